@@ -1,0 +1,17 @@
+#pragma once
+#include "tessera/base/libtorch.h"
+
+#include <torch/csrc/autograd/function.h>
+
+namespace tessera::libtorch {
+
+// A node of the autograd graph is held by intrusive_ptr since 2.13, by shared_ptr before.
+template <class T, class... Args>
+auto make_node(Args&&... args) {
+  if constexpr (kAtLeast213)
+    return c10::make_intrusive<T>(std::forward<Args>(args)...);
+  else
+    return std::shared_ptr<T>(new T(std::forward<Args>(args)...), torch::autograd::deleteNode);
+}
+
+}  // namespace tessera::libtorch
