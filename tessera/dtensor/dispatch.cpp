@@ -283,7 +283,7 @@ class Locals {
 
 // Puts locals in the place of distributed tensors. Returns their keys.
 c10::DispatchKeySet unwrap(const OpEntry& entry, IValue* args, const Decision& decision) {
-  Locals locals(entry, {args, entry.num_args()}, decision);
+  Locals locals(entry, c10::ArrayRef<IValue>(args, entry.num_args()), decision);
   c10::DispatchKeySet keys;
   auto take = [&](const at::Tensor& t) {
     auto local = locals.next(t);

@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/redistribute/cost.h"
+#include "tessera/redistribute/detail/transition.h"
 
 #include <algorithm>
 #include <cmath>
@@ -51,20 +52,12 @@ double mean_local_bytes(const TensorSpec& spec) {
 double axis_cost(const Placement& from, const Placement& to, int64_t n, double local_bytes) {
   if (from == to) return 0;
   if (n == 1) return 0;  // one rank holds everything either way
-  if (from.is_replicate()) {
-    if (to.is_cut()) return redistribute::step_cost(Move::Slice, n, local_bytes);
-    const bool relabels = to.kind == Placement::Kind::Partial && to.op != ReduceOp::Product;
-    return relabels ? redistribute::step_cost(Move::Divide, n, local_bytes) : kNever;
-  }
-  if (to.is_partial()) return kNever;  // S -> P, P -> another P
-  if (from.is_cut()) {
-    const auto move = to.is_cut() ? Move::AllToAll : Move::AllGather;
-    return redistribute::step_cost(move, n, local_bytes);
-  }
-  // A greedy choice sees one op, and a Partial cut now is often gathered by the next: count P -> S as both
+  const auto move = redistribute::detail::direct_move(from, to);
+  if (!move) return kNever;
+  // A greedy choice sees one op, and a Partial cut now is often gathered by the next: count P -> S as more than P -> R
   // (a hand-written tensor-parallel step reduces to R here, and so must an implicit one).
-  const double reduce = redistribute::step_cost(Move::AllReduce, n, local_bytes);
-  return to.is_cut() ? reduce * 1.25 : reduce;
+  if (*move == Move::ReduceScatter) return redistribute::step_cost(Move::AllReduce, n, local_bytes) * 1.25;
+  return redistribute::step_cost(*move, n, local_bytes);
 }
 
 // ---- rows of one axis ----
@@ -259,7 +252,9 @@ struct Builder {
         flops += numel;
       }
     AxisChooser chooser{call, part, rule, rule.not_written, flops};
-    std::vector<Placements> in(part.index.size(), Placements(ndim)), out(rule.outs.size(), Placements(ndim));
+    std::vector<Placements> in(part.index.size()), out(rule.outs.size());
+    for (auto* all : {&in, &out})
+      for (auto& placements : *all) placements.resize(ndim);
     bool special = false;
     for (size_t axis = 0; axis < ndim; axis++) {
       const int64_t n = mesh.shape[axis];

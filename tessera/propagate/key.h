@@ -10,6 +10,7 @@
 
 #include <bit>
 #include <optional>
+#include <string_view>
 #include <type_traits>
 
 // The key under which a decision is remembered: the specs of the distributed arguments and the arguments that are not
@@ -92,6 +93,7 @@ struct KeyReader {
   C10_ALWAYS_INLINE void read(int64_t v) { key.push(static_cast<uint64_t>(v)); }
   C10_ALWAYS_INLINE void read(bool v) { key.push(static_cast<uint64_t>(v)); }
   C10_ALWAYS_INLINE void read(double) { key.push(0); }
+  C10_ALWAYS_INLINE void read(std::string_view v) { key.push(std::hash<std::string_view>{}(v)); }
   C10_ALWAYS_INLINE void read(const c10::SymInt& v) { key.push(static_cast<uint64_t>(v.as_int_unchecked())); }
   C10_ALWAYS_INLINE void read(c10::SymIntArrayRef a) {
     key.push(a.size());

@@ -73,7 +73,7 @@ OpEntry& entry_of(const c10::OperatorHandle& op) {
   auto name = full_name(op.operator_name());
   std::lock_guard lock(e.mutex);
   if (auto found = e.by_name.find(name); found != e.by_name.end()) return *found->second;
-  e.all.push_back(OpEntry{op, e.all.size(), name, {}, {}, {}});
+  e.all.emplace_back(op, e.all.size(), name);
   auto& entry = e.all.back();
   read_schema(entry, op.schema());
   entry.random = op.hasTag(at::Tag::nondeterministic_seeded);

@@ -25,6 +25,7 @@ struct OpEntry {
   bool inplace_view = false;  // t_, squeeze_: changes the geometry of what it is called on
   bool may_copy = false;     // a view by schema, but its callers only want the values (reshape)
 
+  OpEntry(c10::OperatorHandle op, size_t id, std::string name) : op(op), id(id), name(std::move(name)) {}
   size_t num_args() const { return kinds.size(); }
   size_t num_returns() const { return return_of.size(); }
   bool is_written(int arg) const;
