@@ -3,6 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/edges.h"
 #include "tessera/dtensor/register.h"
+#include "tessera/placement/take_runs.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>

@@ -3,6 +3,7 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/dtensor/register.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
