@@ -9,9 +9,10 @@
 
 // The only home of shard arithmetic: which indices of a dim a rank holds. Pure; no tensors, no ranks of its own.
 //
-// A dim cut by several mesh axes is cut left to right: the outer axis first, the next one cuts each piece. What a rank
-// holds of a dim is therefore a list of ascending runs [begin, end) of global indices: one run, unless a strided cut
-// takes part.
+// A dim cut by several mesh axes is cut left to right: the outer axis first, the next one cuts each piece. A strided cut
+// waits for the axes it counts: in [SS(0,2), S(0)] on a 2x2 mesh the second axis cuts first and the first one cuts each
+// of its pieces, whatever the sizes. What a rank holds of a dim is a list of ascending runs [begin, end) of global
+// indices: one run, unless a strided cut stands alone.
 namespace tessera {
 
 using Sizes = c10::SmallVector<int64_t, 6>;
@@ -30,10 +31,20 @@ std::vector<int64_t> shard_sizes(const Placement& cut, int64_t size, int64_t n);
 // The runs rank i holds of positions 0..size-1.
 Runs shard_runs(const Placement& cut, int64_t size, int64_t n, int64_t i);
 
+// The cuts of dim d in the order in which they are made; `cut` acts on the positions the cuts before it have left.
+// Example:  [SS(0,2), S(0)], mesh 2x2 -> axis 1: S(0), axis 0: S(0)       [SS(0,2), R] -> axis 0: SS(0,2)
+struct Cut {
+  int64_t axis;
+  Placement cut;
+  bool operator==(const Cut&) const = default;
+};
+using Cuts = c10::SmallVector<Cut, 4>;
+Cuts cut_order(PlacementsRef placements, c10::IntArrayRef mesh_shape, int64_t d);
+
 // The whole picture for one rank: global indices held along dim d. Placements that do not cut d are ignored.
 Runs local_runs(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate, int64_t d, int64_t size);
 
-// Sizes of a rank's piece of a tensor of `sizes`; the extent of one dim of it after the first `axes` mesh axes.
+// Sizes of a rank's piece of a tensor of `sizes`; the extent of one dim of it if only the first `axes` mesh axes cut.
 Sizes local_sizes(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate, c10::IntArrayRef sizes);
 int64_t extent_after(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate, int64_t d,
                      int64_t size, int64_t axes);

@@ -2,10 +2,10 @@
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/placement.h"
 #include "tessera/placement/shard.h"
+#include "tessera/placement/stamp.h"
 
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
-#include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
 namespace tessera {
@@ -22,7 +22,7 @@ struct TensorSpec final : c10::intrusive_ptr_target {
   c10::Device device;
   Sizes local_sizes;  // this rank's
   uint64_t hash;
-  c10::intrusive_ptr<c10::TensorImpl> stamp;  // an impl with the global geometry, copied for each new tensor
+  c10::intrusive_ptr<StampImpl> stamp;  // an impl with the global geometry, copied for each new tensor
 
   TensorSpec(DeviceMesh mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
              c10::ScalarType dtype, c10::Device device, uint64_t hash);
@@ -31,6 +31,8 @@ struct TensorSpec final : c10::intrusive_ptr_target {
   Runs runs(int64_t dim) const;          // global indices this rank holds of a dim
   bool has_partial() const;
   std::string describe() const;          // f32[8, 10][S(0), R] on mesh(dp=2,tp=2)
+
+  void release_resources() override;  // the table's weak reference must not keep the mesh, which owns the table
 };
 
 using SpecRef = c10::intrusive_ptr<const TensorSpec>;

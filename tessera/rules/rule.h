@@ -93,6 +93,7 @@ struct Rule {
   std::string special;
   std::vector<c10::IValue> special_args;
   std::vector<ArgFix> special_fixes;
+  std::vector<int> not_written;  // arguments the schema calls written that this call leaves alone (grads of fused Adam)
   double flops = 0;  // multiply-adds of the whole op; 0: one per output element
 
   // Views do not choose: the placements of the input say what the output's are, all axes together. Given them, returns
