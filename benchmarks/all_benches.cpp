@@ -3,8 +3,12 @@
 
 namespace tessera::cli {
 
-void register_noop(BenchRegistry& registry);  // noop_bench.cpp
+void register_dispatch(BenchRegistry& registry);  // dispatch_bench.cpp
+void register_noop(BenchRegistry& registry);      // noop_bench.cpp
 
-void register_all_benches(BenchRegistry& registry) { register_noop(registry); }
+void register_all_benches(BenchRegistry& registry) {
+  register_dispatch(registry);
+  register_noop(registry);
+}
 
 }  // namespace tessera::cli
