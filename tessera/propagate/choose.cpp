@@ -282,10 +282,18 @@ struct Builder {
 
   void add(const Part& part, const Rule& rule) {
     const size_t first_out = decision.outs.size();
-    if (rule.follow)
+    if (!rule.decompose.empty()) {
+      decision.kind = Decision::Kind::Decompose;
+      decision.special = entry_of(rule.decompose).op;
+      decision.simple = false;
+      return;
+    }
+    if (rule.follow) {
       follow(part, rule);
-    else
+      if (!rule.special.empty()) use_special(part, rule);
+    } else {
       rows(part, rule);
+    }
     for (const auto& fix : rule.fixes) {
       decision.fixes.emplace_back(fix.arg, value_of(fix, part, first_out));
       decision.simple = false;
