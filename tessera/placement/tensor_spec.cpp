@@ -137,8 +137,8 @@ namespace {
 // "f32" is what people say; other types keep LibTorch's name.
 std::string short_name(c10::ScalarType dtype) {
   constexpr std::pair<c10::ScalarType, const char*> kNames[] = {
-      {c10::ScalarType::Float, "f32"}, {c10::ScalarType::Double, "f64"}, {c10::ScalarType::Half, "f16"},
-      {c10::ScalarType::BFloat16, "bf16"}, {c10::ScalarType::Long, "i64"}, {c10::ScalarType::Int, "i32"},
+      {c10::ScalarType::Float, "f32"},     {c10::ScalarType::Double, "f64"}, {c10::ScalarType::Half, "f16"},
+      {c10::ScalarType::BFloat16, "bf16"}, {c10::ScalarType::Long, "i64"},   {c10::ScalarType::Int, "i32"},
       {c10::ScalarType::Bool, "bool"},
   };
   for (auto [type, name] : kNames)

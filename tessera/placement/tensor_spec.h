@@ -26,11 +26,11 @@ struct TensorSpec final : c10::intrusive_ptr_target {
 
   TensorSpec(DeviceMesh mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
              c10::ScalarType dtype, c10::Device device, uint64_t hash);
-  int64_t numel() const;                 // global
+  int64_t numel() const;  // global
   int64_t local_bytes() const;
-  Runs runs(int64_t dim) const;          // global indices this rank holds of a dim
+  Runs runs(int64_t dim) const;  // global indices this rank holds of a dim
   bool has_partial() const;
-  std::string describe() const;          // f32[8, 10][S(0), R] on mesh(dp=2,tp=2)
+  std::string describe() const;  // f32[8, 10][S(0), R] on mesh(dp=2,tp=2)
 
   void release_resources() override;  // the table's weak reference must not keep the mesh, which owns the table
 };
