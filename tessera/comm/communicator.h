@@ -18,6 +18,11 @@ class Store;
 
 namespace tessera::comm {
 
+struct PostOptions {
+  Family family = Family::C10d;
+  const char* tensor_name = "";  // shown in records and errors; must outlive the work
+};
+
 // One rank's end of a group of ranks: the collectives, over whatever c10d::Backend stands below.
 //
 // The in-place calls below have c10d's meaning and are recorded as family C10d (DDP, FSDP, distribute_tensor and the
@@ -39,11 +44,13 @@ class Communicator final : public torch::CustomClassHolder {
   int64_t size() const { return static_cast<int64_t>(ranks_.size()); }
   const char* backend_name() const;
   std::chrono::milliseconds timeout() const { return timeout_; }
+  // The same group (backend, sequence numbers, pending results) under another name: a mesh axis shows its own.
+  c10::intrusive_ptr<Communicator> alias(std::string name) const;
+  // Frees every member that waits, now or later, with a CommError that carries `reason`. The group is unusable after.
+  void abort(const std::string& reason);
+  void close();  // leaves the group; the last call on it
 
-  struct Options {
-    Family family = Family::C10d;
-    const char* tensor_name = "";  // shown in records and errors; must outlive the call
-  };
+  using Options = PostOptions;
   Work all_reduce(at::Tensor& x, ReduceOp op, Options = {});
   Work all_reduce_coalesced(std::vector<at::Tensor> xs, ReduceOp op, Options = {});
   Work all_gather_into_tensor(at::Tensor& out, const at::Tensor& in, Options = {});     // out: (size * n0, ...)
@@ -73,6 +80,7 @@ class Communicator final : public torch::CustomClassHolder {
   void add_pending(const at::Tensor& result, Work work);
   Work take_pending(const at::Tensor& result);  // an empty Work if there is none
   size_t pending() const;
+  uint64_t sequence() const;  // collectives posted so far
 
  private:
   struct Impl;
@@ -82,7 +90,12 @@ class Communicator final : public torch::CustomClassHolder {
   c10::intrusive_ptr<c10d::Backend> backend_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::chrono::milliseconds timeout_;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;  // shared by aliases
+
+  Communicator(std::string name, const Communicator& same);
+  friend class c10::intrusive_ptr<Communicator>;
+  template <class Call>
+  Work post(Kind kind, Options options, int64_t bytes, c10::ScalarType dtype, Call&& call);
 };
 
 using Group = c10::intrusive_ptr<Communicator>;

@@ -96,6 +96,7 @@ struct Rule {
   std::string special;
   std::vector<c10::IValue> special_args;
   std::vector<ArgFix> special_fixes;
+  std::vector<int> not_written;  // arguments the schema calls written that this call leaves alone (grads of fused Adam)
   double flops = 0;  // multiply-adds of the whole op; 0: one per output element
 
   // An op to call on the distributed tensors themselves, with the same arguments, instead of choosing a row: the mean of

@@ -1,0 +1,157 @@
+# One program per tests/**/x_test.cpp. tests/rules/matmul_test.cpp is target test_rules.matmul and ctest entry
+# rules.matmul; `tests.rules` builds a whole folder. Files under tests/seeds get one entry per case: file.case.
+find_package(GTest REQUIRED)
+find_package(rapidcheck QUIET)
+set(TESSERA_TEST_TIMEOUT 300 CACHE STRING "Seconds after which a test has failed")
+
+# LibTorch's and GoogleTest's headers are most of what compiling a test costs (g++ 12, one core: 4.5 s a file without,
+# 1.2 s with; 15 s and 5 s where torch/torch.h is included). Tests choose between two by what they include.
+function(tessera_test_headers name)
+  add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/${name}.cpp)
+  if(NOT EXISTS ${CMAKE_BINARY_DIR}/${name}.cpp)
+    file(WRITE ${CMAKE_BINARY_DIR}/${name}.cpp "")
+  endif()
+  target_precompile_headers(${name} PRIVATE ${ARGN} <gtest/gtest.h>)
+  target_link_libraries(${name} PRIVATE tessera GTest::gtest)
+  tessera_test_flags(${name})
+endfunction()
+
+function(tessera_test_flags target)
+  tessera_our_code(${target})
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)  # they run for milliseconds, compile for seconds
+  if(TESSERA_PCH AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    target_compile_options(${target} PRIVATE -fpch-preprocess)  # ccache asks for it
+  endif()
+endfunction()
+
+if(TESSERA_PCH)
+  tessera_test_headers(test_headers_aten <ATen/core/Tensor.h> <ATen/ops/ones.h>)
+  tessera_test_headers(test_headers_torch <torch/torch.h>)
+  set_target_properties(test_headers_aten test_headers_torch PROPERTIES EXCLUDE_FROM_ALL ON)
+endif()
+
+# Ranks are threads or processes of a test, so one thread each for LibTorch's own loops.
+set(test_environment OMP_NUM_THREADS=1)
+if(TESSERA_SANITIZE MATCHES address)
+  list(APPEND test_environment ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1
+                               UBSAN_OPTIONS=print_stacktrace=1)
+elseif(TESSERA_SANITIZE MATCHES thread)
+  list(APPEND test_environment TSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/tools/tsan.supp:halt_on_error=0)
+endif()
+
+function(tessera_test_properties entry)  # further arguments: labels
+  set(timeout ${TESSERA_TEST_TIMEOUT})
+  if("soak" IN_LIST ARGN)
+    set(timeout 7200)
+  endif()
+  set_tests_properties(${entry} PROPERTIES TIMEOUT ${timeout} LABELS "${ARGN}" ENVIRONMENT "${test_environment}")
+endfunction()
+
+# One entry per TEST, TEST_F, TEST_P, or macro of ours that ends in TEST, of the file.
+function(tessera_add_cases name target file)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  file(READ ${file} text)
+  string(REGEX MATCHALL "[\n][A-Z_]*TEST(_F|_P)?\\([A-Za-z0-9_]+,[ \n]*[A-Za-z0-9_]+" cases "${text}")
+  if(NOT cases)
+    message(FATAL_ERROR "${file} is under tests/seeds but has no TEST(Suite, case)")
+  endif()
+  foreach(case ${cases})
+    string(REGEX REPLACE ".*\\(([A-Za-z0-9_]+),[ \n]*([A-Za-z0-9_]+)" "\\1;\\2" suite_and_case "${case}")
+    list(GET suite_and_case 0 suite)
+    list(GET suite_and_case 1 case)
+    set(entry ${name}.${case})
+    if(TEST ${entry})  # the same name in two suites
+      set(entry ${name}.${suite}.${case})
+    endif()
+    add_test(NAME ${entry} COMMAND ${target} --gtest_filter=${suite}.${case}:*/${suite}.${case}/*)
+    tessera_test_properties(${entry} ${ARGN})
+    set_tests_properties(${entry} PROPERTIES FAIL_REGULAR_EXPRESSION "Running 0 tests"
+                                             SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
+  endforeach()
+endfunction()
+
+function(tessera_add_test file)
+  file(RELATIVE_PATH name ${CMAKE_CURRENT_SOURCE_DIR}/tests ${file})
+  get_filename_component(folder ${name} DIRECTORY)
+  string(REGEX REPLACE "/.*" "" layer "${folder}")
+  string(REGEX REPLACE "_test\\.cpp$" "" name ${name})
+  string(REPLACE "/" "." name ${name})
+  set(target test_${name})
+
+  file(STRINGS ${file} includes REGEX "^#include")
+  file(STRINGS ${file} starts_processes REGEX "spawn_ranks")
+  if(includes MATCHES "rapidcheck" AND NOT TARGET rapidcheck)
+    message(WARNING "${name} is left out: RapidCheck (librapidcheck-dev) is missing")
+    return()
+  endif()
+  if(includes MATCHES "tessera/cli/|benchmarks/" AND NOT TARGET tessera_cli)
+    message(WARNING "${name} is left out: the program is not built")
+    return()
+  endif()
+
+  add_executable(${target} ${file})
+  tessera_test_flags(${target})
+  target_link_libraries(${target} PRIVATE tessera GTest::gtest GTest::gtest_main)
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  if(includes MATCHES "rapidcheck")
+    target_link_libraries(${target} PRIVATE rapidcheck)
+  endif()
+  if(includes MATCHES "tessera/cli/|benchmarks/")
+    target_link_libraries(${target} PRIVATE tessera_cli)
+  endif()
+  if(TESSERA_PCH)
+    if(includes MATCHES "torch/(torch|nn|optim|data)[/.]" OR includes MATCHES "tessera/(tessera|nn/)")
+      target_precompile_headers(${target} REUSE_FROM test_headers_torch)
+    else()
+      target_precompile_headers(${target} REUSE_FROM test_headers_aten)
+    endif()
+  endif()
+  if(layer)
+    if(NOT TARGET tests.${layer})
+      add_custom_target(tests.${layer})
+    endif()
+    add_dependencies(tests.${layer} ${target})
+  endif()
+
+  set(labels ${layer})
+  if(name MATCHES "soak")
+    list(APPEND labels soak)
+  endif()
+  if(layer STREQUAL seeds)
+    string(REGEX REPLACE "^seeds\\." "" stem ${name})
+    tessera_add_cases(${stem} ${target} ${file} ${labels})
+  else()
+    add_test(NAME ${name} COMMAND ${target})
+    tessera_test_properties(${name} ${labels})
+    if(starts_processes)  # thread ranks mostly wait; processes each load LibTorch first
+      set_tests_properties(${name} PROPERTIES PROCESSORS 2)
+    endif()
+  endif()
+endfunction()
+
+file(GLOB_RECURSE test_files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/*_test.cpp)
+foreach(file ${test_files})
+  tessera_add_test(${file})
+endforeach()
+
+# Checks of the source and of what was built.
+find_program(PYTHON3 python3)
+if(PYTHON3)
+  set(check_layers ${PYTHON3} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_layers.py)
+  add_test(NAME layers COMMAND ${check_layers} ${CMAKE_CURRENT_SOURCE_DIR}/tessera)
+  add_test(NAME layers.planted COMMAND ${check_layers} --expect ${CMAKE_CURRENT_SOURCE_DIR}/tests/layers/planted)
+endif()
+set(shipped $<TARGET_FILE:tessera>)
+if(TARGET tessera_program)
+  list(APPEND shipped $<TARGET_FILE:tessera_program>)
+endif()
+add_test(NAME no_python COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_no_python ${shipped})
+if(NOT TESSERA_SANITIZE)
+  add_test(NAME consumer
+           COMMAND ${CMAKE_COMMAND} -DBUILD=${CMAKE_BINARY_DIR} -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}
+                   -DCOMPILER=${CMAKE_CXX_COMPILER} "-DCCACHE=$<$<BOOL:${CCACHE}>:${CCACHE}>"
+                   -DBUILD_TYPE=${CMAKE_BUILD_TYPE} "-DFLAGS_RELEASE=${CMAKE_CXX_FLAGS_RELEASE}"
+                   "-DFLAGS_DEBUG=${CMAKE_CXX_FLAGS_DEBUG}" -DMOLD=${TESSERA_HAS_MOLD} "-DGENERATOR=${CMAKE_GENERATOR}"
+                   -DTORCH=${TESSERA_TORCH_DIR} -P ${CMAKE_CURRENT_SOURCE_DIR}/tests/consumer/run.cmake)
+  set_tests_properties(consumer PROPERTIES TIMEOUT 900 PROCESSORS 2)
+endif()

@@ -1,0 +1,48 @@
+# How our code is compiled. A project that takes us in by FetchContent keeps its own compiler launcher and linker.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+
+function(tessera_our_code target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # g++ 12 sees ghosts in copies of c10::SmallVector
+    target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
+  endif()
+  if(TESSERA_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+endfunction()
+
+if(NOT PROJECT_IS_TOP_LEVEL)
+  return()
+endif()
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
+set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
+
+find_program(CCACHE ccache)
+if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # ccache takes no precompiled header without being told that __TIME__ and macros defined before it may differ.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE})
+endif()
+include(CheckLinkerFlag)
+check_linker_flag(CXX -fuse-ld=mold TESSERA_HAS_MOLD)
+if(TESSERA_HAS_MOLD)
+  add_link_options(-fuse-ld=mold)
+endif()
+
+if(TESSERA_SANITIZE)
+  # vptr asks for type information of LibTorch's classes, which it does not have.
+  add_compile_options(-fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -g1)
+  add_link_options(-fsanitize=${TESSERA_SANITIZE})
+  if(TESSERA_SANITIZE MATCHES undefined)
+    add_compile_options(-fno-sanitize=vptr -fno-sanitize-recover=undefined)
+  endif()
+  # g++ warns of more than there is in instrumented code; the other builds see the real ones.
+  add_compile_options(-Wno-maybe-uninitialized -Wno-stringop-overflow)
+  if(TESSERA_SANITIZE MATCHES thread AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    add_compile_options(-Wno-tsan)  # "atomic_thread_fence is not supported": in LibTorch's headers
+  endif()
+endif()

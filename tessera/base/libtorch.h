@@ -1,0 +1,29 @@
+#pragma once
+#include <torch/headeronly/version.h>
+
+// The only file that asks which LibTorch this is. 2.13 is the main target, 2.11 the floor.
+#if TORCH_VERSION_MAJOR < 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11)
+#error "Tessera needs LibTorch 2.11 or newer"
+#endif
+
+namespace tessera::libtorch {
+inline constexpr bool kAtLeast213 = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
+
+// ProcessGroup's single-tensor collectives changed names; c10d::Backend, which we call directly, kept the old ones.
+// `group` is a ProcessGroup.
+template <class ProcessGroup, class Tensor, class... Options>
+auto all_gather_single(ProcessGroup& group, Tensor& out, Tensor& in, const Options&... options) {
+  if constexpr (requires { group.all_gather_single(out, in, options...); })
+    return group.all_gather_single(out, in, options...);
+  else
+    return group._allgather_base(out, in, options...);
+}
+template <class ProcessGroup, class Tensor, class... Options>
+auto reduce_scatter_single(ProcessGroup& group, Tensor& out, Tensor& in, const Options&... options) {
+  if constexpr (requires { group.reduce_scatter_single(out, in, options...); })
+    return group.reduce_scatter_single(out, in, options...);
+  else
+    return group._reduce_scatter_base(out, in, options...);
+}
+
+}  // namespace tessera::libtorch

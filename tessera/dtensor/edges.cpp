@@ -1,0 +1,122 @@
+#include "tessera/dtensor/edges.h"
+
+#include "tessera/base/error.h"
+#include "tessera/base/libtorch_autograd.h"
+#include "tessera/dtensor/observer.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/alias.h>
+#include <torch/csrc/autograd/functions/utils.h>
+
+namespace tessera::detail {
+
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+Placements gradient_placements(PlacementsRef value, PlacementsRef gradient) {
+  Placements to;
+  for (size_t a = 0; a < value.size(); a++) {
+    const bool keep_sum = !value[a].is_cut() && gradient[a].is_partial();
+    to.push_back(keep_sum ? gradient[a] : value[a].is_cut() ? value[a] : Replicate());
+  }
+  return to;
+}
+
+at::Tensor move(const at::Tensor& t, const SpecRef& to) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  const auto& from = meta_of(t).spec;
+  if (from == to) return share(t);
+  if (auto* observer = op_observer()) observer->redistributes(0, *from, *to, true);
+  const auto& plan = redistribute::plan_between(*from, *to);
+  auto result = redistribute::execute(plan, local_of(t), *from, *to);
+  return wrap(std::move(result.tensor), to, std::move(result.pending));
+}
+
+namespace {
+
+// Gradients of distributed values must be distributed: a plain one would be taken for a piece by some and for the whole
+// by others.
+const at::Tensor& distributed(const at::Tensor& gradient, const char* of) {
+  TESSERA_CHECK(is_dtensor(gradient), UsageError, "backward of ", of, ": the gradient is a plain tensor of sizes ",
+                gradient.sizes(), "; give backward() a distributed one: distribute_tensor, DTensor::from_local, or ones_like of the value");
+  return gradient;
+}
+
+at::Tensor alias_of(const at::Tensor& t) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  return at::alias(t);
+}
+
+// Runs `make` outside autograd and puts `Backward` behind its result. Each Backward is made of the functions below, so
+// that it can be differentiated again.
+template <class Backward, class Make>
+at::Tensor with_history(const at::Tensor& input, SpecRef spec, Make make) {
+  if (!at::GradMode::is_enabled() || !input.requires_grad()) return make();
+  auto node = libtorch::make_node<Backward>();
+  node->spec = std::move(spec);
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  auto out = make();
+  torch::autograd::set_history(out, node);
+  return out;
+}
+
+struct RedistributeBackward final : Node {
+  SpecRef spec;  // of the value before it was moved
+  variable_list apply(variable_list&& gradients) override {
+    if (!gradients[0].defined()) return {at::Tensor()};
+    const auto& gradient = distributed(gradients[0], "redistribute");
+    return {redistribute(gradient, gradient_placements(spec->placements, meta_of(gradient).spec->placements))};
+  }
+};
+
+struct FromLocalBackward final : Node {
+  SpecRef spec;
+  variable_list apply(variable_list&& gradients) override {
+    if (!gradients[0].defined()) return {at::Tensor()};
+    Placements to(spec->placements);
+    for (auto& p : to)
+      if (p.is_partial()) p = Replicate();
+    return {to_local(redistribute(distributed(gradients[0], "from_local"), to), {})};
+  }
+};
+
+struct ToLocalBackward final : Node {
+  SpecRef spec;  // of the gradient
+  variable_list apply(variable_list&& gradients) override {
+    if (!gradients[0].defined()) return {at::Tensor()};
+    const auto& g = gradients[0];
+    TESSERA_CHECK(!is_dtensor(g) && g.sizes() == c10::IntArrayRef(spec->local_sizes), UsageError,
+                  "backward of to_local: the gradient has sizes ", g.sizes(), "; this rank's piece of ", spec->describe(), " has ",
+                  c10::IntArrayRef(spec->local_sizes));
+    auto as_found = intern(spec->mesh, spec->placements, spec->sizes, spec->strides, g.scalar_type(), g.device());
+    return {from_local(g, as_found)};
+  }
+};
+
+}  // namespace
+
+at::Tensor from_local(const at::Tensor& local, const SpecRef& spec) {
+  return with_history<FromLocalBackward>(local, spec, [&] { return wrap(alias_of(local), spec); });
+}
+
+at::Tensor to_local(const at::Tensor& t, PlacementsRef grad_placements) {
+  auto spec = meta_of(t).spec;
+  if (!grad_placements.empty()) spec = with_placements(*spec, grad_placements);
+  return with_history<ToLocalBackward>(t, spec, [&] {
+    const auto& local = local_of(t);
+    auto out = alias_of(local);
+    // Writing to it writes to t's piece, and must be seen there.
+    if (!local.is_inference() && !out.is_inference())
+      out.unsafeGetTensorImpl()->set_version_counter(local.unsafeGetTensorImpl()->version_counter());
+    return out;
+  });
+}
+
+at::Tensor redistribute(const at::Tensor& t, PlacementsRef placements) {
+  const auto& from = meta_of(t).spec;
+  auto to = with_placements(*from, placements);
+  return with_history<RedistributeBackward>(t, from, [&] { return move(t, to); });
+}
+
+}  // namespace tessera::detail

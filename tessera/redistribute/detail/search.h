@@ -1,0 +1,9 @@
+#pragma once
+#include "tessera/redistribute/plan.h"
+
+namespace tessera::redistribute::detail {
+
+// The cheapest path, by trying: Dijkstra's search over the placements every axis can have. Null where there is none.
+std::unique_ptr<Plan> search(const Problem& problem);
+
+}  // namespace tessera::redistribute::detail

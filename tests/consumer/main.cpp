@@ -1,0 +1,16 @@
+// What a user's first program needs: our headers, our library, and LibTorch through us.
+#include <tessera/base/error.h>
+#include <tessera/base/reduce_op.h>
+#include <tessera/version.h>
+
+#include <iostream>
+
+int main() {
+  try {
+    tessera::parse_reduce_op("sun");
+  } catch (const c10::Error& error) {
+    std::cout << "consumer ran with Tessera " TESSERA_VERSION ": " << error.what_without_backtrace() << '\n';
+    return 0;
+  }
+  return 1;
+}

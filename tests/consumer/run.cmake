@@ -1,0 +1,47 @@
+# Installs the build, then builds and runs the consumer against it; then once more with Tessera's sources fetched in.
+# The second compiles the library again: with ccache from its cache (hence the flags, equal to the build's own); without,
+# that would double the build, so then it is configured only.
+set(work ${BUILD}/consumer)
+file(REMOVE_RECURSE ${work})
+
+function(step)
+  execute_process(COMMAND ${ARGN} OUTPUT_VARIABLE out ERROR_VARIABLE out RESULT_VARIABLE rc)
+  if(NOT rc EQUAL 0)
+    list(JOIN ARGN " " command)
+    message(FATAL_ERROR "${command}\n${out}")
+  endif()
+  set(out "${out}" PARENT_SCOPE)
+endfunction()
+
+function(run_consumer program)
+  step(${program})
+  if(NOT out MATCHES "consumer ran with Tessera [0-9.]+: 'sun' is no reduction")
+    message(FATAL_ERROR "the consumer printed: ${out}")
+  endif()
+  message(STATUS "${out}")
+endfunction()
+
+set(flags -G ${GENERATOR} -S ${SOURCE}/tests/consumer -DCMAKE_CXX_COMPILER=${COMPILER}
+          -DCMAKE_BUILD_TYPE=${BUILD_TYPE} "-DCMAKE_CXX_FLAGS_RELEASE=${FLAGS_RELEASE}"
+          "-DCMAKE_CXX_FLAGS_DEBUG=${FLAGS_DEBUG}" -DCMAKE_CXX_COMPILER_LAUNCHER=${CCACHE})
+if(MOLD)
+  list(APPEND flags -DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=mold -DCMAKE_SHARED_LINKER_FLAGS=-fuse-ld=mold)
+endif()
+unset(ENV{TORCH_DIR})  # an installed Tessera knows where its LibTorch is
+
+step(${CMAKE_COMMAND} --install ${BUILD} --prefix ${work}/prefix)
+step(${CMAKE_COMMAND} ${flags} -B ${work}/installed -DCMAKE_PREFIX_PATH=${work}/prefix)
+step(${CMAKE_COMMAND} --build ${work}/installed)
+run_consumer(${work}/installed/consumer)
+if(EXISTS ${work}/prefix/bin/tessera)
+  step(${work}/prefix/bin/tessera --version)
+endif()
+
+step(${CMAKE_COMMAND} ${flags} -B ${work}/fetched -DFETCH_FROM=${SOURCE} -DTORCH_DIR=${TORCH} -DTESSERA_WERROR=ON)
+if(CCACHE)
+  step(${CMAKE_COMMAND} --build ${work}/fetched -j2)
+  run_consumer(${work}/fetched/consumer)
+else()
+  message(STATUS "no ccache: the fetched consumer was configured, not built")
+endif()
+file(REMOVE_RECURSE ${work})

@@ -1,0 +1,2 @@
+#include <cstdlib>
+const char* here() { return std::getenv("HERE"); }
