@@ -11,12 +11,13 @@ if(NOT PROJECT_IS_TOP_LEVEL)
   return()
 endif()
 
-# LibTorch's own folder goes into the run path too: a wheel is in no place that the loader knows.
-set_target_properties(tessera PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+# LibTorch's own folder goes into the run path too: a wheel is in no place that the loader knows. By name, since
+# INSTALL_RPATH_USE_LINK_PATH leaves out folders of the source tree, and .venv is one.
+set_target_properties(tessera PROPERTIES INSTALL_RPATH ${TESSERA_TORCH_DIR}/lib)
 install(TARGETS tessera EXPORT TesseraTargets)
 if(TARGET tessera_program)
   file(RELATIVE_PATH bin_to_lib ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
-  set_target_properties(tessera_program PROPERTIES INSTALL_RPATH "$ORIGIN/${bin_to_lib}" INSTALL_RPATH_USE_LINK_PATH ON)
+  set_target_properties(tessera_program PROPERTIES INSTALL_RPATH "$ORIGIN/${bin_to_lib};${TESSERA_TORCH_DIR}/lib")
   install(TARGETS tessera_program)
 endif()
 install(DIRECTORY tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"

@@ -18,6 +18,8 @@ constexpr Setting kSettings[] = {
     {"WORLD_SIZE", "", "number of ranks, for env://"},
     {"TESSERA_BACKEND", "auto", "backend when init() names none: auto, threads, gloo, nccl, fake, or a registered one"},
     {"TESSERA_GLOO_HOST", "", "host name or address whose interface gloo uses; empty: gloo's own choice"},
+    {"TESSERA_PEERS", "", "tessera bench: folder of the peer scripts; empty: benchmarks/peers of the source tree"},
+    {"TESSERA_PYTHON", "", "tessera bench: the Python that runs peers; empty: .venv/bin/python, then python3"},
     {"TESSERA_SLOT_BYTES", "262144", "threads backend: bytes of one collective a rank can post without waiting for its peers"},
     {"TESSERA_SPAWN", "", "set in the children of spawn_ranks: which call, rank, ranks and rendezvous file"},
     {"TESSERA_TIMEOUT_S", "600", "seconds a collective may wait for a peer when init() says nothing"},

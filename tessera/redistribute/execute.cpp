@@ -32,6 +32,7 @@ class Traveller {
 
   const Step* next() const { return at_ < plan_.steps.size() ? &plan_.steps[at_] : nullptr; }
   c10::ScalarType dtype() const { return x_.scalar_type(); }
+  bool is_on_mesh_of(const Traveller& other) const { return &mesh_ == &other.mesh_; }
 
   comm::Group group() const {
     const auto& axes = next()->axes;
@@ -216,7 +217,7 @@ class Traveller {
 // Can two tensors take their next steps in one collective?
 bool can_share(const Traveller& a, const Traveller& b) {
   const auto &one = *a.next(), &other = *b.next();
-  return one.move == other.move && one.axes == other.axes && a.dtype() == b.dtype() &&
+  return one.move == other.move && one.axes == other.axes && a.dtype() == b.dtype() && a.is_on_mesh_of(b) &&
          (one.from.is_cut() || detail::wire_op(one.from) == detail::wire_op(other.from));
 }
 

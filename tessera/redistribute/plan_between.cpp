@@ -2,18 +2,16 @@
 #include "tessera/redistribute/execute.h"
 
 #include <bit>
-#include <mutex>
 #include <unordered_map>
 
 namespace tessera::redistribute {
 namespace {
 
 // The plans of one mesh. Kept in two generations: when the younger is full the older is dropped, so that memory is
-// bounded and a plan that was just handed out lives on.
+// bounded and a plan that was just handed out lives on. A mesh belongs to one rank, so there is no lock.
 class PlanTable final : public tessera::detail::MeshAttachment {
  public:
   const Plan& find_or_make(const TensorSpec& from, const TensorSpec& to) {
-    std::lock_guard lock(mutex_);
     Key key{&from, &to};
     if (auto found = young_.find(key); found != young_.end()) return found->second->plan;
     if (young_.size() >= kMost) {
@@ -30,7 +28,6 @@ class PlanTable final : public tessera::detail::MeshAttachment {
   }
 
   void clear() override {
-    std::lock_guard lock(mutex_);
     young_.clear();
     old_.clear();
   }
@@ -59,7 +56,6 @@ class PlanTable final : public tessera::detail::MeshAttachment {
             .to = to.placements};
   }
 
-  std::mutex mutex_;
   Table young_, old_;
 };
 

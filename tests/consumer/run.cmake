@@ -23,14 +23,14 @@ endfunction()
 
 set(flags -G ${GENERATOR} -S ${SOURCE}/tests/consumer -DCMAKE_CXX_COMPILER=${COMPILER}
           -DCMAKE_BUILD_TYPE=${BUILD_TYPE} "-DCMAKE_CXX_FLAGS_RELEASE=${FLAGS_RELEASE}"
-          "-DCMAKE_CXX_FLAGS_DEBUG=${FLAGS_DEBUG}" "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}")
+          "-DCMAKE_CXX_FLAGS_DEBUG=${FLAGS_DEBUG}" -DCMAKE_CXX_COMPILER_LAUNCHER=${CCACHE})
 if(MOLD)
   list(APPEND flags -DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=mold -DCMAKE_SHARED_LINKER_FLAGS=-fuse-ld=mold)
 endif()
 unset(ENV{TORCH_DIR})  # an installed Tessera knows where its LibTorch is
 
 step(${CMAKE_COMMAND} --install ${BUILD} --prefix ${work}/prefix)
-step(${CMAKE_COMMAND} ${flags} -B ${work}/installed -DTessera_DIR=${work}/prefix/lib/cmake/Tessera)
+step(${CMAKE_COMMAND} ${flags} -B ${work}/installed -DCMAKE_PREFIX_PATH=${work}/prefix)
 step(${CMAKE_COMMAND} --build ${work}/installed)
 run_consumer(${work}/installed/consumer)
 if(EXISTS ${work}/prefix/bin/tessera)
@@ -38,7 +38,7 @@ if(EXISTS ${work}/prefix/bin/tessera)
 endif()
 
 step(${CMAKE_COMMAND} ${flags} -B ${work}/fetched -DFETCH_FROM=${SOURCE} -DTORCH_DIR=${TORCH} -DTESSERA_WERROR=ON)
-if(LAUNCHER)
+if(CCACHE)
   step(${CMAKE_COMMAND} --build ${work}/fetched -j2)
   run_consumer(${work}/fetched/consumer)
 else()

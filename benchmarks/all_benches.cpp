@@ -1,0 +1,14 @@
+// The table of contents of `tessera bench`. A bench is a file x_bench.cpp with one register function, called here.
+#include "tessera/cli/bench.h"
+
+namespace tessera::cli {
+
+void register_dispatch(BenchRegistry& registry);  // dispatch_bench.cpp
+void register_noop(BenchRegistry& registry);      // noop_bench.cpp
+
+void register_all_benches(BenchRegistry& registry) {
+  register_dispatch(registry);
+  register_noop(registry);
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,105 @@
+// What an op on distributed tensors costs beyond the plain op: on a hit, the decision remembered, and on a miss, decided
+// anew. Plain is the same op on a plain tensor of the local's size. 8 x 8, no_grad, one thread a rank.
+// With four thread ranks on a 2 x 2 mesh, thread CPU time counts: ranks outnumber cores.
+#include "tessera/cli/bench.h"
+#include "tessera/cli/bench_timer.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/propagate/decision.h"
+#include "tessera/testing/ranks.h"
+
+#include <ATen/ATen.h>
+
+#include <functional>
+#include <vector>
+
+namespace tessera::cli {
+namespace {
+
+constexpr int kList = 200;
+
+struct Case {
+  const char* name;
+  std::string size;
+  std::function<void()> ours, plain;  // plain may be empty
+  bool communicates = false;
+};
+
+std::vector<at::Tensor> copies(int n, const std::function<at::Tensor()>& make) {
+  std::vector<at::Tensor> all;
+  for (int i = 0; i < n; i++) all.push_back(make());
+  return all;
+}
+
+// Inputs live in the closures.
+std::vector<Case> cases(const DeviceMesh& mesh) {
+  const Placements rows = [&] {
+    Placements p(mesh.ndim(), Replicate());
+    p[0] = Shard(0);
+    return p;
+  }();
+  const auto value = at::rand({8, 8});
+  const at::Tensor d = distribute_tensor(value, mesh, rows), whole = distribute_tensor(value, mesh);
+  const auto local = DTensor(d).to_local().clone();
+  const auto square = at::rand({8, 8});
+  const at::Tensor zeros_d = zeros({8, 8}, mesh, rows);
+  const auto zeros_p = at::zeros_like(local);
+  const auto many_d = copies(kList, [&]() -> at::Tensor { return zeros({8, 8}, mesh, rows); });
+  const auto many = copies(kList, [&] { return at::zeros_like(local); });
+  const auto list = std::to_string(kList);
+  const int64_t n = local.size(0);
+  return {
+      {"add", "-", [=] { at::add(d, d); }, [=] { at::add(local, local); }},
+      {"mm", "-", [=] { at::mm(d, whole); }, [=] { at::mm(local, square); }},
+      {"t", "-", [=] { d.t(); }, [=] { local.t(); }},
+      {"detach", "-", [=] { d.detach(); }, [=] { local.detach(); }},
+      {"view", "-", [=] { d.view({8, 2, 4}); }, [=] { local.view({n, 2, 4}); }},
+      {"cat", "-", [=] { at::cat({d, d}, 1); }, [=] { at::cat({local, local}, 1); }},
+      {"add_", "-", [=] { zeros_d.add_(zeros_d); }, [=] { zeros_p.add_(zeros_p); }},
+      {"native_dropout", "-", [=] { at::native_dropout(d, 0.5, true); }, [=] { at::native_dropout(local, 0.5, true); }},
+      {"_foreach_add_", list, [=] { at::_foreach_add_(many_d, many_d); }, [=] { at::_foreach_add_(many, many); }},
+      {"_foreach_add", list, [=] { at::_foreach_add(many_d, many_d); }, [=] { at::_foreach_add(many, many); }},
+      {"redistribute_R_S", "-", [=] { DTensor(whole).redistribute(rows); }, {}, true},
+      {"redistribute_S_R", "-", [=] { DTensor(d).redistribute(Placements(mesh.ndim(), Replicate())).to_local(); }, {}, true},
+  };
+}
+
+void run(int ranks, std::vector<int64_t> shape, std::vector<std::string> names, const EmitRow& emit) {
+  testing::run_ranks(ranks, [&](testing::Rank& me) {
+    at::NoGradGuard no_grad;
+    const auto mesh = init_device_mesh("cpu", shape, names);
+    auto& cache = propagate::decision_cache(*mesh.state());
+    const bool alone = ranks == 1;
+    const TimerOptions options{.clock = alone ? Clock::Wall : Clock::ThreadCpu};
+    for (const auto& c : cases(mesh)) {
+      const auto name = [&](const char* variant) {
+        return std::string(c.name) + "/" + std::to_string(ranks) + "/" + c.size + "/" + variant;
+      };
+      if (c.communicates) {
+        auto all = options;
+        if (!alone) all.iterations = 300;
+        const auto hit = time_us(all, c.ours);
+        if (me.rank == 0) emit({.name = name("hit"), .unit = "us", .ours = hit.median_us});
+      } else if (me.rank == 0) {
+        const auto [ours, plain] = time_by_turns(options, c.ours, c.plain);
+        emit({.name = name("hit"), .unit = "us", .ours = ours.median_us, .plain = plain.median_us});
+        auto miss_options = options;
+        miss_options.iterations = 200;
+        const auto [miss, clear] = time_by_turns(
+            miss_options, [&] { cache.clear(), c.ours(); }, [&] { cache.clear(); });
+        emit({.name = name("miss"), .unit = "us", .ours = miss.median_us - clear.median_us, .plain = plain.median_us});
+      }
+      me.world.group()->barrier().wait();
+    }
+  });
+}
+
+}  // namespace
+
+void register_dispatch(BenchRegistry& registry) {
+  registry.add({"dispatch", "what an op on distributed tensors costs beyond the plain op", [](const EmitRow& emit) {
+                  run(1, {1}, {"tp"}, emit);
+                  run(4, {2, 2}, {"dp", "tp"}, emit);
+                }});
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,17 @@
+// What the timer itself costs: the floor under every other figure, and the shortest example of a bench.
+#include "tessera/cli/bench.h"
+#include "tessera/cli/bench_timer.h"
+
+namespace tessera::cli {
+
+void register_noop(BenchRegistry& registry) {
+  registry.add({"noop", "what the timer itself costs", [](const EmitRow& emit) {
+                  auto nothing = [] { asm volatile(""); };  // else the loop would vanish
+                  auto wall = time_us({}, nothing);
+                  emit({.name = "empty/1/-/wall", .unit = "us", .ours = wall.median_us});
+                  auto cpu = time_us({.clock = Clock::ThreadCpu}, nothing);
+                  emit({.name = "empty/1/-/thread_cpu", .unit = "us", .ours = cpu.median_us});
+                }});
+}
+
+}  // namespace tessera::cli

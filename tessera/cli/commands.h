@@ -1,0 +1,10 @@
+#pragma once
+#include <CLI/CLI.hpp>
+
+// Each adds one command to the program; its callback does the work and throws what goes wrong.
+namespace tessera::cli {
+
+void add_bench_command(CLI::App& app);
+void add_env_command(CLI::App& app);
+
+}  // namespace tessera::cli

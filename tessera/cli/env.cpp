@@ -1,0 +1,32 @@
+#include "tessera/base/settings.h"
+#include "tessera/cli/commands.h"
+#include "tessera/cli/where.h"
+#include "tessera/version.h"
+
+#include <torch/headeronly/version.h>
+
+#include <iomanip>
+#include <iostream>
+
+namespace tessera::cli {
+namespace {
+
+void print_env(std::ostream& out) {
+  out << "Tessera   " TESSERA_VERSION "\n"
+      << "LibTorch  " << TORCH_VERSION << " in " << libtorch_path().string() << "\n\nSettings\n";
+  for (const Setting& s : all_settings()) {
+    bool given = setting_is_set(s.name);
+    std::string value = setting(s.name);
+    out << "  " << std::left << std::setw(22) << s.name << std::setw(14) << (value.empty() ? "-" : value)
+        << (given ? " environment  " : " default      ") << s.help << '\n';
+  }
+}
+
+}  // namespace
+
+void add_env_command(CLI::App& app) {
+  auto* command = app.add_subcommand("env", "Versions, and every setting with its value and where it came from");
+  command->callback([] { print_env(std::cout); });
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,29 @@
+// The program `tessera`. Exit codes: 0 done, 1 it failed, 2 a bug of ours, others (100 and up) the command line is wrong.
+#include "tessera/base/error.h"
+#include "tessera/cli/commands.h"
+#include "tessera/version.h"
+
+#include <iostream>
+
+int main(int argc, char** argv) {
+  CLI::App app{"Distributed tensors and SPMD training for LibTorch", "tessera"};
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "tessera " TESSERA_VERSION);
+  tessera::cli::add_bench_command(app);
+  tessera::cli::add_env_command(app);
+  try {
+    app.parse(argc, argv);
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error);
+  } catch (const tessera::InternalError& error) {
+    std::cerr << "tessera: this is a bug of ours: " << error.what() << '\n';
+    return 2;
+  } catch (const c10::Error& error) {
+    std::cerr << "tessera: " << error.what_without_backtrace() << '\n';
+    return 1;
+  } catch (const std::exception& error) {
+    std::cerr << "tessera: " << error.what() << '\n';
+    return 1;
+  }
+}

@@ -1,0 +1,133 @@
+#pragma once
+#include "tessera/dtensor/dtensor.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+// Two models as plain functions of named parameters, so that the same code runs on plain and on distributed tensors.
+namespace tessera::test {
+
+using Parameters = std::map<std::string, at::Tensor>;
+
+struct Model {
+  Parameters parameters;  // plain, float
+  std::function<at::Tensor(Parameters&, const at::Tensor& x, const at::Tensor& y)> loss;
+  at::Tensor x, y;  // the whole batch
+  std::map<std::string, Placement> tensor_parallel;  // what lies otherwise than whole over "tp"
+};
+
+inline at::Tensor weight(int64_t out, int64_t in) { return at::randn({out, in}) / std::sqrt(static_cast<double>(in)); }
+
+inline Model mlp() {
+  at::manual_seed(7);
+  Model m;
+  m.parameters = {{"w1", weight(16, 10)}, {"b1", at::randn({16}) * 0.1}, {"w2", weight(10, 16)}, {"b2", at::randn({10}) * 0.1}};
+  m.x = at::randn({6, 10});
+  m.y = at::randn({6, 10});
+  m.tensor_parallel = {{"w1", Shard(0)}, {"b1", Shard(0)}, {"w2", Shard(1)}};
+  m.loss = [](Parameters& p, const at::Tensor& x, const at::Tensor& y) {
+    auto h = at::relu(at::linear(x, p["w1"], p["b1"]));
+    return at::mse_loss(at::linear(h, p["w2"], p["b2"]), y);
+  };
+  return m;
+}
+
+inline constexpr int64_t kVocab = 19, kWidth = 24, kHeads = 6, kContext = 5;
+
+// One block of a GPT: embeddings, causal attention, MLP, both behind a layer norm, and a cross entropy.
+inline Model transformer() {
+  at::manual_seed(11);
+  Model m;
+  auto& p = m.parameters;
+  p["tokens"] = at::randn({kVocab, kWidth}) * 0.3;
+  p["positions"] = at::randn({kContext, kWidth}) * 0.3;
+  for (const char* name : {"q", "k", "v", "o"}) p[name] = weight(kWidth, kWidth);
+  p["up"] = weight(4 * kWidth, kWidth);
+  p["up_bias"] = at::zeros({4 * kWidth});
+  p["down"] = weight(kWidth, 4 * kWidth);
+  p["down_bias"] = at::zeros({kWidth});
+  for (const char* name : {"norm1", "norm2", "norm3"}) {
+    p[name] = at::ones({kWidth});
+    p[std::string(name) + "_bias"] = at::zeros({kWidth});
+  }
+  p["head"] = weight(kVocab, kWidth);
+  m.x = at::randint(kVocab, {4, kContext}, at::kLong);
+  m.y = at::randint(kVocab, {4, kContext}, at::kLong);
+  const auto heads = Shard(0, kWidth / kHeads);
+  m.tensor_parallel = {{"q", heads},        {"k", heads},          {"v", heads},      {"o", Shard(1, kWidth / kHeads)},
+                       {"up", Shard(0)}, {"up_bias", Shard(0)}, {"down", Shard(1)}};
+  m.loss = [](Parameters& p, const at::Tensor& x, const at::Tensor& y) {
+    const int64_t batch = x.size(0);
+    auto norm = [&](const at::Tensor& h, const std::string& name) {
+      return at::layer_norm(h, {kWidth}, p[name], p[name + "_bias"]);
+    };
+    auto by_head = [&](const at::Tensor& h, const char* name) {
+      return at::linear(h, p[name]).view({batch, kContext, kHeads, kWidth / kHeads}).transpose(1, 2);
+    };
+    auto h = at::embedding(p["tokens"], x) + p["positions"];
+    auto a = norm(h, "norm1");
+    auto attended = at::scaled_dot_product_attention(by_head(a, "q"), by_head(a, "k"), by_head(a, "v"), {}, 0.0, true);
+    h = h + at::linear(attended.transpose(1, 2).contiguous().view({batch, kContext, kWidth}), p["o"]);
+    auto f = at::gelu(at::linear(norm(h, "norm2"), p["up"], p["up_bias"]));
+    h = h + at::linear(f, p["down"], p["down_bias"]);
+    auto logits = at::linear(norm(h, "norm3"), p["head"]);
+    return at::cross_entropy_loss(logits.view({batch * kContext, kVocab}), y.view({batch * kContext}));
+  };
+  return m;
+}
+
+// The same model over a mesh that may have the axes "dp" and "tp".
+inline Model distribute(const Model& model, const DeviceMesh& mesh) {
+  Model m = model;
+  auto place = [&](const Placement& on_dp, const Placement& on_tp) {
+    Placements p;
+    for (const auto& name : mesh.names()) p.push_back(name == "dp" ? on_dp : on_tp);
+    return p;
+  };
+  for (auto& [name, t] : m.parameters) {
+    const auto found = model.tensor_parallel.find(name);
+    t = distribute_tensor(t, mesh, place(Replicate(), found == model.tensor_parallel.end() ? Replicate() : found->second));
+  }
+  m.x = distribute_tensor(m.x, mesh, place(Shard(0), Replicate()));
+  m.y = distribute_tensor(m.y, mesh, place(Shard(0), Replicate()));
+  return m;
+}
+
+enum class Optimizer { Sgd, FusedAdamW };
+
+// Trains in place; returns the loss of each step.
+inline std::vector<double> train(Model& m, Optimizer optimizer, int steps) {
+  std::vector<at::Tensor> parameters, m1, m2, step_counts;
+  for (auto& [name, t] : m.parameters) {
+    t.set_requires_grad(true);
+    parameters.push_back(t);
+    m1.push_back(at::zeros_like(t.detach()));
+    m2.push_back(at::zeros_like(t.detach()));
+    step_counts.push_back(at::zeros({}));
+  }
+  std::vector<double> losses;
+  for (int step = 0; step < steps; step++) {
+    for (auto& t : parameters) t.mutable_grad().reset();
+    auto loss = m.loss(m.parameters, m.x, m.y);
+    loss.backward();
+    losses.push_back(loss.item<double>());
+    at::NoGradGuard no_grad;
+    if (optimizer == Optimizer::Sgd) {
+      for (auto& t : parameters) t.add_(t.grad(), -0.1);
+    } else {
+      std::vector<at::Tensor> gradients;
+      for (auto& t : parameters) gradients.push_back(t.grad());
+      for (auto& t : step_counts) t.add_(1);
+      const double lr = 1e-3 * (step + 1);  // a changing learning rate must not change what is remembered
+      at::_fused_adamw_(parameters, gradients, m1, m2, {}, step_counts, lr, 0.9, 0.999, 0.01, 1e-8, false, false);
+    }
+  }
+  return losses;
+}
+
+}  // namespace tessera::test
