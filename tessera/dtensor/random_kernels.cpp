@@ -203,7 +203,7 @@ Tensor multinomial(const Tensor& weights, c10::SymInt samples, bool replacement,
   }
   auto race = at::empty_like(rows, at::MemoryFormat::Contiguous);
   exponential_(race, 1, g);
-  const auto scores = rows / race;
+  const auto scores = rows.div(race);
   if (replacement && n > 1) return at::argmax(scores, -1);
   if (n == 1) return at::argmax(scores, -1, /*keepdim=*/true);
   return std::get<1>(at::topk(scores, n));
@@ -267,8 +267,8 @@ struct MadeOfFills final : c10::OperatorKernel {
 }  // namespace
 
 void register_random_kernels(torch::Library& aten, std::unordered_set<std::string>& done) {
-  const auto op = [&](const char* name, torch::CppFunction kernel) {
-    aten.impl(name, std::move(kernel));
+  const auto op = [&](const char* name, auto&& kernel) {
+    aten.impl(name, std::forward<decltype(kernel)>(kernel));
     done.insert(std::string("aten::") + name);
   };
   op("uniform_", TORCH_FN(uniform_));

@@ -55,7 +55,7 @@ void fill(typename Distribution::Value* out, const Piece& piece, const Draw& dra
 template <template <class> class D, class... Args>
 Tensor& fill_floating(Tensor& self, const char* op, const Draw& draw, Args... args) {
   return through_host(self, op, draw, [&](Tensor& host, const Piece& piece) {
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), op, [&] {
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "philox", [&] {
       fill(host.mutable_data_ptr<scalar_t>(), piece, draw, D<scalar_t>(args...));
     });
   });
@@ -231,7 +231,7 @@ namespace {
 TORCH_LIBRARY_FRAGMENT(tessera, m) {
 #define TESSERA_DRAW "int seed, int offset, int[] global_sizes, int[] runs"
   constexpr auto kAnyDevice = c10::DispatchKey::CompositeExplicitAutograd;
-  const auto op = [&](const char* schema, torch::CppFunction kernel) { m.def(schema, torch::dispatch(kAnyDevice, std::move(kernel))); };
+  const auto op = [&](const char* schema, auto kernel) { m.def(schema, torch::dispatch(kAnyDevice, kernel)); };
   op("philox_uniform_(Tensor(a!) self, float from, float to, " TESSERA_DRAW ") -> Tensor(a!)", TORCH_FN(uniform_kernel));
   op("philox_normal_(Tensor(a!) self, float mean, float std, " TESSERA_DRAW ") -> Tensor(a!)", TORCH_FN(normal_kernel));
   op("philox_log_normal_(Tensor(a!) self, float mean, float std, " TESSERA_DRAW ") -> Tensor(a!)", TORCH_FN(log_normal_kernel));
