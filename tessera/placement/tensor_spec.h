@@ -30,6 +30,7 @@ struct TensorSpec final : c10::intrusive_ptr_target {
   int64_t local_bytes() const;
   Runs runs(int64_t dim) const;          // global indices this rank holds of a dim
   bool has_partial() const;
+  std::string brief() const;             // f32[8, 10][S(0), R]
   std::string describe() const;          // f32[8, 10][S(0), R] on mesh(dp=2,tp=2)
 
   void release_resources() override;  // the table's weak reference must not keep the mesh, which owns the table
