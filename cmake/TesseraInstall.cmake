@@ -21,7 +21,7 @@ if(TARGET tessera_program)
   install(TARGETS tessera_program)
 endif()
 install(DIRECTORY tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
-        PATTERN "cli" EXCLUDE)
+        PATTERN "cli" EXCLUDE PATTERN "gloo_stub" EXCLUDE)
 install(EXPORT TesseraTargets NAMESPACE Tessera:: DESTINATION ${package_dir})
 install(FILES cmake/TesseraLibTorch.cmake ${CMAKE_CURRENT_BINARY_DIR}/TesseraConfig.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/TesseraConfigVersion.cmake DESTINATION ${package_dir})

@@ -30,14 +30,14 @@ using EmitRow = std::function<void(BenchRow)>;  // `bench` is filled in for you
 
 struct Bench {
   std::string name;
-  std::string help;                           // one line
+  std::string help;  // one line
   std::function<void(const EmitRow&)> run;
 };
 
 // Example:  registry.add({"noop", "what the timer itself costs", [](const EmitRow& emit) { emit({...}); }});
 class BenchRegistry {
  public:
-  void add(Bench bench);  // throws InternalError if the name is taken
+  void add(Bench bench);                           // throws InternalError if the name is taken
   const Bench& find(std::string_view name) const;  // throws UsageError that lists the names
   const std::vector<Bench>& all() const { return benches_; }
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-// How long a call takes, in microseconds: several repetitions of many calls each, of which the best and the median count.
+// How long a call takes, in microseconds: the best and the median of several repetitions of many calls each.
 namespace tessera::cli {
 
 enum class Clock : uint8_t {

@@ -1,4 +1,4 @@
-// The program `tessera`. Exit codes: 0 done, 1 it failed, 2 a bug of ours, others (100 and up) the command line is wrong.
+// The program `tessera`. Exit codes: 0 done, 1 it failed, 2 a bug of ours, 100 and up: the command line is wrong.
 #include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
 #include "tessera/version.h"

@@ -18,7 +18,7 @@ namespace {
 // The folder of peer scripts, looked for from here and from the program upwards (build/release/bin is in the tree).
 fs::path find_peers() {
   if (setting_is_set("TESSERA_PEERS")) return setting("TESSERA_PEERS");
-  for (fs::path start : {fs::current_path(), program_path().parent_path()})
+  for (const fs::path& start : {fs::current_path(), program_path().parent_path()})
     for (fs::path at = start;; at = at.parent_path()) {
       if (fs::is_directory(at / "benchmarks" / "peers")) return at / "benchmarks" / "peers";
       if (at == at.parent_path()) break;

@@ -18,9 +18,9 @@ class Store;
 
 namespace tessera::comm {
 
-struct CollectiveOptions {
+struct PostOptions {
   Family family = Family::C10d;
-  const char* tensor_name = "";
+  const char* tensor_name = "";  // shown in records and errors; must outlive the work
 };
 
 // One rank's end of a group of ranks: the collectives, over whatever c10d::Backend stands below.
@@ -50,7 +50,7 @@ class Communicator final : public torch::CustomClassHolder {
   void abort(const std::string& reason);
   void close();  // leaves the group; the last call on it
 
-  using Options = CollectiveOptions;
+  using Options = PostOptions;
   Work all_reduce(at::Tensor& x, ReduceOp op, Options = {});
   Work all_reduce_coalesced(std::vector<at::Tensor> xs, ReduceOp op, Options = {});
   Work all_gather_into_tensor(at::Tensor& out, const at::Tensor& in, Options = {});     // out: (size * n0, ...)

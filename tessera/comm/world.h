@@ -9,12 +9,13 @@
 namespace tessera {
 
 struct InitOptions {
-  std::string backend = "auto";          // a row of comm/backends.cpp, or a name given to register_backend
+  std::string backend = "";              // a row of comm/backends.cpp, a name given to register_backend, or "auto";
+                                         // empty: from TESSERA_BACKEND, else "auto"
   int64_t rank = -1;                     // -1: from the environment, else 0
   int64_t world_size = -1;               // -1: from the environment, else 1
   std::string init_method = "env://";    // "env://", "file:///path", "tcp://host:port"
   c10::intrusive_ptr<c10d::Store> store;  // given: used instead of init_method
-  std::chrono::milliseconds timeout{std::chrono::minutes(10)};
+  std::chrono::milliseconds timeout{0};  // of each collective; 0: from TESSERA_TIMEOUT_S, else ten minutes
 };
 
 // Counter state of ts::random for one rank: every random op takes (seed, offset) and moves offset on by one.
@@ -40,6 +41,11 @@ class World {
   // Only the members need call it, each with the same list; the same list asked for again gives a new group.
   comm::Group new_group(const std::vector<int64_t>& ranks, const std::string& name = "") const;
 
+  // The group of these ranks that meshes share: made once, then the same. Only the members may ask.
+  comm::Group shared_group(const std::vector<int64_t>& ranks) const;
+  // Frees every rank that waits for this one, in any group, with a CommError that carries `reason`.
+  void abort(const std::string& reason) const;
+
   // The World of this thread, set by init() or by a thread rank. Throws UsageError if there is none.
   static World current();
   static bool has_current();
@@ -59,6 +65,7 @@ class World {
 
  private:
   friend World init(InitOptions);
+  friend void destroy();
   explicit World(std::shared_ptr<State> state);
   std::shared_ptr<State> state_;
 };
@@ -67,5 +74,8 @@ class World {
 World init(InitOptions options = {});
 // Leaves the current world: meshes' caches are emptied, groups closed. Tensors that are left can still be freed.
 void destroy();
+
+int64_t get_rank(const comm::Group& group = {});        // in the group; none: in the current world
+int64_t get_world_size(const comm::Group& group = {});  // of the group; none: of the current world
 
 }  // namespace tessera

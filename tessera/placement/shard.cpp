@@ -39,11 +39,11 @@ Runs compose(const Runs& held, const Runs& taken) {
   return result;
 }
 
-// How many of `later`, counted from the first, have together as many ranks as `factor`; 0: no such number.
-size_t counted_by(int64_t factor, const Cuts& later, c10::IntArrayRef mesh_shape) {
-  int64_t ranks = 1;
-  for (size_t m = 0; m < later.size() && ranks < factor; m++)
-    if ((ranks *= mesh_shape[later[m].axis]) == factor) return m + 1;
+// How many of the cuts made first give together `pieces`; 0: no such number.
+size_t cuts_giving(int64_t pieces, const Cuts& order, c10::IntArrayRef mesh_shape) {
+  int64_t given = 1;
+  for (size_t m = 0; m < order.size() && given < pieces; m++)
+    if ((given *= mesh_shape[order[m].axis]) == pieces) return m + 1;
   return 0;
 }
 
@@ -80,26 +80,16 @@ Runs shard_runs(const Placement& cut, int64_t size, int64_t n, int64_t i) {
   return runs;
 }
 
+// Right to left: a plain cut goes before those found so far; a strided one after as many as give the pieces it counts,
+// or before all of them if none do. So the last cut in the order can always be undone without touching the others.
 Cuts cut_order(PlacementsRef placements, c10::IntArrayRef mesh_shape, int64_t d) {
-  Cuts order;  // as found so far
-  Cuts later;  // the same axes, left to right
+  Cuts order;
   for (auto axis = static_cast<int64_t>(placements.size()) - 1; axis >= 0; axis--) {
     auto cut = placements[axis];
     if (!cut.is_cut(d)) continue;
-    size_t place = 0;
-    if (!cut.is_shard() && cut.factor > 1) {
-      // The axes counted by the factor have cut before if they are the first ones in the order.
-      size_t m = counted_by(cut.factor, later, mesh_shape);
-      bool first = m > 0 && std::all_of(order.begin(), order.begin() + m, [&](const Cut& made) {
-                     return std::any_of(later.begin(), later.begin() + m, [&](const Cut& c) { return c.axis == made.axis; });
-                   });
-      if (first) {
-        place = m;
-        cut = Shard(d);
-      }
-    }
+    size_t place = cut.is_shard() ? 0 : cuts_giving(cut.factor, order, mesh_shape);
+    if (place > 0) cut = Shard(d);
     order.insert(order.begin() + place, Cut{axis, cut});
-    later.insert(later.begin(), Cut{axis, cut});
   }
   return order;
 }

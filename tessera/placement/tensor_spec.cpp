@@ -51,6 +51,11 @@ class SpecTable final : public detail::MeshAttachment {
     specs_.clear();
   }
 
+  size_t size() {
+    std::lock_guard lock(mutex_);
+    return specs_.size();
+  }
+
  private:
   using Weak = c10::weak_intrusive_ptr<TensorSpec>;
 
@@ -160,6 +165,8 @@ SpecRef intern(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRe
   auto make = [&] { return c10::make_intrusive<TensorSpec>(mesh, placements, sizes, strides, dtype, device, hash); };
   return specs_of(mesh).find_or_make(hash, same, make);
 }
+
+size_t interned_count(const DeviceMesh& mesh) { return specs_of(mesh).size(); }
 
 SpecRef with_placements(const TensorSpec& spec, PlacementsRef placements) {
   return intern(spec.mesh, placements, spec.sizes, spec.strides, spec.dtype, spec.device);

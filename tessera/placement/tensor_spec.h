@@ -41,6 +41,7 @@ using SpecRef = c10::intrusive_ptr<const TensorSpec>;
 // Finds or makes the spec. Requires: placements normalised, one a mesh axis (UsageError otherwise).
 SpecRef intern(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                c10::ScalarType dtype, c10::Device device);
+size_t interned_count(const DeviceMesh& mesh);  // entries of its table: the live specs, at most as many dead ones, 64
 SpecRef with_placements(const TensorSpec& spec, PlacementsRef placements);
 
 Sizes contiguous_strides(c10::IntArrayRef sizes);

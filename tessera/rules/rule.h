@@ -7,6 +7,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -55,7 +56,8 @@ struct OpQuery {
 };
 
 // One row. `in` has an entry for each of query.tensors, `out` one for each returned tensor (list elements counted one by
-// one); outputs that are arguments written in place are not listed.
+// one); outputs that are arguments written in place are not listed. An output that this call leaves undefined
+// (output_mask) is listed as R, with sizes [].
 struct Row {
   Placements in, out;
   // Run `Rule::special` instead of the op where some axis uses this row (a masked lookup, say).
@@ -89,15 +91,21 @@ struct Rule {
   std::vector<OutInfo> outs;
   std::vector<ArgFix> fixes;
   // Another op to run on the locals: "tessera::masked_embedding". Its arguments are the op's own, then one for each of
-  // special_args (constants) and then special_fixes (values of this rank).
+  // special_args (constants) and then special_fixes (values of this rank). It is right for every row of the rule, also
+  // those that do not ask for it, so it may run as soon as one axis asks. A rule with `follow` always runs it.
   std::string special;
   std::vector<c10::IValue> special_args;
   std::vector<ArgFix> special_fixes;
   std::vector<int> not_written;  // arguments the schema calls written that this call leaves alone (grads of fused Adam)
   double flops = 0;  // multiply-adds of the whole op; 0: one per output element
 
+  // An op to call on the distributed tensors themselves, with the same arguments, instead of choosing a row: the mean of
+  // a loss whose denominator lies in the data needs a step between two sums. Rows and outs are then empty.
+  std::string decompose;
+
   // Views do not choose: the placements of the input say what the output's are, all axes together. Given them, returns
   // the output's, or none for an axis that cannot be kept (it is then gathered; outside backward that is an error).
+  // Asking again with those axes R gives the same answer for the others. Several outputs (split) all lie alike.
   using Follow = std::function<std::vector<std::optional<Placement>>(PlacementsRef in, c10::IntArrayRef mesh_shape)>;
   Follow follow;
 
@@ -108,20 +116,26 @@ struct Rule {
 using RuleFn = std::function<Rule(const OpQuery&)>;
 
 enum class ListMode : uint8_t {
-  Joint,        // one decision for all tensors (cat, stack, index)
-  Elementwise,  // foreach and fused: element i of every list is decided alone, following element i of the first list
+  Joint,  // one decision for all tensors (cat, stack, index)
+  // foreach and fused: element i of every list is decided alone, following element i of the first list. A query then
+  // has element i of each list and the lone tensors; a row has one output for each list returned.
+  Elementwise,
 };
 
 struct OpRule {
   RuleFn fn;
   ListMode lists = ListMode::Joint;
   std::string family;  // "pointwise", "matmul", ...: the file it comes from
+  // The rows depend on the value of a Scalar or a float (the p of a norm): a cache must key it by value.
+  bool reads_scalars = false;
 };
 
 class Registry {
  public:
   // "aten::add.Tensor", or a user's own "ns::op". Registering a name again replaces it.
-  void add(std::string_view op, std::string_view family, RuleFn fn, ListMode lists = ListMode::Joint);
+  // Rows that ask a plain tensor for anything but R are dropped from each answer; malformed ones throw InternalError.
+  void add(std::string_view op, std::string_view family, RuleFn fn, ListMode lists = ListMode::Joint,
+           bool reads_scalars = false);
   void same_as(std::string_view op, std::string_view like);  // the other op's rule under this name
   const OpRule* find(std::string_view op) const;             // null: no rule
   std::vector<std::string> names() const;                    // sorted

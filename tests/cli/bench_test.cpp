@@ -24,19 +24,19 @@ std::string printed(const PeerFigures& peer, bool json) {
 }
 
 TEST(Bench, JsonHasExactlyTheKeysThatThereAre) {
-  EXPECT_EQ(printed({}, true),
-            R"({"bench":"two","case":"add/1/-/hit","unit":"us","ours":0.5,"plain":0.25})"
-            "\n"
-            R"({"bench":"two","case":"add/1/-/miss","unit":"us","ours":8.0,"note":"cold"})"
-            "\n");
+  EXPECT_EQ(printed({}, true), R"({"bench":"two","case":"add/1/-/hit","unit":"us","ours":0.5,"plain":0.25})"
+                               "\n"
+                               R"({"bench":"two","case":"add/1/-/miss","unit":"us","ours":8.0,"note":"cold"})"
+                               "\n");
 }
 
 TEST(Bench, PeersFigureStandsInTheRowOfItsCase) {
-  EXPECT_EQ(printed({{"add/1/-/hit", {7.5, 0.75}}, {"mul/1/-/hit", {1, {}}}}, true),
-            R"({"bench":"two","case":"add/1/-/hit","unit":"us","ours":0.5,"plain":0.25,"peer":7.5,"note":"peer's plain 0.75"})"
-            "\n"
-            R"({"bench":"two","case":"add/1/-/miss","unit":"us","ours":8.0,"note":"cold"})"
-            "\n");
+  EXPECT_EQ(
+      printed({{"add/1/-/hit", {7.5, 0.75}}, {"mul/1/-/hit", {1, {}}}}, true),
+      R"({"bench":"two","case":"add/1/-/hit","unit":"us","ours":0.5,"plain":0.25,"peer":7.5,"note":"peer's plain 0.75"})"
+      "\n"
+      R"({"bench":"two","case":"add/1/-/miss","unit":"us","ours":8.0,"note":"cold"})"
+      "\n");
 }
 
 TEST(Bench, TableHasAHeadAndALinePerRow) {
@@ -87,8 +87,11 @@ TEST(Timer, CountsTheCallsItMakes) {
 
 TEST(Timer, TakesTurns) {
   std::string order;
-  time_by_turns({.repetitions = 3, .iterations = 1}, [&] { order += 'a'; }, [&] { order += 'b'; });
-  EXPECT_EQ(order, "ababab" "ab");
+  time_by_turns(
+      {.repetitions = 3, .iterations = 1}, [&] { order += 'a'; }, [&] { order += 'b'; });
+  EXPECT_EQ(order,
+            "ababab"
+            "ab");
 }
 
 }  // namespace

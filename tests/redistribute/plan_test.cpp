@@ -7,7 +7,6 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
-#include <chrono>
 
 namespace tessera::redistribute {
 namespace {
@@ -116,19 +115,20 @@ struct Drawn {
 
 Drawn draw_geometry() {
   Drawn drawn;
-  for (int axes = *rc::gen::inRange(1, 4); axes > 0; axes--) drawn.mesh.push_back(*rc::gen::inRange<int64_t>(1, 9));
+  for (int axes = *rc::gen::elementOf(std::vector<int>{1, 2, 3}); axes > 0; axes--) drawn.mesh.push_back(*rc::gen::elementOf(std::vector<int64_t>{1, 2, 2, 3, 4, 8}));
   int64_t scale = *rc::gen::elementOf(std::vector<int64_t>{1, 64, 512});
   for (int dims = *rc::gen::inRange(1, 4); dims > 0; dims--)
     drawn.sizes.push_back(*rc::gen::inRange<int64_t>(1, 12) * scale);
   return drawn;
 }
 
-Placements draw_placements(const Drawn& drawn, bool cuts_only = false) {
+Placements draw_placements(const Drawn& drawn) {
   Placements placements;
   for (size_t a = 0; a < drawn.mesh.size(); a++) {
     auto d = *rc::gen::inRange<int64_t>(0, static_cast<int64_t>(drawn.sizes.size()));
-    auto factor = *rc::gen::inRange<int64_t>(1, 5);
-    switch (*rc::gen::inRange(0, cuts_only ? 5 : 8)) {
+    // Often the size of an axis: strided cuts that wait for others are the hard ones.
+    auto factor = *rc::gen::elementOf(std::vector<int64_t>{1, 2, drawn.mesh.front(), drawn.mesh.back()});
+    switch (*rc::gen::inRange(0, 8)) {
       case 0:
         placements.push_back(Shard(d, factor));
         break;
@@ -151,6 +151,14 @@ Placements draw_placements(const Drawn& drawn, bool cuts_only = false) {
     }
   }
   return placements;
+}
+
+// Terms that cannot be made give way, so that most draws can be planned.
+Placements draw_after(const Placements& from, const Drawn& drawn) {
+  auto to = draw_placements(drawn);
+  for (size_t a = 0; a < to.size(); a++)
+    if (to[a].is_partial() && !from[a].is_replicate()) to[a] = from[a];
+  return to;
 }
 
 // Follows the steps and checks that each is allowed to follow the one before.
@@ -184,12 +192,13 @@ TEST(PlanLaws, IdentityIsFreeAndPlansArrive) {
 TEST(PlanLaws, NoDetourIsCheaper) {
   EXPECT_TRUE(rc::check([] {
     auto drawn = draw_geometry();
-    auto a = draw_placements(drawn), b = draw_placements(drawn), c = draw_placements(drawn);
+    auto a = draw_placements(drawn), b = draw_after(a, drawn), c = draw_after(b, drawn);
     auto plan = [&](const Placements& from, const Placements& to) {
       return try_plan({drawn.mesh, drawn.sizes, kFloat, from, to});
     };
     auto direct = plan(a, c), first = plan(a, b), second = plan(b, c);
-    if (!direct || !first || !second) return;
+    bool planned = direct && first && second;
+    RC_PRE(planned);
     RC_LOG() << to_string(a) << to_string(b) << to_string(c) << "\n" << *direct << "\n" << *first << "\n" << *second;
     RC_ASSERT(direct->cost <= first->cost + second->cost + 1e-6);
   }));

@@ -27,16 +27,6 @@ std::optional<Move> from_replicate(const Placement& to) {
   return {};
 }
 
-// Does the order of the other axes' cuts of dim d not depend on this one?
-bool others_cut_the_same(PlacementsRef state, c10::IntArrayRef mesh_shape, int64_t axis) {
-  auto with = cut_order(state, mesh_shape, state[axis].dim);
-  if (with.back().axis != axis) return false;
-  Placements alone(state.begin(), state.end());
-  alone[axis] = Replicate();
-  with.pop_back();
-  return with == cut_order(alone, mesh_shape, state[axis].dim);
-}
-
 }  // namespace
 
 std::optional<Move> direct_move(const Placement& from, const Placement& to) {
@@ -63,7 +53,7 @@ bool is_last_cut(PlacementsRef state, c10::IntArrayRef mesh_shape, int64_t axis)
     strided |= !state[other].is_shard();
     nested |= static_cast<int64_t>(other) > axis;
   }
-  return strided ? others_cut_the_same(state, mesh_shape, axis) : !nested;
+  return strided ? cut_order(state, mesh_shape, state[axis].dim).back().axis == axis : !nested;
 }
 
 bool is_last_reduction(PlacementsRef state, int64_t axis) {

@@ -1,0 +1,23 @@
+// The only file that sees ProcessGroupGloo. LibTorch exports the class but ships none of gloo's headers, so this file
+// alone is compiled with stand-ins for them on its include path (detail/gloo_stub); gloo's types occur in the class only
+// behind shared_ptr, so their contents do not matter here.
+#define USE_C10D_GLOO 1
+#include "tessera/base/settings.h"
+#include "tessera/comm/backends.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+namespace tessera::comm::detail {
+
+c10::intrusive_ptr<c10d::Backend> connect_gloo(const ConnectOptions& options) {
+  using c10d::ProcessGroupGloo;
+  auto gloo = ProcessGroupGloo::Options::create(options.timeout);
+  const std::string host = setting("TESSERA_GLOO_HOST");
+  gloo->devices.push_back(host.empty() ? ProcessGroupGloo::createDefaultDevice()
+                                       : ProcessGroupGloo::createDeviceForHostname(host));
+  gloo->group_name = options.group;
+  gloo->global_ranks_in_group.assign(options.ranks.begin(), options.ranks.end());
+  return c10::make_intrusive<ProcessGroupGloo>(options.store, options.rank, options.size, gloo);
+}
+
+}  // namespace tessera::comm::detail

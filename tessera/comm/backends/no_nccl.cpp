@@ -1,0 +1,15 @@
+#include "tessera/base/error.h"
+#include "tessera/comm/backends.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+// Built instead of nccl.cpp where there is no CUDA.
+namespace tessera::comm::detail {
+
+bool nccl_available() { return false; }
+
+c10::intrusive_ptr<c10d::Backend> connect_nccl(const ConnectOptions&) {
+  TESSERA_FAIL(UsageError, "this build has no nccl; configure with -DTESSERA_CUDA=ON, or use gloo");
+}
+
+}  // namespace tessera::comm::detail

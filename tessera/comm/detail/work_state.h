@@ -1,0 +1,42 @@
+#pragma once
+#include "tessera/base/error.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/comm/records.h"
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+namespace tessera::comm {
+
+struct Work::State {
+  Group group;
+  uint64_t sequence = 0;
+  Kind kind = Kind::Barrier;
+  Family family = Family::C10d;
+  const char* tensor_name = "";
+  c10::intrusive_ptr<c10d::Work> transfer;
+  std::function<void()> finish;    // once, in the first wait(), after the transfer: unpadding, un-permuting
+  std::unique_ptr<Record> record;  // null if nobody observed the post
+  bool finished = false;
+};
+
+// "all_reduce #4 ('wq.grad') on group 'dp' (rank 1 of 0,2)"
+std::string describe(const Communicator& group, Kind kind, Family family, uint64_t sequence, const char* tensor_name);
+
+// Runs `call`; what it throws becomes a CommError that starts with `describe`. Errors of ours pass unchanged.
+template <class Call>
+auto named_errors(const Communicator& group, Kind kind, Family family, uint64_t sequence, const char* tensor_name,
+                  Call&& call) {
+  try {
+    return call();
+  } catch (const CommError&) {
+    throw;
+  } catch (const UsageError&) {
+    throw;
+  } catch (const c10::Error& error) {
+    TESSERA_FAIL(CommError, describe(group, kind, family, sequence, tensor_name), ": ", error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    TESSERA_FAIL(CommError, describe(group, kind, family, sequence, tensor_name), ": ", error.what());
+  }
+}
+
+}  // namespace tessera::comm

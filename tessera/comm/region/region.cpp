@@ -1,0 +1,74 @@
+#include "tessera/comm/region/region.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <ctime>
+
+namespace tessera::comm::region {
+namespace {
+static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+size_t count(int n) { return static_cast<size_t>(n); }
+}  // namespace
+
+size_t Layout::bells() const { return sizeof(RegionHeader); }
+size_t Layout::slots() const { return bells() + count(ranks) * sizeof(Bell); }
+size_t Layout::mailboxes() const { return slots() + count(ranks * kRing) * sizeof(Head); }
+size_t Layout::slot_data() const { return mailboxes() + count(ranks * ranks) * sizeof(Head); }
+size_t Layout::mail_data() const { return slot_data() + count(ranks * kRing * kHalves) * static_cast<size_t>(half_bytes); }
+size_t Layout::total() const { return mail_data() + count(ranks * ranks * kHalves) * static_cast<size_t>(mail_bytes); }
+
+Head& Region::slot(int rank, int place) {
+  return at<Head>(layout_.slots() + count(rank * kRing + place) * sizeof(Head));
+}
+char* Region::slot_half(int rank, int place, uint64_t chunk) {
+  const size_t half = count((rank * kRing + place) * kHalves) + chunk % kHalves;
+  return base_ + layout_.slot_data() + half * static_cast<size_t>(layout_.half_bytes);
+}
+Head& Region::mailbox(int from, int to) {
+  return at<Head>(layout_.mailboxes() + count(from * layout_.ranks + to) * sizeof(Head));
+}
+char* Region::mail_half(int from, int to, uint64_t chunk) {
+  const size_t half = count((from * layout_.ranks + to) * kHalves) + chunk % kHalves;
+  return base_ + layout_.mail_data() + half * static_cast<size_t>(layout_.mail_bytes);
+}
+
+// Sleeper: sleepers++, read rung, test the condition, sleep if rung is unchanged.   Ringer: change, rung++, read sleepers.
+// All are sequentially consistent, so either the ringer sees the sleeper, or the sleeper sees the change.
+void Region::ring(int rank) {
+  Bell& b = bell(rank);
+  b.rung.fetch_add(1);
+  if (b.sleepers.load() != 0)
+    syscall(SYS_futex, &b.rung, FUTEX_WAKE | (shared_ ? 0 : FUTEX_PRIVATE_FLAG), INT_MAX, nullptr, nullptr, 0);
+}
+
+void Region::sleep(int rank, uint32_t rung, std::chrono::steady_clock::time_point until) {
+  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - std::chrono::steady_clock::now()).count();
+  if (left <= 0) return;
+  timespec wait{static_cast<time_t>(left / 1'000'000'000), static_cast<long>(left % 1'000'000'000)};
+  syscall(SYS_futex, &bell(rank).rung, FUTEX_WAIT | (shared_ ? 0 : FUTEX_PRIVATE_FLAG), rung, &wait, nullptr, 0);
+}
+
+void Region::poison(const std::string& reason) {
+  RegionHeader& h = header();
+  uint32_t sound = 0;
+  if (h.poison.compare_exchange_strong(sound, 1)) {
+    const size_t length = std::min(reason.size(), sizeof(h.reason) - 1);
+    std::memcpy(h.reason, reason.data(), length);
+    h.reason[length] = 0;
+    h.poison.store(2);
+  }
+  for (int r = 0; r < layout_.ranks; r++) ring(r);
+}
+
+std::string Region::poison_reason() {
+  return header().poison.load(std::memory_order_acquire) == 2 ? header().reason : "a peer failed";
+}
+
+}  // namespace tessera::comm::region

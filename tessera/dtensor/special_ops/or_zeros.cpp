@@ -1,0 +1,99 @@
+#include <ATen/OpMathType.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <string>
+#include <vector>
+
+// aten ops that throw, or stop the process, on a piece without elements. tessera::NAME_or_zeros takes the arguments of
+// aten::NAME and the sizes of each output of this rank; if the first tensor has no elements, its outputs are zeros of those
+// sizes (often without elements too), otherwise it calls aten::NAME.
+namespace tessera {
+namespace {
+
+// The element type of each output: of the first tensor, of its sums, or of indices.
+enum class Type : char { Same = 's', Sums = 'a', Index = 'i' };
+
+struct OpRow {
+  const char* op;
+  const char* overload;
+  const char* types;  // one letter an output
+  int mask;           // argument that says which outputs are wanted, or -1
+};
+
+constexpr OpRow kOps[] = {
+    {"_adaptive_avg_pool2d", "", "s", -1},
+    {"_adaptive_avg_pool2d_backward", "", "s", -1},
+    {"_native_batch_norm_legit", "", "saa", -1},
+    {"_native_batch_norm_legit", "no_stats", "saa", -1},
+    {"_scaled_dot_product_flash_attention_for_cpu", "", "sa", -1},
+    {"_scaled_dot_product_flash_attention_for_cpu_backward", "", "sss", -1},
+    {"avg_pool2d", "", "s", -1},
+    {"avg_pool2d_backward", "", "s", -1},
+    {"max_pool2d_with_indices", "", "si", -1},
+    {"max_pool2d_with_indices_backward", "", "s", -1},
+    {"native_batch_norm", "", "saa", -1},
+    {"native_batch_norm_backward", "", "saa", 9},
+};
+
+at::ScalarType type_of(char letter, at::ScalarType first) {
+  switch (static_cast<Type>(letter)) {
+    case Type::Same: return first;
+    case Type::Sums: return at::toOpMathType(first);
+    case Type::Index: return at::kLong;
+  }
+  return first;
+}
+
+class OrZeros final : public c10::OperatorKernel {
+ public:
+  OrZeros(const OpRow& row, c10::OperatorHandle op) : row_(row), op_(std::move(op)) {}
+
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    size_t outputs = std::string_view(row_.types).size();
+    auto sizes = torch::jit::pop(*stack, outputs);
+    auto own = op_.schema().arguments().size();
+    auto first = torch::jit::peek(*stack, 0, own).toTensor();
+    if (first.numel() > 0) return op_.callBoxed(stack);
+    std::vector<at::Tensor> results;
+    for (size_t i = 0; i < outputs; i++) {
+      bool wanted = row_.mask < 0 || torch::jit::peek(*stack, static_cast<size_t>(row_.mask), own).toBoolList()[i];
+      auto options = first.options().dtype(type_of(row_.types[i], first.scalar_type()));
+      results.push_back(wanted ? at::zeros(sizes[i].toIntVector(), options) : at::Tensor());
+    }
+    torch::jit::drop(*stack, own);
+    for (auto& result : results) stack->emplace_back(std::move(result));
+  }
+
+ private:
+  OpRow row_;
+  c10::OperatorHandle op_;
+};
+
+c10::FunctionSchema schema_of(const OpRow& row, const c10::FunctionSchema& aten) {
+  std::vector<c10::Argument> arguments;
+  for (const auto& a : aten.arguments())  // none is keyword-only: those that follow are not
+    arguments.emplace_back(a.name(), a.type(), a.real_type(), a.N(), std::nullopt, false,
+                           a.alias_info() ? std::optional(*a.alias_info()) : std::nullopt);
+  for (size_t i = 0; i < std::string_view(row.types).size(); i++)
+    arguments.emplace_back("out" + std::to_string(i), c10::ListType::ofInts());
+  return {std::string("tessera::") + row.op + "_or_zeros", row.overload, std::move(arguments), aten.returns()};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(tessera, m) {
+  for (const auto& row : kOps) {
+    auto op = c10::Dispatcher::singleton().findSchema({std::string("aten::") + row.op, row.overload});
+    if (!op) continue;
+    auto schema = schema_of(row, op->schema());
+    auto name = std::string(row.op) + "_or_zeros" + (*row.overload ? "." : "") + row.overload;
+    m.def(std::move(schema));
+    m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
+                                         torch::CppFunction::makeFromBoxedFunctor(std::make_unique<OrZeros>(row, *op))));
+  }
+}
+
+}  // namespace tessera

@@ -1,0 +1,113 @@
+#include "tessera/base/error.h"
+#include "tessera/rules/build.h"
+#include "tessera/rules/families.h"
+#include "tessera/rules/geometry.h"
+
+#include <algorithm>
+
+// Ops that put elements elsewhere, or zeros in their place: flip, roll, repeat, pad, tril, slice_scatter. Dims along which
+// they move anything must be whole.
+namespace tessera::rules {
+namespace {
+
+// One tensor in and out; `moves[d]`: dim d must be whole.
+Rule rearranged(const OpQuery& query, OutInfo out, const std::vector<bool>& moves, c10::ArrayRef<Placement> through) {
+  Rule rule;
+  if (fresh_outputs(query.schema) > 0) rule.outs = {std::move(out)};
+  add_replicated_row(rule, query);
+  for (size_t d = 0; d < moves.size(); d++)
+    if (!moves[d]) add_uniform_row(rule, query, S(static_cast<int64_t>(d)));
+  for (auto p : through) add_uniform_row(rule, query, p);
+  return rule;
+}
+
+std::vector<bool> marked(size_t ndim, const std::vector<int64_t>& dims) {
+  std::vector<bool> result(ndim, false);
+  for (auto d : dims) result.at(static_cast<size_t>(d < 0 ? d + static_cast<int64_t>(ndim) : d)) = true;
+  return result;
+}
+
+// flip(self, dims)
+Rule flip(const OpQuery& query) {
+  const auto& self = query.tensor(0);
+  OutInfo out{Sizes(self.sizes), like_strides(self.sizes, self.strides, std::nullopt)};
+  return rearranged(query, out, marked(self.sizes.size(), query.ints_at(1)), kAnyPartial);
+}
+
+// roll(self, shifts, dims): no dims rolls the tensor as if flat.
+Rule roll(const OpQuery& query) {
+  const auto& self = query.tensor(0);
+  auto dims = query.ints_at(2);
+  auto moves = dims.empty() ? std::vector<bool>(self.sizes.size(), true) : marked(self.sizes.size(), dims);
+  return rearranged(query, contiguous_out(self.sizes), moves, kAnyPartial);
+}
+
+// tril(self, diagonal), triu: zeros in the last two dims.
+Rule triangle(const OpQuery& query) {
+  const auto& self = query.tensor(0);
+  std::vector<bool> moves(self.sizes.size(), false);
+  for (size_t i = 0; i < std::min<size_t>(2, moves.size()); i++) moves[moves.size() - 1 - i] = true;
+  return rearranged(query, contiguous_out(self.sizes), moves, kZeroKeeping);
+}
+
+// repeat(self, repeats): new dims come first.
+Rule repeat(const OpQuery& query) {
+  const auto& self = query.tensor(0);
+  auto repeats = query.ints_at(1);
+  auto lead = repeats.size() - self.sizes.size();
+  Sizes sizes(repeats.begin(), repeats.end());
+  for (size_t d = 0; d < self.sizes.size(); d++) sizes[lead + d] *= self.sizes[d];
+  Rule rule;
+  rule.outs = {contiguous_out(sizes)};
+  add_replicated_row(rule, query);
+  for (size_t d = 0; d < self.sizes.size(); d++)
+    if (repeats[lead + d] == 1) rule.row({S(static_cast<int64_t>(d))}, {S(static_cast<int64_t>(lead + d))});
+  for (auto p : {Psum, Pavg, Pproduct, Pmax, Pmin, Pmask}) add_uniform_row(rule, query, p);
+  return rule;
+}
+
+// constant_pad_nd(self, pad, value): pad has (before, after) of the last dim, then of the one before, ... The value need
+// not be zero, so no sum passes; a mean, a largest and a smallest do.
+Rule pad(const OpQuery& query) {
+  const auto& self = query.tensor(0);
+  auto pads = query.ints_at(1);
+  auto ndim = self.sizes.size();
+  Sizes sizes(self.sizes);
+  std::vector<bool> moves(ndim, false);
+  for (size_t i = 0; 2 * i + 1 < pads.size(); i++) {
+    sizes[ndim - 1 - i] += pads[2 * i] + pads[2 * i + 1];
+    moves[ndim - 1 - i] = pads[2 * i] != 0 || pads[2 * i + 1] != 0;
+  }
+  bool last = is_channels_last(self.sizes, self.strides) && !is_contiguous(self.sizes, self.strides);
+  return rearranged(query, {sizes, last ? channels_last(sizes) : Sizes{}}, moves, {Pavg, Pmax, Pmin});
+}
+
+// slice_scatter(self, src, dim, ...), select_scatter(self, src, dim, index): self with src in one place. All alike, whole
+// along dim; a select's src lacks that dim.
+Rule scattered_part(const OpQuery& query, bool src_lacks_dim) {
+  const auto& self = query.tensor(0);
+  auto ndim = static_cast<int64_t>(self.sizes.size());
+  int64_t dim = query.dim_at(2, ndim);
+  Rule rule;
+  rule.outs = {{Sizes(self.sizes), like_strides(self.sizes, self.strides, std::nullopt)}};
+  add_replicated_row(rule, query);
+  for (int64_t d = 0; d < ndim; d++)
+    if (d != dim) rule.row({S(d), S(src_lacks_dim && d > dim ? d - 1 : d)}, {S(d)});
+  for (auto p : kAnyPartial) add_uniform_row(rule, query, p);
+  return rule;
+}
+
+}  // namespace
+
+void register_arranging(Registry& to) {
+  Family family(to, "arranging");
+  family.op("flip", flip);
+  family.op("roll", roll);
+  for (const auto* op : {"tril", "triu"}) family.op_and_in_place(op, triangle);
+  family.op("repeat", repeat);
+  family.op("constant_pad_nd", pad);
+  family.op("slice_scatter", [](const OpQuery& q) { return scattered_part(q, false); });
+  family.op("select_scatter", [](const OpQuery& q) { return scattered_part(q, true); });
+}
+
+}  // namespace tessera::rules

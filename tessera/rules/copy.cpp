@@ -1,0 +1,86 @@
+#include "tessera/rules/elementwise.h"
+#include "tessera/rules/families.h"
+#include "tessera/rules/geometry.h"
+
+// Ops that hand a value on, or write one over it.
+namespace tessera::rules {
+namespace {
+
+// Rounding to a whole number is not linear; everything else a cast does is.
+bool cast_is_linear(c10::ScalarType from, c10::ScalarType to) {
+  if (to == c10::kBool) return from == c10::kBool;
+  return !c10::isIntegralType(to, false) || c10::isIntegralType(from, false);
+}
+
+// One tensor, one output of its sizes: every cut and the given Partials are kept.
+Rule keep(const OpQuery& query, Sizes strides, c10::ArrayRef<Placement> partials) {
+  const auto& self = query.tensors[0];
+  Rule rule;
+  rule.outs = {{Sizes(self.sizes), std::move(strides)}};
+  add_replicated_row(rule, query);
+  for (size_t d = 0; d < self.sizes.size(); d++) add_uniform_row(rule, query, S(static_cast<int64_t>(d)));
+  for (auto partial : partials) add_uniform_row(rule, query, partial);
+  return rule;
+}
+
+Rule clone(const OpQuery& query) {
+  const auto& self = query.tensors[0];
+  return keep(query, like_strides(self.sizes, self.strides, memory_format_at(query, 1)), kAnyPartial);
+}
+
+Rule to_copy(const OpQuery& query) {
+  const auto& self = query.tensors[0];
+  auto dtype = query.is_none(1) ? self.dtype : static_cast<c10::ScalarType>(query.int_at(1));
+  bool linear = cast_is_linear(self.dtype, dtype);
+  return keep(query, to_copy_strides(self.sizes, self.strides, memory_format_at(query, 6)),
+              linear ? c10::ArrayRef<Placement>(kZeroKeeping) : c10::ArrayRef<Placement>{});
+}
+
+// A copy that keeps strides as they are (of a dense tensor) or is contiguous.
+Rule plain_copy(const OpQuery& query) {
+  const auto& self = query.tensors[0];
+  return keep(query, like_strides(self.sizes, self.strides, std::nullopt), kAnyPartial);
+}
+
+// copy_(self, src): src is broadcast to self. A Partial is copied term by term.
+Rule copy_into(const OpQuery& query) {
+  std::vector<PartialRow> partials;
+  bool linear = query.tensors.size() == 2 && cast_is_linear(query.tensors[1].dtype, query.tensors[0].dtype);
+  if (linear)
+    for (auto partial : kAnyPartial) partials.push_back({{partial, partial}, partial});
+  Rule rule = elementwise(query, partials);
+  if (!rule.outs.empty()) rule.outs[0].strides = like_strides(query.tensors[0].sizes, query.tensors[0].strides, std::nullopt);
+  return rule;
+}
+
+// Zero is a term of any pending reduction whose value is zero.
+Rule zero(const OpQuery& query) {
+  std::vector<PartialRow> partials;
+  for (auto partial : kAnyPartial) partials.push_back({{partial}, partial});
+  return elementwise(query, partials);
+}
+
+// The same number on every rank: its mean, largest and smallest is that number; its sum is not.
+Rule fill(const OpQuery& query) {
+  const std::vector<PartialRow> partials = {{{Pavg}, Pavg},       {{Pmax}, Pmax},       {{Pmin}, Pmin},
+                                            {{Pavg, R}, Pavg}, {{Pmax, R}, Pmax}, {{Pmin, R}, Pmin}};
+  return elementwise(query, partials);
+}
+
+}  // namespace
+
+void register_copy(Registry& to) {
+  Family family(to, "copy");
+  family.op("clone", clone);
+  family.op("_to_copy", to_copy);
+  family.op("_conj_physical", plain_copy);
+  family.op("lift", plain_copy);
+  family.op("lift_fresh_copy", plain_copy);
+  family.op("copy", copy_into);
+  family.op("copy_", copy_into);
+  family.op_and_in_place("zero", zero);
+  family.op_and_in_place("fill.Scalar", fill);
+  family.op_and_in_place("fill.Tensor", fill);
+}
+
+}  // namespace tessera::rules

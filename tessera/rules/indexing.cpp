@@ -1,0 +1,263 @@
+#include "tessera/base/error.h"
+#include "tessera/rules/build.h"
+#include "tessera/rules/families.h"
+#include "tessera/rules/geometry.h"
+
+#include <algorithm>
+
+// Reading and writing at places given by a tensor of indices. Dims the indices speak of must be whole in the tensor they
+// speak of; other dims may be cut in all tensors alike; the indices themselves may be cut where each gives one result.
+// Reading is linear in what is read.
+namespace tessera::rules {
+namespace {
+
+int64_t ndim_of(const TensorArg& tensor) { return static_cast<int64_t>(tensor.sizes.size()); }
+
+// index_select(self, dim, index)
+Rule index_select(const OpQuery& query) {
+  const auto &self = query.tensor(0), &index = query.tensor(2);
+  int64_t dim = query.dim_at(1, ndim_of(self));
+  Sizes sizes(self.sizes);
+  if (!sizes.empty()) sizes[dim] = numel_of(index.sizes);
+  Rule rule;
+  rule.outs = {contiguous_out(sizes)};
+  add_replicated_row(rule, query);
+  for (int64_t d = 0; d < ndim_of(self); d++)
+    if (d != dim) RowMaker(rule, query).in(0, S(d)).out(0, S(d));
+  if (ndim_of(index) == 1 && ndim_of(self) > 0) RowMaker(rule, query).in(2, S(0)).out(0, S(dim));
+  for (auto p : kLinearPartials) RowMaker(rule, query).in(0, p).out(0, p);
+  return rule;
+}
+
+// gather(self, dim, index): out[i][j] = self[i][index[i][j]]
+Rule gather(const OpQuery& query) {
+  const auto &self = query.tensor(0), &index = query.tensor(2);
+  int64_t dim = query.dim_at(1, ndim_of(self));
+  Rule rule;
+  rule.outs = {contiguous_out(index.sizes)};
+  add_replicated_row(rule, query);
+  for (int64_t d = 0; d < ndim_of(index) && ndim_of(self) == ndim_of(index); d++) {
+    if (d == dim)
+      RowMaker(rule, query).in(2, S(d)).out(0, S(d));
+    else if (self.sizes[d] == index.sizes[d])
+      RowMaker(rule, query).in(0, S(d)).in(2, S(d)).out(0, S(d));
+  }
+  for (auto p : kLinearPartials) RowMaker(rule, query).in(0, p).out(0, p);
+  return rule;
+}
+
+// Result with the sizes of self; nothing is listed for in-place forms.
+void out_like_self(Rule& rule, const OpQuery& query) {
+  const auto& self = query.tensor(0);
+  if (fresh_outputs(query.schema) > 0) rule.outs = {{Sizes(self.sizes), like_strides(self.sizes, self.strides, std::nullopt)}};
+}
+
+void out_if_any(Rule& rule, RowMaker& row, Placement p) {
+  if (!rule.outs.empty()) row.out(0, p);
+}
+
+// scatter(self, dim, index, src or value): self[index[i][j]][j] = src[i][j]
+Rule scatter(const OpQuery& query, bool adds) {
+  const auto &self = query.tensor(0), &index = query.tensor(2);
+  const auto* src = query.find_tensor(3);
+  int64_t dim = query.dim_at(1, ndim_of(self));
+  Rule rule;
+  out_like_self(rule, query);
+  add_replicated_row(rule, query);
+  for (int64_t d = 0; d < ndim_of(self) && ndim_of(index) == ndim_of(self); d++) {
+    bool alike = self.sizes[d] == index.sizes[d] && (!src || src->sizes[d] == index.sizes[d]);
+    if (d == dim || !alike) continue;
+    RowMaker row(rule, query);
+    row.in(0, S(d)).in(2, S(d)).in(3, S(d));
+    out_if_any(rule, row, S(d));
+  }
+  if (!adds) return rule;
+  for (auto p : kLinearPartials) {
+    RowMaker row(rule, query);
+    row.in(0, p).in(3, p);
+    out_if_any(rule, row, p);
+  }
+  // Each rank adds its own entries.
+  if (ndim_of(index) > 0 && index.sizes[dim] == src->sizes[dim]) {
+    RowMaker row(rule, query);
+    row.in(0, Psum).in(2, S(dim)).in(3, S(dim));
+    out_if_any(rule, row, Psum);
+  }
+  return rule;
+}
+
+// index_add(self, dim, index, source), index_copy, index_fill(self, dim, index, value)
+Rule along_index(const OpQuery& query, bool adds) {
+  const auto& self = query.tensor(0);
+  const auto* source = query.find_tensor(3);
+  int64_t dim = query.dim_at(1, ndim_of(self));
+  bool source_is_like_self = source && ndim_of(*source) == ndim_of(self) && ndim_of(self) > 0;
+  Rule rule;
+  out_like_self(rule, query);
+  add_replicated_row(rule, query);
+  for (int64_t d = 0; d < ndim_of(self); d++) {
+    if (d == dim) continue;
+    RowMaker row(rule, query);
+    row.in(0, S(d));
+    if (source_is_like_self) row.in(3, S(d));
+    out_if_any(rule, row, S(d));
+  }
+  if (!adds || !source_is_like_self) return rule;
+  for (auto p : kLinearPartials) {
+    RowMaker row(rule, query);
+    row.in(0, p).in(3, p);
+    out_if_any(rule, row, p);
+  }
+  RowMaker row(rule, query);
+  row.in(0, Psum).in(2, S(0)).in(3, S(dim));
+  out_if_any(rule, row, Psum);
+  return rule;
+}
+
+// self[i0, :, i1, ...]: which dims are indexed, and where the dims of the indices and the others are in the result.
+//   self (2, 3, 4, 5), indices (-, a, b, -) with a and b of sizes (6)    result (2, 6, 5): index dims begin at 1
+//   self (2, 3, 4),    indices (a, -, b)                                 result (6, 3): not adjacent, so they begin at 0
+struct Indexing {
+  std::vector<bool> indexed;     // for each dim of self
+  Sizes index_sizes;             // the indices, broadcast together
+  int64_t begin = 0;             // of the index dims in the result
+  Sizes sizes;                   // of the result
+  std::vector<int64_t> out_dim;  // of a dim of self that is not indexed
+
+  Indexing(const OpQuery& query, int list_arg) {
+    const auto& self = query.tensor(0);
+    indexed.assign(self.sizes.size(), false);
+    int64_t last = -1, first = -1;
+    bool adjacent = true;
+    OpQuery only_indices{query.schema, query.args, {}, query.in_backward};
+    for (const auto& tensor : query.tensors) {
+      if (tensor.arg != list_arg) continue;
+      TESSERA_CHECK(tensor.element < ndim_of(self), UsageError, query.schema.operator_name(), ": too many indices for sizes ",
+                    self.sizes);
+      if (first < 0) first = tensor.element;
+      adjacent &= last < 0 || tensor.element == last + 1;
+      last = tensor.element;
+      indexed[static_cast<size_t>(tensor.element)] = true;
+      only_indices.tensors.push_back(tensor);
+    }
+    index_sizes = broadcast_sizes(only_indices);
+    begin = adjacent && first >= 0 ? first : 0;
+    out_dim.assign(self.sizes.size(), -1);
+    auto take_others = [&](int64_t from, int64_t to) {
+      for (int64_t d = from; d < to; d++) {
+        if (indexed[d]) continue;
+        out_dim[d] = static_cast<int64_t>(sizes.size());
+        sizes.push_back(self.sizes[d]);
+      }
+    };
+    take_others(0, begin);
+    sizes.append(index_sizes.begin(), index_sizes.end());
+    take_others(begin, ndim_of(self));
+  }
+};
+
+bool has_mask(const OpQuery& query, int list_arg) {
+  return std::any_of(query.tensors.begin(), query.tensors.end(), [&](const TensorArg& t) {
+    return t.arg == list_arg && (t.dtype == c10::kBool || t.dtype == c10::kByte);
+  });
+}
+
+// ATen lets TensorIterator lay out the result: self with stride 0 along the index dims, and the indices.
+Sizes index_strides(const OpQuery& query, const Indexing& how) {
+  const auto& self = query.tensor(0);
+  auto index_ndim = how.index_sizes.size();
+  std::vector<Sizes> storage;
+  storage.reserve(2 * query.tensors.size());
+  std::vector<TensorArg> operands;
+  auto operand = [&](Sizes sizes, Sizes strides) {
+    storage.push_back(std::move(sizes));
+    storage.push_back(std::move(strides));
+    operands.push_back({storage[storage.size() - 2], storage.back(), c10::kFloat, 0, -1, true});
+  };
+  Sizes self_strides(how.sizes.size(), 0);
+  for (size_t d = 0; d < how.out_dim.size(); d++)
+    if (how.out_dim[d] >= 0) self_strides[how.out_dim[d]] = self.strides[d];
+  operand(how.sizes, self_strides);
+  for (const auto& tensor : query.tensors) {
+    if (tensor.arg != 1) continue;
+    Sizes sizes(how.sizes.size(), 1), strides(how.sizes.size(), 0);
+    for (int64_t d = 0; d < ndim_of(tensor); d++) {
+      auto at = how.begin + static_cast<int64_t>(index_ndim) - ndim_of(tensor) + d;
+      sizes[at] = tensor.sizes[d];
+      strides[at] = tensor.strides[d];
+    }
+    operand(sizes, strides);
+  }
+  return pointwise_strides(how.sizes, operands);
+}
+
+// index(self, indices)
+Rule index(const OpQuery& query) {
+  TESSERA_CHECK(!has_mask(query, 1), ShardingError, "aten::index.Tensor with a mask: the size of the result lies in the ",
+                "data, so no placement can be stated; write where or masked_fill, or index on the locals with local_map");
+  Indexing how(query, 1);
+  Rule rule;
+  rule.outs = {{how.sizes, index_strides(query, how)}};
+  add_replicated_row(rule, query);
+  for (size_t d = 0; d < how.out_dim.size(); d++)
+    if (how.out_dim[d] >= 0) RowMaker(rule, query).in(0, S(static_cast<int64_t>(d))).out(0, S(how.out_dim[d]));
+  for (int64_t i = 0; i < static_cast<int64_t>(how.index_sizes.size()); i++) {
+    Placements in;
+    for (const auto& tensor : query.tensors) in.push_back(tensor.arg == 1 ? broadcast_cut(tensor, how.index_sizes, i) : R);
+    rule.row(std::move(in), {S(how.begin + i)});
+  }
+  for (auto p : kLinearPartials) RowMaker(rule, query).in(0, p).out(0, p);
+  return rule;
+}
+
+// index_put(self, indices, values, accumulate): values are broadcast to what index(self, indices) would give.
+Rule index_put(const OpQuery& query) {
+  const auto& values = query.tensor(2);
+  bool adds = query.bool_at(3);
+  Rule rule;
+  out_like_self(rule, query);
+  add_replicated_row(rule, query);
+  if (has_mask(query, 1)) return rule;  // which element of values goes where lies in the data
+  Indexing how(query, 1);
+  for (size_t d = 0; d < how.out_dim.size(); d++) {
+    if (how.out_dim[d] < 0) continue;
+    auto cut = S(static_cast<int64_t>(d));
+    RowMaker row(rule, query);
+    row.in(0, cut).in(2, broadcast_cut(values, how.sizes, how.out_dim[d]));
+    out_if_any(rule, row, cut);
+  }
+  if (!adds) return rule;
+  for (auto p : kLinearPartials) {
+    RowMaker row(rule, query);
+    row.in(0, p).in(2, p);
+    out_if_any(rule, row, p);
+  }
+  for (int64_t i = 0; i < static_cast<int64_t>(how.index_sizes.size()); i++) {  // each rank adds its own entries
+    Placements in;
+    for (const auto& tensor : query.tensors)
+      in.push_back(tensor.arg == 0   ? Psum
+                   : tensor.arg == 1 ? broadcast_cut(tensor, how.index_sizes, i)
+                                     : broadcast_cut(tensor, how.sizes, how.begin + i));
+    rule.row(std::move(in), Placements(rule.outs.size(), Psum));
+  }
+  return rule;
+}
+
+}  // namespace
+
+void register_indexing(Registry& to) {
+  Family family(to, "indexing");
+  family.op("index_select", index_select);
+  family.op("gather", gather);
+  for (const auto* op : {"scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce"})
+    family.op_and_in_place(op, [](const OpQuery& q) { return scatter(q, false); });
+  family.op_and_in_place("scatter_add", [](const OpQuery& q) { return scatter(q, true); });
+  family.op_and_in_place("index_add", [](const OpQuery& q) { return along_index(q, true); });
+  for (const auto* op : {"index_copy", "index_fill.int_Scalar", "index_fill.int_Tensor"})
+    family.op_and_in_place(op, [](const OpQuery& q) { return along_index(q, false); });
+  family.op("index.Tensor", index);
+  family.op_and_in_place("index_put", index_put);
+  family.op("_index_put_impl_", index_put);
+}
+
+}  // namespace tessera::rules

@@ -1,0 +1,109 @@
+#include "tessera/rules/build.h"
+#include "tessera/rules/elementwise.h"
+#include "tessera/rules/families.h"
+#include "tessera/rules/geometry.h"
+
+// Losses. A mean is a sum divided by the count of the whole, never a mean of means: pieces may be of different sizes.
+namespace tessera::rules {
+namespace {
+
+enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };  // at::Reduction
+
+// Elementwise losses: (self, target, ..., reduction, ...), all tensors broadcast. The special op takes the count last.
+Rule elementwise_loss(const OpQuery& query, int reduction_arg, const std::string& special) {
+  int64_t reduction = query.int_at(reduction_arg);
+  Rule rule = elementwise(query);
+  if (reduction == kNone) return rule;
+  auto count = static_cast<double>(numel_of(rule.outs[0].sizes));
+  rule.outs = {contiguous_out({})};
+  rule.flops = count;
+  for (auto& row : rule.rows) {
+    if (!row.out[0].is_cut()) continue;
+    row.out[0] = Psum;
+    row.special = reduction == kMean;
+  }
+  if (reduction == kMean) {
+    rule.special = special;
+    rule.special_args = {count};
+  }
+  return rule;
+}
+
+// (grad_output, self, target, ..., reduction, ...): grad_output is of one element unless nothing was reduced. The plain
+// op divides by the number of elements it sees, so a mean over a piece needs the count of the whole.
+Rule elementwise_loss_backward(const OpQuery& query, int reduction_arg, const std::string& special) {
+  Rule rule = elementwise(query);
+  if (query.int_at(reduction_arg) != kMean) return rule;
+  rule.special = special;
+  rule.special_args = {static_cast<double>(numel_of(rule.outs[0].sizes))};
+  for (auto& row : rule.rows) row.special = row.out[0].is_cut();
+  return rule;
+}
+
+// Scores are (N, C, ...), or (C); targets (N, ...). Classes must be whole.
+int64_t class_dim(c10::IntArrayRef scores) { return scores.size() == 1 ? 0 : 1; }
+
+// nll_loss_forward(self, target, weight, reduction, ignore_index) -> output, total_weight
+// The denominator of the mean is the weight of the targets that are not ignored: it lies in the data. So the mean is taken
+// by an op that sums, adds up the denominators of all ranks, and divides.
+Rule nll_loss(const OpQuery& query, const std::string& mean) {
+  const auto &self = query.tensor(0), &target = query.tensor(1);
+  int64_t reduction = query.int_at(3);
+  Rule rule;
+  if (reduction == kMean) {
+    rule.decompose = mean;
+    return rule;
+  }
+  rule.outs = {contiguous_out(reduction == kNone ? target.sizes : c10::IntArrayRef{}), contiguous_out({})};
+  rule.flops = static_cast<double>(numel_of(target.sizes));
+  add_replicated_row(rule, query);
+  for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++) {
+    if (d == class_dim(self.sizes)) continue;
+    auto cut = S(d == 0 ? 0 : d - 1);
+    RowMaker(rule, query).in(0, S(d)).in(1, cut).out(0, reduction == kNone ? cut : Psum).out(1, Psum);
+  }
+  return rule;
+}
+
+// nll_loss_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight): divides by total_weight,
+// which is that of the whole.
+Rule nll_loss_backward(const OpQuery& query) {
+  const auto& self = query.tensor(1);
+  bool each = query.int_at(4) == kNone && !query.tensor(0).sizes.empty();
+  Rule rule;
+  rule.outs = {contiguous_out(self.sizes)};
+  add_replicated_row(rule, query);
+  for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++) {
+    if (d == class_dim(self.sizes)) continue;
+    auto cut = S(d == 0 ? 0 : d - 1);
+    RowMaker(rule, query).in(0, each ? cut : R).in(1, S(d)).in(2, cut).out(0, S(d));
+  }
+  return rule;
+}
+
+// op, place of `reduction`
+const struct {
+  const char* op;
+  int reduction;
+} kForward[] = {{"mse_loss", 2},  {"smooth_l1_loss", 2}, {"huber_loss", 2}, {"binary_cross_entropy", 3},
+                {"soft_margin_loss", 2}, {"binary_cross_entropy_with_logits", 4}},
+  kBackward[] = {{"mse_loss_backward", 3},  {"smooth_l1_loss_backward", 3}, {"huber_loss_backward", 3},
+                 {"binary_cross_entropy_backward", 4}, {"soft_margin_loss_backward", 3}};
+
+}  // namespace
+
+void register_loss(Registry& to) {
+  Family family(to, "loss");
+  auto special = [](const char* op) { return "tessera::" + std::string(op) + "_of"; };  // mse_loss_of(..., count)
+  for (const auto& row : kForward)
+    family.op(row.op, [&row, name = special(row.op)](const OpQuery& q) { return elementwise_loss(q, row.reduction, name); });
+  for (const auto& row : kBackward)
+    family.op(row.op,
+              [&row, name = special(row.op)](const OpQuery& q) { return elementwise_loss_backward(q, row.reduction, name); });
+  family.op("nll_loss_forward", [](const OpQuery& q) { return nll_loss(q, "tessera::nll_loss_mean"); });
+  family.op("nll_loss2d_forward", [](const OpQuery& q) { return nll_loss(q, "tessera::nll_loss2d_mean"); });
+  family.op("nll_loss_backward", nll_loss_backward);
+  family.op("nll_loss2d_backward", nll_loss_backward);
+}
+
+}  // namespace tessera::rules

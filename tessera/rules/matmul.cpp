@@ -1,0 +1,192 @@
+#include "tessera/base/error.h"
+#include "tessera/rules/build.h"
+#include "tessera/rules/families.h"
+
+#include <algorithm>
+#include <string>
+
+// Sums of products, by their letters: each letter is one row. Cut it wherever it appears; where it is summed away, the
+// result is Partial.
+//
+//   mk,kn->mn     m: S(0), R    -> S(0)
+//                 n: R,    S(1) -> S(1)
+//                 k: S(1), S(0) -> P(sum)
+//
+// A Partial operand is reduced first: the product of a pending sum would be reduced later, and as often as it is used.
+namespace tessera::rules {
+namespace {
+
+struct Einsum {
+  std::string lhs, rhs, out;
+};
+
+Einsum parse(const std::string& text) {
+  auto comma = text.find(','), arrow = text.find("->");
+  return {text.substr(0, comma), text.substr(comma + 1, arrow - comma - 1), text.substr(arrow + 2)};
+}
+
+Placement cut_of(const std::string& letters, char letter, Placement otherwise) {
+  auto at = letters.find(letter);
+  return at == std::string::npos ? otherwise : S(static_cast<int64_t>(at));
+}
+
+// Size of each letter; both operands must agree, as a plain tensor would insist too.
+int64_t size_of(const Einsum& e, char letter, const TensorArg& lhs, const TensorArg& rhs, const OpQuery& query) {
+  auto in_lhs = e.lhs.find(letter), in_rhs = e.rhs.find(letter);
+  if (in_lhs != std::string::npos && in_rhs != std::string::npos)
+    TESSERA_CHECK(lhs.sizes[in_lhs] == rhs.sizes[in_rhs], UsageError, query.schema.operator_name(), ": sizes ", lhs.sizes,
+                  " and ", rhs.sizes, " do not fit: dim ", in_lhs, " of the first and dim ", in_rhs,
+                  " of the second must be equal");
+  return in_lhs != std::string::npos ? lhs.sizes[in_lhs] : rhs.sizes[in_rhs];
+}
+
+// Operands are arguments `lhs` and `rhs` of the schema; `added` (a bias, broadcast to the output) is one too, or -1.
+Rule einsum(const OpQuery& query, const std::string& text, int lhs_arg, int rhs_arg, int added = -1) {
+  Einsum e = parse(text);
+  const auto& lhs = query.tensor(lhs_arg);
+  const auto& rhs = query.tensor(rhs_arg);
+  TESSERA_CHECK(lhs.sizes.size() == e.lhs.size() && rhs.sizes.size() == e.rhs.size(), UsageError,
+                query.schema.operator_name(), ": ", text, " of tensors with ", lhs.sizes.size(), " and ", rhs.sizes.size(),
+                " dims");
+  std::string letters = e.out;  // batch and free letters in the order of the output, then the summed ones
+  for (char letter : e.lhs + e.rhs)
+    if (letters.find(letter) == std::string::npos) letters += letter;
+
+  Rule rule;
+  Sizes sizes;
+  for (char letter : e.out) sizes.push_back(size_of(e, letter, lhs, rhs, query));
+  if (fresh_outputs(query.schema) > 0) rule.outs = {contiguous_out(sizes)};
+  rule.flops = 1;
+  for (char letter : letters) rule.flops *= static_cast<double>(size_of(e, letter, lhs, rhs, query));
+
+  add_replicated_row(rule, query);
+  const auto* bias = added < 0 ? nullptr : query.find_tensor(added);
+  for (char letter : letters) {
+    RowMaker row(rule, query);
+    row.in(lhs_arg, cut_of(e.lhs, letter, R)).in(rhs_arg, cut_of(e.rhs, letter, R));
+    auto out = cut_of(e.out, letter, Psum);
+    // Under a pending sum the bias is one of the terms: an R bias becomes that by dividing by the number of ranks.
+    if (bias) row.in(added, out.is_cut() ? broadcast_cut(*bias, sizes, out.dim) : out);
+    if (!rule.outs.empty()) row.out(0, out);
+  }
+  return rule;
+}
+
+struct EinsumRow {
+  const char* op;
+  const char* text;
+  int lhs, rhs, added;  // arguments
+};
+
+constexpr EinsumRow kEinsum[] = {
+    {"mm", "mk,kn->mn", 0, 1, -1},          {"mm.dtype", "mk,kn->mn", 0, 1, -1},
+    {"bmm", "bmk,bkn->bmn", 0, 1, -1},      {"bmm.dtype", "bmk,bkn->bmn", 0, 1, -1},
+    {"mv", "mk,k->m", 0, 1, -1},            {"dot", "k,k->", 0, 1, -1},
+    {"vdot", "k,k->", 0, 1, -1},            {"addmm", "mk,kn->mn", 1, 2, 0},
+    {"addmm_", "mk,kn->mn", 1, 2, 0},       {"addmm.dtype", "mk,kn->mn", 1, 2, 0},
+    {"addmv", "mk,k->m", 1, 2, 0},          {"addmv_", "mk,k->m", 1, 2, 0},
+    {"addr", "m,n->mn", 1, 2, 0},           {"addr_", "m,n->mn", 1, 2, 0},
+    {"baddbmm", "bmk,bkn->bmn", 1, 2, 0},   {"baddbmm_", "bmk,bkn->bmn", 1, 2, 0},
+    {"baddbmm.dtype", "bmk,bkn->bmn", 1, 2, 0}, {"addbmm", "bmk,bkn->mn", 1, 2, 0},
+    {"addbmm_", "bmk,bkn->mn", 1, 2, 0},
+};
+
+// A letter for each leading dim: "ABk" for a tensor of three dims whose last is k.
+std::string batch_letters(size_t count, char first = 'A') {
+  std::string letters;
+  for (size_t i = 0; i < count; i++) letters += static_cast<char>(first + i);
+  return letters;
+}
+
+// linear(input, weight, bias): a batch of any number of dims, each of which may be cut. Composite in ATen, where it folds
+// them into one and so cannot keep a cut of the second.
+Rule linear(const OpQuery& query) {
+  auto batch = batch_letters(query.tensor(0).sizes.size() - 1);
+  if (query.tensor(1).sizes.size() == 1) return einsum(query, batch + "k,k->" + batch, 0, 1, 2);
+  return einsum(query, batch + "k,nk->" + batch + "n", 0, 1, 2);
+}
+
+// linear_backward(input, grad_output, weight, output_mask): three products of one set of letters.
+//   input "Ak", grad "An", weight "nk":   grad_input "An,nk->Ak"   grad_weight "An,Ak->nk"   grad_bias "An->n"
+Rule linear_backward(const OpQuery& query) {
+  const auto &input = query.tensor(0), &grad = query.tensor(1), &weight = query.tensor(2);
+  auto batch = batch_letters(input.sizes.size() - 1);
+  const std::string of_input = batch + "k", of_grad = batch + "n", of_weight = "nk";
+  auto mask = query.args[3].toBoolList();
+  const std::string out_letters[] = {of_input, of_weight, "n"};
+  Rule rule;
+  rule.outs = {contiguous_out(input.sizes), contiguous_out(weight.sizes), contiguous_out(weight.sizes.slice(0, 1))};
+  for (size_t i = 0; i < 3; i++)
+    if (!mask[i]) rule.outs[i] = {};
+  rule.flops = 2.0 * static_cast<double>(numel_of(input.sizes)) * static_cast<double>(weight.sizes[0]);
+  rule.special = "tessera::linear_backward";  // ATen has the schema but no kernel for CPU or CUDA
+  RowMaker(rule, query).special();
+  for (char letter : batch + "nk") {
+    RowMaker row(rule, query);
+    row.in(0, cut_of(of_input, letter, R)).in(1, cut_of(of_grad, letter, R)).in(2, cut_of(of_weight, letter, R)).special();
+    const std::string operands[] = {of_grad + of_weight, of_grad + of_input, of_grad};
+    for (size_t i = 0; i < 3; i++) {
+      bool appears = operands[i].find(letter) != std::string::npos;  // k is in no operand of grad_bias: whole there
+      if (mask[i]) row.out(i, appears ? cut_of(out_letters[i], letter, Psum) : R);
+    }
+  }
+  (void)grad;
+  return rule;
+}
+
+// matmul in all its forms: vectors, matrices, broadcast batches.
+Rule matmul(const OpQuery& query) {
+  auto lhs = query.tensor(0).sizes, rhs = query.tensor(1).sizes;
+  TESSERA_CHECK(!lhs.empty() && !rhs.empty(), UsageError, "aten::matmul: a tensor without dims; multiply by it instead");
+  size_t lhs_batch = lhs.size() > 2 ? lhs.size() - 2 : 0, rhs_batch = rhs.size() > 2 ? rhs.size() - 2 : 0;
+  size_t batch = std::max(lhs_batch, rhs_batch);
+  auto shared = batch_letters(batch);
+  // A batch dim of size 1 that is broadcast gets a letter of its own that never appears in the output: no row cuts it.
+  std::string lhs_letters = shared.substr(batch - lhs_batch), rhs_letters = shared.substr(batch - rhs_batch);
+  Sizes sizes;
+  for (size_t i = 0; i < batch; i++) {
+    int64_t in_lhs = i + lhs_batch < batch ? 1 : lhs[i + lhs_batch - batch];
+    int64_t in_rhs = i + rhs_batch < batch ? 1 : rhs[i + rhs_batch - batch];
+    TESSERA_CHECK(in_lhs == in_rhs || in_lhs == 1 || in_rhs == 1, UsageError, "aten::matmul: batch sizes of ", lhs, " and ",
+                  rhs, " do not broadcast");
+    if (in_lhs == 1 && in_rhs != 1 && i + lhs_batch >= batch) lhs_letters[i + lhs_batch - batch] = '1';
+    if (in_rhs == 1 && in_lhs != 1 && i + rhs_batch >= batch) rhs_letters[i + rhs_batch - batch] = '1';
+    sizes.push_back(std::max(in_lhs, in_rhs) * (in_lhs && in_rhs ? 1 : 0));
+  }
+  lhs_letters += lhs.size() > 1 ? "mk" : "k";
+  rhs_letters += rhs.size() > 1 ? "kn" : "k";
+  std::string out_letters = shared;
+  if (lhs.size() > 1) {
+    out_letters += 'm';
+    sizes.push_back(lhs[lhs.size() - 2]);
+  }
+  if (rhs.size() > 1) {
+    out_letters += 'n';
+    sizes.push_back(rhs.back());
+  }
+  TESSERA_CHECK(lhs.back() == rhs[rhs.size() > 1 ? rhs.size() - 2 : 0], UsageError, "aten::matmul: the last dim of ", lhs,
+                " and the last but one of ", rhs, " must be equal");
+  Rule rule;
+  rule.outs = {contiguous_out(sizes)};
+  rule.flops = static_cast<double>(numel_of(sizes)) * static_cast<double>(lhs.back());
+  add_replicated_row(rule, query);
+  for (char letter : out_letters + "k")
+    RowMaker(rule, query)
+        .in(0, cut_of(lhs_letters, letter, R))
+        .in(1, cut_of(rhs_letters, letter, R))
+        .out(0, cut_of(out_letters, letter, Psum));
+  return rule;
+}
+
+}  // namespace
+
+void register_matmul(Registry& to) {
+  Family family(to, "matmul");
+  for (const auto& row : kEinsum)
+    family.op(row.op, [&row](const OpQuery& query) { return einsum(query, row.text, row.lhs, row.rhs, row.added); });
+  family.op("linear", linear);
+  family.op("linear_backward", linear_backward);
+  family.op("matmul", matmul);
+}
+
+}  // namespace tessera::rules

@@ -1,0 +1,117 @@
+#include "tessera/rules/elementwise.h"
+#include "tessera/rules/families.h"
+#include "tessera/rules/geometry.h"
+
+namespace tessera::rules {
+
+Rule elementwise(const OpQuery& query, c10::ArrayRef<PartialRow> partials) {
+  Rule rule;
+  auto sizes = broadcast_sizes(query);
+  auto outs = static_cast<size_t>(fresh_outputs(query.schema));
+  if (outs > 0) rule.outs.assign(outs, {sizes, pointwise_strides(sizes, query.tensors)});
+  add_replicated_row(rule, query);
+  for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); d++) {
+    Placements in;
+    for (const auto& tensor : query.tensors) in.push_back(broadcast_cut(tensor, sizes, d));
+    rule.row(std::move(in), Placements(outs, S(d)));
+  }
+  for (const auto& partial : partials)
+    if (partial.in.size() == query.tensors.size())
+      rule.row(Placements(partial.in.begin(), partial.in.end()), Placements(outs, partial.out));
+  return rule;
+}
+
+namespace {
+
+// f(a + b) = f(a) + f(b), and f(0) = 0 so that a masked tensor stays one.
+const std::vector<PartialRow> kLinear = {{{Psum}, Psum}, {{Pavg}, Pavg}, {{Pmask}, Pmask}};
+
+// Order is turned round: the largest becomes the smallest.
+const std::vector<PartialRow> kNegation = {
+    {{Psum}, Psum}, {{Pavg}, Pavg}, {{Pmask}, Pmask}, {{Pmax}, Pmin}, {{Pmin}, Pmax}};
+
+// {Psum, R} is absent: R would be counted once per rank. An R operand becomes Psum by dividing, without communication.
+// {R, Pmax} is absent: alpha may be negative.
+const std::vector<PartialRow> kSum = {
+    {{Psum, Psum}, Psum}, {{Pavg, Pavg}, Pavg}, {{Pmask, Pmask}, Psum},
+    {{Pavg, R}, Pavg},    {{R, Pavg}, Pavg},  // every rank adds the same R, so the mean moves by R
+    {{Pmax, R}, Pmax},    {{Pmin, R}, Pmin},  // and so does the largest
+};
+
+// Adding a number: as adding R. Psum is absent: the number would be counted once per rank.
+const std::vector<PartialRow> kShift = {{{Pavg}, Pavg}, {{Pmax}, Pmax}, {{Pmin}, Pmin}};
+
+// a + w * (b - a), one w for all.
+const std::vector<PartialRow> kInterpolation = {{{Psum, Psum}, Psum}, {{Pavg, Pavg}, Pavg}};
+
+// Picks one of the two for each element, alike on every rank.
+const std::vector<PartialRow> kChoice = {{{R, Psum, Psum}, Psum}, {{R, Pavg, Pavg}, Pavg}};
+
+// By a whole tensor, a Partial passes only if there is but one element: of a larger one, letting it through would reduce
+// it later, and more than once, at whatever comes next.
+const std::vector<PartialRow> kScaledByOne = {{{Psum, R}, Psum}, {{Pavg, R}, Pavg}};
+const std::vector<PartialRow> kProductWithOne = {
+    {{Psum, R}, Psum}, {{Pavg, R}, Pavg}, {{R, Psum}, Psum}, {{R, Pavg}, Pavg}};
+
+Rule scaled(const OpQuery& query, c10::ArrayRef<PartialRow> by_one) {
+  bool plain_factor = query.tensors.size() == 2 && (!query.tensors[0].distributed || !query.tensors[1].distributed);
+  bool one_element = numel_of(broadcast_sizes(query)) == 1;
+  return elementwise(query, plain_factor || one_element ? by_one : c10::ArrayRef<PartialRow>{});
+}
+
+// Ops that let a Partial through. In-place forms have the same rows.
+const struct {
+  const char* op;
+  const std::vector<PartialRow>& partials;
+} kThrough[] = {
+    {"add.Tensor", kSum},         {"sub.Tensor", kSum},         {"add.Scalar", kShift},  {"sub.Scalar", kShift},
+    {"mul.Scalar", kLinear},      {"div.Scalar", kLinear},      {"neg", kNegation},      {"deg2rad", kLinear},
+    {"lerp.Scalar", kInterpolation}, {"rad2deg", kLinear},      {"where.self", kChoice},
+};
+
+// Elementwise, and nothing Partial goes in. By kind; each also in place where ATen has that form.
+const char* const kWhole[] = {
+    // one tensor
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "angle", "bitwise_not", "ceil", "cos", "cosh", "digamma",
+    "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "floor", "frac", "hardsigmoid", "hardswish", "i0", "isinf", "isnan",
+    "isneginf", "isposinf", "lgamma", "log", "log10", "log1p", "log2", "logical_not", "mish", "reciprocal", "relu", "round",
+    "round.decimals", "rsqrt", "sgn", "sigmoid", "sign", "signbit", "silu", "sin", "sinc", "sinh", "sqrt", "tan", "tanh",
+    "trunc", "nan_to_num", "logit", "special_entr", "special_erfcx", "special_i0e", "special_i1", "special_i1e",
+    "special_log_ndtr", "special_ndtri",
+    // activations with numbers
+    "celu", "elu", "gelu", "hardshrink", "hardtanh", "leaky_relu", "softplus", "softshrink", "threshold", "clamp",
+    "clamp_min", "clamp_max", "_prelu_kernel",
+    // two tensors
+    "atan2", "bitwise_and.Tensor", "bitwise_or.Tensor", "bitwise_xor.Tensor", "bitwise_left_shift.Tensor",
+    "bitwise_right_shift.Tensor", "copysign.Tensor", "div.Tensor_mode", "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor",
+    "gt.Tensor", "ge.Tensor", "floor_divide", "fmax", "fmin", "fmod.Tensor", "gcd", "lcm", "heaviside", "hypot", "ldexp.Tensor",
+    "logaddexp", "logaddexp2", "logical_and", "logical_or", "logical_xor", "maximum", "minimum", "nextafter",
+    "pow.Tensor_Tensor", "remainder.Tensor", "rsub.Tensor", "special_xlog1py", "xlogy.Tensor", "clamp.Tensor",
+    "clamp_min.Tensor", "clamp_max.Tensor",
+    // a tensor and a number
+    "bitwise_and.Scalar", "bitwise_or.Scalar", "bitwise_xor.Scalar", "copysign.Scalar", "div.Scalar_mode", "eq.Scalar",
+    "ne.Scalar", "lt.Scalar", "le.Scalar", "gt.Scalar", "ge.Scalar", "floor_divide.Scalar", "fmod.Scalar", "pow.Tensor_Scalar",
+    "pow.Scalar", "remainder.Scalar", "remainder.Scalar_Tensor", "rsub.Scalar", "xlogy.Scalar_Other", "xlogy.Scalar_Self",
+    "masked_fill.Scalar",
+    // three tensors
+    "addcdiv", "addcmul", "lerp.Tensor", "masked_fill.Tensor",
+    // backward of the above: elementwise in the gradient and what was saved. Linear in the gradient, yet a product of two
+    // tensors, so a Partial gradient is reduced first (see kScaledByOne).
+    "elu_backward", "gelu_backward", "hardshrink_backward", "hardsigmoid_backward", "hardswish_backward",
+    "hardtanh_backward", "leaky_relu_backward", "logit_backward", "sigmoid_backward", "silu_backward",
+    "mish_backward", "softplus_backward", "softshrink_backward", "tanh_backward", "threshold_backward",
+    "_prelu_kernel_backward", "native_dropout_backward",
+};
+
+}  // namespace
+
+void register_pointwise(Registry& to) {
+  Family family(to, "pointwise");
+  for (const auto* op : kWhole) family.op_and_in_place(op, [](const OpQuery& query) { return elementwise(query); });
+  for (const auto& row : kThrough)
+    family.op_and_in_place(row.op, [&row](const OpQuery& query) { return elementwise(query, row.partials); });
+  family.op_and_in_place("mul.Tensor", [](const OpQuery& query) { return scaled(query, kProductWithOne); });
+  family.op_and_in_place("div.Tensor", [](const OpQuery& query) { return scaled(query, kScaledByOne); });
+}
+
+}  // namespace tessera::rules

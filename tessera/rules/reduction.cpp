@@ -1,0 +1,154 @@
+#include "tessera/rules/build.h"
+#include "tessera/rules/families.h"
+#include "tessera/rules/geometry.h"
+
+#include <cmath>
+#include <limits>
+
+// Ops that make one element of many along some dims. A dim that is not reduced may be cut and is cut in the result; what
+// a cut of a reduced dim gives is the last column of the table below.
+namespace tessera::rules {
+namespace {
+
+// Which dims of a tensor are reduced, and where the others are in the result.
+struct Reduced {
+  Sizes out_sizes;
+  std::vector<bool> dims;
+  std::vector<int64_t> out_dim;  // of a dim that stays
+  int64_t count = 1;             // elements that become one
+};
+
+// `dim_arg` none or empty, or -1: all dims. `keep_arg` -1: not kept.
+Reduced reduced_dims(const OpQuery& query, int tensor_arg, int dim_arg, int keep_arg) {
+  auto sizes = query.tensor(tensor_arg).sizes;
+  auto ndim = static_cast<int64_t>(sizes.size());
+  std::vector<int64_t> asked = dim_arg < 0 ? std::vector<int64_t>{} : query.ints_at(dim_arg);
+  bool keep = keep_arg >= 0 && query.bool_at(keep_arg);
+  Reduced result;
+  result.dims.assign(sizes.size(), asked.empty());
+  for (auto dim : asked)
+    if (ndim > 0) result.dims.at(static_cast<size_t>(dim < 0 ? dim + ndim : dim)) = true;
+  for (int64_t d = 0; d < ndim; d++) {
+    result.out_dim.push_back(static_cast<int64_t>(result.out_sizes.size()));
+    if (!result.dims[d]) {
+      result.out_sizes.push_back(sizes[d]);
+    } else {
+      result.count *= sizes[d];
+      if (keep) result.out_sizes.push_back(1);
+    }
+  }
+  return result;
+}
+
+// `partial`: what a cut of a reduced dim gives; R: it may not be cut. Every output has the same sizes.
+Rule reduction(const OpQuery& query, const Reduced& reduced, Placement partial, c10::ArrayRef<Placement> through) {
+  Rule rule;
+  rule.outs.assign(static_cast<size_t>(fresh_outputs(query.schema)), contiguous_out(reduced.out_sizes));
+  rule.flops = static_cast<double>(numel_of(query.tensors[0].sizes));
+  Placements outs(rule.outs.size(), R);
+  add_replicated_row(rule, query);
+  for (size_t d = 0; d < reduced.dims.size(); d++) {
+    if (reduced.dims[d] && partial.is_replicate()) continue;
+    rule.row({S(static_cast<int64_t>(d))},
+             Placements(outs.size(), reduced.dims[d] ? partial : S(reduced.out_dim[d])));
+  }
+  for (auto p : through) add_uniform_row(rule, query, p);
+  return rule;
+}
+
+// Makes every row that cuts a reduced dim run another op.
+void special_where_cut(Rule& rule, const Reduced& reduced, const std::string& op, std::vector<c10::IValue> args = {}) {
+  rule.special = op;
+  rule.special_args = std::move(args);
+  for (auto& row : rule.rows)
+    if (row.in[0].is_cut() && reduced.dims[row.in[0].dim]) row.special = true;
+}
+
+Rule sum(const OpQuery& query, const Reduced& reduced) {
+  Rule rule = reduction(query, reduced, Psum, kLinearPartials);
+  rule.row({Pmask}, {Psum});
+  return rule;
+}
+
+// The mean of means is the mean only of equal pieces; so a cut dim is summed and divided by the whole count.
+Rule mean(const OpQuery& query, const Reduced& reduced, const std::string& special) {
+  Rule rule = sum(query, reduced);
+  special_where_cut(rule, reduced, special, {static_cast<double>(reduced.count)});
+  return rule;
+}
+
+// A rank with no elements holds the lowest (largest) number there is; the plain op would throw.
+Rule extreme(const OpQuery& query, const Reduced& reduced, Placement partial, const std::string& special) {
+  Rule rule = reduction(query, reduced, partial, {partial});
+  special_where_cut(rule, reduced, special);
+  return rule;
+}
+
+// p-norms compose: the norm of the ranks' norms. p = 0 counts, so its terms add. Negative p: a rank with no elements would
+// have to hold infinity, and nobody asks.
+Rule norm(const OpQuery& query, const Reduced& reduced, double p, const std::string& special) {
+  auto partial = p == 0 ? Psum : p > 0 ? NormPartial(p) : R;
+  Rule rule = reduction(query, reduced, partial, {});
+  if (std::isinf(p) && p > 0) special_where_cut(rule, reduced, special);
+  return rule;
+}
+
+double norm_order(const OpQuery& query, int arg) { return query.is_none(arg) ? 2.0 : query.double_at(arg); }
+
+// How the op reads its arguments, and what it does with a cut reduced dim.
+const struct {
+  const char* op;
+  int dim, keep;
+  Rule (*fn)(const OpQuery&, const Reduced&);
+  bool reads_scalars;
+} kReductions[] = {
+    {"sum", -1, -1, sum, false},
+    {"sum.dim_IntList", 1, 2, sum, false},
+    {"mean", -1, -1, [](auto& q, auto& r) { return mean(q, r, "tessera::mean_of"); }, false},
+    {"mean.dim", 1, 2, [](auto& q, auto& r) { return mean(q, r, "tessera::mean_of.dim"); }, false},
+    {"prod", -1, -1, [](auto& q, auto& r) { return reduction(q, r, Pproduct, {Pproduct}); }, false},
+    {"prod.dim_int", 1, 2, [](auto& q, auto& r) { return reduction(q, r, Pproduct, {Pproduct}); }, false},
+    {"amax", 1, 2, [](auto& q, auto& r) { return extreme(q, r, Pmax, "tessera::amax_or_lowest"); }, false},
+    {"amin", 1, 2, [](auto& q, auto& r) { return extreme(q, r, Pmin, "tessera::amin_or_highest"); }, false},
+    {"max", -1, -1, [](auto& q, auto& r) { return extreme(q, r, Pmax, "tessera::max_or_lowest"); }, false},
+    {"min", -1, -1, [](auto& q, auto& r) { return extreme(q, r, Pmin, "tessera::min_or_highest"); }, false},
+    {"norm.Scalar", -1, -1, [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::norm_or_zero"); }, true},
+    {"norm.ScalarOpt_dim", 2, 3, [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::norm_or_zero.dim"); },
+     true},
+    {"norm.ScalarOpt_dim_dtype", 2, 3,
+     [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::norm_or_zero.dim_dtype"); }, true},
+    {"norm.ScalarOpt_dtype", -1, -1,
+     [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::norm_or_zero.dtype"); }, true},
+    {"linalg_vector_norm", 2, 3,
+     [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::vector_norm_or_zero"); }, true},
+    // The reduced dim must be whole: the ranks' results do not combine by one reduction (var, logsumexp), carry indices
+    // (max.dim, argmax), or are bool, which not every backend reduces (all, any).
+    {"var.correction", 1, 3, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"std.correction", 1, 3, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"var_mean.correction", 1, 3, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"logsumexp", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"max.dim", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"min.dim", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"argmax", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"argmin", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"median", -1, -1, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"median.dim", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"all", -1, -1, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"all.dim", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"all.dims", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"any", -1, -1, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"any.dim", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"any.dims", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+};
+
+}  // namespace
+
+void register_reduction(Registry& to) {
+  Family family(to, "reduction");
+  for (const auto& row : kReductions)
+    family.op(
+        row.op, [&row](const OpQuery& query) { return row.fn(query, reduced_dims(query, 0, row.dim, row.keep)); },
+        ListMode::Joint, row.reads_scalars);
+}
+
+}  // namespace tessera::rules

@@ -1,0 +1,73 @@
+#include "tessera/rules/build.h"
+#include "tessera/rules/families.h"
+#include "tessera/rules/geometry.h"
+
+// Ops along one dim that need it whole and give it back: softmax, cumsum, sort, topk. Any other dim may be cut.
+namespace tessera::rules {
+namespace {
+
+// All tensors of the call have the sizes of the first; `dim_arg` names the dim that must be whole.
+Rule along(const OpQuery& query, int dim_arg, Sizes out_sizes, c10::ArrayRef<Placement> through = {}) {
+  const auto& self = query.tensors[0];
+  auto ndim = static_cast<int64_t>(self.sizes.size());
+  int64_t whole = query.dim_at(dim_arg, ndim);
+  Rule rule;
+  rule.outs.assign(static_cast<size_t>(fresh_outputs(query.schema)), contiguous_out(out_sizes));
+  add_replicated_row(rule, query);
+  for (int64_t d = 0; d < ndim; d++)
+    if (d != whole) add_uniform_row(rule, query, S(d));
+  for (auto p : through) add_uniform_row(rule, query, p);
+  return rule;
+}
+
+Rule same_sizes(const OpQuery& query, int dim_arg) { return along(query, dim_arg, Sizes(query.tensors[0].sizes)); }
+
+// Strides as those of an elementwise op (sort, cumsum).
+Rule same_geometry(const OpQuery& query, int dim_arg) {
+  Rule rule = same_sizes(query, dim_arg);
+  for (auto& out : rule.outs) out.strides = pointwise_strides(out.sizes, query.tensors);
+  return rule;
+}
+
+Rule cumsum(const OpQuery& query) {
+  Rule rule = along(query, 1, Sizes(query.tensors[0].sizes), kLinearPartials);  // linear
+  rule.outs[0].strides = pointwise_strides(rule.outs[0].sizes, query.tensors);
+  return rule;
+}
+
+Rule topk(const OpQuery& query) {
+  Sizes sizes(query.tensors[0].sizes);
+  if (!sizes.empty()) sizes[query.dim_at(2, static_cast<int64_t>(sizes.size()))] = query.int_at(1);
+  return along(query, 2, sizes);
+}
+
+// glu(self, dim): halves the dim. Backward: of the gradient (halved) and self.
+Rule glu(const OpQuery& query) {
+  Sizes sizes(query.tensors[0].sizes);
+  sizes[query.dim_at(1, static_cast<int64_t>(sizes.size()))] /= 2;
+  return along(query, 1, sizes);
+}
+
+Rule glu_backward(const OpQuery& query) {
+  Rule rule = same_sizes(query, 2);
+  rule.outs[0] = contiguous_out(query.tensor(1).sizes);
+  return rule;
+}
+
+}  // namespace
+
+void register_scan(Registry& to) {
+  Family family(to, "scan");
+  for (const auto* op : {"_softmax", "_log_softmax"}) family.op(op, [](const OpQuery& q) { return same_sizes(q, 1); });
+  for (const auto* op : {"_softmax_backward_data", "_log_softmax_backward_data"})
+    family.op(op, [](const OpQuery& q) { return same_sizes(q, 2); });
+  family.op("cumsum", cumsum);
+  family.op("cumprod", [](const OpQuery& q) { return same_geometry(q, 1); });
+  family.op("sort", [](const OpQuery& q) { return same_geometry(q, 1); });
+  family.op("sort.stable", [](const OpQuery& q) { return same_geometry(q, 2); });
+  family.op("topk", topk);
+  family.op("glu", glu);
+  family.op("glu_backward", glu_backward);
+}
+
+}  // namespace tessera::rules
