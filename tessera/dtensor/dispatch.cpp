@@ -156,6 +156,8 @@ bool promote_plain(const OpEntry& entry, c10::ArrayRef<IValue> args) {
   return true;
 }
 
+}  // namespace
+
 // ---- choose ----
 
 propagate::Call make_call(const OpEntry& entry, c10::ArrayRef<IValue> args, MeshState* mesh) {
@@ -171,8 +173,6 @@ propagate::Call make_call(const OpEntry& entry, c10::ArrayRef<IValue> args, Mesh
   });
   return call;
 }
-
-}  // namespace
 
 Decision& choose(const OpEntry& entry, c10::ArrayRef<IValue> args, const Key& key) {
   TESSERA_CHECK(key.mesh() != nullptr, InternalError, entry.name, ": dispatched here without a distributed tensor");
@@ -259,6 +259,7 @@ void move_all(const OpEntry& entry, std::vector<Moved>& moves) {
     open[i]->local = std::move(results[i].tensor);
     remember(*open[i]->tensor, *open[i], *from[i]);
   }
+  if (auto* observer = op_observer()) observer->redistributed();
 }
 
 // The local of the i-th tensor of the call, in the place the decision wants it.

@@ -160,11 +160,11 @@ std::string short_name(c10::ScalarType dtype) {
 
 }  // namespace
 
-std::string TensorSpec::describe() const {
-  std::ostringstream out;
-  out << short_name(dtype) << c10::IntArrayRef(sizes) << to_string(placements) << " on mesh(" << mesh << ")";
-  return out.str();
+std::string TensorSpec::brief() const {
+  return c10::str(short_name(dtype), c10::IntArrayRef(sizes), to_string(placements));
 }
+
+std::string TensorSpec::describe() const { return c10::str(brief(), " on mesh(", mesh, ")"); }
 
 SpecRef intern(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                c10::ScalarType dtype, c10::Device device) {

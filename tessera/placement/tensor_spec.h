@@ -36,7 +36,8 @@ struct TensorSpec final : c10::intrusive_ptr_target {
   // each. Empty where no dim is cut. Made at first use.
   const std::vector<int64_t>& run_list() const;
   bool has_partial() const;
-  std::string describe() const;  // f32[8, 10][S(0), R] on mesh(dp=2,tp=2)
+  std::string brief() const;             // f32[8, 10][S(0), R]
+  std::string describe() const;          // f32[8, 10][S(0), R] on mesh(dp=2,tp=2)
 
   void release_resources() override;  // the table's weak reference must not keep the mesh, which owns the table
 
