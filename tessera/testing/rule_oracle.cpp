@@ -216,7 +216,8 @@ class Oracle {
   // Runs the op on every rank's part and compares; true if it held.
   bool try_layout(const Layout& layout) {
     report_.cases++;
-    at::globalContext().defaultGenerator(at::kCPU).set_current_seed(17);
+    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+    generator.set_current_seed(17);
     std::string why;
     try {
       why = contradiction(layout);
