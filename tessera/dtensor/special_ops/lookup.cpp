@@ -20,7 +20,7 @@ at::Tensor masked_embedding(const at::Tensor& weight, const at::Tensor& indices,
   auto sizes = indices.sizes().vec();
   sizes.push_back(weight.size(1));
   if (weight.size(0) == 0 || indices.numel() == 0) return at::zeros(sizes, weight.options());
-  auto local = indices - offset;
+  auto local = indices.sub(offset);
   auto elsewhere = local.lt(0).logical_or_(local.ge(weight.size(0)));
   auto found = at::embedding(weight, local.masked_fill_(elsewhere, 0), padding_idx, scale_grad_by_freq, sparse);
   return found.masked_fill_(elsewhere.unsqueeze(-1), 0);

@@ -1,0 +1,31 @@
+#pragma once
+#include "tessera/testing/rule_oracle.h"
+#include "tessera/testing/sample_maker.h"
+
+#include <gtest/gtest.h>
+
+#include <iostream>
+#include <string>
+#include <vector>
+
+// Every row of a family by brute force, and a sample for every op it has.
+namespace tessera::testing {
+
+inline void expect_family_holds(const std::string& family, const std::vector<Sample>& samples,
+                                const std::vector<std::string>& exempt = {}) {
+  auto report = verify_family(family, samples, exempt);
+  EXPECT_GT(report.ops, 0);
+  EXPECT_TRUE(report.problems.empty()) << report;
+  std::cout << report.family << ": " << report.ops << " ops, " << report.rows << " rows, " << report.cases << " cases; "
+            << report.exempt << " ops exempt\n";
+}
+
+inline std::vector<Sample> samples_of_all(const std::string& family, const std::vector<std::string>& but = {}) {
+  std::vector<Sample> samples;
+  for (const auto& op : ops_of_family(family))
+    if (std::find(but.begin(), but.end(), op) == but.end())
+      for (auto& sample : samples_by_schema(op)) samples.push_back(std::move(sample));
+  return samples;
+}
+
+}  // namespace tessera::testing
