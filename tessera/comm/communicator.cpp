@@ -80,6 +80,13 @@ at::Tensor flatten(const Tensors& xs) {  // one after the other, in one buffer
   return at::cat(flat);
 }
 
+// Backends cut the large tensor of an all_gather or reduce_scatter along dim 0 and want the pieces in the shape of the
+// small one. Memory is what counts: where the shapes are not like that, both travel flat.
+bool cut_along_rows(const at::Tensor& large, const at::Tensor& small, int64_t n) {
+  return small.dim() > 0 && large.dim() == small.dim() && large.size(0) == n * small.size(0) &&
+         large.sizes().slice(1) == small.sizes().slice(1);
+}
+
 at::Tensor bytes_view(const at::Tensor& x) { return x.contiguous().view({-1}).view(at::kByte); }
 
 }  // namespace
@@ -209,9 +216,14 @@ Work Communicator::all_gather_into_tensor(at::Tensor& out, const at::Tensor& in,
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::Tensor wire_in = in.is_contiguous() ? in : in.contiguous();
   at::Tensor wire_out = out.is_contiguous() ? out : at::empty(out.sizes(), out.options());
+  const bool copy_back = !wire_out.is_same(out);
+  if (!cut_along_rows(wire_out, wire_in, size())) {
+    wire_in = wire_in.view({-1});
+    wire_out = wire_out.view({-1});
+  }
   Work work = post(Kind::AllGatherIntoTensor, options, bytes_of(out), in.scalar_type(),
                    [&] { return backend_->_allgather_base(wire_out, wire_in, c10d::AllgatherOptions()); });
-  if (!wire_out.is_same(out)) work.then([out = out, wire_out]() mutable { out.copy_(wire_out); });
+  if (copy_back) work.then([out = out, wire_out]() mutable { out.copy_(wire_out.view(out.sizes())); });
   return work;
 }
 
@@ -223,19 +235,19 @@ Work Communicator::all_gather(Tensors outs, const at::Tensor& in, Options option
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   int64_t longest = 0;
   for (const auto& out : outs) longest = std::max(longest, out.numel());
-  // Padded to the longest, because backends want equal parts.   gathered: (size, longest)
+  // Padded to the longest, because backends want equal parts.   gathered: size times longest
   at::Tensor wire_in = in.reshape({-1});
   if (in.numel() < longest) {
     wire_in = at::zeros({longest}, in.options());
     wire_in.narrow(0, 0, in.numel()).copy_(in.reshape({-1}));
   }
   wire_in = wire_in.contiguous();
-  at::Tensor gathered = at::empty({size(), longest}, in.options());
+  at::Tensor gathered = at::empty({size() * longest}, in.options());
   Work work = post(Kind::AllGather, options, bytes_of(outs), in.scalar_type(),
                    [&] { return backend_->_allgather_base(gathered, wire_in, c10d::AllgatherOptions()); });
-  work.then([outs = std::move(outs), gathered]() mutable {
+  work.then([outs = std::move(outs), gathered, longest]() mutable {
     for (size_t r = 0; r < outs.size(); r++)
-      outs[r].copy_(gathered.select(0, static_cast<int64_t>(r)).narrow(0, 0, outs[r].numel()).view(outs[r].sizes()));
+      outs[r].copy_(gathered.narrow(0, static_cast<int64_t>(r) * longest, outs[r].numel()).view(outs[r].sizes()));
   });
   return work;
 }
@@ -253,14 +265,14 @@ Work Communicator::all_gather_coalesced(Tensors outs, Tensors ins, Options optio
     parts.push_back(bytes_view(ins[i]));
   }
   at::Tensor wire_in = at::cat(parts);
-  at::Tensor gathered = at::empty({size(), wire_in.numel()}, wire_in.options());
+  at::Tensor gathered = at::empty({size() * wire_in.numel()}, wire_in.options());
   Work work = post(Kind::AllGatherCoalesced, options, bytes_of(outs), ins[0].scalar_type(),
                    [&] { return backend_->_allgather_base(gathered, wire_in, c10d::AllgatherOptions()); });
   work.then([outs = std::move(outs), gathered, n = size()]() mutable {
     int64_t offset = 0;
     for (auto& out : outs) {
       const int64_t part = bytes_of(out) / n;
-      out.copy_(gathered.narrow(1, offset, part).contiguous().view({-1}).view(out.scalar_type()).view(out.sizes()));
+      out.copy_(gathered.view({n, -1}).narrow(1, offset, part).contiguous().view({-1}).view(out.scalar_type()).view(out.sizes()));
       offset += part;
     }
   });
@@ -278,9 +290,14 @@ Work Communicator::reduce_scatter_tensor(at::Tensor& out, const at::Tensor& in, 
   at::Tensor wire_out = out.is_contiguous() ? out : at::empty(out.sizes(), out.options());
   c10d::ReduceScatterOptions c10d_options;
   c10d_options.reduceOp = wire_op(op);
+  const bool copy_back = !wire_out.is_same(out);
+  if (!cut_along_rows(wire_in, wire_out, size())) {
+    wire_in = wire_in.view({-1});
+    wire_out = wire_out.view({-1});
+  }
   Work work = post(Kind::ReduceScatterTensor, options, bytes_of(in), in.scalar_type(),
                    [&] { return backend_->_reduce_scatter_base(wire_out, wire_in, c10d_options); });
-  if (!wire_out.is_same(out)) work.then([out = out, wire_out]() mutable { out.copy_(wire_out); });
+  if (copy_back) work.then([out = out, wire_out]() mutable { out.copy_(wire_out.view(out.sizes())); });
   return work;
 }
 
@@ -297,7 +314,7 @@ Work Communicator::reduce_scatter(at::Tensor& out, Tensors ins, ReduceOp op, Opt
   at::Tensor wire_in = at::zeros({size(), longest}, out.options());
   for (size_t r = 0; r < ins.size(); r++)
     wire_in.select(0, static_cast<int64_t>(r)).narrow(0, 0, ins[r].numel()).copy_(ins[r].reshape({-1}));
-  wire_in = averaged(wire_in, op, size());
+  wire_in = averaged(wire_in, op, size()).view({-1});
   at::Tensor wire_out = at::empty({longest}, out.options());
   c10d::ReduceScatterOptions c10d_options;
   c10d_options.reduceOp = wire_op(op);
@@ -320,8 +337,8 @@ Work Communicator::reduce_scatter_coalesced(Tensors outs, Tensors ins, ReduceOp 
                   " times the elements");
     parts.push_back(ins[i].reshape({size(), -1}));
   }
-  at::Tensor wire_in = averaged(at::cat(parts, 1), op, size());
-  at::Tensor wire_out = at::empty({wire_in.size(1)}, wire_in.options());
+  at::Tensor wire_in = averaged(at::cat(parts, 1), op, size()).view({-1});
+  at::Tensor wire_out = at::empty({wire_in.numel() / size()}, wire_in.options());
   c10d::ReduceScatterOptions c10d_options;
   c10d_options.reduceOp = wire_op(op);
   Work work = post(Kind::ReduceScatterCoalesced, options, bytes_of(wire_in), wire_in.scalar_type(),

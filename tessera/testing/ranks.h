@@ -35,12 +35,13 @@ void run_ranks(int64_t n, const Body& body, const RankOptions& options = {});
 struct SpawnOptions {
   std::string backend = "gloo";
   std::chrono::milliseconds timeout{std::chrono::seconds(60)};  // of the whole run; a collective has three quarters
-  std::vector<std::string> arguments;  // of the children, so that they come to the same call: a filter for one test
+  std::vector<std::string> arguments = {};  // of the children, so that they come to the same call: a filter for one test
 };
 
 // Runs `body` on n processes. Each child is this program again: it runs to the same call, executes the body as its rank
 // (file rendezvous, torch::manual_seed(1234)), and exits: 0, or 10 if the body threw or an expectation failed.
-// Requires: the program comes to this call in the same way when started with `arguments`.
+// Requires: the program comes to this call in the same way when started with `arguments`; in a child, calls before this
+// one return at once, so a call that is meant to throw has a test of its own.
 // Throws if any rank failed or took too long, with the output of those that did. Under gtest use testing/spawn.h.
 void spawn_processes(int64_t n, const Body& body, const SpawnOptions& options,
                      const std::function<bool()>& failed_expectations = {});

@@ -14,17 +14,24 @@
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <map>
 #include <sstream>
 
 // A child is this program started anew (fork, then exec at once), because a process that has run torch cannot simply be
-// forked. TESSERA_SPAWN tells the child which call to execute, as which rank: "call rank ranks backend timeout_ms file".
+// forked. A child that ran the body leaves a mark, so that one that never came to the call does not pass for a success.
+// TESSERA_SPAWN tells the child which call to execute, as which rank: "call rank ranks backend timeout_ms file".
 extern char** environ;
 
 namespace tessera::testing {
 namespace {
 
 constexpr int kFailed = 10;
-int calls = 0;  // spawn_processes calls of this process so far
+
+// How often spawn_processes was called so far with these arguments. A child, started with them, counts the same calls.
+int count_call(const std::vector<std::string>& arguments) {
+  static std::map<std::vector<std::string>, int> calls;
+  return calls[arguments]++;
+}
 
 struct Order {
   int call = 0;
@@ -42,6 +49,8 @@ Order parse_order(const std::string& text) {
   return o;
 }
 
+std::string mark_of(const Order& o) { return c10::str(o.file, ".ran", o.rank); }
+
 [[noreturn]] void run_child(const Order& order, const Body& body, const std::function<bool()>& failed_expectations) {
   int code = 0;
   try {
@@ -58,6 +67,7 @@ Order parse_order(const std::string& text) {
     body(me);
     if (!(failed_expectations && failed_expectations())) me.group()->barrier().wait();  // nobody leaves early
     destroy();
+    std::ofstream(mark_of(order)) << "ran";
   } catch (const c10::Error& error) {
     std::cout << "rank " << order.rank << " threw: " << error.what_without_backtrace() << std::endl;
     code = kFailed;
@@ -126,7 +136,7 @@ struct Folder {
 
 void spawn_processes(int64_t n, const Body& body, const SpawnOptions& options,
                      const std::function<bool()>& failed_expectations) {
-  const int call = calls++;
+  const int call = count_call(options.arguments);
   if (setting_is_set("TESSERA_SPAWN")) {
     const Order order = parse_order(setting("TESSERA_SPAWN"));
     if (order.call != call) return;  // a child that is on its way to a later call
@@ -149,8 +159,12 @@ void spawn_processes(int64_t n, const Body& body, const SpawnOptions& options,
       if (!child.running || waitpid(child.pid, &child.status, WNOHANG) == 0) continue;
       child.running = false;
       running--;
-      const bool failed = !WIFEXITED(child.status) || WEXITSTATUS(child.status) != 0;
-      if (failed && !stopping) report += c10::str("\nrank ", r, " ", how_it_ended(child), ":\n", read_file(child.output));
+      const bool ended_well = WIFEXITED(child.status) && WEXITSTATUS(child.status) == 0;
+      const bool ran = ::access(c10::str(folder.path, "/store.ran", r).c_str(), F_OK) == 0;
+      if (ended_well && !ran)
+        report += c10::str("\nrank ", r, " never came to this call of spawn_ranks:\n", read_file(child.output));
+      else if (!ended_well && !stopping)
+        report += c10::str("\nrank ", r, " ", how_it_ended(child), ":\n", read_file(child.output));
     }
     const bool late = std::chrono::steady_clock::now() > deadline;
     if (!stopping && late) {
@@ -164,7 +178,10 @@ void spawn_processes(int64_t n, const Body& body, const SpawnOptions& options,
     }
     if (running) usleep(2000);
   }
-  for (size_t r = 0; r < children.size(); r++) folder.remove(c10::str("out", r));
+  for (size_t r = 0; r < children.size(); r++) {
+    folder.remove(c10::str("out", r));
+    folder.remove(c10::str("store.ran", r));
+  }
   folder.remove("store");
   if (!report.empty()) throw std::runtime_error(c10::str("of ", n, " process ranks some failed:", report));
 }

@@ -6,6 +6,7 @@
 #include "tessera/testing/subtests.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <c10/core/AutogradState.h>
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
