@@ -79,7 +79,7 @@ TEST(Explain, DefaultsViewsAndFailures) {
     const auto terms = DTensor::from_local(at::ones({8, 10}), mesh, {Partial()});
     EXPECT_SAYS(explain("aten::add.Tensor", {x, x}), "result: [8, 10][S(0)]");  // alpha is left out
     EXPECT_SAYS(explain("aten::t", {x}), "result: [10, 8][S(1)]");
-    EXPECT_SAYS(explain("aten::matmul", {x, x}), "made of other ops");
+    EXPECT_SAYS(explain("aten::chain_matmul", {std::vector<at::Tensor>{x, x}}), "made of other ops");
     const auto refused = explain("aten::mul_.Tensor", {terms, terms});  // what is written would have to be reduced
     EXPECT_SAYS(refused, "cannot be");
     EXPECT_SAYS(refused, "an in-place op keeps the placements");
