@@ -2,11 +2,15 @@
 
 // Everything, for programs. Code of the library includes what it uses.
 #include "tessera/base/error.h"
+#include "tessera/base/module_name.h"
 #include "tessera/base/reduce_op.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/ops.h"
 #include "tessera/comm/work.h"
 #include "tessera/comm/world.h"
+#include "tessera/debug/comm_debug_mode.h"
+#include "tessera/debug/explain.h"
+#include "tessera/debug/visualize_sharding.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/dtensor/random.h"

@@ -4,9 +4,9 @@
 
 namespace tessera {
 
-// Which module runs on this thread, for debug modes and reports. Set by what calls modules, while it calls one; given in
-// full, as named_modules() has it, because a module does not know where it hangs.
-// Example:  ModuleNameScope running("layers.0.attention");
+// Which module runs on this thread, for debug modes and reports. Set by what calls modules, while it calls one; given
+// in full, as named_modules() has it, because a module does not know where it hangs. Example:  ModuleNameScope
+// running("layers.0.attention");
 class ModuleNameScope {
  public:
   explicit ModuleNameScope(std::string name);

@@ -13,8 +13,9 @@ CommDebugMode::~CommDebugMode() {
 }
 
 void CommDebugMode::enter() {
-  TESSERA_CHECK(!open_, UsageError, "CommDebugMode::enter(): this mode is open already, since it was made or entered; "
-                                    "call exit() first, or reset() to count afresh");
+  TESSERA_CHECK(!open_, UsageError,
+                "CommDebugMode::enter(): this mode is open already, since it was made or entered; "
+                "call exit() first, or reset() to count afresh");
   reset();
   outer_ = std::exchange(detail::op_observer(), this);
   comm_scope_.emplace(this);
@@ -23,8 +24,9 @@ void CommDebugMode::enter() {
 
 void CommDebugMode::exit() {
   TESSERA_CHECK(open_, UsageError, "CommDebugMode::exit(): this mode is not open");
-  TESSERA_CHECK(detail::op_observer() == this, UsageError,
-                "CommDebugMode::exit(): a mode opened later, or on another thread, is still open; close the innermost first");
+  TESSERA_CHECK(
+      detail::op_observer() == this, UsageError,
+      "CommDebugMode::exit(): a mode opened later, or on another thread, is still open; close the innermost first");
   comm_scope_.reset();
   detail::op_observer() = outer_;
   outer_ = nullptr;

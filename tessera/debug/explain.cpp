@@ -19,6 +19,7 @@ using propagate::OpEntry;
 using propagate::Trace;
 
 constexpr int kMostElements = 2;  // of a list op that decides element by element, as many are shown
+constexpr size_t kMostResults = 8;
 
 const OpEntry& entry_called(std::string_view name) {
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -28,13 +29,15 @@ const OpEntry& entry_called(std::string_view name) {
   std::string others;
   for (const auto& known : dispatcher.getAllOpNames())
     if (known.name == base) others += (others.empty() ? "" : ", ") + base + "." + known.overload_name;
-  TESSERA_CHECK(!others.empty(), UsageError, "explain: there is no op '", name, "'; write it like aten::mm or aten::add.Tensor");
+  TESSERA_CHECK(!others.empty(), UsageError, "explain: there is no op '", name,
+                "'; write it like aten::mm or aten::add.Tensor");
   TESSERA_FAIL(UsageError, "explain: there is no op '", name, "', but there are ", others);
 }
 
 void complete(const OpEntry& entry, std::vector<IValue>& args) {
   const auto& known = entry.op.schema().arguments();
-  TESSERA_CHECK(args.size() <= known.size(), UsageError, "explain: ", args.size(), " arguments were given for ", entry.op.schema());
+  TESSERA_CHECK(args.size() <= known.size(), UsageError, "explain: ", args.size(), " arguments were given for ",
+                entry.op.schema());
   for (size_t i = args.size(); i < known.size(); i++) {
     TESSERA_CHECK(known[i].default_value(), UsageError, "explain: the argument '", known[i].name(), "' is missing for ",
                   entry.op.schema());
@@ -42,11 +45,13 @@ void complete(const OpEntry& entry, std::vector<IValue>& args) {
   }
   for (size_t i = 0; i < args.size(); i++)
     TESSERA_CHECK(args[i].isNone() || args[i].isTensor() == (entry.kinds[i] == propagate::ArgKind::Tensor), UsageError,
-                  "explain: the argument '", known[i].name(), "' is a ", args[i].tagKind(), "; the op is ", entry.op.schema());
+                  "explain: the argument '", known[i].name(), "' is a ", args[i].tagKind(), "; the op is ",
+                  entry.op.schema());
 }
 
 detail::MeshState* mesh_among(const IValue& value) {
-  if (value.isTensor()) return is_dtensor(value.toTensor()) ? detail::meta_of(value.toTensor()).spec->mesh.state() : nullptr;
+  if (value.isTensor())
+    return is_dtensor(value.toTensor()) ? detail::meta_of(value.toTensor()).spec->mesh.state() : nullptr;
   if (!value.isList()) return nullptr;
   for (const auto& element : value.toListRef())
     if (auto* mesh = mesh_among(element)) return mesh;
@@ -69,7 +74,7 @@ void print_axis(std::ostream& out, const Trace::Axis& axis, const detail::MeshSt
       for (size_t p = 0; p < placements.size(); p++) out << (p ? ", " : "") << placements[p];
     };
     list(candidate.in);
-    out << " -> ";
+    if (!candidate.out.empty()) out << " -> ";  // an op that writes its argument gives nothing new
     list(candidate.out);
     out << "\n";
   }
@@ -87,16 +92,23 @@ void print_rows(std::ostream& out, const Trace& trace, const detail::MeshState& 
 
 void print_decision(std::ostream& out, const Call& call, const Decision& decision) {
   switch (decision.kind) {
-    case Decision::Kind::Decompose: out << "  no rule; made of other ops, each decided alone\n"; return;
-    case Decision::Kind::Whole: out << "  no rule; every input is whole everywhere, so the op runs as it stands\n"; return;
-    case Decision::Kind::Rows: break;
+    case Decision::Kind::Decompose:
+      out << "  no rule; made of other ops, each decided alone\n";
+      return;
+    case Decision::Kind::Whole:
+      out << "  no rule; every input is whole everywhere, so the op runs as it stands\n";
+      return;
+    case Decision::Kind::Rows:
+      break;
   }
   for (size_t i = 0; i < decision.want.size(); i++)
     if (const auto& want = decision.want[i])
       out << "  input " << i << ": "
-          << redistribute::to_string(redistribute::plan_between(*call.tensors[i].spec, *want), call.mesh->names) << "\n";
-  for (const auto& result : decision.outs)
-    out << "  result: " << c10::IntArrayRef(result.sizes) << to_string(result.placements) << "\n";
+          << redistribute::to_string(redistribute::plan_between(*call.tensors[i].spec, *want), call.mesh->names)
+          << "\n";
+  for (size_t i = 0; i < decision.outs.size() && i < kMostResults; i++)
+    out << "  result: " << c10::IntArrayRef(decision.outs[i].sizes) << to_string(decision.outs[i].placements) << "\n";
+  if (decision.outs.size() > kMostResults) out << "  and " << decision.outs.size() - kMostResults << " more results\n";
 }
 
 }  // namespace

@@ -35,13 +35,14 @@ Sizes dims_to_draw(c10::IntArrayRef sizes, c10::IntArrayRef dims) {
   const auto ndim = static_cast<int64_t>(sizes.size());
   Sizes drawn;
   if (dims.empty()) {
-    TESSERA_CHECK(ndim <= 2, UsageError, "visualize_sharding draws one or two dims, and a tensor of sizes ", sizes, " has ", ndim,
-                  "; say which to draw: visualize_sharding(t, {0, ", ndim - 1, "})");
+    TESSERA_CHECK(ndim <= 2, UsageError, "visualize_sharding draws one or two dims, and a tensor of sizes ", sizes,
+                  " has ", ndim, "; say which to draw: visualize_sharding(t, {0, ", ndim - 1, "})");
     for (int64_t d = 0; d < ndim; d++) drawn.push_back(d);
     return drawn;
   }
   for (auto d : dims) {
-    TESSERA_CHECK(d >= -ndim && d < ndim, UsageError, "visualize_sharding: a tensor of sizes ", sizes, " has no dim ", d);
+    TESSERA_CHECK(d >= -ndim && d < ndim, UsageError, "visualize_sharding: a tensor of sizes ", sizes, " has no dim ",
+                  d);
     drawn.push_back(d < 0 ? d + ndim : d);
   }
   TESSERA_CHECK(drawn.size() == 1 || (drawn.size() == 2 && drawn[0] != drawn[1]), UsageError,
@@ -110,25 +111,30 @@ std::string draw(const Layout& layout) {
   if (!idle.empty()) text += c10::str("nothing on ", mesh.device_type(), ":", c10::Join(",", idle), "\n");
   for (int64_t axis = 0; axis < mesh.ndim(); axis++)
     if (layout.placements[axis].is_partial())
-      text += c10::str("each rank of ", mesh.state()->axis_name(axis), " holds a term: ", layout.placements[axis], "\n");
+      text +=
+          c10::str("each rank of ", mesh.state()->axis_name(axis), " holds a term: ", layout.placements[axis], "\n");
   return text;
 }
 
 }  // namespace
 
-std::string visualize_sharding(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef dims) {
+std::string visualize_sharding(c10::IntArrayRef sizes, const DeviceMesh& mesh, PlacementsRef placements,
+                               c10::IntArrayRef dims) {
   TESSERA_CHECK(mesh, UsageError, "visualize_sharding: no mesh given");
-  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, "visualize_sharding: mesh(", mesh, ") has ",
-                mesh.ndim(), " axes, ", placements.size(), " placements were given; write one for each axis");
-  const Layout layout{sizes, mesh, normalize(placements, static_cast<int64_t>(sizes.size())), dims_to_draw(sizes, dims)};
+  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, "visualize_sharding: mesh(", mesh,
+                ") has ", mesh.ndim(), " axes, ", placements.size(), " placements were given; write one for each axis");
+  const Layout layout{sizes, mesh, normalize(placements, static_cast<int64_t>(sizes.size())),
+                      dims_to_draw(sizes, dims)};
   return c10::str(sizes, to_string(layout.placements), " on mesh(", mesh, ")\n", draw(layout));
 }
 
 std::string visualize_sharding(const at::Tensor& dtensor, c10::IntArrayRef dims) {
-  TESSERA_CHECK(is_dtensor(dtensor), UsageError, "visualize_sharding: the tensor is plain, or undefined; "
-                                                 "distribute_tensor it first");
+  TESSERA_CHECK(is_dtensor(dtensor), UsageError,
+                "visualize_sharding: the tensor is plain, or undefined; "
+                "distribute_tensor it first");
   const auto& spec = DTensor(dtensor).spec();
-  return c10::str(spec.describe(), "\n", draw({spec.sizes, spec.mesh, spec.placements, dims_to_draw(spec.sizes, dims)}));
+  return c10::str(spec.describe(), "\n",
+                  draw({spec.sizes, spec.mesh, spec.placements, dims_to_draw(spec.sizes, dims)}));
 }
 
 }  // namespace tessera

@@ -8,6 +8,7 @@
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
@@ -46,7 +47,10 @@ auto distributed(Placement p) {
 }
 DTensor terms(const DeviceMesh& mesh) { return DTensor::from_local(numbers(8, 12), mesh, {Partial()}); }
 auto redistribute_to(Placement p) {
-  return [p](const DeviceMesh&, const DTensor& x) { DTensor y = x.redistribute({p}); (void)y.to_local(); };
+  return [p](const DeviceMesh&, const DTensor& x) {
+    DTensor y = x.redistribute({p});
+    (void)y.to_local();
+  };
 }
 
 TEST(CommDebugMode, DistributingIsC10d) {
@@ -71,7 +75,7 @@ TEST(CommDebugMode, RedistributingIsFunctional) {
 TEST(CommDebugMode, MovesWithoutCommunicationCountNothing) {
   expect_counts({}, distributed(Replicate()), redistribute_to(Shard(0)));
   expect_counts({}, distributed(Shard(0)), redistribute_to(Shard(0)));
-  expect_counts({}, distributed(Shard(0)), [](const DeviceMesh&, const DTensor& x) { (x + x).mul(2.0).t(); });
+  expect_counts({}, distributed(Shard(0)), [](const DeviceMesh&, const DTensor& x) { x.add(x).mul(2.0).t(); });
 }
 
 TEST(CommDebugMode, WaitAndBarrierAreNotCounted) {
@@ -82,7 +86,8 @@ TEST(CommDebugMode, WaitAndBarrierAreNotCounted) {
     group->all_reduce(t, ReduceOp::Sum).wait();
     group->barrier().wait();
   };
-  expect_counts({{"c10d.allreduce_", 1}}, [](const DeviceMesh&) { return at::Tensor(); }, program);
+  expect_counts(
+      {{"c10d.allreduce_", 1}}, [](const DeviceMesh&) { return at::Tensor(); }, program);
 }
 
 TEST(CommDebugMode, UnevenPiecesCountTheSame) {
@@ -101,7 +106,7 @@ TEST(CommDebugMode, BackwardIsSeen) {
     CommDebugMode mode;
     auto y = x.redistribute({Shard(1)});
     EXPECT_EQ(mode.get_comm_counts().of(Kind::AllToAllSingle), 1);
-    y.sum().backward();
+    y.mul(y).sum().backward();
     EXPECT_EQ(mode.get_comm_counts().of(Kind::AllToAllSingle), 2) << mode.debug_string();
   });
 }
@@ -149,7 +154,7 @@ TEST(CommDebugMode, ThreadsCountApart) {
     std::optional<CommDebugMode> mode;
     if (me.rank == 0) mode.emplace();
     group->all_reduce(t, ReduceOp::Sum).wait();
-    if (mode) EXPECT_EQ(mode->get_total_counts(), 1);
+    EXPECT_EQ(mode ? mode->get_total_counts() : 1, 1);
   });
 }
 
@@ -167,7 +172,8 @@ TEST(CommDebugMode, CountsByModuleAndBytesByAxis) {
     }
     EXPECT_EQ(running_module(), "");
     const CommCounts one{{"c10d_functional.all_gather_into_tensor", 1}};
-    EXPECT_EQ(mode.get_comm_counts_by_module(), (std::map<std::string, CommCounts>{{"model", one}, {"model.layers.0", one}}));
+    EXPECT_EQ(mode.get_comm_counts_by_module(),
+              (std::map<std::string, CommCounts>{{"model", one}, {"model.layers.0", one}}));
     // (8, 6) floats when whole along dp, (4, 12) when whole along tp
     EXPECT_EQ(mode.get_bytes_by_axis(), (std::map<std::string, int64_t>{{"dp", 8 * 6 * 4}, {"tp", 4 * 12 * 4}}));
     EXPECT_EQ(mode.debug_string(), R"([nn.Mod] model
@@ -183,24 +189,42 @@ TEST(CommDebugMode, CountsByModuleAndBytesByAxis) {
 TEST(CommDebugMode, TellsWhichOpCausedWhat) {
   run_ranks(4, [](Rank& me) {
     const auto mesh = me.mesh("tp=4");
-    const auto x = distribute_tensor(numbers(8, 10), mesh, {Shard(0)});
+    const auto x = distribute_tensor(numbers(64, 10), mesh, {Shard(0)});
     const auto w = distribute_tensor(numbers(10, 4), mesh, {Shard(0)});
     CommDebugMode mode;
     DTensor y = at::mm(x, w);
     y.redistribute({Replicate()}).to_local();
     auto t = at::ones({2});
     mesh.get_group()->broadcast(t, 0).wait();
-    y.add(1.0);
-    EXPECT_EQ(mode.debug_string(), R"(aten::mm(f32[8, 10][S(0)], f32[10, 4][S(0)]) -> f32[8, 4][S(0)]
+    y.add(at::ones({}));
+    // 10 rows over 4 ranks travel as 4 times 3
+    EXPECT_EQ(mode.debug_string(), R"(aten::mm(f32[64, 10][S(0)], f32[10, 4][S(0)]) -> f32[64, 4][S(0)]
   redistribute_input(1, S(0)->R) implicit
-    c10d_functional::all_gather_into_tensor(tp, 160 B)
+    c10d_functional::all_gather_into_tensor(tp, 192 B)
 redistribute_input(0, S(0)->R) explicit
-  c10d_functional::all_gather_into_tensor(tp, 128 B)
+  c10d_functional::all_gather_into_tensor(tp, 1024 B)
 c10d::broadcast_(tp, 8 B)
-aten::add.Tensor(f32[8, 4][S(0)], plain) -> f32[8, 4][S(0)]
+aten::add.Tensor(f32[64, 4][S(0)], plain) -> f32[64, 4][S(0)]
 )");
     EXPECT_EQ(mode.implicit_redistributions(), 1);
     EXPECT_EQ(mode.implicit_redistributions_by_op(), (std::map<std::string, int64_t>{{"aten::mm", 1}}));
+  });
+}
+
+TEST(CommDebugMode, InputsThatTravelTogetherShareACollective) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh("tp=2");
+    const auto x = DTensor::from_local(at::ones({4}), mesh, {Partial()});
+    const auto y = DTensor::from_local(at::ones({4}), mesh, {Partial()});
+    CommDebugMode mode;
+    at::maximum(x, y);
+    EXPECT_EQ(mode.debug_string(), R"(aten::maximum(f32[4][P(sum)], f32[4][P(sum)]) -> f32[4][R]
+  redistribute_input(0, P(sum)->R) implicit
+  redistribute_input(1, P(sum)->R) implicit
+    c10d_functional::all_reduce_coalesced(tp, 32 B)
+)");
+    EXPECT_EQ(mode.implicit_redistributions(), 2);
+    EXPECT_EQ(mode.get_total_counts(), 1);
   });
 }
 
@@ -244,7 +268,7 @@ TEST(CommCounts, IsAValue) {
   counts.add(Kind::Broadcast, Family::C10d);
   EXPECT_EQ(c10::str(counts), "{c10d.broadcast_: 1, c10d_functional.all_reduce: 2}");
   EXPECT_EQ(counts.total(), 3);
-  EXPECT_THROW(counts["all_reduce"], UsageError);                       // a name that would count 0 for ever
+  EXPECT_THROW(counts["all_reduce"], UsageError);                          // a name that would count 0 for ever
   EXPECT_THROW((CommCounts{{"c10d_functional.barrier", 1}}), UsageError);  // is not counted
 }
 

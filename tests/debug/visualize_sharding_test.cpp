@@ -1,4 +1,4 @@
-// Tables of who holds what. Each is checked against the pieces that ranks really hold, and a few are spelt out.
+// Tables of who holds what, spelt out.
 #include "tessera/debug/visualize_sharding.h"
 
 #include "tessera/base/error.h"
@@ -16,11 +16,13 @@ using testing::Rank;
 using testing::run_ranks;
 
 // The table every rank draws of ones(sizes), distributed so.
-void expect_table(const std::string& mesh, Placements placements, std::vector<int64_t> sizes, const std::string& expected) {
+void expect_table(const std::string& mesh, Placements placements, std::vector<int64_t> sizes,
+                  const std::string& expected) {
   int64_t n = 1;
   for (auto extent : parse_mesh_shape(mesh).shape) n *= extent;
   run_ranks(n, [&](Rank& me) {
-    EXPECT_EQ(visualize_sharding(distribute_tensor(at::ones(sizes), me.mesh(mesh), placements)), expected) << "rank " << me.rank;
+    EXPECT_EQ(visualize_sharding(distribute_tensor(at::ones(sizes), me.mesh(mesh), placements)), expected)
+        << "rank " << me.rank;
   });
 }
 

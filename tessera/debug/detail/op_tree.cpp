@@ -42,8 +42,8 @@ void OpTree::end_op(c10::ArrayRef<const TensorSpec*> out) {
   open_.pop_back();
 }
 
-// The inputs of an op are announced one by one and then moved together, sharing collectives where they can: what follows
-// is shown below the last of them.
+// The inputs of an op are announced one by one and then moved together, sharing collectives where they can: what
+// follows is shown below the last of them.
 void OpTree::begin_redistribution(int tensor, const TensorSpec& from, const TensorSpec& to, bool is_explicit) {
   end_redistribution();
   add(What::Redistribution, c10::str("redistribute_input(", tensor, ", ", short_form(from.placements), "->",
