@@ -26,9 +26,12 @@ void Family::op(std::string_view name, const RuleFn& fn, ListMode lists, bool re
 
 void Family::op_and_in_place(std::string_view name, const RuleFn& fn) {
   op(name, fn);
-  std::string in_place(name);
-  in_place.insert(std::min(in_place.find('.'), in_place.size()), "_");
-  op(in_place, fn);
+  op(in_place_name(std::string(name)), fn);
+}
+
+std::string in_place_name(const std::string& name) {
+  auto dot = std::min(name.find('.'), name.size());
+  return name.substr(0, dot) + "_" + name.substr(dot);
 }
 
 int64_t fresh_outputs(const c10::FunctionSchema& schema) {

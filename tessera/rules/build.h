@@ -37,6 +37,9 @@ class Family {
   std::string name_;
 };
 
+// "add.Tensor" -> "add_.Tensor"
+std::string in_place_name(const std::string& name);
+
 // Tensors the op returns that are not arguments written in place; lists count as one.
 int64_t fresh_outputs(const c10::FunctionSchema& schema);
 

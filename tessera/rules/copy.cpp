@@ -31,16 +31,19 @@ Rule clone(const OpQuery& query) {
 Rule to_copy(const OpQuery& query) {
   const auto& self = query.tensors[0];
   auto dtype = query.is_none(1) ? self.dtype : static_cast<c10::ScalarType>(query.int_at(1));
-  bool linear = cast_is_linear(self.dtype, dtype);
-  return keep(query, to_copy_strides(self.sizes, self.strides, memory_format_at(query, 6)),
-              linear ? c10::ArrayRef<Placement>(kZeroKeeping) : c10::ArrayRef<Placement>{});
+  std::vector<Placement> through;
+  if (cast_is_linear(self.dtype, dtype)) through = {Psum, Pmask};
+  if (c10::isFloatingType(self.dtype) && c10::isFloatingType(dtype)) through.push_back(Pavg);
+  return keep(query, like_strides(self.sizes, self.strides, memory_format_at(query, 6)), through);
 }
 
-// A copy that keeps strides as they are (of a dense tensor) or is contiguous.
+// A copy like clone, without a choice of memory format.
 Rule plain_copy(const OpQuery& query) {
   const auto& self = query.tensors[0];
   return keep(query, like_strides(self.sizes, self.strides, std::nullopt), kAnyPartial);
 }
+
+Rule contiguous_copy(const OpQuery& query) { return keep(query, {}, kAnyPartial); }
 
 // copy_(self, src): src is broadcast to self. A Partial is copied term by term.
 Rule copy_into(const OpQuery& query) {
@@ -75,7 +78,7 @@ void register_copy(Registry& to) {
   family.op("_to_copy", to_copy);
   family.op("_conj_physical", plain_copy);
   family.op("lift", plain_copy);
-  family.op("lift_fresh_copy", plain_copy);
+  family.op("lift_fresh_copy", contiguous_copy);
   family.op("copy", copy_into);
   family.op("copy_", copy_into);
   family.op_and_in_place("zero", zero);

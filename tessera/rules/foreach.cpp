@@ -98,15 +98,13 @@ Rule unscale(const OpQuery& query) {
   return rule;
 }
 
-std::string in_place(std::string name) { return name.insert(std::min(name.find('.'), name.size()), "_"); }
-
 }  // namespace
 
 void register_foreach(Registry& to) {
   Family family(to, "foreach");
   auto add = [&](const std::string& op, const RuleFn& fn) {
     family.op(op, fn, ListMode::Elementwise);
-    family.op(in_place(op), fn, ListMode::Elementwise);
+    family.op(in_place_name(op), fn, ListMode::Elementwise);
   };
   for (const auto* op : kWhole) add(std::string("_foreach_") + op, [](const OpQuery& q) { return over_lists(q); });
   for (const auto& row : kThrough) add(row.op, [&row](const OpQuery& q) { return over_lists(q, row.partials); });

@@ -121,12 +121,6 @@ Sizes like_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::option
   }
 }
 
-Sizes to_copy_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::optional<c10::MemoryFormat> format) {
-  bool preserve = format.value_or(c10::MemoryFormat::Preserve) == c10::MemoryFormat::Preserve;
-  if (preserve && !is_dense(sizes, strides)) return contiguous(sizes);
-  return like_strides(sizes, strides, format);
-}
-
 std::optional<c10::MemoryFormat> memory_format_at(const OpQuery& query, int arg) {
   if (query.is_none(arg)) return std::nullopt;
   return static_cast<c10::MemoryFormat>(query.int_at(arg));

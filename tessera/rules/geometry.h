@@ -18,10 +18,8 @@ Sizes dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef like);
 // order in which the first operands that tell have them.
 Sizes pointwise_strides(c10::IntArrayRef sizes, c10::ArrayRef<TensorArg> operands);
 
-// empty_like, clone: `format` none is Preserve.
+// empty_like, clone, _to_copy: `format` none is Preserve.
 Sizes like_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::optional<c10::MemoryFormat> format);
-// _to_copy: the same, but a tensor that is not dense becomes contiguous.
-Sizes to_copy_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::optional<c10::MemoryFormat> format);
 std::optional<c10::MemoryFormat> memory_format_at(const OpQuery& query, int arg);
 
 // Strides of a view with other sizes; none if it cannot be a view.

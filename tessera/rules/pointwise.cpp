@@ -15,9 +15,11 @@ Rule elementwise(const OpQuery& query, c10::ArrayRef<PartialRow> partials) {
     for (const auto& tensor : query.tensors) in.push_back(broadcast_cut(tensor, sizes, d));
     rule.row(std::move(in), Placements(outs, S(d)));
   }
-  for (const auto& partial : partials)
-    if (partial.in.size() == query.tensors.size())
-      rule.row(Placements(partial.in.begin(), partial.in.end()), Placements(outs, partial.out));
+  for (const auto& partial : partials) {
+    if (partial.in.size() != query.tensors.size()) continue;
+    bool changes_written = outs == 0 && partial.in[0] != partial.out;  // in place, the first argument stays as it lies
+    if (!changes_written) rule.row(Placements(partial.in.begin(), partial.in.end()), Placements(outs, partial.out));
+  }
   return rule;
 }
 
@@ -91,10 +93,10 @@ const char* const kWhole[] = {
     // a tensor and a number
     "bitwise_and.Scalar", "bitwise_or.Scalar", "bitwise_xor.Scalar", "copysign.Scalar", "div.Scalar_mode", "eq.Scalar",
     "ne.Scalar", "lt.Scalar", "le.Scalar", "gt.Scalar", "ge.Scalar", "floor_divide.Scalar", "fmod.Scalar", "pow.Tensor_Scalar",
-    "pow.Scalar", "remainder.Scalar", "remainder.Scalar_Tensor", "rsub.Scalar", "xlogy.Scalar_Other", "xlogy.Scalar_Self",
-    "masked_fill.Scalar",
+    "remainder.Scalar", "remainder.Scalar_Tensor", "rsub.Scalar", "xlogy.Scalar_Other", "xlogy.Scalar_Self",
+    "masked_fill_.Scalar",
     // three tensors
-    "addcdiv", "addcmul", "lerp.Tensor", "masked_fill.Tensor",
+    "addcdiv", "addcmul", "lerp.Tensor", "masked_fill_.Tensor",
     // backward of the above: elementwise in the gradient and what was saved. Linear in the gradient, yet a product of two
     // tensors, so a Partial gradient is reduced first (see kScaledByOne).
     "elu_backward", "gelu_backward", "hardshrink_backward", "hardsigmoid_backward", "hardswish_backward",
@@ -103,6 +105,13 @@ const char* const kWhole[] = {
     "_prelu_kernel_backward", "native_dropout_backward",
 };
 
+// pow(2, x), masked_fill: alone among elementwise ops, the result is contiguous whatever the operands are.
+Rule contiguous_elementwise(const OpQuery& query) {
+  Rule rule = elementwise(query);
+  for (auto& out : rule.outs) out.strides.clear();
+  return rule;
+}
+
 }  // namespace
 
 void register_pointwise(Registry& to) {
@@ -110,6 +119,7 @@ void register_pointwise(Registry& to) {
   for (const auto* op : kWhole) family.op_and_in_place(op, [](const OpQuery& query) { return elementwise(query); });
   for (const auto& row : kThrough)
     family.op_and_in_place(row.op, [&row](const OpQuery& query) { return elementwise(query, row.partials); });
+  for (const auto* op : {"pow.Scalar", "masked_fill.Scalar", "masked_fill.Tensor"}) family.op(op, contiguous_elementwise);
   family.op_and_in_place("mul.Tensor", [](const OpQuery& query) { return scaled(query, kProductWithOne); });
   family.op_and_in_place("div.Tensor", [](const OpQuery& query) { return scaled(query, kScaledByOne); });
 }

@@ -22,7 +22,7 @@ Rule along(const OpQuery& query, int dim_arg, Sizes out_sizes, c10::ArrayRef<Pla
 
 Rule same_sizes(const OpQuery& query, int dim_arg) { return along(query, dim_arg, Sizes(query.tensors[0].sizes)); }
 
-// Strides as those of an elementwise op (sort, cumsum).
+// Strides as those of an elementwise op (sort).
 Rule same_geometry(const OpQuery& query, int dim_arg) {
   Rule rule = same_sizes(query, dim_arg);
   for (auto& out : rule.outs) out.strides = pointwise_strides(out.sizes, query.tensors);
@@ -30,9 +30,7 @@ Rule same_geometry(const OpQuery& query, int dim_arg) {
 }
 
 Rule cumsum(const OpQuery& query) {
-  Rule rule = along(query, 1, Sizes(query.tensors[0].sizes), kLinearPartials);  // linear
-  rule.outs[0].strides = pointwise_strides(rule.outs[0].sizes, query.tensors);
-  return rule;
+  return along(query, 1, Sizes(query.tensors[0].sizes), kLinearPartials);  // linear
 }
 
 Rule topk(const OpQuery& query) {
@@ -62,7 +60,7 @@ void register_scan(Registry& to) {
   for (const auto* op : {"_softmax_backward_data", "_log_softmax_backward_data"})
     family.op(op, [](const OpQuery& q) { return same_sizes(q, 2); });
   family.op("cumsum", cumsum);
-  family.op("cumprod", [](const OpQuery& q) { return same_geometry(q, 1); });
+  family.op("cumprod", [](const OpQuery& q) { return same_sizes(q, 1); });
   family.op("sort", [](const OpQuery& q) { return same_geometry(q, 1); });
   family.op("sort.stable", [](const OpQuery& q) { return same_geometry(q, 2); });
   family.op("topk", topk);

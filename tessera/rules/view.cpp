@@ -316,7 +316,7 @@ Rule as_strided(const OpQuery& query) {
 
 void register_view(Registry& to) {
   Family family(to, "view");
-  for (const auto* op : {"detach", "alias", "lift_fresh", "_conj", "_neg_view"}) family.op(op, identity);
+  for (const auto* op : {"detach", "alias", "lift_fresh", "_neg_view"}) family.op(op, identity);
   family.op("detach_", identity);
   family.op_and_in_place("t", t);
   for (const auto* op : {"transpose.int", "transpose_"}) family.op(op, transpose);

@@ -33,6 +33,14 @@ std::vector<Run> held_elements(PlacementsRef placements, c10::IntArrayRef mesh_s
   return held;
 }
 
+// Dims but for those of size 1, which carry nothing.
+std::vector<int64_t> longer_than_one(c10::IntArrayRef sizes, c10::ArrayRef<int64_t> dims) {
+  std::vector<int64_t> result;
+  for (auto d : dims)
+    if (sizes[d] != 1) result.push_back(d);
+  return result;
+}
+
 // One group, and the mesh axes that cut it.
 class GroupFollower {
  public:
@@ -91,6 +99,8 @@ class GroupFollower {
       }
     }
     std::vector<Placement> result;
+    auto from = longer_than_one(map_.in_sizes, group_.in), to = longer_than_one(map_.out_sizes, group_.out);
+    if (from.size() == 1 && to.size() == 1 && cut.dim == from[0]) result.push_back(cut.with_dim(to[0]));
     int64_t out_outer = 1;
     for (size_t o = 0; o < group_.out.size(); o++) {
       int64_t dim = group_.out[o], own = extent_before(out_, axis, dim, map_.out_sizes[dim]), out_inner = 1;
@@ -138,14 +148,6 @@ class GroupFollower {
   Placements given_, in_, out_;
   std::vector<size_t> axes_, kept_;
 };
-
-// Dims but for those of size 1, which carry nothing.
-std::vector<int64_t> longer_than_one(c10::IntArrayRef sizes, c10::ArrayRef<int64_t> dims) {
-  std::vector<int64_t> result;
-  for (auto d : dims)
-    if (sizes[d] != 1) result.push_back(d);
-  return result;
-}
 
 }  // namespace
 
@@ -207,20 +209,7 @@ ViewMap::ViewMap(c10::IntArrayRef in, c10::IntArrayRef out) : in_sizes(in), out_
 Answer ViewMap::follow(PlacementsRef in, c10::IntArrayRef mesh_shape) const {
   Answer answer(in.begin(), in.end());  // R and Partial stay
   if (in_sizes == out_sizes) return answer;
-  for (const auto& group : groups) {
-    auto from = longer_than_one(in_sizes, group.in), to = longer_than_one(out_sizes, group.out);
-    bool one_to_one = from.size() == 1 && to.size() == 1;
-    bool only_that = std::all_of(in.begin(), in.end(), [&](const Placement& p) {
-      return !p.is_cut() || p.dim == (one_to_one ? from[0] : -1) ||
-             std::find(group.in.begin(), group.in.end(), p.dim) == group.in.end();
-    });
-    if (one_to_one && only_that) {
-      for (size_t axis = 0; axis < in.size(); axis++)
-        if (in[axis].is_cut(from[0])) answer[axis] = in[axis].with_dim(to[0]);
-    } else {
-      GroupFollower(*this, group, in, mesh_shape).decide(answer);
-    }
-  }
+  for (const auto& group : groups) GroupFollower(*this, group, in, mesh_shape).decide(answer);
   return answer;
 }
 

@@ -40,6 +40,8 @@ std::optional<c10::IValue> make_argument(const std::string& op, const c10::Argum
   bool integral = contains(op, {"bitwise", "gcd", "lcm", "shift"});
   std::string kind = contains(name, {"condition", "mask"}) ? "mask" : integral ? "int" : "number";
   bool needs_bound = contains(op, {"clamp"}) && name == "min";
+  bool without_dims = contains(op, {"masked_fill"}) && name == "value";
+  if (without_dims && type == "Tensor") return of_kind(kind, {});
   if (type == "Tensor" || (type == "Tensor?" && needs_bound)) return shape(tensors++, kind);
   if (type == "Tensor[]") {
     c10::List<Tensor> list;
@@ -100,13 +102,12 @@ std::vector<Sample> samples_by_schema(const std::string& op) {
   };
   std::vector<Sample> samples = {make_sample(op, alike)};
   bool lists = contains(op, {"_foreach_", "_fused_"});
-  bool one_number = contains(op, {"value", "fill"});  // a Tensor value must have no dims
-  if (lists || one_number) return samples;
+  if (lists) return samples;
   samples.push_back(make_sample(op, transposed));
   bool saved = contains(op, {"_backward", "dropout", "_prelu"});  // what was saved has the sizes of the gradient
   if (tensor_arguments(op) > 1 && !saved) {
     samples.push_back(make_sample(op, broadcast));
-    auto plain = [&](int i, const std::string& kind) { return i == 1 ? of_kind(kind, {}) : of_kind(kind, {5, 3}); };
+    auto plain = [](int i, const std::string& kind) { return i == 1 ? of_kind(kind, {}) : of_kind(kind, {5, 3}); };
     samples.push_back(make_sample(op, plain));
     samples.back().plain_args = {1};
   }

@@ -9,6 +9,12 @@ TEST(ArrangingRules, HoldByBruteForce) {
   expect_family_holds("arranging", {
       {"aten::flip", {y, ints({1})}, {}},
       {"aten::roll", {x, ints({2}), ints({0})}, {}},
+      {"aten::flip", {numbers({3, 5}).t(), ints({1})}, {}},
+      {"aten::roll", {numbers({3, 5}).t(), ints({2}), ints({0})}, {}},
+      {"aten::tril", {numbers({3, 5}).t(), 0}, {}},
+      {"aten::repeat", {numbers({3, 5}).t(), ints({1, 2})}, {}},
+      {"aten::constant_pad_nd", {numbers({3, 5}).t(), ints({1, 2}), 0.5}, {}},
+      {"aten::slice_scatter", {numbers({3, 5}).t(), numbers({5, 1}), 1, 1, 2, 1}, {}},
       {"aten::roll", {x, ints({2}), ints({})}, {}},
       {"aten::tril", {y, 1}, {}},
       {"aten::tril_", {y, 0}, {}},

@@ -13,6 +13,7 @@ TEST(ConvolutionRules, HoldByBruteForce) {
     for (bool v : values) list.push_back(v);
     return c10::IValue(list);
   };
+  auto inside_out = image.contiguous(at::MemoryFormat::ChannelsLast);
   auto one = ints({1, 1}), zero = ints({0, 0}), two = ints({2, 2});
   auto all = bools({true, true, true});
   c10::IValue none;
@@ -33,6 +34,13 @@ TEST(ConvolutionRules, HoldByBruteForce) {
           {"aten::max_pool2d_with_indices", {numbers({3, 6, 5}), ints({2, 2})}, {}},
           {"aten::max_pool2d_with_indices_backward", {pooled, image, ints({2, 2}), two, zero, one, false, indices}, {}},
           {"aten::avg_pool2d", {image, ints({2, 2})}, {}},
+          {"aten::convolution", {inside_out, weight, bias, one, one, one, false, zero, 1}, {}},
+          {"aten::convolution_backward", {numbers({3, 4, 6, 6}), inside_out, weight, ints({4}), one, one, one, false, zero, 1, all}, {}},
+          {"aten::max_pool2d_with_indices", {inside_out, ints({2, 2})}, {}},
+          {"aten::max_pool2d_with_indices_backward", {pooled, inside_out, ints({2, 2}), two, zero, one, false, indices}, {}},
+          {"aten::avg_pool2d", {inside_out, ints({2, 2})}, {}},
+          {"aten::_adaptive_avg_pool2d", {inside_out, ints({2, 3})}, {}},
+          {"aten::_adaptive_avg_pool2d_backward", {numbers({3, 2, 2, 3}), inside_out}, {}},
           {"aten::avg_pool2d_backward", {numbers({3, 2, 3, 2}), image, two, two, zero, false, true, none}, {}},
           {"aten::_adaptive_avg_pool2d", {image, ints({2, 3})}, {}},
           {"aten::_adaptive_avg_pool2d_backward", {numbers({3, 2, 2, 3}), image}, {}},

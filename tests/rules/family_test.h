@@ -5,19 +5,20 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <deque>
 #include <iostream>
 #include <string>
 #include <vector>
+
+// Every row of a family by brute force, and a sample for every op it has.
+namespace tessera::testing {
 
 // The question a call puts to its rule.
 inline rules::OpQuery call_query(const Sample& sample) {
   static std::deque<OpCall> calls;  // a query refers to its call
   return calls.emplace_back(sample).query(sample.plain_args);
 }
-
-// Every row of a family by brute force, and a sample for every op it has.
-namespace tessera::testing {
 
 inline void expect_family_holds(const std::string& family, const std::vector<Sample>& samples,
                                 const std::vector<std::string>& exempt = {}) {

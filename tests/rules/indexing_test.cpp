@@ -1,3 +1,4 @@
+#include "tessera/base/error.h"
 #include "tests/rules/family_test.h"
 
 using namespace tessera;
@@ -19,6 +20,8 @@ TEST(IndexingRules, HoldByBruteForce) {
   std::vector<Sample> samples = {
       {"aten::index_select", {y, 1, i}, {}},
       {"aten::index_select", {numbers({5}), 0, i}, {}},
+      {"aten::index_select", {numbers({3, 5}).t(), 1, i}, {}},
+      {"aten::gather", {numbers({3, 5}).t(), 1, whole_numbers({2, 5}, 3).t()}, {}},
       {"aten::gather", {x, 1, places}, {}},
       {"aten::gather", {x, 0, whole_numbers({4, 2}, 5)}, {}},
       {"aten::index.Tensor", {y, indices({std::nullopt, i})}, {}},
@@ -37,6 +40,9 @@ TEST(IndexingRules, HoldByBruteForce) {
         {op("scatter", "reduce"), {x, 1, places, src, "multiply"}, {}},
         {op("scatter", "value_reduce"), {x, 1, places, 0.5, "add"}, {}},
         {op("scatter_add"), {x, 1, places, src}, {}},
+        {op("scatter_add"), {numbers({3, 5}).t(), 1, places, src}, {}},
+        {op("index_add"), {numbers({3, 5}).t(), 1, i, numbers({5, 6}), 0.5}, {}},
+        {op("index_put"), {numbers({3, 5}).t(), indices({std::nullopt, i}), numbers({6}), true}, {}},
         {op("scatter_add"), {x, 0, whole_numbers({4, 3}, 5), numbers({4, 3})}, {}},
         {op("index_add"), {y, 1, i, numbers({5, 6, 3}), 0.5}, {}},
         {op("index_copy"), {y, 1, whole_numbers({1}, 4), numbers({5, 1, 3})}, {}},

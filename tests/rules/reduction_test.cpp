@@ -47,6 +47,20 @@ TEST(ReductionRules, HoldByBruteForce) {
       {"aten::any.dim", {mask({5, 3}), 1, true}, {}},
       {"aten::any.dims", {mask({5, 3}), dims({0}), false}, {}},
   };
+  // Permuted inputs: the result lies in the order of the dims that stay.
+  auto turned = numbers({3, 2, 5}).permute({1, 2, 0}), flat = numbers({3, 5, 2}).permute({1, 2, 0});
+  for (const auto& z : {turned, flat})
+    for (int64_t d : {0, 1, 2})
+      for (bool keep : {false, true}) {
+        for (const auto* op : {"aten::sum.dim_IntList", "aten::mean.dim", "aten::amax", "aten::logsumexp"})
+          samples.push_back({op, {z, dims({d}), keep}, {}});
+        for (const auto* op : {"aten::max.dim", "aten::argmax", "aten::prod.dim_int", "aten::median.dim"})
+          samples.push_back({op, {z, d, keep}, {}});
+        samples.push_back({"aten::any.dim", {z.gt(0.5), d, keep}, {}});
+        samples.push_back({"aten::var.correction", {z, dims({d}), 0, keep}, {}});
+        samples.push_back({"aten::var_mean.correction", {z, dims({d}), 0, keep}, {}});
+        samples.push_back({"aten::linalg_vector_norm", {z, 2.0, dims({d}), keep}, {}});
+      }
   for (double p : {2.0, 1.0, 3.5, 0.0, inf, -1.0}) {
     samples.push_back({"aten::norm.Scalar", {x, p}, {}});
     samples.push_back({"aten::norm.ScalarOpt_dim", {x, p, dims({0}), true}, {}});
