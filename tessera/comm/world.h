@@ -16,7 +16,7 @@ struct InitOptions {
   int64_t rank = -1;                     // -1: from the environment, else 0
   int64_t world_size = -1;               // -1: from the environment, else 1
   std::string init_method = "env://";    // "env://", "file:///path", "tcp://host:port"
-  c10::intrusive_ptr<c10d::Store> store;  // given: used instead of init_method
+  c10::intrusive_ptr<c10d::Store> store = {};  // given: used instead of init_method
   std::chrono::milliseconds timeout{0};  // of each collective; 0: from TESSERA_TIMEOUT_S, else ten minutes
 };
 

@@ -130,8 +130,16 @@ struct AxisChooser {
     return cost + work / redistribute::cost_model().flops_per_us;
   }
 
+  // What is whole stays whole: ones_like of a replicated tensor is replicated, however much work cutting it would save.
+  bool whole_on(int64_t axis) const {
+    return std::all_of(part.index.begin(), part.index.end(), [&](int i) {
+      return !call.tensors[i].spec || call.tensors[i].spec->placements[axis].is_replicate();
+    });
+  }
+
   Candidate best(int64_t axis, int64_t n, Trace::Axis* trace) const {
     Candidate best;
+    const bool stays_whole = whole_on(axis);
     for (const auto& row : rule.rows) {
       TESSERA_CHECK(row.in.size() == part.index.size() && row.out.size() == rule.outs.size(), InternalError,
                     "rule of ", call.entry.name, ": a row has ", row.in.size(), " inputs and ", row.out.size(),
@@ -139,7 +147,7 @@ struct AxisChooser {
       const bool cuts = std::any_of(row.in.begin(), row.in.end(), [](auto& p) { return p.is_cut(); }) ||
                         std::any_of(row.out.begin(), row.out.end(), [](auto& p) { return p.is_cut(); });
       for (const auto& way : cuts ? ways_to_cut(call, part, row, axis) : std::vector<Placement>{Shard(0)}) {
-        const double cost = cost_of(row, way, axis, n);
+        const double cost = cuts && stays_whole ? kNever : cost_of(row, way, axis, n);
         if (trace) trace->candidates.push_back(traced(row, way, cost));
         if (cost < best.cost) {
           best = {&row, way, cost};
@@ -153,8 +161,10 @@ struct AxisChooser {
 
 // ---- errors ----
 
-[[noreturn]] void fail_no_row(const Call& call, int64_t axis) {
-  const auto& mesh = *call.mesh;
+[[noreturn]] void fail_no_row(const Call& whole, const Part& part, int64_t axis) {
+  const auto& mesh = *whole.mesh;
+  Call call{whole.entry, whole.args, {}, whole.mesh, whole.in_backward};  // of a list op, the element that failed
+  for (int i : part.index) call.tensors.push_back(whole.tensors[i]);
   if (!call.entry.writes.empty())
     TESSERA_FAIL(ShardingError, describe(call), ": an in-place op keeps the placements of what it writes, and with these on mesh axis '",
                  mesh.axis_name(axis), "' it cannot be computed. Redistribute the written tensor first, or use the form that returns a new one.");
@@ -272,7 +282,7 @@ struct Builder {
       const int64_t n = mesh.shape[axis];
       if (trace) trace->axes.push_back({element, static_cast<int64_t>(axis), {}});
       const auto best = chooser.best(static_cast<int64_t>(axis), n, trace ? &trace->axes.back() : nullptr);
-      if (!best.row) fail_no_row(call, static_cast<int64_t>(axis));
+      if (!best.row) fail_no_row(call, part, static_cast<int64_t>(axis));
       for (size_t i = 0; i < in.size(); i++) {
         const auto* spec = call.tensors[part.index[i]].spec;
         in[i][axis] = n == 1 && spec ? spec->placements[axis] : cut_like(best.row->in[i], best.way);
@@ -323,6 +333,15 @@ bool whole_everywhere(const Call& call) {
 }
 
 }  // namespace
+
+bool view_keeps_cuts(const OpEntry& view, const TensorSpec& spec, c10::IntArrayRef sizes) {
+  const c10::IValue args[] = {c10::IValue(), c10::IValue(sizes.vec())};
+  const OpQuery query{view.op.schema(), args, {{spec.sizes, spec.strides, spec.dtype, 0, -1, true}}, false};
+  const auto kept = view.rule()->fn(query).follow(spec.placements, spec.mesh.shape());
+  for (size_t a = 0; a < kept.size(); a++)
+    if (!kept[a] && spec.mesh.shape()[a] > 1) return false;
+  return true;
+}
 
 std::unique_ptr<Decision> decide(const Call& call, Trace* trace) {
   auto decision = std::make_unique<Decision>();

@@ -46,6 +46,9 @@ struct Trace {
 // redistributed. `trace` is filled as far as it came.
 std::unique_ptr<Decision> decide(const Call& call, Trace* trace = nullptr);
 
+// Can a tensor be viewed in `sizes` without moving anything? Requires: a plain tensor of its strides could.
+bool view_keeps_cuts(const OpEntry& view, const TensorSpec& spec, c10::IntArrayRef sizes);
+
 // aten::mm(f32[8, 10][S(0), R], f32[10, 4][R, R]) on mesh(dp=2,tp=2)
 std::string describe(const Call& call);
 

@@ -78,6 +78,10 @@ Sizes contiguous(c10::IntArrayRef sizes) {
   return strides;
 }
 
+Sizes dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef like) {
+  return to_sizes(at::infer_dense_strides(sizes, like));
+}
+
 Sizes channels_last(c10::IntArrayRef sizes) {
   return sizes.size() == 4 ? to_sizes(c10::get_channels_last_strides_2d(sizes))
                            : to_sizes(c10::get_channels_last_strides_3d(sizes));

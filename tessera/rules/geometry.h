@@ -11,6 +11,8 @@ namespace tessera::rules {
 bool is_dense(c10::IntArrayRef sizes, c10::IntArrayRef strides);  // non-overlapping and dense
 bool is_contiguous(c10::IntArrayRef sizes, c10::IntArrayRef strides);
 Sizes contiguous(c10::IntArrayRef sizes);
+// Dense strides of `sizes` whose dims lie in the order of `like`'s.
+Sizes dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef like);
 
 // An elementwise op (TensorIterator): operands all dense with equal strides hand those on; otherwise the dims lie in the
 // order in which the first operands that tell have them.

@@ -1,7 +1,7 @@
 #include "tessera/testing/rule_oracle.h"
 
 #include "tessera/base/error.h"
-#include "tessera/placement/tensor_spec.h"
+#include "tessera/rules/geometry.h"
 #include "tessera/testing/op_call.h"
 #include "tessera/testing/simulated_mesh.h"
 
@@ -23,7 +23,7 @@ using rules::Rule;
 
 // A copy with the same strides: ops may write to it.
 Tensor copy_of(const Tensor& t) {
-  return at::empty_strided(t.sizes(), strides_in_order_of(t.sizes(), t.strides()), t.options()).copy_(t);
+  return at::empty_strided(t.sizes(), rules::dense_strides(t.sizes(), t.strides()), t.options()).copy_(t);
 }
 
 std::vector<Tensor> copies_of(const std::vector<Tensor>& tensors) {
@@ -93,7 +93,7 @@ class Oracle {
     for (size_t i = 0; i < dense_.size(); i++) {
       if (!dense_[i].defined()) continue;
       const auto& stated = rule_.outs[i];
-      auto strides = stated.strides.empty() ? contiguous_strides(stated.sizes) : stated.strides;
+      auto strides = stated.strides.empty() ? rules::contiguous(stated.sizes) : stated.strides;
       bool same = dense_[i].sizes() == c10::IntArrayRef(stated.sizes);
       for (int64_t d = 0; same && dense_[i].numel() > 0 && d < dense_[i].dim(); d++)
         same = dense_[i].size(d) == 1 || dense_[i].stride(d) == strides[d];
@@ -281,7 +281,7 @@ class Oracle {
       case ArgFix::What::OutSizes: return ints(out_sizes());
       case ArgFix::What::OutStrides: {
         const auto& stated = rule_.outs[fix.tensor];
-        return ints(strides_in_order_of(out_sizes(), stated.strides.empty() ? contiguous_strides(stated.sizes) : stated.strides));
+        return ints(rules::dense_strides(out_sizes(), stated.strides.empty() ? rules::contiguous(stated.sizes) : stated.strides));
       }
       case ArgFix::What::InSizes: return ints(in_sizes());
       case ArgFix::What::InSize: return in_sizes()[fix.dim];

@@ -1,7 +1,7 @@
 #include "tessera/testing/simulated_mesh.h"
 
 #include "tessera/base/error.h"
-#include "tessera/placement/tensor_spec.h"
+#include "tessera/rules/geometry.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
@@ -197,7 +197,7 @@ std::vector<Tensor> scatter(const Tensor& whole, PlacementsRef placements, c10::
     for (int64_t d = 0; d < whole.dim(); d++)
       if (is_cut_dim(placements, d))
         piece = piece.index_select(d, indices_of(local_runs(placements, mesh_shape, coordinate, d, whole.size(d))));
-    auto local = at::empty_strided(piece.sizes(), strides_in_order_of(piece.sizes(), whole.strides()), piece.options());
+    auto local = at::empty_strided(piece.sizes(), rules::dense_strides(piece.sizes(), whole.strides()), piece.options());
     terms[rank] = local.copy_(piece);
   }
   return terms;

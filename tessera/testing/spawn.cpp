@@ -7,7 +7,6 @@
 #include <c10/core/AutogradState.h>
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -138,7 +137,7 @@ void spawn_processes(int64_t n, const Body& body, const SpawnOptions& options,
   for (int64_t rank = 0; rank < n; rank++) {
     Child& child = children[static_cast<size_t>(rank)];
     child.output = c10::str(folder.path, "/out", rank);
-    child.pid = start({call, rank, n, options.timeout.count(), options.backend, folder.path + "/store"},
+    child.pid = start({call, rank, n, options.timeout.count() * 3 / 4, options.backend, folder.path + "/store"},
                       options.arguments, child.output);
   }
   const auto deadline = std::chrono::steady_clock::now() + options.timeout;

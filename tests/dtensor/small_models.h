@@ -16,7 +16,9 @@ using Parameters = std::map<std::string, at::Tensor>;
 
 struct Model {
   Parameters parameters;  // plain, float
-  std::function<at::Tensor(Parameters&, const at::Tensor& x, const at::Tensor& y)> loss;
+  std::function<at::Tensor(Model&, const at::Tensor& x, const at::Tensor& y)> loss;
+  // Where a tensor-parallel part begins and ends: what hand-written code says there. Nothing, unless set.
+  std::function<at::Tensor(const at::Tensor&)> enter = [](const at::Tensor& t) { return t; }, leave = enter;
   at::Tensor x, y;  // the whole batch
   std::map<std::string, Placement> tensor_parallel;  // what lies otherwise than whole over "tp"
 };
@@ -30,9 +32,10 @@ inline Model mlp() {
   m.x = at::randn({6, 10});
   m.y = at::randn({6, 10});
   m.tensor_parallel = {{"w1", Shard(0)}, {"b1", Shard(0)}, {"w2", Shard(1)}};
-  m.loss = [](Parameters& p, const at::Tensor& x, const at::Tensor& y) {
-    auto h = at::relu(at::linear(x, p["w1"], p["b1"]));
-    return at::mse_loss(at::linear(h, p["w2"], p["b2"]), y);
+  m.loss = [](Model& m, const at::Tensor& x, const at::Tensor& y) {
+    auto& p = m.parameters;
+    auto h = at::relu(at::linear(m.enter(x), p["w1"], p["b1"]));
+    return at::mse_loss(m.leave(at::linear(h, p["w2"], p["b2"])), y);
   };
   return m;
 }
@@ -61,7 +64,8 @@ inline Model transformer() {
   const auto heads = Shard(0, kWidth / kHeads);
   m.tensor_parallel = {{"q", heads},        {"k", heads},          {"v", heads},      {"o", Shard(1, kWidth / kHeads)},
                        {"up", Shard(0)}, {"up_bias", Shard(0)}, {"down", Shard(1)}};
-  m.loss = [](Parameters& p, const at::Tensor& x, const at::Tensor& y) {
+  m.loss = [](Model& m, const at::Tensor& x, const at::Tensor& y) {
+    auto& p = m.parameters;
     const int64_t batch = x.size(0);
     auto norm = [&](const at::Tensor& h, const std::string& name) {
       return at::layer_norm(h, {kWidth}, p[name], p[name + "_bias"]);
@@ -70,14 +74,20 @@ inline Model transformer() {
       return at::linear(h, p[name]).view({batch, kContext, kHeads, kWidth / kHeads}).transpose(1, 2);
     };
     auto h = at::embedding(p["tokens"], x) + p["positions"];
-    auto a = norm(h, "norm1");
+    auto a = m.enter(norm(h, "norm1"));
     auto attended = at::scaled_dot_product_attention(by_head(a, "q"), by_head(a, "k"), by_head(a, "v"), {}, 0.0, true);
-    h = h + at::linear(attended.transpose(1, 2).contiguous().view({batch, kContext, kWidth}), p["o"]);
-    auto f = at::gelu(at::linear(norm(h, "norm2"), p["up"], p["up_bias"]));
-    h = h + at::linear(f, p["down"], p["down_bias"]);
+    h = h + m.leave(at::linear(attended.transpose(1, 2).contiguous().view({batch, kContext, kWidth}), p["o"]));
+    auto f = at::gelu(at::linear(m.enter(norm(h, "norm2")), p["up"], p["up_bias"]));
+    h = h + m.leave(at::linear(f, p["down"], p["down_bias"]));
     auto logits = at::linear(norm(h, "norm3"), p["head"]);
     return at::cross_entropy_loss(logits.view({batch * kContext, kVocab}), y.view({batch * kContext}));
   };
+  return m;
+}
+
+inline Model copy(const Model& model) {
+  Model m = model;
+  for (auto& [name, t] : m.parameters) t = t.clone();
   return m;
 }
 
@@ -98,6 +108,22 @@ inline Model distribute(const Model& model, const DeviceMesh& mesh) {
   return m;
 }
 
+// The same with every tensor-parallel collective written by hand, as the parallel styles do: whole in, whole out.
+inline Model by_hand(Model m) {
+  m.enter = [](const at::Tensor& t) -> at::Tensor {  // the gradient is summed here
+    const DTensor d(t);
+    return DTensor::from_local(d.to_local(), d.device_mesh(), d.placements(), {.shape = t.sizes().vec(), .stride = t.strides().vec()});
+  };
+  m.leave = [](const at::Tensor& t) -> at::Tensor {  // the sum is taken here
+    const DTensor d(t);
+    Placements to(d.placements().begin(), d.placements().end());
+    for (auto& p : to)
+      if (p.is_partial()) p = Replicate();
+    return d.redistribute(to);
+  };
+  return m;
+}
+
 enum class Optimizer { Sgd, FusedAdamW };
 
 // Trains in place; returns the loss of each step.
@@ -113,12 +139,12 @@ inline std::vector<double> train(Model& m, Optimizer optimizer, int steps) {
   std::vector<double> losses;
   for (int step = 0; step < steps; step++) {
     for (auto& t : parameters) t.mutable_grad().reset();
-    auto loss = m.loss(m.parameters, m.x, m.y);
+    auto loss = m.loss(m, m.x, m.y);
     loss.backward();
     losses.push_back(loss.item<double>());
     at::NoGradGuard no_grad;
     if (optimizer == Optimizer::Sgd) {
-      for (auto& t : parameters) t.add_(t.grad(), -0.1);
+      for (auto& t : parameters) t.add_(t.grad(), -0.03);
     } else {
       std::vector<at::Tensor> gradients;
       for (auto& t : parameters) gradients.push_back(t.grad());

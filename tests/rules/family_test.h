@@ -1,12 +1,20 @@
 #pragma once
+#include "tessera/testing/op_call.h"
 #include "tessera/testing/rule_oracle.h"
 #include "tessera/testing/sample_maker.h"
 
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <iostream>
 #include <string>
 #include <vector>
+
+// The question a call puts to its rule.
+inline rules::OpQuery call_query(const Sample& sample) {
+  static std::deque<OpCall> calls;  // a query refers to its call
+  return calls.emplace_back(sample).query(sample.plain_args);
+}
 
 // Every row of a family by brute force, and a sample for every op it has.
 namespace tessera::testing {

@@ -81,7 +81,12 @@ int64_t Exchange::piece_bytes(const Transfer& t) const {
   return round_down(t.pieces ? room / size_ : room);
 }
 
+void Exchange::check_sound() {
+  if (C10_UNLIKELY(region_->poisoned())) TESSERA_FAIL(CommError, region_->poison_reason());
+}
+
 OperationPtr Exchange::post(Transfer transfer) {
+  check_sound();
   auto op = c10::make_intrusive<Operation>();
   op->place = static_cast<int>(posted_ % kRing);
   if (auto& before = in_place_[op->place]; before && !before->done) wait(*before, timeout_);  // the ring is full

@@ -87,6 +87,7 @@ class Exchange {
   }
   bool help(const Operation* except);  // advances what peers may be waiting for; true if there was such
   static bool help_all(const Operation* except);
+  void check_sound();  // throws if the group was poisoned
   void enlist();
   void retire(Operation& op);
   [[noreturn]] void fail(Operation& op, const std::string& why);

@@ -9,6 +9,7 @@
 namespace tessera::comm::region {
 
 OperationPtr Exchange::post_send(Transfer transfer, int to) {
+  check_sound();
   auto op = c10::make_intrusive<Operation>();
   const int64_t half = region_->layout().mail_bytes;
   op->transfer = std::move(transfer);
@@ -25,6 +26,7 @@ OperationPtr Exchange::post_send(Transfer transfer, int to) {
 }
 
 OperationPtr Exchange::post_recv(Transfer transfer, int from) {
+  check_sound();
   auto op = c10::make_intrusive<Operation>();
   op->transfer = std::move(transfer);
   op->peer = from;

@@ -1,0 +1,152 @@
+// Ranks that disagree, stall or die: every one of them gets an error that says who and what, and nobody hangs.
+#include "tessera/base/error.h"
+#include "tessera/comm/communicator.h"
+#include "tessera/testing/ranks.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+using testing::Rank;
+using testing::run_ranks;
+
+// The report of run_ranks, which must fail.
+std::string report_of(int64_t n, const testing::Body& body, testing::RankOptions options = {}) {
+  try {
+    run_ranks(n, body, options);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "no rank failed";
+  return "";
+}
+void expect_has(const std::string& text, const std::vector<std::string>& parts) {
+  for (const auto& part : parts) EXPECT_NE(text.find(part), std::string::npos) << "no '" << part << "' in: " << text;
+}
+
+TEST(Failures, DifferentCollectives) {
+  auto report = report_of(2, [](Rank& me) {
+    at::Tensor x = at::ones({4}), y = at::ones({8});
+    if (me.rank == 0)
+      me.group()->all_reduce(x, ReduceOp::Sum, {.tensor_name = "wq.grad"}).wait();
+    else
+      me.group()->all_gather_into_tensor(y, x).wait();
+  });
+  expect_has(report, {"2 of 2 ranks", "ranks disagree on group 'world'", "rank 0 posted allreduce_ #0 ('wq.grad') of Float",
+                      "rank 1 posted _allgather_base_ #0 of Float"});
+}
+
+TEST(Failures, DifferentSizes) {
+  auto report = report_of(3, [](Rank& me) {
+    at::Tensor x = at::ones({me.rank == 2 ? 5 : 4});
+    me.group()->all_reduce(x, ReduceOp::Sum).wait();
+  });
+  expect_has(report, {"ranks disagree", "expects 16 bytes from rank 2, which posted 20"});
+}
+
+TEST(Failures, DifferentDtypesOpsRootsAndNumbers) {
+  expect_has(report_of(2, [](Rank& me) {
+               at::Tensor x = at::ones({4}, me.rank ? at::kFloat : at::kInt);
+               me.group()->all_reduce(x, ReduceOp::Sum).wait();
+             }),
+             {"of Int", "of Float"});
+  expect_has(report_of(2, [](Rank& me) {
+               at::Tensor x = at::ones({4});
+               me.group()->all_reduce(x, me.rank ? ReduceOp::Sum : ReduceOp::Max).wait();
+             }),
+             {"another reduction"});
+  expect_has(report_of(2, [](Rank& me) {
+               at::Tensor x = at::ones({4});
+               me.group()->broadcast(x, me.rank).wait();
+             }),
+             {"with root 0", "with root 1"});
+}
+
+TEST(Failures, WrongPartsOfAnAllToAll) {
+  auto report = report_of(2, [](Rank& me) {
+    at::Tensor x = at::ones({4}), y = at::ones({3});
+    const std::vector<int64_t> two{2, 2}, takes{2, 1};
+    if (me.rank == 0)
+      me.group()->all_to_all_single(x, x, two, two).wait();
+    else
+      me.group()->all_to_all_single(y, x, {1, 2}, two).wait();
+  });
+  expect_has(report, {"alltoall_base_ #0", "rank 1 expects 4 bytes from rank 0, which posted 8"});
+}
+
+TEST(Failures, MessagesThatDoNotMatch) {
+  auto report = report_of(2, [](Rank& me) {
+    at::Tensor x = at::ones({4});
+    if (me.rank == 0)
+      me.group()->send(x, 1, /*tag=*/3).wait();
+    else
+      me.group()->recv(x, 0, /*tag=*/4).wait();
+  });
+  expect_has(report, {"rank 1 receives 16 bytes of Float with tag 4", "the next message of rank 0 is 16 bytes of Float with tag 3"});
+}
+
+TEST(Failures, TimeOutNamesTheMissingRank) {
+  auto report = report_of(
+      3,
+      [](Rank& me) {
+        auto pair = me.rank < 2 ? me.world.new_group({0, 1}, "dp") : comm::Group();
+        me.group()->barrier().wait();
+        at::Tensor x = at::ones({4});
+        if (me.rank == 0) pair->all_reduce(x, ReduceOp::Sum, {.tensor_name = "bias"}).wait();
+      },
+      {.timeout = std::chrono::milliseconds(150)});
+  expect_has(report, {"1 of 3 ranks", "rank 0 waited 0.15 s for rank 1 in allreduce_ #0 ('bias') of Float on group 'dp'"});
+}
+
+TEST(Failures, AThrowingRankFreesTheOthers) {
+  const auto begin = std::chrono::steady_clock::now();
+  auto report = report_of(4, [](Rank& me) {
+    auto mesh = me.mesh("dp=2,tp=2");
+    if (me.rank == 2) throw std::runtime_error("no luck today");
+    at::Tensor x = at::ones({4});
+    mesh.get_group("tp")->all_reduce(x, ReduceOp::Sum).wait();
+    mesh.get_group("dp")->all_reduce(x, ReduceOp::Sum).wait();
+    me.group()->barrier().wait();
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30)) << "freed, not timed out";
+  expect_has(report, {"rank 2 (the first to fail): no luck today", "rank 3: rank 2 failed: no luck today"});
+  EXPECT_LT(report.find("rank 0:"), report.find("rank 1:"));
+  EXPECT_LT(report.find("rank 1:"), report.find("rank 2 (the"));
+}
+
+TEST(Failures, PoisonReachesThoseWhoComeLater) {
+  run_ranks(2, [](Rank& me) {
+    auto pair = me.world.new_group({0, 1});
+    if (me.rank == 0) pair->abort("the weather");
+    me.group()->barrier().wait();
+    at::Tensor x = at::ones({4});
+    try {
+      pair->all_reduce(x, ReduceOp::Sum);
+      ADD_FAILURE() << "posted on an aborted group";
+    } catch (const CommError& error) {
+      EXPECT_NE(std::string(error.what()).find("the weather"), std::string::npos);
+    }
+    me.group()->barrier().wait();  // other groups are not touched
+  });
+}
+
+TEST(Failures, BadArgumentsLeaveTheGroupUsable) {
+  run_ranks(2, [](Rank& me) {
+    at::Tensor out = at::ones({3}), in = at::ones({4}), complex = at::ones({1}, at::kComplexFloat);
+    EXPECT_THROW(me.group()->all_gather_into_tensor(out, in), UsageError);
+    EXPECT_THROW(me.group()->reduce_scatter_tensor(out, in, ReduceOp::Sum), UsageError);
+    EXPECT_THROW(me.group()->all_gather({out}, in), UsageError);
+    EXPECT_THROW(me.group()->all_to_all_single(out, in, {}, {}), UsageError);
+    EXPECT_THROW(me.group()->all_reduce_coalesced({out, complex}, ReduceOp::Sum), UsageError);
+    EXPECT_THROW(me.group()->all_reduce(complex, ReduceOp::Max), UsageError);
+    EXPECT_THROW(me.group()->send(in, me.rank), UsageError);
+    at::Tensor x = at::ones({4});
+    me.group()->all_reduce(x, ReduceOp::Sum).wait();
+    EXPECT_TRUE(x.equal(at::full({4}, 2.0)));
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,127 @@
+// CommPolicy, ImplicitReplication, and plain tensors next to distributed ones.
+#include "tessera/dtensor/policy.h"
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/testing/ranks.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera {
+namespace {
+
+using testing::Rank;
+using testing::run_ranks;
+
+template <class F>
+std::string message_of(F f) {
+  try {
+    f();
+  } catch (const c10::Error& e) {
+    return e.what_without_backtrace();
+  }
+  return "nothing was thrown";
+}
+#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+TEST(CommPolicy, ErrorCatchesWhatNobodyAskedFor) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh("tp=2");
+    const auto ones = torch::ones({4, 4});
+    const at::Tensor rows = distribute_tensor(ones, mesh, {Shard(0)}), columns = distribute_tensor(ones, mesh, {Shard(1)});
+    const at::Tensor sum = rows.sum(0);  // P(sum)
+    CommPolicyScope strict(CommPolicy::Error);
+    const auto said = message_of([&] { rows + columns; });
+    EXPECT_SAYS(said, "aten::add.Tensor");
+    EXPECT_SAYS(said, "CommPolicy::Allow");
+    EXPECT_SAYS(said, "tp=2");
+    EXPECT_THROW(sum.relu(), ShardingError);
+    EXPECT_THROW(sum.sum().item(), ShardingError);
+    EXPECT_THROW(at::equal(sum, sum), ShardingError);
+    EXPECT_TRUE((rows + rows).defined());               // nothing moves
+    EXPECT_TRUE((rows + distribute_tensor(ones, mesh, {Replicate()})).defined());  // a slice is no communication
+    // Asked for: allowed, and so is the backward of it.
+    DTensor(columns).redistribute({Shard(0)});
+    DTensor(sum).full_tensor();
+    at::Tensor x = distribute_tensor(ones, mesh, {Shard(0)}).set_requires_grad(true);
+    (DTensor(x).redistribute({Replicate()}) * 2).sum().backward();
+    {
+      CommPolicyScope lax(CommPolicy::Allow);
+      EXPECT_TRUE((rows + columns).defined());
+    }
+    EXPECT_THROW(rows + columns, ShardingError);
+  });
+}
+
+TEST(CommPolicy, ErrorReachesBackwardAndTheOptimizer) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh("dp=2");
+    at::Tensor w = distribute_tensor(torch::ones({3, 3}), mesh).set_requires_grad(true);
+    const at::Tensor x = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
+    CommPolicyScope strict(CommPolicy::Error);
+    x.mm(w).sum().backward();  // the gradient stays a pending sum: no communication
+    ASSERT_TRUE(DTensor(w.grad()).placements()[0].is_partial());
+    torch::NoGradGuard no_grad;
+    EXPECT_THROW(w.add_(w.grad(), -1), ShardingError);
+    w.add_(DTensor(w.grad()).redistribute({Replicate()}), -1);
+    EXPECT_EQ(DTensor(w.detach()).to_local()[0][0].item<float>(), -3);
+  });
+}
+
+TEST(CommPolicy, WarnWarns) {
+  struct Counter : c10::WarningHandler {
+    int warnings = 0;
+    void process(const c10::Warning&) override { warnings++; }
+  };
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh("tp=2");
+    const at::Tensor rows = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(0)}), columns = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(1)});
+    Counter counter;
+    c10::WarningUtils::WarningHandlerGuard guard(&counter);
+    CommPolicyScope scope(CommPolicy::Warn);
+    rows + columns;
+    EXPECT_EQ(counter.warnings, 1);
+  });
+}
+
+TEST(Mixing, APlainTensorIsRefusedByName) {
+  run_ranks(2, [](Rank& me) {
+    const at::Tensor d = distribute_tensor(torch::ones({4, 3}), me.mesh("tp=2"), {Shard(0)});
+    const auto said = message_of([&] { d + torch::ones({4, 3}); });
+    EXPECT_SAYS(said, "argument 1 'other'");
+    EXPECT_SAYS(said, "[4, 3]");
+    EXPECT_SAYS(said, "distribute_tensor");
+    EXPECT_SAYS(message_of([&] { at::cat({d, torch::ones({4, 3})}); }), "element 1");
+    EXPECT_SAYS(message_of([&] { torch::ones({4, 3}).add_(d); }), "argument 0 'self'");
+    // One element may be mixed in; it is the same on every rank.
+    EXPECT_EQ(DTensor(d * torch::tensor(2.)).full_tensor().sum().item<float>(), 24);
+    ImplicitReplication scope;
+    EXPECT_EQ(DTensor(d + torch::ones({4, 3})).full_tensor().sum().item<float>(), 24);
+  });
+}
+
+TEST(Mixing, MeshesAreNotMixed) {
+  run_ranks(2, [](Rank& me) {
+    const at::Tensor a = distribute_tensor(torch::ones({4}), me.mesh("a=2"), {Shard(0)}), b = distribute_tensor(torch::ones({4}), me.mesh("b=2"), {Shard(0)});
+    const auto said = message_of([&] { a + b; });
+    EXPECT_SAYS(said, "a=2");
+    EXPECT_SAYS(said, "b=2");
+    // Two meshes built alike are one mesh.
+    EXPECT_TRUE((a + distribute_tensor(torch::ones({4}), me.mesh("a=2"), {Shard(0)})).defined());
+  });
+}
+
+TEST(Rules, AnOpWithoutRuleSaysThreeWaysOut) {
+  run_ranks(2, [](Rank& me) {
+    const at::Tensor d = distribute_tensor(torch::eye(4), me.mesh("tp=2"), {Shard(0)});
+    const auto said = message_of([&] { at::linalg_cholesky(d); });
+    EXPECT_SAYS(said, "register_sharding");
+    EXPECT_SAYS(said, "local_map");
+    EXPECT_SAYS(said, "Replicate");
+    EXPECT_SAYS(said, "S(0)");
+  });
+}
+
+}  // namespace
+}  // namespace tessera

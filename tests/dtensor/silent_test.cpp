@@ -1,0 +1,159 @@
+// Errors that other systems made without a word, each from a public report: here each gives the right value or throws.
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/testing/ranks.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera {
+namespace {
+
+using testing::Rank;
+using testing::run_ranks;
+
+void expect_value(const at::Tensor& got, const at::Tensor& expected) {
+  ASSERT_TRUE(is_dtensor(got));
+  EXPECT_TRUE(torch::allclose(DTensor(got.detach()).full_tensor(), expected.detach(), 1e-5, 1e-6)) << DTensor(got);
+}
+
+// Forward and gradient of f against the plain tensor, over pieces that are uneven and, with four ranks, empty.
+template <class F>
+void expect_like_plain(const at::Tensor& value, F f) {
+  for (int n : {1, 2, 3, 4})
+    run_ranks(n, [&](Rank&) {
+      const auto mesh = init_device_mesh("cpu", {n}, {"x"});
+      std::vector<Placement> all = {Replicate()};
+      for (int64_t d = 0; d < value.dim(); d++) all.push_back(Shard(d));
+      for (const auto& p : all) {
+        SCOPED_TRACE(c10::str(n, " ranks, ", to_string(p)));
+        auto plain = value.clone().set_requires_grad(true);
+        at::Tensor x = distribute_tensor(value, mesh, {p}).set_requires_grad(true);
+        const auto expected = f(plain), got = f(x);
+        expect_value(got, expected);
+        (expected * expected).sum().backward();
+        (got * got).sum().backward();
+        expect_value(x.grad(), plain.grad());
+      }
+    });
+}
+
+// pytorch#162692: mean of uneven shards was a mean of means, and NaN where a piece was empty.
+TEST(Silent, MeanVarNormOfUnevenAndEmptyPieces) {
+  const auto value = torch::randn({5, 3});
+  expect_like_plain(value, [](const at::Tensor& x) { return x.mean(); });
+  expect_like_plain(value, [](const at::Tensor& x) { return x.mean({0}); });
+  expect_like_plain(value, [](const at::Tensor& x) { return x.var({0}); });
+  expect_like_plain(value, [](const at::Tensor& x) { return x.std(); });
+  expect_like_plain(value, [](const at::Tensor& x) { return x.norm(); });
+  expect_like_plain(value, [](const at::Tensor& x) { return x.norm(2, {1}); });
+}
+
+// The gradient of max goes through a plain tensor of zeros in autograd's formula.
+TEST(Silent, MaxAndItsGradient) {
+  const auto value = torch::randn({5, 3});
+  expect_like_plain(value, [](const at::Tensor& x) { return x.max(); });
+  expect_like_plain(value, [](const at::Tensor& x) { return std::get<0>(x.max(0)); });
+  expect_like_plain(value, [](const at::Tensor& x) { return std::get<0>(x.max(1)); });
+  expect_like_plain(value, [](const at::Tensor& x) { return std::get<0>(x.topk(2, 1)); });
+  expect_like_plain(value, [](const at::Tensor& x) { return x.amax({0}); });
+}
+
+TEST(Silent, SplitsOfWhichOneIsUsed) {
+  const auto value = torch::randn({6, 4});
+  expect_like_plain(value, [](const at::Tensor& x) { return x.split(2, 1)[1]; });
+  expect_like_plain(value, [](const at::Tensor& x) { return x.chunk(2, 1)[0] * 3; });
+  expect_like_plain(value, [](const at::Tensor& x) { return x.unbind(1)[2]; });
+}
+
+// pytorch#162312: item() of a pending maximum was this rank's own.
+TEST(Silent, ItemReducesFirst) {
+  run_ranks(2, [](Rank& me) {
+    const at::Tensor d = distribute_tensor(torch::arange(6.), me.mesh("x=2"), {Shard(0)});
+    EXPECT_EQ(d.max().item<float>(), 5);
+    EXPECT_EQ(d.sum().item<float>(), 15);
+    EXPECT_EQ(d[1].item<float>(), 1);
+  });
+}
+
+// pytorch#103306: a round trip of (5, 10) over 4 ranks came back as (8, 10).
+TEST(Silent, RoundTripsKeepTheShape) {
+  run_ranks(4, [](Rank& me) {
+    const auto value = torch::arange(50.).view({5, 10});
+    const auto d = distribute_tensor(value, me.mesh("x=4"));
+    expect_value(d.redistribute({Shard(0)}).redistribute({Shard(1)}).redistribute({Replicate()}), value);
+  });
+}
+
+// ones_like of a pending sum is whole: adding it to a sum must add one, not one per rank.
+TEST(Silent, LikesOfPartial) {
+  run_ranks(2, [](Rank& me) {
+    const at::Tensor sum = distribute_tensor(torch::ones({4, 3}), me.mesh("x=2"), {Shard(0)}).sum(0);
+    expect_value(torch::ones_like(sum), torch::ones({3}));
+    expect_value(sum + torch::ones_like(sum), torch::full({3}, 5.));
+    expect_value(torch::zeros_like(sum), torch::zeros({3}));
+    expect_value(sum * sum, torch::full({3}, 16.));
+    expect_value(sum + 1, torch::full({3}, 5.));
+  });
+}
+
+// A value that is redistributed once is remembered; a later write must be seen.
+TEST(Silent, ARememberedRedistributionDoesNotGoStale) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh("x=2");
+    at::Tensor sum = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)}).sum(0);
+    expect_value(sum.relu(), torch::full({3}, 4.));
+    sum.mul_(2);
+    expect_value(sum.relu(), torch::full({3}, 8.));
+    sum.view({3}).mul_(2);
+    expect_value(sum.relu(), torch::full({3}, 16.));
+    auto parameter = torch::zeros({3});
+    parameter.set_data(sum);  // shares the piece
+    parameter.mul_(2);
+    expect_value(sum.relu(), torch::full({3}, 32.));
+    DTensor(sum).to_local().mul_(2);
+    expect_value(sum.relu(), torch::full({3}, 64.));
+    std::vector<at::Tensor> list{sum};
+    at::_foreach_mul_(list, 2);
+    expect_value(sum.relu(), torch::full({3}, 128.));
+  });
+}
+
+// A step-varying Scalar is no part of a cache key; a Scalar that a rule reads is.
+TEST(Silent, NormsOfDifferentOrderAreDifferent) {
+  run_ranks(2, [](Rank& me) {
+    const auto value = torch::randn({4});
+    const at::Tensor d = distribute_tensor(torch::arange(4.), me.mesh("x=2"), {Shard(0)});
+    for (double p : {1., 2., 3., std::numeric_limits<double>::infinity()})
+      expect_value(at::linalg_vector_norm(d, p), at::linalg_vector_norm(torch::arange(4.), p));
+  });
+}
+
+// A gradient that is computed whole where the parameter is cut must still add up.
+TEST(Silent, GradientsAccumulateWhereverTheyLie) {
+  const auto w = torch::randn({6, 6}), x = torch::randn({4, 6});
+  run_ranks(2, [&](Rank& me) {
+    const auto mesh = me.mesh("x=2");
+    auto plain = w.clone().set_requires_grad(true);
+    for (const auto& p : {Replicate(), Shard(0), Shard(1)}) {
+      at::Tensor d = distribute_tensor(w, mesh, {p}).set_requires_grad(true);
+      plain.mutable_grad().reset();
+      for (const auto& q : {Shard(0), Replicate(), Shard(1)}) {
+        distribute_tensor(x, mesh, {q}).mm(d).sum().backward();
+        x.mm(plain).sum().backward();
+      }
+      expect_value(d.grad(), plain.grad());
+    }
+  });
+}
+
+TEST(Silent, BackwardWithAPlainSeedNeverPasses) {
+  run_ranks(2, [](Rank& me) {
+    at::Tensor x = distribute_tensor(torch::ones({4}), me.mesh("x=2"), {Shard(0)}).set_requires_grad(true);
+    const auto y = DTensor(x * 2).redistribute({Replicate()});
+    EXPECT_THROW(y.backward(torch::ones({4})), UsageError);
+  });
+}
+
+}  // namespace
+}  // namespace tessera

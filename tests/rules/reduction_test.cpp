@@ -1,0 +1,70 @@
+#include "tests/rules/family_test.h"
+
+#include <limits>
+
+using namespace tessera;
+using namespace tessera::testing;
+
+TEST(ReductionRules, HoldByBruteForce) {
+  auto x = numbers({5, 3}), y = numbers({2, 5, 3}), t = numbers({3, 5}).t();
+  auto dims = [](std::vector<int64_t> v) { return c10::IValue(std::move(v)); };
+  c10::IValue none;
+  auto type = [](c10::ScalarType s) { return c10::IValue(static_cast<int64_t>(s)); };
+  double inf = std::numeric_limits<double>::infinity();
+  std::vector<Sample> samples = {
+      {"aten::sum", {x}, {}},
+      {"aten::sum.dim_IntList", {y, dims({1}), false}, {}},
+      {"aten::sum.dim_IntList", {y, dims({0, -1}), true}, {}},
+      {"aten::sum.dim_IntList", {t, none, false}, {}},
+      {"aten::mean", {x}, {}},
+      {"aten::mean.dim", {y, dims({1}), false}, {}},
+      {"aten::mean.dim", {y, dims({0, 2}), true}, {}},
+      {"aten::mean.dim", {x, none, false, type(at::kFloat)}, {}},
+      {"aten::prod", {x}, {}},
+      {"aten::prod.dim_int", {x, 0, false}, {}},
+      {"aten::prod.dim_int", {x, 1, true}, {}},
+      {"aten::amax", {x, dims({0}), false}, {}},
+      {"aten::amax", {y, dims({1, 2}), true}, {}},
+      {"aten::amin", {x, dims({1}), false}, {}},
+      {"aten::amin", {whole_numbers({5, 3}), dims({0}), true}, {}},
+      {"aten::amax", {x, dims({}), false}, {}},
+      {"aten::max", {x}, {}},
+      {"aten::min", {whole_numbers({5, 3}, 100)}, {}},
+      {"aten::var.correction", {x, dims({1}), 1, false}, {}},
+      {"aten::std.correction", {y, dims({0, 1}), 0, true}, {}},
+      {"aten::var_mean.correction", {x, dims({0}), 1, false}, {}},
+      {"aten::logsumexp", {x, dims({1}), false}, {}},
+      {"aten::max.dim", {x, 0, false}, {}},
+      {"aten::min.dim", {x, 1, true}, {}},
+      {"aten::argmax", {x, 1, false}, {}},
+      {"aten::argmin", {x, none, false}, {}},
+      {"aten::median", {x}, {}},
+      {"aten::median.dim", {x, 0, true}, {}},
+      {"aten::all", {mask({5, 3})}, {}},
+      {"aten::all.dim", {mask({5, 3}), 0, false}, {}},
+      {"aten::all.dims", {mask({5, 3}), dims({0, 1}), true}, {}},
+      {"aten::any", {mask({5, 3})}, {}},
+      {"aten::any.dim", {mask({5, 3}), 1, true}, {}},
+      {"aten::any.dims", {mask({5, 3}), dims({0}), false}, {}},
+  };
+  for (double p : {2.0, 1.0, 3.5, 0.0, inf, -1.0}) {
+    samples.push_back({"aten::norm.Scalar", {x, p}, {}});
+    samples.push_back({"aten::norm.ScalarOpt_dim", {x, p, dims({0}), true}, {}});
+    samples.push_back({"aten::norm.ScalarOpt_dim_dtype", {x, p, dims({1}), false, type(at::kDouble)}, {}});
+    samples.push_back({"aten::norm.ScalarOpt_dtype", {x, p, type(at::kDouble)}, {}});
+    samples.push_back({"aten::linalg_vector_norm", {y, p, dims({1, 2}), false}, {}});
+    samples.push_back({"aten::linalg_vector_norm", {x, p, none, true}, {}});
+  }
+  expect_family_holds("reduction", samples);
+}
+
+// A mean of means is not the mean when pieces differ in size: 5 over 3 ranks is 2, 2, 1.
+TEST(ReductionRules, MeanOfACutDimIsASumOverTheWholeCount) {
+  auto rule = rules::registry().find("aten::mean.dim")->fn(
+      call_query({"aten::mean.dim", {numbers({5, 3}), std::vector<int64_t>{0}, false}, {}}));
+  auto cut = std::find_if(rule.rows.begin(), rule.rows.end(), [](const auto& row) { return row.in[0] == Shard(0); });
+  ASSERT_NE(cut, rule.rows.end());
+  EXPECT_EQ(cut->out[0], Partial(ReduceOp::Sum));
+  EXPECT_TRUE(cut->special);
+  EXPECT_EQ(rule.special_args[0].toDouble(), 5.0);
+}

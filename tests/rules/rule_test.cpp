@@ -1,0 +1,55 @@
+#include "tessera/base/error.h"
+#include "tests/rules/family_test.h"
+
+using namespace tessera;
+using namespace tessera::rules;
+using namespace tessera::testing;
+
+TEST(Registry, ReplacesCountsAndCopies) {
+  Registry registry;
+  auto one_row = [](const OpQuery&) {
+    Rule rule;
+    rule.outs = {{{}, {}}};
+    rule.row({Replicate()}, {Replicate()});
+    return rule;
+  };
+  EXPECT_EQ(registry.version(), 0u);
+  registry.add("my::op", "mine", one_row);
+  EXPECT_EQ(registry.version(), 1u);
+  EXPECT_EQ(registry.find("my::op")->family, "mine");
+  EXPECT_EQ(registry.find("my::other"), nullptr);
+  registry.same_as("my::other", "my::op");
+  EXPECT_EQ(registry.version(), 2u);
+  EXPECT_EQ(registry.find("my::other")->family, "mine");
+  registry.add("my::op", "again", one_row);
+  EXPECT_EQ(registry.find("my::op")->family, "again");
+  EXPECT_EQ(registry.names(), (std::vector<std::string>{"my::op", "my::other"}));
+  EXPECT_THROW(registry.same_as("my::third", "my::unknown"), UsageError);
+}
+
+TEST(Registry, AMalformedRowIsOurBug) {
+  Registry registry;
+  registry.add("aten::relu", "mine", [](const OpQuery&) {
+    Rule rule;
+    rule.outs = {{{5, 3}, {}}};
+    rule.row({Replicate(), Replicate()}, {Replicate()});
+    return rule;
+  });
+  EXPECT_THROW(registry.find("aten::relu")->fn(call_query({"aten::relu", {numbers({5, 3})}, {}})), InternalError);
+}
+
+// A plain number cannot become anything but what it is.
+TEST(Registry, RowsThatNeedMoreOfAPlainTensorAreDropped) {
+  Sample sample{"aten::add.Tensor", {numbers({5, 3}), numbers({})}, {1}};
+  auto rule = registry().find(sample.op)->fn(call_query(sample));
+  EXPECT_GE(rule.rows.size(), 3u);
+  for (const auto& row : rule.rows) EXPECT_EQ(row.in[1], Replicate());
+}
+
+TEST(OpQuery, DimsAndErrors) {
+  auto query = call_query({"aten::_softmax", {numbers({5, 3}), -1, false}, {}});
+  EXPECT_EQ(query.dim_at(1, 2), 1);
+  EXPECT_THROW(call_query({"aten::_softmax", {numbers({5, 3}), 2, false}, {}}).dim_at(1, 2), UsageError);
+  EXPECT_THROW(query.tensor(1), InternalError);
+  EXPECT_EQ(query.find_tensor(1), nullptr);
+}

@@ -1,0 +1,24 @@
+#include "tests/rules/family_test.h"
+
+using namespace tessera;
+using namespace tessera::testing;
+
+TEST(ScanRules, HoldByBruteForce) {
+  auto x = numbers({5, 3}), y = numbers({2, 5, 4}), t = numbers({3, 5}).t();
+  auto type = c10::IValue(static_cast<int64_t>(at::kDouble));
+  expect_family_holds("scan", {
+      {"aten::_softmax", {x, 1, false}, {}},
+      {"aten::_softmax", {y, 0, false}, {}},
+      {"aten::_log_softmax", {x, -1, false}, {}},
+      {"aten::_softmax_backward_data", {x, x.softmax(1), 1, type}, {}},
+      {"aten::_log_softmax_backward_data", {x, x.log_softmax(0), 0, type}, {}},
+      {"aten::cumsum", {y, 1}, {}},
+      {"aten::cumsum", {t, 1}, {}},
+      {"aten::cumprod", {x, 0}, {}},
+      {"aten::sort", {x, 1, true}, {}},
+      {"aten::sort.stable", {x, true, 0, false}, {}},
+      {"aten::topk", {y, 2, 1}, {}},
+      {"aten::glu", {y, 2}, {}},
+      {"aten::glu_backward", {numbers({2, 5, 2}), y, 2}, {}},
+  });
+}
