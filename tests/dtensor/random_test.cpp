@@ -4,6 +4,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/ranks.h"
+#include "tessera/testing/recorder.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -360,6 +361,24 @@ TEST(Random, WritesBumpVersions) {
     auto plain = torch::zeros({4});
     random::normal_(plain);
     EXPECT_EQ(plain._version(), 1);
+  });
+}
+
+TEST(Random, FillsAreOpsThatARecorderSeesAndRepeats) {
+  run_ranks(2, [](Rank& me) {
+    manual_seed(1);
+    at::Tensor t = zeros({5, 3}, me.mesh("x=2"), {Shard(0)});
+    const at::Tensor x = rand({5, 3}, me.mesh("x=2"), {Shard(1)});
+    testing::Recorder recorder;
+    t.uniform_();
+    const auto y = std::get<0>(at::native_dropout(x, 0.5, true));
+    t.bernoulli_(0.5);
+    recorder.stop();
+    EXPECT_EQ(recorder.ops(), (std::vector<std::string>{"tessera::philox_uniform_", "tessera::philox_dropout", "tessera::philox_bernoulli_"}));
+    const auto once = DTensor(t).full_tensor().clone();
+    t.zero_();
+    recorder.replay();  // seed and offset are arguments: the same numbers again
+    EXPECT_TRUE(same_bits(DTensor(t).full_tensor(), once));
   });
 }
 
