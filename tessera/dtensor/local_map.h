@@ -84,7 +84,8 @@ auto local_map(Fn fn, std::vector<MaybePlacements> out_placements, std::vector<M
           options = std::move(options)]<class... Args>(Args&&... args) {
     detail::LocalMapCall call(in, options, sizeof...(Args));
     // Braces: arguments are taken from left to right, so that every rank communicates in the same order.
-    auto locals = std::tuple<decltype(call.take_any(std::forward<Args>(args)))...>{call.take_any(std::forward<Args>(args))...};
+    auto locals =
+        std::tuple<decltype(call.take_any(std::forward<Args>(args)))...>{call.take_any(std::forward<Args>(args))...};
     auto results = std::apply(fn, std::move(locals));
     std::vector<at::Tensor*> tensors;
     detail::each_tensor(results, tensors);

@@ -7,8 +7,8 @@
 // Random words by counter: philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
 //
 //   fill      one random op on one tensor; the n-th of a program has offset n
-//   block     what one evaluation gives: four words of 32 bits, for the counter (block number, offset) under the key seed
-//   word w    lane w & 3 of block w >> 2
+//   block     what one evaluation gives: four words of 32 bits, for the counter (block number, offset) under the key
+//   seed word w    lane w & 3 of block w >> 2
 //
 // Element i of a fill takes its words by i alone, so it is the same wherever it is computed. A distribution says how
 // many words make how many elements (distributions.h):
@@ -61,7 +61,8 @@ C10_ALWAYS_INLINE void make_blocks(Stream stream, uint64_t first, int n, uint32_
 //
 //   Distribution::kTakes words make Distribution::kGives elements of type Value:  distribution(words, elements)
 template <class Distribution>
-void fill(Stream stream, const Distribution& distribution, int64_t first, int64_t n, typename Distribution::Value* out) {
+void fill(Stream stream, const Distribution& distribution, int64_t first, int64_t n,
+          typename Distribution::Value* out) {
   using Value = typename Distribution::Value;
   constexpr int kPerBlock = 4 / Distribution::kTakes * Distribution::kGives;
   constexpr int kMost = kBlocks * kPerBlock;

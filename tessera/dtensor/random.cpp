@@ -44,7 +44,9 @@ namespace random {
 
 RandomState& state() { return state_of(current_world()); }
 
-SeedScope::SeedScope(uint64_t seed) : world_(current_world()), before_(state_of(world_)) { state_of(world_) = {seed, 0}; }
+SeedScope::SeedScope(uint64_t seed) : world_(current_world()), before_(state_of(world_)) {
+  state_of(world_) = {seed, 0};
+}
 SeedScope::~SeedScope() { state_of(world_) = before_; }
 
 at::Tensor& uniform_(at::Tensor& t, double from, double to) {

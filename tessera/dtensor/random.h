@@ -7,17 +7,18 @@
 #include <cstdint>
 #include <type_traits>
 
-// Random numbers by counter: element i of the n-th fill is philox(seed, n, i), where i is its place in the global tensor.
-// So a tensor gets the same bits on 1, 2, 4 or 8 ranks, however it is cut, and so does a plain one filled here.
-// In-place random ops, *_like and dropout on distributed tensors (and so torch::nn::init and torch::nn::Dropout) draw from
-// here; stock torch::nn constructors, which fill plain tensors, keep LibTorch's own stream.
+// Random numbers by counter: element i of the n-th fill is philox(seed, n, i), where i is its place in the global
+// tensor. So a tensor gets the same bits on 1, 2, 4 or 8 ranks, however it is cut, and so does a plain one filled here.
+// In-place random ops, *_like and dropout on distributed tensors (and so torch::nn::init and torch::nn::Dropout) draw
+// from here; stock torch::nn constructors, which fill plain tensors, keep LibTorch's own stream.
 //
 // Each rank counts its own fills. They stay in step because all ranks run the same program; where some ranks draw alone
 // (a pipeline stage, a rank-dependent branch), give those tensors numbers of their own under a SeedScope.
 namespace tessera {
 
 // Seeds this rank's stream: the same seed on every rank, or replicas will differ. Also resets the count of fills.
-// Call it after init(): it seeds the thread's current World if there is one, else what plain tensors of this thread use.
+// Call it after init(): it seeds the thread's current World if there is one, else what plain tensors of this thread
+// use.
 void manual_seed(uint64_t seed);
 
 namespace random {

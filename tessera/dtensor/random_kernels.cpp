@@ -29,13 +29,15 @@ using random_ops::Draw;
 // ---- what all of them ask ----
 
 void refuse_generator(const char* op, const MaybeGenerator& generator) {
-  TESSERA_CHECK(!generator || !generator->defined(), UsageError, op, " on a distributed tensor was given a generator. Its numbers "
+  TESSERA_CHECK(!generator || !generator->defined(), UsageError, op,
+                " on a distributed tensor was given a generator. Its numbers "
                 "come from a counter, the same on every mesh: leave the generator out and call tessera::manual_seed");
 }
 
 void refuse_partial(const char* op, const TensorSpec& spec) {
   TESSERA_CHECK(!spec.has_partial(), ShardingError, op, " on ", spec.describe(),
-                ": the value of a Partial is a reduction still to be taken, which no random number can be drawn for; redistribute it "
+                ": the value of a Partial is a reduction still to be taken, which no random number can be drawn for; "
+                "redistribute it "
                 "to Replicate or Shard first");
 }
 
@@ -51,7 +53,8 @@ const TensorSpec& drawable(const char* op, const Tensor& t, const MaybeGenerator
 class Seen {
  public:
   Seen(const char* op, const TensorSpec& spec) : spec_(&spec) {
-    if (C10_UNLIKELY(op_observer() != nullptr)) op_observer()->begin_op(propagate::entry_of(std::string("aten::") + op), {spec_});
+    if (C10_UNLIKELY(op_observer() != nullptr))
+      op_observer()->begin_op(propagate::entry_of(std::string("aten::") + op), {spec_});
   }
   ~Seen() {
     if (C10_UNLIKELY(op_observer() != nullptr)) op_observer()->end_op({spec_});
@@ -86,44 +89,53 @@ Tensor& fill(const char* op, Tensor& self, const MaybeGenerator& generator, F f)
 // ---- fills ----
 
 Tensor& uniform_(Tensor& self, double from, double to, MaybeGenerator g) {
-  return fill("uniform_", self, g, [&](Tensor& piece, const Draw& draw) { random_ops::uniform_(piece, from, to, draw); });
+  return fill("uniform_", self, g,
+              [&](Tensor& piece, const Draw& draw) { random_ops::uniform_(piece, from, to, draw); });
 }
 Tensor& normal_(Tensor& self, double mean, double std, MaybeGenerator g) {
-  return fill("normal_", self, g, [&](Tensor& piece, const Draw& draw) { random_ops::normal_(piece, mean, std, draw); });
+  return fill("normal_", self, g,
+              [&](Tensor& piece, const Draw& draw) { random_ops::normal_(piece, mean, std, draw); });
 }
 Tensor& log_normal_(Tensor& self, double mean, double std, MaybeGenerator g) {
-  return fill("log_normal_", self, g, [&](Tensor& piece, const Draw& draw) { random_ops::log_normal_(piece, mean, std, draw); });
+  return fill("log_normal_", self, g,
+              [&](Tensor& piece, const Draw& draw) { random_ops::log_normal_(piece, mean, std, draw); });
 }
 Tensor& exponential_(Tensor& self, double lambda, MaybeGenerator g) {
-  return fill("exponential_", self, g, [&](Tensor& piece, const Draw& draw) { random_ops::exponential_(piece, lambda, draw); });
+  return fill("exponential_", self, g,
+              [&](Tensor& piece, const Draw& draw) { random_ops::exponential_(piece, lambda, draw); });
 }
 Tensor& cauchy_(Tensor& self, double median, double sigma, MaybeGenerator g) {
-  return fill("cauchy_", self, g, [&](Tensor& piece, const Draw& draw) { random_ops::cauchy_(piece, median, sigma, draw); });
+  return fill("cauchy_", self, g,
+              [&](Tensor& piece, const Draw& draw) { random_ops::cauchy_(piece, median, sigma, draw); });
 }
 Tensor& geometric_(Tensor& self, double p, MaybeGenerator g) {
   return fill("geometric_", self, g, [&](Tensor& piece, const Draw& draw) { random_ops::geometric_(piece, p, draw); });
 }
 Tensor& bernoulli_float_(Tensor& self, double p, MaybeGenerator g) {
-  return fill("bernoulli_.float", self, g, [&](Tensor& piece, const Draw& draw) { random_ops::bernoulli_(piece, p, draw); });
+  return fill("bernoulli_.float", self, g,
+              [&](Tensor& piece, const Draw& draw) { random_ops::bernoulli_(piece, p, draw); });
 }
 
 // The probabilities, lying as `like` does.
 Tensor align_probabilities(const Tensor& p, const TensorSpec& like) {
-  TESSERA_CHECK(is_dtensor(p) || implicit_replication(), UsageError, "bernoulli_: the probabilities are a plain tensor of sizes ",
-                p.sizes(), " next to ", like.describe(), "; distribute_tensor them, or open a scope ImplicitReplication");
+  TESSERA_CHECK(is_dtensor(p) || implicit_replication(), UsageError,
+                "bernoulli_: the probabilities are a plain tensor of sizes ", p.sizes(), " next to ", like.describe(),
+                "; distribute_tensor them, or open a scope ImplicitReplication");
   Tensor spread;
   if (is_dtensor(p)) {
     spread = p.expand(like.sizes);
   } else {
     const auto whole = p.expand(like.sizes).contiguous();
     const Placements replicated(like.placements.size(), Replicate());
-    spread = wrap(whole, intern(like.mesh, replicated, whole.sizes(), whole.strides(), whole.scalar_type(), whole.device()));
+    spread =
+        wrap(whole, intern(like.mesh, replicated, whole.sizes(), whole.strides(), whole.scalar_type(), whole.device()));
   }
   const auto& from = meta_of(spread).spec;
   const auto to = with_placements(*from, like.placements);
   if (to == from) return spread;
   if (comm_policy() != CommPolicy::Allow && redistribute::plan_between(*from, *to).communicates())
-    check_policy(c10::str("bernoulli_ redistributes its probabilities, ", from->describe(), ", to ", to_string(to->placements), "."));
+    check_policy(c10::str("bernoulli_ redistributes its probabilities, ", from->describe(), ", to ",
+                          to_string(to->placements), "."));
   return move(spread, to);
 }
 
@@ -131,36 +143,50 @@ Tensor& bernoulli_tensor_(Tensor& self, const Tensor& p, MaybeGenerator g) {
   const auto& spec = drawable("bernoulli_.Tensor", self, g);
   if (!is_dtensor(p) && p.numel() == 1) return bernoulli_float_(self, p.item<double>(), g);
   const auto chances = align_probabilities(p, spec);
-  return fill("bernoulli_.Tensor", self, g, [&](Tensor& piece, const Draw& draw) { random_ops::bernoulli_(piece, local_of(chances), draw); });
+  return fill("bernoulli_.Tensor", self, g,
+              [&](Tensor& piece, const Draw& draw) { random_ops::bernoulli_(piece, local_of(chances), draw); });
 }
 
 // The largest whole number up to which a type holds all of them; random_() draws from 0 to there.
 uint64_t largest_counted(at::ScalarType type) {
   switch (type) {
-    case at::kDouble: return uint64_t{1} << 53;
-    case at::kFloat: return uint64_t{1} << 24;
-    case at::kHalf: return uint64_t{1} << 11;
-    case at::kBFloat16: return uint64_t{1} << 8;
-    case at::kLong: return std::numeric_limits<int64_t>::max();
-    case at::kInt: return std::numeric_limits<int32_t>::max();
-    case at::kShort: return std::numeric_limits<int16_t>::max();
-    case at::kChar: return std::numeric_limits<int8_t>::max();
-    case at::kByte: return std::numeric_limits<uint8_t>::max();
-    case at::kBool: return 1;
-    default: TESSERA_FAIL(UsageError, "random_ on a tensor of type ", type, ": use an integer or floating-point one");
+    case at::kDouble:
+      return uint64_t{1} << 53;
+    case at::kFloat:
+      return uint64_t{1} << 24;
+    case at::kHalf:
+      return uint64_t{1} << 11;
+    case at::kBFloat16:
+      return uint64_t{1} << 8;
+    case at::kLong:
+      return std::numeric_limits<int64_t>::max();
+    case at::kInt:
+      return std::numeric_limits<int32_t>::max();
+    case at::kShort:
+      return std::numeric_limits<int16_t>::max();
+    case at::kChar:
+      return std::numeric_limits<int8_t>::max();
+    case at::kByte:
+      return std::numeric_limits<uint8_t>::max();
+    case at::kBool:
+      return 1;
+    default:
+      TESSERA_FAIL(UsageError, "random_ on a tensor of type ", type, ": use an integer or floating-point one");
   }
 }
 
 Tensor& integers_(const char* op, Tensor& self, int64_t from, uint64_t range, const MaybeGenerator& g) {
-  return fill(op, self, g, [&](Tensor& piece, const Draw& draw) { random_ops::integers_(piece, from, static_cast<int64_t>(range), draw); });
+  return fill(op, self, g, [&](Tensor& piece, const Draw& draw) {
+    random_ops::integers_(piece, from, static_cast<int64_t>(range), draw);
+  });
 }
 Tensor& random_(Tensor& self, MaybeGenerator g) {
   return integers_("random_", self, 0, largest_counted(self.scalar_type()) + 1, g);
 }
 Tensor& random_from_(Tensor& self, int64_t from, std::optional<int64_t> to, MaybeGenerator g) {
   const auto high = to ? static_cast<uint64_t>(*to) : largest_counted(self.scalar_type()) + 1;
-  TESSERA_CHECK(to ? from < *to : from < 0 || static_cast<uint64_t>(from) < high, UsageError, "random_ from ", from, " to ", high,
-                ": there is nothing between; give the lower bound first, the upper one is not drawn");
+  TESSERA_CHECK(to ? from < *to : from < 0 || static_cast<uint64_t>(from) < high, UsageError, "random_ from ", from,
+                " to ", high, ": there is nothing between; give the lower bound first, the upper one is not drawn");
   return integers_("random_.from", self, from, high - static_cast<uint64_t>(from), g);
 }
 Tensor& random_to_(Tensor& self, int64_t to, MaybeGenerator g) { return random_from_(self, 0, to, g); }
@@ -225,7 +251,8 @@ propagate::Decision& dropout_decision(const SpecRef& spec) {
   decision->pinned.push_back(spec);
   decision->outs.resize(2);
   decision->outs[0].spec = spec;
-  decision->outs[1].spec = intern(spec->mesh, spec->placements, spec->sizes, contiguous_strides(spec->sizes), at::kBool, spec->device);
+  decision->outs[1].spec =
+      intern(spec->mesh, spec->placements, spec->sizes, contiguous_strides(spec->sizes), at::kBool, spec->device);
   return cache.insert(entry, std::move(decision));
 }
 
@@ -248,10 +275,27 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::op
 // ---- ops that LibTorch makes of the fills above and of empty_like ----
 
 constexpr const char* kMadeOfFills[] = {
-    "bernoulli", "bernoulli.Tensor", "cauchy", "exponential", "geometric", "log_normal", "normal_functional", "rand_like",
-    "rand_like.generator", "randint_like", "randint_like.Tensor", "randint_like.Tensor_generator", "randint_like.generator",
-    "randint_like.low_dtype", "randint_like.low_generator_dtype", "randn_like", "randn_like.generator", "random", "random.from",
-    "random.to", "uniform",
+    "bernoulli",
+    "bernoulli.Tensor",
+    "cauchy",
+    "exponential",
+    "geometric",
+    "log_normal",
+    "normal_functional",
+    "rand_like",
+    "rand_like.generator",
+    "randint_like",
+    "randint_like.Tensor",
+    "randint_like.Tensor_generator",
+    "randint_like.generator",
+    "randint_like.low_dtype",
+    "randint_like.low_generator_dtype",
+    "randn_like",
+    "randn_like.generator",
+    "random",
+    "random.from",
+    "random.to",
+    "uniform",
 };
 
 struct MadeOfFills final : c10::OperatorKernel {
@@ -288,7 +332,8 @@ void register_random_kernels(torch::Library& aten, std::unordered_set<std::strin
   op("normal.Tensor_Tensor", TORCH_FN(normal_tensor_tensor));
   op("multinomial", TORCH_FN(multinomial));
   op("native_dropout", TORCH_FN(native_dropout));
-  for (const char* name : kMadeOfFills) op(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<MadeOfFills>(name)));
+  for (const char* name : kMadeOfFills)
+    op(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<MadeOfFills>(name)));
 }
 
 }  // namespace tessera::detail

@@ -63,12 +63,14 @@ Tensor& fill_floating(Tensor& self, const char* op, const Draw& draw, Args... ar
 
 // ---- kernels ----
 
-Tensor& uniform_kernel(Tensor& self, double from, double to, int64_t seed, int64_t offset, IntArrayRef sizes, IntArrayRef runs) {
+Tensor& uniform_kernel(Tensor& self, double from, double to, int64_t seed, int64_t offset, IntArrayRef sizes,
+                       IntArrayRef runs) {
   TESSERA_CHECK(from <= to, UsageError, "uniform_ from ", from, " to ", to, ": give the lower bound first");
   return fill_floating<philox::Uniform>(self, "uniform_", {seed, offset, sizes, runs}, from, to);
 }
 
-Tensor& normal_kernel(Tensor& self, double mean, double std, int64_t seed, int64_t offset, IntArrayRef sizes, IntArrayRef runs) {
+Tensor& normal_kernel(Tensor& self, double mean, double std, int64_t seed, int64_t offset, IntArrayRef sizes,
+                      IntArrayRef runs) {
   TESSERA_CHECK(std >= 0, UsageError, "normal_ with std ", std, ": give a std that is not negative");
   if (!self.is_complex()) return fill_floating<philox::Normal>(self, "normal_", {seed, offset, sizes, runs}, mean, std);
   // Real and imaginary part share the variance; they are one more dim, held whole.
@@ -80,17 +82,20 @@ Tensor& normal_kernel(Tensor& self, double mean, double std, int64_t seed, int64
   return self.add_(mean);
 }
 
-Tensor& log_normal_kernel(Tensor& self, double mean, double std, int64_t seed, int64_t offset, IntArrayRef sizes, IntArrayRef runs) {
+Tensor& log_normal_kernel(Tensor& self, double mean, double std, int64_t seed, int64_t offset, IntArrayRef sizes,
+                          IntArrayRef runs) {
   TESSERA_CHECK(std > 0, UsageError, "log_normal_ with std ", std, ": give a positive one");
   return fill_floating<philox::LogNormal>(self, "log_normal_", {seed, offset, sizes, runs}, mean, std);
 }
 
-Tensor& exponential_kernel(Tensor& self, double lambda, int64_t seed, int64_t offset, IntArrayRef sizes, IntArrayRef runs) {
+Tensor& exponential_kernel(Tensor& self, double lambda, int64_t seed, int64_t offset, IntArrayRef sizes,
+                           IntArrayRef runs) {
   TESSERA_CHECK(lambda > 0, UsageError, "exponential_ with lambd ", lambda, ": give a positive one");
   return fill_floating<philox::Exponential>(self, "exponential_", {seed, offset, sizes, runs}, lambda);
 }
 
-Tensor& cauchy_kernel(Tensor& self, double median, double sigma, int64_t seed, int64_t offset, IntArrayRef sizes, IntArrayRef runs) {
+Tensor& cauchy_kernel(Tensor& self, double median, double sigma, int64_t seed, int64_t offset, IntArrayRef sizes,
+                      IntArrayRef runs) {
   TESSERA_CHECK(sigma > 0, UsageError, "cauchy_ with sigma ", sigma, ": give a positive one");
   return fill_floating<philox::Cauchy>(self, "cauchy_", {seed, offset, sizes, runs}, median, sigma);
 }
@@ -120,8 +125,10 @@ Tensor& bernoulli_kernel(Tensor& self, double p, int64_t seed, int64_t offset, I
   });
 }
 
-Tensor& bernoulli_tensor_kernel(Tensor& self, const Tensor& p, int64_t seed, int64_t offset, IntArrayRef sizes, IntArrayRef runs) {
-  TESSERA_CHECK(p.sizes() == self.sizes(), InternalError, "bernoulli_: sizes ", self.sizes(), ", probabilities ", p.sizes());
+Tensor& bernoulli_tensor_kernel(Tensor& self, const Tensor& p, int64_t seed, int64_t offset, IntArrayRef sizes,
+                                IntArrayRef runs) {
+  TESSERA_CHECK(p.sizes() == self.sizes(), InternalError, "bernoulli_: sizes ", self.sizes(), ", probabilities ",
+                p.sizes());
   const Draw draw{seed, offset, sizes, runs};
   const auto chances = p.to(at::kCPU, at::kDouble).contiguous();
   return through_host(self, "bernoulli_", draw, [&](Tensor& host, const Piece& piece) {
@@ -132,12 +139,14 @@ Tensor& bernoulli_tensor_kernel(Tensor& self, const Tensor& p, int64_t seed, int
     fill(word, piece, draw, philox::Word());
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "bernoulli_", [&] {
       auto* out = host.mutable_data_ptr<scalar_t>();
-      for (int64_t i = 0; i < host.numel(); i++) out[i] = static_cast<scalar_t>(philox::below(word[i], chance[i]) ? 1 : 0);
+      for (int64_t i = 0; i < host.numel(); i++)
+        out[i] = static_cast<scalar_t>(philox::below(word[i], chance[i]) ? 1 : 0);
     });
   });
 }
 
-Tensor& integers_kernel(Tensor& self, int64_t from, int64_t range, int64_t seed, int64_t offset, IntArrayRef sizes, IntArrayRef runs) {
+Tensor& integers_kernel(Tensor& self, int64_t from, int64_t range, int64_t seed, int64_t offset, IntArrayRef sizes,
+                        IntArrayRef runs) {
   const Draw draw{seed, offset, sizes, runs};
   const auto unsigned_range = static_cast<uint64_t>(range);
   return through_host(self, "random_", draw, [&](Tensor& host, const Piece& piece) {
@@ -151,12 +160,14 @@ Tensor& integers_kernel(Tensor& self, int64_t from, int64_t range, int64_t seed,
   });
 }
 
-std::tuple<Tensor, Tensor> dropout_kernel(const Tensor& self, double p, int64_t seed, int64_t offset, IntArrayRef sizes, IntArrayRef runs) {
+std::tuple<Tensor, Tensor> dropout_kernel(const Tensor& self, double p, int64_t seed, int64_t offset, IntArrayRef sizes,
+                                          IntArrayRef runs) {
   check_probability(p, "native_dropout");
   const double keep = 1 - p, scale = keep == 0 ? 0 : 1 / keep;
   auto mask = at::empty(self.sizes(), self.options().dtype(at::kBool).memory_format(at::MemoryFormat::Contiguous));
   bernoulli_kernel(mask, keep, seed, offset, sizes, runs);
-  if (!self.is_cpu() || !self.is_contiguous() || !at::isFloatingType(self.scalar_type())) return {self.mul(mask).mul_(scale), mask};
+  if (!self.is_cpu() || !self.is_contiguous() || !at::isFloatingType(self.scalar_type()))
+    return {self.mul(mask).mul_(scale), mask};
   // The same arithmetic in one pass: x * mask is exact, and then there is one rounding.
   auto out = at::empty_like(self);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, self.scalar_type(), "native_dropout", [&] {
@@ -222,7 +233,8 @@ void integers_(Tensor& piece, int64_t from, int64_t range, const Draw& d) {
 }
 std::tuple<Tensor, Tensor> dropout(const Tensor& piece, double p, const Draw& d) {
   static const auto op =
-      find<std::tuple<Tensor, Tensor>(const Tensor&, double, int64_t, int64_t, IntArrayRef, IntArrayRef)>("tessera::philox_dropout");
+      find<std::tuple<Tensor, Tensor>(const Tensor&, double, int64_t, int64_t, IntArrayRef, IntArrayRef)>(
+          "tessera::philox_dropout");
   return op.call(piece, p, d.seed, d.offset, d.sizes, d.runs);
 }
 
@@ -232,15 +244,20 @@ TORCH_LIBRARY_FRAGMENT(tessera, m) {
 #define TESSERA_DRAW "int seed, int offset, int[] global_sizes, int[] runs"
   constexpr auto kAnyDevice = c10::DispatchKey::CompositeExplicitAutograd;
   const auto op = [&](const char* schema, auto kernel) { m.def(schema, torch::dispatch(kAnyDevice, kernel)); };
-  op("philox_uniform_(Tensor(a!) self, float from, float to, " TESSERA_DRAW ") -> Tensor(a!)", TORCH_FN(uniform_kernel));
+  op("philox_uniform_(Tensor(a!) self, float from, float to, " TESSERA_DRAW ") -> Tensor(a!)",
+     TORCH_FN(uniform_kernel));
   op("philox_normal_(Tensor(a!) self, float mean, float std, " TESSERA_DRAW ") -> Tensor(a!)", TORCH_FN(normal_kernel));
-  op("philox_log_normal_(Tensor(a!) self, float mean, float std, " TESSERA_DRAW ") -> Tensor(a!)", TORCH_FN(log_normal_kernel));
+  op("philox_log_normal_(Tensor(a!) self, float mean, float std, " TESSERA_DRAW ") -> Tensor(a!)",
+     TORCH_FN(log_normal_kernel));
   op("philox_exponential_(Tensor(a!) self, float lambd, " TESSERA_DRAW ") -> Tensor(a!)", TORCH_FN(exponential_kernel));
-  op("philox_cauchy_(Tensor(a!) self, float median, float sigma, " TESSERA_DRAW ") -> Tensor(a!)", TORCH_FN(cauchy_kernel));
+  op("philox_cauchy_(Tensor(a!) self, float median, float sigma, " TESSERA_DRAW ") -> Tensor(a!)",
+     TORCH_FN(cauchy_kernel));
   op("philox_geometric_(Tensor(a!) self, float p, " TESSERA_DRAW ") -> Tensor(a!)", TORCH_FN(geometric_kernel));
   op("philox_bernoulli_(Tensor(a!) self, float p, " TESSERA_DRAW ") -> Tensor(a!)", TORCH_FN(bernoulli_kernel));
-  op("philox_bernoulli_tensor_(Tensor(a!) self, Tensor p, " TESSERA_DRAW ") -> Tensor(a!)", TORCH_FN(bernoulli_tensor_kernel));
-  op("philox_integers_(Tensor(a!) self, int from, int range, " TESSERA_DRAW ") -> Tensor(a!)", TORCH_FN(integers_kernel));
+  op("philox_bernoulli_tensor_(Tensor(a!) self, Tensor p, " TESSERA_DRAW ") -> Tensor(a!)",
+     TORCH_FN(bernoulli_tensor_kernel));
+  op("philox_integers_(Tensor(a!) self, int from, int range, " TESSERA_DRAW ") -> Tensor(a!)",
+     TORCH_FN(integers_kernel));
   op("philox_dropout(Tensor self, float p, " TESSERA_DRAW ") -> (Tensor, Tensor)", TORCH_FN(dropout_kernel));
 #undef TESSERA_DRAW
 }

@@ -5,7 +5,8 @@
 #include <tuple>
 
 // The random fills as registered ops (tessera::philox_*): what a tracer, a debug mode and a profiler see. Each is a
-// function of its arguments alone; who counts the fills is random.h. Called on plain tensors: a rank's piece, or a whole.
+// function of its arguments alone; who counts the fills is random.h. Called on plain tensors: a rank's piece, or a
+// whole.
 namespace tessera::random_ops {
 
 // Which numbers: fill number `offset` of the stream `seed`, at the global indices that a piece of a tensor of

@@ -35,12 +35,14 @@ TEST(LocalMap, RunsOnPieces) {
     run_ranks(n, [&](Rank& me) {
       const auto mesh = me.mesh({n}, {"tp"});
       const auto a = torch::arange(96.).view({8, 12}), b = torch::arange(48.).view({12, 4});
-      const auto mm = local_map([](const at::Tensor& x, const at::Tensor& y) { return torch::mm(x, y); }, {P}, {S1, S0});
+      const auto mm =
+          local_map([](const at::Tensor& x, const at::Tensor& y) { return torch::mm(x, y); }, {P}, {S1, S0});
       const DTensor y = mm(lay(a, mesh, S1), lay(b, mesh, S0));
       EXPECT_EQ(y.placements(), PlacementsRef(P));
       EXPECT_EQ(y.sizes(), (at::IntArrayRef{8, 4}));
       EXPECT_TRUE(torch::allclose(y.full_tensor(), torch::mm(a, b)));
-      const DTensor twice = local_map([](const at::Tensor& x, double by) { return x * by; }, {S0}, {S0, std::nullopt})(lay(a, mesh, S0), 2.0);
+      const DTensor twice = local_map([](const at::Tensor& x, double by) { return x * by; }, {S0}, {S0, std::nullopt})(
+          lay(a, mesh, S0), 2.0);
       EXPECT_TRUE(torch::equal(twice.to_local(), lay(a, mesh, S0).to_local() * 2));
       EXPECT_EQ(twice.sizes(), a.sizes());
     });
@@ -74,11 +76,13 @@ TEST(LocalMap, UnevenPiecesGiveTheRightGlobalSize) {
       run_ranks(n, [&](Rank& me) {
         const auto mesh = me.mesh({n}, {"dp"});
         const auto a = torch::arange(rows * 6.).view({rows, 6});
-        const DTensor y = local_map([](const at::Tensor& x) { return x.narrow(1, 0, 3) + 1; }, {S0}, {S0})(lay(a, mesh, S0));
+        const DTensor y =
+            local_map([](const at::Tensor& x) { return x.narrow(1, 0, 3) + 1; }, {S0}, {S0})(lay(a, mesh, S0));
         EXPECT_EQ(y.sizes(), (at::IntArrayRef{rows, 3}));
         EXPECT_TRUE(torch::equal(y.full_tensor(), a.narrow(1, 0, 3) + 1));
         // Every index becomes a block of two: 7 rows over 3 ranks are 3 3 1, and 6 6 2 of the result.
-        const auto repeated = local_map([](const at::Tensor& x) { return x.repeat_interleave(2, 0); }, {Placements{Shard(0, 2)}}, {S0});
+        const auto repeated =
+            local_map([](const at::Tensor& x) { return x.repeat_interleave(2, 0); }, {Placements{Shard(0, 2)}}, {S0});
         EXPECT_TRUE(torch::equal(DTensor(repeated(lay(a, mesh, S0))).full_tensor(), a.repeat_interleave(2, 0)));
       });
 }
@@ -105,7 +109,7 @@ TEST(LocalMap, NestedAndSeveralResults) {
 TEST(LocalMap, RedistributesWhenTold) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
-    const auto a = torch::rand({4, 6});
+    const auto a = torch::arange(24.).view({4, 6});
     const auto softmax = [](const at::Tensor& x) { return torch::softmax(x, 1); };
     const DTensor y = local_map(softmax, {S0}, {S0}, {.redistribute_inputs = true})(lay(a, mesh, S1));
     EXPECT_TRUE(torch::allclose(y.full_tensor(), torch::softmax(a, 1)));
@@ -130,15 +134,32 @@ TEST(LocalMapErrors, SayWhatToWrite) {
     const auto x = lay(torch::ones({4, 6}), mesh, S0), uneven = lay(torch::ones({3, 6}), mesh, S0);
     const auto same = [](const at::Tensor& t) { return t; };
     const auto add = [](const at::Tensor& t, const at::Tensor& u) { return t + u; };
-    EXPECT_SAYS(message_of<UsageError>([&] { local_map(same, {S0}, {S0, S0})(x); }), "in_placements has 2 entries, the call 1 arguments");
-    EXPECT_SAYS(message_of<UsageError>([&] { local_map(same, {S0, S0}, {S0})(x); }), "gave 1 tensors, out_placements has 2");
-    EXPECT_SAYS(message_of<UsageError>([&] { local_map(same, {S0}, {S0})(torch::ones({4, 6})); }), "which is a plain tensor");
+    EXPECT_SAYS(message_of<UsageError>([&] {
+                  local_map(same, {S0}, {S0, S0})(x);
+                }),
+                "in_placements has 2 entries, the call 1 arguments");
+    EXPECT_SAYS(message_of<UsageError>([&] {
+                  local_map(same, {S0, S0}, {S0})(x);
+                }),
+                "gave 1 tensors, out_placements has 2");
+    EXPECT_SAYS(message_of<UsageError>([&] {
+                  local_map(same, {S0}, {S0})(torch::ones({4, 6}));
+                }),
+                "which is a plain tensor");
     EXPECT_SAYS(message_of<UsageError>([&] { local_map(add, {S0}, {S0, std::nullopt})(x, x); }), "argument 1 is");
-    EXPECT_SAYS(message_of<UsageError>([&] { local_map(same, {Placements{Shard(0), Shard(0)}}, {S0})(x); }), "has 1 axes");
-    EXPECT_SAYS(message_of<UsageError>([&] { local_map(same, {S0}, {S0}, {.in_grad_placements = {R, R}})(x); }), "in_grad_placements has 2");
+    EXPECT_SAYS(message_of<UsageError>([&] {
+                  local_map(same, {Placements{Shard(0), Shard(0)}}, {S0})(x);
+                }),
+                "has 1 axes");
+    EXPECT_SAYS(message_of<UsageError>([&] {
+                  local_map(same, {S0}, {S0}, {.in_grad_placements = {R, R}})(x);
+                }),
+                "in_grad_placements has 2");
     EXPECT_SAYS(message_of<UsageError>([&] { local_map(same, {Placements{Shard(2)}}, {S0})(x); }), "2");
     // 3 rows over 2 ranks are 2 and 1; each repeated whole makes 4 and 2, which no cut of 6 gives.
-    const auto text = message_of<UsageError>([&] { local_map([](const at::Tensor& t) { return t.repeat({2, 1}); }, {S0}, {S0})(uneven); });
+    const auto text = message_of<UsageError>([&] {
+      local_map([](const at::Tensor& t) { return t.repeat({2, 1}); }, {S0}, {S0})(uneven);
+    });
     EXPECT_SAYS(text, "should have a piece [3, 6]");
     EXPECT_SAYS(text, "the function gave it [4, 6]");
     EXPECT_SAYS(text, "Shard(dim, block)");

@@ -58,7 +58,8 @@ void check_any_start(const D& distribution) {
   for (int64_t first : {0, 1, 2, 3, 4, 5, 31, 63, 64, 65, 130})
     for (int64_t n : {1, 2, 3, 4, 7, 64, 65, 129, 170}) {
       const auto part = values(distribution, first, n);
-      for (int64_t i = 0; i < n; i++) ASSERT_EQ(part[i], whole[first + i]) << "first " << first << " n " << n << " i " << i;
+      for (int64_t i = 0; i < n; i++)
+        ASSERT_EQ(part[i], whole[first + i]) << "first " << first << " n " << n << " i " << i;
     }
 }
 
@@ -123,13 +124,15 @@ Moments sample(const D& distribution) {
 }
 
 TEST(Distributions, MomentsAreRight) {
-  for (auto m : {sample(philox::Uniform<float>(2, 6)), sample(philox::Uniform<double>(2, 6)), sample(philox::Uniform<c10::Half>(2, 6))}) {
+  for (auto m : {sample(philox::Uniform<float>(2, 6)), sample(philox::Uniform<double>(2, 6)),
+                 sample(philox::Uniform<c10::Half>(2, 6))}) {
     EXPECT_NEAR(m.mean, 4, 0.01);
     EXPECT_NEAR(m.variance, 16. / 12, 0.01);
     EXPECT_GE(m.least, 2);
     EXPECT_LT(m.most, 6);
   }
-  for (auto m : {sample(philox::Normal<float>(1, 2)), sample(philox::Normal<double>(1, 2)), sample(philox::Normal<c10::BFloat16>(1, 2))}) {
+  for (auto m : {sample(philox::Normal<float>(1, 2)), sample(philox::Normal<double>(1, 2)),
+                 sample(philox::Normal<c10::BFloat16>(1, 2))}) {
     EXPECT_NEAR(m.mean, 1, 0.01);
     EXPECT_NEAR(m.variance, 4, 0.04);
     EXPECT_GT(m.most, 1 + 2 * 4);  // tails are there
@@ -148,8 +151,8 @@ TEST(Distributions, MomentsAreRight) {
   EXPECT_EQ(integers.most, 3);
   auto cauchy = values(philox::Cauchy<float>(5, 2), 0, 1 << 20);
   std::sort(cauchy.begin(), cauchy.end());
-  EXPECT_NEAR(cauchy[1 << 19], 5, 0.02);        // the median
-  EXPECT_NEAR(cauchy[3 << 18], 5 + 2, 0.03);    // the upper quartile is at median + sigma
+  EXPECT_NEAR(cauchy[1 << 19], 5, 0.02);      // the median
+  EXPECT_NEAR(cauchy[3 << 18], 5 + 2, 0.03);  // the upper quartile is at median + sigma
 }
 
 TEST(Distributions, UniformNeverReachesItsUpperBound) {
@@ -219,7 +222,8 @@ RC_GTEST_PROP(Piece, HoldsWhatItsRunsSay, ()) {
   }
   const Piece piece(sizes, runs);
   RC_ASSERT(piece.numel() == static_cast<int64_t>(expected.size()));
-  const auto begin = *rc::gen::inRange<int64_t>(0, piece.numel() + 1), end = *rc::gen::inRange<int64_t>(begin, piece.numel() + 1);
+  const auto begin = *rc::gen::inRange<int64_t>(0, piece.numel() + 1),
+             end = *rc::gen::inRange<int64_t>(begin, piece.numel() + 1);
   std::vector<int64_t> found;
   piece.for_each_stretch(begin, end, [&](int64_t position, int64_t index, int64_t count) {
     RC_ASSERT(position == begin + static_cast<int64_t>(found.size()));

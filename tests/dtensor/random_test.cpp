@@ -4,6 +4,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/ranks.h"
+#include "tessera/testing/recorder.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -40,9 +41,11 @@ struct Layout {
 std::vector<Layout> layouts() {
   std::vector<Layout> all;
   for (int64_t n : {1, 2, 3, 4})
-    for (const auto& p : {Replicate(), Shard(0), Shard(1), Shard(0, 4), Shard(1, 3), StridedShard(0, 2), StridedShard(1, 3)})
+    for (const auto& p :
+         {Replicate(), Shard(0), Shard(1), Shard(0, 4), Shard(1, 3), StridedShard(0, 2), StridedShard(1, 3)})
       all.push_back({{n}, {p}});
-  for (const char* text : {"S(0),S(0)", "S(1),S(1)", "SS(0,2),S(0)", "S(0),S(1)", "S(1),S(0)", "S(0),R", "R,S(1)", "SS(1,2),S(1)", "S(0,4),S(0)"})
+  for (const char* text : {"S(0),S(0)", "S(1),S(1)", "SS(0,2),S(0)", "S(0),S(1)", "S(1),S(0)", "S(0),R", "R,S(1)",
+                           "SS(1,2),S(1)", "S(0,4),S(0)"})
     all.push_back({{2, 2}, parse_placements(text)});
   return all;
 }
@@ -105,6 +108,26 @@ TEST(Random, PiecesMayBeEmptyAndHaveManyDims) {
     on_every_layout([&](const DeviceMesh& mesh, const Placements& placements) {
       manual_seed(42);
       EXPECT_TRUE(same_bits(randn(sizes, mesh, placements).full_tensor(), expected));
+    });
+  }
+}
+
+TEST(Random, OtherTypes) {
+  const std::vector<std::pair<at::ScalarType, std::function<void(at::Tensor&)>>> cases = {
+      {torch::kComplexFloat, [](at::Tensor& t) { t.normal_(1, 2); }},
+      {torch::kBool, [](at::Tensor& t) { t.bernoulli_(0.4); }},
+      {torch::kLong, [](at::Tensor& t) { t.random_(); }},
+      {torch::kLong, [](at::Tensor& t) { t.random_(-9, std::optional<int64_t>()); }},
+      {torch::kByte, [](at::Tensor& t) { t.random_(200); }},
+  };
+  for (const auto& [dtype, fill] : cases) {
+    SCOPED_TRACE(dtype);
+    const auto expected = whole({7, 10}, dtype, fill);
+    on_every_layout([&, dtype = dtype, &fill = fill](const DeviceMesh& mesh, const Placements& placements) {
+      manual_seed(42);
+      at::Tensor t = zeros({7, 10}, mesh, placements, dtype);
+      fill(t);
+      EXPECT_TRUE(same_bits(DTensor(t).full_tensor(), expected));
     });
   }
 }
@@ -239,8 +262,10 @@ TEST(Random, MultinomialDrawsByWeight) {
   run_ranks(2, [](Rank& me) {
     manual_seed(2);
     const auto weights = torch::tensor({1., 2., 3., 4.}).expand({20000, 4}).contiguous();
-    const auto drawn = DTensor(torch::multinomial(distribute_tensor(weights, me.mesh("x=2"), {Shard(0)}), 1)).full_tensor();
-    for (int64_t k = 0; k < 4; k++) EXPECT_NEAR((drawn == k).to(torch::kDouble).mean().item<double>(), 0.1 * static_cast<double>(k + 1), 0.02);
+    const auto drawn =
+        DTensor(torch::multinomial(distribute_tensor(weights, me.mesh("x=2"), {Shard(0)}), 1)).full_tensor();
+    for (int64_t k = 0; k < 4; k++)
+      EXPECT_NEAR((drawn == k).to(torch::kDouble).mean().item<double>(), 0.1 * static_cast<double>(k + 1), 0.02);
   });
 }
 
@@ -268,13 +293,21 @@ void check_dropout(const std::function<at::Tensor(const at::Tensor&)>& dropout, 
   });
 }
 
-TEST(Dropout, Functional) { check_dropout([](const at::Tensor& t) { return torch::dropout(t, 0.4, true); }, {7, 10}); }
-TEST(Dropout, Native) { check_dropout([](const at::Tensor& t) { return std::get<0>(at::native_dropout(t, 0.4, true)); }, {7, 10}); }
+TEST(Dropout, Functional) {
+  check_dropout([](const at::Tensor& t) { return torch::dropout(t, 0.4, true); }, {7, 10});
+}
+TEST(Dropout, Native) {
+  check_dropout([](const at::Tensor& t) { return std::get<0>(at::native_dropout(t, 0.4, true)); }, {7, 10});
+}
 TEST(Dropout, NativeOfATransposedTensor) {
   check_dropout([](const at::Tensor& t) { return std::get<0>(at::native_dropout(t.t(), 0.4, true)); }, {7, 10});
 }
-TEST(Dropout, Alpha) { check_dropout([](const at::Tensor& t) { return torch::alpha_dropout(t, 0.4, true); }, {7, 10}); }
-TEST(Dropout, Feature) { check_dropout([](const at::Tensor& t) { return torch::feature_dropout(t, 0.4, true); }, {7, 10, 3}); }
+TEST(Dropout, Alpha) {
+  check_dropout([](const at::Tensor& t) { return torch::alpha_dropout(t, 0.4, true); }, {7, 10});
+}
+TEST(Dropout, Feature) {
+  check_dropout([](const at::Tensor& t) { return torch::feature_dropout(t, 0.4, true); }, {7, 10, 3});
+}
 TEST(Dropout, FeatureAlpha) {
   check_dropout([](const at::Tensor& t) { return torch::feature_alpha_dropout(t, 0.4, true); }, {7, 10, 3});
 }
@@ -334,8 +367,9 @@ TEST(Dropout, OfAPartialIsMaskedBeforeItIsReduced) {
 TEST(Random, InitFunctionsWorkOnDistributedParameters) {
   using namespace torch::nn::init;
   const std::vector<std::function<void(at::Tensor)>> inits = {
-      [](at::Tensor t) { xavier_uniform_(t); },  [](at::Tensor t) { xavier_normal_(t); }, [](at::Tensor t) { kaiming_uniform_(t); },
-      [](at::Tensor t) { kaiming_normal_(t); }, [](at::Tensor t) { uniform_(t, -2, 2); }, [](at::Tensor t) { normal_(t, 0, 0.02); },
+      [](at::Tensor t) { xavier_uniform_(t); },  [](at::Tensor t) { xavier_normal_(t); },
+      [](at::Tensor t) { kaiming_uniform_(t); }, [](at::Tensor t) { kaiming_normal_(t); },
+      [](at::Tensor t) { uniform_(t, -2, 2); },  [](at::Tensor t) { normal_(t, 0, 0.02); },
   };
   for (size_t i = 0; i < inits.size(); i++) {
     SCOPED_TRACE(i);
@@ -360,6 +394,25 @@ TEST(Random, WritesBumpVersions) {
     auto plain = torch::zeros({4});
     random::normal_(plain);
     EXPECT_EQ(plain._version(), 1);
+  });
+}
+
+TEST(Random, FillsAreOpsThatARecorderSeesAndRepeats) {
+  run_ranks(2, [](Rank& me) {
+    manual_seed(1);
+    at::Tensor t = zeros({5, 3}, me.mesh("x=2"), {Shard(0)});
+    const at::Tensor x = rand({5, 3}, me.mesh("x=2"), {Shard(1)});
+    testing::Recorder recorder;
+    t.uniform_();
+    const auto y = std::get<0>(at::native_dropout(x, 0.5, true));
+    t.bernoulli_(0.5);
+    recorder.stop();
+    EXPECT_EQ(recorder.ops(), (std::vector<std::string>{"tessera::philox_uniform_", "tessera::philox_dropout",
+                                                        "tessera::philox_bernoulli_"}));
+    const auto once = DTensor(t).full_tensor().clone();
+    t.zero_();
+    recorder.replay();  // seed and offset are arguments: the same numbers again
+    EXPECT_TRUE(same_bits(DTensor(t).full_tensor(), once));
   });
 }
 
