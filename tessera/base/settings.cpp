@@ -21,6 +21,7 @@ constexpr Setting kSettings[] = {
     {"TESSERA_PEERS", "", "tessera bench: folder of the peer scripts; empty: benchmarks/peers of the source tree"},
     {"TESSERA_PYTHON", "", "tessera bench: the Python that runs peers; empty: .venv/bin/python, then python3"},
     {"TESSERA_SLOT_BYTES", "262144", "threads backend: bytes of one collective a rank can post without waiting for its peers"},
+    {"TESSERA_SOAK", "", "tests: 1 runs the long forms"},
     {"TESSERA_SPAWN", "", "set in the children of spawn_ranks: which call, rank, ranks and rendezvous file"},
     {"TESSERA_TIMEOUT_S", "600", "seconds a collective may wait for a peer when init() says nothing"},
 };

@@ -36,7 +36,8 @@ c10::intrusive_ptr<c10d::Store> tcp_store(const std::string& host, int64_t port,
   TESSERA_CHECK(port > 0 && port < 65536, UsageError, "port ", port, " for rendezvous on ", host);
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
-  options.isServer = state.rank == 0;
+  // torchrun may already keep a store at this address, in its agent.
+  options.isServer = state.rank == 0 && setting("TORCHELASTIC_USE_AGENT_STORE") != "True";
   options.numWorkers = static_cast<size_t>(state.size);
   options.waitWorkers = false;
   options.timeout = state.timeout;

@@ -167,7 +167,7 @@ propagate::Call make_call(const OpEntry& entry, c10::ArrayRef<IValue> args, Mesh
     TESSERA_CHECK(!spec || spec->mesh.state() == mesh, UsageError, entry.name, ": argument ", arg, " '", arg_name(entry, arg),
                   "' lies on mesh(", spec->mesh, "), an earlier one on mesh(",
                   DeviceMesh(c10::intrusive_ptr<MeshState>::reclaim_copy(mesh)),
-                  "). All tensors of an op must lie on one mesh: redistribute(mesh, placements) one of them.");
+                  "). All tensors of an op must lie on one mesh: take full_tensor() of one and distribute_tensor it on the other's.");
     call.tensors.push_back({spec, spec ? c10::IntArrayRef(spec->sizes) : t.sizes(),
                             spec ? c10::IntArrayRef(spec->strides) : t.strides(), t.scalar_type(), arg, element});
   });
@@ -227,6 +227,24 @@ void remember(const at::Tensor& t, const Moved& moved, const TensorSpec& from) {
   meta.remembered = moved.local;
   meta.remembered_spec = SpecRef::reclaim_copy(moved.to);
   meta.remembered_version = meta.local._version();
+}
+
+// A cut tensor that is to be a term of a sum is gathered first: no single plan does both. (A gradient that comes cut, added
+// to one that is a pending sum.)
+SpecRef gathered_first(const TensorSpec& from, const TensorSpec& to) {
+  Placements via(from.placements);
+  for (size_t a = 0; a < via.size(); a++)
+    if (via[a].is_cut() && to.placements[a].is_partial()) via[a] = Replicate();
+  return with_placements(from, via);
+}
+
+redistribute::Local move_one(const at::Tensor& t, const TensorSpec& from, const TensorSpec& to) {
+  auto local = local_of(t);
+  const auto via = gathered_first(from, to);
+  if (via.get() == &from) return redistribute::execute(redistribute::plan_between(from, to), local, from, to);
+  auto whole = redistribute::execute(redistribute::plan_between(from, *via), local, from, *via);
+  if (whole.pending) comm::wait(whole.tensor, whole.pending);
+  return redistribute::execute(redistribute::plan_between(*via, to), whole.tensor, *via, to);
 }
 
 void move_all(const OpEntry& entry, std::vector<Moved>& moves) {

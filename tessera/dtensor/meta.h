@@ -17,7 +17,6 @@ struct DTensorMeta final : c10::BackendMeta {
 
   // The last redistribution of `local`, so that a value used twice is moved once. Holds while the local's version does.
   at::Tensor remembered;
-  comm::Group remembered_pending;
   SpecRef remembered_spec;
   uint32_t remembered_version = 0;
 

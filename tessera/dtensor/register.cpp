@@ -64,16 +64,25 @@ void register_kernels() {
 
 }  // namespace detail
 
-void register_sharding(std::string_view op, rules::RuleFn rule) {
+namespace {
+
+// A user's op gets our kernel with its first rule; aten's have one from the start.
+void bind(std::string_view op) {
   detail::register_kernels();
-  rules::registry().add(op, "user", std::move(rule));
-  if (op.rfind("aten::", 0) == 0) return;
+  if (op.starts_with("aten::")) return;
   const auto& entry = propagate::entry_of(op);
   const std::string ns(op.substr(0, op.find("::")));
   static auto* bound = new std::unordered_set<std::string>;
   static std::mutex mutex;
   std::lock_guard lock(mutex);
   if (bound->insert(entry.name).second) detail::register_boxed(detail::library(ns.c_str(), detail::kKey), entry);
+}
+
+}  // namespace
+
+void register_sharding(std::string_view op, rules::RuleFn rule) {
+  bind(op);
+  rules::registry().add(op, "user", std::move(rule));
 }
 
 void register_sharding(std::string_view op, std::vector<rules::Row> rows) {
@@ -89,9 +98,8 @@ void register_sharding(std::string_view op, std::vector<rules::Row> rows) {
 }
 
 void same_as(std::string_view op, std::string_view like) {
-  const auto* rule = rules::registry().find(like);
-  TESSERA_CHECK(rule, UsageError, "same_as(\"", op, "\", \"", like, "\"): ", like, " has no rule");
-  register_sharding(op, rule->fn);
+  bind(op);
+  rules::registry().same_as(op, like);
 }
 
 }  // namespace tessera

@@ -7,19 +7,19 @@
 namespace tessera {
 
 namespace detail {
-// Installs the kernels for every aten op. Called by init() and by whatever makes a distributed tensor; runs once.
+// Installs the kernels for every aten op. Called by whatever makes a distributed tensor; runs once.
 void register_kernels();
 }  // namespace detail
 
 // Rules for a user's own op, in five lines:
 //
-//   register_sharding("my::scale", [](const rules::OpQuery& q) {
-//     return rules::pointwise(q, {.linear = true});
+//   register_sharding("my::scale_rows", {
+//       {{Replicate(), Replicate()}, {Replicate()}},
+//       {{Shard(0), Shard(0)}, {Shard(0)}},
 //   });
 //
-// or as rows over one mesh axis, for an op whose result is shaped like its first tensor:
-//
-//   register_sharding("my::scale", {{{R, R}, {R}}, {{Shard(0), R}, {Shard(0)}}});
+// Rows over one mesh axis, for an op whose results are shaped like its first tensor; a function from the call to a
+// rules::Rule for any other.
 void register_sharding(std::string_view op, rules::RuleFn rule);
 void register_sharding(std::string_view op, std::vector<rules::Row> rows);
 // The rule of another op under this name.

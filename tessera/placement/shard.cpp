@@ -125,6 +125,18 @@ int64_t extent_after(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10:
   return size;
 }
 
+Placements plain_where_alike(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef sizes) {
+  Placements out(placements.begin(), placements.end());
+  for (size_t a = 0; a < out.size(); a++) {
+    if (!out[a].is_shard() || out[a].factor == 1) continue;
+    const bool alone = std::count_if(out.begin(), out.end(), [&](const auto& p) { return p.is_cut(out[a].dim); }) == 1;
+    const int64_t size = sizes[out[a].dim], n = mesh_shape[a];
+    // Pieces but the last are equal, so the first one tells.
+    if (alone && shard_size(out[a], size, n, 0) == shard_size(Shard(out[a].dim), size, n, 0)) out[a].factor = 1;
+  }
+  return out;
+}
+
 bool is_even(PlacementsRef placements, c10::IntArrayRef mesh_shape, int64_t d, int64_t size) {
   for (const auto& [axis, cut] : cut_order(placements, mesh_shape, d)) {
     int64_t n = mesh_shape[axis], first = shard_size(cut, size, n, 0);

@@ -51,6 +51,10 @@ Sizes local_sizes(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::In
 int64_t extent_after(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate, int64_t d,
                      int64_t size, int64_t axes);
 
+// The same pieces with as few S(d,b) as possible: where cutting on multiples of b cuts nowhere else than S(d) does.
+// Example:  S(0,4), size 24, n 2 -> S(0)       S(0,4), size 24, n 4 -> S(0,4): 8 8 8 0, not 6 6 6 6
+Placements plain_where_alike(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef sizes);
+
 // Does every rank hold equally many indices of dim d?
 bool is_even(PlacementsRef placements, c10::IntArrayRef mesh_shape, int64_t d, int64_t size);
 

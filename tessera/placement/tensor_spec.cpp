@@ -166,12 +166,13 @@ std::string TensorSpec::brief() const {
 
 std::string TensorSpec::describe() const { return c10::str(brief(), " on mesh(", mesh, ")"); }
 
-SpecRef intern(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+SpecRef intern(const DeviceMesh& mesh, PlacementsRef given, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                c10::ScalarType dtype, c10::Device device) {
-  check(mesh, placements, sizes, strides);
+  check(mesh, given, sizes, strides);
+  const auto placements = plain_where_alike(given, mesh.shape(), sizes);
   auto hash = hash_of(placements, sizes, strides, dtype, device);
   auto same = [&](const TensorSpec& spec) {
-    return spec.dtype == dtype && spec.device == device && PlacementsRef(spec.placements) == placements &&
+    return spec.dtype == dtype && spec.device == device && PlacementsRef(spec.placements) == PlacementsRef(placements) &&
            c10::IntArrayRef(spec.sizes) == sizes && c10::IntArrayRef(spec.strides) == strides;
   };
   auto make = [&] { return c10::make_intrusive<TensorSpec>(mesh, placements, sizes, strides, dtype, device, hash); };

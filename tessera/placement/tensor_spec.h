@@ -49,6 +49,7 @@ struct TensorSpec final : c10::intrusive_ptr_target {
 using SpecRef = c10::intrusive_ptr<const TensorSpec>;
 
 // Finds or makes the spec. Requires: placements normalised, one a mesh axis (UsageError otherwise).
+// S(d,b) whose pieces are those of S(d) becomes S(d), so that specs that lie alike are one.
 SpecRef intern(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                c10::ScalarType dtype, c10::Device device);
 size_t interned_count(const DeviceMesh& mesh);  // entries of its table: the live specs, at most as many dead ones, 64

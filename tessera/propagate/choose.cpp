@@ -52,6 +52,8 @@ double mean_local_bytes(const TensorSpec& spec) {
 double axis_cost(const Placement& from, const Placement& to, int64_t n, double local_bytes) {
   if (from == to) return 0;
   if (n == 1) return 0;  // one rank holds everything either way
+  if (from.is_cut() && to.is_partial())  // gathered first, and then every rank takes its term
+    return redistribute::step_cost(Move::AllGather, n, local_bytes) + axis_cost(Replicate(), to, n, local_bytes * static_cast<double>(n));
   const auto move = redistribute::detail::direct_move(from, to);
   if (!move) return kNever;
   // A greedy choice sees one op, and a Partial cut now is often gathered by the next: count P -> S as more than P -> R
@@ -191,8 +193,9 @@ struct Builder {
 
   void require(int tensor, PlacementsRef placements) {
     const auto& spec = *call.tensors[tensor].spec;
-    if (PlacementsRef(spec.placements) == placements) return;
-    decision.want[tensor] = with_placements(spec, placements);
+    auto want = with_placements(spec, placements);
+    if (want.get() == &spec) return;
+    decision.want[tensor] = std::move(want);
     decision.redistributes = true;
     decision.simple = false;
   }
