@@ -46,10 +46,11 @@ Rule gather(const OpQuery& query) {
   return rule;
 }
 
-// Result with the sizes of self; nothing is listed for in-place forms.
-void out_like_self(Rule& rule, const OpQuery& query) {
+// Result with the sizes of self; nothing is listed for in-place forms. Some ops begin with a clone and so keep the strides.
+void out_of_self_sizes(Rule& rule, const OpQuery& query, bool keeps_strides) {
   const auto& self = query.tensor(0);
-  if (fresh_outputs(query.schema) > 0) rule.outs = {{Sizes(self.sizes), like_strides(self.sizes, self.strides, std::nullopt)}};
+  if (fresh_outputs(query.schema) == 0) return;
+  rule.outs = {{Sizes(self.sizes), keeps_strides ? like_strides(self.sizes, self.strides, std::nullopt) : Sizes{}}};
 }
 
 void out_if_any(Rule& rule, RowMaker& row, Placement p) {
@@ -62,7 +63,7 @@ Rule scatter(const OpQuery& query, bool adds) {
   const auto* src = query.find_tensor(3);
   int64_t dim = query.dim_at(1, ndim_of(self));
   Rule rule;
-  out_like_self(rule, query);
+  out_of_self_sizes(rule, query, false);
   add_replicated_row(rule, query);
   for (int64_t d = 0; d < ndim_of(self) && ndim_of(index) == ndim_of(self); d++) {
     bool alike = self.sizes[d] == index.sizes[d] && (!src || src->sizes[d] == index.sizes[d]);
@@ -87,13 +88,13 @@ Rule scatter(const OpQuery& query, bool adds) {
 }
 
 // index_add(self, dim, index, source), index_copy, index_fill(self, dim, index, value)
-Rule along_index(const OpQuery& query, bool adds) {
+Rule along_index(const OpQuery& query, bool adds, bool clones) {
   const auto& self = query.tensor(0);
   const auto* source = query.find_tensor(3);
   int64_t dim = query.dim_at(1, ndim_of(self));
   bool source_is_like_self = source && ndim_of(*source) == ndim_of(self) && ndim_of(self) > 0;
   Rule rule;
-  out_like_self(rule, query);
+  out_of_self_sizes(rule, query, clones);
   add_replicated_row(rule, query);
   for (int64_t d = 0; d < ndim_of(self); d++) {
     if (d == dim) continue;
@@ -215,7 +216,7 @@ Rule index_put(const OpQuery& query) {
   const auto& values = query.tensor(2);
   bool adds = query.bool_at(3);
   Rule rule;
-  out_like_self(rule, query);
+  out_of_self_sizes(rule, query, true);
   add_replicated_row(rule, query);
   if (has_mask(query, 1)) return rule;  // which element of values goes where lies in the data
   Indexing how(query, 1);
@@ -252,9 +253,10 @@ void register_indexing(Registry& to) {
   for (const auto* op : {"scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce"})
     family.op_and_in_place(op, [](const OpQuery& q) { return scatter(q, false); });
   family.op_and_in_place("scatter_add", [](const OpQuery& q) { return scatter(q, true); });
-  family.op_and_in_place("index_add", [](const OpQuery& q) { return along_index(q, true); });
-  for (const auto* op : {"index_copy", "index_fill.int_Scalar", "index_fill.int_Tensor"})
-    family.op_and_in_place(op, [](const OpQuery& q) { return along_index(q, false); });
+  family.op_and_in_place("index_add", [](const OpQuery& q) { return along_index(q, true, false); });
+  family.op_and_in_place("index_copy", [](const OpQuery& q) { return along_index(q, false, false); });
+  for (const auto* op : {"index_fill.int_Scalar", "index_fill.int_Tensor"})
+    family.op_and_in_place(op, [](const OpQuery& q) { return along_index(q, false, true); });
   family.op("index.Tensor", index);
   family.op_and_in_place("index_put", index_put);
   family.op("_index_put_impl_", index_put);

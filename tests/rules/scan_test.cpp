@@ -22,6 +22,7 @@ TEST(ScanRules, HoldByBruteForce) {
       {"aten::topk", {t, 2, 1}, {}},
       {"aten::topk", {t, 2, 0}, {}},
       {"aten::glu", {numbers({4, 5}).t(), 1}, {}},
+      {"aten::glu_backward", {numbers({5, 2}), numbers({4, 5}).t(), 1}, {}},
       {"aten::cumsum", {t, 1}, {}},
       {"aten::cumprod", {x, 0}, {}},
       {"aten::sort", {x, 1, true}, {}},
