@@ -1,6 +1,7 @@
 #include "tessera/base/settings.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/where.h"
+#include "tessera/comm/backends.h"
 #include "tessera/version.h"
 
 #include <torch/headeronly/version.h>
@@ -20,12 +21,16 @@ void print_env(std::ostream& out) {
     out << "  " << std::left << std::setw(22) << s.name << std::setw(14) << (value.empty() ? "-" : value)
         << (given ? " environment  " : " default      ") << s.help << '\n';
   }
+  out << "\nBackends\n";
+  for (const auto& backend : comm::backends())
+    out << "  " << std::left << std::setw(22) << backend.name << std::setw(15)
+        << (backend.available() ? "found" : "not here") << backend.help << '\n';
 }
 
 }  // namespace
 
 void add_env_command(CLI::App& app) {
-  auto* command = app.add_subcommand("env", "Versions, and every setting with its value and where it came from");
+  auto* command = app.add_subcommand("env", "Versions, every setting with its value and where it came from, backends");
   command->callback([] { print_env(std::cout); });
 }
 

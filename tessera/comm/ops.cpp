@@ -190,10 +190,13 @@ Tensors reduce_scatter_coalesced_kernel(at::TensorList xs, Sizes dims, Sizes siz
 at::Tensor all_to_all_kernel(const at::Tensor& x, int64_t split_dim, Sizes split_sizes, int64_t cat_dim, Sizes cat_sizes,
                              const Group& group) {
   check_sizes("all_to_all", x, split_dim, split_sizes, sum(split_sizes), *group);
-  check_sizes("all_to_all", x, cat_dim, cat_sizes, cat_sizes.empty() ? -1 : cat_sizes[static_cast<size_t>(group->rank())],
-              *group);
-  TESSERA_CHECK(split_dim != cat_dim, UsageError, "all_to_all: split_dim and cat_dim are both ", split_dim,
-                "; that moves nothing");
+  // Along one dim, what a rank keeps is what it sends to itself.
+  TESSERA_CHECK(cat_dim >= 0 && cat_dim < x.dim(), UsageError, "all_to_all: dim ", cat_dim, " of shape ", x.sizes());
+  const int64_t kept = split_dim == cat_dim ? split_sizes[static_cast<size_t>(group->rank())] : x.size(cat_dim);
+  TESSERA_CHECK(cat_sizes.size() == split_sizes.size() &&
+                    cat_sizes[static_cast<size_t>(group->rank())] == kept,
+                UsageError, "all_to_all on group '", group->name(), "': shape ", x.sizes(), " joined along dim ", cat_dim,
+                " by sizes ", cat_sizes, "; rank ", group->rank(), " must have ", kept, " there");
   const size_t n = static_cast<size_t>(group->size());
   const int64_t own = split_sizes[static_cast<size_t>(group->rank())];
   std::vector<int64_t> in_splits(n), out_splits(n);

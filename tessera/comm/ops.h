@@ -27,7 +27,7 @@ at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim, at::IntArrayRef size
 std::vector<at::Tensor> reduce_scatter_coalesced(at::TensorList xs, at::IntArrayRef dims, at::IntArrayRef sizes, ReduceOp op, const Group& group);
 
 // Cuts x along split_dim into split_sizes, sends piece r to rank r, concatenates what arrives along cat_dim.
-// cat_sizes[r] is the extent along cat_dim of what rank r sends (its whole x along cat_dim).
+// cat_sizes[r] is the extent along cat_dim of what rank r sends here: its whole x, unless split_dim == cat_dim.
 // tessera::all_to_all(Tensor x, int split_dim, int[] split_sizes, int cat_dim, int[] cat_sizes, Group group) -> Tensor
 at::Tensor all_to_all(const at::Tensor& x, int64_t split_dim, at::IntArrayRef split_sizes, int64_t cat_dim,
                       at::IntArrayRef cat_sizes, const Group& group);

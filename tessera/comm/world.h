@@ -1,6 +1,8 @@
 #pragma once
 #include "tessera/comm/communicator.h"
 
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
 #include <chrono>
 #include <memory>
 #include <string>

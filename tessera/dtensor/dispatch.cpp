@@ -11,6 +11,7 @@
 #include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/node.h>
 
+#include <bit>
 #include <optional>
 
 namespace tessera::detail {
@@ -58,15 +59,15 @@ void for_each_tensor(const OpEntry& entry, c10::ArrayRef<IValue> args, F f) {
 
 // ---- read ----
 
-void read_static(Reader& reader, const OpEntry& entry, const IValue& v) {
+void read_static(Reader& reader, const OpEntry& entry, const IValue& v, bool by_value) {
   if (v.isInt()) return reader.read(v.toInt());
   if (v.isNone()) return reader.key.push(propagate::kNone);
   if (v.isBool()) return reader.read(v.toBool());
-  if (v.isDouble()) return reader.read(v.toDouble());
+  if (v.isDouble()) return by_value ? reader.key.push(std::bit_cast<uint64_t>(v.toDouble())) : reader.read(v.toDouble());
   if (v.isList()) {
     const auto list = v.toListRef();
     reader.key.push(list.size());
-    for (const auto& x : list) read_static(reader, entry, x);
+    for (const auto& x : list) read_static(reader, entry, x, by_value);
     return;
   }
   if (v.isString()) return reader.key.push(std::hash<std::string>{}(v.toStringRef()));
@@ -82,6 +83,8 @@ void read_static(Reader& reader, const OpEntry& entry, const IValue& v) {
 void read_boxed(const OpEntry& entry, c10::ArrayRef<IValue> args, Key& key) {
   Reader reader{key, {}};
   if (entry.view) key.push(in_backward());
+  const auto* rule = entry.rule();
+  const bool by_value = rule && rule->reads_scalars;
   for (size_t i = 0; i < entry.num_args(); i++) {
     const auto& v = args[i];
     switch (entry.kinds[i]) {
@@ -107,12 +110,14 @@ void read_boxed(const OpEntry& entry, c10::ArrayRef<IValue> args, Key& key) {
         break;
       }
       case ArgKind::Scalar:
-        if (v.isNone())
+        if (v.isNone()) {
           key.push(propagate::kNone);
-        else
+        } else {
           reader.read(v.toScalar());
+          if (by_value && !v.isComplexDouble()) key.push(std::bit_cast<uint64_t>(v.toScalar().toDouble()));
+        }
         break;
-      case ArgKind::Other: read_static(reader, entry, v); break;
+      case ArgKind::Other: read_static(reader, entry, v, by_value); break;
     }
   }
 }
@@ -151,6 +156,8 @@ bool promote_plain(const OpEntry& entry, c10::ArrayRef<IValue> args) {
   return true;
 }
 
+}  // namespace
+
 // ---- choose ----
 
 propagate::Call make_call(const OpEntry& entry, c10::ArrayRef<IValue> args, MeshState* mesh) {
@@ -166,8 +173,6 @@ propagate::Call make_call(const OpEntry& entry, c10::ArrayRef<IValue> args, Mesh
   });
   return call;
 }
-
-}  // namespace
 
 Decision& choose(const OpEntry& entry, c10::ArrayRef<IValue> args, const Key& key) {
   TESSERA_CHECK(key.mesh() != nullptr, InternalError, entry.name, ": dispatched here without a distributed tensor");
@@ -254,6 +259,7 @@ void move_all(const OpEntry& entry, std::vector<Moved>& moves) {
     open[i]->local = std::move(results[i].tensor);
     remember(*open[i]->tensor, *open[i], *from[i]);
   }
+  if (auto* observer = op_observer()) observer->redistributed();
 }
 
 // The local of the i-th tensor of the call, in the place the decision wants it.
@@ -487,8 +493,8 @@ void dispatch_boxed(const OpEntry& entry, Stack* stack) {
   const auto& mesh = *key.mesh();
 
   if (decision.kind == Decision::Kind::Decompose) {
-    entry.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
-    return;
+    if (decision.special) return decision.special->callBoxed(stack);
+    return entry.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
   }
   for (const auto& fix : decision.fixes) args[fix.first] = fix.second;
   if (entry.inplace_view) return run_inplace_view(entry, decision, stack, args, mesh);

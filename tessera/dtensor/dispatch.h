@@ -36,6 +36,9 @@ struct BoxedOpKernel final : c10::OperatorKernel {
   const propagate::OpEntry& entry;
 };
 
+// A call as the rules see it. Requires: some argument is distributed over `mesh`. Throws UsageError for another mesh.
+propagate::Call make_call(const propagate::OpEntry& entry, c10::ArrayRef<c10::IValue> args, MeshState* mesh);
+
 // The decision for a key that was just read; `args` are looked at only on a miss.
 propagate::Decision& choose(const propagate::OpEntry& entry, c10::ArrayRef<c10::IValue> args, const propagate::Key& key);
 

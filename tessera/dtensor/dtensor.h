@@ -15,7 +15,7 @@ struct FromLocalOptions {
   // Compare shapes across ranks, and make replicas equal to the first rank's by a broadcast.
   bool run_check = false;
   // The global geometry, both or neither. Needed where pieces are uneven: without it, local size times ranks.
-  std::optional<std::vector<int64_t>> shape, stride;
+  std::optional<std::vector<int64_t>> shape = {}, stride = {};
 };
 
 // A tensor laid out over a mesh. It is an at::Tensor, with global sizes, and works wherever one does; this handle adds

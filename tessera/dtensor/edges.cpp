@@ -30,6 +30,7 @@ at::Tensor move(const at::Tensor& t, const SpecRef& to) {
   if (auto* observer = op_observer()) observer->redistributes(0, *from, *to, true);
   const auto& plan = redistribute::plan_between(*from, *to);
   auto result = redistribute::execute(plan, local_of(t), *from, *to);
+  if (auto* observer = op_observer()) observer->redistributed();
   return wrap(std::move(result.tensor), to, std::move(result.pending));
 }
 

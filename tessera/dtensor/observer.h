@@ -15,7 +15,9 @@ class OpObserver {
   virtual ~OpObserver() = default;
   // An op is about to run on specs `in` (null: a plain tensor); what it causes is reported before end_op.
   virtual void begin_op(const propagate::OpEntry& entry, c10::ArrayRef<const TensorSpec*> in) = 0;
+  // Tensor number `tensor` is about to be moved: one or several in a row, then redistributed() when all have been.
   virtual void redistributes(int tensor, const TensorSpec& from, const TensorSpec& to, bool is_explicit) = 0;
+  virtual void redistributed() = 0;
   virtual void end_op(c10::ArrayRef<const TensorSpec*> out) = 0;
 };
 

@@ -13,6 +13,7 @@ namespace detail {
 
 void register_hot_kernels(torch::Library& aten, std::unordered_set<std::string>& done);      // hot_kernels.cpp
 void register_special_kernels(torch::Library& aten, std::unordered_set<std::string>& done);  // special_kernels.cpp
+void register_composite_kernels(torch::Library& aten_autograd);                              // composite_kernels.cpp
 
 namespace {
 
@@ -50,6 +51,7 @@ void register_everything() {
   }
   library("_", kKey).fallback(torch::CppFunction::makeFromBoxedFunction<&refuse>());
   // AutogradPrivateUse3 has no fallback of its own, unlike the other backends'.
+  register_composite_kernels(library("aten", c10::DispatchKey::AutogradPrivateUse3));
   library("_", c10::DispatchKey::AutogradPrivateUse3).fallback(torch::CppFunction::makeFallthrough());
 }
 

@@ -87,7 +87,8 @@ std::string_view trim(std::string_view s) {
 }
 
 [[noreturn]] void refuse(std::string_view text) {
-  TESSERA_FAIL(UsageError, "'", text, "' is no placement; write R, S(dim), S(dim,block), SS(dim,factor), P(sum), "
+  TESSERA_FAIL(UsageError, "'", text,
+               "' is no placement; write R, S(dim), S(dim,block), SS(dim,factor), P(sum), "
                "P(avg), P(product), P(max), P(min), P(norm,p) or P(mask)");
 }
 

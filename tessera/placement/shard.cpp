@@ -112,8 +112,8 @@ Sizes local_sizes(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::In
   for (const auto& p : placements) {
     if (!p.is_cut()) continue;
     auto& extent = result[p.dim];
-    extent = extent_after(placements, mesh_shape, coordinate, p.dim, sizes[p.dim],
-                          static_cast<int64_t>(placements.size()));
+    extent =
+        extent_after(placements, mesh_shape, coordinate, p.dim, sizes[p.dim], static_cast<int64_t>(placements.size()));
   }
   return result;
 }

@@ -9,9 +9,9 @@
 
 // The only home of shard arithmetic: which indices of a dim a rank holds. Pure; no tensors, no ranks of its own.
 //
-// A dim cut by several mesh axes is cut left to right: the outer axis first, the next one cuts each piece. A strided cut
-// waits for the axes it counts: in [SS(0,2), S(0)] on a 2x2 mesh the second axis cuts first and the first one cuts each
-// of its pieces, whatever the sizes. What a rank holds of a dim is a list of ascending runs [begin, end) of global
+// A dim cut by several mesh axes is cut left to right: the outer axis first, the next one cuts each piece. A strided
+// cut waits for the axes it counts: in [SS(0,2), S(0)] on a 2x2 mesh the second axis cuts first and the first one cuts
+// each of its pieces, whatever the sizes. What a rank holds of a dim is a list of ascending runs [begin, end) of global
 // indices: one run, unless a strided cut stands alone.
 namespace tessera {
 
@@ -42,10 +42,12 @@ using Cuts = c10::SmallVector<Cut, 4>;
 Cuts cut_order(PlacementsRef placements, c10::IntArrayRef mesh_shape, int64_t d);
 
 // The whole picture for one rank: global indices held along dim d. Placements that do not cut d are ignored.
-Runs local_runs(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate, int64_t d, int64_t size);
+Runs local_runs(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate, int64_t d,
+                int64_t size);
 
 // Sizes of a rank's piece of a tensor of `sizes`; the extent of one dim of it if only the first `axes` mesh axes cut.
-Sizes local_sizes(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate, c10::IntArrayRef sizes);
+Sizes local_sizes(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate,
+                  c10::IntArrayRef sizes);
 int64_t extent_after(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate, int64_t d,
                      int64_t size, int64_t axes);
 

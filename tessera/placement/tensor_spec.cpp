@@ -128,6 +128,18 @@ Runs TensorSpec::runs(int64_t dim) const {
   return local_runs(placements, state.shape, state.coordinate, dim, sizes[dim]);
 }
 
+const std::vector<int64_t>& TensorSpec::run_list() const {
+  std::call_once(run_list_made_, [this] {
+    if (std::none_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_cut(); })) return;
+    for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); d++) {
+      const auto held = runs(d);
+      run_list_.push_back(static_cast<int64_t>(held.size()));
+      for (const auto& run : held) run_list_.insert(run_list_.end(), {run.begin, run.end});
+    }
+  });
+  return run_list_;
+}
+
 bool TensorSpec::has_partial() const {
   return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_partial(); });
 }
@@ -137,8 +149,8 @@ namespace {
 // "f32" is what people say; other types keep LibTorch's name.
 std::string short_name(c10::ScalarType dtype) {
   constexpr std::pair<c10::ScalarType, const char*> kNames[] = {
-      {c10::ScalarType::Float, "f32"}, {c10::ScalarType::Double, "f64"}, {c10::ScalarType::Half, "f16"},
-      {c10::ScalarType::BFloat16, "bf16"}, {c10::ScalarType::Long, "i64"}, {c10::ScalarType::Int, "i32"},
+      {c10::ScalarType::Float, "f32"},     {c10::ScalarType::Double, "f64"}, {c10::ScalarType::Half, "f16"},
+      {c10::ScalarType::BFloat16, "bf16"}, {c10::ScalarType::Long, "i64"},   {c10::ScalarType::Int, "i32"},
       {c10::ScalarType::Bool, "bool"},
   };
   for (auto [type, name] : kNames)
@@ -148,11 +160,11 @@ std::string short_name(c10::ScalarType dtype) {
 
 }  // namespace
 
-std::string TensorSpec::describe() const {
-  std::ostringstream out;
-  out << short_name(dtype) << c10::IntArrayRef(sizes) << to_string(placements) << " on mesh(" << mesh << ")";
-  return out.str();
+std::string TensorSpec::brief() const {
+  return c10::str(short_name(dtype), c10::IntArrayRef(sizes), to_string(placements));
 }
+
+std::string TensorSpec::describe() const { return c10::str(brief(), " on mesh(", mesh, ")"); }
 
 SpecRef intern(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                c10::ScalarType dtype, c10::Device device) {

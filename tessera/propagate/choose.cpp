@@ -88,6 +88,13 @@ struct Candidate {
   double cost = kNever;
 };
 
+Trace::Candidate traced(const Row& row, const Placement& way, double cost) {
+  Trace::Candidate candidate{{}, {}, cost};
+  for (const auto& p : row.in) candidate.in.push_back(cut_like(p, way));
+  for (const auto& p : row.out) candidate.out.push_back(cut_like(p, way));
+  return candidate;
+}
+
 struct AxisChooser {
   const Call& call;
   const Part& part;
@@ -123,8 +130,16 @@ struct AxisChooser {
     return cost + work / redistribute::cost_model().flops_per_us;
   }
 
-  Candidate best(int64_t axis, int64_t n) const {
+  // What is whole stays whole: ones_like of a replicated tensor is replicated, however much work cutting it would save.
+  bool whole_on(int64_t axis) const {
+    return std::all_of(part.index.begin(), part.index.end(), [&](int i) {
+      return !call.tensors[i].spec || call.tensors[i].spec->placements[axis].is_replicate();
+    });
+  }
+
+  Candidate best(int64_t axis, int64_t n, Trace::Axis* trace) const {
     Candidate best;
+    const bool stays_whole = whole_on(axis);
     for (const auto& row : rule.rows) {
       TESSERA_CHECK(row.in.size() == part.index.size() && row.out.size() == rule.outs.size(), InternalError,
                     "rule of ", call.entry.name, ": a row has ", row.in.size(), " inputs and ", row.out.size(),
@@ -132,8 +147,12 @@ struct AxisChooser {
       const bool cuts = std::any_of(row.in.begin(), row.in.end(), [](auto& p) { return p.is_cut(); }) ||
                         std::any_of(row.out.begin(), row.out.end(), [](auto& p) { return p.is_cut(); });
       for (const auto& way : cuts ? ways_to_cut(call, part, row, axis) : std::vector<Placement>{Shard(0)}) {
-        const double cost = cost_of(row, way, axis, n);
-        if (cost < best.cost) best = {&row, way, cost};
+        const double cost = cuts && stays_whole ? kNever : cost_of(row, way, axis, n);
+        if (trace) trace->candidates.push_back(traced(row, way, cost));
+        if (cost < best.cost) {
+          best = {&row, way, cost};
+          if (trace) trace->chosen = static_cast<int>(trace->candidates.size()) - 1;
+        }
       }
     }
     return best;
@@ -142,8 +161,10 @@ struct AxisChooser {
 
 // ---- errors ----
 
-[[noreturn]] void fail_no_row(const Call& call, int64_t axis) {
-  const auto& mesh = *call.mesh;
+[[noreturn]] void fail_no_row(const Call& whole, const Part& part, int64_t axis) {
+  const auto& mesh = *whole.mesh;
+  Call call{whole.entry, whole.args, {}, whole.mesh, whole.in_backward};  // of a list op, the element that failed
+  for (int i : part.index) call.tensors.push_back(whole.tensors[i]);
   if (!call.entry.writes.empty())
     TESSERA_FAIL(ShardingError, describe(call), ": an in-place op keeps the placements of what it writes, and with these on mesh axis '",
                  mesh.axis_name(axis), "' it cannot be computed. Redistribute the written tensor first, or use the form that returns a new one.");
@@ -166,6 +187,7 @@ struct AxisChooser {
 struct Builder {
   const Call& call;
   Decision& decision;
+  Trace* trace;
 
   void require(int tensor, PlacementsRef placements) {
     const auto& spec = *call.tensors[tensor].spec;
@@ -241,7 +263,7 @@ struct Builder {
     decision.outs.push_back(std::move(out));
   }
 
-  void rows(const Part& part, const Rule& rule) {
+  void rows(const Part& part, const Rule& rule, int element) {
     const auto& mesh = *call.mesh;
     const auto ndim = static_cast<size_t>(mesh.ndim());
     double flops = rule.flops;
@@ -258,8 +280,9 @@ struct Builder {
     bool special = false;
     for (size_t axis = 0; axis < ndim; axis++) {
       const int64_t n = mesh.shape[axis];
-      const auto best = chooser.best(static_cast<int64_t>(axis), n);
-      if (!best.row) fail_no_row(call, static_cast<int64_t>(axis));
+      if (trace) trace->axes.push_back({element, static_cast<int64_t>(axis), {}});
+      const auto best = chooser.best(static_cast<int64_t>(axis), n, trace ? &trace->axes.back() : nullptr);
+      if (!best.row) fail_no_row(call, part, static_cast<int64_t>(axis));
       for (size_t i = 0; i < in.size(); i++) {
         const auto* spec = call.tensors[part.index[i]].spec;
         in[i][axis] = n == 1 && spec ? spec->placements[axis] : cut_like(best.row->in[i], best.way);
@@ -280,12 +303,20 @@ struct Builder {
     decision.simple = false;
   }
 
-  void add(const Part& part, const Rule& rule) {
+  void add(const Part& part, const Rule& rule, int element) {
     const size_t first_out = decision.outs.size();
-    if (rule.follow)
+    if (!rule.decompose.empty()) {
+      decision.kind = Decision::Kind::Decompose;
+      decision.special = entry_of(rule.decompose).op;
+      decision.simple = false;
+      return;
+    }
+    if (rule.follow) {
       follow(part, rule);
-    else
-      rows(part, rule);
+      if (!rule.special.empty()) use_special(part, rule);
+    } else {
+      rows(part, rule, element);
+    }
     for (const auto& fix : rule.fixes) {
       decision.fixes.emplace_back(fix.arg, value_of(fix, part, first_out));
       decision.simple = false;
@@ -303,7 +334,16 @@ bool whole_everywhere(const Call& call) {
 
 }  // namespace
 
-std::unique_ptr<Decision> decide(const Call& call) {
+bool view_keeps_cuts(const OpEntry& view, const TensorSpec& spec, c10::IntArrayRef sizes) {
+  const c10::IValue args[] = {c10::IValue(), c10::IValue(sizes.vec())};
+  const OpQuery query{view.op.schema(), args, {{spec.sizes, spec.strides, spec.dtype, 0, -1, true}}, false};
+  const auto kept = view.rule()->fn(query).follow(spec.placements, spec.mesh.shape());
+  for (size_t a = 0; a < kept.size(); a++)
+    if (!kept[a] && spec.mesh.shape()[a] > 1) return false;
+  return true;
+}
+
+std::unique_ptr<Decision> decide(const Call& call, Trace* trace) {
   auto decision = std::make_unique<Decision>();
   decision->want.resize(call.tensors.size());
   for (const auto& t : call.tensors)
@@ -323,17 +363,17 @@ std::unique_ptr<Decision> decide(const Call& call) {
     return decision;
   }
 
-  Builder builder{call, *decision};
+  Builder builder{call, *decision, trace};
   if (rule->lists == rules::ListMode::Joint) {
     auto part = make_part(call, -1);
-    builder.add(part, rule->fn(part.query));
+    builder.add(part, rule->fn(part.query), -1);
     return decision;
   }
   int elements = 0;
   for (const auto& t : call.tensors) elements = std::max(elements, t.element + 1);
   for (int i = 0; i < elements; i++) {
     auto part = make_part(call, i);
-    builder.add(part, rule->fn(part.query));
+    builder.add(part, rule->fn(part.query), i);
   }
   return decision;
 }
@@ -345,7 +385,7 @@ std::string describe(const Call& call) {
     const auto& t = call.tensors[i];
     out << (i ? ", " : "");
     if (t.spec)
-      out << c10::toString(t.dtype) << t.sizes << to_string(t.spec->placements);
+      out << t.spec->brief();
     else
       out << "plain " << c10::toString(t.dtype) << t.sizes;
   }

@@ -27,9 +27,27 @@ struct Call {
   bool in_backward;
 };
 
+// How a decision came about, for those who ask (debug/explain.h): every candidate of every axis.
+struct Trace {
+  struct Candidate {
+    Placements in, out;  // on this axis: one a tensor, one a result
+    double cost;         // microseconds; infinite: it cannot be
+  };
+  struct Axis {
+    int element;  // of a list op that decides element by element; else -1
+    int64_t axis;
+    std::vector<Candidate> candidates;  // in the order of the rule's rows
+    int chosen = -1;
+  };
+  std::vector<Axis> axes;  // none for a view, which follows its input
+};
+
 // Throws ShardingError where no row fits: an op without rule, a written argument or a view that would have to be
-// redistributed.
-std::unique_ptr<Decision> decide(const Call& call);
+// redistributed. `trace` is filled as far as it came.
+std::unique_ptr<Decision> decide(const Call& call, Trace* trace = nullptr);
+
+// Can a tensor be viewed in `sizes` without moving anything? Requires: a plain tensor of its strides could.
+bool view_keeps_cuts(const OpEntry& view, const TensorSpec& spec, c10::IntArrayRef sizes);
 
 // aten::mm(f32[8, 10][S(0), R], f32[10, 4][R, R]) on mesh(dp=2,tp=2)
 std::string describe(const Call& call);

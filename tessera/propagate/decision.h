@@ -13,8 +13,8 @@ namespace tessera::propagate {
 
 // What to do with a call, for as long as its key stays the same.
 struct Decision {
-  // No row to follow: the op is made of others (Decompose), or every input is whole everywhere and the op may run as it
-  // stands (Whole).
+  // No row to follow: the op is made of others (Decompose: `special` on the distributed tensors, or the op's composite
+  // kernel), or every input is whole everywhere and the op may run as it stands (Whole).
   enum class Kind : uint8_t { Rows, Decompose, Whole };
 
   uint64_t hash = 0;

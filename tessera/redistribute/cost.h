@@ -6,10 +6,10 @@
 namespace tessera::redistribute {
 
 struct CostModel {
-  double latency = 20;              // of starting any collective
-  double bytes_per_us = 4'000;      // wire, per rank
+  double latency = 20;               // of starting any collective
+  double bytes_per_us = 4'000;       // wire, per rank
   double copy_bytes_per_us = 8'000;  // local copies: slices, packing
-  double flops_per_us = 20'000;     // compute that a choice implies
+  double flops_per_us = 20'000;      // compute that a choice implies
 };
 const CostModel& cost_model();
 

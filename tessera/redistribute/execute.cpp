@@ -6,6 +6,7 @@
 #include "tessera/redistribute/detail/terms.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <numeric>
@@ -252,6 +253,7 @@ bool is_outside(const TensorSpec& spec) { return spec.mesh.state()->coordinate.e
 
 Local execute(const Plan& plan, const at::Tensor& local, const TensorSpec& from, const TensorSpec& to) {
   if (plan.steps.empty() || is_outside(from)) return {local, {}};
+  RECORD_FUNCTION("tessera::redistribute", c10::ArrayRef<const c10::IValue>{});
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Traveller traveller(plan, local, from, to);
   while (traveller.next()) traveller.run_alone();
@@ -262,6 +264,7 @@ std::vector<Local> execute_many(c10::ArrayRef<const Plan*> plans, at::TensorList
                                 c10::ArrayRef<const TensorSpec*> from, c10::ArrayRef<const TensorSpec*> to) {
   TESSERA_CHECK(plans.size() == locals.size() && from.size() == locals.size() && to.size() == locals.size(),
                 InternalError, plans.size(), " plans for ", locals.size(), " tensors");
+  RECORD_FUNCTION("tessera::redistribute_many", c10::ArrayRef<const c10::IValue>{});
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   static const Plan kStay;
   std::vector<Traveller> travellers;

@@ -72,8 +72,7 @@ std::unique_ptr<Plan> try_one_step(const Problem& problem, int64_t axis) {
   if (!move) return nullptr;
   auto step = detail::make_step(problem, *move, axis, problem.from, problem.to[axis]);
   auto cost = detail::cost_of(problem, step, problem.from);
-  bool surely_cheapest =
-      problem.mesh_shape.size() == 1 || !communicates(*move) || cost <= 2 * cost_model().latency;
+  bool surely_cheapest = problem.mesh_shape.size() == 1 || !communicates(*move) || cost <= 2 * cost_model().latency;
   return surely_cheapest ? plan_of(std::move(step), cost) : nullptr;
 }
 

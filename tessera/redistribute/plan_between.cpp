@@ -20,8 +20,8 @@ class PlanTable final : public tessera::detail::MeshAttachment {
     }
     auto node = old_.extract(key);
     if (node.empty()) {
-      auto entry = std::make_unique<Entry>(Entry{SpecRef::reclaim_copy(&from), SpecRef::reclaim_copy(&to),
-                                                 make_plan(problem(from, to))});
+      auto entry = std::make_unique<Entry>(
+          Entry{SpecRef::reclaim_copy(&from), SpecRef::reclaim_copy(&to), make_plan(problem(from, to))});
       return young_.emplace(key, std::move(entry)).first->second->plan;
     }
     return young_.insert(std::move(node)).position->second->plan;

@@ -64,6 +64,14 @@ const char* const kFused[] = {
     "_fused_adagrad_", "_fused_adagrad_.tensor_lr",
 };
 
+// The schemas say that gradients are written; they are, by 1 / grad_scale, only where one is given.
+Rule fused(const OpQuery& query) {
+  auto rule = over_lists(query);
+  const auto scale = query.schema.argumentIndexWithName("grad_scale");
+  if (!scale || query.is_none(*scale)) rule.not_written = {1};
+  return rule;
+}
+
 // _foreach_norm(self, ord, dtype): one number for each tensor.
 Rule norm(const OpQuery& query) {
   const auto& self = query.tensors[0];
@@ -100,7 +108,7 @@ void register_foreach(Registry& to) {
   };
   for (const auto* op : kWhole) add(std::string("_foreach_") + op, [](const OpQuery& q) { return over_lists(q); });
   for (const auto& row : kThrough) add(row.op, [&row](const OpQuery& q) { return over_lists(q, row.partials); });
-  for (const auto* op : kFused) family.op(op, [](const OpQuery& q) { return over_lists(q); }, ListMode::Elementwise);
+  for (const auto* op : kFused) family.op(op, fused, ListMode::Elementwise);
   family.op("_foreach_norm.Scalar", norm, ListMode::Elementwise, /*reads_scalars=*/true);
   family.op("_amp_foreach_non_finite_check_and_unscale_", unscale, ListMode::Elementwise);
 }

@@ -134,19 +134,20 @@ TEST(DTensor, PrintsWhatItIsAndSaysWhatToCallInstead) {
 }
 
 TEST(DTensor, ParametersAreConvertedInPlaceForEveryHandle) {
-  run_ranks(2, [](Rank& me) {
+  const auto weight = torch::randn({4, 6}), bias = torch::randn({4}), x = torch::randn({3, 6});
+  run_ranks(2, [&](Rank& me) {
     const auto mesh = me.mesh("tp=2");
-    torch::manual_seed(3);
     torch::nn::Linear plain(6, 4), net(6, 4);
-    net->weight.set_data(plain->weight.detach().clone());
-    net->bias.set_data(plain->bias.detach().clone());
+    for (auto* m : {&plain, &net}) {
+      (*m)->weight.set_data(weight.clone());
+      (*m)->bias.set_data(bias.clone());
+    }
     torch::optim::Adam adam(net->parameters(), 0.1), plain_adam(plain->parameters(), 0.1);
     auto held = net->parameters()[0];
     distribute_in_place(net->weight, mesh, {Shard(0)});
     distribute_in_place(net->bias, mesh, {Shard(0)});
     EXPECT_TRUE(is_dtensor(held));
     EXPECT_TRUE(held.requires_grad() && held.is_leaf());
-    const auto x = torch::randn({3, 6});
     for (int step = 0; step < 3; step++) {
       adam.zero_grad(), plain_adam.zero_grad();
       (net(distribute_tensor(x, mesh)) * 1).pow(2).sum().backward();

@@ -22,10 +22,10 @@ TEST(Edges, GradientPlacements) {
 }
 
 TEST(Edges, RedistributeHasTheGradientOfTheIdentity) {
+  const auto value = torch::randn({5, 4}), weights = torch::arange(20.).view({5, 4});
   for (int n : {1, 2, 3})
     run_ranks(n, [&](Rank&) {
       const auto mesh = init_device_mesh("cpu", {n}, {"x"});
-      const auto value = torch::randn({5, 4}), weights = torch::arange(20.).view({5, 4});
       for (const auto& from : {Replicate(), Shard(0), Shard(1)})
         for (const auto& to : {Replicate(), Shard(0), Shard(1)}) {
           auto x = distribute_tensor(value, mesh, {from}).set_requires_grad(true);
@@ -62,9 +62,9 @@ TEST(Edges, LocalEdgesHaveGradients) {
 }
 
 TEST(Edges, DoubleBackward) {
-  run_ranks(2, [](Rank& me) {
+  const auto value = torch::randn({4, 3});
+  run_ranks(2, [&](Rank& me) {
     const auto mesh = me.mesh("x=2");
-    const auto value = torch::randn({4, 3});
     auto x = distribute_tensor(value, mesh, {Shard(0)}).set_requires_grad(true);
     const auto y = DTensor(x * x).redistribute({Replicate()}) * x;
     const auto g = torch::autograd::grad({y.sum()}, {x}, {}, true, true)[0];

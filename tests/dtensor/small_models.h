@@ -81,6 +81,12 @@ inline Model transformer() {
   return m;
 }
 
+inline Model copy(const Model& model) {
+  Model m = model;
+  for (auto& [name, t] : m.parameters) t = t.clone();
+  return m;
+}
+
 // The same model over a mesh that may have the axes "dp" and "tp".
 inline Model distribute(const Model& model, const DeviceMesh& mesh) {
   Model m = model;
@@ -118,7 +124,7 @@ inline std::vector<double> train(Model& m, Optimizer optimizer, int steps) {
     losses.push_back(loss.item<double>());
     at::NoGradGuard no_grad;
     if (optimizer == Optimizer::Sgd) {
-      for (auto& t : parameters) t.add_(t.grad(), -0.1);
+      for (auto& t : parameters) t.add_(t.grad(), -0.03);
     } else {
       std::vector<at::Tensor> gradients;
       for (auto& t : parameters) gradients.push_back(t.grad());

@@ -3,6 +3,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/ranks.h"
 
+#include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -106,9 +107,9 @@ TEST(Inplace, ThroughASliceOfACutDimThrows) {
 }
 
 TEST(Inplace, KeepsThePlacementOfWhatItWrites) {
-  run_ranks(2, [](Rank& me) {
+  const auto value = torch::randn({4, 6});
+  run_ranks(2, [&](Rank& me) {
     const auto mesh = me.mesh("x=2");
-    const auto value = torch::randn({4, 6});
     auto sum = DTensor(distribute_tensor(value, mesh, {Shard(0)}).sum(0));  // P(sum)
     ASSERT_TRUE(sum.placements()[0].is_partial());
     at::Tensor(sum).add_(distribute_tensor(torch::ones({6}), mesh));  // R becomes a term of the sum
@@ -125,8 +126,8 @@ TEST(Inplace, KeepsThePlacementOfWhatItWrites) {
 }
 
 TEST(Inplace, ChangesOfGeometry) {
-  run_ranks(2, [](Rank& me) {
-    const auto value = torch::randn({4, 6});
+  const auto value = torch::randn({4, 6});
+  run_ranks(2, [&](Rank& me) {
     at::Tensor d = distribute_tensor(value, me.mesh("x=2"), {Shard(0)});
     const auto before = d.detach();
     d.t_();
@@ -151,9 +152,9 @@ TEST(Inplace, VersionsAreSeenByAutograd) {
 }
 
 TEST(Lists, CatStackSplitForeach) {
-  run_ranks(3, [](Rank& me) {
+  const auto a = torch::randn({5, 4}), b = torch::randn({5, 4});
+  run_ranks(3, [&](Rank& me) {
     const auto mesh = me.mesh("x=3");
-    const auto a = torch::randn({5, 4}), b = torch::randn({5, 4});
     const at::Tensor da = distribute_tensor(a, mesh, {Shard(0)}), db = distribute_tensor(b, mesh, {Replicate()});
     expect_same(at::cat({da, db}, 1), at::cat({a, b}, 1));
     expect_same(at::cat({da, db}, 0), at::cat({a, b}, 0));
@@ -170,9 +171,9 @@ TEST(Lists, CatStackSplitForeach) {
 }
 
 TEST(Modes, InferenceNoGradAutocast) {
-  run_ranks(2, [](Rank& me) {
+  const auto w = torch::randn({6, 6}), v = torch::randn({4, 6});
+  run_ranks(2, [&](Rank& me) {
     const auto mesh = me.mesh("x=2");
-    const auto w = torch::randn({6, 6}), v = torch::randn({4, 6});
     at::Tensor dw = distribute_tensor(w, mesh, {Shard(1)}).set_requires_grad(true);
     const at::Tensor dv = distribute_tensor(v, mesh);
     {

@@ -89,7 +89,8 @@ TEST(TensorSpec, StampHasTheGlobalGeometryAndNoStorage) {
 }
 
 TEST(Strides, AsLibTorchComputesThem) {
-  for (const Sizes& sizes : {Sizes{}, Sizes{0}, Sizes{3}, Sizes{2, 0, 3}, Sizes{4, 5, 6}, Sizes{0, 0}, Sizes{1, 7, 1}}) {
+  for (const Sizes& sizes :
+       {Sizes{}, Sizes{0}, Sizes{3}, Sizes{2, 0, 3}, Sizes{4, 5, 6}, Sizes{0, 0}, Sizes{1, 7, 1}}) {
     auto dense = at::empty(sizes);
     EXPECT_EQ(at::IntArrayRef(contiguous_strides(sizes)), dense.strides()) << dense.sizes();
   }

@@ -45,8 +45,12 @@ TEST(Plan, OneAxis) {
 }
 
 TEST(Plan, WhatCannotBe) {
-  for (auto [from, to] : {std::pair{"S(0)", "P(sum)"}, {"P(sum)", "P(max)"}, {"P(sum)", "P(mask)"}, {"R", "P(product)"},
-                          {"R", "P(mask)"}, {"P(norm,2)", "P(norm,3)"}}) {
+  for (auto [from, to] : {std::pair{"S(0)", "P(sum)"},
+                          {"P(sum)", "P(max)"},
+                          {"P(sum)", "P(mask)"},
+                          {"R", "P(product)"},
+                          {"R", "P(mask)"},
+                          {"P(norm,2)", "P(norm,3)"}}) {
     EXPECT_THROW(plan({2}, {8}, from, to), ShardingError) << from << " -> " << to;
     EXPECT_EQ(try_plan({{2}, {8}, kFloat, parse_placements(from), parse_placements(to)}), nullptr);
   }
@@ -68,8 +72,7 @@ TEST(Plan, SeveralAxes) {
       {"[P(sum), P(max)]", "[R, R]", "tp: all_reduce P(max)->R 320 B; dp: all_reduce P(sum)->R 320 B"},
       // The inner cut of a dim is undone before the outer one.
       {"[S(0), S(0)]", "[R, R]", "tp: all_gather S(0)->R 80 B; dp: all_gather S(0)->R 160 B"},
-      {"[S(0), S(0)]", "[R, S(0)]",
-       "tp: all_gather S(0)->R 80 B; dp: all_gather S(0)->R 160 B; tp: slice R->S(0)"},
+      {"[S(0), S(0)]", "[R, S(0)]", "tp: all_gather S(0)->R 80 B; dp: all_gather S(0)->R 160 B; tp: slice R->S(0)"},
       {"[R, R]", "[S(0), S(0)]", "dp: slice R->S(0); tp: slice R->S(0)"},
       // FSDP over tensor parallel: one collective, in place, because the strided cut was made last.
       {"[SS(0,2), S(0)]", "[R, S(0)]", "dp: all_gather SS(0,2)->R 80 B"},
@@ -115,7 +118,8 @@ struct Drawn {
 
 Drawn draw_geometry() {
   Drawn drawn;
-  for (int axes = *rc::gen::elementOf(std::vector<int>{1, 2, 3}); axes > 0; axes--) drawn.mesh.push_back(*rc::gen::elementOf(std::vector<int64_t>{1, 2, 2, 3, 4, 8}));
+  for (int axes = *rc::gen::elementOf(std::vector<int>{1, 2, 3}); axes > 0; axes--)
+    drawn.mesh.push_back(*rc::gen::elementOf(std::vector<int64_t>{1, 2, 2, 3, 4, 8}));
   int64_t scale = *rc::gen::elementOf(std::vector<int64_t>{1, 64, 512});
   for (int dims = *rc::gen::inRange(1, 4); dims > 0; dims--)
     drawn.sizes.push_back(*rc::gen::inRange<int64_t>(1, 12) * scale);
@@ -182,8 +186,8 @@ TEST(PlanLaws, IdentityIsFreeAndPlansArrive) {
       forbidden |= to[a].is_partial() && from[a] != to[a] && !from[a].is_replicate();
     for (size_t a = 0; a < from.size(); a++)  // the outer kind cannot be reduced while the inner one stays
       for (size_t b = a + 1; b < from.size(); b++)
-        forbidden |= from[a].is_partial() && from[a] != to[a] && from[b].is_partial() && from[a] != from[b] &&
-                     from[b] == to[b];
+        forbidden |=
+            from[a].is_partial() && from[a] != to[a] && from[b].is_partial() && from[a] != from[b] && from[b] == to[b];
     RC_ASSERT((plan == nullptr) == forbidden);
     if (plan) RC_ASSERT(follow(*plan, from) == to);
   }));
@@ -209,7 +213,8 @@ TEST(PlanLaws, CutsAreExchangedNotGathered) {
     for (int64_t i = 0; i < 3; i++)
       for (int64_t j = 0; j < 3; j++)
         for (int64_t rows : {1, 1024}) {
-          auto plan = make_plan({{2, n}, {8 * n * rows, 16 * n, 24 * n}, kFloat, {Replicate(), Shard(i)}, {Replicate(), Shard(j)}});
+          auto plan = make_plan(
+              {{2, n}, {8 * n * rows, 16 * n, 24 * n}, kFloat, {Replicate(), Shard(i)}, {Replicate(), Shard(j)}});
           for (const auto& step : plan.steps) EXPECT_EQ(step.move, Move::AllToAll) << plan;
           EXPECT_EQ(plan.collectives(), i == j ? 0 : 1) << plan;
         }

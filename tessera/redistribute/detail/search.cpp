@@ -122,7 +122,8 @@ class Search {
       for (size_t a = 0; a < axes_.size(); a++) {
         if (!(mask >> a & 1)) continue;
         axes.push_back(static_cast<int64_t>(a));
-        alike &= here_[a].is_partial() && here_[a] == here_[axes[0]] && is_last_reduction(here_, static_cast<int64_t>(a));
+        alike &=
+            here_[a].is_partial() && here_[a] == here_[axes[0]] && is_last_reduction(here_, static_cast<int64_t>(a));
         there -= digit(state, a) * axes_[a].stride;  // R is option 0
       }
       if (alike && axes.size() > 1) offer(state, there, Move::AllReduce, axes);
@@ -149,7 +150,8 @@ class Search {
   std::unique_ptr<Plan> read_plan(State goal) const {
     auto plan = std::make_unique<Plan>();
     plan->cost = reached_[goal].cost;
-    for (State s = goal; reached_[s].before != kNowhere; s = reached_[s].before) plan->steps.push_back(reached_[s].step);
+    for (State s = goal; reached_[s].before != kNowhere; s = reached_[s].before)
+      plan->steps.push_back(reached_[s].step);
     std::reverse(plan->steps.begin(), plan->steps.end());
     return plan;
   }

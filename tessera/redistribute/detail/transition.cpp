@@ -72,7 +72,8 @@ std::optional<Move> legal_move(PlacementsRef from, PlacementsRef to, c10::IntArr
   if (from[axis].is_cut() && !is_last_cut(from, mesh_shape, axis)) return {};
   if (to[axis].is_cut() && !is_last_cut(to, mesh_shape, axis)) return {};
   if (from[axis].is_partial() && !is_last_reduction(from, axis)) return {};
-  // A part of a product's factors is not a factor of a part; every other reduction of x/n is the reduction of x, over n.
+  // A part of a product's factors is not a factor of a part; every other reduction of x/n is the reduction of x, over
+  // n.
   if (*move == Move::Divide)
     for (const auto& later : from.slice(static_cast<size_t>(axis) + 1))
       if (later.is_partial(ReduceOp::Product)) return {};
@@ -84,7 +85,8 @@ double largest_local_bytes(const Problem& problem, PlacementsRef state) {
   static constexpr int64_t kZeros[16] = {};
   auto coordinate = c10::IntArrayRef(kZeros, state.size());
   auto bytes = static_cast<double>(problem.element_size);
-  for (auto size : local_sizes(state, problem.mesh_shape, coordinate, problem.sizes)) bytes *= static_cast<double>(size);
+  for (auto size : local_sizes(state, problem.mesh_shape, coordinate, problem.sizes))
+    bytes *= static_cast<double>(size);
   return bytes;
 }
 

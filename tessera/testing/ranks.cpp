@@ -1,0 +1,86 @@
+#include "tessera/testing/ranks.h"
+
+#include "tessera/base/error.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <mutex>
+#include <thread>
+
+namespace tessera::testing {
+namespace {
+
+// Autograd of views must replay them on a distributed tensor; a rank uses one core.
+void set_up_thread() {
+  at::set_num_threads(1);
+  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+}
+
+std::string message_of(const std::exception_ptr& failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "something that is no std::exception";
+  }
+}
+
+}  // namespace
+
+DeviceMesh Rank::mesh(const std::string& text) const {
+  MeshShape parsed = parse_mesh_shape(text);
+  return init_device_mesh(world, "cpu", parsed.shape, parsed.names);
+}
+DeviceMesh Rank::mesh(std::vector<int64_t> shape, std::vector<std::string> names) const {
+  return init_device_mesh(world, "cpu", std::move(shape), std::move(names));
+}
+
+void run_ranks(int64_t n, const Body& body, const RankOptions& options) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::exception_ptr> failures(static_cast<size_t>(n));
+  std::mutex mutex;
+  int64_t first = -1;  // to fail; the others may only have been freed by it
+  const auto run = [&](int64_t rank) {
+    set_up_thread();
+    Rank me{rank, {}};
+    try {
+      InitOptions init_options;
+      init_options.backend = options.backend;
+      init_options.rank = rank;
+      init_options.world_size = n;
+      init_options.store = store;
+      init_options.timeout = options.timeout;
+      me.world = init(init_options);
+      body(me);
+    } catch (...) {
+      auto failure = std::current_exception();
+      {
+        std::lock_guard lock(mutex);
+        failures[static_cast<size_t>(rank)] = failure;
+        if (first < 0) first = rank;
+      }
+      if (me.world) me.world.abort(c10::str("rank ", rank, " failed: ", message_of(failure)));
+    }
+    destroy();
+  };
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < n; rank++) threads.emplace_back(run, rank);
+  for (auto& thread : threads) thread.join();
+  if (first < 0) return;
+  std::string report;
+  int64_t failed = 0;
+  for (int64_t rank = 0; rank < n; rank++) {
+    const auto& failure = failures[static_cast<size_t>(rank)];
+    if (!failure) continue;
+    failed++;
+    report += c10::str("\nrank ", rank, rank == first ? " (the first to fail): " : ": ", message_of(failure));
+  }
+  throw std::runtime_error(c10::str(failed, " of ", n, " ranks failed:", report));
+}
+
+}  // namespace tessera::testing

@@ -1,0 +1,173 @@
+#include "tessera/base/error.h"
+#include "tessera/base/settings.h"
+#include "tessera/testing/ranks.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+
+// A child is this program started anew (fork, then exec at once), because a process that has run torch cannot simply be
+// forked. TESSERA_SPAWN tells the child which call to execute, as which rank: "call rank ranks backend timeout_ms file".
+extern char** environ;
+
+namespace tessera::testing {
+namespace {
+
+constexpr int kFailed = 10;
+int calls = 0;  // spawn_processes calls of this process so far
+
+struct Order {
+  int call = 0;
+  int64_t rank = 0, ranks = 1, timeout_ms = 0;
+  std::string backend, file;
+};
+
+std::string to_text(const Order& o) {
+  return c10::str(o.call, " ", o.rank, " ", o.ranks, " ", o.backend, " ", o.timeout_ms, " ", o.file);
+}
+Order parse_order(const std::string& text) {
+  Order o;
+  std::istringstream in(text);
+  in >> o.call >> o.rank >> o.ranks >> o.backend >> o.timeout_ms >> o.file;
+  return o;
+}
+
+[[noreturn]] void run_child(const Order& order, const Body& body, const std::function<bool()>& failed_expectations) {
+  int code = 0;
+  try {
+    at::set_num_threads(1);
+    c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+    at::manual_seed(1234);
+    InitOptions options;
+    options.backend = order.backend;
+    options.rank = order.rank;
+    options.world_size = order.ranks;
+    options.init_method = "file://" + order.file;
+    options.timeout = std::chrono::milliseconds(order.timeout_ms);
+    Rank me{order.rank, init(options)};
+    body(me);
+    if (!(failed_expectations && failed_expectations())) me.group()->barrier().wait();  // nobody leaves early
+    destroy();
+  } catch (const c10::Error& error) {
+    std::cout << "rank " << order.rank << " threw: " << error.what_without_backtrace() << std::endl;
+    code = kFailed;
+  } catch (const std::exception& error) {
+    std::cout << "rank " << order.rank << " threw: " << error.what() << std::endl;
+    code = kFailed;
+  }
+  if (failed_expectations && failed_expectations()) code = kFailed;
+  std::cout.flush();
+  std::cerr.flush();
+  std::fflush(nullptr);
+  std::_Exit(code);  // backends' threads may still run; static destruction would race with them
+}
+
+struct Child {
+  pid_t pid = -1;
+  int status = 0;
+  bool running = true;
+  std::string output;  // its file
+};
+
+pid_t start(const Order& order, const std::vector<std::string>& arguments, const std::string& output) {
+  // Everything is prepared before fork(): between fork and exec only plain system calls are allowed.
+  std::vector<std::string> words{"/proc/self/exe"}, variables;
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  for (char** v = environ; *v; v++)
+    if (std::string_view(*v).substr(0, 14) != "TESSERA_SPAWN=") variables.emplace_back(*v);
+  variables.push_back("TESSERA_SPAWN=" + to_text(order));
+  std::vector<char*> argv, env;
+  for (auto& w : words) argv.push_back(w.data());
+  for (auto& v : variables) env.push_back(v.data());
+  argv.push_back(nullptr);
+  env.push_back(nullptr);
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  const int out = open(output.c_str(), O_CREAT | O_WRONLY | O_TRUNC, 0600);
+  dup2(out, STDOUT_FILENO);
+  dup2(out, STDERR_FILENO);
+  execve("/proc/self/exe", argv.data(), env.data());
+  _exit(127);
+}
+
+std::string how_it_ended(const Child& child) {
+  if (WIFSIGNALED(child.status)) return c10::str("was ended by signal ", WTERMSIG(child.status));
+  return c10::str("exited with ", WEXITSTATUS(child.status));
+}
+
+std::string read_file(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+struct Folder {
+  std::string path;
+  Folder() {
+    const char* base = ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    path = c10::str(base, "/tessera-spawn-XXXXXX");
+    TESSERA_CHECK(mkdtemp(path.data()), InternalError, "cannot make a folder in ", base);
+  }
+  void remove(const std::string& name) { unlink((path + "/" + name).c_str()); }
+  ~Folder() { rmdir(path.c_str()); }
+};
+
+}  // namespace
+
+void spawn_processes(int64_t n, const Body& body, const SpawnOptions& options,
+                     const std::function<bool()>& failed_expectations) {
+  const int call = calls++;
+  if (setting_is_set("TESSERA_SPAWN")) {
+    const Order order = parse_order(setting("TESSERA_SPAWN"));
+    if (order.call != call) return;  // a child that is on its way to a later call
+    run_child(order, body, failed_expectations);
+  }
+  Folder folder;
+  std::vector<Child> children(static_cast<size_t>(n));
+  for (int64_t rank = 0; rank < n; rank++) {
+    Child& child = children[static_cast<size_t>(rank)];
+    child.output = c10::str(folder.path, "/out", rank);
+    child.pid = start({call, rank, n, options.timeout.count(), options.backend, folder.path + "/store"},
+                      options.arguments, child.output);
+  }
+  const auto deadline = std::chrono::steady_clock::now() + options.timeout;
+  std::string report;
+  bool stopping = false;
+  for (size_t running = children.size(); running > 0;) {
+    for (size_t r = 0; r < children.size(); r++) {
+      Child& child = children[r];
+      if (!child.running || waitpid(child.pid, &child.status, WNOHANG) == 0) continue;
+      child.running = false;
+      running--;
+      const bool failed = !WIFEXITED(child.status) || WEXITSTATUS(child.status) != 0;
+      if (failed && !stopping) report += c10::str("\nrank ", r, " ", how_it_ended(child), ":\n", read_file(child.output));
+    }
+    const bool late = std::chrono::steady_clock::now() > deadline;
+    if (!stopping && late) {
+      stopping = true;
+      for (size_t r = 0; r < children.size(); r++)
+        if (children[r].running) {
+          report += c10::str("\nrank ", r, " was still running after ", options.timeout.count() / 1000, " s:\n",
+                             read_file(children[r].output));
+          kill(children[r].pid, SIGKILL);
+        }
+    }
+    if (running) usleep(2000);
+  }
+  for (size_t r = 0; r < children.size(); r++) folder.remove(c10::str("out", r));
+  folder.remove("store");
+  if (!report.empty()) throw std::runtime_error(c10::str("of ", n, " process ranks some failed:", report));
+}
+
+}  // namespace tessera::testing

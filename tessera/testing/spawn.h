@@ -1,0 +1,17 @@
+#pragma once
+#include "tessera/testing/ranks.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera::testing {
+
+// Runs `body` on n processes from inside a gtest test. See spawn_processes.
+// Example:  TEST(Gloo, Sums) { spawn_ranks(2, [](Rank& me) { ... EXPECT_EQ(...); }); }
+inline void spawn_ranks(int64_t n, const Body& body, SpawnOptions options = {}) {
+  const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
+  options.arguments.push_back(std::string("--gtest_filter=") + test->test_suite_name() + "." + test->name());
+  options.arguments.push_back("--gtest_also_run_disabled_tests");
+  spawn_processes(n, body, options, [] { return ::testing::Test::HasFailure(); });
+}
+
+}  // namespace tessera::testing

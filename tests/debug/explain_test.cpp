@@ -1,0 +1,100 @@
+// The text that says why an op redistributes: all rows with costs, the one taken, and what has to move for it.
+#include "tessera/debug/explain.h"
+
+#include "tessera/base/error.h"
+#include "tessera/debug/comm_debug_mode.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/testing/ranks.h"
+
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <regex>
+
+namespace tessera {
+namespace {
+
+using testing::Rank;
+using testing::run_ranks;
+
+#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+template <class F>
+std::string usage_error_of(F f) {
+  try {
+    f();
+  } catch (const UsageError& e) {
+    return e.what_without_backtrace();
+  }
+  return "nothing was thrown";
+}
+
+// Costs are the model's affair.
+std::string without_costs(const std::string& text) { return std::regex_replace(text, std::regex(" +[0-9.]+ us"), " . us"); }
+
+TEST(Explain, ShowsRowsChoiceAndMoves) {
+  run_ranks(4, [](Rank& me) {
+    const auto mesh = me.mesh("tp=4");
+    const auto x = distribute_tensor(at::ones({8, 10}), mesh, {Shard(0)});
+    const auto w = distribute_tensor(at::ones({10, 4}), mesh, {Shard(0)});
+    CommDebugMode mode;
+    const auto text = without_costs(explain("aten::mm", {x, w}));
+    EXPECT_EQ(mode.get_total_counts(), 0);
+    EXPECT_EQ(mode.debug_string(), "");
+    EXPECT_EQ(text, R"(aten::mm(f32[8, 10][S(0)], f32[10, 4][S(0)]) on mesh(tp=4)
+  axis tp, 4 ranks
+      . us  R, R -> R
+    * . us  S(0), R -> S(0)
+      . us  S(1), S(0) -> P(sum)
+      . us  R, S(1) -> S(1)
+  input 1: tp: all_gather S(0)->R 120 B
+  result: [8, 4][S(0)]
+)");
+    DTensor y = at::mm(x, w);  // and that is what happens
+    EXPECT_EQ(mode.get_total_counts(), 1);
+    EXPECT_EQ(y.placements()[0], Shard(0));
+  });
+}
+
+TEST(Explain, EveryAxisOnItsOwn) {
+  run_ranks(4, [](Rank& me) {
+    const auto mesh = me.mesh("dp=2,tp=2");
+    const auto x = distribute_tensor(at::ones({8, 10}), mesh, {Shard(0), Replicate()});
+    const auto w = distribute_tensor(at::ones({10, 4}), mesh, {Replicate(), Shard(1)});
+    const auto text = explain("aten::mm", {x, w});
+    EXPECT_SAYS(text, "axis dp, 2 ranks");
+    EXPECT_SAYS(text, "axis tp, 2 ranks");
+    EXPECT_EQ(text.find("input"), std::string::npos) << text;
+    EXPECT_SAYS(text, "result: [8, 4][S(0), S(1)]");
+  });
+}
+
+TEST(Explain, DefaultsViewsAndFailures) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh("tp=2");
+    const auto x = distribute_tensor(at::ones({8, 10}), mesh, {Shard(0)});
+    const auto terms = DTensor::from_local(at::ones({8, 10}), mesh, {Partial()});
+    EXPECT_SAYS(explain("aten::add.Tensor", {x, x}), "result: [8, 10][S(0)]");  // alpha is left out
+    EXPECT_SAYS(explain("aten::t", {x}), "result: [10, 8][S(1)]");
+    EXPECT_SAYS(explain("aten::linear", {x, x}), "made of other ops");
+    const auto refused = explain("aten::mul_.Tensor", {terms, terms});  // what is written would have to be reduced
+    EXPECT_SAYS(refused, "cannot be");
+    EXPECT_SAYS(refused, "an in-place op keeps the placements");
+  });
+}
+
+TEST(Explain, MisuseIsRefused) {
+  run_ranks(2, [](Rank& me) {
+    const auto x = distribute_tensor(at::ones({8, 10}), me.mesh("tp=2"), {Shard(0)});
+    EXPECT_SAYS(usage_error_of([&] { explain("aten::add", {x, x}); }), "aten::add.Tensor");
+    EXPECT_SAYS(usage_error_of([&] { explain("aten::no_such_op", {x}); }), "there is no op");
+    EXPECT_SAYS(usage_error_of([&] { explain("aten::mm", {x}); }), "'mat2' is missing");
+    EXPECT_SAYS(usage_error_of([&] { explain("aten::mm", {x, x, x}); }), "3 arguments");
+    EXPECT_SAYS(usage_error_of([&] { explain("aten::mm", {x, 1}); }), "'mat2' is a Int");
+    EXPECT_SAYS(usage_error_of([&] { explain("aten::relu", {at::ones({2})}); }), "distributed");
+  });
+}
+
+}  // namespace
+}  // namespace tessera
