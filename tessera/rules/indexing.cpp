@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-// Reading and writing at places given by a tensor of indices. Dims the indices speak of must be whole in the tensor they
-// speak of; other dims may be cut in all tensors alike; the indices themselves may be cut where each gives one result.
-// Reading is linear in what is read.
+// Reading and writing at places given by a tensor of indices. Dims the indices speak of must be whole in the tensor
+// they speak of; other dims may be cut in all tensors alike; the indices themselves may be cut where each gives one
+// result. Reading is linear in what is read.
 namespace tessera::rules {
 namespace {
 
@@ -46,7 +46,8 @@ Rule gather(const OpQuery& query) {
   return rule;
 }
 
-// Result with the sizes of self; nothing is listed for in-place forms. Some ops begin with a clone and so keep the strides.
+// Result with the sizes of self; nothing is listed for in-place forms. Some ops begin with a clone and so keep the
+// strides.
 void out_of_self_sizes(Rule& rule, const OpQuery& query, bool keeps_strides) {
   const auto& self = query.tensor(0);
   if (fresh_outputs(query.schema) == 0) return;
@@ -117,7 +118,8 @@ Rule along_index(const OpQuery& query, bool adds, bool clones) {
 
 // self[i0, :, i1, ...]: which dims are indexed, and where the dims of the indices and the others are in the result.
 //   self (2, 3, 4, 5), indices (-, a, b, -) with a and b of sizes (6)    result (2, 6, 5): index dims begin at 1
-//   self (2, 3, 4),    indices (a, -, b)                                 result (6, 3): not adjacent, so they begin at 0
+//   self (2, 3, 4),    indices (a, -, b)                                 result (6, 3): not adjacent, so they begin at
+//   0
 struct Indexing {
   std::vector<bool> indexed;     // for each dim of self
   Sizes index_sizes;             // the indices, broadcast together
@@ -133,8 +135,8 @@ struct Indexing {
     OpQuery only_indices{query.schema, query.args, {}, query.in_backward};
     for (const auto& tensor : query.tensors) {
       if (tensor.arg != list_arg) continue;
-      TESSERA_CHECK(tensor.element < ndim_of(self), UsageError, query.schema.operator_name(), ": too many indices for sizes ",
-                    self.sizes);
+      TESSERA_CHECK(tensor.element < ndim_of(self), UsageError, query.schema.operator_name(),
+                    ": too many indices for sizes ", self.sizes);
       if (first < 0) first = tensor.element;
       adjacent &= last < 0 || tensor.element == last + 1;
       last = tensor.element;
@@ -194,8 +196,9 @@ Sizes index_strides(const OpQuery& query, const Indexing& how) {
 
 // index(self, indices)
 Rule index(const OpQuery& query) {
-  TESSERA_CHECK(!has_mask(query, 1), ShardingError, "aten::index.Tensor with a mask: the size of the result lies in the ",
-                "data, so no placement can be stated; write where or masked_fill, or index on the locals with local_map");
+  TESSERA_CHECK(
+      !has_mask(query, 1), ShardingError, "aten::index.Tensor with a mask: the size of the result lies in the ",
+      "data, so no placement can be stated; write where or masked_fill, or index on the locals with local_map");
   Indexing how(query, 1);
   Rule rule;
   rule.outs = {{how.sizes, index_strides(query, how)}};
@@ -204,7 +207,8 @@ Rule index(const OpQuery& query) {
     if (how.out_dim[d] >= 0) RowMaker(rule, query).in(0, S(static_cast<int64_t>(d))).out(0, S(how.out_dim[d]));
   for (int64_t i = 0; i < static_cast<int64_t>(how.index_sizes.size()); i++) {
     Placements in;
-    for (const auto& tensor : query.tensors) in.push_back(tensor.arg == 1 ? broadcast_cut(tensor, how.index_sizes, i) : R);
+    for (const auto& tensor : query.tensors)
+      in.push_back(tensor.arg == 1 ? broadcast_cut(tensor, how.index_sizes, i) : R);
     rule.row(std::move(in), {S(how.begin + i)});
   }
   for (auto p : kLinearPartials) RowMaker(rule, query).in(0, p).out(0, p);
