@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-// Ops that put elements elsewhere, or zeros in their place: flip, roll, repeat, pad, tril, slice_scatter. Dims along which
-// they move anything must be whole.
+// Ops that put elements elsewhere, or zeros in their place: flip, roll, repeat, pad, tril, slice_scatter. Dims along
+// which they move anything must be whole.
 namespace tessera::rules {
 namespace {
 
@@ -66,8 +66,8 @@ Rule repeat(const OpQuery& query) {
   return rule;
 }
 
-// constant_pad_nd(self, pad, value): pad has (before, after) of the last dim, then of the one before, ... The value need
-// not be zero, so no sum passes; a mean, a largest and a smallest do.
+// constant_pad_nd(self, pad, value): pad has (before, after) of the last dim, then of the one before, ... The value
+// need not be zero, so no sum passes; a mean, a largest and a smallest do.
 Rule pad(const OpQuery& query) {
   const auto& self = query.tensor(0);
   auto pads = query.ints_at(1);
@@ -82,8 +82,8 @@ Rule pad(const OpQuery& query) {
   return rearranged(query, {sizes, last ? channels_last(sizes) : Sizes{}}, moves, {Pavg, Pmax, Pmin});
 }
 
-// slice_scatter(self, src, dim, ...), select_scatter(self, src, dim, index): self with src in one place. All alike, whole
-// along dim; a select's src lacks that dim.
+// slice_scatter(self, src, dim, ...), select_scatter(self, src, dim, index): self with src in one place. All alike,
+// whole along dim; a select's src lacks that dim.
 Rule scattered_part(const OpQuery& query, bool src_lacks_dim) {
   const auto& self = query.tensor(0);
   auto ndim = static_cast<int64_t>(self.sizes.size());

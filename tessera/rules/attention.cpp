@@ -3,14 +3,13 @@
 
 // Scaled dot product attention as LibTorch runs it on a CPU. Query, key and value are (batch, heads, places, features).
 // Batch entries and heads do not meet; nor do places of the query, but for the triangle of is_causal, which counts them
-// from the first. ATen's kernels stop the process on a piece without heads: tessera::*_or_zeros does not call them then.
+// from the first. ATen's kernels stop the process on a piece without heads: tessera::*_or_zeros does not call them
+// then.
 namespace tessera::rules {
 namespace {
 
 // (B, H, S, D) that lies in memory as (B, S, H, D).
-OutInfo heads_inside(c10::IntArrayRef s) {
-  return {Sizes(s), Sizes{s[1] * s[2] * s[3], s[3], s[1] * s[3], 1}};
-}
+OutInfo heads_inside(c10::IntArrayRef s) { return {Sizes(s), Sizes{s[1] * s[2] * s[3], s[3], s[1] * s[3], 1}}; }
 
 double attention_flops(c10::IntArrayRef query, c10::IntArrayRef key) {
   return 2.0 * static_cast<double>(numel_of(query)) * static_cast<double>(key[2]);
@@ -43,7 +42,8 @@ Rule attention(const OpQuery& query) {
   return rule;
 }
 
-// ...backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask, scale) -> query, key, value
+// ...backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask, scale) -> query, key,
+// value
 Rule attention_backward(const OpQuery& query) {
   auto q = query.tensor(1).sizes, k = query.tensor(2).sizes, v = query.tensor(3).sizes;
   bool causal = query.bool_at(7);

@@ -14,13 +14,11 @@ inline constexpr Placement Pproduct{.kind = Placement::Kind::Partial, .op = Redu
 inline constexpr Placement Pmax{.kind = Placement::Kind::Partial, .op = ReduceOp::Max};
 inline constexpr Placement Pmin{.kind = Placement::Kind::Partial, .op = ReduceOp::Min};
 inline constexpr Placement Pmask{.kind = Placement::Kind::MaskPartial};
-inline constexpr Placement kLinearPartials[] = {Psum, Pavg};          // what f(a + b) = f(a) + f(b) keeps
-inline constexpr Placement kZeroKeeping[] = {Psum, Pavg, Pmask};      // ... of one tensor, elementwise
+inline constexpr Placement kLinearPartials[] = {Psum, Pavg};      // what f(a + b) = f(a) + f(b) keeps
+inline constexpr Placement kZeroKeeping[] = {Psum, Pavg, Pmask};  // ... of one tensor, elementwise
 inline constexpr Placement kAnyPartial[] = {Psum, Pavg, Pproduct, Pmax, Pmin, Pmask};  // but for norms: any p
 
-inline Placement S(int64_t dim) {
-  return {.kind = Placement::Kind::Shard, .dim = static_cast<int8_t>(dim)};
-}
+inline Placement S(int64_t dim) { return {.kind = Placement::Kind::Shard, .dim = static_cast<int8_t>(dim)}; }
 
 // Adds rules of one family to a registry, under names without "aten::".
 class Family {

@@ -2,9 +2,9 @@
 #include "tessera/rules/families.h"
 #include "tessera/rules/geometry.h"
 
-// Convolution and pooling. The batch may be cut; so may channels, of pooling freely and of an ungrouped convolution as in
-// a product of matrices. Places may not: neighbours meet.
-// ATen's kernels refuse a piece without channels, or give it the wrong sizes; tessera::*_of_pieces and *_or_zeros do not.
+// Convolution and pooling. The batch may be cut; so may channels, of pooling freely and of an ungrouped convolution as
+// in a product of matrices. Places may not: neighbours meet. ATen's kernels refuse a piece without channels, or give it
+// the wrong sizes; tessera::*_of_pieces and *_or_zeros do not.
 namespace tessera::rules {
 namespace {
 
@@ -22,7 +22,8 @@ int64_t at(const std::vector<int64_t>& values, size_t i) { return values.size() 
 //   input (N, C, ...)   weight (O, C / groups, ...), transposed (C, O / groups, ...)   output (N, O, ...)
 Rule convolution(const OpQuery& query) {
   const auto &input = query.tensor(0), &weight = query.tensor(1);
-  auto stride = query.ints_at(3), padding = query.ints_at(4), dilation = query.ints_at(5), output_padding = query.ints_at(7);
+  auto stride = query.ints_at(3), padding = query.ints_at(4), dilation = query.ints_at(5),
+       output_padding = query.ints_at(7);
   bool transposed = query.bool_at(6);
   int64_t groups = query.int_at(8);
   Sizes sizes = {input.sizes[0], transposed ? weight.sizes[1] * groups : weight.sizes[0]};
@@ -47,7 +48,8 @@ Rule convolution(const OpQuery& query) {
   return rule;
 }
 
-// convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, mask)
+// convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
+// mask)
 Rule convolution_backward(const OpQuery& query) {
   const auto &grad = query.tensor(0), &input = query.tensor(1), &weight = query.tensor(2);
   bool transposed = query.bool_at(7);
@@ -119,7 +121,9 @@ Rule max_pool(const OpQuery& query) {
   return pooled(query, pooled_sizes(query, 4, 5), "tessera::max_pool2d_with_indices_or_zeros");
 }
 
-Rule avg_pool(const OpQuery& query) { return pooled(query, pooled_sizes(query, -1, 4), "tessera::avg_pool2d_or_zeros"); }
+Rule avg_pool(const OpQuery& query) {
+  return pooled(query, pooled_sizes(query, -1, 4), "tessera::avg_pool2d_or_zeros");
+}
 
 Rule adaptive_pool(const OpQuery& query) {
   Sizes sizes(query.tensor(0).sizes);
@@ -146,7 +150,8 @@ void register_convolution(Registry& to) {
   family.op("max_pool2d_with_indices", max_pool);
   family.op("avg_pool2d", avg_pool);
   family.op("_adaptive_avg_pool2d", adaptive_pool);
-  for (const std::string op : {"max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward"})
+  for (const std::string op :
+       {"max_pool2d_with_indices_backward", "avg_pool2d_backward", "_adaptive_avg_pool2d_backward"})
     family.op(op, [special = "tessera::" + op + "_or_zeros"](const OpQuery& q) { return pool_backward(q, special); });
 }
 

@@ -52,7 +52,8 @@ Rule copy_into(const OpQuery& query) {
   if (linear)
     for (auto partial : kAnyPartial) partials.push_back({{partial, partial}, partial});
   Rule rule = elementwise(query, partials);
-  if (!rule.outs.empty()) rule.outs[0].strides = like_strides(query.tensors[0].sizes, query.tensors[0].strides, std::nullopt);
+  if (!rule.outs.empty())
+    rule.outs[0].strides = like_strides(query.tensors[0].sizes, query.tensors[0].strides, std::nullopt);
   return rule;
 }
 
@@ -65,7 +66,7 @@ Rule zero(const OpQuery& query) {
 
 // The same number on every rank: its mean, largest and smallest is that number; its sum is not.
 Rule fill(const OpQuery& query) {
-  const std::vector<PartialRow> partials = {{{Pavg}, Pavg},       {{Pmax}, Pmax},       {{Pmin}, Pmin},
+  const std::vector<PartialRow> partials = {{{Pavg}, Pavg},    {{Pmax}, Pmax},    {{Pmin}, Pmin},
                                             {{Pavg, R}, Pavg}, {{Pmax, R}, Pmax}, {{Pmin, R}, Pmin}};
   return elementwise(query, partials);
 }

@@ -13,7 +13,8 @@ struct PartialRow {
 };
 
 // Rows of an elementwise op over the tensors of the call, broadcast, with `partials` on top (those of another number of
-// tensors are passed over, and in place those that would change how the first one lies). Outputs: as many as the schema returns, all of the broadcast sizes; none for in-place ops.
+// tensors are passed over, and in place those that would change how the first one lies). Outputs: as many as the schema
+// returns, all of the broadcast sizes; none for in-place ops.
 Rule elementwise(const OpQuery& query, c10::ArrayRef<PartialRow> partials = {});
 
 // An op that takes only the geometry of its tensor: any cut is kept, and a Partial gives R, because nothing is read and

@@ -24,8 +24,8 @@ Rule embedding(const OpQuery& query) {
   return rule;
 }
 
-// embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq): adds each row of grad to the row
-// of the table it came from. Every rank makes a whole table; for a table cut by rows, a piece of it is then kept.
+// embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq): adds each row of grad to the
+// row of the table it came from. Every rank makes a whole table; for a table cut by rows, a piece of it is then kept.
 Rule embedding_backward(const OpQuery& query) {
   const auto &grad = query.tensor(0), &indices = query.tensor(1);
   auto last = static_cast<int64_t>(grad.sizes.size()) - 1;

@@ -12,7 +12,8 @@ Rule like_factory(const OpQuery& query, Sizes strides) {
   Rule rule;
   rule.outs = {{Sizes(self.sizes), std::move(strides)}};
   add_replicated_row(rule, query);
-  for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++) RowMaker(rule, query).in(self.arg, S(d)).out(0, S(d));
+  for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++)
+    RowMaker(rule, query).in(self.arg, S(d)).out(0, S(d));
   for (auto partial : kAnyPartial) RowMaker(rule, query).in(self.arg, partial);
   return rule;
 }

@@ -9,8 +9,8 @@
 namespace tessera::rules {
 namespace {
 
-// Elementwise over the list elements, which broadcast (a step counter against its parameter). A lone tensor is whole: it
-// may be one number for all, or one for each element of the list.
+// Elementwise over the list elements, which broadcast (a step counter against its parameter). A lone tensor is whole:
+// it may be one number for all, or one for each element of the list.
 Rule over_lists(const OpQuery& query, c10::ArrayRef<PartialRow> partials = {}) {
   OpQuery elements{query.schema, query.args, {}, query.in_backward};
   for (const auto& tensor : query.tensors)
@@ -31,37 +31,97 @@ const std::vector<PartialRow> kShifted = {{{Pavg}, Pavg}, {{Pmax}, Pmax}, {{Pmin
 const std::vector<PartialRow> kNothing = {};
 const std::vector<PartialRow> kZero = {{{Psum}, Psum}, {{Pavg}, Pavg}, {{Pproduct}, Pproduct},
                                        {{Pmax}, Pmax}, {{Pmin}, Pmin}, {{Pmask}, Pmask}};
-const std::vector<PartialRow> kCopy = {{{Psum, Psum}, Psum}, {{Pavg, Pavg}, Pavg}, {{Pmax, Pmax}, Pmax}, {{Pmin, Pmin}, Pmin}};
+const std::vector<PartialRow> kCopy = {
+    {{Psum, Psum}, Psum}, {{Pavg, Pavg}, Pavg}, {{Pmax, Pmax}, Pmax}, {{Pmin, Pmin}, Pmin}};
 
 // Each also in place.
 const struct {
   const char* op;
   const std::vector<PartialRow>& partials;
 } kThrough[] = {
-    {"_foreach_add.List", kTwoSummed},    {"_foreach_sub.List", kTwoSummed},    {"_foreach_add.Scalar", kShifted},
-    {"_foreach_sub.Scalar", kShifted},    {"_foreach_add.ScalarList", kShifted}, {"_foreach_sub.ScalarList", kShifted},
-    {"_foreach_mul.Scalar", kOneLinear},  {"_foreach_mul.ScalarList", kOneLinear}, {"_foreach_mul.Tensor", kOneLinear},
-    {"_foreach_div.Scalar", kOneLinear},  {"_foreach_div.ScalarList", kOneLinear}, {"_foreach_div.Tensor", kOneLinear},
-    {"_foreach_neg", kOneLinear},         {"_foreach_lerp.Scalar", kTwoSummed}, {"_foreach_lerp.ScalarList", kTwoSummed},
-    {"_foreach_zero", kZero},             {"_foreach_clone", kZero},            {"_foreach_copy", kCopy},
+    {"_foreach_add.List", kTwoSummed},
+    {"_foreach_sub.List", kTwoSummed},
+    {"_foreach_add.Scalar", kShifted},
+    {"_foreach_sub.Scalar", kShifted},
+    {"_foreach_add.ScalarList", kShifted},
+    {"_foreach_sub.ScalarList", kShifted},
+    {"_foreach_mul.Scalar", kOneLinear},
+    {"_foreach_mul.ScalarList", kOneLinear},
+    {"_foreach_mul.Tensor", kOneLinear},
+    {"_foreach_div.Scalar", kOneLinear},
+    {"_foreach_div.ScalarList", kOneLinear},
+    {"_foreach_div.Tensor", kOneLinear},
+    {"_foreach_neg", kOneLinear},
+    {"_foreach_lerp.Scalar", kTwoSummed},
+    {"_foreach_lerp.ScalarList", kTwoSummed},
+    {"_foreach_zero", kZero},
+    {"_foreach_clone", kZero},
+    {"_foreach_copy", kCopy},
     {"_foreach_add.Tensor", kNothing},  // adds one number to all: as kShifted, but alpha may scale it
 };
 
 const char* const kWhole[] = {
-    "abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1", "floor", "frac", "lgamma", "log",
-    "log10", "log1p", "log2", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
-    "mul.List", "div.List", "maximum.List", "minimum.List", "clamp_max.List", "clamp_min.List", "pow.List", "lerp.List",
-    "maximum.Scalar", "minimum.Scalar", "clamp_max.Scalar", "clamp_min.Scalar", "pow.Scalar",
-    "maximum.ScalarList", "minimum.ScalarList", "clamp_max.ScalarList", "clamp_min.ScalarList", "pow.ScalarList",
-    "addcmul.Scalar", "addcmul.ScalarList", "addcmul.Tensor", "addcdiv.Scalar", "addcdiv.ScalarList", "addcdiv.Tensor",
+    "abs",
+    "acos",
+    "asin",
+    "atan",
+    "ceil",
+    "cos",
+    "cosh",
+    "erf",
+    "erfc",
+    "exp",
+    "expm1",
+    "floor",
+    "frac",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "reciprocal",
+    "round",
+    "rsqrt",
+    "sigmoid",
+    "sign",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
+    "trunc",
+    "mul.List",
+    "div.List",
+    "maximum.List",
+    "minimum.List",
+    "clamp_max.List",
+    "clamp_min.List",
+    "pow.List",
+    "lerp.List",
+    "maximum.Scalar",
+    "minimum.Scalar",
+    "clamp_max.Scalar",
+    "clamp_min.Scalar",
+    "pow.Scalar",
+    "maximum.ScalarList",
+    "minimum.ScalarList",
+    "clamp_max.ScalarList",
+    "clamp_min.ScalarList",
+    "pow.ScalarList",
+    "addcmul.Scalar",
+    "addcmul.ScalarList",
+    "addcmul.Tensor",
+    "addcdiv.Scalar",
+    "addcdiv.ScalarList",
+    "addcdiv.Tensor",
     "pow.ScalarAndTensor",
 };
 
 // One optimizer step of one parameter: parameter, gradient, states cut alike; learning rate and scale whole. A Partial
 // gradient is reduced first: the square of a sum is not the sum of squares.
 const char* const kFused[] = {
-    "_fused_adam_", "_fused_adam_.tensor_lr", "_fused_adamw_", "_fused_adamw_.tensor_lr", "_fused_sgd_", "_fused_sgd_.tensor_lr",
-    "_fused_adagrad_", "_fused_adagrad_.tensor_lr",
+    "_fused_adam_", "_fused_adam_.tensor_lr", "_fused_adamw_",   "_fused_adamw_.tensor_lr",
+    "_fused_sgd_",  "_fused_sgd_.tensor_lr",  "_fused_adagrad_", "_fused_adagrad_.tensor_lr",
 };
 
 // The schemas say that gradients are written; they are, by 1 / grad_scale, only where one is given.
@@ -87,8 +147,8 @@ Rule norm(const OpQuery& query) {
   return rule;
 }
 
-// _amp_foreach_non_finite_check_and_unscale_(self, found_inf, inv_scale): a rank that sees no infinity leaves found_inf,
-// so what all ranks have found is the largest. Where self is cut, found_inf must be P(max).
+// _amp_foreach_non_finite_check_and_unscale_(self, found_inf, inv_scale): a rank that sees no infinity leaves
+// found_inf, so what all ranks have found is the largest. Where self is cut, found_inf must be P(max).
 Rule unscale(const OpQuery& query) {
   const auto& self = query.tensors[0];
   Rule rule;

@@ -64,8 +64,8 @@ bool is_dense(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
 }
 
 bool is_contiguous(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  return c10::_compute_contiguous<int64_t>(sizes, strides, std::accumulate(sizes.begin(), sizes.end(), int64_t{1},
-                                                                            std::multiplies<>()));
+  return c10::_compute_contiguous<int64_t>(
+      sizes, strides, std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()));
 }
 
 Sizes contiguous(c10::IntArrayRef sizes) {

@@ -14,8 +14,8 @@ Sizes contiguous(c10::IntArrayRef sizes);
 // Dense strides of `sizes` whose dims lie in the order of `like`'s.
 Sizes dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef like);
 
-// An elementwise op (TensorIterator): operands all dense with equal strides hand those on; otherwise the dims lie in the
-// order in which the first operands that tell have them.
+// An elementwise op (TensorIterator): operands all dense with equal strides hand those on; otherwise the dims lie in
+// the order in which the first operands that tell have them.
 Sizes pointwise_strides(c10::IntArrayRef sizes, c10::ArrayRef<TensorArg> operands);
 
 // empty_like, clone, _to_copy: `format` none is Preserve.

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-// Reading and writing at places given by a tensor of indices. Dims the indices speak of must be whole in the tensor they
-// speak of; other dims may be cut in all tensors alike; the indices themselves may be cut where each gives one result.
-// Reading is linear in what is read.
+// Reading and writing at places given by a tensor of indices. Dims the indices speak of must be whole in the tensor
+// they speak of; other dims may be cut in all tensors alike; the indices themselves may be cut where each gives one
+// result. Reading is linear in what is read.
 namespace tessera::rules {
 namespace {
 
@@ -46,10 +46,12 @@ Rule gather(const OpQuery& query) {
   return rule;
 }
 
-// Result with the sizes of self; nothing is listed for in-place forms.
-void out_like_self(Rule& rule, const OpQuery& query) {
+// Result with the sizes of self; nothing is listed for in-place forms. Some ops begin with a clone and so keep the
+// strides.
+void out_of_self_sizes(Rule& rule, const OpQuery& query, bool keeps_strides) {
   const auto& self = query.tensor(0);
-  if (fresh_outputs(query.schema) > 0) rule.outs = {{Sizes(self.sizes), like_strides(self.sizes, self.strides, std::nullopt)}};
+  if (fresh_outputs(query.schema) == 0) return;
+  rule.outs = {{Sizes(self.sizes), keeps_strides ? like_strides(self.sizes, self.strides, std::nullopt) : Sizes{}}};
 }
 
 void out_if_any(Rule& rule, RowMaker& row, Placement p) {
@@ -62,7 +64,7 @@ Rule scatter(const OpQuery& query, bool adds) {
   const auto* src = query.find_tensor(3);
   int64_t dim = query.dim_at(1, ndim_of(self));
   Rule rule;
-  out_like_self(rule, query);
+  out_of_self_sizes(rule, query, false);
   add_replicated_row(rule, query);
   for (int64_t d = 0; d < ndim_of(self) && ndim_of(index) == ndim_of(self); d++) {
     bool alike = self.sizes[d] == index.sizes[d] && (!src || src->sizes[d] == index.sizes[d]);
@@ -87,13 +89,13 @@ Rule scatter(const OpQuery& query, bool adds) {
 }
 
 // index_add(self, dim, index, source), index_copy, index_fill(self, dim, index, value)
-Rule along_index(const OpQuery& query, bool adds) {
+Rule along_index(const OpQuery& query, bool adds, bool clones) {
   const auto& self = query.tensor(0);
   const auto* source = query.find_tensor(3);
   int64_t dim = query.dim_at(1, ndim_of(self));
   bool source_is_like_self = source && ndim_of(*source) == ndim_of(self) && ndim_of(self) > 0;
   Rule rule;
-  out_like_self(rule, query);
+  out_of_self_sizes(rule, query, clones);
   add_replicated_row(rule, query);
   for (int64_t d = 0; d < ndim_of(self); d++) {
     if (d == dim) continue;
@@ -116,7 +118,8 @@ Rule along_index(const OpQuery& query, bool adds) {
 
 // self[i0, :, i1, ...]: which dims are indexed, and where the dims of the indices and the others are in the result.
 //   self (2, 3, 4, 5), indices (-, a, b, -) with a and b of sizes (6)    result (2, 6, 5): index dims begin at 1
-//   self (2, 3, 4),    indices (a, -, b)                                 result (6, 3): not adjacent, so they begin at 0
+//   self (2, 3, 4),    indices (a, -, b)                                 result (6, 3): not adjacent, so they begin at
+//   0
 struct Indexing {
   std::vector<bool> indexed;     // for each dim of self
   Sizes index_sizes;             // the indices, broadcast together
@@ -132,8 +135,8 @@ struct Indexing {
     OpQuery only_indices{query.schema, query.args, {}, query.in_backward};
     for (const auto& tensor : query.tensors) {
       if (tensor.arg != list_arg) continue;
-      TESSERA_CHECK(tensor.element < ndim_of(self), UsageError, query.schema.operator_name(), ": too many indices for sizes ",
-                    self.sizes);
+      TESSERA_CHECK(tensor.element < ndim_of(self), UsageError, query.schema.operator_name(),
+                    ": too many indices for sizes ", self.sizes);
       if (first < 0) first = tensor.element;
       adjacent &= last < 0 || tensor.element == last + 1;
       last = tensor.element;
@@ -193,8 +196,9 @@ Sizes index_strides(const OpQuery& query, const Indexing& how) {
 
 // index(self, indices)
 Rule index(const OpQuery& query) {
-  TESSERA_CHECK(!has_mask(query, 1), ShardingError, "aten::index.Tensor with a mask: the size of the result lies in the ",
-                "data, so no placement can be stated; write where or masked_fill, or index on the locals with local_map");
+  TESSERA_CHECK(
+      !has_mask(query, 1), ShardingError, "aten::index.Tensor with a mask: the size of the result lies in the ",
+      "data, so no placement can be stated; write where or masked_fill, or index on the locals with local_map");
   Indexing how(query, 1);
   Rule rule;
   rule.outs = {{how.sizes, index_strides(query, how)}};
@@ -203,7 +207,8 @@ Rule index(const OpQuery& query) {
     if (how.out_dim[d] >= 0) RowMaker(rule, query).in(0, S(static_cast<int64_t>(d))).out(0, S(how.out_dim[d]));
   for (int64_t i = 0; i < static_cast<int64_t>(how.index_sizes.size()); i++) {
     Placements in;
-    for (const auto& tensor : query.tensors) in.push_back(tensor.arg == 1 ? broadcast_cut(tensor, how.index_sizes, i) : R);
+    for (const auto& tensor : query.tensors)
+      in.push_back(tensor.arg == 1 ? broadcast_cut(tensor, how.index_sizes, i) : R);
     rule.row(std::move(in), {S(how.begin + i)});
   }
   for (auto p : kLinearPartials) RowMaker(rule, query).in(0, p).out(0, p);
@@ -215,7 +220,7 @@ Rule index_put(const OpQuery& query) {
   const auto& values = query.tensor(2);
   bool adds = query.bool_at(3);
   Rule rule;
-  out_like_self(rule, query);
+  out_of_self_sizes(rule, query, true);
   add_replicated_row(rule, query);
   if (has_mask(query, 1)) return rule;  // which element of values goes where lies in the data
   Indexing how(query, 1);
@@ -252,9 +257,10 @@ void register_indexing(Registry& to) {
   for (const auto* op : {"scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce"})
     family.op_and_in_place(op, [](const OpQuery& q) { return scatter(q, false); });
   family.op_and_in_place("scatter_add", [](const OpQuery& q) { return scatter(q, true); });
-  family.op_and_in_place("index_add", [](const OpQuery& q) { return along_index(q, true); });
-  for (const auto* op : {"index_copy", "index_fill.int_Scalar", "index_fill.int_Tensor"})
-    family.op_and_in_place(op, [](const OpQuery& q) { return along_index(q, false); });
+  family.op_and_in_place("index_add", [](const OpQuery& q) { return along_index(q, true, false); });
+  family.op_and_in_place("index_copy", [](const OpQuery& q) { return along_index(q, false, false); });
+  for (const auto* op : {"index_fill.int_Scalar", "index_fill.int_Tensor"})
+    family.op_and_in_place(op, [](const OpQuery& q) { return along_index(q, false, true); });
   family.op("index.Tensor", index);
   family.op_and_in_place("index_put", index_put);
   family.op("_index_put_impl_", index_put);

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-// cat and stack: all tensors lie alike; the dim along which they are joined must be whole. A pending reduction of any kind
-// is one of each element, so it passes if all tensors wait for the same.
+// cat and stack: all tensors lie alike; the dim along which they are joined must be whole. A pending reduction of any
+// kind is one of each element, so it passes if all tensors wait for the same.
 namespace tessera::rules {
 namespace {
 
@@ -43,11 +43,11 @@ Rule cat(const OpQuery& query) {
   bool all_channels_last = true;
   for (const auto& tensor : query.tensors) {
     if (skipped(tensor)) continue;
-    TESSERA_CHECK(tensor.sizes.size() == sizes.size(), UsageError, "aten::cat: tensors of sizes ", first->sizes, " and ",
-                  tensor.sizes, "; they must have as many dims");
+    TESSERA_CHECK(tensor.sizes.size() == sizes.size(), UsageError, "aten::cat: tensors of sizes ", first->sizes,
+                  " and ", tensor.sizes, "; they must have as many dims");
     for (size_t d = 0; d < sizes.size(); d++)
-      TESSERA_CHECK(static_cast<int64_t>(d) == dim || tensor.sizes[d] == sizes[d], UsageError, "aten::cat along dim ", dim,
-                    ": sizes ", first->sizes, " and ", tensor.sizes, " differ in dim ", d);
+      TESSERA_CHECK(static_cast<int64_t>(d) == dim || tensor.sizes[d] == sizes[d], UsageError, "aten::cat along dim ",
+                    dim, ": sizes ", first->sizes, " and ", tensor.sizes, " differ in dim ", d);
     sizes[dim] += tensor.sizes[dim];
     all_channels_last &= is_channels_last(tensor.sizes, tensor.strides) && !is_contiguous(tensor.sizes, tensor.strides);
   }

@@ -44,8 +44,8 @@ Rule elementwise_loss_backward(const OpQuery& query, int reduction_arg, const st
 int64_t class_dim(c10::IntArrayRef scores) { return scores.size() == 1 ? 0 : 1; }
 
 // nll_loss_forward(self, target, weight, reduction, ignore_index) -> output, total_weight
-// The denominator of the mean is the weight of the targets that are not ignored: it lies in the data. So the mean is taken
-// by an op that sums, adds up the denominators of all ranks, and divides.
+// The denominator of the mean is the weight of the targets that are not ignored: it lies in the data. So the mean is
+// taken by an op that sums, adds up the denominators of all ranks, and divides.
 Rule nll_loss(const OpQuery& query, const std::string& mean) {
   const auto &self = query.tensor(0), &target = query.tensor(1);
   int64_t reduction = query.int_at(3);
@@ -85,10 +85,14 @@ Rule nll_loss_backward(const OpQuery& query) {
 const struct {
   const char* op;
   int reduction;
-} kForward[] = {{"mse_loss", 2},  {"smooth_l1_loss", 2}, {"huber_loss", 2}, {"binary_cross_entropy", 3},
+} kForward[] = {{"mse_loss", 2},         {"smooth_l1_loss", 2},
+                {"huber_loss", 2},       {"binary_cross_entropy", 3},
                 {"soft_margin_loss", 2}, {"binary_cross_entropy_with_logits", 4}},
-  kBackward[] = {{"mse_loss_backward", 3},  {"smooth_l1_loss_backward", 3}, {"huber_loss_backward", 3},
-                 {"binary_cross_entropy_backward", 4}, {"soft_margin_loss_backward", 3}};
+  kBackward[] = {{"mse_loss_backward", 3},
+                 {"smooth_l1_loss_backward", 3},
+                 {"huber_loss_backward", 3},
+                 {"binary_cross_entropy_backward", 4},
+                 {"soft_margin_loss_backward", 3}};
 
 }  // namespace
 
@@ -96,10 +100,12 @@ void register_loss(Registry& to) {
   Family family(to, "loss");
   auto special = [](const char* op) { return "tessera::" + std::string(op) + "_of"; };  // mse_loss_of(..., count)
   for (const auto& row : kForward)
-    family.op(row.op, [&row, name = special(row.op)](const OpQuery& q) { return elementwise_loss(q, row.reduction, name); });
-  for (const auto& row : kBackward)
     family.op(row.op,
-              [&row, name = special(row.op)](const OpQuery& q) { return elementwise_loss_backward(q, row.reduction, name); });
+              [&row, name = special(row.op)](const OpQuery& q) { return elementwise_loss(q, row.reduction, name); });
+  for (const auto& row : kBackward)
+    family.op(row.op, [&row, name = special(row.op)](const OpQuery& q) {
+      return elementwise_loss_backward(q, row.reduction, name);
+    });
   family.op("nll_loss_forward", [](const OpQuery& q) { return nll_loss(q, "tessera::nll_loss_mean"); });
   family.op("nll_loss2d_forward", [](const OpQuery& q) { return nll_loss(q, "tessera::nll_loss2d_mean"); });
   family.op("nll_loss_backward", nll_loss_backward);

@@ -34,8 +34,8 @@ Placement cut_of(const std::string& letters, char letter, Placement otherwise) {
 int64_t size_of(const Einsum& e, char letter, const TensorArg& lhs, const TensorArg& rhs, const OpQuery& query) {
   auto in_lhs = e.lhs.find(letter), in_rhs = e.rhs.find(letter);
   if (in_lhs != std::string::npos && in_rhs != std::string::npos)
-    TESSERA_CHECK(lhs.sizes[in_lhs] == rhs.sizes[in_rhs], UsageError, query.schema.operator_name(), ": sizes ", lhs.sizes,
-                  " and ", rhs.sizes, " do not fit: dim ", in_lhs, " of the first and dim ", in_rhs,
+    TESSERA_CHECK(lhs.sizes[in_lhs] == rhs.sizes[in_rhs], UsageError, query.schema.operator_name(), ": sizes ",
+                  lhs.sizes, " and ", rhs.sizes, " do not fit: dim ", in_lhs, " of the first and dim ", in_rhs,
                   " of the second must be equal");
   return in_lhs != std::string::npos ? lhs.sizes[in_lhs] : rhs.sizes[in_rhs];
 }
@@ -46,8 +46,8 @@ Rule einsum(const OpQuery& query, const std::string& text, int lhs_arg, int rhs_
   const auto& lhs = query.tensor(lhs_arg);
   const auto& rhs = query.tensor(rhs_arg);
   TESSERA_CHECK(lhs.sizes.size() == e.lhs.size() && rhs.sizes.size() == e.rhs.size(), UsageError,
-                query.schema.operator_name(), ": ", text, " of tensors with ", lhs.sizes.size(), " and ", rhs.sizes.size(),
-                " dims");
+                query.schema.operator_name(), ": ", text, " of tensors with ", lhs.sizes.size(), " and ",
+                rhs.sizes.size(), " dims");
   std::string letters = e.out;  // batch and free letters in the order of the output, then the summed ones
   for (char letter : e.lhs + e.rhs)
     if (letters.find(letter) == std::string::npos) letters += letter;
@@ -79,15 +79,24 @@ struct EinsumRow {
 };
 
 constexpr EinsumRow kEinsum[] = {
-    {"mm", "mk,kn->mn", 0, 1, -1},          {"mm.dtype", "mk,kn->mn", 0, 1, -1},
-    {"bmm", "bmk,bkn->bmn", 0, 1, -1},      {"bmm.dtype", "bmk,bkn->bmn", 0, 1, -1},
-    {"mv", "mk,k->m", 0, 1, -1},            {"dot", "k,k->", 0, 1, -1},
-    {"vdot", "k,k->", 0, 1, -1},            {"addmm", "mk,kn->mn", 1, 2, 0},
-    {"addmm_", "mk,kn->mn", 1, 2, 0},       {"addmm.dtype", "mk,kn->mn", 1, 2, 0},
-    {"addmv", "mk,k->m", 1, 2, 0},          {"addmv_", "mk,k->m", 1, 2, 0},
-    {"addr", "m,n->mn", 1, 2, 0},           {"addr_", "m,n->mn", 1, 2, 0},
-    {"baddbmm", "bmk,bkn->bmn", 1, 2, 0},   {"baddbmm_", "bmk,bkn->bmn", 1, 2, 0},
-    {"baddbmm.dtype", "bmk,bkn->bmn", 1, 2, 0}, {"addbmm", "bmk,bkn->mn", 1, 2, 0},
+    {"mm", "mk,kn->mn", 0, 1, -1},
+    {"mm.dtype", "mk,kn->mn", 0, 1, -1},
+    {"bmm", "bmk,bkn->bmn", 0, 1, -1},
+    {"bmm.dtype", "bmk,bkn->bmn", 0, 1, -1},
+    {"mv", "mk,k->m", 0, 1, -1},
+    {"dot", "k,k->", 0, 1, -1},
+    {"vdot", "k,k->", 0, 1, -1},
+    {"addmm", "mk,kn->mn", 1, 2, 0},
+    {"addmm_", "mk,kn->mn", 1, 2, 0},
+    {"addmm.dtype", "mk,kn->mn", 1, 2, 0},
+    {"addmv", "mk,k->m", 1, 2, 0},
+    {"addmv_", "mk,k->m", 1, 2, 0},
+    {"addr", "m,n->mn", 1, 2, 0},
+    {"addr_", "m,n->mn", 1, 2, 0},
+    {"baddbmm", "bmk,bkn->bmn", 1, 2, 0},
+    {"baddbmm_", "bmk,bkn->bmn", 1, 2, 0},
+    {"baddbmm.dtype", "bmk,bkn->bmn", 1, 2, 0},
+    {"addbmm", "bmk,bkn->mn", 1, 2, 0},
     {"addbmm_", "bmk,bkn->mn", 1, 2, 0},
 };
 
@@ -98,8 +107,8 @@ std::string batch_letters(size_t count, char first = 'A') {
   return letters;
 }
 
-// linear(input, weight, bias): a batch of any number of dims, each of which may be cut. Composite in ATen, where it folds
-// them into one and so cannot keep a cut of the second.
+// linear(input, weight, bias): a batch of any number of dims, each of which may be cut. Composite in ATen, where it
+// folds them into one and so cannot keep a cut of the second.
 Rule linear(const OpQuery& query) {
   auto batch = batch_letters(query.tensor(0).sizes.size() - 1);
   if (query.tensor(1).sizes.size() == 1) return einsum(query, batch + "k,k->" + batch, 0, 1, 2);
@@ -123,7 +132,10 @@ Rule linear_backward(const OpQuery& query) {
   RowMaker(rule, query).special();
   for (char letter : batch + "nk") {
     RowMaker row(rule, query);
-    row.in(0, cut_of(of_input, letter, R)).in(1, cut_of(of_grad, letter, R)).in(2, cut_of(of_weight, letter, R)).special();
+    row.in(0, cut_of(of_input, letter, R))
+        .in(1, cut_of(of_grad, letter, R))
+        .in(2, cut_of(of_weight, letter, R))
+        .special();
     const std::string operands[] = {of_grad + of_weight, of_grad + of_input, of_grad};
     for (size_t i = 0; i < 3; i++) {
       bool appears = operands[i].find(letter) != std::string::npos;  // k is in no operand of grad_bias: whole there
@@ -137,7 +149,8 @@ Rule linear_backward(const OpQuery& query) {
 // matmul in all its forms: vectors, matrices, broadcast batches.
 Rule matmul(const OpQuery& query) {
   auto lhs = query.tensor(0).sizes, rhs = query.tensor(1).sizes;
-  TESSERA_CHECK(!lhs.empty() && !rhs.empty(), UsageError, "aten::matmul: a tensor without dims; multiply by it instead");
+  TESSERA_CHECK(!lhs.empty() && !rhs.empty(), UsageError,
+                "aten::matmul: a tensor without dims; multiply by it instead");
   size_t lhs_batch = lhs.size() > 2 ? lhs.size() - 2 : 0, rhs_batch = rhs.size() > 2 ? rhs.size() - 2 : 0;
   size_t batch = std::max(lhs_batch, rhs_batch);
   auto shared = batch_letters(batch);
@@ -147,8 +160,8 @@ Rule matmul(const OpQuery& query) {
   for (size_t i = 0; i < batch; i++) {
     int64_t in_lhs = i + lhs_batch < batch ? 1 : lhs[i + lhs_batch - batch];
     int64_t in_rhs = i + rhs_batch < batch ? 1 : rhs[i + rhs_batch - batch];
-    TESSERA_CHECK(in_lhs == in_rhs || in_lhs == 1 || in_rhs == 1, UsageError, "aten::matmul: batch sizes of ", lhs, " and ",
-                  rhs, " do not broadcast");
+    TESSERA_CHECK(in_lhs == in_rhs || in_lhs == 1 || in_rhs == 1, UsageError, "aten::matmul: batch sizes of ", lhs,
+                  " and ", rhs, " do not broadcast");
     if (in_lhs == 1 && in_rhs != 1 && i + lhs_batch >= batch) lhs_letters[i + lhs_batch - batch] = '1';
     if (in_rhs == 1 && in_lhs != 1 && i + rhs_batch >= batch) rhs_letters[i + rhs_batch - batch] = '1';
     sizes.push_back(std::max(in_lhs, in_rhs) * (in_lhs && in_rhs ? 1 : 0));
@@ -164,8 +177,8 @@ Rule matmul(const OpQuery& query) {
     out_letters += 'n';
     sizes.push_back(rhs.back());
   }
-  TESSERA_CHECK(lhs.back() == rhs[rhs.size() > 1 ? rhs.size() - 2 : 0], UsageError, "aten::matmul: the last dim of ", lhs,
-                " and the last but one of ", rhs, " must be equal");
+  TESSERA_CHECK(lhs.back() == rhs[rhs.size() > 1 ? rhs.size() - 2 : 0], UsageError, "aten::matmul: the last dim of ",
+                lhs, " and the last but one of ", rhs, " must be equal");
   Rule rule;
   rule.outs = {contiguous_out(sizes)};
   rule.flops = static_cast<double>(numel_of(sizes)) * static_cast<double>(lhs.back());

@@ -2,8 +2,8 @@
 #include "tessera/rules/families.h"
 #include "tessera/rules/geometry.h"
 
-// Layer, RMS, group and batch norm. Each has dims over which it takes statistics, which must be whole; any other may be cut.
-// Gradients of weight and bias sum over those others: Partial.
+// Layer, RMS, group and batch norm. Each has dims over which it takes statistics, which must be whole; any other may be
+// cut. Gradients of weight and bias sum over those others: Partial.
 namespace tessera::rules {
 namespace {
 
@@ -20,7 +20,8 @@ Rule layer_norm(const OpQuery& query) {
   const auto& input = query.tensor(0);
   auto normalized = query.ints_at(1).size();
   Rule rule;
-  rule.outs.assign(static_cast<size_t>(fresh_outputs(query.schema)), contiguous_out(statistics_sizes(input.sizes, normalized)));
+  rule.outs.assign(static_cast<size_t>(fresh_outputs(query.schema)),
+                   contiguous_out(statistics_sizes(input.sizes, normalized)));
   rule.outs[0] = contiguous_out(input.sizes);
   rule.flops = 4.0 * static_cast<double>(numel_of(input.sizes));
   add_replicated_row(rule, query);
@@ -66,7 +67,8 @@ Rule group_norm(const OpQuery& query) {
   Sizes statistics = {query.int_at(3), query.int_at(6)};
   Rule rule;
   rule.outs = {{Sizes(input.sizes), is_channels_last(input.sizes, input.strides) ? Sizes(input.strides) : Sizes{}},
-               contiguous_out(statistics), contiguous_out(statistics)};
+               contiguous_out(statistics),
+               contiguous_out(statistics)};
   rule.fixes = {{.arg = 3, .what = ArgFix::What::InSize, .tensor = query.index_of(0), .dim = 0}};
   add_replicated_row(rule, query);
   RowMaker(rule, query).in(0, S(0)).out(0, S(0)).out(1, S(0)).out(2, S(0));
@@ -94,9 +96,9 @@ Rule group_norm_backward(const OpQuery& query) {
   return rule;
 }
 
-// Batch norm takes statistics over batch and places, one for each channel. Channels may be cut. In training the batch must
-// be whole; with given statistics it is elementwise, and the batch may be cut too.
-// ATen's kernels refuse an empty piece: tessera::*_or_zeros makes zeros of the sizes of the piece.
+// Batch norm takes statistics over batch and places, one for each channel. Channels may be cut. In training the batch
+// must be whole; with given statistics it is elementwise, and the batch may be cut too. ATen's kernels refuse an empty
+// piece: tessera::*_or_zeros makes zeros of the sizes of the piece.
 //   native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps) -> out, mean, invstd
 Rule batch_norm(const OpQuery& query, int training_arg, const std::string& special) {
   const auto& input = query.tensor(0);
@@ -104,7 +106,8 @@ Rule batch_norm(const OpQuery& query, int training_arg, const std::string& speci
   Sizes statistics = {training ? input.sizes[1] : 0};
   Rule rule;
   rule.outs = {{Sizes(input.sizes), is_channels_last(input.sizes, input.strides) ? Sizes(input.strides) : Sizes{}},
-               contiguous_out(statistics), contiguous_out(statistics)};
+               contiguous_out(statistics),
+               contiguous_out(statistics)};
   rule.special = special;
   for (int i = 0; i < 3; i++) rule.special_fixes.push_back({.arg = -1, .what = ArgFix::What::OutSizes, .tensor = i});
   add_replicated_row(rule, query);
@@ -124,7 +127,8 @@ Rule batch_norm_backward(const OpQuery& query) {
   Sizes channels = {input.sizes[1]};
   Rule rule;
   rule.outs = {{Sizes(input.sizes), is_channels_last(input.sizes, input.strides) ? Sizes(input.strides) : Sizes{}},
-               contiguous_out(channels), contiguous_out(channels)};
+               contiguous_out(channels),
+               contiguous_out(channels)};
   rule.special = "tessera::native_batch_norm_backward_or_zeros";
   for (int i = 0; i < 3; i++) rule.special_fixes.push_back({.arg = -1, .what = ArgFix::What::OutSizes, .tensor = i});
   add_replicated_row(rule, query);
@@ -151,7 +155,8 @@ void register_normalization(Registry& to) {
   family.op("_fused_rms_norm_backward", [](const OpQuery& q) { return layer_norm_backward(q, {3}, 5, 2); });
   family.op("native_group_norm", group_norm);
   family.op("native_group_norm_backward", group_norm_backward);
-  family.op("native_batch_norm", [](const OpQuery& q) { return batch_norm(q, 5, "tessera::native_batch_norm_or_zeros"); });
+  family.op("native_batch_norm",
+            [](const OpQuery& q) { return batch_norm(q, 5, "tessera::native_batch_norm_or_zeros"); });
   family.op("_native_batch_norm_legit",
             [](const OpQuery& q) { return batch_norm(q, 5, "tessera::_native_batch_norm_legit_or_zeros"); });
   family.op("_native_batch_norm_legit.no_stats",

@@ -2,8 +2,8 @@
 #include "tessera/rules/families.h"
 #include "tessera/rules/geometry.h"
 
-// Random ops: whole or cut, never Partial. That replicas draw the same numbers and pieces those of their global index is
-// the dispatcher's business; a row only says that the values of different elements do not depend on each other.
+// Random ops: whole or cut, never Partial. That replicas draw the same numbers and pieces those of their global index
+// is the dispatcher's business; a row only says that the values of different elements do not depend on each other.
 namespace tessera::rules {
 
 namespace {
@@ -19,9 +19,9 @@ Rule like(const OpQuery& query) {
 
 void register_random(Registry& to) {
   Family family(to, "random");
-  for (const auto* op : {"uniform_", "normal_", "bernoulli_.float", "bernoulli_.Tensor", "exponential_", "geometric_",
-                         "log_normal_", "cauchy_", "random_", "random_.from", "random_.to", "bernoulli", "bernoulli.p",
-                         "bernoulli.Tensor"})
+  for (const auto* op :
+       {"uniform_", "normal_", "bernoulli_.float", "bernoulli_.Tensor", "exponential_", "geometric_", "log_normal_",
+        "cauchy_", "random_", "random_.from", "random_.to", "bernoulli", "bernoulli.p", "bernoulli.Tensor"})
     family.op(op, drawn);
   for (const auto* op : {"rand_like", "rand_like.generator", "randn_like", "randn_like.generator", "randint_like",
                          "randint_like.low_dtype", "randint_like.generator", "randint_like.low_generator_dtype"})

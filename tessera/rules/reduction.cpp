@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-// Ops that make one element of many along some dims. A dim that is not reduced may be cut and is cut in the result; what
-// a cut of a reduced dim gives is the last column of the table below.
+// Ops that make one element of many along some dims. A dim that is not reduced may be cut and is cut in the result;
+// what a cut of a reduced dim gives is the last column of the table below.
 namespace tessera::rules {
 namespace {
 
@@ -49,8 +49,7 @@ Rule reduction(const OpQuery& query, const Reduced& reduced, Placement partial, 
   add_replicated_row(rule, query);
   for (size_t d = 0; d < reduced.dims.size(); d++) {
     if (reduced.dims[d] && partial.is_replicate()) continue;
-    rule.row({S(static_cast<int64_t>(d))},
-             Placements(outs.size(), reduced.dims[d] ? partial : S(reduced.out_dim[d])));
+    rule.row({S(static_cast<int64_t>(d))}, Placements(outs.size(), reduced.dims[d] ? partial : S(reduced.out_dim[d])));
   }
   for (auto p : through) add_uniform_row(rule, query, p);
   return rule;
@@ -84,8 +83,8 @@ Rule extreme(const OpQuery& query, const Reduced& reduced, Placement partial, co
   return rule;
 }
 
-// p-norms compose: the norm of the ranks' norms. p = 0 counts, so its terms add. Negative p: a rank with no elements would
-// have to hold infinity, and nobody asks.
+// p-norms compose: the norm of the ranks' norms. p = 0 counts, so its terms add. Negative p: a rank with no elements
+// would have to hold infinity, and nobody asks.
 Rule norm(const OpQuery& query, const Reduced& reduced, double p, const std::string& special) {
   auto partial = p == 0 ? Psum : p > 0 ? NormPartial(p) : R;
   Rule rule = reduction(query, reduced, partial, {});
@@ -112,9 +111,10 @@ const struct {
     {"amin", 1, 2, [](auto& q, auto& r) { return extreme(q, r, Pmin, "tessera::amin_or_highest"); }, false},
     {"max", -1, -1, [](auto& q, auto& r) { return extreme(q, r, Pmax, "tessera::max_or_lowest"); }, false},
     {"min", -1, -1, [](auto& q, auto& r) { return extreme(q, r, Pmin, "tessera::min_or_highest"); }, false},
-    {"norm.Scalar", -1, -1, [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::norm_or_zero"); }, true},
-    {"norm.ScalarOpt_dim", 2, 3, [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::norm_or_zero.dim"); },
+    {"norm.Scalar", -1, -1, [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::norm_or_zero"); },
      true},
+    {"norm.ScalarOpt_dim", 2, 3,
+     [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::norm_or_zero.dim"); }, true},
     {"norm.ScalarOpt_dim_dtype", 2, 3,
      [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::norm_or_zero.dim_dtype"); }, true},
     {"norm.ScalarOpt_dtype", -1, -1,

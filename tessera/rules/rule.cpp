@@ -46,8 +46,8 @@ int64_t OpQuery::int_at(int arg) const { return args[static_cast<size_t>(arg)].t
 
 int64_t OpQuery::dim_at(int arg, int64_t ndim) const {
   int64_t dim = int_at(arg), span = std::max<int64_t>(ndim, 1);  // a 0-dim tensor accepts 0 and -1
-  TESSERA_CHECK(-span <= dim && dim < span, UsageError, schema.operator_name(), ": dim ", dim, " of a tensor with ", ndim,
-                " dims; write a dim from ", -span, " to ", span - 1);
+  TESSERA_CHECK(-span <= dim && dim < span, UsageError, schema.operator_name(), ": dim ", dim, " of a tensor with ",
+                ndim, " dims; write a dim from ", -span, " to ", span - 1);
   return dim < 0 ? dim + span : dim;
 }
 

@@ -20,30 +20,30 @@
 //                          S(1), S(0) -> P(sum)
 //                          R,    S(1) -> S(1)
 //
-// A row is a fact of mathematics: if the inputs lie like this over n ranks and every rank runs the op on its pieces, the
-// results are pieces of the right answer lying like that. It holds for every n, uneven and empty pieces included; the
-// oracle (testing/rule_oracle.h) tries each by brute force. S(d) in a row stands for any way of cutting dim d; dims cut
-// together in one row are cut alike, so they must have equal size.
-// propagate/ chooses a row for each mesh axis on its own.
+// A row is a fact of mathematics: if the inputs lie like this over n ranks and every rank runs the op on its pieces,
+// the results are pieces of the right answer lying like that. It holds for every n, uneven and empty pieces included;
+// the oracle (testing/rule_oracle.h) tries each by brute force. S(d) in a row stands for any way of cutting dim d; dims
+// cut together in one row are cut alike, so they must have equal size. propagate/ chooses a row for each mesh axis on
+// its own.
 namespace tessera::rules {
 
 // A tensor argument, or an element of a list of them, as the op sees it: global geometry.
 struct TensorArg {
   c10::IntArrayRef sizes, strides;
   c10::ScalarType dtype;
-  int arg;         // index into the schema's arguments
-  int element;     // place in the list, or -1
+  int arg;           // index into the schema's arguments
+  int element;       // place in the list, or -1
   bool distributed;  // false: a plain tensor of one element, the same on every rank; its entry in a row must be R
 };
 
 // One call of an op: its tensors, and its other arguments by value.
 struct OpQuery {
   const c10::FunctionSchema& schema;
-  c10::ArrayRef<c10::IValue> args;   // as called; tensors in it must not be looked at
-  std::vector<TensorArg> tensors;    // defined ones only, in schema order
+  c10::ArrayRef<c10::IValue> args;  // as called; tensors in it must not be looked at
+  std::vector<TensorArg> tensors;   // defined ones only, in schema order
   bool in_backward = false;
 
-  const TensorArg& tensor(int arg, int element = -1) const;      // throws InternalError if absent
+  const TensorArg& tensor(int arg, int element = -1) const;       // throws InternalError if absent
   const TensorArg* find_tensor(int arg, int element = -1) const;  // null if absent or undefined
   int index_of(int arg, int element = -1) const;                  // its place in `tensors`, or -1
   // Static arguments.
@@ -55,8 +55,8 @@ struct OpQuery {
   std::vector<int64_t> ints_at(int arg) const;  // [] if None
 };
 
-// One row. `in` has an entry for each of query.tensors, `out` one for each returned tensor (list elements counted one by
-// one); outputs that are arguments written in place are not listed. An output that this call leaves undefined
+// One row. `in` has an entry for each of query.tensors, `out` one for each returned tensor (list elements counted one
+// by one); outputs that are arguments written in place are not listed. An output that this call leaves undefined
 // (output_mask) is listed as R, with sizes [].
 struct Row {
   Placements in, out;
@@ -69,11 +69,11 @@ struct Row {
 // A static argument that depends on the piece: rewritten before the op runs on the locals.
 struct ArgFix {
   enum class What : uint8_t {
-    OutSizes,     // local sizes of output `tensor`
-    OutStrides,   // strides of a dense local of those sizes, dims in the global order
-    InSizes,      // local sizes of input `tensor` (index into query.tensors)
-    InSize,       // ... of its dim `dim` alone
-    InOffset,     // global index at which this rank's piece of that dim begins (one_run rows only)
+    OutSizes,    // local sizes of output `tensor`
+    OutStrides,  // strides of a dense local of those sizes, dims in the global order
+    InSizes,     // local sizes of input `tensor` (index into query.tensors)
+    InSize,      // ... of its dim `dim` alone
+    InOffset,    // global index at which this rank's piece of that dim begins (one_run rows only)
   };
   int arg;
   What what;
@@ -97,10 +97,10 @@ struct Rule {
   std::vector<c10::IValue> special_args;
   std::vector<ArgFix> special_fixes;
   std::vector<int> not_written;  // arguments the schema calls written that this call leaves alone (grads of fused Adam)
-  double flops = 0;  // multiply-adds of the whole op; 0: one per output element
+  double flops = 0;              // multiply-adds of the whole op; 0: one per output element
 
-  // An op to call on the distributed tensors themselves, with the same arguments, instead of choosing a row: the mean of
-  // a loss whose denominator lies in the data needs a step between two sums. Rows and outs are then empty.
+  // An op to call on the distributed tensors themselves, with the same arguments, instead of choosing a row: the mean
+  // of a loss whose denominator lies in the data needs a step between two sums. Rows and outs are then empty.
   std::string decompose;
 
   // Views do not choose: the placements of the input say what the output's are, all axes together. Given them, returns
@@ -146,7 +146,7 @@ class Registry {
   uint64_t version_ = 0;
 };
 
-Registry& registry();              // the process's, filled by register_all at first use
-void register_all(Registry& to);   // rules/all_rules.cpp: the table of contents
+Registry& registry();             // the process's, filled by register_all at first use
+void register_all(Registry& to);  // rules/all_rules.cpp: the table of contents
 
 }  // namespace tessera::rules

@@ -43,7 +43,11 @@ Rule topk(const OpQuery& query) {
 Rule glu(const OpQuery& query) {
   Sizes sizes(query.tensors[0].sizes);
   sizes[query.dim_at(1, static_cast<int64_t>(sizes.size()))] /= 2;
-  return along(query, 1, sizes);
+  Rule rule = along(query, 1, sizes);
+  const auto& self = query.tensors[0];
+  TensorArg half{sizes, self.strides, self.dtype, self.arg, self.element, true};
+  rule.outs[0].strides = pointwise_strides(sizes, half);  // an elementwise op of the two halves
+  return rule;
 }
 
 Rule glu_backward(const OpQuery& query) {

@@ -78,8 +78,8 @@ Rule permute(const OpQuery& query) {
   auto sorted = order;
   std::sort(sorted.begin(), sorted.end());
   for (int64_t d = 0; d < static_cast<int64_t>(sorted.size()); d++)
-    TESSERA_CHECK(static_cast<int64_t>(sorted.size()) == ndim && sorted[d] == d, UsageError, "aten::permute: ",
-                  query.ints_at(1), " is no order of the dims of ", query.tensor(0).sizes);
+    TESSERA_CHECK(static_cast<int64_t>(sorted.size()) == ndim && sorted[d] == d, UsageError,
+                  "aten::permute: ", query.ints_at(1), " is no order of the dims of ", query.tensor(0).sizes);
   return permuted(query, order);
 }
 
@@ -110,7 +110,9 @@ Rule view(const OpQuery& query) {
                 self.strides, " cannot be seen as ", c10::IntArrayRef(sizes), " without copying; write reshape");
   Rule rule;
   rule.outs = {{sizes, *strides}};
-  rule.follow = [map = ViewMap(self.sizes, sizes)](PlacementsRef in, c10::IntArrayRef shape) { return map.follow(in, shape); };
+  rule.follow = [map = ViewMap(self.sizes, sizes)](PlacementsRef in, c10::IntArrayRef shape) {
+    return map.follow(in, shape);
+  };
   rule.fixes = {{.arg = 1, .what = ArgFix::What::OutSizes}};
   return rule;
 }
@@ -221,8 +223,8 @@ Rule select(const OpQuery& query) {
   const auto& self = query.tensor(0);
   auto ndim = static_cast<int64_t>(self.sizes.size());
   auto dim = query.dim_at(1, ndim), index = query.int_at(2);
-  TESSERA_CHECK(ndim > 0 && -self.sizes[dim] <= index && index < self.sizes[dim], UsageError, "aten::select: index ", index,
-                " of dim ", dim, " of ", self.sizes);
+  TESSERA_CHECK(ndim > 0 && -self.sizes[dim] <= index && index < self.sizes[dim], UsageError, "aten::select: index ",
+                index, " of dim ", dim, " of ", self.sizes);
   View view(self);
   view.drop(dim);
   return follows(query, std::move(view));
@@ -232,8 +234,8 @@ Rule select(const OpQuery& query) {
 Rule pieces(const OpQuery& query, int64_t dim, const std::vector<int64_t>& lengths) {
   const auto& self = query.tensor(0);
   int64_t covered = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-  TESSERA_CHECK(covered == self.sizes[dim], UsageError, query.schema.operator_name(), ": pieces ", lengths, " of dim ", dim,
-                " of ", self.sizes, " must add up to ", self.sizes[dim]);
+  TESSERA_CHECK(covered == self.sizes[dim], UsageError, query.schema.operator_name(), ": pieces ", lengths, " of dim ",
+                dim, " of ", self.sizes, " must add up to ", self.sizes[dim]);
   View view(self);
   if (lengths.size() > 1) view.must_be_whole(dim);
   Rule rule = follows(query, view);
@@ -326,8 +328,10 @@ void register_view(Registry& to) {
   family.op("view.dtype", view_dtype);
   family.op("expand", expand);
   family.op_and_in_place("squeeze", [](const OpQuery& q) { return squeezed(q, all_dims(q), "tessera::squeeze"); });
-  family.op_and_in_place("squeeze.dim", [](const OpQuery& q) { return squeezed(q, {q.int_at(1)}, "tessera::squeeze.dim"); });
-  family.op_and_in_place("squeeze.dims", [](const OpQuery& q) { return squeezed(q, q.ints_at(1), "tessera::squeeze.dims"); });
+  family.op_and_in_place("squeeze.dim",
+                         [](const OpQuery& q) { return squeezed(q, {q.int_at(1)}, "tessera::squeeze.dim"); });
+  family.op_and_in_place("squeeze.dims",
+                         [](const OpQuery& q) { return squeezed(q, q.ints_at(1), "tessera::squeeze.dims"); });
   family.op_and_in_place("unsqueeze", unsqueeze);
   family.op("slice.Tensor", slice);
   family.op("select.int", select);

@@ -70,8 +70,9 @@ Rule unfold_backward(const OpQuery& query) {
   return rule;
 }
 
-// value_selecting_reduction_backward(grad, dim, indices, sizes, keepdim): backward of max.dim, median, ...: the gradient
-// goes where the index points. Linear in grad, which lies like indices. Composite in ATen, but its code makes plain zeros.
+// value_selecting_reduction_backward(grad, dim, indices, sizes, keepdim): backward of max.dim, median, ...: the
+// gradient goes where the index points. Linear in grad, which lies like indices. Composite in ATen, but its code makes
+// plain zeros.
 Rule value_selecting(const OpQuery& query) {
   auto sizes = query.ints_at(3);
   auto ndim = static_cast<int64_t>(sizes.size());

@@ -7,7 +7,8 @@ namespace {
 
 using Answer = std::vector<std::optional<Placement>>;
 
-// The elements of `dims` that the rank at `coordinate` holds, numbered in row-major order over those dims, as merged runs.
+// The elements of `dims` that the rank at `coordinate` holds, numbered in row-major order over those dims, as merged
+// runs.
 std::vector<Run> held_elements(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate,
                                c10::IntArrayRef sizes, c10::ArrayRef<int64_t> dims) {
   std::vector<Run> held = {{0, 1}};
@@ -64,7 +65,7 @@ class GroupFollower {
       for (auto axis : kept_) in_[axis] = given_[axis];
       if (!place(0)) continue;
       for (auto axis : axes_)
-        answer[axis] = in_[axis].is_cut()         ? std::optional(out_[axis])
+        answer[axis] = in_[axis].is_cut()       ? std::optional(out_[axis])
                        : mesh_shape_[axis] == 1 ? std::optional(Replicate())  // nothing to gather
                                                 : std::nullopt;
       return;
@@ -118,7 +119,8 @@ class GroupFollower {
             if (out_inner > 0 && unit % out_inner == 0 && unit / out_inner > 1) add(Shard(dim, unit / out_inner));
         }
         int64_t pieces = outer * (cut.is_shard() ? 1 : cut.factor);
-        if (out_outer > 0 && pieces % out_outer == 0 && pieces / out_outer > 1) add(StridedShard(dim, pieces / out_outer));
+        if (out_outer > 0 && pieces % out_outer == 0 && pieces / out_outer > 1)
+          add(StridedShard(dim, pieces / out_outer));
       }
       out_outer *= own;
     }

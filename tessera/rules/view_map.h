@@ -20,8 +20,8 @@ struct DimMap {
 //   [2, 3, 4] -> [6, 4]       {0 1 -> 0} {2 -> 1}
 //   [12, 8]   -> [16, 6]      {0 1 -> 0 1}
 //
-// A cut of a dim in a group of one and one is kept as it is. Otherwise the elements a rank holds of the group, counted in
-// row-major order, must be just those which some cut of an output dim gives it, for every rank of the mesh:
+// A cut of a dim in a group of one and one is kept as it is. Otherwise the elements a rank holds of the group, counted
+// in row-major order, must be just those which some cut of an output dim gives it, for every rank of the mesh:
 //
 //   [4, 6] S(0) -> [24]    S(0,6)   rows are runs of 6       [24] S(0,6) -> [4, 6]    S(0)
 //   [4, 6] S(1) -> [24]    SS(0,4)  a part of each row       [24] SS(0,4) -> [4, 6]   S(1)

@@ -50,8 +50,8 @@ rules::OpQuery OpCall::query(const std::vector<int>& plain_args) const {
   rules::OpQuery query{schema(), args_, {}};
   for (size_t i = 0; i < slots_.size(); i++) {
     bool plain = std::count(plain_args.begin(), plain_args.end(), slots_[i].arg) > 0;
-    query.tensors.push_back(
-        {tensors_[i].sizes(), tensors_[i].strides(), tensors_[i].scalar_type(), slots_[i].arg, slots_[i].element, !plain});
+    query.tensors.push_back({tensors_[i].sizes(), tensors_[i].strides(), tensors_[i].scalar_type(), slots_[i].arg,
+                             slots_[i].element, !plain});
   }
   return query;
 }

@@ -27,8 +27,8 @@ class OpCall {
   const std::vector<c10::IValue>& args() const { return args_; }
   rules::OpQuery query(const std::vector<int>& plain_args = {}) const;
 
-  // Runs `op` ("" for this one) with these tensors in the slots, then `more` arguments. Gives the fresh outputs one by one;
-  // undefined ones stay so. The tensors are written to where the op does.
+  // Runs `op` ("" for this one) with these tensors in the slots, then `more` arguments. Gives the fresh outputs one by
+  // one; undefined ones stay so. The tensors are written to where the op does.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& tensors, const std::string& op = "",
                               const std::vector<c10::IValue>& more = {}) const;
   bool has_kernel() const;  // on a CPU

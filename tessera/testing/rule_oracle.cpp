@@ -103,7 +103,8 @@ class Oracle {
     }
   }
 
-  // Rows ---------------------------------------------------------------------------------------------------------------
+  // Rows
+  // ---------------------------------------------------------------------------------------------------------------
 
   bool well_formed(const Row& row) {
     std::set<int64_t> sizes;
@@ -172,15 +173,18 @@ class Oracle {
   // A maximum over one axis of sums over another depends on which comes first: not a question of rows.
   static bool mixes_reductions(const Layout& layout) {
     auto mixed = [](const Placements& ps) { return ps[0].is_partial() && ps[1].is_partial() && ps[0] != ps[1]; };
-    return std::any_of(layout.in.begin(), layout.in.end(), mixed) || std::any_of(layout.out.begin(), layout.out.end(), mixed);
+    return std::any_of(layout.in.begin(), layout.in.end(), mixed) ||
+           std::any_of(layout.out.begin(), layout.out.end(), mixed);
   }
 
-  // Views --------------------------------------------------------------------------------------------------------------
+  // Views
+  // --------------------------------------------------------------------------------------------------------------
 
   static std::vector<Placement> placements_of(const Tensor& t) {
     std::vector<Placement> all = {Replicate(), Partial()};
     for (int64_t d = 0; d < t.dim(); d++)
-      for (const auto& p : {Shard(d), Shard(d, 2), Shard(d, 3), StridedShard(d, 2), StridedShard(d, 3)}) all.push_back(p);
+      for (const auto& p : {Shard(d), Shard(d, 2), Shard(d, 3), StridedShard(d, 2), StridedShard(d, 3)})
+        all.push_back(p);
     return all;
   }
 
@@ -211,7 +215,8 @@ class Oracle {
     try_layout(layout);
   }
 
-  // Both ---------------------------------------------------------------------------------------------------------------
+  // Both
+  // ---------------------------------------------------------------------------------------------------------------
 
   // Runs the op on every rank's part and compares; true if it held.
   bool try_layout(const Layout& layout) {
@@ -230,7 +235,8 @@ class Oracle {
 
   std::string contradiction(const Layout& layout) {
     std::vector<std::vector<Tensor>> in;  // by slot, by rank
-    for (size_t i = 0; i < layout.in.size(); i++) in.push_back(scatter(call_.tensors()[i], layout.in[i], layout.mesh_shape));
+    for (size_t i = 0; i < layout.in.size(); i++)
+      in.push_back(scatter(call_.tensors()[i], layout.in[i], layout.mesh_shape));
     int64_t ranks = 1;
     for (auto n : layout.mesh_shape) ranks *= n;
     std::vector<std::vector<Tensor>> out(dense_.size());  // by output, by rank
@@ -278,13 +284,17 @@ class Oracle {
       return local_sizes(layout.in[fix.tensor], layout.mesh_shape, coordinate, call_.tensors()[fix.tensor].sizes());
     };
     switch (fix.what) {
-      case ArgFix::What::OutSizes: return ints(out_sizes());
+      case ArgFix::What::OutSizes:
+        return ints(out_sizes());
       case ArgFix::What::OutStrides: {
         const auto& stated = rule_.outs[fix.tensor];
-        return ints(rules::dense_strides(out_sizes(), stated.strides.empty() ? rules::contiguous(stated.sizes) : stated.strides));
+        return ints(rules::dense_strides(out_sizes(),
+                                         stated.strides.empty() ? rules::contiguous(stated.sizes) : stated.strides));
       }
-      case ArgFix::What::InSizes: return ints(in_sizes());
-      case ArgFix::What::InSize: return in_sizes()[fix.dim];
+      case ArgFix::What::InSizes:
+        return ints(in_sizes());
+      case ArgFix::What::InSize:
+        return in_sizes()[fix.dim];
       case ArgFix::What::InOffset: {
         auto runs = local_runs(layout.in[fix.tensor], layout.mesh_shape, coordinate, fix.dim,
                                call_.tensors()[fix.tensor].size(fix.dim));

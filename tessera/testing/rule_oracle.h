@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-// Tries what a rule says. For every row, 1 to 4 ranks and several ways of cutting, the oracle takes plain tensors apart as
-// the row's inputs say, runs the op on each rank's part, puts the results together as its outputs say, and compares with
-// the op on the whole. Sizes that do not divide and pieces without elements come with it. Then every two rows together on a
-// mesh of 2 x 2, because each mesh axis chooses its row alone. Views are tried from every placement.
+// Tries what a rule says. For every row, 1 to 4 ranks and several ways of cutting, the oracle takes plain tensors apart
+// as the row's inputs say, runs the op on each rank's part, puts the results together as its outputs say, and compares
+// with the op on the whole. Sizes that do not divide and pieces without elements come with it. Then every two rows
+// together on a mesh of 2 x 2, because each mesh axis chooses its row alone. Views are tried from every placement.
 namespace tessera::testing {
 
 // A call of an op with plain tensors. All tensors count as distributed, but for those of `plain_args`.

@@ -3,8 +3,8 @@
 #include "tessera/base/error.h"
 #include "tessera/testing/op_call.h"
 
-#include <ATen/Context.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -34,7 +34,8 @@ Tensor of_kind(const std::string& kind, c10::IntArrayRef sizes) {
 }
 
 // One argument; none: leave it to the default.
-std::optional<c10::IValue> make_argument(const std::string& op, const c10::Argument& argument, int& tensors, const Shape& shape) {
+std::optional<c10::IValue> make_argument(const std::string& op, const c10::Argument& argument, int& tensors,
+                                         const Shape& shape) {
   auto type = argument.type()->str();
   const auto& name = argument.name();
   bool integral = contains(op, {"bitwise", "gcd", "lcm", "shift"});
@@ -87,7 +88,9 @@ int tensor_arguments(const std::string& op) {
 
 }  // namespace
 
-Tensor numbers(c10::IntArrayRef sizes) { return at::rand(sizes, seeded(1234 + sizes.size()), at::kDouble).mul_(0.8).add_(0.1); }
+Tensor numbers(c10::IntArrayRef sizes) {
+  return at::rand(sizes, seeded(1234 + sizes.size()), at::kDouble).mul_(0.8).add_(0.1);
+}
 Tensor whole_numbers(c10::IntArrayRef sizes, int64_t below) { return at::randint(below, sizes, seeded(99), at::kLong); }
 Tensor mask(c10::IntArrayRef sizes) { return numbers(sizes).gt(0.5); }
 

@@ -86,11 +86,16 @@ std::vector<Tensor> terms_of(const Tensor& x, const Placement& p, int64_t n) {
 Tensor reduced(const std::vector<Tensor>& terms, ReduceOp op) {
   auto stacked = at::stack(terms);
   switch (op) {
-    case ReduceOp::Sum: return stacked.sum(0);
-    case ReduceOp::Avg: return stacked.mean(0);
-    case ReduceOp::Product: return stacked.prod(0);
-    case ReduceOp::Max: return stacked.amax(0);
-    case ReduceOp::Min: return stacked.amin(0);
+    case ReduceOp::Sum:
+      return stacked.sum(0);
+    case ReduceOp::Avg:
+      return stacked.mean(0);
+    case ReduceOp::Product:
+      return stacked.prod(0);
+    case ReduceOp::Max:
+      return stacked.amax(0);
+    case ReduceOp::Min:
+      return stacked.amin(0);
   }
   return {};
 }
@@ -176,7 +181,8 @@ std::string difference(const Tensor& want, const Tensor& got) {
   if (at::allclose(a, b, tolerance, tolerance, /*equal_nan=*/true)) return "";
   for (int64_t i = 0; i < a.numel(); i++)
     if (!at::allclose(a[i], b[i], tolerance, tolerance, true))
-      return c10::str("element ", i, " of ", want.sizes(), ": want ", a[i].item<double>(), ", got ", b[i].item<double>());
+      return c10::str("element ", i, " of ", want.sizes(), ": want ", a[i].item<double>(), ", got ",
+                      b[i].item<double>());
   return "";
 }
 
@@ -197,13 +203,15 @@ std::vector<Tensor> scatter(const Tensor& whole, PlacementsRef placements, c10::
     for (int64_t d = 0; d < whole.dim(); d++)
       if (is_cut_dim(placements, d))
         piece = piece.index_select(d, indices_of(local_runs(placements, mesh_shape, coordinate, d, whole.size(d))));
-    auto local = at::empty_strided(piece.sizes(), rules::dense_strides(piece.sizes(), whole.strides()), piece.options());
+    auto local =
+        at::empty_strided(piece.sizes(), rules::dense_strides(piece.sizes(), whole.strides()), piece.options());
     terms[rank] = local.copy_(piece);
   }
   return terms;
 }
 
-Joined join(const std::vector<Tensor>& locals, PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef sizes) {
+Joined join(const std::vector<Tensor>& locals, PlacementsRef placements, c10::IntArrayRef mesh_shape,
+            c10::IntArrayRef sizes) {
   Joined result;
   // Put pieces together for each coordinate of the axes that do not cut; the others count as 0.
   std::vector<Tensor> wholes(locals.size());

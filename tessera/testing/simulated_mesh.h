@@ -11,8 +11,9 @@
 // communication; for tests of rules.
 namespace tessera::testing {
 
-// The locals of all ranks, in row-major order of their coordinates. A Partial becomes random terms: of a sum they add up, of
-// a maximum one of them is it, of a mask one rank has the element. Locals lie in memory in the order of the tensor's dims.
+// The locals of all ranks, in row-major order of their coordinates. A Partial becomes random terms: of a sum they add
+// up, of a maximum one of them is it, of a mask one rank has the element. Locals lie in memory in the order of the
+// tensor's dims.
 std::vector<at::Tensor> scatter(const at::Tensor& whole, PlacementsRef placements, c10::IntArrayRef mesh_shape);
 
 struct Joined {
@@ -21,7 +22,8 @@ struct Joined {
 };
 
 // The inverse, up to rounding. `sizes`: of the whole.
-Joined join(const std::vector<at::Tensor>& locals, PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef sizes);
+Joined join(const std::vector<at::Tensor>& locals, PlacementsRef placements, c10::IntArrayRef mesh_shape,
+            c10::IntArrayRef sizes);
 
 // Coordinates of rank r.
 std::vector<int64_t> coordinate_of(int64_t rank, c10::IntArrayRef mesh_shape);

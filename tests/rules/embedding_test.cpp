@@ -6,12 +6,12 @@ using namespace tessera::testing;
 TEST(EmbeddingRules, HoldByBruteForce) {
   auto table = numbers({7, 3}), one = whole_numbers({5}, 7), two = whole_numbers({2, 5}, 7);
   expect_family_holds("embedding", {
-      {"aten::embedding", {table, one}, {}},
-      {"aten::embedding", {table, two, 2}, {}},
-      {"aten::embedding_dense_backward", {numbers({5, 3}), one, 7, -1, false}, {}},
-      {"aten::embedding_dense_backward", {numbers({2, 5, 3}), two, 7, 2, false}, {}},
-      {"aten::embedding_dense_backward", {numbers({2, 5, 3}), two, 7, -1, true}, {}},
-  });
+                                       {"aten::embedding", {table, one}, {}},
+                                       {"aten::embedding", {table, two, 2}, {}},
+                                       {"aten::embedding_dense_backward", {numbers({5, 3}), one, 7, -1, false}, {}},
+                                       {"aten::embedding_dense_backward", {numbers({2, 5, 3}), two, 7, 2, false}, {}},
+                                       {"aten::embedding_dense_backward", {numbers({2, 5, 3}), two, 7, -1, true}, {}},
+                                   });
 }
 
 TEST(EmbeddingRules, AnIndexOutsideTheTableThrowsOnPiecesToo) {

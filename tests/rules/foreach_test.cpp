@@ -25,15 +25,19 @@ std::vector<Sample> by_hand() {
     samples.push_back({"aten::_foreach_norm.Scalar", {x, p}, {}});
   samples.push_back({"aten::_amp_foreach_non_finite_check_and_unscale_",
                      {list({numbers({5, 3}).to(at::kFloat), numbers({4}).to(at::kFloat).div(0)}),
-                      at::scalar_tensor(0.0, at::kFloat), at::scalar_tensor(0.5, at::kFloat)}, {}});
+                      at::scalar_tensor(0.0, at::kFloat), at::scalar_tensor(0.5, at::kFloat)},
+                     {}});
   auto steps = list({at::scalar_tensor(3.0, at::kFloat), at::scalar_tensor(2.0, at::kFloat)});
   auto lr = at::scalar_tensor(0.1, at::kDouble);
   auto none = list({});
   for (const std::string kind : {"adam", "adamw"})
     for (bool amsgrad : {false, true}) {
       auto largest = amsgrad ? y : none;
-      samples.push_back({"aten::_fused_" + kind + "_", {x, y, y, y, largest, steps, 0.1, 0.9, 0.99, 0.01, 1e-8, amsgrad, false}, {}});
-      samples.push_back({"aten::_fused_" + kind + "_.tensor_lr", {x, y, y, y, largest, steps, lr, 0.9, 0.99, 0.01, 1e-8, amsgrad, false}, {}});
+      samples.push_back(
+          {"aten::_fused_" + kind + "_", {x, y, y, y, largest, steps, 0.1, 0.9, 0.99, 0.01, 1e-8, amsgrad, false}, {}});
+      samples.push_back({"aten::_fused_" + kind + "_.tensor_lr",
+                         {x, y, y, y, largest, steps, lr, 0.9, 0.99, 0.01, 1e-8, amsgrad, false},
+                         {}});
     }
   samples.push_back({"aten::_fused_sgd_", {x, y, y, 0.01, 0.9, 0.1, 0.0, true, false, false}, {}});
   samples.push_back({"aten::_fused_sgd_", {x, y, none, 0.01, 0.0, 0.1, 0.0, false, false, true}, {}});

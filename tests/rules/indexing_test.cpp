@@ -34,25 +34,30 @@ TEST(IndexingRules, HoldByBruteForce) {
     auto op = [&](const std::string& name, const std::string& overload = "") {
       return "aten::" + name + in_place + (overload.empty() ? "" : "." + overload);
     };
-    samples.insert(samples.end(), {
-        {op("scatter", "src"), {x, 1, whole_numbers({5, 1}, 3), src}, {}},
-        {op("scatter", "value"), {x, 1, places, 0.5}, {}},
-        {op("scatter", "reduce"), {x, 1, places, src, "multiply"}, {}},
-        {op("scatter", "value_reduce"), {x, 1, places, 0.5, "add"}, {}},
-        {op("scatter_add"), {x, 1, places, src}, {}},
-        {op("scatter_add"), {numbers({3, 5}).t(), 1, places, src}, {}},
-        {op("index_add"), {numbers({3, 5}).t(), 1, i, numbers({5, 6}), 0.5}, {}},
-        {op("index_put"), {numbers({3, 5}).t(), indices({std::nullopt, i}), numbers({6}), true}, {}},
-        {op("scatter_add"), {x, 0, whole_numbers({4, 3}, 5), numbers({4, 3})}, {}},
-        {op("index_add"), {y, 1, i, numbers({5, 6, 3}), 0.5}, {}},
-        {op("index_copy"), {y, 1, whole_numbers({1}, 4), numbers({5, 1, 3})}, {}},
-        {op("index_fill", "int_Scalar"), {y, 1, i, 0.5}, {}},
-        {op("index_fill", "int_Tensor"), {y, 1, i, numbers({})}, {}},
-        {op("index_put"), {y, indices({std::nullopt, i}), numbers({6, 3}), true}, {}},
-        {op("index_put"), {y, indices({whole_numbers({1}, 4)}), numbers({1, 4, 3}), false}, {}},
-        {op("index_put"), {y, indices({std::nullopt, i}), numbers({}), true}, {}},
-        {op("index_put"), {x, indices({mask({5, 3})}), numbers({}), false}, {}},
-    });
+    samples.insert(samples.end(),
+                   {
+                       {op("scatter", "src"), {x, 1, whole_numbers({5, 1}, 3), src}, {}},
+                       {op("scatter", "value"), {x, 1, places, 0.5}, {}},
+                       {op("scatter", "reduce"), {x, 1, places, src, "multiply"}, {}},
+                       {op("scatter", "value_reduce"), {x, 1, places, 0.5, "add"}, {}},
+                       {op("scatter_add"), {x, 1, places, src}, {}},
+                       {op("scatter_add"), {numbers({3, 5}).t(), 1, places, src}, {}},
+                       {op("index_add"), {numbers({3, 5}).t(), 1, i, numbers({5, 6}), 0.5}, {}},
+                       {op("scatter", "src"), {numbers({3, 5}).t(), 1, places, src}, {}},
+                       {op("scatter", "value"), {numbers({3, 5}).t(), 1, places, 0.5}, {}},
+                       {op("index_copy"), {numbers({3, 5}).t(), 1, whole_numbers({1}, 3), numbers({5, 1})}, {}},
+                       {op("index_fill", "int_Scalar"), {numbers({3, 5}).t(), 1, i, 0.5}, {}},
+                       {op("index_put"), {numbers({3, 5}).t(), indices({std::nullopt, i}), numbers({6}), true}, {}},
+                       {op("scatter_add"), {x, 0, whole_numbers({4, 3}, 5), numbers({4, 3})}, {}},
+                       {op("index_add"), {y, 1, i, numbers({5, 6, 3}), 0.5}, {}},
+                       {op("index_copy"), {y, 1, whole_numbers({1}, 4), numbers({5, 1, 3})}, {}},
+                       {op("index_fill", "int_Scalar"), {y, 1, i, 0.5}, {}},
+                       {op("index_fill", "int_Tensor"), {y, 1, i, numbers({})}, {}},
+                       {op("index_put"), {y, indices({std::nullopt, i}), numbers({6, 3}), true}, {}},
+                       {op("index_put"), {y, indices({whole_numbers({1}, 4)}), numbers({1, 4, 3}), false}, {}},
+                       {op("index_put"), {y, indices({std::nullopt, i}), numbers({}), true}, {}},
+                       {op("index_put"), {x, indices({mask({5, 3})}), numbers({}), false}, {}},
+                   });
   }
   samples.push_back({"aten::_index_put_impl_", {y, indices({i.slice(0, 0, 3)}), numbers({3, 4, 3}), true}, {}});
   expect_family_holds("indexing", samples);

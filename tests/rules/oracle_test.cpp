@@ -62,9 +62,9 @@ TEST(RuleOracle, CatchesAMeanOfMeans) {
 
 // A family without a test would have ops without samples.
 TEST(RuleOracle, EveryFamilyHasATest) {
-  const std::set<std::string> tested = {
-      "arranging", "attention", "convolution", "copy",   "embedding", "factories", "foreach",   "indexing",      "joining",
-      "loss",      "matmul",    "normalization", "pointwise", "random",    "reduction", "scan", "view", "view_backward"};
+  const std::set<std::string> tested = {"arranging", "attention", "convolution", "copy", "embedding", "factories",
+                                        "foreach",   "indexing",  "joining",     "loss", "matmul",    "normalization",
+                                        "pointwise", "random",    "reduction",   "scan", "view",      "view_backward"};
   std::set<std::string> registered;
   for (const auto& name : rules::registry().names()) registered.insert(rules::registry().find(name)->family);
   EXPECT_EQ(registered, tested);

@@ -3,8 +3,8 @@
 using namespace tessera;
 using namespace tessera::testing;
 
-// Draws differ from run to run, so the values of these are the business of the tests of the dispatcher. What a row may say
-// is checked here: whole or cut, never Partial.
+// Draws differ from run to run, so the values of these are the business of the tests of the dispatcher. What a row may
+// say is checked here: whole or cut, never Partial.
 TEST(RandomRules, NeverPartial) {
   auto ops = ops_of_family("random");
   EXPECT_GT(ops.size(), 10u);
@@ -18,7 +18,9 @@ TEST(RandomRules, NeverPartial) {
 }
 
 TEST(RandomRules, DropoutCutsMaskAndResultAlike) {
-  auto rule = rules::registry().find("aten::native_dropout")->fn(call_query({"aten::native_dropout", {numbers({5, 3}), 0.5, true}, {}}));
+  auto rule = rules::registry()
+                  .find("aten::native_dropout")
+                  ->fn(call_query({"aten::native_dropout", {numbers({5, 3}), 0.5, true}, {}}));
   ASSERT_EQ(rule.outs.size(), 2u);
   for (const auto& row : rule.rows) EXPECT_EQ(row.out[0], row.out[1]);
 }

@@ -74,8 +74,9 @@ TEST(ReductionRules, HoldByBruteForce) {
 
 // A mean of means is not the mean when pieces differ in size: 5 over 3 ranks is 2, 2, 1.
 TEST(ReductionRules, MeanOfACutDimIsASumOverTheWholeCount) {
-  auto rule = rules::registry().find("aten::mean.dim")->fn(
-      call_query({"aten::mean.dim", {numbers({5, 3}), std::vector<int64_t>{0}, false}, {}}));
+  auto rule = rules::registry()
+                  .find("aten::mean.dim")
+                  ->fn(call_query({"aten::mean.dim", {numbers({5, 3}), std::vector<int64_t>{0}, false}, {}}));
   auto cut = std::find_if(rule.rows.begin(), rule.rows.end(), [](const auto& row) { return row.in[0] == Shard(0); });
   ASSERT_NE(cut, rule.rows.end());
   EXPECT_EQ(cut->out[0], Partial(ReduceOp::Sum));

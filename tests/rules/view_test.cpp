@@ -11,7 +11,8 @@ c10::IValue ints(std::vector<int64_t> v) { return c10::IValue(std::move(v)); }
 
 Placements follow(std::vector<int64_t> from, std::vector<int64_t> to, std::vector<int64_t> mesh, Placements in) {
   Placements out;
-  for (const auto& p : rules::ViewMap(from, to).follow(in, mesh)) out.push_back(p.value_or(MaskPartial()));  // none: P(mask)
+  for (const auto& p : rules::ViewMap(from, to).follow(in, mesh))
+    out.push_back(p.value_or(MaskPartial()));  // none: P(mask)
   return out;
 }
 
@@ -21,60 +22,58 @@ const Placement kNone = MaskPartial();
 
 TEST(ViewRules, HoldByBruteForce) {
   auto x = numbers({5, 3}), y = numbers({2, 4, 3}), t = numbers({3, 5}).t(), ones = numbers({1, 4, 1, 3});
-  expect_family_holds(
-      "view",
-      {
-          {"aten::detach", {x}, {}},
-          {"aten::alias", {t}, {}},
-          {"aten::lift_fresh", {x}, {}},
-          {"aten::_neg_view", {x}, {}},
-          {"aten::detach_", {x.clone()}, {}},
-          {"aten::t", {x}, {}},
-          {"aten::t_", {x.clone()}, {}},
-          {"aten::transpose.int", {y, 0, -1}, {}},
-          {"aten::transpose_", {y.clone(), 0, 1}, {}},
-          {"aten::permute", {y, ints({2, 0, 1})}, {}},
-          {"aten::view", {y, ints({8, 3})}, {}},
-          {"aten::view", {y, ints({-1})}, {}},
-          {"aten::view", {numbers({0, 4}), ints({4, 0, 2})}, {}},
-          {"aten::view", {numbers({1}), ints({})}, {}},
-          {"aten::view", {x, ints({3, 5})}, {}},
-          {"aten::view", {numbers({24}), ints({2, 4, 3})}, {}},
-          {"aten::view", {numbers({6, 4}), ints({2, 3, 2, 2})}, {}},
-          {"aten::view", {numbers({4, 6}), ints({2, 12})}, {}},
-          {"aten::view", {numbers({12, 8}), ints({16, 6})}, {}},
-          {"aten::view", {ones, ints({4, 3, 1})}, {}},
-          {"aten::view", {numbers({3, 4, 2}).transpose(1, 2), ints({1, 3, 2, 4})}, {}},
-          {"aten::_unsafe_view", {numbers({4, 9}), ints({2, 2, 3, 3})}, {}},
-          {"aten::_reshape_alias", {y, ints({2, 12}), ints({12, 1})}, {}},
-          {"aten::view.dtype", {x, static_cast<int64_t>(at::kLong)}, {}},
-          {"aten::view.dtype", {x, static_cast<int64_t>(at::kInt)}, {}},
-          {"aten::expand", {numbers({5, 1}), ints({2, -1, 3})}, {}},
-          {"aten::expand", {numbers({3}), ints({1, 5, 3})}, {}},
-          {"aten::squeeze", {ones}, {}},
-          {"aten::squeeze.dim", {ones, 2}, {}},
-          {"aten::squeeze.dim", {ones, 1}, {}},
-          {"aten::squeeze.dims", {ones, ints({0, 1})}, {}},
-          {"aten::squeeze_", {ones.clone()}, {}},
-          {"aten::squeeze_.dim", {ones.clone(), 0}, {}},
-          {"aten::squeeze_.dims", {ones.clone(), ints({0, 2})}, {}},
-          {"aten::unsqueeze", {y, 1}, {}},
-          {"aten::unsqueeze", {t, -1}, {}},
-          {"aten::unsqueeze_", {y.clone(), 0}, {}},
-          {"aten::slice.Tensor", {y, 1, 1, 4, 2}, {}},
-          {"aten::slice.Tensor", {y, 1}, {}},
-          {"aten::slice.Tensor", {y, 1, -2, std::numeric_limits<int64_t>::max(), 1}, {}},
-          {"aten::select.int", {y, 1, -1}, {}},
-          {"aten::split.Tensor", {x, 2, 0}, {}},
-          {"aten::split.Tensor", {x, 8, 0}, {}},
-          {"aten::unsafe_split.Tensor", {x, 2, 1}, {}},
-          {"aten::split_with_sizes", {x, ints({1, 4}), 0}, {}},
-          {"aten::unsafe_split_with_sizes", {x, ints({1, 2}), 1}, {}},
-          {"aten::unbind.int", {y, 2}, {}},
-          {"aten::diagonal", {y, 1, 1, 2}, {}},
-          {"aten::unfold", {x, 0, 3, 2}, {}},
-          {"aten::as_strided", {x, ints({3, 2}), ints({2, 3}), 1}, {}},
-      });
+  expect_family_holds("view", {
+                                  {"aten::detach", {x}, {}},
+                                  {"aten::alias", {t}, {}},
+                                  {"aten::lift_fresh", {x}, {}},
+                                  {"aten::_neg_view", {x}, {}},
+                                  {"aten::detach_", {x.clone()}, {}},
+                                  {"aten::t", {x}, {}},
+                                  {"aten::t_", {x.clone()}, {}},
+                                  {"aten::transpose.int", {y, 0, -1}, {}},
+                                  {"aten::transpose_", {y.clone(), 0, 1}, {}},
+                                  {"aten::permute", {y, ints({2, 0, 1})}, {}},
+                                  {"aten::view", {y, ints({8, 3})}, {}},
+                                  {"aten::view", {y, ints({-1})}, {}},
+                                  {"aten::view", {numbers({0, 4}), ints({4, 0, 2})}, {}},
+                                  {"aten::view", {numbers({1}), ints({})}, {}},
+                                  {"aten::view", {x, ints({3, 5})}, {}},
+                                  {"aten::view", {numbers({24}), ints({2, 4, 3})}, {}},
+                                  {"aten::view", {numbers({6, 4}), ints({2, 3, 2, 2})}, {}},
+                                  {"aten::view", {numbers({4, 6}), ints({2, 12})}, {}},
+                                  {"aten::view", {numbers({12, 8}), ints({16, 6})}, {}},
+                                  {"aten::view", {ones, ints({4, 3, 1})}, {}},
+                                  {"aten::view", {numbers({3, 4, 2}).transpose(1, 2), ints({1, 3, 2, 4})}, {}},
+                                  {"aten::_unsafe_view", {numbers({4, 9}), ints({2, 2, 3, 3})}, {}},
+                                  {"aten::_reshape_alias", {y, ints({2, 12}), ints({12, 1})}, {}},
+                                  {"aten::view.dtype", {x, static_cast<int64_t>(at::kLong)}, {}},
+                                  {"aten::view.dtype", {x, static_cast<int64_t>(at::kInt)}, {}},
+                                  {"aten::expand", {numbers({5, 1}), ints({2, -1, 3})}, {}},
+                                  {"aten::expand", {numbers({3}), ints({1, 5, 3})}, {}},
+                                  {"aten::squeeze", {ones}, {}},
+                                  {"aten::squeeze.dim", {ones, 2}, {}},
+                                  {"aten::squeeze.dim", {ones, 1}, {}},
+                                  {"aten::squeeze.dims", {ones, ints({0, 1})}, {}},
+                                  {"aten::squeeze_", {ones.clone()}, {}},
+                                  {"aten::squeeze_.dim", {ones.clone(), 0}, {}},
+                                  {"aten::squeeze_.dims", {ones.clone(), ints({0, 2})}, {}},
+                                  {"aten::unsqueeze", {y, 1}, {}},
+                                  {"aten::unsqueeze", {t, -1}, {}},
+                                  {"aten::unsqueeze_", {y.clone(), 0}, {}},
+                                  {"aten::slice.Tensor", {y, 1, 1, 4, 2}, {}},
+                                  {"aten::slice.Tensor", {y, 1}, {}},
+                                  {"aten::slice.Tensor", {y, 1, -2, std::numeric_limits<int64_t>::max(), 1}, {}},
+                                  {"aten::select.int", {y, 1, -1}, {}},
+                                  {"aten::split.Tensor", {x, 2, 0}, {}},
+                                  {"aten::split.Tensor", {x, 8, 0}, {}},
+                                  {"aten::unsafe_split.Tensor", {x, 2, 1}, {}},
+                                  {"aten::split_with_sizes", {x, ints({1, 4}), 0}, {}},
+                                  {"aten::unsafe_split_with_sizes", {x, ints({1, 2}), 1}, {}},
+                                  {"aten::unbind.int", {y, 2}, {}},
+                                  {"aten::diagonal", {y, 1, 1, 2}, {}},
+                                  {"aten::unfold", {x, 0, 3, 2}, {}},
+                                  {"aten::as_strided", {x, ints({3, 2}), ints({2, 3}), 1}, {}},
+                              });
 }
 
 // All shapes of up to three dims with few elements, seen as each other.
@@ -107,7 +106,8 @@ TEST(ViewRules, WhatIsKept) {
   EXPECT_EQ(follow({5, 12}, {5, 4, 3}, {3}, {Shard(1, 3)}), Placements{Shard(1)});
   EXPECT_EQ(follow({5, 12}, {5, 4, 3}, {3}, {Shard(1)}), Placements{kNone});  // a head would be on two ranks
   // sequence and batch on two axes
-  EXPECT_EQ(follow({4, 6, 5}, {24, 5}, {2, 2}, (Placements{Shard(0), Shard(1)})), (Placements{Shard(0), StridedShard(0, 2)}));
+  EXPECT_EQ(follow({4, 6, 5}, {24, 5}, {2, 2}, (Placements{Shard(0), Shard(1)})),
+            (Placements{Shard(0), StridedShard(0, 2)}));
   // a bias gradient: size 1 carries nothing
   EXPECT_EQ(follow({1, 7}, {7}, {3}, {Shard(1)}), Placements{Shard(0)});
   // R and Partial stay

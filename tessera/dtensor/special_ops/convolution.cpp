@@ -19,7 +19,8 @@ using Optional = std::optional<at::Tensor>;
 
 // A sum over no input channels is zero; the bias is still added.
 at::Tensor convolution_of_pieces(const at::Tensor& input, const at::Tensor& weight, const Optional& bias, Ints stride,
-                                 Ints padding, Ints dilation, bool transposed, Ints output_padding, int64_t groups, Ints out) {
+                                 Ints padding, Ints dilation, bool transposed, Ints output_padding, int64_t groups,
+                                 Ints out) {
   if (input.numel() > 0 && weight.numel() > 0)
     return at::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
   auto result = at::zeros(out, input.options());
@@ -32,11 +33,12 @@ at::Tensor convolution_of_pieces(const at::Tensor& input, const at::Tensor& weig
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward_of_pieces(
-    const at::Tensor& grad, const at::Tensor& input, const at::Tensor& weight, at::OptionalIntArrayRef bias_sizes, Ints stride,
-    Ints padding, Ints dilation, bool transposed, Ints output_padding, int64_t groups, std::array<bool, 3> mask) {
+    const at::Tensor& grad, const at::Tensor& input, const at::Tensor& weight, at::OptionalIntArrayRef bias_sizes,
+    Ints stride, Ints padding, Ints dilation, bool transposed, Ints output_padding, int64_t groups,
+    std::array<bool, 3> mask) {
   if (grad.numel() > 0 && input.numel() > 0 && weight.numel() > 0)
-    return at::convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding,
-                                    groups, mask);
+    return at::convolution_backward(grad, input, weight, bias_sizes, stride, padding, dilation, transposed,
+                                    output_padding, groups, mask);
   at::Tensor grad_input, grad_weight, grad_bias;
   if (mask[0]) grad_input = at::zeros_like(input);
   if (mask[1]) grad_weight = at::zeros_like(weight);
@@ -56,7 +58,8 @@ TORCH_LIBRARY_FRAGMENT(tessera, m) {
       "convolution_of_pieces(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
       "bool transposed, int[] output_padding, int groups, int[] out) -> Tensor");
   m.def(
-      "convolution_backward_of_pieces(Tensor grad_output, Tensor input, Tensor weight, int[]? bias_sizes, int[] stride, "
+      "convolution_backward_of_pieces(Tensor grad_output, Tensor input, Tensor weight, int[]? bias_sizes, int[] "
+      "stride, "
       "int[] padding, int[] dilation, bool transposed, int[] output_padding, int groups, bool[3] output_mask) -> "
       "(Tensor, Tensor, Tensor)");
 }

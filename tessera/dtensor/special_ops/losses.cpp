@@ -17,8 +17,8 @@
 
 #include <tuple>
 
-// Means of losses over pieces (rules/loss.cpp): the sum of the piece, over the count of the whole. Each takes the arguments
-// of the aten op, whose reduction is mean, and the count.
+// Means of losses over pieces (rules/loss.cpp): the sum of the piece, over the count of the whole. Each takes the
+// arguments of the aten op, whose reduction is mean, and the count.
 namespace tessera {
 namespace {
 
@@ -38,7 +38,8 @@ Tensor huber_loss_of(const Tensor& self, const Tensor& target, int64_t, double d
 Tensor soft_margin_loss_of(const Tensor& self, const Tensor& target, int64_t, double count) {
   return at::soft_margin_loss(self, target, kSum).div_(count);
 }
-Tensor binary_cross_entropy_of(const Tensor& self, const Tensor& target, const Optional& weight, int64_t, double count) {
+Tensor binary_cross_entropy_of(const Tensor& self, const Tensor& target, const Optional& weight, int64_t,
+                               double count) {
   return at::binary_cross_entropy(self, target, weight, kSum).div_(count);
 }
 Tensor binary_cross_entropy_with_logits_of(const Tensor& self, const Tensor& target, const Optional& weight,
@@ -57,16 +58,17 @@ Tensor huber_loss_backward_of(const Tensor& grad, const Tensor& self, const Tens
                               double count) {
   return at::huber_loss_backward(grad, self, target, kSum, delta).div_(count);
 }
-Tensor soft_margin_loss_backward_of(const Tensor& grad, const Tensor& self, const Tensor& target, int64_t, double count) {
+Tensor soft_margin_loss_backward_of(const Tensor& grad, const Tensor& self, const Tensor& target, int64_t,
+                                    double count) {
   return at::soft_margin_loss_backward(grad, self, target, kSum).div_(count);
 }
-Tensor binary_cross_entropy_backward_of(const Tensor& grad, const Tensor& self, const Tensor& target, const Optional& weight,
-                                        int64_t, double count) {
+Tensor binary_cross_entropy_backward_of(const Tensor& grad, const Tensor& self, const Tensor& target,
+                                        const Optional& weight, int64_t, double count) {
   return at::binary_cross_entropy_backward(grad, self, target, weight, kSum).div_(count);
 }
 
-// The denominator of nll_loss lies in the data. These two run on the distributed tensors themselves: a sum, its denominator,
-// and a division between which the denominator is added up over the ranks.
+// The denominator of nll_loss lies in the data. These two run on the distributed tensors themselves: a sum, its
+// denominator, and a division between which the denominator is added up over the ranks.
 std::tuple<Tensor, Tensor> nll_loss_mean(const Tensor& self, const Tensor& target, const Optional& weight, int64_t,
                                          int64_t ignore_index) {
   auto [sum, total_weight] = at::nll_loss_forward(self, target, weight, kSum, ignore_index);
@@ -87,20 +89,26 @@ TORCH_LIBRARY_FRAGMENT(tessera, m) {
   m.def("soft_margin_loss_of(Tensor self, Tensor target, int reduction, float count) -> Tensor");
   m.def("binary_cross_entropy_of(Tensor self, Tensor target, Tensor? weight, int reduction, float count) -> Tensor");
   m.def(
-      "binary_cross_entropy_with_logits_of(Tensor self, Tensor target, Tensor? weight, Tensor? pos_weight, int reduction, float count) -> Tensor");
+      "binary_cross_entropy_with_logits_of(Tensor self, Tensor target, Tensor? weight, Tensor? pos_weight, int "
+      "reduction, float count) -> Tensor");
   m.def("mse_loss_backward_of(Tensor grad_output, Tensor self, Tensor target, int reduction, float count) -> Tensor");
   m.def(
-      "smooth_l1_loss_backward_of(Tensor grad_output, Tensor self, Tensor target, int reduction, float beta, float count) -> Tensor");
+      "smooth_l1_loss_backward_of(Tensor grad_output, Tensor self, Tensor target, int reduction, float beta, float "
+      "count) -> Tensor");
   m.def(
-      "huber_loss_backward_of(Tensor grad_output, Tensor self, Tensor target, int reduction, float delta, float count) -> Tensor");
+      "huber_loss_backward_of(Tensor grad_output, Tensor self, Tensor target, int reduction, float delta, float count) "
+      "-> Tensor");
   m.def(
-      "soft_margin_loss_backward_of(Tensor grad_output, Tensor self, Tensor target, int reduction, float count) -> Tensor");
+      "soft_margin_loss_backward_of(Tensor grad_output, Tensor self, Tensor target, int reduction, float count) -> "
+      "Tensor");
   m.def(
-      "binary_cross_entropy_backward_of(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction, float count) -> Tensor");
+      "binary_cross_entropy_backward_of(Tensor grad_output, Tensor self, Tensor target, Tensor? weight, int reduction, "
+      "float count) -> Tensor");
   m.def(
       "nll_loss_mean(Tensor self, Tensor target, Tensor? weight, int reduction, int ignore_index) -> (Tensor, Tensor)");
   m.def(
-      "nll_loss2d_mean(Tensor self, Tensor target, Tensor? weight, int reduction, int ignore_index) -> (Tensor, Tensor)");
+      "nll_loss2d_mean(Tensor self, Tensor target, Tensor? weight, int reduction, int ignore_index) -> (Tensor, "
+      "Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, m) {

@@ -8,8 +8,8 @@
 #include <vector>
 
 // aten ops that throw, or stop the process, on a piece without elements. tessera::NAME_or_zeros takes the arguments of
-// aten::NAME and the sizes of each output of this rank; if the first tensor has no elements, its outputs are zeros of those
-// sizes (often without elements too), otherwise it calls aten::NAME.
+// aten::NAME and the sizes of each output of this rank; if the first tensor has no elements, its outputs are zeros of
+// those sizes (often without elements too), otherwise it calls aten::NAME.
 namespace tessera {
 namespace {
 
@@ -40,9 +40,12 @@ constexpr OpRow kOps[] = {
 
 at::ScalarType type_of(char letter, at::ScalarType first) {
   switch (static_cast<Type>(letter)) {
-    case Type::Same: return first;
-    case Type::Sums: return at::toOpMathType(first);
-    case Type::Index: return at::kLong;
+    case Type::Same:
+      return first;
+    case Type::Sums:
+      return at::toOpMathType(first);
+    case Type::Index:
+      return at::kLong;
   }
   return first;
 }
@@ -91,8 +94,9 @@ TORCH_LIBRARY_FRAGMENT(tessera, m) {
     auto schema = schema_of(row, op->schema());
     auto name = std::string(row.op) + "_or_zeros" + (*row.overload ? "." : "") + row.overload;
     m.def(std::move(schema));
-    m.impl(name.c_str(), torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
-                                         torch::CppFunction::makeFromBoxedFunctor(std::make_unique<OrZeros>(row, *op))));
+    m.impl(name.c_str(),
+           torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
+                           torch::CppFunction::makeFromBoxedFunctor(std::make_unique<OrZeros>(row, *op))));
   }
 }
 

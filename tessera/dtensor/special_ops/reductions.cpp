@@ -12,18 +12,19 @@
 
 #include <limits>
 
-// Reductions of a piece whose result is one rank's term (rules/reduction.cpp). Each takes the arguments of the aten op, then
-// what only the whole knows.
+// Reductions of a piece whose result is one rank's term (rules/reduction.cpp). Each takes the arguments of the aten op,
+// then what only the whole knows.
 namespace tessera {
 namespace {
 
 using Dims = at::OptionalIntArrayRef;
 
 // The sum of the piece over the count of the whole.
-at::Tensor mean_of_dim(const at::Tensor& self, Dims dim, bool keepdim, std::optional<at::ScalarType> dtype, double count) {
+at::Tensor mean_of_dim(const at::Tensor& self, Dims dim, bool keepdim, std::optional<at::ScalarType> dtype,
+                       double count) {
   auto result_type = dtype.value_or(self.scalar_type());
-  TORCH_CHECK(at::isFloatingType(result_type) || at::isComplexType(result_type),
-              "mean: the result cannot be of type ", result_type, "; give a floating dtype");
+  TORCH_CHECK(at::isFloatingType(result_type) || at::isComplexType(result_type), "mean: the result cannot be of type ",
+              result_type, "; give a floating dtype");
   return at::sum(self, dim, keepdim, dtype).div_(count);
 }
 
@@ -36,11 +37,16 @@ at::Scalar identity_of_max(at::ScalarType type) {
   if (at::isFloatingType(type)) return -std::numeric_limits<double>::infinity();
   if (type == at::kBool) return false;
   switch (type) {
-    case at::kByte: return 0;
-    case at::kChar: return std::numeric_limits<int8_t>::lowest();
-    case at::kShort: return std::numeric_limits<int16_t>::lowest();
-    case at::kInt: return std::numeric_limits<int32_t>::lowest();
-    default: return std::numeric_limits<int64_t>::lowest();
+    case at::kByte:
+      return 0;
+    case at::kChar:
+      return std::numeric_limits<int8_t>::lowest();
+    case at::kShort:
+      return std::numeric_limits<int16_t>::lowest();
+    case at::kInt:
+      return std::numeric_limits<int32_t>::lowest();
+    default:
+      return std::numeric_limits<int64_t>::lowest();
   }
 }
 
@@ -48,11 +54,16 @@ at::Scalar identity_of_min(at::ScalarType type) {
   if (at::isFloatingType(type)) return std::numeric_limits<double>::infinity();
   if (type == at::kBool) return true;
   switch (type) {
-    case at::kByte: return std::numeric_limits<uint8_t>::max();
-    case at::kChar: return std::numeric_limits<int8_t>::max();
-    case at::kShort: return std::numeric_limits<int16_t>::max();
-    case at::kInt: return std::numeric_limits<int32_t>::max();
-    default: return std::numeric_limits<int64_t>::max();
+    case at::kByte:
+      return std::numeric_limits<uint8_t>::max();
+    case at::kChar:
+      return std::numeric_limits<int8_t>::max();
+    case at::kShort:
+      return std::numeric_limits<int16_t>::max();
+    case at::kInt:
+      return std::numeric_limits<int32_t>::max();
+    default:
+      return std::numeric_limits<int64_t>::max();
   }
 }
 
@@ -98,7 +109,8 @@ at::Tensor norm_or_zero(const at::Tensor& self, const at::Scalar& p) {
 at::Tensor norm_or_zero_dtype(const at::Tensor& self, const std::optional<at::Scalar>& p, at::ScalarType dtype) {
   return self.numel() > 0 ? at::norm(self, p, dtype) : zeros_for(self, {}, false, dtype);
 }
-at::Tensor norm_or_zero_dim(const at::Tensor& self, const std::optional<at::Scalar>& p, at::IntArrayRef dim, bool keepdim) {
+at::Tensor norm_or_zero_dim(const at::Tensor& self, const std::optional<at::Scalar>& p, at::IntArrayRef dim,
+                            bool keepdim) {
   return self.numel() > 0 ? at::norm(self, p, dim, keepdim) : zeros_for(self, dim, keepdim, std::nullopt);
 }
 at::Tensor norm_or_zero_dim_dtype(const at::Tensor& self, const std::optional<at::Scalar>& p, at::IntArrayRef dim,

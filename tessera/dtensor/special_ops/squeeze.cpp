@@ -8,7 +8,9 @@ namespace {
 
 at::Tensor squeeze_all(const at::Tensor& self, at::IntArrayRef ones) { return at::squeeze(self, ones); }
 at::Tensor squeeze_dim(const at::Tensor& self, int64_t, at::IntArrayRef ones) { return at::squeeze(self, ones); }
-at::Tensor squeeze_dims(const at::Tensor& self, at::IntArrayRef, at::IntArrayRef ones) { return at::squeeze(self, ones); }
+at::Tensor squeeze_dims(const at::Tensor& self, at::IntArrayRef, at::IntArrayRef ones) {
+  return at::squeeze(self, ones);
+}
 
 }  // namespace
 
