@@ -14,6 +14,7 @@ constexpr Setting kSettings[] = {
     {"LOCAL_RANK", "", "place among the ranks of this machine; set by torchrun and tessera run"},
     {"MASTER_ADDR", "127.0.0.1", "where rank 0 listens for env:// rendezvous"},
     {"MASTER_PORT", "29500", "the port of it"},
+    {"TORCHELASTIC_USE_AGENT_STORE", "", "True: torchrun keeps the store of env:// itself"},
     {"RANK", "", "this rank, for env://; set by torchrun and tessera run"},
     {"WORLD_SIZE", "", "number of ranks, for env://"},
     {"TESSERA_BACKEND", "auto", "backend when init() names none: auto, threads, gloo, nccl, fake, or a registered one"},

@@ -250,7 +250,13 @@ at::Tensor wait_kernel(const at::Tensor& x, const Group& group) {
     record.posted = record.started = std::chrono::steady_clock::now();
     notify_post(record);
   }
-  group->take_pending(x).wait();
+  auto work = group->take_pending(x);
+  try {
+    work.wait();
+  } catch (...) {  // it was never filled, and must not count as ready
+    group->add_pending(x, work);
+    throw;
+  }
   return x;
 }
 

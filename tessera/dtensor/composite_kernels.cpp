@@ -5,6 +5,8 @@
 #include <ATen/ops/_unsafe_view.h>
 #include <torch/library.h>
 
+#include <unordered_set>
+
 // Composite ops decompose above us, each the way LibTorch wrote it for plain tensors. Where that way is not ours, it is
 // replaced here, at the autograd key, by one made of differentiable ops.
 namespace tessera::detail {
@@ -22,6 +24,16 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef shape) {
 
 }  // namespace
 
-void register_composite_kernels(torch::Library& aten_autograd) { aten_autograd.impl("reshape", TORCH_FN(reshape)); }
+void register_composite_kernels(torch::Library& aten, torch::Library& aten_autograd, std::unordered_set<std::string>& done) {
+  aten_autograd.impl("reshape", TORCH_FN(reshape));
+  aten.impl("reshape", TORCH_FN(reshape));  // in inference mode nothing stops at the autograd key
+  // What LibTorch's own reshape calls; its stride argument is for a plain tensor.
+  aten.impl("_reshape_alias", [](const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef) { return reshape(self, size); });
+  done.insert("aten::_reshape_alias");
+  // It has an autograd formula of its own, so a kernel of ours takes nothing away; decomposed, it would start from plain
+  // zeros.
+  const auto& selecting = propagate::entry_of("aten::value_selecting_reduction_backward");
+  aten.impl("value_selecting_reduction_backward", torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedOpKernel>(selecting)));
+}
 
 }  // namespace tessera::detail

@@ -2,16 +2,14 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/tracer_key.h"
-#include "tessera/comm/ops.h"
-#include "tessera/dtensor/policy.h"
-#include "tessera/redistribute/execute.h"
+#include "tessera/dtensor/arguments.h"
+#include "tessera/dtensor/move_inputs.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
 #include <c10/core/AutogradState.h>
 #include <torch/csrc/autograd/node.h>
 
-#include <bit>
 #include <optional>
 
 namespace tessera::detail {
@@ -31,132 +29,6 @@ OpObserver*& op_observer() {
 bool in_backward() { return torch::autograd::get_current_node() != nullptr; }
 
 namespace {
-
-// Calls f(tensor, arg, element) for every defined tensor among the arguments.
-template <class F>
-void for_each_tensor(const OpEntry& entry, c10::ArrayRef<IValue> args, F f) {
-  for (size_t i = 0; i < entry.num_args(); i++) {
-    const int arg = static_cast<int>(i);
-    switch (entry.kinds[i]) {
-      case ArgKind::Tensor:
-        if (args[i].isTensor() && args[i].toTensor().defined()) f(args[i].toTensor(), arg, -1);
-        break;
-      case ArgKind::TensorList:
-      case ArgKind::OptionalTensorList: {
-        if (!args[i].isList()) break;  // None
-        int element = 0;
-        for (const auto& v : args[i].toListRef()) {
-          if (v.isTensor() && v.toTensor().defined()) f(v.toTensor(), arg, element);
-          element++;
-        }
-        break;
-      }
-      case ArgKind::Scalar:
-      case ArgKind::Other: break;
-    }
-  }
-}
-
-// ---- read ----
-
-void read_static(Reader& reader, const OpEntry& entry, const IValue& v, bool by_value) {
-  if (v.isInt()) return reader.read(v.toInt());
-  if (v.isNone()) return reader.key.push(propagate::kNone);
-  if (v.isBool()) return reader.read(v.toBool());
-  if (v.isDouble()) return by_value ? reader.key.push(std::bit_cast<uint64_t>(v.toDouble())) : reader.read(v.toDouble());
-  if (v.isList()) {
-    const auto list = v.toListRef();
-    reader.key.push(list.size());
-    for (const auto& x : list) read_static(reader, entry, x, by_value);
-    return;
-  }
-  if (v.isString()) return reader.key.push(std::hash<std::string>{}(v.toStringRef()));
-  if (v.isDevice())
-    return reader.key.push(static_cast<uint64_t>(v.toDevice().type()) << 8 | static_cast<uint8_t>(v.toDevice().index()));
-  if (v.isComplexDouble()) return reader.key.push(3);
-  if (v.isGenerator()) return reader.key.push(4);
-  if (v.isTensor()) return reader.read(v.toTensor());
-  TESSERA_FAIL(InternalError, entry.name, ": no way to key an argument of kind ", v.tagKind());
-}
-
-// The same words that Reader makes of typed arguments.
-void read_boxed(const OpEntry& entry, c10::ArrayRef<IValue> args, Key& key) {
-  Reader reader{key, {}};
-  if (entry.view) key.push(in_backward());
-  const auto* rule = entry.rule();
-  const bool by_value = rule && rule->reads_scalars;
-  for (size_t i = 0; i < entry.num_args(); i++) {
-    const auto& v = args[i];
-    switch (entry.kinds[i]) {
-      case ArgKind::Tensor:
-        if (v.isTensor())
-          reader.read(v.toTensor());
-        else
-          key.push(propagate::kUndefined);
-        break;
-      case ArgKind::TensorList:
-      case ArgKind::OptionalTensorList: {
-        if (!v.isList()) {
-          key.push(propagate::kNone);
-          break;
-        }
-        const auto list = v.toListRef();
-        key.push(list.size());
-        for (const auto& x : list)
-          if (x.isTensor())
-            reader.read(x.toTensor());
-          else
-            key.push(propagate::kUndefined);
-        break;
-      }
-      case ArgKind::Scalar:
-        if (v.isNone()) {
-          key.push(propagate::kNone);
-        } else {
-          reader.read(v.toScalar());
-          if (by_value && !v.isComplexDouble()) key.push(std::bit_cast<uint64_t>(v.toScalar().toDouble()));
-        }
-        break;
-      case ArgKind::Other: read_static(reader, entry, v, by_value); break;
-    }
-  }
-}
-
-// ---- plain tensors among distributed ones ----
-
-const std::string& arg_name(const OpEntry& entry, int arg) { return entry.op.schema().arguments()[arg].name(); }
-
-// A plain tensor of more than one element is refused, with two exceptions: inside ImplicitReplication, and in backward,
-// where autograd's own formulas build tensors of global size, the same on every rank. Those become Replicate where they
-// stand, so that an in-place op on one gives a distributed result.
-bool promote_plain(const OpEntry& entry, c10::ArrayRef<IValue> args) {
-  bool found = false;
-  const TensorSpec* like = nullptr;
-  for_each_tensor(entry, args, [&](const at::Tensor& t, int, int) {
-    if (const auto* spec = spec_or_null(t))
-      like = spec;
-    else
-      found |= t.numel() != 1;
-  });
-  if (!found || !like) return false;
-  const bool allowed = implicit_replication() || in_backward();
-  for_each_tensor(entry, args, [&](const at::Tensor& t, int arg, int element) {
-    if (is_dtensor(t) || t.numel() == 1) return;
-    TESSERA_CHECK(allowed, UsageError, entry.name, ": argument ", arg, " '", arg_name(entry, arg), "'",
-                  element >= 0 ? c10::str(", element ", element, ",") : std::string(), " is a plain tensor of sizes ", t.sizes(),
-                  " next to distributed ones such as ", like->describe(),
-                  ". Make it one with distribute_tensor or DTensor::from_local, or open a scope ImplicitReplication "
-                  "to take plain tensors as Replicate.");
-    Placements whole(like->placements.size(), Replicate());
-    at::AutoDispatchBelowADInplaceOrView below;
-    auto spec = intern(like->mesh, whole, t.sizes(), t.strides(), t.scalar_type(), t.device());
-    auto local = at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), false));
-    t.unsafeGetTensorImpl()->shallow_copy_from(wrap(std::move(local), std::move(spec)).getIntrusivePtr());
-  });
-  return true;
-}
-
-}  // namespace
 
 // ---- choose ----
 
@@ -179,6 +51,9 @@ Decision& choose(const OpEntry& entry, c10::ArrayRef<IValue> args, const Key& ke
   auto& cache = propagate::decision_cache(*key.mesh());
   const auto hash = key.hash();
   if (auto* found = cache.find(entry, key, hash)) return *found;
+  TESSERA_CHECK(!key.mesh()->coordinate.empty(), UsageError, entry.name, ": this rank is not part of mesh(",
+                DeviceMesh(c10::intrusive_ptr<MeshState>::reclaim_copy(key.mesh())),
+                "), so it holds no piece to compute with; call ops on the mesh's ranks only");
   auto decision = propagate::decide(make_call(entry, args, key.mesh()));
   decision->hash = hash;
   for (uint32_t i = 0; i < key.size(); i++) decision->key.push_back(key[i]);
@@ -197,88 +72,6 @@ const SpecRef& learn(const OpEntry& entry, Decision::Out& out, const at::Tensor&
 }
 
 namespace {
-
-// ---- redistribute_inputs ----
-
-struct Moved {
-  const at::Tensor* tensor;
-  const TensorSpec* to;
-  int index;  // among the call's tensors
-  at::Tensor local;
-};
-
-// A value that is used again is worth keeping in its new place. A whole parameter is not: it would stay gathered.
-bool worth_remembering(const at::Tensor& t, const TensorSpec& from) {
-  return !t.is_inference() && (from.has_partial() || !t.is_leaf());
-}
-
-bool recall(const at::Tensor& t, Moved& moved) {
-  auto& meta = meta_of(t);
-  if (!meta.remembered.defined() || meta.remembered_spec.get() != moved.to || meta.local.is_inference() ||
-      meta.remembered_version != meta.local._version())
-    return false;
-  moved.local = meta.remembered;
-  return true;
-}
-
-void remember(const at::Tensor& t, const Moved& moved, const TensorSpec& from) {
-  auto& meta = meta_of(t);
-  if (!worth_remembering(t, from) || meta.local.is_inference() || moved.local.is_same(meta.local)) return;
-  meta.remembered = moved.local;
-  meta.remembered_spec = SpecRef::reclaim_copy(moved.to);
-  meta.remembered_version = meta.local._version();
-}
-
-// A cut tensor that is to be a term of a sum is gathered first: no single plan does both. (A gradient that comes cut, added
-// to one that is a pending sum.)
-SpecRef gathered_first(const TensorSpec& from, const TensorSpec& to) {
-  Placements via(from.placements);
-  for (size_t a = 0; a < via.size(); a++)
-    if (via[a].is_cut() && to.placements[a].is_partial()) via[a] = Replicate();
-  return with_placements(from, via);
-}
-
-redistribute::Local move_one(const at::Tensor& t, const TensorSpec& from, const TensorSpec& to) {
-  auto local = local_of(t);
-  const auto via = gathered_first(from, to);
-  if (via.get() == &from) return redistribute::execute(redistribute::plan_between(from, to), local, from, to);
-  auto whole = redistribute::execute(redistribute::plan_between(from, *via), local, from, *via);
-  if (whole.pending) comm::wait(whole.tensor, whole.pending);
-  return redistribute::execute(redistribute::plan_between(*via, to), whole.tensor, *via, to);
-}
-
-void move_all(const OpEntry& entry, std::vector<Moved>& moves) {
-  std::vector<Moved*> open;
-  for (auto& move : moves)
-    if (!recall(*move.tensor, move)) open.push_back(&move);
-  if (open.empty()) return;
-  std::vector<const redistribute::Plan*> plans;
-  std::vector<at::Tensor> locals;
-  std::vector<const TensorSpec*> from, to;
-  for (auto* move : open) {
-    const auto& spec = *meta_of(*move->tensor).spec;
-    const auto& plan = redistribute::plan_between(spec, *move->to);
-    if (plan.communicates() && comm_policy() != CommPolicy::Allow)
-      check_policy(c10::str(entry.name, " redistributes its tensor ", move->index, ", ", spec.describe(), ", to ",
-                            to_string(move->to->placements), "."));
-    if (auto* observer = op_observer()) observer->redistributes(move->index, spec, *move->to, false);
-    plans.push_back(&plan);
-    locals.push_back(local_of(*move->tensor));
-    from.push_back(&spec);
-    to.push_back(move->to);
-  }
-  std::vector<redistribute::Local> results;
-  if (open.size() == 1)
-    results.push_back(redistribute::execute(*plans[0], locals[0], *from[0], *to[0]));
-  else
-    results = redistribute::execute_many(plans, locals, from, to);
-  for (size_t i = 0; i < open.size(); i++) {
-    if (results[i].pending) comm::wait(results[i].tensor, results[i].pending);
-    open[i]->local = std::move(results[i].tensor);
-    remember(*open[i]->tensor, *open[i], *from[i]);
-  }
-  if (auto* observer = op_observer()) observer->redistributed();
-}
 
 // The local of the i-th tensor of the call, in the place the decision wants it.
 class Locals {
@@ -338,6 +131,7 @@ c10::DispatchKeySet unwrap(const OpEntry& entry, IValue* args, const Decision& d
         break;
       }
       case ArgKind::Scalar:
+      case ArgKind::ScalarList:
       case ArgKind::Other: break;
     }
   }
@@ -491,7 +285,13 @@ void run_inplace_view(const OpEntry& entry, Decision& decision, Stack* stack, IV
   auto alias = at::Tensor(local.unsafeGetTensorImpl()->shallow_copy_and_detach(
       local.unsafeGetTensorImpl()->version_counter(), true));
   args[0] = alias;
-  run_local(entry.op, alias.key_set(), stack);
+  if (decision.special) {
+    for (const auto& v : decision.special_args) stack->push_back(v);
+    run_local(*decision.special, alias.key_set(), stack);
+    alias = stack->back().toTensor();
+  } else {
+    run_local(entry.op, alias.key_set(), stack);
+  }
   auto& out = decision.outs.at(0);
   replace(self, alias, learn(entry, out, alias, mesh));
   stack->back() = self;
@@ -503,15 +303,16 @@ void dispatch_boxed(const OpEntry& entry, Stack* stack) {
   IValue* args = stack->data() + (stack->size() - entry.num_args());
   const c10::ArrayRef<IValue> view(args, entry.num_args());
 
-  promote_plain(entry, view);
+  PromotedPlain promoted(entry, args);
   Observed observed(entry, view);
   Key key;
   read_boxed(entry, view, key);
   auto& decision = choose(entry, view, key);
   const auto& mesh = *key.mesh();
+  promoted.convert_written();
 
   if (decision.kind == Decision::Kind::Decompose) {
-    if (decision.special) return decision.special->callBoxed(stack);
+    if (const auto op = decision.special) return op->callBoxed(stack);  // a copy: ops below may empty the cache
     return entry.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
   }
   for (const auto& fix : decision.fixes) args[fix.first] = fix.second;

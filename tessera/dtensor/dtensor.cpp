@@ -32,21 +32,24 @@ void check_plain(const at::Tensor& t, const char* who) {
                 "; use redistribute to move it");
 }
 
-// All ranks of an axis must hold pieces of the same shape, or of the shapes the cut gives them.
+// All ranks of an axis must hold pieces of the same shape, or of the shapes the cut gives them. Every axis is gathered
+// before any is judged, so that all ranks of the mesh go on, or none waits for one that threw.
 void compare_across_ranks(const at::Tensor& local, const TensorSpec& spec) {
+  const auto mine = at::tensor(local.sizes().vec(), at::kLong);
+  std::vector<at::Tensor> found;
   for (int64_t axis = 0; axis < spec.mesh.ndim(); axis++) {
-    const auto group = spec.mesh.get_group(axis);
-    auto mine = at::tensor(std::vector<int64_t>(local.sizes().begin(), local.sizes().end()), at::kLong);
-    auto all = at::empty({group->size() * local.dim()}, mine.options());
-    group->all_gather_into_tensor(all, mine).wait();
+    found.push_back(at::empty({spec.mesh.size(axis) * local.dim()}, mine.options()));
+    spec.mesh.get_group(axis)->all_gather_into_tensor(found.back(), mine).wait();
+  }
+  for (int64_t axis = 0; axis < spec.mesh.ndim(); axis++) {
     auto coordinate = spec.mesh.state()->coordinate;
-    for (int64_t r = 0; r < group->size(); r++) {
+    for (int64_t r = 0; r < spec.mesh.size(axis); r++) {
       coordinate[axis] = r;
       const auto expected = local_sizes(spec.placements, spec.mesh.shape(), coordinate, spec.sizes);
-      const c10::IntArrayRef found(all.const_data_ptr<int64_t>() + r * local.dim(), local.dim());
-      TESSERA_CHECK(found == c10::IntArrayRef(expected), UsageError, "from_local: rank ", r, " of mesh axis '",
-                    spec.mesh.state()->axis_name(axis), "' has a piece of sizes ", found, "; of ", spec.describe(), " it should have ",
-                    c10::IntArrayRef(expected), ". Give the global shape and stride if pieces are uneven.");
+      const c10::IntArrayRef theirs(found[axis].const_data_ptr<int64_t>() + r * local.dim(), local.dim());
+      TESSERA_CHECK(theirs == c10::IntArrayRef(expected), UsageError, "from_local: rank ", r, " of mesh axis '",
+                    spec.mesh.state()->axis_name(axis), "' has a piece of sizes ", theirs, "; of ", spec.describe(),
+                    " it should have ", c10::IntArrayRef(expected), ". Give the global shape and stride if pieces are uneven.");
     }
   }
 }
@@ -120,7 +123,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
     for (int64_t axis = 0; axis < mesh.ndim(); axis++)
       if (complete_placements[axis].is_replicate()) mesh.get_group(axis)->broadcast(value, 0).wait();
   }
-  return detail::from_local(local, spec);
+  return detail::from_local(local.is_non_overlapping_and_dense() ? local : local.contiguous(), spec);
 }
 
 at::Tensor DTensor::to_local(PlacementsRef grad_placements) const {
@@ -169,13 +172,11 @@ DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, Placement
   at::Tensor local;
   {
     at::NoGradGuard no_grad;
-    const Placements whole(to.size(), Replicate());
-    const auto strides = t.is_non_overlapping_and_dense() ? Sizes(t.strides().begin(), t.strides().end()) : contiguous_strides(t.sizes());
-    auto spec = intern(mesh, to, t.sizes(), strides, t.scalar_type(), t.device());
+    auto spec = intern(mesh, to, t.sizes(), contiguous_strides(t.sizes()), t.scalar_type(), t.device());
     local = t.detach();
     for (const auto& [axis, placement] : in_cutting_order(to, mesh))
       local = placement.is_cut() ? scatter(local, placement, *mesh.get_group(axis), options) : broadcast(local, *mesh.get_group(axis), options);
-    if (local.is_alias_of(t)) local = local.clone();
+    if (local.is_alias_of(t)) local = local.clone(at::MemoryFormat::Contiguous);
     DTensor out = detail::wrap(std::move(local), spec);
     out.set_requires_grad(t.requires_grad());
     return out;
@@ -183,6 +184,8 @@ DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, Placement
 }
 
 void distribute_in_place(at::Tensor& t, const DeviceMesh& mesh, PlacementsRef placements, DistributeOptions options) {
+  TESSERA_CHECK(t.is_leaf(), UsageError, "distribute_in_place: the tensor has a grad_fn; only parameters and buffers can be converted");
+  TESSERA_CHECK(!t.grad().defined(), UsageError, "distribute_in_place: the tensor has a gradient, which would stay plain; reset it first");
   const bool requires_grad = t.requires_grad();
   t.set_data(distribute_tensor(t.detach(), mesh, placements, options));
   t.set_requires_grad(requires_grad);

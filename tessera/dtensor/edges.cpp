@@ -23,11 +23,11 @@ Placements gradient_placements(PlacementsRef value, PlacementsRef gradient) {
   return to;
 }
 
-at::Tensor move(const at::Tensor& t, const SpecRef& to) {
+at::Tensor move(const at::Tensor& t, const SpecRef& to, bool is_explicit) {
   at::AutoDispatchBelowADInplaceOrView below;
   const auto& from = meta_of(t).spec;
   if (from == to) return share(t);
-  if (auto* observer = op_observer()) observer->redistributes(0, *from, *to, true);
+  if (auto* observer = op_observer()) observer->redistributes(0, *from, *to, is_explicit);
   const auto& plan = redistribute::plan_between(*from, *to);
   auto result = redistribute::execute(plan, local_of(t), *from, *to);
   if (auto* observer = op_observer()) observer->redistributed();
@@ -44,9 +44,13 @@ const at::Tensor& distributed(const at::Tensor& gradient, const char* of) {
   return gradient;
 }
 
+// The same memory, and the same version: writing to one is seen at the other.
 at::Tensor alias_of(const at::Tensor& t) {
   at::AutoDispatchBelowADInplaceOrView below;
-  return at::alias(t);
+  auto out = at::alias(t);
+  if (!t.is_inference() && !out.is_inference())
+    out.unsafeGetTensorImpl()->set_version_counter(t.unsafeGetTensorImpl()->version_counter());
+  return out;
 }
 
 // Runs `make` outside autograd and puts `Backward` behind its result. Each Backward is made of the functions below, so
@@ -91,26 +95,27 @@ struct ToLocalBackward final : Node {
                   "backward of to_local: the gradient has sizes ", g.sizes(), "; this rank's piece of ", spec->describe(), " has ",
                   c10::IntArrayRef(spec->local_sizes));
     auto as_found = intern(spec->mesh, spec->placements, spec->sizes, spec->strides, g.scalar_type(), g.device());
-    return {from_local(g, as_found)};
+    // An expanded gradient has not the strides that the spec tells of.
+    return {from_local(g.is_non_overlapping_and_dense() ? g : g.contiguous(), as_found)};
   }
 };
 
 }  // namespace
 
 at::Tensor from_local(const at::Tensor& local, const SpecRef& spec) {
-  return with_history<FromLocalBackward>(local, spec, [&] { return wrap(alias_of(local), spec); });
+  return with_history<FromLocalBackward>(local, spec, [&] {
+    auto out = wrap(alias_of(local), spec);
+    meta_of(out).escaped = true;
+    return out;
+  });
 }
 
 at::Tensor to_local(const at::Tensor& t, PlacementsRef grad_placements) {
   auto spec = meta_of(t).spec;
   if (!grad_placements.empty()) spec = with_placements(*spec, grad_placements);
   return with_history<ToLocalBackward>(t, spec, [&] {
-    const auto& local = local_of(t);
-    auto out = alias_of(local);
-    // Writing to it writes to t's piece, and must be seen there.
-    if (!local.is_inference() && !out.is_inference())
-      out.unsafeGetTensorImpl()->set_version_counter(local.unsafeGetTensorImpl()->version_counter());
-    return out;
+    meta_of(t).escaped = true;
+    return alias_of(local_of(t));
   });
 }
 

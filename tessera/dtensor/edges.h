@@ -9,8 +9,8 @@ at::Tensor from_local(const at::Tensor& local, const SpecRef& spec);
 at::Tensor to_local(const at::Tensor& t, PlacementsRef grad_placements);
 at::Tensor redistribute(const at::Tensor& t, PlacementsRef placements);
 
-// Without autograd. Tells the observer that it was asked for.
-at::Tensor move(const at::Tensor& t, const SpecRef& to);
+// Without autograd.
+at::Tensor move(const at::Tensor& t, const SpecRef& to, bool is_explicit = true);
 
 // Where the gradient of a redistribution goes, axis by axis:
 //   the value was cut    -> cut like it          (an own piece is enough)

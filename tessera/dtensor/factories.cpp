@@ -19,6 +19,8 @@ DTensor uninitialised(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsR
                       const char* who) {
   detail::register_kernels();
   TESSERA_CHECK(mesh, UsageError, who, ": no mesh given");
+  TESSERA_CHECK(options.layout() == at::kStrided && !options.pinned_memory() && !options.memory_format_opt(), UsageError, who,
+                ": of the options only dtype, device and requires_grad are for a distributed tensor");
   const Placements whole(mesh.ndim(), Replicate());
   const auto to = normalize(placements.empty() ? PlacementsRef(whole) : placements, static_cast<int64_t>(size.size()));
   for (const auto& p : to)

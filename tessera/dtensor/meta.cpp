@@ -30,9 +30,8 @@ void attach(c10::TensorImpl& impl, c10::intrusive_ptr<c10::BackendMeta> meta) {
 }  // namespace
 
 void settle(DTensorMeta& meta) {
-  auto group = std::move(meta.pending);
+  comm::wait(meta.local, meta.pending);  // if it throws, the tensor stays pending
   meta.pending.reset();
-  comm::wait(meta.local, group);
 }
 
 at::Tensor wrap(at::Tensor local, SpecRef spec) {

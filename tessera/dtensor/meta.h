@@ -15,6 +15,9 @@ struct DTensorMeta final : c10::BackendMeta {
   // A collective that still fills `local`. Shared by detached copies, and so settled for all of them at once.
   comm::Group pending;
 
+  // Someone holds `local`, or memory it shares, as a plain tensor (from_local, to_local).
+  bool escaped = false;
+
   // The last redistribution of `local`, so that a value used twice is moved once. Holds while the local's version does.
   at::Tensor remembered;
   SpecRef remembered_spec;

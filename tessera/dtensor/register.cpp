@@ -3,6 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch.h"
 
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
 #include <mutex>
@@ -13,7 +14,8 @@ namespace detail {
 
 void register_hot_kernels(torch::Library& aten, std::unordered_set<std::string>& done);      // hot_kernels.cpp
 void register_special_kernels(torch::Library& aten, std::unordered_set<std::string>& done);  // special_kernels.cpp
-void register_composite_kernels(torch::Library& aten_autograd);                              // composite_kernels.cpp
+void register_composite_kernels(torch::Library& aten, torch::Library& aten_autograd,
+                                std::unordered_set<std::string>& done);  // composite_kernels.cpp
 
 namespace {
 
@@ -42,6 +44,7 @@ void register_everything() {
   std::unordered_set<std::string> done;
   register_special_kernels(aten, done);
   register_hot_kernels(aten, done);
+  register_composite_kernels(aten, library("aten", c10::DispatchKey::AutogradPrivateUse3), done);
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = dispatcher.findOp(name);
@@ -50,9 +53,9 @@ void register_everything() {
     if (!done.contains(entry.name)) register_boxed(aten, entry);
   }
   library("_", kKey).fallback(torch::CppFunction::makeFromBoxedFunction<&refuse>());
-  // AutogradPrivateUse3 has no fallback of its own, unlike the other backends'.
-  register_composite_kernels(library("aten", c10::DispatchKey::AutogradPrivateUse3));
-  library("_", c10::DispatchKey::AutogradPrivateUse3).fallback(torch::CppFunction::makeFallthrough());
+  // AutogradPrivateUse3 has no fallback of its own, unlike the other backends'. This one tells, as theirs do, when a
+  // gradient is asked of an op that has none.
+  library("_", c10::DispatchKey::AutogradPrivateUse3).fallback(torch::autograd::basicAutogradNotImplementedFallback());
 }
 
 }  // namespace
@@ -70,7 +73,13 @@ namespace {
 void bind(std::string_view op) {
   detail::register_kernels();
   if (op.starts_with("aten::")) return;
-  const auto& entry = propagate::entry_of(op);
+  const auto dot = op.find('.');
+  const auto found = c10::Dispatcher::singleton().findSchema(
+      {std::string(op.substr(0, dot)), dot == std::string_view::npos ? "" : std::string(op.substr(dot + 1))});
+  TESSERA_CHECK(found, UsageError, "no op is called ", op, "; names are written with namespace and overload, as in aten::add.Tensor");
+  TESSERA_CHECK(!found->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd), UsageError, op,
+                " is made of other ops and follows their rules; a rule of its own would take its gradient away");
+  const auto& entry = propagate::entry_of(*found);
   const std::string ns(op.substr(0, op.find("::")));
   static auto* bound = new std::unordered_set<std::string>;
   static std::mutex mutex;
@@ -80,9 +89,9 @@ void bind(std::string_view op) {
 
 }  // namespace
 
-void register_sharding(std::string_view op, rules::RuleFn rule) {
+void register_sharding(std::string_view op, rules::RuleFn rule, ShardingOptions options) {
   bind(op);
-  rules::registry().add(op, "user", std::move(rule));
+  rules::registry().add(op, "user", std::move(rule), options.lists, options.reads_scalars);
 }
 
 void register_sharding(std::string_view op, std::vector<rules::Row> rows) {

@@ -20,7 +20,11 @@ void register_kernels();
 //
 // Rows over one mesh axis, for an op whose results are shaped like its first tensor; a function from the call to a
 // rules::Rule for any other.
-void register_sharding(std::string_view op, rules::RuleFn rule);
+struct ShardingOptions {
+  rules::ListMode lists = rules::ListMode::Joint;
+  bool reads_scalars = false;  // rows depend on the value of a Scalar or float argument
+};
+void register_sharding(std::string_view op, rules::RuleFn rule, ShardingOptions options = {});
 void register_sharding(std::string_view op, std::vector<rules::Row> rows);
 // The rule of another op under this name.
 void same_as(std::string_view op, std::string_view like);

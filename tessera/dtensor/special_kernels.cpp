@@ -26,7 +26,7 @@ at::Tensor move_implicitly(const at::Tensor& t, PlacementsRef placements, const 
   if (to == spec) return t;
   if (redistribute::plan_between(*spec, *to).communicates() && comm_policy() != CommPolicy::Allow)
     check_policy(c10::str(op, " redistributes ", spec->describe(), " to ", to_string(placements), "."));
-  return move(t, to);
+  return move(t, to, /*is_explicit=*/false);
 }
 
 at::Scalar item(const at::Tensor& t) {
@@ -46,6 +46,8 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
   for (auto& p : common)
     if (p.is_partial()) p = Replicate();
   const auto x = move_implicitly(a, common, "equal()"), y = move_implicitly(b, common, "equal()");
+  if (meta_of(a).spec->mesh.size() > 1 && comm_policy() != CommPolicy::Allow)
+    check_policy(c10::str("equal() asks every rank whether its piece of ", meta_of(a).spec->describe(), " is equal."));
   at::AutoDispatchBelowADInplaceOrView below;
   auto same = at::full({1}, at::equal(local_of(x), local_of(y)) ? 1 : 0, at::TensorOptions().dtype(at::kInt).device(local_of(x).device()));
   const auto& mesh = meta_of(a).spec->mesh;

@@ -29,6 +29,14 @@ struct LocalArg<at::Tensor> {
   c10::DispatchKeySet keys() const { return value.key_set(); }
 };
 
+template <>
+struct LocalArg<std::optional<at::Tensor>> {
+  std::optional<at::Tensor> value;
+  explicit LocalArg(const std::optional<at::Tensor>& t) : value(t && is_dtensor(*t) ? local_of(*t) : t) {}
+  const std::optional<at::Tensor>& get() const { return value; }
+  c10::DispatchKeySet keys() const { return value ? value->key_set() : c10::DispatchKeySet(); }
+};
+
 // A list of locals without touching a reference count.
 class BorrowedList {
  public:
@@ -150,9 +158,8 @@ class TypedKernel<Ret(Args...)> final : public c10::OperatorKernel {
       return outs;
     } else if constexpr (std::is_same_v<Ret, at::Tensor&>) {
       auto& self = std::get<0>(std::forward_as_tuple(args...));
-      const auto& local = meta_of(self).local;
       call(locals);
-      if (!local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
+      if (is_dtensor(self) && !meta_of(self).local.is_inference()) meta_of(self).local.unsafeGetTensorImpl()->bump_version();
       return self;
     } else {
       static_assert(std::is_void_v<Ret>);

@@ -51,7 +51,7 @@ double mean_local_bytes(const TensorSpec& spec) {
 // Of bringing one axis of one input from `from` to `to`.
 double axis_cost(const Placement& from, const Placement& to, int64_t n, double local_bytes) {
   if (from == to) return 0;
-  if (n == 1) return 0;  // one rank holds everything either way
+  if (n == 1) return 1e-6;  // one rank holds everything either way; still, labels are kept where they can be
   if (from.is_cut() && to.is_partial())  // gathered first, and then every rank takes its term
     return redistribute::step_cost(Move::AllGather, n, local_bytes) + axis_cost(Replicate(), to, n, local_bytes * static_cast<double>(n));
   const auto move = redistribute::detail::direct_move(from, to);

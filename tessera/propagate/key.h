@@ -21,7 +21,7 @@
 // no rule looks at such a value. Ints, bools and int lists are dims, sizes and flags, and count by value.
 namespace tessera::propagate {
 
-inline constexpr uint64_t kNone = ~uint64_t{0};
+inline constexpr uint64_t kNone = 0x8000'0000'0000'0007;  // no dim, size or flag has this value
 inline constexpr uint64_t kUndefined = 2;
 
 class Key {

@@ -31,6 +31,7 @@ ArgKind kind_of(c10::TypePtr type) {
   if (auto list = type->cast<c10::ListType>()) {
     auto element = list->getElementType();
     if (element->kind() == c10::TypeKind::TensorType) return ArgKind::TensorList;
+    if (element->kind() == c10::TypeKind::NumberType) return ArgKind::ScalarList;
     if (auto optional = element->cast<c10::OptionalType>())
       if (optional->getElementType()->kind() == c10::TypeKind::TensorType) return ArgKind::OptionalTensorList;
   }
@@ -61,11 +62,13 @@ bool OpEntry::is_written(int arg) const { return std::find(writes.begin(), write
 
 const rules::OpRule* OpEntry::rule() const {
   const auto& registry = rules::registry();
-  if (rule_version_ != registry.version()) {
-    rule_ = registry.find(name);
-    rule_version_ = registry.version();
+  const auto version = registry.version();
+  const auto* known = known_.load(std::memory_order_acquire);
+  if (C10_UNLIKELY(!known || known->version != version)) {
+    known = new Known{version, registry.find(name)};
+    known_.store(known, std::memory_order_release);
   }
-  return rule_;
+  return known->rule;
 }
 
 OpEntry& entry_of(const c10::OperatorHandle& op) {

@@ -4,11 +4,12 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
 #include <string>
 
 namespace tessera::propagate {
 
-enum class ArgKind : uint8_t { Tensor, TensorList, OptionalTensorList, Scalar, Other };
+enum class ArgKind : uint8_t { Tensor, TensorList, OptionalTensorList, Scalar, ScalarList, Other };
 
 // What dispatch needs to know of an op, read from its schema once. Bound into the op's kernel, so that a call never
 // looks an op up by name.
@@ -29,12 +30,15 @@ struct OpEntry {
   size_t num_args() const { return kinds.size(); }
   size_t num_returns() const { return return_of.size(); }
   bool is_written(int arg) const;
-  // The rule as it stands; looked up again when rules were registered since.
+  // The rule as it stands; looked up again when rules were registered since. Entries are shared by thread ranks.
   const rules::OpRule* rule() const;
 
  private:
-  mutable const rules::OpRule* rule_ = nullptr;
-  mutable uint64_t rule_version_ = ~uint64_t{0};
+  struct Known {
+    uint64_t version;
+    const rules::OpRule* rule;
+  };
+  mutable std::atomic<const Known*> known_ = nullptr;  // replaced whole; old ones are kept, as few as registrations
 };
 
 // The entry of an op, made at first use and never freed. Thread-safe; not for the hot path.

@@ -71,7 +71,14 @@ void Registry::add(std::string_view op, std::string_view family, RuleFn fn, List
     std::erase_if(rule.rows, [&](const Row& row) { return !usable(row, query); });
     return rule;
   };
-  rules_[std::string(op)] = OpRule{std::move(checked), lists, std::string(family), reads_scalars};
+  put(op, OpRule{std::move(checked), lists, std::string(family), reads_scalars});
+}
+
+void Registry::put(std::string_view op, OpRule rule) {
+  std::lock_guard lock(mutex_);
+  auto& place = rules_[std::string(op)];
+  if (place) replaced_.push_back(std::move(place));
+  place = std::make_unique<const OpRule>(std::move(rule));
   version_++;
 }
 
@@ -79,16 +86,17 @@ void Registry::same_as(std::string_view op, std::string_view like) {
   const auto* known = find(like);
   TESSERA_CHECK(known, UsageError, "no rule for '", like, "', so '", op, "' cannot be declared the same as it; ",
                 "names are written with namespace and overload, as in aten::add.Tensor");
-  rules_[std::string(op)] = OpRule(*known);
-  version_++;
+  put(op, OpRule(*known));
 }
 
 const OpRule* Registry::find(std::string_view op) const {
+  std::lock_guard lock(mutex_);
   auto it = rules_.find(std::string(op));
-  return it == rules_.end() ? nullptr : &it->second;
+  return it == rules_.end() ? nullptr : it->second.get();
 }
 
 std::vector<std::string> Registry::names() const {
+  std::lock_guard lock(mutex_);
   std::vector<std::string> names;
   names.reserve(rules_.size());
   for (const auto& [name, rule] : rules_) names.push_back(name);
@@ -97,9 +105,9 @@ std::vector<std::string> Registry::names() const {
 }
 
 Registry& registry() {
-  static Registry the = [] {
-    Registry filled;
-    register_all(filled);
+  static Registry& the = *[] {
+    auto* filled = new Registry;  // never destroyed: kernels ask it until the process ends
+    register_all(*filled);
     return filled;
   }();
   return the;

@@ -6,7 +6,10 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/ScalarType.h>
 
+#include <atomic>
 #include <functional>
+#include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -139,11 +142,14 @@ class Registry {
   void same_as(std::string_view op, std::string_view like);  // the other op's rule under this name
   const OpRule* find(std::string_view op) const;             // null: no rule
   std::vector<std::string> names() const;                    // sorted
-  uint64_t version() const { return version_; }              // grows with each change; caches look at it
+  uint64_t version() const { return version_.load(std::memory_order_acquire); }  // grows with each change; caches look
 
  private:
-  std::unordered_map<std::string, OpRule> rules_;
-  uint64_t version_ = 0;
+  void put(std::string_view op, OpRule rule);
+  mutable std::mutex mutex_;  // thread ranks register and look up at once
+  std::unordered_map<std::string, std::unique_ptr<const OpRule>> rules_;
+  std::vector<std::unique_ptr<const OpRule>> replaced_;  // kept: a rank may be running one
+  std::atomic<uint64_t> version_ = 0;
 };
 
 Registry& registry();             // the process's, filled by register_all at first use
