@@ -96,9 +96,9 @@ void read_boxed(const OpEntry& entry, c10::ArrayRef<IValue> args, Key& key) {
   }
 }
 
-namespace {
+const std::string& name_of(const OpEntry& entry, int arg) { return entry.op.schema().arguments()[arg].name(); }
 
-const std::string& name_of(const OpEntry& entry, size_t arg) { return entry.op.schema().arguments()[arg].name(); }
+namespace {
 
 at::Tensor as_replicate(const at::Tensor& t, const TensorSpec& like) {
   at::AutoDispatchBelowADInplaceOrView below;

@@ -37,6 +37,8 @@ void for_each_tensor(const propagate::OpEntry& entry, c10::ArrayRef<c10::IValue>
   }
 }
 
+const std::string& name_of(const propagate::OpEntry& entry, int arg);
+
 // The same words that Reader makes of typed arguments.
 void read_boxed(const propagate::OpEntry& entry, c10::ArrayRef<c10::IValue> args, propagate::Key& key);
 

@@ -28,15 +28,13 @@ OpObserver*& op_observer() {
 
 bool in_backward() { return torch::autograd::get_current_node() != nullptr; }
 
-namespace {
-
 // ---- choose ----
 
 propagate::Call make_call(const OpEntry& entry, c10::ArrayRef<IValue> args, MeshState* mesh) {
   propagate::Call call{entry, args, {}, mesh, in_backward()};
   for_each_tensor(entry, args, [&](const at::Tensor& t, int arg, int element) {
     const auto* spec = spec_or_null(t);
-    TESSERA_CHECK(!spec || spec->mesh.state() == mesh, UsageError, entry.name, ": argument ", arg, " '", arg_name(entry, arg),
+    TESSERA_CHECK(!spec || spec->mesh.state() == mesh, UsageError, entry.name, ": argument ", arg, " '", name_of(entry, arg),
                   "' lies on mesh(", spec->mesh, "), an earlier one on mesh(",
                   DeviceMesh(c10::intrusive_ptr<MeshState>::reclaim_copy(mesh)),
                   "). All tensors of an op must lie on one mesh: take full_tensor() of one and distribute_tensor it on the other's.");
