@@ -33,8 +33,16 @@ Shape with_extent(Sizes shape, int64_t dim, int64_t extent) {
   s[static_cast<size_t>(dim)] = extent;
   return s;
 }
-// Nothing lies before `dim` in memory, so cutting or joining along it cuts or joins memory.
-bool outermost(Sizes shape, int64_t dim) { return product(shape.slice(0, static_cast<size_t>(dim))) == 1; }
+// Nothing lies before `dim` in memory, or there is but one part: cutting or joining along dim cuts or joins memory.
+bool joins_memory(Sizes shape, int64_t dim, Sizes parts) {
+  return parts.size() == 1 || product(shape.slice(0, static_cast<size_t>(dim))) == 1;
+}
+
+// This rank's of the sizes; -1 where there are too few of them, which check_sizes reports.
+int64_t own_part(Sizes sizes, const Communicator& group) {
+  const auto rank = static_cast<size_t>(group.rank());
+  return rank < sizes.size() ? sizes[rank] : -1;
+}
 
 void check_sizes(const char* op, const at::Tensor& x, int64_t dim, Sizes sizes, int64_t want, const Communicator& group) {
   TESSERA_CHECK(dim >= 0 && dim < x.dim(), UsageError, op, ": dim ", dim, " of a tensor of shape ", x.sizes());
@@ -68,9 +76,9 @@ at::Tensor broadcast_kernel(const at::Tensor& x, int64_t source, const Group& gr
 // Every rank sends its x as it lies in memory, padded to the longest; the pieces are put in place when they have come.
 //   wire (size, longest): | rank 0's x | rank 1's x .. |   ->   out, cut along dim: sizes[0], sizes[1], ...
 at::Tensor all_gather_kernel(const at::Tensor& x, int64_t dim, Sizes sizes, const Group& group) {
-  check_sizes("all_gather", x, dim, sizes, sizes.empty() ? -1 : sizes[static_cast<size_t>(group->rank())], *group);
+  check_sizes("all_gather", x, dim, sizes, own_part(sizes, *group), *group);
   at::Tensor out = at::empty(with_extent(x.sizes(), dim, sum(sizes)), x.options());
-  if (all_equal(sizes) && outermost(x.sizes(), dim)) {
+  if (all_equal(sizes) && joins_memory(x.sizes(), dim, sizes)) {
     group->add_pending(out, group->all_gather_into_tensor(out, x, kFunctional));
     return out;
   }
@@ -100,7 +108,7 @@ at::Tensor reduce_scatter_kernel(const at::Tensor& x, int64_t dim, Sizes sizes, 
   const ReduceOp reduce_op = parse_reduce_op(op);
   const int64_t own = sizes[static_cast<size_t>(group->rank())];
   const Shape shape = with_extent(x.sizes(), dim, own);
-  if (all_equal(sizes) && outermost(x.sizes(), dim)) {
+  if (all_equal(sizes) && joins_memory(x.sizes(), dim, sizes)) {
     at::Tensor out = at::empty(shape, x.options());
     group->add_pending(out, group->reduce_scatter_tensor(out, x, reduce_op, kFunctional));
     return out;
@@ -206,7 +214,7 @@ at::Tensor all_to_all_kernel(const at::Tensor& x, int64_t split_dim, Sizes split
     out_splits[r] = product(with_extent(piece, cat_dim, cat_sizes[r]));
   }
   at::Tensor give;
-  if (outermost(x.sizes(), split_dim)) {
+  if (joins_memory(x.sizes(), split_dim, split_sizes)) {
     give = x.contiguous().view({-1});
   } else {
     give = at::empty({x.numel()}, x.options());
@@ -219,7 +227,7 @@ at::Tensor all_to_all_kernel(const at::Tensor& x, int64_t split_dim, Sizes split
     }
   }
   at::Tensor out = at::empty(with_extent(piece, cat_dim, sum(cat_sizes)), x.options());
-  if (outermost(out.sizes(), cat_dim)) {
+  if (joins_memory(out.sizes(), cat_dim, cat_sizes)) {
     at::Tensor flat = out.view({-1});
     group->add_pending(out, group->all_to_all_single(flat, give, out_splits, in_splits, kFunctional));
     return out;

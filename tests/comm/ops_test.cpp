@@ -200,6 +200,7 @@ TEST(Ops, SayWhatIsWrongWithSizes) {
     says("needs 2 sizes", [&] { comm::all_gather(at::ones({2}), 0, {2}, me.group()); });
     says("must be 3", [&] { comm::all_gather(at::ones({2}), 0, {3, 3}, me.group()); });
     says("must be 4", [&] { comm::reduce_scatter(at::ones({3}), 0, {2, 2}, ReduceOp::Sum, me.group()); });
+    says("needs 2 sizes", [&] { comm::all_to_all(at::ones({2, 2}), 0, {1, 1}, 1, {}, me.group()); });
     says("dim 1", [&] { comm::all_gather(at::ones({2}), 1, {2, 2}, me.group()); });
     says("both 0", [&] { comm::all_to_all(at::ones({2, 2}), 0, {1, 1}, 0, {2, 2}, me.group()); });
     says("avg of a tensor of Long", [&] { comm::all_reduce(at::ones({2}, at::kLong), ReduceOp::Avg, me.group()); });
