@@ -3,6 +3,7 @@
 #include "tessera/testing/rule_oracle.h"
 #include "tessera/testing/sample_maker.h"
 
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,6 +23,7 @@ inline rules::OpQuery call_query(const Sample& sample) {
 
 inline void expect_family_holds(const std::string& family, const std::vector<Sample>& samples,
                                 const std::vector<std::string>& exempt = {}) {
+  at::set_num_threads(1);  // many tiny calls: threads only get in each other's way
   auto report = verify_family(family, samples, exempt);
   EXPECT_GT(report.ops, 0);
   EXPECT_TRUE(report.problems.empty()) << report;
