@@ -1,6 +1,6 @@
-// What an op on distributed tensors costs beyond the plain op: on a hit, the decision remembered, and on a miss, decided
-// anew. Plain is the same op on a plain tensor of the local's size. 8 x 8, no_grad, one thread a rank.
-// With four thread ranks on a 2 x 2 mesh, thread CPU time counts: ranks outnumber cores.
+// What an op on distributed tensors costs beyond the plain op: on a hit, the decision remembered, and on a miss,
+// decided anew. Plain is the same op on a plain tensor of the local's size. 8 x 8, no_grad, one thread a rank. With
+// four thread ranks on a 2 x 2 mesh, thread CPU time counts: ranks outnumber cores.
 #include "tessera/cli/bench.h"
 #include "tessera/cli/bench_timer.h"
 #include "tessera/dtensor/dtensor.h"
@@ -52,14 +52,30 @@ std::vector<Case> cases(const DeviceMesh& mesh) {
       {"mm", "-", [=] { at::mm(d, whole); }, [=] { at::mm(local, square); }},
       {"t", "-", [=] { d.t(); }, [=] { local.t(); }},
       {"detach", "-", [=] { d.detach(); }, [=] { local.detach(); }},
-      {"view", "-", [=] { d.view({8, 2, 4}); }, [=] { local.view({n, 2, 4}); }},
-      {"cat", "-", [=] { at::cat({d, d}, 1); }, [=] { at::cat({local, local}, 1); }},
+      {"view", "-",
+       [=] {
+         d.view({8, 2, 4});
+       },
+       [=] {
+         local.view({n, 2, 4});
+       }},
+      {"cat", "-",
+       [=] {
+         at::cat({d, d}, 1);
+       },
+       [=] {
+         at::cat({local, local}, 1);
+       }},
       {"add_", "-", [=] { zeros_d.add_(zeros_d); }, [=] { zeros_p.add_(zeros_p); }},
       {"native_dropout", "-", [=] { at::native_dropout(d, 0.5, true); }, [=] { at::native_dropout(local, 0.5, true); }},
       {"_foreach_add_", list, [=] { at::_foreach_add_(many_d, many_d); }, [=] { at::_foreach_add_(many, many); }},
       {"_foreach_add", list, [=] { at::_foreach_add(many_d, many_d); }, [=] { at::_foreach_add(many, many); }},
       {"redistribute_R_S", "-", [=] { DTensor(whole).redistribute(rows); }, {}, true},
-      {"redistribute_S_R", "-", [=] { DTensor(d).redistribute(Placements(mesh.ndim(), Replicate())).to_local(); }, {}, true},
+      {"redistribute_S_R",
+       "-",
+       [=] { DTensor(d).redistribute(Placements(mesh.ndim(), Replicate())).to_local(); },
+       {},
+       true},
   };
 }
 

@@ -30,11 +30,11 @@ template <class Kind>
 }  // namespace tessera
 
 // Example:  TESSERA_CHECK(axis < ndim, UsageError, "mesh has ", ndim, " axes; axis ", axis, " was asked for");
-#define TESSERA_CHECK(condition, Kind, ...)                                                            \
-  do {                                                                                                 \
-    if (C10_UNLIKELY(!(condition)))                                                                    \
-      ::tessera::detail::raise<::tessera::Kind>(__func__, __FILE__, static_cast<uint32_t>(__LINE__),   \
-                                                ::c10::str(__VA_ARGS__));                              \
+#define TESSERA_CHECK(condition, Kind, ...)                                                          \
+  do {                                                                                               \
+    if (C10_UNLIKELY(!(condition)))                                                                  \
+      ::tessera::detail::raise<::tessera::Kind>(__func__, __FILE__, static_cast<uint32_t>(__LINE__), \
+                                                ::c10::str(__VA_ARGS__));                            \
   } while (false)
 
 #define TESSERA_FAIL(Kind, ...)                                                                  \

@@ -5,7 +5,8 @@
 namespace tessera {
 
 // The mode key under which a train step is recorded: below autograd, above every backend, without users in LibTorch.
-// Upstream means to take it for itself one day; PrivateUse2 is then the second choice, and this the only place to change.
+// Upstream means to take it for itself one day; PrivateUse2 is then the second choice, and this the only place to
+// change.
 inline constexpr c10::DispatchKey kTracerKey = c10::DispatchKey::Fake;
 
 // Is a step being recorded on this thread? Then nothing may bypass the dispatcher.

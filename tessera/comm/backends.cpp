@@ -58,7 +58,8 @@ std::string choose_backend(const std::string& asked, int64_t world_size) {
 
 c10::intrusive_ptr<c10d::Backend> connect(const std::string& backend, const ConnectOptions& options) {
   const BackendRow row = find(backend);
-  TESSERA_CHECK(row.available(), UsageError, "backend '", backend, "' (", row.help, ") cannot be used in this build or on this machine");
+  TESSERA_CHECK(row.available(), UsageError, "backend '", backend, "' (", row.help,
+                ") cannot be used in this build or on this machine");
   return row.connect(options);
 }
 

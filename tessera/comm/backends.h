@@ -18,8 +18,8 @@ struct ConnectOptions {
   c10::intrusive_ptr<c10d::Store> store;  // the members' own: keys need no prefix
   int rank = 0;                           // in the group
   int size = 1;
-  std::string group;                      // as shown to people
-  std::vector<int64_t> ranks;             // the members' global ranks
+  std::string group;           // as shown to people
+  std::vector<int64_t> ranks;  // the members' global ranks
   std::chrono::milliseconds timeout{};
 };
 using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(const ConnectOptions&)>;

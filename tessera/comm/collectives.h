@@ -13,10 +13,10 @@ class GroupRef {
   GroupRef() : group_(World::current().group()) {}
   GroupRef(comm::Group group) : group_(group ? std::move(group) : World::current().group()) {}
   template <class Mesh>  // a 1-D mesh, or a mesh and an axis: anything with get_group
-    requires requires(const Mesh& mesh) { mesh.get_group(); }
+  requires requires(const Mesh& mesh) { mesh.get_group(); }
   GroupRef(const Mesh& mesh) : group_(mesh.get_group()) {}
   template <class Mesh, class Axis>
-    requires requires(const Mesh& mesh, const Axis& axis) { mesh.get_group(axis); }
+  requires requires(const Mesh& mesh, const Axis& axis) { mesh.get_group(axis); }
   GroupRef(const Mesh& mesh, const Axis& axis) : group_(mesh.get_group(axis)) {}
 
   comm::Communicator* operator->() const { return group_.get(); }

@@ -40,11 +40,16 @@ using Tensors = std::vector<at::Tensor>;
 
 c10d::ReduceOp wire_op(ReduceOp op) {
   switch (op) {
-    case ReduceOp::Sum: return c10d::ReduceOp::SUM;
-    case ReduceOp::Avg: return c10d::ReduceOp::SUM;  // the inputs were divided: one path for all backends
-    case ReduceOp::Product: return c10d::ReduceOp::PRODUCT;
-    case ReduceOp::Max: return c10d::ReduceOp::MAX;
-    case ReduceOp::Min: return c10d::ReduceOp::MIN;
+    case ReduceOp::Sum:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::Avg:
+      return c10d::ReduceOp::SUM;  // the inputs were divided: one path for all backends
+    case ReduceOp::Product:
+      return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::Max:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::Min:
+      return c10d::ReduceOp::MIN;
   }
   TESSERA_FAIL(InternalError, "reduce op ", static_cast<int>(op));
 }
@@ -272,7 +277,12 @@ Work Communicator::all_gather_coalesced(Tensors outs, Tensors ins, Options optio
     int64_t offset = 0;
     for (auto& out : outs) {
       const int64_t part = bytes_of(out) / n;
-      out.copy_(gathered.view({n, -1}).narrow(1, offset, part).contiguous().view({-1}).view(out.scalar_type()).view(out.sizes()));
+      out.copy_(gathered.view({n, -1})
+                    .narrow(1, offset, part)
+                    .contiguous()
+                    .view({-1})
+                    .view(out.scalar_type())
+                    .view(out.sizes()));
       offset += part;
     }
   });
@@ -424,8 +434,8 @@ Work Communicator::reduce(at::Tensor& x, int64_t target, ReduceOp op, Options op
   c10d::ReduceOptions c10d_options;
   c10d_options.reduceOp = wire_op(op);
   c10d_options.rootRank = target;
-  Work work = post(Kind::Reduce, options, bytes_of(x), x.scalar_type(),
-                   [&] { return backend_->reduce(wire, c10d_options); });
+  Work work =
+      post(Kind::Reduce, options, bytes_of(x), x.scalar_type(), [&] { return backend_->reduce(wire, c10d_options); });
   if (rank_ == target) work.then([x = x, wire = wire[0]]() mutable { x.copy_(wire); });
   return work;
 }

@@ -33,7 +33,8 @@ struct PostOptions {
 // and nothing has to look one up by name.
 class Communicator final : public torch::CustomClassHolder {
  public:
-  // Requires: `ranks` are the members' global ranks, ascending or not, the same on every member; ranks[rank] is this one.
+  // Requires: `ranks` are the members' global ranks, ascending or not, the same on every member; ranks[rank] is this
+  // one.
   Communicator(std::string name, std::vector<int64_t> ranks, int64_t rank, c10::intrusive_ptr<c10d::Backend> backend,
                c10::intrusive_ptr<c10d::Store> store, std::chrono::milliseconds timeout);
   ~Communicator() override;
@@ -53,11 +54,12 @@ class Communicator final : public torch::CustomClassHolder {
   using Options = PostOptions;
   Work all_reduce(at::Tensor& x, ReduceOp op, Options = {});
   Work all_reduce_coalesced(std::vector<at::Tensor> xs, ReduceOp op, Options = {});
-  Work all_gather_into_tensor(at::Tensor& out, const at::Tensor& in, Options = {});     // out: (size * n0, ...)
-  Work all_gather(std::vector<at::Tensor> outs, const at::Tensor& in, Options = {});    // outs may differ in size
+  Work all_gather_into_tensor(at::Tensor& out, const at::Tensor& in, Options = {});   // out: (size * n0, ...)
+  Work all_gather(std::vector<at::Tensor> outs, const at::Tensor& in, Options = {});  // outs may differ in size
   Work all_gather_coalesced(std::vector<at::Tensor> outs, std::vector<at::Tensor> ins, Options = {});
   Work reduce_scatter_tensor(at::Tensor& out, const at::Tensor& in, ReduceOp op, Options = {});
-  Work reduce_scatter(at::Tensor& out, std::vector<at::Tensor> ins, ReduceOp op, Options = {});  // ins may differ in size
+  Work reduce_scatter(at::Tensor& out, std::vector<at::Tensor> ins, ReduceOp op,
+                      Options = {});  // ins may differ in size
   Work reduce_scatter_coalesced(std::vector<at::Tensor> outs, std::vector<at::Tensor> ins, ReduceOp op, Options = {});
   Work broadcast(at::Tensor& x, int64_t source, Options = {});
   Work scatter(at::Tensor& out, std::vector<at::Tensor> ins, int64_t source, Options = {});  // ins: only at the source

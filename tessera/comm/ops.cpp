@@ -44,7 +44,8 @@ int64_t own_part(Sizes sizes, const Communicator& group) {
   return rank < sizes.size() ? sizes[rank] : -1;
 }
 
-void check_sizes(const char* op, const at::Tensor& x, int64_t dim, Sizes sizes, int64_t want, const Communicator& group) {
+void check_sizes(const char* op, const at::Tensor& x, int64_t dim, Sizes sizes, int64_t want,
+                 const Communicator& group) {
   TESSERA_CHECK(dim >= 0 && dim < x.dim(), UsageError, op, ": dim ", dim, " of a tensor of shape ", x.sizes());
   TESSERA_CHECK(static_cast<int64_t>(sizes.size()) == group.size(), UsageError, op, " on group '", group.name(),
                 "' needs ", group.size(), " sizes, one a rank; found ", sizes);
@@ -103,7 +104,8 @@ at::Tensor all_gather_kernel(const at::Tensor& x, int64_t dim, Sizes sizes, cons
   return out;
 }
 
-at::Tensor reduce_scatter_kernel(const at::Tensor& x, int64_t dim, Sizes sizes, std::string_view op, const Group& group) {
+at::Tensor reduce_scatter_kernel(const at::Tensor& x, int64_t dim, Sizes sizes, std::string_view op,
+                                 const Group& group) {
   check_sizes("reduce_scatter", x, dim, sizes, sum(sizes), *group);
   const ReduceOp reduce_op = parse_reduce_op(op);
   const int64_t own = sizes[static_cast<size_t>(group->rank())];
@@ -182,7 +184,8 @@ Tensors reduce_scatter_coalesced_kernel(at::TensorList xs, Sizes dims, Sizes siz
       begin += static_cast<size_t>(own[r]);
     }
     wires.push_back(wire);
-    outs.push_back(at::empty(with_extent(xs[i].sizes(), dims[i], own[static_cast<size_t>(group->rank())]), xs[i].options()));
+    outs.push_back(
+        at::empty(with_extent(xs[i].sizes(), dims[i], own[static_cast<size_t>(group->rank())]), xs[i].options()));
     takes.push_back(outs.back().numel() == padded ? outs.back() : at::empty({padded}, xs[i].options()));
   }
   Work work = group->reduce_scatter_coalesced(takes, wires, parse_reduce_op(op), kFunctional);
@@ -195,16 +198,16 @@ Tensors reduce_scatter_coalesced_kernel(at::TensorList xs, Sizes dims, Sizes siz
 }
 
 // Pieces travel as they lie in memory, one after the other; sizes in elements, so nothing is padded.
-at::Tensor all_to_all_kernel(const at::Tensor& x, int64_t split_dim, Sizes split_sizes, int64_t cat_dim, Sizes cat_sizes,
-                             const Group& group) {
+at::Tensor all_to_all_kernel(const at::Tensor& x, int64_t split_dim, Sizes split_sizes, int64_t cat_dim,
+                             Sizes cat_sizes, const Group& group) {
   check_sizes("all_to_all", x, split_dim, split_sizes, sum(split_sizes), *group);
-  // Along one dim, what a rank keeps is what it sends to itself.
-  TESSERA_CHECK(cat_dim >= 0 && cat_dim < x.dim(), UsageError, "all_to_all: dim ", cat_dim, " of shape ", x.sizes());
-  const int64_t kept = split_dim == cat_dim ? split_sizes[static_cast<size_t>(group->rank())] : x.size(cat_dim);
-  TESSERA_CHECK(cat_sizes.size() == split_sizes.size() &&
-                    cat_sizes[static_cast<size_t>(group->rank())] == kept,
-                UsageError, "all_to_all on group '", group->name(), "': shape ", x.sizes(), " joined along dim ", cat_dim,
-                " by sizes ", cat_sizes, "; rank ", group->rank(), " must have ", kept, " there");
+  const int64_t kept = own_part(cat_sizes, *group);
+  if (split_dim != cat_dim)
+    check_sizes("all_to_all", x, cat_dim, cat_sizes, kept, *group);
+  else  // along one dim, what a rank keeps is what it sends to itself
+    TESSERA_CHECK(kept == own_part(split_sizes, *group), UsageError, "all_to_all on group '", group->name(),
+                  "' along dim ", split_dim, ": rank ", group->rank(), " sends ", own_part(split_sizes, *group),
+                  " to itself, and cannot receive ", kept, " from itself");
   const size_t n = static_cast<size_t>(group->size());
   const int64_t own = split_sizes[static_cast<size_t>(group->rank())];
   std::vector<int64_t> in_splits(n), out_splits(n);
@@ -286,7 +289,8 @@ TORCH_LIBRARY(tessera, m) {
   m.def("all_gather_coalesced(Tensor[] xs, int[] dims, int[] sizes, " TESSERA_GROUP ") -> Tensor[]");
   m.def("reduce_scatter(Tensor x, int dim, int[] sizes, str op, " TESSERA_GROUP ") -> Tensor");
   m.def("reduce_scatter_coalesced(Tensor[] xs, int[] dims, int[] sizes, str op, " TESSERA_GROUP ") -> Tensor[]");
-  m.def("all_to_all(Tensor x, int split_dim, int[] split_sizes, int cat_dim, int[] cat_sizes, " TESSERA_GROUP ") -> Tensor");
+  m.def("all_to_all(Tensor x, int split_dim, int[] split_sizes, int cat_dim, int[] cat_sizes, " TESSERA_GROUP
+        ") -> Tensor");
   m.def("broadcast(Tensor x, int source, " TESSERA_GROUP ") -> Tensor");
   m.def("wait(Tensor(a!) x, " TESSERA_GROUP ") -> Tensor(a!)");
 #undef TESSERA_GROUP

@@ -19,12 +19,14 @@ std::vector<at::Tensor> all_reduce_coalesced(at::TensorList xs, ReduceOp op, con
 // Concatenates every rank's x along dim. Requires x.size(dim) == sizes[rank].
 // tessera::all_gather(Tensor x, int dim, int[] sizes, Group group) -> Tensor
 at::Tensor all_gather(const at::Tensor& x, int64_t dim, at::IntArrayRef sizes, const Group& group);
-std::vector<at::Tensor> all_gather_coalesced(at::TensorList xs, at::IntArrayRef dims, at::IntArrayRef sizes, const Group& group);  // sizes: xs.size() rows of group size
+std::vector<at::Tensor> all_gather_coalesced(at::TensorList xs, at::IntArrayRef dims, at::IntArrayRef sizes,
+                                             const Group& group);  // sizes: xs.size() rows of group size
 
 // Reduces x over the ranks and keeps this rank's part along dim. Requires x.size(dim) == sum(sizes).
 // tessera::reduce_scatter(Tensor x, int dim, int[] sizes, str op, Group group) -> Tensor
 at::Tensor reduce_scatter(const at::Tensor& x, int64_t dim, at::IntArrayRef sizes, ReduceOp op, const Group& group);
-std::vector<at::Tensor> reduce_scatter_coalesced(at::TensorList xs, at::IntArrayRef dims, at::IntArrayRef sizes, ReduceOp op, const Group& group);
+std::vector<at::Tensor> reduce_scatter_coalesced(at::TensorList xs, at::IntArrayRef dims, at::IntArrayRef sizes,
+                                                 ReduceOp op, const Group& group);
 
 // Cuts x along split_dim into split_sizes, sends piece r to rank r, concatenates what arrives along cat_dim.
 // cat_sizes[r] is the extent along cat_dim of what rank r sends here: its whole x, unless split_dim == cat_dim.

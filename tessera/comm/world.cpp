@@ -27,9 +27,10 @@ void refuse_python() {
   if (!initialised || !initialised()) return;
   void* library = dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD);
   if (library) dlclose(library);
-  TESSERA_CHECK(!library, UsageError,
-                "Python's torch is loaded in this process, and its autograd engine cannot be replaced; run Tessera in a "
-                "process of its own");
+  TESSERA_CHECK(
+      !library, UsageError,
+      "Python's torch is loaded in this process, and its autograd engine cannot be replaced; run Tessera in a "
+      "process of its own");
 }
 
 c10::intrusive_ptr<c10d::Store> tcp_store(const std::string& host, int64_t port, const World::State& state) {
@@ -53,7 +54,8 @@ c10::intrusive_ptr<c10d::Store> open_store(const InitOptions& options, const Wor
     return tcp_store(setting("MASTER_ADDR"), setting_int("MASTER_PORT"), state);
   }
   if (method.starts_with("file://")) {
-    TESSERA_CHECK(after("file://").starts_with("/"), UsageError, "init_method '", method, "': write file:///absolute/path");
+    TESSERA_CHECK(after("file://").starts_with("/"), UsageError, "init_method '", method,
+                  "': write file:///absolute/path");
     return c10::make_intrusive<c10d::FileStore>(after("file://"), static_cast<int>(state.size));
   }
   if (method.starts_with("tcp://")) {

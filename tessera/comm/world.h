@@ -11,13 +11,13 @@
 namespace tessera {
 
 struct InitOptions {
-  std::string backend = "";              // a row of comm/backends.cpp, a name given to register_backend, or "auto";
-                                         // empty: from TESSERA_BACKEND, else "auto"
-  int64_t rank = -1;                     // -1: from the environment, else 0
-  int64_t world_size = -1;               // -1: from the environment, else 1
-  std::string init_method = "env://";    // "env://", "file:///path", "tcp://host:port"
+  std::string backend = "";            // a row of comm/backends.cpp, a name given to register_backend, or "auto";
+                                       // empty: from TESSERA_BACKEND, else "auto"
+  int64_t rank = -1;                   // -1: from the environment, else 0
+  int64_t world_size = -1;             // -1: from the environment, else 1
+  std::string init_method = "env://";  // "env://", "file:///path", "tcp://host:port"
   c10::intrusive_ptr<c10d::Store> store = {};  // given: used instead of init_method
-  std::chrono::milliseconds timeout{0};  // of each collective; 0: from TESSERA_TIMEOUT_S, else ten minutes
+  std::chrono::milliseconds timeout{0};        // of each collective; 0: from TESSERA_TIMEOUT_S, else ten minutes
 };
 
 // Counter state of ts::random for one rank: every random op takes (seed, offset) and moves offset on by one.

@@ -23,7 +23,8 @@ void read_static(Reader& reader, const OpEntry& entry, const IValue& v, bool by_
   if (v.isInt()) return reader.read(v.toInt());
   if (v.isNone()) return reader.key.push(propagate::kNone);
   if (v.isBool()) return reader.read(v.toBool());
-  if (v.isDouble()) return by_value ? reader.key.push(std::bit_cast<uint64_t>(v.toDouble())) : reader.read(v.toDouble());
+  if (v.isDouble())
+    return by_value ? reader.key.push(std::bit_cast<uint64_t>(v.toDouble())) : reader.read(v.toDouble());
   if (v.isList()) {
     const auto list = v.toListRef();
     reader.key.push(list.size());
@@ -32,7 +33,8 @@ void read_static(Reader& reader, const OpEntry& entry, const IValue& v, bool by_
   }
   if (v.isString()) return reader.key.push(std::hash<std::string>{}(v.toStringRef()));
   if (v.isDevice())
-    return reader.key.push(static_cast<uint64_t>(v.toDevice().type()) << 8 | static_cast<uint8_t>(v.toDevice().index()));
+    return reader.key.push(static_cast<uint64_t>(v.toDevice().type()) << 8 |
+                           static_cast<uint8_t>(v.toDevice().index()));
   if (v.isComplexDouble()) return reader.key.push(3);
   if (v.isGenerator()) return reader.key.push(4);
   if (v.isTensor()) return reader.read(v.toTensor());
@@ -91,7 +93,9 @@ void read_boxed(const OpEntry& entry, c10::ArrayRef<IValue> args, Key& key) {
         }
         break;
       }
-      case ArgKind::Other: read_static(reader, entry, v, by_value); break;
+      case ArgKind::Other:
+        read_static(reader, entry, v, by_value);
+        break;
     }
   }
 }
@@ -125,15 +129,18 @@ PromotedPlain::PromotedPlain(const OpEntry& entry, IValue* args) : args_(args) {
   for_each_tensor(entry, view, [&](const at::Tensor& t, int arg, int element) {
     if (is_dtensor(t) || t.numel() == 1) return;
     const bool allowed = entry.is_written(arg) ? in_formula && element < 0 : in_formula || in_scope;
-    TESSERA_CHECK(allowed, UsageError, entry.name, ": argument ", arg, " '", name_of(entry, arg), "'",
-                  element >= 0 ? c10::str(", element ", element, ",") : std::string(), " is a plain tensor of sizes ",
-                  t.sizes(), " next to distributed ones such as ", spec->describe(),
-                  ". Make it one with distribute_tensor or DTensor::from_local",
-                  entry.is_written(arg) ? "." : ", or open a scope ImplicitReplication to take plain tensors as Replicate.");
+    TESSERA_CHECK(
+        allowed, UsageError, entry.name, ": argument ", arg, " '", name_of(entry, arg), "'",
+        element >= 0 ? c10::str(", element ", element, ",") : std::string(), " is a plain tensor of sizes ", t.sizes(),
+        " next to distributed ones such as ", spec->describe(),
+        ". Make it one with distribute_tensor or DTensor::from_local",
+        entry.is_written(arg) ? "." : ", or open a scope ImplicitReplication to take plain tensors as Replicate.");
   });
   for (size_t i = 0; i < entry.num_args(); i++) {
     auto& v = args[i];
-    auto promoted = [&](const at::Tensor& t) { return t.defined() && !is_dtensor(t) && t.numel() != 1 ? as_replicate(t, *spec) : t; };
+    auto promoted = [&](const at::Tensor& t) {
+      return t.defined() && !is_dtensor(t) && t.numel() != 1 ? as_replicate(t, *spec) : t;
+    };
     if (entry.kinds[i] == ArgKind::Tensor && v.isTensor() && v.toTensor().defined()) {
       const at::Tensor given = v.toTensor();
       v = promoted(given);
@@ -144,7 +151,8 @@ PromotedPlain::PromotedPlain(const OpEntry& entry, IValue* args) : args_(args) {
       v = std::move(list);
     } else if (entry.kinds[i] == ArgKind::OptionalTensorList && v.isList()) {
       c10::List<std::optional<at::Tensor>> list;
-      for (const auto& x : v.toListRef()) list.push_back(x.isTensor() ? std::optional(promoted(x.toTensor())) : std::nullopt);
+      for (const auto& x : v.toListRef())
+        list.push_back(x.isTensor() ? std::optional(promoted(x.toTensor())) : std::nullopt);
       v = std::move(list);
     }
   }

@@ -32,7 +32,8 @@ void for_each_tensor(const propagate::OpEntry& entry, c10::ArrayRef<c10::IValue>
       }
       case propagate::ArgKind::Scalar:
       case propagate::ArgKind::ScalarList:
-      case propagate::ArgKind::Other: break;
+      case propagate::ArgKind::Other:
+        break;
     }
   }
 }
@@ -44,8 +45,8 @@ void read_boxed(const propagate::OpEntry& entry, c10::ArrayRef<c10::IValue> args
 
 // A plain tensor of more than one element next to distributed ones is refused (UsageError), with two exceptions: inside
 // ImplicitReplication, and in backward, where autograd's own formulas build tensors of global size, the same on every
-// rank. For the call those count as Replicate; the caller's tensors stay what they are. Only a tensor that such a formula
-// writes to becomes distributed itself, once the call is known to be possible: convert_written().
+// rank. For the call those count as Replicate; the caller's tensors stay what they are. Only a tensor that such a
+// formula writes to becomes distributed itself, once the call is known to be possible: convert_written().
 class PromotedPlain {
  public:
   PromotedPlain(const propagate::OpEntry& entry, c10::IValue* args);

@@ -24,16 +24,19 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef shape) {
 
 }  // namespace
 
-void register_composite_kernels(torch::Library& aten, torch::Library& aten_autograd, std::unordered_set<std::string>& done) {
+void register_composite_kernels(torch::Library& aten, torch::Library& aten_autograd,
+                                std::unordered_set<std::string>& done) {
   aten_autograd.impl("reshape", TORCH_FN(reshape));
   aten.impl("reshape", TORCH_FN(reshape));  // in inference mode nothing stops at the autograd key
   // What LibTorch's own reshape calls; its stride argument is for a plain tensor.
-  aten.impl("_reshape_alias", [](const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef) { return reshape(self, size); });
+  aten.impl("_reshape_alias",
+            [](const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef) { return reshape(self, size); });
   done.insert("aten::_reshape_alias");
-  // It has an autograd formula of its own, so a kernel of ours takes nothing away; decomposed, it would start from plain
-  // zeros.
+  // It has an autograd formula of its own, so a kernel of ours takes nothing away; decomposed, it would start from
+  // plain zeros.
   const auto& selecting = propagate::entry_of("aten::value_selecting_reduction_backward");
-  aten.impl("value_selecting_reduction_backward", torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedOpKernel>(selecting)));
+  aten.impl("value_selecting_reduction_backward",
+            torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedOpKernel>(selecting)));
 }
 
 }  // namespace tessera::detail

@@ -34,10 +34,11 @@ propagate::Call make_call(const OpEntry& entry, c10::ArrayRef<IValue> args, Mesh
   propagate::Call call{entry, args, {}, mesh, in_backward()};
   for_each_tensor(entry, args, [&](const at::Tensor& t, int arg, int element) {
     const auto* spec = spec_or_null(t);
-    TESSERA_CHECK(!spec || spec->mesh.state() == mesh, UsageError, entry.name, ": argument ", arg, " '", name_of(entry, arg),
-                  "' lies on mesh(", spec->mesh, "), an earlier one on mesh(",
+    TESSERA_CHECK(!spec || spec->mesh.state() == mesh, UsageError, entry.name, ": argument ", arg, " '",
+                  name_of(entry, arg), "' lies on mesh(", spec->mesh, "), an earlier one on mesh(",
                   DeviceMesh(c10::intrusive_ptr<MeshState>::reclaim_copy(mesh)),
-                  "). All tensors of an op must lie on one mesh: take full_tensor() of one and distribute_tensor it on the other's.");
+                  "). All tensors of an op must lie on one mesh: take full_tensor() of one and distribute_tensor it on "
+                  "the other's.");
     call.tensors.push_back({spec, spec ? c10::IntArrayRef(spec->sizes) : t.sizes(),
                             spec ? c10::IntArrayRef(spec->strides) : t.strides(), t.scalar_type(), arg, element});
   });
@@ -62,9 +63,9 @@ const SpecRef& learn(const OpEntry& entry, Decision::Out& out, const at::Tensor&
   if (!matches(out.spec.get(), local)) {
     const DeviceMesh handle(c10::intrusive_ptr<MeshState>::reclaim_copy(const_cast<MeshState*>(&mesh)));
     out.spec = intern(handle, out.placements, out.sizes, out.strides, local.scalar_type(), local.device());
-    TESSERA_CHECK(local.sizes() == c10::IntArrayRef(out.spec->local_sizes), InternalError, entry.name, ": the rule says ",
-                  out.spec->describe(), ", this rank's piece ", c10::IntArrayRef(out.spec->local_sizes), "; the op gave ",
-                  local.sizes());
+    TESSERA_CHECK(local.sizes() == c10::IntArrayRef(out.spec->local_sizes), InternalError, entry.name,
+                  ": the rule says ", out.spec->describe(), ", this rank's piece ",
+                  c10::IntArrayRef(out.spec->local_sizes), "; the op gave ", local.sizes());
   }
   return out.spec;
 }
@@ -130,7 +131,8 @@ c10::DispatchKeySet unwrap(const OpEntry& entry, IValue* args, const Decision& d
       }
       case ArgKind::Scalar:
       case ArgKind::ScalarList:
-      case ArgKind::Other: break;
+      case ArgKind::Other:
+        break;
     }
   }
   return keys;
@@ -176,7 +178,8 @@ struct Written {
 };
 
 void remember_view(Decision& decision, const at::Tensor& in, const at::Tensor& out) {
-  if (decision.view || decision.redistributes || !in.has_storage() || !out.has_storage() || !out.storage().is_alias_of(in.storage()))
+  if (decision.view || decision.redistributes || !in.has_storage() || !out.has_storage() ||
+      !out.storage().is_alias_of(in.storage()))
     return;
   Decision::ViewShape view;
   view.in_sizes.assign(in.sizes().begin(), in.sizes().end());
@@ -188,7 +191,8 @@ void remember_view(Decision& decision, const at::Tensor& in, const at::Tensor& o
 }
 
 // The wrapper of a view: keys of its base (inference mode asks for that), and a local that shares its base's version.
-at::Tensor wrap_view(at::Tensor local, const SpecRef& spec, const at::Tensor& base_local, c10::DispatchKeySet base_keys) {
+at::Tensor wrap_view(at::Tensor local, const SpecRef& spec, const at::Tensor& base_local,
+                     c10::DispatchKeySet base_keys) {
   if (!local.is_inference() && !base_local.is_inference())
     local.unsafeGetTensorImpl()->set_version_counter(base_local.unsafeGetTensorImpl()->version_counter());
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);  // CopySlices must not take as_strided
@@ -251,7 +255,8 @@ void wrap_outputs(Outputs& outputs, Stack* stack, const Written& written, const 
       c10::List<at::Tensor> list;
       for (const at::Tensor& local : v.toTensorList()) {
         auto spec = outputs.spec_for(local);
-        list.push_back(entry.view ? wrap_view(local, spec, base_local, view_base.key_set()) : wrap(local, std::move(spec)));
+        list.push_back(entry.view ? wrap_view(local, spec, base_local, view_base.key_set())
+                                  : wrap(local, std::move(spec)));
       }
       v = std::move(list);
     }
@@ -280,8 +285,8 @@ void run_inplace_view(const OpEntry& entry, Decision& decision, Stack* stack, IV
   TESSERA_CHECK(!decision.redistributes, ShardingError, entry.name, " on ", meta_of(self).spec->describe(),
                 " would have to communicate; use the form that returns a new tensor.");
   at::Tensor local = local_of(self);
-  auto alias = at::Tensor(local.unsafeGetTensorImpl()->shallow_copy_and_detach(
-      local.unsafeGetTensorImpl()->version_counter(), true));
+  auto alias = at::Tensor(
+      local.unsafeGetTensorImpl()->shallow_copy_and_detach(local.unsafeGetTensorImpl()->version_counter(), true));
   args[0] = alias;
   if (decision.special) {
     for (const auto& v : decision.special_args) stack->push_back(v);

@@ -23,7 +23,8 @@ struct SpecOf {
 };
 using Reader = propagate::KeyReader<SpecOf>;
 
-// Views may communicate inside backward, where nobody holds the alias; so may ops on tensors that autograd formulas make.
+// Views may communicate inside backward, where nobody holds the alias; so may ops on tensors that autograd formulas
+// make.
 bool in_backward();
 
 void dispatch_boxed(const propagate::OpEntry& entry, torch::jit::Stack* stack);
@@ -40,7 +41,8 @@ struct BoxedOpKernel final : c10::OperatorKernel {
 propagate::Call make_call(const propagate::OpEntry& entry, c10::ArrayRef<c10::IValue> args, MeshState* mesh);
 
 // The decision for a key that was just read; `args` are looked at only on a miss.
-propagate::Decision& choose(const propagate::OpEntry& entry, c10::ArrayRef<c10::IValue> args, const propagate::Key& key);
+propagate::Decision& choose(const propagate::OpEntry& entry, c10::ArrayRef<c10::IValue> args,
+                            const propagate::Key& key);
 
 // The spec of a result, once its dtype and device are seen.
 C10_ALWAYS_INLINE bool matches(const TensorSpec* spec, const at::Tensor& local) {

@@ -21,15 +21,16 @@ namespace {
 Placements complete(PlacementsRef placements, const DeviceMesh& mesh, int64_t ndim, const char* who) {
   TESSERA_CHECK(mesh, UsageError, who, ": no mesh given");
   if (placements.empty()) return Placements(mesh.ndim(), Replicate());
-  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, who, ": mesh(", mesh, ") has ", mesh.ndim(),
-                " axes, ", placements.size(), " placements were given, ", to_string(placements), "; write one for each axis");
+  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, who, ": mesh(", mesh, ") has ",
+                mesh.ndim(), " axes, ", placements.size(), " placements were given, ", to_string(placements),
+                "; write one for each axis");
   return normalize(placements, ndim);
 }
 
 void check_plain(const at::Tensor& t, const char* who) {
   TESSERA_CHECK(t.defined(), UsageError, who, ": the tensor is undefined");
-  TESSERA_CHECK(!is_dtensor(t), UsageError, who, ": the tensor is distributed already, ", detail::meta_of(t).spec->describe(),
-                "; use redistribute to move it");
+  TESSERA_CHECK(!is_dtensor(t), UsageError, who, ": the tensor is distributed already, ",
+                detail::meta_of(t).spec->describe(), "; use redistribute to move it");
 }
 
 // All ranks of an axis must hold pieces of the same shape, or of the shapes the cut gives them. Every axis is gathered
@@ -49,7 +50,8 @@ void compare_across_ranks(const at::Tensor& local, const TensorSpec& spec) {
       const c10::IntArrayRef theirs(found[axis].const_data_ptr<int64_t>() + r * local.dim(), local.dim());
       TESSERA_CHECK(theirs == c10::IntArrayRef(expected), UsageError, "from_local: rank ", r, " of mesh axis '",
                     spec.mesh.state()->axis_name(axis), "' has a piece of sizes ", theirs, "; of ", spec.describe(),
-                    " it should have ", c10::IntArrayRef(expected), ". Give the global shape and stride if pieces are uneven.");
+                    " it should have ", c10::IntArrayRef(expected),
+                    ". Give the global shape and stride if pieces are uneven.");
     }
   }
 }
@@ -77,7 +79,8 @@ at::Tensor broadcast(const at::Tensor& t, comm::Communicator& group, const Distr
   return value;
 }
 
-at::Tensor scatter(const at::Tensor& t, const Placement& cut, comm::Communicator& group, const DistributeOptions& options) {
+at::Tensor scatter(const at::Tensor& t, const Placement& cut, comm::Communicator& group,
+                   const DistributeOptions& options) {
   auto piece_of = [&](int64_t r) { return take_runs(t, cut.dim, shard_runs(cut, t.size(cut.dim), group.size(), r)); };
   auto mine = piece_of(group.rank());
   if (!options.src_data_rank) return mine;
@@ -95,18 +98,21 @@ DTensor::DTensor(const at::Tensor& t) : at::Tensor(t) {
                 " is no DTensor; make one with distribute_tensor or DTensor::from_local");
 }
 
-DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements, FromLocalOptions options) {
+DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements,
+                            FromLocalOptions options) {
   detail::register_kernels();
   check_plain(local, "from_local");
   const auto complete_placements = complete(placements, mesh, local.dim(), "from_local");
   TESSERA_CHECK(options.shape.has_value() == options.stride.has_value(), UsageError,
-                "from_local: give shape and stride both or neither; only ", options.shape ? "shape" : "stride", " was given");
+                "from_local: give shape and stride both or neither; only ", options.shape ? "shape" : "stride",
+                " was given");
   Sizes sizes, strides;
   if (options.shape) {
     sizes.assign(options.shape->begin(), options.shape->end());
     strides.assign(options.stride->begin(), options.stride->end());
     TESSERA_CHECK(sizes.size() == static_cast<size_t>(local.dim()) && strides.size() == sizes.size(), UsageError,
-                  "from_local: the piece has ", local.dim(), " dims, the global shape ", sizes.size(), ", the stride ", strides.size());
+                  "from_local: the piece has ", local.dim(), " dims, the global shape ", sizes.size(), ", the stride ",
+                  strides.size());
   } else {
     sizes.assign(local.sizes().begin(), local.sizes().end());
     for (int64_t a = 0; a < mesh.ndim(); a++)
@@ -115,8 +121,9 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   }
   auto spec = intern(mesh, complete_placements, sizes, strides, local.scalar_type(), local.device());
   if (options.run_check) compare_across_ranks(local, *spec);
-  TESSERA_CHECK(local.sizes() == c10::IntArrayRef(spec->local_sizes), UsageError, "from_local: this rank's piece has sizes ",
-                local.sizes(), "; of ", spec->describe(), " it should have ", c10::IntArrayRef(spec->local_sizes));
+  TESSERA_CHECK(local.sizes() == c10::IntArrayRef(spec->local_sizes), UsageError,
+                "from_local: this rank's piece has sizes ", local.sizes(), "; of ", spec->describe(),
+                " it should have ", c10::IntArrayRef(spec->local_sizes));
   if (options.run_check) {
     at::NoGradGuard no_grad;
     at::Tensor value = local;
@@ -127,20 +134,22 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
 }
 
 at::Tensor DTensor::to_local(PlacementsRef grad_placements) const {
-  return detail::to_local(*this, grad_placements.empty() ? Placements() : complete(grad_placements, spec().mesh, dim(), "to_local"));
+  return detail::to_local(
+      *this, grad_placements.empty() ? Placements() : complete(grad_placements, spec().mesh, dim(), "to_local"));
 }
 
 DTensor DTensor::redistribute(PlacementsRef placements) const {
   const auto to = complete(placements, spec().mesh, dim(), "redistribute");
   for (size_t a = 0; a < to.size(); a++)
-    TESSERA_CHECK(!to[a].is_partial() || to[a] == spec().placements[a], UsageError, "redistribute of ", spec().describe(), " to ",
-                  to_string(to), ": Partial is no target; ask for Replicate or Shard");
+    TESSERA_CHECK(!to[a].is_partial() || to[a] == spec().placements[a], UsageError, "redistribute of ",
+                  spec().describe(), " to ", to_string(to), ": Partial is no target; ask for Replicate or Shard");
   return detail::redistribute(*this, to);
 }
 
 DTensor DTensor::redistribute(const DeviceMesh& mesh, PlacementsRef placements) const {
-  TESSERA_CHECK(mesh == spec().mesh, UsageError, "redistribute of ", spec().describe(), " to mesh(", mesh,
-                "): only placements on its own mesh can be asked for; take full_tensor() and distribute_tensor it there");
+  TESSERA_CHECK(
+      mesh == spec().mesh, UsageError, "redistribute of ", spec().describe(), " to mesh(", mesh,
+      "): only placements on its own mesh can be asked for; take full_tensor() and distribute_tensor it there");
   return redistribute(placements);
 }
 
@@ -149,25 +158,29 @@ at::Tensor DTensor::full_tensor(PlacementsRef grad_placements) const {
   return DTensor(detail::redistribute(*this, whole)).to_local(grad_placements);
 }
 
-DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, PlacementsRef placements, DistributeOptions options) {
+DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, PlacementsRef placements,
+                          DistributeOptions options) {
   detail::register_kernels();
   TESSERA_CHECK(t.defined(), UsageError, "distribute_tensor: the tensor is undefined");
   const auto to = complete(placements, mesh, t.dim(), "distribute_tensor");
   if (is_dtensor(t)) {
     const auto& spec = *detail::meta_of(t).spec;
     TESSERA_CHECK(spec.mesh == mesh && PlacementsRef(spec.placements) == PlacementsRef(to), UsageError,
-                  "distribute_tensor: the tensor is distributed already, ", spec.describe(), ", and ", to_string(to), " on mesh(", mesh,
-                  ") was asked for; use redistribute");
+                  "distribute_tensor: the tensor is distributed already, ", spec.describe(), ", and ", to_string(to),
+                  " on mesh(", mesh, ") was asked for; use redistribute");
     return t;
   }
-  TESSERA_CHECK(t.is_leaf(), UsageError, "distribute_tensor: only a leaf tensor can be distributed, and this one has a grad_fn; "
+  TESSERA_CHECK(t.is_leaf(), UsageError,
+                "distribute_tensor: only a leaf tensor can be distributed, and this one has a grad_fn; "
                 "use DTensor::from_local, which is differentiable, or detach() it");
   for (const auto& p : to)
-    TESSERA_CHECK(!p.is_partial(), UsageError, "distribute_tensor: Partial cannot be asked for, ", to_string(to), " was; write Replicate or Shard");
+    TESSERA_CHECK(!p.is_partial(), UsageError, "distribute_tensor: Partial cannot be asked for, ", to_string(to),
+                  " was; write Replicate or Shard");
   if (options.src_data_rank)
     for (auto n : mesh.shape())
-      TESSERA_CHECK(*options.src_data_rank >= 0 && *options.src_data_rank < n, UsageError, "distribute_tensor: src_data_rank ",
-                    *options.src_data_rank, " is not on every axis of mesh(", mesh, ")");
+      TESSERA_CHECK(*options.src_data_rank >= 0 && *options.src_data_rank < n, UsageError,
+                    "distribute_tensor: src_data_rank ", *options.src_data_rank, " is not on every axis of mesh(", mesh,
+                    ")");
 
   at::Tensor local;
   {
@@ -175,7 +188,8 @@ DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, Placement
     auto spec = intern(mesh, to, t.sizes(), contiguous_strides(t.sizes()), t.scalar_type(), t.device());
     local = t.detach();
     for (const auto& [axis, placement] : in_cutting_order(to, mesh))
-      local = placement.is_cut() ? scatter(local, placement, *mesh.get_group(axis), options) : broadcast(local, *mesh.get_group(axis), options);
+      local = placement.is_cut() ? scatter(local, placement, *mesh.get_group(axis), options)
+                                 : broadcast(local, *mesh.get_group(axis), options);
     if (local.is_alias_of(t)) local = local.clone(at::MemoryFormat::Contiguous);
     DTensor out = detail::wrap(std::move(local), spec);
     out.set_requires_grad(t.requires_grad());
@@ -184,8 +198,10 @@ DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, Placement
 }
 
 void distribute_in_place(at::Tensor& t, const DeviceMesh& mesh, PlacementsRef placements, DistributeOptions options) {
-  TESSERA_CHECK(t.is_leaf(), UsageError, "distribute_in_place: the tensor has a grad_fn; only parameters and buffers can be converted");
-  TESSERA_CHECK(!t.grad().defined(), UsageError, "distribute_in_place: the tensor has a gradient, which would stay plain; reset it first");
+  TESSERA_CHECK(t.is_leaf(), UsageError,
+                "distribute_in_place: the tensor has a grad_fn; only parameters and buffers can be converted");
+  TESSERA_CHECK(!t.grad().defined(), UsageError,
+                "distribute_in_place: the tensor has a gradient, which would stay plain; reset it first");
   const bool requires_grad = t.requires_grad();
   t.set_data(distribute_tensor(t.detach(), mesh, placements, options));
   t.set_requires_grad(requires_grad);

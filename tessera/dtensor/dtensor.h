@@ -29,7 +29,8 @@ class DTensor : public at::Tensor {
   DTensor() = default;
   DTensor(const at::Tensor& t);  // throws UsageError if t is plain  NOLINT(google-explicit-constructor)
 
-  // Says that `local` is this rank's piece. Shares its memory, communicates nothing (but see run_check), differentiable.
+  // Says that `local` is this rank's piece. Shares its memory, communicates nothing (but see run_check),
+  // differentiable.
   static DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements = {},
                             FromLocalOptions options = {});
 
@@ -53,19 +54,28 @@ struct DistributeOptions {
 };
 // Lays a plain tensor out over the mesh. The first rank of each axis is the source of truth: pieces are scattered,
 // replicas broadcast. Leaf tensors only; requires_grad is kept. A DTensor that already lies so is returned as it is.
-DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, PlacementsRef placements = {}, DistributeOptions options = {});
+DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, PlacementsRef placements = {},
+                          DistributeOptions options = {});
 
 // Turns a parameter or buffer into a distributed one in place: every handle to it, in modules and optimizers, sees it.
-void distribute_in_place(at::Tensor& t, const DeviceMesh& mesh, PlacementsRef placements, DistributeOptions options = {});
+void distribute_in_place(at::Tensor& t, const DeviceMesh& mesh, PlacementsRef placements,
+                         DistributeOptions options = {});
 
 // Each rank builds only its piece. Random ones draw by global index: the same numbers on every mesh.
-DTensor zeros(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements = {}, at::TensorOptions options = {});
-DTensor ones(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements = {}, at::TensorOptions options = {});
-DTensor empty(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements = {}, at::TensorOptions options = {});
-DTensor full(c10::IntArrayRef size, const at::Scalar& value, const DeviceMesh& mesh, PlacementsRef placements = {}, at::TensorOptions options = {});
-DTensor rand(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements = {}, at::TensorOptions options = {});
-DTensor randn(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements = {}, at::TensorOptions options = {});
-DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, PlacementsRef placements = {}, at::TensorOptions options = {});
+DTensor zeros(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements = {},
+              at::TensorOptions options = {});
+DTensor ones(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements = {},
+             at::TensorOptions options = {});
+DTensor empty(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements = {},
+              at::TensorOptions options = {});
+DTensor full(c10::IntArrayRef size, const at::Scalar& value, const DeviceMesh& mesh, PlacementsRef placements = {},
+             at::TensorOptions options = {});
+DTensor rand(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements = {},
+             at::TensorOptions options = {});
+DTensor randn(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements = {},
+              at::TensorOptions options = {});
+DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, PlacementsRef placements = {},
+               at::TensorOptions options = {});
 
 // Float[8, 10] [S(0), R] on mesh(dp=2,tp=2); the values are full_tensor()'s or to_local()'s to print.
 std::ostream& operator<<(std::ostream& out, const DTensor& t);

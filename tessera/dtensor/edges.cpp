@@ -39,8 +39,10 @@ namespace {
 // Gradients of distributed values must be distributed: a plain one would be taken for a piece by some and for the whole
 // by others.
 const at::Tensor& distributed(const at::Tensor& gradient, const char* of) {
-  TESSERA_CHECK(is_dtensor(gradient), UsageError, "backward of ", of, ": the gradient is a plain tensor of sizes ",
-                gradient.sizes(), "; give backward() a distributed one: distribute_tensor, DTensor::from_local, or ones_like of the value");
+  TESSERA_CHECK(
+      is_dtensor(gradient), UsageError, "backward of ", of, ": the gradient is a plain tensor of sizes ",
+      gradient.sizes(),
+      "; give backward() a distributed one: distribute_tensor, DTensor::from_local, or ones_like of the value");
   return gradient;
 }
 
@@ -92,8 +94,8 @@ struct ToLocalBackward final : Node {
     if (!gradients[0].defined()) return {at::Tensor()};
     const auto& g = gradients[0];
     TESSERA_CHECK(!is_dtensor(g) && g.sizes() == c10::IntArrayRef(spec->local_sizes), UsageError,
-                  "backward of to_local: the gradient has sizes ", g.sizes(), "; this rank's piece of ", spec->describe(), " has ",
-                  c10::IntArrayRef(spec->local_sizes));
+                  "backward of to_local: the gradient has sizes ", g.sizes(), "; this rank's piece of ",
+                  spec->describe(), " has ", c10::IntArrayRef(spec->local_sizes));
     auto as_found = intern(spec->mesh, spec->placements, spec->sizes, spec->strides, g.scalar_type(), g.device());
     // An expanded gradient has not the strides that the spec tells of.
     return {from_local(g.is_non_overlapping_and_dense() ? g : g.contiguous(), as_found)};

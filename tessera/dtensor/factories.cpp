@@ -15,16 +15,17 @@ namespace tessera {
 namespace {
 
 // An uninitialised piece of a tensor of `size`.
-DTensor uninitialised(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements, const at::TensorOptions& options,
-                      const char* who) {
+DTensor uninitialised(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements,
+                      const at::TensorOptions& options, const char* who) {
   detail::register_kernels();
   TESSERA_CHECK(mesh, UsageError, who, ": no mesh given");
-  TESSERA_CHECK(options.layout() == at::kStrided && !options.pinned_memory() && !options.memory_format_opt(), UsageError, who,
-                ": of the options only dtype, device and requires_grad are for a distributed tensor");
+  TESSERA_CHECK(options.layout() == at::kStrided && !options.pinned_memory() && !options.memory_format_opt(),
+                UsageError, who, ": of the options only dtype, device and requires_grad are for a distributed tensor");
   const Placements whole(mesh.ndim(), Replicate());
   const auto to = normalize(placements.empty() ? PlacementsRef(whole) : placements, static_cast<int64_t>(size.size()));
   for (const auto& p : to)
-    TESSERA_CHECK(!p.is_partial(), UsageError, who, ": Partial cannot be asked for, ", to_string(to), " was; write Replicate or Shard");
+    TESSERA_CHECK(!p.is_partial(), UsageError, who, ": Partial cannot be asked for, ", to_string(to),
+                  " was; write Replicate or Shard");
   const auto device = options.device_opt().value_or(c10::Device(mesh.device_type()));
   const auto dtype = c10::typeMetaToScalarType(options.dtype());
   auto spec = intern(mesh, to, size, contiguous_strides(size), dtype, device);
@@ -46,10 +47,12 @@ DTensor filled(DTensor t, Fill fill) {
 DTensor empty(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
   return uninitialised(size, mesh, placements, options, "empty");
 }
-DTensor full(c10::IntArrayRef size, const at::Scalar& value, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
+DTensor full(c10::IntArrayRef size, const at::Scalar& value, const DeviceMesh& mesh, PlacementsRef placements,
+             at::TensorOptions options) {
   if (!options.has_dtype() && (value.isIntegral(false) || value.isBoolean()))
     options = options.dtype(value.isBoolean() ? at::kBool : at::kLong);
-  return filled(uninitialised(size, mesh, placements, options, "full"), [&](auto& t) { detail::local_of(t).fill_(value); });
+  return filled(uninitialised(size, mesh, placements, options, "full"),
+                [&](auto& t) { detail::local_of(t).fill_(value); });
 }
 DTensor zeros(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
   return filled(uninitialised(size, mesh, placements, options, "zeros"), [](auto& t) { detail::local_of(t).zero_(); });
@@ -68,7 +71,8 @@ DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, PlacementsRef plac
   const auto size = static_cast<int64_t>(std::ceil(end.toDouble()));
   return filled(uninitialised({size}, mesh, placements, options, "arange"), [](DTensor& t) {
     std::vector<at::Tensor> pieces;
-    for (const auto& run : t.spec().runs(0)) pieces.push_back(at::arange(run.begin, run.end, detail::local_of(t).options()));
+    for (const auto& run : t.spec().runs(0))
+      pieces.push_back(at::arange(run.begin, run.end, detail::local_of(t).options()));
     if (!pieces.empty()) detail::local_of(t).copy_(at::cat(pieces));
   });
 }

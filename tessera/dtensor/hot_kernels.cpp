@@ -63,10 +63,12 @@ void register_hot_kernels(torch::Library& aten, std::unordered_set<std::string>&
   hot.op<Tensor(const at::ITensorListRef&, int64_t)>("cat");
   hot.op<void(at::TensorList, at::TensorList, S)>("_foreach_add_.List");
   hot.op<std::vector<Tensor>(at::TensorList, at::TensorList, S)>("_foreach_add.List");
-  hot.op<void(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, double, double,
-              double, double, double, bool, bool, const optional<Tensor>&, const optional<Tensor>&)>("_fused_adam_");
-  hot.op<void(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, double, double,
-              double, double, double, bool, bool, const optional<Tensor>&, const optional<Tensor>&)>("_fused_adamw_");
+  hot.op<void(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, double,
+              double, double, double, double, bool, bool, const optional<Tensor>&, const optional<Tensor>&)>(
+      "_fused_adam_");
+  hot.op<void(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, double,
+              double, double, double, double, bool, bool, const optional<Tensor>&, const optional<Tensor>&)>(
+      "_fused_adamw_");
   aten.impl("detach", TORCH_FN(detach));
   done.insert("aten::detach");
 }

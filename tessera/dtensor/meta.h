@@ -5,8 +5,8 @@
 #include <ATen/core/Tensor.h>
 
 // What makes an at::Tensor a distributed one: the key PrivateUse3, global sizes without storage, and this in its
-// BackendMeta slot. No members in a subclass: so `parameter.set_data(dtensor)` turns a plain parameter, and every handle
-// to it, into a distributed one in place.
+// BackendMeta slot. No members in a subclass: so `parameter.set_data(dtensor)` turns a plain parameter, and every
+// handle to it, into a distributed one in place.
 namespace tessera {
 
 struct DTensorMeta final : c10::BackendMeta {

@@ -15,16 +15,16 @@ using propagate::OpEntry;
 
 namespace {
 
-// A value that is used again is worth keeping in its new place. A whole parameter is not: it would stay gathered. Nor is one
-// whose piece is in plain hands: a rank that writes to it would move it again while its peers recall.
+// A value that is used again is worth keeping in its new place. A whole parameter is not: it would stay gathered. Nor
+// is one whose piece is in plain hands: a rank that writes to it would move it again while its peers recall.
 bool worth_remembering(const at::Tensor& t, const TensorSpec& from) {
   return !meta_of(t).escaped && !t.is_inference() && (from.has_partial() || !t.is_leaf());
 }
 
 bool recall(const at::Tensor& t, Moved& moved) {
   auto& meta = meta_of(t);
-  if (tracing() || meta.escaped || !meta.remembered.defined() || meta.remembered_spec.get() != moved.to || meta.local.is_inference() ||
-      meta.remembered_version != meta.local._version())
+  if (tracing() || meta.escaped || !meta.remembered.defined() || meta.remembered_spec.get() != moved.to ||
+      meta.local.is_inference() || meta.remembered_version != meta.local._version())
     return false;
   moved.local = meta.remembered;
   return true;
@@ -38,8 +38,8 @@ void remember(const at::Tensor& t, const Moved& moved, const TensorSpec& from) {
   meta.remembered_version = meta.local._version();
 }
 
-// A cut tensor that is to be a term of a sum is gathered first: no single plan does both. (A gradient that comes cut, added
-// to one that is a pending sum.)
+// A cut tensor that is to be a term of a sum is gathered first: no single plan does both. (A gradient that comes cut,
+// added to one that is a pending sum.)
 SpecRef gathered_first(const TensorSpec& from, const TensorSpec& to) {
   Placements via(from.placements);
   for (size_t a = 0; a < via.size(); a++)

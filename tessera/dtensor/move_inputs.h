@@ -1,6 +1,6 @@
 #pragma once
-#include "tessera/propagate/op_entry.h"
 #include "tessera/placement/tensor_spec.h"
+#include "tessera/propagate/op_entry.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -22,8 +22,9 @@ bool implicit_replication() { return implicit_replication_depth > 0; }
 
 void check_policy(const std::string& what) {
   if (policy_now == CommPolicy::Allow) return;
-  const auto message = c10::str(what, " Nobody asked for this communication. Write redistribute(...) where it should "
-                                      "happen, or allow it: CommPolicyScope(CommPolicy::Allow).");
+  const auto message = c10::str(what,
+                                " Nobody asked for this communication. Write redistribute(...) where it should "
+                                "happen, or allow it: CommPolicyScope(CommPolicy::Allow).");
   TESSERA_CHECK(policy_now != CommPolicy::Error, ShardingError, message);
   TORCH_WARN(message);
 }

@@ -5,8 +5,8 @@
 namespace tessera {
 
 // What happens when an op has to communicate although nobody asked for it in so many words. Explicit, and always
-// allowed: redistribute, from_local, to_local, full_tensor, the hooks of parallel styles, DDP and FSDP, and the backward
-// of these. All else is implicit: a Partial gradient at the optimizer and item() on a Partial included.
+// allowed: redistribute, from_local, to_local, full_tensor, the hooks of parallel styles, DDP and FSDP, and the
+// backward of these. All else is implicit: a Partial gradient at the optimizer and item() on a Partial included.
 enum class CommPolicy : uint8_t { Allow, Warn, Error };
 
 // Holds on this thread, and in a backward started from it, while alive.

@@ -76,7 +76,8 @@ void bind(std::string_view op) {
   const auto dot = op.find('.');
   const auto found = c10::Dispatcher::singleton().findSchema(
       {std::string(op.substr(0, dot)), dot == std::string_view::npos ? "" : std::string(op.substr(dot + 1))});
-  TESSERA_CHECK(found, UsageError, "no op is called ", op, "; names are written with namespace and overload, as in aten::add.Tensor");
+  TESSERA_CHECK(found, UsageError, "no op is called ", op,
+                "; names are written with namespace and overload, as in aten::add.Tensor");
   TESSERA_CHECK(!found->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd), UsageError, op,
                 " is made of other ops and follows their rules; a rule of its own would take its gradient away");
   const auto& entry = propagate::entry_of(*found);
@@ -95,7 +96,8 @@ void register_sharding(std::string_view op, rules::RuleFn rule, ShardingOptions 
 }
 
 void register_sharding(std::string_view op, std::vector<rules::Row> rows) {
-  TESSERA_CHECK(!rows.empty(), UsageError, "register_sharding(\"", op, "\"): no row given; write at least {{R, ...}, {R}}");
+  TESSERA_CHECK(!rows.empty(), UsageError, "register_sharding(\"", op,
+                "\"): no row given; write at least {{R, ...}, {R}}");
   register_sharding(op, [rows = std::move(rows)](const rules::OpQuery& query) {
     rules::Rule rule;
     rule.rows = rows;

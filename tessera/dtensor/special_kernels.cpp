@@ -12,7 +12,8 @@
 
 #include <unordered_set>
 
-// Ops whose answer is no tensor: a value leaves for the host, or metadata is compared. No row says what to do with them.
+// Ops whose answer is no tensor: a value leaves for the host, or metadata is compared. No row says what to do with
+// them.
 namespace tessera::detail {
 
 void register_random_kernels(torch::Library& aten, std::unordered_set<std::string>& done);  // random_kernels.cpp
@@ -38,9 +39,11 @@ bool is_same_size(const at::Tensor& a, const at::Tensor& b) { return a.sizes() =
 
 // True if all pieces on all ranks are equal: pieces are compared where they lie, then the ranks agree.
 bool equal(const at::Tensor& a, const at::Tensor& b) {
-  TESSERA_CHECK(is_dtensor(a) && is_dtensor(b), UsageError, "equal: one tensor is distributed and the other is plain; "
+  TESSERA_CHECK(is_dtensor(a) && is_dtensor(b), UsageError,
+                "equal: one tensor is distributed and the other is plain; "
                 "compare full_tensor() with the plain one, or distribute it");
-  TESSERA_CHECK(meta_of(a).spec->mesh == meta_of(b).spec->mesh, UsageError, "equal: the tensors lie on different meshes");
+  TESSERA_CHECK(meta_of(a).spec->mesh == meta_of(b).spec->mesh, UsageError,
+                "equal: the tensors lie on different meshes");
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
   Placements common(meta_of(a).spec->placements);
   for (auto& p : common)
@@ -49,7 +52,8 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
   if (meta_of(a).spec->mesh.size() > 1 && comm_policy() != CommPolicy::Allow)
     check_policy(c10::str("equal() asks every rank whether its piece of ", meta_of(a).spec->describe(), " is equal."));
   at::AutoDispatchBelowADInplaceOrView below;
-  auto same = at::full({1}, at::equal(local_of(x), local_of(y)) ? 1 : 0, at::TensorOptions().dtype(at::kInt).device(local_of(x).device()));
+  auto same = at::full({1}, at::equal(local_of(x), local_of(y)) ? 1 : 0,
+                       at::TensorOptions().dtype(at::kInt).device(local_of(x).device()));
   const auto& mesh = meta_of(a).spec->mesh;
   for (int64_t axis = 0; axis < mesh.ndim(); axis++) {
     const auto group = mesh.get_group(axis);

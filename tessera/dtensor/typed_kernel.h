@@ -132,7 +132,8 @@ class TypedKernel<Ret(Args...)> final : public c10::OperatorKernel {
  private:
   // Views take the tensor they alias first.
   static constexpr bool kMayView =
-      std::is_same_v<Ret, at::Tensor> && std::is_same_v<std::decay_t<std::tuple_element_t<0, std::tuple<Args...>>>, at::Tensor>;
+      std::is_same_v<Ret, at::Tensor> &&
+      std::is_same_v<std::decay_t<std::tuple_element_t<0, std::tuple<Args...>>>, at::Tensor>;
 
   // Null: not remembered, or someone wants to see every op.
   propagate::Decision* find(const Args&... args) const {
@@ -159,7 +160,8 @@ class TypedKernel<Ret(Args...)> final : public c10::OperatorKernel {
     } else if constexpr (std::is_same_v<Ret, at::Tensor&>) {
       auto& self = std::get<0>(std::forward_as_tuple(args...));
       call(locals);
-      if (is_dtensor(self) && !meta_of(self).local.is_inference()) meta_of(self).local.unsafeGetTensorImpl()->bump_version();
+      if (is_dtensor(self) && !meta_of(self).local.is_inference())
+        meta_of(self).local.unsafeGetTensorImpl()->bump_version();
       return self;
     } else {
       static_assert(std::is_void_v<Ret>);
@@ -181,7 +183,8 @@ class TypedKernel<Ret(Args...)> final : public c10::OperatorKernel {
           c10::DispatchKeySet keys;
           ((keys = keys | local.keys()), ...);
           keys = keys & c10::after_ADInplaceOrView_keyset;
-          if (C10_LIKELY(keys.highestFunctionalityKey() == c10::DispatchKey::Dense)) return op_.redispatch(keys, local.get()...);
+          if (C10_LIKELY(keys.highestFunctionalityKey() == c10::DispatchKey::Dense))
+            return op_.redispatch(keys, local.get()...);
           return op_.call(local.get()...);
         },
         locals);
@@ -210,7 +213,6 @@ class TypedKernel<Ret(Args...)> final : public c10::OperatorKernel {
       }
     }
   }
-
 
   const propagate::OpEntry& entry_;
   c10::TypedOperatorHandle<Ret(Args...)> op_;

@@ -27,9 +27,10 @@ void check_shape(const std::string& device_type, const std::vector<int64_t>& sha
                 "' has an index; a mesh is given the type alone, as in \"cuda\"");
   TESSERA_CHECK(!shape.empty(), UsageError, "a mesh needs at least one axis");
   for (int64_t extent : shape)
-    TESSERA_CHECK(extent > 0, UsageError, "mesh of shape ", c10::Join("x", shape), ": every axis needs at least one rank");
-  TESSERA_CHECK(names.empty() || names.size() == shape.size(), UsageError, "mesh of shape ", c10::Join("x", shape), " has ",
-                shape.size(), " axes but ", names.size(), " names: ", c10::Join(",", names));
+    TESSERA_CHECK(extent > 0, UsageError, "mesh of shape ", c10::Join("x", shape),
+                  ": every axis needs at least one rank");
+  TESSERA_CHECK(names.empty() || names.size() == shape.size(), UsageError, "mesh of shape ", c10::Join("x", shape),
+                " has ", shape.size(), " axes but ", names.size(), " names: ", c10::Join(",", names));
   std::set<std::string> seen;
   for (const auto& name : names) {
     TESSERA_CHECK(!name.empty(), UsageError, "mesh axis names ", c10::Join(",", names), ": one is empty");
@@ -197,8 +198,8 @@ DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   std::string joined = name;
   if (joined.empty()) joined = joined_name(*state_, all_axes(*state_));
-  return DeviceMesh(make_mesh(state_->world, device_type(), {size()}, ranks(), {joined},
-                              state_->root ? state_->root : state_));
+  return DeviceMesh(
+      make_mesh(state_->world, device_type(), {size()}, ranks(), {joined}, state_->root ? state_->root : state_));
 }
 
 DeviceMesh DeviceMesh::from_group(const comm::Group& group, const std::string& device_type, const std::string& name) {
@@ -218,15 +219,19 @@ DeviceMesh DeviceMesh::from_group(const std::vector<comm::Group>& groups, const 
   state->names = std::move(names);
   state->world = World::current();
   check_shape(device_type, state->shape, state->ranks, state->names, state->world);
-  TESSERA_CHECK(groups.size() == state->shape.size(), UsageError, "a mesh of ", state->shape.size(), " axes needs as many "
-                "groups; found ", groups.size());
+  TESSERA_CHECK(groups.size() == state->shape.size(), UsageError, "a mesh of ", state->shape.size(),
+                " axes needs as many "
+                "groups; found ",
+                groups.size());
   state->coordinate = find_coordinate(*state);
-  TESSERA_CHECK(!state->coordinate.empty(), UsageError, "rank ", state->world.rank(), " is not in the mesh it gives groups for");
+  TESSERA_CHECK(!state->coordinate.empty(), UsageError, "rank ", state->world.rank(),
+                " is not in the mesh it gives groups for");
   for (int64_t axis = 0; axis < state->ndim(); axis++) {
     const auto& group = groups[static_cast<size_t>(axis)];
     const auto want = ranks_along(*state, {axis});
-    TESSERA_CHECK(group && group->ranks() == want, UsageError, "from_group: ", state->axis_name(axis), " of the mesh holds ranks ",
-                  c10::Join(",", want), " here; the group given has ", group ? c10::str(c10::Join(",", group->ranks())) : "none");
+    TESSERA_CHECK(group && group->ranks() == want, UsageError, "from_group: ", state->axis_name(axis),
+                  " of the mesh holds ranks ", c10::Join(",", want), " here; the group given has ",
+                  group ? c10::str(c10::Join(",", group->ranks())) : "none");
     state->groups.push_back(group);
   }
   const auto same_groups = [&](const MeshState& known) {
@@ -268,7 +273,8 @@ int64_t DeviceMesh::axis(const Axis& which) const {
 }
 
 comm::Group DeviceMesh::get_group(std::optional<Axis> which) const {
-  TESSERA_CHECK(which || ndim() == 1, UsageError, "get_group() on mesh ", *this, ": say which of its ", ndim(), " axes");
+  TESSERA_CHECK(which || ndim() == 1, UsageError, "get_group() on mesh ", *this, ": say which of its ", ndim(),
+                " axes");
   TESSERA_CHECK(!state_->coordinate.empty(), UsageError, "rank ", state_->world.rank(), " is not in mesh ", *this);
   return state_->groups[static_cast<size_t>(which ? axis(*which) : 0)];
 }
@@ -276,7 +282,8 @@ comm::Group DeviceMesh::get_group(std::optional<Axis> which) const {
 int64_t DeviceMesh::get_rank() const { return state_->world.rank(); }
 
 int64_t DeviceMesh::get_local_rank(std::optional<Axis> which) const {
-  TESSERA_CHECK(which || ndim() == 1, UsageError, "get_local_rank() on mesh ", *this, ": say which of its ", ndim(), " axes");
+  TESSERA_CHECK(which || ndim() == 1, UsageError, "get_local_rank() on mesh ", *this, ": say which of its ", ndim(),
+                " axes");
   TESSERA_CHECK(!state_->coordinate.empty(), UsageError, "rank ", state_->world.rank(), " is not in mesh ", *this);
   return state_->coordinate[static_cast<size_t>(which ? axis(*which) : 0)];
 }
@@ -307,7 +314,8 @@ DeviceMesh DeviceMesh::current() {
 MeshScope::MeshScope(DeviceMesh mesh) { scopes.push_back(std::move(mesh)); }
 MeshScope::~MeshScope() { scopes.pop_back(); }
 
-DeviceMesh init_device_mesh(const std::string& device_type, std::vector<int64_t> shape, std::vector<std::string> names) {
+DeviceMesh init_device_mesh(const std::string& device_type, std::vector<int64_t> shape,
+                            std::vector<std::string> names) {
   return init_device_mesh(World::current(), device_type, std::move(shape), std::move(names));
 }
 DeviceMesh init_device_mesh(const World& world, const std::string& device_type, std::vector<int64_t> shape,

@@ -29,12 +29,12 @@ enum class MeshSlot : uint8_t { Specs, Decisions, Plans, Count };
 struct MeshState : c10::intrusive_ptr_target {
   std::string device_type;
   std::vector<int64_t> shape;
-  std::vector<int64_t> ranks;            // row-major over shape, global ranks
-  std::vector<std::string> names;        // empty, or one an axis
-  std::vector<int64_t> coordinate;       // this rank's place; empty if it is not in the mesh
-  std::vector<comm::Group> groups;       // one an axis; null if this rank is not in the mesh
+  std::vector<int64_t> ranks;       // row-major over shape, global ranks
+  std::vector<std::string> names;   // empty, or one an axis
+  std::vector<int64_t> coordinate;  // this rank's place; empty if it is not in the mesh
+  std::vector<comm::Group> groups;  // one an axis; null if this rank is not in the mesh
   World world;
-  c10::intrusive_ptr<MeshState> root;    // what this was sliced or flattened from; null: nothing
+  c10::intrusive_ptr<MeshState> root;  // what this was sliced or flattened from; null: nothing
   std::array<std::unique_ptr<MeshAttachment>, static_cast<size_t>(MeshSlot::Count)> attachments;
 
   int64_t ndim() const { return static_cast<int64_t>(shape.size()); }
@@ -58,7 +58,8 @@ class DeviceMesh {
   // `ranks`: an integer CPU tensor of any shape, or nested lists. Every rank of the world must construct it.
   DeviceMesh(const std::string& device_type, const at::Tensor& ranks, std::vector<std::string> names = {});
   DeviceMesh(const std::string& device_type, std::vector<int64_t> ranks, std::vector<std::string> names = {});
-  DeviceMesh(const std::string& device_type, std::vector<std::vector<int64_t>> ranks, std::vector<std::string> names = {});
+  DeviceMesh(const std::string& device_type, std::vector<std::vector<int64_t>> ranks,
+             std::vector<std::string> names = {});
   explicit DeviceMesh(c10::intrusive_ptr<detail::MeshState> state) : state_(std::move(state)) {}
 
   // The part of the mesh along the named axes that holds this rank; shares the groups.
@@ -80,9 +81,9 @@ class DeviceMesh {
   const std::vector<int64_t>& ranks() const { return state_->ranks; }
   at::Tensor mesh() const;  // the ranks, as a tensor of shape()
 
-  int64_t axis(const Axis& axis) const;                         // its index; throws on an unknown name, naming the known
-  comm::Group get_group(std::optional<Axis> axis = {}) const;   // none: only on a 1-D mesh
-  int64_t get_rank() const;                                     // global
+  int64_t axis(const Axis& axis) const;                        // its index; throws on an unknown name, naming the known
+  comm::Group get_group(std::optional<Axis> axis = {}) const;  // none: only on a 1-D mesh
+  int64_t get_rank() const;                                    // global
   int64_t get_local_rank(std::optional<Axis> axis = {}) const;  // place along that axis; none: only on a 1-D mesh
   std::optional<std::vector<int64_t>> get_coordinate() const;   // none if this rank is outside
 
@@ -107,7 +108,8 @@ class MeshScope {
 };
 
 // Row-major ranks 0..n-1 over `shape`. The first form takes the thread's current World.
-DeviceMesh init_device_mesh(const std::string& device_type, std::vector<int64_t> shape, std::vector<std::string> names = {});
+DeviceMesh init_device_mesh(const std::string& device_type, std::vector<int64_t> shape,
+                            std::vector<std::string> names = {});
 DeviceMesh init_device_mesh(const World& world, const std::string& device_type, std::vector<int64_t> shape,
                             std::vector<std::string> names = {});
 

@@ -11,8 +11,8 @@ namespace {
 int64_t parse_extent(std::string_view digits, std::string_view text) {
   int64_t extent = 0;
   auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), extent);
-  TESSERA_CHECK(!digits.empty() && error == std::errc() && end == digits.data() + digits.size() && extent > 0, UsageError,
-                "mesh '", text, "': '", digits, "' is no number of ranks; write \"dp=2,tp=4\" or \"2x4\"");
+  TESSERA_CHECK(!digits.empty() && error == std::errc() && end == digits.data() + digits.size() && extent > 0,
+                UsageError, "mesh '", text, "': '", digits, "' is no number of ranks; write \"dp=2,tp=4\" or \"2x4\"");
   return extent;
 }
 

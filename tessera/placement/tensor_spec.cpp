@@ -172,8 +172,9 @@ SpecRef intern(const DeviceMesh& mesh, PlacementsRef given, c10::IntArrayRef siz
   const auto placements = plain_where_alike(given, mesh.shape(), sizes);
   auto hash = hash_of(placements, sizes, strides, dtype, device);
   auto same = [&](const TensorSpec& spec) {
-    return spec.dtype == dtype && spec.device == device && PlacementsRef(spec.placements) == PlacementsRef(placements) &&
-           c10::IntArrayRef(spec.sizes) == sizes && c10::IntArrayRef(spec.strides) == strides;
+    return spec.dtype == dtype && spec.device == device &&
+           PlacementsRef(spec.placements) == PlacementsRef(placements) && c10::IntArrayRef(spec.sizes) == sizes &&
+           c10::IntArrayRef(spec.strides) == strides;
   };
   auto make = [&] { return c10::make_intrusive<TensorSpec>(mesh, placements, sizes, strides, dtype, device, hash); };
   return specs_of(mesh).find_or_make(hash, same, make);

@@ -31,13 +31,13 @@ struct TensorSpec final : c10::intrusive_ptr_target {
              c10::ScalarType dtype, c10::Device device, uint64_t hash);
   int64_t numel() const;  // global
   int64_t local_bytes() const;
-  Runs runs(int64_t dim) const;          // global indices this rank holds of a dim
+  Runs runs(int64_t dim) const;  // global indices this rank holds of a dim
   // The same for all dims as one list, as registered ops take it: dim after dim, the number of runs, then begin, end of
   // each. Empty where no dim is cut. Made at first use.
   const std::vector<int64_t>& run_list() const;
   bool has_partial() const;
-  std::string brief() const;             // f32[8, 10][S(0), R]
-  std::string describe() const;          // f32[8, 10][S(0), R] on mesh(dp=2,tp=2)
+  std::string brief() const;     // f32[8, 10][S(0), R]
+  std::string describe() const;  // f32[8, 10][S(0), R] on mesh(dp=2,tp=2)
 
   void release_resources() override;  // the table's weak reference must not keep the mesh, which owns the table
 

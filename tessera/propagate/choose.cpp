@@ -53,7 +53,8 @@ double axis_cost(const Placement& from, const Placement& to, int64_t n, double l
   if (from == to) return 0;
   if (n == 1) return 1e-6;  // one rank holds everything either way; still, labels are kept where they can be
   if (from.is_cut() && to.is_partial())  // gathered first, and then every rank takes its term
-    return redistribute::step_cost(Move::AllGather, n, local_bytes) + axis_cost(Replicate(), to, n, local_bytes * static_cast<double>(n));
+    return redistribute::step_cost(Move::AllGather, n, local_bytes) +
+           axis_cost(Replicate(), to, n, local_bytes * static_cast<double>(n));
   const auto move = redistribute::detail::direct_move(from, to);
   if (!move) return kNever;
   // A greedy choice sees one op, and a Partial cut now is often gathered by the next: count P -> S as more than P -> R
@@ -64,7 +65,8 @@ double axis_cost(const Placement& from, const Placement& to, int64_t n, double l
 
 // ---- rows of one axis ----
 
-// A row says S(d) for any way of cutting. The ways worth trying: those the inputs already use there, then the plain one.
+// A row says S(d) for any way of cutting. The ways worth trying: those the inputs already use there, then the plain
+// one.
 std::vector<Placement> ways_to_cut(const Call& call, const Part& part, const Row& row, int64_t axis) {
   std::vector<Placement> ways;
   for (size_t i = 0; i < row.in.size(); i++) {
@@ -143,8 +145,8 @@ struct AxisChooser {
     Candidate best;
     const bool stays_whole = whole_on(axis);
     for (const auto& row : rule.rows) {
-      TESSERA_CHECK(row.in.size() == part.index.size() && row.out.size() == rule.outs.size(), InternalError,
-                    "rule of ", call.entry.name, ": a row has ", row.in.size(), " inputs and ", row.out.size(),
+      TESSERA_CHECK(row.in.size() == part.index.size() && row.out.size() == rule.outs.size(), InternalError, "rule of ",
+                    call.entry.name, ": a row has ", row.in.size(), " inputs and ", row.out.size(),
                     " outputs; the call has ", part.index.size(), " and ", rule.outs.size());
       const bool cuts = std::any_of(row.in.begin(), row.in.end(), [](auto& p) { return p.is_cut(); }) ||
                         std::any_of(row.out.begin(), row.out.end(), [](auto& p) { return p.is_cut(); });
@@ -168,9 +170,12 @@ struct AxisChooser {
   Call call{whole.entry, whole.args, {}, whole.mesh, whole.in_backward};  // of a list op, the element that failed
   for (int i : part.index) call.tensors.push_back(whole.tensors[i]);
   if (!call.entry.writes.empty())
-    TESSERA_FAIL(ShardingError, describe(call), ": an in-place op keeps the placements of what it writes, and with these on mesh axis '",
-                 mesh.axis_name(axis), "' it cannot be computed. Redistribute the written tensor first, or use the form that returns a new one.");
-  TESSERA_FAIL(ShardingError, describe(call), ": no rule row fits on mesh axis '", mesh.axis_name(axis), "'. Redistribute an input, or use local_map.");
+    TESSERA_FAIL(
+        ShardingError, describe(call),
+        ": an in-place op keeps the placements of what it writes, and with these on mesh axis '", mesh.axis_name(axis),
+        "' it cannot be computed. Redistribute the written tensor first, or use the form that returns a new one.");
+  TESSERA_FAIL(ShardingError, describe(call), ": no rule row fits on mesh axis '", mesh.axis_name(axis),
+               "'. Redistribute an input, or use local_map.");
 }
 
 [[noreturn]] void fail_no_rule(const Call& call) {
@@ -180,8 +185,10 @@ struct AxisChooser {
 }
 
 [[noreturn]] void fail_view(const Call& call, int64_t axis) {
-  TESSERA_FAIL(ShardingError, describe(call), ": the result would be no view, since the cut on mesh axis '", call.mesh->axis_name(axis),
-               "' does not survive it. Write .redistribute(...) to Replicate on that axis first, or reshape() where a copy will do.");
+  TESSERA_FAIL(ShardingError, describe(call), ": the result would be no view, since the cut on mesh axis '",
+               call.mesh->axis_name(axis),
+               "' does not survive it. Write .redistribute(...) to Replicate on that axis first, or reshape() where a "
+               "copy will do.");
 }
 
 // ---- putting a decision together ----
@@ -217,7 +224,8 @@ struct Builder {
       }
       case ArgFix::What::InSizes:
       case ArgFix::What::InSize:
-      case ArgFix::What::InOffset: break;
+      case ArgFix::What::InOffset:
+        break;
     }
     const int index = part.index[fix.tensor];
     const auto& tensor = call.tensors[index];

@@ -13,10 +13,10 @@ namespace tessera::propagate {
 
 // One tensor argument of a call, list elements one by one.
 struct CallTensor {
-  const TensorSpec* spec;   // null: plain
+  const TensorSpec* spec;           // null: plain
   c10::IntArrayRef sizes, strides;  // global, or the plain tensor's own
   c10::ScalarType dtype;
-  int arg, element;         // element: place in the list, or -1
+  int arg, element;  // element: place in the list, or -1
 };
 
 struct Call {

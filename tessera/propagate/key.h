@@ -14,8 +14,8 @@
 #include <type_traits>
 
 // The key under which a decision is remembered: the specs of the distributed arguments and the arguments that are not
-// tensors, as words. Read in one pass, from a boxed stack or from typed arguments; both readers must give the same words
-// (a test compares them), or a typed call would miss what a boxed one stored.
+// tensors, as words. Read in one pass, from a boxed stack or from typed arguments; both readers must give the same
+// words (a test compares them), or a typed call would miss what a boxed one stored.
 //
 // A Scalar or a float counts by type only: a learning rate that changes every step must not make every step a miss, and
 // no rule looks at such a value. Ints, bools and int lists are dims, sizes and flags, and count by value.

@@ -20,11 +20,11 @@ struct OpEntry {
   c10::SmallVector<ArgKind, 8> kinds;
   c10::SmallVector<int, 4> writes;        // arguments the schema says are written
   c10::SmallVector<int8_t, 4> return_of;  // per return: which entry of `writes` it is, or -1 for a fresh value
-  bool view = false;         // the result aliases the first argument
-  bool writes_list = false;  // no ADInplaceOrView kernel bumps the versions of list elements: we do
-  bool random = false;       // draws numbers: equal inputs do not mean equal results
-  bool inplace_view = false;  // t_, squeeze_: changes the geometry of what it is called on
-  bool may_copy = false;     // a view by schema, but its callers only want the values (reshape)
+  bool view = false;                      // the result aliases the first argument
+  bool writes_list = false;               // no ADInplaceOrView kernel bumps the versions of list elements: we do
+  bool random = false;                    // draws numbers: equal inputs do not mean equal results
+  bool inplace_view = false;              // t_, squeeze_: changes the geometry of what it is called on
+  bool may_copy = false;                  // a view by schema, but its callers only want the values (reshape)
 
   OpEntry(c10::OperatorHandle op, size_t id, std::string name) : op(op), id(id), name(std::move(name)) {}
   size_t num_args() const { return kinds.size(); }

@@ -139,9 +139,9 @@ class Registry {
   // Rows that ask a plain tensor for anything but R are dropped from each answer; malformed ones throw InternalError.
   void add(std::string_view op, std::string_view family, RuleFn fn, ListMode lists = ListMode::Joint,
            bool reads_scalars = false);
-  void same_as(std::string_view op, std::string_view like);  // the other op's rule under this name
-  const OpRule* find(std::string_view op) const;             // null: no rule
-  std::vector<std::string> names() const;                    // sorted
+  void same_as(std::string_view op, std::string_view like);                      // the other op's rule under this name
+  const OpRule* find(std::string_view op) const;                                 // null: no rule
+  std::vector<std::string> names() const;                                        // sorted
   uint64_t version() const { return version_.load(std::memory_order_acquire); }  // grows with each change; caches look
 
  private:

@@ -14,9 +14,9 @@ struct ToleranceRow {
   Tolerance tolerance;
 };
 constexpr ToleranceRow kTolerances[] = {
-    {c10::kHalf, {1e-3, 1e-5}},          {c10::kComplexHalf, {1e-3, 1e-5}}, {c10::kBFloat16, {1.6e-2, 1e-5}},
-    {c10::kFloat, {1.3e-6, 1e-5}},       {c10::kComplexFloat, {1.3e-6, 1e-5}},
-    {c10::kDouble, {1e-7, 1e-7}},        {c10::kComplexDouble, {1e-7, 1e-7}},
+    {c10::kHalf, {1e-3, 1e-5}},          {c10::kComplexHalf, {1e-3, 1e-5}},    {c10::kBFloat16, {1.6e-2, 1e-5}},
+    {c10::kFloat, {1.3e-6, 1e-5}},       {c10::kComplexFloat, {1.3e-6, 1e-5}}, {c10::kDouble, {1e-7, 1e-7}},
+    {c10::kComplexDouble, {1e-7, 1e-7}},
 };
 
 }  // namespace
@@ -29,7 +29,9 @@ Tolerance tolerance_of(c10::ScalarType dtype) {
 
 std::string close(const at::Tensor& actual, const at::Tensor& expected, Tolerance tolerance) {
   if (!actual.defined() || !expected.defined())
-    return actual.defined() == expected.defined() ? "" : actual.defined() ? "expected is undefined" : "actual is undefined";
+    return actual.defined() == expected.defined() ? ""
+           : actual.defined()                     ? "expected is undefined"
+                                                  : "actual is undefined";
   if (actual.sizes() != expected.sizes()) return c10::str("shape ", actual.sizes(), ", expected ", expected.sizes());
   if (actual.scalar_type() != expected.scalar_type())
     return c10::str("dtype ", actual.scalar_type(), ", expected ", expected.scalar_type());
@@ -49,14 +51,15 @@ std::string close(const at::Tensor& actual, const at::Tensor& expected, Toleranc
     at_e = at_e.select(0, index.back());
   }
   return c10::str(bad, " of ", a.numel(), " elements differ (tolerance ", tolerance.relative, " relative, ",
-                  tolerance.absolute, " absolute), first at [", c10::Join(",", index), "]: ", at_a.item(), ", expected ",
-                  at_e.item());
+                  tolerance.absolute, " absolute), first at [", c10::Join(",", index), "]: ", at_a.item(),
+                  ", expected ", at_e.item());
 }
 
 std::string close(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected, Tolerance tolerance) {
   if (actual.size() != expected.size()) return c10::str(actual.size(), " tensors, expected ", expected.size());
   for (size_t i = 0; i < actual.size(); i++)
-    if (auto message = close(actual[i], expected[i], tolerance); !message.empty()) return c10::str("tensor ", i, ": ", message);
+    if (auto message = close(actual[i], expected[i], tolerance); !message.empty())
+      return c10::str("tensor ", i, ": ", message);
   return "";
 }
 

@@ -12,9 +12,9 @@ class CountingAllocator {
   ~CountingAllocator();
   CountingAllocator(const CountingAllocator&) = delete;
 
-  int64_t live_bytes() const;         // allocated since construction and not freed
-  int64_t peak_bytes() const;         // most of that, since construction or reset_peak()
-  int64_t allocations() const;        // how many, so far
+  int64_t live_bytes() const;   // allocated since construction and not freed
+  int64_t peak_bytes() const;   // most of that, since construction or reset_peak()
+  int64_t allocations() const;  // how many, so far
   void reset_peak();
 };
 

@@ -35,7 +35,8 @@ void run_ranks(int64_t n, const Body& body, const RankOptions& options = {});
 struct SpawnOptions {
   std::string backend = "gloo";
   std::chrono::milliseconds timeout{std::chrono::seconds(60)};  // of the whole run; a collective has three quarters
-  std::vector<std::string> arguments = {};  // of the children, so that they come to the same call: a filter for one test
+  std::vector<std::string> arguments =
+      {};  // of the children, so that they come to the same call: a filter for one test
 };
 
 // Runs `body` on n processes. Each child is this program again: it runs to the same call, executes the body as its rank

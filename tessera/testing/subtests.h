@@ -35,7 +35,8 @@ void subtests(const Body& body, const std::vector<Values>&... values) {
     }
   };
   choose(choose, run, values...);
-  if (failed) throw std::runtime_error(std::to_string(failed) + " of " + std::to_string(ran) + " sub-tests failed:" + report);
+  if (failed)
+    throw std::runtime_error(std::to_string(failed) + " of " + std::to_string(ran) + " sub-tests failed:" + report);
 }
 
 }  // namespace tessera::testing

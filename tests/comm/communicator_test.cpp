@@ -23,8 +23,8 @@ void on_all_sizes(const testing::Body& body) {
   }
 }
 
-const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt,
-                                             at::kShort, at::kChar,   at::kByte, at::kComplexFloat};
+const std::vector<at::ScalarType> kDtypes = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kLong,
+                                             at::kInt,   at::kShort,  at::kChar, at::kByte,     at::kComplexFloat};
 
 // Different on each rank, small enough to be exact in every dtype.
 at::Tensor value(int64_t rank, at::ScalarType dtype, at::IntArrayRef shape = {3, 2}) {
@@ -87,9 +87,10 @@ TEST(Communicator, AllReduceCoalescedIsOneCollective) {
     const uint64_t before = me.group()->sequence();
     me.group()->all_reduce_coalesced(xs, ReduceOp::Sum).wait();
     EXPECT_EQ(me.group()->sequence(), before + 1);
-    EXPECT_EQ(close(xs, {reduced(me.size(), ReduceOp::Sum, at::kFloat), reduced(me.size(), ReduceOp::Sum, at::kFloat, {5}),
-                         at::full({}, static_cast<double>(me.size()))}),
-              "");
+    EXPECT_EQ(
+        close(xs, {reduced(me.size(), ReduceOp::Sum, at::kFloat), reduced(me.size(), ReduceOp::Sum, at::kFloat, {5}),
+                   at::full({}, static_cast<double>(me.size()))}),
+        "");
   });
 }
 

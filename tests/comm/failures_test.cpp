@@ -34,8 +34,9 @@ TEST(Failures, DifferentCollectives) {
     else
       me.group()->all_gather_into_tensor(y, x).wait();
   });
-  expect_has(report, {"2 of 2 ranks", "ranks disagree on group 'world'", "rank 0 posted allreduce_ #0 ('wq.grad') of Float",
-                      "rank 1 posted _allgather_base_ #0 of Float"});
+  expect_has(report,
+             {"2 of 2 ranks", "ranks disagree on group 'world'", "rank 0 posted allreduce_ #0 ('wq.grad') of Float",
+              "rank 1 posted _allgather_base_ #0 of Float"});
 }
 
 TEST(Failures, DifferentSizes) {
@@ -47,20 +48,23 @@ TEST(Failures, DifferentSizes) {
 }
 
 TEST(Failures, DifferentDtypesOpsRootsAndNumbers) {
-  expect_has(report_of(2, [](Rank& me) {
-               at::Tensor x = at::ones({4}, me.rank ? at::kFloat : at::kInt);
-               me.group()->all_reduce(x, ReduceOp::Sum).wait();
-             }),
+  expect_has(report_of(2,
+                       [](Rank& me) {
+                         at::Tensor x = at::ones({4}, me.rank ? at::kFloat : at::kInt);
+                         me.group()->all_reduce(x, ReduceOp::Sum).wait();
+                       }),
              {"of Int", "of Float"});
-  expect_has(report_of(2, [](Rank& me) {
-               at::Tensor x = at::ones({4});
-               me.group()->all_reduce(x, me.rank ? ReduceOp::Sum : ReduceOp::Max).wait();
-             }),
+  expect_has(report_of(2,
+                       [](Rank& me) {
+                         at::Tensor x = at::ones({4});
+                         me.group()->all_reduce(x, me.rank ? ReduceOp::Sum : ReduceOp::Max).wait();
+                       }),
              {"another reduction"});
-  expect_has(report_of(2, [](Rank& me) {
-               at::Tensor x = at::ones({4});
-               me.group()->broadcast(x, me.rank).wait();
-             }),
+  expect_has(report_of(2,
+                       [](Rank& me) {
+                         at::Tensor x = at::ones({4});
+                         me.group()->broadcast(x, me.rank).wait();
+                       }),
              {"with root 0", "with root 1"});
 }
 
@@ -84,20 +88,21 @@ TEST(Failures, MessagesThatDoNotMatch) {
     else
       me.group()->recv(x, 0, /*tag=*/4).wait();
   });
-  expect_has(report, {"rank 1 receives 16 bytes of Float with tag 4", "the next message of rank 0 is 16 bytes of Float with tag 3"});
+  expect_has(report, {"rank 1 receives 16 bytes of Float with tag 4",
+                      "the next message of rank 0 is 16 bytes of Float with tag 3"});
 }
 
 TEST(Failures, TimeOutNamesTheMissingRank) {
-  auto report = report_of(
-      3,
-      [](Rank& me) {
-        auto pair = me.rank < 2 ? me.world.new_group({0, 1}, "dp") : comm::Group();
-        me.group()->barrier().wait();
-        at::Tensor x = at::ones({4});
-        if (me.rank == 0) pair->all_reduce(x, ReduceOp::Sum, {.tensor_name = "bias"}).wait();
-      },
-      {.timeout = std::chrono::milliseconds(150)});
-  expect_has(report, {"1 of 3 ranks", "rank 0 waited 0.15 s for rank 1 in allreduce_ #0 ('bias') of Float on group 'dp'"});
+  auto report = report_of(3,
+                          [](Rank& me) {
+                            auto pair = me.rank < 2 ? me.world.new_group({0, 1}, "dp") : comm::Group();
+                            me.group()->barrier().wait();
+                            at::Tensor x = at::ones({4});
+                            if (me.rank == 0) pair->all_reduce(x, ReduceOp::Sum, {.tensor_name = "bias"}).wait();
+                          },
+                          {.timeout = std::chrono::milliseconds(150)});
+  expect_has(report,
+             {"1 of 3 ranks", "rank 0 waited 0.15 s for rank 1 in allreduce_ #0 ('bias') of Float on group 'dp'"});
 }
 
 TEST(Failures, AThrowingRankFreesTheOthers) {

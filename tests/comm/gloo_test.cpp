@@ -59,7 +59,8 @@ void every_collective(Rank& me) {
   for (int64_t p = 0; p < n; p++) sizes.push_back(p);
   at::Tensor whole = at::arange(n * (n - 1) / 2 * 3).view({3, -1}).to(at::kFloat);
   at::Tensor part = whole.narrow(1, r * (r - 1) / 2, r);
-  at::Tensor gathered = comm::all_gather(part, 1, sizes, g), scattered = comm::reduce_scatter(whole, 1, sizes, ReduceOp::Avg, g);
+  at::Tensor gathered = comm::all_gather(part, 1, sizes, g),
+             scattered = comm::reduce_scatter(whole, 1, sizes, ReduceOp::Avg, g);
   comm::wait(gathered, g);
   comm::wait(scattered, g);
   EXPECT_TRUE(gathered.equal(whole));
@@ -69,13 +70,14 @@ void every_collective(Rank& me) {
   at::Tensor moved = comm::all_to_all(part, 0, rows, 1, sizes, g);  // all of it to rank 0
   comm::wait(moved, g);
   EXPECT_TRUE(moved.equal(r == 0 ? whole : whole.narrow(0, 0, 0)));
-  auto both = comm::all_gather_coalesced({part, at::full({1}, r, at::kLong)}, {1, 0},
-                                         [&] {
-                                           auto all = sizes;
-                                           all.insert(all.end(), static_cast<size_t>(n), 1);
-                                           return all;
-                                         }(),
-                                         g);
+  auto both = comm::all_gather_coalesced(
+      {part, at::full({1}, r, at::kLong)}, {1, 0},
+      [&] {
+        auto all = sizes;
+        all.insert(all.end(), static_cast<size_t>(n), 1);
+        return all;
+      }(),
+      g);
   for (auto& x : both) comm::wait(x, g);
   EXPECT_TRUE(both[0].equal(whole) && both[1].equal(at::arange(n)));
   Tensors lists{at::ones({2}), at::full({1}, 2.0)};
@@ -148,15 +150,20 @@ TEST(Spawn, SecondCallOfATest) {
 
 TEST(Spawn, ARankThatHangsIsStopped) {
   const auto report = report_of(1, [](Rank&) { pause(); }, {.timeout = std::chrono::seconds(2)});
-  EXPECT_EQ(report.substr(0, report.find(':', report.find(':') + 1)), "of 1 process ranks some failed:\nrank 0 was still running after 2 s");
+  EXPECT_EQ(report.substr(0, report.find(':', report.find(':') + 1)),
+            "of 1 process ranks some failed:\nrank 0 was still running after 2 s");
 }
 
 TEST(Gloo, TimeOutNamesGroupAndCollective) {
-  FileCheck().check("rank 0 threw: rank 0, allreduce_ #0 ('bias') on group 'slow' (ranks 0,1)").run(report_of(2, [](Rank& me) {
-    auto group = me.world.new_group({0, 1}, "slow");
-    at::Tensor x = at::ones({2});
-    if (me.rank == 0) group->all_reduce(x, ReduceOp::Sum, {.tensor_name = "bias"}).wait();
-  }, {.timeout = std::chrono::seconds(4)}));
+  FileCheck()
+      .check("rank 0 threw: rank 0, allreduce_ #0 ('bias') on group 'slow' (ranks 0,1)")
+      .run(report_of(2,
+                     [](Rank& me) {
+                       auto group = me.world.new_group({0, 1}, "slow");
+                       at::Tensor x = at::ones({2});
+                       if (me.rank == 0) group->all_reduce(x, ReduceOp::Sum, {.tensor_name = "bias"}).wait();
+                     },
+                     {.timeout = std::chrono::seconds(4)}));
 }
 
 }  // namespace

@@ -55,7 +55,8 @@ void everywhere(const std::function<void(Rank&, const Sizes&, int64_t dim)>& bod
 TEST(Ops, AllGather) {
   everywhere([](Rank& me, const Sizes& sizes, int64_t dim) {
     at::Tensor whole = numbers(dim, sum(sizes));
-    at::Tensor out = comm::all_gather(whole.narrow(dim, begin(sizes, me.rank), own(sizes, me.rank)), dim, sizes, me.group());
+    at::Tensor out =
+        comm::all_gather(whole.narrow(dim, begin(sizes, me.rank), own(sizes, me.rank)), dim, sizes, me.group());
     comm::wait(out, me.group());
     EXPECT_TRUE(out.equal(whole));
     EXPECT_TRUE(out.is_contiguous());
@@ -106,12 +107,13 @@ TEST(Ops, Coalesced) {
       Sizes sizes = a;
       sizes.insert(sizes.end(), b.begin(), b.end());
       at::Tensor first = numbers(1, sum(a)), second = numbers(0, sum(b)).to(at::kLong);
-      auto gathered = comm::all_gather_coalesced({first.narrow(1, begin(a, me.rank), own(a, me.rank)),
-                                                  second.narrow(0, begin(b, me.rank), own(b, me.rank))},
-                                                 {1, 0}, sizes, me.group());
+      auto gathered = comm::all_gather_coalesced(
+          {first.narrow(1, begin(a, me.rank), own(a, me.rank)), second.narrow(0, begin(b, me.rank), own(b, me.rank))},
+          {1, 0}, sizes, me.group());
       for (auto& x : gathered) comm::wait(x, me.group());
       EXPECT_TRUE(gathered[0].equal(first) && gathered[1].equal(second));
-      auto scattered = comm::reduce_scatter_coalesced({first, second.to(at::kFloat)}, {1, 0}, sizes, ReduceOp::Sum, me.group());
+      auto scattered =
+          comm::reduce_scatter_coalesced({first, second.to(at::kFloat)}, {1, 0}, sizes, ReduceOp::Sum, me.group());
       for (auto& x : scattered) comm::wait(x, me.group());
       EXPECT_TRUE(scattered[0].equal(first.narrow(1, begin(a, me.rank), own(a, me.rank)) * n));
       EXPECT_TRUE(scattered[1].equal(second.narrow(0, begin(b, me.rank), own(b, me.rank)).to(at::kFloat) * n));
@@ -202,7 +204,7 @@ TEST(Ops, SayWhatIsWrongWithSizes) {
     says("must be 4", [&] { comm::reduce_scatter(at::ones({3}), 0, {2, 2}, ReduceOp::Sum, me.group()); });
     says("needs 2 sizes", [&] { comm::all_to_all(at::ones({2, 2}), 0, {1, 1}, 1, {}, me.group()); });
     says("dim 1", [&] { comm::all_gather(at::ones({2}), 1, {2, 2}, me.group()); });
-    says("both 0", [&] { comm::all_to_all(at::ones({2, 2}), 0, {1, 1}, 0, {2, 2}, me.group()); });
+    says("to itself", [&] { comm::all_to_all(at::ones({2, 2}), 0, {1, 1}, 0, {2, 2}, me.group()); });
     says("avg of a tensor of Long", [&] { comm::all_reduce(at::ones({2}, at::kLong), ReduceOp::Avg, me.group()); });
     me.group()->barrier().wait();  // nothing was posted: the group is as it was
   });

@@ -8,10 +8,10 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <unistd.h>
 
 #include <thread>
 
@@ -84,7 +84,8 @@ TEST(World, FromAFile) {
 
 TEST(World, OverTcp) {
   const int64_t port = 20000 + getpid() % 20000;
-  two_threads([&](int64_t) { return InitOptions{.backend = "threads", .init_method = c10::str("tcp://127.0.0.1:", port)}; });
+  two_threads(
+      [&](int64_t) { return InitOptions{.backend = "threads", .init_method = c10::str("tcp://127.0.0.1:", port)}; });
 }
 
 TEST(World, FromTheEnvironment) {

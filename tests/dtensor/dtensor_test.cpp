@@ -51,7 +51,8 @@ TEST(DTensor, KeepsRequiresGradAndOwnSource) {
     auto t = torch::full({4}, static_cast<double>(me.rank)).set_requires_grad(true);
     EXPECT_TRUE(distribute_tensor(t, mesh, {Shard(0)}).requires_grad());
     EXPECT_EQ(distribute_tensor(t, mesh, {Replicate()}, {.src_data_rank = 1}).full_tensor()[0].item<double>(), 1);
-    EXPECT_EQ(distribute_tensor(t, mesh, {Shard(0)}, {.src_data_rank = std::nullopt}).to_local()[0].item<double>(), me.rank);
+    EXPECT_EQ(distribute_tensor(t, mesh, {Shard(0)}, {.src_data_rank = std::nullopt}).to_local()[0].item<double>(),
+              me.rank);
   });
 }
 
@@ -78,11 +79,17 @@ TEST(DTensor, FromLocalRefusesWhatDoesNotFit) {
       DTensor::from_local(torch::ones({2, 4}), mesh, {Shard(0)}, {.shape = {{7, 4}}, .stride = {{4, 1}}});
     });
     EXPECT_SAYS(wrong, "it should have");
-    const auto across = message_of<UsageError>(
-        [&] { DTensor::from_local(torch::ones({2 + me.rank, 4}), mesh, {Shard(0)}, {.run_check = true}); });
+    const auto across = message_of<UsageError>([&] {
+      DTensor::from_local(torch::ones({2 + me.rank, 4}), mesh, {Shard(0)}, {.run_check = true});
+    });
     EXPECT_SAYS(across, "mesh axis 'x'");
-    EXPECT_SAYS(message_of<UsageError>([&] { DTensor::from_local(torch::ones({2}), mesh, {Shard(0)}, {.shape = {{4}}}); }), "both or neither");
-    EXPECT_SAYS(message_of<UsageError>([&] { DTensor::from_local(torch::ones({2}), mesh, {Shard(0), Shard(0)}); }), "one for each axis");
+    EXPECT_SAYS(
+        message_of<UsageError>([&] { DTensor::from_local(torch::ones({2}), mesh, {Shard(0)}, {.shape = {{4}}}); }),
+        "both or neither");
+    EXPECT_SAYS(message_of<UsageError>([&] {
+                  DTensor::from_local(torch::ones({2}), mesh, {Shard(0), Shard(0)});
+                }),
+                "one for each axis");
     EXPECT_SAYS(message_of<UsageError>([&] { DTensor(torch::ones({2})); }), "distribute_tensor");
   });
 }
@@ -109,7 +116,8 @@ TEST(DTensor, Factories) {
     EXPECT_TRUE(torch::equal(ones({5, 3}, mesh, p).full_tensor(), torch::ones({5, 3})));
     EXPECT_TRUE(torch::equal(full({5, 3}, 2.5, mesh, p).full_tensor(), torch::full({5, 3}, 2.5)));
     EXPECT_TRUE(torch::equal(arange(7, mesh, {Shard(0), Shard(0)}).full_tensor(), torch::arange(7)));
-    EXPECT_EQ(empty({5, 3}, mesh, p).to_local().numel(), c10::multiply_integers(empty({5, 3}, mesh, p).spec().local_sizes));
+    EXPECT_EQ(empty({5, 3}, mesh, p).to_local().numel(),
+              c10::multiply_integers(empty({5, 3}, mesh, p).spec().local_sizes));
     EXPECT_EQ(rand({4}, mesh).dtype(), torch::kFloat);
     EXPECT_TRUE(torch::equal(rand({5, 3}, mesh, p).full_tensor() < 1, torch::ones({5, 3}, torch::kBool)));
   });
@@ -155,14 +163,18 @@ TEST(DTensor, ParametersAreConvertedInPlaceForEveryHandle) {
       adam.step(), plain_adam.step();
     }
     EXPECT_TRUE(torch::allclose(DTensor(held.detach()).full_tensor(), plain->weight, 1e-5, 1e-6));
-    EXPECT_NEAR(torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0), torch::nn::utils::clip_grad_norm_(plain->parameters(), 1.0), 1e-5);
+    EXPECT_NEAR(torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0),
+                torch::nn::utils::clip_grad_norm_(plain->parameters(), 1.0), 1e-5);
 
     net->to(torch::kDouble);
     EXPECT_EQ(DTensor(net->weight).to_local().dtype(), torch::kDouble);
     const auto copy = std::dynamic_pointer_cast<torch::nn::LinearImpl>(net->clone());
     EXPECT_TRUE(is_dtensor(copy->weight));
     EXPECT_EQ(DTensor(copy->weight).placements()[0], Shard(0));
-    { torch::NoGradGuard g; copy->weight.zero_(); }
+    {
+      torch::NoGradGuard g;
+      copy->weight.zero_();
+    }
     EXPECT_NE(DTensor(net->weight.detach()).full_tensor().abs().sum().item<double>(), 0);
 
     net->weight.set_data(DTensor(net->weight.detach()).full_tensor());  // and back

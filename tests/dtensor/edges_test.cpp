@@ -1,6 +1,6 @@
 // from_local, to_local and redistribute: where each gradient ends up (the table in dtensor/edges.h), and its value.
-#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/edges.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,8 @@ TEST(Edges, GradientPlacements) {
     Placement value, gradient, expected;
   } rows[] = {{S0, R, S0}, {S0, P, S0}, {R, S0, R}, {P, R, R}, {P, S0, R}, {S0, S1, S0}, {R, P, P}, {P, P, P}};
   for (const auto& row : rows)
-    EXPECT_EQ(detail::gradient_placements({row.value}, {row.gradient})[0], row.expected) << row.value << " with gradient " << row.gradient;
+    EXPECT_EQ(detail::gradient_placements({row.value}, {row.gradient})[0], row.expected)
+        << row.value << " with gradient " << row.gradient;
 }
 
 TEST(Edges, RedistributeHasTheGradientOfTheIdentity) {

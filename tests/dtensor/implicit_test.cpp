@@ -26,7 +26,11 @@ TEST(Implicit, NoMoreCollectivesThanByHand) {
     const char* mesh;
     int ranks;
     int64_t tensor_parallel;  // all-reduces over tp that a hand-written step has
-  } cases[] = {{mlp(), "tp=2", 2, 1}, {mlp(), "tp=3", 3, 1}, {transformer(), "tp=2", 2, 4}, {transformer(), "tp=3", 3, 4}, {transformer(), "dp=2,tp=2", 4, 0}};
+  } cases[] = {{mlp(), "tp=2", 2, 1},
+               {mlp(), "tp=3", 3, 1},
+               {transformer(), "tp=2", 2, 4},
+               {transformer(), "tp=3", 3, 4},
+               {transformer(), "dp=2,tp=2", 4, 0}};
   for (const auto& c : cases) {
     SCOPED_TRACE(c.mesh);
     testing::run_ranks(c.ranks, [&](testing::Rank& me) {

@@ -1,7 +1,7 @@
 // A rule for a user's own op, and the same rule under another name.
+#include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/register.h"
-#include "tessera/base/error.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,10 @@ TORCH_LIBRARY_IMPL(own_op_test, CPU, m) {
 }
 
 at::Tensor call(const char* name, const at::Tensor& x, const at::Tensor& by) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<at::Tensor(const at::Tensor&, const at::Tensor&)>().call(x, by);
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow(name, "")
+      .typed<at::Tensor(const at::Tensor&, const at::Tensor&)>()
+      .call(x, by);
 }
 
 TEST(OwnOp, RowsInFiveLines) {
@@ -50,7 +53,9 @@ TEST(OwnOp, RowsInFiveLines) {
 TEST(OwnOp, WithoutARuleIsRefusedUnlessWhole) {
   const auto x = torch::randn({5, 4});
   testing::run_ranks(2, [&](testing::Rank& me) {
-    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("own_op_test::without_rule", "").typed<at::Tensor(const at::Tensor&)>();
+    const auto op = c10::Dispatcher::singleton()
+                        .findSchemaOrThrow("own_op_test::without_rule", "")
+                        .typed<at::Tensor(const at::Tensor&)>();
     EXPECT_THROW(op.call(distribute_tensor(x, me.mesh("tp=2"), {Shard(0)})), ShardingError);
     EXPECT_TRUE(torch::equal(DTensor(op.call(distribute_tensor(x, me.mesh("tp=2")))).full_tensor(), x + 1));
   });

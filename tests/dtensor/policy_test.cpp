@@ -29,7 +29,8 @@ TEST(CommPolicy, ErrorCatchesWhatNobodyAskedFor) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     const auto ones = torch::ones({4, 4});
-    const at::Tensor rows = distribute_tensor(ones, mesh, {Shard(0)}), columns = distribute_tensor(ones, mesh, {Shard(1)});
+    const at::Tensor rows = distribute_tensor(ones, mesh, {Shard(0)}),
+                     columns = distribute_tensor(ones, mesh, {Shard(1)});
     const at::Tensor sum = rows.sum(0);  // P(sum)
     CommPolicyScope strict(CommPolicy::Error);
     const auto said = message_of([&] { rows + columns; });
@@ -39,7 +40,7 @@ TEST(CommPolicy, ErrorCatchesWhatNobodyAskedFor) {
     EXPECT_THROW(sum.relu(), ShardingError);
     EXPECT_THROW(sum.sum().item(), ShardingError);
     EXPECT_THROW(at::equal(sum, sum), ShardingError);
-    EXPECT_TRUE((rows + rows).defined());               // nothing moves
+    EXPECT_TRUE((rows + rows).defined());                                          // nothing moves
     EXPECT_TRUE((rows + distribute_tensor(ones, mesh, {Replicate()})).defined());  // a slice is no communication
     // Asked for: allowed, and so is the backward of it.
     DTensor(columns).redistribute({Shard(0)});
@@ -76,7 +77,8 @@ TEST(CommPolicy, WarnWarns) {
   };
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
-    const at::Tensor rows = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(0)}), columns = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(1)});
+    const at::Tensor rows = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(0)}),
+                     columns = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(1)});
     Counter counter;
     c10::WarningUtils::WarningHandlerGuard guard(&counter);
     CommPolicyScope scope(CommPolicy::Warn);
@@ -103,7 +105,8 @@ TEST(Mixing, APlainTensorIsRefusedByName) {
 
 TEST(Mixing, MeshesAreNotMixed) {
   run_ranks(2, [](Rank& me) {
-    const at::Tensor a = distribute_tensor(torch::ones({4}), me.mesh("a=2"), {Shard(0)}), b = distribute_tensor(torch::ones({4}), me.mesh("b=2"), {Shard(0)});
+    const at::Tensor a = distribute_tensor(torch::ones({4}), me.mesh("a=2"), {Shard(0)}),
+                     b = distribute_tensor(torch::ones({4}), me.mesh("b=2"), {Shard(0)});
     const auto said = message_of([&] { a + b; });
     EXPECT_SAYS(said, "a=2");
     EXPECT_SAYS(said, "b=2");

@@ -39,9 +39,11 @@ TEST(Record, ReplayOfATrainStepIsBitEqual) {
 
       for (size_t i = 0; i < live.size(); i++) live[i].copy_(before[i]);
       recorder.replay();
-      for (size_t i = 0; i < live.size(); i++) EXPECT_TRUE(at::equal(live[i], after_one[i])) << "first replay, parameter " << i;
+      for (size_t i = 0; i < live.size(); i++)
+        EXPECT_TRUE(at::equal(live[i], after_one[i])) << "first replay, parameter " << i;
       recorder.replay();
-      for (size_t i = 0; i < live.size(); i++) EXPECT_TRUE(at::equal(live[i], after_two[i])) << "second replay, parameter " << i;
+      for (size_t i = 0; i < live.size(); i++)
+        EXPECT_TRUE(at::equal(live[i], after_two[i])) << "second replay, parameter " << i;
 
       const auto ops = recorder.ops();
       for (const char* op : {"tessera::all_reduce", "tessera::wait", "aten::mm"})

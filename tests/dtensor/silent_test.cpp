@@ -1,8 +1,10 @@
 // Errors that other systems made without a word, each from a public report: here each gives the right value or throws.
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/policy.h"
 #include "tessera/testing/ranks.h"
 
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -128,7 +130,6 @@ TEST(Silent, ARememberedRedistributionDoesNotGoStale) {
 // A step-varying Scalar is no part of a cache key; a Scalar that a rule reads is.
 TEST(Silent, NormsOfDifferentOrderAreDifferent) {
   run_ranks(2, [](Rank& me) {
-    const auto value = torch::randn({4});
     const at::Tensor d = distribute_tensor(torch::arange(4.), me.mesh("x=2"), {Shard(0)});
     for (double p : {1., 2., 3., std::numeric_limits<double>::infinity()})
       expect_value(at::linalg_vector_norm(d, p), at::linalg_vector_norm(torch::arange(4.), p));
@@ -158,6 +159,71 @@ TEST(Silent, BackwardWithAPlainSeedNeverPasses) {
     at::Tensor x = distribute_tensor(torch::ones({4}), me.mesh("x=2"), {Shard(0)}).set_requires_grad(true);
     const auto y = DTensor(x * 2).redistribute({Replicate()});
     EXPECT_THROW(y.backward(torch::ones({4})), UsageError);
+  });
+}
+
+// A missing bound and the bound -1 are different calls.
+TEST(Silent, SlicesWithAndWithoutABound) {
+  run_ranks(2, [](Rank& me) {
+    const auto value = torch::arange(8.).view({4, 2});
+    const at::Tensor d = distribute_tensor(value, me.mesh("x=2"), {Shard(1)});
+    expect_value(d.slice(0), value.slice(0));
+    expect_value(d.slice(0, -1), value.slice(0, -1));
+    expect_value(d.slice(0, std::nullopt, -1), value.slice(0, std::nullopt, -1));
+    expect_value(d.slice(0), value.slice(0));
+  });
+}
+
+// Memory that is also in plain hands changes without our seeing it.
+TEST(Silent, AWriteToTheLocalOfFromLocalIsSeen) {
+  run_ranks(2, [](Rank& me) {
+    auto local = torch::ones({3});
+    const at::Tensor sum = DTensor::from_local(local, me.mesh("x=2"), {Partial()});
+    expect_value(sum.relu(), torch::full({3}, 2.));
+    if (me.rank == 0) local.add_(1);
+    expect_value(sum.relu(), torch::full({3}, 3.));
+  });
+}
+
+TEST(Silent, PlainTensorsStayPlain) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh("x=2");
+    const at::Tensor d = distribute_tensor(torch::ones({4}), mesh, {Shard(0)});
+    auto mask = torch::ones({4});
+    {
+      ImplicitReplication scope;
+      expect_value(d + mask, torch::full({4}, 2.));
+      EXPECT_THROW(mask.add_(d), UsageError);  // what is written would have to change its nature
+    }
+    EXPECT_FALSE(is_dtensor(mask));
+    EXPECT_EQ(mask.data_ptr<float>()[0], 1);
+    auto total = torch::zeros({});
+    for (int i = 0; i < 3; i++) total.add_(DTensor(d.sum()).redistribute({Replicate()}));
+    EXPECT_EQ(total.item<float>(), 12);
+  });
+}
+
+// A dim that is 1 on this rank by chance is not a dim of 1.
+TEST(Silent, SqueezeLooksAtGlobalSizes) {
+  run_ranks(2, [](Rank& me) {
+    const auto whole = distribute_tensor(torch::arange(6.).view({3, 1, 2}), me.mesh("x=2"));
+    at::Tensor d = whole.redistribute({Shard(0)});
+    expect_value(d.squeeze(), torch::arange(6.).view({3, 2}));
+    d.squeeze_(0);
+    EXPECT_EQ(d.sizes(), at::IntArrayRef({3, 1, 2}));
+    d.squeeze_();
+    expect_value(d, torch::arange(6.).view({3, 2}));
+  });
+}
+
+TEST(Silent, ReshapeOfANonDenseTensorInInferenceMode) {
+  run_ranks(2, [](Rank& me) {
+    const auto value = torch::arange(24.).view({4, 6});
+    const at::Tensor d = distribute_tensor(value, me.mesh("x=2"));
+    c10::InferenceMode inference;
+    expect_value(d.slice(1, 0, 3).reshape({2, 2, 3}), value.slice(1, 0, 3).reshape({2, 2, 3}));
+    const at::Tensor cut = distribute_tensor(value, me.mesh("x=2"), {Shard(1)});
+    expect_value(cut.reshape({3, 8}), value.reshape({3, 8}));
   });
 }
 

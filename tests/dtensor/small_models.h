@@ -18,8 +18,8 @@ struct Model {
   Parameters parameters;  // plain, float
   std::function<at::Tensor(Model&, const at::Tensor& x, const at::Tensor& y)> loss;
   // Where a tensor-parallel part begins and ends: what hand-written code says there. Nothing, unless set.
-  std::function<at::Tensor(const at::Tensor&)> enter = [](const at::Tensor& t) { return t; }, leave = enter;
-  at::Tensor x, y;  // the whole batch
+  std::function<at::Tensor(const at::Tensor&)> enter = [](const at::Tensor&t) { return t; }, leave = enter;
+  at::Tensor x, y;                                   // the whole batch
   std::map<std::string, Placement> tensor_parallel;  // what lies otherwise than whole over "tp"
 };
 
@@ -28,7 +28,8 @@ inline at::Tensor weight(int64_t out, int64_t in) { return at::randn({out, in}) 
 inline Model mlp() {
   at::manual_seed(7);
   Model m;
-  m.parameters = {{"w1", weight(16, 10)}, {"b1", at::randn({16}) * 0.1}, {"w2", weight(10, 16)}, {"b2", at::randn({10}) * 0.1}};
+  m.parameters = {
+      {"w1", weight(16, 10)}, {"b1", at::randn({16}) * 0.1}, {"w2", weight(10, 16)}, {"b2", at::randn({10}) * 0.1}};
   m.x = at::randn({6, 10});
   m.y = at::randn({6, 10});
   m.tensor_parallel = {{"w1", Shard(0)}, {"b1", Shard(0)}, {"w2", Shard(1)}};
@@ -62,7 +63,7 @@ inline Model transformer() {
   m.x = at::randint(kVocab, {4, kContext}, at::kLong);
   m.y = at::randint(kVocab, {4, kContext}, at::kLong);
   const auto heads = Shard(0, kWidth / kHeads);
-  m.tensor_parallel = {{"q", heads},        {"k", heads},          {"v", heads},      {"o", Shard(1, kWidth / kHeads)},
+  m.tensor_parallel = {{"q", heads},     {"k", heads},          {"v", heads},      {"o", Shard(1, kWidth / kHeads)},
                        {"up", Shard(0)}, {"up_bias", Shard(0)}, {"down", Shard(1)}};
   m.loss = [](Model& m, const at::Tensor& x, const at::Tensor& y) {
     auto& p = m.parameters;
@@ -101,7 +102,8 @@ inline Model distribute(const Model& model, const DeviceMesh& mesh) {
   };
   for (auto& [name, t] : m.parameters) {
     const auto found = model.tensor_parallel.find(name);
-    t = distribute_tensor(t, mesh, place(Replicate(), found == model.tensor_parallel.end() ? Replicate() : found->second));
+    t = distribute_tensor(t, mesh,
+                          place(Replicate(), found == model.tensor_parallel.end() ? Replicate() : found->second));
   }
   m.x = distribute_tensor(m.x, mesh, place(Shard(0), Replicate()));
   m.y = distribute_tensor(m.y, mesh, place(Shard(0), Replicate()));
@@ -112,7 +114,8 @@ inline Model distribute(const Model& model, const DeviceMesh& mesh) {
 inline Model by_hand(Model m) {
   m.enter = [](const at::Tensor& t) -> at::Tensor {  // the gradient is summed here
     const DTensor d(t);
-    return DTensor::from_local(d.to_local(), d.device_mesh(), d.placements(), {.shape = t.sizes().vec(), .stride = t.strides().vec()});
+    return DTensor::from_local(d.to_local(), d.device_mesh(), d.placements(),
+                               {.shape = t.sizes().vec(), .stride = t.strides().vec()});
   };
   m.leave = [](const at::Tensor& t) -> at::Tensor {  // the sum is taken here
     const DTensor d(t);

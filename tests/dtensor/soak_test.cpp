@@ -1,5 +1,5 @@
-// Nothing grows: mixed ops, and fused AdamW with a learning rate that changes every step. The long form (make soak) runs
-// 100,000 ops and 10,000 steps; the short one a tenth and a twentieth of that.
+// Nothing grows: mixed ops, and fused AdamW with a learning rate that changes every step. The long form (make soak)
+// runs 100,000 ops and 10,000 steps; the short one a tenth and a twentieth of that.
 #include "small_models.h"
 
 #include "tessera/base/settings.h"
@@ -8,8 +8,8 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
 #include <unistd.h>
+#include <fstream>
 
 namespace tessera::test {
 namespace {
@@ -40,7 +40,8 @@ TEST(Soak, MixedOps) {
   const auto value = at::randn({8, 6});
   testing::run_ranks(1, [&](testing::Rank& me) {
     const auto mesh = me.mesh("dp=1,tp=1");
-    at::Tensor x = distribute_tensor(value, mesh, {Shard(0), Replicate()}), w = distribute_tensor(value.t().contiguous(), mesh, {Replicate(), Shard(1)});
+    at::Tensor x = distribute_tensor(value, mesh, {Shard(0), Replicate()}),
+               w = distribute_tensor(value.t().contiguous(), mesh, {Replicate(), Shard(1)});
     expect_flat(mesh, [&](double share) {
       at::NoGradGuard no_grad;
       for (int i = 0; i < ops * share / 8; i++) {

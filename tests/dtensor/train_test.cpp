@@ -27,7 +27,8 @@ void expect_trains_like_plain(Model (*make)(), Optimizer optimizer) {
       const auto got = train(model, optimizer, 20);
       for (size_t i = 0; i < losses.size(); i++) ASSERT_NEAR(got[i], losses[i], 1e-6) << "loss of step " << i;
       for (auto& [name, t] : model.parameters) {
-        const auto difference = (DTensor(t.detach()).full_tensor() - plain.parameters[name].detach()).abs().max().item<double>();
+        const auto difference =
+            (DTensor(t.detach()).full_tensor() - plain.parameters[name].detach()).abs().max().item<double>();
         EXPECT_LE(difference, 1e-6) << name;
       }
     });

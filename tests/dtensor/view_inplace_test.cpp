@@ -53,8 +53,11 @@ TEST(View, FlattensAndSplitsCutDims) {
   const auto value = torch::randn({4, 5, 6});
   const std::vector<Placement> all = {Replicate(), Shard(0), Shard(1), Shard(2)};
   expect_like_plain(value, all, [](const at::Tensor& x) { return x.view({20, 6}).view({4, 5, 6}); });
-  expect_like_plain(value, {Replicate(), Shard(0), Shard(1)}, [](const at::Tensor& x) { return x.view({20, 6}).relu(); });
-  expect_like_plain(value, {Replicate(), Shard(0), Shard(1), Shard(2)}, [](const at::Tensor& x) { return x.reshape({-1}); });
+  expect_like_plain(value, {Replicate(), Shard(0), Shard(1)}, [](const at::Tensor& x) {
+    return x.view({20, 6}).relu();
+  });
+  expect_like_plain(value, {Replicate(), Shard(0), Shard(1), Shard(2)},
+                    [](const at::Tensor& x) { return x.reshape({-1}); });
 }
 
 // [B, S, D] @ [D, N] folds B and S, whichever of them is cut.

@@ -31,7 +31,8 @@ TEST(RunRanks, EachRankHasItsOwnCurrentWorld) {
 }
 
 TEST(RunRanks, FailedExpectationsInARankFailTheTest) {
-  EXPECT_NONFATAL_FAILURE_ON_ALL_THREADS(run_ranks(2, [](Rank& me) { EXPECT_EQ(me.rank, 0) << "on purpose"; }), "on purpose");
+  EXPECT_NONFATAL_FAILURE_ON_ALL_THREADS(run_ranks(2, [](Rank& me) { EXPECT_EQ(me.rank, 0) << "on purpose"; }),
+                                         "on purpose");
 }
 
 TEST(RunRanks, EveryFailingRankIsReportedInOrder) {
@@ -42,7 +43,12 @@ TEST(RunRanks, EveryFailingRankIsReportedInOrder) {
     });
     FAIL();
   } catch (const std::exception& error) {
-    FileCheck().check("3 of 3 ranks failed").check("rank says 0").check("rank says 1").check("rank says 2").run(error.what());
+    FileCheck()
+        .check("3 of 3 ranks failed")
+        .check("rank says 0")
+        .check("rank says 1")
+        .check("rank says 2")
+        .run(error.what());
   }
 }
 

@@ -1,6 +1,6 @@
 // The only file that sees ProcessGroupGloo. LibTorch exports the class but ships none of gloo's headers, so this file
-// alone is compiled with stand-ins for them on its include path (detail/gloo_stub); gloo's types occur in the class only
-// behind shared_ptr, so their contents do not matter here.
+// alone is compiled with stand-ins for them on its include path (detail/gloo_stub); gloo's types occur in the class
+// only behind shared_ptr, so their contents do not matter here.
 #define USE_C10D_GLOO 1
 #include "tessera/base/settings.h"
 #include "tessera/comm/backends.h"

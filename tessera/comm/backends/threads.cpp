@@ -49,12 +49,13 @@ c10::intrusive_ptr<c10d::Backend> connect_threads(const ConnectOptions& options)
   std::shared_ptr<Region> region;
   if (options.size > 1) {
     const std::string id = options.store->compareSet("region", "", fresh_id());  // the first one's stays
-    TESSERA_CHECK(id.substr(0, id.find('.')) == std::to_string(getpid()), UsageError,
-                  "backend 'threads' on group '", options.group, "', but rank ", options.ranks[0],
+    TESSERA_CHECK(id.substr(0, id.find('.')) == std::to_string(getpid()), UsageError, "backend 'threads' on group '",
+                  options.group, "', but rank ", options.ranks[0],
                   " or another is in another process; use gloo, or run the ranks as threads");
     Layout layout;
     layout.ranks = options.size;
-    layout.half_bytes = std::max<int64_t>(setting_int("TESSERA_SLOT_BYTES") / region::kHalves, 256 * options.size) / 64 * 64;
+    layout.half_bytes =
+        std::max<int64_t>(setting_int("TESSERA_SLOT_BYTES") / region::kHalves, 256 * options.size) / 64 * 64;
     layout.mail_bytes = 32 * 1024;
     std::lock_guard lock(meetings_mutex);
     Meeting& meeting = meetings[id];

@@ -19,10 +19,10 @@ struct World::State {
   std::chrono::milliseconds timeout{};
   RandomState random;
   comm::Group group;
-  std::vector<comm::Group> groups;                              // every one made, `group` included
-  std::map<std::vector<int64_t>, comm::Group> shared_groups;    // by members
-  std::map<std::vector<int64_t>, int64_t> groups_made;          // by members, so that names agree among them
-  std::unique_ptr<WorldAttachment> meshes;                      // interned; mesh/device_mesh.cpp
+  std::vector<comm::Group> groups;                            // every one made, `group` included
+  std::map<std::vector<int64_t>, comm::Group> shared_groups;  // by members
+  std::map<std::vector<int64_t>, int64_t> groups_made;        // by members, so that names agree among them
+  std::unique_ptr<WorldAttachment> meshes;                    // interned; mesh/device_mesh.cpp
   bool destroyed = false;
 };
 

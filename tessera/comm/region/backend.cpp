@@ -86,7 +86,8 @@ void RegionBackend::poison(const std::string& reason) {
 }
 
 Exchange& RegionBackend::exchange(const char* what) {
-  TESSERA_CHECK(exchange_, UsageError, what, getSize() == 1 ? " needs a peer; this group has one rank" : " on a closed group");
+  TESSERA_CHECK(exchange_, UsageError, what,
+                getSize() == 1 ? " needs a peer; this group has one rank" : " on a closed group");
   return *exchange_;
 }
 
@@ -177,7 +178,8 @@ RegionBackend::WorkPtr RegionBackend::_allgather_base(at::Tensor& out, at::Tenso
   return run(std::move(t));
 }
 
-RegionBackend::WorkPtr RegionBackend::allgather(std::vector<Tensors>& outs, Tensors& ins, const c10d::AllgatherOptions&) {
+RegionBackend::WorkPtr RegionBackend::allgather(std::vector<Tensors>& outs, Tensors& ins,
+                                                const c10d::AllgatherOptions&) {
   TESSERA_CHECK(outs.size() == 1 && static_cast<int>(outs[0].size()) == getSize(), UsageError, "allgather needs ",
                 getSize(), " outputs");
   const at::Tensor& in = single(ins);
@@ -197,7 +199,8 @@ RegionBackend::WorkPtr RegionBackend::allgather_into_tensor_coalesced(Tensors& o
   return last;
 }
 
-RegionBackend::WorkPtr RegionBackend::gather(std::vector<Tensors>& outs, Tensors& ins, const c10d::GatherOptions& options) {
+RegionBackend::WorkPtr RegionBackend::gather(std::vector<Tensors>& outs, Tensors& ins,
+                                             const c10d::GatherOptions& options) {
   const at::Tensor& in = single(ins);
   Transfer t;
   t.stamp = stamp(number(Kind::Gather), in.scalar_type());
@@ -214,7 +217,8 @@ RegionBackend::WorkPtr RegionBackend::gather(std::vector<Tensors>& outs, Tensors
   return run(std::move(t));
 }
 
-RegionBackend::WorkPtr RegionBackend::scatter(Tensors& outs, std::vector<Tensors>& ins, const c10d::ScatterOptions& options) {
+RegionBackend::WorkPtr RegionBackend::scatter(Tensors& outs, std::vector<Tensors>& ins,
+                                              const c10d::ScatterOptions& options) {
   const at::Tensor& out = single(outs);
   Transfer t;
   t.stamp = stamp(number(Kind::Scatter), out.scalar_type());

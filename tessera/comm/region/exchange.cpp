@@ -45,7 +45,11 @@ void pause() {
 }  // namespace
 
 Exchange::Exchange(std::shared_ptr<Region> region, int rank, Names names, std::chrono::milliseconds timeout)
-    : region_(std::move(region)), rank_(rank), size_(region_->layout().ranks), names_(std::move(names)), timeout_(timeout) {
+    : region_(std::move(region)),
+      rank_(rank),
+      size_(region_->layout().ranks),
+      names_(std::move(names)),
+      timeout_(timeout) {
   // Spinning only helps when every rank has a core; otherwise it keeps the awaited one from running.
   spins_ = static_cast<int>(std::thread::hardware_concurrency()) > size_ ? 1000 : 0;
   mail_sent_.resize(static_cast<size_t>(size_));

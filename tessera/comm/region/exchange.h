@@ -43,18 +43,18 @@ class Exchange;
 // One collective under way on one rank. Advanced by whoever waits; never blocks by itself.
 struct Operation : c10::intrusive_ptr_target {
   Transfer transfer;
-  int place = 0;          // in the ring
-  uint64_t base = 0;      // chunks that went through this slot before
-  uint64_t chunks = 0;    // of this rank, then, once all stamps are known, of the longest
+  int place = 0;        // in the ring
+  uint64_t base = 0;    // chunks that went through this slot before
+  uint64_t chunks = 0;  // of this rank, then, once all stamps are known, of the longest
   uint64_t sent = 0;
   uint64_t got = 0;
   bool stamps_known = false;
-  int peer = -1;          // of a send or recv; -1: a collective
-  bool sends = false;     // a send
-  uint64_t ticket = 0;    // recv: its turn among those from the same peer
-  int missing = -1;       // the rank whose bell it waits for
+  int peer = -1;        // of a send or recv; -1: a collective
+  bool sends = false;   // a send
+  uint64_t ticket = 0;  // recv: its turn among those from the same peer
+  int missing = -1;     // the rank whose bell it waits for
   bool done = false;
-  std::string error;      // not empty: failed
+  std::string error;  // not empty: failed
 };
 using OperationPtr = c10::intrusive_ptr<Operation>;
 
@@ -64,7 +64,7 @@ class Exchange {
   Exchange(std::shared_ptr<Region> region, int rank, Names names, std::chrono::milliseconds timeout);
   ~Exchange();
 
-  OperationPtr post(Transfer transfer);             // publishes what fits and returns
+  OperationPtr post(Transfer transfer);  // publishes what fits and returns
   OperationPtr post_send(Transfer transfer, int to);
   OperationPtr post_recv(Transfer transfer, int from);
   void wait(Operation& op, std::chrono::milliseconds timeout);  // throws CommError
@@ -100,10 +100,10 @@ class Exchange {
   Names names_;
   std::chrono::milliseconds timeout_;
   int spins_;
-  uint64_t posted_ = 0;                      // collectives
-  uint64_t place_chunks_[kRing] = {};        // chunks that went through each place so far
-  OperationPtr in_place_[kRing];             // the collective that now uses it
-  std::vector<uint64_t> mail_sent_;          // chunks promised to each peer
+  uint64_t posted_ = 0;                             // collectives
+  uint64_t place_chunks_[kRing] = {};               // chunks that went through each place so far
+  OperationPtr in_place_[kRing];                    // the collective that now uses it
+  std::vector<uint64_t> mail_sent_;                 // chunks promised to each peer
   std::vector<uint64_t> mail_asked_, mail_served_;  // receives from each peer: asked for, completed
   std::vector<OperationPtr> outstanding_;
 };

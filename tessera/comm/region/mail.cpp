@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
-// send and recv: one mailbox an ordered pair of ranks, two halves, messages in the order they were sent. The counts mean
-// what they mean for slots, except that `departed` is written by the receiver.
+// send and recv: one mailbox an ordered pair of ranks, two halves, messages in the order they were sent. The counts
+// mean what they mean for slots, except that `departed` is written by the receiver.
 namespace tessera::comm::region {
 
 OperationPtr Exchange::post_send(Transfer transfer, int to) {
@@ -72,11 +72,11 @@ bool Exchange::advance_mail(Operation& op) {
     const Stamp& theirs = box.stamp;
     if (theirs.tag != op.transfer.stamp.tag || theirs.dtype != op.transfer.stamp.dtype ||
         theirs.root != static_cast<int32_t>(take.size & 0x7fffffff))
-      fail(op, c10::str(name_of(rank_), " receives ", take.size, " bytes of ",
-                        static_cast<c10::ScalarType>(op.transfer.stamp.dtype), " with tag ", op.transfer.stamp.tag,
-                        " on group '", names_.group, "', but the next message of ", name_of(op.peer), " is ",
-                        theirs.root, " bytes of ", static_cast<c10::ScalarType>(theirs.dtype), " with tag ",
-                        theirs.tag));
+      fail(op,
+           c10::str(name_of(rank_), " receives ", take.size, " bytes of ",
+                    static_cast<c10::ScalarType>(op.transfer.stamp.dtype), " with tag ", op.transfer.stamp.tag,
+                    " on group '", names_.group, "', but the next message of ", name_of(op.peer), " is ", theirs.root,
+                    " bytes of ", static_cast<c10::ScalarType>(theirs.dtype), " with tag ", theirs.tag));
     op.chunks = theirs.chunks;
   }
   while (op.got < op.chunks && box.published.load(std::memory_order_acquire) > op.base + op.got) {

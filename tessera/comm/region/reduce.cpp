@@ -45,11 +45,16 @@ void fold_ordered(WireOp op, char* out, std::span<const char* const> ins, int64_
   const auto plus = [](Sum a, Sum b) { return static_cast<Sum>(a + b); };
   const auto times = [](Sum a, Sum b) { return static_cast<Sum>(a * b); };
   switch (op) {
-    case WireOp::Sum: return fold<T, Sum>(plus, out, ins, count, Sum(1));
-    case WireOp::Avg: return fold<T, Sum>(plus, out, ins, count, static_cast<Sum>(ins.size()));
-    case WireOp::Product: return fold<T, Sum>(times, out, ins, count, Sum(1));
-    case WireOp::Min: return fold<T, Sum>(kMin, out, ins, count, Sum(1));
-    case WireOp::Max: return fold<T, Sum>(kMax, out, ins, count, Sum(1));
+    case WireOp::Sum:
+      return fold<T, Sum>(plus, out, ins, count, Sum(1));
+    case WireOp::Avg:
+      return fold<T, Sum>(plus, out, ins, count, static_cast<Sum>(ins.size()));
+    case WireOp::Product:
+      return fold<T, Sum>(times, out, ins, count, Sum(1));
+    case WireOp::Min:
+      return fold<T, Sum>(kMin, out, ins, count, Sum(1));
+    case WireOp::Max:
+      return fold<T, Sum>(kMax, out, ins, count, Sum(1));
     case WireOp::BitAnd:
     case WireOp::BitOr:
     case WireOp::BitXor:

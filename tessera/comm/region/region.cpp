@@ -21,7 +21,9 @@ size_t Layout::bells() const { return sizeof(RegionHeader); }
 size_t Layout::slots() const { return bells() + count(ranks) * sizeof(Bell); }
 size_t Layout::mailboxes() const { return slots() + count(ranks * kRing) * sizeof(Head); }
 size_t Layout::slot_data() const { return mailboxes() + count(ranks * ranks) * sizeof(Head); }
-size_t Layout::mail_data() const { return slot_data() + count(ranks * kRing * kHalves) * static_cast<size_t>(half_bytes); }
+size_t Layout::mail_data() const {
+  return slot_data() + count(ranks * kRing * kHalves) * static_cast<size_t>(half_bytes);
+}
 size_t Layout::total() const { return mail_data() + count(ranks * ranks * kHalves) * static_cast<size_t>(mail_bytes); }
 
 Head& Region::slot(int rank, int place) {
@@ -39,8 +41,8 @@ char* Region::mail_half(int from, int to, uint64_t chunk) {
   return base_ + layout_.mail_data() + half * static_cast<size_t>(layout_.mail_bytes);
 }
 
-// Sleeper: sleepers++, read rung, test the condition, sleep if rung is unchanged.   Ringer: change, rung++, read sleepers.
-// All are sequentially consistent, so either the ringer sees the sleeper, or the sleeper sees the change.
+// Sleeper: sleepers++, read rung, test the condition, sleep if rung is unchanged.   Ringer: change, rung++, read
+// sleepers. All are sequentially consistent, so either the ringer sees the sleeper, or the sleeper sees the change.
 void Region::ring(int rank) {
   Bell& b = bell(rank);
   b.rung.fetch_add(1);
@@ -49,7 +51,8 @@ void Region::ring(int rank) {
 }
 
 void Region::sleep(int rank, uint32_t rung, std::chrono::steady_clock::time_point until) {
-  const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(until - std::chrono::steady_clock::now()).count();
+  const auto left =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(until - std::chrono::steady_clock::now()).count();
   if (left <= 0) return;
   timespec wait{static_cast<time_t>(left / 1'000'000'000), static_cast<long>(left % 1'000'000'000)};
   syscall(SYS_futex, &bell(rank).rung, FUTEX_WAIT | (shared_ ? 0 : FUTEX_PRIVATE_FLAG), rung, &wait, nullptr, 0);

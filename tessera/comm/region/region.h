@@ -9,10 +9,10 @@
 //
 //   header | a bell a rank | a slot head a rank and ring place | a mail head an ordered pair | slot data | mail data
 //
-// Nouns. A rank owns a ring of kRing *slots*; collective number q of the group uses slot q % kRing on every rank. A slot
-// has two halves; a collective larger than a half travels as *chunks*, alternating between them. `published` counts the
-// chunks the owner has ever put into its slot, `departed` those of its peers' that it has finished reading; since all
-// ranks run the same collectives, these counts mean the same thing on all of them:
+// Nouns. A rank owns a ring of kRing *slots*; collective number q of the group uses slot q % kRing on every rank. A
+// slot has two halves; a collective larger than a half travels as *chunks*, alternating between them. `published`
+// counts the chunks the owner has ever put into its slot, `departed` those of its peers' that it has finished reading;
+// since all ranks run the same collectives, these counts mean the same thing on all of them:
 //
 //   chunk i may be read   once  owner.published > i
 //   chunk i may be written once every peer.departed > i - 2        (the half is free again)

@@ -4,7 +4,7 @@
 // Equal meshes of one rank share one MeshState, kept with the world until it is destroyed.
 namespace tessera::detail {
 
-bool same_mesh(const MeshState& a, const MeshState& b);  // ranks, shape, device type, names
+bool same_mesh(const MeshState& a, const MeshState& b);              // ranks, shape, device type, names
 c10::intrusive_ptr<MeshState> find_interned(const MeshState& like);  // null if there is none in like.world
 void intern(const c10::intrusive_ptr<MeshState>& mesh);
 
