@@ -7,6 +7,9 @@ function(tessera_our_code target)
   target_compile_options(${target} PRIVATE -Wall -Wextra)
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # g++ 12 sees ghosts in copies of c10::SmallVector
     target_compile_options(${target} PRIVATE -Wno-maybe-uninitialized)
+    if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)  # and later ones in every accessor of a handle
+      target_compile_options(${target} PRIVATE -Wno-dangling-reference)
+    endif()
   endif()
   if(TESSERA_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
