@@ -1,0 +1,33 @@
+// The same tensors on a GPU: one rank, NCCL. Several ranks on one GPU are NCCL's to refuse.
+#include "small_models.h"
+
+#include "tessera/comm/world.h"
+
+#include <ATen/Context.h>
+#include <gtest/gtest.h>
+
+namespace tessera::test {
+namespace {
+
+TEST(Cuda, TrainsLikePlain) {
+  if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine, or a build without CUDA";
+  InitOptions options;
+  options.backend = "nccl";
+  init(options);
+  for (auto* make : {mlp, transformer}) {
+    auto start = make();
+    for (auto& [name, t] : start.parameters) t = t.to(at::kCUDA);
+    start.x = start.x.to(at::kCUDA);
+    start.y = start.y.to(at::kCUDA);
+    auto plain = copy(start);
+    auto model = distribute(start, init_device_mesh("cuda", {1}, {"tp"}));
+    const auto expected = train(plain, Optimizer::Sgd, 5), got = train(model, Optimizer::Sgd, 5);
+    for (size_t i = 0; i < expected.size(); i++) EXPECT_NEAR(got[i], expected[i], 1e-5) << "loss of step " << i;
+    const auto& first = model.parameters.begin()->second;
+    EXPECT_TRUE(DTensor(first).to_local().is_cuda());
+  }
+  destroy();
+}
+
+}  // namespace
+}  // namespace tessera::test
