@@ -162,3 +162,16 @@ if(NOT TESSERA_SANITIZE)
                    -DTORCH=${TESSERA_TORCH_DIR} -P ${CMAKE_CURRENT_SOURCE_DIR}/tests/consumer/run.cmake)
   set_tests_properties(consumer PROPERTIES TIMEOUT 900 PROCESSORS 2)
 endif()
+
+# Examples run alone and on four ranks.
+file(GLOB examples CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/examples/*.cpp)
+foreach(example ${examples})
+  get_filename_component(name ${example} NAME_WE)
+  add_executable(example_${name} ${example})
+  tessera_our_code(example_${name})
+  target_link_libraries(example_${name} PRIVATE tessera)
+  add_test(NAME examples.${name} COMMAND example_${name})
+  add_test(NAME examples.${name}.4 COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/examples/run_ranks.sh 4 $<TARGET_FILE:example_${name}>)
+  set_tests_properties(examples.${name} examples.${name}.4 PROPERTIES
+                       PASS_REGULAR_EXPRESSION "c10d_functional.all_reduce: 1" TIMEOUT 60)
+endforeach()
