@@ -130,6 +130,9 @@ function(tessera_add_test file)
   else()
     add_test(NAME ${name} COMMAND ${target})
     tessera_test_properties(${name} ${labels})
+    if(name MATCHES "cuda$")  # one test, which says why it is skipped; ctest counts it
+      set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED \\] Cuda")
+    endif()
     if(starts_processes)  # thread ranks mostly wait; processes each load LibTorch first
       set_tests_properties(${name} PROPERTIES PROCESSORS 2)
     endif()
@@ -175,3 +178,14 @@ foreach(example ${examples})
   set_tests_properties(examples.${name} examples.${name}.4 PROPERTIES
                        PASS_REGULAR_EXPRESSION "c10d_functional.all_reduce: 1" TIMEOUT 60)
 endforeach()
+
+# A process with Python's autograd engine in it is refused; needs the Python whose torch we link.
+find_program(tessera_torch_python NAMES python3 HINTS ${TESSERA_TORCH_DIR}/../../../../bin NO_CACHE)
+if(tessera_torch_python AND NOT TESSERA_SANITIZE)
+  add_library(python_refused_probe SHARED tests/python_refused/probe.cpp)
+  tessera_our_code(python_refused_probe)
+  target_link_libraries(python_refused_probe PRIVATE tessera)
+  add_test(NAME python_refused COMMAND ${tessera_torch_python} ${CMAKE_CURRENT_SOURCE_DIR}/tests/python_refused/run.py
+                                       $<TARGET_FILE:python_refused_probe>)
+  set_tests_properties(python_refused PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED" TIMEOUT 120)
+endif()

@@ -1,4 +1,5 @@
-// A two-layer product over as many ranks as were started: tensor parallel by placements alone. The program of the README.
+// A two-layer product over as many ranks as were started: tensor parallel by placements alone. The program of the
+// README.
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
@@ -16,8 +17,8 @@ int main() {
   torch::Tensor down = ts::randn({256, 64}, mesh, {ts::Shard(0)}, torch::requires_grad());
 
   ts::CommDebugMode mode;
-  torch::Tensor hidden = torch::relu(torch::mm(x, up));    // S(1): each rank has some columns
-  ts::DTensor y = torch::mm(hidden, down);                 // P(sum): each rank has a term
+  torch::Tensor hidden = torch::relu(torch::mm(x, up));                  // S(1): each rank has some columns
+  ts::DTensor y = torch::mm(hidden, down);                               // P(sum): each rank has a term
   torch::Tensor loss = y.redistribute({ts::Replicate()}).pow(2).mean();  // the one all-reduce
   loss.backward();
   mode.exit();
@@ -25,8 +26,8 @@ int main() {
   const double value = loss.item<double>();
   if (mesh.get_rank() == 0)
     std::cout << value << "\n"
-              << ts::DTensor(up.grad()) << "\n"      // DTensor(f32[64, 256][S(1)] on mesh(tp=4))
-              << mode.get_comm_counts() << "\n"      // {c10d_functional.all_reduce: 1}
-              << mode.debug_string();                // each op, and what it caused
+              << ts::DTensor(up.grad()) << "\n"  // DTensor(f32[64, 256][S(1)] on mesh(tp=4))
+              << mode.get_comm_counts() << "\n"  // {c10d_functional.all_reduce: 1}
+              << mode.debug_string();            // each op, and what it caused
   ts::destroy();
 }
