@@ -4,6 +4,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/records.h"
 #include "tessera/testing/assert_close.h"
+#include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>
@@ -191,14 +192,7 @@ TEST(Ops, CalledBoxedWithTheGroupAsAnArgument) {
 
 TEST(Ops, SayWhatIsWrongWithSizes) {
   run_ranks(2, [](Rank& me) {
-    const auto says = [](const char* part, auto&& call) {
-      try {
-        call();
-        ADD_FAILURE() << "nothing thrown; wanted " << part;
-      } catch (const UsageError& error) {
-        EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-      }
-    };
+    const auto says = [](const char* part, auto&& call) { EXPECT_SAYS(testing::message_of<UsageError>(call), part); };
     says("needs 2 sizes", [&] { comm::all_gather(at::ones({2}), 0, {2}, me.group()); });
     says("must be 3", [&] { comm::all_gather(at::ones({2}), 0, {3, 3}, me.group()); });
     says("must be 4", [&] { comm::reduce_scatter(at::ones({3}), 0, {2, 2}, ReduceOp::Sum, me.group()); });

@@ -4,6 +4,7 @@
 #include "tessera/base/settings.h"
 #include "tessera/comm/backends.h"
 #include "tessera/comm/collectives.h"
+#include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>
@@ -23,12 +24,7 @@ using testing::run_ranks;
 
 template <class Call>
 void says(const char* part, Call&& call) {
-  try {
-    call();
-    ADD_FAILURE() << "nothing thrown; wanted '" << part << "'";
-  } catch (const UsageError& error) {
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-  }
+  EXPECT_SAYS(testing::message_of<UsageError>(call), part);
 }
 
 // Two ranks, each a thread that calls init(options(rank)) itself.

@@ -2,6 +2,7 @@
 #include "tessera/dtensor/dtensor.h"
 
 #include "tessera/base/error.h"
+#include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
@@ -16,19 +17,9 @@
 namespace tessera {
 namespace {
 
+using testing::message_of;
 using testing::Rank;
 using testing::run_ranks;
-
-template <class E, class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what_without_backtrace();
-  }
-  return "nothing was thrown";
-}
-#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 TEST(DTensor, DistributesAndGathers) {
   for (int n : {1, 2, 3, 4})
@@ -179,6 +170,23 @@ TEST(DTensor, ParametersAreConvertedInPlaceForEveryHandle) {
 
     net->weight.set_data(DTensor(net->weight.detach()).full_tensor());  // and back
     EXPECT_FALSE(is_dtensor(net->parameters()[0]));
+  });
+}
+
+TEST(DTensor, RegistersAsParameterAndBuffer) {
+  struct Net : torch::nn::Module {
+    Net(const at::Tensor& w, const at::Tensor& b)
+        : weight(register_parameter("weight", w)), buffer(register_buffer("buffer", b)) {}
+    at::Tensor weight, buffer;
+  };
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh("tp=2");
+    Net net(ones({4, 2}, mesh, {Shard(0)}), zeros({4}, mesh, {Shard(0)}));
+    EXPECT_TRUE(net.named_parameters()["weight"].requires_grad());
+    EXPECT_EQ(DTensor(net.parameters()[0]).placements()[0], Shard(0));
+    EXPECT_TRUE(is_dtensor(net.named_buffers()["buffer"]));
+    (net.weight * 3).sum().backward();
+    EXPECT_TRUE(torch::equal(DTensor(net.parameters()[0].grad()).full_tensor(), torch::full({4, 2}, 3.)));
   });
 }
 

@@ -2,6 +2,7 @@
 #include "tessera/dtensor/local_map.h"
 
 #include "tessera/base/error.h"
+#include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
@@ -10,19 +11,9 @@
 namespace tessera {
 namespace {
 
+using testing::message_of;
 using testing::Rank;
 using testing::run_ranks;
-
-template <class E, class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what_without_backtrace();
-  }
-  return "nothing was thrown";
-}
-#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 const Placements R{Replicate()}, S0{Shard(0)}, S1{Shard(1)}, P{Partial()};
 

@@ -3,6 +3,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
@@ -11,19 +12,9 @@
 namespace tessera {
 namespace {
 
+using testing::message_of;
 using testing::Rank;
 using testing::run_ranks;
-
-template <class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const c10::Error& e) {
-    return e.what_without_backtrace();
-  }
-  return "nothing was thrown";
-}
-#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 TEST(CommPolicy, ErrorCatchesWhatNobodyAskedFor) {
   run_ranks(2, [](Rank& me) {

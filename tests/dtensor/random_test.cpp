@@ -3,6 +3,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
 #include "tessera/testing/recorder.h"
 
@@ -14,19 +15,9 @@
 namespace tessera {
 namespace {
 
+using testing::message_of;
 using testing::Rank;
 using testing::run_ranks;
-
-template <class E, class F>
-std::string message_of(F f) {
-  try {
-    f();
-  } catch (const E& e) {
-    return e.what_without_backtrace();
-  }
-  return "nothing was thrown";
-}
-#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && torch::equal(a.contiguous(), b.contiguous());

@@ -20,6 +20,7 @@ struct Model {
   // Where a tensor-parallel part begins and ends: what hand-written code says there. Nothing, unless set.
   std::function<at::Tensor(const at::Tensor&)> enter = [](const at::Tensor&t) { return t; }, leave = enter;
   at::Tensor x, y;                                   // the whole batch
+  std::map<std::string, at::Tensor> constants = {};
   std::map<std::string, Placement> tensor_parallel;  // what lies otherwise than whole over "tp"
 };
 
@@ -86,6 +87,89 @@ inline Model transformer() {
   return m;
 }
 
+// One block of a Llama: RMS norms, rotary positions, grouped-query attention, SwiGLU, no biases.
+inline Model llama() {
+  constexpr int64_t kGroups = 3, kHead = kWidth / kHeads;  // two query heads share a key and a value
+  at::manual_seed(13);
+  Model m;
+  auto& p = m.parameters;
+  p["tokens"] = at::randn({kVocab, kWidth}) * 0.3;
+  p["q"] = weight(kWidth, kWidth);
+  p["k"] = weight(kGroups * kHead, kWidth);
+  p["v"] = weight(kGroups * kHead, kWidth);
+  p["o"] = weight(kWidth, kWidth);
+  p["gate"] = weight(3 * kWidth, kWidth);
+  p["up"] = weight(3 * kWidth, kWidth);
+  p["down"] = weight(kWidth, 3 * kWidth);
+  for (const char* name : {"norm1", "norm2", "norm3"}) p[name] = at::ones({kWidth});
+  p["head"] = weight(kVocab, kWidth);
+  const auto angle = at::arange(kContext).view({kContext, 1, 1}) / at::pow(100., at::arange(kHead / 2) / (kHead / 2.));
+  m.constants["cos"] = at::cat({angle.cos(), angle.cos()}, -1);  // (T, 1, D)
+  m.constants["sin"] = at::cat({angle.sin(), angle.sin()}, -1);
+  m.x = at::randint(kVocab, {4, kContext}, at::kLong);
+  m.y = at::randint(kVocab, {4, kContext}, at::kLong);
+  m.tensor_parallel = {{"q", Shard(0, 2 * kHead)}, {"k", Shard(0, kHead)}, {"v", Shard(0, kHead)},
+                       {"o", Shard(1, 2 * kHead)}, {"gate", Shard(0)},     {"up", Shard(0)},
+                       {"down", Shard(1)}};
+  m.loss = [](Model& m, const at::Tensor& x, const at::Tensor& y) {
+    auto& p = m.parameters;
+    const int64_t batch = x.size(0);
+    auto norm = [&](const at::Tensor& h, const char* name) {
+      return h * at::rsqrt(h.pow(2).mean({-1}, true) + 1e-6) * p[name];
+    };
+    auto heads = [&](const at::Tensor& h, const char* name, int64_t n) {
+      return at::linear(h, p[name]).view({batch, kContext, n, kHead});
+    };
+    auto rotate = [&](const at::Tensor& h) {
+      auto half = at::cat({-h.slice(-1, kHead / 2), h.slice(-1, 0, kHead / 2)}, -1);
+      return h * m.constants["cos"] + half * m.constants["sin"];
+    };
+    auto repeat = [&](const at::Tensor& h) {  // (B, T, G, D) -> (B, T, H, D)
+      return h.unsqueeze(3)
+          .expand({batch, kContext, kGroups, kHeads / kGroups, kHead})
+          .reshape({batch, kContext, kHeads, kHead});
+    };
+    auto h = at::embedding(p["tokens"], x);
+    auto a = norm(h, "norm1");
+    auto q = rotate(heads(a, "q", kHeads)), k = repeat(rotate(heads(a, "k", kGroups))),
+         v = repeat(heads(a, "v", kGroups));
+    auto attended =
+        at::scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), {}, 0.0, true);
+    h = h + at::linear(attended.transpose(1, 2).reshape({batch, kContext, kWidth}), p["o"]);
+    auto b = norm(h, "norm2");
+    h = h + at::linear(at::silu(at::linear(b, p["gate"])) * at::linear(b, p["up"]), p["down"]);
+    auto logits = at::linear(norm(h, "norm3"), p["head"]);
+    return at::cross_entropy_loss(logits.view({batch * kContext, kVocab}), y.view({batch * kContext}));
+  };
+  return m;
+}
+
+// Two convolutions, a group norm, a pooling of each kind, a linear layer.
+inline Model conv_net() {
+  at::manual_seed(17);
+  Model m;
+  auto& p = m.parameters;
+  p["conv1"] = at::randn({6, 3, 3, 3}) * 0.3;
+  p["conv1_bias"] = at::zeros({6});
+  p["norm"] = at::ones({6});
+  p["norm_bias"] = at::zeros({6});
+  p["conv2"] = at::randn({8, 6, 3, 3}) * 0.2;
+  p["conv2_bias"] = at::zeros({8});
+  p["head"] = weight(5, 8 * 4);
+  p["head_bias"] = at::zeros({5});
+  m.x = at::randn({6, 3, 8, 8});
+  m.y = at::randint(5, {6}, at::kLong);
+  m.tensor_parallel = {{"head", Shard(0)}, {"head_bias", Shard(0)}};
+  m.loss = [](Model& m, const at::Tensor& x, const at::Tensor& y) {
+    auto& p = m.parameters;
+    auto h = at::conv2d(x, p["conv1"], p["conv1_bias"], 1, 1);
+    h = at::max_pool2d(at::relu(at::group_norm(h, 2, p["norm"], p["norm_bias"])), 2);
+    h = at::adaptive_avg_pool2d(at::relu(at::conv2d(h, p["conv2"], p["conv2_bias"])), {2, 2});
+    return at::cross_entropy_loss(at::linear(h.flatten(1), p["head"], p["head_bias"]), y);
+  };
+  return m;
+}
+
 inline Model copy(const Model& model) {
   Model m = model;
   for (auto& [name, t] : m.parameters) t = t.clone();
@@ -105,6 +189,7 @@ inline Model distribute(const Model& model, const DeviceMesh& mesh) {
     t = distribute_tensor(t, mesh,
                           place(Replicate(), found == model.tensor_parallel.end() ? Replicate() : found->second));
   }
+  for (auto& [name, t] : m.constants) t = distribute_tensor(t, mesh);
   m.x = distribute_tensor(m.x, mesh, place(Shard(0), Replicate()));
   m.y = distribute_tensor(m.y, mesh, place(Shard(0), Replicate()));
   return m;

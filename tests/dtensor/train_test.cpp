@@ -43,6 +43,10 @@ TEST(Train, MlpFusedAdamW) { expect_trains_like_plain(mlp, Optimizer::FusedAdamW
 TEST(Train, TransformerSgd) { expect_trains_like_plain(transformer, Optimizer::Sgd); }
 TEST(Train, TransformerFusedAdamW) { expect_trains_like_plain(transformer, Optimizer::FusedAdamW); }
 
+TEST(Train, LlamaSgd) { expect_trains_like_plain(llama, Optimizer::Sgd); }
+TEST(Train, LlamaFusedAdamW) { expect_trains_like_plain(llama, Optimizer::FusedAdamW); }
+TEST(Train, ConvNetSgd) { expect_trains_like_plain(conv_net, Optimizer::Sgd); }
+
 // From the second step on nothing is decided anew, whatever the learning rate does.
 TEST(Train, EveryDecisionIsRememberedFromTheSecondStep) {
   const auto start = transformer();

@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives.h"
+#include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>
@@ -20,12 +21,7 @@ using Strings = std::vector<std::string>;
 
 template <class Call>
 void says(const char* part, Call&& call) {
-  try {
-    call();
-    ADD_FAILURE() << "nothing thrown; wanted '" << part << "'";
-  } catch (const UsageError& error) {
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-  }
+  EXPECT_SAYS(testing::message_of<UsageError>(call), part);
 }
 
 TEST(DeviceMesh, KnowsItsShapeAndThisRanksPlace) {

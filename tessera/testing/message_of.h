@@ -1,0 +1,24 @@
+#pragma once
+#include <c10/util/Exception.h>
+
+#include <string>
+
+namespace tessera::testing {
+
+// What the error of a call says, without its backtrace; "nothing was thrown" if nothing was. Another kind of error than
+// E passes through. Example:  EXPECT_SAYS(message_of<UsageError>([&] { t.redistribute({Partial()}); }), "Partial is no
+// target");
+template <class E = c10::Error, class Call>
+std::string message_of(Call&& call) {
+  try {
+    call();
+  } catch (const E& error) {
+    return error.what_without_backtrace();
+  }
+  return "nothing was thrown";
+}
+
+}  // namespace tessera::testing
+
+// For gtest.
+#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
