@@ -21,7 +21,8 @@ struct DTensorMeta final : c10::BackendMeta {
   // The last redistribution of `local`, so that a value used twice is moved once. Holds while the local's version does.
   at::Tensor remembered;
   SpecRef remembered_spec;
-  uint32_t remembered_version = 0;
+  uint32_t remembered_version = 0;      // of `local` then
+  uint32_t remembered_own_version = 0;  // of `remembered` then: a view of it may have been written to
 
   DTensorMeta(at::Tensor local, SpecRef spec) : local(std::move(local)), spec(std::move(spec)) {}
   static void* operator new(size_t bytes);

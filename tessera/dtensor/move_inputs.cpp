@@ -24,7 +24,8 @@ bool worth_remembering(const at::Tensor& t, const TensorSpec& from) {
 bool recall(const at::Tensor& t, Moved& moved) {
   auto& meta = meta_of(t);
   if (tracing() || meta.escaped || !meta.remembered.defined() || meta.remembered_spec.get() != moved.to ||
-      meta.local.is_inference() || meta.remembered_version != meta.local._version())
+      meta.local.is_inference() || meta.remembered_version != meta.local._version() ||
+      meta.remembered_own_version != meta.remembered._version())
     return false;
   moved.local = meta.remembered;
   return true;
@@ -32,10 +33,13 @@ bool recall(const at::Tensor& t, Moved& moved) {
 
 void remember(const at::Tensor& t, const Moved& moved, const TensorSpec& from) {
   auto& meta = meta_of(t);
-  if (!worth_remembering(t, from) || meta.local.is_inference() || moved.local.is_same(meta.local)) return;
+  if (!worth_remembering(t, from) || meta.local.is_inference() || moved.local.is_inference() ||
+      moved.local.is_same(meta.local))
+    return;
   meta.remembered = moved.local;
   meta.remembered_spec = SpecRef::reclaim_copy(moved.to);
   meta.remembered_version = meta.local._version();
+  meta.remembered_own_version = meta.remembered._version();
 }
 
 // A cut tensor that is to be a term of a sum is gathered first: no single plan does both. (A gradient that comes cut,
