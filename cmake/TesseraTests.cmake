@@ -176,7 +176,8 @@ foreach(example ${examples})
   add_test(NAME examples.${name} COMMAND example_${name})
   add_test(NAME examples.${name}.4 COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/examples/run_ranks.sh 4 $<TARGET_FILE:example_${name}>)
   set_tests_properties(examples.${name} examples.${name}.4 PROPERTIES
-                       PASS_REGULAR_EXPRESSION "c10d_functional.all_reduce: 1" TIMEOUT 60)
+                       PASS_REGULAR_EXPRESSION "c10d_functional.all_reduce: 1" TIMEOUT 60
+                       ENVIRONMENT "${test_environment}")
 endforeach()
 
 # A process with Python's autograd engine in it is refused; needs the Python whose torch we link.
