@@ -52,7 +52,8 @@ using SpecRef = c10::intrusive_ptr<const TensorSpec>;
 // S(d,b) whose pieces are those of S(d) becomes S(d), so that specs that lie alike are one.
 SpecRef intern(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                c10::ScalarType dtype, c10::Device device);
-size_t interned_count(const DeviceMesh& mesh);  // entries of its table: the live specs, at most as many dead ones, 64
+// Entries of the mesh's table: live specs, and dead ones that were not swept yet (no more than live ones, or 64).
+size_t interned_count(const DeviceMesh& mesh);
 SpecRef with_placements(const TensorSpec& spec, PlacementsRef placements);
 
 Sizes contiguous_strides(c10::IntArrayRef sizes);
