@@ -114,7 +114,7 @@ class HookedBase : public Impl, public HookPoint {
 
   // forward, with hooks; arguments of forward that have defaults may be left out.
   template <class... Args>
-  auto call(Args&&... args) -> decltype(std::declval<Impl&>().forward(std::forward<Args>(args)...)) {
+  decltype(auto) call(Args&&... args) {
     const ModuleScope running(static_cast<const Module*>(this), &path_of);
     if (C10_LIKELY(hooks() == nullptr)) return Impl::forward(std::forward<Args>(args)...);
     return call_with_hooks(std::forward<Args>(args)...);
@@ -140,7 +140,7 @@ class WithForward : public HookedBase<Impl> {  // overloaded or a template: take
  public:
   using HookedBase<Impl>::HookedBase;
   template <class... Args>
-  auto forward(Args&&... args) -> decltype(std::declval<HookedBase<Impl>&>().call(std::forward<Args>(args)...)) {
+  decltype(auto) forward(Args&&... args) {
     return this->call(std::forward<Args>(args)...);
   }
 };
@@ -206,11 +206,11 @@ class Holder : public torch::nn::ModuleHolder<Hooked<Impl>> {
   using torch::nn::ModuleHolder<Hooked<Impl>>::ModuleHolder;
 
   template <class... Args>
-  auto operator()(Args&&... args) -> decltype(std::declval<Hooked<Impl>&>().call(std::forward<Args>(args)...)) {
+  decltype(auto) operator()(Args&&... args) {
     return this->impl_->call(std::forward<Args>(args)...);
   }
   template <class... Args>
-  auto operator()(Args&&... args) const -> decltype(std::declval<Hooked<Impl>&>().call(std::forward<Args>(args)...)) {
+  decltype(auto) operator()(Args&&... args) const {
     return this->impl_->call(std::forward<Args>(args)...);
   }
 
