@@ -4,10 +4,9 @@
 #include "tessera/base/nearest.h"
 #include "tessera/nn/detail/fit_value.h"
 #include "tessera/nn/detail/module_slots.h"
+#include "tessera/nn/module_tree.h"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/nn/module.h>
-
 #include <ostream>
 #include <sstream>
 #include <unordered_set>
@@ -39,7 +38,7 @@ Plan make_plan(const std::vector<ModuleSlot>& slots, const StateDict& dict) {
       plan.report.mismatched.push_back({slot.name, slot.tensor.sizes().vec(), value->sizes().vec()});
     } else {
       const auto why = detail::why_no_fit(*value, slot.tensor);
-      TESSERA_CHECK(why.empty(), UsageError, "load_state_dict: '", slot.name, "' of ", slot.owner->name(),
+      TESSERA_CHECK(why.empty(), UsageError, "load_state_dict: '", slot.name, "' of ", class_name(*slot.owner),
                     " cannot be loaded: ", why, ". Nothing was loaded.");
       plan.loads.push_back({slot.tensor, *value});
     }
@@ -72,7 +71,7 @@ std::string explain(const torch::nn::Module& module, const std::vector<ModuleSlo
   std::vector<std::string> names;
   for (const auto& slot : slots) names.push_back(slot.name);
   std::ostringstream text;
-  text << "load_state_dict: the dict does not fit " << module.name() << "; nothing was loaded.";
+  text << "load_state_dict: the dict does not fit " << class_name(module) << "; nothing was loaded.";
   for (const auto& name : report.missing) text << "\n  missing from the dict: " << name;
   for (const auto& name : report.unexpected)
     text << "\n  the module has no " << name << "; "
@@ -80,7 +79,7 @@ std::string explain(const torch::nn::Module& module, const std::vector<ModuleSlo
   for (const auto& wrong : report.mismatched)
     for (const auto& slot : slots)
       if (slot.name == wrong.name)
-        text << "\n  wrong shape: " << wrong.name << " of " << slot.owner->name() << " is "
+        text << "\n  wrong shape: " << wrong.name << " of " << class_name(*slot.owner) << " is "
              << c10::IntArrayRef(wrong.expected) << " in the module and " << c10::IntArrayRef(wrong.found)
              << " in the dict";
   text << "\nPass {.strict = false} to load what fits.";

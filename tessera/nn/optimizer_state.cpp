@@ -3,10 +3,9 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/detail/fit_value.h"
 #include "tessera/nn/detail/module_slots.h"
+#include "tessera/nn/module_tree.h"
 
 #include <ATen/core/grad_mode.h>
-#include <torch/nn/module.h>
-
 #include <algorithm>
 #include <unordered_map>
 
@@ -28,7 +27,7 @@ class Parameters {
       for (size_t i = 0; i < groups[g].size(); i++) {
         const auto found = names.find(groups[g][i].unsafeGetTensorImpl());
         TESSERA_CHECK(found != names.end(), UsageError, "parameter ", i, " of group ", g, " of this ", optimizer.kind(),
-                      ", of sizes ", groups[g][i].sizes(), ", is not in ", module.name(),
+                      ", of sizes ", groups[g][i].sizes(), ", is not in ", class_name(module),
                       ": give the module whose parameters the optimizer was made with");
         if (!by_name_.emplace(found->second.front(), groups[g][i]).second) continue;  // listed twice
         first_names_.push_back(found->second.front());
@@ -160,8 +159,8 @@ LoadReport load_optimizer_state_dict(OptimizerAccess& optimizer, const torch::nn
   auto plan = make_plan(optimizer, parameters, dict);
   TESSERA_CHECK(!options.strict || plan.report.empty(), UsageError,
                 "load_optimizer_state_dict: the dict does not fit this ", optimizer.kind(), " of ",
-                optimizer.groups().size(), " groups and the parameters of ", module.name(), "; nothing was loaded.\n",
-                plan.report, "Pass {.strict = false} to load what fits.");
+                optimizer.groups().size(), " groups and the parameters of ", class_name(module),
+                "; nothing was loaded.\n", plan.report, "Pass {.strict = false} to load what fits.");
   at::NoGradGuard no_grad;
   const auto rows = optimizer.rows();
   for (const auto& name : parameters.names()) {  // this order, which is the same on all ranks: it may communicate

@@ -197,7 +197,7 @@ TEST(OptimizerState, UnknownOptimizersAndModulesAreErrors) {
   EXPECT_SAYS(message_of<UsageError>([&] { optimizer_state_dict(lbfgs, *net); }), "Adagrad, Adam, AdamW, RMSprop, SGD");
   torch::optim::SGD sgd(net->parameters(), 0.1);
   EXPECT_SAYS(message_of<UsageError>([&] { optimizer_state_dict(sgd, *torch::nn::Linear(1, 1)); }),
-              "parameter 0 of group 0 of this SGD, of sizes [5, 3], is not in torch::nn::LinearImpl");
+              "parameter 0 of group 0 of this SGD, of sizes [5, 3], is not in Linear");
 }
 
 // An optimizer of one's own, with one number and one tensor a parameter.

@@ -128,10 +128,10 @@ TEST(LoadStateDict, StrictListsEverythingAndChangesNothing) {
   const auto before = cloned(state_dict(*net));
   const auto said = message_of<UsageError>([&] { load_state_dict(*net, dict); });
   EXPECT_SAYS(said, "does not fit");
-  EXPECT_SAYS(said, "NetImpl; nothing was loaded");
+  EXPECT_SAYS(said, "Net; nothing was loaded");
   EXPECT_SAYS(said, "missing from the dict: layers.1.up.bias");
   EXPECT_SAYS(said, "no layers.1.up.bais; did you mean 'layers.1.up.bias'?");
-  EXPECT_SAYS(said, "wrong shape: norm.weight of torch::nn::BatchNorm1dImpl is [4] in the module and [5] in the dict");
+  EXPECT_SAYS(said, "wrong shape: norm.weight of BatchNorm1d is [4] in the module and [5] in the dict");
   EXPECT_TRUE(equal(state_dict(*net), before));
 
   // A value that cannot be loaded at all is an error without strict, too.
@@ -224,7 +224,7 @@ TEST(LoadStateDict, AnErrorOnTwoRanksNamesGlobalSizes) {
     EXPECT_SAYS(message_of<UsageError>([&] {
                   load_state_dict(*linear, {{"weight", torch::ones({2, 3})}, {"bias", torch::ones({4})}});
                 }),
-                "weight of torch::nn::LinearImpl is [4, 3] in the module and [2, 3] in the dict");
+                "weight of Linear is [4, 3] in the module and [2, 3] in the dict");
     std::ostringstream text;
     text << state_dict(*linear);
     EXPECT_SAYS(text.str(), "weight  Float[4, 3] [S(0)] on mesh(tp=2)\n");
