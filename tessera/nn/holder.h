@@ -46,15 +46,16 @@ void check_visitable(const char* what) {
 }
 
 // A forward that can be run more than once: keeps the arguments, and the first result. Args are the types that forward
-// declares, so that a nullopt is an optional tensor with a place of its own.
-template <class Impl, class... Args>
+// declares, so that a nullopt is an optional tensor with a place of its own. The module's own type does not show here:
+// modules with the same signature share this code.
+template <class R, class... Args>
 class RepeatableForward {
  public:
-  using Result = decltype(std::declval<Impl&>().forward(std::declval<Args>()...));
-  static_assert(!std::is_reference_v<Result>, "forward() returns a reference: hooks could not replace what it returns");
+  using Invoke = R (*)(Module& module, Args&&... args);
 
   template <class... Given>
-  explicit RepeatableForward(Impl& module, Given&&... given) : module_(module), args_(std::forward<Given>(given)...) {}
+  explicit RepeatableForward(Module& module, Invoke invoke, Given&&... given)
+      : module_(module), invoke_(invoke), args_(std::forward<Given>(given)...) {}
 
   Tensors inputs() const {
     // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): only read
@@ -73,8 +74,8 @@ class RepeatableForward {
   }
 
   // Returns the first result with these tensors in it.
-  Result finish(const Tensors& outputs) {
-    if constexpr (!std::is_void_v<Result>) {
+  R finish(const Tensors& outputs) {
+    if constexpr (!std::is_void_v<R>) {
       TESSERA_CHECK(result_, InternalError, "an around hook of ", class_name(module_), " did not run forward");
       assign_tensors(*result_, outputs);
       return std::move(*result_);
@@ -82,16 +83,16 @@ class RepeatableForward {
   }
 
  private:
-  using Slot = std::conditional_t<std::is_void_v<Result>, char, std::optional<Result>>;
+  using Slot = std::conditional_t<std::is_void_v<R>, char, std::optional<R>>;
 
   Tensors run(std::tuple<Kept<Args>...>& args, const Tensors& inputs) {
     assign_tensors(args, inputs);
     return [&]<size_t... i>(std::index_sequence<i...>) {
-      if constexpr (std::is_void_v<Result>) {
-        module_.Impl::forward(static_cast<Args&&>(std::get<i>(args))...);
+      if constexpr (std::is_void_v<R>) {
+        invoke_(module_, static_cast<Args&&>(std::get<i>(args))...);
         return Tensors{};
       } else {
-        auto result = module_.Impl::forward(static_cast<Args&&>(std::get<i>(args))...);
+        auto result = invoke_(module_, static_cast<Args&&>(std::get<i>(args))...);
         auto outputs = tensors_of(result);
         if (!result_) result_.emplace(std::move(result));
         return outputs;
@@ -100,11 +101,22 @@ class RepeatableForward {
     (std::index_sequence_for<Args...>());
   }
 
-  Impl& module_;
+  Module& module_;
+  Invoke invoke_;
   std::tuple<Kept<Args>...> args_;
   [[no_unique_address]] Slot result_{};
   bool ran_ = false;
 };
+
+template <class R, class... Args, class... Given>
+C10_NOINLINE R run_hooked(Module& module, const ModuleHooks& hooks, R (*invoke)(Module&, Args&&...), Given&&... given) {
+  static_assert(!std::is_reference_v<R>, "forward() returns a reference: hooks could not replace what it returns");
+  check_visitable<Args...>("takes an argument");
+  if constexpr (!std::is_void_v<R>) check_visitable<R>("returns a value");
+  auto forward = std::make_shared<RepeatableForward<R, Args...>>(module, invoke, std::forward<Given>(given)...);
+  auto outputs = call_hooked(module, hooks, forward->inputs(), [forward](const Tensors& in) { return (*forward)(in); });
+  return forward->finish(outputs);
+}
 
 // The first n of the types that forward declares; those of the arguments given where it is overloaded or a template.
 template <class Impl, class Forward, class Given>
@@ -146,20 +158,18 @@ class HookedBase : public Impl, public HookPoint {
 
  private:
   template <class... Given>
-  C10_NOINLINE auto call_with_hooks(Given&&... given) {
+  auto call_with_hooks(Given&&... given) {
     using Types = typename Declared<Impl, decltype(forward_of<Impl>()), std::tuple<Given&&...>>::Types;
     return call_as(static_cast<Types*>(nullptr), std::forward<Given>(given)...);
   }
   template <class... Args, class... Given>
   auto call_as(std::tuple<Args...>*, Given&&... given) {
-    using Forward = RepeatableForward<Impl, Args...>;
-    check_visitable<Args...>("takes an argument");
-    if constexpr (!std::is_void_v<typename Forward::Result>)
-      check_visitable<typename Forward::Result>("returns a value");
-    auto forward = std::make_shared<Forward>(*this, std::forward<Given>(given)...);
-    auto outputs =
-        call_hooked(*this, *hooks(), forward->inputs(), [forward](const Tensors& in) { return (*forward)(in); });
-    return forward->finish(outputs);
+    using R = decltype(std::declval<Impl&>().forward(std::declval<Args>()...));
+    return run_hooked<R, Args...>(*this, *hooks(), &invoke<R, Args...>, std::forward<Given>(given)...);
+  }
+  template <class R, class... Args>
+  static R invoke(Module& self, Args&&... args) {
+    return static_cast<HookedBase&>(self).Impl::forward(static_cast<Args&&>(args)...);
   }
 };
 
