@@ -1,6 +1,8 @@
 #pragma once
 #include "tessera/tensor_parallel/style.h"
 
+#include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>

@@ -7,13 +7,17 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <optional>
 #include <ostream>
 #include <set>
 #include <sstream>
 #include <utility>
+#include <vector>
 
 namespace tessera {
 namespace {
+
+constexpr std::string_view kMarks = "(),[]=#";  // end a word
 
 // Reads one line from left to right, and knows where it is.
 class Line {
@@ -52,7 +56,7 @@ class Line {
   std::string_view word_with_parentheses() {
     skip_blanks();
     const size_t begin = at_;
-    word("(),[]=#");
+    word(kMarks);
     if (at_ < text_.size() && text_[at_] == '(') at_ = std::min(text_.find(')', at_), text_.size() - 1) + 1;
     return text_.substr(begin, at_ - begin);
   }
@@ -100,14 +104,14 @@ void read(Line& line, Placement& to) {
 
 void read(Line& line, bool& to) {
   const size_t place = line.place();
-  const auto word = line.word("(),[]=#");
+  const auto word = line.word(kMarks);
   if (word != "true" && word != "false") line.fail_at(place, "write true or false");
   to = word == "true";
 }
 
 void read(Line& line, int64_t& to) {
   const size_t place = line.place();
-  const auto word = line.word("(),[]=#");
+  const auto word = line.word(kMarks);
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), to);
   if (word.empty() || error != std::errc() || end != word.data() + word.size()) line.fail_at(place, "write a number");
 }
@@ -154,7 +158,7 @@ Style read_fields(Line& line) {
   std::set<std::string_view> given;
   while (!line.next_is(')')) {
     const size_t place = line.place();
-    const auto name = line.word("(),[]=#");
+    const auto name = line.word(kMarks);
     bool known = false;
     detail::for_each_field<S>([&](const auto& field) {
       if (name != field.name) return;
@@ -187,7 +191,7 @@ Style read_style_called(Line& line, size_t place, std::string_view name, std::ve
 
 Style read_style(Line& line) {
   const size_t place = line.place();
-  auto style = read_style_called(line, place, line.word("(),[]=#"));
+  auto style = read_style_called(line, place, line.word(kMarks));
   placed(line, place, [&] { check(style); });
   return style;
 }

@@ -3,6 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/tensor_parallel/detail/style_text.h"
 
+#include <cstdlib>
 #include <ostream>
 #include <sstream>
 

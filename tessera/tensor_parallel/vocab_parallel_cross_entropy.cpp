@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 // For one position, with logits x, target t, class weights w (ones if none are given), C classes and smoothing a:
 //
@@ -46,7 +47,7 @@ Tensor is_ignored(const ClassLoss& loss) { return loss.target.eq(loss.piece.igno
 // w_t; any class's where the target is ignored.
 Tensor target_weight(const ClassLoss& loss) { return loss.weight.take(loss.target.masked_fill(is_ignored(loss), 0)); }
 
-// W of each position's share in t
+// t times W, the weight of all classes
 Tensor times_total_weight(const Tensor& t, const ClassLoss& loss) {
   return loss.weight.defined() ? t.mul(loss.weight.sum()) : t.mul(static_cast<double>(loss.piece.num_classes));
 }

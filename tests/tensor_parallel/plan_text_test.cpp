@@ -75,8 +75,8 @@ TEST(PlanText, ErrorsSayWhereAndWhatIsAllowed) {
       {"\"a = colwise", "column 1: the quote is not closed"},
       {"\"\\a\" = colwise", "column 1: in quotes a \\ is followed by"},
   };
-  for (const auto& [text, says] : kBad)
-    EXPECT_SAYS(message_of<UsageError>([&] { parse_plan(text); }), says) << "\nin: " << text;
+  for (const auto& row : kBad)
+    EXPECT_SAYS(message_of<UsageError>([&] { parse_plan(row.first); }), row.second) << "\nin: " << row.first;
   EXPECT_SAYS(message_of<UsageError>([] { parse_style("colwise, rowwise"); }), "column 8: found ','; nothing follows");
 }
 

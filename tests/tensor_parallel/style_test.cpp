@@ -78,7 +78,7 @@ TEST(Style, RefusesWhatNoModuleCouldHave) {
       {ColwiseParallel{.sections = {8, 0}}, "colwise: sections=[8, 0]; each has at least one feature"},
       {SequenceParallel{.sequence_dim = 64}, "sequence: dim=64; no tensor has that many dims"},
   };
-  for (const auto& [style, text] : kBad) EXPECT_SAYS(message_of<UsageError>([&] { check(style); }), text);
+  for (const auto& row : kBad) EXPECT_SAYS(message_of<UsageError>([&] { check(row.first); }), row.second);
   // A sum that is there already may be wanted; a layout may be told without wanting another.
   check(PrepareModuleOutput{.output_layouts = Partial(), .desired_output_layouts = Partial()});
   check(PrepareModuleInput{.input_layouts = Shard(0), .desired_input_layouts = {std::nullopt}});

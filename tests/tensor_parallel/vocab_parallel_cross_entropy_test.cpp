@@ -104,6 +104,7 @@ TEST(VocabParallelCrossEntropy, EqualsPlainCrossEntropy) {
           for (bool weighted : {false, true})
             samples.push_back(make_sample(
                 sizes, type, {.reduction = reduction, .ignore_index = 2, .label_smoothing = smoothing}, weighted));
+  samples.push_back(make_sample({64, 1001}, torch::kFloat, {.label_smoothing = 0.1}, true));
   for (int n : {1, 2, 3, 4})
     run_ranks(n, [&](Rank&) {
       const auto mesh = init_device_mesh("cpu", {n}, {"tp"});

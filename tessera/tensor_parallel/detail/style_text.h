@@ -12,6 +12,8 @@ struct Field {
   const char* name;
   T S::*member;
 };
+template <class S, class T>
+Field(const char*, T S::*) -> Field<S, T>;
 
 template <class S>
 struct StyleText;
