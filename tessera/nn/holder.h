@@ -45,14 +45,16 @@ void check_visitable(const char* what) {
                 "`friend void tessera_visit(T& value, auto&& field) { field(value.a), field(value.b); }`");
 }
 
-// A forward that can be run more than once: keeps the arguments, and the first result.
+// A forward that can be run more than once: keeps the arguments, and the first result. Args are the types that forward
+// declares, so that a nullopt is an optional tensor with a place of its own.
 template <class Impl, class... Args>
 class RepeatableForward {
  public:
   using Result = decltype(std::declval<Impl&>().forward(std::declval<Args>()...));
   static_assert(!std::is_reference_v<Result>, "forward() returns a reference: hooks could not replace what it returns");
 
-  RepeatableForward(Impl& module, Args&&... args) : module_(module), args_(std::forward<Args>(args)...) {}
+  template <class... Given>
+  explicit RepeatableForward(Impl& module, Given&&... given) : module_(module), args_(std::forward<Given>(given)...) {}
 
   Tensors inputs() const {
     // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): only read
@@ -104,6 +106,28 @@ class RepeatableForward {
   bool ran_ = false;
 };
 
+// The first n of the types that forward declares; those of the arguments given where it is overloaded or a template.
+template <class Impl, class Forward, class Given>
+struct Declared {
+  using Types = Given;
+};
+template <class Impl, class R, class C, class... Params, class... Given>
+struct Declared<Impl, R (C::*)(Params...), std::tuple<Given...>> {
+  template <size_t... i>
+  static auto first(std::index_sequence<i...>) -> std::tuple<std::tuple_element_t<i, std::tuple<Params...>>...>;
+  using Types = decltype(first(std::index_sequence_for<Given...>()));
+};
+template <class Impl, class R, class C, class... Params, class Given>
+struct Declared<Impl, R (C::*)(Params...) const, Given> : Declared<Impl, R (C::*)(Params...), Given> {};
+
+template <class Impl>
+auto forward_of() {
+  if constexpr (requires { &Impl::forward; })
+    return &Impl::forward;
+  else
+    return nullptr;
+}
+
 // What every Hooked<Impl> has, whatever its forward looks like.
 template <class Impl>
 class HookedBase : public Impl, public HookPoint {
@@ -121,13 +145,18 @@ class HookedBase : public Impl, public HookPoint {
   }
 
  private:
-  template <class... Args>
-  C10_NOINLINE auto call_with_hooks(Args&&... args) {
+  template <class... Given>
+  C10_NOINLINE auto call_with_hooks(Given&&... given) {
+    using Types = typename Declared<Impl, decltype(forward_of<Impl>()), std::tuple<Given&&...>>::Types;
+    return call_as(static_cast<Types*>(nullptr), std::forward<Given>(given)...);
+  }
+  template <class... Args, class... Given>
+  auto call_as(std::tuple<Args...>*, Given&&... given) {
     using Forward = RepeatableForward<Impl, Args...>;
     check_visitable<Args...>("takes an argument");
     if constexpr (!std::is_void_v<typename Forward::Result>)
       check_visitable<typename Forward::Result>("returns a value");
-    auto forward = std::make_shared<Forward>(*this, std::forward<Args>(args)...);
+    auto forward = std::make_shared<Forward>(*this, std::forward<Given>(given)...);
     auto outputs =
         call_hooked(*this, *hooks(), forward->inputs(), [forward](const Tensors& in) { return (*forward)(in); });
     return forward->finish(outputs);
@@ -155,14 +184,6 @@ class WithForward<Impl, R (C::*)(Args...) const> : public WithForward<Impl, R (C
  public:
   using WithForward<Impl, R (C::*)(Args...)>::WithForward;
 };
-
-template <class Impl>
-auto forward_of() {
-  if constexpr (requires { &Impl::forward; })
-    return &Impl::forward;
-  else
-    return nullptr;
-}
 
 // Keeps the hooks of everything below as well. Throws UsageError where that is not possible.
 void copy_hooks(const Module& from, Module& to);
