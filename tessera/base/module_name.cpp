@@ -1,15 +1,20 @@
 #include "tessera/base/module_name.h"
 
-#include <utility>
-
 namespace tessera {
-namespace {
-thread_local constinit const ModuleNameScope* innermost = nullptr;
-}  // namespace
 
-ModuleNameScope::ModuleNameScope(std::string name) : name_(std::move(name)), outer_(innermost) { innermost = this; }
-ModuleNameScope::~ModuleNameScope() { innermost = outer_; }
+const ModuleFrame*& innermost_module() {
+  thread_local constinit const ModuleFrame* innermost = nullptr;
+  return innermost;
+}
 
-std::string_view running_module() { return innermost ? std::string_view(innermost->name_) : std::string_view(); }
+std::string running_module() {
+  const auto* frame = innermost_module();
+  return frame ? frame->name(*frame) : std::string();
+}
+
+std::string in_module() {
+  const auto name = running_module();
+  return name.empty() ? name : " in module " + name;
+}
 
 }  // namespace tessera

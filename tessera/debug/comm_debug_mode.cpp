@@ -50,7 +50,7 @@ int64_t CommDebugMode::implicit_redistributions() const {
 void CommDebugMode::on_post(const comm::Record& record) {  // the outer modes observe collectives themselves
   if (!record.counted()) return;
   counts_.add(record.kind, record.family);
-  by_module_[std::string(running_module())].add(record.kind, record.family);
+  by_module_[running_module()].add(record.kind, record.family);
   bytes_[record.group] += record.bytes;
   tree_.collective(record);
 }

@@ -2,11 +2,15 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/policy.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/alias.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <bit>
 
@@ -111,6 +115,40 @@ at::Tensor as_replicate(const at::Tensor& t, const TensorSpec& like) {
   return wrap(at::alias(t), std::move(spec));
 }
 
+// Is it, or is it a view of, a parameter that takes plain inputs? Linear multiplies by weight.t().
+bool takes_plain(const at::Tensor& t) {
+  if (meta_of(t).takes_plain) return true;
+  if (!t.is_view()) return false;
+  const at::Tensor base(t._base());
+  return is_dtensor(base) && meta_of(base).takes_plain;
+}
+
+// What reaches a plain tensor in backward must be plain: its producer knows nothing of distributed ones.
+struct PlainGradient final : torch::autograd::FunctionPreHook {
+  explicit PlainGradient(int64_t index) : index(index) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    auto plain = gradients;
+    if (is_dtensor(plain[index])) plain[index] = DTensor(plain[index]).full_tensor();
+    return plain;
+  }
+  const int64_t index;  // of the tensor among its producer's results
+};
+
+void expect_plain_gradient(const at::Tensor& t) {
+  if (!t.requires_grad() || !at::GradMode::is_enabled()) return;
+  const auto& producer = t.grad_fn();
+  const auto& hooks = producer ? producer->tensor_pre_hooks() : torch::autograd::impl::hooks(t);
+  for (const auto& hook : hooks) {  // a leaf is used in every step
+    const auto* ours = dynamic_cast<const PlainGradient*>(hook.get());
+    if (ours && ours->index == t.output_nr()) return;
+  }
+  auto hook = std::make_unique<PlainGradient>(t.output_nr());
+  if (producer)
+    producer->add_tensor_pre_hook(std::move(hook));
+  else
+    torch::autograd::impl::add_hook(t, std::move(hook));
+}
+
 }  // namespace
 
 PromotedPlain::PromotedPlain(const OpEntry& entry, IValue* args) : args_(args) {
@@ -124,7 +162,9 @@ PromotedPlain::PromotedPlain(const OpEntry& entry, IValue* args) : args_(args) {
       found |= t.numel() != 1;
   });
   if (C10_LIKELY(!found) || !like) return;
-  const bool in_formula = in_backward(), in_scope = implicit_replication();
+  const bool in_formula = in_backward();
+  bool in_scope = implicit_replication();
+  for_each_tensor(entry, view, [&](const at::Tensor& t, int, int) { in_scope |= is_dtensor(t) && takes_plain(t); });
   const auto spec = SpecRef::reclaim_copy(like);  // `like` may be replaced below
   for_each_tensor(entry, view, [&](const at::Tensor& t, int arg, int element) {
     if (is_dtensor(t) || t.numel() == 1) return;
@@ -135,6 +175,7 @@ PromotedPlain::PromotedPlain(const OpEntry& entry, IValue* args) : args_(args) {
         " next to distributed ones such as ", spec->describe(),
         ". Make it one with distribute_tensor or DTensor::from_local",
         entry.is_written(arg) ? "." : ", or open a scope ImplicitReplication to take plain tensors as Replicate.");
+    if (!in_formula) expect_plain_gradient(t);
   });
   for (size_t i = 0; i < entry.num_args(); i++) {
     auto& v = args[i];

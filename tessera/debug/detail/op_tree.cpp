@@ -25,7 +25,7 @@ std::string short_form(PlacementsRef placements) {
 }  // namespace
 
 void OpTree::add(What what, std::string text) {
-  lines_.push_back({what, open_.size(), std::move(text), std::string(running_module())});
+  lines_.push_back({what, open_.size(), std::move(text), running_module()});
 }
 
 void OpTree::begin_op(const std::string& name, c10::ArrayRef<const TensorSpec*> in) {
