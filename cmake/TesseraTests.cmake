@@ -69,6 +69,9 @@ function(tessera_add_cases name target file)
   endforeach()
 endfunction()
 
+# The Python whose torch we link, for tests that run real PyTorch beside us.
+find_program(tessera_torch_python NAMES python3 HINTS ${TESSERA_TORCH_DIR}/../../../../bin NO_CACHE)
+
 function(tessera_add_test file)
   file(RELATIVE_PATH name ${CMAKE_CURRENT_SOURCE_DIR}/tests ${file})
   get_filename_component(folder ${name} DIRECTORY)
@@ -133,6 +136,12 @@ function(tessera_add_test file)
     if(name MATCHES "cuda$")  # one test, which says why it is skipped; ctest counts it
       set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED \\] Cuda")
     endif()
+    if(layer STREQUAL parity)  # skipped where there is no such Python, and counted
+      target_compile_definitions(${target} PRIVATE
+                                 "TESSERA_PARITY_PYTHON=\"$<$<BOOL:${tessera_torch_python}>:${tessera_torch_python}>\""
+                                 "TESSERA_PARITY_SCRIPTS=\"${CMAKE_CURRENT_SOURCE_DIR}/tests/parity\"")
+      set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
+    endif()
     if(starts_processes)  # thread ranks mostly wait; processes each load LibTorch first
       set_tests_properties(${name} PROPERTIES PROCESSORS 2)
     endif()
@@ -180,8 +189,7 @@ foreach(example ${examples})
                        ENVIRONMENT "${test_environment}")
 endforeach()
 
-# A process with Python's autograd engine in it is refused; needs the Python whose torch we link.
-find_program(tessera_torch_python NAMES python3 HINTS ${TESSERA_TORCH_DIR}/../../../../bin NO_CACHE)
+# A process with Python's autograd engine in it is refused.
 if(tessera_torch_python AND NOT TESSERA_SANITIZE)
   add_library(python_refused_probe SHARED tests/python_refused/probe.cpp)
   tessera_our_code(python_refused_probe)

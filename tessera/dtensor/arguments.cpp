@@ -2,11 +2,15 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/policy.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/alias.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <bit>
 
@@ -111,6 +115,31 @@ at::Tensor as_replicate(const at::Tensor& t, const TensorSpec& like) {
   return wrap(at::alias(t), std::move(spec));
 }
 
+// Is it, or is it a view of, a parameter that takes plain inputs? Linear multiplies by weight.t().
+bool takes_plain(const at::Tensor& t) {
+  if (meta_of(t).takes_plain) return true;
+  if (!t.is_view()) return false;
+  const at::Tensor base(t._base());
+  return is_dtensor(base) && meta_of(base).takes_plain;
+}
+
+// What reaches a plain tensor in backward must be plain: its producer knows nothing of distributed ones.
+struct PlainGradient final : torch::autograd::FunctionPreHook {
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    auto plain = gradients;
+    for (auto& g : plain)
+      if (is_dtensor(g)) g = DTensor(g).full_tensor();
+    return plain;
+  }
+};
+
+void expect_plain_gradient(const at::Tensor& t) {
+  if (!t.requires_grad() || !at::GradMode::is_enabled()) return;
+  for (const auto& hook : torch::autograd::impl::hooks(t))  // a leaf is used in every step
+    if (dynamic_cast<const PlainGradient*>(hook.get())) return;
+  torch::autograd::impl::add_hook(t, std::make_unique<PlainGradient>());
+}
+
 }  // namespace
 
 PromotedPlain::PromotedPlain(const OpEntry& entry, IValue* args) : args_(args) {
@@ -124,7 +153,9 @@ PromotedPlain::PromotedPlain(const OpEntry& entry, IValue* args) : args_(args) {
       found |= t.numel() != 1;
   });
   if (C10_LIKELY(!found) || !like) return;
-  const bool in_formula = in_backward(), in_scope = implicit_replication();
+  const bool in_formula = in_backward();
+  bool in_scope = implicit_replication();
+  for_each_tensor(entry, view, [&](const at::Tensor& t, int, int) { in_scope |= is_dtensor(t) && takes_plain(t); });
   const auto spec = SpecRef::reclaim_copy(like);  // `like` may be replaced below
   for_each_tensor(entry, view, [&](const at::Tensor& t, int arg, int element) {
     if (is_dtensor(t) || t.numel() == 1) return;
@@ -135,6 +166,7 @@ PromotedPlain::PromotedPlain(const OpEntry& entry, IValue* args) : args_(args) {
         " next to distributed ones such as ", spec->describe(),
         ". Make it one with distribute_tensor or DTensor::from_local",
         entry.is_written(arg) ? "." : ", or open a scope ImplicitReplication to take plain tensors as Replicate.");
+    if (!in_formula) expect_plain_gradient(t);
   });
   for (size_t i = 0; i < entry.num_args(); i++) {
     auto& v = args[i];

@@ -43,10 +43,11 @@ const std::string& name_of(const propagate::OpEntry& entry, int arg);
 // The same words that Reader makes of typed arguments.
 void read_boxed(const propagate::OpEntry& entry, c10::ArrayRef<c10::IValue> args, propagate::Key& key);
 
-// A plain tensor of more than one element next to distributed ones is refused (UsageError), with two exceptions: inside
-// ImplicitReplication, and in backward, where autograd's own formulas build tensors of global size, the same on every
-// rank. For the call those count as Replicate; the caller's tensors stay what they are. Only a tensor that such a
-// formula writes to becomes distributed itself, once the call is known to be possible: convert_written().
+// A plain tensor of more than one element next to distributed ones is refused (UsageError), with three exceptions:
+// inside ImplicitReplication, next to a parameter that takes plain inputs, and in backward, where autograd's own
+// formulas build tensors of global size, the same on every rank. For the call those count as Replicate; the caller's
+// tensors stay what they are, and get a plain gradient. Only a tensor that such a formula writes to becomes distributed
+// itself, once the call is known to be possible: convert_written().
 class PromotedPlain {
  public:
   PromotedPlain(const propagate::OpEntry& entry, c10::IValue* args);

@@ -18,6 +18,9 @@ struct DTensorMeta final : c10::BackendMeta {
   // Someone holds `local`, or memory it shares, as a plain tensor (from_local, to_local).
   bool escaped = false;
 
+  // A parameter of a planned module whose input is replicated: plain tensors next to it count as Replicate.
+  bool takes_plain = false;
+
   // The last redistribution of `local`, so that a value used twice is moved once. Holds while the local's version does.
   at::Tensor remembered;
   SpecRef remembered_spec;

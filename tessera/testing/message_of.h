@@ -22,3 +22,10 @@ std::string message_of(Call&& call) {
 
 // For gtest.
 #define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+
+// The call throws a Kind, and its message has all the parts. Example:  EXPECT_ERROR(UsageError, f(3), "f(3)", "try 2");
+#define EXPECT_ERROR(Kind, call, ...)                                                     \
+  do {                                                                                    \
+    const std::string said = ::tessera::testing::message_of<Kind>([&] { (void)(call); }); \
+    for (const std::string part : {__VA_ARGS__}) EXPECT_SAYS(said, part);                 \
+  } while (false)

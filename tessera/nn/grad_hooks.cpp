@@ -1,0 +1,138 @@
+#include "tessera/nn/grad_hooks.h"
+
+#include "tessera/base/error.h"
+#include "tessera/base/libtorch_autograd.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <map>
+#include <mutex>
+
+namespace tessera {
+namespace {
+
+using torch::autograd::Node;
+
+// Will the backward under way run this node? With inputs= given (autograd::grad) the engine knows which it needs; else
+// it runs all that it reached.
+bool will_run(Node* node) {
+  const auto* needed = torch::autograd::get_current_graph_task_exec_info();
+  if (!needed || needed->empty()) {
+    const auto* reached = torch::autograd::get_current_graph_task_nodes_in_graph();
+    return reached && reached->count(node) != 0;
+  }
+  const auto found = needed->find(node);
+  return found != needed->end() && found->second.should_execute();
+}
+
+struct MultiGrad {
+  std::function<void(const Tensors&)> hook;
+  std::vector<torch::autograd::Edge> edges;  // of the tensors: what computes, or accumulates, each gradient
+  struct Run {
+    size_t expected = 0, seen = 0;
+    Tensors gradients;
+  };
+  std::mutex mutex;
+  std::map<int, Run> runs;  // by backward
+
+  void arrived(size_t index, const at::Tensor& gradient) {
+    Tensors all;
+    {
+      std::lock_guard lock(mutex);
+      const int task = torch::autograd::get_current_graph_task_id();
+      auto [found, first] = runs.try_emplace(task);
+      auto& run = found->second;
+      if (first) {
+        run.gradients.resize(edges.size());
+        for (const auto& edge : edges) run.expected += will_run(edge.function.get());
+      }
+      run.gradients[index] = gradient;
+      if (++run.seen < run.expected) return;
+      all = std::move(run.gradients);
+      runs.erase(found);
+    }
+    hook(all);
+  }
+};
+
+struct AnyGrad {
+  std::function<void(const Tensors&)> hook;
+  std::mutex mutex;
+  int last_task = -1;
+
+  void arrived(const at::Tensor& gradient) {
+    {
+      std::lock_guard lock(mutex);
+      if (std::exchange(last_task, torch::autograd::get_current_graph_task_id()) ==
+          torch::autograd::get_current_graph_task_id())
+        return;
+    }
+    hook({gradient});
+  }
+};
+
+GradHookHandle handle_for(std::vector<std::pair<at::Tensor, unsigned>> registered) {
+  return GradHookHandle([registered = std::move(registered)] {
+    for (const auto& [tensor, at] : registered) tensor.remove_hook(at);
+  });
+}
+
+struct PostAccumulateList final : torch::autograd::PostAccumulateGradHook {
+  std::map<uint64_t, std::function<void(const at::Tensor&)>> hooks;
+  uint64_t last = 0;
+  std::unique_ptr<PostAccumulateGradHook> before;  // somebody else's, that was there first
+
+  void operator()(const at::Tensor& leaf) override {
+    if (before) (*before)(leaf);
+    const auto now = hooks;  // a hook may remove itself
+    for (const auto& [id, hook] : now) hook(leaf);
+  }
+};
+
+PostAccumulateList& list_of(const at::Tensor& leaf) {
+  auto& slot = torch::autograd::impl::post_acc_grad_hooks(leaf);
+  if (auto* list = dynamic_cast<PostAccumulateList*>(slot.get())) return *list;
+  auto made = std::make_unique<PostAccumulateList>();
+  auto& list = *made;
+  list.before = std::move(slot);
+  torch::autograd::impl::set_post_acc_grad_hooks(leaf, std::move(made));
+  return list;
+}
+
+}  // namespace
+
+GradHookHandle register_multi_grad_hook(const Tensors& tensors, std::function<void(const Tensors&)> hook,
+                                        MultiGradMode mode) {
+  for (size_t i = 0; i < tensors.size(); i++)
+    TESSERA_CHECK(tensors[i].defined() && tensors[i].requires_grad(), UsageError, "register_multi_grad_hook: tensor ",
+                  i, " of ", tensors.size(), " does not require a gradient");
+  std::vector<std::pair<at::Tensor, unsigned>> registered;
+  if (mode == MultiGradMode::Any) {
+    auto state = std::make_shared<AnyGrad>();
+    state->hook = std::move(hook);
+    for (const auto& t : tensors)
+      registered.emplace_back(t, t.register_hook([state](const at::Tensor& grad) { state->arrived(grad); }));
+    return handle_for(std::move(registered));
+  }
+  auto state = std::make_shared<MultiGrad>();
+  state->hook = std::move(hook);
+  for (const auto& t : tensors) state->edges.push_back(torch::autograd::impl::gradient_edge(t));
+  for (size_t i = 0; i < tensors.size(); i++)
+    registered.emplace_back(tensors[i],
+                            tensors[i].register_hook([state, i](const at::Tensor& grad) { state->arrived(i, grad); }));
+  return handle_for(std::move(registered));
+}
+
+GradHookHandle register_post_accumulate_grad_hook(const at::Tensor& leaf, std::function<void(const at::Tensor&)> hook) {
+  TESSERA_CHECK(leaf.defined() && leaf.requires_grad() && leaf.is_leaf(), UsageError,
+                "register_post_accumulate_grad_hook: only a leaf that requires a gradient accumulates one");
+  auto& list = list_of(leaf);
+  const auto id = ++list.last;
+  list.hooks.emplace(id, std::move(hook));
+  return GradHookHandle([leaf, id] { list_of(leaf).hooks.erase(id); });
+}
+
+}  // namespace tessera

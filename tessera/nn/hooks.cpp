@@ -1,0 +1,132 @@
+#include "tessera/nn/hooks.h"
+
+#include "tessera/base/error.h"
+#include "tessera/nn/detail/backward_hooks.h"
+#include "tessera/nn/module_tree.h"
+
+#include <atomic>
+
+namespace tessera {
+namespace detail {
+
+bool ModuleHooks::empty() const {
+  return forward_pre.empty() && forward.empty() && around.empty() && backward_pre.empty() && backward.empty();
+}
+
+void ModuleHooks::remove(uint64_t id) {
+  forward_pre.remove(id), forward.remove(id), around.remove(id), backward_pre.remove(id), backward.remove(id);
+}
+
+std::string ModuleHooks::not_cloneable() const {
+  std::string reason;
+  const auto look = [&](const auto& list) {
+    for (const auto& entry : list.entries())
+      if (reason.empty()) reason = entry->options.not_cloneable;
+  };
+  look(forward_pre), look(forward), look(around), look(backward_pre), look(backward);
+  return reason;
+}
+
+struct HookAccess {
+  template <class Hook>
+  static HookHandle add(Module& module, HookList<Hook> ModuleHooks::*list, Hook hook, HookOptions options) {
+    static std::atomic<uint64_t> last{0};
+    auto& point = hook_point(module);
+    if (!point.hooks_) point.hooks_ = std::make_shared<ModuleHooks>();
+    HookHandle handle;
+    handle.hooks_ = point.hooks_;
+    handle.id_ = ++last;
+    ((*point.hooks_).*list).add(handle.id_, std::move(hook), std::move(options));
+    return handle;
+  }
+  static void set(HookPoint& point, const ModuleHooks& hooks) { point.hooks_ = std::make_shared<ModuleHooks>(hooks); }
+};
+
+HookHandle add_hook(Module& module, ForwardPreHook hook, HookOptions options) {
+  return HookAccess::add(module, &ModuleHooks::forward_pre, std::move(hook), std::move(options));
+}
+HookHandle add_hook(Module& module, ForwardHook hook, HookOptions options) {
+  return HookAccess::add(module, &ModuleHooks::forward, std::move(hook), std::move(options));
+}
+HookHandle add_hook(Module& module, AroundHook hook, HookOptions options) {
+  return HookAccess::add(module, &ModuleHooks::around, std::move(hook), std::move(options));
+}
+HookHandle add_backward_pre_hook(Module& module, BackwardPreHook hook, HookOptions options) {
+  return HookAccess::add(module, &ModuleHooks::backward_pre, std::move(hook), std::move(options));
+}
+HookHandle add_backward_hook(Module& module, BackwardHook hook, HookOptions options) {
+  return HookAccess::add(module, &ModuleHooks::backward, std::move(hook), std::move(options));
+}
+void set_hooks(HookPoint& point, const ModuleHooks& hooks) { HookAccess::set(point, hooks); }
+
+namespace {
+
+void replace(Tensors& seen, Replacement with, const char* kind, const char* what) {
+  if (!with) return;
+  TESSERA_CHECK(with->size() == seen.size(), UsageError, "a ", kind, " of module ", running_module(), " returned ",
+                with->size(), " ", what, "; it saw ", seen.size(),
+                " and must return as many, or nothing to leave them as they are");
+  seen = std::move(*with);
+}
+
+Tensors run_around(Module& module, const HookList<AroundHook>::Entries& hooks, size_t count, const Tensors& inputs,
+                   const ForwardCall& forward) {
+  if (count == 0) return forward(inputs);
+  // The hook may keep what it is given past this call: by value.
+  const ForwardCall inner = [&module, alive = module.shared_from_this(), hooks, count, forward](const Tensors& in) {
+    return run_around(module, hooks, count - 1, in, forward);
+  };
+  return hooks[count - 1]->hook(module, inputs, inner);
+}
+
+}  // namespace
+
+Tensors call_hooked(Module& module, const ModuleHooks& hooks, Tensors inputs, const ForwardCall& forward) {
+  Tensors outputs;
+  const auto forward_hooks = hooks.forward.entries();
+  size_t begun = 0;  // of forward_hooks
+  try {
+    BackwardHooks backward(module, hooks);
+    for (const auto& entry : HookList<ForwardPreHook>::Entries(hooks.forward_pre.entries()))
+      replace(inputs, entry->hook(module, inputs), "forward pre hook", "inputs");
+    inputs = backward.on_inputs(std::move(inputs));
+    outputs = run_around(module, hooks.around.entries(), hooks.around.entries().size(), inputs, forward);
+    while (begun < forward_hooks.size()) {
+      const auto& entry = forward_hooks[begun++];
+      replace(outputs, entry->hook(module, inputs, outputs), "forward hook", "outputs");
+    }
+    return backward.on_outputs(std::move(outputs));
+  } catch (...) {
+    for (; begun < forward_hooks.size(); begun++) {
+      const auto& entry = forward_hooks[begun];
+      if (!entry->options.always_call) continue;
+      try {
+        entry->hook(module, inputs, outputs);
+      } catch (const std::exception& error) {
+        TORCH_WARN("a forward hook of module ", running_module(), " with always_call threw while another error was ",
+                   "on its way: ", error.what());
+      }
+    }
+    throw;
+  }
+}
+
+}  // namespace detail
+
+bool has_hook_point(const Module& module) { return dynamic_cast<const HookPoint*>(&module) != nullptr; }
+
+HookPoint& hook_point(Module& module) {
+  auto* point = dynamic_cast<HookPoint*>(&module);
+  TESSERA_CHECK(
+      point, UsageError, "a hook was asked for on ", class_name(module),
+      ", which cannot have one: it was not made by a holder of ours. Declare it as tessera::nn::", class_name(module),
+      " (for a module of torch::nn) or with TESSERA_MODULE(", class_name(module), ") in place of TORCH_MODULE");
+  return *point;
+}
+
+void HookHandle::remove() {
+  if (const auto hooks = hooks_.lock()) hooks->remove(id_);
+  hooks_.reset();
+}
+
+}  // namespace tessera

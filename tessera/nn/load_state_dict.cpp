@@ -1,0 +1,109 @@
+#include "tessera/nn/load_state_dict.h"
+
+#include "tessera/base/error.h"
+#include "tessera/base/nearest.h"
+#include "tessera/nn/detail/fit_value.h"
+#include "tessera/nn/detail/module_slots.h"
+#include "tessera/nn/module_tree.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ostream>
+#include <sstream>
+#include <unordered_set>
+
+namespace tessera {
+namespace {
+
+using detail::ModuleSlot;
+
+struct Load {
+  at::Tensor into, value;
+};
+
+// What is to be loaded, and what does not fit. Changes nothing.
+struct Plan {
+  std::vector<Load> loads;
+  LoadReport report;
+};
+
+Plan make_plan(const std::vector<ModuleSlot>& slots, const StateDict& dict) {
+  Plan plan;
+  std::unordered_set<std::string> known;
+  for (const auto& slot : slots) {
+    known.insert(slot.name);
+    const at::Tensor* value = dict.find(slot.name);
+    if (!value) {
+      plan.report.missing.push_back(slot.name);
+    } else if (value->sizes() != slot.tensor.sizes()) {
+      plan.report.mismatched.push_back({slot.name, slot.tensor.sizes().vec(), value->sizes().vec()});
+    } else {
+      const auto why = detail::why_no_fit(*value, slot.tensor);
+      TESSERA_CHECK(why.empty(), UsageError, "load_state_dict: '", slot.name, "' of ", class_name(*slot.owner),
+                    " cannot be loaded: ", why, ". Nothing was loaded.");
+      plan.loads.push_back({slot.tensor, *value});
+    }
+  }
+  for (const auto& [name, value] : dict)
+    if (!known.count(name)) plan.report.unexpected.push_back(name);
+  return plan;
+}
+
+// A tensor of a module gets other data, for every handle to it.
+void replace_data(const at::Tensor& tensor, const at::Tensor& data) {
+  // set_data refuses to go from meta to a device; nothing but this question stands in its way.
+  if (tensor.is_meta() && !data.is_meta())
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
+  else
+    tensor.set_data(data);
+}
+
+void execute(const Load& load, bool assign) {
+  auto value = detail::fit_value(load.value, load.into);
+  if (assign)
+    replace_data(load.into, value);
+  else if (load.into.is_meta())  // memory of its own: what trains later is not the dict
+    replace_data(load.into, value.to(load.into.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+  else
+    load.into.copy_(value);
+}
+
+std::string explain(const torch::nn::Module& module, const std::vector<ModuleSlot>& slots, const LoadReport& report) {
+  std::vector<std::string> names;
+  for (const auto& slot : slots) names.push_back(slot.name);
+  std::ostringstream text;
+  text << "load_state_dict: the dict does not fit " << class_name(module) << "; nothing was loaded.";
+  for (const auto& name : report.missing) text << "\n  missing from the dict: " << name;
+  for (const auto& name : report.unexpected)
+    text << "\n  the module has no " << name << "; "
+         << did_you_mean(name, report.missing.empty() ? names : report.missing);
+  for (const auto& wrong : report.mismatched)
+    for (const auto& slot : slots)
+      if (slot.name == wrong.name)
+        text << "\n  wrong shape: " << wrong.name << " of " << class_name(*slot.owner) << " is "
+             << c10::IntArrayRef(wrong.expected) << " in the module and " << c10::IntArrayRef(wrong.found)
+             << " in the dict";
+  text << "\nPass {.strict = false} to load what fits.";
+  return text.str();
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const LoadReport& report) {
+  for (const auto& name : report.missing) out << "missing " << name << '\n';
+  for (const auto& name : report.unexpected) out << "unexpected " << name << '\n';
+  for (const auto& wrong : report.mismatched)
+    out << "mismatched " << wrong.name << " expected " << c10::IntArrayRef(wrong.expected) << " found "
+        << c10::IntArrayRef(wrong.found) << '\n';
+  return out;
+}
+
+LoadReport load_state_dict(torch::nn::Module& module, const StateDict& dict, LoadOptions options) {
+  const auto slots = detail::slots_of(module);
+  auto [loads, report] = make_plan(slots, dict);
+  TESSERA_CHECK(!options.strict || report.empty(), UsageError, explain(module, slots, report));
+  at::NoGradGuard no_grad;
+  for (const auto& load : loads) execute(load, options.assign);
+  return report;
+}
+
+}  // namespace tessera

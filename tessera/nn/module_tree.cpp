@@ -1,0 +1,108 @@
+#include "tessera/nn/module_tree.h"
+
+#include "tessera/base/error.h"
+
+#include <c10/util/Type.h>
+
+namespace tessera {
+namespace {
+
+template <class Items>
+std::string names_of(const Items& items) {
+  std::string names;
+  for (const auto& item : items) names += (names.empty() ? "" : ", ") + item.key();
+  return names.empty() ? "none" : names;
+}
+
+// Splits a.b.c into a.b and c.
+std::pair<std::string_view, std::string_view> split_last(std::string_view name) {
+  const auto dot = name.rfind('.');
+  if (dot == std::string_view::npos) return {"", name};
+  return {name.substr(0, dot), name.substr(dot + 1)};
+}
+
+template <class Items>
+at::Tensor find_tensor(const char* kind, std::string_view name, const Module& owner, const Items& items) {
+  const auto leaf = std::string(split_last(name).second);
+  const auto* found = items.find(leaf);
+  TESSERA_CHECK(found && found->defined(), UsageError, "there is no ", kind, " '", name, "': the module there, a ",
+                class_name(owner), ", has ", kind, "s ", names_of(items));
+  return *found;
+}
+
+}  // namespace
+
+std::string class_name(const Module& module) {
+  std::string name = c10::demangle(typeid(module).name());
+  constexpr std::string_view hooked = "tessera::Hooked<";
+  if (name.starts_with(hooked)) name = name.substr(hooked.size(), name.size() - hooked.size() - 1);
+  const auto arguments = name.find('<');  // of a template: its name alone
+  if (arguments != std::string::npos) name.resize(arguments);
+  const auto space = name.rfind("::");
+  if (space != std::string::npos) name = name.substr(space + 2);
+  if (name.ends_with("Impl")) name.resize(name.size() - 4);
+  return name;
+}
+
+std::shared_ptr<Module> get_submodule(Module& root, std::string_view name) {
+  auto module = root.shared_from_this();
+  for (size_t begin = 0; begin < name.size();) {
+    const auto end = std::min(name.find('.', begin), name.size());
+    const auto children = module->named_children();
+    const auto* child = children.find(std::string(name.substr(begin, end - begin)));
+    TESSERA_CHECK(child, UsageError, "there is no module '", name,
+                  "': ", begin == 0 ? std::string("the root") : "'" + std::string(name.substr(0, begin - 1)) + "'",
+                  ", a ", class_name(*module), ", has children ", names_of(children));
+    module = *child;
+    begin = end + 1;
+  }
+  return module;
+}
+
+at::Tensor get_parameter(Module& root, std::string_view name) {
+  const auto owner = get_submodule(root, split_last(name).first);
+  return find_tensor("parameter", name, *owner, owner->named_parameters(/*recurse=*/false));
+}
+
+at::Tensor get_buffer(Module& root, std::string_view name) {
+  const auto owner = get_submodule(root, split_last(name).first);
+  return find_tensor("buffer", name, *owner, owner->named_buffers(/*recurse=*/false));
+}
+
+std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_of(const Module& module) {
+  std::vector<std::pair<std::string, std::shared_ptr<Module>>> children;
+  for (const auto& child : module.named_children()) children.emplace_back(child.key(), child.value());
+  return children;
+}
+
+namespace detail {
+namespace {
+
+// The path from `root` down to `wanted`: true if there is one.
+bool find_path(const Module& root, const Module* wanted, std::string& path) {
+  if (&root == wanted) return true;
+  for (const auto& child : root.named_children()) {
+    const auto length = path.size();
+    path += "." + child.key();
+    if (find_path(*child.value(), wanted, path)) return true;
+    path.resize(length);
+  }
+  return false;
+}
+
+}  // namespace
+
+std::string path_of(const ModuleFrame& frame) {
+  const auto& module = *static_cast<const Module*>(frame.module);
+  // Look below the modules around, nearest first: usually the direct parent has it.
+  for (const auto* outer = frame.outer; outer; outer = outer->outer) {
+    if (outer->name != &path_of) break;
+    std::string path = outer->name(*outer);
+    if (find_path(*static_cast<const Module*>(outer->module), &module, path)) return path;
+  }
+  const auto own = class_name(module);
+  return frame.outer ? frame.outer->name(*frame.outer) + "/" + own : own;  // held elsewhere
+}
+
+}  // namespace detail
+}  // namespace tessera

@@ -1,0 +1,75 @@
+#pragma once
+#include "tessera/nn/holder.h"
+#include "tessera/nn/module_list.h"
+#include "tessera/nn/rms_norm.h"
+
+#include <torch/nn/modules.h>
+
+// The modules of torch::nn under their own names, made by our holder: `tessera::nn::Linear(3, 4)` where
+// `torch::nn::Linear(3, 4)` stood. The classes behind are LibTorch's.
+// clang-format off
+#define TESSERA_FOR_EACH_TORCH_MODULE(X) \
+  X(AdaptiveAvgPool1d) X(AdaptiveAvgPool2d) X(AdaptiveAvgPool3d) X(AdaptiveLogSoftmaxWithLoss) X(AdaptiveMaxPool1d)   \
+  X(AdaptiveMaxPool2d) X(AdaptiveMaxPool3d) X(AlphaDropout) X(AvgPool1d) X(AvgPool2d) X(AvgPool3d) X(BatchNorm1d)     \
+  X(BatchNorm2d) X(BatchNorm3d) X(BCELoss) X(BCEWithLogitsLoss) X(Bilinear) X(CELU) X(ConstantPad1d)                  \
+  X(ConstantPad2d) X(ConstantPad3d) X(Conv1d) X(Conv2d) X(Conv3d) X(ConvTranspose1d) X(ConvTranspose2d)               \
+  X(ConvTranspose3d) X(CosineEmbeddingLoss) X(CosineSimilarity) X(CrossEntropyLoss) X(CrossMapLRN2d) X(CTCLoss)       \
+  X(Dropout) X(Dropout2d) X(Dropout3d) X(ELU) X(FeatureAlphaDropout) X(Flatten) X(Fold)  \
+  X(FractionalMaxPool2d) X(FractionalMaxPool3d) X(Functional) X(GELU) X(GLU) X(GroupNorm) X(GRU) X(GRUCell)           \
+  X(Hardshrink) X(Hardtanh) X(HingeEmbeddingLoss) X(HuberLoss) X(Identity) X(InstanceNorm1d) X(InstanceNorm2d)        \
+  X(InstanceNorm3d) X(KLDivLoss) X(L1Loss) X(LayerNorm) X(LeakyReLU) X(Linear) X(LocalResponseNorm) X(LogSigmoid)     \
+  X(LogSoftmax) X(LPPool1d) X(LPPool2d) X(LPPool3d) X(LSTM) X(LSTMCell) X(MarginRankingLoss) X(MaxPool1d)             \
+  X(MaxPool2d) X(MaxPool3d) X(MaxUnpool1d) X(MaxUnpool2d) X(MaxUnpool3d) X(Mish) X(MSELoss) X(MultiheadAttention)     \
+  X(MultiLabelMarginLoss) X(MultiLabelSoftMarginLoss) X(MultiMarginLoss) X(NLLLoss) X(PairwiseDistance)               \
+  X(PixelShuffle) X(PixelUnshuffle) X(PoissonNLLLoss) X(PReLU) X(ReflectionPad1d) X(ReflectionPad2d)                  \
+  X(ReflectionPad3d) X(ReLU) X(ReLU6) X(ReplicationPad1d) X(ReplicationPad2d) X(ReplicationPad3d) X(RNN) X(RNNCell)   \
+  X(RReLU) X(SELU) X(Sigmoid) X(SiLU) X(SmoothL1Loss) X(SoftMarginLoss) X(Softmax) X(Softmax2d) X(Softmin)            \
+  X(Softplus) X(Softshrink) X(Softsign) X(Tanh) X(Tanhshrink) X(Threshold) X(Transformer) X(TransformerDecoder)       \
+  X(TransformerDecoderLayer) X(TransformerEncoder) X(TransformerEncoderLayer) X(TripletMarginLoss)                    \
+  X(TripletMarginWithDistanceLoss) X(Unflatten) X(Unfold) X(Upsample) X(ZeroPad1d) X(ZeroPad2d) X(ZeroPad3d)
+// clang-format on
+
+namespace tessera::nn {
+
+#define TESSERA_HOLDER(Name) TESSERA_MODULE_IMPL(Name, ::torch::nn::Name##Impl);
+TESSERA_FOR_EACH_TORCH_MODULE(TESSERA_HOLDER)
+#undef TESSERA_HOLDER
+
+class Embedding : public Holder<torch::nn::EmbeddingImpl> {
+ public:
+  using Holder<torch::nn::EmbeddingImpl>::Holder;
+  using Impl = torch::nn::EmbeddingImpl;
+  static Embedding from_pretrained(const at::Tensor& embeddings,
+                                   const torch::nn::EmbeddingFromPretrainedOptions& options = {}) {
+    return Embedding(std::make_shared<ContainedType>(*torch::nn::Embedding::from_pretrained(embeddings, options)));
+  }
+};
+
+class EmbeddingBag : public Holder<torch::nn::EmbeddingBagImpl> {
+ public:
+  using Holder<torch::nn::EmbeddingBagImpl>::Holder;
+  using Impl = torch::nn::EmbeddingBagImpl;
+  static EmbeddingBag from_pretrained(const at::Tensor& embeddings,
+                                      const torch::nn::EmbeddingBagFromPretrainedOptions& options = {}) {
+    return EmbeddingBag(
+        std::make_shared<ContainedType>(*torch::nn::EmbeddingBag::from_pretrained(embeddings, options)));
+  }
+};
+
+// Children pushed as holders of ours keep their hooks. Of plain ones see hookable.h.
+class Sequential : public Holder<torch::nn::SequentialImpl> {
+ public:
+  using Holder<torch::nn::SequentialImpl>::Holder;
+  using Impl = torch::nn::SequentialImpl;
+  Sequential() = default;
+  Sequential(std::initializer_list<torch::nn::NamedAnyModule> children) : Holder(make(children)) {}
+
+ private:
+  static std::shared_ptr<ContainedType> make(std::initializer_list<torch::nn::NamedAnyModule> children) {
+    auto made = std::make_shared<ContainedType>();
+    for (const auto& child : children) made->push_back(child.name(), child.module());
+    return made;
+  }
+};
+
+}  // namespace tessera::nn

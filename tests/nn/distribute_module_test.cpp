@@ -1,0 +1,130 @@
+#include "tessera/nn/distribute_module.h"
+
+#include "tessera/debug/comm_debug_mode.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/policy.h"
+#include "tessera/nn/modules.h"
+#include "tessera/testing/message_of.h"
+#include "tessera/testing/ranks.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera {
+namespace {
+
+using testing::run_ranks;
+
+struct MLPImpl : torch::nn::Cloneable<MLPImpl> {
+  MLPImpl() { reset(); }
+  void reset() override {
+    up = register_module("up", nn::Linear(4, 6));
+    norm = register_module("norm", nn::BatchNorm1d(3));
+    down = register_module("down", nn::Linear(6, 4));
+  }
+  torch::Tensor forward(torch::Tensor x) { return down(torch::relu(up(x))); }
+  nn::Linear up{nullptr}, down{nullptr};
+  nn::BatchNorm1d norm{nullptr};
+};
+TESSERA_MODULE(MLP);
+
+// Up by rows, down by columns: tensor parallelism by hand.
+void cut(const std::string& name, Module& module, const DeviceMesh& mesh) {
+  if (name != "up" && name != "down") return;
+  auto& linear = *module.as<torch::nn::LinearImpl>();
+  distribute_in_place(linear.weight, mesh, {Shard(name == "up" ? 0 : 1)});
+  if (name == "up") distribute_in_place(linear.bias, mesh, {Shard(0)});
+}
+
+Replacement replicated(Module&, const Tensors& inputs, const DeviceMesh& mesh) {
+  return Tensors{DTensor::from_local(inputs[0], mesh, {Replicate()})};
+}
+Replacement whole(Module&, const Tensors& outputs, const DeviceMesh&) {
+  return Tensors{DTensor(outputs[0]).full_tensor()};
+}
+
+TEST(DistributeModule, PartitionsReplicatesTheRestAndHooksTheWhole) {
+  run_ranks(2, [](World world) {
+    torch::manual_seed(0);
+    MLP model;
+    auto plain = clone(model);
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"});
+    distribute_module(*model, mesh, {cut, replicated, whole});
+    EXPECT_EQ(DTensor(model->up->weight).placements()[0], Shard(0));
+    EXPECT_EQ(DTensor(model->down->weight).placements()[0], Shard(1));
+    EXPECT_EQ(DTensor(model->down->bias).placements()[0], Replicate());
+    EXPECT_TRUE(is_dtensor(model->norm->running_mean));
+
+    const auto x = torch::randn({5, 4}, torch::requires_grad());
+    auto x2 = x.detach().requires_grad_();
+    CommDebugMode comm;
+    const auto y = model(x);
+    EXPECT_EQ(comm.total(), 1);  // the sum of the parts of down
+    EXPECT_FALSE(is_dtensor(y));
+    const auto expected = plain(x2);
+    EXPECT_TRUE(torch::allclose(y, expected));
+    y.pow(2).sum().backward();
+    expected.pow(2).sum().backward();
+    EXPECT_TRUE(torch::allclose(x.grad(), x2.grad()));
+    EXPECT_TRUE(torch::allclose(DTensor(model->up->weight.grad()).full_tensor(), plain->up->weight.grad()));
+    (void)world;
+  });
+}
+
+TEST(DistributeModule, WhatThrowsLeavesTheModuleAsItWas) {
+  run_ranks(2, [](World) {
+    MLP model;
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"});
+    const auto fail = [](const std::string& name, Module& module, const DeviceMesh& m) {
+      cut(name, module, m);
+      TORCH_CHECK(name != "down", "no more");
+    };
+    EXPECT_ERROR(c10::Error, distribute_module(*model, mesh, {fail}), "no more");
+    for (const auto& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));
+    EXPECT_EQ(model->up->weight.size(0), 6);
+    torch::nn::Linear plain(2, 2);
+    EXPECT_ERROR(UsageError, distribute_module(*plain, mesh, {{}, replicated}), "tessera::nn::Linear");
+    EXPECT_FALSE(is_dtensor(plain->weight));
+  });
+}
+
+// Without a holder: the parameters alone, and plain tensors beside them.
+struct TypedImpl : torch::nn::Module {
+  TypedImpl() {
+    first = register_module("first", torch::nn::Linear(4, 4));
+    up = register_module("up", torch::nn::Linear(4, 6));
+  }
+  torch::Tensor forward(torch::Tensor x) { return up(torch::tanh(first(x))); }
+  torch::nn::Linear first{nullptr}, up{nullptr};
+};
+TORCH_MODULE(Typed);
+
+TEST(DistributeModule, AParameterThatTakesPlainInputsGivesPlainGradients) {
+  run_ranks(2, [](World) {
+    torch::manual_seed(0);
+    Typed model, reference;
+    {
+      torch::NoGradGuard no_grad;
+      for (auto& item : reference->named_parameters()) item->copy_(model->named_parameters()[item.key()]);
+    }
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"});
+    distribute_in_place(model->up->weight, mesh, {Shard(0)});
+    distribute_in_place(model->up->bias, mesh, {Shard(0)});
+    const auto x = torch::randn({5, 4});
+    EXPECT_ERROR(UsageError, model(x), "plain tensor");
+    detail::meta_of(model->up->weight).takes_plain = true;
+    for (int step = 0; step < 2; step++) {
+      model->zero_grad(), reference->zero_grad();
+      const auto y = model(x), expected = reference(x);
+      EXPECT_EQ(DTensor(y).placements()[0], Shard(1));
+      DTensor(y).pow(2).sum().backward();
+      expected.pow(2).sum().backward();
+      EXPECT_FALSE(is_dtensor(model->first->weight.grad()));
+      EXPECT_TRUE(torch::allclose(model->first->weight.grad(), reference->first->weight.grad(), 1e-5, 1e-6));
+      EXPECT_TRUE(torch::allclose(DTensor(model->up->weight.grad()).full_tensor(), reference->up->weight.grad()));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera
