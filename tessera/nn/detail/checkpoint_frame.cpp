@@ -138,7 +138,7 @@ void CheckpointFrame::run_again(Run& run) {
   std::optional<KeptResults::HandingOut> handing_out;
   std::optional<OpModeScope> selective;
   if (kept_) {
-    handing_out.emplace(*kept_, /*last=*/!torch::autograd::get_current_graph_task_keep_graph(), complete_);
+    handing_out.emplace(*kept_, run.trail, /*last=*/!torch::autograd::get_current_graph_task_keep_graph(), complete_);
     selective.emplace(*handing_out);
   }
   const TrailScope following(options_.determinism_check ? &run.trail : nullptr);
@@ -204,7 +204,7 @@ struct CheckpointForward::Guards {
         scope(Packer{Claims::All, [frame = frame.get()](const at::Tensor& t) { return frame->pack(t); }}),
         following(frame->options_.determinism_check ? &frame->trail_ : nullptr) {
     if (!frame->kept_) return;
-    keeping.emplace(*frame->kept_, frame->state_.random());
+    keeping.emplace(*frame->kept_, frame->trail_, frame->state_.random());
     selective.emplace(*keeping);
   }
   std::shared_ptr<CheckpointFrame> frame;

@@ -138,6 +138,7 @@ void KeptResults::Keeping::run(const OperatorHandle& op, c10::DispatchKeySet key
   if (!keep) return share_versions(returns);
   calls.any_kept = true;
   const auto& result = calls.results.back();
+  result->step = trail_.steps();
   if (streams_ && op.hasTag(at::Tag::nondeterministic_seeded)) result->after = streams_->again();
   for (size_t i = 0; i < result->tensors.size(); i++)
     if (const void* memory = memory_of(result->tensors[i].get())) by_memory_[memory] = {result, i};
@@ -150,11 +151,13 @@ void KeptResults::HandingOut::run(const OperatorHandle& op, c10::DispatchKeySet 
   if (found == kept_.calls_.end()) return next(op, keys, stack);
   auto& calls = found->second;
   const size_t call = calls_so_far_[op]++;
-  TESSERA_CHECK(call < calls.results.size() || !calls.any_kept || !complete_, UsageError,
-                "checkpoint: recomputation calls ", op.operator_name(), in_module(), " for the ", call + 1,
-                ". time, forward called it ", calls.results.size(),
-                " times, and its results were kept in that order. The function must do the same when it is run again.");
-  if (call >= calls.results.size() || !calls.results[call]) return next(op, keys, stack);
+  const bool known = call < calls.results.size();
+  const bool out_of_step = known && calls.results[call] && calls.results[call]->step != trail_.steps();
+  TESSERA_CHECK((known || !calls.any_kept || !complete_) && !out_of_step, UsageError,
+                "checkpoint: recomputation calls ", op.operator_name(), in_module(),
+                ", whose results were kept, at a point where forward did not (call ", call, " of it; forward made ",
+                calls.results.size(), "). The function must do the same when it is run again.");
+  if (!known || !calls.results[call]) return next(op, keys, stack);
   const auto result = last_ ? std::move(calls.results[call]) : calls.results[call];
   torch::jit::drop(*stack, op.schema().arguments().size());
   give(*result, /*copies=*/result->copied && !last_, stack);

@@ -75,38 +75,39 @@ void Trail::add_step(Place place) {
         c10::str("of the ops that have a gradient, number ", n, " was ", expected_->describe(expected_->steps_[n]),
                  " in forward and is ", describe(place), " in recomputation");
   }
+}
 
-  Place Trail::here() {
-    Place place;
-    if (!running_.empty()) place.op = interned(running_.back());
-    if (const auto* frame = innermost_module()) {
-      size_t at = 0;  // a function calls few modules
-      while (at < modules_.size() && modules_[at].first != frame->module) at++;
-      if (at == modules_.size()) modules_.emplace_back(frame->module, ModulePath::now());
-      place.module = static_cast<int32_t>(at);
-    }
-    return place;
+Place Trail::here() {
+  Place place;
+  if (!running_.empty()) place.op = interned(running_.back());
+  if (const auto* frame = innermost_module()) {
+    size_t at = 0;  // a function calls few modules
+    while (at < modules_.size() && modules_[at].first != frame->module) at++;
+    if (at == modules_.size()) modules_.emplace_back(frame->module, ModulePath::now());
+    place.module = static_cast<int32_t>(at);
   }
+  return place;
+}
 
-  std::string Trail::describe(const Place& place) const {
-    std::string text = place.op ? place.op : "an autograd::Function";
-    if (place.module >= 0) text += " in module " + modules_[static_cast<size_t>(place.module)].second.name();
-    return text;
-  }
+std::string Trail::describe(const Place& place) const {
+  std::string text = place.op ? place.op : "an autograd::Function";
+  if (place.module >= 0) text += " in module " + modules_[static_cast<size_t>(place.module)].second.name();
+  return text;
+}
 
-  TrailScope::TrailScope(Trail * trail) : before_(followed) {
-    followed = trail;
-    if (!trail) return;
-    trail->complete_ = trail->complete_ && at::isRecordFunctionEnabled();
-    if (scopes_following++ > 0) return;
-    callback_ = at::addThreadLocalCallback(
-        at::RecordFunctionCallback(&TrailAccess::begin, &TrailAccess::end).scopes({at::RecordScope::FUNCTION}));
-  }
+TrailScope::TrailScope(Trail* trail) : before_(followed) {
+  followed = trail;
+  if (!trail) return;
+  trail->complete_ = trail->complete_ && at::isRecordFunctionEnabled();
+  if (scopes_following++ > 0) return;
+  callback_ = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(&TrailAccess::begin, &TrailAccess::end).scopes({at::RecordScope::FUNCTION}));
+}
 
-  TrailScope::~TrailScope() {
-    if (followed) scopes_following--;
-    if (callback_) at::removeCallback(callback_);
-    followed = before_;
-  }
+TrailScope::~TrailScope() {
+  if (followed) scopes_following--;
+  if (callback_) at::removeCallback(callback_);
+  followed = before_;
+}
 
 }  // namespace tessera::detail

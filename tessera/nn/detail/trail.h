@@ -37,6 +37,8 @@ class Trail {
   Place here();
   std::string describe(const Place& place) const;  // "aten::mm in module GPT.h.0"
 
+  size_t steps() const { return steps_.size(); }
+
   // How the steps differ from the expected ones, as a sentence; nothing if they do not so far.
   const std::optional<std::string>& difference() const { return difference_; }
 
