@@ -125,19 +125,28 @@ bool takes_plain(const at::Tensor& t) {
 
 // What reaches a plain tensor in backward must be plain: its producer knows nothing of distributed ones.
 struct PlainGradient final : torch::autograd::FunctionPreHook {
+  explicit PlainGradient(int64_t index) : index(index) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
     auto plain = gradients;
-    for (auto& g : plain)
-      if (is_dtensor(g)) g = DTensor(g).full_tensor();
+    if (is_dtensor(plain[index])) plain[index] = DTensor(plain[index]).full_tensor();
     return plain;
   }
+  const int64_t index;  // of the tensor among its producer's results
 };
 
 void expect_plain_gradient(const at::Tensor& t) {
   if (!t.requires_grad() || !at::GradMode::is_enabled()) return;
-  for (const auto& hook : torch::autograd::impl::hooks(t))  // a leaf is used in every step
-    if (dynamic_cast<const PlainGradient*>(hook.get())) return;
-  torch::autograd::impl::add_hook(t, std::make_unique<PlainGradient>());
+  const auto& producer = t.grad_fn();
+  const auto& hooks = producer ? producer->tensor_pre_hooks() : torch::autograd::impl::hooks(t);
+  for (const auto& hook : hooks) {  // a leaf is used in every step
+    const auto* ours = dynamic_cast<const PlainGradient*>(hook.get());
+    if (ours && ours->index == t.output_nr()) return;
+  }
+  auto hook = std::make_unique<PlainGradient>(t.output_nr());
+  if (producer)
+    producer->add_tensor_pre_hook(std::move(hook));
+  else
+    torch::autograd::impl::add_hook(t, std::move(hook));
 }
 
 }  // namespace

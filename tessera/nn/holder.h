@@ -45,14 +45,17 @@ void check_visitable(const char* what) {
                 "`friend void tessera_visit(T& value, auto&& field) { field(value.a), field(value.b); }`");
 }
 
-// A forward that can be run more than once: keeps the arguments, and the first result.
-template <class Impl, class... Args>
+// A forward that can be run more than once: keeps the arguments, and the first result. Args are the types that forward
+// declares, so that a nullopt is an optional tensor with a place of its own. The module's own type does not show here:
+// modules with the same signature share this code.
+template <class R, class... Args>
 class RepeatableForward {
  public:
-  using Result = decltype(std::declval<Impl&>().forward(std::declval<Args>()...));
-  static_assert(!std::is_reference_v<Result>, "forward() returns a reference: hooks could not replace what it returns");
+  using Invoke = R (*)(Module& module, Args&&... args);
 
-  RepeatableForward(Impl& module, Args&&... args) : module_(module), args_(std::forward<Args>(args)...) {}
+  template <class... Given>
+  explicit RepeatableForward(Module& module, Invoke invoke, Given&&... given)
+      : module_(module), invoke_(invoke), args_(std::forward<Given>(given)...) {}
 
   Tensors inputs() const {
     // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): only read
@@ -71,8 +74,8 @@ class RepeatableForward {
   }
 
   // Returns the first result with these tensors in it.
-  Result finish(const Tensors& outputs) {
-    if constexpr (!std::is_void_v<Result>) {
+  R finish(const Tensors& outputs) {
+    if constexpr (!std::is_void_v<R>) {
       TESSERA_CHECK(result_, InternalError, "an around hook of ", class_name(module_), " did not run forward");
       assign_tensors(*result_, outputs);
       return std::move(*result_);
@@ -80,16 +83,16 @@ class RepeatableForward {
   }
 
  private:
-  using Slot = std::conditional_t<std::is_void_v<Result>, char, std::optional<Result>>;
+  using Slot = std::conditional_t<std::is_void_v<R>, char, std::optional<R>>;
 
   Tensors run(std::tuple<Kept<Args>...>& args, const Tensors& inputs) {
     assign_tensors(args, inputs);
     return [&]<size_t... i>(std::index_sequence<i...>) {
-      if constexpr (std::is_void_v<Result>) {
-        module_.Impl::forward(static_cast<Args&&>(std::get<i>(args))...);
+      if constexpr (std::is_void_v<R>) {
+        invoke_(module_, static_cast<Args&&>(std::get<i>(args))...);
         return Tensors{};
       } else {
-        auto result = module_.Impl::forward(static_cast<Args&&>(std::get<i>(args))...);
+        auto result = invoke_(module_, static_cast<Args&&>(std::get<i>(args))...);
         auto outputs = tensors_of(result);
         if (!result_) result_.emplace(std::move(result));
         return outputs;
@@ -98,11 +101,44 @@ class RepeatableForward {
     (std::index_sequence_for<Args...>());
   }
 
-  Impl& module_;
+  Module& module_;
+  Invoke invoke_;
   std::tuple<Kept<Args>...> args_;
   [[no_unique_address]] Slot result_{};
   bool ran_ = false;
 };
+
+template <class R, class... Args, class... Given>
+C10_NOINLINE R run_hooked(Module& module, const ModuleHooks& hooks, R (*invoke)(Module&, Args&&...), Given&&... given) {
+  static_assert(!std::is_reference_v<R>, "forward() returns a reference: hooks could not replace what it returns");
+  check_visitable<Args...>("takes an argument");
+  if constexpr (!std::is_void_v<R>) check_visitable<R>("returns a value");
+  auto forward = std::make_shared<RepeatableForward<R, Args...>>(module, invoke, std::forward<Given>(given)...);
+  auto outputs = call_hooked(module, hooks, forward->inputs(), [forward](const Tensors& in) { return (*forward)(in); });
+  return forward->finish(outputs);
+}
+
+// The first n of the types that forward declares; those of the arguments given where it is overloaded or a template.
+template <class Impl, class Forward, class Given>
+struct Declared {
+  using Types = Given;
+};
+template <class Impl, class R, class C, class... Params, class... Given>
+struct Declared<Impl, R (C::*)(Params...), std::tuple<Given...>> {
+  template <size_t... i>
+  static auto first(std::index_sequence<i...>) -> std::tuple<std::tuple_element_t<i, std::tuple<Params...>>...>;
+  using Types = decltype(first(std::index_sequence_for<Given...>()));
+};
+template <class Impl, class R, class C, class... Params, class Given>
+struct Declared<Impl, R (C::*)(Params...) const, Given> : Declared<Impl, R (C::*)(Params...), Given> {};
+
+template <class Impl>
+auto forward_of() {
+  if constexpr (requires { &Impl::forward; })
+    return &Impl::forward;
+  else
+    return nullptr;
+}
 
 // What every Hooked<Impl> has, whatever its forward looks like.
 template <class Impl>
@@ -121,16 +157,19 @@ class HookedBase : public Impl, public HookPoint {
   }
 
  private:
-  template <class... Args>
-  C10_NOINLINE auto call_with_hooks(Args&&... args) {
-    using Forward = RepeatableForward<Impl, Args...>;
-    check_visitable<Args...>("takes an argument");
-    if constexpr (!std::is_void_v<typename Forward::Result>)
-      check_visitable<typename Forward::Result>("returns a value");
-    auto forward = std::make_shared<Forward>(*this, std::forward<Args>(args)...);
-    auto outputs =
-        call_hooked(*this, *hooks(), forward->inputs(), [forward](const Tensors& in) { return (*forward)(in); });
-    return forward->finish(outputs);
+  template <class... Given>
+  auto call_with_hooks(Given&&... given) {
+    using Types = typename Declared<Impl, decltype(forward_of<Impl>()), std::tuple<Given&&...>>::Types;
+    return call_as(static_cast<Types*>(nullptr), std::forward<Given>(given)...);
+  }
+  template <class... Args, class... Given>
+  auto call_as(std::tuple<Args...>*, Given&&... given) {
+    using R = decltype(std::declval<Impl&>().forward(std::declval<Args>()...));
+    return run_hooked<R, Args...>(*this, *hooks(), &invoke<R, Args...>, std::forward<Given>(given)...);
+  }
+  template <class R, class... Args>
+  static R invoke(Module& self, Args&&... args) {
+    return static_cast<HookedBase&>(self).Impl::forward(static_cast<Args&&>(args)...);
   }
 };
 
@@ -155,14 +194,6 @@ class WithForward<Impl, R (C::*)(Args...) const> : public WithForward<Impl, R (C
  public:
   using WithForward<Impl, R (C::*)(Args...)>::WithForward;
 };
-
-template <class Impl>
-auto forward_of() {
-  if constexpr (requires { &Impl::forward; })
-    return &Impl::forward;
-  else
-    return nullptr;
-}
 
 // Keeps the hooks of everything below as well. Throws UsageError where that is not possible.
 void copy_hooks(const Module& from, Module& to);

@@ -1,0 +1,11 @@
+#pragma once
+#include "tessera/dtensor/dtensor.h"
+
+namespace tessera::models {
+
+// A value that is the same on every rank, made to go with `x`: whole on x's mesh if x is distributed, else itself.
+inline at::Tensor constant_beside(const at::Tensor& x, const at::Tensor& value) {
+  return is_dtensor(x) ? at::Tensor(DTensor::from_local(value, DTensor(x).device_mesh())) : value;
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,52 @@
+#include "tessera/tensor_parallel/plan.h"
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/tensor_parallel/glob.h"
+
+#include <unordered_map>
+
+namespace tessera {
+
+Plan::Plan(std::initializer_list<Entry> entries) {
+  for (const auto& entry : entries) add(entry.pattern, entry.style);
+}
+
+Plan& Plan::add(std::string pattern, Style style) {
+  const auto* there = find(pattern);
+  TESSERA_CHECK(!there, UsageError, "plan entry '", pattern, "': ", to_string(style), " is asked for, and ",
+                to_string(*there), " was before; give a pattern one style");
+  check(style);
+  entries_.push_back({std::move(pattern), std::move(style)});
+  return *this;
+}
+
+const Style* Plan::find(std::string_view pattern) const {
+  for (const auto& entry : entries_)
+    if (entry.pattern == pattern) return &entry.style;
+  return nullptr;
+}
+
+std::vector<PlannedModule> resolve(const Plan& plan, const std::vector<std::string>& paths, Unmatched unmatched) {
+  std::vector<PlannedModule> planned;
+  std::unordered_map<std::string, size_t> taken;  // module -> entry
+  for (size_t i = 0; i < plan.size(); i++) {
+    const auto& [pattern, style] = plan[i];
+    const auto matches = matching_paths(pattern, paths);
+    if (matches.empty()) {
+      const auto why = c10::str("plan entry '", pattern, "' matches no module: ", why_unmatched(pattern, paths));
+      TESSERA_CHECK(unmatched == Unmatched::Warn, UsageError, why);
+      warn_once("plan/" + pattern, why + " The entry is skipped.");
+    }
+    for (const auto& path : matches) {
+      const auto [before, is_new] = taken.emplace(path, i);
+      TESSERA_CHECK(is_new, UsageError, "module '", path, "' is matched twice, by '", plan[before->second].pattern,
+                    "' = ", to_string(plan[before->second].style), " and by '", pattern, "' = ", to_string(style),
+                    "; a module has one style: narrow one of the patterns");
+      planned.push_back({path, i});
+    }
+  }
+  return planned;
+}
+
+}  // namespace tessera
