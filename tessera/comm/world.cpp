@@ -1,11 +1,11 @@
 #include "tessera/comm/world.h"
 
 #include "tessera/base/error.h"
+#include "tessera/base/python_process.h"
 #include "tessera/base/settings.h"
 #include "tessera/comm/backends.h"
 #include "tessera/comm/detail/world_state.h"
 
-#include <dlfcn.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -20,18 +20,6 @@ namespace tessera {
 namespace {
 
 thread_local std::shared_ptr<World::State> current;
-
-// Tessera installs its own autograd engine, which cannot stand beside the one that Python's torch installs.
-void refuse_python() {
-  auto initialised = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "Py_IsInitialized"));
-  if (!initialised || !initialised()) return;
-  void* library = dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD);
-  if (library) dlclose(library);
-  TESSERA_CHECK(
-      !library, UsageError,
-      "Python's torch is loaded in this process, and its autograd engine cannot be replaced; run Tessera in a "
-      "process of its own");
-}
 
 c10::intrusive_ptr<c10d::Store> tcp_store(const std::string& host, int64_t port, const World::State& state) {
   TESSERA_CHECK(port > 0 && port < 65536, UsageError, "port ", port, " for rendezvous on ", host);
@@ -154,7 +142,10 @@ World::Scope::Scope(World world) : before_(std::exchange(tessera::current, std::
 World::Scope::~Scope() { tessera::current = std::move(before_); }
 
 World init(InitOptions options) {
-  refuse_python();
+  TESSERA_CHECK(
+      !python_torch_loaded(), UsageError,
+      "Python's torch is loaded in this process, and its autograd engine cannot be replaced; run Tessera in a "
+      "process of its own");
   TESSERA_CHECK(!World::has_current(), UsageError, "this thread already has a world of ", World::current().size(),
                 " ranks; call destroy() before another init()");
   auto state = std::make_shared<World::State>();

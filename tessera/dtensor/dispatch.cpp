@@ -26,7 +26,18 @@ OpObserver*& op_observer() {
   return observer;
 }
 
-bool in_backward() { return torch::autograd::get_current_node() != nullptr; }
+namespace {
+thread_local constinit const void* forward_again_in = nullptr;  // the node inside of which a forward is run again
+const void* current_node() { return torch::autograd::get_current_node().get(); }
+}  // namespace
+
+bool in_backward() {
+  const void* node = current_node();
+  return node != nullptr && node != forward_again_in;
+}
+
+ForwardInBackward::ForwardInBackward() : before_(forward_again_in) { forward_again_in = current_node(); }
+ForwardInBackward::~ForwardInBackward() { forward_again_in = before_; }
 
 // ---- choose ----
 

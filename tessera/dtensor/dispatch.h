@@ -27,6 +27,18 @@ using Reader = propagate::KeyReader<SpecOf>;
 // make.
 bool in_backward();
 
+// While alive, the node that autograd is at on this thread does not count as backward: a checkpointed function is run
+// again in there, and must decide as it did in forward. A backward inside of that function counts again.
+class ForwardInBackward {
+ public:
+  ForwardInBackward();
+  ~ForwardInBackward();
+  ForwardInBackward(const ForwardInBackward&) = delete;
+
+ private:
+  const void* before_;
+};
+
 void dispatch_boxed(const propagate::OpEntry& entry, torch::jit::Stack* stack);
 
 struct BoxedOpKernel final : c10::OperatorKernel {

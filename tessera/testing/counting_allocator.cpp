@@ -6,6 +6,8 @@
 #include <c10/core/CPUAllocator.h>
 
 #include <atomic>
+#include <mutex>
+#include <unordered_map>
 
 namespace tessera::testing {
 namespace {
@@ -13,36 +15,54 @@ namespace {
 std::atomic<int64_t> live{0}, peak{0}, count{0};
 std::atomic<uint64_t> generation{0};  // odd while a CountingAllocator is alive
 
-// What is handed out remembers its size, its generation and how to free it.
+// What is handed out while counting, by address: the context of a block must be its address, because LibTorch also
+// takes memory raw (oneDNN's kernels do) and then has nothing else to give back.
 struct Block {
-  c10::DataPtr data;
   int64_t bytes;
   uint64_t generation;
 };
+std::mutex mutex;
+std::unordered_map<void*, Block>& blocks() {
+  static auto* map = new std::unordered_map<void*, Block>;
+  return *map;
+}
+c10::DeleterFnPtr free_below = nullptr;
 
-void free_block(void* context) {
-  auto* block = static_cast<Block*>(context);
-  if (block->generation == generation.load()) live -= block->bytes;
-  delete block;
+void free_block(void* memory) {
+  {
+    std::lock_guard lock(mutex);
+    if (const auto found = blocks().find(memory); found != blocks().end()) {
+      if (found->second.generation == generation.load()) live -= found->second.bytes;
+      blocks().erase(found);
+    }
+  }
+  free_below(memory);
 }
 
 // Installed once and left in place: tensors may be freed through it at any later time.
 struct Counting final : c10::Allocator {
-  explicit Counting(c10::Allocator* below) : below(below) {}
+  explicit Counting(c10::Allocator* below) : below(below) {
+    TESSERA_CHECK(below->raw_deleter(), InternalError, "the CPU allocator that is installed hands out no raw memory");
+    free_below = below->raw_deleter();
+  }
 
   c10::DataPtr allocate(size_t n) override {
     const uint64_t now = generation.load();
-    c10::DataPtr data = below->allocate(n);
-    if (now % 2 == 0) return data;
-    void* memory = data.get();
-    auto* block = new Block{std::move(data), static_cast<int64_t>(n), now};
-    count++;
-    const int64_t total = live += block->bytes;
-    for (int64_t known = peak; total > known && !peak.compare_exchange_weak(known, total);) {
+    void* memory = below->raw_allocate(n);
+    if (now % 2 == 1 && memory) {
+      const auto bytes = static_cast<int64_t>(n);
+      {
+        std::lock_guard lock(mutex);
+        blocks()[memory] = {bytes, now};
+      }
+      count++;
+      const int64_t total = live += bytes;
+      for (int64_t known = peak; total > known && !peak.compare_exchange_weak(known, total);) {
+      }
     }
-    return {memory, block, &free_block, c10::Device(c10::DeviceType::CPU)};
+    return {memory, memory, &free_block, c10::Device(c10::DeviceType::CPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
   void copy_data(void* to, const void* from, size_t n) const override { below->copy_data(to, from, n); }
 
   c10::Allocator* below;

@@ -1,14 +1,10 @@
 #include "tessera/testing/recorder.h"
 
 #include "tessera/base/error.h"
-#include "tessera/base/tracer_key.h"
-#include "tessera/dtensor/meta.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
-#include <torch/library.h>
 
-#include <mutex>
 #include <unordered_map>
 
 namespace tessera::testing {
@@ -19,14 +15,6 @@ using torch::jit::Stack;
 namespace {
 
 thread_local Recorder* current = nullptr;
-
-bool has_dtensor(const IValue& v) {
-  if (v.isTensor()) return is_dtensor(v.toTensor());
-  if (!v.isList()) return false;
-  for (const auto& x : v.toListRef())
-    if (has_dtensor(x)) return true;
-  return false;
-}
 
 using Replaced = std::unordered_map<const c10::TensorImpl*, at::Tensor>;
 
@@ -62,38 +50,26 @@ void note_results(const IValue& before, const IValue& after, Replaced& made) {
 
 }  // namespace
 
-struct RecorderAccess {
-  static void record(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-    const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTracerKey);
-    const size_t first = stack->size() - op.schema().arguments().size();
-    for (size_t i = first; i < stack->size(); i++)
-      if (has_dtensor((*stack)[i])) return op.redispatchBoxed(below, stack);  // its pieces come here again
-    std::vector<IValue> args(stack->begin() + static_cast<int64_t>(first), stack->end());
-    {
-      c10::impl::ExcludeDispatchKeyGuard not_again(kTracerKey);
-      op.redispatchBoxed(below, stack);
-    }
-    std::vector<IValue> results(stack->end() - static_cast<int64_t>(op.schema().returns().size()), stack->end());
-    if (current) current->records_.push_back({op, std::move(args), std::move(results)});
-  }
-};
+void Recorder::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);  // its pieces come again
+  const auto first = static_cast<int64_t>(stack->size() - op.schema().arguments().size());
+  std::vector<IValue> args(stack->begin() + first, stack->end());
+  next(op, keys, stack);
+  std::vector<IValue> results(stack->end() - static_cast<int64_t>(op.schema().returns().size()), stack->end());
+  records_.push_back({op, std::move(args), std::move(results)});
+}
 
 Recorder::Recorder() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    auto* library = new torch::Library(torch::Library::IMPL, "_", kTracerKey, __FILE__, __LINE__);
-    library->fallback(torch::CppFunction::makeFromBoxedFunction<&RecorderAccess::record>());
-  });
   TESSERA_CHECK(!current, UsageError, "a Recorder is already at work in this thread");
   current = this;
-  c10::impl::tls_set_dispatch_key_included(kTracerKey, true);
+  on_.emplace(static_cast<OpMode&>(*this));
 }
 
 Recorder::~Recorder() { stop(); }
 
 void Recorder::stop() {
-  if (std::exchange(stopped_, true)) return;
-  c10::impl::tls_set_dispatch_key_included(kTracerKey, false);
+  if (!on_) return;
+  on_.reset();
   current = nullptr;
 }
 

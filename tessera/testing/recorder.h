@@ -1,8 +1,11 @@
 #pragma once
+#include "tessera/base/op_mode.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,24 +17,24 @@ namespace tessera::testing {
 // Proves that nothing bypasses the dispatcher: a replayed step is the step.
 //
 // Example:  Recorder r;  step();  r.stop();  restore(state);  r.replay();
-class Recorder {
+class Recorder final : private OpMode {
  public:
   Recorder();
-  ~Recorder();
+  ~Recorder() override;
   Recorder(const Recorder&) = delete;
   void stop();
   void replay() const;
   std::vector<std::string> ops() const;  // names, in order
 
  private:
-  friend struct RecorderAccess;
+  void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override;
   struct Record {
     c10::OperatorHandle op;
     std::vector<c10::IValue> args;  // tensors as they were; looked up by address when replayed
     std::vector<c10::IValue> results;
   };
   std::vector<Record> records_;
-  bool stopped_ = false;
+  std::optional<OpModeScope> on_;
 };
 
 }  // namespace tessera::testing

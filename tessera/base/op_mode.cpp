@@ -1,0 +1,62 @@
+#include "tessera/base/op_mode.h"
+
+#include "tessera/base/tracer_key.h"
+
+#include <torch/library.h>
+
+#include <mutex>
+
+namespace tessera {
+namespace {
+
+thread_local constinit OpMode* innermost = nullptr;
+
+void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTracerKey);
+  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return op.redispatchBoxed(below, stack);  // its pieces
+  const OpModesOff only_the_op;
+  op.redispatchBoxed(below, stack);
+}
+
+// A device thread of autograd inherits the key, not the mode.
+void ask_modes(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (innermost)
+    innermost->run(op, keys, stack);
+  else
+    run_kernel(op, keys, stack);
+}
+
+void register_fallback() {
+  static std::once_flag once;
+  std::call_once(once, [] {  // never destroyed: as kernels are not
+    auto* library = new torch::Library(torch::Library::IMPL, "_", kTracerKey, __FILE__, __LINE__);
+    library->fallback(torch::CppFunction::makeFromBoxedFunction<&ask_modes>());
+  });
+}
+
+}  // namespace
+
+void OpMode::next(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const {
+  if (outer_)
+    outer_->run(op, keys, stack);
+  else
+    run_kernel(op, keys, stack);
+}
+
+OpModeScope::OpModeScope(OpMode& mode) : outer_(innermost), was_included_(tracing()) {
+  register_fallback();
+  mode.outer_ = innermost;
+  innermost = &mode;
+  c10::impl::tls_set_dispatch_key_included(kTracerKey, true);
+}
+OpModeScope::~OpModeScope() {
+  innermost = outer_;
+  c10::impl::tls_set_dispatch_key_included(kTracerKey, was_included_);
+}
+
+OpModesOff::OpModesOff() : was_excluded_(c10::impl::tls_is_dispatch_key_excluded(kTracerKey)) {
+  c10::impl::tls_set_dispatch_key_excluded(kTracerKey, true);
+}
+OpModesOff::~OpModesOff() { c10::impl::tls_set_dispatch_key_excluded(kTracerKey, was_excluded_); }
+
+}  // namespace tessera

@@ -1,0 +1,142 @@
+#include "tessera/nn/detail/forward_state.h"
+
+#include "tessera/dtensor/meta.h"
+#include "tessera/dtensor/random.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+
+namespace tessera::detail {
+namespace {
+
+at::Tensor state_of(at::Generator& generator) {
+  std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+bool same(const World& a, const World& b) { return (!a && !b) || (a && b && &a.state() == &b.state()); }
+
+World world_now() { return World::has_current() ? World::current() : World(); }
+
+}  // namespace
+
+RandomStreams RandomStreams::capture(const std::vector<at::Tensor>& inputs) {
+  RandomStreams streams;
+  std::vector<c10::Device> devices = {c10::Device(c10::kCPU)};
+  streams.world_ = world_now();
+  streams.here_ = random::state();
+  for (const auto& t : inputs) {
+    if (!t.defined()) continue;
+    if (t.device().type() != c10::kMeta && std::find(devices.begin(), devices.end(), t.device()) == devices.end())
+      devices.push_back(t.device());
+    if (const auto* spec = spec_or_null(t)) {
+      const auto& world = spec->mesh.state()->world;
+      const bool known =
+          same(world, streams.world_) || std::any_of(streams.others_.begin(), streams.others_.end(),
+                                                     [&](const auto& other) { return same(other.first, world); });
+      if (!known && world) streams.others_.emplace_back(world, world.random());
+    }
+  }
+  for (const auto& device : devices) {
+    auto generator = at::globalContext().defaultGenerator(device);
+    auto state = state_of(generator);
+    streams.generators_.emplace_back(std::move(generator), std::move(state));
+  }
+  return streams;
+}
+
+RandomStreams RandomStreams::again() const {
+  RandomStreams now = *this;
+  for (auto& [generator, state] : now.generators_) state = state_of(generator);
+  const World::Scope scope(world_);
+  now.here_ = random::state();
+  for (auto& [world, state] : now.others_) state = world.random();
+  return now;
+}
+
+void RandomStreams::restore() const {
+  for (auto [generator, state] : generators_) {
+    std::lock_guard lock(generator.mutex());
+    generator.set_state(state);
+  }
+  const World::Scope scope(world_);
+  random::state() = here_;
+  for (const auto& [world, state] : others_) world.random() = state;
+}
+
+ForwardState::ForwardState(const std::vector<at::Tensor>& inputs, bool with_random)
+    : autocast_cache_(at::autocast::is_autocast_cache_enabled()),
+      world_(world_now()),
+      mesh_(DeviceMesh::has_current() ? DeviceMesh::current() : DeviceMesh()),
+      policy_(comm_policy()),
+      implicit_replication_(implicit_replication()),
+      modules_(ModulePath::now()) {
+  if (with_random) random_ = RandomStreams::capture(inputs);
+  std::vector<Autocast> devices = {{c10::kCPU, false, c10::kFloat}, {c10::kCUDA, false, c10::kFloat}};
+  for (const auto& t : inputs) {
+    if (!t.defined() || !at::autocast::is_autocast_available(t.device().type())) continue;
+    if (std::none_of(devices.begin(), devices.end(), [&](const auto& d) { return d.device == t.device().type(); }))
+      devices.push_back({t.device().type(), false, c10::kFloat});
+  }
+  autocast_ = autocast_now(devices);
+}
+
+std::vector<ForwardState::Autocast> ForwardState::autocast_now(const std::vector<Autocast>& like) {
+  auto now = like;
+  for (auto& each : now) {
+    each.enabled = at::autocast::is_autocast_enabled(each.device);
+    each.dtype = at::autocast::get_autocast_dtype(each.device);
+  }
+  return now;
+}
+
+void ForwardState::set(const std::vector<Autocast>& autocast) {
+  for (const auto& each : autocast) {
+    at::autocast::set_autocast_enabled(each.device, each.enabled);
+    at::autocast::set_autocast_dtype(each.device, each.dtype);
+  }
+}
+
+// Members are put back in the reverse order of this list.
+struct ForwardState::Scope::Guards {
+  explicit Guards(const ForwardState& state)
+      : world(state.world_),
+        policy(state.policy_),
+        modules(state.modules_),
+        autocast_before(autocast_now(state.autocast_)),
+        cache_before(at::autocast::is_autocast_cache_enabled()) {
+    if (state.mesh_) mesh.emplace(state.mesh_);
+    if (state.implicit_replication_) replication.emplace();
+    if (state.random_) {
+      random_before = state.random_->again();
+      state.random_->restore();
+    }
+    ForwardState::set(state.autocast_);
+    at::autocast::set_autocast_cache_enabled(state.autocast_cache_);
+    at::autocast::increment_nesting();
+  }
+  ~Guards() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_cache_enabled(cache_before);
+    ForwardState::set(autocast_before);
+    if (random_before) random_before->restore();
+  }
+
+  World::Scope world;
+  CommPolicyScope policy;
+  ModulePath::Scope modules;
+  std::optional<MeshScope> mesh;
+  std::optional<ImplicitReplication> replication;
+  std::optional<RandomStreams> random_before;
+  std::vector<Autocast> autocast_before;
+  bool cache_before;
+};
+
+ForwardState::Scope::Scope(const ForwardState& state) : guards_(std::make_unique<Guards>(state)) {}
+ForwardState::Scope::~Scope() = default;
+
+}  // namespace tessera::detail

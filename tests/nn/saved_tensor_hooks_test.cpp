@@ -1,0 +1,199 @@
+#include "tessera/nn/saved_tensor_hooks.h"
+
+#include "tessera/nn/save_on_cpu.h"
+#include "tessera/testing/counting_allocator.h"
+#include "tessera/testing/message_of.h"
+
+#include <torch/torch.h>
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace tessera {
+namespace {
+
+using testing::message_of;
+
+// A packer that notes who was asked and takes tensors of one size, or all.
+Packer noting(std::vector<std::string>& log, const std::string& name, int64_t numel = -1) {
+  return {numel < 0 ? Claims::All : Claims::Some, [&log, name, numel](const at::Tensor& t) -> Unpack {
+            if (numel >= 0 && t.numel() != numel) {
+              log.push_back(name + " declines");
+              return {};
+            }
+            log.push_back(name + " packs");
+            return [&log, name, kept = t.detach().clone()] {
+              log.push_back(name + " unpacks");
+              return kept;
+            };
+          }};
+}
+
+using Log = std::vector<std::string>;
+
+TEST(SavedTensorHooks, PackAndUnpackAreCalled) {
+  Log log;
+  auto x = torch::rand({3}, torch::requires_grad());
+  at::Tensor y;
+  {
+    PackScope scope(noting(log, "a"));
+    y = x.exp();
+  }
+  EXPECT_EQ(log, Log({"a packs"}));
+  y.sum().backward();
+  EXPECT_EQ(log, Log({"a packs", "a unpacks"}));
+  EXPECT_TRUE(x.grad().equal(x.exp().detach()));
+  EXPECT_TRUE(detail::packers().empty());
+}
+
+TEST(SavedTensorHooks, NothingIsAskedOutsideOfTheScope) {
+  Log log;
+  { PackScope scope(noting(log, "a")); }
+  torch::rand({3}, torch::requires_grad()).exp();
+  EXPECT_EQ(log, Log{});
+}
+
+// The inner of two that take all takes; the outer never hears of it.
+TEST(SavedTensorHooks, InnermostTakesAll) {
+  Log log;
+  auto x = torch::rand({3}, torch::requires_grad());
+  PackScope outer(noting(log, "outer"));
+  {
+    PackScope inner(noting(log, "inner"));
+    x.exp();
+  }
+  x.exp();
+  EXPECT_EQ(log, Log({"inner packs", "outer packs"}));
+}
+
+// A claim comes before a checkpoint's taking of all, whichever way the two nest.
+TEST(SavedTensorHooks, ClaimersAreAskedFirstInAnyOrder) {
+  for (const bool claimer_inside : {false, true}) {
+    Log log;
+    auto all = noting(log, "all"), claims3 = noting(log, "claims3", 3), claims5 = noting(log, "claims5", 5);
+    auto three = torch::rand({3}, torch::requires_grad()), four = torch::rand({4}, torch::requires_grad());
+    at::Tensor y3, y4;
+    {
+      PackScope first(claims5), second(claimer_inside ? all : claims3), third(claimer_inside ? claims3 : all);
+      y3 = three.exp();
+      y4 = four.exp();
+    }
+    EXPECT_EQ(log, Log({"claims3 packs", "claims3 declines", "claims5 declines", "all packs"}));
+    (y3.sum() + y4.sum()).backward();
+    EXPECT_TRUE(three.grad().equal(y3.detach()) && four.grad().equal(y4.detach()));
+  }
+}
+
+// What nobody takes is saved as usual: shared memory, no cycle, writes in place found out.
+TEST(SavedTensorHooks, DeclinedIsSavedAsUsual) {
+  Log log;
+  testing::CountingAllocator count;
+  {
+    auto x = torch::ones({256}, torch::requires_grad());
+    PackScope scope(noting(log, "claims3", 3));
+    auto y = x.exp();
+    EXPECT_EQ(count.live_bytes(), 2 * 256 * 4);  // x and y
+    y.sum().backward();
+    EXPECT_TRUE(x.grad().equal(y.detach()));
+
+    auto z = x.exp();
+    z.add_(1);
+    const auto said = message_of([&] { z.sum().backward(); });
+    EXPECT_SAYS(said, "written to in place");
+    EXPECT_SAYS(said, "version 1");
+    EXPECT_SAYS(said, "clone()");
+  }
+  EXPECT_EQ(count.live_bytes(), 0);  // no graph holds itself
+}
+
+TEST(SavedTensorHooks, DoubleBackwardGoesThroughPackers) {
+  Log log;
+  auto x = torch::rand({3}, torch::dtype(torch::kDouble).requires_grad(true));
+  PackScope scope(noting(log, "a"));
+  auto grad = torch::autograd::grad({(x * x * x).sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+  auto second = torch::autograd::grad({grad.sum()}, {x})[0];
+  EXPECT_TRUE(torch::allclose(second, 6 * x.detach()));
+  EXPECT_FALSE(log.empty());
+}
+
+TEST(SavedTensorHooks, StackIsRestoredOnException) {
+  Log log;
+  auto x = torch::rand({3}, torch::requires_grad());
+  const auto fails = [&] {
+    PackScope outer(noting(log, "outer"));
+    PackScope scope({Claims::All, [](const at::Tensor&) -> Unpack { throw std::runtime_error("cannot pack"); }});
+    x.exp();
+  };
+  EXPECT_THROW(fails(), std::runtime_error);
+  EXPECT_TRUE(detail::packers().empty());
+  const auto unpack_fails = [&] {
+    at::Tensor y;
+    {
+      PackScope scope({Claims::All, [](const at::Tensor&) -> Unpack {
+                         return []() -> at::Tensor { throw std::runtime_error("cannot unpack"); };
+                       }});
+      y = x.exp();
+    }
+    y.sum().backward();
+  };
+  EXPECT_THROW(unpack_fails(), std::runtime_error);
+}
+
+TEST(SavedTensorHooks, TakeAllMayNotDecline) {
+  auto x = torch::rand({3}, torch::requires_grad());
+  PackScope scope({Claims::All, [](const at::Tensor&) { return Unpack(); }});
+  const auto said = message_of([&] { x.exp(); });
+  EXPECT_SAYS(said, "Claims::All declined");
+  EXPECT_SAYS(said, "Claims::Some");
+}
+
+TEST(SaveOnCpu, IsTheIdentityOnCpuTensors) {
+  testing::CountingAllocator count;
+  auto x = torch::ones({256}, torch::requires_grad());
+  at::Tensor y;
+  {
+    SaveOnCpu offload;
+    y = x.exp();
+  }
+  EXPECT_EQ(count.allocations(), 2);  // x and y: nothing was copied
+  y.sum().backward();
+  EXPECT_TRUE(x.grad().equal(y.detach()));
+  auto z = [&] {
+    SaveOnCpu offload;
+    return x.exp();
+  }();
+  z.mul_(2);
+  EXPECT_SAYS(message_of([&] { z.sum().backward(); }), "written to in place");
+}
+
+TEST(SaveOnCpu, PinningNeedsCuda) {
+  if (torch::cuda::is_available()) GTEST_SKIP() << "there is CUDA here";
+  const auto said = message_of([&] { SaveOnCpu({.pin_memory = true}); });
+  EXPECT_SAYS(said, "pin_memory");
+  EXPECT_SAYS(said, "no CUDA device");
+  EXPECT_TRUE(detail::packers().empty());
+}
+
+TEST(SaveOnCpu, BringsTensorsBackToCuda) {
+  if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+  for (const bool pin : {false, true}) {
+    auto x = torch::rand({64, 32}, torch::device(torch::kCUDA).requires_grad(true));
+    auto w = torch::rand({64, 32}, torch::kCUDA).t();  // strides must come back, too
+    at::Tensor y;
+    {
+      SaveOnCpu offload({.pin_memory = pin});
+      y = torch::mm(x, w).exp();
+    }
+    y.sum().backward();
+    auto grad = x.grad().clone();
+    x.mutable_grad().reset();
+    torch::mm(x, w).exp().sum().backward();
+    EXPECT_TRUE(grad.equal(x.grad()));
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,237 @@
+#include "tessera/nn/selective.h"
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/nn/checkpoint.h"
+#include "tessera/testing/counting_allocator.h"
+#include "tessera/testing/message_of.h"
+#include "tessera/testing/ranks.h"
+#include "tessera/testing/recorder.h"
+
+#include <torch/torch.h>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+using testing::message_of;
+using testing::Rank;
+using testing::Recorder;
+using testing::run_ranks;
+
+// How often kernels of the op run, on plain tensors and on pieces, during `body`.
+template <class Body>
+int64_t calls_of(const std::string& op, Body body) {
+  Recorder recorder;
+  body();
+  recorder.stop();
+  const auto ops = recorder.ops();
+  return std::count(ops.begin(), ops.end(), op);
+}
+
+at::Tensor grad_of(const at::Tensor& p) {
+  auto grad = p.grad().clone();
+  p.mutable_grad().reset();
+  return grad;
+}
+
+struct Net {
+  at::Tensor x = torch::rand({4, 8}, torch::requires_grad()), w1 = torch::rand({8, 8}, torch::requires_grad()),
+             w2 = torch::rand({8, 8}, torch::requires_grad());
+  at::Tensor operator()(const at::Tensor& x) const { return torch::mm(torch::tanh(torch::mm(x, w1)), w2).sigmoid(); }
+};
+
+TEST(Selective, KeptOpsAreNotRunAgain) {
+  Net net;
+  net(net.x).sum().backward();
+  const auto gx = grad_of(net.x), gw = grad_of(net.w1);
+  struct Case {
+    KeepPolicy keep;
+    int64_t mms, tanhs;
+  };
+  int seen = 0;
+  const auto every_second = [&](const c10::OperatorHandle& op) {
+    return op.operator_name().name == "aten::mm" && seen++ % 2 == 1;
+  };
+  // Backward itself calls mm four times. Recomputation adds two, the second of which is kept or not.
+  for (auto& [keep, mms, tanhs] : std::vector<Case>{{{}, 6, 1},
+                                                    {keep_ops({"aten::mm"}), 4, 1},
+                                                    {keep_ops({"aten::mm", "aten::tanh"}), 4, 0},
+                                                    {every_second, 5, 1}}) {
+    const auto calls_in_backward = [&, keep = keep](const std::string& op) {
+      seen = 0;
+      auto loss = checkpoint({.keep = keep}, net, net.x).sum();
+      const auto calls = calls_of(op, [&] { loss.backward(); });
+      EXPECT_TRUE(grad_of(net.x).equal(gx));
+      EXPECT_TRUE(grad_of(net.w1).equal(gw));
+      return calls;
+    };
+    EXPECT_EQ(calls_in_backward("aten::mm"), mms);
+    EXPECT_EQ(calls_in_backward("aten::tanh"), tanhs);
+  }
+}
+
+// Backward twice: results are handed out twice while the graph is retained, and computed again after that.
+TEST(Selective, BackwardTwice) {
+  Net net;
+  auto plain = net(net.x).sum();
+  plain.backward({}, true), plain.backward();
+  const auto expected = grad_of(net.x);
+  auto loss = checkpoint({.keep = keep_ops({"aten::mm"})}, net, net.x).sum();
+  EXPECT_EQ(calls_of("aten::mm", [&] { loss.backward({}, true); }), 4);
+  EXPECT_EQ(calls_of("aten::mm", [&] { loss.backward(); }), 4);
+  EXPECT_TRUE(grad_of(net.x).equal(expected));
+}
+
+// torch::nn::Linear on three dims adds its bias in place to what aten::mm returned, through an alias with versions of
+// its own: the kept result must be that of aten::mm all the same, each time it is handed out.
+TEST(Selective, WriteToAKeptResult) {
+  torch::nn::Linear linear(8, 8);
+  auto x = torch::rand({2, 3, 8}, torch::requires_grad());
+  const auto fn = [&](const at::Tensor& x) { return linear(linear(x).tanh()).sigmoid(); };
+  auto plain = fn(x).sum();
+  plain.backward({}, true), plain.backward();
+  const auto expected = grad_of(x);
+  auto loss = checkpoint({.keep = keep_ops({"aten::mm"})}, fn, x).sum();
+  EXPECT_EQ(calls_of("aten::mm", [&] { loss.backward({}, true); }), 4);
+  loss.backward();
+  EXPECT_TRUE(grad_of(x).equal(expected));
+}
+
+TEST(Selective, WriteAfterForwardIsFoundOut) {
+  auto x = torch::rand({2, 3, 8}, torch::requires_grad()), w = torch::rand({8, 8}, torch::requires_grad());
+  auto y = checkpoint(
+      {.keep = keep_ops({"aten::mm"})},
+      [&](const at::Tensor& x) {
+        auto y = torch::matmul(x, w);
+        return std::make_pair(y, y.sin());
+      },
+      x);
+  {
+    torch::NoGradGuard no_grad;
+    y.first.add_(1);
+  }
+  EXPECT_SAYS(message_of([&] { y.second.sum().backward(); }), "written to in place");
+}
+
+// A kept op that draws is not run again, but those after it must draw what they drew.
+TEST(Selective, RandomStreamGoesOnBehindAKeptOp) {
+  auto x = torch::rand({64}, torch::requires_grad());
+  const auto fn = [](const at::Tensor& x) {
+    auto noise = torch::rand_like(x);
+    return torch::dropout((x * noise).tanh(), 0.5, true).sin();
+  };
+  const auto run = [&](auto&& net) {
+    torch::manual_seed(4);
+    net(x).sum().backward();
+    return grad_of(x);
+  };
+  const auto plain = run(fn);
+  const auto selective = [&](bool preserve) {
+    return run([&](const at::Tensor& x) {
+      return checkpoint({.preserve_rng_state = preserve, .keep = keep_ops({"aten::rand_like"})}, fn, x);
+    });
+  };
+  EXPECT_TRUE(selective(true).equal(plain));
+  EXPECT_FALSE(selective(false).equal(plain));
+}
+
+TEST(Selective, MemoryIsThatOfTheKeptResults) {
+  constexpr int64_t n = 128, kBytes = n * n * 4;
+  const int64_t state_bytes = static_cast<int64_t>(at::globalContext().defaultGenerator(at::kCPU).get_state().nbytes());
+  auto x = torch::rand({n, n}, torch::requires_grad());
+  testing::CountingAllocator count;
+  const auto fn = [](const at::Tensor& x) { return torch::mm(x.tanh().tanh(), x).tanh().tanh(); };
+  auto y = checkpoint({.keep = keep_ops({"aten::mm"})}, fn, x);
+  EXPECT_EQ(count.live_bytes(), 2 * kBytes + state_bytes);  // y and the mm
+  y.reset();
+  EXPECT_EQ(count.live_bytes(), 0);
+}
+
+TEST(Selective, Nested) {
+  Net net;
+  net(net(net.x)).sum().backward();
+  const auto expected = grad_of(net.x);
+  const auto inner = [&](const at::Tensor& x) { return checkpoint(net, x); };
+  for (const auto& keep : {KeepPolicy(), keep_ops({"aten::mm"})}) {
+    checkpoint(
+        {.keep = keep_ops({"aten::mm"})},
+        [&](const at::Tensor& x) { return checkpoint({.keep = keep}, net, inner(x)); }, net.x)
+        .sum()
+        .backward();
+    EXPECT_TRUE(grad_of(net.x).equal(expected));
+  }
+}
+
+// Results go by the order of calls: one more call would shift them, even one without a gradient.
+TEST(Selective, AnotherCallOfAKeptOpIsNamed) {
+  Net net;
+  int runs = 0;
+  auto y = checkpoint(
+      {.keep = keep_ops({"aten::mm"})},
+      [&](const at::Tensor& x) {
+        if (runs++ == 1) {
+          torch::NoGradGuard no_grad;
+          torch::mm(x, net.w1);
+        }
+        return net(x);
+      },
+      net.x);
+  const auto said = message_of<UsageError>([&] { y.sum().backward(); });
+  EXPECT_SAYS(said, "recomputation calls aten::mm, whose results were kept, at a point where forward did not");
+}
+
+TEST(Selective, NamesAreChecked) {
+  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::no_such_op"}); }), "no op is called 'aten::no_such_op'");
+  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"mm"}); }), "with their namespace");
+  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::reshape"}); }), "made of other ops");
+  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::add_"}); }), "writes to its arguments");
+  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::t"}); }), "returns or writes to its arguments");
+  keep_ops({"aten::sum.dim_IntList", "aten::sum", "aten::_scaled_dot_product_flash_attention_for_cpu"});
+}
+
+// On distributed tensors: the op and its collectives are not run again; kernels see nothing of it.
+TEST(Selective, DistributedTensors) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh("tp=2");
+    manual_seed(2);
+    const at::Tensor x = distribute_tensor(random::rand({4, 8}), mesh, {Shard(0)});
+    const at::Tensor w = distribute_tensor(random::rand({8, 8}), mesh, {Shard(0)});  // gathered for each mm
+    for (const auto& t : {x, w}) t.requires_grad_();
+    const auto fn = [&](const at::Tensor& x) { return torch::dropout(torch::mm(x, w).tanh(), 0.5, true).sigmoid(); };
+    const auto run = [&](auto&& net) {
+      manual_seed(3);
+      auto loss = net(x).sum();
+      const auto mms = calls_of("aten::mm", [&] { loss.backward(); });
+      return std::make_tuple(mms, grad_of(x), grad_of(w));
+    };
+    const auto [plain_mms, plain_x, plain_w] = run(fn);
+    const auto [mms, gx, gw] = run([&](const at::Tensor& x) { return checkpoint(fn, x); });
+    const auto [kept_mms, kept_x, kept_w] =
+        run([&](const at::Tensor& x) { return checkpoint({.keep = keep_ops({"aten::mm"})}, fn, x); });
+    EXPECT_EQ(mms, plain_mms + 1);
+    EXPECT_EQ(kept_mms, plain_mms);
+    EXPECT_TRUE(gx.equal(plain_x) && gw.equal(plain_w));
+    EXPECT_TRUE(kept_x.equal(plain_x) && kept_w.equal(plain_w));
+  });
+}
+
+// A recorder around all of it sees what runs, and no more than that: replaying it gives the same numbers.
+TEST(Selective, ARecorderSeesWhatRuns) {
+  Net net;
+  at::Tensor loss;
+  Recorder recorder;
+  loss = checkpoint({.keep = keep_ops({"aten::mm"})}, net, net.x).sum();
+  loss.backward();
+  recorder.stop();
+  const auto ops = recorder.ops();
+  EXPECT_EQ(std::count(ops.begin(), ops.end(), "aten::mm"), 2 + 4);
+  EXPECT_EQ(std::count(ops.begin(), ops.end(), "aten::tanh"), 2);
+}
+
+}  // namespace
+}  // namespace tessera
