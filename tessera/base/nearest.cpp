@@ -40,7 +40,7 @@ std::vector<std::string> nearest_names(const std::string& name, const std::vecto
 std::string did_you_mean(const std::string& name, const std::vector<std::string>& known) {
   const auto names = nearest_names(name, known);
   if (names.empty()) return "";
-  std::string text = " Did you mean ";
+  std::string text = "did you mean ";
   for (size_t i = 0; i < names.size(); i++)
     text += (i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + ("'" + names[i] + "'");
   return text + "?";

@@ -9,7 +9,7 @@ namespace tessera {
 // Example:  nearest_names("gpt2-124", {"gpt2-124m", "llama-8b"})  gives {"gpt2-124m"}
 std::vector<std::string> nearest_names(const std::string& name, const std::vector<std::string>& known, size_t most = 3);
 
-// The end of an error text: " Did you mean 'a' or 'b'?", or "" if nothing is near.
+// "did you mean 'a' or 'b'?", or "" if nothing is near.
 std::string did_you_mean(const std::string& name, const std::vector<std::string>& known);
 
 }  // namespace tessera

@@ -41,7 +41,7 @@ const Config& find_config(const std::string& name) {
   const auto near = did_you_mean(name, names);
   std::string all;
   for (const auto& known : names) all += (all.empty() ? "" : ", ") + known;
-  TESSERA_FAIL(UsageError, "there is no model '", name, "'.", near.empty() ? " There are: " + all : near);
+  TESSERA_FAIL(UsageError, "there is no model '", name, "'; ", near.empty() ? "there are: " + all : near);
 }
 
 int64_t parameter_count(const Config& config) {

@@ -77,8 +77,11 @@ std::string explain(const torch::nn::Module& module, const std::vector<ModuleSlo
   for (const auto& name : report.missing) text << "\n  missing from the dict: " << name;
   size_t suggestions = 20;  // each is looked for among all names
   for (const auto& name : report.unexpected) {
-    text << "\n  the module has no " << name << '.';
-    if (suggestions > 0 && suggestions--) text << did_you_mean(name, report.missing.empty() ? names : report.missing);
+    text << "\n  the module has no " << name;
+    if (suggestions == 0) continue;
+    suggestions--;
+    const auto near = did_you_mean(name, report.missing.empty() ? names : report.missing);
+    text << (near.empty() ? "" : "; ") << near;
   }
   for (const auto& wrong : report.mismatched)
     for (const auto& slot : slots)

@@ -45,10 +45,10 @@ const at::Tensor* StateDict::find(const std::string& name) const {
 }
 
 const at::Tensor& StateDict::at(const std::string& name) const {
-  const at::Tensor* tensor = find(name);
-  TESSERA_CHECK(tensor, UsageError, "state dict: there is no '", name, "' among ", size(), " names.",
-                did_you_mean(name, names()));
-  return *tensor;
+  if (const at::Tensor* tensor = find(name)) return *tensor;
+  const auto near = did_you_mean(name, names());
+  TESSERA_FAIL(UsageError, "state dict: there is no '", name, "' among ", size(), " names", near.empty() ? "" : "; ",
+               near);
 }
 
 StateDict StateDict::under(const std::string& prefix) const {

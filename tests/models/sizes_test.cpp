@@ -27,8 +27,8 @@ TEST(Sizes, EveryRowCanBeBuilt) {
 }
 
 TEST(Sizes, AnUnknownNameIsAnswered) {
-  EXPECT_SAYS(message_of<UsageError>([] { find_config("gpt2-124"); }), "no model 'gpt2-124'. Did you mean 'gpt2-124m'");
-  EXPECT_SAYS(message_of<UsageError>([] { find_config("?"); }), "There are: gpt-tiny, gpt2-124m");
+  EXPECT_SAYS(message_of<UsageError>([] { find_config("gpt2-124"); }), "no model 'gpt2-124'; did you mean 'gpt2-124m'");
+  EXPECT_SAYS(message_of<UsageError>([] { find_config("?"); }), "there are: gpt-tiny, gpt2-124m");
 }
 
 TEST(Config, FieldsThatDoNotGoTogether) {

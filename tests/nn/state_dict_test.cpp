@@ -76,7 +76,7 @@ TEST(StateDict, KeepsItsOrderAndSaysWhatIsNear) {
   EXPECT_EQ(dict.names(), Names({"b", "a.x"}));
   EXPECT_EQ(dict.find("c"), nullptr);
   EXPECT_EQ(dict.at("b").size(1), 3);
-  EXPECT_SAYS(message_of<UsageError>([&] { dict.at("a.y"); }), "no 'a.y' among 2 names. Did you mean 'a.x'?");
+  EXPECT_SAYS(message_of<UsageError>([&] { dict.at("a.y"); }), "no 'a.y' among 2 names; did you mean 'a.x'?");
   EXPECT_SAYS(message_of<UsageError>([&] { dict.insert("b", torch::ones({1})); }), "'b' is there already");
   EXPECT_SAYS(message_of<UsageError>([&] { dict.insert("u", torch::Tensor()); }), "'u' is undefined");
 
@@ -129,7 +129,7 @@ TEST(LoadStateDict, StrictListsEverythingAndChangesNothing) {
   EXPECT_SAYS(said, "does not fit");
   EXPECT_SAYS(said, "Net; nothing was loaded");
   EXPECT_SAYS(said, "missing from the dict: layers.1.up.bias");
-  EXPECT_SAYS(said, "no layers.1.up.bais. Did you mean 'layers.1.up.bias'?");
+  EXPECT_SAYS(said, "no layers.1.up.bais; did you mean 'layers.1.up.bias'?");
   EXPECT_SAYS(said, "wrong shape: norm.weight of BatchNorm1d is [4] in the module and [5] in the dict");
   EXPECT_TRUE(equal(state_dict(*net), before));
 
