@@ -44,7 +44,7 @@ layers.*.feed_forward.w2   = rowwise
 constexpr const char* kLlamaSequence = R"(
 tok_embeddings              = rowwise(input=R, output=S(1), local=false)
 layers.*.attention_norm     = sequence
-layers.*.attention          = prepare_input(from=[S(1), R], to=[R, R])
+layers.*.attention          = prepare_input(from=[S(1), _], to=[R, _])
 layers.*.attention.w[qkv]   = colwise(local=false)
 layers.*.attention.wo       = rowwise(output=S(1), local=false)
 layers.*.ffn_norm           = sequence

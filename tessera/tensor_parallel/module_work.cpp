@@ -179,33 +179,39 @@ class WorkOut {
   const DeviceMesh& mesh_;
 };
 
-// Between a module that gives its piece of the features and one that takes it, in order of registration:
+// Modules between one that gives its piece of the features and one that takes it, in order of registration:
 //
-//   up = colwise    drop    down = rowwise           drop sees a part of each position, and does not know which
-void check_between(Module& root, const std::vector<ModuleWork>& works) {
-  const auto planned = [&](const std::string& path) {
+//   up = colwise    drop    down = rowwise           drop sees a part of each position
+//
+// A planned one is told whose part it is; one that is not planned, and needs to know, is refused.
+void tell_between(Module& root, std::vector<ModuleWork>& works) {
+  const auto planned = [&](const std::string& path) -> ModuleWork* {
     const auto at = std::find_if(works.begin(), works.end(), [&](const ModuleWork& w) { return w.path == path; });
     return at == works.end() ? nullptr : &*at;
   };
   for (const auto& parent : root.named_modules()) {
-    std::string open;        // the colwise module whose piece is under way
-    std::string unaware;     // a module since then that is not planned
-    std::string unaware_is;  // its kind
+    const ModuleWork* open = nullptr;  // the colwise module whose piece is under way
+    std::string unaware;               // a module since then that is not planned
+    std::string unaware_is;            // its kind
     for (const auto& child : parent.value()->named_children()) {
       const auto path = parent.key().empty() ? child.key() : parent.key() + "." + child.key();
-      const auto* work = planned(path);
+      auto* work = planned(path);
       const auto* colwise = work ? std::get_if<ColwiseParallel>(&work->style) : nullptr;
       const auto* rowwise = work ? std::get_if<RowwiseParallel>(&work->style) : nullptr;
       if (colwise && colwise->use_local_output && colwise->output_layouts.is_cut()) {
-        open = path;
+        open = work;
+        unaware.clear();
       } else if (rowwise && rowwise->input_layouts.is_cut()) {
-        TESSERA_CHECK(unaware.empty(), UsageError, "module '", unaware, "', a ", unaware_is, ", stands between '", open,
-                      "', which gives each rank its piece of the features, and '", path,
+        TESSERA_CHECK(unaware.empty(), UsageError, "module '", unaware, "', a ", unaware_is, ", stands between '",
+                      open->path, "', which gives each rank its piece of the features, and '", path,
                       "', which takes it: it would see pieces and not know whose. Give it an entry in the plan that ",
                       "says how they lie, such as '", unaware,
                       " = prepare_input_output(input_from=S(-1), input_to=S(-1), output_from=S(-1), output_to=S(-1))'");
-        open.clear();
-      } else if (!open.empty() && !work && wants_layout(*child.value())) {
+        open = nullptr;
+      } else if (open && work) {
+        work->input_cut = work->output_cut = open->output_cut;
+        work->in_features = open->parameters[0].sizes[0];
+      } else if (open && wants_layout(*child.value())) {
         unaware = path;
         unaware_is = class_name(*child.value());
       }
@@ -223,7 +229,7 @@ std::vector<ModuleWork> work_out(Module& root, const DeviceMesh& mesh, const Pla
   WorkOut work(root, mesh);
   std::vector<ModuleWork> works;
   for (const auto& [path, entry] : resolve(plan, paths, unmatched)) works.push_back(work(path, plan[entry].style));
-  check_between(root, works);
+  tell_between(root, works);
   return works;
 }
 

@@ -26,9 +26,10 @@ struct ModuleWork {
   std::string kind;  // "Linear"
   Style style;
   std::vector<ParameterWork> parameters;
-  // How features are cut, in and out, for Linear and Embedding; R where they are whole.
+  // How features are cut, in and out; R where they are whole or the style does not know. What S(-1) in a style means.
   Placement input_cut, output_cut;
-  int64_t in_features = 0;  // of a Linear, to tell what a piece of an input belongs to
+  // Of how many features an input cut along the last dim is a piece; 0: not known, and pieces are taken to be equal.
+  int64_t in_features = 0;
   bool hooked = true;       // false: a plain typed member, which works through its placements alone
 
   bool operator==(const ModuleWork&) const = default;

@@ -49,14 +49,14 @@ at::Tensor prepare(const at::Tensor& t, const DeviceMesh& mesh, const Step& step
 
 // By position, as the Prepare styles list them.
 Replacement prepare_all(const Tensors& tensors, const DeviceMesh& mesh, const Layouts& from, const Layouts& to,
-                        bool local, const char* what) {
+                        bool local, int64_t features, const char* what) {
   TESSERA_CHECK(tensors.size() == from.size(), UsageError, "the style", in_module(), " lists ", from.size(),
                 " layouts of ", what, "s, and the module has ", tensors.size(), " tensor ", what,
                 "s; give one for each, _ for one that is left alone");
   Tensors prepared = tensors;
   for (size_t i = 0; i < tensors.size(); i++) {
     if (!from[i]) continue;
-    prepared[i] = prepare(tensors[i], mesh, {*from[i], to[i].value_or(*from[i]), local, 0, what});
+    prepared[i] = prepare(tensors[i], mesh, {*from[i], to[i].value_or(*from[i]), local, features, what});
   }
   return prepared;
 }
@@ -81,6 +81,12 @@ void hook_output(Module& module, const DeviceMesh& mesh, Step step) {
 // S(-1) means the features as this module cuts them: heads in one piece, sections each by itself.
 Placement features_as(const Placement& layout, const Placement& cut) {
   return layout == Shard(-1) && cut.is_cut() ? cut : layout;
+}
+
+Layouts features_as(Layouts layouts, const Placement& cut) {
+  for (auto& layout : layouts.each)
+    if (layout) layout = features_as(*layout, cut);
+  return layouts;
 }
 
 struct Attach {
@@ -115,14 +121,18 @@ struct Attach {
     outputs(s.output_layouts, s.desired_output_layouts, s.use_local_output);
   }
 
-  void inputs(const Layouts& from, const Layouts& to, bool local) const {
-    register_forward_pre_hook(module, [mesh = mesh, from, to, local](Module&, const Tensors& seen) {
-      return prepare_all(seen, mesh, from, to, local, "input");
-    });
+  void inputs(const Layouts& given, const Layouts& wanted, bool local) const {
+    const auto from = features_as(given, work.input_cut), to = features_as(wanted, work.input_cut);
+    register_forward_pre_hook(
+        module, [mesh = mesh, from, to, local, features = work.in_features](Module&, const Tensors& seen) {
+          return prepare_all(seen, mesh, from, to, local, features, "input");
+        });
   }
-  void outputs(const Layouts& from, const Layouts& to, bool local) const {
-    register_forward_hook(module, [mesh = mesh, from, to, local](Module&, const Tensors&, const Tensors& seen) {
-      return prepare_all(seen, mesh, from, to, local, "output");
+  void outputs(const Layouts& given, const Layouts& wanted, bool local) const {
+    const auto from = features_as(given, work.output_cut), to = features_as(wanted, work.output_cut);
+    register_forward_hook(module, [mesh = mesh, from, to, local, features = work.in_features](Module&, const Tensors&,
+                                                                                              const Tensors& seen) {
+      return prepare_all(seen, mesh, from, to, local, features, "output");
     });
   }
 };

@@ -24,10 +24,11 @@ struct Comm {
 };
 void expect_comm(const CommDebugMode& mode, const Comm& expected, const char* when) {
   const auto& counts = mode.get_comm_counts();
-  EXPECT_EQ(counts.of(Kind::Scatter), expected.scatter) << when;
-  EXPECT_EQ(counts.of(Kind::Broadcast), expected.broadcast) << when;
-  EXPECT_EQ(counts.of(Kind::AllReduce), expected.all_reduce) << when;
-  EXPECT_EQ(counts.of(Kind::AllGather), expected.all_gather) << when;
+  const auto of = [&](Kind kind) { return counts.of(kind) + counts.of(kind, comm::Family::C10d); };
+  EXPECT_EQ(of(Kind::Scatter), expected.scatter) << when;
+  EXPECT_EQ(of(Kind::Broadcast), expected.broadcast) << when;
+  EXPECT_EQ(of(Kind::AllReduce), expected.all_reduce) << when;
+  EXPECT_EQ(of(Kind::AllGather) + of(Kind::AllGatherIntoTensor), expected.all_gather) << when;
   EXPECT_EQ(counts.total(), expected.scatter + expected.broadcast + expected.all_reduce + expected.all_gather) << when;
 }
 
@@ -58,7 +59,7 @@ template <class H>
 void compare_module(H& local, const Plan& plan, std::vector<int64_t> size, Rank& me, const Expected& expected,
                     bool rowwise = false) {
   auto dist = clone(local);
-  const auto mesh = me.mesh({4});
+  const auto mesh = me.mesh("tp=4");
   {
     CommDebugMode comm;
     parallelize_module(dist, mesh, plan);
@@ -114,7 +115,7 @@ TEST(TensorParallelAPITests, test_linear_col_wise_parallel) {
 TEST(TensorParallelAPITests, test_prepare_module_input) {
   on_four_ranks([](Rank& me) {
     nn::Identity module;
-    const auto mesh = me.mesh({4});
+    const auto mesh = me.mesh("tp=4");
     parallelize_module(module, mesh,
                        PrepareModuleInput{.input_layouts = Shard(0), .desired_input_layouts = Replicate()});
     const auto input = torch::rand({5, 7});
@@ -129,7 +130,7 @@ TEST(TensorParallelAPITests, test_prepare_module_input) {
 TEST(TensorParallelAPITests, test_prepare_module_output) {
   on_four_ranks([](Rank& me) {
     nn::Identity module;
-    const auto mesh = me.mesh({4});
+    const auto mesh = me.mesh("tp=4");
     parallelize_module(module, mesh,
                        PrepareModuleOutput{.output_layouts = Replicate(), .desired_output_layouts = Shard(0)});
     torch::manual_seed(15);
@@ -179,7 +180,7 @@ TEST(TensorParallelAPITests, test_parallelize_module_multi_wildcard) {
 TEST(TensorParallelAPITests, test_prepare_module_input_output) {
   on_four_ranks([](Rank& me) {
     nn::Identity module;
-    const auto mesh = me.mesh({4});
+    const auto mesh = me.mesh("tp=4");
     parallelize_module(module, mesh,
                        PrepareModuleInputOutput{.input_layouts = Shard(0),
                                                 .desired_input_layouts = Replicate(),
@@ -199,7 +200,7 @@ TEST(TensorParallelAPITests, test_prepare_module_input_output) {
 
 TEST(TensorParallelAPITests, test_parallelize_module_src_data_rank) {
   on_four_ranks([](Rank& me) {
-    const auto mesh = me.mesh({4});
+    const auto mesh = me.mesh("tp=4");
     auto own_weights = [](int64_t rank) {
       torch::manual_seed(static_cast<uint64_t>(rank));
       return nn::Linear(10, 16);
@@ -225,7 +226,7 @@ TEST(TensorParallelAPITests, test_parallelize_module_src_data_rank) {
 TEST(TensorParallelAPITests, test_under_devicemesh_context) {
   on_four_ranks([](Rank& me) {
     models::MLP model(models::mlp_module());
-    const MeshScope scope(me.mesh({4}));
+    const MeshScope scope(me.mesh("tp=4"));
     parallelize_module(*model, {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}});
     EXPECT_TRUE(is_dtensor(get_parameter(*model, "net1.weight")));
   });
@@ -235,7 +236,7 @@ TEST(TensorParallelAPITests, test_empty_plan) {
   on_four_ranks([](Rank& me) {
     models::MLP model(models::mlp_module());
     CommDebugMode comm;
-    parallelize_module(*model, me.mesh({4}), std::nullopt);
+    parallelize_module(*model, me.mesh("tp=4"), std::nullopt);
     EXPECT_EQ(comm.get_total_counts(), 0);
     for (const auto& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));
   });
@@ -254,7 +255,7 @@ TEST(TensorParallelAPITests, test_parallelize_module_with_root_module) {
 TEST(TensorParallelAPITests, test_parallelize_module_with_no_match) {
   on_four_ranks([](Rank& me) {
     models::MLP model(models::mlp_module());
-    const auto mesh = me.mesh({4});
+    const auto mesh = me.mesh("tp=4");
     const Plan plan{{"net1", ColwiseParallel()}, {"non_existent_layer", ColwiseParallel()}};
     EXPECT_ERROR(UsageError, parallelize_module(model, mesh, plan), "non_existent_layer", "net1");
     for (const auto& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));  // nothing was done

@@ -31,7 +31,7 @@ void expect_like_plain(const H& plain, H& model, const torch::Tensor& data) {
   auto x = data.clone(), y = data.clone();
   if (data.is_floating_point()) x.requires_grad_(), y.requires_grad_();
   const auto expected = plain(x);
-  const auto weights = torch::rand_like(expected);
+  const auto weights = torch::linspace(-1, 2, expected.numel()).view_as(expected);  // equal on all ranks
   const auto grads = torch::autograd::grad({(expected * weights).sum()}, plain->parameters());
   const auto out = whole(model(y));
   ASSERT_EQ(close(out, expected), "");
@@ -49,12 +49,12 @@ void expect_untouched(H& model) {
 }
 
 TEST(ParallelizeModule, UnevenFeaturesOnAnyNumberOfRanks) {
-  const models::MLP plain({{{"net1", 5, 10, models::Activation::Relu}, {"net2", 10, 3}}});
+  const models::MLP plain(models::MLPConfig{{{"net1", 5, 10, models::Activation::Relu}, {"net2", 10, 3}}});
   const auto data = torch::randn({4, 5});
   for (int64_t n : {1, 2, 3, 4}) {
     run_ranks(n, [&](Rank& me) {
       auto model = clone(plain);
-      parallelize_module(model, me.mesh({n}), kPair);
+      parallelize_module(model, me.mesh("tp=" + std::to_string(n)), kPair);
       CommDebugMode comm;
       expect_like_plain(plain, model, data);
       EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce), 2);  // net2's output, the gradient of the input
@@ -78,7 +78,7 @@ TEST(ParallelizeModule, AModuleUsedTwiceInOneForward) {
   const auto data = torch::randn({4, 10});
   run_ranks(2, [&](Rank& me) {
     auto model = clone(plain);
-    parallelize_module(model, me.mesh({2}), {{"mlp.net1", ColwiseParallel()}, {"mlp.net2", RowwiseParallel()}});
+    parallelize_module(model, me.mesh("tp=2"), {{"mlp.net1", ColwiseParallel()}, {"mlp.net2", RowwiseParallel()}});
     expect_like_plain(plain, model, data);
   });
 }
@@ -122,7 +122,8 @@ TEST(ParallelizeModule, FusedQkvIsCutSectionBySection) {
   for (int64_t n : {1, 2, 4}) {
     run_ranks(n, [&](Rank& me) {
       auto model = clone(plain);
-      parallelize_module(model, me.mesh({n}), {{"qkv", ColwiseParallel{.sections = 3}}, {"wo", RowwiseParallel()}});
+      parallelize_module(model, me.mesh("tp=" + std::to_string(n)),
+                         {{"qkv", ColwiseParallel{.sections = 3}}, {"wo", RowwiseParallel()}});
       CommDebugMode comm;
       expect_like_plain(plain, model, data);
       EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce), 2);
@@ -135,7 +136,7 @@ TEST(ParallelizeModule, SixHeadsOverFourRanksWithTheBlockOfAHead) {
   const auto data = torch::randn({2, 3, 24});
   run_ranks(4, [&](Rank& me) {
     auto model = clone(plain);
-    const auto mesh = me.mesh({4});
+    const auto mesh = me.mesh("tp=4");
     const Plan through{{"w[qkv]", ColwiseParallel()}, {"wo", RowwiseParallel()}};
     EXPECT_ERROR(UsageError, parallelize_module(model, mesh, through), "'wq' has 6 heads of 4 features",
                  "4 ranks would cut through a head", "1, 2, 3, 6", "block=4");
@@ -169,7 +170,7 @@ TEST(ParallelizeModule, TiedWeights) {
     run_ranks(n, [&](Rank& me) {
       auto model = clone(plain);
       parallelize_module(
-          model, me.mesh({n}),
+          model, me.mesh("tp=" + std::to_string(n)),
           {{"embed",
             RowwiseParallel{.input_layouts = Replicate(), .output_layouts = Shard(1), .use_local_output = false}},
            {"norm", SequenceParallel()}});
@@ -204,7 +205,7 @@ TEST(ParallelizeModule, ADropoutInBetweenMustBeTold) {
     std::vector<torch::Tensor> each(n);
     run_ranks(n, [&](Rank& me) {
       auto model = clone(plain);
-      const auto mesh = me.mesh({n});
+      const auto mesh = me.mesh("tp=" + std::to_string(n));
       EXPECT_ERROR(UsageError, parallelize_module(model, mesh, kPair), "'between', a Dropout", "'net1'", "'net2'");
       expect_untouched(model);
       parallelize_module(model, mesh, {kPair[0], kPair[1], {"between", cut}});
@@ -239,7 +240,7 @@ TEST(ParallelizeModule, PlainTypedMembersWorkThroughTheirPlacements) {
       torch::NoGradGuard no_grad;
       for (auto& item : model->named_parameters()) item->copy_(plain->named_parameters()[item.key()]);
     }
-    const auto mesh = me.mesh({2});
+    const auto mesh = me.mesh("tp=2");
     EXPECT_ERROR(UsageError, parallelize_module(*model, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}}),
                  "'down'", "tessera::nn::Linear in place of torch::nn::Linear");
     EXPECT_ERROR(UsageError, parallelize_module(*model, mesh, {{"up", ColwiseParallel{.input_layouts = Shard(0)}}}),
@@ -262,7 +263,7 @@ TEST(ParallelizeModule, PlainChildrenOfASequential) {
       torch::NoGradGuard no_grad;
       for (auto& item : model->named_parameters()) item->copy_(plain->named_parameters()[item.key()]);
     }
-    parallelize_module(*model, me.mesh({2}), {{"0", ColwiseParallel()}, {"2", RowwiseParallel()}});
+    parallelize_module(*model, me.mesh("tp=2"), {{"0", ColwiseParallel()}, {"2", RowwiseParallel()}});
     EXPECT_EQ(close(model->forward(data), expected), "");
   });
 }
@@ -270,7 +271,7 @@ TEST(ParallelizeModule, PlainChildrenOfASequential) {
 TEST(ParallelizeModule, BadPlansChangeNothing) {
   run_ranks(2, [](Rank& me) {
     models::MLP model(models::mlp_module());
-    const auto mesh = me.mesh({2});
+    const auto mesh = me.mesh("tp=2");
     const auto refused = [&](const Plan& plan, std::initializer_list<std::string> parts) {
       const auto said = testing::message_of<UsageError>([&] { parallelize_module(model, mesh, plan); });
       for (const auto& part : parts) EXPECT_SAYS(said, part);
@@ -281,8 +282,7 @@ TEST(ParallelizeModule, BadPlansChangeNothing) {
     refused({{"", ColwiseParallel()}}, {"MLP", "knows Linear and Embedding"});
     refused({{"net1", ColwiseParallel{.sections = 3}}}, {"'net1'", "3 sections", "do not divide by 2"});
     refused({{"net1", ColwiseParallel{.sections = {4, 12}}}}, {"different sizes"});
-    EXPECT_ERROR(UsageError, parallelize_module(model, me.mesh({2, 1, 1}, {"a", "b", "c"}), kPair), "one axis",
-                 "mesh[\"tp\"]");
+    EXPECT_ERROR(UsageError, parallelize_module(model, me.mesh("a=2,b=1,c=1"), kPair), "one axis", "mesh[\"tp\"]");
     expect_untouched(model);
     parallelize_module(model, mesh, kPair);
     EXPECT_ERROR(UsageError, parallelize_module(model, mesh, kPair), "'net1' is parallelised already",
@@ -292,7 +292,7 @@ TEST(ParallelizeModule, BadPlansChangeNothing) {
 
 TEST(ParallelizeModule, BadInputsAreTold) {
   run_ranks(2, [](Rank& me) {
-    const auto mesh = me.mesh({2});
+    const auto mesh = me.mesh("tp=2");
     nn::Linear row(8, 4);
     parallelize_module(row, mesh, RowwiseParallel());
     EXPECT_ERROR(UsageError, row(torch::ones({3, 8})), "S(-1)", "4 of 8 features", "it has 8", "Replicate()",
@@ -301,7 +301,7 @@ TEST(ParallelizeModule, BadInputsAreTold) {
     nn::Identity two;
     parallelize_module(two, mesh, PrepareModuleInput{{Shard(0), Shard(0)}, {Replicate(), Replicate()}});
     EXPECT_ERROR(UsageError, two(torch::ones({2})), "module Identity", "lists 2 layouts of inputs", "has 1");
-    const auto other = me.mesh({2}, {"other"});
+    const auto other = me.mesh("other=2");
     EXPECT_ERROR(UsageError, row(DTensor::from_local(torch::ones({3, 4}), other, {Shard(1)})), "other");
   });
 }
@@ -311,7 +311,7 @@ TEST(ParallelizeModule, CopiesOfAParallelModuleAreParallel) {
   const auto data = torch::randn({4, 10});
   run_ranks(2, [&](Rank& me) {
     auto model = clone(plain);
-    parallelize_module(model, me.mesh({2}), kPair);
+    parallelize_module(model, me.mesh("tp=2"), kPair);
     auto copy = clone(model);
     EXPECT_EQ(DTensor(get_parameter(*copy, "net1.weight")).placements()[0], Shard(0));
     expect_like_plain(plain, copy, data);
@@ -321,7 +321,7 @@ TEST(ParallelizeModule, CopiesOfAParallelModuleAreParallel) {
 TEST(ModuleWork, SaysWhatWillBeDone) {
   run_ranks(2, [](Rank& me) {
     models::MLP model(models::mlp_module());
-    const auto works = work_out(*model, me.mesh({2}), kPair);
+    const auto works = work_out(*model, me.mesh("tp=2"), kPair);
     ASSERT_EQ(works.size(), 2u);
     EXPECT_EQ(c10::str(works[0]), "net1  Linear  colwise  weight [16, 10] -> S(0) [8, 10]  bias [16] -> S(0) [8]");
     EXPECT_EQ(works[1].parameters[0].local_bytes, 10 * 8 * 4);
