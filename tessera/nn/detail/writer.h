@@ -1,0 +1,33 @@
+#pragma once
+#include "tessera/nn/detail/deferred_call.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace tessera::detail {
+
+// Writes one call down: its arguments as they are before it runs, then its results, which become deferred tensors.
+class Writer {
+ public:
+  Writer(const DeferredCall& call, std::shared_ptr<Tape> tape, c10::Device device);
+  void finish(const std::vector<c10::IValue>& results);
+
+ private:
+  // A deferred argument, as it was before.
+  struct Seen {
+    at::Tensor tensor;
+    Id value;
+    c10::Storage quiet, complaining;
+    std::vector<int64_t> sizes, strides;
+  };
+  at::Tensor argument(const at::Tensor& t, size_t place, bool is_written);
+  Id output(const at::Tensor& t);
+
+  std::shared_ptr<Tape> tape_;
+  c10::Device device_;  // where the results would be
+  Step step_;
+  std::vector<Seen> seen_;
+};
+
+}  // namespace tessera::detail
