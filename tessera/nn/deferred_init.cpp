@@ -58,9 +58,11 @@ void check(const Target& target, const std::string& module) {
   TESSERA_CHECK(t.is_leaf(), UsageError, "materialize(", module, "): '", target.name,
                 "' has a grad_fn; register what parameters are computed from, or compute it under a NoGradGuard");
   const auto& value = target.recipe->tape->value(target.recipe->value);
-  TESSERA_CHECK(t.sizes() == c10::IntArrayRef(value.sizes), UsageError, "materialize(", module, "): '", target.name,
-                "' has sizes ", t.sizes(), " but was made with ", c10::IntArrayRef(value.sizes),
-                "; a rank's piece cannot be filled alone, register the DTensor it is of");
+  TESSERA_CHECK(
+      t.sizes() == c10::IntArrayRef(value.sizes), UsageError, "materialize(", module, "): '", target.name,
+      "' has sizes ", t.sizes(), " but was made with ", c10::IntArrayRef(value.sizes),
+      ": a recipe is for a whole tensor. Make it plain inside deferred_init, distribute it after, and register the "
+      "DTensor, not its local");
 }
 
 std::vector<Target> targets_of(const torch::nn::Module& module) {
@@ -78,6 +80,15 @@ std::vector<Target> targets_of(const torch::nn::Module& module) {
   return all;
 }
 
+// The name of the first of these that a step is for.
+std::string needs(const Tape& tape, const std::vector<Target*>& targets, detail::Id step) {
+  for (const auto* target : targets) {
+    const auto recipe = tape.recipe({target->recipe->value});
+    if (std::binary_search(recipe.begin(), recipe.end(), step)) return target->name;
+  }
+  return "";
+}
+
 // All plain ones of a tape together, so that those which share memory will again.
 void fill_plain(std::vector<Target>& targets, std::optional<c10::Device> device) {
   std::map<std::shared_ptr<Tape>, std::vector<Target*>> by_tape;
@@ -86,7 +97,14 @@ void fill_plain(std::vector<Target>& targets, std::optional<c10::Device> device)
   for (auto& [tape, members] : by_tape) {
     std::vector<detail::Id> values;
     for (const auto* target : members) values.push_back(target->recipe->value);
-    const auto filled = detail::replay(*tape, values, device);
+    detail::Id step = 0;
+    std::vector<at::Tensor> filled;
+    try {
+      filled = detail::replay(*tape, values, device, &step);
+    } catch (c10::Error& error) {
+      error.add_context("while filling '" + needs(*tape, members, step) + "'");
+      throw;
+    }
     for (size_t i = 0; i < members.size(); i++) members[i]->filled = filled[i];
   }
 }

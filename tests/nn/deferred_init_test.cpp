@@ -87,10 +87,17 @@ TEST(DeferredInit, OpsWithoutAKernelForMeta) {
   expect_as_without([] { return torch::zeros({4, 4}).masked_fill(torch::ones({4, 4}, torch::kBool).triu(1), -1.0); });
   expect_as_without([] { return torch::arange(5).index_select(0, torch::tensor({3, 1})); });
   expect_as_without([] { return torch::nonzero(torch::arange(3)); });
+  expect_as_without([] { return torch::arange(-2, 3).abs(); });
+  expect_as_without([] {
+    auto out = torch::empty({0});
+    return torch::abs_out(out, torch::arange(-2, 3, torch::kFloat)).add_(1);
+  });
   EXPECT_SAYS(message_of<UsageError>([] { deferred_init([] {
                                             return torch::relu(torch::zeros({5000, 5000}));
                                           }); }),
               "aten::relu has no kernel for the meta device, and its arguments, 100000000 bytes, are too large");
+  // Large as well, but made of ops that write into what is there.
+  deferred_init([] { return torch::zeros({5000, 5000}).masked_fill(torch::ones({5000, 5000}, torch::kBool), -1.0); });
 }
 
 TEST(DeferredInit, WritesThroughViews) {
@@ -290,19 +297,28 @@ TEST(DeferredInit, RealTensorsAreReadWhenFilled) {
   EXPECT_SAYS(message_of<UsageError>([&] { materialize(module); }),
               "a real tensor of sizes [3] that the initialisation reads was written to since");
   EXPECT_TRUE(is_deferred(module->value));
+  auto without = torch::empty({3}, torch::kMeta);
+  auto reads = deferred_init([&] { return One([&] { return torch::ones({3}) * without; }); });
+  EXPECT_SAYS(message_of<UsageError>([&] { materialize(reads); }), "on the meta device that was not made in");
   EXPECT_SAYS(message_of<UsageError>([&] { deferred_init([&] { given.copy_(torch::ones({3})); }); }),
               "aten::copy_ writes a deferred value into a real tensor");
 }
 
+// Asked for on a device that need not be there: nothing is made on it.
 TEST(DeferredInit, DeviceIsRemembered) {
-  auto module = deferred_init([] {
-    return One([] {
-      const auto first = torch::zeros({2}, torch::kCPU);
-      return torch::ones({3}, first.options());  // whose device reads meta
-    });
-  });
-  materialize(module, torch::Device(torch::kCPU));
-  EXPECT_TRUE(module->value.is_cpu());
+  const auto make = [](bool read_back) {
+    auto far = torch::zeros({3}, torch::kCUDA);
+    auto more = torch::ones({3}, far.options());  // whose device reads meta
+    auto here = more.to(torch::kCPU);
+    here.add_(5);
+    return read_back ? here : more;
+  };
+  auto far = deferred_init([&] { return One([&] { return make(false); }); });
+  auto here = deferred_init([&] { return One([&] { return make(true); }); });
+  materialize(far, torch::Device(torch::kCPU));
+  expect_equal(far->value, torch::ones({3}));  // a copy was changed
+  materialize(here, torch::Device(torch::kCPU));
+  expect_equal(here->value, torch::full({3}, 6.0));
 }
 
 TEST(DeferredInit, AModuleInPartsOnItsOwn) {
@@ -349,6 +365,11 @@ TEST(DeferredInit, Errors) {
               }),
               "was given a generator");
 
+  EXPECT_SAYS(message_of([] { deferred_init([] { torch::nn::Linear(2, 2)->weight.mul_(2); }); }),
+              "a leaf Variable that requires grad");
+  EXPECT_SAYS(message_of<UsageError>([] { deferred_init([] { torch::nn::Linear(2, 2)->weight.normal_(); }); }),
+              "requires grad and is to be overwritten");
+
   torch::nn::Linear meta(torch::nn::LinearOptions(2, 2));
   meta->to(torch::kMeta);
   EXPECT_SAYS(message_of<UsageError>([&] { materialize(meta); }),
@@ -369,7 +390,10 @@ TEST(DeferredInit, AnErrorLeavesTheModuleAsItWas) {
   };
   auto two = deferred_init([&] { return std::make_shared<TwoImpl>(given); });
   given.add_(1);
-  EXPECT_THROW(materialize(*two), UsageError);
+  const auto message = message_of<UsageError>([&] { materialize(*two); });
+  EXPECT_SAYS(message, "was written to since");
+  EXPECT_SAYS(message, "aten::mul.Tensor");
+  EXPECT_SAYS(message, "while filling 'second'");
   EXPECT_TRUE(is_deferred(two->first) && is_deferred(two->second));
 }
 

@@ -1,6 +1,6 @@
 // A deferred module, laid out in many ways and then filled: the numbers of a single rank, bit for bit.
 #include "tessera/base/error.h"
-#include "tessera/comm/records.h"
+#include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/deferred_init.h"
@@ -170,8 +170,7 @@ TEST(DeferredSharded, EveryOpThatRunsOnPieces) {
 TEST(DeferredSharded, NothingIsSentUntilTheValuesAreThere) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("x=2");
-    std::vector<std::string> sent;
-    comm::Observer observer([&](const comm::Record& record) { sent.push_back(c10::str(record.kind)); });
+    CommDebugMode comms;
     auto linear = deferred_init([] { return torch::nn::Linear(5, 3); });
     distribute_in_place(linear->weight, mesh, {Shard(0)});
     EXPECT_TRUE(is_deferred(linear->weight));
@@ -183,7 +182,7 @@ TEST(DeferredSharded, NothingIsSentUntilTheValuesAreThere) {
     materialize(linear);
     EXPECT_EQ(PlacementsRef(DTensor(linear->weight).placements()), PlacementsRef({Shard(1)}));
     EXPECT_FALSE(is_dtensor(linear->bias));
-    EXPECT_TRUE(sent.empty()) << sent[0];
+    EXPECT_EQ(comms.get_total_counts(), 0);
   });
 }
 
@@ -241,6 +240,13 @@ TEST(DeferredSharded, Errors) {
                 "on a rank's piece, sizes [3], of a deferred tensor of sizes [6]");
     materialize(linear);
     EXPECT_SAYS(message_of<UsageError>([&] { materialize(linear); }), "materialize(Linear): 'weight' has its values");
+
+    struct Holds : torch::nn::Module {
+      explicit Holds(const at::Tensor& t) { register_buffer("value", t); }
+    };
+    auto inside = deferred_init([&] { return std::make_shared<Holds>(zeros({6}, mesh, {Shard(0)})); });
+    EXPECT_SAYS(message_of<UsageError>([&] { materialize(*inside); }),
+                "'value' has sizes [6] but was made with [3]: a recipe is for a whole tensor");
 
     torch::nn::Linear meta(torch::nn::LinearOptions(2, 2));
     meta->to(torch::kMeta);

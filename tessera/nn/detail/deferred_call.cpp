@@ -25,7 +25,7 @@ DeferredCall::DeferredCall(const c10::OperatorHandle& op, const torch::jit::Stac
       distributed |= is_dtensor(t);
       writes |= is_written(i);
       writes_real |= is_written(i) && !meta && t.defined();
-      if (!first) first = meta;
+      if (!first && meta) first = meta, first_deferred = t;
     });
   for (const auto& r : schema.returns()) returns_tensors |= holds_tensors(*r.type());
 }

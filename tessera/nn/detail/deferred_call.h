@@ -23,7 +23,8 @@ struct DeferredCall {
   const c10::FunctionSchema& schema;
   std::vector<c10::IValue> arguments;
   size_t tensors = 0;
-  const DeferredMeta* first = nullptr;  // of the deferred arguments
+  at::Tensor first_deferred;            // of the arguments, if any is
+  const DeferredMeta* first = nullptr;  // its recipe
   bool distributed = false;             // some argument is
   bool writes = false, writes_real = false, returns_tensors = false;
 };

@@ -61,6 +61,20 @@ void answer(const DeferredCall& call, Stack* stack) {
   }
 }
 
+// A rank's piece of a deferred tensor stands for the whole of it as long as it is not looked into.
+bool is_view_of_piece(const DeferredCall& call) {
+  return call.first && call.is_view() &&
+         call.first_deferred.sizes() != c10::IntArrayRef(call.first->tape->value(call.first->value).sizes);
+}
+
+void view_piece(const DeferredCall& call, Stack* stack) {
+  run_below(call, stack);
+  const auto* piece = call.first_deferred.unsafeGetTensorImpl();
+  each_tensor(stack->back(), [&](const at::Tensor& t) {
+    if (t.sizes() == piece->sizes()) t.unsafeGetTensorImpl()->set_backend_meta(piece->get_backend_meta_intrusive_ptr());
+  });
+}
+
 void check_recordable(const DeferredCall& call) {
   TESSERA_CHECK(recording() || call.is_view(), UsageError, call.name(), in_module(),
                 " on a tensor made in deferred_init, which has no values yet. Call materialize(module) first; "
@@ -84,6 +98,7 @@ void record(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const bool is_deferred = call.first || (recording() && call.is_factory() && !is_for_values_at_hand(call));
   if (!is_deferred) return run_below(call, stack);
   if (!call.returns_tensors && !call.writes) return answer(call, stack);
+  if (is_view_of_piece(call)) return view_piece(call, stack);
   check_recordable(call);
   const auto tape = call.first ? call.first->tape : open_tape;
   const auto device = real_device(call, *tape);

@@ -14,8 +14,8 @@ using c10::IValue;
 
 class Player {
  public:
-  Player(const Tape& tape, std::optional<c10::Device> device, const TensorSpec* piece)
-      : tape_(tape), device_(device), piece_(piece) {}
+  Player(const Tape& tape, std::optional<c10::Device> device, const TensorSpec* piece, Id* under_way = nullptr)
+      : tape_(tape), device_(device), piece_(piece), under_way_(under_way) {}
 
   std::vector<at::Tensor> run(const std::vector<Id>& steps, const std::vector<Id>& targets) {
     at::NoGradGuard no_grad;
@@ -25,6 +25,7 @@ class Player {
     for (const Id v : targets) last_use[v] = tape_.next_step();
     for (const Id s : steps) {
       const auto& step = tape_.step(s);
+      if (under_way_) *under_way_ = s;
       try {
         run(step);
       } catch (c10::Error& error) {
@@ -43,9 +44,12 @@ class Player {
 
  private:
   void run(const Step& step) {
-    for (const auto& [t, version] : step.constants)
+    for (const auto& [t, version] : step.constants) {
+      TESSERA_CHECK(!t.is_meta(), UsageError, "the initialisation reads a tensor of sizes ", t.sizes(),
+                    " on the meta device that was not made in deferred_init, so it has no values");
       TESSERA_CHECK(t.is_inference() || t._version() == version, UsageError, "a real tensor of sizes ", t.sizes(),
                     " that the initialisation reads was written to since; keep it as it is until materialize()");
+    }
     auto stack = arguments(step);
     if (piece_ && !localise(step, *piece_, stack)) {  // other ranks' to do
       for (const Id v : step.outputs) values_.try_emplace(v);
@@ -85,13 +89,15 @@ class Player {
   const Tape& tape_;
   std::optional<c10::Device> device_;
   const TensorSpec* piece_;
+  Id* under_way_;
   std::unordered_map<Id, at::Tensor> values_;
 };
 
 }  // namespace
 
-std::vector<at::Tensor> replay(const Tape& tape, const std::vector<Id>& values, std::optional<c10::Device> device) {
-  return Player(tape, device, nullptr).run(tape.recipe(values), values);
+std::vector<at::Tensor> replay(const Tape& tape, const std::vector<Id>& values, std::optional<c10::Device> device,
+                               Id* under_way) {
+  return Player(tape, device, nullptr, under_way).run(tape.recipe(values), values);
 }
 
 std::optional<at::Tensor> replay_piece(const Tape& tape, Id value, const TensorSpec& spec, c10::Device device) {

@@ -8,7 +8,9 @@
 namespace tessera::detail {
 
 // The values, real, on the devices where they would have been, or all on `device`. Those on one storage share memory.
-std::vector<at::Tensor> replay(const Tape& tape, const std::vector<Id>& values, std::optional<c10::Device> device = {});
+// If it throws, `under_way` is the step that did.
+std::vector<at::Tensor> replay(const Tape& tape, const std::vector<Id>& values, std::optional<c10::Device> device = {},
+                               Id* under_way = nullptr);
 
 // This rank's piece of one value, with no more memory than that: its recipe runs on pieces. Only where every step is
 // such that piece by piece and whole give the same bits; none otherwise.

@@ -9,6 +9,8 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
+
 namespace tessera::detail {
 namespace {
 
@@ -54,10 +56,8 @@ std::vector<IValue> meta_arguments(const DeferredCall& call, c10::Device device)
   const auto place = call.find("device");
   if (place && (call.is_factory() || out[*place].isDevice())) {
     out[*place] = c10::Device(at::kMeta);
-    // to() another device copies; on meta it would return its argument.
-    const auto copy = call.find("copy");
-    if (copy && call.first && call.first->tape->value(call.first->value).device != device) out[*copy] = true;
   }
+  if (const auto copy = copy_to_set(call, device)) out[*copy] = true;
   if (const auto pinned = call.find("pin_memory")) out[*pinned] = IValue();
   return out;
 }
@@ -75,32 +75,48 @@ std::optional<std::vector<IValue>> written_arguments(const DeferredCall& call) {
   return results;
 }
 
+// An op that writes into the tensors it is given for its results gives them the right sizes first.
+bool has_out(const DeferredCall& call) {
+  const auto& arguments = call.schema.arguments();
+  return std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.is_out(); });
+}
+
 // The arguments may be this large where an op has to run to tell its shape.
 constexpr int64_t kMostBytesToTry = int64_t{64} << 20;
 
-// Runs the op for real, for the sizes of its results.
-std::vector<IValue> tried_results(const DeferredCall& call) {
-  std::vector<Id> inputs;
+int64_t bytes_of(const DeferredCall& call) {
   int64_t bytes = 0;
   for (const auto& v : call.arguments)
-    each_tensor(v, [&](const at::Tensor& t) {
-      if (const auto* meta = deferred_meta(t)) inputs.push_back(meta->value);
-      if (t.defined()) bytes += static_cast<int64_t>(t.nbytes());
-    });
-  TESSERA_CHECK(bytes <= kMostBytesToTry, UsageError, "deferred_init: ", call.name(), in_module(),
-                " has no kernel for the meta device, and its arguments, ", bytes,
-                " bytes, are too large to try it for the sizes of its result. Write into a tensor of the right size (",
-                "x.masked_fill_(...), at::where_out(y, ...)), or build this after materialize()");
+    each_tensor(v, [&](const at::Tensor& t) { bytes += t.defined() ? static_cast<int64_t>(t.nbytes()) : 0; });
+  return bytes;
+}
+
+std::vector<at::Tensor> flat(const std::vector<IValue>& values) {
+  std::vector<at::Tensor> out;
+  for (const auto& v : values) each_tensor(v, [&](const at::Tensor& t) { out.push_back(t); });
+  return out;
+}
+
+// Runs the op for real, for the sizes of its results.
+std::vector<IValue> tried_results(const DeferredCall& call) {
   c10::impl::ExcludeDispatchKeyGuard below(kDeferredKey);
   at::NoGradGuard no_grad;
+  std::vector<Id> inputs;
+  for (const auto& t : flat(call.arguments))
+    if (const auto* meta = deferred_meta(t)) inputs.push_back(meta->value);
   const auto real = replay(*call.first->tape, inputs);
   size_t next = 0;
-  std::vector<IValue> arguments;
+  std::vector<IValue> results;
   for (const auto& v : call.arguments)
-    arguments.push_back(map_tensors(v, [&](const at::Tensor& t) { return deferred_meta(t) ? real[next++] : t; }));
-  call.op.callBoxed(arguments);
-  for (auto& v : arguments) v = map_tensors(v, without_memory);
-  return arguments;
+    results.push_back(map_tensors(v, [&](const at::Tensor& t) { return deferred_meta(t) ? real[next++] : t; }));
+  call.op.callBoxed(results);
+  for (auto& v : results) v = map_tensors(v, without_memory);
+  auto written = written_arguments(call);
+  if (!written) return results;
+  const auto sized = flat(results), given = flat(*written);
+  for (size_t i = 0; i < given.size(); i++)
+    given[i].unsafeGetTensorImpl()->set_sizes_and_strides(sized[i].sizes(), sized[i].strides());
+  return *written;
 }
 
 }  // namespace
@@ -114,6 +130,12 @@ c10::Device real_device(const DeferredCall& call, const Tape& tape) {
   return is_given && tape.has_values() ? tape.value(0).device : c10::Device(at::kCPU);
 }
 
+std::optional<size_t> copy_to_set(const DeferredCall& call, c10::Device device) {
+  const auto copy = call.find("copy");
+  const bool goes = call.first && call.first->tape->value(call.first->value).device != device;
+  return goes ? copy : std::nullopt;
+}
+
 std::optional<std::vector<IValue>> shape_run(const DeferredCall& call, c10::Device device, torch::jit::Stack* stack) {
   try {
     const Quiet quiet(call);
@@ -123,9 +145,15 @@ std::optional<std::vector<IValue>> shape_run(const DeferredCall& call, c10::Devi
     return arguments;
   } catch (const c10::NotImplementedError&) {  // so it is for a third of aten's ops, in C++
   }
-  if (auto results = written_arguments(call)) return results;
-  if (decompose(call.op, stack)) return {};
-  return tried_results(call);
+  if (!has_out(call))
+    if (auto results = written_arguments(call)) return results;
+  const auto bytes = bytes_of(call);
+  if (bytes <= kMostBytesToTry) return tried_results(call);
+  if (!has_out(call) && decompose(call.op, stack)) return {};
+  TESSERA_FAIL(UsageError, "deferred_init: ", call.name(), in_module(),
+               " has no kernel for the meta device, and its arguments, ", bytes,
+               " bytes, are too large to try it for the sizes of its result. Write into a tensor that is there ",
+               "(x.relu_(), x.masked_fill_(...)), or build this after materialize()");
 }
 
 c10::Storage complaining_storage(const c10::Storage& quiet) {

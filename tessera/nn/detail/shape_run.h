@@ -10,6 +10,9 @@ namespace tessera::detail {
 // Where the results would be. device(meta) is what the options of a deferred tensor say, and stands for where it is.
 c10::Device real_device(const DeferredCall& call, const Tape& tape);
 
+// The argument `copy` of a to() that goes to another device: there it copies, on meta it would return its argument.
+std::optional<size_t> copy_to_set(const DeferredCall& call, c10::Device device);
+
 // The results, on the meta device; in-place ops give their arguments. None: the op has no kernel for meta and was taken
 // apart instead, into ops that came through the dispatcher; its results are on the stack in place of its arguments.
 std::optional<std::vector<c10::IValue>> shape_run(const DeferredCall& call, c10::Device device,

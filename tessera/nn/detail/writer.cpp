@@ -43,8 +43,9 @@ Writer::Writer(const DeferredCall& call, std::shared_ptr<Tape> tape, c10::Device
   for (size_t i = 0; i < call.arguments.size(); i++)
     step_.arguments.push_back(
         map_tensors(call.arguments[i], [&](const at::Tensor& t) { return argument(t, place++, call.is_written(i)); }));
-  const auto device_argument = call.find("device");
-  if (device_argument && step_.arguments[*device_argument].isDevice()) step_.arguments[*device_argument] = device;
+  const auto where = call.find("device");
+  if (where && step_.arguments[*where].isDevice()) step_.arguments[*where] = device;
+  if (const auto copy = copy_to_set(call, device)) step_.arguments[*copy] = true;  // whatever device it is filled on
 }
 
 at::Tensor Writer::argument(const at::Tensor& t, size_t place, bool is_written) {
@@ -62,12 +63,18 @@ at::Tensor Writer::argument(const at::Tensor& t, size_t place, bool is_written) 
                 "; work on tensors before they are distributed, or after materialize()");
   step_.inputs.emplace_back(place, meta->value);
   if (is_written) step_.written.push_back(meta->value);
-  seen_.push_back({t, meta->value, meta->quiet, t.storage(), t.sizes().vec(), t.strides().vec()});
+  seen_.emplace_back(
+      t, c10::static_intrusive_pointer_cast<DeferredMeta>(t.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr()),
+      t.storage());
   return {};
 }
 
 void Writer::finish(const std::vector<IValue>& results) {
   for (const auto& v : results) each_tensor(v, [&](const at::Tensor& t) { step_.outputs.push_back(output(t)); });
+  const bool gives_nothing_new = std::none_of(step_.outputs.begin(), step_.outputs.end(), [&](Id v) {
+    return v != kNone && tape_->value(v).step == tape_->next_step();
+  });
+  if (gives_nothing_new && step_.written.empty()) return;  // detach()
   step_.overwrites = overwrites(step_, *tape_);
   tape_->add(std::move(step_));
 }
@@ -76,31 +83,41 @@ Id Writer::output(const at::Tensor& t) {
   if (!t.defined()) return kNone;
   TESSERA_CHECK(t.is_meta(), InternalError, "deferred_init: ", toString(step_.op.operator_name()), " gave a tensor on ",
                 t.device(), " for arguments on meta");
-  const auto same_storage = [](const c10::Storage& a, const c10::Storage& b) {
-    return a.unsafeGetStorageImpl() == b.unsafeGetStorageImpl();
-  };
-  Id storage = kNone;
-  c10::Storage quiet = t.storage(), complaining;
+  const Seen* base = nullptr;  // of which it is a view
   for (const auto& before : seen_) {
     const bool is_argument = before.tensor.is_same(t);
-    if (is_argument && t.sizes() == c10::IntArrayRef(before.sizes) && t.strides() == c10::IntArrayRef(before.strides))
-      return before.value;
-    if (!is_argument && !same_storage(quiet, before.quiet)) continue;
-    storage = tape_->value(before.value).storage;
-    quiet = before.quiet;
-    complaining = before.complaining;
+    if (!is_argument && t.storage().unsafeGetStorageImpl() != before.meta->quiet.unsafeGetStorageImpl()) continue;
+    base = &before;
+    if (!before.looks_like(t)) continue;
+    mark(t, before.meta, before.complaining);
+    return before.meta->value;
   }
-  if (storage == kNone) {
-    storage = tape_->new_storage();
-    complaining = complaining_storage(quiet);
-  }
+  const auto storage = base ? tape_->value(base->meta->value).storage : tape_->new_storage();
+  const auto quiet = base ? base->meta->quiet : t.storage();
+  const auto complaining = base ? base->complaining : complaining_storage(quiet);
   const bool covers = t.is_non_overlapping_and_dense() && t.nbytes() == quiet.nbytes();
   const Id value =
       tape_->add({tape_->next_step(), storage, t.sizes().vec(), t.scalar_type(), device_, covers, t.is_contiguous()});
-  mark(t, c10::make_intrusive<DeferredMeta>(tape_, value, quiet), complaining);
-  // What follows, another result or a use as argument of this one, finds it among the known.
-  seen_.push_back({t, value, quiet, complaining, t.sizes().vec(), t.strides().vec()});
+  auto meta = c10::make_intrusive<DeferredMeta>(tape_, value, quiet);
+  mark(t, meta, complaining);
+  seen_.emplace_back(t, std::move(meta), complaining);  // another result may share its memory
   return value;
+}
+
+Writer::Seen::Seen(const at::Tensor& t, c10::intrusive_ptr<DeferredMeta> meta, c10::Storage complaining)
+    : tensor(t),
+      meta(std::move(meta)),
+      complaining(std::move(complaining)),
+      sizes(t.sizes().vec()),
+      strides(t.strides().vec()),
+      offset(t.storage_offset()),
+      dtype(t.scalar_type()),
+      conjugated(t.is_conj()),
+      negated(t.is_neg()) {}
+
+bool Writer::Seen::looks_like(const at::Tensor& t) const {
+  return t.sizes() == c10::IntArrayRef(sizes) && t.strides() == c10::IntArrayRef(strides) &&
+         t.storage_offset() == offset && t.scalar_type() == dtype && t.is_conj() == conjugated && t.is_neg() == negated;
 }
 
 }  // namespace tessera::detail

@@ -14,12 +14,17 @@ class Writer {
   void finish(const std::vector<c10::IValue>& results);
 
  private:
-  // A deferred argument, as it was before.
+  // A deferred tensor, as it was before.
   struct Seen {
+    Seen(const at::Tensor& t, c10::intrusive_ptr<DeferredMeta> meta, c10::Storage complaining);
+    bool looks_like(const at::Tensor& t) const;  // on the same storage
     at::Tensor tensor;
-    Id value;
-    c10::Storage quiet, complaining;
+    c10::intrusive_ptr<DeferredMeta> meta;
+    c10::Storage complaining;
     std::vector<int64_t> sizes, strides;
+    int64_t offset;
+    at::ScalarType dtype;
+    bool conjugated, negated;
   };
   at::Tensor argument(const at::Tensor& t, size_t place, bool is_written);
   Id output(const at::Tensor& t);
