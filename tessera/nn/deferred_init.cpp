@@ -2,8 +2,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/nn/detail/record.h"
-#include "tessera/nn/detail/replay.h"
+#include "tessera/nn/detail/deferred/record.h"
+#include "tessera/nn/detail/deferred/replay.h"
 #include "tessera/nn/module_tree.h"
 
 #include <algorithm>

@@ -89,7 +89,7 @@ TEST(DTensor, FromLocalRefusesWhatDoesNotFit) {
 // No memory, no values, nothing to send; what someone hung on the tensor goes along.
 TEST(DTensor, DistributesWhatHasNoMemory) {
   struct Note : c10::BackendMeta {};
-  run_ranks(2, [](Rank& me) {
+  run_ranks(2, [](Rank&) {
     const auto mesh = init_device_mesh("cpu", {2}, {"x"});
     auto t = torch::empty({5, 4}, torch::kMeta).set_requires_grad(true);
     const auto note = c10::make_intrusive<Note>();
@@ -105,8 +105,12 @@ TEST(DTensor, DistributesWhatHasNoMemory) {
       EXPECT_EQ(local.unsafeGetTensorImpl()->get_backend_meta(), note.get());
     }
     EXPECT_EQ(comms.get_total_counts(), 0);
-    t.set_data(torch::full({5, 4}, me.rank));  // and what is on meta may become real
-    EXPECT_TRUE(t.is_cpu());
+    // What is on meta may become real, distributed or not.
+    auto plain = torch::empty({5, 4}, torch::kMeta);
+    for (auto* it : {&t, &plain}) {
+      it->set_data(torch::ones({5, 4}));
+      EXPECT_TRUE(it->is_cpu() && !is_dtensor(*it));
+    }
   });
 }
 

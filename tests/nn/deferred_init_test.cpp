@@ -3,6 +3,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/nn/modules.h"
 #include "tessera/testing/message_of.h"
 #include "tests/nn/tiny_llama.h"
 
@@ -234,6 +235,7 @@ TEST(DeferredInit, StockModules) {
   expect_stock(+[] { return torch::nn::MultiheadAttention(24, 3); });
   expect_stock(+[] { return torch::nn::LSTM(20, 30); });
   expect_stock(+[] { return torch::nn::Sequential(torch::nn::Linear(20, 30), torch::nn::GroupNorm(3, 30)); });
+  expect_stock(+[] { return nn::Linear(20, 30); });  // ours
   expect_stock(+[] { return test::TinyLlama(test::LlamaSizes{.dim = 40, .ffn = 60, .vocab = 50}); });
   auto embedding = deferred_init([] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(6, 3).padding_idx(4)); });
   materialize(embedding);

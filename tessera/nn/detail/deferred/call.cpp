@@ -1,4 +1,4 @@
-#include "tessera/nn/detail/deferred_call.h"
+#include "tessera/nn/detail/deferred/call.h"
 
 #include "tessera/dtensor/meta.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/nn/detail/by_piece.h"
+#include "tessera/nn/detail/deferred/by_piece.h"
 
 #include "tessera/base/error.h"
 

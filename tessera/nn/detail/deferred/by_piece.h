@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/nn/detail/tape.h"
+#include "tessera/nn/detail/deferred/tape.h"
 #include "tessera/placement/tensor_spec.h"
 
 #include <vector>

@@ -1,8 +1,8 @@
-#include "tessera/nn/detail/writer.h"
+#include "tessera/nn/detail/deferred/writer.h"
 
 #include "tessera/base/error.h"
-#include "tessera/nn/detail/record.h"
-#include "tessera/nn/detail/shape_run.h"
+#include "tessera/nn/detail/deferred/record.h"
+#include "tessera/nn/detail/deferred/shape_run.h"
 
 #include <algorithm>
 

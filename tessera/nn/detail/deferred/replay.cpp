@@ -1,7 +1,7 @@
-#include "tessera/nn/detail/replay.h"
+#include "tessera/nn/detail/deferred/replay.h"
 
 #include "tessera/base/error.h"
-#include "tessera/nn/detail/by_piece.h"
+#include "tessera/nn/detail/deferred/by_piece.h"
 
 #include <ATen/core/grad_mode.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/nn/detail/deferred_call.h"
+#include "tessera/nn/detail/deferred/call.h"
 
 #include <memory>
 #include <utility>

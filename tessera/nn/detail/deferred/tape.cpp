@@ -1,4 +1,4 @@
-#include "tessera/nn/detail/tape.h"
+#include "tessera/nn/detail/deferred/tape.h"
 
 #include "tessera/dtensor/meta.h"
 

@@ -1,12 +1,12 @@
-#include "tessera/nn/detail/record.h"
+#include "tessera/nn/detail/deferred/record.h"
 
 #include "tessera/base/error.h"
 #include "tessera/base/module_name.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/dtensor/register.h"
-#include "tessera/nn/detail/deferred_call.h"
-#include "tessera/nn/detail/shape_run.h"
-#include "tessera/nn/detail/writer.h"
+#include "tessera/nn/detail/deferred/call.h"
+#include "tessera/nn/detail/deferred/shape_run.h"
+#include "tessera/nn/detail/deferred/writer.h"
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/argsort.h>

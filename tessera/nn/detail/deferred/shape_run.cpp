@@ -1,9 +1,9 @@
-#include "tessera/nn/detail/shape_run.h"
+#include "tessera/nn/detail/deferred/shape_run.h"
 
 #include "tessera/base/error.h"
 #include "tessera/base/module_name.h"
-#include "tessera/nn/detail/record.h"
-#include "tessera/nn/detail/replay.h"
+#include "tessera/nn/detail/deferred/record.h"
+#include "tessera/nn/detail/deferred/replay.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
