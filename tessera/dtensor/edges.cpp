@@ -28,6 +28,7 @@ at::Tensor move(const at::Tensor& t, const SpecRef& to, bool is_explicit) {
   at::AutoDispatchBelowADInplaceOrView below;
   const auto& from = meta_of(t).spec;
   if (from == to) return share(t);
+  if (from->device.is_meta()) return wrap(piece_without_memory(local_of(t), *to), to);  // there is nothing to send
   if (auto* observer = op_observer()) observer->redistributes(0, *from, *to, is_explicit);
   const auto& plan = redistribute::plan_between(*from, *to);
   auto result = redistribute::execute(plan, local_of(t), *from, *to);
