@@ -6,5 +6,6 @@ namespace tessera::cli {
 
 void add_bench_command(CLI::App& app);
 void add_env_command(CLI::App& app);
+void add_plan_command(CLI::App& app);
 
 }  // namespace tessera::cli

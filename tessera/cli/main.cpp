@@ -11,6 +11,7 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   tessera::cli::add_bench_command(app);
   tessera::cli::add_env_command(app);
+  tessera::cli::add_plan_command(app);
   try {
     app.parse(argc, argv);
     return 0;

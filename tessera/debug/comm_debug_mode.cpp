@@ -36,7 +36,7 @@ void CommDebugMode::exit() {
 void CommDebugMode::reset() {
   counts_ = {};
   by_module_.clear();
-  bytes_.clear();
+  bytes_.clear(), bytes_by_module_.clear();
   implicit_.clear();
   tree_.clear();
 }
@@ -50,7 +50,9 @@ int64_t CommDebugMode::implicit_redistributions() const {
 void CommDebugMode::on_post(const comm::Record& record) {  // the outer modes observe collectives themselves
   if (!record.counted()) return;
   counts_.add(record.kind, record.family);
-  by_module_[running_module()].add(record.kind, record.family);
+  const auto module = running_module();
+  by_module_[module].add(record.kind, record.family);
+  bytes_by_module_[module] += record.bytes;
   bytes_[record.group] += record.bytes;
   tree_.collective(record);
 }

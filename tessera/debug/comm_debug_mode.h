@@ -34,8 +34,11 @@ class CommDebugMode final : public comm::Observer, public detail::OpObserver {
 
   const CommCounts& get_comm_counts() const { return counts_; }
   int64_t get_total_counts() const { return counts_.total(); }
-  // By the module that was running, "" for none (base/module_name.h).
+  // By the module that was running, "" for none (base/module_name.h). In backward: the module in which forward moved
+  // the value, if the mode was open then.
   const std::map<std::string, CommCounts>& get_comm_counts_by_module() const { return by_module_; }
+  // The same in bytes, as records count them.
+  const std::map<std::string, int64_t>& get_bytes_by_module() const { return bytes_by_module_; }
   // By group: a mesh axis under its name. As records count bytes: the tensor as it is when whole.
   const std::map<std::string, int64_t>& get_bytes_by_axis() const { return bytes_; }
 
@@ -57,7 +60,7 @@ class CommDebugMode final : public comm::Observer, public detail::OpObserver {
  private:
   CommCounts counts_;
   std::map<std::string, CommCounts> by_module_;
-  std::map<std::string, int64_t> bytes_;
+  std::map<std::string, int64_t> bytes_, bytes_by_module_;
   std::map<std::string, int64_t> implicit_;
   detail::OpTree tree_;
 

@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/libtorch_autograd.h"
+#include "tessera/base/module_name.h"
 #include "tessera/dtensor/observer.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -57,6 +58,19 @@ at::Tensor alias_of(const at::Tensor& t) {
   return out;
 }
 
+// What stands behind a value in the graph. A debug mode is told in backward which module the value was made in.
+struct EdgeNode : Node {
+  SpecRef spec;
+  std::string module;  // set only while a debug mode looks
+  variable_list apply(variable_list&& gradients) final {
+    if (!gradients[0].defined()) return {at::Tensor()};
+    if (module.empty()) return {gradient_of(gradients[0])};
+    const ModuleNameScope running(module);
+    return {gradient_of(gradients[0])};
+  }
+  virtual at::Tensor gradient_of(const at::Tensor& gradient) = 0;
+};
+
 // Runs `make` outside autograd and puts `Backward` behind its result. Each Backward is made of the functions below, so
 // that it can be differentiated again.
 template <class Backward, class Make>
@@ -64,42 +78,36 @@ at::Tensor with_history(const at::Tensor& input, SpecRef spec, Make make) {
   if (!at::GradMode::is_enabled() || !input.requires_grad()) return make();
   auto node = libtorch::make_node<Backward>();
   node->spec = std::move(spec);
+  if (op_observer()) node->module = running_module();
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   auto out = make();
   torch::autograd::set_history(out, node);
   return out;
 }
 
-struct RedistributeBackward final : Node {
-  SpecRef spec;  // of the value before it was moved
-  variable_list apply(variable_list&& gradients) override {
-    if (!gradients[0].defined()) return {at::Tensor()};
-    const auto& gradient = distributed(gradients[0], "redistribute");
-    return {redistribute(gradient, gradient_placements(spec->placements, meta_of(gradient).spec->placements))};
+struct RedistributeBackward final : EdgeNode {  // spec: of the value before it was moved
+  at::Tensor gradient_of(const at::Tensor& g) override {
+    const auto& gradient = distributed(g, "redistribute");
+    return redistribute(gradient, gradient_placements(spec->placements, meta_of(gradient).spec->placements));
   }
 };
 
-struct FromLocalBackward final : Node {
-  SpecRef spec;
-  variable_list apply(variable_list&& gradients) override {
-    if (!gradients[0].defined()) return {at::Tensor()};
+struct FromLocalBackward final : EdgeNode {
+  at::Tensor gradient_of(const at::Tensor& g) override {
     Placements to(spec->placements);
     for (auto& p : to)
       if (p.is_partial()) p = Replicate();
-    return {to_local(redistribute(distributed(gradients[0], "from_local"), to), {})};
+    return to_local(redistribute(distributed(g, "from_local"), to), {});
   }
 };
 
-struct ToLocalBackward final : Node {
-  SpecRef spec;  // of the gradient
-  variable_list apply(variable_list&& gradients) override {
-    if (!gradients[0].defined()) return {at::Tensor()};
-    const auto& g = gradients[0];
+struct ToLocalBackward final : EdgeNode {  // spec: of the gradient
+  at::Tensor gradient_of(const at::Tensor& g) override {
     TESSERA_CHECK(!is_dtensor(g) && g.sizes() == c10::IntArrayRef(spec->local_sizes), UsageError,
                   "backward of to_local: the gradient has sizes ", g.sizes(), "; this rank's piece of ",
                   spec->describe(), " has ", c10::IntArrayRef(spec->local_sizes));
     auto as_found = intern(spec->mesh, spec->placements, spec->sizes, spec->strides, g.scalar_type(), g.device());
-    return {from_local(in_order_of(g, *as_found), as_found)};
+    return from_local(in_order_of(g, *as_found), as_found);
   }
 };
 

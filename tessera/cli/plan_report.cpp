@@ -1,0 +1,189 @@
+#include "tessera/cli/plan_report.h"
+
+#include "tessera/base/error.h"
+#include "tessera/comm/world.h"
+#include "tessera/debug/comm_debug_mode.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/models/gpt2.h"
+#include "tessera/models/llama.h"
+#include "tessera/models/loss.h"
+#include "tessera/nn/deferred_init.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
+#include "tessera/tensor_parallel/parallelize_module.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <iomanip>
+#include <ostream>
+#include <sstream>
+
+namespace tessera::cli {
+namespace {
+
+struct FakeWorld {
+  explicit FakeWorld(int64_t ranks) { init({.backend = "fake", .rank = 0, .world_size = ranks}); }
+  ~FakeWorld() { destroy(); }
+};
+
+// "GPT2.h.0.attn.c_attn" -> "h.*.attn.c_attn": the one layer that ran stands for all.
+std::string as_pattern(const std::string& name, const std::string& root) {
+  std::string path = name == root ? "" : name.substr(std::min(name.size(), root.size() + 1));
+  for (const char* list : {"h.0", "layers.0"})
+    if (path.rfind(list, 0) == 0)
+      path = std::string(list, std::string(list).size() - 1) + "*" + path.substr(std::string(list).size());
+  return path;
+}
+
+std::string short_name(const std::string& collective) {  // "c10d_functional.all_reduce" -> "all_reduce"
+  return collective.substr(collective.find('.') + 1);
+}
+
+// What a mode saw, by pattern.
+std::map<std::string, Traffic> traffic_of(const CommDebugMode& mode, const std::string& root) {
+  std::map<std::string, Traffic> by_pattern;
+  for (const auto& [module, counts] : mode.get_comm_counts_by_module()) {
+    auto& traffic = by_pattern[as_pattern(module, root)];
+    for (const auto& [name, count] : counts.by_name()) {
+      traffic.collectives += (traffic.collectives.empty() ? "" : ", ") +
+                             (count > 1 ? std::to_string(count) + " " : std::string()) + short_name(name);
+      traffic.count += count;
+    }
+    traffic.bytes += mode.get_bytes_by_module().at(module);
+  }
+  return by_pattern;
+}
+
+Traffic take(std::map<std::string, Traffic>& from, const std::string& pattern) {
+  auto node = from.extract(pattern);
+  return node ? node.mapped() : Traffic();
+}
+
+Traffic rest_of(const std::map<std::string, Traffic>& from) {
+  Traffic rest;
+  for (const auto& [pattern, traffic] : from) {
+    rest.collectives += (rest.collectives.empty() ? "" : ", ") + traffic.collectives;
+    rest.count += traffic.count;
+    rest.bytes += traffic.bytes;
+  }
+  return rest;
+}
+
+models::GPT2Config one_layer(models::GPT2Config config, int64_t& layers) {
+  layers = std::exchange(config.n_layer, 1);
+  return config;
+}
+models::LlamaConfig one_layer(models::LlamaConfig config, int64_t& layers) {
+  layers = std::exchange(config.n_layers, 1);
+  return config;
+}
+models::GPT2 make(const models::GPT2Config& config) { return models::GPT2(config); }
+models::Llama make(const models::LlamaConfig& config) { return models::Llama(config); }
+
+template <class Config>
+void fill(PlanReport& report, const Config& whole) {
+  const auto& request = report.request;
+  const auto config = one_layer(whole, report.layers);
+  const FakeWorld world(request.ranks);
+  const auto mesh = init_device_mesh("cpu", {request.ranks}, {"tp"});
+  auto model = deferred_init([&] { return make(config); });
+  const auto works = work_out(*model, mesh, report.plan);
+  parallelize_module(model, mesh, report.plan);
+  materialize(*model);
+
+  const auto tokens = at::zeros({request.batch, request.sequence}, at::kLong);
+  const auto root = class_name(*model);
+  CommDebugMode mode;
+  const LossParallel loss_parallel;
+  auto loss = models::loss(model(tokens), tokens);
+  auto forward = traffic_of(mode, root);
+  mode.reset();
+  loss.backward();
+  auto backward = traffic_of(mode, root);
+
+  for (const auto& work : works) {
+    const auto pattern = as_pattern(root + "." + work.path, root);
+    const bool in_layer = pattern.find('*') != std::string::npos;
+    report.rows.push_back({pattern.empty() ? "(root)" : pattern, in_layer ? report.layers : 1, work,
+                           take(forward, pattern), take(backward, pattern)});
+  }
+  report.elsewhere_forward = rest_of(forward), report.elsewhere_backward = rest_of(backward);
+  // One layer more or less is what the others are.
+  int64_t all = 0, layer = 0;
+  for (const auto& item : model->named_parameters()) {
+    const auto local = is_dtensor(*item) ? DTensor(item->detach()).to_local().numel() : item->numel();
+    all += local;
+    if (as_pattern(root + "." + item.key(), root).find('*') != std::string::npos) layer += local;
+  }
+  report.parameters = models::parameter_count(whole);
+  report.local_parameters = all + layer * (report.layers - 1);
+}
+
+std::string megabytes(int64_t bytes) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(bytes < 10'000'000 ? 2 : 1) << static_cast<double>(bytes) / 1e6 << " MB";
+  return text.str();
+}
+std::string describe(const Traffic& traffic) {
+  return traffic.count == 0 ? "-" : traffic.collectives + "  " + megabytes(traffic.bytes);
+}
+std::string describe(const ParameterWork& p) {
+  return c10::str(p.name, " ", at::IntArrayRef(p.sizes), " ", p.placement, " ", at::IntArrayRef(p.local_sizes));
+}
+
+void print_table(std::ostream& out, const std::vector<std::vector<std::string>>& lines) {
+  std::vector<size_t> widths;
+  for (const auto& line : lines)
+    for (size_t i = 0; i < line.size(); i++) {
+      if (i == widths.size()) widths.push_back(0);
+      widths[i] = std::max(widths[i], line[i].size());
+    }
+  for (const auto& line : lines) {
+    std::string text;
+    for (size_t i = 0; i < line.size(); i++) text += line[i] + std::string(widths[i] - line[i].size() + 2, ' ');
+    out << text.substr(0, text.find_last_not_of(' ') + 1) << '\n';
+  }
+}
+
+}  // namespace
+
+PlanReport make_plan_report(const PlanRequest& request) {
+  TESSERA_CHECK(request.ranks >= 1, UsageError, "a plan for ", request.ranks, " ranks; there is at least one");
+  TESSERA_CHECK(request.batch >= 1 && request.sequence >= 1, UsageError, "a batch of ", request.batch, " x ",
+                request.sequence, " tokens has none");
+  PlanReport report;
+  report.request = request;
+  const auto& config = models::find_config(request.model);
+  report.plan = request.plan ? *request.plan : models::tensor_parallel_plan(config, request.options);
+  std::visit([&](const auto& c) { fill(report, c); }, config);
+  return report;
+}
+
+std::ostream& operator<<(std::ostream& out, const PlanReport& report) {
+  const auto& request = report.request;
+  out << request.model << " on tp=" << request.ranks << ", a batch of " << request.batch << " x " << request.sequence
+      << " tokens; " << report.layers << " layers, one of which was run\n\n";
+  std::vector<std::vector<std::string>> lines{
+      {"module", "x", "kind", "style", "parameters: whole, placement, rank 0's", "forward", "backward"}};
+  Traffic forward = report.elsewhere_forward, backward = report.elsewhere_backward;
+  for (const auto& row : report.rows) {
+    const auto& parameters = row.work.parameters;
+    lines.push_back({row.module, std::to_string(row.times), row.work.kind, c10::str(row.work.style),
+                     parameters.empty() ? "-" : describe(parameters[0]), describe(row.forward),
+                     describe(row.backward)});
+    for (size_t i = 1; i < parameters.size(); i++) lines.push_back({"", "", "", "", describe(parameters[i]), "", ""});
+    forward.count += row.forward.count * row.times, forward.bytes += row.forward.bytes * row.times;
+    backward.count += row.backward.count * row.times, backward.bytes += row.backward.bytes * row.times;
+  }
+  if (report.elsewhere_forward.count + report.elsewhere_backward.count > 0)
+    lines.push_back(
+        {"(elsewhere)", "1", "", "", "", describe(report.elsewhere_forward), describe(report.elsewhere_backward)});
+  print_table(out, lines);
+  out << "\nA step: " << forward.count << " collectives forward, " << megabytes(forward.bytes) << "; " << backward.count
+      << " backward, " << megabytes(backward.bytes) << ".\nParameters: " << report.parameters
+      << ", of which rank 0 has " << report.local_parameters << " (" << megabytes(report.local_parameters * 4)
+      << " in float).\n";
+  return out;
+}
+
+}  // namespace tessera::cli
