@@ -2,46 +2,48 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
 
 namespace tessera {
 namespace {
 
-// Edit distance with swaps of neighbours, row by row: row[j] turns the first i letters of a into the first j of b.
-size_t edits_between(std::string_view a, std::string_view b) {
-  std::vector<size_t> before(b.size() + 1), row(b.size() + 1), next(b.size() + 1);
+// Levenshtein's distance, one row of the table at a time:
+//   row[j] = letters to change to come from the first i of `a` to the first j of `b`
+size_t distance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
   for (size_t i = 1; i <= a.size(); i++) {
-    next[0] = i;
+    size_t diagonal = row[0];
+    row[0] = i;
     for (size_t j = 1; j <= b.size(); j++) {
-      next[j] = std::min({row[j] + 1, next[j - 1] + 1, row[j - 1] + (a[i - 1] != b[j - 1])});
-      const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-      if (swapped) next[j] = std::min(next[j], before[j - 2] + 1);
+      const size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
     }
-    std::swap(before, row);
-    std::swap(row, next);
   }
   return row[b.size()];
 }
 
 }  // namespace
 
-std::vector<std::string> nearest(std::string_view wanted, const std::vector<std::string>& names, size_t count) {
-  std::vector<std::pair<size_t, const std::string*>> found;
-  for (const auto& name : names) {
-    const size_t edits = edits_between(wanted, name);
-    if (2 * edits <= std::max(wanted.size(), name.size())) found.emplace_back(edits, &name);
+std::vector<std::string> nearest_names(const std::string& name, const std::vector<std::string>& known, size_t most) {
+  std::vector<std::pair<size_t, std::string>> found;
+  for (const auto& other : known) {
+    const size_t letters = distance(name, other);
+    if (2 * letters <= std::max(name.size(), other.size())) found.emplace_back(letters, other);
   }
-  std::stable_sort(found.begin(), found.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
-  std::vector<std::string> best;
-  for (size_t i = 0; i < std::min(count, found.size()); i++) best.push_back(*found[i].second);
-  return best;
+  std::stable_sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<std::string> names;
+  for (size_t i = 0; i < std::min(most, found.size()); i++) names.push_back(found[i].second);
+  return names;
 }
 
-std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& names) {
-  std::string text;
-  for (const auto& name : nearest(wanted, names)) text += (text.empty() ? "did you mean '" : " or '") + name + "'";
-  return text.empty() ? text : text + "?";
+std::string did_you_mean(const std::string& name, const std::vector<std::string>& known) {
+  const auto names = nearest_names(name, known);
+  if (names.empty()) return "";
+  std::string text = "did you mean ";
+  for (size_t i = 0; i < names.size(); i++)
+    text += (i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + ("'" + names[i] + "'");
+  return text + "?";
 }
 
 }  // namespace tessera

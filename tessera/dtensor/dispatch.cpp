@@ -1,5 +1,6 @@
 #include "tessera/dtensor/dispatch.h"
 
+#include "tessera/base/deferred_key.h"
 #include "tessera/base/error.h"
 #include "tessera/base/tracer_key.h"
 #include "tessera/dtensor/arguments.h"
@@ -154,7 +155,7 @@ c10::DispatchKeySet unwrap(const OpEntry& entry, IValue* args, const Decision& d
 void run_local(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   std::optional<at::AutoDispatchBelowADInplaceOrView> below;
   if (!below_autograd()) below.emplace();
-  keys = keys & c10::after_ADInplaceOrView_keyset;
+  keys = keys & kKeysBelowAutograd;
   // Redispatch skips the thread's mode keys and every key of the locals but the backend's: only where neither matters.
   if (keys.highestFunctionalityKey() == c10::DispatchKey::Dense && !tracing())
     op.redispatchBoxed(keys, stack);

@@ -91,6 +91,15 @@ at::Tensor scatter(const at::Tensor& t, const Placement& cut, comm::Communicator
   return mine;
 }
 
+// This rank's piece of the source's values, in memory of its own.
+at::Tensor sent_piece(const at::Tensor& t, const TensorSpec& spec, const DistributeOptions& options) {
+  auto local = t.detach();
+  for (const auto& [axis, placement] : in_cutting_order(spec.placements, spec.mesh))
+    local = placement.is_cut() ? scatter(local, placement, *spec.mesh.get_group(axis), options)
+                               : broadcast(local, *spec.mesh.get_group(axis), options);
+  return local.is_alias_of(t) ? local.clone(at::MemoryFormat::Contiguous) : local;
+}
+
 }  // namespace
 
 DTensor::DTensor(const at::Tensor& t) : at::Tensor(t) {
@@ -130,7 +139,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
     for (int64_t axis = 0; axis < mesh.ndim(); axis++)
       if (complete_placements[axis].is_replicate()) mesh.get_group(axis)->broadcast(value, 0).wait();
   }
-  return detail::from_local(local.is_non_overlapping_and_dense() ? local : local.contiguous(), spec);
+  return detail::from_local(detail::in_order_of(local, *spec), spec);
 }
 
 at::Tensor DTensor::to_local(PlacementsRef grad_placements) const {
@@ -182,19 +191,12 @@ DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, Placement
                     "distribute_tensor: src_data_rank ", *options.src_data_rank, " is not on every axis of mesh(", mesh,
                     ")");
 
-  at::Tensor local;
-  {
-    at::NoGradGuard no_grad;
-    auto spec = intern(mesh, to, t.sizes(), contiguous_strides(t.sizes()), t.scalar_type(), t.device());
-    local = t.detach();
-    for (const auto& [axis, placement] : in_cutting_order(to, mesh))
-      local = placement.is_cut() ? scatter(local, placement, *mesh.get_group(axis), options)
-                                 : broadcast(local, *mesh.get_group(axis), options);
-    if (local.is_alias_of(t)) local = local.clone(at::MemoryFormat::Contiguous);
-    DTensor out = detail::wrap(std::move(local), spec);
-    out.set_requires_grad(t.requires_grad());
-    return out;
-  }
+  at::NoGradGuard no_grad;
+  auto spec = intern(mesh, to, t.sizes(), contiguous_strides(t.sizes()), t.scalar_type(), t.device());
+  DTensor out =
+      detail::wrap(t.is_meta() ? detail::piece_without_memory(t, *spec) : sent_piece(t, *spec, options), spec);
+  out.set_requires_grad(t.requires_grad());
+  return out;
 }
 
 void distribute_in_place(at::Tensor& t, const DeviceMesh& mesh, PlacementsRef placements, DistributeOptions options) {

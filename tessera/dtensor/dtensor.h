@@ -54,6 +54,7 @@ struct DistributeOptions {
 };
 // Lays a plain tensor out over the mesh. The first rank of each axis is the source of truth: pieces are scattered,
 // replicas broadcast. Leaf tensors only; requires_grad is kept. A DTensor that already lies so is returned as it is.
+// A tensor on the meta device has no values to send: nothing is communicated, and the piece is one on meta, too.
 DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, PlacementsRef placements = {},
                           DistributeOptions options = {});
 

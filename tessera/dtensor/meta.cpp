@@ -46,6 +46,13 @@ at::Tensor wrap(at::Tensor local, SpecRef spec, comm::Group pending) {
   return t;
 }
 
+at::Tensor piece_without_memory(const at::Tensor& t, const TensorSpec& spec) {
+  auto impl = t.unsafeGetTensorImpl()->shallow_copy_and_detach(c10::VariableVersion(0), true);
+  impl->set_storage_offset(0);
+  impl->set_sizes_contiguous(spec.local_sizes);
+  return at::Tensor(std::move(impl));
+}
+
 at::Tensor share(const at::Tensor& t) {
   auto impl = stamped(*meta_of(t).spec);
   attach(*impl, t.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr());

@@ -60,6 +60,9 @@ inline const at::Tensor& local_of(const at::Tensor& t) {
 // A distributed tensor around a local one. Requires: local has spec.local_sizes, dtype and device.
 at::Tensor wrap(at::Tensor local, SpecRef spec);
 at::Tensor wrap(at::Tensor local, SpecRef spec, comm::Group pending);
+// This rank's piece of a tensor on the meta device, whole or itself a piece: the same without memory, in other sizes.
+// It keeps the keys and the BackendMeta that someone hung on it, so a recipe (deferred_init's) travels along.
+at::Tensor piece_without_memory(const at::Tensor& t, const TensorSpec& spec);
 // Another tensor with the same meta (detach). Keeps the keys, so that it also serves in inference mode.
 at::Tensor share(const at::Tensor& t);
 // In-place ops that change geometry (t_, squeeze_): gives `t` another meta and the sizes of its spec.

@@ -3,7 +3,6 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/meta.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/dropout.h>
 #include <ATen/ops/empty.h>
@@ -20,27 +19,21 @@ RandomState& state_of(const World& world) { return world ? world.random() : own_
 
 World current_world() { return World::has_current() ? World::current() : World(); }
 
-// Fills a plain tensor as the whole of itself.
-template <class F>
-at::Tensor& fill_plain(at::Tensor& t, const char* who, F f) {
-  TESSERA_CHECK(t.defined(), UsageError, "random::", who, ": the tensor is undefined");
-  TESSERA_CHECK(!t.requires_grad() || !at::GradMode::is_enabled(), UsageError, "random::", who,
-                ": the tensor requires grad and is to be overwritten; do it under a torch::NoGradGuard");
-  {
-    at::AutoDispatchBelowADInplaceOrView below;
-    detail::with_draw(random::state(), t.sizes(), {}, f);
-  }
-  if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
-  return t;
-}
-
 }  // namespace
 
 void manual_seed(uint64_t seed) { random::state() = {seed, 0}; }
 
 RandomState& detail::random_state(const MeshState& mesh) { return state_of(mesh.world); }
 
+void detail::check_fillable(const at::Tensor& t, const char* who) {
+  TESSERA_CHECK(t.defined(), UsageError, "random::", who, ": the tensor is undefined");
+  TESSERA_CHECK(!t.requires_grad() || !at::GradMode::is_enabled(), UsageError, "random::", who,
+                ": the tensor requires grad and is to be overwritten; do it under a torch::NoGradGuard");
+}
+
 namespace random {
+
+using detail::fill_plain;
 
 RandomState& state() { return state_of(current_world()); }
 

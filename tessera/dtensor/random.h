@@ -2,15 +2,23 @@
 #include "tessera/dtensor/random_ops.h"
 #include "tessera/placement/tensor_spec.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <type_traits>
+#include <unordered_set>
+
+namespace torch {
+class Library;
+}
 
 // Random numbers by counter: element i of the n-th fill is philox(seed, n, i), where i is its place in the global
 // tensor. So a tensor gets the same bits on 1, 2, 4 or 8 ranks, however it is cut, and so does a plain one filled here.
 // In-place random ops, *_like and dropout on distributed tensors (and so torch::nn::init and torch::nn::Dropout) draw
-// from here; stock torch::nn constructors, which fill plain tensors, keep LibTorch's own stream.
+// from here, and all that a module draws inside deferred_init; stock torch::nn constructors outside of it, which fill
+// plain tensors, keep LibTorch's own stream.
 //
 // Each rank counts its own fills. They stay in step because all ranks run the same program; where some ranks draw alone
 // (a pipeline stage, a rank-dependent branch), give those tensors numbers of their own under a SeedScope.
@@ -66,6 +74,24 @@ auto with_draw(RandomState& state, at::IntArrayRef sizes, at::IntArrayRef runs, 
     return result;
   }
 }
+
+void check_fillable(const at::Tensor& t, const char* who);
+
+// Fills a plain tensor as the whole of itself, by f(draw).
+template <class F>
+at::Tensor& fill_plain(at::Tensor& t, const char* who, F f) {
+  check_fillable(t, who);
+  {
+    at::AutoDispatchBelowADInplaceOrView below;
+    with_draw(random::state(), t.sizes(), {}, f);
+  }
+  if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+  return t;
+}
+
+// Puts kernels that draw from the stream, for distributed tensors and for plain ones, on aten's random fills and what
+// is made of them by hand. Adds the names of those ops to `done`.
+void register_random_fills(torch::Library& aten, std::unordered_set<std::string>& done);
 
 }  // namespace detail
 }  // namespace tessera

@@ -18,7 +18,8 @@
 #include <unordered_set>
 
 // Random ops on distributed tensors: the numbers come from random.h, by global index. These kernels stand before the
-// rules, because running the op on each piece would draw from each rank's own generator.
+// rules, because running the op on each piece would draw from each rank's own generator. A plain tensor comes here only
+// inside deferred_init, and is filled as the whole of itself.
 namespace tessera::detail {
 namespace {
 
@@ -30,7 +31,7 @@ using random_ops::Draw;
 
 void refuse_generator(const char* op, const MaybeGenerator& generator) {
   TESSERA_CHECK(!generator || !generator->defined(), UsageError, op,
-                " on a distributed tensor was given a generator. Its numbers "
+                " on a distributed tensor, or in deferred_init, was given a generator. The numbers "
                 "come from a counter, the same on every mesh: leave the generator out and call tessera::manual_seed");
 }
 
@@ -41,13 +42,13 @@ void refuse_partial(const char* op, const TensorSpec& spec) {
                 "to Replicate or Shard first");
 }
 
-const TensorSpec& drawable(const char* op, const Tensor& t, const MaybeGenerator& generator = {}) {
+// The spec of what is drawn for; null if that is plain.
+const TensorSpec* drawable(const char* op, const Tensor& t, const MaybeGenerator& generator = {}) {
   refuse_generator(op, generator);
-  TESSERA_CHECK(is_dtensor(t), UsageError, op, ": the tensor drawn for is plain, sizes ", t.sizes(),
-                ", next to a distributed argument; distribute it first");
+  if (!is_dtensor(t)) return nullptr;
   const auto& spec = *meta_of(t).spec;
   refuse_partial(op, spec);
-  return spec;
+  return &spec;
 }
 
 class Seen {
@@ -77,11 +78,13 @@ class BelowAutograd {
 // Fills this rank's piece of `self` by f(piece, draw).
 template <class F>
 Tensor& fill(const char* op, Tensor& self, const MaybeGenerator& generator, F f) {
-  const auto& spec = drawable(op, self, generator);
-  const Seen seen(op, spec);
+  const auto* spec = drawable(op, self, generator);
+  if (!spec) return fill_plain(self, op, [&](const Draw& draw) { f(self, draw); });
+  const Seen seen(op, *spec);
   Tensor local = local_of(self);
   const BelowAutograd below;
-  with_draw(random_state(*spec.mesh.state()), spec.sizes, spec.run_list(), [&](const Draw& draw) { f(local, draw); });
+  with_draw(random_state(*spec->mesh.state()), spec->sizes, spec->run_list(),
+            [&](const Draw& draw) { f(local, draw); });
   if (!local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
   return self;
 }
@@ -140,9 +143,16 @@ Tensor align_probabilities(const Tensor& p, const TensorSpec& like) {
 }
 
 Tensor& bernoulli_tensor_(Tensor& self, const Tensor& p, MaybeGenerator g) {
-  const auto& spec = drawable("bernoulli_.Tensor", self, g);
+  const auto* spec = drawable("bernoulli_.Tensor", self, g);
+  TESSERA_CHECK(spec || !is_dtensor(p), UsageError, "bernoulli_.Tensor: the tensor drawn for is plain, sizes ",
+                self.sizes(), ", next to a distributed argument; distribute it first");
+  if (!spec) {
+    const auto chances = p.expand(self.sizes());
+    return fill("bernoulli_.Tensor", self, g,
+                [&](Tensor& whole, const Draw& draw) { random_ops::bernoulli_(whole, chances, draw); });
+  }
   if (!is_dtensor(p) && p.numel() == 1) return bernoulli_float_(self, p.item<double>(), g);
-  const auto chances = align_probabilities(p, spec);
+  const auto chances = align_probabilities(p, *spec);
   return fill("bernoulli_.Tensor", self, g,
               [&](Tensor& piece, const Draw& draw) { random_ops::bernoulli_(piece, local_of(chances), draw); });
 }
@@ -310,7 +320,7 @@ struct MadeOfFills final : c10::OperatorKernel {
 
 }  // namespace
 
-void register_random_kernels(torch::Library& aten, std::unordered_set<std::string>& done) {
+void register_random_fills(torch::Library& aten, std::unordered_set<std::string>& done) {
   const auto op = [&](const char* name, auto&& kernel) {
     aten.impl(name, std::forward<decltype(kernel)>(kernel));
     done.insert(std::string("aten::") + name);
@@ -331,9 +341,16 @@ void register_random_kernels(torch::Library& aten, std::unordered_set<std::strin
   op("normal.float_Tensor", TORCH_FN(normal_float_tensor));
   op("normal.Tensor_Tensor", TORCH_FN(normal_tensor_tensor));
   op("multinomial", TORCH_FN(multinomial));
-  op("native_dropout", TORCH_FN(native_dropout));
-  for (const char* name : kMadeOfFills)
-    op(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<MadeOfFills>(name)));
+}
+
+void register_random_kernels(torch::Library& aten, std::unordered_set<std::string>& done) {
+  register_random_fills(aten, done);
+  aten.impl("native_dropout", TORCH_FN(native_dropout));
+  done.insert("aten::native_dropout");
+  for (const char* name : kMadeOfFills) {
+    aten.impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<MadeOfFills>(name)));
+    done.insert(std::string("aten::") + name);
+  }
 }
 
 }  // namespace tessera::detail

@@ -52,6 +52,10 @@ void register_everything() {
     const auto& entry = propagate::entry_of(*op);
     if (!done.contains(entry.name)) register_boxed(aten, entry);
   }
+  // A parameter on the meta device may be given a distributed tensor, or a real one, in its place: the Meta key
+  // outranks ours, so that set_data asks there.
+  library("aten", c10::DispatchKey::Meta)
+      .impl("_has_compatible_shallow_copy_type", [](const at::Tensor&, const at::Tensor&) { return true; });
   library("_", kKey).fallback(torch::CppFunction::makeFromBoxedFunction<&refuse>());
   // AutogradPrivateUse3 has no fallback of its own, unlike the other backends'. This one tells, as theirs do, when a
   // gradient is asked of an op that has none.

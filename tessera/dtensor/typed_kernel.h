@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/base/deferred_key.h"
 #include "tessera/base/tracer_key.h"
 #include "tessera/dtensor/dispatch.h"
 
@@ -182,7 +183,7 @@ class TypedKernel<Ret(Args...)> final : public c10::OperatorKernel {
         [&](auto&... local) -> Ret {
           c10::DispatchKeySet keys;
           ((keys = keys | local.keys()), ...);
-          keys = keys & c10::after_ADInplaceOrView_keyset;
+          keys = keys & kKeysBelowAutograd;
           if (C10_LIKELY(keys.highestFunctionalityKey() == c10::DispatchKey::Dense))
             return op_.redispatch(keys, local.get()...);
           return op_.call(local.get()...);

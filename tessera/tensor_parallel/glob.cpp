@@ -123,7 +123,8 @@ std::string why_unmatched(std::string_view pattern, const std::vector<std::strin
   const auto where = parent.empty() ? std::string("the module") : c10::str("'", parent, "'");
   auto text = c10::str("no child of ", where, " matches '", depth < wanted.size() ? wanted[depth] : "", "'; it has ",
                        children.empty() ? "none" : c10::Join(", ", children), ".");
-  if (const auto names = nearest(pattern, paths); !names.empty()) text += " Nearest names: " + c10::Join(", ", names);
+  if (const auto names = nearest_names(std::string(pattern), paths); !names.empty())
+    text += " Nearest names: " + c10::Join(", ", names);
   return text;
 }
 

@@ -183,9 +183,8 @@ Style read_style_called(Line& line, size_t place, std::string_view name, std::ve
     others.emplace_back(detail::StyleText<S>::kName);
     return read_style_called<I + 1>(line, place, name, std::move(others));
   } else {
-    const auto near = nearest(name, others, 1);
-    line.fail_at(place, (near.empty() ? "" : c10::str("did you mean ", near[0], "? ")) + "styles are " +
-                            c10::Join(", ", others));
+    const auto near = did_you_mean(std::string(name), others);
+    line.fail_at(place, near + (near.empty() ? "" : " ") + "styles are " + c10::Join(", ", others));
   }
 }
 

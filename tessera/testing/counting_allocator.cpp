@@ -12,8 +12,13 @@
 namespace tessera::testing {
 namespace {
 
-std::atomic<int64_t> live{0}, peak{0}, count{0};
+std::atomic<int64_t> live{0}, peak{0}, count{0}, largest_one{0};
 std::atomic<uint64_t> generation{0};  // odd while a CountingAllocator is alive
+
+void raise(std::atomic<int64_t>& most, int64_t to) {
+  for (int64_t known = most; to > known && !most.compare_exchange_weak(known, to);) {
+  }
+}
 
 // What is handed out while counting, by address: the context of a block must be its address, because LibTorch also
 // takes memory raw (oneDNN's kernels do) and then has nothing else to give back.
@@ -56,9 +61,8 @@ struct Counting final : c10::Allocator {
         blocks()[memory] = {bytes, now};
       }
       count++;
-      const int64_t total = live += bytes;
-      for (int64_t known = peak; total > known && !peak.compare_exchange_weak(known, total);) {
-      }
+      raise(peak, live += bytes);
+      raise(largest_one, bytes);
     }
     return {memory, memory, &free_block, c10::Device(c10::DeviceType::CPU)};
   }
@@ -78,7 +82,7 @@ CountingAllocator::CountingAllocator() {
     return it;
   }();
   (void)installed;
-  live = peak = count = 0;
+  live = peak = count = largest_one = 0;
   generation++;
 }
 CountingAllocator::~CountingAllocator() { generation++; }
@@ -86,6 +90,7 @@ CountingAllocator::~CountingAllocator() { generation++; }
 int64_t CountingAllocator::live_bytes() const { return live; }
 int64_t CountingAllocator::peak_bytes() const { return peak; }
 int64_t CountingAllocator::allocations() const { return count; }
+int64_t CountingAllocator::largest() const { return largest_one; }
 void CountingAllocator::reset_peak() { peak = live.load(); }
 
 }  // namespace tessera::testing

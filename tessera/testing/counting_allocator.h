@@ -15,6 +15,7 @@ class CountingAllocator {
   int64_t live_bytes() const;   // allocated since construction and not freed
   int64_t peak_bytes() const;   // most of that, since construction or reset_peak()
   int64_t allocations() const;  // how many, so far
+  int64_t largest() const;      // bytes of the largest, so far
   void reset_peak();
 };
 

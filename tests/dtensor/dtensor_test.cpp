@@ -2,6 +2,7 @@
 #include "tessera/dtensor/dtensor.h"
 
 #include "tessera/base/error.h"
+#include "tessera/debug/comm_debug_mode.h"
 #include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
 
@@ -82,6 +83,34 @@ TEST(DTensor, FromLocalRefusesWhatDoesNotFit) {
                 }),
                 "one for each axis");
     EXPECT_SAYS(message_of<UsageError>([&] { DTensor(torch::ones({2})); }), "distribute_tensor");
+  });
+}
+
+// No memory, no values, nothing to send; what someone hung on the tensor goes along.
+TEST(DTensor, DistributesWhatHasNoMemory) {
+  struct Note : c10::BackendMeta {};
+  run_ranks(2, [](Rank&) {
+    const auto mesh = init_device_mesh("cpu", {2}, {"x"});
+    auto t = torch::empty({5, 4}, torch::kMeta).set_requires_grad(true);
+    const auto note = c10::make_intrusive<Note>();
+    t.unsafeGetTensorImpl()->set_backend_meta(note);
+    CommDebugMode comms;
+    distribute_in_place(t, mesh, {Shard(0)});
+    auto d = DTensor(t.detach());
+    EXPECT_TRUE(t.is_leaf() && t.requires_grad() && d.is_meta());
+    for (const auto& p : {Shard(0), Shard(1), Replicate()}) {
+      d = d.redistribute({p});
+      const auto& local = detail::local_of(d);
+      EXPECT_EQ(local.sizes(), c10::IntArrayRef(d.spec().local_sizes));
+      EXPECT_EQ(local.unsafeGetTensorImpl()->get_backend_meta(), note.get());
+    }
+    EXPECT_EQ(comms.get_total_counts(), 0);
+    // What is on meta may become real, distributed or not.
+    auto plain = torch::empty({5, 4}, torch::kMeta);
+    for (auto* it : {&t, &plain}) {
+      it->set_data(torch::ones({5, 4}));
+      EXPECT_TRUE(it->is_cpu() && !is_dtensor(*it));
+    }
   });
 }
 

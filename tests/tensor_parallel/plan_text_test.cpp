@@ -51,7 +51,7 @@ TEST(PlanText, WritesAPlan) {
 TEST(PlanText, ErrorsSayWhereAndWhatIsAllowed) {
   const std::pair<const char*, const char*> kBad[] = {
       {"a = colwise\nb = colwize",
-       "plan, line 2, column 5: found 'colwize'; did you mean colwise? styles are colwise, "
+       "plan, line 2, column 5: found 'colwize'; did you mean 'colwise' or 'rowwise'? styles are colwise, "
        "rowwise, sequence, prepare_input, prepare_output, prepare_input_output"},
       {"a colwise", "plan, line 1, column 3: found 'colwise'; write = and a style"},
       {"a", "line 1, column 2: the line ends; write = and a style"},
