@@ -176,16 +176,16 @@ Unpack CheckpointFrame::pack_again(Run& run, const at::Tensor& t) {
 }
 
 std::optional<std::string> CheckpointFrame::difference(Run& run, size_t index, const at::Tensor& t) {
-  const auto& options = options_;
   const SavedMeta meta(t);
   if (index >= slots_.size())
     return c10::str("forward saved ", slots_.size(), " tensors for backward, recomputation also saves ",
-                    meta.describe(), options.determinism_check ? " by " + run.trail.describe(run.trail.here()) : "");
-  if (!options.determinism_check) return std::nullopt;
+                    meta.describe(), options_.determinism_check ? " by " + run.trail.describe(run.trail.here()) : "");
+  if (!options_.determinism_check) return std::nullopt;
   if (run.trail.difference()) return run.trail.difference();
   const auto& before = saved_[index];
   const auto place = run.trail.here();
-  if (before.meta == meta && before.place.op == place.op) return std::nullopt;
+  const bool same_op = before.place.op == place.op || !trail_.complete() || !run.trail.complete();
+  if (before.meta == meta && same_op) return std::nullopt;
   return c10::str("tensor ", index, " of the ", slots_.size(), " saved for backward was ", before.meta.describe(),
                   ", saved by ", trail_.describe(before.place), " in forward, and is ", meta.describe(), ", saved by ",
                   run.trail.describe(place), " in recomputation");
@@ -194,6 +194,12 @@ std::optional<std::string> CheckpointFrame::difference(Run& run, size_t index, c
 void CheckpointFrame::drop(Backward backward) {
   for (const auto& weak : slots_)
     if (const auto slot = weak.lock()) slot->take(backward);
+}
+
+void CheckpointFrame::forward_ended() {
+  complete_ = true;
+  trail_.end();
+  state_.forget_untouched_generators();
 }
 
 // ---- forward ----

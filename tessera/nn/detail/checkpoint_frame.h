@@ -47,10 +47,7 @@ class CheckpointFrame : public std::enable_shared_from_this<CheckpointFrame> {
   CheckpointFrame(const CheckpointOptions& options, const Tensors& inputs, Again again);
 
   Unpack pack(const at::Tensor& t);  // in forward
-  void forward_ended() {
-    complete_ = true;
-    trail_.end();
-  }
+  void forward_ended();
 
  private:
   friend class CheckpointForward;

@@ -7,6 +7,7 @@
 #include <ATen/autocast_mode.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <mutex>
 
@@ -56,6 +57,14 @@ RandomStreams RandomStreams::again() const {
   now.here_ = random::state();
   for (auto& [world, state] : now.others_) state = world.random();
   return now;
+}
+
+void RandomStreams::forget_untouched_generators() {
+  std::erase_if(generators_, [](auto& each) {
+    const auto now = state_of(each.first);  // a CPU tensor of bytes, on every device
+    return now.nbytes() == each.second.nbytes() &&
+           std::memcmp(now.const_data_ptr(), each.second.const_data_ptr(), now.nbytes()) == 0;
+  });
 }
 
 void RandomStreams::restore() const {

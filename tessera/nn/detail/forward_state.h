@@ -25,6 +25,8 @@ class RandomStreams {
   static RandomStreams capture(const std::vector<at::Tensor>& inputs);
   void restore() const;
   RandomStreams again() const;  // where the same streams stand now
+  // Lets go of LibTorch's generators that still stand where they stood.
+  void forget_untouched_generators();
 
  private:
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;
@@ -40,6 +42,11 @@ class ForwardState {
  public:
   ForwardState(const std::vector<at::Tensor>& inputs, bool with_random);
   const std::optional<RandomStreams>& random() const { return random_; }
+  // Called when forward has ended. A function that does not draw needs no copy of a generator (5 KB on the CPU), and
+  // recomputing it must not touch one that other threads draw from.
+  void forget_untouched_generators() {
+    if (random_) random_->forget_untouched_generators();
+  }
 
   // Puts it back while alive; what was there before comes back afterwards, random streams included.
   class Scope {

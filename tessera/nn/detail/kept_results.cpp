@@ -138,7 +138,7 @@ void KeptResults::Keeping::run(const OperatorHandle& op, c10::DispatchKeySet key
   if (!keep) return share_versions(returns);
   calls.any_kept = true;
   const auto& result = calls.results.back();
-  result->step = trail_.steps();
+  if (trail_.complete()) result->step = trail_.steps();
   if (streams_ && op.hasTag(at::Tag::nondeterministic_seeded)) result->after = streams_->again();
   for (size_t i = 0; i < result->tensors.size(); i++)
     if (const void* memory = memory_of(result->tensors[i].get())) by_memory_[memory] = {result, i};
@@ -152,7 +152,8 @@ void KeptResults::HandingOut::run(const OperatorHandle& op, c10::DispatchKeySet 
   auto& calls = found->second;
   const size_t call = calls_so_far_[op]++;
   const bool known = call < calls.results.size();
-  const bool out_of_step = known && calls.results[call] && calls.results[call]->step != trail_.steps();
+  const bool out_of_step = known && calls.results[call] && calls.results[call]->step && trail_.complete() &&
+                           *calls.results[call]->step != trail_.steps();
   TESSERA_CHECK((known || !calls.any_kept || !complete_) && !out_of_step, UsageError,
                 "checkpoint: recomputation calls ", op.operator_name(), in_module(),
                 ", whose results were kept, at a point where forward did not (call ", call, " of it; forward made ",

@@ -30,7 +30,7 @@ class KeptResults {
     std::vector<KeptTensor> tensors;     // all of them, in order
     std::vector<size_t> list_sizes;      // of each list, in order
     std::optional<RandomStreams> after;  // of an op that draws random numbers: where the streams stood then
-    size_t step = 0;                     // how far forward was by its trail
+    std::optional<size_t> step;          // how far forward was by its trail
     bool copied = false;                 // because forward went on to write to what the op returned
   };
   // The calls of one op, in order.

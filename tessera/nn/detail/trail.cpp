@@ -2,6 +2,7 @@
 
 #include "tessera/base/module_name.h"
 #include "tessera/dtensor/dispatch.h"
+#include "tessera/nn/module_tree.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
@@ -80,13 +81,19 @@ void Trail::add_step(Place place) {
 Place Trail::here() {
   Place place;
   if (!running_.empty()) place.op = interned(running_.back());
-  if (const auto* frame = innermost_module()) {
-    size_t at = 0;  // a function calls few modules
-    while (at < modules_.size() && modules_[at].first != frame->module) at++;
-    if (at == modules_.size()) modules_.emplace_back(frame->module, ModulePath::now());
-    place.module = static_cast<int32_t>(at);
-  }
+  if (const auto* frame = innermost_module()) place.module = static_cast<int32_t>(module_index(*frame));
   return place;
+}
+
+// Modules go by address, and a function calls few of them. A name given in full lies anywhere, so it goes by itself.
+size_t Trail::module_index(const ModuleFrame& frame) {
+  const bool is_module = frame.name == &path_of;
+  for (size_t i = modules_.size(); i-- > 0;) {
+    const auto& [module, path] = modules_[i];
+    if (is_module ? module == frame.module : !module && path.name() == frame.name(frame)) return i;
+  }
+  modules_.emplace_back(is_module ? frame.module : nullptr, ModulePath::now());
+  return modules_.size() - 1;
 }
 
 std::string Trail::describe(const Place& place) const {

@@ -38,6 +38,8 @@ class Trail {
   std::string describe(const Place& place) const;  // "aten::mm in module GPT.h.0"
 
   size_t steps() const { return steps_.size(); }
+  // Was everything seen? Not if RecordFunction was switched off: then ops are not to be compared.
+  bool complete() const { return complete_; }
 
   // How the steps differ from the expected ones, as a sentence; nothing if they do not so far.
   const std::optional<std::string>& difference() const { return difference_; }
@@ -48,15 +50,16 @@ class Trail {
   void begin_op(const char* name);
   void end_op(const char* name);
   void add_step(Place place);
+  size_t module_index(const ModuleFrame& frame);
 
   const Trail* expected_;
   std::optional<std::string> difference_;
   std::vector<Place> steps_;
-  std::vector<std::pair<const void*, ModulePath>> modules_;
-  c10::SmallVector<const char*, 8> running_;  // names of the ops that run, outermost first
-  uint64_t nodes_before_ = 0;                 // made on this thread when the outermost began
+  std::vector<std::pair<const void*, ModulePath>> modules_;  // null: not a module, but a name given in full
+  c10::SmallVector<const char*, 8> running_;                 // names of the ops that run, outermost first
+  uint64_t nodes_before_ = 0;                                // made on this thread when the outermost began
   bool ended_ = false;
-  bool complete_ = true;  // false: someone had switched RecordFunction off
+  bool complete_ = true;
 };
 
 // Follows what this thread does while alive; a trail that was followed before rests meanwhile. Null: follows nothing.
