@@ -139,7 +139,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
     for (int64_t axis = 0; axis < mesh.ndim(); axis++)
       if (complete_placements[axis].is_replicate()) mesh.get_group(axis)->broadcast(value, 0).wait();
   }
-  return detail::from_local(local.is_non_overlapping_and_dense() ? local : local.contiguous(), spec);
+  return detail::from_local(detail::in_order_of(local, *spec), spec);
 }
 
 at::Tensor DTensor::to_local(PlacementsRef grad_placements) const {

@@ -7,6 +7,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/alias.h>
+#include <ATen/ops/empty_strided.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
 namespace tessera::detail {
@@ -98,12 +99,20 @@ struct ToLocalBackward final : Node {
                   "backward of to_local: the gradient has sizes ", g.sizes(), "; this rank's piece of ",
                   spec->describe(), " has ", c10::IntArrayRef(spec->local_sizes));
     auto as_found = intern(spec->mesh, spec->placements, spec->sizes, spec->strides, g.scalar_type(), g.device());
-    // An expanded gradient has not the strides that the spec tells of.
-    return {from_local(g.is_non_overlapping_and_dense() ? g : g.contiguous(), as_found)};
+    return {from_local(in_order_of(g, *as_found), as_found)};
   }
 };
 
 }  // namespace
+
+at::Tensor in_order_of(const at::Tensor& local, const TensorSpec& spec) {
+  const auto strides = strides_in_order_of(spec.local_sizes, spec.strides);
+  bool fits = true;
+  for (int64_t d = 0; d < local.dim(); d++) fits &= local.size(d) <= 1 || local.stride(d) == strides[d];
+  if (fits || local.numel() == 0) return local;
+  if (strides == contiguous_strides(spec.local_sizes)) return local.contiguous();
+  return at::empty_strided(spec.local_sizes, strides, local.options()).copy_(local);
+}
 
 at::Tensor from_local(const at::Tensor& local, const SpecRef& spec) {
   return with_history<FromLocalBackward>(local, spec, [&] {

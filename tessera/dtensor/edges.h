@@ -5,6 +5,10 @@
 // Where plain and distributed meet, and where a value moves: each with its gradient. Explicit communication.
 namespace tessera::detail {
 
+// The piece with its dims in memory as the spec tells of them, copied if need be: a transposed or expanded gradient
+// would be taken for something else by whoever reads the global strides. Differentiable.
+at::Tensor in_order_of(const at::Tensor& local, const TensorSpec& spec);
+
 at::Tensor from_local(const at::Tensor& local, const SpecRef& spec);
 at::Tensor to_local(const at::Tensor& t, PlacementsRef grad_placements);
 at::Tensor redistribute(const at::Tensor& t, PlacementsRef placements);

@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/models/config.h"
 #include "tessera/models/tied_head.h"
+#include "tessera/nn/attention_heads.h"
 #include "tessera/nn/module_list.h"
 #include "tessera/nn/modules.h"
 
@@ -15,10 +16,11 @@
 // the same part of the key rows, the same part of the value rows.
 namespace tessera::models {
 
-struct GPT2AttentionImpl : torch::nn::Cloneable<GPT2AttentionImpl> {
+struct GPT2AttentionImpl : torch::nn::Cloneable<GPT2AttentionImpl>, AttentionHeads {
   explicit GPT2AttentionImpl(const GPT2Config& config);
   void reset() override;
   at::Tensor forward(const at::Tensor& x);  // (B, T, C) -> (B, T, C)
+  int64_t head_dim() const override { return config.head_dim(); }
 
   GPT2Config config;
   nn::Linear c_attn{nullptr}, c_proj{nullptr};

@@ -1,7 +1,6 @@
 #include "tessera/models/llama.h"
 
 #include "tessera/base/error.h"
-#include "tessera/models/constant.h"
 #include "tessera/models/rope.h"
 
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -104,7 +103,7 @@ at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {
   TESSERA_CHECK(length <= config.max_seq_len, UsageError, "Llama: a sequence of ", length,
                 " tokens, and max_seq_len is ", config.max_seq_len);
   auto x = tok_embeddings(tokens);
-  const auto rope = constant_beside(x, rope_table(length, config.head_dim(), config.rope_theta, x.device()));
+  const auto rope = rope_table(length, config.head_dim(), config.rope_theta, x.device());
   for (auto& layer : layers) x = layer(x, rope);
   x = norm(x);
   return config.tied ? tied_output(x, tok_embeddings->weight) : output(x);

@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/models/config.h"
 #include "tessera/models/tied_head.h"
+#include "tessera/nn/attention_heads.h"
 #include "tessera/nn/module_list.h"
 #include "tessera/nn/modules.h"
 #include "tessera/nn/rms_norm.h"
@@ -14,10 +15,11 @@
 // How many heads there are is read off the activations, so layers work on a rank's own heads as on all of them.
 namespace tessera::models {
 
-struct LlamaAttentionImpl : torch::nn::Cloneable<LlamaAttentionImpl> {
+struct LlamaAttentionImpl : torch::nn::Cloneable<LlamaAttentionImpl>, AttentionHeads {
   explicit LlamaAttentionImpl(const LlamaConfig& config);
   void reset() override;
   at::Tensor forward(const at::Tensor& x, const at::Tensor& rope);  // (B, T, C), rope_table -> (B, T, C)
+  int64_t head_dim() const override { return config.head_dim(); }
 
   LlamaConfig config;
   nn::Linear wq{nullptr}, wk{nullptr}, wv{nullptr}, wo{nullptr};

@@ -57,12 +57,18 @@ class RepeatableForward {
   explicit RepeatableForward(Module& module, Invoke invoke, Given&&... given)
       : module_(module), invoke_(invoke), args_(std::forward<Given>(given)...) {}
 
-  Tensors inputs() const {
-    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): only read
-    return tensors_of(const_cast<RepeatableForward*>(this)->args_);
+  // The tensors among the arguments. They are not kept here: a checkpoint keeps this object, and knows better where its
+  // inputs come from.
+  Tensors take_inputs() {
+    auto inputs = tensors_of(args_);
+    if constexpr (!kRefersToCaller) assign_tensors(args_, Tensors(inputs.size()));
+    return inputs;
   }
 
   Tensors operator()(const Tensors& inputs) {
+    TESSERA_CHECK(!kRefersToCaller || !returned_, UsageError, "module ", class_name(module_),
+                  " takes an argument by reference, which may be gone when backward runs its forward again for a ",
+                  "checkpoint; take it by value, or by const reference");
     if constexpr ((std::is_copy_constructible_v<Kept<Args>> && ...)) {
       auto args = args_;
       return run(args, inputs);
@@ -75,6 +81,7 @@ class RepeatableForward {
 
   // Returns the first result with these tensors in it.
   R finish(const Tensors& outputs) {
+    returned_ = true;
     if constexpr (!std::is_void_v<R>) {
       TESSERA_CHECK(result_, InternalError, "an around hook of ", class_name(module_), " did not run forward");
       assign_tensors(*result_, outputs);
@@ -84,6 +91,7 @@ class RepeatableForward {
 
  private:
   using Slot = std::conditional_t<std::is_void_v<R>, char, std::optional<R>>;
+  static constexpr bool kRefersToCaller = (std::is_reference_v<Kept<Args>> || ...);
 
   Tensors run(std::tuple<Kept<Args>...>& args, const Tensors& inputs) {
     assign_tensors(args, inputs);
@@ -105,7 +113,7 @@ class RepeatableForward {
   Invoke invoke_;
   std::tuple<Kept<Args>...> args_;
   [[no_unique_address]] Slot result_{};
-  bool ran_ = false;
+  bool ran_ = false, returned_ = false;
 };
 
 template <class R, class... Args, class... Given>
@@ -114,7 +122,8 @@ C10_NOINLINE R run_hooked(Module& module, const ModuleHooks& hooks, R (*invoke)(
   check_visitable<Args...>("takes an argument");
   if constexpr (!std::is_void_v<R>) check_visitable<R>("returns a value");
   auto forward = std::make_shared<RepeatableForward<R, Args...>>(module, invoke, std::forward<Given>(given)...);
-  auto outputs = call_hooked(module, hooks, forward->inputs(), [forward](const Tensors& in) { return (*forward)(in); });
+  auto outputs =
+      call_hooked(module, hooks, forward->take_inputs(), [forward](const Tensors& in) { return (*forward)(in); });
   return forward->finish(outputs);
 }
 

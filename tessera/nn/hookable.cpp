@@ -51,21 +51,35 @@ void make_hookable(AnyModule& module) {
   if (!has_hook_point(*module.ptr())) module = swap_for(*module.ptr(), class_name(*module.ptr()));
 }
 
+namespace {
+
+// The Sequential that calls the module `name`, and the AnyModule in it; null if it hangs elsewhere.
+std::pair<torch::nn::SequentialImpl*, AnyModule*> caller_of(Module& root, std::string_view name, const Module& module) {
+  if (name.empty()) return {nullptr, nullptr};
+  const auto dot = name.rfind('.');
+  const auto parent = get_submodule(root, dot == name.npos ? std::string_view() : name.substr(0, dot));
+  if (auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(parent.get()))
+    for (auto& child : *sequential)
+      if (child.ptr().get() == &module) return {sequential, &child};
+  return {nullptr, nullptr};
+}
+
+}  // namespace
+
+bool can_be_hooked(Module& root, std::string_view name) {
+  const auto module = get_submodule(root, name);
+  if (has_hook_point(*module)) return true;
+  return swaps().contains(typeid(*module)) && caller_of(root, name, *module).first;
+}
+
 std::shared_ptr<Module> hookable(Module& root, std::string_view name) {
   auto module = get_submodule(root, name);
   if (has_hook_point(*module)) return module;
-  const auto dot = name.rfind('.');
-  const auto parent =
-      name.empty() ? nullptr : get_submodule(root, dot == name.npos ? std::string_view() : name.substr(0, dot));
-  auto* sequential = dynamic_cast<torch::nn::SequentialImpl*>(parent.get());
+  const auto [sequential, child] = caller_of(root, name, *module);
   if (!sequential) refuse(name, *module);
-  for (auto& child : *sequential) {
-    if (child.ptr() != module) continue;
-    child = swap_for(*module, name);
-    sequential->replace_module(std::string(name.substr(dot == name.npos ? 0 : dot + 1)), child.ptr());
-    return child.ptr();
-  }
-  refuse(name, *module);
+  *child = swap_for(*module, name);
+  sequential->replace_module(std::string(name.substr(name.rfind('.') + 1)), child->ptr());
+  return child->ptr();
 }
 
 }  // namespace tessera

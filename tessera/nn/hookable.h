@@ -17,7 +17,10 @@ namespace tessera {
 // where that cannot be.
 std::shared_ptr<Module> hookable(Module& root, std::string_view name);
 
-// The same for an AnyModule of yours. Knows the classes of torch::nn.
+// Would hookable(root, name) give a module? Changes nothing.
+bool can_be_hooked(Module& root, std::string_view name);
+
+// hookable for an AnyModule of yours. Knows the classes of torch::nn.
 void make_hookable(torch::nn::AnyModule& module);
 
 }  // namespace tessera

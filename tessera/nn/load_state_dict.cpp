@@ -7,6 +7,8 @@
 #include "tessera/nn/module_tree.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_has_compatible_shallow_copy_type.h>
+
 #include <ostream>
 #include <sstream>
 #include <unordered_set>
@@ -50,11 +52,11 @@ Plan make_plan(const std::vector<ModuleSlot>& slots, const StateDict& dict) {
 
 // A tensor of a module gets other data, for every handle to it.
 void replace_data(const at::Tensor& tensor, const at::Tensor& data) {
-  // set_data refuses to go from meta to a device; nothing but this question stands in its way.
-  if (tensor.is_meta() && !data.is_meta())
-    tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
-  else
+  // set_data refuses to go from meta to a device, though the only thing in its way is this question.
+  if (at::_has_compatible_shallow_copy_type(tensor, data))
     tensor.set_data(data);
+  else
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
 }
 
 void execute(const Load& load, bool assign) {
@@ -73,9 +75,14 @@ std::string explain(const torch::nn::Module& module, const std::vector<ModuleSlo
   std::ostringstream text;
   text << "load_state_dict: the dict does not fit " << class_name(module) << "; nothing was loaded.";
   for (const auto& name : report.missing) text << "\n  missing from the dict: " << name;
-  for (const auto& name : report.unexpected)
-    text << "\n  the module has no " << name << "; "
-         << did_you_mean(name, report.missing.empty() ? names : report.missing);
+  size_t suggestions = 20;  // each is looked for among all names
+  for (const auto& name : report.unexpected) {
+    text << "\n  the module has no " << name;
+    if (suggestions == 0) continue;
+    suggestions--;
+    const auto near = did_you_mean(name, report.missing.empty() ? names : report.missing);
+    text << (near.empty() ? "" : "; ") << near;
+  }
   for (const auto& wrong : report.mismatched)
     for (const auto& slot : slots)
       if (slot.name == wrong.name)

@@ -56,11 +56,23 @@ class EmbeddingBag : public Holder<torch::nn::EmbeddingBagImpl> {
   }
 };
 
-// Children pushed as holders of ours keep their hooks. Of plain ones see hookable.h.
-class Sequential : public Holder<torch::nn::SequentialImpl> {
+// Children pushed as holders of ours keep their hooks; of plain ones see hookable.h. Unlike LibTorch's, a copy keeps
+// the names of its children.
+class SequentialImpl : public torch::nn::SequentialImpl {
  public:
-  using Holder<torch::nn::SequentialImpl>::Holder;
-  using Impl = torch::nn::SequentialImpl;
+  using torch::nn::SequentialImpl::SequentialImpl;
+  std::shared_ptr<Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
+    auto copy = std::make_shared<SequentialImpl>();
+    auto child = begin();
+    for (const auto& item : named_children()) copy->push_back(item.key(), (child++)->clone(device));
+    return copy;
+  }
+};
+
+class Sequential : public Holder<SequentialImpl> {
+ public:
+  using Holder<SequentialImpl>::Holder;
+  using Impl = SequentialImpl;
   Sequential() = default;
   Sequential(std::initializer_list<torch::nn::NamedAnyModule> children) : Holder(make(children)) {}
 

@@ -6,6 +6,7 @@
 #include "tessera/nn/module_tree.h"
 
 #include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <unordered_map>
 

@@ -2,6 +2,7 @@
 #include "tessera/nn/load_state_dict.h"
 #include "tessera/nn/state_dict.h"
 
+#include <concepts>
 #include <memory>
 #include <string>
 #include <vector>
@@ -53,5 +54,16 @@ LoadReport load_optimizer_state_dict(OptimizerAccess& optimizer, const torch::nn
                                      LoadOptions options = {});
 LoadReport load_optimizer_state_dict(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
                                      const StateDict& dict, LoadOptions options = {});
+
+// For a class that is an OptimizerAccess and a torch::optim::Optimizer: else neither overload would be the better one.
+template <std::derived_from<OptimizerAccess> Optimizer>
+StateDict optimizer_state_dict(Optimizer& optimizer, const torch::nn::Module& module) {
+  return optimizer_state_dict(static_cast<OptimizerAccess&>(optimizer), module);
+}
+template <std::derived_from<OptimizerAccess> Optimizer>
+LoadReport load_optimizer_state_dict(Optimizer& optimizer, const torch::nn::Module& module, const StateDict& dict,
+                                     LoadOptions options = {}) {
+  return load_optimizer_state_dict(static_cast<OptimizerAccess&>(optimizer), module, dict, options);
+}
 
 }  // namespace tessera

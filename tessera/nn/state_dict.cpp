@@ -45,10 +45,10 @@ const at::Tensor* StateDict::find(const std::string& name) const {
 }
 
 const at::Tensor& StateDict::at(const std::string& name) const {
-  const at::Tensor* tensor = find(name);
-  TESSERA_CHECK(tensor, UsageError, "state dict: there is no '", name, "' among ", size(), " names; ",
-                did_you_mean(name, names()));
-  return *tensor;
+  if (const at::Tensor* tensor = find(name)) return *tensor;
+  const auto near = did_you_mean(name, names());
+  TESSERA_FAIL(UsageError, "state dict: there is no '", name, "' among ", size(), " names", near.empty() ? "" : "; ",
+               near);
 }
 
 StateDict StateDict::under(const std::string& prefix) const {
@@ -63,18 +63,6 @@ std::vector<std::string> StateDict::names() const {
   names.reserve(size());
   for (const auto& [name, tensor] : items_) names.push_back(name);
   return names;
-}
-
-bool same_form(const StateDict& a, const StateDict& b) {
-  if (a.size() != b.size()) return false;
-  auto other = b.begin();
-  for (const auto& [name, x] : a) {
-    const auto& [other_name, y] = *other++;
-    if (name != other_name || x.sizes() != y.sizes() || x.scalar_type() != y.scalar_type()) return false;
-    if (is_dtensor(x) != is_dtensor(y)) return false;
-    if (is_dtensor(x) && DTensor(x).placements() != DTensor(y).placements()) return false;
-  }
-  return true;
 }
 
 std::ostream& operator<<(std::ostream& out, const StateDict& dict) {

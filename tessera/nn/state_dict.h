@@ -47,10 +47,6 @@ class StateDict {
   std::unordered_map<std::string, size_t> index_;
 };
 
-// The same names in the same order, and the same shapes, dtypes and placements. Values are not looked at: that would
-// communicate for distributed tensors.
-bool same_form(const StateDict& a, const StateDict& b);
-
 // One line for each: "layers.0.weight  Float[16, 10] [S(0)] on mesh(tp=2)". No values.
 std::ostream& operator<<(std::ostream& out, const StateDict& dict);
 

@@ -104,9 +104,9 @@ inline Answer ask_python(const std::string& script, const Message& question) {
   const detail::Folder folder;
   const auto bytes = torch::jit::pickle_save(c10::ivalue::Tuple::create({tensors, texts}));
   std::ofstream(folder.file("in"), std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  const int code = detail::run(
-      {python, "-E", "-s", std::string(TESSERA_PARITY_SCRIPTS) + "/" + script, folder.file("in"), folder.file("out")},
-      folder.file("said"));
+  const int code = detail::run({python, "-B", "-E", "-s", std::string(TESSERA_PARITY_SCRIPTS) + "/" + script,
+                                folder.file("in"), folder.file("out")},
+                               folder.file("said"));
   const auto said = detail::read_bytes(folder.file("said"));
   if (code == detail::kNoTorch) {
     answer.skipped = python + " has no torch";

@@ -5,8 +5,6 @@ from harness import answer
 
 
 def check(tensors, texts):
-    if "fail" in texts:
-        raise ValueError(texts["fail"])
     dangerous = [name for name in os.environ if name.startswith(("LD_", "TESSERA_", "PYTHON"))]
     out = {"x": tensors["x"] * int(texts["by"]), "flags": tensors["flags"]}
     return out, {"said": " ".join(tensors), "environment": " ".join(dangerous)}

@@ -1,0 +1,84 @@
+#include "tessera/models/plans.h"
+
+#include "tessera/tensor_parallel/plan_text.h"
+
+#include <string>
+
+namespace tessera::models {
+namespace {
+
+// Positions are looked up once a batch row; c_attn holds query, key and value, each of which is cut by itself.
+constexpr const char* kGPT2 = R"(
+wte             = rowwise(input=R)
+h.*.attn.c_attn = colwise(sections=3)
+h.*.attn.c_proj = rowwise
+h.*.mlp.c_fc    = colwise
+h.*.mlp.c_proj  = rowwise
+)";
+// Activations stay distributed between the parts, so that a sequence need not divide by the ranks. The rows of wpe are
+// positions: cutting them cuts the sequence.
+constexpr const char* kGPT2Sequence = R"(
+wte             = rowwise(input=R, output=S(1), local=false)
+wpe             = rowwise(input=R, output=S(0), local=false)
+h.*.ln_1        = sequence
+h.*.attn        = prepare_input(from=S(1), to=R)
+h.*.attn.c_attn = colwise(sections=3)
+h.*.attn.c_proj = rowwise(output=S(1), local=false)
+h.*.ln_2        = sequence
+h.*.mlp         = prepare_input(from=S(1), to=R)
+h.*.mlp.c_fc    = colwise
+h.*.mlp.c_proj  = rowwise(output=S(1), local=false)
+ln_f            = sequence
+)";
+
+// One prepare_input for what several matrices read: its gradient is summed once.
+constexpr const char* kLlama = R"(
+tok_embeddings             = rowwise(input=R)
+layers.*.attention         = prepare_input(from=[R, _], to=[R, _])
+layers.*.attention.w[qkv]  = colwise
+layers.*.attention.wo      = rowwise
+layers.*.feed_forward      = prepare_input(from=R, to=R)
+layers.*.feed_forward.w[13] = colwise
+layers.*.feed_forward.w2   = rowwise
+)";
+constexpr const char* kLlamaSequence = R"(
+tok_embeddings              = rowwise(input=R, output=S(1), local=false)
+layers.*.attention_norm     = sequence
+layers.*.attention          = prepare_input(from=[S(1), _], to=[R, _])
+layers.*.attention.w[qkv]   = colwise(local=false)
+layers.*.attention.wo       = rowwise(output=S(1), local=false)
+layers.*.ffn_norm           = sequence
+layers.*.feed_forward       = prepare_input(from=S(1), to=R)
+layers.*.feed_forward.w[13] = colwise
+layers.*.feed_forward.w2    = rowwise(output=S(1), local=false)
+norm                        = sequence
+)";
+
+// A head that is handed the embedding's weight, cut along the vocabulary.
+std::string tied_head(const std::string& name, const PlanOptions& options) {
+  const std::string input = options.sequence_parallel ? "S(1)" : "R";
+  const std::string output = options.loss_parallel ? "output_to=S(-1), output_local=false" : "output_to=R";
+  return name + " = prepare_input_output(input_from=[" + input + ", _], input_to=[R, _], output_from=S(-1), " + output +
+         ")\n";
+}
+std::string own_head(const std::string& name, const PlanOptions& options) {
+  const std::string input = options.sequence_parallel ? "input=S(1), " : "";
+  return name + " = colwise(" + input + (options.loss_parallel ? "local=false" : "output=R") + ")\n";
+}
+
+}  // namespace
+
+Plan tensor_parallel_plan(const GPT2Config&, const PlanOptions& options) {
+  return parse_plan((options.sequence_parallel ? kGPT2Sequence : kGPT2) + tied_head("lm_head", options));
+}
+
+Plan tensor_parallel_plan(const LlamaConfig& config, const PlanOptions& options) {
+  return parse_plan((options.sequence_parallel ? kLlamaSequence : kLlama) +
+                    (config.tied ? tied_head("output", options) : own_head("output", options)));
+}
+
+Plan tensor_parallel_plan(const Config& config, const PlanOptions& options) {
+  return std::visit([&](const auto& c) { return tensor_parallel_plan(c, options); }, config);
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,49 @@
+#include "tessera/tensor_parallel/parallelize_module.h"
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/nn/hookable.h"
+#include "tessera/nn/module_tree.h"
+#include "tessera/tensor_parallel/module_work.h"
+#include "tessera/tensor_parallel/style_hooks.h"
+
+#include <ATen/core/grad_mode.h>
+
+namespace tessera {
+namespace {
+
+using torch::nn::Module;
+
+void distribute(Module& module, const DeviceMesh& mesh, const ModuleWork& work, std::optional<int64_t> source) {
+  auto parameters = module.named_parameters(/*recurse=*/false);
+  for (const auto& p : work.parameters) {
+    auto& parameter = parameters[p.name];
+    distribute_in_place(parameter, mesh, {p.placement}, {p.communicates ? source : std::nullopt});
+    detail::meta_of(parameter).takes_plain = !work.hooked;
+  }
+}
+
+}  // namespace
+
+void parallelize_module(Module& module, const DeviceMesh& mesh, const Plan& plan, const ParallelizeOptions& options) {
+  if (plan.empty()) return parallelize_module(module, mesh, std::nullopt, options);
+  const auto works = work_out(module, mesh, plan, options.unmatched);
+  const auto dropouts = dropouts_beside(module, works);
+  at::NoGradGuard no_grad;
+  for (const auto& work : works) {
+    const auto target = work.hooked ? hookable(module, work.path) : get_submodule(module, work.path);
+    distribute(*target, mesh, work, options.src_data_rank);
+    if (work.hooked) attach_style_hooks(*target, mesh, work);
+  }
+  for (const auto& path : dropouts) attach_dropout_hooks(*hookable(module, path), mesh);
+}
+
+void parallelize_module(Module& module, const DeviceMesh&, std::nullopt_t, const ParallelizeOptions&) {
+  TORCH_WARN("parallelize_module: no plan for ", class_name(module), ", which stays as it is");
+}
+
+void parallelize_module(Module& module, const Plan& plan, const ParallelizeOptions& options) {
+  parallelize_module(module, DeviceMesh::current(), plan, options);
+}
+
+}  // namespace tessera
