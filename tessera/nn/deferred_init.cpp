@@ -14,18 +14,19 @@ namespace tessera {
 
 namespace detail {
 
-DeferredInitScope::DeferredInitScope() : recording_((enter_recording(), kDeferredKey)) {}
-DeferredInitScope::~DeferredInitScope() { leave_recording(); }
+DeferredInitScope::DeferredInitScope() : recording_((deferred::enter_recording(), kDeferredKey)) {}
+DeferredInitScope::~DeferredInitScope() { deferred::leave_recording(); }
 
 }  // namespace detail
 
 namespace {
 
-using detail::DeferredMeta;
-using detail::Tape;
+using detail::deferred::DeferredMeta;
+using detail::deferred::Id;
+using detail::deferred::Tape;
 
 const DeferredMeta* recipe_of(const at::Tensor& t) {
-  return detail::deferred_meta(is_dtensor(t) ? detail::local_of(t) : t);
+  return detail::deferred::deferred_meta(is_dtensor(t) ? detail::local_of(t) : t);
 }
 
 struct Target {
@@ -67,7 +68,7 @@ void check(const Target& target, const std::string& module) {
 
 std::vector<Target> targets_of(const torch::nn::Module& module) {
   const auto name = class_name(module);
-  TESSERA_CHECK(!detail::recording(), UsageError, "materialize(", name,
+  TESSERA_CHECK(!detail::deferred::recording(), UsageError, "materialize(", name,
                 ") inside deferred_init: call it after, when the tensors are distributed");
   auto all = tensors_of(module);
   for (auto& target : all) {
@@ -81,7 +82,7 @@ std::vector<Target> targets_of(const torch::nn::Module& module) {
 }
 
 // The name of the first of these that a step is for.
-std::string needs(const Tape& tape, const std::vector<Target*>& targets, detail::Id step) {
+std::string needs(const Tape& tape, const std::vector<Target*>& targets, Id step) {
   for (const auto* target : targets) {
     const auto recipe = tape.recipe({target->recipe->value});
     if (std::binary_search(recipe.begin(), recipe.end(), step)) return target->name;
@@ -95,12 +96,12 @@ void fill_plain(std::vector<Target>& targets, std::optional<c10::Device> device)
   for (auto& target : targets)
     if (target.recipe && !is_dtensor(target.tensor)) by_tape[target.recipe->tape].push_back(&target);
   for (auto& [tape, members] : by_tape) {
-    std::vector<detail::Id> values;
+    std::vector<Id> values;
     for (const auto* target : members) values.push_back(target->recipe->value);
-    detail::Id step = 0;
+    Id step = 0;
     std::vector<at::Tensor> filled;
     try {
-      filled = detail::replay(*tape, values, device, &step);
+      filled = detail::deferred::replay(*tape, values, device, &step);
     } catch (c10::Error& error) {
       error.add_context("while filling '" + needs(*tape, members, step) + "'");
       throw;
@@ -112,16 +113,16 @@ void fill_plain(std::vector<Target>& targets, std::optional<c10::Device> device)
 at::Tensor filled_like(const at::Tensor& t, const DeferredMeta& recipe, std::optional<c10::Device> asked) {
   const auto& spec = detail::meta_of(t).spec;
   const auto device = asked.value_or(c10::Device(spec->mesh.device_type()));
-  if (auto piece = detail::replay_piece(*recipe.tape, recipe.value, *spec, device)) {
+  if (auto piece = detail::deferred::replay_piece(*recipe.tape, recipe.value, *spec, device)) {
     auto real = intern(spec->mesh, spec->placements, spec->sizes, spec->strides, spec->dtype, piece->device());
     return detail::wrap(std::move(*piece), std::move(real));
   }
-  const auto whole = detail::replay(*recipe.tape, {recipe.value}, device)[0];
+  const auto whole = detail::deferred::replay(*recipe.tape, {recipe.value}, device)[0];
   return distribute_tensor(whole, spec->mesh, spec->placements, {.src_data_rank = std::nullopt});
 }
 
 void fill_distributed(std::vector<Target>& targets, std::optional<c10::Device> device) {
-  std::map<std::tuple<const Tape*, detail::Id, const TensorSpec*>, at::Tensor> done;  // for those that share a value
+  std::map<std::tuple<const Tape*, Id, const TensorSpec*>, at::Tensor> done;  // for those that share a value
   for (auto& target : targets) {
     if (!target.recipe || !is_dtensor(target.tensor)) continue;
     const auto& recipe = *target.recipe;

@@ -308,19 +308,19 @@ TEST(DeferredInit, RealTensorsAreReadWhenFilled) {
 
 // Asked for on a device that need not be there: nothing is made on it.
 TEST(DeferredInit, DeviceIsRemembered) {
-  const auto make = [](bool read_back) {
-    auto far = torch::zeros({3}, torch::kCUDA);
-    auto more = torch::ones({3}, far.options());  // whose device reads meta
-    auto here = more.to(torch::kCPU);
-    here.add_(5);
-    return read_back ? here : more;
+  struct Both : torch::nn::Module {
+    at::Tensor far, here;
+    Both() {
+      const auto first = torch::zeros({3}, torch::kCUDA);
+      far = register_buffer("far", torch::ones({3}, first.options()));  // whose device reads meta
+      here = register_buffer("here", far.to(torch::kCPU));              // a copy, wherever it is filled
+      here.add_(5);
+    }
   };
-  auto far = deferred_init([&] { return One([&] { return make(false); }); });
-  auto here = deferred_init([&] { return One([&] { return make(true); }); });
-  materialize(far, torch::Device(torch::kCPU));
-  expect_equal(far->value, torch::ones({3}));  // a copy was changed
-  materialize(here, torch::Device(torch::kCPU));
-  expect_equal(here->value, torch::full({3}, 6.0));
+  auto both = deferred_init([] { return std::make_shared<Both>(); });
+  materialize(*both, torch::Device(torch::kCPU));
+  expect_equal(both->far, torch::ones({3}));
+  expect_equal(both->here, torch::full({3}, 6.0));
 }
 
 TEST(DeferredInit, AModuleInPartsOnItsOwn) {

@@ -80,5 +80,16 @@ TEST(DeferredLarge, EachRankHoldsNoMoreThanItsPiece) {
   }
 }
 
+// What a recipe needs on its way is freed on its way.
+TEST(DeferredLarge, StepsOnTheWayAreFreed) {
+  struct Holds : torch::nn::Module {
+    Holds() { register_buffer("value", torch::ones({1000, 1000}).mul(2).mul(3).mul(4).mul(5).mul(6)); }
+  };
+  auto module = deferred_init([] { return std::make_shared<Holds>(); });
+  CountingAllocator count;
+  materialize(*module);
+  EXPECT_LT(count.peak_bytes(), 2 * 4'000'000 + 10'000);
+}
+
 }  // namespace
 }  // namespace tessera

@@ -139,6 +139,9 @@ TEST(DeferredSharded, EveryOpThatRunsOnPieces) {
       fill([](at::Tensor t) { return t.slice(0, 0, 7).t().contiguous().t(); }),
       fill([](at::Tensor t) {
         t.slice(0, 1, 5, 2).fill_(1);
+        return t;
+      }),
+      fill([](at::Tensor t) {
         t[2].uniform_();
         return t;
       }),

@@ -6,7 +6,7 @@
 #include <map>
 #include <string_view>
 
-namespace tessera::detail {
+namespace tessera::detail::deferred {
 namespace {
 
 enum class How : uint8_t {
@@ -144,4 +144,4 @@ bool localise(const Step& step, const TensorSpec& spec, std::vector<c10::IValue>
   return false;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::detail::deferred

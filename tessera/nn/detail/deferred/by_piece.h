@@ -10,11 +10,11 @@
 // one, which a rank has or has not. The result must have the bits of a run on one rank: so fills, copies, and
 // arithmetic that IEEE rounds in one way only. exp, cos or pow are not among it: LibTorch's vector code and its code
 // for the elements left over may differ in the last bit, and a piece leaves other elements over than the whole.
-namespace tessera::detail {
+namespace tessera::detail::deferred {
 
 bool runs_by_piece(const Tape& tape, const std::vector<Id>& steps, c10::IntArrayRef sizes);
 
 // Turns the arguments of a step into those of this rank. False: there is nothing to do here, the row is elsewhere.
 bool localise(const Step& step, const TensorSpec& spec, std::vector<c10::IValue>& arguments);
 
-}  // namespace tessera::detail
+}  // namespace tessera::detail::deferred

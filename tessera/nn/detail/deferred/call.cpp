@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace tessera::detail {
+namespace tessera::detail::deferred {
 namespace {
 
 bool holds_tensors(const c10::Type& type) {
@@ -52,4 +52,4 @@ bool decompose(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   return false;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::detail::deferred

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera::detail {
+namespace tessera::detail::deferred {
 
 // An op and its arguments, as deferred_init's fallback finds them on the stack.
 struct DeferredCall {
@@ -32,4 +32,4 @@ struct DeferredCall {
 // Runs the op as the ops it is made of, which are dispatched one by one. False: it is made of none.
 bool decompose(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-}  // namespace tessera::detail
+}  // namespace tessera::detail::deferred

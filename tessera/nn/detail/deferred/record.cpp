@@ -16,7 +16,7 @@
 
 #include <mutex>
 
-namespace tessera::detail {
+namespace tessera::detail::deferred {
 namespace {
 
 using c10::IValue;
@@ -145,4 +145,4 @@ void leave_recording() {
 
 bool recording() { return depth > 0; }
 
-}  // namespace tessera::detail
+}  // namespace tessera::detail::deferred

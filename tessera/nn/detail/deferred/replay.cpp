@@ -7,7 +7,7 @@
 
 #include <unordered_map>
 
-namespace tessera::detail {
+namespace tessera::detail::deferred {
 namespace {
 
 using c10::IValue;
@@ -106,4 +106,4 @@ std::optional<at::Tensor> replay_piece(const Tape& tape, Id value, const TensorS
   return Player(tape, device, &spec).run(steps, {value})[0];
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::detail::deferred

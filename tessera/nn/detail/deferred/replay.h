@@ -5,7 +5,7 @@
 #include <optional>
 
 // Doing what was written down.
-namespace tessera::detail {
+namespace tessera::detail::deferred {
 
 // The values, real, on the devices where they would have been, or all on `device`. Those on one storage share memory.
 // If it throws, `under_way` is the step that did.
@@ -16,4 +16,4 @@ std::vector<at::Tensor> replay(const Tape& tape, const std::vector<Id>& values, 
 // such that piece by piece and whole give the same bits; none otherwise.
 std::optional<at::Tensor> replay_piece(const Tape& tape, Id value, const TensorSpec& spec, c10::Device device);
 
-}  // namespace tessera::detail
+}  // namespace tessera::detail::deferred

@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-namespace tessera::detail {
+namespace tessera::detail::deferred {
 namespace {
 
 using c10::IValue;
@@ -54,9 +54,7 @@ std::vector<IValue> meta_arguments(const DeferredCall& call, c10::Device device)
   std::vector<IValue> out;
   for (const auto& v : call.arguments) out.push_back(map_tensors(v, without_memory));
   const auto place = call.find("device");
-  if (place && (call.is_factory() || out[*place].isDevice())) {
-    out[*place] = c10::Device(at::kMeta);
-  }
+  if (place && (call.is_factory() || out[*place].isDevice())) out[*place] = c10::Device(at::kMeta);
   if (const auto copy = copy_to_set(call, device)) out[*copy] = true;
   if (const auto pinned = call.find("pin_memory")) out[*pinned] = IValue();
   return out;
@@ -97,14 +95,14 @@ std::vector<at::Tensor> flat(const std::vector<IValue>& values) {
   return out;
 }
 
-// Runs the op for real, for the sizes of its results.
+// Runs the op for real, on the CPU, for the sizes of its results.
 std::vector<IValue> tried_results(const DeferredCall& call) {
   c10::impl::ExcludeDispatchKeyGuard below(kDeferredKey);
   at::NoGradGuard no_grad;
   std::vector<Id> inputs;
   for (const auto& t : flat(call.arguments))
     if (const auto* meta = deferred_meta(t)) inputs.push_back(meta->value);
-  const auto real = replay(*call.first->tape, inputs);
+  const auto real = replay(*call.first->tape, inputs, c10::Device(at::kCPU));
   size_t next = 0;
   std::vector<IValue> results;
   for (const auto& v : call.arguments)
@@ -170,4 +168,4 @@ void hide_memory(const at::Tensor& t, c10::Storage complaining) {
   StorageOf::get(*t.unsafeGetTensorImpl()) = std::move(complaining);
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::detail::deferred

@@ -5,7 +5,7 @@
 #include <vector>
 
 // What an op gives on tensors without memory: the same shapes, the same sharing, the same complaints.
-namespace tessera::detail {
+namespace tessera::detail::deferred {
 
 // Where the results would be. device(meta) is what the options of a deferred tensor say, and stands for where it is.
 c10::Device real_device(const DeferredCall& call, const Tape& tape);
@@ -23,4 +23,4 @@ std::optional<std::vector<c10::IValue>> shape_run(const DeferredCall& call, c10:
 void hide_memory(const at::Tensor& t, c10::Storage complaining);
 c10::Storage complaining_storage(const c10::Storage& quiet);
 
-}  // namespace tessera::detail
+}  // namespace tessera::detail::deferred

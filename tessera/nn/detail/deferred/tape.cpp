@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace tessera::detail {
+namespace tessera::detail::deferred {
 
 Id Tape::add(Value value) {
   values_.push_back(std::move(value));
@@ -48,4 +48,4 @@ const DeferredMeta* deferred_meta(const at::Tensor& t) {
   return dynamic_cast<const DeferredMeta*>(t.unsafeGetTensorImpl()->get_backend_meta());
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::detail::deferred

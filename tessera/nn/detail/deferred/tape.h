@@ -18,7 +18,7 @@
 //   2: %1 = select(%0, 0, 2)         %1 on storage 0
 //   3: fill_(%1, 0)                  writes storage 0
 //   4: %2 = ones([3])                %2 on storage 1          the recipe of %0 is 0 1 2 3
-namespace tessera::detail {
+namespace tessera::detail::deferred {
 
 using Id = int64_t;
 constexpr Id kNone = -1;
@@ -97,4 +97,4 @@ void each_tensor(const c10::IValue& v, F&& f) {
   map_tensors(v, [&](const at::Tensor& t) { return f(t), t; });
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::detail::deferred

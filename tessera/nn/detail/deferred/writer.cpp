@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace tessera::detail {
+namespace tessera::detail::deferred {
 namespace {
 
 using c10::IValue;
@@ -120,4 +120,4 @@ bool Writer::Seen::looks_like(const at::Tensor& t) const {
          t.storage_offset() == offset && t.scalar_type() == dtype && t.is_conj() == conjugated && t.is_neg() == negated;
 }
 
-}  // namespace tessera::detail
+}  // namespace tessera::detail::deferred

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace tessera::detail {
+namespace tessera::detail::deferred {
 
 // Writes one call down: its arguments as they are before it runs, then its results, which become deferred tensors.
 class Writer {
@@ -35,4 +35,4 @@ class Writer {
   std::vector<Seen> seen_;
 };
 
-}  // namespace tessera::detail
+}  // namespace tessera::detail::deferred
