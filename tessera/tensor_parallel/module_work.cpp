@@ -138,11 +138,11 @@ class WorkOut {
       work.parameters.push_back(work_on(work.path, row.parameter, *parameter, mesh_, placement, true));
       if (row.cut_dim < 0 || parameter->dim() < 2) continue;
       const auto features = parameter->size(row.cut_dim);
+      if (const auto* heads = heads_around(root_, work.path); heads && is_linear(module))
+        check_heads(work.path, *heads, way, features, mesh_.size());
       TESSERA_CHECK(way.is_shard() || features % (way.factor * mesh_.size()) == 0, UsageError, "module '", work.path,
                     "': ", way.factor, " sections of ", features / way.factor, " features do not divide by ",
                     mesh_.size(), " ranks; sections are cut evenly");
-      if (const auto* heads = heads_around(root_, work.path); heads && is_linear(module))
-        check_heads(work.path, *heads, way, features, mesh_.size());
     }
     TESSERA_CHECK(known, UsageError, "module '", work.path, "', a ", work.kind, ": ", name,
                   " knows Linear and Embedding. Use a Prepare style for its inputs and outputs, or distribute_module");
