@@ -4,12 +4,13 @@
 
 namespace tessera {
 
-// The mode key under which a train step is recorded: below autograd, above every backend, without users in LibTorch.
+// The mode key under which op modes see what runs (op_mode.h, which has its one fallback), the recorder of a train step
+// among them: below autograd, above every backend, without users in LibTorch.
 // Upstream means to take it for itself one day; PrivateUse2 is then the second choice, and this the only place to
 // change.
 inline constexpr c10::DispatchKey kTracerKey = c10::DispatchKey::Fake;
 
-// Is a step being recorded on this thread? Then nothing may bypass the dispatcher.
+// Is a mode on, on this thread? Then nothing may bypass the dispatcher.
 inline bool tracing() { return c10::impl::tls_local_dispatch_key_set().included_.has(kTracerKey); }
 
 }  // namespace tessera
