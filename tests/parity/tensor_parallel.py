@@ -1,9 +1,11 @@
 """GPT-2 and Llama trained under PyTorch's own parallelize_module, with the plans that tessera/models/plans.cpp has:
-losses of all steps, gradients of the first, and the collectives of a step."""
+losses of all steps, gradients and collectives of the first. For each case "name": texts[name] says which model,
+texts[name/steps/n] how long on n ranks; tensors name/weights/..., name/tokens, name/targets."""
 import multiprocessing
 import os
 import sys
 import tempfile
+import types
 from datetime import timedelta
 
 import torch
@@ -12,7 +14,6 @@ from harness import answer
 from models import loss_of, model_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -21,6 +22,14 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+
+try:
+    from torch.distributed.tensor.debug import CommDebugMode
+except ModuleNotFoundError:  # numpy: a neighbour of CommDebugMode draws with it
+    sys.modules["numpy"] = types.ModuleType("numpy")
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    del sys.modules["numpy"]
 
 
 def rowwise(sequence, **layouts):
@@ -87,7 +96,7 @@ def counts(mode):
     return " ".join(f"{str(op).split('.')[-1]}={count}" for op, count in mode.get_comm_counts().items())
 
 
-def train(case, text, sequence, n, tensors):
+def train(case, text, sequence, n, steps, tensors):
     out, said = {}, {}
     model = model_of(text, case, tensors)
     fused = [name for name, _ in model.named_parameters() if ".c_attn." in name]
@@ -100,7 +109,7 @@ def train(case, text, sequence, n, tensors):
         parallelize_module(model, init_device_mesh("cpu", (n,)), plan)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-5, weight_decay=0.01)
     losses = []
-    for step in range(20):
+    for step in range(steps):
         optimizer.zero_grad()
         if step == 0:
             with CommDebugMode() as forward:
@@ -129,9 +138,10 @@ def train_all(rank, n, folder, tensors, texts):
         store = dist.FileStore(f"{folder}/store{n}", n)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=60))
     answers = {}, {}
-    for case, text in texts.items():
+    for case in [name for name in texts if "/" not in name]:
+        steps = int(texts[f"{case}/steps/{n}"])
         for sequence in [False, True] if n > 1 else [False]:
-            for to, what in zip(answers, train(case, text, sequence, n, tensors)):
+            for to, what in zip(answers, train(case, texts[case], sequence, n, steps, tensors)):
                 to.update({f"{case}/{n}/{int(sequence)}/{name}": value for name, value in what.items()})
     if rank == 0:
         torch.save(answers, f"{folder}/answers{n}")
@@ -159,7 +169,7 @@ def train_on_worlds(tensors, texts):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     out, said = {}, {}
     with tempfile.TemporaryDirectory(dir=os.path.dirname(sys.argv[2])) as folder:
-        for n in map(int, texts.pop("worlds").split()):
+        for n in sorted({int(name.split("/")[2]) for name in texts if "/" in name}):
             tensors_of_n, texts_of_n = on_ranks(n, folder, tensors, texts)
             out.update(tensors_of_n)
             said.update(texts_of_n)
