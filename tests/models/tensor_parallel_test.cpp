@@ -1,5 +1,6 @@
 // The ready plans at work: a model trained 20 steps on 1, 2 and 4 ranks loses what the plain one loses, and sends what
 // its plan says, no more. Sequences, vocabularies and hidden features do not divide by the ranks.
+#include "tessera/base/error.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
@@ -9,6 +10,7 @@
 #include "tessera/models/plans.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
+#include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
@@ -58,10 +60,12 @@ Comm counted(const CommDebugMode& mode) {
 // Of one step; forward includes the loss.
 struct StepComm {
   Comm forward, backward, optimizer;
+  int64_t implicit = 0;  // redistributions of forward and backward that no style asked for
   bool operator==(const StepComm&) const = default;
 };
 std::ostream& operator<<(std::ostream& out, const StepComm& c) {
-  return out << "\n  forward   " << c.forward << "\n  backward  " << c.backward << "\n  optimizer " << c.optimizer;
+  return out << "\n  forward   " << c.forward << "\n  backward  " << c.backward << "\n  optimizer " << c.optimizer
+             << "\n  implicit  " << c.implicit;
 }
 
 struct Trained {
@@ -71,7 +75,8 @@ struct Trained {
 
 struct Data {
   at::Tensor tokens, targets;
-  explicit Data(int64_t vocab, int64_t length = 7) {
+  Data(int64_t vocab, int64_t length) {
+    torch::manual_seed(8);
     tokens = torch::randint(vocab, {2, length}, torch::kLong);
     targets = torch::randint(vocab, {2, length}, torch::kLong);
     targets[0][1] = -100;  // does not count
@@ -87,6 +92,7 @@ Trained train(Model& model, const Data& data, int steps, bool loss_parallel = fa
     auto count = [&](Comm& into) {
       if (!mode) return;
       into = counted(*mode);
+      if (&into != &trained.comm.optimizer) trained.comm.implicit += mode->implicit_redistributions();
       mode->reset();
     };
     if (step == steps - 1) mode.emplace();
@@ -125,25 +131,31 @@ Model made(const Config& config) {
   return model;
 }
 
+template <class Model>
+std::vector<Trained> train_on(int64_t n, const Model& plain, const PlanOptions& options, const Data& data, int steps) {
+  std::vector<Trained> each(n);
+  run_ranks(n, [&](Rank& me) {
+    auto model = clone(plain);
+    parallelize_module(model, me.mesh(c10::str("tp=", n)), tensor_parallel_plan(plain->config, options));
+    manual_seed(11);
+    each[me.rank] = train(model, data, steps, options.loss_parallel);
+  });
+  return each;
+}
+
 template <class Model, class Config>
-void expect_trains_alike(const Config& config, int steps, StepComm (*comm)(int64_t, const PlanOptions&)) {
+void expect_trains_alike(const Config& config, const Data& data, int steps, const std::vector<int64_t>& worlds,
+                         StepComm (*comm)(int64_t, const PlanOptions&)) {
   const auto plain = made<Model>(config);
-  const Data data(config.vocab_size);
   auto alone = clone(plain);
   const auto expected = train(alone, data, steps).losses;
   ASSERT_LT(expected.back(), 0.95 * expected.front());  // it does learn
-  for (const int64_t n : {1, 2, 4})
+  for (const int64_t n : worlds)
     for (const bool sequence : {false, true})
       for (const bool loss : {false, true}) {
         const PlanOptions options{.sequence_parallel = sequence, .loss_parallel = loss};
         SCOPED_TRACE(c10::str(n, " ranks", sequence ? ", sequence parallel" : "", loss ? ", loss parallel" : ""));
-        std::vector<Trained> runs(n);
-        run_ranks(n, [&](Rank& me) {
-          auto model = clone(plain);
-          parallelize_module(model, me.mesh(c10::str("tp=", n)), tensor_parallel_plan(config, options));
-          runs[me.rank] = train(model, data, steps, loss);
-        });
-        for (const auto& trained : runs) {
+        for (const auto& trained : train_on(n, plain, options, data, steps)) {
           expect_equal(trained.losses, expected);
           EXPECT_EQ(trained.comm, comm(n, options));
         }
@@ -183,45 +195,72 @@ StepComm llama_comm(int64_t n, const PlanOptions& options) {
   return step;
 }
 
-TEST(TensorParallelModels, Gpt2) { expect_trains_alike<GPT2>(kGpt, 20, gpt2_comm); }
-TEST(TensorParallelModels, Llama) { expect_trains_alike<Llama>(kLlama, 20, llama_comm); }
+TEST(TensorParallelModels, Gpt2) { expect_trains_alike<GPT2>(kGpt, Data(13, 7), 20, {1, 2, 4}, gpt2_comm); }
+TEST(TensorParallelModels, Llama) { expect_trains_alike<Llama>(kLlama, Data(11, 6), 20, {1, 2, 4}, llama_comm); }
 TEST(TensorParallelModels, TiedLlama) {
   auto config = kLlama;
   config.tied = true;
-  expect_trains_alike<Llama>(config, 6, llama_comm);
+  expect_trains_alike<Llama>(config, Data(11, 7), 6, {1, 2, 4}, llama_comm);
 }
 
-// What a Dropout of the plan's model drops goes by the place in the whole tensor: the same on any number of ranks, with
-// the sequence cut or not. Attention's own dropout is not like that: it is drawn inside
-// at::scaled_dot_product_attention, for this rank's heads, from LibTorch's generator; so it is left out here.
-TEST(TensorParallelModels, DropoutDoesNotDependOnTheRanks) {
+// Over 4 ranks, the last has no position of the sequence and no token of the vocabulary.
+TEST(TensorParallelModels, ARankWithNothing) {
+  auto gpt = kGpt;
+  gpt.vocab_size = 9;
+  gpt.bias = false;
+  expect_trains_alike<GPT2>(gpt, Data(9, 3), 4, {4}, gpt2_comm);
+  auto llama = kLlama;
+  llama.vocab_size = 9;
+  llama.ffn_dim = 9;
+  expect_trains_alike<Llama>(llama, Data(9, 3), 4, {4}, llama_comm);
+}
+
+GPT2 made_with_dropout(double elsewhere, double in_attention) {
   auto config = kGpt;
-  config.dropout = 0.2;
-  auto plain = made<GPT2>(config);
-  for (auto& block : plain->h) block->attn->config.dropout = 0;
-  const Data data(config.vocab_size);
+  config.dropout = elsewhere;
+  auto model = made<GPT2>(config);
+  for (auto& block : model->h) block->attn->config.dropout = in_attention;
+  return model;
+}
+
+// What a Dropout drops goes by the place in the whole tensor: the same on any number of ranks, with the sequence cut or
+// not.
+TEST(TensorParallelModels, DropoutDoesNotDependOnTheRanks) {
+  auto plain = made_with_dropout(0.2, 0);
+  const Data data(13, 7);
   std::vector<double> expected;
   for (const int64_t n : {1, 2, 4})
     for (const bool sequence : {false, true}) {
       SCOPED_TRACE(c10::str(n, " ranks", sequence ? ", sequence parallel" : ""));
-      std::vector<Trained> runs(n);
-      run_ranks(n, [&](Rank& me) {
-        auto model = clone(plain);
-        ASSERT_EQ(model->h[0]->attn->config.dropout, 0);
-        parallelize_module(model, me.mesh(c10::str("tp=", n)),
-                           tensor_parallel_plan(config, {.sequence_parallel = sequence}));
-        manual_seed(11);
-        runs[me.rank] = train(model, data, 6);
-      });
-      if (expected.empty()) expected = runs[0].losses;
-      for (const auto& trained : runs) {
+      for (const auto& trained : train_on(n, plain, {.sequence_parallel = sequence}, data, 6)) {
+        if (expected.empty()) expected = trained.losses;
         expect_equal(trained.losses, expected);
         EXPECT_EQ(trained.comm, gpt2_comm(n, {.sequence_parallel = sequence}));  // masks send nothing
       }
     }
-  auto without = clone(plain);
-  without->eval();
-  EXPECT_GT(std::abs(train(without, data, 1).losses[0] - expected[0]), 1e-3);  // something was dropped
+  plain->eval();
+  EXPECT_GT(std::abs(train(plain, data, 1).losses[0] - expected[0]), 1e-3);  // something was dropped
+}
+
+// Attention's own dropout is drawn inside at::scaled_dot_product_attention, for a rank's heads, from LibTorch's
+// generator: what it drops depends on the ranks. Ranks still agree with each other, because their heads are summed.
+TEST(TensorParallelModels, AttentionsOwnDropoutKeepsRanksEqual) {
+  const auto plain = made_with_dropout(0.2, 0.2);
+  for (const bool sequence : {false, true}) {
+    const auto each = train_on(2, plain, {.sequence_parallel = sequence}, Data(13, 7), 6);
+    EXPECT_EQ(each[0].losses, each[1].losses);
+  }
+}
+
+TEST(TensorParallelModels, HeadsThatDoNotDivideAreRefused) {
+  auto config = kLlama;
+  config.n_kv_heads = 2;
+  run_ranks(4, [&](Rank& me) {
+    Llama model(config);
+    EXPECT_ERROR(UsageError, parallelize_module(model, me.mesh("tp=4"), tensor_parallel_plan(config)), "wk'",
+                 "2 heads of 4 features", "4 ranks would cut through a head", "1, 2");
+    for (const auto& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));
+  });
 }
 
 }  // namespace

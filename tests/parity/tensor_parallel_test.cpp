@@ -150,7 +150,7 @@ TEST(TensorParallelParity, TrainsAsPyTorchDoes) {
   torch::manual_seed(7);
   Message question;
   const Case<GPT2> gpt("gpt2", kGpt, {{1, 20}, {2, 20}, {4, 20}}, question);
-  const Case<Llama> llama("llama", kLlama, {{1, 20}, {2, 20}, {4, 3}}, question);
+  const Case<Llama> llama("llama", kLlama, {{1, 20}, {2, 20}, {4, 1}}, question);
   const Answer answer = parity::ask_python("tensor_parallel.py", question);
   SKIP_UNLESS_ANSWERED(answer);
   for (const int64_t n : {1, 2, 4})
