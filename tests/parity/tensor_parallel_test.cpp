@@ -14,6 +14,10 @@
 
 #include <torch/torch.h>
 
+#include <map>
+#include <optional>
+#include <sstream>
+
 namespace tessera::models {
 namespace {
 
@@ -24,8 +28,8 @@ using testing::Rank;
 using testing::run_ranks;
 
 // Sequences of 7 and vocabularies that do not divide by the ranks. PyTorch can do no more: hidden features must divide,
-// and no rank may be without rows of an embedding. One layer of GPT-2, and fewer steps of Llama on 4 ranks: a step
-// takes PyTorch long there, a few milliseconds a collective.
+// and no rank may be without rows of an embedding. One layer of GPT-2, and few steps of Llama on several ranks: with
+// more processes than cores, each collective takes PyTorch milliseconds.
 const GPT2Config kGpt{.vocab_size = 13, .max_seq_len = 10, .n_layer = 1, .n_head = 4, .n_embd = 16};
 const LlamaConfig kLlama{.vocab_size = 11,
                          .max_seq_len = 9,
@@ -90,6 +94,7 @@ Counts read_counts(const std::string& text) {  // "all_reduce=5 all_gather_into_
     counts[word.substr(0, word.find('='))] = std::stoll(word.substr(word.find('=') + 1));
   return counts;
 }
+
 // As tensor_parallel.py trains.
 template <class Model>
 Trained train(Model& model, const Case<Model>& on, int steps) {
@@ -103,8 +108,8 @@ Trained train(Model& model, const Case<Model>& on, int steps) {
     const auto value = loss(model(on.tokens), on.targets);
     if (mode) trained.forward = counted(*mode);
     value.backward();
-    if (mode) trained.backward = counted(*mode);
     if (mode) {
+      trained.backward = counted(*mode);
       for (const auto& item : model->named_parameters()) {
         const auto grad = item.value().grad();
         trained.grads[item.key()] = (is_dtensor(grad) ? DTensor(grad).full_tensor() : grad).clone();
@@ -134,7 +139,7 @@ void compare(const Case<Model>& on, int64_t n, bool sequence, const Answer& answ
     EXPECT_EQ(close(ours.losses, answer.tensors.at(key + "losses"), {0, 1e-5}), "");
     EXPECT_EQ(ours.grads.size(), on.model->parameters().size());
     for (const auto& [name, grad] : ours.grads)
-      EXPECT_EQ(close(grad, answer.tensors.at(key + "grads/" + name), {0, 1e-5}), "") << name;
+      EXPECT_EQ(close(grad, answer.tensors.at(key + "grads/" + name), {1e-5, 1e-6}), "") << name;
   }
   const auto no_more = [&](const Counts& ours, const std::string& part) {
     auto theirs = read_counts(answer.texts.at(key + part));
@@ -150,7 +155,7 @@ TEST(TensorParallelParity, TrainsAsPyTorchDoes) {
   torch::manual_seed(7);
   Message question;
   const Case<GPT2> gpt("gpt2", kGpt, {{1, 20}, {2, 20}, {4, 20}}, question);
-  const Case<Llama> llama("llama", kLlama, {{1, 20}, {2, 20}, {4, 1}}, question);
+  const Case<Llama> llama("llama", kLlama, {{1, 20}, {2, 5}, {4, 1}}, question);
   const Answer answer = parity::ask_python("tensor_parallel.py", question);
   SKIP_UNLESS_ANSWERED(answer);
   for (const int64_t n : {1, 2, 4})
