@@ -45,7 +45,7 @@ constexpr const char* kLlamaSequence = R"(
 tok_embeddings              = rowwise(input=R, output=S(1), local=false)
 layers.*.attention_norm     = sequence
 layers.*.attention          = prepare_input(from=[S(1), _], to=[R, _])
-layers.*.attention.w[qkv]   = colwise(local=false)
+layers.*.attention.w[qkv]   = colwise
 layers.*.attention.wo       = rowwise(output=S(1), local=false)
 layers.*.ffn_norm           = sequence
 layers.*.feed_forward       = prepare_input(from=S(1), to=R)

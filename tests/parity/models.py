@@ -14,17 +14,22 @@ def causal_attention(q, k, v, dropout=0.0):  # (B, H, T, D)
     return scores.masked_fill(~mask, float("-inf")).softmax(-1) @ v
 
 
+class TiedHead(nn.Module):  # multiplies by the embedding's weight; a module, so that a plan can name it
+    def forward(self, x, weight):
+        return F.linear(x, weight)
+
+
 class GPT2Attention(nn.Module):
     def __init__(self, width, heads, bias):
         super().__init__()
-        self.heads = heads
+        self.head = width // heads
         self.c_attn = nn.Linear(width, 3 * width, bias=bias)
         self.c_proj = nn.Linear(width, width, bias=bias)
 
     def forward(self, x):
-        B, T, C = x.shape
-        q, k, v = (t.view(B, T, self.heads, C // self.heads).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
-        return self.c_proj(causal_attention(q, k, v).transpose(1, 2).reshape(B, T, C))
+        B, T, _ = x.shape
+        q, k, v = self.c_attn(x).view(B, T, 3, -1, self.head).permute(2, 0, 3, 1, 4)
+        return self.c_proj(causal_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 class GPT2MLP(nn.Module):
@@ -59,12 +64,13 @@ class GPT2(nn.Module):
         self.wpe = nn.Embedding(c["max_seq_len"], c["width"])
         self.h = nn.ModuleList(GPT2Block(c["width"], c["heads"], bool(c["bias"])) for _ in range(c["layers"]))
         self.ln_f = nn.LayerNorm(c["width"])
+        self.lm_head = TiedHead()
 
     def forward(self, tokens):
         x = self.wte(tokens) + self.wpe(torch.arange(tokens.size(1)))
         for block in self.h:
             x = block(x)
-        return self.ln_f(x) @ self.wte.weight.t()
+        return self.lm_head(self.ln_f(x), self.wte.weight)
 
 
 class RMSNorm(nn.Module):
@@ -94,13 +100,13 @@ class LlamaAttention(nn.Module):
         self.wo = nn.Linear(c["width"], c["width"], bias=False)
 
     def forward(self, x):
-        B, T, C = x.shape
+        B, T, _ = x.shape
         shared = self.c["heads"] // self.c["kv_heads"]
         q, k, v = (w(x).view(B, T, -1, self.head) for w in (self.wq, self.wk, self.wv))
         q, k = rotate(q, self.c["theta"]), rotate(k, self.c["theta"])
         k, v = (t.repeat_interleave(shared, dim=2) for t in (k, v))
         y = causal_attention(*(t.transpose(1, 2) for t in (q, k, v)))
-        return self.wo(y.transpose(1, 2).reshape(B, T, C))
+        return self.wo(y.transpose(1, 2).flatten(2))
 
 
 class LlamaFeedForward(nn.Module):
@@ -133,28 +139,38 @@ class Llama(nn.Module):
         self.tok_embeddings = nn.Embedding(c["vocab_size"], c["width"])
         self.layers = nn.ModuleList(LlamaBlock(c) for _ in range(c["layers"]))
         self.norm = RMSNorm(c["width"])
-        if not c["tied"]:
-            self.output = nn.Linear(c["width"], c["vocab_size"], bias=False)
+        self.tied = bool(c["tied"])
+        self.output = TiedHead() if self.tied else nn.Linear(c["width"], c["vocab_size"], bias=False)
 
     def forward(self, tokens):
         x = self.tok_embeddings(tokens)
         for layer in self.layers:
             x = layer(x)
         x = self.norm(x)
-        return self.output(x) if hasattr(self, "output") else x @ self.tok_embeddings.weight.t()
+        return self.output(x, self.tok_embeddings.weight) if self.tied else self.output(x)
+
+
+def model_of(text, case, tensors):
+    """text is "GPT2 layers=2 width=24 ..."; weights are the tensors case/weights/..."""
+    kind, *settings = text.split()
+    config = {k: float(v) if k == "theta" else int(v) for k, v in (s.split("=") for s in settings)}
+    model = {"GPT2": GPT2, "Llama": Llama}[kind](config)
+    start = f"{case}/weights/"
+    model.load_state_dict({k[len(start):]: v for k, v in tensors.items() if k.startswith(start)}, strict=True)
+    return model
+
+
+def loss_of(model, case, tensors):
+    logits = model(tensors[f"{case}/tokens"])
+    return logits, F.cross_entropy(logits.flatten(0, 1), tensors[f"{case}/targets"].flatten())
 
 
 def train_step(tensors, texts):
-    """For each case "name": texts[name] is "GPT2 layers=2 width=24 ..."; tensors name/weights/..., name/tokens."""
+    """For each case "name": texts[name] says which model; tensors name/weights/..., name/tokens, name/targets."""
     out, names = {}, {}
     for case, text in texts.items():
-        kind, *settings = text.split()
-        config = {k: float(v) if k == "theta" else int(v) for k, v in (s.split("=") for s in settings)}
-        model = {"GPT2": GPT2, "Llama": Llama}[kind](config)
-        start = f"{case}/weights/"
-        model.load_state_dict({k[len(start):]: v for k, v in tensors.items() if k.startswith(start)}, strict=True)
-        logits = model(tensors[f"{case}/tokens"])
-        loss = F.cross_entropy(logits.flatten(0, 1), tensors[f"{case}/targets"].flatten())
+        model = model_of(text, case, tensors)
+        logits, loss = loss_of(model, case, tensors)
         loss.backward()
         out[f"{case}/logits"], out[f"{case}/loss"] = logits.detach(), loss.detach()
         for name, p in model.named_parameters():
@@ -163,4 +179,5 @@ def train_step(tensors, texts):
     return out, names
 
 
-answer(train_step)
+if __name__ == "__main__":
+    answer(train_step)
