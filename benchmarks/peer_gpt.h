@@ -1,5 +1,6 @@
 #pragma once
 #include "tessera/nn/modules.h"
+#include "tessera/tensor_parallel/plan.h"
 
 #include <torch/nn/modules/container/modulelist.h>
 
@@ -81,5 +82,17 @@ struct PeerGpt : torch::nn::Module {
   typename Layers::LayerNorm n;
   typename Layers::Linear out;
 };
+
+// Attention by heads, feed-forward by hidden features, output by vocabulary (the loss is to be a LossParallel one). n1
+// hands out a distributed tensor, so that the gradients of q, k and v are added up before they are summed over the
+// ranks: one all-reduce instead of three.
+inline Plan peer_gpt_plan(const PeerGptSizes& s = {}) {
+  return {{"b.*.n1", PrepareModuleOutput{Replicate(), Replicate(), /*use_local_output=*/false}},
+          {"b.*.[qkv]", ColwiseParallel{.block = s.head}},
+          {"b.*.o", RowwiseParallel{.block = s.head}},
+          {"b.*.w1", ColwiseParallel()},
+          {"b.*.w2", RowwiseParallel()},
+          {"out", ColwiseParallel{.use_local_output = false}}};
+}
 
 }  // namespace tessera::benchmarks
