@@ -50,6 +50,13 @@ void register_hot_kernels(torch::Library& aten, std::unordered_set<std::string>&
   hot.op<Tensor(T, T, S)>("threshold_backward");
   hot.op<Tensor&(Tensor&, T, S)>("add_.Tensor");
   hot.op<Tensor&(Tensor&, T)>("mul_.Tensor");
+  // LibTorch's own optimizers, parameter by parameter.
+  hot.op<Tensor&(Tensor&, S)>("mul_.Scalar");
+  hot.op<Tensor&(Tensor&, S, S)>("add_.Scalar");
+  hot.op<Tensor(T, S)>("div.Scalar");
+  hot.op<Tensor(T)>("sqrt");
+  hot.op<Tensor&(Tensor&, T, T, S)>("addcmul_");
+  hot.op<Tensor&(Tensor&, T, T, S)>("addcdiv_");
   hot.op<Tensor(T, T)>("mm");
   hot.op<Tensor(T, T)>("bmm");
   hot.op<Tensor(T, T, T, S, S)>("addmm");

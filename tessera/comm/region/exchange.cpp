@@ -51,7 +51,7 @@ Exchange::Exchange(std::shared_ptr<Region> region, int rank, Names names, std::c
       names_(std::move(names)),
       timeout_(timeout) {
   // Spinning only helps when every rank has a core; otherwise it keeps the awaited one from running.
-  spins_ = static_cast<int>(std::thread::hardware_concurrency()) > size_ ? 1000 : 0;
+  spins_ = static_cast<int>(std::thread::hardware_concurrency()) >= size_ ? 1000 : 0;
   mail_sent_.resize(static_cast<size_t>(size_));
   mail_asked_.resize(static_cast<size_t>(size_));
   mail_served_.resize(static_cast<size_t>(size_));
