@@ -30,10 +30,10 @@ at::Tensor annotate(const at::Tensor& t, const DeviceMesh& mesh, const Step& ste
                 t.size(-1) == step.last_dim ? ": the whole. Pass this rank's piece, or say input_layouts = Replicate()"
                                             : ". Is the module before it cut in the same way?");
   auto sizes = t.sizes().vec();
-  sizes.back() = step.last_dim;
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (size_t d = sizes.size() - 1; d-- > 0;) strides[d] = strides[d + 1] * std::max<int64_t>(sizes[d + 1], 1);
-  return DTensor::from_local(t, mesh, {from}, {.shape = sizes, .stride = strides});
+  sizes.at(t.dim() - 1) = step.last_dim;
+  const auto strides = contiguous_strides(sizes);
+  return DTensor::from_local(t, mesh, {from},
+                             {.shape = sizes, .stride = std::vector<int64_t>(strides.begin(), strides.end())});
 }
 
 at::Tensor prepare(const at::Tensor& t, const DeviceMesh& mesh, const Step& step) {

@@ -16,7 +16,13 @@
 #include <fstream>
 #include <string>
 
+#if __has_include(<valgrind/callgrind.h>)
+#define TESSERA_CAN_COUNT
+#endif
+
 namespace tessera {
+
+#ifdef TESSERA_CAN_COUNT
 namespace {
 
 struct NothingImpl : torch::nn::Module {
@@ -43,9 +49,6 @@ C10_NOINLINE int counted_ours(Ours& module) {
 }
 
 namespace {
-
-#if __has_include(<valgrind/callgrind.h>)
-#define TESSERA_CAN_COUNT
 
 TEST(HolderCost, Child) {  // what runs under valgrind
   Plain plain;
@@ -81,7 +84,10 @@ std::string run_under_callgrind(const std::string& out) {
   return said;
 }
 
+}  // namespace
 #endif
+
+namespace {
 
 TEST(HolderCost, AtMostSixtyInstructionsMoreThanLibTorchs) {
 #ifdef TESSERA_CAN_COUNT
