@@ -7,6 +7,8 @@
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
+#include <memory>
+
 // The small GPT that benchmarks train in every framework (benchmarks/peers/tp.py has it in Python): separate q, k and
 // v, biases everywhere, no positions, an output of its own. `Layers` says whose modules it is made of, so that the
 // plain one is LibTorch and nothing else.

@@ -23,7 +23,11 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/optim/adamw.h>
 
+#include <algorithm>
+#include <array>
 #include <functional>
+#include <memory>
+#include <vector>
 
 namespace tessera::cli {
 namespace {

@@ -1,5 +1,5 @@
 """A training step with PyTorch's tensor parallelism, for `tessera bench tp`: 2 and 4 processes, gloo, CPU, one thread
-each. The seeds' MLP (10 -> 16 -> 10, batch 8, Adam) and a small GPT (256 wide, 4 layers, batch 4 x 128, AdamW).
+each. The seeds' MLP (10 -> 16 -> 10, batch 8) and a small GPT (256 wide, 4 layers, batch 4 x 128), AdamW.
 
 Prints a JSON line per case: {"case": "mlp/2/-/tp", "value": ms, "plain": ms of as many independent copies at once}.
 Each figure is the median of several repetitions, parallel and plain by turns.
@@ -66,7 +66,7 @@ class GPT(nn.Module):
 
 
 def mlp_step(model):
-    adam, x = torch.optim.Adam(model.parameters(), lr=1e-3), torch.randn(8, 10)
+    adam, x = torch.optim.AdamW(model.parameters(), lr=1e-3), torch.randn(8, 10)
 
     def step():
         adam.zero_grad()
@@ -93,9 +93,10 @@ def mlp_parallel(mesh):
 
 def gpt_parallel(mesh):
     model = GPT()
-    colwise, rowwise = dict.fromkeys(("q", "k", "v", "w1"), ColwiseParallel()), dict.fromkeys(("o", "w2"), RowwiseParallel())
     for block in model.b:
-        parallelize_module(block, mesh, {**colwise, **rowwise})
+        plan = {name: ColwiseParallel() for name in ("q", "k", "v", "w1")}
+        plan |= {name: RowwiseParallel() for name in ("o", "w2")}
+        parallelize_module(block, mesh, plan)
     return model
 
 
