@@ -86,19 +86,6 @@ at::Tensor norm_over_ranks(const Share& share, const Tensors& norms, double norm
   return detail::piece_of(DTensor(tessera::detail::wrap(own, spec)).redistribute(whole)).to(dtype);
 }
 
-// The gradients that are there, Partial ones summed and put in the place of their terms.
-Tensors gradients_of(const Tensors& parameters) {
-  Tensors gradients;
-  for (const auto& p : parameters) {
-    auto& gradient = p.mutable_grad();
-    if (!gradient.defined()) continue;
-    auto summed = detail::without_partial(gradient);
-    if (!summed.is_same(gradient)) gradient = summed;
-    gradients.push_back(gradient);
-  }
-  return gradients;
-}
-
 // f(pieces of one device and dtype), with all or with each.
 template <class F>
 void for_pieces(const Tensors& gradients, bool foreach, F f) {
@@ -147,7 +134,7 @@ void clip_grads_with_norm_(const Tensors& parameters, double max_norm, const at:
   TESSERA_CHECK(max_norm >= 0, UsageError, "gradients cannot be scaled to a norm of ", max_norm);
   const at::NoGradGuard no_grad;
   const auto factor = at::clamp(max_norm / (total_norm + 1e-6), std::nullopt, 1.0);
-  for_pieces(gradients_of(parameters), foreach,
+  for_pieces(detail::summed_gradients(parameters), foreach,
              [&](const Tensors& pieces) { at::_foreach_mul_(pieces, factor.to(pieces[0].device())); });
 }
 
@@ -155,7 +142,7 @@ at::Tensor clip_grad_norm_(const Tensors& parameters, double max_norm, const Nor
   check_norm_type(options.norm_type);
   TESSERA_CHECK(max_norm >= 0, UsageError, "gradients cannot be scaled to a norm of ", max_norm);
   const at::NoGradGuard no_grad;
-  const auto total = get_total_norm(gradients_of(parameters), options);
+  const auto total = get_total_norm(detail::summed_gradients(parameters), options);
   clip_grads_with_norm_(parameters, max_norm, total, options.foreach);
   return total;
 }
@@ -163,7 +150,7 @@ at::Tensor clip_grad_norm_(const Tensors& parameters, double max_norm, const Nor
 void clip_grad_value_(const Tensors& parameters, double clip_value, bool foreach) {
   TESSERA_CHECK(clip_value >= 0, UsageError, "gradients cannot be clipped to values within ", clip_value, " of 0");
   const at::NoGradGuard no_grad;
-  for_pieces(gradients_of(parameters), foreach, [&](const Tensors& pieces) {
+  for_pieces(detail::summed_gradients(parameters), foreach, [&](const Tensors& pieces) {
     at::_foreach_clamp_min_(pieces, -clip_value);
     at::_foreach_clamp_max_(pieces, clip_value);
   });

@@ -162,6 +162,7 @@ void Optimizer::run(size_t group, const std::vector<Job*>& jobs, const Scaling* 
   }
   for (const Job* job : jobs) {
     detail::mark_written(job->slot->parameter, fused);
+    if (scaling) detail::mark_written(job->gradient, fused);
     for (const auto& row : job->slot->rows) detail::mark_written(row, fused);
   }
 }

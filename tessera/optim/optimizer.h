@@ -61,7 +61,7 @@ class Optimizer : public OptimizerAccess {
 
   // Checks `params` and adds a group. The caller has checked the options, and adds them after.
   void add_group(const Tensors& params);
-  // Adds what is missing to the rows of a parameter; those it makes may be uninitialised only if Bundle::first is read.
+  // Adds what is missing to the rows of a parameter.
   virtual void complete_rows(size_t group, const at::Tensor& parameter, Tensors& rows) const = 0;
   virtual size_t rows_used(size_t group) const = 0;
   virtual void update(size_t group, Bundle& bundle, const Scaling* scaling) = 0;

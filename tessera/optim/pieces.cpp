@@ -33,6 +33,18 @@ at::Tensor without_partial(const at::Tensor& t) {
   return DTensor(t).redistribute(whole);
 }
 
+Tensors summed_gradients(const Tensors& parameters) {
+  Tensors gradients;
+  for (const auto& p : parameters) {
+    auto& gradient = p.mutable_grad();
+    if (!gradient.defined()) continue;
+    auto summed = without_partial(gradient);
+    if (!summed.is_same(gradient)) gradient = std::move(summed);
+    gradients.push_back(gradient);
+  }
+  return gradients;
+}
+
 void mark_written(const at::Tensor& t, bool piece_too) {
   const auto bump = [](const at::Tensor& one) {
     if (!one.is_inference()) one.unsafeGetTensorImpl()->bump_version();

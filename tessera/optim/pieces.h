@@ -23,6 +23,8 @@ bool lie_alike(const at::Tensor& a, const at::Tensor& b);
 // Communicates where it must: explicitly, so CommPolicy::Error does not mind. Requires: both plain, or of one mesh.
 at::Tensor laid_out_as(const at::Tensor& t, const at::Tensor& like);
 at::Tensor without_partial(const at::Tensor& t);  // sums that were not yet taken are: P becomes R
+// The gradients that are there. Partial ones are summed, and the sum is put in their place: who comes next need not.
+Tensors summed_gradients(const Tensors& parameters);
 
 // Writes to a piece do not show in the version of the distributed tensor, by which autograd and checkpointing know that
 // a value has changed. This makes them show. `piece_too`: fused kernels count no version at all.

@@ -60,8 +60,9 @@ StateDict SGD::options(size_t group) const {
 
 void SGD::set_options(size_t group, const StateDict& dict) { visit(options_.at(group), detail::ReadOptions{dict}); }
 
+// Zeros, though the first update overwrites them: a fused one may find that a gradient is not finite, and leave them.
 void SGD::complete_rows(size_t group, const at::Tensor& parameter, Tensors& rows) const {
-  if (options_[group].momentum != 0 && rows.empty()) rows.push_back(row_like(parameter, false));  // update fills it
+  if (options_[group].momentum != 0 && rows.empty()) rows.push_back(row_like(parameter, true));
 }
 
 void SGD::update(size_t group, Bundle& bundle, const Scaling* scaling) {
