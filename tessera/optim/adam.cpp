@@ -17,6 +17,7 @@
 #include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -47,6 +48,9 @@ void check(const AdamOptions& o) {
   detail::check_at_least_zero(kind, "weight_decay", o.weight_decay);
   detail::check_implementation(kind, o.foreach, o.fused);
 }
+
+// With a tensor: a number would be made one anew for each of them.
+void count_a_step(const Tensors& steps) { at::_foreach_add_(steps, at::ones({}, steps[0].options())); }
 
 }  // namespace
 
@@ -132,7 +136,7 @@ void Adam::update_list(const Options& o, Bundle& bundle) {
   const auto computed_in = at::toOpMathType(parameters[0].scalar_type());
   auto gradients = bundle.gradients;
   if (o.maximize) gradients = at::_foreach_neg(gradients);
-  at::_foreach_add_(steps, 1);
+  count_a_step(steps);
   if (o.weight_decay != 0) {
     if (o.decoupled_weight_decay)
       at::_foreach_mul_(parameters, (1 - lr * o.weight_decay).to(computed_in));
@@ -158,7 +162,7 @@ void Adam::update_fused(const Options& o, Bundle& bundle, const Scaling* scaling
   const std::optional<at::Tensor> scale = scaling ? std::optional(scaling->scale) : std::nullopt;
   const std::optional<at::Tensor> found_inf = scaling ? std::optional(scaling->found_inf) : std::nullopt;
   const auto& steps = bundle.rows[kStep];
-  at::_foreach_add_(steps, 1);
+  count_a_step(steps);
   const auto call = [&](const auto& lr) {
     const auto run = [&](auto fused) {
       fused(bundle.parameters, bundle.gradients, bundle.rows[kExpAvg], bundle.rows[kExpAvgSq],

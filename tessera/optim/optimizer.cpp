@@ -88,12 +88,12 @@ void Optimizer::check_gradient(size_t group, size_t index, const std::vector<Row
   TESSERA_CHECK(is_dtensor(p) == is_dtensor(gradient), UsageError, name(), " is ",
                 is_dtensor(p) ? "distributed, but its gradient is plain" : "plain, but its gradient is distributed",
                 ": both must be one or the other");
-  if (is_dtensor(p)) {
-    const auto &spec = DTensor(p).spec(), &of_gradient = DTensor(gradient).spec();
-    TESSERA_CHECK(!spec.has_partial(), ShardingError, name(), " lies as ", to_string(spec.placements),
+  if (const auto* spec = tessera::detail::spec_or_null(p)) {
+    const auto* of_gradient = tessera::detail::spec_or_null(gradient);
+    TESSERA_CHECK(!spec->has_partial(), ShardingError, name(), " lies as ", to_string(spec->placements),
                   ": a sum that is not yet taken cannot be updated element by element; redistribute it first");
-    TESSERA_CHECK(spec.mesh == of_gradient.mesh, UsageError, name(), " lies on mesh(", spec.mesh,
-                  "), its gradient on mesh(", of_gradient.mesh, ")");
+    TESSERA_CHECK(spec == of_gradient || spec->mesh == of_gradient->mesh, UsageError, name(), " lies on mesh(",
+                  spec->mesh, "), its gradient on mesh(", of_gradient->mesh, ")");
   }
   for (size_t r = 0; r < slot.rows.size(); r++)
     TESSERA_CHECK(!described[r].like_parameter || detail::lie_alike(slot.rows[r], p), UsageError, name(),

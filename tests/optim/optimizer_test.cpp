@@ -1,8 +1,10 @@
 // Optimizers on plain and distributed parameters: the same values, no communication, versions, state, errors.
 #include "tessera/base/error.h"
+#include "tessera/base/op_mode.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/optim/adam.h"
+#include "tessera/optim/clip_grad.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
@@ -155,6 +157,39 @@ TEST(Optimizer, WhatIsWrittenCountsAVersion) {
       EXPECT_GT(tessera::detail::local_of(params[1])._version(), before[2]) << one.name;
       EXPECT_THROW(saved.backward(), c10::Error) << one.name;
     }
+  });
+}
+
+// What a tracer would see: no value is read on the host, or it would become a constant of the compiled step.
+struct HostReads final : OpMode {
+  void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override {
+    ops++;
+    reads += op.operator_name().name == "aten::_local_scalar_dense";
+    next(op, keys, stack);
+  }
+  int64_t ops = 0, reads = 0;
+};
+TEST(Optimizer, NothingIsReadOnTheHost) {
+  run_ranks(2, [](Rank& me) {
+    const auto where = layouts(me);
+    for (const auto& one : cases()) {
+      const auto params = laid_out_parameters(where);
+      const auto optimizer = one.make(params);
+      for (int64_t step = 0; step < 2; step++) {
+        set_gradients(params, where, step);
+        HostReads mode;
+        const OpModeScope on(mode);
+        clip_grad_norm_(params, 0.1);
+        clip_grad_value_(params, 0.1);
+        optimizer->step();
+        EXPECT_GT(mode.ops, 0);
+        EXPECT_EQ(mode.reads, 0) << one.name;
+      }
+    }
+    HostReads mode;  // it can see one
+    const OpModeScope on(mode);
+    torch::ones(1).item<float>();
+    EXPECT_EQ(mode.reads, 1);
   });
 }
 
