@@ -77,9 +77,11 @@ at::Tensor Optimizer::row_like(const at::Tensor& parameter, bool zeroed) {
 
 // ---- a step
 
-void Optimizer::check_gradient(size_t group, size_t index, const std::vector<Row>& described) const {
-  const auto& slot = groups_[group][index];
+void Optimizer::check_gradient(size_t group, size_t index, const std::vector<Row>& described) {
+  auto& slot = groups_[group][index];
   const auto &p = slot.parameter, &gradient = p.grad();
+  const auto *spec = tessera::detail::spec_or_null(p), *of_gradient = tessera::detail::spec_or_null(gradient);
+  if (spec && spec == of_gradient && spec == slot.fits.get()) return;  // as in the last step
   const auto name = [&] { return name_of(group, index, p); };
   TESSERA_CHECK(gradient.layout() == at::kStrided, UsageError, name(), " has a gradient that is ", gradient.layout(),
                 "; only dense ones are taken: call to_dense() on it");
@@ -88,8 +90,7 @@ void Optimizer::check_gradient(size_t group, size_t index, const std::vector<Row
   TESSERA_CHECK(is_dtensor(p) == is_dtensor(gradient), UsageError, name(), " is ",
                 is_dtensor(p) ? "distributed, but its gradient is plain" : "plain, but its gradient is distributed",
                 ": both must be one or the other");
-  if (const auto* spec = tessera::detail::spec_or_null(p)) {
-    const auto* of_gradient = tessera::detail::spec_or_null(gradient);
+  if (spec) {
     TESSERA_CHECK(!spec->has_partial(), ShardingError, name(), " lies as ", to_string(spec->placements),
                   ": a sum that is not yet taken cannot be updated element by element; redistribute it first");
     TESSERA_CHECK(spec == of_gradient || spec->mesh == of_gradient->mesh, UsageError, name(), " lies on mesh(",
@@ -99,6 +100,7 @@ void Optimizer::check_gradient(size_t group, size_t index, const std::vector<Row
     TESSERA_CHECK(!described[r].like_parameter || detail::lie_alike(slot.rows[r], p), UsageError, name(),
                   " was laid out anew after its first step, and its ", described[r].name,
                   " was not: distribute before the first step, or save the state before and load it after");
+  if (spec) slot.fits = tessera::detail::meta_of(p).spec;
 }
 
 std::vector<std::vector<Optimizer::Job>> Optimizer::plan() {
@@ -131,6 +133,7 @@ void Optimizer::step(const Scaling* scaling) {
       auto& rows = job.slot->rows;
       job.first = rows.empty();
       complete_rows(g, job.slot->parameter, rows);
+      if (job.slot->pieces.size() != rows.size()) job.slot->pieces = detail::pieces_of(rows);
       parts[job.first].push_back(&job);
     }
     for (const auto& part : parts)
@@ -148,7 +151,10 @@ void Optimizer::run(size_t group, const std::vector<Job*>& jobs, const Scaling* 
   for (const auto& indices : detail::by_device_and_dtype(pieces)) {
     Bundle bundle;
     bundle.first = jobs[indices[0]]->first;
+    bundle.parameters.reserve(indices.size());
+    bundle.gradients.reserve(indices.size());
     bundle.rows.resize(columns);
+    for (auto& column : bundle.rows) column.reserve(indices.size());
     for (const size_t i : indices) {
       const Job& job = *jobs[i];
       auto gradient = piece_of(job.gradient);
@@ -156,14 +162,14 @@ void Optimizer::run(size_t group, const std::vector<Job*>& jobs, const Scaling* 
       if (fused && gradient.strides() != pieces[i].strides()) gradient = at::empty_like(pieces[i]).copy_(gradient);
       bundle.gradients.push_back(std::move(gradient));
       bundle.parameters.push_back(pieces[i]);
-      for (size_t c = 0; c < columns; c++) bundle.rows[c].push_back(piece_of(job.slot->rows[c]));
+      for (size_t c = 0; c < columns; c++) bundle.rows[c].push_back(job.slot->pieces[c]);
     }
     update(group, bundle, scaling);
   }
   for (const Job* job : jobs) {
     detail::mark_written(job->slot->parameter, fused);
     if (scaling) detail::mark_written(job->gradient, fused);
-    for (const auto& row : job->slot->rows) detail::mark_written(row, fused);
+    for (const auto& piece : job->slot->pieces) detail::mark_written(piece, fused);
   }
 }
 
@@ -221,7 +227,10 @@ void Optimizer::set_state(const at::Tensor& parameter, StateDict dict) {
     laid_out.copy_(*found);
     kept.push_back(laid_out);
   }
-  groups_[place.group][place.index].rows = std::move(kept);
+  auto& slot = groups_[place.group][place.index];
+  slot.rows = std::move(kept);
+  slot.pieces = detail::pieces_of(slot.rows);
+  slot.fits.reset();
 }
 
 // ---- options

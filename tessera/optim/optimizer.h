@@ -73,7 +73,9 @@ class Optimizer : public OptimizerAccess {
  private:
   struct Slot {
     at::Tensor parameter;
-    Tensors rows;  // empty before the first step
+    Tensors rows;         // empty before the first step
+    Tensors pieces = {};  // of the rows: held, so that a step does not look for them
+    SpecRef fits = {};    // how the parameter lay when it and its rows were last found to go together
   };
   struct Job {
     Slot* slot;
@@ -86,7 +88,7 @@ class Optimizer : public OptimizerAccess {
 
   void step(const Scaling* scaling);
   std::vector<std::vector<Job>> plan();
-  void check_gradient(size_t group, size_t index, const std::vector<Row>& described) const;
+  void check_gradient(size_t group, size_t index, const std::vector<Row>& described);
   void run(size_t group, const std::vector<Job*>& jobs, const Scaling* scaling);
   std::string name_of(size_t group, size_t index, const at::Tensor& parameter) const;
   const Place& place_of(const at::Tensor& parameter) const;
