@@ -83,6 +83,7 @@ class AdamW final : public Adam {
   explicit AdamW(const Tensors& params, const Options& options = {}) : AdamW(std::vector<Group>{{params, options}}) {}
   explicit AdamW(const std::vector<Group>& groups);
   void add_param_group(const Group& group) { Adam::add_param_group({group.params, group.options.as_adam()}); }
+  void set_group_options(size_t group, const Options& options) { Adam::set_group_options(group, options.as_adam()); }
   std::string kind() const override { return "AdamW"; }
 };
 

@@ -90,6 +90,9 @@ void Optimizer::check_gradient(size_t group, size_t index, const std::vector<Row
   TESSERA_CHECK(is_dtensor(p) == is_dtensor(gradient), UsageError, name(), " is ",
                 is_dtensor(p) ? "distributed, but its gradient is plain" : "plain, but its gradient is distributed",
                 ": both must be one or the other");
+  TESSERA_CHECK(!is_fused(group) || piece_of(p).is_non_overlapping_and_dense(), UsageError, name(),
+                " lies in memory with gaps (strides ", piece_of(p).strides(),
+                "), which fused kernels do not take: make it contiguous, or leave fused off");
   if (spec) {
     TESSERA_CHECK(!spec->has_partial(), ShardingError, name(), " lies as ", to_string(spec->placements),
                   ": a sum that is not yet taken cannot be updated element by element; redistribute it first");

@@ -314,6 +314,13 @@ TEST(Optimizer, ErrorsNameWhatIsWrong) {
   q.mutable_grad() = torch::ones(4).to_sparse();
   EXPECT_ERROR(UsageError, optimizer.step(), "SGD: parameter 0 of group 1", "to_dense");
   EXPECT_TRUE(torch::equal(p, torch::ones({2, 3})));  // nothing was changed
+
+  const auto gaps = torch::ones({4, 4}).narrow(1, 0, 2).detach().requires_grad_();
+  gaps.mutable_grad() = torch::ones({4, 2});
+  AdamW fused({gaps}, {.fused = true}), of_lists({gaps});
+  EXPECT_ERROR(UsageError, fused.step(), "with gaps", "leave fused off");
+  of_lists.step();
+  EXPECT_LT(gaps.max().item<float>(), 1);
 }
 
 TEST(Optimizer, ErrorsOfDistributedParameters) {

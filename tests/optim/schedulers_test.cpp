@@ -67,8 +67,8 @@ TEST(Schedulers, GoOnWhereTheStateWasSaved) {
   auto third = make_optimizer();
   const auto fresh = make(third);
   EXPECT_ERROR(UsageError, fresh->load_state_dict(broken), "last_lr");
+  EXPECT_EQ(fresh->state_dict().at("schedulers.0.last_epoch").item<int64_t>(), 0);
   EXPECT_EQ(values(*fresh, 1), std::vector<double>{0.5});
-  EXPECT_EQ(fresh->last_epoch(), 1);
 }
 
 TEST(Schedulers, Errors) {
