@@ -1,0 +1,253 @@
+#include "tessera/optim/optimizer.h"
+
+#include "tessera/base/error.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace tessera::optim {
+
+using detail::piece_of;
+
+std::string Optimizer::name_of(size_t group, size_t index, const at::Tensor& parameter) const {
+  return c10::str(kind(), ": parameter ", index, " of group ", group,
+                  parameter.defined() ? c10::str(", ", parameter.scalar_type(), parameter.sizes(), ",") : "");
+}
+
+void Optimizer::add_group(const Tensors& params) {
+  const size_t g = groups_.size();
+  TESSERA_CHECK(!params.empty(), UsageError, kind(), ": group ", g, " has no parameters");
+  std::unordered_set<const void*> seen;
+  for (size_t i = 0; i < params.size(); i++) {
+    const auto& p = params[i];
+    TESSERA_CHECK(p.defined(), UsageError, name_of(g, i, p), " is undefined");
+    TESSERA_CHECK(p.is_leaf(), UsageError, name_of(g, i, p),
+                  " is no leaf: it was computed from others, and gets no gradient of its own. Give those others");
+    TESSERA_CHECK(at::isFloatingType(p.scalar_type()), UsageError, name_of(g, i, p), " is not of a floating dtype");
+    TESSERA_CHECK(seen.insert(p.unsafeGetTensorImpl()).second, UsageError, name_of(g, i, p),
+                  " is in this group twice: it would be updated twice in a step");
+    const auto found = places_.find(p.unsafeGetTensorImpl());
+    TESSERA_CHECK(found == places_.end(), UsageError, name_of(g, i, p), " is already parameter ", found->second.index,
+                  " of group ", found->second.group, ": it would be updated twice in a step");
+  }
+  groups_.emplace_back();
+  initial_lr_.emplace_back();
+  for (size_t i = 0; i < params.size(); i++) {
+    groups_[g].push_back({params[i], {}});
+    places_.emplace(params[i].unsafeGetTensorImpl(), Place{g, i});
+  }
+}
+
+void Optimizer::zero_grad(bool set_to_none) {
+  for (auto& group : groups_)
+    for (auto& slot : group) {
+      auto& gradient = slot.parameter.mutable_grad();
+      if (!gradient.defined()) continue;
+      if (set_to_none)
+        gradient.reset();
+      else
+        gradient.detach_().zero_();
+    }
+}
+
+Tensors Optimizer::parameters() const {
+  Tensors all;
+  for (const auto& group : groups_)
+    for (const auto& slot : group) all.push_back(slot.parameter);
+  return all;
+}
+
+double Optimizer::initial_lr(size_t group) {
+  auto& initial = initial_lr_.at(group);
+  if (!initial) initial = lr(group);
+  return *initial;
+}
+
+at::Device Optimizer::step_device(size_t, const at::Tensor&) const { return at::kCPU; }
+
+at::Tensor Optimizer::row_like(const at::Tensor& parameter, bool zeroed) {
+  const auto& piece = piece_of(parameter);
+  auto row = zeroed ? at::zeros_like(piece) : at::empty_like(piece);
+  return is_dtensor(parameter) ? tessera::detail::wrap(row, tessera::detail::meta_of(parameter).spec) : row;
+}
+
+// ---- a step
+
+void Optimizer::check_gradient(size_t group, size_t index, const std::vector<Row>& described) {
+  auto& slot = groups_[group][index];
+  const auto &p = slot.parameter, &gradient = p.grad();
+  const auto *spec = tessera::detail::spec_or_null(p), *of_gradient = tessera::detail::spec_or_null(gradient);
+  if (spec && spec == of_gradient && spec == slot.fits.get()) return;  // as in the last step
+  const auto name = [&] { return name_of(group, index, p); };
+  TESSERA_CHECK(gradient.layout() == at::kStrided, UsageError, name(), " has a gradient that is ", gradient.layout(),
+                "; only dense ones are taken: call to_dense() on it");
+  TESSERA_CHECK(gradient.sizes() == p.sizes() && gradient.scalar_type() == p.scalar_type(), UsageError, name(),
+                " has a gradient ", gradient.scalar_type(), gradient.sizes());
+  TESSERA_CHECK(is_dtensor(p) == is_dtensor(gradient), UsageError, name(), " is ",
+                is_dtensor(p) ? "distributed, but its gradient is plain" : "plain, but its gradient is distributed",
+                ": both must be one or the other");
+  TESSERA_CHECK(!is_fused(group) || piece_of(p).is_non_overlapping_and_dense(), UsageError, name(),
+                " lies in memory with gaps (strides ", piece_of(p).strides(),
+                "), which fused kernels do not take: make it contiguous, or leave fused off");
+  if (spec) {
+    TESSERA_CHECK(!spec->has_partial(), ShardingError, name(), " lies as ", to_string(spec->placements),
+                  ": a sum that is not yet taken cannot be updated element by element; redistribute it first");
+    TESSERA_CHECK(spec == of_gradient || spec->mesh == of_gradient->mesh, UsageError, name(), " lies on mesh(",
+                  spec->mesh, "), its gradient on mesh(", of_gradient->mesh, ")");
+  }
+  for (size_t r = 0; r < slot.rows.size(); r++)
+    TESSERA_CHECK(!described[r].like_parameter || detail::lie_alike(slot.rows[r], p), UsageError, name(),
+                  " was laid out anew after its first step, and its ", described[r].name,
+                  " was not: distribute before the first step, or save the state before and load it after");
+  if (spec) slot.fits = tessera::detail::meta_of(p).spec;
+}
+
+std::vector<std::vector<Optimizer::Job>> Optimizer::plan() {
+  const auto described = rows();
+  std::vector<std::vector<Job>> jobs(groups_.size());
+  for (size_t g = 0; g < groups_.size(); g++)
+    for (size_t i = 0; i < groups_[g].size(); i++) {
+      auto& slot = groups_[g][i];
+      const auto& gradient = slot.parameter.grad();
+      if (!gradient.defined()) continue;
+      check_gradient(g, i, described);
+      jobs[g].push_back({&slot, gradient});
+    }
+  return jobs;
+}
+
+void Optimizer::step(const Scaling* scaling) {
+  const at::NoGradGuard no_grad;
+  for (size_t g = 0; scaling && g < groups_.size(); g++)
+    TESSERA_CHECK(is_fused(g), UsageError, kind(), ": group ", g,
+                  " is not fused: it takes gradients that are already unscaled, as GradScaler::unscale_ leaves them");
+  auto jobs = plan();
+  // All are started before the first is waited for.
+  for (auto& group : jobs)
+    for (auto& job : group) job.gradient = detail::laid_out_as(job.gradient, job.slot->parameter);
+
+  for (size_t g = 0; g < jobs.size(); g++) {
+    std::vector<Job*> parts[2];  // those whose first step this is, apart
+    for (auto& job : jobs[g]) {
+      auto& rows = job.slot->rows;
+      job.first = rows.empty();
+      complete_rows(g, job.slot->parameter, rows);
+      if (job.slot->pieces.size() != rows.size()) job.slot->pieces = detail::pieces_of(rows);
+      parts[job.first].push_back(&job);
+    }
+    for (const auto& part : parts)
+      if (!part.empty()) run(g, part, scaling);
+  }
+}
+
+void Optimizer::run(size_t group, const std::vector<Job*>& jobs, const Scaling* scaling) {
+  const bool fused = is_fused(group);
+  const size_t columns = rows_used(group);
+  Tensors pieces;
+  pieces.reserve(jobs.size());
+  for (const Job* job : jobs) pieces.push_back(piece_of(job->slot->parameter));
+
+  for (const auto& indices : detail::by_device_and_dtype(pieces)) {
+    Bundle bundle;
+    bundle.first = jobs[indices[0]]->first;
+    bundle.parameters.reserve(indices.size());
+    bundle.gradients.reserve(indices.size());
+    bundle.rows.resize(columns);
+    for (auto& column : bundle.rows) column.reserve(indices.size());
+    for (const size_t i : indices) {
+      const Job& job = *jobs[i];
+      auto gradient = piece_of(job.gradient);
+      // Fused kernels on the CPU walk all tensors as one row of memory.
+      if (fused && gradient.strides() != pieces[i].strides()) gradient = at::empty_like(pieces[i]).copy_(gradient);
+      bundle.gradients.push_back(std::move(gradient));
+      bundle.parameters.push_back(pieces[i]);
+      for (size_t c = 0; c < columns; c++) bundle.rows[c].push_back(job.slot->pieces[c]);
+    }
+    update(group, bundle, scaling);
+  }
+  for (const Job* job : jobs) {
+    detail::mark_written(job->slot->parameter, fused);
+    if (scaling) detail::mark_written(job->gradient, fused);
+    for (const auto& piece : job->slot->pieces) detail::mark_written(piece, fused);
+  }
+}
+
+Optimizer::Bundle Optimizer::Bundle::only(size_t i) const {
+  Bundle one{{parameters[i]}, {gradients[i]}, {}, first};
+  for (const auto& column : rows) one.rows.push_back({column[i]});
+  return one;
+}
+
+// ---- saving and loading
+
+std::vector<Tensors> Optimizer::groups() const {
+  std::vector<Tensors> all;
+  for (const auto& group : groups_) {
+    all.emplace_back();
+    for (const auto& slot : group) all.back().push_back(slot.parameter);
+  }
+  return all;
+}
+
+const Optimizer::Place& Optimizer::place_of(const at::Tensor& parameter) const {
+  const auto found = places_.find(parameter.unsafeGetTensorImpl());
+  TESSERA_CHECK(found != places_.end(), UsageError, kind(), ": this tensor of sizes ", parameter.sizes(),
+                " is none of its parameters");
+  return found->second;
+}
+
+StateDict Optimizer::state(const at::Tensor& parameter) const {
+  const auto& place = place_of(parameter);
+  const auto& slot = groups_[place.group][place.index];
+  const auto described = rows();
+  StateDict dict;
+  for (size_t r = 0; r < slot.rows.size(); r++) dict.insert(described[r].name, slot.rows[r].detach());
+  return dict;
+}
+
+void Optimizer::set_state(const at::Tensor& parameter, StateDict dict) {
+  const at::NoGradGuard no_grad;
+  const auto& place = place_of(parameter);
+  Tensors kept;
+  for (const auto& row : rows()) {
+    const at::Tensor* found = dict.find(row.name);
+    if (!found) break;          // the optional ones are last
+    if (!row.like_parameter) {  // other optimizers count steps in integers
+      kept.push_back(found->to(step_device(place.group, parameter), at::kFloat).view(c10::IntArrayRef()));
+      continue;
+    }
+    const auto &piece = piece_of(*found), &like = piece_of(parameter);
+    if (detail::lie_alike(*found, parameter) && piece.strides() == like.strides()) {
+      kept.push_back(*found);
+      continue;
+    }
+    auto laid_out = row_like(parameter, false);
+    laid_out = laid_out.to(found->scalar_type());
+    laid_out.copy_(*found);
+    kept.push_back(laid_out);
+  }
+  auto& slot = groups_[place.group][place.index];
+  slot.rows = std::move(kept);
+  slot.pieces = detail::pieces_of(slot.rows);
+  slot.fits.reset();
+}
+
+// ---- options
+
+namespace detail {
+
+void check_at_least_zero(const char* kind, const char* name, double value) {
+  TESSERA_CHECK(value >= 0, UsageError, kind, ": ", name, " must be at least 0; found ", value);
+}
+
+void check_implementation(const char* kind, std::optional<bool> foreach, bool fused) {
+  TESSERA_CHECK(!(fused && foreach.value_or(false)), UsageError, kind,
+                ": foreach and fused are two implementations; ask for one of them");
+}
+
+}  // namespace detail
+}  // namespace tessera::optim

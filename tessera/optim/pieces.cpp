@@ -1,0 +1,73 @@
+#include "tessera/optim/pieces.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include <utility>
+
+namespace tessera::optim::detail {
+
+Tensors pieces_of(const Tensors& tensors) {
+  Tensors pieces;
+  pieces.reserve(tensors.size());
+  for (const auto& t : tensors) pieces.push_back(piece_of(t));
+  return pieces;
+}
+
+bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
+  const auto* x = tessera::detail::spec_or_null(a);
+  const auto* y = tessera::detail::spec_or_null(b);
+  return x == y || (x && y && x->mesh == y->mesh && x->placements == y->placements);
+}
+
+at::Tensor laid_out_as(const at::Tensor& t, const at::Tensor& like) {
+  return lie_alike(t, like) ? t : DTensor(t).redistribute(DTensor(like).placements());
+}
+
+at::Tensor without_partial(const at::Tensor& t) {
+  const auto* spec = tessera::detail::spec_or_null(t);
+  if (!spec || !spec->has_partial()) return t;
+  Placements whole = spec->placements;
+  for (auto& p : whole)
+    if (p.is_partial()) p = Replicate();
+  return DTensor(t).redistribute(whole);
+}
+
+Tensors summed_gradients(const Tensors& parameters) {
+  Tensors gradients;
+  for (const auto& p : parameters) {
+    auto& gradient = p.mutable_grad();
+    if (!gradient.defined()) continue;
+    auto summed = without_partial(gradient);
+    if (!summed.is_same(gradient)) gradient = std::move(summed);
+    gradients.push_back(gradient);
+  }
+  return gradients;
+}
+
+void mark_written(const at::Tensor& t, bool piece_too) {
+  const auto bump = [](const at::Tensor& one) {
+    if (!one.is_inference()) one.unsafeGetTensorImpl()->bump_version();
+  };
+  if (piece_too) bump(piece_of(t));
+  if (is_dtensor(t)) bump(t);
+}
+
+at::Tensor number_for(const Tensors& pieces, double number) {
+  return at::scalar_tensor(number, at::toOpMathType(pieces[0].scalar_type()));
+}
+
+std::vector<std::vector<size_t>> by_device_and_dtype(const Tensors& pieces) {
+  std::vector<std::vector<size_t>> groups;
+  for (size_t i = 0; i < pieces.size(); i++) {
+    size_t g = 0;  // there are hardly ever more than two
+    while (g < groups.size() && (pieces[groups[g][0]].scalar_type() != pieces[i].scalar_type() ||
+                                 pieces[groups[g][0]].device() != pieces[i].device()))
+      g++;
+    if (g == groups.size()) groups.emplace_back();
+    groups[g].push_back(i);
+  }
+  return groups;
+}
+
+}  // namespace tessera::optim::detail

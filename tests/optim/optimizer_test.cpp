@@ -1,0 +1,346 @@
+// Optimizers on plain and distributed parameters: the same values, no communication, versions, state, errors.
+#include "tessera/base/error.h"
+#include "tessera/base/op_mode.h"
+#include "tessera/debug/comm_debug_mode.h"
+#include "tessera/dtensor/policy.h"
+#include "tessera/optim/adam.h"
+#include "tessera/optim/clip_grad.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/testing/message_of.h"
+#include "tessera/testing/ranks.h"
+
+#include <torch/torch.h>
+
+#include <functional>
+
+namespace tessera::optim {
+namespace {
+
+using testing::message_of;
+using testing::Rank;
+using testing::run_ranks;
+
+struct Case {
+  std::string name;
+  std::function<std::unique_ptr<Optimizer>(Tensors)> make;
+};
+template <class Kind>
+void add(std::vector<Case>& cases, const std::string& name, typename Kind::Options options) {
+  const struct {
+    const char* name;
+    std::optional<bool> foreach;
+    bool fused;
+  } ways[] = {{" loop", false, false}, {" foreach", true, false}, {" fused", {}, true}};
+  for (const auto& way : ways) {
+    options.foreach = way.foreach;
+    options.fused = way.fused;
+    cases.push_back({name + way.name, [options](Tensors params) { return std::make_unique<Kind>(params, options); }});
+  }
+}
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  add<SGD>(all, "SGD", {.lr = 0.1, .weight_decay = 0.1});
+  add<SGD>(all, "SGD momentum", {.lr = 0.1, .momentum = 0.9, .nesterov = true});
+  add<Adam>(all, "Adam", {.lr = 0.01, .weight_decay = 0.1, .maximize = true});
+  add<AdamW>(all, "AdamW", {.lr = 0.01, .amsgrad = true});
+  add<AdamW>(all, "AdamW tensor lr", {.lr = torch::tensor(0.01)});
+  return all;
+}
+
+const std::vector<std::vector<int64_t>> kShapes = {{5, 4}, {7}, {3, 2}, {4, 4}, {1}};
+
+torch::Tensor value(size_t i, double shift = 0) {
+  const auto numel = c10::multiply_integers(kShapes[i]);
+  return torch::sin(torch::arange(numel, torch::kFloat) + (static_cast<double>(i) + shift)).view(kShapes[i]);
+}
+Tensors plain_parameters() {
+  Tensors all;
+  for (size_t i = 0; i < kShapes.size(); i++) all.push_back(value(i).requires_grad_());
+  return all;
+}
+void set_plain_gradients(const Tensors& params, int64_t step) {
+  for (size_t i = 0; i < params.size(); i++) params[i].mutable_grad() = value(i, static_cast<double>(step) + 0.5);
+}
+
+// Each on another mesh or in another way, pieces uneven and some empty, one plain.
+struct Layout {
+  DeviceMesh mesh;
+  Placements placements;
+};
+std::vector<Layout> layouts(const Rank& me) {
+  const auto n = me.size();
+  const auto line = me.mesh({n}, {"tp"});
+  const auto grid = n == 4 ? me.mesh("dp=2,tp=2") : me.mesh({1, n}, {"dp", "tp"});
+  return {{line, {Shard(0)}}, {line, {Replicate()}}, {grid, {Shard(0), Shard(1)}}, {}, {grid, {Replicate(), Shard(0)}}};
+}
+torch::Tensor lay(const torch::Tensor& t, const Layout& layout) {
+  return layout.mesh ? at::Tensor(distribute_tensor(t, layout.mesh, layout.placements, {.src_data_rank = {}})) : t;
+}
+torch::Tensor whole(const torch::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
+
+Tensors laid_out_parameters(const std::vector<Layout>& layouts) {
+  Tensors all;
+  for (size_t i = 0; i < kShapes.size(); i++) all.push_back(lay(value(i), layouts[i]).detach().requires_grad_());
+  return all;
+}
+void set_gradients(const Tensors& params, const std::vector<Layout>& layouts, int64_t step) {
+  for (size_t i = 0; i < params.size(); i++)
+    params[i].mutable_grad() = lay(value(i, static_cast<double>(step) + 0.5), layouts[i]);
+}
+
+TEST(Optimizer, DistributedParametersGetTheValuesOfPlainOnesWithoutCommunication) {
+  for (const int64_t n : {1, 2, 4})
+    run_ranks(n, [&](Rank& me) {
+      for (const auto& one : cases()) {
+        const auto expected = plain_parameters();
+        const auto reference = one.make(expected);
+        const auto where = layouts(me);
+        const auto params = laid_out_parameters(where);
+        const auto optimizer = one.make(params);
+        for (int64_t step = 0; step < 3; step++) {
+          set_plain_gradients(expected, step);
+          set_gradients(params, where, step);
+          reference->step();
+          const CommPolicyScope strict(CommPolicy::Error);
+          CommDebugMode mode;
+          optimizer->step();
+          EXPECT_EQ(mode.get_total_counts(), 0) << one.name << "\n" << mode.debug_string();
+        }
+        for (size_t i = 0; i < params.size(); i++) {
+          EXPECT_TRUE(torch::allclose(whole(params[i]), expected[i], 1e-6, 1e-7)) << one.name << " " << i;
+          for (const auto& [row, t] : optimizer->state(params[i]))
+            EXPECT_EQ(is_dtensor(t), row != "step" && is_dtensor(params[i])) << one.name << " " << row;
+        }
+      }
+    });
+}
+
+// A gradient that is still a sum to be taken, and one that lies otherwise than its parameter.
+TEST(Optimizer, GradientsAreLaidOutAsTheirParametersFirst) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh("tp=2");
+    for (const auto& one : cases()) {
+      const Tensors expected{value(0).requires_grad_(), value(0).requires_grad_()};
+      const Tensors params{distribute_tensor(value(0), mesh, {Shard(0)}).detach().requires_grad_(),
+                           distribute_tensor(value(0), mesh, {Replicate()}).detach().requires_grad_()};
+      for (size_t i = 0; i < 2; i++) expected[i].mutable_grad() = value(0, 0.5) * 3;
+      const auto local = value(0, 0.5) * static_cast<double>(me.rank + 1);  // 1 + 2 = 3
+      params[0].mutable_grad() = DTensor::from_local(local, mesh, {Partial()});
+      params[1].mutable_grad() = distribute_tensor(value(0, 0.5) * 3, mesh, {Shard(1)});
+      one.make(expected)->step();
+      const CommPolicyScope strict(CommPolicy::Error);
+      CommDebugMode mode;
+      one.make(params)->step();
+      mode.exit();
+      EXPECT_EQ(mode.get_total_counts(), 2) << one.name << mode.debug_string();
+      for (size_t i = 0; i < 2; i++)
+        EXPECT_TRUE(torch::allclose(whole(params[i]), expected[i], 1e-6, 1e-6)) << one.name << i;
+    }
+  });
+}
+
+TEST(Optimizer, WhatIsWrittenCountsAVersion) {
+  run_ranks(1, [](Rank& me) {
+    const auto mesh = me.mesh("tp=1");
+    for (const auto& one : cases()) {
+      const Tensors params{value(0).requires_grad_(),
+                           at::Tensor(distribute_tensor(value(0), mesh, {Shard(0)})).detach().requires_grad_()};
+      for (const auto& p : params) p.mutable_grad() = torch::ones_like(p);
+      const auto optimizer = one.make(params);
+      optimizer->step();
+      const std::vector<int64_t> before{params[0]._version(), params[1]._version(),
+                                        tessera::detail::local_of(params[1])._version()};
+      const auto saved = (params[1] * params[1]).sum();  // backward needs the parameter as it is now
+      optimizer->step();
+      EXPECT_GT(params[0]._version(), before[0]) << one.name;
+      EXPECT_GT(params[1]._version(), before[1]) << one.name;
+      EXPECT_GT(tessera::detail::local_of(params[1])._version(), before[2]) << one.name;
+      EXPECT_THROW(saved.backward(), c10::Error) << one.name;
+    }
+  });
+}
+
+// What a tracer would see: no value is read on the host, or it would become a constant of the compiled step.
+struct HostReads final : OpMode {
+  void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override {
+    ops++;
+    reads += op.operator_name().name == "aten::_local_scalar_dense";
+    next(op, keys, stack);
+  }
+  int64_t ops = 0, reads = 0;
+};
+TEST(Optimizer, NothingIsReadOnTheHost) {
+  run_ranks(2, [](Rank& me) {
+    const auto where = layouts(me);
+    for (const auto& one : cases()) {
+      const auto params = laid_out_parameters(where);
+      const auto optimizer = one.make(params);
+      for (int64_t step = 0; step < 2; step++) {
+        set_gradients(params, where, step);
+        HostReads mode;
+        const OpModeScope on(mode);
+        clip_grad_norm_(params, 0.1);
+        clip_grad_value_(params, 0.1);
+        optimizer->step();
+        EXPECT_GT(mode.ops, 0);
+        EXPECT_EQ(mode.reads, 0) << one.name;
+      }
+    }
+    HostReads mode;  // it can see one
+    const OpModeScope on(mode);
+    torch::ones(1).item<float>();
+    EXPECT_EQ(mode.reads, 1);
+  });
+}
+
+TEST(Optimizer, ParametersWithoutGradientAreLeftAlone) {
+  for (const auto& one : cases()) {
+    auto params = plain_parameters();
+    const auto optimizer = one.make(params);
+    set_plain_gradients(params, 0);
+    params[1].mutable_grad().reset();
+    optimizer->step();
+    EXPECT_TRUE(torch::equal(params[1], value(1))) << one.name;
+    EXPECT_TRUE(optimizer->state(params[1]).empty()) << one.name;
+    // Its first step is made later, with the second of the others.
+    set_plain_gradients(params, 1);
+    optimizer->step();
+    const auto alone = value(1).requires_grad_();
+    const auto reference = one.make({alone});
+    alone.mutable_grad() = value(1, 1.5);
+    reference->step();
+    EXPECT_TRUE(torch::equal(params[1], alone)) << one.name;
+  }
+}
+
+// Two optimizers go on alike after one was given the state of the other; distributed differently meanwhile.
+TEST(Optimizer, StateIsSavedAndLoadedByName) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh("tp=2");
+    const auto make_net = [&](int64_t dim) {
+      torch::manual_seed(3);
+      torch::nn::Linear net(4, 6);
+      if (dim >= 0) distribute_in_place(net->weight, mesh, {Shard(dim)});
+      return net;
+    };
+    const auto set_gradients = [&](torch::nn::Linear& net, double number) {
+      for (auto& p : net->parameters()) {
+        const auto g = torch::sin(torch::arange(p.numel(), torch::kFloat) * number).view(p.sizes());
+        p.mutable_grad() = is_dtensor(p) ? at::Tensor(distribute_tensor(g, mesh, DTensor(p).placements())) : g;
+      }
+    };
+    for (const auto& one : cases())
+      for (const int64_t dim : {-1, 0, 1}) {
+        auto net = make_net(0), other = make_net(dim);
+        const auto optimizer = one.make(net->parameters()), loaded = one.make(other->parameters());
+        loaded->set_lr(0, 7);
+        for (const double number : {1., 2.}) {
+          set_gradients(net, number);
+          optimizer->step();
+        }
+        load_state_dict(*other, state_dict(*net));
+        load_optimizer_state_dict(*loaded, *other, optimizer_state_dict(*optimizer, *net));
+        set_gradients(net, 3);
+        set_gradients(other, 3);
+        optimizer->step();
+        loaded->step();
+        EXPECT_TRUE(torch::equal(whole(net->weight), whole(other->weight))) << one.name << " " << dim;
+        EXPECT_TRUE(torch::equal(net->bias, other->bias)) << one.name;
+      }
+  });
+}
+
+TEST(Optimizer, StateOfLibTorchsAdamWIsTaken) {
+  torch::nn::Linear net(3, 2), other(3, 2);
+  torch::optim::AdamW theirs(net->parameters(), torch::optim::AdamWOptions(0.1));
+  AdamW ours(other->parameters());
+  net->forward(torch::ones({1, 3})).sum().backward();
+  theirs.step();
+  load_optimizer_state_dict(ours, *other, optimizer_state_dict(theirs, *net), {.strict = false});
+  const auto step = ours.state(other->weight).at("step");
+  EXPECT_EQ(step.scalar_type(), torch::kFloat);
+  EXPECT_EQ(step.item<double>(), 1);
+  EXPECT_EQ(ours.lr(0), 0.1);
+}
+
+TEST(Optimizer, GroupsHaveOptionsOfTheirOwn) {
+  auto a = torch::ones(2, torch::requires_grad()), b = torch::ones(2, torch::requires_grad());
+  SGD optimizer({{{a}, {.lr = 0.5}}, {{b}, {.lr = 0.25}}});
+  auto c = torch::ones(2, torch::requires_grad());
+  optimizer.add_param_group({{c}, {.lr = 1}});
+  for (auto& p : {a, b, c}) p.mutable_grad() = torch::ones(2);
+  optimizer.step();
+  EXPECT_TRUE(torch::equal(a, torch::full(2, 0.5)));
+  EXPECT_TRUE(torch::equal(b, torch::full(2, 0.75)));
+  EXPECT_TRUE(torch::equal(c, torch::zeros(2)));
+  optimizer.zero_grad(false);
+  EXPECT_TRUE(torch::equal(a.grad(), torch::zeros(2)));
+  optimizer.zero_grad();
+  EXPECT_FALSE(a.grad().defined());
+}
+
+// Fused kernels on the CPU walk memory from end to end, whatever the strides.
+TEST(Optimizer, GradientsWithOtherStridesAreTaken) {
+  for (const auto& one : cases()) {
+    const auto p = value(0).requires_grad_(), q = value(0).requires_grad_();
+    p.mutable_grad() = value(0, 1).t().contiguous().t();
+    q.mutable_grad() = value(0, 1);
+    one.make({p})->step();
+    one.make({q})->step();
+    EXPECT_TRUE(torch::equal(p, q)) << one.name;
+  }
+}
+
+TEST(Optimizer, ErrorsNameWhatIsWrong) {
+  const auto p = torch::ones({2, 3}, torch::requires_grad()), q = torch::ones(4, torch::requires_grad());
+  EXPECT_ERROR(UsageError, SGD(Tensors{}), "SGD: group 0 has no parameters");
+  EXPECT_ERROR(UsageError, SGD(Tensors{p, q, p}), "parameter 2 of group 0", "[2, 3]", "twice");
+  EXPECT_ERROR(UsageError, SGD(Tensors{q, p * 2}), "parameter 1 of group 0", "no leaf");
+  EXPECT_ERROR(UsageError, SGD(Tensors{torch::ones(2, torch::kLong)}), "floating");
+  EXPECT_ERROR(UsageError, SGD(Tensors{p, torch::Tensor()}), "parameter 1 of group 0 is undefined");
+  EXPECT_ERROR(UsageError, SGD({p}, {.lr = -1}), "SGD: lr must be at least 0; found -1");
+  EXPECT_ERROR(UsageError, SGD({p}, {.nesterov = true}), "nesterov needs a momentum");
+  EXPECT_ERROR(UsageError, SGD({p}, {.foreach = true, .fused = true}), "foreach and fused");
+  EXPECT_ERROR(UsageError, SGD({p}, {.lr = torch::ones(2)}), "one element");
+  EXPECT_ERROR(UsageError, AdamW({p}, {.betas = {0.9, 1}}), "AdamW: betas", "found 0.9 and 1");
+  EXPECT_ERROR(UsageError, Adam({p}, {.eps = -1}), "Adam: eps");
+
+  SGD optimizer({p}, {.lr = 1});
+  EXPECT_ERROR(UsageError, optimizer.add_param_group({{q, p}}), "parameter 1 of group 1",
+               "already parameter 0 of group 0");
+  EXPECT_EQ(optimizer.group_count(), 1u);
+  optimizer.add_param_group({{q}, {.lr = 1}});
+  p.mutable_grad() = torch::ones({2, 3});
+  q.mutable_grad() = torch::ones(4).to_sparse();
+  EXPECT_ERROR(UsageError, optimizer.step(), "SGD: parameter 0 of group 1", "to_dense");
+  EXPECT_TRUE(torch::equal(p, torch::ones({2, 3})));  // nothing was changed
+
+  const auto gaps = torch::ones({4, 4}).narrow(1, 0, 2).detach().requires_grad_();
+  gaps.mutable_grad() = torch::ones({4, 2});
+  AdamW fused({gaps}, {.fused = true}), of_lists({gaps});
+  EXPECT_ERROR(UsageError, fused.step(), "with gaps", "leave fused off");
+  of_lists.step();
+  EXPECT_LT(gaps.max().item<float>(), 1);
+}
+
+TEST(Optimizer, ErrorsOfDistributedParameters) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh("tp=2");
+    at::Tensor p = distribute_tensor(value(0), mesh, {Shard(0)}).detach().requires_grad_();
+    Adam optimizer({p});
+    p.mutable_grad() = distribute_tensor(value(0), mesh, {Shard(0)});
+    optimizer.step();
+    optimizer.zero_grad();
+    p.set_data(distribute_tensor(value(0), mesh, {Replicate()}));
+    p.mutable_grad() = distribute_tensor(value(0), mesh, {Replicate()});
+    EXPECT_ERROR(UsageError, optimizer.step(), "laid out anew after its first step", "exp_avg");
+
+    const auto terms = DTensor::from_local(value(0), mesh, {Partial()}).detach().requires_grad_();
+    terms.mutable_grad() = torch::ones_like(terms);
+    SGD other({terms});
+    EXPECT_ERROR(ShardingError, other.step(), "P(sum)", "redistribute it first");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::optim

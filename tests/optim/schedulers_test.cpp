@@ -1,0 +1,91 @@
+// What tests/parity/optim_test.cpp does not compare: factors, tensors as learning rates, state, errors.
+#include "tessera/optim/schedulers.h"
+
+#include "tessera/base/error.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/testing/message_of.h"
+
+#include <torch/torch.h>
+
+namespace tessera::optim {
+namespace {
+
+using testing::message_of;
+
+SGD make_optimizer(const LearningRate& lr = 1) { return SGD(Tensors{torch::zeros(1)}, {.lr = lr}); }
+
+std::vector<double> values(LRScheduler& scheduler, int steps) {
+  std::vector<double> seen;
+  for (int i = 0; i < steps; i++) {
+    seen.push_back(scheduler.optimizer().lr(0));
+    scheduler.step();
+  }
+  return seen;
+}
+
+TEST(Schedulers, Factors) {
+  const auto wsd = warmup_stable_decay(2, 3, 4, 0.5);
+  std::vector<double> seen;
+  for (int64_t i = 0; i < 11; i++) seen.push_back(wsd(i));
+  EXPECT_EQ(seen, (std::vector<double>{0, 0.5, 1, 1, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.5}));
+
+  const auto cosine = cosine_with_warmup(4, 12, 0.1);
+  EXPECT_EQ(cosine(1), 0.25);
+  EXPECT_EQ(cosine(4), 1);
+  EXPECT_NEAR(cosine(8), 0.55, 1e-12);
+  EXPECT_NEAR(cosine(12), 0.1, 1e-12);
+  EXPECT_NEAR(cosine(100), 0.1, 1e-12);
+}
+
+TEST(Schedulers, ATensorIsWrittenInto) {
+  const auto lr = torch::tensor(1.0, torch::kDouble);
+  auto optimizer = make_optimizer(lr);
+  ExponentialLR schedule(optimizer, 0.5);
+  schedule.step();
+  EXPECT_EQ(lr.item<double>(), 0.5);
+  EXPECT_EQ(schedule.last_lr(), std::vector<double>{0.5});
+}
+
+TEST(Schedulers, GoOnWhereTheStateWasSaved) {
+  const auto make = [](Optimizer& o) {
+    return std::make_unique<SequentialLR>(
+        o,
+        std::vector<std::shared_ptr<LRScheduler>>{std::make_shared<LinearLR>(o, 0.5, 1.0, 3),
+                                                  std::make_shared<CosineAnnealingLR>(o, 6)},
+        std::vector<int64_t>{4});
+  };
+  auto optimizer = make_optimizer(), other = make_optimizer();
+  const auto schedule = make(optimizer), loaded = make(other);
+  values(*schedule, 6);
+  loaded->load_state_dict(schedule->state_dict());
+  other.set_options(0, optimizer.options(0));
+  EXPECT_EQ(loaded->last_epoch(), 6);
+  EXPECT_EQ(values(*loaded, 5), values(*schedule, 5));
+
+  auto broken = schedule->state_dict();
+  broken.erase("schedulers.1.last_lr");
+  auto third = make_optimizer();
+  const auto fresh = make(third);
+  EXPECT_ERROR(UsageError, fresh->load_state_dict(broken), "last_lr");
+  EXPECT_EQ(fresh->state_dict().at("schedulers.0.last_epoch").item<int64_t>(), 0);
+  EXPECT_EQ(values(*fresh, 1), std::vector<double>{0.5});
+}
+
+TEST(Schedulers, Errors) {
+  auto optimizer = make_optimizer(), other = make_optimizer();
+  EXPECT_ERROR(UsageError, StepLR(optimizer, 0), "StepLR: step_size must be above 0; found 0");
+  EXPECT_ERROR(UsageError, LinearLR(optimizer, 0), "start_factor must be above 0");
+  EXPECT_ERROR(UsageError, LambdaLR(optimizer, std::vector<LambdaLR::Factor>{}), "0 functions", "1 parameter groups");
+  EXPECT_ERROR(UsageError, cosine_with_warmup(5, 5), "5 of 5 steps");
+  const auto mine = std::make_shared<ExponentialLR>(optimizer, 0.5),
+             theirs = std::make_shared<ExponentialLR>(other, 0.5);
+  using All = std::vector<std::shared_ptr<LRScheduler>>;
+  EXPECT_ERROR(UsageError, SequentialLR(optimizer, All{mine, theirs}, {3}), "scheduler 1 belongs to another optimizer");
+  EXPECT_ERROR(UsageError, SequentialLR(optimizer, All{mine}, {3}), "1 schedulers and 1 milestones");
+  EXPECT_EQ(optimizer.lr(0), 1);
+  optimizer.add_param_group({{torch::zeros(1)}});
+  EXPECT_ERROR(UsageError, mine->step(), "made for 1 parameter groups", "that has 2");
+}
+
+}  // namespace
+}  // namespace tessera::optim
