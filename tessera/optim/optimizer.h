@@ -32,6 +32,9 @@ class Optimizer : public OptimizerAccess {
     at::Tensor scale, found_inf;
   };
 
+  Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;  // two would share their state
+
   // Where this throws UsageError or ShardingError, nothing was changed.
   void step() { step(nullptr); }
   void step(const Scaling& scaling) { step(&scaling); }
