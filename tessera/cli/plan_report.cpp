@@ -29,9 +29,8 @@ struct FakeWorld {
 // "GPT2.h.0.attn.c_attn" -> "h.*.attn.c_attn": the one layer that ran stands for all.
 std::string as_pattern(const std::string& name, const std::string& root) {
   std::string path = name == root ? "" : name.substr(std::min(name.size(), root.size() + 1));
-  for (const char* list : {"h.0", "layers.0"})
-    if (path.rfind(list, 0) == 0)
-      path = std::string(list, std::string(list).size() - 1) + "*" + path.substr(std::string(list).size());
+  for (const std::string_view first : {"h.0", "layers.0"})
+    if (path.starts_with(first)) path.replace(first.size() - 1, 1, "*");
   return path;
 }
 

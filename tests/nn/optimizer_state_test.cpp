@@ -98,9 +98,12 @@ TEST(OptimizerState, NamesAndGroups) {
   auto net = make_net();
   const auto p = net->parameters();
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(std::vector<torch::Tensor>{p[2]}, std::make_unique<torch::optim::SGDOptions>(0.5));
-  groups.emplace_back(std::vector<torch::Tensor>{p[1]}, std::make_unique<torch::optim::SGDOptions>(0.25));
-  torch::optim::SGD optimizer(groups, torch::optim::SGDOptions(0.5).momentum(0.9));
+  const auto options = [](double lr) {
+    return std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(lr).momentum(0.9));
+  };
+  groups.emplace_back(std::vector<torch::Tensor>{p[2]}, options(0.5));
+  groups.emplace_back(std::vector<torch::Tensor>{p[1]}, options(0.25));
+  torch::optim::SGD optimizer(groups, *options(0.5));
   step(net, optimizer, 0);
   const auto dict = optimizer_state_dict(optimizer, *net);
   EXPECT_EQ(dict.under("state.").names(), Names({"2.weight.momentum_buffer", "0.bias.momentum_buffer"}));

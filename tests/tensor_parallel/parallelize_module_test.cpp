@@ -67,6 +67,30 @@ TEST(ParallelizeModule, UnevenFeaturesOnAnyNumberOfRanks) {
   }
 }
 
+// The tensor-parallel half of DDP x TP: rows of the mesh have inputs of their own, and talk along tp only.
+TEST(ParallelizeModule, OverOneAxisOfAMesh) {
+  const models::MLP plain(models::mlp_module());
+  const auto data = torch::randn({2, 4, 10});
+  run_ranks(4, [&](Rank& me) {
+    const auto mesh = me.mesh("dp=2,tp=2");
+    auto model = clone(plain);
+    const auto count = [](const CommDebugMode& comm, Kind kind) {
+      return comm.get_comm_counts().of(kind) + comm.get_comm_counts().of(kind, comm::Family::C10d);
+    };
+    CommDebugMode comm;
+    parallelize_module(model, mesh["tp"], kPair);
+    EXPECT_EQ(count(comm, Kind::Scatter), 3);
+    EXPECT_EQ(count(comm, Kind::Broadcast), 1);
+    comm.reset();
+    const auto y = model(data[me.rank / 2]);
+    y.sum().backward();
+    EXPECT_EQ(count(comm, Kind::AllReduce), 1);  // net2's output; the input needs no gradient
+    EXPECT_EQ(comm.get_total_counts(), 1);
+    for (const auto& [axis, bytes] : comm.get_bytes_by_axis()) EXPECT_EQ(axis, "tp") << bytes;
+    EXPECT_EQ(close(y, plain(data[me.rank / 2])), "");
+  });
+}
+
 TEST(ParallelizeModule, AModuleUsedTwiceInOneForward) {
   struct TwiceImpl : torch::nn::Cloneable<TwiceImpl> {
     TwiceImpl() { reset(); }
