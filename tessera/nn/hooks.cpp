@@ -61,14 +61,6 @@ void set_hooks(HookPoint& point, const ModuleHooks& hooks) { HookAccess::set(poi
 
 namespace {
 
-void replace(Tensors& seen, Replacement with, const char* kind, const char* what) {
-  if (!with) return;
-  TESSERA_CHECK(with->size() == seen.size(), UsageError, "a ", kind, " of module ", running_module(), " returned ",
-                with->size(), " ", what, "; it saw ", seen.size(),
-                " and must return as many, or nothing to leave them as they are");
-  seen = std::move(*with);
-}
-
 Tensors run_around(Module& module, const HookList<AroundHook>::Entries& hooks, size_t count, const Tensors& inputs,
                    const ForwardCall& forward) {
   if (count == 0) return forward(inputs);
@@ -88,12 +80,12 @@ Tensors call_hooked(Module& module, const ModuleHooks& hooks, Tensors inputs, co
   try {
     BackwardHooks backward(module, hooks);
     for (const auto& entry : HookList<ForwardPreHook>::Entries(hooks.forward_pre.entries()))
-      replace(inputs, entry->hook(module, inputs), "forward pre hook", "inputs");
+      replace_tensors(inputs, entry->hook(module, inputs), "a forward pre hook", "inputs");
     inputs = backward.on_inputs(std::move(inputs));
     outputs = run_around(module, hooks.around.entries(), hooks.around.entries().size(), inputs, forward);
     while (begun < forward_hooks.size()) {
       const auto& entry = forward_hooks[begun++];
-      replace(outputs, entry->hook(module, inputs, outputs), "forward hook", "outputs");
+      replace_tensors(outputs, entry->hook(module, inputs, outputs), "a forward hook", "outputs");
     }
     return backward.on_outputs(std::move(outputs));
   } catch (...) {

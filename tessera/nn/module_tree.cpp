@@ -4,6 +4,9 @@
 
 #include <c10/util/Type.h>
 
+#include <algorithm>
+#include <utility>
+
 namespace tessera {
 namespace {
 
@@ -67,12 +70,6 @@ at::Tensor get_parameter(Module& root, std::string_view name) {
 at::Tensor get_buffer(Module& root, std::string_view name) {
   const auto owner = get_submodule(root, split_last(name).first);
   return find_tensor("buffer", name, *owner, owner->named_buffers(/*recurse=*/false));
-}
-
-std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_of(const Module& module) {
-  std::vector<std::pair<std::string, std::shared_ptr<Module>>> children;
-  for (const auto& child : module.named_children()) children.emplace_back(child.key(), child.value());
-  return children;
 }
 
 namespace detail {

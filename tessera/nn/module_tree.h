@@ -6,8 +6,6 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
-#include <vector>
 
 // Finding things in a tree of modules, by PyTorch's names.
 namespace tessera {
@@ -23,9 +21,6 @@ std::shared_ptr<Module> get_submodule(Module& root, std::string_view name);
 // layers.0.attn.wq.weight. A handle: what is written through it is seen by the module.
 at::Tensor get_parameter(Module& root, std::string_view name);
 at::Tensor get_buffer(Module& root, std::string_view name);
-
-// The children themselves, in order of registration, without a copy of the tree of names.
-std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_of(const Module& module);
 
 namespace detail {
 

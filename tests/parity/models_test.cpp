@@ -1,4 +1,5 @@
 #include "ask_python.h"
+#include "model_settings.h"
 
 #include "tessera/models/gpt2.h"
 #include "tessera/models/llama.h"
@@ -33,16 +34,6 @@ LlamaConfig tied(LlamaConfig c) {
   c.tied = true;
   c.n_kv_heads = c.n_heads;
   return c;
-}
-
-std::string settings(const GPT2Config& c) {
-  return c10::str("GPT2 vocab_size=", c.vocab_size, " max_seq_len=", c.max_seq_len, " layers=", c.n_layer,
-                  " heads=", c.n_head, " width=", c.n_embd, " bias=", c.bias);
-}
-std::string settings(const LlamaConfig& c) {
-  return c10::str("Llama vocab_size=", c.vocab_size, " layers=", c.n_layers, " heads=", c.n_heads,
-                  " kv_heads=", c.n_kv_heads, " width=", c.dim, " ffn=", c.ffn_dim, " theta=", c.rope_theta,
-                  " tied=", c.tied);
 }
 
 // Adds one case to the question, and what we say to it.

@@ -1,5 +1,6 @@
 // A transformer trained 20 steps by our parallelize_module and by PyTorch's, from the same weights, by the same plan.
 #include "ask_python.h"
+#include "model_settings.h"
 
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
@@ -39,16 +40,6 @@ const LlamaConfig kLlama{.vocab_size = 11,
                          .dim = 32,
                          .ffn_dim = 40,
                          .rope_theta = 100};
-
-std::string settings(const GPT2Config& c) {
-  return c10::str("GPT2 vocab_size=", c.vocab_size, " max_seq_len=", c.max_seq_len, " layers=", c.n_layer,
-                  " heads=", c.n_head, " width=", c.n_embd, " bias=", c.bias);
-}
-std::string settings(const LlamaConfig& c) {
-  return c10::str("Llama vocab_size=", c.vocab_size, " layers=", c.n_layers, " heads=", c.n_heads,
-                  " kv_heads=", c.n_kv_heads, " width=", c.dim, " ffn=", c.ffn_dim, " theta=", c.rope_theta,
-                  " tied=", c.tied);
-}
 
 template <class Model>
 struct Case {

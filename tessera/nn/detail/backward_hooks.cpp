@@ -12,6 +12,14 @@ namespace tessera::detail {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
+void replace_tensors(Tensors& seen, Replacement with, const char* kind, const char* what, const std::string* module) {
+  if (!with) return;
+  TESSERA_CHECK(with->size() == seen.size(), UsageError, kind, " of module ", module ? *module : running_module(),
+                " returned ", with->size(), " ", what, "; it saw ", seen.size(),
+                " and must return as many, or nothing to leave them as they are");
+  seen = std::move(*with);
+}
+
 struct BackwardHooks::State {
   Module& module;
   std::string name;  // in full, for errors in backward
@@ -26,13 +34,6 @@ struct BackwardHooks::State {
 namespace {
 
 using State = BackwardHooks::State;
-
-void replace(Tensors& seen, Replacement with, const char* kind, const char* what, const std::string& name) {
-  if (!with) return;
-  TESSERA_CHECK(with->size() == seen.size(), UsageError, kind, " of module ", name, " returned ", with->size(), " ",
-                what, "; it saw ", seen.size(), " and must return as many, or nothing to leave them as they are");
-  seen = std::move(*with);
-}
 
 // Puts `node` behind the tensors. They stay aliases of what they were: writing to one is still noticed.
 template <class MakeNode>
@@ -75,8 +76,8 @@ struct ModuleOutputs final : ModuleHookNode {
   variable_list apply(variable_list&& gradients) override {
     auto grad_outputs = spread(gradients, at, count);
     for (const auto& entry : state->pre)
-      replace(grad_outputs, entry->hook(state->module, grad_outputs), "a backward pre hook", "gradients of outputs",
-              state->name);
+      replace_tensors(grad_outputs, entry->hook(state->module, grad_outputs), "a backward pre hook",
+                      "gradients of outputs", &state->name);
     if (state->input_has_grad) {
       state->grad_outputs = grad_outputs;
     } else {
@@ -99,8 +100,8 @@ struct ModuleInputs final : ModuleHookNode {
     state->grad_outputs.reset();
     auto grad_inputs = spread(gradients, at, count);
     for (const auto& entry : state->hooks)
-      replace(grad_inputs, entry->hook(state->module, grad_inputs, grad_outputs), "a backward hook",
-              "gradients of inputs", state->name);
+      replace_tensors(grad_inputs, entry->hook(state->module, grad_inputs, grad_outputs), "a backward hook",
+                      "gradients of inputs", &state->name);
     return gather(grad_inputs, at);
   }
 };

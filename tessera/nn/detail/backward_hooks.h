@@ -3,6 +3,11 @@
 
 namespace tessera::detail {
 
+// What a hook returned takes the place of what it saw. Throws UsageError if it is another number of tensors,
+// with the name of the module; null: the one that runs, which is looked up then and not before.
+void replace_tensors(Tensors& seen, Replacement with, const char* kind, const char* what,
+                     const std::string* module = nullptr);
+
 // The backward hooks of one call. Two nodes in the graph carry them, one behind the inputs and one behind the outputs:
 //
 //   forward    inputs -> [A] -> forward -> [B] -> outputs
