@@ -102,6 +102,7 @@ Stamp RegionBackend::stamp(uint8_t kind, c10::ScalarType dtype) {
     s.sequence = posting->sequence;
     s.kind = static_cast<uint8_t>(posting->kind);
     s.family = static_cast<uint8_t>(posting->family);
+    s.tag = posting->number;
     std::strncpy(s.tensor_name, posting->tensor_name, sizeof(s.tensor_name) - 1);
   }
   return s;

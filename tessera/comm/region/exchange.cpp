@@ -165,7 +165,7 @@ bool Exchange::read_stamps(Operation& op) {
     if (r == rank_) continue;
     const Stamp theirs = region_->slot(r, op.place).stamp;
     if (theirs.kind != mine.kind || theirs.dtype != mine.dtype || theirs.reduce_op != mine.reduce_op ||
-        theirs.root != mine.root || theirs.sequence != mine.sequence)
+        theirs.root != mine.root || theirs.sequence != mine.sequence || theirs.tag != mine.tag)
       fail(op, c10::str("ranks disagree on group '", names_.group, "': ", name_of(rank_), " posted ", describe(mine),
                         mine.root >= 0 ? c10::str(" with root ", mine.root) : "", ", ", name_of(r), " posted ",
                         describe(theirs), theirs.root >= 0 ? c10::str(" with root ", theirs.root) : "",
