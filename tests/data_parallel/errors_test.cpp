@@ -70,8 +70,8 @@ TEST(DataParallelErrors, WrongOptions) {
                  "both device_mesh and process_group");
     EXPECT_ERROR(UsageError, DistributedDataParallel(model, {.bucket_cap_mb = 0.0}), "bucket_cap_mb is 0");
     EXPECT_ERROR(UsageError, replicate(model, {{.device_mesh = mesh}}), "has 2 axes");
-    auto deferred = deferred_init([] { return mlp(); });
-    EXPECT_ERROR(UsageError, DistributedDataParallel(deferred), "net1.weight has no values yet", "materialize");
+    auto deferred = deferred_init([] { return nn::Linear(2, 2); });
+    EXPECT_ERROR(UsageError, DistributedDataParallel(deferred), "weight has no values yet", "materialize");
   });
 }
 
@@ -162,18 +162,29 @@ struct TwiceImpl : torch::nn::Cloneable<TwiceImpl> {
 };
 TESSERA_MODULE(Twice);
 
+// A hook of the output runs a backward of its own, inside of the backward.
+at::Tensor with_inner_backward(at::Tensor y, Twice& model, const at::Tensor& batch) {
+  y.register_hook([&](const at::Tensor&) {
+    const at::AutoGradMode on(true);
+    model(batch).sum().backward();
+  });
+  return y.sum();
+}
+
 TEST(DataParallelErrors, AGradientThatComesTwice) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
-    Twice model;
-    DistributedDataParallel ddp(model);
+    Twice model, fixed, plain;
     const auto& batch = data[static_cast<size_t>(me.rank)];
-    auto y = ddp(batch);
-    y.register_hook([&](const at::Tensor&) {  // a backward inside of the backward reaches the same parameters
-      const at::AutoGradMode on(true);
-      model(batch).sum().backward();
-    });
-    EXPECT_ERROR(UsageError, y.sum().backward(), "layer.", "times in backward pass", "static_graph");
+    DistributedDataParallel ddp(model);  // both are whole: each is reduced, with what the other left
+    with_inner_backward(ddp(batch), model, batch).backward();
+    for (const auto& x : data) plain(x).sum().backward();
+    EXPECT_EQ(testing::close(model->layer->weight.grad(), plain->layer->weight.grad()), "");
+
+    DistributedDataParallel once(fixed, {.static_graph = true});
+    once(batch).sum().backward();
+    EXPECT_ERROR(UsageError, with_inner_backward(once(batch), fixed, batch).backward(), "parameter layer.",
+                 "got its gradient 2 times in backward pass 2 (expected: 1)", "static_graph");
   });
 }
 
@@ -242,7 +253,7 @@ TEST(DataParallelErrors, NotReplicated) {
   auto model = mlp();
   EXPECT_ERROR(UsageError, replicated(*model), "MLP was not given to replicate()");
   torch::nn::Linear plain(2, 2);
-  EXPECT_ERROR(UsageError, replicate(*plain), "hooks");
+  EXPECT_ERROR(UsageError, replicate(*plain), "a hook was asked for on Linear");
 }
 
 }  // namespace
