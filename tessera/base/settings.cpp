@@ -19,6 +19,7 @@ constexpr Setting kSettings[] = {
     {"WORLD_SIZE", "", "number of ranks, for env://"},
     {"TESSERA_BACKEND", "auto",
      "backend when init() names none: auto, threads, shm, gloo, nccl, fake, or a registered one"},
+    {"TESSERA_BENCH_ROWS", "", "set in the children of tessera bench: the file for what they measured"},
     {"TESSERA_GLOO_HOST", "", "host name or address whose interface gloo uses; empty: gloo's own choice"},
     {"TESSERA_PEERS", "", "tessera bench: folder of the peer scripts; empty: benchmarks/peers of the source tree"},
     {"TESSERA_PYTHON", "", "tessera bench: the Python that runs peers; empty: .venv/bin/python, then python3"},
