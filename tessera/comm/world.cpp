@@ -4,6 +4,7 @@
 #include "tessera/base/python_process.h"
 #include "tessera/base/settings.h"
 #include "tessera/comm/backends.h"
+#include "tessera/comm/choice.h"
 #include "tessera/comm/detail/world_state.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -38,7 +39,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const InitOptions& options, const Wor
   const std::string& method = options.init_method;
   const auto after = [&](const char* scheme) { return method.substr(std::string(scheme).size()); };
   if (method == "env://") {
-    if (state.size == 1 || state.backend == "fake") return c10::make_intrusive<c10d::HashStore>();
+    if (state.size == 1 || state.asked == "fake") return c10::make_intrusive<c10d::HashStore>();
     return tcp_store(setting("MASTER_ADDR"), setting_int("MASTER_PORT"), state);
   }
   if (method.starts_with("file://")) {
@@ -57,6 +58,13 @@ c10::intrusive_ptr<c10d::Store> open_store(const InitOptions& options, const Wor
   TESSERA_FAIL(UsageError, "init_method '", method, "' is none of env://, file:///path, tcp://host:port");
 }
 
+comm::Choice choose(const World::State& state, const std::vector<int64_t>& ranks) {
+  std::vector<comm::Host> members;
+  if (!state.hosts.empty())
+    for (int64_t r : ranks) members.push_back(state.hosts[static_cast<size_t>(r)]);
+  return comm::choose_backend(state.asked, ranks, members);
+}
+
 comm::Group connect_group(const World::State& state, const std::vector<int64_t>& ranks, const std::string& key,
                           const std::string& name) {
   const auto place = std::find(ranks.begin(), ranks.end(), state.rank) - ranks.begin();
@@ -67,17 +75,19 @@ comm::Group connect_group(const World::State& state, const std::vector<int64_t>&
   options.group = name;
   options.ranks = ranks;
   options.timeout = state.timeout;
+  options.spare_cores = state.spare_cores;
+  const std::string chosen = choose(state, ranks).backend;
   auto backend = [&] {
     try {
-      return comm::connect(state.backend, options);
+      return comm::connect(chosen, options);
     } catch (const UsageError&) {
       throw;
     } catch (const c10::Error& error) {
       TESSERA_FAIL(CommError, "rank ", state.rank, " could not connect group '", name, "' (ranks ",
-                   c10::Join(",", ranks), ") over ", state.backend, ": ", error.what_without_backtrace());
+                   c10::Join(",", ranks), ") over ", chosen, ": ", error.what_without_backtrace());
     } catch (const std::exception& error) {
       TESSERA_FAIL(CommError, "rank ", state.rank, " could not connect group '", name, "' (ranks ",
-                   c10::Join(",", ranks), ") over ", state.backend, ": ", error.what());
+                   c10::Join(",", ranks), ") over ", chosen, ": ", error.what());
     }
   }();
   return c10::make_intrusive<comm::Communicator>(name, ranks, place, std::move(backend), options.store, state.timeout);
@@ -161,11 +171,16 @@ World init(InitOptions options) {
   state->timeout = options.timeout.count() > 0
                        ? options.timeout
                        : std::chrono::milliseconds(static_cast<int64_t>(setting_number("TESSERA_TIMEOUT_S") * 1000));
-  state->backend =
-      comm::choose_backend(options.backend.empty() ? setting("TESSERA_BACKEND") : options.backend, state->size);
+  state->asked = options.backend.empty() ? setting("TESSERA_BACKEND") : options.backend;
+  comm::check_backend(state->asked);
   state->store = open_store(options, *state);
+  if (comm::needs_hosts(state->asked, state->size))
+    state->hosts = comm::meet_hosts(*state->store, state->rank, state->size, state->timeout);
+  state->spare_cores =
+      state->hosts.empty() ? comm::cores_to_spare(state->size) : comm::cores_to_spare(state->hosts, state->rank);
   std::vector<int64_t> everyone(static_cast<size_t>(state->size));
   for (size_t r = 0; r < everyone.size(); r++) everyone[r] = static_cast<int64_t>(r);
+  state->backend = choose(*state, everyone).backend;
   state->group = connect_group(*state, everyone, "world", "world");
   state->groups.push_back(state->group);
   state->shared_groups[everyone] = state->group;
