@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <ctime>
 #include <mutex>
+#include <regex>
 #include <typeinfo>
 
 namespace tessera {
@@ -71,6 +72,30 @@ std::terminate_handler handler_before = nullptr;
 std::string detail::error_file_text(const std::string& message, int64_t seconds) {
   return "{\"message\": {\"message\": " + quoted(message) + ", \"extraInfo\": {\"timestamp\": \"" +
          std::to_string(seconds) + "\"}}}\n";
+}
+
+std::string detail::message_in(const std::string& text) {
+  static const std::regex pattern(R"re("message"\s*:\s*")re");
+  std::smatch found;
+  if (!std::regex_search(text, found, pattern)) return "";
+  std::string message;
+  for (auto c = found[0].second; c != text.end() && *c != '"'; ++c) {
+    if (*c != '\\') {
+      message += *c;
+      continue;
+    }
+    if (++c == text.end()) break;
+    if (*c == 'n' || *c == 't') {
+      message += *c == 'n' ? '\n' : '\t';
+    } else if (*c == 'u' && text.end() - c > 4) {
+      const int code = std::stoi("0" + std::string(c + 1, c + 5), nullptr, 16);
+      message += code < 0x80 ? static_cast<char>(code) : '?';  // for people to read
+      c += 4;
+    } else {
+      message += *c;
+    }
+  }
+  return message;
 }
 
 void record_error(const std::exception& error) {

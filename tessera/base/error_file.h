@@ -19,5 +19,7 @@ void record_uncaught_errors();
 namespace detail {
 // {"message": {"message": text, "extraInfo": {"timestamp": seconds}}}, as PyTorch's error_handler.py writes it.
 std::string error_file_text(const std::string& message, int64_t seconds);
+// The innermost "message" of such a text, ours or PyTorch's; empty if there is none.
+std::string message_in(const std::string& error_file_text);
 }  // namespace detail
 }  // namespace tessera

@@ -18,22 +18,12 @@ using Store = c10::intrusive_ptr<c10d::Store>;
 
 std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
 
-Store keep_store(const Listener& listener, const std::string& host, std::chrono::milliseconds timeout) {
-  c10d::TCPStoreOptions options;
-  options.port = listener.port;
-  options.isServer = true;
-  options.masterListenFd = listener.fd;
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  return c10::make_intrusive<c10d::TCPStore>(host, options);
-}
-
 Store meet_by_job(const Meeting& meeting, const std::string& job) {
   const std::string here = "127.0.0.1";
   if (meeting.rank != 0) return tcp_store(here, ask_port(job, meeting.timeout), false, meeting.timeout);
-  const Listener listener = listen_at(here, 0);
-  auto store = keep_store(listener, here, meeting.timeout);
-  tell_port(job, listener.port, meeting.size, meeting.timeout);
+  int64_t port = 0;
+  auto store = keep_store(here, 0, meeting.timeout, port);
+  tell_port(job, static_cast<uint16_t>(port), meeting.size, meeting.timeout);
   return store;
 }
 
@@ -75,9 +65,21 @@ Store from_address(const Meeting& meeting, const std::string& address) {
 
 }  // namespace
 
+Store keep_store(const std::string& host, int64_t port, std::chrono::milliseconds timeout, int64_t& port_found) {
+  const Listener listener = listen_at(host, port);
+  port_found = listener.port;
+  c10d::TCPStoreOptions options;
+  options.port = listener.port;
+  options.isServer = true;
+  options.masterListenFd = listener.fd;
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  return c10::make_intrusive<c10d::TCPStore>(host, options);
+}
+
 Store tcp_store(const std::string& host, int64_t port, bool server, std::chrono::milliseconds timeout) {
   TESSERA_CHECK(port > 0 && port < 65536, UsageError, "port ", port, " for rendezvous on ", host);
-  if (server) return keep_store(listen_at(host, port), host, timeout);
+  if (server) return keep_store(host, port, timeout, port);
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
   options.waitWorkers = false;

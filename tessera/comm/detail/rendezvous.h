@@ -19,6 +19,10 @@ struct Meeting {
 // error instead of a wait.
 c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, const Environment& environment);
 
+// A store kept by this process. Port 0: one that is free; `port_found` says which.
+c10::intrusive_ptr<c10d::Store> keep_store(const std::string& host, int64_t port, std::chrono::milliseconds timeout,
+                                           int64_t& port_found);
+
 // A TCPStore; `server`: kept by this process.
 c10::intrusive_ptr<c10d::Store> tcp_store(const std::string& host, int64_t port, bool server,
                                           std::chrono::milliseconds timeout);
