@@ -42,6 +42,15 @@ void pause() {
 #endif
 }
 
+bool listen(const Bell& bell, uint32_t rung, int spins) {
+  for (int i = 0; i < spins; i++) {
+    pause();
+    if (bell.rung.load(std::memory_order_acquire) != rung) return true;
+  }
+  return false;
+}
+constexpr int kLeastSpins = 32, kMostSpins = 2048;
+
 double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1000.0; }
 
 }  // namespace
@@ -94,14 +103,12 @@ bool Exchange::drive(Lock& lock, const std::function<int()>& missing, Clock::tim
     const uint32_t rung = bell.rung.load(std::memory_order_acquire);
     advance_all();
     if (missing() != rank) continue;
-    bool heard = false;
     if (spins_ > 0) {
       lock.unlock();
-      for (int i = 0; i < spins_ && !heard; i++) {
-        pause();
-        heard = bell.rung.load(std::memory_order_acquire) != rung;
-      }
+      const bool heard = listen(bell, rung, spins_);
       lock.lock();
+      // Where it is in vain, because others use the cores or the peer is far behind, less is spent on it.
+      spins_ = std::clamp(heard ? spins_ * 2 : spins_ / 2, kLeastSpins, kMostSpins);
       if (heard) continue;
     }
     lock.unlock();
