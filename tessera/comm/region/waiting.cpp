@@ -171,8 +171,10 @@ FuturePtr Exchange::future(Operation& op, const std::vector<at::Tensor>& results
     handing_out_.push_back(OperationPtr::unsafe_reclaim_from_nonowning(&op));
     hand_out_futures(lock);
   } else {
-    if (!thread_.joinable()) thread_ = std::thread([this] { progress(); });
+    if (stopping_) fail(c10::str("group '", names_.group, "' is closed"));
+    if (!stopping_ && !thread_.joinable()) thread_ = std::thread([self = shared_from_this()] { self->progress(); });
     asked_.notify_one();
+    hand_out_futures(lock);
   }
   return future;
 }
@@ -210,17 +212,21 @@ void Exchange::progress() {
 }
 
 void Exchange::stop() {
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
+  Lock lock(mutex_);
+  stopping_ = true;
+  if (futures_ > 0)
+    fail(c10::str(name_of(rank_), " left group '", names_.group, "' with ", collectives_.size() + messages_.size(),
+                  " operations under way"));
+  hand_out_futures(lock);
+  std::thread thread = std::move(thread_);
+  lock.unlock();
   asked_.notify_one();
-  if (!thread_.joinable()) return;
+  if (!thread.joinable()) return;
   for (int r = 0; r < size_; r++) region_->ring(r);  // it may sleep on any of them
-  if (thread_.get_id() == std::this_thread::get_id())
-    thread_.detach();  // the last owner was a callback of a future
+  if (thread.get_id() == std::this_thread::get_id())
+    thread.detach();  // called by a callback of a future
   else
-    thread_.join();
+    thread.join();
 }
 
 }  // namespace tessera::comm::region
