@@ -1,10 +1,11 @@
 #include "tessera/comm/communicator.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/detail/poisonable.h"
 #include "tessera/comm/detail/posting.h"
 #include "tessera/comm/detail/work_state.h"
 #include "tessera/comm/label.h"
-#include "tessera/comm/region/backend.h"
+#include "tessera/comm/watch/watch.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
@@ -29,6 +30,8 @@ struct Communicator::Impl {
   std::mutex mutex;
   std::vector<Pending> pending;  // oldest first
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  std::shared_ptr<watch::Journal> journal;  // null: nobody watches
+  std::function<std::string()> lost;
   bool closed = false;
 };
 
@@ -121,14 +124,21 @@ Communicator::Communicator(std::string name, const Communicator& same)
 
 Communicator::~Communicator() = default;
 
+void Communicator::watch(std::shared_ptr<watch::Journal> journal, std::function<std::string()> lost) {
+  impl_->journal = std::move(journal);
+  impl_->lost = std::move(lost);
+}
+std::string Communicator::lost() const { return impl_->lost ? impl_->lost() : ""; }
+watch::Journal* Communicator::journal() const { return impl_->journal.get(); }
+
 Group Communicator::alias(std::string name) const { return Group::make(std::move(name), *this); }
 
 const char* Communicator::backend_name() const { return impl_->backend_name.c_str(); }
 uint64_t Communicator::sequence() const { return impl_->sequence.load(std::memory_order_relaxed); }
 
 void Communicator::abort(const std::string& reason) {
-  if (auto* region = dynamic_cast<region::RegionBackend*>(backend_.get()))
-    region->poison(reason);
+  if (auto* ours = dynamic_cast<detail::Poisonable*>(backend_.get()))
+    ours->poison(reason);
   else
     backend_->abort();
 }
@@ -158,6 +168,8 @@ Work Communicator::post(Kind kind, Options options, int64_t bytes, c10::ScalarTy
     record->posted = std::chrono::steady_clock::now();
     notify_post(*record);
   }
+  if (impl_->journal)
+    impl_->journal->posted(kind, options.family, sequence, bytes, dtype, options.tensor_name);
   const detail::Posting posting{kind, options.family, sequence, options.tensor_name,
                                 label ? label->number() : 0};
   detail::posting = &posting;
