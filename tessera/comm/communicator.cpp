@@ -1,11 +1,11 @@
 #include "tessera/comm/communicator.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/detail/poisonable.h"
 #include "tessera/comm/detail/posting.h"
 #include "tessera/comm/detail/work_state.h"
 #include "tessera/comm/label.h"
 #include "tessera/comm/watch/watch.h"
+#include "tessera/comm/watch/watched.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
@@ -30,8 +30,7 @@ struct Communicator::Impl {
   std::mutex mutex;
   std::vector<Pending> pending;  // oldest first
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
-  std::shared_ptr<watch::Journal> journal;  // null: nobody watches
-  std::function<std::string()> lost;
+  watch::Watched* watched = nullptr;  // the backend, if it is ours
   bool closed = false;
 };
 
@@ -111,6 +110,7 @@ Communicator::Communicator(std::string name, std::vector<int64_t> ranks, int64_t
       timeout_(timeout),
       impl_(std::make_shared<Impl>()) {
   impl_->backend_name = backend_->getBackendName();
+  impl_->watched = dynamic_cast<watch::Watched*>(backend_.get());
 }
 
 Communicator::Communicator(std::string name, const Communicator& same)
@@ -124,21 +124,14 @@ Communicator::Communicator(std::string name, const Communicator& same)
 
 Communicator::~Communicator() = default;
 
-void Communicator::watch(std::shared_ptr<watch::Journal> journal, std::function<std::string()> lost) {
-  impl_->journal = std::move(journal);
-  impl_->lost = std::move(lost);
-}
-std::string Communicator::lost() const { return impl_->lost ? impl_->lost() : ""; }
-watch::Journal* Communicator::journal() const { return impl_->journal.get(); }
-
 Group Communicator::alias(std::string name) const { return Group::make(std::move(name), *this); }
 
 const char* Communicator::backend_name() const { return impl_->backend_name.c_str(); }
 uint64_t Communicator::sequence() const { return impl_->sequence.load(std::memory_order_relaxed); }
 
 void Communicator::abort(const std::string& reason) {
-  if (auto* ours = dynamic_cast<detail::Poisonable*>(backend_.get()))
-    ours->poison(reason);
+  if (impl_->watched)
+    impl_->watched->poison(reason);
   else
     backend_->abort();
 }
@@ -168,8 +161,8 @@ Work Communicator::post(Kind kind, Options options, int64_t bytes, c10::ScalarTy
     record->posted = std::chrono::steady_clock::now();
     notify_post(*record);
   }
-  if (impl_->journal)
-    impl_->journal->posted(kind, options.family, sequence, bytes, dtype, options.tensor_name);
+  watch::Journal* journal = impl_->watched ? impl_->watched->journal.get() : nullptr;
+  if (journal) journal->posted(kind, options.family, sequence, bytes, dtype, options.tensor_name);
   const detail::Posting posting{kind, options.family, sequence, options.tensor_name,
                                 label ? label->number() : 0};
   detail::posting = &posting;
@@ -194,6 +187,7 @@ Work Communicator::post(Kind kind, Options options, int64_t bytes, c10::ScalarTy
   state->tensor_name = options.tensor_name;
   state->transfer = std::move(transfer);
   state->record = std::move(record);
+  state->journal = journal;
   return Work(std::move(state));
 }
 

@@ -6,7 +6,6 @@
 #include <ATen/core/ivalue.h>
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,10 +17,6 @@ class Store;
 }  // namespace c10d
 
 namespace tessera::comm {
-
-namespace watch {
-class Journal;
-}
 
 struct PostOptions {
   Family family = Family::C10d;
@@ -55,11 +50,6 @@ class Communicator final : public torch::CustomClassHolder {
   // Frees every member that waits, now or later, with a CommError that carries `reason`. The group is unusable after.
   void abort(const std::string& reason);
   void close();  // leaves the group; the last call on it
-
-  // For the world: where collectives are written down, and who tells that a member is lost (comm/watch/).
-  void watch(std::shared_ptr<watch::Journal> journal, std::function<std::string()> lost);
-  watch::Journal* journal() const;  // null: nobody watches
-  std::string lost() const;         // which member and why; "": none, as far as is known
 
   using Options = PostOptions;
   Work all_reduce(at::Tensor& x, ReduceOp op, Options = {});

@@ -16,10 +16,9 @@ std::string describe(const Communicator& group, Kind kind, Family family, uint64
 void Work::wait() {
   if (!state_ || state_->finished) return;
   State& s = *state_;
-  auto* journal = s.group->journal();
-  if (journal) journal->waits(true);
+  if (s.journal) s.journal->waits(true);
   named_errors(*s.group, s.kind, s.family, s.sequence, s.tensor_name, [&] { return s.transfer->wait(); });
-  if (journal) journal->waits(false);
+  if (s.journal) s.journal->waits(false);
   s.finished = true;
   s.transfer.reset();  // it holds the tensors
   if (auto finish = std::exchange(s.finish, nullptr)) {

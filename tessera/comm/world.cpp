@@ -11,6 +11,7 @@
 #include "tessera/comm/environment.h"
 #include "tessera/comm/watch/guarded_backend.h"
 #include "tessera/comm/watch/watch.h"
+#include "tessera/comm/watch/watched.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -99,14 +100,15 @@ comm::Group connect_group(const World::State& state, const std::vector<int64_t>&
                    c10::Join(",", ranks), ") over ", chosen, ": ", error.what());
     }
   }();
+  auto* watched = dynamic_cast<comm::watch::Watched*>(backend.get());
   auto group =
       c10::make_intrusive<comm::Communicator>(name, ranks, place, std::move(backend), options.store, state.timeout);
-  if (state.watch && options.size > 1) {
+  if (state.watch && watched && options.size > 1) {
     c10::weak_intrusive_ptr<comm::Communicator> weak(group);
-    auto journal = state.watch->add(name, key, ranks, [weak](const std::string& why) {
+    watched->tell_lost = options.lost;
+    watched->journal = state.watch->add(name, key, ranks, [weak](const std::string& why) {
       if (auto alive = weak.lock()) alive->abort(why);
     });
-    group->watch(std::move(journal), options.lost);
   }
   return group;
 }
@@ -195,6 +197,7 @@ World init(InitOptions options) {
       state->hosts.empty() ? comm::cores_to_spare(state->size) : comm::cores_to_spare(state->hosts, state->rank);
   if (is_watched(*state))
     state->watch = std::make_shared<comm::watch::Watch>(state->store, state->hosts, state->rank, state->timeout);
+  tell_errors_to(comm::watch::Watch::all_failed);
   std::vector<int64_t> everyone(static_cast<size_t>(state->size));
   for (size_t r = 0; r < everyone.size(); r++) everyone[r] = static_cast<int64_t>(r);
   state->backend = choose(*state, everyone).backend;

@@ -29,8 +29,8 @@ std::exception_ptr comm_error(const std::string& text) {
 // A collective on its way through the guard. All but the future belongs to the guard's mutex.
 class Guard::Guarded final : public c10d::Work {
  public:
-  Guarded(std::shared_ptr<Guard> guard, std::string what, Launch launch)
-      : what(std::move(what)), launch(std::move(launch)), guard_(std::move(guard)) {}
+  Guarded(std::shared_ptr<Guard> guard, std::string what, Launch launch, std::function<void()> after)
+      : what(std::move(what)), launch(std::move(launch)), after(std::move(after)), guard_(std::move(guard)) {}
 
   bool isCompleted() override {
     guard_->pump();
@@ -55,6 +55,7 @@ class Guard::Guarded final : public c10d::Work {
 
   const std::string what;  // "allreduce_ #4 ('wq.grad') of Float"
   Launch launch;
+  std::function<void()> after;
   CheckPtr check;
   WorkPtr inner;
   bool settled = false;
@@ -121,8 +122,10 @@ std::string Guard::in(const std::string& what, const std::string& why) const {
   return c10::str(names_.self, ", ", what, " on ", names_.group, ": ", why);
 }
 
-Guard::WorkPtr Guard::run(const region::Stamp& stamp, const Claim& claim, bool later, Launch launch) {
-  auto work = c10::make_intrusive<Guarded>(shared_from_this(), describe(stamp), std::move(launch));
+Guard::WorkPtr Guard::run(const region::Stamp& stamp, const Claim& claim, bool later, Launch launch,
+                          std::function<void()> after) {
+  auto work =
+      c10::make_intrusive<Guarded>(shared_from_this(), describe(stamp), std::move(launch), std::move(after));
   {
     std::lock_guard order(posting_);
     {
@@ -136,7 +139,12 @@ Guard::WorkPtr Guard::run(const region::Stamp& stamp, const Claim& claim, bool l
     std::lock_guard lock(mutex_);
     compared_.push_back(work);
   }
-  if (!later) work->check->wait(timeout());
+  if (!later) try {
+      work->check->wait(timeout());
+    } catch (...) {
+      pump();
+      throw;
+    }
   pump();
   return work;
 }
@@ -181,6 +189,10 @@ void Guard::settle(const GuardedPtr& work, const std::string& error) {
 }
 
 void Guard::finished(const GuardedPtr& work, c10::ivalue::Future& inner) {
+  if (auto after = std::exchange(work->after, nullptr); after && !inner.hasError()) {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    after();
+  }
   {
     std::lock_guard lock(mutex_);
     if (work->settled) return;  // given up before

@@ -28,7 +28,9 @@ class Guard : public std::enable_shared_from_this<Guard> {
 
   // `later`: posting may wait for the peers, and be done by another thread. False for tensors of a device, whose
   // backend looks at the current stream of the caller.
-  WorkPtr run(const region::Stamp& stamp, const Claim& claim, bool later, Launch launch);
+  // `after`: runs once it has completed well, before anybody hears of it.
+  WorkPtr run(const region::Stamp& stamp, const Claim& claim, bool later, Launch launch,
+              std::function<void()> after = {});
   WorkPtr message(WorkPtr work, std::string what);  // a send or recv: not compared, but freed with the group
   void poison(const std::string& reason);
   void close();

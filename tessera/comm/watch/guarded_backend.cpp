@@ -4,6 +4,9 @@
 #include "tessera/base/settings.h"
 #include "tessera/comm/region/stamp.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 namespace tessera::comm::watch {
@@ -75,9 +78,11 @@ Claim GuardedBackend::everybody(int64_t gives, int64_t takes) const {
   return claim;
 }
 
-WorkPtr GuardedBackend::run(region::Stamp stamp, const Claim& claim, const at::Tensor& any, Guard::Launch launch) {
+WorkPtr GuardedBackend::run(const region::Stamp& stamp, const Claim& claim, const at::Tensor& any,
+                            Guard::Launch launch, std::function<void()> after) {
   TESSERA_CHECK(guard_, UsageError, "a collective on a closed group");
-  return guard_->run(stamp, claim, !any.defined() || any.device().is_cpu(), std::move(launch));
+  const bool later = !any.defined() || any.device().is_cpu();
+  return guard_->run(stamp, claim, later, std::move(launch), std::move(after));
 }
 
 WorkPtr GuardedBackend::broadcast(Tensors& xs, const c10d::BroadcastOptions& options) {
@@ -145,28 +150,61 @@ WorkPtr GuardedBackend::scatter(Tensors& outs, std::vector<Tensors>& ins, const 
              [outs, ins, options](c10d::Backend& to) mutable { return to.scatter(outs, ins, options); });
 }
 
+// Gloo reduces everything and takes its part of it, in a work that has no future; here the taking comes after an
+// all_reduce that has one.   whole: one row a rank
+WorkPtr GuardedBackend::reduce_rows(Kind kind, const at::Tensor& whole, const c10d::ReduceScatterOptions& options,
+                                    std::function<void(const at::Tensor& own_row)> take) {
+  c10d::AllreduceOptions all;
+  all.reduceOp = options.reduceOp;
+  all.timeout = options.timeout;
+  const int64_t part = bytes_of(whole) / getSize();
+  return run(stamp(kind, whole, options.reduceOp), everybody(part, part), whole,
+             [whole, all](c10d::Backend& to) {
+               Tensors xs{whole};
+               return to.allreduce(xs, all);
+             },
+             [whole, take = std::move(take), rank = getRank()] { take(whole.select(0, rank)); });
+}
+
 WorkPtr GuardedBackend::reduce_scatter(Tensors& outs, std::vector<Tensors>& ins,
                                        const c10d::ReduceScatterOptions& options) {
-  Claim claim = everybody(-1, bytes_of(outs));
-  for (size_t r = 0; !ins.empty() && r < ins[0].size() && r < claim.gives.size(); r++)
-    claim.gives[r] = bytes_of(ins[0][r]);
-  return run(stamp(Kind::ReduceScatter, first(outs), options.reduceOp), claim, outs[0],
-             [outs, ins, options](c10d::Backend& to) mutable { return to.reduce_scatter(outs, ins, options); });
+  TESSERA_CHECK(outs.size() == 1 && ins.size() == 1 && static_cast<int>(ins[0].size()) == getSize(), UsageError,
+                "reduce_scatter needs one output and ", getSize(), " inputs");
+  for (const auto& in : ins[0])
+    TESSERA_CHECK(in.numel() == outs[0].numel(), UsageError, "reduce_scatter over ", name_, ": inputs of ",
+                  in.sizes(), " for an output of ", outs[0].sizes());
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Tensors rows;
+  for (const auto& in : ins[0]) rows.push_back(in.reshape({-1}));
+  return reduce_rows(Kind::ReduceScatter, at::stack(rows), options,
+                     [out = outs[0]](const at::Tensor& row) { out.copy_(row.view(out.sizes())); });
 }
 
 WorkPtr GuardedBackend::_reduce_scatter_base(at::Tensor& out, at::Tensor& in,
                                              const c10d::ReduceScatterOptions& options) {
-  return run(stamp(Kind::ReduceScatterTensor, in, options.reduceOp),
-             everybody(bytes_of(in) / getSize(), bytes_of(out)), in,
-             [out, in, options](c10d::Backend& to) mutable { return to._reduce_scatter_base(out, in, options); });
+  Tensors outs{out}, ins{in};
+  return reduce_scatter_tensor_coalesced(outs, ins, options);
 }
 
 WorkPtr GuardedBackend::reduce_scatter_tensor_coalesced(Tensors& outs, Tensors& ins,
                                                         const c10d::ReduceScatterOptions& options) {
-  return run(
-      stamp(Kind::ReduceScatterCoalesced, first(ins), options.reduceOp),
-      everybody(bytes_of(ins) / getSize(), bytes_of(outs)), ins[0],
-      [outs, ins, options](c10d::Backend& to) mutable { return to.reduce_scatter_tensor_coalesced(outs, ins, options); });
+  TESSERA_CHECK(outs.size() == ins.size(), UsageError, "reduce_scatter of ", ins.size(), " inputs and ", outs.size(),
+                " outputs");
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Tensors rows;
+  for (size_t i = 0; i < ins.size(); i++) {
+    TESSERA_CHECK(ins[i].numel() == outs[i].numel() * getSize(), UsageError, "reduce_scatter on ", getSize(),
+                  " ranks: input ", i, " is ", ins[i].sizes(), ", output ", outs[i].sizes());
+    rows.push_back(ins[i].reshape({getSize(), -1}));
+  }
+  const auto kind = ins.size() == 1 ? Kind::ReduceScatterTensor : Kind::ReduceScatterCoalesced;
+  return reduce_rows(kind, at::cat(rows, 1), options, [outs](const at::Tensor& row) {
+    int64_t offset = 0;
+    for (const auto& out : outs) {
+      out.copy_(row.narrow(0, offset, out.numel()).view(out.sizes()));
+      offset += out.numel();
+    }
+  });
 }
 
 WorkPtr GuardedBackend::alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_splits,

@@ -1,13 +1,13 @@
 #pragma once
-#include "tessera/comm/detail/poisonable.h"
 #include "tessera/comm/records.h"
 #include "tessera/comm/watch/guard.h"
+#include "tessera/comm/watch/watched.h"
 
 // Gloo aborts the process on a wrong size, gives garbage for a wrong dtype, and cannot be told to give up: so it stands
 // behind a Guard. Each collective says here what of it must agree, and how it is posted once it does.
 namespace tessera::comm::watch {
 
-class GuardedBackend final : public c10d::Backend, public detail::Poisonable {
+class GuardedBackend final : public c10d::Backend, public Watched {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -21,8 +21,8 @@ class GuardedBackend final : public c10d::Backend, public detail::Poisonable {
   void abort() override { poison("the group was aborted"); }
   void shutdown() override;
   void poison(const std::string& reason) override;
-  void setSequenceNumberForGroup() override;
-  uint64_t getSequenceNumberForGroup() override;
+  void setSequenceNumberForGroup() override {}  // all ranks count alike from the start
+  uint64_t getSequenceNumberForGroup() override { return calls_; }
 
   WorkPtr broadcast(Tensors& xs, const c10d::BroadcastOptions& options = {}) override;
   WorkPtr allreduce(Tensors& xs, const c10d::AllreduceOptions& options = {}) override;
@@ -50,7 +50,10 @@ class GuardedBackend final : public c10d::Backend, public detail::Poisonable {
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks = false) override;
 
  private:
-  WorkPtr run(region::Stamp stamp, const Claim& claim, const at::Tensor& any, Guard::Launch launch);
+  WorkPtr run(const region::Stamp& stamp, const Claim& claim, const at::Tensor& any, Guard::Launch launch,
+              std::function<void()> after = {});
+  WorkPtr reduce_rows(Kind kind, const at::Tensor& whole, const c10d::ReduceScatterOptions& options,
+                      std::function<void(const at::Tensor& own_row)> take);
   region::Stamp stamp(Kind kind, const at::Tensor& x, int64_t root = -1);
   region::Stamp stamp(Kind kind, const at::Tensor& x, const c10d::ReduceOp& op, int64_t root = -1);
   Claim everybody(int64_t gives, int64_t takes) const;

@@ -15,9 +15,11 @@ std::string wait_for_key(c10d::Store& store, const std::string& key, std::chrono
   constexpr std::chrono::milliseconds kSlice(250);
   auto deadline = Clock::now() + timeout;
   for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now());
+    // At least one: for a store, zero means for ever.
+    const auto left = std::max(std::chrono::milliseconds(1),
+                               std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
     try {
-      store.wait({key}, lost ? std::clamp(left, std::chrono::milliseconds(1), kSlice) : left);
+      store.wait({key}, lost ? std::min(left, kSlice) : left);
       const auto value = store.get(key);
       return {value.begin(), value.end()};
     } catch (const std::exception& error) {

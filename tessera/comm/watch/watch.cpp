@@ -25,6 +25,10 @@ std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text
 
 uint64_t hash_of(const std::string& key) { return std::max<uint64_t>(1, std::hash<std::string>()(key)); }
 
+// Those of this process, for an error that ends it.
+std::mutex all_mutex;
+std::vector<Watch*> all;
+
 }  // namespace
 
 void Journal::posted(Kind kind, Family family, uint64_t sequence, int64_t bytes, c10::ScalarType dtype,
@@ -65,9 +69,22 @@ Watch::Watch(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<Hos
   ledger_->join(place_, getpid(), look_at_process(getpid()).started);
   if (local < static_cast<int>(hosts.size())) far_ = store->clone();
   thread_ = std::thread([this] { run(); });
+  std::lock_guard lock(all_mutex);
+  all.push_back(this);
 }
 
-Watch::~Watch() { leave(); }
+Watch::~Watch() {
+  {
+    std::lock_guard lock(all_mutex);
+    std::erase(all, this);
+  }
+  leave();
+}
+
+void Watch::all_failed(const std::string& message) {
+  std::lock_guard lock(all_mutex);
+  for (Watch* watch : all) watch->failed(c10::str("rank ", watch->rank_, " failed: ", message));
+}
 
 void Watch::stop() {
   {

@@ -52,6 +52,7 @@ class Watch {
 
   std::string lost(const std::vector<int64_t>& ranks) const;  // which of them and why; "": none
   void failed(const std::string& message);                    // this rank: frees the others
+  static void all_failed(const std::string& message);         // every rank of this process
   void stop();                                                // nobody is freed any more
   void leave();                                               // stops, and tells that this process may end
 
