@@ -18,6 +18,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <exception>
 #include <charconv>
 #include <limits>
 
@@ -74,7 +75,7 @@ Reducer::Reducer(NamedTensors parameters, comm::Group group, ReducerOptions opti
 
 Reducer::~Reducer() {
   for (auto& handle : handles_) handle.remove();
-  departures_.leave(passes_);
+  if (std::uncaught_exceptions() == 0) departures_.leave(passes_);  // an error has its own story
 }
 
 void Reducer::set_hook(CommHook hook) {

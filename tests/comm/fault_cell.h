@@ -17,7 +17,8 @@
 // something wrong. Each rank is the test's program again, and says on its output
 //
 //   fault at <ns>               the culprit, before it does it
-//   freed at <ns>: <message>    any other, when it is given an error; it then leaves as programs do, with code 3
+//   freed at <ns>: <message>    any other, when it is given an error
+//   left at <ns>                after destroy(); it then ends as programs do, with code 3
 namespace tessera::testing {
 
 struct Cell {
@@ -35,7 +36,7 @@ inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
              << " after " << c.rounds << " rounds, " << c.kill_after_ms << " ms";
 }
 
-constexpr double kGroupTimeout = 2.0;  // s; of collectives that nobody interrupts
+constexpr double kShortTimeout = 2, kTimeout = 30, kTimeToJoin = 6;  // s
 constexpr const char* kTensor = "weights";
 
 inline double now_s() {
@@ -96,9 +97,9 @@ inline const FaultRow kFaults[] = {
        group.broadcast(x, 0).wait();
        row.run(group, 4, at::kFloat);
      }},
-    {"missing rank", kGroupTimeout + 1, true, {"waited 2 s for rank"},
+    {"missing rank", kShortTimeout + 1, true, {"waited 2 s for rank"},
      [](comm::Communicator&, const CollectiveRow&) { pause(); }},
-    {"different plan", 1, false, {"parallelize_module", "net1 Linear Colwise", "net1 Linear Rowwise"}, nullptr},
+    {"different plan", 1, false, {"parallelize_module", "net1 Linear colwise", "net1 Linear rowwise"}, nullptr},
 };
 inline const FaultRow* fault_row(const std::string& name) {
   for (const auto& row : kFaults)
@@ -121,7 +122,10 @@ inline void act_as_rank(const Cell& cell, int rank, const std::string& file) {
   options.rank = rank;
   options.world_size = cell.ranks;
   options.init_method = "file://" + file;
-  options.timeout = std::chrono::milliseconds(static_cast<int64_t>(kGroupTimeout * 1000));
+  const double timeout = cell.fault == "missing rank"    ? kShortTimeout
+                         : cell.fault == "kill any time" ? kTimeToJoin  // before it has joined, nobody can tell
+                                                         : kTimeout;    // must not be needed
+  options.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout * 1000));
   auto& group = *init(options).group();
   for (int i = 0; i < cell.rounds; i++) row.run(group, 4, at::kFloat);
   const FaultRow* fault = fault_row(cell.fault);
@@ -165,6 +169,7 @@ inline void run_if_cell(int argc, char** argv) {
     }
   }
   destroy();
+  std::cout << "left at " << now_s() << std::endl;
   std::exit(code);
 }
 

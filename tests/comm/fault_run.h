@@ -64,7 +64,7 @@ class RunningCell {
     for (int r = 0; r < cell_.ranks; r++) {
       if (r == cell_.culprit) continue;
       const std::string text = text_of(r);
-      std::vector<std::string> wanted{"freed at", c10::str("rank ", cell_.culprit)};
+      std::vector<std::string> wanted{"freed at", c10::str("ank ", cell_.culprit)};  // "Rank" where a sentence begins
       if (fault) wanted.insert(wanted.end(), fault->says.begin(), fault->says.end());
       if (fault && fault->names) {
         wanted.push_back("group 'world'");
@@ -77,7 +77,9 @@ class RunningCell {
         out << "  rank " << r << " ended with status " << rank.status << "\n";
       const double freed = time_in(text, "freed at ");
       if (fault && freed - at > fault->within) out << "  rank " << r << " was freed after " << freed - at << " s\n";
-      if (fault && rank.ended - freed > 2) out << "  rank " << r << " ended " << rank.ended - freed << " s later\n";
+      const double left = time_in(text, "left at ");
+      if (freed > 0 && left - freed > 1) out << "  rank " << r << " left " << left - freed << " s later\n";
+      if (left > 0 && rank.ended - left > 10) out << "  rank " << r << " ended " << rank.ended - left << " s later\n";
     }
     if (out.str().empty()) return "";
     std::ostringstream all;

@@ -96,7 +96,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   std::string error_of(const Operation& op);
   void poison(const std::string& reason);
   void stop();   // ends the thread; futures that are left fail
-  void leave();  // and says so to the peers, which would wait in vain
+  // And says so to the peers, which would wait in vain. `uncounted`: collectives of our own that no user has posted.
+  void leave(uint64_t uncounted = 0);
 
   std::chrono::milliseconds timeout() const { return timeout_.load(); }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }

@@ -228,10 +228,10 @@ void Exchange::progress() {
   }
 }
 
-void Exchange::leave() {
+void Exchange::leave(uint64_t uncounted) {
   stop();
   std::lock_guard lock(mutex_);
-  region_->leave(rank_, posted_);
+  region_->leave(rank_, posted_ - std::min(posted_, uncounted));
 }
 
 void Exchange::stop() {

@@ -76,7 +76,7 @@ class RegionComparer final : public Comparer {
   }
 
   void poison(const std::string& reason) override { region_->poison(reason); }
-  void leave() override { exchange_->leave(); }
+  void leave() override { exchange_->leave(/*uncounted=*/1); }  // the hello
 
  private:
   std::vector<int64_t> ranks_;
