@@ -21,8 +21,8 @@ struct ConnectOptions {
   std::string group;           // as shown to people
   std::vector<int64_t> ranks;  // the members' global ranks
   std::chrono::milliseconds timeout{};
-  bool spare_cores = false;  // every rank of this machine has a core: waiting may be active for a moment
-  bool one_host = false;     // all members are on this machine
+  bool spare_cores = false;                // every rank of this machine has a core: waiting may be active for a moment
+  bool one_host = false;                   // all members are on this machine
   std::function<std::string()> lost = {};  // which member is lost and why, while connecting; "": none
 };
 using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(const ConnectOptions&)>;

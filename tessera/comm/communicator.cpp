@@ -163,8 +163,7 @@ Work Communicator::post(Kind kind, Options options, int64_t bytes, c10::ScalarTy
   }
   watch::Journal* journal = impl_->watched ? impl_->watched->journal.get() : nullptr;
   if (journal) journal->posted(kind, options.family, sequence, bytes, dtype, options.tensor_name);
-  const detail::Posting posting{kind, options.family, sequence, options.tensor_name,
-                                label ? label->number() : 0};
+  const detail::Posting posting{kind, options.family, sequence, options.tensor_name, label ? label->number() : 0};
   detail::posting = &posting;
   struct Reset {
     ~Reset() { detail::posting = nullptr; }

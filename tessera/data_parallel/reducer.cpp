@@ -18,8 +18,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <exception>
 #include <charconv>
+#include <exception>
 #include <limits>
 
 namespace tessera::data_parallel {

@@ -121,7 +121,8 @@ TEST(Failures, AThrowingRankFreesTheOthers) {
     me.group()->barrier().wait();
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30)) << "freed, not timed out";
-  expect_has(report, {"rank 2 (the first to fail): no luck today", "rank 3: rank 3, allreduce_ #0 on group 'tp' (ranks 2,3): ", "rank 2 failed: no luck today"});
+  expect_has(report, {"rank 2 (the first to fail): no luck today",
+                      "rank 3: rank 3, allreduce_ #0 on group 'tp' (ranks 2,3): ", "rank 2 failed: no luck today"});
   EXPECT_LT(report.find("rank 0:"), report.find("rank 1:"));
   EXPECT_LT(report.find("rank 1:"), report.find("rank 2 (the"));
 }

@@ -85,19 +85,34 @@ struct FaultRow {
 inline const FaultRow kFaults[] = {
     {"kill -9", 1, true, {"has died"}, [](comm::Communicator&, const CollectiveRow&) { raise(SIGKILL); }},
     {"SIGSTOP", 5, true, {"is stopped"}, [](comm::Communicator&, const CollectiveRow&) { raise(SIGSTOP); }},
-    {"exception", 1, true, {"failed", "no luck today"},
+    {"exception",
+     1,
+     true,
+     {"failed", "no luck today"},
      [](comm::Communicator&, const CollectiveRow&) { throw std::runtime_error("no luck today"); }},
-    {"wrong size", 1, true, {"disagree", "bytes"},
+    {"wrong size",
+     1,
+     true,
+     {"disagree", "bytes"},
      [](comm::Communicator& group, const CollectiveRow& row) { row.run(group, 5, at::kFloat); }},
-    {"wrong dtype", 1, true, {"disagree", "Int", "Float"},
+    {"wrong dtype",
+     1,
+     true,
+     {"disagree", "Int", "Float"},
      [](comm::Communicator& group, const CollectiveRow& row) { row.run(group, 4, at::kInt); }},
-    {"wrong order", 1, true, {"disagree", "broadcast"},
+    {"wrong order",
+     1,
+     true,
+     {"disagree", "broadcast"},
      [](comm::Communicator& group, const CollectiveRow& row) {
        at::Tensor x = at::ones({4});
        group.broadcast(x, 0).wait();
        row.run(group, 4, at::kFloat);
      }},
-    {"missing rank", kShortTimeout + 1, true, {"waited 2 s for rank"},
+    {"missing rank",
+     kShortTimeout + 1,
+     true,
+     {"waited 2 s for rank"},
      [](comm::Communicator&, const CollectiveRow&) { pause(); }},
     {"different plan", 1, false, {"parallelize_module", "net1 Linear colwise", "net1 Linear rowwise"}, nullptr},
 };
@@ -110,8 +125,7 @@ inline const FaultRow* fault_row(const std::string& name) {
 inline void make_plan_differ(bool culprit) {
   models::MLP module(models::mlp_module());
   const auto mesh = init_device_mesh("cpu", {World::current().size()}, {"tp"});
-  parallelize_module(*module, mesh,
-                     culprit ? Plan{{"net1", RowwiseParallel()}} : Plan{{"net1", ColwiseParallel()}});
+  parallelize_module(*module, mesh, culprit ? Plan{{"net1", RowwiseParallel()}} : Plan{{"net1", ColwiseParallel()}});
 }
 
 inline void act_as_rank(const Cell& cell, int rank, const std::string& file) {

@@ -2,6 +2,8 @@
 #include "tessera/comm/watch/watch.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/detail/listen.h"
+#include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/region/shared_region.h"
 #include "tessera/comm/watch/comparer.h"
 #include "tessera/comm/watch/process.h"
@@ -18,7 +20,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <fstream>
+#include <future>
 #include <set>
 #include <sstream>
 
@@ -110,11 +114,31 @@ TEST(Watch, SizesThatDoNotFit) {
             "ranks disagree: rank 5 expects 12 bytes from rank 3, which posted 8");
 }
 
+// Rank 0 is on one machine, ranks 1 and 2 are on another. What 1 sees of 2, 0 hears through the store.
+TEST(Watch, TheLossOfARankIsHeardOnOtherMachines) {
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  const std::vector<Host> hosts{{"a", 1, "0", "ok"}, {"b", 2, "0", "ok"}, {"b", 3, "0", "ok"}};
+  const std::chrono::seconds timeout(10);
+  watch::Watch far(store, hosts, 0, timeout), near(store, hosts, 1, timeout), failing(store, hosts, 2, timeout);
+  std::promise<std::string> freed_far, freed_near;
+  far.add("all", "all", {0, 1, 2}, [&](const std::string& why) { freed_far.set_value(why); });
+  near.add("pair", "pair", {1, 2}, [&](const std::string& why) { freed_near.set_value(why); });
+  near.add("others", "others", {0, 1}, [&](const std::string&) { ADD_FAILURE() << "nobody of it is lost"; });
+  failing.add("pair", "pair", {1, 2}, [](const std::string&) {})
+      ->posted(Kind::AllReduce, Family::C10d, 7, 16, c10::ScalarType::Float, "wq.grad");
+  failing.failed("rank 2 failed: no luck today");
+  EXPECT_EQ(freed_near.get_future().get(),
+            "rank 2 failed: no luck today; its last on group 'pair' was allreduce_ #7 ('wq.grad')");
+  EXPECT_EQ(freed_far.get_future().get(), "rank 2 failed: no luck today");
+  EXPECT_EQ(far.lost({0, 1}), "");
+  EXPECT_EQ(far.lost({0, 2}), "rank 2 failed: no luck today");
+}
+
 // A rank that computes for long beats all the same.
 TEST(Watch, ABusyRankIsNoFault) {
   spawn_ranks_over_each(2, [](Rank& me) {
     if (me.rank == 1) {
-      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(1500);
+      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(700);
       while (std::chrono::steady_clock::now() < until) {
       }
     }
@@ -142,7 +166,8 @@ std::vector<std::string> addresses_listened_at() {
       words >> number >> local >> remote >> state;
       for (int i = 0; i < 5; i++) words >> skipped;
       words >> inode;
-      if (state == "0A" && sockets.contains("socket:[" + inode + "]")) found.push_back(local.substr(0, local.find(':')));
+      if (state == "0A" && sockets.contains("socket:[" + inode + "]"))
+        found.push_back(local.substr(0, local.find(':')));
     }
   }
   return found;
@@ -154,6 +179,19 @@ TEST(Watch, OnOneHostNothingListensBeyondLoopback) {
     for (const auto& address : addresses_listened_at()) EXPECT_EQ(address, "0100007F") << me.world.backend();
     EXPECT_EQ(addresses_listened_at().empty(), me.world.backend() == "shm") << "or the test finds none at all";
   });
+}
+
+TEST(Watch, TheStoreOfOneHostIsNotReachedFromElsewhere) {
+  const auto free_port = detail::listen_at("127.0.0.1", 0);
+  close(free_port.fd);
+  Environment launched;
+  launched.launcher = "a test";
+  launched.size = launched.local_size = 2;
+  launched.host = "0.0.0.0";
+  launched.port = free_port.port;
+  const auto store = detail::open_store({"env://", 0, 2, std::chrono::seconds(10)}, launched);
+  ASSERT_FALSE(addresses_listened_at().empty());
+  for (const auto& address : addresses_listened_at()) EXPECT_EQ(address, "0100007F");
 }
 
 }  // namespace

@@ -18,8 +18,8 @@ struct Work::State {
   Family family = Family::C10d;
   const char* tensor_name = "";
   c10::intrusive_ptr<c10d::Work> transfer;
-  std::function<void()> finish;    // once, in the first wait(), after the transfer: unpadding, un-permuting
-  std::unique_ptr<Record> record;  // null if nobody observed the post
+  std::function<void()> finish;       // once, in the first wait(), after the transfer: unpadding, un-permuting
+  std::unique_ptr<Record> record;     // null if nobody observed the post
   watch::Journal* journal = nullptr;  // of the group; null: nobody watches
   bool finished = false;
 };

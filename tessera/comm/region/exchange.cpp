@@ -126,8 +126,8 @@ void Exchange::put_into_slot(Operation& op) {
 bool Exchange::agrees(const Operation& op, int r, const Stamp& theirs, int64_t given) {
   const Transfer& t = op.transfer;
   const Stamp& mine = t.stamp;
-  if (const std::string text = difference(mine, theirs, names_.ranks[static_cast<size_t>(rank_)],
-                                          names_.ranks[static_cast<size_t>(r)]);
+  if (const std::string text =
+          difference(mine, theirs, names_.ranks[static_cast<size_t>(rank_)], names_.ranks[static_cast<size_t>(r)]);
       !text.empty()) {
     fail(c10::str("ranks disagree on group '", names_.group, "': ", text));
     return false;

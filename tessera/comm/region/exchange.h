@@ -95,7 +95,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   FuturePtr future(Operation& op, const std::vector<at::Tensor>& results);
   std::string error_of(const Operation& op);
   void poison(const std::string& reason);
-  void stop();   // ends the thread; futures that are left fail
+  void stop();  // ends the thread; futures that are left fail
   // And says so to the peers, which would wait in vain. `uncounted`: collectives of our own that no user has posted.
   void leave(uint64_t uncounted = 0);
 

@@ -99,8 +99,8 @@ std::shared_ptr<Region> meet_in_shared_memory(const ConnectOptions& options, con
     store.set("shm", std::vector<uint8_t>(said.begin(), said.end()));
   }
   const std::string said = watch::wait_for_key(store, "shm", options.timeout, options.lost);
-  TESSERA_CHECK(!said.starts_with('!'), CommError, "group '", options.group, "' of ", options.size, " ranks: ",
-                said.substr(1), ", or use backend gloo");
+  TESSERA_CHECK(!said.starts_with('!'), CommError, "group '", options.group, "' of ", options.size,
+                " ranks: ", said.substr(1), ", or use backend gloo");
   if (options.rank != 0) *memory = SharedMemory::open(said, layout.total());
   auto* region = new Region(memory->data(), layout, /*shared=*/true);
   region->header().mapped.fetch_add(1);

@@ -163,7 +163,9 @@ bool Exchange::poll(Operation& op) {
   Lock lock(mutex_);
   advance_all();
   if (region_->poisoned()) fail_as_told();
-  const auto missing = [&] { return op.peer >= 0 || collectives_.empty() ? op.missing : collectives_.front()->missing; };
+  const auto missing = [&] {
+    return op.peer >= 0 || collectives_.empty() ? op.missing : collectives_.front()->missing;
+  };
   if (const int rank = missing(); !op.done && rank >= 0 && region_->has_left(rank)) {
     advance_all();
     if (!op.done && missing() == rank) fail(left(rank));

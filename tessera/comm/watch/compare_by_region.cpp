@@ -1,7 +1,7 @@
 #include "tessera/base/error.h"
+#include "tessera/comm/records.h"
 #include "tessera/comm/region/exchange.h"
 #include "tessera/comm/region/shared_region.h"
-#include "tessera/comm/records.h"
 #include "tessera/comm/watch/comparer.h"
 
 #include <cstring>

@@ -161,7 +161,8 @@ class StoreComparer final : public Comparer {
   int64_t global(int rank) const { return options_.ranks[static_cast<size_t>(rank)]; }
   std::string in(const region::Stamp& stamp, const std::string& why) const {
     const std::string operation = describe(stamp);
-    if (why.find(operation) != std::string::npos) return c10::str("ranks disagree on group '", options_.group, "': ", why);
+    if (why.find(operation) != std::string::npos)
+      return c10::str("ranks disagree on group '", options_.group, "': ", why);
     return c10::str("rank ", global(options_.rank), ", ", operation, " on group '", options_.group, "' (ranks ",
                     c10::Join(",", options_.ranks), ")", why.empty() ? "" : ": ", why);
   }

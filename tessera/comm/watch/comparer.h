@@ -20,8 +20,8 @@ struct Claim {
 // One collective under comparison.
 struct Check {
   virtual ~Check() = default;
-  virtual bool done() = 0;          // agreed, or failed
-  virtual std::string error() = 0;  // once done; "": all agree
+  virtual bool done() = 0;                                   // agreed, or failed
+  virtual std::string error() = 0;                           // once done; "": all agree
   virtual void wait(std::chrono::milliseconds timeout) = 0;  // until done; throws CommError
 };
 using CheckPtr = std::shared_ptr<Check>;

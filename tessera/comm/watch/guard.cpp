@@ -124,8 +124,7 @@ std::string Guard::in(const std::string& what, const std::string& why) const {
 
 Guard::WorkPtr Guard::run(const region::Stamp& stamp, const Claim& claim, bool later, Launch launch,
                           std::function<void()> after) {
-  auto work =
-      c10::make_intrusive<Guarded>(shared_from_this(), describe(stamp), std::move(launch), std::move(after));
+  auto work = c10::make_intrusive<Guarded>(shared_from_this(), describe(stamp), std::move(launch), std::move(after));
   {
     std::lock_guard order(posting_);
     {

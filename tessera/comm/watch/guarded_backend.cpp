@@ -78,8 +78,8 @@ Claim GuardedBackend::everybody(int64_t gives, int64_t takes) const {
   return claim;
 }
 
-WorkPtr GuardedBackend::run(const region::Stamp& stamp, const Claim& claim, const at::Tensor& any,
-                            Guard::Launch launch, std::function<void()> after) {
+WorkPtr GuardedBackend::run(const region::Stamp& stamp, const Claim& claim, const at::Tensor& any, Guard::Launch launch,
+                            std::function<void()> after) {
   TESSERA_CHECK(guard_, UsageError, "a collective on a closed group");
   const bool later = !any.defined() || any.device().is_cpu();
   return guard_->run(stamp, claim, later, std::move(launch), std::move(after));
@@ -100,8 +100,8 @@ WorkPtr GuardedBackend::allreduce(Tensors& xs, const c10d::AllreduceOptions& opt
 }
 
 WorkPtr GuardedBackend::allreduce_coalesced(Tensors& xs, const c10d::AllreduceCoalescedOptions& options) {
-  return run(stamp(Kind::AllReduceCoalesced, first(xs), options.reduceOp), everybody(bytes_of(xs), bytes_of(xs)),
-             xs[0], [xs, options](c10d::Backend& to) mutable { return to.allreduce_coalesced(xs, options); });
+  return run(stamp(Kind::AllReduceCoalesced, first(xs), options.reduceOp), everybody(bytes_of(xs), bytes_of(xs)), xs[0],
+             [xs, options](c10d::Backend& to) mutable { return to.allreduce_coalesced(xs, options); });
 }
 
 WorkPtr GuardedBackend::reduce(Tensors& xs, const c10d::ReduceOptions& options) {
@@ -127,9 +127,10 @@ WorkPtr GuardedBackend::_allgather_base(at::Tensor& out, at::Tensor& in, const c
 
 WorkPtr GuardedBackend::allgather_into_tensor_coalesced(Tensors& outs, Tensors& ins,
                                                         const c10d::AllgatherOptions& options) {
-  return run(
-      stamp(Kind::AllGatherCoalesced, first(ins)), everybody(bytes_of(ins), bytes_of(outs) / getSize()), ins[0],
-      [outs, ins, options](c10d::Backend& to) mutable { return to.allgather_into_tensor_coalesced(outs, ins, options); });
+  return run(stamp(Kind::AllGatherCoalesced, first(ins)), everybody(bytes_of(ins), bytes_of(outs) / getSize()), ins[0],
+             [outs, ins, options](c10d::Backend& to) mutable {
+               return to.allgather_into_tensor_coalesced(outs, ins, options);
+             });
 }
 
 WorkPtr GuardedBackend::gather(std::vector<Tensors>& outs, Tensors& ins, const c10d::GatherOptions& options) {
@@ -158,12 +159,13 @@ WorkPtr GuardedBackend::reduce_rows(Kind kind, const at::Tensor& whole, const c1
   all.reduceOp = options.reduceOp;
   all.timeout = options.timeout;
   const int64_t part = bytes_of(whole) / getSize();
-  return run(stamp(kind, whole, options.reduceOp), everybody(part, part), whole,
-             [whole, all](c10d::Backend& to) {
-               Tensors xs{whole};
-               return to.allreduce(xs, all);
-             },
-             [whole, take = std::move(take), rank = getRank()] { take(whole.select(0, rank)); });
+  return run(
+      stamp(kind, whole, options.reduceOp), everybody(part, part), whole,
+      [whole, all](c10d::Backend& to) {
+        Tensors xs{whole};
+        return to.allreduce(xs, all);
+      },
+      [whole, take = std::move(take), rank = getRank()] { take(whole.select(0, rank)); });
 }
 
 WorkPtr GuardedBackend::reduce_scatter(Tensors& outs, std::vector<Tensors>& ins,
@@ -171,8 +173,8 @@ WorkPtr GuardedBackend::reduce_scatter(Tensors& outs, std::vector<Tensors>& ins,
   TESSERA_CHECK(outs.size() == 1 && ins.size() == 1 && static_cast<int>(ins[0].size()) == getSize(), UsageError,
                 "reduce_scatter needs one output and ", getSize(), " inputs");
   for (const auto& in : ins[0])
-    TESSERA_CHECK(in.numel() == outs[0].numel(), UsageError, "reduce_scatter over ", name_, ": inputs of ",
-                  in.sizes(), " for an output of ", outs[0].sizes());
+    TESSERA_CHECK(in.numel() == outs[0].numel(), UsageError, "reduce_scatter over ", name_, ": inputs of ", in.sizes(),
+                  " for an output of ", outs[0].sizes());
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Tensors rows;
   for (const auto& in : ins[0]) rows.push_back(in.reshape({-1}));
@@ -260,7 +262,8 @@ c10::intrusive_ptr<c10d::Backend> connect_guarded(const ConnectOptions& options,
     if (asked != row.setting) continue;
     ConnectOptions guard = options;
     guard.store = c10::make_intrusive<c10d::PrefixStore>("guard", options.store);
-    auto comparer = options.one_host && row.compared > 0 ? compare_by_region(guard) : compare_by_store(guard, row.compared);
+    auto comparer =
+        options.one_host && row.compared > 0 ? compare_by_region(guard) : compare_by_store(guard, row.compared);
     return c10::make_intrusive<GuardedBackend>(options, connect(options), std::move(comparer));
   }
   TESSERA_FAIL(UsageError, "TESSERA_CHECK_COLLECTIVES is '", asked, "'; it may be first, always or never");

@@ -63,8 +63,8 @@ class GuardedBackend final : public c10d::Backend, public Watched {
   std::atomic<uint64_t> calls_ = 0;
 };
 
-// Connects a group with `connect`, behind a guard. On one host the guard comes first and finds out who is missing, which
-// connecting would only by its time-out.
+// Connects a group with `connect`, behind a guard. On one host the guard comes first and finds out who is missing,
+// which connecting would only by its time-out.
 c10::intrusive_ptr<c10d::Backend> connect_guarded(const ConnectOptions& options, const Connect& connect);
 
 }  // namespace tessera::comm::watch

@@ -39,7 +39,7 @@ class Ledger {
   void join(int place, pid_t pid, uint64_t started);
   void beat(int place) { rank(place).beats.fetch_add(1, std::memory_order_relaxed); }
   void set_state(int place, State state) { rank(place).state.store(state); }
-  void fail(int place, const std::string& message);  // State::Failed; the first message stays
+  void fail(int place, const std::string& message);    // State::Failed; the first message stays
   void write(int place, int row, const Entry& entry);  // posted; nobody waits for it yet
   void set_waits(int place, int row, bool waits) {
     rank(place).rows[row].waits.store(waits, std::memory_order_relaxed);

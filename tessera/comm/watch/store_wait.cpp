@@ -23,7 +23,8 @@ std::string wait_for_key(c10d::Store& store, const std::string& key, std::chrono
       const auto value = store.get(key);
       return {value.begin(), value.end()};
     } catch (const std::exception& error) {
-      if (!dynamic_cast<const c10::DistStoreError*>(&error)) {  // not late: the store is gone, and who kept it, soon named
+      if (!dynamic_cast<const c10::DistStoreError*>(
+              &error)) {  // not late: the store is gone, and who kept it, soon named
         deadline = std::min(deadline, Clock::now() + std::chrono::seconds(1));
         std::this_thread::sleep_for(kSlice / 5);
       }

@@ -208,7 +208,8 @@ std::string Watch::last_words(const Watched& group, int64_t rank) const {
   if (place < 0) return "";
   const Entry last = ledger_->last(place, group.key);
   if (last.group == 0) return c10::str("; it had posted nothing on group '", group.name, "'");
-  return c10::str("; its last on group '", group.name, "' was ", to_text(last), last.waits ? ", for which it waited" : "");
+  return c10::str("; its last on group '", group.name, "' was ", to_text(last),
+                  last.waits ? ", for which it waited" : "");
 }
 
 void Watch::free_groups() {

@@ -13,8 +13,8 @@ struct Watched {
   virtual ~Watched() = default;
   virtual void poison(const std::string& reason) = 0;  // from any thread; the first reason stays
 
-  std::shared_ptr<Journal> journal;         // where collectives are written down; null: nowhere
-  std::function<std::string()> tell_lost;   // null: nobody watches
+  std::shared_ptr<Journal> journal;        // where collectives are written down; null: nowhere
+  std::function<std::string()> tell_lost;  // null: nobody watches
   std::string lost() const { return tell_lost ? tell_lost() : ""; }  // which member and why; "": none that is known
 };
 
