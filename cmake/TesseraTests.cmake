@@ -177,6 +177,7 @@ endif()
 
 # Examples run alone and on four ranks, and say the same.
 set(example_first_steps_says "c10d_functional.all_reduce: 1")
+set(example_data_parallel_says "equal weights, loss fell")
 set(example_tensor_parallel_says "loss 2.1210[0-9] to 0.075[0-9]")
 file(GLOB examples CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/examples/*.cpp)
 foreach(example ${examples})
