@@ -11,6 +11,7 @@ namespace {
 
 // Sorted by name; what launchers set first, then our own.
 constexpr Setting kSettings[] = {
+    {"CUDA_VISIBLE_DEVICES", "", "CUDA devices this rank may use; ranks that see the same ones share them out"},
     {"LOCAL_RANK", "", "place among the ranks of this machine; set by torchrun and tessera run"},
     {"MASTER_ADDR", "127.0.0.1", "where rank 0 listens for env:// rendezvous"},
     {"MASTER_PORT", "29500", "the port of it"},
