@@ -1,10 +1,10 @@
 #include "tessera/comm/communicator.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/detail/poisonable.h"
 #include "tessera/comm/detail/posting.h"
 #include "tessera/comm/detail/work_state.h"
 #include "tessera/comm/label.h"
-#include "tessera/comm/region/backend.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
@@ -127,8 +127,8 @@ const char* Communicator::backend_name() const { return impl_->backend_name.c_st
 uint64_t Communicator::sequence() const { return impl_->sequence.load(std::memory_order_relaxed); }
 
 void Communicator::abort(const std::string& reason) {
-  if (auto* region = dynamic_cast<region::RegionBackend*>(backend_.get()))
-    region->poison(reason);
+  if (auto* ours = dynamic_cast<detail::Poisonable*>(backend_.get()))
+    ours->poison(reason);
   else
     backend_->abort();
 }
@@ -533,6 +533,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> Communicator::process_group() {
       if (impl_->backend_name == r.backend) row = r;
     group = c10::make_intrusive<ProcessGroup>(store_, static_cast<int>(rank_), static_cast<int>(size()));
     group->setBackend(row.device, row.type, backend_);
+    // Ours carry tensors of any device, themselves or through another backend.
+    if (row.type == ProcessGroup::CUSTOM) group->setBackend(at::kCUDA, row.type, backend_);
     group->setDefaultBackend(row.type);
     group->setGroupName(name_);
   }

@@ -46,13 +46,6 @@ c10::intrusive_ptr<c10d::Store> open_store(const InitOptions& options, const Wor
   return comm::detail::open_store({options.init_method, state.rank, state.size, state.timeout}, launched);
 }
 
-comm::Choice choose(const World::State& state, const std::vector<int64_t>& ranks) {
-  std::vector<comm::Host> members;
-  if (!state.hosts.empty())
-    for (int64_t r : ranks) members.push_back(state.hosts[static_cast<size_t>(r)]);
-  return comm::choose_backend(state.asked, ranks, members);
-}
-
 comm::Group connect_group(const World::State& state, const std::vector<int64_t>& ranks, const std::string& key,
                           const std::string& name) {
   const auto place = std::find(ranks.begin(), ranks.end(), state.rank) - ranks.begin();
@@ -64,18 +57,18 @@ comm::Group connect_group(const World::State& state, const std::vector<int64_t>&
   options.ranks = ranks;
   options.timeout = state.timeout;
   options.spare_cores = state.spare_cores;
-  const std::string chosen = choose(state, ranks).backend;
+  const comm::Choice choice = comm::choose_backend(state.asked, ranks, state.hosts);
   auto backend = [&] {
     try {
-      return comm::connect(chosen, options);
+      return comm::connect(choice, options);
     } catch (const UsageError&) {
       throw;
     } catch (const c10::Error& error) {
       TESSERA_FAIL(CommError, "rank ", state.rank, " could not connect group '", name, "' (ranks ",
-                   c10::Join(",", ranks), ") over ", chosen, ": ", error.what_without_backtrace());
+                   c10::Join(",", ranks), ") over ", choice.backend, ": ", error.what_without_backtrace());
     } catch (const std::exception& error) {
       TESSERA_FAIL(CommError, "rank ", state.rank, " could not connect group '", name, "' (ranks ",
-                   c10::Join(",", ranks), ") over ", chosen, ": ", error.what());
+                   c10::Join(",", ranks), ") over ", choice.backend, ": ", error.what());
     }
   }();
   return c10::make_intrusive<comm::Communicator>(name, ranks, place, std::move(backend), options.store, state.timeout);
@@ -164,7 +157,7 @@ World init(InitOptions options) {
       state->hosts.empty() ? comm::cores_to_spare(state->size) : comm::cores_to_spare(state->hosts, state->rank);
   std::vector<int64_t> everyone(static_cast<size_t>(state->size));
   for (size_t r = 0; r < everyone.size(); r++) everyone[r] = static_cast<int64_t>(r);
-  state->backend = choose(*state, everyone).backend;
+  state->backend = comm::choose_backend(state->asked, everyone, state->hosts).backend;
   state->group = connect_group(*state, everyone, "world", "world");
   state->groups.push_back(state->group);
   state->shared_groups[everyone] = state->group;

@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/comm/detail/poisonable.h"
 #include "tessera/comm/records.h"
 #include "tessera/comm/region/exchange.h"
 #include "tessera/comm/region/host_tensors.h"
@@ -8,7 +9,7 @@
 namespace tessera::comm::region {
 
 // c10d's collectives over a memory region. A group of one has no region: its collectives are copies, done at once.
-class RegionBackend final : public c10d::Backend {
+class RegionBackend final : public c10d::Backend, public detail::Poisonable {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -22,7 +23,7 @@ class RegionBackend final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override;
   void abort() override { poison("the group was aborted"); }
   void shutdown() override;
-  void poison(const std::string& reason);
+  void poison(const std::string& reason) override;
   void setSequenceNumberForGroup() override {}  // all ranks count alike from the start
   uint64_t getSequenceNumberForGroup() override { return calls_; }
 

@@ -21,8 +21,6 @@ int64_t place_of(const int64_t* lengths, size_t gives, size_t give) {
   return place;
 }
 
-constexpr int kSpins = 2000;
-
 }  // namespace
 
 Exchange::Exchange(std::shared_ptr<Region> region, int rank, Names names, Options options)
@@ -30,8 +28,8 @@ Exchange::Exchange(std::shared_ptr<Region> region, int rank, Names names, Option
       rank_(rank),
       size_(region_->layout().ranks),
       names_(std::move(names)),
-      spins_(options.spin ? kSpins : 0),
-      timeout_(options.timeout) {
+      timeout_(options.timeout),
+      spins_(options.spin ? 1 : 0) {
   mail_sent_.resize(static_cast<size_t>(size_));
   mail_asked_.resize(static_cast<size_t>(size_));
   mail_served_.resize(static_cast<size_t>(size_));

@@ -141,10 +141,10 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   const int rank_;
   const int size_;
   const Names names_;
-  const int spins_;
   std::atomic<std::chrono::milliseconds> timeout_;
 
   std::mutex mutex_;
+  int spins_;                                       // looks at the bell before sleeping; 0: never
   uint64_t posted_ = 0;                             // collectives
   uint64_t streamed_ = 0;                           // chunks of the collectives that are complete
   std::deque<OperationPtr> collectives_;            // under way, oldest first

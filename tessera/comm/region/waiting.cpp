@@ -42,6 +42,15 @@ void pause() {
 #endif
 }
 
+bool listen(const Bell& bell, uint32_t rung, int spins) {
+  for (int i = 0; i < spins; i++) {
+    pause();
+    if (bell.rung.load(std::memory_order_acquire) != rung) return true;
+  }
+  return false;
+}
+constexpr int kLeastSpins = 32, kMostSpins = 2048;
+
 double seconds(std::chrono::milliseconds time) { return static_cast<double>(time.count()) / 1000.0; }
 
 }  // namespace
@@ -94,14 +103,12 @@ bool Exchange::drive(Lock& lock, const std::function<int()>& missing, Clock::tim
     const uint32_t rung = bell.rung.load(std::memory_order_acquire);
     advance_all();
     if (missing() != rank) continue;
-    bool heard = false;
     if (spins_ > 0) {
       lock.unlock();
-      for (int i = 0; i < spins_ && !heard; i++) {
-        pause();
-        heard = bell.rung.load(std::memory_order_acquire) != rung;
-      }
+      const bool heard = listen(bell, rung, spins_);
       lock.lock();
+      // Where it is in vain, because others use the cores or the peer is far behind, less is spent on it.
+      spins_ = std::clamp(heard ? spins_ * 2 : spins_ / 2, kLeastSpins, kMostSpins);
       if (heard) continue;
     }
     lock.unlock();
@@ -164,8 +171,10 @@ FuturePtr Exchange::future(Operation& op, const std::vector<at::Tensor>& results
     handing_out_.push_back(OperationPtr::unsafe_reclaim_from_nonowning(&op));
     hand_out_futures(lock);
   } else {
-    if (!thread_.joinable()) thread_ = std::thread([this] { progress(); });
+    if (stopping_) fail(c10::str("group '", names_.group, "' is closed"));
+    if (!stopping_ && !thread_.joinable()) thread_ = std::thread([self = shared_from_this()] { self->progress(); });
     asked_.notify_one();
+    hand_out_futures(lock);
   }
   return future;
 }
@@ -203,17 +212,21 @@ void Exchange::progress() {
 }
 
 void Exchange::stop() {
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
-  }
+  Lock lock(mutex_);
+  stopping_ = true;
+  if (futures_ > 0)
+    fail(c10::str(name_of(rank_), " left group '", names_.group, "' with ", collectives_.size() + messages_.size(),
+                  " operations under way"));
+  hand_out_futures(lock);
+  std::thread thread = std::move(thread_);
+  lock.unlock();
   asked_.notify_one();
-  if (!thread_.joinable()) return;
+  if (!thread.joinable()) return;
   for (int r = 0; r < size_; r++) region_->ring(r);  // it may sleep on any of them
-  if (thread_.get_id() == std::this_thread::get_id())
-    thread_.detach();  // the last owner was a callback of a future
+  if (thread.get_id() == std::this_thread::get_id())
+    thread.detach();  // called by a callback of a future
   else
-    thread_.join();
+    thread.join();
 }
 
 }  // namespace tessera::comm::region
