@@ -99,6 +99,11 @@ function(tessera_add_test file)
     return()
   endif()
 
+  if(layer STREQUAL launch AND NOT TARGET tessera_program)
+    message(WARNING "${name} is left out: the program is not built")
+    return()
+  endif()
+
   add_executable(${target} ${file})
   tessera_test_flags(${target})
   target_link_libraries(${target} PRIVATE tessera GTest::gtest GTest::gtest_main)
@@ -142,12 +147,26 @@ function(tessera_add_test file)
                                  "TESSERA_PARITY_SCRIPTS=\"${CMAKE_CURRENT_SOURCE_DIR}/tests/parity\"")
       set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
     endif()
+    if(layer STREQUAL launch)  # skipped, and counted, where the launcher they need is not there
+      add_dependencies(${target} tessera_program launch_probe)
+      target_compile_definitions(${target} PRIVATE "TESSERA_PROGRAM=\"$<TARGET_FILE:tessera_program>\""
+                                                   "TESSERA_PROBE=\"$<TARGET_FILE:launch_probe>\""
+                                                   "TESSERA_TORCH_PYTHON=\"$<$<BOOL:${tessera_torch_python}>:${tessera_torch_python}>\""
+                                                   "TESSERA_LAUNCH_TESTS=\"${CMAKE_CURRENT_SOURCE_DIR}/tests/launch\"")
+      set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]" PROCESSORS 2)
+    endif()
     if(starts_processes OR name STREQUAL "parity.tensor_parallel")  # thread ranks mostly wait; processes each load LibTorch first
       set_tests_properties(${name} PROPERTIES PROCESSORS 2)
     endif()
   endif()
 endfunction()
 
+if(TARGET tessera_program)
+  add_executable(launch_probe tests/launch/probe.cpp)  # a rank for launchers to start
+  tessera_test_flags(launch_probe)
+  target_link_libraries(launch_probe PRIVATE tessera)
+  set_target_properties(launch_probe PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+endif()
 file(GLOB_RECURSE test_files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/*_test.cpp)
 foreach(file ${test_files})
   tessera_add_test(${file})

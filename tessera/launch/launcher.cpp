@@ -79,7 +79,7 @@ class Job {
         settings_(settings_of(options, folder_)),
         out_(STDOUT_FILENO, signals_.fd()),
         err_(STDERR_FILENO, signals_.fd()) {
-    if (!options.log_folder.empty()) std::filesystem::create_directories(options.log_folder);
+    make_log_folder();
     open_store();
   }
 
@@ -102,6 +102,13 @@ class Job {
 
  private:
   void say(const std::string& text) { err_.write("tessera run: " + text + "\n"); }
+
+  void make_log_folder() const {
+    if (options_.log_folder.empty()) return;
+    std::error_code error;
+    std::filesystem::create_directories(options_.log_folder, error);
+    TESSERA_CHECK(!error, UsageError, "cannot make the folder --log-dir ", options_.log_folder, ": ", error.message());
+  }
 
   // On one host: on loopback, at a port the system finds. Ranks find the store there already, so none has to wait for
   // rank 0, and no other job can have taken the port meanwhile.

@@ -22,11 +22,11 @@ struct HostShare {
 struct RankSettings {
   std::string run_id = "none";
   int64_t restarts = 0, max_restarts = 0;
-  int64_t threads = 0;          // LibTorch's threads of a rank; 0: the user's OMP_NUM_THREADS, else cores / ranks
-  bool pin = false;             // each rank stays on its own cores
-  std::vector<int> cores;       // those this process may use
-  std::string error_folder;     // where ranks leave their last words
-  std::set<std::string> given;  // variables the user has set, which go before our defaults
+  int64_t threads = 0;               // LibTorch's threads of a rank; 0: the user's OMP_NUM_THREADS, else cores / ranks
+  bool pin = false;                  // each rank stays on its own cores
+  std::vector<int> cores = {};       // those this process may use
+  std::string error_folder = {};     // where ranks leave their last words
+  std::set<std::string> given = {};  // variables the user has set, which go before our defaults
 };
 
 struct RankPlan {

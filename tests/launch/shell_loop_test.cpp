@@ -1,0 +1,59 @@
+// Ranks started by hand: RANK, WORLD_SIZE, MASTER_PORT, one process each.
+#include "tessera/testing/message_of.h"
+#include "tests/launch/shell.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <c10/util/StringUtil.h>
+
+namespace tessera::testing {
+namespace {
+
+int free_port() {  // nobody else is likely to be given it soon
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  socklen_t length = sizeof at;
+  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&at), length), 0);
+  getsockname(fd, reinterpret_cast<sockaddr*>(&at), &length);
+  close(fd);
+  return ntohs(at.sin_port);
+}
+
+std::string loop(const std::string& ranks, const std::string& size) {
+  return c10::str("export MASTER_PORT=", free_port(), " TESSERA_TIMEOUT_S=20; for r in ", ranks,
+                  "; do RANK=$r WORLD_SIZE=", size, " \"$PROBE\" sum & done; wait");
+}
+
+TEST(ShellLoop, Meets) {
+  const auto ran = shell(loop("0 1 2", "3"));
+  for (int rank = 0; rank < 3; rank++) EXPECT_SAYS(ran.text, c10::str("sum 6 on rank ", rank, " of 3"));
+}
+
+TEST(ShellLoop, ListensOnLoopbackOnly) {
+  const int port = free_port();
+  const auto ran = shell(
+      c10::str("export MASTER_PORT=", port, " WORLD_SIZE=2; RANK=0 \"$PROBE\" sum & hex=$(printf %04X ", port, ");",
+               "until grep -q \":$hex 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6; do sleep 0.01; done;"
+               "grep -h \":$hex 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6 | cut -d: -f2; "
+               "RANK=1 \"$PROBE\" sum; wait"));
+  EXPECT_SAYS(ran.text, " 0100007F\n");
+  EXPECT_EQ(count(ran.text, " 00000000"), 0) << ran.text;
+}
+
+TEST(ShellLoop, TwoOfOneRank) {
+  const auto ran = shell(loop("0 1 1", "3"));
+  EXPECT_SAYS(ran.text, "two processes say they are rank 1 of 3");
+}
+
+TEST(ShellLoop, SizesThatDiffer) {
+  const auto ran = shell(loop("0 1", "$((2 + r))"));
+  EXPECT_SAYS(ran.text, "was told of a world of");
+  EXPECT_SAYS(ran.text, "start all ranks with the same WORLD_SIZE");
+}
+
+}  // namespace
+}  // namespace tessera::testing
