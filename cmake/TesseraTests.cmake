@@ -195,6 +195,11 @@ if(NOT TESSERA_SANITIZE)
 endif()
 
 # Examples run alone and on four ranks, and say the same.
+if(TARGET tessera_program)
+  set(four_ranks tessera_program run -n 4 --)
+else()
+  set(four_ranks ${CMAKE_CURRENT_SOURCE_DIR}/examples/run_ranks.sh 4)
+endif()
 set(example_first_steps_says "c10d_functional.all_reduce: 1")
 set(example_tensor_parallel_says "loss 2.1210[0-9] to 0.075[0-9]")
 file(GLOB examples CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/examples/*.cpp)
@@ -204,7 +209,7 @@ foreach(example ${examples})
   tessera_our_code(example_${name})
   target_link_libraries(example_${name} PRIVATE tessera)
   add_test(NAME examples.${name} COMMAND example_${name})
-  add_test(NAME examples.${name}.4 COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/examples/run_ranks.sh 4 $<TARGET_FILE:example_${name}>)
+  add_test(NAME examples.${name}.4 COMMAND ${four_ranks} $<TARGET_FILE:example_${name}>)
   set_tests_properties(examples.${name} examples.${name}.4 PROPERTIES
                        PASS_REGULAR_EXPRESSION "${example_${name}_says}" TIMEOUT 60
                        ENVIRONMENT "${test_environment}")

@@ -2,6 +2,7 @@
 #include "tessera/cli/commands.h"
 #include "tessera/cli/where.h"
 #include "tessera/comm/backends.h"
+#include "tessera/comm/environment.h"
 #include "tessera/version.h"
 
 #include <torch/headeronly/version.h>
@@ -14,7 +15,8 @@ namespace {
 
 void print_env(std::ostream& out) {
   out << "Tessera   " TESSERA_VERSION "\n"
-      << "LibTorch  " << TORCH_VERSION << " in " << libtorch_path().string() << "\n\nSettings\n";
+      << "LibTorch  " << TORCH_VERSION << " in " << libtorch_path().string() << "\n"
+      << "Launcher  " << comm::read_environment() << "\n\nSettings\n";
   for (const Setting& s : all_settings()) {
     bool given = setting_is_set(s.name);
     std::string value = setting(s.name);

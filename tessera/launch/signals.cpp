@@ -15,7 +15,11 @@ sigset_t watched() {
   sigset_t set;
   sigemptyset(&set);
   sigaddset(&set, SIGCHLD);
-  for (const auto& row : Signals::kPassedOn) sigaddset(&set, row.signal);
+  for (const auto& row : Signals::kPassedOn) {
+    struct sigaction now {};
+    sigaction(row.signal, nullptr, &now);
+    if (now.sa_handler != SIG_IGN) sigaddset(&set, row.signal);
+  }
   return set;
 }
 

@@ -5,6 +5,7 @@
 namespace tessera::launch {
 
 // While alive, signals to this process are not delivered but can be read one by one; poll fd() with other things.
+// Those that were ignored before stay ignored, as nohup wants it.
 // Threads that are made meanwhile do not receive them either. Ranks get back what was there before: see restore().
 class Signals {
  public:

@@ -39,13 +39,21 @@ const std::string kStart =
 TEST(TesseraRun, SignalsArePassedOn) {
   const auto ran =
       shell(kStart +
-            "\"$TESSERA\" run -n 2 -- sh -c 'trap \"echo got USR1\" USR1; trap \"echo got INT; exit 0\" INT;"
+            "\"$TESSERA\" run -n 2 -- sh -c 'trap \"echo got USR1\" USR1; trap \"echo got TERM; exit 0\" TERM;"
             "echo $$ >> up; while :; do sleep 0.01; done' > out & "
             "await 2; kill -USR1 $!; until [ $(grep -c USR1 out) = 2 ]; do sleep 0.01; done;"
-            "kill -INT $!; wait $!; echo code $?; gone; cat out");
-  EXPECT_SAYS(ran.text, "code 130\n");
-  EXPECT_SAYS(ran.text, "tessera run: stopped by signal 2 (Interrupt) on ");
-  EXPECT_EQ(count(ran.text, "got INT"), 2) << ran.text;
+            "kill -TERM $!; wait $!; echo code $?; gone; cat out");
+  EXPECT_SAYS(ran.text, "code 143\n");
+  EXPECT_SAYS(ran.text, "tessera run: stopped by signal 15 (Terminated) on ");
+  EXPECT_EQ(count(ran.text, "got TERM"), 2) << ran.text;
+}
+
+TEST(TesseraRun, NohupIsHeeded) {
+  const auto ran = shell(kStart +
+                         "nohup \"$TESSERA\" run -n 2 -- sh -c 'echo $$ >> up; until [ -e go ]; do sleep 0.01; done; "
+                         "echo done $RANK' & await 2; kill -HUP $!; touch go; wait $!; echo code $?");
+  EXPECT_SAYS(ran.text, "[rank 1] done 1");
+  EXPECT_SAYS(ran.text, "code 0\n");
 }
 
 TEST(TesseraRun, TheSecondSignalKills) {
@@ -78,8 +86,6 @@ TEST(TesseraRun, CommandLine) {
     EXPECT_SAYS(ran.text, part);
   };
   says("-n 2 ./app --lr 3", 1, "'./app' is no option of tessera run; write -- before the program");
-  says("-n 2 --colour -- true", 1, "'--colour' is no option of tessera run\n");
-  says("-n 0 -- true", 1, "tessera: -n 0: there is at least one rank");
   says("-- true", 106, "-n");
   says("-n 3 --ranks-shown 0,2 -- sh -c 'echo $RANK $OMP_NUM_THREADS -- \"$@\"' sh -n 5 -- x", 0, "[rank 2] 2 ");
   says("-n 1 --threads-per-rank 7 -- sh -c 'echo $OMP_NUM_THREADS -- \"$@\"' sh -n 5 -- x", 0, "7 -- -n 5 -- x\n");

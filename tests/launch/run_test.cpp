@@ -4,14 +4,13 @@
 #include "tessera/testing/message_of.h"
 
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 namespace tessera::launch {
 namespace {
@@ -179,19 +178,32 @@ TEST_F(Run, TheRestartsAreUsedUp) {
 }
 
 TEST_F(Run, RanksHaveOnlyTheStandardDescriptors) {
-  const auto result = ran(script(1, "ls -l /proc/$$/fd | wc -l; cat | wc -c"));
-  EXPECT_EQ(result.out.substr(0, 2), "4\n") << result.out;  // 0, 1, 2, and ls's line of the total
+  const int ours = dup(STDERR_FILENO);  // inherited, if nobody takes care
+  auto options = script(1, "");
+  options.command = {"ls", "/proc/self/fd"};
+  EXPECT_EQ(ran(options).out, "0\n1\n2\n3\n");  // the last is the folder ls reads
+  close(ours);
+}
+
+TEST_F(Run, TheFirstRankReadsOurInput) {
+  const int before = dup(STDIN_FILENO);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  ASSERT_EQ(write(ends[1], "given\n", 6), 6);
+  dup2(ends[0], STDIN_FILENO);
+  for (const int end : ends) close(end);
+  EXPECT_EQ(sorted(ran(script(2, "echo $RANK; cat")).out), "[rank 0] 0\n[rank 0] given\n[rank 1] 1\n");
+  dup2(before, STDIN_FILENO);
+  close(before);
 }
 
 TEST_F(Run, PinnedRanksHaveTheirOwnCores) {
-  auto options = script(1, "grep Cpus_allowed_list /proc/self/status");
-  const auto all = ran(options).out;
-  options.ranks = 64;  // more than cores, or as many: one each
+  auto options = script(static_cast<int64_t>(std::thread::hardware_concurrency()) + 1,  // one core each, by turns
+                        "[ $RANK != 0 ] || grep Cpus_allowed_list /proc/self/status");
   options.pin = true;
-  options.ranks_shown = {0};
-  options.command[2] = "[ $RANK != 0 ] || " + options.command[2];
-  const auto one = ran(options).out;
-  EXPECT_EQ(one.find_first_of(",-", one.find(':')), std::string::npos) << one << " of " << all;
+  const auto result = ran(options);
+  EXPECT_SAYS(result.out, "[rank 0] Cpus_allowed_list:");
+  EXPECT_EQ(result.out.find_first_of(",-", result.out.find(':')), std::string::npos) << result.out;
 }
 
 TEST_F(Run, BadInput) {

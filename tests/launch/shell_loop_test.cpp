@@ -23,13 +23,9 @@ int free_port() {  // nobody else is likely to be given it soon
   return ntohs(at.sin_port);
 }
 
-std::string loop(const std::string& ranks, const std::string& size) {
-  return c10::str("export MASTER_PORT=", free_port(), " TESSERA_TIMEOUT_S=20; for r in ", ranks,
-                  "; do RANK=$r WORLD_SIZE=", size, " \"$PROBE\" sum & done; wait");
-}
-
 TEST(ShellLoop, Meets) {
-  const auto ran = shell(loop("0 1 2", "3"));
+  const auto ran = shell(c10::str("export MASTER_PORT=", free_port(), " WORLD_SIZE=3;",
+                                  "for r in 2 1 0; do RANK=$r \"$PROBE\" sum & done; wait"));
   for (int rank = 0; rank < 3; rank++) EXPECT_SAYS(ran.text, c10::str("sum 6 on rank ", rank, " of 3"));
 }
 
@@ -42,17 +38,6 @@ TEST(ShellLoop, ListensOnLoopbackOnly) {
                "RANK=1 \"$PROBE\" sum; wait"));
   EXPECT_SAYS(ran.text, " 0100007F\n");
   EXPECT_EQ(count(ran.text, " 00000000"), 0) << ran.text;
-}
-
-TEST(ShellLoop, TwoOfOneRank) {
-  const auto ran = shell(loop("0 1 1", "3"));
-  EXPECT_SAYS(ran.text, "two processes say they are rank 1 of 3");
-}
-
-TEST(ShellLoop, SizesThatDiffer) {
-  const auto ran = shell(loop("0 1", "$((2 + r))"));
-  EXPECT_SAYS(ran.text, "was told of a world of");
-  EXPECT_SAYS(ran.text, "start all ranks with the same WORLD_SIZE");
 }
 
 }  // namespace

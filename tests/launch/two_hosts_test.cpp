@@ -13,8 +13,8 @@ Shell two_hosts(const std::string& a, const std::string& b) {
   return shell("export TESSERA_TIMEOUT_S=20; exec " TESSERA_LAUNCH_TESTS "/two_hosts.sh \"$SCRIPT_A\" \"$SCRIPT_B\"");
 }
 
-std::string run(int node, const std::string& rest) {
-  return c10::str("export TESSERA_GLOO_HOST=$ME; \"$TESSERA\" run --nnodes 2 --node-rank ", node,
+std::string run(int node, const std::string& rest, int nodes = 2) {
+  return c10::str("export TESSERA_GLOO_HOST=$ME; \"$TESSERA\" run --nnodes ", nodes, " --node-rank ", node,
                   " --rdzv 10.77.0.1:29400 ", rest, "; echo code $?");
 }
 
@@ -26,7 +26,6 @@ class TwoHosts : public ::testing::Test {
   }
 };
 
-// Two ranks on one host, three on the other.
 TEST_F(TwoHosts, RanksAreLaidOutByWhatEachAnnounced) {
   const auto ran = two_hosts(run(0, "-n 1 -- \"$PROBE\" sum"), run(1, "-n 2 -- \"$PROBE\" sum"));
   EXPECT_SAYS(ran.text, "a: [rank 0] sum 6 on rank 0 of 3, 0 of 1 here");
@@ -61,7 +60,7 @@ TEST_F(TwoHosts, TheHostWithTheStoreIsGone) {
 }
 
 TEST_F(TwoHosts, NumbersOfHostsThatDiffer) {
-  const auto ran = two_hosts(run(0, "--nnodes 3 -n 1 -- true"), run(1, "-n 1 -- true"));
+  const auto ran = two_hosts(run(0, "-n 1 -- true", 3), run(1, "-n 1 -- true"));
   EXPECT_SAYS(ran.text, "b: tessera: ");
   EXPECT_SAYS(ran.text, "--nnodes 2");
   EXPECT_SAYS(ran.text, "--nnodes 3");
