@@ -81,7 +81,9 @@ std::optional<HostShare> Hosts::join(int64_t restarts, const Signals& signals) {
       TESSERA_CHECK(Clock::now() < deadline, CommError, "node ", node, " of ", options_.nodes, " has not come to ",
                     options_.store_host, ":", options_.store_port, " within ", options_.timeout.count() / 1000,
                     " s; start `tessera run --node-rank ", node, "` there");
-      pollfd waiting{signals.fd(), POLLIN, 0};
+      TESSERA_CHECK(!store_->check({"over"}), CommError, "the job is over: ", text_of(store_->get("over")));
+      store_->add(c10::str("beats_", options_.node), 1);
+      pollfd waiting{signals.stop_fd(), POLLIN, 0};
       if (poll(&waiting, 1, kAskAgainMs) > 0) return std::nullopt;
     }
     const auto other = parse_announcement(text_of(store_->get(host_key(node))));
@@ -105,6 +107,7 @@ JobFailure Hosts::lost(const std::string& why) const {
 
 JobFailure Hosts::report(const JobFailure& failure) {
   try {
+    if (!failure.restartable) store_->compareSet("over", {}, bytes(failure.text));
     return parse_failure(text_of(store_->compareSet(key("failure"), {}, bytes(to_text(failure)))));
   } catch (const std::exception&) {
     return failure;  // nobody to tell; what happened here is known

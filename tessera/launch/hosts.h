@@ -32,11 +32,13 @@ class Hosts {
   ~Hosts();  // node 0, which has the store, lets the others leave first
 
   // Announces this host for the `restarts`-th start of the ranks and waits for the others. Throws UsageError where they
-  // disagree about the job, CommError if they do not come; stops early, with nothing, when a signal comes.
+  // disagree about the job, CommError if they do not come, or one
+  // has left for good; stops early, with nothing, when a signal comes.
   std::optional<HostShare> join(int64_t restarts, const Signals& signals);
 
-  JobFailure report(const JobFailure& failure);  // gives the first that was reported, by whomever
-  void finish();                                 // our ranks have ended well
+  // Gives the first that was reported, by whomever. Who will not start again says so: nobody need wait for him.
+  JobFailure report(const JobFailure& failure);
+  void finish();  // our ranks have ended well
   struct News {
     std::optional<JobFailure> failure;
     bool all_finished = false;

@@ -77,8 +77,8 @@ class Job {
         folder_(new_folder()),
         guard_(folder_),
         settings_(settings_of(options, folder_)),
-        out_(STDOUT_FILENO, signals_.fd()),
-        err_(STDERR_FILENO, signals_.fd()) {
+        out_(STDOUT_FILENO, signals_.stop_fd()),
+        err_(STDERR_FILENO, signals_.stop_fd()) {
     make_log_folder();
     open_store();
   }
@@ -146,51 +146,54 @@ class Job {
   // From start to end of all ranks. Nothing: all ended well, on every host.
   std::optional<JobFailure> run_ranks(const HostShare& share) {
     Crew crew(program_, plan_ranks(share, settings_), output(share), signals_, guard_);
-    std::optional<JobFailure> failure;  // from elsewhere than our ranks
-    bool finished = false;              // all is done, everywhere
-    while (crew.running() > 0 || !(finished || failure || crew.first_failure())) {
-      const auto came = crew.turn(milliseconds(hosts_ ? 100 : 60'000));
-      for (const int signal : came) take(signal, crew, failure);
-      if (out_.closed() && !crew.stopping()) {
-        failure = JobFailure{128 + SIGPIPE, false, "nobody reads our output any more"};
-        crew.stop(SIGTERM, options_.grace);
-      }
-      if (crew.first_failure() && !crew.stopping()) crew.stop(SIGTERM, options_.grace);
-      if (!finished) finished = ask_hosts(crew, failure);
+    failure_.reset();
+    finished_ = false;
+    while (crew.running() > 0 || !(finished_ || failure_ || crew.first_failure())) {
+      for (const int signal : crew.turn(milliseconds(hosts_ ? 100 : 60'000))) take(signal, crew);
+      if (out_.closed() && !stop_asked_)
+        stop_asked_ = JobFailure{128 + SIGPIPE, false, "nobody reads our output any more"}, fail(*stop_asked_, crew);
+      // Other hosts hear of it at once, or what breaks there would seem to be the cause.
+      if (crew.first_failure() && !crew.stopping())
+        hosts_ ? fail(describe(crew), crew) : crew.stop(SIGTERM, options_.grace);
+      if (hosts_) ask_hosts(crew);
+      if (!hosts_ && crew.running() == 0) finished_ = true;
     }
-    if (!failure && crew.first_failure()) failure = describe(crew);
-    return failure && hosts_ ? hosts_->report(*failure) : failure;
+    for (const auto& log : crew.broken_logs()) say("could not write all of " + log);
+    if (!failure_ && crew.first_failure()) failure_ = describe(crew);
+    return stop_asked_ ? stop_asked_ : failure_;
   }
 
-  void take(int signal, Crew& crew, std::optional<JobFailure>& failure) {
+  void fail(const JobFailure& failure, Crew& crew, int signal = SIGTERM) {
+    failure_ = hosts_ ? hosts_->report(failure) : failure;
+    crew.stop(signal, options_.grace);
+  }
+
+  void take(int signal, Crew& crew) {
     for (const auto& row : Signals::kPassedOn) {
       if (row.signal != signal) continue;
       if (!row.stops) {
         crew.pass_on(signal);
-      } else if (failure && !failure->restartable) {  // asked for the second time
+      } else if (stop_asked_) {
         crew.stop(SIGKILL, milliseconds(0));
       } else {
-        failure = stopped_by(signal);
-        crew.stop(signal, options_.grace);
+        stop_asked_ = stopped_by(signal);
+        fail(*stop_asked_, crew, signal);
       }
     }
   }
 
-  // True: all ranks of all hosts have ended well.
-  bool ask_hosts(Crew& crew, std::optional<JobFailure>& failure) {
-    const bool ours = crew.running() == 0 && !failure && !crew.first_failure();
-    if (!hosts_) return ours;
+  void ask_hosts(Crew& crew) {
+    const auto now = Crew::Clock::now();
+    if (now < next_news_) return;
+    next_news_ = now + milliseconds(100);
+    const bool ours = crew.running() == 0 && !failure_ && !crew.first_failure();
     if (ours && told_ != settings_.restarts) {
       hosts_->finish();
       told_ = settings_.restarts;
     }
-    if (crew.first_failure() && !failure && crew.running() == 0) return false;
     const auto news = hosts_->news();
-    if (news.failure && !failure) {
-      failure = news.failure;
-      crew.stop(SIGTERM, options_.grace);
-    }
-    return news.all_finished && ours;
+    finished_ = ours && news.all_finished;
+    if (news.failure && !failure_ && !finished_) fail(*news.failure, crew);
   }
 
   JobFailure stopped_by(int signal) const {
@@ -230,7 +233,11 @@ class Job {
   Address place_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::optional<Hosts> hosts_;
-  int64_t told_ = -1;  // the start whose good end the other hosts know of
+  std::optional<JobFailure> failure_;     // of this start of the ranks, here or on another host
+  std::optional<JobFailure> stop_asked_;  // by a signal to us, or by the reader of our output
+  bool finished_ = false;                 // all ranks of this start have ended well, on every host
+  int64_t told_ = -1;                     // the start whose good end the other hosts know of
+  Crew::Clock::time_point next_news_{};
 };
 
 }  // namespace

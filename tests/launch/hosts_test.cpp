@@ -48,7 +48,7 @@ TEST_F(HostsTest, TheFirstFailureIsEverybodys) {
   a.get(), b.get();
   EXPECT_FALSE(zero.news().failure);
   EXPECT_EQ(one.report({7, true, "a text of\ntwo lines"}).exit_code, 7);
-  EXPECT_EQ(zero.report({1, false, "late"}).text, "a text of\ntwo lines");
+  EXPECT_EQ(zero.report({1, true, "late"}).text, "a text of\ntwo lines");
   const auto news = zero.news();
   ASSERT_TRUE(news.failure);
   EXPECT_EQ(news.failure->exit_code, 7);
@@ -91,6 +91,15 @@ TEST_F(HostsTest, Disagreement) {
   EXPECT_ERROR(UsageError, other_number.join(0, signals_), "this host was told --nnodes 3, node 0 (host-0) --nnodes 2");
   EXPECT_ERROR(UsageError, waiting.get(), "this host was told --nnodes 2, node 1 (host-1) --nnodes 3");
   EXPECT_ERROR(UsageError, two.join(0, signals_), "two launchers say --node-rank 0");
+}
+
+TEST_F(HostsTest, WhoStopsForGoodIsNotWaitedFor) {
+  Hosts zero(store_, host(0, 2, 1)), one(store_, host(1, 2, 1));
+  auto a = join(zero), b = join(one);
+  a.get(), b.get();
+  one.report({1, true, "a rank failed"});
+  zero.report({130, false, "stopped by hand"});
+  EXPECT_ERROR(CommError, one.join(1, signals_), "the job is over: stopped by hand");
 }
 
 TEST_F(HostsTest, OneThatDoesNotCome) {

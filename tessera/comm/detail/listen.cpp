@@ -102,7 +102,8 @@ Listener listen_at(const std::string& host, int64_t port) {
   const bool here_only = is_loopback(host);
   const auto addresses = resolve(here_only ? host.c_str() : nullptr, port);
   int error = 0;
-  for (const int family : {AF_INET6, AF_INET})  // the wildcard of IPv6 takes both
+  // The wildcard of IPv6 takes IPv4 too; of loopback, which may have both, everybody tries IPv4.
+  for (const int family : {here_only ? AF_INET : AF_INET6, here_only ? AF_INET6 : AF_INET})
     for (const auto* a = addresses.get(); a; a = a->ai_next) {
       if (a->ai_family != family) continue;
       const int fd = try_listen(*a);
