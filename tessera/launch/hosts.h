@@ -24,6 +24,7 @@ class Hosts {
   struct Options {
     int64_t node = 0, nodes = 1, ranks = 1, max_restarts = 0;
     std::string host, store_host;  // our own name; where the store is, as all call it
+    std::string run_id;            // node 0's is everybody's
     int64_t store_port = 0;
     std::chrono::milliseconds timeout{0};                          // for the others to come
     std::chrono::milliseconds silence = std::chrono::seconds(15);  // after which a launcher counts as dead
@@ -46,6 +47,7 @@ class Hosts {
   News news();  // to be asked now and then: it also tells the others that we are alive
 
  private:
+  std::optional<HostShare> meet(int64_t restarts, const Signals& signals);
   void watch_the_others();
   JobFailure lost(const std::string& why) const;
   std::string key(const std::string& name) const;

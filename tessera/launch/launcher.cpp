@@ -12,7 +12,7 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <iostream>
+#include <memory>
 #include <sstream>
 
 namespace tessera::launch {
@@ -56,7 +56,6 @@ void check(const RunOptions& o) {
 
 RankSettings settings_of(const RunOptions& o, const std::string& folder) {
   RankSettings s;
-  s.run_id = std::filesystem::path(folder).filename().string();
   s.max_restarts = o.max_restarts;
   s.threads = o.threads;
   s.pin = o.pin;
@@ -75,6 +74,7 @@ class Job {
       : options_(options),
         program_(find_program(options.command)),
         folder_(new_folder()),
+        run_id_(std::filesystem::path(folder_).filename().string()),
         guard_(folder_),
         settings_(settings_of(options, folder_)),
         out_(STDOUT_FILENO, signals_.stop_fd()),
@@ -86,14 +86,13 @@ class Job {
   int run() {
     for (;; settings_.restarts++) {
       const auto share = this_share();
-      if (!share) return interrupted(signals_.read());
+      if (!share) return interrupted();
       const auto failure = run_ranks(*share);
       if (!failure) return 0;
-      const bool again = failure->restartable && settings_.restarts < options_.max_restarts;
       say(failure->text);
-      if (!again) {
-        if (failure->restartable && options_.max_restarts > 0)
-          say(c10::str("all ", options_.max_restarts, " restarts are used up"));
+      if (!failure->restartable || stop_asked_) return failure->exit_code;
+      if (settings_.restarts == options_.max_restarts) {
+        if (options_.max_restarts > 0) say(c10::str("all ", options_.max_restarts, " restarts are used up"));
         return failure->exit_code;
       }
       say(c10::str("starting all ranks again (", settings_.restarts + 1, " of ", options_.max_restarts, ")"));
@@ -123,12 +122,12 @@ class Job {
     }
     if (options_.nodes > 1)
       hosts_.emplace(store_, Hosts::Options{options_.node, options_.nodes, options_.ranks, options_.max_restarts,
-                                            host_name(), at.host, place_.port, options_.timeout});
+                                            host_name(), at.host, run_id_, place_.port, options_.timeout});
   }
 
   std::optional<HostShare> this_share() {
     if (hosts_) return hosts_->join(settings_.restarts, signals_);
-    return HostShare{0, 1, 0, options_.ranks, options_.ranks, place_.host, place_.port};
+    return HostShare{0, 1, 0, options_.ranks, options_.ranks, place_.host, place_.port, run_id_};
   }
 
   CrewOutput output(const HostShare& share) {
@@ -145,25 +144,35 @@ class Job {
 
   // From start to end of all ranks. Nothing: all ended well, on every host.
   std::optional<JobFailure> run_ranks(const HostShare& share) {
-    Crew crew(program_, plan_ranks(share, settings_), output(share), signals_, guard_);
+    const auto started = start(share);
+    Crew& crew = *started;
     failure_.reset();
     finished_ = false;
     while (crew.running() > 0 || !(finished_ || failure_ || crew.first_failure())) {
       for (const int signal : crew.turn(milliseconds(hosts_ ? 100 : 60'000))) take(signal, crew);
-      if (out_.closed() && !stop_asked_)
-        stop_asked_ = JobFailure{128 + SIGPIPE, false, "nobody reads our output any more"}, fail(*stop_asked_, crew);
+      if (out_.closed() && !crew.stopping())
+        fail({128 + SIGPIPE, false, "nobody reads our output any more"}, crew, SIGTERM);
       // Other hosts hear of it at once, or what breaks there would seem to be the cause.
       if (crew.first_failure() && !crew.stopping())
-        hosts_ ? fail(describe(crew), crew) : crew.stop(SIGTERM, options_.grace);
+        hosts_ ? fail(describe(crew), crew, SIGTERM) : crew.stop(SIGTERM, options_.grace);
       if (hosts_) ask_hosts(crew);
       if (!hosts_ && crew.running() == 0) finished_ = true;
     }
     for (const auto& log : crew.broken_logs()) say("could not write all of " + log);
     if (!failure_ && crew.first_failure()) failure_ = describe(crew);
-    return stop_asked_ ? stop_asked_ : failure_;
+    return failure_;
   }
 
-  void fail(const JobFailure& failure, Crew& crew, int signal = SIGTERM) {
+  std::unique_ptr<Crew> start(const HostShare& share) {
+    try {
+      return std::make_unique<Crew>(program_, plan_ranks(share, settings_), output(share), signals_, guard_);
+    } catch (const c10::Error& error) {
+      if (hosts_) hosts_->report({1, false, c10::str(error.what_without_backtrace(), " (on ", host_name(), ")")});
+      throw;
+    }
+  }
+
+  void fail(const JobFailure& failure, Crew& crew, int signal) {
     failure_ = hosts_ ? hosts_->report(failure) : failure;
     crew.stop(signal, options_.grace);
   }
@@ -173,12 +182,13 @@ class Job {
       if (row.signal != signal) continue;
       if (!row.stops) {
         crew.pass_on(signal);
-      } else if (stop_asked_) {
+      } else if (crew.stopping()) {  // asked again, or while a failure is being dealt with: no more patience
+        if (hosts_) hosts_->report(stopped_by(signal));
         crew.stop(SIGKILL, milliseconds(0));
       } else {
-        stop_asked_ = stopped_by(signal);
-        fail(*stop_asked_, crew, signal);
+        fail(stopped_by(signal), crew, signal);
       }
+      stop_asked_ = stop_asked_ || row.stops;
     }
   }
 
@@ -193,20 +203,21 @@ class Job {
     }
     const auto news = hosts_->news();
     finished_ = ours && news.all_finished;
-    if (news.failure && !failure_ && !finished_) fail(*news.failure, crew);
+    if (news.failure && !failure_ && !finished_) fail(*news.failure, crew, SIGTERM);
   }
 
   JobFailure stopped_by(int signal) const {
     return {128 + signal, false, c10::str("stopped by signal ", signal, " (", strsignal(signal), ") on ", host_name())};
   }
 
-  int interrupted(const std::vector<int>& signals) {
-    for (const int signal : signals)
-      for (const auto& row : Signals::kPassedOn)
-        if (row.signal == signal && row.stops) {
-          say(stopped_by(signal).text);
-          return 128 + signal;
-        }
+  int interrupted() {  // while other hosts were waited for
+    for (const int signal : signals_.read())
+      for (const auto& row : Signals::kPassedOn) {
+        if (row.signal != signal || !row.stops) continue;
+        const auto failure = hosts_->report(stopped_by(signal));
+        say(failure.text);
+        return failure.exit_code;
+      }
     return 1;
   }
 
@@ -226,17 +237,17 @@ class Job {
   const RunOptions& options_;
   const Program program_;
   Signals signals_;
-  const std::string folder_;
+  const std::string folder_, run_id_;
   Guard guard_;
   RankSettings settings_;
   Sink out_, err_;
   Address place_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::optional<Hosts> hosts_;
-  std::optional<JobFailure> failure_;     // of this start of the ranks, here or on another host
-  std::optional<JobFailure> stop_asked_;  // by a signal to us, or by the reader of our output
-  bool finished_ = false;                 // all ranks of this start have ended well, on every host
-  int64_t told_ = -1;                     // the start whose good end the other hosts know of
+  std::optional<JobFailure> failure_;  // of this start of the ranks, here or on another host
+  bool stop_asked_ = false;            // by a signal to us
+  bool finished_ = false;              // all ranks of this start have ended well, on every host
+  int64_t told_ = -1;                  // the start whose good end the other hosts know of
   Crew::Clock::time_point next_news_{};
 };
 

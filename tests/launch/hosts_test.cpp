@@ -20,6 +20,7 @@ class HostsTest : public ::testing::Test {
     Hosts::Options options;
     options.node = node, options.nodes = nodes, options.ranks = ranks;
     options.host = c10::str("host-", node);
+    options.run_id = c10::str("run-", node);
     options.store_host = "head", options.store_port = 29400;
     options.timeout = 20s;
     return options;
@@ -35,9 +36,9 @@ TEST_F(HostsTest, RanksAreLaidOutByWhatEachAnnounced) {
   Hosts zero(store_, host(0, 3, 2)), one(store_, host(1, 3, 3)), two(store_, host(2, 3, 1));
   for (int64_t restarts = 0; restarts < 2; restarts++) {
     auto a = join(two, restarts), b = join(one, restarts), c = join(zero, restarts);
-    EXPECT_EQ(c.get(), (HostShare{0, 3, 0, 2, 6, "head", 29400}));
-    EXPECT_EQ(b.get(), (HostShare{1, 3, 2, 3, 6, "head", 29400}));
-    EXPECT_EQ(a.get(), (HostShare{2, 3, 5, 1, 6, "head", 29400}));
+    EXPECT_EQ(c.get(), (HostShare{0, 3, 0, 2, 6, "head", 29400, "run-0"}));
+    EXPECT_EQ(b.get(), (HostShare{1, 3, 2, 3, 6, "head", 29400, "run-0"}));
+    EXPECT_EQ(a.get(), (HostShare{2, 3, 5, 1, 6, "head", 29400, "run-0"}));
   }
   // destroyed two, one, zero: nobody has to wait
 }

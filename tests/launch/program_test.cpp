@@ -64,6 +64,15 @@ TEST(TesseraRun, TheSecondSignalKills) {
   EXPECT_SAYS(ran.text, "code 143\n");
 }
 
+TEST(TesseraRun, ASignalAfterAFailureHidesNothing) {
+  const auto ran = shell(kStart +
+                         "\"$TESSERA\" run -n 2 --grace 1000 --max-restarts 1 -- sh -c 'trap \"echo $$ >> up\" TERM;"
+                         "if [ $RANK = 1 ]; then until [ -e ready ]; do sleep 0.01; done; exit 7; fi;"
+                         "touch ready; while :; do sleep 0.01; done' & await 1; kill $!; wait $!; echo code $?");
+  EXPECT_SAYS(ran.text, "exited with code 7 on ");
+  EXPECT_SAYS(ran.text, "code 7\n");
+}
+
 TEST(TesseraRun, NothingIsLeftWhenItIsKilled) {
   const auto ran =
       shell(kStart +

@@ -13,9 +13,9 @@ std::map<std::string, std::string> variables(const RankPlan& plan) {
 
 TEST(RankPlan, VariablesOfTorchrun) {
   // The second of three hosts with 2, 3 and 1 ranks.
-  const HostShare share{1, 3, 2, 3, 6, "head", 29400};
+  const HostShare share{1, 3, 2, 3, 6, "head", 29400, "run"};
   RankSettings settings;
-  settings.run_id = "run", settings.restarts = 1, settings.max_restarts = 4;
+  settings.restarts = 1, settings.max_restarts = 4;
   settings.cores = {0, 1, 2, 3, 4, 5, 6};
   settings.error_folder = "/e";
   const auto plans = plan_ranks(share, settings);

@@ -55,7 +55,7 @@ TEST_F(TwoHosts, TheHostWithTheStoreIsGone) {
       two_hosts("\"$TESSERA\" run -n 1 --nnodes 2 --rdzv 10.77.0.1:29400 -- sh -c 'kill -9 $PPID' ; echo code $?",
                 run(1, "-n 1 -- sleep 1000"));
   EXPECT_SAYS(ran.text, "a: code 137");
-  EXPECT_SAYS(ran.text, "b: tessera run: the launcher of node 0, which keeps the store at 10.77.0.1:29400, is gone");
+  EXPECT_SAYS(ran.text, "the launcher of node 0, which keeps the store at 10.77.0.1:29400, is gone");
   EXPECT_SAYS(ran.text, "b: code 1\n");
 }
 
