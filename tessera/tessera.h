@@ -2,12 +2,14 @@
 
 // Everything, for programs. Code of the library includes what it uses.
 #include "tessera/base/error.h"
+#include "tessera/base/error_file.h"
 #include "tessera/base/module_name.h"
 #include "tessera/base/op_mode.h"
 #include "tessera/base/reduce_op.h"
 #include "tessera/base/visit.h"
 #include "tessera/comm/collectives.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/environment.h"
 #include "tessera/comm/inplace_ops.h"
 #include "tessera/comm/ops.h"
 #include "tessera/comm/work.h"

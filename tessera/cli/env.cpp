@@ -1,7 +1,9 @@
 #include "tessera/base/settings.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/where.h"
+#include "tessera/comm/backends.h"
 #include "tessera/comm/choice.h"
+#include "tessera/comm/environment.h"
 #include "tessera/version.h"
 
 #include <torch/headeronly/version.h>
@@ -14,7 +16,8 @@ namespace {
 
 void print_env(std::ostream& out) {
   out << "Tessera   " TESSERA_VERSION "\n"
-      << "LibTorch  " << TORCH_VERSION << " in " << libtorch_path().string() << "\n\nSettings\n";
+      << "LibTorch  " << TORCH_VERSION << " in " << libtorch_path().string() << "\n"
+      << "Launcher  " << comm::read_environment() << "\n\nSettings\n";
   for (const Setting& s : all_settings()) {
     bool given = setting_is_set(s.name);
     std::string value = setting(s.name);

@@ -140,7 +140,7 @@ World init(InitOptions options) {
   TESSERA_CHECK(!World::has_current(), UsageError, "this thread already has a world of ", World::current().size(),
                 " ranks; call destroy() before another init()");
   auto state = std::make_shared<World::State>();
-  record_uncaught_errors();
+  if (setting_is_set("TORCHELASTIC_ERROR_FILE")) record_uncaught_errors();
   if (setting_is_set("TESSERA_RUN")) std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe would hold lines back
   const bool from_env = options.init_method == "env://" && !options.store;
   const auto launched = from_env ? comm::read_environment() : comm::Environment();
