@@ -5,11 +5,13 @@ namespace tessera::cli {
 
 void register_dispatch(BenchRegistry& registry);  // dispatch_bench.cpp
 void register_noop(BenchRegistry& registry);      // noop_bench.cpp
+void register_optim(BenchRegistry& registry);     // optim_bench.cpp
 void register_tp(BenchRegistry& registry);        // tp_bench.cpp
 
 void register_all_benches(BenchRegistry& registry) {
   register_dispatch(registry);
   register_noop(registry);
+  register_optim(registry);
   register_tp(registry);
 }
 
