@@ -18,12 +18,12 @@ void print_env(std::ostream& out) {
   for (const Setting& s : all_settings()) {
     bool given = setting_is_set(s.name);
     std::string value = setting(s.name);
-    out << "  " << std::left << std::setw(22) << s.name << std::setw(14) << (value.empty() ? "-" : value)
+    out << "  " << std::left << std::setw(29) << s.name << std::setw(14) << (value.empty() ? "-" : value)
         << (given ? " environment  " : " default      ") << s.help << '\n';
   }
   out << "\nBackends\n";
   for (const auto& backend : comm::backends())
-    out << "  " << std::left << std::setw(22) << backend.name << std::setw(15)
+    out << "  " << std::left << std::setw(29) << backend.name << std::setw(15)
         << (backend.available() ? "found" : "not here") << backend.help << '\n';
 }
 

@@ -194,12 +194,9 @@ void Reducer::gradient_accumulated(size_t i) {
     return;
   }
   if (state.calls < state.expected) return;
-  TESSERA_CHECK(state.calls == state.expected && !state.ready, UsageError, "parameter ", parameters_[i].name,
-                " got its gradient ", state.calls, " times in backward pass ", passes_, " (expected: ", state.expected,
-                "). ",
-                options_.static_graph
-                    ? "static_graph promises that the graph does not change"
-                    : "A backward inside of the backward does that; set static_graph if it always does, or no_sync()");
+  TESSERA_CHECK(state.calls == state.expected, UsageError, "parameter ", parameters_[i].name, " got its gradient ",
+                state.calls, " times in backward pass ", passes_, " (expected: ", state.expected,
+                "); static_graph promises that the graph does not change");
   if (order_.size() < parameters_.size() && !rebuilt_) order_.push_back(i);
   state.used = true;
   mark(i);
