@@ -3,11 +3,13 @@
 
 namespace tessera::cli {
 
+void register_comm(BenchRegistry& registry);      // comm_bench.cpp
 void register_dispatch(BenchRegistry& registry);  // dispatch_bench.cpp
 void register_noop(BenchRegistry& registry);      // noop_bench.cpp
 void register_tp(BenchRegistry& registry);        // tp_bench.cpp
 
 void register_all_benches(BenchRegistry& registry) {
+  register_comm(registry);
   register_dispatch(registry);
   register_noop(registry);
   register_tp(registry);

@@ -12,6 +12,7 @@ namespace {
 // Sorted by name: what users and launchers set first (comm/environment.cpp says which launcher is told by which), then
 // our own.
 constexpr Setting kSettings[] = {
+    {"CUDA_VISIBLE_DEVICES", "", "CUDA devices this rank may use; ranks that see the same ones share them out"},
     {"LOCAL_RANK", "", "place among the ranks of this machine; set by torchrun and tessera run"},
     {"LOCAL_WORLD_SIZE", "", "number of ranks on this machine"},
     {"MASTER_ADDR", "127.0.0.1", "where rank 0, or the launcher, keeps the store of env://"},
@@ -43,15 +44,17 @@ constexpr Setting kSettings[] = {
     {"TORCHELASTIC_RESTART_COUNT", "0", "how often the launcher has started the ranks anew"},
     {"TORCHELASTIC_USE_AGENT_STORE", "", "True: the launcher keeps the store of env:// itself"},
     {"WORLD_SIZE", "", "number of ranks, for env://"},
-    {"TESSERA_BACKEND", "auto", "backend when init() names none: auto, threads, gloo, nccl, fake, or a registered one"},
+    {"TESSERA_BACKEND", "auto",
+     "backend when init() names none: auto, threads, shm, gloo, nccl, fake, or a registered one"},
+    {"TESSERA_BENCH_ROWS", "", "set in the children of tessera bench: the file for what they measured"},
     {"TESSERA_GLOO_HOST", "", "host name or address whose interface gloo uses; empty: gloo's own choice"},
     {"TESSERA_PEERS", "", "tessera bench: folder of the peer scripts; empty: benchmarks/peers of the source tree"},
     {"TESSERA_PYTHON", "", "tessera bench: the Python that runs peers; empty: .venv/bin/python, then python3"},
     {"TESSERA_RUN", "", "set by tessera run: init() sends each line of standard output as it ends"},
-    {"TESSERA_SLOT_BYTES", "262144",
-     "threads backend: bytes of one collective a rank can post without waiting for its peers"},
+    {"TESSERA_SLOT_BYTES", "16384", "shm, threads: a collective of up to so many bytes a rank travels whole"},
     {"TESSERA_SOAK", "", "tests: 1 runs the long forms"},
     {"TESSERA_SPAWN", "", "set in the children of spawn_ranks: which call, rank, ranks and rendezvous file"},
+    {"TESSERA_STAGE_BYTES", "262144", "shm, threads: bytes of a chunk of a larger one; a rank has four"},
     {"TESSERA_TIMEOUT_S", "600", "seconds a collective may wait for a peer when init() says nothing"},
 };
 

@@ -1,7 +1,7 @@
 #include "tessera/base/settings.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/where.h"
-#include "tessera/comm/backends.h"
+#include "tessera/comm/choice.h"
 #include "tessera/comm/environment.h"
 #include "tessera/version.h"
 
@@ -27,6 +27,9 @@ void print_env(std::ostream& out) {
   for (const auto& backend : comm::backends())
     out << "  " << std::left << std::setw(29) << backend.name << std::setw(15)
         << (backend.available() ? "found" : "not here") << backend.help << '\n';
+  out << "\nBackend 'auto', for a group of ranks\n";
+  for (const auto& row : comm::auto_rows())
+    out << "  " << std::left << std::setw(22) << row.ranks << row.choice << '\n';
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 #include "tessera/comm/backends.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/hosts.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <mutex>
 
@@ -13,9 +15,11 @@ struct Table {
   std::mutex mutex;
   std::vector<BackendRow> rows = {
       {"threads", "ranks are threads of this process", [] { return true; }, detail::connect_threads},
+      {"shm", "ranks are processes of one machine, over shared memory", [] { return this_host().shm == "ok"; },
+       detail::connect_shm},
       {"gloo", "CPU tensors over TCP, one or many machines", [] { return true; }, detail::connect_gloo},
       {"fake", "a world of any size without peers, for planning", [] { return true; }, detail::connect_fake},
-      {"nccl", "CUDA tensors; one device a rank", detail::nccl_available, detail::connect_nccl},
+      {"nccl", "CUDA tensors; one device a rank", [] { return detail::nccl_devices() > 0; }, detail::connect_nccl},
   };
 };
 Table& table() {
@@ -50,10 +54,8 @@ std::vector<BackendRow> backends() {
   return t.rows;
 }
 
-std::string choose_backend(const std::string& asked, int64_t world_size) {
-  if (asked != "auto") return find(asked).name;
-  if (world_size == 1) return "threads";
-  return find("nccl").available() ? "nccl" : "gloo";
+void check_backend(const std::string& name) {
+  if (name != "auto") find(name);
 }
 
 c10::intrusive_ptr<c10d::Backend> connect(const std::string& backend, const ConnectOptions& options) {
@@ -61,6 +63,13 @@ c10::intrusive_ptr<c10d::Backend> connect(const std::string& backend, const Conn
   TESSERA_CHECK(row.available(), UsageError, "backend '", backend, "' (", row.help,
                 ") cannot be used in this build or on this machine");
   return row.connect(options);
+}
+
+c10::intrusive_ptr<c10d::Backend> connect_both(const std::string& host, const std::string& device,
+                                               const ConnectOptions& options) {
+  ConnectOptions apart = options;
+  apart.store = c10::make_intrusive<c10d::PrefixStore>(device, options.store);
+  return detail::by_device(options, connect(host, options), connect(device, apart));
 }
 
 }  // namespace tessera::comm

@@ -21,6 +21,7 @@ struct ConnectOptions {
   std::string group;           // as shown to people
   std::vector<int64_t> ranks;  // the members' global ranks
   std::chrono::milliseconds timeout{};
+  bool spare_cores = false;  // every rank of this machine has a core: waiting may be active for a moment
 };
 using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(const ConnectOptions&)>;
 
@@ -36,16 +37,21 @@ struct BackendRow {
 void register_backend(const std::string& name, Connect connect, const std::string& help = "registered by the program");
 std::vector<BackendRow> backends();
 
-// "auto": a world of one needs no wire (threads); else nccl where it is built in and there are devices, else gloo.
-std::string choose_backend(const std::string& asked, int64_t world_size);
+void check_backend(const std::string& name);  // throws UsageError that lists the names, if it is none and not "auto"
 c10::intrusive_ptr<c10d::Backend> connect(const std::string& backend, const ConnectOptions& options);
+// `host` for tensors on the host, `device` for all others.
+c10::intrusive_ptr<c10d::Backend> connect_both(const std::string& host, const std::string& device,
+                                               const ConnectOptions& options);
 
 namespace detail {  // the rows' functions, one file each in comm/backends/
 c10::intrusive_ptr<c10d::Backend> connect_threads(const ConnectOptions& options);
+c10::intrusive_ptr<c10d::Backend> connect_shm(const ConnectOptions& options);
 c10::intrusive_ptr<c10d::Backend> connect_gloo(const ConnectOptions& options);
 c10::intrusive_ptr<c10d::Backend> connect_fake(const ConnectOptions& options);
 c10::intrusive_ptr<c10d::Backend> connect_nccl(const ConnectOptions& options);
-bool nccl_available();
+c10::intrusive_ptr<c10d::Backend> by_device(const ConnectOptions& options, c10::intrusive_ptr<c10d::Backend> host,
+                                            c10::intrusive_ptr<c10d::Backend> device);
+int64_t nccl_devices();  // CUDA devices this process sees; 0 in a build without nccl
 }  // namespace detail
 
 }  // namespace tessera::comm

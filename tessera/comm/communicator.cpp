@@ -1,9 +1,10 @@
 #include "tessera/comm/communicator.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/detail/poisonable.h"
 #include "tessera/comm/detail/posting.h"
 #include "tessera/comm/detail/work_state.h"
-#include "tessera/comm/region/backend.h"
+#include "tessera/comm/label.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/record_function.h>
@@ -126,8 +127,8 @@ const char* Communicator::backend_name() const { return impl_->backend_name.c_st
 uint64_t Communicator::sequence() const { return impl_->sequence.load(std::memory_order_relaxed); }
 
 void Communicator::abort(const std::string& reason) {
-  if (auto* region = dynamic_cast<region::RegionBackend*>(backend_.get()))
-    region->poison(reason);
+  if (auto* ours = dynamic_cast<detail::Poisonable*>(backend_.get()))
+    ours->poison(reason);
   else
     backend_->abort();
 }
@@ -147,6 +148,8 @@ void Communicator::close() {
 template <class Call>
 Work Communicator::post(Kind kind, Options options, int64_t bytes, c10::ScalarType dtype, Call&& call) {
   const uint64_t sequence = impl_->sequence.fetch_add(1, std::memory_order_relaxed);
+  const Label* label = Label::current();
+  if (label && !*options.tensor_name) options.tensor_name = label->name();
   RECORD_FUNCTION(kind_name(kind, options.family), c10::ArrayRef<const c10::IValue>{});
   std::unique_ptr<Record> record;
   if (C10_UNLIKELY(observed())) {
@@ -155,7 +158,8 @@ Work Communicator::post(Kind kind, Options options, int64_t bytes, c10::ScalarTy
     record->posted = std::chrono::steady_clock::now();
     notify_post(*record);
   }
-  const detail::Posting posting{kind, options.family, sequence, options.tensor_name};
+  const detail::Posting posting{kind, options.family, sequence, options.tensor_name,
+                                label ? label->number() : 0};
   detail::posting = &posting;
   struct Reset {
     ~Reset() { detail::posting = nullptr; }
@@ -529,6 +533,8 @@ c10::intrusive_ptr<c10d::ProcessGroup> Communicator::process_group() {
       if (impl_->backend_name == r.backend) row = r;
     group = c10::make_intrusive<ProcessGroup>(store_, static_cast<int>(rank_), static_cast<int>(size()));
     group->setBackend(row.device, row.type, backend_);
+    // Ours carry tensors of any device, themselves or through another backend.
+    if (row.type == ProcessGroup::CUSTOM) group->setBackend(at::kCUDA, row.type, backend_);
     group->setDefaultBackend(row.type);
     group->setGroupName(name_);
   }

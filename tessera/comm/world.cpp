@@ -5,6 +5,7 @@
 #include "tessera/base/python_process.h"
 #include "tessera/base/settings.h"
 #include "tessera/comm/backends.h"
+#include "tessera/comm/choice.h"
 #include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/detail/world_state.h"
 #include "tessera/comm/environment.h"
@@ -29,7 +30,7 @@ void choose_place(World::State& state, const InitOptions& options, const comm::E
   state.rank = options.rank >= 0 ? options.rank : launched.rank;
   TESSERA_CHECK(state.rank >= 0 && state.rank < state.size, UsageError, "rank ", state.rank, " in a world of ",
                 state.size, " ranks");
-  TESSERA_CHECK(!started || state.backend == "fake" || state.size == launched.size, UsageError,
+  TESSERA_CHECK(!started || state.asked == "fake" || state.size == launched.size, UsageError,
                 "init() was asked for a world of ", state.size, " ranks, but ", launched.size, " were started (",
                 launched.launcher, "); leave world_size out, or start as many");
 }
@@ -37,7 +38,7 @@ void choose_place(World::State& state, const InitOptions& options, const comm::E
 c10::intrusive_ptr<c10d::Store> open_store(const InitOptions& options, const World::State& state,
                                            comm::Environment launched) {
   if (options.store) return options.store;
-  if (state.backend == "fake") return c10::make_intrusive<c10d::HashStore>();
+  if (state.asked == "fake") return c10::make_intrusive<c10d::HashStore>();
   if (launched.host.empty() && launched.job.empty()) {  // rank and size came as options
     launched.host = setting("MASTER_ADDR");
     launched.port = setting_int("MASTER_PORT");
@@ -55,17 +56,19 @@ comm::Group connect_group(const World::State& state, const std::vector<int64_t>&
   options.group = name;
   options.ranks = ranks;
   options.timeout = state.timeout;
+  options.spare_cores = state.spare_cores;
+  const comm::Choice choice = comm::choose_backend(state.asked, ranks, state.hosts);
   auto backend = [&] {
     try {
-      return comm::connect(state.backend, options);
+      return comm::connect(choice, options);
     } catch (const UsageError&) {
       throw;
     } catch (const c10::Error& error) {
       TESSERA_FAIL(CommError, "rank ", state.rank, " could not connect group '", name, "' (ranks ",
-                   c10::Join(",", ranks), ") over ", state.backend, ": ", error.what_without_backtrace());
+                   c10::Join(",", ranks), ") over ", choice.backend, ": ", error.what_without_backtrace());
     } catch (const std::exception& error) {
       TESSERA_FAIL(CommError, "rank ", state.rank, " could not connect group '", name, "' (ranks ",
-                   c10::Join(",", ranks), ") over ", state.backend, ": ", error.what());
+                   c10::Join(",", ranks), ") over ", choice.backend, ": ", error.what());
     }
   }();
   return c10::make_intrusive<comm::Communicator>(name, ranks, place, std::move(backend), options.store, state.timeout);
@@ -144,12 +147,17 @@ World init(InitOptions options) {
   state->timeout = options.timeout.count() > 0
                        ? options.timeout
                        : std::chrono::milliseconds(static_cast<int64_t>(setting_number("TESSERA_TIMEOUT_S") * 1000));
-  state->backend = options.backend.empty() ? setting("TESSERA_BACKEND") : options.backend;
+  state->asked = options.backend.empty() ? setting("TESSERA_BACKEND") : options.backend;
+  comm::check_backend(state->asked);
   choose_place(*state, options, launched);
-  state->backend = comm::choose_backend(state->backend, state->size);
   state->store = open_store(options, *state, launched);
+  if (comm::needs_hosts(state->asked, state->size))
+    state->hosts = comm::meet_hosts(*state->store, state->rank, state->size, state->timeout);
+  state->spare_cores =
+      state->hosts.empty() ? comm::cores_to_spare(state->size) : comm::cores_to_spare(state->hosts, state->rank);
   std::vector<int64_t> everyone(static_cast<size_t>(state->size));
   for (size_t r = 0; r < everyone.size(); r++) everyone[r] = static_cast<int64_t>(r);
+  state->backend = comm::choose_backend(state->asked, everyone, state->hosts).backend;
   state->group = connect_group(*state, everyone, "world", "world");
   state->groups.push_back(state->group);
   state->shared_groups[everyone] = state->group;

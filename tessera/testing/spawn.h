@@ -14,4 +14,15 @@ inline void spawn_ranks(int64_t n, const Body& body, SpawnOptions options = {}) 
   spawn_processes(n, body, options, [] { return ::testing::Test::HasFailure(); });
 }
 
+// The backends that join processes of one machine: what holds over one must hold over the other.
+constexpr const char* kProcessBackends[] = {"shm", "gloo"};
+
+inline void spawn_ranks_over_each(int64_t n, const Body& body, SpawnOptions options = {}) {
+  for (const char* backend : kProcessBackends) {
+    SCOPED_TRACE(backend);
+    options.backend = backend;
+    spawn_ranks(n, body, options);
+  }
+}
+
 }  // namespace tessera::testing

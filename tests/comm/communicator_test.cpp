@@ -20,6 +20,7 @@ void on_all_sizes(const testing::Body& body) {
   for (int64_t n = 1; n <= 4; n++) {
     SCOPED_TRACE(n);
     run_ranks(n, body);
+    run_ranks(n, body, {.backend = "shm"});  // the same threads over a shared mapping
   }
 }
 

@@ -103,7 +103,7 @@ TEST(World, FromTheEnvironment) {
 
 TEST(World, BadOptions) {
   says("rank 3 in a world of 2", [] { init({.rank = 3, .world_size = 2}); });
-  says("no backend 'pigeon'; known are threads, gloo, fake, nccl", [] { init({.backend = "pigeon"}); });
+  says("no backend 'pigeon'; known are threads, shm, gloo, fake, nccl", [] { init({.backend = "pigeon"}); });
   says("is none of env://", [] { init({.init_method = "http://x"}); });
   says("tcp://host:port", [] { init({.init_method = "tcp://somewhere"}); });
   says("file:///absolute/path", [] { init({.init_method = "file://here"}); });

@@ -1,5 +1,6 @@
-// PyTorch's tests of the parallelize API, case by case under their names: four processes, every collective counted. All
-// parameters and gradients are compared on every rank, also where the original looks at rank 0 only.
+// PyTorch's tests of the parallelize API, case by case under their names: four processes, over shm and over gloo, every
+// collective counted. All parameters and gradients are compared on every rank, also where the original looks at rank 0
+// only.
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/mlp.h"
@@ -34,7 +35,7 @@ void expect_comm(const CommDebugMode& mode, const Comm& expected, const char* wh
 
 // Runs a body on four ranks that start from equal random numbers, as PyTorch's test processes do.
 void on_four_ranks(const std::function<void(Rank&)>& body) {
-  testing::spawn_ranks(4, [&](Rank& me) {
+  testing::spawn_ranks_over_each(4, [&](Rank& me) {
     torch::manual_seed(1234);
     body(me);
   });

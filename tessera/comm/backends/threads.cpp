@@ -1,5 +1,4 @@
 #include "tessera/base/error.h"
-#include "tessera/base/settings.h"
 #include "tessera/comm/backends.h"
 #include "tessera/comm/region/backend.h"
 
@@ -52,19 +51,15 @@ c10::intrusive_ptr<c10d::Backend> connect_threads(const ConnectOptions& options)
     TESSERA_CHECK(id.substr(0, id.find('.')) == std::to_string(getpid()), UsageError, "backend 'threads' on group '",
                   options.group, "', but rank ", options.ranks[0],
                   " or another is in another process; use gloo, or run the ranks as threads");
-    Layout layout;
-    layout.ranks = options.size;
-    layout.half_bytes =
-        std::max<int64_t>(setting_int("TESSERA_SLOT_BYTES") / region::kHalves, 256 * options.size) / 64 * 64;
-    layout.mail_bytes = 32 * 1024;
     std::lock_guard lock(meetings_mutex);
     Meeting& meeting = meetings[id];
-    if (!meeting.region) meeting.region = map_region(layout);
+    if (!meeting.region) meeting.region = map_region(Layout::of(options.size));
     region = meeting.region;
     if (++meeting.members == options.size) meetings.erase(id);
   }
   return c10::make_intrusive<region::RegionBackend>("threads", options.rank, options.size, std::move(region),
-                                                    region::Names{options.group, options.ranks}, options.timeout);
+                                                    region::Names{options.group, options.ranks},
+                                                    region::Exchange::Options{options.timeout, options.spare_cores});
 }
 
 }  // namespace tessera::comm::detail

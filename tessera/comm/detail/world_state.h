@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/comm/hosts.h"
 #include "tessera/comm/world.h"
 
 #include <map>
@@ -14,7 +15,10 @@ struct WorldAttachment {
 struct World::State {
   int64_t rank = 0;
   int64_t size = 1;
-  std::string backend;
+  std::string asked;              // for: a backend, or "auto"
+  std::string backend;            // of the group of all
+  std::vector<comm::Host> hosts;  // of all ranks; empty where nobody needs to know
+  bool spare_cores = false;
   c10::intrusive_ptr<c10d::Store> store;
   std::chrono::milliseconds timeout{};
   RandomState random;

@@ -1,26 +1,31 @@
 #pragma once
+#include "tessera/comm/detail/poisonable.h"
+#include "tessera/comm/records.h"
 #include "tessera/comm/region/exchange.h"
+#include "tessera/comm/region/host_tensors.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace tessera::comm::region {
 
 // c10d's collectives over a memory region. A group of one has no region: its collectives are copies, done at once.
-class RegionBackend final : public c10d::Backend {
+class RegionBackend final : public c10d::Backend, public detail::Poisonable {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  // `region`: null for a group of one. `owner` is released by shutdown().
+  // `region`: null for a group of one.
   RegionBackend(std::string name, int rank, int size, std::shared_ptr<Region> region, Names names,
-                std::chrono::milliseconds timeout);
+                Exchange::Options options);
   ~RegionBackend() override;
 
   const std::string getBackendName() const override { return name_; }
   void setTimeout(std::chrono::milliseconds timeout) override;
   void abort() override { poison("the group was aborted"); }
   void shutdown() override;
-  void poison(const std::string& reason);
+  void poison(const std::string& reason) override;
+  void setSequenceNumberForGroup() override {}  // all ranks count alike from the start
+  uint64_t getSequenceNumberForGroup() override { return calls_; }
 
   WorkPtr broadcast(Tensors& xs, const c10d::BroadcastOptions& options = {}) override;
   WorkPtr allreduce(Tensors& xs, const c10d::AllreduceOptions& options = {}) override;
@@ -44,17 +49,17 @@ class RegionBackend final : public c10d::Backend {
   WorkPtr send(Tensors& xs, int to, int tag) override;
   WorkPtr recv(Tensors& xs, int from, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options = {}) override;
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks = false) override;
 
  private:
-  WorkPtr run(Transfer&& transfer);
+  Transfer begin(Kind kind, c10::ScalarType dtype);
+  WorkPtr run(Transfer&& transfer, HostTensors& host, Tensors results);
   Exchange& exchange(const char* what);
-  Stamp stamp(uint8_t kind, c10::ScalarType dtype);
 
   std::string name_;
   std::shared_ptr<Region> region_;
   std::shared_ptr<Exchange> exchange_;  // null in a group of one, and after shutdown
-  WorkPtr done_;
-  uint64_t calls_ = 0;
+  std::atomic<uint64_t> calls_ = 0;
 };
 
 }  // namespace tessera::comm::region

@@ -1,5 +1,7 @@
 #include "tessera/comm/region/region.h"
 
+#include "tessera/base/settings.h"
+
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -17,27 +19,38 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 size_t count(int n) { return static_cast<size_t>(n); }
 }  // namespace
 
-size_t Layout::bells() const { return sizeof(RegionHeader); }
+size_t Layout::members() const { return sizeof(RegionHeader); }
+size_t Layout::bells() const { return members() + count(ranks) * sizeof(Member); }
 size_t Layout::slots() const { return bells() + count(ranks) * sizeof(Bell); }
-size_t Layout::mailboxes() const { return slots() + count(ranks * kRing) * sizeof(Head); }
-size_t Layout::slot_data() const { return mailboxes() + count(ranks * ranks) * sizeof(Head); }
-size_t Layout::mail_data() const {
-  return slot_data() + count(ranks * kRing * kHalves) * static_cast<size_t>(half_bytes);
+size_t Layout::streams() const { return slots() + count(ranks * kRing) * sizeof(Slot); }
+size_t Layout::mailboxes() const { return streams() + count(ranks) * sizeof(Stream); }
+size_t Layout::slot_data() const { return mailboxes() + count(ranks * ranks) * sizeof(Mailbox); }
+size_t Layout::stage_data() const { return slot_data() + count(ranks * kRing) * static_cast<size_t>(slot_bytes); }
+size_t Layout::mail_data() const { return stage_data() + count(ranks * kStages) * static_cast<size_t>(stage_bytes); }
+size_t Layout::total() const {
+  return mail_data() + count(ranks * ranks * kMailHalves) * static_cast<size_t>(mail_bytes);
 }
-size_t Layout::total() const { return mail_data() + count(ranks * ranks * kHalves) * static_cast<size_t>(mail_bytes); }
 
-Head& Region::slot(int rank, int place) {
-  return at<Head>(layout_.slots() + count(rank * kRing + place) * sizeof(Head));
+Layout Layout::of(int ranks) {
+  const auto whole_lines = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+  Layout layout;
+  layout.ranks = ranks;
+  // The lengths of what a rank gives to each peer always fit into a slot, and a cache line for each into a stage.
+  layout.slot_bytes = whole_lines(std::max<int64_t>(setting_int("TESSERA_SLOT_BYTES"), 64 + 8 * ranks));
+  layout.stage_bytes = whole_lines(std::max<int64_t>(setting_int("TESSERA_STAGE_BYTES"), 64 * ranks));
+  layout.mail_bytes = whole_lines(std::clamp<int64_t>((512 << 10) / ranks, 2 << 10, 32 << 10));
+  return layout;
 }
-char* Region::slot_half(int rank, int place, uint64_t chunk) {
-  const size_t half = count((rank * kRing + place) * kHalves) + chunk % kHalves;
-  return base_ + layout_.slot_data() + half * static_cast<size_t>(layout_.half_bytes);
+
+char* Region::slot_data(int rank, int place) {
+  return base_ + layout_.slot_data() + count(rank * kRing + place) * static_cast<size_t>(layout_.slot_bytes);
 }
-Head& Region::mailbox(int from, int to) {
-  return at<Head>(layout_.mailboxes() + count(from * layout_.ranks + to) * sizeof(Head));
+char* Region::stage(int rank, uint64_t chunk) {
+  const size_t place = count(rank * kStages) + chunk % kStages;
+  return base_ + layout_.stage_data() + place * static_cast<size_t>(layout_.stage_bytes);
 }
 char* Region::mail_half(int from, int to, uint64_t chunk) {
-  const size_t half = count((from * layout_.ranks + to) * kHalves) + chunk % kHalves;
+  const size_t half = count((from * layout_.ranks + to) * kMailHalves) + chunk % kMailHalves;
   return base_ + layout_.mail_data() + half * static_cast<size_t>(layout_.mail_bytes);
 }
 

@@ -7,28 +7,31 @@
 
 // The memory through which the ranks of one machine talk. It holds no pointers, so it may as well be a shared mapping.
 //
-//   header | a bell a rank | a slot head a rank and ring place | a mail head an ordered pair | slot data | mail data
+//   header | members | bells | slot heads | stream heads | mailbox heads | slot data | stage data | mail data
 //
-// Nouns. A rank owns a ring of kRing *slots*; collective number q of the group uses slot q % kRing on every rank. A
-// slot has two halves; a collective larger than a half travels as *chunks*, alternating between them. `published`
-// counts the chunks the owner has ever put into its slot, `departed` those of its peers' that it has finished reading;
-// since all ranks run the same collectives, these counts mean the same thing on all of them:
+// Nouns. A rank owns a ring of kRing *slots*; collective number q of the group uses slot q % kRing on every rank. The
+// slot holds the stamp of the collective, and also what the rank gives where that fits. What does not fit travels as
+// *chunks* through the rank's kStages *stages*, chunk i through stage i % kStages. A *mailbox* carries the messages of
+// one ordered pair of ranks. All counts only grow, and mean the same thing on every rank, since all run the same
+// collectives:
 //
-//   chunk i may be read   once  owner.published > i
-//   chunk i may be written once every peer.departed > i - 2        (the half is free again)
+//   slot     `published`  collectives put into it       `departed`  collectives of this slot, read from all peers
+//   stream   `written`    chunks put into the stages    `reduced`   chunks whose own segment is summed
+//                                                       `read`      chunks read from all peers
 //
 // Whoever changes a count rings its *bell*, the word on which those sleep who wait for that rank.
 namespace tessera::comm::region {
 
 constexpr int kRing = 8;
-constexpr int kHalves = 2;
+constexpr int kStages = 4;
+constexpr int kMailHalves = 2;
 
 // What a rank says about its collective, so that peers can tell that they mean the same one.
 struct Stamp {
   uint64_t sequence;
-  uint64_t chunks;
+  uint64_t chunks;  // that this rank has to give; 0: all of it is in the slot
   int32_t root;
-  int32_t tag;
+  int32_t tag;        // of a message; else the number of the comm::Label
   uint8_t kind;       // comm::Kind
   uint8_t family;     // comm::Family
   uint8_t dtype;      // c10::ScalarType
@@ -36,10 +39,23 @@ struct Stamp {
   char tensor_name[44];
 };
 
-struct alignas(64) Head {  // of a slot, or of a mailbox
+struct alignas(64) Slot {
   std::atomic<uint64_t> published;
   std::atomic<uint64_t> departed;
-  Stamp stamp;  // of the collective whose chunks are being published; written before its first
+  Stamp stamp;
+};
+
+struct alignas(64) Stream {
+  std::atomic<uint64_t> written;
+  std::atomic<uint64_t> reduced;
+  std::atomic<uint64_t> read;
+};
+
+struct alignas(64) Mailbox {
+  std::atomic<uint64_t> published;  // by the sender
+  std::atomic<uint64_t> departed;   // by the receiver
+  int64_t bytes;                    // of the message whose chunks are being published
+  Stamp stamp;
 };
 
 struct alignas(64) Bell {
@@ -47,20 +63,37 @@ struct alignas(64) Bell {
   std::atomic<uint32_t> sleepers;
 };
 
+// Who a rank is, for those who watch over the group. `heartbeat` and `last` are not written yet: they are the places
+// of the heartbeat thread and of the ledger.
+struct alignas(64) Member {
+  std::atomic<int32_t> pid;
+  std::atomic<uint32_t> state;
+  std::atomic<uint64_t> heartbeat;
+  Stamp last;
+};
+
 struct alignas(64) RegionHeader {
   std::atomic<uint32_t> poison;  // 0: sound, 1: being written, 2: `reason` holds
   char reason[1020];
 };
 
+// Sizes of a region for so many ranks, and where its parts begin. A rank costs about
+//   kRing * slot_bytes + kStages * stage_bytes + 2 * ranks * mail_bytes        (4 ranks, as set: 1.5 MiB)
 struct Layout {
   int ranks = 0;
-  int64_t half_bytes = 0;  // of a slot
+  int64_t slot_bytes = 0;
+  int64_t stage_bytes = 0;
   int64_t mail_bytes = 0;  // half of a mailbox
 
+  static Layout of(int ranks);  // as the settings TESSERA_SLOT_BYTES and TESSERA_STAGE_BYTES say
+
+  size_t members() const;
   size_t bells() const;
   size_t slots() const;
+  size_t streams() const;
   size_t mailboxes() const;
   size_t slot_data() const;
+  size_t stage_data() const;
   size_t mail_data() const;
   size_t total() const;
 };
@@ -71,15 +104,18 @@ class Region {
   Region(char* base, Layout layout, bool shared) : base_(base), layout_(layout), shared_(shared) {}
 
   const Layout& layout() const { return layout_; }
-  RegionHeader& header() { return at<RegionHeader>(0); }
-  Bell& bell(int rank) { return at<Bell>(layout_.bells() + static_cast<size_t>(rank) * sizeof(Bell)); }
-  Head& slot(int rank, int place);
-  char* slot_half(int rank, int place, uint64_t chunk);
-  Head& mailbox(int from, int to);
+  RegionHeader& header() { return at<RegionHeader>(0, 0); }
+  Member& member(int rank) { return at<Member>(layout_.members(), rank); }
+  Bell& bell(int rank) { return at<Bell>(layout_.bells(), rank); }
+  Slot& slot(int rank, int place) { return at<Slot>(layout_.slots(), rank * kRing + place); }
+  Stream& stream(int rank) { return at<Stream>(layout_.streams(), rank); }
+  Mailbox& mailbox(int from, int to) { return at<Mailbox>(layout_.mailboxes(), from * layout_.ranks + to); }
+  char* slot_data(int rank, int place);
+  char* stage(int rank, uint64_t chunk);
   char* mail_half(int from, int to, uint64_t chunk);
 
   void ring(int rank);  // after a change to a count of `rank`
-  // Sleeps until `rank` rings again or `until`. Gives `rung` as it was before the condition was last tested.
+  // Sleeps until `rank` rings again or `until`. Give `rung` as it was before the condition was last tested.
   void sleep(int rank, uint32_t rung, std::chrono::steady_clock::time_point until);
 
   void poison(const std::string& reason);  // the first reason stays
@@ -88,8 +124,8 @@ class Region {
 
  private:
   template <class T>
-  T& at(size_t offset) {
-    return *reinterpret_cast<T*>(base_ + offset);
+  T& at(size_t offset, int place) {
+    return *reinterpret_cast<T*>(base_ + offset + static_cast<size_t>(place) * sizeof(T));
   }
   char* base_;
   Layout layout_;

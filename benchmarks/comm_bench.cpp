@@ -1,0 +1,203 @@
+// Collectives over shared memory beside Gloo, ranks as processes of this machine, both by turns in one run. Sizes are
+// the bytes a rank gives; a time is from the first rank's call to the last rank's completion. Plain is what all ranks
+// need at once to copy as many bytes as one of them gets: nothing that moves the bytes can be much faster.
+#include "tessera/base/error.h"
+#include "tessera/base/settings.h"
+#include "tessera/cli/bench.h"
+#include "tessera/cli/bench_timer.h"
+#include "tessera/comm/backends.h"
+#include "tessera/testing/ranks.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iomanip>
+#include <sstream>
+
+namespace tessera::cli {
+namespace {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+
+struct Buffers {
+  at::Tensor in, out;
+};
+
+// One collective: what it needs and what it gives if every rank gives ones.
+struct OpRow {
+  const char* name;
+  int64_t (*out_numel)(int64_t in_numel, int64_t ranks);  // 0: in place
+  double (*one_becomes)(int64_t ranks);
+  void (*call)(c10d::Backend& over, Buffers& b);
+};
+int64_t in_place(int64_t, int64_t) { return 0; }
+double unchanged(int64_t) { return 1; }
+double summed(int64_t ranks) { return static_cast<double>(ranks); }
+
+constexpr OpRow kOps[] = {
+    {"all_reduce", in_place, summed,
+     [](c10d::Backend& over, Buffers& b) {
+       std::vector<at::Tensor> xs{b.in};
+       over.allreduce(xs)->wait();
+     }},
+    {"all_gather", [](int64_t in, int64_t ranks) { return in * ranks; }, unchanged,
+     [](c10d::Backend& over, Buffers& b) { over._allgather_base(b.out, b.in)->wait(); }},
+    {"reduce_scatter", [](int64_t in, int64_t ranks) { return in / ranks; }, summed,
+     [](c10d::Backend& over, Buffers& b) { over._reduce_scatter_base(b.out, b.in)->wait(); }},
+    {"all_to_all", [](int64_t in, int64_t) { return in; }, unchanged,
+     [](c10d::Backend& over, Buffers& b) {
+       std::vector<int64_t> even;
+       over.alltoall_base(b.out, b.in, even, even)->wait();
+     }},
+    {"broadcast", in_place, unchanged,
+     [](c10d::Backend& over, Buffers& b) {
+       std::vector<at::Tensor> xs{b.in};
+       over.broadcast(xs)->wait();
+     }},
+};
+
+struct SizeRow {
+  const char* name;
+  int64_t bytes;
+  int repetitions;
+};
+constexpr SizeRow kSizes[] = {
+    {"16B", 16, 9}, {"4KiB", 4 << 10, 9}, {"512KiB", 512 << 10, 9}, {"16MiB", 16 << 20, 7}, {"256MiB", 256 << 20, 3}};
+
+// One repetition on all ranks: microseconds a call, from the first rank's start to the last rank's end.
+class Stopwatch {
+ public:
+  explicit Stopwatch(BackendPtr over) : over_(std::move(over)) {}
+
+  template <class Call>
+  double time_us(int64_t calls, Call&& call) {
+    over_->barrier()->wait();
+    const double start = now_us(Clock::Wall);
+    for (int64_t i = 0; i < calls; i++) call();
+    return (largest(now_us(Clock::Wall)) + largest(-start)) / static_cast<double>(calls);
+  }
+  double largest(double x) {  // over all ranks
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d::ReduceOp::MAX;
+    std::vector<at::Tensor> xs{at::full({1}, x, at::kDouble)};
+    over_->allreduce(xs, options)->wait();
+    return xs[0].item<double>();
+  }
+
+ private:
+  BackendPtr over_;
+};
+
+double median(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  return samples[samples.size() / 2];
+}
+
+Buffers buffers_of(const OpRow& op, int64_t bytes, int64_t ranks, double value) {
+  const int64_t numel = bytes / 4, out = op.out_numel(numel, ranks);
+  return {at::full({numel}, value), out > 0 ? at::full({out}, -1.0) : at::Tensor()};
+}
+
+void check_answer(const OpRow& op, c10d::Backend& over, int64_t bytes, int64_t ranks) {
+  Buffers b = buffers_of(op, bytes, ranks, 1.0);
+  op.call(over, b);
+  const at::Tensor& result = b.out.defined() ? b.out : b.in;
+  const auto wrong = result.ne(op.one_becomes(ranks)).sum().item<int64_t>();
+  TESSERA_CHECK(wrong == 0, CommError, op.name, " of ", bytes, " bytes over ", over.getBackendName(), ": ", wrong,
+                " elements are wrong");
+}
+
+// ours, peer, plain
+std::array<double, 3> measure(const OpRow& op, const SizeRow& size, int64_t ranks, const BackendPtr& shm,
+                              const BackendPtr& gloo) {
+  for (const auto& over : {shm, gloo}) check_answer(op, *over, size.bytes, ranks);
+  Buffers b = buffers_of(op, size.bytes, ranks, 0.0);
+  const at::Tensor& larger = b.out.defined() && b.out.numel() > b.in.numel() ? b.out : b.in;
+  const at::Tensor copy = at::zeros_like(larger);
+  const std::array<std::function<void()>, 3> calls = {
+      [&] { op.call(*shm, b); }, [&] { op.call(*gloo, b); },
+      [&] { std::memcpy(copy.data_ptr(), larger.data_ptr(), larger.nbytes()); }};
+  Stopwatch watch(shm);
+  std::array<int64_t, 3> times;  // calls a repetition: about 20 ms, so that small ones stand out from the barrier
+  for (size_t i = 0; i < 3; i++)
+    times[i] = std::clamp<int64_t>(static_cast<int64_t>(20'000 / watch.time_us(1, calls[i])), 1, 2000);
+  std::array<std::vector<double>, 3> samples;
+  for (int repetition = 0; repetition < size.repetitions; repetition++)
+    for (size_t i = 0; i < 3; i++) samples[i].push_back(watch.time_us(times[i], calls[i]));
+  return {median(samples[0]), median(samples[1]), median(samples[2])};
+}
+
+// On every rank; rank 0 writes a line for each op:  name ours peer plain
+void run_rank(testing::Rank& me, const SizeRow& size) {
+  const auto connect = [&](const std::string& backend) {
+    comm::ConnectOptions options;
+    options.store = c10::make_intrusive<c10d::PrefixStore>(backend, me.world.store());
+    options.rank = static_cast<int>(me.rank);
+    options.size = static_cast<int>(me.size());
+    options.group = backend;
+    options.ranks = me.group()->ranks();
+    options.timeout = std::chrono::minutes(5);
+    return comm::connect(backend, options);
+  };
+  const BackendPtr shm = me.group()->backend(), gloo = connect("gloo");
+  std::ofstream rows;
+  if (me.rank == 0) rows.open(setting("TESSERA_BENCH_ROWS"));
+  for (const OpRow& op : kOps) {
+    const auto [ours, peer, plain] = measure(op, size, me.size(), shm, gloo);
+    rows << op.name << ' ' << ours << ' ' << peer << ' ' << plain << std::endl;
+  }
+}
+
+struct RowsFile {
+  std::string path = "/tmp/tessera-bench-XXXXXX";
+  RowsFile() {
+    close(mkstemp(path.data()));
+    setenv("TESSERA_BENCH_ROWS", path.c_str(), 1);
+  }
+  ~RowsFile() { unlink(path.c_str()); }
+};
+
+void run(int64_t ranks, const SizeRow& size, const EmitRow& emit) {
+  const bool child = setting_is_set("TESSERA_SPAWN");
+  std::optional<RowsFile> file;
+  if (!child) file.emplace();
+  testing::SpawnOptions options;
+  options.backend = "shm";
+  options.timeout = std::chrono::minutes(10);
+  options.arguments = {"bench", "comm"};
+  testing::spawn_processes(
+      ranks, [&](testing::Rank& me) { run_rank(me, size); }, options);
+  if (child) return;  // on its way to a later call
+  std::ifstream rows(file->path);
+  std::string name;
+  for (double ours, peer, plain; rows >> name >> ours >> peer >> plain;) {
+    std::ostringstream note;
+    note << std::setprecision(2) << std::fixed << peer / ours << "x";
+    if (size.bytes >= 16 << 20) note << ", " << std::setprecision(0) << 100 * plain / ours << "% of memcpy";
+    emit({.name = c10::str(name, "/", ranks, "/", size.name, "/shm"),
+          .unit = "us",
+          .ours = ours,
+          .plain = plain,
+          .peer = peer,
+          .note = note.str()});
+  }
+}
+
+}  // namespace
+
+void register_comm(BenchRegistry& registry) {
+  registry.add({"comm", "collectives over shared memory beside Gloo", [](const EmitRow& emit) {
+                  for (int64_t ranks : {2, 4})
+                    for (const SizeRow& size : kSizes) run(ranks, size, emit);
+                }});
+}
+
+}  // namespace tessera::cli

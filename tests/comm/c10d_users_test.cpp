@@ -1,0 +1,126 @@
+// Code written for c10d's own backends, over shared memory: DDP's reducer and the debugging wrapper.
+#define USE_C10D_GLOO 1  // else LibTorch's header of the wrapper is empty
+#include "tessera/base/error.h"
+#include "tessera/comm/backends.h"
+#include "tessera/testing/assert_close.h"
+#include "tessera/testing/spawn.h"
+
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupWrapper.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
+#include <torch/csrc/distributed/c10d/reducer.hpp>
+
+namespace tessera {
+namespace {
+
+using testing::Rank;
+using testing::spawn_ranks;
+using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// Sends a bucket as bfloat16. Only the future says when it is there: nobody waits for the work.
+struct Bf16Hook : c10d::CppCommHookInterface<ProcessGroupPtr> {
+  using CppCommHookInterface::CppCommHookInterface;
+  c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
+    at::Tensor whole = bucket.getBufferRef();
+    std::vector<at::Tensor> small{whole.to(at::kBFloat16).div_(state_->getSize())};
+    return state_->allreduce(small)->getFuture()->then(
+        [whole, small](c10::ivalue::Future&) -> c10::IValue {
+          at::NoGradGuard no_grad;
+          whole.copy_(small[0]);
+          return whole;
+        },
+        c10::TensorType::get());
+  }
+};
+
+enum class Hook { None, Bf16, Fp16Builtin };
+
+// Three steps of a small net on a batch of this rank's own; the gradients must be the mean over the ranks'.
+void train(Rank& me, Hook hook) {
+  torch::manual_seed(1);
+  torch::nn::Sequential net(torch::nn::Linear(16, 300), torch::nn::ReLU(), torch::nn::Linear(300, 300),
+                            torch::nn::ReLU(), torch::nn::Linear(300, 4));
+  const auto parameters = net->parameters();
+  std::vector<at::Tensor> expected;  // by hand: every rank works out the batches of all
+  const auto loss_of = [&](int64_t rank) {
+    return net->forward(torch::ones({8, 16}) * (0.1 * (rank + 1))).sin().sum();
+  };
+  for (int64_t r = 0; r < me.size(); r++) {
+    const auto gradients = torch::autograd::grad({loss_of(r)}, parameters);
+    for (size_t i = 0; i < gradients.size(); i++)
+      r == 0 ? expected.push_back(gradients[i].clone()) : (void)expected[i].add_(gradients[i]);
+  }
+  for (auto& gradient : expected) gradient.div_(me.size());
+
+  auto group = me.group()->process_group();
+  constexpr int64_t kBucket = 64 << 10;  // several buckets, so that some travel while others are computed
+  auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, {kBucket}));
+  std::reverse(buckets.begin(), buckets.end());
+  auto reducer = std::make_shared<c10d::Reducer>(parameters, buckets, group, std::vector<bool>(), kBucket,
+                                                 /*find_unused_parameters=*/false, /*gradient_as_bucket_view=*/false,
+                                                 std::unordered_map<size_t, std::string>(), kBucket,
+                                                 /*skip_all_reduce_unused_params=*/false,
+                                                 /*use_python_reducer=*/false, std::vector<int64_t>());
+  if (hook == Hook::Bf16) reducer->register_comm_hook(std::make_unique<Bf16Hook>(group));
+  if (hook == Hook::Fp16Builtin) reducer->register_builtin_comm_hook(c10d::BuiltinCommHookType::FP16_COMPRESS);
+  for (int step = 0; step < 3; step++) {
+    for (const auto& p : parameters) p.mutable_grad().reset();
+    reducer->prepare_for_forward();
+    reducer->rebuild_buckets();
+    const auto loss = loss_of(me.rank);
+    reducer->prepare_for_backward({});
+    loss.backward();
+    const testing::Tolerance tolerance = hook == Hook::None ? testing::Tolerance{} : testing::Tolerance{2e-2, 2e-2};
+    for (size_t i = 0; i < parameters.size(); i++)
+      EXPECT_EQ(testing::close(parameters[i].grad(), expected[i], tolerance), "") << "parameter " << i;
+  }
+}
+
+TEST(C10dUsers, ReducerAveragesGradients) {
+  spawn_ranks(2, [](Rank& me) { train(me, Hook::None); }, {.backend = "shm"});
+}
+TEST(C10dUsers, ReducerWithAHookThatChainsFutures) {
+  spawn_ranks(3, [](Rank& me) { train(me, Hook::Bf16); }, {.backend = "shm"});
+}
+TEST(C10dUsers, ReducerWithABuiltinHook) {
+  spawn_ranks(2, [](Rank& me) { train(me, Hook::Fp16Builtin); }, {.backend = "shm"});
+}
+
+c10::intrusive_ptr<c10d::Backend> gloo_beside(Rank& me) {
+  comm::ConnectOptions options;
+  options.store = c10::make_intrusive<c10d::PrefixStore>("beside", me.world.store());
+  options.rank = static_cast<int>(me.rank);
+  options.size = static_cast<int>(me.size());
+  options.group = "beside";
+  options.ranks = me.group()->ranks();
+  options.timeout = std::chrono::seconds(20);
+  return comm::connect("gloo", options);
+}
+
+TEST(C10dUsers, ProcessGroupWrapper) {
+  spawn_ranks(2,
+              [](Rank& me) {
+                auto wrapper = c10::make_intrusive<c10d::ProcessGroupWrapper>(me.group()->backend(), gloo_beside(me));
+                std::vector<at::Tensor> xs{at::full({1000}, static_cast<double>(me.rank + 1))};
+                wrapper->allreduce(xs)->wait();
+                EXPECT_TRUE(xs[0].equal(at::full({1000}, 3.0)));
+                at::Tensor all = at::empty({2000}), part = at::empty({500});
+                wrapper->_allgather_base(all, xs[0])->wait();
+                wrapper->_reduce_scatter_base(part, xs[0])->wait();
+                EXPECT_TRUE(all.equal(at::full({2000}, 3.0)) && part.equal(at::full({500}, 6.0)));
+                std::vector<at::Tensor> outs{at::empty({2}), at::empty({4})}, ins{at::ones({1}), at::ones({2})};
+                wrapper->allgather_into_tensor_coalesced(outs, ins)->wait();
+                EXPECT_TRUE(outs[1].equal(at::ones({4})));
+                wrapper->broadcast(xs)->wait();
+                wrapper->barrier()->wait();
+                // What it is for: shapes that differ are found before anything is sent.
+                std::vector<at::Tensor> uneven{at::ones({me.rank + 1})};
+                EXPECT_THROW(wrapper->allreduce(uneven), c10::Error);
+              },
+              {.backend = "shm"});
+}
+
+}  // namespace
+}  // namespace tessera
