@@ -20,7 +20,8 @@ void print_sum() {
   all_reduce(x);
   const auto launched = comm::read_environment();
   std::cout << c10::str("sum ", x.item<double>(), " on rank ", get_rank(), " of ", get_world_size(), ", ",
-                        launched.local_rank, " of ", launched.local_size, " here; ", launched.launcher, "\n");
+                        launched.local_rank, " of ", launched.local_size, " here; ", launched.launcher, "\n")
+            << std::flush;  // it may be stopped before it ends
 }
 
 int run(const std::string& mode, int64_t at_rank) {

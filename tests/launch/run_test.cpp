@@ -131,7 +131,11 @@ TEST_F(Run, WhoDoesNotEndIsKilledAfterTheGrace) {
   EXPECT_EQ(ran(options).code, 3);
 }
 
-TEST_F(Run, ARankThatIsStoppedEndsToo) { EXPECT_EQ(ran(script(2, "[ $RANK = 0 ] || kill -STOP $$; exit 3")).code, 3); }
+TEST_F(Run, ARankThatIsStoppedEndsToo) {
+  auto options = script(2, "[ $RANK = 0 ] || kill -STOP $$; exit 3");
+  options.grace = std::chrono::hours(1);  // it is not the kill that ends it
+  EXPECT_EQ(ran(options).code, 3);
+}
 
 TEST_F(Run, WhatRanksStartedEndsWithThem) {
   const auto result = ran(script(2, "sleep 100 & echo $!"));
