@@ -1,7 +1,8 @@
 // One step of training (forward, backward, optimizer) with data parallelism: the seeds' MLP (10 -> 16 -> 10, batch 8)
 // and a small GPT (peer_gpt.h, batch 4 x 128 a rank). Both sides are LibTorch's modules; plain is as many independent
 // copies at once as there are ranks, so that both have the same cores and what is left is what averaging costs. The
-// variant ddp has LibTorch's AdamW, ddp_fused the fused kernel, on both sides.
+// variant ddp has the defaults and LibTorch's AdamW; ddp_view gradient_as_bucket_view, which spares a copy; ddp_fused
+// that and the fused AdamW, on both sides.
 //
 // Rows say which share of the collectives' time backward hides:  1 - waiting / under way,  summed over the buckets
 //
@@ -46,7 +47,6 @@ Step gpt_step(Model model, Optimizer optimizer, int64_t rank) {
                     [=]() mutable { return at::cross_entropy_loss(model->forward(in).flatten(0, 1), target); });
 }
 
-// .grad in the buckets: a copy less, and the default of neither side; both variants are shown.
 template <class Model>
 auto wrapped(bool view) {
   return DistributedDataParallel(std::make_shared<Model>(), {.gradient_as_bucket_view = view});

@@ -63,7 +63,7 @@ struct Case {
 const Case kCases[] = {
     {.name = "plain", .ranks = {2, 4}},
     {.name = "view", .view = true},
-    {.name = "unused", .ranks = {2, 4}, .unused = true},
+    {.name = "unused", .unused = true},
     {.name = "unused view", .unused = true, .view = true},
     {.name = "static", .static_graph = true},
     {.name = "fp16", .hook = "fp16"},
