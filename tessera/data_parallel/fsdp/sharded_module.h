@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/data_parallel/fsdp/registry.h"
 #include "tessera/data_parallel/fsdp/schedule.h"
 
 #include <torch/nn/module.h>
@@ -18,7 +19,8 @@ struct ShardedModule {
 
   const Module* module;
   std::shared_ptr<Turn> turn;
-  std::shared_ptr<Schedule> schedule;  // the tree's; made in the first forward, by the root
+  std::optional<Unregistered> originals;  // where a flat parameter stands for them
+  std::shared_ptr<Schedule> schedule;     // the tree's; made in the first forward, by the root
 };
 
 // Hooks up the module, which must be able to have hooks and not be sharded yet. It keeps the state alive.

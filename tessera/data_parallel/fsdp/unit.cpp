@@ -44,18 +44,9 @@ Unit::Unit(std::string name, std::vector<Member> members, ShardLayout layout, co
   packer_ = std::make_shared<Packer>(Packer{Claims::Some, [this](const at::Tensor& t) { return keep(t); }});
   if (members_.empty()) return;
   const at::NoGradGuard no_grad;
-  const auto rank = shards_->rank();
   const auto& first = local_value(members_[0].handle);
   auto shard = at::zeros({layout_.shard_numel()}, first.options().requires_grad(false));
-  for (size_t i = 0; i < members_.size(); i++) {
-    const auto whole = local_value(members_[i].handle).detach();
-    const auto place = layout_.in_shard(i, rank);
-    const auto part = layout_.in_parameter(i, rank);
-    if (place.size == 0) continue;
-    const auto piece = layout_.is_flat() ? whole.reshape({-1}).narrow(0, part.begin, part.size)
-                                         : whole.narrow(layout_.dim(i), part.begin, part.size);
-    shard.narrow(0, place.begin, place.size).view(layout_.piece_sizes(i, rank)).copy_(piece);
-  }
+  for (size_t i = 0; i < members_.size(); i++) copy_piece(i, local_value(members_[i].handle).detach(), shard);
   bool trainable = false;
   for (const auto& member : members_) trainable |= member.handle.requires_grad();
   flat_ = shard.requires_grad_(trainable);
@@ -69,6 +60,24 @@ Unit::Unit(std::string name, std::vector<Member> members, ShardLayout layout, co
 
 Unit::~Unit() {
   for (auto& handle : handles_) handle.remove();
+}
+
+void Unit::copy_piece(size_t i, const at::Tensor& whole, const at::Tensor& shard) const {
+  const auto place = layout_.in_shard(i, shards_->rank());
+  const auto part = layout_.in_parameter(i, shards_->rank());
+  if (place.size == 0) return;
+  const auto piece = layout_.is_flat() ? whole.reshape({-1}).narrow(0, part.begin, part.size)
+                                       : whole.narrow(layout_.dim(i), part.begin, part.size);
+  shard.narrow(0, place.begin, place.size).view(layout_.piece_sizes(i, shards_->rank())).copy_(piece);
+}
+
+void Unit::settle_writes(bool keep) {
+  if (!open_) return;
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < members_.size(); i++) {
+    if (keep && shards_->size() > 1) copy_piece(i, local_value(members_[i].handle).detach(), flat_);
+    versions_[i] = static_cast<uint32_t>(members_[i].handle._version());
+  }
 }
 
 at::Tensor Unit::sharded_form(size_t i, const at::Tensor& shard) const {
@@ -265,8 +274,7 @@ void Unit::abandon() {
   gradients_.reset();
   reduced_.reset();
   std::fill(came_.begin(), came_.end(), 0);
-  if (open_)
-    for (size_t i = 0; i < members_.size(); i++) versions_[i] = static_cast<uint32_t>(members_[i].handle._version());
+  settle_writes(false);
   close();
 }
 

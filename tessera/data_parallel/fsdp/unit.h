@@ -54,6 +54,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void gather();  // posts the all-gather, if the unit is sharded
   void open();    // the members are whole
   void close();   // the members are sharded, and the buffer is let go of
+  // Before close: writes to whole members are meant. Kept: this rank's part of them goes into the shard.
+  void settle_writes(bool keep);
   bool is_open() const { return open_; }
   bool is_gathered() const { return open_ || gathered_.defined(); }
 
@@ -75,6 +77,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
  private:
   at::Tensor sharded_form(size_t i, const at::Tensor& shard) const;
   at::Tensor whole_form(size_t i, const at::Tensor& view) const;
+  void copy_piece(size_t i, const at::Tensor& whole, const at::Tensor& shard) const;
   void gradient_came(size_t i);
   void show_gradients();
   Unpack keep(const at::Tensor& saved);
