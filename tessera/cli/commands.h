@@ -1,11 +1,15 @@
 #pragma once
 #include <CLI/CLI.hpp>
 
+#include <string>
+#include <vector>
+
 // Each adds one command to the program; its callback does the work and throws what goes wrong.
 namespace tessera::cli {
 
 void add_bench_command(CLI::App& app);
 void add_env_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
+void add_run_command(CLI::App& app, const std::vector<std::string>& program);  // what stands after --
 
 }  // namespace tessera::cli

@@ -1,9 +1,22 @@
 // The program `tessera`. Exit codes: 0 done, 1 it failed, 2 a bug of ours, 100 and up: the command line is wrong.
+// `tessera run` ends as its first rank that failed.
 #include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
 #include "tessera/version.h"
 
+#include <algorithm>
 #include <iostream>
+#include <string_view>
+
+namespace {
+
+// Of `tessera run ... -- ./app args` the part after -- is the program's; options are read from the part before it only.
+int count_own_arguments(int argc, char** argv) {
+  if (argc < 2 || std::string_view(argv[1]) != "run") return argc;
+  return static_cast<int>(std::find(argv, argv + argc, std::string_view("--")) - argv);
+}
+
+}  // namespace
 
 int main(int argc, char** argv) {
   CLI::App app{"Distributed tensors and SPMD training for LibTorch", "tessera"};
@@ -12,8 +25,10 @@ int main(int argc, char** argv) {
   tessera::cli::add_bench_command(app);
   tessera::cli::add_env_command(app);
   tessera::cli::add_plan_command(app);
+  const int ours = count_own_arguments(argc, argv);
+  tessera::cli::add_run_command(app, {argv + std::min(ours + 1, argc), argv + argc});
   try {
-    app.parse(argc, argv);
+    app.parse(ours, argv);
     return 0;
   } catch (const CLI::ParseError& error) {
     return app.exit(error);

@@ -1,6 +1,7 @@
 #include "tessera/comm/ops.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/detail/inplace_kernels.h"
 #include "tessera/comm/records.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -293,6 +294,11 @@ TORCH_LIBRARY(tessera, m) {
         ") -> Tensor");
   m.def("broadcast(Tensor x, int source, " TESSERA_GROUP ") -> Tensor");
   m.def("wait(Tensor(a!) x, " TESSERA_GROUP ") -> Tensor(a!)");
+  // Into the argument's own memory (inplace_ops.cpp).
+  m.def("all_reduce_(Tensor(a!) x, str op, " TESSERA_GROUP ") -> Tensor(a!)");
+  m.def("broadcast_(Tensor(a!) x, int source, " TESSERA_GROUP ") -> Tensor(a!)");
+  m.def("all_gather_into_(Tensor(a!) out, Tensor x, " TESSERA_GROUP ") -> Tensor(a!)");
+  m.def("reduce_scatter_into_(Tensor(a!) out, Tensor x, str op, " TESSERA_GROUP ") -> Tensor(a!)");
 #undef TESSERA_GROUP
 }
 
@@ -306,6 +312,10 @@ TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, m) {
   m.impl("all_to_all", all_to_all_kernel);
   m.impl("broadcast", broadcast_kernel);
   m.impl("wait", wait_kernel);
+  m.impl("all_reduce_", detail::all_reduce_inplace);
+  m.impl("broadcast_", detail::broadcast_inplace);
+  m.impl("all_gather_into_", detail::all_gather_into);
+  m.impl("reduce_scatter_into_", detail::reduce_scatter_into);
 }
 
 at::Tensor all_reduce(const at::Tensor& x, ReduceOp reduce_op, const Group& group) {

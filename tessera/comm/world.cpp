@@ -1,20 +1,21 @@
 #include "tessera/comm/world.h"
 
 #include "tessera/base/error.h"
+#include "tessera/base/error_file.h"
 #include "tessera/base/python_process.h"
 #include "tessera/base/settings.h"
 #include "tessera/comm/backends.h"
 #include "tessera/comm/choice.h"
+#include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/detail/world_state.h"
+#include "tessera/comm/environment.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
-#include <charconv>
+#include <cstdio>
 #include <set>
 
 namespace tessera {
@@ -22,40 +23,27 @@ namespace {
 
 thread_local std::shared_ptr<World::State> current;
 
-c10::intrusive_ptr<c10d::Store> tcp_store(const std::string& host, int64_t port, const World::State& state) {
-  TESSERA_CHECK(port > 0 && port < 65536, UsageError, "port ", port, " for rendezvous on ", host);
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(port);
-  // torchrun may already keep a store at this address, in its agent.
-  options.isServer = state.rank == 0 && setting("TORCHELASTIC_USE_AGENT_STORE") != "True";
-  options.numWorkers = static_cast<size_t>(state.size);
-  options.waitWorkers = false;
-  options.timeout = state.timeout;
-  return c10::make_intrusive<c10d::TCPStore>(host, options);
+// What options say goes before what the launcher said, but a world of another size than was started would only wait.
+void choose_place(World::State& state, const InitOptions& options, const comm::Environment& launched) {
+  const bool started = !launched.launcher.empty();
+  state.size = options.world_size >= 0 ? options.world_size : launched.size;
+  state.rank = options.rank >= 0 ? options.rank : launched.rank;
+  TESSERA_CHECK(state.rank >= 0 && state.rank < state.size, UsageError, "rank ", state.rank, " in a world of ",
+                state.size, " ranks");
+  TESSERA_CHECK(!started || state.asked == "fake" || state.size == launched.size, UsageError,
+                "init() was asked for a world of ", state.size, " ranks, but ", launched.size, " were started (",
+                launched.launcher, "); leave world_size out, or start as many");
 }
 
-c10::intrusive_ptr<c10d::Store> open_store(const InitOptions& options, const World::State& state) {
+c10::intrusive_ptr<c10d::Store> open_store(const InitOptions& options, const World::State& state,
+                                           comm::Environment launched) {
   if (options.store) return options.store;
-  const std::string& method = options.init_method;
-  const auto after = [&](const char* scheme) { return method.substr(std::string(scheme).size()); };
-  if (method == "env://") {
-    if (state.size == 1 || state.asked == "fake") return c10::make_intrusive<c10d::HashStore>();
-    return tcp_store(setting("MASTER_ADDR"), setting_int("MASTER_PORT"), state);
+  if (state.asked == "fake") return c10::make_intrusive<c10d::HashStore>();
+  if (launched.host.empty() && launched.job.empty()) {  // rank and size came as options
+    launched.host = setting("MASTER_ADDR");
+    launched.port = setting_int("MASTER_PORT");
   }
-  if (method.starts_with("file://")) {
-    TESSERA_CHECK(after("file://").starts_with("/"), UsageError, "init_method '", method,
-                  "': write file:///absolute/path");
-    return c10::make_intrusive<c10d::FileStore>(after("file://"), static_cast<int>(state.size));
-  }
-  if (method.starts_with("tcp://")) {
-    const std::string address = after("tcp://");
-    const size_t colon = address.rfind(':');
-    int64_t port = -1;
-    if (colon != std::string::npos) std::from_chars(address.data() + colon + 1, address.data() + address.size(), port);
-    TESSERA_CHECK(port > 0, UsageError, "init_method '", method, "': write tcp://host:port");
-    return tcp_store(address.substr(0, colon), port, state);
-  }
-  TESSERA_FAIL(UsageError, "init_method '", method, "' is none of env://, file:///path, tcp://host:port");
+  return comm::detail::open_store({options.init_method, state.rank, state.size, state.timeout}, launched);
 }
 
 comm::Group connect_group(const World::State& state, const std::vector<int64_t>& ranks, const std::string& key,
@@ -152,21 +140,17 @@ World init(InitOptions options) {
   TESSERA_CHECK(!World::has_current(), UsageError, "this thread already has a world of ", World::current().size(),
                 " ranks; call destroy() before another init()");
   auto state = std::make_shared<World::State>();
+  if (setting_is_set("TORCHELASTIC_ERROR_FILE")) record_uncaught_errors();
+  if (setting_is_set("TESSERA_RUN")) std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe would hold lines back
   const bool from_env = options.init_method == "env://" && !options.store;
-  const auto given = [&](int64_t value, const char* variable, int64_t fallback) {
-    if (value >= 0) return value;
-    return from_env && setting_is_set(variable) ? setting_int(variable) : fallback;
-  };
-  state->size = given(options.world_size, "WORLD_SIZE", 1);
-  state->rank = given(options.rank, "RANK", 0);
-  TESSERA_CHECK(state->rank >= 0 && state->rank < state->size, UsageError, "rank ", state->rank, " in a world of ",
-                state->size, " ranks");
+  const auto launched = from_env ? comm::read_environment() : comm::Environment();
   state->timeout = options.timeout.count() > 0
                        ? options.timeout
                        : std::chrono::milliseconds(static_cast<int64_t>(setting_number("TESSERA_TIMEOUT_S") * 1000));
   state->asked = options.backend.empty() ? setting("TESSERA_BACKEND") : options.backend;
   comm::check_backend(state->asked);
-  state->store = open_store(options, *state);
+  choose_place(*state, options, launched);
+  state->store = open_store(options, *state, launched);
   if (comm::needs_hosts(state->asked, state->size))
     state->hosts = comm::meet_hosts(*state->store, state->rank, state->size, state->timeout);
   state->spare_cores =

@@ -135,4 +135,9 @@ GradHookHandle register_post_accumulate_grad_hook(const at::Tensor& leaf, std::f
   return GradHookHandle([leaf, id] { list_of(leaf).hooks.erase(id); });
 }
 
+bool will_accumulate(const at::Tensor& leaf) {
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(leaf);
+  return accumulator && will_run(accumulator.get());
+}
+
 }  // namespace tessera

@@ -31,4 +31,7 @@ GradHookHandle register_multi_grad_hook(const Tensors& tensors, std::function<vo
 // a reducer, an optimizer in backward and a hook of yours can share it. In order of registration.
 GradHookHandle register_post_accumulate_grad_hook(const at::Tensor& leaf, std::function<void(const at::Tensor&)> hook);
 
+// Inside of a backward, hooks and final callbacks included: does it reach `leaf`, with or without a gradient for it?
+bool will_accumulate(const at::Tensor& leaf);
+
 }  // namespace tessera

@@ -83,6 +83,9 @@ class RepeatableForward {
   R finish(const Tensors& outputs) {
     returned_ = true;
     if constexpr (!std::is_void_v<R>) {
+      // An around hook may answer in forward's place where the answer is one tensor: nothing else is to be made up.
+      if constexpr (std::is_same_v<R, at::Tensor>)
+        if (!result_) result_.emplace();
       TESSERA_CHECK(result_, InternalError, "an around hook of ", class_name(module_), " did not run forward");
       assign_tensors(*result_, outputs);
       return std::move(*result_);

@@ -41,7 +41,8 @@ using ForwardHook = std::function<Replacement(Module& module, const Tensors& inp
 using BackwardPreHook = std::function<Replacement(Module& module, const Tensors& grad_outputs)>;
 using BackwardHook =
     std::function<Replacement(Module& module, const Tensors& grad_inputs, const Tensors& grad_outputs)>;
-// Runs forward, as often and whenever it likes (a checkpoint runs it again in backward), and returns outputs.
+// Runs forward, as often and whenever it likes (a checkpoint runs it again in backward), and returns outputs. Not at
+// all: only where forward returns one tensor.
 using ForwardCall = std::function<Tensors(const Tensors& inputs)>;
 using AroundHook = std::function<Tensors(Module& module, const Tensors& inputs, const ForwardCall& forward)>;
 

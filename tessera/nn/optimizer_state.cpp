@@ -162,6 +162,7 @@ LoadReport load_optimizer_state_dict(OptimizerAccess& optimizer, const torch::nn
                 "load_optimizer_state_dict: the dict does not fit this ", optimizer.kind(), " of ",
                 optimizer.groups().size(), " groups and the parameters of ", class_name(module),
                 "; nothing was loaded.\n", plan.report, "Pass {.strict = false} to load what fits.");
+  for (size_t g = 0; g < plan.options.size(); g++) optimizer.check_options(g, plan.options[g]);
   at::NoGradGuard no_grad;
   const auto rows = optimizer.rows();
   for (const auto& name : parameters.names()) {  // this order, which is the same on all ranks: it may communicate

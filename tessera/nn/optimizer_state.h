@@ -29,6 +29,8 @@ class OptimizerAccess {
   virtual std::vector<std::vector<at::Tensor>> groups() const = 0;
   virtual StateDict options(size_t group) const = 0;  // lr, betas, ...
   virtual void set_options(size_t group, const StateDict& options) = 0;
+  // UsageError for values that set_options would refuse: asked for every group before anything is loaded.
+  virtual void check_options(size_t /*group*/, const StateDict& /*options*/) const {}
   virtual std::vector<Row> rows() const = 0;
   virtual bool has_rows_from_the_start() const { return false; }            // else the first step makes them
   virtual StateDict state(const at::Tensor& parameter) const = 0;           // aliases; empty before the first step

@@ -1,7 +1,6 @@
 #include "tessera/optim/adam.h"
 
 #include "tessera/base/error.h"
-#include "tessera/optim/option_dict.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
@@ -27,26 +26,15 @@ namespace {
 
 enum RowIndex : size_t { kStep, kExpAvg, kExpAvgSq, kMaxExpAvgSq };
 
-// How it is computed (foreach, fused) is not part of what is saved; decoupled_weight_decay says which optimizer it is.
-template <class Options, class Visitor>
-void visit(Options& o, Visitor&& f) {
-  f("lr", o.lr);
-  f("betas", o.betas);
-  f("eps", o.eps);
-  f("weight_decay", o.weight_decay);
-  f("amsgrad", o.amsgrad);
-  f("maximize", o.maximize);
-}
-
-void check(const AdamOptions& o) {
-  const char* kind = o.decoupled_weight_decay ? "AdamW" : "Adam";
-  if (!o.lr.is_tensor()) detail::check_at_least_zero(kind, "lr", o.lr.number());
+template <class Options>
+void check_adam(const Options& o) {
+  if (!o.lr.is_tensor()) detail::check_at_least_zero(o.kKind, "lr", o.lr.number());
   for (const double beta : o.betas)
-    TESSERA_CHECK(beta >= 0 && beta < 1, UsageError, kind, ": betas must be at least 0 and below 1; found ", o.betas[0],
-                  " and ", o.betas[1]);
-  detail::check_at_least_zero(kind, "eps", o.eps);
-  detail::check_at_least_zero(kind, "weight_decay", o.weight_decay);
-  detail::check_implementation(kind, o.foreach, o.fused);
+    TESSERA_CHECK(beta >= 0 && beta < 1, UsageError, o.kKind, ": betas must be at least 0 and below 1; found ",
+                  o.betas[0], " and ", o.betas[1]);
+  detail::check_at_least_zero(o.kKind, "eps", o.eps);
+  detail::check_at_least_zero(o.kKind, "weight_decay", o.weight_decay);
+  detail::check_implementation(o.kKind, o.foreach, o.fused);
 }
 
 // With a tensor: a number would be made one anew for each of them.
@@ -54,48 +42,11 @@ void count_a_step(const Tensors& steps) { at::_foreach_add_(steps, at::ones({}, 
 
 }  // namespace
 
-AdamOptions AdamWOptions::as_adam() const {
-  return {.lr = lr,
-          .betas = betas,
-          .eps = eps,
-          .weight_decay = weight_decay,
-          .amsgrad = amsgrad,
-          .maximize = maximize,
-          .decoupled_weight_decay = true,
-          .foreach = foreach,
-          .fused = fused};
-}
+void AdamOptions::check() const { check_adam(*this); }
+void AdamWOptions::check() const { check_adam(*this); }
 
-Adam::Adam(const std::vector<Group>& groups) {
-  TESSERA_CHECK(!groups.empty(), UsageError, "Adam: no parameter groups were given");
-  for (const auto& group : groups) add_param_group(group);
-}
-
-AdamW::AdamW(const std::vector<Group>& groups) {
-  TESSERA_CHECK(!groups.empty(), UsageError, "AdamW: no parameter groups were given");
-  for (const auto& group : groups) add_param_group(group);
-}
-
-void Adam::add_param_group(const Group& group) {
-  check(group.options);
-  add_group(group.params);
-  options_.push_back(group.options);
-}
-
-void Adam::set_group_options(size_t group, const Options& options) {
-  check(options);
-  options_.at(group) = options;
-}
-
-StateDict Adam::options(size_t group) const {
-  StateDict dict;
-  visit(options_.at(group), detail::WriteOptions{dict});
-  return dict;
-}
-
-void Adam::set_options(size_t group, const StateDict& dict) { visit(options_.at(group), detail::ReadOptions{dict}); }
-
-std::vector<OptimizerAccess::Row> Adam::rows() const {
+template <class Options>
+std::vector<OptimizerAccess::Row> AdamOf<Options>::rows() const {
   return {{.name = "step", .like_parameter = false},
           {.name = "exp_avg"},
           {.name = "exp_avg_sq"},
@@ -103,33 +54,27 @@ std::vector<OptimizerAccess::Row> Adam::rows() const {
 }
 
 // Fused kernels read it where the parameter is. The others make small numbers of it, which is the host's work.
-at::Device Adam::step_device(size_t group, const at::Tensor& parameter) const {
-  return options_[group].fused ? detail::piece_of(parameter).device() : at::Device(at::kCPU);
+template <class Options>
+at::Device AdamOf<Options>::step_device(size_t group, const at::Tensor& parameter) const {
+  return this->group_options(group).fused ? detail::piece_of(parameter).device() : at::Device(at::kCPU);
 }
 
-void Adam::complete_rows(size_t group, const at::Tensor& parameter, Tensors& rows) const {
+template <class Options>
+void AdamOf<Options>::complete_rows(size_t group, const at::Tensor& parameter, Tensors& rows) const {
   if (rows.empty()) {
     rows.push_back(at::zeros({}, at::TensorOptions(at::kFloat).device(step_device(group, parameter))));
-    rows.push_back(row_like(parameter, true));
-    rows.push_back(row_like(parameter, true));
+    rows.push_back(this->row_like(parameter, true));
+    rows.push_back(this->row_like(parameter, true));
   }
-  if (options_[group].amsgrad && rows.size() == kMaxExpAvgSq) rows.push_back(row_like(parameter, true));
-}
-
-void Adam::update(size_t group, Bundle& bundle, const Scaling* scaling) {
-  const auto& o = options_[group];
-  if (o.fused) return update_fused(o, bundle, scaling);
-  if (detail::use_foreach(o.foreach, o.fused)) return update_list(o, bundle);
-  for (size_t i = 0; i < bundle.parameters.size(); i++) {
-    auto one = bundle.only(i);
-    update_list(o, one);
-  }
+  if (this->group_options(group).amsgrad && rows.size() == kMaxExpAvgSq)
+    rows.push_back(this->row_like(parameter, true));
 }
 
 // PyTorch computes the corrections as Python floats from step.item(). The same doubles, without reading a value:
 // tensors of one double for each parameter, which enter the kernels where the floats do. There they are rounded to the
 // type the kernel computes in; here too, before: next to a parameter without dims a double would have its way.
-void Adam::update_list(const Options& o, Bundle& bundle) {
+template <class Options>
+void AdamOf<Options>::update_list(const Options& o, Bundle& bundle) const {
   const auto &parameters = bundle.parameters, &steps = bundle.rows[kStep], &exp_avgs = bundle.rows[kExpAvg],
              &exp_avg_sqs = bundle.rows[kExpAvgSq];
   const at::Tensor lr = o.lr.tensor();
@@ -158,7 +103,8 @@ void Adam::update_list(const Options& o, Bundle& bundle) {
   at::_foreach_addcdiv_(parameters, exp_avgs, denominators, minus_step_sizes);
 }
 
-void Adam::update_fused(const Options& o, Bundle& bundle, const Scaling* scaling) {
+template <class Options>
+void AdamOf<Options>::update_fused(const Options& o, Bundle& bundle, const Scaling* scaling) const {
   const std::optional<at::Tensor> scale = scaling ? std::optional(scaling->scale) : std::nullopt;
   const std::optional<at::Tensor> found_inf = scaling ? std::optional(scaling->found_inf) : std::nullopt;
   const auto& steps = bundle.rows[kStep];
@@ -181,5 +127,8 @@ void Adam::update_fused(const Options& o, Bundle& bundle, const Scaling* scaling
   if (scaling)
     at::_foreach_sub_(steps, Tensors(steps.size(), scaling->found_inf.view(c10::IntArrayRef())));  // a step not made
 }
+
+template class AdamOf<AdamOptions>;
+template class AdamOf<AdamWOptions>;
 
 }  // namespace tessera::optim

@@ -1,10 +1,24 @@
 #pragma once
 #include "tessera/optim/learning_rate.h"
-#include "tessera/optim/optimizer.h"
+#include "tessera/optim/optimizer_of.h"
 
 #include <array>
 
 namespace tessera::optim {
+
+namespace detail {
+
+template <class Options, class F>
+void visit_adam_options(Options& o, F f) {
+  f("lr", o.lr);
+  f("betas", o.betas);
+  f("eps", o.eps);
+  f("weight_decay", o.weight_decay);
+  f("amsgrad", o.amsgrad);
+  f("maximize", o.maximize);
+}
+
+}  // namespace detail
 
 struct AdamOptions {
   LearningRate lr = 1e-3;
@@ -13,9 +27,16 @@ struct AdamOptions {
   double weight_decay = 0;
   bool amsgrad = false;
   bool maximize = false;
-  bool decoupled_weight_decay = false;  // true: AdamW
+  bool decoupled_weight_decay = false;  // true: what AdamW does. Not saved: it says which optimizer this is.
   std::optional<bool> foreach = {};     // false: one parameter after the other. The same bits.
   bool fused = false;                   // one kernel for all; its rounding is its own
+
+  static constexpr const char* kKind = "Adam";
+  void check() const;
+  template <class Self, class F>
+  static void visit(Self& o, F f) {
+    detail::visit_adam_options(o, f);
+  }
 };
 
 struct AdamWOptions {
@@ -28,7 +49,13 @@ struct AdamWOptions {
   std::optional<bool> foreach = {};
   bool fused = false;
 
-  AdamOptions as_adam() const;
+  static constexpr bool decoupled_weight_decay = true;
+  static constexpr const char* kKind = "AdamW";
+  void check() const;
+  template <class Self, class F>
+  static void visit(Self& o, F f) {
+    detail::visit_adam_options(o, f);
+  }
 };
 
 // Adam with PyTorch's arithmetic to the bit.
@@ -37,54 +64,32 @@ struct AdamWOptions {
 //   p <- p - lr / (1 - b1^t)  m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 //
 // with g + weight_decay p for g, or, decoupled, p first multiplied by 1 - lr weight_decay. amsgrad: the largest v so
-// far in place of v. t is a float tensor for each parameter, the corrections are computed from it as tensors. Example:
-// optim::Adam opt(model->parameters(), {.lr = 1e-3});
-class Adam : public Optimizer {
+// far in place of v. t is a float tensor for each parameter, the corrections are computed from it as tensors.
+// Example:  optim::Adam opt(model->parameters(), {.lr = 1e-3});
+template <class Options>
+class AdamOf final : public OptimizerOf<Options> {
+  using Row = OptimizerAccess::Row;
+  using Bundle = Optimizer::Bundle;
+  using Scaling = Optimizer::Scaling;
+
  public:
-  using Options = AdamOptions;
-  using Group = ParamGroup<Options>;
-
-  explicit Adam(const Tensors& params, const Options& options = {}) : Adam(std::vector<Group>{{params, options}}) {}
-  explicit Adam(const std::vector<Group>& groups);
-  void add_param_group(const Group& group);  // UsageError leaves it as it was
-  const Options& group_options(size_t group) const { return options_.at(group); }
-  void set_group_options(size_t group, const Options& options);
-
-  double lr(size_t group) const override { return options_.at(group).lr.number(); }
-  void set_lr(size_t group, double lr) override { options_.at(group).lr.set(lr); }
-  bool is_fused(size_t group) const override { return options_.at(group).fused; }
-  std::string kind() const override { return "Adam"; }
-  StateDict options(size_t group) const override;
-  void set_options(size_t group, const StateDict& dict) override;
+  using OptimizerOf<Options>::OptimizerOf;
   std::vector<Row> rows() const override;
-
- protected:
-  Adam() = default;
 
  private:
   void complete_rows(size_t group, const at::Tensor& parameter, Tensors& rows) const override;
-  size_t rows_used(size_t group) const override { return options_[group].amsgrad ? 4 : 3; }
-  void update(size_t group, Bundle& bundle, const Scaling* scaling) override;
+  size_t rows_used(size_t group) const override { return this->group_options(group).amsgrad ? 4 : 3; }
   at::Device step_device(size_t group, const at::Tensor& parameter) const override;
-  static void update_list(const Options& options, Bundle& bundle);
-  static void update_fused(const Options& options, Bundle& bundle, const Scaling* scaling);
-
-  std::vector<Options> options_;
+  void update_list(const Options& options, Bundle& bundle) const override;
+  void update_fused(const Options& options, Bundle& bundle, const Scaling* scaling) const override;
 };
+extern template class AdamOf<AdamOptions>;
+extern template class AdamOf<AdamWOptions>;
 
-// Adam with weight decay decoupled from the gradient, 0.01 unless told.
+using Adam = AdamOf<AdamOptions>;
+// Weight decay decoupled from the gradient, and 0.01 unless told.
 // Example:  optim::AdamW opt(model->parameters(), {.lr = 3e-4, .fused = true});
 //           optim::AdamW opt({{matrices, {.weight_decay = 0.1}}, {vectors, {.weight_decay = 0}}});
-class AdamW final : public Adam {
- public:
-  using Options = AdamWOptions;
-  using Group = ParamGroup<Options>;
-
-  explicit AdamW(const Tensors& params, const Options& options = {}) : AdamW(std::vector<Group>{{params, options}}) {}
-  explicit AdamW(const std::vector<Group>& groups);
-  void add_param_group(const Group& group) { Adam::add_param_group({group.params, group.options.as_adam()}); }
-  void set_group_options(size_t group, const Options& options) { Adam::set_group_options(group, options.as_adam()); }
-  std::string kind() const override { return "AdamW"; }
-};
+using AdamW = AdamOf<AdamWOptions>;
 
 }  // namespace tessera::optim

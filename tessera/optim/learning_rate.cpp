@@ -5,7 +5,19 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/scalar_tensor.h>
 
+#include <optional>
+
 namespace tessera::optim {
+namespace {
+
+// What a tensor of that type gives back; none for the types that nobody keeps a learning rate in.
+std::optional<double> rounded_to(at::ScalarType type, double number) {
+  if (type == at::kDouble) return number;
+  if (type == at::kFloat) return static_cast<float>(number);
+  return std::nullopt;
+}
+
+}  // namespace
 
 LearningRate::LearningRate(const at::Tensor& tensor) : tensor_(tensor) {
   TESSERA_CHECK(tensor.defined() && tensor.numel() == 1 && at::isFloatingType(tensor.scalar_type()), UsageError,
@@ -13,7 +25,15 @@ LearningRate::LearningRate(const at::Tensor& tensor) : tensor_(tensor) {
                 tensor.defined() ? c10::str(tensor.toString(), tensor.sizes()) : "an undefined tensor");
 }
 
-double LearningRate::number() const { return is_tensor() ? tensor_.item<double>() : number_; }
+double LearningRate::number() const {
+  if (!is_tensor()) return number_;
+  if (tensor_.is_inference()) return tensor_.item<double>();  // has no version
+  if (version_ != tensor_._version()) {
+    number_ = tensor_.item<double>();
+    version_ = tensor_._version();
+  }
+  return number_;
+}
 
 at::Tensor LearningRate::tensor() const {
   return is_tensor() ? tensor_.detach().view(c10::IntArrayRef()) : at::scalar_tensor(number_, at::kDouble);
@@ -31,6 +51,9 @@ void LearningRate::set(double number) {
   }
   const at::NoGradGuard no_grad;
   tensor_.fill_(number);
+  if (tensor_.is_inference() || !rounded_to(tensor_.scalar_type(), number)) return;
+  number_ = *rounded_to(tensor_.scalar_type(), number);
+  version_ = tensor_._version();
 }
 
 }  // namespace tessera::optim

@@ -15,13 +15,16 @@ class LearningRate {
   LearningRate(const at::Tensor& tensor);  // NOLINT(google-explicit-constructor)
 
   bool is_tensor() const { return tensor_.defined(); }
-  double number() const;             // reads a tensor: on a device, waits for it
+  // Of a tensor: what was last written to it here, and read, which on a device is waited for, only if somebody else has
+  // written since. So a scheduler reads nothing.
+  double number() const;
   at::Tensor tensor() const;         // without dims; of a number: a new one, double, on the CPU
   at::Tensor tensor_itself() const;  // UsageError if it is a number
   void set(double number);           // of a tensor: writes into it
 
  private:
-  double number_ = 0;
+  mutable double number_ = 0;     // of a tensor: what it held at `version_`
+  mutable int64_t version_ = -1;  // -1: not known
   at::Tensor tensor_;
 };
 

@@ -15,10 +15,10 @@ struct ParamGroup {
   Options options = {};
 };
 
-// What all optimizers here share. Parameters may be plain, or distributed over any meshes in any way; each rank updates
-// its own pieces, and nothing is communicated, except that a gradient which does not lie as its parameter does (one
-// that is still Partial) is first made to. No value is read on the host: `step` is a tensor, the learning rate may be
-// one.
+// What all optimizers here share; OptimizerOf adds the options. Parameters may be plain, or distributed over any meshes
+// in any way; each rank updates its own pieces, and nothing is communicated, except that a gradient which does not lie
+// as its parameter does (one that is still Partial) is first made to. No value is read on the host: `step` is a tensor,
+// the learning rate may be one.
 //
 //   step()    check all gradients -> lay them out as their parameters -> make missing state -> update, list by list
 //
@@ -62,7 +62,7 @@ class Optimizer : public OptimizerAccess {
     Bundle only(size_t i) const;
   };
 
-  // Checks `params` and adds a group. The caller has checked the options, and adds them after.
+  // Checks `params` and adds a group.
   void add_group(const Tensors& params);
   // Adds what is missing to the rows of a parameter.
   virtual void complete_rows(size_t group, const at::Tensor& parameter, Tensors& rows) const = 0;
@@ -104,8 +104,7 @@ class Optimizer : public OptimizerAccess {
 namespace detail {
 // UsageError "<kind>: lr must be at least 0; found -1".
 void check_at_least_zero(const char* kind, const char* name, double value);
-// foreach and fused as given to those meant: none means foreach. UsageError for both.
+// UsageError for both at once.
 void check_implementation(const char* kind, std::optional<bool> foreach, bool fused);
-inline bool use_foreach(std::optional<bool> foreach, bool fused) { return !fused && foreach.value_or(true); }
 }  // namespace detail
 }  // namespace tessera::optim

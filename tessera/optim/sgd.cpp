@@ -1,7 +1,6 @@
 #include "tessera/optim/sgd.h"
 
 #include "tessera/base/error.h"
-#include "tessera/optim/option_dict.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_foreach_add.h>
@@ -11,71 +10,23 @@
 #include <ATen/ops/_fused_sgd.h>
 
 namespace tessera::optim {
-namespace {
 
-// How it is computed (foreach, fused) is not part of what is saved.
-template <class Options, class Visitor>
-void visit(Options& o, Visitor&& f) {
-  f("lr", o.lr);
-  f("momentum", o.momentum);
-  f("dampening", o.dampening);
-  f("weight_decay", o.weight_decay);
-  f("nesterov", o.nesterov);
-  f("maximize", o.maximize);
+void SGDOptions::check() const {
+  if (!lr.is_tensor()) detail::check_at_least_zero(kKind, "lr", lr.number());
+  detail::check_at_least_zero(kKind, "momentum", momentum);
+  detail::check_at_least_zero(kKind, "weight_decay", weight_decay);
+  TESSERA_CHECK(!nesterov || (momentum > 0 && dampening == 0), UsageError,
+                "SGD: nesterov needs a momentum above 0 and no dampening; found momentum ", momentum, " and dampening ",
+                dampening);
+  detail::check_implementation(kKind, foreach, fused);
 }
-
-void check(const SGDOptions& o) {
-  if (!o.lr.is_tensor()) detail::check_at_least_zero("SGD", "lr", o.lr.number());
-  detail::check_at_least_zero("SGD", "momentum", o.momentum);
-  detail::check_at_least_zero("SGD", "weight_decay", o.weight_decay);
-  TESSERA_CHECK(!o.nesterov || (o.momentum > 0 && o.dampening == 0), UsageError,
-                "SGD: nesterov needs a momentum above 0 and no dampening; found momentum ", o.momentum,
-                " and dampening ", o.dampening);
-  detail::check_implementation("SGD", o.foreach, o.fused);
-}
-
-}  // namespace
-
-SGD::SGD(const std::vector<Group>& groups) {
-  TESSERA_CHECK(!groups.empty(), UsageError, "SGD: no parameter groups were given");
-  for (const auto& group : groups) add_param_group(group);
-}
-
-void SGD::add_param_group(const Group& group) {
-  check(group.options);
-  add_group(group.params);
-  options_.push_back(group.options);
-}
-
-void SGD::set_group_options(size_t group, const Options& options) {
-  check(options);
-  options_.at(group) = options;
-}
-
-StateDict SGD::options(size_t group) const {
-  StateDict dict;
-  visit(options_.at(group), detail::WriteOptions{dict});
-  return dict;
-}
-
-void SGD::set_options(size_t group, const StateDict& dict) { visit(options_.at(group), detail::ReadOptions{dict}); }
 
 // Zeros, though the first update overwrites them: a fused one may find that a gradient is not finite, and leave them.
 void SGD::complete_rows(size_t group, const at::Tensor& parameter, Tensors& rows) const {
-  if (options_[group].momentum != 0 && rows.empty()) rows.push_back(row_like(parameter, true));
+  if (group_options(group).momentum != 0 && rows.empty()) rows.push_back(row_like(parameter, true));
 }
 
-void SGD::update(size_t group, Bundle& bundle, const Scaling* scaling) {
-  const auto& o = options_[group];
-  if (o.fused) return update_fused(o, bundle, scaling);
-  if (detail::use_foreach(o.foreach, o.fused)) return update_list(o, bundle);
-  for (size_t i = 0; i < bundle.parameters.size(); i++) {
-    auto one = bundle.only(i);
-    update_list(o, one);
-  }
-}
-
-void SGD::update_list(const Options& o, Bundle& bundle) {
+void SGD::update_list(const Options& o, Bundle& bundle) const {
   auto gradients = bundle.gradients;
   if (o.maximize) gradients = at::_foreach_neg(gradients);
   if (o.weight_decay != 0) gradients = at::_foreach_add(gradients, bundle.parameters, o.weight_decay);
@@ -96,7 +47,7 @@ void SGD::update_list(const Options& o, Bundle& bundle) {
     at::_foreach_add_(bundle.parameters, gradients, -o.lr.number());
 }
 
-void SGD::update_fused(const Options& o, Bundle& bundle, const Scaling* scaling) {
+void SGD::update_fused(const Options& o, Bundle& bundle, const Scaling* scaling) const {
   const std::optional<at::Tensor> scale = scaling ? std::optional(scaling->scale) : std::nullopt;
   const std::optional<at::Tensor> found_inf = scaling ? std::optional(scaling->found_inf) : std::nullopt;
   const auto call = [&](const auto& lr) {

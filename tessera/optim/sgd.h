@@ -1,6 +1,6 @@
 #pragma once
 #include "tessera/optim/learning_rate.h"
-#include "tessera/optim/optimizer.h"
+#include "tessera/optim/optimizer_of.h"
 
 namespace tessera::optim {
 
@@ -13,6 +13,18 @@ struct SGDOptions {
   bool maximize = false;
   std::optional<bool> foreach = {};  // false: one parameter after the other. The same bits.
   bool fused = false;                // one kernel for all; its rounding is its own
+
+  static constexpr const char* kKind = "SGD";
+  void check() const;
+  template <class Self, class F>
+  static void visit(Self& o, F f) {
+    f("lr", o.lr);
+    f("momentum", o.momentum);
+    f("dampening", o.dampening);
+    f("weight_decay", o.weight_decay);
+    f("nesterov", o.nesterov);
+    f("maximize", o.maximize);
+  }
 };
 
 // Stochastic gradient descent with PyTorch's arithmetic, to the bit for a learning rate that is a number.
@@ -21,33 +33,16 @@ struct SGDOptions {
 //   p <- p - lr buf              Nesterov: p <- p - lr (g + momentum buf)        no momentum: p <- p - lr g
 //
 // Example:  optim::SGD opt(model->parameters(), {.lr = 0.1, .momentum = 0.9});
-class SGD final : public Optimizer {
+class SGD final : public OptimizerOf<SGDOptions> {
  public:
-  using Options = SGDOptions;
-  using Group = ParamGroup<Options>;
-
-  explicit SGD(const Tensors& params, const Options& options = {}) : SGD(std::vector<Group>{{params, options}}) {}
-  explicit SGD(const std::vector<Group>& groups);
-  void add_param_group(const Group& group);  // UsageError leaves it as it was
-  const Options& group_options(size_t group) const { return options_.at(group); }
-  void set_group_options(size_t group, const Options& options);
-
-  double lr(size_t group) const override { return options_.at(group).lr.number(); }
-  void set_lr(size_t group, double lr) override { options_.at(group).lr.set(lr); }
-  bool is_fused(size_t group) const override { return options_.at(group).fused; }
-  std::string kind() const override { return "SGD"; }
-  StateDict options(size_t group) const override;
-  void set_options(size_t group, const StateDict& dict) override;
+  using OptimizerOf::OptimizerOf;
   std::vector<Row> rows() const override { return {{"momentum_buffer"}}; }
 
  private:
   void complete_rows(size_t group, const at::Tensor& parameter, Tensors& rows) const override;
-  size_t rows_used(size_t group) const override { return options_[group].momentum != 0; }
-  void update(size_t group, Bundle& bundle, const Scaling* scaling) override;
-  static void update_list(const Options& options, Bundle& bundle);
-  static void update_fused(const Options& options, Bundle& bundle, const Scaling* scaling);
-
-  std::vector<Options> options_;
+  size_t rows_used(size_t group) const override { return group_options(group).momentum != 0; }
+  void update_list(const Options& options, Bundle& bundle) const override;
+  void update_fused(const Options& options, Bundle& bundle, const Scaling* scaling) const override;
 };
 
 }  // namespace tessera::optim

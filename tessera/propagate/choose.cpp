@@ -110,6 +110,13 @@ struct AxisChooser {
     return call.entry.is_written(arg) && std::find(not_written.begin(), not_written.end(), arg) == not_written.end();
   }
 
+  bool writes_a_cut(int64_t axis) const {
+    return std::any_of(part.index.begin(), part.index.end(), [&](int i) {
+      const auto& tensor = call.tensors[i];
+      return tensor.spec && must_stay(tensor.arg) && tensor.spec->placements[axis].is_cut();
+    });
+  }
+
   double cost_of(const Row& row, const Placement& way, int64_t axis, int64_t n) const {
     double cost = 0;
     bool shares_work = false;
@@ -124,8 +131,10 @@ struct AxisChooser {
       const auto& current = tensor.spec->placements[axis];
       if (n > 1 && current != want) {
         if (must_stay(tensor.arg)) return kNever;
-        // Cutting a dim finer than it has elements only makes empty pieces; keep those that are there.
-        if (want.is_cut() && !current.is_cut(want.dim) && tensor.sizes[want.dim] < n) return kNever;
+        // Cutting a dim finer than it has elements only makes empty pieces; keep those that are there, and follow what
+        // is written, which may have some.
+        const bool finer = want.is_cut() && !current.is_cut(want.dim) && tensor.sizes[want.dim] < n;
+        if (finer && !writes_a_cut(axis)) return kNever;
       }
       cost += axis_cost(current, want, n, mean_local_bytes(*tensor.spec));
     }

@@ -1,3 +1,4 @@
+#include "tessera/base/error.h"
 #include "tessera/rules/elementwise.h"
 #include "tessera/rules/families.h"
 #include "tessera/rules/geometry.h"
@@ -245,6 +246,17 @@ Rule contiguous_elementwise(const OpQuery& query) {
   return rule;
 }
 
+// out= forms: the last tensor is written. It must have its sizes already, because a piece cannot be resized by itself.
+Rule into_out(const OpQuery& query) {
+  auto inputs = query;
+  inputs.tensors.pop_back();
+  const auto sizes = broadcast_sizes(inputs);
+  const auto& out = query.tensors.back();
+  TESSERA_CHECK(out.sizes == sizes, UsageError, query.schema.operator_name(), ": the result has sizes ", sizes,
+                ", and `out` has ", out.sizes, "; give one that has them, or use the form that returns a new one");
+  return elementwise(query);
+}
+
 }  // namespace
 
 void register_pointwise(Registry& to) {
@@ -254,6 +266,7 @@ void register_pointwise(Registry& to) {
     family.op_and_in_place(row.op, [&row](const OpQuery& query) { return elementwise(query, row.partials); });
   for (const auto* op : {"pow.Scalar", "masked_fill.Scalar", "masked_fill.Tensor"})
     family.op(op, contiguous_elementwise);
+  for (const auto* op : {"maximum.out", "minimum.out"}) family.op(op, into_out);  // LibTorch's Adam, for amsgrad
   family.op_and_in_place("mul.Tensor", [](const OpQuery& query) { return scaled(query, kProductWithOne); });
   family.op_and_in_place("div.Tensor", [](const OpQuery& query) { return scaled(query, kScaledByOne); });
 }

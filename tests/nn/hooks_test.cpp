@@ -147,6 +147,26 @@ TEST(Hooks, AroundHooksNestAndMayRunForwardTwice) {
   EXPECT_TRUE(torch::equal(kept({x * 2})[0], y));  // after the call is over
 }
 
+struct TwoImpl : torch::nn::Module {
+  std::tuple<torch::Tensor, int64_t> forward(torch::Tensor x) { return {x, 3}; }
+};
+TESSERA_MODULE(Two);
+
+// Synchronised batch norm does. Where there is more than a tensor, nobody could say what the rest would have been.
+TEST(Hooks, AnAroundHookMayAnswerInPlaceOfForward) {
+  nn::Linear linear(2, 2);
+  const auto answer = [](Module&, const Tensors& in, const ForwardCall&) { return Tensors{in[0] * 2}; };
+  register_around_hook(*linear, answer);
+  const auto x = torch::ones({1, 2}, torch::requires_grad());
+  const auto y = linear(x);
+  EXPECT_TRUE(torch::equal(y, x * 2));
+  y.sum().backward();
+  EXPECT_TRUE(torch::equal(x.grad(), torch::full({1, 2}, 2)));
+  Two two;
+  register_around_hook(*two, answer);
+  EXPECT_ERROR(InternalError, two(x), "an around hook of Two did not run forward");
+}
+
 TEST(Hooks, WritingToAHookedOutputIsStillNoticed) {
   nn::Sigmoid sigmoid;
   sigmoid.register_full_backward_hook([](auto&...) {});

@@ -4,6 +4,7 @@
 #include "tessera/base/error.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/testing/host_reads.h"
 #include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
 
@@ -55,9 +56,18 @@ TEST(GradScaler, RanksAgree) {
       GradScaler scaler({.init_scale = 4});
       const auto step = [&](float last) {
         p.mutable_grad() = distribute_tensor(torch::tensor({4.f, 4.f, 4.f, last}), mesh, {Shard(0)});
-        scaler.step(optimizer);
+        testing::HostReads mode;
+        {
+          const OpModeScope on(mode);
+          scaler.step(optimizer);
+        }
+        EXPECT_EQ(mode.reads, fused ? 0 : 1);  // a for-loop or foreach step is made or not: somebody must know
         EXPECT_EQ(scaler.found_inf(optimizer).item<float>(), last == kInf ? 1 : 0);
-        scaler.update();
+        {
+          const OpModeScope on(mode);
+          scaler.update();
+        }
+        EXPECT_EQ(mode.reads, fused ? 0 : 1);
       };
       step(kInf);
       EXPECT_TRUE(torch::equal(DTensor(p).full_tensor(), torch::ones(4))) << fused;

@@ -1,11 +1,11 @@
 // Optimizers on plain and distributed parameters: the same values, no communication, versions, state, errors.
 #include "tessera/base/error.h"
-#include "tessera/base/op_mode.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/testing/host_reads.h"
 #include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
 
@@ -16,6 +16,7 @@
 namespace tessera::optim {
 namespace {
 
+using testing::HostReads;
 using testing::message_of;
 using testing::Rank;
 using testing::run_ranks;
@@ -160,15 +161,6 @@ TEST(Optimizer, WhatIsWrittenCountsAVersion) {
   });
 }
 
-// What a tracer would see: no value is read on the host, or it would become a constant of the compiled step.
-struct HostReads final : OpMode {
-  void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override {
-    ops++;
-    reads += op.operator_name().name == "aten::_local_scalar_dense";
-    next(op, keys, stack);
-  }
-  int64_t ops = 0, reads = 0;
-};
 TEST(Optimizer, NothingIsReadOnTheHost) {
   run_ranks(2, [](Rank& me) {
     const auto where = layouts(me);
@@ -248,6 +240,42 @@ TEST(Optimizer, StateIsSavedAndLoadedByName) {
         EXPECT_TRUE(torch::equal(net->bias, other->bias)) << one.name;
       }
   });
+}
+
+// As those given to a constructor are, all groups before any is changed.
+TEST(Optimizer, LoadedOptionsAreChecked) {
+  torch::nn::Linear net(3, 2);
+  const auto rate = torch::tensor(0.5);
+  AdamW optimizer({{{net->weight}, {.lr = rate}}, {{net->bias}, {.lr = 0.5}}});
+  net->forward(torch::ones({1, 3})).sum().backward();
+  optimizer.step();
+  const auto saved = optimizer_state_dict(optimizer, *net);
+  // A copy, other in the first group's learning rate, in a step count, and in what is named.
+  const auto with = [&](const std::string& changed, const torch::Tensor& to) {
+    StateDict dict;
+    for (const auto& [name, value] : saved) dict.insert(name, name == changed ? to : value.clone());
+    if (changed != "param_groups.0.lr") dict.at("param_groups.0.lr").fill_(0.25);
+    dict.at("state.weight.step").fill_(7);
+    return dict;
+  };
+  const auto number = [](double value) { return torch::tensor(value, torch::kDouble); };
+  const std::tuple<const char*, torch::Tensor, const char*> kBad[] = {
+      {"param_groups.1.lr", number(-1), "AdamW: lr must be at least 0; found -1"},
+      {"param_groups.1.betas", torch::tensor({0.9, 1.5}, torch::kDouble), "found 0.9 and 1.5"},
+      {"param_groups.0.eps", number(-1), "eps"},
+      {"param_groups.0.weight_decay", number(std::nan("")), "found nan"},
+  };
+  for (const auto& [name, value, says] : kBad) {
+    EXPECT_ERROR(UsageError, load_optimizer_state_dict(optimizer, *net, with(name, value)), says);
+    EXPECT_EQ(optimizer.state(net->weight).at("step").item<double>(), 1) << name;
+    EXPECT_EQ(rate.item<double>(), 0.5) << name;
+    EXPECT_EQ(optimizer.group_options(1).betas[1], 0.999) << name;
+  }
+  load_optimizer_state_dict(optimizer, *net, with("param_groups.1.lr", number(0.125)));
+  EXPECT_EQ(rate.item<double>(), 0.25);  // the same tensor, written to
+  EXPECT_TRUE(optimizer.group_options(0).lr.tensor_itself().is_same(rate));
+  EXPECT_EQ(optimizer.lr(1), 0.125);
+  EXPECT_EQ(optimizer.state(net->weight).at("step").item<double>(), 7);
 }
 
 TEST(Optimizer, StateOfLibTorchsAdamWIsTaken) {

@@ -3,6 +3,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/testing/host_reads.h"
 #include "tessera/testing/message_of.h"
 
 #include <torch/torch.h>
@@ -44,6 +45,28 @@ TEST(Schedulers, ATensorIsWrittenInto) {
   schedule.step();
   EXPECT_EQ(lr.item<double>(), 0.5);
   EXPECT_EQ(schedule.last_lr(), std::vector<double>{0.5});
+}
+
+TEST(Schedulers, ATensorIsNotReadUnlessSomebodyElseHasWrittenToIt) {
+  const auto lr = torch::tensor(0.1f);
+  auto optimizer = make_optimizer(lr);
+  CosineAnnealingLR cosine(optimizer, 10);
+  ExponentialLR chained(optimizer, 0.9);
+  testing::HostReads mode;
+  {
+    const OpModeScope on(mode);
+    for (int step = 0; step < 3; step++) cosine.step(), chained.step();
+    optimizer.step();
+    EXPECT_EQ(mode.reads, 0);
+    EXPECT_GE(mode.ops, 6);  // it is written to
+  }
+  EXPECT_EQ(optimizer.lr(0), lr.item<double>());  // rounded as the tensor is
+  lr.fill_(2);
+  EXPECT_EQ(optimizer.lr(0), 2);
+  const auto half = torch::tensor(0.1f).to(torch::kBFloat16);
+  auto other = make_optimizer(half);
+  other.set_lr(0, 0.3);
+  EXPECT_EQ(other.lr(0), half.item<double>());
 }
 
 TEST(Schedulers, GoOnWhereTheStateWasSaved) {

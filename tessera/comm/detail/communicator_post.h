@@ -2,6 +2,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/detail/posting.h"
 #include "tessera/comm/detail/work_state.h"
+#include "tessera/comm/label.h"
 
 #include <ATen/record_function.h>
 
@@ -29,6 +30,8 @@ struct Communicator::Impl {
 template <class Call>
 Work Communicator::post(Kind kind, Options options, int64_t bytes, c10::ScalarType dtype, Call&& call) {
   const uint64_t sequence = impl_->sequence.fetch_add(1, std::memory_order_relaxed);
+  const Label* label = Label::current();
+  if (label && !*options.tensor_name) options.tensor_name = label->name();
   RECORD_FUNCTION(kind_name(kind, options.family), c10::ArrayRef<const c10::IValue>{});
   std::unique_ptr<Record> record;
   if (C10_UNLIKELY(observed())) {
@@ -37,7 +40,7 @@ Work Communicator::post(Kind kind, Options options, int64_t bytes, c10::ScalarTy
     record->posted = std::chrono::steady_clock::now();
     notify_post(*record);
   }
-  const detail::Posting posting{kind, options.family, sequence, options.tensor_name};
+  const detail::Posting posting{kind, options.family, sequence, options.tensor_name, label ? label->number() : 0};
   detail::posting = &posting;
   struct Reset {
     ~Reset() { detail::posting = nullptr; }

@@ -10,6 +10,7 @@ struct Posting {
   Family family;
   uint64_t sequence;
   const char* tensor_name;
+  int32_t number;  // of the Label
 };
 extern thread_local constinit const Posting* posting;
 

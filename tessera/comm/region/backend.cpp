@@ -149,6 +149,7 @@ Transfer RegionBackend::begin(Kind kind, c10::ScalarType dtype) {
     s.sequence = posting->sequence;
     s.kind = static_cast<uint8_t>(posting->kind);
     s.family = static_cast<uint8_t>(posting->family);
+    s.tag = posting->number;
     std::strncpy(s.tensor_name, posting->tensor_name, sizeof(s.tensor_name) - 1);
   }
   return t;

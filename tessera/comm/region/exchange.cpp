@@ -125,7 +125,7 @@ bool Exchange::agrees(const Operation& op, int r, const Stamp& theirs, int64_t g
   const Transfer& t = op.transfer;
   const Stamp& mine = t.stamp;
   if (theirs.kind != mine.kind || theirs.dtype != mine.dtype || theirs.reduce_op != mine.reduce_op ||
-      theirs.root != mine.root || theirs.sequence != mine.sequence) {
+      theirs.root != mine.root || theirs.sequence != mine.sequence || theirs.tag != mine.tag) {
     fail(c10::str("ranks disagree on group '", names_.group, "': ", name_of(rank_), " posted ", describe(mine),
                   mine.root >= 0 ? c10::str(" with root ", mine.root) : "", ", ", name_of(r), " posted ",
                   describe(theirs), theirs.root >= 0 ? c10::str(" with root ", theirs.root) : "",

@@ -31,7 +31,7 @@ struct Stamp {
   uint64_t sequence;
   uint64_t chunks;  // that this rank has to give; 0: all of it is in the slot
   int32_t root;
-  int32_t tag;
+  int32_t tag;        // of a message; else the number of the comm::Label
   uint8_t kind;       // comm::Kind
   uint8_t family;     // comm::Family
   uint8_t dtype;      // c10::ScalarType

@@ -1,0 +1,109 @@
+#include "tessera/comm/agree.h"
+
+#include "tessera/base/error.h"
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <algorithm>
+#include <string_view>
+
+namespace tessera::comm {
+namespace {
+
+using Lines = std::vector<std::string>;
+
+std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
+
+// The keys of one agreement. Ranks call in the same order, so counting the own calls numbers them alike.
+class Board {
+ public:
+  Board(const Group& group, std::string what) : group_(*group), what_(std::move(what)) {
+    const auto call = store().add(c10::str("agree/calls/", group_.rank()), 1);
+    prefix_ = c10::str("agree/", call, "/");
+  }
+  void put(const std::string& key, const std::string& text) { store().set(prefix_ + key, bytes(text)); }
+  std::string take(const std::string& key, int64_t from) {
+    try {
+      store().wait({prefix_ + key}, group_.timeout());
+      const auto text = store().get(prefix_ + key);
+      return {text.begin(), text.end()};
+    } catch (const std::exception&) {
+      TESSERA_FAIL(CommError, "rank ", global(group_.rank()), " waited ",
+                   static_cast<double>(group_.timeout().count()) / 1000.0, " s for rank ", global(from), " of group '",
+                   group_.name(), "' in ", what_, "; it has not come");
+    }
+  }
+  void drop(const std::string& key) { store().deleteKey(prefix_ + key); }
+  int64_t global(int64_t rank) const { return group_.ranks()[static_cast<size_t>(rank)]; }
+
+ private:
+  c10d::Store& store() { return *group_.store(); }
+  Communicator& group_;
+  std::string what_, prefix_;
+};
+
+bool alone(const Communicator& group) { return group.size() == 1 || group.backend_name() == std::string_view("fake"); }
+
+std::string join(const Lines& lines) {
+  std::string text;
+  for (const auto& line : lines) text += line + "\n";
+  return text;
+}
+
+Lines split(const std::string& text) {
+  Lines lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = text.find('\n', begin);
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+std::string difference(const Lines& first, const Lines& other) {
+  const size_t same =
+      std::mismatch(first.begin(), first.begin() + static_cast<ptrdiff_t>(std::min(first.size(), other.size())),
+                    other.begin())
+          .first -
+      first.begin();
+  const auto line = [&](const Lines& lines) {
+    return same < lines.size() ? "'" + lines[same] + "'" : c10::str("only ", lines.size(), " of them");
+  };
+  return c10::str(line(other), " where the first rank has ", line(first), " (", same + 1, " of ",
+                  std::max(first.size(), other.size()), ")");
+}
+
+}  // namespace
+
+void agree(const Group& group, const std::string& what, const Lines& lines) {
+  if (alone(*group)) return;
+  Board board(group, what);
+  const auto own = join(lines);
+  std::string verdict;
+  if (group->rank() == 0) {
+    for (int64_t r = 1; r < group->size(); r++) {
+      const auto theirs = board.take(std::to_string(r), r);
+      if (verdict.empty() && theirs != own)
+        verdict = c10::str(what, ": the ranks of group '", group->name(), "' differ. Rank ", board.global(r), " has ",
+                           difference(lines, split(theirs)), ", rank ", board.global(0));
+      board.drop(std::to_string(r));
+    }
+    board.put("verdict", verdict);
+  } else {
+    board.put(std::to_string(group->rank()), own);
+    verdict = board.take("verdict", 0);
+  }
+  TESSERA_CHECK(verdict.empty(), UsageError, verdict);
+}
+
+std::string from_first(const Group& group, const std::string& what, const std::string& text) {
+  if (alone(*group)) return text;
+  Board board(group, what);
+  if (group->rank() == 0) {
+    board.put("text", text);
+    return text;
+  }
+  return board.take("text", 0);
+}
+
+}  // namespace tessera::comm

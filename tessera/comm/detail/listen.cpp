@@ -1,0 +1,119 @@
+#include "tessera/comm/detail/listen.h"
+
+#include "tessera/base/error.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+namespace tessera::comm::detail {
+namespace {
+
+using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+Addresses resolve(const char* host, int64_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host, std::to_string(port).c_str(), &hints, &found);
+  TESSERA_CHECK(error == 0, UsageError, "'", host ? host : "*", "' is no host we can find: ", gai_strerror(error));
+  return {found, freeaddrinfo};
+}
+
+bool is_loopback(const sockaddr* address) {
+  if (address->sa_family == AF_INET)
+    return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
+  return address->sa_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
+}
+
+uint16_t port_of(int fd) {
+  sockaddr_storage bound{};
+  socklen_t length = sizeof bound;
+  getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length);
+  return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
+                                           : reinterpret_cast<sockaddr_in&>(bound).sin_port);
+}
+
+int try_listen(const addrinfo& at) {
+  const int fd = socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return -1;
+  const int yes = 1, no = 0;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // a port whose last owner has just gone is free
+  if (at.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);  // IPv4 comes in too
+  if (bind(fd, at.ai_addr, at.ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
+  const int error = errno;
+  close(fd);
+  errno = error;
+  return -1;
+}
+
+// 0, or why not. A host that does not answer at all is asked for a second at a time.
+int try_connect(const addrinfo& to) {
+  const int fd = socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return errno;
+  int error = connect(fd, to.ai_addr, to.ai_addrlen) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd waiting{fd, POLLOUT, 0};
+    socklen_t length = sizeof error;
+    if (poll(&waiting, 1, 1000) != 1 || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = ETIMEDOUT;
+  }
+  close(fd);
+  return error;
+}
+
+}  // namespace
+
+void wait_for_listener(const std::string& host, int64_t port, std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + timeout;
+  for (;;) {
+    const auto addresses = resolve(host.c_str(), port);
+    int error = 0;
+    for (const auto* a = addresses.get(); a; a = a->ai_next) {
+      error = try_connect(*a);
+      if (error == 0) return;
+    }
+    TESSERA_CHECK(Clock::now() < deadline, CommError, "nobody listens at ", host, ":", port, " (", std::strerror(error),
+                  ") after ", timeout.count() / 1000,
+                  " s; is rank 0 (or the launcher of node 0) started, and is that where it is?");
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+bool is_loopback(const std::string& host) {
+  const auto addresses = resolve(host.c_str(), 0);
+  for (const auto* a = addresses.get(); a; a = a->ai_next)
+    if (!is_loopback(a->ai_addr)) return false;
+  return true;
+}
+
+Listener listen_at(const std::string& host, int64_t port) {
+  TESSERA_CHECK(port >= 0 && port < 65536, UsageError, "port ", port, " for rendezvous on ", host,
+                "; ports are 1 to 65535");
+  const bool here_only = is_loopback(host);
+  const auto addresses = resolve(here_only ? host.c_str() : nullptr, port);
+  int error = 0;
+  // The wildcard of IPv6 takes IPv4 too; of loopback, which may have both, everybody tries IPv4.
+  for (const int family : {here_only ? AF_INET : AF_INET6, here_only ? AF_INET6 : AF_INET})
+    for (const auto* a = addresses.get(); a; a = a->ai_next) {
+      if (a->ai_family != family) continue;
+      const int fd = try_listen(*a);
+      if (fd >= 0) return {fd, port_of(fd)};
+      if (error != EADDRINUSE) error = errno;
+    }
+  TESSERA_FAIL(CommError, "cannot listen on ", host, ":", port, ": ", std::strerror(error),
+               error == EADDRINUSE ? ". Another job may have that port: choose another one (MASTER_PORT, --rdzv), or "
+                                     "let `tessera run` on one host find a free one"
+                                   : "");
+}
+
+}  // namespace tessera::comm::detail

@@ -1,0 +1,43 @@
+#include "tessera/data_parallel/local_gradient.h"
+
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
+
+namespace tessera::data_parallel {
+
+const at::Tensor& local_value(const at::Tensor& parameter) {
+  return is_dtensor(parameter) ? tessera::detail::local_of(parameter) : parameter;
+}
+
+const at::Tensor& local_gradient(const at::Tensor& parameter, const std::string& name) {
+  at::Tensor& gradient = parameter.mutable_grad();
+  TESSERA_CHECK(!gradient.requires_grad(), UsageError, "the gradient of ", name,
+                " has a graph of its own (backward with create_graph), which data parallelism cannot reduce: take ",
+                "second derivatives of the module that is inside of it");
+  TESSERA_CHECK(gradient.layout() == c10::kStrided, UsageError, "the gradient of ", name, " is ", gradient.layout(),
+                ", and only dense ones are reduced; make its embedding with sparse(false)");
+  if (!is_dtensor(parameter)) {
+    TESSERA_CHECK(!is_dtensor(gradient), UsageError, "parameter ", name, " is plain, and its gradient is ",
+                  DTensor(gradient), "; distribute the parameter as well");
+    return gradient;
+  }
+  TESSERA_CHECK(is_dtensor(gradient), UsageError, "parameter ", name, " is ", DTensor(parameter),
+                ", and its gradient is a plain tensor of shape ", gradient.sizes(),
+                "; give backward() a distributed seed");
+  const DTensor wanted(parameter);
+  if (!(DTensor(gradient).placements() == wanted.placements()))
+    gradient = DTensor(gradient).redistribute(wanted.device_mesh(), wanted.placements());
+  return tessera::detail::local_of(gradient);
+}
+
+void set_local_gradient(const at::Tensor& parameter, const at::Tensor& local) {
+  if (!is_dtensor(parameter)) {
+    parameter.mutable_grad() = local;
+    return;
+  }
+  auto gradient = tessera::detail::wrap(local, tessera::detail::meta_of(parameter).spec);
+  tessera::detail::meta_of(gradient).escaped = true;
+  parameter.mutable_grad() = std::move(gradient);
+}
+
+}  // namespace tessera::data_parallel

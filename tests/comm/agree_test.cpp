@@ -1,0 +1,59 @@
+#include "tessera/comm/agree.h"
+
+#include "tessera/base/error.h"
+#include "tessera/debug/comm_debug_mode.h"
+#include "tessera/testing/message_of.h"
+#include "tessera/testing/ranks.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera::comm {
+namespace {
+
+using testing::message_of;
+using testing::Rank;
+using testing::run_ranks;
+
+TEST(Agree, ReturnsWhereAllSayTheSame) {
+  for (const int64_t ranks : {1, 2, 4})
+    run_ranks(ranks, [](Rank& me) {
+      CommDebugMode mode;
+      const auto before = me.group()->sequence();
+      for (int i = 0; i < 3; i++) agree(me.group(), "a test", {"one", c10::str("two ", i)});
+      EXPECT_EQ(me.group()->sequence(), before);  // nothing is posted
+    });
+}
+
+TEST(Agree, EveryRankThrowsWhatDiffers) {
+  run_ranks(4, [](Rank& me) {
+    const auto say = [&](std::vector<std::string> lines) {
+      return message_of<UsageError>([&] { agree(me.group(), "a test", lines); });
+    };
+    EXPECT_SAYS(
+        say({"one", me.rank == 2 ? "three" : "two"}),
+        "a test: the ranks of group 'world' differ. Rank 2 has 'three' where the first rank has 'two' (2 of 2)");
+    EXPECT_SAYS(say(me.rank >= 2 ? std::vector<std::string>{"one"} : std::vector<std::string>{"one", "two"}),
+                "Rank 2 has only 1 of them where the first rank has 'two'");
+    EXPECT_SAYS(say({"it", "goes", "on"}), "nothing was thrown");
+  });
+}
+
+TEST(Agree, FromFirst) {
+  run_ranks(3, [](Rank& me) {
+    EXPECT_EQ(from_first(me.group(), "a test", c10::str("rank ", me.rank)), "rank 0");
+    EXPECT_EQ(from_first(me.group(), "a test", c10::str("again ", me.rank)), "again 0");
+  });
+}
+
+TEST(Agree, ARankThatDoesNotComeIsNamed) {
+  run_ranks(2,
+            [](Rank& me) {
+              if (me.rank == 1) return;
+              EXPECT_ERROR(CommError, agree(me.group(), "a test", {"one"}), "rank 0 waited 0.2 s for rank 1",
+                           "in a test; it has not come");
+            },
+            {.timeout = std::chrono::milliseconds(200)});
+}
+
+}  // namespace
+}  // namespace tessera::comm

@@ -1,0 +1,166 @@
+#include "tessera/data_parallel/comm_hook.h"
+
+#include "tessera/comm/inplace_ops.h"
+#include "tessera/comm/ops.h"
+#include "tessera/data_parallel/distributed_data_parallel.h"
+#include "tessera/debug/comm_debug_mode.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/testing/assert_close.h"
+#include "tessera/testing/ranks.h"
+#include "tests/data_parallel/batches.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+using comm::Kind;
+using data_parallel::accumulate_means;
+using data_parallel::batches;
+using data_parallel::gradients_of;
+using data_parallel::square_loss;
+using data_parallel::values_of;
+using models::MLP;
+using testing::close;
+using testing::Rank;
+using testing::run_ranks;
+
+constexpr testing::Tolerance kExact{0, 0};
+constexpr double kTinyMb = 300.0 / (1 << 20);
+
+// What a hook makes of the ranks' own gradients, computed without ranks.
+using Reference = std::function<at::Tensor(const Tensors& ranks)>;
+
+template <class Hook>
+void compare(Hook hook, const Reference& reference, int64_t bytes_of_a_value) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  std::vector<Tensors> own;
+  for (const auto& batch : data) {
+    auto plain = clone(start);
+    plain(batch).pow(2).mean().backward();
+    own.push_back(gradients_of(*plain));
+  }
+  for (const bool as_view : {false, true})
+    run_ranks(2, [&](Rank& me) {
+      auto model = clone(start);
+      DistributedDataParallel ddp(model, {.bucket_cap_mb = kTinyMb, .gradient_as_bucket_view = as_view});
+      ddp->register_comm_hook(nullptr, hook);
+      for (int step = 0; step < 3; step++) {
+        ddp->zero_grad();
+        CommDebugMode comm;
+        ddp(data[static_cast<size_t>(me.rank)]).pow(2).mean().backward();
+        EXPECT_EQ(comm.get_total_counts(), step == 0 ? 1 : 2);
+        EXPECT_EQ(comm.get_bytes_by_axis().begin()->second, (160 + 16 + 160 + 10) * bytes_of_a_value);
+        const auto found = gradients_of(*ddp);
+        for (size_t i = 0; i < found.size(); i++)
+          EXPECT_EQ(close(found[i], reference({own[0][i], own[1][i]}), kExact), "") << step << " " << i;
+      }
+    });
+}
+
+at::Tensor in(c10::ScalarType dtype, const Tensors& ranks) {
+  return (ranks[0].to(dtype) / 2 + ranks[1].to(dtype) / 2).to(torch::kFloat);
+}
+
+TEST(CommHook, AllReduce) {
+  compare(
+      allreduce_hook, [](const Tensors& g) { return g[0] / 2 + g[1] / 2; }, 4);
+}
+TEST(CommHook, HalfPrecision) {
+  compare(
+      fp16_compress_hook, [](const Tensors& g) { return in(torch::kHalf, g); }, 2);
+}
+TEST(CommHook, BFloat16) {
+  compare(
+      bf16_compress_hook, [](const Tensors& g) { return in(torch::kBFloat16, g); }, 2);
+}
+TEST(CommHook, OneOfYourOwnInALambda) {
+  const auto sum = [](std::nullptr_t, GradBucket& bucket) {  // not divided, since nobody divides for a hook
+    comm::all_reduce_(bucket.buffer(), ReduceOp::Sum, bucket.group());
+    return bucket.buffer();
+  };
+  compare(
+      sum, [](const Tensors& g) { return g[0] + g[1]; }, 4);
+}
+TEST(CommHook, MoreAfterTheCollective) {
+  const auto doubled = [](std::nullptr_t, GradBucket& bucket) -> BucketResult {
+    const auto reduced = comm::all_reduce(bucket.buffer(), ReduceOp::Sum, bucket.group());
+    return [reduced, group = bucket.group()] {
+      comm::wait(reduced, group);
+      return reduced * 2;
+    };
+  };
+  compare(
+      doubled, [](const Tensors& g) { return (g[0] + g[1]) * 2; }, 4);
+}
+
+TEST(CommHook, SeesTheBuckets) {
+  struct Seen {
+    std::vector<std::string> said;
+  };
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto model = clone(start);
+    DistributedDataParallel ddp(model, {.bucket_cap_mb = kTinyMb});
+    auto seen = std::make_shared<Seen>();
+    ddp->register_comm_hook(seen, [](const std::shared_ptr<Seen>& s, GradBucket& bucket) {
+      s->said.push_back(c10::str(bucket.index(), bucket.is_last() ? " last" : "", " of ", bucket.parameters().size()));
+      EXPECT_EQ(bucket.gradients().size(), bucket.parameters().size());
+      for (size_t i = 0; i < bucket.gradients().size(); i++) {
+        EXPECT_EQ(bucket.gradients()[i].sizes(), bucket.parameters()[i].sizes());
+        EXPECT_EQ(bucket.gradients()[i].storage().data(), bucket.buffer().storage().data());
+      }
+      return allreduce_hook(nullptr, bucket);
+    });
+    for (int step = 0; step < 2; step++) ddp(data[static_cast<size_t>(me.rank)]).sum().backward();
+    EXPECT_EQ(seen->said, (std::vector<std::string>{"0 last of 4", "0 of 2", "1 last of 2"}));
+  });
+}
+
+TEST(CommHook, AFutureOfC10d) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto plain = clone(start), model = clone(start);
+    DistributedDataParallel ddp(model);
+    ddp->register_comm_hook(nullptr, [](std::nullptr_t, GradBucket& bucket) -> BucketResult {
+      auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+      auto x = comm::all_reduce(bucket.buffer() / 2, ReduceOp::Sum, bucket.group());
+      comm::wait(x, bucket.group());
+      future->markCompleted(c10::IValue(std::vector<at::Tensor>{x}));
+      return future;
+    });
+    ddp(data[static_cast<size_t>(me.rank)]).pow(2).mean().backward();
+    accumulate_means(plain, data, square_loss);
+    EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain), kExact), "");
+  });
+}
+
+// The optimizer in backward: same parameters as with a step afterwards, and no gradient is left to be kept.
+TEST(CommHook, StepsInBackward) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto plain = clone(start), model = clone(start);
+    DistributedDataParallel ddp(model, {.bucket_cap_mb = kTinyMb});
+    std::map<const void*, std::unique_ptr<optim::SGD>> optimizers;
+    for (const auto& p : model->parameters())
+      optimizers[p.unsafeGetTensorImpl()] =
+          std::make_unique<optim::SGD>(Tensors{p}, optim::SGDOptions{.lr = 0.5, .momentum = 0.9});
+    ddp->step_in_backward([&](const at::Tensor& p) { optimizers.at(p.unsafeGetTensorImpl())->step(); });
+    optim::SGD opt(plain->parameters(), {.lr = 0.5, .momentum = 0.9});
+    for (int step = 0; step < 3; step++) {
+      ddp(data[static_cast<size_t>(me.rank)]).pow(2).mean().backward();
+      for (const auto& p : model->parameters()) EXPECT_FALSE(p.grad().defined());
+      opt.zero_grad();
+      accumulate_means(plain, data, square_loss);
+      opt.step();
+    }
+    EXPECT_EQ(close(values_of(*ddp), values_of(*plain), kExact), "");
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,527 @@
+#include "tessera/data_parallel/distributed_data_parallel.h"
+
+#include "tessera/debug/comm_debug_mode.h"
+#include "tessera/nn/checkpoint.h"
+#include "tessera/nn/state_dict.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/testing/assert_close.h"
+#include "tessera/testing/ranks.h"
+#include "tessera/testing/recorder.h"
+#include "tests/data_parallel/batches.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+using comm::Kind;
+using data_parallel::accumulate_means;
+using data_parallel::batches;
+using data_parallel::gradients_of;
+using data_parallel::square_loss;
+using data_parallel::values_of;
+using models::MLP;
+using testing::close;
+using testing::Rank;
+using testing::run_ranks;
+
+constexpr testing::Tolerance kExact{0, 0};
+constexpr double kTinyMb = 300.0 / (1 << 20);  // 75 floats: the MLP below makes several buckets
+
+int64_t count(const CommDebugMode& mode, Kind kind) { return mode.get_comm_counts().of(kind, comm::Family::C10d); }
+int64_t all_reduces(const CommDebugMode& mode) { return count(mode, Kind::AllReduce); }
+
+// Placement, communication and value of three steps, beside the mean that a plain module gives.
+void train_three_steps(int64_t ranks, const DDPOptions& options) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(ranks);
+  run_ranks(ranks, [&](Rank& me) {
+    auto plain = clone(start), model = clone(start);
+    if (me.rank != 0) torch::NoGradGuard(), model->layers[0]->bias.data().fill_(3);  // the first rank's counts
+    DistributedDataParallel ddp(model, options);
+    optim::SGD plain_opt(plain->parameters(), {.lr = 0.5}), opt(ddp->parameters(), {.lr = 0.5});
+    for (int step = 0; step < 3; step++) {
+      plain_opt.zero_grad();
+      opt.zero_grad();
+      accumulate_means(plain, data, square_loss);
+      CommDebugMode comm;
+      auto loss = ddp(data[static_cast<size_t>(me.rank)]).pow(2).mean();
+      EXPECT_EQ(comm.get_total_counts(), 0);
+      loss.backward();
+      const auto buckets = static_cast<int64_t>(ddp->replica().reducer()->buckets().size());
+      EXPECT_EQ(all_reduces(comm), buckets) << "step " << step;
+      EXPECT_EQ(comm.get_total_counts(), buckets);
+      EXPECT_EQ(buckets, step == 0 ? 1 : 2);  // net2, net1
+      EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain), ranks <= 2 ? kExact : testing::Tolerance{}), "")
+          << "step " << step;
+      plain_opt.step();
+      opt.step();
+    }
+    EXPECT_EQ(close(values_of(*ddp), values_of(*plain), ranks <= 2 ? kExact : testing::Tolerance{}), "");
+  });
+}
+
+TEST(DistributedDataParallel, GradientsAreMeans) {
+  for (const int64_t ranks : {1, 2, 3, 4}) train_three_steps(ranks, {.bucket_cap_mb = kTinyMb});
+}
+
+TEST(DistributedDataParallel, GradientsAreMeansInBucketViews) {
+  for (const int64_t ranks : {2, 4})
+    train_three_steps(ranks, {.bucket_cap_mb = kTinyMb, .gradient_as_bucket_view = true});
+}
+
+TEST(DistributedDataParallel, GradientsAreMeansInAStaticGraph) {
+  train_three_steps(2, {.bucket_cap_mb = kTinyMb, .static_graph = true});
+}
+
+// Bucket 1 is under way before the last gradient is there: from step two on, when the order is known.
+TEST(DistributedDataParallel, CommunicationOverlapsBackward) {
+  struct Events : comm::Observer {
+    std::vector<std::string> seen;
+    void on_post(const comm::Record& record) override {
+      if (record.counted()) seen.push_back("post");
+    }
+  };
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto model = clone(start);
+    Events events;
+    for (const auto& item : model->named_parameters())
+      register_post_accumulate_grad_hook(item.value(),
+                                         [&, name = item.key()](const at::Tensor&) { events.seen.push_back(name); });
+    DistributedDataParallel ddp(model, {.bucket_cap_mb = kTinyMb});
+    const comm::ObserverScope observe(&events);
+    for (int step = 0; step < 2; step++) {
+      events.seen.clear();
+      ddp(data[static_cast<size_t>(me.rank)]).sum().backward();
+      const std::vector<std::string> first{"net2.bias", "net2.weight", "net1.bias", "net1.weight", "post"};
+      const std::vector<std::string> later{"net2.bias", "net2.weight", "post", "net1.bias", "net1.weight", "post"};
+      EXPECT_EQ(events.seen, step == 0 ? first : later);
+    }
+  });
+}
+
+TEST(DistributedDataParallel, GradientsLieInTheBuckets) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    const auto& batch = data[static_cast<size_t>(me.rank)];
+    auto plain = clone(start), model = clone(start);
+    DistributedDataParallel ddp(model, {.gradient_as_bucket_view = true});
+    ddp(batch).pow(2).mean().backward();
+    const auto first = model->parameters()[0].grad().data_ptr();
+    // Not let go of: accumulated in place, in the bucket, over a rebuild as well.
+    ddp(batch).pow(2).mean().backward();
+    accumulate_means(plain, data, square_loss);
+    accumulate_means(plain, data, square_loss);
+    EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain)), "");
+    const auto second = model->parameters()[0].grad().data_ptr();
+    EXPECT_NE(first, second);  // the rebuilt bucket
+    torch::optim::SGD opt(ddp->parameters(), 0.1);
+    opt.zero_grad(/*set_to_none=*/false);
+    plain->zero_grad();
+    ddp(batch).pow(2).mean().backward();
+    accumulate_means(plain, data, square_loss);
+    EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain), kExact), "");
+    EXPECT_EQ(model->parameters()[0].grad().data_ptr(), second);
+    const auto storage = model->parameters()[0].grad().storage().data();
+    for (const auto& p : model->parameters()) EXPECT_EQ(p.grad().storage().data(), storage);  // one bucket
+  });
+}
+
+TEST(DistributedDataParallel, NoSyncAccumulatesAndTheNextBackwardReduces) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2), more = batches(2, {4, 10}, 8);
+  for (const bool as_view : {false, true})
+    run_ranks(2, [&](Rank& me) {
+      auto plain = clone(start), model = clone(start);
+      DistributedDataParallel ddp(model, {.gradient_as_bucket_view = as_view});
+      const auto at = static_cast<size_t>(me.rank);
+      {
+        CommDebugMode comm;
+        const auto guard = ddp->no_sync();
+        ddp(data[at]).pow(2).mean().backward();
+        EXPECT_EQ(comm.get_total_counts(), 0);
+      }
+      plain(data[at]).pow(2).mean().backward();
+      EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain), kExact), "");  // its own
+      ddp(more[at]).pow(2).mean().backward();
+      plain->zero_grad();
+      const auto both = [&](auto& m, const at::Tensor& pair) {
+        return square_loss(m, pair[0]) + square_loss(m, pair[1]);
+      };
+      accumulate_means(plain, {torch::stack({data[0], more[0]}), torch::stack({data[1], more[1]})}, both);
+      EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain)), "");
+    });
+}
+
+TEST(DistributedDataParallel, SeveralForwardsAndSeveralBackwards) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto plain = clone(start), model = clone(start);
+    DistributedDataParallel ddp(model);
+    const auto& batch = data[static_cast<size_t>(me.rank)];
+    auto one = ddp(batch).pow(2).mean(), two = ddp(batch * 2).pow(2).mean();
+    (one + two).backward();
+    const auto sum = [](auto& m, const at::Tensor& x) { return square_loss(m, x) + square_loss(m, x * 2); };
+    accumulate_means(plain, data, sum);
+    EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain)), "");
+    // One backward each: the second reduces as well, with what the first left.
+    ddp->zero_grad();
+    one = ddp(batch).pow(2).mean(), two = ddp(batch * 2).pow(2).mean();
+    one.backward();
+    two.backward();
+    EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain)), "");
+  });
+}
+
+// Two heads; a rank may use one of them, the other, or both.
+struct TwoHeadsImpl : torch::nn::Cloneable<TwoHeadsImpl> {
+  nn::Linear body{nullptr}, left{nullptr}, right{nullptr};
+  TwoHeadsImpl() { reset(); }
+  void reset() override {
+    body = register_module("body", nn::Linear(10, 6));
+    left = register_module("left", nn::Linear(6, 3));
+    right = register_module("right", nn::Linear(6, 3));
+  }
+  torch::Tensor forward(torch::Tensor x, bool use_left, bool use_right) {
+    x = body(x).relu();
+    if (use_left && use_right) return left(x) + right(x);
+    return use_left ? left(x) : right(x);
+  }
+};
+TESSERA_MODULE(TwoHeads);
+
+TEST(DistributedDataParallel, UnusedParametersAreFound) {
+  torch::manual_seed(3);
+  const TwoHeads start;
+  const auto data = batches(2);
+  for (const bool as_view : {false, true})
+    run_ranks(2, [&](Rank& me) {
+      auto plain = clone(start), model = clone(start);
+      DistributedDataParallel ddp(model, {.find_unused_parameters = true, .gradient_as_bucket_view = as_view});
+      const auto& batch = data[static_cast<size_t>(me.rank)];
+      // Rank 0 uses left, rank 1 right: both get the mean, with zeros from the other.
+      CommDebugMode comm;
+      ddp(batch, me.rank == 0, me.rank == 1).sum().backward();
+      EXPECT_EQ(all_reduces(comm), 1 + 1);  // a bucket, and who used what
+      plain(data[0], true, false).sum().backward();
+      plain(data[1], false, true).sum().backward();
+      for (const auto& p : plain->parameters()) p.mutable_grad() = p.grad() * 0.5;
+      EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain)), "");
+      // Nobody uses left: its gradient stays as it is. Not reset: what is there is accumulated, not halved.
+      const auto before = model->left->weight.grad().clone();
+      ddp(batch, false, true).sum().backward();
+      EXPECT_EQ(close(model->left->weight.grad(), before, kExact), "");
+      ddp->zero_grad();
+      ddp(batch, false, true).sum().backward();
+      EXPECT_FALSE(model->left->weight.grad().defined());
+    });
+}
+
+TEST(DistributedDataParallel, AccumulatedGradientsOfParametersUnusedHereAreNotHalved) {
+  torch::manual_seed(3);
+  const TwoHeads start;
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto plain = clone(start), model = clone(start);
+    DistributedDataParallel ddp(model, {.find_unused_parameters = true});
+    const auto& batch = data[static_cast<size_t>(me.rank)];
+    ddp(batch, true, true).sum().backward();
+    ddp(batch, me.rank == 0, true).sum().backward();  // left: on rank 0 only
+    plain(data[0], true, true).sum().backward();
+    plain(data[1], true, true).sum().backward();
+    plain(data[0], true, true).sum().backward();
+    plain(data[1], false, true).sum().backward();
+    for (const auto& p : plain->parameters()) p.mutable_grad() = p.grad() * 0.5;
+    EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain)), "");
+  });
+}
+
+TEST(DistributedDataParallel, StaticGraphNeedsNoCollectiveForUnusedParameters) {
+  torch::manual_seed(3);
+  const TwoHeads start;
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto plain = clone(start), model = clone(start);
+    DistributedDataParallel ddp(model, {.static_graph = true});
+    for (int step = 0; step < 3; step++) {
+      ddp->zero_grad();
+      plain->zero_grad();
+      CommDebugMode comm;
+      ddp(data[static_cast<size_t>(me.rank)], true, false).sum().backward();
+      EXPECT_EQ(comm.get_total_counts(), 1);
+      accumulate_means(plain, data, [](auto& m, const at::Tensor& x) { return m(x, true, false).sum(); });
+      EXPECT_FALSE(model->right->weight.grad().defined());
+      EXPECT_EQ(close(model->body->weight.grad(), plain->body->weight.grad(), kExact), "");
+      EXPECT_EQ(close(model->left->bias.grad(), plain->left->bias.grad(), kExact), "");
+    }
+  });
+}
+
+// A function whose backward runs a backward: parameters get a part of their gradient inside of it.
+struct Nested : torch::autograd::Function<Nested> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, nn::Linear* layer) {
+    context->save_for_backward({x});
+    context->saved_data["layer"] = reinterpret_cast<int64_t>(layer);
+    return (*layer)(x).relu().detach();
+  }
+  static Tensors backward(torch::autograd::AutogradContext* context, const Tensors& gradients) {
+    const at::AutoGradMode on(true);
+    auto x = context->get_saved_variables()[0].detach().requires_grad_();
+    auto& layer = *reinterpret_cast<nn::Linear*>(context->saved_data["layer"].toInt());
+    layer(x).relu().backward(gradients[0]);
+    return {x.grad(), at::Tensor()};
+  }
+};
+
+struct NestedTwiceImpl : torch::nn::Cloneable<NestedTwiceImpl> {
+  nn::Linear layer{nullptr};
+  NestedTwiceImpl() { reset(); }
+  void reset() override { layer = register_module("layer", nn::Linear(10, 10)); }
+  torch::Tensor forward(torch::Tensor x) {
+    x = x.detach().requires_grad_();
+    return Nested::apply(Nested::apply(x, &layer), &layer);
+  }
+};
+TESSERA_MODULE(NestedTwice);
+
+TEST(DistributedDataParallel, StaticGraphAllowsABackwardInsideOfTheBackward) {
+  torch::manual_seed(3);
+  const NestedTwice start;
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto plain = clone(start), model = clone(start);
+    DistributedDataParallel ddp(model, {.static_graph = true});
+    for (int step = 0; step < 3; step++) {
+      ddp->zero_grad();
+      plain->zero_grad();
+      CommDebugMode comm;
+      ddp(data[static_cast<size_t>(me.rank)]).sum().backward();
+      EXPECT_EQ(comm.get_total_counts(), 1);
+      accumulate_means(plain, data, [](auto& m, const at::Tensor& x) { return m(x).sum(); });
+      EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain)), "");
+    }
+  });
+}
+
+struct WithBuffersImpl : torch::nn::Cloneable<WithBuffersImpl> {
+  nn::BatchNorm1d norm{nullptr};
+  nn::Linear layer{nullptr};
+  WithBuffersImpl() { reset(); }
+  void reset() override {
+    norm = register_module("norm", nn::BatchNorm1d(10));
+    layer = register_module("layer", nn::Linear(10, 2));
+  }
+  torch::Tensor forward(torch::Tensor x) { return layer(norm(x)); }
+};
+TESSERA_MODULE(WithBuffers);
+
+TEST(DistributedDataParallel, BuffersAreTheFirstRanks) {
+  const WithBuffers start;
+  const auto data = batches(2);
+  for (const bool broadcast : {true, false})
+    run_ranks(2, [&](Rank& me) {
+      auto model = clone(start), plain = clone(start);
+      if (me.rank == 1) model->norm->running_mean.fill_(9);
+      DistributedDataParallel ddp(model, {.broadcast_buffers = broadcast});
+      EXPECT_EQ(close(model->norm->running_mean, torch::zeros(10), kExact), "");  // at construction, either way
+      ddp(data[static_cast<size_t>(me.rank)]).sum().backward();
+      plain(data[0]);
+      CommDebugMode comm;
+      const torch::NoGradGuard no_grad;
+      ddp->eval();
+      ddp(data[0]);
+      EXPECT_EQ(count(comm, Kind::Broadcast), broadcast ? 2 : 0);  // floats, and the counter of batches
+      const bool equal = close(model->norm->running_mean, plain->norm->running_mean, kExact).empty();
+      EXPECT_EQ(equal, broadcast || me.rank == 0);
+    });
+}
+
+struct MixedImpl : torch::nn::Cloneable<MixedImpl> {
+  nn::Linear single{nullptr}, twice{nullptr};
+  MixedImpl() { reset(); }
+  void reset() override {
+    single = register_module("single", nn::Linear(10, 6));
+    twice = register_module("twice", nn::Linear(6, 2));
+    twice->to(torch::kDouble);
+  }
+  torch::Tensor forward(torch::Tensor x) { return twice(single(x).to(torch::kDouble)); }
+};
+TESSERA_MODULE(Mixed);
+
+TEST(DistributedDataParallel, DtypesTravelApart) {
+  torch::manual_seed(3);
+  const Mixed start;
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto plain = clone(start), model = clone(start);
+    DistributedDataParallel ddp(model);
+    for (int step = 0; step < 2; step++) {
+      ddp->zero_grad();
+      plain->zero_grad();
+      CommDebugMode comm;
+      ddp(data[static_cast<size_t>(me.rank)]).sum().backward();
+      EXPECT_EQ(all_reduces(comm), 2);
+      accumulate_means(plain, data, [](auto& m, const at::Tensor& x) { return m(x).sum(); });
+      EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain), kExact), "");
+    }
+  });
+}
+
+TEST(DistributedDataParallel, ParametersAreFrozenAndUnfrozen) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto plain = clone(start), model = clone(start);
+    DistributedDataParallel ddp(model);
+    for (const bool frozen : {false, true, false}) {
+      for (auto& m : {plain, model}) m->layers[0]->weight.requires_grad_(!frozen);
+      ddp->zero_grad();
+      plain->zero_grad();
+      for (auto& m : {plain, model}) m->layers[0]->weight.mutable_grad().reset();
+      CommDebugMode comm;
+      ddp(data[static_cast<size_t>(me.rank)]).pow(2).mean().backward();
+      accumulate_means(plain, data, square_loss);
+      EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain), kExact), "") << frozen;
+      EXPECT_EQ(comm.get_bytes_by_axis().begin()->second, (frozen ? 16 + 160 + 10 : 160 + 16 + 160 + 10) * 4);
+    }
+  });
+}
+
+struct TiedPartImpl : torch::nn::Module {
+  torch::Tensor weight;
+  explicit TiedPartImpl(const torch::Tensor& shared) { weight = register_parameter("weight", shared); }
+};
+struct TiedImpl : torch::nn::Module {
+  std::shared_ptr<TiedPartImpl> one, two;
+  TiedImpl() {
+    const auto shared = torch::eye(10).requires_grad_();
+    one = register_module("one", std::make_shared<TiedPartImpl>(shared));
+    two = register_module("two", std::make_shared<TiedPartImpl>(shared));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return x.mm(one->weight).relu().mm(two->weight); }
+};
+
+TEST(DistributedDataParallel, TiedParametersAreReducedOnce) {
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto model = std::make_shared<TiedImpl>();
+    TiedImpl plain;
+    DistributedDataParallel ddp(model);
+    CommDebugMode comm;
+    ddp(data[static_cast<size_t>(me.rank)]).pow(2).sum().backward();
+    EXPECT_EQ(comm.get_bytes_by_axis().begin()->second, 100 * 4);
+    for (const auto& batch : data) (plain.forward(batch).pow(2).sum() * 0.5).backward();
+    EXPECT_EQ(close(model->one->weight.grad(), plain.one->weight.grad()), "");
+  });
+}
+
+TEST(DistributedDataParallel, TwoInOneProcess) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto a = clone(start), b = clone(start), plain_a = clone(start), plain_b = clone(start);
+    DistributedDataParallel first(a), second(b);
+    for (int step = 0; step < 2; step++) {
+      for (auto m : {a, b, plain_a, plain_b}) m->zero_grad();
+      second(first(data[static_cast<size_t>(me.rank)])).pow(2).mean().backward();
+      for (const auto& batch : data) (plain_b(plain_a(batch)).pow(2).mean() * 0.5).backward();
+      EXPECT_EQ(close(gradients_of(*a), gradients_of(*plain_a)), "");
+      EXPECT_EQ(close(gradients_of(*b), gradients_of(*plain_b)), "");
+    }
+  });
+}
+
+struct CheckpointedImpl : torch::nn::Cloneable<CheckpointedImpl> {
+  MLP inner{nullptr};
+  CheckpointedImpl() { reset(); }
+  void reset() override { inner = register_module("inner", MLP(models::mlp_module())); }
+  torch::Tensor forward(torch::Tensor x) {
+    return checkpoint([this](torch::Tensor y) { return inner(y); }, x);
+  }
+};
+TESSERA_MODULE(Checkpointed);
+
+TEST(DistributedDataParallel, CheckpointsInsideAndAround) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto plain = clone(start), around = clone(start);
+    Checkpointed inside;
+    DistributedDataParallel ddp(inside, {.bucket_cap_mb = kTinyMb});
+    DistributedDataParallel wrapped(around, {.bucket_cap_mb = kTinyMb});
+    accumulate_means(plain, data, square_loss);
+    for (int step = 0; step < 3; step++) {
+      ddp->zero_grad();
+      wrapped->zero_grad();
+      const auto& batch = data[static_cast<size_t>(me.rank)];
+      ddp(batch).pow(2).mean().backward();
+      EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain), kExact), "");
+      auto x = batch.clone().requires_grad_();
+      checkpoint([&](torch::Tensor y) { return wrapped(y); }, x).pow(2).mean().backward();
+      EXPECT_EQ(close(gradients_of(*wrapped), gradients_of(*plain), kExact), "");
+    }
+  });
+}
+
+// Any signature, and modules without a holder of ours.
+struct Outputs {
+  at::Tensor a;
+  std::vector<at::Tensor> more;
+  friend void tessera_visit(Outputs& o, auto&& field) { field(o.a), field(o.more); }
+};
+struct FreeImpl : torch::nn::Module {
+  torch::nn::Linear layer{nullptr};
+  FreeImpl() { layer = register_module("layer", torch::nn::Linear(10, 2)); }
+  Outputs forward(const torch::Tensor& x, double scale, const std::string& how) {
+    EXPECT_EQ(how, "gently");
+    return {layer(x) * scale, {layer(x * 2)}};
+  }
+};
+
+TEST(DistributedDataParallel, TakesWhatTheModuleTakes) {
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto module = std::make_shared<FreeImpl>();
+    DistributedDataParallel ddp(module, {.static_graph = true});
+    EXPECT_EQ(ddp->named_parameters().keys(), (std::vector<std::string>{"module.layer.weight", "module.layer.bias"}));
+    EXPECT_EQ(ddp->module.get(), module.get());
+    const Outputs out = ddp(data[static_cast<size_t>(me.rank)], 0.5, "gently");
+    (out.a.sum() + out.more[0].sum()).backward();
+    EXPECT_EQ(close(module->layer->bias.grad(), torch::full(2, 0.5 * 4 + 4)), "");
+  });
+}
+
+// A backward is registered ops and nothing else: recorded and replayed, it gives the same gradients.
+TEST(DistributedDataParallel, ATracerSeesAllOfIt) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto model = clone(start);
+    DistributedDataParallel ddp(model, {.bucket_cap_mb = kTinyMb});
+    const auto& batch = data[static_cast<size_t>(me.rank)];
+    for (int step = 0; step < 2; step++) ddp(batch).pow(2).mean().backward();
+    const torch::NoGradGuard no_grad;
+    for (const auto& p : model->parameters()) p.mutable_grad().zero_();
+    auto recorded = [&] {
+      const torch::AutoGradMode on(true);
+      auto loss = ddp(batch).pow(2).mean();
+      testing::Recorder recorder;
+      loss.backward();
+      recorder.stop();
+      const auto ops = recorder.ops();
+      EXPECT_EQ(std::count(ops.begin(), ops.end(), "tessera::all_reduce_"), 2);
+      const auto expected = gradients_of(*model);
+      for (const auto& p : model->parameters()) p.grad().detach().zero_();
+      recorder.replay();
+      return expected;
+    }();
+    EXPECT_EQ(close(gradients_of(*model), recorded, kExact), "");
+  });
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,187 @@
+// Data parallel times tensor parallel on 2 x 2: parameters and gradients are distributed tensors before and after, and
+// equal to what one rank computes from the whole batch.
+#include "tessera/data_parallel/distributed_data_parallel.h"
+#include "tessera/data_parallel/replicate.h"
+#include "tessera/debug/comm_debug_mode.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/models/gpt2.h"
+#include "tessera/models/llama.h"
+#include "tessera/models/loss.h"
+#include "tessera/models/plans.h"
+#include "tessera/nn/load_state_dict.h"
+#include "tessera/nn/optimizer_state.h"
+#include "tessera/optim/adam.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/tensor_parallel/parallelize_module.h"
+#include "tessera/testing/assert_close.h"
+#include "tessera/testing/ranks.h"
+#include "tests/data_parallel/batches.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+using comm::Kind;
+using testing::close;
+using testing::Rank;
+using testing::run_ranks;
+
+constexpr testing::Tolerance kLoose{1e-4, 1e-5};
+const models::GPT2Config kGpt{.vocab_size = 13, .max_seq_len = 8, .n_layer = 2, .n_head = 4, .n_embd = 16};
+const models::LlamaConfig kLlama{.vocab_size = 13,
+                                 .max_seq_len = 8,
+                                 .n_layers = 2,
+                                 .n_heads = 4,
+                                 .n_kv_heads = 2,
+                                 .dim = 16,
+                                 .ffn_dim = 22,
+                                 .rope_theta = 100};
+
+struct Batch {
+  at::Tensor tokens, targets;
+};
+Batch made_batch() {
+  torch::manual_seed(8);
+  return {torch::randint(13, {4, 7}, torch::kLong), torch::randint(13, {4, 7}, torch::kLong)};
+}
+
+template <class Model, class Config>
+Model made(const Config& config) {
+  torch::manual_seed(7);
+  Model model(config);
+  const torch::NoGradGuard no_grad;
+  for (auto& p : model->parameters()) p.uniform_(-0.3, 0.3);
+  return model;
+}
+
+std::string layout(const at::Tensor& t) { return is_dtensor(t) ? c10::str(DTensor(t)) : c10::str("plain ", t.sizes()); }
+at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
+
+// Every parameter and gradient lies where it lay, under its name, and has the plain one's values.
+void expect_equal(const Module& parallel, const Module& plain, const std::vector<std::string>& placements) {
+  const auto found = parallel.named_parameters(), wanted = plain.named_parameters();
+  ASSERT_EQ(found.size(), wanted.size());
+  for (size_t i = 0; i < found.size(); i++) {
+    const auto& name = wanted[i].key();
+    EXPECT_TRUE(found[i].key().ends_with(name)) << found[i].key();
+    EXPECT_EQ(layout(found[i].value()), placements[i]) << name;
+    EXPECT_EQ(layout(found[i].value().grad()), placements[i]) << name;
+    EXPECT_EQ(close(whole(found[i].value().detach()), wanted[i].value().detach(), kLoose), "") << name;
+    EXPECT_EQ(close(whole(found[i].value().grad().detach()), wanted[i].value().grad(), kLoose), "") << name << ".grad";
+  }
+}
+
+struct How {
+  bool sequence_parallel;
+  bool gradient_as_bucket_view = false, static_graph = false;
+};
+
+template <class Model, class Config>
+void train(const Config& config, const How& how) {
+  const auto start = made<Model>(config);
+  const auto batch = made_batch();
+  run_ranks(4, [&](Rank& me) {
+    const auto mesh = me.mesh("dp=2,tp=2");
+    auto plain = clone(start), model = clone(start);
+    parallelize_module(model, mesh["tp"], tensor_parallel_plan(config, {.sequence_parallel = how.sequence_parallel}));
+    std::vector<std::string> placements;
+    for (const auto& p : model->parameters()) placements.push_back(layout(p));
+    DistributedDataParallel ddp(model, {.device_mesh = mesh["dp"],
+                                        .gradient_as_bucket_view = how.gradient_as_bucket_view,
+                                        .static_graph = how.static_graph});
+    optim::SGD plain_opt(plain->parameters(), {.lr = 0.1}), opt(ddp->parameters(), {.lr = 0.1});
+    const auto half = [&](const at::Tensor& t) { return t.chunk(2)[mesh.get_local_rank("dp")]; };
+    for (int step = 0; step < 3; step++) {
+      opt.zero_grad();
+      plain_opt.zero_grad();
+      models::loss(plain(batch.tokens), batch.targets).backward();
+      auto loss = models::loss(ddp(half(batch.tokens)), half(batch.targets));
+      CommDebugMode comm;
+      loss.backward();
+      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), 1) << "over dp";
+      expect_equal(*ddp, *plain, placements);
+      plain_opt.step();
+      comm.reset();
+      opt.step();
+      EXPECT_EQ(comm.get_total_counts(), 0) << "every gradient lies like its parameter";
+    }
+  });
+}
+
+TEST(DataAndTensorParallel, Gpt2) { train<models::GPT2>(kGpt, {.sequence_parallel = false}); }
+TEST(DataAndTensorParallel, Gpt2WithSequenceParallelism) { train<models::GPT2>(kGpt, {.sequence_parallel = true}); }
+TEST(DataAndTensorParallel, LlamaWithSequenceParallelismInBucketViews) {
+  train<models::Llama>(kLlama, {.sequence_parallel = true, .gradient_as_bucket_view = true, .static_graph = true});
+}
+
+// seed_spec's pair of a column-wise and a row-wise layer, twice, under replicate: what the compiler's test starts from.
+TEST(DataAndTensorParallel, Replicate) {
+  const models::MLP start(models::four_linears(12));
+  const auto data = data_parallel::batches(2, {1, 12});
+  run_ranks(4, [&](Rank& me) {
+    const auto mesh = me.mesh("dp=2,tp=2");
+    auto plain = clone(start), model = clone(start);
+    parallelize_module(model, mesh["tp"],
+                       {{"fc1", ColwiseParallel()},
+                        {"fc2", RowwiseParallel()},
+                        {"fc3", ColwiseParallel()},
+                        {"fc4", RowwiseParallel()}});
+    std::vector<std::string> placements;
+    for (const auto& p : model->parameters()) placements.push_back(layout(p));
+    replicate(model, {{.device_mesh = mesh["dp"]}});
+    {
+      const torch::NoGradGuard no_grad;
+      model(data[0]);  // makes the ranks equal
+    }
+    CommDebugMode comm;
+    auto loss = model(data[static_cast<size_t>(mesh.get_local_rank("dp"))]).sum();
+    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce), 2);
+    EXPECT_EQ(comm.get_total_counts(), 2);
+    comm.reset();
+    loss.backward();
+    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce), 1);  // the gradient of fc3's input, over tp
+    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), 1);
+    for (const auto& batch : data) (plain(batch).sum() * 0.5).backward();
+    expect_equal(*model, *plain, placements);
+  });
+}
+
+// Model and optimizer, saved from 2 x 2 and loaded into another one, go on alike.
+TEST(DataAndTensorParallel, SavedAndLoaded) {
+  const models::MLP start(models::mlp_module());
+  const auto data = data_parallel::batches(2);
+  run_ranks(4, [&](Rank& me) {
+    const auto mesh = me.mesh("dp=2,tp=2");
+    const auto parallel = [&](const DDPOptions& options) {
+      auto model = clone(start);
+      parallelize_module(model, mesh["tp"], {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}});
+      return DistributedDataParallel(model, options);
+    };
+    const auto& batch = data[static_cast<size_t>(mesh.get_local_rank("dp"))];
+    auto first = parallel({.device_mesh = mesh["dp"]});
+    optim::AdamW first_opt(first->parameters(), {.lr = 0.1});
+    const auto step = [&](auto& ddp, auto& opt) {
+      opt.zero_grad();
+      ddp(batch).pow(2).mean().backward();
+      opt.step();
+    };
+    for (int i = 0; i < 2; i++) step(first, first_opt);
+
+    auto second = parallel({.device_mesh = mesh["dp"], .gradient_as_bucket_view = true});
+    optim::AdamW second_opt(second->parameters(), {.lr = 0.5});
+    EXPECT_EQ(state_dict(*first).names()[0], "module.net1.weight");
+    load_state_dict(*second, state_dict(*first));
+    load_optimizer_state_dict(second_opt, *second, optimizer_state_dict(first_opt, *first));
+    for (int i = 0; i < 2; i++) {
+      step(first, first_opt);
+      step(second, second_opt);
+    }
+    const auto found = second->parameters(), wanted = first->parameters();
+    for (size_t i = 0; i < found.size(); i++)
+      EXPECT_EQ(close(whole(found[i].detach()), whole(wanted[i].detach()), {0, 0}), "");
+  });
+}
+
+}  // namespace
+}  // namespace tessera
