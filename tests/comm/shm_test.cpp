@@ -51,6 +51,7 @@ TEST(Shm, TheNameIsGoneOnceAllHaveMappedIt) {
 TEST(Shm, AMemberThatNeverCameLeavesNothingEither) {
   run_ranks(2,
             [](Rank& me) {
+              me.group()->barrier().wait();  // the world's name is gone
               if (me.rank == 0) {
                 auto group = me.world.new_group({0, 1});  // rank 1 does not make it
                 const auto made = objects_of(getpid());

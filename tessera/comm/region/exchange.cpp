@@ -60,8 +60,6 @@ void Exchange::fail(const std::string& why) {
   messages_.clear();
 }
 
-void Exchange::poison(const std::string& reason) { region_->poison(reason); }
-
 void Exchange::check_sound() {
   if (C10_UNLIKELY(!failure_.empty())) TESSERA_FAIL(CommError, failure_);
   if (C10_UNLIKELY(region_->poisoned())) TESSERA_FAIL(CommError, region_->poison_reason());
@@ -85,7 +83,7 @@ OperationPtr Exchange::post(Transfer transfer) {
     return -1;
   };
   if (missing() >= 0 && !drive(lock, missing, Clock::now() + timeout()))
-    fail(late(c10::str("to post ", describe(op->transfer.stamp)), missing(), timeout()));
+    fail(c10::str(late(*op, missing(), timeout()), ": it is ", kRing, " collectives behind"));
   check_sound();
   put_into_slot(*op);
   collectives_.push_back(op);

@@ -93,7 +93,6 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   // Completes with `results`, whether or not anybody waits.
   FuturePtr future(Operation& op, const std::vector<at::Tensor>& results);
   std::string error_of(const Operation& op);
-  void poison(const std::string& reason);
   void stop();  // ends the thread; futures that are left fail
 
   std::chrono::milliseconds timeout() const { return timeout_.load(); }
@@ -115,7 +114,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   void check_sound();
   std::string describe(const Stamp& stamp) const;
   std::string name_of(int rank) const;
-  std::string late(const std::string& what, int missing, std::chrono::milliseconds timeout) const;
+  std::string late(const Operation& op, int missing, std::chrono::milliseconds timeout) const;
 
   // stream.cpp: chunks.
   int64_t chunk_bytes(const Transfer& transfer) const;
