@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
-REPETITIONS = 20
+REPETITIONS = 8
 STEPS = 2  # a repetition
 PARAMETERS, SIDES = 1000, (32, 4)
 
