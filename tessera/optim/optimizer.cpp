@@ -135,10 +135,17 @@ void Optimizer::lay_out_gradients(std::vector<std::vector<Job>>& jobs) {
   }
 }
 
+bool Optimizer::takes_scaling(size_t group) const {
+  return is_fused(group) || std::all_of(groups_[group].begin(), groups_[group].end(), [](const auto& slot) {
+           const auto& piece = piece_of(slot.parameter);
+           return piece.is_cpu() && piece.is_non_overlapping_and_dense();
+         });
+}
+
 void Optimizer::step(const Scaling* scaling) {
   const at::NoGradGuard no_grad;
   for (size_t g = 0; scaling && g < groups_.size(); g++)
-    TESSERA_CHECK(is_fused(g), UsageError, kind(), ": group ", g,
+    TESSERA_CHECK(takes_scaling(g), UsageError, kind(), ": group ", g,
                   " is not fused: it takes gradients that are already unscaled, as GradScaler::unscale_ leaves them");
   auto jobs = plan();
   lay_out_gradients(jobs);
@@ -161,7 +168,7 @@ void Optimizer::step(const Scaling* scaling) {
 }
 
 void Optimizer::run(size_t group, const std::vector<const Job*>& jobs, const Scaling* scaling) {
-  const bool fused = is_fused(group);
+  const bool fused = is_fused(group) || scaling;
   const size_t columns = rows_used(group);
   const auto piece = [&](size_t i) -> const at::Tensor& { return *jobs[i]->piece; };
   for (const auto& indices : detail::by_device_and_dtype(jobs.size(), piece)) {

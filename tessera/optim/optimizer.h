@@ -45,6 +45,9 @@ class Optimizer : public OptimizerAccess {
   virtual double lr(size_t group) const = 0;
   virtual void set_lr(size_t group, double lr) = 0;  // writes into a learning rate that is a tensor
   virtual bool is_fused(size_t group) const = 0;
+  // Fused kernels alone can leave a step out without anybody knowing on the host. A group that is not fused is updated
+  // by them where it could be: on the CPU, without gaps in memory.
+  bool takes_scaling(size_t group) const;
   // What a scheduler starts from: the learning rate when the first one was made. As PyTorch's "initial_lr".
   double initial_lr(size_t group);
 
