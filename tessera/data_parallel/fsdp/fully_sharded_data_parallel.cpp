@@ -96,10 +96,8 @@ FSDPState::FSDPState(torch::nn::Module& module, const FSDPOptions& options) : mo
                                       groups.replicas, UnitOptions{.flat_parameter = !options.use_orig_params});
   turn->reshard_after_forward = !keeps_whole(options.sharding_strategy);
   own_ = attach(module, turn);
-  if (!options.use_orig_params && !handles.empty()) {
-    own_->originals = Unregistered(module, handles);
-    registered(module).insert(kFlatName, turn->unit->flat());
-  }
+  if (!options.use_orig_params && !handles.empty())
+    own_->registration.emplace(module, handles, kFlatName, turn->unit->flat());
 }
 
 Tensors FSDPState::flat_params() const {
@@ -123,7 +121,7 @@ SummonFullParams::SummonFullParams(torch::nn::Module& module, SummonOptions opti
   for (auto& sharded : find_all(module)) {
     if (!options.recurse && sharded->module != &module) continue;
     sharded->turn->unit->open();
-    if (sharded->originals) sharded->originals->put_back();
+    if (sharded->registration) sharded->registration->show_originals();
     opened_.push_back(std::move(sharded));
   }
 }
@@ -132,7 +130,7 @@ SummonFullParams::~SummonFullParams() {
   for (auto& sharded : opened_) {
     sharded->turn->unit->settle_writes(options_.writeback);
     sharded->turn->unit->close();
-    if (sharded->originals) sharded->originals->take_out();
+    if (sharded->registration) sharded->registration->show_flat();
   }
 }
 

@@ -6,35 +6,35 @@ namespace tessera::data_parallel::fsdp {
 namespace {
 
 using torch::nn::Module;
-using Dict = torch::OrderedDict<std::string, at::Tensor>;
 
+// A module's own dict of parameters, which LibTorch keeps to the module itself.
 struct Peek : Module {
-  static Dict Module::*parameters() { return &Peek::parameters_; }
+  static auto parameters() { return &Peek::parameters_; }
 };
+auto& registered(Module& module) { return module.*Peek::parameters(); }
 
 }  // namespace
 
-Dict& registered(Module& module) { return module.*Peek::parameters(); }
-
-Unregistered::Unregistered(Module& module, const std::vector<at::Tensor>& tensors) {
+Registration::Registration(Module& module, const std::vector<at::Tensor>& originals, const std::string& name,
+                           const at::Tensor& flat) {
   module.apply([&](Module& each) {
-    auto& dict = registered(each);
     const auto taken = [&](const at::Tensor& t) {
-      return std::any_of(tensors.begin(), tensors.end(), [&](const at::Tensor& other) { return other.is_same(t); });
+      return std::any_of(originals.begin(), originals.end(), [&](const at::Tensor& other) { return other.is_same(t); });
     };
-    Owner owner{&each, dict, Dict()};
-    for (const auto& item : dict)
-      if (!taken(item.value())) owner.rest.insert(item.key(), item.value());
-    if (owner.rest.size() < owner.all.size()) owners_.push_back(std::move(owner));
+    Owner owner{&each, registered(each), Dict()};
+    if (&each == &module) owner.flat.insert(name, flat);
+    for (const auto& item : owner.originals)
+      if (!taken(item.value())) owner.flat.insert(item.key(), item.value());
+    owners_.push_back(std::move(owner));
   });
-  take_out();
+  show_flat();
 }
 
-void Unregistered::put_back() {
-  for (auto& owner : owners_) registered(*owner.module) = owner.all;
+void Registration::show_originals() {
+  for (auto& owner : owners_) registered(*owner.module) = owner.originals;
 }
-void Unregistered::take_out() {
-  for (auto& owner : owners_) registered(*owner.module) = owner.rest;
+void Registration::show_flat() {
+  for (auto& owner : owners_) registered(*owner.module) = owner.flat;
 }
 
 }  // namespace tessera::data_parallel::fsdp

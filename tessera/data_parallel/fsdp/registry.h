@@ -6,23 +6,21 @@
 
 namespace tessera::data_parallel::fsdp {
 
-// A module's own dict of parameters, which LibTorch keeps to the module itself.
-torch::OrderedDict<std::string, at::Tensor>& registered(torch::nn::Module& module);
-
-// Parameters taken out of the modules that hold them, fields untouched, and put back in the order they had.
-class Unregistered {
+// What parameters() of a module shows: a flat parameter, or the originals that it stands for, in the order they had.
+// Typed fields of the modules are not touched.
+class Registration {
  public:
-  Unregistered() = default;
-  // Everything in `module` and below that is one of `tensors`.
-  Unregistered(torch::nn::Module& module, const std::vector<at::Tensor>& tensors);
-  void put_back();
-  void take_out();
+  // Takes the tensors out of `module` and of everything below, and puts `flat` into it.
+  Registration(torch::nn::Module& module, const std::vector<at::Tensor>& originals, const std::string& name,
+               const at::Tensor& flat);
+  void show_originals();
+  void show_flat();
 
  private:
+  using Dict = torch::OrderedDict<std::string, at::Tensor>;
   struct Owner {
     torch::nn::Module* module;
-    torch::OrderedDict<std::string, at::Tensor> all;   // as it was
-    torch::OrderedDict<std::string, at::Tensor> rest;  // without the tensors
+    Dict originals, flat;  // what it shows in each case
   };
   std::vector<Owner> owners_;
 };

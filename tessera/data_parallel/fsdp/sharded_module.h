@@ -19,8 +19,8 @@ struct ShardedModule {
 
   const Module* module;
   std::shared_ptr<Turn> turn;
-  std::optional<Unregistered> originals;  // where a flat parameter stands for them
-  std::shared_ptr<Schedule> schedule;     // the tree's; made in the first forward, by the root
+  std::optional<Registration> registration;  // where a flat parameter stands for the originals
+  std::shared_ptr<Schedule> schedule;        // the tree's; made in the first forward, by the root
 };
 
 // Hooks up the module, which must be able to have hooks and not be sharded yet. It keeps the state alive.
