@@ -21,8 +21,8 @@ namespace {
 constexpr int64_t kBlock = 1024;  // elements summed at a time: the sums stay in the first-level cache
 
 // Not-a-number wins, as in at::min. No short circuits: they would keep the loop from being vectorised.
-constexpr auto kMin = [](auto a, auto b) { return (b < a) | (b != b) ? b : a; };
-constexpr auto kMax = [](auto a, auto b) { return (a < b) | (b != b) ? b : a; };
+constexpr auto kMin = [](auto a, auto b) { return ((b < a) | (b != b)) ? b : a; };
+constexpr auto kMax = [](auto a, auto b) { return ((a < b) | (b != b)) ? b : a; };
 
 // T: as stored, Sum: as summed.
 template <class T, class Sum, class Op>

@@ -144,6 +144,7 @@ void Exchange::wait(Operation& op, std::chrono::milliseconds timeout) {
       fail(late(oldest, missing(), timeout));
     }
     hand_out_futures(lock);
+    TESSERA_CHECK(op.done, InternalError, "nobody to wait for, but the operation is not done");
   }
   if (std::string error = error_of(op); !error.empty()) TESSERA_FAIL(CommError, error);
 }
