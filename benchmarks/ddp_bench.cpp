@@ -11,6 +11,7 @@
 //   backward   -----------------------------| wait      wait
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/peer_mlp.h"
+#include "benchmarks/process_ranks.h"
 #include "benchmarks/train_step.h"
 #include "tessera/cli/bench.h"
 #include "tessera/comm/records.h"
@@ -109,7 +110,7 @@ std::string overlap_of(const Step& step) {
 }
 
 void run(int64_t ranks, const EmitRow& emit) {
-  benchmarks::on_ranks(ranks, [&](testing::Rank& me) {
+  benchmarks::on_process_ranks("ddp", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
     for (const auto& c : kCases) {
       const auto ours = c.ours(c, me.rank), plain = c.plain(c, me.rank);
       const auto ms = medians_ms(me.group(), c.steps, {ours, plain});
@@ -119,7 +120,7 @@ void run(int64_t ranks, const EmitRow& emit) {
               .unit = "ms",
               .ours = ms[0],
               .plain = ms[1],
-              .note = c10::str(overlap, "; ", benchmarks::kRanksNote)});
+              .note = overlap});
     }
   });
 }

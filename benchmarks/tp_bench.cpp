@@ -4,6 +4,7 @@
 // AdamW, tp_fused the fused kernel, on both sides.
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/peer_mlp.h"
+#include "benchmarks/process_ranks.h"
 #include "benchmarks/train_step.h"
 #include "tessera/cli/bench.h"
 #include "tessera/models/mlp.h"
@@ -72,16 +73,12 @@ constexpr Case kCases[] = {
 };
 
 void run(int64_t ranks, const EmitRow& emit) {
-  benchmarks::on_ranks(ranks, [&](testing::Rank& me) {
+  benchmarks::on_process_ranks("tp", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
     const auto mesh = me.mesh({ranks}, {"tp"});
     for (const auto& c : kCases) {
       const auto ms = medians_ms(me.group(), c.steps, {c.ours(c.optimizer, mesh), c.plain(c.optimizer)});
       if (me.rank == 0)
-        emit({.name = c10::str(c.name, "/", ranks, "/-/", c.variant),
-              .unit = "ms",
-              .ours = ms[0],
-              .plain = ms[1],
-              .note = benchmarks::kRanksNote});
+        emit({.name = c10::str(c.name, "/", ranks, "/-/", c.variant), .unit = "ms", .ours = ms[0], .plain = ms[1]});
     }
   });
 }

@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/testing/ranks.h"
+#include "tessera/comm/communicator.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -21,9 +21,5 @@ at::Generator generator(uint64_t seed);  // of its own: the default one is share
 
 // By turns, all ranks at once: a repetition begins and ends with all of them. Milliseconds a step.
 std::vector<double> medians_ms(const comm::Group& group, int64_t steps, const std::vector<Step>& functions);
-
-// How the ranks of these benches run, and what their rows say about it.
-inline constexpr const char* kRanksNote = "ranks are threads";
-inline void on_ranks(int64_t ranks, const testing::Body& body) { testing::run_ranks(ranks, body); }
 
 }  // namespace tessera::benchmarks
