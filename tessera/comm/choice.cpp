@@ -93,7 +93,8 @@ std::vector<AutoRow> auto_rows() {
   const Choice device = here.devices > 0
                             ? Choice{"nccl", "", c10::str(here.devices, " devices here; if every rank has one")}
                             : Choice{"as above", "", "through the host: no nccl in this build, or no device"};
-  return {{"of one process", threads}, {"of one machine", shm}, {"of several machines", gloo}, {"CUDA tensors", device}};
+  return {
+      {"of one process", threads}, {"of one machine", shm}, {"of several machines", gloo}, {"CUDA tensors", device}};
 }
 
 }  // namespace tessera::comm
