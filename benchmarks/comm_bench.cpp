@@ -1,24 +1,20 @@
 // Collectives over shared memory beside Gloo, ranks as processes of this machine, both by turns in one run. Sizes are
 // the bytes a rank gives; a time is from the first rank's call to the last rank's completion. Plain is what all ranks
 // need at once to copy as many bytes as one of them gets: nothing that moves the bytes can be much faster.
+#include "benchmarks/process_ranks.h"
 #include "tessera/base/error.h"
-#include "tessera/base/settings.h"
 #include "tessera/cli/bench.h"
 #include "tessera/cli/bench_timer.h"
 #include "tessera/comm/backends.h"
-#include "tessera/testing/ranks.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <stdlib.h>
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <iomanip>
 #include <sstream>
 
@@ -135,8 +131,7 @@ std::array<double, 3> measure(const OpRow& op, const SizeRow& size, int64_t rank
   return {median(samples[0]), median(samples[1]), median(samples[2])};
 }
 
-// On every rank; rank 0 writes a line for each op:  name ours peer plain
-void run_rank(testing::Rank& me, const SizeRow& size) {
+void run_rank(testing::Rank& me, const SizeRow& size, const EmitRow& emit) {
   const auto connect = [&](const std::string& backend) {
     comm::ConnectOptions options;
     options.store = c10::make_intrusive<c10d::PrefixStore>(backend, me.world.store());
@@ -148,41 +143,13 @@ void run_rank(testing::Rank& me, const SizeRow& size) {
     return comm::connect(backend, options);
   };
   const BackendPtr shm = me.group()->backend(), gloo = connect("gloo");
-  std::ofstream rows;
-  if (me.rank == 0) rows.open(setting("TESSERA_BENCH_ROWS"));
   for (const OpRow& op : kOps) {
     const auto [ours, peer, plain] = measure(op, size, me.size(), shm, gloo);
-    rows << op.name << ' ' << ours << ' ' << peer << ' ' << plain << std::endl;
-  }
-}
-
-struct RowsFile {
-  std::string path = "/tmp/tessera-bench-XXXXXX";
-  RowsFile() {
-    close(mkstemp(path.data()));
-    setenv("TESSERA_BENCH_ROWS", path.c_str(), 1);
-  }
-  ~RowsFile() { unlink(path.c_str()); }
-};
-
-void run(int64_t ranks, const SizeRow& size, const EmitRow& emit) {
-  const bool child = setting_is_set("TESSERA_SPAWN");
-  std::optional<RowsFile> file;
-  if (!child) file.emplace();
-  testing::SpawnOptions options;
-  options.backend = "shm";
-  options.timeout = std::chrono::minutes(10);
-  options.arguments = {"bench", "comm"};
-  testing::spawn_processes(
-      ranks, [&](testing::Rank& me) { run_rank(me, size); }, options);
-  if (child) return;  // on its way to a later call
-  std::ifstream rows(file->path);
-  std::string name;
-  for (double ours, peer, plain; rows >> name >> ours >> peer >> plain;) {
+    if (me.rank != 0) continue;
     std::ostringstream note;
     note << std::setprecision(2) << std::fixed << peer / ours << "x";
     if (size.bytes >= 16 << 20) note << ", " << std::setprecision(0) << 100 * plain / ours << "% of memcpy";
-    emit({.name = c10::str(name, "/", ranks, "/", size.name, "/shm"),
+    emit({.name = c10::str(op.name, "/", me.size(), "/", size.name, "/shm"),
           .unit = "us",
           .ours = ours,
           .plain = plain,
@@ -196,7 +163,10 @@ void run(int64_t ranks, const SizeRow& size, const EmitRow& emit) {
 void register_comm(BenchRegistry& registry) {
   registry.add({"comm", "collectives over shared memory beside Gloo", [](const EmitRow& emit) {
                   for (int64_t ranks : {2, 4})
-                    for (const SizeRow& size : kSizes) run(ranks, size, emit);
+                    for (const SizeRow& size : kSizes)
+                      benchmarks::on_process_ranks("comm", ranks, emit, [&](testing::Rank& me, const EmitRow& rows) {
+                        run_rank(me, size, rows);
+                      });
                 }});
 }
 

@@ -99,6 +99,11 @@ function(tessera_add_test file)
     return()
   endif()
 
+  if(layer STREQUAL launch AND NOT TARGET tessera_program)
+    message(WARNING "${name} is left out: the program is not built")
+    return()
+  endif()
+
   add_executable(${target} ${file})
   tessera_test_flags(${target})
   target_link_libraries(${target} PRIVATE tessera GTest::gtest GTest::gtest_main)
@@ -145,12 +150,26 @@ function(tessera_add_test file)
                                  "TESSERA_PARITY_SCRIPTS=\"${CMAKE_CURRENT_SOURCE_DIR}/tests/parity\"")
       set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
     endif()
-    if(starts_processes OR name STREQUAL "parity.tensor_parallel")  # thread ranks mostly wait; processes each load LibTorch first
+    if(layer STREQUAL launch)  # skipped, and counted, where the launcher they need is not there
+      add_dependencies(${target} tessera_program launch_probe)
+      target_compile_definitions(${target} PRIVATE "TESSERA_PROGRAM=\"$<TARGET_FILE:tessera_program>\""
+                                                   "TESSERA_PROBE=\"$<TARGET_FILE:launch_probe>\""
+                                                   "TESSERA_TORCH_PYTHON=\"$<$<BOOL:${tessera_torch_python}>:${tessera_torch_python}>\""
+                                                   "TESSERA_LAUNCH_TESTS=\"${CMAKE_CURRENT_SOURCE_DIR}/tests/launch\"")
+      set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]" PROCESSORS 2)
+    endif()
+    if(starts_processes OR name MATCHES "^parity.(data|tensor)_parallel$")  # thread ranks mostly wait; processes each load LibTorch first
       set_tests_properties(${name} PROPERTIES PROCESSORS 2)
     endif()
   endif()
 endfunction()
 
+if(TARGET tessera_program)
+  add_executable(launch_probe tests/launch/probe.cpp)  # a rank for launchers to start
+  tessera_test_flags(launch_probe)
+  target_link_libraries(launch_probe PRIVATE tessera)
+  set_target_properties(launch_probe PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+endif()
 file(GLOB_RECURSE test_files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/*_test.cpp)
 foreach(file ${test_files})
   tessera_add_test(${file})
@@ -179,7 +198,13 @@ if(NOT TESSERA_SANITIZE)
 endif()
 
 # Examples run alone and on four ranks, and say the same.
+if(TARGET tessera_program)
+  set(four_ranks tessera_program run -n 4 --)
+else()
+  set(four_ranks ${CMAKE_CURRENT_SOURCE_DIR}/examples/run_ranks.sh 4)
+endif()
 set(example_first_steps_says "c10d_functional.all_reduce: 1")
+set(example_data_parallel_says "equal weights, loss fell")
 set(example_tensor_parallel_says "loss 2.1210[0-9] to 0.075[0-9]")
 file(GLOB examples CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/examples/*.cpp)
 foreach(example ${examples})
@@ -188,7 +213,7 @@ foreach(example ${examples})
   tessera_our_code(example_${name})
   target_link_libraries(example_${name} PRIVATE tessera)
   add_test(NAME examples.${name} COMMAND example_${name})
-  add_test(NAME examples.${name}.4 COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/examples/run_ranks.sh 4 $<TARGET_FILE:example_${name}>)
+  add_test(NAME examples.${name}.4 COMMAND ${four_ranks} $<TARGET_FILE:example_${name}>)
   set_tests_properties(examples.${name} examples.${name}.4 PROPERTIES
                        PASS_REGULAR_EXPRESSION "${example_${name}_says}" TIMEOUT 60
                        ENVIRONMENT "${test_environment}")

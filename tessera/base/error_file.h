@@ -14,7 +14,7 @@ namespace tessera {
 void record_error(const std::exception& error);
 
 // From now on an exception that nobody catches, on any thread, is recorded before the process ends as it would have.
-// init() calls it: a handler needs no change to anyone's main, and sees threads too.
+// init() calls it where a launcher asks for the file: a handler needs no change to anyone's main, and sees threads too.
 void record_uncaught_errors();
 
 // `listener` is called with what is recorded, before the process ends over it. There is one: the world's.

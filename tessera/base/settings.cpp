@@ -12,6 +12,7 @@ namespace {
 // Sorted by name: what users and launchers set first (comm/environment.cpp says which launcher is told by which), then
 // our own.
 constexpr Setting kSettings[] = {
+    {"CUDA_VISIBLE_DEVICES", "", "CUDA devices this rank may use; ranks that see the same ones share them out"},
     {"LOCAL_RANK", "", "place among the ranks of this machine; set by torchrun and tessera run"},
     {"LOCAL_WORLD_SIZE", "", "number of ranks on this machine"},
     {"MASTER_ADDR", "127.0.0.1", "where rank 0, or the launcher, keeps the store of env://"},

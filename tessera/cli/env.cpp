@@ -2,6 +2,8 @@
 #include "tessera/cli/commands.h"
 #include "tessera/cli/where.h"
 #include "tessera/comm/backends.h"
+#include "tessera/comm/choice.h"
+#include "tessera/comm/environment.h"
 #include "tessera/version.h"
 
 #include <torch/headeronly/version.h>
@@ -14,7 +16,8 @@ namespace {
 
 void print_env(std::ostream& out) {
   out << "Tessera   " TESSERA_VERSION "\n"
-      << "LibTorch  " << TORCH_VERSION << " in " << libtorch_path().string() << "\n\nSettings\n";
+      << "LibTorch  " << TORCH_VERSION << " in " << libtorch_path().string() << "\n"
+      << "Launcher  " << comm::read_environment() << "\n\nSettings\n";
   for (const Setting& s : all_settings()) {
     bool given = setting_is_set(s.name);
     std::string value = setting(s.name);
@@ -25,6 +28,9 @@ void print_env(std::ostream& out) {
   for (const auto& backend : comm::backends())
     out << "  " << std::left << std::setw(29) << backend.name << std::setw(15)
         << (backend.available() ? "found" : "not here") << backend.help << '\n';
+  out << "\nBackend 'auto', for a group of ranks\n";
+  for (const auto& row : comm::auto_rows())
+    out << "  " << std::left << std::setw(22) << row.ranks << row.choice << '\n';
 }
 
 }  // namespace

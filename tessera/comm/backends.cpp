@@ -2,8 +2,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/hosts.h"
+#include "tessera/comm/watch/guarded_backend.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <mutex>
 
@@ -18,7 +20,7 @@ struct Table {
        detail::connect_shm},
       {"gloo", "CPU tensors over TCP, one or many machines", [] { return true; }, detail::connect_gloo},
       {"fake", "a world of any size without peers, for planning", [] { return true; }, detail::connect_fake},
-      {"nccl", "CUDA tensors; one device a rank", detail::nccl_available, detail::connect_nccl},
+      {"nccl", "CUDA tensors; one device a rank", [] { return detail::nccl_devices() > 0; }, detail::connect_nccl},
   };
 };
 Table& table() {
@@ -62,6 +64,18 @@ c10::intrusive_ptr<c10d::Backend> connect(const std::string& backend, const Conn
   TESSERA_CHECK(row.available(), UsageError, "backend '", backend, "' (", row.help,
                 ") cannot be used in this build or on this machine");
   return row.connect(options);
+}
+
+c10::intrusive_ptr<c10d::Backend> connect_checked(const std::string& backend, const ConnectOptions& options) {
+  if (backend != "gloo" || options.size == 1) return connect(backend, options);
+  return watch::connect_guarded(options, [](const ConnectOptions& gloo) { return connect("gloo", gloo); });
+}
+
+c10::intrusive_ptr<c10d::Backend> connect_both(const std::string& host, const std::string& device,
+                                               const ConnectOptions& options) {
+  ConnectOptions apart = options;
+  apart.store = c10::make_intrusive<c10d::PrefixStore>(device, options.store);
+  return detail::by_device(options, connect_checked(host, options), connect(device, apart));
 }
 
 }  // namespace tessera::comm

@@ -41,6 +41,11 @@ std::vector<BackendRow> backends();
 
 void check_backend(const std::string& name);  // throws UsageError that lists the names, if it is none and not "auto"
 c10::intrusive_ptr<c10d::Backend> connect(const std::string& backend, const ConnectOptions& options);
+// The same; what does not compare by itself what ranks post (gloo) stands behind a guard that does (comm/watch/).
+c10::intrusive_ptr<c10d::Backend> connect_checked(const std::string& backend, const ConnectOptions& options);
+// `host` for tensors on the host, `device` for all others.
+c10::intrusive_ptr<c10d::Backend> connect_both(const std::string& host, const std::string& device,
+                                               const ConnectOptions& options);
 
 namespace detail {  // the rows' functions, one file each in comm/backends/
 c10::intrusive_ptr<c10d::Backend> connect_threads(const ConnectOptions& options);
@@ -48,7 +53,9 @@ c10::intrusive_ptr<c10d::Backend> connect_shm(const ConnectOptions& options);
 c10::intrusive_ptr<c10d::Backend> connect_gloo(const ConnectOptions& options);
 c10::intrusive_ptr<c10d::Backend> connect_fake(const ConnectOptions& options);
 c10::intrusive_ptr<c10d::Backend> connect_nccl(const ConnectOptions& options);
-bool nccl_available();
+c10::intrusive_ptr<c10d::Backend> by_device(const ConnectOptions& options, c10::intrusive_ptr<c10d::Backend> host,
+                                            c10::intrusive_ptr<c10d::Backend> device);
+int64_t nccl_devices();  // CUDA devices this process sees; 0 in a build without nccl
 }  // namespace detail
 
 }  // namespace tessera::comm

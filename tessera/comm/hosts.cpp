@@ -1,6 +1,8 @@
 #include "tessera/comm/hosts.h"
 
 #include "tessera/base/error.h"
+#include "tessera/base/settings.h"
+#include "tessera/comm/backends.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -11,6 +13,7 @@
 #include <charconv>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -72,23 +75,31 @@ Host this_host() {
                           shm.st_dev, "/", pids.st_ino, "/", geteuid());
   host.pid = getpid();
   host.cores = status_row("Cpus_allowed_list");
+  host.devices = detail::nccl_devices();
+  host.visible = setting("CUDA_VISIBLE_DEVICES");
   return host;
 }
 
 std::string to_text(const Host& host) {
-  return c10::str(host.machine, "\n", host.pid, "\n", host.cores, "\n", host.shm);
+  return c10::str(host.machine, "\n", host.pid, "\n", host.cores, "\n", host.shm, "\n", host.devices, "\n",
+                  host.visible);
 }
 
 Host parse_host(const std::string& text) {
   Host host;
   std::istringstream lines(text);
-  std::string pid;
+  std::string pid, devices;
   std::getline(lines, host.machine);
   std::getline(lines, pid);
   std::getline(lines, host.cores);
   std::getline(lines, host.shm);
-  TESSERA_CHECK(std::from_chars(pid.data(), pid.data() + pid.size(), host.pid).ec == std::errc() && !host.shm.empty(),
-                CommError, "the store holds '", text, "' where a rank should have said which host it is on");
+  std::getline(lines, devices);
+  std::getline(lines, host.visible);
+  const auto number = [](const std::string& text, int64_t& value) {
+    return std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc();
+  };
+  TESSERA_CHECK(number(pid, host.pid) && number(devices, host.devices), CommError, "the store holds '", text,
+                "' where a rank should have said which host it is on");
   return host;
 }
 
@@ -123,6 +134,21 @@ bool cores_to_spare(const std::vector<Host>& hosts, int64_t rank) {
       cores.merge(parse_cores(host.cores));
     }
   return ranks <= cores.size();
+}
+
+// Ranks to which a launcher shows different devices have those; ranks that see the same ones share them out.
+bool devices_for_all(const std::vector<Host>& hosts) {
+  struct Seen {
+    int64_t ranks = 0, devices = 0;
+  };
+  std::map<std::pair<std::string, std::string>, Seen> seen;  // by machine and what is visible
+  for (const Host& host : hosts) {
+    Seen& s = seen[{host.machine, host.visible}];
+    s.ranks++;
+    s.devices = host.devices;
+  }
+  return !hosts.empty() &&
+         std::all_of(seen.begin(), seen.end(), [](const auto& s) { return s.second.ranks <= s.second.devices; });
 }
 
 }  // namespace tessera::comm

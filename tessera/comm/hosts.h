@@ -17,6 +17,8 @@ struct Host {
   int64_t pid = 0;
   std::string cores;       // those this rank may run on, as in /proc: "0-3,8"
   std::string shm = "ok";  // or why shared memory cannot be had there
+  int64_t devices = 0;     // CUDA devices it sees, where nccl is built in,
+  std::string visible;     // of those named in CUDA_VISIBLE_DEVICES
 
   bool operator==(const Host&) const = default;
 };
@@ -30,5 +32,7 @@ std::vector<Host> meet_hosts(c10d::Store& store, int64_t rank, int64_t size, std
 // True if the ranks that share a machine with `rank` have a core each, so that waiting may be active for a moment.
 bool cores_to_spare(const std::vector<Host>& hosts, int64_t rank);
 bool cores_to_spare(int64_t ranks);  // all of them here
+// True if every rank can have a CUDA device of its own.
+bool devices_for_all(const std::vector<Host>& hosts);
 
 }  // namespace tessera::comm

@@ -33,6 +33,21 @@ at::Tensor detail::broadcast_inplace(const at::Tensor& x, int64_t source, const 
   return x;
 }
 
+at::Tensor detail::all_gather_into(const at::Tensor& out, const at::Tensor& x, const Group& group) {
+  at::Tensor to = out;
+  group->add_pending(out, group->all_gather_into_tensor(to, x));
+  written(out);
+  return out;
+}
+
+at::Tensor detail::reduce_scatter_into(const at::Tensor& out, const at::Tensor& x, std::string_view op,
+                                       const Group& group) {
+  at::Tensor to = out;
+  group->add_pending(out, group->reduce_scatter_tensor(to, x, parse_reduce_op(op)));
+  written(out);
+  return out;
+}
+
 void all_reduce_(const at::Tensor& x, ReduceOp reduce_op, const Group& group) {
   static auto handle = op<decltype(detail::all_reduce_inplace)>("tessera::all_reduce_");
   handle.call(x, to_string(reduce_op), group);
@@ -40,6 +55,14 @@ void all_reduce_(const at::Tensor& x, ReduceOp reduce_op, const Group& group) {
 void broadcast_(const at::Tensor& x, int64_t source, const Group& group) {
   static auto handle = op<decltype(detail::broadcast_inplace)>("tessera::broadcast_");
   handle.call(x, source, group);
+}
+void all_gather_into_(const at::Tensor& out, const at::Tensor& x, const Group& group) {
+  static auto handle = op<decltype(detail::all_gather_into)>("tessera::all_gather_into_");
+  handle.call(out, x, group);
+}
+void reduce_scatter_into_(const at::Tensor& out, const at::Tensor& x, ReduceOp reduce_op, const Group& group) {
+  static auto handle = op<decltype(detail::reduce_scatter_into)>("tessera::reduce_scatter_into_");
+  handle.call(out, x, to_string(reduce_op), group);
 }
 
 }  // namespace tessera::comm

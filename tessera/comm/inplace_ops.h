@@ -14,4 +14,12 @@ void all_reduce_(const at::Tensor& x, ReduceOp op, const Group& group);
 // tessera::broadcast_(Tensor(a!) x, int source, Group group) -> Tensor(a!)
 void broadcast_(const at::Tensor& x, int64_t source, const Group& group);
 
+// Every rank's x, one after the other, into out. Requires out.numel() == ranks * x.numel(), both contiguous.
+// tessera::all_gather_into_(Tensor(a!) out, Tensor x, Group group) -> Tensor(a!)
+void all_gather_into_(const at::Tensor& out, const at::Tensor& x, const Group& group);
+
+// Reduces x over the ranks and writes this rank's part, of ranks equal ones, into out.
+// tessera::reduce_scatter_into_(Tensor(a!) out, Tensor x, str op, Group group) -> Tensor(a!)
+void reduce_scatter_into_(const at::Tensor& out, const at::Tensor& x, ReduceOp op, const Group& group);
+
 }  // namespace tessera::comm

@@ -297,6 +297,8 @@ TORCH_LIBRARY(tessera, m) {
   // Into the argument's own memory (inplace_ops.cpp).
   m.def("all_reduce_(Tensor(a!) x, str op, " TESSERA_GROUP ") -> Tensor(a!)");
   m.def("broadcast_(Tensor(a!) x, int source, " TESSERA_GROUP ") -> Tensor(a!)");
+  m.def("all_gather_into_(Tensor(a!) out, Tensor x, " TESSERA_GROUP ") -> Tensor(a!)");
+  m.def("reduce_scatter_into_(Tensor(a!) out, Tensor x, str op, " TESSERA_GROUP ") -> Tensor(a!)");
 #undef TESSERA_GROUP
 }
 
@@ -312,6 +314,8 @@ TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, m) {
   m.impl("wait", wait_kernel);
   m.impl("all_reduce_", detail::all_reduce_inplace);
   m.impl("broadcast_", detail::broadcast_inplace);
+  m.impl("all_gather_into_", detail::all_gather_into);
+  m.impl("reduce_scatter_into_", detail::reduce_scatter_into);
 }
 
 at::Tensor all_reduce(const at::Tensor& x, ReduceOp reduce_op, const Group& group) {

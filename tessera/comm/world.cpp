@@ -9,7 +9,6 @@
 #include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/detail/world_state.h"
 #include "tessera/comm/environment.h"
-#include "tessera/comm/watch/guarded_backend.h"
 #include "tessera/comm/watch/watch.h"
 #include "tessera/comm/watch/watched.h"
 
@@ -49,13 +48,6 @@ c10::intrusive_ptr<c10d::Store> open_store(const InitOptions& options, const Wor
   return comm::detail::open_store({options.init_method, state.rank, state.size, state.timeout}, launched);
 }
 
-comm::Choice choose(const World::State& state, const std::vector<int64_t>& ranks) {
-  std::vector<comm::Host> members;
-  if (!state.hosts.empty())
-    for (int64_t r : ranks) members.push_back(state.hosts[static_cast<size_t>(r)]);
-  return comm::choose_backend(state.asked, ranks, members);
-}
-
 bool on_one_host(const World::State& state, const std::vector<int64_t>& ranks) {
   if (state.hosts.empty()) return false;
   return std::all_of(ranks.begin(), ranks.end(), [&](int64_t r) {
@@ -85,19 +77,18 @@ comm::Group connect_group(const World::State& state, const std::vector<int64_t>&
   options.spare_cores = state.spare_cores;
   options.one_host = on_one_host(state, ranks);
   if (state.watch) options.lost = [watch = state.watch, ranks] { return watch->lost(ranks); };
-  const std::string chosen = choose(state, ranks).backend;
+  const comm::Choice choice = comm::choose_backend(state.asked, ranks, state.hosts);
   auto backend = [&] {
-    const auto connect = [&](const comm::ConnectOptions& o) { return comm::connect(chosen, o); };
     try {
-      return chosen == "gloo" && options.size > 1 ? comm::watch::connect_guarded(options, connect) : connect(options);
+      return comm::connect(choice, options);
     } catch (const UsageError&) {
       throw;
     } catch (const c10::Error& error) {
       TESSERA_FAIL(CommError, "rank ", state.rank, " could not connect group '", name, "' (ranks ",
-                   c10::Join(",", ranks), ") over ", chosen, ": ", error.what_without_backtrace());
+                   c10::Join(",", ranks), ") over ", choice.backend, ": ", error.what_without_backtrace());
     } catch (const std::exception& error) {
       TESSERA_FAIL(CommError, "rank ", state.rank, " could not connect group '", name, "' (ranks ",
-                   c10::Join(",", ranks), ") over ", chosen, ": ", error.what());
+                   c10::Join(",", ranks), ") over ", choice.backend, ": ", error.what());
     }
   }();
   auto* watched = dynamic_cast<comm::watch::Watched*>(backend.get());
@@ -180,7 +171,7 @@ World init(InitOptions options) {
   TESSERA_CHECK(!World::has_current(), UsageError, "this thread already has a world of ", World::current().size(),
                 " ranks; call destroy() before another init()");
   auto state = std::make_shared<World::State>();
-  record_uncaught_errors();
+  if (setting_is_set("TORCHELASTIC_ERROR_FILE")) record_uncaught_errors();
   if (setting_is_set("TESSERA_RUN")) std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe would hold lines back
   const bool from_env = options.init_method == "env://" && !options.store;
   const auto launched = from_env ? comm::read_environment() : comm::Environment();
@@ -191,16 +182,18 @@ World init(InitOptions options) {
   comm::check_backend(state->asked);
   choose_place(*state, options, launched);
   state->store = open_store(options, *state, launched);
-  if (comm::needs_hosts(state->asked, state->size) || (state->asked == "gloo" && state->size > 1))
+  if (comm::needs_hosts(state->asked, state->size))
     state->hosts = comm::meet_hosts(*state->store, state->rank, state->size, state->timeout);
   state->spare_cores =
       state->hosts.empty() ? comm::cores_to_spare(state->size) : comm::cores_to_spare(state->hosts, state->rank);
-  if (is_watched(*state))
+  if (is_watched(*state)) {
     state->watch = std::make_shared<comm::watch::Watch>(state->store, state->hosts, state->rank, state->timeout);
-  tell_errors_to(comm::watch::Watch::all_failed);
+    tell_errors_to(comm::watch::Watch::all_failed);
+    record_uncaught_errors();
+  }
   std::vector<int64_t> everyone(static_cast<size_t>(state->size));
   for (size_t r = 0; r < everyone.size(); r++) everyone[r] = static_cast<int64_t>(r);
-  state->backend = choose(*state, everyone).backend;
+  state->backend = comm::choose_backend(state->asked, everyone, state->hosts).backend;
   state->group = connect_group(*state, everyone, "world", "world");
   state->groups.push_back(state->group);
   state->shared_groups[everyone] = state->group;

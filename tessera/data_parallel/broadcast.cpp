@@ -8,8 +8,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 
-#include <numeric>
-
 namespace tessera::data_parallel {
 namespace {
 
@@ -26,9 +24,7 @@ void broadcast_from_first(const Tensors& tensors, const comm::Group& group) {
     locals.push_back(local_value(t).detach());
     items.push_back({static_cast<int64_t>(locals.back().nbytes()), t.scalar_type(), locals.back().device()});
   }
-  std::vector<size_t> order(items.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  for (const auto& piece : fill_buckets(items, order, {kPiece, kPiece})) {
+  for (const auto& piece : fill_buckets(items, first_to_last(items.size()), {kPiece, kPiece})) {
     Tensors flat;
     for (const size_t i : piece) flat.push_back(locals[i].reshape({-1}));
     const auto wire = at::cat(flat);

@@ -3,6 +3,7 @@
 #include "tessera/base/error.h"
 
 #include <map>
+#include <numeric>
 #include <ostream>
 #include <utility>
 
@@ -45,9 +46,9 @@ Buckets fill_buckets(const std::vector<BucketItem>& items, const std::vector<siz
   return full;
 }
 
-std::vector<size_t> last_to_first(size_t items) {
-  std::vector<size_t> order;
-  for (size_t i = items; i-- > 0;) order.push_back(i);
+std::vector<size_t> first_to_last(size_t items) {
+  std::vector<size_t> order(items);
+  std::iota(order.begin(), order.end(), size_t{0});
   return order;
 }
 

@@ -32,8 +32,7 @@ using Buckets = std::vector<Bucket>;  // in the order in which they are reduced
 // Example:  limits 8, 16; items of 4 bytes  ->  {0 1} {2 3 4 5} {6 ...}
 Buckets fill_buckets(const std::vector<BucketItem>& items, const std::vector<size_t>& order, BucketLimits limits = {});
 
-// Before anybody knows in which order gradients come: from the last item to the first, as they roughly do.
-std::vector<size_t> last_to_first(size_t items);
+std::vector<size_t> first_to_last(size_t items);
 
 std::ostream& operator<<(std::ostream& out, const Buckets& buckets);  // {3 2} {1 0}
 

@@ -64,10 +64,13 @@ Reducer::Reducer(NamedTensors parameters, comm::Group group, ReducerOptions opti
       departures_(group_),
       scale_(at::native::wrapped_scalar_tensor(1.0 / static_cast<double>(group_->size()))),
       states_(parameters_.size()) {
-  // Nobody knows yet in which order gradients come, so one bucket waits for all of them; unless some may never come.
-  const bool guess = options_.find_unused_parameters && !options_.static_graph;
-  make_buckets(fill_buckets(items(), last_to_first(parameters_.size()),
-                            guess ? options_.limits : BucketLimits{kUnlimited, kUnlimited}));
+  // Nobody knows yet in which order gradients come, so one bucket waits for all of them; unless some may never come:
+  // then buckets are kept as they are guessed. As PyTorch does it, they are filled from the first parameter on, and
+  // the last one is reduced first.
+  auto plan = fill_buckets(items(), first_to_last(parameters_.size()),
+                           guessing() ? options_.limits : BucketLimits{kUnlimited, kUnlimited});
+  std::sort(plan.begin(), plan.end(), [](const Bucket& a, const Bucket& b) { return a.front() > b.front(); });
+  make_buckets(std::move(plan));
   for (size_t i = 0; i < parameters_.size(); i++)
     handles_.push_back(register_post_accumulate_grad_hook(parameters_[i].value,
                                                           [this, i](const at::Tensor&) { gradient_accumulated(i); }));
@@ -140,7 +143,8 @@ void Reducer::before_forward(bool sync) {
   const at::NoGradGuard no_grad;
   abandon();
   sync_ = sync;
-  if (sync && !rebuilt_ && order_.size() == parameters_.size()) rebuild();
+  // Guessed buckets stay: what one rank has seen all of, another may not have.
+  if (sync && !rebuilt_ && !guessing() && order_.size() == parameters_.size()) rebuild();
 }
 
 void Reducer::after_forward(const Tensors& outputs) {
@@ -166,12 +170,12 @@ void Reducer::begin_pass() {
   in_pass_ = true;
   reduced_passes_++;
   posted_ = 0;
+  if (order_.size() < parameters_.size()) order_.clear();  // of a pass that failed
   for (size_t b = 0; b < buckets_.size(); b++) buckets_[b].missing = plan_[b].size();
   torch::autograd::Engine::get_default_engine().queue_callback([this] { finish_pass(); });
   if (learning()) return;
-  const bool ask = options_.find_unused_parameters && !options_.static_graph;
   for (size_t i = 0; i < states_.size(); i++) {
-    const bool unused = ask ? !will_accumulate(parameters_[i].value) : states_[i].expected == 0;
+    const bool unused = guessing() ? !will_accumulate(parameters_[i].value) : states_[i].expected == 0;
     if (unused) mark(i);
   }
 }
@@ -230,7 +234,8 @@ void Reducer::fill(size_t i) {
 void Reducer::post_full_buckets() {
   for (; posted_ < buckets_.size() && buckets_[posted_].missing == 0; posted_++) {
     auto& bucket = buckets_[posted_];
-    bucket.label = c10::str("pass ", number(), " bucket ", posted_, " of ", buckets_.size());
+    bucket.label = "pass " + std::to_string(number()) + " bucket " + std::to_string(posted_) + " of " +
+                   std::to_string(buckets_.size());  // c10::str takes longer than all the rest of a small bucket
     const comm::Label label(bucket.label.c_str(),
                             static_cast<int32_t>(number() * 4096 + static_cast<int64_t>(posted_)));
     if (!hook_) {
@@ -282,7 +287,7 @@ void Reducer::resolve_missing() {
 // The parameters whose gradient some rank has computed; the others keep the .grad they had.
 std::vector<bool> Reducer::used_somewhere() {
   std::vector<bool> used(states_.size(), true);
-  if (options_.static_graph || !options_.find_unused_parameters) {
+  if (!guessing()) {
     for (size_t i = 0; i < states_.size(); i++) used[i] = states_[i].expected > 0 || states_[i].used;
     return used;
   }

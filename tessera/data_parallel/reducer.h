@@ -86,6 +86,7 @@ class Reducer {
   void step_bucket(const Bucket& bucket, const std::vector<bool>& used);
   at::Tensor& view_of(size_t i) { return buckets_[places_[i].bucket].views[places_[i].slot]; }
   bool learning() const { return options_.static_graph && !learned_; }
+  bool guessing() const { return options_.find_unused_parameters && !options_.static_graph; }  // what a pass will use
   std::vector<BucketItem> items() const;
   std::vector<std::string> names(const std::vector<size_t>& which) const;
   int64_t number() const { return options_.uneven_accumulation ? reduced_passes_ : passes_; }

@@ -22,10 +22,11 @@ namespace {
 
 struct LogFile {
   int fd = -1;
+  std::string path;
   std::optional<Sink> sink;
   LogFile(const CrewOutput& output, int64_t rank, const char* ending) {
     if (output.log_folder.empty()) return;
-    const std::string path = c10::str(output.log_folder, "/rank_", rank, ending);
+    path = c10::str(output.log_folder, "/rank_", rank, ending);
     fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (output.append ? O_APPEND : O_TRUNC), 0644);
     TESSERA_CHECK(fd >= 0, UsageError, "cannot write the log ", path, ": ", std::strerror(errno));
     sink.emplace(fd);
@@ -116,14 +117,14 @@ std::vector<int> Crew::turn(std::chrono::milliseconds at_most) {
       at_most = std::min(at_most, left + std::chrono::milliseconds(1));
     }
   }
-  std::vector<pollfd> waiting{{signals_.fd(), POLLIN, 0}};
+  std::vector<pollfd> waiting{{signals_.fd(), POLLIN, 0}, {signals_.stop_fd(), POLLIN, 0}};
   for (auto& member : members_)
     for (const int fd : {member->process.out, member->process.err}) waiting.push_back({fd, POLLIN, 0});  // -1: skipped
   poll(waiting.data(), waiting.size(), static_cast<int>(at_most.count()));
   for (size_t i = 0; i < members_.size(); i++) {
     Member& m = *members_[i];
-    if (waiting[1 + 2 * i].revents) drain(m.process.out, m.out);
-    if (waiting[2 + 2 * i].revents) drain(m.process.err, m.err);
+    if (waiting[2 + 2 * i].revents) drain(m.process.out, m.out);
+    if (waiting[3 + 2 * i].revents) drain(m.process.err, m.err);
   }
   auto came = signals_.read();
   if (std::erase(came, SIGCHLD) > 0) reap();
@@ -208,7 +209,7 @@ Ended Crew::cause() const {
     const int64_t at = nanoseconds_of(m->plan.error_file);
     if (at < 0 || at >= earliest) continue;
     earliest = at;
-    cause = *m->ended;
+    cause = m->ended.value_or(Ended{m->plan.rank, m->process.pid, first.exit_code, first.signal});
   }
   if (was_killed(cause)) cause.exit_code = first.exit_code, cause.signal = first.signal;  // by us, on its way out
   return cause;
@@ -223,6 +224,14 @@ std::string Crew::last_words(int64_t rank) const {
 std::vector<std::string> Crew::last_lines(int64_t rank) const {
   const auto& lines = member(rank).err.last_lines();
   return {lines.begin(), lines.end()};
+}
+
+std::vector<std::string> Crew::broken_logs() const {
+  std::vector<std::string> broken;
+  for (const auto& m : members_)
+    for (const auto* log : {&m->log_out, &m->log_err})
+      if (log->sink && log->sink->closed()) broken.push_back(log->path);
+  return broken;
 }
 
 std::ostream& operator<<(std::ostream& out, const Ended& ended) {

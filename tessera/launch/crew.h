@@ -47,10 +47,12 @@ class Crew {
   void stop(int signal, std::chrono::milliseconds grace);  // the same; who still runs after `grace` is killed
   const std::optional<Ended>& first_failure() const { return first_failure_; }
   // The rank whose error came first, by the files ranks leave; that of first_failure() if they do not say otherwise.
-  // Requires: nobody runs, and there is a first_failure().
+  // Requires: there is a first_failure(). While others still run, how the cause will end may not be known: it then
+  // counts as ended like the first.
   Ended cause() const;
   std::string last_words(int64_t rank) const;               // what its error file says; empty: nothing
   std::vector<std::string> last_lines(int64_t rank) const;  // of its standard error
+  std::vector<std::string> broken_logs() const;             // log files that could not take all they were given
 
  private:
   struct Member;

@@ -17,19 +17,20 @@ using Clock = std::chrono::steady_clock;
 constexpr int kAskAgainMs = 20;
 
 std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 std::string text_of(const std::vector<uint8_t>& bytes) { return {bytes.begin(), bytes.end()}; }
 
-// What a host says of itself, as "ranks nodes max_restarts pid host".
+// What a host says of itself, as "ranks nodes max_restarts pid run_id host".
 struct Announcement {
   int64_t ranks = 0, nodes = 0, max_restarts = 0, pid = 0;
-  std::string host;
+  std::string run_id, host;
 };
 std::string to_text(const Announcement& a) {
-  return c10::str(a.ranks, " ", a.nodes, " ", a.max_restarts, " ", a.pid, " ", a.host);
+  return c10::str(a.ranks, " ", a.nodes, " ", a.max_restarts, " ", a.pid, " ", a.run_id, " ", a.host);
 }
 Announcement parse_announcement(const std::string& text) {
   Announcement a;
-  std::istringstream(text) >> a.ranks >> a.nodes >> a.max_restarts >> a.pid >> a.host;
+  std::istringstream(text) >> a.ranks >> a.nodes >> a.max_restarts >> a.pid >> a.run_id >> a.host;
   return a;
 }
 
@@ -65,15 +66,24 @@ Hosts::~Hosts() {
 std::string Hosts::key(const std::string& name) const { return c10::str("start_", restarts_, "/", name); }
 
 std::optional<HostShare> Hosts::join(int64_t restarts, const Signals& signals) {
+  try {
+    return meet(restarts, signals);
+  } catch (const c10::DistError& error) {
+    TESSERA_FAIL(CommError, lost(first_line(error.what())).text);
+  }
+}
+
+std::optional<HostShare> Hosts::meet(int64_t restarts, const Signals& signals) {
   restarts_ = restarts;
-  const Announcement me{options_.ranks, options_.nodes, options_.max_restarts, getpid(), options_.host};
+  const Announcement me{options_.ranks, options_.nodes,  options_.max_restarts,
+                        getpid(),       options_.run_id, options_.host};
   const auto host_key = [&](int64_t node) { return key(c10::str("host_", node)); };
   const std::string there = text_of(store_->compareSet(host_key(options_.node), {}, bytes(to_text(me))));
   TESSERA_CHECK(there == to_text(me), UsageError, "two launchers say --node-rank ", options_.node, ": one on ",
                 parse_announcement(there).host, ", one on ", options_.host, "; give each host its own");
   if (restarts == 0) store_->add("came", 1);
 
-  HostShare share{options_.node, options_.nodes, 0, options_.ranks, 0, options_.store_host, options_.store_port};
+  HostShare share{options_.node, options_.nodes, 0, options_.ranks, 0, options_.store_host, options_.store_port, ""};
   peers_.assign(static_cast<size_t>(options_.nodes), {});
   const auto deadline = Clock::now() + options_.timeout;
   for (int64_t node = 0; node < options_.nodes; node++) {
@@ -81,7 +91,9 @@ std::optional<HostShare> Hosts::join(int64_t restarts, const Signals& signals) {
       TESSERA_CHECK(Clock::now() < deadline, CommError, "node ", node, " of ", options_.nodes, " has not come to ",
                     options_.store_host, ":", options_.store_port, " within ", options_.timeout.count() / 1000,
                     " s; start `tessera run --node-rank ", node, "` there");
-      pollfd waiting{signals.fd(), POLLIN, 0};
+      TESSERA_CHECK(!store_->check({"over"}), CommError, "the job is over: ", text_of(store_->get("over")));
+      store_->add(c10::str("beats_", options_.node), 1);
+      pollfd waiting{signals.stop_fd(), POLLIN, 0};
       if (poll(&waiting, 1, kAskAgainMs) > 0) return std::nullopt;
     }
     const auto other = parse_announcement(text_of(store_->get(host_key(node))));
@@ -90,6 +102,7 @@ std::optional<HostShare> Hosts::join(int64_t restarts, const Signals& signals) {
     TESSERA_CHECK(other.max_restarts == options_.max_restarts, UsageError, "this host was told --max-restarts ",
                   options_.max_restarts, ", node ", node, " (", other.host, ") --max-restarts ", other.max_restarts,
                   "; write the same on all");
+    if (node == 0) share.run_id = other.run_id;
     if (node < options_.node) share.first_rank += other.ranks;
     share.world_size += other.ranks;
     peers_[static_cast<size_t>(node)] = {other.host, -1, Clock::now()};
@@ -105,6 +118,7 @@ JobFailure Hosts::lost(const std::string& why) const {
 
 JobFailure Hosts::report(const JobFailure& failure) {
   try {
+    if (!failure.restartable) store_->compareSet("over", {}, bytes(failure.text));
     return parse_failure(text_of(store_->compareSet(key("failure"), {}, bytes(to_text(failure)))));
   } catch (const std::exception&) {
     return failure;  // nobody to tell; what happened here is known
@@ -126,7 +140,7 @@ Hosts::News Hosts::news() {
     if (store_->check({key("failure")})) news.failure = parse_failure(text_of(store_->get(key("failure"))));
     news.all_finished = store_->add(key("finished"), 0) == options_.nodes;
   } catch (const std::exception& error) {
-    news.failure = lost(std::string(error.what()).substr(0, std::string(error.what()).find('\n')));
+    news.failure = lost(first_line(error.what()));
   }
   return news;
 }

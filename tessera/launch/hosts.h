@@ -24,6 +24,7 @@ class Hosts {
   struct Options {
     int64_t node = 0, nodes = 1, ranks = 1, max_restarts = 0;
     std::string host, store_host;  // our own name; where the store is, as all call it
+    std::string run_id;            // node 0's is everybody's
     int64_t store_port = 0;
     std::chrono::milliseconds timeout{0};                          // for the others to come
     std::chrono::milliseconds silence = std::chrono::seconds(15);  // after which a launcher counts as dead
@@ -32,11 +33,13 @@ class Hosts {
   ~Hosts();  // node 0, which has the store, lets the others leave first
 
   // Announces this host for the `restarts`-th start of the ranks and waits for the others. Throws UsageError where they
-  // disagree about the job, CommError if they do not come; stops early, with nothing, when a signal comes.
+  // disagree about the job, CommError if they do not come, or one
+  // has left for good; stops early, with nothing, when a signal comes.
   std::optional<HostShare> join(int64_t restarts, const Signals& signals);
 
-  JobFailure report(const JobFailure& failure);  // gives the first that was reported, by whomever
-  void finish();                                 // our ranks have ended well
+  // Gives the first that was reported, by whomever. Who will not start again says so: nobody need wait for him.
+  JobFailure report(const JobFailure& failure);
+  void finish();  // our ranks have ended well
   struct News {
     std::optional<JobFailure> failure;
     bool all_finished = false;
@@ -44,6 +47,7 @@ class Hosts {
   News news();  // to be asked now and then: it also tells the others that we are alive
 
  private:
+  std::optional<HostShare> meet(int64_t restarts, const Signals& signals);
   void watch_the_others();
   JobFailure lost(const std::string& why) const;
   std::string key(const std::string& name) const;

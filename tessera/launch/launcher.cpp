@@ -12,7 +12,7 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
-#include <iostream>
+#include <memory>
 #include <sstream>
 
 namespace tessera::launch {
@@ -56,7 +56,6 @@ void check(const RunOptions& o) {
 
 RankSettings settings_of(const RunOptions& o, const std::string& folder) {
   RankSettings s;
-  s.run_id = std::filesystem::path(folder).filename().string();
   s.max_restarts = o.max_restarts;
   s.threads = o.threads;
   s.pin = o.pin;
@@ -75,25 +74,25 @@ class Job {
       : options_(options),
         program_(find_program(options.command)),
         folder_(new_folder()),
+        run_id_(std::filesystem::path(folder_).filename().string()),
         guard_(folder_),
         settings_(settings_of(options, folder_)),
-        out_(STDOUT_FILENO, signals_.fd()),
-        err_(STDERR_FILENO, signals_.fd()) {
-    if (!options.log_folder.empty()) std::filesystem::create_directories(options.log_folder);
+        out_(STDOUT_FILENO, signals_.stop_fd()),
+        err_(STDERR_FILENO, signals_.stop_fd()) {
+    make_log_folder();
     open_store();
   }
 
   int run() {
     for (;; settings_.restarts++) {
       const auto share = this_share();
-      if (!share) return interrupted(signals_.read());
+      if (!share) return interrupted();
       const auto failure = run_ranks(*share);
       if (!failure) return 0;
-      const bool again = failure->restartable && settings_.restarts < options_.max_restarts;
       say(failure->text);
-      if (!again) {
-        if (failure->restartable && options_.max_restarts > 0)
-          say(c10::str("all ", options_.max_restarts, " restarts are used up"));
+      if (!failure->restartable || stop_asked_) return failure->exit_code;
+      if (settings_.restarts == options_.max_restarts) {
+        if (options_.max_restarts > 0) say(c10::str("all ", options_.max_restarts, " restarts are used up"));
         return failure->exit_code;
       }
       say(c10::str("starting all ranks again (", settings_.restarts + 1, " of ", options_.max_restarts, ")"));
@@ -102,6 +101,13 @@ class Job {
 
  private:
   void say(const std::string& text) { err_.write("tessera run: " + text + "\n"); }
+
+  void make_log_folder() const {
+    if (options_.log_folder.empty()) return;
+    std::error_code error;
+    std::filesystem::create_directories(options_.log_folder, error);
+    TESSERA_CHECK(!error, UsageError, "cannot make the folder --log-dir ", options_.log_folder, ": ", error.message());
+  }
 
   // On one host: on loopback, at a port the system finds. Ranks find the store there already, so none has to wait for
   // rank 0, and no other job can have taken the port meanwhile.
@@ -116,12 +122,12 @@ class Job {
     }
     if (options_.nodes > 1)
       hosts_.emplace(store_, Hosts::Options{options_.node, options_.nodes, options_.ranks, options_.max_restarts,
-                                            host_name(), at.host, place_.port, options_.timeout});
+                                            host_name(), at.host, run_id_, place_.port, options_.timeout});
   }
 
   std::optional<HostShare> this_share() {
     if (hosts_) return hosts_->join(settings_.restarts, signals_);
-    return HostShare{0, 1, 0, options_.ranks, options_.ranks, place_.host, place_.port};
+    return HostShare{0, 1, 0, options_.ranks, options_.ranks, place_.host, place_.port, run_id_};
   }
 
   CrewOutput output(const HostShare& share) {
@@ -138,65 +144,80 @@ class Job {
 
   // From start to end of all ranks. Nothing: all ended well, on every host.
   std::optional<JobFailure> run_ranks(const HostShare& share) {
-    Crew crew(program_, plan_ranks(share, settings_), output(share), signals_, guard_);
-    std::optional<JobFailure> failure;  // from elsewhere than our ranks
-    bool finished = false;              // all is done, everywhere
-    while (crew.running() > 0 || !(finished || failure || crew.first_failure())) {
-      const auto came = crew.turn(milliseconds(hosts_ ? 100 : 60'000));
-      for (const int signal : came) take(signal, crew, failure);
-      if (out_.closed() && !crew.stopping()) {
-        failure = JobFailure{128 + SIGPIPE, false, "nobody reads our output any more"};
-        crew.stop(SIGTERM, options_.grace);
-      }
-      if (crew.first_failure() && !crew.stopping()) crew.stop(SIGTERM, options_.grace);
-      if (!finished) finished = ask_hosts(crew, failure);
+    const auto started = start(share);
+    Crew& crew = *started;
+    failure_.reset();
+    finished_ = false;
+    while (crew.running() > 0 || !(finished_ || failure_ || crew.first_failure())) {
+      for (const int signal : crew.turn(milliseconds(hosts_ ? 100 : 60'000))) take(signal, crew);
+      if (out_.closed() && !crew.stopping())
+        fail({128 + SIGPIPE, false, "nobody reads our output any more"}, crew, SIGTERM);
+      // Other hosts hear of it at once, or what breaks there would seem to be the cause.
+      if (crew.first_failure() && !crew.stopping())
+        hosts_ ? fail(describe(crew), crew, SIGTERM) : crew.stop(SIGTERM, options_.grace);
+      if (hosts_) ask_hosts(crew);
+      if (!hosts_ && crew.running() == 0) finished_ = true;
     }
-    if (!failure && crew.first_failure()) failure = describe(crew);
-    return failure && hosts_ ? hosts_->report(*failure) : failure;
+    for (const auto& log : crew.broken_logs()) say("could not write all of " + log);
+    if (!failure_ && crew.first_failure()) failure_ = describe(crew);
+    return failure_;
   }
 
-  void take(int signal, Crew& crew, std::optional<JobFailure>& failure) {
+  std::unique_ptr<Crew> start(const HostShare& share) {
+    try {
+      return std::make_unique<Crew>(program_, plan_ranks(share, settings_), output(share), signals_, guard_);
+    } catch (const c10::Error& error) {
+      if (hosts_) hosts_->report({1, false, c10::str(error.what_without_backtrace(), " (on ", host_name(), ")")});
+      throw;
+    }
+  }
+
+  void fail(const JobFailure& failure, Crew& crew, int signal) {
+    failure_ = hosts_ ? hosts_->report(failure) : failure;
+    crew.stop(signal, options_.grace);
+  }
+
+  void take(int signal, Crew& crew) {
     for (const auto& row : Signals::kPassedOn) {
       if (row.signal != signal) continue;
       if (!row.stops) {
         crew.pass_on(signal);
-      } else if (failure && !failure->restartable) {  // asked for the second time
+      } else if (crew.stopping()) {  // asked again, or while a failure is being dealt with: no more patience
+        if (hosts_) hosts_->report(stopped_by(signal));
         crew.stop(SIGKILL, milliseconds(0));
       } else {
-        failure = stopped_by(signal);
-        crew.stop(signal, options_.grace);
+        fail(stopped_by(signal), crew, signal);
       }
+      stop_asked_ = stop_asked_ || row.stops;
     }
   }
 
-  // True: all ranks of all hosts have ended well.
-  bool ask_hosts(Crew& crew, std::optional<JobFailure>& failure) {
-    const bool ours = crew.running() == 0 && !failure && !crew.first_failure();
-    if (!hosts_) return ours;
+  void ask_hosts(Crew& crew) {
+    const auto now = Crew::Clock::now();
+    if (now < next_news_) return;
+    next_news_ = now + milliseconds(100);
+    const bool ours = crew.running() == 0 && !failure_ && !crew.first_failure();
     if (ours && told_ != settings_.restarts) {
       hosts_->finish();
       told_ = settings_.restarts;
     }
-    if (crew.first_failure() && !failure && crew.running() == 0) return false;
     const auto news = hosts_->news();
-    if (news.failure && !failure) {
-      failure = news.failure;
-      crew.stop(SIGTERM, options_.grace);
-    }
-    return news.all_finished && ours;
+    finished_ = ours && news.all_finished;
+    if (news.failure && !failure_ && !finished_) fail(*news.failure, crew, SIGTERM);
   }
 
   JobFailure stopped_by(int signal) const {
     return {128 + signal, false, c10::str("stopped by signal ", signal, " (", strsignal(signal), ") on ", host_name())};
   }
 
-  int interrupted(const std::vector<int>& signals) {
-    for (const int signal : signals)
-      for (const auto& row : Signals::kPassedOn)
-        if (row.signal == signal && row.stops) {
-          say(stopped_by(signal).text);
-          return 128 + signal;
-        }
+  int interrupted() {  // while other hosts were waited for
+    for (const int signal : signals_.read())
+      for (const auto& row : Signals::kPassedOn) {
+        if (row.signal != signal || !row.stops) continue;
+        const auto failure = hosts_->report(stopped_by(signal));
+        say(failure.text);
+        return failure.exit_code;
+      }
     return 1;
   }
 
@@ -216,14 +237,18 @@ class Job {
   const RunOptions& options_;
   const Program program_;
   Signals signals_;
-  const std::string folder_;
+  const std::string folder_, run_id_;
   Guard guard_;
   RankSettings settings_;
   Sink out_, err_;
   Address place_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::optional<Hosts> hosts_;
-  int64_t told_ = -1;  // the start whose good end the other hosts know of
+  std::optional<JobFailure> failure_;  // of this start of the ranks, here or on another host
+  bool stop_asked_ = false;            // by a signal to us
+  bool finished_ = false;              // all ranks of this start have ended well, on every host
+  int64_t told_ = -1;                  // the start whose good end the other hosts know of
+  Crew::Clock::time_point next_news_{};
 };
 
 }  // namespace

@@ -39,7 +39,7 @@ std::vector<RankPlan> plan_ranks(const HostShare& share, const RankSettings& set
         {"ROLE_WORLD_SIZE", text(share.world_size)},
         {"MASTER_ADDR", share.store_host},
         {"MASTER_PORT", text(share.store_port)},
-        {"TORCHELASTIC_RUN_ID", settings.run_id},
+        {"TORCHELASTIC_RUN_ID", share.run_id},
         {"TORCHELASTIC_RESTART_COUNT", text(settings.restarts)},
         {"TORCHELASTIC_MAX_RESTARTS", text(settings.max_restarts)},
         {"TORCHELASTIC_USE_AGENT_STORE", "True"},

@@ -16,17 +16,17 @@ struct HostShare {
   int64_t first_rank = 0, ranks = 1, world_size = 1;
   std::string store_host = "127.0.0.1";
   int64_t store_port = 0;
+  std::string run_id = "none";  // the same on all hosts
   bool operator==(const HostShare&) const = default;
 };
 
 struct RankSettings {
-  std::string run_id = "none";
   int64_t restarts = 0, max_restarts = 0;
-  int64_t threads = 0;          // LibTorch's threads of a rank; 0: the user's OMP_NUM_THREADS, else cores / ranks
-  bool pin = false;             // each rank stays on its own cores
-  std::vector<int> cores;       // those this process may use
-  std::string error_folder;     // where ranks leave their last words
-  std::set<std::string> given;  // variables the user has set, which go before our defaults
+  int64_t threads = 0;               // LibTorch's threads of a rank; 0: the user's OMP_NUM_THREADS, else cores / ranks
+  bool pin = false;                  // each rank stays on its own cores
+  std::vector<int> cores = {};       // those this process may use
+  std::string error_folder = {};     // where ranks leave their last words
+  std::set<std::string> given = {};  // variables the user has set, which go before our defaults
 };
 
 struct RankPlan {

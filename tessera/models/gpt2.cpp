@@ -105,7 +105,8 @@ at::Tensor GPT2Impl::forward(const at::Tensor& tokens) {
   TESSERA_CHECK(length <= config.max_seq_len, UsageError, "GPT2: a sequence of ", length,
                 " tokens, and max_seq_len is ", config.max_seq_len);
   const auto positions = constant_beside(tokens, at::arange(length, tokens.device()));
-  auto x = drop(wte(tokens) + wpe(positions));
+  const auto words = wte(tokens);  // before wpe with every compiler: gradients come in the reverse order
+  auto x = drop(words + wpe(positions));
   for (auto& block : h) x = block(x);
   return lm_head(ln_f(x), wte->weight);
 }

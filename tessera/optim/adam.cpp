@@ -4,6 +4,7 @@
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_addcdiv.h>
 #include <ATen/ops/_foreach_addcmul.h>
@@ -105,6 +106,7 @@ void AdamOf<Options>::update_list(const Options& o, Bundle& bundle) const {
 
 template <class Options>
 void AdamOf<Options>::update_fused(const Options& o, Bundle& bundle, const Scaling* scaling) const {
+  const at::AutoDispatchBelowADInplaceOrView below;  // versions are counted after: these kernels do not
   const std::optional<at::Tensor> scale = scaling ? std::optional(scaling->scale) : std::nullopt;
   const std::optional<at::Tensor> found_inf = scaling ? std::optional(scaling->found_inf) : std::nullopt;
   const auto& steps = bundle.rows[kStep];

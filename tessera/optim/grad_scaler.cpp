@@ -99,10 +99,13 @@ void GradScaler::step(Optimizer& optimizer) {
   auto& one = seen(optimizer);
   TESSERA_CHECK(!one.stepped, UsageError, "GradScaler: this ", optimizer.kind(),
                 " has already made a step since the last update()");
-  bool fused = true;
-  for (size_t g = 0; g < optimizer.group_count(); g++) fused = fused && optimizer.is_fused(g);
+  bool fused = true, takes_scaling = true;
+  for (size_t g = 0; g < optimizer.group_count(); g++) {
+    fused = fused && optimizer.is_fused(g);
+    takes_scaling = takes_scaling && optimizer.takes_scaling(g);
+  }
   if (!one.unscaled) look(optimizer, one, !fused);
-  if (fused)
+  if (takes_scaling)
     optimizer.step({one.unscaled ? at::ones_like(scale_) : scale_, one.found_inf});
   else if (one.found_inf.item<float>() == 0)
     optimizer.step();

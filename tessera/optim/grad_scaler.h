@@ -23,8 +23,8 @@ struct GradScalerOptions {
 //   scaler.step(opt);
 //   scaler.update();
 //
-// With fused optimizers nothing is read on the host, and the step can be compiled; others need to know there whether to
-// step.
+// Nothing is read on the host, so the step can be compiled: fused kernels leave out a step by themselves. (A group that
+// is not fused is updated by them, too, on the CPU; elsewhere it must be known on the host whether to step.)
 class GradScaler {
  public:
   explicit GradScaler(GradScalerOptions options = {});

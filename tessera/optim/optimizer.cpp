@@ -109,34 +109,57 @@ void Optimizer::check_gradient(size_t group, size_t index, const std::vector<Row
 std::vector<std::vector<Optimizer::Job>> Optimizer::plan() {
   const auto described = rows();
   std::vector<std::vector<Job>> jobs(groups_.size());
-  for (size_t g = 0; g < groups_.size(); g++)
+  for (size_t g = 0; g < groups_.size(); g++) {
+    jobs[g].reserve(groups_[g].size());
     for (size_t i = 0; i < groups_[g].size(); i++) {
       auto& slot = groups_[g][i];
       const auto& gradient = slot.parameter.grad();
       if (!gradient.defined()) continue;
       check_gradient(g, i, described);
-      jobs[g].push_back({&slot, gradient});
+      const bool lies_right = detail::lie_alike(gradient, slot.parameter);
+      jobs[g].push_back({&slot, &gradient, &piece_of(slot.parameter), lies_right ? &piece_of(gradient) : nullptr});
     }
+  }
   return jobs;
+}
+
+void Optimizer::lay_out_gradients(std::vector<std::vector<Job>>& jobs) {
+  std::vector<Job*> moving;
+  for (auto& group : jobs)
+    for (auto& job : group)
+      if (!job.gradient_piece) moving.push_back(&job);
+  for (Job* job : moving) job->laid_out = detail::laid_out_as(*job->gradient, job->slot->parameter);
+  for (Job* job : moving) {  // all are started before the first is waited for
+    job->gradient = &job->laid_out;
+    job->gradient_piece = &piece_of(job->laid_out);
+  }
+}
+
+bool Optimizer::takes_scaling(size_t group) const {
+  return is_fused(group) || std::all_of(groups_[group].begin(), groups_[group].end(), [](const auto& slot) {
+           const auto& piece = piece_of(slot.parameter);
+           return piece.is_cpu() && piece.is_non_overlapping_and_dense();
+         });
 }
 
 void Optimizer::step(const Scaling* scaling) {
   const at::NoGradGuard no_grad;
   for (size_t g = 0; scaling && g < groups_.size(); g++)
-    TESSERA_CHECK(is_fused(g), UsageError, kind(), ": group ", g,
+    TESSERA_CHECK(takes_scaling(g), UsageError, kind(), ": group ", g,
                   " is not fused: it takes gradients that are already unscaled, as GradScaler::unscale_ leaves them");
   auto jobs = plan();
-  // All are started before the first is waited for.
-  for (auto& group : jobs)
-    for (auto& job : group) job.gradient = detail::laid_out_as(job.gradient, job.slot->parameter);
-
+  lay_out_gradients(jobs);
   for (size_t g = 0; g < jobs.size(); g++) {
-    std::vector<Job*> parts[2];  // those whose first step this is, apart
+    const size_t columns = rows_used(g);
+    std::vector<const Job*> parts[2];  // those whose first step this is, apart
+    for (auto& part : parts) part.reserve(jobs[g].size());
     for (auto& job : jobs[g]) {
-      auto& rows = job.slot->rows;
-      job.first = rows.empty();
-      complete_rows(g, job.slot->parameter, rows);
-      if (job.slot->pieces.size() != rows.size()) job.slot->pieces = detail::pieces_of(rows);
+      auto& slot = *job.slot;
+      job.first = slot.rows.empty();
+      if (slot.rows.size() < columns) {
+        complete_rows(g, slot.parameter, slot.rows);
+        slot.pieces = detail::pieces_of(slot.rows);
+      }
       parts[job.first].push_back(&job);
     }
     for (const auto& part : parts)
@@ -144,14 +167,11 @@ void Optimizer::step(const Scaling* scaling) {
   }
 }
 
-void Optimizer::run(size_t group, const std::vector<Job*>& jobs, const Scaling* scaling) {
-  const bool fused = is_fused(group);
+void Optimizer::run(size_t group, const std::vector<const Job*>& jobs, const Scaling* scaling) {
+  const bool fused = is_fused(group) || scaling;
   const size_t columns = rows_used(group);
-  Tensors pieces;
-  pieces.reserve(jobs.size());
-  for (const Job* job : jobs) pieces.push_back(piece_of(job->slot->parameter));
-
-  for (const auto& indices : detail::by_device_and_dtype(pieces)) {
+  const auto piece = [&](size_t i) -> const at::Tensor& { return *jobs[i]->piece; };
+  for (const auto& indices : detail::by_device_and_dtype(jobs.size(), piece)) {
     Bundle bundle;
     bundle.first = jobs[indices[0]]->first;
     bundle.parameters.reserve(indices.size());
@@ -160,19 +180,21 @@ void Optimizer::run(size_t group, const std::vector<Job*>& jobs, const Scaling* 
     for (auto& column : bundle.rows) column.reserve(indices.size());
     for (const size_t i : indices) {
       const Job& job = *jobs[i];
-      auto gradient = piece_of(job.gradient);
+      bundle.parameters.push_back(*job.piece);
       // Fused kernels on the CPU walk all tensors as one row of memory.
-      if (fused && gradient.strides() != pieces[i].strides()) gradient = at::empty_like(pieces[i]).copy_(gradient);
-      bundle.gradients.push_back(std::move(gradient));
-      bundle.parameters.push_back(pieces[i]);
+      if (fused && job.gradient_piece->strides() != job.piece->strides())
+        bundle.gradients.push_back(at::empty_like(*job.piece).copy_(*job.gradient_piece));
+      else
+        bundle.gradients.push_back(*job.gradient_piece);
       for (size_t c = 0; c < columns; c++) bundle.rows[c].push_back(job.slot->pieces[c]);
     }
     update(group, bundle, scaling);
   }
   for (const Job* job : jobs) {
     detail::mark_written(job->slot->parameter, fused);
-    if (scaling) detail::mark_written(job->gradient, fused);
-    for (const auto& piece : job->slot->pieces) detail::mark_written(piece, fused);
+    if (scaling) detail::mark_written(*job->gradient, fused);
+    if (fused)
+      for (const auto& written : job->slot->pieces) detail::mark_written(written, fused);
   }
 }
 

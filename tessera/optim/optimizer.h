@@ -45,6 +45,9 @@ class Optimizer : public OptimizerAccess {
   virtual double lr(size_t group) const = 0;
   virtual void set_lr(size_t group, double lr) = 0;  // writes into a learning rate that is a tensor
   virtual bool is_fused(size_t group) const = 0;
+  // Fused kernels alone can leave a step out without anybody knowing on the host. A group that is not fused is updated
+  // by them where it could be: on the CPU, without gaps in memory.
+  bool takes_scaling(size_t group) const;
   // What a scheduler starts from: the learning rate when the first one was made. As PyTorch's "initial_lr".
   double initial_lr(size_t group);
 
@@ -80,9 +83,14 @@ class Optimizer : public OptimizerAccess {
     Tensors pieces = {};  // of the rows: held, so that a step does not look for them
     SpecRef fits = {};    // how the parameter lay when it and its rows were last found to go together
   };
+  // One parameter in one step. What is found by following pointers is found once: with many small parameters a step
+  // takes as long as the memory it touches.
   struct Job {
     Slot* slot;
-    at::Tensor gradient;
+    const at::Tensor* gradient;
+    const at::Tensor* piece;           // of the parameter
+    const at::Tensor* gradient_piece;  // null: it does not lie as the parameter does
+    at::Tensor laid_out = {};          // such a gradient, once it does
     bool first = false;
   };
   struct Place {
@@ -91,8 +99,9 @@ class Optimizer : public OptimizerAccess {
 
   void step(const Scaling* scaling);
   std::vector<std::vector<Job>> plan();
+  static void lay_out_gradients(std::vector<std::vector<Job>>& jobs);
   void check_gradient(size_t group, size_t index, const std::vector<Row>& described);
-  void run(size_t group, const std::vector<Job*>& jobs, const Scaling* scaling);
+  void run(size_t group, const std::vector<const Job*>& jobs, const Scaling* scaling);
   std::string name_of(size_t group, size_t index, const at::Tensor& parameter) const;
   const Place& place_of(const at::Tensor& parameter) const;
 

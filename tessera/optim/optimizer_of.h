@@ -69,7 +69,7 @@ class OptimizerOf : public Optimizer {
  private:
   void update(size_t group, Bundle& bundle, const Scaling* scaling) override {
     const auto& o = options_[group];
-    if (o.fused) return update_fused(o, bundle, scaling);
+    if (o.fused || scaling) return update_fused(o, bundle, scaling);
     if (o.foreach.value_or(true)) return update_list(o, bundle);
     for (size_t i = 0; i < bundle.parameters.size(); i++) {
       auto one = bundle.only(i);

@@ -57,17 +57,4 @@ at::Tensor number_for(const Tensors& pieces, double number) {
   return at::scalar_tensor(number, at::toOpMathType(pieces[0].scalar_type()));
 }
 
-std::vector<std::vector<size_t>> by_device_and_dtype(const Tensors& pieces) {
-  std::vector<std::vector<size_t>> groups;
-  for (size_t i = 0; i < pieces.size(); i++) {
-    size_t g = 0;  // there are hardly ever more than two
-    while (g < groups.size() && (pieces[groups[g][0]].scalar_type() != pieces[i].scalar_type() ||
-                                 pieces[groups[g][0]].device() != pieces[i].device()))
-      g++;
-    if (g == groups.size()) groups.emplace_back();
-    groups[g].push_back(i);
-  }
-  return groups;
-}
-
 }  // namespace tessera::optim::detail

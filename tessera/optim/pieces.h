@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <vector>
 
 // Optimizers are elementwise: what they do to a distributed tensor they do to this rank's piece of it, and no rank
@@ -34,8 +35,25 @@ void mark_written(const at::Tensor& t, bool piece_too = false);
 // bfloat16 before they multiply by it; this they do not, and neither do ops on single tensors, or on CUDA.
 at::Tensor number_for(const Tensors& pieces, double number);
 
-// Indices of tensors that one foreach or fused call may take together, in order of first appearance.
-std::vector<std::vector<size_t>> by_device_and_dtype(const Tensors& pieces);
+// Indices of tensors that one foreach or fused call may take together, in order of first appearance. The first form:
+// of n tensors that piece(i) gives.
+template <class Piece>
+std::vector<std::vector<size_t>> by_device_and_dtype(size_t n, Piece&& piece) {
+  std::vector<std::vector<size_t>> groups;
+  for (size_t i = 0; i < n; i++) {
+    const auto found = std::find_if(groups.begin(), groups.end(), [&](const auto& group) {  // hardly ever more than two
+      return piece(group[0]).scalar_type() == piece(i).scalar_type() && piece(group[0]).device() == piece(i).device();
+    });
+    if (found != groups.end())
+      found->push_back(i);
+    else
+      groups.emplace_back().reserve(n), groups.back().push_back(i);
+  }
+  return groups;
+}
+inline std::vector<std::vector<size_t>> by_device_and_dtype(const Tensors& pieces) {
+  return by_device_and_dtype(pieces.size(), [&](size_t i) -> const at::Tensor& { return pieces[i]; });
+}
 
 }  // namespace detail
 }  // namespace tessera::optim

@@ -3,6 +3,7 @@
 #include "tessera/base/error.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -48,6 +49,7 @@ void SGD::update_list(const Options& o, Bundle& bundle) const {
 }
 
 void SGD::update_fused(const Options& o, Bundle& bundle, const Scaling* scaling) const {
+  const at::AutoDispatchBelowADInplaceOrView below;  // versions are counted after: these kernels do not
   const std::optional<at::Tensor> scale = scaling ? std::optional(scaling->scale) : std::nullopt;
   const std::optional<at::Tensor> found_inf = scaling ? std::optional(scaling->found_inf) : std::nullopt;
   const auto call = [&](const auto& lr) {

@@ -63,6 +63,20 @@ TEST(Communicator, AllReduceEveryDtypeAndOp) {
   });
 }
 
+// Those for which LibTorch itself has no addition on the CPU.
+TEST(Communicator, AllReduceRareDtypes) {
+  on_all_sizes([](Rank& me) {
+    const double sum = static_cast<double>(me.size() * (me.size() + 1) / 2);
+    for (auto dtype : {at::kUInt16, at::kUInt32, at::kUInt64, at::kFloat8_e4m3fn, at::kFloat8_e4m3fnuz,
+                       at::kFloat8_e5m2, at::kFloat8_e5m2fnuz, at::kComplexHalf})
+      for (int64_t numel : {3, 40'000}) {
+        at::Tensor x = at::full({numel}, static_cast<double>(me.rank + 1)).to(dtype);
+        me.group()->all_reduce(x, ReduceOp::Sum).wait();
+        EXPECT_TRUE(x.to(at::kComplexFloat).equal(at::full({numel}, sum).to(at::kComplexFloat))) << dtype;
+      }
+  });
+}
+
 TEST(Communicator, HalfSumsAreAccumulatedInFloat) {
   run_ranks(3, [](Rank& me) {  // 2048 + 1 + 1 is 2048 in float16 arithmetic, 2050 in float32
     at::Tensor x = at::full({4}, me.rank == 0 ? 2048 : 1, at::kHalf);

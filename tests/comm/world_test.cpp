@@ -92,6 +92,10 @@ TEST(World, FromTheEnvironment) {
   setenv("WORLD_SIZE", "1", 1);
   EXPECT_EQ(init().size(), 1);
   destroy();
+  setenv("WORLD_SIZE", "4", 1);
+  says("asked for a world of 2 ranks, but 4 were started (RANK and WORLD_SIZE)", [] { init({.world_size = 2}); });
+  EXPECT_EQ(init({.backend = "fake", .world_size = 2}).size(), 2);  // nobody else takes part in it
+  destroy();
   setenv("WORLD_SIZE", "many", 1);
   says("WORLD_SIZE is 'many', which is no number", [] { init(); });
   for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_PORT", "TESSERA_BACKEND"}) unsetenv(name);

@@ -26,7 +26,7 @@ std::vector<BucketItem> floats(std::vector<int64_t> bytes) {
 TEST(Buckets, AreFilledToTheLimitAndThenTheNext) {
   const auto items = floats({4, 4, 4, 4, 4, 4, 4});
   EXPECT_EQ(text(fill_buckets(items, {0, 1, 2, 3, 4, 5, 6}, {8, 16})), "{0 1} {2 3 4 5} {6}");
-  EXPECT_EQ(text(fill_buckets(items, last_to_first(7), {8, 16})), "{6 5} {4 3 2 1} {0}");
+  EXPECT_EQ(text(fill_buckets(items, {6, 5, 4, 3, 2, 1, 0}, {8, 16})), "{6 5} {4 3 2 1} {0}");
 }
 
 TEST(Buckets, AnItemLargerThanTheLimitClosesItsBucket) {
@@ -49,7 +49,7 @@ TEST(Buckets, SparseGradientsGoAlone) {
 
 TEST(Buckets, EveryItemOnceAndTheDefaultsArePyTorchs) {
   const auto items = floats(std::vector<int64_t>(100, 1 << 19));  // 50 MiB in halves
-  const auto buckets = fill_buckets(items, last_to_first(100));
+  const auto buckets = fill_buckets(items, first_to_last(100));
   ASSERT_EQ(buckets.size(), 3u);
   EXPECT_EQ(buckets[0].size(), 2u);   // 1 MiB
   EXPECT_EQ(buckets[1].size(), 50u);  // 25 MiB

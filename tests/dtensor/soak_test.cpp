@@ -2,25 +2,17 @@
 // runs 100,000 ops and 10,000 steps; the short one a tenth and a twentieth of that.
 #include "small_models.h"
 
-#include "tessera/base/settings.h"
 #include "tessera/propagate/decision.h"
 #include "tessera/testing/ranks.h"
+#include "tessera/testing/soak.h"
 
 #include <gtest/gtest.h>
-
-#include <unistd.h>
-#include <fstream>
 
 namespace tessera::test {
 namespace {
 
-bool long_form() { return setting("TESSERA_SOAK") == "1"; }
-
-int64_t resident_bytes() {
-  int64_t total = 0, resident = 0;
-  std::ifstream("/proc/self/statm") >> total >> resident;
-  return resident * sysconf(_SC_PAGESIZE);
-}
+using testing::long_soak;
+using testing::resident_bytes;
 
 // Runs once to fill caches, then again in two halves: the second half must add nothing.
 template <class Work>
@@ -32,11 +24,11 @@ void expect_flat(const DeviceMesh& mesh, Work work) {
   const auto bytes = resident_bytes();
   work(0.4);
   EXPECT_EQ(cache.size(), decisions);
-  EXPECT_LT(resident_bytes() - bytes, int64_t{4} << 20);
+  EXPECT_LT(resident_bytes() - bytes, testing::kSoakSlack);
 }
 
 TEST(Soak, MixedOps) {
-  const int ops = long_form() ? 100'000 : 10'000;
+  const int ops = long_soak() ? 100'000 : 10'000;
   const auto value = at::randn({8, 6});
   testing::run_ranks(1, [&](testing::Rank& me) {
     const auto mesh = me.mesh("dp=1,tp=1");
@@ -55,7 +47,7 @@ TEST(Soak, MixedOps) {
 }
 
 TEST(Soak, FusedAdamWWithAChangingLearningRate) {
-  const int steps = long_form() ? 10'000 : 500;
+  const int steps = long_soak() ? 10'000 : 500;
   const auto start = mlp();
   testing::run_ranks(2, [&](testing::Rank& me) {
     const auto mesh = me.mesh("tp=2");

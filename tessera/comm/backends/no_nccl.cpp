@@ -6,7 +6,7 @@
 // Built instead of nccl.cpp where there is no CUDA.
 namespace tessera::comm::detail {
 
-bool nccl_available() { return false; }
+int64_t nccl_devices() { return 0; }
 
 c10::intrusive_ptr<c10d::Backend> connect_nccl(const ConnectOptions&) {
   TESSERA_FAIL(UsageError, "this build has no nccl; configure with -DTESSERA_CUDA=ON, or use gloo");

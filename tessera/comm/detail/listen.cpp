@@ -4,12 +4,14 @@
 
 #include <arpa/inet.h>
 #include <netdb.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 namespace tessera::comm::detail {
 namespace {
@@ -54,7 +56,38 @@ int try_listen(const addrinfo& at) {
   return -1;
 }
 
+// 0, or why not. A host that does not answer at all is asked for a second at a time.
+int try_connect(const addrinfo& to) {
+  const int fd = socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return errno;
+  int error = connect(fd, to.ai_addr, to.ai_addrlen) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd waiting{fd, POLLOUT, 0};
+    socklen_t length = sizeof error;
+    if (poll(&waiting, 1, 1000) != 1 || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = ETIMEDOUT;
+  }
+  close(fd);
+  return error;
+}
+
 }  // namespace
+
+void wait_for_listener(const std::string& host, int64_t port, std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + timeout;
+  for (;;) {
+    const auto addresses = resolve(host.c_str(), port);
+    int error = 0;
+    for (const auto* a = addresses.get(); a; a = a->ai_next) {
+      error = try_connect(*a);
+      if (error == 0) return;
+    }
+    TESSERA_CHECK(Clock::now() < deadline, CommError, "nobody listens at ", host, ":", port, " (", std::strerror(error),
+                  ") after ", timeout.count() / 1000,
+                  " s; is rank 0 (or the launcher of node 0) started, and is that where it is?");
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
 
 bool is_loopback(const std::string& host) {
   const auto addresses = resolve(host.c_str(), 0);
@@ -69,7 +102,8 @@ Listener listen_at(const std::string& host, int64_t port) {
   const bool here_only = is_loopback(host);
   const auto addresses = resolve(here_only ? host.c_str() : nullptr, port);
   int error = 0;
-  for (const int family : {AF_INET6, AF_INET})  // the wildcard of IPv6 takes both
+  // The wildcard of IPv6 takes IPv4 too; of loopback, which may have both, everybody tries IPv4.
+  for (const int family : {here_only ? AF_INET : AF_INET6, here_only ? AF_INET6 : AF_INET})
     for (const auto* a = addresses.get(); a; a = a->ai_next) {
       if (a->ai_family != family) continue;
       const int fd = try_listen(*a);

@@ -83,6 +83,7 @@ Store keep_store(const std::string& host, int64_t port, std::chrono::millisecond
 Store tcp_store(const std::string& host, int64_t port, bool server, std::chrono::milliseconds timeout) {
   TESSERA_CHECK(port > 0 && port < 65536, UsageError, "port ", port, " for rendezvous on ", host);
   if (server) return keep_store(host, port, timeout, port);
+  wait_for_listener(host, port, timeout);
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port);
   options.waitWorkers = false;

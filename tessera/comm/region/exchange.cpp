@@ -52,8 +52,6 @@ void Exchange::fail(const std::string& why) {
   messages_.clear();
 }
 
-void Exchange::poison(const std::string& reason) { region_->poison(reason); }
-
 void Exchange::fail_as_told() { fail(region_->poison_reason()); }
 
 // Why an operation failed, and which one it was, unless the reason says that already.
@@ -74,21 +72,21 @@ OperationPtr Exchange::post(Transfer transfer) {
   op->transfer = std::move(transfer);
   Lock lock(mutex_);
   check_sound(op->transfer.stamp);
-  op->number = posted_++;
   // A slot is free once this rank has completed the collective that used it before, and all peers have departed from
-  // it. Waiting for that here makes a posted collective visible to the peers.
+  // it. Waiting for that here makes a posted collective visible to the peers. The number is taken only then, because a
+  // callback of a future may post meanwhile.
   const auto missing = [&] {
-    if (!failure_.empty() || op->number < kRing) return -1;
-    if (!collectives_.empty() && collectives_.front()->number + kRing <= op->number)
-      return collectives_.front()->missing;
-    const int place = static_cast<int>(op->number % kRing);
+    if (!failure_.empty() || posted_ < kRing) return -1;
+    if (!collectives_.empty() && collectives_.front()->number + kRing <= posted_) return collectives_.front()->missing;
+    const int place = static_cast<int>(posted_ % kRing);
     for (int r = 0; r < size_; r++)
-      if (region_->slot(r, place).departed.load(std::memory_order_acquire) < op->number / kRing) return r;
+      if (region_->slot(r, place).departed.load(std::memory_order_acquire) < posted_ / kRing) return r;
     return -1;
   };
   if (missing() >= 0 && !drive(lock, missing, Clock::now() + timeout()))
-    fail(late(c10::str("to post ", describe(op->transfer.stamp)), missing(), timeout()));
+    fail(c10::str(late(*op, missing(), timeout()), ": it is ", kRing, " collectives behind"));
   check_sound(op->transfer.stamp);
+  op->number = posted_++;
   put_into_slot(*op);
   collectives_.push_back(op);
   enlist();

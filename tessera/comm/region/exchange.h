@@ -94,7 +94,6 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   // Completes with `results`, whether or not anybody waits.
   FuturePtr future(Operation& op, const std::vector<at::Tensor>& results);
   std::string error_of(const Operation& op);
-  void poison(const std::string& reason);
   void stop();  // ends the thread; futures that are left fail
   // And says so to the peers, which would wait in vain. `uncounted`: collectives of our own that no user has posted.
   void leave(uint64_t uncounted = 0);
@@ -120,7 +119,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   std::string in(const Stamp& stamp, const std::string& why) const;
   std::string name_of(int rank) const;
   std::string left(int rank) const;
-  std::string late(const std::string& what, int missing, std::chrono::milliseconds timeout) const;
+  std::string late(const Operation& op, int missing, std::chrono::milliseconds timeout) const;
 
   // stream.cpp: chunks.
   int64_t chunk_bytes(const Transfer& transfer) const;

@@ -1,8 +1,13 @@
 #include "tessera/comm/region/reduce.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/region/widen.h"
 
 #include <c10/util/BFloat16.h>
+#include <c10/util/Float8_e4m3fn.h>
+#include <c10/util/Float8_e4m3fnuz.h>
+#include <c10/util/Float8_e5m2.h>
+#include <c10/util/Float8_e5m2fnuz.h>
 #include <c10/util/Half.h>
 #include <c10/util/complex.h>
 
@@ -15,26 +20,29 @@ namespace {
 
 constexpr int64_t kBlock = 1024;  // elements summed at a time: the sums stay in the first-level cache
 
-constexpr auto kMin = [](auto a, auto b) { return b < a || b != b ? b : a; };  // not-a-number wins, as in at::min
-constexpr auto kMax = [](auto a, auto b) { return a < b || b != b ? b : a; };
+// Not-a-number wins, as in at::min. No short circuits: they would keep the loop from being vectorised.
+constexpr auto kMin = [](auto a, auto b) { return ((b < a) | (b != b)) ? b : a; };
+constexpr auto kMax = [](auto a, auto b) { return ((a < b) | (b != b)) ? b : a; };
 
 // T: as stored, Sum: as summed.
 template <class T, class Sum, class Op>
 void fold(Op op, char* out, std::span<const char* const> ins, int64_t count, Sum divisor) {
-  Sum sums[kBlock];
+  Sum sums[kBlock], wide[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t n = std::min(kBlock, count - begin);
-    const T* first = reinterpret_cast<const T*>(ins[0]) + begin;
-    for (int64_t i = 0; i < n; i++) sums[i] = static_cast<Sum>(first[i]);
+    const auto in = [&](size_t r) { return reinterpret_cast<const T*>(ins[r]) + begin; };
+    widen(in(0), sums, n);
     for (size_t r = 1; r < ins.size(); r++) {
-      const T* in = reinterpret_cast<const T*>(ins[r]) + begin;
-      for (int64_t i = 0; i < n; i++) sums[i] = op(sums[i], static_cast<Sum>(in[i]));
+      const Sum* next = wide;
+      if constexpr (std::is_same_v<T, Sum>)
+        next = in(r);
+      else
+        widen(in(r), wide, n);
+      for (int64_t i = 0; i < n; i++) sums[i] = op(sums[i], next[i]);
     }
-    T* to = reinterpret_cast<T*>(out) + begin;
     if (divisor != Sum(1))
-      for (int64_t i = 0; i < n; i++) to[i] = static_cast<T>(sums[i] / divisor);
-    else
-      for (int64_t i = 0; i < n; i++) to[i] = static_cast<T>(sums[i]);
+      for (int64_t i = 0; i < n; i++) sums[i] = sums[i] / divisor;
+    narrow(sums, reinterpret_cast<T*>(out) + begin, n);
   }
 }
 
@@ -75,12 +83,12 @@ void fold_bool(WireOp op, char* out, std::span<const char* const> ins, int64_t c
   fold<uint8_t, uint8_t>(std::bit_and<uint8_t>(), out, ins, count, 1);
 }
 
-template <class T>
+template <class T, class Sum = T>
 void fold_complex(WireOp op, char* out, std::span<const char* const> ins, int64_t count) {
-  const auto plus = [](T a, T b) { return a + b; };
-  const auto times = [](T a, T b) { return a * b; };
-  if (op == WireOp::Product) return fold<T, T>(times, out, ins, count, T(1));
-  fold<T, T>(plus, out, ins, count, op == WireOp::Avg ? T(static_cast<double>(ins.size())) : T(1));
+  const auto plus = [](Sum a, Sum b) { return a + b; };
+  const auto times = [](Sum a, Sum b) { return a * b; };
+  if (op == WireOp::Product) return fold<T, Sum>(times, out, ins, count, Sum(1));
+  fold<T, Sum>(plus, out, ins, count, op == WireOp::Avg ? Sum(static_cast<float>(ins.size())) : Sum(1));
 }
 
 enum class Class : uint8_t { Float, Integer, Bool, Complex };
@@ -99,8 +107,16 @@ constexpr DtypeRow kDtypes[] = {
     {c10::kShort, Class::Integer, fold_ordered<int16_t, int16_t>},
     {c10::kChar, Class::Integer, fold_ordered<int8_t, int8_t>},
     {c10::kByte, Class::Integer, fold_ordered<uint8_t, uint8_t>},
+    {c10::kUInt16, Class::Integer, fold_ordered<uint16_t, uint16_t>},
+    {c10::kUInt32, Class::Integer, fold_ordered<uint32_t, uint32_t>},
+    {c10::kUInt64, Class::Integer, fold_ordered<uint64_t, uint64_t>},
+    {c10::kFloat8_e4m3fn, Class::Float, fold_ordered<c10::Float8_e4m3fn, float>},
+    {c10::kFloat8_e4m3fnuz, Class::Float, fold_ordered<c10::Float8_e4m3fnuz, float>},
+    {c10::kFloat8_e5m2, Class::Float, fold_ordered<c10::Float8_e5m2, float>},
+    {c10::kFloat8_e5m2fnuz, Class::Float, fold_ordered<c10::Float8_e5m2fnuz, float>},
     {c10::kBool, Class::Bool, fold_bool},
     {c10::kComplexFloat, Class::Complex, fold_complex<c10::complex<float>>},
+    {c10::kComplexHalf, Class::Complex, fold_complex<c10::complex<c10::Half>, c10::complex<float>>},
     {c10::kComplexDouble, Class::Complex, fold_complex<c10::complex<double>>},
 };
 

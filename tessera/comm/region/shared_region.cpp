@@ -22,7 +22,7 @@ constexpr const char* kFolder = "/dev/shm";
 // A maker that leaves at once takes the way to the memory with it. It waits a moment for members that are on their way.
 void let_all_come(Region& region) {
   const auto all = static_cast<uint32_t>(region.layout().ranks);
-  for (int i = 0; i < 1000 && region.header().mapped.load() < all && !region.poisoned(); i++) usleep(1000);
+  for (int i = 0; i < 500 && region.header().mapped.load() < all && !region.poisoned(); i++) usleep(1000);
 }
 
 std::string mib(double bytes) { return c10::str(static_cast<int64_t>(bytes / (1 << 20) + 0.5), " MiB"); }

@@ -57,9 +57,9 @@ double seconds(std::chrono::milliseconds time) { return static_cast<double>(time
 
 Exchange::~Exchange() { stop(); }
 
-std::string Exchange::late(const std::string& what, int missing, std::chrono::milliseconds timeout) const {
-  return c10::str(name_of(rank_), " waited ", seconds(timeout), " s for ", missing < 0 ? "nobody" : name_of(missing),
-                  " ", what, " on group '", names_.group, "' (ranks ", c10::Join(",", names_.ranks),
+std::string Exchange::late(const Operation& op, int missing, std::chrono::milliseconds timeout) const {
+  return c10::str(name_of(rank_), " waited ", seconds(timeout), " s for ", name_of(missing), " in ",
+                  describe(op.transfer.stamp), " on group '", names_.group, "' (ranks ", c10::Join(",", names_.ranks),
                   "); it has not come");
 }
 
@@ -78,22 +78,24 @@ void Exchange::enlist() {
 // True if other groups may need this thread again soon.
 bool Exchange::help_others() {
   bool any = false;
-  for (size_t i = 0; i < busy.size();) {
-    auto other = busy[i].which == this ? nullptr : busy[i].alive.lock();
-    if (busy[i].which != this) {
-      Lock lock;
-      if (other) lock = Lock(other->mutex_, std::try_to_lock);  // else somebody moves it already
-      if (other && lock.owns_lock()) {
-        other->advance_all();
-        other->hand_out_futures(lock);
-      }
-      if (!other || (lock.owns_lock() && other->collectives_.empty() && other->messages_.empty())) {
-        busy.erase(busy.begin() + static_cast<ptrdiff_t>(i));
-        continue;
-      }
+  const auto all = busy;  // a callback of a future may change it
+  for (const Busy& b : all) {
+    if (b.which == this) continue;
+    const auto other = b.alive.lock();
+    Lock lock;
+    if (other) lock = Lock(other->mutex_, std::try_to_lock);
+    if (other && !lock.owns_lock()) {  // somebody moves it already
       any = true;
+      continue;
     }
-    i++;
+    if (other) {
+      other->advance_all();
+      other->hand_out_futures(lock);
+    }
+    if (!other || (other->collectives_.empty() && other->messages_.empty()))
+      std::erase_if(busy, [&](const Busy& idle) { return idle.which == b.which; });
+    else
+      any = true;
   }
   return any;
 }
@@ -101,7 +103,7 @@ bool Exchange::help_others() {
 bool Exchange::drive(Lock& lock, const std::function<int()>& missing, Clock::time_point deadline) {
   for (;;) {
     advance_all();
-    int rank = missing();
+    const int rank = missing();
     if (rank < 0) return true;
     hand_out_futures(lock);
     // Actively, where every rank has a core.
@@ -109,12 +111,12 @@ bool Exchange::drive(Lock& lock, const std::function<int()>& missing, Clock::tim
     const uint32_t rung = bell.rung.load(std::memory_order_acquire);
     advance_all();
     if (missing() != rank) continue;
-    if (spins_ > 0) {
+    if (const int spins = spins_; spins > 0) {
       lock.unlock();
-      const bool heard = listen(bell, rung, spins_);
+      const bool heard = listen(bell, rung, spins);
       lock.lock();
       // Where it is in vain, because others use the cores or the peer is far behind, less is spent on it.
-      spins_ = std::clamp(heard ? spins_ * 2 : spins_ / 2, kLeastSpins, kMostSpins);
+      spins_ = std::clamp(heard ? spins * 2 : spins / 2, kLeastSpins, kMostSpins);
       if (heard) continue;
     }
     lock.unlock();
@@ -151,9 +153,10 @@ void Exchange::wait(Operation& op, std::chrono::milliseconds timeout) {
     };
     if (!drive(lock, missing, Clock::now() + timeout)) {
       const Operation& oldest = op.peer >= 0 ? op : *collectives_.front();
-      fail(late(c10::str("in ", describe(oldest.transfer.stamp)), missing(), timeout));
+      fail(late(oldest, missing(), timeout));
     }
     hand_out_futures(lock);
+    TESSERA_CHECK(op.done, InternalError, "nobody to wait for, but the operation is not done");
   }
   if (std::string error = error_of(op); !error.empty()) TESSERA_FAIL(CommError, error);
 }
@@ -224,8 +227,7 @@ void Exchange::progress() {
     };
     const OperationPtr op = oldest();  // each has the whole time
     const auto missing = [&] { return stopping_ || !op || oldest() != op ? -1 : op->missing; };
-    if (!drive(lock, missing, Clock::now() + timeout()))
-      fail(late(c10::str("in ", describe(op->transfer.stamp)), op->missing, timeout()));
+    if (!drive(lock, missing, Clock::now() + timeout())) fail(late(*op, op->missing, timeout()));
     hand_out_futures(lock);
   }
 }

@@ -8,7 +8,6 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
-#include <cstring>
 
 namespace tessera::comm::watch {
 namespace {
@@ -30,20 +29,6 @@ std::mutex all_mutex;
 std::vector<Watch*> all;
 
 }  // namespace
-
-void Journal::posted(Kind kind, Family family, uint64_t sequence, int64_t bytes, c10::ScalarType dtype,
-                     const char* name) {
-  Entry entry;
-  entry.group = group_;
-  entry.sequence = sequence;
-  entry.bytes = bytes;
-  entry.kind = kind;
-  entry.family = family;
-  entry.dtype = dtype;
-  std::strncpy(entry.tensor_name, name, sizeof(entry.tensor_name) - 1);
-  std::lock_guard lock(mutex_);
-  ledger_->write(place_, row_, entry);
-}
 
 Watch::Watch(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<Host>& hosts, int64_t rank,
              std::chrono::milliseconds timeout)

@@ -1,0 +1,15 @@
+#pragma once
+#include <torch/nn/modules/linear.h>
+
+#include <ATen/ops/relu.h>
+
+// The seeds' MLP, which benchmarks train in every framework; of LibTorch's modules.
+namespace tessera::benchmarks {
+
+struct PeerMlp : torch::nn::Module {
+  PeerMlp() { register_module("net1", net1), register_module("net2", net2); }
+  at::Tensor forward(const at::Tensor& x) { return net2(at::relu(net1(x))); }
+  torch::nn::Linear net1{10, 16}, net2{16, 10};
+};
+
+}  // namespace tessera::benchmarks

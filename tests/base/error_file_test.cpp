@@ -1,0 +1,82 @@
+#include "tessera/base/error_file.h"
+
+#include "tessera/base/error.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <sstream>
+
+namespace tessera {
+namespace {
+
+class ErrorFile : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = ::testing::TempDir() + "errorsXXXXXX";
+    folder_ = mkdtemp(pattern.data());
+    file_ = folder_ + "/error.json";
+    setenv("TORCHELASTIC_ERROR_FILE", file_.c_str(), 1);
+  }
+  void TearDown() override {
+    unsetenv("TORCHELASTIC_ERROR_FILE");
+    unlink(file_.c_str());
+    EXPECT_EQ(rmdir(folder_.c_str()), 0);  // nothing else was left there
+  }
+  std::string text() const {
+    std::ostringstream all;
+    all << std::ifstream(file_).rdbuf();
+    return all.str();
+  }
+  std::string folder_, file_;
+};
+
+TEST_F(ErrorFile, IsWhatTorchrunReads) {
+  EXPECT_EQ(detail::error_file_text("a \"b\"\n\x01", 12),
+            "{\"message\": {\"message\": \"a \\\"b\\\"\\u000a\\u0001\", \"extraInfo\": {\"timestamp\": \"12\"}}}\n");
+}
+
+TEST_F(ErrorFile, TheFirstErrorStays) {
+  try {
+    TESSERA_FAIL(UsageError, "first");
+  } catch (const std::exception& error) {
+    record_error(error);
+  }
+  record_error(std::runtime_error("second"));
+  EXPECT_EQ(detail::message_in(text()), "tessera::UsageError: first");  // and no backtrace
+}
+
+TEST_F(ErrorFile, NobodyAsks) {
+  unsetenv("TORCHELASTIC_ERROR_FILE");
+  record_error(std::runtime_error("x"));
+  EXPECT_EQ(text(), "");
+}
+
+TEST_F(ErrorFile, MessagesAreFound) {
+  EXPECT_EQ(detail::message_in(detail::error_file_text("a \"b\"\n\\c", 1)), "a \"b\"\n\\c");
+  EXPECT_EQ(detail::message_in(R"({"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "t"}}})"),
+            "ValueError: x");
+  EXPECT_EQ(detail::message_in(R"({"message":"killed\ttwice"})"), "killed\ttwice");
+  for (const char* broken : {"", "{}", R"({"message": 3})"}) EXPECT_EQ(detail::message_in(broken), "");
+  EXPECT_EQ(detail::message_in(R"({"message": "cut \)"), "cut ");
+}
+
+using ErrorFileDeathTest = ErrorFile;
+TEST_F(ErrorFileDeathTest, OfWhatNobodyCatches) {
+  const std::function<void()> far = [] { throw std::out_of_range("far"); };
+  const auto thrower = [&]() noexcept { far(); };
+  EXPECT_EXIT(
+      {
+        record_uncaught_errors();
+        record_uncaught_errors();
+        thrower();
+      },
+      ::testing::KilledBySignal(SIGABRT), "far");  // the handler that was there before still speaks
+  EXPECT_EQ(detail::message_in(text()), "std::out_of_range: far");
+}
+
+}  // namespace
+}  // namespace tessera

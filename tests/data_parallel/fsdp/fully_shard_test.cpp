@@ -1,0 +1,99 @@
+#include "tessera/data_parallel/fsdp/fully_shard.h"
+
+#include "tessera/debug/comm_debug_mode.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/models/gpt2.h"
+#include "tessera/models/loss.h"
+#include "tessera/nn/module_tree.h"
+#include "tessera/optim/adam.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/testing/assert_close.h"
+#include "tessera/testing/ranks.h"
+#include "tests/data_parallel/batches.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera {
+namespace {
+
+using comm::Kind;
+using data_parallel::accumulate_means;
+using data_parallel::batches;
+using models::MLP;
+using testing::close;
+using testing::Rank;
+using testing::run_ranks;
+
+at::Tensor whole(const at::Tensor& t) { return DTensor(t.detach()).full_tensor(); }
+
+TEST(FullyShard, TrainsLikeThePlainModule) {
+  const models::MLPStacked start(2);
+  for (const int64_t ranks : {1, 2, 3, 4})
+    for (const bool reshard : {true, false}) {
+      const auto data = batches(ranks);
+      run_ranks(ranks, [&](Rank& me) {
+        auto plain = clone(start), model = clone(start);
+        const FullyShardOptions options{.mesh = me.mesh(c10::str("dp=", ranks)), .reshard_after_forward = reshard};
+        for (auto& layer : model->layers) fully_shard(layer, options);
+        fully_shard(model, options);
+        for (const auto& p : model->parameters()) EXPECT_TRUE(is_dtensor(p));
+        optim::SGD plain_opt(plain->parameters(), {.lr = 0.1}), opt(model->parameters(), {.lr = 0.1});
+        const auto loss = [](auto& m, const at::Tensor& x) { return m(x).pow(2).mean(); };
+        for (int step = 0; step < 3; step++) {
+          plain_opt.zero_grad();
+          opt.zero_grad();
+          accumulate_means(plain, data, loss);
+          CommDebugMode comm;
+          loss(model, data[static_cast<size_t>(me.rank)]).backward();
+          if (ranks > 1) {
+            EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor, comm::Family::C10d), reshard ? 4 : 2);
+            EXPECT_EQ(comm.get_comm_counts().of(Kind::ReduceScatterTensor, comm::Family::C10d), 2);
+          }
+          const auto found = model->parameters(), wanted = plain->parameters();
+          for (size_t i = 0; i < found.size(); i++) {
+            ASSERT_TRUE(is_dtensor(found[i]));
+            EXPECT_EQ(DTensor(found[i].grad()).placements(), DTensor(found[i]).placements());
+            EXPECT_EQ(close(whole(found[i].grad()), wanted[i].grad()), "") << step << " " << i;
+          }
+          plain_opt.step();
+          opt.step();
+          for (size_t i = 0; i < found.size(); i++) EXPECT_EQ(close(whole(found[i]), wanted[i].detach()), "");
+        }
+      });
+    }
+}
+
+TEST(FullyShard, Gpt2) {
+  const models::GPT2Config config{.vocab_size = 13, .max_seq_len = 8, .n_layer = 2, .n_head = 4, .n_embd = 16};
+  torch::manual_seed(7);
+  models::GPT2 start(config);
+  const auto tokens = torch::randint(13, {4, 7}, torch::kLong), targets = torch::randint(13, {4, 7}, torch::kLong);
+  for (const char* shape : {"dp=2", "dp=4", "replicate=2,shard=2"}) {
+    const auto ranks = std::string(shape) == "dp=2" ? 2 : 4;
+    run_ranks(ranks, [&](Rank& me) {
+      auto plain = clone(start), model = clone(start);
+      const FullyShardOptions options{.mesh = me.mesh(shape)};
+      for (auto& block : model->h) fully_shard(block, options);
+      fully_shard(model, options);
+      optim::AdamW plain_opt(plain->parameters(), {.lr = 0.01, .eps = 1e-5}),
+          opt(model->parameters(), {.lr = 0.01, .eps = 1e-5});
+      const auto mine = [&](const at::Tensor& t) { return t.chunk(ranks)[me.rank]; };
+      for (int step = 0; step < 4; step++) {
+        plain_opt.zero_grad();
+        opt.zero_grad();
+        const auto expected = models::loss(plain(tokens), targets);
+        expected.backward();
+        const auto loss = models::loss(model(mine(tokens)), mine(targets));
+        loss.backward();
+        auto mean = loss.detach() / ranks;
+        me.group()->all_reduce(mean, ReduceOp::Sum).wait();
+        EXPECT_NEAR(mean.item<double>(), expected.item<double>(), 1e-5) << step;
+        plain_opt.step();
+        opt.step();
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace tessera

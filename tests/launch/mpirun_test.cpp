@@ -1,0 +1,24 @@
+// Started by Open MPI's mpirun (Debian's openmpi-bin), where there is one. It gives ranks but no place to meet.
+#include "tessera/testing/message_of.h"
+#include "tests/launch/shell.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera::testing {
+namespace {
+
+TEST(Mpirun, RanksMeet) {
+  if (shell("mpirun --version | grep -q 'Open MPI'").exit_code != 0)
+    GTEST_SKIP() << "no mpirun of Open MPI (openmpi-bin)";
+  // Two jobs at the same time do not find each other.
+  const auto ran = shell(
+      "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;"
+      "mpirun --oversubscribe -n 3 \"$PROBE\" twice & mpirun --oversubscribe -n 2 \"$PROBE\" sum & wait");
+  for (int rank = 0; rank < 3; rank++)
+    EXPECT_EQ(count(ran.text, c10::str("sum 6 on rank ", rank, " of 3, ", rank, " of 3 here; Open MPI")), 2)
+        << ran.text;
+  for (int rank = 0; rank < 2; rank++) EXPECT_SAYS(ran.text, c10::str("sum 3 on rank ", rank, " of 2"));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,104 @@
+// The program itself: its command line, signals it gets, ranks that use the library.
+#include "tessera/testing/message_of.h"
+#include "tests/launch/shell.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera::testing {
+namespace {
+
+TEST(TesseraRun, RanksOfTheLibrary) {
+  const auto ran = shell("\"$TESSERA\" run -n 3 -- \"$PROBE\" twice");
+  EXPECT_EQ(ran.exit_code, 0) << ran.text;
+  for (int rank = 0; rank < 3; rank++)
+    EXPECT_EQ(count(ran.text, c10::str("[rank ", rank, "] sum 6 on rank ", rank, " of 3, ", rank, " of 3 here")), 2)
+        << ran.text;
+}
+
+TEST(TesseraRun, AnExceptionNobodyCatchesIsTheCause) {
+  const auto ran = shell("\"$TESSERA\" run -n 2 -- \"$PROBE\" throw 1");
+  EXPECT_EQ(ran.exit_code, 134) << ran.text;  // abort
+  EXPECT_SAYS(ran.text, "tessera run: rank 1 (pid ");
+  EXPECT_SAYS(ran.text, "its error: std::runtime_error: it \"broke\"\non rank 1\n");
+}
+
+TEST(TesseraRun, OneThatIsCaughtCanBeRecorded) {
+  const auto ran = shell("\"$TESSERA\" run -n 2 --max-restarts 1 -- \"$PROBE\" catch 0");
+  EXPECT_EQ(ran.exit_code, 3) << ran.text;
+  EXPECT_EQ(count(ran.text, "its error: std::runtime_error: it \"broke\"\non rank 0\n"), 2) << ran.text;
+  EXPECT_EQ(count(ran.text, "sum 3 on rank 1 of 2"), 2) << ran.text;  // the second start met in the same store
+}
+
+// Each script waits for lines its ranks write to a file: they are up, and say who they are.
+const std::string kStart =
+    "cd $(mktemp -d); touch up; trap 'rm -rf \"$PWD\"' EXIT;"
+    "await() { until [ $(wc -l < up) -ge $1 ]; do sleep 0.01; done; };"
+    "gone() { for p in $(cat up); do while kill -0 $p 2>/dev/null && ! grep -q ' Z ' /proc/$p/stat; do sleep 0.01; "
+    "done; done; };";
+
+TEST(TesseraRun, SignalsArePassedOn) {
+  const auto ran =
+      shell(kStart +
+            "\"$TESSERA\" run -n 2 -- sh -c 'trap \"echo got USR1\" USR1; trap \"echo got TERM; exit 0\" TERM;"
+            "echo $$ >> up; while :; do sleep 0.01; done' > out & "
+            "await 2; kill -USR1 $!; until [ $(grep -c USR1 out) = 2 ]; do sleep 0.01; done;"
+            "kill -TERM $!; wait $!; echo code $?; gone; cat out");
+  EXPECT_SAYS(ran.text, "code 143\n");
+  EXPECT_SAYS(ran.text, "tessera run: stopped by signal 15 (Terminated) on ");
+  EXPECT_EQ(count(ran.text, "got TERM"), 2) << ran.text;
+}
+
+TEST(TesseraRun, NohupIsHeeded) {
+  const auto ran = shell(kStart +
+                         "nohup \"$TESSERA\" run -n 2 -- sh -c 'echo $$ >> up; until [ -e go ]; do sleep 0.01; done; "
+                         "echo done $RANK' & await 2; kill -HUP $!; touch go; wait $!; echo code $?");
+  EXPECT_SAYS(ran.text, "[rank 1] done 1");
+  EXPECT_SAYS(ran.text, "code 0\n");
+}
+
+TEST(TesseraRun, TheSecondSignalKills) {
+  const auto ran =
+      shell(kStart +
+            "\"$TESSERA\" run -n 2 --grace 1000 -- sh -c 'trap \"echo $$ >> up\" TERM; echo $$ >> up;"
+            "while :; do sleep 0.01; done' & await 2; kill $!; await 4; kill $!; wait $!; echo code $?; gone");
+  EXPECT_SAYS(ran.text, "code 143\n");
+}
+
+TEST(TesseraRun, ASignalAfterAFailureHidesNothing) {
+  const auto ran = shell(kStart +
+                         "\"$TESSERA\" run -n 2 --grace 1000 --max-restarts 1 -- sh -c 'trap \"echo $$ >> up\" TERM;"
+                         "if [ $RANK = 1 ]; then until [ -e ready ]; do sleep 0.01; done; exit 7; fi;"
+                         "touch ready; while :; do sleep 0.01; done' & await 1; kill $!; wait $!; echo code $?");
+  EXPECT_SAYS(ran.text, "exited with code 7 on ");
+  EXPECT_SAYS(ran.text, "code 7\n");
+}
+
+TEST(TesseraRun, NothingIsLeftWhenItIsKilled) {
+  const auto ran =
+      shell(kStart +
+            "export TMPDIR=$PWD; \"$TESSERA\" run -n 2 -- sh -c 'sleep 1000 & echo $! >> up; echo $$ >> up;"
+            "wait' & await 4; kill -9 $!; gone; while [ -e tessera-run-* ]; do sleep 0.01; done; echo all gone");
+  EXPECT_SAYS(ran.text, "all gone\n");
+}
+
+TEST(TesseraRun, AReaderThatLeavesEndsIt) {
+  const auto ran = shell(kStart +
+                         "(\"$TESSERA\" run -n 2 -- sh -c 'echo $$ >> up; while :; do echo y; done'; echo code $? >&2)"
+                         " | head -n 1; gone");
+  EXPECT_SAYS(ran.text, "code 141\n");
+}
+
+TEST(TesseraRun, CommandLine) {
+  const auto says = [](const std::string& arguments, int code, const std::string& part) {
+    const auto ran = shell("\"$TESSERA\" run " + arguments);
+    EXPECT_EQ(ran.exit_code, code) << ran.text;
+    EXPECT_SAYS(ran.text, part);
+  };
+  says("-n 2 ./app --lr 3", 1, "'./app' is no option of tessera run; write -- before the program");
+  says("-- true", 106, "-n");
+  says("-n 3 --ranks-shown 0,2 -- sh -c 'echo $RANK $OMP_NUM_THREADS -- \"$@\"' sh -n 5 -- x", 0, "[rank 2] 2 ");
+  says("-n 1 --threads-per-rank 7 -- sh -c 'echo $OMP_NUM_THREADS -- \"$@\"' sh -n 5 -- x", 0, "7 -- -n 5 -- x\n");
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,44 @@
+// Ranks started by hand: RANK, WORLD_SIZE, MASTER_PORT, one process each.
+#include "tessera/testing/message_of.h"
+#include "tests/launch/shell.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <c10/util/StringUtil.h>
+
+namespace tessera::testing {
+namespace {
+
+int free_port() {  // nobody else is likely to be given it soon
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  socklen_t length = sizeof at;
+  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&at), length), 0);
+  getsockname(fd, reinterpret_cast<sockaddr*>(&at), &length);
+  close(fd);
+  return ntohs(at.sin_port);
+}
+
+TEST(ShellLoop, Meets) {
+  const auto ran = shell(c10::str("export MASTER_PORT=", free_port(), " WORLD_SIZE=3;",
+                                  "for r in 2 1 0; do RANK=$r \"$PROBE\" sum & done; wait"));
+  for (int rank = 0; rank < 3; rank++) EXPECT_SAYS(ran.text, c10::str("sum 6 on rank ", rank, " of 3"));
+}
+
+TEST(ShellLoop, ListensOnLoopbackOnly) {
+  const int port = free_port();
+  const auto ran = shell(
+      c10::str("export MASTER_PORT=", port, " WORLD_SIZE=2; RANK=0 \"$PROBE\" sum & hex=$(printf %04X ", port, ");",
+               "until grep -q \":$hex 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6; do sleep 0.01; done;"
+               "grep -h \":$hex 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6 | cut -d: -f2; "
+               "RANK=1 \"$PROBE\" sum; wait"));
+  EXPECT_SAYS(ran.text, " 0100007F\n");
+  EXPECT_EQ(count(ran.text, " 00000000"), 0) << ran.text;
+}
+
+}  // namespace
+}  // namespace tessera::testing

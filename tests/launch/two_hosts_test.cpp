@@ -1,0 +1,71 @@
+// One launcher on each of two hosts, which are network namespaces (two_hosts.sh).
+#include "tessera/testing/message_of.h"
+#include "tests/launch/shell.h"
+
+#include <gtest/gtest.h>
+
+namespace tessera::testing {
+namespace {
+
+Shell two_hosts(const std::string& a, const std::string& b) {
+  setenv("SCRIPT_A", a.c_str(), 1);
+  setenv("SCRIPT_B", b.c_str(), 1);
+  return shell("export TESSERA_TIMEOUT_S=20; exec " TESSERA_LAUNCH_TESTS "/two_hosts.sh \"$SCRIPT_A\" \"$SCRIPT_B\"");
+}
+
+std::string run(int node, const std::string& rest, int nodes = 2) {
+  return c10::str("export TESSERA_GLOO_HOST=$ME; \"$TESSERA\" run --nnodes ", nodes, " --node-rank ", node,
+                  " --rdzv 10.77.0.1:29400 ", rest, "; echo code $?");
+}
+
+class TwoHosts : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto tried = two_hosts("true", "true");
+    if (tried.exit_code == 77) GTEST_SKIP() << tried.text;
+  }
+};
+
+TEST_F(TwoHosts, RanksAreLaidOutByWhatEachAnnounced) {
+  const auto ran = two_hosts(run(0, "-n 1 -- \"$PROBE\" sum"), run(1, "-n 2 -- \"$PROBE\" sum"));
+  EXPECT_SAYS(ran.text, "a: [rank 0] sum 6 on rank 0 of 3, 0 of 1 here");
+  EXPECT_SAYS(ran.text, "b: [rank 1] sum 6 on rank 1 of 3, 0 of 2 here");
+  EXPECT_SAYS(ran.text, "b: [rank 2] sum 6 on rank 2 of 3, 1 of 2 here");
+  EXPECT_SAYS(ran.text, "a: code 0\n");
+  EXPECT_SAYS(ran.text, "b: code 0\n");
+}
+
+TEST_F(TwoHosts, AFailureIsEverybodys) {
+  const std::string app =
+      " -n 1 --max-restarts 1 -- sh -c 'echo start $TORCHELASTIC_RESTART_COUNT;"
+      "if [ $RANK = 1 ]; then exit $((5 + TORCHELASTIC_RESTART_COUNT)); fi; exec sleep 1000'";
+  const auto ran = two_hosts(run(0, app), run(1, app));
+  EXPECT_SAYS(ran.text, "a: [rank 0] start 1");
+  EXPECT_SAYS(ran.text, "b: [rank 1] start 1");
+  for (const std::string host : {"a", "b"}) {
+    EXPECT_SAYS(ran.text, host + ": tessera run: rank 1 (pid ");
+    EXPECT_SAYS(ran.text, "exited with code 6 on host-b");
+    EXPECT_SAYS(ran.text, host + ": tessera run: all 1 restarts are used up");
+    EXPECT_SAYS(ran.text, host + ": code 6\n");
+  }
+}
+
+TEST_F(TwoHosts, TheHostWithTheStoreIsGone) {
+  const auto ran =
+      two_hosts("\"$TESSERA\" run -n 1 --nnodes 2 --rdzv 10.77.0.1:29400 -- sh -c 'kill -9 $PPID' ; echo code $?",
+                run(1, "-n 1 -- sleep 1000"));
+  EXPECT_SAYS(ran.text, "a: code 137");
+  EXPECT_SAYS(ran.text, "the launcher of node 0, which keeps the store at 10.77.0.1:29400, is gone");
+  EXPECT_SAYS(ran.text, "b: code 1\n");
+}
+
+TEST_F(TwoHosts, NumbersOfHostsThatDiffer) {
+  const auto ran = two_hosts(run(0, "-n 1 -- true", 3), run(1, "-n 1 -- true"));
+  EXPECT_SAYS(ran.text, "b: tessera: ");
+  EXPECT_SAYS(ran.text, "--nnodes 2");
+  EXPECT_SAYS(ran.text, "--nnodes 3");
+  EXPECT_SAYS(ran.text, "write the same on all");
+}
+
+}  // namespace
+}  // namespace tessera::testing
