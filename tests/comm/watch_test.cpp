@@ -117,7 +117,11 @@ TEST(Watch, SizesThatDoNotFit) {
 // Rank 0 is on one machine, ranks 1 and 2 are on another. What 1 sees of 2, 0 hears through the store.
 TEST(Watch, TheLossOfARankIsHeardOnOtherMachines) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
-  const std::vector<Host> hosts{{"a", 1, "0", "ok"}, {"b", 2, "0", "ok"}, {"b", 3, "0", "ok"}};
+  std::vector<Host> hosts(3);
+  for (size_t r = 0; r < hosts.size(); r++) {
+    hosts[r].machine = r == 0 ? "a" : "b";
+    hosts[r].pid = static_cast<int64_t>(r) + 1;
+  }
   const std::chrono::seconds timeout(10);
   watch::Watch far(store, hosts, 0, timeout), near(store, hosts, 1, timeout), failing(store, hosts, 2, timeout);
   std::promise<std::string> freed_far, freed_near;
