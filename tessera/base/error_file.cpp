@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <ctime>
 #include <mutex>
@@ -44,7 +45,10 @@ void write_once(const std::string& path, const std::string& text) {
   unlink(draft.c_str());
 }
 
+std::atomic<void (*)(const std::string&)> listener = nullptr;
+
 void record(const std::string& message) {
+  if (auto* tell = listener.load()) tell(message);
   if (setting_is_set("TORCHELASTIC_ERROR_FILE"))
     write_once(setting("TORCHELASTIC_ERROR_FILE"), detail::error_file_text(message, std::time(nullptr)));
 }
@@ -102,6 +106,8 @@ void record_error(const std::exception& error) {
   const auto* ours = dynamic_cast<const c10::Error*>(&error);
   record(c10::demangle(typeid(error).name()) + ": " + (ours ? ours->what_without_backtrace() : error.what()));
 }
+
+void tell_errors_to(void (*to)(const std::string& message)) { listener.store(to); }
 
 void record_uncaught_errors() {
   static std::once_flag once;

@@ -47,7 +47,11 @@ constexpr Setting kSettings[] = {
     {"TESSERA_BACKEND", "auto",
      "backend when init() names none: auto, threads, shm, gloo, nccl, fake, or a registered one"},
     {"TESSERA_BENCH_ROWS", "", "set in the children of tessera bench: the file for what they measured"},
-    {"TESSERA_GLOO_HOST", "", "host name or address whose interface gloo uses; empty: gloo's own choice"},
+    {"TESSERA_CHECK_COLLECTIVES", "first",
+     "gloo: compare what ranks are about to post; first: on one host always, across hosts the first 64 of a group; "
+     "always; never"},
+    {"TESSERA_GLOO_HOST", "",
+     "host name or address whose interface gloo uses; empty: loopback on one host, else gloo's own choice"},
     {"TESSERA_PEERS", "", "tessera bench: folder of the peer scripts; empty: benchmarks/peers of the source tree"},
     {"TESSERA_PYTHON", "", "tessera bench: the Python that runs peers; empty: .venv/bin/python, then python3"},
     {"TESSERA_RUN", "", "set by tessera run: init() sends each line of standard output as it ends"},

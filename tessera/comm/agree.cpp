@@ -1,7 +1,10 @@
 #include "tessera/comm/agree.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/watch/store_wait.h"
+#include "tessera/comm/watch/watched.h"
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
@@ -24,10 +27,11 @@ class Board {
   void put(const std::string& key, const std::string& text) { store().set(prefix_ + key, bytes(text)); }
   std::string take(const std::string& key, int64_t from) {
     try {
-      store().wait({prefix_ + key}, group_.timeout());
-      const auto text = store().get(prefix_ + key);
-      return {text.begin(), text.end()};
+      return watch::wait_for_key(store(), prefix_ + key, group_.timeout(), [this] { return lost(); });
     } catch (const std::exception&) {
+      const std::string lost = this->lost();
+      TESSERA_CHECK(lost.empty(), CommError, "rank ", global(group_.rank()), " waits in ", what_, " on group '",
+                    group_.name(), "': ", lost);
       TESSERA_FAIL(CommError, "rank ", global(group_.rank()), " waited ",
                    static_cast<double>(group_.timeout().count()) / 1000.0, " s for rank ", global(from), " of group '",
                    group_.name(), "' in ", what_, "; it has not come");
@@ -38,6 +42,10 @@ class Board {
 
  private:
   c10d::Store& store() { return *group_.store(); }
+  std::string lost() const {
+    const auto* watched = dynamic_cast<const watch::Watched*>(group_.backend().get());
+    return watched ? watched->lost() : "";
+  }
   Communicator& group_;
   std::string what_, prefix_;
 };

@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/hosts.h"
+#include "tessera/comm/watch/guarded_backend.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -65,11 +66,16 @@ c10::intrusive_ptr<c10d::Backend> connect(const std::string& backend, const Conn
   return row.connect(options);
 }
 
+c10::intrusive_ptr<c10d::Backend> connect_checked(const std::string& backend, const ConnectOptions& options) {
+  if (backend != "gloo" || options.size == 1) return connect(backend, options);
+  return watch::connect_guarded(options, [](const ConnectOptions& gloo) { return connect("gloo", gloo); });
+}
+
 c10::intrusive_ptr<c10d::Backend> connect_both(const std::string& host, const std::string& device,
                                                const ConnectOptions& options) {
   ConnectOptions apart = options;
   apart.store = c10::make_intrusive<c10d::PrefixStore>(device, options.store);
-  return detail::by_device(options, connect(host, options), connect(device, apart));
+  return detail::by_device(options, connect_checked(host, options), connect(device, apart));
 }
 
 }  // namespace tessera::comm

@@ -21,7 +21,9 @@ struct ConnectOptions {
   std::string group;           // as shown to people
   std::vector<int64_t> ranks;  // the members' global ranks
   std::chrono::milliseconds timeout{};
-  bool spare_cores = false;  // every rank of this machine has a core: waiting may be active for a moment
+  bool spare_cores = false;                // every rank of this machine has a core: waiting may be active for a moment
+  bool one_host = false;                   // all members are on this machine
+  std::function<std::string()> lost = {};  // which member is lost and why, while connecting; "": none
 };
 using Connect = std::function<c10::intrusive_ptr<c10d::Backend>(const ConnectOptions&)>;
 
@@ -39,6 +41,8 @@ std::vector<BackendRow> backends();
 
 void check_backend(const std::string& name);  // throws UsageError that lists the names, if it is none and not "auto"
 c10::intrusive_ptr<c10d::Backend> connect(const std::string& backend, const ConnectOptions& options);
+// The same; what does not compare by itself what ranks post (gloo) stands behind a guard that does (comm/watch/).
+c10::intrusive_ptr<c10d::Backend> connect_checked(const std::string& backend, const ConnectOptions& options);
 // `host` for tensors on the host, `device` for all others.
 c10::intrusive_ptr<c10d::Backend> connect_both(const std::string& host, const std::string& device,
                                                const ConnectOptions& options);

@@ -54,7 +54,7 @@ std::ostream& operator<<(std::ostream& out, const Choice& choice) {
 }
 
 bool needs_hosts(const std::string& asked, int64_t world_size) {
-  return world_size > 1 && (asked == "auto" || asked == "shm");
+  return world_size > 1 && (asked == "auto" || asked == "shm" || asked == "gloo");
 }
 
 Choice choose_backend(const std::string& asked, const std::vector<int64_t>& ranks, const std::vector<Host>& hosts) {
@@ -74,7 +74,7 @@ Choice choose_backend(const std::string& asked, const std::vector<int64_t>& rank
 }
 
 c10::intrusive_ptr<c10d::Backend> connect(const Choice& choice, const ConnectOptions& options) {
-  return choice.device_backend.empty() ? connect(choice.backend, options)
+  return choice.device_backend.empty() ? connect_checked(choice.backend, options)
                                        : connect_both(choice.backend, choice.device_backend, options);
 }
 

@@ -1,7 +1,6 @@
 #include "tessera/comm/communicator.h"
 
 #include "tessera/comm/detail/communicator_post.h"
-#include "tessera/comm/detail/poisonable.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -28,6 +27,7 @@ Communicator::Communicator(std::string name, std::vector<int64_t> ranks, int64_t
       timeout_(timeout),
       impl_(std::make_shared<Impl>()) {
   impl_->backend_name = backend_->getBackendName();
+  impl_->watched = dynamic_cast<watch::Watched*>(backend_.get());
 }
 
 Communicator::Communicator(std::string name, const Communicator& same)
@@ -47,8 +47,8 @@ const char* Communicator::backend_name() const { return impl_->backend_name.c_st
 uint64_t Communicator::sequence() const { return impl_->sequence.load(std::memory_order_relaxed); }
 
 void Communicator::abort(const std::string& reason) {
-  if (auto* ours = dynamic_cast<detail::Poisonable*>(backend_.get()))
-    ours->poison(reason);
+  if (impl_->watched)
+    impl_->watched->poison(reason);
   else
     backend_->abort();
 }

@@ -1,6 +1,7 @@
 #include "tessera/comm/work.h"
 
 #include "tessera/comm/detail/work_state.h"
+#include "tessera/comm/watch/journal.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -15,7 +16,9 @@ std::string describe(const Communicator& group, Kind kind, Family family, uint64
 void Work::wait() {
   if (!state_ || state_->finished) return;
   State& s = *state_;
+  if (s.journal) s.journal->waits(true);
   named_errors(*s.group, s.kind, s.family, s.sequence, s.tensor_name, [&] { return s.transfer->wait(); });
+  if (s.journal) s.journal->waits(false);
   s.finished = true;
   s.transfer.reset();  // it holds the tensors
   if (auto finish = std::exchange(s.finish, nullptr)) {

@@ -9,6 +9,8 @@
 #include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/detail/world_state.h"
 #include "tessera/comm/environment.h"
+#include "tessera/comm/watch/watch.h"
+#include "tessera/comm/watch/watched.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -46,6 +48,22 @@ c10::intrusive_ptr<c10d::Store> open_store(const InitOptions& options, const Wor
   return comm::detail::open_store({options.init_method, state.rank, state.size, state.timeout}, launched);
 }
 
+bool on_one_host(const World::State& state, const std::vector<int64_t>& ranks) {
+  if (state.hosts.empty()) return false;
+  return std::all_of(ranks.begin(), ranks.end(), [&](int64_t r) {
+    const comm::Host& host = state.hosts[static_cast<size_t>(r)];
+    return host.machine == state.hosts[static_cast<size_t>(ranks[0])].machine && host.shm == "ok";
+  });
+}
+
+// Where some ranks are processes of one machine, they look after each other.
+bool is_watched(const World::State& state) {
+  for (const auto& host : state.hosts)
+    if (host.shm != "ok") return false;
+  return std::any_of(state.hosts.begin(), state.hosts.end(),
+                     [&](const comm::Host& host) { return host.pid != state.hosts[0].pid; });
+}
+
 comm::Group connect_group(const World::State& state, const std::vector<int64_t>& ranks, const std::string& key,
                           const std::string& name) {
   const auto place = std::find(ranks.begin(), ranks.end(), state.rank) - ranks.begin();
@@ -57,6 +75,8 @@ comm::Group connect_group(const World::State& state, const std::vector<int64_t>&
   options.ranks = ranks;
   options.timeout = state.timeout;
   options.spare_cores = state.spare_cores;
+  options.one_host = on_one_host(state, ranks);
+  if (state.watch) options.lost = [watch = state.watch, ranks] { return watch->lost(ranks); };
   const comm::Choice choice = comm::choose_backend(state.asked, ranks, state.hosts);
   auto backend = [&] {
     try {
@@ -71,7 +91,17 @@ comm::Group connect_group(const World::State& state, const std::vector<int64_t>&
                    c10::Join(",", ranks), ") over ", choice.backend, ": ", error.what());
     }
   }();
-  return c10::make_intrusive<comm::Communicator>(name, ranks, place, std::move(backend), options.store, state.timeout);
+  auto* watched = dynamic_cast<comm::watch::Watched*>(backend.get());
+  auto group =
+      c10::make_intrusive<comm::Communicator>(name, ranks, place, std::move(backend), options.store, state.timeout);
+  if (state.watch && watched && options.size > 1) {
+    c10::weak_intrusive_ptr<comm::Communicator> weak(group);
+    watched->tell_lost = options.lost;
+    watched->journal = state.watch->add(name, key, ranks, [weak](const std::string& why) {
+      if (auto alive = weak.lock()) alive->abort(why);
+    });
+  }
+  return group;
 }
 
 void check_members(const World::State& state, const std::vector<int64_t>& ranks) {
@@ -119,6 +149,7 @@ comm::Group World::shared_group(const std::vector<int64_t>& ranks) const {
 }
 
 void World::abort(const std::string& reason) const {
+  if (state_->watch) state_->watch->failed(reason);
   for (const auto& group : state_->groups) group->abort(reason);
 }
 
@@ -155,6 +186,11 @@ World init(InitOptions options) {
     state->hosts = comm::meet_hosts(*state->store, state->rank, state->size, state->timeout);
   state->spare_cores =
       state->hosts.empty() ? comm::cores_to_spare(state->size) : comm::cores_to_spare(state->hosts, state->rank);
+  if (is_watched(*state)) {
+    state->watch = std::make_shared<comm::watch::Watch>(state->store, state->hosts, state->rank, state->timeout);
+    tell_errors_to(comm::watch::Watch::all_failed);
+    record_uncaught_errors();
+  }
   std::vector<int64_t> everyone(static_cast<size_t>(state->size));
   for (size_t r = 0; r < everyone.size(); r++) everyone[r] = static_cast<int64_t>(r);
   state->backend = comm::choose_backend(state->asked, everyone, state->hosts).backend;
@@ -171,8 +207,10 @@ void destroy() {
   state->destroyed = true;
   if (auto meshes = std::exchange(state->meshes, nullptr)) meshes->clear();
   state->shared_groups.clear();
+  if (state->watch) state->watch->stop();
   for (auto& group : state->groups) group->close();
   state->groups.clear();
+  if (state->watch) state->watch->leave();
 }
 
 int64_t get_rank(const comm::Group& group) { return group ? group->rank() : World::current().rank(); }

@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <exception>
 #include <limits>
 
 namespace tessera::data_parallel {
@@ -77,7 +78,7 @@ Reducer::Reducer(NamedTensors parameters, comm::Group group, ReducerOptions opti
 
 Reducer::~Reducer() {
   for (auto& handle : handles_) handle.remove();
-  departures_.leave(passes_);
+  if (std::uncaught_exceptions() == 0) departures_.leave(passes_);  // an error has its own story
 }
 
 void Reducer::set_hook(CommHook hook) {

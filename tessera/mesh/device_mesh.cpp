@@ -99,6 +99,21 @@ std::string joined_name(const MeshState& mesh, const std::vector<int64_t>& axes)
   return c10::str(c10::Join("_", parts));
 }
 
+// Ranks that make different meshes of the whole world would wait for each other in different groups. The first to come
+// says what it makes, the others compare; nobody waits.
+void check_agreement(const MeshState& mesh) {
+  const World& world = mesh.world;
+  if (mesh.ranks.size() != static_cast<size_t>(world.size()) || world.size() == 1 || world.backend() == "fake") return;
+  const std::string mine = c10::str("shape ", c10::Join("x", mesh.shape), ", names '", c10::Join(",", mesh.names),
+                                    "', ranks ", c10::Join(",", mesh.ranks));
+  const auto made = world.store()->add(c10::str("mesh/made/", world.rank()), 1);
+  const std::string first = world.store()->compareSet(c10::str("mesh/", made), "", c10::str(world.rank(), " ", mine));
+  const size_t space = first.find(' ');
+  TESSERA_CHECK(first.substr(space + 1) == mine, UsageError, "rank ", world.rank(), " makes its ", made,
+                ". mesh of all ranks with ", mine, "; rank ", first.substr(0, space), " made its ", made, ". with ",
+                first.substr(space + 1), ". All ranks must make the same meshes, in the same order");
+}
+
 StatePtr make_mesh(const World& world, const std::string& device_type, std::vector<int64_t> shape,
                    std::vector<int64_t> ranks, std::vector<std::string> names, StatePtr root = {}) {
   check_shape(device_type, shape, ranks, names, world);
@@ -109,6 +124,7 @@ StatePtr make_mesh(const World& world, const std::string& device_type, std::vect
   state->names = std::move(names);
   state->world = world;
   if (auto known = detail::find_interned(*state)) return known;
+  if (!root) check_agreement(*state);
   state->root = std::move(root);
   state->coordinate = find_coordinate(*state);
   state->groups.resize(state->shape.size());

@@ -1,6 +1,7 @@
 #include "tessera/tensor_parallel/parallelize_module.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/agree.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/hookable.h"
 #include "tessera/nn/module_tree.h"
@@ -23,12 +24,25 @@ void distribute(Module& module, const DeviceMesh& mesh, const ModuleWork& work, 
   }
 }
 
+// Ranks with different plans would distribute different parameters, each waiting for the others.
+void check_agreement(const DeviceMesh& mesh, const std::vector<ModuleWork>& works) {
+  if (!mesh.get_coordinate()) return;
+  std::vector<std::string> lines;
+  for (const auto& work : works) {
+    lines.push_back(c10::str(work.path, " ", work.kind, " ", work.style));
+    for (const auto& p : work.parameters)
+      lines.push_back(c10::str(work.path, ".", p.name, " ", c10::IntArrayRef(p.sizes), " ", p.placement));
+  }
+  comm::agree(mesh.get_group(), "parallelize_module", lines);
+}
+
 }  // namespace
 
 void parallelize_module(Module& module, const DeviceMesh& mesh, const Plan& plan, const ParallelizeOptions& options) {
   if (plan.empty()) return parallelize_module(module, mesh, std::nullopt, options);
   const auto works = work_out(module, mesh, plan, options.unmatched);
   const auto dropouts = dropouts_beside(module, works);
+  check_agreement(mesh, works);
   at::NoGradGuard no_grad;
   for (const auto& work : works) {
     const auto target = work.hooked ? hookable(module, work.path) : get_submodule(module, work.path);

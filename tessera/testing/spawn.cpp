@@ -53,6 +53,12 @@ std::string mark_of(const Order& o) { return c10::str(o.file, ".ran", o.rank); }
 
 [[noreturn]] void run_child(const Order& order, const Body& body, const std::function<bool()>& failed_expectations) {
   int code = 0;
+  World world;
+  const auto failed = [&](const std::string& message) {
+    std::cout << "rank " << order.rank << " threw: " << message << std::endl;
+    if (world) world.abort(c10::str("rank ", order.rank, " failed: ", message));
+    code = kFailed;
+  };
   try {
     at::set_num_threads(1);
     c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
@@ -63,17 +69,16 @@ std::string mark_of(const Order& o) { return c10::str(o.file, ".ran", o.rank); }
     options.world_size = order.ranks;
     options.init_method = "file://" + order.file;
     options.timeout = std::chrono::milliseconds(order.timeout_ms);
-    Rank me{order.rank, init(options)};
+    world = init(options);
+    Rank me{order.rank, world};
     body(me);
     if (!(failed_expectations && failed_expectations())) me.group()->barrier().wait();  // nobody leaves early
     destroy();
     std::ofstream(mark_of(order)) << "ran";
   } catch (const c10::Error& error) {
-    std::cout << "rank " << order.rank << " threw: " << error.what_without_backtrace() << std::endl;
-    code = kFailed;
+    failed(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    std::cout << "rank " << order.rank << " threw: " << error.what() << std::endl;
-    code = kFailed;
+    failed(error.what());
   }
   if (failed_expectations && failed_expectations()) code = kFailed;
   std::cout.flush();

@@ -1,10 +1,14 @@
 // Ranks that disagree, stall or die: every one of them gets an error that says who and what, and nobody hangs.
 #include "tessera/base/error.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+
+#include <barrier>
+#include <thread>
 
 namespace tessera {
 namespace {
@@ -93,16 +97,17 @@ TEST(Failures, MessagesThatDoNotMatch) {
 }
 
 TEST(Failures, TimeOutNamesTheMissingRank) {
-  auto report = report_of(3,
-                          [](Rank& me) {
-                            auto pair = me.rank < 2 ? me.world.new_group({0, 1}, "dp") : comm::Group();
-                            me.group()->barrier().wait();
-                            at::Tensor x = at::ones({4});
-                            if (me.rank == 0) pair->all_reduce(x, ReduceOp::Sum, {.tensor_name = "bias"}).wait();
-                          },
-                          {.timeout = std::chrono::milliseconds(150)});
-  expect_has(report,
-             {"1 of 3 ranks", "rank 0 waited 0.15 s for rank 1 in allreduce_ #0 ('bias') of Float on group 'dp'"});
+  std::barrier all_done(3);
+  run_ranks(3,
+            [&](Rank& me) {
+              auto pair = me.rank < 2 ? me.world.new_group({0, 1}, "dp") : comm::Group();
+              at::Tensor x = at::ones({4});
+              if (me.rank == 0)
+                EXPECT_ERROR(CommError, pair->all_reduce(x, ReduceOp::Sum, {.tensor_name = "bias"}).wait(),
+                             "rank 0 waited 0.15 s for rank 1 in allreduce_ #0 ('bias') of Float on group 'dp'");
+              all_done.arrive_and_wait();  // nobody leaves before
+            },
+            {.timeout = std::chrono::milliseconds(150)});
 }
 
 TEST(Failures, AThrowingRankFreesTheOthers) {
@@ -116,9 +121,45 @@ TEST(Failures, AThrowingRankFreesTheOthers) {
     me.group()->barrier().wait();
   });
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30)) << "freed, not timed out";
-  expect_has(report, {"rank 2 (the first to fail): no luck today", "rank 3: rank 2 failed: no luck today"});
+  expect_has(report, {"rank 2 (the first to fail): no luck today",
+                      "rank 3: rank 3, allreduce_ #0 on group 'tp' (ranks 2,3): ", "rank 2 failed: no luck today"});
   EXPECT_LT(report.find("rank 0:"), report.find("rank 1:"));
   EXPECT_LT(report.find("rank 1:"), report.find("rank 2 (the"));
+}
+
+TEST(Failures, ARankThatHasLeftIsNamed) {
+  auto report = report_of(3, [](Rank& me) {
+    at::Tensor x = at::ones({4});
+    for (int i = 0; i < (me.rank == 1 ? 2 : 3); i++)
+      me.group()->all_reduce(x, ReduceOp::Sum, {.tensor_name = "bias"}).wait();
+  });
+  expect_has(report, {"2 of 3 ranks", "rank 1 has left group 'world' after 2 collectives",
+                      "rank 0, allreduce_ #2 ('bias') of Float on group 'world' (ranks 0,1,2): ",
+                      "rank 2, allreduce_ #2 ('bias') of Float on group 'world' (ranks 0,1,2): "});
+}
+
+TEST(Failures, WhatALeaverHasSentIsStillReceived) {
+  run_ranks(2, [](Rank& me) {
+    at::Tensor x = at::full({4}, 7.0), y = at::zeros({4});
+    if (me.rank == 1) {
+      me.group()->send(x, 0).wait();
+      return;
+    }
+    auto first = me.group()->recv(y, 1), second = me.group()->recv(x, 1);
+    EXPECT_ERROR(CommError, second.wait(), "rank 1 has left group 'world' after 0 collectives", "recv_ #1");
+    first.wait();
+    EXPECT_TRUE(y.equal(at::full({4}, 7.0)));
+  });
+}
+
+TEST(Failures, PollingSeesThatARankHasLeft) {
+  run_ranks(2, [](Rank& me) {
+    if (me.rank == 1) return;
+    at::Tensor x = at::ones({4});
+    auto work = me.group()->all_reduce(x, ReduceOp::Sum);
+    while (!work.done()) std::this_thread::yield();
+    EXPECT_ERROR(CommError, work.wait(), "rank 1 has left");
+  });
 }
 
 TEST(Failures, PoisonReachesThoseWhoComeLater) {

@@ -71,7 +71,7 @@ TEST(Spawn, ARankThatHangsIsStopped) {
 
 TEST(Gloo, TimeOutNamesGroupAndCollective) {
   FileCheck()
-      .check("rank 0 threw: rank 0, allreduce_ #0 ('bias') on group 'slow' (ranks 0,1)")
+      .check("allreduce_ #0 ('bias') of Float on group 'slow' (ranks 0,1)")
       .run(report_of(2,
                      [](Rank& me) {
                        auto group = me.world.new_group({0, 1}, "slow");

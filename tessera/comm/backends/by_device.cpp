@@ -1,6 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/backends.h"
-#include "tessera/comm/detail/poisonable.h"
+#include "tessera/comm/watch/watched.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -8,7 +8,7 @@
 namespace tessera::comm::detail {
 namespace {
 
-class ByDevice final : public c10d::Backend, public Poisonable {
+class ByDevice final : public c10d::Backend, public watch::Watched {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -19,7 +19,7 @@ class ByDevice final : public c10d::Backend, public Poisonable {
 
   const std::string getBackendName() const override { return host_->getBackendName(); }
   void poison(const std::string& reason) override {
-    if (auto* host = dynamic_cast<Poisonable*>(host_.get()))
+    if (auto* host = dynamic_cast<watch::Watched*>(host_.get()))
       host->poison(reason);
     else
       host_->abort();

@@ -12,7 +12,8 @@ namespace tessera::comm::detail {
 c10::intrusive_ptr<c10d::Backend> connect_gloo(const ConnectOptions& options) {
   using c10d::ProcessGroupGloo;
   auto gloo = ProcessGroupGloo::Options::create(options.timeout);
-  const std::string host = setting("TESSERA_GLOO_HOST");
+  std::string host = setting("TESSERA_GLOO_HOST");
+  if (host.empty() && options.one_host) host = "127.0.0.1";  // nothing else need be able to reach us
   gloo->devices.push_back(host.empty() ? ProcessGroupGloo::createDefaultDevice()
                                        : ProcessGroupGloo::createDeviceForHostname(host));
   gloo->group_name = options.group;

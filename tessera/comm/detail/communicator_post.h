@@ -3,6 +3,8 @@
 #include "tessera/comm/detail/posting.h"
 #include "tessera/comm/detail/work_state.h"
 #include "tessera/comm/label.h"
+#include "tessera/comm/watch/journal.h"
+#include "tessera/comm/watch/watched.h"
 
 #include <ATen/record_function.h>
 
@@ -23,6 +25,7 @@ struct Communicator::Impl {
   std::mutex mutex;
   std::vector<Pending> pending;  // oldest first
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
+  watch::Watched* watched = nullptr;  // the backend, if it is ours
   bool closed = false;
 };
 
@@ -40,6 +43,8 @@ Work Communicator::post(Kind kind, Options options, int64_t bytes, c10::ScalarTy
     record->posted = std::chrono::steady_clock::now();
     notify_post(*record);
   }
+  watch::Journal* journal = impl_->watched ? impl_->watched->journal.get() : nullptr;
+  if (journal) journal->posted(kind, options.family, sequence, bytes, dtype, options.tensor_name);
   const detail::Posting posting{kind, options.family, sequence, options.tensor_name, label ? label->number() : 0};
   detail::posting = &posting;
   struct Reset {
@@ -63,6 +68,7 @@ Work Communicator::post(Kind kind, Options options, int64_t bytes, c10::ScalarTy
   state->tensor_name = options.tensor_name;
   state->transfer = std::move(transfer);
   state->record = std::move(record);
+  state->journal = journal;
   return Work(std::move(state));
 }
 

@@ -43,7 +43,10 @@ Store from_environment(const Meeting& meeting, const Environment& environment) {
   static thread_local int64_t worlds = 0;
   const std::string part = c10::str("/worker/attempt_", environment.restarts, "/world_", worlds++);
   const bool server = meeting.rank == 0 && !environment.store_is_kept;
-  auto store = environment.job.empty() ? tcp_store(environment.host, environment.port, server, meeting.timeout)
+  // Where all ranks are here and keep the store themselves, nobody else need be able to reach it.
+  const bool here = environment.local_size == environment.size && !environment.store_is_kept;
+  const std::string host = here ? "127.0.0.1" : environment.host;
+  auto store = environment.job.empty() ? tcp_store(host, environment.port, server, meeting.timeout)
                                        : meet_by_job(meeting, environment.job + part);
   store = c10::make_intrusive<c10d::PrefixStore>(part, store);
   check_in(store, meeting);

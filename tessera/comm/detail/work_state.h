@@ -7,6 +7,10 @@
 
 namespace tessera::comm {
 
+namespace watch {
+class Journal;
+}
+
 struct Work::State {
   Group group;
   uint64_t sequence = 0;
@@ -14,22 +18,25 @@ struct Work::State {
   Family family = Family::C10d;
   const char* tensor_name = "";
   c10::intrusive_ptr<c10d::Work> transfer;
-  std::function<void()> finish;    // once, in the first wait(), after the transfer: unpadding, un-permuting
-  std::unique_ptr<Record> record;  // null if nobody observed the post
+  std::function<void()> finish;       // once, in the first wait(), after the transfer: unpadding, un-permuting
+  std::unique_ptr<Record> record;     // null if nobody observed the post
+  watch::Journal* journal = nullptr;  // of the group; null: nobody watches
   bool finished = false;
 };
 
 // "all_reduce #4 ('wq.grad') on group 'dp' (rank 1 of 0,2)"
 std::string describe(const Communicator& group, Kind kind, Family family, uint64_t sequence, const char* tensor_name);
 
-// Runs `call`; what it throws becomes a CommError that starts with `describe`. Errors of ours pass unchanged.
+// Runs `call`; what it throws becomes a CommError that starts with `describe`. Errors of ours pass unchanged, except
+// that what is told by a group under another name (a mesh axis shows its own) gets this name as well.
 template <class Call>
 auto named_errors(const Communicator& group, Kind kind, Family family, uint64_t sequence, const char* tensor_name,
                   Call&& call) {
   try {
     return call();
-  } catch (const CommError&) {
-    throw;
+  } catch (const CommError& error) {
+    if (std::string(error.what_without_backtrace()).find(c10::str("'", group.name(), "'")) != std::string::npos) throw;
+    TESSERA_FAIL(CommError, describe(group, kind, family, sequence, tensor_name), ": ", error.what_without_backtrace());
   } catch (const UsageError&) {
     throw;
   } catch (const c10::Error& error) {

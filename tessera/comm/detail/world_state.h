@@ -6,6 +6,10 @@
 
 namespace tessera {
 
+namespace comm::watch {
+class Watch;
+}
+
 // What a layer above keeps with a world, and lets go of when the world is destroyed.
 struct WorldAttachment {
   virtual ~WorldAttachment() = default;
@@ -22,6 +26,7 @@ struct World::State {
   c10::intrusive_ptr<c10d::Store> store;
   std::chrono::milliseconds timeout{};
   RandomState random;
+  std::shared_ptr<comm::watch::Watch> watch;  // null where no peer is a process of this machine's
   comm::Group group;
   std::vector<comm::Group> groups;                            // every one made, `group` included
   std::map<std::vector<int64_t>, comm::Group> shared_groups;  // by members

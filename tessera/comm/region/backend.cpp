@@ -1,7 +1,7 @@
 #include "tessera/comm/region/backend.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/detail/posting.h"
+#include "tessera/comm/region/stamp.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
@@ -123,7 +123,7 @@ void RegionBackend::setTimeout(std::chrono::milliseconds timeout) {
   if (exchange_) exchange_->set_timeout(timeout);
 }
 void RegionBackend::shutdown() {
-  if (exchange_) exchange_->stop();
+  if (exchange_) exchange_->leave();
   exchange_.reset();
   region_.reset();
 }
@@ -139,19 +139,7 @@ Exchange& RegionBackend::exchange(const char* what) {
 
 Transfer RegionBackend::begin(Kind kind, c10::ScalarType dtype) {
   Transfer t;
-  Stamp& s = t.stamp;
-  s.sequence = calls_++;
-  s.kind = static_cast<uint8_t>(kind);
-  s.family = static_cast<uint8_t>(Family::C10d);
-  s.dtype = static_cast<uint8_t>(dtype);
-  s.root = -1;
-  if (const auto* posting = detail::posting) {
-    s.sequence = posting->sequence;
-    s.kind = static_cast<uint8_t>(posting->kind);
-    s.family = static_cast<uint8_t>(posting->family);
-    s.tag = posting->number;
-    std::strncpy(s.tensor_name, posting->tensor_name, sizeof(s.tensor_name) - 1);
-  }
+  t.stamp = stamp_of(kind, dtype, calls_++);
   return t;
 }
 

@@ -1,15 +1,15 @@
 #pragma once
-#include "tessera/comm/detail/poisonable.h"
 #include "tessera/comm/records.h"
 #include "tessera/comm/region/exchange.h"
 #include "tessera/comm/region/host_tensors.h"
+#include "tessera/comm/watch/watched.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace tessera::comm::region {
 
 // c10d's collectives over a memory region. A group of one has no region: its collectives are copies, done at once.
-class RegionBackend final : public c10d::Backend, public detail::Poisonable {
+class RegionBackend final : public c10d::Backend, public watch::Watched {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;

@@ -37,19 +37,11 @@ Exchange::Exchange(std::shared_ptr<Region> region, int rank, Names names, Option
 
 std::string Exchange::name_of(int rank) const { return c10::str("rank ", names_.ranks[static_cast<size_t>(rank)]); }
 
-std::string Exchange::describe(const Stamp& s) const {
-  std::string text = c10::str(kind_name(static_cast<Kind>(s.kind), static_cast<Family>(s.family)), " #", s.sequence);
-  if (s.tensor_name[0]) text += c10::str(" ('", s.tensor_name, "')");
-  if (s.dtype != static_cast<uint8_t>(c10::ScalarType::Undefined))
-    text += c10::str(" of ", static_cast<c10::ScalarType>(s.dtype));
-  return text;
-}
-
 void Exchange::fail(const std::string& why) {
   region_->poison(why);
   failure_ = why;
   const auto give_up = [&](const OperationPtr& op) {
-    op->error = why;
+    op->error = in(op->transfer.stamp, why);
     op->transfer = {};
     if (op->future) handing_out_.push_back(op);
     op->done.store(true, std::memory_order_release);
@@ -60,16 +52,26 @@ void Exchange::fail(const std::string& why) {
   messages_.clear();
 }
 
-void Exchange::check_sound() {
-  if (C10_UNLIKELY(!failure_.empty())) TESSERA_FAIL(CommError, failure_);
-  if (C10_UNLIKELY(region_->poisoned())) TESSERA_FAIL(CommError, region_->poison_reason());
+void Exchange::fail_as_told() { fail(region_->poison_reason()); }
+
+// Why an operation failed, and which one it was, unless the reason says that already.
+std::string Exchange::in(const Stamp& stamp, const std::string& why) const {
+  const std::string operation = describe(stamp);
+  if (why.find(operation) != std::string::npos) return why;
+  return c10::str(name_of(rank_), ", ", operation, " on group '", names_.group, "' (ranks ",
+                  c10::Join(",", names_.ranks), "): ", why);
+}
+
+void Exchange::check_sound(const Stamp& posting) {
+  if (C10_UNLIKELY(!failure_.empty())) TESSERA_FAIL(CommError, in(posting, failure_));
+  if (C10_UNLIKELY(region_->poisoned())) TESSERA_FAIL(CommError, in(posting, region_->poison_reason()));
 }
 
 OperationPtr Exchange::post(Transfer transfer) {
   auto op = c10::make_intrusive<Operation>();
   op->transfer = std::move(transfer);
   Lock lock(mutex_);
-  check_sound();
+  check_sound(op->transfer.stamp);
   // A slot is free once this rank has completed the collective that used it before, and all peers have departed from
   // it. Waiting for that here makes a posted collective visible to the peers. The number is taken only then, because a
   // callback of a future may post meanwhile.
@@ -83,7 +85,7 @@ OperationPtr Exchange::post(Transfer transfer) {
   };
   if (missing() >= 0 && !drive(lock, missing, Clock::now() + timeout()))
     fail(c10::str(late(*op, missing(), timeout()), ": it is ", kRing, " collectives behind"));
-  check_sound();
+  check_sound(op->transfer.stamp);
   op->number = posted_++;
   put_into_slot(*op);
   collectives_.push_back(op);
@@ -122,14 +124,10 @@ void Exchange::put_into_slot(Operation& op) {
 bool Exchange::agrees(const Operation& op, int r, const Stamp& theirs, int64_t given) {
   const Transfer& t = op.transfer;
   const Stamp& mine = t.stamp;
-  if (theirs.kind != mine.kind || theirs.dtype != mine.dtype || theirs.reduce_op != mine.reduce_op ||
-      theirs.root != mine.root || theirs.sequence != mine.sequence || theirs.tag != mine.tag) {
-    fail(c10::str("ranks disagree on group '", names_.group, "': ", name_of(rank_), " posted ", describe(mine),
-                  mine.root >= 0 ? c10::str(" with root ", mine.root) : "", ", ", name_of(r), " posted ",
-                  describe(theirs), theirs.root >= 0 ? c10::str(" with root ", theirs.root) : "",
-                  theirs.kind == mine.kind && theirs.dtype == mine.dtype && theirs.root == mine.root
-                      ? " with another reduction or number"
-                      : ""));
+  if (const std::string text =
+          difference(mine, theirs, names_.ranks[static_cast<size_t>(rank_)], names_.ranks[static_cast<size_t>(r)]);
+      !text.empty()) {
+    fail(c10::str("ranks disagree on group '", names_.group, "': ", text));
     return false;
   }
   const size_t from = static_cast<size_t>(r);
@@ -224,8 +222,10 @@ void Exchange::complete(Operation& op) {
   if (op.transfer.finish) try {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       op.transfer.finish();
+    } catch (const c10::Error& error) {
+      op.error = in(op.transfer.stamp, error.what_without_backtrace());
     } catch (const std::exception& error) {
-      op.error = c10::str(describe(op.transfer.stamp), " on group '", names_.group, "': ", error.what());
+      op.error = in(op.transfer.stamp, error.what());
     }
   streamed_ += op.peer < 0 ? op.chunks : 0;
   op.transfer = {};

@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/comm/region/reduce.h"
 #include "tessera/comm/region/region.h"
+#include "tessera/comm/region/stamp.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -94,6 +95,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   FuturePtr future(Operation& op, const std::vector<at::Tensor>& results);
   std::string error_of(const Operation& op);
   void stop();  // ends the thread; futures that are left fail
+  // And says so to the peers, which would wait in vain. `uncounted`: collectives of our own that no user has posted.
+  void leave(uint64_t uncounted = 0);
 
   std::chrono::milliseconds timeout() const { return timeout_.load(); }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
@@ -111,9 +114,11 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   bool advance(Operation& op);
   void complete(Operation& op);
   void fail(const std::string& why);  // all operations, and the group: peers would only wait for this rank in vain
-  void check_sound();
-  std::string describe(const Stamp& stamp) const;
+  void fail_as_told();                // as the poison says
+  void check_sound(const Stamp& posting);
+  std::string in(const Stamp& stamp, const std::string& why) const;
   std::string name_of(int rank) const;
+  std::string left(int rank) const;
   std::string late(const Operation& op, int missing, std::chrono::milliseconds timeout) const;
 
   // stream.cpp: chunks.

@@ -16,7 +16,7 @@ OperationPtr Exchange::post_send(Transfer transfer, int to) {
   op->chunks = static_cast<uint64_t>(std::max<int64_t>(1, (op->transfer.gives[0].size + half - 1) / half));
   op->transfer.stamp.chunks = op->chunks;
   Lock lock(mutex_);
-  check_sound();
+  check_sound(op->transfer.stamp);
   op->base = mail_sent_[static_cast<size_t>(to)];
   mail_sent_[static_cast<size_t>(to)] += op->chunks;
   messages_.push_back(op);
@@ -31,7 +31,7 @@ OperationPtr Exchange::post_recv(Transfer transfer, int from) {
   op->transfer = std::move(transfer);
   op->peer = from;
   Lock lock(mutex_);
-  check_sound();
+  check_sound(op->transfer.stamp);
   op->ticket = mail_asked_[static_cast<size_t>(from)]++;
   messages_.push_back(op);
   enlist();

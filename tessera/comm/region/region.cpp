@@ -3,6 +3,7 @@
 #include "tessera/base/settings.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -71,6 +72,12 @@ void Region::sleep(int rank, uint32_t rung, std::chrono::steady_clock::time_poin
   syscall(SYS_futex, &bell(rank).rung, FUTEX_WAIT | (shared_ ? 0 : FUTEX_PRIVATE_FLAG), rung, &wait, nullptr, 0);
 }
 
+void Region::leave(int rank, uint64_t collectives) {
+  member(rank).collectives.store(collectives, std::memory_order_relaxed);
+  member(rank).left.store(1);
+  ring(rank);
+}
+
 void Region::poison(const std::string& reason) {
   RegionHeader& h = header();
   uint32_t sound = 0;
@@ -84,7 +91,11 @@ void Region::poison(const std::string& reason) {
 }
 
 std::string Region::poison_reason() {
-  return header().poison.load(std::memory_order_acquire) == 2 ? header().reason : "a peer failed";
+  for (int i = 0; i < 1000; i++) {
+    if (header().poison.load(std::memory_order_acquire) == 2) return header().reason;
+    sched_yield();  // being written; unless the writer died over it
+  }
+  return "a peer failed";
 }
 
 }  // namespace tessera::comm::region

@@ -63,18 +63,16 @@ struct alignas(64) Bell {
   std::atomic<uint32_t> sleepers;
 };
 
-// Who a rank is, for those who watch over the group. `heartbeat` and `last` are not written yet: they are the places
-// of the heartbeat thread and of the ledger.
+// A member that has left posts nothing any more; what it had published can still be read.
 struct alignas(64) Member {
-  std::atomic<int32_t> pid;
-  std::atomic<uint32_t> state;
-  std::atomic<uint64_t> heartbeat;
-  Stamp last;
+  std::atomic<uint32_t> left;
+  std::atomic<uint64_t> collectives;  // posted until then
 };
 
 struct alignas(64) RegionHeader {
   std::atomic<uint32_t> poison;  // 0: sound, 1: being written, 2: `reason` holds
-  char reason[1020];
+  std::atomic<uint32_t> mapped;  // members that have it; counted where ranks are processes
+  char reason[1016];
 };
 
 // Sizes of a region for so many ranks, and where its parts begin. A rank costs about
@@ -117,6 +115,9 @@ class Region {
   void ring(int rank);  // after a change to a count of `rank`
   // Sleeps until `rank` rings again or `until`. Give `rung` as it was before the condition was last tested.
   void sleep(int rank, uint32_t rung, std::chrono::steady_clock::time_point until);
+
+  void leave(int rank, uint64_t collectives);  // `rank` is gone after so many; whoever waits for it hears of it
+  bool has_left(int rank) { return member(rank).left.load(std::memory_order_acquire) != 0; }
 
   void poison(const std::string& reason);  // the first reason stays
   bool poisoned() { return header().poison.load(std::memory_order_acquire) != 0; }

@@ -63,6 +63,12 @@ std::string Exchange::late(const Operation& op, int missing, std::chrono::millis
                   "); it has not come");
 }
 
+std::string Exchange::left(int rank) const {
+  return c10::str(name_of(rank), " has left group '", names_.group, "' after ",
+                  region_->member(rank).collectives.load(std::memory_order_relaxed),
+                  " collectives, and this rank waits for it");
+}
+
 void Exchange::enlist() {
   for (const Busy& b : busy)
     if (b.which == this && !b.alive.expired()) return;
@@ -120,7 +126,13 @@ bool Exchange::drive(Lock& lock, const std::function<int()>& missing, Clock::tim
     advance_all();
     if (missing() != rank) continue;
     if (region_->poisoned()) {
-      fail(region_->poison_reason());
+      fail_as_told();
+      return true;
+    }
+    if (region_->has_left(rank)) {
+      advance_all();  // with what it gave before
+      if (missing() != rank) continue;
+      fail(left(rank));
       return true;
     }
     const auto now = Clock::now();
@@ -153,7 +165,14 @@ bool Exchange::poll(Operation& op) {
   if (op.done.load(std::memory_order_acquire)) return true;
   Lock lock(mutex_);
   advance_all();
-  if (region_->poisoned()) fail(region_->poison_reason());
+  if (region_->poisoned()) fail_as_told();
+  const auto missing = [&] {
+    return op.peer >= 0 || collectives_.empty() ? op.missing : collectives_.front()->missing;
+  };
+  if (const int rank = missing(); !op.done && rank >= 0 && region_->has_left(rank)) {
+    advance_all();
+    if (!op.done && missing() == rank) fail(left(rank));
+  }
   hand_out_futures(lock);
   return op.done.load(std::memory_order_acquire);
 }
@@ -211,6 +230,12 @@ void Exchange::progress() {
     if (!drive(lock, missing, Clock::now() + timeout())) fail(late(*op, op->missing, timeout()));
     hand_out_futures(lock);
   }
+}
+
+void Exchange::leave(uint64_t uncounted) {
+  stop();
+  std::lock_guard lock(mutex_);
+  region_->leave(rank_, posted_ - std::min(posted_, uncounted));
 }
 
 void Exchange::stop() {

@@ -1,0 +1,198 @@
+// Who is there, who is not, and what the ledger says of them.
+#include "tessera/comm/watch/watch.h"
+
+#include "tessera/base/error.h"
+#include "tessera/comm/detail/listen.h"
+#include "tessera/comm/detail/rendezvous.h"
+#include "tessera/comm/region/shared_region.h"
+#include "tessera/comm/watch/comparer.h"
+#include "tessera/comm/watch/process.h"
+#include "tessera/comm/watch/store_wait.h"
+#include "tessera/testing/message_of.h"
+#include "tessera/testing/spawn.h"
+
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <future>
+#include <set>
+#include <sstream>
+
+namespace tessera::comm {
+namespace {
+
+using testing::Rank;
+using testing::spawn_ranks_over_each;
+
+TEST(Watch, Processes) {
+  const auto me = watch::look_at_process(getpid());
+  EXPECT_TRUE(me.alive);
+  EXPECT_FALSE(me.stopped);
+  EXPECT_GT(me.started, 0u);
+  const pid_t child = fork();
+  if (child == 0) {
+    raise(SIGSTOP);
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, WUNTRACED);
+  EXPECT_TRUE(watch::look_at_process(child).stopped);
+  EXPECT_GE(watch::look_at_process(child).started, me.started);
+  kill(child, SIGKILL);
+  siginfo_t ended{};
+  waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT);
+  EXPECT_FALSE(watch::look_at_process(child).alive) << "ended, though nobody has asked for its exit code";
+  waitpid(child, &status, 0);
+  EXPECT_FALSE(watch::look_at_process(child).alive);
+}
+
+TEST(Watch, SharedMemoryHasNoName) {
+  const auto made = region::SharedMemory::make(4096);
+  struct stat found {};
+  ASSERT_EQ(stat(made.path().c_str(), &found), 0);
+  EXPECT_EQ(found.st_mode & 0777, 0600u);
+  EXPECT_EQ(found.st_nlink, 0u);
+  const auto again = region::SharedMemory::open(made.path(), 4096);
+  made.data()[7] = 42;
+  EXPECT_EQ(again.data()[7], 42);
+  EXPECT_ERROR(CommError, region::SharedMemory::open(made.path(), 8192), "4096 bytes instead of 8192");
+  EXPECT_ERROR(CommError, region::SharedMemory::open("/proc/1/fd/12345", 8192), "has the process that made it ended?");
+}
+
+TEST(Watch, Ledger) {
+  watch::Ledger mine(2, "");
+  watch::Ledger theirs(2, mine.path());
+  mine.join(1, 4711, 99);
+  EXPECT_EQ(theirs.state(0), watch::State::Absent);
+  EXPECT_EQ(theirs.state(1), watch::State::Running);
+  EXPECT_EQ(theirs.pid(1), 4711);
+  watch::Entry entry;
+  entry.group = 17;
+  entry.sequence = 4;
+  entry.kind = Kind::AllReduce;
+  std::strcpy(entry.tensor_name, "wq.grad");
+  mine.write(1, 3, entry);
+  mine.set_waits(1, 3, true);
+  EXPECT_EQ(to_text(theirs.last(1, 17)), "allreduce_ #4 ('wq.grad')");
+  EXPECT_TRUE(theirs.last(1, 17).waits);
+  EXPECT_EQ(theirs.last(1, 18).group, 0u);
+  EXPECT_EQ(theirs.first_lost(), -1);
+  mine.blame(1, "first");
+  theirs.blame(0, "second");
+  EXPECT_EQ(theirs.first_lost(), 1);
+  EXPECT_EQ(theirs.first_reason(), "first");
+  mine.fail(1, "why");
+  EXPECT_EQ(theirs.state(1), watch::State::Failed);
+  EXPECT_EQ(theirs.message(1), "why");
+}
+
+TEST(Watch, WaitingForAKeyEndsWhenSomebodyIsLost) {
+  c10d::HashStore store;
+  const std::chrono::milliseconds hour(std::chrono::hours(1));
+  EXPECT_ERROR(CommError, watch::wait_for_key(store, "k", hour, [] { return std::string("rank 3 has died"); }),
+               "rank 3 has died");
+  EXPECT_ERROR(CommError, watch::wait_for_key(store, "k", std::chrono::milliseconds(20), {}), "waited 0.02 s for 'k'");
+  store.set("k", std::vector<uint8_t>{'v'});
+  EXPECT_EQ(watch::wait_for_key(store, "k", hour, {}), "v");
+}
+
+TEST(Watch, SizesThatDoNotFit) {
+  watch::Claim a(2), b(2);
+  a.gives = {8, 8};
+  b.takes = {8, 8};
+  EXPECT_EQ(watch::difference_of_sizes({a, b}, {3, 5}), "");
+  b.takes[0] = 12;
+  EXPECT_EQ(watch::difference_of_sizes({a, b}, {3, 5}),
+            "ranks disagree: rank 5 expects 12 bytes from rank 3, which posted 8");
+}
+
+// Rank 0 is on one machine, ranks 1 and 2 are on another. What 1 sees of 2, 0 hears through the store.
+TEST(Watch, TheLossOfARankIsHeardOnOtherMachines) {
+  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+  const std::vector<Host> hosts{{"a", 1, "0", "ok"}, {"b", 2, "0", "ok"}, {"b", 3, "0", "ok"}};
+  const std::chrono::seconds timeout(10);
+  watch::Watch far(store, hosts, 0, timeout), near(store, hosts, 1, timeout), failing(store, hosts, 2, timeout);
+  std::promise<std::string> freed_far, freed_near;
+  far.add("all", "all", {0, 1, 2}, [&](const std::string& why) { freed_far.set_value(why); });
+  near.add("pair", "pair", {1, 2}, [&](const std::string& why) { freed_near.set_value(why); });
+  near.add("others", "others", {0, 1}, [&](const std::string&) { ADD_FAILURE() << "nobody of it is lost"; });
+  failing.add("pair", "pair", {1, 2}, [](const std::string&) {})
+      ->posted(Kind::AllReduce, Family::C10d, 7, 16, c10::ScalarType::Float, "wq.grad");
+  failing.failed("rank 2 failed: no luck today");
+  EXPECT_EQ(freed_near.get_future().get(),
+            "rank 2 failed: no luck today; its last on group 'pair' was allreduce_ #7 ('wq.grad')");
+  EXPECT_EQ(freed_far.get_future().get(), "rank 2 failed: no luck today");
+  EXPECT_EQ(far.lost({0, 1}), "");
+  EXPECT_EQ(far.lost({0, 2}), "rank 2 failed: no luck today");
+}
+
+// A rank that computes for long beats all the same.
+TEST(Watch, ABusyRankIsNoFault) {
+  spawn_ranks_over_each(2, [](Rank& me) {
+    if (me.rank == 1) {
+      const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(700);
+      while (std::chrono::steady_clock::now() < until) {
+      }
+    }
+    at::Tensor x = at::ones({4});
+    me.group()->all_reduce(x, ReduceOp::Sum).wait();
+    EXPECT_EQ(x[0].item<float>(), 2);
+  });
+}
+
+// "0100007F" is 127.0.0.1 as /proc prints it.
+std::vector<std::string> addresses_listened_at() {
+  std::set<std::string> sockets;
+  for (int fd = 0; fd < 1024; fd++) {
+    char target[64] = {};
+    if (readlink(c10::str("/proc/self/fd/", fd).c_str(), target, sizeof target - 1) > 0) sockets.insert(target);
+  }
+  std::vector<std::string> found;
+  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream lines(table);
+    std::string line;
+    std::getline(lines, line);
+    while (std::getline(lines, line)) {
+      std::istringstream words(line);
+      std::string number, local, remote, state, skipped, inode;
+      words >> number >> local >> remote >> state;
+      for (int i = 0; i < 5; i++) words >> skipped;
+      words >> inode;
+      if (state == "0A" && sockets.contains("socket:[" + inode + "]"))
+        found.push_back(local.substr(0, local.find(':')));
+    }
+  }
+  return found;
+}
+
+TEST(Watch, OnOneHostNothingListensBeyondLoopback) {
+  spawn_ranks_over_each(2, [](Rank& me) {
+    auto pair = me.world.new_group({0, 1}, "pair");
+    for (const auto& address : addresses_listened_at()) EXPECT_EQ(address, "0100007F") << me.world.backend();
+    EXPECT_EQ(addresses_listened_at().empty(), me.world.backend() == "shm") << "or the test finds none at all";
+  });
+}
+
+TEST(Watch, TheStoreOfOneHostIsNotReachedFromElsewhere) {
+  const auto free_port = detail::listen_at("127.0.0.1", 0);
+  close(free_port.fd);
+  Environment launched;
+  launched.launcher = "a test";
+  launched.size = launched.local_size = 2;
+  launched.host = "0.0.0.0";
+  launched.port = free_port.port;
+  const auto store = detail::open_store({"env://", 0, 2, std::chrono::seconds(10)}, launched);
+  ASSERT_FALSE(addresses_listened_at().empty());
+  for (const auto& address : addresses_listened_at()) EXPECT_EQ(address, "0100007F");
+}
+
+}  // namespace
+}  // namespace tessera::comm
