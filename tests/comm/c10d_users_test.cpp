@@ -108,7 +108,7 @@ TEST(C10dUsers, ProcessGroupWrapper) {
                 EXPECT_TRUE(xs[0].equal(at::full({1000}, 3.0)));
                 at::Tensor all = at::empty({2000}), part = at::empty({500});
                 wrapper->_allgather_base(all, xs[0])->wait();
-                wrapper->_reduce_scatter_base(part, xs[0])->wait();
+                wrapper->_reduce_scatter_base(part, xs[0], c10d::ReduceScatterOptions())->wait();
                 EXPECT_TRUE(all.equal(at::full({2000}, 3.0)) && part.equal(at::full({500}, 6.0)));
                 std::vector<at::Tensor> outs{at::empty({2}), at::empty({4})}, ins{at::ones({1}), at::ones({2})};
                 wrapper->allgather_into_tensor_coalesced(outs, ins)->wait();

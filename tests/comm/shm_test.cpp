@@ -60,7 +60,7 @@ TEST(Shm, AFullDevShmIsAnErrorOnEveryRank) {
   const std::string report = report_of("shm");
   unsetenv("TESSERA_STAGE_BYTES");
   EXPECT_SAYS(report, "2 of 2 ranks failed");
-  EXPECT_SAYS(report, "group 'world' of 2 ranks needs 7629");
+  EXPECT_SAYS(report, "group 'world' of 2 ranks: needs 7629");
   EXPECT_SAYS(report, "MiB of shared memory, but /dev/shm has");
   EXPECT_SAYS(report, "--shm-size=1g), or use backend gloo");
   EXPECT_EQ(objects(), std::vector<std::string>());

@@ -74,7 +74,8 @@ const std::vector<Case>& elementwise() {
 void expect_same(const Problem& ours, const Problem& plain, const std::string& what) {
   for (size_t i = 0; i < plain.parameters.size(); i++) {
     EXPECT_TRUE(torch::allclose(whole(ours.parameters[i]), plain.parameters[i], 1e-5, 1e-6)) << what << " " << i;
-    EXPECT_EQ(DTensor(ours.parameters[i]).placements(), Placements{kLayouts[i].placement}) << what << " " << i;
+    EXPECT_EQ(DTensor(ours.parameters[i]).placements(), PlacementsRef(Placements{kLayouts[i].placement}))
+        << what << " " << i;
   }
 }
 
