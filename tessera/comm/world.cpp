@@ -83,12 +83,12 @@ comm::Group connect_group(const World::State& state, const std::vector<int64_t>&
       return comm::connect(choice, options);
     } catch (const UsageError&) {
       throw;
-    } catch (const c10::Error& error) {
-      TESSERA_FAIL(CommError, "rank ", state.rank, " could not connect group '", name, "' (ranks ",
-                   c10::Join(",", ranks), ") over ", choice.backend, ": ", error.what_without_backtrace());
     } catch (const std::exception& error) {
+      const auto* known = dynamic_cast<const c10::Error*>(&error);
+      const std::string lost = options.lost ? options.lost() : "";
       TESSERA_FAIL(CommError, "rank ", state.rank, " could not connect group '", name, "' (ranks ",
-                   c10::Join(",", ranks), ") over ", choice.backend, ": ", error.what());
+                   c10::Join(",", ranks), ") over ", choice.backend, ": ",
+                   known ? known->what_without_backtrace() : error.what(), lost.empty() ? "" : "; ", lost);
     }
   }();
   auto* watched = dynamic_cast<comm::watch::Watched*>(backend.get());

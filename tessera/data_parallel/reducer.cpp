@@ -230,24 +230,36 @@ void Reducer::fill(size_t i) {
   if (!in_place && !scaled) at::mul_out(view, gradient, scale_);
 }
 
+// What failed in the group, and whose gradients wait for it.
+void Reducer::fail_in(size_t bucket, const CommError& error) {
+  in_pass_ = false;
+  TESSERA_FAIL(CommError, "backward pass ", passes_, ", gradients of ",
+               join_names(names(plan_[std::min(bucket, plan_.size() - 1)])), ": ", error.what_without_backtrace(),
+               departures_.say());
+}
+
 // In order of buckets on every rank, whatever order gradients come in.
 void Reducer::post_full_buckets() {
-  for (; posted_ < buckets_.size() && buckets_[posted_].missing == 0; posted_++) {
-    auto& bucket = buckets_[posted_];
-    bucket.label = "pass " + std::to_string(number()) + " bucket " + std::to_string(posted_) + " of " +
-                   std::to_string(buckets_.size());  // c10::str takes longer than all the rest of a small bucket
-    const comm::Label label(bucket.label.c_str(),
-                            static_cast<int32_t>(number() * 4096 + static_cast<int64_t>(posted_)));
-    if (!hook_) {
-      comm::all_reduce_(bucket.flat, ReduceOp::Sum, group_);
-      bucket.result = bucket.flat;
-      continue;
+  for (; posted_ < buckets_.size() && buckets_[posted_].missing == 0; posted_++) try {
+      post_bucket(buckets_[posted_]);
+    } catch (const CommError& error) {
+      fail_in(posted_, error);
     }
-    Tensors parameters;
-    for (const size_t i : plan_[posted_]) parameters.push_back(parameters_[i].value);
-    GradBucket seen(posted_, posted_ + 1 == buckets_.size(), bucket.flat, bucket.views, std::move(parameters), group_);
-    bucket.result = hook_(seen);
+}
+
+void Reducer::post_bucket(BucketState& bucket) {
+  bucket.label = "pass " + std::to_string(number()) + " bucket " + std::to_string(posted_) + " of " +
+                 std::to_string(buckets_.size());  // c10::str takes longer than all the rest of a small bucket
+  const comm::Label label(bucket.label.c_str(), static_cast<int32_t>(number() * 4096 + static_cast<int64_t>(posted_)));
+  if (!hook_) {
+    comm::all_reduce_(bucket.flat, ReduceOp::Sum, group_);
+    bucket.result = bucket.flat;
+    return;
   }
+  Tensors parameters;
+  for (const size_t i : plan_[posted_]) parameters.push_back(parameters_[i].value);
+  GradBucket seen(posted_, posted_ + 1 == buckets_.size(), bucket.flat, bucket.views, std::move(parameters), group_);
+  bucket.result = hook_(seen);
 }
 
 // static_graph, first pass: how often each hook was called, and by whom never. The same on every rank, or it is no use.
@@ -336,10 +348,7 @@ void Reducer::finish_pass() {
       if (step_) step_bucket(plan_[at], used);
     }
   } catch (const CommError& error) {
-    in_pass_ = false;
-    TESSERA_FAIL(CommError, "backward pass ", passes_, ", gradients of ",
-                 join_names(names(plan_[std::min(at, plan_.size() - 1)])), ": ", error.what_without_backtrace(),
-                 departures_.say());
+    fail_in(at, error);
   }
   for (auto& state : states_) state.unsynced = false;
   in_pass_ = false;

@@ -19,6 +19,10 @@
 //
 // All of it is made of registered ops (mul.out, tessera::all_reduce_, tessera::wait, copy_): a tracer sees it.
 // A backward reduces whatever .grad then holds, so gradients accumulated without a reduction come along in the next.
+namespace tessera {
+struct CommError;
+}
+
 namespace tessera::data_parallel {
 
 struct ReducerOptions {
@@ -76,6 +80,8 @@ class Reducer {
   void mark(size_t i);
   void fill(size_t i);
   void post_full_buckets();
+  void post_bucket(BucketState& bucket);
+  [[noreturn]] void fail_in(size_t bucket, const CommError& error);
   void finish_pass();
   void resolve_missing();
   void learn_graph();

@@ -25,7 +25,7 @@ TEST(FaultSoak, RandomCells) {
     cell.collective = testing::kCollectives[up_to(std::size(testing::kCollectives))].name;
     cell.ranks = 2 + up_to(3);
     cell.culprit = up_to(cell.ranks);
-    cell.rounds = up_to(20);
+    cell.rounds = 1 + up_to(20);  // after one, all of them have joined
     cell.kill_after_ms = up_to(1500);
     cells.push_back(cell);
   }

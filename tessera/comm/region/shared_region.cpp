@@ -101,7 +101,12 @@ std::shared_ptr<Region> meet_in_shared_memory(const ConnectOptions& options, con
   const std::string said = watch::wait_for_key(store, "shm", options.timeout, options.lost);
   TESSERA_CHECK(!said.starts_with('!'), CommError, "group '", options.group, "' of ", options.size,
                 " ranks: ", said.substr(1), ", or use backend gloo");
-  if (options.rank != 0) *memory = SharedMemory::open(said, layout.total());
+  if (options.rank != 0) try {
+      *memory = SharedMemory::open(said, layout.total());
+    } catch (const CommError& error) {
+      TESSERA_FAIL(CommError, "the memory of group '", options.group, "' is made by rank ", options.ranks[0], ": ",
+                   error.what_without_backtrace());
+    }
   auto* region = new Region(memory->data(), layout, /*shared=*/true);
   region->header().mapped.fetch_add(1);
   return {region, [memory, maker = options.rank == 0](Region* region) {

@@ -24,6 +24,22 @@ std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text
 
 uint64_t hash_of(const std::string& key) { return std::max<uint64_t>(1, std::hash<std::string>()(key)); }
 
+// What the first rank of this machine has made. As long as there is no ledger, its process is all that can be watched.
+std::shared_ptr<Ledger> open_ledger(c10d::Store& store, const std::string& key, int ranks, int64_t leader, pid_t pid,
+                                    std::chrono::milliseconds timeout) {
+  const auto lost = [=]() -> std::string {
+    if (look_at_process(pid).alive) return "";
+    return c10::str("rank ", leader, " (pid ", pid, ") has died before it had made the ledger");
+  };
+  try {
+    return std::make_shared<Ledger>(ranks, wait_for_key(store, key, timeout, lost));
+  } catch (const c10::Error& error) {
+    const std::string why = lost();
+    TESSERA_FAIL(CommError, "no ledger of the ranks on this machine: ",
+                 why.empty() ? c10::str("rank ", leader, " keeps it; ", error.what_without_backtrace()) : why);
+  }
+}
+
 // Those of this process, for an error that ends it.
 std::mutex all_mutex;
 std::vector<Watch*> all;
@@ -49,7 +65,8 @@ Watch::Watch(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<Hos
     ledger_ = std::make_shared<Ledger>(local, "");
     store->set(key, bytes(ledger_->path()));
   } else {
-    ledger_ = std::make_shared<Ledger>(local, wait_for_key(*store, key, timeout, {}));
+    ledger_ =
+        open_ledger(*store, key, local, leader, static_cast<pid_t>(hosts[static_cast<size_t>(leader)].pid), timeout);
   }
   ledger_->join(place_, getpid(), look_at_process(getpid()).started);
   if (local < static_cast<int>(hosts.size())) far_ = store->clone();
