@@ -56,12 +56,12 @@ bool on_one_host(const World::State& state, const std::vector<int64_t>& ranks) {
   });
 }
 
-// Where some ranks are processes of one machine, they look after each other.
+// Ranks that are processes look after each other. Threads of one process need not: they share its fate.
 bool is_watched(const World::State& state) {
-  for (const auto& host : state.hosts)
-    if (host.shm != "ok") return false;
-  return std::any_of(state.hosts.begin(), state.hosts.end(),
-                     [&](const comm::Host& host) { return host.pid != state.hosts[0].pid; });
+  const auto& hosts = state.hosts;
+  const auto elsewhere = [&](const comm::Host& h) { return h.pid != hosts[0].pid || h.machine != hosts[0].machine; };
+  return std::all_of(hosts.begin(), hosts.end(), [](const comm::Host& h) { return h.shm == "ok"; }) &&
+         std::any_of(hosts.begin(), hosts.end(), elsewhere);
 }
 
 comm::Group connect_group(const World::State& state, const std::vector<int64_t>& ranks, const std::string& key,

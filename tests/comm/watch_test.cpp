@@ -70,10 +70,10 @@ TEST(Watch, SharedMemoryHasNoName) {
 TEST(Watch, Ledger) {
   watch::Ledger mine(2, "");
   watch::Ledger theirs(2, mine.path());
-  mine.join(1, 4711, 99);
+  mine.join(1, 99);
   EXPECT_EQ(theirs.state(0), watch::State::Absent);
   EXPECT_EQ(theirs.state(1), watch::State::Running);
-  EXPECT_EQ(theirs.pid(1), 4711);
+  EXPECT_EQ(theirs.started(1), 99u);
   watch::Entry entry;
   entry.group = 17;
   entry.sequence = 4;
@@ -120,7 +120,7 @@ TEST(Watch, TheLossOfARankIsHeardOnOtherMachines) {
   std::vector<Host> hosts(3);
   for (size_t r = 0; r < hosts.size(); r++) {
     hosts[r].machine = r == 0 ? "a" : "b";
-    hosts[r].pid = static_cast<int64_t>(r) + 1;
+    hosts[r].pid = r == 1 ? getppid() : getpid();  // processes that live; 1 and 2 must be two
   }
   const std::chrono::seconds timeout(10);
   watch::Watch far(store, hosts, 0, timeout), near(store, hosts, 1, timeout), failing(store, hosts, 2, timeout);

@@ -224,5 +224,18 @@ TEST(MeshShape, ParsesWhatItPrints) {
     says("mesh '", [&] { parse_mesh_shape(text); });
 }
 
+TEST(DeviceMesh, RanksThatMakeDifferentMeshes) {
+  std::string report;
+  try {
+    run_ranks(2, [](Rank& me) { me.mesh({2}, {me.rank == 0 ? "dp" : "tp"}); });
+  } catch (const std::exception& error) {
+    report = error.what();
+  }
+  EXPECT_SAYS(report, "1 of 2 ranks failed");  // who comes second; the other is told when it meets the first
+  EXPECT_SAYS(report, "makes its 1. mesh of all ranks with shape 2, names '");
+  EXPECT_SAYS(report, "names 'dp', ranks 0,1");
+  EXPECT_SAYS(report, "names 'tp', ranks 0,1");
+}
+
 }  // namespace
 }  // namespace tessera

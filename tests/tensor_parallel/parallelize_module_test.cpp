@@ -354,5 +354,16 @@ TEST(ModuleWork, SaysWhatWillBeDone) {
   });
 }
 
+TEST(ParallelizeModule, RanksWithDifferentPlans) {
+  run_ranks(2, [](Rank& me) {
+    models::MLP model(models::mlp_module());
+    const Plan other{{"net1", RowwiseParallel()}};
+    EXPECT_ERROR(UsageError, parallelize_module(*model, me.mesh("tp=2"), me.rank == 0 ? kPair : other),
+                 "parallelize_module: the ranks of group 'tp' differ", "Rank 1 has 'net1 Linear rowwise'",
+                 "the first rank has 'net1 Linear colwise'");
+    for (const auto& p : model->parameters()) EXPECT_FALSE(is_dtensor(p)) << "nothing was changed";
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -188,21 +188,30 @@ void Guard::settle(const GuardedPtr& work, const std::string& error) {
 }
 
 void Guard::finished(const GuardedPtr& work, c10::ivalue::Future& inner) {
-  if (auto after = std::exchange(work->after, nullptr); after && !inner.hasError()) {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    after();
-  }
+  std::string error = inner.hasError() ? inner.tryRetrieveErrorMessage() : "";
+  std::function<void()> after;
   {
     std::lock_guard lock(mutex_);
     if (work->settled) return;  // given up before
-    settle(work, inner.hasError() ? inner.tryRetrieveErrorMessage() : "");
+    after = std::exchange(work->after, nullptr);
+  }
+  if (after && error.empty()) try {
+      at::AutoDispatchBelowADInplaceOrView below_autograd;
+      after();
+    } catch (const std::exception& thrown) {
+      error = message_of(thrown);
+    }
+  {
+    std::lock_guard lock(mutex_);
+    if (work->settled) return;
+    settle(work, error);
     std::erase(running_, work);
   }
   changed_.notify_all();
-  if (inner.hasError())
-    work->future->setErrorIfNeeded(comm_error(in(work->what, work->error)));
-  else
+  if (error.empty())
     work->future->markCompleted(inner.value());
+  else
+    work->future->setErrorIfNeeded(comm_error(in(work->what, error)));
 }
 
 Guard::WorkPtr Guard::message(WorkPtr work, std::string what) {

@@ -49,6 +49,7 @@ GuardedBackend::GuardedBackend(const ConnectOptions& options, c10::intrusive_ptr
 GuardedBackend::~GuardedBackend() { shutdown(); }
 
 void GuardedBackend::setTimeout(std::chrono::milliseconds timeout) {
+  if (!guard_) return;
   guard_->set_timeout(timeout);
   guard_->inner().setTimeout(timeout);
 }

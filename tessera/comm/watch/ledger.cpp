@@ -6,7 +6,7 @@
 namespace tessera::comm::watch {
 namespace {
 
-static_assert(std::atomic<State>::is_always_lock_free && std::atomic<pid_t>::is_always_lock_free);
+static_assert(std::atomic<State>::is_always_lock_free);
 
 // Where two may write at once, the first one does.
 template <size_t N>
@@ -32,8 +32,7 @@ Ledger::Ledger(int ranks, const std::string& path) {
   memory_ = path.empty() ? region::SharedMemory::make(bytes) : region::SharedMemory::open(path, bytes);
 }
 
-void Ledger::join(int place, pid_t pid, uint64_t started) {
-  rank(place).pid.store(pid);
+void Ledger::join(int place, uint64_t started) {
   rank(place).started.store(started);
   rank(place).state.store(State::Running);
 }

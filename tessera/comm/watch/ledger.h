@@ -36,7 +36,7 @@ class Ledger {
   std::string path() const { return memory_.path(); }
 
   // `place`: among the ranks of this machine. What follows is for the rank itself ...
-  void join(int place, pid_t pid, uint64_t started);
+  void join(int place, uint64_t started);  // `started`: as look_at_process says
   void beat(int place) { rank(place).beats.fetch_add(1, std::memory_order_relaxed); }
   void set_state(int place, State state) { rank(place).state.store(state); }
   void fail(int place, const std::string& message);    // State::Failed; the first message stays
@@ -47,7 +47,6 @@ class Ledger {
 
   // ... and this for the others.
   State state(int place) const { return rank(place).state.load(); }
-  pid_t pid(int place) const { return rank(place).pid.load(); }
   uint64_t started(int place) const { return rank(place).started.load(); }
   uint64_t beats(int place) const { return rank(place).beats.load(std::memory_order_relaxed); }
   std::string message(int place) const;
@@ -66,7 +65,6 @@ class Ledger {
   };
   struct alignas(64) Rank {
     std::atomic<State> state;
-    std::atomic<pid_t> pid;
     std::atomic<uint64_t> started, beats;
     std::atomic<uint32_t> message_ready;  // 1: being written, 2: holds
     char message[484];

@@ -57,7 +57,8 @@ Watch::Watch(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<Hos
     if (leader < 0) leader = static_cast<int64_t>(r);
     places_[r] = local++;
     // Ranks that are threads of this process share its fate.
-    if (hosts[r].pid != here.pid) peers_.push_back({static_cast<int64_t>(r), places_[r]});
+    if (hosts[r].pid != here.pid)
+      peers_.push_back({static_cast<int64_t>(r), places_[r], static_cast<pid_t>(hosts[r].pid)});
   }
   place_ = places_[static_cast<size_t>(rank)];
   const std::string key = c10::str("watch/ledger/", leader);
@@ -68,7 +69,7 @@ Watch::Watch(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<Hos
     ledger_ =
         open_ledger(*store, key, local, leader, static_cast<pid_t>(hosts[static_cast<size_t>(leader)].pid), timeout);
   }
-  ledger_->join(place_, getpid(), look_at_process(getpid()).started);
+  ledger_->join(place_, look_at_process(getpid()).started);
   if (local < static_cast<int>(hosts.size())) far_ = store->clone();
   thread_ = std::thread([this] { run(); });
   std::lock_guard lock(all_mutex);
@@ -142,24 +143,24 @@ void Watch::beat() {
 std::string Watch::look(Peer& peer) {
   const State state = ledger_->state(peer.place);
   if (state == State::Failed) return ledger_->message(peer.place);
-  if (state != State::Running) return "";  // it has left, or is still on its way
+  if (state == State::Left) return "";
   const uint64_t beats = ledger_->beats(peer.place);
   if (beats != std::exchange(peer.beats, beats)) {
     peer.silent = peer.stopped = 0;
     return "";
   }
   if (++peer.silent < kSilent) return "";
-  const pid_t pid = ledger_->pid(peer.place);
-  const Process process = look_at_process(pid);
-  if (!process.alive || process.started != ledger_->started(peer.place)) {
+  const Process process = look_at_process(peer.pid);
+  const bool another = state == State::Running && process.started != ledger_->started(peer.place);
+  if (!process.alive || another) {
     const State last = ledger_->state(peer.place);  // it may have left just before it ended
     if (last == State::Failed) return ledger_->message(peer.place);
     if (last == State::Left) return "";
-    return c10::str("rank ", peer.rank, " (pid ", pid, ") has died: killed, crashed, or ended without destroy()");
+    return c10::str("rank ", peer.rank, " (pid ", peer.pid, ") has died: killed, crashed, or ended without destroy()");
   }
   peer.stopped = process.stopped ? peer.stopped + 1 : 0;
   if (peer.stopped < kStopped) return "";
-  return c10::str("rank ", peer.rank, " (pid ", pid, ") is stopped by a signal (SIGSTOP or ^Z)");
+  return c10::str("rank ", peer.rank, " (pid ", peer.pid, ") is stopped by a signal (SIGSTOP or ^Z)");
 }
 
 void Watch::lose(int64_t rank, const std::string& why) {

@@ -45,6 +45,7 @@ class Watch {
   struct Peer {  // of this machine
     int64_t rank = 0;
     int place = 0;
+    pid_t pid = 0;
     uint64_t beats = 0;
     int silent = 0;   // own beats since its last one
     int stopped = 0;  // of these, those in which the process was stopped
