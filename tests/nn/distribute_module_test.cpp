@@ -4,6 +4,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/nn/modules.h"
+#include "tessera/testing/assert_close.h"
 #include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
 
@@ -61,11 +62,11 @@ TEST(DistributeModule, PartitionsReplicatesTheRestAndHooksTheWhole) {
     EXPECT_EQ(comm.get_total_counts(), 1);  // the sum of the parts of down
     EXPECT_FALSE(is_dtensor(y));
     const auto expected = plain(x2);
-    EXPECT_TRUE(torch::allclose(y, expected));
+    EXPECT_EQ(testing::close(y, expected), "");
     y.pow(2).sum().backward();
     expected.pow(2).sum().backward();
-    EXPECT_TRUE(torch::allclose(x.grad(), x2.grad()));
-    EXPECT_TRUE(torch::allclose(DTensor(model->up->weight.grad()).full_tensor(), plain->up->weight.grad()));
+    EXPECT_EQ(testing::close(x.grad(), x2.grad()), "");
+    EXPECT_EQ(testing::close(DTensor(model->up->weight.grad()).full_tensor(), plain->up->weight.grad()), "");
   });
 }
 
@@ -118,8 +119,8 @@ TEST(DistributeModule, AParameterThatTakesPlainInputsGivesPlainGradients) {
       EXPECT_EQ(DTensor(y).placements()[0], Shard(1));
       y.pow(2).sum().backward();
       EXPECT_FALSE(is_dtensor(model->first->weight.grad()));
-      EXPECT_TRUE(torch::allclose(model->first->weight.grad(), expected[0], 1e-5, 1e-6));
-      EXPECT_TRUE(torch::allclose(DTensor(model->up->weight.grad()).full_tensor(), expected[2]));
+      EXPECT_EQ(testing::close(model->first->weight.grad(), expected[0], 1e-5, 1e-6), "");
+      EXPECT_EQ(testing::close(DTensor(model->up->weight.grad()).full_tensor(), expected[2]), "");
     }
   });
 }
