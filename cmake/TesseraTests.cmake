@@ -72,6 +72,10 @@ endfunction()
 # The Python whose torch we link, for tests that run real PyTorch beside us.
 find_program(tessera_torch_python NAMES python3 HINTS ${TESSERA_TORCH_DIR}/../../../../bin NO_CACHE)
 
+add_library(seed_each_test OBJECT ${CMAKE_CURRENT_SOURCE_DIR}/tests/seeding.cpp)
+tessera_our_code(seed_each_test)
+target_link_libraries(seed_each_test PRIVATE tessera GTest::gtest)
+
 function(tessera_add_test file)
   file(RELATIVE_PATH name ${CMAKE_CURRENT_SOURCE_DIR}/tests ${file})
   get_filename_component(folder ${name} DIRECTORY)
@@ -104,7 +108,7 @@ function(tessera_add_test file)
     return()
   endif()
 
-  add_executable(${target} ${file})
+  add_executable(${target} ${file} $<TARGET_OBJECTS:seed_each_test>)
   tessera_test_flags(${target})
   target_link_libraries(${target} PRIVATE tessera GTest::gtest GTest::gtest_main)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
