@@ -1,4 +1,4 @@
-// In every test program: each test begins with the same random numbers, so that what it finds does not depend on the day.
+// In every test program: each test begins with the same random numbers, so that a run finds what the last one found.
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
