@@ -156,7 +156,8 @@ void Reducer::after_forward(const Tensors& outputs) {
 // A pass that failed half-way: what it posted is taken from the wire.
 void Reducer::abandon() {
   if (!std::exchange(in_pass_, false)) return;
-  for (size_t b = 0; b < std::exchange(posted_, 0); b++) buckets_[b].result.take(group_);
+  const size_t posted = std::exchange(posted_, 0);
+  for (size_t b = 0; b < posted; b++) buckets_[b].result.take(group_);
 }
 
 void Reducer::begin_pass() {

@@ -129,6 +129,25 @@ TEST(DataParallelErrors, UnusedParameters) {
   });
 }
 
+// What a failed pass has posted is taken from the wire, all of it: the next one is right, and nothing is left pending.
+TEST(DataParallelErrors, AFailedPassLeavesNothingBehind) {
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    models::MLP model(models::MLPConfig{.layers = {{"a", 10, 10}, {"b", 10, 10}, {"c", 10, 10}}, .seed = 5});
+    DistributedDataParallel ddp(model, {.bucket_cap_mb = 1.0 / (1 << 20)});  // a bucket a parameter
+    const auto& batch = data[static_cast<size_t>(me.rank)];
+    for (int i = 0; i < 2; i++) ddp(batch).sum().backward();
+    ddp->zero_grad();
+    ddp(batch);
+    auto hidden = model->layers[0](batch).detach();
+    EXPECT_ERROR(UsageError, model->layers[2](model->layers[1](hidden)).sum().backward(), "a.weight, a.bias");
+    ddp->zero_grad();
+    ddp(batch).sum().backward();
+    EXPECT_EQ(me.group()->pending(), 0u);
+    EXPECT_EQ(testing::close(model->layers[2]->bias.grad(), torch::full({10}, 4.0)), "");
+  });
+}
+
 TEST(DataParallelErrors, AnotherGraphUnderStaticGraph) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {

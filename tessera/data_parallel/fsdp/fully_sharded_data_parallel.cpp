@@ -70,6 +70,8 @@ FSDPState::FSDPState(torch::nn::Module& module, const FSDPOptions& options) : mo
   for (const auto& [name, value] : parameters) {
     const auto& local = local_value(value);
     const auto& first = local_value(parameters[0].value);
+    TESSERA_CHECK(!options.offload_params || local.is_cpu(), UsageError, kWhat, ": offload_params, but parameter ",
+                  name, " is on ", local.device(), "; offloading from a device is not there yet");
     TESSERA_CHECK(local.dim() > 0, UsageError, kWhat, ": parameter ", name,
                   " is a single number, which cannot be cut; give it a dim of size 1");
     TESSERA_CHECK(local.scalar_type() == first.scalar_type(), UsageError, kWhat, ": parameter ", name, " is ",
@@ -85,8 +87,8 @@ FSDPState::FSDPState(torch::nn::Module& module, const FSDPOptions& options) : mo
   if (options.sync_module_states) {
     auto all = handles;
     for (const auto& buffer : buffers_of(module, taken)) all.push_back(buffer.value);
-    broadcast_from_first(all,
-                         groups.replicas && is_hybrid(options.sharding_strategy) ? groups.replicas : groups.shards);
+    broadcast_from_first(all, groups.shards);
+    if (groups.replicas) broadcast_from_first(all, groups.replicas);
   }
   const int64_t item = parameters.empty() ? 1 : static_cast<int64_t>(local_value(parameters[0].value).itemsize());
   auto layout = ShardLayout::flat(std::move(extents), groups.shards->size(),
