@@ -10,13 +10,12 @@ const comm::Group& group_of(const comm::Group& state, const GradBucket& bucket) 
   return state ? state : bucket.group();
 }
 
-BucketResult compressed(c10::ScalarType dtype, const comm::Group& state, GradBucket& bucket) {
-  const auto& group = group_of(state, bucket);
-  auto small = bucket.buffer().to(dtype).div_(group->size());
-  comm::all_reduce_(small, ReduceOp::Sum, group);
-  return [small, group] {
-    comm::wait(small, group);
-    return small;
+// The mean of x over the ranks, in place.
+BucketResult mean(at::Tensor x, const comm::Group& group) {
+  comm::all_reduce_(x.div_(group->size()), ReduceOp::Sum, group);
+  return [x, group] {
+    comm::wait(x, group);
+    return x;
   };
 }
 
@@ -36,20 +35,13 @@ at::Tensor BucketResult::take(const comm::Group& group) {
 }
 
 BucketResult allreduce_hook(const comm::Group& state, GradBucket& bucket) {
-  const auto& group = group_of(state, bucket);
-  auto& buffer = bucket.buffer().div_(group->size());
-  comm::all_reduce_(buffer, ReduceOp::Sum, group);
-  return [buffer, group] {
-    comm::wait(buffer, group);
-    return buffer;
-  };
+  return mean(bucket.buffer(), group_of(state, bucket));
 }
-
 BucketResult fp16_compress_hook(const comm::Group& state, GradBucket& bucket) {
-  return compressed(c10::kHalf, state, bucket);
+  return mean(bucket.buffer().to(c10::kHalf), group_of(state, bucket));
 }
 BucketResult bf16_compress_hook(const comm::Group& state, GradBucket& bucket) {
-  return compressed(c10::kBFloat16, state, bucket);
+  return mean(bucket.buffer().to(c10::kBFloat16), group_of(state, bucket));
 }
 
 }  // namespace tessera
