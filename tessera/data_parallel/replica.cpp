@@ -8,9 +8,8 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/deferred_init.h"
 
-#include <torch/csrc/autograd/graph_task.h>
-
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <cmath>
@@ -110,7 +109,6 @@ void Replica::make_reducer() {
   NamedTensors chosen;
   for (const size_t i : trainable_) chosen.push_back(parameters_[i]);
   if (mode_ == ReducerMode::Buckets) {
-    reducer_.reset();
     reducer_ = std::make_unique<Reducer>(
         std::move(chosen), group_,
         ReducerOptions{limits_from(what_, options_), options_.find_unused_parameters, options_.gradient_as_bucket_view,
@@ -119,7 +117,6 @@ void Replica::make_reducer() {
     if (step_) reducer_->set_step(step_);
     return;
   }
-  per_parameter_.reset();
   per_parameter_ = std::make_unique<PerParameterReducer>(std::move(chosen), group_);
   if (hook_) per_parameter_->add_hook(hook_);
 }

@@ -13,13 +13,6 @@ namespace {
 using namespace data_parallel;
 using namespace data_parallel::fsdp;
 
-// Parameters that no unit below has.
-NamedTensors free_parameters(const torch::nn::Module& module) {
-  std::vector<const torch::nn::Module*> taken;
-  for (const auto& below : find_all(module)) taken.push_back(below->module);
-  return parameters_of(module, taken);
-}
-
 }  // namespace
 
 void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
@@ -32,7 +25,7 @@ void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
   const auto replicas = mesh.ndim() == 2 ? mesh.get_group(0) : comm::Group();
   std::vector<Member> members;
   std::vector<Extent> extents;
-  for (const auto& [name, value] : free_parameters(module)) {
+  for (const auto& [name, value] : parameters_of(module, fsdp_modules(module))) {
     TESSERA_CHECK(!is_dtensor(value), UsageError, "fully_shard: parameter ", name, " is ", DTensor(value),
                   "; parameters over other axes are not taken yet");
     TESSERA_CHECK(value.dim() > 0, UsageError, "fully_shard: parameter ", name, " has no dim to cut along");

@@ -61,8 +61,7 @@ std::ostream& operator<<(std::ostream& out, ShardingStrategy strategy) {
 FSDPState::FSDPState(torch::nn::Module& module, const FSDPOptions& options) : module_(&module) {
   check_can_attach(kWhat, module);
   const auto groups = groups_from(options);
-  std::vector<const torch::nn::Module*> taken;
-  for (const auto& below : find_all(module)) taken.push_back(below->module);
+  const auto taken = fsdp_modules(module);
   const auto parameters = parameters_of(module, taken);
   std::vector<Member> members;
   std::vector<Extent> extents;
@@ -111,12 +110,6 @@ Tensors FSDPState::flat_params() const {
 
 void FSDPState::set_requires_gradient_sync(bool sync) {
   for (const auto& sharded : find_all(*module_)) sharded->turn->sync = sync;
-}
-
-std::vector<const torch::nn::Module*> fsdp_modules(const torch::nn::Module& module) {
-  std::vector<const torch::nn::Module*> found;
-  for (const auto& sharded : find_all(module)) found.push_back(sharded->module);
-  return found;
 }
 
 SummonFullParams::SummonFullParams(torch::nn::Module& module, SummonOptions options) : options_(options) {

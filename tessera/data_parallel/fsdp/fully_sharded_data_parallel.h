@@ -89,9 +89,6 @@ class FullyShardedDataParallel {
   FSDPState state_;
 };
 
-// The modules in `module`, itself included, that were wrapped; outer ones first.
-std::vector<const torch::nn::Module*> fsdp_modules(const torch::nn::Module& module);
-
 struct SummonOptions {
   bool recurse = true;
   bool writeback = true;  // what this rank changed of its own part stays; the rest is lost

@@ -88,3 +88,9 @@ std::shared_ptr<ShardedModule> attach(Module& module, std::shared_ptr<Turn> turn
 }
 
 }  // namespace tessera::data_parallel::fsdp
+
+std::vector<const torch::nn::Module*> tessera::fsdp_modules(const torch::nn::Module& module) {
+  std::vector<const torch::nn::Module*> found;
+  for (const auto& sharded : data_parallel::fsdp::find_all(module)) found.push_back(sharded->module);
+  return found;
+}

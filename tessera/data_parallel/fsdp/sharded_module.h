@@ -32,3 +32,10 @@ std::vector<std::shared_ptr<ShardedModule>> find_all(const Module& module);  // 
 void check_can_attach(const char* what, Module& module);
 
 }  // namespace tessera::data_parallel::fsdp
+
+namespace tessera {
+
+// The modules in `module`, itself included, that were sharded; outer ones first.
+std::vector<const torch::nn::Module*> fsdp_modules(const torch::nn::Module& module);
+
+}  // namespace tessera

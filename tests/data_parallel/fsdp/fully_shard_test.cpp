@@ -63,6 +63,40 @@ TEST(FullyShard, TrainsLikeThePlainModule) {
     }
 }
 
+TEST(FullyShard, CutsAlongTheDimAskedFor) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(3);
+  run_ranks(3, [&](Rank& me) {
+    auto plain = clone(start), model = clone(start);
+    fully_shard(model,
+                {.mesh = me.mesh("dp=3"),
+                 .shard_placement_fn = [](const at::Tensor& p) -> std::optional<int64_t> { return p.dim() - 1; }});
+    EXPECT_EQ(DTensor(model->layers[0]->weight).placements()[0], Shard(1));
+    model(data[static_cast<size_t>(me.rank)]).pow(2).mean().backward();
+    accumulate_means(plain, data, data_parallel::square_loss);
+    for (size_t i = 0; i < 4; i++)
+      EXPECT_EQ(close(whole(model->parameters()[i].grad()), plain->parameters()[i].grad()), "") << i;
+  });
+}
+
+TEST(FullyShard, ComputesInLowPrecision) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto plain = clone(start), model = clone(start);
+    fully_shard(model,
+                {.mesh = me.mesh("dp=2"), .mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}});
+    const auto y = model(data[static_cast<size_t>(me.rank)].to(at::kBFloat16));
+    EXPECT_EQ(y.scalar_type(), at::kBFloat16);
+    y.to(at::kFloat).pow(2).mean().backward();
+    accumulate_means(plain, data, data_parallel::square_loss);
+    for (size_t i = 0; i < 4; i++) {
+      EXPECT_EQ(model->parameters()[i].scalar_type(), at::kFloat);
+      EXPECT_EQ(close(whole(model->parameters()[i].grad()), plain->parameters()[i].grad(), {0.05, 5e-3}), "") << i;
+    }
+  });
+}
+
 TEST(FullyShard, Gpt2) {
   const models::GPT2Config config{.vocab_size = 13, .max_seq_len = 8, .n_layer = 2, .n_head = 4, .n_embd = 16};
   torch::manual_seed(7);
