@@ -1,12 +1,16 @@
 #pragma once
 #include "tessera/base/visit.h"
 #include "tessera/models/mlp.h"
+#include "tessera/testing/assert_close.h"
 
 #include <torch/torch.h>
 
 // What the tests of data parallelism share: each rank has a batch of its own, and a plain module tells what the mean of
 // the gradients is.
 namespace tessera::data_parallel {
+
+inline constexpr testing::Tolerance kExact{0, 0};
+inline constexpr double kTinyMb = 300.0 / (1 << 20);  // a bucket of 75 floats: the MLP of the seeds makes two
 
 inline Tensors batches(int64_t ranks, std::vector<int64_t> sizes = {4, 10}, int64_t seed = 7) {
   torch::manual_seed(seed);

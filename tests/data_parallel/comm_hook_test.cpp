@@ -18,15 +18,14 @@ using comm::Kind;
 using data_parallel::accumulate_means;
 using data_parallel::batches;
 using data_parallel::gradients_of;
+using data_parallel::kExact;
+using data_parallel::kTinyMb;
 using data_parallel::square_loss;
 using data_parallel::values_of;
 using models::MLP;
 using testing::close;
 using testing::Rank;
 using testing::run_ranks;
-
-constexpr testing::Tolerance kExact{0, 0};
-constexpr double kTinyMb = 300.0 / (1 << 20);
 
 // What a hook makes of the ranks' own gradients, computed without ranks.
 using Reference = std::function<at::Tensor(const Tensors& ranks)>;

@@ -18,15 +18,14 @@ using comm::Kind;
 using data_parallel::accumulate_means;
 using data_parallel::batches;
 using data_parallel::gradients_of;
+using data_parallel::kExact;
+using data_parallel::kTinyMb;
 using data_parallel::square_loss;
 using data_parallel::values_of;
 using models::MLP;
 using testing::close;
 using testing::Rank;
 using testing::run_ranks;
-
-constexpr testing::Tolerance kExact{0, 0};
-constexpr double kTinyMb = 300.0 / (1 << 20);  // 75 floats: the MLP below makes several buckets
 
 int64_t count(const CommDebugMode& mode, Kind kind) { return mode.get_comm_counts().of(kind, comm::Family::C10d); }
 int64_t all_reduces(const CommDebugMode& mode) { return count(mode, Kind::AllReduce); }

@@ -17,14 +17,13 @@ using comm::Kind;
 using data_parallel::accumulate_means;
 using data_parallel::batches;
 using data_parallel::gradients_of;
+using data_parallel::kExact;
 using data_parallel::square_loss;
 using data_parallel::values_of;
 using models::MLP;
 using testing::close;
 using testing::Rank;
 using testing::run_ranks;
-
-constexpr testing::Tolerance kExact{0, 0};
 
 TEST(Replicate, InPlaceAndLazy) {
   const MLP start(models::mlp_module());
