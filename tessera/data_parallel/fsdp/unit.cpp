@@ -104,7 +104,7 @@ void Unit::place(std::string name, int32_t number, StreamSet streams) {
 
 // Values that were put beside the shard since (materialize, loading by set_data, another dtype) come into it.
 void Unit::take_values() {
-  const auto& first = tessera::detail::local_of(members_[0].handle);
+  const auto& first = members_[0].handle;
   for (const auto& [name, handle, outer, sharded] : members_) {
     TESSERA_CHECK(is_dtensor(handle) && DTensor(handle).placements() == PlacementsRef(sharded->placements) &&
                       DTensor(handle).device_mesh() == sharded->mesh &&
@@ -119,7 +119,8 @@ void Unit::take_values() {
   }
   auto shard = flat_;
   const bool fresh = !flat_.defined() || flat_.scalar_type() != first.scalar_type();
-  if (fresh) shard = at::zeros({layout_.shard_numel()}, first.options().requires_grad(false));
+  if (fresh)
+    shard = at::zeros({layout_.shard_numel()}, tessera::detail::local_of(first).options().requires_grad(false));
   bool trainable = false;
   for (size_t i = 0; i < members_.size(); i++) {
     auto& [name, handle, outer, sharded] = members_[i];

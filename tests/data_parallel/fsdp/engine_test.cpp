@@ -30,10 +30,14 @@ int64_t reductions(const CommDebugMode& comm) {
 
 // One rank's part in a step, the same for the plain module with every rank's batch.
 template <class Step>
-void expect_same_as_plain(const MLPStacked& start, int64_t ranks, const FullyShardOptions& options, Step step) {
+void expect_same_as_plain(
+    const MLPStacked& start, int64_t ranks, const FullyShardOptions& options, Step step,
+    const std::function<void(MLPStacked&)>& prepare = [](MLPStacked&) {}) {
   const auto data = batches(ranks);
   run_ranks(ranks, [&](Rank& me) {
     auto plain = clone(start), model = clone(start);
+    prepare(plain);
+    prepare(model);
     auto mine = options;
     mine.mesh = me.mesh(c10::str("dp=", ranks));
     shard_layers(model, mine);
@@ -93,22 +97,24 @@ TEST(FullyShardEngine, AModuleTwiceInOneForward) {
 }
 
 TEST(FullyShardEngine, FrozenParametersAndUnits) {
-  MLPStacked start(3);
-  start->layers->at(1)->layers[0]->weight.requires_grad_(false);
-  for (auto& p : start->layers->at(2)->parameters()) p.requires_grad_(false);
-  expect_same_as_plain(start, 2, {}, [](MLPStacked& m, const at::Tensor& x) { stack_loss(m, x).backward(); });
+  expect_same_as_plain(
+      MLPStacked(3), 2, {}, [](MLPStacked& m, const at::Tensor& x) { stack_loss(m, x).backward(); },
+      [](MLPStacked& m) {
+        m->layers[1]->layers[0]->weight.requires_grad_(false);
+        for (auto& p : m->layers[2]->parameters()) p.requires_grad_(false);
+      });
 }
 
 // A model that trains little of itself must not be whole while it does: units go when the next one begins.
 TEST(FullyShardEngine, FrozenUnitsAreLetGoOf) {
   constexpr int64_t kWidth = 256, kLayers = 12;
   MLPStacked start(kLayers, models::MLPConfig{.layers = {{"net", kWidth, kWidth}}, .seed = 3});
-  for (auto& p : start->parameters()) p.requires_grad_(false);
   const auto x = torch::randn({1, kWidth}, torch::requires_grad());
   testing::CountingAllocator count;
   int64_t before = 0;
   run_ranks(2, [&](Rank& me) {
     auto model = clone(start);
+    for (auto& p : model->parameters()) p.requires_grad_(false);
     shard_layers(model, {.mesh = me.mesh("dp=2")});
     const auto mine = x.detach().clone().requires_grad_();
     me.group()->barrier().wait();
@@ -235,13 +241,11 @@ TEST(FullyShardEngine, OutputsOfAnyShape) {
 
 TEST(FullyShardEngine, CheckpointsInsideAndAround) {
   expect_same_as_plain(
-      [] {
-        MLPStacked model(3);
-        checkpoint_wrapper(model->layers[0]);
-        checkpoint_wrapper(model->layers[2]->layers[0]);
-        return model;
-      }(),
-      2, {}, [](MLPStacked& m, const at::Tensor& x) { stack_loss(m, x).backward(); });
+      MLPStacked(3), 2, {}, [](MLPStacked& m, const at::Tensor& x) { stack_loss(m, x).backward(); },
+      [](MLPStacked& m) {
+        checkpoint_wrapper(m->layers[0]);
+        checkpoint_wrapper(m->layers[2]->layers[0]);
+      });
 }
 
 // One weight under two names.
