@@ -22,6 +22,7 @@ void Schedule::add(std::shared_ptr<Turn> turn) {
   turn->unit->on_need([this, at = turn.get()] {
     if (in_backward()) before_backward(*at);
   });
+  turn->unit->gather_from(arena_);
   turns_.push_back(std::move(turn));
 }
 
@@ -60,6 +61,7 @@ void Schedule::after_forward(Turn& turn, const Tensors& outputs) {
   if (!graph || (turn.reshard_after_forward && !root)) turn.unit->close();
   if (root && !graph)
     for (auto& other : turns_) other->unit->close();
+  if (root) arena_->clear();
 }
 
 void Schedule::forward_failed() {
@@ -111,6 +113,7 @@ void Schedule::end_of_backward() {
   for (auto* turn : reducing_) turn->unit->finish_reduction();
   reducing_.clear();
   for (auto& turn : turns_) turn->unit->close();
+  arena_->clear();
   task_ = -1;
 }
 
@@ -119,6 +122,7 @@ void Schedule::abandon() {
   running_.clear();
   reducing_.clear();
   for (auto& turn : turns_) turn->unit->abandon();
+  arena_->clear();
 }
 
 }  // namespace tessera::data_parallel::fsdp

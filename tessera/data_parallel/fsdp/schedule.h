@@ -44,7 +44,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<Turn*> order_, last_order_;  // of forward: the one under way, and the one before
   std::vector<Turn*> running_;             // whose forward has begun and not ended
   std::deque<Turn*> reducing_;
-  int task_ = -1;  // the backward under way
+  std::shared_ptr<Arena> arena_ = std::make_shared<Arena>();  // empty between forward and backward, and between steps
+  int task_ = -1;                                             // the backward under way
 };
 
 }  // namespace tessera::data_parallel::fsdp

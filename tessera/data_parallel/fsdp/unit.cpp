@@ -14,17 +14,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include <numeric>
+#include <algorithm>
 
 namespace tessera::data_parallel::fsdp {
 namespace {
-
-// PyTorch's split of the mean: divided before the sum and after it, so that neither half-precision end overflows.
-double before_sum(int64_t ranks) {
-  double factor = 1;
-  while (static_cast<double>(ranks) / factor > factor) factor *= 2;
-  return factor;
-}
 
 std::vector<int64_t> sizes_of(const at::Tensor& t) { return t.sizes().vec(); }
 
@@ -38,6 +31,7 @@ Unit::Unit(std::string name, std::vector<Member> members, ShardLayout layout, co
       shards_(std::move(shards)),
       replicas_(std::move(replicas)),
       options_(options),
+      gradients_(members_.size()),
       came_(members_.size(), 0),
       aside_(members_.size()) {
   tessera::detail::register_kernels();
@@ -105,9 +99,13 @@ void Unit::gather() {
     gathered_ = wire_;
     return;
   }
-  gathered_ = at::empty({layout_.gathered_numel()}, wire_.options());
+  if (!arena_) arena_ = std::make_shared<Arena>();
+  gathered_ = arena_->take(layout_.gathered_numel(), wire_.options());
+  if (layout_.landing_numel() > 0) landing_ = at::empty({layout_.landing_numel()}, wire_.options());
   const comm::Label label(name_.c_str(), 0);
-  comm::all_gather_into_(gathered_, wire_, shards_);
+  Tensors into{gathered_};
+  if (landing_.defined()) into.push_back(landing_);
+  shards_->add_pending(gathered_, comm::all_gather_into_runs(shards_, into, layout_.gather_runs(), wire_));
 }
 
 void Unit::open() {
@@ -117,15 +115,17 @@ void Unit::open() {
   comm::wait(gathered_, shards_);
   wire_.reset();
   versions_.clear();
+  Tensors wholes;
   {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    for (size_t i = 0; i < members_.size(); i++) wholes_.push_back(layout_.assemble(i, gathered_));
+    layout_.leave_landing(landing_, gathered_);
+    landing_.reset();
+    for (size_t i = 0; i < members_.size(); i++) wholes.push_back(layout_.whole(i, gathered_));
   }
   for (size_t i = 0; i < members_.size(); i++) {
-    members_[i].handle.set_data(whole_form(i, wholes_[i]));
+    members_[i].handle.set_data(whole_form(i, wholes[i]));
     versions_.push_back(static_cast<uint32_t>(members_[i].handle._version()));
   }
-  if (!layout_.is_flat() && shards_->size() > 1) gathered_.reset();  // each has a copy
   open_ = true;
 }
 
@@ -142,8 +142,8 @@ void Unit::close() {
   } else {
     comm::wait(gathered_, shards_);
   }
-  wholes_.clear();
   gathered_.reset();
+  landing_.reset();
   wire_.reset();
   open_ = false;
   TESSERA_CHECK(written.empty(), UsageError, "parameter ", written, " of unit ", name_,
@@ -160,13 +160,9 @@ Unpack Unit::keep(const at::Tensor& saved) {
   if (!open_) return {};
   const bool distributed = is_dtensor(saved);
   const auto& local = distributed ? tessera::detail::local_of(saved) : saved;
-  if (!local.has_storage()) return {};
-  const auto* storage = local.storage().unsafeGetStorageImpl();
-  size_t which = 0;
-  while (which < wholes_.size() && wholes_[which].storage().unsafeGetStorageImpl() != storage) which++;
-  if (which == wholes_.size()) return {};
+  if (!local.has_storage() || !local.is_alias_of(gathered_)) return {};
   SpecRef spec = distributed ? tessera::detail::meta_of(saved).spec : SpecRef();
-  return [self = shared_from_this(), which, spec, sizes = sizes_of(local), strides = local.strides().vec(),
+  return [self = shared_from_this(), spec, sizes = sizes_of(local), strides = local.strides().vec(),
           offset = local.storage_offset(), version = version()] {
     const at::NoGradGuard no_grad;
     self->on_need_();
@@ -174,7 +170,7 @@ Unpack Unit::keep(const at::Tensor& saved) {
                   " was modified between the forward and the backward that needs its old value");
     self->open();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    auto view = at::as_strided(self->wholes_[which], sizes, strides, offset);
+    auto view = at::as_strided(self->gathered_, sizes, strides, offset);
     return spec ? tessera::detail::wrap(std::move(view), spec) : view;
   };
 }
@@ -199,43 +195,65 @@ void Unit::gradient_came(size_t i) {
     members_[i].handle.mutable_grad() = gradient;
   }
   auto& handle = members_[i].handle;
-  const auto& gradient = local_gradient(handle, members_[i].name);
-  if (!gradients_.defined()) {
-    const auto options = gradient.options().dtype(options_.reduce_dtype.value_or(gradient.scalar_type()));
-    const bool all = !layout_.has_padding() && missing_ == members_.size();
-    gradients_ = all ? at::empty({layout_.gathered_numel()}, options) : at::zeros({layout_.gathered_numel()}, options);
+  {
+    const auto& gradient = local_gradient(handle, members_[i].name);
+    auto ordered = layout_.in_order(i, gradient.to(options_.reduce_dtype.value_or(gradient.scalar_type())));
+    if (const double factor = before_sum(ordered.scalar_type()); factor != 1) ordered = ordered.div(factor);
+    if (came_[i])
+      gradients_[i].add_(ordered);
+    else
+      gradients_[i] = std::move(ordered);
   }
-  layout_.scatter(i, gradient, gradients_, 1 / before_sum(all_ranks()), came_[i]);
   came_[i] = true;
   handle.mutable_grad().reset();
   if (--missing_ == 0) on_complete_();
 }
 
+bool Unit::any_came() const { return std::find(came_.begin(), came_.end(), 1) != came_.end(); }
+
 int64_t Unit::all_ranks() const { return shards_->size() * (replicas_ ? replicas_->size() : 1); }
+
+// The mean is a sum, divided. Float16 has little room above: as PyTorch does, it is divided before the sum and after
+// it, so that neither end overflows. By a power of two: elsewhere it is the same number, and needs no pass over them
+// all.
+double Unit::before_sum(c10::ScalarType dtype) const {
+  double factor = 1;
+  if (dtype == c10::ScalarType::Half)
+    while (static_cast<double>(all_ranks()) / factor > factor) factor *= 2;
+  return factor;
+}
 
 void Unit::post_reduction() {
   in_backward_ = false;
-  if (!gradients_.defined()) return show_gradients();
+  if (!any_came()) return show_gradients();
   const at::NoGradGuard no_grad;
-  const comm::Label label(name_.c_str(), 0);
+  at::TensorOptions options;
+  for (const auto& gradient : gradients_)
+    if (gradient.defined()) options = gradient.options();
   if (shards_->size() == 1) {
-    reduced_ = gradients_;
+    reduced_ = at::zeros({layout_.shard_numel()}, options);
+    for (size_t i = 0; i < members_.size(); i++)
+      if (came_[i]) copy_piece(i, std::exchange(gradients_[i], {}), reduced_);
     return;
   }
-  reduced_ = at::empty({layout_.shard_numel()}, gradients_.options());
-  comm::reduce_scatter_into_(reduced_, gradients_, ReduceOp::Sum, shards_);
+  reduced_ = at::empty({layout_.shard_numel()}, options);
+  for (auto& gradient : gradients_)
+    if (!gradient.defined()) gradient = at::empty({0}, options);  // its runs are padding
+  const comm::Label label(name_.c_str(), 0);
+  shards_->add_pending(
+      reduced_, comm::reduce_scatter_runs(shards_, reduced_, gradients_, layout_.gradient_runs(came_), ReduceOp::Sum));
 }
 
 void Unit::finish_reduction() {
   if (!reduced_.defined()) return;
   const at::NoGradGuard no_grad;
   comm::wait(reduced_, shards_);
-  gradients_.reset();
+  std::fill(gradients_.begin(), gradients_.end(), at::Tensor());
   if (replicas_ && replicas_->size() > 1) {
     comm::all_reduce_(reduced_, ReduceOp::Sum, replicas_);
     comm::wait(reduced_, replicas_);
   }
-  const double after = static_cast<double>(all_ranks()) / before_sum(all_ranks());
+  const double after = static_cast<double>(all_ranks()) / before_sum(reduced_.scalar_type());
   if (after != 1) reduced_.div_(after);
   auto shard = std::exchange(reduced_, {}).to(flat_.scalar_type());
   for (size_t i = 0; i < members_.size(); i++) {
@@ -271,7 +289,7 @@ void Unit::end_backward() {
 
 void Unit::abandon() {
   if (in_backward_) end_backward();
-  gradients_.reset();
+  std::fill(gradients_.begin(), gradients_.end(), at::Tensor());
   reduced_.reset();
   std::fill(came_.begin(), came_.end(), 0);
   settle_writes(false);

@@ -1,5 +1,6 @@
 #pragma once
 #include "tessera/comm/communicator.h"
+#include "tessera/data_parallel/fsdp/arena.h"
 #include "tessera/data_parallel/fsdp/shard_layout.h"
 #include "tessera/nn/grad_hooks.h"
 #include "tessera/nn/saved_tensor_hooks.h"
@@ -51,6 +52,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const ShardLayout& layout() const { return layout_; }
   const at::Tensor& flat() const { return flat_; }  // the shard, a leaf; its .grad is the reduced gradients'
 
+  void gather_from(std::shared_ptr<Arena> arena) { arena_ = std::move(arena); }  // where buffers come from
   void gather();  // posts the all-gather, if the unit is sharded
   void open();    // the members are whole
   void close();   // the members are sharded, and the buffer is let go of
@@ -83,6 +85,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Unpack keep(const at::Tensor& saved);
   int64_t version() const;  // changes when a member is written to
   int64_t all_ranks() const;
+  bool any_came() const;
+  double before_sum(c10::ScalarType dtype) const;
   const at::Tensor& local_of_gradient(const at::Tensor& gradient) const;
 
   std::string name_;
@@ -96,18 +100,18 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::function<void()> on_need_;
 
   at::Tensor wire_;  // what this rank gives to the all-gather
-  at::Tensor gathered_;
-  std::vector<at::Tensor> wholes_;  // as they lie in it
+  at::Tensor gathered_, landing_;
+  std::shared_ptr<Arena> arena_;
   std::vector<uint32_t> versions_;  // of the members when they were opened
   bool open_ = false;
 
   bool in_backward_ = false;
   size_t missing_ = 0;
   std::function<void()> on_complete_;
-  at::Tensor gradients_;           // whole, in the layout of the gathered buffer
-  std::vector<char> came_;         // which members are in it
-  at::Tensor reduced_;             // on the wire
-  std::vector<at::Tensor> aside_;  // gradients from before, by member; or the flat one
+  std::vector<at::Tensor> gradients_;  // whole, by member, as layout_.in_order has them
+  std::vector<char> came_;             // which are there
+  at::Tensor reduced_;                 // on the wire
+  std::vector<at::Tensor> aside_;      // gradients from before, by member; or the flat one
 };
 
 }  // namespace tessera::data_parallel::fsdp
