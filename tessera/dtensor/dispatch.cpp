@@ -4,6 +4,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/tracer_key.h"
 #include "tessera/dtensor/arguments.h"
+#include "tessera/dtensor/gather_at_use.h"
 #include "tessera/dtensor/move_inputs.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -318,6 +319,11 @@ void dispatch_boxed(const OpEntry& entry, Stack* stack) {
   IValue* args = stack->data() + (stack->size() - entry.num_args());
   const c10::ArrayRef<IValue> view(args, entry.num_args());
 
+  if (gather_marked(entry, args)) {  // all plain now
+    c10::DispatchKeySet keys;
+    for_each_tensor(entry, view, [&](const at::Tensor& t, int, int) { keys = keys | t.key_set(); });
+    return run_local(entry.op, keys, stack);
+  }
   PromotedPlain promoted(entry, args);
   Observed observed(entry, view);
   Key key;

@@ -1,13 +1,16 @@
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 
 #include "tessera/base/error.h"
+#include "tessera/base/log.h"
 #include "tessera/data_parallel/fsdp/joint_spec.h"
 #include "tessera/data_parallel/fsdp/sharded_module.h"
+#include "tessera/data_parallel/fsdp/unhooked.h"
 #include "tessera/data_parallel/local_gradient.h"
 #include "tessera/data_parallel/named_tensor.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/module_tree.h"
 
+#include <algorithm>
 #include <unordered_set>
 
 namespace tessera {
@@ -29,7 +32,7 @@ void check_modules(const std::vector<Module*>& modules) {
     TESSERA_CHECK(std::find(modules.begin(), modules.begin() + static_cast<ptrdiff_t>(i), modules[i]) ==
                       modules.begin() + static_cast<ptrdiff_t>(i),
                   UsageError, kWhat, ": ", name, " is in the list twice");
-    check_can_attach(kWhat, *modules[i]);
+    TESSERA_CHECK(!find(*modules[i]), UsageError, kWhat, ": ", name, " is sharded already");
   }
 }
 
@@ -42,6 +45,7 @@ NamedTensors free_parameters(const std::vector<Module*>& modules, const std::vec
       const auto& unit = *sharded->turn->unit;
       if (unit.flat().defined()) taken.insert(unit.flat().unsafeGetTensorImpl());
       for (const auto& member : unit.members()) taken.insert(member.handle.unsafeGetTensorImpl());
+      taken.insert(sharded->unhooked.begin(), sharded->unhooked.end());
     }
   NamedTensors found;
   for (size_t m = 0; m < modules.size(); m++)
@@ -101,6 +105,28 @@ Cut cut(const NamedTensors& parameters, const DeviceMesh& mesh, const FullyShard
   return cut;
 }
 
+// Modules that no hook can be put on: by placements alone.
+std::shared_ptr<ShardedModule> shard_without_hooks(const std::vector<Module*>& modules,
+                                                   const std::vector<Member>& members, std::shared_ptr<Turn> turn,
+                                                   const FullyShardOptions& options) {
+  const auto name = class_name(*modules[0]);
+  TESSERA_CHECK(!options.mp_policy.param_dtype && !options.mp_policy.output_dtype && !options.offload_policy.offload,
+                UsageError, kWhat, ": ", name, " was not made by a holder of ours, so its forward cannot be prepared: ",
+                "mp_policy and offload_policy need TESSERA_MODULE(", name, ") in place of TORCH_MODULE");
+  for (const auto& member : members)
+    TESSERA_CHECK(!member.outer && !member.handle.is_meta(), UsageError, kWhat, ": parameter ", member.name, " is ",
+                  member.outer ? member.outer->describe() : "not filled yet", ", and ", name,
+                  " was not made by a holder of ours, which that needs: TESSERA_MODULE(", name, ")");
+  warn_once(
+      c10::str("fully_shard/", name),
+      c10::str("fully_shard: ", name, " was not made by a holder of ours and cannot have hooks. Its parameters are ",
+               "gathered one by one where they are used; gathering ahead needs TESSERA_MODULE(", name, ")"));
+  auto sharded = list(modules, std::move(turn));
+  for (const auto& member : members) sharded->unhooked.push_back(member.handle.unsafeGetTensorImpl());
+  shard_unhooked(members, sharded->turn, sharded);
+  return sharded;
+}
+
 FSDPModule shard(const std::vector<Module*>& modules, const FullyShardOptions& options) {
   check_modules(modules);
   const auto mesh = options.mesh ? options.mesh : init_device_mesh("cpu", {World::current().size()}, {"dp"});
@@ -111,6 +137,12 @@ FSDPModule shard(const std::vector<Module*>& modules, const FullyShardOptions& o
   auto turn = std::make_shared<Turn>();
   options.reshard_after_forward.apply(*turn, shards);
   auto [members, extents] = cut(free_parameters(modules, options.ignored_params), mesh, options);
+  if (!std::all_of(modules.begin(), modules.end(), [](const Module* module) { return has_hook_point(*module); })) {
+    turn->unit =
+        std::make_shared<Unit>(class_name(*modules[0]), std::vector<Member>(),
+                               ShardLayout::per_parameter({}, shards->size()), shards, replicas, UnitOptions());
+    return FSDPModule(shard_without_hooks(modules, members, std::move(turn), options), *modules[0]);
+  }
   const auto& policy = options.mp_policy;
   if (policy.cast_forward_inputs) turn->cast_inputs = policy.param_dtype;
   turn->cast_outputs = policy.output_dtype;

@@ -48,7 +48,8 @@ struct FullyShardOptions {
 //   for (auto& block : model->blocks) fully_shard(block, {.mesh = mesh["dp"]});
 //   fully_shard(model, {.mesh = mesh["dp"]});
 //
-// Parameters that are distributed over other axes of the mesh (parallelize_module) are cut once more.
+// Parameters that are distributed over other axes of the mesh (parallelize_module) are cut once more. Modules without
+// hooks (torch::nn's own, TORCH_MODULE) are sharded as well, but nothing can be gathered ahead for them.
 FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
 template <class H>
 requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H> H& fully_shard(

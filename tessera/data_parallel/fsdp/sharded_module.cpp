@@ -52,7 +52,10 @@ ShardedModule::ShardedModule(std::vector<Module*> of, std::shared_ptr<Turn> turn
 
 ShardedModule::~ShardedModule() {
   const std::lock_guard lock(table_mutex);
-  for (const auto* each : modules) table().erase(each);
+  for (const auto* each : modules) {
+    const auto found = table().find(each);  // may be another's by now, at the same address
+    if (found != table().end() && found->second.expired()) table().erase(found);
+  }
 }
 
 std::shared_ptr<ShardedModule> find(const Module& module) {
@@ -77,19 +80,21 @@ void check_can_attach(const char* what, Module& module) {
   hook_point(module);  // throws where there is none
 }
 
-std::shared_ptr<ShardedModule> attach(std::vector<Module*> modules, std::shared_ptr<Turn> turn) {
+std::shared_ptr<ShardedModule> list(std::vector<Module*> modules, std::shared_ptr<Turn> turn) {
   auto sharded = std::make_shared<ShardedModule>(std::move(modules), std::move(turn));
-  for (auto* module : sharded->modules) {
-    {
-      const std::lock_guard lock(table_mutex);
-      table()[module] = sharded;
-    }
+  const std::lock_guard lock(table_mutex);
+  for (const auto* module : sharded->modules) table()[module] = sharded;
+  return sharded;
+}
+
+std::shared_ptr<ShardedModule> attach(std::vector<Module*> modules, std::shared_ptr<Turn> turn) {
+  auto sharded = list(std::move(modules), std::move(turn));
+  for (auto* module : sharded->modules)
     register_around_hook(*module,
                          [sharded](Module& m, const Tensors& inputs, const ForwardCall& forward) {
                            return run(*sharded, m, inputs, forward);
                          },
                          {.not_cloneable = "its parameters are sharded; clone it before"});
-  }
   return sharded;
 }
 

@@ -22,6 +22,7 @@ struct ShardedModule {
   std::vector<Module*> modules;
   std::shared_ptr<Turn> turn;
   std::optional<Registration> registration;  // where a flat parameter stands for the originals
+  std::vector<const void*> unhooked;         // parameters that are sharded by their placement, see unhooked.h
   std::shared_ptr<Schedule> schedule;        // the tree's; made in the first forward, by the root
 };
 
@@ -30,6 +31,9 @@ std::shared_ptr<ShardedModule> attach(std::vector<Module*> modules, std::shared_
 inline std::shared_ptr<ShardedModule> attach(Module& module, std::shared_ptr<Turn> turn) {
   return attach(std::vector<Module*>{&module}, std::move(turn));
 }
+
+// The same without hooks: only to be found. Whoever holds it keeps it alive.
+std::shared_ptr<ShardedModule> list(std::vector<Module*> modules, std::shared_ptr<Turn> turn);
 
 std::shared_ptr<ShardedModule> find(const Module& module);  // null if it is not sharded
 // It and those below, outer ones first, each once.

@@ -68,18 +68,20 @@ using Cut = std::function<void(Model& model, Rank& me)>;
 
 template <class Model>
 Cut<Model> fully_sharded(const std::string& mesh, FullyShardOptions options = {}) {
-  return [=](Model& model, Rank& me) mutable {
-    options.mesh = me.mesh(mesh);
-    for (auto& block : blocks_of(model)) fully_shard(block, options);
-    fully_shard(model, options);
+  return [=](Model& model, Rank& me) {
+    auto mine = options;  // ranks are threads
+    mine.mesh = me.mesh(mesh);
+    for (auto& block : blocks_of(model)) fully_shard(block, mine);
+    fully_shard(model, mine);
   };
 }
 template <class Model>
 Cut<Model> flat(const std::string& mesh, FSDPOptions options = {}) {
-  return [=](Model& model, Rank& me) mutable {
-    options.device_mesh = me.mesh(mesh);
-    for (auto& block : blocks_of(model)) FullyShardedDataParallel(block, options);
-    FullyShardedDataParallel wrapped(model, options);
+  return [=](Model& model, Rank& me) {
+    auto mine = options;
+    mine.device_mesh = me.mesh(mesh);
+    for (auto& block : blocks_of(model)) FullyShardedDataParallel(block, mine);
+    FullyShardedDataParallel wrapped(model, mine);
   };
 }
 template <class Model>
