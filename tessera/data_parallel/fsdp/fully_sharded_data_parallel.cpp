@@ -95,7 +95,7 @@ FSDPState::FSDPState(torch::nn::Module& module, const FSDPOptions& options) : mo
   auto turn = std::make_shared<Turn>();
   turn->unit = std::make_shared<Unit>(class_name(module), std::move(members), std::move(layout), groups.shards,
                                       groups.replicas, UnitOptions{.flat_parameter = !options.use_orig_params});
-  turn->reshard_after_forward = !keeps_whole(options.sharding_strategy);
+  if (keeps_whole(options.sharding_strategy)) turn->reshard_after_forward = false;
   own_ = attach(module, turn);
   if (!options.use_orig_params && !handles.empty())
     own_->registration.emplace(module, handles, kFlatName, turn->unit->flat());
