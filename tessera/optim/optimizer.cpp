@@ -1,5 +1,6 @@
 #include "tessera/optim/optimizer.h"
 
+#include "tessera/base/compiling.h"
 #include "tessera/base/error.h"
 
 #include <ATen/core/grad_mode.h>
@@ -144,6 +145,7 @@ bool Optimizer::takes_scaling(size_t group) const {
 
 void Optimizer::step(const Scaling* scaling) {
   const at::NoGradGuard no_grad;
+  if (compiling()) CompilingScope::before_optimizer_step();
   for (size_t g = 0; scaling && g < groups_.size(); g++)
     TESSERA_CHECK(takes_scaling(g), UsageError, kind(), ": group ", g,
                   " is not fused: it takes gradients that are already unscaled, as GradScaler::unscale_ leaves them");
@@ -159,6 +161,7 @@ void Optimizer::step(const Scaling* scaling) {
       if (slot.rows.size() < columns) {
         complete_rows(g, slot.parameter, slot.rows);
         slot.pieces = detail::pieces_of(slot.rows);
+        changed();
       }
       parts[job.first].push_back(&job);
     }
@@ -233,6 +236,7 @@ StateDict Optimizer::state(const at::Tensor& parameter) const {
 
 void Optimizer::set_state(const at::Tensor& parameter, StateDict dict) {
   const at::NoGradGuard no_grad;
+  changed();
   const auto& place = place_of(parameter);
   Tensors kept;
   for (const auto& row : rows()) {
