@@ -110,20 +110,24 @@ std::shared_ptr<ShardedModule> shard_without_hooks(const std::vector<Module*>& m
                                                    const std::vector<Member>& members, std::shared_ptr<Turn> turn,
                                                    const FullyShardOptions& options) {
   const auto name = class_name(*modules[0]);
-  TESSERA_CHECK(!options.mp_policy.param_dtype && !options.mp_policy.output_dtype && !options.offload_policy.offload,
-                UsageError, kWhat, ": ", name, " was not made by a holder of ours, so its forward cannot be prepared: ",
-                "mp_policy and offload_policy need TESSERA_MODULE(", name, ") in place of TORCH_MODULE");
+  const auto holder = c10::str("a holder of ours (tessera::nn::", name, ", or TESSERA_MODULE(", name, "))");
+  const auto& policy = options.mp_policy;
+  TESSERA_CHECK(!policy.param_dtype && !policy.reduce_dtype && !policy.output_dtype && !options.offload_policy.offload,
+                UsageError, kWhat, ": ", name,
+                " cannot have hooks, and mp_policy and offload_policy need them; make it by ", holder);
   for (const auto& member : members)
     TESSERA_CHECK(!member.outer && !member.handle.is_meta(), UsageError, kWhat, ": parameter ", member.name, " is ",
                   member.outer ? member.outer->describe() : "not filled yet", ", and ", name,
-                  " was not made by a holder of ours, which that needs: TESSERA_MODULE(", name, ")");
-  warn_once(
-      c10::str("fully_shard/", name),
-      c10::str("fully_shard: ", name, " was not made by a holder of ours and cannot have hooks. Its parameters are ",
-               "gathered one by one where they are used; gathering ahead needs TESSERA_MODULE(", name, ")"));
-  auto sharded = list(modules, std::move(turn));
+                  " cannot have hooks, which that needs; make it by ", holder);
+  warn_once(c10::str("fully_shard/", name),
+            c10::str("fully_shard: ", name, " cannot have hooks, so its parameters are gathered one by one where they ",
+                     "are used. To gather them together and ahead, make it by ", holder));
+  turn->unit =
+      std::make_shared<Unit>(name, std::vector<Member>(), ShardLayout::per_parameter({}, 1),
+                             World::current().shared_group({World::current().rank()}), comm::Group(), UnitOptions());
+  auto sharded = list(modules, std::move(turn), /*keep=*/true);
   for (const auto& member : members) sharded->unhooked.push_back(member.handle.unsafeGetTensorImpl());
-  shard_unhooked(members, sharded->turn, sharded);
+  shard_unhooked(members, sharded->turn);
   return sharded;
 }
 
@@ -137,12 +141,8 @@ FSDPModule shard(const std::vector<Module*>& modules, const FullyShardOptions& o
   auto turn = std::make_shared<Turn>();
   options.reshard_after_forward.apply(*turn, shards);
   auto [members, extents] = cut(free_parameters(modules, options.ignored_params), mesh, options);
-  if (!std::all_of(modules.begin(), modules.end(), [](const Module* module) { return has_hook_point(*module); })) {
-    turn->unit =
-        std::make_shared<Unit>(class_name(*modules[0]), std::vector<Member>(),
-                               ShardLayout::per_parameter({}, shards->size()), shards, replicas, UnitOptions());
+  if (!std::all_of(modules.begin(), modules.end(), [](const Module* module) { return has_hook_point(*module); }))
     return FSDPModule(shard_without_hooks(modules, members, std::move(turn), options), *modules[0]);
-  }
   const auto& policy = options.mp_policy;
   if (policy.cast_forward_inputs) turn->cast_inputs = policy.param_dtype;
   turn->cast_outputs = policy.output_dtype;

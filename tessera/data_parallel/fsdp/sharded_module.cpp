@@ -11,10 +11,16 @@
 namespace tessera::data_parallel::fsdp {
 namespace {
 
+struct Listed {
+  std::weak_ptr<Module> module;  // another one may come to live at the same address
+  std::weak_ptr<ShardedModule> state;
+  std::shared_ptr<ShardedModule> kept = {};
+};
+
 std::mutex table_mutex;
-std::map<const Module*, std::weak_ptr<ShardedModule>>& table() {
-  static std::map<const Module*, std::weak_ptr<ShardedModule>> it;
-  return it;
+std::map<const Module*, Listed>& table() {
+  static auto* it = new std::map<const Module*, Listed>;  // modules may outlive everything
+  return *it;
 }
 
 Tensors cast(const Tensors& tensors, std::optional<c10::ScalarType> dtype) {
@@ -53,15 +59,15 @@ ShardedModule::ShardedModule(std::vector<Module*> of, std::shared_ptr<Turn> turn
 ShardedModule::~ShardedModule() {
   const std::lock_guard lock(table_mutex);
   for (const auto* each : modules) {
-    const auto found = table().find(each);  // may be another's by now, at the same address
-    if (found != table().end() && found->second.expired()) table().erase(found);
+    const auto found = table().find(each);
+    if (found != table().end() && found->second.state.expired()) table().erase(found);
   }
 }
 
 std::shared_ptr<ShardedModule> find(const Module& module) {
   const std::lock_guard lock(table_mutex);
   const auto found = table().find(&module);
-  return found == table().end() ? nullptr : found->second.lock();
+  return found == table().end() || found->second.module.expired() ? nullptr : found->second.state.lock();
 }
 
 std::vector<std::shared_ptr<ShardedModule>> find_all(const Module& module) {
@@ -80,15 +86,19 @@ void check_can_attach(const char* what, Module& module) {
   hook_point(module);  // throws where there is none
 }
 
-std::shared_ptr<ShardedModule> list(std::vector<Module*> modules, std::shared_ptr<Turn> turn) {
+std::shared_ptr<ShardedModule> list(std::vector<Module*> modules, std::shared_ptr<Turn> turn, bool keep) {
   auto sharded = std::make_shared<ShardedModule>(std::move(modules), std::move(turn));
+  std::vector<Listed> gone;  // let go of when the table is free again: their end takes them out of it
   const std::lock_guard lock(table_mutex);
-  for (const auto* module : sharded->modules) table()[module] = sharded;
+  for (auto& [module, listed] : table())
+    if (listed.kept && listed.module.expired()) gone.push_back({{}, {}, std::move(listed.kept)});
+  for (auto* module : sharded->modules) table()[module] = {module->weak_from_this(), sharded};
+  if (keep) table()[sharded->module].kept = sharded;
   return sharded;
 }
 
 std::shared_ptr<ShardedModule> attach(std::vector<Module*> modules, std::shared_ptr<Turn> turn) {
-  auto sharded = list(std::move(modules), std::move(turn));
+  auto sharded = list(std::move(modules), std::move(turn), /*keep=*/false);
   for (auto* module : sharded->modules)
     register_around_hook(*module,
                          [sharded](Module& m, const Tensors& inputs, const ForwardCall& forward) {

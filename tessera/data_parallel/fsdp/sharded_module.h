@@ -32,8 +32,8 @@ inline std::shared_ptr<ShardedModule> attach(Module& module, std::shared_ptr<Tur
   return attach(std::vector<Module*>{&module}, std::move(turn));
 }
 
-// The same without hooks: only to be found. Whoever holds it keeps it alive.
-std::shared_ptr<ShardedModule> list(std::vector<Module*> modules, std::shared_ptr<Turn> turn);
+// The same without hooks: only to be found. Keep: as long as the first of the modules lives; else somebody has to.
+std::shared_ptr<ShardedModule> list(std::vector<Module*> modules, std::shared_ptr<Turn> turn, bool keep);
 
 std::shared_ptr<ShardedModule> find(const Module& module);  // null if it is not sharded
 // It and those below, outer ones first, each once.

@@ -17,7 +17,6 @@ struct Gradient {
   std::string name;
   SpecRef spec;
   std::shared_ptr<Turn> turn;
-  std::shared_ptr<void> owner;
   at::Tensor aside = {};  // the reduced one of before, while a whole one comes
   at::Tensor kept = {};   // whole, of passes that were not to be reduced
 
@@ -54,8 +53,7 @@ struct Gradient {
 
 }  // namespace
 
-void shard_unhooked(const std::vector<Member>& members, const std::shared_ptr<Turn>& turn,
-                    const std::shared_ptr<void>& owner) {
+void shard_unhooked(const std::vector<Member>& members, const std::shared_ptr<Turn>& turn) {
   tessera::detail::register_kernels();
   const at::NoGradGuard no_grad;
   for (const auto& [name, handle, outer, sharded] : members) {
@@ -63,7 +61,7 @@ void shard_unhooked(const std::vector<Member>& members, const std::shared_ptr<Tu
     distribute_in_place(parameter, sharded->mesh, sharded->placements, {.src_data_rank = std::nullopt});
     tessera::detail::mark_gather_at_use(parameter);
     if (!parameter.requires_grad()) continue;
-    auto gradient = std::make_shared<Gradient>(Gradient{name, sharded, turn, owner});
+    auto gradient = std::make_shared<Gradient>(Gradient{name, sharded, turn});
     // A weak handle: the hooks are the parameter's own.
     const c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> weak(parameter.getIntrusivePtr());
     parameter.register_hook([gradient, weak](const at::Tensor&) {

@@ -11,8 +11,7 @@ namespace tessera::data_parallel::fsdp {
 // Parameters of a module that cannot have hooks (a plain torch::nn one), sharded by their placement alone: each becomes
 // a distributed tensor that is gathered where an op uses it, in forward and in backward (dtensor/gather_at_use.h), and
 // whose gradient is reduced into this rank's piece as soon as it is there. No unit, and nothing is gathered ahead.
-// `members` as for a Unit. Their hooks keep `turn` alive, of which `sync` counts, and `owner`.
-void shard_unhooked(const std::vector<Member>& members, const std::shared_ptr<Turn>& turn,
-                    const std::shared_ptr<void>& owner);
+// `members` as for a Unit. Of `turn`, which their hooks keep alive, `sync` counts.
+void shard_unhooked(const std::vector<Member>& members, const std::shared_ptr<Turn>& turn);
 
 }  // namespace tessera::data_parallel::fsdp

@@ -114,8 +114,6 @@ TEST(FullyShardUnhooked, InsideOfAModuleWithHooks) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     Holder<OuterImpl> plain, model;
-    const torch::NoGradGuard* none = nullptr;
-    (void)none;
     for (auto* each : {&plain, &model})
       for (auto& p : (*each)->parameters()) p.data().copy_(torch::linspace(-1, 1, p.numel()).view(p.sizes()).sin());
     fully_shard(model->inner, {.mesh = me.mesh("dp=2")});
@@ -134,11 +132,16 @@ TEST(FullyShardUnhooked, RefusesWhatNeedsHooks) {
   run_ranks(2, [](Rank& me) {
     Net net;
     EXPECT_ERROR(UsageError, fully_shard(net, {.mesh = me.mesh("dp=2"), .mp_policy = {.param_dtype = at::kBFloat16}}),
-                 "Net was not made by a holder", "TESSERA_MODULE(Net)");
+                 "Net cannot have hooks", "TESSERA_MODULE(Net)");
     EXPECT_FALSE(is_dtensor(net->scale));
     fully_shard(net, {.mesh = me.mesh("dp=2")});
     EXPECT_ERROR(UsageError, fully_shard(net, {.mesh = me.mesh("dp=2")}), "sharded already");
     EXPECT_EQ(fsdp_modules(*net).size(), 1u);
+    torch::nn::Linear frozen(3, 3);
+    for (auto& p : frozen->parameters()) p.requires_grad_(false);
+    fully_shard(frozen, {.mesh = me.mesh("dp=2")});
+    EXPECT_ERROR(UsageError, fully_shard(frozen, {.mesh = me.mesh("dp=2")}), "sharded already");
+    EXPECT_EQ(frozen(torch::ones({2, 3})).sizes(), (std::vector<int64_t>{2, 3}));
   });
 }
 
