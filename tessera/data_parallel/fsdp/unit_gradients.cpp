@@ -6,6 +6,7 @@
 #include "tessera/comm/runs.h"
 #include "tessera/data_parallel/fsdp/unit.h"
 #include "tessera/data_parallel/local_gradient.h"
+#include "tessera/dtensor/dtensor.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -58,7 +59,11 @@ void Unit::gradient_came(size_t i) {
   if (!in_backward_) return;  // nobody runs this unit
   const at::NoGradGuard no_grad;
   auto& [name, handle, outer, sharded] = members_[i];
-  {
+  if (sharded && is_dtensor(handle.grad()) && DTensor(handle.grad()).device_mesh() == sharded->mesh) {
+    // It was used as it lies, in a penalty on parameters say: the piece is this rank's already.
+    auto piece = std::exchange(handle.mutable_grad(), {});
+    aside_[i] = aside_[i].defined() ? aside_[i].add_(piece) : DTensor(piece).redistribute(sharded->placements);
+  } else {
     const auto gradient = local_gradient(handle.grad(), outer, name);
     auto ordered = layout_.in_order(i, gradient.to(options_.reduce_dtype.value_or(gradient.scalar_type())));
     if (const double factor = before_sum(ordered.scalar_type()); factor != 1) ordered = ordered.div(factor);
@@ -66,9 +71,9 @@ void Unit::gradient_came(size_t i) {
       gradients_[i].add_(ordered);
     else
       gradients_[i] = std::move(ordered);
+    came_[i] = true;
+    handle.mutable_grad().reset();
   }
-  came_[i] = true;
-  handle.mutable_grad().reset();
   if (missing_ > 0 && --missing_ == 0) on_complete_();
 }
 
@@ -171,6 +176,7 @@ void Unit::abandon() {
   if (hides_gradients) show_gradients();
   settle_writes(false);
   close();
+  let_go();
 }
 
 }  // namespace tessera::data_parallel::fsdp

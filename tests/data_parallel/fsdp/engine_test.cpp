@@ -90,10 +90,44 @@ TEST(FullyShardEngine, ForwardWithoutGradientsBetween) {
     });
 }
 
-TEST(FullyShardEngine, AModuleTwiceInOneForward) {
+// Parts of the model by themselves, after the whole of it.
+TEST(FullyShardEngine, PartsOfTheModelAfterIt) {
   expect_same_as_plain(MLPStacked(2), 2, {}, [](MLPStacked& m, const at::Tensor& x) {
     m->layers[0](m->layers[1](m(x))).pow(2).mean().backward();
   });
+}
+
+struct TwiceImpl : torch::nn::Cloneable<TwiceImpl> {
+  TwiceImpl() { reset(); }
+  void reset() override {
+    a = register_module("a", MLP(models::mlp_module()));
+    b = register_module("b", MLP(models::mlp_module()));
+  }
+  at::Tensor forward(at::Tensor x) { return a(b(a(x)) + b(x)); }
+  MLP a{nullptr}, b{nullptr};
+};
+TESSERA_MODULE(Twice);
+
+TEST(FullyShardEngine, AModuleTwiceInOneForward) {
+  const Twice start;
+  const auto data = batches(2);
+  const auto loss = [](Twice& m, const at::Tensor& x) { return m(x).pow(2).mean(); };
+  for (const bool reshard : {true, false})
+    run_ranks(2, [&](Rank& me) {
+      auto plain = clone(start), model = clone(start);
+      const FullyShardOptions options{.mesh = me.mesh("dp=2"), .reshard_after_forward = reshard};
+      fully_shard(model->a, options);
+      fully_shard(model->b, options);
+      fully_shard(model, options);
+      for (int i = 0; i < 2; i++) {
+        CommDebugMode comm;
+        loss(model, data[static_cast<size_t>(me.rank)]).backward();
+        EXPECT_EQ(reductions(comm), 2);
+        accumulate_means(plain, data, loss);
+        expect_sharded(*model);
+        expect_gradients(*model, *plain);
+      }
+    });
 }
 
 TEST(FullyShardEngine, FrozenParametersAndUnits) {
@@ -191,6 +225,28 @@ TEST(FullyShardEngine, AllReduceCanWait) {
       EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, Family::C10d), all_reduce ? 2 : 0);
     }
     expect_gradients(*model, *plain);
+  });
+}
+
+// A parameter is a tensor between steps: what is computed with it there has a gradient like any other.
+TEST(FullyShardEngine, PenaltyOnShardedParameters) {
+  const MLPStacked start(2);
+  const auto data = batches(3);
+  run_ranks(3, [&](Rank& me) {
+    auto plain = clone(start), model = clone(start);
+    shard_layers(model, {.mesh = me.mesh("dp=3")});
+    const auto penalty = [](const Module& m) {
+      for (const auto& p : m.parameters()) p.pow(2).sum().backward();
+    };
+    for (int i = 0; i < 2; i++) {
+      penalty(*model);
+      stack_loss(model, data[static_cast<size_t>(me.rank)]).backward();
+      penalty(*model);
+      penalty(*plain);
+      accumulate_means(plain, data, stack_loss);
+      penalty(*plain);
+      expect_gradients(*model, *plain);
+    }
   });
 }
 
