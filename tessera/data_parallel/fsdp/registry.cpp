@@ -23,11 +23,19 @@ Registration::Registration(Module& module, const std::vector<at::Tensor>& origin
     };
     Owner owner{&each, registered(each), Dict()};
     if (&each == &module) owner.flat.insert(name, flat);
+    bool any = &each == &module;
     for (const auto& item : owner.originals)
-      if (!taken(item.value())) owner.flat.insert(item.key(), item.value());
-    owners_.push_back(std::move(owner));
+      if (taken(item.value()))
+        any = true;
+      else
+        owner.flat.insert(item.key(), item.value());
+    if (any) owners_.push_back(std::move(owner));  // the others belong to units inside
   });
   show_flat();
+}
+
+bool Registration::took_from(const Module& module) const {
+  return std::any_of(owners_.begin(), owners_.end(), [&](const Owner& owner) { return owner.module == &module; });
 }
 
 void Registration::show_originals() {

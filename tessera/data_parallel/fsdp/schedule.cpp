@@ -33,6 +33,11 @@ Turn* Schedule::neighbour(const Turn& turn, int step) const {
   return at < 0 || at >= static_cast<ptrdiff_t>(order.size()) ? nullptr : order[static_cast<size_t>(at)];
 }
 
+void Schedule::prefetch(const Turn& turn, int direction) {
+  for (int step = 1; step <= ahead; step++)
+    if (auto* next = neighbour(turn, direction * step); next && !next->unit->reducing()) next->unit->gather();
+}
+
 void Schedule::before_forward(Turn& turn) {
   if (in_backward()) return turn.unit->open();
   if (running_.empty()) {  // the root's
@@ -42,8 +47,7 @@ void Schedule::before_forward(Turn& turn) {
   running_.push_back(&turn);
   if (std::find(order_.begin(), order_.end(), &turn) == order_.end()) order_.push_back(&turn);
   turn.unit->open();
-  if (prefetch_forward)
-    if (auto* next = neighbour(turn, 1)) next->unit->gather();
+  if (prefetch_forward) prefetch(turn, 1);
 }
 
 void Schedule::after_forward(Turn& turn, const Tensors& outputs) {
@@ -87,10 +91,12 @@ void Schedule::before_backward(Turn& turn) {
     torch::autograd::Engine::get_default_engine().queue_callback([at_end] { at_end->self->end_of_backward(); });
   }
   if (!turn.unit->in_backward() && !turn.unit->reducing())
-    turn.unit->begin_backward([this, at = &turn] { complete(*at); });
+    turn.unit->begin_backward([this, at = &turn] {
+      complete(*at);
+      if (prefetch_backward == BackwardPrefetch::Post) prefetch(*at, -1);
+    });
   turn.unit->open();
-  if (prefetch_backward)
-    if (auto* before = neighbour(turn, -1); before && !before->unit->reducing()) before->unit->gather();
+  if (prefetch_backward == BackwardPrefetch::Pre) prefetch(turn, -1);
 }
 
 void Schedule::complete(Turn& turn) {

@@ -17,6 +17,12 @@
 // nothing else.
 namespace tessera::data_parallel::fsdp {
 
+enum class BackwardPrefetch : uint8_t {
+  None,
+  Pre,   // the next unit is gathered before this one's gradients are computed: faster
+  Post,  // afterwards: one unit less in memory
+};
+
 struct Turn {  // a unit, and how it takes part
   std::shared_ptr<Unit> unit;
   bool reshard_after_forward = true;
@@ -31,13 +37,18 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void after_forward(Turn& turn, const Tensors& outputs);
   void forward_failed();
 
-  bool prefetch_forward = true, prefetch_backward = true;
+  bool in_forward() const { return !running_.empty(); }
+
+  bool prefetch_forward = true;
+  BackwardPrefetch prefetch_backward = BackwardPrefetch::Pre;
+  int ahead = 1;  // how many units
 
  private:
   void before_backward(Turn& turn);
   void complete(Turn& turn);
   void end_of_backward();
   void abandon();
+  void prefetch(const Turn& turn, int direction);
   Turn* neighbour(const Turn& turn, int step) const;
 
   std::vector<std::shared_ptr<Turn>> turns_;

@@ -12,6 +12,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 
 #include <numeric>
@@ -45,8 +46,12 @@ Unit::Unit(std::string name, std::vector<Member> members, ShardLayout layout, co
   if (members_.empty()) return;
   const at::NoGradGuard no_grad;
   const auto& first = local_value(members_[0].handle);
-  auto shard = at::zeros({layout_.shard_numel()}, first.options().requires_grad(false));
-  for (size_t i = 0; i < members_.size(); i++) copy_piece(i, local_value(members_[i].handle).detach(), shard);
+  device_ = first.device();
+  auto shard_options = first.options().requires_grad(false);
+  if (options_.offload) shard_options = shard_options.device(at::kCPU).pinned_memory(!device_.is_cpu());
+  auto shard = at::zeros({layout_.shard_numel()}, shard_options);
+  for (size_t i = 0; i < members_.size(); i++)
+    layout_.put(i, local_value(members_[i].handle).detach(), shards_->rank(), shard);
   bool trainable = false;
   for (const auto& member : members_) trainable |= member.handle.requires_grad();
   flat_ = shard.requires_grad_(trainable);
@@ -62,20 +67,17 @@ Unit::~Unit() {
   for (auto& handle : handles_) handle.remove();
 }
 
-void Unit::copy_piece(size_t i, const at::Tensor& whole, const at::Tensor& shard) const {
-  const auto place = layout_.in_shard(i, shards_->rank());
-  const auto part = layout_.in_parameter(i, shards_->rank());
-  if (place.size == 0) return;
-  const auto piece = layout_.is_flat() ? whole.reshape({-1}).narrow(0, part.begin, part.size)
-                                       : whole.narrow(layout_.dim(i), part.begin, part.size);
-  shard.narrow(0, place.begin, place.size).view(layout_.piece_sizes(i, shards_->rank())).copy_(piece);
-}
-
 void Unit::settle_writes(bool keep) {
   if (!open_) return;
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < members_.size(); i++) {
-    if (keep && shards_->size() > 1) copy_piece(i, local_value(members_[i].handle).detach(), flat_);
+    const auto place = layout_.in_shard(i, shards_->rank());
+    if (keep && !computes_in_shard() && place.size > 0) {
+      // What did not change is not written: backward may still need the shard as it was.
+      const auto piece = layout_.cut(i, local_value(members_[i].handle).detach(), shards_->rank());
+      const auto kept = flat_.narrow(0, place.begin, place.size).view(piece.sizes());
+      if (!at::equal(piece.to(kept.options()), kept)) kept.copy_(piece);
+    }
     versions_[i] = static_cast<uint32_t>(members_[i].handle._version());
   }
 }
@@ -84,24 +86,35 @@ at::Tensor Unit::sharded_form(size_t i, const at::Tensor& shard) const {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto place = layout_.in_shard(i, shards_->rank());
   auto piece = shard.narrow(0, place.begin, place.size).view(layout_.piece_sizes(i, shards_->rank()));
+  if (layout_.is_flat() && layout_.ranks() == 1) return whole_form(i, piece);  // not cut: it keeps its shape
   return members_[i].sharded ? tessera::detail::wrap(std::move(piece), members_[i].sharded) : piece;
 }
 
 at::Tensor Unit::whole_form(size_t i, const at::Tensor& view) const {
   if (!members_[i].outer) return view;
   const auto& outer = *members_[i].outer;
-  const auto spec = view.scalar_type() == outer.dtype ? members_[i].outer
-                                                      : intern(outer.mesh, outer.placements, outer.sizes, outer.strides,
-                                                               view.scalar_type(), outer.device);
+  const auto spec =
+      view.scalar_type() == outer.dtype && view.device() == outer.device
+          ? members_[i].outer
+          : intern(outer.mesh, outer.placements, outer.sizes, outer.strides, view.scalar_type(), view.device());
   return tessera::detail::wrap(view, spec);
+}
+
+c10::ScalarType Unit::whole_dtype() const {
+  return full_precision_ ? flat_.scalar_type() : options_.param_dtype.value_or(flat_.scalar_type());
+}
+
+bool Unit::computes_in_shard() const {
+  return shards_->size() == 1 && !options_.offload && whole_dtype() == flat_.scalar_type();
 }
 
 void Unit::gather() {
   if (is_gathered() || members_.empty()) return;
   const at::NoGradGuard no_grad;
   wire_ = flat_.detach();
-  if (options_.param_dtype) wire_ = wire_.to(*options_.param_dtype);
-  if (shards_->size() == 1) {
+  const bool only_rank = shards_->size() == 1;
+  wire_ = wire_.to(device_, whole_dtype(), /*non_blocking=*/false, /*copy=*/options_.offload && only_rank);
+  if (only_rank) {
     gathered_ = wire_;
     return;
   }
@@ -136,7 +149,7 @@ void Unit::close() {
   if (open_) {
     for (size_t i = 0; i < members_.size(); i++) {
       auto& handle = members_[i].handle;
-      if (static_cast<uint32_t>(handle._version()) != versions_[i] && shards_->size() > 1) written = members_[i].name;
+      if (static_cast<uint32_t>(handle._version()) != versions_[i] && !computes_in_shard()) written = members_[i].name;
       handle.set_data(sharded_form(i, flat_));
     }
   } else {
@@ -237,7 +250,8 @@ void Unit::finish_reduction() {
   }
   const double after = static_cast<double>(all_ranks()) / before_sum(all_ranks());
   if (after != 1) reduced_.div_(after);
-  auto shard = std::exchange(reduced_, {}).to(flat_.scalar_type());
+  const auto dtype = options_.keep_low_precision_grads ? reduced_.scalar_type() : flat_.scalar_type();
+  auto shard = std::exchange(reduced_, {}).to(flat_.device(), dtype);
   for (size_t i = 0; i < members_.size(); i++) {
     if (!aside_[i].defined()) continue;
     const auto place = layout_.in_shard(i, shards_->rank());

@@ -34,6 +34,8 @@ struct UnitOptions {
   std::optional<c10::ScalarType> param_dtype = {};   // of the whole form; none: the shard's
   std::optional<c10::ScalarType> reduce_dtype = {};  // of gradients on the wire; none: the whole form's
   bool flat_parameter = false;                       // gradients belong to one flat parameter, not to the members
+  bool keep_low_precision_grads = false;             // reduced gradients stay in the dtype they were reduced in
+  bool offload = false;  // the shard and its gradient live on the CPU, never in the memory that is computed with
 };
 
 class Unit : public std::enable_shared_from_this<Unit> {
@@ -50,11 +52,18 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const std::vector<Member>& members() const { return members_; }
   const ShardLayout& layout() const { return layout_; }
   const at::Tensor& flat() const { return flat_; }  // the shard, a leaf; its .grad is the reduced gradients'
+  const comm::Group& shards() const { return shards_; }
+  const comm::Group& replicas() const { return replicas_; }  // null: nobody has the same pieces
+  const UnitOptions& options() const { return options_; }
 
+  c10::Device device() const { return device_; }  // where members are computed with
+
+  // Members are gathered in the shard's dtype, whatever param_dtype says. Requires: not gathered.
+  void set_full_precision(bool full) { full_precision_ = full; }
   void gather();  // posts the all-gather, if the unit is sharded
   void open();    // the members are whole
   void close();   // the members are sharded, and the buffer is let go of
-  // Before close: writes to whole members are meant. Kept: this rank's part of them goes into the shard.
+  // Before close: writes to whole members are meant. Kept: this rank's part of what changed goes into the shard.
   void settle_writes(bool keep);
   bool is_open() const { return open_; }
   bool is_gathered() const { return open_ || gathered_.defined(); }
@@ -77,12 +86,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
  private:
   at::Tensor sharded_form(size_t i, const at::Tensor& shard) const;
   at::Tensor whole_form(size_t i, const at::Tensor& view) const;
-  void copy_piece(size_t i, const at::Tensor& whole, const at::Tensor& shard) const;
   void gradient_came(size_t i);
   void show_gradients();
   Unpack keep(const at::Tensor& saved);
   int64_t version() const;  // changes when a member is written to
   int64_t all_ranks() const;
+  c10::ScalarType whole_dtype() const;
+  bool computes_in_shard() const;  // whole members are views of the shard: nothing is gathered, cast or brought over
   const at::Tensor& local_of_gradient(const at::Tensor& gradient) const;
 
   std::string name_;
@@ -91,6 +101,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   comm::Group shards_, replicas_;
   UnitOptions options_;
   at::Tensor flat_;
+  c10::Device device_ = c10::kCPU;  // where members are computed with
   std::vector<GradHookHandle> handles_;
   PackerRef packer_;
   std::function<void()> on_need_;
@@ -100,6 +111,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<at::Tensor> wholes_;  // as they lie in it
   std::vector<uint32_t> versions_;  // of the members when they were opened
   bool open_ = false;
+  bool full_precision_ = false;
 
   bool in_backward_ = false;
   size_t missing_ = 0;
