@@ -85,7 +85,7 @@ comm::Group connect_group(const World::State& state, const std::vector<int64_t>&
       throw;
     } catch (const std::exception& error) {
       const auto* known = dynamic_cast<const c10::Error*>(&error);
-      const std::string lost = options.lost ? options.lost() : "";
+      const std::string lost = state.watch ? state.watch->cause_among(ranks) : "";
       TESSERA_FAIL(CommError, "rank ", state.rank, " could not connect group '", name, "' (ranks ",
                    c10::Join(",", ranks), ") over ", choice.backend, ": ",
                    known ? known->what_without_backtrace() : error.what(), lost.empty() ? "" : "; ", lost);

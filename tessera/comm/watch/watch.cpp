@@ -16,6 +16,7 @@ constexpr std::chrono::milliseconds kBeat(100);
 // In own beats, not in seconds: after the whole job was stopped (^Z) and goes on, nobody has missed anything.
 constexpr int kSilent = 2;    // then the process is looked at
 constexpr int kStopped = 30;  // then it counts as lost
+constexpr std::chrono::milliseconds kNotices(900);  // a death, from any moment on
 constexpr uint64_t kFarEvery = 4;
 
 constexpr const char* kLostKey = "watch/lost";
@@ -123,6 +124,13 @@ std::string Watch::lost(const std::vector<int64_t>& ranks) const {
   return rank < 0 ? "" : reason(rank);
 }
 
+std::string Watch::cause_among(const std::vector<int64_t>& ranks) {
+  std::unique_lock lock(mutex_);
+  lost_one_.wait_for(lock, kNotices, [&] { return stopping_ || culprit(ranks) >= 0; });
+  lock.unlock();
+  return lost(ranks);
+}
+
 void Watch::run() {
   std::unique_lock lock(mutex_);
   while (!wake_.wait_for(lock, kBeat, [&] { return stopping_; })) {
@@ -170,6 +178,7 @@ void Watch::lose(int64_t rank, const std::string& why) {
     if (!known.empty()) return;
     known = why;
   }
+  lost_one_.notify_all();
   ledger_->blame(rank, why);
   if (far_) try {
       far_->compareSet(kLostKey, {}, bytes(c10::str(rank, " ", why)));

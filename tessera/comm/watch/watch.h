@@ -36,6 +36,8 @@ class Watch {
   std::shared_ptr<Journal> add(const std::string& name, const std::string& key, std::vector<int64_t> ranks, Free free);
 
   std::string lost(const std::vector<int64_t>& ranks) const;  // which of them and why; "": none
+  // The same after something has failed: gives the watch the time it takes to notice why, about a second at most.
+  std::string cause_among(const std::vector<int64_t>& ranks);
   void failed(const std::string& message);                    // this rank: frees the others
   static void all_failed(const std::string& message);         // every rank of this process
   void stop();                                                // nobody is freed any more
@@ -75,7 +77,7 @@ class Watch {
   uint64_t turns_ = 0;
 
   mutable std::mutex mutex_;
-  std::condition_variable wake_;
+  std::condition_variable wake_, lost_one_;
   bool stopping_ = false;
   std::vector<std::string> lost_;  // by rank: why; "": it is not
   std::vector<Watched> groups_;
