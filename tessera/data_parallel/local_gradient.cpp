@@ -9,24 +9,33 @@ const at::Tensor& local_value(const at::Tensor& parameter) {
   return is_dtensor(parameter) ? tessera::detail::local_of(parameter) : parameter;
 }
 
-const at::Tensor& local_gradient(const at::Tensor& parameter, const std::string& name) {
-  at::Tensor& gradient = parameter.mutable_grad();
+at::Tensor local_gradient(const at::Tensor& gradient, const SpecRef& lies, const std::string& name) {
   TESSERA_CHECK(!gradient.requires_grad(), UsageError, "the gradient of ", name,
                 " has a graph of its own (backward with create_graph), which data parallelism cannot reduce: take ",
                 "second derivatives of the module that is inside of it");
   TESSERA_CHECK(gradient.layout() == c10::kStrided, UsageError, "the gradient of ", name, " is ", gradient.layout(),
                 ", and only dense ones are reduced; make its embedding with sparse(false)");
-  if (!is_dtensor(parameter)) {
+  if (!lies) {
     TESSERA_CHECK(!is_dtensor(gradient), UsageError, "parameter ", name, " is plain, and its gradient is ",
                   DTensor(gradient), "; distribute the parameter as well");
     return gradient;
   }
-  TESSERA_CHECK(is_dtensor(gradient), UsageError, "parameter ", name, " is ", DTensor(parameter),
+  TESSERA_CHECK(is_dtensor(gradient), UsageError, "parameter ", name, " is ", lies->describe(),
                 ", and its gradient is a plain tensor of shape ", gradient.sizes(),
                 "; give backward() a distributed seed");
-  const DTensor wanted(parameter);
-  if (!(DTensor(gradient).placements() == wanted.placements()))
-    gradient = DTensor(gradient).redistribute(wanted.device_mesh(), wanted.placements());
+  if (DTensor(gradient).placements() == PlacementsRef(lies->placements)) return tessera::detail::local_of(gradient);
+  return tessera::detail::local_of(DTensor(gradient).redistribute(lies->mesh, lies->placements));
+}
+
+const at::Tensor& local_gradient(const at::Tensor& parameter, const std::string& name) {
+  at::Tensor& gradient = parameter.mutable_grad();
+  const bool distributed = is_dtensor(parameter);
+  const auto lies = distributed ? tessera::detail::meta_of(parameter).spec : SpecRef();
+  const auto local = local_gradient(gradient, lies, name);
+  if (!distributed) return gradient;
+  const auto& spec = *tessera::detail::meta_of(gradient).spec;
+  if (!local.is_same(tessera::detail::local_of(gradient)))
+    gradient = tessera::detail::wrap(local, with_placements(spec, lies->placements));
   return tessera::detail::local_of(gradient);
 }
 

@@ -1,4 +1,6 @@
 #pragma once
+#include "tessera/placement/tensor_spec.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <string>
@@ -12,6 +14,9 @@ const at::Tensor& local_value(const at::Tensor& parameter);
 // parameter lies (a sum that is still to be taken over another axis is taken here, once). Throws UsageError for what
 // no reducer can take: a plain gradient of a distributed parameter, a sparse one, one with a graph of its own.
 const at::Tensor& local_gradient(const at::Tensor& parameter, const std::string& name);
+
+// The same of a gradient that belongs to a tensor that lies like this (null: a plain one), leaving it as it is.
+at::Tensor local_gradient(const at::Tensor& gradient, const SpecRef& lies, const std::string& name);
 
 // Makes `local` this rank's piece of parameter.grad(); the memory is shared.
 void set_local_gradient(const at::Tensor& parameter, const at::Tensor& local);

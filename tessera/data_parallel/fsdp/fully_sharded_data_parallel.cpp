@@ -172,7 +172,8 @@ std::shared_ptr<Unit> make_unit(const Plan& plan, const Ranks& ranks, const FSDP
 void cast_inputs(Module& module, const std::shared_ptr<ShardedModule>& sharded, const MixedPrecision& precision) {
   if (!precision.param_dtype || !(precision.cast_forward_inputs || precision.cast_root_forward_inputs)) return;
   register_forward_pre_hook(module, [sharded, precision](Module&, const Tensors& inputs) -> Replacement {
-    const bool is_root = !sharded->schedule || sharded->is_root;  // none yet: the first to run is
+    const auto& schedule = sharded->schedule;  // none yet: the first to run is the root
+    const bool is_root = !schedule || &schedule->root() == sharded->turn.get();
     if (!(is_root ? precision.cast_root_forward_inputs : precision.cast_forward_inputs)) return std::nullopt;
     if (sharded->summoned) return std::nullopt;  // computes in full precision
     auto cast = inputs;
@@ -186,16 +187,13 @@ void wrap(const Plan& plan, const Ranks& ranks, const FSDPOptions& options) {
   prepare(plan, ranks, options);
   auto turn = std::make_shared<Turn>();
   turn->unit = make_unit(plan, ranks, options);
-  turn->reshard_after_forward = !keeps_whole(options.sharding_strategy) && ranks.shards->size() > 1;
+  if (keeps_whole(options.sharding_strategy)) turn->reshard_after_forward = false;
+  turn->prefetch_forward = options.forward_prefetch;
+  turn->prefetch_backward = options.backward_prefetch;
+  turn->ahead = options.limit_all_gathers ? 1 : 2;
   const auto sharded = attach(*plan.module, turn);
   sharded->mesh = ranks.mesh;
   sharded->shard_axis = ranks.shard_axis;
-  sharded->set_up = [ahead = options.limit_all_gathers ? 1 : 2, forward = options.forward_prefetch,
-                     backward = options.backward_prefetch](Schedule& schedule) {
-    schedule.ahead = ahead;
-    schedule.prefetch_forward = forward;
-    schedule.prefetch_backward = backward;
-  };
   cast_inputs(*plan.module, sharded, options.mixed_precision);
   if (options.use_orig_params || plan.parameters.empty()) return;
   Tensors handles;

@@ -50,7 +50,6 @@ struct FSDPOptions {
   MixedPrecision mixed_precision = {};
   std::optional<c10::Device> device_id = {};  // where parameters and buffers are brought before they are cut
 
-  // Of the outermost unit these count, for all in it.
   bool forward_prefetch = true;  // the next unit is gathered while this one computes
   BackwardPrefetch backward_prefetch = BackwardPrefetch::Pre;
   bool limit_all_gathers = true;  // one unit ahead, not two

@@ -9,19 +9,30 @@
 namespace tessera::data_parallel::fsdp {
 namespace {
 
-bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+constexpr size_t kMostReducing = 2;  // the newest over shards, the one before over replicas
+
+int current_task() { return torch::autograd::get_current_graph_task_id(); }
+bool in_backward() { return current_task() != -1; }
 
 bool has_frozen(const Unit& unit) {
   return std::any_of(unit.members().begin(), unit.members().end(),
                      [](const Member& member) { return !member.handle.requires_grad(); });
 }
 
+template <class T>
+bool contains(const std::vector<T>& list, T item) {
+  return std::find(list.begin(), list.end(), item) != list.end();
+}
+
 }  // namespace
 
 void Schedule::add(std::shared_ptr<Turn> turn) {
-  turn->unit->on_need([this, at = turn.get()] {
-    if (in_backward()) before_backward(*at);
+  // What autograd has saved may outlive the modules.
+  turn->unit->on_need([weak = weak_from_this(), at = turn.get()](bool values) {
+    const auto self = weak.lock();
+    if (self && in_backward()) self->before_backward(*at, values);
   });
+  last_order_.push_back(turn.get());
   turns_.push_back(std::move(turn));
 }
 
@@ -33,98 +44,145 @@ Turn* Schedule::neighbour(const Turn& turn, int step) const {
   return at < 0 || at >= static_cast<ptrdiff_t>(order.size()) ? nullptr : order[static_cast<size_t>(at)];
 }
 
-void Schedule::prefetch(const Turn& turn, int direction) {
-  for (int step = 1; step <= ahead; step++)
-    if (auto* next = neighbour(turn, direction * step); next && !next->unit->reducing()) next->unit->gather();
+// Gathers what comes next, unless it has been there.
+void Schedule::prefetch(Turn& turn, const std::vector<std::weak_ptr<Turn>>& asked, int step) {
+  std::vector<Turn*> next;
+  for (const auto& each : asked)
+    if (const auto other = each.lock()) next.push_back(other.get());
+  if (asked.empty())
+    for (int n = 1; n <= turn.ahead; n++) next.push_back(neighbour(turn, step * n));
+  for (auto* other : next) {
+    if (!other) continue;
+    const bool over = step > 0 ? contains(order_, other) : other->task == task_ || !other->unshard_in_backward;
+    if (!over && !other->unit->reducing()) other->unit->gather();
+  }
 }
 
 void Schedule::before_forward(Turn& turn) {
   if (in_backward()) return turn.unit->open();
-  if (running_.empty()) {  // the root's
-    if (task_ != -1) abandon();
-    order_.clear();
+  if (depth_++ == 0) {
+    if (task_ != -1) abandon(), depth_ = 1;
+    if (&turn == &root()) order_.clear();  // else: part of the model by itself, after the whole of it say
   }
-  running_.push_back(&turn);
-  if (std::find(order_.begin(), order_.end(), &turn) == order_.end()) order_.push_back(&turn);
+  if (!contains(running_, &turn)) running_.push_back(&turn);
+  if (!contains(order_, &turn)) order_.push_back(&turn);
   turn.unit->open();
-  if (prefetch_forward) prefetch(turn, 1);
+  if (turn.prefetch_forward || !turn.forward_prefetch.empty()) prefetch(turn, turn.forward_prefetch, 1);
 }
 
-void Schedule::after_forward(Turn& turn, const Tensors& outputs) {
+void Schedule::after_forward(Turn& turn, const void* module, const Tensors& outputs) {
   if (in_backward()) return;
-  running_.pop_back();
+  depth_--;
   bool graph = false;
   for (const auto& output : outputs) {
     if (!output.defined() || !output.requires_grad()) continue;
     graph = true;
-    output.register_hook([self = shared_from_this(), at = &turn](const at::Tensor&) { self->before_backward(*at); });
+    output.register_hook(
+        [self = shared_from_this(), at = &turn](const at::Tensor&) { self->before_backward(*at, true); });
   }
-  const bool root = running_.empty();
-  if (root) last_order_ = order_;
-  if (!graph || (turn.reshard_after_forward && !root)) turn.unit->close();
-  if (root && !graph)
-    for (auto& other : turns_) other->unit->close();
+  if (!contains(turn.ran, module)) turn.ran.push_back(module);
+  if (turn.ran.size() == turn.calls) end_of_forward(turn, graph);
+  if (depth_ > 0) return;
+  while (!running_.empty()) end_of_forward(*running_.back(), graph);  // modules of theirs were not called
+  last_order_ = order_;
+  for (auto& other : turns_)
+    if (!other->unit->is_open() && other->unit->is_gathered() && !contains(order_, other.get())) other->unit->close();
+}
+
+void Schedule::end_of_forward(Turn& turn, bool graph) {
+  std::erase(running_, &turn);
+  turn.ran.clear();
+  const bool reshard = turn.reshard_after_forward.value_or(&turn != &root());
+  if (graph && !reshard) return;
+  if (graph && turn.few) return turn.unit->close_keeping_part(turn.few);
+  const bool stay = turn.reshard_after_forward && !reshard;  // asked for: whole in the next one, too
+  stay ? turn.unit->hide() : turn.unit->close();
 }
 
 void Schedule::forward_failed() {
   if (in_backward()) return;
-  running_.pop_back();
-  if (running_.empty()) abandon();
+  if (depth_ == 0 || --depth_ == 0) abandon();
 }
 
-void Schedule::before_backward(Turn& turn) {
-  const int task = torch::autograd::get_current_graph_task_id();
-  if (task_ != task) {
-    if (task_ != -1) abandon();
-    task_ = task;
-    // Runs at the end of this backward; or, if that fails, when its record is thrown away.
-    struct AtEnd {
-      std::shared_ptr<Schedule> self;
-      int task;
-      AtEnd(std::shared_ptr<Schedule> self, int task) : self(std::move(self)), task(task) {}
-      AtEnd(const AtEnd&) = delete;
-      ~AtEnd() {
-        if (self->task_ == task) self->abandon();
-      }
-    };
-    auto at_end = std::make_shared<AtEnd>(shared_from_this(), task);
-    torch::autograd::Engine::get_default_engine().queue_callback([at_end] { at_end->self->end_of_backward(); });
-  }
-  if (!turn.unit->in_backward() && !turn.unit->reducing())
-    turn.unit->begin_backward([this, at = &turn] {
-      complete(*at);
-      if (prefetch_backward == BackwardPrefetch::Post) prefetch(*at, -1);
-    });
-  turn.unit->open();
-  if (prefetch_backward == BackwardPrefetch::Pre) prefetch(turn, -1);
+void Schedule::begin_task(int task) {
+  if (task_ == task) return;
+  if (task_ != -1) abandon();
+  task_ = task;
+  // Runs at the end of this backward; or, if that fails, when its record is thrown away.
+  struct AtEnd {
+    std::shared_ptr<Schedule> self;
+    int task;
+    AtEnd(std::shared_ptr<Schedule> self, int task) : self(std::move(self)), task(task) {}
+    AtEnd(const AtEnd&) = delete;
+    ~AtEnd() {
+      if (self->task_ == task) self->abandon();
+    }
+  };
+  auto at_end = std::make_shared<AtEnd>(shared_from_this(), task);
+  torch::autograd::Engine::get_default_engine().queue_callback([at_end] { at_end->self->end_of_backward(); });
 }
+
+void Schedule::before_backward(Turn& turn, bool values) {
+  begin_task(current_task());
+  auto& unit = *turn.unit;
+  const bool first = turn.task != task_;
+  if (!first && (!values || unit.is_open())) return;
+  if (first)
+    while (unit.reducing() && !reducing_.empty()) finish_one();  // of a backward that was not the last
+  if (values && turn.unshard_in_backward) unit.open();
+  if (!first) return;
+  turn.task = task_;
+  unit.begin_backward([this, at = &turn] { complete(*at); });
+  // Those behind have all their gradients, and stay for frozen parameters alone. If need be they are opened again.
+  bool behind = false;
+  for (auto* other : last_order_) {
+    if (behind && other->task == task_ && other->unit->is_open() && !other->unit->waits_for_gradients())
+      release(*other);
+    behind |= other == &turn;
+  }
+  if (turn.prefetch_backward == BackwardPrefetch::Pre || !turn.backward_prefetch.empty())
+    prefetch(turn, turn.backward_prefetch, -1);
+}
+
+void Schedule::release(Turn& turn) { turn.reshard_after_backward ? turn.unit->close() : turn.unit->hide(); }
 
 void Schedule::complete(Turn& turn) {
-  if (!has_frozen(*turn.unit)) turn.unit->close();
-  if (!turn.sync) return turn.unit->end_backward();
-  turn.unit->post_reduction();
-  if (!turn.unit->reducing()) return;
+  auto& unit = *turn.unit;
+  if (!has_frozen(unit)) release(turn);
+  if (turn.prefetch_backward == BackwardPrefetch::Post) prefetch(turn, turn.backward_prefetch, -1);
+  if (!turn.sync) return unit.end_backward();
+  unit.post_reduction(turn.all_reduce);
+  if (!unit.reducing()) return;
+  for (auto* before : reducing_) before->unit->post_all_reduce();
   reducing_.push_back(&turn);
-  while (reducing_.size() > 1) {
-    reducing_.front()->unit->finish_reduction();
-    reducing_.pop_front();
-  }
+  while (reducing_.size() > kMostReducing || (reducing_.size() > 1 && !reducing_.front()->unit->replicas()))
+    finish_one();
+}
+
+void Schedule::finish_one() {
+  auto* turn = reducing_.front();
+  reducing_.pop_front();
+  turn->unit->finish_reduction();
 }
 
 void Schedule::end_of_backward() {
   for (auto& turn : turns_)
     if (turn->unit->in_backward()) complete(*turn);
-  for (auto* turn : reducing_) turn->unit->finish_reduction();
-  reducing_.clear();
-  for (auto& turn : turns_) turn->unit->close();
+  while (root().is_last_backward && !reducing_.empty()) finish_one();
+  for (auto& turn : turns_)
+    if (turn->unit->is_open() || turn->reshard_after_backward) release(*turn);
   task_ = -1;
 }
 
 void Schedule::abandon() {
   task_ = -1;
+  depth_ = 0;
   running_.clear();
   reducing_.clear();
-  for (auto& turn : turns_) turn->unit->abandon();
+  for (auto& turn : turns_) {
+    turn->ran.clear();
+    turn->unit->abandon();
+  }
 }
 
 }  // namespace tessera::data_parallel::fsdp

@@ -1,7 +1,7 @@
 #include "tessera/data_parallel/fsdp/sharded_module.h"
 
 #include "tessera/base/error.h"
-#include "tessera/nn/hooks.h"
+#include "tessera/data_parallel/fsdp/tree.h"
 #include "tessera/nn/module_tree.h"
 
 #include <ATen/core/grad_mode.h>
@@ -10,7 +10,6 @@
 #include <map>
 #include <mutex>
 #include <unordered_map>
-#include <unordered_set>
 
 namespace tessera::data_parallel::fsdp {
 namespace {
@@ -21,51 +20,48 @@ std::map<const Module*, std::weak_ptr<ShardedModule>>& table() {
   return it;
 }
 
-// The first of a tree to run is its root: everything below it follows one schedule.
-void adopt(ShardedModule& root) {
-  auto schedule = std::make_shared<Schedule>();
-  root.is_root = true;
-  if (root.set_up) root.set_up(*schedule);
-  for (const auto& sharded : find_all(*root.module)) {
-    TESSERA_CHECK(!sharded->schedule, UsageError, "module ", class_name(*sharded->module), " (unit ",
-                  sharded->turn->unit->name(), ") ran by itself before ", class_name(*root.module),
-                  ", which it is part of; run the outer one first");
-    sharded->schedule = schedule;
-    schedule->add(sharded->turn);
-  }
-}
-
-Tensors run(ShardedModule& sharded, const Tensors& inputs, const ForwardCall& forward) {
-  if (sharded.summoned) {
-    TESSERA_CHECK(!at::GradMode::is_enabled(), UsageError, "module ", class_name(*sharded.module),
-                  " runs inside of summon_full_params(), where it can compute no gradients; run it outside, or under ",
-                  "torch::NoGradGuard");
-    return forward(inputs);
-  }
-  if (!sharded.schedule) adopt(sharded);
-  auto& schedule = *sharded.schedule;
-  schedule.before_forward(*sharded.turn);
-  struct Failed {
-    Schedule* schedule;
-    ~Failed() {
-      if (schedule) schedule->forward_failed();
-    }
-  } failed{&schedule};
-  Tensors outputs;
-  {
-    const PackScope keep(sharded.turn->unit->packer());
-    outputs = forward(inputs);
-  }
-  failed.schedule = nullptr;
-  schedule.after_forward(*sharded.turn, outputs);
-  return outputs;
+Tensors cast(const Tensors& tensors, std::optional<c10::ScalarType> dtype) {
+  auto result = tensors;
+  for (auto& t : result)
+    if (dtype && t.defined() && t.is_floating_point()) t = t.to(*dtype);
+  return result;
 }
 
 }  // namespace
 
+Tensors run(ShardedModule& sharded, const Module& module, const Tensors& inputs, const ForwardCall& forward) {
+  if (sharded.summoned) {
+    TESSERA_CHECK(!at::GradMode::is_enabled(), UsageError, "module ", class_name(module),
+                  " runs inside of summon_full_params(), where it can compute no gradients; run it outside, or under ",
+                  "torch::NoGradGuard");
+    return forward(inputs);
+  }
+  if (!sharded.schedule) make_tree(sharded);
+  const auto schedule = sharded.schedule;  // forward may drop the module
+  auto& turn = *sharded.turn;
+  try {
+    schedule->before_forward(turn);
+    Tensors outputs;
+    {
+      const PackScope keep(turn.unit->packer());
+      outputs = cast(forward(cast(inputs, turn.cast_inputs)), turn.cast_outputs);
+    }
+    schedule->after_forward(turn, &module, outputs);
+    return outputs;
+  } catch (...) {
+    schedule->forward_failed();
+    throw;
+  }
+}
+
+ShardedModule::ShardedModule(std::vector<Module*> of, std::shared_ptr<Turn> turn)
+    : module(of.front()), modules(std::move(of)), turn(std::move(turn)) {
+  this->turn->calls = modules.size();
+}
+
 ShardedModule::~ShardedModule() {
   const std::lock_guard lock(table_mutex);
-  table().erase(module);
+  for (const auto* each : modules) table().erase(each);
 }
 
 std::shared_ptr<ShardedModule> find(const Module& module) {
@@ -76,13 +72,12 @@ std::shared_ptr<ShardedModule> find(const Module& module) {
 
 std::vector<std::shared_ptr<ShardedModule>> find_all(const Module& module) {
   std::vector<std::shared_ptr<ShardedModule>> all;
-  std::unordered_set<const Module*> seen;  // a module may be part of several
-  const std::function<void(const Module&)> into = [&](const Module& at) {
-    if (!seen.insert(&at).second) return;
-    if (auto own = find(at)) all.push_back(std::move(own));
-    for (const auto& child : at.children()) into(*child);
+  const auto add = [&](std::shared_ptr<ShardedModule> sharded) {
+    if (sharded && std::find(all.begin(), all.end(), sharded) == all.end()) all.push_back(std::move(sharded));
   };
-  into(module);
+  add(find(module));
+  for (const auto& child : module.children())
+    for (auto& below : find_all(*child)) add(std::move(below));
   return all;
 }
 
@@ -118,16 +113,19 @@ void check_can_attach(const char* what, Module& module) {
   hook_point(module);  // throws where there is none
 }
 
-std::shared_ptr<ShardedModule> attach(Module& module, std::shared_ptr<Turn> turn) {
-  auto sharded = std::make_shared<ShardedModule>(&module, std::move(turn));
-  {
-    const std::lock_guard lock(table_mutex);
-    table()[&module] = sharded;
+std::shared_ptr<ShardedModule> attach(std::vector<Module*> modules, std::shared_ptr<Turn> turn) {
+  auto sharded = std::make_shared<ShardedModule>(std::move(modules), std::move(turn));
+  for (auto* module : sharded->modules) {
+    {
+      const std::lock_guard lock(table_mutex);
+      table()[module] = sharded;
+    }
+    register_around_hook(*module,
+                         [sharded](Module& m, const Tensors& inputs, const ForwardCall& forward) {
+                           return run(*sharded, m, inputs, forward);
+                         },
+                         {.not_cloneable = "its parameters are sharded; clone it before"});
   }
-  register_around_hook(
-      module,
-      [sharded](Module&, const Tensors& inputs, const ForwardCall& forward) { return run(*sharded, inputs, forward); },
-      {.not_cloneable = "its parameters are sharded; clone it before"});
   return sharded;
 }
 
@@ -135,6 +133,7 @@ std::shared_ptr<ShardedModule> attach(Module& module, std::shared_ptr<Turn> turn
 
 std::vector<const torch::nn::Module*> tessera::fsdp_modules(const torch::nn::Module& module) {
   std::vector<const torch::nn::Module*> found;
-  for (const auto& sharded : data_parallel::fsdp::find_all(module)) found.push_back(sharded->module);
+  for (const auto& sharded : data_parallel::fsdp::find_all(module))
+    found.insert(found.end(), sharded->modules.begin(), sharded->modules.end());
   return found;
 }

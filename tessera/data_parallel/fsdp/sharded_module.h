@@ -2,45 +2,52 @@
 #include "tessera/data_parallel/fsdp/registry.h"
 #include "tessera/data_parallel/fsdp/schedule.h"
 #include "tessera/data_parallel/named_tensor.h"
+#include "tessera/nn/hooks.h"
 
 #include <torch/nn/module.h>
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
-// A module whose parameters are a unit: hooks on it call the schedule. Found again by the module.
+// Modules whose parameters are a unit: hooks on them call the schedule. Found again by the module.
 namespace tessera::data_parallel::fsdp {
 
 using torch::nn::Module;
 
 struct ShardedModule {
-  ShardedModule(const Module* module, std::shared_ptr<Turn> turn) : module(module), turn(std::move(turn)) {}
+  ShardedModule(std::vector<Module*> modules, std::shared_ptr<Turn> turn);
   ~ShardedModule();
   ShardedModule(const ShardedModule&) = delete;
 
-  const Module* module;
+  const Module* module;  // the first of them
+  std::vector<Module*> modules;
   std::shared_ptr<Turn> turn;
-  std::optional<Registration> registration;    // where a flat parameter stands for the originals
-  std::shared_ptr<Schedule> schedule;          // the tree's; made in the first forward, by the root
-  bool is_root = false;                        // it made the schedule
-  bool summoned = false;                       // its parameters are whole because someone asked to see them
-  DeviceMesh mesh = {};                        // flat: over which it is cut and copied,
-  std::optional<int64_t> shard_axis = {};      // and which axis cuts; none does in NO_SHARD
-  std::function<void(Schedule&)> set_up = {};  // what the root wants of the schedule
+  std::optional<Registration> registration;  // where a flat parameter stands for the originals
+  std::shared_ptr<Schedule> schedule;        // the tree's; made in the first forward, by the root
+  bool summoned = false;                     // its parameters are whole because someone asked to see them
+  DeviceMesh mesh = {};                      // flat: over which it is cut and copied,
+  std::optional<int64_t> shard_axis = {};    // and which axis cuts; none does in NO_SHARD
 };
 
-// Hooks up the module, which must be able to have hooks and not be sharded yet. It keeps the state alive.
-std::shared_ptr<ShardedModule> attach(Module& module, std::shared_ptr<Turn> turn);
+// Hooks up the modules, which must be able to have hooks and not be sharded yet. They keep the state alive.
+std::shared_ptr<ShardedModule> attach(std::vector<Module*> modules, std::shared_ptr<Turn> turn);
+inline std::shared_ptr<ShardedModule> attach(Module& module, std::shared_ptr<Turn> turn) {
+  return attach(std::vector<Module*>{&module}, std::move(turn));
+}
 
 std::shared_ptr<ShardedModule> find(const Module& module);  // null if it is not sharded
+// It and those below, outer ones first, each once.
+std::vector<std::shared_ptr<ShardedModule>> find_all(const Module& module);
 // Throws UsageError if one of the parameters to be taken from the module is sharded already, by whatever module; or has
 // become part of a flat parameter, and is not in the module any more.
 void check_not_sharded(const char* what, const Module& module, const NamedTensors& parameters);
-std::vector<std::shared_ptr<ShardedModule>> find_all(const Module& module);  // it and those below, outer ones first
 // Throws UsageError if the module, by itself, is sharded already or cannot have hooks.
 void check_can_attach(const char* what, Module& module);
+
+// One call of a module that is sharded: `forward` with whole parameters. The hook of attach(); for methods beside
+// forward, which no hook sees.
+Tensors run(ShardedModule& sharded, const Module& module, const Tensors& inputs, const ForwardCall& forward);
 
 }  // namespace tessera::data_parallel::fsdp
 

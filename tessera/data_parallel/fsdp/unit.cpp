@@ -14,20 +14,37 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/StreamGuard.h>
 
-#include <numeric>
+#include <algorithm>
 
 namespace tessera::data_parallel::fsdp {
 namespace {
 
-// PyTorch's split of the mean: divided before the sum and after it, so that neither half-precision end overflows.
-double before_sum(int64_t ranks) {
-  double factor = 1;
-  while (static_cast<double>(ranks) / factor > factor) factor *= 2;
-  return factor;
+// A rank's piece of parameter i, from the whole of it to where a shard has it.
+void copy_piece(const ShardLayout& layout, size_t i, int64_t rank, const at::Tensor& whole, const at::Tensor& shard) {
+  const auto place = layout.in_shard(i, rank);
+  const auto part = layout.in_parameter(i, rank);
+  if (place.size == 0) return;
+  const auto piece = layout.is_flat() ? whole.reshape({-1}).narrow(0, part.begin, part.size)
+                                      : whole.narrow(layout.dim(i), part.begin, part.size);
+  shard.narrow(0, place.begin, place.size).view(layout.piece_sizes(i, rank)).copy_(piece);
 }
 
-std::vector<int64_t> sizes_of(const at::Tensor& t) { return t.sizes().vec(); }
+bool lies_in(const at::Tensor& handle, const at::Tensor& shard) {
+  return shard.defined() && is_dtensor(handle) &&
+         tessera::detail::local_of(handle).storage().unsafeGetStorageImpl() == shard.storage().unsafeGetStorageImpl();
+}
+
+// A weak pointer of one kind or another, by version of LibTorch.
+template <class Weak, class Strong>
+void set_accumulator(void (*set)(const at::Tensor&, Weak), const at::Tensor& leaf, const Strong& accumulator) {
+  set(leaf, Weak(accumulator));
+}
+
+SpecRef on_device(const TensorSpec& spec, c10::Device device) {
+  return intern(spec.mesh, spec.placements, spec.sizes, spec.strides, spec.dtype, device);
+}
 
 }  // namespace
 
@@ -39,32 +56,85 @@ Unit::Unit(std::string name, std::vector<Member> members, ShardLayout layout, co
       shards_(std::move(shards)),
       replicas_(std::move(replicas)),
       options_(options),
+      accumulators_(members_.size()),
       came_(members_.size(), 0),
+      owes_(members_.size(), 0),
       aside_(members_.size()) {
   tessera::detail::register_kernels();
   packer_ = std::make_shared<Packer>(Packer{Claims::Some, [this](const at::Tensor& t) { return keep(t); }});
   if (members_.empty()) return;
   const at::NoGradGuard no_grad;
   const auto& first = local_value(members_[0].handle);
-  device_ = first.device();
-  auto shard_options = first.options().requires_grad(false);
-  if (options_.offload) shard_options = shard_options.device(at::kCPU).pinned_memory(!device_.is_cpu());
-  auto shard = at::zeros({layout_.shard_numel()}, shard_options);
-  for (size_t i = 0; i < members_.size(); i++)
-    layout_.put(i, local_value(members_[i].handle).detach(), shards_->rank(), shard);
-  bool trainable = false;
-  for (const auto& member : members_) trainable |= member.handle.requires_grad();
-  flat_ = shard.requires_grad_(trainable);
+  if (first.is_meta() && members_[0].sharded) {  // take_values() will find them when they are there
+    device_ = members_[0].sharded->device;
+    for (auto& [name, handle, outer, sharded] : members_) {
+      const auto spec = on_device(*sharded, at::kMeta);
+      handle.set_data(tessera::detail::wrap(tessera::detail::piece_without_memory(local_value(handle), *spec), spec));
+    }
+  } else {
+    device_ = first.device();
+    auto shard = at::zeros({layout_.shard_numel()},
+                           first.options().requires_grad(false).device(options_.offload ? at::kCPU : device_));
+    bool trainable = false;
+    for (size_t i = 0; i < members_.size(); i++) {
+      copy_piece(layout_, i, shards_->rank(), local_value(members_[i].handle).detach(), shard);
+      trainable |= members_[i].handle.requires_grad();
+    }
+    flat_ = shard.requires_grad_(trainable);
+    show_sharded();
+  }
   for (size_t i = 0; i < members_.size(); i++) {
-    members_[i].handle.set_data(sharded_form(i, flat_));
-    if (members_[i].handle.requires_grad())
-      handles_.push_back(
-          register_post_accumulate_grad_hook(members_[i].handle, [this, i](const at::Tensor&) { gradient_came(i); }));
+    const auto& handle = members_[i].handle;
+    if (!handle.requires_grad()) continue;
+    // Before the gradient is added to .grad: that must be empty, or of the same form.
+    const auto before = handle.register_hook([this](const at::Tensor&) { on_need_(/*values=*/false); });
+    handles_.emplace_back([handle, before] { handle.remove_hook(before); });
+    handles_.push_back(register_post_accumulate_grad_hook(handle, [this, i](const at::Tensor&) { gradient_came(i); }));
   }
 }
 
 Unit::~Unit() {
   for (auto& handle : handles_) handle.remove();
+}
+
+void Unit::place(std::string name, int32_t number, StreamSet streams) {
+  name_ = std::move(name);
+  number_ = number;
+  streams_ = streams;
+}
+
+// Values that were put beside the shard since (materialize, loading by set_data, another dtype) come into it.
+void Unit::take_values() {
+  const auto& first = members_[0].handle;
+  for (const auto& [name, handle, outer, sharded] : members_) {
+    TESSERA_CHECK(is_dtensor(handle) && DTensor(handle).placements() == PlacementsRef(sharded->placements) &&
+                      DTensor(handle).device_mesh() == sharded->mesh &&
+                      handle.sizes() == at::IntArrayRef(sharded->sizes),
+                  UsageError, "parameter ", name, " of unit ", name_, " was ", sharded->describe(),
+                  " when it was sharded, and is not any more; change values, not layouts");
+    TESSERA_CHECK(!handle.is_meta(), UsageError, "parameter ", name, " of unit ", name_,
+                  " has no values: call materialize(model) before the first forward");
+    TESSERA_CHECK(handle.scalar_type() == first.scalar_type(), UsageError, "parameter ", name, " of unit ", name_,
+                  " is ", handle.scalar_type(), " and ", members_[0].name, " is ", first.scalar_type(),
+                  "; a unit has one dtype");
+  }
+  auto shard = flat_;
+  const bool fresh = !flat_.defined() || flat_.scalar_type() != first.scalar_type();
+  if (fresh)
+    shard = at::zeros({layout_.shard_numel()}, tessera::detail::local_of(first).options().requires_grad(false));
+  bool trainable = false;
+  for (size_t i = 0; i < members_.size(); i++) {
+    auto& [name, handle, outer, sharded] = members_[i];
+    trainable |= handle.requires_grad();
+    sharded = tessera::detail::meta_of(handle).spec;
+    if (!fresh && lies_in(handle, flat_)) continue;
+    const auto at = layout_.in_shard(i, shards_->rank());
+    const auto& piece = tessera::detail::local_of(handle);
+    shard.narrow(0, at.begin, at.size).view(piece.sizes()).copy_(piece);
+  }
+  flat_ = shard.requires_grad_(trainable);
+  part_.reset();
+  show_sharded();
 }
 
 void Unit::settle_writes(bool keep) {
@@ -109,62 +179,119 @@ bool Unit::computes_in_shard() const {
 }
 
 void Unit::gather() {
-  if (is_gathered() || members_.empty()) return;
+  if (open_ || members_.empty()) return;
   const at::NoGradGuard no_grad;
-  wire_ = flat_.detach();
-  const bool only_rank = shards_->size() == 1;
-  wire_ = wire_.to(device_, whole_dtype(), /*non_blocking=*/false, /*copy=*/options_.offload && only_rank);
-  if (only_rank) {
+  const bool moved = members_[0].sharded && !std::all_of(members_.begin(), members_.end(), [&](const Member& member) {
+                       return lies_in(member.handle, flat_);
+                     });
+  if (moved || is_stale()) let_go();
+  if (moved) take_values();
+  if (is_gathered()) return;
+  gathered_version_ = version();
+  const c10::OptionalStreamGuard stream(streams_.gather);
+  if (part_.defined() && part_version_ == gathered_version_) {
+    wire_ = part_;
+    gathered_from_ = few_;
+  } else {
+    part_.reset();
+    wire_ = flat_.detach();
+    wire_ = wire_.to(wire_.options().device(device_).dtype(whole_dtype()),
+                     /*non_blocking=*/false, /*copy=*/options_.offload && shards_->size() == 1);
+    gathered_from_ = shards_;
+  }
+  if (gathered_from_->size() == 1) {
     gathered_ = wire_;
     return;
   }
-  gathered_ = at::empty({layout_.gathered_numel()}, wire_.options());
-  const comm::Label label(name_.c_str(), 0);
-  comm::all_gather_into_(gathered_, wire_, shards_);
+  gathered_ = at::empty({wire_.numel() * gathered_from_->size()}, wire_.options());
+  const comm::Label label(name_.c_str(), number_);
+  comm::all_gather_into_(gathered_, wire_, gathered_from_);
 }
 
 void Unit::open() {
   if (open_ || members_.empty()) return;
   gather();
   const at::NoGradGuard no_grad;
-  comm::wait(gathered_, shards_);
-  wire_.reset();
-  versions_.clear();
-  {
+  if (wholes_.empty()) {
+    comm::wait(gathered_, gathered_from_);
+    wire_.reset();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    for (size_t i = 0; i < members_.size(); i++) wholes_.push_back(layout_.assemble(i, gathered_));
+    const auto& layout = gathered_from_ == few_ && few_ ? *few_layout_ : layout_;
+    for (size_t i = 0; i < members_.size(); i++) wholes_.push_back(layout.assemble(i, gathered_));
+    if (!layout_.is_flat() && gathered_from_->size() > 1) gathered_.reset();  // each has a copy
   }
-  for (size_t i = 0; i < members_.size(); i++) {
-    members_[i].handle.set_data(whole_form(i, wholes_[i]));
-    versions_.push_back(static_cast<uint32_t>(members_[i].handle._version()));
-  }
-  if (!layout_.is_flat() && shards_->size() > 1) gathered_.reset();  // each has a copy
   open_ = true;
+  versions_.resize(members_.size());
+  for (size_t i = 0; i < members_.size(); i++) show_whole(i);
 }
 
-void Unit::close() {
-  if (!is_gathered()) return;
-  const at::NoGradGuard no_grad;
-  std::string written;
-  if (open_) {
-    for (size_t i = 0; i < members_.size(); i++) {
-      auto& handle = members_[i].handle;
-      if (static_cast<uint32_t>(handle._version()) != versions_[i] && !computes_in_shard()) written = members_[i].name;
-      handle.set_data(sharded_form(i, flat_));
-    }
-  } else {
-    comm::wait(gathered_, shards_);
-  }
+void Unit::show_whole(size_t i) {
+  auto& handle = members_[i].handle;
+  const auto& sharded = local_value(handle);
+  const bool other_kind = wholes_[i].scalar_type() != sharded.scalar_type() || wholes_[i].device() != sharded.device();
+  handle.set_data(whole_form(i, wholes_[i]));
+  versions_[i] = static_cast<uint32_t>(handle._version());
+  // set_data to another dtype or device makes autograd forget where gradients go, and a graph of before goes there
+  // still.
+  if (!other_kind || !handle.requires_grad()) return;
+  auto& accumulator = accumulators_[i];
+  if (accumulator)
+    set_accumulator(&torch::autograd::impl::set_grad_accumulator, handle, accumulator);
+  else
+    accumulator = torch::autograd::impl::grad_accumulator(handle);
+}
+
+void Unit::show_sharded() {
+  for (size_t i = 0; i < members_.size(); i++) members_[i].handle.set_data(sharded_form(i, flat_));
+  open_ = false;
+}
+
+void Unit::let_go() {
+  if (wholes_.empty() && gathered_.defined()) comm::wait(gathered_, gathered_from_);
   wholes_.clear();
   gathered_.reset();
   wire_.reset();
-  open_ = false;
-  TESSERA_CHECK(written.empty(), UsageError, "parameter ", written, " of unit ", name_,
-                " was written to while it was whole, and the write is lost; write inside of summon_full_params()");
+}
+
+void Unit::hide() {
+  if (!open_) return;
+  const at::NoGradGuard no_grad;
+  std::string written;
+  for (size_t i = 0; i < members_.size(); i++)
+    if (static_cast<uint32_t>(members_[i].handle._version()) != versions_[i] && !computes_in_shard())
+      written = members_[i].name;
+  show_sharded();
+  if (written.empty()) return;
+  let_go();
+  TESSERA_FAIL(UsageError, "parameter ", written, " of unit ", name_,
+               " was written to while it was whole, and the write is lost; write inside of summon_full_params()");
+}
+
+void Unit::close() {
+  part_.reset();
+  if (!is_gathered()) return;
+  hide();
+  let_go();
+}
+
+void Unit::close_keeping_part(const comm::Group& few) {
+  if (!open_) return close();
+  if (few_ != few) {
+    std::vector<Extent> extents;
+    for (size_t i = 0; i < members_.size(); i++) extents.push_back({wholes_[i].sizes().vec(), layout_.dim(i)});
+    few_layout_ = ShardLayout::per_parameter(std::move(extents), few->size());
+    few_ = few;
+  }
+  const at::NoGradGuard no_grad;
+  auto part = at::zeros({few_layout_->shard_numel()}, wholes_[0].options());
+  for (size_t i = 0; i < members_.size(); i++) copy_piece(*few_layout_, i, few_->rank(), wholes_[i], part);
+  close();
+  part_ = std::move(part);
+  part_version_ = version();
 }
 
 int64_t Unit::version() const {
-  int64_t version = flat_._version();
+  int64_t version = flat_.defined() ? flat_._version() : 0;
   for (const auto& member : members_) version += member.handle._version();
   return version;
 }
@@ -179,10 +306,10 @@ Unpack Unit::keep(const at::Tensor& saved) {
   while (which < wholes_.size() && wholes_[which].storage().unsafeGetStorageImpl() != storage) which++;
   if (which == wholes_.size()) return {};
   SpecRef spec = distributed ? tessera::detail::meta_of(saved).spec : SpecRef();
-  return [self = shared_from_this(), which, spec, sizes = sizes_of(local), strides = local.strides().vec(),
+  return [self = shared_from_this(), which, spec, sizes = local.sizes().vec(), strides = local.strides().vec(),
           offset = local.storage_offset(), version = version()] {
     const at::NoGradGuard no_grad;
-    self->on_need_();
+    self->on_need_(/*values=*/true);
     TESSERA_CHECK(self->version() == version, UsageError, "a parameter of unit ", self->name_,
                   " was modified between the forward and the backward that needs its old value");
     self->open();
@@ -190,106 +317,6 @@ Unpack Unit::keep(const at::Tensor& saved) {
     auto view = at::as_strided(self->wholes_[which], sizes, strides, offset);
     return spec ? tessera::detail::wrap(std::move(view), spec) : view;
   };
-}
-
-void Unit::begin_backward(std::function<void()> on_complete) {
-  in_backward_ = true;
-  on_complete_ = std::move(on_complete);
-  missing_ = 0;
-  for (size_t i = 0; i < members_.size(); i++) {
-    auto& handle = members_[i].handle;
-    aside_[i] = std::exchange(handle.mutable_grad(), {});
-    missing_ += handle.requires_grad() && will_accumulate(handle);
-  }
-}
-
-void Unit::gradient_came(size_t i) {
-  const at::NoGradGuard no_grad;
-  if (!in_backward_) {  // nothing announced it: an output that nobody saw
-    const auto gradient = std::exchange(members_[i].handle.mutable_grad(), {});
-    on_need_();
-    missing_++;
-    members_[i].handle.mutable_grad() = gradient;
-  }
-  auto& handle = members_[i].handle;
-  const auto& gradient = local_gradient(handle, members_[i].name);
-  if (!gradients_.defined()) {
-    const auto options = gradient.options().dtype(options_.reduce_dtype.value_or(gradient.scalar_type()));
-    const bool all = !layout_.has_padding() && missing_ == members_.size();
-    gradients_ = all ? at::empty({layout_.gathered_numel()}, options) : at::zeros({layout_.gathered_numel()}, options);
-  }
-  layout_.scatter(i, gradient, gradients_, 1 / before_sum(all_ranks()), came_[i]);
-  came_[i] = true;
-  handle.mutable_grad().reset();
-  if (--missing_ == 0) on_complete_();
-}
-
-int64_t Unit::all_ranks() const { return shards_->size() * (replicas_ ? replicas_->size() : 1); }
-
-void Unit::post_reduction() {
-  in_backward_ = false;
-  if (!gradients_.defined()) return show_gradients();
-  const at::NoGradGuard no_grad;
-  const comm::Label label(name_.c_str(), 0);
-  if (shards_->size() == 1) {
-    reduced_ = gradients_;
-    return;
-  }
-  reduced_ = at::empty({layout_.shard_numel()}, gradients_.options());
-  comm::reduce_scatter_into_(reduced_, gradients_, ReduceOp::Sum, shards_);
-}
-
-void Unit::finish_reduction() {
-  if (!reduced_.defined()) return;
-  const at::NoGradGuard no_grad;
-  comm::wait(reduced_, shards_);
-  gradients_.reset();
-  if (replicas_ && replicas_->size() > 1) {
-    comm::all_reduce_(reduced_, ReduceOp::Sum, replicas_);
-    comm::wait(reduced_, replicas_);
-  }
-  const double after = static_cast<double>(all_ranks()) / before_sum(all_ranks());
-  if (after != 1) reduced_.div_(after);
-  const auto dtype = options_.keep_low_precision_grads ? reduced_.scalar_type() : flat_.scalar_type();
-  auto shard = std::exchange(reduced_, {}).to(flat_.device(), dtype);
-  for (size_t i = 0; i < members_.size(); i++) {
-    if (!aside_[i].defined()) continue;
-    const auto place = layout_.in_shard(i, shards_->rank());
-    shard.narrow(0, place.begin, place.size)
-        .view(layout_.piece_sizes(i, shards_->rank()))
-        .add_(local_of_gradient(aside_[i]));
-  }
-  if (options_.flat_parameter && flat_.grad().defined()) shard.add_(flat_.grad());
-  flat_.mutable_grad() = shard;
-  if (!options_.flat_parameter)
-    for (size_t i = 0; i < members_.size(); i++) {
-      const bool here = layout_.in_shard(i, shards_->rank()).size > 0 || members_[i].sharded;
-      if ((came_[i] || aside_[i].defined()) && here) aside_[i] = sharded_form(i, shard);
-    }
-  std::fill(came_.begin(), came_.end(), 0);
-  show_gradients();
-}
-
-const at::Tensor& Unit::local_of_gradient(const at::Tensor& gradient) const {
-  return is_dtensor(gradient) ? tessera::detail::local_of(gradient) : gradient;
-}
-
-void Unit::show_gradients() {
-  for (size_t i = 0; i < members_.size(); i++) members_[i].handle.mutable_grad() = std::exchange(aside_[i], {});
-}
-
-void Unit::end_backward() {
-  in_backward_ = false;
-  show_gradients();
-}
-
-void Unit::abandon() {
-  if (in_backward_) end_backward();
-  gradients_.reset();
-  reduced_.reset();
-  std::fill(came_.begin(), came_.end(), 0);
-  settle_writes(false);
-  close();
 }
 
 }  // namespace tessera::data_parallel::fsdp

@@ -1,0 +1,166 @@
+// The way of a unit's gradients: each comes whole, all are reduced in one buffer, and pieces are shown.
+#include "tessera/base/error.h"
+#include "tessera/comm/inplace_ops.h"
+#include "tessera/comm/label.h"
+#include "tessera/comm/ops.h"
+#include "tessera/data_parallel/fsdp/unit.h"
+#include "tessera/data_parallel/local_gradient.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/StreamGuard.h>
+
+#include <algorithm>
+
+namespace tessera::data_parallel::fsdp {
+namespace {
+
+// Takes from the wire what an error has made useless. That it cannot be had any more is no further error.
+void discard(at::Tensor& x, const comm::Group& group) {
+  try {
+    if (x.defined() && group) comm::wait(x, group);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+  }
+  x.reset();
+}
+
+}  // namespace
+
+double Unit::divide_by() const {
+  const auto ranks = shards_->size() * (replicas_ ? replicas_->size() : 1);
+  return divide_factor_.value_or(static_cast<double>(ranks));
+}
+
+// PyTorch's split of the mean: divided before the sum and after it, so that neither half-precision end overflows.
+double Unit::before_sum() const {
+  double factor = 1;
+  while (divide_by() / factor > factor) factor *= 2;
+  return factor;
+}
+
+void Unit::begin_backward(std::function<void()> on_complete) {
+  in_backward_ = true;
+  on_complete_ = std::move(on_complete);
+  missing_ = 0;
+  for (size_t i = 0; i < members_.size(); i++) {
+    auto& handle = members_[i].handle;
+    aside_[i] = std::exchange(handle.mutable_grad(), {});
+    missing_ += handle.requires_grad() && will_accumulate(handle);
+  }
+}
+
+void Unit::make_gradients(const at::Tensor& like) {
+  if (gradients_.defined()) return;
+  const auto options = like.options().dtype(options_.reduce_dtype.value_or(like.scalar_type()));
+  const bool all = !layout_.has_padding() && missing_ == members_.size();
+  gradients_ = all ? at::empty({layout_.gathered_numel()}, options) : at::zeros({layout_.gathered_numel()}, options);
+}
+
+void Unit::gradient_came(size_t i) {
+  if (!in_backward_) return;  // nobody runs this unit
+  const at::NoGradGuard no_grad;
+  auto& [name, handle, outer, sharded] = members_[i];
+  const auto gradient = local_gradient(handle.grad(), outer, name);
+  make_gradients(gradient);
+  layout_.scatter(i, gradient, gradients_, 1 / before_sum(), came_[i]);
+  came_[i] = true;
+  handle.mutable_grad().reset();
+  if (missing_ > 0 && --missing_ == 0) on_complete_();
+}
+
+void Unit::post_reduction(bool all_reduce) {
+  in_backward_ = false;
+  all_reduce_ = all_reduce;
+  if (!gradients_.defined()) return show_gradients();
+  const at::NoGradGuard no_grad;
+  const c10::OptionalStreamGuard stream(streams_.reduce);
+  // A gradient that was announced and did not come: an op that gave none.
+  if (missing_ > 0)
+    for (size_t i = 0; i < members_.size(); i++)
+      if (!came_[i]) layout_.scatter(i, layout_.assemble(i, gradients_).zero_(), gradients_);
+  on_wire_ = Wire::Shards;
+  if (shards_->size() == 1) {
+    reduced_ = gradients_;
+    return;
+  }
+  reduced_ = at::empty({layout_.shard_numel()}, gradients_.options());
+  const comm::Label label(name_.c_str(), number_);
+  comm::reduce_scatter_into_(reduced_, gradients_, ReduceOp::Sum, shards_);
+}
+
+void Unit::post_all_reduce() {
+  if (on_wire_ != Wire::Shards) return;
+  const at::NoGradGuard no_grad;
+  const c10::OptionalStreamGuard stream(streams_.reduce);
+  comm::wait(reduced_, shards_);
+  gradients_.reset();
+  on_wire_ = Wire::None;
+  if (!replicas_ || replicas_->size() == 1 || !all_reduce_) return;
+  if (owed_.defined()) reduced_.add_(std::exchange(owed_, {}));
+  on_wire_ = Wire::Replicas;
+  const comm::Label label(name_.c_str(), number_);
+  comm::all_reduce_(reduced_, ReduceOp::Sum, replicas_);
+}
+
+void Unit::finish_reduction() {
+  if (!reduced_.defined()) return;
+  const at::NoGradGuard no_grad;
+  post_all_reduce();
+  if (on_wire_ == Wire::Replicas) comm::wait(reduced_, replicas_);
+  on_wire_ = Wire::None;
+  auto reduced = std::exchange(reduced_, {});
+  for (size_t i = 0; i < members_.size(); i++) owes_[i] |= std::exchange(came_[i], 0);
+  if (!all_reduce_ && replicas_) {
+    owed_ = owed_.defined() ? owed_.add_(reduced) : reduced;
+    return show_gradients();
+  }
+  const double after = divide_by() / before_sum();
+  if (after != 1) reduced.div_(after);
+  const auto dtype = options_.keep_low_precision_grads ? reduced.scalar_type() : flat_.scalar_type();
+  const auto shard = reduced.to(flat_.options().requires_grad(false).dtype(dtype));
+  add_gradients_aside(shard);
+  show_gradients();
+}
+
+void Unit::add_gradients_aside(const at::Tensor& shard) {
+  const auto rank = shards_->rank();
+  for (size_t i = 0; i < members_.size(); i++) {
+    if (!aside_[i].defined()) continue;
+    const auto place = layout_.in_shard(i, rank);
+    shard.narrow(0, place.begin, place.size).view(layout_.piece_sizes(i, rank)).add_(local_value(aside_[i]));
+  }
+  if (options_.flat_parameter && flat_.grad().defined()) shard.add_(flat_.grad());
+  flat_.mutable_grad() = shard;
+  for (size_t i = 0; i < members_.size(); i++) {
+    const bool came = std::exchange(owes_[i], 0);
+    const bool here = layout_.in_shard(i, rank).size > 0 || members_[i].sharded;
+    if (!options_.flat_parameter && (came || aside_[i].defined()) && here) aside_[i] = sharded_form(i, shard);
+  }
+}
+
+void Unit::show_gradients() {
+  for (size_t i = 0; i < members_.size(); i++) members_[i].handle.mutable_grad() = std::exchange(aside_[i], {});
+}
+
+void Unit::end_backward() {
+  in_backward_ = false;
+  show_gradients();
+}
+
+void Unit::abandon() {
+  const bool hides_gradients = in_backward_ || reducing();
+  in_backward_ = false;
+  discard(reduced_, on_wire_ == Wire::Replicas ? replicas_ : shards_);
+  on_wire_ = Wire::None;
+  if (wholes_.empty()) discard(gathered_, gathered_from_);
+  gradients_.reset();
+  owed_.reset();
+  std::fill(came_.begin(), came_.end(), 0);
+  std::fill(owes_.begin(), owes_.end(), 0);
+  if (hides_gradients) show_gradients();
+  settle_writes(false);
+  close();
+}
+
+}  // namespace tessera::data_parallel::fsdp

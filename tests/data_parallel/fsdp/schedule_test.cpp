@@ -1,0 +1,142 @@
+// The order of collectives against computation, read from their records.
+#include "tessera/data_parallel/fsdp/fsdp_module.h"
+
+#include "tessera/comm/records.h"
+#include "tessera/nn/hooks.h"
+#include "tessera/testing/ranks.h"
+#include "tests/data_parallel/fsdp/stacks.h"
+
+namespace tessera {
+namespace {
+
+using data_parallel::batches;
+using data_parallel::shard_layers;
+using data_parallel::stack_loss;
+using testing::Rank;
+using testing::run_ranks;
+
+constexpr int64_t kLayers = 4;
+
+// What happens on a rank, in order: "gather layers.1", "reduce layers.1", "forward 1", "backward 1".
+struct Log : comm::Observer {
+  std::vector<std::string> events;
+  void on_post(const comm::Record& record) override {
+    if (!record.counted()) return;
+    const char* what = record.kind == comm::Kind::AllGatherIntoTensor   ? "gather "
+                       : record.kind == comm::Kind::ReduceScatterTensor ? "reduce "
+                                                                        : "all_reduce ";
+    events.push_back(what + record.tensor_name);
+  }
+  size_t at(const std::string& event, size_t from = 0) const {
+    const auto found = std::find(events.begin() + static_cast<ptrdiff_t>(from), events.end(), event);
+    EXPECT_NE(found, events.end()) << event << " is not in " << c10::Join(", ", events);
+    return static_cast<size_t>(found - events.begin());
+  }
+};
+
+// Logs when the last op of a layer's forward, and of its backward, is through.
+void watch(models::MLPStacked& model, const std::shared_ptr<Log>& log) {
+  for (int64_t k = 0; k < kLayers; k++) {
+    auto& layer = model->layers[static_cast<size_t>(k)];
+    layer->layers.back().register_forward_hook(
+        [=](Module&, const Tensors&, const Tensors&) { log->events.push_back(c10::str("forward ", k)); });
+    layer->layers.front().register_forward_pre_hook([=](Module&, const Tensors& in) {
+      if (in[0].requires_grad())
+        in[0].register_hook([=](const at::Tensor&) { log->events.push_back(c10::str("backward ", k)); });
+    });
+  }
+}
+
+std::string unit(int64_t k) { return c10::str("layers.", k); }
+
+TEST(FullyShardOrder, GathersAreAheadAndReductionsAreNotWaitedFor) {
+  const models::MLPStacked start(kLayers);
+  for (const char* shape : {"dp=2", "dp=4", "replicate=2,shard=2"}) {
+    const int64_t ranks = std::string(shape) == "dp=2" ? 2 : 4;
+    const bool hybrid = ranks == 4 && std::string(shape) != "dp=4";
+    const auto data = batches(ranks);
+    run_ranks(ranks, [&](Rank& me) {
+      auto model = clone(start);
+      auto log = std::make_shared<Log>();
+      watch(model, log);
+      shard_layers(model, {.mesh = me.mesh(shape)});
+      const comm::ObserverScope observe(log.get());
+      for (int step = 0; step < 2; step++) {  // the first has to guess the order
+        log->events.clear();
+        const auto loss = stack_loss(model, data[static_cast<size_t>(me.rank)]);
+        for (int64_t k = 0; k + 1 < kLayers; k++)
+          EXPECT_LT(log->at("gather " + unit(k + 1)), log->at(c10::str("forward ", k))) << step;
+        const size_t forward = log->events.size();
+        loss.backward();
+        for (int64_t k = kLayers - 1; k > 1; k--) {
+          EXPECT_LT(log->at("gather " + unit(k - 1), forward), log->at(c10::str("backward ", k))) << step;
+          EXPECT_LT(log->at("reduce " + unit(k)), log->at(c10::str("backward ", k - 1))) << step;
+        }
+        for (int64_t k = kLayers - 1; hybrid && k > 1; k--) {  // over replicas while the one before is over shards
+          EXPECT_LT(log->at("reduce " + unit(k - 1)), log->at("all_reduce " + unit(k))) << step;
+        }
+        EXPECT_EQ(log->events.size(), static_cast<size_t>((hybrid ? 4 : 3) * kLayers + 2 * kLayers - 1));
+      }
+    });
+  }
+}
+
+// Layers that run in another order than they are registered in: the first step gathers them all the same, the second
+// knows.
+struct BackwardsImpl : torch::nn::Cloneable<BackwardsImpl> {
+  BackwardsImpl() { reset(); }
+  void reset() override {
+    for (int i = 0; i < 3; i++) layers.push_back(register_module(std::to_string(i), models::MLP(models::mlp_module())));
+  }
+  at::Tensor forward(at::Tensor x) {
+    for (size_t i = layers.size(); i-- > 0;) x = layers[i](x);
+    return x;
+  }
+  std::vector<models::MLP> layers;
+};
+TESSERA_MODULE(Backwards);
+
+TEST(FullyShardOrder, IsLearnedWhereItWasGuessedWrongly) {
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    Backwards model;
+    for (auto& layer : model->layers) fully_shard(layer, {.mesh = me.mesh("dp=2")});
+    fully_shard(model, {.mesh = me.mesh("dp=2")});
+    Log log;
+    const comm::ObserverScope observe(&log);
+    const auto step = [&] {
+      log.events.clear();
+      model(data[static_cast<size_t>(me.rank)]).sum().backward();
+      return log.events;
+    };
+    EXPECT_EQ(step(), (std::vector<std::string>{"gather 0", "gather 2", "gather 1", "gather 0", "gather 1", "reduce 0",
+                                                "gather 2", "reduce 1", "reduce 2"}))
+        << "guesses 0 is next to the root";
+    EXPECT_EQ(step()[0], "gather 2");
+  });
+}
+
+TEST(FullyShardOrder, ModulesToPrefetchAreWhatWasAsked) {
+  const models::MLPStacked start(kLayers);
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto model = clone(start);
+    shard_layers(model, {.mesh = me.mesh("dp=2")});
+    auto& layers = *model->layers;
+    fsdp_module(*model).set_modules_to_forward_prefetch({*layers[0], *layers[1]});
+    fsdp_module(*layers[0]).set_modules_to_forward_prefetch({*layers[2], *layers[3]});
+    fsdp_module(*layers[3]).set_modules_to_backward_prefetch({*layers[2], *layers[1]});
+    Log log;
+    const comm::ObserverScope observe(&log);
+    stack_loss(model, data[static_cast<size_t>(me.rank)]).backward();
+    EXPECT_EQ(log.events,
+              (std::vector<std::string>{"gather layers.0", "gather layers.1", "gather layers.2", "gather layers.3",
+                                        "gather layers.3", "gather layers.2", "gather layers.1", "reduce layers.3",
+                                        "reduce layers.2", "gather layers.0", "reduce layers.1", "reduce layers.0"}));
+    models::MLP other(models::mlp_module());
+    EXPECT_THROW(fsdp_module(*model).set_modules_to_forward_prefetch({*other}), UsageError);
+  });
+}
+
+}  // namespace
+}  // namespace tessera
