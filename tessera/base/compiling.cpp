@@ -6,6 +6,10 @@ int& CompilingScope::depth() {
   thread_local int it = 0;
   return it;
 }
+size_t& CompilingScope::counter() {
+  thread_local size_t it = 0;
+  return it;
+}
 bool compiling() { return CompilingScope::depth() > 0; }
 
 }  // namespace tessera

@@ -35,6 +35,9 @@ class OptimizerAccess {
   virtual bool has_rows_from_the_start() const { return false; }            // else the first step makes them
   virtual StateDict state(const at::Tensor& parameter) const = 0;           // aliases; empty before the first step
   virtual void set_state(const at::Tensor& parameter, StateDict rows) = 0;  // keeps the tensors; empty: forgets all
+  // Another number after each change of which tensors the state is, of parameters, or of options other than the
+  // learning rate: what a compiled step was made for.
+  virtual uint64_t generation() const { return 0; }
 };
 // Throws UsageError for an optimizer that is not known. Requires: the optimizer outlives it.
 std::shared_ptr<OptimizerAccess> access_to(torch::optim::Optimizer& optimizer);

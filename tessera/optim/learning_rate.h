@@ -3,8 +3,8 @@
 
 namespace tessera::optim {
 
-// A learning rate: a number, or a tensor of one element that a compiled step reads anew each time it runs. A number is
-// part of what is compiled. Copies of one that is a tensor share it.
+// A learning rate: a number, or a tensor of one element. A compiled step reads either anew each time it runs. Copies of
+// one that is a tensor share it.
 //
 // Example:  optim::AdamW opt(model->parameters(), {.lr = 3e-4});
 //           optim::AdamW opt(model->parameters(), {.lr = torch::tensor(3e-4)});

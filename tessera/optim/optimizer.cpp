@@ -159,6 +159,7 @@ void Optimizer::step(const Scaling* scaling) {
       if (slot.rows.size() < columns) {
         complete_rows(g, slot.parameter, slot.rows);
         slot.pieces = detail::pieces_of(slot.rows);
+        changed();
       }
       parts[job.first].push_back(&job);
     }
@@ -233,6 +234,7 @@ StateDict Optimizer::state(const at::Tensor& parameter) const {
 
 void Optimizer::set_state(const at::Tensor& parameter, StateDict dict) {
   const at::NoGradGuard no_grad;
+  changed();
   const auto& place = place_of(parameter);
   Tensors kept;
   for (const auto& row : rows()) {

@@ -54,6 +54,7 @@ class Optimizer : public OptimizerAccess {
   std::vector<Tensors> groups() const override;
   StateDict state(const at::Tensor& parameter) const override;
   void set_state(const at::Tensor& parameter, StateDict rows) override;
+  uint64_t generation() const override { return generation_; }
 
  protected:
   // Pieces of one device and dtype that are updated together. Column c of `rows` is row c of rows().
@@ -75,6 +76,7 @@ class Optimizer : public OptimizerAccess {
   virtual at::Device step_device(size_t group, const at::Tensor& parameter) const;
 
   static at::Tensor row_like(const at::Tensor& parameter, bool zeroed);
+  void changed() { generation_++; }
 
  private:
   struct Slot {
@@ -108,6 +110,7 @@ class Optimizer : public OptimizerAccess {
   std::vector<std::vector<Slot>> groups_;
   std::unordered_map<const void*, Place> places_;  // by TensorImpl
   std::vector<std::optional<double>> initial_lr_;
+  uint64_t generation_ = 0;
 };
 
 namespace detail {

@@ -1,5 +1,7 @@
 #pragma once
+#include "tessera/base/compiling.h"
 #include "tessera/base/error.h"
+#include "tessera/base/live_number.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/optim/option_dict.h"
 
@@ -35,11 +37,13 @@ class OptimizerOf : public Optimizer {
     group.options.check();
     add_group(group.params);
     options_.push_back(group.options);
+    changed();
   }
   const Options& group_options(size_t group) const { return options_.at(group); }
   void set_group_options(size_t group, const Options& options) {
     options.check();
     options_.at(group) = options;
+    changed();
   }
 
   double lr(size_t group) const override { return options_.at(group).lr.number(); }
@@ -59,6 +63,7 @@ class OptimizerOf : public Optimizer {
     options.lr = options_[group].lr;  // one that is a tensor stays that tensor
     options.lr.set(lr);
     options_[group] = std::move(options);
+    changed();
   }
 
  protected:
@@ -68,7 +73,12 @@ class OptimizerOf : public Optimizer {
 
  private:
   void update(size_t group, Bundle& bundle, const Scaling* scaling) override {
-    const auto& o = options_[group];
+    if (!compiling()) return update(options_[group], bundle, scaling);
+    auto options = options_[group];
+    if (!options.lr.is_tensor()) options.lr = live_number("lr", [this, group] { return lr(group); });
+    update(options, bundle, scaling);
+  }
+  void update(const Options& o, Bundle& bundle, const Scaling* scaling) {
     if (o.fused || scaling) return update_fused(o, bundle, scaling);
     if (o.foreach.value_or(true)) return update_list(o, bundle);
     for (size_t i = 0; i < bundle.parameters.size(); i++) {

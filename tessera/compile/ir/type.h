@@ -1,0 +1,39 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tessera::compiler {
+
+// The shape of a tensor in a program, and how it lies in memory.
+//   f32[128, 50]            without gaps
+//   f32[50, 32]{1, 50}      with these strides
+//   bf16[4] cuda:0          not on the CPU
+struct Type {
+  c10::ScalarType dtype = c10::kFloat;
+  std::vector<int64_t> sizes = {};
+  std::vector<int64_t> strides = {};
+  c10::Device device = c10::kCPU;
+
+  static Type contiguous(c10::ScalarType dtype, std::vector<int64_t> sizes, c10::Device device = c10::kCPU);
+  static Type of(const at::Tensor& t);
+
+  int64_t numel() const;
+  int64_t itemsize() const { return static_cast<int64_t>(c10::elementSize(dtype)); }
+  int64_t bytes() const { return numel() * itemsize(); }  // of the elements
+  int64_t span() const;                                   // elements from the first to the last, gaps included
+  bool is_contiguous() const;
+  bool operator==(const Type&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Type& type);
+
+const char* short_name(c10::ScalarType dtype);            // "f32"
+c10::ScalarType dtype_from(std::string_view short_name);  // UsageError for another
+
+}  // namespace tessera::compiler

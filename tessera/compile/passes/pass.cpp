@@ -1,0 +1,50 @@
+#include "tessera/compile/passes/pass.h"
+
+#include "tessera/base/error.h"
+#include "tessera/compile/passes/passes.h"
+
+#include <chrono>
+
+namespace tessera::compiler {
+
+const std::vector<PassRow>& known_passes() {
+  static const std::vector<PassRow> rows = {
+      {"fold_views", "a view that shows what another value shows already is that value", fold_views},
+      {"common_subexpressions", "what is computed twice is computed once", common_subexpressions},
+      {"dead_code", "what nobody reads is not computed", dead_code},
+      {"fuse_ddp_with_concat_op", "gradients are reduced in buckets, each concatenated", fuse_ddp_with_concat_op},
+      {"fuse_ddp_with_coalesced_op", "gradients are reduced in buckets, each one coalesced collective",
+       fuse_ddp_with_coalesced_op},
+      {"schedule_comm_wait", "collectives are waited for where their results are first read", schedule_comm_wait},
+  };
+  return rows;
+}
+
+Pass find_pass(const std::string& name) {
+  std::vector<std::string> names;
+  for (const auto& row : known_passes()) {
+    if (name == row.name) return {row.name, row.run};
+    names.emplace_back(row.name);
+  }
+  TESSERA_FAIL(UsageError, "no pass is called ", name, "; there are ", c10::Join(", ", names));
+}
+
+std::vector<PassReport> run_passes(Program& program, const std::vector<Pass>& passes, bool verified) {
+  std::vector<PassReport> report;
+  if (verified) verify(program);
+  for (const auto& pass : passes) {
+    const auto begin = std::chrono::steady_clock::now();
+    auto matched = pass.run(program);
+    const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+    report.push_back({pass.name, std::move(matched), took.count()});
+    if (!verified) continue;
+    try {
+      verify(program);
+    } catch (const InternalError& error) {
+      TESSERA_FAIL(InternalError, "after pass ", pass.name, ": ", error.what_without_backtrace());
+    }
+  }
+  return report;
+}
+
+}  // namespace tessera::compiler

@@ -1,0 +1,14 @@
+#pragma once
+#include "tessera/compile/passes/pass.h"
+
+// The passes, each in a file of its name. Rows of pass.cpp say what each does.
+namespace tessera::compiler {
+
+Matched fold_views(Program& program);
+Matched common_subexpressions(Program& program);
+Matched dead_code(Program& program);
+Matched fuse_ddp_with_concat_op(Program& program);
+Matched fuse_ddp_with_coalesced_op(Program& program);
+Matched schedule_comm_wait(Program& program);
+
+}  // namespace tessera::compiler

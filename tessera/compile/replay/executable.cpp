@@ -1,0 +1,248 @@
+#include "tessera/compile/replay/executable.h"
+
+#include "tessera/base/error.h"
+#include "tessera/compile/ir/op_table.h"
+#include "tessera/compile/ir/print.h"
+
+#include <ATen/ScalarOps.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/CPUAllocator.h>
+
+#include <sstream>
+
+namespace tessera::compiler {
+namespace {
+
+c10::Storage storage_of(int64_t bytes, c10::Device device) {
+  auto* allocator = c10::GetAllocator(device.type());
+  return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes),
+                      allocator->allocate(static_cast<size_t>(bytes)), allocator, true);
+}
+
+c10::DeviceType device_of(const Program& program, const Node& node) {
+  auto device = c10::kCPU;
+  const auto look = [&](ValueId id) {
+    if (!program[id].type.device.is_cpu()) device = program[id].type.device.type();
+  };
+  node.each_read(look);
+  node.each_result(look);
+  return device;
+}
+
+bool all_tensors(const Node& node) {
+  for (const auto& result : node.results)
+    if (!std::holds_alternative<ValueId>(result) || std::get<ValueId>(result) == kNone) return false;
+  return !node.results.empty();
+}
+
+}  // namespace
+
+Executable::Executable(Program program, const std::vector<c10::Storage>& bound)
+    : program_(std::move(program)),
+      storages_(static_cast<size_t>(program_.buffers)),
+      tensors_(program_.values.size()),
+      values_in_(static_cast<size_t>(program_.buffers)),
+      returned_(static_cast<size_t>(program_.buffers), 0),
+      bytes_(program_.buffer_bytes()) {
+  for (size_t b = 0; b < storages_.size() && b < bound.size(); b++) storages_[b] = bound[b];
+  prepare();
+}
+
+Executable::~Executable() = default;
+
+void Executable::prepare() {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  std::vector<char> elsewhere(storages_.size(), 0);
+  for (size_t b = 0; b < storages_.size(); b++) elsewhere[b] = static_cast<bool>(storages_[b]);
+  const auto external = program_.external_buffers();
+  for (const auto& output : program_.outputs) {
+    if (output.value == kNone) continue;
+    const auto b = static_cast<size_t>(program_.buffer_of(output.value));
+    elsewhere[b] = 1;
+    returned_[b] |= output.kind == Output::Kind::Return && !external[b] && !storages_[b];
+  }
+  // Ops without an out= form bring their memory along.
+  for (const auto& node : program_.nodes) {
+    if (is_view(program_, node) || node.schema().is_mutable() || kind_of(node) == OpKind::Empty) continue;
+    if (all_tensors(node) && out_form(node.op, device_of(program_, node))) continue;
+    node.each_result([&](ValueId id) { elsewhere[static_cast<size_t>(program_.buffer_of(id))] = 1; });
+  }
+  plan_ = plan_memory(program_, elsewhere);
+  std::vector<c10::Device> devices(storages_.size(), c10::kCPU);
+  for (const auto& value : program_.values) devices[static_cast<size_t>(value.buffer)] = value.type.device;
+  arena_ = at::empty({plan_.arena_bytes}, at::kByte);
+  for (size_t b = 0; b < storages_.size(); b++) {
+    if (storages_[b]) continue;
+    if (plan_.offsets[b] != MemoryPlan::kElsewhere && devices[b].is_cpu()) {
+      auto* begin = static_cast<char*>(arena_.data_ptr()) + plan_.offsets[b];
+      storages_[b] = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes_[b]),
+                                  c10::DataPtr(begin, c10::kCPU), nullptr, false);
+    } else {
+      storages_[b] = storage_of(bytes_[b], devices[b]);
+    }
+  }
+  for (size_t v = 0; v < tensors_.size(); v++) {
+    values_in_[static_cast<size_t>(program_.values[v].buffer)].push_back(static_cast<ValueId>(v));
+    tensors_[v] = tensor_for(static_cast<ValueId>(v));
+  }
+  for (size_t n = 0; n < program_.nodes.size(); n++) prepare_step(n, program_.nodes[n]);
+  std::vector<char> seen = external;
+  for (auto& step : steps_) {
+    const auto see = [&](ValueId id) {
+      const auto b = static_cast<size_t>(program_.buffer_of(id));
+      if (returned_[b] && !seen[b]) step.fresh.push_back(static_cast<int32_t>(b));
+      seen[b] = 1;
+    };
+    program_.nodes[step.node].each_read(see);  // memory that an op made and this one fills
+    program_.nodes[step.node].each_result(see);
+  }
+}
+
+at::Tensor Executable::tensor_for(ValueId id) const {
+  const auto& value = program_[id];
+  const auto key = value.type.device.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  auto tensor =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storages_[static_cast<size_t>(value.buffer)]),
+                                               c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(value.type.dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(value.type.sizes, value.type.strides,
+                                                      std::optional<int64_t>(value.offset));
+  return tensor;
+}
+
+c10::IValue Executable::argument(const Arg& arg, const c10::Argument& described) const {
+  if (const auto* id = std::get_if<ValueId>(&arg))
+    return *id == kNone ? c10::IValue(at::Tensor()) : c10::IValue(tensors_[static_cast<size_t>(*id)]);
+  if (const auto* list = std::get_if<ValueList>(&arg)) {
+    const auto element = described.type()->containedTypes()[0];
+    const bool optional = element->kind() == c10::TypeKind::OptionalType;
+    if (optional) {
+      c10::List<std::optional<at::Tensor>> tensors;
+      for (const auto id : *list)
+        tensors.push_back(id == kNone ? std::nullopt : std::optional(tensors_[static_cast<size_t>(id)]));
+      return tensors;
+    }
+    std::vector<at::Tensor> tensors;
+    for (const auto id : *list) tensors.push_back(id == kNone ? at::Tensor() : tensors_[static_cast<size_t>(id)]);
+    return tensors;
+  }
+  if (const auto* group = std::get_if<GroupName>(&arg)) {
+    const auto& live = program_.groups[static_cast<size_t>(group->group)].group;
+    TESSERA_CHECK(live, UsageError, "a program that was read from text has no group to communicate over");
+    return live;
+  }
+  if (std::holds_alternative<Live>(arg)) return 0;
+  const auto& constant = std::get<c10::IValue>(arg);
+  const bool wants_tensor = described.type()->kind() == c10::TypeKind::TensorType;
+  if (wants_tensor && !constant.isNone() && !constant.isTensor())
+    return at::native::wrapped_scalar_tensor(constant.toScalar());
+  return constant;
+}
+
+void Executable::prepare_step(size_t n, const Node& node) {
+  if (is_view(program_, node) || kind_of(node) == OpKind::Empty) return;
+  const auto device = device_of(program_, node);
+  const bool writes = node.schema().is_mutable();
+  std::optional<c10::OperatorHandle> out;
+  if (!writes && all_tensors(node)) out = out_form(node.op, device);
+  Step step{n, kernel_of(out ? *out : node.op, device)};
+  const auto& arguments = node.schema().arguments();
+  for (size_t i = 0; i < node.args.size(); i++) {
+    step.kernel.arguments.push_back(argument(node.args[i], arguments[i]));
+    if (const auto* live = std::get_if<Live>(&node.args[i])) step.live.emplace_back(i, *live);
+  }
+  if (out) {
+    for (const auto& result : node.results)
+      step.kernel.arguments.emplace_back(tensors_[static_cast<size_t>(std::get<ValueId>(result))]);
+  } else if (!writes) {
+    int64_t flat = 0;
+    for (size_t i = 0; i < node.results.size(); i++) {
+      if (const auto* id = std::get_if<ValueId>(&node.results[i])) {
+        if (*id != kNone) step.moved.emplace_back(i, *id);
+      } else if (const auto* list = std::get_if<ValueList>(&node.results[i])) {
+        flat = 0;
+        for (const auto id : *list) {
+          if (id != kNone) step.moved_lists.push_back({i, flat, id});
+          flat++;
+        }
+      }
+    }
+  }
+  steps_.push_back(std::move(step));
+}
+
+void Executable::bind(int32_t buffer, const c10::Storage& storage, int64_t shift) {
+  storages_[static_cast<size_t>(buffer)] = storage;
+  for (const auto id : values_in_[static_cast<size_t>(buffer)]) {
+    auto* impl = tensors_[static_cast<size_t>(id)].unsafeGetTensorImpl();
+    impl->set_storage_keep_dtype(storage);
+    impl->set_storage_offset(program_[id].offset + shift);
+  }
+}
+
+void Executable::give_new_memory(int32_t buffer) {
+  const auto& old = storages_[static_cast<size_t>(buffer)];
+  bind(buffer, storage_of(bytes_[static_cast<size_t>(buffer)], old.device()), 0);
+}
+
+// What a kernel has made becomes the memory of the value: those who read it have it in their arguments already.
+void Executable::move_in(const at::Tensor& made, ValueId id) {
+  const auto& value = program_[id];
+  auto* impl = made.unsafeGetTensorImpl();
+  if (C10_LIKELY(impl->storage_offset() == value.offset && impl->strides() == c10::IntArrayRef(value.type.strides) &&
+                 impl->storage().use_count() == 1)) {
+    const auto& storage = storages_[static_cast<size_t>(value.buffer)];
+    if (returned_[static_cast<size_t>(value.buffer)]) return bind(value.buffer, made.storage(), 0);
+    auto& mine = const_cast<c10::DataPtr&>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
+    auto& its = const_cast<c10::DataPtr&>(impl->storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
+    std::swap(mine, its);
+    return;
+  }
+  tensors_[static_cast<size_t>(id)].copy_(made);
+}
+
+void Executable::run() {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const at::NoGradGuard no_grad;
+  numbers_.clear();
+  for (const auto& number : program_.numbers) numbers_.push_back(number.read());
+  for (auto& step : steps_) {
+    for (const auto buffer : step.fresh) give_new_memory(buffer);
+    for (const auto& [i, live] : step.live) step.kernel.arguments[i] = read(live);
+    step.kernel.call(stack_);
+    for (const auto& [i, id] : step.moved) move_in(stack_[i].toTensor(), id);
+    for (const auto& [i, at, id] : step.moved_lists) move_in(stack_[i].toTensorList()[static_cast<size_t>(at)], id);
+    step.runs++;
+  }
+  stack_.clear();
+  runs_++;
+}
+
+c10::IValue Executable::read(const Live& live) const {
+  const auto& number = numbers_[static_cast<size_t>(live.number)];
+  if (number.isInt()) return number.toInt() + live.plus;
+  return live.negated ? -number.toDouble() : number.toDouble();
+}
+
+at::Tensor Executable::output(const Output& output) const {
+  return output.value == kNone ? at::Tensor() : tensor_for(output.value);
+}
+
+std::string Executable::listing() const {
+  std::ostringstream out;
+  for (const auto& step : steps_) {
+    const auto& node = program_.nodes[step.node];
+    std::ostringstream line;
+    print_node(line, program_, node);
+    auto text = line.str();
+    if (const auto* row = row_of(node); row && row->listed_as) {
+      const auto at = text.find(node.name() + "(");
+      text.replace(at, node.name().size(), row->listed_as);
+    }
+    out << text << "  # ran " << step.runs << "\n";
+  }
+  return out.str();
+}
+
+}  // namespace tessera::compiler

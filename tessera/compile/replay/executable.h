@@ -1,0 +1,80 @@
+#pragma once
+#include "tessera/compile/ir/program.h"
+#include "tessera/compile/replay/kernel.h"
+#include "tessera/compile/replay/memory_plan.h"
+
+#include <c10/core/Storage.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+// A program made ready to run: memory laid out, kernels looked up, arguments put together. Running it calls one kernel
+// after the other, without dispatcher and autograd. Not for several threads at a time.
+//
+//   node                              how it runs
+//   a view, an empty                  not at all: who reads it has its sizes and strides
+//   has an out= form with a kernel    into its place in the arena
+//   writes into its arguments         as it is
+//   any other                         its own memory is moved to where its readers look
+namespace tessera::compiler {
+
+class Executable {
+ public:
+  // What buffers are bound to: by buffer, the storage of memory from outside or that somebody keeps; none for those
+  // that the program makes for itself.
+  Executable(Program program, const std::vector<c10::Storage>& bound);
+  ~Executable();
+  Executable(const Executable&) = delete;
+
+  const Program& program() const { return program_; }
+  const MemoryPlan& memory() const { return plan_; }
+
+  // Binds the memory of an input buffer anew: values in it begin `shift` elements later than in the program.
+  void bind(int32_t buffer, const c10::Storage& storage, int64_t shift);
+  void run();
+  // After run(): what it returns is in memory of its own, others where they are bound.
+  at::Tensor output(const Output& output) const;
+
+  // The program that runs, step by step, with how often each has run; ops by the names PyTorch's listings have.
+  std::string listing() const;
+  int64_t runs() const { return runs_; }
+
+ private:
+  struct Step {
+    size_t node;
+    Kernel kernel;
+    std::vector<std::pair<size_t, Live>> live = {};  // arguments to read
+    struct InList {
+      size_t result;
+      int64_t at;
+      ValueId value;
+    };
+    std::vector<std::pair<size_t, ValueId>> moved = {};  // result -> the value whose memory it becomes
+    std::vector<InList> moved_lists = {};
+    std::vector<int32_t> fresh = {};  // buffers put out, which get new memory
+    int64_t runs = 0;
+  };
+  void prepare();
+  void prepare_step(size_t n, const Node& node);
+  at::Tensor tensor_for(ValueId value) const;
+  c10::IValue argument(const Arg& arg, const c10::Argument& described) const;
+  void give_new_memory(int32_t buffer);
+  void move_in(const at::Tensor& made, ValueId id);
+  c10::IValue read(const Live& live) const;
+
+  Program program_;
+  MemoryPlan plan_;
+  at::Tensor arena_;
+  std::vector<c10::Storage> storages_;           // by buffer
+  std::vector<at::Tensor> tensors_;              // by value
+  std::vector<std::vector<ValueId>> values_in_;  // by buffer
+  std::vector<char> returned_;                   // by buffer: new memory at every run
+  std::vector<int64_t> bytes_;
+  std::vector<Step> steps_;
+  std::vector<c10::IValue> numbers_;
+  torch::jit::Stack stack_;
+  int64_t runs_ = 0;
+};
+
+}  // namespace tessera::compiler

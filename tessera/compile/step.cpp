@@ -1,0 +1,260 @@
+#include "tessera/compile/step.h"
+
+#include "tessera/base/compiling.h"
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/comm/agree.h"
+#include "tessera/compile/ir/op_table.h"
+#include "tessera/compile/ir/print.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/random.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <sstream>
+
+namespace tessera::compiler {
+namespace {
+
+const at::Tensor& plain_of(const at::Tensor& t) { return is_dtensor(t) ? tessera::detail::local_of(t) : t; }
+
+// The random streams are as they were when this goes.
+class StreamsRestored {
+ public:
+  StreamsRestored()
+      : generator_(at::detail::getDefaultCPUGenerator()), before_(generator_.get_state()), own_(random::state()) {}
+  ~StreamsRestored() {
+    generator_.set_state(before_);
+    random::state() = own_;
+  }
+  StreamsRestored(const StreamsRestored&) = delete;
+  int64_t draws() const { return static_cast<int64_t>(random::state().offset - own_.offset); }
+  RandomState start() const { return own_; }
+
+ private:
+  at::Generator generator_;
+  at::Tensor before_;
+  RandomState own_;
+};
+
+// What the ranks of a group must have in common: its collectives, in order. Pieces may differ, so their sizes are left
+// to the collectives themselves.
+std::vector<std::string> collectives_on(const Program& program, int32_t group) {
+  std::vector<std::string> lines;
+  for (const auto& node : program.nodes) {
+    if (kind_of(node) != OpKind::Collective || group_of(node) != group) continue;
+    std::ostringstream line;
+    line << node.name();
+    node.each_read([&](ValueId id) { line << " " << short_name(program[id].type.dtype); });
+    for (const auto& arg : node.args)
+      if (std::holds_alternative<c10::IValue>(arg)) {
+        line << " ";
+        print_arg(line, program, arg);
+      }
+    if (!node.module.empty()) line << "  # " << node.module;
+    lines.push_back(line.str());
+  }
+  return lines;
+}
+
+void agree_on(const Program& program) {
+  for (size_t g = 0; g < program.groups.size(); g++)
+    if (program.groups[g].group && program.groups[g].group->size() > 1)
+      comm::agree(program.groups[g].group, "compile", collectives_on(program, static_cast<int32_t>(g)));
+}
+
+}  // namespace
+
+CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function<Tensors()>& step,
+                                 const StepOptions& options)
+    : signature_(signature_of(arguments)) {
+  if (!trace(arguments, step, options, true)) trace(arguments, step, options, false);
+}
+
+// Gradients that are not there get stand-ins at first. If the step never looks at a gradient of before, because it sets
+// them to none itself, one program serves whether they are there or not; else (false) it is traced as things are.
+bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tensors()>& step,
+                            const StepOptions& options, bool with_stand_ins) {
+  auto lifted = lift(arguments);
+  struct Before {
+    at::Tensor parameter, gradient, stand_in;
+    std::string name;
+  };
+  std::vector<Before> before;
+  bool missing = false;
+  for (size_t i = 0, n = lifted.size(); i < n; i++) {
+    if (lifted[i].role != Role::Parameter || !lifted[i].handle.requires_grad()) continue;
+    Before each{lifted[i].handle, lifted[i].handle.grad(), {}, lifted[i].name};
+    if (!each.gradient.defined()) {
+      missing = true;
+      if (with_stand_ins) {
+        const at::NoGradGuard no_grad;
+        each.stand_in = at::zeros_like(each.parameter);
+        lifted.push_back({each.stand_in, Role::Gradient, each.name});
+      }
+    }
+    before.push_back(std::move(each));
+  }
+  const auto put_back = [&] {
+    for (auto& each : before) each.parameter.mutable_grad() = each.gradient;
+  };
+  for (auto& each : before)
+    if (each.stand_in.defined()) each.parameter.mutable_grad() = each.stand_in;
+
+  const StreamsRestored streams;
+  LiveNumbers numbers;
+  numbers.seed = static_cast<int64_t>(streams.start().seed);
+  numbers.offset = static_cast<int64_t>(streams.start().offset);
+  Tracer tracer(lifted, std::move(numbers));
+  try {
+    const CompilingScope compiling;
+    const OpModeScope on(tracer);
+    auto returned = step();
+    const at::NoGradGuard no_grad;
+    returned_.clear();
+    for (const auto& t : returned) {
+      const auto plain = t.defined() ? plain_of(t) : at::Tensor();
+      returned_.push_back(t.defined() && is_dtensor(t) ? tessera::detail::meta_of(t).spec : SpecRef());
+      tracer.put_out(plain, Output::Kind::Return, "");
+    }
+    for (const auto& each : before)
+      if (each.parameter.grad().defined()) plain_of(each.parameter.grad());  // waits for what is pending
+  } catch (...) {
+    tracer.restore();
+    put_back();
+    throw;
+  }
+  draws_ = streams.draws();
+
+  bool depends = false;
+  for (const auto& each : before) {
+    const auto& old = each.stand_in.defined() ? each.stand_in : each.gradient;
+    depends |= old.defined() && tracer.was_used(plain_of(old));
+  }
+  if (depends && missing && with_stand_ins) {
+    tracer.restore();
+    put_back();
+    return false;
+  }
+  gradients_.clear();
+  slots_.clear();
+  for (auto& each : before) {
+    if (depends) slots_.push_back({each.parameter, each.gradient.defined()});
+    const auto& now = each.parameter.grad();
+    if (now.defined() && tracer.made(plain_of(now))) {
+      tracer.put_out(plain_of(now), Output::Kind::Gradient, each.name);
+      gradients_.push_back({each.parameter, now});
+    } else if (each.stand_in.defined() && now.defined()) {
+      each.parameter.mutable_grad().reset();  // nobody touched it
+    }
+  }
+  tracer.restore();
+
+  auto traced = tracer.finish();
+  auto& program = traced.program;
+  TESSERA_CHECK(!program.nodes.empty(), UsageError,
+                "compile: the step did nothing with tensors; there is nothing to compile");
+  report_ = run_passes(program, options.passes, options.verified);
+  agree_on(program);
+
+  const auto external = program.external_buffers();
+  std::vector<char> written(external.size(), 0);
+  for (const auto& node : program.nodes)
+    node.each_write([&](ValueId id) { written[static_cast<size_t>(program.buffer_of(id))] = 1; });
+  externals_.clear();
+  for (size_t b = 0; b < external.size(); b++) {
+    if (!external[b]) continue;
+    External each{static_cast<int32_t>(b), traced.handles[b]};
+    each.written = written[b];
+    for (size_t a = 0; a < arguments.tensors.size() && each.argument < 0; a++)
+      if (arguments.tensors[a].defined() &&
+          plain_of(arguments.tensors[a]).storage().unsafeGetStorageImpl() == traced.storages[b].unsafeGetStorageImpl())
+        each.argument = static_cast<int>(a);
+    const auto& plain =
+        plain_of(each.argument >= 0 ? arguments.tensors[static_cast<size_t>(each.argument)] : each.handle);
+    each.offset = each.bound_offset = plain.storage_offset();
+    each.bound = plain.storage().unsafeGetStorageImpl();
+    if (each.argument >= 0) each.handle.reset();
+    externals_.push_back(std::move(each));
+  }
+  // Memory that the program keeps for itself is not that of the trace.
+  std::vector<char> kept = external;
+  for (const auto& output : program.outputs)
+    if (output.value != kNone && output.kind != Output::Kind::Return)
+      kept[static_cast<size_t>(program.buffer_of(output.value))] = 1;
+  for (size_t b = 0; b < kept.size(); b++)
+    if (!kept[b]) traced.storages[b] = c10::Storage();
+  executable_ = std::make_unique<Executable>(std::move(program), traced.storages);
+  return true;
+}
+
+bool CompiledProgram::fits(const Arguments&, const Signature& signature) const {
+  if (!(signature == signature_)) return false;
+  return std::all_of(slots_.begin(), slots_.end(),
+                     [](const Slot& slot) { return slot.parameter.grad().defined() == slot.had_gradient; });
+}
+
+void CompiledProgram::bind(const Arguments& arguments) {
+  for (auto& each : externals_) {
+    const auto& handle = each.argument >= 0 ? arguments.tensors[static_cast<size_t>(each.argument)] : each.handle;
+    const auto& plain = plain_of(handle);
+    const auto* storage = plain.storage().unsafeGetStorageImpl();
+    const auto offset = plain.storage_offset();
+    if (storage != each.bound || offset != each.bound_offset) {
+      executable_->bind(each.buffer, plain.storage(), offset - each.offset);
+      each.bound = storage;
+      each.bound_offset = offset;
+    }
+    if (each.written) {
+      handle.unsafeGetTensorImpl()->bump_version();
+      if (!handle.is_same(plain)) plain.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+}
+
+Tensors CompiledProgram::run(const Arguments& arguments) {
+  bind(arguments);
+  executable_->run();
+  random::state().offset += static_cast<uint64_t>(draws_);
+  for (auto& each : gradients_)
+    if (!each.parameter.grad().is_same(each.gradient)) each.parameter.mutable_grad() = each.gradient;
+  Tensors returned;
+  size_t next = 0;
+  const auto& outputs = executable_->program().outputs;
+  for (const auto& output : outputs) {
+    if (output.kind != Output::Kind::Return) continue;
+    auto tensor = executable_->output(output);
+    if (tensor.defined() && returned_[next]) tensor = tessera::detail::wrap(std::move(tensor), returned_[next]);
+    returned.push_back(std::move(tensor));
+    next++;
+  }
+  return returned;
+}
+
+Tensors StepCache::call(const Arguments& arguments, const std::function<Tensors()>& step) {
+  const auto signature = signature_of(arguments);
+  for (size_t i = 0; i < programs_.size(); i++)
+    if (programs_[i]->fits(arguments, signature)) {
+      std::rotate(programs_.begin(), programs_.begin() + static_cast<ptrdiff_t>(i),
+                  programs_.begin() + static_cast<ptrdiff_t>(i) + 1);
+      return programs_[0]->run(arguments);
+    }
+  if (!programs_.empty())
+    warn_once(c10::str("compile/", static_cast<const void*>(this)),
+              c10::str("compile: the step is compiled again, because ", signature.difference(programs_[0]->signature()),
+                       "; this is said once, and at most ", options_.cache_size, " programs are kept"));
+  auto program = std::make_unique<CompiledProgram>(arguments, step, options_);
+  if (programs_.size() >= options_.cache_size) programs_.pop_back();
+  programs_.insert(programs_.begin(), std::move(program));
+  return programs_[0]->run(arguments);
+}
+
+const CompiledProgram& StepCache::last() const {
+  TESSERA_CHECK(!programs_.empty(), UsageError, "compile: no step has run yet; call it once");
+  return *programs_[0];
+}
+
+}  // namespace tessera::compiler
