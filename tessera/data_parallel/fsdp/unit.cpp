@@ -21,16 +21,6 @@
 namespace tessera::data_parallel::fsdp {
 namespace {
 
-// A rank's piece of parameter i, from the whole of it to where a shard has it.
-void copy_piece(const ShardLayout& layout, size_t i, int64_t rank, const at::Tensor& whole, const at::Tensor& shard) {
-  const auto place = layout.in_shard(i, rank);
-  const auto part = layout.in_parameter(i, rank);
-  if (place.size == 0) return;
-  const auto piece = layout.is_flat() ? whole.reshape({-1}).narrow(0, part.begin, part.size)
-                                      : whole.narrow(layout.dim(i), part.begin, part.size);
-  shard.narrow(0, place.begin, place.size).view(layout.piece_sizes(i, rank)).copy_(piece);
-}
-
 bool lies_in(const at::Tensor& handle, const at::Tensor& shard) {
   return shard.defined() && is_dtensor(handle) &&
          tessera::detail::local_of(handle).storage().unsafeGetStorageImpl() == shard.storage().unsafeGetStorageImpl();
@@ -77,7 +67,7 @@ Unit::Unit(std::string name, std::vector<Member> members, ShardLayout layout, co
                            first.options().requires_grad(false).device(options_.offload ? at::kCPU : device_));
     bool trainable = false;
     for (size_t i = 0; i < members_.size(); i++) {
-      copy_piece(layout_, i, shards_->rank(), local_value(members_[i].handle).detach(), shard);
+      layout_.put(i, local_value(members_[i].handle).detach(), shards_->rank(), shard);
       trainable |= members_[i].handle.requires_grad();
     }
     flat_ = shard.requires_grad_(trainable);
@@ -284,7 +274,7 @@ void Unit::close_keeping_part(const comm::Group& few) {
   }
   const at::NoGradGuard no_grad;
   auto part = at::zeros({few_layout_->shard_numel()}, wholes_[0].options());
-  for (size_t i = 0; i < members_.size(); i++) copy_piece(*few_layout_, i, few_->rank(), wholes_[i], part);
+  for (size_t i = 0; i < members_.size(); i++) few_layout_->put(i, wholes_[i], few_->rank(), part);
   close();
   part_ = std::move(part);
   part_version_ = version();

@@ -45,6 +45,8 @@ const std::vector<Way> kWays{
     {"originals dp=2,tp=2", Way::FlatOriginals, "dp=2,tp=2"},
     {"hybrid 2x2", Way::Flat, "replicate=2,dp=2", ShardingStrategy::HybridShard},
     {"no shard", Way::FlatOriginals, "dp=4", ShardingStrategy::NoShard},
+    {"fully_shard dp=2,tp=2", Way::PerParameter, "dp=2,tp=2"},
+    {"fully_shard 2x2", Way::PerParameter, "replicate=2,dp=2"},
 };
 
 const Tensors& data() {  // one a step; drawn once, for ranks that are threads share the generator
@@ -154,8 +156,9 @@ TEST(FsdpStateDict, PlacementsOfSharded) {
   });
 }
 
-// Saved in one way after two steps, loaded in another, which goes on as the first would have.
-TEST(FsdpStateDict, GoesFromEveryWayToEveryOther) {
+// Saved in one way after two steps, loaded in another, which goes on as the first would have. From each way to the
+// plain one and back, and to three others.
+TEST(FsdpStateDict, GoesFromOneWayToAnother) {
   run_ranks(4, [](Rank& me) {
     Adam plain(me, kWays[0], kAdam);
     plain.steps(4);
@@ -164,6 +167,8 @@ TEST(FsdpStateDict, GoesFromEveryWayToEveryOther) {
       Adam from(me, kWays[a], kAdam);
       from.steps(2);
       for (size_t b = 0; b < kWays.size(); b++) {
+        const size_t n = kWays.size(), apart = (b + n - a) % n;
+        if (a != 0 && b != 0 && apart != 1 && apart != 4 && apart != 6) continue;
         const bool full = (a + b) % 2;
         SCOPED_TRACE(c10::str(kWays[a].name, " -> ", kWays[b].name, full ? ", full" : ", sharded"));
         Adam to(me, kWays[b], {.lr = 1, .amsgrad = true});
