@@ -6,6 +6,8 @@ namespace tessera::cli {
 void register_comm(BenchRegistry& registry);      // comm_bench.cpp
 void register_ddp(BenchRegistry& registry);       // ddp_bench.cpp
 void register_dispatch(BenchRegistry& registry);  // dispatch_bench.cpp
+void register_fsdp(BenchRegistry& registry);      // fsdp_bench.cpp
+void register_memory(BenchRegistry& registry);    // memory_bench.cpp
 void register_noop(BenchRegistry& registry);      // noop_bench.cpp
 void register_optim(BenchRegistry& registry);     // optim_bench.cpp
 void register_tp(BenchRegistry& registry);        // tp_bench.cpp
@@ -14,6 +16,8 @@ void register_all_benches(BenchRegistry& registry) {
   register_comm(registry);
   register_ddp(registry);
   register_dispatch(registry);
+  register_fsdp(registry);
+  register_memory(registry);
   register_noop(registry);
   register_optim(registry);
   register_tp(registry);

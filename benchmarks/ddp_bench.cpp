@@ -11,15 +11,11 @@
 //   backward   -----------------------------| wait      wait
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/peer_mlp.h"
+#include "benchmarks/peer_steps.h"
 #include "benchmarks/process_ranks.h"
-#include "benchmarks/train_step.h"
 #include "tessera/cli/bench.h"
 #include "tessera/comm/records.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
-
-#include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/randint.h>
-#include <ATen/ops/randn.h>
 
 #include <cmath>
 #include <iomanip>
@@ -29,26 +25,14 @@
 namespace tessera::cli {
 namespace {
 
+using benchmarks::gpt_step;
 using benchmarks::medians_ms;
+using benchmarks::mlp_step;
 using benchmarks::Optimizer;
 using benchmarks::Step;
-using benchmarks::train_step;
 
 using Mlp = benchmarks::PeerMlp;
 using Gpt = benchmarks::PeerGpt<benchmarks::TorchLayers>;
-
-template <class Model>
-Step mlp_step(Model model, Optimizer optimizer, int64_t rank) {
-  const auto x = at::randn({8, 10}, benchmarks::generator(rank));
-  return train_step(optimizer, model->parameters(), [=]() mutable { return model->forward(x).sum(); });
-}
-template <class Model>
-Step gpt_step(Model model, Optimizer optimizer, int64_t rank) {
-  const auto tokens = at::randint(256, {4, 129}, benchmarks::generator(rank), at::kLong);
-  const auto in = tokens.narrow(1, 0, 128).contiguous(), target = tokens.narrow(1, 1, 128).flatten();
-  return train_step(optimizer, model->parameters(),
-                    [=]() mutable { return at::cross_entropy_loss(model->forward(in).flatten(0, 1), target); });
-}
 
 template <class Model>
 auto wrapped(bool view) {

@@ -3,11 +3,12 @@
 #include "tessera/tensor_parallel/plan.h"
 
 #include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/pimpl.h>
 
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
-#include <memory>
+#include <vector>
 
 // The small GPT that benchmarks train in every framework (benchmarks/peers/tp.py has it in Python): separate q, k and
 // v, biases everywhere, no positions, an output of its own. `Layers` says whose modules it is made of, so that the
@@ -18,11 +19,15 @@ struct TorchLayers {
   using Linear = torch::nn::Linear;
   using LayerNorm = torch::nn::LayerNorm;
   using Embedding = torch::nn::Embedding;
+  template <class Impl>
+  using Holder = torch::nn::ModuleHolder<Impl>;
 };
 struct TesseraLayers {
   using Linear = nn::Linear;
   using LayerNorm = nn::LayerNorm;
   using Embedding = nn::Embedding;
+  template <class Impl>
+  using Holder = tessera::Holder<Impl>;
 };
 
 struct PeerGptSizes {
@@ -65,22 +70,25 @@ struct PeerBlock : torch::nn::Module {
 
 template <class Layers>
 struct PeerGpt : torch::nn::Module {
+  using Block = typename Layers::template Holder<PeerBlock<Layers>>;
+
   explicit PeerGpt(const PeerGptSizes& s = {})
       : e(s.vocabulary, s.dim), n(torch::nn::LayerNormOptions({s.dim})), out(s.dim, s.vocabulary) {
     register_module("e", e);
-    for (int64_t i = 0; i < s.layers; i++) b->push_back(std::make_shared<PeerBlock<Layers>>(s));
+    torch::nn::ModuleList b;
+    for (int64_t i = 0; i < s.layers; i++) b->push_back(blocks.emplace_back(s));
     register_module("b", b);
     register_module("n", n), register_module("out", out);
   }
 
   at::Tensor forward(const at::Tensor& tokens) {  // (B, T) -> logits (B, T, vocabulary)
     auto x = e(tokens);
-    for (size_t i = 0; i < b->size(); i++) x = b->at<PeerBlock<Layers>>(i).forward(x);
+    for (auto& block : blocks) x = block(x);
     return out(n(x));
   }
 
   typename Layers::Embedding e;
-  torch::nn::ModuleList b;
+  std::vector<Block> blocks;
   typename Layers::LayerNorm n;
   typename Layers::Linear out;
 };

@@ -1,5 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/communicator_post.h"
+#include "tessera/comm/detail/wire_op.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -9,23 +10,8 @@
 namespace tessera::comm {
 namespace {
 
+using detail::wire_op;
 using Tensors = std::vector<at::Tensor>;
-
-c10d::ReduceOp wire_op(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::Sum:
-      return c10d::ReduceOp::SUM;
-    case ReduceOp::Avg:
-      return c10d::ReduceOp::SUM;  // the inputs were divided: one path for all backends
-    case ReduceOp::Product:
-      return c10d::ReduceOp::PRODUCT;
-    case ReduceOp::Max:
-      return c10d::ReduceOp::MAX;
-    case ReduceOp::Min:
-      return c10d::ReduceOp::MIN;
-  }
-  TESSERA_FAIL(InternalError, "reduce op ", static_cast<int>(op));
-}
 
 int64_t bytes_of(const at::Tensor& x) { return static_cast<int64_t>(x.nbytes()); }
 int64_t bytes_of(const Tensors& xs) {

@@ -9,10 +9,16 @@
 #include <ATen/record_function.h>
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 
 // What the two files of the Communicator share: what aliases of a group have in common, and how a call is posted.
 namespace tessera::comm {
+
+// Posts for a collective that is no member of the Communicator.
+using PostCall = std::function<c10::intrusive_ptr<c10d::Work>()>;
+inline Work post_on(Communicator& group, Kind kind, PostOptions options, int64_t bytes, c10::ScalarType dtype,
+                    const PostCall& call);
 
 struct Communicator::Impl {
   struct Pending {
@@ -27,6 +33,15 @@ struct Communicator::Impl {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   watch::Watched* watched = nullptr;  // the backend, if it is ours
   bool closed = false;
+
+  static Work post(Communicator& group, Kind kind, Options options, int64_t bytes, c10::ScalarType dtype,
+                   const PostCall& call) {
+    return group.post(kind, options, bytes, dtype, call);
+  }
+  friend Work post_on(Communicator& group, Kind kind, PostOptions options, int64_t bytes, c10::ScalarType dtype,
+                      const PostCall& call) {
+    return post(group, kind, options, bytes, dtype, call);
+  }
 };
 
 // Every collective goes through here: numbered, timed for observers, errors named. A group of one is done at once.

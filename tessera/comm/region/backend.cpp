@@ -6,6 +6,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <cstring>
 
@@ -67,10 +68,31 @@ Bytes bytes_of(const at::Tensor& x) { return {static_cast<char*>(x.data_ptr()), 
 // Part r of n equal ones.
 Bytes part(const Bytes& whole, int r, int n) { return {whole.data + whole.size / n * r, whole.size / n}; }
 
+// `padding`: where the bytes of padding are; null: nowhere.
+Bytes bytes_of(const std::vector<Run>& runs, const Tensors& tensors, int64_t element, char* padding) {
+  Bytes all;
+  all.parts.reserve(runs.size());
+  for (const Run& run : runs) {
+    char* from = run.tensor == kPadding
+                     ? padding
+                     : static_cast<char*>(tensors[static_cast<size_t>(run.tensor)].data_ptr()) + run.begin * element;
+    if (run.size > 0) all.parts.push_back({from, run.size * element});
+    all.size += run.size * element;
+  }
+  static char not_null;
+  all.data = &not_null;
+  return all;
+}
+
 uint8_t wire(const c10d::ReduceOp& op) { return static_cast<uint8_t>(static_cast<c10d::ReduceOp::RedOpType>(op)); }
 
 bool overlap(const Bytes& a, const Bytes& b) {
-  return a.size > 0 && b.size > 0 && a.data < b.data + b.size && b.data < a.data + a.size;
+  bool found = false;
+  for_each_piece(a, 0, a.size, [&](const char* from, int64_t n) {
+    for_each_piece(b, 0, b.size,
+                   [&](const char* to, int64_t m) { found |= from && to && from < to + m && to < from + n; });
+  });
+  return found;
 }
 
 // Chunks are taken while others are still to be given, so the two must not share memory, except where the same bytes
@@ -91,8 +113,8 @@ void part_gives_from_takes(Transfer& t, int rank) {
   at::Tensor apart = at::empty({total}, at::kByte);
   char* to = static_cast<char*>(apart.data_ptr());
   for (Bytes& give : t.gives) {
-    if (give.size > 0) std::memcpy(to, give.data, static_cast<size_t>(give.size));
-    give.data = to;
+    copy_out(give, 0, give.size, to);
+    give = {to, give.size};
     to += give.size;
   }
   t.keep.push_back(apart);
@@ -387,6 +409,40 @@ RegionBackend::WorkPtr RegionBackend::reduce_scatter_tensor_coalesced(Tensors& o
     }
   };
   return run(std::move(t), host, outs);
+}
+
+RegionBackend::WorkPtr RegionBackend::allgather_runs(const Tensors& outs, const Runs& runs, const at::Tensor& in) {
+  HostTensors host;
+  const at::Tensor wire_in = host.given(in);
+  Transfer t = begin(Kind::AllGatherIntoTensor, in.scalar_type());
+  t.gives.push_back(bytes_of(wire_in));
+  for (const auto& out : outs) t.keep.push_back(host.taken(out));
+  for (const auto& of_rank : runs)
+    t.takes.push_back(bytes_of(of_rank, t.keep, static_cast<int64_t>(in.itemsize()), nullptr));
+  t.keep.push_back(wire_in);
+  return run(std::move(t), host, outs);
+}
+
+RegionBackend::WorkPtr RegionBackend::reduce_scatter_runs(const at::Tensor& out, const Tensors& ins, const Runs& runs,
+                                                          const c10d::ReduceScatterOptions& options) {
+  HostTensors host;
+  const at::Tensor wire_out = host.taken(out);
+  Transfer t = begin(Kind::ReduceScatterTensor, out.scalar_type());
+  t.stamp.reduce_op = wire(options.reduceOp);
+  t.pieces = t.reduced = true;
+  for (const auto& in : ins) t.keep.push_back(host.given(in));
+  int64_t padding = 0;
+  for (const auto& of_rank : runs)
+    for (const Run& run : of_rank)
+      if (run.tensor == kPadding) padding = std::max(padding, run.size);
+  const auto zeros = at::zeros({padding}, wire_out.options());
+  for (const auto& of_rank : runs)
+    t.gives.push_back(
+        bytes_of(of_rank, t.keep, static_cast<int64_t>(out.itemsize()), static_cast<char*>(zeros.data_ptr())));
+  t.takes.push_back(bytes_of(wire_out));
+  t.keep.push_back(zeros);
+  t.keep.push_back(wire_out);
+  return run(std::move(t), host, {out});
 }
 
 RegionBackend::WorkPtr RegionBackend::alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_splits,

@@ -2,6 +2,7 @@
 #include "tessera/comm/records.h"
 #include "tessera/comm/region/exchange.h"
 #include "tessera/comm/region/host_tensors.h"
+#include "tessera/comm/runs.h"
 #include "tessera/comm/watch/watched.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -9,7 +10,7 @@
 namespace tessera::comm::region {
 
 // c10d's collectives over a memory region. A group of one has no region: its collectives are copies, done at once.
-class RegionBackend final : public c10d::Backend, public watch::Watched {
+class RegionBackend final : public c10d::Backend, public watch::Watched, public MovesRuns {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -43,6 +44,9 @@ class RegionBackend final : public c10d::Backend, public watch::Watched {
                                const c10d::ReduceScatterOptions& options = {}) override;
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outs, Tensors& ins,
                                           const c10d::ReduceScatterOptions& options = {}) override;
+  WorkPtr allgather_runs(const Tensors& outs, const Runs& runs, const at::Tensor& in) override;
+  WorkPtr reduce_scatter_runs(const at::Tensor& out, const Tensors& ins, const Runs& runs,
+                              const c10d::ReduceScatterOptions& options) override;
   WorkPtr alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_splits,
                         std::vector<int64_t>& in_splits, const c10d::AllToAllOptions& options = {}) override;
   WorkPtr alltoall(Tensors& outs, Tensors& ins, const c10d::AllToAllOptions& options = {}) override;

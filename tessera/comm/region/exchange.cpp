@@ -23,6 +23,20 @@ int64_t place_of(const int64_t* lengths, size_t gives, size_t give) {
 
 }  // namespace
 
+void copy_out(const Bytes& from, int64_t begin, int64_t size, char* to) {
+  for_each_piece(from, begin, size, [&](const char* piece, int64_t n) {
+    std::memcpy(to, piece, static_cast<size_t>(n));
+    to += n;
+  });
+}
+
+void copy_in(const Bytes& to, int64_t begin, int64_t size, const char* from) {
+  for_each_piece(to, begin, size, [&](char* piece, int64_t n) {
+    if (piece) std::memcpy(piece, from, static_cast<size_t>(n));
+    from += n;
+  });
+}
+
 Exchange::Exchange(std::shared_ptr<Region> region, int rank, Names names, Options options)
     : region_(std::move(region)),
       rank_(rank),
@@ -110,9 +124,7 @@ void Exchange::put_into_slot(Operation& op) {
     op.chunks = static_cast<uint64_t>((longest + chunk - 1) / chunk);
   } else {
     for (size_t p = 0; p < t.gives.size(); p++)
-      if (t.gives[p].size > 0)
-        std::memcpy(data + place_of(lengths(data), t.gives.size(), p), t.gives[p].data,
-                    static_cast<size_t>(t.gives[p].size));
+      copy_out(t.gives[p], 0, t.gives[p].size, data + place_of(lengths(data), t.gives.size(), p));
   }
   t.stamp.chunks = op.chunks;
   slot.stamp = t.stamp;
@@ -184,9 +196,9 @@ void Exchange::take_from_slots(Operation& op) {
     const Bytes& take = t.takes[static_cast<size_t>(r)];
     if (!take.data || take.size == 0) continue;
     if (!op.streams[static_cast<size_t>(r)])
-      std::memcpy(take.data, given_by(r), static_cast<size_t>(take.size));
+      copy_in(take, 0, take.size, given_by(r));
     else if (r == rank_ && t.gives[mine].data != take.data)  // what a rank gives itself takes no detour
-      std::memcpy(take.data, t.gives[mine].data, static_cast<size_t>(take.size));
+      copy_in(take, 0, take.size, t.gives[mine].data);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <c10/util/SmallVector.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -19,17 +20,43 @@
 
 namespace tessera::comm::region {
 
+// Memory that is given or taken: one piece, or several parts that count as one after the other. A part without data
+// is padding, and is not written to.
 struct Bytes {
   char* data = nullptr;
-  int64_t size = 0;
+  int64_t size = 0;               // of all parts together
+  std::vector<Bytes> parts = {};  // of one piece each; `data` is then not looked at, and not null
 };
 using BytesList = c10::SmallVector<Bytes, 8>;
+
+// Calls f(memory, size) for the pieces that make up bytes [begin, begin + size) of it, in order. Padding: null.
+template <class F>
+void for_each_piece(const Bytes& bytes, int64_t begin, int64_t size, F f) {
+  if (bytes.parts.empty()) {
+    if (size > 0) f(bytes.data + begin, size);
+    return;
+  }
+  for (const Bytes& part : bytes.parts) {
+    if (size <= 0) return;
+    if (begin >= part.size) {
+      begin -= part.size;
+      continue;
+    }
+    const int64_t here = std::min(size, part.size - begin);
+    f(part.data ? part.data + begin : nullptr, here);
+    size -= here;
+    begin = 0;
+  }
+}
+void copy_out(const Bytes& from, int64_t begin, int64_t size, char* to);
+void copy_in(const Bytes& to, int64_t begin, int64_t size, const char* from);
 
 // What one rank gives and takes in one collective.
 //   pieces == false   gives[0] is for everybody          (all_reduce, all_gather, broadcast, ...)
 //   pieces == true    gives[p] is for rank p only        (reduce_scatter, all_to_all, scatter)
 //   reduced           takes[0] = what all gave this rank, reduced; null: not wanted
 //   else              takes[r] = what rank r gave this rank; a null one is not wanted
+// Parts: only gives of pieces, and takes that are not reduced, may have them.
 // Requires: no take overlaps a give, except that the two may be the very same bytes where a rank gives to itself, or
 // in an all_reduce.
 struct Transfer {

@@ -86,7 +86,7 @@ bool Exchange::write_chunk(Operation& op) {
     for (size_t p = 0; p < t.gives.size(); p++) {
       const Range range = chunk_of(t.gives[p].size, op.written, chunk);
       if (!t.pieces || static_cast<int>(p) != rank_)
-        copy(stage + static_cast<int64_t>(p) * chunk, t.gives[p].data + range.begin, range.size());
+        copy_out(t.gives[p], range.begin, range.size(), stage + static_cast<int64_t>(p) * chunk);
     }
   }
   op.written++;
@@ -133,17 +133,21 @@ bool Exchange::take_chunk(Operation& op) {
   } else if (t.reduced) {
     const Range range = chunk_of(t.takes[0].size, op.taken, chunk);
     const auto dtype = static_cast<c10::ScalarType>(t.stamp.dtype);
-    c10::SmallVector<const char*, 16> ins;
-    for (int r = 0; r < size_; r++)
-      ins.push_back(r == rank_ ? t.gives[static_cast<size_t>(r)].data + range.begin : region_->stage(r, at) + mine);
-    reduce(static_cast<WireOp>(t.stamp.reduce_op), dtype, t.takes[0].data + range.begin, {ins.data(), ins.size()},
-           range.size() / static_cast<int64_t>(c10::elementSize(dtype)));
+    const auto element = static_cast<int64_t>(c10::elementSize(dtype));
+    int64_t done = 0;
+    for_each_piece(t.gives[static_cast<size_t>(rank_)], range.begin, range.size(), [&](const char* own, int64_t n) {
+      c10::SmallVector<const char*, 16> ins;
+      for (int r = 0; r < size_; r++) ins.push_back(r == rank_ ? own : region_->stage(r, at) + mine + done);
+      reduce(static_cast<WireOp>(t.stamp.reduce_op), dtype, t.takes[0].data + range.begin + done,
+             {ins.data(), ins.size()}, n / element);
+      done += n;
+    });
   } else {
     for (int r = 0; r < size_; r++) {
       const Bytes& take = t.takes[static_cast<size_t>(r)];
       if (r == rank_ || !take.data || !op.streams[static_cast<size_t>(r)]) continue;
       const Range range = chunk_of(take.size, op.taken, chunk);
-      copy(take.data + range.begin, region_->stage(r, at) + mine, range.size());
+      copy_in(take, range.begin, range.size(), region_->stage(r, at) + mine);
     }
   }
   op.taken++;

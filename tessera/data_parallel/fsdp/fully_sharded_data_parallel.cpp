@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/data_parallel/broadcast.h"
+#include "tessera/data_parallel/fsdp/claims.h"
 #include "tessera/data_parallel/fsdp/clip_grad.h"
 #include "tessera/data_parallel/fsdp/ignored.h"
 #include "tessera/data_parallel/local_gradient.h"
@@ -74,7 +75,7 @@ void check(const Plan& plan, const FSDPOptions& options) {
   TESSERA_CHECK(!is_list(*module), UsageError, kWhat, ": ", class_name(*module),
                 " is a list of modules, which never runs by itself; wrap what is in it, or what it is in");
   check_can_attach(kWhat, *module);
-  check_not_sharded(kWhat, *module, parameters);
+  check_unclaimed(kWhat, *module, parameters);
   for (const auto& [name, value] : parameters) {
     const auto& local = local_value(value);
     const auto& first = local_value(parameters[0].value);
@@ -199,6 +200,8 @@ void wrap(const Plan& plan, const Ranks& ranks, const FSDPOptions& options) {
   Tensors handles;
   for (const auto& [name, value] : plan.parameters) handles.push_back(value);
   sharded->registration.emplace(*plan.module, handles, kFlatName, turn->unit->flat());
+  sharded->claim = {};  // before the same is said again, and more
+  sharded->claim = claim(turn->unit->name(), handles, sharded->registration->taken_from());
 }
 
 }  // namespace

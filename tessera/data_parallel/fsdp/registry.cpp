@@ -34,8 +34,10 @@ Registration::Registration(Module& module, const std::vector<at::Tensor>& origin
   show_flat();
 }
 
-bool Registration::took_from(const Module& module) const {
-  return std::any_of(owners_.begin(), owners_.end(), [&](const Owner& owner) { return owner.module == &module; });
+std::vector<Module*> Registration::taken_from() const {
+  std::vector<Module*> modules;
+  for (size_t i = 1; i < owners_.size(); i++) modules.push_back(owners_[i].module);
+  return modules;
 }
 
 void Registration::show_originals() {

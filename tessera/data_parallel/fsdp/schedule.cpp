@@ -26,7 +26,8 @@ bool contains(const std::vector<T>& list, T item) {
 
 }  // namespace
 
-void Schedule::add(std::shared_ptr<Turn> turn) {
+void Schedule::add(std::shared_ptr<Turn> turn, std::string name) {
+  turn->unit->place({std::move(name), static_cast<int32_t>(turns_.size()), streams_, arena_});
   // What autograd has saved may outlive the modules.
   turn->unit->on_need([weak = weak_from_this(), at = turn.get()](bool values) {
     const auto self = weak.lock();
@@ -87,6 +88,7 @@ void Schedule::after_forward(Turn& turn, const void* module, const Tensors& outp
   last_order_ = order_;
   for (auto& other : turns_)
     if (!other->unit->is_open() && other->unit->is_gathered() && !contains(order_, other.get())) other->unit->close();
+  arena_->clear();
 }
 
 void Schedule::end_of_forward(Turn& turn, bool graph) {
@@ -171,6 +173,7 @@ void Schedule::end_of_backward() {
   while (root().is_last_backward && !reducing_.empty()) finish_one();
   for (auto& turn : turns_)
     if (turn->unit->is_open() || turn->reshard_after_backward) release(*turn);
+  arena_->clear();
   task_ = -1;
 }
 
@@ -183,6 +186,7 @@ void Schedule::abandon() {
     turn->ran.clear();
     turn->unit->abandon();
   }
+  arena_->clear();
 }
 
 }  // namespace tessera::data_parallel::fsdp

@@ -48,8 +48,8 @@ struct Turn {  // a unit, and how it takes part
 
 class Schedule : public std::enable_shared_from_this<Schedule> {
  public:
-  // The first one is the root's.
-  void add(std::shared_ptr<Turn> turn);
+  // The first one is the root's. `name`: where the unit is.
+  void add(std::shared_ptr<Turn> turn, std::string name);
 
   // `module`: which of those that make up the turn.
   void before_forward(Turn& turn);
@@ -76,6 +76,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::vector<Turn*> running_;             // whose forward has begun and not ended
   int depth_ = 0;                          // of forwards inside of each other
   std::deque<Turn*> reducing_;
+  std::shared_ptr<Arena> arena_ = std::make_shared<Arena>();  // empty between forward and backward, and between steps
+  StreamSet streams_;
   int task_ = -1;  // the backward under way
 };
 

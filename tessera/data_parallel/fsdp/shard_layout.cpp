@@ -1,10 +1,6 @@
 #include "tessera/data_parallel/fsdp/shard_layout.h"
 
-#include "tessera/base/error.h"
-
-#include <ATen/ScalarOps.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mul.h>
 
 #include <algorithm>
 #include <functional>
@@ -19,14 +15,7 @@ int64_t numel(const std::vector<int64_t>& sizes) {
 }
 int64_t up_to_multiple(int64_t n, int64_t of) { return (n + of - 1) / of * of; }
 
-void write(const at::Tensor& to, const at::Tensor& from, double scale, bool add) {
-  if (add)
-    to.add_(from, scale);
-  else if (scale == 1 || from.scalar_type() != to.scalar_type())
-    to.copy_(from).mul_(scale);
-  else
-    at::mul_out(const_cast<at::Tensor&>(to), from, at::native::wrapped_scalar_tensor(scale));  // NOLINT: a handle
-}
+constexpr int64_t kAlign = 16;  // elements: wholes begin on a line of the cache, if these are floats
 
 }  // namespace
 
@@ -43,7 +32,9 @@ ShardLayout ShardLayout::flat(std::vector<Extent> parameters, int64_t ranks, int
     total += numel(extent.sizes);
   }
   layout.shard_ = up_to_multiple(total, ranks) / ranks;
-  layout.padded_ = layout.gathered_numel() != layout.numel_of_all();
+  layout.gathered_ = layout.shard_ * ranks;
+  layout.gathered_offsets_ = layout.offsets_;
+  for (int64_t r = 0; r < ranks; r++) layout.gather_runs_.push_back({{0, r * layout.shard_, layout.shard_}});
   return layout;
 }
 
@@ -52,10 +43,46 @@ ShardLayout ShardLayout::per_parameter(std::vector<Extent> parameters, int64_t r
   layout.flat_ = false;
   for (size_t i = 0; i < layout.extents_.size(); i++) {
     layout.offsets_.push_back(layout.shard_);
-    layout.shard_ += numel(layout.piece_sizes(i, 0));  // the first rank's is the longest
+    layout.shard_ += layout.piece_numel(i);
   }
-  layout.padded_ = layout.gathered_numel() != layout.numel_of_all();
+  layout.lay_out_gathered();
   return layout;
+}
+
+void ShardLayout::lay_out_gathered() {
+  if (ranks_ == 1) {  // the shard itself
+    gathered_ = shard_;
+    gathered_offsets_ = offsets_;
+    gather_runs_ = {{{0, 0, shard_}}};
+    return;
+  }
+  for (size_t i = 0; i < extents_.size(); i++) {
+    gathered_offsets_.push_back(gathered_);
+    gathered_ += up_to_multiple(numel(extents_[i].sizes), kAlign);
+    landing_offsets_.push_back(is_cut_by_rows(i) ? -1 : landing_);
+    if (!is_cut_by_rows(i)) landing_ += ranks_ * piece_numel(i);
+  }
+  gather_runs_.resize(static_cast<size_t>(ranks_));
+  for (int64_t r = 0; r < ranks_; r++) {
+    auto& runs = gather_runs_[static_cast<size_t>(r)];
+    for (size_t i = 0; i < extents_.size(); i++) {
+      const int64_t longest = piece_numel(i), size = in_shard(i, r).size;
+      if (is_cut_by_rows(i))
+        runs.push_back({0, gathered_offsets_[i] + r * longest, size});
+      else
+        runs.push_back({1, landing_offsets_[i] + r * longest, size});
+      if (size < longest) runs.push_back({comm::kPadding, 0, longest - size});
+    }
+  }
+}
+
+int64_t ShardLayout::piece_numel(size_t i) const {
+  return numel(piece_sizes(i, 0));
+}  // the first rank's is the longest
+
+bool ShardLayout::is_cut_by_rows(size_t i) const {
+  const auto& extent = extents_[i];
+  return flat_ || numel({extent.sizes.begin(), extent.sizes.begin() + extent.dim}) == 1;
 }
 
 int64_t ShardLayout::numel_of_all() const {
@@ -104,31 +131,57 @@ void ShardLayout::put(size_t i, const at::Tensor& whole, int64_t rank, const at:
   shard.narrow(0, place.begin, place.size).view(piece.sizes()).copy_(piece);
 }
 
-void ShardLayout::scatter(size_t i, const at::Tensor& whole, const at::Tensor& gathered, double scale, bool add) const {
-  const auto& extent = extents_[i];
-  if (flat_) return write(gathered.narrow(0, offsets_[i], numel(extent.sizes)).view(extent.sizes), whole, scale, add);
-  for (int64_t r = 0; r < ranks_; r++) {
-    const auto part = in_parameter(i, r);
-    const auto place = in_shard(i, r);
-    if (part.size == 0) continue;
-    write(gathered.narrow(0, r * shard_ + place.begin, place.size).view(piece_sizes(i, r)),
-          whole.narrow(extent.dim, part.begin, part.size), scale, add);
+at::Tensor ShardLayout::whole(size_t i, const at::Tensor& gathered) const {
+  const auto& sizes = extents_[i].sizes;
+  return gathered.narrow(0, gathered_offsets_[i], numel(sizes)).view(sizes);
+}
+
+at::Tensor ShardLayout::piece_in_order(size_t i, int64_t rank, const at::Tensor& ordered) const {
+  const auto sizes = piece_sizes(i, rank);
+  return ordered.narrow(0, rank * piece_numel(i), numel(sizes)).view(sizes);
+}
+
+void ShardLayout::leave_landing(const at::Tensor& landing, const at::Tensor& gathered) const {
+  if (landing_ == 0) return;
+  for (size_t i = 0; i < extents_.size(); i++) {
+    if (landing_offsets_[i] < 0) continue;
+    const auto ordered = landing.narrow(0, landing_offsets_[i], ranks_ * piece_numel(i));
+    for (int64_t r = 0; r < ranks_; r++) {
+      const auto part = in_parameter(i, r);
+      whole(i, gathered).narrow(extents_[i].dim, part.begin, part.size).copy_(piece_in_order(i, r, ordered));
+    }
   }
 }
 
-at::Tensor ShardLayout::assemble(size_t i, const at::Tensor& gathered) const {
-  const auto& extent = extents_[i];
-  if (flat_) return gathered.narrow(0, offsets_[i], numel(extent.sizes)).view(extent.sizes);
-  if (ranks_ == 1) return gathered.narrow(0, offsets_[i], numel(extent.sizes)).view(extent.sizes);
-  auto whole = at::empty(extent.sizes, gathered.options());
+comm::Runs ShardLayout::gradient_runs(const std::vector<char>& came) const {
+  comm::Runs runs(static_cast<size_t>(ranks_));
+  for (int64_t r = 0; r < ranks_; r++) {
+    auto& of_rank = runs[static_cast<size_t>(r)];
+    int64_t filled = 0;
+    const auto pad_to = [&](int64_t place) {
+      if (place > filled) of_rank.push_back({comm::kPadding, 0, place - filled});
+      filled = std::max(filled, place);
+    };
+    for (size_t i = 0; i < extents_.size(); i++) {
+      const auto place = in_shard(i, r);
+      if (!came[i] || place.size == 0) continue;
+      pad_to(place.begin);
+      of_rank.push_back({static_cast<int32_t>(i), flat_ ? in_parameter(i, r).begin : r * piece_numel(i), place.size});
+      filled += place.size;
+    }
+    pad_to(shard_);
+  }
+  return runs;
+}
+
+at::Tensor ShardLayout::in_order(size_t i, const at::Tensor& gradient) const {
+  if (is_cut_by_rows(i)) return gradient.contiguous();
+  auto ordered = at::empty({ranks_ * piece_numel(i)}, gradient.options());
   for (int64_t r = 0; r < ranks_; r++) {
     const auto part = in_parameter(i, r);
-    const auto place = in_shard(i, r);
-    if (part.size == 0) continue;
-    whole.narrow(extent.dim, part.begin, part.size)
-        .copy_(gathered.narrow(0, r * shard_ + place.begin, place.size).view(piece_sizes(i, r)));
+    piece_in_order(i, r, ordered).copy_(gradient.narrow(extents_[i].dim, part.begin, part.size));
   }
-  return whole;
+  return ordered;
 }
 
 }  // namespace tessera::data_parallel::fsdp

@@ -1,4 +1,6 @@
 #pragma once
+#include "tessera/comm/runs.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
@@ -7,13 +9,16 @@
 #include <vector>
 
 // Where the parameters of a unit lie: in a rank's shard, which is one piece of memory of equal length on every rank,
-// and in the gathered buffer, which is all shards one after the other.
+// and in the gathered buffer, where each parameter is whole.
 //
-//   flat            parameters end to end, cut into ranks equal lengths; the gathered buffer is the parameters
+//   flat            parameters end to end, cut into ranks equal lengths; the gathered buffer is all shards end to end
 //                     |  w0  | w1 |      w2      |..|        -> rank 0: w0 w1'  rank 1: 'w1 w2'  ...
 //   per parameter   each is cut along a dim of its own into ranks pieces, of which the last may be short or empty; a
-//                   shard has a piece of each
-//                     | w0 w1 w2 | w0 w1 w2. |
+//                   shard has a piece of each, and a piece comes to its place in the whole
+//                     shards  | w0 w1 w2 | w0 w1 w2. |       -> gathered  | w0 w0 | w1 w1 | w2 w2 |
+//
+// A piece of a parameter that is cut along another dim than its first is no run of memory of the whole. Those are
+// gathered into a second buffer, the landing, and copied from there.
 //
 // Counts are in elements. Pure.
 namespace tessera::data_parallel::fsdp {
@@ -39,7 +44,8 @@ class ShardLayout {
   bool is_flat() const { return flat_; }
   int64_t ranks() const { return ranks_; }
   int64_t shard_numel() const { return shard_; }
-  int64_t gathered_numel() const { return shard_ * ranks_; }
+  int64_t gathered_numel() const { return gathered_; }
+  int64_t landing_numel() const { return landing_; }
   int64_t numel_of_all() const;  // parameters, without padding
   int64_t dim(size_t i) const { return extents_[i].dim; }
   size_t parameters() const { return extents_.size(); }
@@ -57,22 +63,34 @@ class ShardLayout {
   // Writes it to where the shard of `rank` (or a tensor like it: a gradient, a row of an optimizer) has it.
   void put(size_t i, const at::Tensor& whole, int64_t rank, const at::Tensor& shard) const;
 
-  bool has_padding() const { return padded_; }  // elements of the gathered buffer that belong to no parameter
+  // The parameter in the gathered buffer.
+  at::Tensor whole(size_t i, const at::Tensor& gathered) const;
 
-  // Writes the parameter's values, times `scale`, to where `gathered` (or a buffer of gradients like it) has them; or
-  // adds them there.
-  void scatter(size_t i, const at::Tensor& whole, const at::Tensor& gathered, double scale = 1, bool add = false) const;
-  // The parameter as it lies in `gathered`: a view where it lies in one piece, else a copy.
-  at::Tensor assemble(size_t i, const at::Tensor& gathered) const;
+  // How shards are gathered: tensor 0 is the gathered buffer, tensor 1 the landing.
+  const comm::Runs& gather_runs() const { return gather_runs_; }
+  void leave_landing(const at::Tensor& landing, const at::Tensor& gathered) const;
+
+  // How gradients are reduced into shards: tensor i is in_order(i, gradient of parameter i). Those that have not come
+  // count as zeros.
+  comm::Runs gradient_runs(const std::vector<char>& came) const;
+  // As shards have it: rank after rank. The gradient itself if it lies like that, else a copy.
+  at::Tensor in_order(size_t i, const at::Tensor& gradient) const;
 
  private:
   ShardLayout(std::vector<Extent> parameters, int64_t ranks) : extents_(std::move(parameters)), ranks_(ranks) {}
   std::vector<Extent> extents_;
+  int64_t piece_numel(size_t i) const;  // the longest
+  bool is_cut_by_rows(size_t i) const;  // pieces are runs of the whole
+  at::Tensor piece_in_order(size_t i, int64_t rank, const at::Tensor& ordered) const;
+  void lay_out_gathered();
+
   std::vector<int64_t> offsets_;  // flat: in the gathered buffer; else: in each shard
+  std::vector<int64_t> gathered_offsets_;
+  std::vector<int64_t> landing_offsets_;  // -1: does not land
+  comm::Runs gather_runs_;
   int64_t ranks_;
-  int64_t shard_ = 0;
+  int64_t shard_ = 0, gathered_ = 0, landing_ = 0;
   bool flat_ = true;
-  bool padded_ = false;
 };
 
 }  // namespace tessera::data_parallel::fsdp

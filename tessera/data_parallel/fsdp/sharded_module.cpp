@@ -1,6 +1,7 @@
 #include "tessera/data_parallel/fsdp/sharded_module.h"
 
 #include "tessera/base/error.h"
+#include "tessera/data_parallel/fsdp/claims.h"
 #include "tessera/data_parallel/fsdp/tree.h"
 #include "tessera/nn/module_tree.h"
 
@@ -9,7 +10,6 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <unordered_map>
 
 namespace tessera::data_parallel::fsdp {
 namespace {
@@ -81,33 +81,6 @@ std::vector<std::shared_ptr<ShardedModule>> find_all(const Module& module) {
   return all;
 }
 
-void check_not_sharded(const char* what, const Module& module, const NamedTensors& parameters) {
-  std::vector<std::shared_ptr<ShardedModule>> all;  // let go of after the lock: the last one to hold one takes it
-  {
-    const std::lock_guard lock(table_mutex);
-    for (const auto& [at, held] : table())
-      if (auto sharded = held.lock()) all.push_back(std::move(sharded));
-  }
-  const auto inner = find_all(module);
-  const auto is_inside = [&](const auto& sharded) {
-    return std::find(inner.begin(), inner.end(), sharded) != inner.end();
-  };
-  for (const auto& sharded : all)
-    for (const auto& below : module.modules())
-      TESSERA_CHECK(!sharded->registration || is_inside(sharded) || !sharded->registration->took_from(*below),
-                    UsageError, what, ": the parameters of ", class_name(*below), " are part of the flat parameter of ",
-                    sharded->turn->unit->name(), " already; shard inner modules before outer ones");
-  std::unordered_map<const void*, const ShardedModule*> owners;
-  for (const auto& sharded : all)
-    for (const auto& member : sharded->turn->unit->members())
-      owners.emplace(member.handle.unsafeGetTensorImpl(), sharded.get());
-  for (const auto& [name, value] : parameters)
-    if (const auto found = owners.find(value.unsafeGetTensorImpl()); found != owners.end())
-      TESSERA_FAIL(UsageError, what, ": parameter ", name, " is sharded already, as part of ",
-                   found->second->turn->unit->name(),
-                   "; shard inner modules before outer ones, and a parameter that modules share with one of them");
-}
-
 void check_can_attach(const char* what, Module& module) {
   TESSERA_CHECK(!find(module), UsageError, what, ": ", class_name(module), " is sharded already");
   hook_point(module);  // throws where there is none
@@ -115,6 +88,9 @@ void check_can_attach(const char* what, Module& module) {
 
 std::shared_ptr<ShardedModule> attach(std::vector<Module*> modules, std::shared_ptr<Turn> turn) {
   auto sharded = std::make_shared<ShardedModule>(std::move(modules), std::move(turn));
+  std::vector<at::Tensor> parameters;
+  for (const auto& member : sharded->turn->unit->members()) parameters.push_back(member.handle);
+  sharded->claim = claim(sharded->turn->unit->name(), parameters, {});
   for (auto* module : sharded->modules) {
     {
       const std::lock_guard lock(table_mutex);

@@ -1,7 +1,6 @@
 #pragma once
 #include "tessera/data_parallel/fsdp/registry.h"
 #include "tessera/data_parallel/fsdp/schedule.h"
-#include "tessera/data_parallel/named_tensor.h"
 #include "tessera/nn/hooks.h"
 
 #include <torch/nn/module.h>
@@ -25,6 +24,7 @@ struct ShardedModule {
   std::shared_ptr<Turn> turn;
   std::optional<Registration> registration;  // where a flat parameter stands for the originals
   std::shared_ptr<Schedule> schedule;        // the tree's; made in the first forward, by the root
+  std::shared_ptr<void> claim;               // to its parameters (claims.h)
   bool summoned = false;                     // its parameters are whole because someone asked to see them
   DeviceMesh mesh = {};                      // flat: over which it is cut and copied,
   std::optional<int64_t> shard_axis = {};    // and which axis cuts; none does in NO_SHARD
@@ -39,9 +39,6 @@ inline std::shared_ptr<ShardedModule> attach(Module& module, std::shared_ptr<Tur
 std::shared_ptr<ShardedModule> find(const Module& module);  // null if it is not sharded
 // It and those below, outer ones first, each once.
 std::vector<std::shared_ptr<ShardedModule>> find_all(const Module& module);
-// Throws UsageError if one of the parameters to be taken from the module is sharded already, by whatever module; or has
-// become part of a flat parameter, and is not in the module any more.
-void check_not_sharded(const char* what, const Module& module, const NamedTensors& parameters);
 // Throws UsageError if the module, by itself, is sharded already or cannot have hooks.
 void check_can_attach(const char* what, Module& module);
 

@@ -6,6 +6,7 @@
 #include "tessera/nn/module_tree.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 
 namespace tessera::data_parallel::fsdp {
@@ -52,11 +53,13 @@ int64_t numel_of(const ShardLayout& layout, size_t i) {
   return total;
 }
 
-std::vector<std::string> describe(const Units& units) {
+using NameOf = std::function<std::string(const ShardedModule&)>;
+
+std::vector<std::string> describe(const Units& units, const NameOf& name_of) {
   std::vector<std::string> lines;
   for (const auto& sharded : units) {
     const auto& unit = *sharded->turn->unit;
-    lines.push_back(c10::str("unit ", unit.name(), " over ", unit.shards() ? unit.shards()->size() : 1, " x ",
+    lines.push_back(c10::str("unit ", name_of(*sharded), " over ", unit.shards() ? unit.shards()->size() : 1, " x ",
                              unit.replicas() ? unit.replicas()->size() : 1, " ranks"));
     for (size_t i = 0; i < unit.members().size(); i++) {
       const auto& member = unit.members()[i];
@@ -70,8 +73,8 @@ std::vector<std::string> describe(const Units& units) {
   return lines;
 }
 
-void agree_on(const Units& units) {
-  const auto lines = describe(units);
+void agree_on(const Units& units, const NameOf& name_of) {
+  const auto lines = describe(units, name_of);
   std::vector<comm::Group> asked;
   for (const auto& sharded : units)
     for (const auto& group : {sharded->turn->unit->shards(), sharded->turn->unit->replicas()}) {
@@ -91,16 +94,15 @@ void make_tree(ShardedModule& root) {
                   ", which it is part of; run the outer one first");
   Walk walk(units);
   walk.into(*root.module, "");
+  const auto name_of = [&](const ShardedModule& sharded) {
+    const auto& path = walk.paths[&sharded];
+    return path.empty() ? class_name(*sharded.module) : path;
+  };
+  agree_on(units, name_of);
   auto schedule = std::make_shared<Schedule>();
   for (const auto& sharded : units) {
-    const auto& path = walk.paths[sharded.get()];
-    sharded->turn->unit->place(path.empty() ? class_name(*sharded->module) : path,
-                               static_cast<int32_t>(&sharded - units.data()), {});
-  }
-  agree_on(units);
-  for (const auto& sharded : units) {
     sharded->schedule = schedule;
-    schedule->add(sharded->turn);
+    schedule->add(sharded->turn, name_of(*sharded));
   }
 }
 

@@ -1,9 +1,9 @@
 #include "tessera/data_parallel/fsdp/unit.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/inplace_ops.h"
 #include "tessera/comm/label.h"
 #include "tessera/comm/ops.h"
+#include "tessera/comm/runs.h"
 #include "tessera/data_parallel/local_gradient.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/register.h"
@@ -47,6 +47,7 @@ Unit::Unit(std::string name, std::vector<Member> members, ShardLayout layout, co
       replicas_(std::move(replicas)),
       options_(options),
       accumulators_(members_.size()),
+      gradients_(members_.size()),
       came_(members_.size(), 0),
       owes_(members_.size(), 0),
       aside_(members_.size()) {
@@ -87,10 +88,11 @@ Unit::~Unit() {
   for (auto& handle : handles_) handle.remove();
 }
 
-void Unit::place(std::string name, int32_t number, StreamSet streams) {
-  name_ = std::move(name);
-  number_ = number;
-  streams_ = streams;
+void Unit::place(Place place) {
+  name_ = std::move(place.name);
+  number_ = place.number;
+  streams_ = place.streams;
+  arena_ = std::move(place.arena);
 }
 
 // Values that were put beside the shard since (materialize, loading by set_data, another dtype) come into it.
@@ -193,33 +195,47 @@ void Unit::gather() {
     gathered_ = wire_;
     return;
   }
-  gathered_ = at::empty({wire_.numel() * gathered_from_->size()}, wire_.options());
+  const auto& layout = gathered_layout();
+  if (!arena_) arena_ = std::make_shared<Arena>();
+  gathered_ = arena_->take(layout.gathered_numel(), wire_.options());
+  if (layout.landing_numel() > 0) landing_ = at::empty({layout.landing_numel()}, wire_.options());
+  std::vector<at::Tensor> into{gathered_};
+  if (landing_.defined()) into.push_back(landing_);
   const comm::Label label(name_.c_str(), number_);
-  comm::all_gather_into_(gathered_, wire_, gathered_from_);
+  gathered_from_->add_pending(gathered_, comm::all_gather_into_runs(gathered_from_, into, layout.gather_runs(), wire_));
+}
+
+void Unit::land() {
+  if (std::exchange(landed_, true)) return;
+  comm::wait(gathered_, gathered_from_);
+  wire_.reset();
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  gathered_layout().leave_landing(landing_, gathered_);
+  landing_.reset();
 }
 
 void Unit::open() {
   if (open_ || members_.empty()) return;
   gather();
   const at::NoGradGuard no_grad;
-  if (wholes_.empty()) {
-    comm::wait(gathered_, gathered_from_);
-    wire_.reset();
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const auto& layout = gathered_from_ == few_ && few_ ? *few_layout_ : layout_;
-    for (size_t i = 0; i < members_.size(); i++) wholes_.push_back(layout.assemble(i, gathered_));
-    if (!layout_.is_flat() && gathered_from_->size() > 1) gathered_.reset();  // each has a copy
-  }
+  land();
   open_ = true;
   versions_.resize(members_.size());
-  for (size_t i = 0; i < members_.size(); i++) show_whole(i);
+  for (size_t i = 0; i < members_.size(); i++) {
+    at::Tensor whole;
+    {
+      const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      whole = gathered_layout().whole(i, gathered_);
+    }
+    show_whole(i, whole);
+  }
 }
 
-void Unit::show_whole(size_t i) {
+void Unit::show_whole(size_t i, const at::Tensor& whole) {
   auto& handle = members_[i].handle;
   const auto& sharded = local_value(handle);
-  const bool other_kind = wholes_[i].scalar_type() != sharded.scalar_type() || wholes_[i].device() != sharded.device();
-  handle.set_data(whole_form(i, wholes_[i]));
+  const bool other_kind = whole.scalar_type() != sharded.scalar_type() || whole.device() != sharded.device();
+  handle.set_data(whole_form(i, whole));
   versions_[i] = static_cast<uint32_t>(handle._version());
   // set_data to another dtype or device makes autograd forget where gradients go, and a graph of before goes there
   // still.
@@ -237,10 +253,11 @@ void Unit::show_sharded() {
 }
 
 void Unit::let_go() {
-  if (wholes_.empty() && gathered_.defined()) comm::wait(gathered_, gathered_from_);
-  wholes_.clear();
+  if (gathered_.defined() && !landed_) comm::wait(gathered_, gathered_from_);
   gathered_.reset();
+  landing_.reset();
   wire_.reset();
+  landed_ = false;
 }
 
 void Unit::hide() {
@@ -268,13 +285,15 @@ void Unit::close_keeping_part(const comm::Group& few) {
   if (!open_) return close();
   if (few_ != few) {
     std::vector<Extent> extents;
-    for (size_t i = 0; i < members_.size(); i++) extents.push_back({wholes_[i].sizes().vec(), layout_.dim(i)});
+    for (size_t i = 0; i < members_.size(); i++)
+      extents.push_back({local_value(members_[i].handle).sizes().vec(), layout_.dim(i)});
     few_layout_ = ShardLayout::per_parameter(std::move(extents), few->size());
     few_ = few;
   }
   const at::NoGradGuard no_grad;
-  auto part = at::zeros({few_layout_->shard_numel()}, wholes_[0].options());
-  for (size_t i = 0; i < members_.size(); i++) few_layout_->put(i, wholes_[i], few_->rank(), part);
+  auto part = at::zeros({few_layout_->shard_numel()}, gathered_.options());
+  for (size_t i = 0; i < members_.size(); i++)
+    few_layout_->put(i, gathered_layout().whole(i, gathered_), few_->rank(), part);
   close();
   part_ = std::move(part);
   part_version_ = version();
@@ -290,13 +309,9 @@ Unpack Unit::keep(const at::Tensor& saved) {
   if (!open_) return {};
   const bool distributed = is_dtensor(saved);
   const auto& local = distributed ? tessera::detail::local_of(saved) : saved;
-  if (!local.has_storage()) return {};
-  const auto* storage = local.storage().unsafeGetStorageImpl();
-  size_t which = 0;
-  while (which < wholes_.size() && wholes_[which].storage().unsafeGetStorageImpl() != storage) which++;
-  if (which == wholes_.size()) return {};
+  if (!local.has_storage() || !local.is_alias_of(gathered_)) return {};
   SpecRef spec = distributed ? tessera::detail::meta_of(saved).spec : SpecRef();
-  return [self = shared_from_this(), which, spec, sizes = local.sizes().vec(), strides = local.strides().vec(),
+  return [self = shared_from_this(), spec, sizes = local.sizes().vec(), strides = local.strides().vec(),
           offset = local.storage_offset(), version = version()] {
     const at::NoGradGuard no_grad;
     self->on_need_(/*values=*/true);
@@ -304,7 +319,7 @@ Unpack Unit::keep(const at::Tensor& saved) {
                   " was modified between the forward and the backward that needs its old value");
     self->open();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    auto view = at::as_strided(self->wholes_[which], sizes, strides, offset);
+    auto view = at::as_strided(self->gathered_, sizes, strides, offset);
     return spec ? tessera::detail::wrap(std::move(view), spec) : view;
   };
 }

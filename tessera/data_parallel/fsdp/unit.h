@@ -1,5 +1,6 @@
 #pragma once
 #include "tessera/comm/communicator.h"
+#include "tessera/data_parallel/fsdp/arena.h"
 #include "tessera/data_parallel/fsdp/shard_layout.h"
 #include "tessera/data_parallel/fsdp/streams.h"
 #include "tessera/nn/grad_hooks.h"
@@ -59,8 +60,14 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const comm::Group& replicas() const { return replicas_; }
   const UnitOptions& options() const { return options_; }
   c10::Device device() const { return device_; }  // that is computed on
-  // What collectives are labelled with: the place in a tree of modules, and in its list of units.
-  void place(std::string name, int32_t number, StreamSet streams);
+  // In a tree of modules: what collectives are labelled with, where they run, where buffers come from.
+  struct Place {
+    std::string name;
+    int32_t number = 0;  // in the tree's list of units
+    StreamSet streams = {};
+    std::shared_ptr<Arena> arena = {};
+  };
+  void place(Place place);
 
   // Members are gathered in the shard's dtype, whatever param_dtype says. Requires: not gathered.
   void set_full_precision(bool full) { full_precision_ = full; }
@@ -74,7 +81,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // Before close: writes to whole members are meant. Kept: this rank's part of what changed goes into the shard.
   void settle_writes(bool keep);
   bool is_open() const { return open_; }
-  bool is_gathered() const { return open_ || gathered_.defined() || !wholes_.empty(); }
+  bool is_gathered() const { return gathered_.defined(); }
 
   // Takes over what autograd saves of this unit's whole members.
   const PackerRef& packer() const { return packer_; }
@@ -103,7 +110,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void take_values();
   at::Tensor sharded_form(size_t i, const at::Tensor& shard) const;
   at::Tensor whole_form(size_t i, const at::Tensor& view) const;
-  void show_whole(size_t i);
+  void land();
+  void show_whole(size_t i, const at::Tensor& whole);
   void show_sharded();
   void let_go();
   c10::ScalarType whole_dtype() const;
@@ -111,17 +119,20 @@ class Unit : public std::enable_shared_from_this<Unit> {
   Unpack keep(const at::Tensor& saved);
   int64_t version() const;  // changes when a member or the shard is written to
   bool is_stale() const { return is_gathered() && !open_ && gathered_version_ != version(); }
+  const ShardLayout& gathered_layout() const { return gathered_from_ == few_ && few_ ? *few_layout_ : layout_; }
 
   // unit_gradients.cpp
   void gradient_came(size_t i);
-  void make_gradients(const at::Tensor& like);
+  bool any_came() const;
+  void let_go_of_gradients();
   void add_gradients_aside(const at::Tensor& shard);
   void show_gradients();
   double divide_by() const;
-  double before_sum() const;
+  double before_sum(c10::ScalarType dtype) const;
 
   std::string name_;
   int32_t number_ = 0;
+  std::shared_ptr<Arena> arena_;
   std::vector<Member> members_;
   ShardLayout layout_;
   comm::Group shards_, replicas_;
@@ -134,10 +145,10 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::function<void(bool)> on_need_ = [](bool) {};
 
   at::Tensor wire_;  // what this rank gives to the all-gather
-  at::Tensor gathered_;
+  at::Tensor gathered_, landing_;
   comm::Group gathered_from_;       // shards, or a few of them
   int64_t gathered_version_ = 0;    // of what was gathered
-  std::vector<at::Tensor> wholes_;  // as they lie in it
+  bool landed_ = false;             // it has come
   std::vector<uint32_t> versions_;  // of the members when they were opened
   bool open_ = false;
   bool full_precision_ = false;
@@ -153,9 +164,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   size_t missing_ = 0;
   std::function<void()> on_complete_;
   std::optional<double> divide_factor_;
-  at::Tensor gradients_;    // whole, in the layout of the gathered buffer
-  std::vector<char> came_;  // which members are in it
-  at::Tensor reduced_;      // on the wire
+  std::vector<at::Tensor> gradients_;  // whole, by member, as layout_.in_order has them
+  std::vector<char> came_;             // which are there
+  at::Tensor reduced_;                 // on the wire
   enum class Wire : uint8_t { Shards, Replicas, None } on_wire_ = Wire::None;
   bool all_reduce_ = true;
   at::Tensor owed_;                // reduced over shards and not over replicas yet

@@ -3,6 +3,7 @@
 #include "tessera/comm/inplace_ops.h"
 #include "tessera/comm/label.h"
 #include "tessera/comm/ops.h"
+#include "tessera/comm/runs.h"
 #include "tessera/data_parallel/fsdp/unit.h"
 #include "tessera/data_parallel/local_gradient.h"
 
@@ -32,10 +33,13 @@ double Unit::divide_by() const {
   return divide_factor_.value_or(static_cast<double>(ranks));
 }
 
-// PyTorch's split of the mean: divided before the sum and after it, so that neither half-precision end overflows.
-double Unit::before_sum() const {
+// The mean is a sum, divided. Float16 has little room above: as PyTorch does, it is divided before the sum and after
+// it, so that neither end overflows. By a power of two: elsewhere it is the same number, and needs no pass over them
+// all.
+double Unit::before_sum(c10::ScalarType dtype) const {
   double factor = 1;
-  while (divide_by() / factor > factor) factor *= 2;
+  if (dtype == c10::ScalarType::Half)
+    while (divide_by() / factor > factor) factor *= 2;
   return factor;
 }
 
@@ -50,43 +54,50 @@ void Unit::begin_backward(std::function<void()> on_complete) {
   }
 }
 
-void Unit::make_gradients(const at::Tensor& like) {
-  if (gradients_.defined()) return;
-  const auto options = like.options().dtype(options_.reduce_dtype.value_or(like.scalar_type()));
-  const bool all = !layout_.has_padding() && missing_ == members_.size();
-  gradients_ = all ? at::empty({layout_.gathered_numel()}, options) : at::zeros({layout_.gathered_numel()}, options);
-}
-
 void Unit::gradient_came(size_t i) {
   if (!in_backward_) return;  // nobody runs this unit
   const at::NoGradGuard no_grad;
   auto& [name, handle, outer, sharded] = members_[i];
-  const auto gradient = local_gradient(handle.grad(), outer, name);
-  make_gradients(gradient);
-  layout_.scatter(i, gradient, gradients_, 1 / before_sum(), came_[i]);
+  {
+    const auto gradient = local_gradient(handle.grad(), outer, name);
+    auto ordered = layout_.in_order(i, gradient.to(options_.reduce_dtype.value_or(gradient.scalar_type())));
+    if (const double factor = before_sum(ordered.scalar_type()); factor != 1) ordered = ordered.div(factor);
+    if (came_[i])
+      gradients_[i].add_(ordered);
+    else
+      gradients_[i] = std::move(ordered);
+  }
   came_[i] = true;
   handle.mutable_grad().reset();
   if (missing_ > 0 && --missing_ == 0) on_complete_();
 }
 
+bool Unit::any_came() const { return std::find(came_.begin(), came_.end(), 1) != came_.end(); }
+
+void Unit::let_go_of_gradients() { std::fill(gradients_.begin(), gradients_.end(), at::Tensor()); }
+
 void Unit::post_reduction(bool all_reduce) {
   in_backward_ = false;
   all_reduce_ = all_reduce;
-  if (!gradients_.defined()) return show_gradients();
+  if (!any_came()) return show_gradients();
   const at::NoGradGuard no_grad;
   const c10::OptionalStreamGuard stream(streams_.reduce);
-  // A gradient that was announced and did not come: an op that gave none.
-  if (missing_ > 0)
-    for (size_t i = 0; i < members_.size(); i++)
-      if (!came_[i]) layout_.scatter(i, layout_.assemble(i, gradients_).zero_(), gradients_);
+  at::TensorOptions options;
+  for (const auto& gradient : gradients_)
+    if (gradient.defined()) options = gradient.options();
   on_wire_ = Wire::Shards;
   if (shards_->size() == 1) {
-    reduced_ = gradients_;
+    reduced_ = at::zeros({layout_.shard_numel()}, options);
+    for (size_t i = 0; i < members_.size(); i++)
+      if (came_[i]) layout_.whole(i, reduced_).copy_(std::exchange(gradients_[i], {}));
     return;
   }
-  reduced_ = at::empty({layout_.shard_numel()}, gradients_.options());
+  reduced_ = at::empty({layout_.shard_numel()}, options);
+  for (auto& gradient : gradients_)
+    if (!gradient.defined()) gradient = at::empty({0}, options);  // its runs are padding
   const comm::Label label(name_.c_str(), number_);
-  comm::reduce_scatter_into_(reduced_, gradients_, ReduceOp::Sum, shards_);
+  shards_->add_pending(
+      reduced_, comm::reduce_scatter_runs(shards_, reduced_, gradients_, layout_.gradient_runs(came_), ReduceOp::Sum));
 }
 
 void Unit::post_all_reduce() {
@@ -94,7 +105,7 @@ void Unit::post_all_reduce() {
   const at::NoGradGuard no_grad;
   const c10::OptionalStreamGuard stream(streams_.reduce);
   comm::wait(reduced_, shards_);
-  gradients_.reset();
+  let_go_of_gradients();
   on_wire_ = Wire::None;
   if (!replicas_ || replicas_->size() == 1 || !all_reduce_) return;
   if (owed_.defined()) reduced_.add_(std::exchange(owed_, {}));
@@ -115,7 +126,7 @@ void Unit::finish_reduction() {
     owed_ = owed_.defined() ? owed_.add_(reduced) : reduced;
     return show_gradients();
   }
-  const double after = divide_by() / before_sum();
+  const double after = divide_by() / before_sum(reduced.scalar_type());
   if (after != 1) reduced.div_(after);
   const auto dtype = options_.keep_low_precision_grads ? reduced.scalar_type() : flat_.scalar_type();
   const auto shard = reduced.to(flat_.options().requires_grad(false).dtype(dtype));
@@ -153,8 +164,8 @@ void Unit::abandon() {
   in_backward_ = false;
   discard(reduced_, on_wire_ == Wire::Replicas ? replicas_ : shards_);
   on_wire_ = Wire::None;
-  if (wholes_.empty()) discard(gathered_, gathered_from_);
-  gradients_.reset();
+  if (!landed_) discard(gathered_, gathered_from_);
+  let_go_of_gradients();
   owed_.reset();
   std::fill(came_.begin(), came_.end(), 0);
   std::fill(owes_.begin(), owes_.end(), 0);

@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 namespace tessera::data_parallel::fsdp {
@@ -39,31 +40,63 @@ TEST(ShardLayout, PerParameterCutsEach) {
   EXPECT_EQ(layout.in_shard(3, 1), (Part{12, 0}));
 }
 
-TEST(ShardLayout, ScatterAndAssembleAreInverse) {
+// What a collective of one tensor and runs does, on one rank after the other.
+at::Tensor read(const comm::Runs& runs, int64_t rank, const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> parts;
+  for (const auto& run : runs[static_cast<size_t>(rank)])
+    parts.push_back(run.tensor == comm::kPadding
+                        ? at::zeros({run.size})
+                        : tensors[static_cast<size_t>(run.tensor)].view(-1).narrow(0, run.begin, run.size));
+  return at::cat(parts);
+}
+void write(const comm::Runs& runs, int64_t rank, const at::Tensor& shard, const std::vector<at::Tensor>& tensors) {
+  int64_t at = 0;
+  for (const auto& run : runs[static_cast<size_t>(rank)]) {
+    if (run.tensor != comm::kPadding)
+      tensors[static_cast<size_t>(run.tensor)].narrow(0, run.begin, run.size).copy_(shard.narrow(0, at, run.size));
+    at += run.size;
+  }
+}
+
+TEST(ShardLayout, WhatIsReducedIntoShardsIsGatheredFromThem) {
   for (const int64_t ranks : {1, 2, 3, 4})
     for (const bool flat : {true, false}) {
       const auto layout = flat ? ShardLayout::flat(kSome, ranks, 4) : ShardLayout::per_parameter(kSome, ranks);
-      auto gathered = at::full({layout.gathered_numel()}, -1.0);
-      std::vector<at::Tensor> wholes;
-      double next = 0;
-      for (const auto& extent : kSome) {
+      std::vector<at::Tensor> wholes, ordered;
+      double next = 1;
+      for (size_t i = 0; i < kSome.size(); i++) {
         int64_t n = 1;
-        for (const int64_t size : extent.sizes) n *= size;
-        wholes.push_back(at::arange(next, next + static_cast<double>(n), at::kFloat).view(extent.sizes));
+        for (const int64_t size : kSome[i].sizes) n *= size;
+        wholes.push_back(at::arange(next, next + static_cast<double>(n), at::kFloat).view(kSome[i].sizes));
+        ordered.push_back(layout.in_order(i, wholes.back()));
         next += static_cast<double>(n);
       }
-      for (size_t i = 0; i < wholes.size(); i++) layout.scatter(i, wholes[i], gathered, 2);
-      for (size_t i = 0; i < wholes.size(); i++) {
-        EXPECT_TRUE(at::equal(layout.assemble(i, gathered), wholes[i].mul(2))) << ranks << flat << i;
-        for (int64_t r = 0; r < ranks; r++) {  // and each shard has its piece
+      EXPECT_TRUE(ordered[0].is_same(wholes[0]));  // no copy of what is cut along its first dim
+      const auto reduce = layout.gradient_runs({1, 1, 1, 1});
+      const std::vector<at::Tensor> gathered{at::full({layout.gathered_numel()}, -1.0),
+                                             at::full({layout.landing_numel()}, -1.0)};
+      for (int64_t r = 0; r < ranks; r++) {
+        const auto shard = read(reduce, r, ordered);
+        ASSERT_EQ(shard.numel(), layout.shard_numel());
+        for (size_t i = 0; i < wholes.size(); i++) {
           const auto place = layout.in_shard(i, r), part = layout.in_parameter(i, r);
-          const auto piece = gathered.narrow(0, r * layout.shard_numel() + place.begin, place.size);
           const auto wanted = flat ? wholes[i].view(-1).narrow(0, part.begin, part.size)
                                    : wholes[i].narrow(kSome[i].dim, part.begin, part.size);
-          EXPECT_TRUE(at::equal(piece.view(wanted.sizes()), wanted.mul(2)));
+          EXPECT_TRUE(at::equal(shard.narrow(0, place.begin, place.size).view(wanted.sizes()), wanted));
         }
+        write(layout.gather_runs(), r, shard, gathered);
       }
+      layout.leave_landing(gathered[1], gathered[0]);
+      for (size_t i = 0; i < wholes.size(); i++)
+        EXPECT_TRUE(at::equal(layout.whole(i, gathered[0]), wholes[i])) << ranks << flat << i;
     }
+}
+
+TEST(ShardLayout, GradientsThatHaveNotComeAreZeros) {
+  const auto layout = ShardLayout::per_parameter(kSome, 2);
+  const auto runs = layout.gradient_runs({0, 1, 0, 1});
+  EXPECT_EQ(runs[0], (std::vector<comm::Run>{{comm::kPadding, 0, 9}, {1, 0, 2}, {comm::kPadding, 0, 8}, {3, 0, 1}}));
+  EXPECT_EQ(runs[1], (std::vector<comm::Run>{{comm::kPadding, 0, 9}, {1, 2, 2}, {comm::kPadding, 0, 9}}));
 }
 
 }  // namespace

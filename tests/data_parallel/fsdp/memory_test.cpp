@@ -1,0 +1,90 @@
+// The memory that a step of sharded training takes is promised. Ranks are processes: the allocator is counted in each.
+#include "tessera/data_parallel/fsdp/fully_shard.h"
+#include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
+#include "tessera/models/gpt2.h"
+#include "tessera/models/loss.h"
+#include "tessera/optim/adam.h"
+#include "tessera/testing/spawn.h"
+#include "tessera/testing/step_memory.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera {
+namespace {
+
+using models::GPT2;
+using testing::CountingAllocator;
+using testing::Rank;
+using testing::StepMemory;
+
+// Eight units of 0.8 MB, to which what else is allocated is small.
+const models::GPT2Config kConfig{.vocab_size = 64, .max_seq_len = 8, .n_layer = 8, .n_head = 2, .n_embd = 128};
+
+int64_t numel_of(const torch::nn::Module& module) {
+  int64_t total = 0;
+  for (const auto& p : module.parameters()) total += p.numel();
+  return total;
+}
+
+StepMemory third_step(CountingAllocator& count, GPT2& model) {
+  const auto tokens = torch::randint(kConfig.vocab_size, {1, 5}, torch::kLong);
+  optim::AdamW optimizer(model->parameters(), {.fused = true});
+  StepMemory found;
+  for (int step = 0; step < 3; step++) {
+    optimizer.zero_grad();
+    found = testing::measure_step(
+        count, [&] { return models::loss(model(tokens.narrow(1, 0, 4)), tokens.narrow(1, 1, 4)); },
+        [&] { optimizer.step(); });
+  }
+  return found;
+}
+
+// cut(module, keep): keep says whether units stay whole from forward to backward.
+template <class Cut>
+void check(Rank& me, Cut cut) {
+  StepMemory plain;
+  testing::UnitSizes sizes;
+  {
+    CountingAllocator count;
+    GPT2 model(kConfig);
+    sizes = {numel_of(*model), numel_of(*model), numel_of(*model->h[0])};
+    sizes.root -= kConfig.n_layer * sizes.largest;
+    plain = third_step(count, model);
+  }
+  const auto promise = testing::promise_of(sizes, me.size(), plain.forward - plain.before);
+  for (const bool keep : {false, true}) {
+    CountingAllocator count;
+    GPT2 model(kConfig);
+    for (auto& block : model->h) cut(block, keep);
+    cut(model, keep);
+    const auto found = third_step(count, model);
+    const int64_t all_gathered = keep && me.size() > 1 ? 4 * (sizes.all - sizes.root) - promise.gathered : 0;
+    EXPECT_LE(found.peak(), 1.05 * static_cast<double>(promise.total() + all_gathered)) << promise;
+    // Nothing is left of what was gathered: after forward only the root is, after the step not even that.
+    const double slack = 0.05 * static_cast<double>(promise.state);
+    EXPECT_NEAR(found.before, 0.75 * static_cast<double>(promise.state), slack);
+    EXPECT_NEAR(found.after, promise.state, slack);
+    if (!keep)
+      EXPECT_LE(found.after_forward, static_cast<double>(found.before + promise.root + promise.activations) + slack);
+  }
+}
+
+const auto kFullyShard = [](auto& module, bool keep) { fully_shard(module, {.reshard_after_forward = !keep}); };
+const auto kFlat = [](auto& module, bool keep) {
+  FullyShardedDataParallel(module,
+                           {.sharding_strategy = keep ? ShardingStrategy::ShardGradOp : ShardingStrategy::FullShard});
+};
+
+TEST(FsdpMemory, IsAsPromised) {
+  for (const int64_t ranks : {1, 2})
+    testing::spawn_ranks(ranks,
+                         [](Rank& me) {
+                           check(me, kFullyShard);
+                           check(me, kFlat);
+                         },
+                         {.backend = "shm"});
+}
+
+}  // namespace
+}  // namespace tessera
