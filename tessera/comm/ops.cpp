@@ -54,10 +54,15 @@ void check_sizes(const char* op, const at::Tensor& x, int64_t dim, Sizes sizes, 
                 x.sizes(), " must be ", want, " on rank ", group.rank(), ", by sizes ", sizes);
 }
 
-at::Tensor all_reduce_kernel(const at::Tensor& x, std::string_view op, const Group& group) {
-  at::Tensor out = x.clone(at::MemoryFormat::Contiguous);
+// Each is first written for an `out` that is given, without gaps; the op makes one. Compiled steps have theirs.
+at::Tensor& all_reduce_out(const at::Tensor& x, std::string_view op, const Group& group, at::Tensor& out) {
+  out.copy_(x);
   group->add_pending(out, group->all_reduce(out, parse_reduce_op(op), kFunctional));
   return out;
+}
+at::Tensor all_reduce_kernel(const at::Tensor& x, std::string_view op, const Group& group) {
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  return all_reduce_out(x, op, group, out);
 }
 
 Tensors all_reduce_coalesced_kernel(at::TensorList xs, std::string_view op, const Group& group) {
@@ -69,17 +74,19 @@ Tensors all_reduce_coalesced_kernel(at::TensorList xs, std::string_view op, cons
   return outs;
 }
 
-at::Tensor broadcast_kernel(const at::Tensor& x, int64_t source, const Group& group) {
-  at::Tensor out = group->rank() == source ? x.clone(at::MemoryFormat::Contiguous) : at::empty(x.sizes(), x.options());
+at::Tensor& broadcast_out(const at::Tensor& x, int64_t source, const Group& group, at::Tensor& out) {
+  if (group->rank() == source) out.copy_(x);
   group->add_pending(out, group->broadcast(out, source, kFunctional));
   return out;
+}
+at::Tensor broadcast_kernel(const at::Tensor& x, int64_t source, const Group& group) {
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  return broadcast_out(x, source, group, out);
 }
 
 // Every rank sends its x as it lies in memory, padded to the longest; the pieces are put in place when they have come.
 //   wire (size, longest): | rank 0's x | rank 1's x .. |   ->   out, cut along dim: sizes[0], sizes[1], ...
-at::Tensor all_gather_kernel(const at::Tensor& x, int64_t dim, Sizes sizes, const Group& group) {
-  check_sizes("all_gather", x, dim, sizes, own_part(sizes, *group), *group);
-  at::Tensor out = at::empty(with_extent(x.sizes(), dim, sum(sizes)), x.options());
+at::Tensor& all_gather_out(const at::Tensor& x, int64_t dim, Sizes sizes, const Group& group, at::Tensor& out) {
   if (all_equal(sizes) && joins_memory(x.sizes(), dim, sizes)) {
     group->add_pending(out, group->all_gather_into_tensor(out, x, kFunctional));
     return out;
@@ -104,15 +111,16 @@ at::Tensor all_gather_kernel(const at::Tensor& x, int64_t dim, Sizes sizes, cons
   group->add_pending(out, std::move(work));
   return out;
 }
+at::Tensor all_gather_kernel(const at::Tensor& x, int64_t dim, Sizes sizes, const Group& group) {
+  check_sizes("all_gather", x, dim, sizes, own_part(sizes, *group), *group);
+  at::Tensor out = at::empty(with_extent(x.sizes(), dim, sum(sizes)), x.options());
+  return all_gather_out(x, dim, sizes, group, out);
+}
 
-at::Tensor reduce_scatter_kernel(const at::Tensor& x, int64_t dim, Sizes sizes, std::string_view op,
-                                 const Group& group) {
-  check_sizes("reduce_scatter", x, dim, sizes, sum(sizes), *group);
+at::Tensor& reduce_scatter_out(const at::Tensor& x, int64_t dim, Sizes sizes, std::string_view op, const Group& group,
+                               at::Tensor& out) {
   const ReduceOp reduce_op = parse_reduce_op(op);
-  const int64_t own = sizes[static_cast<size_t>(group->rank())];
-  const Shape shape = with_extent(x.sizes(), dim, own);
   if (all_equal(sizes) && joins_memory(x.sizes(), dim, sizes)) {
-    at::Tensor out = at::empty(shape, x.options());
     group->add_pending(out, group->reduce_scatter_tensor(out, x, reduce_op, kFunctional));
     return out;
   }
@@ -126,12 +134,17 @@ at::Tensor reduce_scatter_kernel(const at::Tensor& x, int64_t dim, Sizes sizes, 
     begin += sizes[r];
   }
   // A rank with less than the longest gets its part into a buffer with room for the padding.
-  at::Tensor out = at::empty(shape, x.options());
   at::Tensor take = out.numel() == padded ? out : at::empty({padded}, x.options());
   Work work = group->reduce_scatter_tensor(take, wire, reduce_op, kFunctional);
   if (!take.is_same(out)) work.then([out, take] { out.view({-1}).copy_(take.narrow(0, 0, out.numel())); });
   group->add_pending(out, std::move(work));
   return out;
+}
+at::Tensor reduce_scatter_kernel(const at::Tensor& x, int64_t dim, Sizes sizes, std::string_view op,
+                                 const Group& group) {
+  check_sizes("reduce_scatter", x, dim, sizes, sum(sizes), *group);
+  at::Tensor out = at::empty(with_extent(x.sizes(), dim, sizes[static_cast<size_t>(group->rank())]), x.options());
+  return reduce_scatter_out(x, dim, sizes, op, group, out);
 }
 
 // Each tensor of the list is padded on its own; all of them travel as one message.
@@ -199,8 +212,9 @@ Tensors reduce_scatter_coalesced_kernel(at::TensorList xs, Sizes dims, Sizes siz
 }
 
 // Pieces travel as they lie in memory, one after the other; sizes in elements, so nothing is padded.
-at::Tensor all_to_all_kernel(const at::Tensor& x, int64_t split_dim, Sizes split_sizes, int64_t cat_dim,
-                             Sizes cat_sizes, const Group& group) {
+// The shape of what arrives. Throws UsageError for sizes that do not go together.
+Shape check_all_to_all(const at::Tensor& x, int64_t split_dim, Sizes split_sizes, int64_t cat_dim, Sizes cat_sizes,
+                       const Group& group) {
   check_sizes("all_to_all", x, split_dim, split_sizes, sum(split_sizes), *group);
   const int64_t kept = own_part(cat_sizes, *group);
   if (split_dim != cat_dim)
@@ -209,6 +223,12 @@ at::Tensor all_to_all_kernel(const at::Tensor& x, int64_t split_dim, Sizes split
     TESSERA_CHECK(kept == own_part(split_sizes, *group), UsageError, "all_to_all on group '", group->name(),
                   "' along dim ", split_dim, ": rank ", group->rank(), " sends ", own_part(split_sizes, *group),
                   " to itself, and cannot receive ", kept, " from itself");
+  const Shape piece = with_extent(x.sizes(), split_dim, own_part(split_sizes, *group));
+  return with_extent(piece, cat_dim, sum(cat_sizes));
+}
+
+at::Tensor& all_to_all_out(const at::Tensor& x, int64_t split_dim, Sizes split_sizes, int64_t cat_dim, Sizes cat_sizes,
+                           const Group& group, at::Tensor& out) {
   const size_t n = static_cast<size_t>(group->size());
   const int64_t own = split_sizes[static_cast<size_t>(group->rank())];
   std::vector<int64_t> in_splits(n), out_splits(n);
@@ -230,7 +250,6 @@ at::Tensor all_to_all_kernel(const at::Tensor& x, int64_t split_dim, Sizes split
       offset += from.numel();
     }
   }
-  at::Tensor out = at::empty(with_extent(piece, cat_dim, sum(cat_sizes)), x.options());
   if (joins_memory(out.sizes(), cat_dim, cat_sizes)) {
     at::Tensor flat = out.view({-1});
     group->add_pending(out, group->all_to_all_single(flat, give, out_splits, in_splits, kFunctional));
@@ -249,6 +268,11 @@ at::Tensor all_to_all_kernel(const at::Tensor& x, int64_t split_dim, Sizes split
   });
   group->add_pending(out, std::move(work));
   return out;
+}
+at::Tensor all_to_all_kernel(const at::Tensor& x, int64_t split_dim, Sizes split_sizes, int64_t cat_dim,
+                             Sizes cat_sizes, const Group& group) {
+  at::Tensor out = at::empty(check_all_to_all(x, split_dim, split_sizes, cat_dim, cat_sizes, group), x.options());
+  return all_to_all_out(x, split_dim, split_sizes, cat_dim, cat_sizes, group, out);
 }
 
 at::Tensor wait_kernel(const at::Tensor& x, const Group& group) {
@@ -294,6 +318,14 @@ TORCH_LIBRARY(tessera, m) {
         ") -> Tensor");
   m.def("broadcast(Tensor x, int source, " TESSERA_GROUP ") -> Tensor");
   m.def("wait(Tensor(a!) x, " TESSERA_GROUP ") -> Tensor(a!)");
+  // The same into memory that is given: of the result's shape, without gaps.
+  m.def("all_reduce.out(Tensor x, str op, " TESSERA_GROUP ", *, Tensor(a!) out) -> Tensor(a!)");
+  m.def("all_gather.out(Tensor x, int dim, int[] sizes, " TESSERA_GROUP ", *, Tensor(a!) out) -> Tensor(a!)");
+  m.def("reduce_scatter.out(Tensor x, int dim, int[] sizes, str op, " TESSERA_GROUP
+        ", *, Tensor(a!) out) -> Tensor(a!)");
+  m.def("all_to_all.out(Tensor x, int split_dim, int[] split_sizes, int cat_dim, int[] cat_sizes, " TESSERA_GROUP
+        ", *, Tensor(a!) out) -> Tensor(a!)");
+  m.def("broadcast.out(Tensor x, int source, " TESSERA_GROUP ", *, Tensor(a!) out) -> Tensor(a!)");
   // Into the argument's own memory (inplace_ops.cpp).
   m.def("all_reduce_(Tensor(a!) x, str op, " TESSERA_GROUP ") -> Tensor(a!)");
   m.def("broadcast_(Tensor(a!) x, int source, " TESSERA_GROUP ") -> Tensor(a!)");
@@ -317,6 +349,17 @@ TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, m) {
   m.impl("all_gather_into_", detail::all_gather_into);
   m.impl("reduce_scatter_into_", detail::reduce_scatter_into);
 }
+
+// By device: a compiled step takes an out= form only if it has a kernel of its own.
+#define TESSERA_OUT_FORMS(m)                        \
+  m.impl("all_reduce.out", all_reduce_out);         \
+  m.impl("all_gather.out", all_gather_out);         \
+  m.impl("reduce_scatter.out", reduce_scatter_out); \
+  m.impl("all_to_all.out", all_to_all_out);         \
+  m.impl("broadcast.out", broadcast_out)
+TORCH_LIBRARY_IMPL(tessera, CPU, m) { TESSERA_OUT_FORMS(m); }
+TORCH_LIBRARY_IMPL(tessera, CUDA, m) { TESSERA_OUT_FORMS(m); }
+#undef TESSERA_OUT_FORMS
 
 at::Tensor all_reduce(const at::Tensor& x, ReduceOp reduce_op, const Group& group) {
   static auto handle = op<decltype(all_reduce_kernel)>("tessera::all_reduce");

@@ -110,9 +110,12 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
   numbers.offset = static_cast<int64_t>(streams.start().offset);
   Tracer tracer(lifted, std::move(numbers));
   try {
-    const CompilingScope compiling;
+    WholeParameters whole;
+    const CompilingScope compiling(&whole);
     const OpModeScope on(tracer);
+    if (options.parallel_mode) whole.open(*options.parallel_mode, arguments);
     auto returned = step();
+    whole.close();
     const at::NoGradGuard no_grad;
     returned_.clear();
     for (const auto& t : returned) {
@@ -155,6 +158,14 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
 
   auto traced = tracer.finish();
   auto& program = traced.program;
+  if (options.parallel_mode)
+    for (const auto& input : program.inputs) {
+      const auto& handle = traced.handles[static_cast<size_t>(program.buffer_of(input.value))];
+      TESSERA_CHECK(input.role != Role::Captured || !handle.requires_grad(), UsageError,
+                    "compile: the step uses a parameter of shape ", handle.sizes(),
+                    " that is not one of its arguments' (a lambda that captures its model?); under DataParallel the "
+                    "model must be an argument, or its parameters would stay as they are on every rank");
+    }
   TESSERA_CHECK(!program.nodes.empty(), UsageError,
                 "compile: the step did nothing with tensors; there is nothing to compile");
   report_ = run_passes(program, options.passes, options.verified);
@@ -235,6 +246,7 @@ Tensors CompiledProgram::run(const Arguments& arguments) {
 }
 
 Tensors StepCache::call(const Arguments& arguments, const std::function<Tensors()>& step) {
+  if (options_.parallel_mode) check(*options_.parallel_mode, arguments);
   const auto signature = signature_of(arguments);
   for (size_t i = 0; i < programs_.size(); i++)
     if (programs_[i]->fits(arguments, signature)) {
@@ -246,6 +258,10 @@ Tensors StepCache::call(const Arguments& arguments, const std::function<Tensors(
     warn_once(c10::str("compile/", static_cast<const void*>(this)),
               c10::str("compile: the step is compiled again, because ", signature.difference(programs_[0]->signature()),
                        "; this is said once, and at most ", options_.cache_size, " programs are kept"));
+  if (options_.parallel_mode && (partitioned_.empty() || partitioned_[0] != arguments.modules.at(0))) {
+    partition(*options_.parallel_mode, arguments);
+    partitioned_.assign(1, arguments.modules[0]);
+  }
   auto program = std::make_unique<CompiledProgram>(arguments, step, options_);
   if (programs_.size() >= options_.cache_size) programs_.pop_back();
   programs_.insert(programs_.begin(), std::move(program));

@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/compile/data_parallel.h"
 #include "tessera/compile/passes/pass.h"
 #include "tessera/compile/replay/executable.h"
 #include "tessera/compile/signature.h"
@@ -12,6 +13,7 @@
 namespace tessera::compiler {
 
 struct StepOptions {
+  std::optional<DataParallel> parallel_mode = {};
   std::vector<Pass> passes = {};
   bool verified = false;  // the program is checked after each pass
   size_t cache_size = 8;  // programs for different arguments; the one that was not used the longest goes
@@ -71,6 +73,7 @@ class StepCache {
 
  private:
   StepOptions options_;
+  std::vector<const void*> partitioned_;                    // modules that are, already
   std::vector<std::unique_ptr<CompiledProgram>> programs_;  // last used first
 };
 

@@ -1,5 +1,6 @@
 #include "tessera/optim/optimizer.h"
 
+#include "tessera/base/compiling.h"
 #include "tessera/base/error.h"
 
 #include <ATen/core/grad_mode.h>
@@ -144,6 +145,7 @@ bool Optimizer::takes_scaling(size_t group) const {
 
 void Optimizer::step(const Scaling* scaling) {
   const at::NoGradGuard no_grad;
+  if (compiling()) CompilingScope::before_optimizer_step();
   for (size_t g = 0; scaling && g < groups_.size(); g++)
     TESSERA_CHECK(takes_scaling(g), UsageError, kind(), ": group ", g,
                   " is not fused: it takes gradients that are already unscaled, as GradScaler::unscale_ leaves them");

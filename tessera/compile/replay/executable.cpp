@@ -156,6 +156,10 @@ void Executable::prepare_step(size_t n, const Node& node) {
     for (const auto& result : node.results)
       step.kernel.arguments.emplace_back(tensors_[static_cast<size_t>(std::get<ValueId>(result))]);
   } else if (!writes) {
+    // What is pending is known by its storage; what is returned must not share one with the next run's.
+    step.moves_storage = kind_of(node) == OpKind::Collective;
+    node.each_result(
+        [&](ValueId id) { step.moves_storage |= returned_[static_cast<size_t>(program_.buffer_of(id))] != 0; });
     int64_t flat = 0;
     for (size_t i = 0; i < node.results.size(); i++) {
       if (const auto* id = std::get_if<ValueId>(&node.results[i])) {
@@ -187,19 +191,21 @@ void Executable::give_new_memory(int32_t buffer) {
 }
 
 // What a kernel has made becomes the memory of the value: those who read it have it in their arguments already.
-void Executable::move_in(const at::Tensor& made, ValueId id) {
+void Executable::move_in(const at::Tensor& made, ValueId id, bool whole) {
   const auto& value = program_[id];
   auto* impl = made.unsafeGetTensorImpl();
-  if (C10_LIKELY(impl->storage_offset() == value.offset && impl->strides() == c10::IntArrayRef(value.type.strides) &&
-                 impl->storage().use_count() == 1)) {
-    const auto& storage = storages_[static_cast<size_t>(value.buffer)];
-    if (returned_[static_cast<size_t>(value.buffer)]) return bind(value.buffer, made.storage(), 0);
-    auto& mine = const_cast<c10::DataPtr&>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
-    auto& its = const_cast<c10::DataPtr&>(impl->storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
-    std::swap(mine, its);
-    return;
+  const bool lies_right =
+      impl->storage_offset() == value.offset && impl->strides() == c10::IntArrayRef(value.type.strides);
+  if (C10_UNLIKELY(!lies_right)) {
+    tensors_[static_cast<size_t>(id)].copy_(made);
+  } else if (whole) {
+    bind(value.buffer, made.storage(), 0);
+  } else {
+    const auto bytes = [](const c10::Storage& storage) -> c10::DataPtr& {
+      return const_cast<c10::DataPtr&>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
+    };
+    std::swap(bytes(storages_[static_cast<size_t>(value.buffer)]), bytes(impl->storage()));
   }
-  tensors_[static_cast<size_t>(id)].copy_(made);
 }
 
 void Executable::run() {
@@ -211,8 +217,9 @@ void Executable::run() {
     for (const auto buffer : step.fresh) give_new_memory(buffer);
     for (const auto& [i, live] : step.live) step.kernel.arguments[i] = read(live);
     step.kernel.call(stack_);
-    for (const auto& [i, id] : step.moved) move_in(stack_[i].toTensor(), id);
-    for (const auto& [i, at, id] : step.moved_lists) move_in(stack_[i].toTensorList()[static_cast<size_t>(at)], id);
+    for (const auto& [i, id] : step.moved) move_in(stack_[i].toTensor(), id, step.moves_storage);
+    for (const auto& [i, at, id] : step.moved_lists)
+      move_in(stack_[i].toTensorList()[static_cast<size_t>(at)], id, step.moves_storage);
     step.runs++;
   }
   stack_.clear();

@@ -52,6 +52,7 @@ class Executable {
     };
     std::vector<std::pair<size_t, ValueId>> moved = {};  // result -> the value whose memory it becomes
     std::vector<InList> moved_lists = {};
+    bool moves_storage = false;       // not only the bytes in it
     std::vector<int32_t> fresh = {};  // buffers put out, which get new memory
     int64_t runs = 0;
   };
@@ -60,7 +61,7 @@ class Executable {
   at::Tensor tensor_for(ValueId value) const;
   c10::IValue argument(const Arg& arg, const c10::Argument& described) const;
   void give_new_memory(int32_t buffer);
-  void move_in(const at::Tensor& made, ValueId id);
+  void move_in(const at::Tensor& made, ValueId id, bool whole);
   c10::IValue read(const Live& live) const;
 
   Program program_;
