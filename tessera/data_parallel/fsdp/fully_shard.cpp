@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/data_parallel/fsdp/claims.h"
 #include "tessera/data_parallel/fsdp/joint_spec.h"
 #include "tessera/data_parallel/fsdp/sharded_module.h"
 #include "tessera/data_parallel/fsdp/unhooked.h"
@@ -140,7 +141,9 @@ FSDPModule shard(const std::vector<Module*>& modules, const FullyShardOptions& o
   const auto replicas = mesh.ndim() == 2 ? mesh.get_group(0) : comm::Group();
   auto turn = std::make_shared<Turn>();
   options.reshard_after_forward.apply(*turn, shards);
-  auto [members, extents] = cut(free_parameters(modules, options.ignored_params), mesh, options);
+  const auto parameters = free_parameters(modules, options.ignored_params);
+  for (const auto* module : modules) check_unclaimed(kWhat, *module, parameters);
+  auto [members, extents] = cut(parameters, mesh, options);
   if (!std::all_of(modules.begin(), modules.end(), [](const Module* module) { return has_hook_point(*module); }))
     return FSDPModule(shard_without_hooks(modules, members, std::move(turn), options), *modules[0]);
   const auto& policy = options.mp_policy;

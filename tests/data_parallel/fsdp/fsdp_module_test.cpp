@@ -272,6 +272,10 @@ TEST(FSDPModule, Refuses) {
     EXPECT_ERROR(UsageError, fully_shard(model, options), "layers.0.one", "single number");
     fully_shard(model->layers[1], options);
     EXPECT_ERROR(UsageError, fully_shard(model->layers[1], options), "MLP is sharded already");
+    MLP outer(models::mlp_module());
+    fully_shard(outer, options);
+    EXPECT_ERROR(UsageError, fully_shard(outer->layers[1], options), "weight is sharded already, as part of MLP",
+                 "inner modules before outer ones");
     MLP mixed(models::mlp_module());
     mixed->layers[1]->to(torch::kDouble);
     EXPECT_ERROR(UsageError, fully_shard(mixed, options), "net2.weight is Double", "net1.weight is Float");
