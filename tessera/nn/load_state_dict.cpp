@@ -4,6 +4,7 @@
 #include "tessera/base/nearest.h"
 #include "tessera/nn/detail/fit_value.h"
 #include "tessera/nn/detail/module_slots.h"
+#include "tessera/nn/detail/plan_load.h"
 #include "tessera/nn/module_tree.h"
 
 #include <ATen/core/grad_mode.h>
@@ -16,22 +17,14 @@
 namespace tessera {
 namespace {
 
+using detail::LoadPlan;
 using detail::ModuleSlot;
 
-struct Load {
-  at::Tensor into, value;
-};
-
-// What is to be loaded, and what does not fit. Changes nothing.
-struct Plan {
-  std::vector<Load> loads;
-  LoadReport report;
-};
-
-Plan make_plan(const std::vector<ModuleSlot>& slots, const StateDict& dict) {
-  Plan plan;
+LoadPlan make_plan(const std::vector<ModuleSlot>& slots, const StateDict& dict) {
+  LoadPlan plan;
   std::unordered_set<std::string> known;
-  for (const auto& slot : slots) {
+  for (size_t i = 0; i < slots.size(); i++) {
+    const auto& slot = slots[i];
     known.insert(slot.name);
     const at::Tensor* value = dict.find(slot.name);
     if (!value) {
@@ -42,7 +35,7 @@ Plan make_plan(const std::vector<ModuleSlot>& slots, const StateDict& dict) {
       const auto why = detail::why_no_fit(*value, slot.tensor);
       TESSERA_CHECK(why.empty(), UsageError, "load_state_dict: '", slot.name, "' of ", class_name(*slot.owner),
                     " cannot be loaded: ", why, ". Nothing was loaded.");
-      plan.loads.push_back({slot.tensor, *value});
+      plan.loads.push_back({i, *value});
     }
   }
   for (const auto& [name, value] : dict)
@@ -57,16 +50,6 @@ void replace_data(const at::Tensor& tensor, const at::Tensor& data) {
     tensor.set_data(data);
   else
     tensor.unsafeGetTensorImpl()->shallow_copy_from(data.getIntrusivePtr());
-}
-
-void execute(const Load& load, bool assign) {
-  auto value = detail::fit_value(load.value, load.into);
-  if (assign)
-    replace_data(load.into, value);
-  else if (load.into.is_meta())  // memory of its own: what trains later is not the dict
-    replace_data(load.into, value.to(load.into.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
-  else
-    load.into.copy_(value);
 }
 
 std::string explain(const torch::nn::Module& module, const std::vector<ModuleSlot>& slots, const LoadReport& report) {
@@ -104,13 +87,33 @@ std::ostream& operator<<(std::ostream& out, const LoadReport& report) {
   return out;
 }
 
+namespace detail {
+
+LoadPlan plan_load(const torch::nn::Module& module, const std::vector<ModuleSlot>& slots, const StateDict& dict,
+                   bool strict) {
+  auto plan = make_plan(slots, dict);
+  TESSERA_CHECK(!strict || plan.report.empty(), UsageError, explain(module, slots, plan.report));
+  return plan;
+}
+
+void load_value(const at::Tensor& into, const at::Tensor& value, bool assign) {
+  const auto fit = fit_value(value, into);
+  if (assign)
+    replace_data(into, fit);
+  else if (into.is_meta())  // memory of its own: what trains later is not the dict
+    replace_data(into, fit.to(into.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+  else
+    into.copy_(fit);
+}
+
+}  // namespace detail
+
 LoadReport load_state_dict(torch::nn::Module& module, const StateDict& dict, LoadOptions options) {
   const auto slots = detail::slots_of(module);
-  auto [loads, report] = make_plan(slots, dict);
-  TESSERA_CHECK(!options.strict || report.empty(), UsageError, explain(module, slots, report));
+  const auto plan = detail::plan_load(module, slots, dict, options.strict);
   at::NoGradGuard no_grad;
-  for (const auto& load : loads) execute(load, options.assign);
-  return report;
+  for (const auto& load : plan.loads) detail::load_value(slots[load.slot].tensor, load.value, options.assign);
+  return plan.report;
 }
 
 }  // namespace tessera

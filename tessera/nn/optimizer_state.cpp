@@ -3,6 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/nn/detail/fit_value.h"
 #include "tessera/nn/detail/module_slots.h"
+#include "tessera/nn/detail/plan_load.h"
 #include "tessera/nn/module_tree.h"
 
 #include <ATen/core/grad_mode.h>
@@ -20,15 +21,15 @@ std::string group_prefix(size_t group) { return c10::str(kGroups, group, "."); }
 // The parameters of the optimizer under their names in the module.
 class Parameters {
  public:
-  Parameters(const OptimizerAccess& optimizer, const torch::nn::Module& module) {
+  Parameters(const OptimizerAccess& optimizer, const std::vector<detail::ModuleSlot>& slots, const std::string& where) {
     std::unordered_map<const void*, std::vector<std::string>> names;
-    for (const auto& slot : detail::slots_of(module)) names[slot.tensor.unsafeGetTensorImpl()].push_back(slot.name);
+    for (const auto& slot : slots) names[slot.tensor.unsafeGetTensorImpl()].push_back(slot.name);
     const auto groups = optimizer.groups();
     for (size_t g = 0; g < groups.size(); g++)
       for (size_t i = 0; i < groups[g].size(); i++) {
         const auto found = names.find(groups[g][i].unsafeGetTensorImpl());
         TESSERA_CHECK(found != names.end(), UsageError, "parameter ", i, " of group ", g, " of this ", optimizer.kind(),
-                      ", of sizes ", groups[g][i].sizes(), ", is not in ", class_name(module),
+                      ", of sizes ", groups[g][i].sizes(), ", is not in ", where,
                       ": give the module whose parameters the optimizer was made with");
         if (!by_name_.emplace(found->second.front(), groups[g][i]).second) continue;  // listed twice
         first_names_.push_back(found->second.front());
@@ -145,8 +146,11 @@ StateDict fitted(const std::vector<OptimizerAccess::Row>& rows, const StateDict&
 
 }  // namespace
 
-StateDict optimizer_state_dict(OptimizerAccess& optimizer, const torch::nn::Module& module) {
-  const Parameters parameters(optimizer, module);
+namespace detail {
+
+StateDict optimizer_state_dict(OptimizerAccess& optimizer, const std::vector<ModuleSlot>& slots,
+                               const std::string& where) {
+  const Parameters parameters(optimizer, slots, where);
   StateDict dict;
   for (const auto& name : parameters.names())
     dict.insert_all(kState + name + ".", optimizer.state(parameters.at(name)));
@@ -154,14 +158,14 @@ StateDict optimizer_state_dict(OptimizerAccess& optimizer, const torch::nn::Modu
   return dict;
 }
 
-LoadReport load_optimizer_state_dict(OptimizerAccess& optimizer, const torch::nn::Module& module, const StateDict& dict,
-                                     LoadOptions options) {
-  const Parameters parameters(optimizer, module);
+LoadReport load_optimizer_state_dict(OptimizerAccess& optimizer, const std::vector<ModuleSlot>& slots,
+                                     const std::string& where, const StateDict& dict, LoadOptions options) {
+  const Parameters parameters(optimizer, slots, where);
   auto plan = make_plan(optimizer, parameters, dict);
   TESSERA_CHECK(!options.strict || plan.report.empty(), UsageError,
                 "load_optimizer_state_dict: the dict does not fit this ", optimizer.kind(), " of ",
-                optimizer.groups().size(), " groups and the parameters of ", class_name(module),
-                "; nothing was loaded.\n", plan.report, "Pass {.strict = false} to load what fits.");
+                optimizer.groups().size(), " groups and the parameters of ", where, "; nothing was loaded.\n",
+                plan.report, "Pass {.strict = false} to load what fits.");
   for (size_t g = 0; g < plan.options.size(); g++) optimizer.check_options(g, plan.options[g]);
   at::NoGradGuard no_grad;
   const auto rows = optimizer.rows();
@@ -175,6 +179,17 @@ LoadReport load_optimizer_state_dict(OptimizerAccess& optimizer, const torch::nn
   }
   for (size_t g = 0; g < plan.options.size(); g++) optimizer.set_options(g, plan.options[g]);
   return plan.report;
+}
+
+}  // namespace detail
+
+StateDict optimizer_state_dict(OptimizerAccess& optimizer, const torch::nn::Module& module) {
+  return detail::optimizer_state_dict(optimizer, detail::slots_of(module), class_name(module));
+}
+
+LoadReport load_optimizer_state_dict(OptimizerAccess& optimizer, const torch::nn::Module& module, const StateDict& dict,
+                                     LoadOptions options) {
+  return detail::load_optimizer_state_dict(optimizer, detail::slots_of(module), class_name(module), dict, options);
 }
 
 StateDict optimizer_state_dict(torch::optim::Optimizer& optimizer, const torch::nn::Module& module) {

@@ -23,11 +23,21 @@ Registration::Registration(Module& module, const std::vector<at::Tensor>& origin
     };
     Owner owner{&each, registered(each), Dict()};
     if (&each == &module) owner.flat.insert(name, flat);
+    bool any = &each == &module;
     for (const auto& item : owner.originals)
-      if (!taken(item.value())) owner.flat.insert(item.key(), item.value());
-    owners_.push_back(std::move(owner));
+      if (taken(item.value()))
+        any = true;
+      else
+        owner.flat.insert(item.key(), item.value());
+    if (any) owners_.push_back(std::move(owner));  // the others belong to units inside
   });
   show_flat();
+}
+
+std::vector<Module*> Registration::taken_from() const {
+  std::vector<Module*> modules;
+  for (size_t i = 1; i < owners_.size(); i++) modules.push_back(owners_[i].module);
+  return modules;
 }
 
 void Registration::show_originals() {

@@ -13,6 +13,7 @@ class Registration {
   // Takes the tensors out of `module` and of everything below, and puts `flat` into it.
   Registration(torch::nn::Module& module, const std::vector<at::Tensor>& originals, const std::string& name,
                const at::Tensor& flat);
+  std::vector<torch::nn::Module*> taken_from() const;  // without `module` itself
   void show_originals();
   void show_flat();
 

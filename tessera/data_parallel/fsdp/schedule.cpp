@@ -50,7 +50,8 @@ void Schedule::prefetch(Turn& turn, const std::vector<std::weak_ptr<Turn>>& aske
   std::vector<Turn*> next;
   for (const auto& each : asked)
     if (const auto other = each.lock()) next.push_back(other.get());
-  if (asked.empty()) next.push_back(neighbour(turn, step));
+  if (asked.empty())
+    for (int n = 1; n <= turn.ahead; n++) next.push_back(neighbour(turn, step * n));
   for (auto* other : next) {
     if (!other) continue;
     const bool over = step > 0 ? contains(order_, other) : other->task == task_ || !other->unshard_in_backward;

@@ -34,6 +34,7 @@ struct Turn {  // a unit, and how it takes part
   bool all_reduce = true;                          // over replicas, too
   bool is_last_backward = true;                    // of the root: wait for reductions when backward ends
   bool prefetch_forward = true;
+  int ahead = 1;  // how many units, forward and backward
   BackwardPrefetch prefetch_backward = BackwardPrefetch::Pre;
   // Not empty: gathered in place of the neighbour.
   std::vector<std::weak_ptr<Turn>> forward_prefetch = {}, backward_prefetch = {};

@@ -105,7 +105,8 @@ Part ShardLayout::in_parameter(size_t i, int64_t rank) const {
 
 std::vector<int64_t> ShardLayout::piece_sizes(size_t i, int64_t rank) const {
   const auto part = in_parameter(i, rank);
-  if (flat_) return {part.size};
+  if (flat_ && ranks_ > 1) return {part.size};
+  if (flat_) return extents_[i].sizes;
   auto sizes = extents_[i].sizes;
   sizes[static_cast<size_t>(extents_[i].dim)] = part.size;
   return sizes;
@@ -115,6 +116,19 @@ Part ShardLayout::in_shard(size_t i, int64_t rank) const {
   if (!flat_) return {offsets_[i], numel(piece_sizes(i, rank))};
   const auto part = in_parameter(i, rank);
   return {part.size == 0 ? 0 : offsets_[i] + part.begin - rank * shard_, part.size};
+}
+
+at::Tensor ShardLayout::cut(size_t i, const at::Tensor& whole, int64_t rank) const {
+  const auto part = in_parameter(i, rank);
+  return flat_ ? whole.reshape({-1}).narrow(0, part.begin, part.size)
+               : whole.narrow(extents_[i].dim, part.begin, part.size);
+}
+
+void ShardLayout::put(size_t i, const at::Tensor& whole, int64_t rank, const at::Tensor& shard) const {
+  const auto place = in_shard(i, rank);
+  if (place.size == 0) return;
+  const auto piece = cut(i, whole, rank);
+  shard.narrow(0, place.begin, place.size).view(piece.sizes()).copy_(piece);
 }
 
 at::Tensor ShardLayout::whole(size_t i, const at::Tensor& gathered) const {

@@ -49,13 +49,19 @@ class ShardLayout {
   int64_t numel_of_all() const;  // parameters, without padding
   int64_t dim(size_t i) const { return extents_[i].dim; }
   size_t parameters() const { return extents_.size(); }
+  const std::vector<int64_t>& sizes(size_t i) const { return extents_[i].sizes; }
 
   // Of parameter i, in the shard of `rank`; empty if that has none of it.
   Part in_shard(size_t i, int64_t rank) const;
-  // The shape of that piece: one dim in a flat layout.
+  // The shape of that piece: one dim in a flat layout of several ranks.
   std::vector<int64_t> piece_sizes(size_t i, int64_t rank) const;
   // Which part of parameter i it is: a run of its elements in a flat layout, else of its indices along dim.
   Part in_parameter(size_t i, int64_t rank) const;
+
+  // That piece of a whole parameter: a view where it can be one.
+  at::Tensor cut(size_t i, const at::Tensor& whole, int64_t rank) const;
+  // Writes it to where the shard of `rank` (or a tensor like it: a gradient, a row of an optimizer) has it.
+  void put(size_t i, const at::Tensor& whole, int64_t rank, const at::Tensor& shard) const;
 
   // The parameter in the gathered buffer.
   at::Tensor whole(size_t i, const at::Tensor& gathered) const;

@@ -1,8 +1,11 @@
 #include "tessera/data_parallel/fsdp/sharded_module.h"
 
 #include "tessera/base/error.h"
+#include "tessera/data_parallel/fsdp/claims.h"
 #include "tessera/data_parallel/fsdp/tree.h"
 #include "tessera/nn/module_tree.h"
+
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <map>
@@ -27,6 +30,12 @@ Tensors cast(const Tensors& tensors, std::optional<c10::ScalarType> dtype) {
 }  // namespace
 
 Tensors run(ShardedModule& sharded, const Module& module, const Tensors& inputs, const ForwardCall& forward) {
+  if (sharded.summoned) {
+    TESSERA_CHECK(!at::GradMode::is_enabled(), UsageError, "module ", class_name(module),
+                  " runs inside of summon_full_params(), where it can compute no gradients; run it outside, or under ",
+                  "torch::NoGradGuard");
+    return forward(inputs);
+  }
   if (!sharded.schedule) make_tree(sharded);
   const auto schedule = sharded.schedule;  // forward may drop the module
   auto& turn = *sharded.turn;
@@ -79,6 +88,9 @@ void check_can_attach(const char* what, Module& module) {
 
 std::shared_ptr<ShardedModule> attach(std::vector<Module*> modules, std::shared_ptr<Turn> turn) {
   auto sharded = std::make_shared<ShardedModule>(std::move(modules), std::move(turn));
+  std::vector<at::Tensor> parameters;
+  for (const auto& member : sharded->turn->unit->members()) parameters.push_back(member.handle);
+  sharded->claim = claim(sharded->turn->unit->name(), parameters, {});
   for (auto* module : sharded->modules) {
     {
       const std::lock_guard lock(table_mutex);

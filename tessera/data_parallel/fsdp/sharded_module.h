@@ -6,6 +6,7 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 // Modules whose parameters are a unit: hooks on them call the schedule. Found again by the module.
@@ -23,6 +24,10 @@ struct ShardedModule {
   std::shared_ptr<Turn> turn;
   std::optional<Registration> registration;  // where a flat parameter stands for the originals
   std::shared_ptr<Schedule> schedule;        // the tree's; made in the first forward, by the root
+  std::shared_ptr<void> claim;               // to its parameters (claims.h)
+  bool summoned = false;                     // its parameters are whole because someone asked to see them
+  DeviceMesh mesh = {};                      // flat: over which it is cut and copied,
+  std::optional<int64_t> shard_axis = {};    // and which axis cuts; none does in NO_SHARD
 };
 
 // Hooks up the modules, which must be able to have hooks and not be sharded yet. They keep the state alive.

@@ -12,6 +12,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/StreamGuard.h>
 
@@ -19,16 +20,6 @@
 
 namespace tessera::data_parallel::fsdp {
 namespace {
-
-// A rank's piece of parameter i, from the whole of it to where a shard has it.
-void copy_piece(const ShardLayout& layout, size_t i, int64_t rank, const at::Tensor& whole, const at::Tensor& shard) {
-  const auto place = layout.in_shard(i, rank);
-  const auto part = layout.in_parameter(i, rank);
-  if (place.size == 0) return;
-  const auto piece = layout.is_flat() ? whole.reshape({-1}).narrow(0, part.begin, part.size)
-                                      : whole.narrow(layout.dim(i), part.begin, part.size);
-  shard.narrow(0, place.begin, place.size).view(layout.piece_sizes(i, rank)).copy_(piece);
-}
 
 bool lies_in(const at::Tensor& handle, const at::Tensor& shard) {
   return shard.defined() && is_dtensor(handle) &&
@@ -77,7 +68,7 @@ Unit::Unit(std::string name, std::vector<Member> members, ShardLayout layout, co
                            first.options().requires_grad(false).device(options_.offload ? at::kCPU : device_));
     bool trainable = false;
     for (size_t i = 0; i < members_.size(); i++) {
-      copy_piece(layout_, i, shards_->rank(), local_value(members_[i].handle).detach(), shard);
+      layout_.put(i, local_value(members_[i].handle).detach(), shards_->rank(), shard);
       trainable |= members_[i].handle.requires_grad();
     }
     flat_ = shard.requires_grad_(trainable);
@@ -142,8 +133,13 @@ void Unit::settle_writes(bool keep) {
   if (!open_) return;
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < members_.size(); i++) {
-    if (keep && shards_->size() > 1)
-      copy_piece(layout_, i, shards_->rank(), local_value(members_[i].handle).detach(), flat_);
+    const auto place = layout_.in_shard(i, shards_->rank());
+    if (keep && !computes_in_shard() && place.size > 0) {
+      // What did not change is not written: backward may still need the shard as it was.
+      const auto piece = layout_.cut(i, local_value(members_[i].handle).detach(), shards_->rank());
+      const auto kept = flat_.narrow(0, place.begin, place.size).view(piece.sizes());
+      if (!at::equal(piece.to(kept.options()), kept)) kept.copy_(piece);
+    }
     versions_[i] = static_cast<uint32_t>(members_[i].handle._version());
   }
 }
@@ -152,6 +148,7 @@ at::Tensor Unit::sharded_form(size_t i, const at::Tensor& shard) const {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto place = layout_.in_shard(i, shards_->rank());
   auto piece = shard.narrow(0, place.begin, place.size).view(layout_.piece_sizes(i, shards_->rank()));
+  if (layout_.is_flat() && layout_.ranks() == 1) return whole_form(i, piece);  // not cut: it keeps its shape
   return members_[i].sharded ? tessera::detail::wrap(std::move(piece), members_[i].sharded) : piece;
 }
 
@@ -163,6 +160,14 @@ at::Tensor Unit::whole_form(size_t i, const at::Tensor& view) const {
           ? members_[i].outer
           : intern(outer.mesh, outer.placements, outer.sizes, outer.strides, view.scalar_type(), view.device());
   return tessera::detail::wrap(view, spec);
+}
+
+c10::ScalarType Unit::whole_dtype() const {
+  return full_precision_ ? flat_.scalar_type() : options_.param_dtype.value_or(flat_.scalar_type());
+}
+
+bool Unit::computes_in_shard() const {
+  return shards_->size() == 1 && !options_.offload && whole_dtype() == flat_.scalar_type();
 }
 
 void Unit::gather() {
@@ -182,7 +187,7 @@ void Unit::gather() {
   } else {
     part_.reset();
     wire_ = flat_.detach();
-    wire_ = wire_.to(wire_.options().device(device_).dtype(options_.param_dtype.value_or(wire_.scalar_type())),
+    wire_ = wire_.to(wire_.options().device(device_).dtype(whole_dtype()),
                      /*non_blocking=*/false, /*copy=*/options_.offload && shards_->size() == 1);
     gathered_from_ = shards_;
   }
@@ -228,11 +233,13 @@ void Unit::open() {
 
 void Unit::show_whole(size_t i, const at::Tensor& whole) {
   auto& handle = members_[i].handle;
-  const bool other_dtype = whole.scalar_type() != handle.scalar_type();
+  const auto& sharded = local_value(handle);
+  const bool other_kind = whole.scalar_type() != sharded.scalar_type() || whole.device() != sharded.device();
   handle.set_data(whole_form(i, whole));
   versions_[i] = static_cast<uint32_t>(handle._version());
-  // set_data to another dtype makes autograd forget where gradients go, and a graph of before goes there still.
-  if (!other_dtype || !handle.requires_grad()) return;
+  // set_data to another dtype or device makes autograd forget where gradients go, and a graph of before goes there
+  // still.
+  if (!other_kind || !handle.requires_grad()) return;
   auto& accumulator = accumulators_[i];
   if (accumulator)
     set_accumulator(&torch::autograd::impl::set_grad_accumulator, handle, accumulator);
@@ -258,7 +265,7 @@ void Unit::hide() {
   const at::NoGradGuard no_grad;
   std::string written;
   for (size_t i = 0; i < members_.size(); i++)
-    if (static_cast<uint32_t>(members_[i].handle._version()) != versions_[i] && shards_->size() > 1)
+    if (static_cast<uint32_t>(members_[i].handle._version()) != versions_[i] && !computes_in_shard())
       written = members_[i].name;
   show_sharded();
   if (written.empty()) return;
@@ -286,7 +293,7 @@ void Unit::close_keeping_part(const comm::Group& few) {
   const at::NoGradGuard no_grad;
   auto part = at::zeros({few_layout_->shard_numel()}, gathered_.options());
   for (size_t i = 0; i < members_.size(); i++)
-    copy_piece(*few_layout_, i, few_->rank(), gathered_layout().whole(i, gathered_), part);
+    few_layout_->put(i, gathered_layout().whole(i, gathered_), few_->rank(), part);
   close();
   part_ = std::move(part);
   part_version_ = version();

@@ -38,6 +38,7 @@ struct UnitOptions {
   std::optional<c10::ScalarType> param_dtype = {};   // of the whole form; none: the shard's
   std::optional<c10::ScalarType> reduce_dtype = {};  // of gradients on the wire; none: the whole form's
   bool flat_parameter = false;                       // gradients belong to one flat parameter, not to the members
+  bool keep_low_precision_grads = false;             // reduced gradients stay in the dtype they were reduced in
   bool offload = false;  // the shard and its gradient are on the CPU, and never the memory that is computed with
 };
 
@@ -58,6 +59,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   const comm::Group& shards() const { return shards_; }
   const comm::Group& replicas() const { return replicas_; }
   const UnitOptions& options() const { return options_; }
+  c10::Device device() const { return device_; }  // that is computed on
   // In a tree of modules: what collectives are labelled with, where they run, where buffers come from.
   struct Place {
     std::string name;
@@ -67,6 +69,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   };
   void place(Place place);
 
+  // Members are gathered in the shard's dtype, whatever param_dtype says. Requires: not gathered.
+  void set_full_precision(bool full) { full_precision_ = full; }
   void gather();  // posts the all-gather, if the unit is sharded
   void open();    // the members are whole
   void close();   // the members are sharded, and the buffer is let go of
@@ -74,7 +78,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // close(), but this rank keeps 1/n of the whole, so that the next gather, if the shard is not written to until then,
   // is among the n ranks of `few` alone. Not for flat layouts.
   void close_keeping_part(const comm::Group& few);
-  // Before close: writes to whole members are meant. Kept: this rank's part of them goes into the shard.
+  // Before close: writes to whole members are meant. Kept: this rank's part of what changed goes into the shard.
   void settle_writes(bool keep);
   bool is_open() const { return open_; }
   bool is_gathered() const { return gathered_.defined(); }
@@ -110,6 +114,8 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void show_whole(size_t i, const at::Tensor& whole);
   void show_sharded();
   void let_go();
+  c10::ScalarType whole_dtype() const;
+  bool computes_in_shard() const;  // whole members are views of the shard: nothing is gathered, cast or brought over
   Unpack keep(const at::Tensor& saved);
   int64_t version() const;  // changes when a member or the shard is written to
   bool is_stale() const { return is_gathered() && !open_ && gathered_version_ != version(); }
@@ -145,6 +151,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool landed_ = false;             // it has come
   std::vector<uint32_t> versions_;  // of the members when they were opened
   bool open_ = false;
+  bool full_precision_ = false;
   std::vector<Accumulator> accumulators_;  // of the whole form, where it has another dtype than the sharded one
 
   // What close_keeping_part() kept.

@@ -128,7 +128,8 @@ void Unit::finish_reduction() {
   }
   const double after = divide_by() / before_sum(reduced.scalar_type());
   if (after != 1) reduced.div_(after);
-  const auto shard = reduced.to(flat_.options().requires_grad(false));
+  const auto dtype = options_.keep_low_precision_grads ? reduced.scalar_type() : flat_.scalar_type();
+  const auto shard = reduced.to(flat_.options().requires_grad(false).dtype(dtype));
   add_gradients_aside(shard);
   show_gradients();
 }

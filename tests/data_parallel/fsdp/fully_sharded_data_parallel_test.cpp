@@ -1,6 +1,11 @@
 #include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
 
+#include "tessera/debug/comm_debug_mode.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/nn/deferred_init.h"
+#include "tessera/optim/clip_grad.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
@@ -12,12 +17,20 @@ namespace tessera {
 namespace {
 
 using data_parallel::batches;
+using data_parallel::gradients_of;
+using data_parallel::kExact;
 using data_parallel::square_loss;
 using data_parallel::values_of;
 using models::MLP;
 using testing::close;
 using testing::Rank;
 using testing::run_ranks;
+
+at::Tensor flattened(const Tensors& tensors) {
+  Tensors rows;
+  for (const auto& t : tensors) rows.push_back(t.flatten());
+  return torch::cat(rows);
+}
 
 // Every strategy, from parameters that differ until the first rank's are taken, with a pass that is not synchronised.
 TEST(FullyShardedDataParallel, TrainsLikeThePlainModule) {
@@ -56,30 +69,350 @@ TEST(FullyShardedDataParallel, TrainsLikeThePlainModule) {
     }
 }
 
-TEST(FullyShardedDataParallel, WritesToWholeParametersStayIfAsked) {
+TEST(FullyShardedDataParallel, FlatGradientsAreTheOriginals) {
   const MLP start(models::mlp_module());
-  run_ranks(2, [&](Rank&) {
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto model = clone(start);
+    FullyShardedDataParallel fsdp(model, {.use_orig_params = true});
+    square_loss(model, data[static_cast<size_t>(me.rank)]).backward();
+    const auto flat = fsdp.flat_params()[0];
+    flat.grad().fill_(7);
+    flat.data().fill_(8);
+    for (const auto& p : model->parameters()) {
+      EXPECT_EQ(p.dim(), 1);
+      EXPECT_TRUE((p == 8).all().item<bool>());
+      EXPECT_EQ(p.grad().defined(), p.numel() > 0);
+      EXPECT_TRUE(!p.grad().defined() || (p.grad() == 7).all().item<bool>());
+    }
+    for (const auto& p : model->parameters()) p.mutable_grad().reset();  // zero_grad
+    EXPECT_FALSE(fsdp.flat_params()[0].grad().defined());
+    EXPECT_EQ(&*fsdp.module(), &*model);
+  });
+}
+
+// One rank, or NO_SHARD: parameters keep their shapes.
+TEST(FullyShardedDataParallel, NothingIsCutWhereThereIsOneRank) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  for (const int64_t ranks : {1, 2})
+    run_ranks(ranks, [&](Rank&) {
+      auto plain = clone(start), model = clone(start);
+      FullyShardedDataParallel fsdp(
+          model, {.sharding_strategy = ranks == 1 ? ShardingStrategy::FullShard : ShardingStrategy::NoShard,
+                  .use_orig_params = true});
+      CommDebugMode comm;
+      square_loss(model, data[0]).backward();
+      EXPECT_EQ(comm.get_total_counts(), ranks == 1 ? 0 : 1);
+      square_loss(plain, data[0]).backward();
+      EXPECT_EQ(close(values_of(*model), values_of(*plain), kExact), "");
+      EXPECT_EQ(close(gradients_of(*model), gradients_of(*plain)), "");
+    });
+}
+
+TEST(FullyShardedDataParallel, NoSyncLeavesThingsAsItFoundThem) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
     auto model = clone(start);
     FullyShardedDataParallel fsdp(model);
-    for (const bool writeback : {false, true}) {
-      {
-        const SummonFullParams whole(*model, {.writeback = writeback});
-        const torch::NoGradGuard no_grad;
-        model->layers[0]->weight.fill_(7);
-      }
-      const SummonFullParams whole(*model);
-      EXPECT_EQ((model->layers[0]->weight == 7).all().item<bool>(), writeback);
+    const auto reductions = [&] {
+      CommDebugMode comm;
+      square_loss(model, data[static_cast<size_t>(me.rank)]).backward();
+      return comm.get_comm_counts().of(comm::Kind::ReduceScatterTensor, comm::Family::C10d);
+    };
+    {
+      const auto outer = fsdp.no_sync();
+      { const auto inner = fsdp.no_sync(); }
+      EXPECT_EQ(reductions(), 0);
+    }
+    EXPECT_EQ(reductions(), 1);
+    auto plain = clone(start);  // both passes are in it
+    data_parallel::accumulate_means(plain, data, square_loss);
+    data_parallel::accumulate_means(plain, data, square_loss);
+    EXPECT_EQ(close(fsdp.flat_params()[0].grad(), flattened(gradients_of(*plain)).chunk(2)[me.rank]), "");
+  });
+}
+
+TEST(FullyShardedDataParallel, IgnoresWhatItIsTold) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  for (const bool use_orig_params : {false, true})
+    run_ranks(2, [&](Rank& me) {
+      auto plain = clone(start), model = clone(start);
+      FullyShardedDataParallel fsdp(model, {.use_orig_params = use_orig_params,
+                                            .ignored_modules = {model->layers[0].get()},
+                                            .ignored_parameters = {model->layers[1]->bias}});
+      EXPECT_EQ(fsdp.flat_params()[0].numel(), 80);
+      const auto& own = data[static_cast<size_t>(me.rank)];
+      square_loss(model, own).backward();
+      square_loss(plain, own).backward();
+      // Theirs are this rank's own.
+      EXPECT_EQ(close(model->layers[0]->weight.grad(), plain->layers[0]->weight.grad()), "");
+      EXPECT_EQ(close(model->layers[1]->bias.grad(), plain->layers[1]->bias.grad()), "");
+      MLP other(models::mlp_module());
+      EXPECT_ERROR(UsageError, FullyShardedDataParallel(other, {.ignored_modules = {model->layers[0].get()}}),
+                   "Linear is in ignored_modules, but not in MLP");
+      EXPECT_ERROR(UsageError, FullyShardedDataParallel(other, {.ignored_parameters = {torch::ones({2, 3})}}),
+                   "ignored_parameters has a tensor of shape [2, 3]");
+    });
+}
+
+struct WithBufferImpl : torch::nn::Cloneable<WithBufferImpl> {
+  WithBufferImpl() { reset(); }
+  void reset() override {
+    mlp = register_module("mlp", MLP(models::mlp_module()));
+    scale = register_buffer("scale", torch::full({2}, 3.0));
+    steps = register_buffer("steps", torch::zeros({1}, torch::kLong));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    seen = x.scalar_type();
+    return mlp(x.to(torch::kFloat)) * scale[0];
+  }
+  MLP mlp{nullptr};
+  torch::Tensor scale, steps;
+  c10::ScalarType seen = torch::kFloat;
+};
+TESSERA_MODULE(WithBuffer);
+
+TEST(FullyShardedDataParallel, MixedPrecision) {
+  const auto data = batches(2);
+  for (const bool keep : {false, true})
+    for (const bool inner : {false, true})
+      run_ranks(2, [&](Rank& me) {
+        WithBuffer plain, model;
+        const MixedPrecision precision{.param_dtype = at::kBFloat16,
+                                       .reduce_dtype = at::kFloat,
+                                       .buffer_dtype = at::kBFloat16,
+                                       .keep_low_precision_grads = keep,
+                                       .cast_forward_inputs = inner};
+        FullyShardedDataParallel fsdp(model, {.use_orig_params = true,
+                                              .auto_wrap_policy = transformer_auto_wrap_policy<MLP>(),
+                                              .mixed_precision = precision});
+        EXPECT_EQ(model->scale.scalar_type(), at::kBFloat16);
+        EXPECT_EQ(model->steps.scalar_type(), at::kLong);
+        c10::ScalarType dtype{};
+        const auto forward = [&] { dtype = fsdp(data[static_cast<size_t>(me.rank)]).scalar_type(); };
+        if (!inner) {
+          EXPECT_ERROR(c10::Error, forward(), "dtype");  // the MLP gets floats, and has bfloat16
+        } else {
+          forward();
+          EXPECT_EQ(dtype, at::kBFloat16);
+          EXPECT_EQ(model->seen, at::kBFloat16);  // the outermost module's input is cast unless told
+          fsdp(data[static_cast<size_t>(me.rank)]).to(at::kFloat).pow(2).mean().backward();
+          data_parallel::accumulate_means(plain, data, [](auto& m, const at::Tensor& x) { return m(x).pow(2).mean(); });
+          const SummonFullParams whole(*model, {.with_grads = true});
+          for (size_t i = 0; i < 4; i++) {
+            EXPECT_EQ(model->parameters()[i].scalar_type(), at::kFloat);
+            EXPECT_EQ(close(model->parameters()[i].detach(), plain->parameters()[i].detach(), kExact), "");
+            EXPECT_EQ(close(model->parameters()[i].grad(), plain->parameters()[i].grad(), {0.05, 2e-2}), "");
+          }
+        }
+      });
+  run_ranks(2, [&](Rank& me) {  // reduced in bfloat16, and kept so
+    for (const bool keep : {false, true}) {
+      MLP model(models::mlp_module());
+      FullyShardedDataParallel fsdp(
+          model, {.mixed_precision = {.param_dtype = at::kBFloat16, .keep_low_precision_grads = keep}});
+      for (int pass = 0; pass < 2; pass++)
+        fsdp(data[static_cast<size_t>(me.rank)]).to(at::kFloat).pow(2).mean().backward();
+      EXPECT_EQ(fsdp.flat_params()[0].grad().scalar_type(), keep ? at::kBFloat16 : at::kFloat);
+      EXPECT_EQ(fsdp.flat_params()[0].scalar_type(), at::kFloat);
     }
   });
 }
 
-TEST(FullyShardedDataParallel, Refuses) {
+// Shard, gradient and state of the optimizer are not in the memory that is computed with, on one rank neither.
+TEST(FullyShardedDataParallel, OffloadedParametersLiveApart) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  for (const int64_t ranks : {1, 2})
+    for (const bool use_orig_params : {false, true})
+      run_ranks(ranks, [&](Rank& me) {
+        auto plain = clone(start), model = clone(start);
+        FullyShardedDataParallel fsdp(model, {.offload_params = true, .use_orig_params = use_orig_params});
+        optim::SGD plain_opt(plain->parameters(), {.lr = 0.5, .momentum = 0.9}),
+            opt(fsdp->parameters(), {.lr = 0.5, .momentum = 0.9});
+        Tensors compute;  // held, so that their memory is nobody else's
+        const auto handle = register_forward_hook(*model->layers[0], [&](Module&, const Tensors&, const Tensors&) {
+          for (const auto& layer : model->layers) compute.push_back(layer->weight.detach());
+        });
+        for (int step = 0; step < 2; step++) {
+          plain_opt.zero_grad();
+          opt.zero_grad();
+          data_parallel::accumulate_means(plain, Tensors(data.begin(), data.begin() + ranks), square_loss);
+          square_loss(model, data[static_cast<size_t>(me.rank)]).backward();
+          plain_opt.step();
+          opt.step();
+          for (const auto& p : fsdp->parameters()) {
+            if (p.numel() == 0) continue;
+            const auto row = opt.state(p).at("momentum_buffer");
+            for (const auto& lives : {p.detach(), p.grad(), row}) {
+              EXPECT_TRUE(lives.is_cpu());
+              for (const auto& whole : compute) EXPECT_FALSE(lives.is_alias_of(whole));
+            }
+          }
+        }
+        EXPECT_EQ(compute.size(), 4);
+        {
+          const SummonFullParams whole(*model);
+          EXPECT_EQ(close(values_of(*model), values_of(*plain)), "");
+          const torch::NoGradGuard no_grad;
+          model->layers[0]->bias.fill_(7);
+        }
+        const SummonFullParams whole(*model);
+        EXPECT_TRUE((model->layers[0]->bias == 7).all().item<bool>());
+      });
+}
+
+// What is on the wire when a unit's backward begins and ends, and how far ahead forward looks.
+TEST(FullyShardedDataParallel, Prefetches) {
+  struct Case {
+    bool forward, limit;
+    BackwardPrefetch backward;
+    std::vector<int64_t> gathers;  // posted in the middle of each unit's forward, and of its backward, in order
+  };
+  // Units: root (without parameters), 0, 1, 2. In backward unit 2 comes first.
+  const std::vector<Case> cases{
+      {true, true, BackwardPrefetch::Pre, {2, 3, 3, 5, 6, 6}},
+      {false, true, BackwardPrefetch::None, {1, 2, 3, 4, 5, 6}},
+      {true, false, BackwardPrefetch::Pre, {3, 3, 3, 6, 6, 6}},
+      {true, true, BackwardPrefetch::Post, {2, 3, 3, 4, 5, 6}},
+  };
+  const auto data = batches(2);
+  for (const auto& c : cases)
+    run_ranks(2, [&](Rank& me) {
+      models::MLPStacked model(3);
+      FullyShardedDataParallel fsdp(model, {.auto_wrap_policy = transformer_auto_wrap_policy<MLP>(),
+                                            .forward_prefetch = c.forward,
+                                            .backward_prefetch = c.backward,
+                                            .limit_all_gathers = c.limit});
+      fsdp(data[0]).sum().backward();  // learns the order
+      CommDebugMode comm;
+      std::vector<int64_t> seen;
+      const auto note = [&] {
+        seen.push_back(comm.get_comm_counts().of(comm::Kind::AllGatherIntoTensor, comm::Family::C10d));
+      };
+      for (auto& layer : model->layers) {
+        register_forward_hook(*layer->layers[0], [&](Module&, const Tensors&, const Tensors& out) {
+          note();
+          out[0].register_hook([&](const at::Tensor&) { note(); });
+        });
+      }
+      fsdp(data[static_cast<size_t>(me.rank)]).sum().backward();
+      EXPECT_EQ(seen, c.gathers);
+    });
+}
+
+TEST(FullyShardedDataParallel, SyncsOnceWhenNested) {
+  run_ranks(2, [](Rank& me) {
+    WithBuffer model;
+    model->scale.fill_(static_cast<double>(me.rank));
+    if (me.rank == 1) model->mlp->layers[0]->weight.data().fill_(9);
+    CommDebugMode comm;
+    FullyShardedDataParallel fsdp(
+        model, {.sync_module_states = true, .auto_wrap_policy = transformer_auto_wrap_policy<MLP>()});
+    EXPECT_EQ(comm.get_comm_counts().of(comm::Kind::Broadcast, comm::Family::C10d), 1 + 2);  // floats, floats, a long
+    EXPECT_EQ(comm.get_total_counts(), 3);
+    EXPECT_TRUE((model->scale == 0).all().item<bool>());
+    const SummonFullParams whole(*model);
+    EXPECT_EQ(close(values_of(*model), values_of(*MLP(models::mlp_module())), kExact), "");
+  });
+}
+
+// Parameters without memory get it unit by unit, and then are cut.
+TEST(FullyShardedDataParallel, DeferredInit) {
   run_ranks(2, [](Rank&) {
+    tessera::manual_seed(3);
+    auto plain = deferred_init([] { return models::MLPStacked(2, models::MLPConfig{.layers = {{"net1", 10, 10}}}); });
+    materialize(plain);
+    tessera::manual_seed(3);
+    auto model = deferred_init([] { return models::MLPStacked(2, models::MLPConfig{.layers = {{"net1", 10, 10}}}); });
+    FullyShardedDataParallel fsdp(
+        model, {.auto_wrap_policy = transformer_auto_wrap_policy<MLP>(), .device_id = torch::Device(torch::kCPU)});
+    EXPECT_EQ(fsdp.flat_params()[0].numel(), 55);
+    const SummonFullParams whole(*model);
+    EXPECT_EQ(close(values_of(*model), values_of(*plain), kExact), "");
+  });
+}
+
+// Over all ranks, with pieces of every size; times tensor parallel, too.
+TEST(FullyShardedDataParallel, ClipsTheNormOfAllGradients) {
+  const auto data = batches(1);
+  for (const char* mesh : {"dp=1", "dp=3", "dp=4", "dp=2,tp=2"})
+    for (const double type : {2.0, 1.0, std::numeric_limits<double>::infinity()})
+      for (const bool use_orig_params : {false, true}) {
+        SCOPED_TRACE(c10::str(mesh, " ", type, use_orig_params));
+        const auto shape = parse_mesh_shape(mesh).shape;
+        run_ranks(c10::multiply_integers(shape), [&](Rank& me) {
+          MLP plain(models::mlp_module()), model(models::mlp_module());
+          const auto all = me.mesh(mesh);
+          if (shape.size() == 2)
+            parallelize_module(model, all["tp"], {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}});
+          FullyShardedDataParallel fsdp(
+              model, {.device_mesh = all["dp"],
+                      .use_orig_params = use_orig_params,
+                      .ignored_parameters = shape.size() == 2 ? Tensors() : Tensors{model->layers[1]->bias}});
+          square_loss(model, data[0]).backward();
+          square_loss(plain, data[0]).backward();
+          const auto wanted = optim::clip_grad_norm_(plain->parameters(), 1e-2, {.norm_type = type});
+          EXPECT_EQ(close(fsdp.clip_grad_norm_(1e-2, type), wanted), "");
+          const auto again = optim::clip_grad_norm_(plain->parameters(), 1e9, {.norm_type = type});
+          CommDebugMode comm;
+          EXPECT_EQ(close(fsdp.clip_grad_norm_(1e9, type), again), "");
+          EXPECT_EQ(comm.get_total_counts(), shape.size() == 2 ? 1 + 2 : shape[0] > 1);
+        });
+      }
+}
+
+struct ScaledImpl : torch::nn::Cloneable<ScaledImpl> {
+  explicit ScaledImpl(torch::Tensor by = torch::ones({})) : scale(register_parameter("scale", std::move(by))) {
+    linear = register_module("linear", nn::Linear(4, 4));
+  }
+  void reset() override {}
+  torch::Tensor forward(torch::Tensor x) { return linear(x) * scale; }
+  torch::Tensor scale;
+  nn::Linear linear{nullptr};
+};
+TESSERA_MODULE(Scaled);
+
+TEST(FullyShardedDataParallel, Refuses) {
+  run_ranks(2, [](Rank& me) {
     MLP model(models::mlp_module());
-    EXPECT_ERROR(UsageError, FullyShardedDataParallel(model, {.sharding_strategy = ShardingStrategy::HybridShard}),
+    const auto fsdp_with = [&](const FSDPOptions& options) { FullyShardedDataParallel(model, options); };
+    EXPECT_ERROR(UsageError, fsdp_with({.sharding_strategy = ShardingStrategy::HybridShard}),
                  "HYBRID_SHARD needs a device_mesh of two axes");
-    FullyShardedDataParallel fsdp(model);
-    EXPECT_ERROR(UsageError, FullyShardedDataParallel(model), "is sharded already");
+    EXPECT_ERROR(UsageError, fsdp_with({.device_mesh = me.mesh("a=1,b=2")}), "a=1,b=2 has 2 axes");
+    EXPECT_ERROR(UsageError, fsdp_with({.device_mesh = me.mesh("dp=2"), .process_group = me.group()}),
+                 "both device_mesh and process_group");
+    EXPECT_ERROR(UsageError, FullyShardedDataParallel(Scaled()), "parameter scale is a single number");
+    EXPECT_ERROR(UsageError, FullyShardedDataParallel(Scaled(torch::ones({1}, torch::kDouble))),
+                 "parameter linear.weight is Float", "scale is Double");
+    EXPECT_ERROR(UsageError, FullyShardedDataParallel(Scaled(torch::empty({1}, torch::kMeta))),
+                 "parameter scale is on the meta device");
+    Scaled scaled(torch::ones({1}));
+    scaled->linear->bias.requires_grad_(false);
+    EXPECT_ERROR(UsageError, FullyShardedDataParallel(scaled),
+                 "parameter linear.bias does not require a gradient, unlike scale", "set use_orig_params");
+    torch::nn::Linear no_hooks(2, 2);
+    EXPECT_ERROR(UsageError, FullyShardedDataParallel(no_hooks), "Linear, which cannot have one");
+    EXPECT_TRUE(fsdp_modules(*scaled).empty());
+    EXPECT_EQ(model->parameters().size(), 4);  // nothing was changed
+
+    const auto mesh = me.mesh("dp=2");
+    MLP cut(models::mlp_module());
+    parallelize_module(cut, mesh, {{"net1", ColwiseParallel()}});
+    EXPECT_ERROR(UsageError, FullyShardedDataParallel(cut, {.device_mesh = mesh}),
+                 "parameter net1.weight is DTensor(f32[16, 10]", "over the very ranks");
+
+    FullyShardedDataParallel fsdp(model, {.use_orig_params = true});
+    EXPECT_ERROR(UsageError, FullyShardedDataParallel(model), "MLP is sharded already");
+    EXPECT_ERROR(UsageError, FullyShardedDataParallel(model->layers[0]),
+                 "parameter weight is sharded already, as part of MLP");
+    MLP flat(models::mlp_module());
+    FullyShardedDataParallel outer(flat);
+    EXPECT_ERROR(UsageError, FullyShardedDataParallel(flat->layers[0]),
+                 "the parameters of Linear are part of the flat parameter of MLP already");
   });
 }
 

@@ -1,0 +1,67 @@
+#include "tessera/data_parallel/fsdp/wrap_policy.h"
+
+#include "tessera/base/error.h"
+#include "tessera/data_parallel/fsdp/ignored.h"
+#include "tessera/data_parallel/fsdp/sharded_module.h"
+#include "tessera/nn/hooks.h"
+#include "tessera/nn/module_tree.h"
+
+#include <unordered_set>
+
+namespace tessera {
+
+AutoWrapPolicy size_based_auto_wrap_policy(int64_t min_num_params) {
+  return [min_num_params](const WrapQuestion& question) {
+    const bool can_be_wrapped = has_hook_point(question.module) && !data_parallel::fsdp::is_list(question.module);
+    return question.numel >= min_num_params && (question.recurse || can_be_wrapped);
+  };
+}
+
+AutoWrapPolicy lambda_auto_wrap_policy(std::function<bool(torch::nn::Module& module)> wraps) {
+  return
+      [wraps = std::move(wraps)](const WrapQuestion& question) { return question.recurse || wraps(question.module); };
+}
+
+namespace data_parallel::fsdp {
+namespace {
+
+class Walk {
+ public:
+  Walk(const AutoWrapPolicy& policy, const Ignored& ignored) : policy_(policy), ignored_(ignored) {}
+
+  // Gives how many elements below `module`, itself included, are in modules that are wrapped.
+  int64_t into(Module& module, const std::string& path, bool is_root) {
+    if (!seen_.insert(&module).second) return 0;
+    int64_t numel = 0;
+    for (const auto& [name, value] : ignored_.parameters_left(module)) numel += value.numel();
+    if (!policy_({module, /*recurse=*/true, numel})) return 0;
+    int64_t wrapped = 0;
+    for (const auto& child : module.named_children()) {
+      const auto name = path.empty() ? child.key() : path + "." + child.key();
+      if (!ignored_.has(*child.value())) wrapped += into(*child.value(), name, false);
+    }
+    if (is_root || !policy_({module, /*recurse=*/false, numel - wrapped})) return wrapped;
+    TESSERA_CHECK(!find(module), UsageError, "auto_wrap_policy: ", path, " (", class_name(module),
+                  ") is sharded already; leave it out, or leave the policy to do it");
+    found.push_back(&module);
+    return numel;
+  }
+
+  std::vector<Module*> found;
+
+ private:
+  const AutoWrapPolicy& policy_;
+  const Ignored& ignored_;
+  std::unordered_set<const Module*> seen_;
+};
+
+}  // namespace
+
+std::vector<Module*> modules_to_wrap(Module& root, const AutoWrapPolicy& policy, const Ignored& ignored) {
+  Walk walk(policy, ignored);
+  walk.into(root, "", true);
+  return std::move(walk.found);
+}
+
+}  // namespace data_parallel::fsdp
+}  // namespace tessera
