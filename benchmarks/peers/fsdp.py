@@ -25,7 +25,11 @@ def per_parameter(model, mesh):
 
 def flat(model, mesh):
     return FullyShardedDataParallel(
-        model, device_mesh=mesh, auto_wrap_policy=ModuleWrapPolicy({Block}), use_orig_params=True
+        model,
+        device_mesh=mesh,
+        device_id=torch.device("cpu"),
+        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        use_orig_params=True,
     )
 
 

@@ -1,5 +1,7 @@
 #include "tessera/base/compiling.h"
 
+#include <utility>
+
 namespace tessera {
 
 int& CompilingScope::depth() {
@@ -14,6 +16,11 @@ CompilingListener*& CompilingScope::listener() {
   thread_local CompilingListener* it = nullptr;
   return it;
 }
+std::vector<CompilingScope::Guard>& CompilingScope::guards() {
+  thread_local std::vector<Guard> it;
+  return it;
+}
+std::vector<CompilingScope::Guard> CompilingScope::take_guards() { return std::exchange(guards(), {}); }
 bool compiling() { return CompilingScope::depth() > 0; }
 
 }  // namespace tessera

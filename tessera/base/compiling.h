@@ -1,5 +1,8 @@
 #pragma once
 #include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
 
 namespace tessera {
 
@@ -25,6 +28,13 @@ class CompilingScope {
   static void before_optimizer_step() {
     if (listener()) listener()->before_optimizer_step();
   }
+  // What is compiled depends on this number, a setting on the host: where it changes it is compiled again. Of no effect
+  // while nothing is compiled.
+  using Guard = std::function<int64_t()>;
+  static void depends_on(Guard guard) {
+    if (depth() > 0) guards().push_back(std::move(guard));
+  }
+  static std::vector<Guard> take_guards();  // for the compiler
 
   static size_t serial() { return counter(); }  // of this thread's scopes, the outermost: how many there were
 
@@ -33,6 +43,7 @@ class CompilingScope {
   static int& depth();
   static size_t& counter();
   static CompilingListener*& listener();
+  static std::vector<Guard>& guards();
   CompilingListener* outer_;
 };
 bool compiling();

@@ -25,6 +25,7 @@ std::vector<Lifted> lift(const Arguments& arguments) {
       add(item.value(), Role::Parameter, prefix + item.key());
     for (const auto& item : arguments.modules[m]->named_buffers()) add(item.value(), Role::Buffer, prefix + item.key());
   }
+  for (const auto& leaf : arguments.leaves) add(leaf, Role::Parameter, c10::str("leaf ", names.size()));
   std::vector<at::Tensor> parameters;
   for (auto* optimizer : arguments.optimizers)
     for (const auto& group : optimizer->groups())

@@ -45,6 +45,7 @@ class Arguments {
 
   std::vector<torch::nn::Module*> modules;
   std::vector<OptimizerAccess*> optimizers;
+  Tensors leaves;  // parameters that belong to no module here
   Tensors tensors;
   std::vector<double> numbers;
   std::vector<std::string> words;

@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/compile/module.h"
 #include "tessera/compile/step.h"
 
 #include <memory>
@@ -13,8 +14,8 @@ namespace tessera {
 template <class F>
 class CompiledStep {
  public:
-  CompiledStep(F step, compiler::StepOptions options)
-      : step_(std::move(step)), cache_(std::make_shared<compiler::StepCache>(std::move(options))) {}
+  CompiledStep(F step, const CompileOptions& options)
+      : step_(std::move(step)), cache_(std::make_shared<compiler::StepCache>(compiler::settings_from(options))) {}
 
   template <class... Args>
   auto operator()(Args&&... args) {
@@ -74,8 +75,57 @@ class CompiledStep {
 // What it returns does not require gradients: the step is over. Numbers among the arguments are part of the program;
 // learning rates, step counts and random numbers are not. Changed shapes, dtypes, layouts or modes compile it again.
 template <class F>
-CompiledStep<F> compile(F step, compiler::StepOptions options = {}) {
-  return CompiledStep<F>(std::move(step), std::move(options));
+requires(!std::is_base_of_v<torch::detail::ModuleHolderIndicator, F>)
+    CompiledStep<F> compile(F step, const CompileOptions& options = {}) {
+  return CompiledStep<F>(std::move(step), options);
+}
+
+// A module whose forward, and the backward of that, run as programs. Everything else is the module's: orig_mod(), or
+// ->.
+template <class H>
+class CompiledModule {
+ public:
+  CompiledModule(H module, const CompileOptions& options)
+      : module_(std::move(module)), cache_(std::make_shared<compiler::ModuleCache>(options)) {}
+
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    using Result = std::remove_cvref_t<decltype(module_(args...))>;
+    static_assert(can_visit<Result>, "compile: say which tensors the result holds with tessera_visit (base/visit.h)");
+    compiler::Arguments given;
+    given.add(module_);
+    (given.add(args), ...);
+    std::optional<Result> result;
+    const auto tensors = cache_->call(given, [&] {
+      result.emplace(module_(args...));
+      return tensors_of(*result);
+    });
+    if (!prototype_) prototype_ = std::make_shared<std::optional<Result>>();
+    auto& prototype = *std::static_pointer_cast<std::optional<Result>>(prototype_);
+    if (result) {
+      assign_tensors(*result, Tensors(tensors_of(*result).size()));
+      prototype = std::move(result);
+    }
+    Result returned = *prototype;
+    assign_tensors(returned, tensors);
+    return returned;
+  }
+
+  H& orig_mod() { return module_; }
+  auto* operator->() { return module_.get(); }
+  auto& operator*() { return *module_; }
+  const compiler::ModuleCache& cache() const { return *cache_; }
+
+ private:
+  H module_;
+  std::shared_ptr<compiler::ModuleCache> cache_;
+  std::shared_ptr<void> prototype_;
+};
+
+template <class H>
+requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H> CompiledModule<H> compile(
+    H module, const CompileOptions& options = {}) {
+  return CompiledModule<H>(std::move(module), options);
 }
 
 }  // namespace tessera

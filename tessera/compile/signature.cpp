@@ -26,6 +26,7 @@ Signature signature_of(const Arguments& arguments) {
     made.objects.push_back(module);
     each_mode(*module, made.modes);
   }
+  for (const auto& leaf : arguments.leaves) made.objects.push_back(leaf.unsafeGetTensorImpl());
   for (const auto* optimizer : arguments.optimizers) {
     made.objects.push_back(optimizer);
     made.generations.push_back(optimizer->generation());

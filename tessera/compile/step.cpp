@@ -3,81 +3,33 @@
 #include "tessera/base/compiling.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
-#include "tessera/comm/agree.h"
-#include "tessera/compile/ir/op_table.h"
-#include "tessera/compile/ir/print.h"
+#include "tessera/compile/agree.h"
+#include "tessera/compile/streams.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/random.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
-#include <sstream>
 
 namespace tessera::compiler {
 namespace {
 
 const at::Tensor& plain_of(const at::Tensor& t) { return is_dtensor(t) ? tessera::detail::local_of(t) : t; }
 
-// The random streams are as they were when this goes.
-class StreamsRestored {
- public:
-  StreamsRestored()
-      : generator_(at::detail::getDefaultCPUGenerator()), before_(generator_.get_state()), own_(random::state()) {}
-  ~StreamsRestored() {
-    generator_.set_state(before_);
-    random::state() = own_;
-  }
-  StreamsRestored(const StreamsRestored&) = delete;
-  int64_t draws() const { return static_cast<int64_t>(random::state().offset - own_.offset); }
-  RandomState start() const { return own_; }
-
- private:
-  at::Generator generator_;
-  at::Tensor before_;
-  RandomState own_;
-};
-
-// What the ranks of a group must have in common: its collectives, in order. Pieces may differ, so their sizes are left
-// to the collectives themselves.
-std::vector<std::string> collectives_on(const Program& program, int32_t group) {
-  std::vector<std::string> lines;
-  for (const auto& node : program.nodes) {
-    if (kind_of(node) != OpKind::Collective || group_of(node) != group) continue;
-    std::ostringstream line;
-    line << node.name();
-    node.each_read([&](ValueId id) { line << " " << short_name(program[id].type.dtype); });
-    for (const auto& arg : node.args)
-      if (std::holds_alternative<c10::IValue>(arg)) {
-        line << " ";
-        print_arg(line, program, arg);
-      }
-    if (!node.module.empty()) line << "  # " << node.module;
-    lines.push_back(line.str());
-  }
-  return lines;
-}
-
-void agree_on(const Program& program) {
-  for (size_t g = 0; g < program.groups.size(); g++)
-    if (program.groups[g].group && program.groups[g].group->size() > 1)
-      comm::agree(program.groups[g].group, "compile", collectives_on(program, static_cast<int32_t>(g)));
-}
-
 }  // namespace
 
 CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function<Tensors()>& step,
-                                 const StepOptions& options)
+                                 const Settings& options, bool keeps_gradients)
     : signature_(signature_of(arguments)) {
-  if (!trace(arguments, step, options, true)) trace(arguments, step, options, false);
+  if (!keeps_gradients && trace(arguments, step, options, true)) return;
+  trace(arguments, step, options, false);
 }
 
 // Gradients that are not there get stand-ins at first. If the step never looks at a gradient of before, because it sets
 // them to none itself, one program serves whether they are there or not; else (false) it is traced as things are.
-bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tensors()>& step,
-                            const StepOptions& options, bool with_stand_ins) {
+bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tensors()>& step, const Settings& options,
+                            bool with_stand_ins) {
   auto lifted = lift(arguments);
   struct Before {
     at::Tensor parameter, gradient, stand_in;
@@ -104,11 +56,9 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
   for (auto& each : before)
     if (each.stand_in.defined()) each.parameter.mutable_grad() = each.stand_in;
 
+  CompilingScope::take_guards();
   const StreamsRestored streams;
-  LiveNumbers numbers;
-  numbers.seed = static_cast<int64_t>(streams.start().seed);
-  numbers.offset = static_cast<int64_t>(streams.start().offset);
-  Tracer tracer(lifted, std::move(numbers));
+  Tracer tracer(lifted, streams.live_numbers());
   try {
     WholeParameters whole;
     const CompilingScope compiling(&whole);
@@ -131,8 +81,13 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
     throw;
   }
   draws_ = streams.draws();
+  guards_.clear();
+  for (auto& guard : CompilingScope::take_guards()) {
+    const auto now = guard();
+    guards_.emplace_back(std::move(guard), now);
+  }
 
-  bool depends = false;
+  bool depends = missing && !with_stand_ins;
   for (const auto& each : before) {
     const auto& old = each.stand_in.defined() ? each.stand_in : each.gradient;
     depends |= old.defined() && tracer.was_used(plain_of(old));
@@ -171,28 +126,9 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
   report_ = run_passes(program, options.passes, options.verified);
   agree_on(program);
 
-  const auto external = program.external_buffers();
-  std::vector<char> written(external.size(), 0);
-  for (const auto& node : program.nodes)
-    node.each_write([&](ValueId id) { written[static_cast<size_t>(program.buffer_of(id))] = 1; });
-  externals_.clear();
-  for (size_t b = 0; b < external.size(); b++) {
-    if (!external[b]) continue;
-    External each{static_cast<int32_t>(b), traced.handles[b]};
-    each.written = written[b];
-    for (size_t a = 0; a < arguments.tensors.size() && each.argument < 0; a++)
-      if (arguments.tensors[a].defined() &&
-          plain_of(arguments.tensors[a]).storage().unsafeGetStorageImpl() == traced.storages[b].unsafeGetStorageImpl())
-        each.argument = static_cast<int>(a);
-    const auto& plain =
-        plain_of(each.argument >= 0 ? arguments.tensors[static_cast<size_t>(each.argument)] : each.handle);
-    each.offset = each.bound_offset = plain.storage_offset();
-    each.bound = plain.storage().unsafeGetStorageImpl();
-    if (each.argument >= 0) each.handle.reset();
-    externals_.push_back(std::move(each));
-  }
+  bindings_ = Bindings(program, traced, arguments);
   // Memory that the program keeps for itself is not that of the trace.
-  std::vector<char> kept = external;
+  auto kept = program.external_buffers();
   for (const auto& output : program.outputs)
     if (output.value != kNone && output.kind != Output::Kind::Return)
       kept[static_cast<size_t>(program.buffer_of(output.value))] = 1;
@@ -204,32 +140,16 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
 
 bool CompiledProgram::fits(const Arguments&, const Signature& signature) const {
   if (!(signature == signature_)) return false;
+  for (const auto& [guard, then] : guards_)
+    if (guard() != then) return false;
   return std::all_of(slots_.begin(), slots_.end(),
                      [](const Slot& slot) { return slot.parameter.grad().defined() == slot.had_gradient; });
 }
 
-void CompiledProgram::bind(const Arguments& arguments) {
-  for (auto& each : externals_) {
-    const auto& handle = each.argument >= 0 ? arguments.tensors[static_cast<size_t>(each.argument)] : each.handle;
-    const auto& plain = plain_of(handle);
-    const auto* storage = plain.storage().unsafeGetStorageImpl();
-    const auto offset = plain.storage_offset();
-    if (storage != each.bound || offset != each.bound_offset) {
-      executable_->bind(each.buffer, plain.storage(), offset - each.offset);
-      each.bound = storage;
-      each.bound_offset = offset;
-    }
-    if (each.written) {
-      handle.unsafeGetTensorImpl()->bump_version();
-      if (!handle.is_same(plain)) plain.unsafeGetTensorImpl()->bump_version();
-    }
-  }
-}
-
 Tensors CompiledProgram::run(const Arguments& arguments) {
-  bind(arguments);
+  bindings_.bind(*executable_, arguments);
   executable_->run();
-  random::state().offset += static_cast<uint64_t>(draws_);
+  advance_stream(draws_);
   for (auto& each : gradients_)
     if (!each.parameter.grad().is_same(each.gradient)) each.parameter.mutable_grad() = each.gradient;
   Tensors returned;

@@ -1,5 +1,6 @@
 #include "tessera/data_parallel/per_parameter.h"
 
+#include "tessera/base/compiling.h"
 #include "tessera/comm/ops.h"
 #include "tessera/data_parallel/local_gradient.h"
 
@@ -19,6 +20,7 @@ PerParameterReducer::~PerParameterReducer() {
 }
 
 void PerParameterReducer::reduce(size_t i) {
+  if (i == 0) CompilingScope::depends_on([this] { return sync_; });
   if (!sync_) return;
   const at::NoGradGuard no_grad;
   const auto& [name, value] = parameters_[i];

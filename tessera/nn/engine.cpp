@@ -5,6 +5,7 @@
 #include "tessera/nn/saved_tensor_hooks.h"
 
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 
 #include <memory>
@@ -37,7 +38,20 @@ struct PackedTensor final : torch::autograd::SavedVariableHooks {
   Unpack unpack_;
 };
 
+thread_local constinit const BackwardScope::Take* taken_by = nullptr;
+
 struct HookedEngine final : torch::autograd::Engine {
+  using Engine = torch::autograd::Engine;
+  torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
+                                         const torch::autograd::variable_list& gradients, bool keep_graph,
+                                         bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list& outputs) override {
+    const auto run = [&](bool keep) {
+      return Engine::execute(roots, gradients, keep, create_graph, accumulate_grad, outputs);
+    };
+    if (C10_LIKELY(!taken_by || torch::autograd::get_current_graph_task_id() != -1)) return run(keep_graph);
+    return (*taken_by)({roots, gradients, keep_graph, create_graph, accumulate_grad, outputs, run});
+  }
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     if (packers().empty()) return nullptr;
     return std::make_unique<PackedTensor>();
@@ -57,6 +71,13 @@ bool install() {
 [[maybe_unused]] const bool installed_at_load = install();
 
 }  // namespace
+
+BackwardScope::BackwardScope(Take take) : take_(std::move(take)), outer_(taken_by) {
+  require_engine();
+  taken_by = &take_;
+}
+BackwardScope::~BackwardScope() { taken_by = outer_; }
+const BackwardScope::Take* BackwardScope::current() { return taken_by; }
 
 void require_engine() {
   if (C10_LIKELY(&torch::autograd::Engine::get_default_engine() == &our_engine())) return;

@@ -2,7 +2,7 @@
 // not those of the runs.
 #include "tessera/comm/runs.h"
 
-#include "tessera/comm/communicator.h"
+#include "tessera/base/error.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
@@ -57,8 +57,8 @@ void check(Rank& me, int64_t k) {
   const double factor = static_cast<double>(me.rank + 1);  // 1 + 2 + ... over all ranks
   const auto all = static_cast<double>(me.size() * (me.size() + 1) / 2);
   at::Tensor part = at::full({4 * k}, -1.0);
-  reduce_scatter_runs(me.group(), part, {outs[0] * factor, outs[1] * factor}, runs, ReduceOp::Sum).wait();
-  EXPECT_TRUE(part.equal(at::cat({firsts[mine] * all, seconds[mine] * all, nothing})));
+  reduce_scatter_runs(me.group(), part, {outs[0].mul(factor), outs[1].mul(factor)}, runs, ReduceOp::Sum).wait();
+  EXPECT_TRUE(part.equal(at::cat({firsts[mine].mul(all), seconds[mine].mul(all), nothing})));
   EXPECT_EQ(counts.get_comm_counts().of(Kind::AllGatherIntoTensor, Family::C10d), 1);
   EXPECT_EQ(counts.get_comm_counts().of(Kind::ReduceScatterTensor, Family::C10d), 1);
   EXPECT_EQ(counts.get_total_counts(), 2);

@@ -13,6 +13,8 @@
 
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
+
+#include <thread>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <signal.h>
@@ -92,6 +94,21 @@ TEST(Watch, Ledger) {
   mine.fail(1, "why");
   EXPECT_EQ(theirs.state(1), watch::State::Failed);
   EXPECT_EQ(theirs.message(1), "why");
+}
+
+// As c10d::FileStore says it: not as a DistStoreError. Others than the last rank may come much earlier.
+TEST(Watch, AStoreThatIsLateIsNotGone) {
+  struct : c10d::HashStore {
+    using HashStore::wait;
+    void wait(const std::vector<std::string>&, const std::chrono::milliseconds& timeout) override {
+      if (turn++ == 6) return;
+      std::this_thread::sleep_for(timeout);
+      TORCH_CHECK(false, "Wait timeout");
+    }
+    int turn = 0;
+  } store;
+  store.set("k", std::vector<uint8_t>{'v'});
+  EXPECT_EQ(watch::wait_for_key(store, "k", std::chrono::hours(1), [] { return std::string(); }), "v");
 }
 
 TEST(Watch, WaitingForAKeyEndsWhenSomebodyIsLost) {

@@ -39,6 +39,7 @@ def wrap(model, row, mesh):
     return FullyShardedDataParallel(
         model,
         device_mesh=mesh,
+        device_id=torch.device("cpu"),
         sharding_strategy=ShardingStrategy[row["strategy"]],
         auto_wrap_policy=ModuleWrapPolicy(set(BLOCKS)),
         use_orig_params=True,

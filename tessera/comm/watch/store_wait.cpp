@@ -18,13 +18,16 @@ std::string wait_for_key(c10d::Store& store, const std::string& key, std::chrono
     // At least one: for a store, zero means for ever.
     const auto left = std::max(std::chrono::milliseconds(1),
                                std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
+    const auto slice = lost ? std::min(left, kSlice) : left;
+    const auto began = Clock::now();
     try {
-      store.wait({key}, lost ? std::min(left, kSlice) : left);
+      store.wait({key}, slice);
       const auto value = store.get(key);
       return {value.begin(), value.end()};
     } catch (const std::exception& error) {
-      if (!dynamic_cast<const c10::DistStoreError*>(
-              &error)) {  // not late: the store is gone, and who kept it, soon named
+      // A store that is gone says so at once; and who kept it is soon named. That it is late, stores say in several
+      // ways.
+      if (!dynamic_cast<const c10::DistStoreError*>(&error) && Clock::now() - began < slice) {
         deadline = std::min(deadline, Clock::now() + std::chrono::seconds(1));
         std::this_thread::sleep_for(kSlice / 5);
       }

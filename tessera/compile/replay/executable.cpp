@@ -3,8 +3,8 @@
 #include "tessera/base/error.h"
 #include "tessera/compile/ir/op_table.h"
 #include "tessera/compile/ir/print.h"
+#include "tessera/compile/replay/boxing.h"
 
-#include <ATen/ScalarOps.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -111,35 +111,6 @@ at::Tensor Executable::tensor_for(ValueId id) const {
   return tensor;
 }
 
-c10::IValue Executable::argument(const Arg& arg, const c10::Argument& described) const {
-  if (const auto* id = std::get_if<ValueId>(&arg))
-    return *id == kNone ? c10::IValue(at::Tensor()) : c10::IValue(tensors_[static_cast<size_t>(*id)]);
-  if (const auto* list = std::get_if<ValueList>(&arg)) {
-    const auto element = described.type()->containedTypes()[0];
-    const bool optional = element->kind() == c10::TypeKind::OptionalType;
-    if (optional) {
-      c10::List<std::optional<at::Tensor>> tensors;
-      for (const auto id : *list)
-        tensors.push_back(id == kNone ? std::nullopt : std::optional(tensors_[static_cast<size_t>(id)]));
-      return tensors;
-    }
-    std::vector<at::Tensor> tensors;
-    for (const auto id : *list) tensors.push_back(id == kNone ? at::Tensor() : tensors_[static_cast<size_t>(id)]);
-    return tensors;
-  }
-  if (const auto* group = std::get_if<GroupName>(&arg)) {
-    const auto& live = program_.groups[static_cast<size_t>(group->group)].group;
-    TESSERA_CHECK(live, UsageError, "a program that was read from text has no group to communicate over");
-    return live;
-  }
-  if (std::holds_alternative<Live>(arg)) return 0;
-  const auto& constant = std::get<c10::IValue>(arg);
-  const bool wants_tensor = described.type()->kind() == c10::TypeKind::TensorType;
-  if (wants_tensor && !constant.isNone() && !constant.isTensor())
-    return at::native::wrapped_scalar_tensor(constant.toScalar());
-  return constant;
-}
-
 void Executable::prepare_step(size_t n, const Node& node) {
   if (is_view(program_, node) || kind_of(node) == OpKind::Empty) return;
   const auto device = device_of(program_, node);
@@ -149,8 +120,9 @@ void Executable::prepare_step(size_t n, const Node& node) {
   Step step{n, kernel_of(out ? *out : node.op, device)};
   const auto& arguments = node.schema().arguments();
   for (size_t i = 0; i < node.args.size(); i++) {
-    step.kernel.arguments.push_back(argument(node.args[i], arguments[i]));
-    if (const auto* live = std::get_if<Live>(&node.args[i])) step.live.emplace_back(i, *live);
+    const auto* live = std::get_if<Live>(&node.args[i]);
+    if (live) step.live.emplace_back(i, *live);
+    step.kernel.arguments.push_back(live ? c10::IValue() : boxed(program_, node.args[i], arguments[i], tensors_));
   }
   if (out) {
     for (const auto& result : node.results)
@@ -215,7 +187,7 @@ void Executable::run() {
   for (const auto& number : program_.numbers) numbers_.push_back(number.read());
   for (auto& step : steps_) {
     for (const auto buffer : step.fresh) give_new_memory(buffer);
-    for (const auto& [i, live] : step.live) step.kernel.arguments[i] = read(live);
+    for (const auto& [i, live] : step.live) step.kernel.arguments[i] = number_of(live, numbers_);
     step.kernel.call(stack_);
     for (const auto& [i, id] : step.moved) move_in(stack_[i].toTensor(), id, step.moves_storage);
     for (const auto& [i, at, id] : step.moved_lists)
@@ -224,12 +196,6 @@ void Executable::run() {
   }
   stack_.clear();
   runs_++;
-}
-
-c10::IValue Executable::read(const Live& live) const {
-  const auto& number = numbers_[static_cast<size_t>(live.number)];
-  if (number.isInt()) return number.toInt() + live.plus;
-  return live.negated ? -number.toDouble() : number.toDouble();
 }
 
 at::Tensor Executable::output(const Output& output) const {

@@ -59,10 +59,8 @@ class Executable {
   void prepare();
   void prepare_step(size_t n, const Node& node);
   at::Tensor tensor_for(ValueId value) const;
-  c10::IValue argument(const Arg& arg, const c10::Argument& described) const;
   void give_new_memory(int32_t buffer);
   void move_in(const at::Tensor& made, ValueId id, bool whole);
-  c10::IValue read(const Live& live) const;
 
   Program program_;
   MemoryPlan plan_;

@@ -31,6 +31,9 @@ class Tracer final : public OpMode {
 
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override;
 
+  size_t nodes() const { return program_.nodes.size(); }  // so far
+  void add_input(const at::Tensor& plain, Role role, const std::string& name) { input(plain, role, name); }
+
   // After the step.
   ValueId value_of(const at::Tensor& plain);  // kNone: undefined
   void put_out(const at::Tensor& plain, Output::Kind kind, std::string name);

@@ -82,7 +82,7 @@ int64_t ShardLayout::piece_numel(size_t i) const {
 
 bool ShardLayout::is_cut_by_rows(size_t i) const {
   const auto& extent = extents_[i];
-  return flat_ || numel({extent.sizes.begin(), extent.sizes.begin() + extent.dim}) == 1;
+  return flat_ || ranks_ == 1 || numel({extent.sizes.begin(), extent.sizes.begin() + extent.dim}) == 1;
 }
 
 int64_t ShardLayout::numel_of_all() const {

@@ -179,6 +179,7 @@ void Unit::gather() {
   if (moved || is_stale()) let_go();
   if (moved) take_values();
   if (is_gathered()) return;
+  drop_gradient();
   gathered_version_ = version();
   const c10::OptionalStreamGuard stream(streams_.gather);
   if (part_.defined() && part_version_ == gathered_version_) {

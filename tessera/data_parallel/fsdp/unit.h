@@ -127,6 +127,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void let_go_of_gradients();
   void add_gradients_aside(const at::Tensor& shard);
   void show_gradients();
+  void drop_gradient();
   double divide_by() const;
   double before_sum(c10::ScalarType dtype) const;
 

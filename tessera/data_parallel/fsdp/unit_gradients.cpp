@@ -154,6 +154,13 @@ void Unit::show_gradients() {
   for (size_t i = 0; i < members_.size(); i++) members_[i].handle.mutable_grad() = std::exchange(aside_[i], {});
 }
 
+// Members' gradients are views of the shard's. When zero_grad() has let go of them all, nobody wants it.
+void Unit::drop_gradient() {
+  if (options_.flat_parameter || !flat_.grad().defined()) return;
+  const auto has_gradient = [](const Member& member) { return member.handle.grad().defined(); };
+  if (std::none_of(members_.begin(), members_.end(), has_gradient)) flat_.mutable_grad().reset();
+}
+
 void Unit::end_backward() {
   in_backward_ = false;
   show_gradients();

@@ -47,7 +47,7 @@ struct Data {
 // On part `rank` of `ranks` of the batch; losses, averaged over the group if there is one.
 template <class Model>
 std::vector<double> train(Model& model, const Data& data, int64_t rank, int64_t ranks, const comm::Group& group = {}) {
-  optim::AdamW optimizer(model->parameters(), {.lr = 0.01, .eps = 1e-5});
+  optim::AdamW optimizer(model->parameters(), {.lr = 0.003, .eps = 1e-5});
   std::vector<double> losses;
   for (int64_t step = 0; step < kSteps; step++) {
     optimizer.zero_grad();
@@ -67,16 +67,18 @@ template <class Model>
 using Cut = std::function<void(Model& model, Rank& me)>;
 
 template <class Model>
-Cut<Model> fully_sharded(const std::string& mesh, FullyShardOptions options = {}) {
-  return [=](Model& model, Rank& me) mutable {
+Cut<Model> fully_sharded(const std::string& mesh, const FullyShardOptions& given = {}) {
+  return [=](Model& model, Rank& me) {
+    auto options = given;
     options.mesh = me.mesh(mesh);
     for (auto& block : blocks_of(model)) fully_shard(block, options);
     fully_shard(model, options);
   };
 }
 template <class Model>
-Cut<Model> flat(const std::string& mesh, FSDPOptions options = {}) {
-  return [=](Model& model, Rank& me) mutable {
+Cut<Model> flat(const std::string& mesh, const FSDPOptions& given = {}) {
+  return [=](Model& model, Rank& me) {
+    auto options = given;
     options.device_mesh = me.mesh(mesh);
     for (auto& block : blocks_of(model)) FullyShardedDataParallel(block, options);
     FullyShardedDataParallel wrapped(model, options);
@@ -89,14 +91,21 @@ Cut<Model> checkpointed(Cut<Model> cut) {
     cut(model, me);
   };
 }
-// On a mesh dp=2,tp=2; both ranks of a tp group have the same data.
+// `cut` is over dp of a mesh dp=2,tp=2; both ranks of a tp group have the same data.
+enum class Api { FullyShard, Flat };
 template <class Model>
-Cut<Model> with_tensor_parallel(bool sharded) {
+Cut<Model> over_tensor_parallel(Api api) {
   return [=](Model& model, Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
     parallelize_module(model, mesh["tp"], models::tensor_parallel_plan(config_of(model)));
-    for (auto& block : blocks_of(model)) FullyShardedDataParallel(block, {.device_mesh = mesh["dp"]});
-    FullyShardedDataParallel wrapped(model, {.device_mesh = mesh["dp"], .use_orig_params = sharded});
+    const auto cut = [&](auto& module) {
+      if (api == Api::FullyShard)
+        fully_shard(module, {.mesh = mesh["dp"]});
+      else
+        FullyShardedDataParallel(module, {.device_mesh = mesh["dp"], .use_orig_params = true});
+    };
+    for (auto& block : blocks_of(model)) cut(block);
+    cut(model);
   };
 }
 
@@ -130,18 +139,18 @@ std::vector<Case<Model>> cases() {
       {"_HYBRID_SHARD_ZERO2", 4, flat<Model>("replicate=2,shard=2", strategy(S::HybridShardZero2, false))},
       {"offloaded", 2, flat<Model>("dp=2", {.offload_params = true})},
       {"FULL_SHARD, checkpointed", 2, checkpointed(flat<Model>("dp=2"))},
-      {"FULL_SHARD x TP", 4, with_tensor_parallel<Model>(false), 1e-5, 2},
-      {"FULL_SHARD x TP, originals", 4, with_tensor_parallel<Model>(true), 1e-5, 2},
+      {"fully_shard x TP", 4, over_tensor_parallel<Model>(Api::FullyShard), 1e-5, 2},
+      {"FULL_SHARD x TP", 4, over_tensor_parallel<Model>(Api::Flat), 1e-5, 2},
   };
 }
 
 template <class Model>
-void trains_as_one_rank(const Model& start) {
+void trains_as_one_rank(const Model& start, const std::vector<Case<Model>>& cases) {
   const Data data;
   auto alone = clone(start);
   const auto wanted = train(alone, data, 0, 1);
   ASSERT_LT(wanted.back(), wanted.front() - 0.1);  // it learns
-  for (const auto& c : cases<Model>()) {
+  for (const auto& c : cases) {
     SCOPED_TRACE(c.name);
     run_ranks(c.ranks, [&](Rank& me) {
       auto model = clone(start);
@@ -156,12 +165,15 @@ void trains_as_one_rank(const Model& start) {
 
 TEST(FsdpTransformer, Gpt2TrainsAsOnOneRank) {
   torch::manual_seed(7);
-  trains_as_one_rank(GPT2(kGpt));
+  trains_as_one_rank(GPT2(kGpt), cases<GPT2>());
 }
 
 TEST(FsdpTransformer, LlamaTrainsAsOnOneRank) {
   torch::manual_seed(7);
-  trains_as_one_rank(Llama(kLlama));
+  trains_as_one_rank(Llama(kLlama), {{"fully_shard", 2, fully_sharded<Llama>("dp=2")},
+                                     {"HSDP", 4, fully_sharded<Llama>("replicate=2,shard=2")},
+                                     {"FULL_SHARD", 2, flat<Llama>("dp=2")},
+                                     {"fully_shard x TP", 4, over_tensor_parallel<Llama>(Api::FullyShard), 1e-5, 2}});
 }
 
 }  // namespace

@@ -1,0 +1,70 @@
+#include "tessera/compile/backward/compile_backward.h"
+
+#include "tessera/base/error.h"
+#include "tessera/base/log.h"
+#include "tessera/compile/backward/graph.h"
+#include "tessera/compile/counters.h"
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+using compiler::CompiledProgram;
+
+constexpr size_t kPrograms = 32;  // kept, of a thread
+
+std::vector<std::shared_ptr<CompiledProgram>>& programs_of_thread() {
+  thread_local std::vector<std::shared_ptr<CompiledProgram>> it;
+  return it;
+}
+
+std::string words_of(const compiler::Settings& settings) {
+  std::string words = settings.backend + (settings.codegen ? " codegen" : "");
+  for (const auto& pass : settings.passes) words += " " + pass.name;
+  return words;
+}
+
+}  // namespace
+
+CompiledBackwardScope::CompiledBackwardScope(const CompileOptions& options)
+    : settings_(compiler::settings_from(options)),
+      scope_([this](const detail::BackwardCall& call) { return take(call); }) {}
+
+torch::autograd::variable_list CompiledBackwardScope::take(const detail::BackwardCall& call) {
+  auto graph = compiler::read_graph(call);
+  if (call.create_graph) graph.refused = "create_graph asks for a graph of the backward";
+  if (!graph.refused.empty()) {
+    TESSERA_CHECK(!settings_.fullgraph, UsageError,
+                  "compile_backward: this backward cannot be compiled: ", graph.refused);
+    warn_once("compile_backward/" + graph.refused,
+              "compile_backward: a backward runs as it is, because " + graph.refused);
+    return call.run(call.keep_graph);
+  }
+  compiler::Arguments arguments;
+  arguments.leaves = graph.leaves;
+  arguments.tensors = graph.saved;
+  arguments.words = {graph.key, words_of(settings_)};
+  const auto signature = compiler::signature_of(arguments);
+  auto& programs = programs_of_thread();
+  auto found = std::find_if(programs.begin(), programs.end(),
+                            [&](const auto& program) { return program->fits(arguments, signature); });
+  if (found == programs.end()) {
+    if (programs.size() == kPrograms) programs.pop_back();
+    found = programs.insert(programs.begin(), std::make_shared<CompiledProgram>(
+                                                  arguments, [&] { return call.run(true); }, settings_, true));
+  }
+  const auto program = *found;
+  std::rotate(programs.begin(), found, found + 1);
+  programs_.emplace_back(program, &program->executable());
+  auto returned = program->run(arguments);
+  if (!call.keep_graph) compiler::release(graph);
+  return returned;
+}
+
+void reset_compile_caches() {
+  programs_of_thread().clear();
+  counters().clear();
+}
+
+}  // namespace tessera

@@ -1,0 +1,59 @@
+#include "tessera/compile/bindings.h"
+
+#include "tessera/dtensor/dtensor.h"
+
+namespace tessera::compiler {
+namespace {
+
+const at::Tensor& plain_of(const at::Tensor& t) { return is_dtensor(t) ? tessera::detail::local_of(t) : t; }
+
+}  // namespace
+
+Bindings::Bindings(const Program& program, const Tracer::Result& traced, const Arguments& arguments) {
+  const auto external = program.external_buffers();
+  std::vector<char> written(external.size(), 0);
+  for (const auto& node : program.nodes)
+    node.each_write([&](ValueId id) { written[static_cast<size_t>(program.buffer_of(id))] = 1; });
+  for (size_t b = 0; b < external.size(); b++) {
+    if (!external[b]) continue;
+    External each{static_cast<int32_t>(b), traced.handles[b]};
+    each.written = written[b];
+    const auto* storage = traced.storages[b].unsafeGetStorageImpl();
+    for (size_t a = 0; a < arguments.tensors.size() && each.argument < 0; a++)
+      if (arguments.tensors[a].defined() && plain_of(arguments.tensors[a]).storage().unsafeGetStorageImpl() == storage)
+        each.argument = static_cast<int>(a);
+    if (each.argument >= 0) each.handle.reset();
+    const auto& plain =
+        plain_of(each.argument >= 0 ? arguments.tensors[static_cast<size_t>(each.argument)] : each.handle);
+    each.offset = each.bound_offset = plain.storage_offset();
+    each.bound = storage;
+    externals_.push_back(std::move(each));
+  }
+}
+
+void Bindings::bind(Executable& executable, const Arguments& arguments) {
+  for (auto& each : externals_) {
+    const auto& handle = each.argument >= 0 ? arguments.tensors[static_cast<size_t>(each.argument)] : each.handle;
+    const auto& plain = plain_of(handle);
+    const auto* storage = plain.storage().unsafeGetStorageImpl();
+    const auto offset = plain.storage_offset();
+    if (storage != each.bound || offset != each.bound_offset) {
+      executable.bind(each.buffer, plain.storage(), offset - each.offset);
+      each.bound = storage;
+      each.bound_offset = offset;
+    }
+    if (each.written) {
+      handle.unsafeGetTensorImpl()->bump_version();
+      if (!handle.is_same(plain)) plain.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+}
+
+at::Tensor Bindings::tensor_of(int32_t buffer, const Arguments& arguments) const {
+  for (const auto& each : externals_)
+    if (each.buffer == buffer)
+      return each.argument >= 0 ? arguments.tensors[static_cast<size_t>(each.argument)] : each.handle;
+  return {};
+}
+
+}  // namespace tessera::compiler

@@ -1,0 +1,35 @@
+#pragma once
+#include "tessera/compile/arguments.h"
+#include "tessera/compile/replay/executable.h"
+#include "tessera/compile/trace/tracer.h"
+
+#include <vector>
+
+namespace tessera::compiler {
+
+// Whose memory the external buffers of a program are, and binding them anew where that has moved.
+class Bindings {
+ public:
+  Bindings() = default;
+  // Right after tracing.
+  Bindings(const Program& program, const Tracer::Result& traced, const Arguments& arguments);
+
+  // Binds what has moved; notes a write on every tensor that the program writes to.
+  void bind(Executable& executable, const Arguments& arguments);
+  // The tensor whose memory a buffer is now; undefined if it is not external.
+  at::Tensor tensor_of(int32_t buffer, const Arguments& arguments) const;
+
+ private:
+  struct External {
+    int32_t buffer;
+    at::Tensor handle;   // whose memory it is ...
+    int argument = -1;   // ... or the number of the argument that has it
+    int64_t offset = 0;  // of that tensor when traced
+    const void* bound = nullptr;
+    int64_t bound_offset = 0;
+    bool written = false;
+  };
+  std::vector<External> externals_;
+};
+
+}  // namespace tessera::compiler

@@ -1,0 +1,54 @@
+#include "tessera/compile/options.h"
+
+#include "tessera/base/error.h"
+
+#include <algorithm>
+
+namespace tessera {
+namespace {
+
+constexpr const char* kBackends[] = {"tessera", "interpret", "eager"};
+
+CompileOptions& defaults() {
+  thread_local CompileOptions it;
+  return it;
+}
+
+template <class T>
+std::optional<T> first(const std::optional<T>& a, const std::optional<T>& b) {
+  return a ? a : b;
+}
+
+CompileOptions over(const CompileOptions& a, const CompileOptions& b) {
+  return {first(a.parallel_mode, b.parallel_mode), first(a.passes, b.passes),   first(a.codegen, b.codegen),
+          first(a.fullgraph, b.fullgraph),         first(a.backend, b.backend), first(a.verified, b.verified),
+          first(a.cache_size, b.cache_size)};
+}
+
+}  // namespace
+
+CompileScope::CompileScope(CompileOptions options) : before_(defaults()) { defaults() = over(options, before_); }
+CompileScope::~CompileScope() { defaults() = before_; }
+
+compiler::Settings compiler::settings_from(const CompileOptions& options) {
+  const auto all = over(options, defaults());
+  Settings settings{all.parallel_mode,
+                    {},
+                    all.codegen.value_or(true),
+                    all.fullgraph.value_or(true),
+                    all.verified.value_or(false),
+                    all.backend.value_or("tessera"),
+                    all.cache_size.value_or(8)};
+  for (const auto& pass : all.passes ? *all.passes : default_passes()) settings.passes.push_back(pass);
+  TESSERA_CHECK(std::find(std::begin(kBackends), std::end(kBackends), settings.backend) != std::end(kBackends),
+                UsageError, "compile: there is no backend \"", settings.backend,
+                "\"; write tessera, interpret or eager");
+  TESSERA_CHECK(settings.cache_size > 0, UsageError, "compile: cache_size is 0; at least one program is kept");
+  return settings;
+}
+
+PassList compiler::default_passes() {
+  return {"fold_views", "common_subexpressions", "dead_code", "fuse_ddp_with_concat_op", "schedule_comm_wait"};
+}
+
+}  // namespace tessera

@@ -1,0 +1,60 @@
+#include "tessera/compile/backward/compile_backward.h"
+#include "tessera/compile/compile.h"
+#include "tessera/models/mlp.h"
+#include "tessera/nn/module_tree.h"
+#include "tessera/optim/adam.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera {
+namespace {
+
+using models::MLP;
+
+void expect_equal_gradients(const Module& found, const Module& wanted) {
+  const auto a = found.parameters(), b = wanted.parameters();
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); i++) {
+    ASSERT_TRUE(a[i].grad().defined()) << i;
+    EXPECT_TRUE(at::equal(a[i].grad(), b[i].grad())) << i;
+  }
+}
+
+TEST(CompileModule, ForwardAndBackwardAreTheEagerOnes) {
+  const MLP start(models::mlp_module());
+  auto eager = clone(start), model = clone(start);
+  auto compiled = compile(model);
+  for (int i = 0; i < 3; i++) {
+    auto x = torch::randn({8, 10}, torch::requires_grad()), y = x.detach().clone().requires_grad_();
+    const auto wanted = eager(x), found = compiled(y);
+    EXPECT_TRUE(at::equal(found, wanted));
+    wanted.pow(2).sum().backward();
+    found.pow(2).sum().backward();
+    expect_equal_gradients(*model, *eager);
+    EXPECT_TRUE(at::equal(y.grad(), x.grad()));
+  }
+  EXPECT_EQ(compiled.cache().programs().size(), 1u);
+}
+
+TEST(CompileBackward, RunsAsOneProgram) {
+  const MLP start(models::mlp_module());
+  for (const bool compile_forward : {false, true}) {
+    auto eager = clone(start), model = clone(start);
+    auto compiled = compile(model);
+    for (int i = 0; i < 4; i++) {  // gradients are there from the second on
+      const auto x = torch::randn({8, 10});
+      eager(x).pow(2).sum().backward();
+      const auto loss = (compile_forward ? compiled(x) : model(x)).pow(2).sum();
+      auto scope = compile_backward({.fullgraph = true, .verified = true});
+      loss.backward();
+      ASSERT_EQ(scope.programs().size(), 1u);
+      EXPECT_EQ(scope.programs()[0]->runs(), i < 2 ? 1 : i) << scope.programs()[0]->listing();
+      expect_equal_gradients(*model, *eager);
+    }
+  }
+  reset_compile_caches();
+}
+
+}  // namespace
+}  // namespace tessera
