@@ -5,6 +5,7 @@
 #include "tessera/comm/ops.h"
 #include "tessera/data_parallel/fsdp/sharded_module.h"
 #include "tessera/data_parallel/local_gradient.h"
+#include "tessera/data_parallel/named_tensor.h"
 #include "tessera/dtensor/dtensor.h"
 
 #include <ATen/TensorOperators.h>

@@ -67,6 +67,10 @@ class FullyShardedDataParallel {
     return state_.clip_grad_norm_(max_norm, norm_type);
   }
 
+  [[nodiscard]] SummonFullParams summon_full_params(SummonOptions options = {}) {
+    return SummonFullParams(*module_, options);
+  }
+
   // auto guard = fsdp.no_sync();    gradients are accumulated whole, on this rank
   using NoSync = FSDPState::NoSync;
   [[nodiscard]] NoSync no_sync() { return NoSync(state_); }

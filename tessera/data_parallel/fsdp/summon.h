@@ -41,4 +41,9 @@ class SummonFullParams {
   int exceptions_;  // under way when it was made
 };
 
+// PyTorch's name. Example:  { auto whole = summon_full_params(*model); ... }
+[[nodiscard]] inline SummonFullParams summon_full_params(torch::nn::Module& module, SummonOptions options = {}) {
+  return SummonFullParams(module, options);
+}
+
 }  // namespace tessera

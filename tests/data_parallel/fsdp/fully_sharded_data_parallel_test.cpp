@@ -201,7 +201,7 @@ TEST(FullyShardedDataParallel, MixedPrecision) {
           EXPECT_EQ(model->seen, at::kBFloat16);  // the outermost module's input is cast unless told
           fsdp(data[static_cast<size_t>(me.rank)]).to(at::kFloat).pow(2).mean().backward();
           data_parallel::accumulate_means(plain, data, [](auto& m, const at::Tensor& x) { return m(x).pow(2).mean(); });
-          const SummonFullParams whole(*model, {.with_grads = true});
+          const auto whole = fsdp.summon_full_params({.with_grads = true});
           for (size_t i = 0; i < 4; i++) {
             EXPECT_EQ(model->parameters()[i].scalar_type(), at::kFloat);
             EXPECT_EQ(close(model->parameters()[i].detach(), plain->parameters()[i].detach(), kExact), "");
