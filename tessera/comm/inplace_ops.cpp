@@ -26,6 +26,15 @@ at::Tensor detail::all_reduce_inplace(const at::Tensor& x, std::string_view op, 
   return x;
 }
 
+void detail::all_reduce_coalesced_inplace(at::TensorList xs, std::string_view op, const Group& group) {
+  std::vector<at::Tensor> to(xs.begin(), xs.end());
+  const Work work = group->all_reduce_coalesced(to, parse_reduce_op(op));
+  for (const auto& x : xs) {
+    group->add_pending(x, work);
+    written(x);
+  }
+}
+
 at::Tensor detail::broadcast_inplace(const at::Tensor& x, int64_t source, const Group& group) {
   at::Tensor to = x;
   group->add_pending(x, group->broadcast(to, source));
@@ -51,6 +60,10 @@ at::Tensor detail::reduce_scatter_into(const at::Tensor& out, const at::Tensor& 
 void all_reduce_(const at::Tensor& x, ReduceOp reduce_op, const Group& group) {
   static auto handle = op<decltype(detail::all_reduce_inplace)>("tessera::all_reduce_");
   handle.call(x, to_string(reduce_op), group);
+}
+void all_reduce_coalesced_(at::TensorList xs, ReduceOp reduce_op, const Group& group) {
+  static auto handle = op<decltype(detail::all_reduce_coalesced_inplace)>("tessera::all_reduce_coalesced_");
+  handle.call(xs, to_string(reduce_op), group);
 }
 void broadcast_(const at::Tensor& x, int64_t source, const Group& group) {
   static auto handle = op<decltype(detail::broadcast_inplace)>("tessera::broadcast_");

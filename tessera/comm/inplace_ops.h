@@ -11,6 +11,10 @@ namespace tessera::comm {
 // tessera::all_reduce_(Tensor(a!) x, str op, Group group) -> Tensor(a!)
 void all_reduce_(const at::Tensor& x, ReduceOp op, const Group& group);
 
+// One collective for all.
+// tessera::all_reduce_coalesced_(Tensor(a!)[] xs, str op, Group group) -> ()
+void all_reduce_coalesced_(at::TensorList xs, ReduceOp op, const Group& group);
+
 // tessera::broadcast_(Tensor(a!) x, int source, Group group) -> Tensor(a!)
 void broadcast_(const at::Tensor& x, int64_t source, const Group& group);
 

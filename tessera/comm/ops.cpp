@@ -328,6 +328,7 @@ TORCH_LIBRARY(tessera, m) {
   m.def("broadcast.out(Tensor x, int source, " TESSERA_GROUP ", *, Tensor(a!) out) -> Tensor(a!)");
   // Into the argument's own memory (inplace_ops.cpp).
   m.def("all_reduce_(Tensor(a!) x, str op, " TESSERA_GROUP ") -> Tensor(a!)");
+  m.def("all_reduce_coalesced_(Tensor(a!)[] xs, str op, " TESSERA_GROUP ") -> ()");
   m.def("broadcast_(Tensor(a!) x, int source, " TESSERA_GROUP ") -> Tensor(a!)");
   m.def("all_gather_into_(Tensor(a!) out, Tensor x, " TESSERA_GROUP ") -> Tensor(a!)");
   m.def("reduce_scatter_into_(Tensor(a!) out, Tensor x, str op, " TESSERA_GROUP ") -> Tensor(a!)");
@@ -345,6 +346,7 @@ TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, m) {
   m.impl("broadcast", broadcast_kernel);
   m.impl("wait", wait_kernel);
   m.impl("all_reduce_", detail::all_reduce_inplace);
+  m.impl("all_reduce_coalesced_", detail::all_reduce_coalesced_inplace);
   m.impl("broadcast_", detail::broadcast_inplace);
   m.impl("all_gather_into_", detail::all_gather_into);
   m.impl("reduce_scatter_into_", detail::reduce_scatter_into);

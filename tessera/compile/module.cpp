@@ -7,6 +7,7 @@
 #include "tessera/compile/agree.h"
 #include "tessera/compile/replay/interpret.h"
 #include "tessera/compile/split.h"
+#include "tessera/compile/passes/passes.h"
 #include "tessera/compile/streams.h"
 #include "tessera/dtensor/dtensor.h"
 
@@ -125,12 +126,14 @@ CompiledForward::CompiledForward(const Arguments& arguments, const std::function
           backward->gradients.push_back(static_cast<int32_t>(b));
     backward_bindings_ = all;
     run_passes(halves.second, settings.passes, settings.verified);
+    in_place_collectives(halves.second);
     agree_on(halves.second);
     const auto storages = bound(halves.second);
     backward->executable = std::make_unique<Executable>(std::move(halves.second), storages);
     backward_ = std::move(backward);
   }
   run_passes(halves.first, settings.passes, settings.verified);
+  in_place_collectives(halves.first);
   agree_on(halves.first);
   const auto storages = bound(halves.first);
   executable_ = std::make_unique<Executable>(std::move(halves.first), storages);

@@ -4,6 +4,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/compile/agree.h"
+#include "tessera/compile/passes/passes.h"
 #include "tessera/compile/streams.h"
 #include "tessera/dtensor/dtensor.h"
 
@@ -124,6 +125,7 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
   TESSERA_CHECK(!program.nodes.empty(), UsageError,
                 "compile: the step did nothing with tensors; there is nothing to compile");
   report_ = run_passes(program, options.passes, options.verified);
+  in_place_collectives(program);
   agree_on(program);
 
   bindings_ = Bindings(program, traced, arguments);

@@ -1,6 +1,7 @@
 #include "tessera/data_parallel/replicate.h"
 
 #include "tessera/base/error.h"
+#include "tessera/base/op_mode.h"
 #include "tessera/nn/module_tree.h"
 
 #include <map>
@@ -42,6 +43,7 @@ std::shared_ptr<ReplicateState> find(const Module& module) {
 
 data_parallel::Replica& replica_of(ReplicateState& state, const Module& module) {
   if (!state.replica) {
+    const OpModesOff once;  // making replicas equal is no part of a step that is compiled
     state.replica.emplace("replicate", data_parallel::parameters_of(module, state.options.ignored_modules),
                           data_parallel::buffers_of(module, state.options.ignored_modules), state.options, state.mode);
     for (auto& hook : state.queued) state.replica->register_comm_hook(std::move(hook));

@@ -10,6 +10,7 @@
 namespace tessera::comm::detail {
 
 at::Tensor all_reduce_inplace(const at::Tensor& x, std::string_view op, const Group& group);
+void all_reduce_coalesced_inplace(at::TensorList xs, std::string_view op, const Group& group);
 at::Tensor broadcast_inplace(const at::Tensor& x, int64_t source, const Group& group);
 at::Tensor all_gather_into(const at::Tensor& out, const at::Tensor& x, const Group& group);
 at::Tensor reduce_scatter_into(const at::Tensor& out, const at::Tensor& x, std::string_view op, const Group& group);

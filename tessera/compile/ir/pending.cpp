@@ -6,6 +6,7 @@ void Pending::post(const Program& program, const Node& collective) {
   std::vector<int32_t> used;
   collective.each_read([&](ValueId id) { used.push_back(program.buffer_of(id)); });
   collective.each_result([&](ValueId id) { used.push_back(program.buffer_of(id)); });
+  collective.each_write([&](ValueId id) { uses_[program.buffer_of(id)] = used; });
   collective.each_result([&](ValueId id) { uses_[program.buffer_of(id)] = used; });
 }
 

@@ -1,0 +1,214 @@
+// Each pass, on a program in text: what it was, what becomes of it. A pass that did nothing would fail here.
+#include "tessera/compile/passes/pass.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera::compiler {
+namespace {
+
+std::string after(const char* pass, const std::string& text) {
+  auto program = parse(text);
+  verify(program);
+  EXPECT_GT(find_pass(pass).run(program).times, 0);
+  verify(program);
+  renumber(program);
+  verify(program);
+  return text_of(program);
+}
+
+TEST(Passes, FoldViews) {
+  EXPECT_EQ(after("fold_views", R"(input %0: f32[2, 3] argument "0"
+%1: f32[3, 2]{1, 3} in %0 = aten.t(%0)
+%2: f32[2, 3] in %0 = aten.t(%1)
+%3: f32[2, 3] = aten.relu(%2)
+return %3
+)"),
+            R"(input %0: f32[2, 3] argument "0"
+%1: f32[3, 2]{1, 3} in %0 = aten.t(%0)
+%2: f32[2, 3] = aten.relu(%0)
+return %2
+)");
+}
+
+TEST(Passes, CommonSubexpressions) {
+  EXPECT_EQ(after("common_subexpressions", R"(input %0: f32[3] argument "0"
+%1: f32[3] = aten.relu(%0)
+%2: f32[3] = aten.relu(%0)
+%3: f32[3] = aten.mul.Tensor(%1, %2)
+%4: f32[3] in %0 = aten.zero_(%0!)
+%5: f32[3] = aten.relu(%0)
+%6: f32[3] = aten.mul.Tensor(%3, %5)
+return %6
+)"),
+            R"(input %0: f32[3] argument "0"
+%1: f32[3] = aten.relu(%0)
+%2: f32[3] = aten.mul.Tensor(%1, %1)
+%3: f32[3] in %0 = aten.zero_(%0!)
+%4: f32[3] = aten.relu(%0)
+%5: f32[3] = aten.mul.Tensor(%2, %4)
+return %5
+)");
+}
+
+TEST(Passes, DeadCode) {
+  EXPECT_EQ(after("dead_code", R"(input %0: f32[2, 3] argument "0"
+%1: f32[3, 2]{1, 3} in %0 = aten.t(%0)
+%2: f32[2, 3] = aten.relu(%0)
+%3: f32[2, 3] in %2 = aten.mul_.Tensor(%2!, 2)
+%4: f32[2, 3] = aten.neg(%0)
+%5: f32[2, 3] in %0 = aten.zero_(%0!)
+return %4
+)"),
+            R"(input %0: f32[2, 3] argument "0"
+%1: f32[2, 3] = aten.neg(%0)
+%2: f32[2, 3] in %0 = aten.zero_(%0!)
+return %1
+)");
+}
+
+// Two gradients of a bucket and one that fills the next; the first was there before, the others were not.
+const std::string kReductions = R"(group @dp [0, 1]
+input %0: f32[4] argument "0"
+input %1: f32[512, 512] argument "1"
+input %2: f32[4] gradient "bias"
+%3: f32[4] = aten.neg(%0)
+%4: f32[4] = aten.div.Tensor(%3, 2)
+%5: f32[4] = tessera.all_reduce(%4, "sum", @dp)
+%6: f32[4] in %5 = tessera.wait(%5!, @dp)
+%7: f32[4] in %2 = aten.copy_(%2!, %6, false)
+%8: f32[512, 512] = aten.neg(%1)
+%9: f32[512, 512] = aten.div.Tensor(%8, 2)
+%10: f32[512, 512] = tessera.all_reduce(%9, "sum", @dp)
+%11: f32[512, 512] in %10 = tessera.wait(%10!, @dp)
+%12: f32[4] = aten.relu(%0)
+%13: f32[4] = aten.div.Tensor(%12, 2)
+%14: f32[4] = tessera.all_reduce(%13, "sum", @dp)
+%15: f32[4] in %14 = tessera.wait(%14!, @dp)
+gradient %11 "weight"
+gradient %15 "last"
+)";
+
+TEST(Passes, FuseDdpWithConcatOp) {
+  EXPECT_EQ(after("fuse_ddp_with_concat_op", kReductions), R"(group @dp [0, 1]
+input %0: f32[4] argument "0"
+input %1: f32[512, 512] argument "1"
+input %2: f32[4] gradient "bias"
+%3: f32[4] = aten.neg(%0)
+%4: f32[512, 512] = aten.neg(%1)
+%5: f32[4] in %3 = aten.flatten.using_ints(%3, 0, -1)
+%6: f32[262144] in %4 = aten.flatten.using_ints(%4, 0, -1)
+%7: f32[262148] = aten.cat([%5, %6], 0)
+%8: f32[262148] = aten.div.Tensor(%7, 2.0)
+%9: f32[262148] = tessera.all_reduce(%8, "sum", @dp)
+%10: f32[262148] in %9 = tessera.wait(%9!, @dp)
+[%11: f32[4] in %9, %12: f32[262144] in %9 + 4] = aten.split_with_sizes(%10, [4, 262144], 0)
+%13: f32[4] in %9 = aten.view(%11, [4])
+%14: f32[512, 512] in %9 + 4 = aten.view(%12, [512, 512])
+%15: f32[4] in %2 = aten.copy_(%2!, %13, false)
+%16: f32[4] = aten.relu(%0)
+%17: f32[4] = aten.div.Tensor(%16, 2)
+%18: f32[4] = tessera.all_reduce(%17, "sum", @dp)
+%19: f32[4] in %18 = tessera.wait(%18!, @dp)
+gradient %14 "weight"
+gradient %19 "last"
+)");
+}
+
+TEST(Passes, FuseDdpWithCoalescedOp) {
+  EXPECT_EQ(after("fuse_ddp_with_coalesced_op", kReductions), R"(group @dp [0, 1]
+input %0: f32[4] argument "0"
+input %1: f32[512, 512] argument "1"
+input %2: f32[4] gradient "bias"
+%3: f32[4] = aten.neg(%0)
+%4: f32[512, 512] = aten.neg(%1)
+[%5: f32[4], %6: f32[512, 512]] = aten._foreach_div.Scalar([%3, %4], 2.0)
+[%7: f32[4], %8: f32[512, 512]] = tessera.all_reduce_coalesced([%5, %6], "sum", @dp)
+%9: f32[4] in %7 = tessera.wait(%7!, @dp)
+%10: f32[512, 512] in %8 = tessera.wait(%8!, @dp)
+%11: f32[4] in %2 = aten.copy_(%2!, %9, false)
+%12: f32[4] = aten.relu(%0)
+%13: f32[4] = aten.div.Tensor(%12, 2)
+%14: f32[4] = tessera.all_reduce(%13, "sum", @dp)
+%15: f32[4] in %14 = tessera.wait(%14!, @dp)
+gradient %10 "weight"
+gradient %15 "last"
+)");
+}
+
+TEST(Passes, ScheduleCommWait) {
+  EXPECT_EQ(after("schedule_comm_wait", R"(group @dp [0, 1]
+input %0: f32[4] argument "0"
+%1: f32[4] = aten.neg(%0)
+%2: f32[4] = tessera.all_reduce(%1, "sum", @dp)
+%3: f32[4] in %2 = tessera.wait(%2!, @dp)
+%4: f32[2, 2] in %2 = aten.view(%3, [2, 2])
+%5: f32[4] = aten.relu(%0)
+%6: f32[4] = tessera.all_reduce(%5, "sum", @dp)
+%7: f32[4] in %6 = tessera.wait(%6!, @dp)
+%8: f32[2, 2] = aten.neg(%4)
+return %8
+return %7
+)"),
+            R"(group @dp [0, 1]
+input %0: f32[4] argument "0"
+%1: f32[4] = aten.neg(%0)
+%2: f32[4] = tessera.all_reduce(%1, "sum", @dp)
+%3: f32[4] = aten.relu(%0)
+%4: f32[4] = tessera.all_reduce(%3, "sum", @dp)
+%5: f32[4] in %2 = tessera.wait(%2!, @dp)
+%6: f32[2, 2] in %2 = aten.view(%5, [2, 2])
+%7: f32[2, 2] = aten.neg(%6)
+%8: f32[4] in %4 = tessera.wait(%4!, @dp)
+return %7
+return %8
+)");
+}
+
+TEST(Passes, InPlaceCollectives) {
+  EXPECT_EQ(after("in_place_collectives", R"(group @dp [0, 1]
+input %0: f32[4] argument "0"
+%1: f32[4] = aten.neg(%0)
+%2: f32[4] = tessera.all_reduce(%1, "sum", @dp)
+%3: f32[4] in %2 = tessera.wait(%2!, @dp)
+%4: f32[4] = tessera.all_reduce(%0, "sum", @dp)
+%5: f32[4] in %4 = tessera.wait(%4!, @dp)
+[%6: f32[4], %7: f32[4]] = aten._foreach_div.Scalar([%3, %5], 2.0)
+[%8: f32[4], %9: f32[4]] = tessera.all_reduce_coalesced([%6, %7], "sum", @dp)
+%10: f32[4] in %8 = tessera.wait(%8!, @dp)
+%11: f32[4] in %9 = tessera.wait(%9!, @dp)
+return %10
+return %11
+)"),
+            R"(group @dp [0, 1]
+input %0: f32[4] argument "0"
+%1: f32[4] = aten.neg(%0)
+%2: f32[4] in %1 = tessera.all_reduce_(%1!, "sum", @dp)
+%3: f32[4] in %1 = tessera.wait(%2!, @dp)
+%4: f32[4] = tessera.all_reduce(%0, "sum", @dp)
+%5: f32[4] in %4 = tessera.wait(%4!, @dp)
+[%6: f32[4], %7: f32[4]] = aten._foreach_div.Scalar([%3, %5], 2.0)
+tessera.all_reduce_coalesced_([%6!, %7!], "sum", @dp)
+%8: f32[4] in %6 = tessera.wait(%6!, @dp)
+%9: f32[4] in %7 = tessera.wait(%7!, @dp)
+return %8
+return %9
+)");
+}
+
+TEST(Program, TextReadsBackAsItWas) {
+  const std::string other = R"(number $lr
+input %0: f32[2, 3] parameter "w"
+input %1: bf16[2, 3]{1, 2} argument "0"
+%2: f32[2, 3] = aten.add.Tensor(%0, 2.5, 1)
+%3: f32[2, 3] in %0 = aten.add_.Tensor(%0!, %2, -$lr)
+%4: f32[3] = aten.arange(3.0, 6, none, device("cpu"), false)  # net1
+%5: f32[2, 3], undefined = aten.native_dropout(%0, 0.1, none)
+[%6: f32[1, 3] in %0, %7: f32[1, 3] in %0 + 3] = aten.split_with_sizes(%0, [1, 1], 0)
+kept %2
+)";
+  for (const auto& text : {kReductions, other}) EXPECT_EQ(text_of(parse(text)), text);
+}
+
+}  // namespace
+}  // namespace tessera::compiler
