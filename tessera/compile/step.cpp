@@ -127,6 +127,8 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
   report_ = run_passes(program, options.passes, options.verified);
   in_place_collectives(program);
   agree_on(program);
+  traced.storages.resize(static_cast<size_t>(program.buffers));  // passes may have added some
+  traced.handles.resize(static_cast<size_t>(program.buffers));
 
   bindings_ = Bindings(program, traced, arguments);
   // Memory that the program keeps for itself is not that of the trace.
