@@ -52,21 +52,21 @@ void add_cuts(const TensorSpec& spec, Groups& cut_over) {
 
 void add_unit(const Unit& unit, std::vector<Share>& shares) {
   const auto& shards = unit.shards();
-  const auto& flat_gradient = unit.flat().grad();
   for (size_t i = 0; i < unit.members().size(); i++) {
     const auto& member = unit.members()[i];
     Groups cut_over;
-    if (member.sharded)
+    if (member.sharded) {  // over all axes
       add_cuts(*member.sharded, cut_over);
-    else if (shards->size() > 1)
-      cut_over.push_back(shards);
-    if (member.outer) add_cuts(*member.outer, cut_over);
+    } else {
+      if (shards->size() > 1) cut_over.push_back(shards);
+      if (member.outer) add_cuts(*member.outer, cut_over);
+    }
     auto& share = share_for(shares, cut_over, unit.device());
     if (!unit.options().flat_parameter) {
       if (member.handle.grad().defined()) share.parts.push_back(local_value(member.handle.grad()));
-    } else if (flat_gradient.defined()) {
+    } else if (unit.flat().grad().defined()) {
       const auto place = unit.layout().in_shard(i, shards->rank());
-      share.parts.push_back(flat_gradient.narrow(0, place.begin, place.size));
+      share.parts.push_back(unit.flat().grad().narrow(0, place.begin, place.size));
     }
   }
 }

@@ -36,13 +36,13 @@ Tensors cast(const Tensors& tensors, std::optional<c10::ScalarType> dtype) {
 }  // namespace
 
 Tensors run(ShardedModule& sharded, const Module& module, const Tensors& inputs, const ForwardCall& forward) {
+  if (!sharded.schedule) make_tree(sharded);
   if (sharded.summoned) {
     TESSERA_CHECK(!at::GradMode::is_enabled(), UsageError, "module ", class_name(module),
                   " runs inside of summon_full_params(), where it can compute no gradients; run it outside, or under ",
                   "torch::NoGradGuard");
     return forward(inputs);
   }
-  if (!sharded.schedule) make_tree(sharded);
   const auto schedule = sharded.schedule;  // forward may drop the module
   auto& turn = *sharded.turn;
   try {

@@ -2,7 +2,6 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/agree.h"
-#include "tessera/data_parallel/local_gradient.h"
 #include "tessera/nn/module_tree.h"
 
 #include <algorithm>

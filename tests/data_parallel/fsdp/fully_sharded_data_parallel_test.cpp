@@ -1,6 +1,8 @@
 #include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
 
+#include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/debug/comm_debug_mode.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/deferred_init.h"
 #include "tessera/optim/clip_grad.h"
@@ -363,6 +365,27 @@ TEST(FullyShardedDataParallel, ClipsTheNormOfAllGradients) {
           EXPECT_EQ(comm.get_total_counts(), shape.size() == 2 ? 1 + 2 : shape[0] > 1);
         });
       }
+}
+
+// A part that fully_shard has cut, over tp as well, counts once.
+TEST(FullyShardedDataParallel, ClipsWhatFullyShardHasCut) {
+  const auto data = batches(1);
+  run_ranks(4, [&](Rank& me) {
+    MLP plain(models::mlp_module()), model(models::mlp_module());
+    const auto mesh = me.mesh("dp=2,tp=2");
+    parallelize_module(model, mesh["tp"], {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}});
+    fully_shard(model->layers[0], {.mesh = mesh["dp"]});
+    FullyShardedDataParallel fsdp(model, {.device_mesh = mesh["dp"], .use_orig_params = true});
+    square_loss(model, data[0]).backward();
+    square_loss(plain, data[0]).backward();
+    {
+      const auto whole = fsdp.summon_full_params({.with_grads = true});
+      for (size_t i = 0; i < 4; i++)
+        EXPECT_EQ(close(DTensor(model->parameters()[i].grad()).full_tensor(), plain->parameters()[i].grad()), "") << i;
+    }
+    const auto wanted = optim::clip_grad_norm_(plain->parameters(), 1e-2);
+    EXPECT_EQ(close(fsdp.clip_grad_norm_(1e-2), wanted), "");
+  });
 }
 
 struct ScaledImpl : torch::nn::Cloneable<ScaledImpl> {

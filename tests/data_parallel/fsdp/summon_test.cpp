@@ -187,6 +187,25 @@ TEST(SummonFullParams, AModuleRunsInside) {
   });
 }
 
+// As the outermost module's own parameters are asked for, and it is run before anything else was.
+TEST(SummonFullParams, AModuleRunsInsideOfItsOwnAlone) {
+  const auto x = batches(1)[0];
+  run_ranks(2, [&](Rank&) {
+    auto plain = clone(start()), model = clone(start());
+    FullyShardedDataParallel inner(model->layers[1]);
+    FullyShardedDataParallel fsdp(model);
+    {
+      const SummonFullParams whole(*model, {.recurse = false, .writeback = false});
+      const torch::NoGradGuard no_grad;
+      EXPECT_EQ(model->layers[0]->weight.dim(), 2);
+      EXPECT_EQ(close(fsdp(x), plain(x), kExact), "");
+      EXPECT_EQ(model->layers[1]->weight.dim(), 1);
+    }
+    data_parallel::square_loss(model, x).backward();
+    EXPECT_TRUE(fsdp.flat_params()[1].grad().defined());
+  });
+}
+
 TEST(SummonFullParams, BetweenForwardAndBackward) {
   const auto x = batches(1)[0];
   for (const auto strategy : {ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp})
