@@ -13,6 +13,8 @@ namespace {
 // our own.
 constexpr Setting kSettings[] = {
     {"CUDA_VISIBLE_DEVICES", "", "CUDA devices this rank may use; ranks that see the same ones share them out"},
+    {"CXX", "", "compiler that builds generated kernels; empty: c++, g++ or clang++, the first in PATH"},
+    {"HOME", "", "whose .cache/tessera keeps built kernels where no cache folder is given"},
     {"LOCAL_RANK", "", "place among the ranks of this machine; set by torchrun and tessera run"},
     {"LOCAL_WORLD_SIZE", "", "number of ranks on this machine"},
     {"MASTER_ADDR", "127.0.0.1", "where rank 0, or the launcher, keeps the store of env://"},
@@ -44,9 +46,11 @@ constexpr Setting kSettings[] = {
     {"TORCHELASTIC_RESTART_COUNT", "0", "how often the launcher has started the ranks anew"},
     {"TORCHELASTIC_USE_AGENT_STORE", "", "True: the launcher keeps the store of env:// itself"},
     {"WORLD_SIZE", "", "number of ranks, for env://"},
+    {"XDG_CACHE_HOME", "", "whose folder tessera keeps built kernels where TESSERA_CACHE_DIR is not given"},
     {"TESSERA_BACKEND", "auto",
      "backend when init() names none: auto, threads, shm, gloo, nccl, fake, or a registered one"},
     {"TESSERA_BENCH_ROWS", "", "set in the children of tessera bench: the file for what they measured"},
+    {"TESSERA_CACHE_DIR", "", "keeps built kernels; may be shared by ranks and deleted at any time"},
     {"TESSERA_CHECK_COLLECTIVES", "first",
      "gloo: compare what ranks are about to post; first: on one host always, across hosts the first 64 of a group; "
      "always; never"},

@@ -1,8 +1,8 @@
 #include "tessera/cli/peer.h"
 
+#include "tessera/base/child.h"
 #include "tessera/base/error.h"
 #include "tessera/base/settings.h"
-#include "tessera/cli/child.h"
 #include "tessera/cli/where.h"
 
 #include <filesystem>
@@ -28,7 +28,7 @@ fs::path find_peers() {
 
 bool has_torch(const std::string& python) {  // found, not imported: that would take seconds
   const char* question = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)";
-  return run_child({python, "-c", question}, /*quiet=*/true).exit_code == 0;
+  return run_child({python, "-c", question}, ChildErrors::Dropped).exit_code == 0;
 }
 
 std::string find_python(const fs::path& peers) {

@@ -5,7 +5,7 @@
 #include "tessera/base/libtorch_autograd.h"
 #include "tessera/base/tracer_key.h"
 #include "tessera/compile/agree.h"
-#include "tessera/compile/passes/passes.h"
+#include "tessera/compile/lower.h"
 #include "tessera/compile/split.h"
 #include "tessera/compile/streams.h"
 #include "tessera/dtensor/dtensor.h"
@@ -140,14 +140,14 @@ CompiledForward::CompiledForward(const Arguments& arguments, const std::function
     backward_bindings_ = all;
     backward->order = order_of_outputs(halves.second);
     run_passes(halves.second, settings.passes, settings.verified);
-    in_place_collectives(halves.second);
+    lower(halves.second, settings);
     agree_on(halves.second);
     const auto storages = bound(halves.second);
     backward->executable = std::make_unique<Executable>(std::move(halves.second), storages);
     backward_ = std::move(backward);
   }
   run_passes(halves.first, settings.passes, settings.verified);
-  in_place_collectives(halves.first);
+  lower(halves.first, settings);
   agree_on(halves.first);
   const auto storages = bound(halves.first);
   executable_ = std::make_unique<Executable>(std::move(halves.first), storages);

@@ -1,8 +1,8 @@
 // Peers are scripts for Python; here the shell plays its part, so that the test needs none.
 #include "tessera/cli/peer.h"
 
+#include "tessera/base/child.h"
 #include "tessera/base/error.h"
-#include "tessera/cli/child.h"
 
 #include <gtest/gtest.h>
 

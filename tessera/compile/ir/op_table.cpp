@@ -110,4 +110,7 @@ int32_t group_of(const Node& node) {
   return -1;
 }
 
+bool is_generated(const Node& node) { return node.op.operator_name().name == "tessera::cpp_kernel"; }
+const std::string& generated_name(const Node& node) { return std::get<c10::IValue>(node.args[2]).toStringRef(); }
+
 }  // namespace tessera::compiler

@@ -31,5 +31,7 @@ bool writes_argument(const c10::OperatorHandle& op, size_t argument);
 bool is_pure(const Node& node);
 bool is_view(const Program& program, const Node& node);  // gives its argument's memory, and writes nothing
 int32_t group_of(const Node& node);                      // of a collective or a wait; -1: none
+bool is_generated(const Node& node);                     // calls a function of Program::kernels
+const std::string& generated_name(const Node& node);     // of which
 
 }  // namespace tessera::compiler

@@ -75,8 +75,9 @@ class Line {
     expect("\"");
     std::string found;
     for (; at_ < text_.size() && text_[at_] != '"'; at_++) {
-      if (text_[at_] == '\\') at_++;
-      if (at_ < text_.size()) found += text_[at_];
+      const bool escaped = text_[at_] == '\\';
+      if (escaped) at_++;
+      if (at_ < text_.size()) found += escaped && text_[at_] == 'n' ? '\n' : text_[at_];
     }
     expect("\"");
     return found;
@@ -123,6 +124,9 @@ class Parser {
       program_.groups.push_back({std::move(name), at.integers("[", "]")});
     } else if (at.take("number $")) {
       program_.numbers.push_back({at.name()});
+    } else if (at.take("kernel ")) {
+      auto name = at.word();
+      program_.kernels[std::move(name)] = at.quoted();
     } else if (at.take("input ")) {
       const auto value = define(at);
       const auto role = role_named(at);

@@ -23,6 +23,20 @@ void print_double(std::ostream& out, double number) {
   if (shown.find_first_of(".einf") == std::string_view::npos) out << ".0";
 }
 
+// In quotes, on one line.
+void print_quoted(std::ostream& out, const std::string& text) {
+  out << '"';
+  for (const char c : text) {
+    if (c == '\n')
+      out << "\\n";
+    else if (c == '"' || c == '\\')
+      out << '\\' << c;
+    else
+      out << c;
+  }
+  out << '"';
+}
+
 template <class List, class F>
 void print_list(std::ostream& out, const List& list, F each) {
   out << "[";
@@ -45,7 +59,7 @@ void print_constant(std::ostream& out, const c10::IValue& value) {
   } else if (value.isDouble()) {
     print_double(out, value.toDouble());
   } else if (value.isString()) {
-    out << std::quoted(value.toStringRef());
+    print_quoted(out, value.toStringRef());
   } else if (value.isDevice()) {
     out << "device(\"" << value.toDevice() << "\")";
   } else if (value.isList()) {
@@ -146,6 +160,11 @@ std::ostream& operator<<(std::ostream& out, const Program& program) {
     out << "\n";
   }
   for (const auto& number : program.numbers) out << "number $" << number.name << "\n";
+  for (const auto& [name, source] : program.kernels) {
+    out << "kernel " << name << " ";
+    print_quoted(out, source);
+    out << "\n";
+  }
   for (const auto& input : program.inputs) {
     out << "input ";
     print_definition(out, program, first, input.value);

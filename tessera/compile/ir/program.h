@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <iosfwd>
+#include <map>
 #include <string>
 #include <variant>
 #include <vector>
@@ -117,6 +118,7 @@ struct Program {
   std::vector<Input> inputs;
   std::vector<Node> nodes;
   std::vector<Output> outputs;
+  std::map<std::string, std::string> kernels;  // generated functions that tessera.cpp_kernel calls: name -> C++ source
 
   const Value& operator[](ValueId id) const { return values[static_cast<size_t>(id)]; }
   int32_t buffer_of(ValueId id) const { return (*this)[id].buffer; }

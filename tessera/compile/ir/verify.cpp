@@ -85,6 +85,8 @@ class Verifier {
     node.each_write([&](ValueId id) {
       check(!constant_[static_cast<size_t>(program_.buffer_of(id))], "%", id, " is a constant, and written");
     });
+    if (is_generated(node))
+      check(program_.kernels.count(generated_name(node)) > 0, "the program has no kernel of that name");
     if (kind == OpKind::Collective || kind == OpKind::Wait) check(group_of(node) >= 0, "no group is named");
     node.each_result([&](ValueId id) { define(id); });
     if (kind == OpKind::Collective) pending_.post(program_, node);

@@ -18,6 +18,7 @@ const std::vector<PassRow>& known_passes() {
        fuse_ddp_with_coalesced_op},
       {"schedule_comm_wait", "collectives are waited for where their results are first read", schedule_comm_wait},
       {"in_place_collectives", "what is reduced and not read again is reduced where it lies", in_place_collectives},
+      {"fuse_pointwise", "pointwise ops that follow one another are one generated function", fuse_pointwise},
   };
   return rows;
 }

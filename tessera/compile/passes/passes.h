@@ -12,5 +12,6 @@ Matched fuse_ddp_with_concat_op(Program& program);
 Matched fuse_ddp_with_coalesced_op(Program& program);
 Matched schedule_comm_wait(Program& program);
 Matched in_place_collectives(Program& program);
+Matched fuse_pointwise(Program& program);
 
 }  // namespace tessera::compiler

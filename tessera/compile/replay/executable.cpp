@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/op_mode.h"
+#include "tessera/compile/codegen/cpp_kernel.h"
 #include "tessera/compile/ir/op_table.h"
 #include "tessera/compile/ir/print.h"
 #include "tessera/compile/replay/boxing.h"
@@ -42,6 +43,7 @@ bool all_tensors(const Node& node) {
 
 Executable::Executable(Program program, const std::vector<c10::Storage>& bound)
     : program_(std::move(program)),
+      library_(program_.kernels.empty() ? nullptr : codegen::Library::load(program_.kernels)),
       storages_(static_cast<size_t>(program_.buffers)),
       tensors_(program_.values.size()),
       values_in_(static_cast<size_t>(program_.buffers)),
@@ -71,6 +73,7 @@ void Executable::prepare() {
     node.each_result([&](ValueId id) { elsewhere[static_cast<size_t>(program_.buffer_of(id))] = 1; });
   }
   plan_ = plan_memory(program_, elsewhere);
+  const auto used = used_buffers();
   std::vector<c10::Device> devices(storages_.size(), c10::kCPU);
   for (const auto& value : program_.values) devices[static_cast<size_t>(value.buffer)] = value.type.device;
   arena_ = at::empty({plan_.arena_bytes}, at::kByte);
@@ -81,7 +84,7 @@ void Executable::prepare() {
       storages_[b] = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes_[b]),
                                   c10::DataPtr(begin, c10::kCPU), nullptr, false);
     } else {
-      storages_[b] = storage_of(bytes_[b], devices[b]);
+      storages_[b] = storage_of(used[b] ? bytes_[b] : 0, devices[b]);
     }
   }
   for (size_t v = 0; v < tensors_.size(); v++) {
@@ -99,6 +102,19 @@ void Executable::prepare() {
     program_.nodes[step.node].each_read(see);  // memory that an op made and this one fills
     program_.nodes[step.node].each_result(see);
   }
+}
+
+// Passes leave values behind that nothing defines any more.
+std::vector<char> Executable::used_buffers() const {
+  std::vector<char> used(storages_.size(), 0);
+  const auto use = [&](ValueId id) { used[static_cast<size_t>(program_.buffer_of(id))] = 1; };
+  for (const auto& node : program_.nodes) {
+    node.each_read(use);
+    node.each_result(use);
+  }
+  for (const auto& output : program_.outputs)
+    if (output.value != kNone) use(output.value);
+  return used;
 }
 
 at::Tensor Executable::tensor_for(ValueId id) const {
@@ -119,6 +135,11 @@ void Executable::prepare_step(size_t n, const Node& node) {
   std::optional<c10::OperatorHandle> out;
   if (!writes && all_tensors(node)) out = out_form(node.op, device);
   Step step{n, kernel_of(out ? *out : node.op, device)};
+  if (is_generated(node)) {
+    prepare_generated(step, node);
+    steps_.push_back(std::move(step));
+    return;
+  }
   const auto& arguments = node.schema().arguments();
   for (size_t i = 0; i < node.args.size(); i++) {
     const auto* live = std::get_if<Live>(&node.args[i]);
@@ -147,6 +168,25 @@ void Executable::prepare_step(size_t n, const Node& node) {
     }
   }
   steps_.push_back(std::move(step));
+}
+
+void Executable::prepare_generated(Step& step, const Node& node) const {
+  step.generated = library_->function(generated_name(node));
+  step.operands = std::get<ValueList>(node.args[0]);
+  step.outs = step.operands.size();
+  for (const auto id : step.operands) step.elements += program_[id].type.numel();
+  const auto& ins = std::get<ValueList>(node.args[1]);
+  step.operands.insert(step.operands.end(), ins.begin(), ins.end());
+}
+
+// Where memory lies can change from run to run.
+void Executable::call_generated(const Step& step) {
+  operands_.clear();
+  for (size_t i = 0; i < step.operands.size(); i++) {
+    auto* impl = tensors_[static_cast<size_t>(step.operands[i])].unsafeGetTensorImpl();
+    operands_.push_back(i < step.outs ? impl->mutable_data() : const_cast<void*>(impl->data()));
+  }
+  codegen::call(step.generated, operands_.data(), step.elements);
 }
 
 void Executable::bind(int32_t buffer, const c10::Storage& storage, int64_t shift) {
@@ -189,6 +229,11 @@ void Executable::run() {
   for (const auto& number : program_.numbers) numbers_.push_back(number.read());
   for (auto& step : steps_) {
     for (const auto buffer : step.fresh) give_new_memory(buffer);
+    if (step.generated) {
+      call_generated(step);
+      step.runs++;
+      continue;
+    }
     for (const auto& [i, live] : step.live) step.kernel.arguments[i] = number_of(live, numbers_);
     step.kernel.call(stack_);
     for (const auto& [i, id] : step.moved) move_in(stack_[i].toTensor(), id, step.moves_storage);
@@ -211,7 +256,11 @@ std::string Executable::listing() const {
     std::ostringstream line;
     print_node(line, program_, node);
     auto text = line.str();
-    if (const auto* row = row_of(node); row && row->listed_as) {
+    if (is_generated(node)) {  // by the function's name
+      const auto& name = generated_name(node);
+      text.replace(text.find(", \"" + name + "\""), name.size() + 4, "");
+      text.replace(0, node.name().size(), name);
+    } else if (const auto* row = row_of(node); row && row->listed_as) {
       const auto at = text.find(node.name() + "(");
       text.replace(at, node.name().size(), row->listed_as);
     }

@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/compile/codegen/library.h"
 #include "tessera/compile/ir/program.h"
 #include "tessera/compile/replay/kernel.h"
 #include "tessera/compile/replay/memory_plan.h"
@@ -16,6 +17,7 @@
 //   a view, an empty                  not at all: who reads it has its sizes and strides
 //   has an out= form with a kernel    into its place in the arena
 //   writes into its arguments         as it is
+//   calls a generated function        directly
 //   any other                         its own memory is moved to where its readers look
 namespace tessera::compiler {
 
@@ -39,6 +41,8 @@ class Executable {
   // The program that runs, step by step, with how often each has run; ops by the names PyTorch's listings have.
   std::string listing() const;
   int64_t runs() const { return runs_; }
+  // Of the generated functions; null if there are none.
+  const codegen::Library* library() const { return library_.get(); }
 
  private:
   struct Step {
@@ -52,17 +56,25 @@ class Executable {
     };
     std::vector<std::pair<size_t, ValueId>> moved = {};  // result -> the value whose memory it becomes
     std::vector<InList> moved_lists = {};
-    bool moves_storage = false;       // not only the bytes in it
-    std::vector<int32_t> fresh = {};  // buffers put out, which get new memory
+    bool moves_storage = false;             // not only the bytes in it
+    std::vector<int32_t> fresh = {};        // buffers put out, which get new memory
+    codegen::Function generated = nullptr;  // is called instead of the kernel
+    ValueList operands = {};                // with their memory: of these the first `outs` are written
+    size_t outs = 0;
+    int64_t elements = 0;
     int64_t runs = 0;
   };
   void prepare();
   void prepare_step(size_t n, const Node& node);
+  void prepare_generated(Step& step, const Node& node) const;
+  void call_generated(const Step& step);
+  std::vector<char> used_buffers() const;
   at::Tensor tensor_for(ValueId value) const;
   void give_new_memory(int32_t buffer);
   void move_in(const at::Tensor& made, ValueId id, bool whole);
 
   Program program_;
+  std::shared_ptr<const codegen::Library> library_;
   MemoryPlan plan_;
   at::Tensor arena_;
   std::vector<c10::Storage> storages_;           // by buffer
@@ -73,6 +85,7 @@ class Executable {
   std::vector<Step> steps_;
   std::vector<c10::IValue> numbers_;
   torch::jit::Stack stack_;
+  std::vector<void*> operands_;
   int64_t runs_ = 0;
 };
 

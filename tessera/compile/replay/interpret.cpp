@@ -1,5 +1,6 @@
 #include "tessera/compile/replay/interpret.h"
 
+#include "tessera/compile/codegen/cpp_kernel.h"
 #include "tessera/compile/replay/boxing.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -9,6 +10,8 @@ namespace tessera::compiler {
 
 Tensors interpret(const Program& program, const Tensors& inputs) {
   const at::AutoDispatchBelowADInplaceOrView below;
+  const auto library = program.kernels.empty() ? nullptr : codegen::Library::load(program.kernels);
+  const codegen::LibraryScope generated(library.get());
   Tensors values(program.values.size());
   for (size_t i = 0; i < inputs.size(); i++) values[static_cast<size_t>(program.inputs[i].value)] = inputs[i];
   std::vector<c10::IValue> numbers;

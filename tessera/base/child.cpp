@@ -1,4 +1,4 @@
-#include "tessera/cli/child.h"
+#include "tessera/base/child.h"
 
 #include "tessera/base/error.h"
 
@@ -12,9 +12,9 @@
 
 extern char** environ;
 
-namespace tessera::cli {
+namespace tessera {
 
-ChildResult run_child(const std::vector<std::string>& command, bool quiet) {
+ChildResult run_child(const std::vector<std::string>& command, ChildErrors errors) {
   int ends[2];
   TESSERA_CHECK(pipe2(ends, O_CLOEXEC) == 0, InternalError, "no pipe for ", command.at(0), ": errno ", errno);
 
@@ -24,7 +24,9 @@ ChildResult run_child(const std::vector<std::string>& command, bool quiet) {
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  if (quiet) posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  if (errors == ChildErrors::InOutput) posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
+  if (errors == ChildErrors::Dropped)
+    posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
   pid_t pid = -1;
   int error = posix_spawnp(&pid, argv[0], &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
@@ -50,4 +52,4 @@ ChildResult run_child(const std::vector<std::string>& command, bool quiet) {
   return result;
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera
