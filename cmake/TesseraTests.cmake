@@ -163,7 +163,7 @@ function(tessera_add_test file)
                                                    "TESSERA_LAUNCH_TESTS=\"${CMAKE_CURRENT_SOURCE_DIR}/tests/launch\"")
       set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]" PROCESSORS 2)
     endif()
-    if(starts_processes OR name MATCHES "^parity.(data|tensor)_parallel$")  # thread ranks mostly wait; processes each load LibTorch first
+    if(starts_processes OR name MATCHES "^parity.(data_parallel|tensor_parallel|fsdp)$")  # thread ranks mostly wait; processes each load LibTorch first
       set_tests_properties(${name} PROPERTIES PROCESSORS 2)
     endif()
   endif()

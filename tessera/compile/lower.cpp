@@ -30,8 +30,10 @@ std::vector<PassReport> generate_kernels(Program& program, bool verified) {
 }  // namespace
 
 std::vector<PassReport> lower(Program& program, const Settings& settings) {
-  if (!settings.codegen) return {};
-  return generate_kernels(program, settings.verified);
+  auto report = run_passes(program, {find_pass("in_place_collectives")}, settings.verified);
+  if (settings.codegen)
+    for (auto& each : generate_kernels(program, settings.verified)) report.push_back(std::move(each));
+  return report;
 }
 
 }  // namespace tessera::compiler

@@ -5,9 +5,8 @@
 #include "tessera/base/libtorch_autograd.h"
 #include "tessera/base/tracer_key.h"
 #include "tessera/compile/agree.h"
-#include "tessera/compile/replay/interpret.h"
+#include "tessera/compile/lower.h"
 #include "tessera/compile/split.h"
-#include "tessera/compile/passes/passes.h"
 #include "tessera/compile/streams.h"
 #include "tessera/dtensor/dtensor.h"
 
@@ -29,6 +28,20 @@ const at::Tensor& plain_of(const at::Tensor& t) { return is_dtensor(t) ? tessera
 SpecRef spec_of(const at::Tensor& t) {
   return t.defined() && is_dtensor(t) ? tessera::detail::meta_of(t).spec : SpecRef();
 }
+// Which output is there first, second, ...; without those that are not.
+std::vector<size_t> order_of_outputs(const Program& program) {
+  std::vector<size_t> made_by(program.values.size(), 0), order;
+  for (size_t n = 0; n < program.nodes.size(); n++)
+    program.nodes[n].each_result([&](ValueId id) { made_by[static_cast<size_t>(id)] = n; });
+  for (size_t i = 0; i < program.outputs.size(); i++)
+    if (program.outputs[i].value != kNone) order.push_back(i);
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    return made_by[static_cast<size_t>(program.outputs[a].value)] <
+           made_by[static_cast<size_t>(program.outputs[b].value)];
+  });
+  return order;
+}
+
 at::Tensor wrapped(at::Tensor plain, const SpecRef& spec) {
   return plain.defined() && spec ? tessera::detail::wrap(std::move(plain), spec) : plain;
 }
@@ -125,15 +138,16 @@ CompiledForward::CompiledForward(const Arguments& arguments, const std::function
         if (traced.storages[b].unsafeGetStorageImpl() == in.storage().unsafeGetStorageImpl())
           backward->gradients.push_back(static_cast<int32_t>(b));
     backward_bindings_ = all;
+    backward->order = order_of_outputs(halves.second);
     run_passes(halves.second, settings.passes, settings.verified);
-    in_place_collectives(halves.second);
+    lower(halves.second, settings);
     agree_on(halves.second);
     const auto storages = bound(halves.second);
     backward->executable = std::make_unique<Executable>(std::move(halves.second), storages);
     backward_ = std::move(backward);
   }
   run_passes(halves.first, settings.passes, settings.verified);
-  in_place_collectives(halves.first);
+  lower(halves.first, settings);
   agree_on(halves.first);
   const auto storages = bound(halves.first);
   executable_ = std::make_unique<Executable>(std::move(halves.first), storages);
@@ -159,10 +173,19 @@ Tensors CompiledForward::run(const Arguments& arguments) {
   }
   if (!backward_ || !at::GradMode::is_enabled()) return returned;
   for (const auto buffer : saved_external_) saved.push_back(backward_bindings_.tensor_of(buffer, arguments));
-  auto node = libtorch::make_node<CompiledNode>(backward_);
   torch::autograd::edge_list edges;
   for (const auto& p : differentiated_) edges.push_back(torch::autograd::impl::gradient_edge(p));
   for (const auto a : arguments_) edges.push_back(torch::autograd::impl::gradient_edge(arguments.tensors[a]));
+  // Of nodes that are ready autograd runs the youngest first: so gradients reach parameters, and hooks on them, in the
+  // order they would have without compilation.
+  for (auto i = backward_->order.rbegin(); i != backward_->order.rend(); i++) {
+    auto deliver = libtorch::make_node<DeliverNode>();
+    deliver->add_input_metadata(
+        *i < differentiated_.size() ? differentiated_[*i] : arguments.tensors[arguments_[*i - differentiated_.size()]]);
+    deliver->add_next_edge(std::move(edges[*i]));
+    edges[*i] = Edge(std::move(deliver), 0);
+  }
+  auto node = libtorch::make_node<CompiledNode>(backward_);
   node->set_next_edges(std::move(edges));
   node->save(std::move(saved));
   for (size_t i = 0; i < returned.size(); i++)
@@ -183,7 +206,6 @@ Tensors BackwardProgram::run(const Tensors& kept, Tensors flowing) {
     gradient = gradient.contiguous();
   }
   const auto& program = executable->program();
-  Tensors results;
   if (tracing()) {  // somebody wants to see what it does
     Tensors inputs;
     for (const auto& input : program.inputs) {
@@ -200,18 +222,20 @@ Tensors BackwardProgram::run(const Tensors& kept, Tensors flowing) {
       const auto& value = program[input.value];
       inputs.push_back(base.as_strided(value.type.sizes, value.type.strides, value.offset + shift));
     }
-    results = interpret(program, inputs);
-  } else {
-    for (size_t i = 0; i < saved.size(); i++) {
-      const auto& base = plain_of(kept[i]);
-      executable->bind(saved[i], base.storage(), saved_is_external(i) ? base.storage_offset() - offsets[i] : 0);
-    }
-    for (size_t i = 0; i < gradients.size(); i++)
-      executable->bind(gradients[i], flowing[i].storage(), flowing[i].storage_offset());
-    executable->run();
-    for (const auto& output : program.outputs) results.push_back(executable->output(output));
+    auto results = interpret(program, inputs);
+    for (size_t i = 0; i < results.size(); i++) results[i] = wrapped(std::move(results[i]), result_specs[i]);
+    return results;
   }
-  for (size_t i = 0; i < results.size(); i++) results[i] = wrapped(std::move(results[i]), result_specs[i]);
+  for (size_t i = 0; i < saved.size(); i++) {
+    const auto& base = plain_of(kept[i]);
+    executable->bind(saved[i], base.storage(), saved_is_external(i) ? base.storage_offset() - offsets[i] : 0);
+  }
+  for (size_t i = 0; i < gradients.size(); i++)
+    executable->bind(gradients[i], flowing[i].storage(), flowing[i].storage_offset());
+  executable->run();
+  Tensors results;
+  for (size_t i = 0; i < program.outputs.size(); i++)
+    results.push_back(wrapped(executable->output(program.outputs[i]), result_specs[i]));
   return results;
 }
 

@@ -2,6 +2,7 @@
 #include "tessera/compile/backward/compiled_node.h"
 #include "tessera/compile/bindings.h"
 #include "tessera/compile/options.h"
+#include "tessera/compile/replay/interpret.h"
 #include "tessera/compile/signature.h"
 
 #include <functional>
@@ -20,6 +21,7 @@ struct BackwardProgram {
   std::vector<SpecRef> result_specs;
   size_t own = 0;  // of saved: forward's; the others are parameters and arguments
   bool saved_is_external(size_t i) const { return i >= own; }
+  std::vector<size_t> order;  // in which backward computed its results when it was traced
   Tensors run(const Tensors& saved, Tensors gradients);
 };
 

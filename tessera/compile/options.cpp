@@ -48,7 +48,8 @@ compiler::Settings compiler::settings_from(const CompileOptions& options) {
 }
 
 PassList compiler::default_passes() {
-  return {"fold_views", "common_subexpressions", "dead_code", "fuse_ddp_with_concat_op", "schedule_comm_wait"};
+  return {"fold_views",          "common_subexpressions",   "dead_code",
+          "hoist_communication", "fuse_ddp_with_concat_op", "schedule_comm_wait"};
 }
 
 }  // namespace tessera

@@ -4,7 +4,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
 #include "tessera/compile/agree.h"
-#include "tessera/compile/passes/passes.h"
+#include "tessera/compile/lower.h"
 #include "tessera/compile/streams.h"
 #include "tessera/dtensor/dtensor.h"
 
@@ -125,8 +125,10 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
   TESSERA_CHECK(!program.nodes.empty(), UsageError,
                 "compile: the step did nothing with tensors; there is nothing to compile");
   report_ = run_passes(program, options.passes, options.verified);
-  in_place_collectives(program);
+  lower(program, options);
   agree_on(program);
+  traced.storages.resize(static_cast<size_t>(program.buffers));  // passes may have added some
+  traced.handles.resize(static_cast<size_t>(program.buffers));
 
   bindings_ = Bindings(program, traced, arguments);
   // Memory that the program keeps for itself is not that of the trace.

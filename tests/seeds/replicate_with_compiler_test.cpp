@@ -134,6 +134,7 @@ void test_compile(Rank& me, const Case& c) {
         auto scope = compile_backward({.passes = c.passes, .codegen = c.codegen, .fullgraph = true});
         loss.backward();
         ASSERT_EQ(scope.programs().size(), 1u);
+        if (getenv("SHOW") && i == 3 && me.rank == 0) std::cout << scope.programs()[0]->program();
       }
       if (i >= 2) {
         EXPECT_EQ(kernels.count, 0) << kernels.last << " ran outside of the program in call " << i;

@@ -28,8 +28,15 @@ std::string words_of(const compiler::Settings& settings) {
 }  // namespace
 
 CompiledBackwardScope::CompiledBackwardScope(const CompileOptions& options)
-    : settings_(compiler::settings_from(options)),
+    : settings_(with_hoisting(compiler::settings_from(options))),
       scope_([this](const detail::BackwardCall& call) { return take(call); }) {}
+
+// Autograd adds to gradients as they come; behind a compiled forward they come all at once. What hooks do with each
+// goes to where it is there, so that buckets fill while backward goes on.
+compiler::Settings CompiledBackwardScope::with_hoisting(compiler::Settings settings) {
+  settings.passes.insert(settings.passes.begin(), compiler::find_pass("hoist_communication"));
+  return settings;
+}
 
 torch::autograd::variable_list CompiledBackwardScope::take(const detail::BackwardCall& call) {
   auto graph = compiler::read_graph(call);

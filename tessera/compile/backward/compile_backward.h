@@ -25,6 +25,7 @@ class CompiledBackwardScope {
   const std::vector<std::shared_ptr<const compiler::Executable>>& programs() const { return programs_; }
 
  private:
+  static compiler::Settings with_hoisting(compiler::Settings settings);
   torch::autograd::variable_list take(const detail::BackwardCall& call);
 
   compiler::Settings settings_;

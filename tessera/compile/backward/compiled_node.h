@@ -12,6 +12,14 @@ namespace tessera::compiler {
 // A backward program that compiled forwards share. See compiled_module.h.
 struct BackwardProgram;
 
+// Passes a gradient on. See CompiledForward::run.
+struct DeliverNode : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    return std::move(gradients);
+  }
+  std::string name() const override { return "DeliverBackward"; }
+};
+
 // Stands in the autograd graph for all that a compiled forward did: runs its backward program.
 class CompiledNode : public torch::autograd::Node {
  public:

@@ -56,6 +56,7 @@ class Reader {
       graph_.leaves.push_back(leaf->variable);
       return;
     }
+    if (dynamic_cast<DeliverNode*>(node)) return;
     if (const auto* compiled = dynamic_cast<CompiledNode*>(node)) {
       append(graph_.key, reinterpret_cast<int64_t>(compiled->program().get()));
       for (const auto& t : compiled->saved()) call_.tensor_args.add(t);

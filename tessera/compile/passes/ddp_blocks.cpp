@@ -47,7 +47,8 @@ std::vector<CommBlock> find_comm_blocks(const Program& program) {
     const auto divide = uses.made_by[static_cast<size_t>(block.divided)];
     if (divide < 0 || only_reader(block.divided) != static_cast<int64_t>(n)) continue;
     const auto& division = program.nodes[static_cast<size_t>(divide)];
-    if (division.name() != "aten.div.Tensor" || !number(division.args[1], block.divisor)) continue;
+    const auto by = division.name();
+    if ((by != "aten.div.Tensor" && by != "aten.div.Scalar") || !number(division.args[1], block.divisor)) continue;
     block.divide = static_cast<size_t>(divide);
     block.gradient = std::get<ValueId>(division.args[0]);
     const auto wait = only_reader(block.reduced);
@@ -59,6 +60,7 @@ std::vector<CommBlock> find_comm_blocks(const Program& program) {
         uses.put_out[static_cast<size_t>(block.waited)] && uses.readers[static_cast<size_t>(block.waited)].empty();
     const auto copy = only_reader(block.waited);
     if (!out && (copy < 0 || program.nodes[static_cast<size_t>(copy)].name() != "aten.copy_")) continue;
+    block.copied_to = out ? -1 : program.buffer_of(std::get<ValueId>(program.nodes[static_cast<size_t>(copy)].args[0]));
     block.bytes = program[block.divided].type.bytes();
     blocks.push_back(block);
   }
@@ -75,6 +77,7 @@ std::vector<std::vector<CommBlock>> bucket_blocks(const Program& program, const 
       const auto& other = buckets.back().back();
       open = other.group == block.group && other.divisor == block.divisor &&
              program[other.divided].type.dtype == program[block.divided].type.dtype;
+      for (const auto& each : buckets.back()) open &= each.copied_to != program.buffer_of(block.gradient);
     }
     if (!open) {
       buckets.emplace_back();

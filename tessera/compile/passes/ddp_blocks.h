@@ -16,6 +16,7 @@ struct CommBlock {
   ValueId gradient;             // before it is divided
   ValueId divided, reduced;     // what div, all_reduce and
   ValueId waited;               // wait give
+  int32_t copied_to;            // the buffer that the result is copied into; -1: it is put out
   double divisor;
   int32_t group;
   int64_t bytes;
@@ -23,7 +24,8 @@ struct CommBlock {
 std::vector<CommBlock> find_comm_blocks(const Program& program);
 
 // By PyTorch's rule: in order, the first bucket closes at 1 MiB and the others at `cap`, each with the block that
-// takes it there. Blocks of another dtype, group or divisor begin a new one.
+// takes it there. Blocks of another dtype, group or divisor begin a new one, and so does one that reads what an earlier
+// block of the bucket has written.
 inline constexpr int64_t kFirstBucketBytes = 1024 * 1024;
 inline constexpr int64_t kBucketBytes = 25 * 1024 * 1024;
 std::vector<std::vector<CommBlock>> bucket_blocks(const Program& program, const std::vector<CommBlock>& blocks,

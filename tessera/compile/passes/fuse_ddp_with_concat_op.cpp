@@ -12,7 +12,7 @@ Matched fuse_ddp_with_concat_op(Program& program) {
     std::vector<int64_t> sizes;
     int64_t total = 0;
     for (const auto& block : bucket) {
-      const auto& type = program[block.gradient].type;
+      const auto type = program[block.gradient].type;
       sizes.push_back(type.numel());
       total += sizes.back();
       const auto flattened = Type::contiguous(dtype, {type.numel()}, type.device);
@@ -39,7 +39,7 @@ Matched fuse_ddp_with_concat_op(Program& program) {
     std::vector<ValueId> instead;
     offset = 0;
     for (size_t i = 0; i < bucket.size(); i++) {
-      const auto& shape = program[bucket[i].gradient].type;
+      const auto shape = program[bucket[i].gradient].type;
       const auto value = program.add_in(reduced, Type::contiguous(dtype, shape.sizes, shape.device), offset);
       to.add_wait("aten.view", {pieces[i], c10::IValue(shape.sizes)}, {value});
       instead.push_back(value);

@@ -12,6 +12,7 @@ const std::vector<PassRow>& known_passes() {
       {"fold_views", "a view that shows what another value shows already is that value", fold_views},
       {"common_subexpressions", "what is computed twice is computed once", common_subexpressions},
       {"dead_code", "what nobody reads is not computed", dead_code},
+      {"hoist_communication", "collectives are posted as soon as what they send is there", hoist_communication},
       {"fuse_ddp_with_concat_op", "gradients are reduced in buckets, each concatenated", fuse_ddp_with_concat_op},
       {"fuse_ddp_with_coalesced_op", "gradients are reduced in buckets, each one coalesced collective",
        fuse_ddp_with_coalesced_op},

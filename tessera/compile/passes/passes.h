@@ -7,6 +7,7 @@ namespace tessera::compiler {
 Matched fold_views(Program& program);
 Matched common_subexpressions(Program& program);
 Matched dead_code(Program& program);
+Matched hoist_communication(Program& program);
 Matched fuse_ddp_with_concat_op(Program& program);
 Matched fuse_ddp_with_coalesced_op(Program& program);
 Matched schedule_comm_wait(Program& program);

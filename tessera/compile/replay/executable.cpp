@@ -1,6 +1,7 @@
 #include "tessera/compile/replay/executable.h"
 
 #include "tessera/base/error.h"
+#include "tessera/base/op_mode.h"
 #include "tessera/compile/codegen/cpp_kernel.h"
 #include "tessera/compile/ir/op_table.h"
 #include "tessera/compile/ir/print.h"
@@ -221,6 +222,7 @@ void Executable::move_in(const at::Tensor& made, ValueId id, bool whole) {
 }
 
 void Executable::run() {
+  const OpModesOff only_the_program;  // what its kernels call is theirs
   const at::AutoDispatchBelowADInplaceOrView below;
   const at::NoGradGuard no_grad;
   numbers_.clear();

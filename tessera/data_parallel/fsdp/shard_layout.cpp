@@ -15,6 +15,15 @@ int64_t numel(const std::vector<int64_t>& sizes) {
 }
 int64_t up_to_multiple(int64_t n, int64_t of) { return (n + of - 1) / of * of; }
 
+// A run of a buffer's elements, as a tensor of its own. Units make several for each parameter and step: this takes a
+// fifth of the time of two views by the dispatcher. Autograd does not know that they are views; nor should it.
+at::Tensor run_of(const at::Tensor& buffer, int64_t begin, at::IntArrayRef sizes) {
+  auto run = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(buffer.storage()), buffer.key_set(), buffer.dtype());
+  run.unsafeGetTensorImpl()->set_storage_offset(buffer.storage_offset() + begin);
+  run.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return run;
+}
+
 constexpr int64_t kAlign = 16;  // elements: wholes begin on a line of the cache, if these are floats
 
 }  // namespace
@@ -35,6 +44,7 @@ ShardLayout ShardLayout::flat(std::vector<Extent> parameters, int64_t ranks, int
   layout.gathered_ = layout.shard_ * ranks;
   layout.gathered_offsets_ = layout.offsets_;
   for (int64_t r = 0; r < ranks; r++) layout.gather_runs_.push_back({{0, r * layout.shard_, layout.shard_}});
+  layout.all_gradients_ = layout.gradient_runs(std::vector<char>(layout.parameters(), 1));
   return layout;
 }
 
@@ -46,6 +56,7 @@ ShardLayout ShardLayout::per_parameter(std::vector<Extent> parameters, int64_t r
     layout.shard_ += layout.piece_numel(i);
   }
   layout.lay_out_gathered();
+  layout.all_gradients_ = layout.gradient_runs(std::vector<char>(layout.parameters(), 1));
   return layout;
 }
 
@@ -132,8 +143,11 @@ void ShardLayout::put(size_t i, const at::Tensor& whole, int64_t rank, const at:
 }
 
 at::Tensor ShardLayout::whole(size_t i, const at::Tensor& gathered) const {
-  const auto& sizes = extents_[i].sizes;
-  return gathered.narrow(0, gathered_offsets_[i], numel(sizes)).view(sizes);
+  return run_of(gathered, gathered_offsets_[i], extents_[i].sizes);
+}
+
+at::Tensor ShardLayout::piece(size_t i, int64_t rank, const at::Tensor& shard) const {
+  return run_of(shard, in_shard(i, rank).begin, piece_sizes(i, rank));
 }
 
 at::Tensor ShardLayout::piece_in_order(size_t i, int64_t rank, const at::Tensor& ordered) const {
@@ -154,6 +168,8 @@ void ShardLayout::leave_landing(const at::Tensor& landing, const at::Tensor& gat
 }
 
 comm::Runs ShardLayout::gradient_runs(const std::vector<char>& came) const {
+  const bool all = std::find(came.begin(), came.end(), 0) == came.end();
+  if (all && !all_gradients_.empty()) return all_gradients_;
   comm::Runs runs(static_cast<size_t>(ranks_));
   for (int64_t r = 0; r < ranks_; r++) {
     auto& of_rank = runs[static_cast<size_t>(r)];

@@ -63,6 +63,8 @@ class ShardLayout {
   // Writes it to where the shard of `rank` (or a tensor like it: a gradient, a row of an optimizer) has it.
   void put(size_t i, const at::Tensor& whole, int64_t rank, const at::Tensor& shard) const;
 
+  // A piece in the shard of `rank`.
+  at::Tensor piece(size_t i, int64_t rank, const at::Tensor& shard) const;
   // The parameter in the gathered buffer.
   at::Tensor whole(size_t i, const at::Tensor& gathered) const;
 
@@ -87,7 +89,7 @@ class ShardLayout {
   std::vector<int64_t> offsets_;  // flat: in the gathered buffer; else: in each shard
   std::vector<int64_t> gathered_offsets_;
   std::vector<int64_t> landing_offsets_;  // -1: does not land
-  comm::Runs gather_runs_;
+  comm::Runs gather_runs_, all_gradients_;
   int64_t ranks_;
   int64_t shard_ = 0, gathered_ = 0, landing_ = 0;
   bool flat_ = true;

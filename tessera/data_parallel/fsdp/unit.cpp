@@ -146,8 +146,7 @@ void Unit::settle_writes(bool keep) {
 
 at::Tensor Unit::sharded_form(size_t i, const at::Tensor& shard) const {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const auto place = layout_.in_shard(i, shards_->rank());
-  auto piece = shard.narrow(0, place.begin, place.size).view(layout_.piece_sizes(i, shards_->rank()));
+  auto piece = layout_.piece(i, shards_->rank(), shard);
   if (layout_.is_flat() && layout_.ranks() == 1) return whole_form(i, piece);  // not cut: it keeps its shape
   return members_[i].sharded ? tessera::detail::wrap(std::move(piece), members_[i].sharded) : piece;
 }
@@ -222,14 +221,7 @@ void Unit::open() {
   land();
   open_ = true;
   versions_.resize(members_.size());
-  for (size_t i = 0; i < members_.size(); i++) {
-    at::Tensor whole;
-    {
-      const at::AutoDispatchBelowADInplaceOrView below_autograd;
-      whole = gathered_layout().whole(i, gathered_);
-    }
-    show_whole(i, whole);
-  }
+  for (size_t i = 0; i < members_.size(); i++) show_whole(i, gathered_layout().whole(i, gathered_));
 }
 
 void Unit::show_whole(size_t i, const at::Tensor& whole) {

@@ -141,11 +141,8 @@ void Unit::finish_reduction() {
 
 void Unit::add_gradients_aside(const at::Tensor& shard) {
   const auto rank = shards_->rank();
-  for (size_t i = 0; i < members_.size(); i++) {
-    if (!aside_[i].defined()) continue;
-    const auto place = layout_.in_shard(i, rank);
-    shard.narrow(0, place.begin, place.size).view(layout_.piece_sizes(i, rank)).add_(local_value(aside_[i]));
-  }
+  for (size_t i = 0; i < members_.size(); i++)
+    if (aside_[i].defined()) layout_.piece(i, rank, shard).add_(local_value(aside_[i]));
   if (options_.flat_parameter && flat_.grad().defined()) shard.add_(flat_.grad());
   flat_.mutable_grad() = shard;
   for (size_t i = 0; i < members_.size(); i++) {
