@@ -30,8 +30,9 @@ if(TESSERA_PCH)
   set_target_properties(test_headers_aten test_headers_torch PROPERTIES EXCLUDE_FROM_ALL ON)
 endif()
 
-# Ranks are threads or processes of a test, so one thread each for LibTorch's own loops.
-set(test_environment OMP_NUM_THREADS=1)
+# Ranks are threads or processes of a test, so one thread each for LibTorch's own loops. Generated kernels are kept with
+# the build.
+set(test_environment OMP_NUM_THREADS=1 TESSERA_CACHE_DIR=${CMAKE_BINARY_DIR}/kernels)
 if(TESSERA_SANITIZE MATCHES address)
   list(APPEND test_environment ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1
                                UBSAN_OPTIONS=print_stacktrace=1)

@@ -65,7 +65,12 @@ class Temporary {
     fs::remove(path_, ignored);
   }
   const fs::path& path() const { return path_; }
-  void keep() const { fs::rename(path_, wanted_); }
+  void keep() const {
+    std::error_code failed;
+    fs::rename(path_, wanted_, failed);
+    TESSERA_CHECK(!failed, UsageError, "codegen: cannot rename ", path_.string(), " to ", wanted_.string(), ": ",
+                  failed.message());
+  }
 
  private:
   fs::path wanted_, path_;
