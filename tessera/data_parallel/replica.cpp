@@ -121,6 +121,11 @@ void Replica::make_reducer() {
   if (hook_) per_parameter_->add_hook(hook_);
 }
 
+void Replica::set_requires_gradient_sync(bool sync) {
+  sync_ = sync;
+  if (per_parameter_ && forward_is_compiled_) per_parameter_->set_sync(sync);
+}
+
 void Replica::before_forward() {
   if (torch::autograd::get_current_graph_task_id() != -1) return;  // a checkpoint runs forward again
   if (mode_ == ReducerMode::PerParameter && !per_parameter_ && !compiling()) mode_ = ReducerMode::Buckets;
@@ -135,6 +140,7 @@ void Replica::before_forward() {
   if (!reducer_ && !per_parameter_) make_reducer();
   if (reducer_) reducer_->before_forward(sync_);
   if (per_parameter_) per_parameter_->set_sync(sync_);
+  forward_is_compiled_ |= compiling();
   if (std::exchange(buffers_stale_, sync_ && c10::GradMode::is_enabled()) && options_.broadcast_buffers &&
       !buffers_.empty())
     broadcast_from_first(buffers_, group_);

@@ -24,7 +24,7 @@ class Replica {
 
   void register_comm_hook(CommHook hook);
   void step_in_backward(ParameterStep step);
-  void set_requires_gradient_sync(bool sync) { sync_ = sync; }
+  void set_requires_gradient_sync(bool sync);
   bool requires_gradient_sync() const { return sync_; }
 
   const comm::Group& group() const { return group_; }
@@ -45,6 +45,7 @@ class Replica {
   CommHook hook_;
   ParameterStep step_;
   bool sync_ = true;
+  bool forward_is_compiled_ = false;  // then nobody calls before_forward any more
   bool buffers_stale_ = false;
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<PerParameterReducer> per_parameter_;

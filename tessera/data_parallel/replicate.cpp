@@ -97,7 +97,10 @@ Replicated replicated(const Module& module) {
   return handle;
 }
 
-void Replicated::set_requires_gradient_sync(bool sync) { state_->sync = sync; }
+void Replicated::set_requires_gradient_sync(bool sync) {
+  state_->sync = sync;
+  if (state_->replica) state_->replica->set_requires_gradient_sync(sync);
+}
 
 void Replicated::add_hook(CommHook hook) {
   if (state_->replica) return state_->replica->register_comm_hook(std::move(hook));
