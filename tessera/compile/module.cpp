@@ -140,6 +140,7 @@ CompiledForward::CompiledForward(const Arguments& arguments, const std::function
     backward_bindings_ = all;
     backward->order = order_of_outputs(halves.second);
     run_passes(halves.second, settings.passes, settings.verified);
+    backward->seen = halves.second;
     lower(halves.second, settings);
     agree_on(halves.second);
     const auto storages = bound(halves.second);
@@ -205,8 +206,8 @@ Tensors BackwardProgram::run(const Tensors& kept, Tensors flowing) {
     }
     gradient = gradient.contiguous();
   }
-  const auto& program = executable->program();
   if (tracing()) {  // somebody wants to see what it does
+    const auto& program = seen;
     Tensors inputs;
     for (const auto& input : program.inputs) {
       const auto buffer = program.buffer_of(input.value);
@@ -233,6 +234,7 @@ Tensors BackwardProgram::run(const Tensors& kept, Tensors flowing) {
   for (size_t i = 0; i < gradients.size(); i++)
     executable->bind(gradients[i], flowing[i].storage(), flowing[i].storage_offset());
   executable->run();
+  const auto& program = executable->program();
   Tensors results;
   for (size_t i = 0; i < program.outputs.size(); i++)
     results.push_back(wrapped(executable->output(program.outputs[i]), result_specs[i]));

@@ -13,6 +13,7 @@ namespace tessera::compiler {
 
 struct BackwardProgram {
   std::unique_ptr<Executable> executable;
+  Program seen;                    // by a tracer: the same before it was lowered
   std::vector<int32_t> saved;      // buffers; CompiledNode keeps a tensor of each
   std::vector<int64_t> offsets;    // of those tensors when traced
   std::vector<int32_t> gradients;  // buffers of the gradients that flow in

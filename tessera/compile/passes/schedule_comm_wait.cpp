@@ -11,11 +11,11 @@ namespace tessera::compiler {
 Matched schedule_comm_wait(Program& program) {
   const Dependencies dependencies(program);
   const auto count = program.nodes.size();
-  // A node is late if it is a wait, or a view of what a late one gives: they go where they are needed.
+  // A node is late if it is a wait, or a view or copy of what a late one gives: they go where they are needed.
   std::vector<char> late(count, 0);
   for (size_t n = 0; n < count; n++) {
     late[n] = kind_of(program.nodes[n]) == OpKind::Wait;
-    if (late[n] || !is_view(program, program.nodes[n])) continue;
+    if (late[n] || (!is_view(program, program.nodes[n]) && program.nodes[n].name() != "aten.copy_")) continue;
     for (const auto earlier : dependencies.before(n)) late[n] |= late[static_cast<size_t>(earlier)];
   }
   std::vector<int32_t> order;

@@ -251,8 +251,9 @@ at::Tensor Executable::output(const Output& output) const {
 
 std::string Executable::listing() const {
   std::ostringstream out;
-  for (const auto& step : steps_) {
-    const auto& node = program_.nodes[step.node];
+  auto step = steps_.begin();
+  for (size_t n = 0; n < program_.nodes.size(); n++) {
+    const auto& node = program_.nodes[n];
     std::ostringstream line;
     print_node(line, program_, node);
     auto text = line.str();
@@ -264,7 +265,9 @@ std::string Executable::listing() const {
       const auto at = text.find(node.name() + "(");
       text.replace(at, node.name().size(), row->listed_as);
     }
-    out << text << "  # ran " << step.runs << "\n";
+    out << text;
+    if (step != steps_.end() && step->node == n) out << "  # ran " << (step++)->runs;
+    out << "\n";
   }
   return out.str();
 }
