@@ -359,7 +359,8 @@ TEST_F(Codegen, CallsAreCountedAndListed) {
   }
   for (int i = 1; i <= 3; i++)  // in memory of its own
     EXPECT_TRUE(at::equal(returned[static_cast<size_t>(i - 1)], at::cat({a.flatten().fill_(i), b}) / 3));
-  EXPECT_EQ(executable->listing(), "cpp_fused_cat_div_0([%5!], [%2, %3])  # ran 3\n");
+  EXPECT_TRUE(executable->listing().ends_with("\ncpp_fused_cat_div_0([%5!], [%2, %3])  # ran 3\n"))
+      << executable->listing();
   // Memory is read where it lies when the program runs.
   const auto other = torch::randn({8});
   executable->bind(program.buffer_of(program.inputs[1].value), other.storage(), 3);
