@@ -61,6 +61,12 @@ class Environment {
 
 Settings with_codegen() { return settings_from({.codegen = true, .verified = true}); }
 
+int64_t fused_by(const std::vector<PassReport>& lowering) {  // -1: the pass is not in the report
+  for (const auto& pass : lowering)
+    if (pass.name == "fuse_pointwise") return pass.matched.times;
+  return -1;
+}
+
 Program fused(const std::string& text) {
   auto program = parse(text);
   verify(program);
@@ -339,7 +345,7 @@ return %3
 
 TEST_F(Codegen, CallsAreCountedAndListed) {
   auto program = parse(kBucket);
-  EXPECT_EQ(lower(program, with_codegen()).at(0).matched.times, 1);
+  EXPECT_EQ(fused_by(lower(program, with_codegen())), 1);
   const auto a = torch::randn({3, 2}), b = torch::randn({5});
   const auto executable = executable_for(program, {a, b});
   ASSERT_TRUE(executable->library());
@@ -353,7 +359,8 @@ TEST_F(Codegen, CallsAreCountedAndListed) {
   }
   for (int i = 1; i <= 3; i++)  // in memory of its own
     EXPECT_TRUE(at::equal(returned[static_cast<size_t>(i - 1)], at::cat({a.flatten().fill_(i), b}) / 3));
-  EXPECT_EQ(executable->listing(), "cpp_fused_cat_div_0([%5!], [%2, %3])  # ran 3\n");
+  EXPECT_TRUE(executable->listing().ends_with("\ncpp_fused_cat_div_0([%5!], [%2, %3])  # ran 3\n"))
+      << executable->listing();
   // Memory is read where it lies when the program runs.
   const auto other = torch::randn({8});
   executable->bind(program.buffer_of(program.inputs[1].value), other.storage(), 3);
@@ -425,7 +432,7 @@ TEST_F(Codegen, WithoutACompilerProgramsStayAsTheyAre) {
   {
     const Environment compiler("CXX", "/nonexistent/c++"), path("PATH", "/nonexistent");
     EXPECT_FALSE(codegen::available());
-    for (int i = 0; i < 2; i++) EXPECT_TRUE(lower(program, with_codegen()).empty());
+    for (int i = 0; i < 2; i++) EXPECT_EQ(fused_by(lower(program, with_codegen())), -1);
     EXPECT_ERROR(UsageError, Library::load({}), "no C++ compiler", "/nonexistent/c++");
   }
   EXPECT_TRUE(codegen::available());
@@ -436,11 +443,11 @@ TEST_F(Codegen, WithoutACompilerProgramsStayAsTheyAre) {
   std::ofstream(broken) << "#!/bin/sh\n[ \"$1\" = --version ] || { echo out of order; exit 3; }\n";
   fs::permissions(broken, fs::perms::owner_all);
   const Environment compiler("CXX", broken.string());
-  for (int i = 0; i < 2; i++) EXPECT_TRUE(lower(program, with_codegen()).empty());
+  for (int i = 0; i < 2; i++) EXPECT_EQ(fused_by(lower(program, with_codegen())), -1);
   ASSERT_EQ(warnings.said.size(), 2u);
   EXPECT_SAYS(warnings.said[1], "ended with 3:\nout of order");
   EXPECT_EQ(text_of(program), text);
-  EXPECT_TRUE(lower(program, settings_from({.codegen = false})).empty());
+  EXPECT_EQ(fused_by(lower(program, settings_from({.codegen = false}))), -1);
 }
 
 TEST_F(Codegen, AFunctionBelongsToItsProgram) {
