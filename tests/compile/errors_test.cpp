@@ -1,0 +1,79 @@
+// What cannot be compiled says so, and leaves everything as it was.
+#include "tessera/comm/ops.h"
+#include "tessera/compile/compile.h"
+#include "tessera/data_parallel/fsdp/fully_shard.h"
+#include "tessera/models/mlp.h"
+#include "tessera/nn/module_tree.h"
+#include "tessera/optim/sgd.h"
+#include "tessera/testing/message_of.h"
+#include "tessera/testing/ranks.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera {
+namespace {
+
+using models::MLP;
+using testing::Rank;
+using testing::run_ranks;
+
+TEST(CompileErrors, AStepThatReadsAValueIsNamedWithItsOpAndModule) {
+  MLP model(models::mlp_module());
+  const auto before = model->parameters()[0].detach().clone();
+  auto step = compile([](auto& m, const at::Tensor& x) {
+    const at::NoGradGuard no_grad;
+    m->parameters()[0].mul_(2);
+    return m(x) * m(x).sum().template item<double>();
+  });
+  EXPECT_ERROR(UsageError, step(model, torch::randn({8, 10})), "_local_scalar_dense", "depends on values");
+  EXPECT_TRUE(at::equal(model->parameters()[0], before));
+}
+
+TEST(CompileErrors, AStepWithoutTensors) {
+  auto step = compile([] {});
+  EXPECT_ERROR(UsageError, step(), "nothing to compile");
+}
+
+TEST(CompileErrors, OptimizersThatCountOnTheHost) {
+  MLP model(models::mlp_module());
+  torch::optim::SGD opt(model->parameters(), 0.1);
+  auto step = compile([](auto&, auto& o) { o.step(); });
+  EXPECT_ERROR(UsageError, step(model, opt), "tessera::optim");
+}
+
+TEST(CompileErrors, DataParallelWantsItsModelAsAnArgument) {
+  const MLP start(models::mlp_module());
+  run_ranks(2, [&](Rank& me) {
+    auto model = clone(start);
+    const DataParallel mode("replicate", {.mesh = me.mesh("dp=2")});
+    auto step = compile([&](const at::Tensor& x) { return model(x).sum(); }, {.parallel_mode = mode});
+    EXPECT_ERROR(UsageError, step(torch::randn({8, 10})), "capture its model");
+    EXPECT_ERROR(UsageError, DataParallel("zero3"), "zero3", "fully_shard");
+  });
+}
+
+TEST(CompileErrors, ShardedModulesAreRefused) {
+  const MLP start(models::mlp_module());
+  run_ranks(2, [&](Rank& me) {
+    auto model = clone(start);
+    fully_shard(model, {.mesh = me.mesh("dp=2")});
+    auto step = compile([](auto& m, const at::Tensor& x) { return m(x).sum(); });
+    EXPECT_ERROR(UsageError, step(model, torch::randn({8, 10})), "cannot be part of a compiled step");
+  });
+}
+
+TEST(CompileErrors, RanksThatTraceDifferentStepsAreStopped) {
+  run_ranks(2, [](Rank& me) {
+    const auto group = me.group();
+    auto step = compile([&](const at::Tensor& x) {
+      const auto y = comm::all_reduce(x, me.rank == 0 ? ReduceOp::Sum : ReduceOp::Max, group);
+      comm::wait(y, group);
+      return y;
+    });
+    EXPECT_ERROR(UsageError, step(torch::ones({4})), "\"sum\"", "\"max\"");
+  });
+}
+
+}  // namespace
+}  // namespace tessera
