@@ -99,13 +99,13 @@ void test_data_parallel(Rank& me, const typename Optimizer::Options& config, con
     wanted.backward();
     ddp_opt.step();
     at::Tensor found;
-    CommDebugMode comm;
+    CommDebugMode mode;
     found = step(mod, opt, batch);
     if (call > 0) {
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce), sharded ? 0 : 4);
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor), sharded ? 4 : 0);
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::ReduceScatterTensor), sharded ? 4 : 0);
-      EXPECT_EQ(comm.get_total_counts(), sharded ? 8 : 4);
+      EXPECT_EQ(mode.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), sharded ? 0 : 4);  // in place
+      EXPECT_EQ(mode.get_comm_counts().of(Kind::AllGatherIntoTensor), sharded ? 4 : 0);
+      EXPECT_EQ(mode.get_comm_counts().of(Kind::ReduceScatterTensor), sharded ? 4 : 0);
+      EXPECT_EQ(mode.get_total_counts(), sharded ? 8 : 4);
     }
     EXPECT_EQ(close(found, wanted.detach()), "") << "the local loss, call " << call;
     const auto parameters = mod->parameters(), reference = ddp->parameters();
