@@ -4,6 +4,7 @@
 namespace tessera::cli {
 
 void register_comm(BenchRegistry& registry);      // comm_bench.cpp
+void register_compile(BenchRegistry& registry);   // compile_bench.cpp
 void register_ddp(BenchRegistry& registry);       // ddp_bench.cpp
 void register_dispatch(BenchRegistry& registry);  // dispatch_bench.cpp
 void register_fsdp(BenchRegistry& registry);      // fsdp_bench.cpp
@@ -14,6 +15,7 @@ void register_tp(BenchRegistry& registry);        // tp_bench.cpp
 
 void register_all_benches(BenchRegistry& registry) {
   register_comm(registry);
+  register_compile(registry);
   register_ddp(registry);
   register_dispatch(registry);
   register_fsdp(registry);
