@@ -38,30 +38,14 @@ endif()
 
 if(TESSERA_SANITIZE)
   # vptr asks for type information of LibTorch's classes, which it does not have.
-  set(sanitize -fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -g1)
+  add_compile_options(-fsanitize=${TESSERA_SANITIZE} -fno-omit-frame-pointer -g1)
   add_link_options(-fsanitize=${TESSERA_SANITIZE})
   if(TESSERA_SANITIZE MATCHES undefined)
-    list(APPEND sanitize -fno-sanitize=vptr -fno-sanitize-recover=undefined)
+    add_compile_options(-fno-sanitize=vptr -fno-sanitize-recover=undefined)
   endif()
   # g++ warns of more than there is in instrumented code; the other builds see the real ones.
-  list(APPEND sanitize -Wno-maybe-uninitialized -Wno-stringop-overflow)
+  add_compile_options(-Wno-maybe-uninitialized -Wno-stringop-overflow)
   if(TESSERA_SANITIZE MATCHES thread AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-    list(APPEND sanitize -Wno-tsan)  # "atomic_thread_fence is not supported": in LibTorch's headers
-  endif()
-  if(NOT TESSERA_SANITIZE_ONLY)
-    add_compile_options(${sanitize})
+    add_compile_options(-Wno-tsan)  # "atomic_thread_fence is not supported": in LibTorch's headers
   endif()
 endif()
-
-# Instruments those of `files` that TESSERA_SANITIZE_ONLY names. The others are compiled as in the release build, and
-# found in its cache.
-function(tessera_sanitize_only files)
-  if(NOT TESSERA_SANITIZE OR NOT TESSERA_SANITIZE_ONLY)
-    return()
-  endif()
-  foreach(file ${files})
-    if(file MATCHES "${TESSERA_SANITIZE_ONLY}")
-      set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS ${sanitize})
-    endif()
-  endforeach()
-endfunction()
