@@ -14,7 +14,6 @@
 #include "tessera/comm/ops.h"
 #include "tessera/comm/work.h"
 #include "tessera/comm/world.h"
-#include "tessera/data_parallel/sync_batch_norm.h"
 #include "tessera/data_parallel/comm_hook.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"

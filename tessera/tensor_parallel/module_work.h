@@ -30,7 +30,7 @@ struct ModuleWork {
   Placement input_cut, output_cut;
   // Of how many features an input cut along the last dim is a piece; 0: not known, and pieces are taken to be equal.
   int64_t in_features = 0;
-  bool hooked = true;       // false: a plain typed member, which works through its placements alone
+  bool hooked = true;  // false: a plain typed member, which works through its placements alone
 
   bool operator==(const ModuleWork&) const = default;
 };

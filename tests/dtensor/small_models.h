@@ -19,7 +19,7 @@ struct Model {
   std::function<at::Tensor(Model&, const at::Tensor& x, const at::Tensor& y)> loss;
   // Where a tensor-parallel part begins and ends: what hand-written code says there. Nothing, unless set.
   std::function<at::Tensor(const at::Tensor&)> enter = [](const at::Tensor&t) { return t; }, leave = enter;
-  at::Tensor x, y;                                   // the whole batch
+  at::Tensor x, y;  // the whole batch
   std::map<std::string, at::Tensor> constants = {};
   std::map<std::string, Placement> tensor_parallel;  // what lies otherwise than whole over "tp"
 };

@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kBeat(100);
 // In own beats, not in seconds: after the whole job was stopped (^Z) and goes on, nobody has missed anything.
-constexpr int kSilent = 2;    // then the process is looked at
-constexpr int kStopped = 30;  // then it counts as lost
+constexpr int kSilent = 2;                          // then the process is looked at
+constexpr int kStopped = 30;                        // then it counts as lost
 constexpr std::chrono::milliseconds kNotices(900);  // a death, from any moment on
 constexpr uint64_t kFarEvery = 4;
 

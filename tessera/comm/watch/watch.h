@@ -38,10 +38,10 @@ class Watch {
   std::string lost(const std::vector<int64_t>& ranks) const;  // which of them and why; "": none
   // The same after something has failed: gives the watch the time it takes to notice why, about a second at most.
   std::string cause_among(const std::vector<int64_t>& ranks);
-  void failed(const std::string& message);                    // this rank: frees the others
-  static void all_failed(const std::string& message);         // every rank of this process
-  void stop();                                                // nobody is freed any more
-  void leave();                                               // stops, and tells that this process may end
+  void failed(const std::string& message);             // this rank: frees the others
+  static void all_failed(const std::string& message);  // every rank of this process
+  void stop();                                         // nobody is freed any more
+  void leave();                                        // stops, and tells that this process may end
 
  private:
   struct Peer {  // of this machine
