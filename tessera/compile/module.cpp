@@ -3,6 +3,7 @@
 #include "tessera/base/compiling.h"
 #include "tessera/base/error.h"
 #include "tessera/base/libtorch_autograd.h"
+#include "tessera/base/log.h"
 #include "tessera/base/tracer_key.h"
 #include "tessera/compile/agree.h"
 #include "tessera/compile/lower.h"
@@ -252,6 +253,8 @@ variable_list CompiledNode::apply(variable_list&& gradients) {
 }
 
 Tensors ModuleCache::call(const Arguments& arguments, const std::function<Tensors()>& forward) {
+  const auto settings = settings_from(options_);
+  if (settings.backend == "eager") return forward();
   const auto signature = signature_of(arguments);
   for (size_t i = 0; i < programs_.size(); i++)
     if (programs_[i]->fits(signature)) {
@@ -259,8 +262,18 @@ Tensors ModuleCache::call(const Arguments& arguments, const std::function<Tensor
                   programs_.begin() + static_cast<ptrdiff_t>(i) + 1);
       return programs_[0]->run(arguments);
     }
-  auto program = std::make_unique<CompiledForward>(arguments, forward, options_);
-  if (programs_.size() >= settings_from(options_).cache_size) programs_.pop_back();
+  if (std::find(eager_.begin(), eager_.end(), signature) != eager_.end()) return forward();
+  std::unique_ptr<CompiledForward> program;
+  try {
+    program = std::make_unique<CompiledForward>(arguments, forward, options_);
+  } catch (const UsageError& error) {
+    if (settings.fullgraph) throw;
+    warn_once(c10::str("compile/", static_cast<const void*>(this), "/eager"),
+              c10::str("the module runs as it is: ", error.what_without_backtrace()));
+    eager_.push_back(signature);
+    return forward();
+  }
+  if (programs_.size() >= settings.cache_size) programs_.pop_back();
   programs_.insert(programs_.begin(), std::move(program));
   return programs_[0]->run(arguments);
 }

@@ -61,6 +61,7 @@ class ModuleCache {
  private:
   CompileOptions options_;
   std::vector<std::unique_ptr<CompiledForward>> programs_;
+  std::vector<Signature> eager_;  // what cannot be compiled, and need not be
 };
 
 }  // namespace tessera::compiler

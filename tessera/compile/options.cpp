@@ -7,7 +7,7 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kBackends[] = {"tessera", "interpret", "eager"};
+constexpr const char* kBackends[] = {"tessera", "eager"};
 
 CompileOptions& defaults() {
   thread_local CompileOptions it;
@@ -41,8 +41,7 @@ compiler::Settings compiler::settings_from(const CompileOptions& options) {
                     all.cache_size.value_or(8)};
   for (const auto& pass : all.passes ? *all.passes : default_passes()) settings.passes.push_back(pass);
   TESSERA_CHECK(std::find(std::begin(kBackends), std::end(kBackends), settings.backend) != std::end(kBackends),
-                UsageError, "compile: there is no backend \"", settings.backend,
-                "\"; write tessera, interpret or eager");
+                UsageError, "compile: there is no backend \"", settings.backend, "\"; write tessera or eager");
   TESSERA_CHECK(settings.cache_size > 0, UsageError, "compile: cache_size is 0; at least one program is kept");
   return settings;
 }

@@ -22,7 +22,7 @@ struct CompileOptions {
   std::optional<PassList> passes = {};             // in this order; not given: default_passes()
   std::optional<bool> codegen = {};                // pointwise kernels are generated; on
   std::optional<bool> fullgraph = {};              // what cannot be compiled is an error; off: it runs as it is; on
-  std::optional<std::string> backend = {};         // "tessera"; "interpret": op by op; "eager": not compiled
+  std::optional<std::string> backend = {};         // "tessera"; "eager": nothing is compiled
   std::optional<bool> verified = {};               // the program is checked after every pass; off
   std::optional<size_t> cache_size = {};           // programs for different arguments that are kept; 8
 };

@@ -170,6 +170,7 @@ Tensors CompiledProgram::run(const Arguments& arguments) {
 }
 
 Tensors StepCache::call(const Arguments& arguments, const std::function<Tensors()>& step) {
+  if (options_.backend == "eager") return step();
   if (options_.parallel_mode) check(*options_.parallel_mode, arguments);
   const auto signature = signature_of(arguments);
   for (size_t i = 0; i < programs_.size(); i++)
@@ -186,7 +187,17 @@ Tensors StepCache::call(const Arguments& arguments, const std::function<Tensors(
     partition(*options_.parallel_mode, arguments);
     partitioned_.assign(1, arguments.modules[0]);
   }
-  auto program = std::make_unique<CompiledProgram>(arguments, step, options_);
+  if (std::find(eager_.begin(), eager_.end(), signature) != eager_.end()) return step();
+  std::unique_ptr<CompiledProgram> program;
+  try {
+    program = std::make_unique<CompiledProgram>(arguments, step, options_);
+  } catch (const UsageError& error) {
+    if (options_.fullgraph || options_.parallel_mode) throw;
+    warn_once(c10::str("compile/", static_cast<const void*>(this), "/eager"),
+              c10::str("the step runs as it is: ", error.what_without_backtrace()));
+    eager_.push_back(signature);
+    return step();
+  }
   if (programs_.size() >= options_.cache_size) programs_.pop_back();
   programs_.insert(programs_.begin(), std::move(program));
   return programs_[0]->run(arguments);

@@ -61,6 +61,7 @@ class StepCache {
   Settings options_;
   std::vector<const void*> partitioned_;                    // modules that are, already
   std::vector<std::unique_ptr<CompiledProgram>> programs_;  // last used first
+  std::vector<Signature> eager_;                            // what cannot be compiled, and need not be
 };
 
 }  // namespace tessera::compiler

@@ -30,6 +30,25 @@ TEST(CompileErrors, AStepThatReadsAValueIsNamedWithItsOpAndModule) {
   EXPECT_TRUE(at::equal(model->parameters()[0], before));
 }
 
+TEST(CompileErrors, WhereAskedSuchAStepRunsAsItIs) {
+  MLP model(models::mlp_module());
+  auto step = compile(
+      [](auto& m, const at::Tensor& x) {
+        const at::NoGradGuard no_grad;
+        m->parameters()[0].mul_(2);
+        return m(x) * m(x).sum().template item<double>();
+      },
+      {.fullgraph = false});
+  const auto x = torch::randn({8, 10});
+  for (int i = 0; i < 2; i++) {
+    const auto before = model->parameters()[0].detach().clone();
+    const auto found = step(model, x);
+    EXPECT_TRUE(at::equal(model->parameters()[0], before * 2));  // once
+    EXPECT_TRUE(at::equal(found, model(x).detach() * model(x).sum().item<double>()));
+  }
+  EXPECT_EQ(step.cache().size(), 0u);
+}
+
 TEST(CompileErrors, AStepWithoutTensors) {
   auto step = compile([] {});
   EXPECT_ERROR(UsageError, step(), "nothing to compile");
