@@ -136,6 +136,25 @@ gradient %15 "last"
 )");
 }
 
+// A bucket reads its gradients where the last is there: none of them may be written before.
+TEST(Passes, AGradientThatIsWrittenEndsItsBucket) {
+  auto program = parse(R"(group @dp [0, 1]
+input %0: f32[4] argument "0"
+%1: f32[4] = aten.neg(%0)
+%2: f32[4] = aten.div.Tensor(%1, 2)
+%3: f32[4] = tessera.all_reduce(%2, "sum", @dp)
+%4: f32[4] in %3 = tessera.wait(%3!, @dp)
+%5: f32[4] in %1 = aten.zero_(%1!)
+%6: f32[4] = aten.relu(%0)
+%7: f32[4] = aten.div.Tensor(%6, 2)
+%8: f32[4] = tessera.all_reduce(%7, "sum", @dp)
+%9: f32[4] in %8 = tessera.wait(%8!, @dp)
+gradient %4 "a"
+gradient %9 "b"
+)");
+  EXPECT_EQ(find_pass("fuse_ddp_with_concat_op").run(program).times, 0);
+}
+
 TEST(Passes, ScheduleCommWait) {
   EXPECT_EQ(after("schedule_comm_wait", R"(group @dp [0, 1]
 input %0: f32[4] argument "0"

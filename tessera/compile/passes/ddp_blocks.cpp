@@ -27,6 +27,17 @@ const double* number(const Arg& arg, double& into) {
   return &into;
 }
 
+// Does anything but the copy of its own mean write to a block's gradient before node `end`?
+bool written_between(const Program& program, const CommBlock& block, size_t end) {
+  bool written = false;
+  for (size_t n = block.divide + 1; n < end; n++) {
+    const auto& node = program.nodes[n];
+    if (node.name() == "aten.copy_" && same(node.args[1], block.waited)) continue;
+    node.each_write([&](ValueId id) { written |= program.buffer_of(id) == program.buffer_of(block.gradient); });
+  }
+  return written;
+}
+
 }  // namespace
 
 std::vector<CommBlock> find_comm_blocks(const Program& program) {
@@ -77,7 +88,8 @@ std::vector<std::vector<CommBlock>> bucket_blocks(const Program& program, const 
       const auto& other = buckets.back().back();
       open = other.group == block.group && other.divisor == block.divisor &&
              program[other.divided].type.dtype == program[block.divided].type.dtype;
-      for (const auto& each : buckets.back()) open &= each.copied_to != program.buffer_of(block.gradient);
+      for (const auto& each : buckets.back())
+        open &= each.copied_to != program.buffer_of(block.gradient) && !written_between(program, each, block.divide);
     }
     if (!open) {
       buckets.emplace_back();

@@ -24,8 +24,8 @@ struct CommBlock {
 std::vector<CommBlock> find_comm_blocks(const Program& program);
 
 // By PyTorch's rule: in order, the first bucket closes at 1 MiB and the others at `cap`, each with the block that
-// takes it there. Blocks of another dtype, group or divisor begin a new one, and so does one that reads what an earlier
-// block of the bucket has written.
+// takes it there. Blocks of another dtype, group or divisor begin a new one, and so does one before
+// which something writes to a gradient of the bucket: gradients are read where the last of them is there.
 inline constexpr int64_t kFirstBucketBytes = 1024 * 1024;
 inline constexpr int64_t kBucketBytes = 25 * 1024 * 1024;
 std::vector<std::vector<CommBlock>> bucket_blocks(const Program& program, const std::vector<CommBlock>& blocks,
