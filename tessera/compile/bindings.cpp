@@ -1,14 +1,8 @@
 #include "tessera/compile/bindings.h"
 
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/compile/plain.h"
 
 namespace tessera::compiler {
-namespace {
-
-const at::Tensor& plain_of(const at::Tensor& t) { return is_dtensor(t) ? tessera::detail::local_of(t) : t; }
-
-}  // namespace
-
 Bindings::Bindings(const Program& program, const Tracer::Result& traced, const Arguments& arguments) {
   const auto external = program.external_buffers();
   std::vector<char> written(external.size(), 0);

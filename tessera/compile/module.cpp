@@ -7,9 +7,9 @@
 #include "tessera/base/tracer_key.h"
 #include "tessera/compile/agree.h"
 #include "tessera/compile/lower.h"
+#include "tessera/compile/plain.h"
 #include "tessera/compile/split.h"
 #include "tessera/compile/streams.h"
-#include "tessera/dtensor/dtensor.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
@@ -25,7 +25,6 @@ namespace {
 using torch::autograd::Edge;
 using torch::autograd::variable_list;
 
-const at::Tensor& plain_of(const at::Tensor& t) { return is_dtensor(t) ? tessera::detail::local_of(t) : t; }
 SpecRef spec_of(const at::Tensor& t) {
   return t.defined() && is_dtensor(t) ? tessera::detail::meta_of(t).spec : SpecRef();
 }

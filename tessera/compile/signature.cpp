@@ -1,6 +1,6 @@
 #include "tessera/compile/signature.h"
 
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/compile/plain.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
@@ -38,14 +38,14 @@ Signature signature_of(const Arguments& arguments) {
       made.tensors.push_back(shape);
       continue;
     }
-    const auto& plain = is_dtensor(t) ? tessera::detail::local_of(t) : t;
+    const auto& plain = plain_of(t);
     shape.type = Type::of(plain);
     if (is_dtensor(t)) shape.spec = tessera::detail::meta_of(t).spec;
     shape.requires_grad = t.requires_grad();
     for (size_t j = 0; j < i && shape.shares_with < 0; j++) {
       const auto& other = arguments.tensors[j];
       if (!other.defined()) continue;
-      const auto& its = is_dtensor(other) ? tessera::detail::local_of(other) : other;
+      const auto& its = plain_of(other);
       if (its.storage().unsafeGetStorageImpl() != plain.storage().unsafeGetStorageImpl()) continue;
       shape.shares_with = static_cast<int>(j);
       shape.apart = plain.storage_offset() * static_cast<int64_t>(plain.itemsize()) -

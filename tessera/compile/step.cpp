@@ -5,8 +5,8 @@
 #include "tessera/base/log.h"
 #include "tessera/compile/agree.h"
 #include "tessera/compile/lower.h"
+#include "tessera/compile/plain.h"
 #include "tessera/compile/streams.h"
-#include "tessera/dtensor/dtensor.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
@@ -14,12 +14,6 @@
 #include <algorithm>
 
 namespace tessera::compiler {
-namespace {
-
-const at::Tensor& plain_of(const at::Tensor& t) { return is_dtensor(t) ? tessera::detail::local_of(t) : t; }
-
-}  // namespace
-
 CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function<Tensors()>& step,
                                  const Settings& options, bool keeps_gradients)
     : signature_(signature_of(arguments)) {

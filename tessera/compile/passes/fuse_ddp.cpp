@@ -3,17 +3,9 @@
 #include "tessera/compile/counters.h"
 
 #include <algorithm>
-#include <numeric>
+#include <unordered_map>
 
 namespace tessera::compiler {
-namespace {
-
-struct Replacement {
-  Rewrite rewrite;
-  std::vector<ValueId> instead;
-};
-
-}  // namespace
 
 Matched fuse_ddp(Program& program, const Build& build) {
   const auto blocks = find_comm_blocks(program);
@@ -22,8 +14,7 @@ Matched fuse_ddp(Program& program, const Build& build) {
   Matched matched{0, c10::str(blocks.size(), " reductions in ", buckets.size(), " buckets")};
 
   std::vector<char> gone(program.nodes.size(), 0);
-  std::vector<ValueId> instead(program.values.size());
-  std::iota(instead.begin(), instead.end(), 0);
+  std::unordered_map<ValueId, ValueId> replaced;
   std::vector<std::pair<size_t, Rewrite>> rewrites;  // goes in after the node
   for (const auto& bucket : buckets) {
     if (bucket.size() == 1) continue;
@@ -34,17 +25,17 @@ Matched fuse_ddp(Program& program, const Build& build) {
       const auto& block = bucket[i];
       last = std::max(last, block.divide);
       gone[block.divide] = gone[block.reduce] = gone[block.wait] = 1;
-      instead[static_cast<size_t>(block.waited)] = values[i];
+      replaced[block.waited] = values[i];
     }
     rewrites.emplace_back(last, std::move(rewrite));
     matched.times++;
   }
 
-  instead.resize(program.values.size());
-  for (size_t v = 0; v < instead.size(); v++)
-    if (instead[v] == 0 && v != 0) instead[v] = static_cast<ValueId>(v);
+  const auto instead = [&](ValueId id) {
+    const auto found = replaced.find(id);
+    return found == replaced.end() ? id : found->second;
+  };
   // Who reads what is no longer there yet moves behind the bucket that gives it, in the order they had.
-  std::vector<char> later(program.values.size(), 0);
   std::vector<Node> nodes;
   std::vector<std::vector<Node>> moved(rewrites.size());
   const auto bucket_of = [&](ValueId id) {
@@ -62,11 +53,11 @@ Matched fuse_ddp(Program& program, const Build& build) {
       auto node = std::move(program.nodes[n]);
       size_t behind = rewrites.size();
       node.each_read([&](ValueId id) {
-        const auto now = instead[static_cast<size_t>(id)];
+        const auto now = instead(id);
         const auto r = now != id ? bucket_of(now) : waits_for[static_cast<size_t>(id)];
         if (r < rewrites.size() && rewrites[r].first >= n) behind = behind == rewrites.size() ? r : std::max(behind, r);
       });
-      node.replace_reads([&](ValueId id) { return instead[static_cast<size_t>(id)]; });
+      node.replace_reads(instead);
       if (behind < rewrites.size()) {
         node.each_result([&](ValueId id) { waits_for[static_cast<size_t>(id)] = behind; });
         moved[behind].push_back(std::move(node));
@@ -81,7 +72,7 @@ Matched fuse_ddp(Program& program, const Build& build) {
     }
   }
   for (auto& output : program.outputs)
-    if (output.value != kNone) output.value = instead[static_cast<size_t>(output.value)];
+    if (output.value != kNone) output.value = instead(output.value);
   program.nodes = std::move(nodes);
   return matched;
 }

@@ -3,15 +3,13 @@
 #include "tessera/base/error.h"
 #include "tessera/base/module_name.h"
 #include "tessera/compile/ir/op_table.h"
+#include "tessera/compile/plain.h"
 #include "tessera/compile/trace/stand_in.h"
-#include "tessera/dtensor/dtensor.h"
 
 #include <ATen/ops/empty.h>
 
 namespace tessera::compiler {
 namespace {
-
-const at::Tensor& plain_of(const at::Tensor& t) { return is_dtensor(t) ? tessera::detail::local_of(t) : t; }
 
 bool is_group(const c10::IValue& value) {
   return value.isObject() && value.type()->str().find("Group") != std::string::npos;
