@@ -100,7 +100,7 @@ class Job {
   }
 
  private:
-  void say(const std::string& text) { err_.write("tessera run: " + text + "\n"); }
+  void say(const std::string& text) { err_.write(options_.speaker + ": " + text + "\n"); }
 
   void make_log_folder() const {
     if (options_.log_folder.empty()) return;
@@ -163,9 +163,15 @@ class Job {
     return failure_;
   }
 
+  std::vector<RankPlan> plans_of(const HostShare& share) const {
+    auto plans = plan_ranks(share, settings_);
+    plans.front().direct_output = options_.direct;
+    return plans;
+  }
+
   std::unique_ptr<Crew> start(const HostShare& share) {
     try {
-      return std::make_unique<Crew>(program_, plan_ranks(share, settings_), output(share), signals_, guard_);
+      return std::make_unique<Crew>(program_, plans_of(share), output(share), signals_, guard_);
     } catch (const c10::Error& error) {
       if (hosts_) hosts_->report({1, false, c10::str(error.what_without_backtrace(), " (on ", host_name(), ")")});
       throw;
@@ -224,6 +230,10 @@ class Job {
   JobFailure describe(const Crew& crew) const {
     const Ended cause = crew.cause();
     std::ostringstream text;
+    if (const auto words = crew.last_words(cause.rank); options_.brief && !words.empty()) {
+      text << words << " (on rank " << cause.rank << ")";
+      return {cause.exit_code, true, text.str()};
+    }
     text << cause << " on " << host_name();
     if (options_.ranks > 1) text << "; the other ranks were stopped";
     if (const auto words = crew.last_words(cause.rank); !words.empty()) text << "\n  its error: " << words;

@@ -36,22 +36,27 @@ void parse(std::string_view key, const std::string& text, bool& value) {
   value = text == "true";
 }
 
-void print(std::ostream& out, const std::string& value) {
-  out << '"';
-  for (const char c : value) out << (c == '"' || c == '\\' ? "\\" : "") << c;
-  out << '"';
+std::string toml_text(const std::string& value) {
+  std::string quoted = "\"";
+  for (const char c : value) quoted += (c == '"' || c == '\\' ? std::string("\\") : std::string()) + c;
+  return quoted + '"';
 }
-void print(std::ostream& out, bool value) { out << (value ? "true" : "false"); }
-void print(std::ostream& out, int64_t value) { out << value; }
-void print(std::ostream& out, uint64_t value) { out << value; }
-void print(std::ostream& out, double value) {  // as short as it can be read back
-  char text[32];
-  const auto end = std::to_chars(text, text + sizeof text, value).ptr;
-  const std::string_view written(text, static_cast<size_t>(end - text));
-  out << written << (written.find_first_of(".en") == written.npos ? ".0" : "");
+template <class T>
+std::string toml_text(T value) {
+  return option_text(value);
 }
 
 }  // namespace
+
+std::string option_text(const std::string& value) { return value; }
+std::string option_text(bool value) { return value ? "true" : "false"; }
+std::string option_text(int64_t value) { return std::to_string(value); }
+std::string option_text(uint64_t value) { return std::to_string(value); }
+std::string option_text(double value) {
+  char text[32];
+  const std::string written(text, std::to_chars(text, text + sizeof text, value).ptr);
+  return written + (written.find_first_of(".en") == written.npos ? ".0" : "");
+}
 
 void set_option(TrainConfig& config, std::string_view key, const std::string& text) {
   bool found = false;
@@ -76,9 +81,7 @@ std::ostream& operator<<(std::ostream& out, const TrainConfig& config) {
       out << (table.empty() ? "" : "\n") << '[' << name << "]\n";
       table = name;
     }
-    out << key.substr(name.size() + 1) << " = ";
-    print(out, value);
-    out << "  # " << row.help << '\n';
+    out << key.substr(name.size() + 1) << " = " << toml_text(value) << "  # " << row.help << '\n';
   });
   return out;
 }

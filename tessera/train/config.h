@@ -105,6 +105,13 @@ std::ostream& operator<<(std::ostream& out, const TrainConfig& config);
 // such value; the config is then as it was.
 void set_option(TrainConfig& config, std::string_view key, const std::string& text);
 
+// A value as set_option reads it; numbers as short as they can be read back.
+std::string option_text(const std::string& value);
+std::string option_text(bool value);
+std::string option_text(int64_t value);
+std::string option_text(uint64_t value);
+std::string option_text(double value);
+
 // The model's sizes: those of its name, with what was asked for in their place. UsageError as models::check.
 models::Config model_config(const ModelOptions& options);
 // Tokens of a sample. UsageError if the model takes fewer.
