@@ -20,12 +20,19 @@
 #include <iomanip>
 #include <iostream>
 #include <sstream>
-#include <stdexcept>
 
 namespace tessera::cli {
+
+// It ran, and it is not what was hoped for.
+struct TrainingFailed : c10::Error {
+  using c10::Error::Error;
+};
+
 namespace {
 
 using train::TrainConfig;
+
+[[noreturn]] void fail(const std::string& what) { throw TrainingFailed({__func__, __FILE__, __LINE__}, what); }
 
 std::string millions(int64_t count) {
   std::ostringstream text;
@@ -80,7 +87,7 @@ void on_interrupt(int) {
 void end_on_interrupt(const TrainConfig& config) {
   std::snprintf(interrupted_line, sizeof interrupted_line,
                 "\ntessera train: interrupted; what was written so far is in %s/\n", config.metrics.output.c_str());
-  std::signal(SIGINT, on_interrupt);
+  if (std::signal(SIGINT, on_interrupt) == SIG_IGN) std::signal(SIGINT, SIG_IGN);  // as nohup and shells want it
 }
 
 }  // namespace
@@ -122,11 +129,11 @@ void run_training(const TrainConfig& given) {
   }
   if (speaks) conclude(config, result);
   destroy();
-  if (!result.stopped.empty()) throw std::runtime_error("stopped at " + result.stopped);
+  if (!result.stopped.empty()) fail("stopped at " + result.stopped);
   const auto asked = config.eval.accuracy;
   if (asked > 0 && result.eval.accuracy < asked)
-    throw std::runtime_error("it did not learn: " + per_cent(result.eval.accuracy) +
-                             " of the held-out answers are right, and " + per_cent(asked) + " were asked for");
+    fail("it did not learn: " + per_cent(result.eval.accuracy) + " of the held-out answers are right, and " +
+         per_cent(asked) + " were asked for");
   if (speaks && asked > 0)
     std::cout << "learned: " << per_cent(result.eval.accuracy) << " of " << result.eval.samples
               << " held-out answers are right, none of which were trained on (asked for: " << per_cent(asked) << ")"

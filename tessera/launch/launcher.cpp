@@ -43,6 +43,14 @@ std::string new_folder() {
   return path;
 }
 
+// "tessera::UsageError: there is no ..." -> "there is no ..."
+std::string without_type(const std::string& words) {
+  const auto end = words.find(": ");
+  const auto type = words.substr(0, end);
+  const bool is_type = end != words.npos && type.find("::") != type.npos && type.find(' ') == type.npos;
+  return is_type ? words.substr(end + 2) : words;
+}
+
 void check(const RunOptions& o) {
   TESSERA_CHECK(o.ranks >= 1, UsageError, "-n ", o.ranks, ": there is at least one rank");
   TESSERA_CHECK(o.nodes >= 1, UsageError, "--nnodes ", o.nodes, ": there is at least one host");
@@ -231,7 +239,7 @@ class Job {
     const Ended cause = crew.cause();
     std::ostringstream text;
     if (const auto words = crew.last_words(cause.rank); options_.brief && !words.empty()) {
-      text << words << " (on rank " << cause.rank << ")";
+      text << without_type(words) << " (on rank " << cause.rank << ")";
       return {cause.exit_code, true, text.str()};
     }
     text << cause << " on " << host_name();

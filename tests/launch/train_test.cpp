@@ -104,11 +104,12 @@ TEST(TesseraTrain, CtrlCIsOneLineAndLeavesNothing) {
   for (const std::string ranks : {"1", "2"}) {
     SCOPED_TRACE(ranks);
     const auto ran =
-        shell(kFolder + "\"$TESSERA\" train" + kTiny + " --steps 1000000 --output out -n " + ranks +
-              " > log 2>&1 & until grep -q 'step: 10' log; do sleep 0.05; done; kill -INT $!; wait $!;"
-              " echo code $?; grep -c tessera log; tail -n 1 log; pgrep -f 'steps.1000000' || echo none left");
+        shell(kFolder + "env --default-signal=INT \"$TESSERA\" train" + kTiny +
+              " --steps 1000000 --output $PWD/out -n " + ranks +
+              " > log 2>&1 & until grep -q 'step: 10' log; do sleep 0.05; done; kill -INT $!; wait $!; echo code $?; "
+              "grep -c tessera log; tail -n 1 log; pgrep -f \"output.*$PWD/out\" || echo none left");
     EXPECT_SAYS(ran.text, "code 130\n1\n");
-    EXPECT_SAYS(ran.text, ranks == "1" ? "tessera train: interrupted; what was written so far is in out/"
+    EXPECT_SAYS(ran.text, ranks == "1" ? "tessera train: interrupted; what was written so far is in "
                                        : "tessera train: stopped by signal 2 (Interrupt)");
     EXPECT_SAYS(ran.text, "none left");
   }
