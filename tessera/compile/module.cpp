@@ -100,10 +100,7 @@ CompiledForward::CompiledForward(const Arguments& arguments, const std::function
     throw;
   }
   draws_ = streams.draws();
-  for (auto& guard : CompilingScope::take_guards()) {
-    const auto now = guard();
-    guards_.emplace_back(std::move(guard), now);
-  }
+  guards_ = CompilingScope::take_guards();
   tracer.restore();
   auto traced = tracer.finish();
   std::erase_if(traced.program.outputs, [](const Output& output) { return output.kind == Output::Kind::Kept; });
@@ -156,7 +153,7 @@ CompiledForward::CompiledForward(const Arguments& arguments, const std::function
 
 bool CompiledForward::fits(const Signature& signature) const {
   return signature == signature_ &&
-         std::all_of(guards_.begin(), guards_.end(), [](const auto& guard) { return guard.first() == guard.second; });
+         std::all_of(guards_.begin(), guards_.end(), [](const auto& guard) { return guard.holds(); });
 }
 
 Tensors CompiledForward::run(const Arguments& arguments) {
