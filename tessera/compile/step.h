@@ -24,7 +24,7 @@ class CompiledProgram {
   Tensors run(const Arguments& arguments);
   const Signature& signature() const { return signature_; }
   const Executable& executable() const { return *executable_; }
-  const std::vector<PassReport>& report() const { return report_; }
+  const std::vector<PassReport>& report() const { return report_; }  // of every pass that ran, with its time
 
  private:
   struct Gradient {
@@ -36,6 +36,7 @@ class CompiledProgram {
   };
   bool trace(const Arguments& arguments, const std::function<Tensors()>& step, const Settings& options,
              bool with_stand_ins);
+  void find_gradients();
 
   Signature signature_;
   std::unique_ptr<Executable> executable_;
@@ -62,6 +63,7 @@ class StepCache {
   std::vector<const void*> partitioned_;                    // modules that are, already
   std::vector<std::unique_ptr<CompiledProgram>> programs_;  // last used first
   std::vector<Signature> eager_;                            // what cannot be compiled, and need not be
+  IdlePasses idle_;
 };
 
 }  // namespace tessera::compiler
