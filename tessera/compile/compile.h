@@ -47,6 +47,7 @@ class CompiledStep {
   const compiler::StepCache& cache() const { return *cache_; }
   const compiler::Executable& executable() const { return cache_->last().executable(); }
   std::string listing() const { return executable().listing(); }
+  const std::vector<compiler::PassReport>& report() const { return cache_->last().report(); }
 
  private:
   template <class Result>

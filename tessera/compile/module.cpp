@@ -115,6 +115,9 @@ CompiledForward::CompiledForward(const Arguments& arguments, const std::function
     }
     return storages;
   };
+  const auto note = [&](std::vector<PassReport> report) {
+    report_.insert(report_.end(), std::make_move_iterator(report.begin()), std::make_move_iterator(report.end()));
+  };
   if (!gradients_in.empty()) {
     // What backward needs: memory of forward, of parameters and arguments, and the gradients that flow in.
     backward->saved = halves.saved;
@@ -136,19 +139,19 @@ CompiledForward::CompiledForward(const Arguments& arguments, const std::function
           backward->gradients.push_back(static_cast<int32_t>(b));
     backward_bindings_ = all;
     backward->order = order_of_outputs(halves.second);
-    run_passes(halves.second, settings.passes, settings.verified);
+    note(run_passes(halves.second, settings.passes, settings.verified));
     backward->seen = halves.second;
-    lower(halves.second, settings);
+    note(lower(halves.second, settings));
     agree_on(halves.second);
     const auto storages = bound(halves.second);
-    backward->executable = std::make_unique<Executable>(std::move(halves.second), storages);
+    backward->executable = std::make_unique<Executable>(std::move(halves.second), storages, settings.run_with);
     backward_ = std::move(backward);
   }
-  run_passes(halves.first, settings.passes, settings.verified);
-  lower(halves.first, settings);
+  note(run_passes(halves.first, settings.passes, settings.verified));
+  note(lower(halves.first, settings));
   agree_on(halves.first);
   const auto storages = bound(halves.first);
-  executable_ = std::make_unique<Executable>(std::move(halves.first), storages);
+  executable_ = std::make_unique<Executable>(std::move(halves.first), storages, settings.run_with);
 }
 
 bool CompiledForward::fits(const Signature& signature) const {
@@ -269,6 +272,7 @@ Tensors ModuleCache::call(const Arguments& arguments, const std::function<Tensor
     eager_.push_back(signature);
     return forward();
   }
+  idle_.look_at(program->report(), settings);
   if (programs_.size() >= settings.cache_size) programs_.pop_back();
   programs_.insert(programs_.begin(), std::move(program));
   return programs_[0]->run(arguments);

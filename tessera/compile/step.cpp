@@ -134,7 +134,7 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
   TESSERA_CHECK(!program.nodes.empty(), UsageError,
                 "compile: the step did nothing with tensors; there is nothing to compile");
   report_ = run_passes(program, options.passes, options.verified);
-  lower(program, options);
+  for (auto& each : lower(program, options)) report_.push_back(std::move(each));
   agree_on(program);
   traced.storages.resize(static_cast<size_t>(program.buffers));  // passes may have added some
   traced.handles.resize(static_cast<size_t>(program.buffers));
@@ -147,8 +147,22 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
       kept[static_cast<size_t>(program.buffer_of(output.value))] = 1;
   for (size_t b = 0; b < kept.size(); b++)
     if (!kept[b]) traced.storages[b] = c10::Storage();
-  executable_ = std::make_unique<Executable>(std::move(program), traced.storages);
+  executable_ = std::make_unique<Executable>(std::move(program), traced.storages, options.run_with);
+  find_gradients();
   return Traced::Done;
+}
+
+// A pass may have made a gradient lie elsewhere than it did when it was traced: in a bucket, say.
+void CompiledProgram::find_gradients() {
+  size_t next = 0;
+  for (const auto& output : executable_->program().outputs) {
+    if (output.kind != Output::Kind::Gradient) continue;
+    auto& gradient = gradients_[next++].gradient;
+    auto now = executable_->output(output);
+    if (now.is_alias_of(plain_of(gradient))) continue;
+    gradient =
+        is_dtensor(gradient) ? tessera::detail::wrap(std::move(now), tessera::detail::meta_of(gradient).spec) : now;
+  }
 }
 
 bool CompiledProgram::fits(const Arguments& arguments, const Signature& signature) const {
@@ -210,6 +224,7 @@ Tensors StepCache::call(Arguments arguments, const std::function<Tensors()>& ste
     eager_.push_back(signature);
     return step();
   }
+  idle_.look_at(program->report(), options_);
   if (programs_.size() >= options_.cache_size) programs_.pop_back();
   programs_.insert(programs_.begin(), std::move(program));
   return programs_[0]->run(arguments);

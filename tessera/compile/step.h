@@ -25,7 +25,7 @@ class CompiledProgram {
   Tensors run(const Arguments& arguments);
   const Signature& signature() const { return signature_; }
   const Executable& executable() const { return *executable_; }
-  const std::vector<PassReport>& report() const { return report_; }
+  const std::vector<PassReport>& report() const { return report_; }  // of every pass that ran, with its time
 
  private:
   struct Gradient {
@@ -38,6 +38,7 @@ class CompiledProgram {
   enum class Traced : uint8_t { Done, NeedsGradients, FoundLeaves };
   Traced trace(const Arguments& arguments, const std::function<Tensors()>& step, const Settings& options,
                bool with_stand_ins);
+  void find_gradients();
 
   Signature signature_;
   Tensors captured_;  // leaves that nobody gave as an argument
@@ -65,6 +66,7 @@ class StepCache {
   std::vector<const void*> partitioned_;                    // modules that are, already
   std::vector<std::unique_ptr<CompiledProgram>> programs_;  // last used first
   std::vector<Signature> eager_;                            // what cannot be compiled, and need not be
+  IdlePasses idle_;
 };
 
 }  // namespace tessera::compiler
