@@ -1,6 +1,7 @@
 #include "tessera/compile/options.h"
 
 #include "tessera/base/error.h"
+#include "tessera/base/settings.h"
 
 #include <algorithm>
 
@@ -22,7 +23,7 @@ std::optional<T> first(const std::optional<T>& a, const std::optional<T>& b) {
 CompileOptions over(const CompileOptions& a, const CompileOptions& b) {
   return {first(a.parallel_mode, b.parallel_mode), first(a.passes, b.passes),   first(a.codegen, b.codegen),
           first(a.fullgraph, b.fullgraph),         first(a.backend, b.backend), first(a.verified, b.verified),
-          first(a.cache_size, b.cache_size)};
+          first(a.cache_size, b.cache_size),       first(a.trace, b.trace)};
 }
 
 }  // namespace
@@ -38,7 +39,9 @@ compiler::Settings compiler::settings_from(const CompileOptions& options) {
                     all.fullgraph.value_or(true),
                     all.verified.value_or(false),
                     all.backend.value_or("tessera"),
-                    all.cache_size.value_or(8)};
+                    all.cache_size.value_or(8),
+                    all.trace.value_or(nullptr)};
+  if (!all.trace && setting_is_set("TESSERA_TRACE_DIR")) settings.trace = trace_into(setting("TESSERA_TRACE_DIR"));
   for (const auto& pass : all.passes ? *all.passes : default_passes()) settings.passes.push_back(pass);
   TESSERA_CHECK(std::find(std::begin(kBackends), std::end(kBackends), settings.backend) != std::end(kBackends),
                 UsageError, "compile: there is no backend \"", settings.backend, "\"; write tessera or eager");

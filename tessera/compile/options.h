@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/compile/data_parallel.h"
 #include "tessera/compile/passes/pass.h"
+#include "tessera/compile/report/trace.h"
 
 #include <optional>
 #include <string>
@@ -25,6 +26,8 @@ struct CompileOptions {
   std::optional<std::string> backend = {};         // "tessera"; "eager": nothing is compiled
   std::optional<bool> verified = {};               // the program is checked after every pass; off
   std::optional<size_t> cache_size = {};           // programs for different arguments that are kept; 8
+  // Is told every program that is compiled, pass by pass; not given: pages are written where TESSERA_TRACE_DIR says.
+  std::optional<compiler::TraceSink> trace = {};
 };
 
 // While alive, the defaults of compile and compile_backward on this thread.
@@ -47,6 +50,7 @@ struct Settings {
   bool codegen, fullgraph, verified;
   std::string backend;
   size_t cache_size;
+  TraceSink trace;  // null: nobody wants to know
 };
 Settings settings_from(const CompileOptions& options);
 PassList default_passes();

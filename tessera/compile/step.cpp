@@ -118,6 +118,7 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
     }
   TESSERA_CHECK(!program.nodes.empty(), UsageError,
                 "compile: the step did nothing with tensors; there is nothing to compile");
+  TraceRecorder record(options.trace, arguments.leaves.empty() ? "step" : "backward", program);
   report_ = run_passes(program, options.passes, options.verified);
   lower(program, options);
   agree_on(program);
@@ -133,6 +134,7 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
   for (size_t b = 0; b < kept.size(); b++)
     if (!kept[b]) traced.storages[b] = c10::Storage();
   executable_ = std::make_unique<Executable>(std::move(program), traced.storages);
+  record.finish(*executable_);
   return true;
 }
 
