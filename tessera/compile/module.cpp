@@ -139,19 +139,23 @@ CompiledForward::CompiledForward(const Arguments& arguments, const std::function
           backward->gradients.push_back(static_cast<int32_t>(b));
     backward_bindings_ = all;
     backward->order = order_of_outputs(halves.second);
+    TraceRecorder record(settings.trace, "backward", halves.second);
     note(run_passes(halves.second, settings.passes, settings.verified));
     backward->seen = halves.second;
     note(lower(halves.second, settings));
     agree_on(halves.second);
     const auto storages = bound(halves.second);
     backward->executable = std::make_unique<Executable>(std::move(halves.second), storages, settings.run_with);
+    record.finish(*backward->executable);
     backward_ = std::move(backward);
   }
+  TraceRecorder record(settings.trace, "forward", halves.first);
   note(run_passes(halves.first, settings.passes, settings.verified));
   note(lower(halves.first, settings));
   agree_on(halves.first);
   const auto storages = bound(halves.first);
   executable_ = std::make_unique<Executable>(std::move(halves.first), storages, settings.run_with);
+  record.finish(*executable_);
 }
 
 bool CompiledForward::fits(const Signature& signature) const {

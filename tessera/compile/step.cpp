@@ -133,6 +133,7 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
   auto& program = traced.program;
   TESSERA_CHECK(!program.nodes.empty(), UsageError,
                 "compile: the step did nothing with tensors; there is nothing to compile");
+  TraceRecorder record(options.trace, arguments.what, program);
   report_ = run_passes(program, options.passes, options.verified);
   for (auto& each : lower(program, options)) report_.push_back(std::move(each));
   agree_on(program);
@@ -148,6 +149,7 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
   for (size_t b = 0; b < kept.size(); b++)
     if (!kept[b]) traced.storages[b] = c10::Storage();
   executable_ = std::make_unique<Executable>(std::move(program), traced.storages, options.run_with);
+  record.finish(*executable_);
   find_gradients();
   return Traced::Done;
 }

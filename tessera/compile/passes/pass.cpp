@@ -1,6 +1,7 @@
 #include "tessera/compile/passes/pass.h"
 
 #include "tessera/base/error.h"
+#include "tessera/compile/passes/pass_observer.h"
 #include "tessera/compile/passes/passes.h"
 
 #include <charconv>
@@ -111,6 +112,7 @@ std::vector<PassReport> run_passes(Program& program, const std::vector<Pass>& pa
     auto matched = pass.run(program);
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
     report.push_back({pass.name, std::move(matched), took.count()});
+    if (auto* observer = PassObserverScope::current()) observer->after_pass(program, report.back());
     if (!verified) continue;
     try {
       verify(program);
