@@ -12,7 +12,6 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
-#include <iostream>
 #include <unordered_set>
 
 namespace tessera::compiler {
@@ -91,7 +90,6 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
   const auto captured_before = captured_.size();
   for (const auto& leaf : tracer.leaves()) {
     if (known.count(leaf.handle.unsafeGetTensorImpl())) continue;
-    std::cerr << "captured " << leaf.handle.sizes() << " " << leaf.handle.unsafeGetTensorImpl() << std::endl;
     captured_.push_back(leaf.handle);
     leaf.handle.mutable_grad() = leaf.gradient;
   }
@@ -162,9 +160,27 @@ void CompiledProgram::find_gradients() {
     auto& gradient = gradients_[next++].gradient;
     auto now = executable_->output(output);
     if (now.is_alias_of(plain_of(gradient))) continue;
+    gradients_[next - 1].holders = 0;
     gradient =
         is_dtensor(gradient) ? tessera::detail::wrap(std::move(now), tessera::detail::meta_of(gradient).spec) : now;
   }
+}
+
+// Somebody beside us and the parameter has a gradient of before, or a part of it: it stays theirs.
+void CompiledProgram::give_up_held_gradients() {
+  const auto is_held = [](const Gradient& each) {
+    const auto& plain = plain_of(each.gradient);
+    const bool distributed = !plain.is_same(each.gradient);
+    return each.holders > 0 && (each.gradient.use_count() > 2 || (distributed && plain.use_count() > 1) ||
+                                plain.storage().use_count() > each.holders);
+  };
+  if (std::none_of(gradients_.begin(), gradients_.end(), is_held)) return;
+  size_t next = 0;
+  const auto& program = executable_->program();
+  for (const auto& output : program.outputs)
+    if (output.kind == Output::Kind::Gradient && is_held(gradients_[next++]))
+      executable_->give_new_memory(program.buffer_of(output.value));
+  find_gradients();
 }
 
 bool CompiledProgram::fits(const Arguments& arguments, const Signature& signature) const {
@@ -177,10 +193,13 @@ bool CompiledProgram::fits(const Arguments& arguments, const Signature& signatur
 
 Tensors CompiledProgram::run(const Arguments& arguments) {
   bindings_.bind(*executable_, arguments);
+  give_up_held_gradients();
   executable_->run();
   advance_stream(draws_);
-  for (auto& each : gradients_)
+  for (auto& each : gradients_) {
     if (!each.parameter.grad().is_same(each.gradient)) each.parameter.mutable_grad() = each.gradient;
+    if (each.holders == 0) each.holders = plain_of(each.gradient).storage().use_count();
+  }
   Tensors returned;
   size_t next = 0;
   const auto& outputs = executable_->program().outputs;

@@ -30,6 +30,7 @@ class CompiledProgram {
  private:
   struct Gradient {
     at::Tensor parameter, gradient;
+    size_t holders = 0;  // of its memory, after a run: the program's own
   };
   struct Slot {
     at::Tensor parameter;
@@ -39,6 +40,7 @@ class CompiledProgram {
   Traced trace(const Arguments& arguments, const std::function<Tensors()>& step, const Settings& options,
                bool with_stand_ins);
   void find_gradients();
+  void give_up_held_gradients();
 
   Signature signature_;
   Tensors captured_;  // leaves that nobody gave as an argument
