@@ -14,17 +14,29 @@
 #include <algorithm>
 
 namespace tessera::compiler {
+namespace {
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  if (a.defined() != b.defined()) return false;
+  return !a.defined() ||
+         (plain_of(a).storage().unsafeGetStorageImpl() == plain_of(b).storage().unsafeGetStorageImpl() &&
+          plain_of(a).storage_offset() == plain_of(b).storage_offset());
+}
+
+}  // namespace
+
 CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function<Tensors()>& step,
                                  const Settings& options, bool keeps_gradients)
     : signature_(signature_of(arguments)) {
-  if (!keeps_gradients && trace(arguments, step, options, true)) return;
-  trace(arguments, step, options, false);
+  const auto of = keeps_gradients ? CompilingScope::Of::Part : CompilingScope::Of::Step;
+  if (!keeps_gradients && trace(arguments, step, options, of, true)) return;
+  trace(arguments, step, options, of, false);
 }
 
 // Gradients that are not there get stand-ins at first. If the step never looks at a gradient of before, because it sets
 // them to none itself, one program serves whether they are there or not; else (false) it is traced as things are.
 bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tensors()>& step, const Settings& options,
-                            bool with_stand_ins) {
+                            CompilingScope::Of of, bool with_stand_ins) {
   auto lifted = lift(arguments);
   struct Before {
     at::Tensor parameter, gradient, stand_in;
@@ -52,11 +64,12 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
     if (each.stand_in.defined()) each.parameter.mutable_grad() = each.stand_in;
 
   CompilingScope::take_guards();
+  CompilingScope::take_effects();
   const StreamsRestored streams;
   Tracer tracer(lifted, streams.live_numbers());
   try {
     WholeParameters whole;
-    const CompilingScope compiling(&whole);
+    CompilingScope compiling(&whole, of);
     const OpModeScope on(tracer);
     if (options.parallel_mode) whole.open(*options.parallel_mode, arguments);
     auto returned = step();
@@ -70,6 +83,7 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
     }
     for (const auto& each : before)
       if (each.parameter.grad().defined()) plain_of(each.parameter.grad());  // waits for what is pending
+    compiling.finish();
   } catch (...) {
     tracer.restore();
     put_back();
@@ -81,6 +95,7 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
     const auto now = guard();
     guards_.emplace_back(std::move(guard), now);
   }
+  effects_ = CompilingScope::take_effects();
 
   bool depends = missing && !with_stand_ins;
   for (const auto& each : before) {
@@ -95,7 +110,7 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
   gradients_.clear();
   slots_.clear();
   for (auto& each : before) {
-    if (depends) slots_.push_back({each.parameter, each.gradient.defined()});
+    if (depends) slots_.push_back({each.parameter, each.gradient});
     const auto& now = each.parameter.grad();
     if (now.defined() && tracer.made(plain_of(now))) {
       tracer.put_out(plain_of(now), Output::Kind::Gradient, each.name);
@@ -141,7 +156,7 @@ bool CompiledProgram::fits(const Arguments&, const Signature& signature) const {
   for (const auto& [guard, then] : guards_)
     if (guard() != then) return false;
   return std::all_of(slots_.begin(), slots_.end(),
-                     [](const Slot& slot) { return slot.parameter.grad().defined() == slot.had_gradient; });
+                     [](const Slot& slot) { return same_memory(slot.parameter.grad(), slot.gradient); });
 }
 
 Tensors CompiledProgram::run(const Arguments& arguments) {
@@ -150,6 +165,7 @@ Tensors CompiledProgram::run(const Arguments& arguments) {
   advance_stream(draws_);
   for (auto& each : gradients_)
     if (!each.parameter.grad().is_same(each.gradient)) each.parameter.mutable_grad() = each.gradient;
+  for (const auto& effect : effects_) effect();
   Tensors returned;
   size_t next = 0;
   const auto& outputs = executable_->program().outputs;

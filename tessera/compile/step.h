@@ -31,11 +31,10 @@ class CompiledProgram {
     at::Tensor parameter, gradient;
   };
   struct Slot {
-    at::Tensor parameter;
-    bool had_gradient;
+    at::Tensor parameter, gradient;  // that it had; undefined: none
   };
   bool trace(const Arguments& arguments, const std::function<Tensors()>& step, const Settings& options,
-             bool with_stand_ins);
+             CompilingScope::Of of, bool with_stand_ins);
 
   Signature signature_;
   std::unique_ptr<Executable> executable_;
@@ -44,7 +43,8 @@ class CompiledProgram {
   std::vector<Slot> slots_;          // parameters whose gradient, or lack of one, the program depends on
   std::vector<SpecRef> returned_;    // null: plain
   std::vector<std::pair<CompilingScope::Guard, int64_t>> guards_;
-  int64_t draws_ = 0;  // of the random stream, at each run
+  std::vector<CompilingScope::Effect> effects_;  // of each run, on the host
+  int64_t draws_ = 0;                            // of the random stream, at each run
   std::vector<PassReport> report_;
 };
 
