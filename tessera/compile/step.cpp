@@ -15,12 +15,24 @@
 #include <unordered_set>
 
 namespace tessera::compiler {
+namespace {
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  if (a.defined() != b.defined()) return false;
+  return !a.defined() ||
+         (plain_of(a).storage().unsafeGetStorageImpl() == plain_of(b).storage().unsafeGetStorageImpl() &&
+          plain_of(a).storage_offset() == plain_of(b).storage_offset());
+}
+
+}  // namespace
+
 CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function<Tensors()>& step,
                                  const Settings& options, bool keeps_gradients)
     : signature_(signature_of(arguments)) {
+  const auto of = keeps_gradients ? CompilingScope::Of::Part : CompilingScope::Of::Step;
   bool with_stand_ins = !keeps_gradients;
   for (;;) {
-    const auto traced = trace(arguments, step, options, with_stand_ins);
+    const auto traced = trace(arguments, step, options, of, with_stand_ins);
     if (traced == Traced::Done) return;
     if (traced == Traced::NeedsGradients) with_stand_ins = false;
   }
@@ -30,7 +42,7 @@ CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function
 // them to none itself, one program serves whether they are there or not; else it is traced as things are. A leaf that
 // only shows up on the way, because the step captured it, is treated like one that was given, from the next trace on.
 CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std::function<Tensors()>& step,
-                                               const Settings& options, bool with_stand_ins) {
+                                               const Settings& options, CompilingScope::Of of, bool with_stand_ins) {
   auto arguments = given;
   arguments.leaves.insert(arguments.leaves.end(), captured_.begin(), captured_.end());
   auto lifted = lift(arguments);
@@ -62,11 +74,12 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
     if (each.stand_in.defined()) each.parameter.mutable_grad() = each.stand_in;
 
   CompilingScope::take_guards();
+  CompilingScope::take_effects();
   const StreamsRestored streams;
   Tracer tracer(lifted, streams.live_numbers());
   try {
     WholeParameters whole;
-    const CompilingScope compiling(&whole);
+    CompilingScope compiling(&whole, of);
     const OpModeScope on(tracer);
     if (options.parallel_mode) whole.open(*options.parallel_mode, arguments);
     auto returned = step();
@@ -80,6 +93,7 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
     }
     for (const auto& each : before)
       if (each.parameter.grad().defined()) plain_of(each.parameter.grad());  // waits for what is pending
+    compiling.finish();
   } catch (...) {
     tracer.restore();
     put_back();
@@ -87,6 +101,7 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
   }
   draws_ = streams.draws();
   guards_ = CompilingScope::take_guards();
+  effects_ = CompilingScope::take_effects();
   const auto captured_before = captured_.size();
   for (const auto& leaf : tracer.leaves()) {
     if (known.count(leaf.handle.unsafeGetTensorImpl())) continue;
@@ -116,7 +131,7 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
   gradients_.clear();
   slots_.clear();
   for (auto& each : before) {
-    if (depends) slots_.push_back({each.parameter, each.gradient.defined()});
+    if (depends) slots_.push_back({each.parameter, each.gradient});
     const auto& now = each.parameter.grad();
     if (now.defined() && tracer.made(plain_of(now))) {
       tracer.put_out(plain_of(now), Output::Kind::Gradient, each.name);
@@ -188,7 +203,7 @@ bool CompiledProgram::fits(const Arguments& arguments, const Signature& signatur
   for (const auto& guard : guards_)
     if (!guard.holds()) return false;
   return std::all_of(slots_.begin(), slots_.end(),
-                     [](const Slot& slot) { return slot.parameter.grad().defined() == slot.had_gradient; });
+                     [](const Slot& slot) { return same_memory(slot.parameter.grad(), slot.gradient); });
 }
 
 Tensors CompiledProgram::run(const Arguments& arguments) {
@@ -200,6 +215,7 @@ Tensors CompiledProgram::run(const Arguments& arguments) {
     if (!each.parameter.grad().is_same(each.gradient)) each.parameter.mutable_grad() = each.gradient;
     if (each.holders == 0) each.holders = plain_of(each.gradient).storage().use_count();
   }
+  for (const auto& effect : effects_) effect();
   Tensors returned;
   size_t next = 0;
   const auto& outputs = executable_->program().outputs;
