@@ -42,7 +42,7 @@ Layout::Layout(const TrainConfig& config, DeviceMesh mesh)
     for (const auto& block : blocks) fully_shard(*block, {.mesh = axes, .mp_policy = of_blocks(policy)});
     sharded_ = fully_shard(root, {.mesh = axes, .mp_policy = policy});
   }
-  materialize(root);
+  materialize(root, c10::Device(config.training.device));
   if (has_axis("dp") && !has_axis("fsdp") && mesh_.size("dp") > 1) {
     ReplicateOptions options;
     options.device_mesh = mesh_["dp"];
