@@ -39,7 +39,7 @@ class CompiledProgram {
   Signature signature_;
   std::unique_ptr<Executable> executable_;
   Bindings bindings_;
-  std::vector<Gradient> gradients_;  // output k of kind Gradient belongs to gradients_[k]
+  std::vector<Gradient> gradients_;  // that parameters have after each run; undefined: none
   std::vector<Slot> slots_;          // parameters whose gradient, or lack of one, the program depends on
   std::vector<SpecRef> returned_;    // null: plain
   std::vector<std::pair<CompilingScope::Guard, int64_t>> guards_;
