@@ -35,10 +35,16 @@ class CompilingScope {
   static void before_optimizer_step() {
     if (listener()) listener()->before_optimizer_step();
   }
-  // A number that says which state it is.
-  using Guard = std::function<int64_t()>;
-  static void depends_on(Guard guard) {
-    if (depth() > 0) guards().push_back(std::move(guard));
+  // A number that says which state it is, now and later.
+  struct Guard {
+    std::function<int64_t()> read;
+    int64_t then = 0;
+    bool holds() const { return read() == then; }
+  };
+  static void depends_on(std::function<int64_t()> read) {
+    if (depth() == 0) return;
+    const auto now = read();
+    guards().push_back({std::move(read), now});
   }
   static std::vector<Guard> take_guards();  // for the compiler
 

@@ -12,6 +12,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 namespace tessera::compiler {
 namespace {
@@ -29,23 +30,32 @@ CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function
                                  const Settings& options, bool keeps_gradients)
     : signature_(signature_of(arguments)) {
   const auto of = keeps_gradients ? CompilingScope::Of::Part : CompilingScope::Of::Step;
-  if (!keeps_gradients && trace(arguments, step, options, of, true)) return;
-  trace(arguments, step, options, of, false);
+  bool with_stand_ins = !keeps_gradients;
+  for (;;) {
+    const auto traced = trace(arguments, step, options, of, with_stand_ins);
+    if (traced == Traced::Done) return;
+    if (traced == Traced::NeedsGradients) with_stand_ins = false;
+  }
 }
 
 // Gradients that are not there get stand-ins at first. If the step never looks at a gradient of before, because it sets
-// them to none itself, one program serves whether they are there or not; else (false) it is traced as things are.
-bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tensors()>& step, const Settings& options,
-                            CompilingScope::Of of, bool with_stand_ins) {
+// them to none itself, one program serves whether they are there or not; else it is traced as things are. A leaf that
+// only shows up on the way, because the step captured it, is treated like one that was given, from the next trace on.
+CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std::function<Tensors()>& step,
+                                               const Settings& options, CompilingScope::Of of, bool with_stand_ins) {
+  auto arguments = given;
+  arguments.leaves.insert(arguments.leaves.end(), captured_.begin(), captured_.end());
   auto lifted = lift(arguments);
   struct Before {
     at::Tensor parameter, gradient, stand_in;
     std::string name;
   };
   std::vector<Before> before;
+  std::unordered_set<const void*> known;
   bool missing = false;
   for (size_t i = 0, n = lifted.size(); i < n; i++) {
     if (lifted[i].role != Role::Parameter || !lifted[i].handle.requires_grad()) continue;
+    known.insert(lifted[i].handle.unsafeGetTensorImpl());
     Before each{lifted[i].handle, lifted[i].handle.grad(), {}, lifted[i].name};
     if (!each.gradient.defined()) {
       missing = true;
@@ -90,12 +100,23 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
     throw;
   }
   draws_ = streams.draws();
-  guards_.clear();
-  for (auto& guard : CompilingScope::take_guards()) {
-    const auto now = guard();
-    guards_.emplace_back(std::move(guard), now);
-  }
+  guards_ = CompilingScope::take_guards();
   effects_ = CompilingScope::take_effects();
+  const auto captured_before = captured_.size();
+  for (const auto& leaf : tracer.leaves()) {
+    if (known.count(leaf.handle.unsafeGetTensorImpl())) continue;
+    captured_.push_back(leaf.handle);
+    leaf.handle.mutable_grad() = leaf.gradient;
+  }
+  if (captured_.size() > captured_before) {
+    tracer.restore();
+    put_back();
+    TESSERA_CHECK(!options.parallel_mode, UsageError, "compile: the step uses a parameter of shape ",
+                  captured_.back().sizes(),
+                  " that is not one of its arguments' (a lambda that captures its model?); under DataParallel the "
+                  "model must be an argument, or its parameters would stay as they are on every rank");
+    return Traced::FoundLeaves;
+  }
 
   bool depends = missing && !with_stand_ins;
   for (const auto& each : before) {
@@ -105,7 +126,7 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
   if (depends && missing && with_stand_ins) {
     tracer.restore();
     put_back();
-    return false;
+    return Traced::NeedsGradients;
   }
   gradients_.clear();
   slots_.clear();
@@ -125,18 +146,11 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
 
   auto traced = tracer.finish();
   auto& program = traced.program;
-  if (options.parallel_mode)
-    for (const auto& input : program.inputs) {
-      const auto& handle = traced.handles[static_cast<size_t>(program.buffer_of(input.value))];
-      TESSERA_CHECK(input.role != Role::Captured || !handle.requires_grad(), UsageError,
-                    "compile: the step uses a parameter of shape ", handle.sizes(),
-                    " that is not one of its arguments' (a lambda that captures its model?); under DataParallel the "
-                    "model must be an argument, or its parameters would stay as they are on every rank");
-    }
   TESSERA_CHECK(!program.nodes.empty(), UsageError,
                 "compile: the step did nothing with tensors; there is nothing to compile");
+  TraceRecorder record(options.trace, arguments.what, program);
   report_ = run_passes(program, options.passes, options.verified);
-  lower(program, options);
+  for (auto& each : lower(program, options)) report_.push_back(std::move(each));
   agree_on(program);
   traced.storages.resize(static_cast<size_t>(program.buffers));  // passes may have added some
   traced.handles.resize(static_cast<size_t>(program.buffers));
@@ -149,24 +163,60 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
       kept[static_cast<size_t>(program.buffer_of(output.value))] = 1;
   for (size_t b = 0; b < kept.size(); b++)
     if (!kept[b]) traced.storages[b] = c10::Storage();
-  executable_ = std::make_unique<Executable>(std::move(program), traced.storages);
-  return true;
+  executable_ = std::make_unique<Executable>(std::move(program), traced.storages, options.run_with);
+  record.finish(*executable_);
+  find_gradients();
+  return Traced::Done;
 }
 
-bool CompiledProgram::fits(const Arguments&, const Signature& signature) const {
-  if (!(signature == signature_)) return false;
-  for (const auto& [guard, then] : guards_)
-    if (guard() != then) return false;
+// A pass may have made a gradient lie elsewhere than it did when it was traced: in a bucket, say.
+void CompiledProgram::find_gradients() {
+  size_t next = 0;
+  for (const auto& output : executable_->program().outputs) {
+    if (output.kind != Output::Kind::Gradient) continue;
+    auto& gradient = gradients_[next++].gradient;
+    auto now = executable_->output(output);
+    if (now.is_alias_of(plain_of(gradient))) continue;
+    gradients_[next - 1].holders = 0;
+    gradient =
+        is_dtensor(gradient) ? tessera::detail::wrap(std::move(now), tessera::detail::meta_of(gradient).spec) : now;
+  }
+}
+
+// Somebody beside us and the parameter has a gradient of before, or a part of it: it stays theirs.
+void CompiledProgram::give_up_held_gradients() {
+  const auto is_held = [](const Gradient& each) {
+    const auto& plain = plain_of(each.gradient);
+    const bool distributed = !plain.is_same(each.gradient);
+    return each.holders > 0 && (each.gradient.use_count() > 2 || (distributed && plain.use_count() > 1) ||
+                                plain.storage().use_count() > each.holders);
+  };
+  if (std::none_of(gradients_.begin(), gradients_.end(), is_held)) return;
+  size_t next = 0;
+  const auto& program = executable_->program();
+  for (const auto& output : program.outputs)
+    if (output.kind == Output::Kind::Gradient && is_held(gradients_[next++]))
+      executable_->give_new_memory(program.buffer_of(output.value));
+  find_gradients();
+}
+
+bool CompiledProgram::fits(const Arguments& arguments, const Signature& signature) const {
+  if (!(signature == signature_) || !bindings_.fits(arguments)) return false;
+  for (const auto& guard : guards_)
+    if (!guard.holds()) return false;
   return std::all_of(slots_.begin(), slots_.end(),
                      [](const Slot& slot) { return same_memory(slot.parameter.grad(), slot.gradient); });
 }
 
 Tensors CompiledProgram::run(const Arguments& arguments) {
   bindings_.bind(*executable_, arguments);
+  give_up_held_gradients();
   executable_->run();
   advance_stream(draws_);
-  for (auto& each : gradients_)
+  for (auto& each : gradients_) {
     if (!each.parameter.grad().is_same(each.gradient)) each.parameter.mutable_grad() = each.gradient;
+    if (each.holders == 0) each.holders = plain_of(each.gradient).storage().use_count();
+  }
   for (const auto& effect : effects_) effect();
   Tensors returned;
   size_t next = 0;
@@ -181,8 +231,11 @@ Tensors CompiledProgram::run(const Arguments& arguments) {
   return returned;
 }
 
-Tensors StepCache::call(const Arguments& arguments, const std::function<Tensors()>& step) {
+Tensors StepCache::call(Arguments arguments, const std::function<Tensors()>& step) {
   if (options_.backend == "eager") return step();
+  for (const auto& t :
+       arguments.tensors)  // their gradients are memory that the program keeps: another leaf has another
+    if (t.defined() && t.is_leaf() && t.requires_grad()) arguments.leaves.push_back(t);
   if (options_.parallel_mode) check(*options_.parallel_mode, arguments);
   const auto signature = signature_of(arguments);
   for (size_t i = 0; i < programs_.size(); i++)
@@ -210,6 +263,7 @@ Tensors StepCache::call(const Arguments& arguments, const std::function<Tensors(
     eager_.push_back(signature);
     return step();
   }
+  idle_.look_at(program->report(), options_);
   if (programs_.size() >= options_.cache_size) programs_.pop_back();
   programs_.insert(programs_.begin(), std::move(program));
   return programs_[0]->run(arguments);

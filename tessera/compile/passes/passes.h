@@ -14,6 +14,7 @@ Matched bucket_all_gathers(Program& program);
 Matched prefetch_all_gathers(Program& program);
 Matched bucket_reduce_scatters(Program& program);
 Matched schedule_comm_wait(Program& program);
+Matched overlap_communication(Program& program, const PassSettings& settings);
 Matched in_place_collectives(Program& program);
 Matched fuse_pointwise(Program& program);
 
