@@ -1,19 +1,25 @@
 // One step of training as a program beside the same step run eagerly, both with our fused AdamW: the seeds' MLP
-// (10 -> 16 -> 10, batch 8) and a small GPT (peer_gpt.h, batch 4 x 128), one rank. The note has what the first call
-// takes: tracing, passes, building kernels, running.
+// (10 -> 16 -> 10, batch 8) and a small GPT (peer_gpt.h, batch 4 x 128); on one rank, and on two processes with tensor
+// and with data parallelism. The note has what share of the eager step it takes, and what the first call takes:
+// tracing, passes, building kernels (none if they are in the cache), running.
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/peer_mlp.h"
 #include "benchmarks/process_ranks.h"
 #include "benchmarks/train_step.h"
 #include "tessera/cli/bench.h"
 #include "tessera/compile/compile.h"
+#include "tessera/data_parallel/distributed_data_parallel.h"
+#include "tessera/models/mlp.h"
 #include "tessera/optim/adam.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
+#include "tessera/tensor_parallel/parallelize_module.h"
 
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 
 #include <chrono>
+#include <iomanip>
 #include <memory>
 #include <sstream>
 
@@ -36,6 +42,7 @@ const auto mlp_step = [](auto& model, auto& opt, const Batch& batch) {
   return loss;
 };
 const auto gpt_step = [](auto& model, auto& opt, const Batch& batch) {
+  const LossParallel scope;  // does nothing to a plain model
   opt.zero_grad();
   auto loss = at::cross_entropy_loss(model.forward(batch.x).flatten(0, 1), batch.y);
   loss.backward();
@@ -43,10 +50,11 @@ const auto gpt_step = [](auto& model, auto& opt, const Batch& batch) {
   return loss;
 };
 
-template <class Model, class F>
-void measure(const char* name, int64_t steps, const F& step, const Batch& batch, testing::Rank& me,
-             const EmitRow& emit) {
-  auto eager = std::make_shared<Model>(), model = std::make_shared<Model>();
+// Two of a model, as `make` makes them: one for each side. So many steps a repetition.
+template <class Make, class F>
+void measure(const std::string& name, int64_t steps, const Make& make, const F& step, const Batch& batch,
+             testing::Rank& me, const EmitRow& emit) {
+  auto eager = make(), model = make();
   const optim::AdamW::Options options{.fused = true};
   optim::AdamW eager_opt(eager->parameters(), options), opt(model->parameters(), options);
   step(*eager, eager_opt, batch);
@@ -58,17 +66,55 @@ void measure(const char* name, int64_t steps, const F& step, const Batch& batch,
   const auto ms = benchmarks::medians_ms(
       me.group(), steps, {[&] { compiled(*model, opt, batch); }, [&] { step(*eager, eager_opt, batch); }});
   std::ostringstream note;
-  note << "first call " << first.count() << " ms; arena of " << compiled.executable().memory();
-  emit({.name = c10::str(name, "/1/-/step"), .unit = "ms", .ours = ms[0], .plain = ms[1], .note = note.str()});
+  note << std::fixed << std::setprecision(2) << ms[0] / ms[1] << " of eager; first call " << std::setprecision(0)
+       << first.count() << " ms; arena of " << compiled.executable().memory();
+  if (me.rank == 0) emit({.name = name, .unit = "ms", .ours = ms[0], .plain = ms[1], .note = note.str()});
+}
+
+// The data of a rank.
+Batch mlp_batch(int64_t rank) {
+  return {at::randn({8, 10}, benchmarks::generator(1 + static_cast<uint64_t>(rank))), {}};
+}
+Batch gpt_batch(int64_t rank) {
+  const auto tokens = at::randint(256, {4, 129}, benchmarks::generator(2 + static_cast<uint64_t>(rank)), at::kLong);
+  return {tokens.narrow(1, 0, 128).contiguous(), tokens.narrow(1, 1, 128).flatten()};
+}
+
+void run_alone(testing::Rank& me, const EmitRow& emit) {
+  measure(
+      "mlp/1/-/step", 1000, [] { return std::make_shared<Mlp>(); }, mlp_step, mlp_batch(0), me, emit);
+  measure(
+      "gpt/1/-/step", 3, [] { return std::make_shared<Gpt>(); }, gpt_step, gpt_batch(0), me, emit);
+}
+
+void run_tensor_parallel(testing::Rank& me, const EmitRow& emit) {
+  const auto mesh = me.mesh({me.size()}, {"tp"});
+  const auto mlp = [&] {
+    models::MLP model(models::mlp_module());
+    parallelize_module(model, mesh, {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}});
+    return model;
+  };
+  const auto gpt = [&] {
+    auto model = std::make_shared<benchmarks::PeerGpt<benchmarks::TesseraLayers>>();
+    parallelize_module(*model, mesh, benchmarks::peer_gpt_plan());
+    return model;
+  };
+  measure(c10::str("mlp/", me.size(), "/-/tp"), 300, mlp, mlp_step, mlp_batch(0), me, emit);
+  measure(c10::str("gpt/", me.size(), "/-/tp"), 3, gpt, gpt_step, gpt_batch(0), me, emit);
+}
+
+// As DDP is by default: the reducer's buckets.
+void run_data_parallel(testing::Rank& me, const EmitRow& emit) {
+  const auto mlp = [] { return DistributedDataParallel(std::make_shared<Mlp>()); };
+  const auto gpt = [] { return DistributedDataParallel(std::make_shared<Gpt>()); };
+  measure(c10::str("mlp/", me.size(), "/-/ddp"), 300, mlp, mlp_step, mlp_batch(me.rank), me, emit);
+  measure(c10::str("gpt/", me.size(), "/-/ddp"), 3, gpt, gpt_step, gpt_batch(me.rank), me, emit);
 }
 
 void run(const EmitRow& emit) {
-  benchmarks::on_process_ranks("compile", 1, emit, [&](testing::Rank& me, const EmitRow& emit) {
-    measure<Mlp>("mlp", 1000, mlp_step, {at::randn({8, 10}, benchmarks::generator(1)), {}}, me, emit);
-    const auto tokens = at::randint(256, {4, 129}, benchmarks::generator(2), at::kLong);
-    measure<Gpt>("gpt", 3, gpt_step, {tokens.narrow(1, 0, 128).contiguous(), tokens.narrow(1, 1, 128).flatten()}, me,
-                 emit);
-  });
+  benchmarks::on_process_ranks("compile", 1, emit, run_alone);
+  benchmarks::on_process_ranks("compile", 2, emit, run_tensor_parallel);
+  benchmarks::on_process_ranks("compile", 2, emit, run_data_parallel);
 }
 
 }  // namespace

@@ -65,6 +65,7 @@ constexpr Setting kSettings[] = {
     {"TESSERA_SPAWN", "", "set in the children of spawn_ranks: which call, rank, ranks and rendezvous file"},
     {"TESSERA_STAGE_BYTES", "262144", "shm, threads: bytes of a chunk of a larger one; a rank has four"},
     {"TESSERA_TIMEOUT_S", "600", "seconds a collective may wait for a peer when init() says nothing"},
+    {"TESSERA_TRACE_DIR", "", "folder for a page about every program that is compiled: step-0.rank0.html, ..."},
 };
 
 const Setting& row(std::string_view name) {

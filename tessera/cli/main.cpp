@@ -1,5 +1,5 @@
 // The program `tessera`. Exit codes: 0 done, 1 it failed, 2 a bug of ours, 100 and up: the command line is wrong.
-// `tessera run` ends as its first rank that failed.
+// `tessera run` ends as its first rank that failed, `tessera opt` with 2 for a program or a pass that it cannot read.
 #include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
 #include "tessera/version.h"
@@ -24,9 +24,11 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   tessera::cli::add_bench_command(app);
   tessera::cli::add_env_command(app);
+  tessera::cli::add_opt_command(app);
   tessera::cli::add_plan_command(app);
   const int ours = count_own_arguments(argc, argv);
   tessera::cli::add_run_command(app, {argv + std::min(ours + 1, argc), argv + argc});
+  tessera::cli::add_trace_command(app);
   try {
     app.parse(ours, argv);
     return 0;

@@ -100,10 +100,7 @@ CompiledForward::CompiledForward(const Arguments& arguments, const std::function
     throw;
   }
   draws_ = streams.draws();
-  for (auto& guard : CompilingScope::take_guards()) {
-    const auto now = guard();
-    guards_.emplace_back(std::move(guard), now);
-  }
+  guards_ = CompilingScope::take_guards();
   tracer.restore();
   auto traced = tracer.finish();
   std::erase_if(traced.program.outputs, [](const Output& output) { return output.kind == Output::Kind::Kept; });
@@ -142,24 +139,28 @@ CompiledForward::CompiledForward(const Arguments& arguments, const std::function
           backward->gradients.push_back(static_cast<int32_t>(b));
     backward_bindings_ = all;
     backward->order = order_of_outputs(halves.second);
+    TraceRecorder record(settings.trace, "backward", halves.second);
     note(run_passes(halves.second, settings.passes, settings.verified));
     backward->seen = halves.second;
     note(lower(halves.second, settings));
     agree_on(halves.second);
     const auto storages = bound(halves.second);
     backward->executable = std::make_unique<Executable>(std::move(halves.second), storages, settings.run_with);
+    record.finish(*backward->executable);
     backward_ = std::move(backward);
   }
+  TraceRecorder record(settings.trace, "forward", halves.first);
   note(run_passes(halves.first, settings.passes, settings.verified));
   note(lower(halves.first, settings));
   agree_on(halves.first);
   const auto storages = bound(halves.first);
   executable_ = std::make_unique<Executable>(std::move(halves.first), storages, settings.run_with);
+  record.finish(*executable_);
 }
 
 bool CompiledForward::fits(const Signature& signature) const {
   return signature == signature_ &&
-         std::all_of(guards_.begin(), guards_.end(), [](const auto& guard) { return guard.first() == guard.second; });
+         std::all_of(guards_.begin(), guards_.end(), [](const auto& guard) { return guard.holds(); });
 }
 
 Tensors CompiledForward::run(const Arguments& arguments) {

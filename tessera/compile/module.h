@@ -39,7 +39,7 @@ class CompiledForward {
 
  private:
   Signature signature_;
-  std::vector<std::pair<CompilingScope::Guard, int64_t>> guards_;
+  std::vector<CompilingScope::Guard> guards_;
   std::unique_ptr<Executable> executable_;
   Bindings bindings_, backward_bindings_;
   std::shared_ptr<BackwardProgram> backward_;  // null: nothing requires a gradient

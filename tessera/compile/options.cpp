@@ -1,6 +1,7 @@
 #include "tessera/compile/options.h"
 
 #include "tessera/base/error.h"
+#include "tessera/base/settings.h"
 
 #include <c10/util/Exception.h>
 
@@ -32,7 +33,8 @@ CompileOptions over(const CompileOptions& a, const CompileOptions& b) {
           first(a.cache_size, b.cache_size),
           first(a.reorder, b.reorder),
           first(a.strict_passes, b.strict_passes),
-          first(a.run_with, b.run_with)};
+          first(a.run_with, b.run_with),
+          first(a.trace, b.trace)};
 }
 
 }  // namespace
@@ -52,7 +54,9 @@ compiler::Settings compiler::settings_from(const CompileOptions& options) {
                     all.passes.has_value(),
                     all.strict_passes.value_or(false),
                     all.reorder.value_or(true),
-                    all.run_with.value_or(nullptr)};
+                    all.run_with.value_or(nullptr),
+                    all.trace.value_or(nullptr)};
+  if (!all.trace && setting_is_set("TESSERA_TRACE_DIR")) settings.trace = trace_into(setting("TESSERA_TRACE_DIR"));
   for (const auto& pass : all.passes ? *all.passes : default_passes())
     if (settings.reorder || !pass.reorders) settings.passes.push_back(pass);
   TESSERA_CHECK(std::find(std::begin(kBackends), std::end(kBackends), settings.backend) != std::end(kBackends),

@@ -2,6 +2,7 @@
 #include "tessera/compile/data_parallel.h"
 #include "tessera/compile/passes/pass.h"
 #include "tessera/compile/replay/executable.h"
+#include "tessera/compile/report/trace.h"
 
 #include <optional>
 #include <set>
@@ -32,6 +33,8 @@ struct CompileOptions {
   std::optional<bool> strict_passes = {};          // one of `passes` that matches nothing is an error; off: it is said
                                                    // once for each compiled function
   std::optional<compiler::MakeRunner> run_with = {};  // what runs programs; not given: replay
+  // Is told every program that is compiled, pass by pass; not given: pages are written where TESSERA_TRACE_DIR says.
+  std::optional<compiler::TraceSink> trace = {};
 };
 
 // While alive, the defaults of compile and compile_backward on this thread.
@@ -57,6 +60,7 @@ struct Settings {
   bool asked_for_passes, strict_passes;  // `passes` are not the default ones
   bool reorder;
   MakeRunner run_with;
+  TraceSink trace;  // null: nobody wants to know
 };
 Settings settings_from(const CompileOptions& options);
 PassList default_passes();

@@ -54,6 +54,7 @@ torch::autograd::variable_list CompiledBackwardScope::take(const detail::Backwar
     return call.run(call.keep_graph);
   }
   compiler::Arguments arguments;
+  arguments.what = "backward";
   arguments.leaves = graph.leaves;
   arguments.tensors = graph.saved;
   arguments.words = {graph.key, words_};

@@ -113,7 +113,14 @@ class Parser {
     std::string line;
     for (int number = 1; std::getline(in, line); number++) {
       Line at(line, number);
-      if (!at.at_end()) read(at);
+      if (at.at_end()) continue;
+      try {
+        read(at);
+      } catch (const c10::Error& error) {  // what does not know of lines: names of ops, dtypes, devices
+        const std::string said = error.what_without_backtrace();
+        if (said.starts_with("line ")) throw;
+        TESSERA_FAIL(UsageError, "line ", number, ": ", said);
+      }
     }
     return std::move(program_);
   }

@@ -1,6 +1,7 @@
 #include "tessera/compile/passes/pass.h"
 
 #include "tessera/base/error.h"
+#include "tessera/compile/passes/pass_observer.h"
 #include "tessera/compile/passes/passes.h"
 
 #include <charconv>
@@ -72,6 +73,11 @@ const std::vector<PassRow>& known_passes() {
        schedule_comm_wait,
        {},
        true},
+      {"overlap_communication",
+       "collectives are under way for as long as memory in use stays below bytes, or its peak without this",
+       overlap_communication,
+       {{"bytes", 0}},
+       true},
       {"in_place_collectives", "what is reduced and not read again is reduced where it lies", in_place_collectives},
       {"fuse_pointwise", "pointwise ops that follow one another are one generated function", fuse_pointwise},
       {"in_place_ops", "a pointwise op writes into an operand that nobody needs any more", in_place_ops},
@@ -116,6 +122,7 @@ std::vector<PassReport> run_passes(Program& program, const std::vector<Pass>& pa
     auto matched = pass.run(program);
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
     report.push_back({pass.name, std::move(matched), took.count()});
+    if (auto* observer = PassObserverScope::current()) observer->after_pass(program, report.back());
     if (!verified) continue;
     try {
       verify(program);

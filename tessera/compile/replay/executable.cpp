@@ -3,6 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/op_mode.h"
 #include "tessera/compile/codegen/cpp_kernel.h"
+#include "tessera/compile/ir/collective.h"
 #include "tessera/compile/ir/op_table.h"
 #include "tessera/compile/ir/print.h"
 #include "tessera/compile/replay/boxing.h"
@@ -296,7 +297,11 @@ std::string Executable::listing() const {
       text.replace(at, node.name().size(), row->listed_as);
     }
     out << text;
-    if (step != steps_.end() && step->node == n) out << "  # ran " << (step++)->runs;
+    if (step != steps_.end() && step->node == n) {
+      out << "  # ";
+      if (kind_of(node) == OpKind::Collective) out << collective_of(program_, node).bytes << " bytes, ";
+      out << "ran " << (step++)->runs;
+    }
     out << "\n";
   }
   return out.str();

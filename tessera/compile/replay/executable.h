@@ -46,8 +46,8 @@ class Executable {
   // After run(): what it returns is in memory of its own, others where they are bound.
   at::Tensor output(const Output& output) const;
 
-  // The program that runs, line by line, with how often each has run; ops by the names PyTorch's listings have. Lines
-  // without a count are views: nothing is done for them.
+  // The program that runs, line by line, with how often each has run and, of collectives, the bytes that their records
+  // say; ops by the names PyTorch's listings have. Lines without a count are views: nothing is done for them.
   std::string listing() const;
   int64_t runs() const { return runs_; }
   // Of the generated functions; null if there are none.

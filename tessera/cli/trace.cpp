@@ -1,0 +1,140 @@
+#include "tessera/cli/trace.h"
+
+#include "tessera/base/error.h"
+#include "tessera/compile/compile.h"
+#include "tessera/compile/report/page.h"
+#include "tessera/data_parallel/distributed_data_parallel.h"
+#include "tessera/data_parallel/reducer_mode.h"
+#include "tessera/models/gpt2.h"
+#include "tessera/models/llama.h"
+#include "tessera/models/loss.h"
+#include "tessera/models/mlp.h"
+#include "tessera/models/plans.h"
+#include "tessera/nn/module_tree.h"
+#include "tessera/optim/adam.h"
+#include "tessera/tensor_parallel/parallelize_module.h"
+#include "tessera/testing/ranks.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <sstream>
+
+namespace tessera::cli {
+namespace {
+
+using testing::Rank;
+
+struct Batch {
+  at::Tensor x, y;
+  friend void tessera_visit(Batch& b, auto&& field) { field(b.x), field(b.y); }
+};
+
+// Values do not matter to what is compiled.
+Batch batch_of(const models::MLPConfig& config, const TraceRequest& request) {
+  return {at::zeros({request.batch, config.layers.front().in}), {}};
+}
+template <class Config>
+Batch batch_of(const Config&, const TraceRequest& request) {
+  const auto tokens = at::zeros({request.batch, request.sequence}, at::kLong);
+  return {tokens, tokens.clone()};
+}
+
+const auto train_step = [](auto& model, auto& opt, const Batch& batch) {
+  opt.zero_grad();
+  auto out = model(batch.x);
+  auto loss = batch.y.defined() ? models::loss(out, batch.y) : out.pow(2).mean();
+  loss.backward();
+  opt.step();
+  return loss;
+};
+
+template <class Model>
+void compile_step(Model& model, const TraceRequest& request, const Batch& batch, const CompileOptions& options) {
+  optim::AdamW opt(model->parameters(), {.fused = true});
+  train_step(model, opt, batch);  // so that the optimizer has its state, as in every step but the first
+  auto settings = options;
+  if (request.passes) settings.passes = PassList(request.passes->begin(), request.passes->end());
+  auto step = compile(train_step, settings);
+  step(model, opt, batch);
+}
+
+Plan plan_of(const models::MLPConfig&) { return {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}}; }
+template <class Config>
+Plan plan_of(const Config& config) {
+  return models::tensor_parallel_plan(config);
+}
+
+// The step of one rank, in the way that was asked for.
+template <class Holder, class Config>
+void run_rank(Rank& me, const TraceRequest& request, const Config& config, Holder model,
+              const compiler::TraceSink& sink) {
+  const auto batch = batch_of(config, request);
+  CompileOptions options{.trace = me.rank == 0 ? sink : compiler::TraceSink()};
+  if (request.parallel == "ddp") {
+    const ReducerModeScope mode(ReducerMode::PerParameterAlways);  // for the compiler to group
+    DistributedDataParallel ddp(model);
+    return compile_step(ddp, request, batch, options);
+  }
+  if (request.parallel == "tp")
+    parallelize_module(model, me.mesh({me.size()}, {"tp"}), plan_of(config));
+  else if (request.parallel != "none")
+    options.parallel_mode = DataParallel(request.parallel, {.mesh = me.mesh({me.size()}, {"dp"})});
+  compile_step(model, request, batch, options);
+}
+
+template <class Holder, class Config>
+std::string page_for(const TraceRequest& request, const Config& config) {
+  const Holder start(config);
+  std::string page;
+  const auto sink = [&](const compiler::CompileTrace& trace) {
+    std::ostringstream out;
+    compiler::trace_page(out, trace, c10::str("tessera trace: ", request.model, ", ", request.parallel));
+    page = out.str();
+  };
+  testing::run_ranks(request.parallel == "none" ? 1 : request.ranks,
+                     [&](Rank& me) { run_rank(me, request, config, clone(start), sink); });
+  return page;
+}
+
+std::string page_for(const TraceRequest& request, const models::GPT2Config& config) {
+  return page_for<models::GPT2>(request, config);
+}
+std::string page_for(const TraceRequest& request, const models::LlamaConfig& config) {
+  return page_for<models::Llama>(request, config);
+}
+
+void check(const TraceRequest& request) {
+  const auto& ways = parallel_ways();
+  std::vector<std::string> names;
+  for (const auto& way : ways) names.emplace_back(way.name);
+  TESSERA_CHECK(std::find(names.begin(), names.end(), request.parallel) != names.end(), UsageError, "there is no way '",
+                request.parallel, "' to be parallel; there are ", c10::Join(", ", names));
+  TESSERA_CHECK(request.ranks >= 1, UsageError, "a step on ", request.ranks, " ranks; there is at least one");
+  TESSERA_CHECK(request.batch >= 1 && request.sequence >= 1, UsageError, "a batch of ", request.batch, " x ",
+                request.sequence, " has nothing in it");
+  if (request.passes)
+    for (const auto& pass : *request.passes) compiler::find_pass(pass);
+}
+
+}  // namespace
+
+const std::vector<ParallelWay>& parallel_ways() {
+  static const std::vector<ParallelWay> ways = {
+      {"none", "one rank"},
+      {"ddp", "DistributedDataParallel, a collective for each parameter, which passes group"},
+      {"replicate", "a plain model under DataParallel(\"replicate\")"},
+      {"fully_shard", "a plain model under DataParallel(\"fully_shard\")"},
+      {"default", "a plain model under DataParallel(\"default\")"},
+      {"tp", "the model's own tensor-parallel plan"},
+  };
+  return ways;
+}
+
+std::string make_trace_page(const TraceRequest& request) {
+  check(request);
+  if (request.model == "mlp") return page_for<models::MLP>(request, models::mlp_module());
+  return std::visit([&](const auto& config) { return page_for(request, config); }, models::find_config(request.model));
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,122 @@
+// The page of a trace: its parts, and when it is written. trace_browser_test.cpp looks at it.
+#include "tessera/cli/trace.h"
+
+#include "tessera/base/error.h"
+#include "tessera/compile/compile.h"
+#include "tessera/compile/report/diff.h"
+#include "tessera/compile/report/memory_curve.h"
+#include "tessera/nn/modules.h"
+#include "tessera/testing/file_check.h"
+#include "tessera/testing/message_of.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+namespace tessera::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using compiler::diff_lines;
+using compiler::DiffLine;
+using tessera::testing::FileCheck;
+
+std::string drawn(const std::vector<std::string>& before, const std::vector<std::string>& after) {
+  std::string text;
+  for (const auto& line : diff_lines(before, after)) {
+    text += line.kind == DiffLine::Kind::Same ? ' ' : line.kind == DiffLine::Kind::Added ? '+' : '-';
+    text += (line.kind == DiffLine::Kind::Removed ? before : after)[line.line];
+  }
+  return text;
+}
+
+TEST(Diff, LinesThatChanged) {
+  EXPECT_EQ(drawn({"a", "b", "c", "d"}, {"b", "x", "c", "d"}), "-a b+x c d");
+  EXPECT_EQ(drawn({"a", "b", "c"}, {"c", "a", "b"}), "+c a b-c");  // what moved is there twice
+  EXPECT_EQ(drawn({"r", "r", "a", "r"}, {"r", "a", "r", "r"}), " r-r a r+r");
+  EXPECT_EQ(drawn({}, {"a"}), "+a");
+  EXPECT_EQ(drawn({"a", "a"}, {"a"}), " a-a");
+  EXPECT_EQ(drawn({}, {}), "");
+}
+
+TEST(MemoryCurve, CountsWhatIsInUseAtEachNode) {
+  const auto program = compiler::parse(R"(input %0: f32[8] argument "0"
+%1: f32[8] = aten.relu(%0)
+%2: f32[8] = aten.neg(%1)
+%3: f32[16] = aten.cat([%2, %2], 0)
+%4: f32[8] = aten.neg(%0)
+return %3
+)");
+  EXPECT_EQ(compiler::memory_curve(program).own, (std::vector<int64_t>{32, 64, 96, 96}));  // 3 is put out, and stays
+}
+
+class Folder {
+ public:
+  Folder() {
+    std::string pattern = ::testing::TempDir() + "traceXXXXXX";
+    path_ = mkdtemp(pattern.data());
+  }
+  ~Folder() { fs::remove_all(path_); }
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+std::string read(const fs::path& path) {
+  std::ifstream in(path);
+  return std::string(std::istreambuf_iterator<char>(in), {});
+}
+
+TEST(Trace, ThePageHasPassesCollectivesAndKernels) {
+  const auto page = make_trace_page({.model = "mlp", .parallel = "ddp"});
+  FileCheck()
+      .check("id=passes")
+      .check("fuse_ddp_with_concat_op</a></td><td>1</td>")
+      .check("id=collectives")
+      .check("<td>all_reduce</td><td>1384</td>")  // all of 346 parameters in one
+      .check("<td>0, 1</td>")
+      .check("id=buffers")
+      .check("traced</h3>")
+      .check("aten.cat(")
+      .check("<summary>cpp_fused_")
+      .run(page);
+  EXPECT_EQ(page.find("http"), std::string::npos);  // nothing from elsewhere
+  const auto sharded =
+      make_trace_page({.model = "mlp", .parallel = "fully_shard", .ranks = 3, .passes = {{"dead_code"}}});
+  EXPECT_SAYS(sharded, "<td>reduce_scatter_tensor</td>");
+  EXPECT_SAYS(sharded, "dead_code</a>");
+  EXPECT_EQ(sharded.find("fold_views"), std::string::npos);
+}
+
+TEST(Trace, BadRequests) {
+  EXPECT_ERROR(UsageError, make_trace_page({.model = "gpt-tinny"}), "gpt-tinny", "gpt-tiny");
+  EXPECT_ERROR(UsageError, make_trace_page({.parallel = "zero3"}), "zero3", "fully_shard");
+  EXPECT_ERROR(UsageError, make_trace_page({.passes = {{"no_such"}}}), "no_such", "dead_code");
+  EXPECT_ERROR(UsageError, make_trace_page({.ranks = 0}), "at least one");
+}
+
+// Every compile writes a page where the environment says; a module alone has two programs.
+TEST(Trace, TheEnvironmentAsksForPages) {
+  const Folder folder;
+  setenv("TESSERA_TRACE_DIR", folder.path().c_str(), 1);
+  auto step = compile([](const at::Tensor& x) { return (x * 2).relu() + 1; });
+  step(torch::ones({3}));
+  step(torch::ones({3}));
+  step(torch::ones({4}));  // compiled again
+  auto module = compile(tessera::nn::Linear(3, 2));
+  module(torch::ones({5, 3}));
+  unsetenv("TESSERA_TRACE_DIR");
+  for (const char* name : {"step-0", "step-1", "forward-0", "backward-0"})
+    EXPECT_SAYS(read(folder.path() / (std::string(name) + ".rank0.html")), "id=passes");
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 4);
+  auto quiet = compile([](const at::Tensor& x) { return x * 2; });
+  quiet(torch::ones({3}));
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 4);
+}
+
+}  // namespace
+}  // namespace tessera::cli
