@@ -28,11 +28,17 @@ class CompilingScope {
   static void before_optimizer_step() {
     if (listener()) listener()->before_optimizer_step();
   }
-  // What is compiled depends on this number, a setting on the host: where it changes it is compiled again. Of no effect
-  // while nothing is compiled.
-  using Guard = std::function<int64_t()>;
-  static void depends_on(Guard guard) {
-    if (depth() > 0) guards().push_back(std::move(guard));
+  // What is compiled depends on this number, a setting on the host: where it is another than now it is compiled again.
+  // Of no effect while nothing is compiled.
+  struct Guard {
+    std::function<int64_t()> read;
+    int64_t then = 0;
+    bool holds() const { return read() == then; }
+  };
+  static void depends_on(std::function<int64_t()> read) {
+    if (depth() == 0) return;
+    const auto now = read();
+    guards().push_back({std::move(read), now});
   }
   static std::vector<Guard> take_guards();  // for the compiler
 

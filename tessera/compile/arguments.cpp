@@ -40,7 +40,8 @@ std::vector<Lifted> lift(const Arguments& arguments) {
   for (const auto& p : parameters)
     if (p.grad().defined()) add(p.grad(), Role::Gradient, names[p.unsafeGetTensorImpl()]);
   for (size_t i = 0; i < arguments.tensors.size(); i++)
-    lifted.push_back({arguments.tensors[i], Role::Argument, std::to_string(i)});
+    if (!arguments.tensors[i].defined() || !names.count(arguments.tensors[i].unsafeGetTensorImpl()))
+      lifted.push_back({arguments.tensors[i], Role::Argument, std::to_string(i)});
   return lifted;
 }
 

@@ -43,6 +43,7 @@ class Arguments {
     }
   }
 
+  const char* what = "step";  // in reports
   std::vector<torch::nn::Module*> modules;
   std::vector<OptimizerAccess*> optimizers;
   Tensors leaves;  // parameters that belong to no module here

@@ -2,12 +2,17 @@
 
 #include "tessera/compile/plain.h"
 
+#include <algorithm>
+
 namespace tessera::compiler {
 Bindings::Bindings(const Program& program, const Tracer::Result& traced, const Arguments& arguments) {
   const auto external = program.external_buffers();
   std::vector<char> written(external.size(), 0);
   for (const auto& node : program.nodes)
     node.each_write([&](ValueId id) { written[static_cast<size_t>(program.buffer_of(id))] = 1; });
+  std::vector<char> has_owner(external.size(), 0);
+  for (const auto& input : program.inputs)
+    if (input.role != Role::Argument) has_owner[static_cast<size_t>(program.buffer_of(input.value))] = 1;
   for (size_t b = 0; b < external.size(); b++) {
     if (!external[b]) continue;
     External each{static_cast<int32_t>(b), traced.handles[b]};
@@ -16,6 +21,7 @@ Bindings::Bindings(const Program& program, const Tracer::Result& traced, const A
     for (size_t a = 0; a < arguments.tensors.size() && each.argument < 0; a++)
       if (arguments.tensors[a].defined() && plain_of(arguments.tensors[a]).storage().unsafeGetStorageImpl() == storage)
         each.argument = static_cast<int>(a);
+    if (each.argument >= 0 && has_owner[b]) pinned_.emplace_back(each.argument, storage);
     if (each.argument >= 0) each.handle.reset();
     const auto& plain =
         plain_of(each.argument >= 0 ? arguments.tensors[static_cast<size_t>(each.argument)] : each.handle);
@@ -23,6 +29,20 @@ Bindings::Bindings(const Program& program, const Tracer::Result& traced, const A
     each.bound = storage;
     externals_.push_back(std::move(each));
   }
+}
+
+bool Bindings::fits(const Arguments& arguments) const {
+  std::vector<const void*> given;
+  for (const auto& t : arguments.tensors)
+    given.push_back(t.defined() ? plain_of(t).storage().unsafeGetStorageImpl() : nullptr);
+  for (const auto& [argument, storage] : pinned_)
+    if (given[static_cast<size_t>(argument)] != storage) return false;
+  for (const auto& each : externals_)
+    if (each.argument < 0) {
+      const void* owned = plain_of(each.handle).storage().unsafeGetStorageImpl();
+      if (std::find(given.begin(), given.end(), owned) != given.end()) return false;
+    }
+  return true;
 }
 
 void Bindings::bind(Executable& executable, const Arguments& arguments) {

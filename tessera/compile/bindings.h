@@ -14,6 +14,8 @@ class Bindings {
   // Right after tracing.
   Bindings(const Program& program, const Tracer::Result& traced, const Arguments& arguments);
 
+  // Does memory that was an argument's alone belong to one argument alone now, too?
+  bool fits(const Arguments& arguments) const;
   // Binds what has moved; notes a write on every tensor that the program writes to.
   void bind(Executable& executable, const Arguments& arguments);
   // The tensor whose memory a buffer is now; undefined if it is not external.
@@ -30,6 +32,7 @@ class Bindings {
     bool written = false;
   };
   std::vector<External> externals_;
+  std::vector<std::pair<int, const void*>> pinned_;  // arguments that are somebody's memory: only with that
 };
 
 }  // namespace tessera::compiler

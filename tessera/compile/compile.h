@@ -23,14 +23,14 @@ class CompiledStep {
     compiler::Arguments given;
     (given.add(args), ...);
     if constexpr (std::is_void_v<Result>) {
-      cache_->call(given, [&] {
+      cache_->call(std::move(given), [&] {
         step_(args...);
         return Tensors();
       });
     } else {
       static_assert(can_visit<Result>, "compile: say which tensors the result holds with tessera_visit (base/visit.h)");
       std::optional<Result> result;
-      const auto tensors = cache_->call(given, [&] {
+      const auto tensors = cache_->call(std::move(given), [&] {
         result.emplace(step_(args...));
         auto found = tensors_of(*result);
         assign_tensors(*result, Tensors(found.size()));
@@ -47,6 +47,7 @@ class CompiledStep {
   const compiler::StepCache& cache() const { return *cache_; }
   const compiler::Executable& executable() const { return cache_->last().executable(); }
   std::string listing() const { return executable().listing(); }
+  const std::vector<compiler::PassReport>& report() const { return cache_->last().report(); }
 
  private:
   template <class Result>

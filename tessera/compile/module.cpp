@@ -100,10 +100,7 @@ CompiledForward::CompiledForward(const Arguments& arguments, const std::function
     throw;
   }
   draws_ = streams.draws();
-  for (auto& guard : CompilingScope::take_guards()) {
-    const auto now = guard();
-    guards_.emplace_back(std::move(guard), now);
-  }
+  guards_ = CompilingScope::take_guards();
   tracer.restore();
   auto traced = tracer.finish();
   std::erase_if(traced.program.outputs, [](const Output& output) { return output.kind == Output::Kind::Kept; });
@@ -117,6 +114,9 @@ CompiledForward::CompiledForward(const Arguments& arguments, const std::function
       storages[b] = traced.storages[b];
     }
     return storages;
+  };
+  const auto note = [&](std::vector<PassReport> report) {
+    report_.insert(report_.end(), std::make_move_iterator(report.begin()), std::make_move_iterator(report.end()));
   };
   if (!gradients_in.empty()) {
     // What backward needs: memory of forward, of parameters and arguments, and the gradients that flow in.
@@ -140,27 +140,27 @@ CompiledForward::CompiledForward(const Arguments& arguments, const std::function
     backward_bindings_ = all;
     backward->order = order_of_outputs(halves.second);
     TraceRecorder record(settings.trace, "backward", halves.second);
-    run_passes(halves.second, settings.passes, settings.verified);
+    note(run_passes(halves.second, settings.passes, settings.verified));
     backward->seen = halves.second;
-    lower(halves.second, settings);
+    note(lower(halves.second, settings));
     agree_on(halves.second);
     const auto storages = bound(halves.second);
-    backward->executable = std::make_unique<Executable>(std::move(halves.second), storages);
+    backward->executable = std::make_unique<Executable>(std::move(halves.second), storages, settings.run_with);
     record.finish(*backward->executable);
     backward_ = std::move(backward);
   }
   TraceRecorder record(settings.trace, "forward", halves.first);
-  run_passes(halves.first, settings.passes, settings.verified);
-  lower(halves.first, settings);
+  note(run_passes(halves.first, settings.passes, settings.verified));
+  note(lower(halves.first, settings));
   agree_on(halves.first);
   const auto storages = bound(halves.first);
-  executable_ = std::make_unique<Executable>(std::move(halves.first), storages);
+  executable_ = std::make_unique<Executable>(std::move(halves.first), storages, settings.run_with);
   record.finish(*executable_);
 }
 
 bool CompiledForward::fits(const Signature& signature) const {
   return signature == signature_ &&
-         std::all_of(guards_.begin(), guards_.end(), [](const auto& guard) { return guard.first() == guard.second; });
+         std::all_of(guards_.begin(), guards_.end(), [](const auto& guard) { return guard.holds(); });
 }
 
 Tensors CompiledForward::run(const Arguments& arguments) {
@@ -276,6 +276,7 @@ Tensors ModuleCache::call(const Arguments& arguments, const std::function<Tensor
     eager_.push_back(signature);
     return forward();
   }
+  idle_.look_at(program->report(), settings);
   if (programs_.size() >= settings.cache_size) programs_.pop_back();
   programs_.insert(programs_.begin(), std::move(program));
   return programs_[0]->run(arguments);

@@ -35,10 +35,11 @@ class CompiledForward {
   Tensors run(const Arguments& arguments);
   const Executable& executable() const { return *executable_; }
   const BackwardProgram* backward() const { return backward_.get(); }
+  const std::vector<PassReport>& report() const { return report_; }  // of both programs, backward's first
 
  private:
   Signature signature_;
-  std::vector<std::pair<CompilingScope::Guard, int64_t>> guards_;
+  std::vector<CompilingScope::Guard> guards_;
   std::unique_ptr<Executable> executable_;
   Bindings bindings_, backward_bindings_;
   std::shared_ptr<BackwardProgram> backward_;  // null: nothing requires a gradient
@@ -49,6 +50,7 @@ class CompiledForward {
   std::vector<int32_t> saved_external_;  // buffers of parameters and arguments that backward reads
   size_t outputs_ = 0;
   int64_t draws_ = 0;
+  std::vector<PassReport> report_;
 };
 
 // The programs of a compiled module.
@@ -62,6 +64,7 @@ class ModuleCache {
   CompileOptions options_;
   std::vector<std::unique_ptr<CompiledForward>> programs_;
   std::vector<Signature> eager_;  // what cannot be compiled, and need not be
+  IdlePasses idle_;
 };
 
 }  // namespace tessera::compiler

@@ -1,9 +1,11 @@
 #pragma once
 #include "tessera/compile/data_parallel.h"
 #include "tessera/compile/passes/pass.h"
+#include "tessera/compile/replay/executable.h"
 #include "tessera/compile/report/trace.h"
 
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,11 @@ struct CompileOptions {
   std::optional<std::string> backend = {};         // "tessera"; "eager": nothing is compiled
   std::optional<bool> verified = {};               // the program is checked after every pass; off
   std::optional<size_t> cache_size = {};           // programs for different arguments that are kept; 8
+  std::optional<bool> reorder = {};                // passes that move communication (hoist_communication,
+                                                   // schedule_comm_wait, ...) are run; on
+  std::optional<bool> strict_passes = {};          // one of `passes` that matches nothing is an error; off: it is said
+                                                   // once for each compiled function
+  std::optional<compiler::MakeRunner> run_with = {};  // what runs programs; not given: replay
   // Is told every program that is compiled, pass by pass; not given: pages are written where TESSERA_TRACE_DIR says.
   std::optional<compiler::TraceSink> trace = {};
 };
@@ -50,10 +57,23 @@ struct Settings {
   bool codegen, fullgraph, verified;
   std::string backend;
   size_t cache_size;
+  bool asked_for_passes, strict_passes;  // `passes` are not the default ones
+  bool reorder;
+  MakeRunner run_with;
   TraceSink trace;  // null: nobody wants to know
 };
 Settings settings_from(const CompileOptions& options);
 PassList default_passes();
+
+// Says of each pass that was asked for and matched nothing in any of a function's programs that it did, once.
+class IdlePasses {
+ public:
+  // `report`: of all programs of one call. With strict_passes it is a UsageError.
+  void look_at(const std::vector<PassReport>& report, const Settings& settings);
+
+ private:
+  std::set<std::string> said_;
+};
 
 }  // namespace compiler
 }  // namespace tessera

@@ -12,28 +12,39 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <iostream>
+#include <unordered_set>
 
 namespace tessera::compiler {
 CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function<Tensors()>& step,
                                  const Settings& options, bool keeps_gradients)
     : signature_(signature_of(arguments)) {
-  if (!keeps_gradients && trace(arguments, step, options, true)) return;
-  trace(arguments, step, options, false);
+  bool with_stand_ins = !keeps_gradients;
+  for (;;) {
+    const auto traced = trace(arguments, step, options, with_stand_ins);
+    if (traced == Traced::Done) return;
+    if (traced == Traced::NeedsGradients) with_stand_ins = false;
+  }
 }
 
 // Gradients that are not there get stand-ins at first. If the step never looks at a gradient of before, because it sets
-// them to none itself, one program serves whether they are there or not; else (false) it is traced as things are.
-bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tensors()>& step, const Settings& options,
-                            bool with_stand_ins) {
+// them to none itself, one program serves whether they are there or not; else it is traced as things are. A leaf that
+// only shows up on the way, because the step captured it, is treated like one that was given, from the next trace on.
+CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std::function<Tensors()>& step,
+                                               const Settings& options, bool with_stand_ins) {
+  auto arguments = given;
+  arguments.leaves.insert(arguments.leaves.end(), captured_.begin(), captured_.end());
   auto lifted = lift(arguments);
   struct Before {
     at::Tensor parameter, gradient, stand_in;
     std::string name;
   };
   std::vector<Before> before;
+  std::unordered_set<const void*> known;
   bool missing = false;
   for (size_t i = 0, n = lifted.size(); i < n; i++) {
     if (lifted[i].role != Role::Parameter || !lifted[i].handle.requires_grad()) continue;
+    known.insert(lifted[i].handle.unsafeGetTensorImpl());
     Before each{lifted[i].handle, lifted[i].handle.grad(), {}, lifted[i].name};
     if (!each.gradient.defined()) {
       missing = true;
@@ -76,10 +87,22 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
     throw;
   }
   draws_ = streams.draws();
-  guards_.clear();
-  for (auto& guard : CompilingScope::take_guards()) {
-    const auto now = guard();
-    guards_.emplace_back(std::move(guard), now);
+  guards_ = CompilingScope::take_guards();
+  const auto captured_before = captured_.size();
+  for (const auto& leaf : tracer.leaves()) {
+    if (known.count(leaf.handle.unsafeGetTensorImpl())) continue;
+    std::cerr << "captured " << leaf.handle.sizes() << " " << leaf.handle.unsafeGetTensorImpl() << std::endl;
+    captured_.push_back(leaf.handle);
+    leaf.handle.mutable_grad() = leaf.gradient;
+  }
+  if (captured_.size() > captured_before) {
+    tracer.restore();
+    put_back();
+    TESSERA_CHECK(!options.parallel_mode, UsageError, "compile: the step uses a parameter of shape ",
+                  captured_.back().sizes(),
+                  " that is not one of its arguments' (a lambda that captures its model?); under DataParallel the "
+                  "model must be an argument, or its parameters would stay as they are on every rank");
+    return Traced::FoundLeaves;
   }
 
   bool depends = missing && !with_stand_ins;
@@ -90,7 +113,7 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
   if (depends && missing && with_stand_ins) {
     tracer.restore();
     put_back();
-    return false;
+    return Traced::NeedsGradients;
   }
   gradients_.clear();
   slots_.clear();
@@ -108,19 +131,11 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
 
   auto traced = tracer.finish();
   auto& program = traced.program;
-  if (options.parallel_mode)
-    for (const auto& input : program.inputs) {
-      const auto& handle = traced.handles[static_cast<size_t>(program.buffer_of(input.value))];
-      TESSERA_CHECK(input.role != Role::Captured || !handle.requires_grad(), UsageError,
-                    "compile: the step uses a parameter of shape ", handle.sizes(),
-                    " that is not one of its arguments' (a lambda that captures its model?); under DataParallel the "
-                    "model must be an argument, or its parameters would stay as they are on every rank");
-    }
   TESSERA_CHECK(!program.nodes.empty(), UsageError,
                 "compile: the step did nothing with tensors; there is nothing to compile");
-  TraceRecorder record(options.trace, arguments.leaves.empty() ? "step" : "backward", program);
+  TraceRecorder record(options.trace, arguments.what, program);
   report_ = run_passes(program, options.passes, options.verified);
-  lower(program, options);
+  for (auto& each : lower(program, options)) report_.push_back(std::move(each));
   agree_on(program);
   traced.storages.resize(static_cast<size_t>(program.buffers));  // passes may have added some
   traced.handles.resize(static_cast<size_t>(program.buffers));
@@ -133,15 +148,29 @@ bool CompiledProgram::trace(const Arguments& arguments, const std::function<Tens
       kept[static_cast<size_t>(program.buffer_of(output.value))] = 1;
   for (size_t b = 0; b < kept.size(); b++)
     if (!kept[b]) traced.storages[b] = c10::Storage();
-  executable_ = std::make_unique<Executable>(std::move(program), traced.storages);
+  executable_ = std::make_unique<Executable>(std::move(program), traced.storages, options.run_with);
   record.finish(*executable_);
-  return true;
+  find_gradients();
+  return Traced::Done;
 }
 
-bool CompiledProgram::fits(const Arguments&, const Signature& signature) const {
-  if (!(signature == signature_)) return false;
-  for (const auto& [guard, then] : guards_)
-    if (guard() != then) return false;
+// A pass may have made a gradient lie elsewhere than it did when it was traced: in a bucket, say.
+void CompiledProgram::find_gradients() {
+  size_t next = 0;
+  for (const auto& output : executable_->program().outputs) {
+    if (output.kind != Output::Kind::Gradient) continue;
+    auto& gradient = gradients_[next++].gradient;
+    auto now = executable_->output(output);
+    if (now.is_alias_of(plain_of(gradient))) continue;
+    gradient =
+        is_dtensor(gradient) ? tessera::detail::wrap(std::move(now), tessera::detail::meta_of(gradient).spec) : now;
+  }
+}
+
+bool CompiledProgram::fits(const Arguments& arguments, const Signature& signature) const {
+  if (!(signature == signature_) || !bindings_.fits(arguments)) return false;
+  for (const auto& guard : guards_)
+    if (!guard.holds()) return false;
   return std::all_of(slots_.begin(), slots_.end(),
                      [](const Slot& slot) { return slot.parameter.grad().defined() == slot.had_gradient; });
 }
@@ -165,8 +194,11 @@ Tensors CompiledProgram::run(const Arguments& arguments) {
   return returned;
 }
 
-Tensors StepCache::call(const Arguments& arguments, const std::function<Tensors()>& step) {
+Tensors StepCache::call(Arguments arguments, const std::function<Tensors()>& step) {
   if (options_.backend == "eager") return step();
+  for (const auto& t :
+       arguments.tensors)  // their gradients are memory that the program keeps: another leaf has another
+    if (t.defined() && t.is_leaf() && t.requires_grad()) arguments.leaves.push_back(t);
   if (options_.parallel_mode) check(*options_.parallel_mode, arguments);
   const auto signature = signature_of(arguments);
   for (size_t i = 0; i < programs_.size(); i++)
@@ -194,6 +226,7 @@ Tensors StepCache::call(const Arguments& arguments, const std::function<Tensors(
     eager_.push_back(signature);
     return step();
   }
+  idle_.look_at(program->report(), options_);
   if (programs_.size() >= options_.cache_size) programs_.pop_back();
   programs_.insert(programs_.begin(), std::move(program));
   return programs_[0]->run(arguments);

@@ -15,7 +15,8 @@ namespace tessera::compiler {
 // A program for one kind of arguments, with what is around it: whose memory it uses, whose gradients it sets.
 class CompiledProgram {
  public:
-  // Runs `step` under the tracer. `step` gives what it returns, still distributed or plain.
+  // Runs `step` under the tracer, several times where it has to. `step` gives what it returns, still distributed or
+  // plain.
   // `keeps_gradients`: it is known to add to the gradients that are there.
   CompiledProgram(const Arguments& arguments, const std::function<Tensors()>& step, const Settings& options,
                   bool keeps_gradients = false);
@@ -24,7 +25,7 @@ class CompiledProgram {
   Tensors run(const Arguments& arguments);
   const Signature& signature() const { return signature_; }
   const Executable& executable() const { return *executable_; }
-  const std::vector<PassReport>& report() const { return report_; }
+  const std::vector<PassReport>& report() const { return report_; }  // of every pass that ran, with its time
 
  private:
   struct Gradient {
@@ -34,16 +35,19 @@ class CompiledProgram {
     at::Tensor parameter;
     bool had_gradient;
   };
-  bool trace(const Arguments& arguments, const std::function<Tensors()>& step, const Settings& options,
-             bool with_stand_ins);
+  enum class Traced : uint8_t { Done, NeedsGradients, FoundLeaves };
+  Traced trace(const Arguments& arguments, const std::function<Tensors()>& step, const Settings& options,
+               bool with_stand_ins);
+  void find_gradients();
 
   Signature signature_;
+  Tensors captured_;  // leaves that nobody gave as an argument
   std::unique_ptr<Executable> executable_;
   Bindings bindings_;
   std::vector<Gradient> gradients_;  // output k of kind Gradient belongs to gradients_[k]
   std::vector<Slot> slots_;          // parameters whose gradient, or lack of one, the program depends on
   std::vector<SpecRef> returned_;    // null: plain
-  std::vector<std::pair<CompilingScope::Guard, int64_t>> guards_;
+  std::vector<CompilingScope::Guard> guards_;
   int64_t draws_ = 0;  // of the random stream, at each run
   std::vector<PassReport> report_;
 };
@@ -53,7 +57,7 @@ class StepCache {
  public:
   explicit StepCache(Settings settings) : options_(std::move(settings)) {}
   // Returns what the step returns: from a program, also the first time.
-  Tensors call(const Arguments& arguments, const std::function<Tensors()>& step);
+  Tensors call(Arguments arguments, const std::function<Tensors()>& step);
   const CompiledProgram& last() const;  // the one that ran last; UsageError if none has
   size_t size() const { return programs_.size(); }
 
@@ -62,6 +66,7 @@ class StepCache {
   std::vector<const void*> partitioned_;                    // modules that are, already
   std::vector<std::unique_ptr<CompiledProgram>> programs_;  // last used first
   std::vector<Signature> eager_;                            // what cannot be compiled, and need not be
+  IdlePasses idle_;
 };
 
 }  // namespace tessera::compiler

@@ -145,7 +145,10 @@ bool Optimizer::takes_scaling(size_t group) const {
 
 void Optimizer::step(const Scaling* scaling) {
   const at::NoGradGuard no_grad;
-  if (compiling()) CompilingScope::before_optimizer_step();
+  if (compiling()) {
+    CompilingScope::before_optimizer_step();
+    CompilingScope::depends_on([this] { return static_cast<int64_t>(generation_); });
+  }
   for (size_t g = 0; scaling && g < groups_.size(); g++)
     TESSERA_CHECK(takes_scaling(g), UsageError, kind(), ": group ", g,
                   " is not fused: it takes gradients that are already unscaled, as GradScaler::unscale_ leaves them");

@@ -1,7 +1,6 @@
 #include "tessera/comm/agree.h"
 
 #include "tessera/base/error.h"
-#include "tessera/debug/comm_debug_mode.h"
 #include "tessera/testing/message_of.h"
 #include "tessera/testing/ranks.h"
 
@@ -17,7 +16,6 @@ using testing::run_ranks;
 TEST(Agree, ReturnsWhereAllSayTheSame) {
   for (const int64_t ranks : {1, 2, 4})
     run_ranks(ranks, [](Rank& me) {
-      CommDebugMode mode;
       const auto before = me.group()->sequence();
       for (int i = 0; i < 3; i++) agree(me.group(), "a test", {"one", c10::str("two ", i)});
       EXPECT_EQ(me.group()->sequence(), before);  // nothing is posted

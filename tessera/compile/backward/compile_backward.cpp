@@ -6,6 +6,7 @@
 #include "tessera/compile/counters.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace tessera {
 namespace {
@@ -19,8 +20,11 @@ std::vector<std::shared_ptr<CompiledProgram>>& programs_of_thread() {
   return it;
 }
 
+// Two runners cannot be compared: each scope with one keeps programs of its own.
 std::string words_of(const compiler::Settings& settings) {
+  static std::atomic<int64_t> runners{0};
   std::string words = settings.backend + (settings.codegen ? " codegen" : "");
+  if (settings.run_with) words += c10::str(" runner ", runners++);
   for (const auto& pass : settings.passes) words += " " + pass.name;
   return words;
 }
@@ -29,12 +33,13 @@ std::string words_of(const compiler::Settings& settings) {
 
 CompiledBackwardScope::CompiledBackwardScope(const CompileOptions& options)
     : settings_(with_hoisting(compiler::settings_from(options))),
+      words_(words_of(settings_)),
       scope_([this](const detail::BackwardCall& call) { return take(call); }) {}
 
 // Autograd adds to gradients as they come; behind a compiled forward they come all at once. What hooks do with each
 // goes to where it is there, so that buckets fill while backward goes on.
 compiler::Settings CompiledBackwardScope::with_hoisting(compiler::Settings settings) {
-  settings.passes.insert(settings.passes.begin(), compiler::find_pass("hoist_communication"));
+  if (settings.reorder) settings.passes.insert(settings.passes.begin(), compiler::find_pass("hoist_communication"));
   return settings;
 }
 
@@ -49,17 +54,20 @@ torch::autograd::variable_list CompiledBackwardScope::take(const detail::Backwar
     return call.run(call.keep_graph);
   }
   compiler::Arguments arguments;
+  arguments.what = "backward";
   arguments.leaves = graph.leaves;
   arguments.tensors = graph.saved;
-  arguments.words = {graph.key, words_of(settings_)};
+  arguments.words = {graph.key, words_};
   const auto signature = compiler::signature_of(arguments);
   auto& programs = programs_of_thread();
   auto found = std::find_if(programs.begin(), programs.end(),
                             [&](const auto& program) { return program->fits(arguments, signature); });
   if (found == programs.end()) {
+    auto made = std::make_shared<CompiledProgram>(
+        arguments, [&] { return call.run(true); }, settings_, true);
+    idle_.look_at(made->report(), settings_);
     if (programs.size() == kPrograms) programs.pop_back();
-    found = programs.insert(programs.begin(), std::make_shared<CompiledProgram>(
-                                                  arguments, [&] { return call.run(true); }, settings_, true));
+    found = programs.insert(programs.begin(), std::move(made));
   }
   const auto program = *found;
   std::rotate(programs.begin(), found, found + 1);

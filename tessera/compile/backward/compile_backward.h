@@ -4,6 +4,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 namespace tessera {
@@ -16,6 +18,9 @@ namespace tessera {
 //   auto scope = compile_backward({.passes = {{"fuse_ddp_with_coalesced_op", "schedule_comm_wait"}}});
 //   loss.backward();
 //   std::cout << scope.programs()[0]->listing();
+//
+// compile_backward(f) has backwards run by what f makes of them: f(program) gives a function that is called with a
+// tensor for each of the program's inputs and returns its outputs (compiler::Runner).
 class CompiledBackwardScope {
  public:
   explicit CompiledBackwardScope(const CompileOptions& options);
@@ -29,10 +34,19 @@ class CompiledBackwardScope {
   torch::autograd::variable_list take(const detail::BackwardCall& call);
 
   compiler::Settings settings_;
+  compiler::IdlePasses idle_;
+  std::string words_;  // what the programs of this scope are kept under
   std::vector<std::shared_ptr<const compiler::Executable>> programs_;
   detail::BackwardScope scope_;
 };
 [[nodiscard]] inline CompiledBackwardScope compile_backward(const CompileOptions& options = {}) {
+  return CompiledBackwardScope(options);
+}
+
+template <class F>
+requires std::is_invocable_r_v<compiler::Runner, F&, const compiler::Program&>
+[[nodiscard]] CompiledBackwardScope compile_backward(F make_runner, CompileOptions options = {}) {
+  options.run_with = compiler::MakeRunner(std::move(make_runner));
   return CompiledBackwardScope(options);
 }
 

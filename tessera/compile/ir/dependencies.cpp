@@ -88,22 +88,30 @@ void reorder(Program& program, const std::vector<int32_t>& order) {
   program.nodes = std::move(nodes);
 }
 
-std::vector<Lifetime> lifetimes(const Program& program) {
-  std::vector<Lifetime> found(static_cast<size_t>(program.buffers));
+std::vector<std::vector<int32_t>> used_buffers(const Program& program) {
+  std::vector<std::vector<int32_t>> used;
+  used.reserve(program.nodes.size());
   Pending pending;
-  const auto touch = [&](int32_t buffer, size_t node) {
-    auto& lifetime = found[static_cast<size_t>(buffer)];
-    if (lifetime.first < 0) lifetime.first = static_cast<int32_t>(node);
-    lifetime.last = static_cast<int32_t>(node);
-  };
-  for (size_t n = 0; n < program.nodes.size(); n++) {
-    const auto& node = program.nodes[n];
-    node.each_read([&](ValueId id) { touch(program.buffer_of(id), n); });
-    node.each_result([&](ValueId id) { touch(program.buffer_of(id), n); });
+  for (const auto& node : program.nodes) {
+    auto& here = used.emplace_back();
+    node.each_read([&](ValueId id) { here.push_back(program.buffer_of(id)); });
+    node.each_result([&](ValueId id) { here.push_back(program.buffer_of(id)); });
     if (kind_of(node) == OpKind::Collective) pending.post(program, node);
     if (kind_of(node) == OpKind::Wait)
-      for (const auto buffer : pending.wait(program, node)) touch(buffer, n);
+      for (const auto buffer : pending.wait(program, node)) here.push_back(buffer);
   }
+  return used;
+}
+
+std::vector<Lifetime> lifetimes(const Program& program) {
+  std::vector<Lifetime> found(static_cast<size_t>(program.buffers));
+  const auto used = used_buffers(program);
+  for (size_t n = 0; n < used.size(); n++)
+    for (const auto buffer : used[n]) {
+      auto& lifetime = found[static_cast<size_t>(buffer)];
+      if (lifetime.first < 0) lifetime.first = static_cast<int32_t>(n);
+      lifetime.last = static_cast<int32_t>(n);
+    }
   return found;
 }
 

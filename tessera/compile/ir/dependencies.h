@@ -26,5 +26,7 @@ struct Lifetime {
   int32_t first = -1, last = -1;  // nodes; -1: none touches it
 };
 std::vector<Lifetime> lifetimes(const Program& program);
+// By node, the buffers it uses; a wait those of the collective it waits for, too.
+std::vector<std::vector<int32_t>> used_buffers(const Program& program);
 
 }  // namespace tessera::compiler

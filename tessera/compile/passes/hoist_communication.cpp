@@ -1,24 +1,9 @@
 #include "tessera/compile/ir/dependencies.h"
 #include "tessera/compile/ir/op_table.h"
+#include "tessera/compile/passes/on_the_way.h"
 #include "tessera/compile/passes/passes.h"
 
 namespace tessera::compiler {
-namespace {
-
-// What is done to a tensor on its way to a collective.
-constexpr const char* kOnTheWay[] = {"aten.div.Tensor", "aten.div.Scalar", "aten.mul.Tensor",         "aten._to_copy",
-                                     "aten.cat",        "aten.copy_",      "aten._foreach_div.Scalar"};
-
-bool is_on_the_way(const Program& program, const Node& node) {
-  if (is_view(program, node) || kind_of(node) == OpKind::Empty) return true;
-  const auto name = node.name();
-  for (const auto* known : kOnTheWay)
-    if (name == known) return true;
-  return false;
-}
-
-}  // namespace
-
 // Collectives, and what is only there to feed them, go up to where their arguments are there. Their order among each
 // other stays: it is the same on all ranks.
 Matched hoist_communication(Program& program) {

@@ -11,6 +11,7 @@ Matched hoist_communication(Program& program);
 Matched fuse_ddp_with_concat_op(Program& program);
 Matched fuse_ddp_with_coalesced_op(Program& program);
 Matched schedule_comm_wait(Program& program);
+Matched overlap_communication(Program& program, const PassSettings& settings);
 Matched in_place_collectives(Program& program);
 Matched fuse_pointwise(Program& program);
 

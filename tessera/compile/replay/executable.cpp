@@ -42,7 +42,7 @@ bool all_tensors(const Node& node) {
 
 }  // namespace
 
-Executable::Executable(Program program, const std::vector<c10::Storage>& bound)
+Executable::Executable(Program program, const std::vector<c10::Storage>& bound, const MakeRunner& make_runner)
     : program_(std::move(program)),
       library_(program_.kernels.empty() ? nullptr : codegen::Library::load(program_.kernels)),
       storages_(static_cast<size_t>(program_.buffers)),
@@ -51,6 +51,7 @@ Executable::Executable(Program program, const std::vector<c10::Storage>& bound)
       returned_(static_cast<size_t>(program_.buffers), 0),
       bytes_(program_.buffer_bytes()) {
   for (size_t b = 0; b < storages_.size() && b < bound.size(); b++) storages_[b] = bound[b];
+  if (make_runner) runner_ = make_runner(program_);
   prepare();
 }
 
@@ -73,6 +74,7 @@ void Executable::prepare() {
     if (all_tensors(node) && out_form(node.op, device_of(program_, node))) continue;
     node.each_result([&](ValueId id) { elsewhere[static_cast<size_t>(program_.buffer_of(id))] = 1; });
   }
+  if (runner_) elsewhere.assign(elsewhere.size(), 1);
   plan_ = plan_memory(program_, elsewhere);
   const auto used = used_buffers();
   std::vector<c10::Device> devices(storages_.size(), c10::kCPU);
@@ -92,6 +94,7 @@ void Executable::prepare() {
     values_in_[static_cast<size_t>(program_.values[v].buffer)].push_back(static_cast<ValueId>(v));
     tensors_[v] = tensor_for(static_cast<ValueId>(v));
   }
+  if (runner_) return;
   for (size_t n = 0; n < program_.nodes.size(); n++) prepare_step(n, program_.nodes[n]);
   std::vector<char> seen = external;
   for (auto& step : steps_) {
@@ -110,6 +113,7 @@ std::vector<char> Executable::used_buffers() const {
   std::vector<char> used(storages_.size(), 0);
   const auto use = [&](ValueId id) { used[static_cast<size_t>(program_.buffer_of(id))] = 1; };
   for (const auto& node : program_.nodes) {
+    if (runner_) break;  // has memory of its own
     node.each_read(use);
     node.each_result(use);
   }
@@ -222,7 +226,30 @@ void Executable::move_in(const at::Tensor& made, ValueId id, bool whole) {
   }
 }
 
+// What is put out is copied to where it is looked for: others have a tensor of that memory.
+void Executable::run_by_other() {
+  Tensors inputs;
+  for (const auto& input : program_.inputs) inputs.push_back(tensors_[static_cast<size_t>(input.value)]);
+  const auto outputs = runner_(inputs);
+  TESSERA_CHECK(outputs.size() == program_.outputs.size(), UsageError, "the program's runner gave ", outputs.size(),
+                " outputs; the program has ", program_.outputs.size());
+  for (size_t b = 0; b < returned_.size(); b++)
+    if (returned_[b]) give_new_memory(static_cast<int32_t>(b));
+  const at::AutoDispatchBelowADInplaceOrView below;
+  for (size_t i = 0; i < outputs.size(); i++) {
+    const auto id = program_.outputs[i].value;
+    if (id == kNone) continue;
+    const auto& to = tensors_[static_cast<size_t>(id)];
+    TESSERA_CHECK(outputs[i].defined() && outputs[i].sizes() == to.sizes(), UsageError, "the program's runner gave ",
+                  outputs[i].defined() ? c10::str("a tensor of shape ", outputs[i].sizes()) : "no tensor",
+                  " for output ", i, ", which is of shape ", to.sizes());
+    if (!outputs[i].is_alias_of(to)) to.copy_(outputs[i]);
+  }
+  runs_++;
+}
+
 void Executable::run() {
+  if (runner_) return run_by_other();
   const OpModesOff only_the_program;  // what its kernels call is theirs
   const at::AutoDispatchBelowADInplaceOrView below;
   const at::NoGradGuard no_grad;

@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/base/visit.h"
 #include "tessera/compile/codegen/library.h"
 #include "tessera/compile/ir/program.h"
 #include "tessera/compile/replay/kernel.h"
@@ -6,6 +7,7 @@
 
 #include <c10/core/Storage.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,11 +23,17 @@
 //   any other                         its own memory is moved to where its readers look
 namespace tessera::compiler {
 
+// Another way to run a program: called with a tensor for each of its inputs, which it writes to as the program does;
+// gives the outputs. interpret() does that.
+using Runner = std::function<Tensors(const Tensors& inputs)>;
+using MakeRunner = std::function<Runner(const Program& program)>;
+
 class Executable {
  public:
   // What buffers are bound to: by buffer, the storage of memory from outside or that somebody keeps; none for those
   // that the program makes for itself.
-  Executable(Program program, const std::vector<c10::Storage>& bound);
+  // `make_runner`: who runs it instead; nothing is prepared then.
+  Executable(Program program, const std::vector<c10::Storage>& bound, const MakeRunner& make_runner = {});
   ~Executable();
   Executable(const Executable&) = delete;
 
@@ -66,6 +74,7 @@ class Executable {
     int64_t runs = 0;
   };
   void prepare();
+  void run_by_other();
   void prepare_step(size_t n, const Node& node);
   void prepare_generated(Step& step, const Node& node) const;
   void call_generated(const Step& step);
@@ -88,6 +97,7 @@ class Executable {
   torch::jit::Stack stack_;
   std::vector<void*> operands_;
   int64_t runs_ = 0;
+  Runner runner_;  // null: replay
 };
 
 }  // namespace tessera::compiler

@@ -166,7 +166,19 @@ void Tracer::save_before_write(const Node& node) {
   });
 }
 
+void Tracer::note_leaves(const c10::IValue& argument) {
+  if (argument.isTensorList()) {
+    for (const at::Tensor& t : argument.toTensorList()) note_leaves(t);
+  } else if (argument.isTensor()) {
+    const auto& t = argument.toTensor();
+    if (t.defined() && t.requires_grad() && t.is_leaf() && !made(plain_of(t)) &&
+        known_leaves_.insert(t.unsafeGetTensorImpl()).second)
+      leaves_.push_back({t, t.grad()});
+  }
+}
+
 void Tracer::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) note_leaves(argument);
   if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);  // its pieces come next
   const auto kind = kind_of(op);
   TESSERA_CHECK(kind != OpKind::Reads, UsageError, "compile: ", op.operator_name(), in_module(),

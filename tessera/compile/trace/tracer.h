@@ -10,6 +10,7 @@
 #include <string>
 #include <tuple>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 // A step becomes a program by running once, on this thread, below autograd: ops on plain tensors are written down, with
@@ -39,7 +40,12 @@ class Tracer final : public OpMode {
   void put_out(const at::Tensor& plain, Output::Kind kind, std::string name);
   bool was_used(const at::Tensor& plain) const;  // is its memory read or written?
   bool made(const at::Tensor& plain) const;      // by the step
-  void restore();                                // memory of before; once
+  // Leaves that the step computed with, in that order, and the gradient each had when it was first seen.
+  struct Leaf {
+    at::Tensor handle, gradient;
+  };
+  const std::vector<Leaf>& leaves() const { return leaves_; }
+  void restore();  // memory of before; once
 
   struct Result {
     Program program;
@@ -68,6 +74,7 @@ class Tracer final : public OpMode {
   ValueId input(const at::Tensor& t, Role role, const std::string& name);
   Arg group(const comm::Group& group);
   void save_before_write(const Node& node);
+  void note_leaves(const c10::IValue& argument);
   static Key key_of(int32_t buffer, const at::Tensor& t);
 
   Program program_;
@@ -75,6 +82,8 @@ class Tracer final : public OpMode {
   std::unordered_map<const void*, int32_t> buffers_;  // by storage
   std::vector<Memory> memory_;                        // by buffer
   std::map<Key, ValueId> values_;                     // the latest of each
+  std::vector<Leaf> leaves_;
+  std::unordered_set<const void*> known_leaves_;
 };
 
 }  // namespace tessera::compiler
