@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <iomanip>
 #include <map>
-#include <numeric>
 #include <ostream>
 #include <sstream>
 

@@ -5,6 +5,8 @@
 #include "tessera/compile/replay/executable.h"
 #include "tessera/compile/report/page.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <filesystem>
 #include <fstream>
 #include <map>
