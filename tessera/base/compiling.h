@@ -12,24 +12,30 @@ struct CompilingListener {
   virtual void before_optimizer_step() {}
 };
 
-// While alive, this thread runs a step, or a forward, in order to compile it.
+// While alive, this thread runs a step, or a forward, in order to compile it. Who has state on the host that a step
+// changes says so:
+//
+//   depends_on   the program is for this state: found otherwise, it is compiled again
+//   at_end       the state is put back: the step was not meant
+//   on_run       ... but what it did to the state belongs to every run of the program
+//
+// All are of no effect while nothing is compiled.
 class CompilingScope {
  public:
-  explicit CompilingScope(CompilingListener* hears = nullptr) : outer_(listener()) {
+  enum class Of : uint8_t { Step, Part };  // all that is done between two states of a model, or not
+  explicit CompilingScope(CompilingListener* hears = nullptr, Of of = Of::Part)
+      : outer_(listener()), outer_of_(kind()) {
     if (depth()++ == 0) counter()++;
     listener() = hears;
+    kind() = of;
   }
-  ~CompilingScope() {
-    depth()--;
-    listener() = outer_;
-  }
+  ~CompilingScope();
   CompilingScope(const CompilingScope&) = delete;
 
   static void before_optimizer_step() {
     if (listener()) listener()->before_optimizer_step();
   }
-  // What is compiled depends on this number, a setting on the host: where it is another than now it is compiled again.
-  // Of no effect while nothing is compiled.
+  // A number that says which state it is, now and later.
   struct Guard {
     std::function<int64_t()> read;
     int64_t then = 0;
@@ -42,15 +48,35 @@ class CompilingScope {
   }
   static std::vector<Guard> take_guards();  // for the compiler
 
+  // Called once, the last that was added first: by finish(), or, where an error came before, with finished == false,
+  // and then it must not throw.
+  using AtEnd = std::function<void(bool finished)>;
+  static void at_end(AtEnd call) {
+    if (depth() > 0) ends().push_back(std::move(call));
+  }
+  void finish();
+
+  using Effect = std::function<void()>;
+  static void on_run(Effect effect) {
+    if (depth() > 0) effects().push_back(std::move(effect));
+  }
+  static std::vector<Effect> take_effects();  // for the compiler
+
   static size_t serial() { return counter(); }  // of this thread's scopes, the outermost: how many there were
+  static bool is_step() { return depth() > 0 && kind() == Of::Step; }
 
  private:
   friend bool compiling();
+  static void end(bool finished);
   static int& depth();
   static size_t& counter();
   static CompilingListener*& listener();
+  static Of& kind();
   static std::vector<Guard>& guards();
+  static std::vector<AtEnd>& ends();
+  static std::vector<Effect>& effects();
   CompilingListener* outer_;
+  Of outer_of_;
 };
 bool compiling();
 

@@ -332,6 +332,10 @@ TORCH_LIBRARY(tessera, m) {
   m.def("broadcast_(Tensor(a!) x, int source, " TESSERA_GROUP ") -> Tensor(a!)");
   m.def("all_gather_into_(Tensor(a!) out, Tensor x, " TESSERA_GROUP ") -> Tensor(a!)");
   m.def("reduce_scatter_into_(Tensor(a!) out, Tensor x, str op, " TESSERA_GROUP ") -> Tensor(a!)");
+  // Between one tensor and runs of many (runs_ops.cpp).
+  m.def("all_gather_into_runs_(Tensor(a!)[] outs, Tensor part, int[] runs, str label, " TESSERA_GROUP ") -> ()");
+  m.def("reduce_scatter_runs_into_(Tensor(a!) out, Tensor[] ins, int[] runs, str op, str label, " TESSERA_GROUP
+        ") -> Tensor(a!)");
 #undef TESSERA_GROUP
 }
 
@@ -350,6 +354,8 @@ TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, m) {
   m.impl("broadcast_", detail::broadcast_inplace);
   m.impl("all_gather_into_", detail::all_gather_into);
   m.impl("reduce_scatter_into_", detail::reduce_scatter_into);
+  m.impl("all_gather_into_runs_", detail::all_gather_into_runs_inplace);
+  m.impl("reduce_scatter_runs_into_", detail::reduce_scatter_runs_into);
 }
 
 // By device: a compiled step takes an out= form only if it has a kernel of its own.

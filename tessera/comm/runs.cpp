@@ -1,6 +1,5 @@
 #include "tessera/comm/runs.h"
 
-#include "tessera/base/compiling.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/communicator_post.h"
 #include "tessera/comm/detail/wire_op.h"
@@ -18,10 +17,6 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 
 void check_runs(const char* what, const Tensors& tensors, const Runs& runs, const at::Tensor& small, int64_t ranks) {
-  TESSERA_CHECK(!compiling(), UsageError, what,
-                ": sharded modules (fully_shard, FullyShardedDataParallel) cannot be part of a compiled step yet: a "
-                "program would not see their collectives; run this step eagerly, or shard it with "
-                "compile(.parallel_mode = DataParallel(\"fully_shard\"))");
   TESSERA_CHECK(static_cast<int64_t>(runs.size()) == ranks, UsageError, what, ": runs for ", runs.size(), " ranks of ",
                 ranks);
   for (const auto& t : tensors)

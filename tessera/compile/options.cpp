@@ -24,17 +24,10 @@ std::optional<T> first(const std::optional<T>& a, const std::optional<T>& b) {
 }
 
 CompileOptions over(const CompileOptions& a, const CompileOptions& b) {
-  return {first(a.parallel_mode, b.parallel_mode),
-          first(a.passes, b.passes),
-          first(a.codegen, b.codegen),
-          first(a.fullgraph, b.fullgraph),
-          first(a.backend, b.backend),
-          first(a.verified, b.verified),
-          first(a.cache_size, b.cache_size),
-          first(a.reorder, b.reorder),
-          first(a.strict_passes, b.strict_passes),
-          first(a.run_with, b.run_with),
-          first(a.trace, b.trace)};
+  return {first(a.parallel_mode, b.parallel_mode), first(a.passes, b.passes),   first(a.codegen, b.codegen),
+          first(a.fullgraph, b.fullgraph),         first(a.backend, b.backend), first(a.verified, b.verified),
+          first(a.cache_size, b.cache_size),       first(a.reorder, b.reorder), first(a.strict_passes, b.strict_passes),
+          first(a.run_with, b.run_with),           first(a.trace, b.trace)};
 }
 
 }  // namespace

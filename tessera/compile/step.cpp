@@ -12,16 +12,27 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
-#include <iostream>
 #include <unordered_set>
 
 namespace tessera::compiler {
+namespace {
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  if (a.defined() != b.defined()) return false;
+  return !a.defined() ||
+         (plain_of(a).storage().unsafeGetStorageImpl() == plain_of(b).storage().unsafeGetStorageImpl() &&
+          plain_of(a).storage_offset() == plain_of(b).storage_offset());
+}
+
+}  // namespace
+
 CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function<Tensors()>& step,
                                  const Settings& options, bool keeps_gradients)
     : signature_(signature_of(arguments)) {
+  const auto of = keeps_gradients ? CompilingScope::Of::Part : CompilingScope::Of::Step;
   bool with_stand_ins = !keeps_gradients;
   for (;;) {
-    const auto traced = trace(arguments, step, options, with_stand_ins);
+    const auto traced = trace(arguments, step, options, of, with_stand_ins);
     if (traced == Traced::Done) return;
     if (traced == Traced::NeedsGradients) with_stand_ins = false;
   }
@@ -31,7 +42,7 @@ CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function
 // them to none itself, one program serves whether they are there or not; else it is traced as things are. A leaf that
 // only shows up on the way, because the step captured it, is treated like one that was given, from the next trace on.
 CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std::function<Tensors()>& step,
-                                               const Settings& options, bool with_stand_ins) {
+                                               const Settings& options, CompilingScope::Of of, bool with_stand_ins) {
   auto arguments = given;
   arguments.leaves.insert(arguments.leaves.end(), captured_.begin(), captured_.end());
   auto lifted = lift(arguments);
@@ -63,11 +74,12 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
     if (each.stand_in.defined()) each.parameter.mutable_grad() = each.stand_in;
 
   CompilingScope::take_guards();
+  CompilingScope::take_effects();
   const StreamsRestored streams;
   Tracer tracer(lifted, streams.live_numbers());
   try {
     WholeParameters whole;
-    const CompilingScope compiling(&whole);
+    CompilingScope compiling(&whole, of);
     const OpModeScope on(tracer);
     if (options.parallel_mode) whole.open(*options.parallel_mode, arguments);
     auto returned = step();
@@ -81,6 +93,7 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
     }
     for (const auto& each : before)
       if (each.parameter.grad().defined()) plain_of(each.parameter.grad());  // waits for what is pending
+    compiling.finish();
   } catch (...) {
     tracer.restore();
     put_back();
@@ -88,10 +101,10 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
   }
   draws_ = streams.draws();
   guards_ = CompilingScope::take_guards();
+  effects_ = CompilingScope::take_effects();
   const auto captured_before = captured_.size();
   for (const auto& leaf : tracer.leaves()) {
     if (known.count(leaf.handle.unsafeGetTensorImpl())) continue;
-    std::cerr << "captured " << leaf.handle.sizes() << " " << leaf.handle.unsafeGetTensorImpl() << std::endl;
     captured_.push_back(leaf.handle);
     leaf.handle.mutable_grad() = leaf.gradient;
   }
@@ -118,12 +131,14 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
   gradients_.clear();
   slots_.clear();
   for (auto& each : before) {
-    if (depends) slots_.push_back({each.parameter, each.gradient.defined()});
+    if (depends) slots_.push_back({each.parameter, each.gradient});
     const auto& now = each.parameter.grad();
     if (now.defined() && tracer.made(plain_of(now))) {
       tracer.put_out(plain_of(now), Output::Kind::Gradient, each.name);
       gradients_.push_back({each.parameter, now});
-    } else if (each.stand_in.defined() && now.defined()) {
+    } else if (!now.defined()) {
+      gradients_.push_back({each.parameter, {}});
+    } else if (each.stand_in.defined()) {
       each.parameter.mutable_grad().reset();  // nobody touched it
     }
   }
@@ -162,9 +177,27 @@ void CompiledProgram::find_gradients() {
     auto& gradient = gradients_[next++].gradient;
     auto now = executable_->output(output);
     if (now.is_alias_of(plain_of(gradient))) continue;
+    gradients_[next - 1].holders = 0;
     gradient =
         is_dtensor(gradient) ? tessera::detail::wrap(std::move(now), tessera::detail::meta_of(gradient).spec) : now;
   }
+}
+
+// Somebody beside us and the parameter has a gradient of before, or a part of it: it stays theirs.
+void CompiledProgram::give_up_held_gradients() {
+  const auto is_held = [](const Gradient& each) {
+    const auto& plain = plain_of(each.gradient);
+    const bool distributed = !plain.is_same(each.gradient);
+    return each.holders > 0 && (each.gradient.use_count() > 2 || (distributed && plain.use_count() > 1) ||
+                                plain.storage().use_count() > each.holders);
+  };
+  if (std::none_of(gradients_.begin(), gradients_.end(), is_held)) return;
+  size_t next = 0;
+  const auto& program = executable_->program();
+  for (const auto& output : program.outputs)
+    if (output.kind == Output::Kind::Gradient && is_held(gradients_[next++]))
+      executable_->give_new_memory(program.buffer_of(output.value));
+  find_gradients();
 }
 
 bool CompiledProgram::fits(const Arguments& arguments, const Signature& signature) const {
@@ -172,15 +205,19 @@ bool CompiledProgram::fits(const Arguments& arguments, const Signature& signatur
   for (const auto& guard : guards_)
     if (!guard.holds()) return false;
   return std::all_of(slots_.begin(), slots_.end(),
-                     [](const Slot& slot) { return slot.parameter.grad().defined() == slot.had_gradient; });
+                     [](const Slot& slot) { return same_memory(slot.parameter.grad(), slot.gradient); });
 }
 
 Tensors CompiledProgram::run(const Arguments& arguments) {
   bindings_.bind(*executable_, arguments);
+  give_up_held_gradients();
   executable_->run();
   advance_stream(draws_);
-  for (auto& each : gradients_)
+  for (auto& each : gradients_) {
     if (!each.parameter.grad().is_same(each.gradient)) each.parameter.mutable_grad() = each.gradient;
+    if (each.holders == 0) each.holders = plain_of(each.gradient).storage().use_count();
+  }
+  for (const auto& effect : effects_) effect();
   Tensors returned;
   size_t next = 0;
   const auto& outputs = executable_->program().outputs;

@@ -30,25 +30,27 @@ class CompiledProgram {
  private:
   struct Gradient {
     at::Tensor parameter, gradient;
+    size_t holders = 0;  // of its memory, after a run: the program's own
   };
   struct Slot {
-    at::Tensor parameter;
-    bool had_gradient;
+    at::Tensor parameter, gradient;  // that it had; undefined: none
   };
   enum class Traced : uint8_t { Done, NeedsGradients, FoundLeaves };
   Traced trace(const Arguments& arguments, const std::function<Tensors()>& step, const Settings& options,
-               bool with_stand_ins);
+               CompilingScope::Of of, bool with_stand_ins);
   void find_gradients();
+  void give_up_held_gradients();
 
   Signature signature_;
   Tensors captured_;  // leaves that nobody gave as an argument
   std::unique_ptr<Executable> executable_;
   Bindings bindings_;
-  std::vector<Gradient> gradients_;  // output k of kind Gradient belongs to gradients_[k]
+  std::vector<Gradient> gradients_;  // that parameters have after each run; undefined: none
   std::vector<Slot> slots_;          // parameters whose gradient, or lack of one, the program depends on
   std::vector<SpecRef> returned_;    // null: plain
   std::vector<CompilingScope::Guard> guards_;
-  int64_t draws_ = 0;  // of the random stream, at each run
+  std::vector<CompilingScope::Effect> effects_;  // of each run, on the host
+  int64_t draws_ = 0;                            // of the random stream, at each run
   std::vector<PassReport> report_;
 };
 

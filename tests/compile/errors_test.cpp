@@ -1,7 +1,6 @@
 // What cannot be compiled says so, and leaves everything as it was.
 #include "tessera/comm/ops.h"
 #include "tessera/compile/compile.h"
-#include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/models/mlp.h"
 #include "tessera/nn/module_tree.h"
 #include "tessera/optim/sgd.h"
@@ -69,16 +68,6 @@ TEST(CompileErrors, DataParallelWantsItsModelAsAnArgument) {
     auto step = compile([&](const at::Tensor& x) { return model(x).sum(); }, {.parallel_mode = mode});
     EXPECT_ERROR(UsageError, step(torch::randn({8, 10})), "capture its model");
     EXPECT_ERROR(UsageError, DataParallel("zero3"), "zero3", "fully_shard");
-  });
-}
-
-TEST(CompileErrors, ShardedModulesAreRefused) {
-  const MLP start(models::mlp_module());
-  run_ranks(2, [&](Rank& me) {
-    auto model = clone(start);
-    fully_shard(model, {.mesh = me.mesh("dp=2")});
-    auto step = compile([](auto& m, const at::Tensor& x) { return m(x).sum(); });
-    EXPECT_ERROR(UsageError, step(model, torch::randn({8, 10})), "cannot be part of a compiled step");
   });
 }
 

@@ -155,6 +155,153 @@ gradient %9 "b"
   EXPECT_EQ(find_pass("fuse_ddp_with_concat_op").run(program).times, 0);
 }
 
+// Parameters by themselves, and units of them in runs: two of each kind that follow one another, and one, of what was
+// written in between, that has to wait.
+TEST(Passes, BucketAllGathers) {
+  EXPECT_EQ(after("bucket_all_gathers", R"(group @dp [0, 1]
+input %0: f32[4] parameter "a"
+input %1: f32[2, 3] parameter "b"
+%2: f32[8] = tessera.all_gather(%0, 0, [4, 4], @dp)
+%3: f32[8] in %2 = tessera.wait(%2!, @dp)
+%4: f32[8] = aten.relu(%3)
+%5: f32[3, 2]{1, 3} in %1 = aten.t(%1)
+%6: f32[2, 3] in %1 = aten.t(%5)
+%7: f32[4, 3] = tessera.all_gather(%6, 0, [2, 2], @dp)
+%8: f32[4, 3] in %7 = tessera.wait(%7!, @dp)
+%9: f32[2, 3] in %1 = aten.neg_(%1!)
+%10: f32[4, 3] = tessera.all_gather(%9, 0, [2, 2], @dp)
+%11: f32[4, 3] in %10 = tessera.wait(%10!, @dp)
+return %4
+return %8
+return %11
+)"),
+            R"(group @dp [0, 1]
+input %0: f32[4] parameter "a"
+input %1: f32[2, 3] parameter "b"
+%2: f32[3, 2]{1, 3} in %1 = aten.t(%1)
+%3: f32[2, 3] in %1 = aten.t(%2)
+[%4: f32[8], %5: f32[4, 3]] = tessera.all_gather_coalesced([%0, %3], [0, 0], [4, 4, 2, 2], @dp)
+%6: f32[8] in %4 = tessera.wait(%4!, @dp)
+%7: f32[8] = aten.relu(%6)
+%8: f32[4, 3] in %5 = tessera.wait(%5!, @dp)
+%9: f32[2, 3] in %1 = aten.neg_(%1!)
+%10: f32[4, 3] = tessera.all_gather(%9, 0, [2, 2], @dp)
+%11: f32[4, 3] in %10 = tessera.wait(%10!, @dp)
+return %7
+return %8
+return %11
+)");
+  EXPECT_EQ(after("bucket_all_gathers", R"(group @dp [0, 1]
+input %0: f32[4] parameter "a"
+input %1: f32[2] parameter "b"
+%2: f32[8] = aten.empty.memory_format([8], 6, none, device("cpu"), none, none)
+tessera.all_gather_into_runs_([%2!], %0, [1, 0, 0, 4, 1, 0, 4, 4], "first", @dp)
+%3: f32[8] in %2 = tessera.wait(%2!, @dp)
+%4: f32[8] = aten.relu(%3)
+%5: f32[3] = aten.empty.memory_format([3], 6, none, device("cpu"), none, none)
+tessera.all_gather_into_runs_([%5!], %1, [1, 0, 0, 2, 2, 0, 2, 1, -1, 0, 1], "second", @dp)
+%6: f32[3] in %5 = tessera.wait(%5!, @dp)
+return %4
+return %6
+)"),
+            R"(group @dp [0, 1]
+input %0: f32[4] parameter "a"
+input %1: f32[2] parameter "b"
+%2: f32[8] = aten.empty.memory_format([8], 6, none, device("cpu"), none, none)
+%3: f32[3] = aten.empty.memory_format([3], 6, none, device("cpu"), none, none)
+%4: f32[6] = aten.cat([%0, %1], 0)
+tessera.all_gather_into_runs_([%2!, %3!], %4, [2, 0, 0, 4, 1, 0, 2, 3, 0, 4, 4, 1, 2, 1, -1, 0, 1], "first, second", @dp)
+%5: f32[8] in %2 = tessera.wait(%2!, @dp)
+%6: f32[8] = aten.relu(%5)
+%7: f32[3] in %3 = tessera.wait(%3!, @dp)
+return %6
+return %7
+)");
+}
+
+TEST(Passes, PrefetchAllGathers) {
+  EXPECT_EQ(after("prefetch_all_gathers", R"(group @dp [0, 1]
+input %0: f32[4] parameter "a"
+input %1: f32[4] parameter "b"
+%2: f32[8] = tessera.all_gather(%0, 0, [4, 4], @dp)
+%3: f32[8] in %2 = tessera.wait(%2!, @dp)
+%4: f32[8] = aten.relu(%3)
+%5: f32[8] = aten.neg(%4)
+%6: f32[2, 2] in %1 = aten.view(%1, [2, 2])
+%7: f32[4, 2] = tessera.all_gather(%6, 0, [2, 2], @dp)
+%8: f32[4, 2] in %7 = tessera.wait(%7!, @dp)
+return %5
+return %8
+)"),
+            R"(group @dp [0, 1]
+input %0: f32[4] parameter "a"
+input %1: f32[4] parameter "b"
+%2: f32[8] = tessera.all_gather(%0, 0, [4, 4], @dp)
+%3: f32[8] in %2 = tessera.wait(%2!, @dp)
+%4: f32[2, 2] in %1 = aten.view(%1, [2, 2])
+%5: f32[4, 2] = tessera.all_gather(%4, 0, [2, 2], @dp)
+%6: f32[8] = aten.relu(%3)
+%7: f32[8] = aten.neg(%6)
+%8: f32[4, 2] in %5 = tessera.wait(%5!, @dp)
+return %7
+return %8
+)");
+}
+
+TEST(Passes, BucketReduceScatters) {
+  EXPECT_EQ(after("bucket_reduce_scatters", R"(group @dp [0, 1]
+input %0: f32[8] argument "0"
+%1: f32[8] = aten.neg(%0)
+%2: f32[4] = tessera.reduce_scatter(%1, 0, [4, 4], "sum", @dp)
+%3: f32[4] in %2 = tessera.wait(%2!, @dp)
+%4: f32[4] = aten.div.Tensor(%3, 2)
+%5: f32[8] = aten.relu(%0)
+%6: f32[4] = tessera.reduce_scatter(%5, 0, [4, 4], "sum", @dp)
+%7: f32[4] in %6 = tessera.wait(%6!, @dp)
+gradient %4 "a"
+gradient %7 "b"
+)"),
+            R"(group @dp [0, 1]
+input %0: f32[8] argument "0"
+%1: f32[8] = aten.neg(%0)
+%2: f32[8] = aten.relu(%0)
+[%3: f32[4], %4: f32[4]] = tessera.reduce_scatter_coalesced([%1, %2], [0, 0], [4, 4, 4, 4], "sum", @dp)
+%5: f32[4] in %3 = tessera.wait(%3!, @dp)
+%6: f32[4] = aten.div.Tensor(%5, 2)
+%7: f32[4] in %4 = tessera.wait(%4!, @dp)
+gradient %6 "a"
+gradient %7 "b"
+)");
+  EXPECT_EQ(after("bucket_reduce_scatters", R"(group @dp [0, 1]
+input %0: f32[8] argument "0"
+%1: f32[4] = aten.empty.memory_format([4], 6, none, device("cpu"), none, none)
+%2: f32[4] in %1 = tessera.reduce_scatter_runs_into_(%1!, [%0], [1, 0, 0, 4, 1, 0, 4, 4], "sum", "last", @dp)
+%3: f32[8] = aten.relu(%0)
+%4: f32[4] = aten.empty.memory_format([4], 6, none, device("cpu"), none, none)
+%5: f32[4] in %4 = tessera.reduce_scatter_runs_into_(%4!, [%3], [1, 0, 0, 4, 1, 0, 4, 4], "sum", "first", @dp)
+%6: f32[4] in %1 = tessera.wait(%2!, @dp)
+%7: f32[4] in %4 = tessera.wait(%5!, @dp)
+gradient %6 "a"
+gradient %7 "b"
+)"),
+            R"(group @dp [0, 1]
+input %0: f32[8] argument "0"
+%1: f32[4] = aten.empty.memory_format([4], 6, none, device("cpu"), none, none)
+%2: f32[8] = aten.relu(%0)
+%3: f32[4] = aten.empty.memory_format([4], 6, none, device("cpu"), none, none)
+%4: f32[8] = aten.empty.memory_format([8], 6, none, device("cpu"), none, none)
+%5: f32[8] in %4 = tessera.reduce_scatter_runs_into_(%4!, [%0, %2], [2, 0, 0, 4, 1, 0, 4, 2, 0, 4, 4, 1, 4, 4], "sum", "last, first", @dp)
+%6: f32[8] in %4 = tessera.wait(%5!, @dp)
+%7: f32[4] in %4 = aten.as_strided(%6, [4], [1], 0)
+%8: f32[4] in %1 = aten.copy_(%1!, %7, false)
+%9: f32[8] in %4 = tessera.wait(%5!, @dp)
+%10: f32[4] in %4 + 4 = aten.as_strided(%9, [4], [1], 4)
+%11: f32[4] in %3 = aten.copy_(%3!, %10, false)
+gradient %8 "a"
+gradient %11 "b"
+)");
+}
+
 TEST(Passes, ScheduleCommWait) {
   EXPECT_EQ(after("schedule_comm_wait", R"(group @dp [0, 1]
 input %0: f32[4] argument "0"

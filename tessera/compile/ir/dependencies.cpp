@@ -14,7 +14,7 @@ struct Touched {
   std::vector<int32_t> reads, writes;
 };
 
-Touched touched_by(const Program& program, const Node& node, Pending& pending) {
+Touched touched_by(const Program& program, const Node& node, Pending& pending, bool in_order) {
   Touched touched;
   const auto group_place = [&](int32_t group) { return program.buffers + group; };
   const auto random_place = program.buffers + static_cast<int32_t>(program.groups.size());
@@ -23,7 +23,7 @@ Touched touched_by(const Program& program, const Node& node, Pending& pending) {
   if (!is_view(program, node)) node.each_result([&](ValueId id) { touched.writes.push_back(program.buffer_of(id)); });
   const auto kind = kind_of(node);
   if (kind == OpKind::Collective) {
-    touched.writes.push_back(group_place(group_of(node)));
+    if (in_order) touched.writes.push_back(group_place(group_of(node)));
     pending.post(program, node);
   }
   if (kind == OpKind::Wait)
@@ -34,13 +34,14 @@ Touched touched_by(const Program& program, const Node& node, Pending& pending) {
 
 }  // namespace
 
-Dependencies::Dependencies(const Program& program) : before_(program.nodes.size()), after_(program.nodes.size()) {
+Dependencies::Dependencies(const Program& program, Collectives collectives)
+    : before_(program.nodes.size()), after_(program.nodes.size()) {
   const auto places = static_cast<size_t>(program.buffers) + program.groups.size() + 1;
   std::vector<int32_t> writer(places, -1);
   std::vector<std::vector<int32_t>> readers(places);  // since the last write
   Pending pending;
   for (size_t n = 0; n < program.nodes.size(); n++) {
-    const auto touched = touched_by(program, program.nodes[n], pending);
+    const auto touched = touched_by(program, program.nodes[n], pending, collectives == Collectives::InOrder);
     const auto node = static_cast<int32_t>(n);
     auto& before = before_[n];
     for (const auto place : touched.reads)
@@ -71,8 +72,8 @@ Dependencies::Dependencies(const Program& program) : before_(program.nodes.size(
   }
 }
 
-void reorder(Program& program, const std::vector<int32_t>& order) {
-  const Dependencies dependencies(program);
+void reorder(Program& program, const std::vector<int32_t>& order, Dependencies::Collectives collectives) {
+  const Dependencies dependencies(program, collectives);
   std::vector<int32_t> place(program.nodes.size(), -1);
   for (size_t i = 0; i < order.size(); i++) place[static_cast<size_t>(order[i])] = static_cast<int32_t>(i);
   TESSERA_CHECK(order.size() == program.nodes.size() && std::count(place.begin(), place.end(), -1) == 0, InternalError,

@@ -10,7 +10,9 @@ namespace tessera::compiler {
 // is under way counts as reading its arguments and writing its results until its wait.
 class Dependencies {
  public:
-  explicit Dependencies(const Program& program);
+  // Any: of data alone. Whoever then changes the order of collectives must come to the same order on all ranks.
+  enum class Collectives : uint8_t { InOrder, Any };
+  explicit Dependencies(const Program& program, Collectives collectives = Collectives::InOrder);
   const std::vector<int32_t>& before(size_t node) const { return before_[node]; }
   const std::vector<int32_t>& after(size_t node) const { return after_[node]; }
 
@@ -19,7 +21,8 @@ class Dependencies {
 };
 
 // Puts the nodes in this order, if it is a right one; InternalError names two that it has the wrong way round.
-void reorder(Program& program, const std::vector<int32_t>& order);
+void reorder(Program& program, const std::vector<int32_t>& order,
+             Dependencies::Collectives collectives = Dependencies::Collectives::InOrder);
 
 // For each node, the values that nobody reads after it: of buffers, by buffer. What is external or put out never is.
 struct Lifetime {

@@ -1,6 +1,6 @@
 #include "tessera/compile/ir/dependencies.h"
 #include "tessera/compile/ir/op_table.h"
-#include "tessera/compile/passes/memory_curve.h"
+#include "tessera/compile/passes/memory_by_order.h"
 #include "tessera/compile/passes/on_the_way.h"
 #include "tessera/compile/passes/passes.h"
 
@@ -87,7 +87,7 @@ class Schedule {
   }
 
   Dependencies dependencies_;
-  MemoryCurve memory_;
+  MemoryByOrder memory_;
   std::vector<int32_t> order_, place_;
   int64_t before_ = 0, bound_ = 0;
 };

@@ -42,6 +42,7 @@ class Executable {
 
   // Binds the memory of an input buffer anew: values in it begin `shift` elements later than in the program.
   void bind(int32_t buffer, const c10::Storage& storage, int64_t shift);
+  void give_new_memory(int32_t buffer);  // to one that the program fills; what it was belongs to others from now on
   void run();
   // After run(): what it returns is in memory of its own, others where they are bound.
   at::Tensor output(const Output& output) const;
@@ -80,7 +81,6 @@ class Executable {
   void call_generated(const Step& step);
   std::vector<char> used_buffers() const;
   at::Tensor tensor_for(ValueId value) const;
-  void give_new_memory(int32_t buffer);
   void move_in(const at::Tensor& made, ValueId id, bool whole);
 
   Program program_;

@@ -1,10 +1,13 @@
 #include "tessera/data_parallel/fsdp/arena.h"
 
+#include "tessera/base/compiling.h"
+
 #include <ATen/ops/empty.h>
 
 namespace tessera::data_parallel::fsdp {
 
 at::Tensor Arena::take(int64_t numel, const at::TensorOptions& options) {
+  if (compiling()) return at::empty({numel}, options);  // a program lays out its memory itself
   const auto is_free = [](const at::Tensor& buffer) { return buffer.storage().use_count() == 1; };
   for (auto& buffer : buffers_)
     if (is_free(buffer) && buffer.numel() >= numel && buffer.scalar_type() == options.dtype().toScalarType() &&

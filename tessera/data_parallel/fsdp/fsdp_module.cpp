@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/world.h"
+#include "tessera/data_parallel/fsdp/compiled_step.h"
 #include "tessera/data_parallel/fsdp/sharded_module.h"
 #include "tessera/nn/module_tree.h"
 
@@ -37,18 +38,26 @@ FSDPModule fsdp_module(torch::nn::Module& module) {
 
 template <class F>
 void FSDPModule::for_each(bool recurse, F f) {
-  if (!recurse) return f(*state_->turn);
-  for (const auto& sharded : find_all(*module_)) f(*sharded->turn);
+  const auto apply = [&](const std::shared_ptr<Turn>& turn) {
+    note_in_compiled_step(turn);
+    f(*turn);
+  };
+  if (!recurse) return apply(state_->turn);
+  for (const auto& sharded : find_all(*module_)) apply(sharded->turn);
 }
 
 UnshardHandle FSDPModule::unshard(bool async_op) {
+  note_in_compiled_step(state_->turn);
   UnshardHandle handle(state_->turn);
   state_->turn->unit->gather();
   if (!async_op) handle.wait();
   return handle;
 }
 
-void FSDPModule::reshard() { state_->turn->unit->close(); }
+void FSDPModule::reshard() {
+  note_in_compiled_step(state_->turn);
+  state_->turn->unit->close();
+}
 
 void FSDPModule::set_requires_gradient_sync(bool sync, bool recurse) {
   for_each(recurse, [&](Turn& turn) { turn.sync = turn.all_reduce = sync; });
@@ -63,6 +72,7 @@ void FSDPModule::set_reshard_after_backward(bool reshard, bool recurse) {
   for_each(recurse, [&](Turn& turn) { turn.reshard_after_backward = reshard; });
 }
 void FSDPModule::set_is_last_backward(bool last) {
+  note_in_compiled_step(state_->turn);
   (state_->schedule ? state_->schedule->root() : *state_->turn).is_last_backward = last;
 }
 

@@ -4,6 +4,7 @@
 #include "tessera/data_parallel/broadcast.h"
 #include "tessera/data_parallel/fsdp/claims.h"
 #include "tessera/data_parallel/fsdp/clip_grad.h"
+#include "tessera/data_parallel/fsdp/compiled_step.h"
 #include "tessera/data_parallel/fsdp/ignored.h"
 #include "tessera/data_parallel/local_gradient.h"
 #include "tessera/data_parallel/named_tensor.h"
@@ -244,8 +245,10 @@ at::Tensor FSDPState::clip_grad_norm_(double max_norm, double norm_type) const {
 }
 
 FSDPState::NoSync::NoSync(const FSDPState& state) {
-  for (const auto& sharded : find_all(*state.module_))
+  for (const auto& sharded : find_all(*state.module_)) {
+    note_in_compiled_step(sharded->turn);
     before_.emplace_back(sharded->turn, std::exchange(sharded->turn->sync, false));
+  }
 }
 FSDPState::NoSync::~NoSync() {
   for (auto& [turn, sync] : before_) turn->sync = sync;

@@ -1,5 +1,9 @@
 #include "tessera/data_parallel/fsdp/schedule.h"
 
+#include "tessera/base/compiling.h"
+#include "tessera/base/error.h"
+#include "tessera/data_parallel/fsdp/compiled_step.h"
+
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -59,8 +63,24 @@ void Schedule::prefetch(Turn& turn, const std::vector<std::weak_ptr<Turn>>& aske
   }
 }
 
+// All of the tree: one that is not called may still be gathered, or let go of.
+void Schedule::note_in_compiled_step() {
+  if (std::exchange(compiled_in_, CompilingScope::serial()) != CompilingScope::serial())
+    CompilingScope::at_end([self = shared_from_this(), order = order_, last_order = last_order_](bool) {
+      self->order_ = order;
+      self->last_order_ = last_order;
+      self->running_.clear();
+      self->reducing_.clear();
+      self->arena_->clear();
+      self->depth_ = 0;
+      self->task_ = -1;
+    });
+  for (const auto& turn : turns_) fsdp::note_in_compiled_step(turn);
+}
+
 void Schedule::before_forward(Turn& turn) {
   if (in_backward()) return turn.unit->open();
+  if (compiling()) note_in_compiled_step();
   if (depth_++ == 0) {
     if (task_ != -1) abandon(), depth_ = 1;
     if (&turn == &root()) order_.clear();  // else: part of the model by itself, after the whole of it say
@@ -125,8 +145,11 @@ void Schedule::begin_task(int task) {
 }
 
 void Schedule::before_backward(Turn& turn, bool values) {
-  begin_task(current_task());
   auto& unit = *turn.unit;
+  TESSERA_CHECK(
+      !compiling() || turn.compiled_in == CompilingScope::serial(), UsageError, "unit ", unit.name(),
+      ": the backward of a sharded module cannot be compiled by itself; compile the whole step: compile(step)");
+  begin_task(current_task());
   const bool first = turn.task != task_;
   if (!first && (!values || unit.is_open())) return;
   if (first)

@@ -44,6 +44,7 @@ struct Turn {  // a unit, and how it takes part
   size_t calls = 1;                // modules that make it up: its forward is over when all have run
   std::vector<const void*> ran{};  // of those, in the forward under way
   int task = -1;                   // the last backward it has begun
+  size_t compiled_in = 0;          // the compiled step that knows of it, see compiled_step.h
 };
 
 class Schedule : public std::enable_shared_from_this<Schedule> {
@@ -64,6 +65,7 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   void end_of_forward(Turn& turn, bool graph);
   void before_backward(Turn& turn, bool values);
   void begin_task(int task);
+  void note_in_compiled_step();
   void complete(Turn& turn);
   void finish_one();
   void release(Turn& turn);
@@ -78,7 +80,8 @@ class Schedule : public std::enable_shared_from_this<Schedule> {
   std::deque<Turn*> reducing_;
   std::shared_ptr<Arena> arena_ = std::make_shared<Arena>();  // empty between forward and backward, and between steps
   StreamSet streams_;
-  int task_ = -1;  // the backward under way
+  int task_ = -1;           // the backward under way
+  size_t compiled_in_ = 0;  // as Turn has it
 };
 
 }  // namespace tessera::data_parallel::fsdp

@@ -1,6 +1,7 @@
 #include "tessera/data_parallel/fsdp/sharded_module.h"
 
 #include "tessera/base/error.h"
+#include "tessera/base/op_mode.h"
 #include "tessera/data_parallel/fsdp/claims.h"
 #include "tessera/data_parallel/fsdp/tree.h"
 #include "tessera/nn/module_tree.h"
@@ -36,7 +37,10 @@ Tensors cast(const Tensors& tensors, std::optional<c10::ScalarType> dtype) {
 }  // namespace
 
 Tensors run(ShardedModule& sharded, const Module& module, const Tensors& inputs, const ForwardCall& forward) {
-  if (!sharded.schedule) make_tree(sharded);
+  if (!sharded.schedule) {
+    const OpModesOff not_of_the_step;  // that may be being compiled
+    make_tree(sharded);
+  }
   if (sharded.summoned) {
     TESSERA_CHECK(!at::GradMode::is_enabled(), UsageError, "module ", class_name(module),
                   " runs inside of summon_full_params(), where it can compute no gradients; run it outside, or under ",

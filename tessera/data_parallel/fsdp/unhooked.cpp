@@ -1,5 +1,7 @@
 #include "tessera/data_parallel/fsdp/unhooked.h"
 
+#include "tessera/base/compiling.h"
+#include "tessera/data_parallel/fsdp/compiled_step.h"
 #include "tessera/data_parallel/local_gradient.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/edges.h"
@@ -13,14 +15,21 @@ namespace tessera::data_parallel::fsdp {
 namespace {
 
 // The gradient of one parameter.
-struct Gradient {
+struct Gradient : std::enable_shared_from_this<Gradient> {
+  Gradient(std::string name, SpecRef spec, std::shared_ptr<Turn> turn)
+      : name(std::move(name)), spec(std::move(spec)), turn(std::move(turn)) {}
   std::string name;
   SpecRef spec;
   std::shared_ptr<Turn> turn;
-  at::Tensor aside = {};  // the reduced one of before, while a whole one comes
-  at::Tensor kept = {};   // whole, of passes that were not to be reduced
+  at::Tensor aside = {};   // the reduced one of before, while a whole one comes
+  at::Tensor kept = {};    // whole, of passes that were not to be reduced
+  size_t compiled_in = 0;  // see compiled_step.h
 
   void before(const at::Tensor& parameter) {
+    if (compiling() && std::exchange(compiled_in, CompilingScope::serial()) != CompilingScope::serial()) {
+      note_in_compiled_step(turn);
+      carry_in_compiled_step(shared_from_this(), kept);
+    }
     if (is_dtensor(parameter.grad())) aside = std::exchange(parameter.mutable_grad(), {});
   }
 
@@ -33,7 +42,7 @@ struct Gradient {
     if (!aside.defined()) return;
     auto& gradient = parameter.mutable_grad();
     const auto before = std::exchange(aside, {});
-    gradient = gradient.defined() ? gradient.add_(before) : before;
+    gradient = gradient.defined() ? before.add_(gradient) : before;  // stays where it was, for compiled steps
   }
 
   // Over all ranks of the mesh, this rank's piece of it. Cut first: copies need no more than their piece.
@@ -61,7 +70,7 @@ void shard_unhooked(const std::vector<Member>& members, const std::shared_ptr<Tu
     distribute_in_place(parameter, sharded->mesh, sharded->placements, {.src_data_rank = std::nullopt});
     tessera::detail::mark_gather_at_use(parameter);
     if (!parameter.requires_grad()) continue;
-    auto gradient = std::make_shared<Gradient>(Gradient{name, sharded, turn});
+    auto gradient = std::make_shared<Gradient>(name, sharded, turn);
     // A weak handle: the hooks are the parameter's own.
     const c10::weak_intrusive_ptr<at::TensorImpl, at::UndefinedTensorImpl> weak(parameter.getIntrusivePtr());
     parameter.register_hook([gradient, weak](const at::Tensor&) {

@@ -3,7 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/label.h"
 #include "tessera/comm/ops.h"
-#include "tessera/comm/runs.h"
+#include "tessera/comm/runs_ops.h"
 #include "tessera/data_parallel/local_gradient.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/register.h"
@@ -169,12 +169,16 @@ bool Unit::computes_in_shard() const {
   return shards_->size() == 1 && !options_.offload && whole_dtype() == flat_.scalar_type();
 }
 
+bool Unit::is_moved() const {
+  return !open_ && !members_.empty() && members_[0].sharded &&
+         !std::all_of(members_.begin(), members_.end(),
+                      [&](const Member& member) { return lies_in(member.handle, flat_); });
+}
+
 void Unit::gather() {
   if (open_ || members_.empty()) return;
   const at::NoGradGuard no_grad;
-  const bool moved = members_[0].sharded && !std::all_of(members_.begin(), members_.end(), [&](const Member& member) {
-                       return lies_in(member.handle, flat_);
-                     });
+  const bool moved = is_moved();
   if (moved || is_stale()) let_go();
   if (moved) take_values();
   if (is_gathered()) return;
@@ -202,12 +206,17 @@ void Unit::gather() {
   std::vector<at::Tensor> into{gathered_};
   if (landing_.defined()) into.push_back(landing_);
   const comm::Label label(name_.c_str(), number_);
-  gathered_from_->add_pending(gathered_, comm::all_gather_into_runs(gathered_from_, into, layout.gather_runs(), wire_));
+  comm::all_gather_into_runs_(into, wire_, layout.gather_runs(), gathered_from_);
+}
+
+void Unit::wait_for_gathered() {
+  comm::wait(gathered_, gathered_from_);
+  if (landing_.defined()) comm::wait(landing_, gathered_from_);
 }
 
 void Unit::land() {
   if (std::exchange(landed_, true)) return;
-  comm::wait(gathered_, gathered_from_);
+  wait_for_gathered();
   wire_.reset();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   gathered_layout().leave_landing(landing_, gathered_);
@@ -246,7 +255,7 @@ void Unit::show_sharded() {
 }
 
 void Unit::let_go() {
-  if (gathered_.defined() && !landed_) comm::wait(gathered_, gathered_from_);
+  if (gathered_.defined() && !landed_) wait_for_gathered();
   gathered_.reset();
   landing_.reset();
   wire_.reset();

@@ -82,6 +82,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void settle_writes(bool keep);
   bool is_open() const { return open_; }
   bool is_gathered() const { return gathered_.defined(); }
+  bool is_moved() const;  // values were put beside the shard: the next gather() takes them
 
   // Takes over what autograd saves of this unit's whole members.
   const PackerRef& packer() const { return packer_; }
@@ -100,6 +101,18 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool reducing() const { return reduced_.defined(); }
   void end_backward();  // without a reduction: what has come is kept for the next
   void abandon();       // after an error: sharded, nothing pending, the gradients kept aside are shown again
+  // What a unit that is sharded keeps from one backward for the next.
+  struct Carried {
+    std::vector<at::Tensor> gradients;  // whole, not reduced yet: which `came`
+    std::vector<char> came;
+    at::Tensor owed;  // reduced over shards alone: `owes`
+    std::vector<char> owes;
+    at::Tensor shard_gradient;  // of which the members' are views
+    std::optional<double> divide_factor;
+  };
+  Carried carried() const;
+  void carry(const Carried& state);
+
   // By what the sum of gradients is divided; none: the number of ranks.
   void set_divide_factor(std::optional<double> factor) { divide_factor_ = factor; }
 
@@ -110,6 +123,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   void take_values();
   at::Tensor sharded_form(size_t i, const at::Tensor& shard) const;
   at::Tensor whole_form(size_t i, const at::Tensor& view) const;
+  void wait_for_gathered();
   void land();
   void show_whole(size_t i, const at::Tensor& whole);
   void show_sharded();
@@ -126,6 +140,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool any_came() const;
   void let_go_of_gradients();
   void add_gradients_aside(const at::Tensor& shard);
+  bool add_to_gradients_aside(const at::Tensor& shard);
   void show_gradients();
   void drop_gradient();
   double divide_by() const;

@@ -1,9 +1,10 @@
 // The way of a unit's gradients: each comes whole, all are reduced in one buffer, and pieces are shown.
+#include "tessera/base/compiling.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/inplace_ops.h"
 #include "tessera/comm/label.h"
 #include "tessera/comm/ops.h"
-#include "tessera/comm/runs.h"
+#include "tessera/comm/runs_ops.h"
 #include "tessera/data_parallel/fsdp/unit.h"
 #include "tessera/data_parallel/local_gradient.h"
 #include "tessera/dtensor/dtensor.h"
@@ -101,8 +102,7 @@ void Unit::post_reduction(bool all_reduce) {
   for (auto& gradient : gradients_)
     if (!gradient.defined()) gradient = at::empty({0}, options);  // its runs are padding
   const comm::Label label(name_.c_str(), number_);
-  shards_->add_pending(
-      reduced_, comm::reduce_scatter_runs(shards_, reduced_, gradients_, layout_.gradient_runs(came_), ReduceOp::Sum));
+  comm::reduce_scatter_runs_into_(reduced_, gradients_, layout_.gradient_runs(came_), ReduceOp::Sum, shards_);
 }
 
 void Unit::post_all_reduce() {
@@ -139,7 +139,27 @@ void Unit::finish_reduction() {
   show_gradients();
 }
 
+// A program adds where gradients are, so that they are there in the next step, too. Not if some were not there yet.
+bool Unit::add_to_gradients_aside(const at::Tensor& shard) {
+  const auto same_kind = [&](const at::Tensor& t) { return t.defined() && t.scalar_type() == shard.scalar_type(); };
+  if (options_.flat_parameter) {
+    if (!same_kind(flat_.grad())) return false;
+    flat_.grad().add_(shard);
+    std::fill(owes_.begin(), owes_.end(), 0);
+    return true;
+  }
+  const auto here = [&](size_t i) { return owes_[i] && layout_.in_shard(i, shards_->rank()).size > 0; };
+  for (size_t i = 0; i < members_.size(); i++)
+    if (here(i) && !same_kind(aside_[i])) return false;
+  for (size_t i = 0; i < members_.size(); i++) {
+    if (here(i)) local_value(aside_[i]).add_(layout_.piece(i, shards_->rank(), shard));
+    owes_[i] = 0;
+  }
+  return true;
+}
+
 void Unit::add_gradients_aside(const at::Tensor& shard) {
+  if (compiling() && add_to_gradients_aside(shard)) return;
   const auto rank = shards_->rank();
   for (size_t i = 0; i < members_.size(); i++)
     if (aside_[i].defined()) layout_.piece(i, rank, shard).add_(local_value(aside_[i]));
@@ -168,12 +188,29 @@ void Unit::end_backward() {
   show_gradients();
 }
 
+Unit::Carried Unit::carried() const {
+  return {gradients_, came_, owed_, owes_, flat_.defined() ? flat_.grad() : at::Tensor(), divide_factor_};
+}
+
+void Unit::carry(const Carried& state) {
+  gradients_ = state.gradients;
+  came_ = state.came;
+  owed_ = state.owed;
+  owes_ = state.owes;
+  divide_factor_ = state.divide_factor;
+  // A flat parameter has its gradient as other parameters do.
+  if (flat_.defined() && !options_.flat_parameter) flat_.mutable_grad() = state.shard_gradient;
+}
+
 void Unit::abandon() {
   const bool hides_gradients = in_backward_ || reducing();
   in_backward_ = false;
   discard(reduced_, on_wire_ == Wire::Replicas ? replicas_ : shards_);
   on_wire_ = Wire::None;
-  if (!landed_) discard(gathered_, gathered_from_);
+  if (!landed_) {
+    discard(gathered_, gathered_from_);
+    discard(landing_, gathered_from_);
+  }
   let_go_of_gradients();
   owed_.reset();
   std::fill(came_.begin(), came_.end(), 0);

@@ -7,9 +7,9 @@ namespace tessera::compiler {
 
 // How many bytes of memory that a program makes are in use while its nodes run, for orders of the nodes. What is
 // external or put out is not counted: it is there in any order.
-class MemoryCurve {
+class MemoryByOrder {
  public:
-  explicit MemoryCurve(const Program& program);
+  explicit MemoryByOrder(const Program& program);
   std::vector<int64_t> bytes(const std::vector<int32_t>& order) const;  // by place
   int64_t peak(const std::vector<int32_t>& order) const;
 

@@ -1,4 +1,4 @@
-#include "tessera/compile/passes/memory_curve.h"
+#include "tessera/compile/passes/memory_by_order.h"
 
 #include "tessera/compile/ir/dependencies.h"
 
@@ -6,7 +6,7 @@
 
 namespace tessera::compiler {
 
-MemoryCurve::MemoryCurve(const Program& program) : used_(used_buffers(program)), sizes_(program.buffer_bytes()) {
+MemoryByOrder::MemoryByOrder(const Program& program) : used_(used_buffers(program)), sizes_(program.buffer_bytes()) {
   const auto external = program.external_buffers();
   for (size_t b = 0; b < external.size(); b++)
     if (external[b]) sizes_[b] = 0;
@@ -14,7 +14,7 @@ MemoryCurve::MemoryCurve(const Program& program) : used_(used_buffers(program)),
     if (output.value != kNone) sizes_[static_cast<size_t>(program.buffer_of(output.value))] = 0;
 }
 
-std::vector<int64_t> MemoryCurve::bytes(const std::vector<int32_t>& order) const {
+std::vector<int64_t> MemoryByOrder::bytes(const std::vector<int32_t>& order) const {
   std::vector<int64_t> curve(order.size() + 1, 0);
   std::vector<int32_t> last(sizes_.size(), -1);
   for (size_t i = order.size(); i-- > 0;)
@@ -35,7 +35,7 @@ std::vector<int64_t> MemoryCurve::bytes(const std::vector<int32_t>& order) const
   return curve;
 }
 
-int64_t MemoryCurve::peak(const std::vector<int32_t>& order) const {
+int64_t MemoryByOrder::peak(const std::vector<int32_t>& order) const {
   const auto curve = bytes(order);
   return curve.empty() ? 0 : *std::max_element(curve.begin(), curve.end());
 }

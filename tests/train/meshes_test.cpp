@@ -1,0 +1,176 @@
+// The same training on any mesh: the same weights to start with, to the bit, and the same losses.
+#include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/testing/message_of.h"
+#include "tessera/testing/ranks.h"
+#include "tessera/train/checksum.h"
+#include "tessera/train/trainer.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera::train {
+namespace {
+
+using testing::Rank;
+using testing::run_ranks;
+
+TrainConfig tiny() {
+  TrainConfig config;
+  config.model = {.name = "gpt-tiny", .max_seq_len = 16, .layers = 2, .heads = 2, .dim = 16};
+  config.training.batch = 8;
+  config.training.steps = 50;
+  config.training.seed = 3;
+  config.optimizer.lr = 5e-3;
+  config.optimizer.warmup = 5;
+  config.guard.checksum_every = 10;
+  return config;
+}
+
+at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
+
+struct Run {
+  std::vector<std::pair<std::string, at::Tensor>> weights;  // before the first step
+  std::vector<double> losses;
+  int64_t samples_read = 0;
+  std::map<std::string, Traffic> traffic;  // of the last step
+  std::vector<int64_t> parameter_bytes;
+};
+
+using Change = std::function<void(Trainer&, const Rank&)>;
+
+Run run(TrainConfig config, const std::string& mesh, const Change& change = {}) {
+  config.parallel.mesh = mesh;
+  Run result;
+  run_ranks(std::max<int64_t>(1, ranks_of(config.parallel)), [&](Rank& me) {
+    Trainer trainer(config, me.world);
+    Run mine;
+    for (const auto& item : trainer.layout().module().named_parameters())
+      mine.weights.emplace_back(item.key(), whole(item->detach()).clone());
+    if (change) change(trainer, me);
+    for (int64_t i = 0; i < config.training.steps; i++) {
+      const auto metrics = trainer.step().metrics;
+      mine.losses.push_back(metrics.loss);
+      mine.samples_read = metrics.samples_read;
+      mine.traffic = metrics.traffic;
+      mine.parameter_bytes = metrics.parameter_bytes;
+    }
+    if (me.rank == 0) result = mine;
+  });
+  return result;
+}
+
+void expect_same(const Run& got, const Run& want, double relative = 1e-5) {
+  ASSERT_EQ(got.weights.size(), want.weights.size());
+  for (size_t i = 0; i < got.weights.size(); i++) {
+    EXPECT_EQ(got.weights[i].first, want.weights[i].first);
+    EXPECT_TRUE(at::equal(got.weights[i].second, want.weights[i].second)) << got.weights[i].first;
+  }
+  ASSERT_EQ(got.losses.size(), want.losses.size());
+  for (size_t i = 0; i < got.losses.size(); i++)
+    EXPECT_NEAR(got.losses[i], want.losses[i], relative * want.losses[i]) << "step " << i + 1;
+  EXPECT_EQ(got.samples_read, want.samples_read);
+}
+
+TEST(Meshes, TheSameWeightsAndLosses) {
+  const auto alone = run(tiny(), "");
+  EXPECT_LT(alone.losses.back(), 0.7 * alone.losses.front());  // it learns: the losses are not just all alike
+  EXPECT_EQ(alone.samples_read, 400);
+  for (const std::string mesh : {"dp=2", "dp=4", "tp=2", "dp=2,tp=2", "fsdp=4", "fsdp=2,tp=2", "dp=2,fsdp=2"}) {
+    SCOPED_TRACE(mesh);
+    expect_same(run(tiny(), mesh), alone);
+  }
+}
+
+TEST(Meshes, OfLlamaToo) {
+  auto config = tiny();
+  config.model = {
+      .name = "llama-tiny", .max_seq_len = 16, .layers = 2, .heads = 4, .kv_heads = 2, .dim = 16, .ffn_dim = 24};
+  config.training.steps = 10;
+  const auto alone = run(config, "");
+  for (const std::string mesh : {"dp=2,tp=2", "fsdp=2,tp=2"}) {
+    SCOPED_TRACE(mesh);
+    expect_same(run(config, mesh), alone);
+  }
+}
+
+TEST(Meshes, WaysToComputeTheSameThing) {
+  auto config = tiny();
+  config.training.steps = 10;
+  const auto alone = run(config, "");
+  const auto with = [&](auto change) {
+    auto changed = config;
+    change(changed);
+    return changed;
+  };
+  expect_same(run(with([](auto& c) { c.training.accumulate = 2; }), ""), alone);
+  expect_same(run(with([](auto& c) { c.training.accumulate = 2; }), "dp=2"), alone);
+  expect_same(run(with([](auto& c) { c.training.accumulate = 2; }), "fsdp=2,tp=2"), alone);
+  expect_same(run(with([](auto& c) { c.training.activation_checkpoint = true; }), "dp=2,tp=2"), alone);
+  expect_same(run(with([](auto& c) { c.parallel.sequence_parallel = true; }), "dp=2,tp=2"), alone);
+  expect_same(run(with([](auto& c) { c.parallel.loss_parallel = true; }), "dp=2,tp=2"), alone);
+  expect_same(run(with([](auto& c) { c.parallel.fsdp = true; }), "dp=2"), alone);
+}
+
+// Each in its own way wrong, so that the comparison above is known to see it.
+TEST(Meshes, ARankWithoutGradientIsNoticed) {
+  auto config = tiny();
+  config.training.steps = 3;
+  const auto alone = run(config, "");
+  for (const std::string mesh : {"dp=2", "tp=2"}) {
+    SCOPED_TRACE(mesh);
+    auto unguarded = config;
+    unguarded.guard.checksum_every = 0;
+    const auto zeroed = run(unguarded, mesh, [](Trainer& trainer, const Rank& me) {
+      if (me.rank != 1) return;
+      for (const auto& p : trainer.layout().module().parameters())
+        p.register_hook([](const at::Tensor& gradient) { return gradient * 0; });
+    });
+    EXPECT_NEAR(zeroed.losses[0], alone.losses[0], 1e-5 * alone.losses[0]);  // nothing was updated yet
+    EXPECT_GT(std::abs(zeroed.losses[2] - alone.losses[2]), 1e-4 * alone.losses[2]);
+  }
+}
+
+TEST(Meshes, TrafficAndMemoryAreThoseOfTheMesh) {
+  auto config = tiny();
+  config.training.steps = 2;
+  const auto alone = run(config, ""), copied = run(config, "dp=2"), cut = run(config, "fsdp=2"),
+             tensor = run(config, "tp=2");
+  EXPECT_TRUE(alone.traffic.empty());
+  const int64_t bytes = alone.parameter_bytes.at(0);
+  EXPECT_EQ(bytes, 4 * models::parameter_count(model_config(config.model)));
+  EXPECT_EQ(copied.parameter_bytes, (std::vector<int64_t>{bytes, bytes}));
+  EXPECT_EQ(copied.traffic.size(), 1u);
+  EXPECT_EQ(copied.traffic.at("dp").bytes, bytes);  // each gradient once
+  EXPECT_EQ(cut.parameter_bytes[0] + cut.parameter_bytes[1], bytes);
+  EXPECT_GE(cut.traffic.at("fsdp").bytes, 2 * bytes);
+  EXPECT_LT(tensor.parameter_bytes[0], bytes);
+  // Forward: embedding, two a block, logits. Backward: the head, two a block. And one for the norm of what is cut.
+  EXPECT_EQ(tensor.traffic.at("tp").collectives, 1 + 2 * 2 + 1 + 1 + 2 * 2 + 1);
+}
+
+TEST(Checksum, FindsARankThatHasDrifted) {
+  auto config = tiny();
+  config.parallel.mesh = "dp=2,tp=2";
+  run_ranks(4, [&](Rank& me) {
+    Trainer trainer(config, me.world);
+    const auto compare = [&] { check_replicas(trainer.layout().module(), trainer.layout().mesh(), "now"); };
+    EXPECT_NO_THROW(compare());
+    if (me.rank == 3) {
+      const at::NoGradGuard no_grad;
+      auto weight = trainer.layout().module().named_parameters()["h.1.mlp.c_fc.weight"];
+      DTensor(weight.detach()).to_local()[0][0] += 1e-6;
+    }
+    const bool beside = me.rank % 2 == 1;  // in the column of rank 3
+    const auto said = testing::message_of<CommError>(compare);
+    EXPECT_SAYS(
+        said,
+        beside
+            ? "now, ranks have drifted apart: 1 of 28 parameters that should be the same on all ranks of axis 'dp' are "
+              "not: h.1.mlp.c_fc.weight"
+            : "parameters of other ranks differ");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::train
