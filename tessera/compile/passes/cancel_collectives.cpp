@@ -49,21 +49,34 @@ class Cancelling {
 
   Matched run() {
     find_what_is_alike();
-    std::vector<std::map<size_t, ValueId>> found(program_.groups.size());  // node -> what its result is
+    std::map<size_t, ValueId> agreed;                // node -> what its result is
+    std::vector<Found> own(program_.groups.size());  // the same, as far as this rank sees
+    std::vector<int64_t> count(program_.groups.size(), 0);
     for (size_t n = 0; n < program_.nodes.size(); n++) {
       const auto& node = program_.nodes[n];
       if (kind_of(node) != OpKind::Collective) continue;
-      const auto x = known_result(n, node);
-      if (x != kNone) found[static_cast<size_t>(group_of(node))][n] = x;
+      const auto group = static_cast<size_t>(group_of(node));
+      const auto number = count[group]++;
+      if (const auto x = known_result(n, node); x != kNone)
+        agreed[n] = x;
+      else if (const auto piece = known_to_this_rank(n, node); piece != kNone)
+        own[group].push_back({number, n, piece});
     }
-    std::map<size_t, ValueId> agreed;
-    for (size_t g = 0; g < found.size(); g++)
-      if (all_agree(program_.groups[g], found[g])) agreed.insert(found[g].begin(), found[g].end());
+    for (size_t g = 0; g < own.size(); g++)
+      if (all_agree(program_.groups[g], own[g]))
+        for (const auto& each : own[g]) agreed[each.node] = each.x;
     rewrite(agreed);
     return {static_cast<int64_t>(agreed.size())};
   }
 
  private:
+  struct Known {
+    int64_t number;  // of the collective, among its group's
+    size_t node;
+    ValueId x;
+  };
+  using Found = std::vector<Known>;
+
   const Type& type(ValueId id) const { return program_[id].type; }
   int32_t writes_to(ValueId id) const { return uses_.writes[static_cast<size_t>(program_.buffer_of(id))]; }
 
@@ -107,10 +120,13 @@ class Cancelling {
       if (alike && (op == "max" || op == "min")) return *x;
       return earlier_reduction(n, node, *x);
     }
+    return kNone;
+  }
+  // The same, where it depends on which piece is this rank's.
+  ValueId known_to_this_rank(size_t n, const Node& node) const {
     const auto gather = as_gather(node);
     if (!gather) return kNone;
-    if (only_own_piece_is_read(*gather, group)) return *x;
-    return cut_from(*gather, group, n);
+    return only_own_piece_is_read(*gather, group_of(node)) ? gather->x : cut_from(*gather, group_of(node), n);
   }
 
   // The waited result of an all_reduce of the same before, if it is still that.
@@ -167,10 +183,11 @@ class Cancelling {
     return kNone;
   }
 
-  static bool all_agree(const GroupInfo& info, const std::map<size_t, ValueId>& found) {
+  // Asked of every group, found or not: the others ask, too.
+  static bool all_agree(const GroupInfo& info, const Found& found) {
     if (!info.group || info.group->size() == 1) return true;
     std::ostringstream line;
-    for (const auto& [n, x] : found) line << n << " ";
+    for (const auto& each : found) line << each.number << " ";
     try {
       comm::agree(info.group, "cancel_collectives", {line.str()});
     } catch (const UsageError&) {
