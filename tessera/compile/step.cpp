@@ -136,7 +136,9 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
     if (now.defined() && tracer.made(plain_of(now))) {
       tracer.put_out(plain_of(now), Output::Kind::Gradient, each.name);
       gradients_.push_back({each.parameter, now});
-    } else if (each.stand_in.defined() && now.defined()) {
+    } else if (!now.defined()) {
+      gradients_.push_back({each.parameter, {}});
+    } else if (each.stand_in.defined()) {
       each.parameter.mutable_grad().reset();  // nobody touched it
     }
   }

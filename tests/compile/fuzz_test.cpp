@@ -111,7 +111,7 @@ const Row kRows[] = {
     ROW("expand", a(v, k).unsqueeze(0).expand({2, -1, -1})),
     ROW("cat", at::cat({a(v, k), b(v, k)}, dim(a(v, k), k.m))),
     ROW("stack", at::stack({a(v, k), a(v, k)})),
-    ROW("chunk", a(v, k).chunk(2, dim(a(v, k), k.m))[static_cast<size_t>(k.n % 2)]),
+    ROW("chunk", a(v, k).chunk(2, dim(a(v, k), k.m)).at(static_cast<size_t>(k.n % 2))),
     ROW("clone", a(v, k).clone()),
     ROW("contiguous", a(v, k).contiguous()),
     ROW("detach", a(v, k).detach()),
