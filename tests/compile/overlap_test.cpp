@@ -53,13 +53,13 @@ TEST(OverlapCommunication, MovesAsFarAsTheBoundAllows) {
   EXPECT_LE(peak_of(tight), 128);
   EXPECT_GT(line_of(tight, "tessera.all_gather", 1), line_of(tight, "aten.relu", 0));
   // With room for one more both are posted at once.
-  const auto roomy = after("overlap_communication(bytes=192)", 2);
+  const auto roomy = after("overlap_communication(bytes=192)", 1);
   EXPECT_EQ(peak_of(roomy), 192);
   EXPECT_EQ(line_of(roomy, "tessera.all_gather", 1), 1);
 }
 
 TEST(OverlapCommunication, Golden) {
-  auto program = after("overlap_communication(bytes=192)", 2);
+  auto program = after("overlap_communication(bytes=192)", 1);
   renumber(program);
   EXPECT_EQ(text_of(program), R"(group @dp [0, 1]
 input %0: f32[8] parameter "a"
