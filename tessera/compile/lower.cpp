@@ -34,8 +34,6 @@ std::vector<PassReport> lower(Program& program, const Settings& settings) {
   auto report = run_passes(program, {find_pass("in_place_collectives")}, settings.verified);
   if (settings.codegen)
     for (auto& each : generate_kernels(program, settings.verified)) report.push_back(std::move(each));
-  // After the generated kernels: what they keep in registers needs no memory to be written into.
-  report.push_back(run_passes(program, {find_pass("in_place_ops")}, settings.verified)[0]);
   return report;
 }
 

@@ -66,7 +66,7 @@ void expect_the_eager_step(Model start, MakeOptimizer make_optimizer, at::IntArr
     for (size_t b = 0; b < eager->buffers().size(); b++)
       EXPECT_TRUE(at::allclose(model->buffers()[b], eager->buffers()[b])) << i << ", buffer " << b;
   }
-  EXPECT_EQ(step.report().size(), compiler::known_passes().size() + 2) << step.report();  // two by lower()
+  EXPECT_EQ(step.report().size(), compiler::known_passes().size() + 1) << step.report();  // one by lower()
   for (const auto* name : {"functionalise", "constant_folding", "batch_dims", "fuse_pointwise"})
     for (const auto& each : step.report())
       if (each.name == name) {
