@@ -119,6 +119,7 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
   const auto captured_before = captured_.size();
   for (const auto& leaf : tracer.leaves()) {
     if (known.count(leaf.handle.unsafeGetTensorImpl())) continue;
+    if (leaf.handle.use_count() == 1) continue;  // only the tracer has it: the step made it, of memory from outside
     captured_.push_back(leaf.handle);
     leaf.handle.mutable_grad() = leaf.gradient;
   }
