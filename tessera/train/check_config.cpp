@@ -188,6 +188,9 @@ void check(const TrainConfig& c, int64_t ranks) {
     check_heads(c, tp);
     tensor_parallel_plan(c);
   }
+  const bool sharded = std::find(mesh.names.begin(), mesh.names.end(), "fsdp") != mesh.names.end();
+  TESSERA_CHECK(!(c.training.compile && sharded), UsageError, "--compile is for fp32 on axes dp and tp as yet; mesh ",
+                mesh, " with ", c.training.precision, " has modules that are gathered and cut again as they run");
   TESSERA_CHECK(!(c.training.compile && c.guard.on_nan == "skip"), UsageError,
                 "--on-nan skip needs a step that can stop before its update, and a compiled one does not; leave one "
                 "of them out");

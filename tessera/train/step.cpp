@@ -44,6 +44,12 @@ StepResult forward_backward_of(Step::Parts& parts, Model& model, optim::AdamW& o
   return {total, optim::clip_grad_norm_(optimizer.parameters(), most)};
 }
 
+void update_of(Step::Parts& parts, optim::AdamW& optimizer) {
+  if (!parts.scaler.enabled()) return optimizer.step();
+  parts.scaler.step(optimizer);
+  parts.scaler.update();
+}
+
 }  // namespace
 
 Step::Step(const TrainConfig& config, Layout& layout, optim::AdamW& optimizer)
@@ -63,7 +69,7 @@ Step::Step(const TrainConfig& config, Layout& layout, optim::AdamW& optimizer)
         auto step = compile([parts = parts_](Model& model, optim::AdamW& optimizer, const at::Tensor& input,
                                              const at::Tensor& target, const at::Tensor& scale) {
           const auto result = forward_backward_of<Model>(*parts, model, optimizer, input, target, scale);
-          optimizer.step();
+          update_of(*parts, optimizer);
           return std::make_tuple(result.loss, result.grad_norm);
         });
         run_ = [parts = parts_, model, step](const at::Tensor& input, const at::Tensor& target,
@@ -83,10 +89,7 @@ StepResult Step::forward_backward(const at::Tensor& input, const at::Tensor& tar
 }
 
 void Step::update() {
-  if (parts_->updates_inside) return;
-  if (!parts_->scaler.enabled()) return parts_->optimizer.step();
-  parts_->scaler.step(parts_->optimizer);
-  parts_->scaler.update();
+  if (!parts_->updates_inside) update_of(*parts_, parts_->optimizer);
 }
 
 std::unique_ptr<optim::AdamW> make_optimizer(const OptimizerOptions& o, const torch::nn::Module& module) {

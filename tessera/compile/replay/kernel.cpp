@@ -37,6 +37,9 @@ const std::vector<c10::OperatorHandle>& overloads(const std::string& name) {
 
 Kernel kernel_of(const c10::OperatorHandle& op, c10::DeviceType device) {
   const auto key = key_of(device);
+  // LibTorch writes down who holds a kernel, in a list beside it and without a lock: ranks may be threads.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   return {op, op.getComputedKernelForDispatchKey(key), c10::DispatchKeySet(key)};
 }
 
