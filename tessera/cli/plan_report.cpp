@@ -1,7 +1,7 @@
 #include "tessera/cli/plan_report.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/world.h"
+#include "tessera/comm/fake_world.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/gpt2.h"
@@ -20,11 +20,6 @@
 
 namespace tessera::cli {
 namespace {
-
-struct FakeWorld {
-  explicit FakeWorld(int64_t ranks) { init({.backend = "fake", .rank = 0, .world_size = ranks}); }
-  ~FakeWorld() { destroy(); }
-};
 
 // "GPT2.h.0.attn.c_attn" -> "h.*.attn.c_attn": the one layer that ran stands for all.
 std::string as_pattern(const std::string& name, const std::string& root) {

@@ -1,7 +1,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/settings.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/train_config_file.h"
+#include "tessera/cli/train_flags.h"
 #include "tessera/cli/train_run.h"
 #include "tessera/comm/environment.h"
 #include "tessera/launch/launcher.h"
@@ -20,28 +20,6 @@ namespace {
 using train::OptionRow;
 using train::TrainConfig;
 
-// Flags as they were written, by key. They are read once a file was, which they go before.
-using Given = std::map<std::string, std::string>;
-
-std::string dotted(const OptionRow& row) { return std::string("--") + row.key; }
-
-void add_flags(CLI::App& command, Given& given) {
-  const TrainConfig defaults;
-  train::visit_options(defaults, [&](const OptionRow& row, const auto& value) {
-    const std::string name(row.short_flag), key(row.key);
-    CLI::Option* option = nullptr;
-    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, bool>) {
-      std::string names = dotted(row) + "{true}";
-      if (!name.empty()) names += "," + name + "{true},--no-" + name.substr(2) + "{false}";
-      option = command.add_flag(names, given[key], row.help);
-    } else {
-      option = command.add_option((name.empty() ? "" : name + ",") + dotted(row), given[key], row.help);
-      option->default_str(train::option_text(value));
-    }
-    option->group(key.substr(0, key.find('.')));
-  });
-}
-
 // What a config says beyond the defaults, as flags: for the ranks.
 std::vector<std::string> flags_of(const TrainConfig& config) {
   std::map<std::string, std::string> usual;
@@ -50,7 +28,8 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
                        [&](const OptionRow& row, const auto& value) { usual[row.key] = train::option_text(value); });
   std::vector<std::string> flags;
   train::visit_options(config, [&](const OptionRow& row, const auto& value) {
-    if (const auto text = train::option_text(value); usual[row.key] != text) flags.push_back(dotted(row) + "=" + text);
+    if (const auto text = train::option_text(value); usual[row.key] != text)
+      flags.push_back("--" + std::string(row.key) + "=" + text);
   });
   return flags;
 }
@@ -77,22 +56,13 @@ int launch_ranks(const TrainConfig& config, int64_t ranks, int64_t threads) {
 }
 
 struct Arguments {
-  Given given;
-  std::string file;
+  TrainFlags flags;
   int64_t ranks = 0, threads = 0;
   bool print = false;
 };
 
-TrainConfig config_from(const Arguments& arguments) {
-  TrainConfig config;
-  if (!arguments.file.empty()) read_train_config(config, arguments.file);
-  for (const auto& [key, text] : arguments.given)
-    if (!text.empty()) train::set_option(config, key, text);
-  return config;
-}
-
 void train_as_asked(const Arguments& arguments) {
-  auto config = config_from(arguments);
+  auto config = arguments.flags.config();
   if (arguments.print) {
     std::cout << config;
     return;
@@ -123,9 +93,8 @@ void add_train_command(CLI::App& app) {
   auto* command = app.add_subcommand("train", "Trains a model with any mix of data, tensor and sharded parallelism");
   command->add_option("-n,--ranks", arguments->ranks, "Ranks on this host; without it as many as the mesh has");
   command->add_option("--threads-per-rank", arguments->threads, "OMP_NUM_THREADS of each; 0: cores / ranks");
-  command->add_option("--config", arguments->file, "A TOML file; flags go before what it says");
   command->add_flag("--print-config", arguments->print, "Print the config as TOML and stop");
-  add_flags(*command, arguments->given);
+  arguments->flags.add_to(*command);
   command->footer(
       "Exit code: 0; 1 it went wrong on the way or did not learn what was asked; 2 the input is wrong; 130 Ctrl-C.\n"
       "Examples:\n"
