@@ -9,9 +9,12 @@
 namespace tessera::train {
 namespace {
 
-std::string megabytes(int64_t bytes) {
+std::string bytes_text(int64_t bytes) {
+  if (bytes < 10'000) return std::to_string(bytes) + " B";
+  const bool giga = bytes >= 1'000'000'000;
   std::ostringstream text;
-  text << std::fixed << std::setprecision(bytes < 10'000'000 ? 2 : 1) << static_cast<double>(bytes) / 1e6 << " MB";
+  text << std::fixed << std::setprecision(2) << static_cast<double>(bytes) / (giga ? 1e9 : 1e6)
+       << (giga ? " GB" : " MB");
   return text.str();
 }
 
@@ -54,9 +57,9 @@ Lines parameter_lines(const TrainPlan& plan) {
 Lines traffic_lines(const TrainPlan& plan) {
   Lines lines{{"axis", "what", "collectives", "bytes"}};
   for (const auto& row : plan.traffic)
-    lines.push_back({row.axis, row.what, std::to_string(row.traffic.collectives), megabytes(row.traffic.bytes)});
+    lines.push_back({row.axis, row.what, std::to_string(row.traffic.collectives), bytes_text(row.traffic.bytes)});
   for (const auto& [axis, traffic] : plan.traffic_by_axis())
-    lines.push_back({axis, "in all", std::to_string(traffic.collectives), megabytes(traffic.bytes)});
+    lines.push_back({axis, "in all", std::to_string(traffic.collectives), bytes_text(traffic.bytes)});
   return lines;
 }
 
@@ -64,10 +67,10 @@ Lines memory_lines(const TrainPlan& plan) {
   Lines lines{{"kind", "bytes"}};
   int64_t all = 0;
   for (const auto& row : plan.memory) {
-    lines.push_back({row.kind, (row.estimate ? "about " : "") + megabytes(row.bytes)});
+    lines.push_back({row.kind, (row.estimate ? "about " : "") + bytes_text(row.bytes)});
     all += row.bytes;
   }
-  lines.push_back({"in all", "about " + megabytes(all)});
+  lines.push_back({"in all", "about " + bytes_text(all)});
   return lines;
 }
 

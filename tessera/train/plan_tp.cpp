@@ -10,6 +10,8 @@
 #include "tessera/train/network.h"
 #include "tessera/train/plan_traffic.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -37,24 +39,29 @@ class KindCount final : private comm::Observer {
   comm::ObserverScope scope_;
 };
 
-struct Run {
-  int64_t blocks, rows, length;
+struct Tokens {
+  int64_t rows, length;
+  int64_t count() const { return rows * length; }
 };
 
-// Axes of data parallelism take no part.
-ByKind run_on_tp(const TrainConfig& config, int64_t tp, const Run& run) {
-  const FakeWorld world(tp);
-  const auto mesh = init_device_mesh("cpu", {tp}, {"tp"});
-  auto network = deferred_init([&] { return make_network(with_blocks(model_config(config.model), run.blocks)); });
-  auto& root = module_of(network);
-  if (const auto& precision = config.training.precision; precision != "fp32")
-    deferred_init([&] { root.to(precision == "bf16" ? at::kBFloat16 : at::kHalf); });
-  parallelize_module(root, mesh, tensor_parallel_plan(config), {.src_data_rank = std::nullopt});
-  if (config.training.activation_checkpoint)
-    for (const auto& block : blocks_of(network)) checkpoint_wrapper(*block);
-  materialize(root);
+// Memory for parameters, with whatever is in it: nobody looks at results. Pages that are never written to cost nothing.
+void give_memory(torch::nn::Module& root) {
+  const at::NoGradGuard no_grad;
+  for (auto& p : root.parameters()) {
+    if (!is_dtensor(p)) {
+      p.set_data(at::empty(p.sizes(), p.scalar_type()));
+      continue;
+    }
+    const auto& spec = *detail::meta_of(p).spec;
+    p.set_data(detail::wrap(at::empty(spec.local_sizes, spec.dtype),
+                            intern(spec.mesh, spec.placements, spec.sizes, spec.strides, spec.dtype, at::kCPU)));
+  }
+}
 
-  const auto tokens = at::zeros({run.rows, run.length}, at::kLong);
+ByKind run_step(Network& network, const Tokens& size) {
+  auto& root = module_of(network);
+  root.zero_grad();
+  const auto tokens = at::zeros({size.rows, size.length}, at::kLong);
   KindCount count;
   const LossParallel keeps_logits_cut;
   count.phase(" in forward");
@@ -65,6 +72,23 @@ ByKind run_on_tp(const TrainConfig& config, int64_t tp, const Run& run) {
   count.phase(" of gradients");
   optim::detail::summed_gradients(root.parameters());
   return count.seen();
+}
+
+// Steps with each number of tokens. Axes of data parallelism take no part.
+std::vector<ByKind> run_on_tp(const TrainConfig& config, int64_t tp, int64_t blocks, const std::vector<Tokens>& sizes) {
+  const FakeWorld world(tp);
+  const auto mesh = init_device_mesh("cpu", {tp}, {"tp"});
+  auto network = deferred_init([&] { return make_network(with_blocks(model_config(config.model), blocks)); });
+  auto& root = module_of(network);
+  if (const auto& precision = config.training.precision; precision != "fp32")
+    deferred_init([&] { root.to(precision == "bf16" ? at::kBFloat16 : at::kHalf); });
+  parallelize_module(root, mesh, tensor_parallel_plan(config), {.src_data_rank = std::nullopt});
+  if (config.training.activation_checkpoint)
+    for (const auto& block : blocks_of(network)) checkpoint_wrapper(*block);
+  give_memory(root);
+  std::vector<ByKind> seen;
+  for (const auto& size : sizes) seen.push_back(run_step(network, size));
+  return seen;
 }
 
 // At `at` on the line through (x1, y1) and (x2, y2).
@@ -88,10 +112,10 @@ ByKind run_with_tokens(const TrainConfig& config, int64_t tp, int64_t rows, int6
   // Short rows as they are, so that what does not divide by tp is as it will be. Of long ones a part, that divides.
   constexpr int64_t kShort = 64;
   const bool is_short = length <= std::max(kShort, 2 * tp);
-  const Run one{blocks, 1, is_short ? length : tp}, two{blocks, is_short ? 2 : 1, is_short ? length : 2 * tp};
+  const Tokens one{1, is_short ? length : tp}, two{is_short ? 2 : 1, is_short ? length : 2 * tp};
   const int64_t tokens = rows * (is_short ? length : (length + tp - 1) / tp * tp);
-  return along(one.rows * one.length, run_on_tp(config, tp, one), two.rows * two.length, run_on_tp(config, tp, two),
-               tokens);
+  const auto seen = run_on_tp(config, tp, blocks, {one, two});
+  return along(one.count(), seen[0], two.count(), seen[1], tokens);
 }
 
 }  // namespace
