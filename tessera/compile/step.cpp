@@ -24,6 +24,15 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
           plain_of(a).storage_offset() == plain_of(b).storage_offset());
 }
 
+std::vector<std::pair<OptimizerAccess*, at::Tensor>> parameters_without_state(const Arguments& arguments) {
+  std::vector<std::pair<OptimizerAccess*, at::Tensor>> found;
+  for (auto* optimizer : arguments.optimizers)
+    for (const auto& group : optimizer->groups())
+      for (const auto& p : group)
+        if (optimizer->state(p).empty()) found.emplace_back(optimizer, p);
+  return found;
+}
+
 }  // namespace
 
 CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function<Tensors()>& step,
@@ -67,8 +76,10 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
     }
     before.push_back(std::move(each));
   }
-  const auto put_back = [&] {
+  const auto put_back = [&, without_state = parameters_without_state(arguments)] {
     for (auto& each : before) each.parameter.mutable_grad() = each.gradient;
+    for (const auto& [optimizer, parameter] : without_state)
+      if (!optimizer->state(parameter).empty()) optimizer->set_state(parameter, {});
   };
   for (auto& each : before)
     if (each.stand_in.defined()) each.parameter.mutable_grad() = each.stand_in;
@@ -129,6 +140,7 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
     return Traced::NeedsGradients;
   }
   gradients_.clear();
+  without_gradient_.clear();
   slots_.clear();
   for (auto& each : before) {
     if (depends) slots_.push_back({each.parameter, each.gradient});
@@ -137,7 +149,7 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
       tracer.put_out(plain_of(now), Output::Kind::Gradient, each.name);
       gradients_.push_back({each.parameter, now});
     } else if (!now.defined()) {
-      gradients_.push_back({each.parameter, {}});
+      without_gradient_.push_back(each.parameter);
     } else if (each.stand_in.defined()) {
       each.parameter.mutable_grad().reset();  // nobody touched it
     }
@@ -217,6 +229,7 @@ Tensors CompiledProgram::run(const Arguments& arguments) {
     if (!each.parameter.grad().is_same(each.gradient)) each.parameter.mutable_grad() = each.gradient;
     if (each.holders == 0) each.holders = plain_of(each.gradient).storage().use_count();
   }
+  for (const auto& parameter : without_gradient_) parameter.mutable_grad().reset();
   for (const auto& effect : effects_) effect();
   Tensors returned;
   size_t next = 0;

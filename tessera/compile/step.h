@@ -45,7 +45,8 @@ class CompiledProgram {
   Tensors captured_;  // leaves that nobody gave as an argument
   std::unique_ptr<Executable> executable_;
   Bindings bindings_;
-  std::vector<Gradient> gradients_;  // that parameters have after each run; undefined: none
+  std::vector<Gradient> gradients_;  // output k of kind Gradient belongs to gradients_[k]
+  Tensors without_gradient_;         // parameters that the step leaves without
   std::vector<Slot> slots_;          // parameters whose gradient, or lack of one, the program depends on
   std::vector<SpecRef> returned_;    // null: plain
   std::vector<CompilingScope::Guard> guards_;
