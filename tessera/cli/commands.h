@@ -13,5 +13,6 @@ void add_opt_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
 void add_run_command(CLI::App& app, const std::vector<std::string>& program);  // what stands after --
 void add_trace_command(CLI::App& app);
+void add_train_command(CLI::App& app);
 
 }  // namespace tessera::cli

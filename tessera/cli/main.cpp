@@ -1,5 +1,6 @@
 // The program `tessera`. Exit codes: 0 done, 1 it failed, 2 a bug of ours, 100 and up: the command line is wrong.
-// `tessera run` ends as its first rank that failed, `tessera opt` with 2 for a program or a pass that it cannot read.
+// `tessera run` ends as its first rank that failed, `tessera opt` with 2 for a program or a pass that it cannot read,
+// `tessera train` with 2 for input that is wrong.
 #include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
 #include "tessera/version.h"
@@ -29,11 +30,13 @@ int main(int argc, char** argv) {
   const int ours = count_own_arguments(argc, argv);
   tessera::cli::add_run_command(app, {argv + std::min(ours + 1, argc), argv + argc});
   tessera::cli::add_trace_command(app);
+  tessera::cli::add_train_command(app);
   try {
     app.parse(ours, argv);
     return 0;
   } catch (const CLI::ParseError& error) {
-    return app.exit(error);
+    const int code = app.exit(error);
+    return code != 0 && argc > 1 && std::string_view(argv[1]) == "train" ? 2 : code;
   } catch (const tessera::InternalError& error) {
     std::cerr << "tessera: this is a bug of ours: " << error.what() << '\n';
     return 2;

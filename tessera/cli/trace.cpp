@@ -4,6 +4,7 @@
 #include "tessera/compile/compile.h"
 #include "tessera/compile/report/page.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
+#include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/data_parallel/reducer_mode.h"
 #include "tessera/models/gpt2.h"
 #include "tessera/models/llama.h"
@@ -76,7 +77,9 @@ void run_rank(Rank& me, const TraceRequest& request, const Config& config, Holde
     DistributedDataParallel ddp(model);
     return compile_step(ddp, request, batch, options);
   }
-  if (request.parallel == "tp")
+  if (request.parallel == "fsdp")
+    fully_shard(model, {.mesh = me.mesh({me.size()}, {"dp"})});
+  else if (request.parallel == "tp")
     parallelize_module(model, me.mesh({me.size()}, {"tp"}), plan_of(config));
   else if (request.parallel != "none")
     options.parallel_mode = DataParallel(request.parallel, {.mesh = me.mesh({me.size()}, {"dp"})});
@@ -123,6 +126,7 @@ const std::vector<ParallelWay>& parallel_ways() {
   static const std::vector<ParallelWay> ways = {
       {"none", "one rank"},
       {"ddp", "DistributedDataParallel, a collective for each parameter, which passes group"},
+      {"fsdp", "fully_shard() of the whole model"},
       {"replicate", "a plain model under DataParallel(\"replicate\")"},
       {"fully_shard", "a plain model under DataParallel(\"fully_shard\")"},
       {"default", "a plain model under DataParallel(\"default\")"},

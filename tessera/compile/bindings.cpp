@@ -14,7 +14,7 @@ Bindings::Bindings(const Program& program, const Tracer::Result& traced, const A
   for (const auto& input : program.inputs)
     if (input.role != Role::Argument) has_owner[static_cast<size_t>(program.buffer_of(input.value))] = 1;
   for (size_t b = 0; b < external.size(); b++) {
-    if (!external[b]) continue;
+    if (!external[b] || !traced.handles[b].defined()) continue;  // constants stay where they are
     External each{static_cast<int32_t>(b), traced.handles[b]};
     each.written = written[b];
     const auto* storage = traced.storages[b].unsafeGetStorageImpl();

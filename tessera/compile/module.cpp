@@ -214,6 +214,10 @@ Tensors BackwardProgram::run(const Tensors& kept, Tensors flowing) {
     const auto& program = seen;
     Tensors inputs;
     for (const auto& input : program.inputs) {
+      if (input.constant.defined()) {
+        inputs.push_back(input.constant);
+        continue;
+      }
       const auto buffer = program.buffer_of(input.value);
       at::Tensor base;
       int64_t shift = 0;

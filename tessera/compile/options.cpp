@@ -67,13 +67,17 @@ void compiler::IdlePasses::look_at(const std::vector<PassReport>& report, const 
   if (!settings.asked_for_passes) return;
   std::map<std::string, int64_t> times;
   for (const auto& each : report) times[each.name] += each.matched.times;
+  std::vector<std::string> idle;
   for (const auto& pass : settings.passes) {
     const auto ran = times.find(pass.name);
-    if (ran == times.end() || ran->second > 0) continue;
-    TESSERA_CHECK(!settings.strict_passes, UsageError, "compile: pass ", pass.name,
-                  " was asked for and matched nothing; leave it out, or strict_passes off");
-    if (said_.insert(pass.name).second) TORCH_WARN("compile: pass ", pass.name, " was asked for and matched nothing");
+    if (ran != times.end() && ran->second == 0 && !said_.count(pass.name)) idle.push_back(pass.name);
   }
+  if (idle.empty()) return;
+  const auto names = c10::Join(", ", idle);
+  TESSERA_CHECK(!settings.strict_passes, UsageError, "compile: ", names,
+                " was asked for and matched nothing; leave it out, or strict_passes off");
+  said_.insert(idle.begin(), idle.end());
+  TORCH_WARN("compile: asked for and matched nothing: ", names);
 }
 
 }  // namespace tessera

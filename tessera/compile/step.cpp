@@ -33,6 +33,9 @@ std::vector<std::pair<OptimizerAccess*, at::Tensor>> parameters_without_state(co
   return found;
 }
 
+// What autograd knows of where a tensor comes from.
+const void* history_of(const at::Tensor& t) { return t.defined() ? t.grad_fn().get() : nullptr; }
+
 }  // namespace
 
 CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function<Tensors()>& step,
@@ -84,6 +87,9 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
   for (auto& each : before)
     if (each.stand_in.defined()) each.parameter.mutable_grad() = each.stand_in;
 
+  std::vector<const void*> histories;
+  for (const auto& each : lifted) histories.push_back(history_of(each.handle));
+
   CompilingScope::take_guards();
   CompilingScope::take_effects();
   const StreamsRestored streams;
@@ -104,6 +110,14 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
     }
     for (const auto& each : before)
       if (each.parameter.grad().defined()) plain_of(each.parameter.grad());  // waits for what is pending
+    for (size_t i = 0; i < histories.size(); i++) {
+      if (history_of(lifted[i].handle) == histories[i]) continue;
+      lifted[i].handle.detach_();
+      TESSERA_FAIL(UsageError, "compile: the step wrote to ", lifted[i].role, " ", lifted[i].name, ", of shape ",
+                   lifted[i].handle.sizes(),
+                   ", in a way that gradients flow through, and it would go on doing so in the next step; write under "
+                   "torch::NoGradGuard, or to a copy");
+    }
     compiling.finish();
   } catch (...) {
     tracer.restore();
@@ -116,6 +130,7 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
   const auto captured_before = captured_.size();
   for (const auto& leaf : tracer.leaves()) {
     if (known.count(leaf.handle.unsafeGetTensorImpl())) continue;
+    if (leaf.handle.use_count() == 1) continue;  // only the tracer has it: the step made it, of memory from outside
     captured_.push_back(leaf.handle);
     leaf.handle.mutable_grad() = leaf.gradient;
   }

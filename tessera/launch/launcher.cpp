@@ -43,6 +43,14 @@ std::string new_folder() {
   return path;
 }
 
+// "tessera::UsageError: there is no ..." -> "there is no ..."
+std::string without_type(const std::string& words) {
+  const auto end = words.find(": ");
+  const auto type = words.substr(0, end);
+  const bool is_type = end != words.npos && type.find("::") != type.npos && type.find(' ') == type.npos;
+  return is_type ? words.substr(end + 2) : words;
+}
+
 void check(const RunOptions& o) {
   TESSERA_CHECK(o.ranks >= 1, UsageError, "-n ", o.ranks, ": there is at least one rank");
   TESSERA_CHECK(o.nodes >= 1, UsageError, "--nnodes ", o.nodes, ": there is at least one host");
@@ -100,7 +108,7 @@ class Job {
   }
 
  private:
-  void say(const std::string& text) { err_.write("tessera run: " + text + "\n"); }
+  void say(const std::string& text) { err_.write(options_.speaker + ": " + text + "\n"); }
 
   void make_log_folder() const {
     if (options_.log_folder.empty()) return;
@@ -163,9 +171,15 @@ class Job {
     return failure_;
   }
 
+  std::vector<RankPlan> plans_of(const HostShare& share) const {
+    auto plans = plan_ranks(share, settings_);
+    plans.front().direct_output = options_.direct;
+    return plans;
+  }
+
   std::unique_ptr<Crew> start(const HostShare& share) {
     try {
-      return std::make_unique<Crew>(program_, plan_ranks(share, settings_), output(share), signals_, guard_);
+      return std::make_unique<Crew>(program_, plans_of(share), output(share), signals_, guard_);
     } catch (const c10::Error& error) {
       if (hosts_) hosts_->report({1, false, c10::str(error.what_without_backtrace(), " (on ", host_name(), ")")});
       throw;
@@ -224,6 +238,10 @@ class Job {
   JobFailure describe(const Crew& crew) const {
     const Ended cause = crew.cause();
     std::ostringstream text;
+    if (const auto words = crew.last_words(cause.rank); options_.brief && !words.empty()) {
+      text << without_type(words) << " (on rank " << cause.rank << ")";
+      return {cause.exit_code, true, text.str()};
+    }
     text << cause << " on " << host_name();
     if (options_.ranks > 1) text << "; the other ranks were stopped";
     if (const auto words = crew.last_words(cause.rank); !words.empty()) text << "\n  its error: " << words;

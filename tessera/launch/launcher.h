@@ -19,6 +19,9 @@ struct RunOptions {
   int64_t threads = 0;                           // of each rank; 0: OMP_NUM_THREADS, else cores / ranks
   bool pin = false;                              // each rank stays on its own cores
   int64_t max_restarts = 0;                      // of all ranks, after one has failed
+  bool direct = false;  // rank 0 of this host writes to our standard output itself: it sees the terminal
+  bool brief = false;   // a rank that failed is one line: what it said last, where it said anything
+  std::string speaker = "tessera run";                           // who speaks when we do
   std::chrono::milliseconds grace = std::chrono::seconds(10);    // between asking ranks to end and killing them
   std::chrono::milliseconds timeout = std::chrono::minutes(10);  // for other hosts to come
 };

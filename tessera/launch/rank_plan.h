@@ -34,6 +34,7 @@ struct RankPlan {
   std::vector<std::pair<std::string, std::string>> variables;  // beside those inherited, or instead of them
   std::vector<int> cores;                                      // empty: any
   std::string error_file;
+  bool direct_output = false;  // standard output is the launcher's own, not a pipe to it
   bool operator==(const RankPlan&) const = default;
 };
 std::ostream& operator<<(std::ostream& out, const RankPlan& plan);

@@ -106,7 +106,7 @@ RankProcess start_rank(const Program& program, const RankPlan& plan, const Signa
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != launcher) _exit(127);  // it went before we asked to go with it
     if (!reads) dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
-    dup2(out.write_end, STDOUT_FILENO);
+    if (!plan.direct_output) dup2(out.write_end, STDOUT_FILENO);
     dup2(err.write_end, STDERR_FILENO);
     close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
     if (!plan.cores.empty()) sched_setaffinity(0, sizeof cores, &cores);
@@ -126,7 +126,7 @@ RankProcess start_rank(const Program& program, const RankPlan& plan, const Signa
     waitpid(pid, nullptr, 0);
     TESSERA_FAIL(UsageError, "cannot execute '", program.path, "': ", std::strerror(error));
   }
-  return {pid, out.take_read_end(), err.take_read_end()};
+  return {pid, plan.direct_output ? -1 : out.take_read_end(), err.take_read_end()};
 }
 
 }  // namespace tessera::launch

@@ -18,7 +18,7 @@ struct Program {
 Program find_program(const std::vector<std::string>& words);
 
 // One running rank: leader of a process group of its own, which ends with us. `out` and `err` are ours to read and
-// close.
+// close; an `out` of -1 is none: the rank writes to our own.
 struct RankProcess {
   pid_t pid = -1;
   int out = -1, err = -1;

@@ -2,17 +2,30 @@
 
 #include "tessera/base/error.h"
 
+#include <ATen/core/Reduction.h>
 #include <ATen/ops/cross_entropy_loss.h>
 
 namespace tessera::models {
 
-at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets) {
+namespace {
+
+at::Tensor reduced_loss(const at::Tensor& logits, const at::Tensor& targets, at::Reduction::Reduction reduction) {
   TESSERA_CHECK(logits.dim() == 3 && targets.sizes() == logits.sizes().slice(0, 2), UsageError,
                 "loss takes logits (B, T, vocab) and targets (B, T); they are ", logits.sizes(), " and ",
                 targets.sizes());
   const bool reduced = logits.scalar_type() == at::kHalf || logits.scalar_type() == at::kBFloat16;
   const auto precise = reduced ? logits.to(at::kFloat) : logits;
-  return at::cross_entropy_loss(precise.flatten(0, 1), targets.flatten());
+  return at::cross_entropy_loss(precise.flatten(0, 1), targets.flatten(), {}, reduction);
+}
+
+}  // namespace
+
+at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets) {
+  return reduced_loss(logits, targets, at::Reduction::Mean);
+}
+
+at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& targets) {
+  return reduced_loss(logits, targets, at::Reduction::Sum);
 }
 
 }  // namespace tessera::models

@@ -143,11 +143,29 @@ bool Optimizer::takes_scaling(size_t group) const {
          });
 }
 
+// Rows that a step makes while it is compiled are those of the program: they are there once it has run.
+void Optimizer::keep_new_rows_for_runs() {
+  for (auto& group : groups_)
+    for (auto& slot : group) {
+      if (!slot.rows.empty()) continue;
+      CompilingScope::at_end([this, &slot](bool finished) {
+        const auto rows = std::exchange(slot.rows, {}), pieces = std::exchange(slot.pieces, {});
+        if (!finished || rows.empty()) return;
+        CompilingScope::on_run([this, &slot, rows, pieces] {
+          slot.rows = rows;
+          slot.pieces = pieces;
+          changed();
+        });
+      });
+    }
+}
+
 void Optimizer::step(const Scaling* scaling) {
   const at::NoGradGuard no_grad;
   if (compiling()) {
     CompilingScope::before_optimizer_step();
     CompilingScope::depends_on([this] { return static_cast<int64_t>(generation_); });
+    keep_new_rows_for_runs();
   }
   for (size_t g = 0; scaling && g < groups_.size(); g++)
     TESSERA_CHECK(takes_scaling(g), UsageError, kind(), ": group ", g,

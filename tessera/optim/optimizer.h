@@ -100,6 +100,7 @@ class Optimizer : public OptimizerAccess {
   };
 
   void step(const Scaling* scaling);
+  void keep_new_rows_for_runs();
   std::vector<std::vector<Job>> plan();
   static void lay_out_gradients(std::vector<std::vector<Job>>& jobs);
   void check_gradient(size_t group, size_t index, const std::vector<Row>& described);

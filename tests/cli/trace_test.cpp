@@ -99,6 +99,45 @@ TEST(Trace, BadRequests) {
   EXPECT_ERROR(UsageError, make_trace_page({.ranks = 0}), "at least one");
 }
 
+struct Warnings : c10::WarningHandler {
+  void process(const c10::Warning& warning) override { said.push_back(warning.msg()); }
+  std::vector<std::string> said;
+};
+
+TEST(Trace, APageThatCannotBeWrittenStopsNobody) {
+  Warnings warnings;
+  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+  auto step =
+      compile([](const at::Tensor& x) { return x * 2; }, {.trace = compiler::trace_into("/dev/null/no_such_folder")});
+  EXPECT_TRUE(at::equal(step(torch::ones({3})), torch::full({3}, 2.0)));
+  ASSERT_EQ(warnings.said.size(), 1u);
+  EXPECT_SAYS(warnings.said[0], "cannot write /dev/null/no_such_folder/step-0.rank0.html");
+}
+
+// So what is copied from a page can be given to `tessera opt`.
+TEST(Trace, ProgramsReadBackAfterEveryPass) {
+  size_t stages = 0;
+  auto step = compile(
+      [](const at::Tensor& x, const at::Tensor& w) {
+        auto weight = w.detach().requires_grad_();
+        (x.mm(weight).softmax(1).view({-1, 2}) * 0.5 + 1).pow(2).mean().backward();
+        return std::vector<at::Tensor>{weight.grad(), x.sum(0)};
+      },
+      {.trace = [&](const compiler::CompileTrace& trace) {
+        for (const auto& [pass, program] : trace.stages) {
+          auto again = compiler::parse(compiler::text_of(program));
+          verify(again);
+          auto numbered = program;
+          renumber(numbered);
+          renumber(again);
+          EXPECT_EQ(compiler::text_of(again), compiler::text_of(numbered)) << pass.name;
+          stages++;
+        }
+      }});
+  step(torch::ones({3, 5}), torch::ones({5, 4}));
+  EXPECT_GT(stages, compiler::default_passes().size() + 2);  // traced, those of lowering, runs
+}
+
 // Every compile writes a page where the environment says; a module alone has two programs.
 TEST(Trace, TheEnvironmentAsksForPages) {
   const Folder folder;

@@ -60,6 +60,18 @@ TEST(CompileErrors, OptimizersThatCountOnTheHost) {
   EXPECT_ERROR(UsageError, step(model, opt), "tessera::optim");
 }
 
+TEST(CompileErrors, GradientsThatFlowThroughMemoryOfBefore) {
+  MLP model(models::mlp_module());
+  auto step = compile([](auto& m, const at::Tensor& x, at::Tensor sum) {
+    sum.add_(m(x));
+    return sum.sum();
+  });
+  auto sum = torch::zeros({8, 10});
+  EXPECT_ERROR(UsageError, step(model, torch::randn({8, 10}), sum), "argument 1", "NoGradGuard");
+  EXPECT_FALSE(sum.requires_grad());
+  EXPECT_TRUE(at::equal(sum, torch::zeros({8, 10})));
+}
+
 TEST(CompileErrors, DataParallelWantsItsModelAsAnArgument) {
   const MLP start(models::mlp_module());
   run_ranks(2, [&](Rank& me) {

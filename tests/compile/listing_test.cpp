@@ -5,6 +5,7 @@
 #include "tessera/compile/ir/collective.h"
 #include "tessera/compile/ir/op_table.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
+#include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/data_parallel/reducer_mode.h"
 #include "tessera/data_parallel/replicate.h"
 #include "tessera/models/mlp.h"
@@ -139,6 +140,18 @@ TEST(Listing, SaysWhatAFullyShardedStepSends) {
     for (const auto kind : {Kind::AllGatherIntoTensor, Kind::ReduceScatterTensor})
       for (const int64_t bytes : {18 * 10 * 4, 18 * 4, 12 * 16 * 4, 12 * 4})
         EXPECT_EQ(std::count(sent.begin(), sent.end(), Sent{kind, bytes}), 1) << Sent{kind, bytes};
+  });
+}
+
+// The same as a sharded module: all parameters of it together, in runs.
+TEST(Listing, SaysWhatAShardedModuleSends) {
+  const MLP start(models::mlp_module());
+  run_ranks(2, [&](Rank& me) {
+    auto model = clone(start);
+    fully_shard(model, {.mesh = me.mesh("dp=2")});
+    const auto sent = sent_by(model, torch::ones({8, 10}));
+    EXPECT_GE(std::count(sent.begin(), sent.end(), Sent{Kind::AllGatherIntoTensor, 346 * 4}), 1);
+    EXPECT_EQ(std::count(sent.begin(), sent.end(), Sent{Kind::ReduceScatterTensor, 346 * 4}), 1);
   });
 }
 

@@ -108,7 +108,9 @@ TEST(Compile, LearningRatesAreRead) {
       return [=](const at::Tensor& x, int call) mutable {
         opt->set_lr(0, 0.1 / (call + 1));
         auto loss = compiled ? (*step)(model, *opt, x) : kStep(model, *opt, x).detach();
-        if (compiled && call > 1) EXPECT_EQ(step->cache().size(), 2);  // without and with momentum
+        if (compiled && call > 1) {
+          EXPECT_EQ(step->cache().size(), 2);  // without and with momentum
+        }
         return loss;
       };
     };
@@ -126,7 +128,7 @@ TEST(Compile, AccumulationAndClipping) {
       loss.backward();
       total = total.defined() ? total + loss.detach() : loss.detach();
     }
-    clip_grad_norm_(model->parameters(), 0.01);
+    optim::clip_grad_norm_(model->parameters(), 0.01);
     opt.step();
     return total;
   };

@@ -51,6 +51,14 @@ int64_t padded_pieces(const Program& program, const Node& node) {
   return bytes;
 }
 
+// Between one tensor, a rank's part, and runs of many: as much for every rank as the part has.
+int64_t parts_of_all(const Program& program, const Node& node) {
+  int64_t part = 0;
+  for (const auto& arg : node.args)
+    if (std::holds_alternative<ValueId>(arg)) part = bytes_of(program, arg);
+  return part * static_cast<int64_t>(program.groups[static_cast<size_t>(group_of(node))].ranks.size());
+}
+
 struct Row {
   const char* op;
   Kind kind;
@@ -60,6 +68,7 @@ constexpr Row kRows[] = {
     {"tessera::all_gather", Kind::AllGatherIntoTensor, padded_pieces},
     {"tessera::all_gather_coalesced", Kind::AllGatherCoalesced, padded_pieces},
     {"tessera::all_gather_into_", Kind::AllGatherIntoTensor, largest_side},
+    {"tessera::all_gather_into_runs_", Kind::AllGatherIntoTensor, parts_of_all},
     {"tessera::all_reduce", Kind::AllReduce, largest_side},
     {"tessera::all_reduce_", Kind::AllReduce, largest_side},
     {"tessera::all_reduce_coalesced", Kind::AllReduceCoalesced, largest_side},
@@ -70,6 +79,7 @@ constexpr Row kRows[] = {
     {"tessera::reduce_scatter", Kind::ReduceScatterTensor, padded_pieces},
     {"tessera::reduce_scatter_coalesced", Kind::ReduceScatterCoalesced, padded_pieces},
     {"tessera::reduce_scatter_into_", Kind::ReduceScatterTensor, largest_side},
+    {"tessera::reduce_scatter_runs_into_", Kind::ReduceScatterTensor, parts_of_all},
 };
 
 const Row* find(const c10::OperatorHandle& op) {

@@ -1,4 +1,5 @@
 #include "tessera/base/error.h"
+#include "tessera/compile/ir/constant_text.h"
 #include "tessera/compile/ir/program.h"
 
 #include <algorithm>
@@ -129,6 +130,7 @@ class Parser {
     if (at.take("group @")) {
       auto name = at.name();
       program_.groups.push_back({std::move(name), at.integers("[", "]")});
+      if (at.take("rank ")) program_.groups.back().rank = at.integer();
     } else if (at.take("number $")) {
       program_.numbers.push_back({at.name()});
     } else if (at.take("kernel ")) {
@@ -138,6 +140,7 @@ class Parser {
       const auto value = define(at);
       const auto role = role_named(at);
       program_.inputs.push_back({value, role, at.quoted()});
+      if (at.take("=")) program_.inputs.back().constant = read_elements(at, program_[value].type);
     } else if (at.take("return ")) {
       read_output(at, Output::Kind::Return);
     } else if (at.take("gradient ")) {
@@ -147,6 +150,17 @@ class Parser {
     } else {
       read_node(at);
     }
+  }
+
+  at::Tensor read_elements(Line& at, const Type& type) {
+    std::vector<double> elements;
+    at.expect("[");
+    while (!at.take("]")) {
+      if (!elements.empty()) at.expect(",");
+      elements.push_back(at.number().toScalar().toDouble());
+    }
+    if (static_cast<int64_t>(elements.size()) != type.numel()) at.wrong(c10::str(type.numel(), " elements before"));
+    return constant_of(type, elements);
   }
 
   void read_output(Line& at, Output::Kind kind) {
@@ -193,6 +207,8 @@ class Parser {
     type = Type::contiguous(type.dtype, at.integers("[", "]"));
     if (at.sees("{")) type.strides = at.integers("{", "}");
     if (at.take("cuda:")) type.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(at.integer()));
+    auto batch_dim = Value::kNoBatch;
+    if (at.take("batch ")) batch_dim = at.take("reduced") ? Value::kBatchReduced : static_cast<int32_t>(at.integer());
     ValueId value;
     if (at.take("in ")) {
       const auto base = use(at);
@@ -200,6 +216,7 @@ class Parser {
     } else {
       value = program_.add(std::move(type));
     }
+    program_.values.back().batch_dim = batch_dim;
     if (!values_.emplace(name, value).second) at.wrong(c10::str("a value that is new: %", name, " is defined above"));
     return value;
   }

@@ -1,6 +1,7 @@
 #include "tessera/compile/ir/print.h"
 
 #include "tessera/base/error.h"
+#include "tessera/compile/ir/constant_text.h"
 #include "tessera/compile/ir/op_table.h"
 
 #include <algorithm>
@@ -87,6 +88,8 @@ void print_definition(std::ostream& out, const Program& program, const std::vect
   print_value(out, id);
   if (id == kNone) return;
   out << ": " << value.type;
+  if (value.batch_dim == Value::kBatchReduced) out << " batch reduced";
+  if (value.batch_dim >= 0) out << " batch " << value.batch_dim;
   const auto base = first[static_cast<size_t>(value.buffer)];
   if (base != id) {
     out << " in %" << base;
@@ -157,6 +160,7 @@ std::ostream& operator<<(std::ostream& out, const Program& program) {
   for (const auto& group : program.groups) {
     out << "group @" << group.name << " ";
     print_list(out, group.ranks, [&](int64_t rank) { out << rank; });
+    if (group.rank >= 0) out << " rank " << group.rank;
     out << "\n";
   }
   for (const auto& number : program.numbers) out << "number $" << number.name << "\n";
@@ -168,7 +172,12 @@ std::ostream& operator<<(std::ostream& out, const Program& program) {
   for (const auto& input : program.inputs) {
     out << "input ";
     print_definition(out, program, first, input.value);
-    out << " " << input.role << " " << std::quoted(input.name) << "\n";
+    out << " " << input.role << " " << std::quoted(input.name);
+    if (const auto elements = elements_of(input.constant)) {
+      out << " = ";
+      print_list(out, *elements, [&](double element) { print_double(out, element); });
+    }
+    out << "\n";
   }
   for (const auto& node : program.nodes) {
     print_node(out, program, first, node);

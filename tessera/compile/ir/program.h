@@ -40,6 +40,8 @@ struct Value {
   Type type;
   int32_t buffer = -1;
   int64_t offset = 0;  // of its first element in the buffer, in elements of its dtype
+  static constexpr int32_t kNoBatch = -1, kBatchReduced = -2;
+  int32_t batch_dim = kNoBatch;  // as pass batch_dims has found
   bool operator==(const Value&) const = default;
 };
 
@@ -86,6 +88,7 @@ struct Input {
   ValueId value = kNone;
   Role role = Role::Argument;
   std::string name;
+  at::Tensor constant = {};  // of a constant: what it is. Undefined: the program was read from a text that did not say
 };
 // What is seen outside when the program has run, beside what it wrote into inputs.
 struct Output {
@@ -103,6 +106,7 @@ struct GroupInfo {
   std::string name;
   std::vector<int64_t> ranks;
   comm::Group group = {};  // null in a program that was read from text
+  int64_t rank = -1;       // this rank's place in it, where there is no group to say so; -1: not known
 };
 
 struct Number {

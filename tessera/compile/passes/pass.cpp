@@ -48,9 +48,14 @@ PassSettings read_settings(const PassRow& row, std::string_view text) {
 
 const std::vector<PassRow>& known_passes() {
   static const std::vector<PassRow> rows = {
+      {"functionalise", "what writes into memory of the program's own gives memory of its own", functionalise},
       {"fold_views", "a view that shows what another value shows already is that value", fold_views},
+      {"constant_folding", "what depends on nothing is computed at compile time", constant_folding, {{"bytes", 65536}}},
       {"common_subexpressions", "what is computed twice is computed once", common_subexpressions},
       {"dead_code", "what nobody reads is not computed", dead_code},
+      {"batch_dims", "says which dim of each value is the batch", batch_dims, {{"dim", 0}}},
+      {"cancel_collectives", "collectives whose result is here already are not done", cancel_collectives},
+      {"place_redistributes", "collectives move to where they carry less; rounds otherwise", place_redistributes},
       {"hoist_communication",
        "collectives are posted as soon as what they send is there",
        hoist_communication,
@@ -68,6 +73,10 @@ const std::vector<PassRow>& known_passes() {
        true},
       {"bucket_reduce_scatters", "reduce-scatters that follow one another are one collective with several parts",
        bucket_reduce_scatters},
+      {"merge_collectives",
+       "collectives of one kind that follow one another are one",
+       merge_collectives,
+       {{"bytes", 25 * 1024 * 1024}}},
       {"schedule_comm_wait",
        "collectives are waited for where their results are first read",
        schedule_comm_wait,
@@ -80,6 +89,7 @@ const std::vector<PassRow>& known_passes() {
        true},
       {"in_place_collectives", "what is reduced and not read again is reduced where it lies", in_place_collectives},
       {"fuse_pointwise", "pointwise ops that follow one another are one generated function", fuse_pointwise},
+      {"in_place_ops", "a pointwise op writes into an operand that nobody needs any more", in_place_ops},
   };
   return rows;
 }

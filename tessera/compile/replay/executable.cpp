@@ -51,6 +51,9 @@ Executable::Executable(Program program, const std::vector<c10::Storage>& bound, 
       returned_(static_cast<size_t>(program_.buffers), 0),
       bytes_(program_.buffer_bytes()) {
   for (size_t b = 0; b < storages_.size() && b < bound.size(); b++) storages_[b] = bound[b];
+  for (const auto& input : program_.inputs)
+    if (input.constant.defined())
+      storages_[static_cast<size_t>(program_.buffer_of(input.value))] = input.constant.storage();
   if (make_runner) runner_ = make_runner(program_);
   prepare();
 }

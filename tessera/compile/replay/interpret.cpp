@@ -14,6 +14,8 @@ Tensors interpret(const Program& program, const Tensors& inputs) {
   const codegen::LibraryScope generated(library.get());
   Tensors values(program.values.size());
   for (size_t i = 0; i < inputs.size(); i++) values[static_cast<size_t>(program.inputs[i].value)] = inputs[i];
+  for (const auto& input : program.inputs)
+    if (input.constant.defined()) values[static_cast<size_t>(input.value)] = input.constant;
   std::vector<c10::IValue> numbers;
   for (const auto& number : program.numbers) numbers.push_back(number.read());
   torch::jit::Stack stack;

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <iomanip>
 #include <map>
-#include <numeric>
 #include <ostream>
 #include <sstream>
 
@@ -64,7 +63,7 @@ void write_collectives(std::ostream& out, const Program& program, size_t first_n
     out << "<p>There are none.</p>\n";
     return;
   }
-  out << "<table id=collectives>\n";
+  out << "<div class=long><table id=collectives>\n";
   html::row(out, {"", "line", "kind", "bytes", "group", "ranks", "nodes until its wait", "module"}, "th");
   int64_t number = 0;
   for (size_t n = 0; n < program.nodes.size(); n++) {
@@ -87,7 +86,7 @@ void write_collectives(std::ostream& out, const Program& program, size_t first_n
                     std::to_string(collective.bytes), html::escaped(group), ranks.str(),
                     wait < program.nodes.size() ? std::to_string(wait - n - 1) : "-", html::escaped(node.module)});
   }
-  out << "</table>\n";
+  out << "</table></div>\n";
 }
 
 void write_inputs(std::ostream& out, const Program& program) {

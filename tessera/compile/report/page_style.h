@@ -8,7 +8,7 @@ inline constexpr const char* kPageStyle = R"css(
         --add: #2ea04333; --cut: #f8514933; }
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; }
 h2 { margin-top: 1.8em; } h3 { margin-bottom: .3em; } small, .legend, #here { color: var(--soft); font-weight: normal; }
-table { border-collapse: collapse; } th { text-align: left; font-weight: 600; }
+.long { max-height: 26em; overflow-y: auto; } table { border-collapse: collapse; } th { text-align: left; font-weight: 600; }
 td, th { padding: .15em .9em .15em 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td { font-variant-numeric: tabular-nums; }
 svg { width: 100%; height: 240px; border-bottom: 1px solid var(--line); }

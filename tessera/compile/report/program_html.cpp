@@ -4,6 +4,7 @@
 #include "tessera/compile/report/diff.h"
 #include "tessera/compile/report/html.h"
 
+#include <algorithm>
 #include <ostream>
 #include <sstream>
 

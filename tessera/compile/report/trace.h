@@ -25,7 +25,8 @@ struct CompileTrace {
 };
 
 using TraceSink = std::function<void(const CompileTrace&)>;
-// Writes each as a page `folder`/step-0.rank0.html, step-1.rank0.html, ..., forward-0.rank0.html.
+// Writes each as a page `folder`/step-0.rank0.html, step-1.rank0.html, ..., forward-0.rank0.html. Where it cannot, that
+// is said once.
 TraceSink trace_into(std::string folder);
 
 // Notes what happens to a program from here on, if there is a sink to tell.

@@ -173,7 +173,8 @@ void Tracer::note_leaves(const c10::IValue& argument) {
     for (const at::Tensor& t : argument.toTensorList()) note_leaves(t);
   } else if (argument.isTensor()) {
     const auto& t = argument.toTensor();
-    if (t.defined() && t.requires_grad() && t.is_leaf() && !made(plain_of(t)) &&
+    // A view made without grad mode, as backward makes them of what was saved, counts as a leaf that requires grad.
+    if (t.defined() && t.requires_grad() && t.is_leaf() && !t.is_view() && !made(plain_of(t)) &&
         !CompilingScope::is_inner_leaf(t.unsafeGetTensorImpl()) && known_leaves_.insert(t.unsafeGetTensorImpl()).second)
       leaves_.push_back({t, t.grad()});
   }

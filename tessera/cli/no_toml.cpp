@@ -1,0 +1,13 @@
+// Stands in for toml.cpp.
+#include "tessera/base/error.h"
+#include "tessera/cli/train_config_file.h"
+
+namespace tessera::cli {
+
+void read_train_config(train::TrainConfig&, const std::string& file) {
+  TESSERA_FAIL(UsageError, "cannot read ", file,
+               ": this program was built without toml++ (libtomlplusplus-dev); give "
+               "the options as flags, as in --training.steps 100");
+}
+
+}  // namespace tessera::cli

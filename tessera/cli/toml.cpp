@@ -1,0 +1,51 @@
+// Config files, where toml++ was found; else no_toml.cpp.
+#include "tessera/base/error.h"
+#include "tessera/cli/train_config_file.h"
+
+#include <toml++/toml.h>
+
+#include <charconv>
+
+namespace tessera::cli {
+namespace {
+
+std::string number_text(double value) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, value).ptr};
+}
+
+std::string text_of(const toml::node& node, const std::string& where) {
+  if (const auto* text = node.as_string()) return text->get();
+  if (const auto* number = node.as_integer()) return std::to_string(number->get());
+  if (const auto* number = node.as_floating_point()) return number_text(number->get());
+  if (const auto* yes = node.as_boolean()) return yes->get() ? "true" : "false";
+  TESSERA_FAIL(UsageError, where, " is neither text, nor a number, nor true or false");
+}
+
+}  // namespace
+
+void read_train_config(train::TrainConfig& config, const std::string& file) {
+  toml::table root;
+  try {
+    root = toml::parse_file(file);
+  } catch (const toml::parse_error& error) {
+    TESSERA_FAIL(UsageError, "cannot read ", file, ", line ", error.source().begin.line, ": ", error.description());
+  }
+  for (const auto& [table_name, node] : root) {
+    const auto* table = node.as_table();
+    TESSERA_CHECK(table, UsageError, file, ", line ", node.source().begin.line, ": '", table_name.str(),
+                  "' is in no table; options are in [model], [data], [training] and so on");
+    for (const auto& [name, value] : *table) {
+      const auto where = c10::str(file, ", line ", value.source().begin.line);
+      const auto key = c10::str(table_name.str(), ".", name.str());
+      const auto text = text_of(value, where + ": " + key);
+      try {
+        train::set_option(config, key, text);
+      } catch (const UsageError& error) {
+        TESSERA_FAIL(UsageError, where, ": ", error.what_without_backtrace());
+      }
+    }
+  }
+}
+
+}  // namespace tessera::cli

@@ -1,0 +1,17 @@
+#pragma once
+#include "tessera/data/dataset.h"
+#include "tessera/train/layout.h"
+#include "tessera/train/metrics.h"
+
+namespace tessera::train {
+
+// Loss and accuracy on the first `samples` of a data set, shared out over the data-parallel ranks. The same on all.
+// An answer is right if each of its counted targets is the likeliest token after what is right before it: then going on
+// from the question, always with the likeliest token, gives just this answer.
+EvalMetrics evaluate(Layout& layout, const data::Dataset& dataset, int64_t samples, int64_t batch, at::Device device);
+
+// Goes on with `prompt` by `count` of the likeliest tokens; gives both. All ranks must call it.
+std::vector<int64_t> generate(Layout& layout, std::vector<int64_t> prompt, int64_t count, int64_t longest,
+                              at::Device device);
+
+}  // namespace tessera::train

@@ -1,0 +1,39 @@
+#include "tessera/train/loader.h"
+
+#include "tessera/data/arithmetic.h"
+#include "tessera/data/token_file.h"
+
+#include <chrono>
+
+namespace tessera::train {
+
+data::Split open_data(const TrainConfig& config) {
+  const auto& d = config.data;
+  if (d.path == "arithmetic") return data::arithmetic({.digits = d.digits, .seed = config.training.seed});
+  const int64_t vocab = std::visit([](const auto& m) { return m.vocab_size; }, model_config(config.model));
+  const data::WindowOptions windows{.length = sequence_length(config), .vocab_size = vocab, .held_out = d.held_out};
+  const auto layout = data::parse_token_layout(d.format);
+  const auto file = std::make_shared<data::TokenFile>(d.path, layout);
+  if (d.held_out_path.empty()) return data::token_windows(file, windows);
+  return {data::all_windows(file, windows),
+          data::all_windows(std::make_shared<data::TokenFile>(d.held_out_path, layout), windows)};
+}
+
+Loader::Loader(std::shared_ptr<const data::Dataset> dataset, const data::SamplerOptions& options, int64_t rank,
+               int64_t ranks, size_t depth)
+    : batches_(
+          [dataset = std::move(dataset), sampler = data::Sampler(options), rank, ranks]() mutable {
+            const auto whole = sampler.next();
+            const int64_t samples = whole.samples();
+            return LoadedBatch{read_batch(*dataset, whole.rows_of(rank, ranks)), samples, samples * dataset->counted()};
+          },
+          depth) {}
+
+LoadedBatch Loader::next() {
+  const auto start = std::chrono::steady_clock::now();
+  auto batch = batches_.next();
+  seconds_waited_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return batch;
+}
+
+}  // namespace tessera::train

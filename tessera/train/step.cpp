@@ -1,0 +1,105 @@
+#include "tessera/train/step.h"
+
+#include "tessera/compile/compile.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/models/loss.h"
+#include "tessera/optim/clip_grad.h"
+#include "tessera/tensor_parallel/loss_parallel.h"
+
+#include <ATen/ops/scalar_tensor.h>
+
+#include <limits>
+
+namespace tessera::train {
+
+struct Step::Parts {
+  Layout& layout;
+  optim::AdamW& optimizer;
+  optim::GradScaler scaler;
+  int64_t accumulate;
+  double clip;
+  bool updates_inside = false;
+};
+
+namespace {
+
+at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
+
+// What one step is: the same text for both models, run as it is or compiled.
+template <class Model>
+StepResult forward_backward_of(Step::Parts& parts, Model& model, optim::AdamW& optimizer, const at::Tensor& input,
+                               const at::Tensor& target, const at::Tensor& scale) {
+  optimizer.zero_grad();
+  at::Tensor total;
+  const auto inputs = input.chunk(parts.accumulate), targets = target.chunk(parts.accumulate);
+  for (size_t i = 0; i < inputs.size(); i++) {
+    if (inputs.size() > 1) parts.layout.set_gradient_sync(i + 1 == inputs.size());
+    const LossParallel keeps_logits_cut;
+    const auto loss = whole(models::loss_sum(model(inputs[i]), targets[i])) * scale;
+    parts.scaler.scale(loss).backward();
+    total = total.defined() ? total + loss.detach() : loss.detach();
+  }
+  if (parts.scaler.enabled()) parts.scaler.unscale_(optimizer);
+  const double most = parts.clip > 0 ? parts.clip : std::numeric_limits<double>::infinity();
+  return {total, optim::clip_grad_norm_(optimizer.parameters(), most)};
+}
+
+void update_of(Step::Parts& parts, optim::AdamW& optimizer) {
+  if (!parts.scaler.enabled()) return optimizer.step();
+  parts.scaler.step(optimizer);
+  parts.scaler.update();
+}
+
+}  // namespace
+
+Step::Step(const TrainConfig& config, Layout& layout, optim::AdamW& optimizer)
+    : parts_(new Parts{layout, optimizer, optim::GradScaler({.enabled = config.training.precision == "fp16"}),
+                       config.training.accumulate, config.optimizer.clip}) {
+  parts_->updates_inside = config.training.compile;
+  std::visit(
+      [&](auto& model) {
+        using Model = std::remove_reference_t<decltype(model)>;
+        if (!config.training.compile) {
+          run_ = [parts = parts_, model](const at::Tensor& input, const at::Tensor& target,
+                                         const at::Tensor& scale) mutable {
+            return forward_backward_of<Model>(*parts, model, parts->optimizer, input, target, scale);
+          };
+          return;
+        }
+        auto step = compile([parts = parts_](Model& model, optim::AdamW& optimizer, const at::Tensor& input,
+                                             const at::Tensor& target, const at::Tensor& scale) {
+          const auto result = forward_backward_of<Model>(*parts, model, optimizer, input, target, scale);
+          update_of(*parts, optimizer);
+          return std::make_tuple(result.loss, result.grad_norm);
+        });
+        run_ = [parts = parts_, model, step](const at::Tensor& input, const at::Tensor& target,
+                                             const at::Tensor& scale) mutable {
+          auto [loss, norm] = step(model, parts->optimizer, input, target, scale);
+          return StepResult{loss, norm};
+        };
+      },
+      layout.network());
+}
+
+Step::~Step() = default;
+
+StepResult Step::forward_backward(const at::Tensor& input, const at::Tensor& target, int64_t counted) {
+  const double scale = static_cast<double>(parts_->layout.data_ranks()) / static_cast<double>(counted);
+  return run_(input, target, at::scalar_tensor(scale, input.options().dtype(at::kFloat)));
+}
+
+void Step::update() {
+  if (!parts_->updates_inside) update_of(*parts_, parts_->optimizer);
+}
+
+std::unique_ptr<optim::AdamW> make_optimizer(const OptimizerOptions& o, const torch::nn::Module& module) {
+  const optim::AdamWOptions options{
+      .lr = o.lr, .betas = {o.beta1, o.beta2}, .eps = o.eps, .weight_decay = o.weight_decay, .fused = true};
+  auto without_decay = options;
+  without_decay.weight_decay = 0;
+  optim::AdamW::Group matrices{{}, options}, vectors{{}, without_decay};
+  for (const auto& p : module.parameters()) (p.dim() > 1 ? matrices : vectors).params.push_back(p);
+  return std::make_unique<optim::AdamW>(std::vector<optim::AdamW::Group>{matrices, vectors});
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,179 @@
+// What training writes down, and how it watches itself.
+#include "tessera/base/error.h"
+#include "tessera/testing/message_of.h"
+#include "tessera/train/console.h"
+#include "tessera/train/event_file.h"
+#include "tessera/train/metrics_file.h"
+#include "tessera/train/sentinel.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+namespace tessera::train {
+namespace {
+
+StepMetrics some_step() {
+  return {.step = 10,
+          .loss = 8.12345,
+          .max_loss = 8.5,
+          .grad_norm = 1.2345,
+          .lr = 0.001,
+          .seconds = 0.5,
+          .data_seconds = 0.05,
+          .tokens_per_second = 6667,
+          .tflops = 386.12,
+          .mfu = 39.04,
+          .memory_gib = 40.15,
+          .samples_read = 640,
+          .parameter_bytes = {100, 104},
+          .traffic = {{"dp", {2, 4096}}, {"tp", {12, 8192}}}};
+}
+
+TEST(StepLine, IsTorchtitans) {
+  EXPECT_EQ(step_line(some_step()),
+            "step: 10  loss:  8.12345  grad_norm:  1.2345  memory: 40.15GiB  tps: 6,667  tflops: 386.12  mfu: 39.04%");
+  auto cpu = some_step();
+  cpu.mfu.reset();
+  cpu.tokens_per_second = 1234567;
+  EXPECT_EQ(step_line(cpu),
+            "step: 10  loss:  8.12345  grad_norm:  1.2345  memory: 40.15GiB  tps: 1,234,567  tflops: 386.12");
+  EXPECT_EQ(step_line(some_step()).find('\x1b'), std::string::npos);
+  EXPECT_NE(step_line(some_step(), true).find('\x1b'), std::string::npos);
+}
+
+TEST(Console, SaysTheFirstStepAndThenEveryFew) {
+  std::ostringstream out;
+  Console console(out, {.steps = 25, .log_every = 10});
+  for (int64_t step = 1; step <= 25; step++) {
+    auto metrics = some_step();
+    metrics.step = step;
+    metrics.tokens_per_second = step == 20 ? 1 : 1000;
+    console.on_step(metrics);
+  }
+  const auto text = out.str();
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3);
+  EXPECT_EQ(text.find('\r'), std::string::npos);  // no bar
+  EXPECT_SAYS(text, "step:  1  loss");
+  EXPECT_SAYS(text, "step: 20  loss:  8.12345  grad_norm:  1.2345  memory: 40.15GiB  tps: 900");  // of all ten
+}
+
+TEST(Console, HasABarOnATerminal) {
+  std::ostringstream out;
+  {
+    Console console(out, {.steps = 20, .log_every = 10, .bar = true});
+    auto metrics = some_step();
+    console.on_step(metrics);
+  }
+  EXPECT_SAYS(out.str(), "\r\x1b[K[###############...............] 10/20  ");
+  EXPECT_TRUE(out.str().ends_with("\r\x1b[K"));  // and leaves nothing of it
+}
+
+TEST(MetricsFile, HasALineOfJsonForEachStep) {
+  EXPECT_EQ(json_line(some_step()),
+            R"({"step":10,"loss":8.12345,"max_loss":8.5,"grad_norm":1.2345,"lr":0.001,"tps":6667,"tflops":386.12,)"
+            R"("mfu":39.04,"seconds":0.5,"data_seconds":0.05,"memory_gib":40.15,"samples_read":640,)"
+            R"("parameter_bytes":[100,104],)"
+            R"("comm":{"dp":{"collectives":2,"bytes":4096},"tp":{"collectives":12,"bytes":8192}}})");
+  auto skipped = some_step();
+  skipped.loss = std::nan("");
+  skipped.skipped = "the loss is \"nan\"";
+  EXPECT_SAYS(json_line(skipped), R"("loss":null,)");
+  EXPECT_SAYS(json_line(skipped), R"(,"skipped":"the loss is \"nan\""})");
+  EXPECT_EQ(json_line(EvalMetrics{.step = 5, .loss = 0.5, .accuracy = 0.25, .samples = 8}),
+            R"({"step":5,"eval_loss":0.5,"exact_match":0.25,"eval_samples":8})");
+  EXPECT_ERROR(UsageError, MetricsFile("/nowhere/metrics.jsonl"), "cannot write /nowhere/metrics.jsonl");
+}
+
+std::string hex(std::string_view bytes) {
+  std::string text;
+  for (const char c : bytes) {
+    char two[3];
+    std::snprintf(two, sizeof two, "%02x", static_cast<unsigned char>(c));
+    text += two;
+  }
+  return text;
+}
+
+TEST(EventFile, BytesAreTensorBoards) {
+  EXPECT_EQ(detail::crc32c("123456789"), 0xe3069283u);  // the check value of CRC-32C
+  // What tensorboard 2's EventFileWriter writes first, at time 0.
+  EXPECT_EQ(hex(detail::version_event(0)), "0900000000000000001a0d627261696e2e4576656e743a32");
+  EXPECT_EQ(hex(detail::scalar_event(1.5, 300, {{"a", 0.5f}})),
+            "09000000000000f83f10ac022a0a0a080a016115"
+            "0000003f");
+  const auto record = detail::tf_record("abc");
+  EXPECT_EQ(record.size(), 8u + 4 + 3 + 4);
+  EXPECT_EQ(hex(record.substr(0, 8)), "0300000000000000");
+}
+
+// Takes a file apart again, checking every checksum.
+std::vector<std::string> read_records(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  const std::string bytes(std::istreambuf_iterator<char>(in), {});
+  std::vector<std::string> records;
+  for (size_t at = 0; at < bytes.size();) {
+    uint64_t length = 0;
+    std::memcpy(&length, bytes.data() + at, 8);
+    const auto data = bytes.substr(at + 12, length);
+    EXPECT_EQ(detail::tf_record(data), bytes.substr(at, length + 16));
+    records.push_back(data);
+    at += length + 16;
+  }
+  return records;
+}
+
+TEST(EventFile, HasTorchtitansTags) {
+  const auto folder = std::filesystem::temp_directory_path() / c10::str("tessera_events_", getpid());
+  std::string path;
+  {
+    EventFile events(folder.string(), 10);
+    path = events.path();
+    events.on_step(some_step());
+    auto between = some_step();
+    between.step = 11;
+    events.on_step(between);
+    events.on_eval({.step = 11, .loss = 1, .accuracy = 1, .samples = 1});
+  }
+  const auto records = read_records(path);
+  std::filesystem::remove_all(folder);
+  ASSERT_EQ(records.size(), 3u);  // the version, step 10, the evaluation
+  EXPECT_SAYS(records[0], "brain.Event:2");
+  for (const std::string tag : {"loss_metrics/global_avg_loss", "loss_metrics/global_max_loss", "grad_norm",
+                                "throughput(tps)", "tflops", "mfu(%)", "time_metrics/end_to_end(s)",
+                                "time_metrics/data_loading(s)", "memory/max_active(GiB)", "comm/dp/bytes"})
+    EXPECT_SAYS(records[1], tag);
+  EXPECT_SAYS(records[2], "validation_metrics/loss");
+}
+
+using Action = Sentinel::Action;
+
+TEST(Sentinel, StopsOrSkipsWhatIsNoNumber) {
+  const double nan = std::nan(""), inf = INFINITY;
+  EXPECT_EQ(Sentinel({}).look(1, 1), Sentinel::Verdict());
+  EXPECT_EQ(Sentinel({}).look(nan, 1), (Sentinel::Verdict{Action::Stop, "the loss is nan"}));
+  EXPECT_EQ(Sentinel({.on_nan = "skip"}).look(1, inf), (Sentinel::Verdict{Action::Skip, "the gradient's norm is inf"}));
+  EXPECT_EQ(Sentinel({.on_nan = "ignore"}).look(nan, 1).action, Action::Go);
+  EXPECT_EQ(Sentinel({}).look(1, inf, /*norm_may_overflow=*/true), Sentinel::Verdict());
+}
+
+TEST(Sentinel, KnowsASpikeFromTheNoise) {
+  Sentinel sentinel({.on_spike = "skip", .spike = 5});
+  EXPECT_EQ(sentinel.look(100, 1).action, Action::Go);  // too early to tell
+  for (int i = 0; i < 200; i++) EXPECT_EQ(sentinel.look(2 + 0.1 * (i % 2), 1).action, Action::Go) << i;
+  const auto verdict = sentinel.look(4, 1);
+  EXPECT_EQ(verdict.action, Action::Skip);
+  EXPECT_SAYS(verdict.reason, "the loss is 4, ");
+  EXPECT_SAYS(verdict.reason, "standard deviations above the mean of the last 128, 2.05");
+  EXPECT_EQ(sentinel.look(1, 1).action, Action::Go);  // downwards is no spike
+  EXPECT_EQ(Sentinel({}).look(1e30, 1).action, Action::Go);
+}
+
+}  // namespace
+}  // namespace tessera::train

@@ -1,0 +1,77 @@
+#pragma once
+// Short trainings of a tiny model on thread ranks, and what they came to.
+#include "tessera/compile/compile.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/testing/ranks.h"
+#include "tessera/train/trainer.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+
+namespace tessera::train {
+
+using testing::Rank;
+using testing::run_ranks;
+
+inline TrainConfig tiny() {
+  TrainConfig config;
+  config.model = {.name = "gpt-tiny", .max_seq_len = 16, .layers = 2, .heads = 2, .dim = 16};
+  config.training.batch = 8;
+  config.training.steps = 50;
+  config.training.seed = 3;
+  config.optimizer.lr = 5e-3;
+  config.optimizer.warmup = 5;
+  config.guard.checksum_every = 10;
+  return config;
+}
+
+inline at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
+
+struct Run {
+  std::vector<std::pair<std::string, at::Tensor>> weights;  // before the first step
+  std::vector<double> losses;
+  int64_t samples_read = 0;
+  std::map<std::string, Traffic> traffic;  // of the last step
+  std::vector<int64_t> parameter_bytes;
+};
+
+// Done on each rank before the first step.
+using Change = std::function<void(Trainer&, const Rank&)>;
+
+inline Run run(TrainConfig config, const std::string& mesh, const Change& change = {}) {
+  config.parallel.mesh = mesh;
+  Run result;
+  run_ranks(std::max<int64_t>(1, ranks_of(config.parallel)), [&](Rank& me) {
+    const CompileScope without_a_compiler({.codegen = false});
+    Trainer trainer(config, me.world);
+    Run mine;
+    for (const auto& item : trainer.layout().module().named_parameters())
+      mine.weights.emplace_back(item.key(), whole(item->detach()).clone());
+    if (change) change(trainer, me);
+    for (int64_t i = 0; i < config.training.steps; i++) {
+      const auto metrics = trainer.step().metrics;
+      mine.losses.push_back(metrics.loss);
+      mine.samples_read = metrics.samples_read;
+      mine.traffic = metrics.traffic;
+      mine.parameter_bytes = metrics.parameter_bytes;
+    }
+    if (me.rank == 0) result = mine;
+  });
+  return result;
+}
+
+inline void expect_same(const Run& got, const Run& want, double relative = 1e-5) {
+  ASSERT_EQ(got.weights.size(), want.weights.size());
+  for (size_t i = 0; i < got.weights.size(); i++) {
+    EXPECT_EQ(got.weights[i].first, want.weights[i].first);
+    EXPECT_TRUE(at::equal(got.weights[i].second, want.weights[i].second)) << got.weights[i].first;
+  }
+  ASSERT_EQ(got.losses.size(), want.losses.size());
+  for (size_t i = 0; i < got.losses.size(); i++)
+    EXPECT_NEAR(got.losses[i], want.losses[i], relative * want.losses[i]) << "step " << i + 1;
+  EXPECT_EQ(got.samples_read, want.samples_read);
+}
+
+}  // namespace tessera::train
