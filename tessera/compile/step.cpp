@@ -34,11 +34,16 @@ CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function
     : signature_(signature_of(arguments)) {
   const auto of = keeps_gradients ? CompilingScope::Of::Part : CompilingScope::Of::Step;
   bool with_stand_ins = !keeps_gradients;
-  for (;;) {
+  constexpr int kMost = 8;  // a second look finds all that was captured, unless every look makes it anew
+  for (int i = 0; i < kMost; i++) {
     const auto traced = trace(arguments, step, options, of, with_stand_ins);
     if (traced == Traced::Done) return;
     if (traced == Traced::NeedsGradients) with_stand_ins = false;
   }
+  TESSERA_FAIL(UsageError,
+               "compile: whenever the step runs it computes with another leaf that requires gradients, of "
+               "shape ",
+               captured_.back().sizes(), ", and keeps it; make it outside of the step, or let go of it");
 }
 
 // Gradients that are not there get stand-ins at first. If the step never looks at a gradient of before, because it sets
