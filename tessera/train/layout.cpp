@@ -25,7 +25,7 @@ MixedPrecisionPolicy of_blocks(MixedPrecisionPolicy policy) {  // between blocks
 
 }  // namespace
 
-Layout::Layout(const TrainConfig& config, DeviceMesh mesh)
+Layout::Layout(const TrainConfig& config, DeviceMesh mesh, Values values)
     : mesh_(std::move(mesh)), network_([&] {
         manual_seed(config.training.seed);
         return deferred_init([&] { return make_network(model_config(config.model)); });
@@ -42,6 +42,7 @@ Layout::Layout(const TrainConfig& config, DeviceMesh mesh)
     for (const auto& block : blocks) fully_shard(*block, {.mesh = axes, .mp_policy = of_blocks(policy)});
     sharded_ = fully_shard(root, {.mesh = axes, .mp_policy = policy});
   }
+  if (values == Values::None) return;
   materialize(root, c10::Device(config.training.device));
   if (has_axis("dp") && !has_axis("fsdp") && mesh_.size("dp") > 1) {
     ReplicateOptions options;

@@ -15,7 +15,8 @@ namespace tessera::train {
 // It is filled last, each rank's pieces only, with numbers that depend on the seed and not on the mesh.
 class Layout {
  public:
-  Layout(const TrainConfig& config, DeviceMesh mesh);
+  enum class Values : uint8_t { Filled, None };  // None: to look at what lies where; it cannot be run
+  Layout(const TrainConfig& config, DeviceMesh mesh, Values values = Values::Filled);
 
   Network& network() { return network_; }
   torch::nn::Module& module() const { return module_of(network_); }

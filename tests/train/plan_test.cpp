@@ -1,0 +1,101 @@
+// What is planned is what a trainer does.
+#include "tessera/train/plan.h"
+
+#include "tessera/base/error.h"
+#include "tessera/testing/message_of.h"
+#include "tests/train/tiny_run.h"
+
+#include <chrono>
+#include <sstream>
+
+namespace tessera::train {
+
+std::ostream& operator<<(std::ostream& out, const Traffic& t) {
+  return out << t.collectives << " collectives, " << t.bytes << " bytes";
+}
+
+namespace {
+
+void expect_as_planned(TrainConfig config, const std::string& mesh) {
+  SCOPED_TRACE(mesh);
+  config.training.steps = 2;  // from the second on, buckets are as gradients come
+  config.parallel.mesh = mesh;
+  const auto plan = plan_training(config, std::max<int64_t>(1, ranks_of(config.parallel)));
+  const auto did = run(config, mesh);
+  EXPECT_EQ(plan.parameter_bytes, did.parameter_bytes);
+  EXPECT_EQ(plan.traffic_by_axis(), did.traffic);
+}
+
+TEST(TrainPlan, IsWhatATrainerDoes) {
+  for (const std::string mesh : {"", "dp=2", "tp=2", "dp=2,tp=2", "fsdp=4", "fsdp=2,tp=2", "dp=2,fsdp=2"})
+    expect_as_planned(tiny(), mesh);
+}
+
+TEST(TrainPlan, OfOtherModelsAndWays) {
+  const auto with = [](auto change) {
+    auto changed = tiny();
+    change(changed);
+    return changed;
+  };
+  expect_as_planned(with([](auto& c) { c.model.layers = 4; }), "fsdp=2,tp=2");
+  expect_as_planned(with([](auto& c) { c.parallel.sequence_parallel = true; }), "dp=2,tp=2");
+  expect_as_planned(with([](auto& c) { c.parallel.loss_parallel = true; }), "dp=2,tp=2");
+  expect_as_planned(with([](auto& c) { c.training.accumulate = 2; }), "fsdp=2,tp=2");
+  expect_as_planned(with([](auto& c) { c.training.activation_checkpoint = true; }), "fsdp=2,tp=2");
+  expect_as_planned(with([](auto& c) { c.training.precision = "bf16"; }), "fsdp=2,tp=2");
+  expect_as_planned(with([](auto& c) { c.training.precision = "bf16"; }), "dp=2,tp=2");
+  expect_as_planned(with([](auto& c) { c.training.precision = "fp16"; }), "fsdp=2,tp=2");
+  const ModelOptions llama{
+      .name = "llama-tiny", .max_seq_len = 16, .layers = 3, .heads = 4, .kv_heads = 2, .dim = 16, .ffn_dim = 24};
+  expect_as_planned(with([&](auto& c) { c.model = llama; }), "dp=2,tp=2");
+  expect_as_planned(with([&](auto& c) { c.model = llama, c.training.batch = 9; }), "fsdp=3");
+}
+
+TEST(TrainPlan, SeveralBuckets) {
+  auto config = tiny();
+  config.model = {.name = "gpt-tiny", .vocab_size = 3000, .max_seq_len = 16, .layers = 5, .heads = 2, .dim = 128};
+  EXPECT_GT(
+      [&] {
+        auto on_two = config;
+        on_two.parallel.mesh = "dp=2";
+        return plan_training(on_two, 2).traffic_by_axis().at("dp").collectives;
+      }(),
+      1);
+  expect_as_planned(config, "dp=2");
+}
+
+TEST(TrainPlan, OfRanksThatAreNotThere) {
+  TrainConfig config;
+  config.model.name = "gpt2-1558m";
+  config.data.path = "tokens.bin";  // is not looked at
+  config.parallel.mesh = "dp=8,fsdp=16,tp=8";
+  config.training.batch = 1024;
+  config.model.heads = 32;
+  const auto start = std::chrono::steady_clock::now();
+  const auto plan = plan_training(config, 1024);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  ASSERT_EQ(plan.parameter_bytes.size(), 1024u);
+  std::ostringstream text;
+  text << plan;
+  EXPECT_SAYS(text.str(), "h.*.attn.c_attn.weight");
+  EXPECT_SAYS(text.str(), "on 1024 ranks, mesh dp=8,fsdp=16,tp=8");
+  EXPECT_SAYS(text.str(), "all_gather of parameters");
+  EXPECT_SAYS(text.str(), "activations");
+}
+
+TEST(TrainPlan, SaysWhyNot) {
+  auto config = tiny();
+  EXPECT_TRUE(reasons_against(config, 4).empty());
+  config.parallel.mesh = "dp=3,tp=4";
+  const auto reasons = reasons_against(config, 12);
+  ASSERT_EQ(reasons.size(), 2u);
+  EXPECT_SAYS(reasons[0], "a batch of 8 samples does not divide by 3 data-parallel ranks");
+  EXPECT_SAYS(reasons[1], "gpt-tiny has 2 heads, which tp=4 does not divide");
+  EXPECT_ERROR(UsageError, plan_training(config, 12), "a batch of 8");
+  ASSERT_EQ(reasons_against(config, 8).size(), 1u);
+  EXPECT_SAYS(reasons_against(config, 8)[0], "has 12 ranks, and 8 are there");
+  EXPECT_ERROR(UsageError, plan_training(config, 0), "at least one");
+}
+
+}  // namespace
+}  // namespace tessera::train
