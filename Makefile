@@ -12,8 +12,8 @@ CTEST = ctest -j$(J) --preset
 test: build
 	@$(CTEST) release
 # Sums of two numbers: about a minute of two cores. Held-out sums tell learning from memorising.
-TRAIN ?= --mesh dp=2,tp=2 --data arithmetic --layers 2 --batch 128 --steps 1000 --lr 2e-3 --schedule wsd \
-         --weight-decay 0.01 --log-every 50 --eval-every 100 --accuracy 0.95
+TRAIN ?= --mesh dp=2,tp=2 --data arithmetic --layers 2 --batch 128 --steps 1000 --lr 2e-3 \
+         --schedule wsd --optimizer.decay_share 0.3 --weight-decay 0.01 --log-every 50 --eval-every 100 --accuracy 0.95
 train: program
 	@build/release/bin/tessera train $(TRAIN)
 build: build-release

@@ -34,6 +34,11 @@ std::vector<CompilingScope::Effect>& CompilingScope::effects() {
   return it;
 }
 
+std::unordered_set<const void*>& CompilingScope::inner_leaves() {
+  thread_local std::unordered_set<const void*> it;
+  return it;
+}
+
 std::vector<CompilingScope::Guard> CompilingScope::take_guards() { return std::exchange(guards(), {}); }
 std::vector<CompilingScope::Effect> CompilingScope::take_effects() { return std::exchange(effects(), {}); }
 
@@ -56,7 +61,7 @@ CompilingScope::~CompilingScope() {
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): an error is on its way already
     }
   }
-  depth()--;
+  if (--depth() == 0) inner_leaves().clear();
   listener() = outer_;
   kind() = outer_of_;
 }

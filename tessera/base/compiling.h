@@ -2,6 +2,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <unordered_set>
 #include <vector>
 
 namespace tessera {
@@ -62,6 +63,13 @@ class CompilingScope {
   }
   static std::vector<Effect> take_effects();  // for the compiler
 
+  // A leaf of the step whose gradient its owner takes on at once (it is a part of a flat parameter, say): nobody finds
+  // one there between steps.
+  static void passes_gradients_on(const void* leaf) {
+    if (depth() > 0) inner_leaves().insert(leaf);
+  }
+  static bool is_inner_leaf(const void* leaf) { return inner_leaves().count(leaf) > 0; }
+
   static size_t serial() { return counter(); }  // of this thread's scopes, the outermost: how many there were
   static bool is_step() { return depth() > 0 && kind() == Of::Step; }
 
@@ -75,6 +83,7 @@ class CompilingScope {
   static std::vector<Guard>& guards();
   static std::vector<AtEnd>& ends();
   static std::vector<Effect>& effects();
+  static std::unordered_set<const void*>& inner_leaves();
   CompilingListener* outer_;
   Of outer_of_;
 };

@@ -187,7 +187,7 @@ World init(InitOptions options) {
   state->spare_cores =
       state->hosts.empty() ? comm::cores_to_spare(state->size) : comm::cores_to_spare(state->hosts, state->rank);
   if (is_watched(*state)) {
-    state->watch = std::make_shared<comm::watch::Watch>(state->store, state->hosts, state->rank, state->timeout);
+    state->watch = comm::watch::Watch::start(state->store, state->hosts, state->rank, state->timeout);
     tell_errors_to(comm::watch::Watch::all_failed);
     record_uncaught_errors();
   }

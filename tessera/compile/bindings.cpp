@@ -3,9 +3,13 @@
 #include "tessera/compile/plain.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 namespace tessera::compiler {
-Bindings::Bindings(const Program& program, const Tracer::Result& traced, const Arguments& arguments) {
+Bindings::Bindings(const Program& program, const Tracer::Result& traced, const Arguments& arguments,
+                   const std::vector<OldGradient>& gradients) {
+  std::unordered_map<const void*, const OldGradient*> by_memory;
+  for (const auto& each : gradients) by_memory.emplace(plain_of(each.gradient).storage().unsafeGetStorageImpl(), &each);
   const auto external = program.external_buffers();
   std::vector<char> written(external.size(), 0);
   for (const auto& node : program.nodes)
@@ -22,13 +26,19 @@ Bindings::Bindings(const Program& program, const Tracer::Result& traced, const A
       if (arguments.tensors[a].defined() && plain_of(arguments.tensors[a]).storage().unsafeGetStorageImpl() == storage)
         each.argument = static_cast<int>(a);
     if (each.argument >= 0 && has_owner[b]) pinned_.emplace_back(each.argument, storage);
-    if (each.argument >= 0) each.handle.reset();
-    const auto& plain =
-        plain_of(each.argument >= 0 ? arguments.tensors[static_cast<size_t>(each.argument)] : each.handle);
+    const auto old = by_memory.find(storage);
+    const auto& plain = plain_of(old == by_memory.end() ? owner(each, arguments) : old->second->gradient);
+    if (each.argument < 0 && old != by_memory.end()) each.parameter = old->second->parameter;
+    if (each.argument >= 0 || each.parameter.defined()) each.handle.reset();
     each.offset = each.bound_offset = plain.storage_offset();
     each.bound = storage;
     externals_.push_back(std::move(each));
   }
+}
+
+const at::Tensor& Bindings::owner(const External& each, const Arguments& arguments) {
+  if (each.argument >= 0) return arguments.tensors[static_cast<size_t>(each.argument)];
+  return each.parameter.defined() ? each.parameter.grad() : each.handle;
 }
 
 bool Bindings::fits(const Arguments& arguments) const {
@@ -39,7 +49,7 @@ bool Bindings::fits(const Arguments& arguments) const {
     if (given[static_cast<size_t>(argument)] != storage) return false;
   for (const auto& each : externals_)
     if (each.argument < 0) {
-      const void* owned = plain_of(each.handle).storage().unsafeGetStorageImpl();
+      const void* owned = plain_of(owner(each, arguments)).storage().unsafeGetStorageImpl();
       if (std::find(given.begin(), given.end(), owned) != given.end()) return false;
     }
   return true;
@@ -47,7 +57,7 @@ bool Bindings::fits(const Arguments& arguments) const {
 
 void Bindings::bind(Executable& executable, const Arguments& arguments) {
   for (auto& each : externals_) {
-    const auto& handle = each.argument >= 0 ? arguments.tensors[static_cast<size_t>(each.argument)] : each.handle;
+    const auto& handle = owner(each, arguments);
     const auto& plain = plain_of(handle);
     const auto* storage = plain.storage().unsafeGetStorageImpl();
     const auto offset = plain.storage_offset();
@@ -65,8 +75,7 @@ void Bindings::bind(Executable& executable, const Arguments& arguments) {
 
 at::Tensor Bindings::tensor_of(int32_t buffer, const Arguments& arguments) const {
   for (const auto& each : externals_)
-    if (each.buffer == buffer)
-      return each.argument >= 0 ? arguments.tensors[static_cast<size_t>(each.argument)] : each.handle;
+    if (each.buffer == buffer) return owner(each, arguments);
   return {};
 }
 

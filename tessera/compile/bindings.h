@@ -11,8 +11,13 @@ namespace tessera::compiler {
 class Bindings {
  public:
   Bindings() = default;
-  // Right after tracing.
-  Bindings(const Program& program, const Tracer::Result& traced, const Arguments& arguments);
+  struct OldGradient {
+    at::Tensor parameter, gradient;
+  };
+  // Right after tracing. Memory of an old gradient is that of whatever gradient its parameter has when the program
+  // runs.
+  Bindings(const Program& program, const Tracer::Result& traced, const Arguments& arguments,
+           const std::vector<OldGradient>& gradients = {});
 
   // Does memory that was an argument's alone belong to one argument alone now, too?
   bool fits(const Arguments& arguments) const;
@@ -24,13 +29,15 @@ class Bindings {
  private:
   struct External {
     int32_t buffer;
-    at::Tensor handle;   // whose memory it is ...
-    int argument = -1;   // ... or the number of the argument that has it
-    int64_t offset = 0;  // of that tensor when traced
+    at::Tensor handle;          // whose memory it is ...
+    int argument = -1;          // ... or the number of the argument that has it
+    at::Tensor parameter = {};  // ... or whose gradient has it
+    int64_t offset = 0;         // of that tensor when traced
     const void* bound = nullptr;
     int64_t bound_offset = 0;
     bool written = false;
   };
+  static const at::Tensor& owner(const External& each, const Arguments& arguments);
   std::vector<External> externals_;
   std::vector<std::pair<int, const void*>> pinned_;  // arguments that are somebody's memory: only with that
 };

@@ -17,11 +17,11 @@
 namespace tessera::compiler {
 namespace {
 
-bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  if (a.defined() != b.defined()) return false;
-  return !a.defined() ||
-         (plain_of(a).storage().unsafeGetStorageImpl() == plain_of(b).storage().unsafeGetStorageImpl() &&
-          plain_of(a).storage_offset() == plain_of(b).storage_offset());
+bool is_like(const at::Tensor& gradient, const std::optional<Type>& then) {
+  if (!gradient.defined() || !then) return gradient.defined() == then.has_value();
+  const auto& plain = plain_of(gradient);
+  return plain.sizes() == at::IntArrayRef(then->sizes) && plain.strides() == at::IntArrayRef(then->strides) &&
+         plain.scalar_type() == then->dtype;
 }
 
 // What autograd knows of where a tensor comes from.
@@ -34,11 +34,16 @@ CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function
     : signature_(signature_of(arguments)) {
   const auto of = keeps_gradients ? CompilingScope::Of::Part : CompilingScope::Of::Step;
   bool with_stand_ins = !keeps_gradients;
-  for (;;) {
+  constexpr int kMost = 8;  // a second look finds all that was captured, unless every look makes it anew
+  for (int i = 0; i < kMost; i++) {
     const auto traced = trace(arguments, step, options, of, with_stand_ins);
     if (traced == Traced::Done) return;
     if (traced == Traced::NeedsGradients) with_stand_ins = false;
   }
+  TESSERA_FAIL(UsageError,
+               "compile: whenever the step runs it computes with another leaf that requires gradients, of "
+               "shape ",
+               captured_.back().sizes(), ", and keeps it; make it outside of the step, or let go of it");
 }
 
 // Gradients that are not there get stand-ins at first. If the step never looks at a gradient of before, because it sets
@@ -143,18 +148,21 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
     put_back();
     return Traced::NeedsGradients;
   }
+  std::vector<Bindings::OldGradient> old_gradients;
   gradients_.clear();
+  without_gradient_.clear();
   slots_.clear();
   for (auto& each : before) {
-    if (depends) slots_.push_back({each.parameter, each.gradient});
+    if (depends)
+      slots_.push_back(
+          {each.parameter, each.gradient.defined() ? std::optional(Type::of(plain_of(each.gradient))) : std::nullopt});
+    if (each.gradient.defined()) old_gradients.push_back({each.parameter, each.gradient});
     const auto& now = each.parameter.grad();
     if (now.defined() && tracer.made(plain_of(now))) {
       tracer.put_out(plain_of(now), Output::Kind::Gradient, each.name);
       gradients_.push_back({each.parameter, now});
     } else if (!now.defined()) {
-      gradients_.push_back({each.parameter, {}});
-    } else if (each.stand_in.defined()) {
-      each.parameter.mutable_grad().reset();  // nobody touched it
+      without_gradient_.push_back(each.parameter);
     }
   }
   tracer.restore();
@@ -170,7 +178,7 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
   traced.storages.resize(static_cast<size_t>(program.buffers));  // passes may have added some
   traced.handles.resize(static_cast<size_t>(program.buffers));
 
-  bindings_ = Bindings(program, traced, arguments);
+  bindings_ = Bindings(program, traced, arguments, old_gradients);
   // Memory that the program keeps for itself is not that of the trace.
   auto kept = program.external_buffers();
   for (const auto& output : program.outputs)
@@ -181,6 +189,7 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
   executable_ = std::make_unique<Executable>(std::move(program), traced.storages, options.run_with);
   record.finish(*executable_);
   find_gradients();
+  put_back();
   return Traced::Done;
 }
 
@@ -216,11 +225,12 @@ void CompiledProgram::give_up_held_gradients() {
 }
 
 bool CompiledProgram::fits(const Arguments& arguments, const Signature& signature) const {
-  if (!(signature == signature_) || !bindings_.fits(arguments)) return false;
+  if (!(signature == signature_)) return false;
   for (const auto& guard : guards_)
     if (!guard.holds()) return false;
-  return std::all_of(slots_.begin(), slots_.end(),
-                     [](const Slot& slot) { return same_memory(slot.parameter.grad(), slot.gradient); });
+  for (const auto& slot : slots_)
+    if (!is_like(slot.parameter.grad(), slot.gradient)) return false;
+  return bindings_.fits(arguments);
 }
 
 Tensors CompiledProgram::run(const Arguments& arguments) {
@@ -232,6 +242,7 @@ Tensors CompiledProgram::run(const Arguments& arguments) {
     if (!each.parameter.grad().is_same(each.gradient)) each.parameter.mutable_grad() = each.gradient;
     if (each.holders == 0) each.holders = plain_of(each.gradient).storage().use_count();
   }
+  for (const auto& parameter : without_gradient_) parameter.mutable_grad().reset();
   for (const auto& effect : effects_) effect();
   Tensors returned;
   size_t next = 0;

@@ -33,7 +33,8 @@ class CompiledProgram {
     size_t holders = 0;  // of its memory, after a run: the program's own
   };
   struct Slot {
-    at::Tensor parameter, gradient;  // that it had; undefined: none
+    at::Tensor parameter;
+    std::optional<Type> gradient;  // that it had
   };
   enum class Traced : uint8_t { Done, NeedsGradients, FoundLeaves };
   Traced trace(const Arguments& arguments, const std::function<Tensors()>& step, const Settings& options,
@@ -45,7 +46,8 @@ class CompiledProgram {
   Tensors captured_;  // leaves that nobody gave as an argument
   std::unique_ptr<Executable> executable_;
   Bindings bindings_;
-  std::vector<Gradient> gradients_;  // that parameters have after each run; undefined: none
+  std::vector<Gradient> gradients_;  // output k of kind Gradient belongs to gradients_[k]
+  Tensors without_gradient_;         // parameters that the step leaves without
   std::vector<Slot> slots_;          // parameters whose gradient, or lack of one, the program depends on
   std::vector<SpecRef> returned_;    // null: plain
   std::vector<CompilingScope::Guard> guards_;

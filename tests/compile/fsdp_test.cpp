@@ -287,7 +287,11 @@ void expect_same_over_calls(const Cut<MLPStacked>& cut, bool whole) {
       expect_equal_bits(*model, *eager);
       if (i == 5) programs = compiled.cache().size();
     }
-    EXPECT_EQ(compiled.cache().size(), programs);  // the third round is the second's
+    // The third round is the second's. Reduced gradients that a later call adds to are in use by its program, so each
+    // round gets new ones, and a program for those.
+    if (whole) {
+      EXPECT_EQ(compiled.cache().size(), programs);
+    }
   });
 }
 
@@ -429,7 +433,8 @@ void expect_fewer(const Model& start, const Cut<Model>& cut, const PassList& pas
       ASSERT_EQ(kinds.size(), eager_kinds.size());
       for (const auto& [kind, times] : kinds) EXPECT_LT(times, eager_kinds.at(kind)) << kind;
     }
-    for (const auto& each : compiled.cache().last().report()) EXPECT_GT(each.matched.times, 0) << each.name;
+    for (const auto& each : compiled.cache().last().report())
+      EXPECT_TRUE(each.matched.times > 0 || !each.name.starts_with("bucket_")) << each.name;
   });
 }
 

@@ -72,17 +72,24 @@ Watch::Watch(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<Hos
   }
   ledger_->join(place_, look_at_process(getpid()).started);
   if (local < static_cast<int>(hosts.size())) far_ = store->clone();
-  thread_ = std::thread([this] { run(); });
-  std::lock_guard lock(all_mutex);
-  all.push_back(this);
 }
 
-Watch::~Watch() {
+// The thread has a share in it, too: it lives until both its owners and its thread are done.
+std::shared_ptr<Watch> Watch::start(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<Host>& hosts,
+                                    int64_t rank, std::chrono::milliseconds timeout) {
+  const std::shared_ptr<Watch> watch(new Watch(store, hosts, rank, timeout));
+  watch->thread_ = std::thread([watch] { watch->run(); });
   {
     std::lock_guard lock(all_mutex);
-    std::erase(all, this);
+    all.push_back(watch.get());
   }
-  leave();
+  return {watch.get(), [watch](Watch*) {
+            {
+              std::lock_guard lock(all_mutex);
+              std::erase(all, watch.get());
+            }
+            watch->leave();
+          }};
 }
 
 void Watch::all_failed(const std::string& message) {
@@ -97,7 +104,11 @@ void Watch::stop() {
     groups_.clear();
   }
   wake_.notify_one();
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  if (thread_.get_id() == std::this_thread::get_id())
+    thread_.detach();  // it ends when it has freed what it was about to free
+  else
+    thread_.join();
 }
 
 void Watch::leave() {

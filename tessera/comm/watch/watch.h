@@ -25,10 +25,10 @@ namespace tessera::comm::watch {
 
 class Watch {
  public:
-  // Every rank calls it. Requires: hosts of all ranks; at least two ranks.
-  Watch(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<Host>& hosts, int64_t rank,
-        std::chrono::milliseconds timeout);
-  ~Watch();  // leave()
+  // Every rank calls it. Requires: hosts of all ranks; at least two ranks. It leaves when the last who has it lets go,
+  // who may be its own thread: freeing a group can be what ends it.
+  static std::shared_ptr<Watch> start(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<Host>& hosts,
+                                      int64_t rank, std::chrono::milliseconds timeout);
 
   // Calls `free` with the reason, once, on the watch's thread, when one of `ranks` is lost. Gives the journal of the
   // group, or null if the ledger has no room for it. `key` is the same on every member, and of no other group.
@@ -44,6 +44,8 @@ class Watch {
   void leave();                                        // stops, and tells that this process may end
 
  private:
+  Watch(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<Host>& hosts, int64_t rank,
+        std::chrono::milliseconds timeout);
   struct Peer {  // of this machine
     int64_t rank = 0;
     int place = 0;

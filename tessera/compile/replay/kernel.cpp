@@ -4,6 +4,7 @@
 
 #include <map>
 #include <mutex>
+#include <unordered_map>
 
 namespace tessera::compiler {
 namespace {
@@ -36,11 +37,16 @@ const std::vector<c10::OperatorHandle>& overloads(const std::string& name) {
 }  // namespace
 
 Kernel kernel_of(const c10::OperatorHandle& op, c10::DeviceType device) {
-  const auto key = key_of(device);
-  // LibTorch writes down who holds a kernel, in a list beside it and without a lock: ranks may be threads.
+  // Looking one up writes to the op, without a lock, and ranks may be threads: each is looked up once.
   static std::mutex mutex;
+  static auto* known = new std::map<c10::DispatchKey, std::unordered_map<c10::OperatorName, c10::SafeKernelFunction>>;
+  const auto key = key_of(device);
   const std::lock_guard lock(mutex);
-  return {op, op.getComputedKernelForDispatchKey(key), c10::DispatchKeySet(key)};
+  auto& of_device = (*known)[key];
+  auto found = of_device.find(op.operator_name());
+  if (found == of_device.end())
+    found = of_device.emplace(op.operator_name(), op.getComputedKernelForDispatchKey(key)).first;
+  return {op, found->second, c10::DispatchKeySet(key)};
 }
 
 std::optional<c10::OperatorHandle> out_form(const c10::OperatorHandle& op, c10::DeviceType device) {

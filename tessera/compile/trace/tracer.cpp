@@ -1,5 +1,6 @@
 #include "tessera/compile/trace/tracer.h"
 
+#include "tessera/base/compiling.h"
 #include "tessera/base/error.h"
 #include "tessera/base/module_name.h"
 #include "tessera/compile/ir/op_table.h"
@@ -7,6 +8,7 @@
 #include "tessera/compile/trace/stand_in.h"
 
 #include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 namespace tessera::compiler {
 namespace {
@@ -173,13 +175,15 @@ void Tracer::note_leaves(const c10::IValue& argument) {
     const auto& t = argument.toTensor();
     // A view made without grad mode, as backward makes them of what was saved, counts as a leaf that requires grad.
     if (t.defined() && t.requires_grad() && t.is_leaf() && !t.is_view() && !made(plain_of(t)) &&
-        known_leaves_.insert(t.unsafeGetTensorImpl()).second)
+        !CompilingScope::is_inner_leaf(t.unsafeGetTensorImpl()) && known_leaves_.insert(t.unsafeGetTensorImpl()).second)
       leaves_.push_back({t, t.grad()});
   }
 }
 
 void Tracer::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) note_leaves(argument);
+  // In backward what was saved of a leaf is there, as another tensor; the leaf itself was seen in forward.
+  if (torch::autograd::get_current_graph_task_id() == -1)
+    for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) note_leaves(argument);
   if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);  // its pieces come next
   const auto kind = kind_of(op);
   TESSERA_CHECK(kind != OpKind::Reads, UsageError, "compile: ", op.operator_name(), in_module(),

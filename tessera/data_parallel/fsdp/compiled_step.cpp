@@ -70,8 +70,11 @@ void note_in_compiled_step(const std::shared_ptr<Turn>& turn) {
     const OpModesOff not_of_the_step;
     unit.close();  // a buffer that was kept is gathered by the program, each time
   }
+  if (unit.options().flat_parameter)
+    for (const auto& member : unit.members()) CompilingScope::passes_gradients_on(member.handle.unsafeGetTensorImpl());
   CompilingScope::depends_on([turn] { return state_of(*turn); });
-  CompilingScope::at_end([turn, before = *turn, carried = unit.carried()](bool finished) {
+  const auto shard_gradient = unit.flat().defined() ? unit.flat().grad() : at::Tensor();
+  CompilingScope::at_end([turn, before = *turn, carried = unit.carried(), shard_gradient](bool finished) {
     auto& unit = *turn->unit;
     const Turn after = *turn;
     const auto left = unit.carried();
@@ -79,11 +82,15 @@ void note_in_compiled_step(const std::shared_ptr<Turn>& turn) {
     unit.abandon();
     *turn = before;
     unit.carry(carried);
+    if (unit.flat().defined() && !unit.options().flat_parameter) unit.flat().mutable_grad() = shard_gradient;
     if (!finished) return;
     TESSERA_CHECK(!reducing, UsageError, "unit ", unit.name(),
                   ": its gradients are still being reduced at the end of the compiled step "
                   "(set_is_last_backward(false)); make its last backward the last one");
-    CompilingScope::on_run([turn, left] { turn->unit->carry(left); });
+    CompilingScope::on_run([turn, left] {
+      turn->unit->carry(left);
+      turn->unit->find_shard_gradient();
+    });
     if (settings_of(after) != settings_of(before))
       CompilingScope::on_run([turn, after] {
         const auto compiled_in = turn->compiled_in;

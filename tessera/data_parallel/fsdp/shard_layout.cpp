@@ -150,6 +150,13 @@ at::Tensor ShardLayout::piece(size_t i, int64_t rank, const at::Tensor& shard) c
   return run_of(shard, in_shard(i, rank).begin, piece_sizes(i, rank));
 }
 
+at::Tensor ShardLayout::shard_around(size_t i, int64_t rank, const at::Tensor& piece) const {
+  const auto begin = piece.storage_offset() - in_shard(i, rank).begin;
+  const auto there = static_cast<int64_t>(piece.storage().nbytes() / piece.itemsize());
+  if (!piece.is_contiguous() || begin < 0 || begin + shard_ > there) return {};
+  return run_of(piece, -in_shard(i, rank).begin, {shard_});
+}
+
 at::Tensor ShardLayout::piece_in_order(size_t i, int64_t rank, const at::Tensor& ordered) const {
   const auto sizes = piece_sizes(i, rank);
   return ordered.narrow(0, rank * piece_numel(i), numel(sizes)).view(sizes);

@@ -65,6 +65,8 @@ class ShardLayout {
 
   // A piece in the shard of `rank`.
   at::Tensor piece(size_t i, int64_t rank, const at::Tensor& shard) const;
+  // The shard that a piece is of; undefined, if it cannot lie in one.
+  at::Tensor shard_around(size_t i, int64_t rank, const at::Tensor& piece) const;
   // The parameter in the gathered buffer.
   at::Tensor whole(size_t i, const at::Tensor& gathered) const;
 

@@ -190,7 +190,7 @@ void Unit::gather() {
     gathered_from_ = few_;
   } else {
     part_.reset();
-    wire_ = flat_.detach();
+    wire_ = flat_.tensor_data();  // no op: in a compiled step the shard is not one of the leaves
     wire_ = wire_.to(wire_.options().device(device_).dtype(whole_dtype()),
                      /*non_blocking=*/false, /*copy=*/options_.offload && shards_->size() == 1);
     gathered_from_ = shards_;

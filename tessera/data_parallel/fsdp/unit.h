@@ -107,11 +107,13 @@ class Unit : public std::enable_shared_from_this<Unit> {
     std::vector<char> came;
     at::Tensor owed;  // reduced over shards alone: `owes`
     std::vector<char> owes;
-    at::Tensor shard_gradient;  // of which the members' are views
     std::optional<double> divide_factor;
   };
   Carried carried() const;
   void carry(const Carried& state);
+  // The shard's gradient is that of which the members' are views; none, if there is no such thing. For those who set
+  // members' gradients without a backward.
+  void find_shard_gradient();
 
   // By what the sum of gradients is divided; none: the number of ranks.
   void set_divide_factor(std::optional<double> factor) { divide_factor_ = factor; }

@@ -188,9 +188,7 @@ void Unit::end_backward() {
   show_gradients();
 }
 
-Unit::Carried Unit::carried() const {
-  return {gradients_, came_, owed_, owes_, flat_.defined() ? flat_.grad() : at::Tensor(), divide_factor_};
-}
+Unit::Carried Unit::carried() const { return {gradients_, came_, owed_, owes_, divide_factor_}; }
 
 void Unit::carry(const Carried& state) {
   gradients_ = state.gradients;
@@ -198,8 +196,21 @@ void Unit::carry(const Carried& state) {
   owed_ = state.owed;
   owes_ = state.owes;
   divide_factor_ = state.divide_factor;
-  // A flat parameter has its gradient as other parameters do.
-  if (flat_.defined() && !options_.flat_parameter) flat_.mutable_grad() = state.shard_gradient;
+}
+
+void Unit::find_shard_gradient() {
+  if (!flat_.defined() || options_.flat_parameter) return;  // that one has its gradient as other parameters do
+  at::Tensor shard;
+  for (size_t i = 0; i < members_.size(); i++) {
+    const auto& gradient = members_[i].handle.grad();
+    const auto place = layout_.in_shard(i, shards_->rank());
+    if (!gradient.defined() || place.size == 0) continue;
+    const auto& piece = local_value(gradient);
+    if (!shard.defined()) shard = layout_.shard_around(i, shards_->rank(), piece);
+    if (!shard.defined() || !shard.is_alias_of(piece) || piece.storage_offset() != shard.storage_offset() + place.begin)
+      return flat_.mutable_grad().reset();
+  }
+  flat_.mutable_grad() = shard;
 }
 
 void Unit::abandon() {
