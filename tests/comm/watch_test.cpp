@@ -131,16 +131,28 @@ TEST(Watch, SizesThatDoNotFit) {
             "ranks disagree: rank 5 expects 12 bytes from rank 3, which posted 8");
 }
 
-// Rank 0 is on one machine, ranks 1 and 2 are on another. What 1 sees of 2, 0 hears through the store.
-TEST(Watch, TheLossOfARankIsHeardOnOtherMachines) {
-  const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<Host> hosts(3);
-  for (size_t r = 0; r < hosts.size(); r++) {
-    hosts[r].machine = r == 0 ? "a" : "b";
-    hosts[r].pid = r == 1 ? getppid() : getpid();  // processes that live; 1 and 2 must be two
+// Rank 0 is on one machine, ranks 1 and 2 are on another.
+struct ThreeWatches {
+  std::shared_ptr<watch::Watch> far, near, failing;
+
+  ThreeWatches() {
+    const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+    std::vector<Host> hosts(3);
+    for (size_t r = 0; r < hosts.size(); r++) {
+      hosts[r].machine = r == 0 ? "a" : "b";
+      hosts[r].pid = r == 1 ? getppid() : getpid();  // processes that live; 1 and 2 must be two
+    }
+    const std::chrono::seconds timeout(10);
+    far = watch::Watch::start(store, hosts, 0, timeout);
+    near = watch::Watch::start(store, hosts, 1, timeout);
+    failing = watch::Watch::start(store, hosts, 2, timeout);
   }
-  const std::chrono::seconds timeout(10);
-  watch::Watch far(store, hosts, 0, timeout), near(store, hosts, 1, timeout), failing(store, hosts, 2, timeout);
+};
+
+// What 1 sees of 2, 0 hears through the store.
+TEST(Watch, TheLossOfARankIsHeardOnOtherMachines) {
+  const ThreeWatches watches;
+  auto &far = *watches.far, &near = *watches.near, &failing = *watches.failing;
   std::promise<std::string> freed_far, freed_near;
   far.add("all", "all", {0, 1, 2}, [&](const std::string& why) { freed_far.set_value(why); });
   near.add("pair", "pair", {1, 2}, [&](const std::string& why) { freed_near.set_value(why); });
@@ -153,6 +165,20 @@ TEST(Watch, TheLossOfARankIsHeardOnOtherMachines) {
   EXPECT_EQ(freed_far.get_future().get(), "rank 2 failed: no luck today");
   EXPECT_EQ(far.lost({0, 1}), "");
   EXPECT_EQ(far.lost({0, 2}), "rank 2 failed: no luck today");
+}
+
+// What is freed may be the last that had the watch: then it ends on its own thread.
+TEST(Watch, MayEndOnItsOwnThread) {
+  ThreeWatches watches;
+  std::promise<void> ended;
+  auto* near = watches.near.get();
+  auto last = std::make_shared<std::shared_ptr<watch::Watch>>(std::move(watches.near));
+  near->add("pair", "pair", {1, 2}, [last, &ended](const std::string&) {
+    last->reset();
+    ended.set_value();
+  });
+  watches.failing->failed("rank 2 failed");
+  ended.get_future().get();
 }
 
 // A rank that computes for long beats all the same.

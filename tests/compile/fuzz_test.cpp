@@ -310,7 +310,7 @@ void fuzz(uint32_t from, uint32_t count, bool codegen) {
 
 const uint32_t kTimes = testing::long_soak() ? 20 : 1;
 
-TEST(Fuzz, StepsAreTheEagerOnes) { fuzz(1, 1900 * kTimes, false); }
+TEST(Fuzz, StepsAreTheEagerOnes) { fuzz(1, 1980 * kTimes, false); }
 TEST(Fuzz, WithGeneratedKernels) { fuzz(1'000'001, 25 * kTimes, true); }
 
 }  // namespace
