@@ -7,8 +7,11 @@
 #include "tessera/compile/plain.h"
 #include "tessera/compile/trace/stand_in.h"
 
+#include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
+
 #include <torch/csrc/autograd/graph_task.h>
+#include <algorithm>
 
 namespace tessera::compiler {
 namespace {
@@ -22,6 +25,18 @@ at::Tensor bytes_of(const c10::intrusive_ptr<c10::StorageImpl>& storage) {
   const auto size = static_cast<int64_t>(storage->nbytes());
   return at::empty({0}, at::TensorOptions(at::kByte).device(storage->device()))
       .set_(c10::Storage(storage), 0, {size}, {1});
+}
+
+std::optional<c10::OperatorHandle> view_of_in_place_view(const c10::OperatorHandle& op) {
+  const auto tags = op.getTags();
+  if (std::find(tags.begin(), tags.end(), at::Tag::inplace_view) == tags.end()) return {};
+  auto name = op.operator_name().name;
+  if (name.empty() || name.back() != '_') return {};
+  name.pop_back();
+  const auto view = c10::Dispatcher::singleton().findSchema({name, op.operator_name().overload_name});
+  if (!view || view->schema().returns().size() != 1) return {};
+  const auto* alias = view->schema().returns()[0].alias_info();
+  return alias && !alias->isWrite() ? view : std::nullopt;
 }
 
 }  // namespace
@@ -202,6 +217,8 @@ void Tracer::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     stand_in(op, stack);
   else
     next(op, keys, stack);
+  // squeeze_, t_, ...: the tensor shows its memory otherwise from now on, and nothing is written.
+  if (const auto view = view_of_in_place_view(op)) node.op = *view;
   const auto first = stack->size() - schema.returns().size();
   for (size_t i = 0; i < schema.returns().size(); i++) node.results.push_back(define((*stack)[first + i]));
   program_.nodes.push_back(std::move(node));
