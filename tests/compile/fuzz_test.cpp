@@ -38,6 +38,11 @@ Tensor half_of(const Tensor& t, const Choice& k) {
   const auto d = dim(t, k.m);
   return t.narrow(d, k.n % 2 * (t.size(d) / 2), (t.size(d) + 1) / 2);
 }
+// b, if it has the shape of a: losses of others resize their gradients, eagerly too.
+const Tensor& alike(const Tensors& v, const Choice& k) {
+  if (v[k.a].sizes() != v[k.b].sizes()) throw std::invalid_argument("other shapes");
+  return v[k.b];
+}
 Tensor buffer_of(const Tensors& v, const Choice& k) { return v[k.a % 2 + 4]; }  // see Data
 
 // Short names make the rows a table: a, b, c are operands.
@@ -98,10 +103,10 @@ const Row kRows[] = {
     ROW("sum all", a(v, k).sum()),
     ROW("amax", a(v, k).amax(dim(a(v, k), k.m))),
     ROW("cumsum", a(v, k).cumsum(dim(a(v, k), k.m))),
-    ROW("mse_loss", at::mse_loss(a(v, k), b(v, k)) * 0.5),
-    ROW("smooth_l1_loss", at::smooth_l1_loss(a(v, k), b(v, k)) * 0.5),
-    ROW("huber_loss", at::huber_loss(a(v, k), b(v, k)) * 0.5),
-    ROW("var", a(v, k).var(dim(a(v, k), k.m))),
+    ROW("mse_loss", at::mse_loss(a(v, k), alike(v, k)) * 0.5),
+    ROW("smooth_l1_loss", at::smooth_l1_loss(a(v, k), alike(v, k)) * 0.5),
+    ROW("huber_loss", at::huber_loss(a(v, k), alike(v, k)) * 0.5),
+    ROW("var", a(v, k).var({dim(a(v, k), k.m)}, false)),
     ROW("norm", at::linalg_vector_norm(a(v, k) + 2)),
     ROW("t", a(v, k).t()),
     ROW("transpose", a(v, k).transpose(dim(a(v, k), k.m), dim(a(v, k), k.n))),

@@ -50,8 +50,8 @@ Kernel kernel_of(const c10::OperatorHandle& op, c10::DeviceType device) {
 }
 
 std::optional<c10::OperatorHandle> out_form(const c10::OperatorHandle& op, c10::DeviceType device) {
-  // Resizes what it is given to the whole difference, and back: that is more than there is room for.
-  if (op.operator_name().name == "aten::mse_loss") return {};
+  // mse_loss, huber_loss, ...: they resize what they are given to the size of all differences, and back.
+  if (op.operator_name().name.ends_with("_loss")) return {};
   for (const auto& other : overloads(op.operator_name().name))
     if (fits(op.schema(), other.schema()) && other.hasKernelForDispatchKey(key_of(device))) return other;
   return {};
