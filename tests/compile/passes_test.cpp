@@ -302,6 +302,29 @@ gradient %11 "b"
 )");
 }
 
+TEST(Passes, HoistCommunication) {
+  EXPECT_EQ(after("hoist_communication", R"(group @dp [0, 1]
+input %0: f32[4] argument "0"
+%1: f32[4] = aten.neg(%0)
+%2: f32[4] = aten.relu(%0)
+%3: f32[4] = aten.div.Tensor(%1, 2)
+%4: f32[4] = tessera.all_reduce(%3, "sum", @dp)
+%5: f32[4] in %4 = tessera.wait(%4!, @dp)
+return %2
+return %5
+)"),
+            R"(group @dp [0, 1]
+input %0: f32[4] argument "0"
+%1: f32[4] = aten.neg(%0)
+%2: f32[4] = aten.div.Tensor(%1, 2)
+%3: f32[4] = tessera.all_reduce(%2, "sum", @dp)
+%4: f32[4] = aten.relu(%0)
+%5: f32[4] in %3 = tessera.wait(%3!, @dp)
+return %4
+return %5
+)");
+}
+
 TEST(Passes, ScheduleCommWait) {
   EXPECT_EQ(after("schedule_comm_wait", R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
