@@ -10,6 +10,7 @@
 #include "tessera/nn/deferred_init.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
+#include "tessera/train/table.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -125,20 +126,6 @@ std::string describe(const ParameterWork& p) {
   return c10::str(p.name, " ", at::IntArrayRef(p.sizes), " ", p.placement, " ", at::IntArrayRef(p.local_sizes));
 }
 
-void print_table(std::ostream& out, const std::vector<std::vector<std::string>>& lines) {
-  std::vector<size_t> widths;
-  for (const auto& line : lines)
-    for (size_t i = 0; i < line.size(); i++) {
-      if (i == widths.size()) widths.push_back(0);
-      widths[i] = std::max(widths[i], line[i].size());
-    }
-  for (const auto& line : lines) {
-    std::string text;
-    for (size_t i = 0; i < line.size(); i++) text += line[i] + std::string(widths[i] - line[i].size() + 2, ' ');
-    out << text.substr(0, text.find_last_not_of(' ') + 1) << '\n';
-  }
-}
-
 }  // namespace
 
 PlanReport make_plan_report(const PlanRequest& request) {
@@ -172,7 +159,7 @@ std::ostream& operator<<(std::ostream& out, const PlanReport& report) {
   if (report.elsewhere_forward.count + report.elsewhere_backward.count > 0)
     lines.push_back(
         {"(elsewhere)", "1", "", "", "", describe(report.elsewhere_forward), describe(report.elsewhere_backward)});
-  print_table(out, lines);
+  train::print_table(out, lines);
   out << "\nA step: " << forward.count << " collectives forward, " << megabytes(forward.bytes) << "; " << backward.count
       << " backward, " << megabytes(backward.bytes) << ".\nParameters: " << report.parameters
       << ", of which rank 0 has " << report.local_parameters << " (" << megabytes(report.local_parameters * 4)

@@ -1,5 +1,6 @@
 #include "tessera/train/plan.h"
 #include "tessera/train/plan_traffic.h"
+#include "tessera/train/table.h"
 
 #include <algorithm>
 #include <iomanip>
@@ -19,22 +20,6 @@ std::string bytes_text(int64_t bytes) {
 }
 
 std::string sizes_text(const std::vector<int64_t>& sizes) { return c10::str(c10::IntArrayRef(sizes)); }
-
-using Lines = std::vector<std::vector<std::string>>;
-
-void print_table(std::ostream& out, const Lines& lines) {
-  std::vector<size_t> widths;
-  for (const auto& line : lines)
-    for (size_t i = 0; i < line.size(); i++) {
-      if (i == widths.size()) widths.push_back(0);
-      widths[i] = std::max(widths[i], line[i].size());
-    }
-  for (const auto& line : lines) {
-    std::string text;
-    for (size_t i = 0; i < line.size(); i++) text += line[i] + std::string(widths[i] - line[i].size() + 2, ' ');
-    out << "  " << text.substr(0, text.find_last_not_of(' ') + 1) << '\n';
-  }
-}
 
 // "h.0.ln_1.weight" stands for its like in all blocks: "h.*.ln_1.weight".
 std::string pattern(const std::string& name) {
@@ -83,7 +68,7 @@ std::ostream& operator<<(std::ostream& out, const TrainPlan& plan) {
       << plan.ranks << " rank" << (plan.ranks == 1 ? "" : "s") << ", mesh " << plan.mesh << ": a step of "
       << config.training.batch << " x " << sequence_length(config) << " tokens, " << config.training.precision
       << ". It can run.\n\nParameters\n";
-  print_table(out, parameter_lines(plan));
+  print_table(out, parameter_lines(plan), "  ");
   out << "  of a rank: " << *most << " bytes";
   if (*least != *most) out << " at most, " << *least << " at least";
   out << "\n\nCollectives of a step" << (config.training.compile ? ", as it is before --compile joins some" : "")
@@ -91,9 +76,9 @@ std::ostream& operator<<(std::ostream& out, const TrainPlan& plan) {
   if (plan.traffic.empty())
     out << "  none\n";
   else
-    print_table(out, traffic_lines(plan));
+    print_table(out, traffic_lines(plan), "  ");
   out << "\nMemory of rank 0\n";
-  print_table(out, memory_lines(plan));
+  print_table(out, memory_lines(plan), "  ");
   return out;
 }
 
