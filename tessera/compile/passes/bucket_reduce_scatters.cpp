@@ -82,15 +82,7 @@ std::vector<int64_t> numbers(const Arg& arg) { return std::get<c10::IValue>(arg)
 
 // Of tensors by themselves: one coalesced collective, with a result for each.
 Node coalesced(const Program& program, const Bucket& bucket) {
-  ValueList xs, results;
-  std::vector<int64_t> dims, sizes;
-  for (const auto& member : bucket.members) {
-    const auto& node = program.nodes[member.node];
-    xs.push_back(std::get<ValueId>(node.args[0]));
-    results.push_back(std::get<ValueId>(node.results[0]));
-    dims.push_back(std::get<c10::IValue>(node.args[1]).toInt());
-    for (const auto size : numbers(node.args[2])) sizes.push_back(size);
-  }
+  const auto [xs, results, dims, sizes] = coalesced_arguments(program, bucket.members);
   const auto& last = program.nodes[bucket.members.back().node];
   return {find_op("tessera.reduce_scatter_coalesced"),
           {xs, c10::IValue(dims), c10::IValue(sizes), last.args[3], last.args[4]},

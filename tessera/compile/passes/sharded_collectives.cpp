@@ -66,6 +66,18 @@ bool can_share(const ShardedCollective& a, const ShardedCollective& b) {
   return a.kind == b.kind && a.of_runs == b.of_runs && a.group == b.group && a.dtype == b.dtype;
 }
 
+CoalescedArguments coalesced_arguments(const Program& program, const std::vector<ShardedCollective>& members) {
+  CoalescedArguments all;
+  for (const auto& member : members) {
+    const auto& node = program.nodes[member.node];
+    all.xs.push_back(std::get<ValueId>(node.args[0]));
+    all.results.push_back(std::get<ValueId>(node.results[0]));
+    all.dims.push_back(std::get<c10::IValue>(node.args[1]).toInt());
+    for (const auto size : std::get<c10::IValue>(node.args[2]).toIntVector()) all.sizes.push_back(size);
+  }
+  return all;
+}
+
 Feeding feeding_of(const Program& program, const Dependencies& dependencies, size_t node, int32_t from) {
   Feeding feeding;
   std::vector<char> seen(program.nodes.size(), 0);

@@ -26,6 +26,13 @@ std::optional<ShardedCollective> sharded_collective(const Program& program, size
 std::vector<ShardedCollective> sharded_collectives(const Program& program, ShardedKind kind);
 bool can_share(const ShardedCollective& a, const ShardedCollective& b);  // one collective, but for its place
 
+// Collectives of tensors by themselves as one coalesced op has them.
+struct CoalescedArguments {
+  ValueList xs = {}, results = {};
+  std::vector<int64_t> dims = {}, sizes = {};
+};
+CoalescedArguments coalesced_arguments(const Program& program, const std::vector<ShardedCollective>& members);
+
 // What a node needs that was made on its way to it: views, memory, casts. Nodes up to `from` are there.
 struct Feeding {
   std::vector<int32_t> nodes;  // after `from`, in order
