@@ -31,11 +31,12 @@ configured = [ -e build/$(1)/build.ninja ] || [ -e build/$(1)/Makefile ] || cmak
 build-%: bootstrap
 	@$(call configured,$*)
 	@cmake --build --preset $* -j$(J)
-program: bootstrap
+program:
+	@tools/bootstrap program
 	@$(call configured,release)
 	@NINJA_STATUS='build %p  ' cmake --build --preset release -j$(J) --target tessera_program
 bootstrap:
-	@tools/bootstrap
+	@tools/bootstrap program tests
 build-clang: bootstrap-clang
 bootstrap-%:
 	@tools/bootstrap $*

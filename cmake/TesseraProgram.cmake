@@ -23,6 +23,10 @@ target_link_libraries(tessera_cli PUBLIC tessera CLI11::CLI11 nlohmann_json::nlo
 if(TESSERA_TOML_INCLUDE)
   target_include_directories(tessera_cli SYSTEM PRIVATE ${TESSERA_TOML_INCLUDE})
 endif()
+if(TESSERA_PCH)
+  tessera_precompiled(tessera_cli <CLI/CLI.hpp> <torch/csrc/distributed/c10d/ProcessGroup.hpp> <torch/library.h>
+                      <torch/nn/module.h> <torch/optim/optimizer.h>)
+endif()
 add_executable(tessera_program tessera/cli/main.cpp)
 tessera_our_code(tessera_program)
 target_link_libraries(tessera_program PRIVATE tessera_cli)

@@ -16,6 +16,13 @@ function(tessera_our_code target)
   endif()
 endfunction()
 
+function(tessera_precompiled target)  # further arguments: headers
+  target_precompile_headers(${target} PRIVATE ${ARGN})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    target_compile_options(${target} PRIVATE -fpch-preprocess)  # ccache asks for it
+  endif()
+endfunction()
+
 if(NOT PROJECT_IS_TOP_LEVEL)
   return()
 endif()
