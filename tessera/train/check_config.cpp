@@ -57,6 +57,7 @@ void check_ranges(const TrainConfig& c) {
                                                   {"optimizer.clip", c.optimizer.clip, 0},
                                                   {"optimizer.weight_decay", c.optimizer.weight_decay, 0},
                                                   {"optimizer.min_factor", c.optimizer.min_factor, 0},
+                                                  {"eval.temperature", c.eval.temperature, 0},
                                                   {"guard.spike", c.guard.spike, 0},
                                                   {"metrics.peak_tflops", c.metrics.peak_tflops, 0}})
     TESSERA_CHECK(r.value >= r.least, UsageError, r.key, " is ", r.value, "; it is at least ", r.least);
@@ -188,15 +189,6 @@ void check(const TrainConfig& c, int64_t ranks) {
     check_heads(c, tp);
     tensor_parallel_plan(c);
   }
-  const bool sharded = std::find(mesh.names.begin(), mesh.names.end(), "fsdp") != mesh.names.end();
-  TESSERA_CHECK(!(c.training.compile && sharded), UsageError, "--compile is for fp32 on axes dp and tp as yet; mesh ",
-                mesh, " with ", c.training.precision, " has modules that are gathered and cut again as they run");
-  TESSERA_CHECK(!(c.training.compile && c.guard.on_nan == "skip"), UsageError,
-                "--on-nan skip needs a step that can stop before its update, and a compiled one does not; leave one "
-                "of them out");
-  TESSERA_CHECK(!(c.training.compile && c.guard.spike > 0 && c.guard.on_spike == "skip"), UsageError,
-                "--on-spike skip needs a step that can stop before its update, and a compiled one does not; leave one "
-                "of them out");
 }
 
 }  // namespace tessera::train

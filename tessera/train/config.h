@@ -68,6 +68,7 @@ struct EvalOptions {
   int64_t samples = 512;       // at most
   double accuracy = 0;         // of whole answers that must be right in the end; 0: any
   int64_t sample_tokens = 64;  // of the text at the end; 0: none
+  double temperature = 0;      // with which they are drawn; 0: the likeliest each time
   bool operator==(const EvalOptions&) const = default;
 };
 
@@ -83,7 +84,7 @@ struct MetricsOptions {
   std::string output = "";  // a folder; empty: nothing is written
   int64_t log_every = 10;   // steps between lines
   bool tensorboard = true;
-  double peak_tflops = 0;  // of a rank's device, for MFU; 0: not known
+  double peak_tflops = 0;  // of a rank's device, for MFU; 0: what is known of it
   bool operator==(const MetricsOptions&) const = default;
 };
 

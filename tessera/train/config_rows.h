@@ -68,6 +68,8 @@ void visit_options(Config& c, F f) {
   f(OptionRow{"eval.accuracy", "--accuracy", "Share of answers that must be right in the end, else exit code 1"},
     c.eval.accuracy);
   f(OptionRow{"eval.sample_tokens", "--sample-tokens", "Length of the text at the end; 0: none"}, c.eval.sample_tokens);
+  f(OptionRow{"eval.temperature", "--temperature", "With which it is drawn; 0: the likeliest token each time"},
+    c.eval.temperature);
 
   f(OptionRow{"guard.on_nan", "--on-nan", "stop, skip or ignore a step whose loss or gradient is not finite"},
     c.guard.on_nan);
@@ -80,7 +82,7 @@ void visit_options(Config& c, F f) {
   f(OptionRow{"metrics.output", "--output", "Folder for all that is written"}, c.metrics.output);
   f(OptionRow{"metrics.log_every", "--log-every", "Steps between lines"}, c.metrics.log_every);
   f(OptionRow{"metrics.tensorboard", "", "Event files for TensorBoard"}, c.metrics.tensorboard);
-  f(OptionRow{"metrics.peak_tflops", "", "Of a rank's device, to tell the share that is used; 0: not known"},
+  f(OptionRow{"metrics.peak_tflops", "", "Of a rank's device, to tell the share that is used; 0: as known"},
     c.metrics.peak_tflops);
 }
 

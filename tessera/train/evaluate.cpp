@@ -5,7 +5,10 @@
 #include "tessera/models/loss.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/multinomial.h>
+#include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -49,14 +52,19 @@ EvalMetrics evaluate(Layout& layout, const data::Dataset& dataset, int64_t sampl
           .samples = samples};
 }
 
-std::vector<int64_t> generate(Layout& layout, std::vector<int64_t> tokens, int64_t count, int64_t longest,
-                              at::Device device) {
+std::vector<int64_t> generate(Layout& layout, std::vector<int64_t> tokens, const Sampling& how, at::Device device) {
   const Looking looking(layout.module());
-  for (int64_t i = 0; i < count; i++) {
-    const auto seen = std::min(static_cast<int64_t>(tokens.size()), longest);
+  auto random = at::detail::createCPUGenerator(how.seed);
+  const auto draw = [&](const at::Tensor& logits) {
+    if (how.temperature == 0) return logits.argmax().item<int64_t>();
+    const auto chances = at::softmax(logits.to(at::kCPU, at::kDouble) / how.temperature, -1);
+    return at::multinomial(chances, 1, false, random).item<int64_t>();
+  };
+  for (int64_t i = 0; i < how.count; i++) {
+    const auto seen = std::min(static_cast<int64_t>(tokens.size()), how.longest);
     const auto last = at::tensor(at::IntArrayRef(tokens).slice(tokens.size() - static_cast<size_t>(seen)), at::kLong);
     const auto logits = whole(logits_of(layout.network(), last.view({1, -1}).to(device)));
-    tokens.push_back(logits[0][-1].argmax().item<int64_t>());
+    tokens.push_back(draw(logits[0][-1]));
   }
   return tokens;
 }

@@ -10,8 +10,13 @@ namespace tessera::train {
 // from the question, always with the likeliest token, gives just this answer.
 EvalMetrics evaluate(Layout& layout, const data::Dataset& dataset, int64_t samples, int64_t batch, at::Device device);
 
-// Goes on with `prompt` by `count` of the likeliest tokens; gives both. All ranks must call it.
-std::vector<int64_t> generate(Layout& layout, std::vector<int64_t> prompt, int64_t count, int64_t longest,
-                              at::Device device);
+struct Sampling {
+  int64_t count;           // tokens
+  int64_t longest;         // that the model sees at a time
+  double temperature = 0;  // 0: always the likeliest
+  uint64_t seed = 0;
+};
+// Goes on with `prompt`; gives both. All ranks must call it, and all get the same.
+std::vector<int64_t> generate(Layout& layout, std::vector<int64_t> prompt, const Sampling& how, at::Device device);
 
 }  // namespace tessera::train

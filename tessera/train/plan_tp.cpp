@@ -44,24 +44,25 @@ struct Tokens {
   int64_t count() const { return rows * length; }
 };
 
-// Memory for parameters, with whatever is in it: nobody looks at results. Pages that are never written to cost nothing.
-void give_memory(torch::nn::Module& root) {
+// Parameters without memory that can be computed with: nobody looks at results.
+void give_sizes(torch::nn::Module& root) {
   const at::NoGradGuard no_grad;
   for (auto& p : root.parameters()) {
+    const auto options = at::TensorOptions(p.scalar_type()).device(at::kMeta);
     if (!is_dtensor(p)) {
-      p.set_data(at::empty(p.sizes(), p.scalar_type()));
+      p.set_data(at::empty(p.sizes(), options));
       continue;
     }
     const auto& spec = *detail::meta_of(p).spec;
-    p.set_data(detail::wrap(at::empty(spec.local_sizes, spec.dtype),
-                            intern(spec.mesh, spec.placements, spec.sizes, spec.strides, spec.dtype, at::kCPU)));
+    p.set_data(detail::wrap(at::empty(spec.local_sizes, options),
+                            intern(spec.mesh, spec.placements, spec.sizes, spec.strides, spec.dtype, at::kMeta)));
   }
 }
 
 ByKind run_step(Network& network, const Tokens& size) {
   auto& root = module_of(network);
   root.zero_grad();
-  const auto tokens = at::zeros({size.rows, size.length}, at::kLong);
+  const auto tokens = at::zeros({size.rows, size.length}, at::TensorOptions(at::kLong).device(at::kMeta));
   KindCount count;
   const LossParallel keeps_logits_cut;
   count.phase(" in forward");
@@ -85,7 +86,7 @@ std::vector<ByKind> run_on_tp(const TrainConfig& config, int64_t tp, int64_t blo
   parallelize_module(root, mesh, tensor_parallel_plan(config), {.src_data_rank = std::nullopt});
   if (config.training.activation_checkpoint)
     for (const auto& block : blocks_of(network)) checkpoint_wrapper(*block);
-  give_memory(root);
+  give_sizes(root);
   std::vector<ByKind> seen;
   for (const auto& size : sizes) seen.push_back(run_step(network, size));
   return seen;

@@ -9,6 +9,7 @@
 #include <ATen/ops/scalar_tensor.h>
 
 #include <limits>
+#include <tuple>
 
 namespace tessera::train {
 
@@ -18,16 +19,15 @@ struct Step::Parts {
   optim::GradScaler scaler;
   int64_t accumulate;
   double clip;
-  bool updates_inside = false;
 };
 
 namespace {
 
 at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
 
-// What one step is: the same text for both models, run as it is or compiled.
+// What one step is but for its update: the same text for both models, run as it is or compiled.
 template <class Model>
-StepResult forward_backward_of(Step::Parts& parts, Model& model, optim::AdamW& optimizer, const at::Tensor& input,
+std::tuple<at::Tensor, at::Tensor> forward_backward_of(Step::Parts& parts, Model& model, optim::AdamW& optimizer, const at::Tensor& input,
                                const at::Tensor& target, const at::Tensor& scale) {
   optimizer.zero_grad();
   at::Tensor total;
@@ -44,39 +44,29 @@ StepResult forward_backward_of(Step::Parts& parts, Model& model, optim::AdamW& o
   return {total, optim::clip_grad_norm_(optimizer.parameters(), most)};
 }
 
-void update_of(Step::Parts& parts, optim::AdamW& optimizer) {
-  if (!parts.scaler.enabled()) return optimizer.step();
-  parts.scaler.step(optimizer);
-  parts.scaler.update();
-}
-
 }  // namespace
 
 Step::Step(const TrainConfig& config, Layout& layout, optim::AdamW& optimizer)
     : parts_(new Parts{layout, optimizer, optim::GradScaler({.enabled = config.training.precision == "fp16"}),
                        config.training.accumulate, config.optimizer.clip}) {
-  parts_->updates_inside = config.training.compile;
   std::visit(
       [&](auto& model) {
         using Model = std::remove_reference_t<decltype(model)>;
-        if (!config.training.compile) {
-          run_ = [parts = parts_, model](const at::Tensor& input, const at::Tensor& target,
-                                         const at::Tensor& scale) mutable {
-            return forward_backward_of<Model>(*parts, model, parts->optimizer, input, target, scale);
-          };
-          return;
-        }
-        auto step = compile([parts = parts_](Model& model, optim::AdamW& optimizer, const at::Tensor& input,
-                                             const at::Tensor& target, const at::Tensor& scale) {
-          const auto result = forward_backward_of<Model>(*parts, model, optimizer, input, target, scale);
-          update_of(*parts, optimizer);
-          return std::make_tuple(result.loss, result.grad_norm);
-        });
-        run_ = [parts = parts_, model, step](const at::Tensor& input, const at::Tensor& target,
-                                             const at::Tensor& scale) mutable {
-          auto [loss, norm] = step(model, parts->optimizer, input, target, scale);
-          return StepResult{loss, norm};
+        const auto plain = [parts = parts_](Model& model, optim::AdamW& optimizer, const at::Tensor& input,
+                                            const at::Tensor& target, const at::Tensor& scale) {
+          return forward_backward_of<Model>(*parts, model, optimizer, input, target, scale);
         };
+        const auto bind = [&](auto step) {
+          run_ = [parts = parts_, model, step](const at::Tensor& input, const at::Tensor& target,
+                                               const at::Tensor& scale) mutable {
+            auto [loss, norm] = step(model, parts->optimizer, input, target, scale);
+            return StepResult{loss, norm};
+          };
+        };
+        if (config.training.compile)
+          bind(compile(plain));
+        else
+          bind(plain);
       },
       layout.network());
 }
@@ -89,7 +79,10 @@ StepResult Step::forward_backward(const at::Tensor& input, const at::Tensor& tar
 }
 
 void Step::update() {
-  if (!parts_->updates_inside) update_of(*parts_, parts_->optimizer);
+  auto& [layout, optimizer, scaler, accumulate, clip] = *parts_;
+  if (!scaler.enabled()) return optimizer.step();
+  scaler.step(optimizer);
+  scaler.update();
 }
 
 std::unique_ptr<optim::AdamW> make_optimizer(const OptimizerOptions& o, const torch::nn::Module& module) {

@@ -13,7 +13,7 @@ struct StepResult {
   at::Tensor grad_norm;  // before clipping; the same on every rank
 };
 
-// Forward and backward of a batch, and the update, which may be left out in between.
+// Forward and backward of a batch, compiled if asked, and the update, which may be left out.
 //
 // Each rank's loss is (data ranks / counted targets of all) x (sum over its own), so the mean that data parallelism
 // takes of gradients is the gradient of the mean over the global batch, padding or not.
@@ -22,9 +22,8 @@ class Step {
   Step(const TrainConfig& config, Layout& layout, optim::AdamW& optimizer);
   ~Step();
 
-  // Compiled: with the update in it.
   StepResult forward_backward(const at::Tensor& input, const at::Tensor& target, int64_t counted);
-  void update();  // nothing if it is done already
+  void update();
 
   struct Parts;  // what a step works on
 

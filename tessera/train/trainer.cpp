@@ -2,9 +2,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/train/checksum.h"
+#include "tessera/train/device.h"
 
 #include <ATen/ops/zeros.h>
-#include <sys/resource.h>
 
 #include <chrono>
 
@@ -30,10 +30,9 @@ data::SamplerOptions sampler_options(const TrainConfig& config, const data::Data
           .last = config.data.last_batch == "pad" ? data::LastBatch::Pad : data::LastBatch::Drop};
 }
 
-double peak_memory_gib() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return static_cast<double>(usage.ru_maxrss) / (1 << 20);
+double peak_tflops(const TrainConfig& config, at::Device device) {
+  return config.metrics.peak_tflops > 0 ? config.metrics.peak_tflops
+                                        : known_peak_tflops(device_name(device), config.training.precision);
 }
 
 std::vector<int64_t> gather_number(const World& world, int64_t number) {
@@ -56,7 +55,8 @@ Trainer::Trainer(const TrainConfig& config, const World& world)
       loader_(data_.training, sampler_options(config, *data_.training), layout_.data_rank(), layout_.data_ranks(),
               static_cast<size_t>(config.data.prefetch)),
       sentinel_(config.guard),
-      parameter_bytes_(gather_number(world, layout_.parameter_bytes())) {
+      parameter_bytes_(gather_number(world, layout_.parameter_bytes())),
+      peak_tflops_(peak_tflops(config, device_)) {
   if (config.guard.checksum_every > 0) check_replicas(layout_.module(), layout_.mesh(), "before the first step");
 }
 
@@ -106,8 +106,8 @@ void Trainer::measure(StepMetrics& metrics, double seconds) const {
   const int64_t length = data_.training->length();
   metrics.tokens_per_second = static_cast<double>(config_.training.batch * length) / seconds / ranks;
   metrics.tflops = metrics.tokens_per_second * flops_per_token(model_config(config_.model), length) / 1e12;
-  if (config_.metrics.peak_tflops > 0) metrics.mfu = 100 * metrics.tflops / config_.metrics.peak_tflops;
-  metrics.memory_gib = peak_memory_gib();
+  if (peak_tflops_ > 0) metrics.mfu = 100 * metrics.tflops / peak_tflops_;
+  metrics.memory_gib = peak_memory_gib(device_);
 }
 
 EvalMetrics Trainer::evaluate() {
@@ -124,7 +124,10 @@ std::string Trainer::sample() {
   const int64_t length = data_.held_out->length(), counted = data_.held_out->counted();
   // Where only an answer counts, the text is as long as that is.
   const int64_t count = counted < length ? counted : config_.eval.sample_tokens;
-  return data_.held_out->show(generate(layout_, std::move(tokens), count, length, device_));
+  return data_.held_out->show(generate(
+      layout_, std::move(tokens),
+      {.count = count, .longest = length, .temperature = config_.eval.temperature, .seed = config_.training.seed},
+      device_));
 }
 
 TrainResult Trainer::run() {

@@ -61,6 +61,7 @@ class Trainer {
   Sentinel sentinel_;
   std::vector<std::shared_ptr<MetricsSink>> sinks_;
   std::vector<int64_t> parameter_bytes_;  // of each rank
+  double peak_tflops_;                    // of this rank's device; 0: not known
   int64_t step_ = 0, samples_read_ = 0;
 };
 

@@ -16,5 +16,24 @@ TEST(Srun, RanksMeet) {
   EXPECT_SAYS(ran.text, "sum 1 on rank 0 of 1");
 }
 
+// The scripts of examples/slurm as they are, on the one node there is here.
+TEST(Sbatch, RunsTheExamples) {
+  const std::string job = "sbatch --wait --quiet --nodes=1 --chdir=$at --output=$at/%j.out --ntasks-per-node=";
+  const std::string at = "$examples/", python = TESSERA_TORCH_PYTHON;
+  const auto ran = shell("examples=" TESSERA_LAUNCH_TESTS "/../../examples/slurm at=$(mktemp -d) && export examples at" +
+                         (python.empty() ? "" : " PATH=$(dirname " + python + "):$PATH") +
+                         " && trap 'rm -rf $at' EXIT; " TESSERA_LAUNCH_TESTS "/slurm.sh sh -c '" +  //
+                         job + "2 " + at + "own_program.sbatch $PROBE sum; " +                       //
+                         job + "2 --cpus-per-task=1 " + at + "train.sbatch --mesh dp=2 --layers 1 --steps 3; " +
+                         job + "1 " + at + "torchrun.sbatch $PROBE sum; cat $at/*.out; ls $at/outputs/*'");
+  if (ran.exit_code == 77) GTEST_SKIP() << ran.text;
+  EXPECT_EQ(ran.exit_code, 0) << ran.text;
+  EXPECT_SAYS(ran.text, "sum 3 on rank 1 of 2, 1 of 2 here; Slurm");
+  EXPECT_SAYS(ran.text, "on 2 ranks, mesh dp=2");  // the plan
+  EXPECT_SAYS(ran.text, "step:  1  loss");
+  EXPECT_SAYS(ran.text, "metrics.jsonl");
+  if (!python.empty()) EXPECT_SAYS(ran.text, "sum 3 on rank 1 of 2, 1 of 2 here; environment");
+}
+
 }  // namespace
 }  // namespace tessera::testing

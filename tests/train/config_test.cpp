@@ -88,9 +88,6 @@ TEST(TrainConfig, WhatCannotBeIsRefusedBeforeAnythingRuns) {
   says({{"model.name", "llama-8b"}, {"parallel.mesh", "tp=16"}}, 16,
        "llama-8b has 8 heads of keys and values, which tp=16 does not divide; take tp of 1, 2, 4, 8");
   says({{"parallel.mesh", "tp=2"}, {"parallel.tp_plan", "/nowhere"}}, 2, "there is no file '/nowhere'");
-  says({{"training.compile", "true"}, {"parallel.mesh", "fsdp=2"}}, 2,
-       "--compile is for fp32 on axes dp and tp as yet");
-  says({{"training.compile", "true"}, {"guard.on_nan", "skip"}}, 1, "--on-nan skip needs a step that can stop");
 }
 
 TEST(Schedule, RisesThenGoesDownToItsFloor) {

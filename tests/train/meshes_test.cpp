@@ -2,10 +2,21 @@
 #include "tessera/base/error.h"
 #include "tessera/testing/message_of.h"
 #include "tessera/train/checksum.h"
+#include "tessera/train/plan.h"
 #include "tests/train/tiny_run.h"
 
 namespace tessera::train {
 namespace {
+
+std::string samples_bytes_and_traffic(const std::string& line) { return line.substr(line.find("\"samples_read\"")); }
+
+// What metrics.jsonl is to say of them.
+std::string planned(TrainConfig config, const std::string& mesh, int64_t samples) {
+  config.parallel.mesh = mesh;
+  const auto plan = plan_training(config, ranks_of(config.parallel));
+  return samples_bytes_and_traffic(json_line(StepMetrics{
+      .samples_read = samples, .parameter_bytes = plan.parameter_bytes, .traffic = plan.traffic_by_axis()}));
+}
 
 TEST(Meshes, TheSameWeightsAndLosses) {
   const auto alone = run(tiny(), "");
@@ -13,7 +24,9 @@ TEST(Meshes, TheSameWeightsAndLosses) {
   EXPECT_EQ(alone.samples_read, 400);
   for (const std::string mesh : {"dp=2", "dp=4", "tp=2", "dp=2,tp=2", "fsdp=4", "fsdp=2,tp=2", "dp=2,fsdp=2"}) {
     SCOPED_TRACE(mesh);
-    expect_same(run(tiny(), mesh), alone);
+    const auto did = run(tiny(), mesh);
+    expect_same(did, alone);
+    EXPECT_EQ(samples_bytes_and_traffic(did.line), planned(tiny(), mesh, alone.samples_read));
   }
 }
 

@@ -2,6 +2,7 @@
 #include "tessera/base/error.h"
 #include "tessera/testing/message_of.h"
 #include "tessera/train/console.h"
+#include "tessera/train/device.h"
 #include "tessera/train/event_file.h"
 #include "tessera/train/metrics_file.h"
 #include "tessera/train/sentinel.h"
@@ -46,6 +47,14 @@ TEST(StepLine, IsTorchtitans) {
             "step: 10  loss:  8.12345  grad_norm:  1.2345  memory: 40.15GiB  tps: 1,234,567  tflops: 386.12");
   EXPECT_EQ(step_line(some_step()).find('\x1b'), std::string::npos);
   EXPECT_NE(step_line(some_step(), true).find('\x1b'), std::string::npos);
+}
+
+TEST(Device, PeaksAreKnownByName) {
+  EXPECT_EQ(known_peak_tflops("NVIDIA H200", "bf16"), 989);
+  EXPECT_EQ(known_peak_tflops("NVIDIA H100 PCIe", "fp16"), 756);
+  EXPECT_EQ(known_peak_tflops("NVIDIA A100-SXM4-80GB", "fp32"), 19.5);
+  EXPECT_EQ(known_peak_tflops("", "bf16"), 0);
+  EXPECT_GT(peak_memory_gib(at::kCPU), 0);
 }
 
 TEST(Console, SaysTheFirstStepAndThenEveryFew) {

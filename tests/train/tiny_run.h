@@ -3,6 +3,7 @@
 #include "tessera/compile/compile.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/ranks.h"
+#include "tessera/train/metrics_file.h"
 #include "tessera/train/trainer.h"
 
 #include <gtest/gtest.h>
@@ -35,6 +36,7 @@ struct Run {
   int64_t samples_read = 0;
   std::map<std::string, Traffic> traffic;  // of the last step
   std::vector<int64_t> parameter_bytes;
+  std::string line;  // of metrics.jsonl, of the last step
 };
 
 // Done on each rank before the first step.
@@ -56,6 +58,7 @@ inline Run run(TrainConfig config, const std::string& mesh, const Change& change
       mine.samples_read = metrics.samples_read;
       mine.traffic = metrics.traffic;
       mine.parameter_bytes = metrics.parameter_bytes;
+      mine.line = json_line(metrics);
     }
     if (me.rank == 0) result = mine;
   });

@@ -17,7 +17,7 @@ TEST(Trainer, ACompiledStepIsTheStep) {
   config.training.steps = 6;
   const auto alone = run(config, "");
   config.training.compile = true;
-  for (const std::string mesh : {"", "dp=2", "tp=2", "dp=2,tp=2"}) {
+  for (const std::string mesh : {"", "dp=2", "tp=2", "dp=2,tp=2", "fsdp=4", "fsdp=2,tp=2", "dp=2,fsdp=2"}) {
     SCOPED_TRACE(mesh);
     expect_same(run(config, mesh), alone);
   }
@@ -31,9 +31,12 @@ TEST(Trainer, ReducedPrecisionStaysClose) {
     for (const std::string mesh : {"", "dp=2", "fsdp=2,tp=2"}) {
       SCOPED_TRACE(precision + " on " + mesh);
       config.training.precision = precision;
+      config.training.compile = false;
       const auto got = run(config, mesh);
       expect_same(got, precise, 0.02);
       EXPECT_NE(got.losses.back(), precise.losses.back());  // it is not computed in fp32 after all
+      config.training.compile = true;
+      expect_same(run(config, mesh), got);
     }
 }
 
@@ -94,38 +97,73 @@ TEST(Trainer, EvaluatesTheSameOnEveryMesh) {
   }
 }
 
-// The gradient of the second step is not a number on one rank, which is not on all.
-void break_second_step(Trainer& trainer, const Rank& me) {
-  if (me.rank != 0) return;
-  auto calls = std::make_shared<int>(0);
-  trainer.layout().module().parameters()[0].register_hook(
-      [calls](const at::Tensor& gradient) { return ++*calls == 2 ? gradient * std::nan("") : gradient; });
+TEST(Trainer, DrawsTheSameTextOnEveryMesh) {
+  const TextFile file(500);
+  auto config = tiny();
+  config.data = {.path = file.path, .seq_len = 8};
+  config.training.steps = 2;
+  config.eval = {.samples = 8, .sample_tokens = 24};
+  const auto text = [&](const std::string& mesh, double temperature, uint64_t seed) {
+    config.parallel.mesh = mesh;
+    config.eval.temperature = temperature;
+    config.training.seed = seed;
+    std::string drawn;
+    run_ranks(ranks_of(config.parallel), [&](Rank& me) {
+      const auto mine = Trainer(config, me.world).run().sample;
+      if (me.rank == 1) drawn = mine;
+    });
+    return drawn;
+  };
+  EXPECT_EQ(text("dp=2", 1, 3), text("tp=2", 1, 3));
+  EXPECT_NE(text("dp=2", 1, 3), text("dp=2", 1, 4));
+  EXPECT_NE(text("dp=2", 1, 3), text("dp=2", 0, 3));
+}
+
+// What one rank's gradient is multiplied by; the other's is left alone.
+at::Tensor gradient_factor(Trainer& trainer, const Rank& me) {
+  auto factor = at::ones({});
+  if (me.rank == 0)
+    trainer.layout().module().parameters()[0].register_hook(
+        [factor](const at::Tensor& gradient) { return gradient * factor; });
+  return factor;
 }
 
 TEST(Trainer, AStepThatIsNoNumberIsSkippedOrTheLast) {
   auto config = tiny();
   config.parallel.mesh = "dp=2";
   config.training.steps = 4;
-  for (const std::string action : {"skip", "stop"}) {
-    SCOPED_TRACE(action);
-    config.guard.on_nan = action;
-    run_ranks(2, [&](Rank& me) {
-      Trainer trainer(config, me.world);
-      break_second_step(trainer, me);
-      trainer.step();
-      const auto weight = trainer.layout().module().parameters()[0].detach().clone();
-      const auto second = trainer.step();
-      EXPECT_EQ(second.verdict.reason, "the gradient's norm is nan");
-      EXPECT_EQ(second.metrics.skipped, "the gradient's norm is nan");
-      EXPECT_EQ(second.verdict.action, action == "skip" ? Sentinel::Action::Skip : Sentinel::Action::Stop);
-      EXPECT_TRUE(at::equal(trainer.layout().module().parameters()[0].detach(), weight));
-      if (action == "stop") return;
-      EXPECT_EQ(trainer.step().verdict, Sentinel::Verdict());
-    });
-  }
+  for (const bool compiled : {false, true})
+    for (const std::string action : {"skip", "stop"}) {
+      SCOPED_TRACE(c10::str(action, compiled ? ", compiled" : ""));
+      config.guard.on_nan = action;
+      config.training.compile = compiled;
+      run_ranks(2, [&](Rank& me) {
+        const CompileScope without_a_compiler({.codegen = false});
+        Trainer trainer(config, me.world);
+        auto factor = gradient_factor(trainer, me);
+        trainer.step();
+        const auto weight = trainer.layout().module().parameters()[0].detach().clone();
+        factor.fill_(std::nan(""));
+        const auto second = trainer.step();
+        EXPECT_EQ(second.verdict.reason, "the gradient's norm is nan");
+        EXPECT_EQ(second.metrics.skipped, "the gradient's norm is nan");
+        EXPECT_EQ(second.verdict.action, action == "skip" ? Sentinel::Action::Skip : Sentinel::Action::Stop);
+        EXPECT_TRUE(at::equal(trainer.layout().module().parameters()[0].detach(), weight));
+        if (action == "stop") return;
+        factor.fill_(1);
+        EXPECT_EQ(trainer.step().verdict, Sentinel::Verdict());
+        EXPECT_FALSE(at::equal(trainer.layout().module().parameters()[0].detach(), weight));
+      });
+    }
+  struct BreakSecondStep final : MetricsSink {
+    at::Tensor factor;
+    void on_step(const StepMetrics&) override { factor.fill_(std::nan("")); }
+  };
   run_ranks(2, [&](Rank& me) {
     Trainer trainer(config, me.world);
-    break_second_step(trainer, me);
+    const auto breaks = std::make_shared<BreakSecondStep>();
+    breaks->factor = gradient_factor(trainer, me);
+    trainer.add(breaks);
     const auto result = trainer.run();
     EXPECT_EQ(result.steps, 2);
     EXPECT_EQ(result.stopped, "step 2: the gradient's norm is nan");
