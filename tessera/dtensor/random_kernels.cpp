@@ -262,7 +262,7 @@ propagate::Decision& dropout_decision(const SpecRef& spec) {
   decision->outs.resize(2);
   decision->outs[0].spec = spec;
   decision->outs[1].spec =
-      intern(spec->mesh, spec->placements, spec->sizes, contiguous_strides(spec->sizes), at::kBool, spec->device);
+      intern(spec->mesh, spec->placements, spec->sizes, tessera::contiguous_strides(spec->sizes), at::kBool, spec->device);
   return cache.insert(entry, std::move(decision));
 }
 
