@@ -12,7 +12,8 @@ namespace tessera::cli {
 
 void add_bench_command(CLI::App& app) {
   auto* command = app.add_subcommand("bench", "Runs a benchmark and prints a table");
-  command->set_help_flag()->prefix_command();  // all that follows is the other program's
+  command->set_help_flag();
+  command->prefix_command();  // all that follows is the other program's
   command->callback([command] {
     const auto program = program_path().parent_path() / "tessera-bench";
     std::vector<std::string> words{"tessera bench"};

@@ -12,7 +12,7 @@ namespace {
 // `weight` has rows offset, offset + 1, ... of a table of `rows` rows. Zeros for the rows that others have.
 at::Tensor masked_embedding(const at::Tensor& weight, const at::Tensor& indices, int64_t padding_idx,
                             bool scale_grad_by_freq, bool sparse, int64_t rows, int64_t offset) {
-  if (indices.numel() > 0 && !indices.is_meta()) {
+  if (indices.numel() > 0) {
     int64_t lowest = indices.min().item<int64_t>(), highest = indices.max().item<int64_t>();
     TORCH_CHECK_INDEX(lowest >= 0 && highest < rows, "embedding: indices from ", lowest, " to ", highest,
                       " for a table of ", rows, " rows");
