@@ -18,14 +18,14 @@ TEST(Srun, RanksMeet) {
 
 // The scripts of examples/slurm as they are, on the one node there is here.
 TEST(Sbatch, RunsTheExamples) {
-  const std::string job = "sbatch --wait --quiet --nodes=1 --chdir=$at --output=$at/%j.out --ntasks-per-node=";
+  const std::string job = "sbatch --wait --quiet --nodes=1 --chdir=$out --output=$out/%j.out --ntasks-per-node=";
   const std::string at = "$examples/", python = TESSERA_TORCH_PYTHON;
-  const auto ran = shell("examples=" TESSERA_LAUNCH_TESTS "/../../examples/slurm at=$(mktemp -d) && export examples at" +
+  const auto ran = shell("examples=" TESSERA_LAUNCH_TESTS "/../../examples/slurm out=$(mktemp -d) && export examples out" +
                          (python.empty() ? "" : " PATH=$(dirname " + python + "):$PATH") +
-                         " && trap 'rm -rf $at' EXIT; " TESSERA_LAUNCH_TESTS "/slurm.sh sh -c '" +  //
+                         " && trap 'rm -rf $out' EXIT; " TESSERA_LAUNCH_TESTS "/slurm.sh sh -c '" +  //
                          job + "2 " + at + "own_program.sbatch $PROBE sum; " +                       //
                          job + "2 --cpus-per-task=1 " + at + "train.sbatch --mesh dp=2 --layers 1 --steps 3; " +
-                         job + "1 " + at + "torchrun.sbatch $PROBE sum; cat $at/*.out; ls $at/outputs/*'");
+                         job + "1 " + at + "torchrun.sbatch $PROBE sum; cat $out/*.out; ls $out/outputs/*'");
   if (ran.exit_code == 77) GTEST_SKIP() << ran.text;
   EXPECT_EQ(ran.exit_code, 0) << ran.text;
   EXPECT_SAYS(ran.text, "sum 3 on rank 1 of 2, 1 of 2 here; Slurm");
