@@ -1,7 +1,9 @@
 #include "tessera/base/op_mode.h"
 
+#include "tessera/base/error.h"
 #include "tessera/base/tracer_key.h"
 
+#include <c10/core/AutogradState.h>
 #include <torch/library.h>
 
 #include <mutex>
@@ -18,12 +20,12 @@ void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::
   op.redispatchBoxed(below, stack);
 }
 
-// A device thread of autograd inherits the key, not the mode.
 void ask_modes(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (innermost)
-    innermost->run(op, keys, stack);
-  else
-    run_kernel(op, keys, stack);
+  TESSERA_CHECK(
+      innermost, UsageError, op.schema().name(),
+      " runs on a thread that was started while ops of another were recorded or traced; it would be missed. Run "
+      "it on that thread");
+  innermost->run(op, keys, stack);
 }
 
 void register_fallback() {
@@ -43,14 +45,19 @@ void OpMode::next(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch
     run_kernel(op, keys, stack);
 }
 
-OpModeScope::OpModeScope(OpMode& mode) : outer_(innermost), was_included_(tracing()) {
+OpModeScope::OpModeScope(OpMode& mode)
+    : outer_(innermost),
+      was_included_(tracing()),
+      had_threads_(c10::AutogradState::get_tls_state().get_multithreading_enabled()) {
   register_fallback();
   mode.outer_ = innermost;
   innermost = &mode;
   c10::impl::tls_set_dispatch_key_included(kTracerKey, true);
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
 }
 OpModeScope::~OpModeScope() {
   innermost = outer_;
+  c10::AutogradState::get_tls_state().set_multithreading_enabled(had_threads_);
   c10::impl::tls_set_dispatch_key_included(kTracerKey, was_included_);
 }
 

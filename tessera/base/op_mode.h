@@ -26,7 +26,8 @@ class OpMode {
   OpMode* outer_ = nullptr;
 };
 
-// Turns a mode on for this thread while alive. A mode can be on once at a time.
+// Turns a mode on for this thread while alive. A mode can be on once at a time. Backward runs on this thread then,
+// whatever its device, or the mode would not see it.
 class OpModeScope {
  public:
   explicit OpModeScope(OpMode& mode);
@@ -35,7 +36,7 @@ class OpModeScope {
 
  private:
   OpMode* outer_;
-  bool was_included_;
+  bool was_included_, had_threads_;
 };
 
 // No mode sees anything on this thread while alive.

@@ -12,6 +12,7 @@
 #include "tessera/comm/watch/watch.h"
 #include "tessera/comm/watch/watched.h"
 
+#include <c10/core/AutogradState.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -153,6 +154,10 @@ void World::abort(const std::string& reason) const {
   for (const auto& group : state_->groups) group->abort(reason);
 }
 
+// A rank is a thread: what is set for it (its world, policies, observers) holds in backward too, which for a device
+// autograd would hand to a thread of its own. With one device a rank nothing is lost.
+static void stay_on_this_thread() { c10::AutogradState::get_tls_state().set_multithreading_enabled(false); }
+
 World World::current() {
   TESSERA_CHECK(tessera::current, UsageError,
                 "no world on this thread; call tessera::init() first, or World::Scope in a thread of your own");
@@ -160,7 +165,9 @@ World World::current() {
 }
 bool World::has_current() { return tessera::current != nullptr; }
 
-World::Scope::Scope(World world) : before_(std::exchange(tessera::current, std::move(world.state_))) {}
+World::Scope::Scope(World world) : before_(std::exchange(tessera::current, std::move(world.state_))) {
+  stay_on_this_thread();
+}
 World::Scope::~Scope() { tessera::current = std::move(before_); }
 
 World init(InitOptions options) {
@@ -198,6 +205,7 @@ World init(InitOptions options) {
   state->groups.push_back(state->group);
   state->shared_groups[everyone] = state->group;
   current = state;
+  stay_on_this_thread();
   return World(state);
 }
 

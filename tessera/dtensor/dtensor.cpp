@@ -126,7 +126,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
     sizes.assign(local.sizes().begin(), local.sizes().end());
     for (int64_t a = 0; a < mesh.ndim(); a++)
       if (complete_placements[a].is_cut()) sizes[complete_placements[a].dim] *= mesh.shape()[a];
-    strides = local.is_contiguous() ? contiguous_strides(sizes) : strides_in_order_of(sizes, local.strides());
+    strides = local.is_contiguous() ? tessera::contiguous_strides(sizes) : strides_in_order_of(sizes, local.strides());
   }
   auto spec = intern(mesh, complete_placements, sizes, strides, local.scalar_type(), local.device());
   if (options.run_check) compare_across_ranks(local, *spec);
@@ -192,7 +192,7 @@ DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, Placement
                     ")");
 
   at::NoGradGuard no_grad;
-  auto spec = intern(mesh, to, t.sizes(), contiguous_strides(t.sizes()), t.scalar_type(), t.device());
+  auto spec = intern(mesh, to, t.sizes(), tessera::contiguous_strides(t.sizes()), t.scalar_type(), t.device());
   DTensor out =
       detail::wrap(t.is_meta() ? detail::piece_without_memory(t, *spec) : sent_piece(t, *spec, options), spec);
   out.set_requires_grad(t.requires_grad());

@@ -118,7 +118,7 @@ at::Tensor in_order_of(const at::Tensor& local, const TensorSpec& spec) {
   bool fits = true;
   for (int64_t d = 0; d < local.dim(); d++) fits &= local.size(d) <= 1 || local.stride(d) == strides[d];
   if (fits || local.numel() == 0) return local;
-  if (strides == contiguous_strides(spec.local_sizes)) return local.contiguous();
+  if (strides == tessera::contiguous_strides(spec.local_sizes)) return local.contiguous();
   return at::empty_strided(spec.local_sizes, strides, local.options()).copy_(local);
 }
 

@@ -28,7 +28,7 @@ DTensor uninitialised(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsR
                   " was; write Replicate or Shard");
   const auto device = options.device_opt().value_or(c10::Device(mesh.device_type()));
   const auto dtype = c10::typeMetaToScalarType(options.dtype());
-  auto spec = intern(mesh, to, size, contiguous_strides(size), dtype, device);
+  auto spec = intern(mesh, to, size, tessera::contiguous_strides(size), dtype, device);
   auto local = at::empty(spec->local_sizes, at::TensorOptions().dtype(dtype).device(device));
   auto out = detail::wrap(std::move(local), std::move(spec));
   out.set_requires_grad(options.requires_grad());

@@ -162,10 +162,11 @@ void LocalMapCall::wrap(c10::ArrayRef<at::Tensor*> results, const std::vector<Ma
       // Strides must be the same on every rank, and those of a short or empty piece say little.
       piece = piece.contiguous();
       sizes = uneven_sizes[i];
-      strides = contiguous_strides(sizes);
+      strides = tessera::contiguous_strides(sizes);
     } else {
       sizes = global_sizes(piece, *placements[i]);
-      strides = piece.is_contiguous() ? contiguous_strides(sizes) : strides_in_order_of(sizes, piece.strides());
+      strides =
+          piece.is_contiguous() ? tessera::contiguous_strides(sizes) : strides_in_order_of(sizes, piece.strides());
     }
     *results[i] = from_local(piece, intern(mesh_, *placements[i], sizes, strides, piece.scalar_type(), piece.device()));
   }

@@ -261,8 +261,8 @@ propagate::Decision& dropout_decision(const SpecRef& spec) {
   decision->pinned.push_back(spec);
   decision->outs.resize(2);
   decision->outs[0].spec = spec;
-  decision->outs[1].spec =
-      intern(spec->mesh, spec->placements, spec->sizes, contiguous_strides(spec->sizes), at::kBool, spec->device);
+  decision->outs[1].spec = intern(spec->mesh, spec->placements, spec->sizes, tessera::contiguous_strides(spec->sizes),
+                                  at::kBool, spec->device);
   return cache.insert(entry, std::move(decision));
 }
 

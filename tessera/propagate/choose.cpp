@@ -278,7 +278,7 @@ struct Builder {
   void add_out(const rules::OutInfo& info, PlacementsRef placements) {
     Decision::Out out;
     out.sizes = info.sizes;
-    out.strides = info.strides.size() == info.sizes.size() ? info.strides : contiguous_strides(info.sizes);
+    out.strides = info.strides.size() == info.sizes.size() ? info.strides : tessera::contiguous_strides(info.sizes);
     out.placements.assign(placements.begin(), placements.end());
     decision.outs.push_back(std::move(out));
   }

@@ -214,7 +214,7 @@ std::string read_quoted(Line& line) {
   line.say_at(place, "the quote is not closed; write \" behind the pattern");
 }
 
-std::string quoted(std::string_view pattern) {
+std::string in_quotes(std::string_view pattern) {
   if (!pattern.empty() && pattern.find_first_of(" \t\r\n=#\"") == pattern.npos) return std::string(pattern);
   std::string text = "\"";
   for (char c : pattern) {
@@ -268,9 +268,9 @@ std::string to_string(const Plan& plan) {
 
 std::ostream& operator<<(std::ostream& out, const Plan& plan) {
   size_t width = 0;
-  for (const auto& entry : plan) width = std::max(width, quoted(entry.pattern).size());
+  for (const auto& entry : plan) width = std::max(width, in_quotes(entry.pattern).size());
   for (const auto& entry : plan) {
-    auto pattern = quoted(entry.pattern);
+    auto pattern = in_quotes(entry.pattern);
     pattern.resize(width, ' ');
     out << pattern << " = " << to_string(entry.style) << '\n';
   }

@@ -31,7 +31,7 @@ at::Tensor annotate(const at::Tensor& t, const DeviceMesh& mesh, const Step& ste
                                             : ". Is the module before it cut in the same way?");
   auto sizes = t.sizes().vec();
   sizes.at(t.dim() - 1) = step.last_dim;
-  const auto strides = contiguous_strides(sizes);
+  const auto strides = tessera::contiguous_strides(sizes);
   return DTensor::from_local(t, mesh, {from},
                              {.shape = sizes, .stride = std::vector<int64_t>(strides.begin(), strides.end())});
 }

@@ -1,10 +1,15 @@
 #include "tessera/base/op_mode.h"
 
+#include "tessera/base/error.h"
+#include "tessera/testing/message_of.h"
+
+#include <ATen/ThreadLocalState.h>
+#include <c10/core/AutogradState.h>
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <gtest/gtest.h>
-
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace tessera {
@@ -44,6 +49,32 @@ TEST(OpMode, InnermostIsAskedFirst) {
   }
   x.tan();
   EXPECT_EQ(log, Log({"inner aten::exp", "outer aten::exp", "outer aten::sin"}));
+}
+
+// As autograd's threads and at::launch do.
+TEST(OpMode, AThreadThatInheritsTheStateIsNotMissedSilently) {
+  Log log;
+  Noting mode(log, "mode");
+  const auto x = torch::ones({2});
+  const OpModeScope on(mode);
+  const at::ThreadLocalState state;
+  std::thread([&] {
+    const at::ThreadLocalStateGuard inherited(state);
+    EXPECT_ERROR(UsageError, x.exp(), "aten::exp runs on a thread that was started while ops of another");
+  }).join();
+  EXPECT_TRUE(log.empty());
+}
+
+TEST(OpMode, BackwardStaysOnTheThread) {
+  Log log;
+  Noting mode(log, "mode");
+  const auto threads = [] { return c10::AutogradState::get_tls_state().get_multithreading_enabled(); };
+  ASSERT_TRUE(threads());
+  {
+    const OpModeScope on(mode);
+    EXPECT_FALSE(threads());
+  }
+  EXPECT_TRUE(threads());
 }
 
 // Below autograd: the result of a mode gets the gradient of the op that it stands in for, and outer modes see nothing.

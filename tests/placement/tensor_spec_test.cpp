@@ -22,7 +22,7 @@ DeviceMesh small_mesh() {
 }
 
 SpecRef make(const DeviceMesh& mesh, Placements placements, Sizes sizes, c10::ScalarType dtype = c10::kFloat) {
-  return intern(mesh, placements, sizes, contiguous_strides(sizes), dtype, c10::kCPU);
+  return intern(mesh, placements, sizes, tessera::contiguous_strides(sizes), dtype, c10::kCPU);
 }
 
 TEST(TensorSpec, EqualSpecsAreOneObject) {
@@ -92,7 +92,7 @@ TEST(Strides, AsLibTorchComputesThem) {
   for (const Sizes& sizes :
        {Sizes{}, Sizes{0}, Sizes{3}, Sizes{2, 0, 3}, Sizes{4, 5, 6}, Sizes{0, 0}, Sizes{1, 7, 1}}) {
     auto dense = at::empty(sizes);
-    EXPECT_EQ(at::IntArrayRef(contiguous_strides(sizes)), dense.strides()) << dense.sizes();
+    EXPECT_EQ(at::IntArrayRef(tessera::contiguous_strides(sizes)), dense.strides()) << dense.sizes();
   }
   auto turned = at::empty({4, 5, 6}).permute({2, 0, 1});
   EXPECT_EQ(at::IntArrayRef(strides_in_order_of(turned.sizes(), turned.strides())), turned.strides());

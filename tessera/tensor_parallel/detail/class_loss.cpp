@@ -89,8 +89,8 @@ ClassLoss pose(const char* op, const Tensor& scores, const Tensor& target, const
 
   const auto sizes = sizes_without(spec.sizes, dim);
   const auto positions = placements_without(placements, dim);
-  loss.placed =
-      intern(spec.mesh, positions, sizes, contiguous_strides(sizes), at::toOpMathType(spec.dtype), spec.device);
+  loss.placed = intern(spec.mesh, positions, sizes, tessera::contiguous_strides(sizes), at::toOpMathType(spec.dtype),
+                       spec.device);
   loss.target = piece_of(target, "target", spec, positions, op).to(at::kLong);
   if (options.weight.defined()) {
     const Placements whole(placements.size(), Replicate());
