@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 constexpr std::string_view kStep = "step-", kPartial = ".partial";
 
 // 1000 of "step-1000"; none for any other name.
-std::optional<int64_t> step_of(std::string_view name) {
+std::optional<int64_t> step_named(std::string_view name) {
   int64_t step = 0;
   if (name.substr(0, kStep.size()) != kStep) return std::nullopt;
   name.remove_prefix(kStep.size());
@@ -26,7 +26,7 @@ std::optional<int64_t> step_of(std::string_view name) {
 
 bool is_left_over(std::string_view name) {
   return name.size() > kPartial.size() && name.substr(name.size() - kPartial.size()) == kPartial &&
-         step_of(name.substr(0, name.size() - kPartial.size()));
+         step_named(name.substr(0, name.size() - kPartial.size()));
 }
 
 std::vector<fs::path> entries(const std::string& parent) {
@@ -59,7 +59,7 @@ std::string parent_folder(const std::string& checkpoint) {
 std::vector<std::pair<int64_t, std::string>> steps_in(const std::string& parent) {
   std::vector<std::pair<int64_t, std::string>> steps;
   for (const auto& path : entries(parent)) {
-    const auto step = step_of(path.filename().string());
+    const auto step = step_named(path.filename().string());
     std::error_code error;
     if (step && fs::exists(path / kManifestName, error)) steps.emplace_back(*step, path.string());
   }
@@ -73,9 +73,14 @@ std::optional<std::string> latest(const std::string& parent) {
   return steps.back().second;
 }
 
-void keep_latest(const std::string& parent, int64_t count) {
+std::optional<int64_t> step_of(const std::string& checkpoint) {
+  return step_named(fs::path(checkpoint).filename().string());
+}
+
+void keep_latest(const std::string& parent, int64_t count, int64_t newest) {
   TESSERA_CHECK(count > 0, UsageError, "keep_latest(", count, ") would keep nothing");
-  const auto steps = steps_in(parent);
+  auto steps = steps_in(parent);
+  std::erase_if(steps, [&](const auto& step) { return step.first > newest; });
   for (size_t i = 0; i + static_cast<size_t>(count) < steps.size(); i++) {
     const auto& path = steps[i].second;
     remove_folder(partial_folder(path));

@@ -138,7 +138,8 @@ std::string Save::publish(Manifest plan, const Texts& written) {
   if (options_.sync) sync_folder(parent_folder(path_));
   stage("renamed");
   if (replaced) fs::remove_all(partial_);
-  if (options_.keep_latest > 0) keep_latest(parent_folder(path_), options_.keep_latest);
+  const auto step = step_of(path_);
+  if (options_.keep_latest > 0 && step) keep_latest(parent_folder(path_), options_.keep_latest, *step);
   return "";
 }
 

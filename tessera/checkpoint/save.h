@@ -11,7 +11,7 @@ namespace tessera::dcp {
 
 struct SaveOptions {
   bool overwrite = false;   // what is there under this name already is replaced, at one instant
-  int64_t keep_latest = 0;  // step folders that stay in the same folder, this one included; 0: all
+  int64_t keep_latest = 0;  // of a step folder: how many stay of those up to it, itself included; 0: all
   bool sync = true;         // on the disk before it counts; without, a crash of the whole machine may lose it
   // Told what has been done, for progress and tests of crashes: "planned", "piece" (after each), "written" on every
   // rank; "complete", "renamed" on the first.
