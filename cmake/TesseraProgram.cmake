@@ -1,14 +1,15 @@
-# The program `tessera`: tessera/cli/ and the benches. Left out, and said so, where its two header libraries are missing.
+# The program `tessera`: tessera/cli/. The benches: benchmarks/, a program of their own that `tessera bench` starts. Either is
+# left out, and said so, where the header libraries it needs are missing.
 find_package(CLI11 QUIET)
-find_package(nlohmann_json QUIET)
-if(NOT CLI11_FOUND OR NOT nlohmann_json_FOUND)
-  message(WARNING "The program `tessera` is not built: CLI11 (libcli11-dev) or nlohmann-json (nlohmann-json3-dev) is "
-                  "missing. The library and its tests do not need them.")
+if(NOT CLI11_FOUND)
+  message(WARNING "The program `tessera` is not built: CLI11 (libcli11-dev) is missing. The library and its tests do not "
+                  "need it.")
   return()
 endif()
-file(GLOB_RECURSE program_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tessera/cli/*.cpp
-                                                    ${CMAKE_CURRENT_SOURCE_DIR}/benchmarks/*.cpp)
-list(FILTER program_sources EXCLUDE REGEX "/cli/main\\.cpp$")
+file(GLOB program_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tessera/cli/*.cpp)
+file(GLOB bench_sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/benchmarks/*.cpp)
+list(FILTER program_sources EXCLUDE REGEX "/cli/(main|bench|peer)\\.cpp$")
+list(FILTER bench_sources EXCLUDE REGEX "/main\\.cpp$")
 find_path(TESSERA_TOML_INCLUDE toml++/toml.h)  # header only
 mark_as_advanced(TESSERA_TOML_INCLUDE)
 if(TESSERA_TOML_INCLUDE)
@@ -17,17 +18,35 @@ else()
   message(WARNING "tessera train reads no --config: toml++ (libtomlplusplus-dev) is missing.")
   list(FILTER program_sources EXCLUDE REGEX "/cli/toml\\.cpp$")
 endif()
+
+function(tessera_program_main target name part main)
+  add_executable(${target} ${main})
+  tessera_our_code(${target})
+  target_link_libraries(${target} PRIVATE ${part})
+  set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name})
+endfunction()
+
 add_library(tessera_cli STATIC ${program_sources})  # apart from main.cpp, so that tests can link it
 tessera_our_code(tessera_cli)
-target_link_libraries(tessera_cli PUBLIC tessera CLI11::CLI11 nlohmann_json::nlohmann_json)
+target_link_libraries(tessera_cli PUBLIC tessera CLI11::CLI11)
+if(TESSERA_PCH)
+  tessera_precompiled(tessera_cli PRIVATE <CLI/CLI.hpp> <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+                      <torch/library.h> <torch/nn/module.h> <torch/optim/optimizer.h>)
+endif()
 if(TESSERA_TOML_INCLUDE)
   target_include_directories(tessera_cli SYSTEM PRIVATE ${TESSERA_TOML_INCLUDE})
 endif()
-if(TESSERA_PCH)
-  tessera_precompiled(tessera_cli <CLI/CLI.hpp> <torch/csrc/distributed/c10d/ProcessGroup.hpp> <torch/library.h>
-                      <torch/nn/module.h> <torch/optim/optimizer.h>)
+tessera_program_main(tessera_program tessera tessera_cli tessera/cli/main.cpp)
+
+find_package(nlohmann_json QUIET)
+if(NOT nlohmann_json_FOUND)
+  message(WARNING "The benches are not built: nlohmann-json (nlohmann-json3-dev) is missing.")
+  return()
 endif()
-add_executable(tessera_program tessera/cli/main.cpp)
-tessera_our_code(tessera_program)
-target_link_libraries(tessera_program PRIVATE tessera_cli)
-set_target_properties(tessera_program PROPERTIES OUTPUT_NAME tessera)
+add_library(tessera_benches STATIC ${bench_sources} tessera/cli/bench.cpp tessera/cli/peer.cpp)
+tessera_our_code(tessera_benches)
+target_link_libraries(tessera_benches PUBLIC tessera_cli nlohmann_json::nlohmann_json)
+if(TESSERA_PCH)
+  tessera_precompiled(tessera_benches REUSE_FROM tessera_cli)
+endif()
+tessera_program_main(tessera_bench tessera-bench tessera_benches benchmarks/main.cpp)

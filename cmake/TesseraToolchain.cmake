@@ -16,8 +16,8 @@ function(tessera_our_code target)
   endif()
 endfunction()
 
-function(tessera_precompiled target)  # further arguments: headers
-  target_precompile_headers(${target} PRIVATE ${ARGN})
+function(tessera_precompiled target)  # further arguments: PRIVATE and headers, or REUSE_FROM and a target
+  target_precompile_headers(${target} ${ARGN})
   if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     # The first is for ccache. The others: what comes out of a precompiled header is not known as a system header's, and
     # g++ 12 sees ghosts in the standard library's strings. Builds without (clang's, a consumer's) see the real ones.

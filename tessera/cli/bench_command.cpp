@@ -1,36 +1,29 @@
+// The benches are a program of their own beside this one, so that nobody who trains has to wait until they are built.
 #include "tessera/base/error.h"
-#include "tessera/cli/bench.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/peer.h"
+#include "tessera/cli/where.h"
 
-#include <iostream>
-#include <memory>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 
 namespace tessera::cli {
 
 void add_bench_command(CLI::App& app) {
-  struct Arguments {
-    std::string name;
-    bool json = false, list = false, peer = false;
-  };
-  auto given = std::make_shared<Arguments>();
   auto* command = app.add_subcommand("bench", "Runs a benchmark and prints a table");
-  command->add_option("name", given->name, "Which one; --list shows them");
-  command->add_flag("--json", given->json, "One JSON object per row instead of a table");
-  command->add_flag("--list", given->list, "Print the names and stop");
-  command->add_flag("--peer", given->peer, "Run the peer's script first and show its figures beside ours");
-  command->footer("Examples:\n  tessera bench --list\n  tessera bench dispatch --peer --json");
-  command->callback([given] {
-    BenchRegistry registry;
-    register_all_benches(registry);
-    if (given->list) {
-      for (const Bench& bench : registry.all()) std::cout << bench.name << '\n';
-      return;
-    }
-    TESSERA_CHECK(!given->name.empty(), UsageError, "bench needs a name; `tessera bench --list` shows them");
-    const Bench& bench = registry.find(given->name);
-    PeerFigures peer = given->peer ? run_peer(bench.name, std::cerr) : PeerFigures();
-    run_bench(bench, peer, {std::cout, given->json});
+  command->set_help_flag();
+  command->prefix_command();  // all that follows is the other program's
+  command->callback([command] {
+    const auto program = program_path().parent_path() / "tessera-bench";
+    std::vector<std::string> words{"tessera bench"};
+    for (const auto& word : command->remaining()) words.push_back(word);
+    std::vector<char*> argv;
+    for (auto& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    execv(program.c_str(), argv.data());
+    TESSERA_FAIL(UsageError, "the benches are the program ", program.string(),
+                 ", which cannot be started: ", std::strerror(errno), "; `make build` makes it");
   });
 }
 

@@ -15,4 +15,7 @@ void add_run_command(CLI::App& app, const std::vector<std::string>& program);  /
 void add_trace_command(CLI::App& app);
 void add_train_command(CLI::App& app);
 
+// Parses and runs; gives the exit code, and says what went wrong.
+int run_program(CLI::App& app, int argc, char** argv);
+
 }  // namespace tessera::cli

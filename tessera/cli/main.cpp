@@ -1,12 +1,10 @@
 // The program `tessera`. Exit codes: 0 done, 1 it failed, 2 a bug of ours, 100 and up: the command line is wrong.
 // `tessera run` ends as its first rank that failed, `tessera opt` with 2 for a program or a pass that it cannot read,
 // `tessera train` with 2 for input that is wrong.
-#include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
 #include "tessera/version.h"
 
 #include <algorithm>
-#include <iostream>
 #include <string_view>
 
 namespace {
@@ -31,20 +29,5 @@ int main(int argc, char** argv) {
   tessera::cli::add_run_command(app, {argv + std::min(ours + 1, argc), argv + argc});
   tessera::cli::add_trace_command(app);
   tessera::cli::add_train_command(app);
-  try {
-    app.parse(ours, argv);
-    return 0;
-  } catch (const CLI::ParseError& error) {
-    const int code = app.exit(error);
-    return code != 0 && argc > 1 && std::string_view(argv[1]) == "train" ? 2 : code;
-  } catch (const tessera::InternalError& error) {
-    std::cerr << "tessera: this is a bug of ours: " << error.what() << '\n';
-    return 2;
-  } catch (const c10::Error& error) {
-    std::cerr << "tessera: " << error.what_without_backtrace() << '\n';
-    return 1;
-  } catch (const std::exception& error) {
-    std::cerr << "tessera: " << error.what() << '\n';
-    return 1;
-  }
+  return tessera::cli::run_program(app, ours, argv);
 }

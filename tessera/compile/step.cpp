@@ -3,6 +3,7 @@
 #include "tessera/base/compiling.h"
 #include "tessera/base/error.h"
 #include "tessera/base/log.h"
+#include "tessera/base/trace_again.h"
 #include "tessera/compile/agree.h"
 #include "tessera/compile/lower.h"
 #include "tessera/compile/plain.h"
@@ -35,10 +36,11 @@ CompiledProgram::CompiledProgram(const Arguments& arguments, const std::function
   const auto of = keeps_gradients ? CompilingScope::Of::Part : CompilingScope::Of::Step;
   bool with_stand_ins = !keeps_gradients;
   constexpr int kMost = 8;  // a second look finds all that was captured, unless every look makes it anew
-  for (int i = 0; i < kMost; i++) {
+  for (int i = 0; i < kMost;) {
     const auto traced = trace(arguments, step, options, of, with_stand_ins);
     if (traced == Traced::Done) return;
     if (traced == Traced::NeedsGradients) with_stand_ins = false;
+    if (traced != Traced::Disturbed) i++;
   }
   TESSERA_FAIL(UsageError,
                "compile: whenever the step runs it computes with another leaf that requires gradients, of "
@@ -113,6 +115,10 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
                    "torch::NoGradGuard, or to a copy");
     }
     compiling.finish();
+  } catch (const TraceAgain&) {
+    tracer.restore();
+    put_back();
+    return Traced::Disturbed;
   } catch (...) {
     tracer.restore();
     put_back();
@@ -138,9 +144,12 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
     return Traced::FoundLeaves;
   }
 
+  const auto old_of = [](const Before& each) -> const at::Tensor& {
+    return each.stand_in.defined() ? each.stand_in : each.gradient;
+  };
   bool depends = missing && !with_stand_ins;
   for (const auto& each : before) {
-    const auto& old = each.stand_in.defined() ? each.stand_in : each.gradient;
+    const auto& old = old_of(each);
     depends |= old.defined() && tracer.was_used(plain_of(old));
   }
   if (depends && missing && with_stand_ins) {
@@ -150,6 +159,7 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
   }
   std::vector<Bindings::OldGradient> old_gradients;
   gradients_.clear();
+  outside_.clear();
   without_gradient_.clear();
   slots_.clear();
   for (auto& each : before) {
@@ -161,6 +171,8 @@ CompiledProgram::Traced CompiledProgram::trace(const Arguments& given, const std
     if (now.defined() && tracer.made(plain_of(now))) {
       tracer.put_out(plain_of(now), Output::Kind::Gradient, each.name);
       gradients_.push_back({each.parameter, now});
+    } else if (now.defined() && !now.is_same(old_of(each))) {
+      outside_.push_back({each.parameter, now});
     } else if (!now.defined()) {
       without_gradient_.push_back(each.parameter);
     }
@@ -242,6 +254,7 @@ Tensors CompiledProgram::run(const Arguments& arguments) {
     if (!each.parameter.grad().is_same(each.gradient)) each.parameter.mutable_grad() = each.gradient;
     if (each.holders == 0) each.holders = plain_of(each.gradient).storage().use_count();
   }
+  for (const auto& each : outside_) each.parameter.mutable_grad() = each.gradient;
   for (const auto& parameter : without_gradient_) parameter.mutable_grad().reset();
   for (const auto& effect : effects_) effect();
   Tensors returned;

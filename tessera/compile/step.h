@@ -36,7 +36,7 @@ class CompiledProgram {
     at::Tensor parameter;
     std::optional<Type> gradient;  // that it had
   };
-  enum class Traced : uint8_t { Done, NeedsGradients, FoundLeaves };
+  enum class Traced : uint8_t { Done, NeedsGradients, FoundLeaves, Disturbed };
   Traced trace(const Arguments& arguments, const std::function<Tensors()>& step, const Settings& options,
                CompilingScope::Of of, bool with_stand_ins);
   void find_gradients();
@@ -47,6 +47,7 @@ class CompiledProgram {
   std::unique_ptr<Executable> executable_;
   Bindings bindings_;
   std::vector<Gradient> gradients_;  // output k of kind Gradient belongs to gradients_[k]
+  std::vector<Gradient> outside_;    // gradients that lie in memory from outside: in a bucket, say
   Tensors without_gradient_;         // parameters that the step leaves without
   std::vector<Slot> slots_;          // parameters whose gradient, or lack of one, the program depends on
   std::vector<SpecRef> returned_;    // null: plain

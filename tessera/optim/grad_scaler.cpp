@@ -1,5 +1,6 @@
 #include "tessera/optim/grad_scaler.h"
 
+#include "tessera/base/compiling.h"
 #include "tessera/base/error.h"
 
 #include <ATen/TensorOperators.h>
@@ -12,6 +13,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace tessera::optim {
 namespace {
@@ -57,6 +59,13 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) {
 GradScaler::Seen& GradScaler::seen(const Optimizer& optimizer) {
   for (auto& one : seen_)
     if (one.optimizer == &optimizer) return one;
+  if (compiling() && seen_.empty())  // what is noted here is noted once, not when the program runs
+    CompilingScope::at_end([this](bool finished) {
+      const bool open = !std::exchange(seen_, {}).empty();
+      TESSERA_CHECK(!open || !finished, UsageError,
+                    "GradScaler: a compiled step has unscale_ or step in it and no update(); put all three into it, or "
+                    "none");
+    });
   return seen_.emplace_back(Seen{&optimizer, {}});
 }
 

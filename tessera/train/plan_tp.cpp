@@ -44,25 +44,24 @@ struct Tokens {
   int64_t count() const { return rows * length; }
 };
 
-// Parameters without memory that can be computed with: nobody looks at results.
-void give_sizes(torch::nn::Module& root) {
+// Memory for parameters, with whatever is in it: nobody looks at results. Pages that are never written to cost nothing.
+void give_memory(torch::nn::Module& root) {
   const at::NoGradGuard no_grad;
   for (auto& p : root.parameters()) {
-    const auto options = at::TensorOptions(p.scalar_type()).device(at::kMeta);
     if (!is_dtensor(p)) {
-      p.set_data(at::empty(p.sizes(), options));
+      p.set_data(at::empty(p.sizes(), p.scalar_type()));
       continue;
     }
     const auto& spec = *detail::meta_of(p).spec;
-    p.set_data(detail::wrap(at::empty(spec.local_sizes, options),
-                            intern(spec.mesh, spec.placements, spec.sizes, spec.strides, spec.dtype, at::kMeta)));
+    p.set_data(detail::wrap(at::empty(spec.local_sizes, spec.dtype),
+                            intern(spec.mesh, spec.placements, spec.sizes, spec.strides, spec.dtype, at::kCPU)));
   }
 }
 
 ByKind run_step(Network& network, const Tokens& size) {
   auto& root = module_of(network);
   root.zero_grad();
-  const auto tokens = at::zeros({size.rows, size.length}, at::TensorOptions(at::kLong).device(at::kMeta));
+  const auto tokens = at::zeros({size.rows, size.length}, at::kLong);
   KindCount count;
   const LossParallel keeps_logits_cut;
   count.phase(" in forward");
@@ -86,7 +85,7 @@ std::vector<ByKind> run_on_tp(const TrainConfig& config, int64_t tp, int64_t blo
   parallelize_module(root, mesh, tensor_parallel_plan(config), {.src_data_rank = std::nullopt});
   if (config.training.activation_checkpoint)
     for (const auto& block : blocks_of(network)) checkpoint_wrapper(*block);
-  give_sizes(root);
+  give_memory(root);
   std::vector<ByKind> seen;
   for (const auto& size : sizes) seen.push_back(run_step(network, size));
   return seen;
@@ -119,6 +118,23 @@ ByKind run_with_tokens(const TrainConfig& config, int64_t tp, int64_t rows, int6
   return along(one.count(), seen[0], two.count(), seen[1], tokens);
 }
 
+// Large tables of words cost time, and what is sent of them is linear in the words; of the inner width of a
+// feed-forward layer nothing is sent. Smaller ones leave the same rest when they are cut.
+TrainConfig with_fewer(TrainConfig config, int64_t words, int64_t tp) {
+  config.model.vocab_size = words;
+  if (const auto model = model_config(config.model); const auto* llama = std::get_if<models::LlamaConfig>(&model))
+    config.model.ffn_dim = std::min(llama->ffn_dim, 8 * tp + llama->ffn_dim % tp);
+  return config;
+}
+ByKind run_with_words(const TrainConfig& config, int64_t tp, int64_t rows, int64_t length, int64_t blocks) {
+  const auto model = model_config(config.model);
+  const int64_t words = std::visit([](const auto& m) { return m.vocab_size; }, model);
+  const int64_t few = 8 * tp + words % tp, more = few + 8 * tp;
+  const auto with = [&](const TrainConfig& c) { return run_with_tokens(c, tp, rows, length, blocks); };
+  if (words <= more || !config.parallel.tp_plan.empty()) return with(config);
+  return along(few, with(with_fewer(config, few, tp)), more, with(with_fewer(config, more, tp)), words);
+}
+
 }  // namespace
 
 std::vector<PlannedTraffic> layers_over_tp(const TrainConfig& config, const MeshShape& mesh) {
@@ -127,7 +143,7 @@ std::vector<PlannedTraffic> layers_over_tp(const TrainConfig& config, const Mesh
   const int64_t parts = config.training.accumulate, data_ranks = extent(mesh, "dp") * extent(mesh, "fsdp");
   const int64_t rows = config.training.batch / data_ranks / parts, length = sequence_length(config);
   const int64_t blocks = blocks_in(model_config(config.model));
-  const auto with = [&](int64_t n) { return run_with_tokens(config, tp, rows, length, n); };
+  const auto with = [&](int64_t n) { return run_with_words(config, tp, rows, length, n); };
   // A plan of one's own may name blocks one by one.
   const bool each = blocks <= 2 || !config.parallel.tp_plan.empty();
   std::vector<PlannedTraffic> rows_of_table;

@@ -9,7 +9,6 @@
 #include <ATen/ops/scalar_tensor.h>
 
 #include <limits>
-#include <tuple>
 
 namespace tessera::train {
 
@@ -25,11 +24,11 @@ namespace {
 
 at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
 
-// What one step is but for its update: the same text for both models, run as it is or compiled.
+// Gradients of a batch, and its loss: the same text for both models, run as it is or compiled.
 template <class Model>
-std::tuple<at::Tensor, at::Tensor> forward_backward_of(Step::Parts& parts, Model& model, optim::AdamW& optimizer, const at::Tensor& input,
-                               const at::Tensor& target, const at::Tensor& scale) {
-  optimizer.zero_grad();
+at::Tensor gradients_of(Step::Parts& parts, Model& model, const at::Tensor& input, const at::Tensor& target,
+                        const at::Tensor& scale) {
+  model->zero_grad();
   at::Tensor total;
   const auto inputs = input.chunk(parts.accumulate), targets = target.chunk(parts.accumulate);
   for (size_t i = 0; i < inputs.size(); i++) {
@@ -39,9 +38,7 @@ std::tuple<at::Tensor, at::Tensor> forward_backward_of(Step::Parts& parts, Model
     parts.scaler.scale(loss).backward();
     total = total.defined() ? total + loss.detach() : loss.detach();
   }
-  if (parts.scaler.enabled()) parts.scaler.unscale_(optimizer);
-  const double most = parts.clip > 0 ? parts.clip : std::numeric_limits<double>::infinity();
-  return {total, optim::clip_grad_norm_(optimizer.parameters(), most)};
+  return total;
 }
 
 }  // namespace
@@ -52,15 +49,13 @@ Step::Step(const TrainConfig& config, Layout& layout, optim::AdamW& optimizer)
   std::visit(
       [&](auto& model) {
         using Model = std::remove_reference_t<decltype(model)>;
-        const auto plain = [parts = parts_](Model& model, optim::AdamW& optimizer, const at::Tensor& input,
-                                            const at::Tensor& target, const at::Tensor& scale) {
-          return forward_backward_of<Model>(*parts, model, optimizer, input, target, scale);
+        const auto plain = [parts = parts_](Model& model, const at::Tensor& input, const at::Tensor& target,
+                                            const at::Tensor& scale) {
+          return gradients_of<Model>(*parts, model, input, target, scale);
         };
         const auto bind = [&](auto step) {
-          run_ = [parts = parts_, model, step](const at::Tensor& input, const at::Tensor& target,
-                                               const at::Tensor& scale) mutable {
-            auto [loss, norm] = step(model, parts->optimizer, input, target, scale);
-            return StepResult{loss, norm};
+          run_ = [model, step](const at::Tensor& input, const at::Tensor& target, const at::Tensor& scale) mutable {
+            return step(model, input, target, scale);
           };
         };
         if (config.training.compile)
@@ -74,16 +69,21 @@ Step::Step(const TrainConfig& config, Layout& layout, optim::AdamW& optimizer)
 Step::~Step() = default;
 
 StepResult Step::forward_backward(const at::Tensor& input, const at::Tensor& target, int64_t counted) {
-  const double scale = static_cast<double>(parts_->layout.data_ranks()) / static_cast<double>(counted);
-  return run_(input, target, at::scalar_tensor(scale, input.options().dtype(at::kFloat)));
+  auto& [layout, optimizer, scaler, accumulate, clip] = *parts_;
+  const double scale = static_cast<double>(layout.data_ranks()) / static_cast<double>(counted);
+  const auto loss = run_(input, target, at::scalar_tensor(scale, input.options().dtype(at::kFloat)));
+  scaler.unscale_(optimizer);
+  const double most = clip > 0 ? clip : std::numeric_limits<double>::infinity();
+  return {loss, optim::clip_grad_norm_(optimizer.parameters(), most)};
 }
 
 void Step::update() {
   auto& [layout, optimizer, scaler, accumulate, clip] = *parts_;
-  if (!scaler.enabled()) return optimizer.step();
   scaler.step(optimizer);
   scaler.update();
 }
+
+void Step::skip() { parts_->scaler.update(); }
 
 optim::GradScaler& Step::scaler() { return parts_->scaler; }
 

@@ -13,7 +13,7 @@ struct StepResult {
   at::Tensor grad_norm;  // before clipping; the same on every rank
 };
 
-// Forward and backward of a batch, compiled if asked, and the update, which may be left out.
+// Forward and backward of a batch, compiled if asked, then clipping; and the update, which may be left out.
 //
 // Each rank's loss is (data ranks / counted targets of all) x (sum over its own), so the mean that data parallelism
 // takes of gradients is the gradient of the mean over the global batch, padding or not.
@@ -23,14 +23,15 @@ class Step {
   ~Step();
 
   StepResult forward_backward(const at::Tensor& input, const at::Tensor& target, int64_t counted);
-  void update();
+  void update();  // or
+  void skip();
   optim::GradScaler& scaler();  // not enabled but for fp16
 
   struct Parts;  // what a step works on
 
  private:
   std::shared_ptr<Parts> parts_;
-  std::function<StepResult(const at::Tensor&, const at::Tensor&, const at::Tensor&)> run_;
+  std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)> run_;
 };
 
 std::unique_ptr<optim::AdamW> make_optimizer(const OptimizerOptions& options, const torch::nn::Module& module);

@@ -90,10 +90,12 @@ Trainer::StepOutcome Trainer::step() {
     metrics.loss = mean_over_data(result.loss, &metrics.max_loss);
   }
   outcome.verdict = sentinel_.look(metrics.loss, metrics.grad_norm, config_.training.precision == "fp16");
-  if (outcome.verdict.action == Sentinel::Action::Go)
+  if (outcome.verdict.action == Sentinel::Action::Go) {
     step_function_.update();
-  else
+  } else {
+    step_function_.skip();
     metrics.skipped = outcome.verdict.reason;
+  }
   schedule_.step();
   samples_read_ += loaded.samples;
   position_ = loaded.position;

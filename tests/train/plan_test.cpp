@@ -43,6 +43,11 @@ TEST(TrainPlan, OfOtherModelsAndWays) {
   const ModelOptions llama{
       .name = "llama-tiny", .max_seq_len = 16, .layers = 3, .heads = 4, .kv_heads = 2, .dim = 16, .ffn_dim = 24};
   expect_as_planned(with([&](auto& c) { c.model = llama; }), "dp=2,tp=2");
+  // Words that do not divide by tp: a rest of one.
+  expect_as_planned(with([&](auto& c) { c.model.vocab_size = 101; }), "tp=2");
+  expect_as_planned(with([&](auto& c) { c.model = llama, c.model.vocab_size = 101, c.parallel.loss_parallel = true; }),
+                    "dp=2,tp=2");
+  expect_as_planned(with([&](auto& c) { c.model = llama, c.parallel.sequence_parallel = true; }), "tp=2");
   expect_as_planned(with([&](auto& c) { c.model = llama, c.training.batch = 9; }), "fsdp=3");
 }
 
@@ -75,6 +80,11 @@ TEST(TrainPlan, OfRanksThatAreNotThere) {
   EXPECT_SAYS(text.str(), "on 1024 ranks, mesh dp=16,fsdp=16,tp=4");
   EXPECT_SAYS(text.str(), "all_gather of parameters");
   EXPECT_SAYS(text.str(), "activations");
+  config.model.name = "llama-70b";
+  config.parallel.mesh = "dp=16,fsdp=8,tp=8";
+  const auto then = std::chrono::steady_clock::now();
+  plan_training(config, 1024);
+  EXPECT_LT(std::chrono::steady_clock::now() - then, std::chrono::seconds(5));
 }
 
 TEST(TrainPlan, SaysWhyNot) {

@@ -170,6 +170,20 @@ TEST(Trainer, AStepThatIsNoNumberIsSkippedOrTheLast) {
   });
 }
 
+TEST(Trainer, GoesOnAfterASkippedStepInFp16) {
+  auto config = tiny();
+  config.training.precision = "fp16";
+  config.training.steps = 60;
+  config.optimizer.lr = 1;  // losses jump
+  config.guard = {.on_spike = "skip", .spike = 0.01};
+  run_ranks(1, [&](Rank& me) {
+    Trainer trainer(config, me.world);
+    int skipped = 0;
+    for (int i = 0; i < 60; i++) skipped += trainer.step().metrics.skipped.empty() ? 0 : 1;
+    EXPECT_GT(skipped, 1);
+  });
+}
+
 TEST(Trainer, RefusesBeforeItTalksToAnybody) {
   auto config = tiny();
   config.parallel.mesh = "dp=3";

@@ -3,6 +3,7 @@
 #include "tessera/base/compiling.h"
 #include "tessera/base/error.h"
 #include "tessera/base/op_mode.h"
+#include "tessera/base/trace_again.h"
 
 #include <bit>
 
@@ -68,6 +69,7 @@ void note_in_compiled_step(const std::shared_ptr<Turn>& turn) {
                 "come); call reshard() on its module, or run such a forward under torch::NoGradGuard");
   {
     const OpModesOff not_of_the_step;
+    if (unit.take_moved()) throw TraceAgain();
     unit.close();  // a buffer that was kept is gathered by the program, each time
   }
   if (unit.options().flat_parameter)

@@ -175,12 +175,18 @@ bool Unit::is_moved() const {
                       [&](const Member& member) { return lies_in(member.handle, flat_); });
 }
 
+bool Unit::take_moved() {
+  if (!is_moved()) return false;
+  const at::NoGradGuard no_grad;
+  let_go();
+  take_values();
+  return true;
+}
+
 void Unit::gather() {
   if (open_ || members_.empty()) return;
   const at::NoGradGuard no_grad;
-  const bool moved = is_moved();
-  if (moved || is_stale()) let_go();
-  if (moved) take_values();
+  if (!take_moved() && is_stale()) let_go();
   if (is_gathered()) return;
   drop_gradient();
   gathered_version_ = version();

@@ -83,6 +83,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool is_open() const { return open_; }
   bool is_gathered() const { return gathered_.defined(); }
   bool is_moved() const;  // values were put beside the shard: the next gather() takes them
+  bool take_moved();      // takes them now, if there are any
 
   // Takes over what autograd saves of this unit's whole members.
   const PackerRef& packer() const { return packer_; }
