@@ -91,7 +91,10 @@ std::string Load::explain() const {
   std::ostringstream text;
   text << "the checkpoint does not fit; nothing was loaded.";
   const auto list = [&](const auto& all, const auto& show) {
-    for (size_t i = 0; i < std::min(all.size(), kShown); i++) text << "\n  ", show(all[i]);
+    for (size_t i = 0; i < std::min(all.size(), kShown); i++) {
+      text << "\n  ";
+      show(all[i]);
+    }
     if (all.size() > kShown) text << "\n  ... and " << all.size() - kShown << " more";
   };
   list(report_.missing, [&](const std::string& name) {

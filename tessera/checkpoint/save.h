@@ -25,8 +25,9 @@ struct SaveOptions {
 //
 // It is written under another name beside and gets its own when everything is on the disk and all ranks say so: a crash
 // at any instant leaves the checkpoint before as it was. What a crash left behind is removed by the next save.
-// All ranks call it. Throws, on all of them, UsageError if a rank cannot do its part (a full disk); nothing is at
-// `path` then. Values are the first rank's.
+// All ranks call it. Throws, on all of them, UsageError if a rank cannot do its part (a full disk); what was at `path`
+// is there still, or nothing is. (If old ones cannot be removed, that is an error, too, but the new one stands.) Values
+// are the first rank's.
 // Example:  dcp::save(state_dict(*model), dcp::step_folder("out", 1000), {{"step", 1000}});
 void save(const StateDict& dict, const std::string& path, const Values& values = {}, const SaveOptions& options = {},
           const World& world = World::current());

@@ -76,7 +76,8 @@ void conclude(const TrainConfig& config, const train::TrainResult& result) {
     std::cout << "sample: " << result.sample << '\n';
   }
   std::cout << "outputs: " << folder << "/ (config.toml, metrics.jsonl" << (config.metrics.tensorboard ? ", tb/" : "")
-            << ")" << std::endl;
+            << (config.checkpoint.every > 0 && config.checkpoint.folder.empty() ? ", checkpoints/" : "") << ")"
+            << std::endl;
 }
 
 // Ctrl-C where no launcher takes it: one line, at once, whatever the step is doing. Only what a handler may do.

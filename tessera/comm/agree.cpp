@@ -115,7 +115,8 @@ std::string errors_in(const Lines& said, const Group& group) {
   const bool all_alike = ranks_by_error.size() == 1 && std::all_of(said.begin(), said.end(), is_error);
   std::string all;
   for (const auto& [text, ranks] : ranks_by_error)
-    all += (all.empty() ? "" : "\n") + (all_alike ? "" : c10::str("rank ", ranks, ": ")) + text;
+    all += (all.empty() ? "" : "\n") +
+           (all_alike ? "" : c10::str(ranks.find(',') == ranks.npos ? "rank " : "ranks ", ranks, ": ")) + text;
   return all;
 }
 

@@ -197,7 +197,7 @@ TEST(Checkpoint, FilesThatAreNotNeededAreNotLookedAt) {
     const DeviceMesh mesh("cpu", std::vector<int64_t>{0, 1, 2, 3}, {"dp"});
     const auto w = zeros({4}, mesh, {Shard(0)});
     const auto said = message_of<UsageError>([&] { load({{"w", w}}, folder / "x"); });
-    EXPECT_SAYS(said, "rank 2, 3: cannot read the tensors '");
+    EXPECT_SAYS(said, "ranks 2, 3: cannot read the tensors '");
     EXPECT_SAYS(said, "shard-00002-model-00001-of-00001.safetensors': No such file");
     EXPECT_TRUE(w.to_local().equal(at::zeros({1})));
     (void)me;

@@ -75,7 +75,7 @@ TEST(Decide, AnErrorAnywhereIsOneEverywhere) {
     EXPECT_EQ(message_of<UsageError>([&] {
                 decide(me.group(), "a test", fail_on({1, 3}, "no disk"), none);
               }),
-              "a test: rank 1, 3: no disk");
+              "a test: ranks 1, 3: no disk");
     EXPECT_EQ(message_of<UsageError>([&] {
                 decide(me.group(), "a test", fail_on({0, 1, 2, 3}, "no disk"), none);
               }),

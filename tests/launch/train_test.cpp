@@ -54,6 +54,7 @@ TEST(TesseraTrain, GoesOnFromACheckpointOnAnotherMesh) {
                          again + "ls out/checkpoints; grep -c grad_norm out/metrics.jsonl;");
   EXPECT_SAYS(ran.text, "\ncheckpoint: out/checkpoints/step-2\n");
   EXPECT_SAYS(ran.text, "\ncheckpoint: out/checkpoints/step-4\n");
+  EXPECT_SAYS(ran.text, "outputs: out/ (config.toml, metrics.jsonl, tb/, checkpoints/)");
   EXPECT_SAYS(ran.text, "\ngoing on from out/checkpoints/step-4, after step 4\n");
   EXPECT_EQ(count(ran.text, "\nstep:  5  loss:"), 1) << ran.text;
   EXPECT_SAYS(ran.text, "\nstep-2\nstep-4\n6\n");  // folders; then lines of metrics: four and two
