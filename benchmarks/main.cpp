@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
       for (const Bench& bench : registry.all()) std::cout << bench.name << '\n';
       return;
     }
-    TESSERA_CHECK(!name.empty(), tessera::UsageError, "bench needs a name; `tessera bench --list` shows them");
+    TESSERA_CHECK(!name.empty(), UsageError, "bench needs a name; `tessera bench --list` shows them");
     const Bench& bench = registry.find(name);
     const PeerFigures figures = peer ? run_peer(bench.name, std::cerr) : PeerFigures();
     run_bench(bench, figures, {std::cout, json});

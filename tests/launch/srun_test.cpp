@@ -32,7 +32,9 @@ TEST(Sbatch, RunsTheExamples) {
   EXPECT_SAYS(ran.text, "on 2 ranks, mesh dp=2");  // the plan
   EXPECT_SAYS(ran.text, "step:  1  loss");
   EXPECT_SAYS(ran.text, "metrics.jsonl");
-  if (!python.empty()) EXPECT_SAYS(ran.text, "sum 3 on rank 1 of 2, 1 of 2 here; environment");
+  if (!python.empty()) {
+    EXPECT_SAYS(ran.text, "sum 3 on rank 1 of 2, 1 of 2 here; environment");
+  }
 }
 
 }  // namespace
