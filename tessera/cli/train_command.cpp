@@ -7,6 +7,7 @@
 #include "tessera/launch/launcher.h"
 #include "tessera/train/config_rows.h"
 #include "tessera/train/loader.h"
+#include "tessera/train/trainer.h"
 
 #include <cstdlib>
 #include <filesystem>
@@ -76,6 +77,7 @@ void train_as_asked(const Arguments& arguments) {
   const int64_t ranks = count_ranks(config, arguments.ranks);
   train::check(config, ranks);
   train::open_data(config);
+  train::find_checkpoint(config);
   if (config.metrics.output.empty()) config.metrics.output = new_output_folder(config);
   prepare_output(config);
   if (ranks == 1) {

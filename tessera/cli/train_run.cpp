@@ -60,10 +60,11 @@ void add_sinks(train::Trainer& trainer, const TrainConfig& config) {
   trainer.add(std::make_shared<train::Console>(std::cout,
                                                train::ConsoleOptions{.steps = config.training.steps,
                                                                      .log_every = config.metrics.log_every,
+                                                                     .made = trainer.steps_made(),
                                                                      .colour = terminal && !setting_is_set("NO_COLOR"),
                                                                      .bar = terminal}));
   const auto& folder = config.metrics.output;
-  trainer.add(std::make_shared<train::MetricsFile>(folder + "/metrics.jsonl"));
+  trainer.add(std::make_shared<train::MetricsFile>(folder + "/metrics.jsonl", trainer.steps_made() > 0));
   if (config.metrics.tensorboard)
     trainer.add(std::make_shared<train::EventFile>(folder + "/tb", config.metrics.log_every));
 }
@@ -75,7 +76,8 @@ void conclude(const TrainConfig& config, const train::TrainResult& result) {
     std::cout << "sample: " << result.sample << '\n';
   }
   std::cout << "outputs: " << folder << "/ (config.toml, metrics.jsonl" << (config.metrics.tensorboard ? ", tb/" : "")
-            << ")" << std::endl;
+            << (config.checkpoint.every > 0 && config.checkpoint.folder.empty() ? ", checkpoints/" : "") << ")"
+            << std::endl;
 }
 
 // Ctrl-C where no launcher takes it: one line, at once, whatever the step is doing. Only what a handler may do.
@@ -124,6 +126,8 @@ void run_training(const TrainConfig& given) {
   {
     if (speaks) introduce(config, world);
     train::Trainer trainer(config, world);
+    if (speaks && !trainer.resumed_from().empty())
+      std::cout << "going on from " << trainer.resumed_from() << ", after step " << trainer.steps_made() << std::endl;
     if (speaks) add_sinks(trainer, config);
     result = trainer.run();
   }

@@ -20,9 +20,10 @@ std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text
 // The keys of one agreement. Ranks call in the same order, so counting the own calls numbers them alike.
 class Board {
  public:
-  Board(const Group& group, std::string what) : group_(*group), what_(std::move(what)) {
-    const auto call = store().add(c10::str("agree/calls/", group_.rank()), 1);
-    prefix_ = c10::str("agree/", call, "/");
+  Board(const Group& group, std::string what, const std::string& kind = "agree")
+      : group_(*group), what_(std::move(what)), kind_(kind) {
+    call_ = store().add(c10::str(kind_, "/calls/", group_.rank()), 1);
+    prefix_ = c10::str(kind_, "/", call_, "/");
   }
   void put(const std::string& key, const std::string& text) { store().set(prefix_ + key, bytes(text)); }
   std::string take(const std::string& key, int64_t from) {
@@ -38,6 +39,9 @@ class Board {
     }
   }
   void drop(const std::string& key) { store().deleteKey(prefix_ + key); }
+  void drop_of_last_call(const std::string& key) {
+    if (call_ > 1) store().deleteKey(c10::str(kind_, "/", call_ - 1, "/", key));
+  }
   int64_t global(int64_t rank) const { return group_.ranks()[static_cast<size_t>(rank)]; }
 
  private:
@@ -47,7 +51,8 @@ class Board {
     return watched ? watched->lost() : "";
   }
   Communicator& group_;
-  std::string what_, prefix_;
+  std::string what_, kind_, prefix_;
+  int64_t call_ = 0;
 };
 
 bool alone(const Communicator& group) { return group.size() == 1 || group.backend_name() == std::string_view("fake"); }
@@ -81,6 +86,48 @@ std::string difference(const Lines& first, const Lines& other) {
                   std::max(first.size(), other.size()), ")");
 }
 
+// What a rank has to say, or the error it met: the first letter tells which.
+std::string said(const std::function<std::string()>& say) {
+  try {
+    return "+" + say();
+  } catch (const c10::Error& error) {
+    return c10::str("-", error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return c10::str("-", error.what());
+  }
+}
+bool is_error(const std::string& said) { return said.empty() || said.front() == '-'; }
+
+// Errors of all ranks as one, each text once; "" if there is none.
+std::string errors_in(const Lines& said, const Group& group) {
+  std::vector<std::pair<std::string, std::string>> ranks_by_error;
+  for (size_t r = 0; r < said.size(); r++) {
+    if (!is_error(said[r])) continue;
+    const auto text = said[r].empty() ? "said nothing" : said[r].substr(1);
+    auto known =
+        std::find_if(ranks_by_error.begin(), ranks_by_error.end(), [&](const auto& e) { return e.first == text; });
+    const auto rank = std::to_string(group->ranks()[r]);
+    if (known == ranks_by_error.end())
+      ranks_by_error.emplace_back(text, rank);
+    else
+      known->second += ", " + rank;
+  }
+  const bool all_alike = ranks_by_error.size() == 1 && std::all_of(said.begin(), said.end(), is_error);
+  std::string all;
+  for (const auto& [text, ranks] : ranks_by_error)
+    all += (all.empty() ? "" : "\n") +
+           (all_alike ? "" : c10::str(ranks.find(',') == ranks.npos ? "rank " : "ranks ", ranks, ": ")) + text;
+  return all;
+}
+
+std::string concluded(const Lines& all, const Group& group, const std::function<std::string(const Lines&)>& conclude) {
+  const auto errors = errors_in(all, group);
+  if (!errors.empty()) return "-" + errors;
+  Lines texts;
+  for (const auto& text : all) texts.push_back(text.substr(1));
+  return said([&] { return conclude(texts); });
+}
+
 }  // namespace
 
 void agree(const Group& group, const std::string& what, const Lines& lines) {
@@ -112,6 +159,32 @@ std::string from_first(const Group& group, const std::string& what, const std::s
     return text;
   }
   return board.take("text", 0);
+}
+
+std::string decide(const Group& group, const std::string& what, const std::function<std::string()>& say,
+                   const std::function<std::string(const Lines&)>& conclude) {
+  const auto own = said(say);
+  std::string verdict;
+  if (alone(*group)) {
+    verdict = concluded({own}, group, conclude);
+  } else {
+    Board board(group, what, "decide");
+    if (group->rank() == 0) {
+      Lines all{own};
+      for (int64_t r = 1; r < group->size(); r++) {
+        all.push_back(board.take(std::to_string(r), r));
+        board.drop(std::to_string(r));
+      }
+      board.drop_of_last_call("verdict");  // all have come here, so all have read it
+      verdict = concluded(all, group, conclude);
+      board.put("verdict", verdict);
+    } else {
+      board.put(std::to_string(group->rank()), own);
+      verdict = board.take("verdict", 0);
+    }
+  }
+  TESSERA_CHECK(!is_error(verdict), UsageError, what, ": ", verdict.substr(1));
+  return verdict.substr(1);
 }
 
 }  // namespace tessera::comm

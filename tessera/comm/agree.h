@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/comm/communicator.h"
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -14,5 +15,12 @@ void agree(const Group& group, const std::string& what, const std::vector<std::s
 
 // The same text on every rank: that of the group's first. Over the store, too.
 std::string from_first(const Group& group, const std::string& what, const std::string& text);
+
+// Every rank says a text, the group's first concludes from all of them, in rank order, and every rank is given what it
+// came to. What either throws, on any rank, all ranks throw, as one UsageError that says whose it was; nothing is
+// concluded if a rank could not say its part. Over the store, which keeps nothing of it but the last conclusion.
+// Example:  decide(group, "save", [&] { write(); return ""; }, [&](const auto&) { rename(); return ""; });
+std::string decide(const Group& group, const std::string& what, const std::function<std::string()>& say,
+                   const std::function<std::string(const std::vector<std::string>&)>& conclude);
 
 }  // namespace tessera::comm

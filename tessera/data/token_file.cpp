@@ -96,7 +96,7 @@ std::ostream& operator<<(std::ostream& out, TokenLayout layout) {
   return out << "?";
 }
 
-TokenFile::TokenFile(const std::string& path, TokenLayout layout) : file_(path), layout_(layout) {
+TokenFile::TokenFile(const std::string& path, TokenLayout layout) : file_(path, "the data"), layout_(layout) {
   if (layout_ == TokenLayout::Auto) layout_ = found_layout(file_);
   switch (layout_) {
     case TokenLayout::Auto:

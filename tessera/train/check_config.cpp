@@ -51,6 +51,8 @@ void check_ranges(const TrainConfig& c) {
                                                    {"eval.samples", c.eval.samples, 1},
                                                    {"eval.sample_tokens", c.eval.sample_tokens, 0},
                                                    {"guard.checksum_every", c.guard.checksum_every, 0},
+                                                   {"checkpoint.every", c.checkpoint.every, 0},
+                                                   {"checkpoint.keep", c.checkpoint.keep, 0},
                                                    {"metrics.log_every", c.metrics.log_every, 1}})
     TESSERA_CHECK(r.value >= r.least, UsageError, r.key, " is ", r.value, "; it is at least ", r.least);
   for (const auto& r : std::vector<Range<double>>{{"optimizer.lr", c.optimizer.lr, 0},
@@ -175,9 +177,18 @@ MeshShape mesh_shape(const TrainConfig& config, int64_t ranks) {
   return mesh;
 }
 
+std::string checkpoint_folder(const TrainConfig& c) {
+  if (!c.checkpoint.folder.empty() || c.metrics.output.empty()) return c.checkpoint.folder;
+  return c.metrics.output + "/checkpoints";
+}
+
 void check(const TrainConfig& c, int64_t ranks) {
   check_words(c);
   check_ranges(c);
+  TESSERA_CHECK(
+      c.checkpoint.resume != "auto" || !checkpoint_folder(c).empty(), UsageError,
+      "--resume auto looks for checkpoints, and each training has an output folder of its own; say which with "
+      "--output or --checkpoint-folder");
   model_config(c.model);
   sequence_length(c);
   const auto mesh = mesh_shape(c, ranks);

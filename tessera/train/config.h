@@ -88,6 +88,14 @@ struct MetricsOptions {
   bool operator==(const MetricsOptions&) const = default;
 };
 
+struct CheckpointOptions {
+  int64_t every = 0;        // steps between checkpoints, and one at the end; 0: none
+  std::string folder = "";  // that they are in, as step-N; empty: checkpoints/ in the output folder
+  int64_t keep = 3;         // of them that stay; 0: all
+  std::string resume = "";  // a checkpoint to go on from, or "auto": the latest in the folder, if there is one
+  bool operator==(const CheckpointOptions&) const = default;
+};
+
 struct TrainConfig {
   ModelOptions model = {};
   DataOptions data = {};
@@ -97,6 +105,7 @@ struct TrainConfig {
   EvalOptions eval = {};
   GuardOptions guard = {};
   MetricsOptions metrics = {};
+  CheckpointOptions checkpoint = {};
   bool operator==(const TrainConfig&) const = default;
 };
 // TOML, a table for each part.
@@ -126,6 +135,9 @@ MeshShape mesh_shape(const TrainConfig& config, int64_t ranks);
 int64_t ranks_of(const ParallelOptions& options);
 // Of an axis; 1 if the mesh has none of that name.
 int64_t extent(const MeshShape& mesh, std::string_view axis);
+
+// Where checkpoints are; "" if neither it nor an output folder is set.
+std::string checkpoint_folder(const TrainConfig& config);
 
 // Everything that can be told without data, ranks or memory: words that are none of those allowed, numbers out of
 // range, a batch that does not divide, heads that tp does not divide. UsageError for the first thing found.

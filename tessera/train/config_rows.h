@@ -84,6 +84,14 @@ void visit_options(Config& c, F f) {
   f(OptionRow{"metrics.tensorboard", "", "Event files for TensorBoard"}, c.metrics.tensorboard);
   f(OptionRow{"metrics.peak_tflops", "", "Of a rank's device, to tell the share that is used; 0: as known"},
     c.metrics.peak_tflops);
+
+  f(OptionRow{"checkpoint.every", "--checkpoint-every", "Steps between checkpoints, and one at the end; 0: none"},
+    c.checkpoint.every);
+  f(OptionRow{"checkpoint.folder", "--checkpoint-folder", "For checkpoints; empty: checkpoints/ in the output folder"},
+    c.checkpoint.folder);
+  f(OptionRow{"checkpoint.keep", "--checkpoint-keep", "Checkpoints that stay; 0: all"}, c.checkpoint.keep);
+  f(OptionRow{"checkpoint.resume", "--resume", "A checkpoint to go on from; auto: the latest, if there is one"},
+    c.checkpoint.resume);
 }
 
 }  // namespace tessera::train

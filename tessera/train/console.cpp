@@ -77,7 +77,7 @@ void Console::line(const std::string& text) {
 void Console::on_step(const StepMetrics& metrics) {
   tokens_ += metrics.tokens_per_second * metrics.seconds;
   seconds_ += metrics.seconds;
-  if (metrics.step == 1 || metrics.step % options_.log_every == 0 || !metrics.skipped.empty()) {
+  if (metrics.step == options_.made + 1 || metrics.step % options_.log_every == 0 || !metrics.skipped.empty()) {
     auto since = metrics;
     since.tokens_per_second = tokens_ / seconds_;
     const double slower = since.tokens_per_second / metrics.tokens_per_second;
@@ -91,10 +91,12 @@ void Console::on_step(const StepMetrics& metrics) {
 
 void Console::on_eval(const EvalMetrics& metrics) { line(eval_line(metrics, options_.colour)); }
 
+void Console::on_checkpoint(const std::string& path) { line("checkpoint: " + path); }
+
 void Console::draw_bar(int64_t step) {
   constexpr int64_t kWidth = 30;
   const double gone = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  const double left = gone * static_cast<double>(options_.steps - step) / static_cast<double>(step);
+  const double left = gone * static_cast<double>(options_.steps - step) / static_cast<double>(step - options_.made);
   const auto filled = static_cast<size_t>(kWidth * step / options_.steps);
   out_ << "\r\x1b[K[" << std::string(filled, '#') << std::string(kWidth - filled, '.') << "] " << step << "/"
        << options_.steps << "  " << static_cast<int64_t>(left + 0.5) << " s left" << std::flush;

@@ -14,6 +14,7 @@ std::string eval_line(const EvalMetrics& metrics, bool colour = false);
 
 struct ConsoleOptions {
   int64_t steps = 0, log_every = 10;
+  int64_t made = 0;  // steps, before this begins
   bool colour = false;
   bool bar = false;  // only where a terminal is
 };
@@ -26,6 +27,7 @@ class Console final : public MetricsSink {
   ~Console() override;
   void on_step(const StepMetrics& metrics) override;
   void on_eval(const EvalMetrics& metrics) override;
+  void on_checkpoint(const std::string& path) override;
 
  private:
   void line(const std::string& text);

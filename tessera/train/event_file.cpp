@@ -1,10 +1,10 @@
 #include "tessera/train/event_file.h"
 
+#include "tessera/base/crc32c.h"
 #include "tessera/base/error.h"
 
 #include <unistd.h>
 
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <chrono>
@@ -14,17 +14,6 @@
 namespace tessera::train {
 namespace detail {
 namespace {
-
-// Castagnoli's polynomial, bits reversed, a byte at a time.
-constexpr std::array<uint32_t, 256> kCrcTable = [] {
-  std::array<uint32_t, 256> table{};
-  for (uint32_t byte = 0; byte < 256; byte++) {
-    uint32_t crc = byte;
-    for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82f63b78u : 0);
-    table[byte] = crc;
-  }
-  return table;
-}();
 
 // TFRecord's: a checksum of data that hold checksums would be no good.
 uint32_t masked_crc(std::string_view bytes) {
@@ -58,12 +47,6 @@ std::string field(uint64_t number, int64_t value) {
 }
 
 }  // namespace
-
-uint32_t crc32c(std::string_view bytes) {
-  uint32_t crc = ~0u;
-  for (const char c : bytes) crc = crc >> 8 ^ kCrcTable[(crc ^ static_cast<unsigned char>(c)) & 255];
-  return ~crc;
-}
 
 std::string tf_record(std::string_view data) {
   const auto length = bytes_of(static_cast<uint64_t>(data.size()));

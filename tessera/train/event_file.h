@@ -19,7 +19,6 @@ namespace tessera::train {
 using Scalars = std::vector<std::pair<std::string, float>>;
 
 namespace detail {
-uint32_t crc32c(std::string_view bytes);
 std::string tf_record(std::string_view data);  // framed
 std::string version_event(double wall_time);   // a file starts with it
 std::string scalar_event(double wall_time, int64_t step, const Scalars& scalars);

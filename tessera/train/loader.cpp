@@ -21,17 +21,28 @@ data::Split open_data(const TrainConfig& config) {
 
 Loader::Loader(std::shared_ptr<const data::Dataset> dataset, const data::SamplerOptions& options, int64_t rank,
                int64_t ranks, size_t depth)
-    : batches_(
-          [dataset = std::move(dataset), sampler = data::Sampler(options), rank, ranks]() mutable {
-            const auto whole = sampler.next();
-            const int64_t samples = whole.samples();
-            return LoadedBatch{read_batch(*dataset, whole.rows_of(rank, ranks)), samples, samples * dataset->counted()};
-          },
-          depth) {}
+    : start_([dataset = std::move(dataset), options, rank, ranks, depth](int64_t position) {
+        data::Sampler sampler(options);
+        sampler.set_position(position);
+        return std::make_unique<Batches>(
+            [dataset, sampler, rank, ranks]() mutable {
+              const auto whole = sampler.next();
+              const int64_t samples = whole.samples();
+              return LoadedBatch{read_batch(*dataset, whole.rows_of(rank, ranks)), samples,
+                                 samples * dataset->counted(), sampler.position()};
+            },
+            depth);
+      }),
+      batches_(start_(0)) {}
+
+void Loader::set_position(int64_t position) {
+  batches_.reset();  // what was read ahead is for nobody
+  batches_ = start_(position);
+}
 
 LoadedBatch Loader::next() {
   const auto start = std::chrono::steady_clock::now();
-  auto batch = batches_.next();
+  auto batch = batches_->next();
   seconds_waited_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return batch;
 }

@@ -62,6 +62,7 @@ class MetricsSink {
   virtual ~MetricsSink() = default;
   virtual void on_step(const StepMetrics&) {}  // every step
   virtual void on_eval(const EvalMetrics&) {}
+  virtual void on_checkpoint(const std::string& /*path*/) {}  // it is complete
 };
 
 }  // namespace tessera::train

@@ -49,7 +49,8 @@ std::string json_line(const EvalMetrics& m) {
                   ",\"eval_samples\":", m.samples, "}");
 }
 
-MetricsFile::MetricsFile(const std::string& path) : path_(path), file_(path) {
+MetricsFile::MetricsFile(const std::string& path, bool append)
+    : path_(path), file_(path, append ? std::ios::app : std::ios::out) {
   TESSERA_CHECK(file_, UsageError, "cannot write ", path);
 }
 

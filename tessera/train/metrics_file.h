@@ -13,7 +13,8 @@ std::string json_line(const EvalMetrics& metrics);
 // metrics.jsonl: a line for every step and every evaluation, there as soon as the step is done.
 class MetricsFile final : public MetricsSink {
  public:
-  explicit MetricsFile(const std::string& path);  // UsageError if it cannot be written
+  // `append`: behind the lines that are there, of a training that is gone on with.
+  explicit MetricsFile(const std::string& path, bool append = false);  // UsageError if it cannot be written
   void on_step(const StepMetrics& metrics) override { write(json_line(metrics)); }
   void on_eval(const EvalMetrics& metrics) override { write(json_line(metrics)); }
 

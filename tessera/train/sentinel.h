@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <string>
+#include <vector>
 
 namespace tessera::train {
 
@@ -22,6 +23,10 @@ class Sentinel {
   explicit Sentinel(const GuardOptions& options) : options_(options) {}
   // `norm_may_overflow`: with a gradient scaler an infinite norm is its own affair.
   Verdict look(double loss, double grad_norm, bool norm_may_overflow = false);
+
+  // The losses that the next is compared with, to go on elsewhere.
+  std::vector<double> losses() const { return {losses_.begin(), losses_.end()}; }
+  void set_losses(const std::vector<double>& losses) { losses_.assign(losses.begin(), losses.end()); }
 
  private:
   GuardOptions options_;

@@ -85,6 +85,8 @@ void Step::update() {
 
 void Step::skip() { parts_->scaler.update(); }
 
+optim::GradScaler& Step::scaler() { return parts_->scaler; }
+
 std::unique_ptr<optim::AdamW> make_optimizer(const OptimizerOptions& o, const torch::nn::Module& module) {
   const optim::AdamWOptions options{
       .lr = o.lr, .betas = {o.beta1, o.beta2}, .eps = o.eps, .weight_decay = o.weight_decay, .fused = true};

@@ -25,6 +25,7 @@ class Step {
   StepResult forward_backward(const at::Tensor& input, const at::Tensor& target, int64_t counted);
   void update();  // or
   void skip();
+  optim::GradScaler& scaler();  // not enabled but for fp16
 
   struct Parts;  // what a step works on
 

@@ -1,6 +1,7 @@
 #include "tessera/train/trainer.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/agree.h"
 #include "tessera/train/checksum.h"
 #include "tessera/train/device.h"
 
@@ -15,6 +16,9 @@ using Clock = std::chrono::steady_clock;
 
 const TrainConfig& checked(const TrainConfig& config, const World& world) {
   check(config, world.size());
+  TESSERA_CHECK(config.checkpoint.every == 0 || !checkpoint_folder(config).empty(), UsageError, "checkpoint.every is ",
+                config.checkpoint.every,
+                ", and there is no folder for checkpoints: set checkpoint.folder or metrics.output");
   return config;
 }
 
@@ -35,6 +39,13 @@ double peak_tflops(const TrainConfig& config, at::Device device) {
                                         : known_peak_tflops(device_name(device), config.training.precision);
 }
 
+// All ranks take the one that the first sees.
+std::string agreed_checkpoint(const TrainConfig& config, const World& world) {
+  if (config.checkpoint.resume.empty()) return "";
+  return comm::decide(
+      world.group(), "resuming", [] { return std::string(); }, [&](const auto&) { return find_checkpoint(config); });
+}
+
 std::vector<int64_t> gather_number(const World& world, int64_t number) {
   auto all = at::zeros({world.size()}, at::kLong);
   all[world.rank()] = number;
@@ -45,7 +56,8 @@ std::vector<int64_t> gather_number(const World& world, int64_t number) {
 }  // namespace
 
 Trainer::Trainer(const TrainConfig& config, const World& world)
-    : config_(checked(config, world)),
+    : world_(world),
+      config_(checked(config, world)),
       device_(config.training.device),
       data_(open_data(config)),
       layout_(config, make_mesh(config, world)),
@@ -58,6 +70,7 @@ Trainer::Trainer(const TrainConfig& config, const World& world)
       parameter_bytes_(gather_number(world, layout_.parameter_bytes())),
       peak_tflops_(peak_tflops(config, device_)) {
   if (config.guard.checksum_every > 0) check_replicas(layout_.module(), layout_.mesh(), "before the first step");
+  if (const auto path = agreed_checkpoint(config, world); !path.empty()) resume(path);
 }
 
 Trainer::StepOutcome Trainer::step() {
@@ -85,6 +98,7 @@ Trainer::StepOutcome Trainer::step() {
   }
   schedule_.step();
   samples_read_ += loaded.samples;
+  position_ = loaded.position;
   metrics.samples_read = samples_read_;
   metrics.parameter_bytes = parameter_bytes_;
   measure(metrics, std::chrono::duration<double>(Clock::now() - start).count());
@@ -141,11 +155,16 @@ TrainResult Trainer::run() {
       result.stopped = c10::str("step ", step_, ": ", outcome.verdict.reason);
       break;
     }
+    save_when_due();
     const bool last = step_ == config_.training.steps;
     if (last || (config_.eval.every > 0 && step_ % config_.eval.every == 0)) {
       result.eval = evaluate();
       for (const auto& sink : sinks_) sink->on_eval(result.eval);
     }
+  }
+  if (result.stopped.empty() && result.eval.step != step_) {  // it had made all steps before
+    result.eval = evaluate();
+    for (const auto& sink : sinks_) sink->on_eval(result.eval);
   }
   result.steps = step_;
   if (result.stopped.empty() && config_.eval.sample_tokens > 0) result.sample = sample();

@@ -20,13 +20,18 @@ struct TrainResult {
   std::string stopped = {};  // why it ended early; empty: it did not
 };
 
+// The checkpoint that a config asks to go on from; "" if there is none. UsageError for one of another model, or of no
+// training. Reads no tensors.
+std::string find_checkpoint(const TrainConfig& config);
+
 // A training from start to end, on the ranks of a world. Every rank makes one and makes the same calls.
 // Example:  Trainer trainer(config, init());
 //           if (world.rank() == 0) trainer.add(std::make_shared<MetricsFile>(path));
 //           auto result = trainer.run();
 class Trainer {
  public:
-  // Throws UsageError for a config that check() refuses and for data that cannot be read, before any collective.
+  // Throws UsageError for a config that check() refuses and for data that cannot be read, before any collective. Where
+  // the config asks for it, it goes on from a checkpoint.
   Trainer(const TrainConfig& config, const World& world);
 
   void add(std::shared_ptr<MetricsSink> sink) { sinks_.push_back(std::move(sink)); }
@@ -42,6 +47,14 @@ class Trainer {
   EvalMetrics evaluate();
   std::string sample();  // a text, as the data show it
 
+  // Parameters, optimizer, scaler and all that says where the training is, as a checkpoint of this name.
+  void save(const std::string& path);
+  // Goes on from one, saved on any mesh. On the mesh that saved it all that follows is as if it had not been left, to
+  // the bit. What the config says of learning rates, data and steps counts, not what it was.
+  // Throws UsageError for a checkpoint of another model, or of no training.
+  void resume(const std::string& path);
+  const std::string& resumed_from() const { return resumed_from_; }  // "" if it began at the beginning
+
   Layout& layout() { return layout_; }
   const TrainConfig& config() const { return config_; }
   int64_t steps_made() const { return step_; }
@@ -50,6 +63,9 @@ class Trainer {
   double mean_over_data(const at::Tensor& loss, double* greatest);
   void measure(StepMetrics& metrics, double seconds) const;
 
+  void save_when_due();
+
+  World world_;
   TrainConfig config_;
   at::Device device_;
   data::Split data_;
@@ -63,6 +79,8 @@ class Trainer {
   std::vector<int64_t> parameter_bytes_;  // of each rank
   double peak_tflops_;                    // of this rank's device; 0: not known
   int64_t step_ = 0, samples_read_ = 0;
+  int64_t position_ = 0;  // of the sampler
+  std::string resumed_from_;
 };
 
 }  // namespace tessera::train

@@ -5,6 +5,9 @@
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <stdexcept>
 
 namespace tessera::comm {
 namespace {
@@ -40,6 +43,69 @@ TEST(Agree, FromFirst) {
   run_ranks(3, [](Rank& me) {
     EXPECT_EQ(from_first(me.group(), "a test", c10::str("rank ", me.rank)), "rank 0");
     EXPECT_EQ(from_first(me.group(), "a test", c10::str("again ", me.rank)), "again 0");
+  });
+}
+
+TEST(Decide, TheFirstConcludesFromAll) {
+  for (const int64_t ranks : {1, 3})
+    run_ranks(ranks, [](Rank& me) {
+      for (int i = 0; i < 3; i++) {
+        const auto conclude = [&](const std::vector<std::string>& all) {
+          EXPECT_EQ(me.rank, 0);
+          std::string text;
+          for (const auto& one : all) text += one;
+          return text + std::to_string(i);
+        };
+        EXPECT_EQ(decide(
+                      me.group(), "a test", [&] { return std::to_string(me.rank); }, conclude),
+                  (me.size() == 1 ? "0" : "012") + std::to_string(i));
+      }
+    });
+}
+
+TEST(Decide, AnErrorAnywhereIsOneEverywhere) {
+  run_ranks(4, [](Rank& me) {
+    const auto none = [](const auto&) -> std::string { throw std::logic_error("nothing is to be concluded"); };
+    const auto fail_on = [&](std::vector<int64_t> ranks, const std::string& text) {
+      return [&me, ranks, text] {
+        for (const int64_t rank : ranks) TESSERA_CHECK(rank != me.rank, CommError, text);
+        return std::string();
+      };
+    };
+    EXPECT_EQ(message_of<UsageError>([&] {
+                decide(me.group(), "a test", fail_on({1, 3}, "no disk"), none);
+              }),
+              "a test: ranks 1, 3: no disk");
+    EXPECT_EQ(message_of<UsageError>([&] {
+                decide(me.group(), "a test", fail_on({0, 1, 2, 3}, "no disk"), none);
+              }),
+              "a test: no disk");
+    EXPECT_EQ(message_of<UsageError>([&] {
+                decide(
+                    me.group(), "a test", [&] { return std::string(); },
+                    [](const auto&) -> std::string { throw std::runtime_error("no name"); });
+              }),
+              "a test: no name");
+    EXPECT_EQ(decide(
+                  me.group(), "a test", [] { return std::string(); }, [](const auto&) { return std::string("on"); }),
+              "on");
+  });
+}
+
+TEST(Decide, LeavesNothingBehind) {
+  run_ranks(2, [](Rank& me) {
+    const auto once = [&] {
+      decide(
+          me.group(), "a test", [] { return std::string(100, 'x'); }, [](const auto&) { return std::string(); });
+    };
+    once();
+    me.group()->barrier().wait();
+    const auto before = me.group()->store()->getNumKeys();
+    me.group()->barrier().wait();
+    for (int i = 0; i < 5; i++) once();
+    me.group()->barrier().wait();
+    EXPECT_EQ(me.group()->store()->getNumKeys(), before);
+    me.group()->barrier().wait();
   });
 }
 

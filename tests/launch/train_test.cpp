@@ -48,6 +48,19 @@ TEST(TesseraTrain, OfAFileOnOneRank) {
   EXPECT_SAYS(ran.text, "on text: 2 steps of 8 x 8 tokens, mesh dp=1");
 }
 
+TEST(TesseraTrain, GoesOnFromACheckpointOnAnotherMesh) {
+  const auto again = "\"$TESSERA\" train" + kTiny + " --mesh tp=2 --steps 6 --output out --resume auto --log-every 1;";
+  const auto ran = train("--mesh dp=2 --steps 4 --checkpoint-every 2 --output out", "",
+                         again + "ls out/checkpoints; grep -c grad_norm out/metrics.jsonl;");
+  EXPECT_SAYS(ran.text, "\ncheckpoint: out/checkpoints/step-2\n");
+  EXPECT_SAYS(ran.text, "\ncheckpoint: out/checkpoints/step-4\n");
+  EXPECT_SAYS(ran.text, "outputs: out/ (config.toml, metrics.jsonl, tb/, checkpoints/)");
+  EXPECT_SAYS(ran.text, "\ngoing on from out/checkpoints/step-4, after step 4\n");
+  EXPECT_EQ(count(ran.text, "\nstep:  5  loss:"), 1) << ran.text;
+  EXPECT_SAYS(ran.text, "\nstep-2\nstep-4\n6\n");  // folders; then lines of metrics: four and two
+  EXPECT_SAYS(ran.text, "code 0\n");
+}
+
 TEST(TesseraTrain, WhatWasNotLearnedIsAFailure) {
   const auto ran = train("--steps 2 --accuracy 0.9 -n 2 --output out");
   EXPECT_SAYS(ran.text,
@@ -74,6 +87,8 @@ TEST(TesseraTrain, BadInputIsOneLine) {
       {"--data x.bin", "do not start with a header of llm.c; say what they are with --data-format",
        "echo abcd > x.bin;"},
       {"--output /dev/null/x", "tessera train: cannot make the output folder '/dev/null/x': Not a directory"},
+      {"--resume nowhere", "tessera train: there is no checkpoint 'nowhere'"},
+      {"--resume auto", "tessera train: --resume auto looks for checkpoints, and each training has an output folder"},
       {"--steps ten", "tessera train: training.steps is 'ten', which is no whole number"},
       {"--precision fp8", "tessera train: training.precision is 'fp8'; it is one of: fp32, bf16, fp16"},
       {"--config x.toml",

@@ -1,4 +1,5 @@
 // What training writes down, and how it watches itself.
+#include "tessera/base/crc32c.h"
 #include "tessera/base/error.h"
 #include "tessera/testing/message_of.h"
 #include "tessera/train/console.h"
@@ -111,7 +112,7 @@ std::string hex(std::string_view bytes) {
 }
 
 TEST(EventFile, BytesAreTensorBoards) {
-  EXPECT_EQ(detail::crc32c("123456789"), 0xe3069283u);  // the check value of CRC-32C
+  EXPECT_EQ(crc32c("123456789"), 0xe3069283u);  // the check value of CRC-32C
   // What tensorboard 2's EventFileWriter writes first, at time 0.
   EXPECT_EQ(hex(detail::version_event(0)), "0900000000000000001a0d627261696e2e4576656e743a32");
   EXPECT_EQ(hex(detail::scalar_event(1.5, 300, {{"a", 0.5f}})),

@@ -3,13 +3,14 @@
 #include <span>
 #include <string>
 
-namespace tessera::data {
+namespace tessera {
 
 // A file's bytes as memory that the system reads in when it is looked at.
 class MappedFile {
  public:
-  // Throws UsageError for what is not there, is no plain file, cannot be read, or is empty.
-  explicit MappedFile(std::string path);
+  // Throws UsageError for what is not there, is no plain file, cannot be read, or is empty. `what` is its subject, in
+  // the plural: "the data" are empty.
+  MappedFile(std::string path, const std::string& what);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
@@ -22,4 +23,4 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
-}  // namespace tessera::data
+}  // namespace tessera

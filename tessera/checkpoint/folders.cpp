@@ -1,0 +1,97 @@
+#include "tessera/checkpoint/folders.h"
+
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/disk.h"
+#include "tessera/checkpoint/manifest.h"
+
+#include <algorithm>
+#include <charconv>
+#include <filesystem>
+
+namespace tessera::dcp {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr std::string_view kStep = "step-", kPartial = ".partial";
+
+// 1000 of "step-1000"; none for any other name.
+std::optional<int64_t> step_named(std::string_view name) {
+  int64_t step = 0;
+  if (name.substr(0, kStep.size()) != kStep) return std::nullopt;
+  name.remove_prefix(kStep.size());
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
+  if (error != std::errc() || end != name.data() + name.size() || step < 0) return std::nullopt;
+  return step;
+}
+
+bool is_left_over(std::string_view name) {
+  return name.size() > kPartial.size() && name.substr(name.size() - kPartial.size()) == kPartial &&
+         step_named(name.substr(0, name.size() - kPartial.size()));
+}
+
+std::vector<fs::path> entries(const std::string& parent) {
+  std::vector<fs::path> all;
+  std::error_code error;
+  for (fs::directory_iterator entry(parent, error), end; !error && entry != end; entry.increment(error))
+    all.push_back(entry->path());
+  return all;
+}
+
+void remove_folder(const fs::path& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  TESSERA_CHECK(!error, UsageError, "cannot remove '", path.string(), "': ", error.message());
+}
+
+}  // namespace
+
+std::string step_folder(const std::string& parent, int64_t step) {
+  return (fs::path(parent) / c10::str(kStep, step)).string();
+}
+
+std::string partial_folder(const std::string& checkpoint) { return checkpoint + std::string(kPartial); }
+
+std::string parent_folder(const std::string& checkpoint) {
+  const auto parent = fs::path(checkpoint).parent_path();
+  return parent.empty() ? "." : parent.string();
+}
+
+std::vector<std::pair<int64_t, std::string>> steps_in(const std::string& parent) {
+  std::vector<std::pair<int64_t, std::string>> steps;
+  for (const auto& path : entries(parent)) {
+    const auto step = step_named(path.filename().string());
+    std::error_code error;
+    if (step && fs::exists(path / kManifestName, error)) steps.emplace_back(*step, path.string());
+  }
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+std::optional<std::string> latest(const std::string& parent) {
+  const auto steps = steps_in(parent);
+  if (steps.empty()) return std::nullopt;
+  return steps.back().second;
+}
+
+std::optional<int64_t> step_of(const std::string& checkpoint) {
+  return step_named(fs::path(checkpoint).filename().string());
+}
+
+void keep_latest(const std::string& parent, int64_t count, int64_t newest) {
+  TESSERA_CHECK(count > 0, UsageError, "keep_latest(", count, ") would keep nothing");
+  auto steps = steps_in(parent);
+  std::erase_if(steps, [&](const auto& step) { return step.first > newest; });
+  for (size_t i = 0; i + static_cast<size_t>(count) < steps.size(); i++) {
+    const auto& path = steps[i].second;
+    remove_folder(partial_folder(path));
+    rename_folder(path, partial_folder(path), /*replace=*/false);
+    remove_folder(partial_folder(path));
+  }
+}
+
+void remove_partial(const std::string& parent) {
+  for (const auto& path : entries(parent))
+    if (is_left_over(path.filename().string())) remove_folder(path);
+}
+
+}  // namespace tessera::dcp

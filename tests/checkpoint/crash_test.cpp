@@ -1,0 +1,95 @@
+// A process that is killed at any instant of a save leaves the checkpoint before it as it was, and the next save works.
+#include "new_folder.h"
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/folders.h"
+#include "tessera/checkpoint/load.h"
+#include "tessera/checkpoint/save.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/testing/message_of.h"
+#include "tessera/testing/spawn.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <optional>
+
+namespace tessera::dcp {
+namespace {
+
+using testing::Rank;
+using testing::run_ranks;
+using testing::spawn_ranks;
+namespace fs = std::filesystem;
+
+// The processes are this program again; they learn the folder from the one that started them, who also removes it.
+constexpr const char* kFolderVariable = "CHECKPOINT_TEST_FOLDER";
+
+StateDict dict(const DeviceMesh& mesh, double value) {
+  return {{"w", full({7, 3}, value, mesh, {Shard(0)})},
+          {"v", full({5}, value, mesh, {Shard(0)})},
+          {"b", at::full({2}, value)}};
+}
+
+void expect_loads(const std::string& path, double value) {
+  run_ranks(3, [&](Rank& me) {
+    const auto mesh = me.mesh("dp=3");
+    const auto found = dict(mesh, 0), wanted = dict(mesh, value);
+    load(found, path, {.verify = true});
+    for (const std::string name : {"w", "v"})
+      EXPECT_TRUE(DTensor(found.at(name)).to_local().equal(DTensor(wanted.at(name)).to_local()));
+    EXPECT_TRUE(found.at("b").equal(wanted.at("b")));
+  });
+}
+
+struct Instant {
+  const char* name;   // of the test
+  const char* stage;  // at which the last of the ranks dies
+  int ranks;
+  int count;      // of times that the stage comes before
+  bool survives;  // the new one was complete
+};
+std::ostream& operator<<(std::ostream& out, const Instant& at) { return out << at.name; }
+
+class Crash : public ::testing::TestWithParam<Instant> {};
+
+TEST_P(Crash, LeavesTheLastCheckpoint) {
+  const auto& at = GetParam();
+  std::optional<NewFolder> folder;
+  if (!std::getenv(kFolderVariable)) setenv(kFolderVariable, folder.emplace().path().c_str(), 1);
+  const std::string parent = std::getenv(kFolderVariable);
+  const auto body = [&](Rank& me) {
+    const auto mesh = me.mesh(std::vector<int64_t>{me.size()});
+    save(dict(mesh, 1), step_folder(parent, 1));
+    int seen = 0;
+    const auto die = [&](std::string_view stage) {
+      if (stage == at.stage && me.rank + 1 == me.size() && seen++ == at.count) kill(getpid(), SIGKILL);
+    };
+    save(dict(mesh, 2), step_folder(parent, 2), {}, {.on_stage = die});
+    ADD_FAILURE() << "rank " << me.rank << " came to the end";
+  };
+  EXPECT_THROW(spawn_ranks(at.ranks, body, {.timeout = std::chrono::seconds(20)}), std::exception);
+  unsetenv(kFolderVariable);
+
+  const auto last = at.survives ? 2 : 1;
+  EXPECT_EQ(latest(parent), step_folder(parent, last));
+  expect_loads(step_folder(parent, last), last);
+  EXPECT_EQ(fs::exists(partial_folder(step_folder(parent, 2))), !at.survives);
+
+  run_ranks(2, [&](Rank& me) { save(dict(me.mesh("dp=2"), 3), step_folder(parent, 3)); });
+  expect_loads(step_folder(parent, 3), 3);
+  expect_loads(step_folder(parent, 1), 1);
+  for (const auto& entry : fs::directory_iterator(parent))
+    EXPECT_NE(entry.path().extension(), ".partial") << "what the crash left is gone";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Every, Crash,
+    ::testing::Values(Instant{"planned", "planned", 1, 0, false}, Instant{"first_piece", "piece", 1, 0, false},
+                      Instant{"later_piece", "piece", 2, 1, false}, Instant{"written", "written", 1, 0, false},
+                      Instant{"complete", "complete", 1, 0, false}, Instant{"renamed", "renamed", 1, 0, true}),
+    [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace tessera::dcp

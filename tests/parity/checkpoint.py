@@ -1,0 +1,85 @@
+"""Checkpoints between us and Python: the packages safetensors and torch.distributed.checkpoint.
+
+texts["ours"] is a folder that Tessera saved; all tensors in it come back under names that say who read them:
+safetensors/..., joined by hand from the offsets, and dcp/... by torch.distributed.checkpoint.load, whole.
+texts["theirs"] is an empty folder: tensors theirs/... are written there in four forms."""
+import glob
+import importlib.util
+import json
+import os
+import warnings
+from types import SimpleNamespace
+
+import torch
+import torch.distributed.checkpoint as dcp
+from harness import answer
+
+try:
+    import safetensors.torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+except ImportError as error:
+    missing = str(error)
+else:
+    missing = ""
+
+
+warnings.filterwarnings("ignore")
+
+
+def without_numpy():
+    """safetensors asks numpy for nothing but address and length of a tensor."""
+    address = lambda t: SimpleNamespace(ctypes=SimpleNamespace(data=t.data_ptr()), nbytes=t.nbytes)
+    safetensors.torch._to_ndarray = lambda tensor: (address(tensor), tensor)
+
+
+def read_with_safetensors(folder):
+    pieces = {}
+    for path in glob.glob(folder + "/*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            offsets = json.loads(file.metadata()["DCP_SHARDING_INFO"])
+            for name in file.keys():
+                pieces.setdefault(name, []).append((offsets[name]["saved_offsets"], file.get_tensor(name)))
+    whole = {}
+    for name, parts in pieces.items():
+        sizes = [max(o[d] + t.shape[d] for o, t in parts) for d in range(parts[0][1].dim())]
+        whole[name] = torch.zeros(sizes, dtype=parts[0][1].dtype)
+        for offset, tensor in parts:
+            whole[name][tuple(slice(o, o + n) for o, n in zip(offset, tensor.shape))] = tensor
+    return whole
+
+
+def read_with_dcp(folder, like):
+    dict_ = {name: torch.zeros_like(t) for name, t in like.items()}
+    dcp.load(dict_, storage_reader=HuggingFaceStorageReader(folder), no_dist=True)
+    return dict_
+
+
+def write_all(folder, tensors):
+    names = sorted(tensors)
+    os.makedirs(folder + "/index")
+    for i, part in enumerate((names[:1], names[1:]), 1):
+        save_file({name: tensors[name] for name in part}, f"{folder}/index/model-{i:05}-of-00002.safetensors")
+    weights = {name: f"model-{1 if name in names[:1] else 2:05}-of-00002.safetensors" for name in names}
+    with open(folder + "/index/model.safetensors.index.json", "w") as file:
+        json.dump({"metadata": {"total_size": 0}, "weight_map": weights}, file, indent=2)
+    save_file(tensors, folder + "/one.safetensors", metadata={"format": "pt"})
+    dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(folder + "/whole"), no_dist=True)
+    dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(folder + "/shards", save_distributed=True), no_dist=True)
+
+
+def both_ways(tensors, texts):
+    if missing:
+        return {}, {"skipped": missing}
+    if not importlib.util.find_spec("numpy"):
+        without_numpy()
+    theirs = {name[len("theirs/"):]: t for name, t in tensors.items() if name.startswith("theirs/")}
+    write_all(texts["theirs"], theirs)
+    read = read_with_safetensors(texts["ours"])
+    out = {"safetensors/" + name: t for name, t in read.items()}
+    out.update({"dcp/" + name: t for name, t in read_with_dcp(texts["ours"], read).items()})
+    return out, {}
+
+
+answer(both_ways)

@@ -1,0 +1,205 @@
+// A training that is left and gone on with is the training.
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/folders.h"
+#include "tessera/checkpoint/load.h"
+#include "tessera/checkpoint/safetensors_file.h"
+#include "tessera/checkpoint/source.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/testing/message_of.h"
+#include "tests/checkpoint/new_folder.h"
+#include "tests/train/tiny_run.h"
+
+#include <cstring>
+#include <filesystem>
+
+namespace tessera::train {
+namespace {
+
+using dcp::NewFolder;
+
+struct Losses {
+  std::vector<double> losses;
+  int64_t samples_read = 0;
+  uint64_t first_fill = 0, last_fill = 0;  // of random numbers by counter
+};
+
+// Makes `steps` steps, from a checkpoint if one is given, and saves at the end if asked.
+Losses go(TrainConfig config, const std::string& mesh, int64_t steps, const std::string& from, const std::string& to) {
+  config.parallel.mesh = mesh;
+  config.checkpoint.resume = from;
+  Losses result;
+  run_ranks(std::max<int64_t>(1, ranks_of(config.parallel)), [&](Rank& me) {
+    const CompileScope without_a_compiler({.codegen = false});
+    Trainer trainer(config, me.world);
+    EXPECT_EQ(trainer.resumed_from(), from);
+    Losses mine;
+    mine.first_fill = random::state().offset;
+    for (int64_t i = 0; i < steps; i++) {
+      const auto metrics = trainer.step().metrics;
+      mine.losses.push_back(metrics.loss);
+      mine.samples_read = metrics.samples_read;
+    }
+    if (!to.empty()) random::rand({1});  // as a step on distributed tensors may
+    mine.last_fill = random::state().offset;
+    if (!to.empty()) trainer.save(to);
+    if (me.rank == 0) result = mine;
+  });
+  return result;
+}
+
+TrainConfig short_run() {
+  auto config = tiny();
+  config.training.steps = 20;  // of the schedule
+  return config;
+}
+
+Losses tail(const Losses& run, size_t from) {
+  return {{run.losses.begin() + static_cast<std::ptrdiff_t>(from), run.losses.end()}, run.samples_read, 0, 0};
+}
+
+TEST(Resume, OnTheSameMeshItIsTheSameToTheBit) {
+  for (const std::string mesh : {"", "dp=2", "fsdp=4", "dp=2,tp=2", "fsdp=2,tp=2", "dp=2,fsdp=2"}) {
+    SCOPED_TRACE(mesh);
+    const NewFolder folder;
+    const auto whole = go(short_run(), mesh, 20, "", "");
+    const auto first = go(short_run(), mesh, 10, "", folder / "half");
+    const auto second = go(short_run(), mesh, 10, folder / "half", "");
+    EXPECT_EQ(second.first_fill, first.last_fill);
+    EXPECT_EQ(second.losses, tail(whole, 10).losses);
+    EXPECT_EQ(second.samples_read, whole.samples_read);
+  }
+}
+
+TEST(Resume, OnAnotherMeshItIsTheSameTraining) {
+  const NewFolder folder;
+  const auto whole = tail(go(short_run(), "dp=2,tp=2", 20, "", ""), 10);
+  go(short_run(), "dp=2,tp=2", 10, "", folder / "half");
+  for (const std::string mesh : {"", "dp=4", "fsdp=2,tp=2", "tp=2"}) {
+    SCOPED_TRACE(mesh);
+    const auto second = go(short_run(), mesh, 10, folder / "half", "");
+    for (size_t i = 0; i < 10; i++) EXPECT_NEAR(second.losses[i], whole.losses[i], 1e-5 * whole.losses[i]) << i;
+    EXPECT_EQ(second.samples_read, whole.samples_read);
+  }
+}
+
+// What is easily forgotten: the scale of fp16, numbers of dropout, a compiled step's state, an uneven epoch's place.
+TEST(Resume, WithAllThatATrainingHas) {
+  struct Row {
+    const char *key, *value, *mesh;
+  };
+  for (const auto& row : {Row{"training.precision", "fp16", "fsdp=2"}, Row{"model.dropout", "0.2", ""},
+                          Row{"model.dropout", "0.2", "tp=1"}, Row{"training.compile", "true", "dp=2"},
+                          Row{"training.accumulate", "2", "fsdp=2"}, Row{"guard.spike", "50", ""}}) {
+    SCOPED_TRACE(c10::str(row.key, " on ", row.mesh));
+    const NewFolder folder;
+    auto config = short_run();
+    set_option(config, row.key, row.value);
+    const auto run = [&](int64_t steps, const std::string& from, const std::string& to) {
+      at::manual_seed(5);  // another process would begin with it
+      return go(config, row.mesh, steps, from, to);
+    };
+    const auto whole = run(8, "", "");
+    run(4, "", folder / "half");
+    EXPECT_EQ(run(4, folder / "half", "").losses, tail(whole, 4).losses);
+    const bool scales = dcp::open_source(folder / "half").manifest.find("scaler.scale") != nullptr;
+    EXPECT_EQ(scales, config.training.precision == "fp16");
+  }
+}
+
+at::Tensor saved_scale(const std::string& path) {
+  auto scale = at::zeros({1});
+  run_ranks(1, [&](Rank&) { dcp::load({{"scaler.scale", scale}}, path, {.strict = false}); });
+  return scale;
+}
+
+// Too few steps for a scale to move by itself.
+TEST(Resume, TheScaleOfFp16IsTheOneThatWasSaved) {
+  const NewFolder folder;
+  auto config = short_run();
+  config.training.precision = "fp16";
+  go(config, "fsdp=2", 1, "", folder / "x");
+  const auto piece = dcp::open_source(folder / "x").manifest.find("scaler.scale")->pieces.at(0);
+  const auto file = folder / ("x/" + piece.file);
+  auto bytes = dcp::read(file);
+  {
+    const dcp::SafetensorsFile opened(file);
+    const auto data = opened.bytes(*opened.find("scaler.scale"));
+    const float scale = 1024;
+    std::memcpy(bytes.data() + (data.data() - opened.bytes(opened.header().tensors.front()).data()) +
+                    (bytes.size() - opened.header().tensors.back().end),
+                &scale, sizeof scale);
+  }
+  dcp::write(file, bytes);
+  EXPECT_TRUE(saved_scale(folder / "x").equal(at::full({1}, 1024.0)));
+  go(config, "fsdp=2", 0, folder / "x", folder / "y");
+  EXPECT_TRUE(saved_scale(folder / "y").equal(at::full({1}, 1024.0)));
+}
+
+TEST(Resume, AutoTakesTheLatestAndOldOnesGo) {
+  const NewFolder folder;
+  auto config = tiny();
+  config.metrics.output = folder.path();
+  config.checkpoint = {.every = 2, .keep = 2, .resume = "auto"};
+  config.eval.sample_tokens = 0;
+  config.eval.samples = 8;
+  struct Watch final : MetricsSink {
+    std::vector<std::string> saved;
+    int64_t evals = 0;
+    void on_checkpoint(const std::string& path) override { saved.push_back(path); }
+    void on_eval(const EvalMetrics&) override { evals++; }
+  };
+  const auto run = [&](int64_t steps, int64_t expected_start) {
+    const auto watch = std::make_shared<Watch>();
+    config.training.steps = steps;
+    run_ranks(2, [&](Rank& me) {
+      Trainer trainer(config, me.world);
+      EXPECT_EQ(trainer.steps_made(), expected_start);
+      if (me.rank == 0) trainer.add(watch);
+      EXPECT_EQ(trainer.run().steps, steps);
+    });
+    EXPECT_EQ(watch->evals, 1);
+    return watch->saved;
+  };
+  const auto at = [&](int64_t step) { return dcp::step_folder(folder / "checkpoints", step); };
+  EXPECT_EQ(run(5, 0), (std::vector{at(2), at(4), at(5)}));
+  EXPECT_FALSE(std::filesystem::exists(at(2)));
+  EXPECT_TRUE(std::filesystem::exists(at(4)));
+  EXPECT_EQ(run(7, 5), (std::vector{at(6), at(7)}));
+  EXPECT_EQ(run(7, 7), (std::vector<std::string>{}));
+  // Back to an earlier one: later ones are of another run, and stay.
+  config.checkpoint.resume = at(6);
+  config.checkpoint.every = 1;
+  config.checkpoint.keep = 1;
+  EXPECT_EQ(run(7, 6), (std::vector{at(7)}));
+  EXPECT_EQ(dcp::latest(folder / "checkpoints"), at(7));
+}
+
+TEST(Resume, WhatCannotBeGoneOnFromIsOneLine) {
+  const NewFolder folder;
+  go(short_run(), "", 1, "", folder / "x");
+  const auto says = [&](TrainConfig config, const std::string& path, const std::string& text) {
+    config.checkpoint.resume = path;
+    run_ranks(1, [&](Rank& me) {
+      const auto said = testing::message_of<UsageError>([&] { Trainer(config, me.world); });
+      EXPECT_SAYS(said, text);
+      EXPECT_EQ(said.find('\n'), std::string::npos) << said;
+    });
+  };
+  auto larger = short_run();
+  larger.model.layers = 3;
+  says(larger, folder / "x", "cannot be gone on from: it is of GPT2(vocab_size=");
+  says(larger, folder / "x", ", and this training is of GPT2(vocab_size=");
+  says(short_run(), folder / "nowhere", "there is no checkpoint '");
+  says(short_run(), "auto", "--resume auto looks for checkpoints");
+  auto nowhere = short_run();
+  nowhere.checkpoint.every = 1;
+  says(nowhere, "", "checkpoint.every is 1, and there is no folder for checkpoints: set checkpoint.folder or");
+  dcp::write(folder / "y.safetensors", std::string("\x08\0\0\0\0\0\0\0{}      ", 16));
+  says(short_run(), folder / "y.safetensors", "it has no 'model', so it is no checkpoint of a training");
+  auto dropping = short_run();
+  dropping.model.dropout = 0.1;  // is no other model
+  EXPECT_EQ(go(dropping, "", 1, folder / "x", "").losses.size(), 1u);
+}
+
+}  // namespace
+}  // namespace tessera::train
