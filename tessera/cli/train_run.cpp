@@ -3,6 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/error_file.h"
 #include "tessera/base/settings.h"
+#include "tessera/comm/agree.h"
 #include "tessera/comm/world.h"
 #include "tessera/train/console.h"
 #include "tessera/train/event_file.h"
@@ -117,10 +118,11 @@ void run_training(const TrainConfig& given) {
   auto config = given;
   const auto world = init();
   const bool speaks = world.rank() == 0;
-  if (config.metrics.output.empty()) {  // started by another launcher: nobody has made one for all
-    config.metrics.output = new_output_folder(config);
-    if (speaks) prepare_output(config);
-  }
+  if (config.metrics.output.empty())  // started by another launcher: nobody has named one for all
+    config.metrics.output = comm::decide(
+        world.group(), "the output folder", [] { return std::string(); },
+        [&](const auto&) { return new_output_folder(config); });
+  if (speaks) prepare_output(config);
   if (world.size() == 1) end_on_interrupt(config);
   train::TrainResult result;
   {

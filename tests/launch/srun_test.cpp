@@ -20,12 +20,13 @@ TEST(Srun, RanksMeet) {
 TEST(Sbatch, RunsTheExamples) {
   const std::string job = "sbatch --wait --quiet --nodes=1 --chdir=$out --output=$out/%j.out --ntasks-per-node=";
   const std::string at = "$examples/", python = TESSERA_TORCH_PYTHON;
-  const auto ran = shell("examples=" TESSERA_LAUNCH_TESTS "/../../examples/slurm out=$(mktemp -d) && export examples out" +
-                         (python.empty() ? "" : " PATH=$(dirname " + python + "):$PATH") +
-                         " && trap 'rm -rf $out' EXIT; " TESSERA_LAUNCH_TESTS "/slurm.sh sh -c '" +  //
-                         job + "2 " + at + "own_program.sbatch $PROBE sum; " +                       //
-                         job + "2 --cpus-per-task=1 " + at + "train.sbatch --mesh dp=2 --layers 1 --steps 3; " +
-                         job + "1 " + at + "torchrun.sbatch $PROBE sum; cat $out/*.out; ls $out/outputs/*'");
+  const auto ran =
+      shell("examples=" TESSERA_LAUNCH_TESTS "/../../examples/slurm out=$(mktemp -d) && export examples out" +
+            (python.empty() ? "" : " PATH=$(dirname " + python + "):$PATH") +
+            " && trap 'rm -rf $out' EXIT; " TESSERA_LAUNCH_TESTS "/slurm.sh sh -c '" +  //
+            job + "2 " + at + "own_program.sbatch $PROBE sum; " +                       //
+            job + "2 --cpus-per-task=1 " + at + "train.sbatch --mesh dp=2 --layers 1 --steps 3; " + job + "1 " + at +
+            "torchrun.sbatch $PROBE sum; cat $out/*.out; ls $out/outputs/*'");
   if (ran.exit_code == 77) GTEST_SKIP() << ran.text;
   EXPECT_EQ(ran.exit_code, 0) << ran.text;
   EXPECT_SAYS(ran.text, "sum 3 on rank 1 of 2, 1 of 2 here; Slurm");
