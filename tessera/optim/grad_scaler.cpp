@@ -2,6 +2,7 @@
 
 #include "tessera/base/compiling.h"
 #include "tessera/base/error.h"
+#include "tessera/base/op_mode.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -46,6 +47,7 @@ GradScaler::GradScaler(GradScalerOptions options) : options_(options) {
 
 void GradScaler::move_to(at::Device device) {
   if (scale_.device() == device) return;
+  const OpModesOff once;  // and not in each run of a step that is being compiled
   scale_ = scale_.to(device);
   growth_tracker_ = growth_tracker_.to(device);
 }
