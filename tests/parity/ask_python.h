@@ -84,8 +84,6 @@ inline int run(std::vector<std::string> command, const std::string& said) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-inline constexpr int kNoTorch = 77;  // harness.py says so
-
 }  // namespace detail
 
 // Throws if the script fails, with what it printed.
@@ -96,22 +94,23 @@ inline Answer ask_python(const std::string& script, const Message& question) {
     answer.skipped = "no Python beside the LibTorch that was linked";
     return answer;
   }
+  const detail::Folder folder;
+  const char* has_torch = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('torch'))";
+  if (detail::run({python, "-B", "-E", "-s", "-c", has_torch}, folder.file("said")) != 0) {
+    answer.skipped = python + " has no torch";
+    return answer;
+  }
   c10::Dict<std::string, at::Tensor> tensors;
   for (const auto& [name, t] : question.tensors) tensors.insert(name, t.detach());
   c10::Dict<std::string, std::string> texts;
   for (const auto& [name, text] : question.texts) texts.insert(name, text);
 
-  const detail::Folder folder;
   const auto bytes = torch::jit::pickle_save(c10::ivalue::Tuple::create({tensors, texts}));
   std::ofstream(folder.file("in"), std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   const int code = detail::run({python, "-B", "-E", "-s", std::string(TESSERA_PARITY_SCRIPTS) + "/" + script,
                                 folder.file("in"), folder.file("out")},
                                folder.file("said"));
   const auto said = detail::read_bytes(folder.file("said"));
-  if (code == detail::kNoTorch) {
-    answer.skipped = python + " has no torch";
-    return answer;
-  }
   if (code != 0)
     throw std::runtime_error(c10::str(script, " ended with ", code, ":\n", std::string(said.begin(), said.end())));
   const auto parts = torch::jit::pickle_load(detail::read_bytes(folder.file("out"))).toTuple();
