@@ -54,7 +54,7 @@ void on_process_ranks(const std::string& bench, int64_t ranks, const cli::EmitRo
   testing::SpawnOptions options;
   options.backend = "shm";
   options.timeout = std::chrono::minutes(20);
-  options.arguments = {"bench", bench};
+  options.arguments = {bench};
   const auto run_rank = [&](testing::Rank& me) {
     std::ofstream rows;
     if (me.rank == 0) rows.open(setting("TESSERA_BENCH_ROWS"));
