@@ -1,4 +1,5 @@
 // What the timer itself costs: the floor under every other figure, and the shortest example of a bench.
+#include "benchmarks/process_ranks.h"
 #include "tessera/cli/bench.h"
 #include "tessera/cli/bench_timer.h"
 
@@ -11,6 +12,9 @@ void register_noop(BenchRegistry& registry) {
                   emit({.name = "empty/1/-/wall", .unit = "us", .ours = wall.median_us});
                   auto cpu = time_us({.clock = Clock::ThreadCpu}, nothing);
                   emit({.name = "empty/1/-/thread_cpu", .unit = "us", .ours = cpu.median_us});
+                  benchmarks::on_process_ranks("noop", 2, emit, [&](testing::Rank&, const EmitRow& emit) {
+                    emit({.name = "empty/2/-/wall", .unit = "us", .ours = time_us({}, nothing).median_us});
+                  });
                 }});
 }
 

@@ -171,6 +171,9 @@ function(tessera_add_test file)
     endif()
     if(layer STREQUAL launch)  # skipped, and counted, where the launcher they need is not there
       add_dependencies(${target} tessera_program launch_probe)
+      if(TARGET tessera_bench)
+        add_dependencies(${target} tessera_bench)
+      endif()
       target_compile_definitions(${target} PRIVATE "TESSERA_PROGRAM=\"$<TARGET_FILE:tessera_program>\""
                                                    "TESSERA_PROBE=\"$<TARGET_FILE:launch_probe>\""
                                                    "TESSERA_TORCH_PYTHON=\"$<$<BOOL:${tessera_torch_python}>:${tessera_torch_python}>\""

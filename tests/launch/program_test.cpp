@@ -100,5 +100,14 @@ TEST(TesseraRun, CommandLine) {
   says("-n 1 --threads-per-rank 7 -- sh -c 'echo $OMP_NUM_THREADS -- \"$@\"' sh -n 5 -- x", 0, "7 -- -n 5 -- x\n");
 }
 
+// A program of its own, which starts itself for its ranks.
+TEST(TesseraBench, RunsAlsoOnProcesses) {
+  const auto ran = shell("\"$TESSERA\" bench noop");
+  if (ran.text.find("which cannot be started") != std::string::npos) GTEST_SKIP() << ran.text;
+  EXPECT_EQ(ran.exit_code, 0) << ran.text;
+  EXPECT_SAYS(ran.text, "empty/1/-/wall");
+  EXPECT_SAYS(ran.text, "empty/2/-/wall");
+}
+
 }  // namespace
 }  // namespace tessera::testing
