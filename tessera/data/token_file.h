@@ -1,6 +1,6 @@
 #pragma once
-#include "tessera/data/dataset.h"
 #include "tessera/base/mapped_file.h"
+#include "tessera/data/dataset.h"
 
 #include <iosfwd>
 
