@@ -60,8 +60,7 @@ void Load::plan() {
   source_ = open_source(path_);
   std::unordered_map<std::string, const SavedTensor*> saved;
   for (const auto& tensor : source_.manifest.tensors)
-    if (tensor.name.compare(0, options_.prefix.size(), options_.prefix) == 0)
-      saved.emplace(tensor.name.substr(options_.prefix.size()), &tensor);
+    if (tensor.name.starts_with(options_.prefix)) saved.emplace(tensor.name.substr(options_.prefix.size()), &tensor);
   compare(saved);
   TESSERA_CHECK(!options_.strict || report_.empty(), UsageError, explain());
   for (const auto& [name, tensor] : dict_) {
@@ -80,7 +79,7 @@ void Load::compare(const std::unordered_map<std::string, const SavedTensor*>& sa
       report_.mismatched.push_back({name, tensor.sizes().vec(), {sizes.begin(), sizes.end()}});
   }
   for (const auto& tensor : source_.manifest.tensors) {  // in their order, not the map's
-    if (tensor.name.compare(0, options_.prefix.size(), options_.prefix) != 0) continue;
+    if (!tensor.name.starts_with(options_.prefix)) continue;
     const auto name = tensor.name.substr(options_.prefix.size());
     if (!dict_.contains(name)) report_.unexpected.push_back(name);
   }
@@ -179,11 +178,11 @@ StateDict optimizer_state_like(const Manifest& manifest, const std::string& pref
   const std::string state = "state.";
   StateDict dict;
   for (const auto& saved : manifest.tensors) {
-    if (saved.name.compare(0, prefix.size(), prefix) != 0) continue;
+    if (!saved.name.starts_with(prefix)) continue;
     const auto name = saved.name.substr(prefix.size());
     const auto dot = name.rfind('.');
     const at::Tensor* parameter = nullptr;  // "state." + its name, which has dots + "." + a row's, which has none
-    if (name.compare(0, state.size(), state) == 0 && dot != std::string::npos && dot > state.size())
+    if (name.starts_with(state) && dot != std::string::npos && dot > state.size())
       parameter = model.find(name.substr(state.size(), dot - state.size()));
     if (parameter && parameter->sizes() == c10::IntArrayRef(saved.sizes))
       dict.insert(name, at::empty_like(*parameter, at::TensorOptions(saved.dtype)));

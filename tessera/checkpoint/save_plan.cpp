@@ -96,7 +96,7 @@ Manifest plan_save(const std::vector<Manifest>& held_by_rank) {
 
 bool writes(int64_t rank, const std::string& file) {
   const auto prefix = shard_prefix(rank);
-  return file.compare(0, prefix.size(), prefix) == 0;
+  return file.starts_with(prefix);
 }
 
 }  // namespace tessera::dcp

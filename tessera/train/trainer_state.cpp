@@ -144,7 +144,7 @@ void Trainer::resume(const std::string& path) {
   set_model_state_dict(module, parameters);
   auto optimizer = get_optimizer_state_dict(*optimizer_, module);
   for (const auto& name : optimizer.names())
-    if (name.compare(0, 6, "state.") == 0) optimizer.erase(name);
+    if (name.starts_with("state.")) optimizer.erase(name);
   optimizer.insert_all("", state);
   set_optimizer_state_dict(*optimizer_, module, optimizer);
   auto& scaler = step_function_.scaler();

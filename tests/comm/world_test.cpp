@@ -8,6 +8,7 @@
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/AutogradState.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -63,6 +64,11 @@ TEST(World, AloneWithoutALauncher) {
   says("no world on this thread", [] { World::current(); });
   init();  // and again
   destroy();
+}
+
+// Policies, observers and the tracer belong to the thread, so backward must not leave it, on devices neither.
+TEST(World, BackwardStaysOnTheRanksThread) {
+  run_ranks(2, [](Rank&) { EXPECT_FALSE(c10::AutogradState::get_tls_state().get_multithreading_enabled()); });
 }
 
 TEST(World, FromAStore) {
