@@ -1,5 +1,5 @@
 // The table of contents of `tessera bench`. A bench is a file x_bench.cpp with one register function, called here.
-#include "tessera/cli/bench.h"
+#include "benchmarks/harness/bench.h"
 
 namespace tessera::cli {
 

@@ -1,10 +1,10 @@
 // Collectives over shared memory beside Gloo, ranks as processes of this machine, both by turns in one run. Sizes are
 // the bytes a rank gives; a time is from the first rank's call to the last rank's completion. Plain is what all ranks
 // need at once to copy as many bytes as one of them gets: nothing that moves the bytes can be much faster.
-#include "benchmarks/process_ranks.h"
+#include "benchmarks/harness/process_ranks.h"
 #include "tessera/base/error.h"
-#include "tessera/cli/bench.h"
-#include "tessera/cli/bench_timer.h"
+#include "benchmarks/harness/bench.h"
+#include "benchmarks/harness/bench_timer.h"
 #include "tessera/comm/backends.h"
 
 #include <ATen/ops/empty.h>

@@ -4,10 +4,10 @@
 // tracing, passes, building kernels (none if they are in the cache), running.
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/peer_mlp.h"
-#include "benchmarks/process_ranks.h"
+#include "benchmarks/harness/process_ranks.h"
 #include "benchmarks/train_step.h"
-#include "tessera/cli/bench.h"
-#include "tessera/compile/compile.h"
+#include "benchmarks/harness/bench.h"
+#include "tessera/compile/api/compile.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/models/mlp.h"
 #include "tessera/optim/adam.h"

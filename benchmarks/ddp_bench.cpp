@@ -12,9 +12,9 @@
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/peer_mlp.h"
 #include "benchmarks/peer_steps.h"
-#include "benchmarks/process_ranks.h"
-#include "tessera/cli/bench.h"
-#include "tessera/comm/records.h"
+#include "benchmarks/harness/process_ranks.h"
+#include "benchmarks/harness/bench.h"
+#include "tessera/comm/detail/records.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 
 #include <cmath>

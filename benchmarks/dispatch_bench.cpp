@@ -1,10 +1,10 @@
 // What an op on distributed tensors costs beyond the plain op: on a hit, the decision remembered, and on a miss,
 // decided anew. Plain is the same op on a plain tensor of the local's size. 8 x 8, no_grad, one thread a rank. With
 // four thread ranks on a 2 x 2 mesh, thread CPU time counts: ranks outnumber cores.
-#include "tessera/cli/bench.h"
-#include "tessera/cli/bench_timer.h"
+#include "benchmarks/harness/bench.h"
+#include "benchmarks/harness/bench_timer.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/propagate/decision.h"
+#include "tessera/propagate/detail/decision.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>

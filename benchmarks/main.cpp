@@ -1,8 +1,8 @@
 // The program `tessera-bench`, which `tessera bench` starts.
 #include "tessera/base/error.h"
-#include "tessera/cli/bench.h"
+#include "benchmarks/harness/bench.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/peer.h"
+#include "benchmarks/harness/peer.h"
 
 #include <iostream>
 

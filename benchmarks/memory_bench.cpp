@@ -2,14 +2,14 @@
 // out: a GPT-2 of 100 million parameters, a unit for each block and one for the rest, on 1, 2 and 4 processes. Plain is
 // the same model in one piece. Rows say what is promised, which the measured peak may exceed by 5 %, and the peaks of
 // forward, backward and optimizer.
-#include "benchmarks/process_ranks.h"
-#include "tessera/cli/bench.h"
+#include "benchmarks/harness/process_ranks.h"
+#include "benchmarks/harness/bench.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/models/gpt2.h"
 #include "tessera/models/loss.h"
 #include "tessera/optim/adam.h"
-#include "tessera/testing/step_memory.h"
+#include "tessera/testing/detail/step_memory.h"
 
 #include <ATen/ops/randint.h>
 

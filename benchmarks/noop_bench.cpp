@@ -1,7 +1,7 @@
 // What the timer itself costs: the floor under every other figure, and the shortest example of a bench.
-#include "benchmarks/process_ranks.h"
-#include "tessera/cli/bench.h"
-#include "tessera/cli/bench_timer.h"
+#include "benchmarks/harness/process_ranks.h"
+#include "benchmarks/harness/bench.h"
+#include "benchmarks/harness/bench_timer.h"
 
 namespace tessera::cli {
 

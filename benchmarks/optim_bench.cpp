@@ -4,8 +4,8 @@
 // but LibTorch's two kernels on lists. Nothing is sent, so each rank's own time is what counts: the best of many pairs
 // of steps, ours and plain by turns, because a busy machine only ever adds to it.
 #include "tessera/base/error.h"
-#include "tessera/cli/bench.h"
-#include "tessera/cli/bench_timer.h"
+#include "benchmarks/harness/bench.h"
+#include "benchmarks/harness/bench_timer.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"

@@ -4,9 +4,9 @@
 // AdamW, tp_fused the fused kernel, on both sides.
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/peer_mlp.h"
-#include "benchmarks/process_ranks.h"
+#include "benchmarks/harness/process_ranks.h"
 #include "benchmarks/train_step.h"
-#include "tessera/cli/bench.h"
+#include "benchmarks/harness/bench.h"
 #include "tessera/models/mlp.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize_module.h"

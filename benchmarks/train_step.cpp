@@ -1,6 +1,6 @@
 #include "benchmarks/train_step.h"
 
-#include "tessera/cli/bench_timer.h"
+#include "benchmarks/harness/bench_timer.h"
 #include "tessera/dtensor/dtensor.h"
 
 #include <ATen/CPUGeneratorImpl.h>

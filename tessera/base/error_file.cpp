@@ -1,6 +1,6 @@
 #include "tessera/base/error_file.h"
 
-#include "tessera/base/settings.h"
+#include "tessera/base/detail/settings.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>

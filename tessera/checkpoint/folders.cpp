@@ -1,8 +1,8 @@
 #include "tessera/checkpoint/folders.h"
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/disk.h"
-#include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/detail/disk.h"
+#include "tessera/checkpoint/detail/manifest.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,13 +1,13 @@
 #include "tessera/checkpoint/load.h"
 
-#include "tessera/base/crc32c.h"
+#include "tessera/base/detail/crc32c.h"
 #include "tessera/base/error.h"
-#include "tessera/base/nearest.h"
-#include "tessera/checkpoint/held.h"
-#include "tessera/checkpoint/reshard.h"
+#include "tessera/base/detail/nearest_names.h"
+#include "tessera/checkpoint/detail/local_boxes.h"
+#include "tessera/checkpoint/detail/reshard.h"
 #include "tessera/checkpoint/safetensors_file.h"
-#include "tessera/checkpoint/source.h"
-#include "tessera/comm/agree.h"
+#include "tessera/checkpoint/detail/checkpoint_source.h"
+#include "tessera/comm/detail/rank_agreement.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>

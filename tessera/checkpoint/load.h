@@ -1,7 +1,7 @@
 #pragma once
-#include "tessera/checkpoint/manifest.h"
+#include "tessera/checkpoint/detail/manifest.h"
 #include "tessera/comm/world.h"
-#include "tessera/nn/load_state_dict.h"
+#include "tessera/state/load_state_dict.h"
 
 #include <string>
 

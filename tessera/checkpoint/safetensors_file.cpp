@@ -1,8 +1,8 @@
 #include "tessera/checkpoint/safetensors_file.h"
 
-#include "tessera/base/crc32c.h"
+#include "tessera/base/detail/crc32c.h"
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/disk.h"
+#include "tessera/checkpoint/detail/disk.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>

@@ -1,6 +1,6 @@
 #pragma once
-#include "tessera/base/mapped_file.h"
-#include "tessera/checkpoint/safetensors.h"
+#include "tessera/base/detail/mapped_file.h"
+#include "tessera/checkpoint/detail/safetensors.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,13 +1,13 @@
 #include "tessera/checkpoint/save.h"
 
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/disk.h"
+#include "tessera/checkpoint/detail/disk.h"
 #include "tessera/checkpoint/folders.h"
-#include "tessera/checkpoint/held.h"
-#include "tessera/checkpoint/json.h"
+#include "tessera/checkpoint/detail/local_boxes.h"
+#include "tessera/base/detail/json.h"
 #include "tessera/checkpoint/safetensors_file.h"
-#include "tessera/checkpoint/save_plan.h"
-#include "tessera/comm/agree.h"
+#include "tessera/checkpoint/detail/save_plan.h"
+#include "tessera/comm/detail/rank_agreement.h"
 
 #include <ATen/core/grad_mode.h>
 

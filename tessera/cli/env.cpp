@@ -1,8 +1,8 @@
-#include "tessera/base/settings.h"
+#include "tessera/base/detail/settings.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/where.h"
 #include "tessera/comm/backends.h"
-#include "tessera/comm/choice.h"
+#include "tessera/comm/detail/backend_choice.h"
 #include "tessera/comm/environment.h"
 #include "tessera/version.h"
 

@@ -1,7 +1,7 @@
 #include "tessera/cli/opt.h"
 
 #include "tessera/base/error.h"
-#include "tessera/compile/passes/pass.h"
+#include "tessera/compile/detail/passes/pass.h"
 
 #include <iomanip>
 #include <ostream>

@@ -2,7 +2,7 @@
 #include "tessera/cli/commands.h"
 #include "tessera/cli/plan_report.h"
 #include "tessera/cli/train_flags.h"
-#include "tessera/tensor_parallel/plan_text.h"
+#include "tessera/tensor_parallel/detail/plan_text.h"
 #include "tessera/train/plan.h"
 
 #include <fstream>

@@ -1,7 +1,7 @@
 #include "tessera/cli/plan_report.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/fake_world.h"
+#include "tessera/comm/detail/fake_world.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/gpt2.h"
@@ -10,7 +10,7 @@
 #include "tessera/nn/deferred_init.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
-#include "tessera/train/table.h"
+#include "tessera/train/detail/table.h"
 
 #include <ATen/ops/zeros.h>
 

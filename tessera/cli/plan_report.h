@@ -1,6 +1,6 @@
 #pragma once
 #include "tessera/models/plans.h"
-#include "tessera/tensor_parallel/module_work.h"
+#include "tessera/tensor_parallel/detail/module_plan.h"
 
 #include <cstdint>
 #include <iosfwd>

@@ -1,12 +1,12 @@
 #include "tessera/base/error.h"
-#include "tessera/base/settings.h"
+#include "tessera/base/detail/settings.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/train_flags.h"
 #include "tessera/cli/train_run.h"
 #include "tessera/comm/environment.h"
 #include "tessera/launch/launcher.h"
-#include "tessera/train/config_rows.h"
-#include "tessera/train/loader.h"
+#include "tessera/train/detail/config_rows.h"
+#include "tessera/train/detail/loader.h"
 #include "tessera/train/trainer.h"
 
 #include <cstdlib>

@@ -1,7 +1,7 @@
 #include "tessera/cli/train_flags.h"
 
 #include "tessera/cli/train_config_file.h"
-#include "tessera/train/config_rows.h"
+#include "tessera/train/detail/config_rows.h"
 
 namespace tessera::cli {
 

@@ -2,12 +2,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/error_file.h"
-#include "tessera/base/settings.h"
-#include "tessera/comm/agree.h"
+#include "tessera/base/detail/settings.h"
+#include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/comm/world.h"
-#include "tessera/train/console.h"
-#include "tessera/train/event_file.h"
-#include "tessera/train/metrics_file.h"
+#include "tessera/train/detail/console.h"
+#include "tessera/train/detail/event_file.h"
+#include "tessera/train/detail/metrics_file.h"
 #include "tessera/train/trainer.h"
 
 #include <unistd.h>

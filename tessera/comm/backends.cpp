@@ -1,8 +1,8 @@
 #include "tessera/comm/backends.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/hosts.h"
-#include "tessera/comm/watch/guarded_backend.h"
+#include "tessera/comm/detail/hosts.h"
+#include "tessera/comm/detail/watch/checked_backend.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>

@@ -1,7 +1,7 @@
 #include "tessera/comm/environment.h"
 
 #include "tessera/base/error.h"
-#include "tessera/base/settings.h"
+#include "tessera/base/detail/settings.h"
 
 #include <unistd.h>
 

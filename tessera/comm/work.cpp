@@ -1,7 +1,7 @@
 #include "tessera/comm/work.h"
 
 #include "tessera/comm/detail/work_state.h"
-#include "tessera/comm/watch/journal.h"
+#include "tessera/comm/detail/watch/journal.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 

@@ -2,15 +2,15 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/error_file.h"
-#include "tessera/base/python_process.h"
-#include "tessera/base/settings.h"
+#include "tessera/base/detail/python_process.h"
+#include "tessera/base/detail/settings.h"
 #include "tessera/comm/backends.h"
-#include "tessera/comm/choice.h"
+#include "tessera/comm/detail/backend_choice.h"
 #include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/detail/world_state.h"
 #include "tessera/comm/environment.h"
-#include "tessera/comm/watch/watch.h"
-#include "tessera/comm/watch/watched.h"
+#include "tessera/comm/detail/watch/watch.h"
+#include "tessera/comm/detail/watch/watched.h"
 
 #include <c10/core/AutogradState.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>

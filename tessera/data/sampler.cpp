@@ -1,8 +1,8 @@
 #include "tessera/data/sampler.h"
 
 #include "tessera/base/error.h"
-#include "tessera/data/mix.h"
-#include "tessera/data/permutation.h"
+#include "tessera/data/detail/mix.h"
+#include "tessera/data/detail/permutation.h"
 
 #include <algorithm>
 

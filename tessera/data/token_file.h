@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/base/mapped_file.h"
+#include "tessera/base/detail/mapped_file.h"
 #include "tessera/data/dataset.h"
 
 #include <iosfwd>

@@ -1,7 +1,7 @@
 #include "tessera/data_parallel/comm_hook.h"
 
-#include "tessera/comm/inplace_ops.h"
-#include "tessera/comm/ops.h"
+#include "tessera/comm/detail/inplace_ops.h"
+#include "tessera/comm/functional_collectives.h"
 
 namespace tessera {
 namespace {

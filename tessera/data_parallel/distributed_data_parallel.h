@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/data_parallel/replica.h"
+#include "tessera/data_parallel/detail/replica.h"
 #include "tessera/nn/holder.h"
 
 #include <memory>

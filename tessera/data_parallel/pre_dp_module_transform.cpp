@@ -1,7 +1,7 @@
 #include "tessera/data_parallel/pre_dp_module_transform.h"
 
 #include "tessera/base/error.h"
-#include "tessera/data_parallel/named_tensor.h"
+#include "tessera/data_parallel/detail/named_tensor.h"
 #include "tessera/dtensor/dtensor.h"
 
 namespace tessera {

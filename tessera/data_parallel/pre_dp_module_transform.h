@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/placement/tensor_spec.h"
+#include "tessera/placement/detail/tensor_spec.h"
 
 #include <torch/nn/module.h>
 

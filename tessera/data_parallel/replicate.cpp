@@ -1,7 +1,7 @@
 #include "tessera/data_parallel/replicate.h"
 
 #include "tessera/base/error.h"
-#include "tessera/base/op_mode.h"
+#include "tessera/tracing/op_mode.h"
 #include "tessera/nn/module_tree.h"
 
 #include <map>

@@ -1,6 +1,6 @@
 #pragma once
-#include "tessera/data_parallel/options.h"
-#include "tessera/data_parallel/replica.h"
+#include "tessera/data_parallel/detail/options.h"
+#include "tessera/data_parallel/detail/replica.h"
 #include "tessera/nn/hooks.h"
 
 #include <memory>

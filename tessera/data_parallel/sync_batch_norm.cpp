@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/data_parallel/detail/group_batch_norm.h"
-#include "tessera/nn/hookable.h"
+#include "tessera/nn/detail/hookable.h"
 
 #include <string>
 #include <utility>

@@ -1,8 +1,8 @@
 #include "tessera/debug/comm_debug_mode.h"
 
 #include "tessera/base/error.h"
-#include "tessera/base/module_name.h"
-#include "tessera/redistribute/execute.h"
+#include "tessera/base/detail/module_name.h"
+#include "tessera/redistribute/detail/execute.h"
 
 namespace tessera {
 

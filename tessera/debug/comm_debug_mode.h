@@ -1,8 +1,8 @@
 #pragma once
-#include "tessera/comm/records.h"
-#include "tessera/debug/comm_counts.h"
+#include "tessera/comm/detail/records.h"
+#include "tessera/debug/detail/comm_counts.h"
 #include "tessera/debug/detail/op_tree.h"
-#include "tessera/dtensor/observer.h"
+#include "tessera/dtensor/detail/observer.h"
 
 #include <map>
 #include <optional>

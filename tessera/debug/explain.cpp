@@ -1,9 +1,9 @@
 #include "tessera/debug/explain.h"
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/detail/dispatch.h"
 #include "tessera/dtensor/register.h"
-#include "tessera/redistribute/execute.h"
+#include "tessera/redistribute/detail/execute.h"
 
 #include <cmath>
 #include <iomanip>
@@ -95,7 +95,7 @@ void print_decision(std::ostream& out, const Call& call, const Decision& decisio
     case Decision::Kind::Decompose:
       out << "  no rule; made of other ops, each decided alone\n";
       return;
-    case Decision::Kind::Whole:
+    case Decision::Kind::Replicated:
       out << "  no rule; every input is whole everywhere, so the op runs as it stands\n";
       return;
     case Decision::Kind::Rows:

@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/placement/shard.h"
+#include "tessera/placement/detail/shard.h"
 
 #include <algorithm>
 #include <map>

@@ -1,9 +1,9 @@
 #include "tessera/dtensor/dtensor.h"
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/edges.h"
+#include "tessera/dtensor/detail/edges.h"
 #include "tessera/dtensor/register.h"
-#include "tessera/placement/take_runs.h"
+#include "tessera/placement/detail/take_runs.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -57,15 +57,15 @@ void compare_across_ranks(const at::Tensor& local, const TensorSpec& spec) {
 }
 
 // The axes in the order in which their cuts are made; whole ones where they stand.
-Cuts in_cutting_order(PlacementsRef placements, const DeviceMesh& mesh) {
-  Cuts steps;
+ShardOrder in_cutting_order(PlacementsRef placements, const DeviceMesh& mesh) {
+  ShardOrder steps;
   std::vector<bool> dims_done(64);
   for (int64_t axis = 0; axis < mesh.ndim(); axis++) {
     const auto& p = placements[axis];
-    if (!p.is_cut()) {
+    if (!p.is_sharded()) {
       steps.push_back({axis, p});
     } else if (!dims_done[p.dim]) {
-      for (const auto& cut : cut_order(placements, mesh.shape(), p.dim)) steps.push_back(cut);
+      for (const auto& cut : shard_order(placements, mesh.shape(), p.dim)) steps.push_back(cut);
       dims_done[p.dim] = true;
     }
   }
@@ -95,7 +95,7 @@ at::Tensor scatter(const at::Tensor& t, const Placement& cut, comm::Communicator
 at::Tensor sent_piece(const at::Tensor& t, const TensorSpec& spec, const DistributeOptions& options) {
   auto local = t.detach();
   for (const auto& [axis, placement] : in_cutting_order(spec.placements, spec.mesh))
-    local = placement.is_cut() ? scatter(local, placement, *spec.mesh.get_group(axis), options)
+    local = placement.is_sharded() ? scatter(local, placement, *spec.mesh.get_group(axis), options)
                                : broadcast(local, *spec.mesh.get_group(axis), options);
   return local.is_alias_of(t) ? local.clone(at::MemoryFormat::Contiguous) : local;
 }
@@ -125,7 +125,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
   } else {
     sizes.assign(local.sizes().begin(), local.sizes().end());
     for (int64_t a = 0; a < mesh.ndim(); a++)
-      if (complete_placements[a].is_cut()) sizes[complete_placements[a].dim] *= mesh.shape()[a];
+      if (complete_placements[a].is_sharded()) sizes[complete_placements[a].dim] *= mesh.shape()[a];
     strides = local.is_contiguous() ? tessera::contiguous_strides(sizes) : strides_in_order_of(sizes, local.strides());
   }
   auto spec = intern(mesh, complete_placements, sizes, strides, local.scalar_type(), local.device());
@@ -194,7 +194,7 @@ DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, Placement
   at::NoGradGuard no_grad;
   auto spec = intern(mesh, to, t.sizes(), tessera::contiguous_strides(t.sizes()), t.scalar_type(), t.device());
   DTensor out =
-      detail::wrap(t.is_meta() ? detail::piece_without_memory(t, *spec) : sent_piece(t, *spec, options), spec);
+      detail::wrap(t.is_meta() ? detail::local_without_storage(t, *spec) : sent_piece(t, *spec, options), spec);
   out.set_requires_grad(t.requires_grad());
   return out;
 }

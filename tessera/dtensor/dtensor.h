@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/dtensor/meta.h"
+#include "tessera/dtensor/detail/meta.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/placement.h"
 

@@ -1,7 +1,7 @@
 #include "tessera/dtensor/local_map.h"
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/edges.h"
+#include "tessera/dtensor/detail/edges.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -73,7 +73,7 @@ Placements checked(const Placements& placements, const DeviceMesh& mesh, const a
 Sizes LocalMapCall::global_sizes(const at::Tensor& piece, PlacementsRef placements) const {
   Sizes sizes(piece.sizes().begin(), piece.sizes().end());
   for (int64_t a = 0; a < mesh_.ndim(); a++)
-    if (placements[a].is_cut()) sizes[placements[a].dim] *= mesh_.shape()[a];
+    if (placements[a].is_sharded()) sizes[placements[a].dim] *= mesh_.shape()[a];
   return sizes;
 }
 
@@ -88,7 +88,7 @@ std::vector<Sizes> LocalMapCall::exchange_sizes(c10::ArrayRef<at::Tensor*> resul
     global.emplace_back(results[i]->sizes().begin(), results[i]->sizes().end());
     if (!out[i]) continue;
     for (int64_t a = 0; a < mesh_.ndim(); a++)
-      if ((*out[i])[a].is_cut()) cutting.insert(a);
+      if ((*out[i])[a].is_sharded()) cutting.insert(a);
     told.insert(told.end(), results[i]->sizes().begin(), results[i]->sizes().end());
   }
   if (cutting.empty()) return global;
@@ -124,7 +124,7 @@ std::vector<Sizes> LocalMapCall::exchange_sizes(c10::ArrayRef<at::Tensor*> resul
         const auto coordinate = coordinate_of(m);
         bool along = true;
         for (int64_t a = 0; a < mesh_.ndim(); a++)
-          along &= placements[a].is_cut(d) || coordinate[a] == mesh_.state()->coordinate[a];
+          along &= placements[a].is_sharded(d) || coordinate[a] == mesh_.state()->coordinate[a];
         if (along) extent += said(m)[d];
       }
       global[i][d] = extent;

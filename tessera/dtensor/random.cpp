@@ -1,7 +1,7 @@
 #include "tessera/dtensor/random.h"
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/meta.h"
+#include "tessera/dtensor/detail/meta.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/dropout.h>

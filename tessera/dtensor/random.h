@@ -1,6 +1,6 @@
 #pragma once
-#include "tessera/dtensor/random_ops.h"
-#include "tessera/placement/tensor_spec.h"
+#include "tessera/dtensor/detail/random_ops.h"
+#include "tessera/placement/detail/tensor_spec.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>

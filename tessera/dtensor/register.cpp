@@ -1,7 +1,7 @@
 #include "tessera/dtensor/register.h"
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/dtensor/detail/dispatch.h"
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>

@@ -1,10 +1,10 @@
 #include "tessera/launch/launcher.h"
 
 #include "tessera/base/error.h"
-#include "tessera/base/settings.h"
+#include "tessera/base/detail/settings.h"
 #include "tessera/comm/detail/rendezvous.h"
-#include "tessera/launch/crew.h"
-#include "tessera/launch/hosts.h"
+#include "tessera/launch/detail/local_ranks.h"
+#include "tessera/launch/detail/host_rendezvous.h"
 
 #include <sched.h>
 #include <unistd.h>

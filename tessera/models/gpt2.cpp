@@ -1,7 +1,7 @@
 #include "tessera/models/gpt2.h"
 
 #include "tessera/base/error.h"
-#include "tessera/models/constant.h"
+#include "tessera/models/detail/constant.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/gelu.h>

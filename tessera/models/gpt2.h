@@ -1,8 +1,8 @@
 #pragma once
-#include "tessera/models/config.h"
-#include "tessera/models/tied_head.h"
+#include "tessera/models/detail/config.h"
+#include "tessera/models/detail/tied_head.h"
 #include "tessera/nn/attention_heads.h"
-#include "tessera/nn/module_list.h"
+#include "tessera/nn/detail/module_list.h"
 #include "tessera/nn/modules.h"
 
 // GPT-2: learned positions, norms before each part, one matrix for query, key and value. Names are those of nanoGPT and

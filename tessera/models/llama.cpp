@@ -1,7 +1,7 @@
 #include "tessera/models/llama.h"
 
 #include "tessera/base/error.h"
-#include "tessera/models/rope.h"
+#include "tessera/models/detail/rope.h"
 
 #include <ATen/ops/scaled_dot_product_attention.h>
 #include <ATen/ops/silu.h>

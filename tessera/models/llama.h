@@ -1,10 +1,10 @@
 #pragma once
-#include "tessera/models/config.h"
-#include "tessera/models/tied_head.h"
+#include "tessera/models/detail/config.h"
+#include "tessera/models/detail/tied_head.h"
 #include "tessera/nn/attention_heads.h"
-#include "tessera/nn/module_list.h"
+#include "tessera/nn/detail/module_list.h"
 #include "tessera/nn/modules.h"
-#include "tessera/nn/rms_norm.h"
+#include "tessera/nn/detail/rms_norm.h"
 
 // Llama: rotary positions, RMS norms, grouped-query attention, SwiGLU, no biases. Names are those of Meta and
 // torchtitan:

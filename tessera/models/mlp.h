@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/nn/module_list.h"
+#include "tessera/nn/detail/module_list.h"
 #include "tessera/nn/modules.h"
 
 #include <optional>

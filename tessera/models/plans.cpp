@@ -1,6 +1,6 @@
 #include "tessera/models/plans.h"
 
-#include "tessera/tensor_parallel/plan_text.h"
+#include "tessera/tensor_parallel/detail/plan_text.h"
 
 #include <string>
 

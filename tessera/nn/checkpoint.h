@@ -1,6 +1,6 @@
 #pragma once
 #include "tessera/base/visit.h"
-#include "tessera/nn/selective.h"
+#include "tessera/nn/detail/selective.h"
 
 #include <ATen/core/grad_mode.h>
 

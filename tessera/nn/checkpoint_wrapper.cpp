@@ -1,6 +1,6 @@
 #include "tessera/nn/checkpoint_wrapper.h"
 
-#include "tessera/nn/hookable.h"
+#include "tessera/nn/detail/hookable.h"
 
 #include <memory>
 

@@ -1,7 +1,7 @@
 #include "tessera/nn/distribute_module.h"
 
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/nn/hookable.h"
+#include "tessera/nn/detail/hookable.h"
 
 #include <ATen/core/grad_mode.h>
 

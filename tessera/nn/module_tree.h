@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/base/module_name.h"
+#include "tessera/base/detail/module_name.h"
 
 #include <torch/nn/module.h>
 

@@ -1,7 +1,7 @@
 #include "tessera/nn/save_on_cpu.h"
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/meta.h"
+#include "tessera/dtensor/detail/meta.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -33,7 +33,7 @@ Unpack pack(const at::Tensor& t, bool pin_memory) {
 }  // namespace
 
 SaveOnCpu::SaveOnCpu(SaveOnCpuOptions options)
-    : scope_(Packer{Claims::All, [options](const at::Tensor& t) { return pack(t, options.pin_memory); }}) {
+    : scope_(Packer{Packs::All, [options](const at::Tensor& t) { return pack(t, options.pin_memory); }}) {
   TESSERA_CHECK(!options.pin_memory || at::globalContext().hasCUDA(), UsageError,
                 "SaveOnCpu with pin_memory: there is no CUDA device in this process to pin memory for");
 }

@@ -1,7 +1,7 @@
 #include "tessera/nn/saved_tensor_hooks.h"
 
 #include "tessera/base/error.h"
-#include "tessera/nn/engine.h"
+#include "tessera/nn/detail/engine.h"
 
 #include <utility>
 

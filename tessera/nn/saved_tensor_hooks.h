@@ -30,16 +30,16 @@ using Unpack = std::function<at::Tensor()>;
 // tensor: keep a KeptTensor, or whatever else it can be made from again.
 using Pack = std::function<Unpack(const at::Tensor& t)>;
 
-enum class Claims : uint8_t { Some, All };
+enum class Packs : uint8_t { Some, All };
 struct Packer {
-  Claims claims;  // All: never declines
+  Packs claims;  // All: never declines
   Pack pack;
 };
 using PackerRef = std::shared_ptr<const Packer>;
 
 // Turns a packer on for this thread while alive. Scopes end in the reverse of the order they began in.
 // Throws UsageError in a process in which Python's torch is loaded: its engine does not ask us.
-// Example:  PackScope scope({Claims::Some, [&](const at::Tensor& t) -> Unpack {
+// Example:  PackScope scope({Packs::Some, [&](const at::Tensor& t) -> Unpack {
 //             if (!lies_in(buffer, t)) return {};
 //             return [=] { return regather(view_of(t)); };  ... }});
 class PackScope {

@@ -57,7 +57,7 @@ std::vector<OptimizerAccess::Row> AdamOf<Options>::rows() const {
 // Fused kernels read it where the parameter is. The others make small numbers of it, which is the host's work.
 template <class Options>
 at::Device AdamOf<Options>::step_device(size_t group, const at::Tensor& parameter) const {
-  return this->group_options(group).fused ? detail::piece_of(parameter).device() : at::Device(at::kCPU);
+  return this->group_options(group).fused ? detail::local_or_self(parameter).device() : at::Device(at::kCPU);
 }
 
 template <class Options>

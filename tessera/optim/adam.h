@@ -1,6 +1,6 @@
 #pragma once
-#include "tessera/optim/learning_rate.h"
-#include "tessera/optim/optimizer_of.h"
+#include "tessera/optim/detail/learning_rate.h"
+#include "tessera/optim/detail/optimizer_of.h"
 
 #include <array>
 

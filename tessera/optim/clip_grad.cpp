@@ -1,7 +1,7 @@
 #include "tessera/optim/clip_grad.h"
 
 #include "tessera/base/error.h"
-#include "tessera/placement/tensor_spec.h"
+#include "tessera/placement/detail/tensor_spec.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -37,7 +37,7 @@ std::vector<Share> by_missing_ranks(const Tensors& tensors) {
     if (is_dtensor(t)) {
       const auto& spec = DTensor(t).spec();
       for (int64_t axis = 0; axis < spec.mesh.ndim(); axis++)
-        if (spec.placements[static_cast<size_t>(axis)].is_cut()) axes.push_back(axis);
+        if (spec.placements[static_cast<size_t>(axis)].is_sharded()) axes.push_back(axis);
       if (!axes.empty()) mesh = spec.mesh;
     }
     auto found = std::find_if(shares.begin(), shares.end(), [&](const Share& s) {
@@ -52,7 +52,7 @@ std::vector<Share> by_missing_ranks(const Tensors& tensors) {
 Tensors norms_of_pieces(const Tensors& tensors, const NormOptions& options) {
   Tensors pieces;
   for (const auto& t : tensors)  // an empty piece has no largest element, and adds nothing to other norms
-    if (detail::piece_of(t).numel() > 0) pieces.push_back(detail::piece_of(t));
+    if (detail::local_or_self(t).numel() > 0) pieces.push_back(detail::local_or_self(t));
   Tensors norms;
   for (const auto& indices : detail::by_device_and_dtype(pieces)) {
     Tensors alike;
@@ -74,7 +74,7 @@ at::Tensor norm_of_norms(Tensors norms, double norm_type) {
 // The norm of a share's pieces on this rank, and then with the other ranks'. bfloat16 and half travel as floats: their
 // squares would not.
 at::Tensor norm_over_ranks(const Share& share, const Tensors& norms, double norm_type) {
-  const auto& piece = detail::piece_of(share.tensors[0]);
+  const auto& piece = detail::local_or_self(share.tensors[0]);
   const auto dtype = c10::toRealValueType(piece.scalar_type());
   const auto wide = dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
   const auto own =
@@ -83,13 +83,13 @@ at::Tensor norm_over_ranks(const Share& share, const Tensors& norms, double norm
   const Placements whole = terms;
   for (const int64_t axis : share.axes) terms[static_cast<size_t>(axis)] = NormPartial(norm_type);
   const auto spec = intern(share.mesh, terms, {}, {}, wide, own.device());
-  return detail::piece_of(DTensor(tessera::detail::wrap(own, spec)).redistribute(whole)).to(dtype);
+  return detail::local_or_self(DTensor(tessera::detail::wrap(own, spec)).redistribute(whole)).to(dtype);
 }
 
 // f(pieces of one device and dtype), with all or with each.
 template <class F>
 void for_pieces(const Tensors& gradients, bool foreach, F f) {
-  const auto pieces = detail::pieces_of(gradients);
+  const auto pieces = detail::local_tensors_of(gradients);
   for (const auto& indices : detail::by_device_and_dtype(pieces)) {
     Tensors alike;
     for (const size_t i : indices) alike.push_back(pieces[i]);

@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/optim/pieces.h"
+#include "tessera/optim/detail/local_tensors.h"
 
 namespace tessera::optim {
 

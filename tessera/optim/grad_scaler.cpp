@@ -1,8 +1,8 @@
 #include "tessera/optim/grad_scaler.h"
 
-#include "tessera/base/compiling.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/base/error.h"
-#include "tessera/base/op_mode.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -28,7 +28,7 @@ at::Tensor agree(at::Tensor found_inf, const Tensors& tensors) {
   for (const auto& mesh : meshes) {
     const auto axes = static_cast<size_t>(mesh.ndim());
     const auto terms = DTensor::from_local(found_inf, mesh, Placements(axes, Partial(ReduceOp::Max)));
-    found_inf = detail::piece_of(terms.redistribute(Placements(axes, Replicate())));
+    found_inf = detail::local_or_self(terms.redistribute(Placements(axes, Replicate())));
   }
   return found_inf;
 }
@@ -62,7 +62,7 @@ GradScaler::Seen& GradScaler::seen(const Optimizer& optimizer) {
   for (auto& one : seen_)
     if (one.optimizer == &optimizer) return one;
   if (compiling() && seen_.empty())  // what is noted here is noted once, not when the program runs
-    CompilingScope::at_end([this](bool finished) {
+    CompilingScope::on_trace_end([this](bool finished) {
       const bool open = !std::exchange(seen_, {}).empty();
       TESSERA_CHECK(!open || !finished, UsageError,
                     "GradScaler: a compiled step has unscale_ or step in it and no update(); put all three into it, or "
@@ -80,7 +80,7 @@ void GradScaler::look(Optimizer& optimizer, Seen& seen, bool unscale) {
     TESSERA_CHECK(!unscale || gradient.scalar_type() != at::kHalf, UsageError, "GradScaler: a gradient of sizes ",
                   gradient.sizes(),
                   " is fp16 itself and would vanish when it is divided by the scale; keep parameters in fp32");
-  const auto pieces = detail::pieces_of(gradients);
+  const auto pieces = detail::local_tensors_of(gradients);
   move_to(pieces[0].device());
   const auto inverse = unscale ? scale_.to(at::kDouble).reciprocal().to(at::kFloat) : at::ones_like(scale_);
   auto found_inf = at::zeros({1}, scale_.options());

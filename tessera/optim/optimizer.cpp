@@ -1,6 +1,6 @@
 #include "tessera/optim/optimizer.h"
 
-#include "tessera/base/compiling.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/base/error.h"
 
 #include <ATen/core/grad_mode.h>
@@ -12,7 +12,7 @@
 
 namespace tessera::optim {
 
-using detail::piece_of;
+using detail::local_or_self;
 
 std::string Optimizer::name_of(size_t group, size_t index, const at::Tensor& parameter) const {
   return c10::str(kind(), ": parameter ", index, " of group ", group,
@@ -71,7 +71,7 @@ double Optimizer::initial_lr(size_t group) {
 at::Device Optimizer::step_device(size_t, const at::Tensor&) const { return at::kCPU; }
 
 at::Tensor Optimizer::row_like(const at::Tensor& parameter, bool zeroed) {
-  const auto& piece = piece_of(parameter);
+  const auto& piece = local_or_self(parameter);
   auto row = zeroed ? at::zeros_like(piece) : at::empty_like(piece);
   return is_dtensor(parameter) ? tessera::detail::wrap(row, tessera::detail::meta_of(parameter).spec) : row;
 }
@@ -91,8 +91,8 @@ void Optimizer::check_gradient(size_t group, size_t index, const std::vector<Row
   TESSERA_CHECK(is_dtensor(p) == is_dtensor(gradient), UsageError, name(), " is ",
                 is_dtensor(p) ? "distributed, but its gradient is plain" : "plain, but its gradient is distributed",
                 ": both must be one or the other");
-  TESSERA_CHECK(!is_fused(group) || piece_of(p).is_non_overlapping_and_dense(), UsageError, name(),
-                " lies in memory with gaps (strides ", piece_of(p).strides(),
+  TESSERA_CHECK(!is_fused(group) || local_or_self(p).is_non_overlapping_and_dense(), UsageError, name(),
+                " lies in memory with gaps (strides ", local_or_self(p).strides(),
                 "), which fused kernels do not take: make it contiguous, or leave fused off");
   if (spec) {
     TESSERA_CHECK(!spec->has_partial(), ShardingError, name(), " lies as ", to_string(spec->placements),
@@ -101,7 +101,7 @@ void Optimizer::check_gradient(size_t group, size_t index, const std::vector<Row
                   spec->mesh, "), its gradient on mesh(", of_gradient->mesh, ")");
   }
   for (size_t r = 0; r < slot.rows.size(); r++)
-    TESSERA_CHECK(!described[r].like_parameter || detail::lie_alike(slot.rows[r], p), UsageError, name(),
+    TESSERA_CHECK(!described[r].like_parameter || detail::same_placement(slot.rows[r], p), UsageError, name(),
                   " was laid out anew after its first step, and its ", described[r].name,
                   " was not: distribute before the first step, or save the state before and load it after");
   if (spec) slot.fits = tessera::detail::meta_of(p).spec;
@@ -117,8 +117,8 @@ std::vector<std::vector<Optimizer::Job>> Optimizer::plan() {
       const auto& gradient = slot.parameter.grad();
       if (!gradient.defined()) continue;
       check_gradient(g, i, described);
-      const bool lies_right = detail::lie_alike(gradient, slot.parameter);
-      jobs[g].push_back({&slot, &gradient, &piece_of(slot.parameter), lies_right ? &piece_of(gradient) : nullptr});
+      const bool lies_right = detail::same_placement(gradient, slot.parameter);
+      jobs[g].push_back({&slot, &gradient, &local_or_self(slot.parameter), lies_right ? &local_or_self(gradient) : nullptr});
     }
   }
   return jobs;
@@ -129,16 +129,16 @@ void Optimizer::lay_out_gradients(std::vector<std::vector<Job>>& jobs) {
   for (auto& group : jobs)
     for (auto& job : group)
       if (!job.gradient_piece) moving.push_back(&job);
-  for (Job* job : moving) job->laid_out = detail::laid_out_as(*job->gradient, job->slot->parameter);
+  for (Job* job : moving) job->laid_out = detail::redistribute_like(*job->gradient, job->slot->parameter);
   for (Job* job : moving) {  // all are started before the first is waited for
     job->gradient = &job->laid_out;
-    job->gradient_piece = &piece_of(job->laid_out);
+    job->gradient_piece = &local_or_self(job->laid_out);
   }
 }
 
 bool Optimizer::takes_scaling(size_t group) const {
   return is_fused(group) || std::all_of(groups_[group].begin(), groups_[group].end(), [](const auto& slot) {
-           const auto& piece = piece_of(slot.parameter);
+           const auto& piece = local_or_self(slot.parameter);
            return piece.is_cpu() && piece.is_non_overlapping_and_dense();
          });
 }
@@ -148,10 +148,10 @@ void Optimizer::keep_new_rows_for_runs() {
   for (auto& group : groups_)
     for (auto& slot : group) {
       if (!slot.rows.empty()) continue;
-      CompilingScope::at_end([this, &slot](bool finished) {
+      CompilingScope::on_trace_end([this, &slot](bool finished) {
         const auto rows = std::exchange(slot.rows, {}), pieces = std::exchange(slot.pieces, {});
         if (!finished || rows.empty()) return;
-        CompilingScope::on_run([this, &slot, rows, pieces] {
+        CompilingScope::on_replay([this, &slot, rows, pieces] {
           slot.rows = rows;
           slot.pieces = pieces;
           changed();
@@ -164,7 +164,7 @@ void Optimizer::step(const Scaling* scaling) {
   const at::NoGradGuard no_grad;
   if (compiling()) {
     CompilingScope::before_optimizer_step();
-    CompilingScope::depends_on([this] { return static_cast<int64_t>(generation_); });
+    CompilingScope::add_guard([this] { return static_cast<int64_t>(generation_); });
     keep_new_rows_for_runs();
   }
   for (size_t g = 0; scaling && g < groups_.size(); g++)
@@ -181,7 +181,7 @@ void Optimizer::step(const Scaling* scaling) {
       job.first = slot.rows.empty();
       if (slot.rows.size() < columns) {
         complete_rows(g, slot.parameter, slot.rows);
-        slot.pieces = detail::pieces_of(slot.rows);
+        slot.pieces = detail::local_tensors_of(slot.rows);
         changed();
       }
       parts[job.first].push_back(&job);
@@ -267,8 +267,8 @@ void Optimizer::set_state(const at::Tensor& parameter, StateDict dict) {
       kept.push_back(found->to(step_device(place.group, parameter), at::kFloat).view(c10::IntArrayRef()));
       continue;
     }
-    const auto &piece = piece_of(*found), &like = piece_of(parameter);
-    if (detail::lie_alike(*found, parameter) && piece.strides() == like.strides()) {
+    const auto &piece = local_or_self(*found), &like = local_or_self(parameter);
+    if (detail::same_placement(*found, parameter) && piece.strides() == like.strides()) {
       kept.push_back(*found);
       continue;
     }
@@ -279,7 +279,7 @@ void Optimizer::set_state(const at::Tensor& parameter, StateDict dict) {
   }
   auto& slot = groups_[place.group][place.index];
   slot.rows = std::move(kept);
-  slot.pieces = detail::pieces_of(slot.rows);
+  slot.pieces = detail::local_tensors_of(slot.rows);
   slot.fits.reset();
 }
 

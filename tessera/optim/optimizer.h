@@ -1,6 +1,6 @@
 #pragma once
-#include "tessera/nn/optimizer_state.h"
-#include "tessera/optim/pieces.h"
+#include "tessera/state/optimizer_state.h"
+#include "tessera/optim/detail/local_tensors.h"
 
 #include <optional>
 #include <string>

@@ -157,7 +157,7 @@ Placements parse_placements(std::string_view text) {
 Placements normalize(PlacementsRef placements, int64_t ndim) {
   Placements result(placements.begin(), placements.end());
   for (auto& p : result) {
-    if (!p.is_cut()) continue;
+    if (!p.is_sharded()) continue;
     TESSERA_CHECK(p.dim >= -ndim && p.dim < ndim, UsageError, p, " of a tensor with ", ndim, " dims; dims are ", -ndim,
                   " to ", ndim - 1);
     TESSERA_CHECK(p.factor >= 1, UsageError, p, ": block or factor must be at least 1");

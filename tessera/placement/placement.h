@@ -32,8 +32,8 @@ struct Placement {
   double norm = 0;              // NormPartial: p, which may be infinite
 
   bool is_replicate() const { return kind == Kind::Replicate; }
-  bool is_cut() const { return kind == Kind::Shard || kind == Kind::StridedShard; }
-  bool is_cut(int64_t d) const { return is_cut() && dim == d; }
+  bool is_sharded() const { return kind == Kind::Shard || kind == Kind::StridedShard; }
+  bool is_sharded(int64_t d) const { return is_sharded() && dim == d; }
   bool is_shard() const { return kind == Kind::Shard; }  // in the sense of PyTorch: not a strided one
   bool is_shard(int64_t d) const { return is_shard() && dim == d; }
   bool is_partial() const { return kind >= Kind::Partial; }  // of any kind

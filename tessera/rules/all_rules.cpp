@@ -1,4 +1,4 @@
-#include "tessera/rules/families.h"
+#include "tessera/rules/detail/families.h"
 
 // The table of contents.
 namespace tessera::rules {

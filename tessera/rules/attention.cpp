@@ -1,5 +1,5 @@
-#include "tessera/rules/build.h"
-#include "tessera/rules/families.h"
+#include "tessera/rules/detail/build.h"
+#include "tessera/rules/detail/families.h"
 
 // Scaled dot product attention as LibTorch runs it on a CPU. Query, key and value are (batch, heads, places, features).
 // Batch entries and heads do not meet; nor do places of the query, but for the triangle of is_causal, which counts them

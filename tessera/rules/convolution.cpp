@@ -1,6 +1,6 @@
-#include "tessera/rules/build.h"
-#include "tessera/rules/families.h"
-#include "tessera/rules/geometry.h"
+#include "tessera/rules/detail/build.h"
+#include "tessera/rules/detail/families.h"
+#include "tessera/rules/detail/geometry.h"
 
 // Convolution and pooling. The batch may be cut; so may channels, of pooling freely and of an ungrouped convolution as
 // in a product of matrices. Places may not: neighbours meet. ATen's kernels refuse a piece without channels, or give it

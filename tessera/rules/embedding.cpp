@@ -1,5 +1,5 @@
-#include "tessera/rules/build.h"
-#include "tessera/rules/families.h"
+#include "tessera/rules/detail/build.h"
+#include "tessera/rules/detail/families.h"
 
 // Looking up rows of a table.
 namespace tessera::rules {

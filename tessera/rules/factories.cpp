@@ -1,6 +1,6 @@
-#include "tessera/rules/elementwise.h"
-#include "tessera/rules/families.h"
-#include "tessera/rules/geometry.h"
+#include "tessera/rules/detail/elementwise.h"
+#include "tessera/rules/detail/families.h"
+#include "tessera/rules/detail/geometry.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
-#include "tessera/rules/build.h"
-#include "tessera/rules/elementwise.h"
-#include "tessera/rules/families.h"
-#include "tessera/rules/geometry.h"
+#include "tessera/rules/detail/build.h"
+#include "tessera/rules/detail/elementwise.h"
+#include "tessera/rules/detail/families.h"
+#include "tessera/rules/detail/geometry.h"
 
 #include <cmath>
 

@@ -1,7 +1,7 @@
-#include "tessera/rules/build.h"
-#include "tessera/rules/elementwise.h"
-#include "tessera/rules/families.h"
-#include "tessera/rules/geometry.h"
+#include "tessera/rules/detail/build.h"
+#include "tessera/rules/detail/elementwise.h"
+#include "tessera/rules/detail/families.h"
+#include "tessera/rules/detail/geometry.h"
 
 // Losses. A mean is a sum divided by the count of the whole, never a mean of means: pieces may be of different sizes.
 namespace tessera::rules {
@@ -18,7 +18,7 @@ Rule elementwise_loss(const OpQuery& query, int reduction_arg, const std::string
   rule.outs = {contiguous_out({})};
   rule.flops = count;
   for (auto& row : rule.rows) {
-    if (!row.out[0].is_cut()) continue;
+    if (!row.out[0].is_sharded()) continue;
     row.out[0] = Psum;
     row.special = reduction == kMean;
   }
@@ -36,7 +36,7 @@ Rule elementwise_loss_backward(const OpQuery& query, int reduction_arg, const st
   if (query.int_at(reduction_arg) != kMean) return rule;
   rule.special = special;
   rule.special_args = {static_cast<double>(numel_of(rule.outs[0].sizes))};
-  for (auto& row : rule.rows) row.special = row.out[0].is_cut();
+  for (auto& row : rule.rows) row.special = row.out[0].is_sharded();
   return rule;
 }
 

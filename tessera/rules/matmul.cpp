@@ -1,6 +1,6 @@
 #include "tessera/base/error.h"
-#include "tessera/rules/build.h"
-#include "tessera/rules/families.h"
+#include "tessera/rules/detail/build.h"
+#include "tessera/rules/detail/families.h"
 
 #include <algorithm>
 #include <string>
@@ -66,7 +66,7 @@ Rule einsum(const OpQuery& query, const std::string& text, int lhs_arg, int rhs_
     row.in(lhs_arg, cut_of(e.lhs, letter, R)).in(rhs_arg, cut_of(e.rhs, letter, R));
     auto out = cut_of(e.out, letter, Psum);
     // Under a pending sum the bias is one of the terms: an R bias becomes that by dividing by the number of ranks.
-    if (bias) row.in(added, out.is_cut() ? broadcast_cut(*bias, sizes, out.dim) : out);
+    if (bias) row.in(added, out.is_sharded() ? broadcast_cut(*bias, sizes, out.dim) : out);
     if (!rule.outs.empty()) row.out(0, out);
   }
   return rule;

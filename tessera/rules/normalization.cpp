@@ -1,6 +1,6 @@
-#include "tessera/rules/build.h"
-#include "tessera/rules/families.h"
-#include "tessera/rules/geometry.h"
+#include "tessera/rules/detail/build.h"
+#include "tessera/rules/detail/families.h"
+#include "tessera/rules/detail/geometry.h"
 
 // Layer, RMS, group and batch norm. Each has dims over which it takes statistics, which must be whole; any other may be
 // cut. Gradients of weight and bias sum over those others: Partial.

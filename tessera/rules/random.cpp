@@ -1,6 +1,6 @@
-#include "tessera/rules/elementwise.h"
-#include "tessera/rules/families.h"
-#include "tessera/rules/geometry.h"
+#include "tessera/rules/detail/elementwise.h"
+#include "tessera/rules/detail/families.h"
+#include "tessera/rules/detail/geometry.h"
 
 // Random ops: whole or cut, never Partial. That replicas draw the same numbers and pieces those of their global index
 // is the dispatcher's business; a row only says that the values of different elements do not depend on each other.

@@ -1,6 +1,6 @@
-#include "tessera/rules/build.h"
-#include "tessera/rules/families.h"
-#include "tessera/rules/geometry.h"
+#include "tessera/rules/detail/build.h"
+#include "tessera/rules/detail/families.h"
+#include "tessera/rules/detail/geometry.h"
 
 #include <cmath>
 #include <limits>
@@ -60,7 +60,7 @@ void special_where_cut(Rule& rule, const Reduced& reduced, const std::string& op
   rule.special = op;
   rule.special_args = std::move(args);
   for (auto& row : rule.rows)
-    if (row.in[0].is_cut() && reduced.dims[row.in[0].dim]) row.special = true;
+    if (row.in[0].is_sharded() && reduced.dims[row.in[0].dim]) row.special = true;
 }
 
 Rule sum(const OpQuery& query, const Reduced& reduced) {

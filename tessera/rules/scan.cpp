@@ -1,6 +1,6 @@
-#include "tessera/rules/build.h"
-#include "tessera/rules/families.h"
-#include "tessera/rules/geometry.h"
+#include "tessera/rules/detail/build.h"
+#include "tessera/rules/detail/families.h"
+#include "tessera/rules/detail/geometry.h"
 
 // Ops along one dim that need it whole and give it back: softmax, cumsum, sort, topk. Any other dim may be cut.
 namespace tessera::rules {

@@ -1,5 +1,5 @@
-#include "tessera/rules/build.h"
-#include "tessera/rules/families.h"
+#include "tessera/rules/detail/build.h"
+#include "tessera/rules/detail/families.h"
 
 #include <numeric>
 

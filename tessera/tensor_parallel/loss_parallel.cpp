@@ -1,6 +1,6 @@
 #include "tessera/tensor_parallel/loss_parallel.h"
 
-#include "tessera/tensor_parallel/vocab_parallel_cross_entropy.h"
+#include "tessera/tensor_parallel/detail/vocab_parallel_cross_entropy.h"
 
 #include <ATen/ops/cross_entropy_loss_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/nll_loss2d_compositeimplicitautograd_dispatch.h>

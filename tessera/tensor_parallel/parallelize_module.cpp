@@ -1,12 +1,12 @@
 #include "tessera/tensor_parallel/parallelize_module.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/agree.h"
+#include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/nn/hookable.h"
+#include "tessera/nn/detail/hookable.h"
 #include "tessera/nn/module_tree.h"
-#include "tessera/tensor_parallel/module_work.h"
-#include "tessera/tensor_parallel/style_hooks.h"
+#include "tessera/tensor_parallel/detail/module_plan.h"
+#include "tessera/tensor_parallel/detail/style_hooks.h"
 
 #include <ATen/core/grad_mode.h>
 

@@ -1,8 +1,8 @@
 #include "tessera/tensor_parallel/plan.h"
 
 #include "tessera/base/error.h"
-#include "tessera/base/log.h"
-#include "tessera/tensor_parallel/glob.h"
+#include "tessera/base/detail/warn_once.h"
+#include "tessera/tensor_parallel/detail/glob.h"
 
 #include <unordered_map>
 

@@ -1,9 +1,9 @@
 #include "tessera/testing/rule_oracle.h"
 
 #include "tessera/base/error.h"
-#include "tessera/rules/geometry.h"
-#include "tessera/testing/op_call.h"
-#include "tessera/testing/simulated_mesh.h"
+#include "tessera/rules/detail/geometry.h"
+#include "tessera/testing/detail/op_call.h"
+#include "tessera/testing/detail/simulated_mesh.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/empty_strided.h>
@@ -109,12 +109,12 @@ class Oracle {
   bool well_formed(const Row& row) {
     std::set<int64_t> sizes;
     for (size_t i = 0; i < row.in.size(); i++) {
-      if (!row.in[i].is_cut()) continue;
+      if (!row.in[i].is_sharded()) continue;
       if (row.in[i].dim >= call_.tensors()[i].dim()) return false;
       sizes.insert(call_.tensors()[i].size(row.in[i].dim));
     }
     for (size_t i = 0; i < row.out.size(); i++) {
-      if (!row.out[i].is_cut()) continue;
+      if (!row.out[i].is_sharded()) continue;
       if (row.out[i].dim >= static_cast<int64_t>(rule_.outs[i].sizes.size())) return false;
       sizes.insert(rule_.outs[i].sizes[row.out[i].dim]);
     }
@@ -122,11 +122,11 @@ class Oracle {
   }
 
   static bool cuts(const Row& row) {
-    return std::any_of(row.in.begin(), row.in.end(), [](const Placement& p) { return p.is_cut(); });
+    return std::any_of(row.in.begin(), row.in.end(), [](const Placement& p) { return p.is_sharded(); });
   }
 
   // `way` with the dims of the row.
-  static Placement bound(const Placement& p, const Placement& way) { return p.is_cut() ? way.with_dim(p.dim) : p; }
+  static Placement bound(const Placement& p, const Placement& way) { return p.is_sharded() ? way.with_dim(p.dim) : p; }
 
   Layout layout_of(std::vector<int64_t> mesh_shape, const std::vector<std::pair<const Row*, Placement>>& rows) const {
     Layout layout{std::move(mesh_shape), std::vector<Placements>(call_.slots().size()),
@@ -204,7 +204,7 @@ class Oracle {
     for (size_t axis = 0; axis < in.size(); axis++) {
       if (!answer[axis]) in[axis] = Replicate();
       out.push_back(answer[axis].value_or(Replicate()));
-      report_.kept += in[axis].is_cut() && mesh[axis] > 1;
+      report_.kept += in[axis].is_sharded() && mesh[axis] > 1;
     }
     auto again = rule_.follow(in, mesh);
     for (size_t axis = 0; axis < in.size(); axis++)

@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/rules/rule.h"
+#include "tessera/rules/detail/rule.h"
 
 #include <ATen/core/ivalue.h>
 

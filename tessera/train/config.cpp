@@ -1,9 +1,9 @@
 #include "tessera/train/config.h"
 
 #include "tessera/base/error.h"
-#include "tessera/base/nearest.h"
-#include "tessera/tensor_parallel/plan_text.h"
-#include "tessera/train/config_rows.h"
+#include "tessera/base/detail/nearest_names.h"
+#include "tessera/tensor_parallel/detail/plan_text.h"
+#include "tessera/train/detail/config_rows.h"
 
 #include <charconv>
 #include <fstream>

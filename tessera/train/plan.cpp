@@ -1,11 +1,11 @@
 #include "tessera/train/plan.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/fake_world.h"
+#include "tessera/comm/detail/fake_world.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/placement/shard.h"
-#include "tessera/train/layout.h"
-#include "tessera/train/plan_traffic.h"
+#include "tessera/placement/detail/shard.h"
+#include "tessera/train/detail/model_layout.h"
+#include "tessera/train/detail/plan_traffic.h"
 
 #include <algorithm>
 #include <charconv>

@@ -1,6 +1,6 @@
 #pragma once
 #include "tessera/train/config.h"
-#include "tessera/train/metrics.h"
+#include "tessera/train/detail/metrics.h"
 
 #include <iosfwd>
 #include <map>

@@ -1,9 +1,9 @@
 #include "tessera/train/trainer.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/agree.h"
-#include "tessera/train/checksum.h"
-#include "tessera/train/device.h"
+#include "tessera/comm/detail/rank_agreement.h"
+#include "tessera/train/detail/checksum.h"
+#include "tessera/train/detail/device.h"
 
 #include <ATen/ops/zeros.h>
 

@@ -1,11 +1,11 @@
 #pragma once
 #include "tessera/optim/schedulers.h"
-#include "tessera/train/evaluate.h"
-#include "tessera/train/layout.h"
-#include "tessera/train/loader.h"
-#include "tessera/train/metrics.h"
-#include "tessera/train/sentinel.h"
-#include "tessera/train/step.h"
+#include "tessera/train/detail/evaluate.h"
+#include "tessera/train/detail/model_layout.h"
+#include "tessera/train/detail/loader.h"
+#include "tessera/train/detail/metrics.h"
+#include "tessera/train/detail/sentinel.h"
+#include "tessera/train/detail/train_step.h"
 
 #include <memory>
 #include <string>

@@ -1,4 +1,4 @@
-#include "tessera/base/nearest.h"
+#include "tessera/base/detail/nearest_names.h"
 
 #include <gtest/gtest.h>
 

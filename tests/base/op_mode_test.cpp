@@ -1,7 +1,7 @@
-#include "tessera/base/op_mode.h"
+#include "tessera/tracing/op_mode.h"
 
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 #include <ATen/ThreadLocalState.h>
 #include <c10/core/AutogradState.h>

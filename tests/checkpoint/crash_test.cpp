@@ -5,7 +5,7 @@
 #include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/save.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/spawn.h"
 
 #include <ATen/ATen.h>

@@ -1,8 +1,8 @@
 // JSON as headers and manifests need it.
-#include "tessera/checkpoint/json.h"
+#include "tessera/base/detail/json.h"
 
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 

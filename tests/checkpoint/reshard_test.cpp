@@ -1,5 +1,5 @@
 // Boxes of one split to boxes of another, on numbers alone.
-#include "tessera/checkpoint/reshard.h"
+#include "tessera/checkpoint/detail/reshard.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>

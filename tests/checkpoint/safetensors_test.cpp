@@ -2,9 +2,9 @@
 #include "tessera/checkpoint/safetensors_file.h"
 
 #include "new_folder.h"
-#include "tessera/base/crc32c.h"
+#include "tessera/base/detail/crc32c.h"
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -6,9 +6,9 @@
 #include "tessera/checkpoint/folders.h"
 #include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/safetensors_file.h"
-#include "tessera/checkpoint/source.h"
+#include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>

@@ -1,8 +1,8 @@
 // Who writes what.
-#include "tessera/checkpoint/save_plan.h"
+#include "tessera/checkpoint/detail/save_plan.h"
 
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 

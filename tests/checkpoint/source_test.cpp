@@ -1,12 +1,12 @@
 // Checkpoints that others wrote: one file, Hugging Face's folders, DCP's shards.
-#include "tessera/checkpoint/source.h"
+#include "tessera/checkpoint/detail/checkpoint_source.h"
 
 #include "new_folder.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/safetensors_file.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>

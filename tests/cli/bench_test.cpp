@@ -1,7 +1,7 @@
-#include "tessera/cli/bench.h"
+#include "benchmarks/harness/bench.h"
 
 #include "tessera/base/error.h"
-#include "tessera/cli/bench_timer.h"
+#include "benchmarks/harness/bench_timer.h"
 
 #include <gtest/gtest.h>
 

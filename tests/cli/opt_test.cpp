@@ -1,8 +1,8 @@
 #include "tessera/cli/opt.h"
 
-#include "tessera/base/child.h"
+#include "tessera/base/detail/child_process.h"
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Peers are scripts for Python; here the shell plays its part, so that the test needs none.
-#include "tessera/cli/peer.h"
+#include "benchmarks/harness/peer.h"
 
-#include "tessera/base/child.h"
+#include "tessera/base/detail/child_process.h"
 #include "tessera/base/error.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // `tessera plan` as it is typed.
 #include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 

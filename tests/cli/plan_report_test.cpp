@@ -1,8 +1,8 @@
 #include "tessera/cli/plan_report.h"
 
 #include "tessera/base/error.h"
-#include "tessera/tensor_parallel/plan_text.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/tensor_parallel/detail/plan_text.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 

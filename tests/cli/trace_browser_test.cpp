@@ -1,6 +1,6 @@
 // `tessera trace` writes a page that a browser shows from a file, with nothing beside it.
-#include "tessera/base/child.h"
-#include "tessera/testing/file_check.h"
+#include "tessera/base/detail/child_process.h"
+#include "tessera/testing/detail/file_check.h"
 
 #include <gtest/gtest.h>
 

@@ -2,12 +2,12 @@
 #include "tessera/cli/trace.h"
 
 #include "tessera/base/error.h"
-#include "tessera/compile/compile.h"
-#include "tessera/compile/report/diff.h"
-#include "tessera/compile/report/memory_curve.h"
+#include "tessera/compile/api/compile.h"
+#include "tessera/compile/detail/report/diff.h"
+#include "tessera/compile/detail/report/memory_curve.h"
 #include "tessera/nn/modules.h"
-#include "tessera/testing/file_check.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/detail/file_check.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,7 +1,7 @@
-#include "tessera/comm/agree.h"
+#include "tessera/comm/detail/rank_agreement.h"
 
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>

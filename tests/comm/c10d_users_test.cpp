@@ -1,7 +1,7 @@
 // Code written for c10d's own backends, over shared memory: DDP's reducer and the debugging wrapper.
 #define USE_C10D_GLOO 1  // else LibTorch's header of the wrapper is empty
 #include "tessera/base/error.h"
-#include "tessera/base/libtorch.h"
+#include "tessera/base/detail/libtorch_compat.h"
 #include "tessera/comm/backends.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/spawn.h"

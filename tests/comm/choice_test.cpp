@@ -1,8 +1,8 @@
 // Where ranks are, and which backend "auto" takes for a group of them.
-#include "tessera/comm/choice.h"
+#include "tessera/comm/detail/backend_choice.h"
 
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/spawn.h"
 
 #include <gtest/gtest.h>

@@ -1,9 +1,9 @@
 // What ranks are about to post, compared: through memory they share, and through the store.
-#include "tessera/comm/watch/comparer.h"
+#include "tessera/comm/detail/watch/comparer.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/region/stamp.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/comm/detail/region/collective_stamp.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

@@ -1,7 +1,7 @@
 #include "tessera/comm/environment.h"
 
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

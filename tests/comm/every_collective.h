@@ -1,6 +1,6 @@
 #pragma once
 #include "tessera/comm/collectives.h"
-#include "tessera/comm/ops.h"
+#include "tessera/comm/functional_collectives.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/ranks.h"
 

@@ -1,7 +1,7 @@
 // Ranks that disagree, stall or die: every one of them gets an error that says who and what, and nobody hangs.
 #include "tessera/base/error.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>

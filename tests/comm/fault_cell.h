@@ -1,6 +1,6 @@
 #pragma once
 #include "tessera/base/error.h"
-#include "tessera/comm/records.h"
+#include "tessera/comm/detail/records.h"
 #include "tessera/comm/world.h"
 #include "tessera/models/mlp.h"
 #include "tessera/tensor_parallel/parallelize_module.h"

@@ -1,7 +1,7 @@
 // Random cells of the fault matrix, and ranks killed at random moments, while they connect too: everybody ends, and
 // nothing is left behind. The long form (make soak) runs a thousand.
 #include "fault_run.h"
-#include "tessera/base/settings.h"
+#include "tessera/base/detail/settings.h"
 
 #include <gtest/gtest.h>
 

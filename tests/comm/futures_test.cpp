@@ -1,7 +1,7 @@
 // A future of a collective completes although nobody waits for the collective itself.
 #include "tessera/base/error.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>

@@ -1,8 +1,8 @@
 // The collectives over gloo, in processes; and the process harness itself.
 #include "every_collective.h"
-#include "tessera/base/settings.h"
+#include "tessera/base/detail/settings.h"
 #include "tessera/comm/collectives.h"
-#include "tessera/testing/file_check.h"
+#include "tessera/testing/detail/file_check.h"
 #include "tessera/testing/spawn.h"
 
 #include <ATen/ATen.h>

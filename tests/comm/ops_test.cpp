@@ -1,10 +1,10 @@
 // The functional collectives: registered ops, any dim, sizes that differ, results pending until wait().
-#include "tessera/comm/ops.h"
+#include "tessera/comm/functional_collectives.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/records.h"
+#include "tessera/comm/detail/records.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>

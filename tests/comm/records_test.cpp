@@ -1,6 +1,6 @@
-#include "tessera/comm/records.h"
+#include "tessera/comm/detail/records.h"
 
-#include "tessera/comm/ops.h"
+#include "tessera/comm/functional_collectives.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>

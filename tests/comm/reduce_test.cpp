@@ -1,9 +1,9 @@
 // Sums of bytes: conversions of 16-bit floats against c10's own, and the order of summation.
-#include "tessera/comm/region/reduce.h"
+#include "tessera/comm/detail/region/reduce.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/region/widen.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/comm/detail/region/widen.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
 // Collectives between one tensor a rank and runs of many: small ones, and ones that travel in chunks whose borders are
 // not those of the runs.
-#include "tessera/comm/runs.h"
+#include "tessera/comm/detail/runs.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/records.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/comm/detail/records.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ops/arange.h>

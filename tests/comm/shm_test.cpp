@@ -2,7 +2,7 @@
 // stays.
 #include "every_collective.h"
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/spawn.h"
 
 #include <sched.h>

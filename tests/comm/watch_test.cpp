@@ -1,14 +1,14 @@
 // Who is there, who is not, and what the ledger says of them.
-#include "tessera/comm/watch/watch.h"
+#include "tessera/comm/detail/watch/watch.h"
 
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/listen.h"
 #include "tessera/comm/detail/rendezvous.h"
-#include "tessera/comm/region/shared_region.h"
-#include "tessera/comm/watch/comparer.h"
-#include "tessera/comm/watch/process.h"
-#include "tessera/comm/watch/store_wait.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/comm/detail/region/shared_region.h"
+#include "tessera/comm/detail/watch/comparer.h"
+#include "tessera/comm/detail/watch/process.h"
+#include "tessera/comm/detail/watch/store_wait.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/spawn.h"
 
 #include <ATen/ops/ones.h>

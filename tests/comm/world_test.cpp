@@ -1,10 +1,10 @@
 #include "tessera/comm/world.h"
 
 #include "tessera/base/error.h"
-#include "tessera/base/settings.h"
+#include "tessera/base/detail/settings.h"
 #include "tessera/comm/backends.h"
 #include "tessera/comm/collectives.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>

@@ -1,7 +1,7 @@
 #pragma once
-#include "tessera/compile/passes/pass.h"
-#include "tessera/compile/replay/executable.h"
-#include "tessera/compile/replay/interpret.h"
+#include "tessera/compile/detail/passes/pass.h"
+#include "tessera/compile/detail/replay/executable.h"
+#include "tessera/compile/detail/replay/interpret.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,6 +1,6 @@
 // Every pass there is, in the order of their table, on real training steps: verified after each, and the step is still
 // the eager one.
-#include "tessera/compile/compile.h"
+#include "tessera/compile/api/compile.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/mlp.h"
 #include "tessera/nn/holder.h"

@@ -1,14 +1,14 @@
 // Generated kernels: what is fused, that values have LibTorch's bits, and how built libraries are kept.
 #include "tessera/base/error.h"
-#include "tessera/compile/codegen/compiler.h"
-#include "tessera/compile/codegen/library.h"
-#include "tessera/compile/codegen/pointwise.h"
-#include "tessera/compile/ir/op_table.h"
-#include "tessera/compile/lower.h"
-#include "tessera/compile/passes/passes.h"
-#include "tessera/compile/replay/executable.h"
-#include "tessera/compile/replay/interpret.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/compile/detail/codegen/compiler.h"
+#include "tessera/compile/detail/codegen/library.h"
+#include "tessera/compile/detail/codegen/pointwise.h"
+#include "tessera/compile/detail/ir/op_table.h"
+#include "tessera/compile/detail/codegen/lower.h"
+#include "tessera/compile/detail/passes/passes.h"
+#include "tessera/compile/detail/replay/executable.h"
+#include "tessera/compile/detail/replay/interpret.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,8 +1,8 @@
 // Passes over collectives, each on a program in text; what depends on ranks also on ranks.
 #include "after.h"
 
-#include "tessera/comm/ops.h"
-#include "tessera/compile/compile.h"
+#include "tessera/comm/functional_collectives.h"
+#include "tessera/compile/api/compile.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/testing/ranks.h"
 

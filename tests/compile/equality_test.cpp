@@ -1,6 +1,6 @@
 // Compiled training is eager training: four models, cut in five ways, 20 steps. Without passes that merge or place
 // collectives bit for bit, losses, parameters and gradients; with them losses to 1e-5.
-#include "tessera/compile/compile.h"
+#include "tessera/compile/api/compile.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/models/gpt2.h"

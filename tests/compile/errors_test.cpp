@@ -1,10 +1,10 @@
 // What cannot be compiled says so, and leaves everything as it was.
-#include "tessera/comm/ops.h"
-#include "tessera/compile/compile.h"
+#include "tessera/comm/functional_collectives.h"
+#include "tessera/compile/api/compile.h"
 #include "tessera/models/mlp.h"
 #include "tessera/nn/module_tree.h"
 #include "tessera/optim/sgd.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>

@@ -1,8 +1,8 @@
 // Steps with sharded modules, compiled: what they do is what the eager step does, bit by bit, by the same collectives.
-#include "tessera/base/compiling.h"
-#include "tessera/comm/records.h"
-#include "tessera/compile/compile.h"
-#include "tessera/data_parallel/fsdp/clip_grad.h"
+#include "tessera/tracing/detail/compiling_scope.h"
+#include "tessera/comm/detail/records.h"
+#include "tessera/compile/api/compile.h"
+#include "tessera/data_parallel/fsdp/detail/api/clip_grad.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/dtensor/random.h"
@@ -16,7 +16,7 @@
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>

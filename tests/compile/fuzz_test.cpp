@@ -1,10 +1,10 @@
 // Random steps, compiled with random passes, against the same steps run eagerly. A step is a list of choices from a
 // table of ops, made while it runs on small tensors: a choice that an op refuses is not taken. Failures print the step,
 // the passes and the number to draw it again with. TESSERA_SOAK=1 draws twenty times as many.
-#include "tessera/compile/compile.h"
+#include "tessera/compile/api/compile.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/ranks.h"
-#include "tessera/testing/soak.h"
+#include "tessera/testing/detail/soak.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,6 +1,6 @@
 // A compiled step that ends with gradients: they are there for whoever comes next, as eager leaves them.
 #include "tessera/base/error.h"
-#include "tessera/compile/compile.h"
+#include "tessera/compile/api/compile.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/dtensor/dtensor.h"
@@ -10,7 +10,7 @@
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>

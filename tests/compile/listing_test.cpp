@@ -1,9 +1,9 @@
 // The listing is the truth: what it says is sent is what is sent, in that order, and what it names is what runs.
-#include "tessera/compile/backward/compile_backward.h"
-#include "tessera/compile/codegen/library.h"
-#include "tessera/compile/compile.h"
-#include "tessera/compile/ir/collective.h"
-#include "tessera/compile/ir/op_table.h"
+#include "tessera/compile/api/compile_backward.h"
+#include "tessera/compile/detail/codegen/library.h"
+#include "tessera/compile/api/compile.h"
+#include "tessera/compile/detail/ir/collective.h"
+#include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/data_parallel/reducer_mode.h"
@@ -13,7 +13,7 @@
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
-#include "tessera/testing/file_check.h"
+#include "tessera/testing/detail/file_check.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>

@@ -1,13 +1,13 @@
 // How a function is compiled: passes with settings, passes that match nothing, order left alone, another runner.
-#include "tessera/compile/options.h"
+#include "tessera/compile/api/options.h"
 
-#include "tessera/comm/ops.h"
-#include "tessera/compile/backward/compile_backward.h"
-#include "tessera/compile/compile.h"
-#include "tessera/compile/replay/interpret.h"
+#include "tessera/comm/functional_collectives.h"
+#include "tessera/compile/api/compile_backward.h"
+#include "tessera/compile/api/compile.h"
+#include "tessera/compile/detail/replay/interpret.h"
 #include "tessera/models/mlp.h"
 #include "tessera/nn/module_tree.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // overlap_communication: collectives are under way for as long as memory allows, and not beyond.
-#include "tessera/compile/passes/memory_by_order.h"
-#include "tessera/compile/passes/pass.h"
+#include "tessera/compile/detail/passes/memory_by_order.h"
+#include "tessera/compile/detail/passes/pass.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

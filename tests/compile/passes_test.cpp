@@ -1,5 +1,5 @@
 // Each pass, on a program in text: what it was, what becomes of it. A pass that did nothing would fail here.
-#include "tessera/compile/passes/pass.h"
+#include "tessera/compile/detail/passes/pass.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -2,7 +2,7 @@
 #include "after.h"
 
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 namespace tessera::compiler {
 namespace {

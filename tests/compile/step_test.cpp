@@ -1,4 +1,4 @@
-#include "tessera/compile/compile.h"
+#include "tessera/compile/api/compile.h"
 
 #include "tessera/models/gpt2.h"
 #include "tessera/models/loss.h"

@@ -1,9 +1,9 @@
 #include "tessera/base/error.h"
-#include "tessera/data/arithmetic.h"
+#include "tessera/data/detail/arithmetic.h"
 #include "tessera/data/batch.h"
-#include "tessera/data/prefetch.h"
+#include "tessera/data/detail/prefetch.h"
 #include "tessera/data/token_file.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>

@@ -2,8 +2,8 @@
 #include "tessera/data/sampler.h"
 
 #include "tessera/base/error.h"
-#include "tessera/data/permutation.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/data/detail/permutation.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 

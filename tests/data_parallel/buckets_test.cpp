@@ -1,7 +1,7 @@
-#include "tessera/data_parallel/buckets.h"
+#include "tessera/data_parallel/detail/buckets.h"
 
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 

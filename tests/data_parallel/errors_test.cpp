@@ -6,7 +6,7 @@
 #include "tessera/nn/deferred_init.h"
 #include "tessera/nn/distribute_module.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 #include "tests/data_parallel/batches.h"
 

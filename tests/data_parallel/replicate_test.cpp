@@ -1,10 +1,10 @@
 #include "tessera/data_parallel/replicate.h"
 
-#include "tessera/base/compiling.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/optim/adam.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 #include "tests/data_parallel/batches.h"
 

@@ -1,10 +1,10 @@
 // Nothing grows while data parallelism trains: memory, the store, results that nobody waited for, decisions about
 // distributed tensors. The long form (make soak) takes 10,000 steps, the short one 500.
-#include "tessera/testing/soak.h"
+#include "tessera/testing/detail/soak.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/models/mlp.h"
 #include "tessera/optim/sgd.h"
-#include "tessera/propagate/decision.h"
+#include "tessera/propagate/detail/decision.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/ranks.h"
 

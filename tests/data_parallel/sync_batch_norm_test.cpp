@@ -6,8 +6,8 @@
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/modules.h"
-#include "tessera/testing/host_reads.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/detail/host_reads.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <torch/torch.h>

@@ -2,7 +2,7 @@
 #include "tessera/debug/comm_debug_mode.h"
 
 #include "tessera/base/error.h"
-#include "tessera/base/module_name.h"
+#include "tessera/base/detail/module_name.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/testing/ranks.h"

@@ -2,7 +2,7 @@
 #include "tessera/dtensor/local_map.h"
 
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>

@@ -1,9 +1,9 @@
 // The generator below random.h: words, values, and which of them a piece gets.
-#include "tessera/dtensor/philox.h"
+#include "tessera/dtensor/detail/philox.h"
 
-#include "tessera/dtensor/distributions.h"
-#include "tessera/dtensor/piece.h"
-#include "tessera/placement/shard.h"
+#include "tessera/dtensor/detail/distributions.h"
+#include "tessera/dtensor/detail/local_indices.h"
+#include "tessera/placement/detail/shard.h"
 
 #include <ATen/core/PhiloxRNGEngine.h>
 #include <gtest/gtest.h>

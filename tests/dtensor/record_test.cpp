@@ -3,7 +3,7 @@
 #include "small_models.h"
 
 #include "tessera/testing/ranks.h"
-#include "tessera/testing/recorder.h"
+#include "tessera/testing/detail/recorder.h"
 
 #include <gtest/gtest.h>
 

@@ -42,7 +42,7 @@ void expect_like_plain(const at::Tensor& value, F f) {
 
 // A view of a cut dim would need communication, and throws; so it is asked for.
 at::Tensor whole_on(const at::Tensor& x, int64_t dim) {
-  if (!is_dtensor(x) || !DTensor(x).placements()[0].is_cut(dim)) return x;
+  if (!is_dtensor(x) || !DTensor(x).placements()[0].is_sharded(dim)) return x;
   return DTensor(x).redistribute({Replicate()});
 }
 

@@ -2,9 +2,9 @@
 // runs 100,000 ops and 10,000 steps; the short one a tenth and a twentieth of that.
 #include "small_models.h"
 
-#include "tessera/propagate/decision.h"
+#include "tessera/propagate/detail/decision.h"
 #include "tessera/testing/ranks.h"
-#include "tessera/testing/soak.h"
+#include "tessera/testing/detail/soak.h"
 
 #include <gtest/gtest.h>
 

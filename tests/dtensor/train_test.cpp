@@ -1,7 +1,7 @@
 // An MLP and a one-block transformer, 20 steps, on meshes from one rank to dp 2 x tp 2: as the plain model within 1e-6.
 #include "small_models.h"
 
-#include "tessera/propagate/decision.h"
+#include "tessera/propagate/detail/decision.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // A typed kernel finds what the boxed one stored: both must make the same key of the same call. And what it returns is
 // what the boxed path returns.
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/propagate/decision.h"
+#include "tessera/propagate/detail/decision.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>

@@ -1,8 +1,8 @@
 // Launchers of several hosts as threads of one process, over one store.
-#include "tessera/launch/hosts.h"
+#include "tessera/launch/detail/host_rendezvous.h"
 
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

@@ -1,5 +1,5 @@
 // Started by Open MPI's mpirun (Debian's openmpi-bin), where there is one. It gives ranks but no place to meet.
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tests/launch/shell.h"
 
 #include <gtest/gtest.h>

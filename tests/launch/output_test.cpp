@@ -1,4 +1,4 @@
-#include "tessera/launch/output.h"
+#include "tessera/launch/detail/output.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

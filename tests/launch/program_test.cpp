@@ -1,5 +1,5 @@
 // The program itself: its command line, signals it gets, ranks that use the library.
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tests/launch/shell.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "tessera/launch/rank_plan.h"
+#include "tessera/launch/detail/rank_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // tessera::launch::run in this process, with the shell as the program of the ranks.
 #include "tessera/base/error.h"
 #include "tessera/launch/launcher.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // Ranks started by hand: RANK, WORLD_SIZE, MASTER_PORT, one process each.
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tests/launch/shell.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // Started by Slurm's srun: a Slurm of one node, for the length of the test (slurm.sh).
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tests/launch/shell.h"
 
 #include <gtest/gtest.h>

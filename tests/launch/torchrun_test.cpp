@@ -1,5 +1,5 @@
 // Started by PyTorch's torchrun --no-python, where there is one.
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tests/launch/shell.h"
 
 #include <gtest/gtest.h>

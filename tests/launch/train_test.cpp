@@ -1,5 +1,5 @@
 // `tessera train` as a person meets it: what it prints and writes, and what it says of bad input.
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tests/launch/shell.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // One launcher on each of two hosts, which are network namespaces (two_hosts.sh).
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tests/launch/shell.h"
 
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/collectives.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>

@@ -7,7 +7,7 @@
 #include "tessera/models/plans.h"
 #include "tessera/nn/deferred_init.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
-#include "tessera/testing/counting_allocator.h"
+#include "tessera/testing/detail/counting_allocator.h"
 #include "tessera/testing/ranks.h"
 
 #include <torch/torch.h>

@@ -6,9 +6,9 @@
 #include "tessera/models/loss.h"
 #include "tessera/models/mlp.h"
 #include "tessera/models/sizes.h"
-#include "tessera/nn/load_state_dict.h"
+#include "tessera/state/load_state_dict.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <torch/torch.h>

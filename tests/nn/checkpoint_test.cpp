@@ -1,13 +1,13 @@
 #include "tessera/nn/checkpoint.h"
 
 #include "tessera/base/error.h"
-#include "tessera/base/module_name.h"
+#include "tessera/base/detail/module_name.h"
 #include "tessera/comm/world.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/saved_tensor_hooks.h"
-#include "tessera/testing/counting_allocator.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/detail/counting_allocator.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/autocast_mode.h>
@@ -340,7 +340,7 @@ TEST(Checkpoint, ClaimersAreAskedInRecomputationToo) {
   const auto fn = [&](const at::Tensor& x) { return torch::mm(x, w).exp(); };
   const auto expected = grads_of({x, w}, [&] { fn(x).sum().backward(); });
   int packed = 0, unpacked = 0;
-  const Packer claims_w = {Claims::Some, [&](const at::Tensor& t) -> Unpack {
+  const Packer claims_w = {Packs::Some, [&](const at::Tensor& t) -> Unpack {
                              if (t.data_ptr() != w.data_ptr()) return {};
                              packed++;
                              return [&] { return unpacked++, w.detach(); };

@@ -4,10 +4,10 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/holder.h"
-#include "tessera/nn/module_list.h"
+#include "tessera/nn/detail/module_list.h"
 #include "tessera/nn/modules.h"
-#include "tessera/testing/counting_allocator.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/detail/counting_allocator.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <torch/torch.h>

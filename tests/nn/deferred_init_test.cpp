@@ -4,7 +4,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/modules.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tests/nn/tiny_llama.h"
 
 #include <gtest/gtest.h>

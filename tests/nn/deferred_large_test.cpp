@@ -2,7 +2,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/deferred_init.h"
-#include "tessera/testing/counting_allocator.h"
+#include "tessera/testing/detail/counting_allocator.h"
 #include "tests/nn/tiny_llama.h"
 
 #include <gtest/gtest.h>

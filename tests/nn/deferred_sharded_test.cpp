@@ -4,7 +4,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/deferred_init.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 #include "tests/nn/tiny_llama.h"
 
@@ -44,7 +44,7 @@ Named whole_llama() {
 // The placement, as far as a tensor has the dim.
 Placements fitting(const Placements& wanted, const at::Tensor& t) {
   Placements out;
-  for (const auto& p : wanted) out.push_back(p.is_cut() && p.dim >= t.dim() ? Replicate() : p);
+  for (const auto& p : wanted) out.push_back(p.is_sharded() && p.dim >= t.dim() ? Replicate() : p);
   return out;
 }
 

@@ -5,7 +5,7 @@
 #include "tessera/dtensor/policy.h"
 #include "tessera/nn/modules.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 #include "tessera/nn/holder.h"
 
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,10 +1,10 @@
 // What PyTorch has no counterpart for; its own rules are checked beside it in tests/parity/hooks_test.cpp.
 #include "tessera/nn/hooks.h"
 
-#include "tessera/base/module_name.h"
+#include "tessera/base/detail/module_name.h"
 #include "tessera/nn/grad_hooks.h"
 #include "tessera/nn/modules.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,7 +1,7 @@
 #include "tessera/nn/modules.h"
 
-#include "tessera/nn/hookable.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/nn/detail/hookable.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

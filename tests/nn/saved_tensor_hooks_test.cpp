@@ -1,8 +1,8 @@
 #include "tessera/nn/saved_tensor_hooks.h"
 
 #include "tessera/nn/save_on_cpu.h"
-#include "tessera/testing/counting_allocator.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/detail/counting_allocator.h"
+#include "tessera/testing/expect_error.h"
 
 #include <torch/torch.h>
 
@@ -19,7 +19,7 @@ using testing::message_of;
 
 // A packer that notes who was asked and takes tensors of one size, or all.
 Packer noting(std::vector<std::string>& log, const std::string& name, int64_t numel = -1) {
-  return {numel < 0 ? Claims::All : Claims::Some, [&log, name, numel](const at::Tensor& t) -> Unpack {
+  return {numel < 0 ? Packs::All : Packs::Some, [&log, name, numel](const at::Tensor& t) -> Unpack {
             if (numel >= 0 && t.numel() != numel) {
               log.push_back(name + " declines");
               return {};
@@ -124,7 +124,7 @@ TEST(SavedTensorHooks, StackIsRestoredOnException) {
   auto x = torch::rand({3}, torch::requires_grad());
   const auto fails = [&] {
     PackScope outer(noting(log, "outer"));
-    PackScope scope({Claims::All, [](const at::Tensor&) -> Unpack { throw std::runtime_error("cannot pack"); }});
+    PackScope scope({Packs::All, [](const at::Tensor&) -> Unpack { throw std::runtime_error("cannot pack"); }});
     x.exp();
   };
   EXPECT_THROW(fails(), std::runtime_error);
@@ -132,7 +132,7 @@ TEST(SavedTensorHooks, StackIsRestoredOnException) {
   const auto unpack_fails = [&] {
     at::Tensor y;
     {
-      PackScope scope({Claims::All, [](const at::Tensor&) -> Unpack {
+      PackScope scope({Packs::All, [](const at::Tensor&) -> Unpack {
                          return []() -> at::Tensor { throw std::runtime_error("cannot unpack"); };
                        }});
       y = x.exp();
@@ -144,10 +144,10 @@ TEST(SavedTensorHooks, StackIsRestoredOnException) {
 
 TEST(SavedTensorHooks, TakeAllMayNotDecline) {
   auto x = torch::rand({3}, torch::requires_grad());
-  PackScope scope({Claims::All, [](const at::Tensor&) { return Unpack(); }});
+  PackScope scope({Packs::All, [](const at::Tensor&) { return Unpack(); }});
   const auto said = message_of([&] { x.exp(); });
-  EXPECT_SAYS(said, "Claims::All declined");
-  EXPECT_SAYS(said, "Claims::Some");
+  EXPECT_SAYS(said, "Packs::All declined");
+  EXPECT_SAYS(said, "Packs::Some");
 }
 
 TEST(SaveOnCpu, IsTheIdentityOnCpuTensors) {

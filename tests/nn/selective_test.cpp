@@ -1,13 +1,13 @@
-#include "tessera/nn/selective.h"
+#include "tessera/nn/detail/selective.h"
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/testing/counting_allocator.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/detail/counting_allocator.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tessera/testing/recorder.h"
+#include "tessera/testing/detail/recorder.h"
 
 #include <torch/torch.h>
 

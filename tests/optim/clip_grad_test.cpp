@@ -4,7 +4,7 @@
 #include "tessera/base/error.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/policy.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <torch/torch.h>

@@ -5,8 +5,8 @@
 #include "tessera/optim/adam.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/sgd.h"
-#include "tessera/testing/host_reads.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/detail/host_reads.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <torch/torch.h>

@@ -3,8 +3,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/optim/sgd.h"
-#include "tessera/testing/host_reads.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/detail/host_reads.h"
+#include "tessera/testing/expect_error.h"
 
 #include <torch/torch.h>
 

@@ -2,7 +2,7 @@
 #include "ask_python.h"
 #include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/save.h"
-#include "tessera/checkpoint/source.h"
+#include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/ranks.h"
 

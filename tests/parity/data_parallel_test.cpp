@@ -8,7 +8,7 @@
 #include "tessera/data_parallel/replicate.h"
 #include "tessera/models/gpt2.h"
 #include "tessera/models/loss.h"
-#include "tessera/nn/state_dict.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/ranks.h"

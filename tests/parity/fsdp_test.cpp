@@ -9,7 +9,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/gpt2.h"
 #include "tessera/models/loss.h"
-#include "tessera/nn/state_dict.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/optim/adam.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/ranks.h"

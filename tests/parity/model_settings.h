@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/models/config.h"
+#include "tessera/models/detail/config.h"
 
 #include <c10/util/StringUtil.h>
 

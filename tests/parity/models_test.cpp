@@ -4,7 +4,7 @@
 #include "tessera/models/gpt2.h"
 #include "tessera/models/llama.h"
 #include "tessera/models/loss.h"
-#include "tessera/nn/state_dict.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/testing/assert_close.h"
 
 #include <torch/torch.h>

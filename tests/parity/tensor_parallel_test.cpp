@@ -8,7 +8,7 @@
 #include "tessera/models/llama.h"
 #include "tessera/models/loss.h"
 #include "tessera/models/plans.h"
-#include "tessera/nn/state_dict.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/ranks.h"

@@ -68,7 +68,7 @@ TEST(Placement, Normalize) {
 }
 
 TEST(Placement, Questions) {
-  EXPECT_TRUE(StridedShard(1, 2).is_cut(1));
+  EXPECT_TRUE(StridedShard(1, 2).is_sharded(1));
   EXPECT_FALSE(StridedShard(1, 2).is_shard(1));
   EXPECT_TRUE(MaskPartial().is_partial());
   EXPECT_FALSE(MaskPartial().is_partial(ReduceOp::Sum));

@@ -1,4 +1,4 @@
-#include "tessera/placement/shard.h"
+#include "tessera/placement/detail/shard.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/chunk.h>
@@ -33,8 +33,8 @@ TEST(Shard, StridedCutWaitsForTheAxisItCounts) {
   EXPECT_EQ(rows(0, 1, 8), (Runs{{4, 6}}));
   EXPECT_EQ(rows(1, 0, 8), (Runs{{2, 4}}));
   EXPECT_EQ(rows(1, 1, 8), (Runs{{6, 8}}));
-  EXPECT_EQ(cut_order(fsdp_of_tp, {2, 2}, 0), (Cuts{{1, Shard(0)}, {0, Shard(0)}}));
-  EXPECT_EQ(cut_order(Placements{StridedShard(0, 2), Replicate()}, {2, 2}, 0), (Cuts{{0, StridedShard(0, 2)}}));
+  EXPECT_EQ(shard_order(fsdp_of_tp, {2, 2}, 0), (ShardOrder{{1, Shard(0)}, {0, Shard(0)}}));
+  EXPECT_EQ(shard_order(Placements{StridedShard(0, 2), Replicate()}, {2, 2}, 0), (ShardOrder{{0, StridedShard(0, 2)}}));
   // The law holds for sizes that do not divide, and for cuts on blocks.
   for (int64_t size = 0; size <= 20; size++)
     for (int64_t block : {1, 3})
@@ -44,10 +44,10 @@ TEST(Shard, StridedCutWaitsForTheAxisItCounts) {
           EXPECT_EQ(local_runs(strided, {3, 2}, {dp, tp}, 0, size), local_runs(plain, {2, 3}, {tp, dp}, 0, size));
         }
   Placements twice{StridedShard(0, 2), StridedShard(0, 2), Shard(0)};
-  EXPECT_EQ(cut_order(twice, {2, 3, 2}, 0), (Cuts{{2, Shard(0)}, {0, Shard(0)}, {1, Shard(0)}}));
+  EXPECT_EQ(shard_order(twice, {2, 3, 2}, 0), (ShardOrder{{2, Shard(0)}, {0, Shard(0)}, {1, Shard(0)}}));
   // Three axes: tp cuts, then cp, then dp.
   Placements three{StridedShard(0, 6), StridedShard(0, 2), Shard(0)};
-  EXPECT_EQ(cut_order(three, {2, 3, 2}, 0), (Cuts{{2, Shard(0)}, {1, Shard(0)}, {0, Shard(0)}}));
+  EXPECT_EQ(shard_order(three, {2, 3, 2}, 0), (ShardOrder{{2, Shard(0)}, {1, Shard(0)}, {0, Shard(0)}}));
 }
 
 TEST(Shard, NestedLeftToRight) {
@@ -117,7 +117,7 @@ TEST(Shard, PiecesTileTheDimOnce) {
     auto c = any_case();
     Numbers holders(static_cast<size_t>(c.size), 0);
     int64_t copies = 1;
-    for (size_t a = 0; a < c.shape.size(); a++) copies *= c.placements[a].is_cut(0) ? 1 : c.shape[a];
+    for (size_t a = 0; a < c.shape.size(); a++) copies *= c.placements[a].is_sharded(0) ? 1 : c.shape[a];
     for_every_coordinate(c.shape, [&](const Numbers& at) {
       int64_t held = 0, last = -1;
       for (auto [begin, end] : local_runs(c.placements, c.shape, at, 0, c.size)) {

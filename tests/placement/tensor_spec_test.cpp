@@ -1,4 +1,4 @@
-#include "tessera/placement/tensor_spec.h"
+#include "tessera/placement/detail/tensor_spec.h"
 
 #include "tessera/base/error.h"
 
@@ -71,7 +71,7 @@ TEST(TensorSpec, TheTableHoldsNothingUpAndStaysSmall) {
 
 TEST(TensorSpec, StampHasTheGlobalGeometryAndNoStorage) {
   auto spec = make(small_mesh(), {Shard(0), Replicate()}, {5, 4});
-  auto impl = c10::make_intrusive<StampImpl>(stamp_keys(c10::kCPU), caffe2::TypeMeta::Make<float>(), c10::kCPU);
+  auto impl = c10::make_intrusive<DTensorImpl>(dtensor_keys(c10::kCPU), caffe2::TypeMeta::Make<float>(), c10::kCPU);
   impl->copy_geometry(*spec->stamp);
   at::Tensor tensor((c10::intrusive_ptr<c10::TensorImpl>(impl)));
   EXPECT_EQ(tensor.sizes(), (at::IntArrayRef{5, 4}));

@@ -1,7 +1,7 @@
-#include "tessera/redistribute/plan.h"
+#include "tessera/redistribute/detail/plan.h"
 
 #include "tessera/base/error.h"
-#include "tessera/redistribute/cost.h"
+#include "tessera/redistribute/detail/cost.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>

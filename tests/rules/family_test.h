@@ -1,7 +1,7 @@
 #pragma once
-#include "tessera/testing/op_call.h"
+#include "tessera/testing/detail/op_call.h"
 #include "tessera/testing/rule_oracle.h"
-#include "tessera/testing/sample_maker.h"
+#include "tessera/testing/detail/sample_maker.h"
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 #include "tests/rules/family_test.h"
 
-#include "tessera/rules/view_map.h"
+#include "tessera/rules/detail/view_map.h"
 
 using namespace tessera;
 using namespace tessera::testing;

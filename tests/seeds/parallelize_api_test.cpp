@@ -6,7 +6,7 @@
 #include "tessera/models/mlp.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/spawn.h"
 
 #include <gtest/gtest.h>

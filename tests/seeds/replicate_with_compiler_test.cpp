@@ -1,24 +1,24 @@
 // PyTorch's test of replicate under its compiler, under its name, on the CPU: two processes, four for tensor
 // parallelism, over shm. What the original compiles on a GPU, and what it skips without one, runs here as well; its
 // bodies that were lost are written again.
-#include "tessera/base/op_mode.h"
-#include "tessera/compile/backward/compile_backward.h"
-#include "tessera/compile/compile.h"
-#include "tessera/compile/counters.h"
+#include "tessera/tracing/op_mode.h"
+#include "tessera/compile/api/compile_backward.h"
+#include "tessera/compile/api/compile.h"
+#include "tessera/compile/api/counters.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/reducer_mode.h"
 #include "tessera/data_parallel/replicate.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/nn/load_state_dict.h"
+#include "tessera/state/load_state_dict.h"
 #include "tessera/nn/modules.h"
-#include "tessera/nn/state_dict.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/file_check.h"
+#include "tessera/testing/detail/file_check.h"
 #include "tessera/testing/spawn.h"
 
 #include <gtest/gtest.h>

@@ -1,12 +1,12 @@
 // PyTorch's test of whole-step data-parallel compilation, under its name: two processes, over shm and over gloo. The
 // original runs the compiled step once; here it runs three times, and collectives and placements are asserted.
-#include "tessera/compile/compile.h"
+#include "tessera/compile/api/compile.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/nn/load_state_dict.h"
+#include "tessera/state/load_state_dict.h"
 #include "tessera/nn/modules.h"
-#include "tessera/nn/state_dict.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/testing/assert_close.h"

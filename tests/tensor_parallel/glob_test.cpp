@@ -1,6 +1,6 @@
-#include "tessera/tensor_parallel/glob.h"
+#include "tessera/tensor_parallel/detail/glob.h"
 
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
 

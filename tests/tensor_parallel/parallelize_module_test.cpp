@@ -5,9 +5,9 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/models/mlp.h"
 #include "tessera/nn/attention_heads.h"
-#include "tessera/tensor_parallel/module_work.h"
+#include "tessera/tensor_parallel/detail/module_plan.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>

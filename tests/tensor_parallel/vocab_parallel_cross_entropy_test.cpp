@@ -1,13 +1,13 @@
 // The loss over cut classes: its value and gradients are those of the plain cross entropy, and it tells other ranks
 // three numbers a position.
-#include "tessera/tensor_parallel/vocab_parallel_cross_entropy.h"
+#include "tessera/tensor_parallel/detail/vocab_parallel_cross_entropy.h"
 
 #include "tessera/base/error.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
@@ -167,7 +167,7 @@ TEST(VocabParallelCrossEntropy, PositionsCutOverOtherAxes) {
       EXPECT_EQ(found.backward, 0);
       found = distributed(s, mesh, {Shard(2), Shard(1)});  // a dim behind the classes
       expect_same(found.whole, plain(s), {1e-12, 1e-12}, "last dim cut");
-      EXPECT_EQ(found.loss[0], row.loss.is_cut() ? Shard(1) : row.loss);
+      EXPECT_EQ(found.loss[0], row.loss.is_sharded() ? Shard(1) : row.loss);
       found = distributed(s, mesh, {Shard(0), Replicate()});  // no class is cut: nobody is asked, but for the mean
       expect_same(found.whole, plain(s), {1e-12, 1e-12}, "only the batch cut");
       EXPECT_EQ(found.forward, row.forward - 3);

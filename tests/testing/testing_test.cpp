@@ -1,9 +1,9 @@
 // The testing kit itself: what must fail does fail, and says so.
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/counting_allocator.h"
-#include "tessera/testing/file_check.h"
+#include "tessera/testing/detail/counting_allocator.h"
+#include "tessera/testing/detail/file_check.h"
 #include "tessera/testing/ranks.h"
-#include "tessera/testing/subtests.h"
+#include "tessera/testing/detail/subtests.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

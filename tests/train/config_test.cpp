@@ -2,9 +2,9 @@
 #include "tessera/train/config.h"
 
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
-#include "tessera/train/network.h"
-#include "tessera/train/step.h"
+#include "tessera/testing/expect_error.h"
+#include "tessera/train/detail/network.h"
+#include "tessera/train/detail/train_step.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // The same training on any mesh: the same weights to start with, to the bit, and the same losses.
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
-#include "tessera/train/checksum.h"
+#include "tessera/testing/expect_error.h"
+#include "tessera/train/detail/checksum.h"
 #include "tessera/train/plan.h"
 #include "tests/train/tiny_run.h"
 

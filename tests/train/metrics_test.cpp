@@ -1,12 +1,12 @@
 // What training writes down, and how it watches itself.
-#include "tessera/base/crc32c.h"
+#include "tessera/base/detail/crc32c.h"
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
-#include "tessera/train/console.h"
-#include "tessera/train/device.h"
-#include "tessera/train/event_file.h"
-#include "tessera/train/metrics_file.h"
-#include "tessera/train/sentinel.h"
+#include "tessera/testing/expect_error.h"
+#include "tessera/train/detail/console.h"
+#include "tessera/train/detail/device.h"
+#include "tessera/train/detail/event_file.h"
+#include "tessera/train/detail/metrics_file.h"
+#include "tessera/train/detail/sentinel.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -2,7 +2,7 @@
 #include "tessera/train/plan.h"
 
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tests/train/tiny_run.h"
 
 #include <chrono>

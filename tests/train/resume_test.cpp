@@ -3,9 +3,9 @@
 #include "tessera/checkpoint/folders.h"
 #include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/safetensors_file.h"
-#include "tessera/checkpoint/source.h"
+#include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tests/checkpoint/new_folder.h"
 #include "tests/train/tiny_run.h"
 

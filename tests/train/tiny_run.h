@@ -1,9 +1,9 @@
 #pragma once
 // Short trainings of a tiny model on thread ranks, and what they came to.
-#include "tessera/compile/compile.h"
+#include "tessera/compile/api/compile.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/ranks.h"
-#include "tessera/train/metrics_file.h"
+#include "tessera/train/detail/metrics_file.h"
 #include "tessera/train/trainer.h"
 
 #include <gtest/gtest.h>

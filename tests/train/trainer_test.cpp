@@ -1,6 +1,6 @@
 // Ways to compute a step, and what happens when one goes wrong.
 #include "tessera/base/error.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tests/train/tiny_run.h"
 
 #include <unistd.h>

@@ -1,6 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/backends.h"
-#include "tessera/comm/watch/watched.h"
+#include "tessera/comm/detail/watch/watched.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 

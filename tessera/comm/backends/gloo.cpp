@@ -2,7 +2,7 @@
 // alone is compiled with stand-ins for them on its include path (detail/gloo_stub); gloo's types occur in the class
 // only behind shared_ptr, so their contents do not matter here.
 #define USE_C10D_GLOO 1
-#include "tessera/base/settings.h"
+#include "tessera/base/detail/settings.h"
 #include "tessera/comm/backends.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>

@@ -1,6 +1,6 @@
 #include "tessera/comm/backends.h"
-#include "tessera/comm/region/backend.h"
-#include "tessera/comm/region/shared_region.h"
+#include "tessera/comm/detail/region/region_backend.h"
+#include "tessera/comm/detail/region/shared_region.h"
 
 // Ranks are processes of one machine.
 namespace tessera::comm::detail {

@@ -1,6 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/backends.h"
-#include "tessera/comm/region/backend.h"
+#include "tessera/comm/detail/region/region_backend.h"
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -2,9 +2,9 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/comm/detail/posting.h"
 #include "tessera/comm/detail/work_state.h"
-#include "tessera/comm/label.h"
-#include "tessera/comm/watch/journal.h"
-#include "tessera/comm/watch/watched.h"
+#include "tessera/comm/detail/collective_label.h"
+#include "tessera/comm/detail/watch/journal.h"
+#include "tessera/comm/detail/watch/watched.h"
 
 #include <ATen/record_function.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/comm/records.h"
+#include "tessera/comm/detail/records.h"
 
 namespace tessera::comm::detail {
 

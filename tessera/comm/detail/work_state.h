@@ -1,7 +1,7 @@
 #pragma once
 #include "tessera/base/error.h"
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/records.h"
+#include "tessera/comm/detail/records.h"
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 

@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/comm/hosts.h"
+#include "tessera/comm/detail/hosts.h"
 #include "tessera/comm/world.h"
 
 #include <map>

@@ -1,10 +1,10 @@
 #include "tessera/data_parallel/detail/group_batch_norm.h"
 
 #include "tessera/base/error.h"
-#include "tessera/base/libtorch_autograd.h"
-#include "tessera/base/module_name.h"
-#include "tessera/comm/ops.h"
-#include "tessera/dtensor/meta.h"
+#include "tessera/base/detail/libtorch_autograd_compat.h"
+#include "tessera/base/detail/module_name.h"
+#include "tessera/comm/functional_collectives.h"
+#include "tessera/dtensor/detail/meta.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>

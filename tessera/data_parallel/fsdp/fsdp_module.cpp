@@ -2,8 +2,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/world.h"
-#include "tessera/data_parallel/fsdp/compiled_step.h"
-#include "tessera/data_parallel/fsdp/sharded_module.h"
+#include "tessera/data_parallel/fsdp/detail/engine/compiled_step.h"
+#include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
 #include "tessera/nn/module_tree.h"
 
 namespace tessera {

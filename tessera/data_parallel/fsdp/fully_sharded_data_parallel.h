@@ -1,7 +1,7 @@
 #pragma once
-#include "tessera/data_parallel/fsdp/options.h"
-#include "tessera/data_parallel/fsdp/sharded_module.h"
-#include "tessera/data_parallel/fsdp/summon.h"
+#include "tessera/data_parallel/fsdp/detail/api/options.h"
+#include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
+#include "tessera/data_parallel/fsdp/summon_full_params.h"
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>

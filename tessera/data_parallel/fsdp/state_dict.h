@@ -1,7 +1,7 @@
 #pragma once
-#include "tessera/nn/load_state_dict.h"
-#include "tessera/nn/optimizer_state.h"
-#include "tessera/nn/state_dict.h"
+#include "tessera/state/load_state_dict.h"
+#include "tessera/state/optimizer_state.h"
+#include "tessera/state/state_dict.h"
 
 #include <torch/nn/module.h>
 

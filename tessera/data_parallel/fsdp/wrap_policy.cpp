@@ -1,8 +1,8 @@
 #include "tessera/data_parallel/fsdp/wrap_policy.h"
 
 #include "tessera/base/error.h"
-#include "tessera/data_parallel/fsdp/ignored.h"
-#include "tessera/data_parallel/fsdp/sharded_module.h"
+#include "tessera/data_parallel/fsdp/detail/api/ignored_modules.h"
+#include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
 #include "tessera/nn/hooks.h"
 #include "tessera/nn/module_tree.h"
 

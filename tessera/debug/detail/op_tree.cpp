@@ -1,6 +1,6 @@
 #include "tessera/debug/detail/op_tree.h"
 
-#include "tessera/base/module_name.h"
+#include "tessera/base/detail/module_name.h"
 
 #include <sstream>
 

@@ -1,6 +1,6 @@
 #pragma once
-#include "tessera/comm/records.h"
-#include "tessera/placement/tensor_spec.h"
+#include "tessera/comm/detail/records.h"
+#include "tessera/placement/detail/tensor_spec.h"
 
 #include <c10/util/ArrayRef.h>
 

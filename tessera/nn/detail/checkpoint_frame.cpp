@@ -1,8 +1,8 @@
 #include "tessera/nn/detail/checkpoint_frame.h"
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dispatch.h"
-#include "tessera/dtensor/meta.h"
+#include "tessera/dtensor/detail/dispatch.h"
+#include "tessera/dtensor/detail/meta.h"
 
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -80,7 +80,7 @@ std::optional<KeptTensor> CheckpointFrame::Slot::take(Backward backward) {
 CheckpointFrame::CheckpointFrame(const CheckpointOptions& options, const Tensors& inputs, Again again)
     : options_(options), again_(std::move(again)), state_(inputs, options.preserve_rng_state) {
   for (const auto& packer : packers())
-    if (packer->claims == Claims::Some) claimers_.push_back(packer);
+    if (packer->claims == Packs::Some) claimers_.push_back(packer);
   inputs_.reserve(inputs.size());
   for (const auto& t : inputs) inputs_.emplace_back(t, /*is_output=*/false);
   if (options.keep) kept_.emplace(options.keep);
@@ -133,7 +133,7 @@ void CheckpointFrame::run_again(Run& run) {
   const at::AutoGradMode with_gradients(true);
   auto packers = claimers_;  // and nothing else that is on: as if this were the only checkpoint
   packers.push_back(
-      std::make_shared<const Packer>(Packer{Claims::All, [&](const at::Tensor& t) { return pack_again(run, t); }}));
+      std::make_shared<const Packer>(Packer{Packs::All, [&](const at::Tensor& t) { return pack_again(run, t); }}));
   const OnlyPackers only(std::move(packers));
   std::optional<KeptResults::HandingOut> handing_out;
   std::optional<OpModeScope> selective;
@@ -207,7 +207,7 @@ void CheckpointFrame::forward_ended() {
 struct CheckpointForward::Guards {
   explicit Guards(std::shared_ptr<CheckpointFrame> f)
       : frame(std::move(f)),
-        scope(Packer{Claims::All, [frame = frame.get()](const at::Tensor& t) { return frame->pack(t); }}),
+        scope(Packer{Packs::All, [frame = frame.get()](const at::Tensor& t) { return frame->pack(t); }}),
         following(frame->options_.determinism_check ? &frame->trail_ : nullptr) {
     if (!frame->kept_) return;
     keeping.emplace(*frame->kept_, frame->trail_, frame->state_.random());

@@ -4,7 +4,7 @@
 #include "tessera/nn/detail/kept_results.h"
 #include "tessera/nn/detail/trail.h"
 #include "tessera/nn/saved_tensor_hooks.h"
-#include "tessera/placement/tensor_spec.h"
+#include "tessera/placement/detail/tensor_spec.h"
 
 #include <c10/util/DimVector.h>
 #include <torch/csrc/autograd/saved_variable.h>

@@ -1,6 +1,6 @@
 #include "tessera/nn/detail/forward_state.h"
 
-#include "tessera/dtensor/meta.h"
+#include "tessera/dtensor/detail/meta.h"
 #include "tessera/dtensor/random.h"
 
 #include <ATen/Context.h>

@@ -1,8 +1,8 @@
 #include "tessera/nn/detail/kept_results.h"
 
 #include "tessera/base/error.h"
-#include "tessera/base/module_name.h"
-#include "tessera/dtensor/meta.h"
+#include "tessera/base/detail/module_name.h"
+#include "tessera/dtensor/detail/meta.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>

@@ -1,9 +1,9 @@
 #pragma once
-#include "tessera/base/op_mode.h"
+#include "tessera/tracing/op_mode.h"
 #include "tessera/nn/detail/forward_state.h"
 #include "tessera/nn/detail/trail.h"
 #include "tessera/nn/saved_tensor_hooks.h"
-#include "tessera/nn/selective.h"
+#include "tessera/nn/detail/selective.h"
 
 #include <ATen/core/ivalue.h>
 

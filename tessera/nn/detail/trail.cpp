@@ -1,7 +1,7 @@
 #include "tessera/nn/detail/trail.h"
 
-#include "tessera/base/module_name.h"
-#include "tessera/dtensor/dispatch.h"
+#include "tessera/base/detail/module_name.h"
+#include "tessera/dtensor/detail/dispatch.h"
 #include "tessera/nn/module_tree.h"
 
 #include <ATen/SequenceNumber.h>

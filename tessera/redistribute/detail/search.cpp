@@ -1,7 +1,7 @@
 #include "tessera/redistribute/detail/search.h"
 
 #include "tessera/base/error.h"
-#include "tessera/redistribute/cost.h"
+#include "tessera/redistribute/detail/cost.h"
 #include "tessera/redistribute/detail/transition.h"
 
 #include <algorithm>
@@ -99,7 +99,7 @@ class Search {
     there_ = here_;
     for (size_t a = 0; a < axes_.size(); a++) {
       const auto& [options, stride] = axes_[a];
-      if (here_[a].is_cut() && !is_last_cut(here_, problem_.mesh_shape, static_cast<int64_t>(a))) continue;
+      if (here_[a].is_sharded() && !is_last_cut(here_, problem_.mesh_shape, static_cast<int64_t>(a))) continue;
       for (State digit_there = 0; digit_there < options.size(); digit_there++) {
         if (options[digit_there] == here_[a]) continue;
         // Terms are made only where they are asked for, never from terms that were reduced on the way.

@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/redistribute/plan.h"
+#include "tessera/redistribute/detail/plan.h"
 
 namespace tessera::redistribute::detail {
 

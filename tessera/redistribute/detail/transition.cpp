@@ -1,6 +1,6 @@
 #include "tessera/redistribute/detail/transition.h"
 
-#include "tessera/redistribute/cost.h"
+#include "tessera/redistribute/detail/cost.h"
 
 #include <algorithm>
 #include <cmath>
@@ -32,28 +32,28 @@ std::optional<Move> from_replicate(const Placement& to) {
 std::optional<Move> direct_move(const Placement& from, const Placement& to) {
   if (from == to) return Move::Nothing;
   if (from.is_replicate()) return from_replicate(to);
-  if (from.is_cut()) {
+  if (from.is_sharded()) {
     if (to.is_replicate()) return Move::AllGather;
-    if (to.is_cut()) return Move::AllToAll;
+    if (to.is_sharded()) return Move::AllToAll;
     return {};
   }
   if (to.is_replicate()) return Move::AllReduce;
-  if (to.is_cut()) return Move::ReduceScatter;
+  if (to.is_sharded()) return Move::ReduceScatter;
   return {};
 }
 
 bool cuts_alike(const Placement& a, const Placement& b, int64_t ranks) {
-  return a.is_cut() && b.is_cut(a.dim) && (ranks == 1 || (a.factor == 1 && b.factor == 1));
+  return a.is_sharded() && b.is_sharded(a.dim) && (ranks == 1 || (a.factor == 1 && b.factor == 1));
 }
 
 bool is_last_cut(PlacementsRef state, c10::IntArrayRef mesh_shape, int64_t axis) {
   bool strided = false, nested = false;
   for (size_t other = 0; other < state.size(); other++) {
-    if (!state[other].is_cut(state[axis].dim)) continue;
+    if (!state[other].is_sharded(state[axis].dim)) continue;
     strided |= !state[other].is_shard();
     nested |= static_cast<int64_t>(other) > axis;
   }
-  return strided ? cut_order(state, mesh_shape, state[axis].dim).back().axis == axis : !nested;
+  return strided ? shard_order(state, mesh_shape, state[axis].dim).back().axis == axis : !nested;
 }
 
 bool is_last_reduction(PlacementsRef state, int64_t axis) {
@@ -69,8 +69,8 @@ bool is_last_reduction(PlacementsRef state, int64_t axis) {
 std::optional<Move> legal_move(PlacementsRef from, PlacementsRef to, c10::IntArrayRef mesh_shape, int64_t axis) {
   auto move = direct_move(from[axis], to[axis]);
   if (!move) return {};
-  if (from[axis].is_cut() && !is_last_cut(from, mesh_shape, axis)) return {};
-  if (to[axis].is_cut() && !is_last_cut(to, mesh_shape, axis)) return {};
+  if (from[axis].is_sharded() && !is_last_cut(from, mesh_shape, axis)) return {};
+  if (to[axis].is_sharded() && !is_last_cut(to, mesh_shape, axis)) return {};
   if (from[axis].is_partial() && !is_last_reduction(from, axis)) return {};
   // A part of a product's factors is not a factor of a part; every other reduction of x/n is the reduction of x, over
   // n.

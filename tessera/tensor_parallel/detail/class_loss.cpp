@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/dtensor/edges.h"
+#include "tessera/dtensor/detail/edges.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/core/grad_mode.h>
@@ -27,7 +27,7 @@ Sizes sizes_without(c10::IntArrayRef sizes, int64_t dim) {
 Placements placements_without(PlacementsRef placements, int64_t dim) {
   Placements rest;
   for (const auto& p : placements)
-    rest.push_back(!p.is_cut() || p.dim == dim ? Replicate() : p.with_dim(p.dim > dim ? p.dim - 1 : p.dim));
+    rest.push_back(!p.is_sharded() || p.dim == dim ? Replicate() : p.with_dim(p.dim > dim ? p.dim - 1 : p.dim));
   return rest;
 }
 
@@ -60,7 +60,7 @@ void check_arguments(const char* op, const Tensor& scores, const Tensor& target,
 // This rank's piece of `t`, laid out as `placements` say. A plain one is the whole, the same on every rank.
 Tensor piece_of(const Tensor& t, const char* name, const TensorSpec& scores, PlacementsRef placements, const char* op) {
   if (!is_dtensor(t)) {
-    const bool cut = std::ranges::any_of(placements, [](const auto& p) { return p.is_cut(); });
+    const bool cut = std::ranges::any_of(placements, [](const auto& p) { return p.is_sharded(); });
     if (!cut) return t.detach();
     return local_of(distribute_tensor(t.detach(), scores.mesh, placements, {.src_data_rank = std::nullopt}));
   }
@@ -85,7 +85,7 @@ ClassLoss pose(const char* op, const Tensor& scores, const Tensor& target, const
   loss.piece = {dim, {}, scores.size(dim), options.ignore_index};
   for (const auto& run : spec.runs(dim)) loss.piece.runs.insert(loss.piece.runs.end(), {run.begin, run.end});
   for (size_t axis = 0; axis < placements.size(); axis++)
-    if (placements[axis].is_cut(dim)) loss.groups.push_back(spec.mesh.get_group(static_cast<int64_t>(axis)));
+    if (placements[axis].is_sharded(dim)) loss.groups.push_back(spec.mesh.get_group(static_cast<int64_t>(axis)));
 
   const auto sizes = sizes_without(spec.sizes, dim);
   const auto positions = placements_without(placements, dim);

@@ -1,8 +1,8 @@
 #pragma once
 #include "tessera/comm/communicator.h"
-#include "tessera/placement/tensor_spec.h"
+#include "tessera/placement/detail/tensor_spec.h"
 #include "tessera/tensor_parallel/detail/class_ops.h"
-#include "tessera/tensor_parallel/vocab_parallel_cross_entropy.h"
+#include "tessera/tensor_parallel/detail/vocab_parallel_cross_entropy.h"
 
 #include <vector>
 

@@ -1,5 +1,5 @@
 // Steps that are not one forward and one backward through everything.
-#include "tessera/comm/records.h"
+#include "tessera/comm/detail/records.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/models/gpt2.h"
@@ -7,8 +7,8 @@
 #include "tessera/nn/checkpoint_wrapper.h"
 #include "tessera/nn/deferred_init.h"
 #include "tessera/optim/sgd.h"
-#include "tessera/testing/counting_allocator.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/detail/counting_allocator.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 #include "tests/data_parallel/fsdp/stacks.h"
 

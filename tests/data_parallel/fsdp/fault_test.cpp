@@ -3,8 +3,8 @@
 #include "tessera/nn/grad_hooks.h"
 #include "tessera/nn/hooks.h"
 #include "tessera/optim/sgd.h"
-#include "tessera/testing/counting_allocator.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/detail/counting_allocator.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 #include "tests/data_parallel/fsdp/stacks.h"
 

@@ -2,9 +2,9 @@
 #include "tessera/data_parallel/fsdp/fsdp_module.h"
 
 #include "tessera/debug/comm_debug_mode.h"
-#include "tessera/nn/module_list.h"
+#include "tessera/nn/detail/module_list.h"
 #include "tessera/optim/sgd.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 #include "tests/data_parallel/fsdp/stacks.h"
 

@@ -5,7 +5,7 @@
 #include "tessera/models/loss.h"
 #include "tessera/optim/adam.h"
 #include "tessera/testing/spawn.h"
-#include "tessera/testing/step_memory.h"
+#include "tessera/testing/detail/step_memory.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,7 +1,7 @@
 // The order of collectives against computation, read from their records.
 #include "tessera/data_parallel/fsdp/fsdp_module.h"
 
-#include "tessera/comm/records.h"
+#include "tessera/comm/detail/records.h"
 #include "tessera/nn/hooks.h"
 #include "tessera/testing/ranks.h"
 #include "tests/data_parallel/fsdp/stacks.h"

@@ -1,4 +1,4 @@
-#include "tessera/data_parallel/fsdp/shard_layout.h"
+#include "tessera/data_parallel/fsdp/detail/engine/shard_layout.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>

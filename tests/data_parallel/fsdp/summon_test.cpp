@@ -1,10 +1,10 @@
-#include "tessera/data_parallel/fsdp/summon.h"
+#include "tessera/data_parallel/fsdp/summon_full_params.h"
 
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 #include "tests/data_parallel/batches.h"
 

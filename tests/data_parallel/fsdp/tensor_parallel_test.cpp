@@ -1,19 +1,19 @@
 // fully_shard of parameters that tensor parallelism has cut already: one distributed tensor over all axes, right in
 // every view of it, uneven sizes included.
 #include "tessera/data_parallel/fsdp/fully_shard.h"
-#include "tessera/data_parallel/fsdp/joint_spec.h"
+#include "tessera/data_parallel/fsdp/detail/engine/joint_spec.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/llama.h"
 #include "tessera/models/loss.h"
 #include "tessera/models/plans.h"
 #include "tessera/nn/module_tree.h"
-#include "tessera/nn/state_dict.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 #include "tests/data_parallel/batches.h"
 

@@ -1,10 +1,10 @@
 // fully_shard of modules as torch::nn has them, which cannot have hooks.
-#include "tessera/data_parallel/fsdp/sharded_module.h"
+#include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/nn/grad_hooks.h"
 #include "tessera/optim/adam.h"
-#include "tessera/testing/counting_allocator.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/detail/counting_allocator.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 #include "tests/data_parallel/fsdp/stacks.h"
 

@@ -3,7 +3,7 @@
 #include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/message_of.h"
+#include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 #include "tests/data_parallel/batches.h"
 

@@ -1,6 +1,6 @@
 #include "tessera/nn/detail/deferred/call.h"
 
-#include "tessera/dtensor/meta.h"
+#include "tessera/dtensor/detail/meta.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/base/deferred_key.h"
+#include "tessera/base/detail/deferred_key.h"
 
 // How ops get onto the tape: under a mode key above autograd, by a fallback that runs each of them on the meta device.
 namespace tessera::detail::deferred {

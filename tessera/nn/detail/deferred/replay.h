@@ -1,6 +1,6 @@
 #pragma once
 #include "tessera/nn/detail/deferred/tape.h"
-#include "tessera/placement/tensor_spec.h"
+#include "tessera/placement/detail/tensor_spec.h"
 
 #include <optional>
 

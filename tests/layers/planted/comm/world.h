@@ -1,2 +1,2 @@
-#include "tessera/base/log.h"
+#include "tessera/base/detail/warn_once.h"
 #include "tessera/nowhere/at_all.h"  // BAD: no such layer

@@ -1,0 +1,154 @@
+#include "tessera/comm/detail/hosts.h"
+
+#include "tessera/base/error.h"
+#include "tessera/base/detail/settings.h"
+#include "tessera/comm/backends.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <set>
+#include <sstream>
+
+namespace tessera::comm {
+namespace {
+
+std::string first_word(const char* path) {
+  std::string word;
+  std::ifstream(path) >> word;
+  return word;
+}
+
+// The value of a row of /proc/self/status: "Cpus_allowed_list:  0-3".
+std::string status_row(const std::string& name) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with(name + ":")) {
+      std::string value;
+      std::istringstream(line.substr(name.size() + 1)) >> value;
+      return value;
+    }
+  return "";
+}
+
+std::string host_name() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "?";
+}
+
+// "0-2,5" -> 0 1 2 5
+std::set<int64_t> parse_cores(const std::string& text) {
+  std::set<int64_t> cores;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    int64_t first = 0;
+    const char* end = part.data() + part.size();
+    const char* at = std::from_chars(part.data(), end, first).ptr;
+    int64_t last = first;
+    if (at != end && *at == '-') std::from_chars(at + 1, end, last);
+    for (int64_t core = first; core <= last; core++) cores.insert(core);
+  }
+  return cores;
+}
+
+std::string key_of(int64_t rank) { return c10::str("host/", rank); }
+
+}  // namespace
+
+Host this_host() {
+  struct stat shm {
+  }, pids{};
+  Host host;
+  if (stat("/dev/shm", &shm) != 0)
+    host.shm = c10::str("/dev/shm: ", std::strerror(errno));
+  else if (access("/dev/shm", W_OK | X_OK) != 0)
+    host.shm = c10::str("/dev/shm cannot be written: ", std::strerror(errno));
+  stat("/proc/self/ns/pid", &pids);
+  host.machine = c10::str(host_name(), "/", first_word("/proc/sys/kernel/random/boot_id").substr(0, 13), "/",
+                          shm.st_dev, "/", pids.st_ino, "/", geteuid());
+  host.pid = getpid();
+  host.cores = status_row("Cpus_allowed_list");
+  host.devices = detail::nccl_devices();
+  host.visible = setting("CUDA_VISIBLE_DEVICES");
+  return host;
+}
+
+std::string to_text(const Host& host) {
+  return c10::str(host.machine, "\n", host.pid, "\n", host.cores, "\n", host.shm, "\n", host.devices, "\n",
+                  host.visible);
+}
+
+Host parse_host(const std::string& text) {
+  Host host;
+  std::istringstream lines(text);
+  std::string pid, devices;
+  std::getline(lines, host.machine);
+  std::getline(lines, pid);
+  std::getline(lines, host.cores);
+  std::getline(lines, host.shm);
+  std::getline(lines, devices);
+  std::getline(lines, host.visible);
+  const auto number = [](const std::string& text, int64_t& value) {
+    return std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc();
+  };
+  TESSERA_CHECK(number(pid, host.pid) && number(devices, host.devices), CommError, "the store holds '", text,
+                "' where a rank should have said which host it is on");
+  return host;
+}
+
+std::vector<Host> meet_hosts(c10d::Store& store, int64_t rank, int64_t size, std::chrono::milliseconds timeout) {
+  const auto bytes = [](const std::string& text) { return std::vector<uint8_t>(text.begin(), text.end()); };
+  store.set(key_of(rank), bytes(to_text(this_host())));
+  std::vector<Host> hosts;
+  for (int64_t r = 0; r < size; r++) {
+    try {
+      store.wait({key_of(r)}, timeout);
+    } catch (const std::exception& error) {
+      TESSERA_FAIL(CommError, "rank ", rank, " waited ", static_cast<double>(timeout.count()) / 1000.0, " s for rank ",
+                   r, " of ", size, " to join; it has not come. Was it started, with the same rendezvous address?");
+    }
+    const auto text = store.get(key_of(r));
+    hosts.push_back(parse_host(std::string(text.begin(), text.end())));
+  }
+  return hosts;
+}
+
+bool cores_to_spare(int64_t ranks) {
+  return ranks <= static_cast<int64_t>(parse_cores(status_row("Cpus_allowed_list")).size());
+}
+
+bool cores_to_spare(const std::vector<Host>& hosts, int64_t rank) {
+  const Host& me = hosts[static_cast<size_t>(rank)];
+  std::set<int64_t> cores;
+  size_t ranks = 0;
+  for (const Host& host : hosts)
+    if (host.machine == me.machine) {
+      ranks++;
+      cores.merge(parse_cores(host.cores));
+    }
+  return ranks <= cores.size();
+}
+
+// Ranks to which a launcher shows different devices have those; ranks that see the same ones share them out.
+bool devices_for_all(const std::vector<Host>& hosts) {
+  struct Seen {
+    int64_t ranks = 0, devices = 0;
+  };
+  std::map<std::pair<std::string, std::string>, Seen> seen;  // by machine and what is visible
+  for (const Host& host : hosts) {
+    Seen& s = seen[{host.machine, host.visible}];
+    s.ranks++;
+    s.devices = host.devices;
+  }
+  return !hosts.empty() &&
+         std::all_of(seen.begin(), seen.end(), [](const auto& s) { return s.second.ranks <= s.second.devices; });
+}
+
+}  // namespace tessera::comm

@@ -1,0 +1,34 @@
+#include "tessera/comm/detail/watch/process.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <sstream>
+
+namespace tessera::comm::watch {
+
+// "4711 (a name (with) brackets) S 1 ..."   the state comes after the last bracket, the start 19 fields later
+Process look_at_process(pid_t pid) {
+  Process found;
+  char text[1024];
+  const int fd = open(c10::str("/proc/", pid, "/stat").c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return found;
+  const ssize_t size = read(fd, text, sizeof text);
+  close(fd);
+  if (size <= 0) return found;
+  const std::string line(text, static_cast<size_t>(size));
+  const size_t bracket = line.rfind(')');
+  if (bracket == std::string::npos) return found;
+  std::istringstream fields(line.substr(bracket + 1));
+  std::string state, skipped;
+  fields >> state;
+  for (int i = 0; i < 18; i++) fields >> skipped;
+  fields >> found.started;
+  found.alive = state != "Z" && state != "X";
+  found.stopped = state == "T";
+  return found;
+}
+
+}  // namespace tessera::comm::watch

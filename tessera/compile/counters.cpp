@@ -1,6 +1,0 @@
-#include "tessera/compile/counters.h"
-
-tessera::Counters& tessera::counters() {
-  thread_local Counters it;
-  return it;
-}

@@ -1,0 +1,40 @@
+#include "tessera/compile/detail/codegen/lower.h"
+
+#include "tessera/base/error.h"
+#include "tessera/base/detail/warn_once.h"
+#include "tessera/compile/detail/codegen/compiler.h"
+#include "tessera/compile/detail/codegen/library.h"
+
+namespace tessera::compiler {
+namespace {
+
+std::vector<PassReport> generate_kernels(Program& program, bool verified) {
+  if (!codegen::available()) {
+    warn_once("codegen/no compiler",
+              "codegen: there is no C++ compiler (CXX, or c++, g++, clang++ in PATH); programs are replayed op by op");
+    return {};
+  }
+  auto fused = program;
+  auto report = run_passes(fused, {find_pass("fuse_pointwise")}, verified);
+  if (report[0].matched.times == 0) return report;
+  try {
+    codegen::Library::load(fused.kernels);  // kept on disk, where the executable finds it
+  } catch (const UsageError& error) {
+    warn_once("codegen/failed", c10::str(error.what_without_backtrace(), "\nprograms are replayed op by op"));
+    return {};
+  }
+  program = std::move(fused);
+  return report;
+}
+
+}  // namespace
+
+std::vector<PassReport> lower(Program& program, const Settings& settings) {
+  if (settings.run_with) return {};  // whoever runs it wants ops it knows
+  auto report = run_passes(program, {find_pass("in_place_collectives")}, settings.verified);
+  if (settings.codegen)
+    for (auto& each : generate_kernels(program, settings.verified)) report.push_back(std::move(each));
+  return report;
+}
+
+}  // namespace tessera::compiler

@@ -1,0 +1,167 @@
+#include "tessera/compile/detail/codegen/pointwise.h"
+
+#include <algorithm>
+#include <string_view>
+
+namespace tessera::compiler::codegen {
+namespace {
+
+struct PointwiseRow {
+  const char* name;
+  const char* formula;
+  int must = -1;       // this argument
+  double must_be = 0;  // is this number
+};
+
+// Each is at most one rounding, which is the same in C and in LibTorch's vectorised kernels (alpha = 1 too: a fused
+// multiply-add of 1 * b rounds once). Missing on purpose: what rounds twice, where LibTorch's compiler may have fused
+// (addcmul, lerp), and transcendental functions, which are Sleef's or MKL's there.
+constexpr PointwiseRow kRows[] = {
+    {"aten.add.Scalar", "$0 + $1", 2, 1},
+    {"aten.add.Tensor", "$0 + $1", 2, 1},
+    {"aten.add_.Scalar", "$0 + $1", 2, 1},
+    {"aten.add_.Tensor", "$0 + $1", 2, 1},
+    {"aten.clone", "$0"},
+    {"aten.copy_", "$1"},
+    {"aten.div.Scalar", "$0 / $1"},
+    {"aten.div.Tensor", "$0 / $1"},
+    {"aten.div_.Scalar", "$0 / $1"},
+    {"aten.div_.Tensor", "$0 / $1"},
+    {"aten.fill_.Scalar", "$1"},
+    {"aten.mul.Scalar", "$0 * $1"},
+    {"aten.mul.Tensor", "$0 * $1"},
+    {"aten.mul_.Scalar", "$0 * $1"},
+    {"aten.mul_.Tensor", "$0 * $1"},
+    {"aten.neg", "-$0"},
+    {"aten.neg_", "-$0"},
+    {"aten.pow.Tensor_Scalar", "$0 * $0", 1, 2},
+    {"aten.relu", "$0 < 0 ? 0 : $0"},  // not a number stays that
+    {"aten.relu_", "$0 < 0 ? 0 : $0"},
+    {"aten.sub.Scalar", "$0 - $1", 2, 1},
+    {"aten.sub.Tensor", "$0 - $1", 2, 1},
+    {"aten.sub_.Scalar", "$0 - $1", 2, 1},
+    {"aten.sub_.Tensor", "$0 - $1", 2, 1},
+    {"aten.threshold_backward", "$1 <= $2 ? 0 : $0"},
+    {"aten.zero_", "0"},
+    {"aten._foreach_add.List", "$0 + $1", 2, 1},
+    {"aten._foreach_add.Scalar", "$0 + $1"},
+    {"aten._foreach_add_.List", "$0 + $1", 2, 1},
+    {"aten._foreach_add_.Scalar", "$0 + $1"},
+    {"aten._foreach_copy_", "$1"},
+    {"aten._foreach_div.List", "$0 / $1"},
+    {"aten._foreach_div.Scalar", "$0 / $1"},
+    {"aten._foreach_div_.List", "$0 / $1"},
+    {"aten._foreach_div_.Scalar", "$0 / $1"},
+    {"aten._foreach_mul.List", "$0 * $1"},
+    {"aten._foreach_mul.Scalar", "$0 * $1"},
+    {"aten._foreach_mul_.List", "$0 * $1"},
+    {"aten._foreach_mul_.Scalar", "$0 * $1"},
+    {"aten._foreach_neg", "-$0"},
+    {"aten._foreach_neg_", "-$0"},
+    {"aten._foreach_zero_", "0"},
+};
+
+const PointwiseRow* find_row(const std::string& name) {
+  for (const auto& row : kRows)
+    if (name == row.name) return &row;
+  return nullptr;
+}
+
+std::optional<double> number_in(const Arg& arg) {
+  const auto* constant = std::get_if<c10::IValue>(&arg);
+  if (!constant || !(constant->isInt() || constant->isDouble())) return {};
+  return constant->toScalar().toDouble();
+}
+
+bool names_operand(std::string_view formula, size_t i) {
+  return formula.find("$" + std::to_string(i)) != std::string_view::npos;
+}
+
+// No two elements in one place, and no gaps.
+bool is_dense(const Type& type) {
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  for (size_t d = 0; d < type.sizes.size(); d++)
+    if (type.sizes[d] != 1) dims.emplace_back(type.strides[d], type.sizes[d]);
+  std::sort(dims.begin(), dims.end());
+  int64_t next = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride != next) return false;
+    next *= size;
+  }
+  return true;
+}
+
+bool is_ours(const Type& type) {
+  return (type.dtype == c10::kFloat || type.dtype == c10::kDouble) && type.device.is_cpu() && type.numel() > 0;
+}
+
+bool fits(const Program& program, const Assignment& made) {
+  if (made.into == kNone) return false;
+  const auto& type = program[made.into].type;
+  if (!is_ours(type) || !is_dense(type)) return false;
+  for (size_t i = 0; i < made.operands.size(); i++) {
+    if (!names_operand(made.formula, i)) continue;  // an argument that does not matter
+    if (const auto* id = std::get_if<ValueId>(&made.operands[i])) {
+      if (*id == kNone || program[*id].type.dtype != type.dtype || !program[*id].type.device.is_cpu() ||
+          !in_step(program[*id].type, type))
+        return false;
+    } else if (!number_in(made.operands[i])) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// Along the first dim, what is joined lies one behind the other.
+std::vector<Assignment> read_cat(const Program& program, const Node& node) {
+  const auto* pieces = std::get_if<ValueList>(&node.args[0]);
+  const auto* into = std::get_if<ValueId>(&node.results[0]);
+  const auto dim = number_in(node.args[1]);
+  if (!pieces || !into || *into == kNone || !dim) return {};
+  const auto& type = program[*into].type;
+  if (!is_ours(type) || !type.is_contiguous()) return {};
+  if (*dim != 0 && *dim != -static_cast<double>(type.sizes.size())) return {};
+  for (const auto id : *pieces)
+    if (id == kNone || program[id].type.dtype != type.dtype || !program[id].type.is_contiguous()) return {};
+  return {{*into, "", {}, *pieces}};
+}
+
+}  // namespace
+
+std::vector<std::string> pointwise_ops() {
+  std::vector<std::string> names;
+  for (const auto& row : kRows) names.emplace_back(row.name);
+  return names;
+}
+
+bool in_step(const Type& a, const Type& b) {
+  if (a.numel() != b.numel()) return false;
+  if (a.is_contiguous() && b.is_contiguous()) return true;
+  if (a.sizes != b.sizes || !is_dense(a)) return false;
+  for (size_t d = 0; d < a.sizes.size(); d++)
+    if (a.sizes[d] != 1 && a.strides[d] != b.strides[d]) return false;
+  return true;
+}
+
+std::vector<Assignment> assignments_of(const Program& program, const Node& node) {
+  const auto name = node.name();
+  if (name == "aten.cat") return read_cat(program, node);
+  const auto* row = find_row(name);
+  if (!row || (row->must >= 0 && number_in(node.args[static_cast<size_t>(row->must)]) != row->must_be)) return {};
+  const auto& target = node.schema().is_mutable() ? node.args[0] : node.results[0];
+  const auto* each = std::get_if<ValueList>(&target);
+  std::vector<Assignment> found(each ? each->size() : 1);
+  for (size_t k = 0; k < found.size(); k++) {
+    found[k].into = each ? (*each)[k] : std::get<ValueId>(target);
+    found[k].formula = row->formula;
+    for (size_t i = 0; i < node.args.size(); i++) {
+      const auto* list = std::get_if<ValueList>(&node.args[i]);
+      const auto operand = list ? Arg((*list)[k]) : node.args[i];
+      found[k].operands.push_back(names_operand(row->formula, i) ? operand : Arg(c10::IValue()));
+    }
+    if (!fits(program, found[k])) return {};
+  }
+  return found;
+}
+
+}  // namespace tessera::compiler::codegen

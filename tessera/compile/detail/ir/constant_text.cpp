@@ -1,0 +1,34 @@
+#include "tessera/compile/detail/ir/constant_text.h"
+
+#include "tessera/tracing/op_mode.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <algorithm>
+
+namespace tessera::compiler {
+namespace {
+
+constexpr int64_t kMost = 16;
+
+}  // namespace
+
+std::optional<std::vector<double>> elements_of(const at::Tensor& constant) {
+  if (!constant.defined() || constant.numel() > kMost || constant.is_complex()) return {};
+  const OpModesOff only_this;
+  const at::NoGradGuard no_grad;
+  const auto plain = constant.to(at::kCPU, at::kDouble).contiguous();
+  return std::vector<double>(plain.const_data_ptr<double>(), plain.const_data_ptr<double>() + plain.numel());
+}
+
+at::Tensor constant_of(const Type& type, const std::vector<double>& elements) {
+  const OpModesOff only_this;
+  const at::NoGradGuard no_grad;
+  auto plain = at::empty_strided(type.sizes, Type::contiguous(at::kDouble, type.sizes).strides, at::kDouble);
+  std::copy(elements.begin(), elements.end(), plain.mutable_data_ptr<double>());
+  auto constant = at::empty_strided(type.sizes, type.strides, at::TensorOptions(type.dtype).device(type.device));
+  return constant.copy_(plain);
+}
+
+}  // namespace tessera::compiler

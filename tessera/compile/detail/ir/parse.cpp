@@ -1,0 +1,328 @@
+#include "tessera/base/error.h"
+#include "tessera/compile/detail/ir/constant_text.h"
+#include "tessera/compile/detail/ir/program.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstring>
+#include <map>
+#include <sstream>
+
+namespace tessera::compiler {
+namespace {
+
+// Reads one line, word by word.
+class Line {
+ public:
+  Line(std::string_view text, int number) : text_(text), number_(number) {}
+
+  bool at_end() {
+    skip();
+    return at_ >= text_.size() || text_[at_] == '#';
+  }
+  bool sees(std::string_view word) {
+    skip();
+    return text_.substr(at_, word.size()) == word;
+  }
+  bool take(std::string_view word) {
+    if (!sees(word)) return false;
+    at_ += word.size();
+    return true;
+  }
+  void expect(std::string_view word) {
+    if (!take(word)) wrong(c10::str("\"", word, "\""));
+  }
+  [[noreturn]] void wrong(const std::string& wanted) {
+    skip();
+    TESSERA_FAIL(UsageError, "line ", number_, ", at \"", text_.substr(at_, 24), "\": expected ", wanted);
+  }
+  std::string word() {
+    skip();
+    const auto begin = at_;
+    while (at_ < text_.size() &&
+           (std::isalnum(static_cast<unsigned char>(text_[at_])) || text_[at_] == '_' || text_[at_] == '.'))
+      at_++;
+    if (begin == at_) wrong("a name");
+    return std::string(text_.substr(begin, at_ - begin));
+  }
+  std::string name() {  // of a group or number: what stands between it and the next blank or mark
+    skip();
+    const auto begin = at_;
+    while (at_ < text_.size() && !std::strchr(" ,)]+", text_[at_])) at_++;
+    if (begin == at_) wrong("a name");
+    return std::string(text_.substr(begin, at_ - begin));
+  }
+  int64_t integer() {
+    skip();
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), value);
+    if (error != std::errc()) wrong("a whole number");
+    at_ = static_cast<size_t>(end - text_.data());
+    return value;
+  }
+  c10::IValue number() {
+    skip();
+    const auto* begin = text_.data() + at_;
+    const auto* limit = text_.data() + text_.size();
+    int64_t whole = 0;
+    double real = 0;
+    const auto as_whole = std::from_chars(begin, limit, whole);
+    const auto as_real = std::from_chars(begin, limit, real);
+    if (as_real.ec != std::errc()) wrong("a number");
+    at_ = static_cast<size_t>(as_real.ptr - text_.data());
+    return as_whole.ec == std::errc() && as_whole.ptr == as_real.ptr ? c10::IValue(whole) : c10::IValue(real);
+  }
+  std::string quoted() {
+    expect("\"");
+    std::string found;
+    for (; at_ < text_.size() && text_[at_] != '"'; at_++) {
+      const bool escaped = text_[at_] == '\\';
+      if (escaped) at_++;
+      if (at_ < text_.size()) found += escaped && text_[at_] == 'n' ? '\n' : text_[at_];
+    }
+    expect("\"");
+    return found;
+  }
+  std::vector<int64_t> integers(std::string_view open, std::string_view close) {
+    std::vector<int64_t> list;
+    expect(open);
+    while (!take(close)) {
+      if (!list.empty()) expect(",");
+      list.push_back(integer());
+    }
+    return list;
+  }
+  std::string rest() {
+    skip();
+    return take("#") ? std::string(text_.substr(std::min(text_.find_first_not_of(' ', at_), text_.size()))) : "";
+  }
+
+ private:
+  void skip() {
+    while (at_ < text_.size() && text_[at_] == ' ') at_++;
+  }
+  std::string_view text_;
+  size_t at_ = 0;
+  int number_;
+};
+
+class Parser {
+ public:
+  Program run(const std::string& text) {
+    std::istringstream in(text);
+    std::string line;
+    for (int number = 1; std::getline(in, line); number++) {
+      Line at(line, number);
+      if (at.at_end()) continue;
+      try {
+        read(at);
+      } catch (const c10::Error& error) {  // what does not know of lines: names of ops, dtypes, devices
+        const std::string said = error.what_without_backtrace();
+        if (said.starts_with("line ")) throw;
+        TESSERA_FAIL(UsageError, "line ", number, ": ", said);
+      }
+    }
+    return std::move(program_);
+  }
+
+ private:
+  void read(Line& at) {
+    if (at.take("group @")) {
+      auto name = at.name();
+      program_.groups.push_back({std::move(name), at.integers("[", "]")});
+      if (at.take("rank ")) program_.groups.back().rank = at.integer();
+    } else if (at.take("number $")) {
+      program_.numbers.push_back({at.name()});
+    } else if (at.take("kernel ")) {
+      auto name = at.word();
+      program_.kernels[std::move(name)] = at.quoted();
+    } else if (at.take("input ")) {
+      const auto value = define(at);
+      const auto role = role_named(at);
+      program_.inputs.push_back({value, role, at.quoted()});
+      if (at.take("=")) program_.inputs.back().constant = read_elements(at, program_[value].type);
+    } else if (at.take("return ")) {
+      read_output(at, Output::Kind::Return);
+    } else if (at.take("gradient ")) {
+      read_output(at, Output::Kind::Gradient);
+    } else if (at.take("kept ")) {
+      read_output(at, Output::Kind::Kept);
+    } else {
+      read_node(at);
+    }
+  }
+
+  at::Tensor read_elements(Line& at, const Type& type) {
+    std::vector<double> elements;
+    at.expect("[");
+    while (!at.take("]")) {
+      if (!elements.empty()) at.expect(",");
+      elements.push_back(at.number().toScalar().toDouble());
+    }
+    if (static_cast<int64_t>(elements.size()) != type.numel()) at.wrong(c10::str(type.numel(), " elements before"));
+    return constant_of(type, elements);
+  }
+
+  void read_output(Line& at, Output::Kind kind) {
+    const auto value = use(at);
+    program_.outputs.push_back({value, kind, at.at_end() ? "" : at.quoted()});
+  }
+
+  void read_node(Line& at) {
+    std::vector<Arg> results;
+    if (at.sees("%") || at.sees("[") || at.sees("undefined")) {
+      do results.push_back(read_result(at));
+      while (at.take(","));
+      at.expect("=");
+    }
+    Node node{find_op(at.word()), {}, std::move(results)};
+    at.expect("(");
+    const auto& arguments = node.schema().arguments();
+    while (!at.take(")")) {
+      if (!node.args.empty()) at.expect(",");
+      if (node.args.size() == arguments.size()) at.wrong(c10::str("\")\": ", node.name(), " takes no more arguments"));
+      node.args.push_back(read_arg(at, *arguments[node.args.size()].type()));
+    }
+    if (node.args.size() != arguments.size()) at.wrong(c10::str(arguments.size(), " arguments"));
+    node.module = at.rest();
+    program_.nodes.push_back(std::move(node));
+  }
+
+  Arg read_result(Line& at) {
+    if (!at.take("[")) return at.take("undefined") ? Arg(kNone) : Arg(define(at));
+    ValueList list;
+    while (!at.take("]")) {
+      if (!list.empty()) at.expect(",");
+      list.push_back(at.take("undefined") ? kNone : define(at));
+    }
+    return list;
+  }
+
+  ValueId define(Line& at) {
+    at.expect("%");
+    const auto name = at.integer();
+    at.expect(":");
+    Type type;
+    type.dtype = dtype_from(at.word());
+    type = Type::contiguous(type.dtype, at.integers("[", "]"));
+    if (at.sees("{")) type.strides = at.integers("{", "}");
+    if (at.take("cuda:")) type.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(at.integer()));
+    auto batch_dim = Value::kNoBatch;
+    if (at.take("batch ")) batch_dim = at.take("reduced") ? Value::kBatchReduced : static_cast<int32_t>(at.integer());
+    ValueId value;
+    if (at.take("in ")) {
+      const auto base = use(at);
+      value = program_.add_in(base, std::move(type), at.take("+") ? at.integer() : 0);
+    } else {
+      value = program_.add(std::move(type));
+    }
+    program_.values.back().batch_dim = batch_dim;
+    if (!values_.emplace(name, value).second) at.wrong(c10::str("a value that is new: %", name, " is defined above"));
+    return value;
+  }
+
+  ValueId use(Line& at) {
+    if (at.take("undefined")) return kNone;
+    at.expect("%");
+    const auto name = at.integer();
+    const auto found = values_.find(name);
+    if (found == values_.end()) at.wrong(c10::str("a value that is defined above; %", name, " is not"));
+    at.take("!");
+    return found->second;
+  }
+
+  Role role_named(Line& at) {
+    const auto word = at.word();
+    for (int role = 0; role <= static_cast<int>(Role::Constant); role++)
+      if (c10::str(static_cast<Role>(role)) == word) return static_cast<Role>(role);
+    at.wrong("parameter, buffer, state, gradient, argument, captured or constant");
+  }
+
+  template <class Items>
+  int32_t index_of(Line& at, const Items& items, const char* what) {
+    const auto name = at.name();
+    for (size_t i = 0; i < items.size(); i++)
+      if (items[i].name == name) return static_cast<int32_t>(i);
+    at.wrong(c10::str("a ", what, " that is declared above; ", name, " is not"));
+  }
+
+  Arg read_live(Line& at, bool negated) {
+    const auto number = index_of(at, program_.numbers, "number");
+    return Live{number, negated, at.take("+") ? at.integer() : 0};
+  }
+
+  Arg read_arg(Line& at, const c10::Type& type) {
+    if (at.sees("%") || at.sees("undefined")) return use(at);
+    if (at.take("@")) return GroupName{index_of(at, program_.groups, "group")};
+    if (at.take("$")) return read_live(at, false);
+    if (at.take("-$")) return read_live(at, true);
+    if (at.sees("[") && holds_tensors(type)) {
+      ValueList list;
+      at.expect("[");
+      while (!at.take("]")) {
+        if (!list.empty()) at.expect(",");
+        list.push_back(use(at));
+      }
+      return list;
+    }
+    return read_constant(at, type);
+  }
+
+  static bool holds_tensors(const c10::Type& type) {
+    if (type.kind() == c10::TypeKind::TensorType) return true;
+    for (const auto& inner : type.containedTypes())
+      if (holds_tensors(*inner)) return true;
+    return false;
+  }
+
+  // The list type that the op's unboxing wants.
+  static c10::IValue list_of(const std::vector<c10::IValue>& items, const c10::Type& type) {
+    const auto* list = &type;
+    if (type.kind() == c10::TypeKind::OptionalType) list = type.containedTypes()[0].get();
+    auto element = list->kind() == c10::TypeKind::ListType ? list->containedTypes()[0] : c10::AnyType::get();
+    if (element->kind() == c10::TypeKind::SymIntType) element = c10::IntType::get();
+    c10::impl::GenericList made(element);
+    for (const auto& item : items)
+      made.push_back(element->kind() == c10::TypeKind::FloatType && item.isInt()
+                         ? c10::IValue(static_cast<double>(item.toInt()))
+                         : item);
+    return c10::IValue(std::move(made));
+  }
+
+  c10::IValue read_constant(Line& at, const c10::Type& type) {
+    if (at.take("none")) return {};
+    if (at.take("true")) return true;
+    if (at.take("false")) return false;
+    if (at.sees("\"")) return at.quoted();
+    if (at.take("device(")) {
+      c10::Device device(at.quoted());
+      at.expect(")");
+      return device;
+    }
+    if (at.take("complex(")) {
+      const auto real = at.number().toScalar().toDouble();
+      at.expect(",");
+      const auto imaginary = at.number().toScalar().toDouble();
+      at.expect(")");
+      return c10::complex<double>(real, imaginary);
+    }
+    if (at.take("[")) {
+      std::vector<c10::IValue> items;
+      while (!at.take("]")) {
+        if (!items.empty()) at.expect(",");
+        items.push_back(read_constant(at, type));
+      }
+      return list_of(items, type);
+    }
+    return at.number();
+  }
+
+  Program program_;
+  std::map<int64_t, ValueId> values_;
+};
+
+}  // namespace
+
+Program parse(const std::string& text) { return Parser().run(text); }
+
+}  // namespace tessera::compiler

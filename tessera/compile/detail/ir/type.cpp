@@ -1,0 +1,89 @@
+#include "tessera/compile/detail/ir/type.h"
+
+#include "tessera/base/error.h"
+
+#include <ostream>
+#include <utility>
+
+namespace tessera::compiler {
+namespace {
+
+constexpr std::pair<c10::ScalarType, const char*> kNames[] = {
+    {c10::kFloat, "f32"},        {c10::kDouble, "f64"}, {c10::kHalf, "f16"},         {c10::kBFloat16, "bf16"},
+    {c10::kLong, "i64"},         {c10::kInt, "i32"},    {c10::kShort, "i16"},        {c10::kChar, "i8"},
+    {c10::kByte, "u8"},          {c10::kBool, "bool"},  {c10::kComplexFloat, "c64"}, {c10::kComplexDouble, "c128"},
+    {c10::kUInt16, "u16"},       {c10::kUInt32, "u32"}, {c10::kUInt64, "u64"},       {c10::kFloat8_e4m3fn, "f8e4"},
+    {c10::kFloat8_e5m2, "f8e5"},
+};
+
+std::vector<int64_t> without_gaps(const std::vector<int64_t>& sizes) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t next = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    strides[d] = next;
+    next *= std::max<int64_t>(sizes[d], 1);
+  }
+  return strides;
+}
+
+void print_list(std::ostream& out, const std::vector<int64_t>& list) {
+  for (size_t i = 0; i < list.size(); i++) out << (i ? ", " : "") << list[i];
+}
+
+}  // namespace
+
+Type Type::contiguous(c10::ScalarType dtype, std::vector<int64_t> sizes, c10::Device device) {
+  auto strides = without_gaps(sizes);
+  return {dtype, std::move(sizes), std::move(strides), device};
+}
+
+Type Type::of(const at::Tensor& t) { return {t.scalar_type(), t.sizes().vec(), t.strides().vec(), t.device()}; }
+
+int64_t Type::numel() const {
+  int64_t n = 1;
+  for (const auto size : sizes) n *= size;
+  return n;
+}
+
+int64_t Type::span() const {
+  if (numel() == 0) return 0;
+  int64_t last = 0;
+  for (size_t d = 0; d < sizes.size(); d++) last += (sizes[d] - 1) * strides[d];
+  return last + 1;
+}
+
+bool Type::is_contiguous() const {
+  int64_t next = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    if (sizes[d] != 1 && strides[d] != next) return numel() == 0;
+    next *= sizes[d];
+  }
+  return true;
+}
+
+std::ostream& operator<<(std::ostream& out, const Type& type) {
+  out << short_name(type.dtype) << "[";
+  print_list(out, type.sizes);
+  out << "]";
+  if (type.strides != without_gaps(type.sizes)) {
+    out << "{";
+    print_list(out, type.strides);
+    out << "}";
+  }
+  if (!type.device.is_cpu()) out << " " << type.device;
+  return out;
+}
+
+const char* short_name(c10::ScalarType dtype) {
+  for (const auto& [type, name] : kNames)
+    if (type == dtype) return name;
+  TESSERA_FAIL(UsageError, "compile: tensors of dtype ", c10::toString(dtype), " are not known to the compiler");
+}
+
+c10::ScalarType dtype_from(std::string_view name) {
+  for (const auto& [type, known] : kNames)
+    if (name == known) return type;
+  TESSERA_FAIL(UsageError, "no dtype is called ", name, "; f32, f64, f16, bf16, i64, i32, bool are some that are");
+}
+
+}  // namespace tessera::compiler

@@ -1,0 +1,107 @@
+#include "tessera/base/error.h"
+#include "tessera/compile/detail/ir/op_table.h"
+#include "tessera/compile/detail/ir/pending.h"
+#include "tessera/compile/detail/ir/print.h"
+#include "tessera/compile/detail/ir/program.h"
+
+#include <sstream>
+
+namespace tessera::compiler {
+namespace {
+
+class Verifier {
+ public:
+  explicit Verifier(const Program& program)
+      : program_(program),
+        defined_(program.values.size(), 0),
+        constant_(static_cast<size_t>(program.buffers), 0),
+        bytes_(static_cast<size_t>(program.buffers), -1) {}
+
+  void run() {
+    for (const auto& input : program_.inputs) {
+      define(input.value);
+      if (input.role == Role::Constant) constant_[static_cast<size_t>(program_.buffer_of(input.value))] = 1;
+    }
+    for (const auto& node : program_.nodes) {
+      node_ = &node;
+      check_node(node);
+    }
+    node_ = nullptr;
+    for (const auto& output : program_.outputs) {
+      if (output.value == kNone) continue;
+      check_defined(output.value);
+      check(!pending_.writes(program_.buffer_of(output.value)), "%", output.value, " is put out, and not waited for");
+    }
+  }
+
+ private:
+  template <class... Words>
+  void check(bool right, const Words&... words) const {
+    if (C10_LIKELY(right)) return;
+    std::ostringstream line;
+    if (node_) print_node(line, program_, *node_);
+    TESSERA_FAIL(InternalError, "program: ", words..., node_ ? "\n  " : "", line.str());
+  }
+
+  bool known(ValueId id) const { return id >= 0 && static_cast<size_t>(id) < defined_.size(); }
+  void check_defined(ValueId id) const {
+    check(known(id) && defined_[static_cast<size_t>(id)], "%", id, " is used before it is there");
+  }
+
+  void define(ValueId id) {
+    check(known(id), "%", id, " does not exist");
+    auto& defined = defined_[static_cast<size_t>(id)];
+    check(!defined, "%", id, " is defined twice");
+    defined = 1;
+    const auto& value = program_[id];
+    check(value.buffer >= 0 && value.buffer < program_.buffers, "%", id, " lies nowhere");
+    check(value.type.sizes.size() == value.type.strides.size(), "%", id, " has other strides than sizes");
+    // The first value in a buffer says how large it is, unless it is from outside, where a view may come first.
+    auto& bytes = bytes_[static_cast<size_t>(value.buffer)];
+    const auto end = value.type.span() == 0 ? 0 : (value.offset + value.type.span()) * value.type.itemsize();
+    if (bytes < 0 || !node_)
+      bytes = std::max(bytes, end);
+    else
+      check(end <= bytes || external(value.buffer), "%", id, " ends at byte ", end, " of a buffer of ", bytes);
+  }
+  bool external(int32_t buffer) const {
+    for (const auto& input : program_.inputs)
+      if (program_.buffer_of(input.value) == buffer) return true;
+    return false;
+  }
+
+  void check_node(const Node& node) {
+    const auto& schema = node.schema();
+    check(node.args.size() == schema.arguments().size(), node.args.size(), " arguments for a schema of ",
+          schema.arguments().size());
+    check(node.results.size() == schema.returns().size(), node.results.size(), " results for a schema of ",
+          schema.returns().size());
+    node.each_read([&](ValueId id) { check_defined(id); });
+    const auto kind = kind_of(node);
+    if (kind != OpKind::Wait)
+      node.each_read([&](ValueId id) {
+        check(!pending_.writes(program_.buffer_of(id)), "%", id, " is read before its collective is waited for");
+      });
+    node.each_write([&](ValueId id) {
+      check(!constant_[static_cast<size_t>(program_.buffer_of(id))], "%", id, " is a constant, and written");
+    });
+    if (is_generated(node))
+      check(program_.kernels.count(generated_name(node)) > 0, "the program has no kernel of that name");
+    if (kind == OpKind::Collective || kind == OpKind::Wait) check(group_of(node) >= 0, "no group is named");
+    node.each_result([&](ValueId id) { define(id); });
+    if (kind == OpKind::Collective) pending_.post(program_, node);
+    if (kind == OpKind::Wait) pending_.wait(program_, node);
+  }
+
+  const Program& program_;
+  std::vector<char> defined_, constant_;
+  std::vector<int64_t> bytes_;
+  Pending pending_;
+  const Node* node_ = nullptr;
+};
+
+}  // namespace
+
+void verify(const Program& program) { Verifier(program).run(); }
+
+}  // namespace tessera::compiler

@@ -1,0 +1,112 @@
+#include "tessera/compile/detail/passes/op_forms.h"
+
+#include "tessera/tracing/op_mode.h"
+#include "tessera/compile/detail/ir/op_table.h"
+#include "tessera/compile/detail/replay/boxing.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/enum_tag.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/core/stack.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/ones.h>
+
+#include <algorithm>
+
+namespace tessera::compiler {
+namespace {
+
+std::optional<c10::OperatorHandle> named(const std::string& name, const std::string& overload) {
+  return c10::Dispatcher::singleton().findSchema({name, overload});
+}
+
+// The same arguments, of which one form writes the first.
+bool alike(const c10::FunctionSchema& functional, const c10::FunctionSchema& in_place) {
+  const auto &a = functional.arguments(), &b = in_place.arguments();
+  if (functional.is_mutable() || a.size() != b.size() || functional.returns().size() != 1) return false;
+  for (size_t i = 0; i < a.size(); i++) {
+    const bool written = b[i].alias_info() && b[i].alias_info()->isWrite();
+    if (a[i].name() != b[i].name() || *a[i].type() != *b[i].type() || written != (i == 0)) return false;
+  }
+  return functional.returns()[0].alias_info() == nullptr;
+}
+
+// The op, called with made-up tensors; none if it refuses.
+std::optional<Tensors> call_with(const Program& program, const Node& node,
+                                 const std::function<at::Tensor(const Type&)>& make) {
+  Tensors values;  // of its arguments, numbered anew
+  auto numbered = node;
+  numbered.replace_reads([&](ValueId id) {
+    values.push_back(make(program[id].type));
+    return static_cast<ValueId>(values.size() - 1);
+  });
+  torch::jit::Stack stack;
+  try {
+    for (size_t i = 0; i < node.args.size(); i++) {
+      if (std::holds_alternative<Live>(node.args[i]))
+        stack.emplace_back(1.0);
+      else
+        stack.push_back(boxed(program, numbered.args[i], node.schema().arguments()[i], values));
+    }
+    node.op.callBoxed(stack);
+  } catch (const c10::Error&) {
+    return {};
+  }
+  Tensors found;
+  for (const auto& result : stack) {
+    if (result.isTensor()) found.push_back(result.toTensor());
+    if (result.isTensorList())
+      for (const at::Tensor& t : result.toTensorList()) found.push_back(t);
+  }
+  return found;
+}
+
+}  // namespace
+
+std::optional<c10::OperatorHandle> in_place_form(const c10::OperatorHandle& op) {
+  const auto& name = op.operator_name();
+  const auto found = named(name.name + "_", name.overload_name);
+  return found && alike(op.schema(), found->schema()) ? found : std::nullopt;
+}
+
+std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op) {
+  const auto& name = op.operator_name();
+  if (!name.name.ends_with("_") || name.name.ends_with("__")) return {};
+  const auto found = named(name.name.substr(0, name.name.size() - 1), name.overload_name);
+  return found && alike(found->schema(), op.schema()) ? found : std::nullopt;
+}
+
+bool is_pointwise(const c10::OperatorHandle& op) {
+  const auto tags = op.getTags();
+  return std::find(tags.begin(), tags.end(), at::Tag::pointwise) != tags.end();
+}
+
+std::optional<std::vector<Type>> result_types(const Program& program, const Node& node) {
+  const OpModesOff only_this;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const at::NoGradGuard no_grad;
+  const Type* first = nullptr;
+  bool alike = true;
+  node.each_read([&](ValueId id) {
+    const auto& type = program[id].type;
+    if (!first) first = &type;
+    alike &= type.sizes.empty() || (type.sizes == first->sizes && type.strides == first->strides);
+  });
+  if (!first) return {};
+  auto found = call_with(program, node, [](const Type& type) {
+    return at::empty_strided(type.sizes, type.strides, at::TensorOptions(type.dtype).device(at::kMeta));
+  });
+  const bool by_element = !found && alike && first->is_contiguous() && is_pointwise(node.op);
+  if (by_element) found = call_with(program, node, [](const Type& type) { return at::ones({1}, type.dtype); });
+  if (!found) return {};
+  std::vector<Type> types;
+  for (const auto& t : *found) {
+    types.push_back(by_element ? *first : Type{});
+    if (t.defined() && !by_element) types.back() = Type::of(t);
+    if (t.defined()) types.back().dtype = t.scalar_type();
+    types.back().device = first->device;
+  }
+  return types;
+}
+
+}  // namespace tessera::compiler

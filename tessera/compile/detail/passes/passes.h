@@ -1,0 +1,28 @@
+#pragma once
+#include "tessera/compile/detail/passes/pass.h"
+
+// The passes, each in a file of its name. Rows of pass.cpp say what each does.
+namespace tessera::compiler {
+
+Matched functionalise(Program& program);
+Matched fold_views(Program& program);
+Matched constant_folding(Program& program, const PassSettings& settings);
+Matched common_subexpressions(Program& program);
+Matched dead_code(Program& program);
+Matched batch_dims(Program& program, const PassSettings& settings);
+Matched cancel_collectives(Program& program);
+Matched place_redistributes(Program& program);
+Matched merge_collectives(Program& program, const PassSettings& settings);
+Matched hoist_communication(Program& program);
+Matched fuse_ddp_with_concat_op(Program& program);
+Matched fuse_ddp_with_coalesced_op(Program& program);
+Matched bucket_all_gathers(Program& program);
+Matched prefetch_all_gathers(Program& program);
+Matched bucket_reduce_scatters(Program& program);
+Matched schedule_comm_wait(Program& program);
+Matched overlap_communication(Program& program, const PassSettings& settings);
+Matched in_place_collectives(Program& program);
+Matched in_place_ops(Program& program);
+Matched fuse_pointwise(Program& program);
+
+}  // namespace tessera::compiler

@@ -1,0 +1,60 @@
+#include "tessera/compile/detail/replay/kernel.h"
+
+#include <c10/core/DispatchKeySet.h>
+
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+namespace tessera::compiler {
+namespace {
+
+c10::DispatchKey key_of(c10::DeviceType device) {
+  return device == c10::kCUDA ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+}
+
+bool fits(const c10::FunctionSchema& functional, const c10::FunctionSchema& out) {
+  const auto &given = functional.arguments(), &taken = out.arguments();
+  if (taken.size() != given.size() + functional.returns().size()) return false;
+  if (out.returns().size() != functional.returns().size()) return false;
+  for (size_t i = 0; i < given.size(); i++)
+    if (taken[i].name() != given[i].name() || *taken[i].type() != *given[i].type()) return false;
+  for (size_t i = given.size(); i < taken.size(); i++)
+    if (!taken[i].is_out() || taken[i].type()->kind() != c10::TypeKind::TensorType) return false;
+  return true;
+}
+
+const std::vector<c10::OperatorHandle>& overloads(const std::string& name) {
+  static std::mutex mutex;
+  static auto* by_name = new std::map<std::string, std::vector<c10::OperatorHandle>>;
+  const std::lock_guard lock(mutex);
+  if (by_name->empty())
+    for (const auto& each : c10::Dispatcher::singleton().getAllOpNames())
+      if (auto op = c10::Dispatcher::singleton().findSchema(each)) (*by_name)[each.name].push_back(*op);
+  return (*by_name)[name];
+}
+
+}  // namespace
+
+Kernel kernel_of(const c10::OperatorHandle& op, c10::DeviceType device) {
+  // Looking one up writes to the op, without a lock, and ranks may be threads: each is looked up once.
+  static std::mutex mutex;
+  static auto* known = new std::map<c10::DispatchKey, std::unordered_map<c10::OperatorName, c10::SafeKernelFunction>>;
+  const auto key = key_of(device);
+  const std::lock_guard lock(mutex);
+  auto& of_device = (*known)[key];
+  auto found = of_device.find(op.operator_name());
+  if (found == of_device.end())
+    found = of_device.emplace(op.operator_name(), op.getComputedKernelForDispatchKey(key)).first;
+  return {op, found->second, c10::DispatchKeySet(key)};
+}
+
+std::optional<c10::OperatorHandle> out_form(const c10::OperatorHandle& op, c10::DeviceType device) {
+  // mse_loss, huber_loss, ...: they resize what they are given to the size of all differences, and back.
+  if (op.operator_name().name.ends_with("_loss")) return {};
+  for (const auto& other : overloads(op.operator_name().name))
+    if (fits(op.schema(), other.schema()) && other.hasKernelForDispatchKey(key_of(device))) return other;
+  return {};
+}
+
+}  // namespace tessera::compiler

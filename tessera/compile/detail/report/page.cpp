@@ -1,0 +1,201 @@
+#include "tessera/compile/detail/report/page.h"
+
+#include "tessera/compile/detail/ir/collective.h"
+#include "tessera/compile/detail/ir/dependencies.h"
+#include "tessera/compile/detail/ir/op_table.h"
+#include "tessera/compile/detail/report/curve_svg.h"
+#include "tessera/compile/detail/report/html.h"
+#include "tessera/compile/detail/report/page_style.h"
+#include "tessera/compile/detail/report/program_html.h"
+
+#include <algorithm>
+#include <iomanip>
+#include <map>
+#include <ostream>
+#include <sstream>
+
+namespace tessera::compiler {
+namespace {
+
+constexpr size_t kLargest = 20;  // buffers that the page lists
+
+std::string fixed(double number, int digits) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(digits) << number;
+  return text.str();
+}
+
+struct Traffic {
+  int64_t count = 0, bytes = 0;
+};
+Traffic traffic_of(const Program& program) {
+  Traffic traffic;
+  for (const auto& node : program.nodes)
+    if (kind_of(node) == OpKind::Collective) {
+      traffic.count++;
+      traffic.bytes += collective_of(program, node).bytes;
+    }
+  return traffic;
+}
+
+bool is_pass(const CompileTrace& trace, size_t stage) { return stage > 0 && stage + 1 < trace.stages.size(); }
+
+void write_passes(std::ostream& out, const CompileTrace& trace) {
+  out << "<h2>Passes</h2>\n<table id=passes>\n";
+  html::row(out, {"", "pass", "matched", "ms", "nodes after", "collectives", "they send", "memory, at most", "note"},
+            "th");
+  for (size_t s = 0; s < trace.stages.size(); s++) {
+    const auto& [pass, program] = trace.stages[s];
+    const auto traffic = traffic_of(program);
+    const bool ran = is_pass(trace, s);
+    html::row(out,
+              {std::to_string(s), "<a href=\"#stage" + std::to_string(s) + "\">" + html::escaped(pass.name) + "</a>",
+               ran ? std::to_string(pass.matched.times) : "", ran ? fixed(pass.milliseconds, 2) : "",
+               std::to_string(program.nodes.size()), std::to_string(traffic.count), html::bytes(traffic.bytes),
+               html::bytes(memory_curve(program).peak()), html::escaped(pass.matched.note)});
+  }
+  out << "</table>\n";
+}
+
+void write_collectives(std::ostream& out, const Program& program, size_t first_node) {
+  out << "<h2>Collectives, in order</h2>\n";
+  if (traffic_of(program).count == 0) {
+    out << "<p>There are none.</p>\n";
+    return;
+  }
+  out << "<div class=long><table id=collectives>\n";
+  html::row(out, {"", "line", "kind", "bytes", "group", "ranks", "nodes until its wait", "module"}, "th");
+  int64_t number = 0;
+  for (size_t n = 0; n < program.nodes.size(); n++) {
+    const auto& node = program.nodes[n];
+    if (kind_of(node) != OpKind::Collective) continue;
+    const auto collective = collective_of(program, node);
+    std::ostringstream kind, ranks;
+    if (collective.kind == comm::Kind::Count)
+      kind << node.name();
+    else
+      kind << collective.kind;
+    std::string group;
+    if (collective.group >= 0) {
+      const auto& info = program.groups[static_cast<size_t>(collective.group)];
+      group = info.name;
+      for (const auto rank : info.ranks) ranks << (ranks.tellp() > 0 ? ", " : "") << rank;
+    }
+    const auto wait = wait_of(program, n);
+    html::row(out, {std::to_string(number++), std::to_string(first_node + n + 1), html::escaped(kind.str()),
+                    std::to_string(collective.bytes), html::escaped(group), ranks.str(),
+                    wait < program.nodes.size() ? std::to_string(wait - n - 1) : "-", html::escaped(node.module)});
+  }
+  out << "</table></div>\n";
+}
+
+void write_inputs(std::ostream& out, const Program& program) {
+  struct Sum {
+    int64_t count = 0, bytes = 0;
+  };
+  std::map<Role, Sum> by_role;
+  for (const auto& input : program.inputs) {
+    auto& sum = by_role[input.role];
+    sum.count++;
+    sum.bytes += program[input.value].type.bytes();
+  }
+  out << "<h2>Memory from outside</h2>\n<table id=inputs>\n";
+  html::row(out, {"role", "values", "bytes"}, "th");
+  for (const auto& [role, sum] : by_role)
+    html::row(out, {c10::str(role), std::to_string(sum.count), html::bytes(sum.bytes)});
+  out << "</table>\n";
+}
+
+void write_buffers(std::ostream& out, const CompileTrace& trace, size_t first_node) {
+  const auto& program = trace.stages.back().program;
+  const auto bytes = program.buffer_bytes();
+  const auto alive = lifetimes(program);
+  const auto external = program.external_buffers();
+  std::vector<ValueId> first(bytes.size(), kNone);
+  for (const auto& node : program.nodes)
+    node.each_result([&](ValueId id) {
+      auto& at = first[static_cast<size_t>(program.buffer_of(id))];
+      if (at == kNone) at = id;
+    });
+  std::vector<char> put_out(bytes.size(), 0);
+  for (const auto& output : program.outputs)
+    if (output.value != kNone) put_out[static_cast<size_t>(program.buffer_of(output.value))] = 1;
+  std::vector<size_t> order;
+  for (size_t b = 0; b < bytes.size(); b++)
+    if (!external[b] && alive[b].first >= 0 && first[b] != kNone) order.push_back(b);
+  std::stable_sort(order.begin(), order.end(), [&](size_t x, size_t y) { return bytes[x] > bytes[y]; });
+  out << "<h2>Largest buffers of " << order.size() << "</h2>\n<table id=buffers>\n";
+  html::row(out, {"value", "type", "bytes", "lines", "where"}, "th");
+  for (size_t i = 0; i < std::min(order.size(), kLargest); i++) {
+    const auto b = order[i];
+    const auto offset = trace.memory.offsets[b];
+    const auto line = [&](int32_t node) { return std::to_string(first_node + static_cast<size_t>(node) + 1); };
+    html::row(out,
+              {"%" + std::to_string(first[b]), html::escaped(c10::str(program[first[b]].type)), html::bytes(bytes[b]),
+               line(alive[b].first) + " to " + (put_out[b] ? "the end" : line(alive[b].last)),
+               put_out[b]                         ? "put out"
+               : offset == MemoryPlan::kElsewhere ? "its op brings it"
+                                                  : "arena + " + std::to_string(offset)});
+  }
+  out << "</table>\n";
+}
+
+void write_stages(std::ostream& out, const CompileTrace& trace, const std::vector<ProgramLines>& texts) {
+  out << "<h2>The program, pass by pass</h2>\n";
+  for (size_t s = 0; s < trace.stages.size(); s++) {
+    const auto& pass = trace.stages[s].pass;
+    const bool changed = s > 0 && texts[s].lines != texts[s - 1].lines;
+    out << "<section id=stage" << s << "><h3>" << s << " " << html::escaped(pass.name)
+        << (s > 0 && !changed ? " <small>changes nothing</small>" : "") << "</h3>\n";
+    if (changed) write_diff(out, texts[s - 1], texts[s]);
+    out << "<details" << (s == 0 ? " open" : "") << "><summary>all " << texts[s].lines.size() << " lines</summary>\n";
+    write_program(out, texts[s], c10::str("text", s));
+    out << "</details></section>\n";
+  }
+}
+
+void write_kernels(std::ostream& out, const Program& program) {
+  if (program.kernels.empty()) return;
+  out << "<h2>Generated functions</h2>\n";
+  for (const auto& [name, source] : program.kernels)
+    out << "<details class=kernel><summary>" << html::escaped(name) << "</summary><pre>" << html::escaped(source)
+        << "</pre></details>\n";
+}
+
+// What the script wants to know: memory in use by node, and where the text of the nodes is.
+void write_data(std::ostream& out, const CompileTrace& trace, const MemoryCurve& curve, size_t first_node) {
+  out << "<script>const live = [";
+  for (size_t n = 0; n < curve.own.size(); n++) out << (n ? "," : "") << curve.own[n];
+  out << "], firstNode = " << first_node << ", runs = \"text" << trace.stages.size() - 1 << "\";\n"
+      << kPageScript << "</script>\n";
+}
+
+}  // namespace
+
+void trace_page(std::ostream& out, const CompileTrace& trace, const std::string& title) {
+  const auto& program = trace.stages.back().program;
+  std::vector<ProgramLines> texts;
+  for (const auto& stage : trace.stages) texts.emplace_back(stage.program);
+  const auto first_node = texts.back().first_node;
+  const auto curve = memory_curve(program, &trace.memory);
+  const auto traffic = traffic_of(program);
+  out << "<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8><meta name=viewport "
+         "content=\"width=device-width\"><title>"
+      << html::escaped(title) << "</title>\n<style>" << kPageStyle << "</style></head><body>\n<h1>"
+      << html::escaped(title) << "</h1>\n<p>The " << trace.what << " of rank " << trace.rank << " of " << trace.ranks
+      << ": " << trace.stages.front().program.nodes.size() << " nodes when traced, " << program.nodes.size()
+      << " that run; " << traffic.count << (traffic.count == 1 ? " collective of " : " collectives of ")
+      << html::bytes(traffic.bytes) << " a call; an arena of " << html::bytes(trace.memory.arena_bytes) << ".</p>\n";
+  write_passes(out, trace);
+  out << "<h2>Memory in use</h2>\n";
+  write_curve(out, program, curve, trace.memory);
+  write_collectives(out, program, first_node);
+  write_inputs(out, program);
+  write_buffers(out, trace, first_node);
+  write_stages(out, trace, texts);
+  write_kernels(out, program);
+  write_data(out, trace, curve, first_node);
+  out << "</body></html>\n";
+}
+
+}  // namespace tessera::compiler

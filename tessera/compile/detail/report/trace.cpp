@@ -1,0 +1,67 @@
+#include "tessera/compile/detail/report/trace.h"
+
+#include "tessera/base/detail/warn_once.h"
+#include "tessera/comm/world.h"
+#include "tessera/compile/detail/replay/executable.h"
+#include "tessera/compile/detail/report/page.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <mutex>
+
+namespace tessera::compiler {
+namespace {
+
+// Ranks may be threads: each counts its own pages, and none takes the name of another's.
+int64_t next_number(const std::string& of) {
+  static std::mutex mutex;
+  static auto* counts = new std::map<std::string, int64_t>;
+  const std::lock_guard lock(mutex);
+  return (*counts)[of]++;
+}
+
+}  // namespace
+
+TraceSink trace_into(std::string folder) {
+  return [folder = std::move(folder)](const CompileTrace& trace) {
+    namespace fs = std::filesystem;
+    const auto number = next_number(c10::str(folder, " ", trace.what, " ", trace.rank));
+    const auto path = fs::path(folder) / c10::str(trace.what, "-", number, ".rank", trace.rank, ".html");
+    std::error_code failed;
+    fs::create_directories(folder, failed);
+    std::ofstream out(path, std::ios::binary);
+    trace_page(out, trace, path.stem().string());
+    out.close();
+    if (!out)  // no reason to stop, on one rank of many
+      warn_once("compile/trace/" + folder, c10::str("compile: cannot write ", path.string(),
+                                                    "; set TESSERA_TRACE_DIR to a folder that can be written to"));
+  };
+}
+
+TraceRecorder::TraceRecorder(const TraceSink& sink, std::string what, const Program& traced) : sink_(sink) {
+  if (!sink_) return;
+  trace_.what = std::move(what);
+  if (World::has_current()) {
+    trace_.rank = World::current().rank();
+    trace_.ranks = World::current().size();
+  }
+  trace_.stages.push_back({{"traced", {}, 0}, traced});
+  scope_.emplace(static_cast<PassObserver*>(this));
+}
+
+void TraceRecorder::after_pass(const Program& program, const PassReport& report) {
+  trace_.stages.push_back({report, program});
+}
+
+void TraceRecorder::finish(const Executable& executable) {
+  if (!sink_) return;
+  scope_.reset();
+  trace_.stages.push_back({{"runs", {}, 0}, executable.program()});
+  trace_.memory = executable.memory();
+  sink_(trace_);
+}
+
+}  // namespace tessera::compiler

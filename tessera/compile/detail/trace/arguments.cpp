@@ -1,0 +1,48 @@
+#include "tessera/compile/detail/trace/arguments.h"
+
+#include "tessera/base/error.h"
+
+#include <unordered_map>
+#include <unordered_set>
+
+namespace tessera::compiler {
+
+void Arguments::refuse_torch_optimizer() {
+  TESSERA_FAIL(UsageError,
+               "compile: optimizers of torch::optim count their steps on the host, which would become part of the "
+               "program; use the one of the same name in tessera::optim");
+}
+
+std::vector<Lifted> lift(const Arguments& arguments) {
+  std::vector<Lifted> lifted;
+  std::unordered_map<const void*, std::string> names;  // of parameters
+  const auto add = [&](const at::Tensor& t, Role role, const std::string& name) {
+    if (t.defined() && names.emplace(t.unsafeGetTensorImpl(), name).second) lifted.push_back({t, role, name});
+  };
+  for (size_t m = 0; m < arguments.modules.size(); m++) {
+    const auto prefix = arguments.modules.size() == 1 ? "" : c10::str(m, ".");
+    for (const auto& item : arguments.modules[m]->named_parameters())
+      add(item.value(), Role::Parameter, prefix + item.key());
+    for (const auto& item : arguments.modules[m]->named_buffers()) add(item.value(), Role::Buffer, prefix + item.key());
+  }
+  for (const auto& leaf : arguments.leaves) add(leaf, Role::Parameter, c10::str("leaf ", names.size()));
+  std::vector<at::Tensor> parameters;
+  for (auto* optimizer : arguments.optimizers)
+    for (const auto& group : optimizer->groups())
+      for (const auto& p : group) add(p, Role::Parameter, c10::str("parameter ", names.size()));
+  for (const auto& each : lifted)
+    if (each.role == Role::Parameter) parameters.push_back(each.handle);
+  for (auto* optimizer : arguments.optimizers)
+    for (const auto& group : optimizer->groups())
+      for (const auto& p : group)
+        for (const auto& [row, value] : optimizer->state(p))
+          add(value, Role::State, names[p.unsafeGetTensorImpl()] + "." + row);
+  for (const auto& p : parameters)
+    if (p.grad().defined()) add(p.grad(), Role::Gradient, names[p.unsafeGetTensorImpl()]);
+  for (size_t i = 0; i < arguments.tensors.size(); i++)
+    if (!arguments.tensors[i].defined() || !names.count(arguments.tensors[i].unsafeGetTensorImpl()))
+      lifted.push_back({arguments.tensors[i], Role::Argument, std::to_string(i)});
+  return lifted;
+}
+
+}  // namespace tessera::compiler

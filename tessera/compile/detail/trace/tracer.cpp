@@ -1,0 +1,273 @@
+#include "tessera/compile/detail/trace/tracer.h"
+
+#include "tessera/tracing/detail/compiling_scope.h"
+#include "tessera/base/error.h"
+#include "tessera/base/detail/module_name.h"
+#include "tessera/compile/detail/ir/op_table.h"
+#include "tessera/compile/detail/trace/plain.h"
+#include "tessera/compile/detail/trace/stand_in.h"
+
+#include <ATen/core/enum_tag.h>
+#include <ATen/ops/empty.h>
+
+#include <torch/csrc/autograd/graph_task.h>
+#include <algorithm>
+
+namespace tessera::compiler {
+namespace {
+
+bool is_group(const c10::IValue& value) {
+  return value.isObject() && value.type()->str().find("Group") != std::string::npos;
+}
+
+// A storage as bytes.
+at::Tensor bytes_of(const c10::intrusive_ptr<c10::StorageImpl>& storage) {
+  const auto size = static_cast<int64_t>(storage->nbytes());
+  return at::empty({0}, at::TensorOptions(at::kByte).device(storage->device()))
+      .set_(c10::Storage(storage), 0, {size}, {1});
+}
+
+std::optional<c10::OperatorHandle> view_of_in_place_view(const c10::OperatorHandle& op) {
+  const auto tags = op.getTags();
+  if (std::find(tags.begin(), tags.end(), at::Tag::inplace_view) == tags.end()) return {};
+  auto name = op.operator_name().name;
+  if (name.empty() || name.back() != '_') return {};
+  name.pop_back();
+  const auto view = c10::Dispatcher::singleton().findSchema({name, op.operator_name().overload_name});
+  if (!view || view->schema().returns().size() != 1) return {};
+  const auto* alias = view->schema().returns()[0].alias_info();
+  return alias && !alias->isWrite() ? view : std::nullopt;
+}
+
+}  // namespace
+
+Tracer::Tracer(const std::vector<Lifted>& lifted, LiveNumbers numbers) : numbers_(std::move(numbers)) {
+  for (const auto& each : lifted)
+    if (each.handle.defined() && plain_of(each.handle).has_storage()) {
+      const auto& plain = plain_of(each.handle);
+      const auto value = input(plain, each.role, each.name);
+      auto& memory = memory_[static_cast<size_t>(program_.buffer_of(value))];
+      if (!memory.handle.defined() || memory.handle.is_same(plain)) memory.handle = each.handle;
+    }
+}
+
+Tracer::~Tracer() = default;
+
+Tracer::Key Tracer::key_of(int32_t buffer, const at::Tensor& t) {
+  return {buffer, t.storage_offset(), t.sizes().vec(), t.strides().vec(), t.scalar_type()};
+}
+
+// A value in memory that was there before.
+ValueId Tracer::input(const at::Tensor& t, Role role, const std::string& name) {
+  const auto* storage = t.storage().unsafeGetStorageImpl();
+  const auto [found, added] = buffers_.try_emplace(storage, static_cast<int32_t>(memory_.size()));
+  if (added) {
+    memory_.push_back({.weak = t.storage().getWeakStorageImpl(), .handle = t, .external = true});
+    program_.buffers++;
+  }
+  auto& value = values_.try_emplace(key_of(found->second, t), kNone).first->second;
+  if (value != kNone) return value;
+  program_.values.push_back({Type::of(t), found->second, t.storage_offset()});
+  value = static_cast<ValueId>(program_.values.size() - 1);
+  program_.inputs.push_back({value, role, name});
+  return value;
+}
+
+Arg Tracer::read_tensor(const at::Tensor& t, Role role) {
+  if (!t.defined()) return kNone;
+  if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
+    const OpModesOff off;
+    const auto number = t.item();
+    return number.isFloatingPoint() ? c10::IValue(number.toDouble()) : c10::IValue(number);
+  }
+  TESSERA_CHECK(t.has_storage() && t.layout() == c10::kStrided, UsageError, "compile: a tensor of layout ", t.layout(),
+                in_module(), " cannot be part of a program");
+  const auto known = buffers_.find(t.storage().unsafeGetStorageImpl());
+  if (known != buffers_.end()) {
+    memory_[static_cast<size_t>(known->second)].used = true;
+    const auto found = values_.find(key_of(known->second, t));
+    if (found != values_.end()) return found->second;
+    if (!memory_[static_cast<size_t>(known->second)].external) {  // a view that no op made: set_data of a part, say
+      program_.values.push_back({Type::of(t), known->second, t.storage_offset()});
+      const auto value = static_cast<ValueId>(program_.values.size() - 1);
+      values_[key_of(known->second, t)] = value;
+      const auto base = first_value_in(known->second);
+      program_.nodes.push_back(
+          {find_op("aten.as_strided"),
+           {base, c10::IValue(t.sizes()), c10::IValue(t.strides()), c10::IValue(t.storage_offset())},
+           {value}});
+      return value;
+    }
+    for (const auto& each : program_.inputs)
+      if (program_.buffer_of(each.value) == known->second) role = each.role;
+  }
+  const auto value = input(t, role, c10::str("captured ", program_.inputs.size()));
+  memory_[static_cast<size_t>(program_.buffer_of(value))].used = true;
+  return value;
+}
+
+ValueId Tracer::first_value_in(int32_t buffer) const {
+  for (size_t v = 0; v < program_.values.size(); v++)
+    if (program_.values[v].buffer == buffer) return static_cast<ValueId>(v);
+  return kNone;
+}
+
+Arg Tracer::group(const comm::Group& group) {
+  for (size_t i = 0; i < program_.groups.size(); i++)
+    if (program_.groups[i].group == group) return GroupName{static_cast<int32_t>(i)};
+  auto name = group->name();
+  for (auto& c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+  for (const auto& other : program_.groups)
+    if (other.name == name) name += "_" + std::to_string(program_.groups.size());
+  program_.groups.push_back({std::move(name), group->ranks(), group});
+  return GroupName{static_cast<int32_t>(program_.groups.size() - 1)};
+}
+
+Arg Tracer::read(const c10::IValue& value, const c10::OperatorHandle& op, size_t argument) {
+  if (value.isTensor()) return read_tensor(value.toTensor(), Role::Captured);
+  if (value.isTensorList()) {
+    ValueList list;
+    for (const at::Tensor& t : value.toTensorList()) list.push_back(value_in_list(t));
+    return list;
+  }
+  if (value.isList()) {
+    const auto items = value.toListRef();
+    bool tensors = false;
+    for (const auto& item : items) tensors |= item.isTensor();
+    if (tensors) {
+      ValueList list;
+      for (const auto& item : items) list.push_back(item.isTensor() ? value_in_list(item.toTensor()) : kNone);
+      return list;
+    }
+  }
+  if (is_group(value)) return group(value.toCustomClass<comm::Communicator>());
+  if (auto live = numbers_.find(program_, op, argument, value)) return *live;
+  if (value.isGenerator()) return c10::IValue();  // the default one: others cannot be told apart in a program
+  return value;
+}
+
+ValueId Tracer::value_in_list(const at::Tensor& t) {
+  const auto arg = read_tensor(t, Role::Captured);
+  if (const auto* value = std::get_if<ValueId>(&arg)) return *value;
+  return input(t, Role::Captured, c10::str("captured ", program_.inputs.size()));  // a number: in lists it is a tensor
+}
+
+ValueId Tracer::define_tensor(const at::Tensor& t) {
+  if (!t.defined()) return kNone;
+  const auto* storage = t.storage().unsafeGetStorageImpl();
+  const auto [found, added] = buffers_.try_emplace(storage, static_cast<int32_t>(memory_.size()));
+  if (added) {
+    memory_.push_back({.weak = t.storage().getWeakStorageImpl(), .used = true});
+    program_.buffers++;
+  }
+  program_.values.push_back({Type::of(t), found->second, t.storage_offset()});
+  const auto value = static_cast<ValueId>(program_.values.size() - 1);
+  values_[key_of(found->second, t)] = value;
+  return value;
+}
+
+Arg Tracer::define(const c10::IValue& value) {
+  if (value.isTensor()) return define_tensor(value.toTensor());
+  if (!value.isTensorList()) return value;
+  ValueList list;
+  for (const at::Tensor& t : value.toTensorList()) list.push_back(define_tensor(t));
+  return list;
+}
+
+void Tracer::save_before_write(const Node& node) {
+  node.each_write([&](ValueId id) {
+    auto& memory = memory_[static_cast<size_t>(program_.buffer_of(id))];
+    if (!memory.external || memory.before.defined()) return;
+    memory.before = bytes_of(memory.weak.lock()).clone();
+  });
+}
+
+void Tracer::note_leaves(const c10::IValue& argument) {
+  if (argument.isTensorList()) {
+    for (const at::Tensor& t : argument.toTensorList()) note_leaves(t);
+  } else if (argument.isTensor()) {
+    const auto& t = argument.toTensor();
+    // A view made without grad mode, as backward makes them of what was saved, counts as a leaf that requires grad.
+    if (t.defined() && t.requires_grad() && t.is_leaf() && !t.is_view() && !made(plain_of(t)) &&
+        !CompilingScope::is_inner_leaf(t.unsafeGetTensorImpl()) && known_leaves_.insert(t.unsafeGetTensorImpl()).second)
+      leaves_.push_back({t, t.grad()});
+  }
+}
+
+void Tracer::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  // In backward what was saved of a leaf is there, as another tensor; the leaf itself was seen in forward.
+  if (torch::autograd::get_current_graph_task_id() == -1)
+    for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) note_leaves(argument);
+  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);  // its pieces come next
+  const auto kind = kind_of(op);
+  TESSERA_CHECK(kind != OpKind::Reads, UsageError, "compile: ", op.operator_name(), in_module(),
+                " depends on values, which a compiled step cannot: keep the number in a tensor, or compute it outside "
+                "of the step");
+  const auto& schema = op.schema();
+  const auto begin = stack->size() - schema.arguments().size();
+  Node node{op, {}, {}, running_module()};
+  node.args.reserve(schema.arguments().size());
+  for (size_t i = 0; i < schema.arguments().size(); i++) node.args.push_back(read((*stack)[begin + i], op, i));
+  {
+    const OpModesOff off;
+    save_before_write(node);
+  }
+  if (kind == OpKind::Collective || kind == OpKind::Wait)
+    stand_in(op, stack);
+  else
+    next(op, keys, stack);
+  // squeeze_, t_, ...: the tensor shows its memory otherwise from now on, and nothing is written.
+  if (const auto view = view_of_in_place_view(op)) node.op = *view;
+  const auto first = stack->size() - schema.returns().size();
+  for (size_t i = 0; i < schema.returns().size(); i++) node.results.push_back(define((*stack)[first + i]));
+  program_.nodes.push_back(std::move(node));
+}
+
+ValueId Tracer::value_of(const at::Tensor& plain) {
+  if (!plain.defined()) return kNone;
+  const auto arg = read_tensor(plain, Role::Captured);
+  const auto* value = std::get_if<ValueId>(&arg);
+  return value ? *value : input(plain, Role::Captured, "number");
+}
+
+void Tracer::put_out(const at::Tensor& plain, Output::Kind kind, std::string name) {
+  program_.outputs.push_back({value_of(plain), kind, std::move(name)});
+}
+
+bool Tracer::was_used(const at::Tensor& plain) const {
+  const auto found = buffers_.find(plain.storage().unsafeGetStorageImpl());
+  return found != buffers_.end() && memory_[static_cast<size_t>(found->second)].used;
+}
+
+bool Tracer::made(const at::Tensor& plain) const {
+  const auto found = buffers_.find(plain.storage().unsafeGetStorageImpl());
+  return found != buffers_.end() && !memory_[static_cast<size_t>(found->second)].external;
+}
+
+void Tracer::restore() {
+  for (auto& memory : memory_) {
+    if (!memory.before.defined()) continue;
+    if (const auto storage = memory.weak.lock()) bytes_of(storage).copy_(memory.before);
+    memory.before.reset();
+  }
+}
+
+Tracer::Result Tracer::finish() {
+  Result result;
+  std::vector<char> out(memory_.size(), 0);
+  for (const auto& output : program_.outputs)
+    if (output.value != kNone) out[static_cast<size_t>(program_.buffer_of(output.value))] = 1;
+  for (size_t b = 0; b < memory_.size(); b++) {
+    auto& memory = memory_[b];
+    auto storage = memory.weak.lock();
+    if (!memory.external && storage && !out[b])
+      program_.outputs.push_back({first_value_in(static_cast<int32_t>(b)), Output::Kind::Kept});
+    result.storages.emplace_back(std::move(storage));
+    result.handles.push_back(memory.external ? std::move(memory.handle) : at::Tensor());
+  }
+  result.program = std::move(program_);
+  return result;
+}
+
+}  // namespace tessera::compiler

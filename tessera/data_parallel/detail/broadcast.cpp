@@ -1,0 +1,41 @@
+#include "tessera/data_parallel/detail/broadcast.h"
+
+#include "tessera/comm/detail/inplace_ops.h"
+#include "tessera/comm/functional_collectives.h"
+#include "tessera/data_parallel/detail/buckets.h"
+#include "tessera/data_parallel/detail/local_gradient.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+
+namespace tessera::data_parallel {
+namespace {
+
+constexpr int64_t kPiece = int64_t{250} << 20;
+
+}  // namespace
+
+void broadcast_from_first(const Tensors& tensors, const comm::Group& group) {
+  if (group->size() == 1) return;
+  const at::NoGradGuard no_grad;
+  Tensors locals;
+  std::vector<BucketItem> items;
+  for (const auto& t : tensors) {
+    locals.push_back(local_value(t).detach());
+    items.push_back({static_cast<int64_t>(locals.back().nbytes()), t.scalar_type(), locals.back().device()});
+  }
+  for (const auto& piece : fill_buckets(items, first_to_last(items.size()), {kPiece, kPiece})) {
+    Tensors flat;
+    for (const size_t i : piece) flat.push_back(locals[i].reshape({-1}));
+    const auto wire = at::cat(flat);
+    comm::broadcast_(wire, 0, group);
+    comm::wait(wire, group);
+    int64_t offset = 0;
+    for (const size_t i : piece) {
+      locals[i].copy_(wire.narrow(0, offset, locals[i].numel()).view(locals[i].sizes()));
+      offset += locals[i].numel();
+    }
+  }
+}
+
+}  // namespace tessera::data_parallel

@@ -1,0 +1,167 @@
+#include "tessera/data_parallel/detail/replica.h"
+
+#include "tessera/tracing/detail/compiling_scope.h"
+#include "tessera/base/error.h"
+#include "tessera/comm/detail/rank_agreement.h"
+#include "tessera/data_parallel/detail/broadcast.h"
+#include "tessera/data_parallel/detail/local_gradient.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/nn/deferred_init.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace tessera::data_parallel {
+namespace {
+
+comm::Group group_from(const std::string& what, const DDPOptions& options) {
+  const auto& mesh = options.device_mesh;
+  TESSERA_CHECK(!mesh || !options.process_group, UsageError, what,
+                ": both device_mesh and process_group are given; give one");
+  if (!mesh) return options.process_group ? options.process_group : World::current().group();
+  TESSERA_CHECK(mesh.ndim() == 1, UsageError, what, ": device_mesh ", mesh, " has ", mesh.ndim(),
+                " axes; give the one to average over, as in mesh[\"", mesh.names().empty() ? "dp" : mesh.names()[0],
+                "\"]");
+  return mesh.get_group();
+}
+
+BucketLimits limits_from(const std::string& what, const DDPOptions& options) {
+  if (!options.bucket_cap_mb) return {};
+  TESSERA_CHECK(*options.bucket_cap_mb > 0 && std::isfinite(*options.bucket_cap_mb), UsageError, what,
+                ": bucket_cap_mb is ", *options.bucket_cap_mb, "; a bucket holds at least one byte");
+  const auto cap = std::max<int64_t>(1, static_cast<int64_t>(*options.bucket_cap_mb * (1 << 20)));
+  return {cap, cap};
+}
+
+// A distributed parameter may lie over other axes than the one that is averaged over; over that one its gradient would
+// come out reduced already.
+void check_mesh(const std::string& what, const NamedTensor& parameter, const comm::Communicator& group) {
+  if (!is_dtensor(parameter.value)) return;
+  const DTensor value(parameter.value);
+  const auto mesh = value.device_mesh();
+  const int64_t here = group.ranks()[static_cast<size_t>(group.rank())];
+  for (const int64_t rank : mesh.ranks())
+    TESSERA_CHECK(rank == here || std::find(group.ranks().begin(), group.ranks().end(), rank) == group.ranks().end(),
+                  UsageError, what, ": parameter ", parameter.name, " is ", value, ", and rank ", rank,
+                  " of that mesh is also in group '", group.name(),
+                  "', over which gradients are to be averaged. Distribute it over the other axes only");
+}
+
+}  // namespace
+
+Replica::Replica(std::string what, NamedTensors parameters, NamedTensors buffers, const DDPOptions& options,
+                 ReducerMode mode)
+    : what_(std::move(what)),
+      parameters_(std::move(parameters)),
+      group_(group_from(what_, options)),
+      options_(options),
+      mode_(mode),
+      buffers_stale_(!options.init_sync) {
+  for (const auto& buffer : buffers) buffers_.push_back(buffer.value);
+  trainable_ = trainable();
+  TESSERA_CHECK(!trainable_.empty(), UsageError, what_, ": none of the module's ", parameters_.size(),
+                " parameters requires a gradient, so there is nothing to average; use the module as it is");
+  const auto device = local_value(parameters_[0].value).device();
+  for (const auto& parameter : parameters_) {
+    const auto& local = local_value(parameter.value);
+    TESSERA_CHECK(!local.is_meta() && !is_deferred(parameter.value), UsageError, what_, ": parameter ", parameter.name,
+                  " has no values yet; call materialize(module) first");
+    TESSERA_CHECK(local.device().type() == device.type(), UsageError, what_, ": parameter ", parameter.name, " is on ",
+                  local.device(), " and ", parameters_[0].name, " on ", device, "; move the module to one device");
+    check_mesh(what_, parameter, *group_);
+  }
+  limits_from(what_, options_);
+  check_agreement();
+  if (options_.init_sync) {
+    Tensors all = buffers_;
+    for (const auto& parameter : parameters_) all.push_back(parameter.value);
+    broadcast_from_first(all, group_);
+  }
+  if (mode_ == ReducerMode::Buckets) make_reducer();
+}
+
+std::vector<size_t> Replica::trainable() const {
+  std::vector<size_t> which;
+  for (size_t i = 0; i < parameters_.size(); i++)
+    if (parameters_[i].value.requires_grad()) which.push_back(i);
+  return which;
+}
+
+void Replica::check_agreement() const {
+  std::vector<std::string> lines;
+  for (const auto& [name, value] : parameters_) {
+    const auto& local = local_value(value);
+    lines.push_back(c10::str(name, " ", local.scalar_type(), local.sizes(),
+                             local.is_contiguous() ? "" : c10::str(" strides ", local.strides()),
+                             value.requires_grad() ? "" : " frozen"));
+  }
+  for (size_t i = 0; i < buffers_.size(); i++)
+    lines.push_back(c10::str("buffer ", i, " ", buffers_[i].scalar_type(), buffers_[i].sizes()));
+  lines.push_back(c10::str("bucket_cap_mb ", options_.bucket_cap_mb.value_or(-1), ", find_unused_parameters ",
+                           options_.find_unused_parameters, ", static_graph ", options_.static_graph, ", ", mode_));
+  comm::agree(group_, what_, lines);
+}
+
+void Replica::make_reducer() {
+  NamedTensors chosen;
+  for (const size_t i : trainable_) chosen.push_back(parameters_[i]);
+  if (mode_ == ReducerMode::Buckets) {
+    reducer_ = std::make_unique<Reducer>(
+        std::move(chosen), group_,
+        ReducerOptions{limits_from(what_, options_), options_.find_unused_parameters, options_.gradient_as_bucket_view,
+                       options_.static_graph, options_.uneven_accumulation});
+    if (hook_) reducer_->set_hook(hook_);
+    if (step_) reducer_->set_step(step_);
+    return;
+  }
+  per_parameter_ = std::make_unique<PerParameterReducer>(std::move(chosen), group_);
+  if (hook_) per_parameter_->add_hook(hook_);
+}
+
+void Replica::set_requires_gradient_sync(bool sync) {
+  sync_ = sync;
+  if (per_parameter_ && forward_is_compiled_) per_parameter_->set_sync(sync);
+}
+
+void Replica::before_forward() {
+  if (torch::autograd::get_current_graph_task_id() != -1) return;  // a checkpoint runs forward again
+  if (mode_ == ReducerMode::PerParameter && !per_parameter_ && !compiling()) mode_ = ReducerMode::Buckets;
+  const auto now = trainable();
+  if (now != trainable_) {  // frozen, or unfrozen, since
+    TESSERA_CHECK(!now.empty(), UsageError, what_, ": no parameter requires a gradient any more");
+    trainable_ = now;
+    check_agreement();
+    reducer_.reset();
+    per_parameter_.reset();
+  }
+  if (!reducer_ && !per_parameter_) make_reducer();
+  if (reducer_) reducer_->before_forward(sync_);
+  if (per_parameter_) per_parameter_->set_sync(sync_);
+  forward_is_compiled_ |= compiling();
+  if (std::exchange(buffers_stale_, sync_ && c10::GradMode::is_enabled()) && options_.broadcast_buffers &&
+      !buffers_.empty())
+    broadcast_from_first(buffers_, group_);
+}
+
+void Replica::after_forward(const Tensors& outputs) {
+  if (reducer_ && torch::autograd::get_current_graph_task_id() == -1) reducer_->after_forward(outputs);
+}
+
+void Replica::register_comm_hook(CommHook hook) {
+  TESSERA_CHECK(!hook_, UsageError, what_, ": a second comm hook; there is one already, and both would reduce");
+  TESSERA_CHECK(hook, UsageError, what_, ": register_comm_hook was given an empty function");
+  hook_ = std::move(hook);
+  if (reducer_) reducer_->set_hook(hook_);
+  if (per_parameter_) per_parameter_->add_hook(hook_);
+}
+
+void Replica::step_in_backward(ParameterStep step) {
+  TESSERA_CHECK(mode_ == ReducerMode::Buckets, UsageError, what_, ": step_in_backward needs the reducer with buckets");
+  step_ = std::move(step);
+  if (reducer_) reducer_->set_step(step_);
+}
+
+}  // namespace tessera::data_parallel

@@ -1,0 +1,68 @@
+#pragma once
+#include "tessera/data_parallel/comm_hook.h"
+#include "tessera/data_parallel/detail/named_tensor.h"
+#include "tessera/data_parallel/detail/options.h"
+#include "tessera/data_parallel/detail/per_parameter.h"
+#include "tessera/data_parallel/detail/reducer.h"
+#include "tessera/data_parallel/reducer_mode.h"
+
+#include <memory>
+#include <vector>
+
+namespace tessera::data_parallel {
+
+// One module that is kept equal on all ranks of a group: what DistributedDataParallel and replicate have in common.
+class Replica {
+ public:
+  // Checks that the ranks hold the same parameters, over the store, then gives all the first one's values. `what`
+  // opens error messages. If it throws, nothing has changed.
+  Replica(std::string what, NamedTensors parameters, NamedTensors buffers, const DDPOptions& options,
+          ReducerMode mode = ReducerModeScope::current());
+
+  void before_forward();
+  void after_forward(const Tensors& outputs);
+
+  void register_comm_hook(CommHook hook);
+  void step_in_backward(ParameterStep step);
+  void set_requires_gradient_sync(bool sync);
+  bool requires_gradient_sync() const { return sync_; }
+
+  const comm::Group& group() const { return group_; }
+  const Reducer* reducer() const { return reducer_.get(); }  // null in the per-parameter modes
+
+ private:
+  void make_reducer();
+  std::vector<size_t> trainable() const;
+  void check_agreement() const;
+
+  std::string what_;
+  NamedTensors parameters_;
+  Tensors buffers_;
+  comm::Group group_;
+  DDPOptions options_;
+  ReducerMode mode_;
+  std::vector<size_t> trainable_;  // those that the reducer was made for
+  CommHook hook_;
+  ParameterStep step_;
+  bool sync_ = true;
+  bool forward_is_compiled_ = false;  // then nobody calls before_forward any more
+  bool buffers_stale_ = false;
+  std::unique_ptr<Reducer> reducer_;
+  std::unique_ptr<PerParameterReducer> per_parameter_;
+};
+
+// While alive, forward passes and their backward passes only accumulate gradients on this rank.
+class NoSync {
+ public:
+  explicit NoSync(Replica& replica) : replica_(replica), before_(replica.requires_gradient_sync()) {
+    replica.set_requires_gradient_sync(false);
+  }
+  ~NoSync() { replica_.set_requires_gradient_sync(before_); }
+  NoSync(const NoSync&) = delete;
+
+ private:
+  Replica& replica_;
+  bool before_;
+};
+
+}  // namespace tessera::data_parallel

@@ -1,0 +1,39 @@
+#pragma once
+#include "tessera/comm/detail/records.h"
+
+#include <cstdint>
+#include <initializer_list>
+#include <iosfwd>
+#include <map>
+#include <string>
+#include <string_view>
+
+namespace tessera {
+
+// "c10d_functional.all_reduce" for what redistribution posts, "c10d.allreduce_" for c10d's in-place calls: the names
+// under which PyTorch's CommDebugMode counts them.
+std::string comm_name(comm::Kind kind, comm::Family family = comm::Family::Functional);
+
+// How many collectives of each name. A value: compare, print. What did not happen counts 0 and is not listed.
+// Example:  EXPECT_EQ(mode.get_comm_counts(), (CommCounts{{"c10d_functional.all_reduce", 2}}));
+class CommCounts {
+ public:
+  using Map = std::map<std::string, int64_t, std::less<>>;
+
+  CommCounts() = default;
+  CommCounts(std::initializer_list<Map::value_type> counts);
+
+  int64_t operator[](std::string_view name) const;  // throws UsageError for a name that no collective has
+  int64_t of(comm::Kind kind, comm::Family family = comm::Family::Functional) const;
+  int64_t total() const;
+  const Map& by_name() const { return counts_; }
+
+  void add(comm::Kind kind, comm::Family family);
+  bool operator==(const CommCounts&) const = default;
+
+ private:
+  Map counts_;  // none is 0
+};
+std::ostream& operator<<(std::ostream& out, const CommCounts& counts);  // {c10d_functional.all_reduce: 2}
+
+}  // namespace tessera

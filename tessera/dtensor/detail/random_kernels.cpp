@@ -1,0 +1,356 @@
+#include "tessera/base/error.h"
+#include "tessera/dtensor/detail/dispatch.h"
+#include "tessera/dtensor/detail/edges.h"
+#include "tessera/dtensor/policy.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/dtensor/detail/random_ops.h"
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/argmax.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/topk.h>
+#include <torch/library.h>
+
+#include <limits>
+#include <unordered_set>
+
+// Random ops on distributed tensors: the numbers come from random.h, by global index. These kernels stand before the
+// rules, because running the op on each piece would draw from each rank's own generator. A plain tensor comes here only
+// inside deferred_init, and is filled as the whole of itself.
+namespace tessera::detail {
+namespace {
+
+using at::Tensor;
+using MaybeGenerator = std::optional<at::Generator>;
+using random_ops::Draw;
+
+// ---- what all of them ask ----
+
+void refuse_generator(const char* op, const MaybeGenerator& generator) {
+  TESSERA_CHECK(!generator || !generator->defined(), UsageError, op,
+                " on a distributed tensor, or in deferred_init, was given a generator. The numbers "
+                "come from a counter, the same on every mesh: leave the generator out and call tessera::manual_seed");
+}
+
+void refuse_partial(const char* op, const TensorSpec& spec) {
+  TESSERA_CHECK(!spec.has_partial(), ShardingError, op, " on ", spec.describe(),
+                ": the value of a Partial is a reduction still to be taken, which no random number can be drawn for; "
+                "redistribute it "
+                "to Replicate or Shard first");
+}
+
+// The spec of what is drawn for; null if that is plain.
+const TensorSpec* drawable(const char* op, const Tensor& t, const MaybeGenerator& generator = {}) {
+  refuse_generator(op, generator);
+  if (!is_dtensor(t)) return nullptr;
+  const auto& spec = *meta_of(t).spec;
+  refuse_partial(op, spec);
+  return &spec;
+}
+
+class Seen {
+ public:
+  Seen(const char* op, const TensorSpec& spec) : spec_(&spec) {
+    if (C10_UNLIKELY(op_observer() != nullptr))
+      op_observer()->begin_op(propagate::entry_of(std::string("aten::") + op), {spec_});
+  }
+  ~Seen() {
+    if (C10_UNLIKELY(op_observer() != nullptr)) op_observer()->end_op({spec_});
+  }
+
+ private:
+  const TensorSpec* spec_;
+};
+
+class BelowAutograd {
+ public:
+  BelowAutograd() {
+    if (!below_autograd()) guard_.emplace();
+  }
+
+ private:
+  std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
+};
+
+// Fills this rank's piece of `self` by f(piece, draw).
+template <class F>
+Tensor& fill(const char* op, Tensor& self, const MaybeGenerator& generator, F f) {
+  const auto* spec = drawable(op, self, generator);
+  if (!spec) return fill_plain(self, op, [&](const Draw& draw) { f(self, draw); });
+  const Seen seen(op, *spec);
+  Tensor local = local_of(self);
+  const BelowAutograd below;
+  with_draw(random_state(*spec->mesh.state()), spec->sizes, spec->run_list(),
+            [&](const Draw& draw) { f(local, draw); });
+  if (!local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
+  return self;
+}
+
+// ---- fills ----
+
+Tensor& uniform_(Tensor& self, double from, double to, MaybeGenerator g) {
+  return fill("uniform_", self, g,
+              [&](Tensor& piece, const Draw& draw) { random_ops::uniform_(piece, from, to, draw); });
+}
+Tensor& normal_(Tensor& self, double mean, double std, MaybeGenerator g) {
+  return fill("normal_", self, g,
+              [&](Tensor& piece, const Draw& draw) { random_ops::normal_(piece, mean, std, draw); });
+}
+Tensor& log_normal_(Tensor& self, double mean, double std, MaybeGenerator g) {
+  return fill("log_normal_", self, g,
+              [&](Tensor& piece, const Draw& draw) { random_ops::log_normal_(piece, mean, std, draw); });
+}
+Tensor& exponential_(Tensor& self, double lambda, MaybeGenerator g) {
+  return fill("exponential_", self, g,
+              [&](Tensor& piece, const Draw& draw) { random_ops::exponential_(piece, lambda, draw); });
+}
+Tensor& cauchy_(Tensor& self, double median, double sigma, MaybeGenerator g) {
+  return fill("cauchy_", self, g,
+              [&](Tensor& piece, const Draw& draw) { random_ops::cauchy_(piece, median, sigma, draw); });
+}
+Tensor& geometric_(Tensor& self, double p, MaybeGenerator g) {
+  return fill("geometric_", self, g, [&](Tensor& piece, const Draw& draw) { random_ops::geometric_(piece, p, draw); });
+}
+Tensor& bernoulli_float_(Tensor& self, double p, MaybeGenerator g) {
+  return fill("bernoulli_.float", self, g,
+              [&](Tensor& piece, const Draw& draw) { random_ops::bernoulli_(piece, p, draw); });
+}
+
+// The probabilities, lying as `like` does.
+Tensor align_probabilities(const Tensor& p, const TensorSpec& like) {
+  TESSERA_CHECK(is_dtensor(p) || implicit_replication(), UsageError,
+                "bernoulli_: the probabilities are a plain tensor of sizes ", p.sizes(), " next to ", like.describe(),
+                "; distribute_tensor them, or open a scope ImplicitReplication");
+  Tensor spread;
+  if (is_dtensor(p)) {
+    spread = p.expand(like.sizes);
+  } else {
+    const auto whole = p.expand(like.sizes).contiguous();
+    const Placements replicated(like.placements.size(), Replicate());
+    spread =
+        wrap(whole, intern(like.mesh, replicated, whole.sizes(), whole.strides(), whole.scalar_type(), whole.device()));
+  }
+  const auto& from = meta_of(spread).spec;
+  const auto to = with_placements(*from, like.placements);
+  if (to == from) return spread;
+  if (comm_policy() != CommPolicy::Allow && redistribute::plan_between(*from, *to).communicates())
+    check_policy(c10::str("bernoulli_ redistributes its probabilities, ", from->describe(), ", to ",
+                          to_string(to->placements), "."));
+  return move(spread, to);
+}
+
+Tensor& bernoulli_tensor_(Tensor& self, const Tensor& p, MaybeGenerator g) {
+  const auto* spec = drawable("bernoulli_.Tensor", self, g);
+  TESSERA_CHECK(spec || !is_dtensor(p), UsageError, "bernoulli_.Tensor: the tensor drawn for is plain, sizes ",
+                self.sizes(), ", next to a distributed argument; distribute it first");
+  if (!spec) {
+    const auto chances = p.expand(self.sizes());
+    return fill("bernoulli_.Tensor", self, g,
+                [&](Tensor& whole, const Draw& draw) { random_ops::bernoulli_(whole, chances, draw); });
+  }
+  if (!is_dtensor(p) && p.numel() == 1) return bernoulli_float_(self, p.item<double>(), g);
+  const auto chances = align_probabilities(p, *spec);
+  return fill("bernoulli_.Tensor", self, g,
+              [&](Tensor& piece, const Draw& draw) { random_ops::bernoulli_(piece, local_of(chances), draw); });
+}
+
+// The largest whole number up to which a type holds all of them; random_() draws from 0 to there.
+uint64_t largest_counted(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return uint64_t{1} << 53;
+    case at::kFloat:
+      return uint64_t{1} << 24;
+    case at::kHalf:
+      return uint64_t{1} << 11;
+    case at::kBFloat16:
+      return uint64_t{1} << 8;
+    case at::kLong:
+      return std::numeric_limits<int64_t>::max();
+    case at::kInt:
+      return std::numeric_limits<int32_t>::max();
+    case at::kShort:
+      return std::numeric_limits<int16_t>::max();
+    case at::kChar:
+      return std::numeric_limits<int8_t>::max();
+    case at::kByte:
+      return std::numeric_limits<uint8_t>::max();
+    case at::kBool:
+      return 1;
+    default:
+      TESSERA_FAIL(UsageError, "random_ on a tensor of type ", type, ": use an integer or floating-point one");
+  }
+}
+
+Tensor& integers_(const char* op, Tensor& self, int64_t from, uint64_t range, const MaybeGenerator& g) {
+  return fill(op, self, g, [&](Tensor& piece, const Draw& draw) {
+    random_ops::integers_(piece, from, static_cast<int64_t>(range), draw);
+  });
+}
+Tensor& random_(Tensor& self, MaybeGenerator g) {
+  return integers_("random_", self, 0, largest_counted(self.scalar_type()) + 1, g);
+}
+Tensor& random_from_(Tensor& self, int64_t from, std::optional<int64_t> to, MaybeGenerator g) {
+  const auto high = to ? static_cast<uint64_t>(*to) : largest_counted(self.scalar_type()) + 1;
+  TESSERA_CHECK(to ? from < *to : from < 0 || static_cast<uint64_t>(from) < high, UsageError, "random_ from ", from,
+                " to ", high, ": there is nothing between; give the lower bound first, the upper one is not drawn");
+  return integers_("random_.from", self, from, high - static_cast<uint64_t>(from), g);
+}
+Tensor& random_to_(Tensor& self, int64_t to, MaybeGenerator g) { return random_from_(self, 0, to, g); }
+
+// ---- new tensors ----
+
+Tensor bernoulli_p(const Tensor& self, double p, MaybeGenerator g) {
+  drawable("bernoulli.p", self, g);
+  auto out = at::empty_like(self);
+  return bernoulli_float_(out, p, g);
+}
+
+Tensor normal_tensor_float(const Tensor& mean, double std, MaybeGenerator g) {
+  drawable("normal", mean, g);
+  auto out = at::empty_like(mean);
+  return normal_(out, 0, std, g).add_(mean);
+}
+Tensor normal_float_tensor(double mean, const Tensor& std, MaybeGenerator g) {
+  drawable("normal", std, g);
+  auto out = at::empty_like(std);
+  return normal_(out, 0, 1, g).mul_(std).add_(mean);
+}
+Tensor normal_tensor_tensor(const Tensor& mean, const Tensor& std, MaybeGenerator g) {
+  auto out = at::add(mean, std);  // for its sizes and placements
+  drawable("normal", out, g);
+  return normal_(out, 0, 1, g).mul_(std).add_(mean);
+}
+
+// Of weights divided by exponential numbers the largest is drawn with probability proportional to its weight.
+Tensor multinomial(const Tensor& weights, c10::SymInt samples, bool replacement, MaybeGenerator g) {
+  drawable("multinomial", weights, g);
+  const int64_t n = samples.expect_int();
+  TESSERA_CHECK(n > 0 && (replacement || n <= weights.size(-1)), UsageError, "multinomial: ", n, " samples ",
+                replacement ? "with" : "without", " replacement of ", weights.size(-1), " categories");
+  auto rows = weights;
+  if (replacement && n > 1) {
+    auto sizes = weights.sizes().vec();
+    sizes.insert(sizes.end() - 1, n);
+    rows = weights.unsqueeze(-2).expand(sizes);
+  }
+  auto race = at::empty_like(rows, at::MemoryFormat::Contiguous);
+  exponential_(race, 1, g);
+  const auto scores = rows.div(race);
+  if (replacement && n > 1) return at::argmax(scores, -1);
+  if (n == 1) return at::argmax(scores, -1, /*keepdim=*/true);
+  return std::get<1>(at::topk(scores, n));
+}
+
+// ---- dropout ----
+
+// The specs of the two results, remembered by the spec of the input.
+propagate::Decision& dropout_decision(const SpecRef& spec) {
+  static const auto& entry = propagate::entry_of("aten::native_dropout");
+  propagate::Key key;
+  key.push_spec(spec.get());
+  const auto hash = key.hash();
+  auto& cache = propagate::decision_cache(*spec->mesh.state());
+  if (auto* found = cache.find(entry, key, hash)) return *found;
+  auto decision = std::make_unique<propagate::Decision>();
+  decision->hash = hash;
+  decision->key.push_back(key[0]);
+  decision->pinned.push_back(spec);
+  decision->outs.resize(2);
+  decision->outs[0].spec = spec;
+  decision->outs[1].spec = intern(spec->mesh, spec->placements, spec->sizes, tessera::contiguous_strides(spec->sizes),
+                                  at::kBool, spec->device);
+  return cache.insert(entry, std::move(decision));
+}
+
+std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::optional<bool> train) {
+  const auto& spec = meta_of(input).spec;
+  refuse_partial("native_dropout", *spec);
+  const Seen seen("native_dropout", *spec);
+  const auto& outs = dropout_decision(spec).outs;
+  const auto& local = local_of(input);
+  const BelowAutograd below;
+  if (train && !*train) {
+    auto mask = at::ones(local.sizes(), local.options().dtype(at::kBool));
+    return {wrap(local.clone(), outs[0].spec), wrap(std::move(mask), outs[1].spec)};
+  }
+  auto [out, mask] = with_draw(random_state(*spec->mesh.state()), spec->sizes, spec->run_list(),
+                               [&](const Draw& draw) { return random_ops::dropout(local, p, draw); });
+  return {wrap(std::move(out), outs[0].spec), wrap(std::move(mask), outs[1].spec)};
+}
+
+// ---- ops that LibTorch makes of the fills above and of empty_like ----
+
+constexpr const char* kMadeOfFills[] = {
+    "bernoulli",
+    "bernoulli.Tensor",
+    "cauchy",
+    "exponential",
+    "geometric",
+    "log_normal",
+    "normal_functional",
+    "rand_like",
+    "rand_like.generator",
+    "randint_like",
+    "randint_like.Tensor",
+    "randint_like.Tensor_generator",
+    "randint_like.generator",
+    "randint_like.low_dtype",
+    "randint_like.low_generator_dtype",
+    "randn_like",
+    "randn_like.generator",
+    "random",
+    "random.from",
+    "random.to",
+    "uniform",
+};
+
+struct MadeOfFills final : c10::OperatorKernel {
+  explicit MadeOfFills(const char* name) : name(name) {}
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    const auto& self = torch::jit::peek(*stack, 0, op.schema().arguments().size());
+    drawable(name, self.toTensor());
+    op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
+  }
+  const char* name;
+};
+
+}  // namespace
+
+void register_random_fills(torch::Library& aten, std::unordered_set<std::string>& done) {
+  const auto op = [&](const char* name, auto&& kernel) {
+    aten.impl(name, std::forward<decltype(kernel)>(kernel));
+    done.insert(std::string("aten::") + name);
+  };
+  op("uniform_", TORCH_FN(uniform_));
+  op("normal_", TORCH_FN(normal_));
+  op("log_normal_", TORCH_FN(log_normal_));
+  op("exponential_", TORCH_FN(exponential_));
+  op("cauchy_", TORCH_FN(cauchy_));
+  op("geometric_", TORCH_FN(geometric_));
+  op("bernoulli_.float", TORCH_FN(bernoulli_float_));
+  op("bernoulli_.Tensor", TORCH_FN(bernoulli_tensor_));
+  op("random_", TORCH_FN(random_));
+  op("random_.from", TORCH_FN(random_from_));
+  op("random_.to", TORCH_FN(random_to_));
+  op("bernoulli.p", TORCH_FN(bernoulli_p));
+  op("normal.Tensor_float", TORCH_FN(normal_tensor_float));
+  op("normal.float_Tensor", TORCH_FN(normal_float_tensor));
+  op("normal.Tensor_Tensor", TORCH_FN(normal_tensor_tensor));
+  op("multinomial", TORCH_FN(multinomial));
+}
+
+void register_random_kernels(torch::Library& aten, std::unordered_set<std::string>& done) {
+  register_random_fills(aten, done);
+  aten.impl("native_dropout", TORCH_FN(native_dropout));
+  done.insert("aten::native_dropout");
+  for (const char* name : kMadeOfFills) {
+    aten.impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<MadeOfFills>(name)));
+    done.insert(std::string("aten::") + name);
+  }
+}
+
+}  // namespace tessera::detail

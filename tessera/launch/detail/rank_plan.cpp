@@ -1,0 +1,65 @@
+#include "tessera/launch/detail/rank_plan.h"
+
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <ostream>
+
+namespace tessera::launch {
+
+std::vector<int> cores_of(int64_t i, int64_t n, const std::vector<int>& cores) {
+  const auto count = static_cast<int64_t>(cores.size());
+  if (count == 0) return {};
+  if (n > count) return {cores[static_cast<size_t>(i % count)]};
+  return {cores.begin() + i * count / n, cores.begin() + (i + 1) * count / n};
+}
+
+std::vector<RankPlan> plan_ranks(const HostShare& share, const RankSettings& settings) {
+  const auto text = [](int64_t value) { return std::to_string(value); };
+  const int64_t threads = settings.threads > 0
+                              ? settings.threads
+                              : std::max<int64_t>(1, static_cast<int64_t>(settings.cores.size()) / share.ranks);
+  std::vector<RankPlan> plans;
+  for (int64_t local = 0; local < share.ranks; local++) {
+    RankPlan plan;
+    plan.local_rank = local;
+    plan.rank = share.first_rank + local;
+    plan.error_file = c10::str(settings.error_folder, "/rank_", plan.rank, ".", settings.restarts, ".json");
+    if (settings.pin) plan.cores = cores_of(local, share.ranks, settings.cores);
+    plan.variables = {
+        // torchrun's, under its names; a role is all ranks here
+        {"RANK", text(plan.rank)},
+        {"WORLD_SIZE", text(share.world_size)},
+        {"LOCAL_RANK", text(local)},
+        {"LOCAL_WORLD_SIZE", text(share.ranks)},
+        {"GROUP_RANK", text(share.node)},
+        {"GROUP_WORLD_SIZE", text(share.nodes)},
+        {"ROLE_NAME", "default"},
+        {"ROLE_RANK", text(plan.rank)},
+        {"ROLE_WORLD_SIZE", text(share.world_size)},
+        {"MASTER_ADDR", share.store_host},
+        {"MASTER_PORT", text(share.store_port)},
+        {"TORCHELASTIC_RUN_ID", share.run_id},
+        {"TORCHELASTIC_RESTART_COUNT", text(settings.restarts)},
+        {"TORCHELASTIC_MAX_RESTARTS", text(settings.max_restarts)},
+        {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+        {"TORCHELASTIC_ERROR_FILE", plan.error_file},
+        {"TESSERA_RUN", "1"},
+    };
+    if (settings.threads > 0 || !settings.given.contains("OMP_NUM_THREADS"))
+      plan.variables.emplace_back("OMP_NUM_THREADS", text(threads));
+    if (share.nodes == 1 && !settings.given.contains("TESSERA_GLOO_HOST"))  // nothing listens beyond loopback
+      plan.variables.emplace_back("TESSERA_GLOO_HOST", "127.0.0.1");
+    plans.push_back(std::move(plan));
+  }
+  return plans;
+}
+
+std::ostream& operator<<(std::ostream& out, const RankPlan& plan) {
+  out << "rank " << plan.rank;
+  if (!plan.cores.empty()) out << " on cores " << c10::Join(",", plan.cores);
+  for (const auto& [name, value] : plan.variables) out << ' ' << name << '=' << value;
+  return out;
+}
+
+}  // namespace tessera::launch

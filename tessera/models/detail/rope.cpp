@@ -1,0 +1,33 @@
+#include "tessera/models/detail/rope.h"
+
+#include "tessera/models/detail/constant.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/outer.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/stack.h>
+
+namespace tessera::models {
+
+at::Tensor rope_table(int64_t positions, int64_t head_dim, double theta, c10::Device device) {
+  at::NoGradGuard no_grad;
+  const auto options = at::TensorOptions(device).dtype(at::kFloat);
+  const auto frequency = at::pow(theta, at::arange(0, head_dim, 2, options).div(head_dim)).reciprocal();  // (D/2)
+  const auto angle = at::outer(at::arange(positions, options), frequency);                                // (T, D/2)
+  return at::cat({angle.cos(), angle.sin()}, -1);
+}
+
+at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table) {
+  const auto turns = constant_beside(x, table);
+  const int64_t half = turns.size(-1) / 2;
+  const auto cos = turns.narrow(-1, 0, half).unsqueeze(1),
+             sin = turns.narrow(-1, half, half).unsqueeze(1);             // (T, 1, D/2)
+  const auto pairs = x.to(table.scalar_type()).unflatten(-1, {half, 2});  // (B, T, H, D/2, 2)
+  const auto even = pairs.select(-1, 0), odd = pairs.select(-1, 1);
+  const auto turned = at::stack({even.mul(cos).sub(odd.mul(sin)), even.mul(sin).add(odd.mul(cos))}, -1);
+  return turned.flatten(-2).to(x.scalar_type());
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,56 @@
+#include "tessera/nn/detail/selective.h"
+
+#include "tessera/base/error.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace tessera {
+namespace {
+
+std::string full_name(const c10::OperatorName& name) { return c10::toString(name); }
+
+// Is it only ever seen as the ops it is made of? A kernel of ours for distributed tensors makes it an op of its own.
+bool made_of_others(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse3);
+}
+
+}  // namespace
+
+bool detail::makes_tensors(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  const auto aliases = [](const c10::Argument& a) { return a.alias_info() != nullptr; };
+  const auto& returns = schema.returns();
+  return !schema.is_mutable() && !returns.empty() && std::none_of(returns.begin(), returns.end(), aliases);
+}
+
+KeepPolicy keep_ops(const std::vector<std::string>& names) {
+  std::unordered_set<c10::OperatorHandle> kept;
+  const auto all = c10::Dispatcher::singleton().getAllOpNames();
+  for (const auto& name : names) {
+    bool known = false, composite = false, found = false;
+    for (const auto& each : all) {
+      if (each.name != name && full_name(each) != name) continue;
+      const auto op = c10::Dispatcher::singleton().findSchema(each);
+      if (!op) continue;
+      known = true;
+      const bool made = made_of_others(*op);
+      composite = composite || made;
+      if (made || !detail::makes_tensors(*op)) continue;
+      kept.insert(*op);
+      found = true;
+    }
+    TESSERA_CHECK(
+        known, UsageError, "keep_ops: no op is called '", name,
+        "'; names are written with their namespace, as in aten::mm, or with overload, as in aten::add.Tensor");
+    TESSERA_CHECK(
+        found || !composite, UsageError, "keep_ops: ", name,
+        " is made of other ops, and only those are seen; name them (for aten::linear: aten::addmm, aten::mm)");
+    TESSERA_CHECK(found, UsageError, "keep_ops: ", name,
+                  " returns or writes to its arguments, so there is no result of its own to keep");
+  }
+  return [kept = std::move(kept)](const c10::OperatorHandle& op) { return kept.contains(op); };
+}
+
+}  // namespace tessera

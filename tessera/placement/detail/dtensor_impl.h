@@ -1,0 +1,82 @@
+#pragma once
+#include <c10/core/TensorImpl.h>
+
+#include <new>
+#include <utility>
+
+namespace tessera {
+
+// The impl of a distributed tensor: a plain TensorImpl with global sizes and no storage. It adds no members, so that
+// LibTorch's own shallow copies of it are right; it exists to reach protected fields. A spec keeps one made, its stamp,
+// and each new tensor copies the geometry from there instead of computing it: that, and the free list, take a wrap
+// from 84 to 52 ns.
+struct DTensorImpl final : c10::TensorImpl {
+  DTensorImpl(c10::DispatchKeySet keys, caffe2::TypeMeta dtype, c10::Device device) : TensorImpl(keys, dtype, device) {}
+
+  // Sizes, strides and what follows from them, and that the storage must not be touched; not the keys.
+  void copy_geometry(const DTensorImpl& other) {
+    sizes_and_strides_ = other.sizes_and_strides_;
+    numel_ = other.numel_;
+    is_contiguous_ = other.is_contiguous_;
+    is_channels_last_ = other.is_channels_last_;
+    is_channels_last_contiguous_ = other.is_channels_last_contiguous_;
+    is_channels_last_3d_ = other.is_channels_last_3d_;
+    is_channels_last_3d_contiguous_ = other.is_channels_last_3d_contiguous_;
+    is_non_overlapping_and_dense_ = other.is_non_overlapping_and_dense_;
+    storage_access_should_throw_ = other.storage_access_should_throw_;
+  }
+  // A view made in inference mode must have its base's keys.
+  void adopt_keys(c10::DispatchKeySet keys) { key_set_ = keys; }
+
+  static void* operator new(size_t bytes);
+  static void operator delete(void* memory);
+};
+static_assert(sizeof(DTensorImpl) == sizeof(c10::TensorImpl));
+
+// PrivateUse3, which is ours, and the autocast key of the device.
+c10::DispatchKeySet dtensor_keys(c10::Device device);
+
+namespace detail {
+
+// A few freed blocks of one size, kept by the thread that freed them.
+template <size_t Bytes>
+class FreeList {
+ public:
+  static void* take() {
+    auto& list = mine();
+    if (list.head_ == nullptr) return ::operator new(Bytes);
+    auto* block = list.head_;
+    list.head_ = block->next;
+    list.blocks_--;
+    return block;
+  }
+  static void give(void* memory) {
+    auto& list = mine();
+    if (list.blocks_ >= kMost) return ::operator delete(memory);
+    list.head_ = new (memory) Block{list.head_};
+    list.blocks_++;
+  }
+
+ private:
+  static constexpr int kMost = 256;
+  struct Block {
+    Block* next;
+  };
+  ~FreeList() {
+    while (head_ != nullptr) ::operator delete(std::exchange(head_, head_->next));
+    blocks_ = kMost;  // tensors freed later in the thread's end go straight back
+  }
+  static FreeList& mine() {
+    static thread_local FreeList list;
+    return list;
+  }
+  Block* head_ = nullptr;
+  int blocks_ = 0;
+};
+
+}  // namespace detail
+
+inline void* DTensorImpl::operator new(size_t) { return detail::FreeList<sizeof(DTensorImpl)>::take(); }
+inline void DTensorImpl::operator delete(void* memory) { detail::FreeList<sizeof(DTensorImpl)>::give(memory); }
+
+}  // namespace tessera

@@ -1,0 +1,126 @@
+#include "tessera/redistribute/detail/plan.h"
+
+#include "tessera/base/error.h"
+#include "tessera/redistribute/detail/cost.h"
+#include "tessera/redistribute/detail/search.h"
+#include "tessera/redistribute/detail/transition.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <ostream>
+
+namespace tessera::redistribute {
+
+const char* to_string(Move move) {
+  constexpr std::array kNames = {"nothing",    "slice",          "divide",    "all_gather",
+                                 "all_reduce", "reduce_scatter", "all_to_all"};  // in the order of the enum
+  return kNames[static_cast<size_t>(move)];
+}
+
+bool communicates(Move move) { return move >= Move::AllGather; }
+
+bool Plan::communicates() const { return collectives() > 0; }
+
+int Plan::collectives() const {
+  return static_cast<int>(std::count_if(steps.begin(), steps.end(),
+                                        [](const Step& step) { return redistribute::communicates(step.move); }));
+}
+
+std::string to_string(const Plan& plan, c10::ArrayRef<std::string> axis_names) {
+  if (plan.steps.empty()) return "nothing";
+  std::string text;
+  for (const auto& step : plan.steps) {
+    if (!text.empty()) text += "; ";
+    for (size_t i = 0; i < step.axes.size(); i++) {
+      auto axis = static_cast<size_t>(step.axes[i]);
+      text += (i ? "+" : "") + (axis < axis_names.size() ? axis_names[axis] : c10::str("axis ", axis));
+    }
+    text += c10::str(": ", to_string(step.move), " ", step.from, "->", step.to);
+    if (communicates(step.move)) text += c10::str(" ", std::llround(step.bytes), " B");
+  }
+  return text;
+}
+
+std::ostream& operator<<(std::ostream& out, const Plan& plan) { return out << to_string(plan); }
+
+namespace {
+
+void check(const Problem& problem) {
+  TESSERA_CHECK(problem.from.size() == problem.mesh_shape.size() && problem.to.size() == problem.mesh_shape.size(),
+                UsageError, "a mesh of ", problem.mesh_shape.size(), " axes, but placements ", to_string(problem.from),
+                " -> ", to_string(problem.to), "; give one a mesh axis");
+  TESSERA_CHECK(problem.mesh_shape.size() <= 16, UsageError, "a mesh of ", problem.mesh_shape.size(), " axes");
+}
+
+// Terms cannot be made of pieces or of other terms. (Going through R would do it, at a price nobody asked for.)
+bool is_forbidden(const Placement& from, const Placement& to) {
+  return to.is_partial() && !detail::direct_move(from, to);
+}
+
+std::unique_ptr<Plan> plan_of(Step step, double cost) {
+  auto plan = std::make_unique<Plan>();
+  plan->steps.push_back(std::move(step));
+  plan->cost = cost;
+  return plan;
+}
+
+// One axis differs and one move does it. Anything else would take at least two collectives, one to change another axis
+// and one to change it back, or be longer without a gain. Null: it is not that simple.
+std::unique_ptr<Plan> try_one_step(const Problem& problem, int64_t axis) {
+  auto move = detail::legal_move(problem.from, problem.to, problem.mesh_shape, axis);
+  if (!move) return nullptr;
+  auto step = detail::make_step(problem, *move, axis, problem.from, problem.to[axis]);
+  auto cost = detail::cost_of(problem, step, problem.from);
+  bool surely_cheapest = problem.mesh_shape.size() == 1 || !communicates(*move) || cost <= 2 * cost_model().latency;
+  return surely_cheapest ? plan_of(std::move(step), cost) : nullptr;
+}
+
+// Every axis that differs can be sliced, left to right, or relabelled; slices first, because they leave less to divide.
+// Null: it is not that simple.
+std::unique_ptr<Plan> try_without_communication(const Problem& problem) {
+  auto plan = std::make_unique<Plan>();
+  auto here = problem.from, there = here;
+  for (bool slices : {true, false})
+    for (size_t a = 0; a < here.size(); a++) {
+      if (here[a] == problem.to[a] || problem.to[a].is_sharded() != slices) continue;
+      there[a] = problem.to[a];
+      auto move = detail::legal_move(here, there, problem.mesh_shape, static_cast<int64_t>(a));
+      if (!move || communicates(*move)) return nullptr;
+      plan->steps.push_back(detail::make_step(problem, *move, static_cast<int64_t>(a), here, there[a]));
+      plan->cost += detail::cost_of(problem, plan->steps.back(), here);
+      here = there;
+    }
+  return plan;
+}
+
+}  // namespace
+
+std::unique_ptr<Plan> try_plan(const Problem& problem) {
+  check(problem);
+  int64_t differing = 0, last = 0;
+  for (size_t a = 0; a < problem.from.size(); a++) {
+    if (problem.from[a] == problem.to[a]) continue;
+    if (is_forbidden(problem.from[a], problem.to[a])) return nullptr;
+    differing++;
+    last = static_cast<int64_t>(a);
+  }
+  if (differing == 0) return std::make_unique<Plan>();
+  if (differing == 1)
+    if (auto plan = try_one_step(problem, last)) return plan;
+  if (auto plan = try_without_communication(problem)) return plan;
+  return detail::search(problem);
+}
+
+Plan make_plan(const Problem& problem) {
+  if (auto plan = try_plan(problem)) return std::move(*plan);
+  for (size_t a = 0; a < problem.from.size(); a++)
+    if (is_forbidden(problem.from[a], problem.to[a]))
+      TESSERA_FAIL(ShardingError, "redistribute ", to_string(problem.from), " -> ", to_string(problem.to),
+                   ": on mesh axis ", a, " ", problem.from[a], " cannot become ", problem.to[a],
+                   ", whose terms can only be made from R; redistribute to R there first, or keep ", problem.from[a]);
+  TESSERA_FAIL(ShardingError, "redistribute ", to_string(problem.from), " -> ", to_string(problem.to),
+               ": no sequence of moves does it; go through R on every axis");
+}
+
+}  // namespace tessera::redistribute

@@ -1,0 +1,80 @@
+#include "tessera/base/error.h"
+#include "tessera/redistribute/detail/execute.h"
+
+#include <bit>
+#include <unordered_map>
+
+namespace tessera::redistribute {
+namespace {
+
+// The plans of one mesh. Kept in two generations: when the younger is full the older is dropped, so that memory is
+// bounded and a plan that was just handed out lives on. A mesh belongs to one rank, so there is no lock.
+class PlanTable final : public tessera::detail::MeshAttachment {
+ public:
+  const Plan& find_or_make(const TensorSpec& from, const TensorSpec& to) {
+    Key key{&from, &to};
+    if (auto found = young_.find(key); found != young_.end()) return found->second->plan;
+    if (young_.size() >= kMost) {
+      old_ = std::move(young_);
+      young_.clear();
+    }
+    auto node = old_.extract(key);
+    if (node.empty()) {
+      auto entry = std::make_unique<Entry>(
+          Entry{SpecRef::reclaim_copy(&from), SpecRef::reclaim_copy(&to), make_plan(problem(from, to))});
+      return young_.emplace(key, std::move(entry)).first->second->plan;
+    }
+    return young_.insert(std::move(node)).position->second->plan;
+  }
+
+  void clear() override {
+    young_.clear();
+    old_.clear();
+  }
+
+ private:
+  static constexpr size_t kMost = 2048;
+  using Key = std::pair<const TensorSpec*, const TensorSpec*>;
+  struct Hash {
+    size_t operator()(const Key& key) const {
+      auto a = reinterpret_cast<uintptr_t>(key.first), b = reinterpret_cast<uintptr_t>(key.second);
+      return (std::rotl(static_cast<uint64_t>(a), 29) ^ b) * 0x9E3779B97F4A7C15ull >> 16;
+    }
+  };
+  struct Entry {
+    SpecRef from, to;  // hold the addresses that are the key
+    Plan plan;
+  };
+  using Table = std::unordered_map<Key, std::unique_ptr<Entry>, Hash>;
+
+  static Problem problem(const TensorSpec& from, const TensorSpec& to) {
+    const auto& shape = from.mesh.shape();
+    return {.mesh_shape = {shape.begin(), shape.end()},
+            .sizes = from.sizes,
+            .element_size = static_cast<int64_t>(c10::elementSize(from.dtype)),
+            .from = from.placements,
+            .to = to.placements};
+  }
+
+  Table young_, old_;
+};
+
+PlanTable& plans_of(const DeviceMesh& mesh) {
+  auto& slot = mesh.state()->attachments[static_cast<size_t>(tessera::detail::MeshSlot::Plans)];
+  if (C10_UNLIKELY(!slot)) slot = std::make_unique<PlanTable>();
+  return static_cast<PlanTable&>(*slot);
+}
+
+}  // namespace
+
+const Plan& plan_between(const TensorSpec& from, const TensorSpec& to) {
+  static const Plan kStay;
+  if (&from == &to) return kStay;
+  TESSERA_CHECK(from.mesh.state() == to.mesh.state(), UsageError, "redistribute ", from.describe(), " -> ",
+                to.describe(), ": both must be on one mesh");
+  TESSERA_CHECK(from.sizes == to.sizes && from.dtype == to.dtype, InternalError, "redistribute ", from.describe(),
+                " -> ", to.describe(), ": sizes and dtype stay");
+  return plans_of(from.mesh).find_or_make(from, to);
+}
+
+}  // namespace tessera::redistribute

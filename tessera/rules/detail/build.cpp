@@ -1,0 +1,89 @@
+#define AT_PER_OPERATOR_HEADERS  // ExpandUtils.h would otherwise include every op
+#include "tessera/rules/detail/build.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace tessera::rules {
+namespace {
+
+c10::OperatorName operator_name(const std::string& qualified) {
+  auto dot = qualified.find('.');
+  if (dot == std::string::npos) return {qualified, ""};
+  return {qualified.substr(0, dot), qualified.substr(dot + 1)};
+}
+
+bool exists(const std::string& qualified) {
+  return c10::Dispatcher::singleton().findSchema(operator_name(qualified)).has_value();
+}
+
+}  // namespace
+
+void Family::op(std::string_view name, const RuleFn& fn, ListMode lists, bool reads_scalars) {
+  auto qualified = "aten::" + std::string(name);
+  if (exists(qualified)) to_.add(qualified, name_, fn, lists, reads_scalars);
+}
+
+void Family::op_and_in_place(std::string_view name, const RuleFn& fn) {
+  op(name, fn);
+  op(in_place_name(std::string(name)), fn);
+}
+
+std::string in_place_name(const std::string& name) {
+  auto dot = std::min(name.find('.'), name.size());
+  return name.substr(0, dot) + "_" + name.substr(dot);
+}
+
+int64_t fresh_outputs(const c10::FunctionSchema& schema) {
+  int64_t count = 0;
+  for (const auto& out : schema.returns()) count += !(out.alias_info() && out.alias_info()->isWrite());
+  return count;
+}
+
+void add_uniform_row(Rule& rule, const OpQuery& query, Placement everywhere) {
+  rule.row(Placements(query.tensors.size(), everywhere), Placements(rule.outs.size(), everywhere));
+}
+
+void add_replicated_row(Rule& rule, const OpQuery& query) { add_uniform_row(rule, query, R); }
+
+RowMaker::RowMaker(Rule& rule, const OpQuery& query) : rule_(rule), query_(query), row_(rule.rows.size()) {
+  add_replicated_row(rule, query);
+}
+
+RowMaker& RowMaker::in(int arg, Placement p) {
+  for (size_t i = 0; i < query_.tensors.size(); i++)
+    if (query_.tensors[i].arg == arg) rule_.rows[row_].in[i] = p;
+  return *this;
+}
+
+RowMaker& RowMaker::out(size_t i, Placement p) {
+  rule_.rows[row_].out[i] = p;
+  return *this;
+}
+
+RowMaker& RowMaker::special(bool one_run) {
+  rule_.rows[row_].special = true;
+  rule_.rows[row_].one_run = one_run;
+  return *this;
+}
+
+Sizes broadcast_sizes(const OpQuery& query) {
+  at::DimVector sizes;
+  for (const auto& tensor : query.tensors) sizes = at::infer_size_dimvector(sizes, tensor.sizes);
+  return Sizes(sizes.begin(), sizes.end());
+}
+
+Placement broadcast_cut(const TensorArg& operand, c10::IntArrayRef out_sizes, int64_t d) {
+  int64_t own = d - static_cast<int64_t>(out_sizes.size()) + static_cast<int64_t>(operand.sizes.size());
+  return own >= 0 && operand.sizes[own] == out_sizes[d] ? S(own) : R;
+}
+
+OutInfo contiguous_out(c10::IntArrayRef sizes) { return {Sizes(sizes), {}}; }
+
+int64_t numel_of(c10::IntArrayRef sizes) {
+  int64_t numel = 1;
+  for (auto size : sizes) numel *= size;
+  return numel;
+}
+
+}  // namespace tessera::rules

@@ -1,0 +1,116 @@
+#include "tessera/rules/detail/rule.h"
+
+#include "tessera/base/error.h"
+
+#include <algorithm>
+
+namespace tessera::rules {
+namespace {
+
+// A row that asks a plain tensor (numel 1, the same on every rank) for anything but R cannot be used in this call.
+bool usable(const Row& row, const OpQuery& query) {
+  for (size_t i = 0; i < query.tensors.size(); i++)
+    if (!query.tensors[i].distributed && !row.in[i].is_replicate()) return false;
+  return true;
+}
+
+void check_rows(const Rule& rule, const OpQuery& query) {
+  for (const auto& row : rule.rows)
+    TESSERA_CHECK(row.in.size() == query.tensors.size() && row.out.size() == rule.outs.size(), InternalError,
+                  query.schema.operator_name(), ": a row has ", row.in.size(), " inputs and ", row.out.size(),
+                  " outputs, but the call has ", query.tensors.size(), " tensors and the rule states the sizes of ",
+                  rule.outs.size(), " outputs");
+}
+
+}  // namespace
+
+const TensorArg* OpQuery::find_tensor(int arg, int element) const {
+  int i = index_of(arg, element);
+  return i < 0 ? nullptr : &tensors[static_cast<size_t>(i)];
+}
+
+const TensorArg& OpQuery::tensor(int arg, int element) const {
+  const auto* found = find_tensor(arg, element);
+  TESSERA_CHECK(found, InternalError, schema.operator_name(), ": argument ", arg, " (element ", element,
+                ") is no tensor in this call");
+  return *found;
+}
+
+int OpQuery::index_of(int arg, int element) const {
+  for (size_t i = 0; i < tensors.size(); i++)
+    if (tensors[i].arg == arg && (element < 0 || tensors[i].element == element)) return static_cast<int>(i);
+  return -1;
+}
+
+int64_t OpQuery::int_at(int arg) const { return args[static_cast<size_t>(arg)].toInt(); }
+
+int64_t OpQuery::dim_at(int arg, int64_t ndim) const {
+  int64_t dim = int_at(arg), span = std::max<int64_t>(ndim, 1);  // a 0-dim tensor accepts 0 and -1
+  TESSERA_CHECK(-span <= dim && dim < span, UsageError, schema.operator_name(), ": dim ", dim, " of a tensor with ",
+                ndim, " dims; write a dim from ", -span, " to ", span - 1);
+  return dim < 0 ? dim + span : dim;
+}
+
+bool OpQuery::bool_at(int arg) const { return args[static_cast<size_t>(arg)].toBool(); }
+
+double OpQuery::double_at(int arg) const { return args[static_cast<size_t>(arg)].toScalar().toDouble(); }
+
+bool OpQuery::is_none(int arg) const { return args[static_cast<size_t>(arg)].isNone(); }
+
+std::vector<int64_t> OpQuery::ints_at(int arg) const {
+  const auto& value = args[static_cast<size_t>(arg)];
+  if (value.isNone()) return {};
+  if (value.isInt()) return {value.toInt()};
+  return value.toIntVector();
+}
+
+void Registry::add(std::string_view op, std::string_view family, RuleFn fn, ListMode lists, bool reads_scalars) {
+  auto checked = [fn = std::move(fn)](const OpQuery& query) {
+    Rule rule = fn(query);
+    check_rows(rule, query);
+    std::erase_if(rule.rows, [&](const Row& row) { return !usable(row, query); });
+    return rule;
+  };
+  put(op, OpRule{std::move(checked), lists, std::string(family), reads_scalars});
+}
+
+void Registry::put(std::string_view op, OpRule rule) {
+  std::lock_guard lock(mutex_);
+  auto& place = rules_[std::string(op)];
+  if (place) replaced_.push_back(std::move(place));
+  place = std::make_unique<const OpRule>(std::move(rule));
+  version_++;
+}
+
+void Registry::same_as(std::string_view op, std::string_view like) {
+  const auto* known = find(like);
+  TESSERA_CHECK(known, UsageError, "no rule for '", like, "', so '", op, "' cannot be declared the same as it; ",
+                "names are written with namespace and overload, as in aten::add.Tensor");
+  put(op, OpRule(*known));
+}
+
+const OpRule* Registry::find(std::string_view op) const {
+  std::lock_guard lock(mutex_);
+  auto it = rules_.find(std::string(op));
+  return it == rules_.end() ? nullptr : it->second.get();
+}
+
+std::vector<std::string> Registry::names() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::string> names;
+  names.reserve(rules_.size());
+  for (const auto& [name, rule] : rules_) names.push_back(name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Registry& registry() {
+  static Registry& the = *[] {
+    auto* filled = new Registry;  // never destroyed: kernels ask it until the process ends
+    register_all(*filled);
+    return filled;
+  }();
+  return the;
+}
+
+}  // namespace tessera::rules

@@ -1,0 +1,207 @@
+#include "tessera/base/error.h"
+#include "tessera/state/optimizer_state.h"
+
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/tensor.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <memory>
+#include <tuple>
+
+// LibTorch's optimizers as OptimizerAccess. Each names its fields once, in `visit`; reading, writing and the list of
+// rows go through that.
+namespace tessera {
+namespace {
+
+namespace optim = torch::optim;
+using Betas = std::tuple<double, double>;
+constexpr bool kOptional = false;  // made only by some options: amsgrad, momentum, centered
+
+template <class F>
+void visit(optim::SGDOptions& o, F f) {
+  f("lr", o.lr());
+  f("momentum", o.momentum());
+  f("dampening", o.dampening());
+  f("weight_decay", o.weight_decay());
+  f("nesterov", o.nesterov());
+}
+template <class F>
+void visit(optim::SGDParamState& s, F f) {
+  f("momentum_buffer", s.momentum_buffer());
+}
+
+template <class Options, class F>
+void visit_adam_options(Options& o, F f) {
+  f("lr", o.lr());
+  f("betas", o.betas());
+  f("eps", o.eps());
+  f("weight_decay", o.weight_decay());
+  f("amsgrad", o.amsgrad());
+}
+template <class State, class F>
+void visit_adam_state(State& s, F f) {
+  f("step", s.step());
+  f("exp_avg", s.exp_avg());
+  f("exp_avg_sq", s.exp_avg_sq());
+  f("max_exp_avg_sq", s.max_exp_avg_sq(), kOptional);
+}
+template <class F>
+void visit(optim::AdamOptions& o, F f) {
+  visit_adam_options(o, f);
+}
+template <class F>
+void visit(optim::AdamWOptions& o, F f) {
+  visit_adam_options(o, f);
+}
+template <class F>
+void visit(optim::AdamParamState& s, F f) {
+  visit_adam_state(s, f);
+}
+template <class F>
+void visit(optim::AdamWParamState& s, F f) {
+  visit_adam_state(s, f);
+}
+
+template <class F>
+void visit(optim::RMSpropOptions& o, F f) {
+  f("lr", o.lr());
+  f("alpha", o.alpha());
+  f("eps", o.eps());
+  f("weight_decay", o.weight_decay());
+  f("momentum", o.momentum());
+  f("centered", o.centered());
+}
+template <class F>
+void visit(optim::RMSpropParamState& s, F f) {
+  f("step", s.step());
+  f("square_avg", s.square_avg());
+  f("momentum_buffer", s.momentum_buffer(), kOptional);
+  f("grad_avg", s.grad_avg(), kOptional);
+}
+
+template <class F>
+void visit(optim::AdagradOptions& o, F f) {
+  f("lr", o.lr());
+  f("lr_decay", o.lr_decay());
+  f("weight_decay", o.weight_decay());
+  f("initial_accumulator_value", o.initial_accumulator_value());
+  f("eps", o.eps());
+}
+template <class F>
+void visit(optim::AdagradParamState& s, F f) {
+  f("step", s.step());
+  f("sum", s.sum());
+}
+
+at::Tensor to_tensor(double v) { return at::scalar_tensor(v, at::kDouble); }
+at::Tensor to_tensor(int64_t v) { return at::scalar_tensor(v, at::kLong); }
+at::Tensor to_tensor(bool v) { return at::scalar_tensor(v, at::kBool); }
+at::Tensor to_tensor(const Betas& v) { return at::tensor({std::get<0>(v), std::get<1>(v)}, at::kDouble); }
+at::Tensor to_tensor(const at::Tensor& v) { return v.defined() ? v.detach() : v; }
+
+void from_tensor(const at::Tensor& t, double& v) { v = t.item<double>(); }
+void from_tensor(const at::Tensor& t, int64_t& v) { v = t.item<int64_t>(); }
+void from_tensor(const at::Tensor& t, bool& v) { v = t.item<bool>(); }
+void from_tensor(const at::Tensor& t, Betas& v) { v = {t[0].item<double>(), t[1].item<double>()}; }
+void from_tensor(const at::Tensor& t, at::Tensor& v) { v = t; }
+
+template <class Fields>
+StateDict read(Fields& fields) {
+  StateDict dict;
+  visit(fields, [&](const char* name, auto& value, bool = true) {
+    const auto tensor = to_tensor(value);
+    if (tensor.defined()) dict.insert(name, tensor);
+  });
+  return dict;
+}
+template <class Fields>
+void write(Fields& fields, const StateDict& dict) {
+  visit(fields, [&](const char* name, auto& value, bool = true) {
+    if (const at::Tensor* tensor = dict.find(name)) from_tensor(*tensor, value);
+  });
+}
+
+template <class Optimizer, class Options, class State>
+class TorchOptimizer final : public OptimizerAccess {
+ public:
+  TorchOptimizer(const char* kind, Optimizer& optimizer) : kind_(kind), optimizer_(optimizer) {}
+
+  std::string kind() const override { return kind_; }
+  std::vector<std::vector<at::Tensor>> groups() const override {
+    std::vector<std::vector<at::Tensor>> groups;
+    for (const auto& group : optimizer_.param_groups()) groups.push_back(group.params());
+    return groups;
+  }
+  StateDict options(size_t group) const override { return read(options_of(group)); }
+  void set_options(size_t group, const StateDict& options) override { write(options_of(group), options); }
+
+  std::vector<Row> rows() const override {
+    State state;
+    std::vector<Row> rows;
+    visit(state, [&](const char* name, auto& value, bool required = true) {
+      rows.push_back({name, std::is_same_v<decltype(value), at::Tensor&>, required});
+    });
+    return rows;
+  }
+  bool has_rows_from_the_start() const override { return std::is_same_v<Optimizer, optim::Adagrad>; }
+
+  StateDict state(const at::Tensor& parameter) const override {
+    const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
+    if (found == optimizer_.state().end() || !found->second) return {};
+    return read(static_cast<State&>(*found->second));
+  }
+  void set_state(const at::Tensor& parameter, StateDict rows) override {
+    if (rows.empty()) {
+      optimizer_.state().erase(parameter.unsafeGetTensorImpl());
+      return;
+    }
+    auto state = std::make_unique<State>();
+    write(*state, rows);
+    optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+  }
+
+ private:
+  Options& options_of(size_t group) const {
+    return static_cast<Options&>(optimizer_.param_groups().at(group).options());
+  }
+  const char* kind_;
+  Optimizer& optimizer_;
+};
+
+template <class Optimizer, class Options, class State>
+std::shared_ptr<OptimizerAccess> access_if(const char* kind, optim::Optimizer& optimizer) {
+  auto* known = dynamic_cast<Optimizer*>(&optimizer);
+  return known ? std::make_unique<TorchOptimizer<Optimizer, Options, State>>(kind, *known) : nullptr;
+}
+
+struct Known {
+  const char* kind;
+  std::shared_ptr<OptimizerAccess> (*access_if)(const char* kind, optim::Optimizer& optimizer);
+};
+// LBFGS is missing: its state is a history of all parameters together, which has no names.
+constexpr Known kKnown[] = {
+    {"Adagrad", access_if<optim::Adagrad, optim::AdagradOptions, optim::AdagradParamState>},
+    {"Adam", access_if<optim::Adam, optim::AdamOptions, optim::AdamParamState>},
+    {"AdamW", access_if<optim::AdamW, optim::AdamWOptions, optim::AdamWParamState>},
+    {"RMSprop", access_if<optim::RMSprop, optim::RMSpropOptions, optim::RMSpropParamState>},
+    {"SGD", access_if<optim::SGD, optim::SGDOptions, optim::SGDParamState>},
+};
+
+}  // namespace
+
+std::shared_ptr<OptimizerAccess> access_to(optim::Optimizer& optimizer) {
+  if (auto* own = dynamic_cast<OptimizerAccess*>(&optimizer)) return {std::shared_ptr<void>(), own};  // owns nothing
+  std::string kinds;
+  for (const auto& known : kKnown) {
+    if (auto access = known.access_if(known.kind, optimizer)) return access;
+    kinds += c10::str(kinds.empty() ? "" : ", ", known.kind);
+  }
+  TESSERA_FAIL(UsageError, "the state of this optimizer is not known; of LibTorch's these are: ", kinds,
+               ". Another can implement tessera::OptimizerAccess.");
+}
+
+}  // namespace tessera

@@ -1,0 +1,253 @@
+#include "tessera/testing/detail/simulated_mesh.h"
+
+#include "tessera/base/error.h"
+#include "tessera/rules/detail/geometry.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/rand_like.h>
+#include <ATen/ops/randint_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+namespace tessera::testing {
+namespace {
+
+using at::Tensor;
+
+int64_t ranks_of(c10::IntArrayRef mesh_shape) {
+  int64_t ranks = 1;
+  for (auto n : mesh_shape) ranks *= n;
+  return ranks;
+}
+
+Tensor random_like(const Tensor& x) {  // 0.25 to 1.25, or 1 to 3
+  if (!at::isFloatingType(x.scalar_type())) return at::randint_like(x, 1, 4);
+  return at::rand_like(x).add_(0.25);
+}
+
+// n shares w_i of x with |w|_p = 1.
+std::vector<Tensor> norm_terms(const Tensor& x, double p, int64_t n) {
+  std::vector<Tensor> shares;
+  Tensor total;
+  for (int64_t i = 0; i < n; i++) {
+    shares.push_back(random_like(x));
+    auto power = std::isinf(p) ? shares.back() : shares.back().pow(p);
+    total = !total.defined() ? power : std::isinf(p) ? total.max(power) : total + power;
+  }
+  auto norm = std::isinf(p) ? total : total.pow(1 / p);
+  for (auto& share : shares) share = x * share / norm;
+  return shares;
+}
+
+// n terms whose reduction, as `p` says, is x.
+std::vector<Tensor> terms_of(const Tensor& x, const Placement& p, int64_t n) {
+  if (p.kind == Placement::Kind::NormPartial) return norm_terms(x, p.norm, n);
+  std::vector<Tensor> terms;
+  auto owner = at::randint_like(x, 0, n);
+  auto of_owner = [&](int64_t i) { return owner.eq(i).to(x.scalar_type()); };
+  auto of_others = [&](int64_t i) { return owner.ne(i).to(x.scalar_type()); };
+  auto with_rest = [&](auto combine, auto rest) {  // random ones, then what is missing
+    Tensor so_far;
+    for (int64_t i = 0; i + 1 < n; i++) {
+      terms.push_back(random_like(x));
+      so_far = so_far.defined() ? combine(so_far, terms.back()) : terms.back();
+    }
+    terms.push_back(so_far.defined() ? rest(so_far) : x.clone());
+  };
+  if (p.kind == Placement::Kind::MaskPartial) {
+    for (int64_t i = 0; i < n; i++) terms.push_back(x * of_owner(i));
+    return terms;
+  }
+  switch (p.op) {
+    case ReduceOp::Sum:
+      with_rest([](auto a, auto b) { return a + b; }, [&](auto a) { return x - a; });
+      break;
+    case ReduceOp::Avg:
+      with_rest([](auto a, auto b) { return a + b; }, [&](auto a) { return x * n - a; });
+      break;
+    case ReduceOp::Product:
+      with_rest([](auto a, auto b) { return a * b; }, [&](auto a) { return x / a; });
+      break;
+    case ReduceOp::Max:
+      for (int64_t i = 0; i < n; i++) terms.push_back(x - random_like(x) * of_others(i));
+      break;
+    case ReduceOp::Min:
+      for (int64_t i = 0; i < n; i++) terms.push_back(x + random_like(x) * of_others(i));
+      break;
+  }
+  return terms;
+}
+
+Tensor reduced(const std::vector<Tensor>& terms, ReduceOp op) {
+  auto stacked = at::stack(terms);
+  switch (op) {
+    case ReduceOp::Sum:
+      return stacked.sum(0);
+    case ReduceOp::Avg:
+      return stacked.mean(0);
+    case ReduceOp::Product:
+      return stacked.prod(0);
+    case ReduceOp::Max:
+      return stacked.amax(0);
+    case ReduceOp::Min:
+      return stacked.amin(0);
+  }
+  return {};
+}
+
+// What the terms of one mesh axis are together; a contradiction is told in `problem`.
+Tensor combined(const std::vector<Tensor>& terms, const Placement& p, std::string& problem) {
+  switch (p.kind) {
+    case Placement::Kind::Partial:
+      return reduced(terms, p.op).to(terms[0].scalar_type());
+    case Placement::Kind::NormPartial: {
+      auto stacked = at::stack(terms).abs();
+      return std::isinf(p.norm) ? stacked.amax(0) : stacked.pow(p.norm).sum(0).pow(1 / p.norm);
+    }
+    case Placement::Kind::MaskPartial: {
+      auto stacked = at::stack(terms);
+      if (stacked.ne(0).sum(0).gt(1).any().item<bool>()) problem = "P(mask), but two ranks have the same element";
+      return stacked.sum(0).to(terms[0].scalar_type());
+    }
+    case Placement::Kind::Replicate:
+    case Placement::Kind::Shard:
+    case Placement::Kind::StridedShard:
+      break;
+  }
+  for (size_t i = 1; i < terms.size(); i++)
+    if (auto why = difference(terms[0], terms[i]); !why.empty()) problem = c10::str("R, but ranks differ: ", why);
+  return terms[0];
+}
+
+Tensor indices_of(const Runs& runs) {
+  std::vector<int64_t> indices;
+  for (const auto& run : runs)
+    for (auto i = run.begin; i < run.end; i++) indices.push_back(i);
+  return at::tensor(indices, at::kLong);
+}
+
+bool is_cut_dim(PlacementsRef placements, int64_t d) {
+  for (const auto& p : placements)
+    if (p.is_sharded(d)) return true;
+  return false;
+}
+
+int64_t rank_at(const std::vector<int64_t>& coordinate, c10::IntArrayRef mesh_shape) {
+  int64_t rank = 0;
+  for (size_t a = 0; a < mesh_shape.size(); a++) rank = rank * mesh_shape[a] + coordinate[a];
+  return rank;
+}
+
+// Writes a piece where it belongs.
+void put_piece(Tensor& whole, const Tensor& piece, PlacementsRef placements, c10::IntArrayRef mesh_shape,
+               c10::IntArrayRef coordinate) {
+  if (piece.numel() == 0) return;
+  if (whole.dim() == 0) {
+    whole.copy_(piece);
+    return;
+  }
+  c10::List<std::optional<Tensor>> grid;
+  for (int64_t d = 0; d < whole.dim(); d++) {
+    std::vector<int64_t> shape(static_cast<size_t>(whole.dim()), 1);
+    shape[d] = -1;
+    grid.push_back(indices_of(local_runs(placements, mesh_shape, coordinate, d, whole.size(d))).view(shape));
+  }
+  whole.index_put_(grid, piece);
+}
+
+}  // namespace
+
+std::vector<int64_t> coordinate_of(int64_t rank, c10::IntArrayRef mesh_shape) {
+  std::vector<int64_t> coordinate(mesh_shape.size());
+  for (size_t a = mesh_shape.size(); a-- > 0;) {
+    coordinate[a] = rank % mesh_shape[a];
+    rank /= mesh_shape[a];
+  }
+  return coordinate;
+}
+
+std::string difference(const Tensor& want, const Tensor& got) {
+  if (want.sizes() != got.sizes()) return c10::str("want sizes ", want.sizes(), ", got ", got.sizes());
+  if (want.scalar_type() != got.scalar_type())
+    return c10::str("want type ", want.scalar_type(), ", got ", got.scalar_type());
+  if (want.numel() == 0) return "";
+  auto a = want.to(at::kDouble).contiguous().view({-1}), b = got.to(at::kDouble).contiguous().view({-1});
+  double tolerance = want.scalar_type() == at::kFloat ? 1e-4 : 1e-6;
+  if (at::allclose(a, b, tolerance, tolerance, /*equal_nan=*/true)) return "";
+  for (int64_t i = 0; i < a.numel(); i++)
+    if (!at::allclose(a[i], b[i], tolerance, tolerance, true))
+      return c10::str("element ", i, " of ", want.sizes(), ": want ", a[i].item<double>(), ", got ",
+                      b[i].item<double>());
+  return "";
+}
+
+std::vector<Tensor> scatter(const Tensor& whole, PlacementsRef placements, c10::IntArrayRef mesh_shape) {
+  std::vector<Tensor> terms = {whole};  // of the axes so far
+  for (size_t axis = 0; axis < placements.size(); axis++) {
+    std::vector<Tensor> next;
+    for (const auto& term : terms) {
+      auto parts = placements[axis].is_partial() ? terms_of(term, placements[axis], mesh_shape[axis])
+                                                 : std::vector<Tensor>(static_cast<size_t>(mesh_shape[axis]), term);
+      next.insert(next.end(), parts.begin(), parts.end());
+    }
+    terms = std::move(next);
+  }
+  for (int64_t rank = 0; rank < ranks_of(mesh_shape); rank++) {
+    auto coordinate = coordinate_of(rank, mesh_shape);
+    auto piece = terms[rank];
+    for (int64_t d = 0; d < whole.dim(); d++)
+      if (is_cut_dim(placements, d))
+        piece = piece.index_select(d, indices_of(local_runs(placements, mesh_shape, coordinate, d, whole.size(d))));
+    auto local =
+        at::empty_strided(piece.sizes(), rules::dense_strides(piece.sizes(), whole.strides()), piece.options());
+    terms[rank] = local.copy_(piece);
+  }
+  return terms;
+}
+
+Joined join(const std::vector<Tensor>& locals, PlacementsRef placements, c10::IntArrayRef mesh_shape,
+            c10::IntArrayRef sizes) {
+  Joined result;
+  // Put pieces together for each coordinate of the axes that do not cut; the others count as 0.
+  std::vector<Tensor> wholes(locals.size());
+  for (int64_t rank = 0; rank < static_cast<int64_t>(locals.size()); rank++) {
+    auto coordinate = coordinate_of(rank, mesh_shape);
+    auto want = local_sizes(placements, mesh_shape, coordinate, sizes);
+    if (locals[rank].sizes() != c10::IntArrayRef(want)) {
+      result.problem = c10::str("rank ", rank, " has sizes ", locals[rank].sizes(), "; its piece of ", sizes, " lying ",
+                                to_string(placements), " has ", c10::IntArrayRef(want));
+      return result;
+    }
+    auto home = coordinate;
+    for (size_t axis = 0; axis < placements.size(); axis++)
+      if (placements[axis].is_sharded()) home[axis] = 0;
+    auto& whole = wholes[rank_at(home, mesh_shape)];
+    if (!whole.defined()) whole = at::zeros(sizes, locals[rank].options());
+    put_piece(whole, locals[rank], placements, mesh_shape, coordinate);
+  }
+  // Then the other axes, the last first.
+  for (size_t axis = placements.size(); axis-- > 0;) {
+    if (placements[axis].is_sharded()) continue;
+    for (int64_t rank = 0; rank < static_cast<int64_t>(locals.size()); rank++) {
+      auto coordinate = coordinate_of(rank, mesh_shape);
+      if (!wholes[rank].defined() || coordinate[axis] != 0) continue;
+      std::vector<Tensor> terms;
+      for (int64_t i = 0; i < mesh_shape[axis]; i++) {
+        coordinate[axis] = i;
+        auto& term = wholes[rank_at(coordinate, mesh_shape)];
+        terms.push_back(term);
+        term = Tensor();
+      }
+      wholes[rank] = combined(terms, placements[axis], result.problem);
+    }
+  }
+  result.whole = wholes[0];
+  return result;
+}
+
+}  // namespace tessera::testing

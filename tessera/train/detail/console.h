@@ -1,0 +1,43 @@
+#pragma once
+#include "tessera/train/detail/metrics.h"
+
+#include <chrono>
+#include <iosfwd>
+#include <string>
+
+namespace tessera::train {
+
+// step: 10  loss:  8.12345  grad_norm:  1.2345  memory: 0.41GiB  tps: 6,667  tflops: 0.12  mfu: 39.04%
+// as torchtitan writes it; without mfu where the peak is not known.
+std::string step_line(const StepMetrics& metrics, bool colour = false);
+std::string eval_line(const EvalMetrics& metrics, bool colour = false);
+
+struct ConsoleOptions {
+  int64_t steps = 0, log_every = 10;
+  int64_t made = 0;  // steps, before this begins
+  bool colour = false;
+  bool bar = false;  // only where a terminal is
+};
+
+// What a person watches: a line at the first step and then every log_every steps, with the throughput since the last
+// one; on a terminal a bar below, with the time that is left.
+class Console final : public MetricsSink {
+ public:
+  Console(std::ostream& out, const ConsoleOptions& options);
+  ~Console() override;
+  void on_step(const StepMetrics& metrics) override;
+  void on_eval(const EvalMetrics& metrics) override;
+  void on_checkpoint(const std::string& path) override;
+
+ private:
+  void line(const std::string& text);
+  void draw_bar(int64_t step);
+
+  std::ostream& out_;
+  ConsoleOptions options_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  double tokens_ = 0, seconds_ = 0;  // since the last line, of one rank
+  bool bar_shown_ = false;
+};
+
+}  // namespace tessera::train

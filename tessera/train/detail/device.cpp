@@ -1,0 +1,41 @@
+#include "tessera/train/detail/device.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+#include <sys/resource.h>
+
+namespace tessera::train {
+namespace {
+
+struct Peak {
+  const char* part_of_name;
+  double half, single;
+};
+// The first whose name fits.
+constexpr Peak kPeaks[] = {
+    {"B200", 2250, 75},  {"H200", 989, 67},       {"H100 NVL", 835, 60},  {"H100 PCIe", 756, 51},
+    {"H100", 989, 67},   {"A100", 312, 19.5},     {"L40S", 362, 91.6},    {"A10G", 70, 31.2},
+    {"V100", 125, 15.7}, {"RTX 4090", 165, 82.6}, {"RTX 3090", 71, 35.6}, {"T4", 65, 8.1},
+};
+
+}  // namespace
+
+double known_peak_tflops(std::string_view device_name, std::string_view precision) {
+  for (const auto& peak : kPeaks)
+    if (device_name.find(peak.part_of_name) != std::string_view::npos)
+      return precision == "fp32" ? peak.single : peak.half;
+  return 0;
+}
+
+double peak_memory_gib(at::Device device) {
+  constexpr double kGib = 1 << 30;
+  if (!device.is_cpu()) {
+    const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.has_index() ? device.index() : 0);
+    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return static_cast<double>(stats.reserved_bytes[kAll].peak) / kGib;
+  }
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024 / kGib;
+}
+
+}  // namespace tessera::train

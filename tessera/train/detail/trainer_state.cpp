@@ -1,0 +1,169 @@
+// What a training is made of when it is put aside, and how it goes on.
+//
+//   model.<parameter>                  as it lies on the mesh, whatever that is
+//   optimizer.state.<parameter>.<row>
+//   scaler.scale, ...                  with fp16
+//   guard.losses                       that the next loss is compared with
+//   generator.<rank>                   of LibTorch, from which plain tensors are drawn (dropout)
+//   values                             step, samples_read, position of the sampler, random numbers by counter, the
+//   model
+//
+// The schedule is a function of the step, and what an optimizer was told (learning rate, decay) is in the config: both
+// follow the config of the training that goes on, not of the one that was left.
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/folders.h"
+#include "tessera/checkpoint/load.h"
+#include "tessera/checkpoint/save.h"
+#include "tessera/checkpoint/detail/checkpoint_source.h"
+#include "tessera/data_parallel/fsdp/state_dict.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/train/detail/checksum.h"
+#include "tessera/train/trainer.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <mutex>
+
+namespace tessera::train {
+namespace {
+
+const std::string kModel = "model.", kOptimizer = "optimizer.", kScaler = "scaler.", kLosses = "guard.losses";
+
+// The model as one line. What is dropped while training is no size of it.
+std::string model_text(const TrainConfig& config) {
+  auto model = model_config(config.model);
+  if (auto* gpt = std::get_if<models::GPT2Config>(&model)) gpt->dropout = 0;
+  return std::visit([](const auto& m) { return c10::str(m); }, model);
+}
+
+at::Tensor generator_state(at::Device device) {
+  auto generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_generator_state(at::Device device, const at::Tensor& state) {
+  auto generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
+std::string generator_name(const World& world) { return c10::str("generator.", world.rank()); }
+
+// Values of a checkpoint by name, with an error for what is no training's.
+struct SavedValues {
+  const std::string& path;
+  const dcp::Values& values;
+
+  template <class T>
+  const T& get(const std::string& name) const {
+    const auto found = values.find(name);
+    const auto* value = found == values.end() ? nullptr : std::get_if<T>(&found->second);
+    TESSERA_CHECK(value, UsageError, "'", path, "' cannot be gone on from: it has no '", name,
+                  "', so it is no checkpoint of a training");
+    return *value;
+  }
+  int64_t number(const std::string& name) const { return get<int64_t>(name); }
+};
+
+// A plain tensor to load one into that was saved.
+at::Tensor plain_like(const dcp::Manifest& manifest, const std::string& name, const std::string& path) {
+  const auto* saved = manifest.find(name);
+  TESSERA_CHECK(saved, UsageError, "'", path, "' cannot be gone on from: it has no '", name, "'");
+  return at::empty(saved->sizes, saved->dtype);
+}
+
+SavedValues check_values(const std::string& path, const dcp::Values& values, const TrainConfig& config) {
+  const SavedValues saved{path, values};
+  const auto& model = saved.get<std::string>("model");
+  TESSERA_CHECK(model == model_text(config), UsageError, "'", path, "' cannot be gone on from: it is of ", model,
+                ", and this training is of ", model_text(config));
+  return saved;
+}
+
+}  // namespace
+
+std::string find_checkpoint(const TrainConfig& config) {
+  auto path = config.checkpoint.resume;
+  if (path == "auto") path = dcp::latest(checkpoint_folder(config)).value_or("");
+  if (!path.empty()) check_values(path, dcp::open_source(path).manifest.values, config);
+  return path;
+}
+
+void Trainer::save(const std::string& path) {
+  auto& module = layout_.module();
+  StateDict dict;
+  dict.insert_all(kModel, get_model_state_dict(module));
+  dict.insert_all(kOptimizer + "state.", get_optimizer_state_dict(*optimizer_, module).under("state."));
+  if (step_function_.scaler().enabled()) dict.insert_all(kScaler, step_function_.scaler().state_dict());
+  dict.insert(kLosses, at::tensor(sentinel_.losses(), at::kDouble));
+  dict.insert(generator_name(world_), generator_state(device_));
+  const auto& random = random::state();
+  dcp::save(dict, path,
+            {{"step", step_},
+             {"samples_read", samples_read_},
+             {"position", position_},
+             {"random_seed", static_cast<int64_t>(random.seed)},
+             {"random_offset", static_cast<int64_t>(random.offset)},
+             {"ranks", world_.size()},
+             {"mesh", c10::str(layout_.mesh())},
+             {"model", model_text(config_)}},
+            {.overwrite = true, .keep_latest = config_.checkpoint.keep}, world_);
+}
+
+void Trainer::save_when_due() {
+  const int64_t every = config_.checkpoint.every;
+  if (every == 0 || (step_ % every != 0 && step_ != config_.training.steps)) return;
+  const auto path = dcp::step_folder(checkpoint_folder(config_), step_);
+  save(path);
+  for (const auto& sink : sinks_) sink->on_checkpoint(path);
+}
+
+void Trainer::resume(const std::string& path) {
+  const at::NoGradGuard no_grad;
+  const auto manifest = dcp::open_source(path).manifest;
+  const auto saved = check_values(path, manifest.values, config_);
+  const int64_t step = saved.number("step");
+  TESSERA_CHECK(step_ == 0 && step >= 0, UsageError,
+                "a training goes on from a checkpoint before its first step, not after ", step_);
+
+  auto& module = layout_.module();
+  const auto parameters = get_model_state_dict(module);
+  const auto state = dcp::optimizer_state_like(manifest, kOptimizer, parameters);
+  StateDict rest{{kLosses, plain_like(manifest, kLosses, path)}};
+  const bool same_ranks = saved.number("ranks") == world_.size();
+  if (same_ranks) rest.insert(generator_name(world_), plain_like(manifest, generator_name(world_), path));
+  dcp::load(parameters, path, {.prefix = kModel}, world_);
+  dcp::load(state, path, {.prefix = kOptimizer}, world_);
+  dcp::load(rest, path, {.strict = false}, world_);  // there is more in it than this
+
+  set_model_state_dict(module, parameters);
+  auto optimizer = get_optimizer_state_dict(*optimizer_, module);
+  for (const auto& name : optimizer.names())
+    if (name.starts_with("state.")) optimizer.erase(name);
+  optimizer.insert_all("", state);
+  set_optimizer_state_dict(*optimizer_, module, optimizer);
+  auto& scaler = step_function_.scaler();
+  if (scaler.enabled() && manifest.find(kScaler + "scale")) {
+    const auto scales = dcp::optimizer_state_like(manifest, kScaler, {});
+    dcp::load(scales, path, {.prefix = kScaler}, world_);
+    scaler.load_state_dict(scales);
+  }
+  const auto& losses = rest.at(kLosses);
+  sentinel_.set_losses({losses.data_ptr<double>(), losses.data_ptr<double>() + losses.numel()});
+  if (same_ranks) set_generator_state(device_, rest.at(generator_name(world_)));
+  random::state() = {static_cast<uint64_t>(saved.number("random_seed")),
+                     static_cast<uint64_t>(saved.number("random_offset"))};
+  position_ = saved.number("position");
+  samples_read_ = saved.number("samples_read");
+  loader_.set_position(position_);
+  for (; step_ < step; step_++) schedule_.step();
+  resumed_from_ = path;
+  if (config_.guard.checksum_every > 0) check_replicas(module, layout_.mesh(), c10::str("after loading '", path, "'"));
+}
+
+}  // namespace tessera::train
