@@ -2,6 +2,7 @@
 #   Tessera::tessera   distributed tensors, parallelism, compiler, checkpoints
 #   Tessera::train     trainer, data sets, models, launcher
 #   Tessera::testing   ranks as threads or processes, the rule oracle, and other helpers for tests
+# HEADERS are precompiled; a library of a few translation units needs none.
 function(tessera_library target)
   cmake_parse_arguments(arg "" "TYPE" "LAYERS;LINKS;HEADERS" ${ARGN})
   set(sources "")
@@ -29,7 +30,9 @@ function(tessera_library target)
   target_link_libraries(${target} PUBLIC ${arg_LINKS})
   set_target_properties(${target} PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${version_MAJOR}.${version_MINOR}
                                              POSITION_INDEPENDENT_CODE ON)
-  tessera_precompiled(${target} PRIVATE ${arg_HEADERS})
+  if(arg_HEADERS)
+    tessera_precompiled(${target} PRIVATE ${arg_HEADERS})
+  endif()
   tessera_unity(${target})
   string(REGEX REPLACE "^tessera_" "" name ${target})
   set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
@@ -60,10 +63,7 @@ tessera_library(tessera TYPE SHARED
           <torch/csrc/distributed/c10d/ProcessGroup.hpp> <torch/library.h>)
 tessera_library(tessera_train TYPE SHARED
   LAYERS data models launch train
-  LINKS tessera
-  HEADERS <torch/csrc/distributed/c10d/ProcessGroup.hpp> <torch/library.h> <torch/nn/module.h>
-          <torch/optim/optimizer.h>)
+  LINKS tessera)
 tessera_library(tessera_testing TYPE STATIC
   LAYERS testing
-  LINKS tessera
-  HEADERS <ATen/core/Tensor.h> <ATen/core/dispatch/Dispatcher.h>)
+  LINKS tessera)

@@ -14,6 +14,9 @@ function(tessera_our_code target)
   if(TESSERA_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
   endif()
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # collects garbage only above 1 GB: a sixth less time for a file with LibTorch
+    target_compile_options(${target} PRIVATE "SHELL:--param ggc-min-heapsize=1000000" "SHELL:--param ggc-min-expand=200")
+  endif()
 endfunction()
 
 # Further arguments: PRIVATE and headers, or REUSE_FROM and a target. LibTorch's headers are most of what a file costs.
@@ -46,7 +49,7 @@ function(tessera_unity target)
   set(number 0)
   foreach(source ${sources})
     file(RELATIVE_PATH path ${CMAKE_CURRENT_SOURCE_DIR} ${source})
-    string(REGEX REPLACE "^(tessera/)?([^/]+)/.*" "\\2" layer ${path})
+    string(REGEX REPLACE "^((tessera|tests)/)?([^/]+)/.*" "\\3" layer ${path})
     file(SIZE ${source} size)
     math(EXPR bytes "${bytes} + ${size}")
     if(NOT layer STREQUAL layer_before OR bytes GREATER TESSERA_UNITY_BYTES)
