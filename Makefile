@@ -13,7 +13,7 @@ CTEST = ctest -j$(J) --preset
 
 test: build
 	@$(CTEST) release
-# Sums of two numbers: about a minute on two cores. Held-out sums show that it generalises.
+# Sums of two numbers: about a minute on two cores. Validation sums show that it generalises.
 TRAIN ?= --mesh dp=2,tp=2 --data arithmetic --layers 2 --batch 128 --steps 1000 --lr 2e-3 \
          --schedule wsd --optimizer.decay_share 0.3 --weight-decay 0.01 --log-every 50 --eval-every 100 --accuracy 0.95
 train: program

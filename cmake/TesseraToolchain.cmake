@@ -72,7 +72,7 @@ set(CMAKE_LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)
 
 find_program(CCACHE ccache)
 if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # ccache takes no precompiled header without being told that __TIME__ and macros defined before it may differ.
+  # ccache needs this to accept precompiled headers: __TIME__ and macros defined before them may differ.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE})
 endif()
 include(CheckLinkerFlag)
