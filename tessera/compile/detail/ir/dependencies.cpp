@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/ir/pending.h"
+#include "tessera/compile/detail/ir/inflight_collectives.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/ir/pending.h"
+#include "tessera/compile/detail/ir/inflight_collectives.h"
 #include "tessera/compile/detail/ir/print.h"
 #include "tessera/compile/detail/ir/program.h"
 

@@ -1,7 +1,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/ir/uses.h"
+#include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/passes/passes.h"
 
 #include <map>

@@ -1,6 +1,6 @@
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/ir/uses.h"
-#include "tessera/compile/detail/passes/op_forms.h"
+#include "tessera/compile/detail/ir/def_use.h"
+#include "tessera/compile/detail/passes/op_variants.h"
 #include "tessera/compile/detail/passes/passes.h"
 
 #include <algorithm>

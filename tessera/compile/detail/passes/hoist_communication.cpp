@@ -1,6 +1,6 @@
 #include "tessera/compile/detail/ir/dependencies.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/passes/on_the_way.h"
+#include "tessera/compile/detail/passes/movable_with_collective.h"
 #include "tessera/compile/detail/passes/passes.h"
 
 namespace tessera::compiler {

@@ -1,7 +1,7 @@
 #include "tessera/compile/detail/ir/dependencies.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/ir/uses.h"
-#include "tessera/compile/detail/passes/op_forms.h"
+#include "tessera/compile/detail/ir/def_use.h"
+#include "tessera/compile/detail/passes/op_variants.h"
 #include "tessera/compile/detail/passes/passes.h"
 #include "tessera/compile/detail/replay/memory_plan.h"
 

@@ -1,6 +1,6 @@
 #include "tessera/compile/detail/ir/dependencies.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/ir/uses.h"
+#include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/passes/passes.h"
 
 #include <optional>

@@ -1,7 +1,7 @@
 #include "tessera/compile/detail/ir/dependencies.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/passes/memory_by_order.h"
-#include "tessera/compile/detail/passes/on_the_way.h"
+#include "tessera/compile/detail/passes/movable_with_collective.h"
 #include "tessera/compile/detail/passes/passes.h"
 
 #include <algorithm>

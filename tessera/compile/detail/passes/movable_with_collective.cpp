@@ -1,4 +1,4 @@
-#include "tessera/compile/detail/passes/on_the_way.h"
+#include "tessera/compile/detail/passes/movable_with_collective.h"
 
 #include "tessera/compile/detail/ir/op_table.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/compile/detail/passes/op_forms.h"
+#include "tessera/compile/detail/passes/op_variants.h"
 
 #include "tessera/tracing/op_mode.h"
 #include "tessera/compile/detail/ir/op_table.h"

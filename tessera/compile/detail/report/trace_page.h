@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/compile/detail/report/trace.h"
+#include "tessera/compile/detail/report/compile_trace.h"
 
 #include <iosfwd>
 #include <string>

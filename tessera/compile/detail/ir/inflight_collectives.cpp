@@ -1,4 +1,4 @@
-#include "tessera/compile/detail/ir/pending.h"
+#include "tessera/compile/detail/ir/inflight_collectives.h"
 
 namespace tessera::compiler {
 

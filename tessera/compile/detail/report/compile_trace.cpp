@@ -1,9 +1,9 @@
-#include "tessera/compile/detail/report/trace.h"
+#include "tessera/compile/detail/report/compile_trace.h"
 
 #include "tessera/base/detail/warn_once.h"
 #include "tessera/comm/world.h"
 #include "tessera/compile/detail/replay/executable.h"
-#include "tessera/compile/detail/report/page.h"
+#include "tessera/compile/detail/report/trace_page.h"
 
 #include <c10/util/StringUtil.h>
 

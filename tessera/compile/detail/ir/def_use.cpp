@@ -1,4 +1,4 @@
-#include "tessera/compile/detail/ir/uses.h"
+#include "tessera/compile/detail/ir/def_use.h"
 
 #include "tessera/compile/detail/ir/op_table.h"
 

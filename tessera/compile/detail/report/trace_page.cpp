@@ -1,11 +1,11 @@
-#include "tessera/compile/detail/report/page.h"
+#include "tessera/compile/detail/report/trace_page.h"
 
 #include "tessera/compile/detail/ir/collective.h"
 #include "tessera/compile/detail/ir/dependencies.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/report/curve_svg.h"
 #include "tessera/compile/detail/report/html.h"
-#include "tessera/compile/detail/report/page_style.h"
+#include "tessera/compile/detail/report/trace_page_style.h"
 #include "tessera/compile/detail/report/program_html.h"
 
 #include <algorithm>
