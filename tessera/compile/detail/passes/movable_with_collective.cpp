@@ -5,15 +5,15 @@
 namespace tessera::compiler {
 namespace {
 
-constexpr const char* kOnTheWay[] = {"aten.div.Tensor", "aten.div.Scalar", "aten.mul.Tensor",         "aten._to_copy",
-                                     "aten.cat",        "aten.copy_",      "aten._foreach_div.Scalar"};
+constexpr const char* kMovableOps[] = {"aten.div.Tensor", "aten.div.Scalar", "aten.mul.Tensor",         "aten._to_copy",
+                                       "aten.cat",        "aten.copy_",      "aten._foreach_div.Scalar"};
 
 }  // namespace
 
-bool is_on_the_way(const Program& program, const Node& node) {
+bool can_move_with_collective(const Program& program, const Node& node) {
   if (is_view(program, node) || kind_of(node) == OpKind::Empty) return true;
   const auto name = node.name();
-  for (const auto* known : kOnTheWay)
+  for (const auto* known : kMovableOps)
     if (name == known) return true;
   return false;
 }

@@ -3,7 +3,8 @@
 
 namespace tessera::compiler {
 
-// Is this something that is done to a tensor on its way to a collective: a view, a cast, a division?
-bool is_on_the_way(const Program& program, const Node& node);
+// True for ops that prepare the input of a collective and are moved together with it: views, allocations, casts,
+// divisions, concatenations.
+bool can_move_with_collective(const Program& program, const Node& node);
 
 }  // namespace tessera::compiler

@@ -3,18 +3,19 @@
 
 #include <optional>
 
-// The forms of an op that compute the same: into memory of its own, or into its first argument.
+// The functional and the in-place variant of an op.
 //   aten.mul.Tensor <-> aten.mul_.Tensor        aten._foreach_mul.Scalar <-> aten._foreach_mul_.Scalar
 namespace tessera::compiler {
 
-std::optional<c10::OperatorHandle> in_place_form(const c10::OperatorHandle& op);
-std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op);
+// None if the op has no such variant with the same arguments.
+std::optional<c10::OperatorHandle> in_place_variant(const c10::OperatorHandle& op);
+std::optional<c10::OperatorHandle> functional_variant(const c10::OperatorHandle& op);
 
-bool is_pointwise(const c10::OperatorHandle& op);  // element i of the result depends on elements i alone
+// True if element i of the result depends only on elements i of the arguments.
+bool is_pointwise(const c10::OperatorHandle& op);
 
-// The types of what an op would give, with the node's arguments: LibTorch is asked, with tensors that have no data, or
-// where it has no answer and the op is pointwise, with one element. None if it cannot say; results that are no tensors
-// are left out.
+// Infers the types of an op's tensor results from the node's arguments. Runs the op on meta tensors; if it has no meta
+// kernel and is pointwise, runs it on one element. None if both fail.
 std::optional<std::vector<Type>> result_types(const Program& program, const Node& node);
 
 }  // namespace tessera::compiler
