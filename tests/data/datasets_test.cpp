@@ -1,6 +1,6 @@
 #include "tessera/base/error.h"
-#include "tessera/data/detail/arithmetic.h"
 #include "tessera/data/batch.h"
+#include "tessera/data/detail/arithmetic.h"
 #include "tessera/data/detail/prefetch.h"
 #include "tessera/data/token_file.h"
 #include "tessera/testing/expect_error.h"
