@@ -84,7 +84,7 @@ TEST(TesseraTrain, BadInputIsOneLine) {
       {"--mesh dp=3", "a batch of 8 samples does not divide by 3 data-parallel ranks times 1 parts"},
       {"--data nowhere.txt", "tessera train: cannot read the data 'nowhere.txt': No such file or directory"},
       {"--data empty", "tessera train: the data 'empty' are empty", "touch empty;"},
-      {"--data x.bin", "do not start with a header of llm.c; say what they are with --data-format",
+      {"--data x.bin", "do not start with a header of llm.c; set the format with --data-format",
        "echo abcd > x.bin;"},
       {"--output /dev/null/x", "tessera train: cannot make the output folder '/dev/null/x': Not a directory"},
       {"--resume nowhere", "tessera train: there is no checkpoint 'nowhere'"},
