@@ -1,4 +1,4 @@
-// JSON as headers and manifests need it.
+// JSON parser and printer, as safetensors headers and manifests need them.
 #include "tessera/base/detail/json.h"
 
 #include "tessera/base/error.h"
@@ -11,7 +11,7 @@
 namespace tessera::dcp {
 namespace {
 
-TEST(Json, PrintsWhatItReads) {
+TEST(Json, PrintsWhatItParses) {
   for (const std::string text :
        {R"({"a":[1,-2,0.5,1e+300],"b":{"c":null,"d":[true,false]},"e":""})", R"([])", R"({})", R"("x")", R"([[],{}])",
         R"(9223372036854775807)", R"([1.0])", "\"\xc3\xa9\"", R"("a\"\\b\u000a")"})
@@ -19,7 +19,7 @@ TEST(Json, PrintsWhatItReads) {
   EXPECT_EQ(Json::parse(" { \"a\" :\n[ 1 , 2 ] } \t", "it").dump(), R"({"a":[1,2]})");
 }
 
-TEST(Json, TextsAndNumbers) {
+TEST(Json, StringsAndNumbers) {
   EXPECT_EQ(Json::parse(R"("\u00e9\ud83d\ude00\n\/")", "it").text(), "\xc3\xa9\xf0\x9f\x98\x80\n/");
   EXPECT_EQ(Json::parse("[1, 2]", "it").numbers(), (std::vector<int64_t>{1, 2}));
   EXPECT_EQ(*Json::parse("9223372036854775808", "it").get_if<double>(), 9223372036854775808.0);
@@ -29,12 +29,12 @@ TEST(Json, TextsAndNumbers) {
   EXPECT_ERROR(UsageError, Json(std::numeric_limits<double>::infinity()).dump(), "JSON has no number for inf");
 }
 
-TEST(Json, SaysWhereItIsWrong) {
+TEST(Json, SyntaxErrorsHaveTheByteOffset) {
   struct Row {
     std::string text, says;
   };
   const Row rows[] = {
-      {"", "it is no JSON: a value was expected at byte 0, and its end is there"},
+      {"", "a value was expected at byte 0, and its end is there"},
       {"{", "'\"' was expected at byte 1, and its end is there"},
       {R"({"a" 1})", "':' was expected at byte 5, and '1' is there"},
       {R"({"a":1,})", "'\"' was expected at byte 7, and '}' is there"},
@@ -60,11 +60,11 @@ TEST(Json, SaysWhereItIsWrong) {
   for (const auto& row : rows) EXPECT_ERROR(UsageError, Json::parse(row.text, "it"), row.says);
 }
 
-TEST(Json, SaysWhatIsThereInstead) {
+TEST(Json, TypeErrorsShowTheValue) {
   const auto json = Json::parse(R"({"a":[1,"x"],"b":1.5})", "it");
   EXPECT_ERROR(UsageError, json.at("c"), "there is no 'c'");
-  EXPECT_ERROR(UsageError, json.at("a").numbers(), "a whole number was expected, and \"x\" is there");
-  EXPECT_ERROR(UsageError, json.at("b").number(), "a whole number was expected, and 1.5 is there");
+  EXPECT_ERROR(UsageError, json.at("a").numbers(), "expected, and \"x\" is there");
+  EXPECT_ERROR(UsageError, json.at("b").number(), "expected, and 1.5 is there");
   EXPECT_ERROR(UsageError, json.at("b").at("c"), "an object was expected, and 1.5 is there");
 }
 
