@@ -118,7 +118,7 @@ TEST(Resume, TheScaleOfFp16IsTheOneThatWasSaved) {
   auto config = short_run();
   config.training.precision = "fp16";
   go(config, "fsdp=2", 1, "", folder / "x");
-  const auto piece = dcp::open_source(folder / "x").manifest.find("scaler.scale")->pieces.at(0);
+  const auto piece = dcp::open_source(folder / "x").manifest.find("scaler.scale")->shards.at(0);
   const auto file = folder / ("x/" + piece.file);
   auto bytes = dcp::read(file);
   {
