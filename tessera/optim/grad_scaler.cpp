@@ -67,8 +67,7 @@ GradScaler::OptimizerState& GradScaler::state_of(const Optimizer& optimizer) {
       const bool open = !std::exchange(per_optimizer_states_, {}).empty();
       TESSERA_CHECK(
           !open || !finished, UsageError,
-          "GradScaler: a compiled step calls unscale_ or step without update(); compile all three, or none of "
-          "them");
+          "GradScaler: a compiled step has unscale_ or step in it and no update(); compile all three, or none");
     });
   return per_optimizer_states_.emplace_back(OptimizerState{&optimizer, {}});
 }
