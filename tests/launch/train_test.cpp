@@ -87,7 +87,7 @@ TEST(TesseraTrain, BadInputIsOneLine) {
       {"--data x.bin", "do not start with a header of llm.c; set the format with --data-format",
        "echo abcd > x.bin;"},
       {"--output /dev/null/x", "tessera train: cannot make the output folder '/dev/null/x': Not a directory"},
-      {"--resume nowhere", "tessera train: there is no checkpoint 'nowhere'"},
+      {"--resume nowhere", "tessera train: the checkpoint 'nowhere' does not exist"},
       {"--resume auto", "tessera train: --resume auto looks for checkpoints, and each training has an output folder"},
       {"--steps ten", "tessera train: training.steps is 'ten', which is no whole number"},
       {"--precision fp8", "tessera train: training.precision is 'fp8'; it is one of: fp32, bf16, fp16"},

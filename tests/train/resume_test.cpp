@@ -189,7 +189,7 @@ TEST(Resume, WhatCannotBeGoneOnFromIsOneLine) {
   larger.model.layers = 3;
   says(larger, folder / "x", "cannot be gone on from: it is of GPT2(vocab_size=");
   says(larger, folder / "x", ", and this training is of GPT2(vocab_size=");
-  says(short_run(), folder / "nowhere", "there is no checkpoint '");
+  says(short_run(), folder / "nowhere", "nowhere' does not exist");
   says(short_run(), "auto", "--resume auto looks for checkpoints");
   auto nowhere = short_run();
   nowhere.checkpoint.every = 1;
