@@ -248,7 +248,7 @@ TEST(Checkpoint, ErrorsOfSave) {
                  "'w' is Float[2] on rank 0 and Float[3] on rank 1");
     EXPECT_ERROR(UsageError, save({{"w", at::ones({2})}}, "/dev/null/x"),
                  "cannot create the folder '/dev/null/x.partial'");
-    EXPECT_ERROR(UsageError, save({}, folder / "x", {{"a", std::nan("")}}), "JSON has no number for nan");
+    EXPECT_ERROR(UsageError, save({}, folder / "x", {{"a", std::nan("")}}), "nan");
   });
   EXPECT_FALSE(fs::exists(folder / "x"));
   EXPECT_FALSE(fs::exists(folder / "x.partial"));

@@ -143,7 +143,7 @@ TEST(TokenFile, ErrorsNameTheProblemAndTheFile) {
     EXPECT_ERROR(UsageError, TokenFile(file.path, layout), part, file.path);
   };
   const std::string three = bytes_of(std::vector<uint16_t>{1, 2, 3});
-  expect_error("", TokenLayout::Auto, "are empty");
+  expect_error("", TokenLayout::Auto, " empty");
   expect_error(three, TokenLayout::Auto,
                "do not start with a header of llm.c; set the format with --data-format uint16");
   expect_error(three, TokenLayout::LlmC, "have 6 bytes; a header of llm.c alone takes 1024");

@@ -7,22 +7,23 @@ namespace tessera::dcp {
 namespace {
 
 // The boxes of all combinations of one index range per dim, the last dim fastest.
-std::vector<LocalBoxes::Part> parts_of(const std::vector<Runs>& runs) {
+template <class Ranges>
+std::vector<LocalBoxes::Part> parts_of(const std::vector<Ranges>& ranges_by_dim) {
   std::vector<LocalBoxes::Part> parts(1);
-  for (const auto& choices : runs) {
-    std::vector<LocalBoxes::Part> longer;
+  for (const auto& ranges : ranges_by_dim) {
+    std::vector<LocalBoxes::Part> next_parts;
     for (const auto& part : parts) {
       int64_t at = 0;
-      for (const Run& run : choices) {
+      for (const auto& range : ranges) {
         auto next = part;
-        next.box.offsets.push_back(run.begin);
-        next.box.sizes.push_back(run.end - run.begin);
+        next.box.offsets.push_back(range.begin);
+        next.box.sizes.push_back(range.end - range.begin);
         next.at.push_back(at);
-        at += run.end - run.begin;
-        longer.push_back(std::move(next));
+        at += range.end - range.begin;
+        next_parts.push_back(std::move(next));
       }
     }
-    parts = std::move(longer);
+    parts = std::move(next_parts);
   }
   return parts;
 }
@@ -58,9 +59,10 @@ LocalBoxes local_boxes(const std::string& name, const at::Tensor& tensor) {
     return boxes;
   }
   if (spec && !spec->mesh.get_coordinate()) return boxes;  // this rank is not in the mesh
-  std::vector<Runs> runs;
-  for (int64_t d = 0; d < tensor.dim(); d++) runs.push_back(spec ? spec->runs(d) : Runs{{0, tensor.size(d)}});
-  boxes.parts = parts_of(runs);
+  using Ranges = decltype(spec->runs(0));
+  std::vector<Ranges> ranges;
+  for (int64_t d = 0; d < tensor.dim(); d++) ranges.push_back(spec ? spec->runs(d) : Ranges{{0, tensor.size(d)}});
+  boxes.parts = parts_of(ranges);
   return boxes;
 }
 

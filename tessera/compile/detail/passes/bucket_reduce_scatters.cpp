@@ -176,14 +176,14 @@ void rewrite_bucket(Program& program, const ReduceScatterBucket& bucket) {
 
 Matched bucket_reduce_scatters(Program& program) {
   Matched matched;
-  int64_t made = 0;
+  int64_t bucket_count = 0;
   for (auto buckets = ReduceScatterBuckets(program).find(); !buckets.empty();
        buckets = ReduceScatterBuckets(program).find()) {
     rewrite_bucket(program, buckets[0]);
     matched.times += static_cast<int64_t>(buckets[0].members.size());
-    made++;
+    bucket_count++;
   }
-  matched.note = c10::str(matched.times, " reduce-scatters in ", made, " buckets");
+  matched.note = c10::str(matched.times, " reduce-scatters in ", bucket_count, " buckets");
   return matched;
 }
 
