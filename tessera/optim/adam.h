@@ -83,6 +83,7 @@ class AdamOf final : public OptimizerOf<Options> {
   using Scaling = Optimizer::Scaling;
 
  public:
+  // Parameters with options, or parameter groups (see OptimizerOf).
   using OptimizerOf<Options>::OptimizerOf;
   // step, exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq.
   std::vector<StateEntry> state_entries() const override;

@@ -78,7 +78,7 @@ class Optimizer : public OptimizerAccess {
     std::vector<Tensors> state;
     bool first_step = false;  // the state was created in this step
 
-    TensorLists only(size_t i) const;
+    TensorLists only(size_t i) const;  // lists of one parameter
   };
 
   // Checks `params` and adds a group.

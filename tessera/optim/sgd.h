@@ -39,6 +39,7 @@ struct SGDOptions {
 // Example:  optim::SGD opt(model->parameters(), {.lr = 0.1, .momentum = 0.9});
 class SGD final : public OptimizerOf<SGDOptions> {
  public:
+  // Parameters with options, or parameter groups (see OptimizerOf).
   using OptimizerOf::OptimizerOf;
   // momentum_buffer, if the group has momentum.
   std::vector<StateEntry> state_entries() const override { return {{"momentum_buffer"}}; }

@@ -56,15 +56,15 @@ std::vector<TensorCase> tensor_cases() {
   };
 }
 
-at::Tensor distribute(const TensorCase& row, const at::Tensor& value, const DeviceMesh& mesh) {
-  if (row.line.empty()) return value.clone();
-  return distribute_tensor(value.clone(), mesh, mesh.ndim() == 1 ? row.line : row.grid, {.src_data_rank = {}});
+at::Tensor distribute(const TensorCase& each, const at::Tensor& value, const DeviceMesh& mesh) {
+  if (each.line.empty()) return value.clone();
+  return distribute_tensor(value.clone(), mesh, mesh.ndim() == 1 ? each.line : each.grid, {.src_data_rank = {}});
 }
 
 StateDict dict_on(const DeviceMesh& mesh, bool filled) {
   StateDict dict;
-  for (const auto& row : tensor_cases())
-    dict.insert(row.name, distribute(row, filled ? row.value : at::zeros_like(row.value), mesh));
+  for (const auto& each : tensor_cases())
+    dict.insert(each.name, distribute(each, filled ? each.value : at::zeros_like(each.value), mesh));
   return dict;
 }
 
@@ -101,7 +101,7 @@ TEST(Checkpoint, AnyMeshLoadsACheckpointOfAnyMesh) {
 TEST(Checkpoint, EachElementIsWrittenOnce) {
   const NewFolder folder;
   int64_t bytes = 0;
-  for (const auto& row : tensor_cases()) bytes += static_cast<int64_t>(row.value.nbytes());
+  for (const auto& each : tensor_cases()) bytes += static_cast<int64_t>(each.value.nbytes());
   for (const auto& mesh : kMeshes) {
     const auto path = folder / c10::str("x", mesh);
     run_ranks(ranks_of(mesh), [&](Rank& me) { save(dict_on(me.mesh(mesh), true), path); });
