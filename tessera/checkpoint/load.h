@@ -18,8 +18,9 @@ struct LoadOptions {
 // Formats: see detail/checkpoint_source.h. The tensors keep their mesh, placements and dtype, on whichever mesh the
 // checkpoint was saved. Each rank reads only the bytes that it needs; no tensor data is communicated. All checks come
 // first, on all ranks: if it throws UsageError, it throws on all ranks and nothing has changed. All ranks must call it.
-// Ranks on several hosts need a shared file system. Example:  auto dict = state_dict(*model);            // aliases of
-// the parameters
+// Ranks on several hosts need a shared file system.
+//
+// Example:  auto dict = state_dict(*model);            // aliases of the parameters
 //           dcp::load(dict, "out/step-1000");          // fills the parameters
 //           auto step = dcp::read_values("out/step-1000").at("step");
 LoadReport load(const StateDict& dict, const std::string& path, const LoadOptions& options = {},

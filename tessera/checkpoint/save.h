@@ -28,7 +28,8 @@ struct SaveOptions {
 // any time leaves older checkpoints intact. The next save removes what a crash left.
 // All ranks must call it. If a rank fails (for example: disk full), all ranks throw UsageError, and `path` is
 // unchanged. (If an old checkpoint cannot be removed, it throws too, but the new one is complete.) Values are those of
-// rank 0. Example:  dcp::save(state_dict(*model), dcp::step_folder("out", 1000), {{"step", 1000}});
+// rank 0.
+// Example:  dcp::save(state_dict(*model), dcp::step_folder("out", 1000), {{"step", 1000}});
 void save(const StateDict& dict, const std::string& path, const Values& values = {}, const SaveOptions& options = {},
           const World& world = World::current());
 

@@ -75,7 +75,8 @@ struct AdamWOptions {
 //
 // g is replaced by g + weight_decay p; with decoupled weight decay p is first multiplied by 1 - lr weight_decay
 // instead. amsgrad: uses the largest v so far in place of v. t is one float tensor per parameter; the bias corrections
-// are computed from it as tensors. Example:  optim::Adam opt(model->parameters(), {.lr = 1e-3});
+// are computed from it as tensors.
+// Example:  optim::Adam opt(model->parameters(), {.lr = 1e-3});
 template <class Options>
 class AdamOf final : public OptimizerOf<Options> {
   using StateEntry = OptimizerAccess::StateEntry;
