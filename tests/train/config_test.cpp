@@ -77,7 +77,7 @@ TEST(TrainConfig, WhatCannotBeIsRefusedBeforeAnythingRuns) {
   };
   EXPECT_NO_THROW(check(TrainConfig(), 4));
   says({{"optimizer.schedule", "exp"}}, 1, "optimizer.schedule is 'exp'; it is one of: constant, cosine, linear, wsd");
-  says({{"data.format", "csv"}}, 1, "unknown data format 'csv'");
+  says({{"data.format", "csv"}}, 1, "there is no layout of data 'csv'");
   says({{"training.steps", "0"}}, 1, "training.steps is 0; it is at least 1");
   says({{"optimizer.lr", "-1"}}, 1, "optimizer.lr is -1; it is at least 0");
   says({{"eval.accuracy", "95"}}, 1, "eval.accuracy is 95; it is a share, from 0 to 1");

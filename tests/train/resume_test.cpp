@@ -118,7 +118,7 @@ TEST(Resume, TheScaleOfFp16IsTheOneThatWasSaved) {
   auto config = short_run();
   config.training.precision = "fp16";
   go(config, "fsdp=2", 1, "", folder / "x");
-  const auto piece = dcp::open_source(folder / "x").manifest.find("scaler.scale")->shards.at(0);
+  const auto piece = dcp::open_source(folder / "x").manifest.find("scaler.scale")->pieces.at(0);
   const auto file = folder / ("x/" + piece.file);
   auto bytes = dcp::read(file);
   {
@@ -189,7 +189,7 @@ TEST(Resume, WhatCannotBeGoneOnFromIsOneLine) {
   larger.model.layers = 3;
   says(larger, folder / "x", "cannot be gone on from: it is of GPT2(vocab_size=");
   says(larger, folder / "x", ", and this training is of GPT2(vocab_size=");
-  says(short_run(), folder / "nowhere", "nowhere' does not exist");
+  says(short_run(), folder / "nowhere", "there is no checkpoint '");
   says(short_run(), "auto", "--resume auto looks for checkpoints");
   auto nowhere = short_run();
   nowhere.checkpoint.every = 1;
