@@ -14,10 +14,10 @@ namespace {
 Rule rearranged(const OpQuery& query, OutInfo out, const std::vector<bool>& moves, c10::ArrayRef<Placement> through) {
   Rule rule;
   if (fresh_outputs(query.schema) > 0) rule.outs = {std::move(out)};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (size_t d = 0; d < moves.size(); d++)
-    if (!moves[d]) add_uniform_row(rule, query, S(static_cast<int64_t>(d)));
-  for (auto p : through) add_uniform_row(rule, query, p);
+    if (!moves[d]) add_uniform_strategy(rule, query, S(static_cast<int64_t>(d)));
+  for (auto p : through) add_uniform_strategy(rule, query, p);
   return rule;
 }
 
@@ -59,10 +59,10 @@ Rule repeat(const OpQuery& query) {
   for (size_t d = 0; d < self.sizes.size(); d++) sizes[lead + d] *= self.sizes[d];
   Rule rule;
   rule.outs = {contiguous_out(sizes)};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (size_t d = 0; d < self.sizes.size(); d++)
-    if (repeats[lead + d] == 1) rule.row({S(static_cast<int64_t>(d))}, {S(static_cast<int64_t>(lead + d))});
-  for (auto p : {Psum, Pavg, Pproduct, Pmax, Pmin, Pmask}) add_uniform_row(rule, query, p);
+    if (repeats[lead + d] == 1) rule.add_strategy({S(static_cast<int64_t>(d))}, {S(static_cast<int64_t>(lead + d))});
+  for (auto p : {Psum, Pavg, Pproduct, Pmax, Pmin, Pmask}) add_uniform_strategy(rule, query, p);
   return rule;
 }
 
@@ -90,10 +90,10 @@ Rule scattered_part(const OpQuery& query, bool src_lacks_dim) {
   int64_t dim = query.dim_at(2, ndim);
   Rule rule;
   rule.outs = {{Sizes(self.sizes), like_strides(self.sizes, self.strides, std::nullopt)}};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < ndim; d++)
-    if (d != dim) rule.row({S(d), S(src_lacks_dim && d > dim ? d - 1 : d)}, {S(d)});
-  for (auto p : kAnyPartial) add_uniform_row(rule, query, p);
+    if (d != dim) rule.add_strategy({S(d), S(src_lacks_dim && d > dim ? d - 1 : d)}, {S(d)});
+  for (auto p : kAnyPartial) add_uniform_strategy(rule, query, p);
   return rule;
 }
 

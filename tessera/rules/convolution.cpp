@@ -38,12 +38,12 @@ Rule convolution(const OpQuery& query) {
                static_cast<double>(numel_of(weight.sizes) / weight.sizes[0]);
   rule.special = "tessera::convolution_of_pieces";
   rule.special_fixes = {{.arg = -1, .what = ArgFix::What::OutSizes}};
-  add_replicated_row(rule, query);
-  RowMaker(rule, query).in(0, S(0)).out(0, S(0));
+  add_replicated_strategy(rule, query);
+  StrategyBuilder(rule, query).in(0, S(0)).out(0, S(0));
   if (groups == 1) {
     int64_t in_dim = transposed ? 0 : 1, out_dim = 1 - in_dim;  // of the weight
-    RowMaker(rule, query).in(1, S(out_dim)).in(2, S(0)).out(0, S(1)).special();
-    RowMaker(rule, query).in(0, S(1)).in(1, S(in_dim)).in(2, Psum).out(0, Psum).special();
+    StrategyBuilder(rule, query).in(1, S(out_dim)).in(2, S(0)).out(0, S(1)).special();
+    StrategyBuilder(rule, query).in(0, S(1)).in(1, S(in_dim)).in(2, Psum).out(0, Psum).special();
   }
   return rule;
 }
@@ -64,17 +64,17 @@ Rule convolution_backward(const OpQuery& query) {
                static_cast<double>(numel_of(weight.sizes) / weight.sizes[0]);
   rule.special = "tessera::convolution_backward_of_pieces";
   if (!query.is_none(3) && mask[2]) rule.fixes = {{.arg = 3, .what = ArgFix::What::OutSizes, .tensor = 2}};
-  add_replicated_row(rule, query);
-  RowMaker(rule, query).in(0, S(0)).in(1, S(0)).out(0, S(0)).out(1, Psum).out(2, Psum);
+  add_replicated_strategy(rule, query);
+  StrategyBuilder(rule, query).in(0, S(0)).in(1, S(0)).out(0, S(0)).out(1, Psum).out(2, Psum);
   if (groups == 1) {
     int64_t in_dim = transposed ? 0 : 1, out_dim = 1 - in_dim;
-    RowMaker(rule, query).in(0, S(1)).in(2, S(out_dim)).out(0, Psum).out(1, S(out_dim)).out(2, S(0)).special();
-    RowMaker(rule, query).in(1, S(1)).in(2, S(in_dim)).out(0, S(1)).out(1, S(in_dim)).special();
+    StrategyBuilder(rule, query).in(0, S(1)).in(2, S(out_dim)).out(0, Psum).out(1, S(out_dim)).out(2, S(0)).special();
+    StrategyBuilder(rule, query).in(1, S(1)).in(2, S(in_dim)).out(0, S(1)).out(1, S(in_dim)).special();
   }
   for (size_t i = 0; i < 3; i++)
     if (!mask[i]) {
       rule.outs[i] = {};
-      for (auto& row : rule.rows) row.out[i] = R;
+      for (auto& strategy : rule.strategies) strategy.out[i] = R;
     }
   return rule;
 }
@@ -89,11 +89,11 @@ Rule pooled(const OpQuery& query, Sizes out_sizes, const std::string& special) {
   rule.special = special;
   for (size_t i = 0; i < outs; i++)
     rule.special_fixes.push_back({.arg = -1, .what = ArgFix::What::OutSizes, .tensor = static_cast<int>(i)});
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d + 2 < static_cast<int64_t>(like.sizes.size()); d++) {
-    add_uniform_row(rule, query, S(d));
+    add_uniform_strategy(rule, query, S(d));
     bool is_batch = like.sizes.size() == 4 && d == 0;
-    rule.rows.back().special = !is_batch;
+    rule.strategies.back().special = !is_batch;
   }
   return rule;
 }

@@ -17,9 +17,9 @@ Rule keep(const OpQuery& query, Sizes strides, c10::ArrayRef<Placement> partials
   const auto& self = query.tensors[0];
   Rule rule;
   rule.outs = {{Sizes(self.sizes), std::move(strides)}};
-  add_replicated_row(rule, query);
-  for (size_t d = 0; d < self.sizes.size(); d++) add_uniform_row(rule, query, S(static_cast<int64_t>(d)));
-  for (auto partial : partials) add_uniform_row(rule, query, partial);
+  add_replicated_strategy(rule, query);
+  for (size_t d = 0; d < self.sizes.size(); d++) add_uniform_strategy(rule, query, S(static_cast<int64_t>(d)));
+  for (auto partial : partials) add_uniform_strategy(rule, query, partial);
   return rule;
 }
 
@@ -47,7 +47,7 @@ Rule contiguous_copy(const OpQuery& query) { return keep(query, {}, kAnyPartial)
 
 // copy_(self, src): src is broadcast to self. A Partial is copied term by term.
 Rule copy_into(const OpQuery& query) {
-  std::vector<PartialRow> partials;
+  std::vector<PartialStrategy> partials;
   bool linear = query.tensors.size() == 2 && cast_is_linear(query.tensors[1].dtype, query.tensors[0].dtype);
   if (linear)
     for (auto partial : kAnyPartial) partials.push_back({{partial, partial}, partial});
@@ -59,14 +59,14 @@ Rule copy_into(const OpQuery& query) {
 
 // Zero is a term of any pending reduction whose value is zero.
 Rule zero(const OpQuery& query) {
-  std::vector<PartialRow> partials;
+  std::vector<PartialStrategy> partials;
   for (auto partial : kAnyPartial) partials.push_back({{partial}, partial});
   return elementwise(query, partials);
 }
 
 // The same number on every rank: its mean, largest and smallest is that number; its sum is not.
 Rule fill(const OpQuery& query) {
-  const std::vector<PartialRow> partials = {{{Pavg}, Pavg},    {{Pmax}, Pmax},    {{Pmin}, Pmin},
+  const std::vector<PartialStrategy> partials = {{{Pavg}, Pavg},    {{Pmax}, Pmax},    {{Pmin}, Pmin},
                                             {{Pavg, R}, Pavg}, {{Pmax, R}, Pmax}, {{Pmin, R}, Pmin}};
   return elementwise(query, partials);
 }

@@ -13,11 +13,11 @@ Rule embedding(const OpQuery& query) {
   auto last = static_cast<int64_t>(sizes.size()) - 1;
   Rule rule;
   rule.outs = {contiguous_out(sizes)};
-  add_replicated_row(rule, query);
-  for (int64_t d = 0; d < last; d++) RowMaker(rule, query).in(1, S(d)).out(0, S(d));
-  RowMaker(rule, query).in(0, S(1)).out(0, S(last));
+  add_replicated_strategy(rule, query);
+  for (int64_t d = 0; d < last; d++) StrategyBuilder(rule, query).in(1, S(d)).out(0, S(d));
+  StrategyBuilder(rule, query).in(0, S(1)).out(0, S(last));
   // A rank looks up the rows it has and gives zeros for the others.
-  RowMaker(rule, query).in(0, S(0)).out(0, Pmask).special(/*one_run=*/true);
+  StrategyBuilder(rule, query).in(0, S(0)).out(0, Pmask).special(/*one_range=*/true);
   rule.special = "tessera::masked_embedding";
   rule.special_args = {weight.sizes[0]};
   rule.special_fixes = {{.arg = -1, .what = ArgFix::What::InOffset, .tensor = query.index_of(0), .dim = 0}};
@@ -31,13 +31,13 @@ Rule embedding_backward(const OpQuery& query) {
   auto last = static_cast<int64_t>(grad.sizes.size()) - 1;
   Rule rule;
   rule.outs = {contiguous_out({query.int_at(2), grad.sizes[last]})};
-  add_replicated_row(rule, query);
-  RowMaker(rule, query).in(0, S(last)).out(0, S(1));
+  add_replicated_strategy(rule, query);
+  StrategyBuilder(rule, query).in(0, S(last)).out(0, S(1));
   bool by_frequency = query.bool_at(4);  // then each rank would have to know how often an index occurs on all of them
   for (int64_t d = 0; d < static_cast<int64_t>(indices.sizes.size()) && !by_frequency; d++)
-    RowMaker(rule, query).in(0, S(d)).in(1, S(d)).out(0, Psum);
-  for (auto p : kLinearPartials) RowMaker(rule, query).in(0, p).out(0, p);
-  RowMaker(rule, query).in(0, Pmask).out(0, Psum);
+    StrategyBuilder(rule, query).in(0, S(d)).in(1, S(d)).out(0, Psum);
+  for (auto p : kLinearPartials) StrategyBuilder(rule, query).in(0, p).out(0, p);
+  StrategyBuilder(rule, query).in(0, Pmask).out(0, Psum);
   return rule;
 }
 

@@ -11,10 +11,10 @@ Rule like_factory(const OpQuery& query, Sizes strides) {
   const auto& self = query.tensors[0];
   Rule rule;
   rule.outs = {{Sizes(self.sizes), std::move(strides)}};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++)
-    RowMaker(rule, query).in(self.arg, S(d)).out(0, S(d));
-  for (auto partial : kAnyPartial) RowMaker(rule, query).in(self.arg, partial);
+    StrategyBuilder(rule, query).in(self.arg, S(d)).out(0, S(d));
+  for (auto partial : kAnyPartial) StrategyBuilder(rule, query).in(self.arg, partial);
   return rule;
 }
 
@@ -36,9 +36,9 @@ Rule of_new_size(const OpQuery& query, std::optional<Sizes> strides) {
     rule = like_factory(query, {});
   } else {
     rule.outs = {contiguous_out(asked)};
-    add_replicated_row(rule, query);
-    for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++) RowMaker(rule, query).in(0, S(d));
-    for (auto partial : kAnyPartial) RowMaker(rule, query).in(0, partial);
+    add_replicated_strategy(rule, query);
+    for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++) StrategyBuilder(rule, query).in(0, S(d));
+    for (auto partial : kAnyPartial) StrategyBuilder(rule, query).in(0, partial);
   }
   rule.outs[0].strides = strides.value_or(Sizes{});
   rule.fixes = {{.arg = 1, .what = ArgFix::What::OutSizes}};

@@ -11,33 +11,33 @@ namespace {
 
 // Elementwise over the list elements, which broadcast (a step counter against its parameter). A lone tensor is whole:
 // it may be one number for all, or one for each element of the list.
-Rule over_lists(const OpQuery& query, c10::ArrayRef<PartialRow> partials = {}) {
+Rule over_lists(const OpQuery& query, c10::ArrayRef<PartialStrategy> partials = {}) {
   OpQuery elements{query.schema, query.args, {}, query.in_backward};
   for (const auto& tensor : query.tensors)
     if (tensor.element >= 0) elements.tensors.push_back(tensor);
   Rule rule = elementwise(elements, partials);
-  for (auto& row : rule.rows) {
+  for (auto& strategy : rule.strategies) {
     Placements all;
     size_t next = 0;
-    for (const auto& tensor : query.tensors) all.push_back(tensor.element >= 0 ? row.in[next++] : R);
-    row.in = std::move(all);
+    for (const auto& tensor : query.tensors) all.push_back(tensor.element >= 0 ? strategy.in[next++] : R);
+    strategy.in = std::move(all);
   }
   return rule;
 }
 
-const std::vector<PartialRow> kOneLinear = {{{Psum}, Psum}, {{Pavg}, Pavg}, {{Pmask}, Pmask}};
-const std::vector<PartialRow> kTwoSummed = {{{Psum, Psum}, Psum}, {{Pavg, Pavg}, Pavg}, {{Pmask, Pmask}, Psum}};
-const std::vector<PartialRow> kShifted = {{{Pavg}, Pavg}, {{Pmax}, Pmax}, {{Pmin}, Pmin}};
-const std::vector<PartialRow> kNothing = {};
-const std::vector<PartialRow> kZero = {{{Psum}, Psum}, {{Pavg}, Pavg}, {{Pproduct}, Pproduct},
+const std::vector<PartialStrategy> kOneLinear = {{{Psum}, Psum}, {{Pavg}, Pavg}, {{Pmask}, Pmask}};
+const std::vector<PartialStrategy> kTwoSummed = {{{Psum, Psum}, Psum}, {{Pavg, Pavg}, Pavg}, {{Pmask, Pmask}, Psum}};
+const std::vector<PartialStrategy> kShifted = {{{Pavg}, Pavg}, {{Pmax}, Pmax}, {{Pmin}, Pmin}};
+const std::vector<PartialStrategy> kNothing = {};
+const std::vector<PartialStrategy> kZero = {{{Psum}, Psum}, {{Pavg}, Pavg}, {{Pproduct}, Pproduct},
                                        {{Pmax}, Pmax}, {{Pmin}, Pmin}, {{Pmask}, Pmask}};
-const std::vector<PartialRow> kCopy = {
+const std::vector<PartialStrategy> kCopy = {
     {{Psum, Psum}, Psum}, {{Pavg, Pavg}, Pavg}, {{Pmax, Pmax}, Pmax}, {{Pmin, Pmin}, Pmin}};
 
 // Each also in place.
 const struct {
   const char* op;
-  const std::vector<PartialRow>& partials;
+  const std::vector<PartialStrategy>& partials;
 } kThrough[] = {
     {"_foreach_add.List", kTwoSummed},
     {"_foreach_sub.List", kTwoSummed},
@@ -139,11 +139,11 @@ Rule norm(const OpQuery& query) {
   Rule rule;
   rule.outs = {contiguous_out({})};
   rule.flops = static_cast<double>(numel_of(self.sizes));
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   // An infinite norm of a piece without elements throws; p = 0 counts, so its terms add.
   bool composes = p >= 0 && std::isfinite(p);
   for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()) && composes; d++)
-    rule.row({S(d)}, {p == 0 ? Psum : NormPartial(p)});
+    rule.add_strategy({S(d)}, {p == 0 ? Psum : NormPartial(p)});
   return rule;
 }
 
@@ -152,9 +152,9 @@ Rule norm(const OpQuery& query) {
 Rule unscale(const OpQuery& query) {
   const auto& self = query.tensors[0];
   Rule rule;
-  add_replicated_row(rule, query);
-  RowMaker(rule, query).in(1, Pmax);
-  for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++) RowMaker(rule, query).in(0, S(d)).in(1, Pmax);
+  add_replicated_strategy(rule, query);
+  StrategyBuilder(rule, query).in(1, Pmax);
+  for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++) StrategyBuilder(rule, query).in(0, S(d)).in(1, Pmax);
   return rule;
 }
 

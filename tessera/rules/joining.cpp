@@ -16,16 +16,16 @@ bool skipped(const TensorArg& tensor) { return tensor.sizes.size() == 1 && tenso
 Rule joined(const OpQuery& query, int64_t whole, const OutInfo& out, const std::function<int64_t(int64_t)>& out_dim) {
   Rule rule;
   rule.outs = {out};
-  add_replicated_row(rule, query);
-  auto row = [&](Placement in, Placement result) {
+  add_replicated_strategy(rule, query);
+  auto add = [&](Placement in, Placement result) {
     Placements ins;
     for (const auto& tensor : query.tensors) ins.push_back(skipped(tensor) ? R : in);
-    rule.row(std::move(ins), {result});
+    rule.add_strategy(std::move(ins), {result});
   };
   auto ndim = static_cast<int64_t>(out.sizes.size());
   for (int64_t d = 0; d < ndim; d++)
-    if (d != whole && out_dim(d) >= 0) row(S(out_dim(d)), S(d));
-  for (auto p : kAnyPartial) row(p, p);
+    if (d != whole && out_dim(d) >= 0) add(S(out_dim(d)), S(d));
+  for (auto p : kAnyPartial) add(p, p);
   return rule;
 }
 
@@ -34,7 +34,7 @@ Rule cat(const OpQuery& query) {
   if (first == query.tensors.end()) {
     Rule rule;
     rule.outs = {contiguous_out({0})};
-    add_replicated_row(rule, query);
+    add_replicated_strategy(rule, query);
     return rule;
   }
   int64_t dim = query.dim_at(1, static_cast<int64_t>(first->sizes.size()));

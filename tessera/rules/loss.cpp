@@ -17,10 +17,10 @@ Rule elementwise_loss(const OpQuery& query, int reduction_arg, const std::string
   auto count = static_cast<double>(numel_of(rule.outs[0].sizes));
   rule.outs = {contiguous_out({})};
   rule.flops = count;
-  for (auto& row : rule.rows) {
-    if (!row.out[0].is_sharded()) continue;
-    row.out[0] = Psum;
-    row.special = reduction == kMean;
+  for (auto& strategy : rule.strategies) {
+    if (!strategy.out[0].is_sharded()) continue;
+    strategy.out[0] = Psum;
+    strategy.special = reduction == kMean;
   }
   if (reduction == kMean) {
     rule.special = special;
@@ -36,7 +36,7 @@ Rule elementwise_loss_backward(const OpQuery& query, int reduction_arg, const st
   if (query.int_at(reduction_arg) != kMean) return rule;
   rule.special = special;
   rule.special_args = {static_cast<double>(numel_of(rule.outs[0].sizes))};
-  for (auto& row : rule.rows) row.special = row.out[0].is_sharded();
+  for (auto& strategy : rule.strategies) strategy.special = strategy.out[0].is_sharded();
   return rule;
 }
 
@@ -56,11 +56,11 @@ Rule nll_loss(const OpQuery& query, const std::string& mean) {
   }
   rule.outs = {contiguous_out(reduction == kNone ? target.sizes : c10::IntArrayRef{}), contiguous_out({})};
   rule.flops = static_cast<double>(numel_of(target.sizes));
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++) {
     if (d == class_dim(self.sizes)) continue;
     auto cut = S(d == 0 ? 0 : d - 1);
-    RowMaker(rule, query).in(0, S(d)).in(1, cut).out(0, reduction == kNone ? cut : Psum).out(1, Psum);
+    StrategyBuilder(rule, query).in(0, S(d)).in(1, cut).out(0, reduction == kNone ? cut : Psum).out(1, Psum);
   }
   return rule;
 }
@@ -72,11 +72,11 @@ Rule nll_loss_backward(const OpQuery& query) {
   bool each = query.int_at(4) == kNone && !query.tensor(0).sizes.empty();
   Rule rule;
   rule.outs = {contiguous_out(self.sizes)};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++) {
     if (d == class_dim(self.sizes)) continue;
     auto cut = S(d == 0 ? 0 : d - 1);
-    RowMaker(rule, query).in(0, each ? cut : R).in(1, S(d)).in(2, cut).out(0, S(d));
+    StrategyBuilder(rule, query).in(0, each ? cut : R).in(1, S(d)).in(2, cut).out(0, S(d));
   }
   return rule;
 }

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string>
 
-// Sums of products, by their letters: each letter is one row. Cut it wherever it appears; where it is summed away, the
+// Sums of products, by their letters: each letter is one row. AxisShard it wherever it appears; where it is summed away, the
 // result is Partial.
 //
 //   mk,kn->mn     m: S(0), R    -> S(0)
@@ -25,7 +25,7 @@ Einsum parse(const std::string& text) {
   return {text.substr(0, comma), text.substr(comma + 1, arrow - comma - 1), text.substr(arrow + 2)};
 }
 
-Placement cut_of(const std::string& letters, char letter, Placement otherwise) {
+Placement shard_of(const std::string& letters, char letter, Placement otherwise) {
   auto at = letters.find(letter);
   return at == std::string::npos ? otherwise : S(static_cast<int64_t>(at));
 }
@@ -59,15 +59,15 @@ Rule einsum(const OpQuery& query, const std::string& text, int lhs_arg, int rhs_
   rule.flops = 1;
   for (char letter : letters) rule.flops *= static_cast<double>(size_of(e, letter, lhs, rhs, query));
 
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   const auto* bias = added < 0 ? nullptr : query.find_tensor(added);
   for (char letter : letters) {
-    RowMaker row(rule, query);
-    row.in(lhs_arg, cut_of(e.lhs, letter, R)).in(rhs_arg, cut_of(e.rhs, letter, R));
-    auto out = cut_of(e.out, letter, Psum);
+    StrategyBuilder strategy(rule, query);
+    strategy.in(lhs_arg, shard_of(e.lhs, letter, R)).in(rhs_arg, shard_of(e.rhs, letter, R));
+    auto out = shard_of(e.out, letter, Psum);
     // Under a pending sum the bias is one of the terms: an R bias becomes that by dividing by the number of ranks.
-    if (bias) row.in(added, out.is_sharded() ? broadcast_cut(*bias, sizes, out.dim) : out);
-    if (!rule.outs.empty()) row.out(0, out);
+    if (bias) strategy.in(added, out.is_sharded() ? broadcast_shard(*bias, sizes, out.dim) : out);
+    if (!rule.outs.empty()) strategy.out(0, out);
   }
   return rule;
 }
@@ -129,17 +129,17 @@ Rule linear_backward(const OpQuery& query) {
     if (!mask[i]) rule.outs[i] = {};
   rule.flops = 2.0 * static_cast<double>(numel_of(input.sizes)) * static_cast<double>(weight.sizes[0]);
   rule.special = "tessera::linear_backward";  // ATen has the schema but no kernel for CPU or CUDA
-  RowMaker(rule, query).special();
+  StrategyBuilder(rule, query).special();
   for (char letter : batch + "nk") {
-    RowMaker row(rule, query);
-    row.in(0, cut_of(of_input, letter, R))
-        .in(1, cut_of(of_grad, letter, R))
-        .in(2, cut_of(of_weight, letter, R))
+    StrategyBuilder strategy(rule, query);
+    strategy.in(0, shard_of(of_input, letter, R))
+        .in(1, shard_of(of_grad, letter, R))
+        .in(2, shard_of(of_weight, letter, R))
         .special();
     const std::string operands[] = {of_grad + of_weight, of_grad + of_input, of_grad};
     for (size_t i = 0; i < 3; i++) {
       bool appears = operands[i].find(letter) != std::string::npos;  // k is in no operand of grad_bias: whole there
-      if (mask[i]) row.out(i, appears ? cut_of(out_letters[i], letter, Psum) : R);
+      if (mask[i]) strategy.out(i, appears ? shard_of(out_letters[i], letter, Psum) : R);
     }
   }
   (void)grad;
@@ -182,12 +182,12 @@ Rule matmul(const OpQuery& query) {
   Rule rule;
   rule.outs = {contiguous_out(sizes)};
   rule.flops = static_cast<double>(numel_of(sizes)) * static_cast<double>(lhs.back());
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (char letter : out_letters + "k")
-    RowMaker(rule, query)
-        .in(0, cut_of(lhs_letters, letter, R))
-        .in(1, cut_of(rhs_letters, letter, R))
-        .out(0, cut_of(out_letters, letter, Psum));
+    StrategyBuilder(rule, query)
+        .in(0, shard_of(lhs_letters, letter, R))
+        .in(1, shard_of(rhs_letters, letter, R))
+        .out(0, shard_of(out_letters, letter, Psum));
   return rule;
 }
 

@@ -24,11 +24,11 @@ Rule layer_norm(const OpQuery& query) {
                    contiguous_out(statistics_sizes(input.sizes, normalized)));
   rule.outs[0] = contiguous_out(input.sizes);
   rule.flops = 4.0 * static_cast<double>(numel_of(input.sizes));
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (size_t d = 0; d < input.sizes.size() - normalized; d++) {
-    RowMaker row(rule, query);
-    row.in(0, S(static_cast<int64_t>(d)));
-    for (size_t i = 0; i < rule.outs.size(); i++) row.out(i, S(static_cast<int64_t>(d)));
+    StrategyBuilder strategy(rule, query);
+    strategy.in(0, S(static_cast<int64_t>(d)));
+    for (size_t i = 0; i < rule.outs.size(); i++) strategy.out(i, S(static_cast<int64_t>(d)));
   }
   return rule;
 }
@@ -43,19 +43,19 @@ Rule layer_norm_backward(const OpQuery& query, std::initializer_list<int> statis
   rule.outs.assign(outs, contiguous_out(normalized));
   rule.outs[0] = contiguous_out(input.sizes);
   rule.flops = 8.0 * static_cast<double>(numel_of(input.sizes));
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (size_t d = 0; d < input.sizes.size() - normalized.size(); d++) {
-    RowMaker row(rule, query);
+    StrategyBuilder strategy(rule, query);
     auto cut = S(static_cast<int64_t>(d));
-    row.in(0, cut).in(1, cut);
-    for (int arg : statistics) row.in(arg, cut);
-    row.out(0, cut);
-    for (size_t i = 1; i < outs; i++) row.out(i, Psum);
+    strategy.in(0, cut).in(1, cut);
+    for (int arg : statistics) strategy.in(arg, cut);
+    strategy.out(0, cut);
+    for (size_t i = 1; i < outs; i++) strategy.out(i, Psum);
   }
   for (size_t i = 0; i < outs; i++)
     if (!mask[i]) {
       rule.outs[i] = {};
-      for (auto& row : rule.rows) row.out[i] = R;
+      for (auto& strategy : rule.strategies) strategy.out[i] = R;
     }
   return rule;
 }
@@ -70,8 +70,8 @@ Rule group_norm(const OpQuery& query) {
                contiguous_out(statistics),
                contiguous_out(statistics)};
   rule.fixes = {{.arg = 3, .what = ArgFix::What::InSize, .tensor = query.index_of(0), .dim = 0}};
-  add_replicated_row(rule, query);
-  RowMaker(rule, query).in(0, S(0)).out(0, S(0)).out(1, S(0)).out(2, S(0));
+  add_replicated_strategy(rule, query);
+  StrategyBuilder(rule, query).in(0, S(0)).out(0, S(0)).out(1, S(0)).out(2, S(0));
   return rule;
 }
 
@@ -83,13 +83,13 @@ Rule group_norm_backward(const OpQuery& query) {
   Sizes channels = {query.int_at(6)};
   rule.outs = {contiguous_out(input.sizes), contiguous_out(channels), contiguous_out(channels)};
   rule.fixes = {{.arg = 5, .what = ArgFix::What::InSize, .tensor = query.index_of(1), .dim = 0}};
-  add_replicated_row(rule, query);
-  RowMaker row(rule, query);
-  row.in(0, S(0)).in(1, S(0)).in(2, S(0)).in(3, S(0));
+  add_replicated_strategy(rule, query);
+  StrategyBuilder strategy(rule, query);
+  strategy.in(0, S(0)).in(1, S(0)).in(2, S(0)).in(3, S(0));
   const Placement cut_batch[] = {S(0), Psum, Psum};
   for (size_t i = 0; i < 3; i++) {
     if (mask[i])
-      row.out(i, cut_batch[i]);
+      strategy.out(i, cut_batch[i]);
     else
       rule.outs[i] = {};
   }
@@ -110,12 +110,12 @@ Rule batch_norm(const OpQuery& query, int training_arg, const std::string& speci
                contiguous_out(statistics)};
   rule.special = special;
   for (int i = 0; i < 3; i++) rule.special_fixes.push_back({.arg = -1, .what = ArgFix::What::OutSizes, .tensor = i});
-  add_replicated_row(rule, query);
-  RowMaker channels(rule, query);
+  add_replicated_strategy(rule, query);
+  StrategyBuilder channels(rule, query);
   channels.in(0, S(1)).out(0, S(1)).special();
   for (int arg = 1; arg < training_arg; arg++) channels.in(arg, S(0));
   if (training) channels.out(1, S(0)).out(2, S(0));
-  if (!training) RowMaker(rule, query).in(0, S(0)).out(0, S(0));
+  if (!training) StrategyBuilder(rule, query).in(0, S(0)).out(0, S(0));
   return rule;
 }
 
@@ -131,16 +131,16 @@ Rule batch_norm_backward(const OpQuery& query) {
                contiguous_out(channels)};
   rule.special = "tessera::native_batch_norm_backward_or_zeros";
   for (int i = 0; i < 3; i++) rule.special_fixes.push_back({.arg = -1, .what = ArgFix::What::OutSizes, .tensor = i});
-  add_replicated_row(rule, query);
-  RowMaker by_channel(rule, query);
+  add_replicated_strategy(rule, query);
+  StrategyBuilder by_channel(rule, query);
   by_channel.in(0, S(1)).in(1, S(1)).out(0, S(1)).out(1, S(0)).out(2, S(0)).special();
   for (int arg : {2, 3, 4}) by_channel.in(arg, S(0));
   if (training) by_channel.in(5, S(0)).in(6, S(0));  // otherwise they are empty
-  if (!training) RowMaker(rule, query).in(0, S(0)).in(1, S(0)).out(0, S(0)).out(1, Psum).out(2, Psum).special();
+  if (!training) StrategyBuilder(rule, query).in(0, S(0)).in(1, S(0)).out(0, S(0)).out(1, Psum).out(2, Psum).special();
   for (size_t i = 0; i < 3; i++)
     if (!mask[i]) {
       rule.outs[i] = {};
-      for (auto& row : rule.rows) row.out[i] = R;
+      for (auto& strategy : rule.strategies) strategy.out[i] = R;
     }
   return rule;
 }

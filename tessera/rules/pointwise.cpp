@@ -5,21 +5,21 @@
 
 namespace tessera::rules {
 
-Rule elementwise(const OpQuery& query, c10::ArrayRef<PartialRow> partials) {
+Rule elementwise(const OpQuery& query, c10::ArrayRef<PartialStrategy> partials) {
   Rule rule;
   auto sizes = broadcast_sizes(query);
   auto outs = static_cast<size_t>(fresh_outputs(query.schema));
   if (outs > 0) rule.outs.assign(outs, {sizes, pointwise_strides(sizes, query.tensors)});
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); d++) {
     Placements in;
-    for (const auto& tensor : query.tensors) in.push_back(broadcast_cut(tensor, sizes, d));
-    rule.row(std::move(in), Placements(outs, S(d)));
+    for (const auto& tensor : query.tensors) in.push_back(broadcast_shard(tensor, sizes, d));
+    rule.add_strategy(std::move(in), Placements(outs, S(d)));
   }
   for (const auto& partial : partials) {
     if (partial.in.size() != query.tensors.size()) continue;
     bool changes_written = outs == 0 && partial.in[0] != partial.out;  // in place, the first argument stays as it lies
-    if (!changes_written) rule.row(Placements(partial.in.begin(), partial.in.end()), Placements(outs, partial.out));
+    if (!changes_written) rule.add_strategy(Placements(partial.in.begin(), partial.in.end()), Placements(outs, partial.out));
   }
   return rule;
 }
@@ -27,45 +27,45 @@ Rule elementwise(const OpQuery& query, c10::ArrayRef<PartialRow> partials) {
 namespace {
 
 // f(a + b) = f(a) + f(b), and f(0) = 0 so that a masked tensor stays one.
-const std::vector<PartialRow> kLinear = {{{Psum}, Psum}, {{Pavg}, Pavg}, {{Pmask}, Pmask}};
+const std::vector<PartialStrategy> kLinear = {{{Psum}, Psum}, {{Pavg}, Pavg}, {{Pmask}, Pmask}};
 
 // Order is turned round: the largest becomes the smallest.
-const std::vector<PartialRow> kNegation = {
+const std::vector<PartialStrategy> kNegation = {
     {{Psum}, Psum}, {{Pavg}, Pavg}, {{Pmask}, Pmask}, {{Pmax}, Pmin}, {{Pmin}, Pmax}};
 
 // {Psum, R} is absent: R would be counted once per rank. An R operand becomes Psum by dividing, without communication.
 // {R, Pmax} is absent: alpha may be negative.
-const std::vector<PartialRow> kSum = {
+const std::vector<PartialStrategy> kSum = {
     {{Psum, Psum}, Psum}, {{Pavg, Pavg}, Pavg}, {{Pmask, Pmask}, Psum},
     {{Pavg, R}, Pavg},    {{R, Pavg}, Pavg},  // every rank adds the same R, so the mean moves by R
     {{Pmax, R}, Pmax},    {{Pmin, R}, Pmin},  // and so does the largest
 };
 
 // Adding a number: as adding R. Psum is absent: the number would be counted once per rank.
-const std::vector<PartialRow> kShift = {{{Pavg}, Pavg}, {{Pmax}, Pmax}, {{Pmin}, Pmin}};
+const std::vector<PartialStrategy> kShift = {{{Pavg}, Pavg}, {{Pmax}, Pmax}, {{Pmin}, Pmin}};
 
 // a + w * (b - a), one w for all.
-const std::vector<PartialRow> kInterpolation = {{{Psum, Psum}, Psum}, {{Pavg, Pavg}, Pavg}};
+const std::vector<PartialStrategy> kInterpolation = {{{Psum, Psum}, Psum}, {{Pavg, Pavg}, Pavg}};
 
 // Picks one of the two for each element, alike on every rank.
-const std::vector<PartialRow> kChoice = {{{R, Psum, Psum}, Psum}, {{R, Pavg, Pavg}, Pavg}};
+const std::vector<PartialStrategy> kChoice = {{{R, Psum, Psum}, Psum}, {{R, Pavg, Pavg}, Pavg}};
 
 // By a whole tensor, a Partial passes only if there is but one element: of a larger one, letting it through would
 // reduce it later, and more than once, at whatever comes next.
-const std::vector<PartialRow> kScaledByOne = {{{Psum, R}, Psum}, {{Pavg, R}, Pavg}};
-const std::vector<PartialRow> kProductWithOne = {
+const std::vector<PartialStrategy> kScaledByOne = {{{Psum, R}, Psum}, {{Pavg, R}, Pavg}};
+const std::vector<PartialStrategy> kProductWithOne = {
     {{Psum, R}, Psum}, {{Pavg, R}, Pavg}, {{R, Psum}, Psum}, {{R, Pavg}, Pavg}};
 
-Rule scaled(const OpQuery& query, c10::ArrayRef<PartialRow> by_one) {
+Rule scaled(const OpQuery& query, c10::ArrayRef<PartialStrategy> by_one) {
   bool plain_factor = query.tensors.size() == 2 && (!query.tensors[0].distributed || !query.tensors[1].distributed);
   bool one_element = numel_of(broadcast_sizes(query)) == 1;
-  return elementwise(query, plain_factor || one_element ? by_one : c10::ArrayRef<PartialRow>{});
+  return elementwise(query, plain_factor || one_element ? by_one : c10::ArrayRef<PartialStrategy>{});
 }
 
 // Ops that let a Partial through. In-place forms have the same rows.
 const struct {
   const char* op;
-  const std::vector<PartialRow>& partials;
+  const std::vector<PartialStrategy>& partials;
 } kThrough[] = {
     {"add.Tensor", kSum},   {"sub.Tensor", kSum},    {"add.Scalar", kShift},
     {"sub.Scalar", kShift}, {"mul.Scalar", kLinear}, {"div.Scalar", kLinear},

@@ -46,40 +46,40 @@ Rule reduction(const OpQuery& query, const Reduced& reduced, Placement partial, 
   rule.outs.assign(static_cast<size_t>(fresh_outputs(query.schema)), contiguous_out(reduced.out_sizes));
   rule.flops = static_cast<double>(numel_of(query.tensors[0].sizes));
   Placements outs(rule.outs.size(), R);
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (size_t d = 0; d < reduced.dims.size(); d++) {
     if (reduced.dims[d] && partial.is_replicate()) continue;
-    rule.row({S(static_cast<int64_t>(d))}, Placements(outs.size(), reduced.dims[d] ? partial : S(reduced.out_dim[d])));
+    rule.add_strategy({S(static_cast<int64_t>(d))}, Placements(outs.size(), reduced.dims[d] ? partial : S(reduced.out_dim[d])));
   }
-  for (auto p : through) add_uniform_row(rule, query, p);
+  for (auto p : through) add_uniform_strategy(rule, query, p);
   return rule;
 }
 
 // Makes every row that cuts a reduced dim run another op.
-void special_where_cut(Rule& rule, const Reduced& reduced, const std::string& op, std::vector<c10::IValue> args = {}) {
+void special_where_sharded(Rule& rule, const Reduced& reduced, const std::string& op, std::vector<c10::IValue> args = {}) {
   rule.special = op;
   rule.special_args = std::move(args);
-  for (auto& row : rule.rows)
-    if (row.in[0].is_sharded() && reduced.dims[row.in[0].dim]) row.special = true;
+  for (auto& strategy : rule.strategies)
+    if (strategy.in[0].is_sharded() && reduced.dims[strategy.in[0].dim]) strategy.special = true;
 }
 
 Rule sum(const OpQuery& query, const Reduced& reduced) {
   Rule rule = reduction(query, reduced, Psum, kLinearPartials);
-  rule.row({Pmask}, {Psum});
+  rule.add_strategy({Pmask}, {Psum});
   return rule;
 }
 
 // The mean of means is the mean only of equal pieces; so a cut dim is summed and divided by the whole count.
 Rule mean(const OpQuery& query, const Reduced& reduced, const std::string& special) {
   Rule rule = sum(query, reduced);
-  special_where_cut(rule, reduced, special, {static_cast<double>(reduced.count)});
+  special_where_sharded(rule, reduced, special, {static_cast<double>(reduced.count)});
   return rule;
 }
 
 // A rank with no elements holds the lowest (largest) number there is; the plain op would throw.
 Rule extreme(const OpQuery& query, const Reduced& reduced, Placement partial, const std::string& special) {
   Rule rule = reduction(query, reduced, partial, {partial});
-  special_where_cut(rule, reduced, special);
+  special_where_sharded(rule, reduced, special);
   return rule;
 }
 
@@ -88,7 +88,7 @@ Rule extreme(const OpQuery& query, const Reduced& reduced, Placement partial, co
 Rule norm(const OpQuery& query, const Reduced& reduced, double p, const std::string& special) {
   auto partial = p == 0 ? Psum : p > 0 ? NormPartial(p) : R;
   Rule rule = reduction(query, reduced, partial, {});
-  if (std::isinf(p) && p > 0) special_where_cut(rule, reduced, special);
+  if (std::isinf(p) && p > 0) special_where_sharded(rule, reduced, special);
   return rule;
 }
 

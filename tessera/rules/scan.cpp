@@ -13,10 +13,10 @@ Rule along(const OpQuery& query, int dim_arg, Sizes out_sizes, c10::ArrayRef<Pla
   int64_t whole = query.dim_at(dim_arg, ndim);
   Rule rule;
   rule.outs.assign(static_cast<size_t>(fresh_outputs(query.schema)), contiguous_out(out_sizes));
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < ndim; d++)
-    if (d != whole) add_uniform_row(rule, query, S(d));
-  for (auto p : through) add_uniform_row(rule, query, p);
+    if (d != whole) add_uniform_strategy(rule, query, S(d));
+  for (auto p : through) add_uniform_strategy(rule, query, p);
   return rule;
 }
 

@@ -25,7 +25,7 @@ struct View {
     strides.erase(strides.begin() + d);
     for (auto& o : map.out_dim) o = o == d ? -1 : o > d ? o - 1 : o;
   }
-  void must_be_whole(int64_t d) {
+  void must_be_replicated(int64_t d) {
     for (auto& o : map.out_dim)
       if (o == d) o = -1;
   }
@@ -134,7 +134,7 @@ Rule view_dtype(const OpQuery& query) {
   if (from != to) {
     auto last = static_cast<int64_t>(self.sizes.size()) - 1;
     TESSERA_CHECK(last >= 0, UsageError, "aten::view.dtype: a tensor without dims cannot change its element size");
-    view.must_be_whole(last);
+    view.must_be_replicated(last);
     view.sizes[last] = view.sizes[last] * from / to;
     for (int64_t d = 0; d < last; d++) view.strides[d] = view.strides[d] * from / to;
   }
@@ -215,7 +215,7 @@ Rule slice(const OpQuery& query) {
   view.sizes[dim] = (end - begin + step - 1) / step;
   view.strides[dim] *= step;
   bool all_of_it = begin == 0 && end == size && step == 1;
-  if (!all_of_it) view.must_be_whole(dim);
+  if (!all_of_it) view.must_be_replicated(dim);
   return follows(query, std::move(view));
 }
 
@@ -237,7 +237,7 @@ Rule pieces(const OpQuery& query, int64_t dim, const std::vector<int64_t>& lengt
   TESSERA_CHECK(covered == self.sizes[dim], UsageError, query.schema.operator_name(), ": pieces ", lengths, " of dim ",
                 dim, " of ", self.sizes, " must add up to ", self.sizes[dim]);
   View view(self);
-  if (lengths.size() > 1) view.must_be_whole(dim);
+  if (lengths.size() > 1) view.must_be_replicated(dim);
   Rule rule = follows(query, view);
   rule.outs.clear();
   for (auto length : lengths) {
@@ -296,7 +296,7 @@ Rule unfold(const OpQuery& query) {
   TESSERA_CHECK(step > 0 && size <= self.sizes[dim], UsageError, "aten::unfold: windows of ", size, " every ", step,
                 " of dim ", dim, " of ", self.sizes);
   View view(self);
-  view.must_be_whole(dim);
+  view.must_be_replicated(dim);
   view.sizes[dim] = (self.sizes[dim] - size) / step + 1;
   view.strides[dim] *= step;
   view.sizes.push_back(size);

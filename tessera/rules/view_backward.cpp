@@ -13,10 +13,10 @@ Rule put_into_zeros(const OpQuery& query, const std::vector<int64_t>& out_dim) {
   Rule rule;
   rule.outs = {contiguous_out(query.ints_at(1))};
   rule.fixes = {{.arg = 1, .what = ArgFix::What::OutSizes}};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (size_t d = 0; d < out_dim.size(); d++)
-    if (out_dim[d] >= 0) rule.row({S(static_cast<int64_t>(d))}, {S(out_dim[d])});
-  for (auto p : kZeroKeeping) add_uniform_row(rule, query, p);
+    if (out_dim[d] >= 0) rule.add_strategy({S(static_cast<int64_t>(d))}, {S(out_dim[d])});
+  for (auto p : kZeroKeeping) add_uniform_strategy(rule, query, p);
   return rule;
 }
 
@@ -65,8 +65,8 @@ Rule unfold_backward(const OpQuery& query) {
   dims.back() = -1;
   Rule rule = put_into_zeros(query, dims);
   // Windows overlap, so two ranks' elements may meet in one: a masked gradient is then only a sum.
-  for (auto& row : rule.rows)
-    if (row.in[0] == Pmask) row.out[0] = Psum;
+  for (auto& strategy : rule.strategies)
+    if (strategy.in[0] == Pmask) strategy.out[0] = Psum;
   return rule;
 }
 
@@ -81,13 +81,13 @@ Rule value_selecting(const OpQuery& query) {
   Rule rule;
   rule.outs = {contiguous_out(sizes)};
   rule.fixes = {{.arg = 3, .what = ArgFix::What::OutSizes}};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < ndim; d++)
     if (d != dim) {
       auto cut = S(kept || d < dim ? d : d - 1);
-      RowMaker(rule, query).in(0, cut).in(2, cut).out(0, S(d));
+      StrategyBuilder(rule, query).in(0, cut).in(2, cut).out(0, S(d));
     }
-  for (auto p : kZeroKeeping) RowMaker(rule, query).in(0, p).out(0, p);
+  for (auto p : kZeroKeeping) StrategyBuilder(rule, query).in(0, p).out(0, p);
   return rule;
 }
 

@@ -42,30 +42,30 @@ std::string in_place_name(const std::string& name);
 int64_t fresh_outputs(const c10::FunctionSchema& schema);
 
 // The rows "everything whole": R, R -> R.
-void add_replicated_row(Rule& rule, const OpQuery& query);
+void add_replicated_strategy(Rule& rule, const OpQuery& query);
 // The same placement for all inputs and all outputs.
-void add_uniform_row(Rule& rule, const OpQuery& query, Placement everywhere);
+void add_uniform_strategy(Rule& rule, const OpQuery& query, Placement everywhere);
 
 // A row under construction: R for all, then the exceptions.
-//   RowMaker(rule, query).in(0, S(1)).in(1, S(0)).out(0, Psum);
-class RowMaker {
+//   StrategyBuilder(rule, query).in(0, S(1)).in(1, S(0)).out(0, Psum);
+class StrategyBuilder {
  public:
-  RowMaker(Rule& rule, const OpQuery& query);
+  StrategyBuilder(Rule& rule, const OpQuery& query);
   // By argument of the schema; nothing happens if that argument is None. A list: all its elements.
-  RowMaker& in(int arg, Placement p);
-  RowMaker& out(size_t i, Placement p);
-  RowMaker& special(bool one_run = false);
+  StrategyBuilder& in(int arg, Placement p);
+  StrategyBuilder& out(size_t i, Placement p);
+  StrategyBuilder& special(bool one_range = false);
 
  private:
   Rule& rule_;
   const OpQuery& query_;
-  size_t row_;
+  size_t strategy_;
 };
 
 // The sizes all tensors of the call broadcast to.
 Sizes broadcast_sizes(const OpQuery& query);
 // Where dim d of a broadcast result lies in an operand: S(its dim) if it has that size there, else R.
-Placement broadcast_cut(const TensorArg& operand, c10::IntArrayRef out_sizes, int64_t d);
+Placement broadcast_shard(const TensorArg& operand, c10::IntArrayRef out_sizes, int64_t d);
 
 OutInfo contiguous_out(c10::IntArrayRef sizes);
 int64_t numel_of(c10::IntArrayRef sizes);

@@ -7,7 +7,7 @@
 namespace tessera::rules {
 
 // A Partial that an op lets through: one entry for each tensor of the call.
-struct PartialRow {
+struct PartialStrategy {
   std::vector<Placement> in;
   Placement out;
 };
@@ -15,7 +15,7 @@ struct PartialRow {
 // Rows of an elementwise op over the tensors of the call, broadcast, with `partials` on top (those of another number of
 // tensors are passed over, and in place those that would change how the first one lies). Outputs: as many as the schema
 // returns, all of the broadcast sizes; none for in-place ops.
-Rule elementwise(const OpQuery& query, c10::ArrayRef<PartialRow> partials = {});
+Rule elementwise(const OpQuery& query, c10::ArrayRef<PartialStrategy> partials = {});
 
 // An op that takes only the geometry of its tensor: any cut is kept, and a Partial gives R, because nothing is read and
 // each rank makes the value itself.

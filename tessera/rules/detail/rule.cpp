@@ -8,15 +8,15 @@ namespace tessera::rules {
 namespace {
 
 // A row that asks a plain tensor (numel 1, the same on every rank) for anything but R cannot be used in this call.
-bool usable(const Row& row, const OpQuery& query) {
+bool usable(const Strategy& strategy, const OpQuery& query) {
   for (size_t i = 0; i < query.tensors.size(); i++)
-    if (!query.tensors[i].distributed && !row.in[i].is_replicate()) return false;
+    if (!query.tensors[i].distributed && !strategy.in[i].is_replicate()) return false;
   return true;
 }
 
-void check_rows(const Rule& rule, const OpQuery& query) {
-  for (const auto& row : rule.rows)
-    TESSERA_CHECK(row.in.size() == query.tensors.size() && row.out.size() == rule.outs.size(), InternalError,
+void check_strategies(const Rule& rule, const OpQuery& query) {
+  for (const auto& strategy : rule.strategies)
+    TESSERA_CHECK(strategy.in.size() == query.tensors.size() && strategy.out.size() == rule.outs.size(), InternalError,
                   query.schema.operator_name(), ": a row has ", row.in.size(), " inputs and ", row.out.size(),
                   " outputs, but the call has ", query.tensors.size(), " tensors and the rule states the sizes of ",
                   rule.outs.size(), " outputs");
@@ -67,8 +67,8 @@ std::vector<int64_t> OpQuery::ints_at(int arg) const {
 void Registry::add(std::string_view op, std::string_view family, RuleFn fn, ListMode lists, bool reads_scalars) {
   auto checked = [fn = std::move(fn)](const OpQuery& query) {
     Rule rule = fn(query);
-    check_rows(rule, query);
-    std::erase_if(rule.rows, [&](const Row& row) { return !usable(row, query); });
+    check_strategies(rule, query);
+    std::erase_if(rule.strategies, [&](const Strategy& strategy) { return !usable(strategy, query); });
     return rule;
   };
   put(op, OpRule{std::move(checked), lists, std::string(family), reads_scalars});

@@ -61,12 +61,12 @@ struct OpQuery {
 // One row. `in` has an entry for each of query.tensors, `out` one for each returned tensor (list elements counted one
 // by one); outputs that are arguments written in place are not listed. An output that this call leaves undefined
 // (output_mask) is listed as R, with sizes [].
-struct Row {
+struct Strategy {
   Placements in, out;
-  // Run `Rule::special` instead of the op where some axis uses this row (a masked lookup, say).
+  // IndexRange `Rule::special` instead of the op where some axis uses this row (a masked lookup, say).
   bool special = false;
   // Only for cuts in one run per rank (S(d), S(d,b)): the special op needs an offset.
-  bool one_run = false;
+  bool one_range = false;
 };
 
 // A static argument that depends on the piece: rewritten before the op runs on the locals.
@@ -76,7 +76,7 @@ struct ArgFix {
     OutStrides,  // strides of a dense local of those sizes, dims in the global order
     InSizes,     // local sizes of input `tensor` (index into query.tensors)
     InSize,      // ... of its dim `dim` alone
-    InOffset,    // global index at which this rank's piece of that dim begins (one_run rows only)
+    InOffset,    // global index at which this rank's piece of that dim begins (one_range rows only)
   };
   int arg;
   What what;
@@ -90,7 +90,7 @@ struct OutInfo {
 
 // The answer to a query.
 struct Rule {
-  std::vector<Row> rows;  // the first among equally cheap ones wins
+  std::vector<Strategy> strategies;  // the first among equally cheap ones wins
   std::vector<OutInfo> outs;
   std::vector<ArgFix> fixes;
   // Another op to run on the locals: "tessera::masked_embedding". Its arguments are the op's own, then one for each of
@@ -112,7 +112,7 @@ struct Rule {
   using Follow = std::function<std::vector<std::optional<Placement>>(PlacementsRef in, c10::IntArrayRef mesh_shape)>;
   Follow follow;
 
-  void row(Placements in, Placements out) { rows.push_back({std::move(in), std::move(out)}); }
+  void add_strategy(Placements in, Placements out) { strategies.push_back({std::move(in), std::move(out)}); }
 };
 
 // Called on a cache miss only. Throws ShardingError or UsageError on arguments no plain tensor would accept either.

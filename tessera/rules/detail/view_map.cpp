@@ -9,20 +9,20 @@ using Answer = std::vector<std::optional<Placement>>;
 
 // The elements of `dims` that the rank at `coordinate` holds, numbered in row-major order over those dims, as merged
 // runs.
-std::vector<Run> held_elements(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate,
+std::vector<IndexRange> held_elements(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate,
                                c10::IntArrayRef sizes, c10::ArrayRef<int64_t> dims) {
-  std::vector<Run> held = {{0, 1}};
+  std::vector<IndexRange> held = {{0, 1}};
   for (auto d : dims) {
-    auto runs = local_runs(placements, mesh_shape, coordinate, d, sizes[d]);
-    std::vector<Run> next;
-    bool whole = runs.size() == 1 && runs[0] == Run{0, sizes[d]};
+    auto runs = local_ranges(placements, mesh_shape, coordinate, d, sizes[d]);
+    std::vector<IndexRange> next;
+    bool whole = runs.size() == 1 && runs[0] == IndexRange{0, sizes[d]};
     if (whole) {
       for (auto outer : held) next.push_back({outer.begin * sizes[d], outer.end * sizes[d]});
     } else {
       for (auto outer : held)
         for (auto i = outer.begin; i < outer.end; i++)
           for (const auto& run : runs) {
-            Run inner{i * sizes[d] + run.begin, i * sizes[d] + run.end};
+            IndexRange inner{i * sizes[d] + run.begin, i * sizes[d] + run.end};
             if (!next.empty() && next.back().end == inner.begin)
               next.back().end = inner.end;
             else
@@ -54,7 +54,7 @@ class GroupFollower {
   }
 
   // Writes into `answer` for the axes that cut this group: keeps as many as can be kept, earlier axes first.
-  void decide(Answer& answer) {
+  void choose_strategy(Answer& answer) {
     if (axes_.empty()) return;
     size_t subsets = size_t{1} << axes_.size();
     for (size_t dropped = 0; dropped < subsets; dropped++) {  // bit i: the i-th axis counted from the last
@@ -211,7 +211,7 @@ ViewMap::ViewMap(c10::IntArrayRef in, c10::IntArrayRef out) : in_sizes(in), out_
 Answer ViewMap::follow(PlacementsRef in, c10::IntArrayRef mesh_shape) const {
   Answer answer(in.begin(), in.end());  // R and Partial stay
   if (in_sizes == out_sizes) return answer;
-  for (const auto& group : groups) GroupFollower(*this, group, in, mesh_shape).decide(answer);
+  for (const auto& group : groups) GroupFollower(*this, group, in, mesh_shape).choose_strategy(answer);
   return answer;
 }
 
