@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-// Reading and writing at places given by a tensor of indices. Dims the indices speak of must be whole in the tensor
-// they speak of; other dims may be cut in all tensors alike; the indices themselves may be cut where each gives one
-// result. Reading is linear in what is read.
+// Ops that read or write at positions given by an index tensor. A dim that is indexed must not be sharded. Other dims
+// can be sharded in all tensors. The index tensor can be sharded if each index gives one result. Reads are linear in
+// the tensor that is read.
 namespace tessera::rules {
 namespace {
 
@@ -46,8 +46,7 @@ Rule gather(const OpQuery& query) {
   return rule;
 }
 
-// Result with the sizes of self; nothing is listed for in-place forms. Some ops begin with a clone and so keep the
-// strides.
+// The output has the sizes of self. In-place forms have no output. Ops that begin with a clone keep the strides.
 void out_of_self_sizes(Rule& rule, const OpQuery& query, bool keeps_strides) {
   const auto& self = query.tensor(0);
   if (fresh_outputs(query.schema) == 0) return;
@@ -116,16 +115,15 @@ Rule along_index(const OpQuery& query, bool adds, bool clones) {
   return rule;
 }
 
-// self[i0, :, i1, ...]: which dims are indexed, and where the dims of the indices and the others are in the result.
+// self[i0, :, i1, ...]: which dims are indexed, and which dims of the result are index dims or other dims of self.
 //   self (2, 3, 4, 5), indices (-, a, b, -) with a and b of sizes (6)    result (2, 6, 5): index dims begin at 1
-//   self (2, 3, 4),    indices (a, -, b)                                 result (6, 3): not adjacent, so they begin at
-//   0
+//   self (2, 3, 4),    indices (a, -, b)                                 result (6, 3): not adjacent, they begin at 0
 struct Indexing {
   std::vector<bool> indexed;     // for each dim of self
   Sizes index_sizes;             // the indices, broadcast together
   int64_t begin = 0;             // of the index dims in the result
   Sizes sizes;                   // of the result
-  std::vector<int64_t> out_dim;  // of a dim of self that is not indexed
+  std::vector<int64_t> out_dim;  // for each dim of self that is not indexed, else -1
 
   Indexing(const OpQuery& query, int list_arg) {
     const auto& self = query.tensor(0);
@@ -165,7 +163,8 @@ bool has_mask(const OpQuery& query, int list_arg) {
   });
 }
 
-// ATen lets TensorIterator lay out the result: self with stride 0 along the index dims, and the indices.
+// ATen computes the strides of the result with TensorIterator. The operands are self, with stride 0 along the index
+// dims, and the indices.
 Sizes index_strides(const OpQuery& query, const Indexing& how) {
   const auto& self = query.tensor(0);
   auto index_ndim = how.index_sizes.size();
@@ -197,8 +196,8 @@ Sizes index_strides(const OpQuery& query, const Indexing& how) {
 // index(self, indices)
 Rule index(const OpQuery& query) {
   TESSERA_CHECK(
-      !has_mask(query, 1), ShardingError, "aten::index.Tensor with a mask: the size of the result lies in the ",
-      "data, so no placement can be stated; write where or masked_fill, or index on the locals with local_map");
+      !has_mask(query, 1), ShardingError, "aten::index.Tensor with a mask: the size of the result depends on the ",
+      "data, so it has no placement; write where or masked_fill, or index the local tensors in local_map");
   Indexing how(query, 1);
   Rule rule;
   rule.outs = {{how.sizes, index_strides(query, how)}};
@@ -215,21 +214,21 @@ Rule index(const OpQuery& query) {
   return rule;
 }
 
-// index_put(self, indices, values, accumulate): values are broadcast to what index(self, indices) would give.
+// index_put(self, indices, values, accumulate). values are broadcast to the sizes of index(self, indices).
 Rule index_put(const OpQuery& query) {
   const auto& values = query.tensor(2);
   bool adds = query.bool_at(3);
   Rule rule;
   out_of_self_sizes(rule, query, true);
   add_replicated_strategy(rule, query);
-  if (has_mask(query, 1)) return rule;  // which element of values goes where lies in the data
+  if (has_mask(query, 1)) return rule;  // the position of each element depends on the data
   Indexing how(query, 1);
   for (size_t d = 0; d < how.out_dim.size(); d++) {
     if (how.out_dim[d] < 0) continue;
-    auto cut = S(static_cast<int64_t>(d));
+    auto shard = S(static_cast<int64_t>(d));
     StrategyBuilder strategy(rule, query);
-    strategy.in(0, cut).in(2, broadcast_shard(values, how.sizes, how.out_dim[d]));
-    out_if_any(rule, strategy, cut);
+    strategy.in(0, shard).in(2, broadcast_shard(values, how.sizes, how.out_dim[d]));
+    out_if_any(rule, strategy, shard);
   }
   if (!adds) return rule;
   for (auto p : kLinearPartials) {

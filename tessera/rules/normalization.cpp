@@ -2,8 +2,8 @@
 #include "tessera/rules/detail/families.h"
 #include "tessera/rules/detail/geometry.h"
 
-// Layer, RMS, group and batch norm. Each has dims over which it takes statistics, which must be whole; any other may be
-// cut. Gradients of weight and bias sum over those others: Partial.
+// Layer, RMS, group and batch norm. The dims over which an op computes statistics must not be sharded. Other dims can
+// be. The gradients of weight and bias are sums over those other dims, so they are partial.
 namespace tessera::rules {
 namespace {
 
@@ -46,22 +46,18 @@ Rule layer_norm_backward(const OpQuery& query, std::initializer_list<int> statis
   add_replicated_strategy(rule, query);
   for (size_t d = 0; d < input.sizes.size() - normalized.size(); d++) {
     StrategyBuilder strategy(rule, query);
-    auto cut = S(static_cast<int64_t>(d));
-    strategy.in(0, cut).in(1, cut);
-    for (int arg : statistics) strategy.in(arg, cut);
-    strategy.out(0, cut);
+    auto shard = S(static_cast<int64_t>(d));
+    strategy.in(0, shard).in(1, shard);
+    for (int arg : statistics) strategy.in(arg, shard);
+    strategy.out(0, shard);
     for (size_t i = 1; i < outs; i++) strategy.out(i, Psum);
   }
-  for (size_t i = 0; i < outs; i++)
-    if (!mask[i]) {
-      rule.outs[i] = {};
-      for (auto& strategy : rule.strategies) strategy.out[i] = R;
-    }
+  drop_masked_outputs(rule, mask);
   return rule;
 }
 
-// native_group_norm(input, weight, bias, N, C, HxW, group, eps): a group lies across channels and places, so only the
-// batch may be cut; N is the local one.
+// native_group_norm(input, weight, bias, N, C, HxW, group, eps). A group spans channels and spatial dims, so only the
+// batch can be sharded. N becomes the local batch size.
 Rule group_norm(const OpQuery& query) {
   const auto& input = query.tensor(0);
   Sizes statistics = {query.int_at(3), query.int_at(6)};
@@ -85,20 +81,14 @@ Rule group_norm_backward(const OpQuery& query) {
   rule.fixes = {{.arg = 5, .what = ArgFix::What::InSize, .tensor = query.index_of(1), .dim = 0}};
   add_replicated_strategy(rule, query);
   StrategyBuilder strategy(rule, query);
-  strategy.in(0, S(0)).in(1, S(0)).in(2, S(0)).in(3, S(0));
-  const Placement cut_batch[] = {S(0), Psum, Psum};
-  for (size_t i = 0; i < 3; i++) {
-    if (mask[i])
-      strategy.out(i, cut_batch[i]);
-    else
-      rule.outs[i] = {};
-  }
+  strategy.in(0, S(0)).in(1, S(0)).in(2, S(0)).in(3, S(0)).out(0, S(0)).out(1, Psum).out(2, Psum);
+  drop_masked_outputs(rule, mask);
   return rule;
 }
 
-// Batch norm takes statistics over batch and places, one for each channel. Channels may be cut. In training the batch
-// must be whole; with given statistics it is elementwise, and the batch may be cut too. ATen's kernels refuse an empty
-// piece: tessera::*_or_zeros makes zeros of the sizes of the piece.
+// Batch norm computes statistics over the batch and the spatial dims, one for each channel. Channels can be sharded. In
+// training the batch must not be sharded. With given statistics the op is elementwise, and the batch can be sharded
+// too. ATen's kernels throw for an empty local tensor; tessera::*_or_zeros gives zeros of the local sizes.
 //   native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps) -> out, mean, invstd
 Rule batch_norm(const OpQuery& query, int training_arg, const std::string& special) {
   const auto& input = query.tensor(0);
@@ -137,11 +127,7 @@ Rule batch_norm_backward(const OpQuery& query) {
   for (int arg : {2, 3, 4}) by_channel.in(arg, S(0));
   if (training) by_channel.in(5, S(0)).in(6, S(0));  // otherwise they are empty
   if (!training) StrategyBuilder(rule, query).in(0, S(0)).in(1, S(0)).out(0, S(0)).out(1, Psum).out(2, Psum).special();
-  for (size_t i = 0; i < 3; i++)
-    if (!mask[i]) {
-      rule.outs[i] = {};
-      for (auto& strategy : rule.strategies) strategy.out[i] = R;
-    }
+  drop_masked_outputs(rule, mask);
   return rule;
 }
 

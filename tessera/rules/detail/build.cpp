@@ -4,6 +4,8 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <numeric>
+
 namespace tessera::rules {
 namespace {
 
@@ -46,7 +48,8 @@ void add_uniform_strategy(Rule& rule, const OpQuery& query, Placement everywhere
 
 void add_replicated_strategy(Rule& rule, const OpQuery& query) { add_uniform_strategy(rule, query, R); }
 
-StrategyBuilder::StrategyBuilder(Rule& rule, const OpQuery& query) : rule_(rule), query_(query), strategy_(rule.strategies.size()) {
+StrategyBuilder::StrategyBuilder(Rule& rule, const OpQuery& query)
+    : rule_(rule), query_(query), strategy_(rule.strategies.size()) {
   add_replicated_strategy(rule, query);
 }
 
@@ -80,10 +83,24 @@ Placement broadcast_shard(const TensorArg& operand, c10::IntArrayRef out_sizes, 
 
 OutInfo contiguous_out(c10::IntArrayRef sizes) { return {Sizes(sizes), {}}; }
 
+std::vector<int64_t> all_dims(const TensorArg& tensor) {
+  std::vector<int64_t> dims(tensor.sizes.size());
+  std::iota(dims.begin(), dims.end(), 0);
+  return dims;
+}
+
 int64_t numel_of(c10::IntArrayRef sizes) {
   int64_t numel = 1;
   for (auto size : sizes) numel *= size;
   return numel;
+}
+
+void drop_masked_outputs(Rule& rule, const c10::List<bool>& output_mask) {
+  for (size_t i = 0; i < rule.outs.size(); i++) {
+    if (output_mask[i]) continue;
+    rule.outs[i] = {};
+    for (auto& strategy : rule.strategies) strategy.out[i] = R;
+  }
 }
 
 }  // namespace tessera::rules

@@ -7,7 +7,7 @@
 namespace tessera::rules {
 namespace {
 
-// A row that asks a plain tensor (numel 1, the same on every rank) for anything but R cannot be used in this call.
+// A strategy is usable if it gives R to every plain tensor (one element, equal on all ranks).
 bool usable(const Strategy& strategy, const OpQuery& query) {
   for (size_t i = 0; i < query.tensors.size(); i++)
     if (!query.tensors[i].distributed && !strategy.in[i].is_replicate()) return false;
@@ -17,9 +17,9 @@ bool usable(const Strategy& strategy, const OpQuery& query) {
 void check_strategies(const Rule& rule, const OpQuery& query) {
   for (const auto& strategy : rule.strategies)
     TESSERA_CHECK(strategy.in.size() == query.tensors.size() && strategy.out.size() == rule.outs.size(), InternalError,
-                  query.schema.operator_name(), ": a row has ", row.in.size(), " inputs and ", row.out.size(),
-                  " outputs, but the call has ", query.tensors.size(), " tensors and the rule states the sizes of ",
-                  rule.outs.size(), " outputs");
+                  query.schema.operator_name(), ": a strategy has ", strategy.in.size(), " inputs and ",
+                  strategy.out.size(), " outputs, but the call has ", query.tensors.size(),
+                  " tensors and the rule has the sizes of ", rule.outs.size(), " outputs");
 }
 
 }  // namespace
@@ -32,7 +32,7 @@ const TensorArg* OpQuery::find_tensor(int arg, int element) const {
 const TensorArg& OpQuery::tensor(int arg, int element) const {
   const auto* found = find_tensor(arg, element);
   TESSERA_CHECK(found, InternalError, schema.operator_name(), ": argument ", arg, " (element ", element,
-                ") is no tensor in this call");
+                ") is not a tensor in this call");
   return *found;
 }
 
@@ -76,16 +76,16 @@ void Registry::add(std::string_view op, std::string_view family, RuleFn fn, List
 
 void Registry::put(std::string_view op, OpRule rule) {
   std::lock_guard lock(mutex_);
-  auto& place = rules_[std::string(op)];
-  if (place) replaced_.push_back(std::move(place));
-  place = std::make_unique<const OpRule>(std::move(rule));
+  auto& slot = rules_[std::string(op)];
+  if (slot) replaced_.push_back(std::move(slot));
+  slot = std::make_unique<const OpRule>(std::move(rule));
   version_++;
 }
 
 void Registry::same_as(std::string_view op, std::string_view like) {
   const auto* known = find(like);
-  TESSERA_CHECK(known, UsageError, "no rule for '", like, "', so '", op, "' cannot be declared the same as it; ",
-                "names are written with namespace and overload, as in aten::add.Tensor");
+  TESSERA_CHECK(known, UsageError, "'", op, "' cannot use the rule of '", like, "', because '", like, "' has no rule; ",
+                "write names with namespace and overload, as in aten::add.Tensor");
   put(op, OpRule(*known));
 }
 
@@ -105,12 +105,12 @@ std::vector<std::string> Registry::names() const {
 }
 
 Registry& registry() {
-  static Registry& the = *[] {
-    auto* filled = new Registry;  // never destroyed: kernels ask it until the process ends
+  static Registry& instance = *[] {
+    auto* filled = new Registry;  // never destroyed: kernels use it until the process ends
     register_all(*filled);
     return filled;
   }();
-  return the;
+  return instance;
 }
 
 }  // namespace tessera::rules
