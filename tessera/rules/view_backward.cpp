@@ -1,7 +1,6 @@
 #include "tessera/rules/detail/build.h"
 #include "tessera/rules/detail/families.h"
 
-
 // Backward of views that select a part of a tensor: the gradient is copied into zeros of the input's sizes. It is
 // linear. Dims along which the view selects a part must not be sharded. The sizes argument becomes the local sizes.
 namespace tessera::rules {
