@@ -24,8 +24,8 @@ struct MeshAttachment {
 };
 enum class MeshSlot : uint8_t { Specs, Decisions, Plans, Count };
 
-// The state of a mesh on one rank. Equal meshes on one rank share one state. So meshes are compared by pointer and share
-// their caches.
+// The state of a mesh on one rank. Equal meshes on one rank share one state. So meshes are compared by pointer and
+// share their caches.
 struct MeshState : c10::intrusive_ptr_target {
   std::string device_type;
   std::vector<int64_t> shape;
@@ -48,8 +48,8 @@ struct MeshState : c10::intrusive_ptr_target {
 
 }  // namespace detail
 
-// Ranks arranged as an n-dimensional array with named axes (PyTorch: DeviceMesh). It is a handle: copies share the state.
-// Example:  auto mesh = init_device_mesh("cpu", {2, 4}, {"dp", "tp"});   mesh["tp"].size() == 4
+// Ranks arranged as an n-dimensional array with named axes (PyTorch: DeviceMesh). It is a handle: copies share the
+// state. Example:  auto mesh = init_device_mesh("cpu", {2, 4}, {"dp", "tp"});   mesh["tp"].size() == 4
 class DeviceMesh {
  public:
   // An axis, by index or by name.
@@ -125,7 +125,8 @@ class MeshScope {
   MeshScope(const MeshScope&) = delete;
 };
 
-// A mesh of ranks 0..n-1 in row-major order (PyTorch: init_device_mesh). The first form uses this thread's current World.
+// A mesh of ranks 0..n-1 in row-major order (PyTorch: init_device_mesh). The first form uses this thread's current
+// World.
 DeviceMesh init_device_mesh(const std::string& device_type, std::vector<int64_t> shape,
                             std::vector<std::string> names = {});
 DeviceMesh init_device_mesh(const World& world, const std::string& device_type, std::vector<int64_t> shape,
