@@ -7,10 +7,10 @@
 
 namespace tessera {
 
-// Explains how an op on distributed tensors is run. For each mesh axis it lists the sharding strategies with their costs
-// and marks the chosen one (*). Then it lists the redistributions of the inputs. It runs no op and no collective. If the
-// op would throw, the text ends with the error. Arguments are those of the schema, in order; omitted ones at the end have
-// their defaults. Throws UsageError for an unknown op, or arguments that do not match the schema.
+// Explains how an op on distributed tensors is run. For each mesh axis it lists the sharding strategies with their
+// costs and marks the chosen one (*). Then it lists the redistributions of the inputs. It runs no op and no collective.
+// If the op would throw, the text ends with the error. Arguments are those of the schema, in order; omitted ones at the
+// end have their defaults. Throws UsageError for an unknown op, or arguments that do not match the schema.
 //
 //   explain("aten::mm", {x, w})
 //

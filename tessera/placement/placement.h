@@ -75,7 +75,8 @@ std::ostream& operator<<(std::ostream& out, const Placement& p);
 Placement parse_placement(std::string_view text);
 Placements parse_placements(std::string_view text);
 
-// Makes negative dims non-negative. Throws UsageError for a dim that the tensor does not have, or a block or factor < 1.
+// Makes negative dims non-negative. Throws UsageError for a dim that the tensor does not have, or a block or factor
+// below 1.
 Placements normalize(PlacementsRef placements, int64_t ndim);
 
 }  // namespace tessera

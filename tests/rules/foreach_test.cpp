@@ -9,7 +9,8 @@ namespace {
 
 c10::IValue list(std::vector<at::Tensor> tensors) { return c10::List<at::Tensor>(tensors); }
 
-// Written by hand: a tensor of one number, or one for each element of the list; two lists of different kinds.
+// Samples that cannot be generated: a tensor with one value for all, or one value per list element; two lists of
+// different dtypes.
 std::vector<Sample> by_hand() {
   auto x = list({numbers({5, 3}), numbers({4})}), y = list({numbers({5, 3}).mul(0.5), numbers({4}).mul(0.3)});
   auto one = at::scalar_tensor(0.5, at::kDouble), each = numbers({2});

@@ -54,13 +54,14 @@ TEST(MatmulRules, HoldByBruteForce) {
                           {"aten::matmul", {numbers({3}), numbers({2, 3, 4})}, {}},
                           {"aten::matmul", {numbers({5}), numbers({5})}, {}},
                       },
-                      // Only with another result type, which CPU kernels do not have.
+                      // They need another result dtype, which CPU kernels do not have.
                       {"aten::mm.dtype", "aten::bmm.dtype", "aten::addmm.dtype", "aten::baddbmm.dtype"});
 }
 
-TEST(MatmulRules, ContractingCutIsAPendingSumAndSharesTheBias) {
+TEST(MatmulRules, ShardedContractionGivesPartialSumAndPartialBias) {
   auto rule = rules::registry().find("aten::addmm")->fn(call_query({"aten::addmm", {numbers({4}), a(), b()}, {}}));
-  auto summed = std::find_if(rule.strategies.begin(), rule.strategies.end(), [](const auto& strategy) { return strategy.in[1] == Shard(1); });
+  auto summed = std::find_if(rule.strategies.begin(), rule.strategies.end(),
+                             [](const auto& strategy) { return strategy.in[1] == Shard(1); });
   ASSERT_NE(summed, rule.strategies.end());
   EXPECT_EQ(summed->in[0], Partial());
   EXPECT_EQ(summed->in[2], Shard(0));

@@ -54,5 +54,5 @@ TEST(NormalizationRules, HoldByBruteForce) {
           {"aten::native_batch_norm_backward", {by, image, c, rm, rv, bmean, binv, true, 1e-5, all}, {}},
           {"aten::native_batch_norm_backward", {by, image, c, rm, rv, empty, empty, false, 1e-5, all}, {}},
       },
-      {"aten::_fused_rms_norm_backward"});  // has no CPU kernel; its rows are those of native_layer_norm_backward
+      {"aten::_fused_rms_norm_backward"});  // no CPU kernel; its strategies are those of native_layer_norm_backward
 }

@@ -5,7 +5,7 @@ using namespace tessera;
 using namespace tessera::rules;
 using namespace tessera::testing;
 
-TEST(Registry, ReplacesCountsAndCopies) {
+TEST(Registry, ReplacesRulesCountsVersionsAndCopiesRules) {
   Registry registry;
   auto one_row = [](const OpQuery&) {
     Rule rule;
@@ -27,7 +27,7 @@ TEST(Registry, ReplacesCountsAndCopies) {
   EXPECT_THROW(registry.same_as("my::third", "my::unknown"), UsageError);
 }
 
-TEST(Registry, AMalformedRowIsOurBug) {
+TEST(Registry, MalformedStrategyIsAnInternalError) {
   Registry registry;
   registry.add("aten::relu", "mine", [](const OpQuery&) {
     Rule rule;
@@ -38,15 +38,15 @@ TEST(Registry, AMalformedRowIsOurBug) {
   EXPECT_THROW(registry.find("aten::relu")->fn(call_query({"aten::relu", {numbers({5, 3})}, {}})), InternalError);
 }
 
-// A plain number cannot become anything but what it is.
-TEST(Registry, RowsThatNeedMoreOfAPlainTensorAreDropped) {
+// A plain tensor of one element is always replicated.
+TEST(Registry, StrategiesThatShardAPlainTensorAreDropped) {
   Sample sample{"aten::add.Tensor", {numbers({5, 3}), numbers({})}, {1}};
   auto rule = registry().find(sample.op)->fn(call_query(sample));
   EXPECT_GE(rule.strategies.size(), 3u);
   for (const auto& strategy : rule.strategies) EXPECT_EQ(strategy.in[1], Replicate());
 }
 
-TEST(OpQuery, DimsAndErrors) {
+TEST(OpQuery, ReadsDimsAndThrowsForBadOnes) {
   auto query = call_query({"aten::_softmax", {numbers({5, 3}), -1, false}, {}});
   EXPECT_EQ(query.dim_at(1, 2), 1);
   EXPECT_THROW(call_query({"aten::_softmax", {numbers({5, 3}), 2, false}, {}}).dim_at(1, 2), UsageError);
