@@ -22,6 +22,7 @@ namespace tessera {
 //           std::cout << mode.debug_string();
 class CommDebugMode final : public comm::Observer, public detail::OpObserver {
  public:
+  // Enters the mode; the destructor exits it.
   CommDebugMode();
   ~CommDebugMode() override;
   CommDebugMode(const CommDebugMode&) = delete;

@@ -121,6 +121,7 @@ class DeviceMesh {
 // While alive, `mesh` is the default mesh of this thread: functions without a mesh argument use it.
 class MeshScope {
  public:
+  // Makes it the default; the destructor restores the previous one.
   explicit MeshScope(DeviceMesh mesh);
   ~MeshScope();
   MeshScope(const MeshScope&) = delete;

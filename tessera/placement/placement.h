@@ -29,7 +29,7 @@ struct Placement {
   // Which of the forms above this is.
   enum class Kind : uint8_t { Replicate, Shard, StridedShard, Partial, NormPartial, MaskPartial };
 
-  Kind kind = Kind::Replicate;
+  Kind kind = Kind::Replicate;  // which of the fields below apply
   int8_t dim = 0;               // Shard, StridedShard: the sharded dim
   ReduceOp op = ReduceOp::Sum;  // Partial: the reduction that gives the value
   int64_t factor = 1;           // Shard: block size; StridedShard: number of parts that are split before this axis

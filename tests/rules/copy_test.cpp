@@ -2,8 +2,8 @@
 
 #include <c10/core/MemoryFormat.h>
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(CopyRules, HoldByBruteForce) {
   auto x = numbers({5, 3}), t = numbers({3, 5}).t(), image = numbers({2, 3, 4, 5});
@@ -36,3 +36,6 @@ TEST(CopyRules, HoldByBruteForce) {
                                   {"aten::fill_.Tensor", {x, numbers({})}, {1}},
                               });
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,7 +1,7 @@
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(EmbeddingRules, HoldByBruteForce) {
   auto table = numbers({7, 3}), one = integers({5}, 7), two = integers({2, 5}, 7);
@@ -26,3 +26,6 @@ TEST(EmbeddingRules, IndexOutOfRangeThrowsForShardedWeights) {
   EXPECT_THROW(run(7), c10::IndexError);
   EXPECT_THROW(run(-1), c10::IndexError);
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(FactoryRules, HoldByBruteForce) {
   auto x = numbers({5, 3}), t = numbers({3, 5}).t();
@@ -46,3 +46,6 @@ TEST(FactoryRules, NewEmptyStridedKeepsTheOrderOfDims) {
   EXPECT_EQ(rule.fixes[0].what, rules::ArgFix::What::OutSizes);
   EXPECT_EQ(rule.fixes[1].what, rules::ArgFix::What::OutStrides);
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -21,6 +21,12 @@ inline rules::OpQuery call_query(const Sample& sample) {
   return calls.emplace_back(sample).query(sample.plain_args);
 }
 
+inline c10::IValue bools(const std::vector<bool>& values) {
+  c10::List<bool> list;
+  for (bool v : values) list.push_back(v);
+  return list;
+}
+
 inline void expect_family_holds(const std::string& family, const std::vector<Sample>& samples,
                                 const std::vector<std::string>& exempt = {}) {
   at::set_num_threads(1);  // many tiny calls: threads would slow them down
@@ -28,8 +34,7 @@ inline void expect_family_holds(const std::string& family, const std::vector<Sam
   EXPECT_GT(report.ops, 0);
   EXPECT_TRUE(report.problems.empty()) << report;
   std::cout << report.family << ": " << report.ops << " ops, " << report.rows << " strategies, " << report.cases
-            << " cases; "
-            << report.exempt << " ops exempt\n";
+            << " cases; " << report.exempt << " ops exempt\n";
 }
 
 inline std::vector<Sample> samples_of_all(const std::string& family, const std::vector<std::string>& but = {}) {

@@ -2,9 +2,7 @@
 
 #include <ATen/ops/scalar_tensor.h>
 
-using namespace tessera;
-using namespace tessera::testing;
-
+namespace tessera::testing {
 namespace {
 
 c10::IValue list(std::vector<at::Tensor> tensors) { return c10::List<at::Tensor>(tensors); }
@@ -48,8 +46,6 @@ std::vector<Sample> by_hand() {
   return samples;
 }
 
-}  // namespace
-
 TEST(ForeachRules, HoldByBruteForce) {
   auto samples = by_hand();
   std::vector<std::string> done;
@@ -57,3 +53,6 @@ TEST(ForeachRules, HoldByBruteForce) {
   for (auto& sample : samples_of_all("foreach", done)) samples.push_back(std::move(sample));
   expect_family_holds("foreach", samples);
 }
+
+}  // namespace
+}  // namespace tessera::testing

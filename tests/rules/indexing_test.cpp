@@ -1,9 +1,7 @@
 #include "tessera/base/error.h"
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::testing;
-
+namespace tessera::testing {
 namespace {
 
 c10::IValue indices(std::vector<std::optional<at::Tensor>> list) {
@@ -11,8 +9,6 @@ c10::IValue indices(std::vector<std::optional<at::Tensor>> list) {
   for (auto& t : list) result.push_back(t);
   return result;
 }
-
-}  // namespace
 
 TEST(IndexingRules, HoldByBruteForce) {
   auto x = numbers({5, 3}), y = numbers({5, 4, 3}), i = integers({6}, 3), grid = integers({2, 1}, 4);
@@ -72,3 +68,6 @@ TEST(IndexingRules, MaskIndexErrorNamesAlternatives) {
     EXPECT_NE(std::string(e.what()).find("masked_fill"), std::string::npos) << e.what();
   }
 }
+
+}  // namespace
+}  // namespace tessera::testing

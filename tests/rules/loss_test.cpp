@@ -2,8 +2,8 @@
 
 #include <ATen/ops/scalar_tensor.h>
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 // Reductions: 0 none, 1 mean, 2 sum. Sizes that do not divide: a mean of means would be wrong.
 TEST(LossRules, HoldByBruteForce) {
@@ -44,3 +44,6 @@ TEST(LossRules, HoldByBruteForce) {
   }
   expect_family_holds("loss", samples);
 }
+
+}  // namespace
+}  // namespace tessera::testing

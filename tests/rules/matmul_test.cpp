@@ -1,21 +1,12 @@
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::testing;
-
+namespace tessera::testing {
 namespace {
 
 const auto a = [] { return numbers({5, 3}); };
 const auto b = [] { return numbers({3, 4}); };
 const auto batch_a = [] { return numbers({2, 5, 3}); };
 const auto batch_b = [] { return numbers({2, 3, 4}); };
-c10::IValue bools(std::vector<bool> values) {
-  c10::List<bool> list;
-  for (bool v : values) list.push_back(v);
-  return list;
-}
-
-}  // namespace
 
 TEST(MatmulRules, HoldByBruteForce) {
   expect_family_holds("matmul",
@@ -68,3 +59,6 @@ TEST(MatmulRules, ShardedContractionGivesPartialSumAndPartialBias) {
   EXPECT_EQ(summed->out[0], Partial());
   EXPECT_EQ(rule.flops, 5 * 3 * 4);
 }
+
+}  // namespace
+}  // namespace tessera::testing

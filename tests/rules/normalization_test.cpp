@@ -4,18 +4,8 @@
 #include <ATen/ops/native_group_norm.h>
 #include <ATen/ops/native_layer_norm.h>
 
-using namespace tessera;
-using namespace tessera::testing;
-
+namespace tessera::testing {
 namespace {
-
-c10::IValue bools(std::vector<bool> values) {
-  c10::List<bool> list;
-  for (bool v : values) list.push_back(v);
-  return list;
-}
-
-}  // namespace
 
 TEST(NormalizationRules, HoldByBruteForce) {
   auto x = numbers({2, 5, 3}), w = numbers({3}), b = numbers({3}).mul(0.5);
@@ -56,3 +46,6 @@ TEST(NormalizationRules, HoldByBruteForce) {
       },
       {"aten::_fused_rms_norm_backward"});  // no CPU kernel; its strategies are those of native_layer_norm_backward
 }
+
+}  // namespace
+}  // namespace tessera::testing

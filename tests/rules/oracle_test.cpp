@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <set>
 
-using namespace tessera;
-using namespace tessera::testing;
-
+namespace tessera::testing {
 namespace {
 
 // The registered rule with one more strategy.
@@ -18,8 +16,6 @@ rules::OpRule with_row(const std::string& op, Placements in, Placement out) {
   };
   return planted;
 }
-
-}  // namespace
 
 // The oracle must find these two wrong strategies.
 TEST(RuleOracle, FindsWrongStrategies) {
@@ -69,3 +65,6 @@ TEST(RuleOracle, EveryFamilyHasATest) {
   for (const auto& name : rules::registry().names()) registered.insert(rules::registry().find(name)->family);
   EXPECT_EQ(registered, tested);
 }
+
+}  // namespace
+}  // namespace tessera::testing

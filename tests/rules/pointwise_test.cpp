@@ -2,8 +2,8 @@
 
 #include <ATen/ops/randn.h>
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(PointwiseRules, HoldByBruteForce) {
   const std::vector<std::string> into_out = {"aten::maximum.out", "aten::minimum.out"};
@@ -12,3 +12,6 @@ TEST(PointwiseRules, HoldByBruteForce) {
     samples.push_back({op, {at::randn({5, 3}), at::randn({3}), at::randn({5, 3})}, {}});
   expect_family_holds("pointwise", samples);
 }
+
+}  // namespace
+}  // namespace tessera::testing

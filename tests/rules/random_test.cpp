@@ -1,7 +1,7 @@
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 // The values of random ops are tested with the dispatcher. This checks their strategies: replicated or sharded, never
 // partial.
@@ -24,3 +24,6 @@ TEST(RandomRules, DropoutMaskAndResultHaveEqualPlacements) {
   ASSERT_EQ(rule.outs.size(), 2u);
   for (const auto& strategy : rule.strategies) EXPECT_EQ(strategy.out[0], strategy.out[1]);
 }
+
+}  // namespace
+}  // namespace tessera::testing

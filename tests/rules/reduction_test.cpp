@@ -2,8 +2,8 @@
 
 #include <limits>
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(ReductionRules, HoldByBruteForce) {
   auto x = numbers({5, 3}), y = numbers({2, 5, 3}), t = numbers({3, 5}).t();
@@ -84,3 +84,6 @@ TEST(ReductionRules, MeanOfAShardedDimIsASumOverTheGlobalCount) {
   EXPECT_TRUE(sharded->special);
   EXPECT_EQ(rule.special_args[0].toDouble(), 5.0);
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,9 +1,13 @@
 #include "tessera/base/error.h"
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::rules;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
+
+using rules::OpQuery;
+using rules::Registry;
+using rules::registry;
+using rules::Rule;
 
 TEST(Registry, ReplacesRulesCountsVersionsAndCopiesRules) {
   Registry registry;
@@ -53,3 +57,6 @@ TEST(OpQuery, ReadsDimsAndThrowsForBadOnes) {
   EXPECT_THROW(query.tensor(1), InternalError);
   EXPECT_EQ(query.find_tensor(1), nullptr);
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,7 +1,7 @@
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(ViewBackwardRules, HoldByBruteForce) {
   auto sizes = [](std::vector<int64_t> v) { return c10::IValue(std::move(v)); };
@@ -21,3 +21,6 @@ TEST(ViewBackwardRules, HoldByBruteForce) {
            {}},
       });
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -2,9 +2,7 @@
 
 #include "tessera/rules/detail/view_map.h"
 
-using namespace tessera;
-using namespace tessera::testing;
-
+namespace tessera::testing {
 namespace {
 
 c10::IValue ints(std::vector<int64_t> v) { return c10::IValue(std::move(v)); }
@@ -17,8 +15,6 @@ Placements follow(std::vector<int64_t> from, std::vector<int64_t> to, std::vecto
 }
 
 const Placement kNone = MaskPartial();
-
-}  // namespace
 
 TEST(ViewRules, HoldByBruteForce) {
   auto x = numbers({5, 3}), y = numbers({2, 4, 3}), t = numbers({3, 5}).t(), ones = numbers({1, 4, 1, 3});
@@ -118,3 +114,6 @@ TEST(ViewRules, KeptShardings) {
 TEST(ViewRules, ViewWithoutAPlacementIsRejected) {
   EXPECT_EQ(follow({12, 8}, {16, 6}, {4}, {Shard(1)}), Placements{kNone});
 }
+
+}  // namespace
+}  // namespace tessera::testing
