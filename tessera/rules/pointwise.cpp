@@ -36,7 +36,7 @@ const std::vector<PartialStrategy> kNegation = {
 
 // {Psum, R} is absent, because R would be added once per rank. An R operand becomes Psum by a division, without
 // communication. {R, Pmax} is absent, because alpha can be negative.
-const std::vector<PartialStrategy> kSum = {
+const std::vector<PartialStrategy> kAddition = {
     {{Psum, Psum}, Psum}, {{Pavg, Pavg}, Pavg}, {{Pmask, Pmask}, Psum},
     {{Pavg, R}, Pavg},    {{R, Pavg}, Pavg},  // every rank adds the same R, so the avg changes by R
     {{Pmax, R}, Pmax},    {{Pmin, R}, Pmin},  // and so does the max
@@ -68,7 +68,7 @@ const struct PointwisePartialOp {
   const char* op;
   const std::vector<PartialStrategy>& partials;
 } kPointwisePartialOps[] = {
-    {"add.Tensor", kSum},   {"sub.Tensor", kSum},    {"add.Scalar", kShift},
+    {"add.Tensor", kAddition},   {"sub.Tensor", kAddition},    {"add.Scalar", kShift},
     {"sub.Scalar", kShift}, {"mul.Scalar", kLinear}, {"div.Scalar", kLinear},
     {"neg", kNegation},     {"deg2rad", kLinear},    {"lerp.Scalar", kInterpolation},
     {"rad2deg", kLinear},   {"where.self", kChoice},
