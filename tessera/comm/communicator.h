@@ -57,6 +57,7 @@ class Communicator final : public torch::CustomClassHolder {
   void abort(const std::string& reason);
   void close();  // leaves the group; no call may follow
 
+  // The collectives, in place, as in c10d. Ranks (source, target, to, from) are indices in ranks().
   using Options = PostOptions;
   Work all_reduce(at::Tensor& x, ReduceOp op, Options = {});                          // result in x
   Work all_reduce_coalesced(std::vector<at::Tensor> xs, ReduceOp op, Options = {});   // one collective for all xs
@@ -64,14 +65,14 @@ class Communicator final : public torch::CustomClassHolder {
   Work all_gather(std::vector<at::Tensor> outs, const at::Tensor& in, Options = {});  // outs may differ in size
   Work all_gather_coalesced(std::vector<at::Tensor> outs, std::vector<at::Tensor> ins, Options = {});  // one collective
   Work reduce_scatter_tensor(at::Tensor& out, const at::Tensor& in, ReduceOp op, Options = {});  // in: (size * n0, ...)
-  Work reduce_scatter(at::Tensor& out, std::vector<at::Tensor> ins, ReduceOp op,
-                      Options = {});  // ins may differ in size
+  // `ins` may differ in size.
+  Work reduce_scatter(at::Tensor& out, std::vector<at::Tensor> ins, ReduceOp op, Options = {});
   // One collective for all tensors.
   Work reduce_scatter_coalesced(std::vector<at::Tensor> outs, std::vector<at::Tensor> ins, ReduceOp op, Options = {});
-  Work broadcast(at::Tensor& x, int64_t source, Options = {});
+  Work broadcast(at::Tensor& x, int64_t source, Options = {});  // x of the source, on every rank
   Work scatter(at::Tensor& out, std::vector<at::Tensor> ins, int64_t source, Options = {});  // ins: only at the source
-  Work gather(std::vector<at::Tensor> outs, const at::Tensor& in, int64_t target,
-              Options = {});                                              // outs: only at target
+  // `outs`: only at the target.
+  Work gather(std::vector<at::Tensor> outs, const at::Tensor& in, int64_t target, Options = {});
   Work reduce(at::Tensor& x, int64_t target, ReduceOp op, Options = {});  // result only at the target
   // Splits are the numbers of rows (dim 0) sent to and received from each rank. Empty: equal parts.
   Work all_to_all_single(at::Tensor& out, const at::Tensor& in, at::IntArrayRef out_splits, at::IntArrayRef in_splits,
@@ -88,7 +89,7 @@ class Communicator final : public torch::CustomClassHolder {
   const c10::intrusive_ptr<c10d::Backend>& backend() const { return backend_; }  // what carries the collectives
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }        // of the members; may be null
 
-  // Results of functional collectives before their wait() (comm/functional_collectives.h).
+  // Used by the functional collectives: results before their wait() (comm/functional_collectives.h).
   void add_pending(const at::Tensor& result, Work work);
   Work take_pending(const at::Tensor& result);  // an empty Work if the tensor is not pending
   size_t pending() const;                       // number of pending results

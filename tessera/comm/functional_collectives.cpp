@@ -89,30 +89,48 @@ at::Tensor broadcast_kernel(const at::Tensor& x, int64_t source, const Group& gr
   return broadcast_out(x, source, group, out);
 }
 
-// Every rank sends its x, padded to the longest. wait() copies the parts into `out`.
-//   wire (size, longest): | x of rank 0 | x of rank 1 ... |   ->   out, split along dim: sizes[0], sizes[1], ...
+// Collectives on parts of different sizes use `rows` (size, padded): row r is part r of a tensor along `dim`, flat,
+// padded to the longest part.
+int64_t padded_numel(const at::Tensor& x, int64_t dim, Sizes sizes) {
+  return product(with_extent(x.sizes(), dim, longest(sizes)));
+}
+// Calls f(part r of x along dim, row r without padding) for every rank r.
+template <class F>
+void for_each_row(const at::Tensor& x, int64_t dim, Sizes sizes, const at::Tensor& rows, F f) {
+  int64_t begin = 0;
+  for (size_t r = 0; r < sizes.size(); r++) {
+    const at::Tensor part = x.narrow(dim, begin, sizes[r]);
+    f(part, rows.select(0, static_cast<int64_t>(r)).narrow(0, 0, part.numel()).view(part.sizes()));
+    begin += sizes[r];
+  }
+}
+void unpack_rows(const at::Tensor& rows, const at::Tensor& to, int64_t dim, Sizes sizes) {
+  for_each_row(to, dim, sizes, rows, [](const at::Tensor& part, const at::Tensor& row) { part.copy_(row); });
+}
+at::Tensor pack_rows(const at::Tensor& x, int64_t dim, Sizes sizes) {
+  const std::vector<int64_t> shape{static_cast<int64_t>(sizes.size()), padded_numel(x, dim, sizes)};
+  const at::Tensor rows = all_equal(sizes) ? at::empty(shape, x.options()) : at::zeros(shape, x.options());
+  for_each_row(x, dim, sizes, rows, [](const at::Tensor& part, const at::Tensor& row) { row.copy_(part); });
+  return rows;
+}
+// x with zeros appended to `numel` elements, flat; x itself if it has as many.
+at::Tensor pad_to(const at::Tensor& x, int64_t numel) {
+  if (x.numel() == numel) return x;
+  at::Tensor padded = at::zeros({numel}, x.options());
+  padded.narrow(0, 0, x.numel()).view(x.sizes()).copy_(x);
+  return padded;
+}
+
+// Every rank sends its x, padded to the longest. wait() copies the rows into `out`.
 at::Tensor& all_gather_out(const at::Tensor& x, int64_t dim, Sizes sizes, const Group& group, at::Tensor& out) {
   if (all_equal(sizes) && parts_are_consecutive(x.sizes(), dim, sizes)) {
     group->add_pending(out, group->all_gather_into_tensor(out, x, kFunctional));
     return out;
   }
-  const int64_t row = x.size(dim) ? x.numel() / x.size(dim) : product(with_extent(x.sizes(), dim, 1));
-  const int64_t padded = row * longest(sizes);
-  at::Tensor send = x;
-  if (x.numel() < padded) {
-    send = at::zeros({padded}, x.options());
-    send.narrow(0, 0, x.numel()).view(x.sizes()).copy_(x);
-  }
-  at::Tensor wire = at::empty({group->size(), padded}, x.options());
-  Work work = group->all_gather_into_tensor(wire, send, kFunctional);
-  work.then([out, wire, dim, sizes = sizes.vec()] {
-    int64_t begin = 0;
-    for (size_t r = 0; r < sizes.size(); r++) {
-      at::Tensor to = out.narrow(dim, begin, sizes[r]);
-      to.copy_(wire.select(0, static_cast<int64_t>(r)).narrow(0, 0, to.numel()).view(to.sizes()));
-      begin += sizes[r];
-    }
-  });
+  const int64_t padded = padded_numel(x, dim, sizes);
+  at::Tensor rows = at::empty({group->size(), padded}, x.options());
+  Work work = group->all_gather_into_tensor(rows, pad_to(x, padded), kFunctional);
+  work.then([out, rows, dim, sizes = sizes.vec()] { unpack_rows(rows, out, dim, sizes); });
   group->add_pending(out, std::move(work));
   return out;
 }
@@ -129,19 +147,11 @@ at::Tensor& reduce_scatter_out(const at::Tensor& x, int64_t dim, Sizes sizes, st
     group->add_pending(out, group->reduce_scatter_tensor(out, x, reduce_op, kFunctional));
     return out;
   }
-  const int64_t padded = product(with_extent(x.sizes(), dim, longest(sizes)));
-  at::Tensor wire = all_equal(sizes) ? at::empty({group->size(), padded}, x.options())
-                                     : at::zeros({group->size(), padded}, x.options());
-  int64_t begin = 0;
-  for (size_t r = 0; r < sizes.size(); r++) {
-    at::Tensor from = x.narrow(dim, begin, sizes[r]);
-    wire.select(0, static_cast<int64_t>(r)).narrow(0, 0, from.numel()).view(from.sizes()).copy_(from);
-    begin += sizes[r];
-  }
+  const at::Tensor rows = pack_rows(x, dim, sizes);
   // A rank with a shorter part receives into a buffer with room for the padding.
-  at::Tensor receive = out.numel() == padded ? out : at::empty({padded}, x.options());
-  Work work = group->reduce_scatter_tensor(receive, wire, reduce_op, kFunctional);
-  if (!receive.is_same(out)) work.then([out, receive] { out.view({-1}).copy_(receive.narrow(0, 0, out.numel())); });
+  at::Tensor received = out.numel() == rows.size(1) ? out : at::empty({rows.size(1)}, x.options());
+  Work work = group->reduce_scatter_tensor(received, rows, reduce_op, kFunctional);
+  if (!received.is_same(out)) work.then([out, received] { out.view({-1}).copy_(received.narrow(0, 0, out.numel())); });
   group->add_pending(out, std::move(work));
   return out;
 }
@@ -152,34 +162,33 @@ at::Tensor reduce_scatter_kernel(const at::Tensor& x, int64_t dim, Sizes sizes, 
   return reduce_scatter_out(x, dim, sizes, op, group, out);
 }
 
+void check_coalesced(const char* op, at::TensorList xs, Sizes dims, Sizes sizes, const Group& group) {
+  const auto n = static_cast<size_t>(group->size());
+  TESSERA_CHECK(dims.size() == xs.size() && sizes.size() == xs.size() * n, UsageError, op, " of ", xs.size(),
+                " tensors on ", n, " ranks needs ", xs.size(), " dims and ", xs.size() * n, " sizes; found ",
+                dims.size(), " and ", sizes.size());
+}
+// The sizes of tensor i, on `ranks` ranks.
+Sizes sizes_of(Sizes sizes, size_t i, int64_t ranks) {
+  const auto n = static_cast<size_t>(ranks);
+  return sizes.slice(i * n, n);
+}
+
 // Each tensor is padded separately; all are sent in one collective.
 Tensors all_gather_coalesced_kernel(at::TensorList xs, Sizes dims, Sizes sizes, const Group& group) {
-  const size_t n = static_cast<size_t>(group->size());
-  TESSERA_CHECK(dims.size() == xs.size() && sizes.size() == xs.size() * n, UsageError, "all_gather_coalesced of ",
-                xs.size(), " tensors on ", n, " ranks needs as many dims and ", xs.size() * n, " sizes; found ",
-                dims.size(), " and ", sizes.size());
-  Tensors outs, wires, sends;
+  check_coalesced("all_gather_coalesced", xs, dims, sizes, group);
+  Tensors outs, rows, sends;
   for (size_t i = 0; i < xs.size(); i++) {
-    const Sizes own = sizes.slice(i * n, n);
-    check_sizes("all_gather_coalesced", xs[i], dims[i], own, own[static_cast<size_t>(group->rank())], *group);
-    const int64_t padded = product(with_extent(xs[i].sizes(), dims[i], longest(own)));
-    at::Tensor send = xs[i];
-    if (send.numel() < padded) {
-      send = at::zeros({padded}, xs[i].options());
-      send.narrow(0, 0, xs[i].numel()).view(xs[i].sizes()).copy_(xs[i]);
-    }
-    sends.push_back(send);
-    wires.push_back(at::empty({group->size(), padded}, xs[i].options()));
+    const Sizes own = sizes_of(sizes, i, group->size());
+    check_sizes("all_gather_coalesced", xs[i], dims[i], own, own_part(own, *group), *group);
+    const int64_t padded = padded_numel(xs[i], dims[i], own);
+    sends.push_back(pad_to(xs[i], padded));
+    rows.push_back(at::empty({group->size(), padded}, xs[i].options()));
     outs.push_back(at::empty(with_extent(xs[i].sizes(), dims[i], sum(own)), xs[i].options()));
   }
-  Work work = group->all_gather_coalesced(wires, sends, kFunctional);
-  work.then([outs, wires, dims = dims.vec(), sizes = sizes.vec(), n] {
-    for (size_t i = 0; i < outs.size(); i++)
-      for (size_t r = 0, begin = 0; r < n; r++) {
-        at::Tensor to = outs[i].narrow(dims[i], static_cast<int64_t>(begin), sizes[i * n + r]);
-        to.copy_(wires[i].select(0, static_cast<int64_t>(r)).narrow(0, 0, to.numel()).view(to.sizes()));
-        begin += static_cast<size_t>(sizes[i * n + r]);
-      }
+  Work work = group->all_gather_coalesced(rows, sends, kFunctional);
+  work.then([outs, rows, dims = dims.vec(), sizes = sizes.vec(), ranks = group->size()] {
+    for (size_t i = 0; i < outs.size(); i++) unpack_rows(rows[i], outs[i], dims[i], sizes_of(sizes, i, ranks));
   });
   for (const auto& out : outs) group->add_pending(out, work);
   return outs;
@@ -187,30 +196,20 @@ Tensors all_gather_coalesced_kernel(at::TensorList xs, Sizes dims, Sizes sizes, 
 
 Tensors reduce_scatter_coalesced_kernel(at::TensorList xs, Sizes dims, Sizes sizes, std::string_view op,
                                         const Group& group) {
-  const size_t n = static_cast<size_t>(group->size());
-  TESSERA_CHECK(dims.size() == xs.size() && sizes.size() == xs.size() * n, UsageError, "reduce_scatter_coalesced of ",
-                xs.size(), " tensors on ", n, " ranks needs as many dims and ", xs.size() * n, " sizes; found ",
-                dims.size(), " and ", sizes.size());
-  Tensors outs, receives, wires;
+  check_coalesced("reduce_scatter_coalesced", xs, dims, sizes, group);
+  Tensors outs, received, rows;
   for (size_t i = 0; i < xs.size(); i++) {
-    const Sizes own = sizes.slice(i * n, n);
+    const Sizes own = sizes_of(sizes, i, group->size());
     check_sizes("reduce_scatter_coalesced", xs[i], dims[i], own, sum(own), *group);
-    const int64_t padded = product(with_extent(xs[i].sizes(), dims[i], longest(own)));
-    at::Tensor wire = at::zeros({group->size(), padded}, xs[i].options());
-    for (size_t r = 0, begin = 0; r < n; r++) {
-      at::Tensor from = xs[i].narrow(dims[i], static_cast<int64_t>(begin), own[r]);
-      wire.select(0, static_cast<int64_t>(r)).narrow(0, 0, from.numel()).view(from.sizes()).copy_(from);
-      begin += static_cast<size_t>(own[r]);
-    }
-    wires.push_back(wire);
-    outs.push_back(
-        at::empty(with_extent(xs[i].sizes(), dims[i], own[static_cast<size_t>(group->rank())]), xs[i].options()));
-    receives.push_back(outs.back().numel() == padded ? outs.back() : at::empty({padded}, xs[i].options()));
+    rows.push_back(pack_rows(xs[i], dims[i], own));
+    outs.push_back(at::empty(with_extent(xs[i].sizes(), dims[i], own_part(own, *group)), xs[i].options()));
+    const int64_t padded = rows.back().size(1);
+    received.push_back(outs.back().numel() == padded ? outs.back() : at::empty({padded}, xs[i].options()));
   }
-  Work work = group->reduce_scatter_coalesced(receives, wires, parse_reduce_op(op), kFunctional);
-  work.then([outs, receives] {
+  Work work = group->reduce_scatter_coalesced(received, rows, parse_reduce_op(op), kFunctional);
+  work.then([outs, received] {
     for (size_t i = 0; i < outs.size(); i++)
-      if (!receives[i].is_same(outs[i])) outs[i].view({-1}).copy_(receives[i].narrow(0, 0, outs[i].numel()));
+      if (!received[i].is_same(outs[i])) outs[i].view({-1}).copy_(received[i].narrow(0, 0, outs[i].numel()));
   });
   for (const auto& out : outs) group->add_pending(out, work);
   return outs;
