@@ -78,17 +78,18 @@ Lines split(const std::string& text) {
   return lines;
 }
 
-std::string difference(const Lines& first, const Lines& other) {
+// The first line that differs, from both ranks.
+std::string difference_of_lines(const Lines& first, const Lines& other, int64_t first_rank) {
   const size_t same =
       std::mismatch(first.begin(), first.begin() + static_cast<ptrdiff_t>(std::min(first.size(), other.size())),
                     other.begin())
           .first -
       first.begin();
   const auto line = [&](const Lines& lines) {
-    return same < lines.size() ? "'" + lines[same] + "'" : c10::str("only ", lines.size(), " lines");
+    return same < lines.size() ? "'" + lines[same] + "'" : c10::str("only ", lines.size(), " line(s)");
   };
-  return c10::str(line(other), " where the first rank has ", line(first), " (", same + 1, " of ",
-                  std::max(first.size(), other.size()), ")");
+  return c10::str(line(other), " where the first rank has ", line(first), " (line ", same + 1, " of ",
+                  std::max(first.size(), other.size()), "; the first rank is rank ", first_rank, ")");
 }
 
 // "+" and the text, or "-" and the message of the error that text() has thrown.
@@ -146,7 +147,7 @@ void require_same_on_all_ranks(const Group& group, const std::string& what, cons
       const auto theirs = exchange.get(std::to_string(r), r);
       if (verdict.empty() && theirs != own)
         verdict = c10::str(what, ": the ranks of group '", group->name(), "' differ. Rank ", exchange.global(r),
-                           " has ", difference(lines, split(theirs)), ", rank ", exchange.global(0));
+                           " has ", difference_of_lines(lines, split(theirs), exchange.global(0)));
       exchange.erase(std::to_string(r));
     }
     exchange.put("verdict", verdict);
