@@ -27,11 +27,14 @@ class GroupRef {
  public:
   GroupRef() = default;                                      // not given: the group of the current world, at use
   GroupRef(comm::Group group) : group_(std::move(group)) {}  // a null group: not given
+  // A process group of c10d. See group_from.
   GroupRef(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group) : group_(group_from(process_group)) {}
-  template <class Mesh>  // a 1-D mesh
+  // A 1-D mesh.
+  template <class Mesh>
   requires requires(const Mesh& mesh) { mesh.get_group(); }
   GroupRef(const Mesh& mesh) : group_(mesh.get_group()) {}
-  template <class Mesh, class Axis>  // one axis of a mesh
+  // One axis of a mesh.
+  template <class Mesh, class Axis>
   requires requires(const Mesh& mesh, const Axis& axis) { mesh.get_group(axis); }
   GroupRef(const Mesh& mesh, const Axis& axis) : group_(mesh.get_group(axis)) {}
 

@@ -17,7 +17,7 @@ enum class Family : uint8_t { Functional, C10d };
 
 class Communicator;
 struct Record;
-enum class CommKind : uint8_t;
+enum class CommKind : uint8_t;  // comm/detail/records.h
 
 // A collective in flight (PyTorch: dist.Work). Copies share it. An empty Work is complete.
 class Work {

@@ -11,7 +11,6 @@
 namespace tessera {
 namespace {
 
-using testing::close;
 using testing::Rank;
 using testing::run_ranks;
 using Tensors = std::vector<at::Tensor>;
@@ -54,7 +53,8 @@ TEST(Communicator, AllReduceEveryDtypeAndOp) {
         at::Tensor x = value(me.rank, dtype);
         me.group()->all_reduce(x, op).wait();
         const testing::Tolerance loose{1e-2, 1e-2};  // division in 16 bits
-        EXPECT_EQ(close(x, reduced(me.size(), op, dtype), op == ReduceOp::Avg ? loose : testing::Tolerance{}), "")
+        EXPECT_EQ(testing::close(x, reduced(me.size(), op, dtype), op == ReduceOp::Avg ? loose : testing::Tolerance{}),
+                  "")
             << dtype << " " << op;
       }
     at::Tensor truth = at::tensor({me.rank == 0 ? 1 : 0, 0, 1}).to(at::kBool);
@@ -102,10 +102,10 @@ TEST(Communicator, AllReduceCoalescedIsOneCollective) {
     const uint64_t before = me.group()->sequence();
     me.group()->all_reduce_coalesced(xs, ReduceOp::Sum).wait();
     EXPECT_EQ(me.group()->sequence(), before + 1);
-    EXPECT_EQ(
-        close(xs, {reduced(me.size(), ReduceOp::Sum, at::kFloat), reduced(me.size(), ReduceOp::Sum, at::kFloat, {5}),
-                   at::full({}, static_cast<double>(me.size()))}),
-        "");
+    EXPECT_EQ(testing::close(xs, {reduced(me.size(), ReduceOp::Sum, at::kFloat),
+                                  reduced(me.size(), ReduceOp::Sum, at::kFloat, {5}),
+                                  at::full({}, static_cast<double>(me.size()))}),
+              "");
   });
 }
 
@@ -124,7 +124,7 @@ TEST(Communicator, AllGather) {
       want.push_back(at::full({r, 2}, static_cast<double>(r)));
     }
     me.group()->all_gather(outs, at::full({me.rank, 2}, static_cast<double>(me.rank))).wait();
-    EXPECT_EQ(close(outs, want), "");
+    EXPECT_EQ(testing::close(outs, want), "");
   });
 }
 
@@ -145,7 +145,7 @@ TEST(Communicator, ReduceScatter) {
     for (auto op : {ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max}) {
       at::Tensor in = value(me.rank, at::kFloat, {2 * n, 3}), out = at::empty({2, 3});
       me.group()->reduce_scatter_tensor(out, in, op).wait();
-      EXPECT_EQ(close(out, reduced(n, op, at::kFloat, {2 * n, 3}).narrow(0, 2 * me.rank, 2)), "") << op;
+      EXPECT_EQ(testing::close(out, reduced(n, op, at::kFloat, {2 * n, 3}).narrow(0, 2 * me.rank, 2)), "") << op;
       EXPECT_TRUE(in.equal(value(me.rank, at::kFloat, {2 * n, 3}))) << "the input is not changed";
     }
     Tensors ins;
@@ -155,7 +155,7 @@ TEST(Communicator, ReduceScatter) {
     EXPECT_TRUE(out.equal(at::full({me.rank + 1}, static_cast<double>(me.rank * 10 * n + n * (n - 1) / 2))));
     Tensors pair_in{at::ones({n}), at::full({2 * n}, 2.0)}, pair_out{at::empty({1}), at::empty({2})};
     me.group()->reduce_scatter_coalesced(pair_out, pair_in, ReduceOp::Sum).wait();
-    EXPECT_EQ(close(pair_out, {at::full({1}, 1.0 * n), at::full({2}, 2.0 * n)}), "");
+    EXPECT_EQ(testing::close(pair_out, {at::full({1}, 1.0 * n), at::full({2}, 2.0 * n)}), "");
   });
 }
 
@@ -225,7 +225,7 @@ TEST(Communicator, AllToAll) {
     Tensors outs;
     for (const auto& w : want) outs.push_back(at::empty_like(w));
     me.group()->all_to_all(outs, ins).wait();
-    EXPECT_EQ(close(outs, want), "");
+    EXPECT_EQ(testing::close(outs, want), "");
   });
 }
 

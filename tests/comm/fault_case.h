@@ -157,12 +157,13 @@ inline void act_as_rank(const FaultCase& fault_case, int rank, const std::string
     row.run(group, 4, at::kFloat);
 }
 
-// Called by main(): if this process was started as a rank, runs it and exits.
-//   --fault-case fault backend collective ranks culprit rounds rank file
-inline void run_if_fault_case(int argc, char** argv) {
-  if (argc < 10 || std::string(argv[1]) != "--fault-case") return;
-  const FaultCase fault_case{argv[2], argv[3], argv[4], std::atoi(argv[5]), std::atoi(argv[6]), std::atoi(argv[7])};
-  const int rank = std::atoi(argv[8]);
+// Runs one rank of a case and exits.
+//   arguments: fault backend collective ranks faulty_rank rounds rank file
+[[noreturn]] inline void run_fault_rank(const std::vector<std::string>& arguments) {
+  const auto number = [&](size_t i) { return std::stoi(arguments.at(i)); };
+  const FaultCase fault_case{arguments.at(0), arguments.at(1), arguments.at(2), number(3), number(4), number(5)};
+  const int rank = number(6);
+  const std::string& file = arguments.at(7);
   std::cout << std::fixed;
   at::set_num_threads(1);
   int code = 0;
@@ -172,13 +173,13 @@ inline void run_if_fault_case(int argc, char** argv) {
   };
   if (rank == fault_case.faulty_rank) {
     try {
-      act_as_rank(fault_case, rank, argv[9]);
+      act_as_rank(fault_case, rank, file);
     } catch (const c10::Error& error) {  // an error about its own fault; other exceptions leave main()
       report(error.what_without_backtrace());
     }
   } else {
     try {
-      act_as_rank(fault_case, rank, argv[9]);
+      act_as_rank(fault_case, rank, file);
     } catch (const c10::Error& error) {
       report(error.what_without_backtrace());
     } catch (const std::exception& error) {

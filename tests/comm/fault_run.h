@@ -13,7 +13,8 @@
 #include <set>
 #include <sstream>
 
-// Starts the processes of a fault case and checks what they print.
+// Starts the processes of a fault case and checks what they print. Each process is this program again. It runs the test
+// FaultRank.DISABLED_RunsOneRankOfACase of fault_matrix_test.cpp.
 extern char** environ;
 
 namespace tessera::testing {
@@ -30,7 +31,7 @@ class RunningFaultCase {
       if (rank.running) end(rank);
     unlink((folder_ + "/store").c_str());
     rmdir(folder_.c_str());
-    for (const Rank& rank : ranks_) close(rank.output);
+    for (const Rank& rank : ranks_) ::close(rank.output);
   }
   RunningFaultCase(const RunningFaultCase&) = delete;
 
@@ -120,7 +121,9 @@ class RunningFaultCase {
     Rank made;
     made.output = memfd_create("output", MFD_CLOEXEC);
     std::vector<std::string> words{"fault",
-                                   "--fault-case",
+                                   "--gtest_filter=FaultRank.DISABLED_RunsOneRankOfACase",
+                                   "--gtest_also_run_disabled_tests",
+                                   "--gtest_catch_exceptions=0",  // the fault "exception" must leave main()
                                    case_.fault,
                                    case_.backend,
                                    case_.collective,
@@ -196,13 +199,6 @@ inline std::vector<std::string> run_fault_cases(const std::vector<FaultCase>& fa
   for (const auto& name : shared_memory_objects())
     if (!before.contains(name)) wrong.push_back(c10::str("/dev/shm/", name, " still exists"));
   return wrong;
-}
-
-// main() of a fault test.
-inline int fault_test_main(int argc, char** argv) {
-  run_if_fault_case(argc, argv);
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
 }
 
 }  // namespace tessera::testing

@@ -35,5 +35,3 @@ TEST(FaultSoak, RandomCases) {
 
 }  // namespace
 }  // namespace tessera
-
-int main(int argc, char** argv) { return tessera::testing::fault_test_main(argc, argv); }

@@ -16,7 +16,6 @@
 namespace tessera {
 namespace {
 
-using testing::close;
 using testing::Rank;
 using testing::run_ranks;
 using Tensors = std::vector<at::Tensor>;
@@ -74,7 +73,7 @@ TEST(Funcol, ReduceScatter) {
       at::Tensor want = op == ReduceOp::Max ? numbers(dim, sum(sizes), static_cast<double>(n - 1))
                                             : numbers(dim, sum(sizes)) * n + n * (n - 1) / 2.0;
       if (op == ReduceOp::Avg) want = want / n;
-      EXPECT_EQ(close(out, want.narrow(dim, begin(sizes, me.rank), own(sizes, me.rank))), "") << op;
+      EXPECT_EQ(testing::close(out, want.narrow(dim, begin(sizes, me.rank), own(sizes, me.rank))), "") << op;
     }
   });
 }
@@ -121,7 +120,7 @@ TEST(Funcol, CoalescedIsOneCollective) {
       auto reduced =
           funcol::all_reduce_coalesced({first, first.transpose(0, 2).select(0, 0)}, ReduceOp::Avg, me.group());
       for (auto& x : reduced) funcol::wait(x, me.group());
-      EXPECT_EQ(close(reduced, {first, first.transpose(0, 2).select(0, 0).contiguous()}), "");
+      EXPECT_EQ(testing::close(reduced, {first, first.transpose(0, 2).select(0, 0).contiguous()}), "");
       std::erase(names.posted, "wait_tensor");
       EXPECT_EQ(names.posted, (std::vector<std::string>{"all_gather_into_tensor_coalesced",
                                                         "reduce_scatter_tensor_coalesced", "all_reduce_coalesced"}));

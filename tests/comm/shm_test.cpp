@@ -46,7 +46,7 @@ TEST(Shm, SharedMemoryHasNoNameInDevShm) {
             {.backend = "shm"});
 }
 
-std::string report_of(const std::string& backend) {
+std::string shm_report(const std::string& backend) {
   try {
     run_ranks(2, [](Rank& me) { me.group()->barrier().wait(); }, {.backend = backend});
   } catch (const std::exception& error) {
@@ -57,7 +57,7 @@ std::string report_of(const std::string& backend) {
 
 TEST(Shm, FullDevShmIsAnErrorOnEveryRank) {
   setenv("TESSERA_STAGE_BYTES", "1000000000000", 1);  // more than any machine has
-  const std::string report = report_of("shm");
+  const std::string report = shm_report("shm");
   unsetenv("TESSERA_STAGE_BYTES");
   EXPECT_SAYS(report, "2 of 2 ranks failed");
   EXPECT_SAYS(report, "group 'world' of 2 ranks: needs 7629");
@@ -82,17 +82,17 @@ std::string in_own_mounts(const std::function<bool()>& mounts, const std::functi
   if (pipe(ends) != 0) return "no pipe";
   const pid_t pid = fork();
   if (pid == 0) {
-    close(ends[0]);
+    ::close(ends[0]);
     const bool allowed = enter_new_mount_namespace() && mounts();
     const std::string text = allowed ? what() : "";
     _exit(write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size()) ? 0 : 1);
   }
-  close(ends[1]);
+  ::close(ends[1]);
   std::string text(1 << 16, '\0');
   size_t length = 0;
   for (ssize_t n; (n = read(ends[0], text.data() + length, text.size() - length)) > 0;)
     length += static_cast<size_t>(n);
-  close(ends[0]);
+  ::close(ends[0]);
   waitpid(pid, nullptr, 0);
   return text.substr(0, length);
 }
@@ -100,19 +100,19 @@ bool mount_memory(const char* at, const char* options) { return mount("none", at
 
 TEST(Shm, SmallDevShmIsReportedWithItsSize) {
   const auto report =
-      in_own_mounts([] { return mount_memory("/dev/shm", "size=64k"); }, [] { return report_of("shm"); });
+      in_own_mounts([] { return mount_memory("/dev/shm", "size=64k"); }, [] { return shm_report("shm"); });
   if (report.empty()) GTEST_SKIP() << "this machine does not allow mounts in a user namespace";
   EXPECT_SAYS(report, "needs 3 MiB of shared memory, but /dev/shm has 0 MiB left");
 }
 
 TEST(Shm, WithoutDevShmTheErrorNamesOtherBackends) {
   const auto no_shm = [] { return mount_memory("/dev", "size=64k"); };
-  const auto report = in_own_mounts(no_shm, [] { return report_of("shm"); });
+  const auto report = in_own_mounts(no_shm, [] { return shm_report("shm"); });
   if (report.empty()) GTEST_SKIP() << "this machine does not allow mounts in a user namespace";
   EXPECT_SAYS(report,
               "backend 'shm' needs ranks that can share memory, but rank 0 has no shared memory (/dev/shm: No "
               "such file or directory); use 'auto' or 'gloo'");
-  EXPECT_EQ(in_own_mounts(no_shm, [] { return report_of("auto"); }), "fine");
+  EXPECT_EQ(in_own_mounts(no_shm, [] { return shm_report("auto"); }), "fine");
 }
 
 // The memory is freed however the processes end.

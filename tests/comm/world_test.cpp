@@ -78,7 +78,7 @@ TEST(World, FromAStore) {
 
 TEST(World, FromAFile) {
   char path[] = "/tmp/tessera-world-XXXXXX";
-  close(mkstemp(path));
+  ::close(mkstemp(path));
   unlink(path);
   two_threads([&](int64_t) { return InitOptions{.backend = "threads", .init_method = c10::str("file://", path)}; });
   unlink(path);
