@@ -18,7 +18,7 @@ using testing::Rank;
 using testing::run_ranks;
 
 // The error of run_ranks, which must fail.
-std::string report_of(int64_t n, const testing::Body& body, testing::RankOptions options = {}) {
+std::string failure_report(int64_t n, const testing::Body& body, testing::RankOptions options = {}) {
   try {
     run_ranks(n, body, options);
   } catch (const std::exception& error) {
@@ -32,7 +32,7 @@ void expect_has(const std::string& text, const std::vector<std::string>& parts) 
 }
 
 TEST(Failures, DifferentCollectives) {
-  auto report = report_of(2, [](Rank& me) {
+  auto report = failure_report(2, [](Rank& me) {
     at::Tensor x = at::ones({4}), y = at::ones({8});
     if (me.rank == 0)
       me.group()->all_reduce(x, ReduceOp::Sum, {.tensor_name = "wq.grad"}).wait();
@@ -45,7 +45,7 @@ TEST(Failures, DifferentCollectives) {
 }
 
 TEST(Failures, DifferentSizes) {
-  auto report = report_of(3, [](Rank& me) {
+  auto report = failure_report(3, [](Rank& me) {
     at::Tensor x = at::ones({me.rank == 2 ? 5 : 4});
     me.group()->all_reduce(x, ReduceOp::Sum).wait();
   });
@@ -53,28 +53,28 @@ TEST(Failures, DifferentSizes) {
 }
 
 TEST(Failures, DifferentDtypesOpsRootsAndNumbers) {
-  expect_has(report_of(2,
-                       [](Rank& me) {
-                         at::Tensor x = at::ones({4}, me.rank ? at::kFloat : at::kInt);
-                         me.group()->all_reduce(x, ReduceOp::Sum).wait();
-                       }),
+  expect_has(failure_report(2,
+                            [](Rank& me) {
+                              at::Tensor x = at::ones({4}, me.rank ? at::kFloat : at::kInt);
+                              me.group()->all_reduce(x, ReduceOp::Sum).wait();
+                            }),
              {"of Int", "of Float"});
-  expect_has(report_of(2,
-                       [](Rank& me) {
-                         at::Tensor x = at::ones({4});
-                         me.group()->all_reduce(x, me.rank ? ReduceOp::Sum : ReduceOp::Max).wait();
-                       }),
+  expect_has(failure_report(2,
+                            [](Rank& me) {
+                              at::Tensor x = at::ones({4});
+                              me.group()->all_reduce(x, me.rank ? ReduceOp::Sum : ReduceOp::Max).wait();
+                            }),
              {"another reduction"});
-  expect_has(report_of(2,
-                       [](Rank& me) {
-                         at::Tensor x = at::ones({4});
-                         me.group()->broadcast(x, me.rank).wait();
-                       }),
+  expect_has(failure_report(2,
+                            [](Rank& me) {
+                              at::Tensor x = at::ones({4});
+                              me.group()->broadcast(x, me.rank).wait();
+                            }),
              {"with root 0", "with root 1"});
 }
 
 TEST(Failures, DifferentSplitsOfAnAllToAll) {
-  auto report = report_of(2, [](Rank& me) {
+  auto report = failure_report(2, [](Rank& me) {
     at::Tensor x = at::ones({4}), y = at::ones({3});
     const std::vector<int64_t> two{2, 2}, takes{2, 1};
     if (me.rank == 0)
@@ -86,7 +86,7 @@ TEST(Failures, DifferentSplitsOfAnAllToAll) {
 }
 
 TEST(Failures, SendAndRecvWithDifferentTags) {
-  auto report = report_of(2, [](Rank& me) {
+  auto report = failure_report(2, [](Rank& me) {
     at::Tensor x = at::ones({4});
     if (me.rank == 0)
       me.group()->send(x, 1, /*tag=*/3).wait();
@@ -113,7 +113,7 @@ TEST(Failures, TimeOutNamesTheMissingRank) {
 
 TEST(Failures, ExceptionOnOneRankAbortsTheOthers) {
   const auto begin = std::chrono::steady_clock::now();
-  auto report = report_of(4, [](Rank& me) {
+  auto report = failure_report(4, [](Rank& me) {
     auto mesh = me.mesh("dp=2,tp=2");
     if (me.rank == 2) throw std::runtime_error("no luck today");
     at::Tensor x = at::ones({4});
@@ -129,7 +129,7 @@ TEST(Failures, ExceptionOnOneRankAbortsTheOthers) {
 }
 
 TEST(Failures, RankThatHasLeftIsNamed) {
-  auto report = report_of(3, [](Rank& me) {
+  auto report = failure_report(3, [](Rank& me) {
     at::Tensor x = at::ones({4});
     for (int i = 0; i < (me.rank == 1 ? 2 : 3); i++)
       me.group()->all_reduce(x, ReduceOp::Sum, {.tensor_name = "bias"}).wait();

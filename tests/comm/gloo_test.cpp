@@ -31,7 +31,7 @@ TEST(Gloo, MeshAxesAndEqualSeeds) {
   });
 }
 
-std::string spawn_report(int64_t n, const testing::Body& body, testing::SpawnOptions options = {}) {
+std::string report_of(int64_t n, const testing::Body& body, testing::SpawnOptions options = {}) {
   try {
     spawn_ranks(n, body, options);
   } catch (const std::exception& error) {
@@ -42,21 +42,21 @@ std::string spawn_report(int64_t n, const testing::Body& body, testing::SpawnOpt
 }
 
 TEST(Spawn, ReportsExceptions) {
-  const auto report = spawn_report(2, [](Rank& me) {
+  const auto report = report_of(2, [](Rank& me) {
     if (me.rank == 1) throw std::runtime_error("bad luck");
   });
   FileCheck().check("rank 1 exited with 10").check("rank 1 threw: bad luck").run(report);
 }
 TEST(Spawn, ReportsFailedExpectations) {
-  const auto report = spawn_report(2, [](Rank& me) { EXPECT_EQ(me.rank, 1) << "on purpose"; });
+  const auto report = report_of(2, [](Rank& me) { EXPECT_EQ(me.rank, 1) << "on purpose"; });
   FileCheck().check("rank 0 exited with 10").check("on purpose").run(report);
 }
 TEST(Spawn, ReportsSignals) {
-  FileCheck().check("rank 0 was ended by signal 9").run(spawn_report(1, [](Rank&) { raise(SIGKILL); }));
+  FileCheck().check("rank 0 was killed by signal 9").run(report_of(1, [](Rank&) { raise(SIGKILL); }));
 }
 TEST(Spawn, ReportsAChildThatDoesNotReachTheCall) {
   if (setting_is_set("TESSERA_SPAWN")) return;
-  FileCheck().check("rank 0 never came to this call").run(spawn_report(1, [](Rank&) {}));
+  FileCheck().check("rank 0 never reached this call").run(report_of(1, [](Rank&) {}));
 }
 TEST(Spawn, ATestMayCallItTwice) {
   spawn_ranks(1, [](Rank&) {});
@@ -64,9 +64,9 @@ TEST(Spawn, ATestMayCallItTwice) {
 }
 
 TEST(Spawn, KillsARankThatHangs) {
-  const auto report = spawn_report(1, [](Rank&) { pause(); }, {.timeout = std::chrono::seconds(2)});
+  const auto report = report_of(1, [](Rank&) { pause(); }, {.timeout = std::chrono::seconds(2)});
   EXPECT_EQ(report.substr(0, report.find(':', report.find(':') + 1)),
-            "of 1 process ranks some failed:\nrank 0 was still running after 2 s");
+            "some of 1 process ranks failed:\nrank 0 was still running after 2 s");
 }
 
 #ifdef __SANITIZE_THREAD__
@@ -78,13 +78,13 @@ constexpr bool kSlowStart = false;
 TEST(Gloo, TimeOutNamesGroupAndCollective) {
   FileCheck()
       .check("allreduce_ #0 ('bias') of Float on group 'slow' (ranks 0,1)")
-      .run(spawn_report(2,
-                        [](Rank& me) {
-                          auto group = me.world.new_group({0, 1}, "slow");
-                          at::Tensor x = at::ones({2});
-                          if (me.rank == 0) group->all_reduce(x, ReduceOp::Sum, {.tensor_name = "bias"}).wait();
-                        },
-                        {.timeout = kSlowStart ? std::chrono::seconds(48) : std::chrono::seconds(4)}));
+      .run(report_of(2,
+                     [](Rank& me) {
+                       auto group = me.world.new_group({0, 1}, "slow");
+                       at::Tensor x = at::ones({2});
+                       if (me.rank == 0) group->all_reduce(x, ReduceOp::Sum, {.tensor_name = "bias"}).wait();
+                     },
+                     {.timeout = kSlowStart ? std::chrono::seconds(48) : std::chrono::seconds(4)}));
 }
 
 }  // namespace
