@@ -108,17 +108,17 @@ class Redistribution {
       case Move::AllReduce: {
         auto input = begin();
         auto over = group();
-        return end(comm::all_reduce(input.x, detail::wire_op(step.from), over), over);
+        return end(funcol::all_reduce(input.x, detail::wire_op(step.from), over), over);
       }
       case Move::AllGather: {
         auto input = begin();
         auto over = group();
-        return end(comm::all_gather(input.x, input.dim, input.lengths, over), over);
+        return end(funcol::all_gather(input.x, input.dim, input.lengths, over), over);
       }
       case Move::ReduceScatter: {
         auto input = begin();
         auto over = group();
-        return end(comm::reduce_scatter(input.x, input.dim, input.lengths, detail::wire_op(step.from), over), over);
+        return end(funcol::reduce_scatter(input.x, input.dim, input.lengths, detail::wire_op(step.from), over), over);
       }
       case Move::AllToAll:
         wait_pending();
@@ -144,7 +144,7 @@ class Redistribution {
     auto before = shard_before(), after = shard_after();
     auto sent = detail::to_rank_order(x_, wire_dim(after.dim), after);
     auto over = group();
-    x_ = comm::all_to_all(sent, wire_dim(after.dim), after.lengths(), wire_dim(before.dim), before.lengths(), over);
+    x_ = funcol::all_to_all(sent, wire_dim(after.dim), after.lengths(), wire_dim(before.dim), before.lengths(), over);
     pending_ = std::move(over);
     if (before.same_order()) return;
     wait_pending();
@@ -158,7 +158,7 @@ class Redistribution {
     detail::ReshardExchange exchange(before, after);
     auto sent = detail::take(x_, dim, exchange.pack);
     auto over = group();
-    x_ = comm::all_to_all(sent, dim, exchange.sent, dim, exchange.received, over);
+    x_ = funcol::all_to_all(sent, dim, exchange.sent, dim, exchange.received, over);
     pending_ = std::move(over);
     if (exchange.unpack.size() <= 1) return;
     wait_pending();
@@ -180,7 +180,7 @@ class Redistribution {
 
   void wait_pending() {
     if (!pending_) return;
-    comm::wait(x_, pending_);
+    funcol::wait(x_, pending_);
     pending_.reset();
   }
 
@@ -240,11 +240,11 @@ void run_coalesced(c10::ArrayRef<Redistribution*> redistributions) {
   auto over = redistributions[0]->group();
   std::vector<at::Tensor> results;
   if (step.move == Move::AllReduce)
-    results = comm::all_reduce_coalesced(xs, detail::wire_op(step.from), over);
+    results = funcol::all_reduce_coalesced(xs, detail::wire_op(step.from), over);
   else if (step.move == Move::AllGather)
-    results = comm::all_gather_coalesced(xs, dims, lengths, over);
+    results = funcol::all_gather_coalesced(xs, dims, lengths, over);
   else
-    results = comm::reduce_scatter_coalesced(xs, dims, lengths, detail::wire_op(step.from), over);
+    results = funcol::reduce_scatter_coalesced(xs, dims, lengths, detail::wire_op(step.from), over);
   for (size_t i = 0; i < redistributions.size(); i++) redistributions[i]->end(std::move(results[i]), over);
 }
 

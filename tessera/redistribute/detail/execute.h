@@ -10,7 +10,7 @@ namespace tessera::redistribute {
 // A local tensor whose collective may still be in flight (PyTorch: AsyncCollectiveTensor).
 struct Local {
   at::Tensor tensor;
-  comm::Group pending;  // null: ready. Otherwise call comm::wait(tensor, pending) before you read it.
+  comm::Group pending;  // null: ready. Otherwise call funcol::wait(tensor, pending) before you read it.
 };
 
 // Runs the plan's steps on this rank's local tensor. Every step consists of registered ops (aten or tessera), below

@@ -1,6 +1,6 @@
 #pragma once
 #include <chrono>
-// Only ever held by shared_ptr; see backends/gloo.cpp.
+// Used behind shared_ptr only; see backends/gloo.cpp.
 namespace gloo {
 class Context {
  public:

@@ -2,7 +2,7 @@
 #include <chrono>
 #include <string>
 #include <vector>
-// The base of c10d's GlooStore, which LibTorch makes for itself; we never make one.
+// The base class of c10d's GlooStore. Only LibTorch creates one.
 namespace gloo::rendezvous {
 class Store {
  public:
