@@ -1,5 +1,5 @@
 // from_local, to_local and redistribute: where each gradient ends up (the table in dtensor/edges.h), and its value.
-#include "tessera/dtensor/detail/edges.h"
+#include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/ranks.h"
 
