@@ -14,12 +14,17 @@
 #include <algorithm>
 #include <numeric>
 
-namespace tessera::comm {
+namespace tessera::funcol {
 namespace {
+
+namespace detail = comm::detail;
+using comm::Communicator;
+using comm::Group;
+using comm::Work;
 
 using Sizes = at::IntArrayRef;
 using Tensors = std::vector<at::Tensor>;
-constexpr Communicator::Options kFunctional{.family = Family::Functional};
+constexpr Communicator::Options kFunctional{.family = comm::Family::Functional};
 
 int64_t sum(Sizes sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
 int64_t longest(Sizes sizes) { return *std::max_element(sizes.begin(), sizes.end()); }
@@ -276,15 +281,15 @@ at::Tensor all_to_all_kernel(const at::Tensor& x, int64_t split_dim, Sizes split
 }
 
 at::Tensor wait_kernel(const at::Tensor& x, const Group& group) {
-  if (C10_UNLIKELY(observed())) {
-    Record record;
+  if (C10_UNLIKELY(comm::observed())) {
+    comm::Record record;
     record.group = group->name();
     record.sequence = group->sequence();
-    record.kind = Kind::Wait;
-    record.family = Family::Functional;
+    record.kind = comm::Kind::Wait;
+    record.family = comm::Family::Functional;
     record.dtype = x.scalar_type();
     record.posted = record.started = std::chrono::steady_clock::now();
-    notify_post(record);
+    comm::notify_post(record);
   }
   auto work = group->take_pending(x);
   try {
@@ -407,4 +412,4 @@ void wait(const at::Tensor& x, const Group& group) {
   handle.call(x, group);
 }
 
-}  // namespace tessera::comm
+}  // namespace tessera::funcol

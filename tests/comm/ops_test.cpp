@@ -57,8 +57,8 @@ TEST(Ops, AllGather) {
   everywhere([](Rank& me, const Sizes& sizes, int64_t dim) {
     at::Tensor whole = numbers(dim, sum(sizes));
     at::Tensor out =
-        comm::all_gather(whole.narrow(dim, begin(sizes, me.rank), own(sizes, me.rank)), dim, sizes, me.group());
-    comm::wait(out, me.group());
+        funcol::all_gather(whole.narrow(dim, begin(sizes, me.rank), own(sizes, me.rank)), dim, sizes, me.group());
+    funcol::wait(out, me.group());
     EXPECT_TRUE(out.equal(whole));
     EXPECT_TRUE(out.is_contiguous());
   });
@@ -69,8 +69,8 @@ TEST(Ops, ReduceScatter) {
     const int64_t n = me.size();
     at::Tensor whole = numbers(dim, sum(sizes), static_cast<double>(me.rank));
     for (auto op : {ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max}) {
-      at::Tensor out = comm::reduce_scatter(whole, dim, sizes, op, me.group());
-      comm::wait(out, me.group());
+      at::Tensor out = funcol::reduce_scatter(whole, dim, sizes, op, me.group());
+      funcol::wait(out, me.group());
       at::Tensor want = op == ReduceOp::Max ? numbers(dim, sum(sizes), static_cast<double>(n - 1))
                                             : numbers(dim, sum(sizes)) * n + n * (n - 1) / 2.0;
       if (op == ReduceOp::Avg) want = want / n;
@@ -91,8 +91,8 @@ TEST(Ops, AllToAllFromEveryDimToEveryDim) {
       shape[static_cast<size_t>(cat)] = sum(other);
       at::Tensor whole = at::arange(shape[0] * shape[1] * shape[2]).view(shape).to(at::kFloat);
       at::Tensor x = whole.narrow(cat, begin(other, me.rank), own(other, me.rank));
-      at::Tensor out = comm::all_to_all(x, split, sizes, cat, other, me.group());
-      comm::wait(out, me.group());
+      at::Tensor out = funcol::all_to_all(x, split, sizes, cat, other, me.group());
+      funcol::wait(out, me.group());
       EXPECT_TRUE(out.equal(whole.narrow(split, begin(sizes, me.rank), own(sizes, me.rank))));
     }
   });
@@ -108,18 +108,19 @@ TEST(Ops, Coalesced) {
       Sizes sizes = a;
       sizes.insert(sizes.end(), b.begin(), b.end());
       at::Tensor first = numbers(1, sum(a)), second = numbers(0, sum(b)).to(at::kLong);
-      auto gathered = comm::all_gather_coalesced(
+      auto gathered = funcol::all_gather_coalesced(
           {first.narrow(1, begin(a, me.rank), own(a, me.rank)), second.narrow(0, begin(b, me.rank), own(b, me.rank))},
           {1, 0}, sizes, me.group());
-      for (auto& x : gathered) comm::wait(x, me.group());
+      for (auto& x : gathered) funcol::wait(x, me.group());
       EXPECT_TRUE(gathered[0].equal(first) && gathered[1].equal(second));
       auto scattered =
-          comm::reduce_scatter_coalesced({first, second.to(at::kFloat)}, {1, 0}, sizes, ReduceOp::Sum, me.group());
-      for (auto& x : scattered) comm::wait(x, me.group());
+          funcol::reduce_scatter_coalesced({first, second.to(at::kFloat)}, {1, 0}, sizes, ReduceOp::Sum, me.group());
+      for (auto& x : scattered) funcol::wait(x, me.group());
       EXPECT_TRUE(scattered[0].equal(first.narrow(1, begin(a, me.rank), own(a, me.rank)) * n));
       EXPECT_TRUE(scattered[1].equal(second.narrow(0, begin(b, me.rank), own(b, me.rank)).to(at::kFloat) * n));
-      auto reduced = comm::all_reduce_coalesced({first, first.transpose(0, 2).select(0, 0)}, ReduceOp::Avg, me.group());
-      for (auto& x : reduced) comm::wait(x, me.group());
+      auto reduced =
+          funcol::all_reduce_coalesced({first, first.transpose(0, 2).select(0, 0)}, ReduceOp::Avg, me.group());
+      for (auto& x : reduced) funcol::wait(x, me.group());
       EXPECT_EQ(close(reduced, {first, first.transpose(0, 2).select(0, 0).contiguous()}), "");
       std::erase(names.posted, "wait_tensor");
       EXPECT_EQ(names.posted, (std::vector<std::string>{"all_gather_into_tensor_coalesced",
@@ -130,31 +131,31 @@ TEST(Ops, Coalesced) {
 TEST(Ops, ResultsAreFreshAndInputsUntouched) {
   run_ranks(2, [](Rank& me) {
     at::Tensor x = at::full({3}, static_cast<double>(me.rank + 1)), copy = x.clone();
-    at::Tensor sum = comm::all_reduce(x, ReduceOp::Sum, me.group());
-    at::Tensor sent = comm::broadcast(x, 1, me.group());
-    comm::wait(sum, me.group());
-    comm::wait(sent, me.group());
+    at::Tensor sum = funcol::all_reduce(x, ReduceOp::Sum, me.group());
+    at::Tensor sent = funcol::broadcast(x, 1, me.group());
+    funcol::wait(sum, me.group());
+    funcol::wait(sent, me.group());
     EXPECT_TRUE(x.equal(copy));
     EXPECT_FALSE(sum.is_alias_of(x) || sent.is_alias_of(x));
     EXPECT_TRUE(sum.equal(at::full({3}, 3.0)) && sent.equal(at::full({3}, 2.0)));
     at::Tensor expanded = at::ones({1}).expand({4});  // not contiguous: what sum().backward() gives
-    at::Tensor y = comm::all_reduce(expanded, ReduceOp::Sum, me.group());
-    comm::wait(y, me.group());
+    at::Tensor y = funcol::all_reduce(expanded, ReduceOp::Sum, me.group());
+    funcol::wait(y, me.group());
     EXPECT_TRUE(y.equal(at::full({4}, 2.0)));
   });
 }
 
 TEST(Ops, PendingUntilWaitedForThroughAView) {
   run_ranks(2, [](Rank& me) {
-    at::Tensor a = comm::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
-    at::Tensor b = comm::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
+    at::Tensor a = funcol::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
+    at::Tensor b = funcol::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
     EXPECT_EQ(me.group()->pending(), 2u);
     at::Tensor independent = at::ones({4}) + 1;  // runs while both are in flight
-    comm::wait(b.view({2, 2}), me.group());
+    funcol::wait(b.view({2, 2}), me.group());
     EXPECT_EQ(me.group()->pending(), 1u);
-    comm::wait(b, me.group());  // again: fine
-    comm::wait(independent, me.group());
-    comm::wait(a, me.group());
+    funcol::wait(b, me.group());  // again: fine
+    funcol::wait(independent, me.group());
+    funcol::wait(a, me.group());
     EXPECT_EQ(me.group()->pending(), 0u);
     EXPECT_TRUE(a.equal(b) && a.equal(independent));
   });
@@ -162,7 +163,7 @@ TEST(Ops, PendingUntilWaitedForThroughAView) {
 
 TEST(Ops, ResultsNobodyWaitsForAreBounded) {
   run_ranks(2, [](Rank& me) {
-    for (int i = 0; i < 1000; i++) comm::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
+    for (int i = 0; i < 1000; i++) funcol::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
     EXPECT_LE(me.group()->pending(), 256u);
   });
 }
@@ -185,7 +186,7 @@ TEST(Ops, CalledBoxedWithTheGroupAsAnArgument) {
     auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::all_reduce", "");
     std::vector<c10::IValue> stack{at::ones({2}), "sum", me.group()};
     op.callBoxed(stack);
-    comm::wait(stack[0].toTensor(), me.group());
+    funcol::wait(stack[0].toTensor(), me.group());
     EXPECT_TRUE(stack[0].toTensor().equal(at::full({2}, 2.0)));
   });
 }
@@ -193,13 +194,13 @@ TEST(Ops, CalledBoxedWithTheGroupAsAnArgument) {
 TEST(Ops, SayWhatIsWrongWithSizes) {
   run_ranks(2, [](Rank& me) {
     const auto says = [](const char* part, auto&& call) { EXPECT_SAYS(testing::message_of<UsageError>(call), part); };
-    says("needs 2 sizes", [&] { comm::all_gather(at::ones({2}), 0, {2}, me.group()); });
-    says("must be 3", [&] { comm::all_gather(at::ones({2}), 0, {3, 3}, me.group()); });
-    says("must be 4", [&] { comm::reduce_scatter(at::ones({3}), 0, {2, 2}, ReduceOp::Sum, me.group()); });
-    says("needs 2 sizes", [&] { comm::all_to_all(at::ones({2, 2}), 0, {1, 1}, 1, {}, me.group()); });
-    says("dim 1", [&] { comm::all_gather(at::ones({2}), 1, {2, 2}, me.group()); });
-    says("to itself", [&] { comm::all_to_all(at::ones({2, 2}), 0, {1, 1}, 0, {2, 2}, me.group()); });
-    says("avg of a tensor of Long", [&] { comm::all_reduce(at::ones({2}, at::kLong), ReduceOp::Avg, me.group()); });
+    says("needs 2 sizes", [&] { funcol::all_gather(at::ones({2}), 0, {2}, me.group()); });
+    says("must be 3", [&] { funcol::all_gather(at::ones({2}), 0, {3, 3}, me.group()); });
+    says("must be 4", [&] { funcol::reduce_scatter(at::ones({3}), 0, {2, 2}, ReduceOp::Sum, me.group()); });
+    says("needs 2 sizes", [&] { funcol::all_to_all(at::ones({2, 2}), 0, {1, 1}, 1, {}, me.group()); });
+    says("dim 1", [&] { funcol::all_gather(at::ones({2}), 1, {2, 2}, me.group()); });
+    says("to itself", [&] { funcol::all_to_all(at::ones({2, 2}), 0, {1, 1}, 0, {2, 2}, me.group()); });
+    says("avg of a tensor of Long", [&] { funcol::all_reduce(at::ones({2}, at::kLong), ReduceOp::Avg, me.group()); });
     me.group()->barrier().wait();  // nothing was posted: the group is as it was
   });
 }

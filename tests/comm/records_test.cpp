@@ -62,11 +62,11 @@ TEST(Records, NamesByFamily) {
     g->broadcast(x, 0).wait();
     g->scatter(half, me.rank == 0 ? std::vector<at::Tensor>{half, half} : std::vector<at::Tensor>{}, 0).wait();
     g->barrier().wait();
-    comm::wait(comm::all_gather(x, 0, {4, 4}, g), g);
-    comm::wait(comm::reduce_scatter(x, 0, {1, 3}, ReduceOp::Sum, g), g);
-    comm::wait(comm::all_reduce(x, ReduceOp::Sum, g), g);
-    comm::wait(comm::all_to_all(x.view({2, 2}), 0, {1, 1}, 1, {2, 2}, g), g);
-    comm::wait(comm::broadcast(x, 0, g), g);
+    funcol::wait(funcol::all_gather(x, 0, {4, 4}, g), g);
+    funcol::wait(funcol::reduce_scatter(x, 0, {1, 3}, ReduceOp::Sum, g), g);
+    funcol::wait(funcol::all_reduce(x, ReduceOp::Sum, g), g);
+    funcol::wait(funcol::all_to_all(x.view({2, 2}), 0, {1, 1}, 1, {2, 2}, g), g);
+    funcol::wait(funcol::broadcast(x, 0, g), g);
     std::vector<std::string> counted, others;
     for (const auto& r : log.posted) (r.counted() ? counted : others).push_back(r.name());
     EXPECT_EQ(counted, (std::vector<std::string>{"allreduce_", "_reduce_scatter_base_", "allgather_", "broadcast_",

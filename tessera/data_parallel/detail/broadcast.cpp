@@ -29,7 +29,7 @@ void broadcast_from_first(const Tensors& tensors, const comm::Group& group) {
     for (const size_t i : piece) flat.push_back(locals[i].reshape({-1}));
     const auto wire = at::cat(flat);
     comm::broadcast_(wire, 0, group);
-    comm::wait(wire, group);
+    funcol::wait(wire, group);
     int64_t offset = 0;
     for (const size_t i : piece) {
       locals[i].copy_(wire.narrow(0, offset, locals[i].numel()).view(locals[i].sizes()));

@@ -309,7 +309,7 @@ std::vector<bool> Reducer::used_somewhere() {
   const auto counts = at::tensor(here).to(buckets_[0].flat.device());
   const comm::Label label("parameters that were used", static_cast<int32_t>(number() * 4096 + 4095));
   comm::all_reduce_(counts, ReduceOp::Sum, group_);
-  comm::wait(counts, group_);
+  funcol::wait(counts, group_);
   const auto read = counts.cpu();
   for (size_t i = 0; i < states_.size(); i++) used[i] = read.data_ptr<int32_t>()[i] > 0;
   return used;

@@ -71,7 +71,7 @@ StateDict from_first_rank(const StateDict& dict, c10::Device device) {
     words >> name;
     auto value = is_first() ? dict.at(name).detach().to(device).contiguous() : made_from(words, device);
     comm::broadcast_(value, 0, group);
-    comm::wait(value, group);
+    funcol::wait(value, group);
     received.insert(name, std::move(value));
   }
   return received;

@@ -72,7 +72,7 @@ at::Tensor from_all_ranks(const Unit& unit, const at::Tensor& table, const comm:
   sizes.insert(sizes.begin(), group->size());
   auto all = at::empty(sizes, own.options());
   comm::all_gather_into_(all, own, group);
-  comm::wait(all, group);
+  funcol::wait(all, group);
   return all.cpu();
 }
 

@@ -56,7 +56,7 @@ redistribute::Local redistribute_one(const at::Tensor& t, const TensorSpec& from
   const auto via = intermediate_spec(from, to);
   if (via.get() == &from) return redistribute::execute(redistribute::plan_between(from, to), local, from, to);
   auto gathered = redistribute::execute(redistribute::plan_between(from, *via), local, from, *via);
-  if (gathered.pending) comm::wait(gathered.tensor, gathered.pending);
+  if (gathered.pending) funcol::wait(gathered.tensor, gathered.pending);
   return redistribute::execute(redistribute::plan_between(*via, to), gathered.tensor, *via, to);
 }
 
@@ -109,7 +109,7 @@ void redistribute_all(const OpEntry& entry, std::vector<RedistributedInput>& inp
     results = redistribute::execute_many(plans, locals, from, to);
   }
   for (size_t i = 0; i < open.size(); i++) {
-    if (results[i].pending) comm::wait(results[i].tensor, results[i].pending);
+    if (results[i].pending) funcol::wait(results[i].tensor, results[i].pending);
     open[i]->local = std::move(results[i].tensor);
     cache_result(*open[i]->tensor, *open[i], *from[i]);
   }

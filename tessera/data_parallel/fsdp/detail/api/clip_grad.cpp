@@ -104,7 +104,7 @@ at::Tensor power_of_norm(const Share& share, double p) {
   total = total.to(at::kDouble);
   for (const auto& group : share.cut_over) {
     comm::all_reduce_(total, infinite ? ReduceOp::Max : ReduceOp::Sum, group);
-    comm::wait(total, group);
+    funcol::wait(total, group);
   }
   return total;
 }

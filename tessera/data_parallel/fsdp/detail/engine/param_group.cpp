@@ -216,8 +216,8 @@ void Unit::gather() {
 }
 
 void Unit::wait_for_gathered() {
-  comm::wait(gathered_, gathered_from_);
-  if (landing_.defined()) comm::wait(landing_, gathered_from_);
+  funcol::wait(gathered_, gathered_from_);
+  if (landing_.defined()) funcol::wait(landing_, gathered_from_);
 }
 
 void Unit::land() {

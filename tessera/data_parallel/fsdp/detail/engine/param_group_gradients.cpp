@@ -22,7 +22,7 @@ namespace {
 // Takes from the wire what an error has made useless. That it cannot be had any more is no further error.
 void discard(at::Tensor& x, const comm::Group& group) {
   try {
-    if (x.defined() && group) comm::wait(x, group);
+    if (x.defined() && group) funcol::wait(x, group);
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
   }
   x.reset();
@@ -109,7 +109,7 @@ void Unit::post_all_reduce() {
   if (on_wire_ != Wire::Shards) return;
   const at::NoGradGuard no_grad;
   const c10::OptionalStreamGuard stream(streams_.reduce);
-  comm::wait(reduced_, shards_);
+  funcol::wait(reduced_, shards_);
   let_go_of_gradients();
   on_wire_ = Wire::None;
   if (!replicas_ || replicas_->size() == 1 || !all_reduce_) return;
@@ -123,7 +123,7 @@ void Unit::finish_reduction() {
   if (!reduced_.defined()) return;
   const at::NoGradGuard no_grad;
   post_all_reduce();
-  if (on_wire_ == Wire::Replicas) comm::wait(reduced_, replicas_);
+  if (on_wire_ == Wire::Replicas) funcol::wait(reduced_, replicas_);
   on_wire_ = Wire::None;
   auto reduced = std::exchange(reduced_, {});
   for (size_t i = 0; i < members_.size(); i++) owes_[i] |= std::exchange(came_[i], 0);

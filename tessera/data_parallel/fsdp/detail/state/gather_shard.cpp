@@ -27,7 +27,7 @@ at::Tensor gather_shard(const Unit& unit, const at::Tensor& shard) {
   if (unit.shards()->size() == 1) return own;
   auto all = at::empty({unit.layout().shard_numel() * unit.layout().ranks()}, own.options());
   comm::all_gather_into_(all, own, unit.shards());
-  comm::wait(all, unit.shards());
+  funcol::wait(all, unit.shards());
   return all;
 }
 
@@ -52,7 +52,7 @@ at::Tensor largest_of_all_ranks(const Unit& unit, const at::Tensor& values) {
   if (unit.shards()->size() == 1) return values;
   auto all = values.to(unit.device(), values.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   comm::all_reduce_(all, ReduceOp::Max, unit.shards());
-  comm::wait(all, unit.shards());
+  funcol::wait(all, unit.shards());
   return all.cpu();
 }
 
