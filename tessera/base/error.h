@@ -3,33 +3,42 @@
 #include <c10/util/StringUtil.h>
 
 #include <string>
+#include <type_traits>
 
-// What can go wrong, by who can mend it. All are c10::Error, so a program that already catches LibTorch's errors
-// catches ours. A message says what was asked, what was found, and what to write instead.
+// The errors of this library, by who can fix them. All are c10::Error, so a program that catches LibTorch's errors
+// catches these too. A message states what was asked, what was found, and what to write instead.
 namespace tessera {
 
-struct UsageError : c10::Error {  // the caller can fix it
+// A call is wrong. The caller can fix it.
+struct UsageError : c10::Error {
   using c10::Error::Error;
 };
-struct ShardingError : c10::Error {  // placements cannot combine
+// Placements cannot be combined, or an op has no sharding rule.
+struct ShardingError : c10::Error {
   using c10::Error::Error;
 };
-struct CommError : c10::Error {  // a peer, or the wire
+// A peer or the network failed.
+struct CommError : c10::Error {
   using c10::Error::Error;
 };
-struct InternalError : c10::Error {  // a bug of ours
+// A defect of this library. The message ends with "(internal error, please report)".
+struct InternalError : c10::Error {
   using c10::Error::Error;
 };
 
 namespace detail {
 template <class Kind>
 [[noreturn]] void raise(const char* function, const char* file, uint32_t line, const std::string& message) {
-  throw Kind({function, file, line}, message);
+  if constexpr (std::is_same_v<Kind, InternalError>)
+    throw Kind({function, file, line}, message + " (internal error, please report)");
+  else
+    throw Kind({function, file, line}, message);
 }
 }  // namespace detail
 }  // namespace tessera
 
-// Example:  TESSERA_CHECK(axis < ndim, UsageError, "mesh has ", ndim, " axes; axis ", axis, " was asked for");
+// Throws an error of the given kind if the condition is false. The message is built only then.
+// Example:  TESSERA_CHECK(axis < ndim, UsageError, "axis ", axis, " of a mesh with ", ndim, " axes");
 #define TESSERA_CHECK(condition, Kind, ...)                                                          \
   do {                                                                                               \
     if (C10_UNLIKELY(!(condition)))                                                                  \
@@ -37,6 +46,7 @@ template <class Kind>
                                                 ::c10::str(__VA_ARGS__));                            \
   } while (false)
 
+// Throws an error of the given kind.
 #define TESSERA_FAIL(Kind, ...)                                                                  \
   ::tessera::detail::raise<::tessera::Kind>(__func__, __FILE__, static_cast<uint32_t>(__LINE__), \
                                             ::c10::str(__VA_ARGS__))

@@ -1,6 +1,8 @@
 #include "tessera/base/error_file.h"
 
+#include "tessera/base/detail/json.h"
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/error.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
@@ -9,46 +11,29 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdio>
 #include <ctime>
 #include <mutex>
-#include <regex>
 #include <typeinfo>
 
 namespace tessera {
 namespace {
 
-std::string quoted(const std::string& text) {  // as a JSON string
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20) {
-      char code[8];
-      std::snprintf(code, sizeof code, "\\u%04x", c);
-      out += code;
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
-
-// Under another name first: a reader finds all of it or nothing, and link() leaves an earlier error in place.
+// Writes the text under another name and then links it to `path`. So a reader never finds a part of it, and link()
+// keeps an earlier error.
 void write_once(const std::string& path, const std::string& text) {
   const std::string draft = path + "." + std::to_string(getpid());
   const int file = open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (file < 0) return;  // the rank is ending anyway: its exit code has to do
-  const bool whole = write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  if (file < 0) return;  // the rank is ending; the launcher still has its exit code
+  const bool complete = write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   close(file);
-  if (whole) (void)!link(draft.c_str(), path.c_str());
+  if (complete) (void)!link(draft.c_str(), path.c_str());
   unlink(draft.c_str());
 }
 
-std::atomic<void (*)(const std::string&)> listener = nullptr;
+std::atomic<void (*)(const std::string&)> error_callback = nullptr;
 
 void record(const std::string& message) {
-  if (auto* tell = listener.load()) tell(message);
+  if (auto* callback = error_callback.load()) callback(message);
   if (setting_is_set("TORCHELASTIC_ERROR_FILE"))
     write_once(setting("TORCHELASTIC_ERROR_FILE"), detail::error_file_text(message, std::time(nullptr)));
 }
@@ -62,7 +47,7 @@ std::terminate_handler handler_before = nullptr;
     } catch (const std::exception& known) {
       record_error(known);
     } catch (...) {
-      record("an exception that is no std::exception");
+      record("an exception that is not a std::exception");
     }
   } else {
     record("std::terminate was called");
@@ -74,40 +59,28 @@ std::terminate_handler handler_before = nullptr;
 }  // namespace
 
 std::string detail::error_file_text(const std::string& message, int64_t seconds) {
-  return "{\"message\": {\"message\": " + quoted(message) + ", \"extraInfo\": {\"timestamp\": \"" +
-         std::to_string(seconds) + "\"}}}\n";
+  const Json extra = Json::Object{{"timestamp", std::to_string(seconds)}};
+  const Json inner = Json::Object{{"message", message}, {"extraInfo", extra}};
+  return Json(Json::Object{{"message", inner}}).dump() + "\n";
 }
 
 std::string detail::message_in(const std::string& text) {
-  static const std::regex pattern(R"re("message"\s*:\s*")re");
-  std::smatch found;
-  if (!std::regex_search(text, found, pattern)) return "";
-  std::string message;
-  for (auto c = found[0].second; c != text.end() && *c != '"'; ++c) {
-    if (*c != '\\') {
-      message += *c;
-      continue;
-    }
-    if (++c == text.end()) break;
-    if (*c == 'n' || *c == 't') {
-      message += *c == 'n' ? '\n' : '\t';
-    } else if (*c == 'u' && text.end() - c > 4) {
-      const int code = std::stoi("0" + std::string(c + 1, c + 5), nullptr, 16);
-      message += code < 0x80 ? static_cast<char>(code) : '?';  // for people to read
-      c += 4;
-    } else {
-      message += *c;
-    }
+  try {
+    const auto json = Json::parse(text, "the error file");
+    const Json* message = json.find("message");
+    while (message && !message->get_if<std::string>()) message = message->find("message");
+    return message ? message->text() : "";
+  } catch (const UsageError&) {  // not JSON: a launcher shows the exit code instead
+    return "";
   }
-  return message;
 }
 
 void record_error(const std::exception& error) {
-  const auto* ours = dynamic_cast<const c10::Error*>(&error);
-  record(c10::demangle(typeid(error).name()) + ": " + (ours ? ours->what_without_backtrace() : error.what()));
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  record(c10::demangle(typeid(error).name()) + ": " + (c10_error ? c10_error->what_without_backtrace() : error.what()));
 }
 
-void tell_errors_to(void (*to)(const std::string& message)) { listener.store(to); }
+void set_error_callback(void (*callback)(const std::string& message)) { error_callback.store(callback); }
 
 void record_uncaught_errors() {
   static std::once_flag once;

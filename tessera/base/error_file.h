@@ -3,27 +3,29 @@
 #include <exception>
 #include <string>
 
-// The last words of a rank. torchrun and `tessera run` give each rank a file (TORCHELASTIC_ERROR_FILE); what is in it
-// when the rank has ended is shown as the cause, ahead of exit codes and of what other ranks said later.
+// The error file of a rank. torchrun and `tessera run` give each rank a file name in TORCHELASTIC_ERROR_FILE. After the
+// rank has ended, they show the error in that file as the cause of the failure, before exit codes and later errors of
+// other ranks.
 namespace tessera {
 
-// Writes what went wrong into that file, where a launcher asks for it; the first error stays. The other ranks hear of
-// it, too, and need not wait for this one.
-// For programs that catch what leaves their main. Those that do not need not call it: see below.
+// Writes an error to the error file, if a launcher asks for one. The first error is kept. The other ranks are notified
+// too, so they do not wait for this one.
+// It is for programs that catch all exceptions in main(). Other programs do not need it: see record_uncaught_errors().
 // Example:  catch (const std::exception& error) { tessera::record_error(error); return 1; }
 void record_error(const std::exception& error);
 
-// From now on an exception that nobody catches, on any thread, is recorded before the process ends as it would have.
-// init() calls it where a launcher asks for the file: a handler needs no change to anyone's main, and sees threads too.
+// From now on, an uncaught exception on any thread is recorded before the process ends. It installs a terminate handler
+// and calls the previous one. init() calls it if a launcher asks for an error file.
 void record_uncaught_errors();
 
-// `listener` is called with what is recorded, before the process ends over it. There is one: the world's.
-void tell_errors_to(void (*listener)(const std::string& message));
+// Sets the callback that gets the message of each recorded error, before the process ends. There is one callback; the
+// world sets it to notify other ranks.
+void set_error_callback(void (*callback)(const std::string& message));
 
 namespace detail {
-// {"message": {"message": text, "extraInfo": {"timestamp": seconds}}}, as PyTorch's error_handler.py writes it.
+// {"message":{"message":text,"extraInfo":{"timestamp":seconds}}}, the format of PyTorch's error_handler.py.
 std::string error_file_text(const std::string& message, int64_t seconds);
-// The innermost "message" of such a text, ours or PyTorch's; empty if there is none.
+// The innermost "message" of an error file of this library or of PyTorch; empty if it has none.
 std::string message_in(const std::string& error_file_text);
 }  // namespace detail
 }  // namespace tessera

@@ -7,15 +7,15 @@
 
 namespace tessera {
 namespace {
-constexpr std::array kNames = {"sum", "avg", "product", "max", "min"};  // in the order of the enum
+constexpr std::array kReduceOpNames = {"sum", "avg", "product", "max", "min"};  // in the order of the enum
 }  // namespace
 
-const char* to_string(ReduceOp op) { return kNames[static_cast<size_t>(op)]; }
+const char* to_string(ReduceOp op) { return kReduceOpNames[static_cast<size_t>(op)]; }
 
 ReduceOp parse_reduce_op(std::string_view s) {
-  for (size_t i = 0; i < kNames.size(); i++)
-    if (s == kNames[i]) return static_cast<ReduceOp>(i);
-  TESSERA_FAIL(UsageError, "'", s, "' is no reduction; write sum, avg, product, max or min");
+  for (size_t i = 0; i < kReduceOpNames.size(); i++)
+    if (s == kReduceOpNames[i]) return static_cast<ReduceOp>(i);
+  TESSERA_FAIL(UsageError, "'", s, "' is not a reduction; write sum, avg, product, max or min");
 }
 
 std::ostream& operator<<(std::ostream& out, ReduceOp op) { return out << to_string(op); }

@@ -5,11 +5,13 @@
 
 namespace tessera {
 
-// How equal-shaped values of several ranks become one.
+// How a collective combines the tensors of several ranks (PyTorch: ReduceOp).
 enum class ReduceOp : uint8_t { Sum, Avg, Product, Max, Min };
 
-const char* to_string(ReduceOp op);            // "sum", "avg", "product", "max", "min"
-ReduceOp parse_reduce_op(std::string_view s);  // the inverse; throws UsageError that lists the names
+// "sum", "avg", "product", "max", "min"
+const char* to_string(ReduceOp op);
+// The inverse of to_string. Throws UsageError that lists the names.
+ReduceOp parse_reduce_op(std::string_view s);
 std::ostream& operator<<(std::ostream& out, ReduceOp op);
 
 }  // namespace tessera

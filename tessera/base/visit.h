@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-// "Visit my tensors": how hooks, checkpoints and the compiler find the tensors in a value of any type.
+// Finds the tensors in a value of any type (PyTorch: tree_flatten). Hooks, checkpoints and the compiler use it.
 //
-//   Tensor, optional, vector, array, map, pair, tuple of visitable things     known
-//   numbers, enums, strings, pointers, shapes, options                        known to hold none
-//   a struct of yours                                                         says it itself:
+//   Tensor, optional, vector, array, map, pair, tuple of visitable types     visited
+//   numbers, enums, strings, pointers, shapes, options                       have no tensors
+//   your own struct                                                          needs a friend tessera_visit:
 //
 //   struct Batch {
 //     at::Tensor tokens;
@@ -23,19 +23,20 @@
 //     friend void tessera_visit(Batch& b, auto&& field) { field(b.tokens), field(b.mask); }
 //   };
 //
-// What a pointer points to is not visited: a cache passed by pointer is the module's own affair.
+// Pointers are not followed: a cache that is passed by pointer belongs to the module.
 namespace tessera {
 
+// A list of tensors, as torch::autograd has it.
 using Tensors = std::vector<at::Tensor>;
 
 namespace detail {
 
-struct AnyField {  // stands for the `field` of a tessera_visit when only its existence is asked
+struct AnyField {  // a `field` argument, to test whether tessera_visit exists
   template <class T>
   void operator()(T&) const {}
 };
 template <class T>
-concept SaysItsTensors = requires(T& value) {
+concept HasTesseraVisit = requires(T& value) {
   tessera_visit(value, AnyField{});
 };
 
@@ -60,7 +61,7 @@ struct IsOptional : std::false_type {};
 template <class T>
 struct IsOptional<std::optional<T>> : std::true_type {};
 
-// Types of LibTorch and of the standard library that are passed to forward() and hold no tensors.
+// Types of LibTorch and of the standard library that are passed to forward() and contain no tensors.
 template <class T>
 inline constexpr bool holds_no_tensors =
     std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_pointer_v<T> || std::is_null_pointer_v<T> ||
@@ -86,16 +87,17 @@ template <class T>
 struct AllVisitable<std::optional<T>> : Visitable<T> {};
 template <class T>
 struct Visitable
-    : std::bool_constant<std::is_base_of_v<at::TensorBase, T> || SaysItsTensors<T> || AllVisitable<T>::value> {};
+    : std::bool_constant<std::is_base_of_v<at::TensorBase, T> || HasTesseraVisit<T> || AllVisitable<T>::value> {};
 
 }  // namespace detail
 
-// Can the tensors in a T be found? False for a struct without tessera_visit.
+// True if visit_tensors() finds all tensors in a T. False for a struct without tessera_visit.
 template <class T>
 inline constexpr bool can_visit = detail::Visitable<std::remove_cvref_t<T>>::value;
 
-// Calls f(at::Tensor&) for each tensor in `value`, in a fixed order. An optional that is empty shows as an undefined
-// tensor, so that positions do not depend on values; what f leaves there fills it. Passes by what it cannot see into.
+// Calls f(at::Tensor&) for each tensor in `value`, in a fixed order. For an empty optional, f gets an undefined tensor,
+// so positions do not depend on values; if f assigns it, the optional gets that tensor. Skips types that can_visit
+// rejects.
 template <class T, class F>
 void visit_tensors(T& value, F&& f) {
   using V = std::remove_cv_t<T>;
@@ -108,7 +110,7 @@ void visit_tensors(T& value, F&& f) {
       value = std::move(slot);
     else if (value && value->defined())
       value.reset();
-  } else if constexpr (detail::SaysItsTensors<V>) {
+  } else if constexpr (detail::HasTesseraVisit<V>) {
     tessera_visit(value, [&](auto& field) { visit_tensors(field, f); });
   } else if constexpr (detail::IsOptional<V>::value) {
     if (value) visit_tensors(*value, f);
@@ -122,7 +124,7 @@ void visit_tensors(T& value, F&& f) {
   }
 }
 
-// The tensors in `value`.
+// The tensors in `value`, in the order of visit_tensors().
 template <class T>
 Tensors tensors_of(const T& value) {
   Tensors found;
@@ -131,7 +133,7 @@ Tensors tensors_of(const T& value) {
   return found;
 }
 
-// Puts tensors back where tensors_of found them. Requires: as many.
+// Replaces the tensors that tensors_of() finds. Requires: the same number of tensors.
 template <class T>
 void assign_tensors(T& value, const Tensors& tensors) {
   size_t at = 0;

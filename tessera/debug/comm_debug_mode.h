@@ -14,7 +14,7 @@ namespace tessera {
 //
 // Opens when made. Modes nest: all that are open see each collective. wait, barrier, send and recv are not counted. A
 // group of one rank counts like any other. Backward on CPU runs in the thread that called it, and is seen.
-// Ops on distributed tensors take their slower path meanwhile; they decide and compute the same.
+// Ops on distributed tensors take their slower path meanwhile; they choose_strategy and compute the same.
 //
 // Example:  CommDebugMode mode;
 //           auto y = DTensor(torch::mm(x, w)).redistribute({Replicate()});

@@ -98,7 +98,7 @@ void print_decision(std::ostream& out, const Call& call, const Decision& decisio
     case Decision::Kind::Replicated:
       out << "  no rule; every input is whole everywhere, so the op runs as it stands\n";
       return;
-    case Decision::Kind::Rows:
+    case Decision::Kind::Strategies:
       break;
   }
   for (size_t i = 0; i < decision.want.size(); i++)
@@ -131,7 +131,7 @@ std::string explain(std::string_view op, std::vector<IValue> args) {
   }
   Trace trace;
   try {
-    const auto decision = propagate::decide(call, &trace);
+    const auto decision = propagate::choose_strategy(call, &trace);
     print_rows(out, trace, *mesh);
     print_decision(out, call, *decision);
   } catch (const ShardingError& error) {

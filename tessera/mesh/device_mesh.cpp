@@ -1,11 +1,11 @@
 #include "tessera/mesh/device_mesh.h"
 
+#include "tessera/base/detail/hash.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/world_state.h"
 #include "tessera/mesh/detail/intern.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/util/hash.h>
 
 #include <algorithm>
 #include <numeric>
@@ -315,10 +315,10 @@ bool DeviceMesh::operator==(const DeviceMesh& other) const {
 }
 
 size_t DeviceMesh::hash() const {
-  size_t h = std::hash<std::string>()(state_->device_type);
-  for (int64_t extent : state_->shape) h = c10::hash_combine(h, static_cast<size_t>(extent));
-  for (int64_t rank : state_->ranks) h = c10::hash_combine(h, static_cast<size_t>(rank));
-  for (const auto& name : state_->names) h = c10::hash_combine(h, std::hash<std::string>()(name));
+  uint64_t h = std::hash<std::string>()(state_->device_type);
+  for (int64_t extent : state_->shape) h = hash_combine(h, static_cast<uint64_t>(extent));
+  for (int64_t rank : state_->ranks) h = hash_combine(h, static_cast<uint64_t>(rank));
+  for (const auto& name : state_->names) h = hash_combine(h, std::hash<std::string>()(name));
   return h;
 }
 

@@ -1,5 +1,6 @@
 #include "tessera/placement/placement.h"
 
+#include "tessera/base/detail/hash.h"
 #include "tessera/base/error.h"
 
 #include <array>
@@ -14,22 +15,24 @@ namespace tessera {
 Placement Replicate() { return {}; }
 
 Placement Shard(int64_t dim, int64_t block) {
-  TESSERA_CHECK(std::abs(dim) < 64, UsageError, "Shard(", dim, "): no tensor has that many dims");
-  TESSERA_CHECK(block >= 1, UsageError, "Shard(", dim, ", ", block, "): a block has at least one index");
+  TESSERA_CHECK(std::abs(dim) < 64, UsageError, "Shard(", dim, "): a tensor has fewer than 64 dims");
+  TESSERA_CHECK(block >= 1, UsageError, "Shard(", dim, ", ", block, "): the block size must be at least 1");
   return {.kind = Placement::Kind::Shard, .dim = static_cast<int8_t>(dim), .factor = block};
 }
 
 Placement StridedShard(int64_t dim, int64_t split_factor) {
-  TESSERA_CHECK(std::abs(dim) < 64, UsageError, "StridedShard(", dim, "): no tensor has that many dims");
+  TESSERA_CHECK(std::abs(dim) < 64, UsageError, "StridedShard(", dim, "): a tensor has fewer than 64 dims");
   TESSERA_CHECK(split_factor >= 1, UsageError, "StridedShard(", dim, ", ", split_factor,
-                "): the factor counts the pieces cut before this axis, so it is at least 1");
+                "): the split factor is the number of parts that ",
+                "are split before this axis; it must be at least 1");
   return {.kind = Placement::Kind::StridedShard, .dim = static_cast<int8_t>(dim), .factor = split_factor};
 }
 
 Placement Partial(ReduceOp op) { return {.kind = Placement::Kind::Partial, .op = op}; }
 
 Placement NormPartial(double p) {
-  TESSERA_CHECK(p != 0 && !std::isnan(p), UsageError, "NormPartial(", p, "): terms of that norm do not combine");
+  TESSERA_CHECK(p != 0 && !std::isnan(p), UsageError, "NormPartial(", p,
+                "): the norms of local tensors cannot be combined for this p; write a p that is not 0");
   return {.kind = Placement::Kind::NormPartial, .norm = p};
 }
 
@@ -44,9 +47,8 @@ Placement Placement::with_dim(int64_t d) const {
 uint64_t Placement::hash() const {
   uint64_t h = static_cast<uint64_t>(kind) | static_cast<uint64_t>(static_cast<uint8_t>(dim)) << 8 |
                static_cast<uint64_t>(op) << 16;
-  for (uint64_t word : {static_cast<uint64_t>(factor), std::bit_cast<uint64_t>(norm + 0.0)})
-    h = (std::rotl(h, 23) ^ word) * 0x9E3779B97F4A7C15ull;
-  return h ^ (h >> 32);
+  h = hash_combine(h, static_cast<uint64_t>(factor));
+  return hash_combine(h, std::bit_cast<uint64_t>(norm + 0.0));  // + 0.0: -0.0 == 0.0
 }
 
 std::string to_string(const Placement& p) {
@@ -88,7 +90,7 @@ std::string_view trim(std::string_view s) {
 
 [[noreturn]] void refuse(std::string_view text) {
   TESSERA_FAIL(UsageError, "'", text,
-               "' is no placement; write R, S(dim), S(dim,block), SS(dim,factor), P(sum), "
+               "' is not a placement; write R, S(dim), S(dim,block), SS(dim,factor), P(sum), "
                "P(avg), P(product), P(max), P(min), P(norm,p) or P(mask)");
 }
 

@@ -11,40 +11,50 @@
 
 namespace tessera {
 
-// How a tensor lies along one mesh axis of n ranks. A small value: compare, hash, print, parse.
+// The placement of a tensor along one mesh axis of n ranks (PyTorch: Placement). A small value with ==, hash, print and
+// parse.
 //
-//   R            whole on every rank
-//   S(d)         dim d cut in n pieces, as at::chunk cuts: ceil(size/n) each, the last ones shorter or empty
-//   S(d,b)       the same, but cuts fall only on multiples of b (heads; rows of a flattened dim)
-//   SS(d,k)      strided: dim d is first cut in k pieces and each of those in n; rank i has the i-th part of each
-//   P(op)        every rank has a term; the value is their reduction: sum, avg, product, max, min
-//   P(norm,p)    every rank has the p-norm of its elements; the value is the p-norm of those
-//   P(mask)      one rank has each element, the others have zero there; reduces like a sum
+//   R            replicated: every rank has the full tensor
+//   S(d)         dim d is sharded as at::chunk splits it: ceil(size/n) each, the last shards are shorter or empty
+//   S(d,b)       as S(d), but shards begin only at multiples of b (attention heads; rows of a flattened dim)
+//   SS(d,k)      strided: dim d is first split in k parts, and each part in n; rank i has the i-th split of each part
+//   P(op)        partial: the value is the reduction of the local tensors of all ranks: sum, avg, product, max, min
+//   P(norm,p)    partial: each rank has the p-norm of its elements; the value is the p-norm of these norms
+//   P(mask)      partial: one rank has each element, the others have zero there; it is reduced like a sum
 //
-// S(d), S(d,b) and SS(d,k) are three ways to cut; a rule row that says S(d) holds for every way.
+// S(d), S(d,b) and SS(d,k) are the three ways to shard a dim. A sharding strategy that lists S(d) holds for all three.
+//
+// Example:  Placements p = {Replicate(), Shard(0)};  to_string(p) == "[R, S(0)]"
 struct Placement {
+  // Which of the forms above this is.
   enum class Kind : uint8_t { Replicate, Shard, StridedShard, Partial, NormPartial, MaskPartial };
 
   Kind kind = Kind::Replicate;
-  int8_t dim = 0;               // Shard, StridedShard
-  ReduceOp op = ReduceOp::Sum;  // Partial
-  int64_t factor = 1;           // Shard: block size; StridedShard: pieces cut before this axis
+  int8_t dim = 0;               // Shard, StridedShard: the sharded dim
+  ReduceOp op = ReduceOp::Sum;  // Partial: the reduction that gives the value
+  int64_t factor = 1;           // Shard: block size; StridedShard: number of parts that are split before this axis
   double norm = 0;              // NormPartial: p, which may be infinite
 
+  // True for R.
   bool is_replicate() const { return kind == Kind::Replicate; }
+  // True for every way to shard: S(d), S(d,b), SS(d,k); with an argument, only if it shards dim d.
   bool is_sharded() const { return kind == Kind::Shard || kind == Kind::StridedShard; }
   bool is_sharded(int64_t d) const { return is_sharded() && dim == d; }
-  bool is_shard() const { return kind == Kind::Shard; }  // in the sense of PyTorch: not a strided one
+  // True for S(d) and S(d,b), as in PyTorch: a strided shard does not count.
+  bool is_shard() const { return kind == Kind::Shard; }
   bool is_shard(int64_t d) const { return is_shard() && dim == d; }
-  bool is_partial() const { return kind >= Kind::Partial; }  // of any kind
+  // True for every kind of partial; with an argument, only for P(o).
+  bool is_partial() const { return kind >= Kind::Partial; }
   bool is_partial(ReduceOp o) const { return kind == Kind::Partial && op == o; }
 
-  Placement with_dim(int64_t d) const;  // the same way of cutting, another dim
+  Placement with_dim(int64_t d) const;  // shards dim d in the same way
   bool operator==(const Placement&) const = default;
-  uint64_t hash() const;
+  uint64_t hash() const;  // equal placements have equal hashes
 };
 static_assert(sizeof(Placement) <= 24);
 
+// The placements by name, as in PyTorch. Shard, StridedShard and NormPartial throw UsageError for a dim, block, factor
+// or p that no tensor can have.
 Placement Replicate();
 Placement Shard(int64_t dim, int64_t block = 1);
 Placement StridedShard(int64_t dim, int64_t split_factor);
@@ -52,16 +62,20 @@ Placement Partial(ReduceOp op = ReduceOp::Sum);
 Placement NormPartial(double p);
 Placement MaskPartial();
 
-using Placements = c10::SmallVector<Placement, 4>;  // one a mesh axis
+// One placement per mesh axis.
+using Placements = c10::SmallVector<Placement, 4>;
 using PlacementsRef = c10::ArrayRef<Placement>;
 
+// The short form: "S(0)", "[S(0), R]". parse_placement() reads it back.
 std::string to_string(const Placement& p);
-std::string to_string(PlacementsRef ps);  // "[S(0), R]"
+std::string to_string(PlacementsRef ps);
 std::ostream& operator<<(std::ostream& out, const Placement& p);
-Placement parse_placement(std::string_view text);    // throws UsageError that shows the forms above
-Placements parse_placements(std::string_view text);  // "[S(0), R]", "S(0),R"
 
-// Negative dims counted from the end; throws UsageError for a dim the tensor does not have, a block or factor < 1.
+// Reads the short form: "S(0)"; "[S(0), R]" or "S(0),R". Throws UsageError that shows the forms above.
+Placement parse_placement(std::string_view text);
+Placements parse_placements(std::string_view text);
+
+// Makes negative dims non-negative. Throws UsageError for a dim that the tensor does not have, or a block or factor < 1.
 Placements normalize(PlacementsRef placements, int64_t ndim);
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
 #include "tessera/rules/detail/families.h"
 
-// The table of contents.
+// The list of all rule files.
 namespace tessera::rules {
 
 void register_all(Registry& to) {
@@ -10,7 +10,7 @@ void register_all(Registry& to) {
   register_random(to);         // native_dropout, uniform_, ...
   register_matmul(to);         // mm, addmm, linear, ...: by einsum letters
   register_reduction(to);      // sum, mean, amax, norm, var, ...
-  register_scan(to);           // softmax, cumsum, sort, topk: a dim that must be whole
+  register_scan(to);           // softmax, cumsum, sort, topk: one dim must not be sharded
   register_view(to);           // view, transpose, slice, split, ...
   register_view_backward(to);  // slice_backward, ...
   register_normalization(to);  // native_layer_norm, native_batch_norm, ...

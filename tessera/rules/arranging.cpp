@@ -5,19 +5,19 @@
 
 #include <algorithm>
 
-// Ops that put elements elsewhere, or zeros in their place: flip, roll, repeat, pad, tril, slice_scatter. Dims along
-// which they move anything must be whole.
+// Ops that move elements or replace them by a constant: flip, roll, repeat, pad, tril, slice_scatter. Dims along which
+// elements move must not be sharded.
 namespace tessera::rules {
 namespace {
 
-// One tensor in and out; `moves[d]`: dim d must be whole.
+// The rule of an op with one tensor in and out. `moves[d]`: dim d must not be sharded.
 Rule rearranged(const OpQuery& query, OutInfo out, const std::vector<bool>& moves, c10::ArrayRef<Placement> through) {
   Rule rule;
   if (fresh_outputs(query.schema) > 0) rule.outs = {std::move(out)};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (size_t d = 0; d < moves.size(); d++)
-    if (!moves[d]) add_uniform_row(rule, query, S(static_cast<int64_t>(d)));
-  for (auto p : through) add_uniform_row(rule, query, p);
+    if (!moves[d]) add_uniform_strategy(rule, query, S(static_cast<int64_t>(d)));
+  for (auto p : through) add_uniform_strategy(rule, query, p);
   return rule;
 }
 
@@ -34,7 +34,7 @@ Rule flip(const OpQuery& query) {
   return rearranged(query, out, marked(self.sizes.size(), query.ints_at(1)), kAnyPartial);
 }
 
-// roll(self, shifts, dims): no dims rolls the tensor as if flat.
+// roll(self, shifts, dims). Without dims it rolls the flattened tensor.
 Rule roll(const OpQuery& query) {
   const auto& self = query.tensor(0);
   auto dims = query.ints_at(2);
@@ -42,7 +42,7 @@ Rule roll(const OpQuery& query) {
   return rearranged(query, contiguous_out(self.sizes), moves, kAnyPartial);
 }
 
-// tril(self, diagonal), triu: zeros in the last two dims.
+// tril(self, diagonal), triu: write zeros along the last two dims.
 Rule triangle(const OpQuery& query) {
   const auto& self = query.tensor(0);
   std::vector<bool> moves(self.sizes.size(), false);
@@ -50,7 +50,7 @@ Rule triangle(const OpQuery& query) {
   return rearranged(query, contiguous_out(self.sizes), moves, kZeroKeeping);
 }
 
-// repeat(self, repeats): new dims come first.
+// repeat(self, repeats). New dims come first.
 Rule repeat(const OpQuery& query) {
   const auto& self = query.tensor(0);
   auto repeats = query.ints_at(1);
@@ -59,15 +59,15 @@ Rule repeat(const OpQuery& query) {
   for (size_t d = 0; d < self.sizes.size(); d++) sizes[lead + d] *= self.sizes[d];
   Rule rule;
   rule.outs = {contiguous_out(sizes)};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (size_t d = 0; d < self.sizes.size(); d++)
-    if (repeats[lead + d] == 1) rule.row({S(static_cast<int64_t>(d))}, {S(static_cast<int64_t>(lead + d))});
-  for (auto p : {Psum, Pavg, Pproduct, Pmax, Pmin, Pmask}) add_uniform_row(rule, query, p);
+    if (repeats[lead + d] == 1) rule.add_strategy({S(static_cast<int64_t>(d))}, {S(static_cast<int64_t>(lead + d))});
+  for (auto p : kAnyPartial) add_uniform_strategy(rule, query, p);
   return rule;
 }
 
-// constant_pad_nd(self, pad, value): pad has (before, after) of the last dim, then of the one before, ... The value
-// need not be zero, so no sum passes; a mean, a largest and a smallest do.
+// constant_pad_nd(self, pad, value). `pad` has (before, after) of the last dim, then of the dim before it, and so on.
+// The value can be nonzero, so P(sum) is not kept; P(avg), P(max) and P(min) are.
 Rule pad(const OpQuery& query) {
   const auto& self = query.tensor(0);
   auto pads = query.ints_at(1);
@@ -82,18 +82,19 @@ Rule pad(const OpQuery& query) {
   return rearranged(query, {sizes, last ? channels_last(sizes) : Sizes{}}, moves, {Pavg, Pmax, Pmin});
 }
 
-// slice_scatter(self, src, dim, ...), select_scatter(self, src, dim, index): self with src in one place. All alike,
-// whole along dim; a select's src lacks that dim.
+// slice_scatter(self, src, dim, ...), select_scatter(self, src, dim, index): a copy of self with src written into it.
+// self and src have the same placements and are not sharded along dim. The src of select_scatter does not have that
+// dim.
 Rule scattered_part(const OpQuery& query, bool src_lacks_dim) {
   const auto& self = query.tensor(0);
   auto ndim = static_cast<int64_t>(self.sizes.size());
   int64_t dim = query.dim_at(2, ndim);
   Rule rule;
   rule.outs = {{Sizes(self.sizes), like_strides(self.sizes, self.strides, std::nullopt)}};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < ndim; d++)
-    if (d != dim) rule.row({S(d), S(src_lacks_dim && d > dim ? d - 1 : d)}, {S(d)});
-  for (auto p : kAnyPartial) add_uniform_row(rule, query, p);
+    if (d != dim) rule.add_strategy({S(d), S(src_lacks_dim && d > dim ? d - 1 : d)}, {S(d)});
+  for (auto p : kAnyPartial) add_uniform_strategy(rule, query, p);
   return rule;
 }
 

@@ -2,20 +2,20 @@
 #include "tessera/rules/detail/families.h"
 #include "tessera/rules/detail/geometry.h"
 
-// Convolution and pooling. The batch may be cut; so may channels, of pooling freely and of an ungrouped convolution as
-// in a product of matrices. Places may not: neighbours meet. ATen's kernels refuse a piece without channels, or give it
-// the wrong sizes; tessera::*_of_pieces and *_or_zeros do not.
+// Convolution and pooling. The batch can be sharded. Channels can be sharded: in pooling as they are, and in an
+// ungrouped convolution as in a matrix product. Spatial dims cannot be sharded, because neighbours are combined. ATen's
+// kernels throw for a local tensor without channels, or give wrong sizes; tessera::*_of_shards and *_or_zeros do not.
 namespace tessera::rules {
 namespace {
 
 bool either_channels_last(const TensorArg& a, const TensorArg& b) {
-  auto lies_so = [](const TensorArg& t) {
+  auto channels_last_only = [](const TensorArg& t) {
     return is_channels_last(t.sizes, t.strides) && !is_contiguous(t.sizes, t.strides);
   };
-  return lies_so(a) || lies_so(b);
+  return channels_last_only(a) || channels_last_only(b);
 }
 
-// One value for all places, or one for each.
+// Element i of a list that has one value for all spatial dims, or one value for each.
 int64_t at(const std::vector<int64_t>& values, size_t i) { return values.size() == 1 ? values[0] : values[i]; }
 
 // convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
@@ -36,14 +36,14 @@ Rule convolution(const OpQuery& query) {
   rule.outs = {{sizes, either_channels_last(input, weight) ? channels_last(sizes) : Sizes{}}};
   rule.flops = static_cast<double>(numel_of(transposed ? input.sizes : sizes)) *
                static_cast<double>(numel_of(weight.sizes) / weight.sizes[0]);
-  rule.special = "tessera::convolution_of_pieces";
+  rule.special = "tessera::convolution_of_shards";
   rule.special_fixes = {{.arg = -1, .what = ArgFix::What::OutSizes}};
-  add_replicated_row(rule, query);
-  RowMaker(rule, query).in(0, S(0)).out(0, S(0));
+  add_replicated_strategy(rule, query);
+  StrategyBuilder(rule, query).in(0, S(0)).out(0, S(0));
   if (groups == 1) {
     int64_t in_dim = transposed ? 0 : 1, out_dim = 1 - in_dim;  // of the weight
-    RowMaker(rule, query).in(1, S(out_dim)).in(2, S(0)).out(0, S(1)).special();
-    RowMaker(rule, query).in(0, S(1)).in(1, S(in_dim)).in(2, Psum).out(0, Psum).special();
+    StrategyBuilder(rule, query).in(1, S(out_dim)).in(2, S(0)).out(0, S(1)).special();
+    StrategyBuilder(rule, query).in(0, S(1)).in(1, S(in_dim)).in(2, Psum).out(0, Psum).special();
   }
   return rule;
 }
@@ -62,24 +62,20 @@ Rule convolution_backward(const OpQuery& query) {
                contiguous_out(grad.sizes.slice(1, 1))};
   rule.flops = 2.0 * static_cast<double>(numel_of(transposed ? input.sizes : grad.sizes)) *
                static_cast<double>(numel_of(weight.sizes) / weight.sizes[0]);
-  rule.special = "tessera::convolution_backward_of_pieces";
+  rule.special = "tessera::convolution_backward_of_shards";
   if (!query.is_none(3) && mask[2]) rule.fixes = {{.arg = 3, .what = ArgFix::What::OutSizes, .tensor = 2}};
-  add_replicated_row(rule, query);
-  RowMaker(rule, query).in(0, S(0)).in(1, S(0)).out(0, S(0)).out(1, Psum).out(2, Psum);
+  add_replicated_strategy(rule, query);
+  StrategyBuilder(rule, query).in(0, S(0)).in(1, S(0)).out(0, S(0)).out(1, Psum).out(2, Psum);
   if (groups == 1) {
     int64_t in_dim = transposed ? 0 : 1, out_dim = 1 - in_dim;
-    RowMaker(rule, query).in(0, S(1)).in(2, S(out_dim)).out(0, Psum).out(1, S(out_dim)).out(2, S(0)).special();
-    RowMaker(rule, query).in(1, S(1)).in(2, S(in_dim)).out(0, S(1)).out(1, S(in_dim)).special();
+    StrategyBuilder(rule, query).in(0, S(1)).in(2, S(out_dim)).out(0, Psum).out(1, S(out_dim)).out(2, S(0)).special();
+    StrategyBuilder(rule, query).in(1, S(1)).in(2, S(in_dim)).out(0, S(1)).out(1, S(in_dim)).special();
   }
-  for (size_t i = 0; i < 3; i++)
-    if (!mask[i]) {
-      rule.outs[i] = {};
-      for (auto& row : rule.rows) row.out[i] = R;
-    }
+  drop_masked_outputs(rule, mask);
   return rule;
 }
 
-// Pooling keeps the leading dims: (N, C, ...) or (C, ...). All tensors of the call are cut together.
+// Pooling keeps the leading dims: (N, C, ...) or (C, ...). All tensors of the call are sharded together.
 Rule pooled(const OpQuery& query, Sizes out_sizes, const std::string& special) {
   const auto& like = query.tensors[0];
   Rule rule;
@@ -89,11 +85,11 @@ Rule pooled(const OpQuery& query, Sizes out_sizes, const std::string& special) {
   rule.special = special;
   for (size_t i = 0; i < outs; i++)
     rule.special_fixes.push_back({.arg = -1, .what = ArgFix::What::OutSizes, .tensor = static_cast<int>(i)});
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d + 2 < static_cast<int64_t>(like.sizes.size()); d++) {
-    add_uniform_row(rule, query, S(d));
+    add_uniform_strategy(rule, query, S(d));
     bool is_batch = like.sizes.size() == 4 && d == 0;
-    rule.rows.back().special = !is_batch;
+    rule.strategies.back().special = !is_batch;
   }
   return rule;
 }
@@ -132,7 +128,7 @@ Rule adaptive_pool(const OpQuery& query) {
   return pooled(query, sizes, "tessera::_adaptive_avg_pool2d_or_zeros");
 }
 
-// Backward of pooling: grad_output first, then self, whose sizes the result has.
+// Backward of pooling. Arguments are grad_output, then self; the result has the sizes of self.
 Rule pool_backward(const OpQuery& query, const std::string& special) {
   Rule rule = pooled(query, Sizes(query.tensor(1).sizes), special);
   const auto& self = query.tensor(1);

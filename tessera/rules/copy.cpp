@@ -2,24 +2,24 @@
 #include "tessera/rules/detail/families.h"
 #include "tessera/rules/detail/geometry.h"
 
-// Ops that hand a value on, or write one over it.
+// Ops that copy a tensor or fill it with a value.
 namespace tessera::rules {
 namespace {
 
-// Rounding to a whole number is not linear; everything else a cast does is.
+// A cast that rounds to an integer is not linear. All other casts are.
 bool cast_is_linear(c10::ScalarType from, c10::ScalarType to) {
   if (to == c10::kBool) return from == c10::kBool;
   return !c10::isIntegralType(to, false) || c10::isIntegralType(from, false);
 }
 
-// One tensor, one output of its sizes: every cut and the given Partials are kept.
+// The rule of an op with one tensor and one output of its sizes. It keeps every sharding and the given partials.
 Rule keep(const OpQuery& query, Sizes strides, c10::ArrayRef<Placement> partials) {
   const auto& self = query.tensors[0];
   Rule rule;
   rule.outs = {{Sizes(self.sizes), std::move(strides)}};
-  add_replicated_row(rule, query);
-  for (size_t d = 0; d < self.sizes.size(); d++) add_uniform_row(rule, query, S(static_cast<int64_t>(d)));
-  for (auto partial : partials) add_uniform_row(rule, query, partial);
+  add_replicated_strategy(rule, query);
+  for (size_t d = 0; d < self.sizes.size(); d++) add_uniform_strategy(rule, query, S(static_cast<int64_t>(d)));
+  for (auto partial : partials) add_uniform_strategy(rule, query, partial);
   return rule;
 }
 
@@ -37,7 +37,7 @@ Rule to_copy(const OpQuery& query) {
   return keep(query, like_strides(self.sizes, self.strides, memory_format_at(query, 6)), through);
 }
 
-// A copy like clone, without a choice of memory format.
+// Like clone, without a memory format argument.
 Rule plain_copy(const OpQuery& query) {
   const auto& self = query.tensors[0];
   return keep(query, like_strides(self.sizes, self.strides, std::nullopt), kAnyPartial);
@@ -45,9 +45,9 @@ Rule plain_copy(const OpQuery& query) {
 
 Rule contiguous_copy(const OpQuery& query) { return keep(query, {}, kAnyPartial); }
 
-// copy_(self, src): src is broadcast to self. A Partial is copied term by term.
+// copy_(self, src). src is broadcast to self. Partial values are copied rank by rank.
 Rule copy_into(const OpQuery& query) {
-  std::vector<PartialRow> partials;
+  std::vector<PartialStrategy> partials;
   bool linear = query.tensors.size() == 2 && cast_is_linear(query.tensors[1].dtype, query.tensors[0].dtype);
   if (linear)
     for (auto partial : kAnyPartial) partials.push_back({{partial, partial}, partial});
@@ -57,17 +57,17 @@ Rule copy_into(const OpQuery& query) {
   return rule;
 }
 
-// Zero is a term of any pending reduction whose value is zero.
+// Zero on every rank is zero after any reduction, so every partial is kept.
 Rule zero(const OpQuery& query) {
-  std::vector<PartialRow> partials;
+  std::vector<PartialStrategy> partials;
   for (auto partial : kAnyPartial) partials.push_back({{partial}, partial});
   return elementwise(query, partials);
 }
 
-// The same number on every rank: its mean, largest and smallest is that number; its sum is not.
+// Every rank has the same number. Its avg, max and min over ranks are that number; its sum is not.
 Rule fill(const OpQuery& query) {
-  const std::vector<PartialRow> partials = {{{Pavg}, Pavg},    {{Pmax}, Pmax},    {{Pmin}, Pmin},
-                                            {{Pavg, R}, Pavg}, {{Pmax, R}, Pmax}, {{Pmin, R}, Pmin}};
+  const std::vector<PartialStrategy> partials = {{{Pavg}, Pavg},    {{Pmax}, Pmax},    {{Pmin}, Pmin},
+                                                 {{Pavg, R}, Pavg}, {{Pmax, R}, Pmax}, {{Pmin, R}, Pmin}};
   return elementwise(query, partials);
 }
 

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
-// Reading and writing at places given by a tensor of indices. Dims the indices speak of must be whole in the tensor
-// they speak of; other dims may be cut in all tensors alike; the indices themselves may be cut where each gives one
-// result. Reading is linear in what is read.
+// Ops that read or write at positions given by an index tensor. A dim that is indexed must not be sharded. Other dims
+// can be sharded in all tensors. The index tensor can be sharded if each index gives one result. Reads are linear in
+// the tensor that is read.
 namespace tessera::rules {
 namespace {
 
@@ -21,11 +21,11 @@ Rule index_select(const OpQuery& query) {
   if (!sizes.empty()) sizes[dim] = numel_of(index.sizes);
   Rule rule;
   rule.outs = {contiguous_out(sizes)};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < ndim_of(self); d++)
-    if (d != dim) RowMaker(rule, query).in(0, S(d)).out(0, S(d));
-  if (ndim_of(index) == 1 && ndim_of(self) > 0) RowMaker(rule, query).in(2, S(0)).out(0, S(dim));
-  for (auto p : kLinearPartials) RowMaker(rule, query).in(0, p).out(0, p);
+    if (d != dim) StrategyBuilder(rule, query).in(0, S(d)).out(0, S(d));
+  if (ndim_of(index) == 1 && ndim_of(self) > 0) StrategyBuilder(rule, query).in(2, S(0)).out(0, S(dim));
+  for (auto p : kLinearPartials) StrategyBuilder(rule, query).in(0, p).out(0, p);
   return rule;
 }
 
@@ -35,27 +35,26 @@ Rule gather(const OpQuery& query) {
   int64_t dim = query.dim_at(1, ndim_of(self));
   Rule rule;
   rule.outs = {contiguous_out(index.sizes)};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < ndim_of(index) && ndim_of(self) == ndim_of(index); d++) {
     if (d == dim)
-      RowMaker(rule, query).in(2, S(d)).out(0, S(d));
+      StrategyBuilder(rule, query).in(2, S(d)).out(0, S(d));
     else if (self.sizes[d] == index.sizes[d])
-      RowMaker(rule, query).in(0, S(d)).in(2, S(d)).out(0, S(d));
+      StrategyBuilder(rule, query).in(0, S(d)).in(2, S(d)).out(0, S(d));
   }
-  for (auto p : kLinearPartials) RowMaker(rule, query).in(0, p).out(0, p);
+  for (auto p : kLinearPartials) StrategyBuilder(rule, query).in(0, p).out(0, p);
   return rule;
 }
 
-// Result with the sizes of self; nothing is listed for in-place forms. Some ops begin with a clone and so keep the
-// strides.
+// The output has the sizes of self. In-place forms have no output. Ops that begin with a clone keep the strides.
 void out_of_self_sizes(Rule& rule, const OpQuery& query, bool keeps_strides) {
   const auto& self = query.tensor(0);
   if (fresh_outputs(query.schema) == 0) return;
   rule.outs = {{Sizes(self.sizes), keeps_strides ? like_strides(self.sizes, self.strides, std::nullopt) : Sizes{}}};
 }
 
-void out_if_any(Rule& rule, RowMaker& row, Placement p) {
-  if (!rule.outs.empty()) row.out(0, p);
+void out_if_any(Rule& rule, StrategyBuilder& strategy, Placement p) {
+  if (!rule.outs.empty()) strategy.out(0, p);
 }
 
 // scatter(self, dim, index, src or value): self[index[i][j]][j] = src[i][j]
@@ -65,25 +64,25 @@ Rule scatter(const OpQuery& query, bool adds) {
   int64_t dim = query.dim_at(1, ndim_of(self));
   Rule rule;
   out_of_self_sizes(rule, query, false);
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < ndim_of(self) && ndim_of(index) == ndim_of(self); d++) {
     bool alike = self.sizes[d] == index.sizes[d] && (!src || src->sizes[d] == index.sizes[d]);
     if (d == dim || !alike) continue;
-    RowMaker row(rule, query);
-    row.in(0, S(d)).in(2, S(d)).in(3, S(d));
-    out_if_any(rule, row, S(d));
+    StrategyBuilder strategy(rule, query);
+    strategy.in(0, S(d)).in(2, S(d)).in(3, S(d));
+    out_if_any(rule, strategy, S(d));
   }
   if (!adds) return rule;
   for (auto p : kLinearPartials) {
-    RowMaker row(rule, query);
-    row.in(0, p).in(3, p);
-    out_if_any(rule, row, p);
+    StrategyBuilder strategy(rule, query);
+    strategy.in(0, p).in(3, p);
+    out_if_any(rule, strategy, p);
   }
   // Each rank adds its own entries.
   if (ndim_of(index) > 0 && index.sizes[dim] == src->sizes[dim]) {
-    RowMaker row(rule, query);
-    row.in(0, Psum).in(2, S(dim)).in(3, S(dim));
-    out_if_any(rule, row, Psum);
+    StrategyBuilder strategy(rule, query);
+    strategy.in(0, Psum).in(2, S(dim)).in(3, S(dim));
+    out_if_any(rule, strategy, Psum);
   }
   return rule;
 }
@@ -96,36 +95,35 @@ Rule along_index(const OpQuery& query, bool adds, bool clones) {
   bool source_is_like_self = source && ndim_of(*source) == ndim_of(self) && ndim_of(self) > 0;
   Rule rule;
   out_of_self_sizes(rule, query, clones);
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < ndim_of(self); d++) {
     if (d == dim) continue;
-    RowMaker row(rule, query);
-    row.in(0, S(d));
-    if (source_is_like_self) row.in(3, S(d));
-    out_if_any(rule, row, S(d));
+    StrategyBuilder strategy(rule, query);
+    strategy.in(0, S(d));
+    if (source_is_like_self) strategy.in(3, S(d));
+    out_if_any(rule, strategy, S(d));
   }
   if (!adds || !source_is_like_self) return rule;
   for (auto p : kLinearPartials) {
-    RowMaker row(rule, query);
-    row.in(0, p).in(3, p);
-    out_if_any(rule, row, p);
+    StrategyBuilder strategy(rule, query);
+    strategy.in(0, p).in(3, p);
+    out_if_any(rule, strategy, p);
   }
-  RowMaker row(rule, query);
-  row.in(0, Psum).in(2, S(0)).in(3, S(dim));
-  out_if_any(rule, row, Psum);
+  StrategyBuilder strategy(rule, query);
+  strategy.in(0, Psum).in(2, S(0)).in(3, S(dim));
+  out_if_any(rule, strategy, Psum);
   return rule;
 }
 
-// self[i0, :, i1, ...]: which dims are indexed, and where the dims of the indices and the others are in the result.
+// self[i0, :, i1, ...]: which dims are indexed, and which dims of the result are index dims or other dims of self.
 //   self (2, 3, 4, 5), indices (-, a, b, -) with a and b of sizes (6)    result (2, 6, 5): index dims begin at 1
-//   self (2, 3, 4),    indices (a, -, b)                                 result (6, 3): not adjacent, so they begin at
-//   0
+//   self (2, 3, 4),    indices (a, -, b)                                 result (6, 3): not adjacent, they begin at 0
 struct Indexing {
   std::vector<bool> indexed;     // for each dim of self
   Sizes index_sizes;             // the indices, broadcast together
   int64_t begin = 0;             // of the index dims in the result
   Sizes sizes;                   // of the result
-  std::vector<int64_t> out_dim;  // of a dim of self that is not indexed
+  std::vector<int64_t> out_dim;  // for each dim of self that is not indexed, else -1
 
   Indexing(const OpQuery& query, int list_arg) {
     const auto& self = query.tensor(0);
@@ -165,7 +163,8 @@ bool has_mask(const OpQuery& query, int list_arg) {
   });
 }
 
-// ATen lets TensorIterator lay out the result: self with stride 0 along the index dims, and the indices.
+// ATen computes the strides of the result with TensorIterator. The operands are self, with stride 0 along the index
+// dims, and the indices.
 Sizes index_strides(const OpQuery& query, const Indexing& how) {
   const auto& self = query.tensor(0);
   auto index_ndim = how.index_sizes.size();
@@ -197,53 +196,53 @@ Sizes index_strides(const OpQuery& query, const Indexing& how) {
 // index(self, indices)
 Rule index(const OpQuery& query) {
   TESSERA_CHECK(
-      !has_mask(query, 1), ShardingError, "aten::index.Tensor with a mask: the size of the result lies in the ",
-      "data, so no placement can be stated; write where or masked_fill, or index on the locals with local_map");
+      !has_mask(query, 1), ShardingError, "aten::index.Tensor with a mask: the size of the result depends on the ",
+      "data, so it has no placement; write where or masked_fill, or index the local tensors in local_map");
   Indexing how(query, 1);
   Rule rule;
   rule.outs = {{how.sizes, index_strides(query, how)}};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (size_t d = 0; d < how.out_dim.size(); d++)
-    if (how.out_dim[d] >= 0) RowMaker(rule, query).in(0, S(static_cast<int64_t>(d))).out(0, S(how.out_dim[d]));
+    if (how.out_dim[d] >= 0) StrategyBuilder(rule, query).in(0, S(static_cast<int64_t>(d))).out(0, S(how.out_dim[d]));
   for (int64_t i = 0; i < static_cast<int64_t>(how.index_sizes.size()); i++) {
     Placements in;
     for (const auto& tensor : query.tensors)
-      in.push_back(tensor.arg == 1 ? broadcast_cut(tensor, how.index_sizes, i) : R);
-    rule.row(std::move(in), {S(how.begin + i)});
+      in.push_back(tensor.arg == 1 ? broadcast_shard(tensor, how.index_sizes, i) : R);
+    rule.add_strategy(std::move(in), {S(how.begin + i)});
   }
-  for (auto p : kLinearPartials) RowMaker(rule, query).in(0, p).out(0, p);
+  for (auto p : kLinearPartials) StrategyBuilder(rule, query).in(0, p).out(0, p);
   return rule;
 }
 
-// index_put(self, indices, values, accumulate): values are broadcast to what index(self, indices) would give.
+// index_put(self, indices, values, accumulate). values are broadcast to the sizes of index(self, indices).
 Rule index_put(const OpQuery& query) {
   const auto& values = query.tensor(2);
   bool adds = query.bool_at(3);
   Rule rule;
   out_of_self_sizes(rule, query, true);
-  add_replicated_row(rule, query);
-  if (has_mask(query, 1)) return rule;  // which element of values goes where lies in the data
+  add_replicated_strategy(rule, query);
+  if (has_mask(query, 1)) return rule;  // the position of each element depends on the data
   Indexing how(query, 1);
   for (size_t d = 0; d < how.out_dim.size(); d++) {
     if (how.out_dim[d] < 0) continue;
-    auto cut = S(static_cast<int64_t>(d));
-    RowMaker row(rule, query);
-    row.in(0, cut).in(2, broadcast_cut(values, how.sizes, how.out_dim[d]));
-    out_if_any(rule, row, cut);
+    auto shard = S(static_cast<int64_t>(d));
+    StrategyBuilder strategy(rule, query);
+    strategy.in(0, shard).in(2, broadcast_shard(values, how.sizes, how.out_dim[d]));
+    out_if_any(rule, strategy, shard);
   }
   if (!adds) return rule;
   for (auto p : kLinearPartials) {
-    RowMaker row(rule, query);
-    row.in(0, p).in(2, p);
-    out_if_any(rule, row, p);
+    StrategyBuilder strategy(rule, query);
+    strategy.in(0, p).in(2, p);
+    out_if_any(rule, strategy, p);
   }
   for (int64_t i = 0; i < static_cast<int64_t>(how.index_sizes.size()); i++) {  // each rank adds its own entries
     Placements in;
     for (const auto& tensor : query.tensors)
       in.push_back(tensor.arg == 0   ? Psum
-                   : tensor.arg == 1 ? broadcast_cut(tensor, how.index_sizes, i)
-                                     : broadcast_cut(tensor, how.sizes, how.begin + i));
-    rule.row(std::move(in), Placements(rule.outs.size(), Psum));
+                   : tensor.arg == 1 ? broadcast_shard(tensor, how.index_sizes, i)
+                                     : broadcast_shard(tensor, how.sizes, how.begin + i));
+    rule.add_strategy(std::move(in), Placements(rule.outs.size(), Psum));
   }
   return rule;
 }

@@ -5,27 +5,28 @@
 
 #include <algorithm>
 
-// cat and stack: all tensors lie alike; the dim along which they are joined must be whole. A pending reduction of any
-// kind is one of each element, so it passes if all tensors wait for the same.
+// cat and stack. All tensors have the same placements. The dim along which they are joined must not be sharded. Every
+// partial is kept if all tensors have the same one, because a reduction works element by element.
 namespace tessera::rules {
 namespace {
 
-// cat skips tensors of sizes [0], whatever the others are.
+// cat skips tensors of sizes [0], for any sizes of the others.
 bool skipped(const TensorArg& tensor) { return tensor.sizes.size() == 1 && tensor.sizes[0] == 0; }
 
-Rule joined(const OpQuery& query, int64_t whole, const OutInfo& out, const std::function<int64_t(int64_t)>& out_dim) {
+Rule joined(const OpQuery& query, int64_t join_dim, const OutInfo& out,
+            const std::function<int64_t(int64_t)>& out_dim) {
   Rule rule;
   rule.outs = {out};
-  add_replicated_row(rule, query);
-  auto row = [&](Placement in, Placement result) {
+  add_replicated_strategy(rule, query);
+  auto add = [&](Placement in, Placement result) {
     Placements ins;
     for (const auto& tensor : query.tensors) ins.push_back(skipped(tensor) ? R : in);
-    rule.row(std::move(ins), {result});
+    rule.add_strategy(std::move(ins), {result});
   };
   auto ndim = static_cast<int64_t>(out.sizes.size());
   for (int64_t d = 0; d < ndim; d++)
-    if (d != whole && out_dim(d) >= 0) row(S(out_dim(d)), S(d));
-  for (auto p : kAnyPartial) row(p, p);
+    if (d != join_dim && out_dim(d) >= 0) add(S(out_dim(d)), S(d));
+  for (auto p : kAnyPartial) add(p, p);
   return rule;
 }
 
@@ -34,7 +35,7 @@ Rule cat(const OpQuery& query) {
   if (first == query.tensors.end()) {
     Rule rule;
     rule.outs = {contiguous_out({0})};
-    add_replicated_row(rule, query);
+    add_replicated_strategy(rule, query);
     return rule;
   }
   int64_t dim = query.dim_at(1, static_cast<int64_t>(first->sizes.size()));
@@ -44,7 +45,7 @@ Rule cat(const OpQuery& query) {
   for (const auto& tensor : query.tensors) {
     if (skipped(tensor)) continue;
     TESSERA_CHECK(tensor.sizes.size() == sizes.size(), UsageError, "aten::cat: tensors of sizes ", first->sizes,
-                  " and ", tensor.sizes, "; they must have as many dims");
+                  " and ", tensor.sizes, "; they must have the same number of dims");
     for (size_t d = 0; d < sizes.size(); d++)
       TESSERA_CHECK(static_cast<int64_t>(d) == dim || tensor.sizes[d] == sizes[d], UsageError, "aten::cat along dim ",
                     dim, ": sizes ", first->sizes, " and ", tensor.sizes, " differ in dim ", d);

@@ -3,13 +3,14 @@
 #include "tessera/rules/detail/families.h"
 #include "tessera/rules/detail/geometry.h"
 
-// Losses. A mean is a sum divided by the count of the whole, never a mean of means: pieces may be of different sizes.
+// Losses. A mean is the global sum divided by the global count. A mean of local means is wrong for uneven shards.
 namespace tessera::rules {
 namespace {
 
 enum Reduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };  // at::Reduction
 
-// Elementwise losses: (self, target, ..., reduction, ...), all tensors broadcast. The special op takes the count last.
+// Elementwise losses: (self, target, ..., reduction, ...) with broadcasting. The special op has the count as its last
+// argument.
 Rule elementwise_loss(const OpQuery& query, int reduction_arg, const std::string& special) {
   int64_t reduction = query.int_at(reduction_arg);
   Rule rule = elementwise(query);
@@ -17,10 +18,10 @@ Rule elementwise_loss(const OpQuery& query, int reduction_arg, const std::string
   auto count = static_cast<double>(numel_of(rule.outs[0].sizes));
   rule.outs = {contiguous_out({})};
   rule.flops = count;
-  for (auto& row : rule.rows) {
-    if (!row.out[0].is_sharded()) continue;
-    row.out[0] = Psum;
-    row.special = reduction == kMean;
+  for (auto& strategy : rule.strategies) {
+    if (!strategy.out[0].is_sharded()) continue;
+    strategy.out[0] = Psum;
+    strategy.special = reduction == kMean;
   }
   if (reduction == kMean) {
     rule.special = special;
@@ -29,23 +30,23 @@ Rule elementwise_loss(const OpQuery& query, int reduction_arg, const std::string
   return rule;
 }
 
-// (grad_output, self, target, ..., reduction, ...): grad_output is of one element unless nothing was reduced. The plain
-// op divides by the number of elements it sees, so a mean over a piece needs the count of the whole.
+// (grad_output, self, target, ..., reduction, ...). grad_output has one element unless reduction = none. The plain op
+// divides by the local number of elements, so the special op takes the global count.
 Rule elementwise_loss_backward(const OpQuery& query, int reduction_arg, const std::string& special) {
   Rule rule = elementwise(query);
   if (query.int_at(reduction_arg) != kMean) return rule;
   rule.special = special;
   rule.special_args = {static_cast<double>(numel_of(rule.outs[0].sizes))};
-  for (auto& row : rule.rows) row.special = row.out[0].is_sharded();
+  for (auto& strategy : rule.strategies) strategy.special = strategy.out[0].is_sharded();
   return rule;
 }
 
-// Scores are (N, C, ...), or (C); targets (N, ...). Classes must be whole.
+// Scores are (N, C, ...) or (C); targets are (N, ...). The class dim must not be sharded.
 int64_t class_dim(c10::IntArrayRef scores) { return scores.size() == 1 ? 0 : 1; }
 
 // nll_loss_forward(self, target, weight, reduction, ignore_index) -> output, total_weight
-// The denominator of the mean is the weight of the targets that are not ignored: it lies in the data. So the mean is
-// taken by an op that sums, adds up the denominators of all ranks, and divides.
+// The denominator of the mean is the total weight of the targets that are not ignored, so it depends on the data. The
+// mean is computed by an op that sums losses and denominators over all ranks and then divides.
 Rule nll_loss(const OpQuery& query, const std::string& mean) {
   const auto &self = query.tensor(0), &target = query.tensor(1);
   int64_t reduction = query.int_at(3);
@@ -56,35 +57,38 @@ Rule nll_loss(const OpQuery& query, const std::string& mean) {
   }
   rule.outs = {contiguous_out(reduction == kNone ? target.sizes : c10::IntArrayRef{}), contiguous_out({})};
   rule.flops = static_cast<double>(numel_of(target.sizes));
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++) {
     if (d == class_dim(self.sizes)) continue;
-    auto cut = S(d == 0 ? 0 : d - 1);
-    RowMaker(rule, query).in(0, S(d)).in(1, cut).out(0, reduction == kNone ? cut : Psum).out(1, Psum);
+    auto target_shard = S(d == 0 ? 0 : d - 1);
+    StrategyBuilder(rule, query)
+        .in(0, S(d))
+        .in(1, target_shard)
+        .out(0, reduction == kNone ? target_shard : Psum)
+        .out(1, Psum);
   }
   return rule;
 }
 
-// nll_loss_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight): divides by total_weight,
-// which is that of the whole.
+// nll_loss_backward(grad_output, self, target, weight, reduction, ignore_index, total_weight) divides by total_weight,
+// which is global.
 Rule nll_loss_backward(const OpQuery& query) {
   const auto& self = query.tensor(1);
   bool each = query.int_at(4) == kNone && !query.tensor(0).sizes.empty();
   Rule rule;
   rule.outs = {contiguous_out(self.sizes)};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++) {
     if (d == class_dim(self.sizes)) continue;
-    auto cut = S(d == 0 ? 0 : d - 1);
-    RowMaker(rule, query).in(0, each ? cut : R).in(1, S(d)).in(2, cut).out(0, S(d));
+    auto target_shard = S(d == 0 ? 0 : d - 1);
+    StrategyBuilder(rule, query).in(0, each ? target_shard : R).in(1, S(d)).in(2, target_shard).out(0, S(d));
   }
   return rule;
 }
 
-// op, place of `reduction`
-const struct {
+const struct ElementwiseLoss {
   const char* op;
-  int reduction;
+  int reduction;  // index of that argument
 } kForward[] = {{"mse_loss", 2},         {"smooth_l1_loss", 2},
                 {"huber_loss", 2},       {"binary_cross_entropy", 3},
                 {"soft_margin_loss", 2}, {"binary_cross_entropy_with_logits", 4}},

@@ -5,14 +5,14 @@
 #include <algorithm>
 #include <string>
 
-// Sums of products, by their letters: each letter is one row. Cut it wherever it appears; where it is summed away, the
-// result is Partial.
+// Sums of products, written as an einsum. Each letter gives one strategy: shard the letter in every operand that has
+// it. If the result does not have the letter, the result is partial.
 //
 //   mk,kn->mn     m: S(0), R    -> S(0)
 //                 n: R,    S(1) -> S(1)
 //                 k: S(1), S(0) -> P(sum)
 //
-// A Partial operand is reduced first: the product of a pending sum would be reduced later, and as often as it is used.
+// A partial operand is reduced first. Otherwise the product would be partial, and each of its uses would reduce it.
 namespace tessera::rules {
 namespace {
 
@@ -25,22 +25,22 @@ Einsum parse(const std::string& text) {
   return {text.substr(0, comma), text.substr(comma + 1, arrow - comma - 1), text.substr(arrow + 2)};
 }
 
-Placement cut_of(const std::string& letters, char letter, Placement otherwise) {
+Placement shard_of(const std::string& letters, char letter, Placement otherwise) {
   auto at = letters.find(letter);
   return at == std::string::npos ? otherwise : S(static_cast<int64_t>(at));
 }
 
-// Size of each letter; both operands must agree, as a plain tensor would insist too.
+// The size of a letter. Throws if the operands have different sizes, as the op does for plain tensors.
 int64_t size_of(const Einsum& e, char letter, const TensorArg& lhs, const TensorArg& rhs, const OpQuery& query) {
   auto in_lhs = e.lhs.find(letter), in_rhs = e.rhs.find(letter);
   if (in_lhs != std::string::npos && in_rhs != std::string::npos)
     TESSERA_CHECK(lhs.sizes[in_lhs] == rhs.sizes[in_rhs], UsageError, query.schema.operator_name(), ": sizes ",
-                  lhs.sizes, " and ", rhs.sizes, " do not fit: dim ", in_lhs, " of the first and dim ", in_rhs,
+                  lhs.sizes, " and ", rhs.sizes, " do not match: dim ", in_lhs, " of the first and dim ", in_rhs,
                   " of the second must be equal");
   return in_lhs != std::string::npos ? lhs.sizes[in_lhs] : rhs.sizes[in_rhs];
 }
 
-// Operands are arguments `lhs` and `rhs` of the schema; `added` (a bias, broadcast to the output) is one too, or -1.
+// lhs_arg, rhs_arg and `added` are arguments of the schema. `added` is a bias that is broadcast to the output, or -1.
 Rule einsum(const OpQuery& query, const std::string& text, int lhs_arg, int rhs_arg, int added = -1) {
   Einsum e = parse(text);
   const auto& lhs = query.tensor(lhs_arg);
@@ -59,15 +59,15 @@ Rule einsum(const OpQuery& query, const std::string& text, int lhs_arg, int rhs_
   rule.flops = 1;
   for (char letter : letters) rule.flops *= static_cast<double>(size_of(e, letter, lhs, rhs, query));
 
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   const auto* bias = added < 0 ? nullptr : query.find_tensor(added);
   for (char letter : letters) {
-    RowMaker row(rule, query);
-    row.in(lhs_arg, cut_of(e.lhs, letter, R)).in(rhs_arg, cut_of(e.rhs, letter, R));
-    auto out = cut_of(e.out, letter, Psum);
-    // Under a pending sum the bias is one of the terms: an R bias becomes that by dividing by the number of ranks.
-    if (bias) row.in(added, out.is_sharded() ? broadcast_cut(*bias, sizes, out.dim) : out);
-    if (!rule.outs.empty()) row.out(0, out);
+    StrategyBuilder strategy(rule, query);
+    strategy.in(lhs_arg, shard_of(e.lhs, letter, R)).in(rhs_arg, shard_of(e.rhs, letter, R));
+    auto out = shard_of(e.out, letter, Psum);
+    // If the output is P(sum), the bias must be P(sum) too. R becomes P(sum) by a division by the number of ranks.
+    if (bias) strategy.in(added, out.is_sharded() ? broadcast_shard(*bias, sizes, out.dim) : out);
+    if (!rule.outs.empty()) strategy.out(0, out);
   }
   return rule;
 }
@@ -107,15 +107,15 @@ std::string batch_letters(size_t count, char first = 'A') {
   return letters;
 }
 
-// linear(input, weight, bias): a batch of any number of dims, each of which may be cut. Composite in ATen, where it
-// folds them into one and so cannot keep a cut of the second.
+// linear(input, weight, bias). The batch has any number of dims, and each can be sharded. ATen's composite kernel folds
+// them into one dim, so it cannot keep the sharding of the second.
 Rule linear(const OpQuery& query) {
   auto batch = batch_letters(query.tensor(0).sizes.size() - 1);
   if (query.tensor(1).sizes.size() == 1) return einsum(query, batch + "k,k->" + batch, 0, 1, 2);
   return einsum(query, batch + "k,nk->" + batch + "n", 0, 1, 2);
 }
 
-// linear_backward(input, grad_output, weight, output_mask): three products of one set of letters.
+// linear_backward(input, grad_output, weight, output_mask): three products over the same letters.
 //   input "Ak", grad "An", weight "nk":   grad_input "An,nk->Ak"   grad_weight "An,Ak->nk"   grad_bias "An->n"
 Rule linear_backward(const OpQuery& query) {
   const auto &input = query.tensor(0), &grad = query.tensor(1), &weight = query.tensor(2);
@@ -129,32 +129,34 @@ Rule linear_backward(const OpQuery& query) {
     if (!mask[i]) rule.outs[i] = {};
   rule.flops = 2.0 * static_cast<double>(numel_of(input.sizes)) * static_cast<double>(weight.sizes[0]);
   rule.special = "tessera::linear_backward";  // ATen has the schema but no kernel for CPU or CUDA
-  RowMaker(rule, query).special();
+  StrategyBuilder(rule, query).special();
   for (char letter : batch + "nk") {
-    RowMaker row(rule, query);
-    row.in(0, cut_of(of_input, letter, R))
-        .in(1, cut_of(of_grad, letter, R))
-        .in(2, cut_of(of_weight, letter, R))
+    StrategyBuilder strategy(rule, query);
+    strategy.in(0, shard_of(of_input, letter, R))
+        .in(1, shard_of(of_grad, letter, R))
+        .in(2, shard_of(of_weight, letter, R))
         .special();
     const std::string operands[] = {of_grad + of_weight, of_grad + of_input, of_grad};
     for (size_t i = 0; i < 3; i++) {
-      bool appears = operands[i].find(letter) != std::string::npos;  // k is in no operand of grad_bias: whole there
-      if (mask[i]) row.out(i, appears ? cut_of(out_letters[i], letter, Psum) : R);
+      // No operand of grad_bias has k, so grad_bias is R then.
+      bool appears = operands[i].find(letter) != std::string::npos;
+      if (mask[i]) strategy.out(i, appears ? shard_of(out_letters[i], letter, Psum) : R);
     }
   }
   (void)grad;
   return rule;
 }
 
-// matmul in all its forms: vectors, matrices, broadcast batches.
+// matmul of vectors, matrices and broadcast batches.
 Rule matmul(const OpQuery& query) {
   auto lhs = query.tensor(0).sizes, rhs = query.tensor(1).sizes;
   TESSERA_CHECK(!lhs.empty() && !rhs.empty(), UsageError,
-                "aten::matmul: a tensor without dims; multiply by it instead");
+                "aten::matmul: an operand has no dims; write a * b instead");
   size_t lhs_batch = lhs.size() > 2 ? lhs.size() - 2 : 0, rhs_batch = rhs.size() > 2 ? rhs.size() - 2 : 0;
   size_t batch = std::max(lhs_batch, rhs_batch);
   auto shared = batch_letters(batch);
-  // A batch dim of size 1 that is broadcast gets a letter of its own that never appears in the output: no row cuts it.
+  // A batch dim of size 1 that is broadcast has the letter '1', which the output does not have. So no strategy shards
+  // it.
   std::string lhs_letters = shared.substr(batch - lhs_batch), rhs_letters = shared.substr(batch - rhs_batch);
   Sizes sizes;
   for (size_t i = 0; i < batch; i++) {
@@ -182,12 +184,12 @@ Rule matmul(const OpQuery& query) {
   Rule rule;
   rule.outs = {contiguous_out(sizes)};
   rule.flops = static_cast<double>(numel_of(sizes)) * static_cast<double>(lhs.back());
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (char letter : out_letters + "k")
-    RowMaker(rule, query)
-        .in(0, cut_of(lhs_letters, letter, R))
-        .in(1, cut_of(rhs_letters, letter, R))
-        .out(0, cut_of(out_letters, letter, Psum));
+    StrategyBuilder(rule, query)
+        .in(0, shard_of(lhs_letters, letter, R))
+        .in(1, shard_of(rhs_letters, letter, R))
+        .out(0, shard_of(out_letters, letter, Psum));
   return rule;
 }
 

@@ -2,8 +2,8 @@
 #include "tessera/rules/detail/families.h"
 #include "tessera/rules/detail/geometry.h"
 
-// Layer, RMS, group and batch norm. Each has dims over which it takes statistics, which must be whole; any other may be
-// cut. Gradients of weight and bias sum over those others: Partial.
+// Layer, RMS, group and batch norm. The dims over which an op computes statistics must not be sharded. Other dims can
+// be. The gradients of weight and bias are sums over those other dims, so they are partial.
 namespace tessera::rules {
 namespace {
 
@@ -24,11 +24,11 @@ Rule layer_norm(const OpQuery& query) {
                    contiguous_out(statistics_sizes(input.sizes, normalized)));
   rule.outs[0] = contiguous_out(input.sizes);
   rule.flops = 4.0 * static_cast<double>(numel_of(input.sizes));
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (size_t d = 0; d < input.sizes.size() - normalized; d++) {
-    RowMaker row(rule, query);
-    row.in(0, S(static_cast<int64_t>(d)));
-    for (size_t i = 0; i < rule.outs.size(); i++) row.out(i, S(static_cast<int64_t>(d)));
+    StrategyBuilder strategy(rule, query);
+    strategy.in(0, S(static_cast<int64_t>(d)));
+    for (size_t i = 0; i < rule.outs.size(); i++) strategy.out(i, S(static_cast<int64_t>(d)));
   }
   return rule;
 }
@@ -43,25 +43,21 @@ Rule layer_norm_backward(const OpQuery& query, std::initializer_list<int> statis
   rule.outs.assign(outs, contiguous_out(normalized));
   rule.outs[0] = contiguous_out(input.sizes);
   rule.flops = 8.0 * static_cast<double>(numel_of(input.sizes));
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (size_t d = 0; d < input.sizes.size() - normalized.size(); d++) {
-    RowMaker row(rule, query);
-    auto cut = S(static_cast<int64_t>(d));
-    row.in(0, cut).in(1, cut);
-    for (int arg : statistics) row.in(arg, cut);
-    row.out(0, cut);
-    for (size_t i = 1; i < outs; i++) row.out(i, Psum);
+    StrategyBuilder strategy(rule, query);
+    auto shard = S(static_cast<int64_t>(d));
+    strategy.in(0, shard).in(1, shard);
+    for (int arg : statistics) strategy.in(arg, shard);
+    strategy.out(0, shard);
+    for (size_t i = 1; i < outs; i++) strategy.out(i, Psum);
   }
-  for (size_t i = 0; i < outs; i++)
-    if (!mask[i]) {
-      rule.outs[i] = {};
-      for (auto& row : rule.rows) row.out[i] = R;
-    }
+  drop_masked_outputs(rule, mask);
   return rule;
 }
 
-// native_group_norm(input, weight, bias, N, C, HxW, group, eps): a group lies across channels and places, so only the
-// batch may be cut; N is the local one.
+// native_group_norm(input, weight, bias, N, C, HxW, group, eps). A group spans channels and spatial dims, so only the
+// batch can be sharded. N becomes the local batch size.
 Rule group_norm(const OpQuery& query) {
   const auto& input = query.tensor(0);
   Sizes statistics = {query.int_at(3), query.int_at(6)};
@@ -70,8 +66,8 @@ Rule group_norm(const OpQuery& query) {
                contiguous_out(statistics),
                contiguous_out(statistics)};
   rule.fixes = {{.arg = 3, .what = ArgFix::What::InSize, .tensor = query.index_of(0), .dim = 0}};
-  add_replicated_row(rule, query);
-  RowMaker(rule, query).in(0, S(0)).out(0, S(0)).out(1, S(0)).out(2, S(0));
+  add_replicated_strategy(rule, query);
+  StrategyBuilder(rule, query).in(0, S(0)).out(0, S(0)).out(1, S(0)).out(2, S(0));
   return rule;
 }
 
@@ -83,22 +79,16 @@ Rule group_norm_backward(const OpQuery& query) {
   Sizes channels = {query.int_at(6)};
   rule.outs = {contiguous_out(input.sizes), contiguous_out(channels), contiguous_out(channels)};
   rule.fixes = {{.arg = 5, .what = ArgFix::What::InSize, .tensor = query.index_of(1), .dim = 0}};
-  add_replicated_row(rule, query);
-  RowMaker row(rule, query);
-  row.in(0, S(0)).in(1, S(0)).in(2, S(0)).in(3, S(0));
-  const Placement cut_batch[] = {S(0), Psum, Psum};
-  for (size_t i = 0; i < 3; i++) {
-    if (mask[i])
-      row.out(i, cut_batch[i]);
-    else
-      rule.outs[i] = {};
-  }
+  add_replicated_strategy(rule, query);
+  StrategyBuilder strategy(rule, query);
+  strategy.in(0, S(0)).in(1, S(0)).in(2, S(0)).in(3, S(0)).out(0, S(0)).out(1, Psum).out(2, Psum);
+  drop_masked_outputs(rule, mask);
   return rule;
 }
 
-// Batch norm takes statistics over batch and places, one for each channel. Channels may be cut. In training the batch
-// must be whole; with given statistics it is elementwise, and the batch may be cut too. ATen's kernels refuse an empty
-// piece: tessera::*_or_zeros makes zeros of the sizes of the piece.
+// Batch norm computes statistics over the batch and the spatial dims, one for each channel. Channels can be sharded. In
+// training the batch must not be sharded. With given statistics the op is elementwise, and the batch can be sharded
+// too. ATen's kernels throw for an empty local tensor; tessera::*_or_zeros gives zeros of the local sizes.
 //   native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps) -> out, mean, invstd
 Rule batch_norm(const OpQuery& query, int training_arg, const std::string& special) {
   const auto& input = query.tensor(0);
@@ -110,12 +100,12 @@ Rule batch_norm(const OpQuery& query, int training_arg, const std::string& speci
                contiguous_out(statistics)};
   rule.special = special;
   for (int i = 0; i < 3; i++) rule.special_fixes.push_back({.arg = -1, .what = ArgFix::What::OutSizes, .tensor = i});
-  add_replicated_row(rule, query);
-  RowMaker channels(rule, query);
+  add_replicated_strategy(rule, query);
+  StrategyBuilder channels(rule, query);
   channels.in(0, S(1)).out(0, S(1)).special();
   for (int arg = 1; arg < training_arg; arg++) channels.in(arg, S(0));
   if (training) channels.out(1, S(0)).out(2, S(0));
-  if (!training) RowMaker(rule, query).in(0, S(0)).out(0, S(0));
+  if (!training) StrategyBuilder(rule, query).in(0, S(0)).out(0, S(0));
   return rule;
 }
 
@@ -131,17 +121,13 @@ Rule batch_norm_backward(const OpQuery& query) {
                contiguous_out(channels)};
   rule.special = "tessera::native_batch_norm_backward_or_zeros";
   for (int i = 0; i < 3; i++) rule.special_fixes.push_back({.arg = -1, .what = ArgFix::What::OutSizes, .tensor = i});
-  add_replicated_row(rule, query);
-  RowMaker by_channel(rule, query);
+  add_replicated_strategy(rule, query);
+  StrategyBuilder by_channel(rule, query);
   by_channel.in(0, S(1)).in(1, S(1)).out(0, S(1)).out(1, S(0)).out(2, S(0)).special();
   for (int arg : {2, 3, 4}) by_channel.in(arg, S(0));
   if (training) by_channel.in(5, S(0)).in(6, S(0));  // otherwise they are empty
-  if (!training) RowMaker(rule, query).in(0, S(0)).in(1, S(0)).out(0, S(0)).out(1, Psum).out(2, Psum).special();
-  for (size_t i = 0; i < 3; i++)
-    if (!mask[i]) {
-      rule.outs[i] = {};
-      for (auto& row : rule.rows) row.out[i] = R;
-    }
+  if (!training) StrategyBuilder(rule, query).in(0, S(0)).in(1, S(0)).out(0, S(0)).out(1, Psum).out(2, Psum).special();
+  drop_masked_outputs(rule, mask);
   return rule;
 }
 

@@ -5,76 +5,78 @@
 
 namespace tessera::rules {
 
-Rule elementwise(const OpQuery& query, c10::ArrayRef<PartialRow> partials) {
+Rule elementwise(const OpQuery& query, c10::ArrayRef<PartialStrategy> partials) {
   Rule rule;
   auto sizes = broadcast_sizes(query);
   auto outs = static_cast<size_t>(fresh_outputs(query.schema));
   if (outs > 0) rule.outs.assign(outs, {sizes, pointwise_strides(sizes, query.tensors)});
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); d++) {
     Placements in;
-    for (const auto& tensor : query.tensors) in.push_back(broadcast_cut(tensor, sizes, d));
-    rule.row(std::move(in), Placements(outs, S(d)));
+    for (const auto& tensor : query.tensors) in.push_back(broadcast_shard(tensor, sizes, d));
+    rule.add_strategy(std::move(in), Placements(outs, S(d)));
   }
   for (const auto& partial : partials) {
     if (partial.in.size() != query.tensors.size()) continue;
-    bool changes_written = outs == 0 && partial.in[0] != partial.out;  // in place, the first argument stays as it lies
-    if (!changes_written) rule.row(Placements(partial.in.begin(), partial.in.end()), Placements(outs, partial.out));
+    bool changes_written = outs == 0 && partial.in[0] != partial.out;  // an in-place op keeps its placements
+    if (changes_written) continue;
+    rule.add_strategy(Placements(partial.in.begin(), partial.in.end()), Placements(outs, partial.out));
   }
   return rule;
 }
 
 namespace {
 
-// f(a + b) = f(a) + f(b), and f(0) = 0 so that a masked tensor stays one.
-const std::vector<PartialRow> kLinear = {{{Psum}, Psum}, {{Pavg}, Pavg}, {{Pmask}, Pmask}};
+// f(a + b) = f(a) + f(b), and f(0) = 0, so P(mask) is kept too.
+const std::vector<PartialStrategy> kLinear = {{{Psum}, Psum}, {{Pavg}, Pavg}, {{Pmask}, Pmask}};
 
-// Order is turned round: the largest becomes the smallest.
-const std::vector<PartialRow> kNegation = {
+// Negation reverses the order: P(max) becomes P(min).
+const std::vector<PartialStrategy> kNegation = {
     {{Psum}, Psum}, {{Pavg}, Pavg}, {{Pmask}, Pmask}, {{Pmax}, Pmin}, {{Pmin}, Pmax}};
 
-// {Psum, R} is absent: R would be counted once per rank. An R operand becomes Psum by dividing, without communication.
-// {R, Pmax} is absent: alpha may be negative.
-const std::vector<PartialRow> kSum = {
+// {Psum, R} is absent, because R would be added once per rank. An R operand becomes Psum by a division, without
+// communication. {R, Pmax} is absent, because alpha can be negative.
+const std::vector<PartialStrategy> kSum = {
     {{Psum, Psum}, Psum}, {{Pavg, Pavg}, Pavg}, {{Pmask, Pmask}, Psum},
-    {{Pavg, R}, Pavg},    {{R, Pavg}, Pavg},  // every rank adds the same R, so the mean moves by R
-    {{Pmax, R}, Pmax},    {{Pmin, R}, Pmin},  // and so does the largest
+    {{Pavg, R}, Pavg},    {{R, Pavg}, Pavg},  // every rank adds the same R, so the avg changes by R
+    {{Pmax, R}, Pmax},    {{Pmin, R}, Pmin},  // and so does the max
 };
 
-// Adding a number: as adding R. Psum is absent: the number would be counted once per rank.
-const std::vector<PartialRow> kShift = {{{Pavg}, Pavg}, {{Pmax}, Pmax}, {{Pmin}, Pmin}};
+// Addition of a number is like addition of R. Psum is absent, because the number would be added once per rank.
+const std::vector<PartialStrategy> kShift = {{{Pavg}, Pavg}, {{Pmax}, Pmax}, {{Pmin}, Pmin}};
 
-// a + w * (b - a), one w for all.
-const std::vector<PartialRow> kInterpolation = {{{Psum, Psum}, Psum}, {{Pavg, Pavg}, Pavg}};
+// a + w * (b - a) with one w for all elements.
+const std::vector<PartialStrategy> kInterpolation = {{{Psum, Psum}, Psum}, {{Pavg, Pavg}, Pavg}};
 
-// Picks one of the two for each element, alike on every rank.
-const std::vector<PartialRow> kChoice = {{{R, Psum, Psum}, Psum}, {{R, Pavg, Pavg}, Pavg}};
+// Selects one of two values for each element, the same one on every rank.
+const std::vector<PartialStrategy> kChoice = {{{R, Psum, Psum}, Psum}, {{R, Pavg, Pavg}, Pavg}};
 
-// By a whole tensor, a Partial passes only if there is but one element: of a larger one, letting it through would
-// reduce it later, and more than once, at whatever comes next.
-const std::vector<PartialRow> kScaledByOne = {{{Psum, R}, Psum}, {{Pavg, R}, Pavg}};
-const std::vector<PartialRow> kProductWithOne = {
+// A product with a replicated tensor keeps a partial only if the result has one element. For a larger result it is
+// cheaper to reduce first: otherwise each later use of the result would reduce it.
+const std::vector<PartialStrategy> kScaledByOne = {{{Psum, R}, Psum}, {{Pavg, R}, Pavg}};
+const std::vector<PartialStrategy> kProductWithOne = {
     {{Psum, R}, Psum}, {{Pavg, R}, Pavg}, {{R, Psum}, Psum}, {{R, Pavg}, Pavg}};
 
-Rule scaled(const OpQuery& query, c10::ArrayRef<PartialRow> by_one) {
+Rule scaled(const OpQuery& query, c10::ArrayRef<PartialStrategy> by_one) {
   bool plain_factor = query.tensors.size() == 2 && (!query.tensors[0].distributed || !query.tensors[1].distributed);
   bool one_element = numel_of(broadcast_sizes(query)) == 1;
-  return elementwise(query, plain_factor || one_element ? by_one : c10::ArrayRef<PartialRow>{});
+  return elementwise(query, plain_factor || one_element ? by_one : c10::ArrayRef<PartialStrategy>{});
 }
 
-// Ops that let a Partial through. In-place forms have the same rows.
-const struct {
+// Ops that keep partials. In-place forms have the same strategies.
+const struct PointwisePartialOp {
   const char* op;
-  const std::vector<PartialRow>& partials;
-} kThrough[] = {
+  const std::vector<PartialStrategy>& partials;
+} kPointwisePartialOps[] = {
     {"add.Tensor", kSum},   {"sub.Tensor", kSum},    {"add.Scalar", kShift},
     {"sub.Scalar", kShift}, {"mul.Scalar", kLinear}, {"div.Scalar", kLinear},
     {"neg", kNegation},     {"deg2rad", kLinear},    {"lerp.Scalar", kInterpolation},
     {"rad2deg", kLinear},   {"where.self", kChoice},
 };
 
-// Elementwise, and nothing Partial goes in. By kind; each also in place where ATen has that form.
-const char* const kWhole[] = {
+// Ops that keep no partial: a partial input is reduced first. Each is also registered in its in-place form, if ATen has
+// one.
+const char* const kPointwiseShardOnlyOps[] = {
     // one tensor
     "abs",
     "acos",
@@ -137,7 +139,7 @@ const char* const kWhole[] = {
     "special_i1e",
     "special_log_ndtr",
     "special_ndtri",
-    // activations with numbers
+    // activations with parameters
     "celu",
     "elu",
     "gelu",
@@ -217,9 +219,8 @@ const char* const kWhole[] = {
     "addcmul",
     "lerp.Tensor",
     "masked_fill_.Tensor",
-    // backward of the above: elementwise in the gradient and what was saved. Linear in the gradient, yet a product of
-    // two
-    // tensors, so a Partial gradient is reduced first (see kScaledByOne).
+    // Backward of the above: elementwise in the gradient and the saved tensors. It is a product of two tensors, so a
+    // partial gradient is reduced first (see kScaledByOne).
     "elu_backward",
     "gelu_backward",
     "hardshrink_backward",
@@ -239,21 +240,22 @@ const char* const kWhole[] = {
     "native_dropout_backward",
 };
 
-// pow(2, x), masked_fill: alone among elementwise ops, the result is contiguous whatever the operands are.
+// pow(2, x) and masked_fill: unlike other elementwise ops, they give a contiguous result for all operands.
 Rule contiguous_elementwise(const OpQuery& query) {
   Rule rule = elementwise(query);
   for (auto& out : rule.outs) out.strides.clear();
   return rule;
 }
 
-// out= forms: the last tensor is written. It must have its sizes already, because a piece cannot be resized by itself.
+// out= forms. The last tensor is written. It must have the right sizes, because a local tensor cannot be resized alone.
 Rule into_out(const OpQuery& query) {
   auto inputs = query;
   inputs.tensors.pop_back();
   const auto sizes = broadcast_sizes(inputs);
   const auto& out = query.tensors.back();
   TESSERA_CHECK(out.sizes == sizes, UsageError, query.schema.operator_name(), ": the result has sizes ", sizes,
-                ", and `out` has ", out.sizes, "; give one that has them, or use the form that returns a new one");
+                ", but `out` has ", out.sizes,
+                "; pass an `out` of these sizes, or use the form that returns a new tensor");
   return elementwise(query);
 }
 
@@ -261,12 +263,14 @@ Rule into_out(const OpQuery& query) {
 
 void register_pointwise(Registry& to) {
   Family family(to, "pointwise");
-  for (const auto* op : kWhole) family.op_and_in_place(op, [](const OpQuery& query) { return elementwise(query); });
-  for (const auto& row : kThrough)
+  for (const auto* op : kPointwiseShardOnlyOps)
+    family.op_and_in_place(op, [](const OpQuery& query) { return elementwise(query); });
+  for (const auto& row : kPointwisePartialOps)
     family.op_and_in_place(row.op, [&row](const OpQuery& query) { return elementwise(query, row.partials); });
   for (const auto* op : {"pow.Scalar", "masked_fill.Scalar", "masked_fill.Tensor"})
     family.op(op, contiguous_elementwise);
-  for (const auto* op : {"maximum.out", "minimum.out"}) family.op(op, into_out);  // LibTorch's Adam, for amsgrad
+  // Used by LibTorch's Adam with amsgrad.
+  for (const auto* op : {"maximum.out", "minimum.out"}) family.op(op, into_out);
   family.op_and_in_place("mul.Tensor", [](const OpQuery& query) { return scaled(query, kProductWithOne); });
   family.op_and_in_place("div.Tensor", [](const OpQuery& query) { return scaled(query, kScaledByOne); });
 }

@@ -5,20 +5,20 @@
 #include <cmath>
 #include <limits>
 
-// Ops that make one element of many along some dims. A dim that is not reduced may be cut and is cut in the result;
-// what a cut of a reduced dim gives is the last column of the table below.
+// Reductions along some dims. A dim that is not reduced can be sharded, and the result is sharded there too. If a
+// reduced dim is sharded, the result is partial. The table below has the partial of each op.
 namespace tessera::rules {
 namespace {
 
-// Which dims of a tensor are reduced, and where the others are in the result.
+// Which dims of a tensor are reduced, and which dims of the result the others are.
 struct Reduced {
   Sizes out_sizes;
   std::vector<bool> dims;
-  std::vector<int64_t> out_dim;  // of a dim that stays
-  int64_t count = 1;             // elements that become one
+  std::vector<int64_t> out_dim;  // of a dim that is not reduced
+  int64_t count = 1;             // number of elements that are reduced to one
 };
 
-// `dim_arg` none or empty, or -1: all dims. `keep_arg` -1: not kept.
+// dim_arg = -1, or a None or empty argument: all dims. keep_arg = -1: keepdim is false.
 Reduced reduced_dims(const OpQuery& query, int tensor_arg, int dim_arg, int keep_arg) {
   auto sizes = query.tensor(tensor_arg).sizes;
   auto ndim = static_cast<int64_t>(sizes.size());
@@ -40,62 +40,64 @@ Reduced reduced_dims(const OpQuery& query, int tensor_arg, int dim_arg, int keep
   return result;
 }
 
-// `partial`: what a cut of a reduced dim gives; R: it may not be cut. Every output has the same sizes.
+// `partial`: the result if a reduced dim is sharded; R: it must not be sharded. `through`: partials that the op keeps.
+// Every output has the same sizes.
 Rule reduction(const OpQuery& query, const Reduced& reduced, Placement partial, c10::ArrayRef<Placement> through) {
   Rule rule;
   rule.outs.assign(static_cast<size_t>(fresh_outputs(query.schema)), contiguous_out(reduced.out_sizes));
   rule.flops = static_cast<double>(numel_of(query.tensors[0].sizes));
-  Placements outs(rule.outs.size(), R);
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (size_t d = 0; d < reduced.dims.size(); d++) {
     if (reduced.dims[d] && partial.is_replicate()) continue;
-    rule.row({S(static_cast<int64_t>(d))}, Placements(outs.size(), reduced.dims[d] ? partial : S(reduced.out_dim[d])));
+    const auto out = reduced.dims[d] ? partial : S(reduced.out_dim[d]);
+    rule.add_strategy({S(static_cast<int64_t>(d))}, Placements(rule.outs.size(), out));
   }
-  for (auto p : through) add_uniform_row(rule, query, p);
+  for (auto p : through) add_uniform_strategy(rule, query, p);
   return rule;
 }
 
-// Makes every row that cuts a reduced dim run another op.
-void special_where_cut(Rule& rule, const Reduced& reduced, const std::string& op, std::vector<c10::IValue> args = {}) {
+// Strategies that shard a reduced dim run another op.
+void special_where_sharded(Rule& rule, const Reduced& reduced, const std::string& op,
+                           std::vector<c10::IValue> args = {}) {
   rule.special = op;
   rule.special_args = std::move(args);
-  for (auto& row : rule.rows)
-    if (row.in[0].is_sharded() && reduced.dims[row.in[0].dim]) row.special = true;
+  for (auto& strategy : rule.strategies)
+    if (strategy.in[0].is_sharded() && reduced.dims[strategy.in[0].dim]) strategy.special = true;
 }
 
 Rule sum(const OpQuery& query, const Reduced& reduced) {
   Rule rule = reduction(query, reduced, Psum, kLinearPartials);
-  rule.row({Pmask}, {Psum});
+  rule.add_strategy({Pmask}, {Psum});
   return rule;
 }
 
-// The mean of means is the mean only of equal pieces; so a cut dim is summed and divided by the whole count.
+// A mean of local means is wrong for uneven shards. So a sharded dim is summed and divided by the global count.
 Rule mean(const OpQuery& query, const Reduced& reduced, const std::string& special) {
   Rule rule = sum(query, reduced);
-  special_where_cut(rule, reduced, special, {static_cast<double>(reduced.count)});
+  special_where_sharded(rule, reduced, special, {static_cast<double>(reduced.count)});
   return rule;
 }
 
-// A rank with no elements holds the lowest (largest) number there is; the plain op would throw.
+// A rank without elements has the lowest (highest) number of the dtype; the plain op throws.
 Rule extreme(const OpQuery& query, const Reduced& reduced, Placement partial, const std::string& special) {
   Rule rule = reduction(query, reduced, partial, {partial});
-  special_where_cut(rule, reduced, special);
+  special_where_sharded(rule, reduced, special);
   return rule;
 }
 
-// p-norms compose: the norm of the ranks' norms. p = 0 counts, so its terms add. Negative p: a rank with no elements
-// would have to hold infinity, and nobody asks.
-Rule norm(const OpQuery& query, const Reduced& reduced, double p, const std::string& special) {
+// The p-norm is the p-norm of the ranks' norms. p = 0 counts nonzeros, so the counts are summed. Negative p needs a
+// replicated input, because a rank without elements would need the value infinity.
+Rule reduction_norm(const OpQuery& query, const Reduced& reduced, double p, const std::string& special) {
   auto partial = p == 0 ? Psum : p > 0 ? NormPartial(p) : R;
   Rule rule = reduction(query, reduced, partial, {});
-  if (std::isinf(p) && p > 0) special_where_cut(rule, reduced, special);
+  if (std::isinf(p) && p > 0) special_where_sharded(rule, reduced, special);
   return rule;
 }
 
 double norm_order(const OpQuery& query, int arg) { return query.is_none(arg) ? 2.0 : query.double_at(arg); }
 
-// How the op reads its arguments, and what it does with a cut reduced dim.
-const struct {
+// For each op: its dim and keepdim arguments, its rule, and whether the rule reads a scalar argument.
+const struct ReductionOp {
   const char* op;
   int dim, keep;
   Rule (*fn)(const OpQuery&, const Reduced&);
@@ -111,18 +113,18 @@ const struct {
     {"amin", 1, 2, [](auto& q, auto& r) { return extreme(q, r, Pmin, "tessera::amin_or_highest"); }, false},
     {"max", -1, -1, [](auto& q, auto& r) { return extreme(q, r, Pmax, "tessera::max_or_lowest"); }, false},
     {"min", -1, -1, [](auto& q, auto& r) { return extreme(q, r, Pmin, "tessera::min_or_highest"); }, false},
-    {"norm.Scalar", -1, -1, [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::norm_or_zero"); },
-     true},
+    {"norm.Scalar", -1, -1,
+     [](auto& q, auto& r) { return reduction_norm(q, r, norm_order(q, 1), "tessera::norm_or_zero"); }, true},
     {"norm.ScalarOpt_dim", 2, 3,
-     [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::norm_or_zero.dim"); }, true},
+     [](auto& q, auto& r) { return reduction_norm(q, r, norm_order(q, 1), "tessera::norm_or_zero.dim"); }, true},
     {"norm.ScalarOpt_dim_dtype", 2, 3,
-     [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::norm_or_zero.dim_dtype"); }, true},
+     [](auto& q, auto& r) { return reduction_norm(q, r, norm_order(q, 1), "tessera::norm_or_zero.dim_dtype"); }, true},
     {"norm.ScalarOpt_dtype", -1, -1,
-     [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::norm_or_zero.dtype"); }, true},
+     [](auto& q, auto& r) { return reduction_norm(q, r, norm_order(q, 1), "tessera::norm_or_zero.dtype"); }, true},
     {"linalg_vector_norm", 2, 3,
-     [](auto& q, auto& r) { return norm(q, r, norm_order(q, 1), "tessera::vector_norm_or_zero"); }, true},
-    // The reduced dim must be whole: the ranks' results do not combine by one reduction (var, logsumexp), carry indices
-    // (max.dim, argmax), or are bool, which not every backend reduces (all, any).
+     [](auto& q, auto& r) { return reduction_norm(q, r, norm_order(q, 1), "tessera::vector_norm_or_zero"); }, true},
+    // For these ops a reduced dim must not be sharded. The ranks' results cannot be combined by one reduction (var,
+    // logsumexp), contain indices (max.dim, argmax), or are bool, which not every backend reduces (all, any).
     {"var.correction", 1, 3, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
     {"std.correction", 1, 3, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
     {"var_mean.correction", 1, 3, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},

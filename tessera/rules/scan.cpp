@@ -2,29 +2,32 @@
 #include "tessera/rules/detail/families.h"
 #include "tessera/rules/detail/geometry.h"
 
-// Ops along one dim that need it whole and give it back: softmax, cumsum, sort, topk. Any other dim may be cut.
+// Ops along one dim that keep the dim: softmax, cumsum, sort, topk. That dim must not be sharded; other dims can be.
 namespace tessera::rules {
 namespace {
 
-// All tensors of the call have the sizes of the first; `dim_arg` names the dim that must be whole.
+// All tensors of the call have the sizes of the first one. `dim_arg` is the argument with the dim that must not be
+// sharded.
 Rule along(const OpQuery& query, int dim_arg, Sizes out_sizes, c10::ArrayRef<Placement> through = {}) {
   const auto& self = query.tensors[0];
   auto ndim = static_cast<int64_t>(self.sizes.size());
-  int64_t whole = query.dim_at(dim_arg, ndim);
+  int64_t scan_dim = query.dim_at(dim_arg, ndim);
   Rule rule;
   rule.outs.assign(static_cast<size_t>(fresh_outputs(query.schema)), contiguous_out(out_sizes));
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < ndim; d++)
-    if (d != whole) add_uniform_row(rule, query, S(d));
-  for (auto p : through) add_uniform_row(rule, query, p);
+    if (d != scan_dim) add_uniform_strategy(rule, query, S(d));
+  for (auto p : through) add_uniform_strategy(rule, query, p);
   return rule;
 }
 
-Rule same_sizes(const OpQuery& query, int dim_arg) { return along(query, dim_arg, Sizes(query.tensors[0].sizes)); }
+Rule along_same_sizes(const OpQuery& query, int dim_arg) {
+  return along(query, dim_arg, Sizes(query.tensors[0].sizes));
+}
 
-// Strides as those of an elementwise op (sort).
+// The result has the strides of an elementwise op (sort).
 Rule same_geometry(const OpQuery& query, int dim_arg) {
-  Rule rule = same_sizes(query, dim_arg);
+  Rule rule = along_same_sizes(query, dim_arg);
   for (auto& out : rule.outs) out.strides = pointwise_strides(out.sizes, query.tensors);
   return rule;
 }
@@ -39,7 +42,7 @@ Rule topk(const OpQuery& query) {
   return along(query, 2, sizes);
 }
 
-// glu(self, dim): halves the dim. Backward: of the gradient (halved) and self.
+// glu(self, dim) halves the dim. Its backward takes the gradient (halved) and self.
 Rule glu(const OpQuery& query) {
   Sizes sizes(query.tensors[0].sizes);
   sizes[query.dim_at(1, static_cast<int64_t>(sizes.size()))] /= 2;
@@ -51,7 +54,7 @@ Rule glu(const OpQuery& query) {
 }
 
 Rule glu_backward(const OpQuery& query) {
-  Rule rule = same_sizes(query, 2);
+  Rule rule = along_same_sizes(query, 2);
   rule.outs[0] = contiguous_out(query.tensor(1).sizes);
   return rule;
 }
@@ -60,11 +63,12 @@ Rule glu_backward(const OpQuery& query) {
 
 void register_scan(Registry& to) {
   Family family(to, "scan");
-  for (const auto* op : {"_softmax", "_log_softmax"}) family.op(op, [](const OpQuery& q) { return same_sizes(q, 1); });
+  for (const auto* op : {"_softmax", "_log_softmax"})
+    family.op(op, [](const OpQuery& q) { return along_same_sizes(q, 1); });
   for (const auto* op : {"_softmax_backward_data", "_log_softmax_backward_data"})
-    family.op(op, [](const OpQuery& q) { return same_sizes(q, 2); });
+    family.op(op, [](const OpQuery& q) { return along_same_sizes(q, 2); });
   family.op("cumsum", cumsum);
-  family.op("cumprod", [](const OpQuery& q) { return same_sizes(q, 1); });
+  family.op("cumprod", [](const OpQuery& q) { return along_same_sizes(q, 1); });
   family.op("sort", [](const OpQuery& q) { return same_geometry(q, 1); });
   family.op("sort.stable", [](const OpQuery& q) { return same_geometry(q, 2); });
   family.op("topk", topk);

@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <numeric>
 
-// Views: the placements of the input say where the output lies. R and Partial stay as they are.
+// Views. The placements of the input determine the placements of the output. R and partials do not change.
 namespace tessera::rules {
 namespace {
 
-// A view under construction: sizes, strides and where each input dim went.
+// A view: its sizes, its strides, and the output dim of each input dim.
 struct View {
   Sizes sizes, strides;
   DimMap map;
@@ -25,13 +25,13 @@ struct View {
     strides.erase(strides.begin() + d);
     for (auto& o : map.out_dim) o = o == d ? -1 : o > d ? o - 1 : o;
   }
-  void must_be_whole(int64_t d) {
+  void must_not_be_sharded(int64_t d) {
     for (auto& o : map.out_dim)
       if (o == d) o = -1;
   }
 };
 
-// In-place forms (t_, squeeze_) return the argument itself: no fresh output.
+// In-place forms (t_, squeeze_) return the argument itself, so they have no new output.
 Rule follows(const OpQuery& query, View view) {
   Rule rule;
   rule.outs = {{view.sizes, view.strides}};
@@ -54,8 +54,7 @@ Rule permuted(const OpQuery& query, c10::ArrayRef<int64_t> order) {
 }
 
 Rule transposed(const OpQuery& query, int64_t a, int64_t b) {
-  std::vector<int64_t> order(query.tensor(0).sizes.size());
-  std::iota(order.begin(), order.end(), 0);
+  auto order = all_dims(query.tensor(0));
   if (!order.empty()) std::swap(order[a], order[b]);
   return permuted(query, order);
 }
@@ -79,11 +78,11 @@ Rule permute(const OpQuery& query) {
   std::sort(sorted.begin(), sorted.end());
   for (int64_t d = 0; d < static_cast<int64_t>(sorted.size()); d++)
     TESSERA_CHECK(static_cast<int64_t>(sorted.size()) == ndim && sorted[d] == d, UsageError,
-                  "aten::permute: ", query.ints_at(1), " is no order of the dims of ", query.tensor(0).sizes);
+                  "aten::permute: ", query.ints_at(1), " is not a permutation of the dims of ", query.tensor(0).sizes);
   return permuted(query, order);
 }
 
-// Fills in a -1.
+// The sizes in the argument, with -1 replaced.
 Sizes asked_sizes(const OpQuery& query, int arg, int64_t numel) {
   auto asked = query.ints_at(arg);
   int64_t known = 1, unknown = -1;
@@ -98,7 +97,7 @@ Sizes asked_sizes(const OpQuery& query, int arg, int64_t numel) {
     known *= asked[unknown];
   }
   TESSERA_CHECK(known == numel, UsageError, query.schema.operator_name(), ": sizes ", query.ints_at(arg),
-                " do not hold the ", numel, " elements of ", query.tensor(0).sizes);
+                " do not have the ", numel, " elements of ", query.tensor(0).sizes);
   return Sizes(asked.begin(), asked.end());
 }
 
@@ -107,7 +106,7 @@ Rule view(const OpQuery& query) {
   auto sizes = asked_sizes(query, 1, numel_of(self.sizes));
   auto strides = view_strides(self.sizes, self.strides, sizes);
   TESSERA_CHECK(strides, UsageError, query.schema.operator_name(), ": a tensor of sizes ", self.sizes, " and strides ",
-                self.strides, " cannot be seen as ", c10::IntArrayRef(sizes), " without copying; write reshape");
+                self.strides, " cannot be viewed as ", c10::IntArrayRef(sizes), " without a copy; write reshape");
   Rule rule;
   rule.outs = {{sizes, *strides}};
   rule.follow = [map = ViewMap(self.sizes, sizes)](PlacementsRef in, c10::IntArrayRef shape) {
@@ -124,7 +123,7 @@ Rule reshape_alias(const OpQuery& query) {
   return rule;
 }
 
-// The bits read as another type. Of another width, the last dim is of another length and must be whole.
+// view.dtype reads the bits as another type. If the element size changes, the last dim must not be sharded.
 Rule view_dtype(const OpQuery& query) {
   const auto& self = query.tensor(0);
   auto from = static_cast<int64_t>(c10::elementSize(self.dtype));
@@ -134,7 +133,7 @@ Rule view_dtype(const OpQuery& query) {
   if (from != to) {
     auto last = static_cast<int64_t>(self.sizes.size()) - 1;
     TESSERA_CHECK(last >= 0, UsageError, "aten::view.dtype: a tensor without dims cannot change its element size");
-    view.must_be_whole(last);
+    view.must_not_be_sharded(last);
     view.sizes[last] = view.sizes[last] * from / to;
     for (int64_t d = 0; d < last; d++) view.strides[d] = view.strides[d] * from / to;
   }
@@ -151,7 +150,7 @@ Rule expand(const OpQuery& query) {
   view.strides.assign(asked.size(), 0);
   for (int64_t o = static_cast<int64_t>(asked.size()) - 1; o >= 0; o--) {
     int64_t own = o - lead;
-    if (own < 0) {  // a new dim; of size 1 it gets the stride a contiguous one would have
+    if (own < 0) {  // a new dim; if its size is 1, it has the stride of a contiguous tensor
       bool innermost = o + 1 == static_cast<int64_t>(asked.size());
       view.strides[o] = asked[o] != 1 ? 0 : innermost ? 1 : view.sizes[o + 1] * view.strides[o + 1];
       continue;
@@ -168,7 +167,8 @@ Rule expand(const OpQuery& query) {
   return rule;
 }
 
-// Only dims of global size 1 go: a piece may be of size 1 by chance, so the local op is told which.
+// Removes only dims of global size 1. A local dim of a sharded tensor can have size 1 too, so the local op takes a list
+// of dims.
 Rule squeezed(const OpQuery& query, std::vector<int64_t> dims, const std::string& special) {
   const auto& self = query.tensor(0);
   auto ndim = static_cast<int64_t>(self.sizes.size());
@@ -182,12 +182,6 @@ Rule squeezed(const OpQuery& query, std::vector<int64_t> dims, const std::string
   rule.special = special;
   rule.special_args = {c10::IValue(dims)};
   return rule;
-}
-
-std::vector<int64_t> all_dims(const OpQuery& query) {
-  std::vector<int64_t> dims(query.tensor(0).sizes.size());
-  std::iota(dims.begin(), dims.end(), 0);
-  return dims;
 }
 
 Rule unsqueeze(const OpQuery& query) {
@@ -215,7 +209,7 @@ Rule slice(const OpQuery& query) {
   view.sizes[dim] = (end - begin + step - 1) / step;
   view.strides[dim] *= step;
   bool all_of_it = begin == 0 && end == size && step == 1;
-  if (!all_of_it) view.must_be_whole(dim);
+  if (!all_of_it) view.must_not_be_sharded(dim);
   return follows(query, std::move(view));
 }
 
@@ -230,14 +224,14 @@ Rule select(const OpQuery& query) {
   return follows(query, std::move(view));
 }
 
-// Several outputs, alike but for the size of one dim, which must be whole.
-Rule pieces(const OpQuery& query, int64_t dim, const std::vector<int64_t>& lengths) {
+// Several outputs that differ only in the size of one dim, which must not be sharded.
+Rule split_into(const OpQuery& query, int64_t dim, const std::vector<int64_t>& lengths) {
   const auto& self = query.tensor(0);
   int64_t covered = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-  TESSERA_CHECK(covered == self.sizes[dim], UsageError, query.schema.operator_name(), ": pieces ", lengths, " of dim ",
+  TESSERA_CHECK(covered == self.sizes[dim], UsageError, query.schema.operator_name(), ": parts ", lengths, " of dim ",
                 dim, " of ", self.sizes, " must add up to ", self.sizes[dim]);
   View view(self);
-  if (lengths.size() > 1) view.must_be_whole(dim);
+  if (lengths.size() > 1) view.must_not_be_sharded(dim);
   Rule rule = follows(query, view);
   rule.outs.clear();
   for (auto length : lengths) {
@@ -251,17 +245,18 @@ Rule split(const OpQuery& query) {
   const auto& self = query.tensor(0);
   auto dim = query.dim_at(2, static_cast<int64_t>(self.sizes.size()));
   int64_t each = query.int_at(1), left = self.sizes[dim];
-  TESSERA_CHECK(each > 0 || left == 0, UsageError, "aten::split: pieces of ", each, " elements");
+  TESSERA_CHECK(each > 0 || left == 0, UsageError, "aten::split: parts of ", each,
+                " elements; write a positive split size");
   std::vector<int64_t> lengths;
   do {
     lengths.push_back(std::min(each, left));
     left -= lengths.back();
   } while (left > 0);
-  return pieces(query, dim, lengths);
+  return split_into(query, dim, lengths);
 }
 
 Rule split_with_sizes(const OpQuery& query) {
-  return pieces(query, query.dim_at(2, static_cast<int64_t>(query.tensor(0).sizes.size())), query.ints_at(1));
+  return split_into(query, query.dim_at(2, static_cast<int64_t>(query.tensor(0).sizes.size())), query.ints_at(1));
 }
 
 Rule unbind(const OpQuery& query) {
@@ -296,7 +291,7 @@ Rule unfold(const OpQuery& query) {
   TESSERA_CHECK(step > 0 && size <= self.sizes[dim], UsageError, "aten::unfold: windows of ", size, " every ", step,
                 " of dim ", dim, " of ", self.sizes);
   View view(self);
-  view.must_be_whole(dim);
+  view.must_not_be_sharded(dim);
   view.sizes[dim] = (self.sizes[dim] - size) / step + 1;
   view.strides[dim] *= step;
   view.sizes.push_back(size);
@@ -304,7 +299,7 @@ Rule unfold(const OpQuery& query) {
   return follows(query, std::move(view));
 }
 
-// Speaks of memory, which pieces do not share the layout of: whole (or Partial) only.
+// as_strided reads the memory of the global tensor, which local shards do not have. So the input must be R or partial.
 Rule as_strided(const OpQuery& query) {
   View view(query.tensor(0));
   auto sizes = query.ints_at(1), strides = query.ints_at(2);
@@ -327,7 +322,8 @@ void register_view(Registry& to) {
   family.op("_reshape_alias", reshape_alias);
   family.op("view.dtype", view_dtype);
   family.op("expand", expand);
-  family.op_and_in_place("squeeze", [](const OpQuery& q) { return squeezed(q, all_dims(q), "tessera::squeeze"); });
+  family.op_and_in_place("squeeze",
+                         [](const OpQuery& q) { return squeezed(q, all_dims(q.tensor(0)), "tessera::squeeze"); });
   family.op_and_in_place("squeeze.dim",
                          [](const OpQuery& q) { return squeezed(q, {q.int_at(1)}, "tessera::squeeze.dim"); });
   family.op_and_in_place("squeeze.dims",

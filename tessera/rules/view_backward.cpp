@@ -1,36 +1,28 @@
 #include "tessera/rules/detail/build.h"
 #include "tessera/rules/detail/families.h"
 
-#include <numeric>
-
-// Backward of views that take a part: the gradient is put into zeros of the input's sizes. Linear. The dims along which
-// a part was taken must be whole; the sizes argument is the local one.
+// Backward of views that select a part of a tensor: the gradient is copied into zeros of the input's sizes. It is
+// linear. Dims along which the view selects a part must not be sharded. The sizes argument becomes the local sizes.
 namespace tessera::rules {
 namespace {
 
-// `out_dim[d]`: where dim d of the gradient is in the result, -1 if it must be whole.
+// `out_dim[d]`: the dim of the result for dim d of the gradient, or -1 if it must not be sharded.
 Rule put_into_zeros(const OpQuery& query, const std::vector<int64_t>& out_dim) {
   Rule rule;
   rule.outs = {contiguous_out(query.ints_at(1))};
   rule.fixes = {{.arg = 1, .what = ArgFix::What::OutSizes}};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (size_t d = 0; d < out_dim.size(); d++)
-    if (out_dim[d] >= 0) rule.row({S(static_cast<int64_t>(d))}, {S(out_dim[d])});
-  for (auto p : kZeroKeeping) add_uniform_row(rule, query, p);
+    if (out_dim[d] >= 0) rule.add_strategy({S(static_cast<int64_t>(d))}, {S(out_dim[d])});
+  for (auto p : kZeroKeeping) add_uniform_strategy(rule, query, p);
   return rule;
-}
-
-std::vector<int64_t> same_dims(const OpQuery& query) {
-  std::vector<int64_t> dims(query.tensor(0).sizes.size());
-  std::iota(dims.begin(), dims.end(), 0);
-  return dims;
 }
 
 // slice_backward(grad, input_sizes, dim, start, end, step)
 Rule slice_backward(const OpQuery& query) {
   auto sizes = query.ints_at(1);
   auto dim = query.dim_at(2, static_cast<int64_t>(sizes.size()));
-  auto dims = same_dims(query);
+  auto dims = all_dims(query.tensor(0));
   bool all_of_it = sizes[dim] == query.tensor(0).sizes[dim];
   if (!all_of_it) dims[dim] = -1;
   return put_into_zeros(query, dims);
@@ -39,17 +31,17 @@ Rule slice_backward(const OpQuery& query) {
 // select_backward(grad, input_sizes, dim, index)
 Rule select_backward(const OpQuery& query) {
   auto dim = query.dim_at(2, static_cast<int64_t>(query.ints_at(1).size()));
-  auto dims = same_dims(query);
+  auto dims = all_dims(query.tensor(0));
   for (auto& d : dims) d += d >= dim;
   return put_into_zeros(query, dims);
 }
 
-// diagonal_backward(grad, input_sizes, offset, dim1, dim2): the last dim of the gradient is the diagonal.
+// diagonal_backward(grad, input_sizes, offset, dim1, dim2). The last dim of the gradient is the diagonal.
 Rule diagonal_backward(const OpQuery& query) {
   auto ndim = static_cast<int64_t>(query.ints_at(1).size());
   int64_t low = std::min(query.dim_at(3, ndim), query.dim_at(4, ndim));
   int64_t high = std::max(query.dim_at(3, ndim), query.dim_at(4, ndim));
-  auto dims = same_dims(query);
+  auto dims = all_dims(query.tensor(0));
   for (auto& d : dims) {
     d += d >= low;
     d += d >= high;
@@ -58,21 +50,21 @@ Rule diagonal_backward(const OpQuery& query) {
   return put_into_zeros(query, dims);
 }
 
-// unfold_backward(grad, input_sizes, dim, size, step): the last dim of the gradient is within a window.
+// unfold_backward(grad, input_sizes, dim, size, step). The last dim of the gradient is the position in a window.
 Rule unfold_backward(const OpQuery& query) {
-  auto dims = same_dims(query);
+  auto dims = all_dims(query.tensor(0));
   dims[query.dim_at(2, static_cast<int64_t>(query.ints_at(1).size()))] = -1;
   dims.back() = -1;
   Rule rule = put_into_zeros(query, dims);
-  // Windows overlap, so two ranks' elements may meet in one: a masked gradient is then only a sum.
-  for (auto& row : rule.rows)
-    if (row.in[0] == Pmask) row.out[0] = Psum;
+  // Windows overlap, so elements of two ranks can be added to one element. A P(mask) gradient then gives P(sum).
+  for (auto& strategy : rule.strategies)
+    if (strategy.in[0] == Pmask) strategy.out[0] = Psum;
   return rule;
 }
 
-// value_selecting_reduction_backward(grad, dim, indices, sizes, keepdim): backward of max.dim, median, ...: the
-// gradient goes where the index points. Linear in grad, which lies like indices. Composite in ATen, but its code makes
-// plain zeros.
+// value_selecting_reduction_backward(grad, dim, indices, sizes, keepdim): backward of max.dim, median and others. The
+// gradient is written at the position of the index. Linear in grad, which has the placements of indices. The op is
+// composite in ATen, but that code makes plain zeros.
 Rule value_selecting(const OpQuery& query) {
   auto sizes = query.ints_at(3);
   auto ndim = static_cast<int64_t>(sizes.size());
@@ -81,13 +73,13 @@ Rule value_selecting(const OpQuery& query) {
   Rule rule;
   rule.outs = {contiguous_out(sizes)};
   rule.fixes = {{.arg = 3, .what = ArgFix::What::OutSizes}};
-  add_replicated_row(rule, query);
+  add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < ndim; d++)
     if (d != dim) {
-      auto cut = S(kept || d < dim ? d : d - 1);
-      RowMaker(rule, query).in(0, cut).in(2, cut).out(0, S(d));
+      auto shard = S(kept || d < dim ? d : d - 1);
+      StrategyBuilder(rule, query).in(0, shard).in(2, shard).out(0, S(d));
     }
-  for (auto p : kZeroKeeping) RowMaker(rule, query).in(0, p).out(0, p);
+  for (auto p : kZeroKeeping) StrategyBuilder(rule, query).in(0, p).out(0, p);
   return rule;
 }
 

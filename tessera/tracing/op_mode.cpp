@@ -15,24 +15,25 @@ thread_local constinit OpMode* innermost = nullptr;
 
 void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTracerKey);
-  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return op.redispatchBoxed(below, stack);  // its pieces
+  // For a distributed op, modes also see the ops on its local tensors.
+  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return op.redispatchBoxed(below, stack);
   const OpModesOff only_the_op;
   op.redispatchBoxed(below, stack);
 }
 
-void ask_modes(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void run_innermost_mode(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   TESSERA_CHECK(
       innermost, UsageError, op.schema().name(),
-      " runs on a thread that was started while ops of another were recorded or traced; it would be missed. Run "
-      "it on that thread");
+      " runs on a thread that was started by a thread with an active op mode (a recorder or a tracer), which does not "
+      "see the op; run it on the thread with the mode");
   innermost->run(op, keys, stack);
 }
 
 void register_fallback() {
   static std::once_flag once;
-  std::call_once(once, [] {  // never destroyed: as kernels are not
+  std::call_once(once, [] {  // never destroyed, because ops run until the process ends
     auto* library = new torch::Library(torch::Library::IMPL, "_", kTracerKey, __FILE__, __LINE__);
-    library->fallback(torch::CppFunction::makeFromBoxedFunction<&ask_modes>());
+    library->fallback(torch::CppFunction::makeFromBoxedFunction<&run_innermost_mode>());
   });
 }
 

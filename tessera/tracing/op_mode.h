@@ -4,21 +4,32 @@
 
 namespace tessera {
 
-// Sees every op that runs on this thread below autograd, and may stand in for it. A recorder, the step tracer and
-// selective checkpointing are modes; several can be on at a time, the innermost is asked first:
+// Intercepts every op that runs on this thread below autograd (PyTorch: TorchDispatchMode). The op recorder, the step
+// tracer and selective checkpointing are modes. Several modes can be active; the innermost one runs first:
 //
 //   torch::mm(a, b)  ->  autograd  ->  innermost mode  ->  next()  ->  outer mode  ->  next()  ->  the kernel
 //
-// Of an op on distributed tensors a mode sees the op, and then, from inside of next(), what the op does to this rank's
-// pieces. Of an op on plain tensors it sees the op alone, not what its kernel calls.
+// For an op on distributed tensors, a mode sees the op, and then, during next(), the ops on this rank's local tensors.
+// For an op on plain tensors, it sees only the op, not the ops that its kernel calls.
+//
+//   struct Count : OpMode {
+//     void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override {
+//       ops++;
+//       next(op, keys, stack);
+//     }
+//     int ops = 0;
+//   };
+//   Count count;
+//   { OpModeScope scope(count); model->forward(x); }
 class OpMode {
  public:
   virtual ~OpMode() = default;
-  // Puts results in the place of the arguments: by next(), or by itself. An op that the mode calls for purposes of
-  // its own comes here too, unless called under an OpModesOff.
+  // Replaces the arguments on the stack by the results: calls next(), or computes them itself. An op that the mode
+  // calls itself is intercepted too, unless it runs under an OpModesOff.
   virtual void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) = 0;
 
  protected:
+  // Runs the op: in the next outer mode, or its kernel.
   void next(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) const;
 
  private:
@@ -26,8 +37,8 @@ class OpMode {
   OpMode* outer_ = nullptr;
 };
 
-// Turns a mode on for this thread while alive. A mode can be on once at a time. Backward runs on this thread then,
-// whatever its device, or the mode would not see it.
+// Activates a mode for this thread while alive. A mode must not be active twice. Backward runs on this thread
+// meanwhile, for every device, because the mode would not see it on another thread.
 class OpModeScope {
  public:
   explicit OpModeScope(OpMode& mode);
@@ -39,7 +50,7 @@ class OpModeScope {
   bool was_included_, had_threads_;
 };
 
-// No mode sees anything on this thread while alive.
+// Deactivates all modes of this thread while alive.
 class OpModesOff {
  public:
   OpModesOff();

@@ -34,38 +34,38 @@ class ErrorFile : public ::testing::Test {
   std::string folder_, file_;
 };
 
-TEST_F(ErrorFile, IsWhatTorchrunReads) {
+TEST_F(ErrorFile, HasTheFormatOfTorchrun) {
   EXPECT_EQ(detail::error_file_text("a \"b\"\n\x01", 12),
-            "{\"message\": {\"message\": \"a \\\"b\\\"\\u000a\\u0001\", \"extraInfo\": {\"timestamp\": \"12\"}}}\n");
+            "{\"message\":{\"message\":\"a \\\"b\\\"\\u000a\\u0001\",\"extraInfo\":{\"timestamp\":\"12\"}}}\n");
 }
 
-TEST_F(ErrorFile, TheFirstErrorStays) {
+TEST_F(ErrorFile, KeepsTheFirstError) {
   try {
     TESSERA_FAIL(UsageError, "first");
   } catch (const std::exception& error) {
     record_error(error);
   }
   record_error(std::runtime_error("second"));
-  EXPECT_EQ(detail::message_in(text()), "tessera::UsageError: first");  // and no backtrace
+  EXPECT_EQ(detail::message_in(text()), "tessera::UsageError: first");  // without backtrace
 }
 
-TEST_F(ErrorFile, NobodyAsks) {
+TEST_F(ErrorFile, IsNotWrittenWithoutTheVariable) {
   unsetenv("TORCHELASTIC_ERROR_FILE");
   record_error(std::runtime_error("x"));
   EXPECT_EQ(text(), "");
 }
 
-TEST_F(ErrorFile, MessagesAreFound) {
+TEST_F(ErrorFile, InnermostMessageIsFound) {
   EXPECT_EQ(detail::message_in(detail::error_file_text("a \"b\"\n\\c", 1)), "a \"b\"\n\\c");
   EXPECT_EQ(detail::message_in(R"({"message": {"message": "ValueError: x", "extraInfo": {"py_callstack": "t"}}})"),
             "ValueError: x");
   EXPECT_EQ(detail::message_in(R"({"message":"killed\ttwice"})"), "killed\ttwice");
-  for (const char* broken : {"", "{}", R"({"message": 3})"}) EXPECT_EQ(detail::message_in(broken), "");
-  EXPECT_EQ(detail::message_in(R"({"message": "cut \)"), "cut ");
+  for (const char* broken : {"", "{}", R"({"message": 3})", R"({"message": "incomplete \)"})
+    EXPECT_EQ(detail::message_in(broken), "");
 }
 
 using ErrorFileDeathTest = ErrorFile;
-TEST_F(ErrorFileDeathTest, OfWhatNobodyCatches) {
+TEST_F(ErrorFileDeathTest, UncaughtErrorsAreRecorded) {
   const std::function<void()> far = [] { throw std::out_of_range("far"); };
   const auto thrower = [&]() noexcept { far(); };
   EXPECT_EXIT(
@@ -74,7 +74,7 @@ TEST_F(ErrorFileDeathTest, OfWhatNobodyCatches) {
         record_uncaught_errors();
         thrower();
       },
-      ::testing::KilledBySignal(SIGABRT), "far");  // the handler that was there before still speaks
+      ::testing::KilledBySignal(SIGABRT), "far");  // the previous terminate handler still runs
   EXPECT_EQ(detail::message_in(text()), "std::out_of_range: far");
 }
 

@@ -7,18 +7,26 @@
 namespace tessera {
 namespace {
 
-TEST(Check, PassesInSilence) { TESSERA_CHECK(1 + 1 == 2, UsageError, "not shown"); }
+TEST(Check, DoesNothingIfTrue) { TESSERA_CHECK(1 + 1 == 2, UsageError, "not shown"); }
 
-TEST(Check, ThrowsTheKindThatWasNamed) {
+TEST(Check, ThrowsTheGivenKind) {
   EXPECT_THROW(TESSERA_CHECK(false, UsageError, "x"), UsageError);
   EXPECT_THROW(TESSERA_CHECK(false, ShardingError, "x"), ShardingError);
   EXPECT_THROW(TESSERA_CHECK(false, CommError, "x"), CommError);
   EXPECT_THROW(TESSERA_FAIL(InternalError, "x"), InternalError);
 }
 
-TEST(Check, IsCaughtAsAnErrorOfLibTorch) { EXPECT_THROW(TESSERA_FAIL(CommError, "x"), c10::Error); }
+TEST(Check, ErrorsAreC10Errors) { EXPECT_THROW(TESSERA_FAIL(CommError, "x"), c10::Error); }
 
-TEST(Check, JoinsItsMessageOnlyWhenItFails) {
+TEST(Check, InternalErrorsAskForAReport) {
+  try {
+    TESSERA_FAIL(InternalError, "x");
+  } catch (const InternalError& error) {
+    EXPECT_STREQ(error.what_without_backtrace(), "x (internal error, please report)");
+  }
+}
+
+TEST(Check, BuildsTheMessageOnlyOnFailure) {
   int evaluated = 0;
   auto count = [&] { return ++evaluated; };
   TESSERA_CHECK(true, UsageError, "axis ", count());

@@ -17,11 +17,11 @@ namespace {
 
 using Log = std::vector<std::string>;
 
-struct Noting final : OpMode {
-  Noting(Log& log, std::string name) : log(log), name(std::move(name)) {}
+struct LoggingMode final : OpMode {
+  LoggingMode(Log& log, std::string name) : log(log), name(std::move(name)) {}
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override {
     log.push_back(name + " " + op.operator_name().name);
-    if (op.operator_name().name == stands_in_for) {
+    if (op.operator_name().name == replaced_op) {
       torch::jit::drop(*stack, op.schema().arguments().size());
       stack->emplace_back(result);
     } else {
@@ -29,13 +29,13 @@ struct Noting final : OpMode {
     }
   }
   Log& log;
-  std::string name, stands_in_for;
+  std::string name, replaced_op;
   at::Tensor result;
 };
 
-TEST(OpMode, InnermostIsAskedFirst) {
+TEST(OpMode, InnermostModeRunsFirst) {
   Log log;
-  Noting outer(log, "outer"), inner(log, "inner");
+  LoggingMode outer(log, "outer"), inner(log, "inner");
   const auto x = torch::ones({2});
   {
     const OpModeScope outer_on(outer);
@@ -51,23 +51,23 @@ TEST(OpMode, InnermostIsAskedFirst) {
   EXPECT_EQ(log, Log({"inner aten::exp", "outer aten::exp", "outer aten::sin"}));
 }
 
-// As autograd's threads and at::launch do.
-TEST(OpMode, AThreadThatInheritsTheStateIsNotMissedSilently) {
+// Autograd's threads and at::launch inherit the thread-local state.
+TEST(OpMode, OpsOnAThreadThatInheritsTheStateThrow) {
   Log log;
-  Noting mode(log, "mode");
+  LoggingMode mode(log, "mode");
   const auto x = torch::ones({2});
   const OpModeScope on(mode);
   const at::ThreadLocalState state;
   std::thread([&] {
     const at::ThreadLocalStateGuard inherited(state);
-    EXPECT_ERROR(UsageError, x.exp(), "aten::exp runs on a thread that was started while ops of another");
+    EXPECT_ERROR(UsageError, x.exp(), "aten::exp runs on a thread that was started by a thread with an active op mode");
   }).join();
   EXPECT_TRUE(log.empty());
 }
 
-TEST(OpMode, BackwardStaysOnTheThread) {
+TEST(OpMode, BackwardRunsOnTheSameThread) {
   Log log;
-  Noting mode(log, "mode");
+  LoggingMode mode(log, "mode");
   const auto threads = [] { return c10::AutogradState::get_tls_state().get_multithreading_enabled(); };
   ASSERT_TRUE(threads());
   {
@@ -77,11 +77,11 @@ TEST(OpMode, BackwardStaysOnTheThread) {
   EXPECT_TRUE(threads());
 }
 
-// Below autograd: the result of a mode gets the gradient of the op that it stands in for, and outer modes see nothing.
-TEST(OpMode, StandsInForAnOp) {
+// Modes are below autograd: the result of a mode has the gradient of the replaced op. Outer modes do not see the op.
+TEST(OpMode, ReplacesAnOp) {
   Log log;
-  Noting outer(log, "outer"), inner(log, "inner");
-  inner.stands_in_for = "aten::exp";
+  LoggingMode outer(log, "outer"), inner(log, "inner");
+  inner.replaced_op = "aten::exp";
   inner.result = torch::full({2}, 7.0);
   auto x = torch::ones({2}, torch::requires_grad());
   at::Tensor y;
@@ -91,7 +91,7 @@ TEST(OpMode, StandsInForAnOp) {
   }
   EXPECT_EQ(log, Log({"inner aten::exp"}));
   y.sum().backward();
-  EXPECT_TRUE(x.grad().equal(torch::full({2}, 7.0)));  // exp's formula, from what the mode returned
+  EXPECT_TRUE(x.grad().equal(torch::full({2}, 7.0)));  // the backward formula of exp, with the result of the mode
 }
 
 }  // namespace

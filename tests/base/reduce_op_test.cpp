@@ -26,12 +26,12 @@ TEST(ReduceOp, HasTheNamesOfC10d) {
   EXPECT_EQ(names, "sum avg product max min ");
 }
 
-TEST(ReduceOp, RefusesAnotherName) {
+TEST(ReduceOp, ThrowsForOtherNames) {
   for (auto wrong : {"", "Sum", "mean", "sum "}) EXPECT_THROW(parse_reduce_op(wrong), UsageError) << wrong;
   try {
     parse_reduce_op("mean");
   } catch (const UsageError& error) {
-    EXPECT_STREQ(error.what_without_backtrace(), "'mean' is no reduction; write sum, avg, product, max or min");
+    EXPECT_STREQ(error.what_without_backtrace(), "'mean' is not a reduction; write sum, avg, product, max or min");
   }
 }
 

@@ -25,7 +25,7 @@ TEST(Visit, FindsTensorsInOrderAtAnyDepth) {
   EXPECT_EQ(sizes, (std::vector<int64_t>{1, 2, 3, 4, 5, 6}));
 }
 
-TEST(Visit, AssignPutsThemBack) {
+TEST(Visit, AssignReplacesTensors) {
   std::tuple<at::Tensor, int, std::vector<at::Tensor>> value{at::ones({1}), 3, {at::ones({2})}};
   auto found = tensors_of(value);
   std::swap(found[0], found[1]);
@@ -35,7 +35,7 @@ TEST(Visit, AssignPutsThemBack) {
   EXPECT_EQ(std::get<1>(value), 3);
 }
 
-TEST(Visit, AnEmptyOptionalKeepsItsPlace) {
+TEST(Visit, EmptyOptionalIsAnUndefinedTensor) {
   std::tuple<std::optional<at::Tensor>, at::Tensor> value{std::nullopt, at::ones({2})};
   auto found = tensors_of(value);
   ASSERT_EQ(found.size(), 2u);
@@ -46,7 +46,7 @@ TEST(Visit, AnEmptyOptionalKeepsItsPlace) {
   EXPECT_TRUE(std::get<0>(value).has_value());
 }
 
-TEST(Visit, KnowsWhatItCannotSee) {
+TEST(Visit, CanVisitIsFalseForOpaqueStructs) {
   static_assert(can_visit<at::Tensor> && can_visit<const at::Tensor&> && can_visit<std::vector<at::Tensor>>);
   static_assert(can_visit<int> && can_visit<bool&> && can_visit<std::string> && can_visit<std::vector<int64_t>>);
   static_assert(can_visit<std::optional<std::tuple<at::Tensor, double>>> && can_visit<Batch> && can_visit<Opaque*>);

@@ -21,18 +21,18 @@ TEST(Shard, WorkedExamples) {
   EXPECT_EQ(shard_sizes(Shard(0, 4), 12, 2), (Numbers{8, 4}));
   EXPECT_EQ(shard_sizes(Shard(0, 4), 13, 2), (Numbers{8, 5}));
   EXPECT_EQ(shard_sizes(StridedShard(0, 2), 10, 4), (Numbers{4, 4, 2, 0}));
-  EXPECT_EQ(shard_runs(StridedShard(0, 2), 8, 2, 1), (Runs{{2, 4}, {6, 8}}));
-  EXPECT_EQ(shard_runs(Shard(0), 5, 4, 3), Runs());
+  EXPECT_EQ(shard_ranges(StridedShard(0, 2), 8, 2, 1), (IndexRanges{{2, 4}, {6, 8}}));
+  EXPECT_EQ(shard_ranges(Shard(0), 5, 4, 3), IndexRanges());
 }
 
 // 8 rows, mesh [[0 1] [2 3]]: the second axis cuts first, the first axis each of its pieces.
 TEST(Shard, StridedCutWaitsForTheAxisItCounts) {
   Placements fsdp_of_tp{StridedShard(0, 2), Shard(0)};
-  auto rows = [&](int64_t dp, int64_t tp, int64_t size) { return local_runs(fsdp_of_tp, {2, 2}, {dp, tp}, 0, size); };
-  EXPECT_EQ(rows(0, 0, 8), (Runs{{0, 2}}));
-  EXPECT_EQ(rows(0, 1, 8), (Runs{{4, 6}}));
-  EXPECT_EQ(rows(1, 0, 8), (Runs{{2, 4}}));
-  EXPECT_EQ(rows(1, 1, 8), (Runs{{6, 8}}));
+  auto rows = [&](int64_t dp, int64_t tp, int64_t size) { return local_ranges(fsdp_of_tp, {2, 2}, {dp, tp}, 0, size); };
+  EXPECT_EQ(rows(0, 0, 8), (IndexRanges{{0, 2}}));
+  EXPECT_EQ(rows(0, 1, 8), (IndexRanges{{4, 6}}));
+  EXPECT_EQ(rows(1, 0, 8), (IndexRanges{{2, 4}}));
+  EXPECT_EQ(rows(1, 1, 8), (IndexRanges{{6, 8}}));
   EXPECT_EQ(shard_order(fsdp_of_tp, {2, 2}, 0), (ShardOrder{{1, Shard(0)}, {0, Shard(0)}}));
   EXPECT_EQ(shard_order(Placements{StridedShard(0, 2), Replicate()}, {2, 2}, 0), (ShardOrder{{0, StridedShard(0, 2)}}));
   // The law holds for sizes that do not divide, and for cuts on blocks.
@@ -41,7 +41,7 @@ TEST(Shard, StridedCutWaitsForTheAxisItCounts) {
       for (int64_t dp = 0; dp < 3; dp++)
         for (int64_t tp = 0; tp < 2; tp++) {
           Placements strided{StridedShard(0, 2), Shard(0, block)}, plain{Shard(0, block), Shard(0)};
-          EXPECT_EQ(local_runs(strided, {3, 2}, {dp, tp}, 0, size), local_runs(plain, {2, 3}, {tp, dp}, 0, size));
+          EXPECT_EQ(local_ranges(strided, {3, 2}, {dp, tp}, 0, size), local_ranges(plain, {2, 3}, {tp, dp}, 0, size));
         }
   Placements twice{StridedShard(0, 2), StridedShard(0, 2), Shard(0)};
   EXPECT_EQ(shard_order(twice, {2, 3, 2}, 0), (ShardOrder{{2, Shard(0)}, {0, Shard(0)}, {1, Shard(0)}}));
@@ -52,8 +52,8 @@ TEST(Shard, StridedCutWaitsForTheAxisItCounts) {
 
 TEST(Shard, NestedLeftToRight) {
   Placements both{Shard(0), Shard(0)};
-  EXPECT_EQ(local_runs(both, {2, 2}, {0, 1}, 0, 10), (Runs{{3, 5}}));
-  EXPECT_EQ(local_runs(both, {2, 2}, {1, 0}, 0, 8), (Runs{{4, 6}}));
+  EXPECT_EQ(local_ranges(both, {2, 2}, {0, 1}, 0, 10), (IndexRanges{{3, 5}}));
+  EXPECT_EQ(local_ranges(both, {2, 2}, {1, 0}, 0, 8), (IndexRanges{{4, 6}}));
   EXPECT_EQ(local_sizes(Placements{Shard(0), Shard(1)}, {2, 3}, {1, 2}, {5, 7}), (Sizes{2, 1}));
   EXPECT_EQ(extent_after(both, {2, 2}, {0, 1}, 0, 10, 0), 10);
   EXPECT_EQ(extent_after(both, {2, 2}, {0, 1}, 0, 10, 1), 5);
@@ -120,7 +120,7 @@ TEST(Shard, PiecesTileTheDimOnce) {
     for (size_t a = 0; a < c.shape.size(); a++) copies *= c.placements[a].is_sharded(0) ? 1 : c.shape[a];
     for_every_coordinate(c.shape, [&](const Numbers& at) {
       int64_t held = 0, last = -1;
-      for (auto [begin, end] : local_runs(c.placements, c.shape, at, 0, c.size)) {
+      for (auto [begin, end] : local_ranges(c.placements, c.shape, at, 0, c.size)) {
         RC_ASSERT(begin > last);  // ascending, and adjacent runs are merged
         RC_ASSERT(begin < end);
         for (auto i = begin; i < end; i++) holders[i]++;

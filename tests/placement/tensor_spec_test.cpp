@@ -39,8 +39,8 @@ TEST(TensorSpec, EqualSpecsAreOneObject) {
 TEST(TensorSpec, WhatThisRankHolds) {
   auto spec = make(small_mesh(), {Shard(0), Shard(1)}, {5, 4});
   EXPECT_EQ(spec->local_sizes, (Sizes{2, 2}));
-  EXPECT_EQ(spec->runs(0), (Runs{{3, 5}}));
-  EXPECT_EQ(spec->runs(1), (Runs{{0, 2}}));
+  EXPECT_EQ(spec->runs(0), (IndexRanges{{3, 5}}));
+  EXPECT_EQ(spec->runs(1), (IndexRanges{{0, 2}}));
   EXPECT_EQ(spec->numel(), 20);
   EXPECT_EQ(spec->local_bytes(), 16);
   EXPECT_FALSE(spec->has_partial());

@@ -54,7 +54,7 @@ at::Tensor piece(at::Tensor value, PlacementsRef placements, const DeviceMesh& m
     if (placements[a].is_partial()) value = term(value, placements[a], mesh.shape()[a], coordinate[a]);
   for (int64_t d = 0; d < value.dim(); d++) {
     std::vector<int64_t> held;
-    for (auto [begin, end] : local_runs(placements, mesh.shape(), coordinate, d, sizes[d]))
+    for (auto [begin, end] : local_ranges(placements, mesh.shape(), coordinate, d, sizes[d]))
       for (auto i = begin; i < end; i++) held.push_back(i);
     value = value.index_select(d, at::tensor(held, at::kLong));
   }

@@ -29,9 +29,9 @@ TEST(FactoryRules, APartialGivesReplicate) {
   for (const auto* op : {"aten::ones_like", "aten::zeros_like", "aten::empty_like", "aten::rand_like"}) {
     const auto* rule = rules::registry().find(op);
     ASSERT_TRUE(rule) << op;
-    auto rows = rule->fn(call_query({op, {x}, {}})).rows;
-    auto partial = std::find_if(rows.begin(), rows.end(), [](const auto& row) { return row.in[0] == Partial(); });
-    ASSERT_NE(partial, rows.end()) << op;
+    auto strategies = rule->fn(call_query({op, {x}, {}})).strategies;
+    auto partial = std::find_if(strategies.begin(), strategies.end(), [](const auto& strategy) { return strategy.in[0] == Partial(); });
+    ASSERT_NE(partial, strategies.end()) << op;
     EXPECT_EQ(partial->out[0], Replicate()) << op;
   }
 }

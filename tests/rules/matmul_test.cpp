@@ -60,8 +60,8 @@ TEST(MatmulRules, HoldByBruteForce) {
 
 TEST(MatmulRules, ContractingCutIsAPendingSumAndSharesTheBias) {
   auto rule = rules::registry().find("aten::addmm")->fn(call_query({"aten::addmm", {numbers({4}), a(), b()}, {}}));
-  auto summed = std::find_if(rule.rows.begin(), rule.rows.end(), [](const auto& row) { return row.in[1] == Shard(1); });
-  ASSERT_NE(summed, rule.rows.end());
+  auto summed = std::find_if(rule.strategies.begin(), rule.strategies.end(), [](const auto& strategy) { return strategy.in[1] == Shard(1); });
+  ASSERT_NE(summed, rule.strategies.end());
   EXPECT_EQ(summed->in[0], Partial());
   EXPECT_EQ(summed->in[2], Shard(0));
   EXPECT_EQ(summed->out[0], Partial());

@@ -13,7 +13,7 @@ rules::OpRule with_row(const std::string& op, Placements in, Placement out) {
   auto planted = *rules::registry().find(op);
   planted.fn = [fn = planted.fn, in, out](const rules::OpQuery& query) {
     auto rule = fn(query);
-    rule.row(in, {out});
+    rule.add_strategy(in, {out});
     return rule;
   };
   return planted;
@@ -54,7 +54,7 @@ TEST(RuleOracle, CatchesAMeanOfMeans) {
   mean.fn = [fn = mean.fn](const rules::OpQuery& query) {
     auto rule = fn(query);
     rule.special = "";
-    rule.rows = {{{Shard(0)}, {Partial(ReduceOp::Avg)}}};
+    rule.strategies = {{{Shard(0)}, {Partial(ReduceOp::Avg)}}};
     return rule;
   };
   EXPECT_FALSE(verify_rule({"aten::mean", {numbers({5, 3})}, {}}, &mean).wrong.empty());

@@ -11,9 +11,9 @@ TEST(RandomRules, NeverPartial) {
   for (const auto& op : ops)
     for (const auto& sample : samples_by_schema(op)) {
       auto rule = rules::registry().find(op)->fn(call_query(sample));
-      EXPECT_GE(rule.rows.size(), 3u) << op;
-      for (const auto& row : rule.rows)
-        for (const auto& out : row.out) EXPECT_FALSE(out.is_partial()) << op;
+      EXPECT_GE(rule.strategies.size(), 3u) << op;
+      for (const auto& strategy : rule.strategies)
+        for (const auto& out : strategy.out) EXPECT_FALSE(out.is_partial()) << op;
     }
 }
 
@@ -22,5 +22,5 @@ TEST(RandomRules, DropoutCutsMaskAndResultAlike) {
                   .find("aten::native_dropout")
                   ->fn(call_query({"aten::native_dropout", {numbers({5, 3}), 0.5, true}, {}}));
   ASSERT_EQ(rule.outs.size(), 2u);
-  for (const auto& row : rule.rows) EXPECT_EQ(row.out[0], row.out[1]);
+  for (const auto& strategy : rule.strategies) EXPECT_EQ(strategy.out[0], strategy.out[1]);
 }

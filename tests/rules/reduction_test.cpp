@@ -77,8 +77,8 @@ TEST(ReductionRules, MeanOfACutDimIsASumOverTheWholeCount) {
   auto rule = rules::registry()
                   .find("aten::mean.dim")
                   ->fn(call_query({"aten::mean.dim", {numbers({5, 3}), std::vector<int64_t>{0}, false}, {}}));
-  auto cut = std::find_if(rule.rows.begin(), rule.rows.end(), [](const auto& row) { return row.in[0] == Shard(0); });
-  ASSERT_NE(cut, rule.rows.end());
+  auto cut = std::find_if(rule.strategies.begin(), rule.strategies.end(), [](const auto& strategy) { return strategy.in[0] == Shard(0); });
+  ASSERT_NE(cut, rule.strategies.end());
   EXPECT_EQ(cut->out[0], Partial(ReduceOp::Sum));
   EXPECT_TRUE(cut->special);
   EXPECT_EQ(rule.special_args[0].toDouble(), 5.0);

@@ -10,7 +10,7 @@ TEST(Registry, ReplacesCountsAndCopies) {
   auto one_row = [](const OpQuery&) {
     Rule rule;
     rule.outs = {{{}, {}}};
-    rule.row({Replicate()}, {Replicate()});
+    rule.add_strategy({Replicate()}, {Replicate()});
     return rule;
   };
   EXPECT_EQ(registry.version(), 0u);
@@ -32,7 +32,7 @@ TEST(Registry, AMalformedRowIsOurBug) {
   registry.add("aten::relu", "mine", [](const OpQuery&) {
     Rule rule;
     rule.outs = {{{5, 3}, {}}};
-    rule.row({Replicate(), Replicate()}, {Replicate()});
+    rule.add_strategy({Replicate(), Replicate()}, {Replicate()});
     return rule;
   });
   EXPECT_THROW(registry.find("aten::relu")->fn(call_query({"aten::relu", {numbers({5, 3})}, {}})), InternalError);
@@ -42,8 +42,8 @@ TEST(Registry, AMalformedRowIsOurBug) {
 TEST(Registry, RowsThatNeedMoreOfAPlainTensorAreDropped) {
   Sample sample{"aten::add.Tensor", {numbers({5, 3}), numbers({})}, {1}};
   auto rule = registry().find(sample.op)->fn(call_query(sample));
-  EXPECT_GE(rule.rows.size(), 3u);
-  for (const auto& row : rule.rows) EXPECT_EQ(row.in[1], Replicate());
+  EXPECT_GE(rule.strategies.size(), 3u);
+  for (const auto& strategy : rule.strategies) EXPECT_EQ(strategy.in[1], Replicate());
 }
 
 TEST(OpQuery, DimsAndErrors) {

@@ -16,7 +16,8 @@ namespace tessera {
 
 ChildResult run_child(const std::vector<std::string>& command, ChildErrors errors) {
   int ends[2];
-  TESSERA_CHECK(pipe2(ends, O_CLOEXEC) == 0, InternalError, "no pipe for ", command.at(0), ": errno ", errno);
+  TESSERA_CHECK(pipe2(ends, O_CLOEXEC) == 0, InternalError, "cannot create a pipe for ", command.at(0), ": errno ",
+                errno);
 
   std::vector<char*> argv;
   for (const auto& argument : command) argv.push_back(const_cast<char*>(argument.c_str()));

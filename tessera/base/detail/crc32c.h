@@ -6,8 +6,8 @@
 
 namespace tessera {
 
-// CRC-32C (Castagnoli), as iSCSI, ext4 and TFRecord have it. `before` is that of the bytes in front, so that a long
-// text can be looked at part by part.
+// CRC-32C (Castagnoli), as in iSCSI, ext4 and TFRecord. `before` is the CRC of the preceding bytes, so a long text can
+// be processed in parts.
 uint32_t crc32c(std::span<const std::byte> bytes, uint32_t before = 0);
 uint32_t crc32c(std::string_view text);
 

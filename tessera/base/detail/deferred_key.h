@@ -3,11 +3,11 @@
 
 namespace tessera {
 
-// The mode key of deferred_init: above autograd, without users in LibTorch. Included on the thread while a module is
-// built, and in the keys of each deferred tensor, so that no op on one goes unseen afterwards.
+// The dispatch key of deferred_init. It is above autograd, and LibTorch does not use it. It is included on the thread
+// while a module is built. Each deferred tensor has it too, so later ops on that tensor are intercepted.
 inline constexpr c10::DispatchKey kDeferredKey = c10::DispatchKey::DeferredInit;
 
-// Of the keys of a rank's piece, those that count once autograd is done with the tensor it is of.
+// The dispatch keys of a local tensor that apply below the autograd of its distributed tensor.
 inline constexpr c10::DispatchKeySet kKeysBelowAutograd =
     c10::after_ADInplaceOrView_keyset | c10::DispatchKeySet(kDeferredKey);
 

@@ -12,7 +12,7 @@ class JsonReader {
  public:
   JsonReader(std::string_view text, const std::string& what) : text_(text), what_(what) {}
 
-  Json whole() {
+  Json document() {
     Json value = any(0);
     skip_spaces();
     if (at_ != text_.size()) fail("an end");
@@ -28,7 +28,7 @@ class JsonReader {
       const auto c = static_cast<unsigned char>(text_[at_]);
       found = c >= ' ' && c < 127 ? c10::str("'", text_[at_], "'") : c10::str("byte ", static_cast<int>(c));
     }
-    TESSERA_FAIL(UsageError, what_, " is no JSON: ", wanted, " was expected at byte ", at_, ", and ", found,
+    TESSERA_FAIL(UsageError, what_, " is not valid JSON: ", wanted, " was expected at byte ", at_, ", and ", found,
                  " is there");
   }
 
@@ -50,8 +50,8 @@ class JsonReader {
   }
 
   Json any(int depth) {
-    TESSERA_CHECK(depth <= kDeepest, UsageError, what_, " is no JSON that can be read: at byte ", at_, " more than ",
-                  kDeepest, " values are inside of each other");
+    TESSERA_CHECK(depth <= kDeepest, UsageError, what_, " is not valid JSON for this reader: at byte ", at_,
+                  " it is nested more than ", kDeepest, " levels deep");
     skip_spaces();
     Json value;
     if (at_ >= text_.size()) fail("a value");
@@ -115,15 +115,15 @@ class JsonReader {
     take('-');
     const bool zero_first = at_ < text_.size() && text_[at_] == '0';
     if (digits() > 1 && zero_first) fail("a number without zeros in front");
-    bool whole = true;
-    if (take('.')) digits(), whole = false;
+    bool is_integer = true;
+    if (take('.')) digits(), is_integer = false;
     if (take('e') || take('E')) {
       if (!take('+')) take('-');
-      digits(), whole = false;
+      digits(), is_integer = false;
     }
     const char *first = text_.data() + start, *last = text_.data() + at_;
     int64_t integer = 0;
-    if (whole && std::from_chars(first, last, integer).ec == std::errc()) return integer;
+    if (is_integer && std::from_chars(first, last, integer).ec == std::errc()) return integer;
     double real = 0;
     if (std::from_chars(first, last, real).ec != std::errc()) fail("a number in range");
     return real;
@@ -133,7 +133,7 @@ class JsonReader {
     std::string out;
     expect('"');
     while (!take('"')) {
-      if (at_ >= text_.size() || static_cast<unsigned char>(text_[at_]) < ' ') fail("a character of a text");
+      if (at_ >= text_.size() || static_cast<unsigned char>(text_[at_]) < ' ') fail("a character of a string");
       if (take('\\'))
         append_escape(out);
       else
@@ -159,7 +159,7 @@ class JsonReader {
     return code;
   }
 
-  uint32_t code_point() {  // characters beyond 16 bits come as two halves
+  uint32_t code_point() {  // a character beyond 16 bits is a surrogate pair
     const uint32_t first = four_hex();
     if (first < 0xd800 || first >= 0xe000) return first;
     if (first >= 0xdc00 || !take_word("\\u")) fail("a pair of surrogates");
@@ -186,7 +186,7 @@ class JsonReader {
   size_t at_ = 0;
 };
 
-Json Json::parse(std::string_view text, const std::string& what) { return JsonReader(text, what).whole(); }
+Json Json::parse(std::string_view text, const std::string& what) { return JsonReader(text, what).document(); }
 
 namespace {
 
@@ -226,10 +226,11 @@ void append(const Json& json, std::string& out) {
   } else if (const auto* integer = json.get_if<int64_t>()) {
     out += std::to_string(*integer);
   } else if (const auto* real = json.get_if<double>()) {
-    TESSERA_CHECK(std::isfinite(*real), UsageError, "JSON has no number for ", *real, "; keep it as a text");
-    char digits[32];  // as few as give the same number back
+    TESSERA_CHECK(std::isfinite(*real), UsageError, "JSON cannot represent the number ", *real,
+                  "; store it as a string");
+    char digits[32];  // the fewest digits that parse to the same number
     std::string shortest(digits, std::to_chars(digits, digits + sizeof digits, *real).ptr);
-    if (shortest.find_first_of(".e") == std::string::npos) shortest += ".0";  // so that it stays one
+    if (shortest.find_first_of(".e") == std::string::npos) shortest += ".0";  // so that it parses as a double
     out += shortest;
   } else if (const auto* truth = json.get_if<bool>()) {
     out += *truth ? "true" : "false";
@@ -258,7 +259,7 @@ std::string Json::dump() const {
 const Json::Object& Json::members() const& { return as<Object>(*this, "an object"); }
 const Json::Array& Json::items() const& { return as<Array>(*this, "an array"); }
 const std::string& Json::text() const& { return as<std::string>(*this, "a text"); }
-int64_t Json::number() const { return as<int64_t>(*this, "a whole number"); }
+int64_t Json::number() const { return as<int64_t>(*this, "an integer"); }
 
 std::vector<int64_t> Json::numbers() const {
   std::vector<int64_t> all;

@@ -9,9 +9,9 @@
 
 namespace tessera {
 
-// A JSON value: what headers and manifests are written in. Own code, for the library proper needs LibTorch alone, and a
-// header may come from anyone: strict (RFC 8259), no key twice, at most 16 values inside of each other.
-// Whole numbers that fit are int64_t, all others double. Members of an object stay in order.
+// A JSON value, its parser and its writer. It is our own code because the library depends only on LibTorch. The parser
+// is strict (RFC 8259), because files come from untrusted sources: keys are unique, nesting is at most 16 levels deep.
+// Integers that fit are int64_t, all other numbers double. An object keeps the order of its members.
 //
 // Example:  const auto json = Json::parse(text, "the header of x.safetensors");
 //           for (const auto& [name, entry] : json.members()) entry.at("shape").numbers();
@@ -28,21 +28,21 @@ class Json {
   Json(Array items) : value_(std::move(items)) {}
   Json(Object members) : value_(std::move(members)) {}
 
-  // Throws UsageError that says what it is of, the byte and what was found there. So do the calls below, for a value
-  // that is another kind, or has no such member.
+  // Throws UsageError with `what`, the byte and the text found there. The accessors below throw UsageError for a value
+  // of another type, or a missing member.
   static Json parse(std::string_view text, const std::string& what);
-  std::string dump() const;  // on one line. UsageError for numbers that JSON has not: nan, inf
+  std::string dump() const;  // on one line. Throws UsageError for nan and inf
 
-  // Not of a value that is about to go: a loop over its members would outlive it.
+  // Deleted for temporaries: a loop over the members would outlive the value.
   const Object& members() const&;
   const Array& items() const&;
   const std::string& text() const&;
   const Object& members() const&& = delete;
   const Array& items() const&& = delete;
   int64_t number() const;
-  std::vector<int64_t> numbers() const;  // an array of them
+  std::vector<int64_t> numbers() const;  // of an array of integers
   const Json& at(std::string_view key) const;
-  const Json* find(std::string_view key) const;  // nullptr if there is none, or this is no object
+  const Json* find(std::string_view key) const;  // nullptr if it is missing, or this is not an object
 
   template <class T>
   const T* get_if() const {

@@ -5,7 +5,7 @@
 
 namespace tessera::libtorch {
 
-// A node of the autograd graph is held by intrusive_ptr since 2.13, by shared_ptr before.
+// Creates a node of the autograd graph. LibTorch uses intrusive_ptr since 2.13, and shared_ptr before.
 template <class T, class... Args>
 auto make_node(Args&&... args) {
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13

@@ -1,7 +1,7 @@
 #pragma once
 #include <torch/headeronly/version.h>
 
-// The only file that asks which LibTorch this is. 2.13 is the main target, 2.11 the floor.
+// The only file that depends on the version of LibTorch. 2.13 is the main target, 2.11 the minimum.
 #if TORCH_VERSION_MAJOR < 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11)
 #error "Tessera needs LibTorch 2.11 or newer"
 #endif
@@ -9,8 +9,8 @@
 namespace tessera::libtorch {
 inline constexpr bool kAtLeast213 = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13;
 
-// ProcessGroup's single-tensor collectives changed names; c10d::Backend, which we call directly, kept the old ones.
-// `group` is a ProcessGroup.
+// The single-tensor collectives of ProcessGroup have new names in 2.13. c10d::Backend, which we call directly, keeps
+// the old ones.
 template <class ProcessGroup, class Tensor, class... Options>
 auto all_gather_single(ProcessGroup& group, Tensor& out, Tensor& in, const Options&... options) {
   if constexpr (requires { group.all_gather_single(out, in, options...); })

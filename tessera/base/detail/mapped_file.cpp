@@ -27,8 +27,8 @@ MappedFile::MappedFile(std::string path, const std::string& what) : path_(std::m
   TESSERA_CHECK(file.fd >= 0, UsageError, "cannot read ", what, " '", path_, "': ", std::strerror(errno));
   struct stat about {};
   TESSERA_CHECK(fstat(file.fd, &about) == 0 && S_ISREG(about.st_mode), UsageError, what, " '", path_,
-                "' are no plain file");
-  TESSERA_CHECK(about.st_size > 0, UsageError, what, " '", path_, "' are empty");
+                "' is not a regular file");
+  TESSERA_CHECK(about.st_size > 0, UsageError, what, " '", path_, "' is empty");
   const auto size = static_cast<size_t>(about.st_size);
   void* start = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
   TESSERA_CHECK(start != MAP_FAILED, UsageError, "cannot map ", what, " '", path_, "': ", std::strerror(errno));

@@ -5,11 +5,11 @@
 
 namespace tessera {
 
-// A file's bytes as memory that the system reads in when it is looked at.
+// The bytes of a file, memory-mapped.
 class MappedFile {
  public:
-  // Throws UsageError for what is not there, is no plain file, cannot be read, or is empty. `what` is its subject, in
-  // the plural: "the data" are empty.
+  // Throws UsageError if the file is missing, not regular, not readable or empty. `what` names it in messages: "data
+  // file".
   MappedFile(std::string path, const std::string& what);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;

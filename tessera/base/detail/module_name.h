@@ -4,28 +4,29 @@
 
 namespace tessera {
 
-// Which module runs on this thread, for errors, records and debug modes. Whoever calls a module keeps a frame on its
-// stack meanwhile: two pointers, since the name is wanted rarely. A module does not know where it hangs; the frames
-// do, because they nest:
+// Which module runs on this thread, for errors, records and debug modes. The caller of a module keeps a frame on its
+// stack during the call. A frame has only pointers, because the name is needed rarely. A module does not know its
+// parent, but the frames nest, so the full name is found from them:
 //
 //   GPT            "GPT"
-//     h.0          "GPT.h.0"            each is looked up in the children of the one around it
+//     h.0          "GPT.h.0"            each is found among the children of the outer one
 //       attn       "GPT.h.0.attn"
 struct ModuleFrame {
-  const void* module;                             // what `name` understands
-  std::string (*name)(const ModuleFrame& frame);  // in full
+  const void* module;                             // an argument for `name`
+  std::string (*name)(const ModuleFrame& frame);  // the full name
   const ModuleFrame* outer;
 };
 
-// The innermost frame of this thread; null outside of modules.
+// The innermost frame of this thread, or null outside modules.
 const ModuleFrame*& innermost_module();
 
-// The name of the innermost; "" outside of modules.
+// The full name of the innermost module, or "" outside modules.
 std::string running_module();
 
-// " in module GPT.h.0.attn", to end a sentence of an error with; "" outside of modules.
+// " in module GPT.h.0.attn", as the end of an error message; "" outside modules.
 std::string in_module();
 
+// Keeps a frame while alive.
 class ModuleScope {
  public:
   ModuleScope(const void* module, std::string (*name)(const ModuleFrame&))
@@ -41,7 +42,7 @@ class ModuleScope {
   ModuleFrame frame_;
 };
 
-// The same with a name given in full, for code that is no module. Example:  ModuleNameScope running("loss");
+// The same with a given name, for code outside modules. Example:  ModuleNameScope running("loss");
 class ModuleNameScope {
  public:
   explicit ModuleNameScope(std::string name) : name_(std::move(name)), scope_(&name_, &given) {}

@@ -6,8 +6,8 @@
 namespace tessera {
 namespace {
 
-// Levenshtein's distance, one row of the table at a time:
-//   row[j] = letters to change to come from the first i of `a` to the first j of `b`
+// Levenshtein distance, one row of the table at a time:
+//   row[j] = number of edits from the first i letters of `a` to the first j letters of `b`
 size_t distance(const std::string& a, const std::string& b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});

@@ -2,7 +2,7 @@
 
 namespace tessera {
 
-// Is Python's torch at work in this process? It installs an autograd engine of its own, which cannot stand beside ours.
+// True if Python's torch is loaded in this process. It installs its own autograd engine, which replaces ours.
 bool python_torch_loaded();
 
 }  // namespace tessera

@@ -9,69 +9,73 @@
 namespace tessera {
 namespace {
 
-// Sorted by name: what users and launchers set first (comm/environment.cpp says which launcher is told by which), then
-// our own.
+// Sorted by name: first the variables of users and launchers (comm/environment.cpp has the variables of each launcher),
+// then those of Tessera.
 constexpr Setting kSettings[] = {
-    {"CUDA_VISIBLE_DEVICES", "", "CUDA devices this rank may use; ranks that see the same ones share them out"},
+    {"CUDA_VISIBLE_DEVICES", "",
+     "CUDA devices that this rank may use; ranks with the same list are assigned to them in turn"},
     {"CXX", "", "compiler that builds generated kernels; empty: c++, g++ or clang++, the first in PATH"},
-    {"HOME", "", "whose .cache/tessera keeps built kernels where no cache folder is given"},
-    {"LOCAL_RANK", "", "place among the ranks of this machine; set by torchrun and tessera run"},
+    {"HOME", "", "its .cache/tessera has the built kernels if no cache folder is given"},
+    {"LOCAL_RANK", "", "index among the ranks of this machine; set by torchrun and tessera run"},
     {"LOCAL_WORLD_SIZE", "", "number of ranks on this machine"},
-    {"MASTER_ADDR", "127.0.0.1", "where rank 0, or the launcher, keeps the store of env://"},
-    {"MASTER_PORT", "29500", "the port of it"},
+    {"MASTER_ADDR", "127.0.0.1", "host of the store of env://, on rank 0 or in the launcher"},
+    {"MASTER_PORT", "29500", "port of that store"},
     {"MPI_LOCALNRANKS", "", "set by MPICH's and Intel's mpirun: ranks on this machine"},
-    {"MPI_LOCALRANKID", "", "set by MPICH's and Intel's mpirun: place among them"},
-    {"NO_COLOR", "", "any text: no colours, even on a terminal"},
+    {"MPI_LOCALRANKID", "", "set by MPICH's and Intel's mpirun: index among them"},
+    {"NO_COLOR", "", "not empty: no colors, even on a terminal"},
     {"OMPI_COMM_WORLD_LOCAL_RANK", "", "set by Open MPI's mpirun, as are the next four"},
     {"OMPI_COMM_WORLD_LOCAL_SIZE", "", "ranks on this machine"},
     {"OMPI_COMM_WORLD_RANK", "", "this rank"},
     {"OMPI_COMM_WORLD_SIZE", "", "number of ranks"},
-    {"OMPI_MCA_ess_base_jobid", "", "which of the jobs on this machine"},
+    {"OMPI_MCA_ess_base_jobid", "", "id of the job on this machine"},
     {"OMP_NUM_THREADS", "",
-     "threads of LibTorch's loops; tessera run sets it to cores / local ranks if it is not given"},
+     "threads of LibTorch's parallel loops; tessera run sets it to cores / local ranks if it is unset"},
     {"PATH", "/usr/bin:/bin",
-     "where tessera run looks for a program without a slash in its name, and codegen for a compiler"},
-    {"PMI_RANK", "", "set by launchers that speak PMI: this rank"},
+     "folders where tessera run finds a program without a slash in its name, and codegen a compiler"},
+    {"PMI_RANK", "", "set by PMI launchers: this rank"},
     {"PMI_SIZE", "", "number of ranks"},
     {"RANK", "", "this rank, for env://; set by torchrun and tessera run"},
-    {"SLURM_JOB_ID", "", "set by Slurm, as are the next seven: which job"},
-    {"SLURM_LOCALID", "", "place among the tasks of this machine"},
-    {"SLURM_NODEID", "", "place of this machine among those of the job"},
-    {"SLURM_PROCID", "", "this task; it is our rank"},
-    {"SLURM_STEP_ID", "", "which srun of the job"},
+    {"SLURM_JOB_ID", "", "set by Slurm, as are the next seven: id of the job"},
+    {"SLURM_LOCALID", "", "index among the tasks of this machine"},
+    {"SLURM_NODEID", "", "index of this machine among those of the job"},
+    {"SLURM_PROCID", "", "this task; used as the rank"},
+    {"SLURM_STEP_ID", "", "id of the srun of the job"},
     {"SLURM_STEP_NODELIST", "", "machines of the step; the first has rank 0"},
-    {"SLURM_STEP_NUM_TASKS", "", "tasks of the step; set by srun only, so a batch script itself is a world of one"},
+    {"SLURM_STEP_NUM_TASKS", "",
+     "tasks of the step; only srun sets it, so a batch script itself has a world of one rank"},
     {"SLURM_STEP_TASKS_PER_NODE", "", "tasks on each machine, as 2(x3),1"},
-    {"TMPDIR", "/tmp", "where tessera run keeps the error files of its ranks"},
-    {"TORCHELASTIC_ERROR_FILE", "", "where a rank leaves its last error for torchrun and tessera run"},
-    {"TORCHELASTIC_RESTART_COUNT", "0", "how often the launcher has started the ranks anew"},
-    {"TORCHELASTIC_USE_AGENT_STORE", "", "True: the launcher keeps the store of env:// itself"},
+    {"TMPDIR", "/tmp", "folder where tessera run puts the error files of its ranks"},
+    {"TORCHELASTIC_ERROR_FILE", "", "file where a rank writes its error for torchrun and tessera run"},
+    {"TORCHELASTIC_RESTART_COUNT", "0", "how many times the launcher has restarted the ranks"},
+    {"TORCHELASTIC_USE_AGENT_STORE", "", "True: the launcher runs the store of env://"},
     {"WORLD_SIZE", "", "number of ranks, for env://"},
-    {"XDG_CACHE_HOME", "", "whose folder tessera keeps built kernels where TESSERA_CACHE_DIR is not given"},
+    {"XDG_CACHE_HOME", "", "its folder tessera has the built kernels if TESSERA_CACHE_DIR is not given"},
     {"TESSERA_BACKEND", "auto",
      "backend when init() names none: auto, threads, shm, gloo, nccl, fake, or a registered one"},
-    {"TESSERA_BENCH_ROWS", "", "set in the children of tessera bench: the file for what they measured"},
-    {"TESSERA_CACHE_DIR", "", "keeps built kernels; may be shared by ranks and deleted at any time"},
+    {"TESSERA_BENCH_ROWS", "", "set in the child processes of tessera bench: the file for their results"},
+    {"TESSERA_CACHE_DIR", "", "folder of built kernels; ranks can share it, and it can be deleted at any time"},
     {"TESSERA_CHECK_COLLECTIVES", "first",
-     "gloo: compare what ranks are about to post; first: on one host always, across hosts the first 64 of a group; "
-     "always; never"},
+     "gloo: compare the collectives of all ranks before they run; first: always on one host, the first 64 of a group "
+     "across hosts; always; never"},
     {"TESSERA_GLOO_HOST", "",
      "host name or address whose interface gloo uses; empty: loopback on one host, else gloo's own choice"},
     {"TESSERA_PEERS", "", "tessera bench: folder of the peer scripts; empty: benchmarks/peers of the source tree"},
     {"TESSERA_PYTHON", "", "tessera bench: the Python that runs peers; empty: .venv/bin/python, then python3"},
-    {"TESSERA_RUN", "", "set by tessera run: init() sends each line of standard output as it ends"},
-    {"TESSERA_SLOT_BYTES", "16384", "shm, threads: a collective of up to so many bytes a rank travels whole"},
-    {"TESSERA_SOAK", "", "tests: 1 runs the long forms"},
-    {"TESSERA_SPAWN", "", "set in the children of spawn_ranks: which call, rank, ranks and rendezvous file"},
-    {"TESSERA_STAGE_BYTES", "262144", "shm, threads: bytes of a chunk of a larger one; a rank has four"},
-    {"TESSERA_TIMEOUT_S", "600", "seconds a collective may wait for a peer when init() says nothing"},
-    {"TESSERA_TRACE_DIR", "", "folder for a page about every program that is compiled: step-0.rank0.html, ..."},
+    {"TESSERA_RUN", "", "set by tessera run: init() makes standard output line-buffered"},
+    {"TESSERA_SLOT_BYTES", "16384",
+     "shm, threads: a collective of at most this many bytes per rank is sent in one part"},
+    {"TESSERA_SOAK", "", "tests: 1 runs the long versions"},
+    {"TESSERA_SPAWN", "", "set in the child processes of spawn_ranks: call, rank, number of ranks and rendezvous file"},
+    {"TESSERA_STAGE_BYTES", "262144",
+     "shm, threads: chunk size in bytes of a larger collective; a rank has four chunks"},
+    {"TESSERA_TIMEOUT_S", "600", "seconds that a collective waits for a peer if init() has no timeout"},
+    {"TESSERA_TRACE_DIR", "", "folder for a report of every compiled program: step-0.rank0.html, ..."},
 };
 
-const Setting& row(std::string_view name) {
+const Setting& find_setting(std::string_view name) {
   for (const Setting& s : kSettings)
     if (name == s.name) return s;
-  TESSERA_FAIL(InternalError, "setting '", name, "' has no row in base/settings.cpp");
+  TESSERA_FAIL(InternalError, "setting '", name, "' is not listed in base/detail/settings.cpp");
 }
 
 template <class T>
@@ -80,7 +84,7 @@ T parse(std::string_view name) {
   T value{};
   auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   TESSERA_CHECK(error == std::errc() && end == text.data() + text.size(), UsageError, "environment variable ", name,
-                " is '", text, "', which is no number");
+                " is '", text, "', which is not a number");
   return value;
 }
 
@@ -89,7 +93,7 @@ T parse(std::string_view name) {
 std::span<const Setting> all_settings() { return kSettings; }
 
 std::string setting(std::string_view name) {
-  const Setting& s = row(name);
+  const Setting& s = find_setting(name);
   const char* value = std::getenv(s.name);
   return value && *value ? value : s.fallback;
 }
@@ -98,7 +102,7 @@ int64_t setting_int(std::string_view name) { return parse<int64_t>(name); }
 double setting_number(std::string_view name) { return parse<double>(name); }
 
 bool setting_is_set(std::string_view name) {
-  const char* value = std::getenv(row(name).name);
+  const char* value = std::getenv(find_setting(name).name);
   return value && *value;
 }
 

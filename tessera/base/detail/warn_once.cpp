@@ -9,11 +9,11 @@ namespace tessera {
 
 void warn_once(std::string_view key, const std::string& message) {
   static std::mutex mutex;
-  static std::set<std::string, std::less<>> said;
+  static std::set<std::string, std::less<>> warned;
   {
     std::lock_guard lock(mutex);
-    if (said.find(key) != said.end()) return;
-    said.emplace(key);
+    if (warned.find(key) != warned.end()) return;
+    warned.emplace(key);
   }
   TORCH_WARN(message);
 }

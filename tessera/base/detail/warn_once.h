@@ -4,9 +4,9 @@
 
 namespace tessera {
 
-// Warns through LibTorch's warning handler, once per `key` and process. The key names the thing that was skipped or
-// degraded, so that two things each get their line.
-// Example:  warn_once("plan/attn.wq", "plan entry 'attn.wq' matches no module; it was ignored");
+// Warns through LibTorch's warning handler, once per key and process. The key names what is skipped or degraded, so two
+// different things give two warnings. Do not use an address as the key: another object can have it later.
+// Example:  warn_once("plan/attn.wq", "plan entry 'attn.wq' matches no module; it is ignored");
 void warn_once(std::string_view key, const std::string& message);
 
 }  // namespace tessera

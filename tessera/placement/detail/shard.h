@@ -7,55 +7,69 @@
 #include <cstdint>
 #include <vector>
 
-// The only home of shard arithmetic: which indices of a dim a rank holds. Pure; no tensors, no ranks of its own.
+// Shard arithmetic: which indices of a dim a rank has. All of it is in this file. Pure functions without tensors.
 //
-// A dim cut by several mesh axes is cut left to right: the outer axis first, the next one cuts each piece. A strided
-// cut waits for the axes it counts: in [SS(0,2), S(0)] on a 2x2 mesh the second axis cuts first and the first one cuts
-// each of its pieces, whatever the sizes. What a rank holds of a dim is a list of ascending runs [begin, end) of global
-// indices: one run, unless a strided cut stands alone.
+// Several mesh axes can shard one dim. They shard it from left to right: the outer axis first, and each next axis shards
+// the shards before it. A strided shard is applied after the axes that its factor counts: in [SS(0,2), S(0)] on a 2x2
+// mesh the second axis shards first, and the first axis shards each of its shards, for any size of the dim.
+// The indices that a rank has are a list of ascending ranges [begin, end) of global indices. There is one range unless a
+// strided shard is used without the axes that its factor counts.
 namespace tessera {
 
 using Sizes = c10::SmallVector<int64_t, 6>;
 
-struct Run {
+struct IndexRange {
   int64_t begin, end;  // global indices
-  bool operator==(const Run&) const = default;
+  bool operator==(const IndexRange&) const = default;
 };
-using Runs = c10::SmallVector<Run, 2>;
+using IndexRanges = c10::SmallVector<IndexRange, 2>;
 
-// How many indices rank i of n holds when `size` of them are cut by `cut`. Requires cut.is_sharded().
+// Appends a range. Skips an empty range; merges a range that begins where the last one ends.
+template <class Ranges>
+void append_range(Ranges& ranges, IndexRange range) {
+  if (range.begin == range.end) return;
+  if (!ranges.empty() && ranges.back().end == range.begin)
+    ranges.back().end = range.end;
+  else
+    ranges.push_back(range);
+}
+
+// Number of indices that rank i of n has when `placement` shards `size` indices. Requires placement.is_sharded().
 // Examples:  S(0), size 10, n 4 -> 3 3 3 1      S(0,4), size 12, n 2 -> 8 4      SS(0,2), size 10, n 4 -> 4 4 2 0
-int64_t shard_size(const Placement& cut, int64_t size, int64_t n, int64_t i);
-std::vector<int64_t> shard_sizes(const Placement& cut, int64_t size, int64_t n);  // for every i
+int64_t shard_size(const Placement& placement, int64_t size, int64_t n, int64_t i);
+std::vector<int64_t> shard_sizes(const Placement& placement, int64_t size, int64_t n);  // of every rank
 
-// The runs rank i holds of positions 0..size-1.
-Runs shard_runs(const Placement& cut, int64_t size, int64_t n, int64_t i);
+// The ranges that rank i has of positions 0..size-1.
+IndexRanges shard_ranges(const Placement& placement, int64_t size, int64_t n, int64_t i);
 
-// The cuts of dim d in the order in which they are made; `cut` acts on the positions the cuts before it have left.
-// Example:  [SS(0,2), S(0)], mesh 2x2 -> axis 1: S(0), axis 0: S(0)       [SS(0,2), R] -> axis 0: SS(0,2)
-struct Cut {
+// A mesh axis that shards a dim. `placement` applies to the positions that the axes before it leave.
+struct AxisShard {
   int64_t axis;
-  Placement cut;
-  bool operator==(const Cut&) const = default;
+  Placement placement;
+  bool operator==(const AxisShard&) const = default;
 };
-using ShardOrder = c10::SmallVector<Cut, 4>;
+
+// The axes that shard dim d, in the order in which they are applied.
+// Example:  [SS(0,2), S(0)], mesh 2x2 -> axis 1: S(0), axis 0: S(0)       [SS(0,2), R] -> axis 0: SS(0,2)
+using ShardOrder = c10::SmallVector<AxisShard, 4>;
 ShardOrder shard_order(PlacementsRef placements, c10::IntArrayRef mesh_shape, int64_t d);
 
-// The whole picture for one rank: global indices held along dim d. Placements that do not cut d are ignored.
-Runs local_runs(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate, int64_t d,
-                int64_t size);
+// The global indices of dim d that the rank at `coordinate` has. Placements that do not shard d are ignored.
+IndexRanges local_ranges(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate, int64_t d,
+                         int64_t size);
 
-// Sizes of a rank's piece of a tensor of `sizes`; the extent of one dim of it if only the first `axes` mesh axes cut.
+// Sizes of the local tensor of the rank at `coordinate`.
 Sizes local_sizes(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate,
                   c10::IntArrayRef sizes);
+// Size of one dim of it if only the first `axes` mesh axes shard the tensor.
 int64_t extent_after(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate, int64_t d,
                      int64_t size, int64_t axes);
 
-// The same pieces with as few S(d,b) as possible: where cutting on multiples of b cuts nowhere else than S(d) does.
+// Replaces S(d,b) by S(d) where both give every rank the same shard.
 // Example:  S(0,4), size 24, n 2 -> S(0)       S(0,4), size 24, n 4 -> S(0,4): 8 8 8 0, not 6 6 6 6
-Placements plain_where_alike(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef sizes);
+Placements drop_redundant_blocks(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef sizes);
 
-// Does every rank hold equally many indices of dim d?
+// True if every rank has the same number of indices of dim d.
 bool is_even(PlacementsRef placements, c10::IntArrayRef mesh_shape, int64_t d, int64_t size);
 
 }  // namespace tessera

@@ -1,13 +1,13 @@
 #define AT_PER_OPERATOR_HEADERS  // ExpandUtils.h would otherwise include every op
 #include "tessera/placement/detail/tensor_spec.h"
 
+#include "tessera/base/detail/hash.h"
 #include "tessera/base/error.h"
 
 #include <ATen/ExpandUtils.h>
 #include <c10/util/strides.h>
 
 #include <algorithm>
-#include <bit>
 #include <mutex>
 #include <sstream>
 #include <unordered_map>
@@ -15,25 +15,20 @@
 namespace tessera {
 namespace {
 
-uint64_t mix(uint64_t h, uint64_t word) {
-  h = (std::rotl(h, 23) ^ word) * 0x9E3779B97F4A7C15ull;
-  return h ^ (h >> 29);
-}
-
 uint64_t hash_of(PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
                  c10::Device device) {
-  uint64_t h = mix(sizes.size(), static_cast<uint64_t>(dtype));
-  h = mix(h, static_cast<uint64_t>(device.type()) << 8 | static_cast<uint8_t>(device.index()));
-  for (const auto& p : placements) h = mix(h, p.hash());
-  for (auto size : sizes) h = mix(h, static_cast<uint64_t>(size));
-  for (auto stride : strides) h = mix(h, static_cast<uint64_t>(stride));
+  uint64_t h = hash_combine(sizes.size(), static_cast<uint64_t>(dtype));
+  h = hash_combine(h, static_cast<uint64_t>(device.type()) << 8 | static_cast<uint8_t>(device.index()));
+  for (const auto& p : placements) h = hash_combine(h, p.hash());
+  for (auto size : sizes) h = hash_combine(h, static_cast<uint64_t>(size));
+  for (auto stride : strides) h = hash_combine(h, static_cast<uint64_t>(stride));
   return h;
 }
 
-// The specs of one mesh. Weak references: a spec lives as long as tensors and decisions use it.
+// The specs of one mesh. References are weak: a spec lives as long as tensors and decisions use it.
 class SpecTable final : public detail::MeshAttachment {
  public:
-  // Calls make() if there is no live spec with this hash for which same(spec).
+  // Returns the live spec with this hash for which same(spec) is true, or make().
   template <class Same, class Make>
   SpecRef find_or_make(uint64_t hash, Same same, Make make) {
     std::lock_guard lock(mutex_);
@@ -59,7 +54,7 @@ class SpecTable final : public detail::MeshAttachment {
  private:
   using Weak = c10::weak_intrusive_ptr<TensorSpec>;
 
-  // Dead entries go when there are as many entries as twice the live ones of last time, so there are never many more.
+  // Removes dead entries. Called when the table has twice as many entries as were live the last time.
   void sweep() {
     std::erase_if(specs_, [](const auto& entry) { return entry.second.expired(); });
     sweep_at_ = std::max<size_t>(64, 2 * specs_.size());
@@ -81,7 +76,7 @@ SpecTable& specs_of(const DeviceMesh& mesh) {
 void check(const DeviceMesh& mesh, PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   TESSERA_CHECK(mesh, UsageError, "a distributed tensor needs a mesh; this one is empty");
   TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, "mesh has ", mesh.ndim(),
-                " axes but placements are ", to_string(placements), "; give one a mesh axis");
+                " axes but placements are ", to_string(placements), "; give one placement per mesh axis");
   TESSERA_CHECK(sizes.size() == strides.size(), InternalError, "sizes ", sizes, " with strides ", strides);
   for (const auto& p : placements) {
     if (!p.is_sharded()) continue;
@@ -102,42 +97,42 @@ TensorSpec::TensorSpec(DeviceMesh mesh, PlacementsRef placements, c10::IntArrayR
       device(device),
       hash(hash) {
   const auto& state = *this->mesh.state();
-  if (state.coordinate.empty())  // this rank is outside the mesh and holds nothing
+  if (state.coordinate.empty())  // this rank is not in the mesh and has no local tensor
     local_sizes.assign(sizes.size(), 0);
   else
     local_sizes = tessera::local_sizes(placements, state.shape, state.coordinate, sizes);
-  stamp = c10::make_intrusive<DTensorImpl>(dtensor_keys(device), c10::scalarTypeToTypeMeta(dtype), device);
-  stamp->set_sizes_and_strides(sizes, strides);
-  stamp->set_storage_access_should_throw();
+  prototype = c10::make_intrusive<DTensorImpl>(dtensor_keys(device), c10::scalarTypeToTypeMeta(dtype), device);
+  prototype->set_sizes_and_strides(sizes, strides);
+  prototype->set_storage_access_should_throw();
 }
 
 void TensorSpec::release_resources() {
   mesh = {};
-  stamp.reset();
+  prototype.reset();
 }
 
-int64_t TensorSpec::numel() const { return stamp->numel(); }
+int64_t TensorSpec::numel() const { return prototype->numel(); }
 
 int64_t TensorSpec::local_bytes() const {
   return c10::multiply_integers(local_sizes) * static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-Runs TensorSpec::runs(int64_t dim) const {
+IndexRanges TensorSpec::local_ranges(int64_t dim) const {
   const auto& state = *mesh.state();
   if (state.coordinate.empty()) return {};
-  return local_runs(placements, state.shape, state.coordinate, dim, sizes[dim]);
+  return tessera::local_ranges(placements, state.shape, state.coordinate, dim, sizes[dim]);
 }
 
-const std::vector<int64_t>& TensorSpec::run_list() const {
-  std::call_once(run_list_made_, [this] {
+const std::vector<int64_t>& TensorSpec::range_list() const {
+  std::call_once(range_list_made_, [this] {
     if (std::none_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_sharded(); })) return;
     for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); d++) {
-      const auto held = runs(d);
-      run_list_.push_back(static_cast<int64_t>(held.size()));
-      for (const auto& run : held) run_list_.insert(run_list_.end(), {run.begin, run.end});
+      const auto ranges = local_ranges(d);
+      range_list_.push_back(static_cast<int64_t>(ranges.size()));
+      for (const auto& [begin, end] : ranges) range_list_.insert(range_list_.end(), {begin, end});
     }
   });
-  return run_list_;
+  return range_list_;
 }
 
 bool TensorSpec::has_partial() const {
@@ -146,7 +141,7 @@ bool TensorSpec::has_partial() const {
 
 namespace {
 
-// "f32" is what people say; other types keep LibTorch's name.
+// "f32" for common types; other types keep LibTorch's name.
 std::string short_name(c10::ScalarType dtype) {
   constexpr std::pair<c10::ScalarType, const char*> kNames[] = {
       {c10::ScalarType::Float, "f32"},     {c10::ScalarType::Double, "f64"}, {c10::ScalarType::Half, "f16"},
@@ -169,7 +164,7 @@ std::string TensorSpec::describe() const { return c10::str(brief(), " on mesh(",
 SpecRef intern(const DeviceMesh& mesh, PlacementsRef given, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                c10::ScalarType dtype, c10::Device device) {
   check(mesh, given, sizes, strides);
-  const auto placements = plain_where_alike(given, mesh.shape(), sizes);
+  const auto placements = drop_redundant_blocks(given, mesh.shape(), sizes);
   auto hash = hash_of(placements, sizes, strides, dtype, device);
   auto same = [&](const TensorSpec& spec) {
     return spec.dtype == dtype && spec.device == device &&

@@ -15,7 +15,7 @@ namespace {
 using redistribute::Move;
 using rules::ArgFix;
 using rules::OpQuery;
-using rules::Row;
+using rules::Strategy;
 using rules::Rule;
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
@@ -67,14 +67,14 @@ double axis_cost(const Placement& from, const Placement& to, int64_t n, double l
 
 // A row says S(d) for any way of cutting. The ways worth trying: those the inputs already use there, then the plain
 // one.
-std::vector<Placement> ways_to_cut(const Call& call, const Part& part, const Row& row, int64_t axis) {
+std::vector<Placement> shard_variants(const Call& call, const Part& part, const Strategy& strategy, int64_t axis) {
   std::vector<Placement> ways;
-  for (size_t i = 0; i < row.in.size(); i++) {
+  for (size_t i = 0; i < strategy.in.size(); i++) {
     const auto* spec = call.tensors[part.index[i]].spec;
-    if (!spec || !row.in[i].is_sharded()) continue;
+    if (!spec || !strategy.in[i].is_sharded()) continue;
     auto current = spec->placements[axis];
-    if (!current.is_sharded(row.in[i].dim)) continue;
-    if (row.one_run && current.kind == Placement::Kind::StridedShard) continue;
+    if (!current.is_sharded(strategy.in[i].dim)) continue;
+    if (strategy.one_range && current.kind == Placement::Kind::StridedShard) continue;
     current.dim = 0;
     if (std::find(ways.begin(), ways.end(), current) == ways.end()) ways.push_back(current);
   }
@@ -82,20 +82,20 @@ std::vector<Placement> ways_to_cut(const Call& call, const Part& part, const Row
   return ways;
 }
 
-Placement cut_like(const Placement& in_row, const Placement& way) {
+Placement shard_like(const Placement& in_row, const Placement& way) {
   return in_row.is_sharded() ? way.with_dim(in_row.dim) : in_row;
 }
 
 struct Candidate {
-  const Row* row = nullptr;
+  const Strategy* strategy = nullptr;
   Placement way = Shard(0);
   double cost = kNever;
 };
 
-Trace::Candidate traced(const Row& row, const Placement& way, double cost) {
+Trace::Candidate traced(const Strategy& strategy, const Placement& way, double cost) {
   Trace::Candidate candidate{{}, {}, cost};
-  for (const auto& p : row.in) candidate.in.push_back(cut_like(p, way));
-  for (const auto& p : row.out) candidate.out.push_back(cut_like(p, way));
+  for (const auto& p : strategy.in) candidate.in.push_back(shard_like(p, way));
+  for (const auto& p : strategy.out) candidate.out.push_back(shard_like(p, way));
   return candidate;
 }
 
@@ -117,12 +117,12 @@ struct AxisChooser {
     });
   }
 
-  double cost_of(const Row& row, const Placement& way, int64_t axis, int64_t n) const {
+  double cost_of(const Strategy& strategy, const Placement& way, int64_t axis, int64_t n) const {
     double cost = 0;
     bool shares_work = false;
-    for (size_t i = 0; i < row.in.size(); i++) {
+    for (size_t i = 0; i < strategy.in.size(); i++) {
       const auto& tensor = call.tensors[part.index[i]];
-      const auto want = cut_like(row.in[i], way);
+      const auto want = shard_like(strategy.in[i], way);
       shares_work |= want.is_sharded();
       if (!tensor.spec) {
         if (!want.is_replicate()) return kNever;
@@ -138,13 +138,13 @@ struct AxisChooser {
       }
       cost += axis_cost(current, want, n, mean_local_bytes(*tensor.spec));
     }
-    for (const auto& out : row.out) shares_work |= out.is_sharded();
+    for (const auto& out : strategy.out) shares_work |= out.is_sharded();
     const double work = shares_work ? flops / static_cast<double>(n) : flops;
     return cost + work / redistribute::cost_model().flops_per_us;
   }
 
   // What is whole stays whole: ones_like of a replicated tensor is replicated, however much work cutting it would save.
-  bool whole_on(int64_t axis) const {
+  bool is_replicated_on(int64_t axis) const {
     return std::all_of(part.index.begin(), part.index.end(), [&](int i) {
       return !call.tensors[i].spec || call.tensors[i].spec->placements[axis].is_replicate();
     });
@@ -152,18 +152,18 @@ struct AxisChooser {
 
   Candidate best(int64_t axis, int64_t n, Trace::Axis* trace) const {
     Candidate best;
-    const bool stays_whole = whole_on(axis);
-    for (const auto& row : rule.rows) {
-      TESSERA_CHECK(row.in.size() == part.index.size() && row.out.size() == rule.outs.size(), InternalError, "rule of ",
+    const bool stays_whole = is_replicated_on(axis);
+    for (const auto& strategy : rule.strategies) {
+      TESSERA_CHECK(strategy.in.size() == part.index.size() && strategy.out.size() == rule.outs.size(), InternalError, "rule of ",
                     call.entry.name, ": a row has ", row.in.size(), " inputs and ", row.out.size(),
                     " outputs; the call has ", part.index.size(), " and ", rule.outs.size());
-      const bool cuts = std::any_of(row.in.begin(), row.in.end(), [](auto& p) { return p.is_sharded(); }) ||
-                        std::any_of(row.out.begin(), row.out.end(), [](auto& p) { return p.is_sharded(); });
-      for (const auto& way : cuts ? ways_to_cut(call, part, row, axis) : std::vector<Placement>{Shard(0)}) {
-        const double cost = cuts && stays_whole ? kNever : cost_of(row, way, axis, n);
-        if (trace) trace->candidates.push_back(traced(row, way, cost));
+      const bool cuts = std::any_of(strategy.in.begin(), strategy.in.end(), [](auto& p) { return p.is_sharded(); }) ||
+                        std::any_of(strategy.out.begin(), strategy.out.end(), [](auto& p) { return p.is_sharded(); });
+      for (const auto& way : cuts ? shard_variants(call, part, strategy, axis) : std::vector<Placement>{Shard(0)}) {
+        const double cost = cuts && stays_whole ? kNever : cost_of(strategy, way, axis, n);
+        if (trace) trace->candidates.push_back(traced(strategy, way, cost));
         if (cost < best.cost) {
-          best = {&row, way, cost};
+          best = {&strategy, way, cost};
           if (trace) trace->chosen = static_cast<int>(trace->candidates.size()) - 1;
         }
       }
@@ -174,7 +174,7 @@ struct AxisChooser {
 
 // ---- errors ----
 
-[[noreturn]] void fail_no_row(const Call& whole, const Part& part, int64_t axis) {
+[[noreturn]] void fail_no_strategy(const Call& whole, const Part& part, int64_t axis) {
   const auto& mesh = *whole.mesh;
   Call call{whole.entry, whole.args, {}, whole.mesh, whole.in_backward};  // of a list op, the element that failed
   for (int i : part.index) call.tensors.push_back(whole.tensors[i]);
@@ -245,7 +245,7 @@ struct Builder {
     const auto placements = placements_of(index);
     if (fix.what == ArgFix::What::InSizes)
       return list(local_sizes(placements, mesh.shape, mesh.coordinate, tensor.sizes));
-    const auto runs = local_runs(placements, mesh.shape, mesh.coordinate, fix.dim, tensor.sizes[fix.dim]);
+    const auto runs = local_ranges(placements, mesh.shape, mesh.coordinate, fix.dim, tensor.sizes[fix.dim]);
     if (fix.what == ArgFix::What::InOffset) return runs.empty() ? tensor.sizes[fix.dim] : runs[0].begin;
     int64_t size = 0;
     for (const auto& run : runs) size += run.end - run.begin;
@@ -283,7 +283,7 @@ struct Builder {
     decision.outs.push_back(std::move(out));
   }
 
-  void rows(const Part& part, const Rule& rule, int element) {
+  void choose_each_axis(const Part& part, const Rule& rule, int element) {
     const auto& mesh = *call.mesh;
     const auto ndim = static_cast<size_t>(mesh.ndim());
     double flops = rule.flops;
@@ -302,13 +302,13 @@ struct Builder {
       const int64_t n = mesh.shape[axis];
       if (trace) trace->axes.push_back({element, static_cast<int64_t>(axis), {}});
       const auto best = chooser.best(static_cast<int64_t>(axis), n, trace ? &trace->axes.back() : nullptr);
-      if (!best.row) fail_no_row(call, part, static_cast<int64_t>(axis));
+      if (!best.strategy) fail_no_strategy(call, part, static_cast<int64_t>(axis));
       for (size_t i = 0; i < in.size(); i++) {
         const auto* spec = call.tensors[part.index[i]].spec;
-        in[i][axis] = n == 1 && spec ? spec->placements[axis] : cut_like(best.row->in[i], best.way);
+        in[i][axis] = n == 1 && spec ? spec->placements[axis] : shard_like(best.strategy->in[i], best.way);
       }
-      for (size_t i = 0; i < out.size(); i++) out[i][axis] = cut_like(best.row->out[i], best.way);
-      special |= best.row->special;
+      for (size_t i = 0; i < out.size(); i++) out[i][axis] = shard_like(best.strategy->out[i], best.way);
+      special |= best.strategy->special;
     }
     for (size_t i = 0; i < in.size(); i++)
       if (call.tensors[part.index[i]].spec) require(part.index[i], in[i]);
@@ -335,7 +335,7 @@ struct Builder {
       follow(part, rule);
       if (!rule.special.empty()) use_special(part, rule);
     } else {
-      rows(part, rule, element);
+      choose_each_axis(part, rule, element);
     }
     for (const auto& fix : rule.fixes) {
       decision.fixes.emplace_back(fix.arg, value_of(fix, part, first_out));
@@ -344,7 +344,7 @@ struct Builder {
   }
 };
 
-bool whole_everywhere(const Call& call) {
+bool all_replicated(const Call& call) {
   for (const auto& t : call.tensors)
     if (t.spec)
       for (size_t a = 0; a < t.spec->placements.size(); a++)
@@ -363,7 +363,7 @@ bool view_keeps_shards(const OpEntry& view, const TensorSpec& spec, c10::IntArra
   return true;
 }
 
-std::unique_ptr<Decision> decide(const Call& call, Trace* trace) {
+std::unique_ptr<Decision> choose_strategy(const Call& call, Trace* trace) {
   auto decision = std::make_unique<Decision>();
   decision->want.resize(call.tensors.size());
   for (const auto& t : call.tensors)
@@ -376,7 +376,7 @@ std::unique_ptr<Decision> decide(const Call& call, Trace* trace) {
     const bool functional = call.entry.writes.empty() && !call.entry.view;
     if (functional && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd))
       decision->kind = Decision::Kind::Decompose;
-    else if (functional && !call.entry.random && whole_everywhere(call))
+    else if (functional && !call.entry.random && all_replicated(call))
       decision->kind = Decision::Kind::Replicated;
     else
       fail_no_rule(call);

@@ -44,7 +44,7 @@ struct Trace {
 
 // Throws ShardingError where no row fits: an op without rule, a written argument or a view that would have to be
 // redistributed. `trace` is filled as far as it came.
-std::unique_ptr<Decision> decide(const Call& call, Trace* trace = nullptr);
+std::unique_ptr<Decision> choose_strategy(const Call& call, Trace* trace = nullptr);
 
 // Can a tensor be viewed in `sizes` without moving anything? Requires: a plain tensor of its strides could.
 bool view_keeps_shards(const OpEntry& view, const TensorSpec& spec, c10::IntArrayRef sizes);

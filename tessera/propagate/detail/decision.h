@@ -15,13 +15,13 @@ namespace tessera::propagate {
 struct Decision {
   // No row to follow: the op is made of others (Decompose: `special` on the distributed tensors, or the op's composite
   // kernel), or every input is whole everywhere and the op may run as it stands (Replicated).
-  enum class Kind : uint8_t { Rows, Decompose, Replicated };
+  enum class Kind : uint8_t { Strategies, Decompose, Replicated };
 
   uint64_t hash = 0;
   c10::SmallVector<uint64_t, 16> key;
   std::vector<SpecRef> pinned;  // the specs whose addresses are in `key`, so that no other spec can take their place
 
-  Kind kind = Kind::Rows;
+  Kind kind = Kind::Strategies;
   // Nothing to redistribute, no argument to change, results wrapped one by one: typed kernels run straight through.
   bool simple = true;
   bool redistributes = false;

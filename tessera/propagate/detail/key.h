@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/base/detail/hash.h"
 #include "tessera/placement/detail/tensor_spec.h"
 
 #include <ATen/core/IListRef.h>
@@ -8,20 +9,20 @@
 #include <c10/util/OptionalArrayRef.h>
 #include <c10/util/SmallVector.h>
 
-#include <bit>
 #include <optional>
 #include <string_view>
 #include <type_traits>
 
-// The key under which a decision is remembered: the specs of the distributed arguments and the arguments that are not
-// tensors, as words. Read in one pass, from a boxed stack or from typed arguments; both readers must give the same
-// words (a test compares them), or a typed call would miss what a boxed one stored.
+// The cache key of a decision: the specs of the distributed arguments and the values of the other arguments, as 64-bit
+// words. It is read in one pass, from a boxed stack or from typed arguments. Both readers must give the same words (a
+// test compares them). Otherwise a typed call would not find the decision that a boxed call stored.
 //
-// A Scalar or a float counts by type only: a learning rate that changes every step must not make every step a miss, and
-// no rule looks at such a value. Ints, bools and int lists are dims, sizes and flags, and count by value.
+// A Scalar or a float adds only its type to the key. A learning rate that changes every step must not cause a cache
+// miss every step, and no rule reads such a value. Ints, bools and int lists are dims, sizes and flags; their values
+// are part of the key.
 namespace tessera::propagate {
 
-inline constexpr uint64_t kNone = 0x8000'0000'0000'0007;  // no dim, size or flag has this value
+inline constexpr uint64_t kNone = 0x8000'0000'0000'0007;  // a value that no dim, size or flag has
 inline constexpr uint64_t kUndefined = 2;
 
 class Key {
@@ -38,18 +39,14 @@ class Key {
   }
   uint32_t size() const { return size_; }
   uint64_t operator[](uint32_t i) const { return i < kInline ? inline_[i] : more_[i - kInline]; }
-  detail::MeshState* mesh() const { return mesh_; }  // of the first distributed argument; null: there is none
+  detail::MeshState* mesh() const { return mesh_; }  // of the first distributed argument, or null
 
   uint64_t hash() const {
     uint64_t h = size_;
     const uint32_t n = size_ < kInline ? size_ : kInline;
-    for (uint32_t i = 0; i < n; i++) h = mix(h, inline_[i]);
-    for (auto word : more_) h = mix(h, word);
+    for (uint32_t i = 0; i < n; i++) h = hash_combine(h, inline_[i]);
+    for (auto word : more_) h = hash_combine(h, word);
     return h;
-  }
-  static uint64_t mix(uint64_t h, uint64_t word) {
-    const auto product = static_cast<unsigned __int128>(h ^ word ^ 0x9E3779B97F4A7C15ull) * 0xD6E8FEB86659FD93ull;
-    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
   }
   bool equals(c10::ArrayRef<uint64_t> words) const {
     if (words.size() != size_) return false;
@@ -69,14 +66,15 @@ class Key {
   std::vector<uint64_t> more_;
 };
 
-// A plain tensor next to distributed ones: it has one element (or is about to be refused), so its value is no key.
+// The word of a plain tensor among distributed ones. It has one element (or the call throws). Its value is not part of
+// the key.
 inline uint64_t plain_word(const at::Tensor& t) {
   return 1 | static_cast<uint64_t>(t.scalar_type()) << 8 | static_cast<uint64_t>(t.dim()) << 16 |
          static_cast<uint64_t>(t.unsafeGetTensorImpl()->is_wrapped_number()) << 24 |
          static_cast<uint64_t>(t.numel() == 1) << 25;
 }
 
-// `spec_of` is given by the caller: the layer that knows what a distributed tensor is stands above this one.
+// The caller gives `spec_of`, because distributed tensors are defined in a higher layer (dtensor).
 template <class SpecOf>
 struct KeyReader {
   Key& key;

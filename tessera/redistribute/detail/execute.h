@@ -7,21 +7,21 @@
 
 namespace tessera::redistribute {
 
-// A local tensor that may still be on its way.
+// A local tensor whose collective may still be in flight (PyTorch: AsyncCollectiveTensor).
 struct Local {
   at::Tensor tensor;
-  comm::Group pending;  // null: ready. Else funcol::wait(tensor, pending) before reading it.
+  comm::Group pending;  // null: ready. Otherwise call funcol::wait(tensor, pending) before you read it.
 };
 
-// Runs the plan's steps on this rank's piece. Every step is made of registered ops (aten or tessera), below autograd.
-// The last collective is left under way where nothing has to follow it.
+// Runs the plan's steps on this rank's local tensor. Every step consists of registered ops (aten or tessera), below
+// autograd. If no local work follows the last collective, it stays in flight.
 Local execute(const Plan& plan, const at::Tensor& local, const TensorSpec& from, const TensorSpec& to);
 
-// Several tensors at once. Steps of the same kind on the same axis are coalesced into one collective.
+// Runs the plans of several tensors. Steps of the same kind on the same axis are coalesced into one collective.
 std::vector<Local> execute_many(c10::ArrayRef<const Plan*> plans, at::TensorList locals,
                                 c10::ArrayRef<const TensorSpec*> from, c10::ArrayRef<const TensorSpec*> to);
 
-// The memoised plan between two specs of one mesh (bounded, per rank).
+// The plan between two specs of one mesh. Plans are cached per rank; the cache is bounded.
 const Plan& plan_between(const TensorSpec& from, const TensorSpec& to);
 
 }  // namespace tessera::redistribute

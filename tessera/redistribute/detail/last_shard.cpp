@@ -1,5 +1,7 @@
 #include "tessera/redistribute/detail/last_shard.h"
 
+#include "tessera/placement/detail/take_ranges.h"
+
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
@@ -8,32 +10,26 @@
 namespace tessera::redistribute::detail {
 namespace {
 
-void append(Runs& runs, Run run) {
-  if (run.begin == run.end) return;
-  if (!runs.empty() && runs.back().end == run.begin)
-    runs.back().end = run.end;
-  else
-    runs.push_back(run);
-}
-
-// A stretch of positions, and where it lies in some tensor.
-struct Placed {
-  Run positions;
+// A range of positions, and its offset in a tensor that has other ranges before it.
+struct OffsetRange {
+  IndexRange positions;
   int64_t offset;
 };
-using Stretches = c10::SmallVector<Placed, 8>;
+using OffsetRanges = c10::SmallVector<OffsetRange, 8>;
 
-Runs in_order_of_positions(Stretches stretches) {
-  std::sort(stretches.begin(), stretches.end(),
-            [](const Placed& a, const Placed& b) { return a.positions.begin < b.positions.begin; });
-  Runs order;
-  for (const auto& [positions, offset] : stretches) append(order, {offset, offset + positions.end - positions.begin});
+// Where the ranges are in the tensor, in the order of their positions.
+IndexRanges in_order_of_positions(OffsetRanges ranges) {
+  std::sort(ranges.begin(), ranges.end(),
+            [](const OffsetRange& a, const OffsetRange& b) { return a.positions.begin < b.positions.begin; });
+  IndexRanges order;
+  for (const auto& [positions, offset] : ranges)
+    append_range(order, {offset, offset + positions.end - positions.begin});
   return order;
 }
 
-// What two lists of runs share, with its offset in the concatenation of the first.
-Stretches overlap(const Runs& a, const Runs& b) {
-  Stretches shared;
+// The intersection of two lists of ranges, with its offsets in the concatenation of the first list.
+OffsetRanges overlap(const IndexRanges& a, const IndexRanges& b) {
+  OffsetRanges shared;
   int64_t offset = 0;
   for (const auto& x : a) {
     for (const auto& y : b) {
@@ -47,72 +43,74 @@ Stretches overlap(const Runs& a, const Runs& b) {
 
 }  // namespace
 
-LastCut::LastCut(const tessera::detail::MeshState& mesh, PlacementsRef state, int64_t axis, c10::IntArrayRef sizes)
-    : cut(state[axis]), dim(cut.dim), extent(sizes[dim]), ranks(mesh.shape[axis]), rank(mesh.coordinate[axis]) {
-  for (const auto& [other, made] : shard_order(state, mesh.shape, dim)) {
+LastShard::LastShard(const tessera::detail::MeshState& mesh, PlacementsRef state, int64_t axis, c10::IntArrayRef sizes)
+    : placement(state[axis]),
+      dim(placement.dim),
+      extent(sizes[dim]),
+      ranks(mesh.shape[axis]),
+      rank(mesh.coordinate[axis]) {
+  for (const auto& [other, applied] : shard_order(state, mesh.shape, dim)) {
     if (other == axis)
-      cut = made;
+      placement = applied;
     else
-      extent = shard_size(made, extent, mesh.shape[other], mesh.coordinate[other]);
+      extent = shard_size(applied, extent, mesh.shape[other], mesh.coordinate[other]);
   }
 }
 
-Lengths LastCut::lengths() const {
+Lengths LastShard::lengths() const {
   Lengths result(static_cast<size_t>(ranks));
-  for (int64_t i = 0; i < ranks; i++) result[i] = shard_size(cut, extent, ranks, i);
+  for (int64_t i = 0; i < ranks; i++) result[i] = shard_size(placement, extent, ranks, i);
   return result;
 }
 
-at::Tensor take(const at::Tensor& x, int64_t x_dim, const Runs& runs) {
-  if (runs.empty()) return x.slice(x_dim, 0, 0);
-  if (runs.size() == 1) {
-    auto [begin, end] = runs[0];
+at::Tensor take(const at::Tensor& x, int64_t x_dim, const IndexRanges& ranges) {
+  if (ranges.empty()) return x.slice(x_dim, 0, 0);
+  if (ranges.size() == 1) {
+    auto [begin, end] = ranges[0];
     return begin == 0 && end == x.size(x_dim) ? x : x.slice(x_dim, begin, end);
   }
   std::vector<at::Tensor> parts;
-  for (auto [begin, end] : runs) parts.push_back(x.slice(x_dim, begin, end));
+  for (auto [begin, end] : ranges) parts.push_back(x.slice(x_dim, begin, end));
   return at::cat(parts, x_dim);
 }
 
-at::Tensor own_piece(const at::Tensor& x, int64_t x_dim, const LastCut& cut) {
-  auto runs = cut.runs(cut.rank);
-  auto piece = take(x, x_dim, runs);
-  return runs.size() > 1 ? piece : piece.clone(at::MemoryFormat::Contiguous);
+at::Tensor own_shard(const at::Tensor& x, int64_t x_dim, const LastShard& shard) {
+  return take_ranges(x, x_dim, shard.ranges(shard.rank));
 }
 
-at::Tensor to_rank_order(const at::Tensor& x, int64_t x_dim, const LastCut& cut) {
-  if (cut.same_order()) return x;
-  Runs order;
-  for (int64_t r = 0; r < cut.ranks; r++)
-    for (const auto& run : cut.runs(r)) append(order, run);
+at::Tensor to_rank_order(const at::Tensor& x, int64_t x_dim, const LastShard& shard) {
+  if (shard.same_order()) return x;
+  IndexRanges order;
+  for (int64_t r = 0; r < shard.ranks; r++)
+    for (const auto& range : shard.ranges(r)) append_range(order, range);
   return take(x, x_dim, order);
 }
 
-at::Tensor to_position_order(const at::Tensor& x, int64_t x_dim, const LastCut& cut) {
-  if (cut.same_order()) return x;
-  Stretches stretches;
+at::Tensor to_position_order(const at::Tensor& x, int64_t x_dim, const LastShard& shard) {
+  if (shard.same_order()) return x;
+  OffsetRanges ranges;
   int64_t offset = 0;
-  for (int64_t r = 0; r < cut.ranks; r++)
-    for (const auto& run : cut.runs(r)) {
-      stretches.push_back({run, offset});
-      offset += run.end - run.begin;
+  for (int64_t r = 0; r < shard.ranks; r++)
+    for (const auto& range : shard.ranges(r)) {
+      ranges.push_back({range, offset});
+      offset += range.end - range.begin;
     }
-  return take(x, x_dim, in_order_of_positions(std::move(stretches)));
+  return take(x, x_dim, in_order_of_positions(std::move(ranges)));
 }
 
-Exchange::Exchange(const LastCut& from, const LastCut& to) {
-  auto mine_before = from.runs(from.rank), mine_after = to.runs(to.rank);
-  Stretches arrived;
+ReshardExchange::ReshardExchange(const LastShard& from, const LastShard& to) {
+  auto mine_before = from.ranges(from.rank), mine_after = to.ranges(to.rank);
+  OffsetRanges arrived;
   int64_t arrived_length = 0;
   for (int64_t r = 0; r < from.ranks; r++) {
     sent.push_back(0);
-    for (const auto& [positions, offset] : overlap(mine_before, to.runs(r))) {
+    for (const auto& [positions, offset] : overlap(mine_before, to.ranges(r))) {
       int64_t length = positions.end - positions.begin;
-      append(pack, {offset, offset + length});
+      append_range(pack, {offset, offset + length});
       sent.back() += length;
     }
     received.push_back(0);
-    for (const auto& shared : overlap(from.runs(r), mine_after)) {
+    for (const auto& shared : overlap(from.ranges(r), mine_after)) {
       int64_t length = shared.positions.end - shared.positions.begin;
       arrived.push_back({shared.positions, arrived_length});
       arrived_length += length;

@@ -6,39 +6,41 @@
 
 namespace tessera::redistribute::detail {
 
-using Lengths = c10::SmallVector<int64_t, 8>;  // one a rank of a group
+using Lengths = c10::SmallVector<int64_t, 8>;  // one per rank of a group
 
-// The last cut of a dim, seen from the group of its axis: it acts on positions 0..extent-1, where `extent` is what the
-// other axes leave of the dim, the same for every rank of the group.
+// The last axis of a dim's shard order, as the process group of that axis sees it. It shards positions 0..extent-1.
+// `extent` is the size of the dim after the other axes; it is the same for every rank of the group.
 //
-//   rank order        the pieces of rank 0, 1, ...   as a collective sends and receives them
-//   position order    as they lie in the tensor      differs only where pieces have several runs
+//   rank order        the shards of rank 0, 1, ...       as a collective sends and receives them
+//   position order    the order of the tensor's indices   differs only where shards have several ranges
 //
 //   SS(0,2) of 8 over 2:   rank order 0 1 4 5 | 2 3 6 7      position order 0 1 2 3 4 5 6 7
-struct LastCut {
-  Placement cut;
+struct LastShard {
+  Placement placement;
   int64_t dim, extent, ranks, rank;
 
-  LastCut(const tessera::detail::MeshState& mesh, PlacementsRef state, int64_t axis, c10::IntArrayRef sizes);
+  LastShard(const tessera::detail::MeshState& mesh, PlacementsRef state, int64_t axis, c10::IntArrayRef sizes);
 
-  bool same_order() const { return cut.is_shard() || cut.factor == 1 || ranks == 1; }
+  bool same_order() const { return placement.is_shard() || placement.factor == 1 || ranks == 1; }
   Lengths lengths() const;
-  Runs runs(int64_t of_rank) const { return shard_runs(cut, extent, ranks, of_rank); }
+  IndexRanges ranges(int64_t of_rank) const { return shard_ranges(placement, extent, ranks, of_rank); }
 };
 
-// These act along x's dim x_dim.
-at::Tensor own_piece(const at::Tensor& x, int64_t x_dim, const LastCut& cut);  // a contiguous copy
-at::Tensor to_rank_order(const at::Tensor& x, int64_t x_dim, const LastCut& cut);
-at::Tensor to_position_order(const at::Tensor& x, int64_t x_dim, const LastCut& cut);
+// These functions work along dim x_dim of x.
+at::Tensor own_shard(const at::Tensor& x, int64_t x_dim, const LastShard& shard);  // a contiguous copy
+at::Tensor to_rank_order(const at::Tensor& x, int64_t x_dim, const LastShard& shard);
+at::Tensor to_position_order(const at::Tensor& x, int64_t x_dim, const LastShard& shard);
 
-// From one way of cutting a dim to another: what this rank sends to each and gets from each.
-struct Exchange {
+// An all-to-all from one way to shard a dim to another: what this rank sends to and receives from each rank.
+struct ReshardExchange {
   Lengths sent, received;
-  Runs pack;    // local positions, in the order in which they are sent
-  Runs unpack;  // places in what was received, in the order in which they lie in the new piece
+  IndexRanges pack;    // local positions, in the order in which they are sent
+  IndexRanges unpack;  // positions in the received data, in the order of the new shard
 
-  Exchange(const LastCut& from, const LastCut& to);
+  ReshardExchange(const LastShard& from, const LastShard& to);
 };
-at::Tensor take(const at::Tensor& x, int64_t x_dim, const Runs& runs);  // x itself if that is all of it, in order
+
+// The given ranges of x, as a view where possible. Gives x itself if they cover all of it in order.
+at::Tensor take(const at::Tensor& x, int64_t x_dim, const IndexRanges& ranges);
 
 }  // namespace tessera::redistribute::detail

@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-// Partial values on the wire: what is sent instead of a term, how it is reduced, what the result means.
+// Partial values in collectives: what each rank sends, which reduction is used, and how the result is converted back.
 //
 //   placement       sent           reduced by   then
 //   P(avg)          x / n          sum                          integers:  x, sum, / n rounded down
@@ -12,12 +12,12 @@
 //   P(op)           x              op
 namespace tessera::redistribute::detail {
 
-ReduceOp wire_op(const Placement& terms);
-at::Tensor to_wire(const at::Tensor& x, const Placement& terms, int64_t ranks);
-bool needs_from_wire(const Placement& terms, c10::ScalarType dtype);
-at::Tensor from_wire(const at::Tensor& reduced, const Placement& terms, int64_t ranks);
+ReduceOp wire_op(const Placement& partial);
+at::Tensor to_wire(const at::Tensor& x, const Placement& partial, int64_t ranks);
+bool needs_from_wire(const Placement& partial, c10::ScalarType dtype);
+at::Tensor from_wire(const at::Tensor& reduced, const Placement& partial, int64_t ranks);
 
-// The term of rank `rank` for a value that every rank has: P(sum) and P(norm,p).
-at::Tensor make_term(const at::Tensor& value, const Placement& terms, int64_t ranks, int64_t rank);
+// The partial value of rank `rank` for a value that every rank has: P(sum) and P(norm,p).
+at::Tensor make_partial(const at::Tensor& value, const Placement& partial, int64_t ranks, int64_t rank);
 
 }  // namespace tessera::redistribute::detail

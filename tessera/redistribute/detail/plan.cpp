@@ -24,7 +24,7 @@ bool Plan::communicates() const { return collectives() > 0; }
 
 int Plan::collectives() const {
   return static_cast<int>(std::count_if(steps.begin(), steps.end(),
-                                        [](const Step& step) { return redistribute::communicates(step.move); }));
+                                        [](const PlanStep& step) { return redistribute::communicates(step.move); }));
 }
 
 std::string to_string(const Plan& plan, c10::ArrayRef<std::string> axis_names) {
@@ -49,24 +49,25 @@ namespace {
 void check(const Problem& problem) {
   TESSERA_CHECK(problem.from.size() == problem.mesh_shape.size() && problem.to.size() == problem.mesh_shape.size(),
                 UsageError, "a mesh of ", problem.mesh_shape.size(), " axes, but placements ", to_string(problem.from),
-                " -> ", to_string(problem.to), "; give one a mesh axis");
+                " -> ", to_string(problem.to), "; give one placement per mesh axis");
   TESSERA_CHECK(problem.mesh_shape.size() <= 16, UsageError, "a mesh of ", problem.mesh_shape.size(), " axes");
 }
 
-// Terms cannot be made of pieces or of other terms. (Going through R would do it, at a price nobody asked for.)
+// A partial cannot be made from shards or from a partial of another kind. (A detour over R is possible, but the caller
+// did not ask for its cost.)
 bool is_forbidden(const Placement& from, const Placement& to) {
   return to.is_partial() && !detail::direct_move(from, to);
 }
 
-std::unique_ptr<Plan> plan_of(Step step, double cost) {
+std::unique_ptr<Plan> plan_of(PlanStep step, double cost) {
   auto plan = std::make_unique<Plan>();
   plan->steps.push_back(std::move(step));
   plan->cost = cost;
   return plan;
 }
 
-// One axis differs and one move does it. Anything else would take at least two collectives, one to change another axis
-// and one to change it back, or be longer without a gain. Null: it is not that simple.
+// A plan of one move, for placements that differ on one axis. Any other plan needs at least two collectives (one to
+// change another axis and one to change it back), or more steps without a gain. Null: a search is needed.
 std::unique_ptr<Plan> try_one_step(const Problem& problem, int64_t axis) {
   auto move = detail::legal_move(problem.from, problem.to, problem.mesh_shape, axis);
   if (!move) return nullptr;
@@ -76,8 +77,8 @@ std::unique_ptr<Plan> try_one_step(const Problem& problem, int64_t axis) {
   return surely_cheapest ? plan_of(std::move(step), cost) : nullptr;
 }
 
-// Every axis that differs can be sliced, left to right, or relabelled; slices first, because they leave less to divide.
-// Null: it is not that simple.
+// A plan that slices or relabels every axis that differs, from left to right. Slices come first, because they leave
+// less data to divide. Null: a search is needed.
 std::unique_ptr<Plan> try_without_communication(const Problem& problem) {
   auto plan = std::make_unique<Plan>();
   auto here = problem.from, there = here;
@@ -118,9 +119,9 @@ Plan make_plan(const Problem& problem) {
     if (is_forbidden(problem.from[a], problem.to[a]))
       TESSERA_FAIL(ShardingError, "redistribute ", to_string(problem.from), " -> ", to_string(problem.to),
                    ": on mesh axis ", a, " ", problem.from[a], " cannot become ", problem.to[a],
-                   ", whose terms can only be made from R; redistribute to R there first, or keep ", problem.from[a]);
+                   ", which can only be made from R; redistribute to R on that axis first, or keep ", problem.from[a]);
   TESSERA_FAIL(ShardingError, "redistribute ", to_string(problem.from), " -> ", to_string(problem.to),
-               ": no sequence of moves does it; go through R on every axis");
+               ": there is no sequence of moves between them; redistribute to R on every axis first");
 }
 
 }  // namespace tessera::redistribute

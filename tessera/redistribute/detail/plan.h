@@ -9,12 +9,13 @@
 #include <string>
 #include <vector>
 
-// How a tensor gets from one set of placements to another: found here without any rank, executed in execute.h.
+// Plans how a tensor is redistributed from one list of placements to another. Planning uses only values, no ranks or
+// tensors. execute.h runs the plan.
 namespace tessera::redistribute {
 
 enum class Move : uint8_t {
-  Nothing,        // equal placements, or a relabelling that moves nothing (P(avg) <- R)
-  Slice,          // R -> S       keep the own piece
+  Nothing,        // equal placements, or a new label for the same data (R -> P(avg))
+  Slice,          // R -> S       each rank keeps its own shard
   Divide,         // R -> P(sum)  each rank keeps value / n
   AllGather,      // S -> R
   AllReduce,      // P -> R
@@ -24,16 +25,16 @@ enum class Move : uint8_t {
 const char* to_string(Move move);
 bool communicates(Move move);
 
-// One move on one mesh axis, or, for reductions of one kind to R, on several at once.
-struct Step {
+// One move on one mesh axis. An AllReduce can reduce over several axes at once.
+struct PlanStep {
   Move move;
   c10::SmallVector<int64_t, 2> axes;
   Placement from, to;  // on those axes
-  double bytes = 0;    // on the wire, sent per rank
-  bool operator==(const Step&) const = default;
+  double bytes = 0;    // that each rank sends
+  bool operator==(const PlanStep&) const = default;
 };
 
-// What a plan is made for: pure values.
+// The input of the planner.
 struct Problem {
   Sizes mesh_shape;
   Sizes sizes;  // global
@@ -42,7 +43,7 @@ struct Problem {
 };
 
 struct Plan {
-  std::vector<Step> steps;
+  std::vector<PlanStep> steps;
   double cost = 0;  // microseconds by the model in cost.h
   bool communicates() const;
   int collectives() const;
@@ -51,9 +52,9 @@ std::string to_string(const Plan& plan, c10::ArrayRef<std::string> axis_names = 
 std::ostream& operator<<(std::ostream& out, const Plan& plan);
 
 // The cheapest sequence of moves. Identity costs nothing; the triangle inequality holds.
-// Throws ShardingError where there is none (S -> P; P of one kind to P of another).
+// Throws ShardingError if no sequence exists (S -> P; P of one kind to P of another).
 Plan make_plan(const Problem& problem);
-// As above without throwing: null where there is none.
+// As make_plan, but gives null if no plan exists.
 std::unique_ptr<Plan> try_plan(const Problem& problem);
 
 }  // namespace tessera::redistribute

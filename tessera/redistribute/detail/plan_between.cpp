@@ -1,14 +1,14 @@
+#include "tessera/base/detail/hash.h"
 #include "tessera/base/error.h"
 #include "tessera/redistribute/detail/execute.h"
 
-#include <bit>
 #include <unordered_map>
 
 namespace tessera::redistribute {
 namespace {
 
-// The plans of one mesh. Kept in two generations: when the younger is full the older is dropped, so that memory is
-// bounded and a plan that was just handed out lives on. A mesh belongs to one rank, so there is no lock.
+// The plans of one mesh, in two generations. When the young generation is full, the old one is dropped. So memory is
+// bounded, and a plan that was returned just now stays valid. A mesh belongs to one rank, so no lock is needed.
 class PlanTable final : public tessera::detail::MeshAttachment {
  public:
   const Plan& find_or_make(const TensorSpec& from, const TensorSpec& to) {
@@ -37,12 +37,11 @@ class PlanTable final : public tessera::detail::MeshAttachment {
   using Key = std::pair<const TensorSpec*, const TensorSpec*>;
   struct Hash {
     size_t operator()(const Key& key) const {
-      auto a = reinterpret_cast<uintptr_t>(key.first), b = reinterpret_cast<uintptr_t>(key.second);
-      return (std::rotl(static_cast<uint64_t>(a), 29) ^ b) * 0x9E3779B97F4A7C15ull >> 16;
+      return hash_combine(hash_combine(0, key.first), key.second);
     }
   };
   struct Entry {
-    SpecRef from, to;  // hold the addresses that are the key
+    SpecRef from, to;  // keep alive the specs whose addresses are the key
     Plan plan;
   };
   using Table = std::unordered_map<Key, std::unique_ptr<Entry>, Hash>;
@@ -68,12 +67,12 @@ PlanTable& plans_of(const DeviceMesh& mesh) {
 }  // namespace
 
 const Plan& plan_between(const TensorSpec& from, const TensorSpec& to) {
-  static const Plan kStay;
-  if (&from == &to) return kStay;
+  static const Plan kNothing;
+  if (&from == &to) return kNothing;
   TESSERA_CHECK(from.mesh.state() == to.mesh.state(), UsageError, "redistribute ", from.describe(), " -> ",
-                to.describe(), ": both must be on one mesh");
+                to.describe(), ": both specs must be on the same mesh");
   TESSERA_CHECK(from.sizes == to.sizes && from.dtype == to.dtype, InternalError, "redistribute ", from.describe(),
-                " -> ", to.describe(), ": sizes and dtype stay");
+                " -> ", to.describe(), ": redistribute cannot change sizes or dtype");
   return plans_of(from.mesh).find_or_make(from, to);
 }
 

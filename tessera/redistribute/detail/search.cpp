@@ -8,15 +8,14 @@
 #include <limits>
 #include <queue>
 
-// A state gives each axis one of its options: R, S(d) for each dim worth cutting, and what `from` and `to` say. An edge
-// is one step. Being a shortest path, a plan costs nothing from a state to itself and never more than a detour; what
-// looks like a detour is taken where it is cheaper:
+// A state gives each axis one of its options: R, S(d) for each dim longer than 1, and the axis's placements in `from`
+// and `to`. An edge is one step. A plan is a shortest path, so it can contain steps that look like a detour:
 //
 //   [P, R] -> [R, R] of a large tensor on 8x8:  slice on axis 1, all_reduce an eighth on axis 0, all_gather on axis 1
 namespace tessera::redistribute::detail {
 namespace {
 
-using State = uint32_t;  // the axes' options as digits, axis 0 the lowest
+using State = uint32_t;  // one digit per axis: its option; axis 0 is the lowest digit
 constexpr State kNowhere = std::numeric_limits<State>::max();
 
 struct Axis {
@@ -27,7 +26,7 @@ struct Axis {
 struct Reached {
   double cost = std::numeric_limits<double>::infinity();
   State before = kNowhere;
-  Step step{};
+  PlanStep step{};
   bool settled = false;
 };
 
@@ -39,7 +38,8 @@ class Search {
       axes_.push_back({options_of(a), states});
       states *= static_cast<State>(axes_.back().options.size());
       TESSERA_CHECK(states < (1u << 22), UsageError, "redistributing over ", problem.from.size(), " mesh axes from ",
-                    to_string(problem.from), " to ", to_string(problem.to), " has too many ways to search");
+                    to_string(problem.from), " to ", to_string(problem.to), " has too many states to search;",
+                    " redistribute over fewer axes at a time");
     }
     reached_.resize(states);
   }
@@ -99,10 +99,10 @@ class Search {
     there_ = here_;
     for (size_t a = 0; a < axes_.size(); a++) {
       const auto& [options, stride] = axes_[a];
-      if (here_[a].is_sharded() && !is_last_cut(here_, problem_.mesh_shape, static_cast<int64_t>(a))) continue;
+      if (here_[a].is_sharded() && !is_last_shard(here_, problem_.mesh_shape, static_cast<int64_t>(a))) continue;
       for (State digit_there = 0; digit_there < options.size(); digit_there++) {
         if (options[digit_there] == here_[a]) continue;
-        // Terms are made only where they are asked for, never from terms that were reduced on the way.
+        // A partial is made only on an axis that starts as R, never from a partial that the plan reduced.
         if (options[digit_there].is_partial() && !problem_.from[a].is_replicate()) continue;
         there_[a] = options[digit_there];
         auto move = legal_move(here_, there_, problem_.mesh_shape, static_cast<int64_t>(a));
@@ -113,7 +113,7 @@ class Search {
     try_joint_reductions(state);
   }
 
-  // Terms of one kind on several axes can be reduced over all their ranks at once.
+  // One all-reduce can reduce partials of one kind over several axes.
   void try_joint_reductions(State state) {
     for (uint32_t mask = 3; mask < (1u << axes_.size()); mask++) {
       c10::SmallVector<int64_t, 4> axes;
@@ -160,8 +160,8 @@ class Search {
   c10::SmallVector<Axis, 4> axes_;
   std::vector<Reached> reached_;
   std::priority_queue<Queued, std::vector<Queued>, std::greater<>> queue_;
-  Placements here_, there_;  // of the state whose steps are tried
-  double bytes_ = 0;         // held there
+  Placements here_, there_;  // placements before and after the step that is tried
+  double bytes_ = 0;         // local bytes before it
 };
 
 }  // namespace

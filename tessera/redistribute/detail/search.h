@@ -3,7 +3,7 @@
 
 namespace tessera::redistribute::detail {
 
-// The cheapest path, by trying: Dijkstra's search over the placements every axis can have. Null where there is none.
+// The cheapest plan, found by Dijkstra's algorithm over the placements that each axis can have. Null if no plan exists.
 std::unique_ptr<Plan> search(const Problem& problem);
 
 }  // namespace tessera::redistribute::detail

@@ -42,11 +42,11 @@ std::optional<Move> direct_move(const Placement& from, const Placement& to) {
   return {};
 }
 
-bool cuts_alike(const Placement& a, const Placement& b, int64_t ranks) {
+bool same_shards(const Placement& a, const Placement& b, int64_t ranks) {
   return a.is_sharded() && b.is_sharded(a.dim) && (ranks == 1 || (a.factor == 1 && b.factor == 1));
 }
 
-bool is_last_cut(PlacementsRef state, c10::IntArrayRef mesh_shape, int64_t axis) {
+bool is_last_shard(PlacementsRef state, c10::IntArrayRef mesh_shape, int64_t axis) {
   bool strided = false, nested = false;
   for (size_t other = 0; other < state.size(); other++) {
     if (!state[other].is_sharded(state[axis].dim)) continue;
@@ -69,15 +69,14 @@ bool is_last_reduction(PlacementsRef state, int64_t axis) {
 std::optional<Move> legal_move(PlacementsRef from, PlacementsRef to, c10::IntArrayRef mesh_shape, int64_t axis) {
   auto move = direct_move(from[axis], to[axis]);
   if (!move) return {};
-  if (from[axis].is_sharded() && !is_last_cut(from, mesh_shape, axis)) return {};
-  if (to[axis].is_sharded() && !is_last_cut(to, mesh_shape, axis)) return {};
+  if (from[axis].is_sharded() && !is_last_shard(from, mesh_shape, axis)) return {};
+  if (to[axis].is_sharded() && !is_last_shard(to, mesh_shape, axis)) return {};
   if (from[axis].is_partial() && !is_last_reduction(from, axis)) return {};
-  // A part of a product's factors is not a factor of a part; every other reduction of x/n is the reduction of x, over
-  // n.
+  // reduce(x / n) = reduce(x) / n holds for every reduction but the product.
   if (*move == Move::Divide)
     for (const auto& later : from.slice(static_cast<size_t>(axis) + 1))
       if (later.is_partial(ReduceOp::Product)) return {};
-  if (*move == Move::AllToAll && cuts_alike(from[axis], to[axis], mesh_shape[axis])) return Move::Nothing;
+  if (*move == Move::AllToAll && same_shards(from[axis], to[axis], mesh_shape[axis])) return Move::Nothing;
   return move;
 }
 
@@ -100,7 +99,8 @@ int64_t ranks_of(const Problem& problem, c10::IntArrayRef axes) {
 
 }  // namespace
 
-Step make_step(const Problem& problem, Move move, c10::IntArrayRef axes, PlacementsRef before, const Placement& to) {
+PlanStep make_step(const Problem& problem, Move move, c10::IntArrayRef axes, PlacementsRef before,
+                   const Placement& to) {
   return {.move = move,
           .axes = {axes.begin(), axes.end()},
           .from = before[axes[0]],
@@ -108,7 +108,7 @@ Step make_step(const Problem& problem, Move move, c10::IntArrayRef axes, Placeme
           .bytes = wire_bytes(move, ranks_of(problem, axes), largest_local_bytes(problem, before))};
 }
 
-double cost_of(const Problem& problem, const Step& step, PlacementsRef before) {
+double cost_of(const Problem& problem, const PlanStep& step, PlacementsRef before) {
   return step_cost(step.move, ranks_of(problem, step.axes), largest_local_bytes(problem, before));
 }
 

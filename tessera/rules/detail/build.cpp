@@ -4,6 +4,8 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <numeric>
+
 namespace tessera::rules {
 namespace {
 
@@ -40,30 +42,31 @@ int64_t fresh_outputs(const c10::FunctionSchema& schema) {
   return count;
 }
 
-void add_uniform_row(Rule& rule, const OpQuery& query, Placement everywhere) {
-  rule.row(Placements(query.tensors.size(), everywhere), Placements(rule.outs.size(), everywhere));
+void add_uniform_strategy(Rule& rule, const OpQuery& query, Placement everywhere) {
+  rule.add_strategy(Placements(query.tensors.size(), everywhere), Placements(rule.outs.size(), everywhere));
 }
 
-void add_replicated_row(Rule& rule, const OpQuery& query) { add_uniform_row(rule, query, R); }
+void add_replicated_strategy(Rule& rule, const OpQuery& query) { add_uniform_strategy(rule, query, R); }
 
-RowMaker::RowMaker(Rule& rule, const OpQuery& query) : rule_(rule), query_(query), row_(rule.rows.size()) {
-  add_replicated_row(rule, query);
+StrategyBuilder::StrategyBuilder(Rule& rule, const OpQuery& query)
+    : rule_(rule), query_(query), strategy_(rule.strategies.size()) {
+  add_replicated_strategy(rule, query);
 }
 
-RowMaker& RowMaker::in(int arg, Placement p) {
+StrategyBuilder& StrategyBuilder::in(int arg, Placement p) {
   for (size_t i = 0; i < query_.tensors.size(); i++)
-    if (query_.tensors[i].arg == arg) rule_.rows[row_].in[i] = p;
+    if (query_.tensors[i].arg == arg) rule_.strategies[strategy_].in[i] = p;
   return *this;
 }
 
-RowMaker& RowMaker::out(size_t i, Placement p) {
-  rule_.rows[row_].out[i] = p;
+StrategyBuilder& StrategyBuilder::out(size_t i, Placement p) {
+  rule_.strategies[strategy_].out[i] = p;
   return *this;
 }
 
-RowMaker& RowMaker::special(bool one_run) {
-  rule_.rows[row_].special = true;
-  rule_.rows[row_].one_run = one_run;
+StrategyBuilder& StrategyBuilder::special(bool one_range) {
+  rule_.strategies[strategy_].special = true;
+  rule_.strategies[strategy_].one_range = one_range;
   return *this;
 }
 
@@ -73,17 +76,31 @@ Sizes broadcast_sizes(const OpQuery& query) {
   return Sizes(sizes.begin(), sizes.end());
 }
 
-Placement broadcast_cut(const TensorArg& operand, c10::IntArrayRef out_sizes, int64_t d) {
+Placement broadcast_shard(const TensorArg& operand, c10::IntArrayRef out_sizes, int64_t d) {
   int64_t own = d - static_cast<int64_t>(out_sizes.size()) + static_cast<int64_t>(operand.sizes.size());
   return own >= 0 && operand.sizes[own] == out_sizes[d] ? S(own) : R;
 }
 
 OutInfo contiguous_out(c10::IntArrayRef sizes) { return {Sizes(sizes), {}}; }
 
+std::vector<int64_t> all_dims(const TensorArg& tensor) {
+  std::vector<int64_t> dims(tensor.sizes.size());
+  std::iota(dims.begin(), dims.end(), 0);
+  return dims;
+}
+
 int64_t numel_of(c10::IntArrayRef sizes) {
   int64_t numel = 1;
   for (auto size : sizes) numel *= size;
   return numel;
+}
+
+void drop_masked_outputs(Rule& rule, const c10::List<bool>& output_mask) {
+  for (size_t i = 0; i < rule.outs.size(); i++) {
+    if (output_mask[i]) continue;
+    rule.outs[i] = {};
+    for (auto& strategy : rule.strategies) strategy.out[i] = R;
+  }
 }
 
 }  // namespace tessera::rules

@@ -1,7 +1,7 @@
 #pragma once
 #include "tessera/rules/detail/rule.h"
 
-// One function for each file of rules; all_rules.cpp calls them all.
+// One function for each file of rules. all_rules.cpp calls all of them.
 namespace tessera::rules {
 
 void register_pointwise(Registry& to);

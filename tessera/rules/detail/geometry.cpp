@@ -13,11 +13,12 @@ namespace {
 
 Sizes to_sizes(c10::IntArrayRef values) { return Sizes(values); }
 
-bool same_sizes(c10::IntArrayRef sizes, c10::ArrayRef<TensorArg> operands) {
+bool all_have_sizes(c10::IntArrayRef sizes, c10::ArrayRef<TensorArg> operands) {
   return std::all_of(operands.begin(), operands.end(), [&](const TensorArg& t) { return t.sizes == sizes; });
 }
 
-// TensorIterator's order of two dims for one operand: < 0 keeps dim a inside dim b, > 0 swaps, 0 says nothing.
+// TensorIterator's order of two dims for one operand: < 0: dim a is inside dim b; > 0: outside; 0: this operand does
+// not order them.
 int compare_dims(const TensorArg& operand, c10::IntArrayRef sizes, int64_t a, int64_t b) {
   int64_t missing = static_cast<int64_t>(sizes.size() - operand.sizes.size());
   auto stride = [&](int64_t d) {
@@ -37,7 +38,8 @@ int compare_dims(c10::ArrayRef<TensorArg> operands, c10::IntArrayRef sizes, int6
   return 0;
 }
 
-// Dims from the innermost out: an insertion sort, because the comparison is not transitive and ATen sorts so.
+// Dims from the innermost to the outermost. It is an insertion sort as in ATen, because the comparison is not
+// transitive.
 Sizes order_of_dims(c10::IntArrayRef sizes, c10::ArrayRef<TensorArg> operands) {
   auto ndim = static_cast<int64_t>(sizes.size());
   Sizes order(sizes.size());
@@ -92,7 +94,7 @@ bool is_channels_last(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
 }
 
 Sizes pointwise_strides(c10::IntArrayRef sizes, c10::ArrayRef<TensorArg> operands) {
-  if (same_sizes(sizes, operands)) {
+  if (all_have_sizes(sizes, operands)) {
     auto all = [&](auto holds) { return std::all_of(operands.begin(), operands.end(), holds); };
     if (all([&](const TensorArg& t) { return is_contiguous(t.sizes, t.strides); })) return contiguous(sizes);
     if (all([&](const TensorArg& t) { return is_channels_last(t.sizes, t.strides); })) return channels_last(sizes);

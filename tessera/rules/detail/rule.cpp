@@ -7,19 +7,19 @@
 namespace tessera::rules {
 namespace {
 
-// A row that asks a plain tensor (numel 1, the same on every rank) for anything but R cannot be used in this call.
-bool usable(const Row& row, const OpQuery& query) {
+// A strategy is usable if it gives R to every plain tensor (one element, equal on all ranks).
+bool usable(const Strategy& strategy, const OpQuery& query) {
   for (size_t i = 0; i < query.tensors.size(); i++)
-    if (!query.tensors[i].distributed && !row.in[i].is_replicate()) return false;
+    if (!query.tensors[i].distributed && !strategy.in[i].is_replicate()) return false;
   return true;
 }
 
-void check_rows(const Rule& rule, const OpQuery& query) {
-  for (const auto& row : rule.rows)
-    TESSERA_CHECK(row.in.size() == query.tensors.size() && row.out.size() == rule.outs.size(), InternalError,
-                  query.schema.operator_name(), ": a row has ", row.in.size(), " inputs and ", row.out.size(),
-                  " outputs, but the call has ", query.tensors.size(), " tensors and the rule states the sizes of ",
-                  rule.outs.size(), " outputs");
+void check_strategies(const Rule& rule, const OpQuery& query) {
+  for (const auto& strategy : rule.strategies)
+    TESSERA_CHECK(strategy.in.size() == query.tensors.size() && strategy.out.size() == rule.outs.size(), InternalError,
+                  query.schema.operator_name(), ": a strategy has ", strategy.in.size(), " inputs and ",
+                  strategy.out.size(), " outputs, but the call has ", query.tensors.size(),
+                  " tensors and the rule has the sizes of ", rule.outs.size(), " outputs");
 }
 
 }  // namespace
@@ -32,7 +32,7 @@ const TensorArg* OpQuery::find_tensor(int arg, int element) const {
 const TensorArg& OpQuery::tensor(int arg, int element) const {
   const auto* found = find_tensor(arg, element);
   TESSERA_CHECK(found, InternalError, schema.operator_name(), ": argument ", arg, " (element ", element,
-                ") is no tensor in this call");
+                ") is not a tensor in this call");
   return *found;
 }
 
@@ -67,8 +67,8 @@ std::vector<int64_t> OpQuery::ints_at(int arg) const {
 void Registry::add(std::string_view op, std::string_view family, RuleFn fn, ListMode lists, bool reads_scalars) {
   auto checked = [fn = std::move(fn)](const OpQuery& query) {
     Rule rule = fn(query);
-    check_rows(rule, query);
-    std::erase_if(rule.rows, [&](const Row& row) { return !usable(row, query); });
+    check_strategies(rule, query);
+    std::erase_if(rule.strategies, [&](const Strategy& strategy) { return !usable(strategy, query); });
     return rule;
   };
   put(op, OpRule{std::move(checked), lists, std::string(family), reads_scalars});
@@ -76,16 +76,16 @@ void Registry::add(std::string_view op, std::string_view family, RuleFn fn, List
 
 void Registry::put(std::string_view op, OpRule rule) {
   std::lock_guard lock(mutex_);
-  auto& place = rules_[std::string(op)];
-  if (place) replaced_.push_back(std::move(place));
-  place = std::make_unique<const OpRule>(std::move(rule));
+  auto& slot = rules_[std::string(op)];
+  if (slot) replaced_.push_back(std::move(slot));
+  slot = std::make_unique<const OpRule>(std::move(rule));
   version_++;
 }
 
 void Registry::same_as(std::string_view op, std::string_view like) {
   const auto* known = find(like);
-  TESSERA_CHECK(known, UsageError, "no rule for '", like, "', so '", op, "' cannot be declared the same as it; ",
-                "names are written with namespace and overload, as in aten::add.Tensor");
+  TESSERA_CHECK(known, UsageError, "'", op, "' cannot use the rule of '", like, "', because '", like, "' has no rule; ",
+                "write names with namespace and overload, as in aten::add.Tensor");
   put(op, OpRule(*known));
 }
 
@@ -105,12 +105,12 @@ std::vector<std::string> Registry::names() const {
 }
 
 Registry& registry() {
-  static Registry& the = *[] {
-    auto* filled = new Registry;  // never destroyed: kernels ask it until the process ends
+  static Registry& instance = *[] {
+    auto* filled = new Registry;  // never destroyed: kernels use it until the process ends
     register_all(*filled);
     return filled;
   }();
-  return the;
+  return instance;
 }
 
 }  // namespace tessera::rules

@@ -16,40 +16,41 @@
 #include <unordered_map>
 #include <vector>
 
-// What is known about an op: facts over ONE mesh axis, as rows. No tensors, no communication, no mesh here.
+// The sharding rule of an op: its sharding strategies over ONE mesh axis (PyTorch: OpStrategy). A rule uses no tensors,
+// no communication and no mesh.
 //
 //   mm "mk,kn->mn"         R,    R    -> R
 //                          S(0), R    -> S(0)
 //                          S(1), S(0) -> P(sum)
 //                          R,    S(1) -> S(1)
 //
-// A row is a fact of mathematics: if the inputs lie like this over n ranks and every rank runs the op on its pieces,
-// the results are pieces of the right answer lying like that. It holds for every n, uneven and empty pieces included;
-// the oracle (testing/rule_oracle.h) tries each by brute force. S(d) in a row stands for any way of cutting dim d; dims
-// cut together in one row are cut alike, so they must have equal size. propagate/ chooses a row for each mesh axis on
-// its own.
+// A strategy is a fact about the op. If the inputs have the placements on the left and every rank runs the op on its
+// local tensors, then the local results have the placements on the right. It holds for every number of ranks, and for
+// uneven and empty shards. The oracle (testing/rule_oracle.h) tests each strategy by brute force.
+// S(d) in a strategy stands for every way to shard dim d: S(d), S(d,b), SS(d,k). All dims that one strategy shards are
+// sharded in the same way, so they must have equal sizes. propagate/ chooses one strategy for each mesh axis.
 namespace tessera::rules {
 
-// A tensor argument, or an element of a list of them, as the op sees it: global geometry.
+// A tensor argument, or an element of a tensor list argument, with its global sizes and strides.
 struct TensorArg {
   c10::IntArrayRef sizes, strides;
   c10::ScalarType dtype;
   int arg;           // index into the schema's arguments
-  int element;       // place in the list, or -1
-  bool distributed;  // false: a plain tensor of one element, the same on every rank; its entry in a row must be R
+  int element;       // position in the list, or -1
+  bool distributed;  // false: a plain tensor of one element, equal on all ranks; strategies must give it R
 };
 
 // One call of an op: its tensors, and its other arguments by value.
 struct OpQuery {
   const c10::FunctionSchema& schema;
-  c10::ArrayRef<c10::IValue> args;  // as called; tensors in it must not be looked at
+  c10::ArrayRef<c10::IValue> args;  // as called; a rule must not read the tensors in it
   std::vector<TensorArg> tensors;   // defined ones only, in schema order
   bool in_backward = false;
 
   const TensorArg& tensor(int arg, int element = -1) const;       // throws InternalError if absent
   const TensorArg* find_tensor(int arg, int element = -1) const;  // null if absent or undefined
-  int index_of(int arg, int element = -1) const;                  // its place in `tensors`, or -1
-  // Static arguments.
+  int index_of(int arg, int element = -1) const;                  // its index in `tensors`, or -1
+  // Values of the arguments that are not tensors.
   int64_t int_at(int arg) const;
   int64_t dim_at(int arg, int64_t ndim) const;  // made non-negative
   bool bool_at(int arg) const;
@@ -58,25 +59,26 @@ struct OpQuery {
   std::vector<int64_t> ints_at(int arg) const;  // [] if None
 };
 
-// One row. `in` has an entry for each of query.tensors, `out` one for each returned tensor (list elements counted one
-// by one); outputs that are arguments written in place are not listed. An output that this call leaves undefined
-// (output_mask) is listed as R, with sizes [].
-struct Row {
+// A sharding strategy over one mesh axis. `in` has an entry for each of query.tensors. `out` has an entry for each
+// returned tensor; elements of a list count one by one. Outputs that are arguments written in place are not listed. An
+// output that this call leaves undefined (output_mask) is listed as R, with sizes [].
+struct Strategy {
   Placements in, out;
-  // Run `Rule::special` instead of the op where some axis uses this row (a masked lookup, say).
+  // If an axis uses this strategy, `Rule::special` runs instead of the op (for example a masked embedding lookup).
   bool special = false;
-  // Only for cuts in one run per rank (S(d), S(d,b)): the special op needs an offset.
-  bool one_run = false;
+  // Only for S(d) and S(d,b), where each rank has one index range: the special op needs its offset.
+  bool one_range = false;
 };
 
-// A static argument that depends on the piece: rewritten before the op runs on the locals.
+// An argument that depends on the local shard, for example a size. It is replaced by the local value before the op
+// runs.
 struct ArgFix {
   enum class What : uint8_t {
     OutSizes,    // local sizes of output `tensor`
-    OutStrides,  // strides of a dense local of those sizes, dims in the global order
+    OutStrides,  // strides of a dense local tensor of those sizes, dims in the global memory order
     InSizes,     // local sizes of input `tensor` (index into query.tensors)
     InSize,      // ... of its dim `dim` alone
-    InOffset,    // global index at which this rank's piece of that dim begins (one_run rows only)
+    InOffset,    // global index where this rank's shard of that dim begins (one_range strategies only)
   };
   int arg;
   What what;
@@ -88,40 +90,43 @@ struct OutInfo {
   Sizes sizes, strides;  // global; strides empty: contiguous
 };
 
-// The answer to a query.
+// What a rule function returns for a query.
 struct Rule {
-  std::vector<Row> rows;  // the first among equally cheap ones wins
+  std::vector<Strategy> strategies;  // of equally cheap ones the first is chosen
   std::vector<OutInfo> outs;
   std::vector<ArgFix> fixes;
-  // Another op to run on the locals: "tessera::masked_embedding". Its arguments are the op's own, then one for each of
-  // special_args (constants) and then special_fixes (values of this rank). It is right for every row of the rule, also
-  // those that do not ask for it, so it may run as soon as one axis asks. A rule with `follow` always runs it.
+  // Another op that runs on the local tensors: "tessera::masked_embedding". Its arguments are the op's arguments, then
+  // special_args (constants), then special_fixes (values of this rank). It is correct for every strategy of the rule,
+  // so it runs if the strategy of at least one axis has special = true. A rule with `follow` always runs it.
   std::string special;
   std::vector<c10::IValue> special_args;
   std::vector<ArgFix> special_fixes;
-  std::vector<int> not_written;  // arguments the schema calls written that this call leaves alone (grads of fused Adam)
-  double flops = 0;              // multiply-adds of the whole op; 0: one per output element
+  // Arguments that the schema marks as written but the call does not write (grads of fused Adam).
+  std::vector<int> not_written;
+  double flops = 0;              // multiply-adds of the global op; 0: one per output element
 
-  // An op to call on the distributed tensors themselves, with the same arguments, instead of choosing a row: the mean
-  // of a loss whose denominator lies in the data needs a step between two sums. Rows and outs are then empty.
+  // An op that is called on the distributed tensors with the same arguments, instead of a strategy. Example: the mean
+  // of a loss whose denominator depends on the data needs two sums. `strategies` and `outs` are then empty.
   std::string decompose;
 
-  // Views do not choose: the placements of the input say what the output's are, all axes together. Given them, returns
-  // the output's, or none for an axis that cannot be kept (it is then gathered; outside backward that is an error).
-  // Asking again with those axes R gives the same answer for the others. Several outputs (split) all lie alike.
+  // For views, which have no strategies. Computes the output placements from the input placements of all axes together.
+  // The result has std::nullopt for an axis whose sharding the view cannot keep. That axis is gathered in backward;
+  // otherwise the call throws. A second call with those axes R gives the same result for the others. All outputs
+  // (split) have the same placements.
   using Follow = std::function<std::vector<std::optional<Placement>>(PlacementsRef in, c10::IntArrayRef mesh_shape)>;
   Follow follow;
 
-  void row(Placements in, Placements out) { rows.push_back({std::move(in), std::move(out)}); }
+  void add_strategy(Placements in, Placements out) { strategies.push_back({std::move(in), std::move(out)}); }
 };
 
-// Called on a cache miss only. Throws ShardingError or UsageError on arguments no plain tensor would accept either.
+// Called only on a cache miss. Throws ShardingError, or UsageError for arguments that the op also rejects for plain
+// tensors.
 using RuleFn = std::function<Rule(const OpQuery&)>;
 
 enum class ListMode : uint8_t {
   Joint,  // one decision for all tensors (cat, stack, index)
-  // foreach and fused: element i of every list is decided alone, following element i of the first list. A query then
-  // has element i of each list and the lone tensors; a row has one output for each list returned.
+  // foreach and fused ops: one decision for each i, for element i of all lists. A query then has element i of each list
+  // and the tensors that are not in a list. A strategy has one output for each returned list.
   Elementwise,
 };
 
@@ -129,30 +134,32 @@ struct OpRule {
   RuleFn fn;
   ListMode lists = ListMode::Joint;
   std::string family;  // "pointwise", "matmul", ...: the file it comes from
-  // The rows depend on the value of a Scalar or a float (the p of a norm): a cache must key it by value.
+  // The strategies depend on the value of a Scalar or a float (the p of a norm). The cache key then has its value.
   bool reads_scalars = false;
 };
 
 class Registry {
  public:
-  // "aten::add.Tensor", or a user's own "ns::op". Registering a name again replaces it.
-  // Rows that ask a plain tensor for anything but R are dropped from each answer; malformed ones throw InternalError.
+  // `op` is "aten::add.Tensor", or a custom op "ns::op". A second registration replaces the first.
+  // Strategies that do not give R to a plain tensor are dropped. Strategies of wrong length throw InternalError.
   void add(std::string_view op, std::string_view family, RuleFn fn, ListMode lists = ListMode::Joint,
            bool reads_scalars = false);
-  void same_as(std::string_view op, std::string_view like);                      // the other op's rule under this name
+  // Registers the rule of `like` for `op`.
+  void same_as(std::string_view op, std::string_view like);
   const OpRule* find(std::string_view op) const;                                 // null: no rule
   std::vector<std::string> names() const;                                        // sorted
-  uint64_t version() const { return version_.load(std::memory_order_acquire); }  // grows with each change; caches look
+  // Grows with each change, so that caches can clear themselves.
+  uint64_t version() const { return version_.load(std::memory_order_acquire); }
 
  private:
   void put(std::string_view op, OpRule rule);
-  mutable std::mutex mutex_;  // thread ranks register and look up at once
+  mutable std::mutex mutex_;  // thread ranks register and look up concurrently
   std::unordered_map<std::string, std::unique_ptr<const OpRule>> rules_;
-  std::vector<std::unique_ptr<const OpRule>> replaced_;  // kept: a rank may be running one
+  std::vector<std::unique_ptr<const OpRule>> replaced_;  // kept, because a rank may use one
   std::atomic<uint64_t> version_ = 0;
 };
 
-Registry& registry();             // the process's, filled by register_all at first use
-void register_all(Registry& to);  // rules/all_rules.cpp: the table of contents
+Registry& registry();             // of this process; register_all() fills it on first use
+void register_all(Registry& to);  // in rules/all_rules.cpp: the list of all rule files
 
 }  // namespace tessera::rules

@@ -5,36 +5,31 @@
 namespace tessera::rules {
 namespace {
 
-using Answer = std::vector<std::optional<Placement>>;
+using OutPlacements = std::vector<std::optional<Placement>>;
 
-// The elements of `dims` that the rank at `coordinate` holds, numbered in row-major order over those dims, as merged
-// runs.
-std::vector<Run> held_elements(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate,
-                               c10::IntArrayRef sizes, c10::ArrayRef<int64_t> dims) {
-  std::vector<Run> held = {{0, 1}};
+// The elements of `dims` that the rank at `coordinate` has, numbered in row-major order over those dims, as ranges.
+std::vector<IndexRange> held_elements(PlacementsRef placements, c10::IntArrayRef mesh_shape,
+                                      c10::IntArrayRef coordinate, c10::IntArrayRef sizes,
+                                      c10::ArrayRef<int64_t> dims) {
+  std::vector<IndexRange> held = {{0, 1}};
   for (auto d : dims) {
-    auto runs = local_runs(placements, mesh_shape, coordinate, d, sizes[d]);
-    std::vector<Run> next;
-    bool whole = runs.size() == 1 && runs[0] == Run{0, sizes[d]};
-    if (whole) {
+    auto ranges = local_ranges(placements, mesh_shape, coordinate, d, sizes[d]);
+    std::vector<IndexRange> next;
+    bool full = ranges.size() == 1 && ranges[0] == IndexRange{0, sizes[d]};
+    if (full) {
       for (auto outer : held) next.push_back({outer.begin * sizes[d], outer.end * sizes[d]});
     } else {
       for (auto outer : held)
         for (auto i = outer.begin; i < outer.end; i++)
-          for (const auto& run : runs) {
-            Run inner{i * sizes[d] + run.begin, i * sizes[d] + run.end};
-            if (!next.empty() && next.back().end == inner.begin)
-              next.back().end = inner.end;
-            else
-              next.push_back(inner);
-          }
+          for (const auto& range : ranges)
+            append_range(next, {i * sizes[d] + range.begin, i * sizes[d] + range.end});
     }
     held = std::move(next);
   }
   return held;
 }
 
-// Dims but for those of size 1, which carry nothing.
+// The dims whose size is not 1.
 std::vector<int64_t> longer_than_one(c10::IntArrayRef sizes, c10::ArrayRef<int64_t> dims) {
   std::vector<int64_t> result;
   for (auto d : dims)
@@ -42,7 +37,7 @@ std::vector<int64_t> longer_than_one(c10::IntArrayRef sizes, c10::ArrayRef<int64
   return result;
 }
 
-// One group, and the mesh axes that cut it.
+// One group, and the mesh axes that shard it.
 class GroupFollower {
  public:
   GroupFollower(const ViewMap& map, const ViewMap::Group& group, PlacementsRef in, c10::IntArrayRef mesh_shape)
@@ -53,11 +48,12 @@ class GroupFollower {
     given_.assign(in.begin(), in.end());
   }
 
-  // Writes into `answer` for the axes that cut this group: keeps as many as can be kept, earlier axes first.
-  void decide(Answer& answer) {
+  // Writes the output placements of the axes that shard this group. Keeps as many axes sharded as possible, earlier
+  // axes first.
+  void write_placements(OutPlacements& result) {
     if (axes_.empty()) return;
     size_t subsets = size_t{1} << axes_.size();
-    for (size_t dropped = 0; dropped < subsets; dropped++) {  // bit i: the i-th axis counted from the last
+    for (size_t dropped = 0; dropped < subsets; dropped++) {  // bit i: the i-th axis, counted from the last
       for (auto axis : axes_) in_[axis] = out_[axis] = Replicate();
       kept_.clear();
       for (size_t i = 0; i < axes_.size(); i++)
@@ -65,8 +61,8 @@ class GroupFollower {
       for (auto axis : kept_) in_[axis] = given_[axis];
       if (!place(0)) continue;
       for (auto axis : axes_)
-        answer[axis] = in_[axis].is_sharded()       ? std::optional(out_[axis])
-                       : mesh_shape_[axis] == 1 ? std::optional(Replicate())  // nothing to gather
+        result[axis] = in_[axis].is_sharded()   ? std::optional(out_[axis])
+                       : mesh_shape_[axis] == 1 ? std::optional(Replicate())  // one rank: no gather is needed
                                                 : std::nullopt;
       return;
     }
@@ -84,15 +80,15 @@ class GroupFollower {
     return false;
   }
 
-  // Cuts of the output that could give rank by rank what `given_[axis]` cuts off the input. Extents are those of rank 0
-  // after the axes before; same_elements() has the last word.
+  // Output placements that may give each rank the elements that `given_[axis]` gives it of the input. Sizes are those
+  // of rank 0 after the axes before this one. same_elements() verifies each candidate.
   std::vector<Placement> candidates(size_t axis) const {
-    const auto& cut = given_[axis];
+    const auto& shard = given_[axis];
     int64_t outer = 1, inner = 1, extent = 1;
     bool passed = false;
     for (auto d : group_.in) {
       int64_t e = extent_before(in_, axis, d, map_.in_sizes[d]);
-      if (d == cut.dim) {
+      if (d == shard.dim) {
         extent = e;
         passed = true;
       } else {
@@ -101,7 +97,7 @@ class GroupFollower {
     }
     std::vector<Placement> result;
     auto from = longer_than_one(map_.in_sizes, group_.in), to = longer_than_one(map_.out_sizes, group_.out);
-    if (from.size() == 1 && to.size() == 1 && cut.dim == from[0]) result.push_back(cut.with_dim(to[0]));
+    if (from.size() == 1 && to.size() == 1 && shard.dim == from[0]) result.push_back(shard.with_dim(to[0]));
     int64_t out_outer = 1;
     for (size_t o = 0; o < group_.out.size(); o++) {
       int64_t dim = group_.out[o], own = extent_before(out_, axis, dim, map_.out_sizes[dim]), out_inner = 1;
@@ -112,15 +108,15 @@ class GroupFollower {
           if (std::find(result.begin(), result.end(), p) == result.end()) result.push_back(p);
         };
         add(Shard(dim));
-        if (cut.is_shard()) {
-          int64_t n = mesh_shape_[axis], blocks = (extent + cut.factor - 1) / cut.factor;
-          int64_t chunk = (blocks + n - 1) / n * cut.factor;  // what each rank has, but for the last ones
-          for (int64_t unit : {cut.factor * inner, chunk * inner})
+        if (shard.is_shard()) {
+          int64_t n = mesh_shape_[axis], blocks = (extent + shard.factor - 1) / shard.factor;
+          int64_t chunk = (blocks + n - 1) / n * shard.factor;  // size of each shard but the last ones
+          for (int64_t unit : {shard.factor * inner, chunk * inner})
             if (out_inner > 0 && unit % out_inner == 0 && unit / out_inner > 1) add(Shard(dim, unit / out_inner));
         }
-        int64_t pieces = outer * (cut.is_shard() ? 1 : cut.factor);
-        if (out_outer > 0 && pieces % out_outer == 0 && pieces / out_outer > 1)
-          add(StridedShard(dim, pieces / out_outer));
+        int64_t parts = outer * (shard.is_shard() ? 1 : shard.factor);
+        if (out_outer > 0 && parts % out_outer == 0 && parts / out_outer > 1)
+          add(StridedShard(dim, parts / out_outer));
       }
       out_outer *= own;
     }
@@ -138,7 +134,7 @@ class GroupFollower {
       if (held_elements(in_, mesh_shape_, coordinate, map_.in_sizes, group_.in) !=
           held_elements(out_, mesh_shape_, coordinate, map_.out_sizes, group_.out))
         return false;
-      size_t i = 0;  // the next coordinate of the axes that cut
+      size_t i = 0;  // go to the next coordinate of the kept axes
       while (i < kept_.size() && ++coordinate[kept_[i]] == mesh_shape_[kept_[i]]) coordinate[kept_[i++]] = 0;
       if (i == kept_.size()) return true;
     }
@@ -153,26 +149,26 @@ class GroupFollower {
 
 }  // namespace
 
-Answer DimMap::follow(PlacementsRef in, c10::IntArrayRef mesh_shape) const {
-  Answer answer;
+OutPlacements DimMap::follow(PlacementsRef in, c10::IntArrayRef mesh_shape) const {
+  OutPlacements result;
   for (size_t axis = 0; axis < in.size(); axis++) {
     const auto& p = in[axis];
     if (p.is_sharded() && out_dim[p.dim] >= 0)
-      answer.emplace_back(p.with_dim(out_dim[p.dim]));
+      result.emplace_back(p.with_dim(out_dim[p.dim]));
     else if (p.is_replicate() || (p.is_partial() && keeps_partial))
-      answer.emplace_back(p);
+      result.emplace_back(p);
     else if (mesh_shape[axis] == 1)
-      answer.emplace_back(Replicate());
+      result.emplace_back(Replicate());
     else
-      answer.emplace_back(std::nullopt);
+      result.emplace_back(std::nullopt);
   }
-  return answer;
+  return result;
 }
 
 ViewMap::ViewMap(c10::IntArrayRef in, c10::IntArrayRef out) : in_sizes(in), out_sizes(out) {
   size_t i = 0, o = 0;
   bool empty = std::count(in.begin(), in.end(), 0) > 0;
-  if (empty) {  // products say nothing: all dims are one group
+  if (empty) {  // products are 0, so all dims are one group
     groups.emplace_back();
     for (; i < in.size(); i++) groups[0].in.push_back(static_cast<int64_t>(i));
     for (; o < out.size(); o++) groups[0].out.push_back(static_cast<int64_t>(o));
@@ -188,7 +184,7 @@ ViewMap::ViewMap(c10::IntArrayRef in, c10::IntArrayRef out) : in_sizes(in), out_
       out_product *= out[o];
       group.out.push_back(static_cast<int64_t>(o++));
     };
-    // Dims of size 1 go with what follows them.
+    // A dim of size 1 joins the group that follows it.
     while (i < in.size() && in[i] == 1) take_in();
     while (o < out.size() && out[o] == 1) take_out();
     if (i < in.size()) take_in();
@@ -197,7 +193,7 @@ ViewMap::ViewMap(c10::IntArrayRef in, c10::IntArrayRef out) : in_sizes(in), out_
       bool more_in = in_product < out_product ? i < in.size() : o == out.size();
       more_in ? take_in() : take_out();
     }
-    // Those of size 1 at the end have nothing to follow.
+    // Dims of size 1 at the end join the last group.
     bool rest_is_ones = std::all_of(in.begin() + i, in.end(), [](int64_t s) { return s == 1; }) &&
                         std::all_of(out.begin() + o, out.end(), [](int64_t s) { return s == 1; });
     if (rest_is_ones) {
@@ -208,11 +204,11 @@ ViewMap::ViewMap(c10::IntArrayRef in, c10::IntArrayRef out) : in_sizes(in), out_
   }
 }
 
-Answer ViewMap::follow(PlacementsRef in, c10::IntArrayRef mesh_shape) const {
-  Answer answer(in.begin(), in.end());  // R and Partial stay
-  if (in_sizes == out_sizes) return answer;
-  for (const auto& group : groups) GroupFollower(*this, group, in, mesh_shape).decide(answer);
-  return answer;
+OutPlacements ViewMap::follow(PlacementsRef in, c10::IntArrayRef mesh_shape) const {
+  OutPlacements result(in.begin(), in.end());  // R and Partial stay
+  if (in_sizes == out_sizes) return result;
+  for (const auto& group : groups) GroupFollower(*this, group, in, mesh_shape).write_placements(result);
+  return result;
 }
 
 }  // namespace tessera::rules

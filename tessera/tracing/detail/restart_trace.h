@@ -2,8 +2,8 @@
 
 namespace tessera {
 
-// Thrown in a step that is being traced by who has just put something in order that belongs before it, outside of the
-// trace (values into the memory they are kept in, say): the trace starts again, and finds it so.
+// Thrown in a traced step after one-time setup that the trace must not contain, such as the move of values into their
+// flat buffers. The compiler drops the trace and traces the step again. The second trace finds the setup done.
 struct RestartTrace {};
 
 }  // namespace tessera

@@ -4,13 +4,11 @@
 
 namespace tessera {
 
-// The mode key under which op modes see what runs (op_mode.h, which has its one fallback), the recorder of a train step
-// among them: below autograd, above every backend, without users in LibTorch.
-// Upstream means to take it for itself one day; PrivateUse2 is then the second choice, and this the only place to
-// change.
+// The dispatch key of op modes (op_mode.h has its fallback), and so of the tracer. It is below autograd and above every
+// backend. LibTorch does not use it. If a later version of LibTorch uses it, change it here to PrivateUse2.
 inline constexpr c10::DispatchKey kTracerKey = c10::DispatchKey::Fake;
 
-// Is a mode on, on this thread? Then nothing may bypass the dispatcher.
+// True if an op mode is active on this thread. Then no op may bypass the dispatcher.
 inline bool tracing() { return c10::impl::tls_local_dispatch_key_set().included_.has(kTracerKey); }
 
 }  // namespace tessera
