@@ -52,11 +52,11 @@ TEST(Spawn, FailedExpectations) {
   FileCheck().check("rank 0 exited with 10").check("on purpose").run(report);
 }
 TEST(Spawn, Signals) {
-  FileCheck().check("rank 0 was ended by signal 9").run(report_of(1, [](Rank&) { raise(SIGKILL); }));
+  FileCheck().check("rank 0 was killed by signal 9").run(report_of(1, [](Rank&) { raise(SIGKILL); }));
 }
 TEST(Spawn, AChildThatNeverComesToTheCall) {
   if (setting_is_set("TESSERA_SPAWN")) return;
-  FileCheck().check("rank 0 never came to this call").run(report_of(1, [](Rank&) {}));
+  FileCheck().check("rank 0 never reached this call").run(report_of(1, [](Rank&) {}));
 }
 TEST(Spawn, SecondCallOfATest) {
   spawn_ranks(1, [](Rank&) {});
@@ -66,7 +66,7 @@ TEST(Spawn, SecondCallOfATest) {
 TEST(Spawn, ARankThatHangsIsStopped) {
   const auto report = report_of(1, [](Rank&) { pause(); }, {.timeout = std::chrono::seconds(2)});
   EXPECT_EQ(report.substr(0, report.find(':', report.find(':') + 1)),
-            "of 1 process ranks some failed:\nrank 0 was still running after 2 s");
+            "some of 1 process ranks failed:\nrank 0 was still running after 2 s");
 }
 
 #ifdef __SANITIZE_THREAD__

@@ -27,7 +27,8 @@ inline void expect_family_holds(const std::string& family, const std::vector<Sam
   auto report = verify_family(family, samples, exempt);
   EXPECT_GT(report.ops, 0);
   EXPECT_TRUE(report.problems.empty()) << report;
-  std::cout << report.family << ": " << report.ops << " ops, " << report.rows << " rows, " << report.cases << " cases; "
+  std::cout << report.family << ": " << report.ops << " ops, " << report.strategies << " strategies, "
+            << report.cases << " cases; "
             << report.exempt << " ops exempt\n";
 }
 
