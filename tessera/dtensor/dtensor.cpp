@@ -3,7 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/dtensor/register.h"
-#include "tessera/placement/detail/take_runs.h"
+#include "tessera/placement/detail/take_ranges.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -83,7 +83,7 @@ at::Tensor broadcast(const at::Tensor& t, comm::Communicator& group, const Distr
 at::Tensor scatter(const at::Tensor& t, const Placement& shard, comm::Communicator& group,
                    const DistributeOptions& options) {
   auto shard_of = [&](int64_t r) {
-    return take_runs(t, shard.dim, shard_runs(shard, t.size(shard.dim), group.size(), r));
+    return take_ranges(t, shard.dim, shard_ranges(shard, t.size(shard.dim), group.size(), r));
   };
   auto mine = shard_of(group.rank());
   if (!options.src_data_rank) return mine;

@@ -72,8 +72,8 @@ DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, PlacementsRef plac
   const auto size = static_cast<int64_t>(std::ceil(end.toDouble()));
   return filled(uninitialized({size}, mesh, placements, options, "arange"), [](DTensor& t) {
     std::vector<at::Tensor> parts;
-    for (const auto& run : t.spec().runs(0))
-      parts.push_back(at::arange(run.begin, run.end, detail::local_of(t).options()));
+    for (const auto& range : t.spec().local_ranges(0))
+      parts.push_back(at::arange(range.begin, range.end, detail::local_of(t).options()));
     if (!parts.empty()) detail::local_of(t).copy_(at::cat(parts));
   });
 }

@@ -99,14 +99,14 @@ void register_sharding(std::string_view op, rules::RuleFn rule, ShardingOptions 
   rules::registry().add(op, "user", std::move(rule), options.lists, options.reads_scalars);
 }
 
-void register_sharding(std::string_view op, std::vector<rules::Row> rows) {
-  TESSERA_CHECK(!rows.empty(), UsageError, "register_sharding(\"", op,
+void register_sharding(std::string_view op, std::vector<rules::Strategy> strategies) {
+  TESSERA_CHECK(!strategies.empty(), UsageError, "register_sharding(\"", op,
                 "\"): no strategy given; write at least {{Replicate(), ...}, {Replicate()}}");
-  register_sharding(op, [rows = std::move(rows)](const rules::OpQuery& query) {
+  register_sharding(op, [strategies = std::move(strategies)](const rules::OpQuery& query) {
     rules::Rule rule;
-    rule.rows = rows;
+    rule.strategies = strategies;
     const auto& first = query.tensors.at(0);
-    for (size_t i = 0; i < rows[0].out.size(); i++)
+    for (size_t i = 0; i < strategies[0].out.size(); i++)
       rule.outs.push_back({Sizes(first.sizes.begin(), first.sizes.end()), {}});
     return rule;
   });

@@ -26,7 +26,7 @@ struct ShardingOptions {
 //   });
 //
 // This form is for an op whose outputs have the sizes of its first tensor.
-void register_sharding(std::string_view op, std::vector<rules::Row> rows);
+void register_sharding(std::string_view op, std::vector<rules::Strategy> strategies);
 // The general form: a function from the call to a rules::Rule, which has the strategies and the output sizes.
 void register_sharding(std::string_view op, rules::RuleFn rule, ShardingOptions options = {});
 // Registers for `op` the rule of the op `like`.

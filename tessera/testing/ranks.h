@@ -42,12 +42,11 @@ struct SpawnOptions {
   std::vector<std::string> arguments = {};                      // of the children, for example a filter for one test
 };
 
-// Runs `body` on n child processes. Each child runs this program again up to the same call, executes the body as its rank
-// (file rendezvous, torch::manual_seed(1234)) and exits. The exit code is 0, or 10 if the body threw or an expectation
-// failed.
-// Requires: the program reaches this call when it is started with `arguments`. In a child, earlier calls of this function
-// return immediately, so a test may contain only one call that is expected to throw.
-// Throws if a rank failed or timed out, with the output of these ranks. In a gtest test use testing/spawn.h.
+// Runs `body` on n child processes. Each child runs this program again up to the same call, executes the body as its
+// rank (file rendezvous, torch::manual_seed(1234)) and exits. The exit code is 0, or 10 if the body threw or an
+// expectation failed. Requires: the program reaches this call when it is started with `arguments`. In a child, earlier
+// calls of this function return immediately, so a test may contain only one call that is expected to throw. Throws if a
+// rank failed or timed out, with the output of these ranks. In a gtest test use testing/spawn.h.
 void spawn_processes(int64_t n, const Body& body, const SpawnOptions& options,
                      const std::function<bool()>& failed_expectations = {});
 

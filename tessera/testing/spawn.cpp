@@ -18,8 +18,8 @@
 #include <sstream>
 
 // A child is this program, started with fork and exec, because a process that has run torch must not only fork. A child
-// that ran the body writes a file, so that a child that never reached the call does not count as a success. The variable
-// TESSERA_SPAWN has the child's task: "call rank ranks backend timeout_ms file".
+// that ran the body writes a file, so that a child that never reached the call does not count as a success. The
+// variable TESSERA_SPAWN has the child's task: "call rank ranks backend timeout_ms file".
 extern char** environ;
 
 namespace tessera::testing {
@@ -72,7 +72,8 @@ std::string ran_file(const ChildTask& o) { return c10::str(o.file, ".ran", o.ran
     world = init(options);
     Rank me{task.rank, world};
     body(me);
-    if (!(failed_expectations && failed_expectations())) me.group()->barrier().wait();  // a rank that exits early would fail its peers
+    // A rank that exits early would make its peers fail.
+    if (!(failed_expectations && failed_expectations())) me.group()->barrier().wait();
     destroy();
     std::ofstream(ran_file(task)) << "ran";
   } catch (const c10::Error& error) {

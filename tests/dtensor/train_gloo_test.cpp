@@ -1,4 +1,4 @@
-// The same training over four real processes and Gloo.
+// The training of train_test.cpp with four processes and Gloo.
 #include "small_models.h"
 
 #include "tessera/testing/spawn.h"
@@ -18,8 +18,8 @@ void expect_trains_like_plain(const Model& start, Optimizer optimizer, testing::
   for (size_t i = 0; i < losses.size(); i++)
     ASSERT_NEAR(got[i], losses[i], 1e-6 * std::max(1.0, losses[i])) << "loss of step " << i;
   for (auto& [name, t] : model.parameters) {
-    const auto whole = DTensor(t.detach()).full_tensor();
-    EXPECT_LE((whole - plain.parameters[name].detach()).abs().max().item<double>(), 1e-6) << name;
+    const auto full = DTensor(t.detach()).full_tensor();
+    EXPECT_LE((full - plain.parameters[name].detach()).abs().max().item<double>(), 1e-6) << name;
   }
 }
 

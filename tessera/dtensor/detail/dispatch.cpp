@@ -63,7 +63,7 @@ struct BoxedCall {
 
   BoxedCall(const OpEntry& entry, Stack* stack)
       : entry(entry), stack(stack), args(stack->data() + (stack->size() - entry.num_args())) {}
-  c10::ArrayRef<IValue> arguments() const { return {args, entry.num_args()}; }
+  c10::ArrayRef<IValue> arguments() const { return c10::ArrayRef<IValue>(args, entry.num_args()); }
 };
 
 void run_on_plain_tensors(BoxedCall& call);
@@ -127,7 +127,7 @@ Decision& choose(const OpEntry& entry, c10::ArrayRef<IValue> args, const Key& ke
   TESSERA_CHECK(!key.mesh()->coordinate.empty(), UsageError, entry.name, ": this rank is not part of mesh(",
                 DeviceMesh(c10::intrusive_ptr<MeshState>::reclaim_copy(key.mesh())),
                 "), so it has no local tensor to compute with; call ops on the mesh's ranks only");
-  auto decision = propagate::decide(make_call(entry, args, key.mesh()));
+  auto decision = propagate::choose_strategy(make_call(entry, args, key.mesh()));
   decision->hash = hash;
   for (uint32_t i = 0; i < key.size(); i++) decision->key.push_back(key[i]);
   return cache.insert(entry, std::move(decision));

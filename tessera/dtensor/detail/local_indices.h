@@ -10,7 +10,7 @@ namespace tessera {
 // Maps positions in a rank's local tensor to indices in the global tensor, both row-major.
 //
 // `ranges` lists for each dim the number of ranges of global indices that the rank has, then the begin and end of each.
-// Empty `ranges` mean the full tensor. It is the format of TensorSpec::run_list(), and an argument of registered ops.
+// Empty `ranges` mean the full tensor. It is the format of TensorSpec::range_list(), and an argument of registered ops.
 //
 //   sizes [4, 6], ranges {1, 0,2, 2, 0,1, 3,4}: rows 0 and 1 of columns 0 and 3
 //     position   0  1  2  3

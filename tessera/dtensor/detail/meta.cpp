@@ -17,8 +17,8 @@ constexpr const char* kNoStorageMessage = "use to_local()";
 
 c10::intrusive_ptr<DTensorImpl> new_impl(const TensorSpec& spec) {
   auto impl = c10::intrusive_ptr<DTensorImpl>::unsafe_steal_from_new(
-      new DTensorImpl(spec.stamp->key_set(), spec.stamp->dtype(), spec.device));
-  impl->copy_geometry(*spec.stamp);
+      new DTensorImpl(spec.prototype->key_set(), spec.prototype->dtype(), spec.device));
+  impl->copy_geometry(*spec.prototype);
   return impl;
 }
 

@@ -83,7 +83,7 @@ Tensor& fill_local(const char* op, Tensor& self, const MaybeGenerator& generator
   const RandomOpObserverScope observed(op, *spec);
   Tensor local = local_of(self);
   const BelowAutograd below;
-  with_draw(random_state(*spec->mesh.state()), spec->sizes, spec->run_list(),
+  with_draw(random_state(*spec->mesh.state()), spec->sizes, spec->range_list(),
             [&](const Draw& draw) { f(local, draw); });
   if (!local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
   return self;
@@ -279,7 +279,7 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::op
     auto mask = at::ones(local.sizes(), local.options().dtype(at::kBool));
     return {wrap(local.clone(), outs[0].spec), wrap(std::move(mask), outs[1].spec)};
   }
-  auto [out, mask] = with_draw(random_state(*spec->mesh.state()), spec->sizes, spec->run_list(),
+  auto [out, mask] = with_draw(random_state(*spec->mesh.state()), spec->sizes, spec->range_list(),
                                [&](const Draw& draw) { return random_ops::dropout(local, p, draw); });
   return {wrap(std::move(out), outs[0].spec), wrap(std::move(mask), outs[1].spec)};
 }

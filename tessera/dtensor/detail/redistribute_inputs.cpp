@@ -39,7 +39,8 @@ void cache_result(const at::Tensor& t, const RedistributedInput& input, const Te
   if (!is_worth_caching(t, from) || meta.local.is_inference() || input.local.is_inference() ||
       input.local.is_same(meta.local))
     return;
-  meta.cached = {input.local, SpecRef::reclaim_copy(input.to), meta.local._version(), input.local._version()};
+  meta.cached = {input.local, SpecRef::reclaim_copy(input.to), static_cast<uint32_t>(meta.local._version()),
+                 static_cast<uint32_t>(input.local._version())};
 }
 
 // The intermediate spec of Shard -> Partial, which no single plan does: Shard -> Replicate first. It occurs when a

@@ -47,7 +47,7 @@ void free_block(void* memory) {
 // Installed once and never removed, because tensors may be freed through it at any later time.
 struct CountingImpl final : c10::Allocator {
   explicit CountingImpl(c10::Allocator* underlying) : underlying(underlying) {
-    TESSERA_CHECK(underlying->raw_deleter(), InternalError, "the installed CPU allocator does not support raw allocations");
+    TESSERA_CHECK(underlying->raw_deleter(), InternalError, "the CPU allocator does not support raw allocations");
     free_underlying = underlying->raw_deleter();
   }
 

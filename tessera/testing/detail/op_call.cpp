@@ -14,7 +14,7 @@ c10::OperatorHandle find_op(const std::string& name) {
   bool has_overload = dot != std::string::npos;
   auto op = c10::Dispatcher::singleton().findSchema(
       {name.substr(0, dot), has_overload ? name.substr(dot + 1) : std::string()});
-  TESSERA_CHECK(op, UsageError, "no op has the name '", name, "'; write namespace and overload, as in aten::add.Tensor");
+  TESSERA_CHECK(op, UsageError, "no op has the name '", name, "'; write namespace and overload: aten::add.Tensor");
   return *op;
 }
 

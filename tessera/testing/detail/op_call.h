@@ -28,8 +28,8 @@ class OpCall {
   const std::vector<c10::IValue>& args() const { return args_; }
   rules::OpQuery query(const std::vector<int>& plain_args = {}) const;
 
-  // Runs `op` ("": this op) with these tensors in the slots and `more` arguments at the end. Returns the outputs that are
-  // not aliases of written arguments, undefined ones included. The op may write to `tensors`.
+  // Runs `op` ("": this op) with these tensors in the slots and `more` arguments at the end. Returns the outputs that
+  // are not aliases of written arguments, undefined ones included. The op may write to `tensors`.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& tensors, const std::string& op = "",
                               const std::vector<c10::IValue>& more = {}) const;
   bool has_kernel() const;  // for CPU

@@ -51,7 +51,7 @@ void add_replacements(const IValue& before, const IValue& after, Replacements& m
 }  // namespace
 
 void Recorder::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);  // its local ops are recorded
+  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);  // local ops follow
   const auto first = static_cast<int64_t>(stack->size() - op.schema().arguments().size());
   std::vector<IValue> args(stack->begin() + first, stack->end());
   next(op, keys, stack);

@@ -11,10 +11,10 @@
 
 namespace tessera::testing {
 
-// While alive, records every op on plain tensors in this thread, below autograd. For an op on DTensors it records the ops
-// on local tensors, with collectives and waits. replay() runs the same ops again: on the tensors that existed before the
-// recording, and on new tensors in place of those that the recorded ops created.
-// A test with it shows that nothing bypasses the dispatcher: the replayed step equals the step.
+// While alive, records every op on plain tensors in this thread, below autograd. For an op on DTensors it records the
+// ops on local tensors, with collectives and waits. replay() runs the same ops again: on the tensors that existed
+// before the recording, and on new tensors in place of those that the recorded ops created. A test with it shows that
+// nothing bypasses the dispatcher: the replayed step equals the step.
 //
 // Example:  Recorder r;  step();  r.stop();  restore(state);  r.replay();
 class Recorder final : private OpMode {

@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <fstream>
 
-// For tests that memory does not grow. `make soak` sets TESSERA_SOAK for the long form; every test run has the short form.
+// For tests that memory does not grow. `make soak` sets TESSERA_SOAK for the long form; every test run has the short
+// form.
 namespace tessera::testing {
 
 inline bool long_soak() { return setting("TESSERA_SOAK") == "1"; }
