@@ -6,7 +6,7 @@ import torch
 
 def respond(function):
     if any("tessera" in line for line in open("/proc/self/maps")):
-        sys.exit("libtessera is in this process: it would not be PyTorch alone that responses")
+        sys.exit("libtessera is loaded in this process, but the reference must be PyTorch alone")
     torch.set_num_threads(1)
     tensors, texts = torch.load(sys.argv[1], weights_only=False)
     tensors, texts = function(dict(tensors), dict(texts))

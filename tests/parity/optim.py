@@ -8,7 +8,8 @@ KINDS = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.
 
 
 def parameters(tensors, prefix, dtype):
-    return [torch.nn.Parameter(tensors[name].to(dtype, copy=True)) for name in sorted(tensors) if name.startswith(prefix)]
+    names = sorted(name for name in tensors if name.startswith(prefix))
+    return [torch.nn.Parameter(tensors[name].to(dtype, copy=True)) for name in names]
 
 
 def optimizers(tensors, cases, out):

@@ -1,6 +1,6 @@
-// PyTorch's test of replicate under its compiler, under its name, on the CPU: two processes, four for tensor
-// parallelism, over shm. What the original compiles on a GPU, and what it skips without one, runs here as well; its
-// bodies that were lost are written again.
+// PyTorch's test of replicate() with its compiler, under its name, on the CPU: two processes with shm, four for tensor
+// parallelism. Cases that the original runs only on a GPU run here as well. Test bodies that are missing in the source
+// document are written here.
 #include "tessera/tracing/op_mode.h"
 #include "tessera/compile/api/compile_backward.h"
 #include "tessera/compile/api/compile.h"
@@ -78,7 +78,7 @@ struct Case {
   bool compile_forward = true;
   bool checkpoint = false;
   const char* hook = nullptr;  // "bf16", "fp16"
-  bool sgd = false;            // instead of Adam, where a wrong gradient shows in full
+  bool sgd = false;            // instead of Adam, which hides a wrong scale of the gradient
 };
 
 template <class M>
@@ -119,8 +119,9 @@ void test_compile(Rank& me, const Case& c) {
       EXPECT_EQ(close(of(two[p]), of(wanted[p])), "") << what << " " << p << " of the ddp model, step " << i;
     }
   };
-  const auto seed = torch::ones({});                              // backward() itself would make one at every call
-  const int calls = c.no_sync ? 4 : 3, seen = c.no_sync ? 2 : 1;  // from call `seen` on there is a program
+  // Without it backward() would create one in every call.
+  const auto seed = torch::ones({});
+  const int calls = c.no_sync ? 4 : 3, first_compiled = c.no_sync ? 2 : 1;
   for (int i = 0; i < calls; i++) {
     torch::manual_seed(123 + me.rank + i);
     const auto input = torch::randn({1, kDim});
@@ -137,10 +138,10 @@ void test_compile(Rank& me, const Case& c) {
         loss.backward(seed);
         ASSERT_EQ(scope.programs().size(), 1u);
       }
-      if (i >= seen) {
-        EXPECT_EQ(kernels.count, 0) << kernels.last << " ran outside of the program in call " << i;
+      if (i >= first_compiled) {
+        EXPECT_EQ(kernels.count, 0) << kernels.last << " ran outside the compiled program in call " << i;
       }
-      if (i >= seen && sync) {
+      if (i >= first_compiled && sync) {
         EXPECT_EQ(comm.get_total_counts(), c.hook ? 8 : 3);
       }
     };
@@ -222,13 +223,13 @@ TEST(ReplicateTest, test_bucketing_concat_op) {
                        {.backend = "shm"});
 }
 
-// The original compares nothing, since tensor parallelism takes its parameters out of the registry, and later expects
-// to fail. Here gradients are distributed, and equal to the eager ones and to those of one process.
+// The original compares nothing, because its tensor parallelism unregisters the parameters, and later expects to fail.
+// Here gradients are DTensors, and equal to the eager ones and to those of one process.
 void test_ddp_tp(Rank& me) {
   reset_compile_caches();
   const auto mesh = me.mesh({2, me.size() / 2}, {"dp", "tp"});
-  Net whole;
-  auto eager = copy_of(whole), net = copy_of(whole);
+  Net plain;
+  auto eager = copy_of(plain), net = copy_of(plain);
   const Plan plan{
       {"fc1", ColwiseParallel()}, {"fc2", RowwiseParallel()}, {"fc3", ColwiseParallel()}, {"fc4", RowwiseParallel()}};
   parallelize_module(eager, mesh["tp"], plan);
@@ -239,7 +240,7 @@ void test_ddp_tp(Rank& me) {
   auto compiled = compile(net);
   const auto data = torch::randn({1, kDim}), seed = torch::ones({});
   for (int call = 0; call < 3; call++) {
-    for (auto* each : {&whole, &eager, &net}) (*each)->zero_grad();
+    for (auto* each : {&plain, &eager, &net}) (*each)->zero_grad();
     KernelCount kernels;
     CommDebugMode comm;
     {
@@ -251,12 +252,12 @@ void test_ddp_tp(Rank& me) {
     }
     if (call > 0) {
       EXPECT_EQ(kernels.count, 0) << kernels.last;
-      // Over tp two all-reduces forward and one backward, over dp one for each of two buckets of halves.
+      // Over tp two all-reduces in forward and one in backward, over dp one for each of two buckets.
       EXPECT_EQ(comm.get_total_counts(), 5);
     }
     eager(data).sum().backward();
-    whole(data).sum().backward();
-    const auto found = net->parameters(), other = eager->parameters(), wanted = whole->parameters();
+    plain(data).sum().backward();
+    const auto found = net->parameters(), other = eager->parameters(), wanted = plain->parameters();
     ASSERT_EQ(found.size(), 8u);
     for (size_t p = 0; p < found.size(); p++) {
       ASSERT_TRUE(is_dtensor(found[p].grad())) << p;
