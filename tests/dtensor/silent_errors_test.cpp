@@ -14,7 +14,7 @@ namespace {
 
 // With every placement, over shards that are uneven and, with four ranks, empty.
 template <class F>
-void expect_like_plain(const at::Tensor& value, F f) {
+void expect_like_plain_everywhere(const at::Tensor& value, F f) {
   std::vector<Placement> placements = {Replicate()};
   for (int64_t d = 0; d < value.dim(); d++) placements.push_back(Shard(d));
   test::expect_like_plain(value, placements, 4, expect_value, f);
@@ -29,29 +29,29 @@ at::Tensor replicated_on(const at::Tensor& x, int64_t dim) {
 // pytorch#162692: mean of uneven shards was a mean of means, and NaN where a shard was empty.
 TEST(Silent, MeanVarNormOfUnevenAndEmptyShards) {
   const auto value = torch::randn({5, 3});
-  expect_like_plain(value, [](const at::Tensor& x) { return x.mean(); });
-  expect_like_plain(value, [](const at::Tensor& x) { return x.mean({0}); });
-  expect_like_plain(value, [](const at::Tensor& x) { return x.var(std::vector<int64_t>{0}, true); });
-  expect_like_plain(value, [](const at::Tensor& x) { return x.std(); });
-  expect_like_plain(value, [](const at::Tensor& x) { return x.norm(); });
-  expect_like_plain(value, [](const at::Tensor& x) { return x.norm(2, {1}); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.mean(); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.mean({0}); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.var(std::vector<int64_t>{0}, true); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.std(); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.norm(); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.norm(2, {1}); });
 }
 
 // Autograd's formula for max creates a plain tensor of zeros.
 TEST(Silent, MaxAndItsGradient) {
   const auto value = torch::randn({5, 3});
-  expect_like_plain(value, [](const at::Tensor& x) { return x.max(); });
-  expect_like_plain(value, [](const at::Tensor& x) { return std::get<0>(x.max(0)); });
-  expect_like_plain(value, [](const at::Tensor& x) { return std::get<0>(x.max(1)); });
-  expect_like_plain(value, [](const at::Tensor& x) { return std::get<0>(x.topk(2, 1)); });
-  expect_like_plain(value, [](const at::Tensor& x) { return x.amax({0}); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.max(); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return std::get<0>(x.max(0)); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return std::get<0>(x.max(1)); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return std::get<0>(x.topk(2, 1)); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.amax({0}); });
 }
 
 TEST(Silent, SplitsWithOneUsedResult) {
   const auto value = torch::randn({6, 4, 2});
-  expect_like_plain(value, [](const at::Tensor& x) { return replicated_on(x, 1).split(2, 1)[1]; });
-  expect_like_plain(value, [](const at::Tensor& x) { return replicated_on(x, 1).chunk(2, 1)[0] * 3; });
-  expect_like_plain(value, [](const at::Tensor& x) { return replicated_on(x, 1).unbind(1)[2]; });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return replicated_on(x, 1).split(2, 1)[1]; });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return replicated_on(x, 1).chunk(2, 1)[0] * 3; });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return replicated_on(x, 1).unbind(1)[2]; });
 }
 
 // pytorch#162312: item() of a partial maximum returned the value of this rank.

@@ -2,7 +2,9 @@
 #include "tessera/dtensor/dtensor.h"
 
 #include <ATen/ATen.h>
+#include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <map>
@@ -242,6 +244,19 @@ inline std::vector<double> train(Model& m, Optimizer optimizer, int steps) {
     }
   }
   return losses;
+}
+
+// Trains `start` on the mesh and expects the losses and parameters of `plain`, which is trained already.
+inline void expect_trains_like(const Model& plain, const std::vector<double>& losses, const Model& start,
+                               const DeviceMesh& mesh, Optimizer optimizer) {
+  auto model = distribute(start, mesh);
+  const auto found = train(model, optimizer, static_cast<int>(losses.size()));
+  for (size_t i = 0; i < losses.size(); i++)
+    ASSERT_NEAR(found[i], losses[i], 1e-6 * std::max(1.0, losses[i])) << "loss of step " << i;
+  for (auto& [name, t] : model.parameters) {
+    const auto difference = DTensor(t.detach()).full_tensor() - plain.parameters.at(name).detach();
+    EXPECT_LE(difference.abs().max().item<double>(), 1e-6) << name;
+  }
 }
 
 }  // namespace tessera::test

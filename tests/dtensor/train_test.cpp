@@ -6,8 +6,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 namespace tessera::test {
 namespace {
 
@@ -25,15 +23,7 @@ void expect_trains_like_plain(Model (*make)(), Optimizer optimizer) {
   for (const auto& c : kMeshes) {
     SCOPED_TRACE(c.mesh);
     testing::run_ranks(c.ranks, [&](testing::Rank& me) {
-      auto model = distribute(start, me.mesh(c.mesh));
-      const auto got = train(model, optimizer, 20);
-      for (size_t i = 0; i < losses.size(); i++)
-        ASSERT_NEAR(got[i], losses[i], 1e-6 * std::max(1.0, losses[i])) << "loss of step " << i;
-      for (auto& [name, t] : model.parameters) {
-        const auto difference =
-            (DTensor(t.detach()).full_tensor() - plain.parameters[name].detach()).abs().max().item<double>();
-        EXPECT_LE(difference, 1e-6) << name;
-      }
+      expect_trains_like(plain, losses, start, me.mesh(c.mesh), optimizer);
     });
   }
 }

@@ -12,7 +12,7 @@ namespace tessera::test {
 namespace {
 
 template <class F>
-void expect_like_plain(const at::Tensor& value, const std::vector<Placement>& placements, F f) {
+void expect_view_like_plain(const at::Tensor& value, const std::vector<Placement>& placements, F f) {
   test::expect_like_plain(value, placements, 3, expect_value_and_strides, f);
 }
 
@@ -20,27 +20,27 @@ const auto kAllPlacements = std::vector<Placement>{Replicate(), Shard(0), Shard(
 
 TEST(View, Transposes) {
   const auto value = torch::randn({5, 4});
-  expect_like_plain(value, kAllPlacements, [](const at::Tensor& x) { return x.t() * 2; });
-  expect_like_plain(value, kAllPlacements, [](const at::Tensor& x) { return x.t().relu().t(); });
-  expect_like_plain(value, kAllPlacements,
+  expect_view_like_plain(value, kAllPlacements, [](const at::Tensor& x) { return x.t() * 2; });
+  expect_view_like_plain(value, kAllPlacements, [](const at::Tensor& x) { return x.t().relu().t(); });
+  expect_view_like_plain(value, kAllPlacements,
                     [](const at::Tensor& x) { return x.unsqueeze(1).permute({2, 1, 0}).squeeze(1); });
 }
 
 TEST(View, FlattensAndSplitsShardedDims) {
   const auto value = torch::randn({4, 5, 6});
   const std::vector<Placement> all = {Replicate(), Shard(0), Shard(1), Shard(2)};
-  expect_like_plain(value, all, [](const at::Tensor& x) { return x.view({20, 6}).view({4, 5, 6}); });
-  expect_like_plain(value, {Replicate(), Shard(0), Shard(1)}, [](const at::Tensor& x) {
+  expect_view_like_plain(value, all, [](const at::Tensor& x) { return x.view({20, 6}).view({4, 5, 6}); });
+  expect_view_like_plain(value, {Replicate(), Shard(0), Shard(1)}, [](const at::Tensor& x) {
     return x.view({20, 6}).relu();
   });
-  expect_like_plain(value, {Replicate(), Shard(0), Shard(1), Shard(2)},
+  expect_view_like_plain(value, {Replicate(), Shard(0), Shard(1), Shard(2)},
                     [](const at::Tensor& x) { return x.reshape({-1}); });
 }
 
 // [B, S, D] @ [D, N] folds B and S; either may be sharded.
 TEST(View, LinearWithAShardedSequence) {
   const auto value = torch::randn({2, 5, 6}), weight = torch::randn({3, 6}), bias = torch::randn({3});
-  expect_like_plain(value, {Replicate(), Shard(0), Shard(1)}, [&](const at::Tensor& x) {
+  expect_view_like_plain(value, {Replicate(), Shard(0), Shard(1)}, [&](const at::Tensor& x) {
     auto like = [&](const at::Tensor& t) -> at::Tensor {
       return is_dtensor(x) ? at::Tensor(distribute_tensor(t, DTensor(x).device_mesh())) : t;
     };
@@ -59,18 +59,18 @@ TEST(View, ThrowsIfItWouldCommunicate) {
 
 TEST(View, ExpandSumsItsGradient) {
   const auto value = torch::randn({6});
-  expect_like_plain(value, {Replicate(), Shard(0)}, [](const at::Tensor& x) { return x.expand({4, 6}) * 3; });
+  expect_view_like_plain(value, {Replicate(), Shard(0)}, [](const at::Tensor& x) { return x.expand({4, 6}) * 3; });
 }
 
 TEST(Inplace, ThroughViewsOfViews) {
   const auto value = torch::randn({6, 4});
-  expect_like_plain(value, kAllPlacements, [](const at::Tensor& x) {
+  expect_view_like_plain(value, kAllPlacements, [](const at::Tensor& x) {
     auto y = x * 1;
     y.t().mul_(2);
     y.view({6, 2, 2}).add_(1);
     return y;
   });
-  expect_like_plain(value, {Replicate(), Shard(1)}, [](const at::Tensor& x) {
+  expect_view_like_plain(value, {Replicate(), Shard(1)}, [](const at::Tensor& x) {
     auto y = x * 1;
     y.slice(0, 1, 3).zero_();
     return y;

@@ -50,7 +50,7 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
 TESSERA_MODULE(Net);
 
 using CompressHook = BucketResult (*)(const comm::Group&, GradBucket&);
-struct Case {
+struct DataParallelCase {
   std::string name;
   std::string model = "net";
   std::vector<int64_t> ranks = {2};
@@ -60,7 +60,7 @@ struct Case {
   int64_t passes = 1;  // only the last one reduces gradients
   double lr = 0.5;
 };
-const Case kCases[] = {
+const DataParallelCase kDataParallelCases[] = {
     {.name = "plain", .ranks = {2, 4}},
     {.name = "view", .view = true},
     {.name = "unused", .unused = true},
@@ -78,7 +78,7 @@ const Case kCases[] = {
 };
 const std::map<std::string, CompressHook> kHooks = {{"fp16", fp16_compress_hook}, {"bf16", bf16_compress_hook}};
 
-std::string options_text(const Case& c) {
+std::string options_text(const DataParallelCase& c) {
   std::string ranks;
   for (const auto n : c.ranks) ranks += c10::str(ranks.empty() ? "" : ",", n);
   auto settings = models::settings(kGpt);
@@ -95,7 +95,7 @@ Message make_request() {
     for (const auto& [key, t] : state_dict(module))
       request.tensors[name + "/weights/" + key] = torch::empty_like(t).uniform_(-0.4, 0.4);
   };
-  for (const auto& c : kCases) {
+  for (const auto& c : kDataParallelCases) {
     request.texts[c.name] = options_text(c);
     const std::vector<int64_t> leading = {kSteps, c.passes, kMostRanks};
     const auto shape = [&](std::vector<int64_t> one) {
@@ -138,7 +138,7 @@ struct WrappedModel {
   std::function<const data_parallel::Reducer*()> reducer;  // null before the first forward of replicate()
 };
 template <class H>
-WrappedModel wrap(H model, const Case& c, auto forward) {
+WrappedModel wrap(H model, const DataParallelCase& c, auto forward) {
   const DDPOptions options{.bucket_cap_mb = static_cast<double>(c.cap) / (1 << 20),
                            .find_unused_parameters = c.unused,
                            .gradient_as_bucket_view = c.view,
@@ -157,13 +157,13 @@ WrappedModel wrap(H model, const Case& c, auto forward) {
 }
 
 // In four steps: both branches on all ranks; one branch on each rank; one branch on rank 0 only; none.
-int64_t branches_of(const Case& c, int64_t step, int64_t rank) {
+int64_t branches_of(const DataParallelCase& c, int64_t step, int64_t rank) {
   const int64_t by_step[] = {3, 1 << (rank % 2), rank == 0 ? 1 : 0, 0};
   return c.unused ? by_step[step] : 3;
 }
 
 template <class H>
-void train(H model, const Case& c, Rank& me, const Message& request, const Response& response, auto forward,
+void train(H model, const DataParallelCase& c, Rank& me, const Message& request, const Response& response, auto forward,
            auto loss) {
   const auto key = c10::str(c.name, "/", me.size(), "/", me.rank, "/");
   SCOPED_TRACE(key);
@@ -215,7 +215,7 @@ TEST(DataParallelParity, TrainsLikePyTorch) {
   const auto request = make_request();
   const Response response = parity::run_python("data_parallel.py", request);
   SKIP_WITHOUT_PYTHON(response);
-  for (const auto& c : kCases)
+  for (const auto& c : kDataParallelCases)
     for (const int64_t n : c.ranks)
       run_ranks(n, [&](Rank& me) {
         if (c.model == "gpt2")

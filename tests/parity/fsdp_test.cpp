@@ -26,21 +26,21 @@ using parity::Response;
 
 constexpr int64_t kRanks = 2, kSteps = 20;
 
-struct Case {
+struct FsdpCase {
   std::string name;
   std::string text;  // for Python
   ShardFn<GPT2> shard;
 };
 
-Case sharded(const std::string& name, bool reshard) {
+FsdpCase sharded(const std::string& name, bool reshard) {
   return {name, c10::str("api=fully_shard reshard=", reshard ? 1 : 0),
           fully_sharded<GPT2>("dp=2", {.reshard_after_forward = reshard})};
 }
-Case flat(ShardingStrategy strategy) {
+FsdpCase flat(ShardingStrategy strategy) {
   return {c10::str(strategy), c10::str("api=fsdp strategy=", strategy),
           flat_sharded<GPT2>("dp=2", {.sharding_strategy = strategy, .use_orig_params = true})};
 }
-const Case kCases[] = {sharded("fully_shard", true), sharded("fully_shard, kept", false),
+const FsdpCase kFsdpCases[] = {sharded("fully_shard", true), sharded("fully_shard, kept", false),
                        flat(ShardingStrategy::FullShard), flat(ShardingStrategy::ShardGradOp)};
 
 // {"all_gather", 3}: by kind, since an all-gather has several names.
@@ -77,7 +77,7 @@ TEST(FsdpParity, TrainsLikePyTorch) {
   fill_uniform(*start);
   Message request;
   request.texts["model"] = models::settings(kTinyGPT2);
-  for (const auto& c : kCases) request.texts[c.name] = c.text;
+  for (const auto& c : kFsdpCases) request.texts[c.name] = c.text;
   const auto tokens = torch::randint(kVocabulary, {kRanks, 2, 7}, torch::kLong);
   const auto targets = torch::randint(kVocabulary, {kRanks, 2, 7}, torch::kLong);
   request.tensors = {{"tokens", tokens}, {"targets", targets}};
@@ -85,7 +85,7 @@ TEST(FsdpParity, TrainsLikePyTorch) {
   const Response response = parity::run_python("fsdp.py", request);
   SKIP_WITHOUT_PYTHON(response);
 
-  for (const auto& c : kCases)
+  for (const auto& c : kFsdpCases)
     run_ranks(kRanks, [&](Rank& me) {
       SCOPED_TRACE(c10::str(c.name, ", rank ", me.rank));
       const auto theirs = [&](const std::string& name) { return c10::str(c.name, "/", me.rank, "/", name); };

@@ -197,11 +197,11 @@ void post_accumulate(Net& net, torch::Tensor& x) {
   run(net, x).sum().backward();
 }
 
-struct Case {
+struct HookCase {
   const char* name;
   void (*run)(Net&, torch::Tensor&);
 };
-const Case kCases[] = {
+const HookCase kHookCases[] = {
     {"order", order},
     {"no_input_grad", no_input_grad},
     {"no_grad_at_all", no_grad_at_all},
@@ -223,9 +223,9 @@ TEST(HooksParity, SameCallsAndGradientsAsPyTorch) {
   request.tensors["x"] = torch::randn({5, 3});
   const auto response = run_python("hooks.py", request);
   SKIP_WITHOUT_PYTHON(response);
-  ASSERT_EQ(response.texts.size(), std::size(kCases));
+  ASSERT_EQ(response.texts.size(), std::size(kHookCases));
   size_t gradients = 0;
-  for (const auto& each : kCases) {
+  for (const auto& each : kHookCases) {
     SCOPED_TRACE(each.name);
     log.clear();
     Net net;

@@ -15,8 +15,8 @@ using parity::Response;
 using parity::Message;
 using testing::close;
 
-const GPT2Config kGpt{.vocab_size = 29, .max_seq_len = 16, .n_layer = 2, .n_head = 3, .n_embd = 24};
-const LlamaConfig kLlama{.vocab_size = 29,
+const GPT2Config kModelsGPT2{.vocab_size = 29, .max_seq_len = 16, .n_layer = 2, .n_head = 3, .n_embd = 24};
+const LlamaConfig kModelsLlama{.vocab_size = 29,
                          .max_seq_len = 16,
                          .n_layers = 2,
                          .n_heads = 6,
@@ -56,10 +56,10 @@ void add_case(const std::string& name, const Config& config, Message& request, M
 // Logits, loss, every gradient, and the order of names are equal.
 TEST(ModelsParity, SameAsPyTorch) {
   Message request, ours;
-  add_case<GPT2>("gpt2", kGpt, request, ours);
-  add_case<GPT2>("gpt2 without bias", without_bias(kGpt), request, ours);
-  add_case<Llama>("llama", kLlama, request, ours);
-  add_case<Llama>("llama tied", tied(kLlama), request, ours);
+  add_case<GPT2>("gpt2", kModelsGPT2, request, ours);
+  add_case<GPT2>("gpt2 without bias", without_bias(kModelsGPT2), request, ours);
+  add_case<Llama>("llama", kModelsLlama, request, ours);
+  add_case<Llama>("llama tied", tied(kModelsLlama), request, ours);
   const Response response = parity::run_python("models.py", request);
   SKIP_WITHOUT_PYTHON(response);
   EXPECT_EQ(response.texts, ours.texts);

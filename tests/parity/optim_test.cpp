@@ -20,7 +20,7 @@ using testing::close;
 constexpr int64_t kSteps = 5;
 const std::vector<std::vector<int64_t>> kShapes = {{5, 7}, {33}, {}, {2, 3, 4}, {19, 3}};
 
-struct Case {
+struct OptimCase {
   std::string options;  // for Python, JSON
   std::function<std::unique_ptr<Optimizer>(Tensors first, Tensors second)> make;
   at::ScalarType dtype = at::kFloat;
@@ -38,8 +38,8 @@ auto maker(typename Kind::Options options) {
 }
 
 // tensor_lr in SGD: we round lr * g and then the sum. PyTorch reads lr on the host and rounds once.
-std::map<std::string, Case> make_cases() {
-  std::map<std::string, Case> cases = {
+std::map<std::string, OptimCase> make_cases() {
+  std::map<std::string, OptimCase> cases = {
       {"sgd", {R"("kind": "SGD", "lr": 0.1)", maker<SGD>({.lr = 0.1})}},
       {"sgd tensor lr",
        {R"("kind": "SGD", "lr": 0.1, "tensor_lr": true)", maker<SGD>({.lr = torch::tensor(0.1)}), at::kFloat, 1e-5}},
@@ -74,7 +74,7 @@ std::map<std::string, Case> make_cases() {
               {" fused", R"(, "fused": true)", {}, true}};
   for (const auto& variant : variants) {
     const auto add = [&](const std::string& name, const std::string& text, auto make) {
-      cases.emplace(name + variant.name, Case{text + variant.text, make});
+      cases.emplace(name + variant.name, OptimCase{text + variant.text, make});
     };
     add("sgd momentum", R"("kind": "SGD", "lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01)",
         maker<SGD>({.lr = 0.1,

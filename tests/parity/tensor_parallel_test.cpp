@@ -29,8 +29,8 @@ using testing::run_ranks;
 // Sequences of 7 tokens and vocabularies that do not divide by the number of ranks. PyTorch requires that hidden
 // features divide, and that every rank has rows of the embedding. GPT-2 has one layer and Llama few steps on several
 // ranks, because with more processes than cores each collective of PyTorch takes milliseconds.
-const GPT2Config kGpt{.vocab_size = 13, .max_seq_len = 10, .n_layer = 1, .n_head = 4, .n_embd = 16};
-const LlamaConfig kLlama{.vocab_size = 11,
+const GPT2Config kParallelGPT2{.vocab_size = 13, .max_seq_len = 10, .n_layer = 1, .n_head = 4, .n_embd = 16};
+const LlamaConfig kParallelLlama{.vocab_size = 11,
                          .max_seq_len = 9,
                          .n_layers = 2,
                          .n_heads = 8,
@@ -40,14 +40,14 @@ const LlamaConfig kLlama{.vocab_size = 11,
                          .rope_theta = 100};
 
 template <class Model>
-struct Case {
+struct ParallelCase {
   std::string name;
   std::map<int64_t, int> steps;  // by number of ranks
   Model model;
   at::Tensor tokens, targets;
 
   template <class Config>
-  Case(std::string case_name, const Config& config, std::map<int64_t, int> by_ranks, Message& request)
+  ParallelCase(std::string case_name, const Config& config, std::map<int64_t, int> by_ranks, Message& request)
       : name(std::move(case_name)), steps(std::move(by_ranks)), model(config) {
     fixtures::fill_uniform(*model);
     const auto batch = fixtures::random_tokens(2, 7, config.vocab_size);
@@ -73,7 +73,7 @@ Counts counted(CommDebugMode& mode) {
 }
 // The same as train() in tensor_parallel.py.
 template <class Model>
-Trained train(Model& model, const Case<Model>& on, int steps) {
+Trained train(Model& model, const ParallelCase<Model>& on, int steps) {
   Trained trained;
   std::vector<at::Tensor> losses;
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).eps(1e-5).weight_decay(0.01));
@@ -100,7 +100,7 @@ Trained train(Model& model, const Case<Model>& on, int steps) {
 }
 
 template <class Model>
-void compare(const Case<Model>& on, int64_t n, bool sequence, const Response& response) {
+void compare(const ParallelCase<Model>& on, int64_t n, bool sequence, const Response& response) {
   const auto key = c10::str(on.name, "/", n, "/", sequence ? 1 : 0, "/");
   SCOPED_TRACE(key);
   std::vector<Trained> each(n);
@@ -131,8 +131,8 @@ void compare(const Case<Model>& on, int64_t n, bool sequence, const Response& re
 TEST(TensorParallelParity, TrainsLikePyTorch) {
   torch::manual_seed(7);
   Message request;
-  const Case<GPT2> gpt("gpt2", kGpt, {{1, 20}, {2, 20}, {4, 20}}, request);
-  const Case<Llama> llama("llama", kLlama, {{1, 20}, {2, 5}, {4, 1}}, request);
+  const ParallelCase<GPT2> gpt("gpt2", kParallelGPT2, {{1, 20}, {2, 20}, {4, 20}}, request);
+  const ParallelCase<Llama> llama("llama", kParallelLlama, {{1, 20}, {2, 5}, {4, 1}}, request);
   const Response response = parity::run_python("tensor_parallel.py", request);
   SKIP_WITHOUT_PYTHON(response);
   for (const int64_t n : {1, 2, 4})

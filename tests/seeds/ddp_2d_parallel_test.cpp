@@ -106,13 +106,13 @@ void test_2d_ddp_integration(Rank& me, const Variant& variant) {
   EXPECT_EQ(close(two_d(again), reference(again)), "");
 }
 
-void on_four_ranks(const Variant& variant) {
+void test_2d_ddp_on_four_ranks(const Variant& variant) {
   testing::spawn_ranks_over_each(4, [&](Rank& me) { test_2d_ddp_integration(me, variant); });
 }
 
-TEST(Test2dParallel, test_2d_ddp_integration_functionality) { on_four_ranks({false, false, false}); }
-TEST(Test2dParallel, by_device_mesh) { on_four_ranks({true, false, false}); }
-TEST(Test2dParallel, gradient_as_bucket_view_and_static_graph) { on_four_ranks({true, true, true}); }
+TEST(Test2dParallel, test_2d_ddp_integration_functionality) { test_2d_ddp_on_four_ranks({false, false, false}); }
+TEST(Test2dParallel, by_device_mesh) { test_2d_ddp_on_four_ranks({true, false, false}); }
+TEST(Test2dParallel, gradient_as_bucket_view_and_static_graph) { test_2d_ddp_on_four_ranks({true, true, true}); }
 
 }  // namespace
 }  // namespace tessera

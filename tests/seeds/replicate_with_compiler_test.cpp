@@ -71,7 +71,7 @@ struct KernelCount final : OpMode {
 const PassList kCoalesced{"fuse_ddp_with_coalesced_op", "schedule_comm_wait"};
 const PassList kConcat{"fuse_ddp_with_concat_op", "schedule_comm_wait"};
 
-struct Case {
+struct CompileCase {
   bool no_sync = false;
   PassList passes = kConcat;
   bool codegen = true;
@@ -82,7 +82,7 @@ struct Case {
 };
 
 template <class M>
-void add_hook(M& model, const Case& c) {
+void add_hook(M& model, const CompileCase& c) {
   if (!c.hook) return;
   if (std::string(c.hook) == "bf16")
     model.register_comm_hook(nullptr, bf16_compress_hook);
@@ -90,12 +90,12 @@ void add_hook(M& model, const Case& c) {
     model.register_comm_hook(nullptr, fp16_compress_hook);
 }
 
-std::unique_ptr<optim::Optimizer> optimizer_for(const torch::nn::Module& module, const Case& c) {
+std::unique_ptr<optim::Optimizer> optimizer_for(const torch::nn::Module& module, const CompileCase& c) {
   if (c.sgd) return std::make_unique<optim::SGD>(module.parameters(), optim::SGD::Options{.lr = 0.1});
   return std::make_unique<optim::Adam>(module.parameters());
 }
 
-void test_compile(Rank& me, const Case& c) {
+void test_compile(Rank& me, const CompileCase& c) {
   reset_compile_caches();
   torch::manual_seed(123);
   Net start(c.checkpoint);
@@ -157,7 +157,7 @@ void test_compile(Rank& me, const Case& c) {
   equal("parameter", false, calls);
 }
 
-void run_case(const Case& c) {
+void run_case(const CompileCase& c) {
   testing::spawn_ranks(2, [&](Rank& me) { test_compile(me, c); }, {.backend = "shm"});
 }
 

@@ -66,14 +66,14 @@ const auto train_step = [](auto& model, auto& optim, const Batch& batch) {
   return loss;
 };
 
-struct Case {
+struct SpmdCase {
   const char* mode;
   int64_t input_batch_dim = 0;
   bool different_data = false;  // on every rank
 };
 
 template <class H, class Optimizer>
-void test_data_parallel(Rank& me, const typename Optimizer::Options& config, const Case& c) {
+void test_data_parallel(Rank& me, const typename Optimizer::Options& config, const SpmdCase& c) {
   torch::manual_seed(1234);
   H mod, copy;
   load_state_dict(*copy, state_dict(*mod));
