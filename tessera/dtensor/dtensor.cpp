@@ -99,7 +99,7 @@ at::Tensor scatter_and_broadcast(const at::Tensor& t, const TensorSpec& spec, co
   auto local = t.detach();
   for (const auto& [axis, placement] : distribution_order(spec.placements, spec.mesh))
     local = placement.is_sharded() ? scatter(local, placement, *spec.mesh.get_group(axis), options)
-                               : broadcast(local, *spec.mesh.get_group(axis), options);
+                                   : broadcast(local, *spec.mesh.get_group(axis), options);
   return local.is_alias_of(t) ? local.clone(at::MemoryFormat::Contiguous) : local;
 }
 

@@ -175,8 +175,7 @@ class Oracle {
   // The result of two different reductions depends on their order. Strategies of one axis cannot define it.
   static bool mixes_reductions(const TestCase& test) {
     auto mixed = [](const Placements& ps) { return ps[0].is_partial() && ps[1].is_partial() && ps[0] != ps[1]; };
-    return std::any_of(test.in.begin(), test.in.end(), mixed) ||
-           std::any_of(test.out.begin(), test.out.end(), mixed);
+    return std::any_of(test.in.begin(), test.in.end(), mixed) || std::any_of(test.out.begin(), test.out.end(), mixed);
   }
 
   // ---- views ----
@@ -235,8 +234,7 @@ class Oracle {
 
   std::string contradiction(const TestCase& test) {
     std::vector<std::vector<Tensor>> in;  // by slot, by rank
-    for (size_t i = 0; i < test.in.size(); i++)
-      in.push_back(scatter(call_.tensors()[i], test.in[i], test.mesh_shape));
+    for (size_t i = 0; i < test.in.size(); i++) in.push_back(scatter(call_.tensors()[i], test.in[i], test.mesh_shape));
     int64_t ranks = 1;
     for (auto n : test.mesh_shape) ranks *= n;
     std::vector<std::vector<Tensor>> out(dense_.size());  // by output, by rank
@@ -298,7 +296,7 @@ class Oracle {
         return in_sizes()[fix.dim];
       case ArgFix::What::InOffset: {
         auto ranges = local_ranges(test.in[fix.tensor], test.mesh_shape, coordinate, fix.dim,
-                               call_.tensors()[fix.tensor].size(fix.dim));
+                                   call_.tensors()[fix.tensor].size(fix.dim));
         return ranges.empty() ? 0 : ranges[0].begin;
       }
     }
@@ -400,8 +398,7 @@ FamilyReport verify_family(const std::string& family, const std::vector<Sample>&
 
 std::ostream& operator<<(std::ostream& out, const FamilyReport& report) {
   out << report.family << ": " << report.ops << " ops (" << report.exempt << " exempt), " << report.strategies
-      << " strategies, "
-      << report.cases << " cases, " << report.problems.size() << " problems\n";
+      << " strategies, " << report.cases << " cases, " << report.problems.size() << " problems\n";
   for (const auto& line : report.problems) out << "  " << line << "\n";
   return out;
 }

@@ -23,10 +23,10 @@ struct Sample {
 
 // The result for one sample.
 struct RuleReport {
-  std::string op;                         // of the sample
-  int64_t strategies = 0, cases = 0;      // number tested
-  int64_t kept = 0;                       // of a view: number of shardings that the view kept
-  std::vector<std::string> wrong;         // "S(0), R -> S(0) on 3 ranks: element 2 of [5, 3]: want 1, got 2"
+  std::string op;                     // of the sample
+  int64_t strategies = 0, cases = 0;  // number tested
+  int64_t kept = 0;                   // of a view: number of shardings that the view kept
+  std::vector<std::string> wrong;     // "S(0), R -> S(0) on 3 ranks: element 2 of [5, 3]: want 1, got 2"
 };
 
 // Tests `rule`, or the registered rule if null.
@@ -36,9 +36,9 @@ std::ostream& operator<<(std::ostream& out, const RuleReport& report);
 
 // The result for all samples of a family of rules.
 struct FamilyReport {
-  std::string family;                                     // "pointwise", "matmul", ...
+  std::string family;                                      // "pointwise", "matmul", ...
   int64_t ops = 0, exempt = 0, strategies = 0, cases = 0;  // numbers tested
-  std::vector<std::string> problems;                      // wrong cases, and ops without a sample that are not exempt
+  std::vector<std::string> problems;                       // wrong cases, and ops without a sample that are not exempt
 };
 // Tests all samples, and that every op of the family has a sample or is `exempt`.
 FamilyReport verify_family(const std::string& family, const std::vector<Sample>& samples,

@@ -1,5 +1,5 @@
-#include "tessera/base/error.h"
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/error.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/Context.h>

@@ -79,9 +79,9 @@ TEST(DTensor, FromLocalRejectsWrongShapes) {
         error_message<UsageError>([&] { DTensor::from_local(torch::ones({2}), mesh, {Shard(0)}, {.shape = {{4}}}); }),
         "both or neither");
     EXPECT_CONTAINS(error_message<UsageError>([&] {
-                  DTensor::from_local(torch::ones({2}), mesh, {Shard(0), Shard(0)});
-                }),
-                "one placement per axis");
+                      DTensor::from_local(torch::ones({2}), mesh, {Shard(0), Shard(0)});
+                    }),
+                    "one placement per axis");
     EXPECT_CONTAINS(error_message<UsageError>([&] { DTensor(torch::ones({2})); }), "distribute_tensor");
   });
 }
@@ -155,10 +155,10 @@ TEST(DTensor, PrintsItsSpecAndRejectsDataAccess) {
     EXPECT_CONTAINS(error_message<c10::Error>([&] { d.data_ptr(); }), "to_local()");
     EXPECT_CONTAINS(error_message<c10::Error>([&] { out << at::Tensor(d); }), "to_local()");
     EXPECT_CONTAINS(error_message<c10::Error>([&] {
-                  std::ostringstream file;
-                  torch::save(at::Tensor(d), file);
-                }),
-                "to_local()");
+                      std::ostringstream file;
+                      torch::save(at::Tensor(d), file);
+                    }),
+                    "to_local()");
   });
 }
 

@@ -127,27 +127,29 @@ TEST(LocalMap, ErrorsNameTheArgumentAndTheFix) {
     const auto same = [](const at::Tensor& t) { return t; };
     const auto add = [](const at::Tensor& t, const at::Tensor& u) { return t + u; };
     EXPECT_CONTAINS(error_message<UsageError>([&] {
-                  local_map(same, {S0}, {S0, S0})(x);
-                }),
-                "in_placements has 2 entries, the call 1 arguments");
+                      local_map(same, {S0}, {S0, S0})(x);
+                    }),
+                    "in_placements has 2 entries, the call 1 arguments");
     EXPECT_CONTAINS(error_message<UsageError>([&] {
-                  local_map(same, {S0, S0}, {S0})(x);
-                }),
-                "gave 1 tensors, out_placements has 2");
+                      local_map(same, {S0, S0}, {S0})(x);
+                    }),
+                    "gave 1 tensors, out_placements has 2");
     EXPECT_CONTAINS(error_message<UsageError>([&] {
-                  local_map(same, {S0}, {S0})(torch::ones({4, 6}));
-                }),
-                "which is a plain tensor");
-    EXPECT_CONTAINS(error_message<UsageError>([&] { local_map(add, {S0}, {S0, std::nullopt})(x, x); }),
+                      local_map(same, {S0}, {S0})(torch::ones({4, 6}));
+                    }),
+                    "which is a plain tensor");
+    EXPECT_CONTAINS(error_message<UsageError>([&] {
+                      local_map(add, {S0}, {S0, std::nullopt})(x, x);
+                    }),
                     "argument 1 is");
     EXPECT_CONTAINS(error_message<UsageError>([&] {
-                  local_map(same, {Placements{Shard(0), Shard(0)}}, {S0})(x);
-                }),
-                "has 1 axes");
+                      local_map(same, {Placements{Shard(0), Shard(0)}}, {S0})(x);
+                    }),
+                    "has 1 axes");
     EXPECT_CONTAINS(error_message<UsageError>([&] {
-                  local_map(same, {S0}, {S0}, {.in_grad_placements = {R, R}})(x);
-                }),
-                "in_grad_placements has 2");
+                      local_map(same, {S0}, {S0}, {.in_grad_placements = {R, R}})(x);
+                    }),
+                    "in_grad_placements has 2");
     EXPECT_CONTAINS(error_message<UsageError>([&] { local_map(same, {Placements{Shard(2)}}, {S0})(x); }), "2");
     // 3 rows over 2 ranks are 2 and 1. Repeated they are 4 and 2, but Shard(0) of 6 rows is 3 and 3.
     const auto text = error_message<UsageError>([&] {

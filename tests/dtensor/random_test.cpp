@@ -3,9 +3,9 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/testing/detail/recorder.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tessera/testing/detail/recorder.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -33,10 +33,10 @@ at::Tensor call(const char* name, const at::Tensor& x, const at::Tensor& by) {
 
 TEST(RegisterSharding, StrategiesOfACustomOp) {
   register_sharding("register_sharding_test::scale_rows", {
-                                                   {{Replicate(), Replicate()}, {Replicate()}},
-                                                   {{Shard(0), Shard(0)}, {Shard(0)}},
-                                                   {{Shard(1), Replicate()}, {Shard(1)}},
-                                               });
+                                                              {{Replicate(), Replicate()}, {Replicate()}},
+                                                              {{Shard(0), Shard(0)}, {Shard(0)}},
+                                                              {{Shard(1), Replicate()}, {Shard(1)}},
+                                                          });
   same_as("register_sharding_test::scale_rows_too", "register_sharding_test::scale_rows");
   const auto x = torch::randn({5, 4}), by = torch::randn({5});
   testing::run_ranks(2, [&](testing::Rank& me) {

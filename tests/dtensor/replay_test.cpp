@@ -1,8 +1,8 @@
 // A train step consists only of ops that the dispatcher sees: a recorded and replayed step gives the same bits.
 #include "small_models.h"
 
-#include "tessera/testing/ranks.h"
 #include "tessera/testing/detail/recorder.h"
+#include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
 

@@ -3,8 +3,8 @@
 #include "small_models.h"
 
 #include "tessera/propagate/detail/decision.h"
-#include "tessera/testing/ranks.h"
 #include "tessera/testing/detail/soak.h"
+#include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
 

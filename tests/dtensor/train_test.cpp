@@ -22,9 +22,8 @@ void expect_trains_like_plain(Model (*make)(), Optimizer optimizer) {
   EXPECT_LT(losses.back(), losses.front());  // the model learns, so the comparison is meaningful
   for (const auto& c : kMeshes) {
     SCOPED_TRACE(c.mesh);
-    testing::run_ranks(c.ranks, [&](testing::Rank& me) {
-      expect_trains_like(plain, losses, start, me.mesh(c.mesh), optimizer);
-    });
+    testing::run_ranks(
+        c.ranks, [&](testing::Rank& me) { expect_trains_like(plain, losses, start, me.mesh(c.mesh), optimizer); });
   }
 }
 

@@ -22,8 +22,9 @@ TEST(View, Transposes) {
   const auto value = torch::randn({5, 4});
   expect_view_like_plain(value, kAllPlacements, [](const at::Tensor& x) { return x.t() * 2; });
   expect_view_like_plain(value, kAllPlacements, [](const at::Tensor& x) { return x.t().relu().t(); });
-  expect_view_like_plain(value, kAllPlacements,
-                    [](const at::Tensor& x) { return x.unsqueeze(1).permute({2, 1, 0}).squeeze(1); });
+  expect_view_like_plain(value, kAllPlacements, [](const at::Tensor& x) {
+    return x.unsqueeze(1).permute({2, 1, 0}).squeeze(1);
+  });
 }
 
 TEST(View, FlattensAndSplitsShardedDims) {
@@ -34,7 +35,7 @@ TEST(View, FlattensAndSplitsShardedDims) {
     return x.view({20, 6}).relu();
   });
   expect_view_like_plain(value, {Replicate(), Shard(0), Shard(1), Shard(2)},
-                    [](const at::Tensor& x) { return x.reshape({-1}); });
+                         [](const at::Tensor& x) { return x.reshape({-1}); });
 }
 
 // [B, S, D] @ [D, N] folds B and S; either may be sharded.

@@ -1,8 +1,8 @@
 // Python reads checkpoints of Tessera, and Tessera reads checkpoints of Python.
 #include "run_python.h"
+#include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/save.h"
-#include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/ranks.h"
 #include "tests/fixtures/full_tensor.h"
@@ -62,10 +62,9 @@ const parity::Response& python() {
       const auto mesh = me.mesh("dp=2,tp=2");
       StateDict dict;
       for (const auto& saved : saved_tensors())
-        dict.insert(saved.name,
-                    saved.placements.empty()
-                        ? saved.value.clone()
-                        : distribute_tensor(saved.value.clone(), mesh, saved.placements, {.src_data_rank = {}}));
+        dict.insert(saved.name, saved.placements.empty() ? saved.value.clone()
+                                                         : distribute_tensor(saved.value.clone(), mesh,
+                                                                             saved.placements, {.src_data_rank = {}}));
       save(dict, folder().path + "/ours", {{"step", 1}});
     });
     parity::Message request;
@@ -97,8 +96,8 @@ TEST(CheckpointParity, WeReadPythonsCheckpoints) {
       StateDict dict;
       for (const auto& saved : saved_tensors())
         dict.insert(saved.name, saved.value.dim() == 0 ? at::zeros_like(saved.value)
-                                                   : zeros(saved.value.sizes(), mesh, {Shard(0)},
-                                                           at::TensorOptions(saved.value.scalar_type())));
+                                                       : zeros(saved.value.sizes(), mesh, {Shard(0)},
+                                                               at::TensorOptions(saved.value.scalar_type())));
       load(dict, folder().path + "/theirs/" + form);
       for (const auto& saved : saved_tensors()) {
         EXPECT_TRUE(fixtures::full_tensor(dict.at(saved.name)).equal(saved.value)) << form << " " << saved.name;

@@ -1,15 +1,15 @@
 // Compares DistributedDataParallel and replicate() with PyTorch's: the same weights, different data on every rank, SGD
 // with a learning rate that shows a wrong factor. With two ranks losses, gradients and parameters of every step are
 // bit-equal. The buckets are equal before and after the rebuild.
-#include "run_python.h"
 #include "model_request.h"
+#include "run_python.h"
 
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/replicate.h"
 #include "tessera/models/gpt2.h"
 #include "tessera/models/loss.h"
-#include "tessera/state/state_dict.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/ranks.h"
 
@@ -22,8 +22,8 @@
 namespace tessera {
 namespace {
 
-using parity::Response;
 using parity::Message;
+using parity::Response;
 using testing::close;
 using testing::Rank;
 using testing::run_ranks;
@@ -104,7 +104,7 @@ Message make_request() {
     };
     for (const char* what : {"/inputs", "/targets"})
       request.tensors[c.name + what] = c.model == "gpt2" ? torch::randint(kGpt.vocab_size, shape({2, 7}), torch::kLong)
-                                                          : torch::randn(shape({5, 6}));
+                                                         : torch::randn(shape({5, 6}));
     if (c.model == "gpt2")
       add_weights(c.name, *models::GPT2(kGpt));
     else

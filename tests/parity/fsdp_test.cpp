@@ -1,12 +1,12 @@
 // A transformer trained for 20 steps with our fully_shard and FullyShardedDataParallel and with PyTorch's, from the
 // same weights, on two ranks with different data: equal losses, gradients and parameters, and not more collectives.
-#include "run_python.h"
 #include "model_request.h"
+#include "run_python.h"
 
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/models/loss.h"
-#include "tessera/state/state_dict.h"
 #include "tessera/optim/adam.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/ranks.h"
 #include "tests/fixtures/fsdp.h"
@@ -41,7 +41,7 @@ FsdpCase flat(ShardingStrategy strategy) {
           flat_sharded<GPT2>("dp=2", {.sharding_strategy = strategy, .use_orig_params = true})};
 }
 const FsdpCase kFsdpCases[] = {sharded("fully_shard", true), sharded("fully_shard, kept", false),
-                       flat(ShardingStrategy::FullShard), flat(ShardingStrategy::ShardGradOp)};
+                               flat(ShardingStrategy::FullShard), flat(ShardingStrategy::ShardGradOp)};
 
 // {"all_gather", 3}: by kind, since an all-gather has several names.
 using Counts = std::map<std::string, int64_t>;

@@ -1,5 +1,5 @@
-#include "run_python.h"
 #include "model_request.h"
+#include "run_python.h"
 
 #include "tessera/models/loss.h"
 #include "tessera/state/state_dict.h"
@@ -11,19 +11,19 @@
 namespace tessera::models {
 namespace {
 
-using parity::Response;
 using parity::Message;
+using parity::Response;
 using testing::close;
 
 const GPT2Config kModelsGPT2{.vocab_size = 29, .max_seq_len = 16, .n_layer = 2, .n_head = 3, .n_embd = 24};
 const LlamaConfig kModelsLlama{.vocab_size = 29,
-                         .max_seq_len = 16,
-                         .n_layers = 2,
-                         .n_heads = 6,
-                         .n_kv_heads = 2,
-                         .dim = 24,
-                         .ffn_dim = 40,
-                         .rope_theta = 100};
+                               .max_seq_len = 16,
+                               .n_layers = 2,
+                               .n_heads = 6,
+                               .n_kv_heads = 2,
+                               .dim = 24,
+                               .ffn_dim = 40,
+                               .rope_theta = 100};
 
 GPT2Config without_bias(GPT2Config c) {
   c.bias = false;

@@ -70,8 +70,8 @@ std::map<std::string, OptimCase> make_cases() {
     std::optional<bool> foreach;
     bool fused;
   } variants[] = {{" loop", R"(, "foreach": false)", false, false},
-              {" foreach", R"(, "foreach": true)", true, false},
-              {" fused", R"(, "fused": true)", {}, true}};
+                  {" foreach", R"(, "foreach": true)", true, false},
+                  {" fused", R"(, "fused": true)", {}, true}};
   for (const auto& variant : variants) {
     const auto add = [&](const std::string& name, const std::string& text, auto make) {
       cases.emplace(name + variant.name, OptimCase{text + variant.text, make});
@@ -100,11 +100,8 @@ std::map<std::string, OptimCase> make_cases() {
     add("adamw", R"("kind": "AdamW", "lr": 0.03)",
         maker<AdamW>({.lr = 0.03, .foreach = variant.foreach, .fused = variant.fused}));
     add("adamw amsgrad", R"("kind": "AdamW", "lr": 0.03, "weight_decay": 0.3, "amsgrad": true)",
-        maker<AdamW>({.lr = 0.03,
-                      .weight_decay = 0.3,
-                      .amsgrad = true,
-                      .foreach = variant.foreach,
-                      .fused = variant.fused}));
+        maker<AdamW>(
+            {.lr = 0.03, .weight_decay = 0.3, .amsgrad = true, .foreach = variant.foreach, .fused = variant.fused}));
   }
   return cases;
 }

@@ -1,6 +1,6 @@
 // Transformers trained with our parallelize_module and with PyTorch's, from the same weights and with the same plan.
-#include "run_python.h"
 #include "model_request.h"
+#include "run_python.h"
 
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
@@ -20,8 +20,8 @@
 namespace tessera::models {
 namespace {
 
-using parity::Response;
 using parity::Message;
+using parity::Response;
 using testing::close;
 using testing::Rank;
 using testing::run_ranks;
@@ -29,15 +29,21 @@ using testing::run_ranks;
 // Sequences of 7 tokens and vocabularies that do not divide by the number of ranks. PyTorch requires that hidden
 // features divide, and that every rank has rows of the embedding. GPT-2 has one layer and Llama few steps on several
 // ranks, because with more processes than cores each collective of PyTorch takes milliseconds.
-const GPT2Config kParallelGPT2{.vocab_size = 13, .max_seq_len = 10, .n_layer = 1, .n_head = 4, .n_embd = 16};
-const LlamaConfig kParallelLlama{.vocab_size = 11,
-                         .max_seq_len = 9,
-                         .n_layers = 2,
-                         .n_heads = 8,
-                         .n_kv_heads = 4,
-                         .dim = 32,
-                         .ffn_dim = 40,
-                         .rope_theta = 100};
+GPT2Config parallel_gpt2() {
+  auto config = fixtures::kTinyGPT2FourHeads;
+  config.max_seq_len = 10;
+  config.n_layer = 1;
+  return config;
+}
+LlamaConfig parallel_llama() {
+  auto config = fixtures::kTinyLlama;
+  config.vocab_size = 11;
+  config.n_heads = 8;
+  config.n_kv_heads = 4;
+  config.dim = 32;
+  config.ffn_dim = 40;
+  return config;
+}
 
 template <class Model>
 struct ParallelCase {
@@ -131,8 +137,8 @@ void compare(const ParallelCase<Model>& on, int64_t n, bool sequence, const Resp
 TEST(TensorParallelParity, TrainsLikePyTorch) {
   torch::manual_seed(7);
   Message request;
-  const ParallelCase<GPT2> gpt("gpt2", kParallelGPT2, {{1, 20}, {2, 20}, {4, 20}}, request);
-  const ParallelCase<Llama> llama("llama", kParallelLlama, {{1, 20}, {2, 5}, {4, 1}}, request);
+  const ParallelCase<GPT2> gpt("gpt2", parallel_gpt2(), {{1, 20}, {2, 20}, {4, 20}}, request);
+  const ParallelCase<Llama> llama("llama", parallel_llama(), {{1, 20}, {2, 5}, {4, 1}}, request);
   const Response response = parity::run_python("tensor_parallel.py", request);
   SKIP_WITHOUT_PYTHON(response);
   for (const int64_t n : {1, 2, 4})

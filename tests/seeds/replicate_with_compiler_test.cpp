@@ -1,9 +1,8 @@
 // PyTorch's test of replicate() with its compiler, under its name, on the CPU: two processes with shm, four for tensor
 // parallelism. Cases that the original runs only on a GPU run here as well. Test bodies that are missing in the source
 // document are written here.
-#include "tessera/tracing/op_mode.h"
-#include "tessera/compile/api/compile_backward.h"
 #include "tessera/compile/api/compile.h"
+#include "tessera/compile/api/compile_backward.h"
 #include "tessera/compile/api/counters.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/reducer_mode.h"
@@ -11,15 +10,16 @@
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/state/load_state_dict.h"
 #include "tessera/nn/modules.h"
-#include "tessera/state/state_dict.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/state/load_state_dict.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/detail/file_check.h"
 #include "tessera/testing/spawn.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

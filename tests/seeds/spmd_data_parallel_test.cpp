@@ -4,11 +4,11 @@
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/state/load_state_dict.h"
 #include "tessera/nn/modules.h"
-#include "tessera/state/state_dict.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/state/load_state_dict.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/spawn.h"
 

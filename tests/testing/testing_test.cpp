@@ -2,8 +2,8 @@
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/detail/counting_allocator.h"
 #include "tessera/testing/detail/file_check.h"
-#include "tessera/testing/ranks.h"
 #include "tessera/testing/detail/subtests.h"
+#include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

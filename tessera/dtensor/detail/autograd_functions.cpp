@@ -1,8 +1,8 @@
 #include "tessera/dtensor/detail/autograd_functions.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/libtorch_autograd_compat.h"
 #include "tessera/base/detail/module_name.h"
+#include "tessera/base/error.h"
 #include "tessera/dtensor/detail/observer.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -41,10 +41,9 @@ namespace {
 
 // The gradient of a DTensor must be a DTensor. A plain gradient could be the local or the global one.
 const at::Tensor& check_dtensor_gradient(const at::Tensor& gradient, const char* function) {
-  TESSERA_CHECK(
-      is_dtensor(gradient), UsageError, "backward of ", function, ": the gradient is a plain tensor of sizes ",
-      gradient.sizes(),
-      "; pass a DTensor to backward(): distribute_tensor, DTensor::from_local, or ones_like of the value");
+  TESSERA_CHECK(is_dtensor(gradient), UsageError, "backward of ", function,
+                ": the gradient is a plain tensor of sizes ", gradient.sizes(),
+                "; pass a DTensor to backward(): distribute_tensor, DTensor::from_local, or ones_like of the value");
   return gradient;
 }
 

@@ -114,35 +114,29 @@ C10_ALWAYS_INLINE void normal_pair(const uint32_t* w, R& a, R& b) {
   b = length * sin;
 }
 
-template <class T>
-struct Normal {
+// Normal values, or with kLog their exponentials.
+template <class T, bool kLog>
+struct NormalPairs {
   using Value = T;
   using R = Math<T>;
   static constexpr int kTakes = 2 * kWordsPer<R>, kGives = 2;
   R mean, std;
-  Normal(double mean, double std) : mean(static_cast<R>(mean)), std(static_cast<R>(std)) {}
+  NormalPairs(double mean, double std) : mean(static_cast<R>(mean)), std(static_cast<R>(std)) {}
   C10_ALWAYS_INLINE void operator()(const uint32_t* w, T* out) const {
     R a, b;
     normal_pair<R>(w, a, b);
-    out[0] = static_cast<T>(a * std + mean);
-    out[1] = static_cast<T>(b * std + mean);
+    out[0] = convert(a * std + mean);
+    out[1] = convert(b * std + mean);
+  }
+  C10_ALWAYS_INLINE static T convert(R x) {
+    if constexpr (kLog) return static_cast<T>(exp(x));
+    return static_cast<T>(x);
   }
 };
-
 template <class T>
-struct LogNormal {
-  using Value = T;
-  using R = Math<T>;
-  static constexpr int kTakes = 2 * kWordsPer<R>, kGives = 2;
-  R mean, std;
-  LogNormal(double mean, double std) : mean(static_cast<R>(mean)), std(static_cast<R>(std)) {}
-  C10_ALWAYS_INLINE void operator()(const uint32_t* w, T* out) const {
-    R a, b;
-    normal_pair<R>(w, a, b);
-    out[0] = static_cast<T>(exp(a * std + mean));
-    out[1] = static_cast<T>(exp(b * std + mean));
-  }
-};
+using Normal = NormalPairs<T, false>;
+template <class T>
+using LogNormal = NormalPairs<T, true>;
 
 template <class T>
 struct Exponential {

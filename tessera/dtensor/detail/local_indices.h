@@ -47,7 +47,8 @@ class LocalIndices {
   void for_each_range(int64_t begin, int64_t end, F f) const {
     if (begin >= end) return;
     if (full_ || dims_.empty()) return f(begin, begin, end - begin);
-    const auto& sharded = dims_[last_sharded_];  // the dims after it are not sharded: one range of it is contiguous in memory
+    // The dims after last_sharded_ are not sharded, so one range of it is contiguous in memory.
+    const auto& sharded = dims_[last_sharded_];
     const int64_t row = sharded.local_size * sharded.stride;
     int64_t position = begin / row * row;
     for (; position < end; position += row) {

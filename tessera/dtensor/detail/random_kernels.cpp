@@ -1,9 +1,9 @@
 #include "tessera/base/error.h"
-#include "tessera/dtensor/detail/dispatch.h"
 #include "tessera/dtensor/detail/autograd_functions.h"
+#include "tessera/dtensor/detail/dispatch.h"
+#include "tessera/dtensor/detail/random_ops.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/dtensor/detail/random_ops.h"
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -150,12 +150,12 @@ Tensor& bernoulli_tensor_(Tensor& self, const Tensor& p, MaybeGenerator g) {
   if (!spec) {
     const auto chances = p.expand(self.sizes());
     return fill_local("bernoulli_.Tensor", self, g,
-                [&](Tensor& plain, const Draw& draw) { random_ops::bernoulli_(plain, chances, draw); });
+                      [&](Tensor& plain, const Draw& draw) { random_ops::bernoulli_(plain, chances, draw); });
   }
   if (!is_dtensor(p) && p.numel() == 1) return bernoulli_float_(self, p.item<double>(), g);
   const auto chances = align_probabilities(p, *spec);
   return fill_local("bernoulli_.Tensor", self, g,
-              [&](Tensor& local, const Draw& draw) { random_ops::bernoulli_(local, local_of(chances), draw); });
+                    [&](Tensor& local, const Draw& draw) { random_ops::bernoulli_(local, local_of(chances), draw); });
 }
 
 // The largest integer up to which the type represents every integer. random_() draws from 0 to this value.

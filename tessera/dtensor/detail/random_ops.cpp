@@ -2,8 +2,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/detail/distributions.h"
-#include "tessera/dtensor/detail/philox.h"
 #include "tessera/dtensor/detail/local_indices.h"
+#include "tessera/dtensor/detail/philox.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
@@ -73,7 +73,8 @@ Tensor& uniform_kernel(Tensor& self, double from, double to, int64_t seed, int64
 Tensor& normal_kernel(Tensor& self, double mean, double std, int64_t seed, int64_t offset, IntArrayRef sizes,
                       IntArrayRef ranges) {
   TESSERA_CHECK(std >= 0, UsageError, "normal_ with std ", std, ": give a std that is not negative");
-  if (!self.is_complex()) return fill_floating<philox::Normal>(self, "normal_", {seed, offset, sizes, ranges}, mean, std);
+  if (!self.is_complex())
+    return fill_floating<philox::Normal>(self, "normal_", {seed, offset, sizes, ranges}, mean, std);
   // Real and imaginary part share the variance. They are one more dim, which is not sharded.
   std::vector<int64_t> real_sizes(sizes.begin(), sizes.end()), real_ranges(ranges.begin(), ranges.end());
   real_sizes.push_back(2);

@@ -1,11 +1,11 @@
 #include "tessera/dtensor/detail/redistribute_inputs.h"
 
-#include "tessera/tracing/detail/tracer_key.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/dtensor/detail/meta.h"
 #include "tessera/dtensor/detail/observer.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/redistribute/detail/execute.h"
+#include "tessera/tracing/detail/tracer_key.h"
 
 #include <c10/util/StringUtil.h>
 

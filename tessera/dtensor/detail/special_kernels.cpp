@@ -1,7 +1,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/functional_collectives.h"
-#include "tessera/dtensor/detail/dispatch.h"
 #include "tessera/dtensor/detail/autograd_functions.h"
+#include "tessera/dtensor/detail/dispatch.h"
 #include "tessera/dtensor/policy.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>

@@ -1,7 +1,7 @@
 #pragma once
 #include "tessera/base/detail/deferred_key.h"
-#include "tessera/tracing/detail/tracer_key.h"
 #include "tessera/dtensor/detail/dispatch.h"
+#include "tessera/tracing/detail/tracer_key.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/boxing/impl/boxing.h>

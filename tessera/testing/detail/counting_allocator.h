@@ -4,8 +4,8 @@
 namespace tessera::testing {
 
 // Counts the memory that the CPU allocator allocates in this process, on all threads, while alive. Only one may be
-// alive. Memory that outlives the scope is freed normally and no longer counted. Example:  CountingAllocator count;
-// step();   EXPECT_LE(count.peak_bytes(), 3 * kBytesOfParameters);
+// alive. Memory that outlives the scope is freed normally and no longer counted.
+// Example:  CountingAllocator count;   step();   EXPECT_LE(count.peak_bytes(), 3 * kBytesOfParameters);
 class CountingAllocator {
  public:
   CountingAllocator();

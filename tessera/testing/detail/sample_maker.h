@@ -10,9 +10,9 @@
 // Samples for the rule oracle.
 namespace tessera::testing {
 
-at::Tensor numbers(c10::IntArrayRef sizes);                           // doubles from 0.1 to 0.9, the same in every call
-at::Tensor integers(c10::IntArrayRef sizes, int64_t below = 5);       // int64, from 0
-at::Tensor mask(c10::IntArrayRef sizes);                             // booleans
+at::Tensor numbers(c10::IntArrayRef sizes);                      // doubles from 0.1 to 0.9, the same in every call
+at::Tensor integers(c10::IntArrayRef sizes, int64_t below = 5);  // int64, from 0
+at::Tensor mask(c10::IntArrayRef sizes);                         // booleans
 
 // Samples from the schema of an op whose tensors have equal or broadcast sizes: elementwise and foreach ops. One sample
 // has equal sizes and one has transposed strides. If the op is not a backward, one has a broadcast operand and one a

@@ -145,7 +145,7 @@ int64_t rank_at(const std::vector<int64_t>& coordinate, c10::IntArrayRef mesh_sh
 
 // Writes a rank's local tensor to its indices in the global tensor.
 void write_local(Tensor& global, const Tensor& local, PlacementsRef placements, c10::IntArrayRef mesh_shape,
-               c10::IntArrayRef coordinate) {
+                 c10::IntArrayRef coordinate) {
   if (local.numel() == 0) return;
   if (global.dim() == 0) {
     global.copy_(local);

@@ -20,8 +20,8 @@ using OptionalTensor = std::optional<at::Tensor>;
 
 // A sum over no input channels is zero; the bias is still added.
 at::Tensor convolution_local(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias, Ints stride,
-                                 Ints padding, Ints dilation, bool transposed, Ints output_padding, int64_t groups,
-                                 Ints out) {
+                             Ints padding, Ints dilation, bool transposed, Ints output_padding, int64_t groups,
+                             Ints out) {
   if (input.numel() > 0 && weight.numel() > 0)
     return at::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
   auto result = at::zeros(out, input.options());
