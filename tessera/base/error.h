@@ -5,7 +5,7 @@
 #include <string>
 #include <type_traits>
 
-// The errors of this library, by who can fix them. All are c10::Error, so a program that catches LibTorch's errors
+// The errors of this library. All are c10::Error, so a program that catches LibTorch's errors
 // catches these too. A message states what was asked, what was found, and what to write instead.
 namespace tessera {
 

@@ -14,8 +14,8 @@ CommDebugMode::~CommDebugMode() {
 
 void CommDebugMode::enter() {
   TESSERA_CHECK(!open_, UsageError,
-                "CommDebugMode::enter(): this mode is open already, since it was made or entered; "
-                "call exit() first, or reset() to count afresh");
+                "CommDebugMode::enter(): this mode is already open; the constructor enters it. "
+                "Call exit() first, or reset() to set the counts to zero");
   reset();
   outer_ = std::exchange(detail::op_observer(), this);
   comm_scope_.emplace(this);
@@ -26,7 +26,7 @@ void CommDebugMode::exit() {
   TESSERA_CHECK(open_, UsageError, "CommDebugMode::exit(): this mode is not open");
   TESSERA_CHECK(
       detail::op_observer() == this, UsageError,
-      "CommDebugMode::exit(): a mode opened later, or on another thread, is still open; close the innermost first");
+      "CommDebugMode::exit(): a mode that was opened later or on another thread is still open; exit that one first");
   comm_scope_.reset();
   detail::op_observer() = outer_;
   outer_ = nullptr;
@@ -47,7 +47,7 @@ int64_t CommDebugMode::implicit_redistributions() const {
   return total;
 }
 
-void CommDebugMode::on_post(const comm::Record& record) {  // the outer modes observe collectives themselves
+void CommDebugMode::on_post(const comm::Record& record) {  // outer modes have their own observer
   if (!record.counted()) return;
   counts_.add(record.kind, record.family);
   const auto module = running_module();

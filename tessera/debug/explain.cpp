@@ -18,7 +18,7 @@ using propagate::Decision;
 using propagate::OpEntry;
 using propagate::Trace;
 
-constexpr int kMostElements = 2;  // of a list op that decides element by element, as many are shown
+constexpr int kMostElements = 2;  // shown of a list op with one decision per element
 constexpr size_t kMostResults = 8;
 
 const OpEntry& entry_called(std::string_view name) {
@@ -29,14 +29,14 @@ const OpEntry& entry_called(std::string_view name) {
   std::string others;
   for (const auto& known : dispatcher.getAllOpNames())
     if (known.name == base) others += (others.empty() ? "" : ", ") + base + "." + known.overload_name;
-  TESSERA_CHECK(!others.empty(), UsageError, "explain: there is no op '", name,
+  TESSERA_CHECK(!others.empty(), UsageError, "explain: unknown op '", name,
                 "'; write it like aten::mm or aten::add.Tensor");
-  TESSERA_FAIL(UsageError, "explain: there is no op '", name, "', but there are ", others);
+  TESSERA_FAIL(UsageError, "explain: unknown op '", name, "'; its overloads are ", others);
 }
 
 void complete(const OpEntry& entry, std::vector<IValue>& args) {
   const auto& known = entry.op.schema().arguments();
-  TESSERA_CHECK(args.size() <= known.size(), UsageError, "explain: ", args.size(), " arguments were given for ",
+  TESSERA_CHECK(args.size() <= known.size(), UsageError, "explain: ", args.size(), " arguments are too many for ",
                 entry.op.schema());
   for (size_t i = args.size(); i < known.size(); i++) {
     TESSERA_CHECK(known[i].default_value(), UsageError, "explain: the argument '", known[i].name(), "' is missing for ",
@@ -66,7 +66,7 @@ void print_axis(std::ostream& out, const Trace::Axis& axis, const detail::MeshSt
     const auto& candidate = axis.candidates[i];
     out << (static_cast<int>(i) == axis.chosen ? "    * " : "      ");
     if (std::isinf(candidate.cost))
-      out << std::setw(12) << "cannot be";
+      out << std::setw(12) << "impossible";
     else
       out << std::setw(9) << std::fixed << std::setprecision(3) << candidate.cost << " us";
     out << "  ";
@@ -74,13 +74,13 @@ void print_axis(std::ostream& out, const Trace::Axis& axis, const detail::MeshSt
       for (size_t p = 0; p < placements.size(); p++) out << (p ? ", " : "") << placements[p];
     };
     list(candidate.in);
-    if (!candidate.out.empty()) out << " -> ";  // an op that writes its argument gives nothing new
+    if (!candidate.out.empty()) out << " -> ";  // an in-place op has no new output
     list(candidate.out);
     out << "\n";
   }
 }
 
-void print_rows(std::ostream& out, const Trace& trace, const detail::MeshState& mesh) {
+void print_strategies(std::ostream& out, const Trace& trace, const detail::MeshState& mesh) {
   int more = 0;
   for (const auto& axis : trace.axes)
     if (axis.element < kMostElements)
@@ -93,10 +93,10 @@ void print_rows(std::ostream& out, const Trace& trace, const detail::MeshState& 
 void print_decision(std::ostream& out, const Call& call, const Decision& decision) {
   switch (decision.kind) {
     case Decision::Kind::Decompose:
-      out << "  no rule; made of other ops, each decided alone\n";
+      out << "  no rule; it decomposes into other ops, each with its own decision\n";
       return;
     case Decision::Kind::Replicated:
-      out << "  no rule; every input is whole everywhere, so the op runs as it stands\n";
+      out << "  no rule; all inputs are replicated, so the op runs on the local tensors\n";
       return;
     case Decision::Kind::Strategies:
       break;
@@ -124,18 +124,19 @@ std::string explain(std::string_view op, std::vector<IValue> args) {
   const auto call = detail::make_call(entry, args, mesh);
   std::ostringstream out;
   out << describe(call) << "\n";
-  // Made of others before it comes to us: autograd sees those, and so do we.
+  // A composite op decomposes above autograd, so only its parts reach the dispatcher.
   if (!entry.rule() && entry.op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
-    out << "  no rule; made of other ops, each decided alone. Call it in a CommDebugMode to see them.\n";
+    out << "  no rule; it decomposes into other ops, each with its own decision. "
+           "Run it in a CommDebugMode to see them.\n";
     return out.str();
   }
   Trace trace;
   try {
     const auto decision = propagate::choose_strategy(call, &trace);
-    print_rows(out, trace, *mesh);
+    print_strategies(out, trace, *mesh);
     print_decision(out, call, *decision);
   } catch (const ShardingError& error) {
-    print_rows(out, trace, *mesh);
+    print_strategies(out, trace, *mesh);
     out << "  " << error.what_without_backtrace() << "\n";
   }
   return out.str();

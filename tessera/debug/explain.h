@@ -7,10 +7,10 @@
 
 namespace tessera {
 
-// Why an op does what it does with these arguments: for each mesh axis the rows of its rule with their costs, the row
-// that was taken (*), and what has to be redistributed for it. Runs nothing, posts nothing; where the op would throw,
-// the text ends with why. Arguments are those of the schema, in order; those left out at the end take their defaults.
-// Throws UsageError for an op that is not there, or arguments that are not its own.
+// Explains how an op on distributed tensors is run. For each mesh axis it lists the sharding strategies with their
+// costs and marks the chosen one (*). Then it lists the redistributions of the inputs. It runs no op and no collective.
+// If the op would throw, the text ends with the error. Arguments are those of the schema, in order; omitted ones at the
+// end have their defaults. Throws UsageError for an unknown op, or arguments that do not match the schema.
 //
 //   explain("aten::mm", {x, w})
 //

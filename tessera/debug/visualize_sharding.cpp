@@ -15,18 +15,18 @@ namespace {
 using Span = std::pair<int64_t, int64_t>;  // [begin, end)
 using Spans = std::vector<Span>;
 
-struct Layout {
+struct DrawnSharding {
   c10::IntArrayRef sizes;
   const DeviceMesh& mesh;
   Placements placements;
   Sizes dims;  // to be drawn: rows, or rows and columns
 
-  // What the rank at `coordinate` holds of the n-th drawn dim; a dim that is not there has one index.
+  // The indices of the n-th drawn dim that the rank at `coordinate` has. A missing dim has one index.
   Spans spans(size_t n, c10::IntArrayRef coordinate) const {
     if (n >= dims.size()) return {{0, 1}};
     Spans spans;
-    for (const auto& run : local_runs(placements, mesh.shape(), coordinate, dims[n], sizes[dims[n]]))
-      if (run.begin < run.end) spans.emplace_back(run.begin, run.end);
+    for (const auto& [begin, end] : local_ranges(placements, mesh.shape(), coordinate, dims[n], sizes[dims[n]]))
+      if (begin < end) spans.emplace_back(begin, end);
     return spans;
   }
 };
@@ -35,8 +35,8 @@ Sizes dims_to_draw(c10::IntArrayRef sizes, c10::IntArrayRef dims) {
   const auto ndim = static_cast<int64_t>(sizes.size());
   Sizes drawn;
   if (dims.empty()) {
-    TESSERA_CHECK(ndim <= 2, UsageError, "visualize_sharding draws one or two dims, and a tensor of sizes ", sizes,
-                  " has ", ndim, "; say which to draw: visualize_sharding(t, {0, ", ndim - 1, "})");
+    TESSERA_CHECK(ndim <= 2, UsageError, "visualize_sharding draws one or two dims, but a tensor of sizes ", sizes,
+                  " has ", ndim, "; select dims: visualize_sharding(t, {0, ", ndim - 1, "})");
     for (int64_t d = 0; d < ndim; d++) drawn.push_back(d);
     return drawn;
   }
@@ -46,12 +46,12 @@ Sizes dims_to_draw(c10::IntArrayRef sizes, c10::IntArrayRef dims) {
     drawn.push_back(d < 0 ? d + ndim : d);
   }
   TESSERA_CHECK(drawn.size() == 1 || (drawn.size() == 2 && drawn[0] != drawn[1]), UsageError,
-                "visualize_sharding draws one dim, or two different ones; asked for ", dims);
+                "visualize_sharding draws one dim or two different dims; found ", dims);
   return drawn;
 }
 
-// Left-aligned columns under a rule of dashes, headers padded by two: as Python's tabulate sets them.
-std::string set_table(const std::vector<std::vector<std::string>>& rows) {
+// Left-aligned columns below a line of dashes, with headers padded by two, as Python's tabulate formats them.
+std::string format_table(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
   for (const auto& header : rows[0]) widths.push_back(header.size() + 2);
   for (const auto& row : rows)
@@ -75,9 +75,8 @@ std::string set_table(const std::vector<std::vector<std::string>>& rows) {
 
 std::string header(const char* what, const Span& span) { return c10::str(what, " ", span.first, "-", span.second - 1); }
 
-// Ranks on the same piece hold the same spans, and on different pieces no index in common: the spans that occur divide
-// each dim, whatever the cuts.
-std::string draw(const Layout& layout) {
+// Two ranks have either the same spans or no common index. So the spans that occur partition each dim.
+std::string draw(const DrawnSharding& layout) {
   const auto& mesh = layout.mesh;
   std::map<std::pair<Span, Span>, std::string> cells;
   std::map<Span, bool> rows, columns;
@@ -106,13 +105,12 @@ std::string draw(const Layout& layout) {
       table.push_back({header("Row", down)});
       for (const auto& [across, unused_too] : columns) table.back().push_back(cells[{down, across}]);
     }
-    text = set_table(table);
+    text = format_table(table);
   }
   if (!idle.empty()) text += c10::str("nothing on ", mesh.device_type(), ":", c10::Join(",", idle), "\n");
   for (int64_t axis = 0; axis < mesh.ndim(); axis++)
     if (layout.placements[axis].is_partial())
-      text +=
-          c10::str("each rank of ", mesh.state()->axis_name(axis), " holds a term: ", layout.placements[axis], "\n");
+      text += c10::str("partial over ", mesh.state()->axis_name(axis), ": ", layout.placements[axis], "\n");
   return text;
 }
 
@@ -122,16 +120,16 @@ std::string visualize_sharding(c10::IntArrayRef sizes, const DeviceMesh& mesh, P
                                c10::IntArrayRef dims) {
   TESSERA_CHECK(mesh, UsageError, "visualize_sharding: no mesh given");
   TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, "visualize_sharding: mesh(", mesh,
-                ") has ", mesh.ndim(), " axes, ", placements.size(), " placements were given; write one for each axis");
-  const Layout layout{sizes, mesh, normalize(placements, static_cast<int64_t>(sizes.size())),
+                ") has ", mesh.ndim(), " axes, but ", placements.size(), " placements are given; write one per axis");
+  const DrawnSharding layout{sizes, mesh, normalize(placements, static_cast<int64_t>(sizes.size())),
                       dims_to_draw(sizes, dims)};
   return c10::str(sizes, to_string(layout.placements), " on mesh(", mesh, ")\n", draw(layout));
 }
 
 std::string visualize_sharding(const at::Tensor& dtensor, c10::IntArrayRef dims) {
   TESSERA_CHECK(is_dtensor(dtensor), UsageError,
-                "visualize_sharding: the tensor is plain, or undefined; "
-                "distribute_tensor it first");
+                "visualize_sharding: the tensor is plain or undefined; "
+                "call distribute_tensor() first");
   const auto& spec = DTensor(dtensor).spec();
   return c10::str(spec.describe(), "\n",
                   draw({spec.sizes, spec.mesh, spec.placements, dims_to_draw(spec.sizes, dims)}));

@@ -8,8 +8,9 @@
 
 namespace tessera {
 
-// A table of who holds which rows and columns of a distributed tensor of one or two dims, the same on every rank; no
-// communication. For PyTorch's visualize_sharding print it.
+// A table of the rows and columns that each rank has of a distributed tensor of one or two dims (PyTorch:
+// visualize_sharding). It gives the text and does not print it. The text is the same on every rank, without
+// communication.
 //
 //   f32[10, 4][S(0)] on mesh(tp=4)
 //            Col 0-3
@@ -19,8 +20,8 @@ namespace tessera {
 //   Row 6-8  cpu:2
 //   Row 9-9  cpu:3
 //
-// Ranks that hold nothing, and what is a sum of terms, are named below the table.
-// Of a tensor with more dims, `dims` picks the one or two to be drawn: {0, 2}; a cell then names who holds any of it.
+// Ranks without elements and partial axes are listed below the table. For a tensor with more dims, `dims` selects one
+// or two of them, for example {0, 2}. A cell then lists the ranks that have any element of it.
 std::string visualize_sharding(const at::Tensor& dtensor, c10::IntArrayRef dims = {});
 
 // The same table for a tensor that does not exist yet.

@@ -24,7 +24,7 @@ int64_t product(const std::vector<int64_t>& xs) {
 void check_shape(const std::string& device_type, const std::vector<int64_t>& shape, const std::vector<int64_t>& ranks,
                  const std::vector<std::string>& names, const World& world) {
   TESSERA_CHECK(device_type.find(':') == std::string::npos, UsageError, "device type '", device_type,
-                "' has an index; a mesh is given the type alone, as in \"cuda\"");
+                "' has an index; write only the type, as in \"cuda\"");
   TESSERA_CHECK(!shape.empty(), UsageError, "a mesh needs at least one axis");
   for (int64_t extent : shape)
     TESSERA_CHECK(extent > 0, UsageError, "mesh of shape ", c10::Join("x", shape),
@@ -35,15 +35,15 @@ void check_shape(const std::string& device_type, const std::vector<int64_t>& sha
   for (const auto& name : names) {
     TESSERA_CHECK(!name.empty(), UsageError, "mesh axis names ", c10::Join(",", names), ": one is empty");
     TESSERA_CHECK(seen.insert(name).second, UsageError, "mesh axis names ", c10::Join(",", names), ": '", name,
-                  "' is there twice");
+                  "' is given twice");
   }
   TESSERA_CHECK(static_cast<int64_t>(ranks.size()) <= world.size(), UsageError, "mesh of shape ", c10::Join("x", shape),
                 " needs ", ranks.size(), " ranks; the world has ", world.size());
   std::set<int64_t> distinct;
   for (int64_t r : ranks) {
-    TESSERA_CHECK(r >= 0 && r < world.size(), UsageError, "mesh holds rank ", r, "; the world has ranks 0 to ",
+    TESSERA_CHECK(r >= 0 && r < world.size(), UsageError, "mesh contains rank ", r, "; the world has ranks 0 to ",
                   world.size() - 1);
-    TESSERA_CHECK(distinct.insert(r).second, UsageError, "mesh holds rank ", r, " twice");
+    TESSERA_CHECK(distinct.insert(r).second, UsageError, "mesh contains rank ", r, " twice");
   }
 }
 
@@ -59,7 +59,7 @@ std::vector<int64_t> find_coordinate(const MeshState& mesh) {
   return coordinate;
 }
 
-// The ranks that differ from this one along `axes` only, in row-major order over them.
+// The ranks whose coordinates differ from this rank's only along `axes`, in row-major order.
 //   mesh [[0 1 2] [3 4 5]]: along axis 1 from rank 4: {3 4 5}; along axis 0: {1 4}
 std::vector<int64_t> ranks_along(const MeshState& mesh, const std::vector<int64_t>& axes) {
   std::vector<int64_t> stride(mesh.shape.size(), 1), at = mesh.coordinate, result;
@@ -80,7 +80,7 @@ std::vector<int64_t> ranks_along(const MeshState& mesh, const std::vector<int64_
   return result;
 }
 
-// Groups are shared by all meshes that have these ranks in a row; each axis shows it under its own name.
+// All meshes with these ranks along an axis share one group. Each axis has it under its own name.
 comm::Group named_group(const World& world, const std::vector<int64_t>& ranks, const std::string& name) {
   comm::Group group = world.shared_group(ranks);
   return name.empty() || group->name() == name ? group : group->alias(name);
@@ -99,8 +99,8 @@ std::string joined_name(const MeshState& mesh, const std::vector<int64_t>& axes)
   return c10::str(c10::Join("_", parts));
 }
 
-// Ranks that make different meshes of the whole world would wait for each other in different groups. The first to come
-// says what it makes, the others compare; nobody waits.
+// If ranks make different meshes of all ranks, they would wait for each other in different groups. So the first rank
+// writes its mesh to the store, and the others compare theirs with it. No rank waits.
 void check_agreement(const MeshState& mesh) {
   const World& world = mesh.world;
   if (mesh.ranks.size() != static_cast<size_t>(world.size()) || world.size() == 1 || world.backend() == "fake") return;
@@ -109,9 +109,9 @@ void check_agreement(const MeshState& mesh) {
   const auto made = world.store()->add(c10::str("mesh/made/", world.rank()), 1);
   const std::string first = world.store()->compareSet(c10::str("mesh/", made), "", c10::str(world.rank(), " ", mine));
   const size_t space = first.find(' ');
-  TESSERA_CHECK(first.substr(space + 1) == mine, UsageError, "rank ", world.rank(), " makes its ", made,
-                ". mesh of all ranks with ", mine, "; rank ", first.substr(0, space), " made its ", made, ". with ",
-                first.substr(space + 1), ". All ranks must make the same meshes, in the same order");
+  TESSERA_CHECK(first.substr(space + 1) == mine, UsageError, "rank ", world.rank(), " makes its mesh number ", made,
+                " of all ranks with ", mine, "; rank ", first.substr(0, space), " made its mesh number ", made,
+                " with ", first.substr(space + 1), ". All ranks must make the same meshes, in the same order");
 }
 
 StatePtr make_mesh(const World& world, const std::string& device_type, std::vector<int64_t> shape,
@@ -138,7 +138,8 @@ StatePtr make_mesh(const World& world, const std::string& device_type, std::vect
 
 std::vector<int64_t> read_ranks(const at::Tensor& ranks) {
   TESSERA_CHECK(ranks.device().is_cpu() && c10::isIntegralType(ranks.scalar_type(), false), UsageError,
-                "the ranks of a mesh are an integer CPU tensor; found ", ranks.scalar_type(), " on ", ranks.device());
+                "the ranks of a mesh must be an integer CPU tensor; found ", ranks.scalar_type(), " on ",
+                ranks.device());
   at::Tensor flat = ranks.to(at::kLong).contiguous();
   return {flat.const_data_ptr<int64_t>(), flat.const_data_ptr<int64_t>() + flat.numel()};
 }
@@ -171,7 +172,7 @@ DeviceMesh::DeviceMesh(const std::string& device_type, std::vector<std::vector<i
   std::vector<int64_t> flat;
   for (const auto& row : ranks) {
     TESSERA_CHECK(row.size() == ranks[0].size(), UsageError, "mesh rows of ", ranks[0].size(), " and ", row.size(),
-                  " ranks; all rows must be equally long");
+                  " ranks; all rows must have equal length");
     flat.insert(flat.end(), row.begin(), row.end());
   }
   const int64_t columns = ranks.empty() ? 0 : static_cast<int64_t>(ranks[0].size());
@@ -194,7 +195,7 @@ DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
   }
   TESSERA_CHECK(!axes.empty(), UsageError, "slice of mesh ", *this, ": name at least one axis");
   TESSERA_CHECK(!state_->coordinate.empty(), UsageError, "rank ", state_->world.rank(), " is not in mesh ", *this,
-                ", so no slice of it holds that rank");
+                ", so it cannot slice it");
   auto slice = c10::make_intrusive<MeshState>();
   slice->device_type = state_->device_type;
   slice->shape = shape;
@@ -236,17 +237,16 @@ DeviceMesh DeviceMesh::from_group(const std::vector<comm::Group>& groups, const 
   state->world = World::current();
   check_shape(device_type, state->shape, state->ranks, state->names, state->world);
   TESSERA_CHECK(groups.size() == state->shape.size(), UsageError, "a mesh of ", state->shape.size(),
-                " axes needs as many "
-                "groups; found ",
+                " axes needs one group per axis; found ",
                 groups.size());
   state->coordinate = find_coordinate(*state);
   TESSERA_CHECK(!state->coordinate.empty(), UsageError, "rank ", state->world.rank(),
-                " is not in the mesh it gives groups for");
+                " is not in the mesh of these groups");
   for (int64_t axis = 0; axis < state->ndim(); axis++) {
     const auto& group = groups[static_cast<size_t>(axis)];
     const auto want = ranks_along(*state, {axis});
     TESSERA_CHECK(group && group->ranks() == want, UsageError, "from_group: ", state->axis_name(axis),
-                  " of the mesh holds ranks ", c10::Join(",", want), " here; the group given has ",
+                  " of the mesh contains ranks ", c10::Join(",", want), " here; the given group has ",
                   group ? c10::str(c10::Join(",", group->ranks())) : "none");
     state->groups.push_back(group);
   }
@@ -256,7 +256,7 @@ DeviceMesh DeviceMesh::from_group(const std::vector<comm::Group>& groups, const 
     return true;
   };
   if (auto known = detail::find_interned(*state)) {
-    // The same mesh over other groups stays apart: the caller asked for these.
+    // An equal mesh with other groups is not shared, because the caller asked for these groups.
     if (same_groups(*known)) return DeviceMesh(std::move(known));
   } else {
     detail::intern(state);
@@ -289,7 +289,7 @@ int64_t DeviceMesh::axis(const Axis& which) const {
 }
 
 comm::Group DeviceMesh::get_group(std::optional<Axis> which) const {
-  TESSERA_CHECK(which || ndim() == 1, UsageError, "get_group() on mesh ", *this, ": say which of its ", ndim(),
+  TESSERA_CHECK(which || ndim() == 1, UsageError, "get_group() on mesh ", *this, ": name one of its ", ndim(),
                 " axes");
   TESSERA_CHECK(!state_->coordinate.empty(), UsageError, "rank ", state_->world.rank(), " is not in mesh ", *this);
   return state_->groups[static_cast<size_t>(which ? axis(*which) : 0)];
@@ -298,7 +298,7 @@ comm::Group DeviceMesh::get_group(std::optional<Axis> which) const {
 int64_t DeviceMesh::get_rank() const { return state_->world.rank(); }
 
 int64_t DeviceMesh::get_local_rank(std::optional<Axis> which) const {
-  TESSERA_CHECK(which || ndim() == 1, UsageError, "get_local_rank() on mesh ", *this, ": say which of its ", ndim(),
+  TESSERA_CHECK(which || ndim() == 1, UsageError, "get_local_rank() on mesh ", *this, ": name one of its ", ndim(),
                 " axes");
   TESSERA_CHECK(!state_->coordinate.empty(), UsageError, "rank ", state_->world.rank(), " is not in mesh ", *this);
   return state_->coordinate[static_cast<size_t>(which ? axis(*which) : 0)];
@@ -324,7 +324,8 @@ size_t DeviceMesh::hash() const {
 
 bool DeviceMesh::has_current() { return !scopes.empty(); }
 DeviceMesh DeviceMesh::current() {
-  TESSERA_CHECK(has_current(), UsageError, "no mesh was given and none is current; pass one, or open a MeshScope");
+  TESSERA_CHECK(has_current(), UsageError,
+                "no mesh is given and this thread has no current mesh; pass one, or open a MeshScope");
   return scopes.back();
 }
 MeshScope::MeshScope(DeviceMesh mesh) { scopes.push_back(std::move(mesh)); }

@@ -17,29 +17,29 @@ namespace tessera {
 
 namespace detail {
 
-// What upper layers keep with a mesh, one object a slot: interned specs, decisions, plans.
+// An object that an upper layer stores in a mesh, one per slot: interned specs, decisions, plans.
 struct MeshAttachment {
   virtual ~MeshAttachment() = default;
-  virtual void clear() = 0;  // drops what it caches; called when the world is destroyed
+  virtual void clear() = 0;  // empties its caches; called when the world is destroyed
 };
 enum class MeshSlot : uint8_t { Specs, Decisions, Plans, Count };
 
-// A mesh as one rank holds it. Meshes that are equal on one rank share one of these, so comparing pointers compares
-// meshes, and their caches are shared.
+// The state of a mesh on one rank. Equal meshes on one rank share one state. So meshes are compared by pointer and
+// share their caches.
 struct MeshState : c10::intrusive_ptr_target {
   std::string device_type;
   std::vector<int64_t> shape;
   std::vector<int64_t> ranks;       // row-major over shape, global ranks
-  std::vector<std::string> names;   // empty, or one an axis
-  std::vector<int64_t> coordinate;  // this rank's place; empty if it is not in the mesh
-  std::vector<comm::Group> groups;  // one an axis; null if this rank is not in the mesh
+  std::vector<std::string> names;   // empty, or one per axis
+  std::vector<int64_t> coordinate;  // of this rank; empty if it is not in the mesh
+  std::vector<comm::Group> groups;  // one per axis; null if this rank is not in the mesh
   World world;
-  c10::intrusive_ptr<MeshState> root;  // what this was sliced or flattened from; null: nothing
+  c10::intrusive_ptr<MeshState> root;  // the mesh that this one is a slice or flattening of, or null
   std::array<std::unique_ptr<MeshAttachment>, static_cast<size_t>(MeshSlot::Count)> attachments;
 
   int64_t ndim() const { return static_cast<int64_t>(shape.size()); }
   std::string axis_name(int64_t axis) const;  // "tp", or "axis 1" in a mesh without names
-  // The group over several axes at once (ascending), made at first use: every rank of the mesh must ask.
+  // The group over several axes (ascending). It is created on first use, so every rank of the mesh must call this.
   comm::Group joint_group(const std::vector<int64_t>& axes);
 
  private:
@@ -48,83 +48,108 @@ struct MeshState : c10::intrusive_ptr_target {
 
 }  // namespace detail
 
-// Ranks arranged as an n-dimensional array with named axes. A handle; copies share.
+// Ranks arranged as an n-dimensional array with named axes (PyTorch: DeviceMesh). It is a handle: copies share the
+// state.
 // Example:  auto mesh = init_device_mesh("cpu", {2, 4}, {"dp", "tp"});   mesh["tp"].size() == 4
 class DeviceMesh {
  public:
+  // An axis, by index or by name.
   using Axis = std::variant<int64_t, std::string>;
 
+  // No mesh: operator bool gives false.
   DeviceMesh() = default;
-  // `ranks`: an integer CPU tensor of any shape, or nested lists. Every rank of the world must construct it.
+  // A mesh of the given ranks: an integer CPU tensor of any shape, or nested lists. Every rank of the world must
+  // construct it.
   DeviceMesh(const std::string& device_type, const at::Tensor& ranks, std::vector<std::string> names = {});
   DeviceMesh(const std::string& device_type, std::vector<int64_t> ranks, std::vector<std::string> names = {});
   DeviceMesh(const std::string& device_type, std::vector<std::vector<int64_t>> ranks,
              std::vector<std::string> names = {});
+  // For internal use.
   explicit DeviceMesh(c10::intrusive_ptr<detail::MeshState> state) : state_(std::move(state)) {}
 
-  // The part of the mesh along the named axes that holds this rank; shares the groups.
+  // The submesh along the named axes that contains this rank. It shares the process groups.
   DeviceMesh operator[](const std::string& name) const;
   DeviceMesh operator[](const std::vector<std::string>& names) const;
-  // All axes as one, a new group named `name` (default: the names joined by "_").
+  // A 1-D mesh of all ranks, with a process group named `name` (default: the axis names joined by "_").
   DeviceMesh flatten(const std::string& name = "") const;
+  // A mesh over existing process groups: 1-D, or one group per axis for the given ranks.
   static DeviceMesh from_group(const comm::Group& group, const std::string& device_type, const std::string& name = "");
   static DeviceMesh from_group(const std::vector<comm::Group>& groups, const std::string& device_type,
                                const at::Tensor& ranks, std::vector<std::string> names = {});
 
-  explicit operator bool() const { return state_.defined(); }
-  int64_t ndim() const { return state_->ndim(); }
-  int64_t size() const;  // number of ranks
-  int64_t size(const Axis& axis) const;
+  explicit operator bool() const { return state_.defined(); }  // false for a default-constructed mesh
+  int64_t ndim() const { return state_->ndim(); }              // number of axes
+  int64_t size() const;                                        // number of ranks
+  int64_t size(const Axis& axis) const;                        // number of ranks along one axis
+  // Size of each axis.
   const std::vector<int64_t>& shape() const { return state_->shape; }
+  // Name of each axis, or empty.
   const std::vector<std::string>& names() const { return state_->names; }
+  // "cpu" or "cuda".
   const std::string& device_type() const { return state_->device_type; }
+  // Global ranks in row-major order.
   const std::vector<int64_t>& ranks() const { return state_->ranks; }
-  at::Tensor mesh() const;  // the ranks, as a tensor of shape()
+  // The ranks as a tensor of shape().
+  at::Tensor mesh() const;
 
-  int64_t axis(const Axis& axis) const;                        // its index; throws on an unknown name, naming the known
-  comm::Group get_group(std::optional<Axis> axis = {}) const;  // none: only on a 1-D mesh
-  int64_t get_rank() const;                                    // global
-  int64_t get_local_rank(std::optional<Axis> axis = {}) const;  // place along that axis; none: only on a 1-D mesh
-  std::optional<std::vector<int64_t>> get_coordinate() const;   // none if this rank is outside
+  // The index of an axis. Throws UsageError that lists the names for an unknown axis.
+  int64_t axis(const Axis& axis) const;
+  // The process group of an axis. The axis can be omitted for a 1-D mesh.
+  comm::Group get_group(std::optional<Axis> axis = {}) const;
+  // The global rank.
+  int64_t get_rank() const;
+  // The rank within the group of an axis. The axis can be omitted for a 1-D mesh.
+  int64_t get_local_rank(std::optional<Axis> axis = {}) const;
+  // The coordinate of this rank, or nothing if it is not in the mesh.
+  std::optional<std::vector<int64_t>> get_coordinate() const;
 
-  bool operator==(const DeviceMesh& other) const;  // ranks, shape, device type, names
-  size_t hash() const;
+  // Compares ranks, shape, device type and names.
+  bool operator==(const DeviceMesh& other) const;
+  size_t hash() const;  // equal meshes have equal hashes
+  // For internal use.
   detail::MeshState* state() const { return state_.get(); }
   const c10::intrusive_ptr<detail::MeshState>& state_ptr() const { return state_; }
 
-  static DeviceMesh current();  // innermost MeshScope of this thread; throws UsageError if there is none
+  // The mesh of this thread's innermost MeshScope. current() throws UsageError without one.
+  static DeviceMesh current();
   static bool has_current();
 
  private:
   c10::intrusive_ptr<detail::MeshState> state_;
 };
 
-// Makes `mesh` the one used where none is given, while alive.
+// While alive, `mesh` is the default mesh of this thread: functions without a mesh argument use it.
 class MeshScope {
  public:
+  // Makes it the default; the destructor restores the previous one.
   explicit MeshScope(DeviceMesh mesh);
   ~MeshScope();
   MeshScope(const MeshScope&) = delete;
 };
 
-// Row-major ranks 0..n-1 over `shape`. The first form takes the thread's current World.
+// A mesh of ranks 0..n-1 in row-major order (PyTorch: init_device_mesh). The first form uses this thread's current
+// World.
 DeviceMesh init_device_mesh(const std::string& device_type, std::vector<int64_t> shape,
                             std::vector<std::string> names = {});
 DeviceMesh init_device_mesh(const World& world, const std::string& device_type, std::vector<int64_t> shape,
                             std::vector<std::string> names = {});
 
-// "dp=2,tp=4"; a mesh without names prints "2x4".
+// Prints "dp=2,tp=4", or "2x4" for a mesh without names.
 std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh);
+
+// Sizes and names of the axes of a mesh, without ranks: the value of a command-line option.
 struct MeshShape {
   std::vector<int64_t> shape;
-  std::vector<std::string> names;
+  std::vector<std::string> names;  // empty, or one per axis
   bool operator==(const MeshShape&) const = default;
 };
-MeshShape parse_mesh_shape(std::string_view text);  // the inverse
+// Reads and prints "dp=2,tp=4" or "2x4". Throws UsageError for other text.
+MeshShape parse_mesh_shape(std::string_view text);
 std::ostream& operator<<(std::ostream& out, const MeshShape& shape);
 
 }  // namespace tessera
 
+// Lets a DeviceMesh be a key of unordered containers.
 template <>
 struct std::hash<tessera::DeviceMesh> {
   size_t operator()(const tessera::DeviceMesh& mesh) const { return mesh.hash(); }

@@ -4,7 +4,7 @@
 #include <charconv>
 #include <ostream>
 
-// "dp=2,tp=4" with names, "2x4" without: what is printed can be parsed.
+// Prints and parses "dp=2,tp=4" with names, "2x4" without.
 namespace tessera {
 namespace {
 
@@ -12,7 +12,8 @@ int64_t parse_extent(std::string_view digits, std::string_view text) {
   int64_t extent = 0;
   auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), extent);
   TESSERA_CHECK(!digits.empty() && error == std::errc() && end == digits.data() + digits.size() && extent > 0,
-                UsageError, "mesh '", text, "': '", digits, "' is no number of ranks; write \"dp=2,tp=4\" or \"2x4\"");
+                UsageError, "mesh '", text, "': '", digits,
+                "' is not a number of ranks; write \"dp=2,tp=4\" or \"2x4\"");
   return extent;
 }
 
@@ -40,7 +41,7 @@ MeshShape parse_mesh_shape(std::string_view text) {
                   "' has no name; write \"dp=2,tp=4\", every axis with a name, or \"2x4\"");
     const std::string name(part.substr(0, equals));
     for (const auto& known : mesh.names)
-      TESSERA_CHECK(known != name, UsageError, "mesh '", text, "': axis '", name, "' is there twice");
+      TESSERA_CHECK(known != name, UsageError, "mesh '", text, "': axis '", name, "' is given twice");
     mesh.names.push_back(name);
     mesh.shape.push_back(parse_extent(part.substr(equals + 1), text));
   });

@@ -29,7 +29,7 @@ struct Placement {
   // Which of the forms above this is.
   enum class Kind : uint8_t { Replicate, Shard, StridedShard, Partial, NormPartial, MaskPartial };
 
-  Kind kind = Kind::Replicate;
+  Kind kind = Kind::Replicate;  // which of the fields below apply
   int8_t dim = 0;               // Shard, StridedShard: the sharded dim
   ReduceOp op = ReduceOp::Sum;  // Partial: the reduction that gives the value
   int64_t factor = 1;           // Shard: block size; StridedShard: number of parts that are split before this axis
@@ -75,7 +75,8 @@ std::ostream& operator<<(std::ostream& out, const Placement& p);
 Placement parse_placement(std::string_view text);
 Placements parse_placements(std::string_view text);
 
-// Makes negative dims non-negative. Throws UsageError for a dim that the tensor does not have, or a block or factor < 1.
+// Makes negative dims non-negative. Throws UsageError for a dim that the tensor does not have, or a block or factor
+// below 1.
 Placements normalize(PlacementsRef placements, int64_t ndim);
 
 }  // namespace tessera

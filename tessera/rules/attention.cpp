@@ -28,8 +28,7 @@ Rule attention(const OpQuery& query) {
   Rule rule;
   rule.outs = {contiguous_out({q[0], q[1], q[2], v[3]}), {Sizes{q[0], q[1], q[2]}, Sizes{q[1] * q[2], 1, q[1]}}};
   rule.flops = attention_flops(q, k);
-  rule.special = "tessera::_scaled_dot_product_flash_attention_for_cpu_or_zeros";
-  for (int i = 0; i < 2; i++) rule.special_fixes.push_back({.arg = -1, .what = ArgFix::What::OutSizes, .tensor = i});
+  set_special_with_out_sizes(rule, "tessera::_scaled_dot_product_flash_attention_for_cpu_or_zeros");
   add_replicated_strategy(rule, query);
   for (int64_t d : {0, 1, 2}) {
     bool also_in_key = d < 2;
@@ -51,8 +50,7 @@ Rule attention_backward(const OpQuery& query) {
   Rule rule;
   rule.outs = {heads_inside(q), heads_inside(k), heads_inside(v)};
   rule.flops = 2.5 * attention_flops(q, k);
-  rule.special = "tessera::_scaled_dot_product_flash_attention_for_cpu_backward_or_zeros";
-  for (int i = 0; i < 3; i++) rule.special_fixes.push_back({.arg = -1, .what = ArgFix::What::OutSizes, .tensor = i});
+  set_special_with_out_sizes(rule, "tessera::_scaled_dot_product_flash_attention_for_cpu_backward_or_zeros");
   add_replicated_strategy(rule, query);
   for (int64_t d : {0, 1, 2}) {
     bool also_in_key = d < 2;

@@ -4,7 +4,7 @@
 
 // Convolution and pooling. The batch can be sharded. Channels can be sharded: in pooling as they are, and in an
 // ungrouped convolution as in a matrix product. Spatial dims cannot be sharded, because neighbours are combined. ATen's
-// kernels throw for a local tensor without channels, or give wrong sizes; tessera::*_of_shards and *_or_zeros do not.
+// kernels throw for a local tensor without channels, or give wrong sizes; tessera::*_local and *_or_zeros do not.
 namespace tessera::rules {
 namespace {
 
@@ -36,8 +36,7 @@ Rule convolution(const OpQuery& query) {
   rule.outs = {{sizes, either_channels_last(input, weight) ? channels_last(sizes) : Sizes{}}};
   rule.flops = static_cast<double>(numel_of(transposed ? input.sizes : sizes)) *
                static_cast<double>(numel_of(weight.sizes) / weight.sizes[0]);
-  rule.special = "tessera::convolution_of_shards";
-  rule.special_fixes = {{.arg = -1, .what = ArgFix::What::OutSizes}};
+  set_special_with_out_sizes(rule, "tessera::convolution_local");
   add_replicated_strategy(rule, query);
   StrategyBuilder(rule, query).in(0, S(0)).out(0, S(0));
   if (groups == 1) {
@@ -62,7 +61,7 @@ Rule convolution_backward(const OpQuery& query) {
                contiguous_out(grad.sizes.slice(1, 1))};
   rule.flops = 2.0 * static_cast<double>(numel_of(transposed ? input.sizes : grad.sizes)) *
                static_cast<double>(numel_of(weight.sizes) / weight.sizes[0]);
-  rule.special = "tessera::convolution_backward_of_shards";
+  rule.special = "tessera::convolution_backward_local";
   if (!query.is_none(3) && mask[2]) rule.fixes = {{.arg = 3, .what = ArgFix::What::OutSizes, .tensor = 2}};
   add_replicated_strategy(rule, query);
   StrategyBuilder(rule, query).in(0, S(0)).in(1, S(0)).out(0, S(0)).out(1, Psum).out(2, Psum);
@@ -82,9 +81,7 @@ Rule pooled(const OpQuery& query, Sizes out_sizes, const std::string& special) {
   bool last = is_channels_last(like.sizes, like.strides) && !is_contiguous(like.sizes, like.strides);
   auto outs = static_cast<size_t>(fresh_outputs(query.schema));
   rule.outs.assign(outs, {out_sizes, last && out_sizes.size() == 4 ? channels_last(out_sizes) : Sizes{}});
-  rule.special = special;
-  for (size_t i = 0; i < outs; i++)
-    rule.special_fixes.push_back({.arg = -1, .what = ArgFix::What::OutSizes, .tensor = static_cast<int>(i)});
+  set_special_with_out_sizes(rule, special);
   add_replicated_strategy(rule, query);
   for (int64_t d = 0; d + 2 < static_cast<int64_t>(like.sizes.size()); d++) {
     add_uniform_strategy(rule, query, S(d));

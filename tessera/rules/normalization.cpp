@@ -98,8 +98,7 @@ Rule batch_norm(const OpQuery& query, int training_arg, const std::string& speci
   rule.outs = {{Sizes(input.sizes), is_channels_last(input.sizes, input.strides) ? Sizes(input.strides) : Sizes{}},
                contiguous_out(statistics),
                contiguous_out(statistics)};
-  rule.special = special;
-  for (int i = 0; i < 3; i++) rule.special_fixes.push_back({.arg = -1, .what = ArgFix::What::OutSizes, .tensor = i});
+  set_special_with_out_sizes(rule, special);
   add_replicated_strategy(rule, query);
   StrategyBuilder channels(rule, query);
   channels.in(0, S(1)).out(0, S(1)).special();
@@ -119,8 +118,7 @@ Rule batch_norm_backward(const OpQuery& query) {
   rule.outs = {{Sizes(input.sizes), is_channels_last(input.sizes, input.strides) ? Sizes(input.strides) : Sizes{}},
                contiguous_out(channels),
                contiguous_out(channels)};
-  rule.special = "tessera::native_batch_norm_backward_or_zeros";
-  for (int i = 0; i < 3; i++) rule.special_fixes.push_back({.arg = -1, .what = ArgFix::What::OutSizes, .tensor = i});
+  set_special_with_out_sizes(rule, "tessera::native_batch_norm_backward_or_zeros");
   add_replicated_strategy(rule, query);
   StrategyBuilder by_channel(rule, query);
   by_channel.in(0, S(1)).in(1, S(1)).out(0, S(1)).out(1, S(0)).out(2, S(0)).special();

@@ -41,6 +41,7 @@ class OpMode {
 // meanwhile, for every device, because the mode would not see it on another thread.
 class OpModeScope {
  public:
+  // Activates the mode; the destructor deactivates it.
   explicit OpModeScope(OpMode& mode);
   ~OpModeScope();
   OpModeScope(const OpModeScope&) = delete;
@@ -53,6 +54,7 @@ class OpModeScope {
 // Deactivates all modes of this thread while alive.
 class OpModesOff {
  public:
+  // Deactivates the modes; the destructor activates them again.
   OpModesOff();
   ~OpModesOff();
   OpModesOff(const OpModesOff&) = delete;

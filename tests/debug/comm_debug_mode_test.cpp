@@ -1,4 +1,4 @@
-// Known programs and the collectives they must post: neither more nor fewer, under the right names, below the right op.
+// Programs, and the exact collectives that they must post: number, names and causing op.
 #include "tessera/debug/comm_debug_mode.h"
 
 #include "tessera/base/error.h"
@@ -27,7 +27,7 @@ at::Tensor numbers(int64_t rows, int64_t columns) {
   return at::arange(rows * columns, at::kFloat).view({rows, columns});
 }
 
-// Runs `program` on 1, 2 and 4 ranks of a mesh axis "tp"; after prepare(mesh) has made its tensor, uncounted.
+// Runs `program` on 1, 2 and 4 ranks of a mesh axis "tp"; prepare(mesh) makes its tensor before and is not counted.
 template <class Prepare, class Program>
 void expect_counts(const CommCounts& expected, Prepare prepare, Program program) {
   for (int n : {1, 2, 4})
@@ -53,7 +53,7 @@ auto redistribute_to(Placement p) {
   };
 }
 
-TEST(CommDebugMode, DistributingIsC10d) {
+TEST(CommDebugMode, DistributeTensorUsesC10dCollectives) {
   auto nothing = [](const DeviceMesh&) { return at::Tensor(); };
   auto distribute = [](Placement p) {
     return [p](const DeviceMesh& mesh, const at::Tensor&) { distribute_tensor(numbers(8, 12), mesh, {p}); };
@@ -63,7 +63,7 @@ TEST(CommDebugMode, DistributingIsC10d) {
   expect_counts({{"c10d.broadcast_", 1}}, nothing, distribute(Replicate()));
 }
 
-TEST(CommDebugMode, RedistributingIsFunctional) {
+TEST(CommDebugMode, RedistributeUsesFunctionalCollectives) {
   expect_counts({{"c10d_functional.all_gather_into_tensor", 1}}, distributed(Shard(0)), redistribute_to(Replicate()));
   expect_counts({{"c10d_functional.all_gather_into_tensor", 1}}, distributed(Shard(1)), redistribute_to(Replicate()));
   expect_counts({{"c10d_functional.all_to_all_single", 1}}, distributed(Shard(0)), redistribute_to(Shard(1)));
@@ -72,7 +72,7 @@ TEST(CommDebugMode, RedistributingIsFunctional) {
   expect_counts({{"c10d_functional.reduce_scatter_tensor", 1}}, terms, redistribute_to(Shard(1)));
 }
 
-TEST(CommDebugMode, MovesWithoutCommunicationCountNothing) {
+TEST(CommDebugMode, LocalRedistributionsAreNotCounted) {
   expect_counts({}, distributed(Replicate()), redistribute_to(Shard(0)));
   expect_counts({}, distributed(Shard(0)), redistribute_to(Shard(0)));
   expect_counts({}, distributed(Shard(0)), [](const DeviceMesh&, const DTensor& x) { x.add(x).mul(2.0).t(); });
@@ -90,7 +90,7 @@ TEST(CommDebugMode, WaitAndBarrierAreNotCounted) {
       {{"c10d.allreduce_", 1}}, [](const DeviceMesh&) { return at::Tensor(); }, program);
 }
 
-TEST(CommDebugMode, UnevenPiecesCountTheSame) {
+TEST(CommDebugMode, UnevenShardsHaveTheSameCounts) {
   run_ranks(4, [](Rank& me) {
     const auto x = distribute_tensor(numbers(10, 3), me.mesh("tp=4"), {Shard(0)});
     CommDebugMode mode;
@@ -99,7 +99,7 @@ TEST(CommDebugMode, UnevenPiecesCountTheSame) {
   });
 }
 
-TEST(CommDebugMode, BackwardIsSeen) {
+TEST(CommDebugMode, BackwardIsCounted) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     auto x = distribute_tensor(numbers(8, 12).requires_grad_(), mesh, {Shard(0)});
@@ -111,7 +111,7 @@ TEST(CommDebugMode, BackwardIsSeen) {
   });
 }
 
-TEST(CommDebugMode, NestedModesBothSeeTheInner) {
+TEST(CommDebugMode, NestedModesBothCountInnerCollectives) {
   run_ranks(2, [](Rank& me) {
     const auto x = distribute_tensor(numbers(8, 12), me.mesh("tp=2"), {Shard(0)});
     CommDebugMode outer;
@@ -128,7 +128,7 @@ TEST(CommDebugMode, NestedModesBothSeeTheInner) {
   });
 }
 
-TEST(CommDebugMode, EntersAfreshAndStaysReadableAfterwards) {
+TEST(CommDebugMode, EnterResetsAndCountsStayReadableAfterExit) {
   run_ranks(2, [](Rank& me) {
     const auto x = distribute_tensor(numbers(8, 12), me.mesh("tp=2"), {Shard(0)});
     CommDebugMode mode;
@@ -147,7 +147,7 @@ TEST(CommDebugMode, EntersAfreshAndStaysReadableAfterwards) {
   });
 }
 
-TEST(CommDebugMode, ThreadsCountApart) {
+TEST(CommDebugMode, ThreadsHaveSeparateCounts) {
   run_ranks(2, [](Rank& me) {
     const auto group = me.group();
     auto t = at::ones({4});
@@ -174,7 +174,7 @@ TEST(CommDebugMode, CountsByModuleAndBytesByAxis) {
     const CommCounts one{{"c10d_functional.all_gather_into_tensor", 1}};
     EXPECT_EQ(mode.get_comm_counts_by_module(),
               (std::map<std::string, CommCounts>{{"model", one}, {"model.layers.0", one}}));
-    // (8, 6) floats when whole along dp, (4, 12) when whole along tp
+    // (8, 6) floats gathered over dp, (4, 12) gathered over tp
     EXPECT_EQ(mode.get_bytes_by_axis(), (std::map<std::string, int64_t>{{"dp", 8 * 6 * 4}, {"tp", 4 * 12 * 4}}));
     EXPECT_EQ(mode.debug_string(), R"([nn.Mod] model
   redistribute_input(0, [S(0), S(1)]->[R, S(1)]) explicit
@@ -186,7 +186,7 @@ TEST(CommDebugMode, CountsByModuleAndBytesByAxis) {
   });
 }
 
-TEST(CommDebugMode, TellsWhichOpCausedWhat) {
+TEST(CommDebugMode, DebugStringShowsTheCausingOp) {
   run_ranks(4, [](Rank& me) {
     const auto mesh = me.mesh("tp=4");
     const auto x = distribute_tensor(numbers(64, 10), mesh, {Shard(0)});
@@ -197,7 +197,7 @@ TEST(CommDebugMode, TellsWhichOpCausedWhat) {
     auto t = at::ones({2});
     mesh.get_group()->broadcast(t, 0).wait();
     y.add(at::ones({}));
-    // 10 rows over 4 ranks travel as 4 times 3
+    // 10 rows over 4 ranks are sent as 4 times 3
     EXPECT_EQ(mode.debug_string(), R"(aten::mm(f32[64, 10][S(0)], f32[10, 4][S(0)]) -> f32[64, 4][S(0)]
   redistribute_input(1, S(0)->R) implicit
     c10d_functional::all_gather_into_tensor(tp, 192 B)
@@ -211,7 +211,7 @@ aten::add.Tensor(f32[64, 4][S(0)], plain) -> f32[64, 4][S(0)]
   });
 }
 
-TEST(CommDebugMode, InputsThatTravelTogetherShareACollective) {
+TEST(CommDebugMode, InputsRedistributedTogetherShareACollective) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     const auto x = DTensor::from_local(at::ones({4}), mesh, {Partial()});
@@ -228,8 +228,8 @@ TEST(CommDebugMode, InputsThatTravelTogetherShareACollective) {
   });
 }
 
-// An op that is refused midway must not leave later ones hanging below it.
-TEST(CommDebugMode, AnOpThatThrowsIsClosed) {
+// Later ops must not be listed below an op that threw.
+TEST(CommDebugMode, OpThatThrowsEndsInTheTree) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     const auto x = distribute_tensor(numbers(8, 10), mesh, {Shard(0)});
@@ -247,7 +247,7 @@ aten::add.Tensor(f32[8, 10][S(0)], f32[8, 10][S(0)]) -> f32[8, 10][S(0)]
   });
 }
 
-TEST(CommDebugMode, MisuseIsRefused) {
+TEST(CommDebugMode, MisuseThrows) {
   CommDebugMode outer;
   EXPECT_THROW(outer.enter(), UsageError);
   {
@@ -258,7 +258,7 @@ TEST(CommDebugMode, MisuseIsRefused) {
   EXPECT_THROW(outer.exit(), UsageError);
 }
 
-TEST(CommCounts, IsAValue) {
+TEST(CommCounts, ComparesAndPrints) {
   CommCounts counts{{"c10d_functional.all_reduce", 2}, {"c10d.broadcast_", 0}};
   EXPECT_EQ(counts["c10d_functional.all_reduce"], 2);
   EXPECT_EQ(counts.of(Kind::AllReduce), 2);
@@ -268,7 +268,7 @@ TEST(CommCounts, IsAValue) {
   counts.add(Kind::Broadcast, Family::C10d);
   EXPECT_EQ(c10::str(counts), "{c10d.broadcast_: 1, c10d_functional.all_reduce: 2}");
   EXPECT_EQ(counts.total(), 3);
-  EXPECT_THROW(counts["all_reduce"], UsageError);                          // a name that would count 0 for ever
+  EXPECT_THROW(counts["all_reduce"], UsageError);                          // unknown, always 0
   EXPECT_THROW((CommCounts{{"c10d_functional.barrier", 1}}), UsageError);  // is not counted
 }
 

@@ -1,4 +1,4 @@
-// The text that says why an op redistributes: all rows with costs, the one taken, and what has to move for it.
+// The text of explain(): all strategies with costs, the chosen one, and the redistributions that it needs.
 #include "tessera/debug/explain.h"
 
 #include "tessera/base/error.h"
@@ -30,12 +30,12 @@ std::string usage_error_of(F f) {
   return "nothing was thrown";
 }
 
-// Costs are the model's affair.
+// Removes the costs: tests do not depend on the cost model.
 std::string without_costs(const std::string& text) {
   return std::regex_replace(text, std::regex("( {4}[* ] ) *[0-9.]+ us"), "$1. us");
 }
 
-TEST(Explain, ShowsRowsChoiceAndMoves) {
+TEST(Explain, ShowsStrategiesChoiceAndRedistributions) {
   run_ranks(4, [](Rank& me) {
     const auto mesh = me.mesh("tp=4");
     const auto x = distribute_tensor(at::ones({64, 10}), mesh, {Shard(0)});
@@ -53,13 +53,13 @@ TEST(Explain, ShowsRowsChoiceAndMoves) {
   input 1: tp: all_gather S(0)->R 144 B
   result: [64, 4][S(0)]
 )");
-    DTensor y = at::mm(x, w);  // and that is what happens
+    DTensor y = at::mm(x, w);  // the op does the same
     EXPECT_EQ(mode.get_total_counts(), 1);
     EXPECT_EQ(y.placements()[0], Shard(0));
   });
 }
 
-TEST(Explain, EveryAxisOnItsOwn) {
+TEST(Explain, EachAxisHasItsOwnChoice) {
   run_ranks(4, [](Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
     const auto x = distribute_tensor(at::ones({8, 10}), mesh, {Shard(0), Replicate()});
@@ -72,25 +72,25 @@ TEST(Explain, EveryAxisOnItsOwn) {
   });
 }
 
-TEST(Explain, DefaultsViewsAndFailures) {
+TEST(Explain, DefaultArgumentsViewsAndErrors) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     const auto x = distribute_tensor(at::ones({8, 10}), mesh, {Shard(0)});
     const auto terms = DTensor::from_local(at::ones({8, 10}), mesh, {Partial()});
-    EXPECT_SAYS(explain("aten::add.Tensor", {x, x}), "result: [8, 10][S(0)]");  // alpha is left out
+    EXPECT_SAYS(explain("aten::add.Tensor", {x, x}), "result: [8, 10][S(0)]");  // without alpha
     EXPECT_SAYS(explain("aten::t", {x}), "result: [10, 8][S(1)]");
-    EXPECT_SAYS(explain("aten::chain_matmul", {std::vector<at::Tensor>{x, x}}), "made of other ops");
-    const auto refused = explain("aten::mul_.Tensor", {terms, terms});  // what is written would have to be reduced
-    EXPECT_SAYS(refused, "cannot be");
+    EXPECT_SAYS(explain("aten::chain_matmul", {std::vector<at::Tensor>{x, x}}), "decomposes into other ops");
+    const auto refused = explain("aten::mul_.Tensor", {terms, terms});  // the written tensor is partial
+    EXPECT_SAYS(refused, "impossible");
     EXPECT_SAYS(refused, "an in-place op keeps the placements");
   });
 }
 
-TEST(Explain, MisuseIsRefused) {
+TEST(Explain, MisuseThrows) {
   run_ranks(2, [](Rank& me) {
     const auto x = distribute_tensor(at::ones({8, 10}), me.mesh("tp=2"), {Shard(0)});
     EXPECT_SAYS(usage_error_of([&] { explain("aten::add", {x, x}); }), "aten::add.Tensor");
-    EXPECT_SAYS(usage_error_of([&] { explain("aten::no_such_op", {x}); }), "there is no op");
+    EXPECT_SAYS(usage_error_of([&] { explain("aten::no_such_op", {x}); }), "unknown op");
     EXPECT_SAYS(usage_error_of([&] { explain("aten::mm", {x}); }), "'mat2' is missing");
     EXPECT_SAYS(usage_error_of([&] { explain("aten::mm", {x, x, x}); }), "3 arguments");
     EXPECT_SAYS(usage_error_of([&] { explain("aten::mm", {x, 1}); }), "'mat2' is a Int");

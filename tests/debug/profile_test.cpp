@@ -1,4 +1,4 @@
-// Redistributions and collectives are seen by whoever listens to LibTorch's RecordFunction, its profilers among them.
+// Redistributions and collectives are visible to LibTorch's RecordFunction, and so to its profilers.
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/ranks.h"
 
@@ -17,7 +17,7 @@ namespace {
 using testing::Rank;
 using testing::run_ranks;
 
-// Begins and ends of what runs on this thread, "+name" and "-name".
+// Begin and end of each function that runs on this thread: "+name" and "-name".
 thread_local std::vector<std::string>* heard = nullptr;
 
 struct Listener {
@@ -43,7 +43,7 @@ struct Listener {
   }
 };
 
-TEST(Profile, ShowsARedistributionAndItsCollectiveInside) {
+TEST(Profile, RecordsARedistributionAndItsCollectiveInside) {
   for (int n : {1, 2, 4})
     run_ranks(n, [&](Rank& me) {
       const auto x = distribute_tensor(at::ones({8, 4}), me.mesh({n}, {"tp"}), {Shard(0)});
@@ -57,7 +57,7 @@ TEST(Profile, ShowsARedistributionAndItsCollectiveInside) {
     });
 }
 
-TEST(Profile, IsSilentWhereNothingMoves) {
+TEST(Profile, RecordsNothingWithoutRedistribution) {
   run_ranks(2, [](Rank& me) {
     const auto x = distribute_tensor(at::ones({8, 4}), me.mesh("tp=2"), {Shard(0)});
     Listener listener;

@@ -1,4 +1,4 @@
-// Tables of who holds what, spelt out.
+// The tables of visualize_sharding, written out.
 #include "tessera/debug/visualize_sharding.h"
 
 #include "tessera/base/error.h"
@@ -15,7 +15,7 @@ namespace {
 using testing::Rank;
 using testing::run_ranks;
 
-// The table every rank draws of ones(sizes), distributed so.
+// The table of ones(sizes) with the given placements, which must be equal on all ranks.
 void expect_table(const std::string& mesh, Placements placements, std::vector<int64_t> sizes,
                   const std::string& expected) {
   int64_t n = 1;
@@ -45,7 +45,7 @@ Row 9-9  cpu:3
 )");
 }
 
-TEST(VisualizeSharding, EmptyPiecesAreNamed) {
+TEST(VisualizeSharding, RanksWithoutElementsAreListed) {
   expect_table("tp=4", {Shard(0)}, {5}, R"(f32[5][S(0)] on mesh(tp=4)
          Col 0-0
 -------  ---------
@@ -73,7 +73,7 @@ Row 0-7  cpu:0,2    cpu:1,3
 )");
 }
 
-TEST(VisualizeSharding, NestedCutsOfOneDim) {
+TEST(VisualizeSharding, TwoAxesShardOneDim) {
   expect_table("dp=2,tp=2", {Shard(0), Shard(0)}, {10, 3}, R"(f32[10, 3][S(0), S(0)] on mesh(dp=2,tp=2)
          Col 0-2
 -------  ---------
@@ -84,7 +84,7 @@ Row 8-9  cpu:3
 )");
 }
 
-TEST(VisualizeSharding, StridedCutSwapsTheInnerRanks) {
+TEST(VisualizeSharding, StridedShardSwapsTheInnerRanks) {
   expect_table("dp=2,tp=2", {StridedShard(0, 2), Shard(0)}, {8, 3}, R"(f32[8, 3][SS(0,2), S(0)] on mesh(dp=2,tp=2)
          Col 0-2
 -------  ---------
@@ -95,7 +95,7 @@ Row 6-7  cpu:3
 )");
 }
 
-TEST(VisualizeSharding, AStridedCutAloneGivesARankSeveralRuns) {
+TEST(VisualizeSharding, StridedShardAloneGivesARankSeveralRanges) {
   expect_table("tp=2", {StridedShard(0, 2)}, {8}, R"(f32[8][SS(0,2)] on mesh(tp=2)
          Col 0-0
 -------  ---------
@@ -106,19 +106,19 @@ Row 6-7  cpu:1
 )");
 }
 
-TEST(VisualizeSharding, TermsOfASum) {
+TEST(VisualizeSharding, PartialAxesAreListed) {
   run_ranks(2, [](Rank& me) {
     const auto t = DTensor::from_local(at::ones({4}), me.mesh("tp=2"), {Partial()});
     EXPECT_EQ(visualize_sharding(t), R"(f32[4][P(sum)] on mesh(tp=2)
          Col 0-0
 -------  ---------
 Row 0-3  cpu:0,1
-each rank of tp holds a term: P(sum)
+partial over tp: P(sum)
 )");
   });
 }
 
-TEST(VisualizeSharding, MoreDimsAsksForTwo) {
+TEST(VisualizeSharding, MoreThanTwoDimsNeedDims) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     const auto t = distribute_tensor(at::ones({2, 3, 4}), mesh, {Shard(2)});
@@ -141,7 +141,7 @@ Row 0-1  cpu:0      cpu:1
   });
 }
 
-TEST(VisualizeSharding, ATensorThatDoesNotExistYet) {
+TEST(VisualizeSharding, SizesAndPlacementsWithoutATensor) {
   run_ranks(2, [](Rank& me) {
     EXPECT_EQ(visualize_sharding({6, 2}, me.mesh("tp=2"), {Shard(-2)}), R"([6, 2][S(0)] on mesh(tp=2)
          Col 0-1

@@ -24,7 +24,7 @@ void says(const char* part, Call&& call) {
   EXPECT_SAYS(testing::message_of<UsageError>(call), part);
 }
 
-TEST(DeviceMesh, KnowsItsShapeAndThisRanksPlace) {
+TEST(DeviceMesh, HasShapeAndCoordinate) {
   run_ranks(4, [](Rank& me) {
     auto mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"});
     EXPECT_EQ(mesh.ndim(), 2);
@@ -44,7 +44,7 @@ TEST(DeviceMesh, KnowsItsShapeAndThisRanksPlace) {
   });
 }
 
-TEST(DeviceMesh, GroupsOfItsAxesWork) {
+TEST(DeviceMesh, AxisGroupsRunCollectives) {
   run_ranks(6, [](Rank& me) {
     auto mesh = me.mesh("dp=3,tp=2");
     at::Tensor x = at::full({1}, static_cast<double>(me.rank));
@@ -75,13 +75,13 @@ TEST(DeviceMesh, FromListsAndTensors) {
     } else {
       EXPECT_EQ(part.get_local_rank(), me.rank == 3 ? 0 : 1);
       at::Tensor x = at::full({1}, static_cast<double>(me.rank));
-      broadcast(x, 0, part);  // place 0 is rank 3
+      broadcast(x, 0, part);  // group rank 0 is rank 3
       EXPECT_EQ(x.item<float>(), 3.f);
     }
   });
 }
 
-TEST(DeviceMesh, SlicesHoldThisRankAndShareGroups) {
+TEST(DeviceMesh, SlicesContainThisRankAndShareGroups) {
   run_ranks(8, [](Rank& me) {
     auto mesh = me.mesh("pp=2,dp=2,tp=2");
     auto tp = mesh["tp"];
@@ -115,7 +115,7 @@ TEST(DeviceMesh, EqualityAndHash) {
   });
 }
 
-TEST(DeviceMesh, OneAxisOverTheWorldReusesItsGroup) {
+TEST(DeviceMesh, OneAxisOverTheWorldReusesTheWorldGroup) {
   run_ranks(2, [](Rank& me) {
     EXPECT_EQ(me.mesh(Ints{2}).get_group(), me.group());
     auto named = me.mesh("dp=2").get_group();
@@ -158,14 +158,14 @@ TEST(DeviceMesh, FromGroup) {
     auto two = DeviceMesh::from_group({col, row}, "cpu", at::arange(4).view({2, 2}), {"dp", "tp"});
     EXPECT_EQ(two.get_group("dp"), col);
     EXPECT_EQ(two, me.mesh("dp=2,tp=2"));
-    says("the group given has", [&] { DeviceMesh::from_group({row, col}, "cpu", at::arange(4).view({2, 2})); });
-    says("as many groups", [&] { DeviceMesh::from_group({row}, "cpu", at::arange(4).view({2, 2})); });
+    says("the given group has", [&] { DeviceMesh::from_group({row, col}, "cpu", at::arange(4).view({2, 2})); });
+    says("one group per axis", [&] { DeviceMesh::from_group({row}, "cpu", at::arange(4).view({2, 2})); });
   });
 }
 
 TEST(DeviceMesh, CurrentMeshScope) {
   run_ranks(2, [](Rank& me) {
-    says("none is current", [] { DeviceMesh::current(); });
+    says("has no current mesh", [] { DeviceMesh::current(); });
     MeshScope outer(me.mesh("dp=2"));
     {
       MeshScope inner(me.mesh("tp=2"));
@@ -175,21 +175,21 @@ TEST(DeviceMesh, CurrentMeshScope) {
   });
 }
 
-TEST(DeviceMesh, Errors) {
+TEST(DeviceMesh, ErrorsNameTheCause) {
   run_ranks(2, [](Rank& me) {
     says("'cuda:0' has an index", [&] { init_device_mesh("cuda:0", {2}); });
     says("needs 4 ranks; the world has 2", [&] { init_device_mesh("cpu", {2, 2}); });
-    says("'dp' is there twice", [&] { init_device_mesh("cpu", {1, 2}, {"dp", "dp"}); });
+    says("'dp' is given twice", [&] { init_device_mesh("cpu", {1, 2}, {"dp", "dp"}); });
     says("2 axes but 1 names", [&] { init_device_mesh("cpu", {1, 2}, {"dp"}); });
     says("at least one axis", [&] { init_device_mesh("cpu", Ints{}); });
     says("every axis needs", [&] { init_device_mesh("cpu", {0}); });
-    says("holds rank 7", [&] { DeviceMesh("cpu", Ints{7}); });
+    says("contains rank 7", [&] { DeviceMesh("cpu", Ints{7}); });
     says("twice", [&] { DeviceMesh("cpu", Ints{1, 1}); });
-    says("equally long", [&] { DeviceMesh("cpu", std::vector<Ints>{{0, 1}, {1}}); });
+    says("equal length", [&] { DeviceMesh("cpu", std::vector<Ints>{{0, 1}, {1}}); });
     says("integer CPU tensor", [&] { DeviceMesh("cpu", at::ones({2})); });
     auto mesh = me.mesh("dp=1,tp=2");
-    says("say which of its 2 axes", [&] { mesh.get_group(); });
-    says("say which of its 2 axes", [&] { mesh.get_local_rank(); });
+    says("name one of its 2 axes", [&] { mesh.get_group(); });
+    says("name one of its 2 axes", [&] { mesh.get_local_rank(); });
     says("has 2 axes; axis 2", [&] { mesh.size(2); });
     says("no axis 'pp'", [&] { mesh.size("pp"); });
   });
@@ -201,7 +201,7 @@ struct Cache : detail::MeshAttachment {
   bool* cleared_;
 };
 
-TEST(DeviceMesh, DestroyClearsAttachmentsAndMeshesCanOutliveTheWorld) {
+TEST(DeviceMesh, DestroyedWorldClearsAttachmentsOfItsMeshes) {
   bool cleared = false;
   DeviceMesh kept;
   run_ranks(1, [&](Rank& me) {
@@ -224,15 +224,15 @@ TEST(MeshShape, ParsesWhatItPrints) {
     says("mesh '", [&] { parse_mesh_shape(text); });
 }
 
-TEST(DeviceMesh, RanksThatMakeDifferentMeshes) {
+TEST(DeviceMesh, DifferentMeshesOnRanksThrow) {
   std::string report;
   try {
     run_ranks(2, [](Rank& me) { me.mesh({2}, {me.rank == 0 ? "dp" : "tp"}); });
   } catch (const std::exception& error) {
     report = error.what();
   }
-  EXPECT_SAYS(report, "1 of 2 ranks failed");  // who comes second; the other is told when it meets the first
-  EXPECT_SAYS(report, "makes its 1. mesh of all ranks with shape 2, names '");
+  EXPECT_SAYS(report, "1 of 2 ranks failed");  // only the rank that makes its mesh second
+  EXPECT_SAYS(report, "makes its mesh number 1 of all ranks with shape 2, names '");
   EXPECT_SAYS(report, "names 'dp', ranks 0,1");
   EXPECT_SAYS(report, "names 'tp', ranks 0,1");
 }

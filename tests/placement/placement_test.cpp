@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-TEST(Placement, PrintsAsPeopleWriteIt) {
+TEST(Placement, PrintsTheShortForm) {
   const std::pair<Placement, const char*> kTexts[] = {
       {Replicate(), "R"},
       {Shard(0), "S(0)"},
@@ -36,7 +36,7 @@ TEST(Placement, PrintsAsPeopleWriteIt) {
   EXPECT_EQ(parse_placement("S( 0 , 4 )"), Shard(0, 4));
 }
 
-TEST(Placement, Lists) {
+TEST(Placement, PrintsAndParsesLists) {
   Placements two{Shard(0, 4), Replicate()};
   EXPECT_EQ(to_string(two), "[S(0,4), R]");
   EXPECT_EQ(parse_placements("[S(0,4), R]"), two);
@@ -44,7 +44,7 @@ TEST(Placement, Lists) {
   EXPECT_EQ(parse_placements("[]"), Placements());
 }
 
-TEST(Placement, RefusesWhatIsNone) {
+TEST(Placement, ParseThrowsForOtherText) {
   for (const char* text : {"", "Q", "S", "S()", "S(x)", "S(0", "S(0,0)", "S(0,1,2)", "SS(0)", "P(mean)", "P(norm)",
                            "P(norm,0)", "P(norm,nan)", "R(0)", "S(1000)", "S(0)x"})
     EXPECT_THROW(parse_placement(text), UsageError) << text;
@@ -53,11 +53,11 @@ TEST(Placement, RefusesWhatIsNone) {
     parse_placement("Q");
     FAIL();
   } catch (const UsageError& e) {
-    EXPECT_NE(std::string(e.what()).find("'Q' is no placement; write R, S(dim)"), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("'Q' is not a placement; write R, S(dim)"), std::string::npos) << e.what();
   }
 }
 
-TEST(Placement, Normalize) {
+TEST(Placement, NormalizeMakesDimsNonNegative) {
   Placements wild{Shard(-1), Partial(), StridedShard(-2, 2)};
   EXPECT_EQ(normalize(wild, 2), (Placements{Shard(1), Partial(), StridedShard(0, 2)}));
   EXPECT_THROW(normalize(Placements{Shard(2)}, 2), UsageError);
@@ -67,7 +67,7 @@ TEST(Placement, Normalize) {
   EXPECT_THROW(StridedShard(0, 0), UsageError);
 }
 
-TEST(Placement, Questions) {
+TEST(Placement, Predicates) {
   EXPECT_TRUE(StridedShard(1, 2).is_sharded(1));
   EXPECT_FALSE(StridedShard(1, 2).is_shard(1));
   EXPECT_TRUE(MaskPartial().is_partial());
@@ -76,7 +76,7 @@ TEST(Placement, Questions) {
   EXPECT_NE(Shard(0), StridedShard(0, 1));
 }
 
-TEST(Placement, RoundTripAndHash) {
+TEST(Placement, ParsesWhatItPrintsAndHashesEqually) {
   auto any = [] {
     auto dim = *rc::gen::inRange<int64_t>(-8, 8);
     auto factor = *rc::gen::inRange<int64_t>(1, 100);

@@ -12,7 +12,7 @@ namespace {
 
 using Numbers = std::vector<int64_t>;
 
-TEST(Shard, WorkedExamples) {
+TEST(Shard, SizesAndRangesOfExamples) {
   EXPECT_EQ(shard_sizes(Shard(0), 5, 4), (Numbers{2, 2, 1, 0}));
   EXPECT_EQ(shard_sizes(Shard(0), 9, 4), (Numbers{3, 3, 3, 0}));
   EXPECT_EQ(shard_sizes(Shard(0), 10, 4), (Numbers{3, 3, 3, 1}));
@@ -25,8 +25,8 @@ TEST(Shard, WorkedExamples) {
   EXPECT_EQ(shard_ranges(Shard(0), 5, 4, 3), IndexRanges());
 }
 
-// 8 rows, mesh [[0 1] [2 3]]: the second axis cuts first, the first axis each of its pieces.
-TEST(Shard, StridedCutWaitsForTheAxisItCounts) {
+// 8 rows, mesh [[0 1] [2 3]]: the second axis shards first; the first axis shards each of its shards.
+TEST(Shard, StridedShardIsAppliedAfterTheAxesItCounts) {
   Placements fsdp_of_tp{StridedShard(0, 2), Shard(0)};
   auto rows = [&](int64_t dp, int64_t tp, int64_t size) { return local_ranges(fsdp_of_tp, {2, 2}, {dp, tp}, 0, size); };
   EXPECT_EQ(rows(0, 0, 8), (IndexRanges{{0, 2}}));
@@ -35,7 +35,7 @@ TEST(Shard, StridedCutWaitsForTheAxisItCounts) {
   EXPECT_EQ(rows(1, 1, 8), (IndexRanges{{6, 8}}));
   EXPECT_EQ(shard_order(fsdp_of_tp, {2, 2}, 0), (ShardOrder{{1, Shard(0)}, {0, Shard(0)}}));
   EXPECT_EQ(shard_order(Placements{StridedShard(0, 2), Replicate()}, {2, 2}, 0), (ShardOrder{{0, StridedShard(0, 2)}}));
-  // The law holds for sizes that do not divide, and for cuts on blocks.
+  // It also holds for uneven sizes and for shards with a block size.
   for (int64_t size = 0; size <= 20; size++)
     for (int64_t block : {1, 3})
       for (int64_t dp = 0; dp < 3; dp++)
@@ -45,12 +45,12 @@ TEST(Shard, StridedCutWaitsForTheAxisItCounts) {
         }
   Placements twice{StridedShard(0, 2), StridedShard(0, 2), Shard(0)};
   EXPECT_EQ(shard_order(twice, {2, 3, 2}, 0), (ShardOrder{{2, Shard(0)}, {0, Shard(0)}, {1, Shard(0)}}));
-  // Three axes: tp cuts, then cp, then dp.
+  // Three axes: tp shards first, then cp, then dp.
   Placements three{StridedShard(0, 6), StridedShard(0, 2), Shard(0)};
   EXPECT_EQ(shard_order(three, {2, 3, 2}, 0), (ShardOrder{{2, Shard(0)}, {1, Shard(0)}, {0, Shard(0)}}));
 }
 
-TEST(Shard, NestedLeftToRight) {
+TEST(Shard, AxesShardFromLeftToRight) {
   Placements both{Shard(0), Shard(0)};
   EXPECT_EQ(local_ranges(both, {2, 2}, {0, 1}, 0, 10), (IndexRanges{{3, 5}}));
   EXPECT_EQ(local_ranges(both, {2, 2}, {1, 0}, 0, 8), (IndexRanges{{4, 6}}));
@@ -60,7 +60,7 @@ TEST(Shard, NestedLeftToRight) {
   EXPECT_EQ(extent_after(both, {2, 2}, {0, 1}, 0, 10, 2), 2);
 }
 
-TEST(Shard, SizesAreThoseOfChunk) {
+TEST(Shard, SizesAreThoseOfAtChunk) {
   for (int64_t size = 1; size <= 40; size++)
     for (int64_t n = 1; n <= 6; n++) {
       auto chunks = at::chunk(at::arange(size), n);
@@ -112,8 +112,8 @@ void for_every_coordinate(const Numbers& shape, Body body) {
   }
 }
 
-TEST(Shard, PiecesTileTheDimOnce) {
-  EXPECT_TRUE(rc::check("every index is held once for each way to place the axes that do not cut", [] {
+TEST(Shard, UnevenShardsCoverTheDimOnce) {
+  EXPECT_TRUE(rc::check("one rank has each index, for each coordinate of the axes that do not shard the dim", [] {
     auto c = any_case();
     Numbers holders(static_cast<size_t>(c.size), 0);
     int64_t copies = 1;
@@ -121,7 +121,7 @@ TEST(Shard, PiecesTileTheDimOnce) {
     for_every_coordinate(c.shape, [&](const Numbers& at) {
       int64_t held = 0, last = -1;
       for (auto [begin, end] : local_ranges(c.placements, c.shape, at, 0, c.size)) {
-        RC_ASSERT(begin > last);  // ascending, and adjacent runs are merged
+        RC_ASSERT(begin > last);  // ascending, and adjacent ranges are merged
         RC_ASSERT(begin < end);
         for (auto i = begin; i < end; i++) holders[i]++;
         held += end - begin;
@@ -133,7 +133,7 @@ TEST(Shard, PiecesTileTheDimOnce) {
   }));
 }
 
-TEST(Shard, EvenMeansEqualSizes) {
+TEST(Shard, IsEvenMeansEqualSizes) {
   EXPECT_TRUE(rc::check([] {
     auto c = any_case();
     bool equal = true;

@@ -10,7 +10,7 @@
 namespace tessera {
 namespace {
 
-// A mesh as rank (1, 0) of 2x2 sees it, without any communication.
+// A 2x2 mesh on the rank at (1, 0), without communication.
 DeviceMesh small_mesh() {
   auto state = c10::make_intrusive<detail::MeshState>();
   state->device_type = "cpu";
@@ -36,11 +36,11 @@ TEST(TensorSpec, EqualSpecsAreOneObject) {
   EXPECT_NE(a, intern(mesh, a->placements, a->sizes, {1, 5}, c10::kFloat, c10::kCPU));
 }
 
-TEST(TensorSpec, WhatThisRankHolds) {
+TEST(TensorSpec, LocalSizesAndRanges) {
   auto spec = make(small_mesh(), {Shard(0), Shard(1)}, {5, 4});
   EXPECT_EQ(spec->local_sizes, (Sizes{2, 2}));
-  EXPECT_EQ(spec->runs(0), (IndexRanges{{3, 5}}));
-  EXPECT_EQ(spec->runs(1), (IndexRanges{{0, 2}}));
+  EXPECT_EQ(spec->local_ranges(0), (IndexRanges{{3, 5}}));
+  EXPECT_EQ(spec->local_ranges(1), (IndexRanges{{0, 2}}));
   EXPECT_EQ(spec->numel(), 20);
   EXPECT_EQ(spec->local_bytes(), 16);
   EXPECT_FALSE(spec->has_partial());
@@ -48,7 +48,7 @@ TEST(TensorSpec, WhatThisRankHolds) {
   EXPECT_EQ(spec->describe(), "f32[5, 4][S(0), S(1)] on mesh(dp=2,tp=2)");
 }
 
-TEST(TensorSpec, RefusesWhatDoesNotFit) {
+TEST(TensorSpec, InvalidPlacementsThrow) {
   auto mesh = small_mesh();
   EXPECT_THROW(make(mesh, {Shard(0)}, {4}), UsageError);
   EXPECT_THROW(make(mesh, {Shard(1), Replicate()}, {4}), UsageError);
@@ -56,7 +56,7 @@ TEST(TensorSpec, RefusesWhatDoesNotFit) {
   EXPECT_THROW(make(DeviceMesh(), {}, {4}), UsageError);
 }
 
-TEST(TensorSpec, TheTableHoldsNothingUpAndStaysSmall) {
+TEST(TensorSpec, SpecTableIsWeakAndBounded) {
   c10::weak_intrusive_ptr<detail::MeshState> watched(c10::make_intrusive<detail::MeshState>());
   {
     auto mesh = small_mesh();
@@ -69,10 +69,10 @@ TEST(TensorSpec, TheTableHoldsNothingUpAndStaysSmall) {
   EXPECT_TRUE(watched.expired());
 }
 
-TEST(TensorSpec, StampHasTheGlobalGeometryAndNoStorage) {
+TEST(TensorSpec, PrototypeHasTheGlobalGeometryAndNoStorage) {
   auto spec = make(small_mesh(), {Shard(0), Replicate()}, {5, 4});
   auto impl = c10::make_intrusive<DTensorImpl>(dtensor_keys(c10::kCPU), caffe2::TypeMeta::Make<float>(), c10::kCPU);
-  impl->copy_geometry(*spec->stamp);
+  impl->copy_geometry(*spec->prototype);
   at::Tensor tensor((c10::intrusive_ptr<c10::TensorImpl>(impl)));
   EXPECT_EQ(tensor.sizes(), (at::IntArrayRef{5, 4}));
   EXPECT_EQ(tensor.strides(), (at::IntArrayRef{4, 1}));
@@ -84,11 +84,11 @@ TEST(TensorSpec, StampHasTheGlobalGeometryAndNoStorage) {
   EXPECT_FALSE(tensor.key_set().has(c10::DispatchKey::CPU));
   EXPECT_THROW(tensor.storage(), c10::Error);
   auto channels_last = intern(small_mesh(), spec->placements, {2, 3, 4, 5}, {60, 1, 15, 3}, c10::kFloat, c10::kCPU);
-  EXPECT_TRUE(channels_last->stamp->is_contiguous(at::MemoryFormat::ChannelsLast));
-  EXPECT_FALSE(channels_last->stamp->is_contiguous());
+  EXPECT_TRUE(channels_last->prototype->is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_FALSE(channels_last->prototype->is_contiguous());
 }
 
-TEST(Strides, AsLibTorchComputesThem) {
+TEST(Strides, EqualThoseOfLibTorch) {
   for (const Sizes& sizes :
        {Sizes{}, Sizes{0}, Sizes{3}, Sizes{2, 0, 3}, Sizes{4, 5, 6}, Sizes{0, 0}, Sizes{1, 7, 1}}) {
     auto dense = at::empty(sizes);
@@ -96,7 +96,7 @@ TEST(Strides, AsLibTorchComputesThem) {
   }
   auto turned = at::empty({4, 5, 6}).permute({2, 0, 1});
   EXPECT_EQ(at::IntArrayRef(strides_in_order_of(turned.sizes(), turned.strides())), turned.strides());
-  auto part = turned.slice(0, 0, 2);  // has holes; a dense tensor in its order has none
+  auto part = turned.slice(0, 0, 2);  // not dense; the result is dense in the same order
   EXPECT_EQ(at::IntArrayRef(strides_in_order_of(part.sizes(), part.strides())), at::empty_like(part).strides());
   EXPECT_EQ(strides_in_order_of({2, 3}, {1, 100}), (Sizes{1, 2}));
 }

@@ -18,14 +18,14 @@ struct Counter : comm::Observer {
   void on_post(const comm::Record& record) override { posted += record.counted(); }
 };
 
-// Numbers all different, larger than what terms take away, small enough that every sum and product is exact.
+// Distinct numbers. They stay positive in partial_of(), and every sum and product is exact.
 at::Tensor dense(at::IntArrayRef sizes) {
   int64_t n = c10::multiply_integers(sizes);
   return at::arange(100, 100 + n, at::kDouble).reshape(sizes);
 }
 
-// A term of `value` for rank i of n, such that the reduction of all n gives the value.
-at::Tensor term(const at::Tensor& value, const Placement& p, int64_t n, int64_t i) {
+// The partial of rank i of n, such that the reduction of all n gives `value`.
+at::Tensor partial_of(const at::Tensor& value, const Placement& p, int64_t n, int64_t i) {
   auto part_of_sum = [&](const at::Tensor& v) { return i + 1 < n ? at::full_like(v, i + 1) : v - n * (n - 1) / 2; };
   auto elements = at::arange(value.numel()).reshape(value.sizes());
   if (p.kind == Placement::Kind::MaskPartial) return at::where(elements % n == i, value, at::zeros_like(value));
@@ -46,12 +46,12 @@ at::Tensor term(const at::Tensor& value, const Placement& p, int64_t n, int64_t 
   return {};
 }
 
-// What this rank holds of `value` under the placements. Terms of inner axes are terms of the terms of outer ones.
-at::Tensor piece(at::Tensor value, PlacementsRef placements, const DeviceMesh& mesh) {
+// The local tensor of this rank. Partials of inner axes are made from the partials of outer axes.
+at::Tensor local_of(at::Tensor value, PlacementsRef placements, const DeviceMesh& mesh) {
   auto coordinate = *mesh.get_coordinate();
   auto sizes = value.sizes().vec();
   for (size_t a = 0; a < placements.size(); a++)
-    if (placements[a].is_partial()) value = term(value, placements[a], mesh.shape()[a], coordinate[a]);
+    if (placements[a].is_partial()) value = partial_of(value, placements[a], mesh.shape()[a], coordinate[a]);
   for (int64_t d = 0; d < value.dim(); d++) {
     std::vector<int64_t> held;
     for (auto [begin, end] : local_ranges(placements, mesh.shape(), coordinate, d, sizes[d]))
@@ -77,8 +77,9 @@ void expect_same(const at::Tensor& found, const at::Tensor& expected, const std:
                                                            << expected;
 }
 
-// Moves and checks value and communication.
-void check_move(const DeviceMesh& mesh, const at::Tensor& global, const Placements& from, const Placements& to) {
+// Redistributes, and checks the result and the number of collectives.
+void check_redistribution(const DeviceMesh& mesh, const at::Tensor& global, const Placements& from,
+                          const Placements& to) {
   auto what = c10::str(to_string(from), " -> ", to_string(to), " of ", global.sizes(), " at ", *mesh.get_coordinate());
   auto before = spec_of(mesh, global, from), after = spec_of(mesh, global, to);
   Sizes shape(mesh.shape().begin(), mesh.shape().end());
@@ -90,7 +91,7 @@ void check_move(const DeviceMesh& mesh, const at::Tensor& global, const Placemen
   EXPECT_EQ(&plan, &plan_between(*before, *after));
   Counter counter;
   Local moved;
-  auto local = piece(global, from, mesh);
+  auto local = local_of(global, from, mesh);
   {
     comm::ObserverScope scope(&counter);
     moved = execute(plan, local, *before, *after);
@@ -98,12 +99,12 @@ void check_move(const DeviceMesh& mesh, const at::Tensor& global, const Placemen
   EXPECT_EQ(counter.posted, plan.collectives()) << what << ": " << plan;
   auto result = ready(moved);
   EXPECT_EQ(result.sizes(), at::IntArrayRef(after->local_sizes)) << what;
-  if (after->has_partial()) {  // compare what the terms reduce to
-    Placements whole(to.size(), Replicate());
-    auto full = spec_of(mesh, global, whole);
+  if (after->has_partial()) {  // compare the reduced value
+    Placements replicated(to.size(), Replicate());
+    auto full = spec_of(mesh, global, replicated);
     expect_same(ready(execute(plan_between(*after, *full), result, *after, *full)), global, what);
   } else {
-    expect_same(result, piece(global, to, mesh), what);
+    expect_same(result, local_of(global, to, mesh), what);
   }
 }
 
@@ -133,11 +134,11 @@ TEST(Execute, FromEveryPlacementToEveryPlacement) {
     on_mesh({n}, [](const DeviceMesh& mesh) {
       for (auto sizes : {std::vector<int64_t>{5, 7}, {8, 12}, {2, 1}, {0, 3}})
         for (const auto& from : kAll)
-          for (const auto& to : kAll) check_move(mesh, dense(sizes), {from}, {to});
+          for (const auto& to : kAll) check_redistribution(mesh, dense(sizes), {from}, {to});
     });
 }
 
-TEST(Execute, TwoAxes) {
+TEST(Execute, TwoMeshAxes) {
   const std::vector<Placement> some = {Replicate(),        Shard(0),           Shard(1),
                                        StridedShard(0, 2), StridedShard(0, 3), Partial()};
   for (auto shape : {std::vector<int64_t>{2, 2}, {2, 3}})
@@ -146,11 +147,11 @@ TEST(Execute, TwoAxes) {
       for (const auto& a : some)
         for (const auto& b : some)
           for (const auto& c : some)
-            for (const auto& d : some) check_move(mesh, global, {a, b}, {c, d});
+            for (const auto& d : some) check_redistribution(mesh, global, {a, b}, {c, d});
     });
 }
 
-TEST(Execute, SamplesOfLargerMeshes) {
+TEST(Execute, RandomSamplesOnLargerMeshes) {
   for (auto shape : {std::vector<int64_t>{2, 2}, {2, 3}, {1, 2}, {2, 2, 2}, {1, 2, 1, 2}})
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       std::mt19937 random(20240607);  // the same on every rank
@@ -162,20 +163,20 @@ TEST(Execute, SamplesOfLargerMeshes) {
       for (int i = 0; i < 200; i++) {
         std::vector<int64_t> sizes{static_cast<int64_t>(random() % 10), static_cast<int64_t>(1 + random() % 9), 3};
         auto from = any(), to = any();
-        check_move(mesh, dense(sizes), from, to);
+        check_redistribution(mesh, dense(sizes), from, to);
       }
     });
 }
 
-TEST(Execute, TensorsInAnotherMemoryOrder) {
+TEST(Execute, PermutedTensorsKeepTheirMemoryOrder) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     auto global = dense({5, 7, 4}).permute({2, 0, 1});  // (4, 5, 7)
     for (const auto& from : {Replicate(), Shard(0), Shard(1), Partial()})
       for (const auto& to : {Replicate(), Shard(0), Shard(2)}) {
         if (from == to) continue;
-        check_move(mesh, global, {from}, {to});
+        check_redistribution(mesh, global, {from}, {to});
         auto before = spec_of(mesh, global, {from}), after = spec_of(mesh, global, {to});
-        auto result = ready(execute(plan_between(*before, *after), piece(global, {from}, mesh), *before, *after));
+        auto result = ready(execute(plan_between(*before, *after), local_of(global, {from}, mesh), *before, *after));
         EXPECT_TRUE(result.permute({1, 2, 0}).is_contiguous()) << from << "->" << to;
       }
   });
@@ -185,41 +186,43 @@ TEST(Execute, IntegersStayExact) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     auto global = dense({7}).to(at::kLong);
     for (const auto& via : {Partial(), Partial(ReduceOp::Avg), Partial(ReduceOp::Max)}) {
-      auto whole = spec_of(mesh, global, {Replicate()}), terms = spec_of(mesh, global, {via});
-      auto there = ready(execute(plan_between(*whole, *terms), global, *whole, *terms));
-      EXPECT_TRUE(at::equal(ready(execute(plan_between(*terms, *whole), there, *terms, *whole)), global)) << via;
+      auto replicated = spec_of(mesh, global, {Replicate()}), partial = spec_of(mesh, global, {via});
+      auto there = ready(execute(plan_between(*replicated, *partial), global, *replicated, *partial));
+      auto back = ready(execute(plan_between(*partial, *replicated), there, *partial, *replicated));
+      EXPECT_TRUE(at::equal(back, global)) << via;
     }
   });
 }
 
-TEST(Execute, SharesWhatDoesNotMoveAndCopiesWhatIsCut) {
+TEST(Execute, UnchangedTensorsAreSharedAndShardsAreCopied) {
   on_mesh({1}, [](const DeviceMesh& mesh) {
     auto global = dense({4, 4});
-    auto whole = spec_of(mesh, global, {Replicate()}), cut = spec_of(mesh, global, {Shard(0)}),
+    auto replicated = spec_of(mesh, global, {Replicate()}), sharded = spec_of(mesh, global, {Shard(0)}),
          mean = spec_of(mesh, global, {Partial(ReduceOp::Avg)});
     auto run = [&](const SpecRef& from, const SpecRef& to) {
       return execute(plan_between(*from, *to), global, *from, *to);
     };
-    EXPECT_TRUE(run(whole, whole).tensor.is_same(global));
-    EXPECT_TRUE(run(whole, mean).tensor.is_same(global));
-    auto slice = run(whole, cut);
+    EXPECT_TRUE(run(replicated, replicated).tensor.is_same(global));
+    EXPECT_TRUE(run(replicated, mean).tensor.is_same(global));
+    auto slice = run(replicated, sharded);
     EXPECT_FALSE(slice.tensor.is_alias_of(global));
     EXPECT_FALSE(slice.pending);
     EXPECT_TRUE(slice.tensor.is_contiguous());
   });
 }
 
-TEST(Execute, TheLastCollectiveIsLeftUnderWay) {
+TEST(Execute, LastCollectiveStaysInFlight) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     auto global = dense({6, 4});
-    auto cut = spec_of(mesh, global, {Shard(0)}), whole = spec_of(mesh, global, {Replicate()});
-    auto moved = execute(plan_between(*cut, *whole), piece(global, {Shard(0)}, mesh), *cut, *whole);
+    auto sharded = spec_of(mesh, global, {Shard(0)}), replicated = spec_of(mesh, global, {Replicate()});
+    auto local = local_of(global, {Shard(0)}, mesh);
+    auto moved = execute(plan_between(*sharded, *replicated), local, *sharded, *replicated);
     EXPECT_TRUE(moved.pending);
     expect_same(ready(moved), global, "all_gather");
   });
 }
 
-TEST(ExecuteMany, SharesCollectives) {
+TEST(ExecuteMany, CoalescesCollectives) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {
     struct Case {
       Placements from, to;
@@ -248,7 +251,7 @@ TEST(ExecuteMany, SharesCollectives) {
       kept.push_back(spec_of(mesh, global, c.to));
       to.push_back(kept.back().get());
       plans.push_back(&plan_between(*from.back(), *to.back()));
-      locals.push_back(piece(global, c.from, mesh));
+      locals.push_back(local_of(global, c.from, mesh));
     }
     Counter counter;
     std::vector<Local> moved;
@@ -256,9 +259,9 @@ TEST(ExecuteMany, SharesCollectives) {
       comm::ObserverScope scope(&counter);
       moved = execute_many(plans, locals, from, to);
     }
-    EXPECT_EQ(counter.posted, 4);  // a gather, a reduction, a scatter, an exchange
+    EXPECT_EQ(counter.posted, 4);  // all_gather, all_reduce, reduce_scatter, all_to_all
     for (size_t i = 0; i < cases.size(); i++)
-      expect_same(ready(moved[i]), piece(dense(cases[i].sizes), cases[i].to, mesh), to_string(cases[i].from));
+      expect_same(ready(moved[i]), local_of(dense(cases[i].sizes), cases[i].to, mesh), to_string(cases[i].from));
   });
 }
 

@@ -20,7 +20,7 @@ std::string text(Sizes mesh, Sizes sizes, const char* from, const char* to) {
   return to_string(plan(mesh, sizes, from, to), {"dp", "tp", "cp"});
 }
 
-TEST(Plan, OneAxis) {
+TEST(Plan, OneMeshAxis) {
   const std::tuple<const char*, const char*, const char*> kMoves[] = {
       {"R", "R", "nothing"},
       {"R", "S(0)", "dp: slice R->S(0)"},
@@ -44,7 +44,7 @@ TEST(Plan, OneAxis) {
   for (const auto& [from, to, expected] : kMoves) EXPECT_EQ(text({2}, {8, 10}, from, to), expected);
 }
 
-TEST(Plan, WhatCannotBe) {
+TEST(Plan, ImpossibleRedistributionsThrow) {
   for (auto [from, to] : {std::pair{"S(0)", "P(sum)"},
                           {"P(sum)", "P(max)"},
                           {"P(sum)", "P(mask)"},
@@ -64,24 +64,24 @@ TEST(Plan, WhatCannotBe) {
   }
 }
 
-TEST(Plan, SeveralAxes) {
+TEST(Plan, SeveralMeshAxes) {
   const std::tuple<const char*, const char*, const char*> kMoves[] = {
-      // Terms of one kind are reduced over all axes at once.
+      // Partials of one kind are reduced over all axes at once.
       {"[P(sum), P(sum)]", "[R, R]", "dp+tp: all_reduce P(sum)->R 480 B"},
-      // Of two kinds the inner is reduced first.
+      // Of two kinds of partials, the inner one is reduced first.
       {"[P(sum), P(max)]", "[R, R]", "tp: all_reduce P(max)->R 320 B; dp: all_reduce P(sum)->R 320 B"},
-      // The inner cut of a dim is undone before the outer one.
+      // The inner shard of a dim is gathered before the outer one.
       {"[S(0), S(0)]", "[R, R]", "tp: all_gather S(0)->R 80 B; dp: all_gather S(0)->R 160 B"},
       {"[S(0), S(0)]", "[R, S(0)]", "tp: all_gather S(0)->R 80 B; dp: all_gather S(0)->R 160 B; tp: slice R->S(0)"},
       {"[R, R]", "[S(0), S(0)]", "dp: slice R->S(0); tp: slice R->S(0)"},
-      // FSDP over tensor parallel: one collective, in place, because the strided cut was made last.
+      // FSDP over tensor parallel: one collective, because the strided shard is the last one.
       {"[SS(0,2), S(0)]", "[R, S(0)]", "dp: all_gather SS(0,2)->R 80 B"},
       {"[P(sum), S(0)]", "[SS(0,2), S(0)]", "dp: reduce_scatter P(sum)->SS(0,2) 80 B"},
       {"[R, R]", "[SS(0,2), S(0)]", "tp: slice R->S(0); dp: slice R->SS(0,2)"},
       {"[R, R]", "[P(sum), S(0)]", "tp: slice R->S(0); dp: divide R->P(sum)"},
-      // Less to reduce after the slice.
+      // A slice first leaves less to reduce.
       {"[P(sum), R]", "[R, S(0)]", "tp: slice R->S(0); dp: all_reduce P(sum)->R 160 B"},
-      // A small tensor is better reduced at once; a large one by halves.
+      // A small tensor is reduced at once; a large one is reduced in halves.
       {"[P(sum), P(sum)]", "[S(0), S(1)]", "dp+tp: all_reduce P(sum)->R 480 B; dp: slice R->S(0); tp: slice R->S(1)"},
   };
   for (const auto& [from, to, expected] : kMoves) EXPECT_EQ(text({2, 2}, {8, 10}, from, to), expected);
@@ -92,8 +92,8 @@ TEST(Plan, SeveralAxes) {
   EXPECT_THROW(plan({2, 2}, {8}, "[P(sum), P(max)]", "[R, P(max)]"), ShardingError);
 }
 
-// P -> S must not look cheaper than it is, nor P -> R dearer than its two halves.
-TEST(Plan, Prices) {
+// reduce_scatter + all_gather must not be cheaper than all_reduce.
+TEST(Plan, CostsOfMoves) {
   double bytes = 1 << 20;
   auto reduce = step_cost(Move::AllReduce, 4, bytes);
   auto scatter = step_cost(Move::ReduceScatter, 4, bytes), gather = step_cost(Move::AllGather, 4, bytes / 4);
@@ -104,8 +104,8 @@ TEST(Plan, Prices) {
     EXPECT_LT(step_cost(move, 1, bytes), 1);
 }
 
-// A mesh of one takes no short cut.
-TEST(Plan, AxesOfOneStillPost) {
+// Axes of one rank have the same steps as others.
+TEST(Plan, AxesOfOneRankStillPostCollectives) {
   EXPECT_EQ(text({1}, {8}, "S(0)", "R"), "dp: all_gather S(0)->R 0 B");
   EXPECT_EQ(text({1}, {8}, "P(sum)", "R"), "dp: all_reduce P(sum)->R 0 B");
   EXPECT_EQ(text({1}, {8, 8}, "S(0)", "S(1)"), "dp: all_to_all S(0)->S(1) 0 B");
@@ -130,7 +130,7 @@ Placements draw_placements(const Drawn& drawn) {
   Placements placements;
   for (size_t a = 0; a < drawn.mesh.size(); a++) {
     auto d = *rc::gen::inRange<int64_t>(0, static_cast<int64_t>(drawn.sizes.size()));
-    // Often the size of an axis: strided cuts that wait for others are the hard ones.
+    // The factor is often the size of an axis, so that strided shards count other axes.
     auto factor = *rc::gen::elementOf(std::vector<int64_t>{1, 2, drawn.mesh.front(), drawn.mesh.back()});
     switch (*rc::gen::inRange(0, 8)) {
       case 0:
@@ -157,7 +157,7 @@ Placements draw_placements(const Drawn& drawn) {
   return placements;
 }
 
-// Terms that cannot be made give way, so that most draws can be planned.
+// Replaces partials that cannot be made, so that most random cases have a plan.
 Placements draw_after(const Placements& from, const Drawn& drawn) {
   auto to = draw_placements(drawn);
   for (size_t a = 0; a < to.size(); a++)
@@ -165,7 +165,7 @@ Placements draw_after(const Placements& from, const Drawn& drawn) {
   return to;
 }
 
-// Follows the steps and checks that each is allowed to follow the one before.
+// Applies the steps and checks that each one is legal.
 Placements follow(const Plan& plan, Placements state) {
   for (const auto& step : plan.steps)
     for (auto axis : step.axes) {
@@ -175,7 +175,7 @@ Placements follow(const Plan& plan, Placements state) {
   return state;
 }
 
-TEST(PlanLaws, IdentityIsFreeAndPlansArrive) {
+TEST(PlanLaws, IdentityCostsNothingAndPlansReachTheGoal) {
   EXPECT_TRUE(rc::check([] {
     auto drawn = draw_geometry();
     auto from = draw_placements(drawn), to = draw_placements(drawn);
@@ -184,7 +184,7 @@ TEST(PlanLaws, IdentityIsFreeAndPlansArrive) {
     bool forbidden = false;
     for (size_t a = 0; a < from.size(); a++)
       forbidden |= to[a].is_partial() && from[a] != to[a] && !from[a].is_replicate();
-    for (size_t a = 0; a < from.size(); a++)  // the outer kind cannot be reduced while the inner one stays
+    for (size_t a = 0; a < from.size(); a++)  // the outer partial cannot be reduced before the inner one
       for (size_t b = a + 1; b < from.size(); b++)
         forbidden |=
             from[a].is_partial() && from[a] != to[a] && from[b].is_partial() && from[a] != from[b] && from[b] == to[b];
@@ -193,7 +193,7 @@ TEST(PlanLaws, IdentityIsFreeAndPlansArrive) {
   }));
 }
 
-TEST(PlanLaws, NoDetourIsCheaper) {
+TEST(PlanLaws, TriangleInequalityHolds) {
   EXPECT_TRUE(rc::check([] {
     auto drawn = draw_geometry();
     auto a = draw_placements(drawn), b = draw_after(a, drawn), c = draw_after(b, drawn);
@@ -208,7 +208,7 @@ TEST(PlanLaws, NoDetourIsCheaper) {
   }));
 }
 
-TEST(PlanLaws, CutsAreExchangedNotGathered) {
+TEST(PlanLaws, ShardsAreExchangedByAllToAll) {
   for (int64_t n : {2, 3, 4, 8})
     for (int64_t i = 0; i < 3; i++)
       for (int64_t j = 0; j < 3; j++)

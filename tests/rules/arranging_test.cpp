@@ -1,7 +1,7 @@
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(ArrangingRules, HoldByBruteForce) {
   auto x = numbers({5, 3}), y = numbers({2, 5, 3});
@@ -27,3 +27,6 @@ TEST(ArrangingRules, HoldByBruteForce) {
                                        {"aten::select_scatter", {y, numbers({2, 3}), 1, 2}, {}},
                                    });
 }
+
+}  // namespace
+}  // namespace tessera::testing

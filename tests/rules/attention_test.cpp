@@ -2,8 +2,8 @@
 
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(AttentionRules, HoldByBruteForce) {
   auto q = numbers({3, 2, 5, 4}), k = numbers({3, 2, 6, 4}).mul(0.7), v = numbers({3, 2, 6, 4}).mul(0.4);
@@ -23,3 +23,6 @@ TEST(AttentionRules, HoldByBruteForce) {
   }
   expect_family_holds("attention", samples);
 }
+
+}  // namespace
+}  // namespace tessera::testing

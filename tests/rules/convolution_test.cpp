@@ -2,18 +2,13 @@
 
 #include <ATen/ops/max_pool2d_with_indices.h>
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(ConvolutionRules, HoldByBruteForce) {
   auto image = numbers({3, 2, 6, 5}), weight = numbers({4, 2, 3, 2}), bias = numbers({4}),
        turned = numbers({2, 4, 3, 2});
   auto ints = [](std::vector<int64_t> v) { return c10::IValue(std::move(v)); };
-  auto bools = [](std::vector<bool> values) {
-    c10::List<bool> list;
-    for (bool v : values) list.push_back(v);
-    return c10::IValue(list);
-  };
   auto inside_out = image.contiguous(at::MemoryFormat::ChannelsLast);
   auto one = ints({1, 1}), zero = ints({0, 0}), two = ints({2, 2});
   auto all = bools({true, true, true});
@@ -59,3 +54,6 @@ TEST(ConvolutionRules, HoldByBruteForce) {
           {"aten::_adaptive_avg_pool2d_backward", {numbers({3, 2, 2, 3}), image}, {}},
       });
 }
+
+}  // namespace
+}  // namespace tessera::testing

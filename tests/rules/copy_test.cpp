@@ -2,8 +2,8 @@
 
 #include <c10/core/MemoryFormat.h>
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(CopyRules, HoldByBruteForce) {
   auto x = numbers({5, 3}), t = numbers({3, 5}).t(), image = numbers({2, 3, 4, 5});
@@ -18,7 +18,7 @@ TEST(CopyRules, HoldByBruteForce) {
                                   {"aten::clone", {numbers({5, 1}).expand({5, 3})}, {}},
                                   {"aten::_to_copy", {t, type(at::kFloat)}, {}},
                                   {"aten::_to_copy", {x.mul(9), type(at::kLong)}, {}},
-                                  {"aten::_to_copy", {whole_numbers({5, 3}), type(at::kInt)}, {}},
+                                  {"aten::_to_copy", {integers({5, 3}), type(at::kInt)}, {}},
                                   {"aten::_to_copy", {numbers({5, 4}).t().slice(0, 0, 4, 2)}, {}},
                                   {"aten::_conj_physical", {x}, {}},
                                   {"aten::lift", {x}, {}},
@@ -26,7 +26,7 @@ TEST(CopyRules, HoldByBruteForce) {
                                   {"aten::copy", {x, x.mul(2)}, {}},
                                   {"aten::copy_", {x, x.mul(2)}, {}},
                                   {"aten::copy_", {x, numbers({3})}, {}},
-                                  {"aten::copy_", {whole_numbers({5, 3}), x.mul(9)}, {}},
+                                  {"aten::copy_", {integers({5, 3}), x.mul(9)}, {}},
                                   {"aten::zero", {x}, {}},
                                   {"aten::zero_", {t}, {}},
                                   {"aten::fill.Scalar", {x, 2.5}, {}},
@@ -36,3 +36,6 @@ TEST(CopyRules, HoldByBruteForce) {
                                   {"aten::fill_.Tensor", {x, numbers({})}, {1}},
                               });
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,10 +1,10 @@
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(EmbeddingRules, HoldByBruteForce) {
-  auto table = numbers({7, 3}), one = whole_numbers({5}, 7), two = whole_numbers({2, 5}, 7);
+  auto table = numbers({7, 3}), one = integers({5}, 7), two = integers({2, 5}, 7);
   expect_family_holds("embedding", {
                                        {"aten::embedding", {table, one}, {}},
                                        {"aten::embedding", {table, two, 2}, {}},
@@ -14,10 +14,10 @@ TEST(EmbeddingRules, HoldByBruteForce) {
                                    });
 }
 
-TEST(EmbeddingRules, AnIndexOutsideTheTableThrowsOnPiecesToo) {
+TEST(EmbeddingRules, IndexOutOfRangeThrowsForShardedWeights) {
   auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::masked_embedding", "");
   auto run = [&](int64_t index) {
-    torch::jit::Stack stack = {numbers({3, 2}), whole_numbers({1}, 1).add(index), -1, false, false, 7, 3};
+    torch::jit::Stack stack = {numbers({3, 2}), integers({1}, 1).add(index), -1, false, false, 7, 3};
     op.callBoxed(stack);
     return stack[0].toTensor();
   };
@@ -26,3 +26,6 @@ TEST(EmbeddingRules, AnIndexOutsideTheTableThrowsOnPiecesToo) {
   EXPECT_THROW(run(7), c10::IndexError);
   EXPECT_THROW(run(-1), c10::IndexError);
 }
+
+}  // namespace
+}  // namespace tessera::testing

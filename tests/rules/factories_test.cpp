@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(FactoryRules, HoldByBruteForce) {
   auto x = numbers({5, 3}), t = numbers({3, 5}).t();
@@ -19,18 +19,19 @@ TEST(FactoryRules, HoldByBruteForce) {
                           {"aten::new_ones", {t, ints({5, 3})}, {}},
                           {"aten::new_full", {x, ints({5, 3}), 2.5}, {}},
                       },
-                      // What they hold is not defined; their geometry is tested below.
+                      // Their values are undefined; their geometry is tested below.
                       {"aten::empty_like", "aten::new_empty", "aten::new_empty_strided"});
 }
 
-// ones_like of a pending sum is whole: a sum of ones would be the number of ranks.
-TEST(FactoryRules, APartialGivesReplicate) {
+// ones_like of a P(sum) tensor is R: a sum of ones would be the number of ranks.
+TEST(FactoryRules, PartialInputGivesReplicate) {
   auto x = numbers({5, 3});
   for (const auto* op : {"aten::ones_like", "aten::zeros_like", "aten::empty_like", "aten::rand_like"}) {
     const auto* rule = rules::registry().find(op);
     ASSERT_TRUE(rule) << op;
     auto strategies = rule->fn(call_query({op, {x}, {}})).strategies;
-    auto partial = std::find_if(strategies.begin(), strategies.end(), [](const auto& strategy) { return strategy.in[0] == Partial(); });
+    auto partial = std::find_if(strategies.begin(), strategies.end(),
+                                [](const auto& strategy) { return strategy.in[0] == Partial(); });
     ASSERT_NE(partial, strategies.end()) << op;
     EXPECT_EQ(partial->out[0], Replicate()) << op;
   }
@@ -45,3 +46,6 @@ TEST(FactoryRules, NewEmptyStridedKeepsTheOrderOfDims) {
   EXPECT_EQ(rule.fixes[0].what, rules::ArgFix::What::OutSizes);
   EXPECT_EQ(rule.fixes[1].what, rules::ArgFix::What::OutStrides);
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -12,18 +12,24 @@
 #include <string>
 #include <vector>
 
-// Every row of a family by brute force, and a sample for every op it has.
+// Verifies every strategy of a family by brute force. Every op of the family needs a sample.
 namespace tessera::testing {
 
-// The question a call puts to its rule.
+// The query of a call, as its rule gets it.
 inline rules::OpQuery call_query(const Sample& sample) {
   static std::deque<OpCall> calls;  // a query refers to its call
   return calls.emplace_back(sample).query(sample.plain_args);
 }
 
+inline c10::IValue bools(const std::vector<bool>& values) {
+  c10::List<bool> list;
+  for (bool v : values) list.push_back(v);
+  return list;
+}
+
 inline void expect_family_holds(const std::string& family, const std::vector<Sample>& samples,
                                 const std::vector<std::string>& exempt = {}) {
-  at::set_num_threads(1);  // many tiny calls: threads only get in each other's way
+  at::set_num_threads(1);  // many tiny calls: threads would slow them down
   auto report = verify_family(family, samples, exempt);
   EXPECT_GT(report.ops, 0);
   EXPECT_TRUE(report.problems.empty()) << report;

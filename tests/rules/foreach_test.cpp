@@ -2,14 +2,13 @@
 
 #include <ATen/ops/scalar_tensor.h>
 
-using namespace tessera;
-using namespace tessera::testing;
-
+namespace tessera::testing {
 namespace {
 
 c10::IValue list(std::vector<at::Tensor> tensors) { return c10::List<at::Tensor>(tensors); }
 
-// Written by hand: a tensor of one number, or one for each element of the list; two lists of different kinds.
+// Samples that cannot be generated: a tensor with one value for all, or one value per list element; two lists of
+// different dtypes.
 std::vector<Sample> by_hand() {
   auto x = list({numbers({5, 3}), numbers({4})}), y = list({numbers({5, 3}).mul(0.5), numbers({4}).mul(0.3)});
   auto one = at::scalar_tensor(0.5, at::kDouble), each = numbers({2});
@@ -47,8 +46,6 @@ std::vector<Sample> by_hand() {
   return samples;
 }
 
-}  // namespace
-
 TEST(ForeachRules, HoldByBruteForce) {
   auto samples = by_hand();
   std::vector<std::string> done;
@@ -56,3 +53,6 @@ TEST(ForeachRules, HoldByBruteForce) {
   for (auto& sample : samples_of_all("foreach", done)) samples.push_back(std::move(sample));
   expect_family_holds("foreach", samples);
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,9 +1,7 @@
 #include "tessera/base/error.h"
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::testing;
-
+namespace tessera::testing {
 namespace {
 
 c10::IValue indices(std::vector<std::optional<at::Tensor>> list) {
@@ -12,21 +10,19 @@ c10::IValue indices(std::vector<std::optional<at::Tensor>> list) {
   return result;
 }
 
-}  // namespace
-
 TEST(IndexingRules, HoldByBruteForce) {
-  auto x = numbers({5, 3}), y = numbers({5, 4, 3}), i = whole_numbers({6}, 3), grid = whole_numbers({2, 1}, 4);
-  auto places = whole_numbers({5, 2}, 3), src = numbers({5, 2});
+  auto x = numbers({5, 3}), y = numbers({5, 4, 3}), i = integers({6}, 3), grid = integers({2, 1}, 4);
+  auto places = integers({5, 2}, 3), src = numbers({5, 2});
   std::vector<Sample> samples = {
       {"aten::index_select", {y, 1, i}, {}},
       {"aten::index_select", {numbers({5}), 0, i}, {}},
       {"aten::index_select", {numbers({3, 5}).t(), 1, i}, {}},
-      {"aten::gather", {numbers({3, 5}).t(), 1, whole_numbers({2, 5}, 3).t()}, {}},
+      {"aten::gather", {numbers({3, 5}).t(), 1, integers({2, 5}, 3).t()}, {}},
       {"aten::gather", {x, 1, places}, {}},
-      {"aten::gather", {x, 0, whole_numbers({4, 2}, 5)}, {}},
+      {"aten::gather", {x, 0, integers({4, 2}, 5)}, {}},
       {"aten::index.Tensor", {y, indices({std::nullopt, i})}, {}},
       {"aten::index.Tensor", {y, indices({i})}, {}},
-      {"aten::index.Tensor", {y, indices({i, std::nullopt, whole_numbers({1}, 3)})}, {}},
+      {"aten::index.Tensor", {y, indices({i, std::nullopt, integers({1}, 3)})}, {}},
       {"aten::index.Tensor", {y, indices({grid, i.slice(0, 0, 3)})}, {}},
       {"aten::index.Tensor", {numbers({4, 5}).t(), indices({std::nullopt, i})}, {}},
   };
@@ -36,7 +32,7 @@ TEST(IndexingRules, HoldByBruteForce) {
     };
     samples.insert(samples.end(),
                    {
-                       {op("scatter", "src"), {x, 1, whole_numbers({5, 1}, 3), src}, {}},
+                       {op("scatter", "src"), {x, 1, integers({5, 1}, 3), src}, {}},
                        {op("scatter", "value"), {x, 1, places, 0.5}, {}},
                        {op("scatter", "reduce"), {x, 1, places, src, "multiply"}, {}},
                        {op("scatter", "value_reduce"), {x, 1, places, 0.5, "add"}, {}},
@@ -45,16 +41,16 @@ TEST(IndexingRules, HoldByBruteForce) {
                        {op("index_add"), {numbers({3, 5}).t(), 1, i, numbers({5, 6}), 0.5}, {}},
                        {op("scatter", "src"), {numbers({3, 5}).t(), 1, places, src}, {}},
                        {op("scatter", "value"), {numbers({3, 5}).t(), 1, places, 0.5}, {}},
-                       {op("index_copy"), {numbers({3, 5}).t(), 1, whole_numbers({1}, 3), numbers({5, 1})}, {}},
+                       {op("index_copy"), {numbers({3, 5}).t(), 1, integers({1}, 3), numbers({5, 1})}, {}},
                        {op("index_fill", "int_Scalar"), {numbers({3, 5}).t(), 1, i, 0.5}, {}},
                        {op("index_put"), {numbers({3, 5}).t(), indices({std::nullopt, i}), numbers({6}), true}, {}},
-                       {op("scatter_add"), {x, 0, whole_numbers({4, 3}, 5), numbers({4, 3})}, {}},
+                       {op("scatter_add"), {x, 0, integers({4, 3}, 5), numbers({4, 3})}, {}},
                        {op("index_add"), {y, 1, i, numbers({5, 6, 3}), 0.5}, {}},
-                       {op("index_copy"), {y, 1, whole_numbers({1}, 4), numbers({5, 1, 3})}, {}},
+                       {op("index_copy"), {y, 1, integers({1}, 4), numbers({5, 1, 3})}, {}},
                        {op("index_fill", "int_Scalar"), {y, 1, i, 0.5}, {}},
                        {op("index_fill", "int_Tensor"), {y, 1, i, numbers({})}, {}},
                        {op("index_put"), {y, indices({std::nullopt, i}), numbers({6, 3}), true}, {}},
-                       {op("index_put"), {y, indices({whole_numbers({1}, 4)}), numbers({1, 4, 3}), false}, {}},
+                       {op("index_put"), {y, indices({integers({1}, 4)}), numbers({1, 4, 3}), false}, {}},
                        {op("index_put"), {y, indices({std::nullopt, i}), numbers({}), true}, {}},
                        {op("index_put"), {x, indices({mask({5, 3})}), numbers({}), false}, {}},
                    });
@@ -63,7 +59,7 @@ TEST(IndexingRules, HoldByBruteForce) {
   expect_family_holds("indexing", samples);
 }
 
-TEST(IndexingRules, AMaskIndexSaysWhatToWriteInstead) {
+TEST(IndexingRules, MaskIndexErrorNamesAlternatives) {
   Sample sample{"aten::index.Tensor", {numbers({5, 3}), indices({mask({5})})}, {}};
   try {
     rules::registry().find(sample.op)->fn(call_query(sample));
@@ -72,3 +68,6 @@ TEST(IndexingRules, AMaskIndexSaysWhatToWriteInstead) {
     EXPECT_NE(std::string(e.what()).find("masked_fill"), std::string::npos) << e.what();
   }
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,7 +1,7 @@
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(JoiningRules, HoldByBruteForce) {
   auto list = [](std::vector<at::Tensor> tensors) { return c10::IValue(c10::List<at::Tensor>(tensors)); };
@@ -21,3 +21,6 @@ TEST(JoiningRules, HoldByBruteForce) {
                           {"aten::stack", {list({numbers({5, 3}), numbers({5, 3}), numbers({5, 3})}), 0}, {}},
                       });
 }
+
+}  // namespace
+}  // namespace tessera::testing

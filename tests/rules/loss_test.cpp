@@ -2,14 +2,14 @@
 
 #include <ATen/ops/scalar_tensor.h>
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 // Reductions: 0 none, 1 mean, 2 sum. Sizes that do not divide: a mean of means would be wrong.
 TEST(LossRules, HoldByBruteForce) {
   auto x = numbers({5, 3}), y = numbers({5, 3}).mul(0.5), w = numbers({3});
-  auto scores = numbers({5, 4}).log(), target = whole_numbers({5}, 4), classes = numbers({4});
-  auto image = numbers({2, 4, 3, 5}).log(), labels = whole_numbers({2, 3, 5}, 4);
+  auto scores = numbers({5, 4}).log(), target = integers({5}, 4), classes = numbers({4});
+  auto image = numbers({2, 4, 3, 5}).log(), labels = integers({2, 3, 5}, 4);
   auto some_ignored = target.clone();
   some_ignored[1] = -100;
   c10::IValue none;
@@ -44,3 +44,6 @@ TEST(LossRules, HoldByBruteForce) {
   }
   expect_family_holds("loss", samples);
 }
+
+}  // namespace
+}  // namespace tessera::testing

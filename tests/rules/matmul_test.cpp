@@ -1,21 +1,12 @@
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::testing;
-
+namespace tessera::testing {
 namespace {
 
 const auto a = [] { return numbers({5, 3}); };
 const auto b = [] { return numbers({3, 4}); };
 const auto batch_a = [] { return numbers({2, 5, 3}); };
 const auto batch_b = [] { return numbers({2, 3, 4}); };
-c10::IValue bools(std::vector<bool> values) {
-  c10::List<bool> list;
-  for (bool v : values) list.push_back(v);
-  return list;
-}
-
-}  // namespace
 
 TEST(MatmulRules, HoldByBruteForce) {
   expect_family_holds("matmul",
@@ -54,16 +45,20 @@ TEST(MatmulRules, HoldByBruteForce) {
                           {"aten::matmul", {numbers({3}), numbers({2, 3, 4})}, {}},
                           {"aten::matmul", {numbers({5}), numbers({5})}, {}},
                       },
-                      // Only with another result type, which CPU kernels do not have.
+                      // They need another result dtype, which CPU kernels do not have.
                       {"aten::mm.dtype", "aten::bmm.dtype", "aten::addmm.dtype", "aten::baddbmm.dtype"});
 }
 
-TEST(MatmulRules, ContractingCutIsAPendingSumAndSharesTheBias) {
+TEST(MatmulRules, ShardedContractionGivesPartialSumAndPartialBias) {
   auto rule = rules::registry().find("aten::addmm")->fn(call_query({"aten::addmm", {numbers({4}), a(), b()}, {}}));
-  auto summed = std::find_if(rule.strategies.begin(), rule.strategies.end(), [](const auto& strategy) { return strategy.in[1] == Shard(1); });
+  auto summed = std::find_if(rule.strategies.begin(), rule.strategies.end(),
+                             [](const auto& strategy) { return strategy.in[1] == Shard(1); });
   ASSERT_NE(summed, rule.strategies.end());
   EXPECT_EQ(summed->in[0], Partial());
   EXPECT_EQ(summed->in[2], Shard(0));
   EXPECT_EQ(summed->out[0], Partial());
   EXPECT_EQ(rule.flops, 5 * 3 * 4);
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -4,18 +4,8 @@
 #include <ATen/ops/native_group_norm.h>
 #include <ATen/ops/native_layer_norm.h>
 
-using namespace tessera;
-using namespace tessera::testing;
-
+namespace tessera::testing {
 namespace {
-
-c10::IValue bools(std::vector<bool> values) {
-  c10::List<bool> list;
-  for (bool v : values) list.push_back(v);
-  return list;
-}
-
-}  // namespace
 
 TEST(NormalizationRules, HoldByBruteForce) {
   auto x = numbers({2, 5, 3}), w = numbers({3}), b = numbers({3}).mul(0.5);
@@ -54,5 +44,8 @@ TEST(NormalizationRules, HoldByBruteForce) {
           {"aten::native_batch_norm_backward", {by, image, c, rm, rv, bmean, binv, true, 1e-5, all}, {}},
           {"aten::native_batch_norm_backward", {by, image, c, rm, rv, empty, empty, false, 1e-5, all}, {}},
       },
-      {"aten::_fused_rms_norm_backward"});  // has no CPU kernel; its rows are those of native_layer_norm_backward
+      {"aten::_fused_rms_norm_backward"});  // no CPU kernel; its strategies are those of native_layer_norm_backward
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -3,12 +3,10 @@
 #include <algorithm>
 #include <set>
 
-using namespace tessera;
-using namespace tessera::testing;
-
+namespace tessera::testing {
 namespace {
 
-// The registered rule with one more row.
+// The registered rule with one more strategy.
 rules::OpRule with_row(const std::string& op, Placements in, Placement out) {
   auto planted = *rules::registry().find(op);
   planted.fn = [fn = planted.fn, in, out](const rules::OpQuery& query) {
@@ -19,10 +17,8 @@ rules::OpRule with_row(const std::string& op, Placements in, Placement out) {
   return planted;
 }
 
-}  // namespace
-
-// If the oracle cannot find these two, its silence means nothing.
-TEST(RuleOracle, CatchesPlantedWrongRows) {
+// The oracle must find these two wrong strategies.
+TEST(RuleOracle, FindsWrongStrategies) {
   auto x = numbers({5, 3}), y = numbers({5, 3}).sub(0.5);
   auto add = with_row("aten::add.Tensor", {Partial(), Replicate()}, Partial());
   auto report = verify_rule({"aten::add.Tensor", {x, y}, {}}, &add);
@@ -34,7 +30,7 @@ TEST(RuleOracle, CatchesPlantedWrongRows) {
   EXPECT_EQ(report.wrong.size(), 1u) << report;
 }
 
-TEST(RuleOracle, CatchesWrongCutsAndWrongGeometry) {
+TEST(RuleOracle, FindsWrongShardsAndWrongGeometry) {
   auto x = numbers({5, 3});
   auto softmax = with_row("aten::_softmax", {Shard(1)}, Shard(1));
   EXPECT_FALSE(verify_rule({"aten::_softmax", {x, 1, false}, {}}, &softmax).wrong.empty());
@@ -49,7 +45,7 @@ TEST(RuleOracle, CatchesWrongCutsAndWrongGeometry) {
   EXPECT_FALSE(verify_rule({"aten::t", {x}, {}}, &strides).wrong.empty());
 }
 
-TEST(RuleOracle, CatchesAMeanOfMeans) {
+TEST(RuleOracle, FindsAMeanOfMeans) {
   auto mean = *rules::registry().find("aten::mean");
   mean.fn = [fn = mean.fn](const rules::OpQuery& query) {
     auto rule = fn(query);
@@ -60,7 +56,7 @@ TEST(RuleOracle, CatchesAMeanOfMeans) {
   EXPECT_FALSE(verify_rule({"aten::mean", {numbers({5, 3})}, {}}, &mean).wrong.empty());
 }
 
-// A family without a test would have ops without samples.
+// A family without a test has ops without samples.
 TEST(RuleOracle, EveryFamilyHasATest) {
   const std::set<std::string> tested = {"arranging", "attention", "convolution", "copy", "embedding", "factories",
                                         "foreach",   "indexing",  "joining",     "loss", "matmul",    "normalization",
@@ -69,3 +65,6 @@ TEST(RuleOracle, EveryFamilyHasATest) {
   for (const auto& name : rules::registry().names()) registered.insert(rules::registry().find(name)->family);
   EXPECT_EQ(registered, tested);
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -2,13 +2,16 @@
 
 #include <ATen/ops/randn.h>
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(PointwiseRules, HoldByBruteForce) {
   const std::vector<std::string> into_out = {"aten::maximum.out", "aten::minimum.out"};
   auto samples = samples_of_all("pointwise", into_out);
-  for (const auto& op : into_out)  // the sizes of `out` are those of the result
+  for (const auto& op : into_out)  // `out` has the sizes of the result
     samples.push_back({op, {at::randn({5, 3}), at::randn({3}), at::randn({5, 3})}, {}});
   expect_family_holds("pointwise", samples);
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,10 +1,10 @@
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
-// Draws differ from run to run, so the values of these are the business of the tests of the dispatcher. What a row may
-// say is checked here: whole or cut, never Partial.
+// The values of random ops are tested with the dispatcher. This checks their strategies: replicated or sharded, never
+// partial.
 TEST(RandomRules, NeverPartial) {
   auto ops = ops_of_family("random");
   EXPECT_GT(ops.size(), 10u);
@@ -17,10 +17,13 @@ TEST(RandomRules, NeverPartial) {
     }
 }
 
-TEST(RandomRules, DropoutCutsMaskAndResultAlike) {
+TEST(RandomRules, DropoutMaskAndResultHaveEqualPlacements) {
   auto rule = rules::registry()
                   .find("aten::native_dropout")
                   ->fn(call_query({"aten::native_dropout", {numbers({5, 3}), 0.5, true}, {}}));
   ASSERT_EQ(rule.outs.size(), 2u);
   for (const auto& strategy : rule.strategies) EXPECT_EQ(strategy.out[0], strategy.out[1]);
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,11 +1,15 @@
 #include "tessera/base/error.h"
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::rules;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
-TEST(Registry, ReplacesCountsAndCopies) {
+using rules::OpQuery;
+using rules::Registry;
+using rules::registry;
+using rules::Rule;
+
+TEST(Registry, ReplacesRulesCountsVersionsAndCopiesRules) {
   Registry registry;
   auto one_row = [](const OpQuery&) {
     Rule rule;
@@ -27,7 +31,7 @@ TEST(Registry, ReplacesCountsAndCopies) {
   EXPECT_THROW(registry.same_as("my::third", "my::unknown"), UsageError);
 }
 
-TEST(Registry, AMalformedRowIsOurBug) {
+TEST(Registry, MalformedStrategyIsAnInternalError) {
   Registry registry;
   registry.add("aten::relu", "mine", [](const OpQuery&) {
     Rule rule;
@@ -38,18 +42,21 @@ TEST(Registry, AMalformedRowIsOurBug) {
   EXPECT_THROW(registry.find("aten::relu")->fn(call_query({"aten::relu", {numbers({5, 3})}, {}})), InternalError);
 }
 
-// A plain number cannot become anything but what it is.
-TEST(Registry, RowsThatNeedMoreOfAPlainTensorAreDropped) {
+// A plain tensor of one element is always replicated.
+TEST(Registry, StrategiesThatShardAPlainTensorAreDropped) {
   Sample sample{"aten::add.Tensor", {numbers({5, 3}), numbers({})}, {1}};
   auto rule = registry().find(sample.op)->fn(call_query(sample));
   EXPECT_GE(rule.strategies.size(), 3u);
   for (const auto& strategy : rule.strategies) EXPECT_EQ(strategy.in[1], Replicate());
 }
 
-TEST(OpQuery, DimsAndErrors) {
+TEST(OpQuery, ReadsDimsAndThrowsForBadOnes) {
   auto query = call_query({"aten::_softmax", {numbers({5, 3}), -1, false}, {}});
   EXPECT_EQ(query.dim_at(1, 2), 1);
   EXPECT_THROW(call_query({"aten::_softmax", {numbers({5, 3}), 2, false}, {}}).dim_at(1, 2), UsageError);
   EXPECT_THROW(query.tensor(1), InternalError);
   EXPECT_EQ(query.find_tensor(1), nullptr);
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,7 +1,7 @@
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(ScanRules, HoldByBruteForce) {
   auto x = numbers({5, 3}), y = numbers({2, 5, 4}), t = numbers({3, 5}).t();
@@ -32,3 +32,6 @@ TEST(ScanRules, HoldByBruteForce) {
                                   {"aten::glu_backward", {numbers({2, 5, 2}), y, 2}, {}},
                               });
 }
+
+}  // namespace
+}  // namespace tessera::testing

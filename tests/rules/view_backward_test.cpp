@@ -1,7 +1,7 @@
 #include "tests/rules/family_test.h"
 
-using namespace tessera;
-using namespace tessera::testing;
+namespace tessera::testing {
+namespace {
 
 TEST(ViewBackwardRules, HoldByBruteForce) {
   auto sizes = [](std::vector<int64_t> v) { return c10::IValue(std::move(v)); };
@@ -14,10 +14,13 @@ TEST(ViewBackwardRules, HoldByBruteForce) {
           {"aten::diagonal_backward", {numbers({4, 3}), sizes({3, 4, 5}), 1, 0, 2}, {}},
           {"aten::unfold_backward", {numbers({2, 2, 3}), sizes({5, 2}), 0, 3, 2}, {}},
           {"aten::value_selecting_reduction_backward",
-           {numbers({5, 4}), 1, whole_numbers({5, 4}, 3), sizes({5, 3, 4}), false},
+           {numbers({5, 4}), 1, integers({5, 4}, 3), sizes({5, 3, 4}), false},
            {}},
           {"aten::value_selecting_reduction_backward",
-           {numbers({5, 1}), -1, whole_numbers({5, 1}, 3), sizes({5, 3}), true},
+           {numbers({5, 1}), -1, integers({5, 1}, 3), sizes({5, 3}), true},
            {}},
       });
 }
+
+}  // namespace
+}  // namespace tessera::testing

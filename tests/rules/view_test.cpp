@@ -2,9 +2,7 @@
 
 #include "tessera/rules/detail/view_map.h"
 
-using namespace tessera;
-using namespace tessera::testing;
-
+namespace tessera::testing {
 namespace {
 
 c10::IValue ints(std::vector<int64_t> v) { return c10::IValue(std::move(v)); }
@@ -17,8 +15,6 @@ Placements follow(std::vector<int64_t> from, std::vector<int64_t> to, std::vecto
 }
 
 const Placement kNone = MaskPartial();
-
-}  // namespace
 
 TEST(ViewRules, HoldByBruteForce) {
   auto x = numbers({5, 3}), y = numbers({2, 4, 3}), t = numbers({3, 5}).t(), ones = numbers({1, 4, 1, 3});
@@ -76,8 +72,8 @@ TEST(ViewRules, HoldByBruteForce) {
                               });
 }
 
-// All shapes of up to three dims with few elements, seen as each other.
-TEST(ViewRules, EveryReshapeOfTwelveAndSixteen) {
+// All shapes of up to three dims with 12 and 16 elements, each viewed as each other one.
+TEST(ViewRules, EveryReshapeOfTwelveAndSixteenElements) {
   const std::vector<std::vector<int64_t>> shapes[] = {
       {{12}, {2, 6}, {6, 2}, {3, 4}, {4, 3}, {2, 2, 3}, {2, 3, 2}, {3, 2, 2}, {1, 12}, {12, 1}, {3, 1, 4}},
       {{16}, {2, 8}, {8, 2}, {4, 4}, {2, 2, 4}, {4, 2, 2}, {2, 4, 2}, {1, 4, 4}}};
@@ -89,10 +85,10 @@ TEST(ViewRules, EveryReshapeOfTwelveAndSixteen) {
         EXPECT_TRUE(report.wrong.empty()) << c10::IntArrayRef(from) << " -> " << c10::IntArrayRef(to) << "\n" << report;
         kept += report.kept;
       }
-  EXPECT_GT(kept, 10000);  // a rule that keeps nothing is never wrong
+  EXPECT_GT(kept, 10000);  // a rule that keeps no sharding would pass the test
 }
 
-TEST(ViewRules, WhatIsKept) {
+TEST(ViewRules, KeptShardings) {
   // (batch, sequence, features) to (batch * sequence, features)
   EXPECT_EQ(follow({4, 6, 5}, {24, 5}, {2}, {Shard(0)}), Placements{Shard(0)});
   EXPECT_EQ(follow({4, 6, 5}, {24, 5}, {3}, {Shard(0)}), Placements{Shard(0, 6)});
@@ -104,17 +100,20 @@ TEST(ViewRules, WhatIsKept) {
   // heads: features (heads * width) to (heads, width)
   EXPECT_EQ(follow({5, 12}, {5, 4, 3}, {2}, {Shard(1)}), Placements{Shard(1)});
   EXPECT_EQ(follow({5, 12}, {5, 4, 3}, {3}, {Shard(1, 3)}), Placements{Shard(1)});
-  EXPECT_EQ(follow({5, 12}, {5, 4, 3}, {3}, {Shard(1)}), Placements{kNone});  // a head would be on two ranks
+  EXPECT_EQ(follow({5, 12}, {5, 4, 3}, {3}, {Shard(1)}), Placements{kNone});  // it would split a head over two ranks
   // sequence and batch on two axes
   EXPECT_EQ(follow({4, 6, 5}, {24, 5}, {2, 2}, (Placements{Shard(0), Shard(1)})),
             (Placements{Shard(0), StridedShard(0, 2)}));
-  // a bias gradient: size 1 carries nothing
+  // a bias gradient: dims of size 1 do not count
   EXPECT_EQ(follow({1, 7}, {7}, {3}, {Shard(1)}), Placements{Shard(0)});
-  // R and Partial stay
+  // R and partials do not change
   EXPECT_EQ(follow({4, 6}, {24}, {2, 2}, (Placements{Replicate(), Partial()})), (Placements{Replicate(), Partial()}));
 }
 
-// pytorch#179502: [12, 8] S(1) seen as [16, 6] has no placement that says so; S(0) would be silently wrong.
-TEST(ViewRules, AViewThatCannotBeFollowedIsNotGuessed) {
+// pytorch#179502: [12, 8] S(1) viewed as [16, 6] has no placement; S(0) would be silently wrong.
+TEST(ViewRules, ViewWithoutAPlacementIsRejected) {
   EXPECT_EQ(follow({12, 8}, {16, 6}, {4}, {Shard(1)}), Placements{kNone});
 }
+
+}  // namespace
+}  // namespace tessera::testing

@@ -18,14 +18,14 @@ void for_each_name(F f) {
       if (comm::is_counted(static_cast<Kind>(k))) f(comm_name(static_cast<Kind>(k), family));
 }
 
-// A misspelt name would count 0 for ever, and a test that expects 0 would pass.
+// Rejects a misspelt name: its count would always be 0, and a test that expects 0 would pass.
 void check_name(std::string_view name) {
   bool known = false;
   for_each_name([&](const std::string& n) { known |= n == name; });
   if (known) return;
   std::ostringstream names;
   for_each_name([&](const std::string& n) { names << "\n  " << n; });
-  TESSERA_FAIL(UsageError, "no collective that is counted has the name '", name, "'. There are:", names.str());
+  TESSERA_FAIL(UsageError, "'", name, "' is not the name of a counted collective; write one of:", names.str());
 }
 
 }  // namespace

@@ -10,11 +10,11 @@
 
 namespace tessera {
 
-// "c10d_functional.all_reduce" for what redistribution posts, "c10d.allreduce_" for c10d's in-place calls: the names
-// under which PyTorch's CommDebugMode counts them.
+// The name of a collective in PyTorch's CommDebugMode: "c10d_functional.all_reduce" for the collectives of
+// redistribution, "c10d.allreduce_" for the in-place collectives of c10d.
 std::string comm_name(comm::Kind kind, comm::Family family = comm::Family::Functional);
 
-// How many collectives of each name. A value: compare, print. What did not happen counts 0 and is not listed.
+// The number of collectives by name: a value with == and <<. Names with count 0 are not listed.
 // Example:  EXPECT_EQ(mode.get_comm_counts(), (CommCounts{{"c10d_functional.all_reduce", 2}}));
 class CommCounts {
  public:
@@ -23,7 +23,7 @@ class CommCounts {
   CommCounts() = default;
   CommCounts(std::initializer_list<Map::value_type> counts);
 
-  int64_t operator[](std::string_view name) const;  // throws UsageError for a name that no collective has
+  int64_t operator[](std::string_view name) const;  // throws UsageError for an unknown name
   int64_t of(comm::Kind kind, comm::Family family = comm::Family::Functional) const;
   int64_t total() const;
   const Map& by_name() const { return counts_; }
@@ -32,7 +32,7 @@ class CommCounts {
   bool operator==(const CommCounts&) const = default;
 
  private:
-  Map counts_;  // none is 0
+  Map counts_;  // no value is 0
 };
 std::ostream& operator<<(std::ostream& out, const CommCounts& counts);  // {c10d_functional.all_reduce: 2}
 

@@ -7,7 +7,7 @@
 namespace tessera::detail {
 namespace {
 
-constexpr size_t kMostTensors = 8;  // of a foreach over 200 parameters, the first few will do
+constexpr size_t kMostTensors = 8;  // a foreach op can have hundreds of tensors
 
 std::string join(c10::ArrayRef<const TensorSpec*> specs) {
   std::ostringstream out;
@@ -29,7 +29,7 @@ void OpTree::add(What what, std::string text) {
 }
 
 void OpTree::begin_op(const std::string& name, c10::ArrayRef<const TensorSpec*> in) {
-  end_redistribution();  // one that threw: no op runs inside one
+  end_redistribution();  // the last one threw; no op runs inside a redistribution
   add(What::Op, name + "(" + join(in) + ")");
   lines_.back().op = name;
   open_.push_back(lines_.size() - 1);
@@ -37,13 +37,13 @@ void OpTree::begin_op(const std::string& name, c10::ArrayRef<const TensorSpec*> 
 
 void OpTree::end_op(c10::ArrayRef<const TensorSpec*> out) {
   end_redistribution();
-  if (open_.empty()) return;  // it began before this tree did
+  if (open_.empty()) return;  // the op began before the mode was entered
   if (!out.empty()) lines_[open_.back()].text += " -> " + join(out);
   open_.pop_back();
 }
 
-// The inputs of an op are announced one by one and then moved together, sharing collectives where they can: what
-// follows is shown below the last of them.
+// The inputs of an op are reported one by one and then redistributed together with coalesced collectives. So the
+// collectives are listed below the last input.
 void OpTree::begin_redistribution(int tensor, const TensorSpec& from, const TensorSpec& to, bool is_explicit) {
   end_redistribution();
   add(What::Redistribution, c10::str("redistribute_input(", tensor, ", ", short_form(from.placements), "->",

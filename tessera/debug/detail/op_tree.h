@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-// The text of a debug mode: lines in the order of what happened, each as deep as what caused it.
+// The text of a debug mode: one line per op, redistribution and collective, in order, indented below its cause.
 //
 //   aten::mm(f32[8, 10][S(0)], f32[10, 4][S(0)]) -> f32[8, 4][S(0)]
 //     redistribute_input(1, S(0)->R) implicit
@@ -24,7 +24,7 @@ class OpTree {
   void collective(const comm::Record& record);
   void clear();
 
-  // The op under which a redistribution now happens; "" if none.
+  // The innermost op that runs now, or "".
   std::string_view current_op() const;
   std::string to_string() const;
 
@@ -35,13 +35,13 @@ class OpTree {
     size_t depth;
     std::string text;
     std::string module;
-    std::string op = {};  // its name, of an Op
+    std::string op = {};  // the op's name, if this is an Op
   };
   void add(What what, std::string text);
   bool redistributing() const { return !open_.empty() && lines_[open_.back()].what == What::Redistribution; }
 
   std::vector<Line> lines_;
-  std::vector<size_t> open_;  // lines that are still going on, outermost first
+  std::vector<size_t> open_;  // lines whose op or redistribution has not ended, outermost first
 };
 
 }  // namespace tessera::detail

@@ -33,7 +33,7 @@ c10::intrusive_ptr<MeshState> find_interned(const MeshState& like) {
 
 void intern(const c10::intrusive_ptr<MeshState>& mesh) {
   World::State& world = mesh->world.state();
-  TESSERA_CHECK(!world.destroyed, UsageError, "the world was destroyed; no mesh can be made in it");
+  TESSERA_CHECK(!world.destroyed, UsageError, "the world is destroyed; call init() again before you make a mesh");
   if (!world.meshes) world.meshes = std::make_unique<MeshTable>();
   static_cast<MeshTable*>(world.meshes.get())->meshes.push_back(mesh);
 }

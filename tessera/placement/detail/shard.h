@@ -9,10 +9,10 @@
 
 // Shard arithmetic: which indices of a dim a rank has. All of it is in this file. Pure functions without tensors.
 //
-// Several mesh axes can shard one dim. They shard it from left to right: the outer axis first, and each next axis shards
-// the shards before it. A strided shard is applied after the axes that its factor counts: in [SS(0,2), S(0)] on a 2x2
-// mesh the second axis shards first, and the first axis shards each of its shards, for any size of the dim.
-// The indices that a rank has are a list of ascending ranges [begin, end) of global indices. There is one range unless a
+// Several mesh axes can shard one dim. They shard it from left to right: the outer axis first, and each next axis
+// shards the shards before it. A strided shard is applied after the axes that its factor counts: in [SS(0,2), S(0)] on
+// a 2x2 mesh the second axis shards first, and the first axis shards each of its shards, for any size of the dim. The
+// indices that a rank has are a list of ascending ranges [begin, end) of global indices. There is one range unless a
 // strided shard is used without the axes that its factor counts.
 namespace tessera {
 

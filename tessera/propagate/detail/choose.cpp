@@ -18,29 +18,29 @@ using rules::OpQuery;
 using rules::Strategy;
 using rules::Rule;
 
-constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
-// One element's worth of a call: all its tensors, or, in an elementwise list op, the i-th of every list. `index` maps
-// them back to call.tensors.
-struct Part {
+// The tensors of one decision: all tensors of the call, or, in an elementwise list op, the i-th of every list. `index`
+// is their index in call.tensors.
+struct SubCall {
   OpQuery query;
   std::vector<int> index;
 };
 
-Part make_part(const Call& call, int element) {
-  Part part{{call.entry.op.schema(), call.args, {}, call.in_backward}, {}};
+SubCall make_sub_call(const Call& call, int element) {
+  SubCall sub{{call.entry.op.schema(), call.args, {}, call.in_backward}, {}};
   for (size_t i = 0; i < call.tensors.size(); i++) {
     const auto& t = call.tensors[i];
     if (element >= 0 && t.element >= 0 && t.element != element) continue;
-    part.query.tensors.push_back({t.sizes, t.strides, t.dtype, t.arg, t.element, t.spec != nullptr});
-    part.index.push_back(static_cast<int>(i));
+    sub.query.tensors.push_back({t.sizes, t.strides, t.dtype, t.arg, t.element, t.spec != nullptr});
+    sub.index.push_back(static_cast<int>(i));
   }
-  return part;
+  return sub;
 }
 
-// ---- what a candidate costs ----
+// ---- the cost of a candidate ----
 
-// Bytes a rank holds, the same figure on every rank: uneven pieces are counted as even ones.
+// Bytes of a local tensor. The result is the same on every rank: uneven shards count as even.
 double mean_local_bytes(const TensorSpec& spec) {
   double bytes = static_cast<double>(spec.numel()) * static_cast<double>(c10::elementSize(spec.dtype));
   for (size_t a = 0; a < spec.placements.size(); a++)
@@ -48,60 +48,60 @@ double mean_local_bytes(const TensorSpec& spec) {
   return bytes;
 }
 
-// Of bringing one axis of one input from `from` to `to`.
+// The cost to redistribute one axis of one input.
 double axis_cost(const Placement& from, const Placement& to, int64_t n, double local_bytes) {
   if (from == to) return 0;
-  if (n == 1) return 1e-6;  // one rank holds everything either way; still, labels are kept where they can be
-  if (from.is_sharded() && to.is_partial())  // gathered first, and then every rank takes its term
+  if (n == 1) return 1e-6;  // one rank: no data moves; the small cost keeps placements unchanged if possible
+  if (from.is_sharded() && to.is_partial())  // it is gathered first and then made partial
     return redistribute::step_cost(Move::AllGather, n, local_bytes) +
            axis_cost(Replicate(), to, n, local_bytes * static_cast<double>(n));
   const auto move = redistribute::detail::direct_move(from, to);
-  if (!move) return kNever;
-  // A greedy choice sees one op, and a Partial cut now is often gathered by the next: count P -> S as more than P -> R
-  // (a hand-written tensor-parallel step reduces to R here, and so must an implicit one).
+  if (!move) return kImpossible;
+  // The choice is greedy: it considers one op. A partial that is reduce-scattered here is often gathered by the next
+  // op. So P -> S costs more than P -> R, as in hand-written tensor parallelism, which all-reduces here.
   if (*move == Move::ReduceScatter) return redistribute::step_cost(Move::AllReduce, n, local_bytes) * 1.25;
   return redistribute::step_cost(*move, n, local_bytes);
 }
 
-// ---- rows of one axis ----
+// ---- the strategies of one axis ----
 
-// A row says S(d) for any way of cutting. The ways worth trying: those the inputs already use there, then the plain
-// one.
-std::vector<Placement> shard_variants(const Call& call, const Part& part, const Strategy& strategy, int64_t axis) {
-  std::vector<Placement> ways;
+// S(d) in a strategy stands for every way to shard. These are the ways to try: those of the inputs, then plain S(d).
+std::vector<Placement> shard_variants(const Call& call, const SubCall& sub, const Strategy& strategy, int64_t axis) {
+  std::vector<Placement> variants;
   for (size_t i = 0; i < strategy.in.size(); i++) {
-    const auto* spec = call.tensors[part.index[i]].spec;
+    const auto* spec = call.tensors[sub.index[i]].spec;
     if (!spec || !strategy.in[i].is_sharded()) continue;
     auto current = spec->placements[axis];
     if (!current.is_sharded(strategy.in[i].dim)) continue;
     if (strategy.one_range && current.kind == Placement::Kind::StridedShard) continue;
     current.dim = 0;
-    if (std::find(ways.begin(), ways.end(), current) == ways.end()) ways.push_back(current);
+    if (std::find(variants.begin(), variants.end(), current) == variants.end()) variants.push_back(current);
   }
-  if (std::find(ways.begin(), ways.end(), Shard(0)) == ways.end()) ways.push_back(Shard(0));
-  return ways;
+  if (std::find(variants.begin(), variants.end(), Shard(0)) == variants.end()) variants.push_back(Shard(0));
+  return variants;
 }
 
-Placement shard_like(const Placement& in_row, const Placement& way) {
-  return in_row.is_sharded() ? way.with_dim(in_row.dim) : in_row;
+// The placement of a strategy with S(d) replaced by the given way to shard.
+Placement shard_like(const Placement& placement, const Placement& variant) {
+  return placement.is_sharded() ? variant.with_dim(placement.dim) : placement;
 }
 
-struct Candidate {
+struct AxisChoice {
   const Strategy* strategy = nullptr;
-  Placement way = Shard(0);
-  double cost = kNever;
+  Placement variant = Shard(0);
+  double cost = kImpossible;
 };
 
-Trace::Candidate traced(const Strategy& strategy, const Placement& way, double cost) {
+Trace::Candidate traced(const Strategy& strategy, const Placement& variant, double cost) {
   Trace::Candidate candidate{{}, {}, cost};
-  for (const auto& p : strategy.in) candidate.in.push_back(shard_like(p, way));
-  for (const auto& p : strategy.out) candidate.out.push_back(shard_like(p, way));
+  for (const auto& p : strategy.in) candidate.in.push_back(shard_like(p, variant));
+  for (const auto& p : strategy.out) candidate.out.push_back(shard_like(p, variant));
   return candidate;
 }
 
 struct AxisChooser {
   const Call& call;
-  const Part& part;
+  const SubCall& sub;
   const Rule& rule;
   const std::vector<int>& not_written;
   double flops;
@@ -110,31 +110,31 @@ struct AxisChooser {
     return call.entry.is_written(arg) && std::find(not_written.begin(), not_written.end(), arg) == not_written.end();
   }
 
-  bool writes_a_cut(int64_t axis) const {
-    return std::any_of(part.index.begin(), part.index.end(), [&](int i) {
+  bool writes_a_shard(int64_t axis) const {
+    return std::any_of(sub.index.begin(), sub.index.end(), [&](int i) {
       const auto& tensor = call.tensors[i];
       return tensor.spec && must_stay(tensor.arg) && tensor.spec->placements[axis].is_sharded();
     });
   }
 
-  double cost_of(const Strategy& strategy, const Placement& way, int64_t axis, int64_t n) const {
+  double cost_of(const Strategy& strategy, const Placement& variant, int64_t axis, int64_t n) const {
     double cost = 0;
     bool shares_work = false;
     for (size_t i = 0; i < strategy.in.size(); i++) {
-      const auto& tensor = call.tensors[part.index[i]];
-      const auto want = shard_like(strategy.in[i], way);
+      const auto& tensor = call.tensors[sub.index[i]];
+      const auto want = shard_like(strategy.in[i], variant);
       shares_work |= want.is_sharded();
       if (!tensor.spec) {
-        if (!want.is_replicate()) return kNever;
+        if (!want.is_replicate()) return kImpossible;
         continue;
       }
       const auto& current = tensor.spec->placements[axis];
       if (n > 1 && current != want) {
-        if (must_stay(tensor.arg)) return kNever;
-        // Cutting a dim finer than it has elements only makes empty pieces; keep those that are there, and follow what
-        // is written, which may have some.
+        if (must_stay(tensor.arg)) return kImpossible;
+        // A shard of a dim with fewer elements than ranks gives empty local tensors. Such shards are kept where they
+        // exist, and used where a written tensor has them.
         const bool finer = want.is_sharded() && !current.is_sharded(want.dim) && tensor.sizes[want.dim] < n;
-        if (finer && !writes_a_cut(axis)) return kNever;
+        if (finer && !writes_a_shard(axis)) return kImpossible;
       }
       cost += axis_cost(current, want, n, mean_local_bytes(*tensor.spec));
     }
@@ -143,27 +143,28 @@ struct AxisChooser {
     return cost + work / redistribute::cost_model().flops_per_us;
   }
 
-  // What is whole stays whole: ones_like of a replicated tensor is replicated, however much work cutting it would save.
+  // If all inputs are replicated, so is the result: ones_like of a replicated tensor is replicated, although a sharded
+  // result would be cheaper.
   bool is_replicated_on(int64_t axis) const {
-    return std::all_of(part.index.begin(), part.index.end(), [&](int i) {
+    return std::all_of(sub.index.begin(), sub.index.end(), [&](int i) {
       return !call.tensors[i].spec || call.tensors[i].spec->placements[axis].is_replicate();
     });
   }
 
-  Candidate best(int64_t axis, int64_t n, Trace::Axis* trace) const {
-    Candidate best;
-    const bool stays_whole = is_replicated_on(axis);
+  AxisChoice best(int64_t axis, int64_t n, Trace::Axis* trace) const {
+    AxisChoice best;
+    const bool stays_replicated = is_replicated_on(axis);
     for (const auto& strategy : rule.strategies) {
-      TESSERA_CHECK(strategy.in.size() == part.index.size() && strategy.out.size() == rule.outs.size(), InternalError, "rule of ",
-                    call.entry.name, ": a row has ", row.in.size(), " inputs and ", row.out.size(),
-                    " outputs; the call has ", part.index.size(), " and ", rule.outs.size());
-      const bool cuts = std::any_of(strategy.in.begin(), strategy.in.end(), [](auto& p) { return p.is_sharded(); }) ||
-                        std::any_of(strategy.out.begin(), strategy.out.end(), [](auto& p) { return p.is_sharded(); });
-      for (const auto& way : cuts ? shard_variants(call, part, strategy, axis) : std::vector<Placement>{Shard(0)}) {
-        const double cost = cuts && stays_whole ? kNever : cost_of(strategy, way, axis, n);
-        if (trace) trace->candidates.push_back(traced(strategy, way, cost));
+      const auto any_sharded = [](const Placements& placements) {
+        return std::any_of(placements.begin(), placements.end(), [](const auto& p) { return p.is_sharded(); });
+      };
+      const bool shards = any_sharded(strategy.in) || any_sharded(strategy.out);
+      const auto variants = shards ? shard_variants(call, sub, strategy, axis) : std::vector<Placement>{Shard(0)};
+      for (const auto& variant : variants) {
+        const double cost = shards && stays_replicated ? kImpossible : cost_of(strategy, variant, axis, n);
+        if (trace) trace->candidates.push_back(traced(strategy, variant, cost));
         if (cost < best.cost) {
-          best = {&strategy, way, cost};
+          best = {&strategy, variant, cost};
           if (trace) trace->chosen = static_cast<int>(trace->candidates.size()) - 1;
         }
       }
@@ -174,35 +175,36 @@ struct AxisChooser {
 
 // ---- errors ----
 
-[[noreturn]] void fail_no_strategy(const Call& whole, const Part& part, int64_t axis) {
-  const auto& mesh = *whole.mesh;
-  Call call{whole.entry, whole.args, {}, whole.mesh, whole.in_backward};  // of a list op, the element that failed
-  for (int i : part.index) call.tensors.push_back(whole.tensors[i]);
+[[noreturn]] void fail_no_strategy(const Call& full, const SubCall& sub, int64_t axis) {
+  const auto& mesh = *full.mesh;
+  Call call{full.entry, full.args, {}, full.mesh, full.in_backward};  // for a list op, only the element that failed
+  for (int i : sub.index) call.tensors.push_back(full.tensors[i]);
   if (!call.entry.writes.empty())
     TESSERA_FAIL(
         ShardingError, describe(call),
-        ": an in-place op keeps the placements of what it writes, and with these on mesh axis '", mesh.axis_name(axis),
-        "' it cannot be computed. Redistribute the written tensor first, or use the form that returns a new one.");
-  TESSERA_FAIL(ShardingError, describe(call), ": no rule row fits on mesh axis '", mesh.axis_name(axis),
+        ": an in-place op keeps the placements of the tensor that it writes, and no strategy on mesh axis '",
+        mesh.axis_name(axis),
+        "' has them. Redistribute the written tensor first, or use the op that returns a new tensor.");
+  TESSERA_FAIL(ShardingError, describe(call), ": no sharding strategy is possible on mesh axis '", mesh.axis_name(axis),
                "'. Redistribute an input, or use local_map.");
 }
 
 [[noreturn]] void fail_no_rule(const Call& call) {
   TESSERA_FAIL(ShardingError, describe(call), ": ", call.entry.name,
-               " has no sharding rule and cannot be decomposed. Three ways out: register_sharding(\"", call.entry.name,
-               "\", rows); local_map(...) around the call; redistribute the inputs to Replicate.");
+               " has no sharding rule and cannot be decomposed. Write one of: register_sharding(\"", call.entry.name,
+               "\", strategies); local_map(...) around the call; .redistribute() of the inputs to Replicate.");
 }
 
 [[noreturn]] void fail_view(const Call& call, int64_t axis) {
-  TESSERA_FAIL(ShardingError, describe(call), ": the result would be no view, since the cut on mesh axis '",
+  TESSERA_FAIL(ShardingError, describe(call),
+               ": the result cannot be a view, because it cannot keep the sharding on mesh axis '",
                call.mesh->axis_name(axis),
-               "' does not survive it. Write .redistribute(...) to Replicate on that axis first, or reshape() where a "
-               "copy will do.");
+               "'. Write .redistribute(...) to Replicate on that axis first, or reshape() if a copy is acceptable.");
 }
 
-// ---- putting a decision together ----
+// ---- the decision ----
 
-struct Builder {
+struct DecisionBuilder {
   const Call& call;
   Decision& decision;
   Trace* trace;
@@ -221,7 +223,7 @@ struct Builder {
     return want ? PlacementsRef(want->placements) : PlacementsRef(call.tensors[tensor].spec->placements);
   }
 
-  c10::IValue value_of(const ArgFix& fix, const Part& part, size_t first_out) const {
+  c10::IValue value_of(const ArgFix& fix, const SubCall& sub, size_t first_out) const {
     const auto& mesh = *call.mesh;
     auto list = [](const Sizes& s) { return c10::IValue(std::vector<int64_t>(s.begin(), s.end())); };
     switch (fix.what) {
@@ -236,7 +238,7 @@ struct Builder {
       case ArgFix::What::InOffset:
         break;
     }
-    const int index = part.index[fix.tensor];
+    const int index = sub.index[fix.tensor];
     const auto& tensor = call.tensors[index];
     if (!tensor.spec) {
       if (fix.what == ArgFix::What::InSizes) return c10::IValue(tensor.sizes.vec());
@@ -245,15 +247,15 @@ struct Builder {
     const auto placements = placements_of(index);
     if (fix.what == ArgFix::What::InSizes)
       return list(local_sizes(placements, mesh.shape, mesh.coordinate, tensor.sizes));
-    const auto runs = local_ranges(placements, mesh.shape, mesh.coordinate, fix.dim, tensor.sizes[fix.dim]);
-    if (fix.what == ArgFix::What::InOffset) return runs.empty() ? tensor.sizes[fix.dim] : runs[0].begin;
+    const auto ranges = local_ranges(placements, mesh.shape, mesh.coordinate, fix.dim, tensor.sizes[fix.dim]);
+    if (fix.what == ArgFix::What::InOffset) return ranges.empty() ? tensor.sizes[fix.dim] : ranges[0].begin;
     int64_t size = 0;
-    for (const auto& run : runs) size += run.end - run.begin;
+    for (const auto& range : ranges) size += range.end - range.begin;
     return size;
   }
 
-  void follow(const Part& part, const Rule& rule) {
-    const int input = part.index[0];
+  void follow(const SubCall& sub, const Rule& rule) {
+    const int input = sub.index[0];
     const auto& mesh = *call.mesh;
     Placements in(call.tensors[input].spec->placements), out;
     for (;;) {
@@ -264,11 +266,11 @@ struct Builder {
         break;
       }
       const auto axis = lost - kept.begin();
-      TESSERA_CHECK(!in[axis].is_replicate(), InternalError, describe(call), ": the view rule refused Replicate");
+      TESSERA_CHECK(!in[axis].is_replicate(), InternalError, describe(call), ": the view rule rejects Replicate");
       if (mesh.shape[axis] > 1 && call.entry.view && !call.entry.may_copy && !call.in_backward) fail_view(call, axis);
       in[axis] = Replicate();
     }
-    // On an axis of one rank nothing moves, whatever the labels say.
+    // On an axis of one rank no data moves, so the input keeps its placement.
     for (size_t a = 0; a < in.size(); a++)
       if (mesh.shape[a] == 1) in[a] = call.tensors[input].spec->placements[a];
     require(input, in);
@@ -283,7 +285,7 @@ struct Builder {
     decision.outs.push_back(std::move(out));
   }
 
-  void choose_each_axis(const Part& part, const Rule& rule, int element) {
+  void choose_each_axis(const SubCall& sub, const Rule& rule, int element) {
     const auto& mesh = *call.mesh;
     const auto ndim = static_cast<size_t>(mesh.ndim());
     double flops = rule.flops;
@@ -293,8 +295,8 @@ struct Builder {
         for (auto s : out.sizes) numel *= static_cast<double>(s);
         flops += numel;
       }
-    AxisChooser chooser{call, part, rule, rule.not_written, flops};
-    std::vector<Placements> in(part.index.size()), out(rule.outs.size());
+    AxisChooser chooser{call, sub, rule, rule.not_written, flops};
+    std::vector<Placements> in(sub.index.size()), out(rule.outs.size());
     for (auto* all : {&in, &out})
       for (auto& placements : *all) placements.resize(ndim);
     bool special = false;
@@ -302,28 +304,28 @@ struct Builder {
       const int64_t n = mesh.shape[axis];
       if (trace) trace->axes.push_back({element, static_cast<int64_t>(axis), {}});
       const auto best = chooser.best(static_cast<int64_t>(axis), n, trace ? &trace->axes.back() : nullptr);
-      if (!best.strategy) fail_no_strategy(call, part, static_cast<int64_t>(axis));
+      if (!best.strategy) fail_no_strategy(call, sub, static_cast<int64_t>(axis));
       for (size_t i = 0; i < in.size(); i++) {
-        const auto* spec = call.tensors[part.index[i]].spec;
-        in[i][axis] = n == 1 && spec ? spec->placements[axis] : shard_like(best.strategy->in[i], best.way);
+        const auto* spec = call.tensors[sub.index[i]].spec;
+        in[i][axis] = n == 1 && spec ? spec->placements[axis] : shard_like(best.strategy->in[i], best.variant);
       }
-      for (size_t i = 0; i < out.size(); i++) out[i][axis] = shard_like(best.strategy->out[i], best.way);
+      for (size_t i = 0; i < out.size(); i++) out[i][axis] = shard_like(best.strategy->out[i], best.variant);
       special |= best.strategy->special;
     }
     for (size_t i = 0; i < in.size(); i++)
-      if (call.tensors[part.index[i]].spec) require(part.index[i], in[i]);
+      if (call.tensors[sub.index[i]].spec) require(sub.index[i], in[i]);
     for (size_t i = 0; i < out.size(); i++) add_out(rule.outs[i], out[i]);
-    if (special) use_special(part, rule);
+    if (special) use_special(sub, rule);
   }
 
-  void use_special(const Part& part, const Rule& rule) {
+  void use_special(const SubCall& sub, const Rule& rule) {
     decision.special = entry_of(rule.special).op;
     decision.special_args = rule.special_args;
-    for (const auto& fix : rule.special_fixes) decision.special_args.push_back(value_of(fix, part, 0));
+    for (const auto& fix : rule.special_fixes) decision.special_args.push_back(value_of(fix, sub, 0));
     decision.simple = false;
   }
 
-  void add(const Part& part, const Rule& rule, int element) {
+  void add(const SubCall& sub, const Rule& rule, int element) {
     const size_t first_out = decision.outs.size();
     if (!rule.decompose.empty()) {
       decision.kind = Decision::Kind::Decompose;
@@ -332,13 +334,13 @@ struct Builder {
       return;
     }
     if (rule.follow) {
-      follow(part, rule);
-      if (!rule.special.empty()) use_special(part, rule);
+      follow(sub, rule);
+      if (!rule.special.empty()) use_special(sub, rule);
     } else {
-      choose_each_axis(part, rule, element);
+      choose_each_axis(sub, rule, element);
     }
     for (const auto& fix : rule.fixes) {
-      decision.fixes.emplace_back(fix.arg, value_of(fix, part, first_out));
+      decision.fixes.emplace_back(fix.arg, value_of(fix, sub, first_out));
       decision.simple = false;
     }
   }
@@ -383,17 +385,17 @@ std::unique_ptr<Decision> choose_strategy(const Call& call, Trace* trace) {
     return decision;
   }
 
-  Builder builder{call, *decision, trace};
+  DecisionBuilder builder{call, *decision, trace};
   if (rule->lists == rules::ListMode::Joint) {
-    auto part = make_part(call, -1);
-    builder.add(part, rule->fn(part.query), -1);
+    auto sub = make_sub_call(call, -1);
+    builder.add(sub, rule->fn(sub.query), -1);
     return decision;
   }
   int elements = 0;
   for (const auto& t : call.tensors) elements = std::max(elements, t.element + 1);
   for (int i = 0; i < elements; i++) {
-    auto part = make_part(call, i);
-    builder.add(part, rule->fn(part.query), i);
+    auto sub = make_sub_call(call, i);
+    builder.add(sub, rule->fn(sub.query), i);
   }
   return decision;
 }

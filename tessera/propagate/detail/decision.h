@@ -11,45 +11,46 @@
 
 namespace tessera::propagate {
 
-// What to do with a call, for as long as its key stays the same.
+// How a call is run: the placements of its inputs and outputs, and its local op. It is cached under the call's key.
 struct Decision {
-  // No row to follow: the op is made of others (Decompose: `special` on the distributed tensors, or the op's composite
-  // kernel), or every input is whole everywhere and the op may run as it stands (Replicated).
+  // Strategies: the rule's strategies, or the placements of a view, apply.
+  // Decompose: `special` runs on the distributed tensors, or the op's composite kernel.
+  // Replicated: all inputs are replicated, so the op runs on the local tensors without a rule.
   enum class Kind : uint8_t { Strategies, Decompose, Replicated };
 
   uint64_t hash = 0;
   c10::SmallVector<uint64_t, 16> key;
-  std::vector<SpecRef> pinned;  // the specs whose addresses are in `key`, so that no other spec can take their place
+  std::vector<SpecRef> pinned;  // keeps the specs alive whose addresses are in `key`
 
   Kind kind = Kind::Strategies;
-  // Nothing to redistribute, no argument to change, results wrapped one by one: typed kernels run straight through.
+  // No input is redistributed, no argument is replaced, and each result is wrapped. Typed kernels have a fast path.
   bool simple = true;
   bool redistributes = false;
-  std::vector<SpecRef> want;  // per tensor argument (list elements one by one); null: as it is
+  std::vector<SpecRef> want;  // per tensor argument (list elements one by one); null: unchanged
 
-  // Results: geometry and placements are known now, dtype and device after the first run.
+  // Results. Sizes, strides and placements are known now; dtype and device after the first run.
   struct Out {
     Sizes sizes, strides;
     Placements placements;
-    SpecRef spec;  // null until learned
+    SpecRef spec;  // null until the first run
   };
   c10::SmallVector<Out, 2> outs;
 
-  std::vector<std::pair<int, c10::IValue>> fixes;  // static arguments as this rank's piece needs them
-  std::optional<c10::OperatorHandle> special;      // runs instead of the op, with these arguments added
+  std::vector<std::pair<int, c10::IValue>> fixes;  // arguments with the values of this rank's shard
+  std::optional<c10::OperatorHandle> special;      // runs instead of the op, with special_args added
   std::vector<c10::IValue> special_args;
 
-  // A view of the local, once seen, is made again without calling the op.
+  // The view that the first run made of the local tensor. Later runs make it without a call of the op.
   struct ViewShape {
-    Sizes in_sizes, in_strides;  // of the local it was seen on; another local calls the op again
+    Sizes in_sizes, in_strides;  // of that local tensor; for another geometry the op is called again
     Sizes sizes, strides;
     int64_t offset = 0;
   };
   std::optional<ViewShape> view;
 };
 
-// Decisions of one rank on one mesh. Found without a lock: a rank uses its mesh from one thread at a time.
-// Bounded: at kMost it starts afresh, and so it does when rules were registered since.
+// The decisions of one rank on one mesh. It has no lock, because a rank uses its mesh from one thread at a time.
+// It is cleared when it has kMost entries, and after a new rule is registered.
 class DecisionCache final : public detail::MeshAttachment {
  public:
   static constexpr size_t kMost = 1 << 15;

@@ -12,7 +12,7 @@ namespace {
 
 struct Entries {
   std::mutex mutex;
-  std::deque<OpEntry> all;  // addresses stay
+  std::deque<OpEntry> all;  // a deque, so that addresses stay valid
   std::unordered_map<std::string, OpEntry*> by_name;
 };
 Entries& entries() {
@@ -63,12 +63,12 @@ bool OpEntry::is_written(int arg) const { return std::find(writes.begin(), write
 const rules::OpRule* OpEntry::rule() const {
   const auto& registry = rules::registry();
   const auto version = registry.version();
-  const auto* known = known_.load(std::memory_order_acquire);
-  if (C10_UNLIKELY(!known || known->version != version)) {
-    known = new Known{version, registry.find(name)};
-    known_.store(known, std::memory_order_release);
+  const auto* cached = cached_.load(std::memory_order_acquire);
+  if (C10_UNLIKELY(!cached || cached->version != version)) {
+    cached = new CachedRule{version, registry.find(name)};
+    cached_.store(cached, std::memory_order_release);
   }
-  return known->rule;
+  return cached->rule;
 }
 
 OpEntry& entry_of(const c10::OperatorHandle& op) {
@@ -91,7 +91,7 @@ OpEntry& entry_of(std::string_view name) {
   const auto base = std::string(name.substr(0, dot));
   const auto overload = dot == std::string_view::npos ? std::string() : std::string(name.substr(dot + 1));
   auto op = c10::Dispatcher::singleton().findSchema({base, overload});
-  TESSERA_CHECK(op.has_value(), InternalError, "no op is called ", name);
+  TESSERA_CHECK(op.has_value(), InternalError, "unknown op ", name);
   return entry_of(*op);
 }
 

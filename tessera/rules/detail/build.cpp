@@ -95,6 +95,12 @@ int64_t numel_of(c10::IntArrayRef sizes) {
   return numel;
 }
 
+void set_special_with_out_sizes(Rule& rule, const std::string& op) {
+  rule.special = op;
+  for (size_t i = 0; i < rule.outs.size(); i++)
+    rule.special_fixes.push_back({.arg = -1, .what = ArgFix::What::OutSizes, .tensor = static_cast<int>(i)});
+}
+
 void drop_masked_outputs(Rule& rule, const c10::List<bool>& output_mask) {
   for (size_t i = 0; i < rule.outs.size(); i++) {
     if (output_mask[i]) continue;

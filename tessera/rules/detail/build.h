@@ -73,6 +73,9 @@ OutInfo contiguous_out(c10::IntArrayRef sizes);
 std::vector<int64_t> all_dims(const TensorArg& tensor);  // 0, 1, ..., ndim - 1
 int64_t numel_of(c10::IntArrayRef sizes);
 
+// Sets the special op and gives it the local sizes of all outputs as its last arguments.
+void set_special_with_out_sizes(Rule& rule, const std::string& op);
+
 // Marks the outputs whose entry of output_mask is false as undefined.
 void drop_masked_outputs(Rule& rule, const c10::List<bool>& output_mask);
 

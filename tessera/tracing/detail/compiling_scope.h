@@ -10,12 +10,12 @@
 // component with host state that a step reads or changes (an optimizer, an FSDP unit, a gradient scaler) must take part
 // in the tracing. The protocol, for one traced step:
 //
-//   1. compile() opens a CompilingScope on this thread. compiling() is true while it is open. Scopes nest; the outermost
-//      one counts.
+//   1. compile() opens a CompilingScope on this thread. compiling() is true while it is open. Scopes nest; the
+//      outermost one counts.
 //   2. The step runs. Components call, in any order:
 //        add_guard(read)       The program is valid only while read() gives its present value. If a guard fails before
 //                              a later call, the step is traced again.
-//        scalar_input(...)     A number, such as the learning rate, that each replay reads again (scalar_input.h).
+//        runtime_scalar(...)   A number, such as the learning rate, that each replay reads again (runtime_scalar.h).
 //        on_trace_end(call)    Restores host state that the traced step changed. The traced step does not count as a
 //                              step: its effects happen in the first replay.
 //        on_replay(effect)     The effect of the step on host state. Each replay calls it after the program.

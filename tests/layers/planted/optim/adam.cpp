@@ -1,2 +1,2 @@
 #include "tessera/optim/adam.h"
-#include "tessera/data_parallel/ddp.h"  // BAD: these two stay apart
+#include "tessera/data_parallel/ddp.h"  // BAD: these two layers are independent

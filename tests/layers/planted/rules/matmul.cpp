@@ -1,3 +1,3 @@
 #include <ATen/core/ivalue.h>
-#include <ATen/ops/mm.h>         // BAD: a rule runs nothing
-#include "tessera/comm/world.h"  // BAD: and sends nothing, though comm is above it
+#include <ATen/ops/mm.h>         // BAD: a rule runs no ops
+#include "tessera/comm/world.h"  // BAD: a rule does not communicate

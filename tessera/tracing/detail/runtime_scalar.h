@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-// A scalar input of a compiled program: a number, such as the learning rate, that each run of the program reads again.
-struct ScalarInput {
+// A scalar that each run of a compiled program reads again, such as the learning rate.
+struct RuntimeScalarSource {
   const char* name;
   std::function<double()> read;
 };
@@ -15,10 +15,10 @@ struct ScalarInput {
 // the value of read() in each run. Pass the value to the op unchanged: arithmetic on it would become a constant of the
 // program.
 //
-//   at::_foreach_add_(params, grads, -scalar_input("lr", [this] { return lr_; }));
-double scalar_input(const char* name, std::function<double()> read);
+//   at::_foreach_add_(params, grads, -runtime_scalar("lr", [this] { return lr_; }));
+double runtime_scalar(const char* name, std::function<double()> read);
 
-// The scalar input of a placeholder, or nothing for an ordinary number. For the compiler, within its CompilingScope.
-std::optional<ScalarInput> find_scalar_input(double value);
+// The source of a placeholder, or nothing for an ordinary number. For the compiler, within its CompilingScope.
+std::optional<RuntimeScalarSource> find_runtime_scalar(double value);
 
 }  // namespace tessera
