@@ -25,8 +25,8 @@ comm::Group group_from(const c10::intrusive_ptr<c10d::ProcessGroup>& process_gro
 // Example:  ts::DDPOptions{.process_group = my_c10d_process_group}
 class GroupRef {
  public:
-  GroupRef() = default;                                         // not given: the group of the current world, at use
-  GroupRef(comm::Group group) : group_(std::move(group)) {}     // a null group: not given
+  GroupRef() = default;                                      // not given: the group of the current world, at use
+  GroupRef(comm::Group group) : group_(std::move(group)) {}  // a null group: not given
   GroupRef(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group) : group_(group_from(process_group)) {}
   template <class Mesh>  // a 1-D mesh
   requires requires(const Mesh& mesh) { mesh.get_group(); }

@@ -26,7 +26,7 @@ TEST(Records, OnePerCollectiveWithNumberBytesAndTimes) {
   for (int64_t n = 1; n <= 2; n++)
     run_ranks(n, [](Rank& me) {
       at::Tensor x = at::ones({4}), out = at::empty({4 * me.size()});
-      me.group()->barrier().wait();  // nobody looks: no record, but it counts
+      me.group()->barrier().wait();  // not observed: no record, but it has a number
       Log log;
       comm::ObserverScope scope(&log);
       auto work = me.group()->all_gather_into_tensor(out, x, {.tensor_name = "w"});
@@ -77,7 +77,7 @@ TEST(Records, NamesByFamily) {
   });
 }
 
-TEST(Records, ScopesNestAndAreThisThreadsOnly) {
+TEST(Records, ScopesNestAndArePerThread) {
   run_ranks(2, [](Rank& me) {
     Log outer, inner;
     comm::ObserverScope outer_scope(&outer);
@@ -87,7 +87,7 @@ TEST(Records, ScopesNestAndAreThisThreadsOnly) {
       me.group()->barrier().wait();
     }
     me.group()->barrier().wait();
-    EXPECT_EQ(outer.posted.size(), 2u);  // not the other rank's
+    EXPECT_EQ(outer.posted.size(), 2u);  // those of this rank only
     EXPECT_EQ(inner.posted.size(), 1u);
   });
   EXPECT_FALSE(comm::observed());

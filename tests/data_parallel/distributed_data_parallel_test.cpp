@@ -27,7 +27,7 @@ using testing::close;
 using testing::Rank;
 using testing::run_ranks;
 
-int64_t count(const CommDebugMode& mode, Kind kind) { return mode.get_comm_counts().of(kind, comm::Family::C10d); }
+int64_t count(const CommDebugMode& mode, CommKind kind) { return mode.get_comm_counts().of(kind, comm::Family::C10d); }
 int64_t all_reduces(const CommDebugMode& mode) { return count(mode, Kind::AllReduce); }
 
 // Placement, communication and value of three steps, beside the mean that a plain module gives.

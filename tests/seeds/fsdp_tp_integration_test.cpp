@@ -19,7 +19,7 @@ namespace tessera {
 namespace {
 
 using comm::Family;
-using comm::Kind;
+using comm::CommKind;
 using testing::close;
 using testing::Rank;
 
@@ -136,9 +136,9 @@ void integration(Rank& me, bool offload, ShardingStrategy strategy, bool use_ori
   {
     CommDebugMode comm;
     output = tp_fsdp(input);
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor), 1);
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::ReduceScatterTensor), 1);
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor, Family::C10d), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::ReduceScatterTensor), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, Family::C10d), 1);
     EXPECT_EQ(comm.get_total_counts(), 3);
   }
   EXPECT_EQ(output.sizes(), (std::vector<int64_t>{2, 3, 12}));
@@ -148,8 +148,8 @@ void integration(Rank& me, bool offload, ShardingStrategy strategy, bool use_ori
   {
     CommDebugMode comm;
     output.sum().backward();
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor), 1);
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::ReduceScatterTensor, Family::C10d), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::ReduceScatterTensor, Family::C10d), 1);
     EXPECT_EQ(comm.get_total_counts(), 2);
   }
   sync_tp_grads(tp_fsdp.flat_params(), tp, dp);
@@ -214,11 +214,11 @@ TEST(TestTPFSDPIntegration, test_fsdp_tp_extension_grad) {
     CommDebugMode comm;
     fsdp(input).sum().backward();
     const auto& counts = comm.get_comm_counts();
-    EXPECT_EQ(counts.of(Kind::ReduceScatterTensor), 2);
-    EXPECT_EQ(counts.of(Kind::AllGatherIntoTensor), 2);
-    EXPECT_EQ(counts.of(Kind::AllReduce), 1);
-    EXPECT_EQ(counts.of(Kind::AllGatherIntoTensor, Family::C10d), 1);
-    EXPECT_EQ(counts.of(Kind::ReduceScatterTensor, Family::C10d), 1);
+    EXPECT_EQ(counts.of(CommKind::ReduceScatterTensor), 2);
+    EXPECT_EQ(counts.of(CommKind::AllGatherIntoTensor), 2);
+    EXPECT_EQ(counts.of(CommKind::AllReduce), 1);
+    EXPECT_EQ(counts.of(CommKind::AllGatherIntoTensor, Family::C10d), 1);
+    EXPECT_EQ(counts.of(CommKind::ReduceScatterTensor, Family::C10d), 1);
     EXPECT_EQ(comm.get_total_counts(), 7) << comm.debug_string();
     for (const auto& p : fsdp->parameters()) EXPECT_FALSE(p.grad().isnan().any().item<bool>());
   });

@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-using comm::Kind;
+using comm::CommKind;
 using fixtures::full_tensor;
 using testing::close;
 using testing::Rank;
@@ -26,11 +26,11 @@ struct ExpectedComm {
 };
 void expect_comm(const CommDebugMode& mode, const ExpectedComm& expected, const char* when) {
   const auto& counts = mode.get_comm_counts();
-  const auto of = [&](Kind kind) { return counts.of(kind) + counts.of(kind, comm::Family::C10d); };
-  EXPECT_EQ(of(Kind::Scatter), expected.scatter) << when;
-  EXPECT_EQ(of(Kind::Broadcast), expected.broadcast) << when;
-  EXPECT_EQ(of(Kind::AllReduce), expected.all_reduce) << when;
-  EXPECT_EQ(of(Kind::AllGather) + of(Kind::AllGatherIntoTensor), expected.all_gather) << when;
+  const auto of = [&](CommKind kind) { return counts.of(kind) + counts.of(kind, comm::Family::C10d); };
+  EXPECT_EQ(of(CommKind::Scatter), expected.scatter) << when;
+  EXPECT_EQ(of(CommKind::Broadcast), expected.broadcast) << when;
+  EXPECT_EQ(of(CommKind::AllReduce), expected.all_reduce) << when;
+  EXPECT_EQ(of(CommKind::AllGather) + of(CommKind::AllGatherIntoTensor), expected.all_gather) << when;
   EXPECT_EQ(counts.total(), expected.scatter + expected.broadcast + expected.all_reduce + expected.all_gather) << when;
 }
 

@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-using comm::Kind;
+using comm::CommKind;
 using testing::close;
 using testing::Rank;
 
@@ -102,9 +102,9 @@ void test_data_parallel(Rank& me, const typename Optimizer::Options& config, con
     CommDebugMode mode;
     found = step(mod, opt, batch);
     if (call > 0) {
-      EXPECT_EQ(mode.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), sharded ? 0 : 4);  // in place
-      EXPECT_EQ(mode.get_comm_counts().of(Kind::AllGatherIntoTensor), sharded ? 4 : 0);
-      EXPECT_EQ(mode.get_comm_counts().of(Kind::ReduceScatterTensor), sharded ? 4 : 0);
+      EXPECT_EQ(mode.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d), sharded ? 0 : 4);  // in place
+      EXPECT_EQ(mode.get_comm_counts().of(CommKind::AllGatherIntoTensor), sharded ? 4 : 0);
+      EXPECT_EQ(mode.get_comm_counts().of(CommKind::ReduceScatterTensor), sharded ? 4 : 0);
       EXPECT_EQ(mode.get_total_counts(), sharded ? 8 : 4);
     }
     EXPECT_EQ(close(found, wanted.detach()), "") << "the local loss, call " << call;

@@ -1,4 +1,4 @@
-// The functional collectives: registered ops, any dim, sizes that differ, results pending until wait().
+// The functional collectives: registered ops, any dim, uneven sizes, results pending until wait().
 #include "tessera/comm/functional_collectives.h"
 
 #include "tessera/base/error.h"
@@ -29,7 +29,7 @@ struct Names : comm::Observer {
 };
 
 Sizes even(int64_t n) { return Sizes(static_cast<size_t>(n), 2); }
-Sizes uneven(int64_t n) {  // 0, 3, 1, 2: an empty one, and none equal
+Sizes uneven(int64_t n) {  // 0, 3, 1, 2: one is empty, no two are equal
   const Sizes all{0, 3, 1, 2};
   return n == 1 ? Sizes{3} : Sizes(all.begin(), all.begin() + n);
 }
@@ -37,14 +37,14 @@ int64_t sum(const Sizes& s) { return std::accumulate(s.begin(), s.end(), int64_t
 int64_t begin(const Sizes& s, int64_t rank) { return std::accumulate(s.begin(), s.begin() + rank, int64_t{0}); }
 int64_t own(const Sizes& s, int64_t rank) { return s[static_cast<size_t>(rank)]; }
 
-// (2, 3, 4) with `extent` in place of dim's
+// Shape (2, 3, 4), with `extent` as the size of `dim`.
 at::Tensor numbers(int64_t dim, int64_t extent, double from = 0) {
   Sizes shape{2, 3, 4};
   shape[static_cast<size_t>(dim)] = extent;
   return at::arange(2 * 3 * 4 / (dim == 0 ? 2 : dim == 1 ? 3 : 4) * extent).view(shape).to(at::kFloat) + from;
 }
 
-void everywhere(const std::function<void(Rank&, const Sizes&, int64_t dim)>& body) {
+void for_all_sizes_and_dims(const std::function<void(Rank&, const Sizes&, int64_t dim)>& body) {
   for (int64_t n = 1; n <= 4; n++)
     for (const auto& sizes : {even(n), uneven(n)})
       for (int64_t dim = 0; dim < 3; dim++) {
@@ -53,23 +53,23 @@ void everywhere(const std::function<void(Rank&, const Sizes&, int64_t dim)>& bod
       }
 }
 
-TEST(Ops, AllGather) {
-  everywhere([](Rank& me, const Sizes& sizes, int64_t dim) {
-    at::Tensor whole = numbers(dim, sum(sizes));
+TEST(Funcol, AllGather) {
+  for_all_sizes_and_dims([](Rank& me, const Sizes& sizes, int64_t dim) {
+    at::Tensor full = numbers(dim, sum(sizes));
     at::Tensor out =
-        funcol::all_gather(whole.narrow(dim, begin(sizes, me.rank), own(sizes, me.rank)), dim, sizes, me.group());
+        funcol::all_gather(full.narrow(dim, begin(sizes, me.rank), own(sizes, me.rank)), dim, sizes, me.group());
     funcol::wait(out, me.group());
-    EXPECT_TRUE(out.equal(whole));
+    EXPECT_TRUE(out.equal(full));
     EXPECT_TRUE(out.is_contiguous());
   });
 }
 
-TEST(Ops, ReduceScatter) {
-  everywhere([](Rank& me, const Sizes& sizes, int64_t dim) {
+TEST(Funcol, ReduceScatter) {
+  for_all_sizes_and_dims([](Rank& me, const Sizes& sizes, int64_t dim) {
     const int64_t n = me.size();
-    at::Tensor whole = numbers(dim, sum(sizes), static_cast<double>(me.rank));
+    at::Tensor full = numbers(dim, sum(sizes), static_cast<double>(me.rank));
     for (auto op : {ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max}) {
-      at::Tensor out = funcol::reduce_scatter(whole, dim, sizes, op, me.group());
+      at::Tensor out = funcol::reduce_scatter(full, dim, sizes, op, me.group());
       funcol::wait(out, me.group());
       at::Tensor want = op == ReduceOp::Max ? numbers(dim, sum(sizes), static_cast<double>(n - 1))
                                             : numbers(dim, sum(sizes)) * n + n * (n - 1) / 2.0;
@@ -79,26 +79,26 @@ TEST(Ops, ReduceScatter) {
   });
 }
 
-TEST(Ops, AllToAllFromEveryDimToEveryDim) {
-  everywhere([](Rank& me, const Sizes& sizes, int64_t split) {
+TEST(Funcol, AllToAllFromEveryDimToEveryDim) {
+  for_all_sizes_and_dims([](Rank& me, const Sizes& sizes, int64_t split) {
     const auto n = static_cast<size_t>(me.size());
     for (int64_t cat = 0; cat < 3; cat++) {
       if (cat == split) continue;
-      Sizes other(n);  // what each rank holds along cat: 1, 2, 3, ..
+      Sizes other(n);  // sizes along cat: 1, 2, 3, ...
       std::iota(other.begin(), other.end(), 1);
       Sizes shape{2, 3, 4};
       shape[static_cast<size_t>(split)] = sum(sizes);
       shape[static_cast<size_t>(cat)] = sum(other);
-      at::Tensor whole = at::arange(shape[0] * shape[1] * shape[2]).view(shape).to(at::kFloat);
-      at::Tensor x = whole.narrow(cat, begin(other, me.rank), own(other, me.rank));
+      at::Tensor full = at::arange(shape[0] * shape[1] * shape[2]).view(shape).to(at::kFloat);
+      at::Tensor x = full.narrow(cat, begin(other, me.rank), own(other, me.rank));
       at::Tensor out = funcol::all_to_all(x, split, sizes, cat, other, me.group());
       funcol::wait(out, me.group());
-      EXPECT_TRUE(out.equal(whole.narrow(split, begin(sizes, me.rank), own(sizes, me.rank))));
+      EXPECT_TRUE(out.equal(full.narrow(split, begin(sizes, me.rank), own(sizes, me.rank))));
     }
   });
 }
 
-TEST(Ops, Coalesced) {
+TEST(Funcol, CoalescedIsOneCollective) {
   for (int64_t n = 1; n <= 4; n++)
     run_ranks(n, [](Rank& me) {
       const int64_t n = me.size();
@@ -128,7 +128,7 @@ TEST(Ops, Coalesced) {
     });
 }
 
-TEST(Ops, ResultsAreFreshAndInputsUntouched) {
+TEST(Funcol, ResultsDoNotAliasInputs) {
   run_ranks(2, [](Rank& me) {
     at::Tensor x = at::full({3}, static_cast<double>(me.rank + 1)), copy = x.clone();
     at::Tensor sum = funcol::all_reduce(x, ReduceOp::Sum, me.group());
@@ -145,7 +145,7 @@ TEST(Ops, ResultsAreFreshAndInputsUntouched) {
   });
 }
 
-TEST(Ops, PendingUntilWaitedForThroughAView) {
+TEST(Funcol, WaitAcceptsAView) {
   run_ranks(2, [](Rank& me) {
     at::Tensor a = funcol::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
     at::Tensor b = funcol::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
@@ -153,7 +153,7 @@ TEST(Ops, PendingUntilWaitedForThroughAView) {
     at::Tensor independent = at::ones({4}) + 1;  // runs while both are in flight
     funcol::wait(b.view({2, 2}), me.group());
     EXPECT_EQ(me.group()->pending(), 1u);
-    funcol::wait(b, me.group());  // again: fine
+    funcol::wait(b, me.group());  // a second wait does nothing
     funcol::wait(independent, me.group());
     funcol::wait(a, me.group());
     EXPECT_EQ(me.group()->pending(), 0u);
@@ -161,14 +161,14 @@ TEST(Ops, PendingUntilWaitedForThroughAView) {
   });
 }
 
-TEST(Ops, ResultsNobodyWaitsForAreBounded) {
+TEST(Funcol, NumberOfPendingResultsIsBounded) {
   run_ranks(2, [](Rank& me) {
     for (int i = 0; i < 1000; i++) funcol::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
     EXPECT_LE(me.group()->pending(), 256u);
   });
 }
 
-TEST(Ops, AreRegisteredWithTruthfulSchemas) {
+TEST(Funcol, SchemasDeclareAliasing) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const char* name : {"all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_coalesced", "reduce_scatter",
                            "reduce_scatter_coalesced", "all_to_all", "broadcast"}) {
@@ -181,7 +181,7 @@ TEST(Ops, AreRegisteredWithTruthfulSchemas) {
   EXPECT_NE(wait.returns()[0].alias_info(), nullptr);
 }
 
-TEST(Ops, CalledBoxedWithTheGroupAsAnArgument) {
+TEST(Funcol, CanBeCalledBoxedWithTheGroupAsAnArgument) {
   run_ranks(2, [](Rank& me) {
     auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::all_reduce", "");
     std::vector<c10::IValue> stack{at::ones({2}), "sum", me.group()};
@@ -191,17 +191,20 @@ TEST(Ops, CalledBoxedWithTheGroupAsAnArgument) {
   });
 }
 
-TEST(Ops, SayWhatIsWrongWithSizes) {
+TEST(Funcol, BadSizesAreRefused) {
   run_ranks(2, [](Rank& me) {
-    const auto says = [](const char* part, auto&& call) { EXPECT_SAYS(testing::message_of<UsageError>(call), part); };
-    says("needs 2 sizes", [&] { funcol::all_gather(at::ones({2}), 0, {2}, me.group()); });
-    says("must be 3", [&] { funcol::all_gather(at::ones({2}), 0, {3, 3}, me.group()); });
-    says("must be 4", [&] { funcol::reduce_scatter(at::ones({3}), 0, {2, 2}, ReduceOp::Sum, me.group()); });
-    says("needs 2 sizes", [&] { funcol::all_to_all(at::ones({2, 2}), 0, {1, 1}, 1, {}, me.group()); });
-    says("dim 1", [&] { funcol::all_gather(at::ones({2}), 1, {2, 2}, me.group()); });
-    says("to itself", [&] { funcol::all_to_all(at::ones({2, 2}), 0, {1, 1}, 0, {2, 2}, me.group()); });
-    says("avg of a tensor of Long", [&] { funcol::all_reduce(at::ones({2}, at::kLong), ReduceOp::Avg, me.group()); });
-    me.group()->barrier().wait();  // nothing was posted: the group is as it was
+    const auto expect_error = [](const char* part, auto&& call) {
+      EXPECT_SAYS(testing::message_of<UsageError>(call), part);
+    };
+    expect_error("needs 2 sizes", [&] { funcol::all_gather(at::ones({2}), 0, {2}, me.group()); });
+    expect_error("must be 3", [&] { funcol::all_gather(at::ones({2}), 0, {3, 3}, me.group()); });
+    expect_error("must be 4", [&] { funcol::reduce_scatter(at::ones({3}), 0, {2, 2}, ReduceOp::Sum, me.group()); });
+    expect_error("needs 2 sizes", [&] { funcol::all_to_all(at::ones({2, 2}), 0, {1, 1}, 1, {}, me.group()); });
+    expect_error("dim 1", [&] { funcol::all_gather(at::ones({2}), 1, {2, 2}, me.group()); });
+    expect_error("to itself", [&] { funcol::all_to_all(at::ones({2, 2}), 0, {1, 1}, 0, {2, 2}, me.group()); });
+    expect_error("avg of a tensor of Long",
+                 [&] { funcol::all_reduce(at::ones({2}, at::kLong), ReduceOp::Avg, me.group()); });
+    me.group()->barrier().wait();  // no collective was posted, so the group is still usable
   });
 }
 
