@@ -18,18 +18,18 @@
 namespace tessera {
 namespace {
 
-Placements normalized_for(PlacementsRef placements, const DeviceMesh& mesh, int64_t ndim, const char* who) {
-  TESSERA_CHECK(mesh, UsageError, who, ": no mesh given");
+Placements normalized_for(PlacementsRef placements, const DeviceMesh& mesh, int64_t ndim, const char* function) {
+  TESSERA_CHECK(mesh, UsageError, function, ": no mesh given");
   if (placements.empty()) return Placements(mesh.ndim(), Replicate());
-  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, who, ": mesh(", mesh, ") has ",
+  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, function, ": mesh(", mesh, ") has ",
                 mesh.ndim(), " axes, ", placements.size(), " placements were given, ", to_string(placements),
                 "; write one placement per axis");
   return normalize(placements, ndim);
 }
 
-void check_plain(const at::Tensor& t, const char* who) {
-  TESSERA_CHECK(t.defined(), UsageError, who, ": the tensor is undefined");
-  TESSERA_CHECK(!is_dtensor(t), UsageError, who, ": the tensor is distributed already, ",
+void check_plain(const at::Tensor& t, const char* function) {
+  TESSERA_CHECK(t.defined(), UsageError, function, ": the tensor is undefined");
+  TESSERA_CHECK(!is_dtensor(t), UsageError, function, ": the tensor is distributed already, ",
                 detail::meta_of(t).spec->describe(), "; use redistribute to change its placements");
 }
 
@@ -179,7 +179,7 @@ DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, Placement
   if (is_dtensor(t)) {
     const auto& spec = *detail::meta_of(t).spec;
     TESSERA_CHECK(spec.mesh == mesh && PlacementsRef(spec.placements) == PlacementsRef(to), UsageError,
-                  "distribute_tensor: the tensor is distributed already, ", spec.describe(), "; the call asks for ",
+                  "distribute_tensor: the tensor is distributed already, ", spec.describe(), "; the call requests ",
                   to_string(to), " on mesh(", mesh, "); use redistribute");
     return t;
   }

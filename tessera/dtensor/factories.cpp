@@ -16,16 +16,16 @@ namespace {
 
 // A DTensor of global `size` with an uninitialized local tensor.
 DTensor uninitialized(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements,
-                      const at::TensorOptions& options, const char* who) {
+                      const at::TensorOptions& options, const char* function) {
   detail::register_kernels();
-  TESSERA_CHECK(mesh, UsageError, who, ": no mesh given");
+  TESSERA_CHECK(mesh, UsageError, function, ": no mesh given");
   TESSERA_CHECK(options.layout() == at::kStrided && !options.pinned_memory() && !options.memory_format_opt(),
-                UsageError, who, ": a DTensor supports only the options dtype, device and requires_grad");
+                UsageError, function, ": a DTensor supports only the options dtype, device and requires_grad");
   const Placements replicated(mesh.ndim(), Replicate());
   const auto to =
       normalize(placements.empty() ? PlacementsRef(replicated) : placements, static_cast<int64_t>(size.size()));
   for (const auto& p : to)
-    TESSERA_CHECK(!p.is_partial(), UsageError, who, " with ", to_string(to),
+    TESSERA_CHECK(!p.is_partial(), UsageError, function, " with ", to_string(to),
                   ": a placement must not be Partial; write Replicate or Shard");
   const auto device = options.device_opt().value_or(c10::Device(mesh.device_type()));
   const auto dtype = c10::typeMetaToScalarType(options.dtype());

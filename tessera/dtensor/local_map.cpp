@@ -24,28 +24,28 @@ LocalMapCall::LocalMapCall(const std::vector<MaybePlacements>& in, const LocalMa
 
 at::Tensor LocalMapCall::take(const at::Tensor& arg) {
   const size_t i = next_arg_++;
-  const auto* asked = !in_.empty() && in_[i] ? &*in_[i] : nullptr;
+  const auto* given = !in_.empty() && in_[i] ? &*in_[i] : nullptr;
   if (!is_dtensor(arg)) {
-    TESSERA_CHECK(!asked || !arg.defined(), UsageError, "local_map: in_placements say ", to_string(*asked),
+    TESSERA_CHECK(!given || !arg.defined(), UsageError, "local_map: in_placements has ", to_string(*given),
                   " for argument ", i, ", which is a plain tensor of sizes ", arg.sizes(),
                   "; distribute it, or write std::nullopt for it");
     return arg;
   }
   DTensor t(arg);
-  TESSERA_CHECK(in_.empty() || asked, UsageError, "local_map: argument ", i, " is ", t.spec().describe(),
-                ", and in_placements say std::nullopt for it; write ", to_string(t.placements()),
+  TESSERA_CHECK(in_.empty() || given, UsageError, "local_map: argument ", i, " is ", t.spec().describe(),
+                ", but in_placements has std::nullopt for it; write ", to_string(t.placements()),
                 ", or what the function expects");
   TESSERA_CHECK(!mesh_ || mesh_ == t.device_mesh(), UsageError, "local_map: argument ", i, " is on mesh(",
                 t.device_mesh(), "), an earlier one on mesh(", mesh_, "); all must be on one mesh");
   if (!mesh_) mesh_ = t.device_mesh();
-  if (asked) {
-    TESSERA_CHECK(asked->size() == t.placements().size(), UsageError, "local_map: in_placements say ",
-                  to_string(*asked), " for argument ", i, ", ", t.spec().describe(),
+  if (given) {
+    TESSERA_CHECK(given->size() == t.placements().size(), UsageError, "local_map: in_placements has ",
+                  to_string(*given), " for argument ", i, ", ", t.spec().describe(),
                   "; write one placement for each of the ", mesh_.ndim(), " mesh axes");
-    const auto wanted = normalize(*asked, t.dim());
+    const auto wanted = normalize(*given, t.dim());
     if (PlacementsRef(wanted) != t.placements()) {
       TESSERA_CHECK(options_.redistribute_inputs, UsageError, "local_map: argument ", i, " is ", t.spec().describe(),
-                    ", in_placements say ", to_string(wanted),
+                    ", but in_placements has ", to_string(wanted),
                     "; redistribute it, or write {.redistribute_inputs = true}");
       t = t.redistribute(wanted);
     }
@@ -63,7 +63,7 @@ Placements checked_out_placements(const Placements& placements, const DeviceMesh
   TESSERA_CHECK(local.defined() && !is_dtensor(local), UsageError, "local_map: result ", i,
                 " should be the local tensor, which is plain; ",
                 local.defined() ? "it is a DTensor" : "it is undefined");
-  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, "local_map: out_placements say ",
+  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, "local_map: out_placements has ",
                 to_string(placements), " for result ", i, ", and mesh(", mesh, ") has ", mesh.ndim(),
                 " axes; write one placement per axis");
   return normalize(placements, local.dim());

@@ -25,9 +25,9 @@ void manual_seed(uint64_t seed) { random::state() = {seed, 0}; }
 
 RandomState& detail::random_state(const MeshState& mesh) { return state_of(mesh.world); }
 
-void detail::check_fillable(const at::Tensor& t, const char* who) {
-  TESSERA_CHECK(t.defined(), UsageError, "random::", who, ": the tensor is undefined");
-  TESSERA_CHECK(!t.requires_grad() || !at::GradMode::is_enabled(), UsageError, "random::", who,
+void detail::check_fillable(const at::Tensor& t, const char* function) {
+  TESSERA_CHECK(t.defined(), UsageError, "random::", function, ": the tensor is undefined");
+  TESSERA_CHECK(!t.requires_grad() || !at::GradMode::is_enabled(), UsageError, "random::", function,
                 ": the tensor requires grad and would be overwritten; call it under a torch::NoGradGuard");
 }
 

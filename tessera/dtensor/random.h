@@ -79,12 +79,12 @@ auto with_draw(RandomState& state, at::IntArrayRef sizes, at::IntArrayRef ranges
 }
 
 // Throws UsageError if `t` is undefined, or requires grad while grad mode is on.
-void check_fillable(const at::Tensor& t, const char* who);
+void check_fillable(const at::Tensor& t, const char* function);
 
 // Fills a plain tensor by f(draw), with its own sizes as the global sizes.
 template <class F>
-at::Tensor& fill_plain(at::Tensor& t, const char* who, F f) {
-  check_fillable(t, who);
+at::Tensor& fill_plain(at::Tensor& t, const char* function, F f) {
+  check_fillable(t, function);
   {
     at::AutoDispatchBelowADInplaceOrView below;
     with_draw(random::state(), t.sizes(), {}, f);

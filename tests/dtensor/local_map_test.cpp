@@ -107,7 +107,7 @@ TEST(LocalMap, RedistributesInputsWithTheOption) {
     EXPECT_TRUE(torch::allclose(y.full_tensor(), torch::softmax(a, 1)));
     const auto text = error_message<UsageError>([&] { local_map(softmax, {S0}, {S0})(distribute(a, mesh, S1)); });
     EXPECT_CONTAINS(text, "argument 0 is f32[4, 6][S(1)]");
-    EXPECT_CONTAINS(text, "in_placements say [S(0)]");
+    EXPECT_CONTAINS(text, "in_placements has [S(0)]");
     EXPECT_CONTAINS(text, ".redistribute_inputs = true");
   });
 }

@@ -48,7 +48,8 @@ void check_module(const Module& reference, const Module& two_d, bool check_grad)
 }
 
 int64_t all_reduces(const CommDebugMode& mode) {
-  return mode.get_comm_counts().of(CommKind::AllReduce) + mode.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d);
+  return mode.get_comm_counts().of(CommKind::AllReduce) +
+         mode.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d);
 }
 
 void test_2d_ddp_integration(Rank& me, const Variant& variant) {

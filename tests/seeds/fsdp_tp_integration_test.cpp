@@ -18,8 +18,8 @@
 namespace tessera {
 namespace {
 
-using comm::Family;
 using comm::CommKind;
+using comm::Family;
 using testing::close;
 using testing::Rank;
 
