@@ -24,7 +24,7 @@ using models::GPT2;
 using parity::Message;
 using parity::Response;
 
-constexpr int64_t kRanks = 2, kSteps = 20;
+constexpr int64_t kFsdpRanks = 2, kFsdpSteps = 20;
 
 struct FsdpCase {
   std::string name;
@@ -78,15 +78,15 @@ TEST(FsdpParity, TrainsLikePyTorch) {
   Message request;
   request.texts["model"] = models::settings(kTinyGPT2);
   for (const auto& c : kFsdpCases) request.texts[c.name] = c.text;
-  const auto tokens = torch::randint(kVocabulary, {kRanks, 2, 7}, torch::kLong);
-  const auto targets = torch::randint(kVocabulary, {kRanks, 2, 7}, torch::kLong);
+  const auto tokens = torch::randint(kVocabulary, {kFsdpRanks, 2, 7}, torch::kLong);
+  const auto targets = torch::randint(kVocabulary, {kFsdpRanks, 2, 7}, torch::kLong);
   request.tensors = {{"tokens", tokens}, {"targets", targets}};
   for (const auto& [key, t] : state_dict(*start)) request.tensors["model/weights/" + key] = t.clone();
   const Response response = parity::run_python("fsdp.py", request);
   SKIP_WITHOUT_PYTHON(response);
 
   for (const auto& c : kFsdpCases)
-    run_ranks(kRanks, [&](Rank& me) {
+    run_ranks(kFsdpRanks, [&](Rank& me) {
       SCOPED_TRACE(c10::str(c.name, ", rank ", me.rank));
       const auto theirs = [&](const std::string& name) { return c10::str(c.name, "/", me.rank, "/", name); };
       auto model = clone(start);
@@ -94,7 +94,7 @@ TEST(FsdpParity, TrainsLikePyTorch) {
       const bool distributed = is_dtensor(model->parameters()[0]);
       optim::AdamW optimizer(model->parameters(), {.lr = 0.01, .eps = 1e-5, .weight_decay = 0.01});
       std::vector<at::Tensor> losses;
-      for (int64_t step = 0; step < kSteps; step++) {
+      for (int64_t step = 0; step < kFsdpSteps; step++) {
         optimizer.zero_grad();
         CommDebugMode mode;
         const auto loss = models::loss(model(tokens[me.rank]), targets[me.rank]);
