@@ -1,4 +1,4 @@
-// In every test program: each test begins with the same random numbers, so that a run finds what the last one found.
+// Part of every test program: seeds LibTorch's generator before each test, so that runs are reproducible.
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 

@@ -1,9 +1,9 @@
 #include "tessera/dtensor/dtensor.h"
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/detail/edges.h"
+#include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/dtensor/register.h"
-#include "tessera/placement/detail/take_runs.h"
+#include "tessera/placement/detail/take_ranges.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -18,23 +18,23 @@
 namespace tessera {
 namespace {
 
-Placements complete(PlacementsRef placements, const DeviceMesh& mesh, int64_t ndim, const char* who) {
-  TESSERA_CHECK(mesh, UsageError, who, ": no mesh given");
+Placements normalized_for(PlacementsRef placements, const DeviceMesh& mesh, int64_t ndim, const char* function) {
+  TESSERA_CHECK(mesh, UsageError, function, ": no mesh given");
   if (placements.empty()) return Placements(mesh.ndim(), Replicate());
-  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, who, ": mesh(", mesh, ") has ",
+  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, function, ": mesh(", mesh, ") has ",
                 mesh.ndim(), " axes, ", placements.size(), " placements were given, ", to_string(placements),
-                "; write one for each axis");
+                "; write one placement per axis");
   return normalize(placements, ndim);
 }
 
-void check_plain(const at::Tensor& t, const char* who) {
-  TESSERA_CHECK(t.defined(), UsageError, who, ": the tensor is undefined");
-  TESSERA_CHECK(!is_dtensor(t), UsageError, who, ": the tensor is distributed already, ",
-                detail::meta_of(t).spec->describe(), "; use redistribute to move it");
+void check_plain(const at::Tensor& t, const char* function) {
+  TESSERA_CHECK(t.defined(), UsageError, function, ": the tensor is undefined");
+  TESSERA_CHECK(!is_dtensor(t), UsageError, function, ": the tensor is distributed already, ",
+                detail::meta_of(t).spec->describe(), "; use redistribute to change its placements");
 }
 
-// All ranks of an axis must hold pieces of the same shape, or of the shapes the cut gives them. Every axis is gathered
-// before any is judged, so that all ranks of the mesh go on, or none waits for one that threw.
+// Checks that every rank has a local tensor of the sizes that its placement gives. All axes are gathered before the
+// first check, so that no rank waits for one that threw.
 void compare_across_ranks(const at::Tensor& local, const TensorSpec& spec) {
   const auto mine = at::tensor(local.sizes().vec(), at::kLong);
   std::vector<at::Tensor> found;
@@ -49,15 +49,16 @@ void compare_across_ranks(const at::Tensor& local, const TensorSpec& spec) {
       const auto expected = local_sizes(spec.placements, spec.mesh.shape(), coordinate, spec.sizes);
       const c10::IntArrayRef theirs(found[axis].const_data_ptr<int64_t>() + r * local.dim(), local.dim());
       TESSERA_CHECK(theirs == c10::IntArrayRef(expected), UsageError, "from_local: rank ", r, " of mesh axis '",
-                    spec.mesh.state()->axis_name(axis), "' has a piece of sizes ", theirs, "; of ", spec.describe(),
-                    " it should have ", c10::IntArrayRef(expected),
-                    ". Give the global shape and stride if pieces are uneven.");
+                    spec.mesh.state()->axis_name(axis), "' has a local tensor of sizes ", theirs, "; for ",
+                    spec.describe(), " it should have ", c10::IntArrayRef(expected),
+                    ". Give the global shape and stride if shards are uneven.");
     }
   }
 }
 
-// The axes in the order in which their cuts are made; whole ones where they stand.
-ShardOrder in_cutting_order(PlacementsRef placements, const DeviceMesh& mesh) {
+// The mesh axes in the order in which distribute_tensor handles them. Axes that shard the same dim are in shard order:
+// a strided shard comes after the axis that it subdivides.
+ShardOrder distribution_order(PlacementsRef placements, const DeviceMesh& mesh) {
   ShardOrder steps;
   std::vector<bool> dims_done(64);
   for (int64_t axis = 0; axis < mesh.ndim(); axis++) {
@@ -65,7 +66,7 @@ ShardOrder in_cutting_order(PlacementsRef placements, const DeviceMesh& mesh) {
     if (!p.is_sharded()) {
       steps.push_back({axis, p});
     } else if (!dims_done[p.dim]) {
-      for (const auto& cut : shard_order(placements, mesh.shape(), p.dim)) steps.push_back(cut);
+      for (const auto& step : shard_order(placements, mesh.shape(), p.dim)) steps.push_back(step);
       dims_done[p.dim] = true;
     }
   }
@@ -79,24 +80,26 @@ at::Tensor broadcast(const at::Tensor& t, comm::Communicator& group, const Distr
   return value;
 }
 
-at::Tensor scatter(const at::Tensor& t, const Placement& cut, comm::Communicator& group,
+at::Tensor scatter(const at::Tensor& t, const Placement& shard, comm::Communicator& group,
                    const DistributeOptions& options) {
-  auto piece_of = [&](int64_t r) { return take_runs(t, cut.dim, shard_runs(cut, t.size(cut.dim), group.size(), r)); };
-  auto mine = piece_of(group.rank());
+  auto shard_of = [&](int64_t r) {
+    return take_ranges(t, shard.dim, shard_ranges(shard, t.size(shard.dim), group.size(), r));
+  };
+  auto mine = shard_of(group.rank());
   if (!options.src_data_rank) return mine;
-  std::vector<at::Tensor> pieces;
+  std::vector<at::Tensor> shards;
   if (group.rank() == *options.src_data_rank)
-    for (int64_t r = 0; r < group.size(); r++) pieces.push_back(piece_of(r));
-  group.scatter(mine, std::move(pieces), *options.src_data_rank).wait();
+    for (int64_t r = 0; r < group.size(); r++) shards.push_back(shard_of(r));
+  group.scatter(mine, std::move(shards), *options.src_data_rank).wait();
   return mine;
 }
 
-// This rank's piece of the source's values, in memory of its own.
-at::Tensor sent_piece(const at::Tensor& t, const TensorSpec& spec, const DistributeOptions& options) {
+// Communicates. Returns this rank's local tensor of the source rank's values, in new memory.
+at::Tensor scatter_and_broadcast(const at::Tensor& t, const TensorSpec& spec, const DistributeOptions& options) {
   auto local = t.detach();
-  for (const auto& [axis, placement] : in_cutting_order(spec.placements, spec.mesh))
+  for (const auto& [axis, placement] : distribution_order(spec.placements, spec.mesh))
     local = placement.is_sharded() ? scatter(local, placement, *spec.mesh.get_group(axis), options)
-                               : broadcast(local, *spec.mesh.get_group(axis), options);
+                                   : broadcast(local, *spec.mesh.get_group(axis), options);
   return local.is_alias_of(t) ? local.clone(at::MemoryFormat::Contiguous) : local;
 }
 
@@ -104,14 +107,14 @@ at::Tensor sent_piece(const at::Tensor& t, const TensorSpec& spec, const Distrib
 
 DTensor::DTensor(const at::Tensor& t) : at::Tensor(t) {
   TESSERA_CHECK(!t.defined() || is_dtensor(t), UsageError, "a plain tensor of sizes ", t.sizes(),
-                " is no DTensor; make one with distribute_tensor or DTensor::from_local");
+                " is not a DTensor; make one with distribute_tensor or DTensor::from_local");
 }
 
 DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements,
                             FromLocalOptions options) {
   detail::register_kernels();
   check_plain(local, "from_local");
-  const auto complete_placements = complete(placements, mesh, local.dim(), "from_local");
+  const auto to = normalized_for(placements, mesh, local.dim(), "from_local");
   TESSERA_CHECK(options.shape.has_value() == options.stride.has_value(), UsageError,
                 "from_local: give shape and stride both or neither; only ", options.shape ? "shape" : "stride",
                 " was given");
@@ -120,71 +123,72 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
     sizes.assign(options.shape->begin(), options.shape->end());
     strides.assign(options.stride->begin(), options.stride->end());
     TESSERA_CHECK(sizes.size() == static_cast<size_t>(local.dim()) && strides.size() == sizes.size(), UsageError,
-                  "from_local: the piece has ", local.dim(), " dims, the global shape ", sizes.size(), ", the stride ",
-                  strides.size());
+                  "from_local: the local tensor has ", local.dim(), " dims, the global shape ", sizes.size(),
+                  ", the stride ", strides.size());
   } else {
     sizes.assign(local.sizes().begin(), local.sizes().end());
     for (int64_t a = 0; a < mesh.ndim(); a++)
-      if (complete_placements[a].is_sharded()) sizes[complete_placements[a].dim] *= mesh.shape()[a];
+      if (to[a].is_sharded()) sizes[to[a].dim] *= mesh.shape()[a];
     strides = local.is_contiguous() ? tessera::contiguous_strides(sizes) : strides_in_order_of(sizes, local.strides());
   }
-  auto spec = intern(mesh, complete_placements, sizes, strides, local.scalar_type(), local.device());
+  auto spec = intern(mesh, to, sizes, strides, local.scalar_type(), local.device());
   if (options.run_check) compare_across_ranks(local, *spec);
   TESSERA_CHECK(local.sizes() == c10::IntArrayRef(spec->local_sizes), UsageError,
-                "from_local: this rank's piece has sizes ", local.sizes(), "; of ", spec->describe(),
+                "from_local: the local tensor has sizes ", local.sizes(), "; for ", spec->describe(),
                 " it should have ", c10::IntArrayRef(spec->local_sizes));
   if (options.run_check) {
     at::NoGradGuard no_grad;
     at::Tensor value = local;
     for (int64_t axis = 0; axis < mesh.ndim(); axis++)
-      if (complete_placements[axis].is_replicate()) mesh.get_group(axis)->broadcast(value, 0).wait();
+      if (to[axis].is_replicate()) mesh.get_group(axis)->broadcast(value, 0).wait();
   }
-  return detail::from_local(detail::in_order_of(local, *spec), spec);
+  return detail::from_local(detail::match_strides(local, *spec), spec);
 }
 
 at::Tensor DTensor::to_local(PlacementsRef grad_placements) const {
   return detail::to_local(
-      *this, grad_placements.empty() ? Placements() : complete(grad_placements, spec().mesh, dim(), "to_local"));
+      *this, grad_placements.empty() ? Placements() : normalized_for(grad_placements, spec().mesh, dim(), "to_local"));
 }
 
 DTensor DTensor::redistribute(PlacementsRef placements) const {
-  const auto to = complete(placements, spec().mesh, dim(), "redistribute");
+  const auto to = normalized_for(placements, spec().mesh, dim(), "redistribute");
   for (size_t a = 0; a < to.size(); a++)
     TESSERA_CHECK(!to[a].is_partial() || to[a] == spec().placements[a], UsageError, "redistribute of ",
-                  spec().describe(), " to ", to_string(to), ": Partial is no target; ask for Replicate or Shard");
+                  spec().describe(), " to ", to_string(to),
+                  ": the target must not be Partial; write Replicate or Shard");
   return detail::redistribute(*this, to);
 }
 
 DTensor DTensor::redistribute(const DeviceMesh& mesh, PlacementsRef placements) const {
   TESSERA_CHECK(
       mesh == spec().mesh, UsageError, "redistribute of ", spec().describe(), " to mesh(", mesh,
-      "): only placements on its own mesh can be asked for; take full_tensor() and distribute_tensor it there");
+      "): the target must be on the same mesh; call full_tensor() and distribute_tensor the result on the other mesh");
   return redistribute(placements);
 }
 
 at::Tensor DTensor::full_tensor(PlacementsRef grad_placements) const {
-  const Placements whole(spec().placements.size(), Replicate());
-  return DTensor(detail::redistribute(*this, whole)).to_local(grad_placements);
+  const Placements replicated(spec().placements.size(), Replicate());
+  return DTensor(detail::redistribute(*this, replicated)).to_local(grad_placements);
 }
 
 DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, PlacementsRef placements,
                           DistributeOptions options) {
   detail::register_kernels();
   TESSERA_CHECK(t.defined(), UsageError, "distribute_tensor: the tensor is undefined");
-  const auto to = complete(placements, mesh, t.dim(), "distribute_tensor");
+  const auto to = normalized_for(placements, mesh, t.dim(), "distribute_tensor");
   if (is_dtensor(t)) {
     const auto& spec = *detail::meta_of(t).spec;
     TESSERA_CHECK(spec.mesh == mesh && PlacementsRef(spec.placements) == PlacementsRef(to), UsageError,
-                  "distribute_tensor: the tensor is distributed already, ", spec.describe(), ", and ", to_string(to),
-                  " on mesh(", mesh, ") was asked for; use redistribute");
+                  "distribute_tensor: the tensor is distributed already, ", spec.describe(), "; the call requests ",
+                  to_string(to), " on mesh(", mesh, "); use redistribute");
     return t;
   }
   TESSERA_CHECK(t.is_leaf(), UsageError,
-                "distribute_tensor: only a leaf tensor can be distributed, and this one has a grad_fn; "
+                "distribute_tensor: only a leaf tensor can be distributed, but this one has a grad_fn; "
                 "use DTensor::from_local, which is differentiable, or detach() it");
   for (const auto& p : to)
-    TESSERA_CHECK(!p.is_partial(), UsageError, "distribute_tensor: Partial cannot be asked for, ", to_string(to),
-                  " was; write Replicate or Shard");
+    TESSERA_CHECK(!p.is_partial(), UsageError, "distribute_tensor to ", to_string(to),
+                  ": a placement must not be Partial; write Replicate or Shard");
   if (options.src_data_rank)
     for (auto n : mesh.shape())
       TESSERA_CHECK(*options.src_data_rank >= 0 && *options.src_data_rank < n, UsageError,
@@ -193,8 +197,8 @@ DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, Placement
 
   at::NoGradGuard no_grad;
   auto spec = intern(mesh, to, t.sizes(), tessera::contiguous_strides(t.sizes()), t.scalar_type(), t.device());
-  DTensor out =
-      detail::wrap(t.is_meta() ? detail::local_without_storage(t, *spec) : sent_piece(t, *spec, options), spec);
+  auto local = t.is_meta() ? detail::local_without_storage(t, *spec) : scatter_and_broadcast(t, *spec, options);
+  DTensor out = detail::wrap(std::move(local), spec);
   out.set_requires_grad(t.requires_grad());
   return out;
 }

@@ -9,60 +9,74 @@
 #include <optional>
 #include <vector>
 
+// Distributed tensors (PyTorch: torch.distributed.tensor).
 namespace tessera {
 
+// Options of DTensor::from_local.
 struct FromLocalOptions {
-  // Compare shapes across ranks, and make replicas equal to the first rank's by a broadcast.
+  // Compare shapes across ranks, and broadcast the first rank's values to its replicas.
   bool run_check = false;
-  // The global geometry, both or neither. Needed where pieces are uneven: without it, local size times ranks.
+  // The global shape and stride: give both or neither. Needed if local tensors differ in size between ranks. Without
+  // them the global size of a sharded dim is the local size times the number of ranks.
   std::optional<std::vector<int64_t>> shape = {}, stride = {};
 };
 
-// A tensor laid out over a mesh. It is an at::Tensor, with global sizes, and works wherever one does; this handle adds
-// what only a distributed tensor has. Any at::Tensor for which is_dtensor() holds converts to it.
+// A tensor that is distributed over a device mesh (PyTorch: DTensor). It is an at::Tensor with global sizes and works
+// wherever an at::Tensor does. This handle adds the methods that only a distributed tensor has. Any at::Tensor for
+// which is_dtensor() is true converts to it.
 //
 // Example:  auto w = distribute_tensor(weight, mesh, {Replicate(), Shard(0)});
 //           at::Tensor y = torch::mm(x, w.t());        // stays distributed
-//           auto whole = DTensor(y).full_tensor();
+//           at::Tensor plain = DTensor(y).full_tensor();
 class DTensor : public at::Tensor {
  public:
+  // An undefined tensor.
   DTensor() = default;
-  DTensor(const at::Tensor& t);  // throws UsageError if t is plain  NOLINT(google-explicit-constructor)
+  // A handle to the same tensor. Throws UsageError if `t` is plain.
+  DTensor(const at::Tensor& t);  // NOLINT(google-explicit-constructor)
 
-  // Says that `local` is this rank's piece. Shares its memory, communicates nothing (but see run_check),
-  // differentiable.
+  // A DTensor whose local tensor on this rank is `local`. Shares its memory. Communicates only with run_check.
+  // Differentiable. No placements: Replicate on every axis.
   static DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements = {},
                             FromLocalOptions options = {});
 
-  // This rank's piece, sharing memory; differentiable. The gradient that comes back is taken to lie like the tensor
-  // does, or as grad_placements say.
+  // This rank's local tensor. Shares memory. Differentiable: the incoming gradient is taken to have the placements of
+  // this tensor, or grad_placements if given.
   at::Tensor to_local(PlacementsRef grad_placements = {}) const;
-  // The same value elsewhere; differentiable. Partial is no target: a sum that is not yet taken cannot be asked for.
+  // The same value in other placements. Differentiable. The target must not be Partial, except on axes that already
+  // are.
   DTensor redistribute(PlacementsRef placements) const;
+  // The same, for code that passes the mesh as PyTorch does. `mesh` must be the tensor's mesh.
   DTensor redistribute(const DeviceMesh& mesh, PlacementsRef placements) const;
-  // The whole value as a plain tensor, on every rank; differentiable.
+  // The global value as a plain tensor, on every rank. Differentiable.
   at::Tensor full_tensor(PlacementsRef grad_placements = {}) const;
 
+  // One placement per mesh axis.
   PlacementsRef placements() const { return spec().placements; }
+  // The mesh over which the tensor is distributed.
   DeviceMesh device_mesh() const { return spec().mesh; }
+  // Mesh, placements, global and local sizes, dtype and device.
   const TensorSpec& spec() const { return *detail::meta_of(*this).spec; }
 };
 
+// Options of distribute_tensor.
 struct DistributeOptions {
-  // The rank along each axis whose values count; none: every rank keeps its own piece of what it has, no communication.
+  // The rank along each mesh axis whose values are distributed. std::nullopt: every rank takes its shard of its own
+  // values, without communication.
   std::optional<int64_t> src_data_rank = 0;
 };
-// Lays a plain tensor out over the mesh. The first rank of each axis is the source of truth: pieces are scattered,
-// replicas broadcast. Leaf tensors only; requires_grad is kept. A DTensor that already lies so is returned as it is.
-// A tensor on the meta device has no values to send: nothing is communicated, and the piece is one on meta, too.
+// Distributes a plain tensor over the mesh: scatters shards and broadcasts replicas from the first rank of each axis.
+// Requires a leaf tensor; keeps requires_grad. Returns a DTensor with these placements as it is. For a tensor on the
+// meta device nothing is communicated, and the local tensor is on the meta device too.
 DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, PlacementsRef placements = {},
                           DistributeOptions options = {});
 
-// Turns a parameter or buffer into a distributed one in place: every handle to it, in modules and optimizers, sees it.
+// Makes a parameter or buffer distributed in place: every handle to it, in modules and optimizers, sees the DTensor.
 void distribute_in_place(at::Tensor& t, const DeviceMesh& mesh, PlacementsRef placements,
                          DistributeOptions options = {});
 
-// Each rank builds only its piece. Random ones draw by global index: the same numbers on every mesh.
+// Factories. Each rank allocates only its local tensor. Random values depend on the global index, so they are the same
+// on every mesh. No placements: Replicate on every axis.
 DTensor zeros(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements = {},
               at::TensorOptions options = {});
 DTensor ones(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements = {},
@@ -78,7 +92,8 @@ DTensor randn(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef place
 DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, PlacementsRef placements = {},
                at::TensorOptions options = {});
 
-// Float[8, 10] [S(0), R] on mesh(dp=2,tp=2); the values are full_tensor()'s or to_local()'s to print.
+// Prints dtype, sizes, placements and mesh: DTensor(Float[8, 10] [S(0), R] on mesh(dp=2,tp=2)). For the values print
+// full_tensor() or to_local().
 std::ostream& operator<<(std::ostream& out, const DTensor& t);
 
 }  // namespace tessera

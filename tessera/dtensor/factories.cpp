@@ -14,18 +14,19 @@
 namespace tessera {
 namespace {
 
-// An uninitialised piece of a tensor of `size`.
-DTensor uninitialised(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements,
-                      const at::TensorOptions& options, const char* who) {
+// A DTensor of global `size` with an uninitialized local tensor.
+DTensor uninitialized(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements,
+                      const at::TensorOptions& options, const char* function) {
   detail::register_kernels();
-  TESSERA_CHECK(mesh, UsageError, who, ": no mesh given");
+  TESSERA_CHECK(mesh, UsageError, function, ": no mesh given");
   TESSERA_CHECK(options.layout() == at::kStrided && !options.pinned_memory() && !options.memory_format_opt(),
-                UsageError, who, ": of the options only dtype, device and requires_grad are for a distributed tensor");
-  const Placements whole(mesh.ndim(), Replicate());
-  const auto to = normalize(placements.empty() ? PlacementsRef(whole) : placements, static_cast<int64_t>(size.size()));
+                UsageError, function, ": a DTensor supports only the options dtype, device and requires_grad");
+  const Placements replicated(mesh.ndim(), Replicate());
+  const auto to =
+      normalize(placements.empty() ? PlacementsRef(replicated) : placements, static_cast<int64_t>(size.size()));
   for (const auto& p : to)
-    TESSERA_CHECK(!p.is_partial(), UsageError, who, ": Partial cannot be asked for, ", to_string(to),
-                  " was; write Replicate or Shard");
+    TESSERA_CHECK(!p.is_partial(), UsageError, function, " with ", to_string(to),
+                  ": a placement must not be Partial; write Replicate or Shard");
   const auto device = options.device_opt().value_or(c10::Device(mesh.device_type()));
   const auto dtype = c10::typeMetaToScalarType(options.dtype());
   auto spec = intern(mesh, to, size, tessera::contiguous_strides(size), dtype, device);
@@ -45,35 +46,35 @@ DTensor filled(DTensor t, Fill fill) {
 }  // namespace
 
 DTensor empty(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
-  return uninitialised(size, mesh, placements, options, "empty");
+  return uninitialized(size, mesh, placements, options, "empty");
 }
 DTensor full(c10::IntArrayRef size, const at::Scalar& value, const DeviceMesh& mesh, PlacementsRef placements,
              at::TensorOptions options) {
   if (!options.has_dtype() && (value.isIntegral(false) || value.isBoolean()))
     options = options.dtype(value.isBoolean() ? at::kBool : at::kLong);
-  return filled(uninitialised(size, mesh, placements, options, "full"),
+  return filled(uninitialized(size, mesh, placements, options, "full"),
                 [&](auto& t) { detail::local_of(t).fill_(value); });
 }
 DTensor zeros(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
-  return filled(uninitialised(size, mesh, placements, options, "zeros"), [](auto& t) { detail::local_of(t).zero_(); });
+  return filled(uninitialized(size, mesh, placements, options, "zeros"), [](auto& t) { detail::local_of(t).zero_(); });
 }
 DTensor ones(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
-  return filled(uninitialised(size, mesh, placements, options, "ones"), [](auto& t) { detail::local_of(t).fill_(1); });
+  return filled(uninitialized(size, mesh, placements, options, "ones"), [](auto& t) { detail::local_of(t).fill_(1); });
 }
 DTensor rand(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
-  return filled(uninitialised(size, mesh, placements, options, "rand"), [](auto& t) { random::uniform_(t, 0, 1); });
+  return filled(uninitialized(size, mesh, placements, options, "rand"), [](auto& t) { random::uniform_(t, 0, 1); });
 }
 DTensor randn(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
-  return filled(uninitialised(size, mesh, placements, options, "randn"), [](auto& t) { random::normal_(t, 0, 1); });
+  return filled(uninitialized(size, mesh, placements, options, "randn"), [](auto& t) { random::normal_(t, 0, 1); });
 }
 DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, PlacementsRef placements, at::TensorOptions options) {
   if (!options.has_dtype() && end.isIntegral(false)) options = options.dtype(at::kLong);
   const auto size = static_cast<int64_t>(std::ceil(end.toDouble()));
-  return filled(uninitialised({size}, mesh, placements, options, "arange"), [](DTensor& t) {
-    std::vector<at::Tensor> pieces;
-    for (const auto& run : t.spec().runs(0))
-      pieces.push_back(at::arange(run.begin, run.end, detail::local_of(t).options()));
-    if (!pieces.empty()) detail::local_of(t).copy_(at::cat(pieces));
+  return filled(uninitialized({size}, mesh, placements, options, "arange"), [](DTensor& t) {
+    std::vector<at::Tensor> parts;
+    for (const auto& range : t.spec().local_ranges(0))
+      parts.push_back(at::arange(range.begin, range.end, detail::local_of(t).options()));
+    if (!parts.empty()) detail::local_of(t).copy_(at::cat(parts));
   });
 }
 

@@ -1,7 +1,7 @@
 #include "tessera/dtensor/local_map.h"
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/detail/edges.h"
+#include "tessera/dtensor/detail/autograd_functions.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -15,36 +15,37 @@ LocalMapCall::LocalMapCall(const std::vector<MaybePlacements>& in, const LocalMa
     : in_(in), options_(options), uneven_(options.uneven_results) {
   TESSERA_CHECK(in.empty() || in.size() == num_args, UsageError, "local_map: in_placements has ", in.size(),
                 " entries, the call ", num_args,
-                " arguments; give one an argument, std::nullopt for what is no distributed tensor");
+                " arguments; give one entry per argument, std::nullopt for an argument that is not a DTensor");
   TESSERA_CHECK(options.in_grad_placements.empty() || options.in_grad_placements.size() == num_args, UsageError,
                 "local_map: in_grad_placements has ", options.in_grad_placements.size(), " entries, the call ",
-                num_args, " arguments; give one an argument, std::nullopt for those whose gradient lies as they do");
+                num_args,
+                " arguments; give one entry per argument, std::nullopt for the placements of the argument itself");
 }
 
 at::Tensor LocalMapCall::take(const at::Tensor& arg) {
   const size_t i = next_arg_++;
-  const auto* asked = !in_.empty() && in_[i] ? &*in_[i] : nullptr;
+  const auto* given = !in_.empty() && in_[i] ? &*in_[i] : nullptr;
   if (!is_dtensor(arg)) {
-    TESSERA_CHECK(!asked || !arg.defined(), UsageError, "local_map: in_placements say ", to_string(*asked),
+    TESSERA_CHECK(!given || !arg.defined(), UsageError, "local_map: in_placements has ", to_string(*given),
                   " for argument ", i, ", which is a plain tensor of sizes ", arg.sizes(),
                   "; distribute it, or write std::nullopt for it");
     return arg;
   }
   DTensor t(arg);
-  TESSERA_CHECK(in_.empty() || asked, UsageError, "local_map: argument ", i, " is ", t.spec().describe(),
-                ", and in_placements say std::nullopt for it; write ", to_string(t.placements()),
+  TESSERA_CHECK(in_.empty() || given, UsageError, "local_map: argument ", i, " is ", t.spec().describe(),
+                ", but in_placements has std::nullopt for it; write ", to_string(t.placements()),
                 ", or what the function expects");
-  TESSERA_CHECK(!mesh_ || mesh_ == t.device_mesh(), UsageError, "local_map: argument ", i, " lies on mesh(",
-                t.device_mesh(), "), an earlier one on mesh(", mesh_, "); all must lie on one");
+  TESSERA_CHECK(!mesh_ || mesh_ == t.device_mesh(), UsageError, "local_map: argument ", i, " is on mesh(",
+                t.device_mesh(), "), an earlier one on mesh(", mesh_, "); all must be on one mesh");
   if (!mesh_) mesh_ = t.device_mesh();
-  if (asked) {
-    TESSERA_CHECK(asked->size() == t.placements().size(), UsageError, "local_map: in_placements say ",
-                  to_string(*asked), " for argument ", i, ", ", t.spec().describe(), "; write one for each of the ",
-                  mesh_.ndim(), " mesh axes");
-    const auto wanted = normalize(*asked, t.dim());
+  if (given) {
+    TESSERA_CHECK(given->size() == t.placements().size(), UsageError, "local_map: in_placements has ",
+                  to_string(*given), " for argument ", i, ", ", t.spec().describe(),
+                  "; write one placement for each of the ", mesh_.ndim(), " mesh axes");
+    const auto wanted = normalize(*given, t.dim());
     if (PlacementsRef(wanted) != t.placements()) {
       TESSERA_CHECK(options_.redistribute_inputs, UsageError, "local_map: argument ", i, " is ", t.spec().describe(),
-                    ", in_placements say ", to_string(wanted),
+                    ", but in_placements has ", to_string(wanted),
                     "; redistribute it, or write {.redistribute_inputs = true}");
       t = t.redistribute(wanted);
     }
@@ -57,44 +58,45 @@ at::Tensor LocalMapCall::take(const at::Tensor& arg) {
 
 namespace {
 
-Placements checked(const Placements& placements, const DeviceMesh& mesh, const at::Tensor& piece, size_t i) {
-  TESSERA_CHECK(piece.defined() && !is_dtensor(piece), UsageError, "local_map: result ", i,
-                " should be this rank's piece, a plain tensor; ",
-                piece.defined() ? "it is a distributed one" : "it is undefined");
-  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, "local_map: out_placements say ",
+Placements checked_out_placements(const Placements& placements, const DeviceMesh& mesh, const at::Tensor& local,
+                                  size_t i) {
+  TESSERA_CHECK(local.defined() && !is_dtensor(local), UsageError, "local_map: result ", i,
+                " should be the local tensor, which is plain; ",
+                local.defined() ? "it is a DTensor" : "it is undefined");
+  TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, "local_map: out_placements has ",
                 to_string(placements), " for result ", i, ", and mesh(", mesh, ") has ", mesh.ndim(),
-                " axes; write one for each");
-  return normalize(placements, piece.dim());
+                " axes; write one placement per axis");
+  return normalize(placements, local.dim());
 }
 
 }  // namespace
 
-// Every rank has a piece of this size.
-Sizes LocalMapCall::global_sizes(const at::Tensor& piece, PlacementsRef placements) const {
-  Sizes sizes(piece.sizes().begin(), piece.sizes().end());
+// The global sizes if every rank has a local tensor of these sizes.
+Sizes LocalMapCall::global_sizes(const at::Tensor& local, PlacementsRef placements) const {
+  Sizes sizes(local.sizes().begin(), local.sizes().end());
   for (int64_t a = 0; a < mesh_.ndim(); a++)
     if (placements[a].is_sharded()) sizes[placements[a].dim] *= mesh_.shape()[a];
   return sizes;
 }
 
-// All ranks along the axes that cut some result tell the sizes of their pieces, all results at once. Each rank then
-// checks every piece, not only its own, so that either all go on or all throw.
+// All-gathers the local sizes of all results along the axes that shard a result. Each rank checks the sizes of every
+// rank, so that either all ranks continue or all throw. Returns the global sizes of each result.
 std::vector<Sizes> LocalMapCall::exchange_sizes(c10::ArrayRef<at::Tensor*> results,
                                                 const std::vector<MaybePlacements>& out) const {
-  std::set<int64_t> cutting;
-  std::vector<int64_t> told;
+  std::set<int64_t> sharding_axes;
+  std::vector<int64_t> local_numbers;
   std::vector<Sizes> global;
   for (size_t i = 0; i < results.size(); i++) {
     global.emplace_back(results[i]->sizes().begin(), results[i]->sizes().end());
     if (!out[i]) continue;
     for (int64_t a = 0; a < mesh_.ndim(); a++)
-      if ((*out[i])[a].is_sharded()) cutting.insert(a);
-    told.insert(told.end(), results[i]->sizes().begin(), results[i]->sizes().end());
+      if ((*out[i])[a].is_sharded()) sharding_axes.insert(a);
+    local_numbers.insert(local_numbers.end(), results[i]->sizes().begin(), results[i]->sizes().end());
   }
-  if (cutting.empty()) return global;
-  const auto group = mesh_.state()->joint_group(std::vector<int64_t>(cutting.begin(), cutting.end()));
-  const auto width = static_cast<int64_t>(told.size());
-  const auto mine = at::tensor(told, at::kLong).to(mesh_.device_type());
+  if (sharding_axes.empty()) return global;
+  const auto group = mesh_.state()->joint_group(std::vector<int64_t>(sharding_axes.begin(), sharding_axes.end()));
+  const auto width = static_cast<int64_t>(local_numbers.size());
+  const auto mine = at::tensor(local_numbers, at::kLong).to(mesh_.device_type());
   auto all = at::empty({group->size() * width}, mine.options());
   group->all_gather_into_tensor(all, mine).wait();
   all = all.cpu();
@@ -104,20 +106,20 @@ std::vector<Sizes> LocalMapCall::exchange_sizes(c10::ArrayRef<at::Tensor*> resul
     if (!out[i]) continue;
     const auto& placements = *out[i];
     const auto ndim = results[i]->dim();
-    auto said = [&](int64_t member) {
+    auto sizes_of = [&](int64_t member) {
       return c10::IntArrayRef(all.const_data_ptr<int64_t>() + member * width + column, ndim);
     };
     auto coordinate_of = [&](int64_t member) {
       const auto& ranks = mesh_.ranks();
-      auto place = std::find(ranks.begin(), ranks.end(), group->ranks()[member]) - ranks.begin();
+      auto position = std::find(ranks.begin(), ranks.end(), group->ranks()[member]) - ranks.begin();
       std::vector<int64_t> coordinate(mesh_.ndim());
       for (int64_t a = mesh_.ndim() - 1; a >= 0; a--) {
-        coordinate[a] = place % mesh_.shape()[a];
-        place /= mesh_.shape()[a];
+        coordinate[a] = position % mesh_.shape()[a];
+        position /= mesh_.shape()[a];
       }
       return coordinate;
     };
-    // The extent of a dim is the sum over the axes that cut it, at this rank's place on the others.
+    // The global size of a dim is the sum over the axes that shard it, at this rank's coordinate on the other axes.
     for (int64_t d = 0; d < ndim; d++) {
       int64_t extent = 0;
       for (int64_t m = 0; m < group->size(); m++) {
@@ -125,19 +127,19 @@ std::vector<Sizes> LocalMapCall::exchange_sizes(c10::ArrayRef<at::Tensor*> resul
         bool along = true;
         for (int64_t a = 0; a < mesh_.ndim(); a++)
           along &= placements[a].is_sharded(d) || coordinate[a] == mesh_.state()->coordinate[a];
-        if (along) extent += said(m)[d];
+        if (along) extent += sizes_of(m)[d];
       }
       global[i][d] = extent;
     }
     for (int64_t m = 0; m < group->size(); m++) {
       const auto expected = local_sizes(placements, mesh_.shape(), coordinate_of(m), global[i]);
       TESSERA_CHECK(
-          said(m) == c10::IntArrayRef(expected), UsageError, "local_map: result ", i, " is said to be ",
-          to_string(placements), " on mesh(", mesh_, ") and its pieces make up sizes ", c10::IntArrayRef(global[i]),
-          "; of those rank ", group->ranks()[m], " should have a piece ", c10::IntArrayRef(expected),
-          ", and the function gave it ", said(m),
-          ". Write the placement that the pieces have (Shard(dim, block) if each index became a block of them), or "
-          "give the function evenly cut inputs.");
+          sizes_of(m) == c10::IntArrayRef(expected), UsageError, "local_map: result ", i, " has out_placements ",
+          to_string(placements), " on mesh(", mesh_, "), and its local tensors add up to sizes ",
+          c10::IntArrayRef(global[i]), "; so rank ", group->ranks()[m], " should have local sizes ",
+          c10::IntArrayRef(expected), ", but the function returned ", sizes_of(m),
+          ". Write the placements that the results have (Shard(dim, block) if each index became a block), or pass "
+          "inputs that are sharded evenly.");
     }
     column += ndim;
   }
@@ -147,28 +149,28 @@ std::vector<Sizes> LocalMapCall::exchange_sizes(c10::ArrayRef<at::Tensor*> resul
 void LocalMapCall::wrap(c10::ArrayRef<at::Tensor*> results, const std::vector<MaybePlacements>& out) {
   TESSERA_CHECK(results.size() == out.size(), UsageError, "local_map: the function gave ", results.size(),
                 " tensors, out_placements has ", out.size(),
-                " entries; give one a tensor, std::nullopt for those that stay plain");
+                " entries; give one entry per tensor, std::nullopt for those that stay plain");
   if (!mesh_) return;
   std::vector<MaybePlacements> placements(out.size());
   for (size_t i = 0; i < out.size(); i++)
-    if (out[i]) placements[i] = checked(*out[i], mesh_, *results[i], i);
+    if (out[i]) placements[i] = checked_out_placements(*out[i], mesh_, *results[i], i);
   std::vector<Sizes> uneven_sizes;
   if (uneven_) uneven_sizes = exchange_sizes(results, placements);
   for (size_t i = 0; i < out.size(); i++) {
     if (!placements[i]) continue;
-    auto piece = *results[i];
+    auto local = *results[i];
     Sizes sizes, strides;
     if (uneven_) {
-      // Strides must be the same on every rank, and those of a short or empty piece say little.
-      piece = piece.contiguous();
+      // Strides must be the same on every rank. A local tensor with few or no elements may have other strides.
+      local = local.contiguous();
       sizes = uneven_sizes[i];
       strides = tessera::contiguous_strides(sizes);
     } else {
-      sizes = global_sizes(piece, *placements[i]);
+      sizes = global_sizes(local, *placements[i]);
       strides =
-          piece.is_contiguous() ? tessera::contiguous_strides(sizes) : strides_in_order_of(sizes, piece.strides());
+          local.is_contiguous() ? tessera::contiguous_strides(sizes) : strides_in_order_of(sizes, local.strides());
     }
-    *results[i] = from_local(piece, intern(mesh_, *placements[i], sizes, strides, piece.scalar_type(), piece.device()));
+    *results[i] = from_local(local, intern(mesh_, *placements[i], sizes, strides, local.scalar_type(), local.device()));
   }
 }
 

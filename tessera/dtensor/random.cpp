@@ -12,10 +12,10 @@
 namespace tessera {
 namespace {
 
-// What plain tensors draw from on a thread that belongs to no World.
-thread_local RandomState own_state;
+// Used for plain tensors on a thread without a World.
+thread_local RandomState thread_state;
 
-RandomState& state_of(const World& world) { return world ? world.random() : own_state; }
+RandomState& state_of(const World& world) { return world ? world.random() : thread_state; }
 
 World current_world() { return World::has_current() ? World::current() : World(); }
 
@@ -25,10 +25,10 @@ void manual_seed(uint64_t seed) { random::state() = {seed, 0}; }
 
 RandomState& detail::random_state(const MeshState& mesh) { return state_of(mesh.world); }
 
-void detail::check_fillable(const at::Tensor& t, const char* who) {
-  TESSERA_CHECK(t.defined(), UsageError, "random::", who, ": the tensor is undefined");
-  TESSERA_CHECK(!t.requires_grad() || !at::GradMode::is_enabled(), UsageError, "random::", who,
-                ": the tensor requires grad and is to be overwritten; do it under a torch::NoGradGuard");
+void detail::check_fillable(const at::Tensor& t, const char* function) {
+  TESSERA_CHECK(t.defined(), UsageError, "random::", function, ": the tensor is undefined");
+  TESSERA_CHECK(!t.requires_grad() || !at::GradMode::is_enabled(), UsageError, "random::", function,
+                ": the tensor requires grad and would be overwritten; call it under a torch::NoGradGuard");
 }
 
 namespace random {
@@ -60,7 +60,7 @@ at::Tensor& bernoulli_(at::Tensor& t, double p) {
 namespace {
 
 template <class Fill>
-at::Tensor make(at::IntArrayRef size, const at::TensorOptions& options, Fill fill) {
+at::Tensor make_filled(at::IntArrayRef size, const at::TensorOptions& options, Fill fill) {
   at::Tensor t;
   {
     at::NoGradGuard no_grad;
@@ -73,17 +73,17 @@ at::Tensor make(at::IntArrayRef size, const at::TensorOptions& options, Fill fil
 }  // namespace
 
 at::Tensor rand(at::IntArrayRef size, at::TensorOptions options) {
-  return make(size, options, [](at::Tensor& t) { uniform_(t); });
+  return make_filled(size, options, [](at::Tensor& t) { uniform_(t); });
 }
 
 at::Tensor randn(at::IntArrayRef size, at::TensorOptions options) {
-  return make(size, options, [](at::Tensor& t) { normal_(t); });
+  return make_filled(size, options, [](at::Tensor& t) { normal_(t); });
 }
 
-// The steps of torch::dropout on a CPU tensor, so that both give the same bits and take the same number of fills.
+// The same ops as torch::dropout on a CPU tensor, so that both give the same bits and count the same number of fills.
 at::Tensor dropout(const at::Tensor& t, double p, bool train) {
   if (is_dtensor(t)) return at::dropout(t, p, train);
-  TESSERA_CHECK(p >= 0 && p <= 1, UsageError, "random::dropout with p ", p, ": a probability lies between 0 and 1");
+  TESSERA_CHECK(p >= 0 && p <= 1, UsageError, "random::dropout with p ", p, ": a probability is between 0 and 1");
   if (p == 0 || !train || t.numel() == 0) return t;
   if (p == 1) return t.mul(at::zeros({}, t.options()));
   auto noise = at::empty_like(t.detach());

@@ -14,57 +14,60 @@ namespace torch {
 class Library;
 }
 
-// Random numbers by counter: element i of the n-th fill is philox(seed, n, i), where i is its place in the global
-// tensor. So a tensor gets the same bits on 1, 2, 4 or 8 ranks, however it is cut, and so does a plain one filled here.
-// In-place random ops, *_like and dropout on distributed tensors (and so torch::nn::init and torch::nn::Dropout) draw
-// from here, and all that a module draws inside deferred_init; stock torch::nn constructors outside of it, which fill
-// plain tensors, keep LibTorch's own stream.
+// Counter-based random numbers: element i of fill number n is philox(seed, n, i), where i is the index in the global
+// tensor. So a tensor gets the same bits on 1, 2, 4 or 8 ranks, with any placements. A plain tensor that is filled here
+// gets the same bits too.
 //
-// Each rank counts its own fills. They stay in step because all ranks run the same program; where some ranks draw alone
-// (a pipeline stage, a rank-dependent branch), give those tensors numbers of their own under a SeedScope.
+// This generator serves in-place random ops, *_like and dropout on DTensors (so also torch::nn::init and
+// torch::nn::Dropout), and all random ops inside deferred_init. torch::nn constructors outside deferred_init fill plain
+// tensors from LibTorch's own generator.
+//
+// Each rank counts its fills. The counts stay equal because all ranks run the same program. If only some ranks draw (a
+// pipeline stage, a rank-dependent branch), use a SeedScope for these draws.
 namespace tessera {
 
-// Seeds this rank's stream: the same seed on every rank, or replicas will differ. Also resets the count of fills.
-// Call it after init(): it seeds the thread's current World if there is one, else what plain tensors of this thread
-// use.
+// Seeds this rank's generator and resets its count of fills. Use the same seed on every rank, or replicas differ. Call
+// it after init(): it seeds the thread's current World. Without a World it seeds the generator that this thread uses
+// for plain tensors.
 void manual_seed(uint64_t seed);
 
 namespace random {
 
-// The stream of this thread's World, else of the thread itself.
+// Seed and count of fills of this thread's World, or of the thread if it has no World.
 RandomState& state();
 
-// Draws come from a stream of their own while alive; the stream of before goes on afterwards where it stood.
+// While alive, draws use the given seed and a count of fills that starts at 0. Then the previous state is restored.
 class SeedScope {
  public:
-  explicit SeedScope(uint64_t seed);
+  explicit SeedScope(uint64_t seed);  // replaces the state of this thread's World, or of the thread
   ~SeedScope();
   SeedScope(const SeedScope&) = delete;
 
  private:
-  World world_;  // empty: the thread's own stream
+  World world_;  // empty: the thread's own generator
   RandomState before_;
 };
 
-// On plain tensors as on distributed ones: the same bits.
+// Random ops that give a plain tensor the same bits as a DTensor.
 at::Tensor& uniform_(at::Tensor& t, double from = 0, double to = 1);
 at::Tensor& normal_(at::Tensor& t, double mean = 0, double std = 1);
 at::Tensor& bernoulli_(at::Tensor& t, double p = 0.5);
 at::Tensor rand(at::IntArrayRef size, at::TensorOptions options = {});
 at::Tensor randn(at::IntArrayRef size, at::TensorOptions options = {});
-at::Tensor dropout(const at::Tensor& t, double p, bool train);  // as torch::dropout draws it; differentiable
+// Gives the same bits as torch::dropout on a DTensor. Differentiable.
+at::Tensor dropout(const at::Tensor& t, double p, bool train);
 
 }  // namespace random
 
 namespace detail {
 
-// The stream that distributed tensors of a mesh draw from.
+// The random state that DTensors of a mesh use.
 RandomState& random_state(const MeshState& mesh);
 
-// Calls f(draw) for the next fill of the stream. The fill counts only if f comes back.
+// Calls f(draw) for the next fill. The fill is counted only if f does not throw.
 template <class F>
-auto with_draw(RandomState& state, at::IntArrayRef sizes, at::IntArrayRef runs, F f) {
-  const random_ops::Draw draw{static_cast<int64_t>(state.seed), static_cast<int64_t>(state.offset), sizes, runs};
+auto with_draw(RandomState& state, at::IntArrayRef sizes, at::IntArrayRef ranges, F f) {
+  const random_ops::Draw draw{static_cast<int64_t>(state.seed), static_cast<int64_t>(state.offset), sizes, ranges};
   if constexpr (std::is_void_v<decltype(f(draw))>) {
     f(draw);
     state.offset++;
@@ -75,12 +78,13 @@ auto with_draw(RandomState& state, at::IntArrayRef sizes, at::IntArrayRef runs, 
   }
 }
 
-void check_fillable(const at::Tensor& t, const char* who);
+// Throws UsageError if `t` is undefined, or requires grad while grad mode is on.
+void check_fillable(const at::Tensor& t, const char* function);
 
-// Fills a plain tensor as the whole of itself, by f(draw).
+// Fills a plain tensor by f(draw), with its own sizes as the global sizes.
 template <class F>
-at::Tensor& fill_plain(at::Tensor& t, const char* who, F f) {
-  check_fillable(t, who);
+at::Tensor& fill_plain(at::Tensor& t, const char* function, F f) {
+  check_fillable(t, function);
   {
     at::AutoDispatchBelowADInplaceOrView below;
     with_draw(random::state(), t.sizes(), {}, f);
@@ -89,8 +93,8 @@ at::Tensor& fill_plain(at::Tensor& t, const char* who, F f) {
   return t;
 }
 
-// Puts kernels that draw from the stream, for distributed tensors and for plain ones, on aten's random fills and what
-// is made of them by hand. Adds the names of those ops to `done`.
+// Registers kernels for aten's random ops that use this generator, for DTensors and plain tensors. Adds the names of
+// these ops to `done`.
 void register_random_fills(torch::Library& aten, std::unordered_set<std::string>& done);
 
 }  // namespace detail

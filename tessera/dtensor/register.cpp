@@ -19,9 +19,9 @@ void register_composite_kernels(torch::Library& aten, torch::Library& aten_autog
 
 namespace {
 
-constexpr auto kKey = c10::DispatchKey::PrivateUse3;
+constexpr auto kDTensorKey = c10::DispatchKey::PrivateUse3;
 
-// Libraries are never destroyed: kernels must outlive every tensor.
+// Never destroyed, because kernels must outlive every tensor.
 torch::Library& library(const char* ns, c10::DispatchKey key) {
   return *new torch::Library(torch::Library::IMPL, ns, key, __FILE__, __LINE__);
 }
@@ -31,16 +31,16 @@ void register_boxed(torch::Library& lib, const propagate::OpEntry& entry) {
   lib.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedOpKernel>(entry)));
 }
 
-// An op of another namespace with neither rule nor kernel of ours.
-void refuse(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+// The fallback for an op of another namespace without a rule: choose() throws an error that explains it.
+void dispatch_without_rule(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   dispatch_boxed(propagate::entry_of(op), stack);
 }
 
-// Every op but the composite ones: those decompose above us, into ops that come here. (A kernel of ours for one of
-// them would take its autograd formula away.)
+// Registers every op except composite ones. These decompose above our key into ops that have a kernel here. A kernel
+// for a composite op would hide its decomposition from autograd.
 void register_everything() {
   auto& dispatcher = c10::Dispatcher::singleton();
-  auto& aten = library("aten", kKey);
+  auto& aten = library("aten", kDTensorKey);
   std::unordered_set<std::string> done;
   register_special_kernels(aten, done);
   register_hot_kernels(aten, done);
@@ -52,13 +52,13 @@ void register_everything() {
     const auto& entry = propagate::entry_of(*op);
     if (!done.contains(entry.name)) register_boxed(aten, entry);
   }
-  // A parameter on the meta device may be given a distributed tensor, or a real one, in its place: the Meta key
-  // outranks ours, so that set_data asks there.
+  // set_data() may replace a parameter on the meta device by a DTensor or by a tensor with memory. It calls this op at
+  // the Meta key, which has a higher priority than ours.
   library("aten", c10::DispatchKey::Meta)
       .impl("_has_compatible_shallow_copy_type", [](const at::Tensor&, const at::Tensor&) { return true; });
-  library("_", kKey).fallback(torch::CppFunction::makeFromBoxedFunction<&refuse>());
-  // AutogradPrivateUse3 has no fallback of its own, unlike the other backends'. This one tells, as theirs do, when a
-  // gradient is asked of an op that has none.
+  library("_", kDTensorKey).fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch_without_rule>());
+  // AutogradPrivateUse3 has no fallback, unlike the autograd keys of other backends. This fallback reports, as theirs
+  // do, a backward through an op that has no derivative.
   library("_", c10::DispatchKey::AutogradPrivateUse3).fallback(torch::autograd::basicAutogradNotImplementedFallback());
 }
 
@@ -73,47 +73,47 @@ void register_kernels() {
 
 namespace {
 
-// A user's op gets our kernel with its first rule; aten's have one from the start.
-void bind(std::string_view op) {
+// Installs the boxed kernel of a custom op with its first rule. aten ops have theirs already.
+void install_kernel(std::string_view op) {
   detail::register_kernels();
   if (op.starts_with("aten::")) return;
   const auto dot = op.find('.');
   const auto found = c10::Dispatcher::singleton().findSchema(
       {std::string(op.substr(0, dot)), dot == std::string_view::npos ? "" : std::string(op.substr(dot + 1))});
-  TESSERA_CHECK(found, UsageError, "no op is called ", op,
-                "; names are written with namespace and overload, as in aten::add.Tensor");
+  TESSERA_CHECK(found, UsageError, "no op has the name ", op,
+                "; write the name with namespace and overload, for example aten::add.Tensor");
   TESSERA_CHECK(!found->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd), UsageError, op,
-                " is made of other ops and follows their rules; a rule of its own would take its gradient away");
+                " is a composite op and uses the rules of the ops it decomposes into; register rules for these");
   const auto& entry = propagate::entry_of(*found);
   const std::string ns(op.substr(0, op.find("::")));
   static auto* bound = new std::unordered_set<std::string>;
   static std::mutex mutex;
   std::lock_guard lock(mutex);
-  if (bound->insert(entry.name).second) detail::register_boxed(detail::library(ns.c_str(), detail::kKey), entry);
+  if (bound->insert(entry.name).second) detail::register_boxed(detail::library(ns.c_str(), detail::kDTensorKey), entry);
 }
 
 }  // namespace
 
 void register_sharding(std::string_view op, rules::RuleFn rule, ShardingOptions options) {
-  bind(op);
+  install_kernel(op);
   rules::registry().add(op, "user", std::move(rule), options.lists, options.reads_scalars);
 }
 
-void register_sharding(std::string_view op, std::vector<rules::Row> rows) {
-  TESSERA_CHECK(!rows.empty(), UsageError, "register_sharding(\"", op,
-                "\"): no row given; write at least {{R, ...}, {R}}");
-  register_sharding(op, [rows = std::move(rows)](const rules::OpQuery& query) {
+void register_sharding(std::string_view op, std::vector<rules::Strategy> strategies) {
+  TESSERA_CHECK(!strategies.empty(), UsageError, "register_sharding(\"", op,
+                "\"): no strategy given; write at least {{Replicate(), ...}, {Replicate()}}");
+  register_sharding(op, [strategies = std::move(strategies)](const rules::OpQuery& query) {
     rules::Rule rule;
-    rule.rows = rows;
+    rule.strategies = strategies;
     const auto& first = query.tensors.at(0);
-    for (size_t i = 0; i < rows[0].out.size(); i++)
+    for (size_t i = 0; i < strategies[0].out.size(); i++)
       rule.outs.push_back({Sizes(first.sizes.begin(), first.sizes.end()), {}});
     return rule;
   });
 }
 
 void same_as(std::string_view op, std::string_view like) {
-  bind(op);
+  install_kernel(op);
   rules::registry().same_as(op, like);
 }
 

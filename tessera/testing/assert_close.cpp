@@ -9,11 +9,11 @@
 namespace tessera::testing {
 namespace {
 
-struct ToleranceRow {
+struct DtypeTolerance {
   c10::ScalarType dtype;
   Tolerance tolerance;
 };
-constexpr ToleranceRow kTolerances[] = {
+constexpr DtypeTolerance kTolerances[] = {
     {c10::kHalf, {1e-3, 1e-5}},          {c10::kComplexHalf, {1e-3, 1e-5}},    {c10::kBFloat16, {1.6e-2, 1e-5}},
     {c10::kFloat, {1.3e-6, 1e-5}},       {c10::kComplexFloat, {1.3e-6, 1e-5}}, {c10::kDouble, {1e-7, 1e-7}},
     {c10::kComplexDouble, {1e-7, 1e-7}},
@@ -24,7 +24,7 @@ constexpr ToleranceRow kTolerances[] = {
 Tolerance tolerance_of(c10::ScalarType dtype) {
   for (const auto& row : kTolerances)
     if (row.dtype == dtype) return row.tolerance;
-  return {0, 0};  // integers and truth values are exact
+  return {0, 0};  // integers and booleans are exact
 }
 
 std::string close(const at::Tensor& actual, const at::Tensor& expected, Tolerance tolerance) {

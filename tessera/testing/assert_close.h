@@ -5,22 +5,25 @@
 #include <string>
 #include <vector>
 
+// Comparison of tensors (PyTorch: torch.testing.assert_close).
 namespace tessera::testing {
 
+// Tolerances of a comparison.
 struct Tolerance {
-  double relative = -1;  // -1: by dtype, as PyTorch's assertEqual
-  double absolute = -1;
+  double relative = -1;  // -1: the default of the dtype
+  double absolute = -1;  // -1: the default of the dtype
 };
+// The default tolerances of a dtype, as in PyTorch's assertEqual.
 Tolerance tolerance_of(c10::ScalarType dtype);
 
-// "" if |actual - expected| <= absolute + relative * |expected| everywhere, shapes and dtypes are the same; else what
-// differs and where. NaN equals NaN; device and strides do not matter.
+// Returns "" if shapes and dtypes are equal and |actual - expected| <= absolute + relative * |expected| for every
+// element. Otherwise returns what differs and where. NaN equals NaN. Device and strides are not compared.
 // Example:  EXPECT_EQ(close(y, reference), "");
 std::string close(const at::Tensor& actual, const at::Tensor& expected, Tolerance tolerance = {});
 std::string close(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected,
                   Tolerance tolerance = {});
 
-// The same, thrown.
+// Throws std::runtime_error with that text if the tensors differ.
 void assert_close(const at::Tensor& actual, const at::Tensor& expected, Tolerance tolerance = {});
 void assert_close(const std::vector<at::Tensor>& actual, const std::vector<at::Tensor>& expected,
                   Tolerance tolerance = {});

@@ -3,13 +3,14 @@
 
 #include <string>
 
+// Checks of error messages with gtest.
 namespace tessera::testing {
 
-// What the error of a call says, without its backtrace; "nothing was thrown" if nothing was. Another kind of error than
-// E passes through. Example:  EXPECT_SAYS(message_of<UsageError>([&] { t.redistribute({Partial()}); }), "Partial is no
-// target");
+// The message of the E that the call throws, without its backtrace. "nothing was thrown" if the call does not throw.
+// An exception of another type propagates.
+// Example:  EXPECT_CONTAINS(error_message<UsageError>([&] { t.redistribute({Partial()}); }), "must not be Partial");
 template <class E = c10::Error, class Call>
-std::string message_of(Call&& call) {
+std::string error_message(Call&& call) {
   try {
     call();
   } catch (const E& error) {
@@ -20,12 +21,12 @@ std::string message_of(Call&& call) {
 
 }  // namespace tessera::testing
 
-// For gtest.
-#define EXPECT_SAYS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
+// The std::string `text` contains `part`.
+#define EXPECT_CONTAINS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
-// The call throws a Kind, and its message has all the parts. Example:  EXPECT_ERROR(UsageError, f(3), "f(3)", "try 2");
-#define EXPECT_ERROR(Kind, call, ...)                                                     \
-  do {                                                                                    \
-    const std::string said = ::tessera::testing::message_of<Kind>([&] { (void)(call); }); \
-    for (const std::string part : {__VA_ARGS__}) EXPECT_SAYS(said, part);                 \
+// The call throws a Kind whose message contains all parts. Example:  EXPECT_ERROR(UsageError, f(3), "f(3)", "try 2");
+#define EXPECT_ERROR(Kind, call, ...)                                                                       \
+  do {                                                                                                      \
+    const std::string error_message_found = ::tessera::testing::error_message<Kind>([&] { (void)(call); }); \
+    for (const std::string part : {__VA_ARGS__}) EXPECT_CONTAINS(error_message_found, part);                \
   } while (false)

@@ -12,13 +12,13 @@
 namespace tessera::testing {
 namespace {
 
-// Autograd of views must replay them on a distributed tensor; a rank uses one core.
+// View replay: autograd must replay view ops on DTensors. One torch thread: each rank uses one core.
 void set_up_thread() {
   at::set_num_threads(1);
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
 }
 
-std::string message_of(const std::exception_ptr& failure) {
+std::string describe_failure(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
   } catch (const c10::Error& error) {
@@ -26,7 +26,7 @@ std::string message_of(const std::exception_ptr& failure) {
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {
-    return "something that is no std::exception";
+    return "an exception that is not a std::exception";
   }
 }
 
@@ -44,7 +44,7 @@ void run_ranks(int64_t n, const Body& body, const RankOptions& options) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> failures(static_cast<size_t>(n));
   std::mutex mutex;
-  int64_t first = -1;  // to fail; the others may only have been freed by it
+  int64_t first = -1;  // the first rank to fail; the others may fail as a consequence
   const auto run = [&](int64_t rank) {
     set_up_thread();
     Rank me{rank, {}};
@@ -64,7 +64,7 @@ void run_ranks(int64_t n, const Body& body, const RankOptions& options) {
         failures[static_cast<size_t>(rank)] = failure;
         if (first < 0) first = rank;
       }
-      if (me.world) me.world.abort(c10::str("rank ", rank, " failed: ", message_of(failure)));
+      if (me.world) me.world.abort(c10::str("rank ", rank, " failed: ", describe_failure(failure)));
     }
     destroy();
   };
@@ -78,7 +78,7 @@ void run_ranks(int64_t n, const Body& body, const RankOptions& options) {
     const auto& failure = failures[static_cast<size_t>(rank)];
     if (!failure) continue;
     failed++;
-    report += c10::str("\nrank ", rank, rank == first ? " (the first to fail): " : ": ", message_of(failure));
+    report += c10::str("\nrank ", rank, rank == first ? " (the first to fail): " : ": ", describe_failure(failure));
   }
   throw std::runtime_error(c10::str(failed, " of ", n, " ranks failed:", report));
 }

@@ -7,43 +7,48 @@
 #include <string>
 #include <vector>
 
+// Runs code on several ranks: threads of this process, or child processes.
 namespace tessera::testing {
 
-// What the body of a rank is given.
+// The rank on which a body runs.
 struct Rank {
-  int64_t rank = 0;
-  World world;
+  int64_t rank = 0;  // of this thread or process
+  World world;       // with all ranks of the run
 
-  int64_t size() const { return world.size(); }
-  const comm::Group& group() const { return world.group(); }
-  DeviceMesh mesh(const std::string& text) const;  // "dp=2,tp=2"
+  int64_t size() const { return world.size(); }               // number of ranks
+  const comm::Group& group() const { return world.group(); }  // the default process group
+  // A mesh over all ranks: "dp=2,tp=2", or shape and axis names.
+  DeviceMesh mesh(const std::string& text) const;
   DeviceMesh mesh(std::vector<int64_t> shape, std::vector<std::string> names = {}) const;
 };
+// The code of one rank.
 using Body = std::function<void(Rank&)>;
 
+// Options of run_ranks.
 struct RankOptions {
-  std::string backend = "threads";
-  std::chrono::milliseconds timeout{std::chrono::seconds(60)};
+  std::string backend = "threads";                              // of the default process group
+  std::chrono::milliseconds timeout{std::chrono::seconds(60)};  // of a collective
 };
 
-// Runs `body` on n ranks, each a thread with a world of its own to look at (current, torch threads 1, view replay on).
-// A rank that throws frees the others; then every failing rank is reported, in order, by one exception.
-// Failed gtest expectations in a body fail the test as usual.
+// Runs `body` on n ranks. Each rank is a thread with its own current World, one torch thread and view replay. If a rank
+// throws, the collectives of the others fail too, and one exception reports every failed rank in order. Failed gtest
+// expectations in a body fail the test as usual.
 // Example:  run_ranks(4, [](Rank& me) { auto mesh = me.mesh("dp=2,tp=2"); ... });
 void run_ranks(int64_t n, const Body& body, const RankOptions& options = {});
 
+// Options of spawn_processes and spawn_ranks.
 struct SpawnOptions {
-  std::string backend = "gloo";
-  std::chrono::milliseconds timeout{std::chrono::seconds(60)};  // of the whole run; a collective has three quarters
-  std::vector<std::string> arguments =
-      {};  // of the children, so that they come to the same call: a filter for one test
+  std::string backend = "gloo";                                 // of the default process group
+  std::chrono::milliseconds timeout{std::chrono::seconds(60)};  // of the run; collectives time out after 3/4 of it
+  std::vector<std::string> arguments = {};                      // of the children, for example a filter for one test
 };
 
-// Runs `body` on n processes. Each child is this program again: it runs to the same call, executes the body as its rank
-// (file rendezvous, torch::manual_seed(1234)), and exits: 0, or 10 if the body threw or an expectation failed.
-// Requires: the program comes to this call in the same way when started with `arguments`; in a child, calls before this
-// one return at once, so a call that is meant to throw has a test of its own.
-// Throws if any rank failed or took too long, with the output of those that did. Under gtest use testing/spawn.h.
+// Runs `body` on n child processes. Each child runs this program again up to the same call, executes the body as its
+// rank (file rendezvous, torch::manual_seed(1234)) and exits. The exit code is 0, or 10 if the body threw or an
+// expectation failed.
+// Requires: the program reaches this call when it is started with `arguments`. In a child, earlier calls of this
+// function return immediately, so a test may contain only one call that is expected to throw.
+// Throws if a rank failed or timed out, with the output of these ranks. In a gtest test use testing/spawn.h.
 void spawn_processes(int64_t n, const Body& body, const SpawnOptions& options,
                      const std::function<bool()>& failed_expectations = {});
 

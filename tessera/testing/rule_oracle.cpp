@@ -18,10 +18,10 @@ namespace {
 
 using at::Tensor;
 using rules::ArgFix;
-using rules::Row;
 using rules::Rule;
+using rules::Strategy;
 
-// A copy with the same strides: ops may write to it.
+// A copy with the same strides, to which ops may write.
 Tensor copy_of(const Tensor& t) {
   return at::empty_strided(t.sizes(), rules::dense_strides(t.sizes(), t.strides()), t.options()).copy_(t);
 }
@@ -32,10 +32,10 @@ std::vector<Tensor> copies_of(const std::vector<Tensor>& tensors) {
   return copies;
 }
 
-// How every tensor of a call lies over a mesh: one list of placements for each.
-struct Layout {
+// One test case: a mesh, and the placements of every input and output of the call.
+struct TestCase {
   std::vector<int64_t> mesh_shape;
-  std::vector<Placements> in, out;
+  std::vector<Placements> in, out;  // one list per tensor
   bool special = false;
 
   std::string describe() const {
@@ -47,14 +47,14 @@ struct Layout {
   }
 };
 
-// One op, its rule, and its result on the whole.
+// One op, its rule, and its result on the full tensors.
 class Oracle {
  public:
   Oracle(const Sample& sample, const rules::OpRule& rule) : call_(sample) {
     report_.op = sample.op;
     rule_ = rule.fn(call_.query(sample.plain_args));
     written_ = copies_of(call_.tensors());
-    bool only_special = !call_.has_kernel();  // a schema of ATen's without a kernel: the special op is the op
+    bool only_special = !call_.has_kernel();  // ATen has only a schema: the special op replaces it
     dense_ = only_special ? call_.run(written_, rule_.special, rule_.special_args) : call_.run(written_);
   }
 
@@ -67,7 +67,7 @@ class Oracle {
     if (rule_.follow)
       verify_follow();
     else
-      verify_rows();
+      verify_strategies();
     return std::move(report_);
   }
 
@@ -84,101 +84,101 @@ class Oracle {
   }
 
   void verify_geometry() {
-    bool in_place_view = rule_.follow && dense_.empty();  // states the new geometry of its argument
+    bool in_place_view = rule_.follow && dense_.empty();  // its rule has the new geometry of the argument
     if (in_place_view) return;
     if (rule_.outs.size() != dense_.size()) {
-      wrong(c10::str("the rule states ", rule_.outs.size(), " outputs, the op has ", dense_.size()));
+      wrong(c10::str("the rule has ", rule_.outs.size(), " outputs, the op has ", dense_.size()));
       return;
     }
     for (size_t i = 0; i < dense_.size(); i++) {
       if (!dense_[i].defined()) continue;
-      const auto& stated = rule_.outs[i];
-      auto strides = stated.strides.empty() ? rules::contiguous(stated.sizes) : stated.strides;
-      bool same = dense_[i].sizes() == c10::IntArrayRef(stated.sizes);
+      const auto& predicted = rule_.outs[i];
+      auto strides = predicted.strides.empty() ? rules::contiguous(predicted.sizes) : predicted.strides;
+      bool same = dense_[i].sizes() == c10::IntArrayRef(predicted.sizes);
       for (int64_t d = 0; same && dense_[i].numel() > 0 && d < dense_[i].dim(); d++)
         same = dense_[i].size(d) == 1 || dense_[i].stride(d) == strides[d];
       if (!same)
-        wrong(c10::str("output ", i, " is stated as sizes ", c10::IntArrayRef(stated.sizes), " strides ",
+        wrong(c10::str("output ", i, " is predicted with sizes ", c10::IntArrayRef(predicted.sizes), " strides ",
                        c10::IntArrayRef(strides), "; it has ", dense_[i].sizes(), " and ", dense_[i].strides()));
     }
   }
 
-  // Rows
-  // ---------------------------------------------------------------------------------------------------------------
+  // ---- strategies ----
 
-  bool well_formed(const Row& row) {
+  bool well_formed(const Strategy& strategy) {
     std::set<int64_t> sizes;
-    for (size_t i = 0; i < row.in.size(); i++) {
-      if (!row.in[i].is_sharded()) continue;
-      if (row.in[i].dim >= call_.tensors()[i].dim()) return false;
-      sizes.insert(call_.tensors()[i].size(row.in[i].dim));
+    for (size_t i = 0; i < strategy.in.size(); i++) {
+      if (!strategy.in[i].is_sharded()) continue;
+      if (strategy.in[i].dim >= call_.tensors()[i].dim()) return false;
+      sizes.insert(call_.tensors()[i].size(strategy.in[i].dim));
     }
-    for (size_t i = 0; i < row.out.size(); i++) {
-      if (!row.out[i].is_sharded()) continue;
-      if (row.out[i].dim >= static_cast<int64_t>(rule_.outs[i].sizes.size())) return false;
-      sizes.insert(rule_.outs[i].sizes[row.out[i].dim]);
+    for (size_t i = 0; i < strategy.out.size(); i++) {
+      if (!strategy.out[i].is_sharded()) continue;
+      if (strategy.out[i].dim >= static_cast<int64_t>(rule_.outs[i].sizes.size())) return false;
+      sizes.insert(rule_.outs[i].sizes[strategy.out[i].dim]);
     }
     return sizes.size() <= 1;
   }
 
-  static bool cuts(const Row& row) {
-    return std::any_of(row.in.begin(), row.in.end(), [](const Placement& p) { return p.is_sharded(); });
+  static bool shards(const Strategy& strategy) {
+    return std::any_of(strategy.in.begin(), strategy.in.end(), [](const Placement& p) { return p.is_sharded(); });
   }
 
-  // `way` with the dims of the row.
-  static Placement bound(const Placement& p, const Placement& way) { return p.is_sharded() ? way.with_dim(p.dim) : p; }
+  // The kind of shard `kind` with the dim of `p`.
+  static Placement with_kind(const Placement& p, const Placement& kind) {
+    return p.is_sharded() ? kind.with_dim(p.dim) : p;
+  }
 
-  Layout layout_of(std::vector<int64_t> mesh_shape, const std::vector<std::pair<const Row*, Placement>>& rows) const {
-    Layout layout{std::move(mesh_shape), std::vector<Placements>(call_.slots().size()),
+  TestCase make_case(std::vector<int64_t> mesh_shape,
+                     const std::vector<std::pair<const Strategy*, Placement>>& strategies) const {
+    TestCase test{std::move(mesh_shape), std::vector<Placements>(call_.slots().size()),
                   std::vector<Placements>(rule_.outs.size())};
-    for (const auto& [row, way] : rows) {
-      for (size_t i = 0; i < layout.in.size(); i++) layout.in[i].push_back(bound(row->in[i], way));
-      for (size_t i = 0; i < layout.out.size(); i++) layout.out[i].push_back(bound(row->out[i], way));
-      layout.special |= row->special;
+    for (const auto& [strategy, kind] : strategies) {
+      for (size_t i = 0; i < test.in.size(); i++) test.in[i].push_back(with_kind(strategy->in[i], kind));
+      for (size_t i = 0; i < test.out.size(); i++) test.out[i].push_back(with_kind(strategy->out[i], kind));
+      test.special |= strategy->special;
     }
-    return layout;
+    return test;
   }
 
-  void verify_rows() {
-    for (const auto& row : rule_.rows) {
-      report_.rows++;
-      if (!well_formed(row)) {
-        wrong(c10::str(to_string(PlacementsRef(row.in)), " -> ", to_string(PlacementsRef(row.out)),
-                       ": dims cut together must exist and have equal size"));
+  void verify_strategies() {
+    for (const auto& strategy : rule_.strategies) {
+      report_.strategies++;
+      if (!well_formed(strategy)) {
+        wrong(c10::str(to_string(PlacementsRef(strategy.in)), " -> ", to_string(PlacementsRef(strategy.out)),
+                       ": dims that are sharded together must exist and have equal size"));
         continue;
       }
-      std::vector<Placement> ways = {Shard(0)};
-      if (cuts(row)) ways.push_back(Shard(0, 2));
-      if (cuts(row) && !row.one_run) ways.push_back(StridedShard(0, 2));
-      bool held = true;
-      for (int64_t n = 1; n <= 4 && held; n++)
-        for (const auto& way : ways) {
-          auto layout = layout_of({n}, {{&row, way}});
-          held = held && try_layout(layout);
-          bool other_axis_may_ask = !rule_.special.empty() && !layout.special;
-          if (other_axis_may_ask) {
-            layout.special = true;
-            held = held && try_layout(layout);
+      std::vector<Placement> kinds = {Shard(0)};
+      if (shards(strategy)) kinds.push_back(Shard(0, 2));
+      if (shards(strategy) && !strategy.one_range) kinds.push_back(StridedShard(0, 2));
+      bool passed = true;
+      for (int64_t n = 1; n <= 4 && passed; n++)
+        for (const auto& kind : kinds) {
+          auto test = make_case({n}, {{&strategy, kind}});
+          passed = passed && run_case(test);
+          bool other_axis_may_need_it = !rule_.special.empty() && !test.special;
+          if (other_axis_may_need_it) {
+            test.special = true;
+            passed = passed && run_case(test);
           }
         }
     }
-    if (!report_.wrong.empty()) return;  // a wrong row is also wrong with others
-    for (const auto& first : rule_.rows)
-      for (const auto& second : rule_.rows) {
-        auto layout = layout_of({2, 2}, {{&first, Shard(0)}, {&second, Shard(0)}});
-        if (!mixes_reductions(layout)) try_layout(layout);
+    if (!report_.wrong.empty()) return;  // a wrong strategy is also wrong in pairs
+    for (const auto& first : rule_.strategies)
+      for (const auto& second : rule_.strategies) {
+        auto test = make_case({2, 2}, {{&first, Shard(0)}, {&second, Shard(0)}});
+        if (!mixes_reductions(test)) run_case(test);
       }
   }
 
-  // A maximum over one axis of sums over another depends on which comes first: not a question of rows.
-  static bool mixes_reductions(const Layout& layout) {
+  // The result of two different reductions depends on their order. Strategies of one axis cannot define it.
+  static bool mixes_reductions(const TestCase& test) {
     auto mixed = [](const Placements& ps) { return ps[0].is_partial() && ps[1].is_partial() && ps[0] != ps[1]; };
-    return std::any_of(layout.in.begin(), layout.in.end(), mixed) ||
-           std::any_of(layout.out.begin(), layout.out.end(), mixed);
+    return std::any_of(test.in.begin(), test.in.end(), mixed) || std::any_of(test.out.begin(), test.out.end(), mixed);
   }
 
-  // Views
-  // --------------------------------------------------------------------------------------------------------------
+  // ---- views ----
 
   static std::vector<Placement> placements_of(const Tensor& t) {
     std::vector<Placement> all = {Replicate(), Partial()};
@@ -209,96 +209,95 @@ class Oracle {
     auto again = rule_.follow(in, mesh);
     for (size_t axis = 0; axis < in.size(); axis++)
       if (!again[axis] || *again[axis] != out[axis])
-        wrong(c10::str("asked again with the gathered axes R, ", to_string(PlacementsRef(in)), " on mesh ",
-                       c10::IntArrayRef(mesh), " is answered differently"));
-    Layout layout{mesh, {in}, std::vector<Placements>(rule_.outs.size(), out), !rule_.special.empty()};
-    try_layout(layout);
+        wrong(c10::str("a second call with the gathered axes R, ", to_string(PlacementsRef(in)), " on mesh ",
+                       c10::IntArrayRef(mesh), " has another result"));
+    TestCase test{mesh, {in}, std::vector<Placements>(rule_.outs.size(), out), !rule_.special.empty()};
+    run_case(test);
   }
 
-  // Both
-  // ---------------------------------------------------------------------------------------------------------------
+  // ---- one test case ----
 
-  // Runs the op on every rank's part and compares; true if it held.
-  bool try_layout(const Layout& layout) {
+  // Runs the op on every rank's local tensors and compares. Returns true if it is correct.
+  bool run_case(const TestCase& test) {
     report_.cases++;
     at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
     generator.set_current_seed(17);
     std::string why;
     try {
-      why = contradiction(layout);
+      why = contradiction(test);
     } catch (const c10::Error& e) {
       why = c10::str("threw: ", e.msg());
     }
-    if (!why.empty() && report_.wrong.size() < 8) wrong(layout.describe() + ": " + why);
+    if (!why.empty() && report_.wrong.size() < 8) wrong(test.describe() + ": " + why);
     return why.empty();
   }
 
-  std::string contradiction(const Layout& layout) {
+  std::string contradiction(const TestCase& test) {
     std::vector<std::vector<Tensor>> in;  // by slot, by rank
-    for (size_t i = 0; i < layout.in.size(); i++)
-      in.push_back(scatter(call_.tensors()[i], layout.in[i], layout.mesh_shape));
+    for (size_t i = 0; i < test.in.size(); i++) in.push_back(scatter(call_.tensors()[i], test.in[i], test.mesh_shape));
     int64_t ranks = 1;
-    for (auto n : layout.mesh_shape) ranks *= n;
+    for (auto n : test.mesh_shape) ranks *= n;
     std::vector<std::vector<Tensor>> out(dense_.size());  // by output, by rank
     for (int64_t rank = 0; rank < ranks; rank++) {
       std::vector<Tensor> locals;
       for (auto& slot : in) locals.push_back(slot[rank]);
-      auto results = run_local(layout, rank, locals);
+      auto results = run_local(test, rank, locals);
       if (results.size() != dense_.size()) return c10::str("rank ", rank, " has ", results.size(), " outputs");
       for (size_t i = 0; i < results.size(); i++) out[i].push_back(results[i]);
       for (size_t i = 0; i < in.size(); i++) in[i][rank] = locals[i];
     }
     for (size_t i = 0; i < dense_.size(); i++) {
-      if (dense_[i].defined() != out[i][0].defined()) return c10::str("output ", i, " is defined here and not there");
+      if (dense_[i].defined() != out[i][0].defined())
+        return c10::str("output ", i, " is defined for full tensors or for local ones, but not for both");
       if (!dense_[i].defined()) continue;
-      auto joined = join(out[i], layout.out[i], layout.mesh_shape, dense_[i].sizes());
-      auto why = joined.problem.empty() ? difference(dense_[i], joined.whole) : joined.problem;
+      auto gathered = gather(out[i], test.out[i], test.mesh_shape, dense_[i].sizes());
+      auto why = gathered.problem.empty() ? difference(dense_[i], gathered.global) : gathered.problem;
       if (!why.empty()) return c10::str("output ", i, ": ", why);
     }
     for (size_t i = 0; i < in.size(); i++) {
-      bool geometry_changes = rule_.follow != nullptr;  // t_: checked by its output's twin
+      bool geometry_changes = rule_.follow != nullptr;  // t_ and similar ops: t tests them
       if (!call_.slots()[i].written || geometry_changes) continue;
-      auto joined = join(in[i], layout.in[i], layout.mesh_shape, written_[i].sizes());
-      auto why = joined.problem.empty() ? difference(written_[i], joined.whole) : joined.problem;
+      auto gathered = gather(in[i], test.in[i], test.mesh_shape, written_[i].sizes());
+      auto why = gathered.problem.empty() ? difference(written_[i], gathered.global) : gathered.problem;
       if (!why.empty()) return c10::str("written argument ", call_.slots()[i].arg, ": ", why);
     }
     return "";
   }
 
-  std::vector<Tensor> run_local(const Layout& layout, int64_t rank, const std::vector<Tensor>& locals) {
-    auto coordinate = coordinate_of(rank, layout.mesh_shape);
+  std::vector<Tensor> run_local(const TestCase& test, int64_t rank, const std::vector<Tensor>& locals) {
+    auto coordinate = coordinate_of(rank, test.mesh_shape);
     OpCall local = call_;
-    for (const auto& fix : rule_.fixes) local.args()[fix.arg] = value_of(fix, layout, coordinate);
-    if (!layout.special) return local.run(locals);
+    for (const auto& fix : rule_.fixes) local.args()[fix.arg] = value_of(fix, test, coordinate);
+    if (!test.special) return local.run(locals);
     auto more = rule_.special_args;
-    for (const auto& fix : rule_.special_fixes) more.push_back(value_of(fix, layout, coordinate));
+    for (const auto& fix : rule_.special_fixes) more.push_back(value_of(fix, test, coordinate));
     return local.run(locals, rule_.special, more);
   }
 
-  c10::IValue value_of(const ArgFix& fix, const Layout& layout, const std::vector<int64_t>& coordinate) const {
+  c10::IValue value_of(const ArgFix& fix, const TestCase& test, const std::vector<int64_t>& coordinate) const {
     auto ints = [](const Sizes& sizes) { return c10::IValue(std::vector<int64_t>(sizes.begin(), sizes.end())); };
     auto out_sizes = [&] {
-      return local_sizes(layout.out[fix.tensor], layout.mesh_shape, coordinate, rule_.outs[fix.tensor].sizes);
+      return local_sizes(test.out[fix.tensor], test.mesh_shape, coordinate, rule_.outs[fix.tensor].sizes);
     };
     auto in_sizes = [&] {
-      return local_sizes(layout.in[fix.tensor], layout.mesh_shape, coordinate, call_.tensors()[fix.tensor].sizes());
+      return local_sizes(test.in[fix.tensor], test.mesh_shape, coordinate, call_.tensors()[fix.tensor].sizes());
     };
     switch (fix.what) {
       case ArgFix::What::OutSizes:
         return ints(out_sizes());
       case ArgFix::What::OutStrides: {
-        const auto& stated = rule_.outs[fix.tensor];
-        return ints(rules::dense_strides(out_sizes(),
-                                         stated.strides.empty() ? rules::contiguous(stated.sizes) : stated.strides));
+        const auto& predicted = rule_.outs[fix.tensor];
+        const auto strides = predicted.strides.empty() ? rules::contiguous(predicted.sizes) : predicted.strides;
+        return ints(rules::dense_strides(out_sizes(), strides));
       }
       case ArgFix::What::InSizes:
         return ints(in_sizes());
       case ArgFix::What::InSize:
         return in_sizes()[fix.dim];
       case ArgFix::What::InOffset: {
-        auto runs = local_runs(layout.in[fix.tensor], layout.mesh_shape, coordinate, fix.dim,
-                               call_.tensors()[fix.tensor].size(fix.dim));
-        return runs.empty() ? 0 : runs[0].begin;
+        auto ranges = local_ranges(test.in[fix.tensor], test.mesh_shape, coordinate, fix.dim,
+                                   call_.tensors()[fix.tensor].size(fix.dim));
+        return ranges.empty() ? 0 : ranges[0].begin;
       }
     }
     return {};
@@ -306,27 +305,27 @@ class Oracle {
 
   OpCall call_;
   Rule rule_;
-  std::vector<Tensor> written_;  // the arguments after the op ran on the whole
-  std::vector<Tensor> dense_;    // its outputs
+  std::vector<Tensor> written_;  // the arguments after the op ran on the full tensors
+  std::vector<Tensor> dense_;    // the outputs on the full tensors
   RuleReport report_;
 };
 
-// foreach: element e of every list as a call of its own with lists of one.
-std::vector<Sample> one_by_one(const Sample& sample) {
-  OpCall whole(sample);
-  const auto& first = whole.args()[0].isTensorList() ? whole.args()[0] : whole.args()[1];
+// foreach ops: one sample per list element, with lists of length one.
+std::vector<Sample> split_lists(const Sample& sample) {
+  OpCall full(sample);
+  const auto& first = full.args()[0].isTensorList() ? full.args()[0] : full.args()[1];
   auto length = first.toTensorVector().size();
   std::vector<Sample> samples;
   for (size_t e = 0; e < length; e++) {
-    Sample one{sample.op, whole.args(), sample.plain_args};
+    Sample one{sample.op, full.args(), sample.plain_args};
     for (size_t a = 0; a < one.args.size(); a++) {
       auto& value = one.args[a];
-      bool one_for_each = whole.schema().arguments()[a].name() == "scalars";
+      bool one_per_element = full.schema().arguments()[a].name() == "scalars";
       if (value.isTensorList()) {
         auto list = value.toTensorVector();
         value = c10::List<Tensor>();
         if (e < list.size()) value.toTensorList().push_back(list[e]);
-      } else if (value.isTensor() && one_for_each) {
+      } else if (value.isTensor() && one_per_element) {
         value = value.toTensor().narrow(0, static_cast<int64_t>(e), 1);
       } else if (value.isList() && !value.isIntList() && !value.isBoolList()) {
         auto list = value.toListRef().vec();
@@ -348,9 +347,9 @@ RuleReport verify_rule(const Sample& sample, const rules::OpRule* rule) {
   if (rule->lists == rules::ListMode::Joint) return Oracle(sample, *rule).verify();
   RuleReport all;
   all.op = sample.op;
-  for (const auto& one : one_by_one(sample)) {
+  for (const auto& one : split_lists(sample)) {
     auto report = Oracle(one, *rule).verify();
-    all.rows += report.rows;
+    all.strategies += report.strategies;
     all.cases += report.cases;
     all.wrong.insert(all.wrong.end(), report.wrong.begin(), report.wrong.end());
   }
@@ -358,7 +357,7 @@ RuleReport verify_rule(const Sample& sample, const rules::OpRule* rule) {
 }
 
 std::ostream& operator<<(std::ostream& out, const RuleReport& report) {
-  out << report.op << ": " << report.rows << " rows, " << report.cases << " cases\n";
+  out << report.op << ": " << report.strategies << " strategies, " << report.cases << " cases\n";
   for (const auto& line : report.wrong) out << "  WRONG  " << line << "\n";
   return out;
 }
@@ -380,26 +379,26 @@ FamilyReport verify_family(const std::string& family, const std::vector<Sample>&
     tried.insert(sample.op);
     try {
       auto report = verify_rule(sample);
-      all.rows += report.rows;
+      all.strategies += report.strategies;
       all.cases += report.cases;
       for (const auto& line : report.wrong) all.problems.push_back(sample.op + "  WRONG  " + line);
     } catch (const std::exception& e) {
       std::string what = e.what();
-      all.problems.push_back(sample.op + "  the sample does not run: " + what.substr(0, what.find('\n')));
+      all.problems.push_back(sample.op + "  the sample throws: " + what.substr(0, what.find('\n')));
     }
   }
   for (const auto& op : ops_of_family(family)) {
     all.ops++;
-    bool excused = std::find(exempt.begin(), exempt.end(), op) != exempt.end();
-    if (tried.count(op) == 0 && !excused) all.problems.push_back(op + "  has a rule and no sample");
-    if (tried.count(op) > 0 && excused) all.problems.push_back(op + "  has a sample and is called exempt");
+    bool is_exempt = std::find(exempt.begin(), exempt.end(), op) != exempt.end();
+    if (tried.count(op) == 0 && !is_exempt) all.problems.push_back(op + "  has a rule but no sample");
+    if (tried.count(op) > 0 && is_exempt) all.problems.push_back(op + "  is exempt but has a sample");
   }
   return all;
 }
 
 std::ostream& operator<<(std::ostream& out, const FamilyReport& report) {
-  out << report.family << ": " << report.ops << " ops (" << report.exempt << " exempt), " << report.rows << " rows, "
-      << report.cases << " cases, " << report.problems.size() << " problems\n";
+  out << report.family << ": " << report.ops << " ops (" << report.exempt << " exempt), " << report.strategies
+      << " strategies, " << report.cases << " cases, " << report.problems.size() << " problems\n";
   for (const auto& line : report.problems) out << "  " << line << "\n";
   return out;
 }

@@ -5,7 +5,7 @@
 
 namespace tessera::testing {
 
-// Runs `body` on n processes from inside a gtest test. See spawn_processes.
+// Runs `body` on n processes from inside a gtest test, see spawn_processes().
 // Example:  TEST(Gloo, Sums) { spawn_ranks(2, [](Rank& me) { ... EXPECT_EQ(...); }); }
 inline void spawn_ranks(int64_t n, const Body& body, SpawnOptions options = {}) {
   const auto* test = ::testing::UnitTest::GetInstance()->current_test_info();
@@ -14,9 +14,10 @@ inline void spawn_ranks(int64_t n, const Body& body, SpawnOptions options = {}) 
   spawn_processes(n, body, options, [] { return ::testing::Test::HasFailure(); });
 }
 
-// The backends that join processes of one machine: what holds over one must hold over the other.
+// The backends for processes of one machine.
 constexpr const char* kProcessBackends[] = {"shm", "gloo"};
 
+// Calls spawn_ranks for each of these backends.
 inline void spawn_ranks_over_each(int64_t n, const Body& body, SpawnOptions options = {}) {
   for (const char* backend : kProcessBackends) {
     SCOPED_TRACE(backend);

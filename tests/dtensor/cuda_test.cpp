@@ -1,4 +1,4 @@
-// The same tensors on a GPU: one rank, NCCL. Several ranks on one GPU are NCCL's to refuse.
+// DTensors on a GPU with one rank and NCCL. NCCL does not support several ranks on one GPU.
 #include "small_models.h"
 
 #include "tessera/comm/world.h"
@@ -9,7 +9,7 @@
 namespace tessera::test {
 namespace {
 
-TEST(Cuda, TrainsLikePlain) {
+TEST(Cuda, TrainsLikeThePlainModel) {
   if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine, or a build without CUDA";
   InitOptions options;
   options.backend = "nccl";

@@ -1,4 +1,4 @@
-// The tensor itself: made, read, moved, printed, converted in place.
+// DTensor: construction, access, redistribution, printing, conversion in place.
 #include "tessera/dtensor/dtensor.h"
 
 #include "tessera/base/error.h"
@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-using testing::message_of;
+using testing::error_message;
 using testing::Rank;
 using testing::run_ranks;
 
@@ -28,7 +28,7 @@ TEST(DTensor, DistributesAndGathers) {
       const auto mesh = init_device_mesh("cpu", {n}, {"x"});
       const auto value = torch::arange(70.).view({7, 10});
       for (const auto& p : {Replicate(), Shard(0), Shard(1), Shard(-1), Shard(1, 5), StridedShard(0, 2)}) {
-        const auto d = distribute_tensor(value + me.rank, mesh, {p});  // rank 0's values count
+        const auto d = distribute_tensor(value + me.rank, mesh, {p});  // rank 0's values are distributed
         EXPECT_EQ(d.sizes(), value.sizes());
         EXPECT_TRUE(is_dtensor(d));
         EXPECT_FALSE(is_dtensor(d.to_local()));
@@ -37,7 +37,7 @@ TEST(DTensor, DistributesAndGathers) {
     });
 }
 
-TEST(DTensor, KeepsRequiresGradAndOwnSource) {
+TEST(DTensor, KeepsRequiresGradAndTakesTheSourceRank) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("x=2");
     auto t = torch::full({4}, static_cast<double>(me.rank)).set_requires_grad(true);
@@ -63,31 +63,31 @@ TEST(DTensor, FromLocalInfersOrTakesTheGlobalShape) {
   });
 }
 
-TEST(DTensor, FromLocalRefusesWhatDoesNotFit) {
+TEST(DTensor, FromLocalRejectsWrongShapes) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("x=2");
-    const auto wrong = message_of<UsageError>([&] {
+    const auto wrong = error_message<UsageError>([&] {
       DTensor::from_local(torch::ones({4, 4}), mesh, {Shard(0)}, {.shape = {{7, 4}}, .stride = {{4, 1}}});
       DTensor::from_local(torch::ones({2, 4}), mesh, {Shard(0)}, {.shape = {{7, 4}}, .stride = {{4, 1}}});
     });
-    EXPECT_SAYS(wrong, "it should have");
-    const auto across = message_of<UsageError>([&] {
+    EXPECT_CONTAINS(wrong, "it should have");
+    const auto across = error_message<UsageError>([&] {
       DTensor::from_local(torch::ones({2 + me.rank, 4}), mesh, {Shard(0)}, {.run_check = true});
     });
-    EXPECT_SAYS(across, "mesh axis 'x'");
-    EXPECT_SAYS(
-        message_of<UsageError>([&] { DTensor::from_local(torch::ones({2}), mesh, {Shard(0)}, {.shape = {{4}}}); }),
+    EXPECT_CONTAINS(across, "mesh axis 'x'");
+    EXPECT_CONTAINS(
+        error_message<UsageError>([&] { DTensor::from_local(torch::ones({2}), mesh, {Shard(0)}, {.shape = {{4}}}); }),
         "both or neither");
-    EXPECT_SAYS(message_of<UsageError>([&] {
-                  DTensor::from_local(torch::ones({2}), mesh, {Shard(0), Shard(0)});
-                }),
-                "one for each axis");
-    EXPECT_SAYS(message_of<UsageError>([&] { DTensor(torch::ones({2})); }), "distribute_tensor");
+    EXPECT_CONTAINS(error_message<UsageError>([&] {
+                      DTensor::from_local(torch::ones({2}), mesh, {Shard(0), Shard(0)});
+                    }),
+                    "one placement per axis");
+    EXPECT_CONTAINS(error_message<UsageError>([&] { DTensor(torch::ones({2})); }), "distribute_tensor");
   });
 }
 
-// No memory, no values, nothing to send; what someone hung on the tensor goes along.
-TEST(DTensor, DistributesWhatHasNoMemory) {
+// A meta tensor has no values to send. Its BackendMeta is kept.
+TEST(DTensor, DistributesMetaTensorsWithoutCommunication) {
   struct Note : c10::BackendMeta {};
   run_ranks(2, [](Rank&) {
     const auto mesh = init_device_mesh("cpu", {2}, {"x"});
@@ -105,7 +105,7 @@ TEST(DTensor, DistributesWhatHasNoMemory) {
       EXPECT_EQ(local.unsafeGetTensorImpl()->get_backend_meta(), note.get());
     }
     EXPECT_EQ(comms.get_total_counts(), 0);
-    // What is on meta may become real, distributed or not.
+    // set_data may replace a meta tensor, distributed or plain, by one with memory.
     auto plain = torch::empty({5, 4}, torch::kMeta);
     for (auto* it : {&t, &plain}) {
       it->set_data(torch::ones({5, 4}));
@@ -114,17 +114,18 @@ TEST(DTensor, DistributesWhatHasNoMemory) {
   });
 }
 
-TEST(DTensor, DistributeRefusesWhatItCannotDo) {
+TEST(DTensor, DistributeRejectsNonLeavesPartialAndOtherPlacements) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("x=2");
     auto leaf = torch::ones({4}).set_requires_grad(true);
-    EXPECT_SAYS(message_of<UsageError>([&] { distribute_tensor(leaf * 2, mesh, {Shard(0)}); }), "from_local");
-    EXPECT_SAYS(message_of<UsageError>([&] { distribute_tensor(leaf, mesh, {Partial()}); }), "Replicate or Shard");
+    EXPECT_CONTAINS(error_message<UsageError>([&] { distribute_tensor(leaf * 2, mesh, {Shard(0)}); }), "from_local");
+    EXPECT_CONTAINS(error_message<UsageError>([&] { distribute_tensor(leaf, mesh, {Partial()}); }),
+                    "Replicate or Shard");
     const auto d = distribute_tensor(leaf, mesh, {Shard(0)});
-    EXPECT_SAYS(message_of<UsageError>([&] { distribute_tensor(d, mesh, {Replicate()}); }), "use redistribute");
+    EXPECT_CONTAINS(error_message<UsageError>([&] { distribute_tensor(d, mesh, {Replicate()}); }), "use redistribute");
     EXPECT_TRUE(distribute_tensor(d, mesh, {Shard(0)}).is_same(d));
-    EXPECT_SAYS(message_of<UsageError>([&] { d.redistribute({Partial()}); }), "Partial is no target");
-    EXPECT_SAYS(message_of<UsageError>([&] { distribute_tensor(leaf, mesh, {Shard(3)}); }), "3");
+    EXPECT_CONTAINS(error_message<UsageError>([&] { d.redistribute({Partial()}); }), "must not be Partial");
+    EXPECT_CONTAINS(error_message<UsageError>([&] { distribute_tensor(leaf, mesh, {Shard(3)}); }), "3");
   });
 }
 
@@ -143,21 +144,21 @@ TEST(DTensor, Factories) {
   });
 }
 
-TEST(DTensor, PrintsWhatItIsAndSaysWhatToCallInstead) {
+TEST(DTensor, PrintsItsSpecAndRejectsDataAccess) {
   run_ranks(2, [](Rank& me) {
     const auto d = distribute_tensor(torch::ones({4, 3}), me.mesh("tp=2"), {Shard(0)});
     std::ostringstream out;
     out << d;
-    EXPECT_SAYS(out.str(), "[4, 3]");
-    EXPECT_SAYS(out.str(), "S(0)");
-    EXPECT_SAYS(out.str(), "tp=2");
-    EXPECT_SAYS(message_of<c10::Error>([&] { d.data_ptr(); }), "to_local()");
-    EXPECT_SAYS(message_of<c10::Error>([&] { out << at::Tensor(d); }), "to_local()");
-    EXPECT_SAYS(message_of<c10::Error>([&] {
-                  std::ostringstream file;
-                  torch::save(at::Tensor(d), file);
-                }),
-                "to_local()");
+    EXPECT_CONTAINS(out.str(), "[4, 3]");
+    EXPECT_CONTAINS(out.str(), "S(0)");
+    EXPECT_CONTAINS(out.str(), "tp=2");
+    EXPECT_CONTAINS(error_message<c10::Error>([&] { d.data_ptr(); }), "to_local()");
+    EXPECT_CONTAINS(error_message<c10::Error>([&] { out << at::Tensor(d); }), "to_local()");
+    EXPECT_CONTAINS(error_message<c10::Error>([&] {
+                      std::ostringstream file;
+                      torch::save(at::Tensor(d), file);
+                    }),
+                    "to_local()");
   });
 }
 
@@ -171,18 +172,18 @@ TEST(DTensor, ParametersAreConvertedInPlaceForEveryHandle) {
       (*m)->bias.set_data(bias.clone());
     }
     torch::optim::Adam adam(net->parameters(), 0.1), plain_adam(plain->parameters(), 0.1);
-    auto held = net->parameters()[0];
+    auto handle = net->parameters()[0];
     distribute_in_place(net->weight, mesh, {Shard(0)});
     distribute_in_place(net->bias, mesh, {Shard(0)});
-    EXPECT_TRUE(is_dtensor(held));
-    EXPECT_TRUE(held.requires_grad() && held.is_leaf());
+    EXPECT_TRUE(is_dtensor(handle));
+    EXPECT_TRUE(handle.requires_grad() && handle.is_leaf());
     for (int step = 0; step < 3; step++) {
       adam.zero_grad(), plain_adam.zero_grad();
       (net(distribute_tensor(x, mesh)) * 1).pow(2).sum().backward();
       plain(x).pow(2).sum().backward();
       adam.step(), plain_adam.step();
     }
-    EXPECT_TRUE(torch::allclose(DTensor(held.detach()).full_tensor(), plain->weight, 1e-5, 1e-6));
+    EXPECT_TRUE(torch::allclose(DTensor(handle.detach()).full_tensor(), plain->weight, 1e-5, 1e-6));
     EXPECT_NEAR(torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0),
                 torch::nn::utils::clip_grad_norm_(plain->parameters(), 1.0), 1e-5);
 
@@ -219,7 +220,7 @@ TEST(DTensor, RegistersAsParameterAndBuffer) {
   });
 }
 
-TEST(DTensor, IsWaitedForAtFirstUse) {
+TEST(DTensor, WaitsForPendingCollectiveAtFirstUse) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("x=2");
     const auto group = mesh.get_group();
@@ -227,12 +228,12 @@ TEST(DTensor, IsWaitedForAtFirstUse) {
     const auto d = distribute_tensor(value, mesh, {Shard(0)});
     auto gathered = d.redistribute({Replicate()});
     EXPECT_EQ(group->pending(), 1u);
-    const auto independent = d * 2;  // runs while the gather is under way
+    const auto independent = d * 2;  // runs while the all-gather is in flight
     EXPECT_EQ(group->pending(), 1u);
     const auto used = gathered + 1;
     EXPECT_EQ(group->pending(), 0u);
     EXPECT_TRUE(torch::equal(DTensor(used).to_local(), value + 1));
-    // Every way out to the host waits.
+    // Every access from the host waits.
     EXPECT_TRUE(torch::equal(d.redistribute({Replicate()}).to_local(), value));
     EXPECT_TRUE(torch::equal(d.full_tensor(), value));
     EXPECT_EQ(at::Tensor(DTensor(d.sum()).redistribute({Replicate()})).item<double>(), 28);

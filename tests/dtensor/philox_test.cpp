@@ -1,4 +1,4 @@
-// The generator below random.h: words, values, and which of them a piece gets.
+// The generator behind random.h: random words, values of distributions, and the indices of a local tensor.
 #include "tessera/dtensor/detail/philox.h"
 
 #include "tessera/dtensor/detail/distributions.h"
@@ -35,7 +35,7 @@ TEST(Philox, KnownAnswers) {  // from the test vectors of Random123, philox4x32 
             (std::vector<uint32_t>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
-TEST(Philox, WordsAreThoseOfLibTorch) {
+TEST(Philox, WordsEqualLibTorchs) {
   const philox::Stream stream{0x123456789abcdefull, 0xfedcba9876543ull};
   const auto words = values(philox::Word(), 0, 1000, stream);
   at::Philox4_32 engine(stream.seed, stream.offset, 0);
@@ -51,15 +51,15 @@ TEST(Philox, CountersBeyond32Bits) {
   EXPECT_NE(words, values(philox::Word(), 5, 9));
 }
 
-// However a stretch is cut, each element keeps its value.
+// An element has the same value, whatever range it is computed in.
 template <class D>
 void check_any_start(const D& distribution) {
-  const auto whole = values(distribution, 0, 300);
+  const auto all = values(distribution, 0, 300);
   for (int64_t first : {0, 1, 2, 3, 4, 5, 31, 63, 64, 65, 130})
     for (int64_t n : {1, 2, 3, 4, 7, 64, 65, 129, 170}) {
       const auto part = values(distribution, first, n);
       for (int64_t i = 0; i < n; i++)
-        ASSERT_EQ(part[i], whole[first + i]) << "first " << first << " n " << n << " i " << i;
+        ASSERT_EQ(part[i], all[first + i]) << "first " << first << " n " << n << " i " << i;
     }
 }
 
@@ -84,7 +84,7 @@ void check_functions(double tolerance) {
   for (int i = 1; i < 20000; i++) {
     const R u = static_cast<R>(i) / R(20000);
     EXPECT_NEAR(philox::log(u), std::log(static_cast<long double>(u)), tolerance * std::fmax(1, -std::log(u)));
-    const auto [sin, cos] = philox::sin_cos_turns(u);
+    const auto [sin, cos] = philox::sin_cos_2pi(u);
     const long double angle = 2 * M_PIl * static_cast<long double>(u);
     EXPECT_NEAR(sin, std::sin(angle), 8 * tolerance);
     EXPECT_NEAR(cos, std::cos(angle), 8 * tolerance);
@@ -135,7 +135,7 @@ TEST(Distributions, MomentsAreRight) {
                  sample(philox::Normal<c10::BFloat16>(1, 2))}) {
     EXPECT_NEAR(m.mean, 1, 0.01);
     EXPECT_NEAR(m.variance, 4, 0.04);
-    EXPECT_GT(m.most, 1 + 2 * 4);  // tails are there
+    EXPECT_GT(m.most, 1 + 2 * 4);  // the tails exist
     EXPECT_LT(m.least, 1 - 2 * 4);
   }
   EXPECT_NEAR(sample(philox::Exponential<float>(4)).mean, 0.25, 0.002);
@@ -186,46 +186,46 @@ TEST(Distributions, FillsAreIndependent) {
   EXPECT_NEAR(correlation(base, values(normal, 1, n, {1, 0})), 0, 0.01);
 }
 
-TEST(Piece, TheExampleInItsHeader) {
-  const std::vector<int64_t> sizes{4, 6}, runs{1, 0, 2, 2, 0, 1, 3, 4};
-  const Piece piece(sizes, runs);
+TEST(LocalIndices, TheExampleInItsHeader) {
+  const std::vector<int64_t> sizes{4, 6}, ranges{1, 0, 2, 2, 0, 1, 3, 4};
+  const LocalIndices local(sizes, ranges);
   std::vector<int64_t> indices;
-  piece.for_each_stretch(0, piece.numel(), [&](int64_t, int64_t index, int64_t count) {
+  local.for_each_range(0, local.numel(), [&](int64_t, int64_t index, int64_t count) {
     for (int64_t i = 0; i < count; i++) indices.push_back(index + i);
   });
   EXPECT_EQ(indices, (std::vector<int64_t>{0, 3, 6, 9}));
 }
 
-// Against the definition: the elements of the piece in row-major order, each dim's indices one by one.
-RC_GTEST_PROP(Piece, HoldsWhatItsRunsSay, ()) {
+// Compares with the definition: the elements in row-major order, with the indices of each dim one by one.
+RC_GTEST_PROP(LocalIndices, MatchTheRangesOfEachDim, ()) {
   const auto ndim = *rc::gen::inRange(1, 4);
-  std::vector<int64_t> sizes, runs;
-  std::vector<std::vector<int64_t>> held;
+  std::vector<int64_t> sizes, ranges;
+  std::vector<std::vector<int64_t>> indices;
   for (int d = 0; d < ndim; d++) {
     sizes.push_back(*rc::gen::inRange<int64_t>(1, 8));
-    const auto cut = *rc::gen::element(Shard(0), Shard(0, 2), StridedShard(0, 2), StridedShard(0, 3));
+    const auto shard = *rc::gen::element(Shard(0), Shard(0, 2), StridedShard(0, 2), StridedShard(0, 3));
     const auto n = *rc::gen::inRange<int64_t>(1, 4), rank = *rc::gen::inRange<int64_t>(0, n);
-    held.emplace_back();
-    const auto mine = shard_runs(cut, sizes[d], n, rank);
-    runs.push_back(static_cast<int64_t>(mine.size()));
-    for (const auto& run : mine) {
-      runs.insert(runs.end(), {run.begin, run.end});
-      for (int64_t i = run.begin; i < run.end; i++) held[d].push_back(i);
+    indices.emplace_back();
+    const auto mine = shard_ranges(shard, sizes[d], n, rank);
+    ranges.push_back(static_cast<int64_t>(mine.size()));
+    for (const auto& range : mine) {
+      ranges.insert(ranges.end(), {range.begin, range.end});
+      for (int64_t i = range.begin; i < range.end; i++) indices[d].push_back(i);
     }
   }
   std::vector<int64_t> expected{0};
   for (int d = 0; d < ndim; d++) {
     std::vector<int64_t> next;
     for (auto base : expected)
-      for (auto i : held[d]) next.push_back(base * sizes[d] + i);
+      for (auto i : indices[d]) next.push_back(base * sizes[d] + i);
     expected = next;
   }
-  const Piece piece(sizes, runs);
-  RC_ASSERT(piece.numel() == static_cast<int64_t>(expected.size()));
-  const auto begin = *rc::gen::inRange<int64_t>(0, piece.numel() + 1),
-             end = *rc::gen::inRange<int64_t>(begin, piece.numel() + 1);
+  const LocalIndices local(sizes, ranges);
+  RC_ASSERT(local.numel() == static_cast<int64_t>(expected.size()));
+  const auto begin = *rc::gen::inRange<int64_t>(0, local.numel() + 1),
+             end = *rc::gen::inRange<int64_t>(begin, local.numel() + 1);
   std::vector<int64_t> found;
-  piece.for_each_stretch(begin, end, [&](int64_t position, int64_t index, int64_t count) {
+  local.for_each_range(begin, end, [&](int64_t position, int64_t index, int64_t count) {
     RC_ASSERT(position == begin + static_cast<int64_t>(found.size()));
     for (int64_t i = 0; i < count; i++) found.push_back(index + i);
   });

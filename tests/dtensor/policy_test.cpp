@@ -12,11 +12,11 @@
 namespace tessera {
 namespace {
 
-using testing::message_of;
+using testing::error_message;
 using testing::Rank;
 using testing::run_ranks;
 
-TEST(CommPolicy, ErrorCatchesWhatNobodyAskedFor) {
+TEST(CommPolicy, ErrorRejectsImplicitCommunication) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     const auto ones = torch::ones({4, 4});
@@ -24,16 +24,16 @@ TEST(CommPolicy, ErrorCatchesWhatNobodyAskedFor) {
                      columns = distribute_tensor(ones, mesh, {Shard(1)});
     const at::Tensor sum = rows.sum(0);  // P(sum)
     CommPolicyScope strict(CommPolicy::Error);
-    const auto said = message_of([&] { rows + columns; });
-    EXPECT_SAYS(said, "aten::add.Tensor");
-    EXPECT_SAYS(said, "CommPolicy::Allow");
-    EXPECT_SAYS(said, "tp=2");
+    const auto message = error_message([&] { rows + columns; });
+    EXPECT_CONTAINS(message, "aten::add.Tensor");
+    EXPECT_CONTAINS(message, "CommPolicy::Allow");
+    EXPECT_CONTAINS(message, "tp=2");
     EXPECT_THROW(sum.relu(), ShardingError);
     EXPECT_THROW(sum.sum().item(), ShardingError);
     EXPECT_THROW(at::equal(sum, sum), ShardingError);
-    EXPECT_TRUE((rows + rows).defined());                                          // nothing moves
-    EXPECT_TRUE((rows + distribute_tensor(ones, mesh, {Replicate()})).defined());  // a slice is no communication
-    // Asked for: allowed, and so is the backward of it.
+    EXPECT_TRUE((rows + rows).defined());                                          // no redistribution
+    EXPECT_TRUE((rows + distribute_tensor(ones, mesh, {Replicate()})).defined());  // a local slice, no communication
+    // Explicit communication and its backward are allowed.
     DTensor(columns).redistribute({Shard(0)});
     DTensor(sum).full_tensor();
     at::Tensor x = distribute_tensor(ones, mesh, {Shard(0)}).set_requires_grad(true);
@@ -52,7 +52,7 @@ TEST(CommPolicy, ErrorReachesBackwardAndTheOptimizer) {
     at::Tensor w = distribute_tensor(torch::ones({3, 3}), mesh).set_requires_grad(true);
     const at::Tensor x = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)});
     CommPolicyScope strict(CommPolicy::Error);
-    x.mm(w).sum().backward();  // the gradient stays a pending sum: no communication
+    x.mm(w).sum().backward();  // the gradient stays partial: no communication
     ASSERT_TRUE(DTensor(w.grad()).placements()[0].is_partial());
     torch::NoGradGuard no_grad;
     EXPECT_THROW(w.add_(w.grad(), -1), ShardingError);
@@ -61,7 +61,7 @@ TEST(CommPolicy, ErrorReachesBackwardAndTheOptimizer) {
   });
 }
 
-TEST(CommPolicy, WarnWarns) {
+TEST(CommPolicy, WarnPrintsAWarning) {
   struct Counter : c10::WarningHandler {
     int warnings = 0;
     void process(const c10::Warning&) override { warnings++; }
@@ -78,42 +78,42 @@ TEST(CommPolicy, WarnWarns) {
   });
 }
 
-TEST(Mixing, APlainTensorIsRefusedByName) {
+TEST(PlainTensors, AreRejectedWithArgumentName) {
   run_ranks(2, [](Rank& me) {
     const at::Tensor d = distribute_tensor(torch::ones({4, 3}), me.mesh("tp=2"), {Shard(0)});
-    const auto said = message_of([&] { d + torch::ones({4, 3}); });
-    EXPECT_SAYS(said, "argument 1 'other'");
-    EXPECT_SAYS(said, "[4, 3]");
-    EXPECT_SAYS(said, "distribute_tensor");
-    EXPECT_SAYS(message_of([&] { at::cat({d, torch::ones({4, 3})}); }), "element 1");
-    EXPECT_SAYS(message_of([&] { torch::ones({4, 3}).add_(d); }), "argument 0 'self'");
-    // One element may be mixed in; it is the same on every rank.
+    const auto message = error_message([&] { d + torch::ones({4, 3}); });
+    EXPECT_CONTAINS(message, "argument 1 'other'");
+    EXPECT_CONTAINS(message, "[4, 3]");
+    EXPECT_CONTAINS(message, "distribute_tensor");
+    EXPECT_CONTAINS(error_message([&] { at::cat({d, torch::ones({4, 3})}); }), "element 1");
+    EXPECT_CONTAINS(error_message([&] { torch::ones({4, 3}).add_(d); }), "argument 0 'self'");
+    // A plain tensor of one element is accepted.
     EXPECT_EQ(DTensor(d * torch::tensor(2.)).full_tensor().sum().item<float>(), 24);
     ImplicitReplication scope;
     EXPECT_EQ(DTensor(d + torch::ones({4, 3})).full_tensor().sum().item<float>(), 24);
   });
 }
 
-TEST(Mixing, MeshesAreNotMixed) {
+TEST(Meshes, TensorsOfTwoMeshesAreRejected) {
   run_ranks(2, [](Rank& me) {
     const at::Tensor a = distribute_tensor(torch::ones({4}), me.mesh("a=2"), {Shard(0)}),
                      b = distribute_tensor(torch::ones({4}), me.mesh("b=2"), {Shard(0)});
-    const auto said = message_of([&] { a + b; });
-    EXPECT_SAYS(said, "a=2");
-    EXPECT_SAYS(said, "b=2");
-    // Two meshes built alike are one mesh.
+    const auto message = error_message([&] { a + b; });
+    EXPECT_CONTAINS(message, "a=2");
+    EXPECT_CONTAINS(message, "b=2");
+    // Two meshes with equal shape and names are one mesh.
     EXPECT_TRUE((a + distribute_tensor(torch::ones({4}), me.mesh("a=2"), {Shard(0)})).defined());
   });
 }
 
-TEST(Rules, AnOpWithoutRuleSaysThreeWaysOut) {
+TEST(Rules, TheErrorOfAnOpWithoutRuleNamesThreeAlternatives) {
   run_ranks(2, [](Rank& me) {
     const at::Tensor d = distribute_tensor(torch::eye(4), me.mesh("tp=2"), {Shard(0)});
-    const auto said = message_of([&] { at::linalg_cholesky(d); });
-    EXPECT_SAYS(said, "register_sharding");
-    EXPECT_SAYS(said, "local_map");
-    EXPECT_SAYS(said, "Replicate");
-    EXPECT_SAYS(said, "S(0)");
+    const auto message = error_message([&] { at::linalg_cholesky(d); });
+    EXPECT_CONTAINS(message, "register_sharding");
+    EXPECT_CONTAINS(message, "local_map");
+    EXPECT_CONTAINS(message, "Replicate");
+    EXPECT_CONTAINS(message, "S(0)");
   });
 }
 

@@ -1,11 +1,11 @@
-// Random numbers by global index: the same bits however a tensor is cut, over however many ranks.
+// Random values depend on the global index: the same bits with all placements and on any number of ranks.
 #include "tessera/dtensor/random.h"
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/testing/detail/recorder.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tessera/testing/detail/recorder.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-using testing::message_of;
+using testing::error_message;
 using testing::Rank;
 using testing::run_ranks;
 
@@ -23,14 +23,14 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && torch::equal(a.contiguous(), b.contiguous());
 }
 
-struct Layout {
+struct MeshAndPlacements {
   std::vector<int64_t> mesh;
   Placements placements;
 };
 
-// Every way to lie that a rank's piece can have: whole, cut, cut on blocks, strided, nested, uneven, empty.
-std::vector<Layout> layouts() {
-  std::vector<Layout> all;
+// Replicated, sharded, block-sharded, strided, nested shards; uneven and empty local tensors.
+std::vector<MeshAndPlacements> layouts() {
+  std::vector<MeshAndPlacements> all;
   for (int64_t n : {1, 2, 3, 4})
     for (const auto& p :
          {Replicate(), Shard(0), Shard(1), Shard(0, 4), Shard(1, 3), StridedShard(0, 2), StridedShard(1, 3)})
@@ -41,7 +41,7 @@ std::vector<Layout> layouts() {
   return all;
 }
 
-// Runs `body` once for each layout on as many ranks as it has.
+// Runs `body` for each layout, on the ranks of its mesh.
 void on_every_layout(const std::function<void(const DeviceMesh&, const Placements&)>& body) {
   for (const auto& layout : layouts()) {
     SCOPED_TRACE(c10::str("mesh ", c10::IntArrayRef(layout.mesh), " ", to_string(layout.placements)));
@@ -65,9 +65,9 @@ const FillCase kFills[] = {
     {"random_.from", [](at::Tensor& t) { t.random_(-3, 100); }},
 };
 
-// What a fill gives on a mesh of one rank, whole: the reference that needs no cutting.
+// The reference: the values of a fill on one rank.
 template <class F>
-at::Tensor whole(c10::IntArrayRef sizes, at::ScalarType dtype, F fill) {
+at::Tensor on_one_rank(c10::IntArrayRef sizes, at::ScalarType dtype, F fill) {
   at::Tensor result;
   run_ranks(1, [&](Rank& me) {
     manual_seed(42);
@@ -78,11 +78,11 @@ at::Tensor whole(c10::IntArrayRef sizes, at::ScalarType dtype, F fill) {
   return result;
 }
 
-TEST(Random, EveryFillGivesTheSameBitsHoweverItIsCut) {
+TEST(Random, FillsGiveTheSameBitsForAllPlacements) {
   for (const auto& fill_case : kFills)
     for (auto dtype : {torch::kFloat, torch::kDouble, torch::kBFloat16, torch::kHalf}) {
       SCOPED_TRACE(c10::str(fill_case.name, " ", dtype));
-      const auto expected = whole({7, 10}, dtype, fill_case.fill);
+      const auto expected = on_one_rank({7, 10}, dtype, fill_case.fill);
       EXPECT_FALSE(torch::equal(expected, torch::zeros_like(expected)));
       on_every_layout([&](const DeviceMesh& mesh, const Placements& placements) {
         manual_seed(42);
@@ -93,9 +93,9 @@ TEST(Random, EveryFillGivesTheSameBitsHoweverItIsCut) {
     }
 }
 
-TEST(Random, PiecesMayBeEmptyAndHaveManyDims) {
+TEST(Random, LocalTensorsMayBeEmptyAndHaveManyDims) {
   for (const auto& sizes : std::vector<std::vector<int64_t>>{{2, 2}, {1, 5}, {3, 4, 5}, {2, 7, 3, 5}, {5, 0}}) {
-    const auto expected = whole(sizes, torch::kFloat, [](at::Tensor& t) { t.normal_(); });
+    const auto expected = on_one_rank(sizes, torch::kFloat, [](at::Tensor& t) { t.normal_(); });
     on_every_layout([&](const DeviceMesh& mesh, const Placements& placements) {
       manual_seed(42);
       EXPECT_TRUE(same_bits(randn(sizes, mesh, placements).full_tensor(), expected));
@@ -113,7 +113,7 @@ TEST(Random, OtherTypes) {
   };
   for (const auto& [dtype, fill] : cases) {
     SCOPED_TRACE(dtype);
-    const auto expected = whole({7, 10}, dtype, fill);
+    const auto expected = on_one_rank({7, 10}, dtype, fill);
     on_every_layout([&, dtype = dtype, &fill = fill](const DeviceMesh& mesh, const Placements& placements) {
       manual_seed(42);
       at::Tensor t = zeros({7, 10}, mesh, placements, dtype);
@@ -124,7 +124,7 @@ TEST(Random, OtherTypes) {
 }
 
 TEST(Random, PlainTensorsGetTheSameBits) {
-  const auto expected = whole({7, 10}, torch::kFloat, [](at::Tensor& t) { t.uniform_(); });
+  const auto expected = on_one_rank({7, 10}, torch::kFloat, [](at::Tensor& t) { t.uniform_(); });
   manual_seed(42);
   EXPECT_TRUE(same_bits(random::rand({7, 10}), expected));  // on a thread without a world
   on_every_layout([&](const DeviceMesh& mesh, const Placements& placements) {
@@ -157,7 +157,7 @@ TEST(Random, LargeTensorsAreFilledByManyThreads) {
   EXPECT_NEAR(at_once.std().item<double>(), 1, 0.01);
 }
 
-TEST(Random, IndicesAreLogicalWhateverTheStrides) {
+TEST(Random, StridesDoNotChangeTheValues) {
   manual_seed(3);
   const auto expected = random::randn({10, 7});
   on_every_layout([&](const DeviceMesh& mesh, const Placements& placements) {
@@ -174,7 +174,7 @@ TEST(Random, IndicesAreLogicalWhateverTheStrides) {
   });
 }
 
-TEST(Random, EachFillMovesTheStreamOnByOne) {
+TEST(Random, EachFillAdvancesTheOffsetByOne) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("x=2");
     manual_seed(5);
@@ -195,7 +195,7 @@ TEST(Random, EachFillMovesTheStreamOnByOne) {
   });
 }
 
-TEST(Random, LibTorchKeepsItsStream) {
+TEST(Random, LibTorchsGeneratorIsNotUsed) {
   torch::manual_seed(9);
   const auto expected = torch::rand({5});
   run_ranks(1, [&](Rank& me) {
@@ -240,7 +240,7 @@ TEST(Random, LikeFactoriesAndFunctionalForms) {
   }
 }
 
-TEST(Random, LikeFactoriesFollowTheirTensor) {
+TEST(Random, LikeFactoriesKeepThePlacements) {
   run_ranks(2, [](Rank& me) {
     const auto x = rand({8, 6}, me.mesh("x=2"), {Shard(1)});
     EXPECT_EQ(DTensor(torch::randn_like(x)).placements(), x.placements());
@@ -262,7 +262,7 @@ TEST(Random, MultinomialDrawsByWeight) {
 
 // ---- dropout ----
 
-// Value, mask and gradient on every layout equal those of one rank.
+// Value, mask and gradient are equal on all layouts.
 void check_dropout(const std::function<at::Tensor(const at::Tensor&)>& dropout, std::vector<int64_t> sizes) {
   at::Tensor expected, expected_grad;
   const auto run = [&](const DTensor& x, at::Tensor& y, at::Tensor& grad) {
@@ -322,21 +322,21 @@ TEST(Dropout, PlainAndDistributedAgree) {
   });
 }
 
-TEST(Dropout, NativeKeepsTheShareAndScales) {
+TEST(Dropout, NativeDropsTheGivenFractionAndScales) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("x=2");
     const auto x = ones({100, 100}, mesh, {Shard(0)});
     const auto [y, mask] = at::native_dropout(x, 0.25, true);
-    const auto whole_mask = DTensor(mask).full_tensor();
-    EXPECT_EQ(whole_mask.scalar_type(), torch::kBool);
-    EXPECT_NEAR(whole_mask.to(torch::kDouble).mean().item<double>(), 0.75, 0.02);
-    EXPECT_TRUE(torch::equal(DTensor(y).full_tensor(), whole_mask.to(torch::kFloat) * static_cast<float>(1 / 0.75)));
+    const auto full_mask = DTensor(mask).full_tensor();
+    EXPECT_EQ(full_mask.scalar_type(), torch::kBool);
+    EXPECT_NEAR(full_mask.to(torch::kDouble).mean().item<double>(), 0.75, 0.02);
+    EXPECT_TRUE(torch::equal(DTensor(y).full_tensor(), full_mask.to(torch::kFloat) * static_cast<float>(1 / 0.75)));
     EXPECT_EQ(DTensor(y).placements(), x.placements());
     const auto before = me.world.random().offset;
     const auto [same, all] = at::native_dropout(x, 0.25, false);
     EXPECT_TRUE(torch::equal(DTensor(same).full_tensor(), torch::ones({100, 100})));
     EXPECT_TRUE(DTensor(all).full_tensor().all().item<bool>());
-    EXPECT_EQ(me.world.random().offset, before);  // nothing was drawn
+    EXPECT_EQ(me.world.random().offset, before);  // no fill was counted
     for (double p : {0., 1.}) {
       const auto out = DTensor(std::get<0>(at::native_dropout(x, p, true))).full_tensor();
       EXPECT_TRUE(torch::equal(out, torch::full({100, 100}, 1 - p, torch::kFloat)));
@@ -348,12 +348,12 @@ TEST(Dropout, OfAPartialIsMaskedBeforeItIsReduced) {
   run_ranks(2, [](Rank& me) {
     const auto partial = DTensor::from_local(torch::ones({8, 8}), me.mesh("x=2"), {Partial()});
     const DTensor y = torch::dropout(partial, 0.5, true);
-    const auto whole = y.full_tensor();
-    EXPECT_TRUE(((whole == 0) | (whole == 4)).all().item<bool>()) << whole;
+    const auto full = y.full_tensor();
+    EXPECT_TRUE(((full == 0) | (full == 4)).all().item<bool>()) << full;
   });
 }
 
-// ---- initialisers ----
+// ---- initializers ----
 
 TEST(Random, InitFunctionsWorkOnDistributedParameters) {
   using namespace torch::nn::init;
@@ -364,7 +364,8 @@ TEST(Random, InitFunctionsWorkOnDistributedParameters) {
   };
   for (size_t i = 0; i < inits.size(); i++) {
     SCOPED_TRACE(i);
-    const auto expected = whole({12, 10}, torch::kFloat, [&](at::Tensor& t) { inits[i](t.requires_grad_()); }).detach();
+    const auto expected =
+        on_one_rank({12, 10}, torch::kFloat, [&](at::Tensor& t) { inits[i](t.requires_grad_()); }).detach();
     on_every_layout([&](const DeviceMesh& mesh, const Placements& placements) {
       manual_seed(42);
       at::Tensor t = zeros({12, 10}, mesh, placements).requires_grad_();
@@ -374,7 +375,7 @@ TEST(Random, InitFunctionsWorkOnDistributedParameters) {
   }
 }
 
-TEST(Random, WritesBumpVersions) {
+TEST(Random, FillsBumpVersionCounters) {
   run_ranks(1, [](Rank& me) {
     at::Tensor t = zeros({4}, me.mesh("x=1"), {Shard(0)});
     const auto local = DTensor(t).to_local();
@@ -388,7 +389,7 @@ TEST(Random, WritesBumpVersions) {
   });
 }
 
-TEST(Random, FillsAreOpsThatARecorderSeesAndRepeats) {
+TEST(Random, FillsAreOpsThatCanBeReplayed) {
   run_ranks(2, [](Rank& me) {
     manual_seed(1);
     at::Tensor t = zeros({5, 3}, me.mesh("x=2"), {Shard(0)});
@@ -402,7 +403,7 @@ TEST(Random, FillsAreOpsThatARecorderSeesAndRepeats) {
                                                         "tessera::philox_bernoulli_"}));
     const auto once = DTensor(t).full_tensor().clone();
     t.zero_();
-    recorder.replay();  // seed and offset are arguments: the same numbers again
+    recorder.replay();  // seed and offset are arguments of the ops, so the values are equal
     EXPECT_TRUE(same_bits(DTensor(t).full_tensor(), once));
   });
 }
@@ -413,32 +414,32 @@ TEST(RandomErrors, PartialGeneratorAndBadArguments) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     at::Tensor partial = DTensor::from_local(torch::ones({4}), mesh, {Partial()});
-    const auto refuses_partial = [&](auto f) {
-      const auto text = message_of<ShardingError>([&] { f(); });
-      EXPECT_SAYS(text, "P(sum)");
-      EXPECT_SAYS(text, "redistribute it to Replicate or Shard");
+    const auto rejects_partial = [&](auto f) {
+      const auto text = error_message<ShardingError>([&] { f(); });
+      EXPECT_CONTAINS(text, "P(sum)");
+      EXPECT_CONTAINS(text, "redistribute it to Replicate or Shard");
     };
-    refuses_partial([&] { partial.uniform_(); });
-    refuses_partial([&] { partial.normal_(); });
-    refuses_partial([&] { partial.bernoulli_(0.5); });
-    refuses_partial([&] { torch::rand_like(partial); });
-    refuses_partial([&] { torch::bernoulli(partial); });
-    refuses_partial([&] { at::native_dropout(partial, 0.5, true); });
+    rejects_partial([&] { partial.uniform_(); });
+    rejects_partial([&] { partial.normal_(); });
+    rejects_partial([&] { partial.bernoulli_(0.5); });
+    rejects_partial([&] { torch::rand_like(partial); });
+    rejects_partial([&] { torch::bernoulli(partial); });
+    rejects_partial([&] { at::native_dropout(partial, 0.5, true); });
 
     at::Tensor t = zeros({4}, mesh, {Shard(0)});
     const auto generator = at::make_generator<at::CPUGeneratorImpl>(1);
-    EXPECT_SAYS(message_of<UsageError>([&] { t.uniform_(0, 1, generator); }), "tessera::manual_seed");
-    EXPECT_SAYS(message_of<UsageError>([&] { torch::bernoulli(t, generator); }), "tessera::manual_seed");
-    EXPECT_SAYS(message_of<UsageError>([&] { t.uniform_(2, 1); }), "give the lower bound first");
-    EXPECT_SAYS(message_of<UsageError>([&] { t.normal_(0, -1); }), "std -1");
-    EXPECT_SAYS(message_of<UsageError>([&] { t.bernoulli_(1.5); }), "between 0 and 1");
-    EXPECT_SAYS(message_of<UsageError>([&] { t.random_(4, 4); }), "nothing between");
-    EXPECT_SAYS(message_of<UsageError>([&] { t.bernoulli_(torch::rand({4})); }), "distribute_tensor");
-    EXPECT_EQ(me.world.random().offset, 0u);  // what failed drew nothing
+    EXPECT_CONTAINS(error_message<UsageError>([&] { t.uniform_(0, 1, generator); }), "tessera::manual_seed");
+    EXPECT_CONTAINS(error_message<UsageError>([&] { torch::bernoulli(t, generator); }), "tessera::manual_seed");
+    EXPECT_CONTAINS(error_message<UsageError>([&] { t.uniform_(2, 1); }), "give the lower bound first");
+    EXPECT_CONTAINS(error_message<UsageError>([&] { t.normal_(0, -1); }), "std -1");
+    EXPECT_CONTAINS(error_message<UsageError>([&] { t.bernoulli_(1.5); }), "between 0 and 1");
+    EXPECT_CONTAINS(error_message<UsageError>([&] { t.random_(4, 4); }), "the range is empty");
+    EXPECT_CONTAINS(error_message<UsageError>([&] { t.bernoulli_(torch::rand({4})); }), "distribute_tensor");
+    EXPECT_EQ(me.world.random().offset, 0u);  // failed calls do not advance the generator
     EXPECT_TRUE(torch::equal(DTensor(t).full_tensor(), torch::zeros({4})));
 
     auto plain = torch::zeros({2}).requires_grad_();
-    EXPECT_SAYS(message_of<UsageError>([&] { random::normal_(plain); }), "NoGradGuard");
+    EXPECT_CONTAINS(error_message<UsageError>([&] { random::normal_(plain); }), "NoGradGuard");
   });
 }
 

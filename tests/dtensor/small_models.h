@@ -2,14 +2,16 @@
 #include "tessera/dtensor/dtensor.h"
 
 #include <ATen/ATen.h>
+#include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
-// Two models as plain functions of named parameters, so that the same code runs on plain and on distributed tensors.
+// Small models as functions of named parameters, so that the same code runs on plain tensors and on DTensors.
 namespace tessera::test {
 
 using Parameters = std::map<std::string, at::Tensor>;
@@ -17,11 +19,11 @@ using Parameters = std::map<std::string, at::Tensor>;
 struct Model {
   Parameters parameters;  // plain, float
   std::function<at::Tensor(Model&, const at::Tensor& x, const at::Tensor& y)> loss;
-  // Where a tensor-parallel part begins and ends: what hand-written code says there. Nothing, unless set.
+  // Called where a tensor-parallel part begins and ends. by_hand() sets them to explicit collectives.
   std::function<at::Tensor(const at::Tensor&)> enter = [](const at::Tensor&t) { return t; }, leave = enter;
-  at::Tensor x, y;  // the whole batch
+  at::Tensor x, y;  // the global batch
   std::map<std::string, at::Tensor> constants = {};
-  std::map<std::string, Placement> tensor_parallel;  // what lies otherwise than whole over "tp"
+  std::map<std::string, Placement> tensor_parallel;  // parameters that are not replicated over "tp"
 };
 
 inline at::Tensor weight(int64_t out, int64_t in) { return at::randn({out, in}) / std::sqrt(static_cast<double>(in)); }
@@ -195,14 +197,14 @@ inline Model distribute(const Model& model, const DeviceMesh& mesh) {
   return m;
 }
 
-// The same with every tensor-parallel collective written by hand, as the parallel styles do: whole in, whole out.
+// The same model with explicit tensor-parallel collectives, as in the parallel styles: replicated inputs and outputs.
 inline Model by_hand(Model m) {
-  m.enter = [](const at::Tensor& t) -> at::Tensor {  // the gradient is summed here
+  m.enter = [](const at::Tensor& t) -> at::Tensor {  // all-reduces the gradient
     const DTensor d(t);
     return DTensor::from_local(d.to_local(), d.device_mesh(), d.placements(),
                                {.shape = t.sizes().vec(), .stride = t.strides().vec()});
   };
-  m.leave = [](const at::Tensor& t) -> at::Tensor {  // the sum is taken here
+  m.leave = [](const at::Tensor& t) -> at::Tensor {  // all-reduces the partial output
     const DTensor d(t);
     Placements to(d.placements().begin(), d.placements().end());
     for (auto& p : to)
@@ -237,11 +239,24 @@ inline std::vector<double> train(Model& m, Optimizer optimizer, int steps) {
       std::vector<at::Tensor> gradients;
       for (auto& t : parameters) gradients.push_back(t.grad());
       for (auto& t : step_counts) t.add_(1);
-      const double lr = 1e-3 * (step + 1);  // a changing learning rate must not change what is remembered
+      const double lr = 1e-3 * (step + 1);  // a changing learning rate must not cause cache misses
       at::_fused_adamw_(parameters, gradients, m1, m2, {}, step_counts, lr, 0.9, 0.999, 0.01, 1e-8, false, false);
     }
   }
   return losses;
+}
+
+// Trains `start` on the mesh and expects the losses and parameters of `plain`, which is trained already.
+inline void expect_trains_like(const Model& plain, const std::vector<double>& losses, const Model& start,
+                               const DeviceMesh& mesh, Optimizer optimizer) {
+  auto model = distribute(start, mesh);
+  const auto found = train(model, optimizer, static_cast<int>(losses.size()));
+  for (size_t i = 0; i < losses.size(); i++)
+    ASSERT_NEAR(found[i], losses[i], 1e-6 * std::max(1.0, losses[i])) << "loss of step " << i;
+  for (auto& [name, t] : model.parameters) {
+    const auto difference = DTensor(t.detach()).full_tensor() - plain.parameters.at(name).detach();
+    EXPECT_LE(difference.abs().max().item<double>(), 1e-6) << name;
+  }
 }
 
 }  // namespace tessera::test

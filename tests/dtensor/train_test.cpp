@@ -1,4 +1,4 @@
-// An MLP and a one-block transformer, 20 steps, on meshes from one rank to dp 2 x tp 2: as the plain model within 1e-6.
+// Small models trained for 20 steps, on meshes from one rank to dp 2 x tp 2: equal to the plain model within 1e-6.
 #include "small_models.h"
 
 #include "tessera/propagate/detail/decision.h"
@@ -6,35 +6,24 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-
 namespace tessera::test {
 namespace {
 
-struct Layout {
+struct MeshCase {
   const char* mesh;
   int ranks;
 };
-constexpr Layout kLayouts[] = {{"tp=1", 1}, {"dp=2", 2}, {"tp=2", 2}, {"tp=3", 3}, {"dp=2,tp=2", 4}};
+constexpr MeshCase kMeshes[] = {{"tp=1", 1}, {"dp=2", 2}, {"tp=2", 2}, {"tp=3", 3}, {"dp=2,tp=2", 4}};
 
 void expect_trains_like_plain(Model (*make)(), Optimizer optimizer) {
-  const auto start = make();  // once: thread ranks share LibTorch's generator
+  const auto start = make();  // once, because thread ranks share LibTorch's generator
   auto plain = copy(start);
   const auto losses = train(plain, optimizer, 20);
-  EXPECT_LT(losses.back(), losses.front());  // it learns something, so equality says something
-  for (const auto& layout : kLayouts) {
-    SCOPED_TRACE(layout.mesh);
-    testing::run_ranks(layout.ranks, [&](testing::Rank& me) {
-      auto model = distribute(start, me.mesh(layout.mesh));
-      const auto got = train(model, optimizer, 20);
-      for (size_t i = 0; i < losses.size(); i++)
-        ASSERT_NEAR(got[i], losses[i], 1e-6 * std::max(1.0, losses[i])) << "loss of step " << i;
-      for (auto& [name, t] : model.parameters) {
-        const auto difference =
-            (DTensor(t.detach()).full_tensor() - plain.parameters[name].detach()).abs().max().item<double>();
-        EXPECT_LE(difference, 1e-6) << name;
-      }
-    });
+  EXPECT_LT(losses.back(), losses.front());  // the model learns, so the comparison is meaningful
+  for (const auto& c : kMeshes) {
+    SCOPED_TRACE(c.mesh);
+    testing::run_ranks(
+        c.ranks, [&](testing::Rank& me) { expect_trains_like(plain, losses, start, me.mesh(c.mesh), optimizer); });
   }
 }
 
@@ -47,8 +36,8 @@ TEST(Train, LlamaSgd) { expect_trains_like_plain(llama, Optimizer::Sgd); }
 TEST(Train, LlamaFusedAdamW) { expect_trains_like_plain(llama, Optimizer::FusedAdamW); }
 TEST(Train, ConvNetSgd) { expect_trains_like_plain(conv_net, Optimizer::Sgd); }
 
-// From the second step on nothing is decided anew, whatever the learning rate does.
-TEST(Train, EveryDecisionIsRememberedFromTheSecondStep) {
+// From the second step on every decision is cached, also with a changing learning rate.
+TEST(Train, NoCacheMissesFromTheSecondStep) {
   const auto start = transformer();
   for (auto optimizer : {Optimizer::Sgd, Optimizer::FusedAdamW})
     testing::run_ranks(4, [&](testing::Rank& me) {

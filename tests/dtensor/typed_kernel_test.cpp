@@ -1,5 +1,5 @@
-// A typed kernel finds what the boxed one stored: both must make the same key of the same call. And what it returns is
-// what the boxed path returns.
+// Typed and boxed kernels make the same key for the same call, so a typed kernel finds the decision of the boxed one.
+// Both return the same result.
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/propagate/detail/decision.h"
 #include "tessera/testing/ranks.h"
@@ -12,12 +12,12 @@
 namespace tessera {
 namespace {
 
-TEST(TypedKernel, FindsWhatTheBoxedKernelStored) {
+TEST(TypedKernel, FindsTheDecisionOfTheBoxedKernel) {
   const auto value = at::rand({4, 4}) + 1;
   testing::run_ranks(2, [&](testing::Rank& me) {
     at::NoGradGuard no_grad;
     const auto mesh = me.mesh("x=2");
-    const at::Tensor a = distribute_tensor(value, mesh, {Shard(0)}), whole = distribute_tensor(value, mesh);
+    const at::Tensor a = distribute_tensor(value, mesh, {Shard(0)}), replicated = distribute_tensor(value, mesh);
     const at::Tensor cube = distribute_tensor(value.view({2, 2, 4}), mesh, {Shard(0)});
     const at::Tensor square = distribute_tensor(at::ones({2, 4, 4}), mesh, {Shard(0)});
     const at::Tensor row = distribute_tensor(at::ones({1, 4}), mesh);
@@ -37,9 +37,9 @@ TEST(TypedKernel, FindsWhatTheBoxedKernelStored) {
         {"threshold_backward", [&] { return at::threshold_backward(a, a, 0); }},
         {"add_.Tensor", [&] { return (a * 1).add_(a); }},
         {"mul_.Tensor", [&] { return (a * 1).mul_(a); }},
-        {"mm", [&] { return at::mm(a, whole); }},
+        {"mm", [&] { return at::mm(a, replicated); }},
         {"bmm", [&] { return at::bmm(cube, square); }},
-        {"addmm", [&] { return at::addmm(row, a, whole); }},
+        {"addmm", [&] { return at::addmm(row, a, replicated); }},
         {"t", [&] { return a.t(); }},
         {"transpose.int", [&] { return cube.transpose(1, 2); }},
         {"view",

@@ -1,69 +1,47 @@
-// Views, in-place ops, ops through views, lists: as on a plain tensor.
+// Views, in-place ops, in-place ops on views, and tensor lists behave as on plain tensors.
+#include "compare_with_plain.h"
+
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/testing/ranks.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-namespace tessera {
+namespace tessera::test {
 namespace {
 
-using testing::Rank;
-using testing::run_ranks;
-
-void expect_same(const at::Tensor& d, const at::Tensor& expected) {
-  ASSERT_TRUE(is_dtensor(d));
-  EXPECT_EQ(d.sizes(), expected.sizes());
-  EXPECT_EQ(d.strides(), expected.strides());
-  EXPECT_TRUE(torch::allclose(DTensor(d.detach()).full_tensor(), expected.detach(), 1e-5, 1e-6)) << DTensor(d);
-}
-
-// Runs f on a plain leaf and on distributed ones; compares results and gradients.
 template <class F>
-void expect_like_plain(const at::Tensor& value, std::vector<Placement> placements, F f) {
-  for (int n : {1, 2, 3})
-    run_ranks(n, [&](Rank&) {
-      const auto mesh = init_device_mesh("cpu", {n}, {"x"});
-      for (const auto& p : placements) {
-        SCOPED_TRACE(to_string(p));
-        auto plain = value.clone().set_requires_grad(true);
-        at::Tensor x = distribute_tensor(value, mesh, {p}).set_requires_grad(true);
-        const auto expected = f(plain), got = f(x);
-        expect_same(got, expected);
-        (expected * expected).sum().backward();
-        (got * got).sum().backward();
-        EXPECT_TRUE(torch::allclose(DTensor(x.grad()).full_tensor(), plain.grad(), 1e-5, 1e-6));
-      }
-    });
+void expect_view_like_plain(const at::Tensor& value, const std::vector<Placement>& placements, F f) {
+  test::expect_like_plain(value, placements, 3, expect_value_and_strides, f);
 }
 
-const auto kAll = std::vector<Placement>{Replicate(), Shard(0), Shard(1)};
+const auto kAllPlacements = std::vector<Placement>{Replicate(), Shard(0), Shard(1)};
 
 TEST(View, Transposes) {
   const auto value = torch::randn({5, 4});
-  expect_like_plain(value, kAll, [](const at::Tensor& x) { return x.t() * 2; });
-  expect_like_plain(value, kAll, [](const at::Tensor& x) { return x.t().relu().t(); });
-  expect_like_plain(value, kAll, [](const at::Tensor& x) { return x.unsqueeze(1).permute({2, 1, 0}).squeeze(1); });
+  expect_view_like_plain(value, kAllPlacements, [](const at::Tensor& x) { return x.t() * 2; });
+  expect_view_like_plain(value, kAllPlacements, [](const at::Tensor& x) { return x.t().relu().t(); });
+  expect_view_like_plain(value, kAllPlacements, [](const at::Tensor& x) {
+    return x.unsqueeze(1).permute({2, 1, 0}).squeeze(1);
+  });
 }
 
-TEST(View, FlattensAndSplitsCutDims) {
+TEST(View, FlattensAndSplitsShardedDims) {
   const auto value = torch::randn({4, 5, 6});
   const std::vector<Placement> all = {Replicate(), Shard(0), Shard(1), Shard(2)};
-  expect_like_plain(value, all, [](const at::Tensor& x) { return x.view({20, 6}).view({4, 5, 6}); });
-  expect_like_plain(value, {Replicate(), Shard(0), Shard(1)}, [](const at::Tensor& x) {
+  expect_view_like_plain(value, all, [](const at::Tensor& x) { return x.view({20, 6}).view({4, 5, 6}); });
+  expect_view_like_plain(value, {Replicate(), Shard(0), Shard(1)}, [](const at::Tensor& x) {
     return x.view({20, 6}).relu();
   });
-  expect_like_plain(value, {Replicate(), Shard(0), Shard(1), Shard(2)},
-                    [](const at::Tensor& x) { return x.reshape({-1}); });
+  expect_view_like_plain(value, {Replicate(), Shard(0), Shard(1), Shard(2)},
+                         [](const at::Tensor& x) { return x.reshape({-1}); });
 }
 
-// [B, S, D] @ [D, N] folds B and S, whichever of them is cut.
-TEST(View, LinearWithACutSequence) {
+// [B, S, D] @ [D, N] folds B and S; either may be sharded.
+TEST(View, LinearWithAShardedSequence) {
   const auto value = torch::randn({2, 5, 6}), weight = torch::randn({3, 6}), bias = torch::randn({3});
-  expect_like_plain(value, {Replicate(), Shard(0), Shard(1)}, [&](const at::Tensor& x) {
+  expect_view_like_plain(value, {Replicate(), Shard(0), Shard(1)}, [&](const at::Tensor& x) {
     auto like = [&](const at::Tensor& t) -> at::Tensor {
       return is_dtensor(x) ? at::Tensor(distribute_tensor(t, DTensor(x).device_mesh())) : t;
     };
@@ -71,37 +49,37 @@ TEST(View, LinearWithACutSequence) {
   });
 }
 
-TEST(View, OneThatWouldCommunicateThrows) {
+TEST(View, ThrowsIfItWouldCommunicate) {
   run_ranks(4, [](Rank& me) {
-    // pytorch#179502: [12, 8] S(1) over 4, view(16, 6) was S(0) without moving anything.
+    // pytorch#179502: view(16, 6) of [12, 8] S(1) over 4 ranks returned S(0) without communication.
     const auto d = distribute_tensor(torch::arange(96.).view({12, 8}), me.mesh("x=4"), {Shard(1)});
     EXPECT_THROW(d.view({16, 6}), ShardingError);
-    expect_same(d.reshape({16, 6}), torch::arange(96.).view({16, 6}));
+    expect_value_and_strides(d.reshape({16, 6}), torch::arange(96.).view({16, 6}));
   });
 }
 
 TEST(View, ExpandSumsItsGradient) {
   const auto value = torch::randn({6});
-  expect_like_plain(value, {Replicate(), Shard(0)}, [](const at::Tensor& x) { return x.expand({4, 6}) * 3; });
+  expect_view_like_plain(value, {Replicate(), Shard(0)}, [](const at::Tensor& x) { return x.expand({4, 6}) * 3; });
 }
 
 TEST(Inplace, ThroughViewsOfViews) {
   const auto value = torch::randn({6, 4});
-  expect_like_plain(value, kAll, [](const at::Tensor& x) {
+  expect_view_like_plain(value, kAllPlacements, [](const at::Tensor& x) {
     auto y = x * 1;
     y.t().mul_(2);
     y.view({6, 2, 2}).add_(1);
     return y;
   });
-  expect_like_plain(value, {Replicate(), Shard(1)}, [](const at::Tensor& x) {
+  expect_view_like_plain(value, {Replicate(), Shard(1)}, [](const at::Tensor& x) {
     auto y = x * 1;
     y.slice(0, 1, 3).zero_();
     return y;
   });
 }
 
-// pytorch#139735: written through a slice of the cut dim, nothing happened and nothing was said.
-TEST(Inplace, ThroughASliceOfACutDimThrows) {
+// pytorch#139735: a write through a slice of the sharded dim was silently lost.
+TEST(Inplace, ThroughASliceOfAShardedDimThrows) {
   run_ranks(2, [](Rank& me) {
     auto d = distribute_tensor(torch::ones({6, 4}), me.mesh("x=2"), {Shard(0)});
     EXPECT_THROW(d.slice(0, 1, 3).zero_(), ShardingError);
@@ -109,22 +87,22 @@ TEST(Inplace, ThroughASliceOfACutDimThrows) {
   });
 }
 
-TEST(Inplace, KeepsThePlacementOfWhatItWrites) {
+TEST(Inplace, KeepsThePlacementOfTheWrittenTensor) {
   const auto value = torch::randn({4, 6});
   run_ranks(2, [&](Rank& me) {
     const auto mesh = me.mesh("x=2");
     auto sum = DTensor(distribute_tensor(value, mesh, {Shard(0)}).sum(0));  // P(sum)
     ASSERT_TRUE(sum.placements()[0].is_partial());
-    at::Tensor(sum).add_(distribute_tensor(torch::ones({6}), mesh));  // R becomes a term of the sum
+    at::Tensor(sum).add_(distribute_tensor(torch::ones({6}), mesh));  // R is converted to P(sum)
     EXPECT_TRUE(sum.placements()[0].is_partial());
     EXPECT_TRUE(torch::allclose(sum.full_tensor(), value.sum(0) + 1, 1e-5, 1e-6));
     EXPECT_THROW(at::Tensor(sum).add_(1), ShardingError);
     EXPECT_THROW(at::Tensor(sum).relu_(), ShardingError);
-    EXPECT_TRUE(torch::allclose(sum.full_tensor(), value.sum(0) + 1, 1e-5, 1e-6));  // unchanged by what threw
-    auto cut = distribute_tensor(value, mesh, {Shard(0)});
-    at::Tensor(cut).add_(distribute_tensor(value, mesh, {Shard(1)}));
-    EXPECT_EQ(cut.placements()[0], Shard(0));
-    EXPECT_TRUE(torch::equal(cut.full_tensor(), value + value));
+    EXPECT_TRUE(torch::allclose(sum.full_tensor(), value.sum(0) + 1, 1e-5, 1e-6));  // unchanged by the calls that threw
+    auto sharded = distribute_tensor(value, mesh, {Shard(0)});
+    at::Tensor(sharded).add_(distribute_tensor(value, mesh, {Shard(1)}));
+    EXPECT_EQ(sharded.placements()[0], Shard(0));
+    EXPECT_TRUE(torch::equal(sharded.full_tensor(), value + value));
   });
 }
 
@@ -134,13 +112,13 @@ TEST(Inplace, ChangesOfGeometry) {
     at::Tensor d = distribute_tensor(value, me.mesh("x=2"), {Shard(0)});
     const auto before = d.detach();
     d.t_();
-    expect_same(d, value.t());
+    expect_value_and_strides(d, value.t());
     EXPECT_EQ(DTensor(d).placements()[0], Shard(1));
-    expect_same(before, value);  // shares the memory, not the geometry
+    expect_value_and_strides(before, value);  // it shares the memory, but not the geometry
   });
 }
 
-TEST(Inplace, VersionsAreSeenByAutograd) {
+TEST(Inplace, AutogradSeesVersionCounters) {
   run_ranks(2, [](Rank& me) {
     auto x = distribute_tensor(torch::ones({4}), me.mesh("x=2"), {Shard(0)}).set_requires_grad(true);
     auto y = x * 1;
@@ -159,17 +137,17 @@ TEST(Lists, CatStackSplitForeach) {
   run_ranks(3, [&](Rank& me) {
     const auto mesh = me.mesh("x=3");
     const at::Tensor da = distribute_tensor(a, mesh, {Shard(0)}), db = distribute_tensor(b, mesh, {Replicate()});
-    expect_same(at::cat({da, db}, 1), at::cat({a, b}, 1));
-    expect_same(at::cat({da, db}, 0), at::cat({a, b}, 0));
-    expect_same(at::stack({da, db}, 1), at::stack({a, b}, 1));
+    expect_value_and_strides(at::cat({da, db}, 1), at::cat({a, b}, 1));
+    expect_value_and_strides(at::cat({da, db}, 0), at::cat({a, b}, 0));
+    expect_value_and_strides(at::stack({da, db}, 1), at::stack({a, b}, 1));
     const auto parts = da.split(3, 1);
     ASSERT_EQ(parts.size(), 2u);
-    expect_same(parts[1], a.split(3, 1)[1]);
+    expect_value_and_strides(parts[1], a.split(3, 1)[1]);
     const auto sums = at::_foreach_add({da, db}, {db, da});
-    expect_same(sums[0], a + b);
-    expect_same(sums[1], a + b);
-    expect_same(da.chunk(2, 1)[0], a.chunk(2, 1)[0]);
-    expect_same(da.unbind(1)[2], a.unbind(1)[2]);
+    expect_value_and_strides(sums[0], a + b);
+    expect_value_and_strides(sums[1], a + b);
+    expect_value_and_strides(da.chunk(2, 1)[0], a.chunk(2, 1)[0]);
+    expect_value_and_strides(da.unbind(1)[2], a.unbind(1)[2]);
   });
 }
 
@@ -181,9 +159,9 @@ TEST(Modes, InferenceNoGradAutocast) {
     const at::Tensor dv = distribute_tensor(v, mesh);
     {
       c10::InferenceMode inference;
-      expect_same(dv.mm(dw.t().t()), v.mm(w));
+      expect_value_and_strides(dv.mm(dw.t().t()), v.mm(w));
       const at::Tensor inside = distribute_tensor(v, mesh, {Shard(0)});
-      expect_same(inside.view({2, 2, 6}).relu(), v.view({2, 2, 6}).relu());
+      expect_value_and_strides(inside.view({2, 2, 6}).relu(), v.view({2, 2, 6}).relu());
     }
     {
       torch::NoGradGuard no_grad;
@@ -199,4 +177,4 @@ TEST(Modes, InferenceNoGradAutocast) {
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::test

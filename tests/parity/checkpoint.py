@@ -1,8 +1,8 @@
-"""Checkpoints between us and Python: the packages safetensors and torch.distributed.checkpoint.
+"""Checkpoints of Tessera and of Python (packages safetensors and torch.distributed.checkpoint).
 
-texts["ours"] is a folder that Tessera saved; all tensors in it come back under names that say who read them:
-safetensors/..., joined by hand from the offsets, and dcp/... by torch.distributed.checkpoint.load, whole.
-texts["theirs"] is an empty folder: tensors theirs/... are written there in four forms."""
+texts["ours"] is a folder that Tessera saved. Its tensors are returned twice: safetensors/... as read with safetensors
+and assembled from the offsets, and dcp/... as read with torch.distributed.checkpoint.load.
+texts["theirs"] is an empty folder. The tensors theirs/... are written there in four forms."""
 import glob
 import importlib.util
 import json
@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import torch
 import torch.distributed.checkpoint as dcp
-from harness import answer
+from harness import respond
 
 try:
     import safetensors.torch
@@ -29,25 +29,25 @@ warnings.filterwarnings("ignore")
 
 
 def without_numpy():
-    """safetensors asks numpy for nothing but address and length of a tensor."""
+    """safetensors uses numpy only for the address and the length of a tensor."""
     address = lambda t: SimpleNamespace(ctypes=SimpleNamespace(data=t.data_ptr()), nbytes=t.nbytes)
     safetensors.torch._to_ndarray = lambda tensor: (address(tensor), tensor)
 
 
 def read_with_safetensors(folder):
-    pieces = {}
+    shards = {}
     for path in glob.glob(folder + "/*.safetensors"):
         with safe_open(path, framework="pt") as file:
             offsets = json.loads(file.metadata()["DCP_SHARDING_INFO"])
             for name in file.keys():
-                pieces.setdefault(name, []).append((offsets[name]["saved_offsets"], file.get_tensor(name)))
-    whole = {}
-    for name, parts in pieces.items():
+                shards.setdefault(name, []).append((offsets[name]["saved_offsets"], file.get_tensor(name)))
+    full = {}
+    for name, parts in shards.items():
         sizes = [max(o[d] + t.shape[d] for o, t in parts) for d in range(parts[0][1].dim())]
-        whole[name] = torch.zeros(sizes, dtype=parts[0][1].dtype)
+        full[name] = torch.zeros(sizes, dtype=parts[0][1].dtype)
         for offset, tensor in parts:
-            whole[name][tuple(slice(o, o + n) for o, n in zip(offset, tensor.shape))] = tensor
-    return whole
+            full[name][tuple(slice(o, o + n) for o, n in zip(offset, tensor.shape))] = tensor
+    return full
 
 
 def read_with_dcp(folder, like):
@@ -65,7 +65,7 @@ def write_all(folder, tensors):
     with open(folder + "/index/model.safetensors.index.json", "w") as file:
         json.dump({"metadata": {"total_size": 0}, "weight_map": weights}, file, indent=2)
     save_file(tensors, folder + "/one.safetensors", metadata={"format": "pt"})
-    dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(folder + "/whole"), no_dist=True)
+    dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(folder + "/consolidated"), no_dist=True)
     dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(folder + "/shards", save_distributed=True), no_dist=True)
 
 
@@ -82,4 +82,4 @@ def both_ways(tensors, texts):
     return out, {}
 
 
-answer(both_ways)
+respond(both_ways)

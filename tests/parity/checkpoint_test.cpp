@@ -1,10 +1,11 @@
-// Python reads our checkpoints, and we read Python's.
-#include "ask_python.h"
+// Python reads checkpoints of Tessera, and Tessera reads checkpoints of Python.
+#include "run_python.h"
+#include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/save.h"
-#include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/ranks.h"
+#include "tests/fixtures/full_tensor.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -17,13 +18,13 @@ namespace {
 using testing::Rank;
 using testing::run_ranks;
 
-struct Row {
+struct SavedTensor {
   const char* name;
   at::Tensor value;
-  Placements placements;  // on 2 x 2 ranks; none: plain
+  Placements placements;  // on 2 x 2 ranks; empty: plain
 };
 
-std::vector<Row> rows() {
+std::vector<SavedTensor> saved_tensors() {
   const auto numbers = [](at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
     return at::arange(c10::multiply_integers(sizes), at::kFloat).sin().mul(100).to(dtype).view(sizes);
   };
@@ -38,70 +39,68 @@ std::vector<Row> rows() {
           {"optimizer.step", at::scalar_tensor(2.5, at::kDouble), {}}};
 }
 
-struct Folder {
+struct CheckpointFolder {
   std::string path = "/tmp/tessera-parity-checkpoint-XXXXXX";
-  Folder() {
-    if (!mkdtemp(path.data())) throw std::runtime_error("cannot make the folder " + path);
+  CheckpointFolder() {
+    if (!mkdtemp(path.data())) throw std::runtime_error("cannot create the folder " + path);
     std::filesystem::create_directory(path + "/theirs");
   }
-  ~Folder() {
+  ~CheckpointFolder() {
     std::error_code ignored;
     std::filesystem::remove_all(path, ignored);
   }
 };
 
-const Folder& folder() {
-  static const Folder made;
+const CheckpointFolder& folder() {
+  static const CheckpointFolder made;
   return made;
 }
 
-const parity::Answer& python() {
-  static const auto answer = [] {
+const parity::Response& python() {
+  static const auto response = [] {
     run_ranks(4, [](Rank& me) {
       const auto mesh = me.mesh("dp=2,tp=2");
       StateDict dict;
-      for (const auto& row : rows())
-        dict.insert(row.name, row.placements.empty()
-                                  ? row.value.clone()
-                                  : distribute_tensor(row.value.clone(), mesh, row.placements, {.src_data_rank = {}}));
+      for (const auto& saved : saved_tensors())
+        dict.insert(saved.name, saved.placements.empty() ? saved.value.clone()
+                                                         : distribute_tensor(saved.value.clone(), mesh,
+                                                                             saved.placements, {.src_data_rank = {}}));
       save(dict, folder().path + "/ours", {{"step", 1}});
     });
-    parity::Message question;
-    question.texts = {{"ours", folder().path + "/ours"}, {"theirs", folder().path + "/theirs"}};
-    for (const auto& row : rows()) question.tensors[std::string("theirs/") + row.name] = row.value;
-    auto found = parity::ask_python("checkpoint.py", question);
-    if (found.texts.count("skipped")) found.skipped = "Python has not all packages: " + found.texts.at("skipped");
+    parity::Message request;
+    request.texts = {{"ours", folder().path + "/ours"}, {"theirs", folder().path + "/theirs"}};
+    for (const auto& saved : saved_tensors()) request.tensors[std::string("theirs/") + saved.name] = saved.value;
+    auto found = parity::run_python("checkpoint.py", request);
+    if (found.texts.count("skipped")) found.skipped = "Python packages are missing: " + found.texts.at("skipped");
     return found;
   }();
-  return answer;
+  return response;
 }
 
-TEST(CheckpointParity, PythonReadsOurs) {
-  SKIP_UNLESS_ANSWERED(python());
+TEST(CheckpointParity, PythonReadsOurCheckpoints) {
+  SKIP_WITHOUT_PYTHON(python());
   for (const std::string reader : {"safetensors/", "dcp/"})
-    for (const auto& row : rows()) {
-      const auto found = python().tensors.find(reader + row.name);
-      ASSERT_NE(found, python().tensors.end()) << reader << row.name;
-      EXPECT_EQ(found->second.scalar_type(), row.value.scalar_type()) << reader << row.name;
-      EXPECT_TRUE(found->second.equal(row.value)) << reader << row.name;
+    for (const auto& saved : saved_tensors()) {
+      const auto found = python().tensors.find(reader + saved.name);
+      ASSERT_NE(found, python().tensors.end()) << reader << saved.name;
+      EXPECT_EQ(found->second.scalar_type(), saved.value.scalar_type()) << reader << saved.name;
+      EXPECT_TRUE(found->second.equal(saved.value)) << reader << saved.name;
     }
 }
 
-TEST(CheckpointParity, WeReadPythons) {
-  SKIP_UNLESS_ANSWERED(python());
-  for (const std::string form : {"one.safetensors", "index", "whole", "shards"})
+TEST(CheckpointParity, WeReadPythonsCheckpoints) {
+  SKIP_WITHOUT_PYTHON(python());
+  for (const std::string form : {"one.safetensors", "index", "consolidated", "shards"})
     run_ranks(2, [&](Rank& me) {
       const auto mesh = me.mesh("dp=2");
       StateDict dict;
-      for (const auto& row : rows())
-        dict.insert(row.name, row.value.dim() == 0 ? at::zeros_like(row.value)
-                                                   : zeros(row.value.sizes(), mesh, {Shard(0)},
-                                                           at::TensorOptions(row.value.scalar_type())));
+      for (const auto& saved : saved_tensors())
+        dict.insert(saved.name, saved.value.dim() == 0 ? at::zeros_like(saved.value)
+                                                       : zeros(saved.value.sizes(), mesh, {Shard(0)},
+                                                               at::TensorOptions(saved.value.scalar_type())));
       load(dict, folder().path + "/theirs/" + form);
-      for (const auto& row : rows()) {
-        const auto& found = dict.at(row.name);
-        const auto whole = is_dtensor(found) ? DTensor(found).full_tensor() : found;
-        EXPECT_TRUE(whole.equal(row.value)) << form << " " << row.name;
+      for (const auto& saved : saved_tensors()) {
+        EXPECT_TRUE(fixtures::full_tensor(dict.at(saved.name)).equal(saved.value)) << form << " " << saved.name;
       }
     });
 }

@@ -1,18 +1,14 @@
-"""Models trained under PyTorch's DistributedDataParallel and replicate(): losses, gradients and parameters of every step,
-and the buckets. Each case "name" is a row texts[name] = "net cap=400 hook=bf16 ..."; see data_parallel_test.cpp, which
-has the same model. tensors: name/weights/..., name/inputs and name/targets of (steps, passes, ranks, ...)."""
-import multiprocessing
-import os
-import sys
-import tempfile
+"""Models trained with PyTorch's DistributedDataParallel and replicate(): losses, gradients and parameters of every
+step, and the buckets. Each case "name" has options texts[name] = "model=net cap=400 hook=bf16 ...".
+data_parallel_test.cpp has the same model. tensors: name/weights/..., name/inputs and name/targets of
+(steps, passes, ranks, ...)."""
 import warnings
-from datetime import timedelta
 
 import models
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from harness import answer
+from harness import respond
+from ranks import on_ranks, options_of
 from torch import nn
 from torch.distributed._composable.replicate import replicate
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -21,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 warnings.filterwarnings("ignore")
 
 
-# models.py has its own attention and gelu. Here the kernels are to be those of tessera/models: bits are compared.
+# models.py has its own attention and gelu. This test compares bits, so it uses the kernels of tessera/models.
 def causal_attention(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -44,69 +40,69 @@ class Net(nn.Module):
         return x + self.odd(x) if branches & 2 else x
 
 
-def model_of(row, case, tensors):
-    if row["model"] == "gpt2":
-        return models.model_of(row["settings"].replace(",", " "), case, tensors)
+def model_of(options, case, tensors):
+    if options["model"] == "gpt2":
+        return models.model_of(options["settings"].replace(",", " "), case, tensors)
     model, start = Net(), f"{case}/weights/"
     model.load_state_dict({k[len(start) :]: v for k, v in tensors.items() if k.startswith(start)}, strict=True)
     return model
 
 
-def bf16_compress(state, bucket):  # DDP refuses the hook by its name where there is no NCCL; gloo can do it
+def bf16_compress(state, bucket):  # without NCCL, DDP rejects the hook by its name, but gloo supports it
     return default_hooks.bf16_compress_hook(state, bucket)
 
 
 HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": bf16_compress}
 
 
-def wrap(model, row):
-    """The module to call, one that has set_sync(bool), and a function that gives the DDP inside."""
-    options = {
-        "bucket_cap_mb": int(row["cap"]) / (1 << 20),
-        "find_unused_parameters": "unused" in row,
-        "gradient_as_bucket_view": "view" in row,
-        "static_graph": "static" in row,
+def wrap(model, options):
+    """The module to call, set_sync(bool), and a function that returns the inner DDP."""
+    arguments = {
+        "bucket_cap_mb": int(options["cap"]) / (1 << 20),
+        "find_unused_parameters": "unused" in options,
+        "gradient_as_bucket_view": "view" in options,
+        "static_graph": "static" in options,
     }
-    if row.get("api") == "replicate":
-        replicate(model, **options)
-        if "hook" in row:
-            model.register_comm_hook(None, HOOKS[row["hook"]])
+    if options.get("api") == "replicate":
+        replicate(model, **arguments)
+        if "hook" in options:
+            model.register_comm_hook(None, HOOKS[options["hook"]])
         return model, model.set_requires_gradient_sync, lambda: replicate.state(model)._ddp
-    ddp = DistributedDataParallel(model, **options)
-    if "hook" in row:
-        ddp.register_comm_hook(None, HOOKS[row["hook"]])
+    ddp = DistributedDataParallel(model, **arguments)
+    if "hook" in options:
+        ddp.register_comm_hook(None, HOOKS[options["hook"]])
 
     def set_sync(sync):
-        ddp.require_backward_grad_sync = sync  # what no_sync() sets
+        ddp.require_backward_grad_sync = sync  # as no_sync() does
 
     return ddp, set_sync, lambda: ddp
 
 
-def branches_of(row, step, rank):
-    return (3, 1 << (rank % 2), 1 if rank == 0 else 0, 0)[step] if "unused" in row else 3
+def branches_of(options, step, rank):
+    return (3, 1 << (rank % 2), 1 if rank == 0 else 0, 0)[step] if "unused" in options else 3
 
 
-def train(case, row, rank, tensors):
-    out, said = {}, {}
+def train(case, options, rank, tensors):
+    out, texts = {}, {}
     torch.manual_seed(rank)
-    model = model_of(row, case, tensors)
+    model = model_of(options, case, tensors)
     with torch.no_grad():
         for p in model.parameters():
-            p += rank  # the first rank's are what counts
+            p += rank  # rank 0's values are broadcast
     parameters = dict(model.named_parameters())
-    wrapped, set_sync, ddp = wrap(model, row)
-    optimizer = torch.optim.SGD(model.parameters(), lr=float(row["lr"]))
+    wrapped, set_sync, ddp = wrap(model, options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=float(options["lr"]))
     inputs, targets = tensors[f"{case}/inputs"], tensors[f"{case}/targets"]
     losses = []
     for step in range(inputs.size(0)):
         optimizer.zero_grad()
-        for turn in range(inputs.size(1)):
-            set_sync(turn + 1 == inputs.size(1))
-            x, y = inputs[step, turn, rank], targets[step, turn, rank]
-            if row["model"] == "gpt2":
+        for micro in range(inputs.size(1)):
+            set_sync(micro + 1 == inputs.size(1))
+            x, y = inputs[step, micro, rank], targets[step, micro, rank]
+            if options["model"] == "gpt2":
                 loss = F.cross_entropy(wrapped(x).flatten(0, 1), y.flatten())
             else:
-                loss = F.mse_loss(wrapped(x, branches_of(row, step, rank)), y)
+                loss = F.mse_loss(wrapped(x, branches_of(options, step, rank)), y)
             loss.backward()
             losses.append(loss.detach())
         for name, p in parameters.items():
@@ -118,46 +114,22 @@ def train(case, row, rank, tensors):
     out["losses"] = torch.stack(losses)
     data = ddp()._get_ddp_logging_data()
     for key in ("bucket_sizes", "rebuilt_bucket_sizes", "rebuilt_per_bucket_param_indices"):
-        said[key] = data.get(key, "").replace(",", " ,")
-    return out, said
+        texts[key] = data.get(key, "").replace(",", " ,")
+    return out, texts
 
 
-def train_all(rank, n, folder, tensors, texts):
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store{n}", n)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=n, timeout=timedelta(seconds=60))
-    answers = {}, {}
-    for case, text in texts.items():
-        row = dict(word.split("=", 1) for word in text.split())
-        if str(n) not in row["ranks"].split(","):
-            continue
-        for to, what in zip(answers, train(case, row, rank, tensors)):
-            to.update({f"{case}/{n}/{rank}/{name}": value for name, value in what.items()})
-    torch.save(answers, f"{folder}/answers{n}.{rank}")
-    dist.barrier()
-    dist.destroy_process_group()
+def train_all(tensors, texts):
+    def on_rank(rank, n):
+        results = {}, {}
+        for case, text in texts.items():
+            options = options_of(text)
+            if str(n) not in options["ranks"].split(","):
+                continue
+            for to, found in zip(results, train(case, options, rank, tensors)):
+                to.update({f"{case}/{n}/{rank}/{name}": value for name, value in found.items()})
+        return results
+
+    return on_ranks((2, 4), on_rank)
 
 
-# Forked, not started anew: importing torch would take each of them seconds.
-def train_on_worlds(tensors, texts):
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    context = multiprocessing.get_context("fork")
-    out, said = {}, {}
-    with tempfile.TemporaryDirectory(dir=os.path.dirname(sys.argv[2])) as folder:
-        for n in (2, 4):
-            ranks = [
-                context.Process(target=train_all, args=(rank, n, folder, tensors, texts), daemon=True)
-                for rank in range(n)
-            ]
-            for p in ranks:
-                p.start()
-            for rank, p in enumerate(ranks):
-                p.join()
-                if p.exitcode != 0:
-                    sys.exit(f"rank {rank} of {n} ended with {p.exitcode}")
-                for to, what in zip((out, said), torch.load(f"{folder}/answers{n}.{rank}", weights_only=False)):
-                    to.update(what)
-    return out, said
-
-
-answer(train_on_worlds)
+respond(train_all)

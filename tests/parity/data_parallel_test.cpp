@@ -1,15 +1,15 @@
-// DistributedDataParallel and replicate() beside PyTorch's: the same weights, different data on every rank, SGD with
-// steps that are large enough to show a wrong factor. With two ranks, bit for bit: losses, gradients and parameters of
-// every step, and the buckets before and after they are rebuilt.
-#include "ask_python.h"
-#include "model_settings.h"
+// Compares DistributedDataParallel and replicate() with PyTorch's: the same weights, different data on every rank, SGD
+// with a learning rate that shows a wrong factor. With two ranks losses, gradients and parameters of every step are
+// bit-equal. The buckets are equal before and after the rebuild.
+#include "model_request.h"
+#include "run_python.h"
 
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/replicate.h"
 #include "tessera/models/gpt2.h"
 #include "tessera/models/loss.h"
-#include "tessera/state/state_dict.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/ranks.h"
 
@@ -22,8 +22,8 @@
 namespace tessera {
 namespace {
 
-using parity::Answer;
 using parity::Message;
+using parity::Response;
 using testing::close;
 using testing::Rank;
 using testing::run_ranks;
@@ -31,7 +31,7 @@ using testing::run_ranks;
 constexpr int64_t kSteps = 4, kMostRanks = 4;
 const models::GPT2Config kGpt{.vocab_size = 13, .max_seq_len = 8, .n_layer = 2, .n_head = 2, .n_embd = 16};
 
-// As data_parallel.py has it: two branches that a call may leave out.
+// As in data_parallel.py: two branches that a call may skip.
 struct NetImpl : torch::nn::Cloneable<NetImpl> {
   NetImpl() { NetImpl::reset(); }
   void reset() override {
@@ -50,17 +50,17 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
 TESSERA_MODULE(Net);
 
 using CompressHook = BucketResult (*)(const comm::Group&, GradBucket&);
-struct Case {
+struct DataParallelCase {
   std::string name;
   std::string model = "net";
   std::vector<int64_t> ranks = {2};
-  int64_t cap = 200;  // bytes a bucket
+  int64_t cap = 200;  // bytes per bucket
   bool unused = false, view = false, static_graph = false, replicate = false;
   std::string hook = "";
-  int64_t passes = 1;  // all but the last are not reduced
+  int64_t passes = 1;  // only the last one reduces gradients
   double lr = 0.5;
 };
-const Case kCases[] = {
+const DataParallelCase kDataParallelCases[] = {
     {.name = "plain", .ranks = {2, 4}},
     {.name = "view", .view = true},
     {.name = "unused", .unused = true},
@@ -78,7 +78,7 @@ const Case kCases[] = {
 };
 const std::map<std::string, CompressHook> kHooks = {{"fp16", fp16_compress_hook}, {"bf16", bf16_compress_hook}};
 
-std::string row(const Case& c) {
+std::string options_text(const DataParallelCase& c) {
   std::string ranks;
   for (const auto n : c.ranks) ranks += c10::str(ranks.empty() ? "" : ",", n);
   auto settings = models::settings(kGpt);
@@ -88,32 +88,32 @@ std::string row(const Case& c) {
                   c.hook.empty() ? "" : " hook=" + c.hook, " settings=", settings);
 }
 
-Message make_question() {
+Message make_request() {
   torch::manual_seed(17);
-  Message question;
+  Message request;
   const auto add_weights = [&](const std::string& name, const torch::nn::Module& module) {
     for (const auto& [key, t] : state_dict(module))
-      question.tensors[name + "/weights/" + key] = torch::empty_like(t).uniform_(-0.4, 0.4);
+      request.tensors[name + "/weights/" + key] = torch::empty_like(t).uniform_(-0.4, 0.4);
   };
-  for (const auto& c : kCases) {
-    question.texts[c.name] = row(c);
-    const std::vector<int64_t> runs = {kSteps, c.passes, kMostRanks};
+  for (const auto& c : kDataParallelCases) {
+    request.texts[c.name] = options_text(c);
+    const std::vector<int64_t> leading = {kSteps, c.passes, kMostRanks};
     const auto shape = [&](std::vector<int64_t> one) {
-      one.insert(one.begin(), runs.begin(), runs.end());
+      one.insert(one.begin(), leading.begin(), leading.end());
       return one;
     };
     for (const char* what : {"/inputs", "/targets"})
-      question.tensors[c.name + what] = c.model == "gpt2" ? torch::randint(kGpt.vocab_size, shape({2, 7}), torch::kLong)
-                                                          : torch::randn(shape({5, 6}));
+      request.tensors[c.name + what] = c.model == "gpt2" ? torch::randint(kGpt.vocab_size, shape({2, 7}), torch::kLong)
+                                                         : torch::randn(shape({5, 6}));
     if (c.model == "gpt2")
       add_weights(c.name, *models::GPT2(kGpt));
     else
       add_weights(c.name, *Net());
   }
-  return question;
+  return request;
 }
 
-// Buckets as PyTorch's log has them: "9 8 , 7 6", and their bytes "168 , 168".
+// Buckets in the form of PyTorch's log: "9 8 , 7 6", and their bytes "168 , 168".
 struct BucketTexts {
   std::string indices, bytes;
 };
@@ -131,14 +131,14 @@ BucketTexts texts_of(const data_parallel::Reducer& reducer) {
   return texts;
 }
 
-// One model in training, wrapped either way.
-struct Trainee {
+// A wrapped model, by either API.
+struct WrappedModel {
   std::function<at::Tensor(const at::Tensor& x, int64_t branches)> call;
   std::function<void(bool)> set_sync;
-  std::function<const data_parallel::Reducer*()> reducer;  // null before the first forward of a lazy one
+  std::function<const data_parallel::Reducer*()> reducer;  // null before the first forward of replicate()
 };
 template <class H>
-Trainee wrap(H model, const Case& c, auto forward) {
+WrappedModel wrap(H model, const DataParallelCase& c, auto forward) {
   const DDPOptions options{.bucket_cap_mb = static_cast<double>(c.cap) / (1 << 20),
                            .find_unused_parameters = c.unused,
                            .gradient_as_bucket_view = c.view,
@@ -156,43 +156,44 @@ Trainee wrap(H model, const Case& c, auto forward) {
           [=](bool sync) mutable { ddp->set_requires_gradient_sync(sync); }, [=] { return ddp->replica().reducer(); }};
 }
 
-// Of four steps: both branches everywhere; every rank one of them; one on the first rank only; none.
-int64_t branches_of(const Case& c, int64_t step, int64_t rank) {
+// In four steps: both branches on all ranks; one branch on each rank; one branch on rank 0 only; none.
+int64_t branches_of(const DataParallelCase& c, int64_t step, int64_t rank) {
   const int64_t by_step[] = {3, 1 << (rank % 2), rank == 0 ? 1 : 0, 0};
   return c.unused ? by_step[step] : 3;
 }
 
 template <class H>
-void train(H model, const Case& c, Rank& me, const Message& question, const Answer& answer, auto forward, auto loss) {
+void train(H model, const DataParallelCase& c, Rank& me, const Message& request, const Response& response, auto forward,
+           auto loss) {
   const auto key = c10::str(c.name, "/", me.size(), "/", me.rank, "/");
   SCOPED_TRACE(key);
   {
-    const torch::NoGradGuard no_grad;  // the first rank's are what counts
+    const torch::NoGradGuard no_grad;  // rank 0's values are broadcast
     for (const auto& item : model->named_parameters())
-      item.value().copy_(question.tensors.at(c.name + "/weights/" + item.key()) + me.rank);
+      item.value().copy_(request.tensors.at(c.name + "/weights/" + item.key()) + me.rank);
   }
   const auto parameters = model->named_parameters();
-  const auto trainee = wrap(model, c, forward);
+  const auto wrapped = wrap(model, c, forward);
   optim::SGD optimizer(model->parameters(), {.lr = c.lr});
   const auto same = [&](const at::Tensor& ours, const std::string& name) {
-    const auto found = answer.tensors.find(key + name);
-    ASSERT_EQ(ours.defined(), found != answer.tensors.end()) << name;
+    const auto found = response.tensors.find(key + name);
+    ASSERT_EQ(ours.defined(), found != response.tensors.end()) << name;
     if (!ours.defined()) return;
     if (me.size() > 2)
-      EXPECT_EQ(close(ours, found->second), "") << name;  // three or more numbers have more than one sum
+      EXPECT_EQ(close(ours, found->second), "") << name;  // the order of the sum may differ
     else
       EXPECT_TRUE(torch::equal(ours, found->second)) << name << ": " << close(ours, found->second, {0, 0});
   };
-  const auto inputs = question.tensors.at(c.name + "/inputs"), targets = question.tensors.at(c.name + "/targets");
+  const auto inputs = request.tensors.at(c.name + "/inputs"), targets = request.tensors.at(c.name + "/targets");
   std::vector<at::Tensor> losses;
   std::string first_bytes;
   for (int64_t step = 0; step < kSteps; step++) {
     optimizer.zero_grad();
     for (int64_t pass = 0; pass < c.passes; pass++) {
-      trainee.set_sync(pass + 1 == c.passes);
-      const auto output = trainee.call(inputs[step][pass][me.rank], branches_of(c, step, me.rank));
+      wrapped.set_sync(pass + 1 == c.passes);
+      const auto output = wrapped.call(inputs[step][pass][me.rank], branches_of(c, step, me.rank));
       const auto value = loss(output, targets[step][pass][me.rank]);
-      if (step == 0) first_bytes = texts_of(*trainee.reducer()).bytes;
+      if (step == 0) first_bytes = texts_of(*wrapped.reducer()).bytes;
       value.backward();
       losses.push_back(value.detach());
     }
@@ -201,36 +202,36 @@ void train(H model, const Case& c, Rank& me, const Message& question, const Answ
     for (const auto& item : parameters) same(item.value().detach(), c10::str("parameters/", step, "/", item.key()));
   }
   same(torch::stack(losses), "losses");
-  EXPECT_EQ(first_bytes, answer.texts.at(key + "bucket_sizes"));
-  const auto rebuilt = texts_of(*trainee.reducer());
-  EXPECT_EQ(trainee.reducer()->rebuilt(), !c.unused);
-  EXPECT_GE(trainee.reducer()->buckets().size(), 3u);
-  EXPECT_EQ(trainee.reducer()->rebuilt() ? rebuilt.bytes : "", answer.texts.at(key + "rebuilt_bucket_sizes"));
-  EXPECT_EQ(trainee.reducer()->rebuilt() ? rebuilt.indices : "",
-            answer.texts.at(key + "rebuilt_per_bucket_param_indices"));
+  EXPECT_EQ(first_bytes, response.texts.at(key + "bucket_sizes"));
+  const auto rebuilt = texts_of(*wrapped.reducer());
+  EXPECT_EQ(wrapped.reducer()->rebuilt(), !c.unused);
+  EXPECT_GE(wrapped.reducer()->buckets().size(), 3u);
+  EXPECT_EQ(wrapped.reducer()->rebuilt() ? rebuilt.bytes : "", response.texts.at(key + "rebuilt_bucket_sizes"));
+  EXPECT_EQ(wrapped.reducer()->rebuilt() ? rebuilt.indices : "",
+            response.texts.at(key + "rebuilt_per_bucket_param_indices"));
 }
 
-TEST(DataParallelParity, TrainsAsPyTorchDoes) {
-  const auto question = make_question();
-  const Answer answer = parity::ask_python("data_parallel.py", question);
-  SKIP_UNLESS_ANSWERED(answer);
-  for (const auto& c : kCases)
+TEST(DataParallelParity, TrainsLikePyTorch) {
+  const auto request = make_request();
+  const Response response = parity::run_python("data_parallel.py", request);
+  SKIP_WITHOUT_PYTHON(response);
+  for (const auto& c : kDataParallelCases)
     for (const int64_t n : c.ranks)
       run_ranks(n, [&](Rank& me) {
         if (c.model == "gpt2")
           train(
-              models::GPT2(kGpt), c, me, question, answer,
+              models::GPT2(kGpt), c, me, request, response,
               [](auto& model, const at::Tensor& x, int64_t) { return model(x); }, models::loss);
         else
           train(
-              Net(), c, me, question, answer,
+              Net(), c, me, request, response,
               [](auto& model, const at::Tensor& x, int64_t branches) { return model(x, branches); },
               [](const at::Tensor& y, const at::Tensor& target) { return torch::mse_loss(y, target); });
       });
 }
 
-// The mean over ranks of the means over their batches is the mean over everything: no PyTorch needed to know.
-TEST(DataParallelParity, TrainsAsOneRankOnTheWholeBatch) {
+// Needs no PyTorch: the mean over ranks of the batch means is the mean over the global batch.
+TEST(DataParallelParity, TrainsLikeOneRankOnTheGlobalBatch) {
   torch::manual_seed(19);
   const models::GPT2 start(kGpt);
   const auto tokens = torch::randint(kGpt.vocab_size, {kSteps, 4, 8}, torch::kLong);
@@ -243,10 +244,10 @@ TEST(DataParallelParity, TrainsAsOneRankOnTheWholeBatch) {
       optimizer.step();
     }
   };
-  auto whole = clone(start);
-  train(whole, 0, 1);
-  const auto wanted = whole->parameters();
-  ASSERT_NE(close(start->parameters(), wanted, {0, 1e-2}), "");  // it has learned something
+  auto plain = clone(start);
+  train(plain, 0, 1);
+  const auto wanted = plain->parameters();
+  ASSERT_NE(close(start->parameters(), wanted, {0, 1e-2}), "");  // training changed the parameters
   for (const int64_t n : {1, 2, 4})
     run_ranks(n, [&](Rank& me) {
       auto model = clone(start);

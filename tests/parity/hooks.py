@@ -1,6 +1,6 @@
-"""For hooks_test.cpp: the same model with the same hooks, and the sequence of calls as text."""
+"""For hooks_test.cpp: the same model and hooks. Returns the sequence of calls as text, and the gradients."""
 import torch
-from harness import answer
+from harness import respond
 from torch import nn
 
 log = []
@@ -25,21 +25,21 @@ class Net(nn.Module):
 
 
 def describe(tensors):
-    return " ".join("-" if t is None else f"{t.sum().item():.4f}" for t in tensors)
+    return " ".join(f"{t.sum().item():.4f}" if t is not None else "-" for t in tensors)
 
 
 def pre(name, scale=None):
     def hook(module, inputs):
         log.append(f"{name} {describe(inputs)}")
-        return None if scale is None else inputs[0] * scale
+        return inputs[0] * scale if scale is not None else None
 
     return hook
 
 
 def post(name, scale=None):
     def hook(module, inputs, output):
-        log.append(f"{name} {describe(inputs)} | {describe([] if output is None else [output])}")
-        return None if scale is None else output * scale
+        log.append(f"{name} {describe(inputs)} | {describe([output] if output is not None else [])}")
+        return output * scale if scale is not None else None
 
     return hook
 
@@ -47,7 +47,7 @@ def post(name, scale=None):
 def back_pre(name, scale=None):
     def hook(module, grad_output):
         log.append(f"{name} {describe(grad_output)}")
-        return None if scale is None else (grad_output[0] * scale,)
+        return (grad_output[0] * scale,) if scale is not None else None
 
     return hook
 
@@ -55,7 +55,7 @@ def back_pre(name, scale=None):
 def back(name, scale=None):
     def hook(module, grad_input, grad_output):
         log.append(f"{name} {describe(grad_input)} | {describe(grad_output)}")
-        return None if scale is None else (grad_input[0] * scale,)
+        return (grad_input[0] * scale,) if scale is not None else None
 
     return hook
 
@@ -213,4 +213,4 @@ def hooks(tensors, texts):
     return grads, logs
 
 
-answer(hooks)
+respond(hooks)

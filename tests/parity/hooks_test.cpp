@@ -1,6 +1,6 @@
-// Every kind of hook with its order and its behaviour when something throws, beside PyTorch's on the same model: the
-// sequence of calls, as text, and the gradients. hooks.py has the same cases, function by function.
-#include "ask_python.h"
+// Compares every kind of hook with PyTorch's on the same model: the order of calls, the behavior when a function
+// throws, and the gradients. hooks.py has the same cases with the same function names.
+#include "run_python.h"
 #include "tessera/nn/grad_hooks.h"
 #include "tessera/nn/modules.h"
 
@@ -12,7 +12,7 @@ namespace tessera::parity {
 namespace {
 
 std::vector<std::string> log;
-void say(const std::string& line) { log.push_back(line); }
+void record(const std::string& line) { log.push_back(line); }
 
 struct NetImpl : torch::nn::Module {
   NetImpl() {
@@ -20,7 +20,7 @@ struct NetImpl : torch::nn::Module {
     down = register_module("down", nn::Linear(4, 2));
   }
   torch::Tensor forward(const torch::Tensor& x) {
-    say("forward");
+    record("forward");
     auto hidden = up(x);
     if (fails) throw std::runtime_error("forward fails");
     return down(torch::relu(hidden));
@@ -47,25 +47,25 @@ Replacement scaled(const Tensors& tensors, std::optional<double> scale) {
 using Scale = std::optional<double>;
 auto pre(const std::string& name, Scale scale = {}) {
   return [=](Module&, const Tensors& seen) {
-    say(name + " " + describe(seen));
+    record(name + " " + describe(seen));
     return scaled(seen, scale);
   };
 }
 auto post(const std::string& name, Scale scale = {}) {
   return [=](Module&, const Tensors& inputs, const Tensors& outputs) {
-    say(name + " " + describe(inputs) + " | " + describe(outputs));
+    record(name + " " + describe(inputs) + " | " + describe(outputs));
     return outputs.empty() ? std::nullopt : scaled(outputs, scale);
   };
 }
 auto back(const std::string& name, Scale scale = {}) {
   return [=](Module&, const Tensors& grad_inputs, const Tensors& grad_outputs) {
-    say(name + " " + describe(grad_inputs) + " | " + describe(grad_outputs));
+    record(name + " " + describe(grad_inputs) + " | " + describe(grad_outputs));
     return scaled(grad_inputs, scale);
   };
 }
 auto raising(const std::string& name) {
   return [=](auto&...) {
-    say(name);
+    record(name);
     throw std::runtime_error(name);
   };
 }
@@ -74,7 +74,7 @@ torch::Tensor run(Net& net, const torch::Tensor& x) {
   try {
     return net(x);
   } catch (const std::exception& error) {
-    say(std::string("caught ") + error.what());
+    record(std::string("caught ") + error.what());
     return {};
   }
 }
@@ -125,7 +125,7 @@ void removal(Net& net, torch::Tensor& x) {
   run(net, x);
   auto own = std::make_shared<HookHandle>();
   *own = net.register_forward_pre_hook([own](Module&, const Tensors&) {
-    say("once");
+    record("once");
     own->remove();
   });
   net.register_forward_pre_hook(pre("pre 3"));
@@ -177,9 +177,9 @@ void inner_raises(Net& net, torch::Tensor& x) {
 
 void multi_grad(Net& net, torch::Tensor& x) {
   const Tensors weights{net->up->weight, net->down->weight, net->down->bias};
-  register_multi_grad_hook(weights, [](const Tensors& grads) { say("all " + describe(grads)); });
+  register_multi_grad_hook(weights, [](const Tensors& grads) { record("all " + describe(grads)); });
   register_multi_grad_hook(
-      weights, [](const Tensors& grads) { say("any " + describe(grads)); }, MultiGradMode::Any);
+      weights, [](const Tensors& grads) { record("any " + describe(grads)); }, MultiGradMode::Any);
   run(net, x).sum().backward();
   run(net, x).sum().backward();
   net->down(torch::ones({1, 4})).sum().backward();
@@ -187,7 +187,7 @@ void multi_grad(Net& net, torch::Tensor& x) {
 
 void post_accumulate(Net& net, torch::Tensor& x) {
   const auto hook = [](const std::string& name) {
-    return [name](const torch::Tensor& p) { say(name + " " + describe({p.grad()})); };
+    return [name](const torch::Tensor& p) { record(name + " " + describe({p.grad()})); };
   };
   register_post_accumulate_grad_hook(net->up->bias, hook("bias"));
   auto first = register_post_accumulate_grad_hook(net->down->weight, hook("weight 1"));
@@ -197,11 +197,11 @@ void post_accumulate(Net& net, torch::Tensor& x) {
   run(net, x).sum().backward();
 }
 
-struct Case {
+struct HookCase {
   const char* name;
   void (*run)(Net&, torch::Tensor&);
 };
-const Case kCases[] = {
+const HookCase kHookCases[] = {
     {"order", order},
     {"no_input_grad", no_input_grad},
     {"no_grad_at_all", no_grad_at_all},
@@ -215,40 +215,40 @@ const Case kCases[] = {
     {"post_accumulate", post_accumulate},
 };
 
-TEST(Hooks, AreCalledAsPyTorchCallsThem) {
+TEST(HooksParity, SameCallsAndGradientsAsPyTorch) {
   torch::manual_seed(0);
   const Net weights;
-  Message question;
-  for (const auto& item : weights->named_parameters()) question.tensors[item.key()] = item.value();
-  question.tensors["x"] = torch::randn({5, 3});
-  const auto answer = ask_python("hooks.py", question);
-  SKIP_UNLESS_ANSWERED(answer);
-  ASSERT_EQ(answer.texts.size(), std::size(kCases));
+  Message request;
+  for (const auto& item : weights->named_parameters()) request.tensors[item.key()] = item.value();
+  request.tensors["x"] = torch::randn({5, 3});
+  const auto response = run_python("hooks.py", request);
+  SKIP_WITHOUT_PYTHON(response);
+  ASSERT_EQ(response.texts.size(), std::size(kHookCases));
   size_t gradients = 0;
-  for (const auto& each : kCases) {
+  for (const auto& each : kHookCases) {
     SCOPED_TRACE(each.name);
     log.clear();
     Net net;
     {
       torch::NoGradGuard no_grad;
-      for (auto& item : net->named_parameters()) item->copy_(question.tensors.at(item.key()));
+      for (auto& item : net->named_parameters()) item->copy_(request.tensors.at(item.key()));
     }
-    auto x = question.tensors.at("x").clone();
+    auto x = request.tensors.at("x").clone();
     each.run(net, x);
     std::string ours;
     for (const auto& line : log) ours += (ours.empty() ? "" : "\n") + line;
-    EXPECT_EQ(ours, answer.texts.at(each.name));
+    EXPECT_EQ(ours, response.texts.at(each.name));
     const auto compare = [&](const std::string& name, const torch::Tensor& grad) {
       if (!grad.defined()) return;
       gradients++;
-      const auto theirs = answer.tensors.find(std::string(each.name) + "." + name);
-      ASSERT_NE(theirs, answer.tensors.end()) << name;
+      const auto theirs = response.tensors.find(std::string(each.name) + "." + name);
+      ASSERT_NE(theirs, response.tensors.end()) << name;
       EXPECT_TRUE(torch::allclose(grad, theirs->second)) << name;
     };
     for (const auto& item : net->named_parameters()) compare(item.key(), item->grad());
     compare("x", x.grad());
   }
-  EXPECT_EQ(gradients, answer.tensors.size());
+  EXPECT_EQ(gradients, response.tensors.size());
 }
 
 }  // namespace

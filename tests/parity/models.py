@@ -1,10 +1,10 @@
-"""GPT-2 and Llama in plain torch.nn, written after their papers, without scaled_dot_product_attention: with the weights
+"""GPT-2 and Llama in plain torch.nn, written from their papers, without scaled_dot_product_attention. With the weights
 of the C++ models they must give the same logits, loss and gradients."""
 import math
 
 import torch
 import torch.nn.functional as F
-from harness import answer
+from harness import respond
 from torch import nn
 
 
@@ -86,8 +86,8 @@ class RMSNorm(nn.Module):
 def rotate(x, theta):  # (B, T, H, D), as complex numbers
     T, D = x.size(1), x.size(3)
     frequency = theta ** (-torch.arange(0, D, 2).float() / D)
-    turn = torch.polar(torch.ones(T, D // 2), torch.outer(torch.arange(T).float(), frequency))
-    return torch.view_as_real(torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * turn[:, None]).flatten(3)
+    rotation = torch.polar(torch.ones(T, D // 2), torch.outer(torch.arange(T).float(), frequency))
+    return torch.view_as_real(torch.view_as_complex(x.reshape(*x.shape[:-1], -1, 2)) * rotation[:, None]).flatten(3)
 
 
 class LlamaAttention(nn.Module):
@@ -166,7 +166,7 @@ def loss_of(model, case, tensors):
 
 
 def train_step(tensors, texts):
-    """For each case "name": texts[name] says which model; tensors name/weights/..., name/tokens, name/targets."""
+    """For each case "name": texts[name] is the configuration; tensors name/weights/..., name/tokens, name/targets."""
     out, names = {}, {}
     for case, text in texts.items():
         model = model_of(text, case, tensors)
@@ -180,4 +180,4 @@ def train_step(tensors, texts):
 
 
 if __name__ == "__main__":
-    answer(train_step)
+    respond(train_step)

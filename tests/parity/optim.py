@@ -1,14 +1,15 @@
-"""For optim_test.cpp: the same optimizers on the same parameters and gradients, a few steps of each."""
+"""For optim_test.cpp: the same optimizers on the same parameters and gradients, five steps each."""
 import json
 
 import torch
-from harness import answer
+from harness import respond
 
 KINDS = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
 
 
 def parameters(tensors, prefix, dtype):
-    return [torch.nn.Parameter(tensors[name].to(dtype, copy=True)) for name in sorted(tensors) if name.startswith(prefix)]
+    names = sorted(name for name in tensors if name.startswith(prefix))
+    return [torch.nn.Parameter(tensors[name].to(dtype, copy=True)) for name in names]
 
 
 def optimizers(tensors, cases, out):
@@ -23,15 +24,15 @@ def optimizers(tensors, cases, out):
         optimizer = KINDS[case["kind"]](groups, **options)
         for step in range(5):
             for i, p in enumerate(params):
-                # The last one gets no gradient in the first two steps.
+                # The last parameter has no gradient in the first two steps.
                 no_grad = i == len(params) - 1 and step < 2 and not (case["kind"] == "SGD" and case.get("fused"))
                 p.grad = None if no_grad else tensors[f"g{step}.{i}"].to(dtype, copy=True)
             optimizer.step()
         for i, p in enumerate(params):
             out[f"{name}.{i}"] = p.detach()
-            for row, value in optimizer.state[p].items():
+            for entry, value in optimizer.state[p].items():
                 if value is not None:
-                    out[f"{name}.{i}.{row}"] = value
+                    out[f"{name}.{i}.{entry}"] = value
 
 
 def clipping(tensors, norms, out):
@@ -84,4 +85,4 @@ def optim(tensors, texts):
     return out, {}
 
 
-answer(optim)
+respond(optim)

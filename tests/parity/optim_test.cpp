@@ -1,6 +1,6 @@
-// Optimizers, clipping and schedulers beside PyTorch's, on the same parameters and gradients. Bit for bit, but where a
-// line below says otherwise.
-#include "ask_python.h"
+// Compares optimizers, clipping and schedulers with PyTorch's, on the same parameters and gradients. Results are
+// bit-equal, except where a case has a tolerance.
+#include "run_python.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/schedulers.h"
@@ -14,20 +14,20 @@
 namespace tessera::parity {
 namespace {
 
-using namespace tessera::optim;
+using namespace optim;
 using testing::close;
 
 constexpr int64_t kSteps = 5;
 const std::vector<std::vector<int64_t>> kShapes = {{5, 7}, {33}, {}, {2, 3, 4}, {19, 3}};
 
-struct Case {
-  std::string options;  // as Python wants them, JSON
+struct OptimCase {
+  std::string options;  // for Python, JSON
   std::function<std::unique_ptr<Optimizer>(Tensors first, Tensors second)> make;
   at::ScalarType dtype = at::kFloat;
   double tolerance = 0;  // relative
 };
 
-// Two groups; the second learns at twice the rate.
+// Two groups; the second has twice the learning rate.
 template <class Kind>
 auto maker(typename Kind::Options options) {
   return [=](Tensors first, Tensors second) -> std::unique_ptr<Optimizer> {
@@ -37,9 +37,9 @@ auto maker(typename Kind::Options options) {
   };
 }
 
-// tensor_lr in SGD: we round lr g and then the sum, PyTorch reads lr on the host and rounds once.
-std::map<std::string, Case> make_cases() {
-  std::map<std::string, Case> cases = {
+// tensor_lr in SGD: we round lr * g and then the sum. PyTorch reads lr on the host and rounds once.
+std::map<std::string, OptimCase> make_cases() {
+  std::map<std::string, OptimCase> cases = {
       {"sgd", {R"("kind": "SGD", "lr": 0.1)", maker<SGD>({.lr = 0.1})}},
       {"sgd tensor lr",
        {R"("kind": "SGD", "lr": 0.1, "tensor_lr": true)", maker<SGD>({.lr = torch::tensor(0.1)}), at::kFloat, 1e-5}},
@@ -69,23 +69,24 @@ std::map<std::string, Case> make_cases() {
     const char* text;
     std::optional<bool> foreach;
     bool fused;
-  } ways[] = {{" loop", R"(, "foreach": false)", false, false},
-              {" foreach", R"(, "foreach": true)", true, false},
-              {" fused", R"(, "fused": true)", {}, true}};
-  for (const auto& way : ways) {
+  } variants[] = {{" loop", R"(, "foreach": false)", false, false},
+                  {" foreach", R"(, "foreach": true)", true, false},
+                  {" fused", R"(, "fused": true)", {}, true}};
+  for (const auto& variant : variants) {
     const auto add = [&](const std::string& name, const std::string& text, auto make) {
-      cases.emplace(name + way.name, Case{text + way.text, make});
+      cases.emplace(name + variant.name, OptimCase{text + variant.text, make});
     };
     add("sgd momentum", R"("kind": "SGD", "lr": 0.1, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01)",
         maker<SGD>({.lr = 0.1,
                     .momentum = 0.9,
                     .dampening = 0.3,
                     .weight_decay = 0.01,
-                    .foreach = way.foreach,
-                    .fused = way.fused}));
+                    .foreach = variant.foreach,
+                    .fused = variant.fused}));
     add("sgd nesterov", R"("kind": "SGD", "lr": 0.1, "momentum": 0.9, "nesterov": true)",
-        maker<SGD>({.lr = 0.1, .momentum = 0.9, .nesterov = true, .foreach = way.foreach, .fused = way.fused}));
-    add("adam", R"("kind": "Adam", "lr": 0.03)", maker<Adam>({.lr = 0.03, .foreach = way.foreach, .fused = way.fused}));
+        maker<SGD>({.lr = 0.1, .momentum = 0.9, .nesterov = true, .foreach = variant.foreach, .fused = variant.fused}));
+    add("adam", R"("kind": "Adam", "lr": 0.03)",
+        maker<Adam>({.lr = 0.03, .foreach = variant.foreach, .fused = variant.fused}));
     add("adam all", R"("kind": "Adam", "lr": 0.03, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.1,
                        "amsgrad": true, "maximize": true)",
         maker<Adam>({.lr = 0.03,
@@ -94,12 +95,13 @@ std::map<std::string, Case> make_cases() {
                      .weight_decay = 0.1,
                      .amsgrad = true,
                      .maximize = true,
-                     .foreach = way.foreach,
-                     .fused = way.fused}));
+                     .foreach = variant.foreach,
+                     .fused = variant.fused}));
     add("adamw", R"("kind": "AdamW", "lr": 0.03)",
-        maker<AdamW>({.lr = 0.03, .foreach = way.foreach, .fused = way.fused}));
+        maker<AdamW>({.lr = 0.03, .foreach = variant.foreach, .fused = variant.fused}));
     add("adamw amsgrad", R"("kind": "AdamW", "lr": 0.03, "weight_decay": 0.3, "amsgrad": true)",
-        maker<AdamW>({.lr = 0.03, .weight_decay = 0.3, .amsgrad = true, .foreach = way.foreach, .fused = way.fused}));
+        maker<AdamW>(
+            {.lr = 0.03, .weight_decay = 0.3, .amsgrad = true, .foreach = variant.foreach, .fused = variant.fused}));
   }
   return cases;
 }
@@ -109,7 +111,7 @@ const auto& cases() {
 }
 const std::vector<std::string> kNorms = {"1", "2", "3", "inf"};
 
-const Message& question() {
+const Message& request() {
   static const Message made = [] {
     torch::manual_seed(11);
     Message m;
@@ -126,34 +128,35 @@ const Message& question() {
   }();
   return made;
 }
-const Answer& torch_says() {
-  static const auto answer = ask_python("optim.py", question());
-  return answer;
+const Response& pytorch() {
+  static const auto response = run_python("optim.py", request());
+  return response;
 }
 
 Tensors make_parameters(at::ScalarType dtype = at::kFloat) {
   Tensors all;
   for (size_t i = 0; i < kShapes.size(); i++)
-    all.push_back(question().tensors.at(c10::str("p", i)).to(dtype, false, true).requires_grad_());
+    all.push_back(request().tensors.at(c10::str("p", i)).to(dtype, false, true).requires_grad_());
   return all;
 }
-torch::Tensor gradient(int64_t step, size_t i) { return question().tensors.at(c10::str("g", step, ".", i)).clone(); }
+torch::Tensor gradient(int64_t step, size_t i) { return request().tensors.at(c10::str("g", step, ".", i)).clone(); }
 
 std::string differs(const at::Tensor& ours, const at::Tensor& theirs, double tolerance) {
   if (tolerance > 0) return close(ours, theirs, {tolerance, tolerance});
   return ours.scalar_type() == theirs.scalar_type() && torch::equal(ours, theirs)
              ? ""
-             : c10::str("not the same bits: ", close(ours, theirs, {0, 0}));
+             : c10::str("bits differ: ", close(ours, theirs, {0, 0}));
 }
 
 TEST(OptimParity, Optimizers) {
-  SKIP_UNLESS_ANSWERED(torch_says());
+  SKIP_WITHOUT_PYTHON(pytorch());
   for (const auto& [name, one] : cases()) {
     SCOPED_TRACE(name);
     auto params = make_parameters(one.dtype);
     const auto half = params.begin() + static_cast<int64_t>(params.size() / 2);
     const auto optimizer = one.make({params.begin(), half}, {half, params.end()});
-    const bool all_have_gradients = optimizer->kind() == "SGD" && optimizer->is_fused(0);  // PyTorch's would crash
+    // PyTorch's crashes without one.
+    const bool all_have_gradients = optimizer->kind() == "SGD" && optimizer->is_fused(0);
     for (int64_t step = 0; step < kSteps; step++) {
       for (size_t i = 0; i < params.size(); i++)
         params[i].mutable_grad() = i + 1 == params.size() && step < 2 && !all_have_gradients
@@ -163,30 +166,30 @@ TEST(OptimParity, Optimizers) {
     }
     for (size_t i = 0; i < params.size(); i++) {
       const auto key = c10::str(name, ".", i);
-      EXPECT_EQ(differs(params[i].detach(), torch_says().tensors.at(key), one.tolerance), "") << key;
-      for (const auto& [row, value] : optimizer->state(params[i]))
-        EXPECT_EQ(differs(value, torch_says().tensors.at(key + "." + row), one.tolerance), "") << key << " " << row;
+      EXPECT_EQ(differs(params[i].detach(), pytorch().tensors.at(key), one.tolerance), "") << key;
+      for (const auto& [entry, value] : optimizer->state(params[i]))
+        EXPECT_EQ(differs(value, pytorch().tensors.at(key + "." + entry), one.tolerance), "") << key << " " << entry;
     }
   }
 }
 
 TEST(OptimParity, Clipping) {
-  SKIP_UNLESS_ANSWERED(torch_says());
+  SKIP_WITHOUT_PYTHON(pytorch());
   auto params = make_parameters();
   for (const auto& norm : kNorms) {
     for (size_t i = 0; i < params.size(); i++) params[i].mutable_grad() = gradient(0, i);
     const auto total = clip_grad_norm_(params, 0.5, {.norm_type = std::stod(norm)});
-    EXPECT_EQ(differs(total, torch_says().tensors.at("norm " + norm), 0), "") << norm;
+    EXPECT_EQ(differs(total, pytorch().tensors.at("norm " + norm), 0), "") << norm;
     for (size_t i = 0; i < params.size(); i++)
-      EXPECT_EQ(differs(params[i].grad(), torch_says().tensors.at(c10::str("norm ", norm, ".", i)), 0), "") << norm;
+      EXPECT_EQ(differs(params[i].grad(), pytorch().tensors.at(c10::str("norm ", norm, ".", i)), 0), "") << norm;
   }
   clip_grad_value_(params, 0.01);
   for (size_t i = 0; i < params.size(); i++)
-    EXPECT_EQ(differs(params[i].grad(), torch_says().tensors.at(c10::str("value.", i)), 0), "");
+    EXPECT_EQ(differs(params[i].grad(), pytorch().tensors.at(c10::str("value.", i)), 0), "");
 }
 
 TEST(OptimParity, Schedulers) {
-  SKIP_UNLESS_ANSWERED(torch_says());
+  SKIP_WITHOUT_PYTHON(pytorch());
   using Made = std::unique_ptr<LRScheduler>;
   const std::map<std::string, std::function<Made(Optimizer&)>> makers = {
       {"StepLR", [](Optimizer& o) -> Made { return std::make_unique<StepLR>(o, 7, 0.3); }},
@@ -220,7 +223,7 @@ TEST(OptimParity, Schedulers) {
       seen[i][1] = optimizer.lr(1);
       scheduler->step();
     }
-    EXPECT_EQ(differs(seen, torch_says().tensors.at(name), 0), "");
+    EXPECT_EQ(differs(seen, pytorch().tensors.at(name), 0), "");
   }
 }
 

@@ -1,74 +1,73 @@
-// A transformer trained 20 steps by our parallelize_module and by PyTorch's, from the same weights, by the same plan.
-#include "ask_python.h"
-#include "model_settings.h"
+// Transformers trained with our parallelize_module and with PyTorch's, from the same weights and with the same plan.
+#include "model_request.h"
+#include "run_python.h"
 
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/models/gpt2.h"
-#include "tessera/models/llama.h"
 #include "tessera/models/loss.h"
 #include "tessera/models/plans.h"
-#include "tessera/state/state_dict.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/ranks.h"
+#include "tests/fixtures/full_tensor.h"
+#include "tests/fixtures/transformers.h"
 
 #include <torch/torch.h>
 
 #include <map>
 #include <optional>
-#include <sstream>
 
 namespace tessera::models {
 namespace {
 
-using parity::Answer;
 using parity::Message;
+using parity::Response;
 using testing::close;
 using testing::Rank;
 using testing::run_ranks;
 
-// Sequences of 7 and vocabularies that do not divide by the ranks. PyTorch can do no more: hidden features must divide,
-// and no rank may be without rows of an embedding. One layer of GPT-2, and few steps of Llama on several ranks: with
-// more processes than cores, each collective takes PyTorch milliseconds.
-const GPT2Config kGpt{.vocab_size = 13, .max_seq_len = 10, .n_layer = 1, .n_head = 4, .n_embd = 16};
-const LlamaConfig kLlama{.vocab_size = 11,
-                         .max_seq_len = 9,
-                         .n_layers = 2,
-                         .n_heads = 8,
-                         .n_kv_heads = 4,
-                         .dim = 32,
-                         .ffn_dim = 40,
-                         .rope_theta = 100};
+// Sequences of 7 tokens and vocabularies that do not divide by the number of ranks. PyTorch requires that hidden
+// features divide, and that every rank has rows of the embedding. GPT-2 has one layer and Llama few steps on several
+// ranks, because with more processes than cores each collective of PyTorch takes milliseconds.
+GPT2Config parallel_gpt2() {
+  auto config = fixtures::kTinyGPT2FourHeads;
+  config.max_seq_len = 10;
+  config.n_layer = 1;
+  return config;
+}
+LlamaConfig parallel_llama() {
+  auto config = fixtures::kTinyLlama;
+  config.vocab_size = 11;
+  config.n_heads = 8;
+  config.n_kv_heads = 4;
+  config.dim = 32;
+  config.ffn_dim = 40;
+  return config;
+}
 
 template <class Model>
-struct Case {
+struct ParallelCase {
   std::string name;
   std::map<int64_t, int> steps;  // by number of ranks
   Model model;
   at::Tensor tokens, targets;
 
   template <class Config>
-  Case(std::string case_name, const Config& config, std::map<int64_t, int> by_ranks, Message& question)
+  ParallelCase(std::string case_name, const Config& config, std::map<int64_t, int> by_ranks, Message& request)
       : name(std::move(case_name)), steps(std::move(by_ranks)), model(config) {
-    {
-      torch::NoGradGuard no_grad;
-      for (auto& p : model->parameters()) p.uniform_(-0.3, 0.3);
-    }
-    tokens = torch::randint(config.vocab_size, {2, 7}, torch::kLong);
-    targets = torch::randint(config.vocab_size, {2, 7}, torch::kLong);
-    question.texts[name] = settings(config);
-    for (const auto& [n, count] : steps) question.texts[c10::str(name, "/steps/", n)] = std::to_string(count);
-    question.tensors[name + "/tokens"] = tokens;
-    question.tensors[name + "/targets"] = targets;
-    for (const auto& [key, t] : state_dict(*model)) question.tensors[name + "/weights/" + key] = t.clone();
+    fixtures::fill_uniform(*model);
+    const auto batch = fixtures::random_tokens(2, 7, config.vocab_size);
+    tokens = batch.tokens;
+    targets = batch.targets;
+    add_model(request, name, model, tokens, targets);
+    for (const auto& [n, count] : steps) request.texts[c10::str(name, "/steps/", n)] = std::to_string(count);
   }
 };
 
 using Counts = std::map<std::string, int64_t>;  // {"all_reduce", 5}
 struct Trained {
   at::Tensor losses;
-  std::map<std::string, at::Tensor> grads;  // of the first step, whole
+  std::map<std::string, at::Tensor> grads;  // of the first step
   Counts forward, backward, optimizer;      // of the first step
 };
 
@@ -78,17 +77,9 @@ Counts counted(CommDebugMode& mode) {
   mode.reset();
   return counts;
 }
-Counts read_counts(const std::string& text) {  // "all_reduce=5 all_gather_into_tensor=1"
-  Counts counts;
-  std::istringstream in(text);
-  for (std::string word; in >> word;)
-    counts[word.substr(0, word.find('='))] = std::stoll(word.substr(word.find('=') + 1));
-  return counts;
-}
-
-// As tensor_parallel.py trains.
+// The same as train() in tensor_parallel.py.
 template <class Model>
-Trained train(Model& model, const Case<Model>& on, int steps) {
+Trained train(Model& model, const ParallelCase<Model>& on, int steps) {
   Trained trained;
   std::vector<at::Tensor> losses;
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).eps(1e-5).weight_decay(0.01));
@@ -102,8 +93,7 @@ Trained train(Model& model, const Case<Model>& on, int steps) {
     if (mode) {
       trained.backward = counted(*mode);
       for (const auto& item : model->named_parameters()) {
-        const auto grad = item.value().grad();
-        trained.grads[item.key()] = (is_dtensor(grad) ? DTensor(grad).full_tensor() : grad).clone();
+        trained.grads[item.key()] = fixtures::full_tensor(item.value().grad()).clone();
       }
       mode->reset();
     }
@@ -116,7 +106,7 @@ Trained train(Model& model, const Case<Model>& on, int steps) {
 }
 
 template <class Model>
-void compare(const Case<Model>& on, int64_t n, bool sequence, const Answer& answer) {
+void compare(const ParallelCase<Model>& on, int64_t n, bool sequence, const Response& response) {
   const auto key = c10::str(on.name, "/", n, "/", sequence ? 1 : 0, "/");
   SCOPED_TRACE(key);
   std::vector<Trained> each(n);
@@ -127,33 +117,35 @@ void compare(const Case<Model>& on, int64_t n, bool sequence, const Answer& answ
     each[me.rank] = train(model, on, on.steps.at(n));
   });
   for (const auto& ours : each) {
-    EXPECT_EQ(close(ours.losses, answer.tensors.at(key + "losses"), {0, 1e-5}), "");
+    EXPECT_EQ(close(ours.losses, response.tensors.at(key + "losses"), {0, 1e-5}), "");
     EXPECT_EQ(ours.grads.size(), on.model->parameters().size());
     for (const auto& [name, grad] : ours.grads)
-      EXPECT_EQ(close(grad, answer.tensors.at(key + "grads/" + name), {1e-5, 1e-6}), "") << name;
+      EXPECT_EQ(close(grad, response.tensors.at(key + "grads/" + name), {1e-5, 1e-6}), "") << name;
   }
   const auto no_more = [&](const Counts& ours, const std::string& part) {
-    auto theirs = read_counts(answer.texts.at(key + part));
+    Counts theirs;
+    read_counts(response.texts.at(key + part), [&](const std::string& kind, int64_t count) { theirs[kind] = count; });
     for (const auto& [kind, count] : ours) EXPECT_LE(count, theirs[kind]) << kind << " in " << part;
-    EXPECT_EQ(theirs.empty(), n == 1 || (part == "optimizer" && !sequence)) << part;  // they were counted
+    // PyTorch's collectives were counted.
+    EXPECT_EQ(theirs.empty(), n == 1 || (part == "optimizer" && !sequence)) << part;
   };
   no_more(each[0].forward, "forward");
   no_more(each[0].backward, "backward");
   no_more(each[0].optimizer, "optimizer");
 }
 
-TEST(TensorParallelParity, TrainsAsPyTorchDoes) {
+TEST(TensorParallelParity, TrainsLikePyTorch) {
   torch::manual_seed(7);
-  Message question;
-  const Case<GPT2> gpt("gpt2", kGpt, {{1, 20}, {2, 20}, {4, 20}}, question);
-  const Case<Llama> llama("llama", kLlama, {{1, 20}, {2, 5}, {4, 1}}, question);
-  const Answer answer = parity::ask_python("tensor_parallel.py", question);
-  SKIP_UNLESS_ANSWERED(answer);
+  Message request;
+  const ParallelCase<GPT2> gpt("gpt2", parallel_gpt2(), {{1, 20}, {2, 20}, {4, 20}}, request);
+  const ParallelCase<Llama> llama("llama", parallel_llama(), {{1, 20}, {2, 5}, {4, 1}}, request);
+  const Response response = parity::run_python("tensor_parallel.py", request);
+  SKIP_WITHOUT_PYTHON(response);
   for (const int64_t n : {1, 2, 4})
     for (const bool sequence : {false, true}) {
-      if (n == 1 && sequence) continue;  // nothing is parallel
-      compare(gpt, n, sequence, answer);
-      compare(llama, n, sequence, answer);
+      if (n == 1 && sequence) continue;  // not parallel
+      compare(gpt, n, sequence, response);
+      compare(llama, n, sequence, response);
     }
 }
 

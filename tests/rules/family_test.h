@@ -1,7 +1,7 @@
 #pragma once
 #include "tessera/testing/detail/op_call.h"
-#include "tessera/testing/rule_oracle.h"
 #include "tessera/testing/detail/sample_maker.h"
+#include "tessera/testing/rule_oracle.h"
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ inline void expect_family_holds(const std::string& family, const std::vector<Sam
   auto report = verify_family(family, samples, exempt);
   EXPECT_GT(report.ops, 0);
   EXPECT_TRUE(report.problems.empty()) << report;
-  std::cout << report.family << ": " << report.ops << " ops, " << report.rows << " strategies, " << report.cases
+  std::cout << report.family << ": " << report.ops << " ops, " << report.strategies << " strategies, " << report.cases
             << " cases; " << report.exempt << " ops exempt\n";
 }
 

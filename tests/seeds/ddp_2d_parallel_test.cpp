@@ -1,6 +1,6 @@
-// PyTorch's test of data parallel times tensor parallel, under its name: four processes, over shm and over gloo, a mesh
-// of 2 x 2. The original compares parameters and gradients in loops that run over nothing; here each is compared on
-// every rank, before and after the step, and must be a distributed tensor under its name.
+// PyTorch's test of DDP with tensor parallelism, under its name: four processes with shm and with gloo, on a 2 x 2
+// mesh. The original compares parameters and gradients in loops over empty lists. Here each one is compared on every
+// rank, before and after the step, and must be a DTensor with the same name.
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/pre_dp_module_transform.h"
 #include "tessera/debug/comm_debug_mode.h"
@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-using comm::Kind;
+using comm::CommKind;
 using testing::close;
 using testing::Rank;
 
@@ -30,7 +30,7 @@ struct Variant {
   bool static_graph;
 };
 
-// Every parameter of the 2-D model is a DTensor, and there is one of that name in the reference, and they are equal.
+// Every parameter of the 2-D model is a DTensor and equals the reference's parameter of the same name.
 void check_module(const Module& reference, const Module& two_d, bool check_grad) {
   const auto wanted = reference.named_parameters();
   const auto found = two_d.named_parameters();
@@ -48,12 +48,13 @@ void check_module(const Module& reference, const Module& two_d, bool check_grad)
 }
 
 int64_t all_reduces(const CommDebugMode& mode) {
-  return mode.get_comm_counts().of(Kind::AllReduce) + mode.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d);
+  return mode.get_comm_counts().of(CommKind::AllReduce) +
+         mode.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d);
 }
 
 void test_2d_ddp_integration(Rank& me, const Variant& variant) {
   const auto mesh = me.mesh({me.size() / kTpDegree, kTpDegree}, {"dp", "tp"});
-  const DeviceMesh unnamed("cpu", torch::arange(4).view({-1, 2}));  // made beside it, as the original does
+  const DeviceMesh unnamed("cpu", torch::arange(4).view({-1, 2}));  // the original also creates it
   models::MLP plain(models::mlp_module()), parallel(models::mlp_module());
 
   parallelize_module(parallel, mesh["tp"], {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}});
@@ -76,7 +77,7 @@ void test_2d_ddp_integration(Rank& me, const Variant& variant) {
   {
     CommDebugMode comm;
     output = two_d(input);
-    EXPECT_EQ(comm.get_total_counts(), 1);  // of the rows of net2
+    EXPECT_EQ(comm.get_total_counts(), 1);  // the output of net2
     EXPECT_EQ(all_reduces(comm), 1);
     EXPECT_EQ(comm.get_bytes_by_axis().count("dp"), 0u);
   }
@@ -89,8 +90,8 @@ void test_2d_ddp_integration(Rank& me, const Variant& variant) {
     EXPECT_EQ(comm.get_total_counts(), 1);  // one bucket, over dp
     EXPECT_EQ(all_reduces(comm), 1);
     EXPECT_EQ(comm.get_bytes_by_axis().count("tp"), 0u);
-    const int64_t pieces = 10 * 8 + 8 + 8 * 10 + 10;
-    EXPECT_EQ(comm.get_bytes_by_axis().at("dp"), pieces * 4);
+    const int64_t local_numel = 10 * 8 + 8 + 8 * 10 + 10;
+    EXPECT_EQ(comm.get_bytes_by_axis().at("dp"), local_numel * 4);
   }
   check_module(*reference, *two_d, true);
 
@@ -99,20 +100,20 @@ void test_2d_ddp_integration(Rank& me, const Variant& variant) {
   check_module(*reference, *two_d, false);
   EXPECT_NE(close(DTensor(two_d->named_parameters()["module.net1.weight"].detach()).full_tensor(),
                   models::MLP(models::mlp_module())->named_parameters()["net1.weight"].detach(), {0, 1e-6}),
-            "");  // the step did something
+            "");  // the step changed the parameters
 
   torch::manual_seed(dp_rank + 1004);
   const auto again = torch::rand({16, 10});
   EXPECT_EQ(close(two_d(again), reference(again)), "");
 }
 
-void on_four_ranks(const Variant& variant) {
+void test_2d_ddp_on_four_ranks(const Variant& variant) {
   testing::spawn_ranks_over_each(4, [&](Rank& me) { test_2d_ddp_integration(me, variant); });
 }
 
-TEST(Test2dParallel, test_2d_ddp_integration_functionality) { on_four_ranks({false, false, false}); }
-TEST(Test2dParallel, by_device_mesh) { on_four_ranks({true, false, false}); }
-TEST(Test2dParallel, gradient_as_bucket_view_and_static_graph) { on_four_ranks({true, true, true}); }
+TEST(Test2dParallel, test_2d_ddp_integration_functionality) { test_2d_ddp_on_four_ranks({false, false, false}); }
+TEST(Test2dParallel, by_device_mesh) { test_2d_ddp_on_four_ranks({true, false, false}); }
+TEST(Test2dParallel, gradient_as_bucket_view_and_static_graph) { test_2d_ddp_on_four_ranks({true, true, true}); }
 
 }  // namespace
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// PyTorch's tests of FSDP times tensor parallel, under their names: four processes, over shm and over gloo, a mesh of
-// 2 x 2. The bodies that the document has lost are here.
+// PyTorch's tests of FSDP with tensor parallelism, under their names: four processes with shm and with gloo, on a 2 x 2
+// mesh. Test bodies that are missing in the source document are written here.
 #include "tessera/comm/collectives.h"
 #include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/debug/comm_debug_mode.h"
@@ -18,32 +18,32 @@
 namespace tessera {
 namespace {
 
+using comm::CommKind;
 using comm::Family;
-using comm::Kind;
 using testing::close;
 using testing::Rank;
 
 constexpr int64_t kTp = 2;
 constexpr double kLr = 3e-5;
 
-// A parameter of the model: its name, whole shape, and the dim along which tensor parallelism cuts it.
-struct Row {
+// A parameter of the model: its name, global shape, and the dim that tensor parallelism shards.
+struct ParamInfo {
   const char* name;
   std::vector<int64_t> shape;
-  std::optional<int64_t> cut = {};
-  bool complete = true;  // its gradient is that of both tp ranks' batches
+  std::optional<int64_t> shard_dim = {};
+  bool complete = true;  // its gradient covers the batches of both tp ranks
 
   std::vector<int64_t> local() const {
     auto sizes = shape;
-    if (cut) sizes[static_cast<size_t>(*cut)] /= kTp;
+    if (shard_dim) sizes[static_cast<size_t>(*shard_dim)] /= kTp;
     return sizes;
   }
   int64_t local_numel() const { return c10::multiply_integers(local()); }
   int64_t numel() const { return c10::multiply_integers(shape); }
 };
-const std::vector<Row> kRows{{"net1.weight", {8, 5}, 0},          {"net1.bias", {8}, 0},
-                             {"net2.weight", {4, 8}, 1},          {"net2.bias", {4}},
-                             {"net3.weight", {12, 4}, {}, false}, {"net3.bias", {12}, {}, false}};
+const std::vector<ParamInfo> kParams{{"net1.weight", {8, 5}, 0},          {"net1.bias", {8}, 0},
+                                     {"net2.weight", {4, 8}, 1},          {"net2.bias", {4}},
+                                     {"net3.weight", {12, 4}, {}, false}, {"net3.bias", {12}, {}, false}};
 
 at::Tensor rand_of(int64_t seed) {
   torch::manual_seed(seed);
@@ -56,10 +56,12 @@ at::Tensor gathered(const at::Tensor& x, const comm::Group& group) {
   return out;
 }
 
-// net3 ran on this tp rank's batch alone: its gradient wants the sum over tp. Then all become means over four ranks.
+// net3 ran only on this tp rank's batch, so its gradient is summed over tp. Then all are divided: means over four
+// ranks.
 void sync_tp_grads(const Tensors& flat_params, const comm::Group& tp, const comm::Group& dp) {
   Tensors complete;
-  for (const auto& row : kRows) complete.push_back(torch::full({row.local_numel()}, row.complete, torch::kBool));
+  for (const auto& param : kParams)
+    complete.push_back(torch::full({param.local_numel()}, param.complete, torch::kBool));
   const auto mask = torch::cat(complete).chunk(dp->size())[dp->rank()];
   for (const auto& flat : flat_params) {
     auto summed = flat.grad().clone();
@@ -68,33 +70,33 @@ void sync_tp_grads(const Tensors& flat_params, const comm::Group& tp, const comm
   }
 }
 
-// All gradients in a row, whole; the same on every rank.
+// All gradients, gathered and concatenated; equal on every rank.
 at::Tensor flattened_grads(const Module& module, const comm::Group& fsdp, const comm::Group& tp) {
-  Tensors pieces;
+  Tensors local;
   for (const auto& p : module.parameters())
-    pieces.push_back((p.grad().defined() ? p.grad() : torch::zeros_like(p)).detach().reshape(-1));
-  auto flat = gathered(torch::cat(pieces), fsdp);
+    local.push_back((p.grad().defined() ? p.grad() : torch::zeros_like(p)).detach().reshape(-1));
+  auto flat = gathered(torch::cat(local), fsdp);
   if (!tp) return flat;
-  Tensors whole;
+  Tensors full;
   int64_t offset = 0;
-  for (const auto& row : kRows) {
-    auto piece = flat.narrow(0, offset, row.local_numel());
-    offset += row.local_numel();
-    if (row.cut) {
+  for (const auto& param : kParams) {
+    auto gradient = flat.narrow(0, offset, param.local_numel());
+    offset += param.local_numel();
+    if (param.shard_dim) {
       Tensors both;
-      for (const auto& each : gathered(piece, tp).chunk(kTp)) both.push_back(each.view(row.local()));
-      piece = torch::cat(both, *row.cut);
+      for (const auto& each : gathered(gradient, tp).chunk(kTp)) both.push_back(each.view(param.local()));
+      gradient = torch::cat(both, *param.shard_dim);
     }
-    whole.push_back(piece.reshape(-1));
+    full.push_back(gradient.reshape(-1));
   }
-  return torch::cat(whole);
+  return torch::cat(full);
 }
 
-// Shard, gradient and state are not the memory that forward computed with.
+// Sharded parameter and gradient do not share memory with the unsharded parameters.
 void expect_outside_of_compute(models::MLP& model, const Tensors& flat_params) {
   std::vector<const void*> compute;
   {
-    const SummonFullParams whole(*model);
+    const SummonFullParams full_params(*model);
     for (const auto& p : model->parameters())
       compute.push_back((is_dtensor(p) ? DTensor(p.detach()).to_local() : p).storage().data());
   }
@@ -134,9 +136,9 @@ void integration(Rank& me, bool offload, ShardingStrategy strategy, bool use_ori
   {
     CommDebugMode comm;
     output = tp_fsdp(input);
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor), 1);
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::ReduceScatterTensor), 1);
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor, Family::C10d), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::ReduceScatterTensor), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, Family::C10d), 1);
     EXPECT_EQ(comm.get_total_counts(), 3);
   }
   EXPECT_EQ(output.sizes(), (std::vector<int64_t>{2, 3, 12}));
@@ -146,8 +148,8 @@ void integration(Rank& me, bool offload, ShardingStrategy strategy, bool use_ori
   {
     CommDebugMode comm;
     output.sum().backward();
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor), 1);
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::ReduceScatterTensor, Family::C10d), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::ReduceScatterTensor, Family::C10d), 1);
     EXPECT_EQ(comm.get_total_counts(), 2);
   }
   sync_tp_grads(tp_fsdp.flat_params(), tp, dp);
@@ -212,11 +214,11 @@ TEST(TestTPFSDPIntegration, test_fsdp_tp_extension_grad) {
     CommDebugMode comm;
     fsdp(input).sum().backward();
     const auto& counts = comm.get_comm_counts();
-    EXPECT_EQ(counts.of(Kind::ReduceScatterTensor), 2);
-    EXPECT_EQ(counts.of(Kind::AllGatherIntoTensor), 2);
-    EXPECT_EQ(counts.of(Kind::AllReduce), 1);
-    EXPECT_EQ(counts.of(Kind::AllGatherIntoTensor, Family::C10d), 1);
-    EXPECT_EQ(counts.of(Kind::ReduceScatterTensor, Family::C10d), 1);
+    EXPECT_EQ(counts.of(CommKind::ReduceScatterTensor), 2);
+    EXPECT_EQ(counts.of(CommKind::AllGatherIntoTensor), 2);
+    EXPECT_EQ(counts.of(CommKind::AllReduce), 1);
+    EXPECT_EQ(counts.of(CommKind::AllGatherIntoTensor, Family::C10d), 1);
+    EXPECT_EQ(counts.of(CommKind::ReduceScatterTensor, Family::C10d), 1);
     EXPECT_EQ(comm.get_total_counts(), 7) << comm.debug_string();
     for (const auto& p : fsdp->parameters()) EXPECT_FALSE(p.grad().isnan().any().item<bool>());
   });
@@ -245,10 +247,10 @@ TEST(TestTPFSDPIntegration, test_fsdp_tp_sync_module_state) {
     EXPECT_FALSE(equal(model->param, dp));
     EXPECT_FALSE(equal(model->buf, dp));
     FullyShardedDataParallel fsdp(model, {.device_mesh = mesh["dp"], .sync_module_states = true});
-    const SummonFullParams whole(*model);
+    const SummonFullParams full_params(*model);
     EXPECT_TRUE(equal(model->param, dp));
     EXPECT_TRUE(equal(model->buf, dp));
-    EXPECT_FALSE(equal(model->param, tp));  // nobody made those equal
+    EXPECT_FALSE(equal(model->param, tp));  // not synchronized over tp
   });
 }
 

@@ -1,6 +1,5 @@
-// PyTorch's tests of the parallelize API, case by case under their names: four processes, over shm and over gloo, every
-// collective counted. All parameters and gradients are compared on every rank, also where the original looks at rank 0
-// only.
+// PyTorch's tests of the parallelize API, under their names: four processes with shm and with gloo; every collective is
+// counted. All parameters and gradients are compared on every rank, also where the original compares on rank 0 only.
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/mlp.h"
@@ -8,6 +7,7 @@
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/spawn.h"
+#include "tests/fixtures/full_tensor.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -15,25 +15,26 @@
 namespace tessera {
 namespace {
 
-using comm::Kind;
+using comm::CommKind;
+using fixtures::full_tensor;
 using testing::close;
 using testing::Rank;
 
-// Collectives by kind, all others none.
-struct Comm {
+// The expected number of collectives of each kind; of other kinds none.
+struct ExpectedComm {
   int64_t scatter = 0, broadcast = 0, all_reduce = 0, all_gather = 0;
 };
-void expect_comm(const CommDebugMode& mode, const Comm& expected, const char* when) {
+void expect_comm(const CommDebugMode& mode, const ExpectedComm& expected, const char* when) {
   const auto& counts = mode.get_comm_counts();
   const auto of = [&](CommKind kind) { return counts.of(kind) + counts.of(kind, comm::Family::C10d); };
-  EXPECT_EQ(of(Kind::Scatter), expected.scatter) << when;
-  EXPECT_EQ(of(Kind::Broadcast), expected.broadcast) << when;
-  EXPECT_EQ(of(Kind::AllReduce), expected.all_reduce) << when;
-  EXPECT_EQ(of(Kind::AllGather) + of(Kind::AllGatherIntoTensor), expected.all_gather) << when;
+  EXPECT_EQ(of(CommKind::Scatter), expected.scatter) << when;
+  EXPECT_EQ(of(CommKind::Broadcast), expected.broadcast) << when;
+  EXPECT_EQ(of(CommKind::AllReduce), expected.all_reduce) << when;
+  EXPECT_EQ(of(CommKind::AllGather) + of(CommKind::AllGatherIntoTensor), expected.all_gather) << when;
   EXPECT_EQ(counts.total(), expected.scatter + expected.broadcast + expected.all_reduce + expected.all_gather) << when;
 }
 
-// Runs a body on four ranks that start from equal random numbers, as PyTorch's test processes do.
+// Runs a body on four ranks with the same seed, as PyTorch's test processes do.
 void on_four_ranks(const std::function<void(Rank&)>& body) {
   testing::spawn_ranks_over_each(4, [&](Rank& me) {
     torch::manual_seed(1234);
@@ -41,19 +42,18 @@ void on_four_ranks(const std::function<void(Rank&)>& body) {
   });
 }
 
-torch::Tensor whole(const torch::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
-
 void compare_parameters(Module& local, Module& dist, bool gradients = false) {
   for (const auto& item : local.named_parameters()) {
     const auto other = get_parameter(dist, item.key());
     EXPECT_TRUE(is_dtensor(other)) << item.key();
-    EXPECT_EQ(close(whole(gradients ? other.grad() : other.detach()), gradients ? item->grad() : item->detach()), "")
+    const auto expected = gradients ? item->grad() : item->detach();
+    EXPECT_EQ(close(full_tensor(gradients ? other.grad() : other.detach()), expected), "")
         << item.key() << (gradients ? ".grad" : "");
   }
 }
 
 struct Expected {
-  Comm setup, forward, backward;
+  ExpectedComm setup, forward, backward;
 };
 
 template <class H>
@@ -76,7 +76,7 @@ void compare_module(H& local, const Plan& plan, std::vector<int64_t> size, Rank&
   torch::Tensor dist_output;
   {
     CommDebugMode comm;
-    dist_output = whole(dist(input));
+    dist_output = full_tensor(dist(input));
     expect_comm(comm, expected.forward, "forward");
   }
   EXPECT_EQ(close(dist_output, local_output), "");
@@ -211,7 +211,7 @@ TEST(TensorParallelAPITests, test_parallelize_module_src_data_rank) {
       CommDebugMode comm;
       parallelize_module(model, mesh, ColwiseParallel(), {.src_data_rank = 1});
       EXPECT_GT(comm.get_total_counts(), 0);
-      EXPECT_EQ(close(whole(model->weight.detach()), own_weights(1)->weight.detach()), "");
+      EXPECT_EQ(close(full_tensor(model->weight.detach()), own_weights(1)->weight.detach()), "");
     }
     {
       auto model = own_weights(me.rank);
@@ -259,7 +259,7 @@ TEST(TensorParallelAPITests, test_parallelize_module_with_no_match) {
     const auto mesh = me.mesh("tp=4");
     const Plan plan{{"net1", ColwiseParallel()}, {"non_existent_layer", ColwiseParallel()}};
     EXPECT_ERROR(UsageError, parallelize_module(model, mesh, plan), "non_existent_layer", "net1");
-    for (const auto& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));  // nothing was done
+    for (const auto& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));  // the plan was not applied
     parallelize_module(model, mesh, plan, {.unmatched = Unmatched::Warn});
     EXPECT_TRUE(is_dtensor(get_parameter(*model, "net1.weight")));
     EXPECT_FALSE(is_dtensor(get_parameter(*model, "net2.weight")));

@@ -1,9 +1,8 @@
-// PyTorch's test of replicate under its compiler, under its name, on the CPU: two processes, four for tensor
-// parallelism, over shm. What the original compiles on a GPU, and what it skips without one, runs here as well; its
-// bodies that were lost are written again.
-#include "tessera/tracing/op_mode.h"
-#include "tessera/compile/api/compile_backward.h"
+// PyTorch's test of replicate() with its compiler, under its name, on the CPU: two processes with shm, four for tensor
+// parallelism. Cases that the original runs only on a GPU run here as well. Test bodies that are missing in the source
+// document are written here.
 #include "tessera/compile/api/compile.h"
+#include "tessera/compile/api/compile_backward.h"
 #include "tessera/compile/api/counters.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/reducer_mode.h"
@@ -11,15 +10,16 @@
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/state/load_state_dict.h"
 #include "tessera/nn/modules.h"
-#include "tessera/state/state_dict.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/state/load_state_dict.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/detail/file_check.h"
 #include "tessera/testing/spawn.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -71,18 +71,18 @@ struct KernelCount final : OpMode {
 const PassList kCoalesced{"fuse_ddp_with_coalesced_op", "schedule_comm_wait"};
 const PassList kConcat{"fuse_ddp_with_concat_op", "schedule_comm_wait"};
 
-struct Case {
+struct CompileCase {
   bool no_sync = false;
   PassList passes = kConcat;
   bool codegen = true;
   bool compile_forward = true;
   bool checkpoint = false;
   const char* hook = nullptr;  // "bf16", "fp16"
-  bool sgd = false;            // instead of Adam, where a wrong gradient shows in full
+  bool sgd = false;            // instead of Adam, which hides a wrong scale of the gradient
 };
 
 template <class M>
-void add_hook(M& model, const Case& c) {
+void add_hook(M& model, const CompileCase& c) {
   if (!c.hook) return;
   if (std::string(c.hook) == "bf16")
     model.register_comm_hook(nullptr, bf16_compress_hook);
@@ -90,12 +90,12 @@ void add_hook(M& model, const Case& c) {
     model.register_comm_hook(nullptr, fp16_compress_hook);
 }
 
-std::unique_ptr<optim::Optimizer> optimizer_for(const torch::nn::Module& module, const Case& c) {
+std::unique_ptr<optim::Optimizer> optimizer_for(const torch::nn::Module& module, const CompileCase& c) {
   if (c.sgd) return std::make_unique<optim::SGD>(module.parameters(), optim::SGD::Options{.lr = 0.1});
   return std::make_unique<optim::Adam>(module.parameters());
 }
 
-void test_compile(Rank& me, const Case& c) {
+void test_compile(Rank& me, const CompileCase& c) {
   reset_compile_caches();
   torch::manual_seed(123);
   Net start(c.checkpoint);
@@ -119,8 +119,9 @@ void test_compile(Rank& me, const Case& c) {
       EXPECT_EQ(close(of(two[p]), of(wanted[p])), "") << what << " " << p << " of the ddp model, step " << i;
     }
   };
-  const auto seed = torch::ones({});                              // backward() itself would make one at every call
-  const int calls = c.no_sync ? 4 : 3, seen = c.no_sync ? 2 : 1;  // from call `seen` on there is a program
+  // Without it backward() would create one in every call.
+  const auto seed = torch::ones({});
+  const int calls = c.no_sync ? 4 : 3, first_compiled = c.no_sync ? 2 : 1;
   for (int i = 0; i < calls; i++) {
     torch::manual_seed(123 + me.rank + i);
     const auto input = torch::randn({1, kDim});
@@ -137,10 +138,10 @@ void test_compile(Rank& me, const Case& c) {
         loss.backward(seed);
         ASSERT_EQ(scope.programs().size(), 1u);
       }
-      if (i >= seen) {
-        EXPECT_EQ(kernels.count, 0) << kernels.last << " ran outside of the program in call " << i;
+      if (i >= first_compiled) {
+        EXPECT_EQ(kernels.count, 0) << kernels.last << " ran outside the compiled program in call " << i;
       }
-      if (i >= seen && sync) {
+      if (i >= first_compiled && sync) {
         EXPECT_EQ(comm.get_total_counts(), c.hook ? 8 : 3);
       }
     };
@@ -156,7 +157,7 @@ void test_compile(Rank& me, const Case& c) {
   equal("parameter", false, calls);
 }
 
-void run_case(const Case& c) {
+void run_case(const CompileCase& c) {
   testing::spawn_ranks(2, [&](Rank& me) { test_compile(me, c); }, {.backend = "shm"});
 }
 
@@ -222,13 +223,13 @@ TEST(ReplicateTest, test_bucketing_concat_op) {
                        {.backend = "shm"});
 }
 
-// The original compares nothing, since tensor parallelism takes its parameters out of the registry, and later expects
-// to fail. Here gradients are distributed, and equal to the eager ones and to those of one process.
+// The original compares nothing, because its tensor parallelism unregisters the parameters, and later expects to fail.
+// Here gradients are DTensors, and equal to the eager ones and to those of one process.
 void test_ddp_tp(Rank& me) {
   reset_compile_caches();
   const auto mesh = me.mesh({2, me.size() / 2}, {"dp", "tp"});
-  Net whole;
-  auto eager = copy_of(whole), net = copy_of(whole);
+  Net plain;
+  auto eager = copy_of(plain), net = copy_of(plain);
   const Plan plan{
       {"fc1", ColwiseParallel()}, {"fc2", RowwiseParallel()}, {"fc3", ColwiseParallel()}, {"fc4", RowwiseParallel()}};
   parallelize_module(eager, mesh["tp"], plan);
@@ -239,7 +240,7 @@ void test_ddp_tp(Rank& me) {
   auto compiled = compile(net);
   const auto data = torch::randn({1, kDim}), seed = torch::ones({});
   for (int call = 0; call < 3; call++) {
-    for (auto* each : {&whole, &eager, &net}) (*each)->zero_grad();
+    for (auto* each : {&plain, &eager, &net}) (*each)->zero_grad();
     KernelCount kernels;
     CommDebugMode comm;
     {
@@ -251,12 +252,12 @@ void test_ddp_tp(Rank& me) {
     }
     if (call > 0) {
       EXPECT_EQ(kernels.count, 0) << kernels.last;
-      // Over tp two all-reduces forward and one backward, over dp one for each of two buckets of halves.
+      // Over tp two all-reduces in forward and one in backward, over dp one for each of two buckets.
       EXPECT_EQ(comm.get_total_counts(), 5);
     }
     eager(data).sum().backward();
-    whole(data).sum().backward();
-    const auto found = net->parameters(), other = eager->parameters(), wanted = whole->parameters();
+    plain(data).sum().backward();
+    const auto found = net->parameters(), other = eager->parameters(), wanted = plain->parameters();
     ASSERT_EQ(found.size(), 8u);
     for (size_t p = 0; p < found.size(); p++) {
       ASSERT_TRUE(is_dtensor(found[p].grad())) << p;

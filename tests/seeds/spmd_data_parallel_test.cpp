@@ -1,14 +1,14 @@
-// PyTorch's test of whole-step data-parallel compilation, under its name: two processes, over shm and over gloo. The
-// original runs the compiled step once; here it runs three times, and collectives and placements are asserted.
+// PyTorch's test of data-parallel compilation of a train step, under its name: two processes with shm and with gloo.
+// The original runs the compiled step once. Here it runs three times, and collectives and placements are checked.
 #include "tessera/compile/api/compile.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/state/load_state_dict.h"
 #include "tessera/nn/modules.h"
-#include "tessera/state/state_dict.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/state/load_state_dict.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/spawn.h"
 
@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-using comm::Kind;
+using comm::CommKind;
 using testing::close;
 using testing::Rank;
 
@@ -32,7 +32,7 @@ struct SimpleMLPImpl : torch::nn::Module {
 };
 TESSERA_MODULE(SimpleMLP);
 
-// Moves the batch through flatten, squeeze, unsqueeze and view, and mixes in factories with and without it.
+// Applies flatten, squeeze, unsqueeze and view to the batch dim, and adds factories with and without the batch dim.
 struct BatchDimsImpl : torch::nn::Module {
   SimpleMLP mlp{nullptr};
   BatchDimsImpl() { mlp = register_module("mlp", SimpleMLP()); }
@@ -66,14 +66,14 @@ const auto train_step = [](auto& model, auto& optim, const Batch& batch) {
   return loss;
 };
 
-struct Case {
+struct SpmdCase {
   const char* mode;
   int64_t input_batch_dim = 0;
-  bool apart = false;  // other data on every rank
+  bool different_data = false;  // on every rank
 };
 
 template <class H, class Optimizer>
-void test_data_parallel(Rank& me, const typename Optimizer::Options& config, const Case& c) {
+void test_data_parallel(Rank& me, const typename Optimizer::Options& config, const SpmdCase& c) {
   torch::manual_seed(1234);
   H mod, copy;
   load_state_dict(*copy, state_dict(*mod));
@@ -89,11 +89,11 @@ void test_data_parallel(Rank& me, const typename Optimizer::Options& config, con
   train_step(ddp, ddp_opt, batch);
   ddp_opt.zero_grad();
 
-  if (c.apart) torch::manual_seed(77 + me.rank);
+  if (c.different_data) torch::manual_seed(77 + me.rank);
   auto step = compile(train_step, {.parallel_mode = DataParallel(c.mode, {.input_batch_dim = c.input_batch_dim})});
   const bool sharded = std::string(c.mode) == "fully_shard";
   for (int call = 0; call < 3; call++) {
-    if (c.apart) batch = batch_of();
+    if (c.different_data) batch = batch_of();
     ddp_opt.zero_grad();
     const auto wanted = (ddp(std::get<0>(batch)) - std::get<1>(batch)).sum();
     wanted.backward();
@@ -102,9 +102,9 @@ void test_data_parallel(Rank& me, const typename Optimizer::Options& config, con
     CommDebugMode mode;
     found = step(mod, opt, batch);
     if (call > 0) {
-      EXPECT_EQ(mode.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), sharded ? 0 : 4);  // in place
-      EXPECT_EQ(mode.get_comm_counts().of(Kind::AllGatherIntoTensor), sharded ? 4 : 0);
-      EXPECT_EQ(mode.get_comm_counts().of(Kind::ReduceScatterTensor), sharded ? 4 : 0);
+      EXPECT_EQ(mode.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d), sharded ? 0 : 4);  // in place
+      EXPECT_EQ(mode.get_comm_counts().of(CommKind::AllGatherIntoTensor), sharded ? 4 : 0);
+      EXPECT_EQ(mode.get_comm_counts().of(CommKind::ReduceScatterTensor), sharded ? 4 : 0);
       EXPECT_EQ(mode.get_total_counts(), sharded ? 8 : 4);
     }
     EXPECT_EQ(close(found, wanted.detach()), "") << "the local loss, call " << call;
@@ -161,7 +161,7 @@ TEST(DataParallelTest, test_fully_shard_non_0_batch_dim) {
   });
 }
 
-// The original cannot tell a mean from a rank's own gradient: all ranks have the same data.
+// In the original all ranks have the same data, so it cannot detect a missing reduction.
 TEST(DataParallelTest, OtherDataOnEveryRank) {
   testing::spawn_ranks_over_each(2, [](Rank& me) {
     for (const char* mode : {"replicate", "fully_shard"})

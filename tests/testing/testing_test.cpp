@@ -1,9 +1,9 @@
-// The testing kit itself: what must fail does fail, and says so.
+// Tests of tessera/testing itself: failures are detected and reported.
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/detail/counting_allocator.h"
 #include "tessera/testing/detail/file_check.h"
-#include "tessera/testing/ranks.h"
 #include "tessera/testing/detail/subtests.h"
+#include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -35,19 +35,19 @@ TEST(RunRanks, FailedExpectationsInARankFailTheTest) {
                                          "on purpose");
 }
 
-TEST(RunRanks, EveryFailingRankIsReportedInOrder) {
+TEST(RunRanks, ReportsEveryFailedRankInOrder) {
   try {
     run_ranks(3, [](Rank& me) {
       me.group()->barrier().wait();
-      throw std::runtime_error("rank says " + std::to_string(me.rank));
+      throw std::runtime_error("error of rank " + std::to_string(me.rank));
     });
     FAIL();
   } catch (const std::exception& error) {
     FileCheck()
         .check("3 of 3 ranks failed")
-        .check("rank says 0")
-        .check("rank says 1")
-        .check("rank says 2")
+        .check("error of rank 0")
+        .check("error of rank 1")
+        .check("error of rank 2")
         .run(error.what());
   }
 }
@@ -63,7 +63,7 @@ TEST(Close, TolerancesByDtype) {
   EXPECT_EQ(close(at::ones({2, 3}).t(), at::ones({3, 2})), "");
 }
 
-TEST(Close, SaysWhatDiffers) {
+TEST(Close, ReportsTheDifference) {
   EXPECT_EQ(close(at::ones({2}), at::ones({3})), "shape [2], expected [3]");
   EXPECT_EQ(close(at::ones({2}), at::ones({2}, at::kDouble)), "dtype Float, expected Double");
   EXPECT_EQ(close(at::Tensor(), at::ones({2})), "actual is undefined");
@@ -76,7 +76,7 @@ TEST(Close, SaysWhatDiffers) {
   EXPECT_EQ(close(x, at::zeros({2, 2}), {.relative = 0, .absolute = 3}), "");
 }
 
-TEST(FileCheckTest, InOrder) {
+TEST(FileCheckTest, ChecksPatternsInOrder) {
   const char* text = "a = mm(x)\nb = relu(a)\nc = mm(b)\nreturn c\n";
   EXPECT_EQ(FileCheck().check("mm").check("relu").check_next("mm").check_same("(b)").find_error(text), "");
   EXPECT_NE(FileCheck().check("relu").check("relu").find_error(text), "");
@@ -105,7 +105,7 @@ TEST(CountingAllocatorTest, LiveAndPeak) {
     kept = a;
   }
   CountingAllocator again;
-  kept.reset();  // of an earlier scope
+  kept.reset();  // allocated in an earlier scope
   EXPECT_EQ(again.live_bytes(), 0);
 }
 

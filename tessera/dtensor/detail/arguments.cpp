@@ -43,7 +43,7 @@ void read_static(Reader& reader, const OpEntry& entry, const IValue& v, bool by_
   if (v.isComplexDouble()) return reader.key.push(3);
   if (v.isGenerator()) return reader.key.push(4);
   if (v.isTensor()) return reader.read(v.toTensor());
-  TESSERA_FAIL(InternalError, entry.name, ": no way to key an argument of kind ", v.tagKind());
+  TESSERA_FAIL(InternalError, entry.name, ": no decision key for an argument of kind ", v.tagKind());
 }
 
 }  // namespace
@@ -85,7 +85,7 @@ void read_boxed(const OpEntry& entry, c10::ArrayRef<IValue> args, Key& key) {
           if (by_value && !v.isComplexDouble()) key.push(std::bit_cast<uint64_t>(v.toScalar().toDouble()));
         }
         break;
-      case ArgKind::ScalarList: {  // a list of learning rates changes like one: by type
+      case ArgKind::ScalarList: {  // keyed by type: learning rates change from step to step
         if (!v.isList()) {
           key.push(propagate::kNone);
           break;
@@ -109,22 +109,22 @@ const std::string& name_of(const OpEntry& entry, int arg) { return entry.op.sche
 
 namespace {
 
-at::Tensor as_replicate(const at::Tensor& t, const TensorSpec& like) {
+at::Tensor as_replicated(const at::Tensor& t, const TensorSpec& like) {
   at::AutoDispatchBelowADInplaceOrView below;
-  const Placements whole(like.placements.size(), Replicate());
-  auto spec = intern(like.mesh, whole, t.sizes(), t.strides(), t.scalar_type(), t.device());
+  const Placements replicated(like.placements.size(), Replicate());
+  auto spec = intern(like.mesh, replicated, t.sizes(), t.strides(), t.scalar_type(), t.device());
   return wrap(at::alias(t), std::move(spec));
 }
 
-// Is it, or is it a view of, a parameter that takes plain inputs? Linear multiplies by weight.t().
-bool takes_plain(const at::Tensor& t) {
-  if (meta_of(t).takes_plain) return true;
+// True for a parameter that accepts plain inputs, and for a view of one: Linear multiplies by weight.t().
+bool accepts_plain(const at::Tensor& t) {
+  if (meta_of(t).accepts_plain) return true;
   if (!t.is_view()) return false;
   const at::Tensor base(t._base());
-  return is_dtensor(base) && meta_of(base).takes_plain;
+  return is_dtensor(base) && meta_of(base).accepts_plain;
 }
 
-// What reaches a plain tensor in backward must be plain: its producer knows nothing of distributed ones.
+// Converts the gradient of a plain tensor to a plain one. The op that produced the tensor cannot handle DTensors.
 struct PlainGradient final : torch::autograd::FunctionPreHook {
   explicit PlainGradient(int64_t index) : index(index) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
@@ -135,11 +135,11 @@ struct PlainGradient final : torch::autograd::FunctionPreHook {
   const int64_t index;  // of the tensor among its producer's results
 };
 
-void expect_plain_gradient(const at::Tensor& t) {
+void add_plain_gradient_hook(const at::Tensor& t) {
   if (!t.requires_grad() || !at::GradMode::is_enabled()) return;
   const auto& producer = t.grad_fn();
   const auto& hooks = producer ? producer->tensor_pre_hooks() : torch::autograd::impl::hooks(t);
-  for (const auto& hook : hooks) {  // a leaf is used in every step
+  for (const auto& hook : hooks) {  // a leaf is used in every step, but needs the hook once
     const auto* ours = dynamic_cast<const PlainGradient*>(hook.get());
     if (ours && ours->index == t.output_nr()) return;
   }
@@ -152,58 +152,45 @@ void expect_plain_gradient(const at::Tensor& t) {
 
 }  // namespace
 
-PromotedPlain::PromotedPlain(const OpEntry& entry, IValue* args) : args_(args) {
+PromotedArgs promote_plain_tensors(const OpEntry& entry, IValue* args) {
   const c10::ArrayRef<IValue> view(args, entry.num_args());
-  bool found = false;
+  bool has_plain = false;
   const TensorSpec* like = nullptr;
   for_each_tensor(entry, view, [&](const at::Tensor& t, int, int) {
     if (const auto* spec = spec_or_null(t))
       like = spec;
     else
-      found |= t.numel() != 1;
+      has_plain |= t.numel() != 1;
   });
-  if (C10_LIKELY(!found) || !like) return;
-  const bool in_formula = in_backward();
-  bool in_scope = implicit_replication();
-  for_each_tensor(entry, view, [&](const at::Tensor& t, int, int) { in_scope |= is_dtensor(t) && takes_plain(t); });
+  if (C10_LIKELY(!has_plain) || !like) return {};
+  const bool backward = in_backward();
+  bool may_read = backward || implicit_replication();
+  for_each_tensor(entry, view, [&](const at::Tensor& t, int, int) { may_read |= is_dtensor(t) && accepts_plain(t); });
   const auto spec = SpecRef::reclaim_copy(like);  // `like` may be replaced below
   for_each_tensor(entry, view, [&](const at::Tensor& t, int arg, int element) {
     if (is_dtensor(t) || t.numel() == 1) return;
-    const bool allowed = entry.is_written(arg) ? in_formula && element < 0 : in_formula || in_scope;
+    const bool allowed = entry.is_written(arg) ? backward && element < 0 : may_read;
     TESSERA_CHECK(
         allowed, UsageError, entry.name, ": argument ", arg, " '", name_of(entry, arg), "'",
         element >= 0 ? c10::str(", element ", element, ",") : std::string(), " is a plain tensor of sizes ", t.sizes(),
         " next to distributed ones such as ", spec->describe(),
-        ". Make it one with distribute_tensor or DTensor::from_local",
-        entry.is_written(arg) ? "." : ", or open a scope ImplicitReplication to take plain tensors as Replicate.");
-    if (!in_formula) expect_plain_gradient(t);
+        ". Convert it with distribute_tensor or DTensor::from_local",
+        entry.is_written(arg) ? "." : ", or open a scope ImplicitReplication to treat plain tensors as Replicate.");
+    if (!backward) add_plain_gradient_hook(t);
   });
-  for (size_t i = 0; i < entry.num_args(); i++) {
-    auto& v = args[i];
-    auto promoted = [&](const at::Tensor& t) {
-      return t.defined() && !is_dtensor(t) && t.numel() != 1 ? as_replicate(t, *spec) : t;
-    };
-    if (entry.kinds[i] == ArgKind::Tensor && v.isTensor() && v.toTensor().defined()) {
-      const at::Tensor given = v.toTensor();
-      v = promoted(given);
-      if (entry.is_written(static_cast<int>(i)) && !given.is_same(v.toTensor())) written_.emplace_back(i, given);
-    } else if (entry.kinds[i] == ArgKind::TensorList && v.isList()) {
-      c10::List<at::Tensor> list;
-      for (const auto& x : v.toListRef()) list.push_back(promoted(x.toTensor()));
-      v = std::move(list);
-    } else if (entry.kinds[i] == ArgKind::OptionalTensorList && v.isList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const auto& x : v.toListRef())
-        list.push_back(x.isTensor() ? std::optional(promoted(x.toTensor())) : std::nullopt);
-      v = std::move(list);
-    }
-  }
+  PromotedArgs written;
+  replace_tensors(entry, args, [&](const at::Tensor& t, int arg) {
+    if (is_dtensor(t) || t.numel() == 1) return t;
+    if (entry.is_written(arg)) written.emplace_back(static_cast<size_t>(arg), t);
+    return as_replicated(t, *spec);
+  });
+  return written;
 }
 
-void PromotedPlain::convert_written() {
-  for (auto& [arg, given] : written_) {
-    given.unsafeGetTensorImpl()->shallow_copy_from(args_[arg].toTensor().getIntrusivePtr());
-    args_[arg] = given;
+void convert_written(const PromotedArgs& written, IValue* args) {
+  for (const auto& [arg, given] : written) {
+    given.unsafeGetTensorImpl()->shallow_copy_from(args[arg].toTensor().getIntrusivePtr());
+    args[arg] = given;
   }
 }
 

@@ -2,13 +2,15 @@
 #include "tessera/propagate/detail/key.h"
 #include "tessera/propagate/detail/op_entry.h"
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
-// The boxed arguments of a call: walked, keyed, and made fit.
+// The boxed arguments of an op: visit the tensors, read the decision key, promote plain tensors.
 namespace tessera::detail {
 
 // Calls f(tensor, arg, element) for every defined tensor among the arguments.
@@ -38,24 +40,58 @@ void for_each_tensor(const propagate::OpEntry& entry, c10::ArrayRef<c10::IValue>
   }
 }
 
+// Replaces every defined tensor among the arguments by f(tensor, arg), in the order of for_each_tensor.
+template <class F>
+void replace_tensors(const propagate::OpEntry& entry, c10::IValue* args, F f) {
+  for (size_t i = 0; i < entry.num_args(); i++) {
+    auto& v = args[i];
+    const int arg = static_cast<int>(i);
+    switch (entry.kinds[i]) {
+      case propagate::ArgKind::Tensor:
+        if (v.isTensor() && v.toTensor().defined()) v = c10::IValue(f(v.toTensor(), arg));
+        break;
+      case propagate::ArgKind::TensorList: {
+        if (!v.isList()) break;
+        c10::List<at::Tensor> list;
+        const auto old = v.toListRef();
+        list.reserve(old.size());
+        for (const auto& x : old) list.push_back(x.toTensor().defined() ? f(x.toTensor(), arg) : at::Tensor());
+        v = std::move(list);
+        break;
+      }
+      case propagate::ArgKind::OptionalTensorList: {
+        if (!v.isList()) break;
+        c10::List<std::optional<at::Tensor>> list;
+        for (const auto& x : v.toListRef())
+          list.push_back(x.isTensor() && x.toTensor().defined() ? std::optional(f(x.toTensor(), arg)) : std::nullopt);
+        v = std::move(list);
+        break;
+      }
+      case propagate::ArgKind::Scalar:
+      case propagate::ArgKind::ScalarList:
+      case propagate::ArgKind::Other:
+        break;
+    }
+  }
+}
+
 const std::string& name_of(const propagate::OpEntry& entry, int arg);
 
-// The same words that Reader makes of typed arguments.
+// Appends to `key` the words that Reader makes of the same arguments in a typed kernel.
 void read_boxed(const propagate::OpEntry& entry, c10::ArrayRef<c10::IValue> args, propagate::Key& key);
 
-// A plain tensor of more than one element next to distributed ones is refused (UsageError), with three exceptions:
-// inside ImplicitReplication, next to a parameter that takes plain inputs, and in backward, where autograd's own
-// formulas build tensors of global size, the same on every rank. For the call those count as Replicate; the caller's
-// tensors stay what they are, and get a plain gradient. Only a tensor that such a formula writes to becomes distributed
-// itself, once the call is known to be possible: convert_written().
-class PromotedPlain {
- public:
-  PromotedPlain(const propagate::OpEntry& entry, c10::IValue* args);
-  void convert_written();
+// Plain tensors that the op writes: the argument's index and the caller's tensor.
+using PromotedArgs = std::vector<std::pair<size_t, at::Tensor>>;
 
- private:
-  c10::IValue* args_;
-  std::vector<std::pair<size_t, at::Tensor>> written_;  // argument, and the plain tensor that was there
-};
+// Replaces plain tensors of more than one element by replicated DTensors around the same memory. Allowed
+//   - inside an ImplicitReplication scope,
+//   - next to a parameter with DTensorMeta::accepts_plain,
+//   - in backward, where autograd formulas create tensors of global size with the same values on every rank.
+// Otherwise throws UsageError. The caller's tensors stay plain and get plain gradients. In backward a plain tensor may
+// also be written; it is returned, and convert_written() makes a DTensor of it.
+PromotedArgs promote_plain_tensors(const propagate::OpEntry& entry, c10::IValue* args);
+
+// Makes DTensors of the caller's plain tensors that the op writes. Called after choose() accepted the call.
+void convert_written(const PromotedArgs& written, c10::IValue* args);
 
 }  // namespace tessera::detail

@@ -7,13 +7,13 @@
 
 #include <unordered_set>
 
-// Composite ops decompose above us, each the way LibTorch wrote it for plain tensors. Where that way is not ours, it is
-// replaced here, at the autograd key, by one made of differentiable ops.
+// Composite ops decompose above our dispatch key, as LibTorch wrote them for plain tensors. Where that decomposition
+// does not suit DTensors, this file replaces it at the autograd key by a sequence of differentiable ops.
 namespace tessera::detail {
 namespace {
 
-// reshape promises values, not an alias. LibTorch asks for a view whenever the strides allow one; ours must also keep
-// every cut in place, or the tensor is copied, and gathered where it has to be.
+// reshape returns a view if possible, else a copy. LibTorch calls view() whenever the strides allow it. On a DTensor
+// the view must also keep all shards on their ranks. Otherwise the tensor is copied, and all-gathered if necessary.
 at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef shape) {
   static const auto& view = propagate::entry_of("aten::view");
   const auto sizes = at::infer_size_dv(C10_AS_INTARRAYREF_SLOW(shape), self.numel());
@@ -27,13 +27,13 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef shape) {
 void register_composite_kernels(torch::Library& aten, torch::Library& aten_autograd,
                                 std::unordered_set<std::string>& done) {
   aten_autograd.impl("reshape", TORCH_FN(reshape));
-  aten.impl("reshape", TORCH_FN(reshape));  // in inference mode nothing stops at the autograd key
-  // What LibTorch's own reshape calls; its stride argument is for a plain tensor.
+  aten.impl("reshape", TORCH_FN(reshape));  // inference mode skips the autograd key
+  // LibTorch's own reshape calls this op, with strides that are valid for a plain tensor only.
   aten.impl("_reshape_alias",
             [](const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef) { return reshape(self, size); });
   done.insert("aten::_reshape_alias");
-  // It has an autograd formula of its own, so a kernel of ours takes nothing away; decomposed, it would start from
-  // plain zeros.
+  // This composite op has an autograd formula, so our kernel hides no decomposition that autograd needs. The
+  // decomposition would start from plain zeros.
   const auto& selecting = propagate::entry_of("aten::value_selecting_reduction_backward");
   aten.impl("value_selecting_reduction_backward",
             torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedOpKernel>(selecting)));

@@ -2,10 +2,10 @@
 
 #include "tessera/base/detail/deferred_key.h"
 #include "tessera/base/error.h"
-#include "tessera/tracing/detail/tracer_key.h"
+#include "tessera/dtensor/detail/all_gather_on_use.h"
 #include "tessera/dtensor/detail/arguments.h"
-#include "tessera/dtensor/detail/gather_at_use.h"
 #include "tessera/dtensor/detail/redistribute_inputs.h"
+#include "tessera/tracing/detail/tracer_key.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
@@ -17,29 +17,90 @@
 namespace tessera::detail {
 
 using c10::IValue;
-using propagate::ArgKind;
 using propagate::Decision;
 using propagate::Key;
 using propagate::OpEntry;
 using torch::jit::Stack;
 
-OpObserver*& op_observer() {
-  static thread_local OpObserver* observer = nullptr;
-  return observer;
-}
-
 namespace {
-thread_local constinit const void* forward_again_in = nullptr;  // the node inside of which a forward is run again
-const void* current_node() { return torch::autograd::get_current_node().get(); }
+
+// Reports one op to the debug mode of this thread, if there is one: begin_op, then end_op, also if the op throws.
+class OpObserverScope {
+ public:
+  OpObserverScope() = default;
+  OpObserverScope(const OpObserverScope&) = delete;
+  ~OpObserverScope() {
+    if (C10_UNLIKELY(observer_ != nullptr)) observer_->end_op(outputs_);
+  }
+  void begin(const OpEntry& entry, c10::ArrayRef<IValue> args) {
+    if (C10_LIKELY(!op_observer())) return;
+    std::vector<const TensorSpec*> inputs;
+    for_each_tensor(entry, args, [&](const at::Tensor& t, int, int) { inputs.push_back(spec_or_null(t)); });
+    op_observer()->begin_op(entry, inputs);
+    observer_ = op_observer();
+  }
+  void add_output(const TensorSpec* spec) {
+    if (C10_UNLIKELY(observer_ != nullptr)) outputs_.push_back(spec);
+  }
+
+ private:
+  OpObserver* observer_ = nullptr;
+  std::vector<const TensorSpec*> outputs_;
+};
+
+// One boxed call during the five steps. `args` are the op's arguments at the top of the stack. The steps change them in
+// place: DTensors become local tensors, and run_local() replaces the arguments by the results.
+struct BoxedCall {
+  const OpEntry& entry;
+  Stack* stack;
+  IValue* args;
+  PromotedArgs promoted;
+  OpObserverScope observer;
+  Key key;
+  c10::SmallVector<IValue, 2> written;    // arguments that the op writes, before they become local tensors
+  at::Tensor view_base, view_base_local;  // of a view op: the tensor that it aliases, and its local tensor
+  c10::DispatchKeySet local_keys;         // of all local tensors
+
+  BoxedCall(const OpEntry& entry, Stack* stack)
+      : entry(entry), stack(stack), args(stack->data() + (stack->size() - entry.num_args())) {}
+  c10::ArrayRef<IValue> arguments() const { return c10::ArrayRef<IValue>(args, entry.num_args()); }
+};
+
+void run_on_plain_tensors(BoxedCall& call);
+void read(BoxedCall& call);
+Decision& choose(BoxedCall& call);
+void decompose(BoxedCall& call, const Decision& decision);
+void run_inplace_view(BoxedCall& call, Decision& decision);
+void redistribute_inputs(BoxedCall& call, const Decision& decision);
+void run_local(BoxedCall& call, const Decision& decision);
+void wrap_outputs(BoxedCall& call, Decision& decision);
+
 }  // namespace
 
-bool in_backward() {
-  const void* node = current_node();
-  return node != nullptr && node != forward_again_in;
+void dispatch_boxed(const OpEntry& entry, Stack* stack) {
+  BoxedCall call(entry, stack);
+  if (all_gather_marked_inputs(entry, call.args)) return run_on_plain_tensors(call);
+
+  read(call);
+  Decision& decision = choose(call);
+  if (decision.kind == Decision::Kind::Decompose) return decompose(call, decision);
+  if (entry.inplace_view) return run_inplace_view(call, decision);
+  redistribute_inputs(call, decision);
+  run_local(call, decision);
+  wrap_outputs(call, decision);
 }
 
-ForwardInBackward::ForwardInBackward() : before_(forward_again_in) { forward_again_in = current_node(); }
-ForwardInBackward::~ForwardInBackward() { forward_again_in = before_; }
+// ---- read ----
+
+namespace {
+
+void read(BoxedCall& call) {
+  call.promoted = promote_plain_tensors(call.entry, call.args);
+  call.observer.begin(call.entry, call.arguments());
+  read_boxed(call.entry, call.arguments(), call.key);
+}
+
+}  // namespace
 
 // ---- choose ----
 
@@ -48,10 +109,10 @@ propagate::Call make_call(const OpEntry& entry, c10::ArrayRef<IValue> args, Mesh
   for_each_tensor(entry, args, [&](const at::Tensor& t, int arg, int element) {
     const auto* spec = spec_or_null(t);
     TESSERA_CHECK(!spec || spec->mesh.state() == mesh, UsageError, entry.name, ": argument ", arg, " '",
-                  name_of(entry, arg), "' lies on mesh(", spec->mesh, "), an earlier one on mesh(",
+                  name_of(entry, arg), "' is on mesh(", spec->mesh, "), an earlier one on mesh(",
                   DeviceMesh(c10::intrusive_ptr<MeshState>::reclaim_copy(mesh)),
-                  "). All tensors of an op must lie on one mesh: take full_tensor() of one and distribute_tensor it on "
-                  "the other's.");
+                  "). All tensors of an op must be on one mesh: call full_tensor() on one of them and "
+                  "distribute_tensor the result on the mesh of the other.");
     call.tensors.push_back({spec, spec ? c10::IntArrayRef(spec->sizes) : t.sizes(),
                             spec ? c10::IntArrayRef(spec->strides) : t.strides(), t.scalar_type(), arg, element});
   });
@@ -65,132 +126,111 @@ Decision& choose(const OpEntry& entry, c10::ArrayRef<IValue> args, const Key& ke
   if (auto* found = cache.find(entry, key, hash)) return *found;
   TESSERA_CHECK(!key.mesh()->coordinate.empty(), UsageError, entry.name, ": this rank is not part of mesh(",
                 DeviceMesh(c10::intrusive_ptr<MeshState>::reclaim_copy(key.mesh())),
-                "), so it holds no piece to compute with; call ops on the mesh's ranks only");
-  auto decision = propagate::decide(make_call(entry, args, key.mesh()));
+                "), so it has no local tensor to compute with; call ops on the mesh's ranks only");
+  auto decision = propagate::choose_strategy(make_call(entry, args, key.mesh()));
   decision->hash = hash;
   for (uint32_t i = 0; i < key.size(); i++) decision->key.push_back(key[i]);
   return cache.insert(entry, std::move(decision));
 }
 
-const SpecRef& learn(const OpEntry& entry, Decision::Out& out, const at::Tensor& local, const MeshState& mesh) {
-  if (!matches(out.spec.get(), local)) {
-    const DeviceMesh handle(c10::intrusive_ptr<MeshState>::reclaim_copy(const_cast<MeshState*>(&mesh)));
-    out.spec = intern(handle, out.placements, out.sizes, out.strides, local.scalar_type(), local.device());
-    TESSERA_CHECK(local.sizes() == c10::IntArrayRef(out.spec->local_sizes), InternalError, entry.name,
-                  ": the rule says ", out.spec->describe(), ", this rank's piece ",
-                  c10::IntArrayRef(out.spec->local_sizes), "; the op gave ", local.sizes());
-  }
-  return out.spec;
-}
-
 namespace {
 
-// The local of the i-th tensor of the call, in the place the decision wants it.
-class Locals {
- public:
-  Locals(const OpEntry& entry, c10::ArrayRef<IValue> args, const Decision& decision) {
-    if (C10_LIKELY(!decision.redistributes)) return;
-    int index = 0;
-    for_each_tensor(entry, args, [&](const at::Tensor& t, int, int) {
-      if (decision.want[index]) moves_.push_back({&t, decision.want[index].get(), index, {}});
-      index++;
-    });
-    move_all(entry, moves_);
-  }
-  // To be called once for each tensor, in order.
-  at::Tensor next(const at::Tensor& t) {
-    const int index = index_++;
-    if (next_move_ < moves_.size() && moves_[next_move_].index == index) return moves_[next_move_++].local;
-    return is_dtensor(t) ? local_of(t) : t;
-  }
+Decision& choose(BoxedCall& call) {
+  auto& decision = detail::choose(call.entry, call.arguments(), call.key);
+  convert_written(call.promoted, call.args);
+  return decision;
+}
 
- private:
-  std::vector<Moved> moves_;
-  size_t next_move_ = 0;
-  int index_ = 0;
-};
+// ---- redistribute_inputs ----
 
-// Puts locals in the place of distributed tensors. Returns their keys.
-c10::DispatchKeySet unwrap(const OpEntry& entry, IValue* args, const Decision& decision) {
-  Locals locals(entry, c10::ArrayRef<IValue>(args, entry.num_args()), decision);
-  c10::DispatchKeySet keys;
-  auto take = [&](const at::Tensor& t) {
-    auto local = locals.next(t);
-    keys = keys | local.key_set();
+// Static arguments such as sizes become those of the local tensors.
+void replace_static_arguments(BoxedCall& call, const Decision& decision) {
+  for (const auto& [arg, value] : decision.fixes) call.args[arg] = value;
+}
+
+// Communicates. Returns the redistributed inputs in the order of the call's tensors.
+std::vector<RedistributedInput> redistribute_where_needed(const BoxedCall& call, const Decision& decision) {
+  std::vector<RedistributedInput> inputs;
+  int index = 0;
+  for_each_tensor(call.entry, call.arguments(), [&](const at::Tensor& t, int, int) {
+    if (decision.want[index]) inputs.push_back({&t, decision.want[index].get(), index, {}});
+    index++;
+  });
+  redistribute_all(call.entry, inputs);
+  return inputs;
+}
+
+// Replaces every tensor argument by its local tensor, after redistribution where the decision needs other placements.
+void redistribute_inputs(BoxedCall& call, const Decision& decision) {
+  const auto& entry = call.entry;
+  replace_static_arguments(call, decision);
+  for (int arg : entry.writes) call.written.push_back(call.args[arg]);
+  if (entry.view) call.view_base = call.args[0].toTensor();
+
+  std::vector<RedistributedInput> redistributed;
+  if (C10_UNLIKELY(decision.redistributes)) redistributed = redistribute_where_needed(call, decision);
+  auto next = redistributed.begin();
+  int index = 0;
+  replace_tensors(entry, call.args, [&](const at::Tensor& t, int) {
+    const bool is_next = next != redistributed.end() && next->index == index;
+    index++;
+    at::Tensor local = is_next ? std::move((next++)->local) : local_or_self(t);
+    call.local_keys = call.local_keys | local.key_set();
     return local;
-  };
-  for (size_t i = 0; i < entry.num_args(); i++) {
-    auto& v = args[i];
-    switch (entry.kinds[i]) {
-      case ArgKind::Tensor:
-        if (v.isTensor() && v.toTensor().defined()) v = IValue(take(v.toTensor()));
-        break;
-      case ArgKind::TensorList: {
-        if (!v.isList()) break;
-        c10::List<at::Tensor> list;
-        const auto old = v.toListRef();
-        list.reserve(old.size());
-        for (const auto& x : old) list.push_back(x.toTensor().defined() ? take(x.toTensor()) : at::Tensor());
-        v = std::move(list);
-        break;
-      }
-      case ArgKind::OptionalTensorList: {
-        if (!v.isList()) break;
-        c10::List<std::optional<at::Tensor>> list;
-        for (const auto& x : v.toListRef())
-          list.push_back(x.isTensor() && x.toTensor().defined() ? std::optional(take(x.toTensor())) : std::nullopt);
-        v = std::move(list);
-        break;
-      }
-      case ArgKind::Scalar:
-      case ArgKind::ScalarList:
-      case ArgKind::Other:
-        break;
-    }
-  }
-  return keys;
+  });
+  if (entry.view) call.view_base_local = call.args[0].toTensor();
 }
 
 // ---- run_local ----
 
-void run_local(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+void run_below_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   std::optional<at::AutoDispatchBelowADInplaceOrView> below;
   if (!below_autograd()) below.emplace();
   keys = keys & kKeysBelowAutograd;
-  // Redispatch skips the thread's mode keys and every key of the locals but the backend's: only where neither matters.
+  // redispatch is faster than call. It skips the thread's mode keys and all keys of the local tensors except the
+  // backend key, so it is used only where these do not matter.
   if (keys.highestFunctionalityKey() == c10::DispatchKey::Dense && !tracing())
     op.redispatchBoxed(keys, stack);
   else
     op.callBoxed(stack);
 }
 
-// ---- wrap_outputs ----
+// Runs the op, or the op that the decision names instead of it.
+void run_chosen_op(const OpEntry& entry, const Decision& decision, c10::DispatchKeySet keys, Stack* stack) {
+  if (!decision.special) return run_below_autograd(entry.op, keys, stack);
+  for (const auto& v : decision.special_args) stack->push_back(v);
+  run_below_autograd(*decision.special, keys, stack);
+}
 
-// What an op writes, to be returned as it was given, and to have its version moved on.
-struct Written {
-  c10::SmallVector<IValue, 2> args;
-  Written(const OpEntry& entry, const IValue* stack_args) {
-    for (int w : entry.writes) args.push_back(stack_args[w]);
-  }
-  void bump(const OpEntry& entry) const {
-    for (const auto& v : args) {
-      if (v.isTensor() && v.toTensor().defined()) {
-        bump_local(v.toTensor());
-      } else if (v.isList()) {
-        for (const auto& x : v.toListRef()) {
-          if (!x.isTensor() || !x.toTensor().defined()) continue;
-          bump_local(x.toTensor());
-          if (entry.writes_list && !x.toTensor().is_inference()) x.toTensor().unsafeGetTensorImpl()->bump_version();
-        }
+// The op wrote to the local tensor. Autograd must see that the DTensor changed too.
+void bump_local_version(const at::Tensor& t) {
+  if (is_dtensor(t) && !meta_of(t).local.is_inference()) meta_of(t).local.unsafeGetTensorImpl()->bump_version();
+}
+
+void bump_versions(const OpEntry& entry, c10::ArrayRef<IValue> written) {
+  for (const auto& v : written) {
+    if (v.isTensor() && v.toTensor().defined()) {
+      bump_local_version(v.toTensor());
+    } else if (v.isList()) {
+      for (const auto& x : v.toListRef()) {
+        if (!x.isTensor() || !x.toTensor().defined()) continue;
+        bump_local_version(x.toTensor());
+        if (entry.writes_list && !x.toTensor().is_inference()) x.toTensor().unsafeGetTensorImpl()->bump_version();
       }
     }
   }
-  static void bump_local(const at::Tensor& t) {
-    if (is_dtensor(t) && !meta_of(t).local.is_inference()) meta_of(t).local.unsafeGetTensorImpl()->bump_version();
-  }
-};
+}
 
-void remember_view(Decision& decision, const at::Tensor& in, const at::Tensor& out) {
+// Runs the op on the local tensors. The results replace the arguments on the stack.
+void run_local(BoxedCall& call, const Decision& decision) {
+  run_chosen_op(call.entry, decision, call.local_keys, call.stack);
+  if (!call.written.empty()) bump_versions(call.entry, call.written);
+}
+
+// ---- wrap_outputs ----
+
+// Stores the geometry of a local view, so that a typed kernel can make the view again without running the op.
+void cache_view(Decision& decision, const at::Tensor& in, const at::Tensor& out) {
   if (decision.view || decision.redistributes || !in.has_storage() || !out.has_storage() ||
       !out.storage().is_alias_of(in.storage()))
     return;
@@ -203,7 +243,8 @@ void remember_view(Decision& decision, const at::Tensor& in, const at::Tensor& o
   decision.view = std::move(view);
 }
 
-// The wrapper of a view: keys of its base (inference mode asks for that), and a local that shares its base's version.
+// The DTensor of a view. It has the dispatch keys of its base, as inference mode requires. Its local tensor shares the
+// version counter of the base's local tensor.
 at::Tensor wrap_view(at::Tensor local, const SpecRef& spec, const at::Tensor& base_local,
                      c10::DispatchKeySet base_keys) {
   if (!local.is_inference() && !base_local.is_inference())
@@ -214,61 +255,53 @@ at::Tensor wrap_view(at::Tensor local, const SpecRef& spec, const at::Tensor& ba
   return out;
 }
 
-struct Outputs {
-  const OpEntry& entry;
-  Decision& decision;
-  const MeshState& mesh;
+// Output number `index` of the decision. An op without a rule runs on replicated inputs, so its outputs are replicated.
+Decision::Out& decided_output(const BoxedCall& call, Decision& decision, size_t index, const at::Tensor& local) {
+  if (decision.kind == Decision::Kind::Replicated) {
+    if (decision.outs.size() <= index) decision.outs.emplace_back();
+    auto& out = decision.outs[index];
+    out.sizes.assign(local.sizes().begin(), local.sizes().end());
+    out.strides.assign(local.strides().begin(), local.strides().end());
+    out.placements.assign(call.key.mesh()->shape.size(), Replicate());
+    return out;
+  }
+  TESSERA_CHECK(index < decision.outs.size(), InternalError, call.entry.name, ": the rule declares ",
+                decision.outs.size(), " results, the op returned more");
+  return decision.outs[index];
+}
+
+// Replaces the results on the stack by DTensors. An argument that the op wrote and returns is returned as it was given.
+void wrap_outputs(BoxedCall& call, Decision& decision) {
+  const auto& entry = call.entry;
   size_t next = 0;
-  std::vector<const TensorSpec*> specs = {};  // for an observer
-
-  // Without a rule every input was whole, and so is every result.
-  Decision::Out& out_for(const at::Tensor& local) {
-    if (decision.kind == Decision::Kind::Replicated) {
-      if (decision.outs.size() <= next) decision.outs.emplace_back();
-      auto& out = decision.outs[next++];
-      out.sizes.assign(local.sizes().begin(), local.sizes().end());
-      out.strides.assign(local.strides().begin(), local.strides().end());
-      out.placements.assign(mesh.shape.size(), Replicate());
-      return out;
-    }
-    TESSERA_CHECK(next < decision.outs.size(), InternalError, entry.name, ": the rule tells of ", decision.outs.size(),
-                  " results, the op gave more");
-    return decision.outs[next++];
-  }
-
-  SpecRef spec_for(const at::Tensor& local) {
-    auto spec = learn(entry, out_for(local), local, mesh);
-    specs.push_back(spec.get());
+  auto next_spec = [&](const at::Tensor& local) {
+    auto spec = output_spec(entry, decided_output(call, decision, next++, local), local, *call.key.mesh());
+    call.observer.add_output(spec.get());
     return spec;
-  }
-};
-
-void wrap_outputs(Outputs& outputs, Stack* stack, const Written& written, const at::Tensor& view_base,
-                  const at::Tensor& base_local) {
-  const auto& entry = outputs.entry;
-  const size_t first = stack->size() - entry.num_returns();
+  };
+  const size_t first = call.stack->size() - entry.num_returns();
   for (size_t i = 0; i < entry.num_returns(); i++) {
-    auto& v = (*stack)[first + i];
+    auto& v = (*call.stack)[first + i];
     if (entry.return_of[i] >= 0) {
-      v = written.args[entry.return_of[i]];
+      v = call.written[entry.return_of[i]];
     } else if (v.isTensor()) {
       if (!v.toTensor().defined()) {
-        outputs.next++;
+        next++;
         continue;
       }
       auto local = std::move(v).toTensor();
-      auto spec = outputs.spec_for(local);
-      if (entry.view && view_base.defined()) {
-        if (entry.num_returns() == 1) remember_view(outputs.decision, base_local, local);
-        v = wrap_view(std::move(local), spec, base_local, view_base.key_set());
+      auto spec = next_spec(local);
+      if (entry.view && call.view_base.defined()) {
+        if (entry.num_returns() == 1) cache_view(decision, call.view_base_local, local);
+        v = wrap_view(std::move(local), spec, call.view_base_local, call.view_base.key_set());
       } else {
         v = wrap(std::move(local), std::move(spec));
       }
     } else if (v.isTensorList()) {
       c10::List<at::Tensor> list;
       for (const at::Tensor& local : v.toTensorList()) {
-        auto spec = outputs.spec_for(local);
-        list.push_back(entry.view ? wrap_view(local, spec, base_local, view_base.key_set())
+        auto spec = next_spec(local);
+        list.push_back(entry.view ? wrap_view(local, spec, call.view_base_local, call.view_base.key_set())
                                   : wrap(local, std::move(spec)));
       }
       v = std::move(list);
@@ -276,86 +309,69 @@ void wrap_outputs(Outputs& outputs, Stack* stack, const Written& written, const 
   }
 }
 
-struct Observed {
-  OpObserver* observer = op_observer();
-  Observed(const OpEntry& entry, c10::ArrayRef<IValue> args) {
-    if (C10_LIKELY(!observer)) return;
-    std::vector<const TensorSpec*> in;
-    for_each_tensor(entry, args, [&](const at::Tensor& t, int, int) { in.push_back(spec_or_null(t)); });
-    observer->begin_op(entry, in);
-  }
-  void end(c10::ArrayRef<const TensorSpec*> out) {
-    if (C10_UNLIKELY(observer != nullptr)) observer->end_op(out);
-    observer = nullptr;
-  }
-  ~Observed() { end({}); }
-};
+// ---- calls that do not take all five steps ----
 
-// t_, squeeze_ and their like change the geometry of what they are called on. Its local may be shared with other
-// tensors, so an alias of it is changed and put in its place.
-void run_inplace_view(const OpEntry& entry, Decision& decision, Stack* stack, IValue* args, const MeshState& mesh) {
-  const at::Tensor self = args[0].toTensor();
-  TESSERA_CHECK(!decision.redistributes, ShardingError, entry.name, " on ", meta_of(self).spec->describe(),
+// After all_gather_marked_inputs() every argument is plain, and so are the results.
+void run_on_plain_tensors(BoxedCall& call) {
+  c10::DispatchKeySet keys;
+  for_each_tensor(call.entry, call.arguments(), [&](const at::Tensor& t, int, int) { keys = keys | t.key_set(); });
+  run_below_autograd(call.entry.op, keys, call.stack);
+}
+
+// The op runs as a sequence of other ops on the DTensors.
+void decompose(BoxedCall& call, const Decision& decision) {
+  if (const auto op = decision.special) return op->callBoxed(call.stack);  // a copy: ops below may clear the cache
+  call.entry.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *call.stack);
+}
+
+// t_, squeeze_ and similar ops change the geometry of `self`. Other tensors may share its local tensor, so the op
+// changes an alias, and the alias becomes the new local tensor of `self`.
+void run_inplace_view(BoxedCall& call, Decision& decision) {
+  replace_static_arguments(call, decision);
+  const at::Tensor self = call.args[0].toTensor();
+  TESSERA_CHECK(!decision.redistributes, ShardingError, call.entry.name, " on ", meta_of(self).spec->describe(),
                 " would have to communicate; use the form that returns a new tensor.");
   at::Tensor local = local_of(self);
   auto alias = at::Tensor(
       local.unsafeGetTensorImpl()->shallow_copy_and_detach(local.unsafeGetTensorImpl()->version_counter(), true));
-  args[0] = alias;
-  if (decision.special) {
-    for (const auto& v : decision.special_args) stack->push_back(v);
-    run_local(*decision.special, alias.key_set(), stack);
-    alias = stack->back().toTensor();
-  } else {
-    run_local(entry.op, alias.key_set(), stack);
-  }
-  auto& out = decision.outs.at(0);
-  replace(self, alias, learn(entry, out, alias, mesh));
-  stack->back() = self;
+  call.args[0] = alias;
+  run_chosen_op(call.entry, decision, alias.key_set(), call.stack);
+  if (decision.special) alias = call.stack->back().toTensor();
+  replace(self, alias, output_spec(call.entry, decision.outs.at(0), alias, *call.key.mesh()));
+  call.stack->back() = self;
 }
 
 }  // namespace
 
-void dispatch_boxed(const OpEntry& entry, Stack* stack) {
-  IValue* args = stack->data() + (stack->size() - entry.num_args());
-  const c10::ArrayRef<IValue> view(args, entry.num_args());
+// ---- shared with the typed kernels ----
 
-  if (gather_marked(entry, args)) {  // all plain now
-    c10::DispatchKeySet keys;
-    for_each_tensor(entry, view, [&](const at::Tensor& t, int, int) { keys = keys | t.key_set(); });
-    return run_local(entry.op, keys, stack);
+const SpecRef& output_spec(const OpEntry& entry, Decision::Out& out, const at::Tensor& local, const MeshState& mesh) {
+  if (!spec_matches(out.spec.get(), local)) {
+    const DeviceMesh handle(c10::intrusive_ptr<MeshState>::reclaim_copy(const_cast<MeshState*>(&mesh)));
+    out.spec = intern(handle, out.placements, out.sizes, out.strides, local.scalar_type(), local.device());
+    TESSERA_CHECK(local.sizes() == c10::IntArrayRef(out.spec->local_sizes), InternalError, entry.name,
+                  ": the rule predicts ", out.spec->describe(), " with local sizes ",
+                  c10::IntArrayRef(out.spec->local_sizes), "; the op returned ", local.sizes());
   }
-  PromotedPlain promoted(entry, args);
-  Observed observed(entry, view);
-  Key key;
-  read_boxed(entry, view, key);
-  auto& decision = choose(entry, view, key);
-  const auto& mesh = *key.mesh();
-  promoted.convert_written();
-
-  if (decision.kind == Decision::Kind::Decompose) {
-    if (const auto op = decision.special) return op->callBoxed(stack);  // a copy: ops below may empty the cache
-    return entry.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
-  }
-  for (const auto& fix : decision.fixes) args[fix.first] = fix.second;
-  if (entry.inplace_view) return run_inplace_view(entry, decision, stack, args, mesh);
-
-  const Written written(entry, args);
-  at::Tensor view_base;
-  if (entry.view) view_base = args[0].toTensor();
-  const auto keys = unwrap(entry, args, decision);
-  at::Tensor base_local;
-  if (entry.view) base_local = args[0].toTensor();
-
-  if (decision.special) {
-    for (const auto& v : decision.special_args) stack->push_back(v);
-    run_local(*decision.special, keys, stack);
-  } else {
-    run_local(entry.op, keys, stack);
-  }
-  if (!entry.writes.empty()) written.bump(entry);
-  Outputs outputs{entry, decision, mesh};
-  wrap_outputs(outputs, stack, written, view_base, base_local);
-  observed.end(outputs.specs);
+  return out.spec;
 }
+
+OpObserver*& op_observer() {
+  static thread_local OpObserver* observer = nullptr;
+  return observer;
+}
+
+namespace {
+thread_local constinit const void* recomputing_node = nullptr;  // the autograd node that recomputes a forward
+const void* current_node() { return torch::autograd::get_current_node().get(); }
+}  // namespace
+
+bool in_backward() {
+  const void* node = current_node();
+  return node != nullptr && node != recomputing_node;
+}
+
+RecomputeScope::RecomputeScope() : before_(recomputing_node) { recomputing_node = current_node(); }
+RecomputeScope::~RecomputeScope() { recomputing_node = before_; }
 
 }  // namespace tessera::detail

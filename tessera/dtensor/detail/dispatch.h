@@ -8,14 +8,16 @@
 
 #include <ATen/core/stack.h>
 
-// The life of an op on distributed tensors:
+// An op on DTensors runs in five steps (dispatch_boxed in dispatch.cpp):
 //
-//   read       the arguments' specs and values become a key
-//   choose     a remembered decision, or a new one from the rules
-//   redistribute_inputs, run_local, wrap_outputs
+//   read                 builds a key from the specs of the tensors and the values of the other arguments
+//   choose               finds the cached decision for that key, or derives one from the sharding rules
+//   redistribute_inputs  communicates where the decision needs other placements; replaces DTensors by local tensors
+//   run_local            runs the aten op on the local tensors
+//   wrap_outputs         makes DTensors of the results
 //
-// Every op has the boxed kernel below. About twenty hot ones have a typed kernel in front of it (typed_kernel.h) that
-// goes straight through on a simple hit and hands over otherwise.
+// Every op has this boxed kernel. About thirty hot ops have a typed kernel in front of it (typed_kernel.h). The typed
+// kernel handles a cache hit without communication, and calls the boxed kernel for everything else.
 namespace tessera::detail {
 
 struct SpecOf {
@@ -23,17 +25,18 @@ struct SpecOf {
 };
 using Reader = propagate::KeyReader<SpecOf>;
 
-// Views may communicate inside backward, where nobody holds the alias; so may ops on tensors that autograd formulas
-// make.
+// True while autograd runs a node on this thread. There a view may communicate, because no user code has the alias, and
+// plain tensors are allowed, because autograd formulas create them.
 bool in_backward();
 
-// While alive, the node that autograd is at on this thread does not count as backward: a checkpointed function is run
-// again in there, and must decide as it did in forward. A backward inside of that function counts again.
-class ForwardInBackward {
+// While alive, in_backward() is false for the autograd node that runs now. Activation checkpointing recomputes a
+// forward inside that node, and dispatch must decide as in the original forward. A backward inside the recomputed
+// function counts as backward again.
+class RecomputeScope {
  public:
-  ForwardInBackward();
-  ~ForwardInBackward();
-  ForwardInBackward(const ForwardInBackward&) = delete;
+  RecomputeScope();
+  ~RecomputeScope();
+  RecomputeScope(const RecomputeScope&) = delete;
 
  private:
   const void* before_;
@@ -49,22 +52,25 @@ struct BoxedOpKernel final : c10::OperatorKernel {
   const propagate::OpEntry& entry;
 };
 
-// A call as the rules see it. Requires: some argument is distributed over `mesh`. Throws UsageError for another mesh.
+// The call in the form that the sharding rules take.
+// Requires: at least one argument is a DTensor on `mesh`. Throws UsageError if another one is on a different mesh.
 propagate::Call make_call(const propagate::OpEntry& entry, c10::ArrayRef<c10::IValue> args, MeshState* mesh);
 
-// The decision for a key that was just read; `args` are looked at only on a miss.
+// The decision for `key`. Uses `args` only if the cache has no decision yet.
 propagate::Decision& choose(const propagate::OpEntry& entry, c10::ArrayRef<c10::IValue> args,
                             const propagate::Key& key);
 
-// The spec of a result, once its dtype and device are seen.
-C10_ALWAYS_INLINE bool matches(const TensorSpec* spec, const at::Tensor& local) {
+C10_ALWAYS_INLINE bool spec_matches(const TensorSpec* spec, const at::Tensor& local) {
   return spec && spec->dtype == local.scalar_type() && spec->device == local.device() &&
          local.sizes() == c10::IntArrayRef(spec->local_sizes);
 }
-const SpecRef& learn(const propagate::OpEntry& entry, propagate::Decision::Out& out, const at::Tensor& local,
-                     const MeshState& mesh);
 
-// Is the dispatcher already below autograd and view tracking on this thread?
+// The spec of the output `local`. A decision has no dtype and device for its outputs before the first run; this
+// function completes and caches the spec. Throws InternalError if the rule predicts other local sizes.
+const SpecRef& output_spec(const propagate::OpEntry& entry, propagate::Decision::Out& out, const at::Tensor& local,
+                           const MeshState& mesh);
+
+// True if the dispatcher is already below autograd and view tracking on this thread.
 inline bool below_autograd() {
   const auto excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
   return excluded.has(c10::DispatchKey::ADInplaceOrView) && excluded.has(c10::DispatchKey::AutogradCPU);

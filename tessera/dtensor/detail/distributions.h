@@ -10,12 +10,13 @@
 #include <limits>
 #include <type_traits>
 
-// Words of philox.h to values. Everything here is plain arithmetic in a fixed order: the C library's log and cos differ
-// in the last bit between machines, and ATen's vectorised ones between the middle and the end of a buffer, which would
-// make a value depend on how its tensor is cut. Good to a few units in the last place.
+// Converts random words of philox.h to values of a distribution. All functions are plain arithmetic in a fixed order,
+// so that a value does not depend on the machine or on the sharding of its tensor. The C library's log and cos differ
+// in the last bit between machines. ATen's vectorized versions differ between the middle and the end of a buffer. The
+// accuracy is a few units in the last place.
 namespace tessera::philox {
 
-// What a type computes in.
+// The type in which values of T are computed.
 template <class T>
 using Math = std::conditional_t<std::is_same_v<T, double> || std::is_integral_v<T>, double, float>;
 template <class R>
@@ -30,7 +31,7 @@ C10_ALWAYS_INLINE R unit(const uint32_t* w) {
     return static_cast<float>(static_cast<int32_t>(w[0] >> 8)) * 0x1p-24f;
 }
 
-// (0, 1], as fine near 0 as the words allow: what a logarithm may be taken of.
+// (0, 1], with the finest resolution near 0 that the words allow. For arguments of a logarithm.
 template <class R>
 C10_ALWAYS_INLINE R positive_unit(const uint32_t* w) {
   if constexpr (std::is_same_v<R, double>)
@@ -53,13 +54,13 @@ C10_ALWAYS_INLINE R log(R x) {
   return static_cast<R>(e) * R(0.69314718055994530942) + 2 * s * sum;
 }
 
-// sin and cos of 2 pi u for u in [0, 1): u = quarter / 4 + r with |r| <= 1/8, and Taylor's series there.
+// sin and cos of 2 pi u for u in [0, 1): u = quarter / 4 + r with |r| <= 1/8, and a Taylor series in r.
 template <class R>
 struct SinCos {
   R sin, cos;
 };
 template <class R>
-C10_ALWAYS_INLINE SinCos<R> sin_cos_turns(R u) {
+C10_ALWAYS_INLINE SinCos<R> sin_cos_2pi(R u) {
   constexpr int kTerms = std::is_same_v<R, double> ? 8 : 5;
   const auto quarter = static_cast<int32_t>(4 * u + R(0.5));
   const R x = (u - static_cast<R>(quarter) * R(0.25)) * R(6.28318530717958647692), x2 = x * x;
@@ -85,7 +86,7 @@ C10_ALWAYS_INLINE R exp(R x) {
 
 // ---- distributions, as philox::fill takes them ----
 
-// [from, to). Rounding never gives `to`, nor do the short types.
+// [from, to). The result is never `to`, also not by rounding or in a short type.
 template <class T>
 struct Uniform {
   using Value = T;
@@ -104,44 +105,38 @@ struct Uniform {
   }
 };
 
-// Box and Muller: two uniforms are the length and the angle of a pair of normals.
+// Box-Muller transform: two uniform values give the length and the angle of a pair of normal values.
 template <class R>
 C10_ALWAYS_INLINE void normal_pair(const uint32_t* w, R& a, R& b) {
   const R length = std::sqrt(R(-2) * log(positive_unit<R>(w)));
-  const auto [sin, cos] = sin_cos_turns(unit<R>(w + kWordsPer<R>));
+  const auto [sin, cos] = sin_cos_2pi(unit<R>(w + kWordsPer<R>));
   a = length * cos;
   b = length * sin;
 }
 
-template <class T>
-struct Normal {
+// Normal values, or with kLog their exponentials.
+template <class T, bool kLog>
+struct NormalPairs {
   using Value = T;
   using R = Math<T>;
   static constexpr int kTakes = 2 * kWordsPer<R>, kGives = 2;
   R mean, std;
-  Normal(double mean, double std) : mean(static_cast<R>(mean)), std(static_cast<R>(std)) {}
+  NormalPairs(double mean, double std) : mean(static_cast<R>(mean)), std(static_cast<R>(std)) {}
   C10_ALWAYS_INLINE void operator()(const uint32_t* w, T* out) const {
     R a, b;
     normal_pair<R>(w, a, b);
-    out[0] = static_cast<T>(a * std + mean);
-    out[1] = static_cast<T>(b * std + mean);
+    out[0] = convert(a * std + mean);
+    out[1] = convert(b * std + mean);
+  }
+  C10_ALWAYS_INLINE static T convert(R x) {
+    if constexpr (kLog) return static_cast<T>(exp(x));
+    return static_cast<T>(x);
   }
 };
-
 template <class T>
-struct LogNormal {
-  using Value = T;
-  using R = Math<T>;
-  static constexpr int kTakes = 2 * kWordsPer<R>, kGives = 2;
-  R mean, std;
-  LogNormal(double mean, double std) : mean(static_cast<R>(mean)), std(static_cast<R>(std)) {}
-  C10_ALWAYS_INLINE void operator()(const uint32_t* w, T* out) const {
-    R a, b;
-    normal_pair<R>(w, a, b);
-    out[0] = static_cast<T>(exp(a * std + mean));
-    out[1] = static_cast<T>(exp(b * std + mean));
-  }
-};
+using Normal = NormalPairs<T, false>;
+template <class T>
+using LogNormal = NormalPairs<T, true>;
 
 template <class T>
 struct Exponential {
@@ -150,7 +145,7 @@ struct Exponential {
   static constexpr int kTakes = kWordsPer<R>, kGives = 1;
   R scale;
   explicit Exponential(double lambda) : scale(static_cast<R>(-1 / lambda)) {}
-  // log(1) would give 0, which nobody may divide by: torch::multinomial's way of drawing does.
+  // Avoids log(1) = 0, because multinomial divides by the value.
   C10_ALWAYS_INLINE void operator()(const uint32_t* w, T* out) const {
     const R u = positive_unit<R>(w), most = 1 - std::numeric_limits<R>::epsilon() / 2;
     *out = static_cast<T>(log(u < most ? u : most) * scale);
@@ -166,12 +161,12 @@ struct Cauchy {
   Cauchy(double median, double sigma) : median(static_cast<R>(median)), sigma(static_cast<R>(sigma)) {}
   // tan(pi (u - 1/2)) = -cos(pi u) / sin(pi u)
   C10_ALWAYS_INLINE void operator()(const uint32_t* w, T* out) const {
-    const auto [sin, cos] = sin_cos_turns(positive_unit<R>(w) * R(0.5));
+    const auto [sin, cos] = sin_cos_2pi(positive_unit<R>(w) * R(0.5));
     *out = static_cast<T>(median - sigma * cos / sin);
   }
 };
 
-// How many trials up to the first success: 1, 2, ...
+// The number of trials up to the first success: 1, 2, ...
 template <class T>
 struct Geometric {
   using Value = T;
@@ -184,7 +179,7 @@ struct Geometric {
   }
 };
 
-// 1 with probability p, to 2^-32; never for p = 0, always for p = 1.
+// True with probability p, to a resolution of 2^-32. Never for p = 0, always for p = 1.
 inline bool below(uint32_t word, double p) { return static_cast<double>(word) * 0x1p-32 < p; }
 
 template <class T>
@@ -202,7 +197,7 @@ struct Word {
   C10_ALWAYS_INLINE void operator()(const uint32_t* w, uint32_t* out) const { *out = *w; }
 };
 
-// from .. from + range - 1, range at most 2^32 (0 stands for 2^32): the high half of word * range.
+// from .. from + range - 1, range at most 2^32 (0 means 2^32): the high half of word * range.
 template <class T>
 struct Integer32 {
   using Value = T;
@@ -214,7 +209,7 @@ struct Integer32 {
   }
 };
 
-// The same for ranges up to 2^64 (0 stands for 2^64).
+// The same for ranges up to 2^64 (0 means 2^64).
 template <class T>
 struct Integer64 {
   using Value = T;

@@ -11,7 +11,7 @@ using at::Scalar;
 using at::Tensor;
 using std::optional;
 
-struct Hot {
+struct HotOps {
   torch::Library& lib;
   std::unordered_set<std::string>& done;
 
@@ -23,7 +23,7 @@ struct Hot {
   }
 };
 
-// detach shares everything: there is nothing to decide.
+// detach shares the local tensor and the spec. It needs no decision.
 Tensor detach(const Tensor& t) {
   if (C10_UNLIKELY(op_observer() != nullptr)) {
     const auto* spec = meta_of(t).spec.get();
@@ -35,9 +35,9 @@ Tensor detach(const Tensor& t) {
 
 }  // namespace
 
-// The ops of forward, backward and optimizer that small models spend their dispatch time in.
+// The ops of forward, backward and optimizer in which small models spend most of their dispatch time.
 void register_hot_kernels(torch::Library& aten, std::unordered_set<std::string>& done) {
-  Hot hot{aten, done};
+  HotOps hot{aten, done};
   using T = const Tensor&;
   using S = const Scalar&;
   hot.op<Tensor(T, T, S)>("add.Tensor");
@@ -50,7 +50,7 @@ void register_hot_kernels(torch::Library& aten, std::unordered_set<std::string>&
   hot.op<Tensor(T, T, S)>("threshold_backward");
   hot.op<Tensor&(Tensor&, T, S)>("add_.Tensor");
   hot.op<Tensor&(Tensor&, T)>("mul_.Tensor");
-  // LibTorch's own optimizers, parameter by parameter.
+  // Used by LibTorch's optimizers, once per parameter.
   hot.op<Tensor&(Tensor&, S)>("mul_.Scalar");
   hot.op<Tensor&(Tensor&, S, S)>("add_.Scalar");
   hot.op<Tensor(T, S)>("div.Scalar");

@@ -11,31 +11,31 @@ void DTensorMeta::operator delete(void* memory) { detail::FreeList<sizeof(DTenso
 namespace detail {
 namespace {
 
-// What data_ptr(), torch::save and std::cout say of a distributed tensor. Set on every tensor, so short enough to need
-// no memory of its own.
-constexpr const char* kInstead = "use to_local()";
+// The error text of data_ptr(), torch::save and std::cout on a DTensor. It is set on every DTensor, so it is short
+// enough for std::string to store without an allocation.
+constexpr const char* kNoStorageMessage = "use to_local()";
 
-c10::intrusive_ptr<DTensorImpl> stamped(const TensorSpec& spec) {
+c10::intrusive_ptr<DTensorImpl> new_impl(const TensorSpec& spec) {
   auto impl = c10::intrusive_ptr<DTensorImpl>::unsafe_steal_from_new(
-      new DTensorImpl(spec.stamp->key_set(), spec.stamp->dtype(), spec.device));
-  impl->copy_geometry(*spec.stamp);
+      new DTensorImpl(spec.prototype->key_set(), spec.prototype->dtype(), spec.device));
+  impl->copy_geometry(*spec.prototype);
   return impl;
 }
 
 void attach(c10::TensorImpl& impl, c10::intrusive_ptr<c10::BackendMeta> meta) {
   impl.set_backend_meta(std::move(meta));
-  impl.release_storage_and_set_meta_custom_data_ptr_error_msg_(std::string(kInstead));
+  impl.release_storage_and_set_meta_custom_data_ptr_error_msg_(std::string(kNoStorageMessage));
 }
 
 }  // namespace
 
-void settle(DTensorMeta& meta) {
-  funcol::wait(meta.local, meta.pending);  // if it throws, the tensor stays pending
+void wait_for_pending(DTensorMeta& meta) {
+  funcol::wait(meta.local, meta.pending);  // if this throws, the tensor stays pending
   meta.pending.reset();
 }
 
 at::Tensor wrap(at::Tensor local, SpecRef spec) {
-  auto impl = stamped(*spec);
+  auto impl = new_impl(*spec);
   attach(*impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec)));
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>(std::move(impl)));
 }
@@ -54,7 +54,7 @@ at::Tensor local_without_storage(const at::Tensor& t, const TensorSpec& spec) {
 }
 
 at::Tensor share(const at::Tensor& t) {
-  auto impl = stamped(*meta_of(t).spec);
+  auto impl = new_impl(*meta_of(t).spec);
   attach(*impl, t.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr());
   impl->adopt_keys(t.key_set());
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>(std::move(impl)));

@@ -4,28 +4,34 @@
 
 #include <ATen/core/Tensor.h>
 
-// What makes an at::Tensor a distributed one: the key PrivateUse3, global sizes without storage, and this in its
-// BackendMeta slot. No members in a subclass: so `parameter.set_data(dtensor)` turns a plain parameter, and every
-// handle to it, into a distributed one in place.
+// A DTensor is an at::Tensor with dispatch key PrivateUse3, global sizes, no storage, and a DTensorMeta as its
+// BackendMeta. The TensorImpl subclass has no members of its own. So `parameter.set_data(dtensor)` makes a plain
+// parameter distributed in place, and every handle to it sees the change.
 namespace tessera {
 
 struct DTensorMeta final : c10::BackendMeta {
-  at::Tensor local;  // this rank's piece; read it through local(), which waits
+  at::Tensor local;  // this rank's local tensor; read it through local_of(), which waits for `pending`
   SpecRef spec;
-  // A collective that still fills `local`. Shared by detached copies, and so settled for all of them at once.
+  // The group of an asynchronous collective that still fills `local`; null: ready. Detached copies share this meta, so
+  // one wait serves all of them.
   comm::Group pending;
 
-  // Someone holds `local`, or memory it shares, as a plain tensor (from_local, to_local).
-  bool escaped = false;
+  // The user has a plain tensor that shares memory with `local` (from_local, to_local).
+  bool has_plain_alias = false;
 
-  // A parameter of a planned module whose input is replicated: plain tensors next to it count as Replicate.
-  bool takes_plain = false;
+  // A parameter of a module that parallelize_module handles without input hooks: ops treat plain tensors next to it as
+  // Replicate.
+  bool accepts_plain = false;
 
-  // The last redistribution of `local`, so that a value used twice is moved once. Holds while the local's version does.
-  at::Tensor remembered;
-  SpecRef remembered_spec;
-  uint32_t remembered_version = 0;      // of `local` then
-  uint32_t remembered_own_version = 0;  // of `remembered` then: a view of it may have been written to
+  // The last implicit redistribution of `local`, so that a value that two ops use is redistributed once. It is valid
+  // while both version counters are unchanged.
+  struct CachedRedistribution {
+    at::Tensor local;
+    SpecRef spec;
+    uint32_t source_version = 0;  // of DTensorMeta::local
+    uint32_t version = 0;         // of `local` here: an op may write to a view of it
+  };
+  CachedRedistribution cached;
 
   DTensorMeta(at::Tensor local, SpecRef spec) : local(std::move(local)), spec(std::move(spec)) {}
   static void* operator new(size_t bytes);
@@ -48,27 +54,28 @@ inline const TensorSpec* spec_or_null(const at::Tensor& t) {
   return static_cast<DTensorMeta*>(impl->get_backend_meta())->spec.get();
 }
 
-void settle(DTensorMeta& meta);  // waits for meta.pending
+void wait_for_pending(DTensorMeta& meta);
 
-// This rank's piece, ready to be read.
+// This rank's local tensor, ready to be read. Requires is_dtensor(t).
 inline const at::Tensor& local_of(const at::Tensor& t) {
   auto& meta = meta_of(t);
-  if (C10_UNLIKELY(static_cast<bool>(meta.pending))) settle(meta);
+  if (C10_UNLIKELY(static_cast<bool>(meta.pending))) wait_for_pending(meta);
   return meta.local;
 }
 
 // The local tensor of a DTensor; a plain tensor itself.
 inline const at::Tensor& local_or_self(const at::Tensor& t) { return is_dtensor(t) ? local_of(t) : t; }
 
-// A distributed tensor around a local one. Requires: local has spec.local_sizes, dtype and device.
+// A DTensor around a local tensor. Requires: `local` has the spec's local_sizes, dtype and device.
 at::Tensor wrap(at::Tensor local, SpecRef spec);
 at::Tensor wrap(at::Tensor local, SpecRef spec, comm::Group pending);
-// This rank's piece of a tensor on the meta device, whole or itself a piece: the same without memory, in other sizes.
-// It keeps the keys and the BackendMeta that someone hung on it, so a recipe (deferred_init's) travels along.
+// The local tensor of `spec` for a tensor on the meta device, global or local: a tensor without memory in the local
+// sizes. It keeps the dispatch keys and the BackendMeta of `t`, so that a recorded initialization (deferred_init)
+// stays.
 at::Tensor local_without_storage(const at::Tensor& t, const TensorSpec& spec);
-// Another tensor with the same meta (detach). Keeps the keys, so that it also serves in inference mode.
+// Another DTensor with the same meta, as detach() returns it. Keeps the keys, as inference mode requires.
 at::Tensor share(const at::Tensor& t);
-// In-place ops that change geometry (t_, squeeze_): gives `t` another meta and the sizes of its spec.
+// Replaces the meta of `t`, and its sizes by those of `spec` (for in-place ops that change geometry: t_, squeeze_).
 void replace(const at::Tensor& t, at::Tensor local, SpecRef spec);
 
 }  // namespace detail

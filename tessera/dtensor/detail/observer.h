@@ -7,15 +7,18 @@
 
 #include <vector>
 
-// Lets a debug mode see every op on distributed tensors. While one is set on a thread, ops take the boxed path.
+// The interface through which a debug mode sees every op on DTensors. While a thread has an observer, all its ops take
+// the boxed kernel.
 namespace tessera::detail {
 
 class OpObserver {
  public:
   virtual ~OpObserver() = default;
-  // An op is about to run on specs `in` (null: a plain tensor); what it causes is reported before end_op.
+  // Called before an op with the specs of its inputs (null: a plain tensor). All events of the op follow before
+  // end_op().
   virtual void begin_op(const propagate::OpEntry& entry, c10::ArrayRef<const TensorSpec*> in) = 0;
-  // Tensor number `tensor` is about to be moved: one or several in a row, then redistributed() when all have been.
+  // Called before the redistribution of tensor number `tensor`. After one or several such calls, redistributed()
+  // follows when all of them are complete.
   virtual void redistributes(int tensor, const TensorSpec& from, const TensorSpec& to, bool is_explicit) = 0;
   virtual void redistributed() = 0;
   virtual void end_op(c10::ArrayRef<const TensorSpec*> out) = 0;

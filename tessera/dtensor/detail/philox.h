@@ -4,13 +4,14 @@
 #include <algorithm>
 #include <cstdint>
 
-// Random words by counter: philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
+// Counter-based random words: philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (2011).
 //
-//   fill      one random op on one tensor; the n-th of a program has offset n
-//   block     what one evaluation gives: four words of 32 bits, for the counter (block number, offset) under the key
-//   seed word w    lane w & 3 of block w >> 2
+//   fill      one random op on one tensor; fill number n of a program has offset n
+//   block     the result of one evaluation: four words of 32 bits, for the counter (block number, offset) and the key
+//             `seed`
+//   word w    lane w & 3 of block w >> 2
 //
-// Element i of a fill takes its words by i alone, so it is the same wherever it is computed. A distribution says how
+// The words of element i depend only on i, so every rank computes the same value for it. A distribution defines how
 // many words make how many elements (distributions.h):
 //
 //   uniform float   element i <- word i                    uniform double   element i <- words 2i, 2i+1
@@ -23,7 +24,7 @@ struct Stream {
   uint64_t seed, offset;
 };
 
-// Blocks are made this many at a time, lane by lane, so that the compiler turns each line into vector instructions.
+// Blocks are computed in batches of this size, lane by lane, so that the compiler vectorizes each line.
 inline constexpr int kBlocks = 16;
 inline constexpr int kWords = 4 * kBlocks;
 
@@ -57,7 +58,7 @@ C10_ALWAYS_INLINE void make_blocks(Stream stream, uint64_t first, int n, uint32_
   }
 }
 
-// Elements first .. first + n - 1 of a fill, to out[0 .. n - 1].
+// Writes elements first .. first + n - 1 of a fill to out[0 .. n - 1].
 //
 //   Distribution::kTakes words make Distribution::kGives elements of type Value:  distribution(words, elements)
 template <class Distribution>
@@ -78,7 +79,7 @@ void fill(Stream stream, const Distribution& distribution, int64_t first, int64_
     if (skip == 0 && n >= kMost) {
       make(block, kBlocks, out);
       made = kMost;
-    } else {  // a part of a block at either end, or few elements
+    } else {  // a partial batch at either end
       Value some[kMost];
       made = std::min<int64_t>(kMost - skip, n);
       make(block, static_cast<int>((skip + made + kPerBlock - 1) / kPerBlock), some);

@@ -1,9 +1,9 @@
 #include "tessera/base/error.h"
+#include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/dtensor/detail/dispatch.h"
-#include "tessera/dtensor/detail/edges.h"
+#include "tessera/dtensor/detail/random_ops.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/dtensor/detail/random_ops.h"
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -17,9 +17,9 @@
 #include <limits>
 #include <unordered_set>
 
-// Random ops on distributed tensors: the numbers come from random.h, by global index. These kernels stand before the
-// rules, because running the op on each piece would draw from each rank's own generator. A plain tensor comes here only
-// inside deferred_init, and is filled as the whole of itself.
+// Kernels of random ops on DTensors. The values come from random.h and depend on the global index. Sharding rules
+// cannot serve here, because the local op would use each rank's own generator. A plain tensor gets here only inside
+// deferred_init.
 namespace tessera::detail {
 namespace {
 
@@ -27,37 +27,37 @@ using at::Tensor;
 using MaybeGenerator = std::optional<at::Generator>;
 using random_ops::Draw;
 
-// ---- what all of them ask ----
+// ---- checks and scopes of all kernels ----
 
-void refuse_generator(const char* op, const MaybeGenerator& generator) {
+void check_no_generator(const char* op, const MaybeGenerator& generator) {
   TESSERA_CHECK(!generator || !generator->defined(), UsageError, op,
-                " on a distributed tensor, or in deferred_init, was given a generator. The numbers "
-                "come from a counter, the same on every mesh: leave the generator out and call tessera::manual_seed");
+                " on a distributed tensor, or in deferred_init, was given a generator. The values "
+                "are counter-based and the same on every mesh: omit the generator and call tessera::manual_seed");
 }
 
-void refuse_partial(const char* op, const TensorSpec& spec) {
+void check_not_partial(const char* op, const TensorSpec& spec) {
   TESSERA_CHECK(!spec.has_partial(), ShardingError, op, " on ", spec.describe(),
-                ": the value of a Partial is a reduction still to be taken, which no random number can be drawn for; "
-                "redistribute it "
-                "to Replicate or Shard first");
+                ": a Partial tensor has no values to fill before its reduction; redistribute it to Replicate or "
+                "Shard first");
 }
 
-// The spec of what is drawn for; null if that is plain.
-const TensorSpec* drawable(const char* op, const Tensor& t, const MaybeGenerator& generator = {}) {
-  refuse_generator(op, generator);
+// Checks the arguments of a random op on `t`. Returns the spec of `t`; null for a plain tensor.
+const TensorSpec* check_random_op(const char* op, const Tensor& t, const MaybeGenerator& generator = {}) {
+  check_no_generator(op, generator);
   if (!is_dtensor(t)) return nullptr;
   const auto& spec = *meta_of(t).spec;
-  refuse_partial(op, spec);
+  check_not_partial(op, spec);
   return &spec;
 }
 
-class Seen {
+// Reports one random op to the debug mode of this thread.
+class RandomOpObserverScope {
  public:
-  Seen(const char* op, const TensorSpec& spec) : spec_(&spec) {
+  RandomOpObserverScope(const char* op, const TensorSpec& spec) : spec_(&spec) {
     if (C10_UNLIKELY(op_observer() != nullptr))
       op_observer()->begin_op(propagate::entry_of(std::string("aten::") + op), {spec_});
   }
-  ~Seen() {
+  ~RandomOpObserverScope() {
     if (C10_UNLIKELY(op_observer() != nullptr)) op_observer()->end_op({spec_});
   }
 
@@ -75,15 +75,15 @@ class BelowAutograd {
   std::optional<at::AutoDispatchBelowADInplaceOrView> guard_;
 };
 
-// Fills this rank's piece of `self` by f(piece, draw).
+// Fills the local tensor of `self` by f(local, draw).
 template <class F>
-Tensor& fill(const char* op, Tensor& self, const MaybeGenerator& generator, F f) {
-  const auto* spec = drawable(op, self, generator);
+Tensor& fill_local(const char* op, Tensor& self, const MaybeGenerator& generator, F f) {
+  const auto* spec = check_random_op(op, self, generator);
   if (!spec) return fill_plain(self, op, [&](const Draw& draw) { f(self, draw); });
-  const Seen seen(op, *spec);
+  const RandomOpObserverScope observed(op, *spec);
   Tensor local = local_of(self);
   const BelowAutograd below;
-  with_draw(random_state(*spec->mesh.state()), spec->sizes, spec->run_list(),
+  with_draw(random_state(*spec->mesh.state()), spec->sizes, spec->range_list(),
             [&](const Draw& draw) { f(local, draw); });
   if (!local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
   return self;
@@ -92,73 +92,74 @@ Tensor& fill(const char* op, Tensor& self, const MaybeGenerator& generator, F f)
 // ---- fills ----
 
 Tensor& uniform_(Tensor& self, double from, double to, MaybeGenerator g) {
-  return fill("uniform_", self, g,
-              [&](Tensor& piece, const Draw& draw) { random_ops::uniform_(piece, from, to, draw); });
+  return fill_local("uniform_", self, g,
+                    [&](Tensor& local, const Draw& draw) { random_ops::uniform_(local, from, to, draw); });
 }
 Tensor& normal_(Tensor& self, double mean, double std, MaybeGenerator g) {
-  return fill("normal_", self, g,
-              [&](Tensor& piece, const Draw& draw) { random_ops::normal_(piece, mean, std, draw); });
+  return fill_local("normal_", self, g,
+                    [&](Tensor& local, const Draw& draw) { random_ops::normal_(local, mean, std, draw); });
 }
 Tensor& log_normal_(Tensor& self, double mean, double std, MaybeGenerator g) {
-  return fill("log_normal_", self, g,
-              [&](Tensor& piece, const Draw& draw) { random_ops::log_normal_(piece, mean, std, draw); });
+  return fill_local("log_normal_", self, g,
+                    [&](Tensor& local, const Draw& draw) { random_ops::log_normal_(local, mean, std, draw); });
 }
 Tensor& exponential_(Tensor& self, double lambda, MaybeGenerator g) {
-  return fill("exponential_", self, g,
-              [&](Tensor& piece, const Draw& draw) { random_ops::exponential_(piece, lambda, draw); });
+  return fill_local("exponential_", self, g,
+                    [&](Tensor& local, const Draw& draw) { random_ops::exponential_(local, lambda, draw); });
 }
 Tensor& cauchy_(Tensor& self, double median, double sigma, MaybeGenerator g) {
-  return fill("cauchy_", self, g,
-              [&](Tensor& piece, const Draw& draw) { random_ops::cauchy_(piece, median, sigma, draw); });
+  return fill_local("cauchy_", self, g,
+                    [&](Tensor& local, const Draw& draw) { random_ops::cauchy_(local, median, sigma, draw); });
 }
 Tensor& geometric_(Tensor& self, double p, MaybeGenerator g) {
-  return fill("geometric_", self, g, [&](Tensor& piece, const Draw& draw) { random_ops::geometric_(piece, p, draw); });
+  return fill_local("geometric_", self, g,
+                    [&](Tensor& local, const Draw& draw) { random_ops::geometric_(local, p, draw); });
 }
 Tensor& bernoulli_float_(Tensor& self, double p, MaybeGenerator g) {
-  return fill("bernoulli_.float", self, g,
-              [&](Tensor& piece, const Draw& draw) { random_ops::bernoulli_(piece, p, draw); });
+  return fill_local("bernoulli_.float", self, g,
+                    [&](Tensor& local, const Draw& draw) { random_ops::bernoulli_(local, p, draw); });
 }
 
-// The probabilities, lying as `like` does.
+// The probabilities with the sizes and placements of `like`.
 Tensor align_probabilities(const Tensor& p, const TensorSpec& like) {
   TESSERA_CHECK(is_dtensor(p) || implicit_replication(), UsageError,
                 "bernoulli_: the probabilities are a plain tensor of sizes ", p.sizes(), " next to ", like.describe(),
-                "; distribute_tensor them, or open a scope ImplicitReplication");
-  Tensor spread;
+                "; call distribute_tensor on them, or open a scope ImplicitReplication");
+  Tensor expanded;
   if (is_dtensor(p)) {
-    spread = p.expand(like.sizes);
+    expanded = p.expand(like.sizes);
   } else {
-    const auto whole = p.expand(like.sizes).contiguous();
+    const auto full = p.expand(like.sizes).contiguous();
     const Placements replicated(like.placements.size(), Replicate());
-    spread =
-        wrap(whole, intern(like.mesh, replicated, whole.sizes(), whole.strides(), whole.scalar_type(), whole.device()));
+    expanded =
+        wrap(full, intern(like.mesh, replicated, full.sizes(), full.strides(), full.scalar_type(), full.device()));
   }
-  const auto& from = meta_of(spread).spec;
+  const auto& from = meta_of(expanded).spec;
   const auto to = with_placements(*from, like.placements);
-  if (to == from) return spread;
+  if (to == from) return expanded;
   if (comm_policy() != CommPolicy::Allow && redistribute::plan_between(*from, *to).communicates())
     check_policy(c10::str("bernoulli_ redistributes its probabilities, ", from->describe(), ", to ",
                           to_string(to->placements), "."));
-  return move(spread, to);
+  return redistribute_no_grad(expanded, to);
 }
 
 Tensor& bernoulli_tensor_(Tensor& self, const Tensor& p, MaybeGenerator g) {
-  const auto* spec = drawable("bernoulli_.Tensor", self, g);
-  TESSERA_CHECK(spec || !is_dtensor(p), UsageError, "bernoulli_.Tensor: the tensor drawn for is plain, sizes ",
-                self.sizes(), ", next to a distributed argument; distribute it first");
+  const auto* spec = check_random_op("bernoulli_.Tensor", self, g);
+  TESSERA_CHECK(spec || !is_dtensor(p), UsageError, "bernoulli_.Tensor: the tensor to fill is plain, sizes ",
+                self.sizes(), ", but the probabilities are distributed; distribute the tensor first");
   if (!spec) {
     const auto chances = p.expand(self.sizes());
-    return fill("bernoulli_.Tensor", self, g,
-                [&](Tensor& whole, const Draw& draw) { random_ops::bernoulli_(whole, chances, draw); });
+    return fill_local("bernoulli_.Tensor", self, g,
+                      [&](Tensor& plain, const Draw& draw) { random_ops::bernoulli_(plain, chances, draw); });
   }
   if (!is_dtensor(p) && p.numel() == 1) return bernoulli_float_(self, p.item<double>(), g);
   const auto chances = align_probabilities(p, *spec);
-  return fill("bernoulli_.Tensor", self, g,
-              [&](Tensor& piece, const Draw& draw) { random_ops::bernoulli_(piece, local_of(chances), draw); });
+  return fill_local("bernoulli_.Tensor", self, g,
+                    [&](Tensor& local, const Draw& draw) { random_ops::bernoulli_(local, local_of(chances), draw); });
 }
 
-// The largest whole number up to which a type holds all of them; random_() draws from 0 to there.
-uint64_t largest_counted(at::ScalarType type) {
+// The largest integer up to which the type represents every integer. random_() draws from 0 to this value.
+uint64_t largest_exact_integer(at::ScalarType type) {
   switch (type) {
     case at::kDouble:
       return uint64_t{1} << 53;
@@ -186,17 +187,17 @@ uint64_t largest_counted(at::ScalarType type) {
 }
 
 Tensor& integers_(const char* op, Tensor& self, int64_t from, uint64_t range, const MaybeGenerator& g) {
-  return fill(op, self, g, [&](Tensor& piece, const Draw& draw) {
-    random_ops::integers_(piece, from, static_cast<int64_t>(range), draw);
+  return fill_local(op, self, g, [&](Tensor& local, const Draw& draw) {
+    random_ops::integers_(local, from, static_cast<int64_t>(range), draw);
   });
 }
 Tensor& random_(Tensor& self, MaybeGenerator g) {
-  return integers_("random_", self, 0, largest_counted(self.scalar_type()) + 1, g);
+  return integers_("random_", self, 0, largest_exact_integer(self.scalar_type()) + 1, g);
 }
 Tensor& random_from_(Tensor& self, int64_t from, std::optional<int64_t> to, MaybeGenerator g) {
-  const auto high = to ? static_cast<uint64_t>(*to) : largest_counted(self.scalar_type()) + 1;
+  const auto high = to ? static_cast<uint64_t>(*to) : largest_exact_integer(self.scalar_type()) + 1;
   TESSERA_CHECK(to ? from < *to : from < 0 || static_cast<uint64_t>(from) < high, UsageError, "random_ from ", from,
-                " to ", high, ": there is nothing between; give the lower bound first, the upper one is not drawn");
+                " to ", high, ": the range is empty; give the lower bound first, the upper bound is exclusive");
   return integers_("random_.from", self, from, high - static_cast<uint64_t>(from), g);
 }
 Tensor& random_to_(Tensor& self, int64_t to, MaybeGenerator g) { return random_from_(self, 0, to, g); }
@@ -204,30 +205,31 @@ Tensor& random_to_(Tensor& self, int64_t to, MaybeGenerator g) { return random_f
 // ---- new tensors ----
 
 Tensor bernoulli_p(const Tensor& self, double p, MaybeGenerator g) {
-  drawable("bernoulli.p", self, g);
+  check_random_op("bernoulli.p", self, g);
   auto out = at::empty_like(self);
   return bernoulli_float_(out, p, g);
 }
 
 Tensor normal_tensor_float(const Tensor& mean, double std, MaybeGenerator g) {
-  drawable("normal", mean, g);
+  check_random_op("normal", mean, g);
   auto out = at::empty_like(mean);
   return normal_(out, 0, std, g).add_(mean);
 }
 Tensor normal_float_tensor(double mean, const Tensor& std, MaybeGenerator g) {
-  drawable("normal", std, g);
+  check_random_op("normal", std, g);
   auto out = at::empty_like(std);
   return normal_(out, 0, 1, g).mul_(std).add_(mean);
 }
 Tensor normal_tensor_tensor(const Tensor& mean, const Tensor& std, MaybeGenerator g) {
-  auto out = at::add(mean, std);  // for its sizes and placements
-  drawable("normal", out, g);
+  auto out = at::add(mean, std);  // only its sizes and placements are used
+  check_random_op("normal", out, g);
   return normal_(out, 0, 1, g).mul_(std).add_(mean);
 }
 
-// Of weights divided by exponential numbers the largest is drawn with probability proportional to its weight.
+// Divides each weight by an exponential random number. The largest quotient has a probability proportional to its
+// weight.
 Tensor multinomial(const Tensor& weights, c10::SymInt samples, bool replacement, MaybeGenerator g) {
-  drawable("multinomial", weights, g);
+  check_random_op("multinomial", weights, g);
   const int64_t n = samples.expect_int();
   TESSERA_CHECK(n > 0 && (replacement || n <= weights.size(-1)), UsageError, "multinomial: ", n, " samples ",
                 replacement ? "with" : "without", " replacement of ", weights.size(-1), " categories");
@@ -247,7 +249,7 @@ Tensor multinomial(const Tensor& weights, c10::SymInt samples, bool replacement,
 
 // ---- dropout ----
 
-// The specs of the two results, remembered by the spec of the input.
+// The specs of the two results, cached by the spec of the input.
 propagate::Decision& dropout_decision(const SpecRef& spec) {
   static const auto& entry = propagate::entry_of("aten::native_dropout");
   propagate::Key key;
@@ -268,8 +270,8 @@ propagate::Decision& dropout_decision(const SpecRef& spec) {
 
 std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::optional<bool> train) {
   const auto& spec = meta_of(input).spec;
-  refuse_partial("native_dropout", *spec);
-  const Seen seen("native_dropout", *spec);
+  check_not_partial("native_dropout", *spec);
+  const RandomOpObserverScope observed("native_dropout", *spec);
   const auto& outs = dropout_decision(spec).outs;
   const auto& local = local_of(input);
   const BelowAutograd below;
@@ -277,14 +279,14 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::op
     auto mask = at::ones(local.sizes(), local.options().dtype(at::kBool));
     return {wrap(local.clone(), outs[0].spec), wrap(std::move(mask), outs[1].spec)};
   }
-  auto [out, mask] = with_draw(random_state(*spec->mesh.state()), spec->sizes, spec->run_list(),
+  auto [out, mask] = with_draw(random_state(*spec->mesh.state()), spec->sizes, spec->range_list(),
                                [&](const Draw& draw) { return random_ops::dropout(local, p, draw); });
   return {wrap(std::move(out), outs[0].spec), wrap(std::move(mask), outs[1].spec)};
 }
 
-// ---- ops that LibTorch makes of the fills above and of empty_like ----
+// ---- ops that LibTorch composes of empty_like and the fills above ----
 
-constexpr const char* kMadeOfFills[] = {
+constexpr const char* kComposedOps[] = {
     "bernoulli",
     "bernoulli.Tensor",
     "cauchy",
@@ -308,11 +310,11 @@ constexpr const char* kMadeOfFills[] = {
     "uniform",
 };
 
-struct MadeOfFills final : c10::OperatorKernel {
-  explicit MadeOfFills(const char* name) : name(name) {}
+struct ComposedRandomOp final : c10::OperatorKernel {
+  explicit ComposedRandomOp(const char* name) : name(name) {}
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const auto& self = torch::jit::peek(*stack, 0, op.schema().arguments().size());
-    drawable(name, self.toTensor());
+    check_random_op(name, self.toTensor());
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
   }
   const char* name;
@@ -347,8 +349,8 @@ void register_random_kernels(torch::Library& aten, std::unordered_set<std::strin
   register_random_fills(aten, done);
   aten.impl("native_dropout", TORCH_FN(native_dropout));
   done.insert("aten::native_dropout");
-  for (const char* name : kMadeOfFills) {
-    aten.impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<MadeOfFills>(name)));
+  for (const char* name : kComposedOps) {
+    aten.impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ComposedRandomOp>(name)));
     done.insert(std::string("aten::") + name);
   }
 }

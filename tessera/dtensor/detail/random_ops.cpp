@@ -2,8 +2,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/detail/distributions.h"
-#include "tessera/dtensor/detail/philox.h"
 #include "tessera/dtensor/detail/local_indices.h"
+#include "tessera/dtensor/detail/philox.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
@@ -21,31 +21,32 @@ namespace {
 using at::IntArrayRef;
 using at::Tensor;
 
-// A thread is worth starting for this many elements.
-constexpr int64_t kGrain = 1 << 15;
+// The minimum number of elements per thread.
+constexpr int64_t kGrainSize = 1 << 15;
 
-// The kernels below write to contiguous host memory. Anything else gets its values from there, so that a device and a
-// layout change nothing about them.
+// Calls write(tensor, indices) on contiguous host memory, then copies to `self` if that is elsewhere. So values do not
+// depend on device or layout.
 template <class Write>
 Tensor& through_host(Tensor& self, const char* op, const Draw& draw, Write write) {
-  const Piece piece(draw.sizes, draw.runs);
-  TESSERA_CHECK(piece.numel() == self.numel(), InternalError, op, ": the tensor has sizes ", self.sizes(),
-                ", the runs of a piece of ", draw.sizes, " say ", piece.numel(), " elements");
+  const LocalIndices indices(draw.sizes, draw.ranges);
+  TESSERA_CHECK(indices.numel() == self.numel(), InternalError, op, ": the tensor has sizes ", self.sizes(),
+                ", but the ranges in global sizes ", draw.sizes, " have ", indices.numel(), " elements");
   if (self.is_meta() || self.numel() == 0) return self;
   if (self.is_cpu() && self.is_contiguous()) {
-    write(self, piece);
+    write(self, indices);
     return self;
   }
   auto host = at::empty(self.sizes(), self.options().device(at::kCPU).memory_format(at::MemoryFormat::Contiguous));
-  write(host, piece);
+  write(host, indices);
   return self.copy_(host);
 }
 
 template <class Distribution>
-void fill(typename Distribution::Value* out, const Piece& piece, const Draw& draw, const Distribution& distribution) {
+void fill(typename Distribution::Value* out, const LocalIndices& indices, const Draw& draw,
+          const Distribution& distribution) {
   const philox::Stream stream{static_cast<uint64_t>(draw.seed), static_cast<uint64_t>(draw.offset)};
-  at::parallel_for(0, piece.numel(), kGrain, [&](int64_t begin, int64_t end) {
-    piece.for_each_stretch(begin, end, [&](int64_t position, int64_t index, int64_t count) {
+  at::parallel_for(0, indices.numel(), kGrainSize, [&](int64_t begin, int64_t end) {
+    indices.for_each_range(begin, end, [&](int64_t position, int64_t index, int64_t count) {
       philox::fill(stream, distribution, index, count, out + position);
     });
   });
@@ -54,9 +55,9 @@ void fill(typename Distribution::Value* out, const Piece& piece, const Draw& dra
 // Fills a floating-point tensor from D<scalar_t>(args...).
 template <template <class> class D, class... Args>
 Tensor& fill_floating(Tensor& self, const char* op, const Draw& draw, Args... args) {
-  return through_host(self, op, draw, [&](Tensor& host, const Piece& piece) {
+  return through_host(self, op, draw, [&](Tensor& host, const LocalIndices& indices) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "philox", [&] {
-      fill(host.mutable_data_ptr<scalar_t>(), piece, draw, D<scalar_t>(args...));
+      fill(host.mutable_data_ptr<scalar_t>(), indices, draw, D<scalar_t>(args...));
     });
   });
 }
@@ -64,79 +65,80 @@ Tensor& fill_floating(Tensor& self, const char* op, const Draw& draw, Args... ar
 // ---- kernels ----
 
 Tensor& uniform_kernel(Tensor& self, double from, double to, int64_t seed, int64_t offset, IntArrayRef sizes,
-                       IntArrayRef runs) {
+                       IntArrayRef ranges) {
   TESSERA_CHECK(from <= to, UsageError, "uniform_ from ", from, " to ", to, ": give the lower bound first");
-  return fill_floating<philox::Uniform>(self, "uniform_", {seed, offset, sizes, runs}, from, to);
+  return fill_floating<philox::Uniform>(self, "uniform_", {seed, offset, sizes, ranges}, from, to);
 }
 
 Tensor& normal_kernel(Tensor& self, double mean, double std, int64_t seed, int64_t offset, IntArrayRef sizes,
-                      IntArrayRef runs) {
+                      IntArrayRef ranges) {
   TESSERA_CHECK(std >= 0, UsageError, "normal_ with std ", std, ": give a std that is not negative");
-  if (!self.is_complex()) return fill_floating<philox::Normal>(self, "normal_", {seed, offset, sizes, runs}, mean, std);
-  // Real and imaginary part share the variance; they are one more dim, held whole.
-  std::vector<int64_t> real_sizes(sizes.begin(), sizes.end()), real_runs(runs.begin(), runs.end());
+  if (!self.is_complex())
+    return fill_floating<philox::Normal>(self, "normal_", {seed, offset, sizes, ranges}, mean, std);
+  // Real and imaginary part share the variance. They are one more dim, which is not sharded.
+  std::vector<int64_t> real_sizes(sizes.begin(), sizes.end()), real_ranges(ranges.begin(), ranges.end());
   real_sizes.push_back(2);
-  if (!runs.empty()) real_runs.insert(real_runs.end(), {1, 0, 2});
+  if (!ranges.empty()) real_ranges.insert(real_ranges.end(), {1, 0, 2});
   auto real = at::view_as_real(self);
-  fill_floating<philox::Normal>(real, "normal_", {seed, offset, real_sizes, real_runs}, 0.0, std / std::sqrt(2.0));
+  fill_floating<philox::Normal>(real, "normal_", {seed, offset, real_sizes, real_ranges}, 0.0, std / std::sqrt(2.0));
   return self.add_(mean);
 }
 
 Tensor& log_normal_kernel(Tensor& self, double mean, double std, int64_t seed, int64_t offset, IntArrayRef sizes,
-                          IntArrayRef runs) {
+                          IntArrayRef ranges) {
   TESSERA_CHECK(std > 0, UsageError, "log_normal_ with std ", std, ": give a positive one");
-  return fill_floating<philox::LogNormal>(self, "log_normal_", {seed, offset, sizes, runs}, mean, std);
+  return fill_floating<philox::LogNormal>(self, "log_normal_", {seed, offset, sizes, ranges}, mean, std);
 }
 
 Tensor& exponential_kernel(Tensor& self, double lambda, int64_t seed, int64_t offset, IntArrayRef sizes,
-                           IntArrayRef runs) {
+                           IntArrayRef ranges) {
   TESSERA_CHECK(lambda > 0, UsageError, "exponential_ with lambd ", lambda, ": give a positive one");
-  return fill_floating<philox::Exponential>(self, "exponential_", {seed, offset, sizes, runs}, lambda);
+  return fill_floating<philox::Exponential>(self, "exponential_", {seed, offset, sizes, ranges}, lambda);
 }
 
 Tensor& cauchy_kernel(Tensor& self, double median, double sigma, int64_t seed, int64_t offset, IntArrayRef sizes,
-                      IntArrayRef runs) {
+                      IntArrayRef ranges) {
   TESSERA_CHECK(sigma > 0, UsageError, "cauchy_ with sigma ", sigma, ": give a positive one");
-  return fill_floating<philox::Cauchy>(self, "cauchy_", {seed, offset, sizes, runs}, median, sigma);
+  return fill_floating<philox::Cauchy>(self, "cauchy_", {seed, offset, sizes, ranges}, median, sigma);
 }
 
-Tensor& geometric_kernel(Tensor& self, double p, int64_t seed, int64_t offset, IntArrayRef sizes, IntArrayRef runs) {
+Tensor& geometric_kernel(Tensor& self, double p, int64_t seed, int64_t offset, IntArrayRef sizes, IntArrayRef ranges) {
   TESSERA_CHECK(p > 0 && p < 1, UsageError, "geometric_ with p ", p, ": give one between 0 and 1");
-  const Draw draw{seed, offset, sizes, runs};
-  return through_host(self, "geometric_", draw, [&](Tensor& host, const Piece& piece) {
+  const Draw draw{seed, offset, sizes, ranges};
+  return through_host(self, "geometric_", draw, [&](Tensor& host, const LocalIndices& indices) {
     AT_DISPATCH_ALL_TYPES_AND2(at::kHalf, at::kBFloat16, host.scalar_type(), "geometric_", [&] {
-      fill(host.mutable_data_ptr<scalar_t>(), piece, draw, philox::Geometric<scalar_t>(p));
+      fill(host.mutable_data_ptr<scalar_t>(), indices, draw, philox::Geometric<scalar_t>(p));
     });
   });
 }
 
 void check_probability(double p, const char* op) {
-  TESSERA_CHECK(p >= 0 && p <= 1, UsageError, op, " with p ", p, ": a probability lies between 0 and 1");
+  TESSERA_CHECK(p >= 0 && p <= 1, UsageError, op, " with p ", p, ": a probability is between 0 and 1");
 }
 
-Tensor& bernoulli_kernel(Tensor& self, double p, int64_t seed, int64_t offset, IntArrayRef sizes, IntArrayRef runs) {
+Tensor& bernoulli_kernel(Tensor& self, double p, int64_t seed, int64_t offset, IntArrayRef sizes, IntArrayRef ranges) {
   check_probability(p, "bernoulli_");
   if (p == 0) return self.zero_();
-  const Draw draw{seed, offset, sizes, runs};
-  return through_host(self, "bernoulli_", draw, [&](Tensor& host, const Piece& piece) {
+  const Draw draw{seed, offset, sizes, ranges};
+  return through_host(self, "bernoulli_", draw, [&](Tensor& host, const LocalIndices& indices) {
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "bernoulli_", [&] {
-      fill(host.mutable_data_ptr<scalar_t>(), piece, draw, philox::Bernoulli<scalar_t>(p));
+      fill(host.mutable_data_ptr<scalar_t>(), indices, draw, philox::Bernoulli<scalar_t>(p));
     });
   });
 }
 
 Tensor& bernoulli_tensor_kernel(Tensor& self, const Tensor& p, int64_t seed, int64_t offset, IntArrayRef sizes,
-                                IntArrayRef runs) {
+                                IntArrayRef ranges) {
   TESSERA_CHECK(p.sizes() == self.sizes(), InternalError, "bernoulli_: sizes ", self.sizes(), ", probabilities ",
                 p.sizes());
-  const Draw draw{seed, offset, sizes, runs};
+  const Draw draw{seed, offset, sizes, ranges};
   const auto chances = p.to(at::kCPU, at::kDouble).contiguous();
-  return through_host(self, "bernoulli_", draw, [&](Tensor& host, const Piece& piece) {
+  return through_host(self, "bernoulli_", draw, [&](Tensor& host, const LocalIndices& indices) {
     auto words = at::empty(host.sizes(), at::kInt);
     auto* word = reinterpret_cast<uint32_t*>(words.mutable_data_ptr<int32_t>());
     const auto* chance = chances.const_data_ptr<double>();
     for (int64_t i = 0; i < chances.numel(); i++) check_probability(chance[i], "bernoulli_");
-    fill(word, piece, draw, philox::Word());
+    fill(word, indices, draw, philox::Word());
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "bernoulli_", [&] {
       auto* out = host.mutable_data_ptr<scalar_t>();
       for (int64_t i = 0; i < host.numel(); i++)
@@ -146,36 +148,36 @@ Tensor& bernoulli_tensor_kernel(Tensor& self, const Tensor& p, int64_t seed, int
 }
 
 Tensor& integers_kernel(Tensor& self, int64_t from, int64_t range, int64_t seed, int64_t offset, IntArrayRef sizes,
-                        IntArrayRef runs) {
-  const Draw draw{seed, offset, sizes, runs};
+                        IntArrayRef ranges) {
+  const Draw draw{seed, offset, sizes, ranges};
   const auto unsigned_range = static_cast<uint64_t>(range);
-  return through_host(self, "random_", draw, [&](Tensor& host, const Piece& piece) {
+  return through_host(self, "random_", draw, [&](Tensor& host, const LocalIndices& indices) {
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, host.scalar_type(), "random_", [&] {
       auto* out = host.mutable_data_ptr<scalar_t>();
       if (unsigned_range != 0 && unsigned_range <= uint64_t{1} << 32)
-        fill(out, piece, draw, philox::Integer32<scalar_t>{from, unsigned_range});
+        fill(out, indices, draw, philox::Integer32<scalar_t>{from, unsigned_range});
       else
-        fill(out, piece, draw, philox::Integer64<scalar_t>{from, unsigned_range});
+        fill(out, indices, draw, philox::Integer64<scalar_t>{from, unsigned_range});
     });
   });
 }
 
 std::tuple<Tensor, Tensor> dropout_kernel(const Tensor& self, double p, int64_t seed, int64_t offset, IntArrayRef sizes,
-                                          IntArrayRef runs) {
+                                          IntArrayRef ranges) {
   check_probability(p, "native_dropout");
   const double keep = 1 - p, scale = keep == 0 ? 0 : 1 / keep;
   auto mask = at::empty(self.sizes(), self.options().dtype(at::kBool).memory_format(at::MemoryFormat::Contiguous));
-  bernoulli_kernel(mask, keep, seed, offset, sizes, runs);
+  bernoulli_kernel(mask, keep, seed, offset, sizes, ranges);
   if (!self.is_cpu() || !self.is_contiguous() || !at::isFloatingType(self.scalar_type()))
     return {self.mul(mask).mul_(scale), mask};
-  // The same arithmetic in one pass: x * mask is exact, and then there is one rounding.
+  // The same arithmetic in one pass. x * mask is exact, so there is one rounding.
   auto out = at::empty_like(self);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, self.scalar_type(), "native_dropout", [&] {
     using R = philox::Math<scalar_t>;
     const auto* x = self.const_data_ptr<scalar_t>();
     const auto* m = mask.const_data_ptr<bool>();
     auto* y = out.mutable_data_ptr<scalar_t>();
-    at::parallel_for(0, self.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, self.numel(), kGrainSize, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i++)
         y[i] = static_cast<scalar_t>(static_cast<R>(x[i]) * static_cast<R>(m[i]) * static_cast<R>(scale));
     });
@@ -195,53 +197,53 @@ c10::TypedOperatorHandle<Signature> find(const char* name) {
 
 }  // namespace
 
-void uniform_(Tensor& piece, double from, double to, const Draw& d) {
+void uniform_(Tensor& local, double from, double to, const Draw& d) {
   static const auto op = find<Fill<double, double>>("tessera::philox_uniform_");
-  op.call(piece, from, to, d.seed, d.offset, d.sizes, d.runs);
+  op.call(local, from, to, d.seed, d.offset, d.sizes, d.ranges);
 }
-void normal_(Tensor& piece, double mean, double std, const Draw& d) {
+void normal_(Tensor& local, double mean, double std, const Draw& d) {
   static const auto op = find<Fill<double, double>>("tessera::philox_normal_");
-  op.call(piece, mean, std, d.seed, d.offset, d.sizes, d.runs);
+  op.call(local, mean, std, d.seed, d.offset, d.sizes, d.ranges);
 }
-void log_normal_(Tensor& piece, double mean, double std, const Draw& d) {
+void log_normal_(Tensor& local, double mean, double std, const Draw& d) {
   static const auto op = find<Fill<double, double>>("tessera::philox_log_normal_");
-  op.call(piece, mean, std, d.seed, d.offset, d.sizes, d.runs);
+  op.call(local, mean, std, d.seed, d.offset, d.sizes, d.ranges);
 }
-void exponential_(Tensor& piece, double lambda, const Draw& d) {
+void exponential_(Tensor& local, double lambda, const Draw& d) {
   static const auto op = find<Fill<double>>("tessera::philox_exponential_");
-  op.call(piece, lambda, d.seed, d.offset, d.sizes, d.runs);
+  op.call(local, lambda, d.seed, d.offset, d.sizes, d.ranges);
 }
-void cauchy_(Tensor& piece, double median, double sigma, const Draw& d) {
+void cauchy_(Tensor& local, double median, double sigma, const Draw& d) {
   static const auto op = find<Fill<double, double>>("tessera::philox_cauchy_");
-  op.call(piece, median, sigma, d.seed, d.offset, d.sizes, d.runs);
+  op.call(local, median, sigma, d.seed, d.offset, d.sizes, d.ranges);
 }
-void geometric_(Tensor& piece, double p, const Draw& d) {
+void geometric_(Tensor& local, double p, const Draw& d) {
   static const auto op = find<Fill<double>>("tessera::philox_geometric_");
-  op.call(piece, p, d.seed, d.offset, d.sizes, d.runs);
+  op.call(local, p, d.seed, d.offset, d.sizes, d.ranges);
 }
-void bernoulli_(Tensor& piece, double p, const Draw& d) {
+void bernoulli_(Tensor& local, double p, const Draw& d) {
   static const auto op = find<Fill<double>>("tessera::philox_bernoulli_");
-  op.call(piece, p, d.seed, d.offset, d.sizes, d.runs);
+  op.call(local, p, d.seed, d.offset, d.sizes, d.ranges);
 }
-void bernoulli_(Tensor& piece, const Tensor& p, const Draw& d) {
+void bernoulli_(Tensor& local, const Tensor& p, const Draw& d) {
   static const auto op = find<Fill<const Tensor&>>("tessera::philox_bernoulli_tensor_");
-  op.call(piece, p, d.seed, d.offset, d.sizes, d.runs);
+  op.call(local, p, d.seed, d.offset, d.sizes, d.ranges);
 }
-void integers_(Tensor& piece, int64_t from, int64_t range, const Draw& d) {
+void integers_(Tensor& local, int64_t from, int64_t range, const Draw& d) {
   static const auto op = find<Fill<int64_t, int64_t>>("tessera::philox_integers_");
-  op.call(piece, from, range, d.seed, d.offset, d.sizes, d.runs);
+  op.call(local, from, range, d.seed, d.offset, d.sizes, d.ranges);
 }
-std::tuple<Tensor, Tensor> dropout(const Tensor& piece, double p, const Draw& d) {
+std::tuple<Tensor, Tensor> dropout(const Tensor& local, double p, const Draw& d) {
   static const auto op =
       find<std::tuple<Tensor, Tensor>(const Tensor&, double, int64_t, int64_t, IntArrayRef, IntArrayRef)>(
           "tessera::philox_dropout");
-  return op.call(piece, p, d.seed, d.offset, d.sizes, d.runs);
+  return op.call(local, p, d.seed, d.offset, d.sizes, d.ranges);
 }
 
 namespace {
 
 TORCH_LIBRARY_FRAGMENT(tessera, m) {
-#define TESSERA_DRAW "int seed, int offset, int[] global_sizes, int[] runs"
+#define TESSERA_DRAW "int seed, int offset, int[] global_sizes, int[] ranges"
   constexpr auto kAnyDevice = c10::DispatchKey::CompositeExplicitAutograd;
   const auto op = [&](const char* schema, auto kernel) { m.def(schema, torch::dispatch(kAnyDevice, kernel)); };
   op("philox_uniform_(Tensor(a!) self, float from, float to, " TESSERA_DRAW ") -> Tensor(a!)",

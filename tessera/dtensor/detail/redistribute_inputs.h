@@ -6,17 +6,19 @@
 
 #include <vector>
 
-// Bringing inputs to where a decision wants them: implicit communication, and so under the policy.
+// Redistribution of inputs that a decision needs in other placements. It is implicit communication, so CommPolicy
+// applies.
 namespace tessera::detail {
 
-struct Moved {
+struct RedistributedInput {
   const at::Tensor* tensor;
   const TensorSpec* to;
-  int index;  // among the call's tensors
-  at::Tensor local;
+  int index;         // among the call's tensors
+  at::Tensor local;  // the result
 };
 
-// Fills each `local`. Several tensors share collectives where they can. A value that is used again is moved once.
-void move_all(const propagate::OpEntry& entry, std::vector<Moved>& moves);
+// Communicates, and fills each `local`. Several inputs share collectives where they can. The result is cached in the
+// DTensor, so that a value that two ops use is redistributed once.
+void redistribute_all(const propagate::OpEntry& entry, std::vector<RedistributedInput>& inputs);
 
 }  // namespace tessera::detail

@@ -1,7 +1,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/functional_collectives.h"
+#include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/dtensor/detail/dispatch.h"
-#include "tessera/dtensor/detail/edges.h"
 #include "tessera/dtensor/policy.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -12,45 +12,45 @@
 
 #include <unordered_set>
 
-// Ops whose answer is no tensor: a value leaves for the host, or metadata is compared. No row says what to do with
-// them.
+// Kernels of ops that return a host value instead of a tensor: item(), equal(), comparisons of metadata. Sharding rules
+// cannot describe them.
 namespace tessera::detail {
 
 void register_random_kernels(torch::Library& aten, std::unordered_set<std::string>& done);  // random_kernels.cpp
 
 namespace {
 
-// The value in placements that need no other rank to be read; asked for by nobody in so many words.
-at::Tensor move_implicitly(const at::Tensor& t, PlacementsRef placements, const char* op) {
+// Redistribution that the user did not request, so CommPolicy applies.
+at::Tensor redistribute_implicitly(const at::Tensor& t, PlacementsRef placements, const char* op) {
   const auto& spec = meta_of(t).spec;
   auto to = with_placements(*spec, placements);
   if (to == spec) return t;
   if (redistribute::plan_between(*spec, *to).communicates() && comm_policy() != CommPolicy::Allow)
     check_policy(c10::str(op, " redistributes ", spec->describe(), " to ", to_string(placements), "."));
-  return move(t, to, /*is_explicit=*/false);
+  return redistribute_no_grad(t, to, /*is_explicit=*/false);
 }
 
 at::Scalar item(const at::Tensor& t) {
-  const Placements whole(meta_of(t).spec->placements.size(), Replicate());
-  return at::_local_scalar_dense(local_of(move_implicitly(t, whole, "item()")));
+  const Placements replicated(meta_of(t).spec->placements.size(), Replicate());
+  return at::_local_scalar_dense(local_of(redistribute_implicitly(t, replicated, "item()")));
 }
 
 bool is_same_size(const at::Tensor& a, const at::Tensor& b) { return a.sizes() == b.sizes(); }
 
-// True if all pieces on all ranks are equal: pieces are compared where they lie, then the ranks agree.
+// Each rank compares its local tensors, then an all-reduce combines the results. True if all ranks found them equal.
 bool equal(const at::Tensor& a, const at::Tensor& b) {
   TESSERA_CHECK(is_dtensor(a) && is_dtensor(b), UsageError,
                 "equal: one tensor is distributed and the other is plain; "
-                "compare full_tensor() with the plain one, or distribute it");
+                "compare full_tensor() with the plain one, or distribute the plain one");
   TESSERA_CHECK(meta_of(a).spec->mesh == meta_of(b).spec->mesh, UsageError,
-                "equal: the tensors lie on different meshes");
+                "equal: the tensors are on different meshes; call full_tensor() on both and compare these");
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
   Placements common(meta_of(a).spec->placements);
   for (auto& p : common)
     if (p.is_partial()) p = Replicate();
-  const auto x = move_implicitly(a, common, "equal()"), y = move_implicitly(b, common, "equal()");
+  const auto x = redistribute_implicitly(a, common, "equal()"), y = redistribute_implicitly(b, common, "equal()");
   if (meta_of(a).spec->mesh.size() > 1 && comm_policy() != CommPolicy::Allow)
-    check_policy(c10::str("equal() asks every rank whether its piece of ", meta_of(a).spec->describe(), " is equal."));
+    check_policy(c10::str("equal() on ", meta_of(a).spec->describe(), " all-reduces the results of all ranks."));
   at::AutoDispatchBelowADInplaceOrView below;
   auto same = at::full({1}, at::equal(local_of(x), local_of(y)) ? 1 : 0,
                        at::TensorOptions().dtype(at::kInt).device(local_of(x).device()));
@@ -69,7 +69,7 @@ void register_special_kernels(torch::Library& aten, std::unordered_set<std::stri
   aten.impl("_local_scalar_dense", TORCH_FN(item));
   aten.impl("is_same_size", TORCH_FN(is_same_size));
   aten.impl("equal", TORCH_FN(equal));
-  // set_data asks this before it turns a plain parameter into a distributed one, or back.
+  // set_data() calls this before it makes a plain parameter distributed, or a distributed one plain.
   aten.impl("_has_compatible_shallow_copy_type", [](const at::Tensor&, const at::Tensor&) { return true; });
   for (const char* name : {"_local_scalar_dense", "is_same_size", "equal", "_has_compatible_shallow_copy_type"})
     done.insert(std::string("aten::") + name);

@@ -1,7 +1,7 @@
 #pragma once
 #include "tessera/base/detail/deferred_key.h"
-#include "tessera/tracing/detail/tracer_key.h"
 #include "tessera/dtensor/detail/dispatch.h"
+#include "tessera/tracing/detail/tracer_key.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/boxing/impl/boxing.h>
@@ -9,12 +9,12 @@
 
 #include <tuple>
 
-// A kernel with the op's C++ signature, one template a signature, the op bound at run time. It serves a simple hit
-// without touching the heap beyond the result, and hands everything else to the boxed kernel. It saves 0.1 to 0.3 us
-// over that one, which is why hot ops have it.
+// A kernel with the op's C++ signature: one template instance per signature, with the op bound at run time. On a cache
+// hit without redistribution it allocates only the result. It passes all other calls to the boxed kernel. It is 0.1 to
+// 0.3 us faster than the boxed kernel.
 namespace tessera::detail {
 
-// Stands in for an argument while the op runs on locals; tensors give their local, all else itself. Borrows.
+// The argument for the local op: a tensor becomes its local tensor, any other value stays. Borrows, does not own.
 template <class T>
 struct LocalArg {
   const T& value;
@@ -38,7 +38,7 @@ struct LocalArg<std::optional<at::Tensor>> {
   c10::DispatchKeySet keys() const { return value ? value->key_set() : c10::DispatchKeySet(); }
 };
 
-// A list of locals without touching a reference count.
+// A list of local tensors, without changes of reference counts.
 class BorrowedList {
  public:
   void add(const at::Tensor& t) {
@@ -83,14 +83,14 @@ struct LocalArg<at::ITensorListRef> {
   c10::DispatchKeySet keys() const { return locals.keys(); }
 };
 
-C10_ALWAYS_INLINE bool same(c10::IntArrayRef a, c10::IntArrayRef b) {
+C10_ALWAYS_INLINE bool equal_ints(c10::IntArrayRef a, c10::IntArrayRef b) {
   if (a.size() != b.size()) return false;
   for (size_t i = 0; i < a.size(); i++)
     if (a[i] != b[i]) return false;
   return true;
 }
 
-// The local view that was seen before, made without calling the op.
+// Makes a local view from its cached geometry, without running the op.
 inline at::Tensor make_view(const at::Tensor& base, const propagate::Decision::ViewShape& view) {
   auto* impl = base.unsafeGetTensorImpl();
   auto out = at::detail::make_tensor_base<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(impl->unsafe_storage()),
@@ -118,7 +118,8 @@ class TypedKernel<Ret(Args...)> final : public c10::OperatorKernel {
         if (decision->view) {
           const at::Tensor& base = std::get<0>(std::tie(args...));
           const auto& local = local_of(base);
-          if (same(local.strides(), decision->view->in_strides) && same(local.sizes(), decision->view->in_sizes)) {
+          if (equal_ints(local.strides(), decision->view->in_strides) &&
+              equal_ints(local.sizes(), decision->view->in_sizes)) {
             c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
             auto out = wrap(make_view(local, *decision->view), decision->outs[0].spec);
             static_cast<DTensorImpl*>(out.unsafeGetTensorImpl())->adopt_keys(base.key_set());
@@ -131,12 +132,12 @@ class TypedKernel<Ret(Args...)> final : public c10::OperatorKernel {
   }
 
  private:
-  // Views take the tensor they alias first.
+  // The first argument of a view op is the tensor that the result aliases.
   static constexpr bool kMayView =
       std::is_same_v<Ret, at::Tensor> &&
       std::is_same_v<std::decay_t<std::tuple_element_t<0, std::tuple<Args...>>>, at::Tensor>;
 
-  // Null: not remembered, or someone wants to see every op.
+  // The cached decision. Null on a cache miss, under an OpObserver and while tracing: the boxed kernel takes over.
   propagate::Decision* find(const Args&... args) const {
     if (C10_UNLIKELY(op_observer() != nullptr || tracing())) return nullptr;
     propagate::Key key;
@@ -193,9 +194,9 @@ class TypedKernel<Ret(Args...)> final : public c10::OperatorKernel {
 
   at::Tensor wrap_one(propagate::Decision& decision, size_t i, at::Tensor local) const {
     auto& out = decision.outs[i];
-    if (C10_LIKELY(matches(out.spec.get(), local))) return wrap(std::move(local), out.spec);
-    // Learned by the boxed kernel on the miss; only a changed default dtype comes here.
-    auto spec = learn(entry_, out, local, *decision.pinned[0]->mesh.state());
+    if (C10_LIKELY(spec_matches(out.spec.get(), local))) return wrap(std::move(local), out.spec);
+    // The boxed kernel completed the spec on the cache miss. Only a changed default dtype gets here.
+    auto spec = output_spec(entry_, out, local, *decision.pinned[0]->mesh.state());
     return wrap(std::move(local), std::move(spec));
   }
 

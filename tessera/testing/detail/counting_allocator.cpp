@@ -15,13 +15,13 @@ namespace {
 std::atomic<int64_t> live{0}, peak{0}, count{0}, largest_one{0};
 std::atomic<uint64_t> generation{0};  // odd while a CountingAllocator is alive
 
-void raise(std::atomic<int64_t>& most, int64_t to) {
-  for (int64_t known = most; to > known && !most.compare_exchange_weak(known, to);) {
+void raise_to(std::atomic<int64_t>& maximum, int64_t value) {
+  for (int64_t known = maximum; value > known && !maximum.compare_exchange_weak(known, value);) {
   }
 }
 
-// What is handed out while counting, by address: the context of a block must be its address, because LibTorch also
-// takes memory raw (oneDNN's kernels do) and then has nothing else to give back.
+// The counted blocks, by address. The context of a block must be its address: oneDNN's kernels use raw_allocate(), and
+// LibTorch then has only the address to free.
 struct Block {
   int64_t bytes;
   uint64_t generation;
@@ -31,7 +31,7 @@ std::unordered_map<void*, Block>& blocks() {
   static auto* map = new std::unordered_map<void*, Block>;
   return *map;
 }
-c10::DeleterFnPtr free_below = nullptr;
+c10::DeleterFnPtr free_underlying = nullptr;
 
 void free_block(void* memory) {
   {
@@ -41,19 +41,19 @@ void free_block(void* memory) {
       blocks().erase(found);
     }
   }
-  free_below(memory);
+  free_underlying(memory);
 }
 
-// Installed once and left in place: tensors may be freed through it at any later time.
-struct Counting final : c10::Allocator {
-  explicit Counting(c10::Allocator* below) : below(below) {
-    TESSERA_CHECK(below->raw_deleter(), InternalError, "the CPU allocator that is installed hands out no raw memory");
-    free_below = below->raw_deleter();
+// Installed once and never removed, because tensors may be freed through it at any later time.
+struct CountingImpl final : c10::Allocator {
+  explicit CountingImpl(c10::Allocator* underlying) : underlying(underlying) {
+    TESSERA_CHECK(underlying->raw_deleter(), InternalError, "the CPU allocator does not support raw allocations");
+    free_underlying = underlying->raw_deleter();
   }
 
   c10::DataPtr allocate(size_t n) override {
     const uint64_t now = generation.load();
-    void* memory = below->raw_allocate(n);
+    void* memory = underlying->raw_allocate(n);
     if (now % 2 == 1 && memory) {
       const auto bytes = static_cast<int64_t>(n);
       {
@@ -61,23 +61,23 @@ struct Counting final : c10::Allocator {
         blocks()[memory] = {bytes, now};
       }
       count++;
-      raise(peak, live += bytes);
-      raise(largest_one, bytes);
+      raise_to(peak, live += bytes);
+      raise_to(largest_one, bytes);
     }
     return {memory, memory, &free_block, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
-  void copy_data(void* to, const void* from, size_t n) const override { below->copy_data(to, from, n); }
+  void copy_data(void* to, const void* from, size_t n) const override { underlying->copy_data(to, from, n); }
 
-  c10::Allocator* below;
+  c10::Allocator* underlying;
 };
 
 }  // namespace
 
 CountingAllocator::CountingAllocator() {
-  TESSERA_CHECK(generation % 2 == 0, UsageError, "two CountingAllocators at a time");
-  static Counting* installed = [] {
-    auto* it = new Counting(c10::GetAllocator(c10::DeviceType::CPU));
+  TESSERA_CHECK(generation % 2 == 0, UsageError, "a CountingAllocator is already alive; only one is allowed at a time");
+  static CountingImpl* installed = [] {
+    auto* it = new CountingImpl(c10::GetAllocator(c10::DeviceType::CPU));
     c10::SetAllocator(c10::DeviceType::CPU, it, /*priority=*/100);
     return it;
   }();

@@ -7,19 +7,19 @@
 namespace tessera::testing {
 
 FileCheck& FileCheck::check(std::string pattern) {
-  steps_.push_back({Kind::Check, std::move(pattern)});
+  steps_.push_back({CheckKind::Check, std::move(pattern)});
   return *this;
 }
 FileCheck& FileCheck::check_next(std::string pattern) {
-  steps_.push_back({Kind::Next, std::move(pattern)});
+  steps_.push_back({CheckKind::Next, std::move(pattern)});
   return *this;
 }
 FileCheck& FileCheck::check_same(std::string pattern) {
-  steps_.push_back({Kind::Same, std::move(pattern)});
+  steps_.push_back({CheckKind::Same, std::move(pattern)});
   return *this;
 }
 FileCheck& FileCheck::check_not(std::string pattern) {
-  steps_.push_back({Kind::Not, std::move(pattern)});
+  steps_.push_back({CheckKind::Not, std::move(pattern)});
   return *this;
 }
 FileCheck& FileCheck::check_count(std::string pattern, int count, bool exactly) {
@@ -29,24 +29,24 @@ FileCheck& FileCheck::check_count(std::string pattern, int count, bool exactly) 
 
 std::string FileCheck::find_error(std::string_view text) const {
   constexpr auto npos = std::string_view::npos;
-  size_t at = 0;  // behind what was found last
-  std::vector<const Step*> absent;
+  size_t at = 0;  // the end of the last match
+  std::vector<const CheckStep*> absent;
   const auto absent_in = [&](size_t begin, size_t end) -> std::string {
-    for (const Step* step : absent)
+    for (const CheckStep* step : absent)
       if (text.substr(begin, end - begin).find(step->pattern) != npos)
-        return c10::str("'", step->pattern, "' is there, and should not be, in:\n", text.substr(begin, end - begin));
+        return c10::str("'", step->pattern, "' must not be in:\n", text.substr(begin, end - begin));
     absent.clear();
     return "";
   };
-  for (const Step& step : steps_) {
-    if (step.kind == Kind::Not) {
+  for (const CheckStep& step : steps_) {
+    if (step.kind == CheckKind::Not) {
       absent.push_back(&step);
       continue;
     }
     size_t begin = at, end = text.size();
     const size_t line_end = std::min(text.find('\n', at), text.size());
-    if (step.kind == Kind::Same) end = line_end;
-    if (step.kind == Kind::Next) {
+    if (step.kind == CheckKind::Same) end = line_end;
+    if (step.kind == CheckKind::Next) {
       begin = std::min(line_end + 1, text.size());
       end = std::min(text.find('\n', begin), text.size());
     }

@@ -5,12 +5,12 @@
 
 namespace tessera::testing {
 
-// Counts the values that are read on the host: what a tracer could only take for constants.
-// Example:  HostReads mode;
+// Counts the values that are read on the host (item()). A tracer would have to treat them as constants.
+// Example:  HostReadCounter mode;
 //           const OpModeScope on(mode);
 //           optimizer.step();
 //           EXPECT_EQ(mode.reads, 0);
-struct HostReads final : OpMode {
+struct HostReadCounter final : OpMode {
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override {
     ops++;
     reads += op.operator_name().name == "aten::_local_scalar_dense";

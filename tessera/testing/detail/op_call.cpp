@@ -14,7 +14,7 @@ c10::OperatorHandle find_op(const std::string& name) {
   bool has_overload = dot != std::string::npos;
   auto op = c10::Dispatcher::singleton().findSchema(
       {name.substr(0, dot), has_overload ? name.substr(dot + 1) : std::string()});
-  TESSERA_CHECK(op, UsageError, "no op is called '", name, "'; write namespace and overload, as in aten::add.Tensor");
+  TESSERA_CHECK(op, UsageError, "no op has the name '", name, "'; write namespace and overload: aten::add.Tensor");
   return *op;
 }
 
@@ -69,7 +69,7 @@ std::vector<at::Tensor> OpCall::run(const std::vector<at::Tensor>& tensors, cons
     }
     bool first_of_list = i == 0 || slots_[i - 1].arg != slots_[i].arg;
     if (value.isTensorList()) {
-      if (first_of_list) value = value.toTensorList().copy();  // the list of the sample stays as it is
+      if (first_of_list) value = value.toTensorList().copy();  // the sample's list must not change
       value.toTensorList().set(slots_[i].element, tensors[i]);
     } else {
       if (first_of_list) value = value.toOptionalTensorList().copy();

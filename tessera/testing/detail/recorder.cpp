@@ -16,14 +16,14 @@ namespace {
 
 thread_local Recorder* current = nullptr;
 
-using Replaced = std::unordered_map<const c10::TensorImpl*, at::Tensor>;
+using Replacements = std::unordered_map<const c10::TensorImpl*, at::Tensor>;
 
-at::Tensor replacement(const at::Tensor& t, const Replaced& made) {
+at::Tensor replacement(const at::Tensor& t, const Replacements& made) {
   const auto found = made.find(t.unsafeGetTensorImpl());
   return found == made.end() ? t : found->second;
 }
 
-IValue substitute(const IValue& v, const Replaced& made) {
+IValue substitute(const IValue& v, const Replacements& made) {
   if (v.isTensor()) return replacement(v.toTensor(), made);
   if (v.isTensorList()) {
     c10::List<at::Tensor> list;
@@ -39,7 +39,7 @@ IValue substitute(const IValue& v, const Replaced& made) {
   return v;
 }
 
-void note_results(const IValue& before, const IValue& after, Replaced& made) {
+void add_replacements(const IValue& before, const IValue& after, Replacements& made) {
   if (before.isTensor()) {
     made[before.toTensor().unsafeGetTensorImpl()] = after.toTensor();
   } else if (before.isTensorList()) {
@@ -51,7 +51,7 @@ void note_results(const IValue& before, const IValue& after, Replaced& made) {
 }  // namespace
 
 void Recorder::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
-  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);  // its pieces come again
+  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);  // local ops follow
   const auto first = static_cast<int64_t>(stack->size() - op.schema().arguments().size());
   std::vector<IValue> args(stack->begin() + first, stack->end());
   next(op, keys, stack);
@@ -60,7 +60,7 @@ void Recorder::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
 }
 
 Recorder::Recorder() {
-  TESSERA_CHECK(!current, UsageError, "a Recorder is already at work in this thread");
+  TESSERA_CHECK(!current, UsageError, "a Recorder is already alive on this thread");
   current = this;
   on_.emplace(static_cast<OpMode&>(*this));
 }
@@ -75,12 +75,12 @@ void Recorder::stop() {
 
 void Recorder::replay() const {
   at::AutoDispatchBelowADInplaceOrView below;
-  Replaced made;
+  Replacements made;
   for (const auto& record : records_) {
     Stack stack;
     for (const auto& v : record.args) stack.push_back(substitute(v, made));
     record.op.callBoxed(stack);
-    for (size_t i = 0; i < record.results.size(); i++) note_results(record.results[i], stack[i], made);
+    for (size_t i = 0; i < record.results.size(); i++) add_replacements(record.results[i], stack[i], made);
   }
 }
 

@@ -11,10 +11,10 @@
 
 namespace tessera::testing {
 
-// Records every op that runs on plain tensors in this thread while alive, below autograd: of an op on distributed
-// tensors, what it does to this rank's pieces, its collectives and waits included. replay() runs the same ops again, on
-// the tensors that were there before the recording and on new ones in the place of those it made.
-// Proves that nothing bypasses the dispatcher: a replayed step is the step.
+// While alive, records every op on plain tensors in this thread, below autograd. For an op on DTensors it records the
+// ops on local tensors, with collectives and waits. replay() runs the same ops again: on the tensors that existed
+// before the recording, and on new tensors in place of those that the recorded ops created. A test with it shows that
+// nothing bypasses the dispatcher: the replayed step equals the step.
 //
 // Example:  Recorder r;  step();  r.stop();  restore(state);  r.replay();
 class Recorder final : private OpMode {
@@ -28,12 +28,12 @@ class Recorder final : private OpMode {
 
  private:
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override;
-  struct Record {
+  struct RecordedOp {
     c10::OperatorHandle op;
-    std::vector<c10::IValue> args;  // tensors as they were; looked up by address when replayed
+    std::vector<c10::IValue> args;  // replay() looks tensors up by address
     std::vector<c10::IValue> results;
   };
-  std::vector<Record> records_;
+  std::vector<RecordedOp> records_;
   std::optional<OpModeScope> on_;
 };
 

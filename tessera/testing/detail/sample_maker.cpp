@@ -24,18 +24,18 @@ bool contains(const std::string& text, std::initializer_list<const char*> words)
   return false;
 }
 
-// How the i-th tensor of a call looks.
-using Shape = std::function<Tensor(int i, const std::string& kind)>;
+// Makes tensor number i of a call.
+using MakeTensor = std::function<Tensor(int i, const std::string& kind)>;
 
 Tensor of_kind(const std::string& kind, c10::IntArrayRef sizes) {
   if (kind == "mask") return mask(sizes);
-  if (kind == "int") return whole_numbers(sizes, 4).add_(1);
+  if (kind == "int") return integers(sizes, 4).add_(1);
   return numbers(sizes);
 }
 
-// One argument; none: leave it to the default.
+// The value of an argument; std::nullopt: use its default.
 std::optional<c10::IValue> make_argument(const std::string& op, const c10::Argument& argument, int& tensors,
-                                         const Shape& shape) {
+                                         const MakeTensor& make) {
   auto type = argument.type()->str();
   const auto& name = argument.name();
   bool integral = contains(op, {"bitwise", "gcd", "lcm", "shift"});
@@ -43,12 +43,12 @@ std::optional<c10::IValue> make_argument(const std::string& op, const c10::Argum
   bool needs_bound = contains(op, {"clamp"}) && name == "min";
   bool without_dims = contains(op, {"masked_fill"}) && name == "value";
   if (without_dims && type == "Tensor") return of_kind(kind, {});
-  if (type == "Tensor" || (type == "Tensor?" && needs_bound)) return shape(tensors++, kind);
+  if (type == "Tensor" || (type == "Tensor?" && needs_bound)) return make(tensors++, kind);
   if (type == "Tensor[]") {
     c10::List<Tensor> list;
     bool steps = name == "state_steps";
-    list.push_back(steps ? at::scalar_tensor(3.0, at::kFloat) : shape(tensors, kind));
-    list.push_back(steps ? at::scalar_tensor(2.0, at::kFloat) : shape(tensors, kind).mul(0.5));
+    list.push_back(steps ? at::scalar_tensor(3.0, at::kFloat) : make(tensors, kind));
+    list.push_back(steps ? at::scalar_tensor(2.0, at::kFloat) : make(tensors, kind).mul(0.5));
     tensors++;
     return list;
   }
@@ -66,15 +66,15 @@ std::optional<c10::IValue> make_argument(const std::string& op, const c10::Argum
   if (type == "bool") return c10::IValue(false);
   if (type == "str?") return c10::IValue("floor");
   if (argument.type()->kind() == c10::TypeKind::OptionalType) return c10::IValue();
-  TESSERA_FAIL(UsageError, op, ": no way to make up a ", type, " for '", name, "'; write a sample");
+  TESSERA_FAIL(UsageError, op, ": cannot make a value of type ", type, " for '", name, "'; write a sample");
 }
 
-Sample make_sample(const std::string& op, const Shape& shape) {
+Sample make_sample(const std::string& op, const MakeTensor& make) {
   Sample sample{op, {}, {}};
   const auto& schema = find_op(op).schema();
   int tensors = 0;
   for (const auto& argument : schema.arguments()) {
-    auto value = make_argument(op, argument, tensors, shape);
+    auto value = make_argument(op, argument, tensors, make);
     sample.args.push_back(value ? *value : *argument.default_value());
   }
   return sample;
@@ -91,11 +91,11 @@ int tensor_arguments(const std::string& op) {
 Tensor numbers(c10::IntArrayRef sizes) {
   return at::rand(sizes, seeded(1234 + sizes.size()), at::kDouble).mul_(0.8).add_(0.1);
 }
-Tensor whole_numbers(c10::IntArrayRef sizes, int64_t below) { return at::randint(below, sizes, seeded(99), at::kLong); }
+Tensor integers(c10::IntArrayRef sizes, int64_t below) { return at::randint(below, sizes, seeded(99), at::kLong); }
 Tensor mask(c10::IntArrayRef sizes) { return numbers(sizes).gt(0.5); }
 
 std::vector<Sample> samples_by_schema(const std::string& op) {
-  auto alike = [](int i, const std::string& kind) {
+  auto equal_sizes = [](int i, const std::string& kind) {
     auto t = of_kind(kind, {5, 3});
     return kind == "number" ? t.mul(i % 2 ? 1.0 : 0.9) : t;
   };
@@ -103,11 +103,11 @@ std::vector<Sample> samples_by_schema(const std::string& op) {
   auto broadcast = [](int i, const std::string& kind) {
     return i == 0 ? of_kind(kind, {2, 5, 3}) : i == 1 ? of_kind(kind, {5, 1}) : of_kind(kind, {3});
   };
-  std::vector<Sample> samples = {make_sample(op, alike)};
+  std::vector<Sample> samples = {make_sample(op, equal_sizes)};
   bool lists = contains(op, {"_foreach_", "_fused_"});
   if (lists) return samples;
   samples.push_back(make_sample(op, transposed));
-  bool saved = contains(op, {"_backward", "dropout", "_prelu"});  // what was saved has the sizes of the gradient
+  bool saved = contains(op, {"_backward", "dropout", "_prelu"});  // saved tensors have the sizes of the gradient
   if (tensor_arguments(op) > 1 && !saved) {
     samples.push_back(make_sample(op, broadcast));
     auto plain = [](int i, const std::string& kind) { return i == 1 ? of_kind(kind, {}) : of_kind(kind, {5, 3}); };

@@ -10,12 +10,13 @@
 // Samples for the rule oracle.
 namespace tessera::testing {
 
-at::Tensor numbers(c10::IntArrayRef sizes);                           // doubles from 0.1 to 0.9, the same at each call
-at::Tensor whole_numbers(c10::IntArrayRef sizes, int64_t below = 5);  // int64 from 0
-at::Tensor mask(c10::IntArrayRef sizes);
+at::Tensor numbers(c10::IntArrayRef sizes);                      // doubles from 0.1 to 0.9, the same in every call
+at::Tensor integers(c10::IntArrayRef sizes, int64_t below = 5);  // int64, from 0
+at::Tensor mask(c10::IntArrayRef sizes);                         // booleans
 
-// Calls made up from the schema of an op whose tensors have equal or broadcast sizes: elementwise and foreach ops.
-// Equal sizes, other strides, and (unless it is a backward) a broadcast operand and a plain number.
+// Samples from the schema of an op whose tensors have equal or broadcast sizes: elementwise and foreach ops. One sample
+// has equal sizes and one has transposed strides. If the op is not a backward, one has a broadcast operand and one a
+// plain tensor of one element.
 std::vector<Sample> samples_by_schema(const std::string& op);
 
 }  // namespace tessera::testing

@@ -19,7 +19,7 @@ namespace {
 
 using at::Tensor;
 
-int64_t ranks_of(c10::IntArrayRef mesh_shape) {
+int64_t mesh_size(c10::IntArrayRef mesh_shape) {
   int64_t ranks = 1;
   for (auto n : mesh_shape) ranks *= n;
   return ranks;
@@ -30,8 +30,8 @@ Tensor random_like(const Tensor& x) {  // 0.25 to 1.25, or 1 to 3
   return at::rand_like(x).add_(0.25);
 }
 
-// n shares w_i of x with |w|_p = 1.
-std::vector<Tensor> norm_terms(const Tensor& x, double p, int64_t n) {
+// n random tensors whose p-norm over the ranks is x.
+std::vector<Tensor> split_by_norm(const Tensor& x, double p, int64_t n) {
   std::vector<Tensor> shares;
   Tensor total;
   for (int64_t i = 0; i < n; i++) {
@@ -44,14 +44,14 @@ std::vector<Tensor> norm_terms(const Tensor& x, double p, int64_t n) {
   return shares;
 }
 
-// n terms whose reduction, as `p` says, is x.
-std::vector<Tensor> terms_of(const Tensor& x, const Placement& p, int64_t n) {
-  if (p.kind == Placement::Kind::NormPartial) return norm_terms(x, p.norm, n);
+// n random tensors whose reduction by the partial placement `p` is x.
+std::vector<Tensor> split_partial(const Tensor& x, const Placement& p, int64_t n) {
+  if (p.kind == Placement::Kind::NormPartial) return split_by_norm(x, p.norm, n);
   std::vector<Tensor> terms;
   auto owner = at::randint_like(x, 0, n);
   auto of_owner = [&](int64_t i) { return owner.eq(i).to(x.scalar_type()); };
   auto of_others = [&](int64_t i) { return owner.ne(i).to(x.scalar_type()); };
-  auto with_rest = [&](auto combine, auto rest) {  // random ones, then what is missing
+  auto with_rest = [&](auto combine, auto rest) {  // random values, then the rest
     Tensor so_far;
     for (int64_t i = 0; i + 1 < n; i++) {
       terms.push_back(random_like(x));
@@ -100,8 +100,8 @@ Tensor reduced(const std::vector<Tensor>& terms, ReduceOp op) {
   return {};
 }
 
-// What the terms of one mesh axis are together; a contradiction is told in `problem`.
-Tensor combined(const std::vector<Tensor>& terms, const Placement& p, std::string& problem) {
+// Combines the values of the ranks along one mesh axis that does not shard. Sets `problem` if they contradict.
+Tensor combine(const std::vector<Tensor>& terms, const Placement& p, std::string& problem) {
   switch (p.kind) {
     case Placement::Kind::Partial:
       return reduced(terms, p.op).to(terms[0].scalar_type());
@@ -124,14 +124,14 @@ Tensor combined(const std::vector<Tensor>& terms, const Placement& p, std::strin
   return terms[0];
 }
 
-Tensor indices_of(const Runs& runs) {
+Tensor indices_of(const IndexRanges& ranges) {
   std::vector<int64_t> indices;
-  for (const auto& run : runs)
-    for (auto i = run.begin; i < run.end; i++) indices.push_back(i);
+  for (const auto& range : ranges)
+    for (auto i = range.begin; i < range.end; i++) indices.push_back(i);
   return at::tensor(indices, at::kLong);
 }
 
-bool is_cut_dim(PlacementsRef placements, int64_t d) {
+bool is_sharded_dim(PlacementsRef placements, int64_t d) {
   for (const auto& p : placements)
     if (p.is_sharded(d)) return true;
   return false;
@@ -143,21 +143,21 @@ int64_t rank_at(const std::vector<int64_t>& coordinate, c10::IntArrayRef mesh_sh
   return rank;
 }
 
-// Writes a piece where it belongs.
-void put_piece(Tensor& whole, const Tensor& piece, PlacementsRef placements, c10::IntArrayRef mesh_shape,
-               c10::IntArrayRef coordinate) {
-  if (piece.numel() == 0) return;
-  if (whole.dim() == 0) {
-    whole.copy_(piece);
+// Writes a rank's local tensor to its indices in the global tensor.
+void write_local(Tensor& global, const Tensor& local, PlacementsRef placements, c10::IntArrayRef mesh_shape,
+                 c10::IntArrayRef coordinate) {
+  if (local.numel() == 0) return;
+  if (global.dim() == 0) {
+    global.copy_(local);
     return;
   }
   c10::List<std::optional<Tensor>> grid;
-  for (int64_t d = 0; d < whole.dim(); d++) {
-    std::vector<int64_t> shape(static_cast<size_t>(whole.dim()), 1);
+  for (int64_t d = 0; d < global.dim(); d++) {
+    std::vector<int64_t> shape(static_cast<size_t>(global.dim()), 1);
     shape[d] = -1;
-    grid.push_back(indices_of(local_runs(placements, mesh_shape, coordinate, d, whole.size(d))).view(shape));
+    grid.push_back(indices_of(local_ranges(placements, mesh_shape, coordinate, d, global.size(d))).view(shape));
   }
-  whole.index_put_(grid, piece);
+  global.index_put_(grid, local);
 }
 
 }  // namespace
@@ -186,67 +186,68 @@ std::string difference(const Tensor& want, const Tensor& got) {
   return "";
 }
 
-std::vector<Tensor> scatter(const Tensor& whole, PlacementsRef placements, c10::IntArrayRef mesh_shape) {
-  std::vector<Tensor> terms = {whole};  // of the axes so far
+std::vector<Tensor> scatter(const Tensor& global, PlacementsRef placements, c10::IntArrayRef mesh_shape) {
+  std::vector<Tensor> parts = {global};  // one per coordinate of the axes so far
   for (size_t axis = 0; axis < placements.size(); axis++) {
     std::vector<Tensor> next;
-    for (const auto& term : terms) {
-      auto parts = placements[axis].is_partial() ? terms_of(term, placements[axis], mesh_shape[axis])
-                                                 : std::vector<Tensor>(static_cast<size_t>(mesh_shape[axis]), term);
-      next.insert(next.end(), parts.begin(), parts.end());
+    for (const auto& part : parts) {
+      auto split = placements[axis].is_partial() ? split_partial(part, placements[axis], mesh_shape[axis])
+                                                 : std::vector<Tensor>(static_cast<size_t>(mesh_shape[axis]), part);
+      next.insert(next.end(), split.begin(), split.end());
     }
-    terms = std::move(next);
+    parts = std::move(next);
   }
-  for (int64_t rank = 0; rank < ranks_of(mesh_shape); rank++) {
+  for (int64_t rank = 0; rank < mesh_size(mesh_shape); rank++) {
     auto coordinate = coordinate_of(rank, mesh_shape);
-    auto piece = terms[rank];
-    for (int64_t d = 0; d < whole.dim(); d++)
-      if (is_cut_dim(placements, d))
-        piece = piece.index_select(d, indices_of(local_runs(placements, mesh_shape, coordinate, d, whole.size(d))));
+    auto shard = parts[rank];
+    for (int64_t d = 0; d < global.dim(); d++)
+      if (is_sharded_dim(placements, d))
+        shard = shard.index_select(d, indices_of(local_ranges(placements, mesh_shape, coordinate, d, global.size(d))));
     auto local =
-        at::empty_strided(piece.sizes(), rules::dense_strides(piece.sizes(), whole.strides()), piece.options());
-    terms[rank] = local.copy_(piece);
+        at::empty_strided(shard.sizes(), rules::dense_strides(shard.sizes(), global.strides()), shard.options());
+    parts[rank] = local.copy_(shard);
   }
-  return terms;
+  return parts;
 }
 
-Joined join(const std::vector<Tensor>& locals, PlacementsRef placements, c10::IntArrayRef mesh_shape,
-            c10::IntArrayRef sizes) {
-  Joined result;
-  // Put pieces together for each coordinate of the axes that do not cut; the others count as 0.
-  std::vector<Tensor> wholes(locals.size());
+GatherResult gather(const std::vector<Tensor>& locals, PlacementsRef placements, c10::IntArrayRef mesh_shape,
+                    c10::IntArrayRef sizes) {
+  GatherResult result;
+  // First the axes that shard: for each coordinate of the other axes, write all shards into one tensor. It is stored at
+  // coordinate 0 of the sharding axes.
+  std::vector<Tensor> globals(locals.size());
   for (int64_t rank = 0; rank < static_cast<int64_t>(locals.size()); rank++) {
     auto coordinate = coordinate_of(rank, mesh_shape);
     auto want = local_sizes(placements, mesh_shape, coordinate, sizes);
     if (locals[rank].sizes() != c10::IntArrayRef(want)) {
-      result.problem = c10::str("rank ", rank, " has sizes ", locals[rank].sizes(), "; its piece of ", sizes, " lying ",
-                                to_string(placements), " has ", c10::IntArrayRef(want));
+      result.problem = c10::str("rank ", rank, " has sizes ", locals[rank].sizes(), "; the local tensor of ", sizes,
+                                " with ", to_string(placements), " has ", c10::IntArrayRef(want));
       return result;
     }
     auto home = coordinate;
     for (size_t axis = 0; axis < placements.size(); axis++)
       if (placements[axis].is_sharded()) home[axis] = 0;
-    auto& whole = wholes[rank_at(home, mesh_shape)];
-    if (!whole.defined()) whole = at::zeros(sizes, locals[rank].options());
-    put_piece(whole, locals[rank], placements, mesh_shape, coordinate);
+    auto& global = globals[rank_at(home, mesh_shape)];
+    if (!global.defined()) global = at::zeros(sizes, locals[rank].options());
+    write_local(global, locals[rank], placements, mesh_shape, coordinate);
   }
-  // Then the other axes, the last first.
+  // Then the other axes, from the last to the first.
   for (size_t axis = placements.size(); axis-- > 0;) {
     if (placements[axis].is_sharded()) continue;
     for (int64_t rank = 0; rank < static_cast<int64_t>(locals.size()); rank++) {
       auto coordinate = coordinate_of(rank, mesh_shape);
-      if (!wholes[rank].defined() || coordinate[axis] != 0) continue;
-      std::vector<Tensor> terms;
+      if (!globals[rank].defined() || coordinate[axis] != 0) continue;
+      std::vector<Tensor> parts;
       for (int64_t i = 0; i < mesh_shape[axis]; i++) {
         coordinate[axis] = i;
-        auto& term = wholes[rank_at(coordinate, mesh_shape)];
-        terms.push_back(term);
-        term = Tensor();
+        auto& part = globals[rank_at(coordinate, mesh_shape)];
+        parts.push_back(part);
+        part = Tensor();
       }
-      wholes[rank] = combined(terms, placements[axis], result.problem);
+      globals[rank] = combine(parts, placements[axis], result.problem);
     }
   }
-  result.whole = wholes[0];
+  result.global = globals[0];
   return result;
 }
 

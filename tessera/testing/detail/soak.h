@@ -6,7 +6,8 @@
 #include <cstdint>
 #include <fstream>
 
-// Tests that nothing grows. Their long form (make soak) sets TESSERA_SOAK; the short one is part of every test run.
+// For tests that memory does not grow. `make soak` sets TESSERA_SOAK for the long form; every test run has the short
+// form.
 namespace tessera::testing {
 
 inline bool long_soak() { return setting("TESSERA_SOAK") == "1"; }
@@ -17,7 +18,7 @@ inline int64_t resident_bytes() {
   return resident * sysconf(_SC_PAGESIZE);
 }
 
-// What may come and go without being growth: the allocator's arenas, pages first touched.
+// Tolerance for changes that are not growth: allocator arenas, pages that are touched for the first time.
 inline constexpr int64_t kSoakSlack = int64_t{4} << 20;
 
 }  // namespace tessera::testing

@@ -28,16 +28,16 @@ StepMemory measure_step(CountingAllocator& count, const std::function<at::Tensor
   return found;
 }
 
-MemoryPromise promise_of(const UnitSizes& sizes, int64_t ranks, int64_t activations) {
-  constexpr int64_t kFloat = 4, kKept = 4;  // parameter, gradient, and two moments
-  return {.state = kKept * kFloat * sizes.all / ranks,
+MemoryBound memory_bound(const UnitSizes& sizes, int64_t ranks, int64_t activations) {
+  constexpr int64_t kFloat = 4, kCopies = 4;  // parameter, gradient, two moments
+  return {.state = kCopies * kFloat * sizes.all / ranks,
           .root = kFloat * sizes.root,
           .gathered = 2 * kFloat * sizes.largest,
           .gradients = 2 * kFloat * sizes.largest,
           .activations = activations};
 }
 
-std::ostream& operator<<(std::ostream& out, const MemoryPromise& p) {
+std::ostream& operator<<(std::ostream& out, const MemoryBound& p) {
   const auto mb = [](int64_t bytes) { return static_cast<double>(bytes) * 1e-6; };
   return out << std::fixed << std::setprecision(1) << mb(p.total()) << " = state " << mb(p.state) << " + root "
              << mb(p.root) << " + gathered " << mb(p.gathered) << " + gradients " << mb(p.gradients)

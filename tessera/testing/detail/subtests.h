@@ -7,7 +7,7 @@
 
 namespace tessera::testing {
 
-// Runs `body` for every combination of the values, last one fastest, and reports all that throw, not only the first.
+// Runs `body` for every combination of the values; the last one varies fastest. Reports all combinations that throw.
 // Example:  subtests([&](bool offload, int64_t dim) { ... }, std::vector{false, true}, std::vector<int64_t>{0, 1});
 template <class Body, class... Values>
 void subtests(const Body& body, const std::vector<Values>&... values) {
@@ -24,7 +24,7 @@ void subtests(const Body& body, const std::vector<Values>&... values) {
       report += "\n(" + label.str() + "): " + error.what();
     }
   };
-  // Binds one value after the other.
+  // Binds the values one by one.
   const auto choose = [&](const auto& self, auto bound, const auto& first, const auto&... rest) -> void {
     for (auto&& value : first) {
       auto with = [&](const auto&... more) { bound(value, more...); };

@@ -10,17 +10,18 @@
 #include <tuple>
 #include <vector>
 
-// Convolution of pieces that may have no channels, which ATen refuses or gives wrong sizes (rules/convolution.cpp).
+// Convolution on local tensors that may have no channels. ATen rejects these, or returns wrong sizes
+// (rules/convolution.cpp).
 namespace tessera {
 namespace {
 
 using Ints = at::IntArrayRef;
-using Optional = std::optional<at::Tensor>;
+using OptionalTensor = std::optional<at::Tensor>;
 
 // A sum over no input channels is zero; the bias is still added.
-at::Tensor convolution_of_pieces(const at::Tensor& input, const at::Tensor& weight, const Optional& bias, Ints stride,
-                                 Ints padding, Ints dilation, bool transposed, Ints output_padding, int64_t groups,
-                                 Ints out) {
+at::Tensor convolution_local(const at::Tensor& input, const at::Tensor& weight, const OptionalTensor& bias, Ints stride,
+                             Ints padding, Ints dilation, bool transposed, Ints output_padding, int64_t groups,
+                             Ints out) {
   if (input.numel() > 0 && weight.numel() > 0)
     return at::convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
   auto result = at::zeros(out, input.options());
@@ -32,7 +33,7 @@ at::Tensor convolution_of_pieces(const at::Tensor& input, const at::Tensor& weig
   return result;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward_of_pieces(
+std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward_local(
     const at::Tensor& grad, const at::Tensor& input, const at::Tensor& weight, at::OptionalIntArrayRef bias_sizes,
     Ints stride, Ints padding, Ints dilation, bool transposed, Ints output_padding, int64_t groups,
     std::array<bool, 3> mask) {
@@ -55,18 +56,18 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward_of_pieces(
 
 TORCH_LIBRARY_FRAGMENT(tessera, m) {
   m.def(
-      "convolution_of_pieces(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
+      "convolution_local(Tensor input, Tensor weight, Tensor? bias, int[] stride, int[] padding, int[] dilation, "
       "bool transposed, int[] output_padding, int groups, int[] out) -> Tensor");
   m.def(
-      "convolution_backward_of_pieces(Tensor grad_output, Tensor input, Tensor weight, int[]? bias_sizes, int[] "
+      "convolution_backward_local(Tensor grad_output, Tensor input, Tensor weight, int[]? bias_sizes, int[] "
       "stride, "
       "int[] padding, int[] dilation, bool transposed, int[] output_padding, int groups, bool[3] output_mask) -> "
       "(Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, m) {
-  m.impl("convolution_of_pieces", convolution_of_pieces);
-  m.impl("convolution_backward_of_pieces", convolution_backward_of_pieces);
+  m.impl("convolution_local", convolution_local);
+  m.impl("convolution_backward_local", convolution_backward_local);
 }
 
 }  // namespace tessera

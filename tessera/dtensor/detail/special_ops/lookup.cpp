@@ -5,11 +5,11 @@
 
 #include <vector>
 
-// Looking up rows of which this rank has some (rules/embedding.cpp).
+// Embedding lookup in a table that is sharded by rows (rules/embedding.cpp).
 namespace tessera {
 namespace {
 
-// `weight` has rows offset, offset + 1, ... of a table of `rows` rows. Zeros for the rows that others have.
+// `weight` has rows offset, offset + 1, ... of a table of `rows` rows. Returns zeros for the rows of other ranks.
 at::Tensor masked_embedding(const at::Tensor& weight, const at::Tensor& indices, int64_t padding_idx,
                             bool scale_grad_by_freq, bool sparse, int64_t rows, int64_t offset) {
   if (indices.numel() > 0) {

@@ -17,8 +17,8 @@
 
 #include <tuple>
 
-// Means of losses over pieces (rules/loss.cpp): the sum of the piece, over the count of the whole. Each takes the
-// arguments of the aten op, whose reduction is mean, and the count.
+// Losses with reduction mean on local tensors (rules/loss.cpp): the local sum divided by `count`, the number of
+// elements of the global tensor. tessera::NAME_of takes the arguments of aten::NAME and the count.
 namespace tessera {
 namespace {
 
@@ -67,8 +67,8 @@ Tensor binary_cross_entropy_backward_of(const Tensor& grad, const Tensor& self, 
   return at::binary_cross_entropy_backward(grad, self, target, weight, kSum).div_(count);
 }
 
-// The denominator of nll_loss lies in the data. These two run on the distributed tensors themselves: a sum, its
-// denominator, and a division between which the denominator is added up over the ranks.
+// The denominator of nll_loss depends on the data. These two ops run on the DTensors: the sum, the denominator, and the
+// division. The division's rule all-reduces the denominator first.
 std::tuple<Tensor, Tensor> nll_loss_mean(const Tensor& self, const Tensor& target, const Optional& weight, int64_t,
                                          int64_t ignore_index) {
   auto [sum, total_weight] = at::nll_loss_forward(self, target, weight, kSum, ignore_index);

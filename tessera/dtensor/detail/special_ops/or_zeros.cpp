@@ -7,23 +7,23 @@
 #include <string>
 #include <vector>
 
-// aten ops that throw, or stop the process, on a piece without elements. tessera::NAME_or_zeros takes the arguments of
-// aten::NAME and the sizes of each output of this rank; if the first tensor has no elements, its outputs are zeros of
-// those sizes (often without elements too), otherwise it calls aten::NAME.
+// Replacements for aten ops that throw, or stop the process, on a local tensor without elements. tessera::NAME_or_zeros
+// takes the arguments of aten::NAME and the local sizes of each output. If the first tensor has no elements, its
+// outputs are zeros of those sizes (often without elements too). Otherwise it calls aten::NAME.
 namespace tessera {
 namespace {
 
-// The element type of each output: of the first tensor, of its sums, or of indices.
-enum class Type : char { Same = 's', Sums = 'a', Index = 'i' };
+// The dtype of an output: that of the first tensor, its accumulation type, or that of indices.
+enum class OutputType : char { Same = 's', Accumulated = 'a', Index = 'i' };
 
-struct OpRow {
+struct OrZerosOp {
   const char* op;
   const char* overload;
-  const char* types;  // one letter an output
-  int mask;           // argument that says which outputs are wanted, or -1
+  const char* types;  // one letter per output
+  int mask;           // the argument with the output mask, or -1
 };
 
-constexpr OpRow kOps[] = {
+constexpr OrZerosOp kOrZerosOps[] = {
     {"_adaptive_avg_pool2d", "", "s", -1},
     {"_adaptive_avg_pool2d_backward", "", "s", -1},
     {"_native_batch_norm_legit", "", "saa", -1},
@@ -38,13 +38,13 @@ constexpr OpRow kOps[] = {
     {"native_batch_norm_backward", "", "saa", 9},
 };
 
-at::ScalarType type_of(char letter, at::ScalarType first) {
-  switch (static_cast<Type>(letter)) {
-    case Type::Same:
+at::ScalarType output_type(char letter, at::ScalarType first) {
+  switch (static_cast<OutputType>(letter)) {
+    case OutputType::Same:
       return first;
-    case Type::Sums:
+    case OutputType::Accumulated:
       return at::toOpMathType(first);
-    case Type::Index:
+    case OutputType::Index:
       return at::kLong;
   }
   return first;
@@ -52,7 +52,7 @@ at::ScalarType type_of(char letter, at::ScalarType first) {
 
 class OrZeros final : public c10::OperatorKernel {
  public:
-  OrZeros(const OpRow& row, c10::OperatorHandle op) : row_(row), op_(std::move(op)) {}
+  OrZeros(const OrZerosOp& row, c10::OperatorHandle op) : row_(row), op_(std::move(op)) {}
 
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     size_t outputs = std::string_view(row_.types).size();
@@ -63,7 +63,7 @@ class OrZeros final : public c10::OperatorKernel {
     std::vector<at::Tensor> results;
     for (size_t i = 0; i < outputs; i++) {
       bool wanted = row_.mask < 0 || torch::jit::peek(*stack, static_cast<size_t>(row_.mask), own).toBoolList()[i];
-      auto options = first.options().dtype(type_of(row_.types[i], first.scalar_type()));
+      auto options = first.options().dtype(output_type(row_.types[i], first.scalar_type()));
       results.push_back(wanted ? at::zeros(sizes[i].toIntVector(), options) : at::Tensor());
     }
     torch::jit::drop(*stack, own);
@@ -71,13 +71,13 @@ class OrZeros final : public c10::OperatorKernel {
   }
 
  private:
-  OpRow row_;
+  OrZerosOp row_;
   c10::OperatorHandle op_;
 };
 
-c10::FunctionSchema schema_of(const OpRow& row, const c10::FunctionSchema& aten) {
+c10::FunctionSchema or_zeros_schema(const OrZerosOp& row, const c10::FunctionSchema& aten) {
   std::vector<c10::Argument> arguments;
-  for (const auto& a : aten.arguments())  // none is keyword-only: those that follow are not
+  for (const auto& a : aten.arguments())  // none is keyword-only, because positional ones follow
     arguments.emplace_back(a.name(), a.type(), a.real_type(), a.N(), std::nullopt, false,
                            a.alias_info() ? std::optional(*a.alias_info()) : std::nullopt);
   for (size_t i = 0; i < std::string_view(row.types).size(); i++)
@@ -88,10 +88,10 @@ c10::FunctionSchema schema_of(const OpRow& row, const c10::FunctionSchema& aten)
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(tessera, m) {
-  for (const auto& row : kOps) {
+  for (const auto& row : kOrZerosOps) {
     auto op = c10::Dispatcher::singleton().findSchema({std::string("aten::") + row.op, row.overload});
     if (!op) continue;
-    auto schema = schema_of(row, op->schema());
+    auto schema = or_zeros_schema(row, op->schema());
     auto name = std::string(row.op) + "_or_zeros" + (*row.overload ? "." : "") + row.overload;
     m.def(std::move(schema));
     m.impl(name.c_str(),

@@ -12,18 +12,18 @@
 
 #include <limits>
 
-// Reductions of a piece whose result is one rank's term (rules/reduction.cpp). Each takes the arguments of the aten op,
-// then what only the whole knows.
+// Reductions of local tensors whose results are partial (rules/reduction.cpp). Each op takes the arguments of the aten
+// op. The means also take the number of reduced elements of the global tensor.
 namespace tessera {
 namespace {
 
 using Dims = at::OptionalIntArrayRef;
 
-// The sum of the piece over the count of the whole.
+// The local sum divided by the global count.
 at::Tensor mean_of_dim(const at::Tensor& self, Dims dim, bool keepdim, std::optional<at::ScalarType> dtype,
                        double count) {
   auto result_type = dtype.value_or(self.scalar_type());
-  TORCH_CHECK(at::isFloatingType(result_type) || at::isComplexType(result_type), "mean: the result cannot be of type ",
+  TORCH_CHECK(at::isFloatingType(result_type) || at::isComplexType(result_type), "mean: the result cannot have dtype ",
               result_type, "; give a floating dtype");
   return at::sum(self, dim, keepdim, dtype).div_(count);
 }
@@ -32,7 +32,7 @@ at::Tensor mean_of(const at::Tensor& self, std::optional<at::ScalarType> dtype, 
   return mean_of_dim(self, std::nullopt, false, dtype, count);
 }
 
-// The number that loses against every other.
+// The identity element of max: the lowest value of the type.
 at::Scalar identity_of_max(at::ScalarType type) {
   if (at::isFloatingType(type)) return -std::numeric_limits<double>::infinity();
   if (type == at::kBool) return false;
@@ -50,6 +50,7 @@ at::Scalar identity_of_max(at::ScalarType type) {
   }
 }
 
+// The identity element of min: the highest value of the type.
 at::Scalar identity_of_min(at::ScalarType type) {
   if (at::isFloatingType(type)) return std::numeric_limits<double>::infinity();
   if (type == at::kBool) return true;
@@ -67,7 +68,7 @@ at::Scalar identity_of_min(at::ScalarType type) {
   }
 }
 
-// Sizes after the reduction of `dim` (none: all).
+// The sizes after reduction over `dim` (empty: over all dims).
 std::vector<int64_t> reduced_sizes(const at::Tensor& self, at::IntArrayRef dim, bool keepdim) {
   std::vector<bool> reduced(static_cast<size_t>(self.dim()), dim.empty());
   for (auto d : dim) reduced[static_cast<size_t>(d < 0 ? d + self.dim() : d)] = true;
@@ -98,7 +99,7 @@ at::Tensor min_or_highest(const at::Tensor& self) {
   return self.numel() > 0 ? at::min(self) : amin_or_highest(self, {}, false);
 }
 
-// Norms of an empty piece: zero, which the p-norm of the ranks' norms ignores for every p > 0.
+// The norm of an empty local tensor is zero. For every p > 0 it does not change the p-norm over all ranks.
 at::Tensor zeros_for(const at::Tensor& self, at::IntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype) {
   return at::zeros(reduced_sizes(self, dim, keepdim), self.options().dtype(dtype.value_or(self.scalar_type())));
 }

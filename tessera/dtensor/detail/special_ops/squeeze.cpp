@@ -2,7 +2,7 @@
 #include <ATen/ops/squeeze.h>
 #include <torch/library.h>
 
-// squeeze of the dims whose global size is 1: a piece may have others of size 1 by chance (rules/view.cpp).
+// squeeze of the dims whose global size is 1. A local tensor may have more dims of size 1 (rules/view.cpp).
 namespace tessera {
 namespace {
 

@@ -1,80 +1,60 @@
-// Errors that other systems made without a word, each from a public report: here each gives the right value or throws.
+// Errors that other systems made silently, most from public bug reports. Here each case gives the right value or
+// throws.
+#include "compare_with_plain.h"
+
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/policy.h"
-#include "tessera/testing/ranks.h"
 
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-namespace tessera {
+namespace tessera::test {
 namespace {
 
-using testing::Rank;
-using testing::run_ranks;
-
-void expect_value(const at::Tensor& got, const at::Tensor& expected) {
-  ASSERT_TRUE(is_dtensor(got));
-  EXPECT_TRUE(torch::allclose(DTensor(got.detach()).full_tensor(), expected.detach(), 1e-5, 1e-6)) << DTensor(got);
-}
-
-// Forward and gradient of f against the plain tensor, over pieces that are uneven and, with four ranks, empty.
+// With every placement, over shards that are uneven and, with four ranks, empty.
 template <class F>
-void expect_like_plain(const at::Tensor& value, F f) {
-  for (int n : {1, 2, 3, 4})
-    run_ranks(n, [&](Rank&) {
-      const auto mesh = init_device_mesh("cpu", {n}, {"x"});
-      std::vector<Placement> all = {Replicate()};
-      for (int64_t d = 0; d < value.dim(); d++) all.push_back(Shard(d));
-      for (const auto& p : all) {
-        SCOPED_TRACE(c10::str(n, " ranks, ", to_string(p)));
-        auto plain = value.clone().set_requires_grad(true);
-        at::Tensor x = distribute_tensor(value, mesh, {p}).set_requires_grad(true);
-        const auto expected = f(plain), got = f(x);
-        expect_value(got, expected);
-        (expected * expected).sum().backward();
-        (got * got).sum().backward();
-        expect_value(x.grad(), plain.grad());
-      }
-    });
+void expect_like_plain_everywhere(const at::Tensor& value, F f) {
+  std::vector<Placement> placements = {Replicate()};
+  for (int64_t d = 0; d < value.dim(); d++) placements.push_back(Shard(d));
+  test::expect_like_plain(value, placements, 4, expect_value, f);
 }
 
-// A view of a cut dim would need communication, and throws; so it is asked for.
-at::Tensor whole_on(const at::Tensor& x, int64_t dim) {
+// A view of a sharded dim would communicate, so it throws. This function redistributes first.
+at::Tensor replicated_on(const at::Tensor& x, int64_t dim) {
   if (!is_dtensor(x) || !DTensor(x).placements()[0].is_sharded(dim)) return x;
   return DTensor(x).redistribute({Replicate()});
 }
 
-// pytorch#162692: mean of uneven shards was a mean of means, and NaN where a piece was empty.
-TEST(Silent, MeanVarNormOfUnevenAndEmptyPieces) {
+// pytorch#162692: mean of uneven shards was a mean of means, and NaN where a shard was empty.
+TEST(Silent, MeanVarNormOfUnevenAndEmptyShards) {
   const auto value = torch::randn({5, 3});
-  expect_like_plain(value, [](const at::Tensor& x) { return x.mean(); });
-  expect_like_plain(value, [](const at::Tensor& x) { return x.mean({0}); });
-  expect_like_plain(value, [](const at::Tensor& x) { return x.var(std::vector<int64_t>{0}, true); });
-  expect_like_plain(value, [](const at::Tensor& x) { return x.std(); });
-  expect_like_plain(value, [](const at::Tensor& x) { return x.norm(); });
-  expect_like_plain(value, [](const at::Tensor& x) { return x.norm(2, {1}); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.mean(); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.mean({0}); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.var(std::vector<int64_t>{0}, true); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.std(); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.norm(); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.norm(2, {1}); });
 }
 
-// The gradient of max goes through a plain tensor of zeros in autograd's formula.
+// Autograd's formula for max creates a plain tensor of zeros.
 TEST(Silent, MaxAndItsGradient) {
   const auto value = torch::randn({5, 3});
-  expect_like_plain(value, [](const at::Tensor& x) { return x.max(); });
-  expect_like_plain(value, [](const at::Tensor& x) { return std::get<0>(x.max(0)); });
-  expect_like_plain(value, [](const at::Tensor& x) { return std::get<0>(x.max(1)); });
-  expect_like_plain(value, [](const at::Tensor& x) { return std::get<0>(x.topk(2, 1)); });
-  expect_like_plain(value, [](const at::Tensor& x) { return x.amax({0}); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.max(); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return std::get<0>(x.max(0)); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return std::get<0>(x.max(1)); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return std::get<0>(x.topk(2, 1)); });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return x.amax({0}); });
 }
 
-TEST(Silent, SplitsOfWhichOneIsUsed) {
+TEST(Silent, SplitsWithOneUsedResult) {
   const auto value = torch::randn({6, 4, 2});
-  expect_like_plain(value, [](const at::Tensor& x) { return whole_on(x, 1).split(2, 1)[1]; });
-  expect_like_plain(value, [](const at::Tensor& x) { return whole_on(x, 1).chunk(2, 1)[0] * 3; });
-  expect_like_plain(value, [](const at::Tensor& x) { return whole_on(x, 1).unbind(1)[2]; });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return replicated_on(x, 1).split(2, 1)[1]; });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return replicated_on(x, 1).chunk(2, 1)[0] * 3; });
+  expect_like_plain_everywhere(value, [](const at::Tensor& x) { return replicated_on(x, 1).unbind(1)[2]; });
 }
 
-// pytorch#162312: item() of a pending maximum was this rank's own.
+// pytorch#162312: item() of a partial maximum returned the value of this rank.
 TEST(Silent, ItemReducesFirst) {
   run_ranks(2, [](Rank& me) {
     const at::Tensor d = distribute_tensor(torch::arange(6.), me.mesh("x=2"), {Shard(0)});
@@ -93,8 +73,8 @@ TEST(Silent, RoundTripsKeepTheShape) {
   });
 }
 
-// ones_like of a pending sum is whole: adding it to a sum must add one, not one per rank.
-TEST(Silent, LikesOfPartial) {
+// ones_like of a partial tensor is replicated: adding it must add one, not one per rank.
+TEST(Silent, LikeFactoriesOfPartial) {
   run_ranks(2, [](Rank& me) {
     const at::Tensor sum = distribute_tensor(torch::ones({4, 3}), me.mesh("x=2"), {Shard(0)}).sum(0);
     expect_value(torch::ones_like(sum), torch::ones({3}));
@@ -105,8 +85,8 @@ TEST(Silent, LikesOfPartial) {
   });
 }
 
-// A value that is redistributed once is remembered; a later write must be seen.
-TEST(Silent, ARememberedRedistributionDoesNotGoStale) {
+// The result of a redistribution is cached. A later write must invalidate it.
+TEST(Silent, ACachedRedistributionDoesNotGoStale) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("x=2");
     at::Tensor sum = distribute_tensor(torch::ones({4, 3}), mesh, {Shard(0)}).sum(0);
@@ -116,7 +96,7 @@ TEST(Silent, ARememberedRedistributionDoesNotGoStale) {
     sum.view({3}).mul_(2);
     expect_value(sum.relu(), torch::full({3}, 16.));
     auto parameter = torch::zeros({3});
-    parameter.set_data(sum);  // shares the piece
+    parameter.set_data(sum);  // shares the local tensor
     parameter.mul_(2);
     expect_value(sum.relu(), torch::full({3}, 32.));
     DTensor(sum).to_local().mul_(2);
@@ -127,7 +107,7 @@ TEST(Silent, ARememberedRedistributionDoesNotGoStale) {
   });
 }
 
-// A step-varying Scalar is no part of a cache key; a Scalar that a rule reads is.
+// A Scalar is not in the cache key, unless a rule reads it.
 TEST(Silent, NormsOfDifferentOrderAreDifferent) {
   run_ranks(2, [](Rank& me) {
     const at::Tensor d = distribute_tensor(torch::arange(4.), me.mesh("x=2"), {Shard(0)});
@@ -136,8 +116,8 @@ TEST(Silent, NormsOfDifferentOrderAreDifferent) {
   });
 }
 
-// A gradient that is computed whole where the parameter is cut must still add up.
-TEST(Silent, GradientsAccumulateWhereverTheyLie) {
+// Gradients with different placements accumulate correctly.
+TEST(Silent, GradientsWithDifferentPlacementsAccumulate) {
   const auto w = torch::randn({6, 6}), x = torch::randn({4, 6});
   run_ranks(2, [&](Rank& me) {
     const auto mesh = me.mesh("x=2");
@@ -154,7 +134,7 @@ TEST(Silent, GradientsAccumulateWhereverTheyLie) {
   });
 }
 
-TEST(Silent, BackwardWithAPlainSeedNeverPasses) {
+TEST(Silent, BackwardWithAPlainGradientThrows) {
   run_ranks(2, [](Rank& me) {
     at::Tensor x = distribute_tensor(torch::ones({4}), me.mesh("x=2"), {Shard(0)}).set_requires_grad(true);
     const auto y = DTensor(x * 2).redistribute({Replicate()});
@@ -174,7 +154,7 @@ TEST(Silent, SlicesWithAndWithoutABound) {
   });
 }
 
-// Memory that is also in plain hands changes without our seeing it.
+// A write to a plain tensor that shares memory is not visible to the library.
 TEST(Silent, AWriteToTheLocalOfFromLocalIsSeen) {
   run_ranks(2, [](Rank& me) {
     auto local = torch::ones({3});
@@ -193,7 +173,7 @@ TEST(Silent, PlainTensorsStayPlain) {
     {
       ImplicitReplication scope;
       expect_value(d + mask, torch::full({4}, 2.));
-      EXPECT_THROW(mask.add_(d), UsageError);  // what is written would have to change its nature
+      EXPECT_THROW(mask.add_(d), UsageError);  // a plain tensor cannot become a DTensor
     }
     EXPECT_FALSE(is_dtensor(mask));
     EXPECT_EQ(mask.data_ptr<float>()[0], 1);
@@ -203,11 +183,11 @@ TEST(Silent, PlainTensorsStayPlain) {
   });
 }
 
-// A dim that is 1 on this rank by chance is not a dim of 1.
+// A dim of local size 1 may have another global size.
 TEST(Silent, SqueezeLooksAtGlobalSizes) {
   run_ranks(2, [](Rank& me) {
-    const auto whole = distribute_tensor(torch::arange(6.).view({3, 1, 2}), me.mesh("x=2"));
-    at::Tensor d = whole.redistribute({Shard(0)});
+    const auto replicated = distribute_tensor(torch::arange(6.).view({3, 1, 2}), me.mesh("x=2"));
+    at::Tensor d = replicated.redistribute({Shard(0)});
     expect_value(d.squeeze(), torch::arange(6.).view({3, 2}));
     d.squeeze_(0);
     EXPECT_EQ(d.sizes(), at::IntArrayRef({3, 1, 2}));
@@ -222,10 +202,10 @@ TEST(Silent, ReshapeOfANonDenseTensorInInferenceMode) {
     const at::Tensor d = distribute_tensor(value, me.mesh("x=2"));
     c10::InferenceMode inference;
     expect_value(d.slice(1, 0, 3).reshape({2, 2, 3}), value.slice(1, 0, 3).reshape({2, 2, 3}));
-    const at::Tensor cut = distribute_tensor(value, me.mesh("x=2"), {Shard(1)});
-    expect_value(cut.reshape({3, 8}), value.reshape({3, 8}));
+    const at::Tensor sharded = distribute_tensor(value, me.mesh("x=2"), {Shard(1)});
+    expect_value(sharded.reshape({3, 8}), value.reshape({3, 8}));
   });
 }
 
 }  // namespace
-}  // namespace tessera
+}  // namespace tessera::test

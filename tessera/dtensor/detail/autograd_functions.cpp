@@ -1,8 +1,8 @@
-#include "tessera/dtensor/detail/edges.h"
+#include "tessera/dtensor/detail/autograd_functions.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/libtorch_autograd_compat.h"
 #include "tessera/base/detail/module_name.h"
+#include "tessera/base/error.h"
 #include "tessera/dtensor/detail/observer.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -19,17 +19,17 @@ using torch::autograd::variable_list;
 Placements gradient_placements(PlacementsRef value, PlacementsRef gradient) {
   Placements to;
   for (size_t a = 0; a < value.size(); a++) {
-    const bool keep_sum = !value[a].is_sharded() && gradient[a].is_partial();
-    to.push_back(keep_sum ? gradient[a] : value[a].is_sharded() ? value[a] : Replicate());
+    const bool keep_partial = !value[a].is_sharded() && gradient[a].is_partial();
+    to.push_back(keep_partial ? gradient[a] : value[a].is_sharded() ? value[a] : Replicate());
   }
   return to;
 }
 
-at::Tensor move(const at::Tensor& t, const SpecRef& to, bool is_explicit) {
+at::Tensor redistribute_no_grad(const at::Tensor& t, const SpecRef& to, bool is_explicit) {
   at::AutoDispatchBelowADInplaceOrView below;
   const auto& from = meta_of(t).spec;
   if (from == to) return share(t);
-  if (from->device.is_meta()) return wrap(local_without_storage(local_of(t), *to), to);  // there is nothing to send
+  if (from->device.is_meta()) return wrap(local_without_storage(local_of(t), *to), to);  // no values to send
   if (auto* observer = op_observer()) observer->redistributes(0, *from, *to, is_explicit);
   const auto& plan = redistribute::plan_between(*from, *to);
   auto result = redistribute::execute(plan, local_of(t), *from, *to);
@@ -39,17 +39,15 @@ at::Tensor move(const at::Tensor& t, const SpecRef& to, bool is_explicit) {
 
 namespace {
 
-// Gradients of distributed values must be distributed: a plain one would be taken for a piece by some and for the whole
-// by others.
-const at::Tensor& distributed(const at::Tensor& gradient, const char* of) {
-  TESSERA_CHECK(
-      is_dtensor(gradient), UsageError, "backward of ", of, ": the gradient is a plain tensor of sizes ",
-      gradient.sizes(),
-      "; give backward() a distributed one: distribute_tensor, DTensor::from_local, or ones_like of the value");
+// The gradient of a DTensor must be a DTensor. A plain gradient could be the local or the global one.
+const at::Tensor& check_dtensor_gradient(const at::Tensor& gradient, const char* function) {
+  TESSERA_CHECK(is_dtensor(gradient), UsageError, "backward of ", function,
+                ": the gradient is a plain tensor of sizes ", gradient.sizes(),
+                "; pass a DTensor to backward(): distribute_tensor, DTensor::from_local, or ones_like of the value");
   return gradient;
 }
 
-// The same memory, and the same version: writing to one is seen at the other.
+// An alias that shares memory and version counter.
 at::Tensor alias_of(const at::Tensor& t) {
   at::AutoDispatchBelowADInplaceOrView below;
   auto out = at::alias(t);
@@ -58,10 +56,11 @@ at::Tensor alias_of(const at::Tensor& t) {
   return out;
 }
 
-// What stands behind a value in the graph. A debug mode is told in backward which module the value was made in.
-struct EdgeNode : Node {
+// Base class of the autograd nodes below. Under a debug mode, backward runs under the name of the module that made the
+// value.
+struct SpecNode : Node {
   SpecRef spec;
-  std::string module;  // set only while a debug mode looks
+  std::string module;  // set only under a debug mode
   variable_list apply(variable_list&& gradients) final {
     if (!gradients[0].defined()) return {at::Tensor()};
     if (module.empty()) return {gradient_of(gradients[0])};
@@ -71,8 +70,8 @@ struct EdgeNode : Node {
   virtual at::Tensor gradient_of(const at::Tensor& gradient) = 0;
 };
 
-// Runs `make` outside autograd and puts `Backward` behind its result. Each Backward is made of the functions below, so
-// that it can be differentiated again.
+// Returns make() with `Backward` as its grad_fn. Each Backward calls only differentiable functions, so double backward
+// works.
 template <class Backward, class Make>
 at::Tensor with_history(const at::Tensor& input, SpecRef spec, Make make) {
   if (!at::GradMode::is_enabled() || !input.requires_grad()) return make();
@@ -85,35 +84,35 @@ at::Tensor with_history(const at::Tensor& input, SpecRef spec, Make make) {
   return out;
 }
 
-struct RedistributeBackward final : EdgeNode {  // spec: of the value before it was moved
+struct RedistributeBackward final : SpecNode {  // spec: of the input
   at::Tensor gradient_of(const at::Tensor& g) override {
-    const auto& gradient = distributed(g, "redistribute");
+    const auto& gradient = check_dtensor_gradient(g, "redistribute");
     return redistribute(gradient, gradient_placements(spec->placements, meta_of(gradient).spec->placements));
   }
 };
 
-struct FromLocalBackward final : EdgeNode {
+struct FromLocalBackward final : SpecNode {
   at::Tensor gradient_of(const at::Tensor& g) override {
     Placements to(spec->placements);
     for (auto& p : to)
       if (p.is_partial()) p = Replicate();
-    return to_local(redistribute(distributed(g, "from_local"), to), {});
+    return to_local(redistribute(check_dtensor_gradient(g, "from_local"), to), {});
   }
 };
 
-struct ToLocalBackward final : EdgeNode {  // spec: of the gradient
+struct ToLocalBackward final : SpecNode {  // spec: of the gradient
   at::Tensor gradient_of(const at::Tensor& g) override {
     TESSERA_CHECK(!is_dtensor(g) && g.sizes() == c10::IntArrayRef(spec->local_sizes), UsageError,
-                  "backward of to_local: the gradient has sizes ", g.sizes(), "; this rank's piece of ",
+                  "backward of to_local: the gradient has sizes ", g.sizes(), "; the local tensor of ",
                   spec->describe(), " has ", c10::IntArrayRef(spec->local_sizes));
     auto as_found = intern(spec->mesh, spec->placements, spec->sizes, spec->strides, g.scalar_type(), g.device());
-    return from_local(in_order_of(g, *as_found), as_found);
+    return from_local(match_strides(g, *as_found), as_found);
   }
 };
 
 }  // namespace
 
-at::Tensor in_order_of(const at::Tensor& local, const TensorSpec& spec) {
+at::Tensor match_strides(const at::Tensor& local, const TensorSpec& spec) {
   const auto strides = strides_in_order_of(spec.local_sizes, spec.strides);
   bool fits = true;
   for (int64_t d = 0; d < local.dim(); d++) fits &= local.size(d) <= 1 || local.stride(d) == strides[d];
@@ -125,7 +124,7 @@ at::Tensor in_order_of(const at::Tensor& local, const TensorSpec& spec) {
 at::Tensor from_local(const at::Tensor& local, const SpecRef& spec) {
   return with_history<FromLocalBackward>(local, spec, [&] {
     auto out = wrap(alias_of(local), spec);
-    meta_of(out).escaped = true;
+    meta_of(out).has_plain_alias = true;
     return out;
   });
 }
@@ -134,7 +133,7 @@ at::Tensor to_local(const at::Tensor& t, PlacementsRef grad_placements) {
   auto spec = meta_of(t).spec;
   if (!grad_placements.empty()) spec = with_placements(*spec, grad_placements);
   return with_history<ToLocalBackward>(t, spec, [&] {
-    meta_of(t).escaped = true;
+    meta_of(t).has_plain_alias = true;
     return alias_of(local_of(t));
   });
 }
@@ -142,7 +141,7 @@ at::Tensor to_local(const at::Tensor& t, PlacementsRef grad_placements) {
 at::Tensor redistribute(const at::Tensor& t, PlacementsRef placements) {
   const auto& from = meta_of(t).spec;
   auto to = with_placements(*from, placements);
-  return with_history<RedistributeBackward>(t, from, [&] { return move(t, to); });
+  return with_history<RedistributeBackward>(t, from, [&] { return redistribute_no_grad(t, to); });
 }
 
 }  // namespace tessera::detail

@@ -1,5 +1,5 @@
-// Nobody asks for a collective, and yet no more are posted than by hand: greedy choices, op by op, cost 34 instead of 2
-// when they are priced badly.
+// A training step without explicit redistribution posts no more collectives than a hand-written one. With a bad cost
+// model the greedy choice per op would post 34 instead of 2.
 #include "small_models.h"
 
 #include "tessera/base/error.h"
@@ -20,7 +20,7 @@ CommCounts counts_of_a_step(Model model) {
   return mode.get_comm_counts();
 }
 
-TEST(Implicit, NoMoreCollectivesThanByHand) {
+TEST(ImplicitCommunication, NoMoreCollectivesThanByHand) {
   struct {
     Model start;
     const char* mesh;
@@ -45,8 +45,7 @@ TEST(Implicit, NoMoreCollectivesThanByHand) {
   }
 }
 
-// By hand means: nothing left to happen by itself.
-TEST(Implicit, AHandWrittenStepPassesUnderError) {
+TEST(ImplicitCommunication, AHandWrittenStepPassesUnderCommPolicyError) {
   const auto start = mlp();
   testing::run_ranks(2, [&](testing::Rank& me) {
     auto model = by_hand(distribute(start, me.mesh("tp=2")));

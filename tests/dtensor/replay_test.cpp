@@ -1,9 +1,8 @@
-// Everything a train step does is an op the dispatcher sees: recorded under the tracer's key and run again, the step
-// gives the same bits.
+// A train step consists only of ops that the dispatcher sees: a recorded and replayed step gives the same bits.
 #include "small_models.h"
 
-#include "tessera/testing/ranks.h"
 #include "tessera/testing/detail/recorder.h"
+#include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +11,7 @@
 namespace tessera::test {
 namespace {
 
-std::vector<at::Tensor> pieces(Model& m) {
+std::vector<at::Tensor> local_parameters(Model& m) {
   std::vector<at::Tensor> all;
   for (auto& [name, t] : m.parameters) all.push_back(DTensor(t.detach()).to_local());
   return all;
@@ -23,12 +22,12 @@ std::vector<at::Tensor> copies(const std::vector<at::Tensor>& all) {
   return out;
 }
 
-TEST(Record, ReplayOfATrainStepIsBitEqual) {
+TEST(Replay, ATrainStepIsBitEqual) {
   for (const auto& start : {mlp(), transformer()})
     testing::run_ranks(4, [&](testing::Rank& me) {
       auto model = distribute(start, me.mesh("dp=2,tp=2"));
-      train(model, Optimizer::Sgd, 1);  // decisions are made; parameters require grad
-      const auto live = pieces(model);
+      train(model, Optimizer::Sgd, 1);  // fills the decision cache; parameters now require grad
+      const auto live = local_parameters(model);
       const auto before = copies(live);
       testing::Recorder recorder;
       train(model, Optimizer::Sgd, 1);
@@ -47,7 +46,7 @@ TEST(Record, ReplayOfATrainStepIsBitEqual) {
 
       const auto ops = recorder.ops();
       for (const char* op : {"tessera::all_reduce", "tessera::wait", "aten::mm"})
-        EXPECT_NE(std::find(ops.begin(), ops.end(), op), ops.end()) << op << " was not seen";
+        EXPECT_NE(std::find(ops.begin(), ops.end(), op), ops.end()) << op << " was not recorded";
     });
 }
 

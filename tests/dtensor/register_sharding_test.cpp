@@ -1,4 +1,4 @@
-// A rule for a user's own op, and the same rule under another name.
+// register_sharding for a custom op, and same_as.
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/register.h"
@@ -13,12 +13,12 @@ namespace {
 
 at::Tensor scale_rows(const at::Tensor& x, const at::Tensor& by) { return x * by.unsqueeze(1); }
 
-TORCH_LIBRARY(own_op_test, m) {
+TORCH_LIBRARY(register_sharding_test, m) {
   m.def("scale_rows(Tensor x, Tensor by) -> Tensor");
   m.def("scale_rows_too(Tensor x, Tensor by) -> Tensor");
   m.def("without_rule(Tensor x) -> Tensor");
 }
-TORCH_LIBRARY_IMPL(own_op_test, CPU, m) {
+TORCH_LIBRARY_IMPL(register_sharding_test, CPU, m) {
   m.impl("scale_rows", scale_rows);
   m.impl("scale_rows_too", scale_rows);
   m.impl("without_rule", [](const at::Tensor& x) { return x + 1; });
@@ -31,17 +31,17 @@ at::Tensor call(const char* name, const at::Tensor& x, const at::Tensor& by) {
       .call(x, by);
 }
 
-TEST(OwnOp, RowsInFiveLines) {
-  register_sharding("own_op_test::scale_rows", {
-                                                   {{Replicate(), Replicate()}, {Replicate()}},
-                                                   {{Shard(0), Shard(0)}, {Shard(0)}},
-                                                   {{Shard(1), Replicate()}, {Shard(1)}},
-                                               });
-  same_as("own_op_test::scale_rows_too", "own_op_test::scale_rows");
+TEST(RegisterSharding, StrategiesOfACustomOp) {
+  register_sharding("register_sharding_test::scale_rows", {
+                                                              {{Replicate(), Replicate()}, {Replicate()}},
+                                                              {{Shard(0), Shard(0)}, {Shard(0)}},
+                                                              {{Shard(1), Replicate()}, {Shard(1)}},
+                                                          });
+  same_as("register_sharding_test::scale_rows_too", "register_sharding_test::scale_rows");
   const auto x = torch::randn({5, 4}), by = torch::randn({5});
   testing::run_ranks(2, [&](testing::Rank& me) {
     const auto mesh = me.mesh("tp=2");
-    for (const char* op : {"own_op_test::scale_rows", "own_op_test::scale_rows_too"})
+    for (const char* op : {"register_sharding_test::scale_rows", "register_sharding_test::scale_rows_too"})
       for (const auto& p : {Replicate(), Shard(0), Shard(1)}) {
         const auto out = DTensor(call(op, distribute_tensor(x, mesh, {p}), distribute_tensor(by, mesh)));
         EXPECT_EQ(out.placements()[0], p);
@@ -50,20 +50,20 @@ TEST(OwnOp, RowsInFiveLines) {
   });
 }
 
-TEST(OwnOp, WithoutARuleIsRefusedUnlessWhole) {
+TEST(RegisterSharding, AnOpWithoutARuleNeedsReplicatedInputs) {
   const auto x = torch::randn({5, 4});
   testing::run_ranks(2, [&](testing::Rank& me) {
     const auto op = c10::Dispatcher::singleton()
-                        .findSchemaOrThrow("own_op_test::without_rule", "")
+                        .findSchemaOrThrow("register_sharding_test::without_rule", "")
                         .typed<at::Tensor(const at::Tensor&)>();
     EXPECT_THROW(op.call(distribute_tensor(x, me.mesh("tp=2"), {Shard(0)})), ShardingError);
     EXPECT_TRUE(torch::equal(DTensor(op.call(distribute_tensor(x, me.mesh("tp=2")))).full_tensor(), x + 1));
   });
 }
 
-TEST(OwnOp, BadRegistrations) {
-  EXPECT_THROW(register_sharding("own_op_test::scale_rows", std::vector<rules::Row>{}), UsageError);
-  EXPECT_THROW(same_as("own_op_test::scale_rows", "own_op_test::nothing"), UsageError);
+TEST(RegisterSharding, RejectsBadRegistrations) {
+  EXPECT_THROW(register_sharding("register_sharding_test::scale_rows", std::vector<rules::Strategy>{}), UsageError);
+  EXPECT_THROW(same_as("register_sharding_test::scale_rows", "register_sharding_test::nothing"), UsageError);
 }
 
 }  // namespace
