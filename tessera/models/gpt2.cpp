@@ -1,7 +1,7 @@
 #include "tessera/models/gpt2.h"
 
 #include "tessera/base/error.h"
-#include "tessera/models/detail/constant.h"
+#include "tessera/models/detail/replicate_like.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/gelu.h>
@@ -104,7 +104,7 @@ at::Tensor GPT2Impl::forward(const at::Tensor& tokens) {
   const int64_t length = tokens.size(1);
   TESSERA_CHECK(length <= config.max_seq_len, UsageError, "GPT2: a sequence of ", length,
                 " tokens, and max_seq_len is ", config.max_seq_len);
-  const auto positions = constant_beside(tokens, at::arange(length, tokens.device()));
+  const auto positions = replicate_like(tokens, at::arange(length, tokens.device()));
   const auto words = wte(tokens);  // before wpe with every compiler: gradients come in the reverse order
   auto x = drop(words + wpe(positions));
   for (auto& block : h) x = block(x);

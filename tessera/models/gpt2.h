@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/models/detail/config.h"
+#include "tessera/models/detail/model_config.h"
 #include "tessera/models/detail/tied_head.h"
 #include "tessera/nn/attention_heads.h"
 #include "tessera/nn/detail/module_list.h"

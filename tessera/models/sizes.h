@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/models/detail/config.h"
+#include "tessera/models/detail/model_config.h"
 
 #include <string>
 #include <variant>

@@ -113,7 +113,7 @@ void fill_plain(std::vector<Target>& targets, std::optional<c10::Device> device)
 at::Tensor filled_like(const at::Tensor& t, const DeferredMeta& recipe, std::optional<c10::Device> asked) {
   const auto& spec = detail::meta_of(t).spec;
   const auto device = asked.value_or(c10::Device(spec->mesh.device_type()));
-  if (auto piece = detail::deferred::replay_piece(*recipe.tape, recipe.value, *spec, device)) {
+  if (auto piece = detail::deferred::replay_shard(*recipe.tape, recipe.value, *spec, device)) {
     auto real = intern(spec->mesh, spec->placements, spec->sizes, spec->strides, spec->dtype, piece->device());
     return detail::wrap(std::move(*piece), std::move(real));
   }

@@ -20,7 +20,7 @@ at::Tensor copy_to_cpu(const at::Tensor& t, bool pin_memory) {
 
 Unpack pack(const at::Tensor& t, bool pin_memory) {
   at::AutoDispatchBelowADInplaceOrView below;
-  if (t.device().is_cpu()) return [kept = KeptTensor(t)] { return kept.get(); };
+  if (t.device().is_cpu()) return [kept = VersionedTensor(t)] { return kept.get(); };
   const bool distributed = is_dtensor(t);
   auto spec = distributed ? detail::meta_of(t).spec : SpecRef();
   const auto& local = distributed ? detail::local_of(t) : t;
@@ -33,7 +33,7 @@ Unpack pack(const at::Tensor& t, bool pin_memory) {
 }  // namespace
 
 SaveOnCpu::SaveOnCpu(SaveOnCpuOptions options)
-    : scope_(Packer{Packs::All, [options](const at::Tensor& t) { return pack(t, options.pin_memory); }}) {
+    : scope_(Packer{Accepts::AllTensors, [options](const at::Tensor& t) { return pack(t, options.pin_memory); }}) {
   TESSERA_CHECK(!options.pin_memory || at::globalContext().hasCUDA(), UsageError,
                 "SaveOnCpu with pin_memory: there is no CUDA device in this process to pin memory for");
 }

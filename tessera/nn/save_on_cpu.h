@@ -15,7 +15,7 @@ class SaveOnCpu {
   explicit SaveOnCpu(SaveOnCpuOptions options = {});
 
  private:
-  PackScope scope_;
+  SavedTensorHooks scope_;
 };
 
 }  // namespace tessera

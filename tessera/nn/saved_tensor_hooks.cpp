@@ -10,15 +10,15 @@ namespace {
 thread_local std::vector<PackerRef> on;
 }  // namespace
 
-PackScope::PackScope(Packer packer) : PackScope(std::make_shared<const Packer>(std::move(packer))) {}
-PackScope::PackScope(PackerRef packer) {
+SavedTensorHooks::SavedTensorHooks(Packer packer) : SavedTensorHooks(std::make_shared<const Packer>(std::move(packer))) {}
+SavedTensorHooks::SavedTensorHooks(PackerRef packer) {
   detail::require_engine();
   on.push_back(std::move(packer));
 }
-PackScope::~PackScope() { on.pop_back(); }
+SavedTensorHooks::~SavedTensorHooks() { on.pop_back(); }
 
-KeptTensor::KeptTensor(const at::Tensor& t) : tensor_(t.tensor_data()), version_(t._version()) {}
-const at::Tensor& KeptTensor::get() const {
+VersionedTensor::VersionedTensor(const at::Tensor& t) : tensor_(t.tensor_data()), version_(t._version()) {}
+const at::Tensor& VersionedTensor::get() const {
   TESSERA_CHECK(tensor_._version() == version_, UsageError, "a tensor of sizes ", tensor_.sizes(),
                 " that is needed for a gradient was written to in place since it was saved (it is at version ",
                 tensor_._version(), ", was saved at ", version_,

@@ -27,33 +27,33 @@ namespace tessera {
 using Unpack = std::function<at::Tensor()>;
 // Takes over a tensor and returns how to bring it back: the same values, sizes, dtype and device. An empty function
 // declines. Called without gradients. Must not keep `t` itself, which may own the graph that will own the packed
-// tensor: keep a KeptTensor, or whatever else it can be made from again.
+// tensor: keep a VersionedTensor, or whatever else it can be made from again.
 using Pack = std::function<Unpack(const at::Tensor& t)>;
 
-enum class Packs : uint8_t { Some, All };
+enum class Accepts : uint8_t { Some, All };
 struct Packer {
-  Packs claims;  // All: never declines
+  Accepts claims;  // All: never declines
   Pack pack;
 };
 using PackerRef = std::shared_ptr<const Packer>;
 
 // Turns a packer on for this thread while alive. Scopes end in the reverse of the order they began in.
 // Throws UsageError in a process in which Python's torch is loaded: its engine does not ask us.
-// Example:  PackScope scope({Packs::Some, [&](const at::Tensor& t) -> Unpack {
+// Example:  SavedTensorHooks scope({Accepts::SomeTensors, [&](const at::Tensor& t) -> Unpack {
 //             if (!lies_in(buffer, t)) return {};
 //             return [=] { return regather(view_of(t)); };  ... }});
-class PackScope {
+class SavedTensorHooks {
  public:
-  explicit PackScope(Packer packer);
-  explicit PackScope(PackerRef packer);
-  ~PackScope();
-  PackScope(const PackScope&) = delete;
+  explicit SavedTensorHooks(Packer packer);
+  explicit SavedTensorHooks(PackerRef packer);
+  ~SavedTensorHooks();
+  SavedTensorHooks(const SavedTensorHooks&) = delete;
 };
 
 // A tensor kept as autograd keeps one: sharing memory, without its graph, and with the version it had.
-class KeptTensor {
+class VersionedTensor {
  public:
-  explicit KeptTensor(const at::Tensor& t);
+  explicit VersionedTensor(const at::Tensor& t);
   const at::Tensor& get() const;  // throws UsageError if it was written to since
 
  private:

@@ -52,8 +52,8 @@ class Parameters {
 };
 
 // What is to be loaded, and what does not fit. Changes nothing.
-struct Plan {
-  std::unordered_map<std::string, StateDict> rows;  // by a parameter's first name
+struct OptimizerLoadPlan {
+  std::unordered_map<std::string, StateDict> state_entries;  // by a parameter's first name
   std::vector<StateDict> options;                   // one a group
   LoadReport report;
 };
@@ -62,7 +62,7 @@ bool starts_with(const std::string& text, const std::string& prefix) {
   return text.compare(0, prefix.size(), prefix) == 0;
 }
 
-void plan_options(const OptimizerAccess& optimizer, const StateDict& dict, Plan& plan) {
+void plan_options(const OptimizerAccess& optimizer, const StateDict& dict, OptimizerLoadPlan& plan) {
   for (size_t g = 0; g < optimizer.groups().size(); g++) {
     plan.options.push_back(optimizer.options(g));
     StateDict found;
@@ -79,34 +79,34 @@ void plan_options(const OptimizerAccess& optimizer, const StateDict& dict, Plan&
   }
 }
 
-// "state." + the parameter's name, which has dots + "." + the row's, which has none.
-void plan_row(const std::vector<OptimizerAccess::Row>& rows, const Parameters& parameters, const std::string& full_name,
-              const at::Tensor& value, Plan& plan) {
+// "state." + the parameter's name, which has dots + "." + the entry's, which has none.
+void plan_entry(const std::vector<OptimizerAccess::StateEntry>& state_entries, const Parameters& parameters, const std::string& full_name,
+              const at::Tensor& value, OptimizerLoadPlan& plan) {
   const auto dot = full_name.rfind('.');
-  const auto row_name = full_name.substr(dot + 1);
+  const auto entry_name = full_name.substr(dot + 1);
   const std::string* name =
       dot > kState.size() ? parameters.first_name(full_name.substr(kState.size(), dot - kState.size())) : nullptr;
-  const auto row = std::find_if(rows.begin(), rows.end(), [&](const auto& r) { return r.name == row_name; });
-  if (!name || row == rows.end() || plan.rows[*name].contains(row_name)) {
+  const auto entry = std::find_if(state_entries.begin(), state_entries.end(), [&](const auto& r) { return r.name == entry_name; });
+  if (!name || entry == state_entries.end() || plan.state_entries[*name].contains(entry_name)) {
     plan.report.unexpected.push_back(full_name);
     return;
   }
   const at::Tensor& parameter = parameters.at(*name);
-  const c10::IntArrayRef expected = row->like_parameter ? parameter.sizes() : value.sizes();
+  const c10::IntArrayRef expected = entry->like_parameter ? parameter.sizes() : value.sizes();
   if (value.sizes() != expected) plan.report.mismatched.push_back({full_name, expected.vec(), value.sizes().vec()});
-  const auto why = row->like_parameter ? detail::why_no_fit(value, parameter) : "";
+  const auto why = entry->like_parameter ? detail::why_no_fit(value, parameter) : "";
   TESSERA_CHECK(why.empty(), UsageError, "load_optimizer_state_dict: '", full_name, "' cannot be loaded: ", why,
                 ". Nothing was loaded.");
-  plan.rows[*name].insert(row_name, value);
+  plan.state_entries[*name].insert(entry_name, value);
 }
 
-Plan make_plan(const OptimizerAccess& optimizer, const Parameters& parameters, const StateDict& dict) {
-  Plan plan;
+OptimizerLoadPlan make_plan(const OptimizerAccess& optimizer, const Parameters& parameters, const StateDict& dict) {
+  OptimizerLoadPlan plan;
   plan_options(optimizer, dict, plan);
-  const auto rows = optimizer.rows();
+  const auto state_entries = optimizer.state_entries();
   for (const auto& [name, value] : dict) {
     if (starts_with(name, kState)) {
-      plan_row(rows, parameters, name, value, plan);
+      plan_entry(state_entries, parameters, name, value, plan);
       continue;
     }
     bool known = false;
@@ -115,31 +115,31 @@ Plan make_plan(const OptimizerAccess& optimizer, const Parameters& parameters, c
     if (!known) plan.report.unexpected.push_back(name);
   }
   for (const auto& name : parameters.names()) {
-    const auto& found = plan.rows[name];
-    if (found.empty() && !optimizer.has_rows_from_the_start()) continue;
-    for (const auto& row : rows)
-      if (row.required && !found.contains(row.name)) plan.report.missing.push_back(kState + name + "." + row.name);
+    const auto& found = plan.state_entries[name];
+    if (found.empty() && !optimizer.has_state_before_first_step()) continue;
+    for (const auto& entry : state_entries)
+      if (entry.required && !found.contains(entry.name)) plan.report.missing.push_back(kState + name + "." + entry.name);
   }
   return plan;
 }
 
-bool fits(const std::vector<OptimizerAccess::Row>& rows, const StateDict& found, const at::Tensor& parameter) {
-  for (const auto& row : rows) {
-    const at::Tensor* value = found.find(row.name);
-    if (!value && row.required) return false;
-    if (value && row.like_parameter && value->sizes() != parameter.sizes()) return false;
+bool fits(const std::vector<OptimizerAccess::StateEntry>& state_entries, const StateDict& found, const at::Tensor& parameter) {
+  for (const auto& entry : state_entries) {
+    const at::Tensor* value = found.find(entry.name);
+    if (!value && entry.required) return false;
+    if (value && entry.like_parameter && value->sizes() != parameter.sizes()) return false;
   }
   return true;
 }
 
-StateDict fitted(const std::vector<OptimizerAccess::Row>& rows, const StateDict& found, const at::Tensor& parameter,
+StateDict fitted(const std::vector<OptimizerAccess::StateEntry>& state_entries, const StateDict& found, const at::Tensor& parameter,
                  bool assign) {
   StateDict out;
-  for (const auto& row : rows)
-    if (const at::Tensor* value = found.find(row.name)) {
-      auto fit = row.like_parameter ? detail::fit_value(*value, parameter) : value->detach();
-      if (row.like_parameter && !parameter.is_meta()) fit = fit.to(parameter.device());
-      out.insert(row.name, assign ? fit : fit.clone());
+  for (const auto& entry : state_entries)
+    if (const at::Tensor* value = found.find(entry.name)) {
+      auto fit = entry.like_parameter ? detail::fit_value(*value, parameter) : value->detach();
+      if (entry.like_parameter && !parameter.is_meta()) fit = fit.to(parameter.device());
+      out.insert(entry.name, assign ? fit : fit.clone());
     }
   return out;
 }
@@ -168,12 +168,12 @@ LoadReport load_optimizer_state_dict(OptimizerAccess& optimizer, const std::vect
                 plan.report, "Pass {.strict = false} to load what fits.");
   for (size_t g = 0; g < plan.options.size(); g++) optimizer.check_options(g, plan.options[g]);
   at::NoGradGuard no_grad;
-  const auto rows = optimizer.rows();
+  const auto state_entries = optimizer.state_entries();
   for (const auto& name : parameters.names()) {  // this order, which is the same on all ranks: it may communicate
     const auto& parameter = parameters.at(name);
-    const auto& found = plan.rows[name];
-    if (!found.empty() && fits(rows, found, parameter))
-      optimizer.set_state(parameter, fitted(rows, found, parameter, options.assign));
+    const auto& found = plan.state_entries[name];
+    if (!found.empty() && fits(state_entries, found, parameter))
+      optimizer.set_state(parameter, fitted(state_entries, found, parameter, options.assign));
     else if (found.empty() && options.strict)
       optimizer.set_state(parameter, {});
   }

@@ -18,11 +18,11 @@ namespace tessera {
 // Numbers travel as tensors without dims: doubles as kDouble, integers as kLong, bools as kBool.
 class OptimizerAccess {
  public:
-  struct Row {
+  struct StateEntry {
     std::string name;            // "exp_avg"; no dots
     bool like_parameter = true;  // has the parameter's sizes, and is laid out as it is; else it is plain
-    bool required = true;        // of a parameter that has any rows
-    bool operator==(const Row&) const = default;
+    bool required = true;        // of a parameter that has any state_entries
+    bool operator==(const StateEntry&) const = default;
   };
   virtual ~OptimizerAccess() = default;
   virtual std::string kind() const = 0;  // "AdamW"
@@ -31,10 +31,10 @@ class OptimizerAccess {
   virtual void set_options(size_t group, const StateDict& options) = 0;
   // UsageError for values that set_options would refuse: asked for every group before anything is loaded.
   virtual void check_options(size_t /*group*/, const StateDict& /*options*/) const {}
-  virtual std::vector<Row> rows() const = 0;
-  virtual bool has_rows_from_the_start() const { return false; }            // else the first step makes them
+  virtual std::vector<StateEntry> state_entries() const = 0;
+  virtual bool has_state_before_first_step() const { return false; }            // else the first step makes them
   virtual StateDict state(const at::Tensor& parameter) const = 0;           // aliases; empty before the first step
-  virtual void set_state(const at::Tensor& parameter, StateDict rows) = 0;  // keeps the tensors; empty: forgets all
+  virtual void set_state(const at::Tensor& parameter, StateDict state_entries) = 0;  // keeps the tensors; empty: forgets all
   // Another number after each change of which tensors the state is, of parameters, or of options other than the
   // learning rate: what a compiled step was made for.
   virtual uint64_t generation() const { return 0; }
@@ -53,7 +53,7 @@ StateDict optimizer_state_dict(torch::optim::Optimizer& optimizer, const torch::
 
 // The other way. All names and shapes are checked first: where this throws UsageError, nothing was changed.
 // Tensors like the parameter are laid out as it is, as load_state_dict does, and keep their dtype; the optimizer gets
-// copies. A parameter without rows in the dict had made no step: its state is forgotten, unless strict is off.
+// copies. A parameter without state_entries in the dict had made no step: its state is forgotten, unless strict is off.
 // `assign` takes the tensors themselves where they already lie so.
 LoadReport load_optimizer_state_dict(OptimizerAccess& optimizer, const torch::nn::Module& module, const StateDict& dict,
                                      LoadOptions options = {});

@@ -27,7 +27,7 @@ CrossEntropyOptions options_of(const Weight& weight, int64_t reduction, const c1
 Tensor cross_entropy_loss(const Tensor& self, const Tensor& target, const Weight& weight, int64_t reduction,
                           c10::SymInt ignore_index, double label_smoothing) {
   const bool probabilities = self.sizes() == target.sizes();  // so LibTorch tells
-  if (scopes_open > 0 && !probabilities && classes_are_cut(self))
+  if (scopes_open > 0 && !probabilities && classes_are_sharded(self))
     return vocab_parallel_cross_entropy(self, target, options_of(weight, reduction, ignore_index, label_smoothing));
   return at::compositeimplicitautograd::cross_entropy_loss_symint(self, target, weight, reduction,
                                                                   std::move(ignore_index), label_smoothing);
@@ -38,7 +38,7 @@ using Nll = Tensor(const Tensor&, const Tensor&, const Weight&, int64_t, c10::Sy
 template <Nll* composite>
 Tensor nll_loss(const Tensor& self, const Tensor& target, const Weight& weight, int64_t reduction,
                 c10::SymInt ignore_index) {
-  if (scopes_open > 0 && classes_are_cut(self))
+  if (scopes_open > 0 && classes_are_sharded(self))
     return vocab_parallel_nll_loss(self, target, options_of(weight, reduction, ignore_index, 0));
   return composite(self, target, weight, reduction, std::move(ignore_index));
 }

@@ -15,7 +15,7 @@ namespace {
 
 using torch::nn::Module;
 
-void distribute(Module& module, const DeviceMesh& mesh, const ModuleWork& work, std::optional<int64_t> source) {
+void distribute(Module& module, const DeviceMesh& mesh, const ModulePlan& work, std::optional<int64_t> source) {
   auto parameters = module.named_parameters(/*recurse=*/false);
   for (const auto& p : work.parameters) {
     auto& parameter = parameters[p.name];
@@ -25,7 +25,7 @@ void distribute(Module& module, const DeviceMesh& mesh, const ModuleWork& work, 
 }
 
 // Ranks with different plans would distribute different parameters, each waiting for the others.
-void check_agreement(const DeviceMesh& mesh, const std::vector<ModuleWork>& works) {
+void check_agreement(const DeviceMesh& mesh, const std::vector<ModulePlan>& works) {
   if (!mesh.get_coordinate()) return;
   std::vector<std::string> lines;
   for (const auto& work : works) {
@@ -40,8 +40,8 @@ void check_agreement(const DeviceMesh& mesh, const std::vector<ModuleWork>& work
 
 void parallelize_module(Module& module, const DeviceMesh& mesh, const Plan& plan, const ParallelizeOptions& options) {
   if (plan.empty()) return parallelize_module(module, mesh, std::nullopt, options);
-  const auto works = work_out(module, mesh, plan, options.unmatched);
-  const auto dropouts = dropouts_beside(module, works);
+  const auto works = resolve_plan(module, mesh, plan, options.unmatched);
+  const auto dropouts = unplanned_dropouts(module, works);
   check_agreement(mesh, works);
   at::NoGradGuard no_grad;
   for (const auto& work : works) {

@@ -340,7 +340,7 @@ TEST(Checkpoint, ClaimersAreAskedInRecomputationToo) {
   const auto fn = [&](const at::Tensor& x) { return torch::mm(x, w).exp(); };
   const auto expected = grads_of({x, w}, [&] { fn(x).sum().backward(); });
   int packed = 0, unpacked = 0;
-  const Packer claims_w = {Packs::Some, [&](const at::Tensor& t) -> Unpack {
+  const Packer claims_w = {Accepts::SomeTensors, [&](const at::Tensor& t) -> Unpack {
                              if (t.data_ptr() != w.data_ptr()) return {};
                              packed++;
                              return [&] { return unpacked++, w.detach(); };
@@ -352,12 +352,12 @@ TEST(Checkpoint, ClaimersAreAskedInRecomputationToo) {
       if (inside) {
         y = checkpoint(
             [&](const at::Tensor& x) {
-              PackScope scope(claims_w);
+              SavedTensorHooks scope(claims_w);
               return fn(x);
             },
             x);
       } else {
-        PackScope scope(claims_w);
+        SavedTensorHooks scope(claims_w);
         y = checkpoint(fn, x);
       }
       y.sum().backward();

@@ -19,7 +19,7 @@ using testing::message_of;
 
 // A packer that notes who was asked and takes tensors of one size, or all.
 Packer noting(std::vector<std::string>& log, const std::string& name, int64_t numel = -1) {
-  return {numel < 0 ? Packs::All : Packs::Some, [&log, name, numel](const at::Tensor& t) -> Unpack {
+  return {numel < 0 ? Accepts::AllTensors : Accepts::SomeTensors, [&log, name, numel](const at::Tensor& t) -> Unpack {
             if (numel >= 0 && t.numel() != numel) {
               log.push_back(name + " declines");
               return {};
@@ -39,7 +39,7 @@ TEST(SavedTensorHooks, PackAndUnpackAreCalled) {
   auto x = torch::rand({3}, torch::requires_grad());
   at::Tensor y;
   {
-    PackScope scope(noting(log, "a"));
+    SavedTensorHooks scope(noting(log, "a"));
     y = x.exp();
   }
   EXPECT_EQ(log, Log({"a packs"}));
@@ -51,7 +51,7 @@ TEST(SavedTensorHooks, PackAndUnpackAreCalled) {
 
 TEST(SavedTensorHooks, NothingIsAskedOutsideOfTheScope) {
   Log log;
-  { PackScope scope(noting(log, "a")); }
+  { SavedTensorHooks scope(noting(log, "a")); }
   torch::rand({3}, torch::requires_grad()).exp();
   EXPECT_EQ(log, Log{});
 }
@@ -60,9 +60,9 @@ TEST(SavedTensorHooks, NothingIsAskedOutsideOfTheScope) {
 TEST(SavedTensorHooks, InnermostTakesAll) {
   Log log;
   auto x = torch::rand({3}, torch::requires_grad());
-  PackScope outer(noting(log, "outer"));
+  SavedTensorHooks outer(noting(log, "outer"));
   {
-    PackScope inner(noting(log, "inner"));
+    SavedTensorHooks inner(noting(log, "inner"));
     x.exp();
   }
   x.exp();
@@ -77,7 +77,7 @@ TEST(SavedTensorHooks, ClaimersAreAskedFirstInAnyOrder) {
     auto three = torch::rand({3}, torch::requires_grad()), four = torch::rand({4}, torch::requires_grad());
     at::Tensor y3, y4;
     {
-      PackScope first(claims5), second(claimer_inside ? all : claims3), third(claimer_inside ? claims3 : all);
+      SavedTensorHooks first(claims5), second(claimer_inside ? all : claims3), third(claimer_inside ? claims3 : all);
       y3 = three.exp();
       y4 = four.exp();
     }
@@ -93,7 +93,7 @@ TEST(SavedTensorHooks, DeclinedIsSavedAsUsual) {
   testing::CountingAllocator count;
   {
     auto x = torch::ones({256}, torch::requires_grad());
-    PackScope scope(noting(log, "claims3", 3));
+    SavedTensorHooks scope(noting(log, "claims3", 3));
     auto y = x.exp();
     EXPECT_EQ(count.live_bytes(), 2 * 256 * 4);  // x and y
     y.sum().backward();
@@ -112,7 +112,7 @@ TEST(SavedTensorHooks, DeclinedIsSavedAsUsual) {
 TEST(SavedTensorHooks, DoubleBackwardGoesThroughPackers) {
   Log log;
   auto x = torch::rand({3}, torch::dtype(torch::kDouble).requires_grad(true));
-  PackScope scope(noting(log, "a"));
+  SavedTensorHooks scope(noting(log, "a"));
   auto grad = torch::autograd::grad({(x * x * x).sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
   auto second = torch::autograd::grad({grad.sum()}, {x})[0];
   EXPECT_TRUE(torch::allclose(second, 6 * x.detach()));
@@ -123,8 +123,8 @@ TEST(SavedTensorHooks, StackIsRestoredOnException) {
   Log log;
   auto x = torch::rand({3}, torch::requires_grad());
   const auto fails = [&] {
-    PackScope outer(noting(log, "outer"));
-    PackScope scope({Packs::All, [](const at::Tensor&) -> Unpack { throw std::runtime_error("cannot pack"); }});
+    SavedTensorHooks outer(noting(log, "outer"));
+    SavedTensorHooks scope({Accepts::AllTensors, [](const at::Tensor&) -> Unpack { throw std::runtime_error("cannot pack"); }});
     x.exp();
   };
   EXPECT_THROW(fails(), std::runtime_error);
@@ -132,7 +132,7 @@ TEST(SavedTensorHooks, StackIsRestoredOnException) {
   const auto unpack_fails = [&] {
     at::Tensor y;
     {
-      PackScope scope({Packs::All, [](const at::Tensor&) -> Unpack {
+      SavedTensorHooks scope({Accepts::AllTensors, [](const at::Tensor&) -> Unpack {
                          return []() -> at::Tensor { throw std::runtime_error("cannot unpack"); };
                        }});
       y = x.exp();
@@ -144,10 +144,10 @@ TEST(SavedTensorHooks, StackIsRestoredOnException) {
 
 TEST(SavedTensorHooks, TakeAllMayNotDecline) {
   auto x = torch::rand({3}, torch::requires_grad());
-  PackScope scope({Packs::All, [](const at::Tensor&) { return Unpack(); }});
+  SavedTensorHooks scope({Accepts::AllTensors, [](const at::Tensor&) { return Unpack(); }});
   const auto said = message_of([&] { x.exp(); });
-  EXPECT_SAYS(said, "Packs::All declined");
-  EXPECT_SAYS(said, "Packs::Some");
+  EXPECT_SAYS(said, "Accepts::AllTensors declined");
+  EXPECT_SAYS(said, "Accepts::SomeTensors");
 }
 
 TEST(SaveOnCpu, IsTheIdentityOnCpuTensors) {

@@ -342,10 +342,10 @@ TEST(ParallelizeModule, CopiesOfAParallelModuleAreParallel) {
   });
 }
 
-TEST(ModuleWork, SaysWhatWillBeDone) {
+TEST(ModulePlan, SaysWhatWillBeDone) {
   run_ranks(2, [](Rank& me) {
     models::MLP model(models::mlp_module());
-    const auto works = work_out(*model, me.mesh("tp=2"), kPair);
+    const auto works = resolve_plan(*model, me.mesh("tp=2"), kPair);
     ASSERT_EQ(works.size(), 2u);
     EXPECT_EQ(c10::str(works[0]), "net1  Linear  colwise  weight [16, 10] -> S(0) [8, 10]  bias [16] -> S(0) [8]");
     EXPECT_EQ(works[1].parameters[0].local_bytes, 10 * 8 * 4);

@@ -275,11 +275,11 @@ TEST(VocabParallelCrossEntropy, PlainTensorsGetLibTorchs) {
   const auto s = make_sample({6, 4}, torch::kFloat, {.label_smoothing = 0.1}, true);
   EXPECT_TRUE(torch::equal(vocab_parallel_cross_entropy(s.logits, s.target, s.options), plain(s).loss));
   EXPECT_TRUE(torch::equal(vocab_parallel_nll_loss(s.logits, s.target), at::nll_loss(s.logits, s.target)));
-  EXPECT_FALSE(classes_are_cut(s.logits));
+  EXPECT_FALSE(classes_are_sharded(s.logits));
   run_ranks(2, [&](Rank& me) {
-    EXPECT_TRUE(classes_are_cut(distribute_tensor(s.logits, me.mesh("tp=2"), {Shard(1)})));
-    EXPECT_FALSE(classes_are_cut(distribute_tensor(s.logits, me.mesh("tp=2"), {Shard(0)})));
-    EXPECT_TRUE(classes_are_cut(distribute_tensor(s.logits[0], me.mesh("tp=2"), {Shard(0)})));
+    EXPECT_TRUE(classes_are_sharded(distribute_tensor(s.logits, me.mesh("tp=2"), {Shard(1)})));
+    EXPECT_FALSE(classes_are_sharded(distribute_tensor(s.logits, me.mesh("tp=2"), {Shard(0)})));
+    EXPECT_TRUE(classes_are_sharded(distribute_tensor(s.logits[0], me.mesh("tp=2"), {Shard(0)})));
   });
 }
 

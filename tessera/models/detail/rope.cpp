@@ -1,6 +1,6 @@
 #include "tessera/models/detail/rope.h"
 
-#include "tessera/models/detail/constant.h"
+#include "tessera/models/detail/replicate_like.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
@@ -20,7 +20,7 @@ at::Tensor rope_table(int64_t positions, int64_t head_dim, double theta, c10::De
 }
 
 at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table) {
-  const auto turns = constant_beside(x, table);
+  const auto turns = replicate_like(x, table);
   const int64_t half = turns.size(-1) / 2;
   const auto cos = turns.narrow(-1, 0, half).unsqueeze(1),
              sin = turns.narrow(-1, half, half).unsqueeze(1);             // (T, 1, D/2)

@@ -55,19 +55,19 @@ std::string SavedMeta::describe() const {
 struct CheckpointFrame::Run {
   Backward backward;
   size_t needed;  // one past the last slot that is still wanted
-  Trail trail;
+  OpLog trail;
   size_t saved = 0;
   std::optional<std::string> error;
 };
 
 namespace {
 // Ends a run from inside the function. Of no std::exception, so that the function does not catch it by accident.
-struct StopRun {
+struct StopRecomputation {
   const void* run;
 };
 }  // namespace
 
-std::optional<KeptTensor> CheckpointFrame::Slot::take(Backward backward) {
+std::optional<VersionedTensor> CheckpointFrame::Slot::take(Backward backward) {
   for (auto it = values.begin(); it != values.end(); ++it) {
     if (it->first != backward) continue;
     auto value = std::move(it->second);
@@ -80,7 +80,7 @@ std::optional<KeptTensor> CheckpointFrame::Slot::take(Backward backward) {
 CheckpointFrame::CheckpointFrame(const CheckpointOptions& options, const Tensors& inputs, Again again)
     : options_(options), again_(std::move(again)), state_(inputs, options.preserve_rng_state) {
   for (const auto& packer : packers())
-    if (packer->claims == Packs::Some) claimers_.push_back(packer);
+    if (packer->claims == Accepts::SomeTensors) filtering_packers_.push_back(packer);
   inputs_.reserve(inputs.size());
   for (const auto& t : inputs) inputs_.emplace_back(t, /*is_output=*/false);
   if (options.keep) kept_.emplace(options.keep);
@@ -95,7 +95,7 @@ Tensors CheckpointFrame::inputs() const {
 Unpack CheckpointFrame::pack(const at::Tensor& t) {
   auto slot = std::make_shared<Slot>();
   slots_.push_back(slot);
-  if (options_.determinism_check) saved_.push_back({SavedMeta(t), trail_.here()});
+  if (options_.determinism_check) saved_.push_back({SavedMeta(t), op_log_.here()});
   return [frame = shared_from_this(), slot = std::move(slot)] { return frame->unpack(*slot); };
 }
 
@@ -113,7 +113,7 @@ at::Tensor CheckpointFrame::unpack(Slot& slot) {
 
 void CheckpointFrame::recompute(Backward backward) {
   drop(backward);
-  Run run{backward, slots_.size(), Trail(&trail_), 0, {}};
+  Run run{backward, slots_.size(), OpLog(&op_log_), 0, {}};
   while (run.needed > 0 && slots_[run.needed - 1].expired()) run.needed--;
   try {
     run_again(run);
@@ -131,20 +131,20 @@ void CheckpointFrame::run_again(Run& run) {
   const ForwardState::Scope state(state_);
   const ForwardInBackward forward;
   const at::AutoGradMode with_gradients(true);
-  auto packers = claimers_;  // and nothing else that is on: as if this were the only checkpoint
+  auto packers = filtering_packers_;  // and nothing else that is on: as if this were the only checkpoint
   packers.push_back(
-      std::make_shared<const Packer>(Packer{Packs::All, [&](const at::Tensor& t) { return pack_again(run, t); }}));
+      std::make_shared<const Packer>(Packer{Accepts::AllTensors, [&](const at::Tensor& t) { return pack_again(run, t); }}));
   const OnlyPackers only(std::move(packers));
-  std::optional<KeptResults::HandingOut> handing_out;
+  std::optional<SelectiveCache::CachedMode> handing_out;
   std::optional<OpModeScope> selective;
   if (kept_) {
     handing_out.emplace(*kept_, run.trail, /*last=*/!torch::autograd::get_current_graph_task_keep_graph(), complete_);
     selective.emplace(*handing_out);
   }
-  const TrailScope following(options_.determinism_check ? &run.trail : nullptr);
+  const OpLogScope following(options_.determinism_check ? &run.trail : nullptr);
   try {
     again_(std::move(tensors));
-  } catch (const StopRun& stop) {
+  } catch (const StopRecomputation& stop) {
     if (stop.run != &run) throw;
     return;
   }
@@ -156,22 +156,22 @@ void CheckpointFrame::run_again(Run& run) {
     if (!saved_.empty()) {
       const auto& missing = saved_[run.saved];
       *run.error +=
-          c10::str("; the next one was ", missing.meta.describe(), ", saved by ", trail_.describe(missing.place));
+          c10::str("; the next one was ", missing.meta.describe(), ", saved by ", op_log_.describe(missing.place));
     }
   }
 }
 
 Unpack CheckpointFrame::pack_again(Run& run, const at::Tensor& t) {
   const size_t index = run.saved++;
-  KeptTensor kept(t);
+  VersionedTensor kept(t);
   // The graph that recomputation builds holds its tensors itself: the function may run a backward of its own.
   const auto done = [&] { return [kept] { return kept.get(); }; };
   // Forward is not over: it has called a backward itself, and we are past the point where.
   if (index >= slots_.size() && !complete_) return done();
   run.error = difference(run, index, t);
-  if (run.error) throw StopRun{&run};
+  if (run.error) throw StopRecomputation{&run};
   if (const auto slot = slots_[index].lock()) slot->values.emplace_back(run.backward, kept);
-  if (options_.early_stop && index + 1 >= run.needed) throw StopRun{&run};
+  if (options_.early_stop && index + 1 >= run.needed) throw StopRecomputation{&run};
   return done();
 }
 
@@ -184,10 +184,10 @@ std::optional<std::string> CheckpointFrame::difference(Run& run, size_t index, c
   if (run.trail.difference()) return run.trail.difference();
   const auto& before = saved_[index];
   const auto place = run.trail.here();
-  const bool same_op = before.place.op == place.op || !trail_.complete() || !run.trail.complete();
+  const bool same_op = before.place.op == place.op || !op_log_.complete() || !run.trail.complete();
   if (before.meta == meta && same_op) return std::nullopt;
   return c10::str("tensor ", index, " of the ", slots_.size(), " saved for backward was ", before.meta.describe(),
-                  ", saved by ", trail_.describe(before.place), " in forward, and is ", meta.describe(), ", saved by ",
+                  ", saved by ", op_log_.describe(before.place), " in forward, and is ", meta.describe(), ", saved by ",
                   run.trail.describe(place), " in recomputation");
 }
 
@@ -198,8 +198,8 @@ void CheckpointFrame::drop(Backward backward) {
 
 void CheckpointFrame::forward_ended() {
   complete_ = true;
-  trail_.end();
-  state_.forget_untouched_generators();
+  op_log_.end();
+  state_.drop_unused_generators();
 }
 
 // ---- forward ----
@@ -207,17 +207,17 @@ void CheckpointFrame::forward_ended() {
 struct CheckpointForward::Guards {
   explicit Guards(std::shared_ptr<CheckpointFrame> f)
       : frame(std::move(f)),
-        scope(Packer{Packs::All, [frame = frame.get()](const at::Tensor& t) { return frame->pack(t); }}),
-        following(frame->options_.determinism_check ? &frame->trail_ : nullptr) {
+        scope(Packer{Accepts::AllTensors, [frame = frame.get()](const at::Tensor& t) { return frame->pack(t); }}),
+        following(frame->options_.determinism_check ? &frame->op_log_ : nullptr) {
     if (!frame->kept_) return;
-    keeping.emplace(*frame->kept_, frame->trail_, frame->state_.random());
+    keeping.emplace(*frame->kept_, frame->op_log_, frame->state_.random());
     selective.emplace(*keeping);
   }
   std::shared_ptr<CheckpointFrame> frame;
-  PackScope scope;
-  std::optional<KeptResults::Keeping> keeping;
+  SavedTensorHooks scope;
+  std::optional<SelectiveCache::CachingMode> keeping;
   std::optional<OpModeScope> selective;
-  TrailScope following;
+  OpLogScope following;
   int exceptions = std::uncaught_exceptions();
 };
 

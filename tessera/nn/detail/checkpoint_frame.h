@@ -1,8 +1,8 @@
 #pragma once
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/forward_state.h"
-#include "tessera/nn/detail/kept_results.h"
-#include "tessera/nn/detail/trail.h"
+#include "tessera/nn/detail/selective_cache.h"
+#include "tessera/nn/detail/op_log.h"
 #include "tessera/nn/saved_tensor_hooks.h"
 #include "tessera/placement/detail/tensor_spec.h"
 
@@ -54,8 +54,8 @@ class CheckpointFrame : public std::enable_shared_from_this<CheckpointFrame> {
   using Backward = int64_t;  // the number of a run of backward
 
   struct Slot {
-    std::vector<std::pair<Backward, KeptTensor>> values;
-    std::optional<KeptTensor> take(Backward backward);
+    std::vector<std::pair<Backward, VersionedTensor>> values;
+    std::optional<VersionedTensor> take(Backward backward);
   };
   struct Saved {
     SavedMeta meta;
@@ -75,11 +75,11 @@ class CheckpointFrame : public std::enable_shared_from_this<CheckpointFrame> {
   Again again_;
   ForwardState state_;
   std::vector<torch::autograd::SavedVariable> inputs_;  // so that an outer checkpoint computes them again
-  std::vector<PackerRef> claimers_;                     // on in forward
+  std::vector<PackerRef> filtering_packers_;                     // on in forward
   std::vector<std::weak_ptr<Slot>> slots_;
   std::vector<Saved> saved_;  // one a slot; empty without determinism_check
-  Trail trail_;
-  std::optional<KeptResults> kept_;
+  OpLog op_log_;
+  std::optional<SelectiveCache> kept_;
   bool complete_ = false;
   std::recursive_mutex mutex_;  // device threads of autograd may both need something
 };

@@ -13,13 +13,13 @@
 namespace tessera::detail {
 namespace {
 
-Unpack ask(const at::Tensor& t, Packs claims) {
+Unpack ask(const at::Tensor& t, Accepts claims) {
   for (size_t i = packers().size(); i-- > 0;) {
     const auto packer = packers()[i];  // a copy: packing may open scopes of its own
     if (packer->claims != claims) continue;
     auto unpack = packer->pack(t);
-    TESSERA_CHECK(unpack || claims == Packs::Some, UsageError, "a packer with Packs::All declined a tensor of sizes ",
-                  t.sizes(), "; make it Packs::Some, or keep what it does not want in a KeptTensor");
+    TESSERA_CHECK(unpack || claims == Accepts::SomeTensors, UsageError, "a packer with Accepts::AllTensors declined a tensor of sizes ",
+                  t.sizes(), "; make it Accepts::SomeTensors, or keep what it does not want in a VersionedTensor");
     if (unpack) return unpack;
   }
   return {};
@@ -29,9 +29,9 @@ Unpack ask(const at::Tensor& t, Packs claims) {
 // anybody will take it.
 struct PackedTensor final : torch::autograd::SavedVariableHooks {
   void call_pack_hook(const at::Tensor& t) override {
-    unpack_ = ask(t, Packs::Some);
-    if (!unpack_) unpack_ = ask(t, Packs::All);
-    if (!unpack_) unpack_ = [kept = KeptTensor(t)] { return kept.get(); };
+    unpack_ = ask(t, Accepts::SomeTensors);
+    if (!unpack_) unpack_ = ask(t, Accepts::AllTensors);
+    if (!unpack_) unpack_ = [kept = VersionedTensor(t)] { return kept.get(); };
   }
   at::Tensor call_unpack_hook() override { return unpack_(); }
 

@@ -25,8 +25,8 @@ World world_now() { return World::has_current() ? World::current() : World(); }
 
 }  // namespace
 
-RandomStreams RandomStreams::capture(const std::vector<at::Tensor>& inputs) {
-  RandomStreams streams;
+RngStates RngStates::capture(const std::vector<at::Tensor>& inputs) {
+  RngStates streams;
   std::vector<c10::Device> devices = {c10::Device(c10::kCPU)};
   streams.world_ = world_now();
   streams.here_ = random::state();
@@ -50,8 +50,8 @@ RandomStreams RandomStreams::capture(const std::vector<at::Tensor>& inputs) {
   return streams;
 }
 
-RandomStreams RandomStreams::again() const {
-  RandomStreams now = *this;
+RngStates RngStates::again() const {
+  RngStates now = *this;
   for (auto& [generator, state] : now.generators_) state = state_of(generator);
   const World::Scope scope(world_);
   now.here_ = random::state();
@@ -59,7 +59,7 @@ RandomStreams RandomStreams::again() const {
   return now;
 }
 
-void RandomStreams::forget_untouched_generators() {
+void RngStates::drop_unused_generators() {
   std::erase_if(generators_, [](auto& each) {
     const auto now = state_of(each.first);  // a CPU tensor of bytes, on every device
     return now.nbytes() == each.second.nbytes() &&
@@ -67,7 +67,7 @@ void RandomStreams::forget_untouched_generators() {
   });
 }
 
-void RandomStreams::restore() const {
+void RngStates::restore() const {
   for (auto [generator, state] : generators_) {
     std::lock_guard lock(generator.mutex());
     generator.set_state(state);
@@ -84,7 +84,7 @@ ForwardState::ForwardState(const std::vector<at::Tensor>& inputs, bool with_rand
       policy_(comm_policy()),
       implicit_replication_(implicit_replication()),
       modules_(ModulePath::now()) {
-  if (with_random) random_ = RandomStreams::capture(inputs);
+  if (with_random) random_ = RngStates::capture(inputs);
   std::vector<Autocast> devices = {{c10::kCPU, false, c10::kFloat}, {c10::kCUDA, false, c10::kFloat}};
   for (const auto& t : inputs) {
     if (!t.defined() || !at::autocast::is_autocast_available(t.device().type())) continue;
@@ -140,7 +140,7 @@ struct ForwardState::Scope::Guards {
   ModulePath::Scope modules;
   std::optional<MeshScope> mesh;
   std::optional<ImplicitReplication> replication;
-  std::optional<RandomStreams> random_before;
+  std::optional<RngStates> random_before;
   std::vector<Autocast> autocast_before;
   bool cache_before;
 };

@@ -20,13 +20,13 @@ namespace tessera::detail {
 // the devices of `inputs`, and Tessera's counters of the thread's World and of the Worlds of distributed inputs.
 // LibTorch's CPU generator is one for all threads of the process: ranks that are threads draw from it in turns, so what
 // they draw cannot be drawn again. Distributed tensors, and tessera::random, are free of that.
-class RandomStreams {
+class RngStates {
  public:
-  static RandomStreams capture(const std::vector<at::Tensor>& inputs);
+  static RngStates capture(const std::vector<at::Tensor>& inputs);
   void restore() const;
-  RandomStreams again() const;  // where the same streams stand now
+  RngStates again() const;  // where the same streams stand now
   // Lets go of LibTorch's generators that still stand where they stood.
-  void forget_untouched_generators();
+  void drop_unused_generators();
 
  private:
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;
@@ -41,11 +41,11 @@ class RandomStreams {
 class ForwardState {
  public:
   ForwardState(const std::vector<at::Tensor>& inputs, bool with_random);
-  const std::optional<RandomStreams>& random() const { return random_; }
+  const std::optional<RngStates>& random() const { return random_; }
   // Called when forward has ended. A function that does not draw needs no copy of a generator (5 KB on the CPU), and
   // recomputing it must not touch one that other threads draw from.
-  void forget_untouched_generators() {
-    if (random_) random_->forget_untouched_generators();
+  void drop_unused_generators() {
+    if (random_) random_->drop_unused_generators();
   }
 
   // Puts it back while alive; what was there before comes back afterwards, random streams included.
@@ -69,7 +69,7 @@ class ForwardState {
   static std::vector<Autocast> autocast_now(const std::vector<Autocast>& like);
   static void set(const std::vector<Autocast>& autocast);
 
-  std::optional<RandomStreams> random_;
+  std::optional<RngStates> random_;
   std::vector<Autocast> autocast_;
   bool autocast_cache_;
   World world_;

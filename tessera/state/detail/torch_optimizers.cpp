@@ -13,7 +13,7 @@
 #include <tuple>
 
 // LibTorch's optimizers as OptimizerAccess. Each names its fields once, in `visit`; reading, writing and the list of
-// rows go through that.
+// state_entries go through that.
 namespace tessera {
 namespace {
 
@@ -139,28 +139,28 @@ class TorchOptimizer final : public OptimizerAccess {
   StateDict options(size_t group) const override { return read(options_of(group)); }
   void set_options(size_t group, const StateDict& options) override { write(options_of(group), options); }
 
-  std::vector<Row> rows() const override {
+  std::vector<StateEntry> state_entries() const override {
     State state;
-    std::vector<Row> rows;
+    std::vector<StateEntry> state_entries;
     visit(state, [&](const char* name, auto& value, bool required = true) {
-      rows.push_back({name, std::is_same_v<decltype(value), at::Tensor&>, required});
+      state_entries.push_back({name, std::is_same_v<decltype(value), at::Tensor&>, required});
     });
-    return rows;
+    return state_entries;
   }
-  bool has_rows_from_the_start() const override { return std::is_same_v<Optimizer, optim::Adagrad>; }
+  bool has_state_before_first_step() const override { return std::is_same_v<Optimizer, optim::Adagrad>; }
 
   StateDict state(const at::Tensor& parameter) const override {
     const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
     if (found == optimizer_.state().end() || !found->second) return {};
     return read(static_cast<State&>(*found->second));
   }
-  void set_state(const at::Tensor& parameter, StateDict rows) override {
-    if (rows.empty()) {
+  void set_state(const at::Tensor& parameter, StateDict state_entries) override {
+    if (state_entries.empty()) {
       optimizer_.state().erase(parameter.unsafeGetTensorImpl());
       return;
     }
     auto state = std::make_unique<State>();
-    write(*state, rows);
+    write(*state, state_entries);
     optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
   }
 

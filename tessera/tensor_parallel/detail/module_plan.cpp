@@ -65,12 +65,12 @@ std::vector<int64_t> coordinate_in(const DeviceMesh& mesh) {
   return *coordinate;
 }
 
-ParameterWork work_on(const std::string& path, const std::string& name, const at::Tensor& parameter,
+ParameterPlan work_on(const std::string& path, const std::string& name, const at::Tensor& parameter,
                       const DeviceMesh& mesh, Placement placement, bool communicates) {
   TESSERA_CHECK(!is_dtensor(parameter), UsageError, "module '", path, "' is parallelised already: its ", name, " is ",
                 is_dtensor(parameter) ? detail::meta_of(parameter).spec->describe() : std::string(),
                 ". Give parallelize_module all of the plan at once");
-  ParameterWork work;
+  ParameterPlan work;
   work.name = name;
   work.placement = placement;
   work.sizes = parameter.sizes().vec();
@@ -109,12 +109,12 @@ const AttentionHeads* heads_around(Module& root, const std::string& path) {
       get_submodule(root, dot == path.npos ? std::string_view() : std::string_view(path).substr(0, dot)).get());
 }
 
-class WorkOut {
+class ModulePlanner {
  public:
-  WorkOut(Module& root, const DeviceMesh& mesh) : root_(root), mesh_(mesh) {}
+  ModulePlanner(Module& root, const DeviceMesh& mesh) : root_(root), mesh_(mesh) {}
 
-  ModuleWork operator()(const std::string& path, const Style& style) {
-    ModuleWork work;
+  ModulePlan operator()(const std::string& path, const Style& style) {
+    ModulePlan work;
     work.path = path;
     work.style = style;
     const auto module = get_submodule(root_, path);
@@ -125,7 +125,7 @@ class WorkOut {
 
  private:
   template <size_t rows, class S>
-  void cut_parameters(ModuleWork& work, Module& module, const Row (&table)[rows], const S& style, const char* name) {
+  void cut_parameters(ModulePlan& work, Module& module, const Row (&table)[rows], const S& style, const char* name) {
     const auto way = way_of(style, work.path);
     const auto parameters = module.named_parameters(/*recurse=*/false);
     bool known = false;
@@ -150,28 +150,28 @@ class WorkOut {
       work.in_features = linear->options.in_features();
   }
 
-  void fill(ModuleWork& work, Module& module, const ColwiseParallel& style) {
+  void fill(ModulePlan& work, Module& module, const ColwiseParallel& style) {
     cut_parameters(work, module, kColwise, style, "ColwiseParallel");
-    work.output_cut = way_of(style, work.path).with_dim(-1);
+    work.output_sharding = way_of(style, work.path).with_dim(-1);
     work.hooked = can_be_hooked(root_, work.path);
     if (!work.hooked && !style.input_layouts.is_replicate()) hookable(root_, work.path);  // says why not
   }
-  void fill(ModuleWork& work, Module& module, const RowwiseParallel& style) {
+  void fill(ModulePlan& work, Module& module, const RowwiseParallel& style) {
     cut_parameters(work, module, kRowwise, style, "RowwiseParallel");
-    if (is_linear(module)) work.input_cut = way_of(style, work.path).with_dim(-1);
+    if (is_linear(module)) work.input_sharding = way_of(style, work.path).with_dim(-1);
     work.hooked = can_be_hooked(root_, work.path);
     if (!work.hooked && !(is_embedding(module) && style.input_layouts.is_replicate())) hookable(root_, work.path);
   }
-  void fill(ModuleWork& work, Module& module, const SequenceParallel&) {
+  void fill(ModulePlan& work, Module& module, const SequenceParallel&) {
     for (const auto& item : module.named_parameters(/*recurse=*/false))
       work.parameters.push_back(work_on(work.path, item.key(), *item, mesh_, Replicate(), false));
     need_hook(work);
   }
   template <class Prepare>
-  void fill(ModuleWork& work, Module&, const Prepare&) {
+  void fill(ModulePlan& work, Module&, const Prepare&) {
     need_hook(work);
   }
-  void need_hook(const ModuleWork& work) {
+  void need_hook(const ModulePlan& work) {
     if (!can_be_hooked(root_, work.path)) hookable(root_, work.path);  // says why not
   }
 
@@ -184,13 +184,13 @@ class WorkOut {
 //   up = colwise    drop    down = rowwise           drop sees a part of each position
 //
 // A planned one is told whose part it is; one that is not planned, and needs to know, is refused.
-void tell_between(Module& root, std::vector<ModuleWork>& works) {
-  const auto planned = [&](const std::string& path) -> ModuleWork* {
-    const auto at = std::find_if(works.begin(), works.end(), [&](const ModuleWork& w) { return w.path == path; });
+void pass_shardings_between(Module& root, std::vector<ModulePlan>& works) {
+  const auto planned = [&](const std::string& path) -> ModulePlan* {
+    const auto at = std::find_if(works.begin(), works.end(), [&](const ModulePlan& w) { return w.path == path; });
     return at == works.end() ? nullptr : &*at;
   };
   for (const auto& parent : root.named_modules()) {
-    const ModuleWork* open = nullptr;  // the colwise module whose piece is under way
+    const ModulePlan* open = nullptr;  // the colwise module whose piece is under way
     std::string unaware;               // a module since then that is not planned
     std::string unaware_is;            // its kind
     for (const auto& child : parent.value()->named_children()) {
@@ -209,7 +209,7 @@ void tell_between(Module& root, std::vector<ModuleWork>& works) {
                       " = prepare_input_output(input_from=S(-1), input_to=S(-1), output_from=S(-1), output_to=S(-1))'");
         open = nullptr;
       } else if (open && work) {
-        work->input_cut = work->output_cut = open->output_cut;
+        work->input_sharding = work->output_sharding = open->output_sharding;
         work->in_features = open->parameters[0].sizes[0];
       } else if (open && wants_layout(*child.value())) {
         unaware = path;
@@ -221,19 +221,19 @@ void tell_between(Module& root, std::vector<ModuleWork>& works) {
 
 }  // namespace
 
-std::vector<ModuleWork> work_out(Module& root, const DeviceMesh& mesh, const Plan& plan, Unmatched unmatched) {
+std::vector<ModulePlan> resolve_plan(Module& root, const DeviceMesh& mesh, const Plan& plan, Unmatched unmatched) {
   TESSERA_CHECK(mesh.ndim() == 1, UsageError, "parallelize_module needs a mesh of one axis, and ", mesh, " has ",
                 mesh.ndim(), ": name the one to use, as in mesh[\"tp\"]");
   std::vector<std::string> paths;
   for (const auto& item : root.named_modules()) paths.push_back(item.key());
-  WorkOut work(root, mesh);
-  std::vector<ModuleWork> works;
+  ModulePlanner work(root, mesh);
+  std::vector<ModulePlan> works;
   for (const auto& [path, entry] : resolve(plan, paths, unmatched)) works.push_back(work(path, plan[entry].style));
-  tell_between(root, works);
+  pass_shardings_between(root, works);
   return works;
 }
 
-std::vector<std::string> dropouts_beside(Module& root, const std::vector<ModuleWork>& works) {
+std::vector<std::string> unplanned_dropouts(Module& root, const std::vector<ModulePlan>& works) {
   std::vector<std::string> found;
   for (const auto& item : root.named_modules()) {
     const auto* dropout = dynamic_cast<const torch::nn::DropoutImpl*>(item.value().get());
@@ -247,7 +247,7 @@ std::vector<std::string> dropouts_beside(Module& root, const std::vector<ModuleW
   return found;
 }
 
-std::ostream& operator<<(std::ostream& out, const ModuleWork& work) {
+std::ostream& operator<<(std::ostream& out, const ModulePlan& work) {
   out << (work.path.empty() ? "(root)" : work.path) << "  " << work.kind << "  " << work.style;
   for (const auto& p : work.parameters)
     out << "  " << p.name << " " << at::IntArrayRef(p.sizes) << " -> " << p.placement << " "

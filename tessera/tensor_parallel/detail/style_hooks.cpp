@@ -92,16 +92,16 @@ Layouts features_as(Layouts layouts, const Placement& cut) {
 struct Attach {
   Module& module;
   const DeviceMesh& mesh;
-  const ModuleWork& work;
+  const ModulePlan& work;
 
   void operator()(const ColwiseParallel& s) const {
     hook_input(module, mesh, {s.input_layouts, Replicate()});
-    const auto out = features_as(s.output_layouts, work.output_cut);
+    const auto out = features_as(s.output_layouts, work.output_sharding);
     hook_output(module, mesh, {out, out, s.use_local_output});
   }
   void operator()(const RowwiseParallel& s) const {
-    const auto in = features_as(s.input_layouts, work.input_cut);
-    const auto wanted = work.input_cut.is_sharded() ? work.input_cut : Replicate();
+    const auto in = features_as(s.input_layouts, work.input_sharding);
+    const auto wanted = work.input_sharding.is_sharded() ? work.input_sharding : Replicate();
     hook_input(module, mesh, {in, wanted, false, work.in_features});
     hook_output(module, mesh, {s.output_layouts, s.output_layouts, s.use_local_output});
   }
@@ -122,14 +122,14 @@ struct Attach {
   }
 
   void inputs(const Layouts& given, const Layouts& wanted, bool local) const {
-    const auto from = features_as(given, work.input_cut), to = features_as(wanted, work.input_cut);
+    const auto from = features_as(given, work.input_sharding), to = features_as(wanted, work.input_sharding);
     register_forward_pre_hook(
         module, [mesh = mesh, from, to, local, features = work.in_features](Module&, const Tensors& seen) {
           return prepare_all(seen, mesh, from, to, local, features, "input");
         });
   }
   void outputs(const Layouts& given, const Layouts& wanted, bool local) const {
-    const auto from = features_as(given, work.output_cut), to = features_as(wanted, work.output_cut);
+    const auto from = features_as(given, work.output_sharding), to = features_as(wanted, work.output_sharding);
     register_forward_hook(module, [mesh = mesh, from, to, local, features = work.in_features](Module&, const Tensors&,
                                                                                               const Tensors& seen) {
       return prepare_all(seen, mesh, from, to, local, features, "output");
@@ -139,7 +139,7 @@ struct Attach {
 
 }  // namespace
 
-void attach_style_hooks(Module& module, const DeviceMesh& mesh, const ModuleWork& work) {
+void attach_style_hooks(Module& module, const DeviceMesh& mesh, const ModulePlan& work) {
   std::visit(Attach{module, mesh, work}, work.style);
 }
 

@@ -6,7 +6,7 @@ namespace tessera {
 
 // The hooks of a style: plain inputs are taken for what the style says they are, all inputs are moved to where the
 // module wants them, and its outputs to where the style promises them.
-void attach_style_hooks(torch::nn::Module& module, const DeviceMesh& mesh, const ModuleWork& work);
+void attach_style_hooks(torch::nn::Module& module, const DeviceMesh& mesh, const ModulePlan& work);
 
 // For a Dropout that is not planned: a plain input counts as whole on every rank, so that all drop the same; a
 // distributed one knows itself how it lies.

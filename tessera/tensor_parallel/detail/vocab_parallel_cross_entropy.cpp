@@ -4,7 +4,7 @@
 #include "tessera/base/detail/libtorch_autograd_compat.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/dtensor/detail/edges.h"
-#include "tessera/tensor_parallel/detail/class_loss.h"
+#include "tessera/tensor_parallel/detail/vocab_parallel_loss.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -36,24 +36,24 @@ namespace tessera {
 namespace {
 
 using at::Tensor;
-using detail::ClassLoss;
+using detail::VocabParallelLoss;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 // ---- On this rank's pieces: x is (N, C', d1, ...), all else (N, d1, ...).
 
-Tensor is_ignored(const ClassLoss& loss) { return loss.target.eq(loss.piece.ignore_index); }
+Tensor is_ignored(const VocabParallelLoss& loss) { return loss.target.eq(loss.piece.ignore_index); }
 
 // w_t; any class's where the target is ignored.
-Tensor target_weight(const ClassLoss& loss) { return loss.weight.take(loss.target.masked_fill(is_ignored(loss), 0)); }
+Tensor target_weight(const VocabParallelLoss& loss) { return loss.weight.take(loss.target.masked_fill(is_ignored(loss), 0)); }
 
 // t times W, the weight of all classes
-Tensor times_total_weight(const Tensor& t, const ClassLoss& loss) {
+Tensor times_total_weight(const Tensor& t, const VocabParallelLoss& loss) {
   return loss.weight.defined() ? t.mul(loss.weight.sum()) : t.mul(static_cast<double>(loss.piece.num_classes));
 }
 
 // t times w_c, class by class; t is shaped like x, or broadcasts to it.
-Tensor times_class_weights(const Tensor& t, const ClassLoss& loss) {
+Tensor times_class_weights(const Tensor& t, const VocabParallelLoss& loss) {
   if (!loss.weight.defined()) return t;
   std::vector<Tensor> held = {loss.weight.slice(0, 0, 0)};
   const auto& runs = loss.piece.runs;
@@ -63,10 +63,10 @@ Tensor times_class_weights(const Tensor& t, const ClassLoss& loss) {
   return t.mul(at::cat(held).view(shape));
 }
 
-double smoothing_of_each(const ClassLoss& loss) { return loss.smoothing / static_cast<double>(loss.piece.num_classes); }
+double smoothing_of_each(const VocabParallelLoss& loss) { return loss.smoothing / static_cast<double>(loss.piece.num_classes); }
 
 // Where this rank has no class, what loses against everything.
-Tensor max_of_classes(const Tensor& x, const ClassLoss& loss) {
+Tensor max_of_classes(const Tensor& x, const VocabParallelLoss& loss) {
   if (x.size(loss.piece.dim) > 0) return x.amax(loss.piece.dim).to(loss.type());
   return at::full(loss.target.sizes(), -std::numeric_limits<double>::infinity(), x.options().dtype(loss.type()));
 }
@@ -78,7 +78,7 @@ struct Forward {
   Tensor max, sum_exp;  // m and s
 };
 
-Forward of_logits(const ClassLoss& loss) {
+Forward of_logits(const VocabParallelLoss& loss) {
   at::AutoDispatchBelowADInplaceOrView below;
   const auto& x = detail::local_of(loss.scores);
   const int64_t dim = loss.piece.dim;
@@ -108,7 +108,7 @@ Forward of_logits(const ClassLoss& loss) {
   return {losses.masked_fill_(is_ignored(loss), 0), max, s};
 }
 
-Forward of_log_probs(const ClassLoss& loss) {
+Forward of_log_probs(const VocabParallelLoss& loss) {
   at::AutoDispatchBelowADInplaceOrView below;
   auto losses = detail::pick_class(detail::local_of(loss.scores), loss.target, loss.piece).to(loss.type());
   for (const auto& group : loss.groups) {
@@ -122,7 +122,7 @@ Forward of_log_probs(const ClassLoss& loss) {
 
 // ---- Backward: `gradient` is that of the losses, `max` and `sum_exp` are undefined for log-probabilities.
 
-Tensor gradient_of_scores(const ClassLoss& loss, const Tensor& gradient, const Tensor& max, const Tensor& sum_exp) {
+Tensor gradient_of_scores(const VocabParallelLoss& loss, const Tensor& gradient, const Tensor& max, const Tensor& sum_exp) {
   at::AutoDispatchBelowADInplaceOrView below;
   const auto& x = detail::local_of(loss.scores);
   const int64_t dim = loss.piece.dim;
@@ -145,7 +145,7 @@ Tensor gradient_of_scores(const ClassLoss& loss, const Tensor& gradient, const T
 }
 
 struct VocabParallelLossBackward final : torch::autograd::Node {
-  ClassLoss loss;  // without tensors: those are saved
+  VocabParallelLoss loss;  // without tensors: those are saved
   SavedVariable scores, target, weight, max, sum_exp;
 
   variable_list apply(variable_list&& gradients) override {
@@ -177,7 +177,7 @@ struct VocabParallelLossBackward final : torch::autograd::Node {
 };
 
 // One number a position, distributed, with its history.
-Tensor losses_of(const ClassLoss& loss, Forward (*forward)(const ClassLoss&)) {
+Tensor losses_of(const VocabParallelLoss& loss, Forward (*forward)(const VocabParallelLoss&)) {
   const bool differentiable = at::GradMode::is_enabled() && loss.scores.requires_grad();
   const auto found = forward(loss);
   auto losses = detail::wrap(found.losses, loss.placed);
@@ -196,7 +196,7 @@ Tensor losses_of(const ClassLoss& loss, Forward (*forward)(const ClassLoss&)) {
 }
 
 // The weight of all positions that count, over all ranks: what a mean is divided by.
-Tensor denominator(const ClassLoss& loss) {
+Tensor denominator(const VocabParallelLoss& loss) {
   at::AutoDispatchBelowADInplaceOrView below;
   const auto ignored = is_ignored(loss);
   auto local = loss.weight.defined() ? target_weight(loss).masked_fill_(ignored, 0).sum()
@@ -209,7 +209,7 @@ Tensor denominator(const ClassLoss& loss) {
   return detail::move(detail::wrap(local, terms_spec), with_placements(*terms_spec, whole));
 }
 
-Tensor reduced(const ClassLoss& loss, const Tensor& losses, at::Reduction::Reduction reduction) {
+Tensor reduced(const VocabParallelLoss& loss, const Tensor& losses, at::Reduction::Reduction reduction) {
   auto result = losses;
   if (reduction != at::Reduction::None) result = result.sum();
   if (reduction == at::Reduction::Mean) result = result.div(denominator(loss));
@@ -218,7 +218,7 @@ Tensor reduced(const ClassLoss& loss, const Tensor& losses, at::Reduction::Reduc
 
 }  // namespace
 
-bool classes_are_cut(const Tensor& scores) {
+bool classes_are_sharded(const Tensor& scores) {
   if (!is_dtensor(scores) || scores.dim() == 0) return false;
   return std::ranges::any_of(detail::meta_of(scores).spec->placements,
                              [&](const Placement& p) { return p.is_sharded(detail::class_dim(scores)); });

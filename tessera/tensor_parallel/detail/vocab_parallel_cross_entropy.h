@@ -37,6 +37,6 @@ at::Tensor vocab_parallel_nll_loss(const at::Tensor& log_probs, const at::Tensor
                                    const CrossEntropyOptions& options = {});
 
 // Does some mesh axis cut the class dim of these scores? False for plain ones.
-bool classes_are_cut(const at::Tensor& scores);
+bool classes_are_sharded(const at::Tensor& scores);
 
 }  // namespace tessera

@@ -5,8 +5,8 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/dtensor/register.h"
 #include "tessera/nn/detail/deferred/call.h"
-#include "tessera/nn/detail/deferred/shape_run.h"
-#include "tessera/nn/detail/deferred/writer.h"
+#include "tessera/nn/detail/deferred/meta_run.h"
+#include "tessera/nn/detail/deferred/op_recorder.h"
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/argsort.h>
@@ -103,7 +103,7 @@ void record(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto tape = call.first ? call.first->tape : open_tape;
   const auto device = real_device(call, *tape);
   Writer writer(call, tape, device);
-  const auto results = shape_run(call, device, stack);
+  const auto results = run_on_meta(call, device, stack);
   if (!results) return;
   writer.finish(*results);
   replace_arguments(stack, *results, call.arguments.size());

@@ -1,7 +1,7 @@
 #include "tessera/nn/detail/deferred/replay.h"
 
 #include "tessera/base/error.h"
-#include "tessera/nn/detail/deferred/by_piece.h"
+#include "tessera/nn/detail/deferred/shard_replay.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -12,9 +12,9 @@ namespace {
 
 using c10::IValue;
 
-class Player {
+class Replayer {
  public:
-  Player(const Tape& tape, std::optional<c10::Device> device, const TensorSpec* piece, Id* under_way = nullptr)
+  Replayer(const Tape& tape, std::optional<c10::Device> device, const TensorSpec* piece, Id* under_way = nullptr)
       : tape_(tape), device_(device), piece_(piece), under_way_(under_way) {}
 
   std::vector<at::Tensor> run(const std::vector<Id>& steps, const std::vector<Id>& targets) {
@@ -51,7 +51,7 @@ class Player {
                     " that the initialisation reads was written to since; keep it as it is until materialize()");
     }
     auto stack = arguments(step);
-    if (piece_ && !localise(step, *piece_, stack)) {  // other ranks' to do
+    if (piece_ && !localize_arguments(step, *piece_, stack)) {  // other ranks' to do
       for (const Id v : step.outputs) values_.try_emplace(v);
       return;
     }
@@ -97,13 +97,13 @@ class Player {
 
 std::vector<at::Tensor> replay(const Tape& tape, const std::vector<Id>& values, std::optional<c10::Device> device,
                                Id* under_way) {
-  return Player(tape, device, nullptr, under_way).run(tape.recipe(values), values);
+  return Replayer(tape, device, nullptr, under_way).run(tape.recipe(values), values);
 }
 
-std::optional<at::Tensor> replay_piece(const Tape& tape, Id value, const TensorSpec& spec, c10::Device device) {
+std::optional<at::Tensor> replay_shard(const Tape& tape, Id value, const TensorSpec& spec, c10::Device device) {
   const auto steps = tape.recipe({value});
-  if (!runs_by_piece(tape, steps, spec.sizes)) return {};
-  return Player(tape, device, &spec).run(steps, {value})[0];
+  if (!can_replay_on_shard(tape, steps, spec.sizes)) return {};
+  return Replayer(tape, device, &spec).run(steps, {value})[0];
 }
 
 }  // namespace tessera::detail::deferred

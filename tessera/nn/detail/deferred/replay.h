@@ -14,6 +14,6 @@ std::vector<at::Tensor> replay(const Tape& tape, const std::vector<Id>& values, 
 
 // This rank's piece of one value, with no more memory than that: its recipe runs on pieces. Only where every step is
 // such that piece by piece and whole give the same bits; none otherwise.
-std::optional<at::Tensor> replay_piece(const Tape& tape, Id value, const TensorSpec& spec, c10::Device device);
+std::optional<at::Tensor> replay_shard(const Tape& tape, Id value, const TensorSpec& spec, c10::Device device);
 
 }  // namespace tessera::detail::deferred

@@ -66,7 +66,7 @@ class Tape {
 struct DeferredMeta final : c10::BackendMeta {
   std::shared_ptr<Tape> tape;
   Id value;
-  c10::Storage quiet;  // what LibTorch's kernels for meta are shown: see shape_run.h
+  c10::Storage quiet;  // what LibTorch's kernels for meta are shown: see run_on_meta.h
   DeferredMeta(std::shared_ptr<Tape> tape, Id value, c10::Storage quiet)
       : tape(std::move(tape)), value(value), quiet(std::move(quiet)) {}
 };

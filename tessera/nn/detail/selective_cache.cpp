@@ -1,4 +1,4 @@
-#include "tessera/nn/detail/kept_results.h"
+#include "tessera/nn/detail/selective_cache.h"
 
 #include "tessera/base/error.h"
 #include "tessera/base/detail/module_name.h"
@@ -54,7 +54,7 @@ c10::ArrayRef<IValue> top(const Stack& stack, size_t n) {
 
 }  // namespace
 
-std::shared_ptr<KeptResults::Result> KeptResults::take(c10::ArrayRef<IValue> returns) {
+std::shared_ptr<SelectiveCache::Result> SelectiveCache::take(c10::ArrayRef<IValue> returns) {
   auto result = std::make_shared<Result>();
   for (const auto& v : returns) {
     if (v.isTensor() && v.toTensor().defined()) {
@@ -73,7 +73,7 @@ std::shared_ptr<KeptResults::Result> KeptResults::take(c10::ArrayRef<IValue> ret
 }
 
 // Fresh tensors each time: autograd will make those it is given part of a graph.
-void KeptResults::give(const Result& result, bool copies, Stack* stack) {
+void SelectiveCache::give(const Result& result, bool copies, Stack* stack) {
   size_t tensor = 0, list = 0;
   const auto next = [&] {
     const auto& t = result.tensors[tensor++].get();
@@ -93,7 +93,7 @@ void KeptResults::give(const Result& result, bool copies, Stack* stack) {
   }
 }
 
-void KeptResults::Keeping::copy_what_is_written(const OperatorHandle& op, c10::ArrayRef<IValue> args) {
+void SelectiveCache::CachingMode::copy_what_is_written(const OperatorHandle& op, c10::ArrayRef<IValue> args) {
   if (by_memory_.empty() || !op.schema().is_mutable()) return;
   for (size_t i = 0; i < args.size(); i++) {
     const auto* alias = op.schema().arguments()[i].alias_info();
@@ -102,7 +102,7 @@ void KeptResults::Keeping::copy_what_is_written(const OperatorHandle& op, c10::A
       const auto found = by_memory_.find(memory_of(t));
       if (found == by_memory_.end()) return;
       auto& [result, index] = found->second;
-      result->tensors[index] = KeptTensor(copy_of(result->tensors[index].get()));
+      result->tensors[index] = VersionedTensor(copy_of(result->tensors[index].get()));
       result->copied = true;
       by_memory_.erase(found);
     });
@@ -111,7 +111,7 @@ void KeptResults::Keeping::copy_what_is_written(const OperatorHandle& op, c10::A
 
 // An alias of kept memory that counts its versions alone (aten::_unsafe_view makes one) would let a write after
 // forward go unseen.
-void KeptResults::Keeping::share_versions(c10::ArrayRef<IValue> returns) const {
+void SelectiveCache::CachingMode::share_versions(c10::ArrayRef<IValue> returns) const {
   if (by_memory_.empty()) return;
   for (const auto& v : returns) {
     for_each_tensor_in(v, [&](const at::Tensor& t) {
@@ -123,7 +123,7 @@ void KeptResults::Keeping::share_versions(c10::ArrayRef<IValue> returns) const {
   }
 }
 
-void KeptResults::Keeping::run(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+void SelectiveCache::CachingMode::run(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   if (inside_) return next(op, keys, stack);
   const Inside inside(inside_);
   copy_what_is_written(op, top(*stack, op.schema().arguments().size()));
@@ -138,13 +138,13 @@ void KeptResults::Keeping::run(const OperatorHandle& op, c10::DispatchKeySet key
   if (!keep) return share_versions(returns);
   calls.any_kept = true;
   const auto& result = calls.results.back();
-  if (trail_.complete()) result->step = trail_.steps();
+  if (op_log_.complete()) result->step = op_log_.steps();
   if (streams_ && op.hasTag(at::Tag::nondeterministic_seeded)) result->after = streams_->again();
   for (size_t i = 0; i < result->tensors.size(); i++)
     if (const void* memory = memory_of(result->tensors[i].get())) by_memory_[memory] = {result, i};
 }
 
-void KeptResults::HandingOut::run(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+void SelectiveCache::CachedMode::run(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   if (inside_) return next(op, keys, stack);
   const Inside inside(inside_);
   const auto found = kept_.calls_.find(op);
@@ -152,8 +152,8 @@ void KeptResults::HandingOut::run(const OperatorHandle& op, c10::DispatchKeySet 
   auto& calls = found->second;
   const size_t call = calls_so_far_[op]++;
   const bool known = call < calls.results.size();
-  const bool out_of_step = known && calls.results[call] && calls.results[call]->step && trail_.complete() &&
-                           *calls.results[call]->step != trail_.steps();
+  const bool out_of_step = known && calls.results[call] && calls.results[call]->step && op_log_.complete() &&
+                           *calls.results[call]->step != op_log_.steps();
   TESSERA_CHECK((known || !calls.any_kept || !complete_) && !out_of_step, UsageError,
                 "checkpoint: recomputation calls ", op.operator_name(), in_module(),
                 ", whose results were kept, at a point where forward did not (call ", call, " of it; forward made ",

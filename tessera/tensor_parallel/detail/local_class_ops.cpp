@@ -1,4 +1,4 @@
-#include "tessera/tensor_parallel/detail/class_ops.h"
+#include "tessera/tensor_parallel/detail/local_class_ops.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_assert_async.h>
@@ -60,13 +60,13 @@ Tensor& add_to_class_kernel(Tensor& x, const Tensor& target, const Tensor& value
 
 }  // namespace
 
-Tensor pick_class(const Tensor& x, const Tensor& target, const ClassPiece& piece) {
+Tensor pick_class(const Tensor& x, const Tensor& target, const LocalClasses& piece) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("tessera::pick_class", "").typed<decltype(pick_class_kernel)>();
   return op.call(x, target, piece.dim, piece.runs, piece.num_classes, piece.ignore_index);
 }
 
-void add_to_class_(Tensor& x, const Tensor& target, const Tensor& value, const ClassPiece& piece) {
+void add_to_class_(Tensor& x, const Tensor& target, const Tensor& value, const LocalClasses& piece) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("tessera::add_to_class_", "")
                              .typed<decltype(add_to_class_kernel)>();

@@ -25,10 +25,10 @@ struct Place {
   int32_t module = -1;       // an index into the trail's modules; -1: outside of modules
 };
 
-class Trail {
+class OpLog {
  public:
   // `expected`: what the steps are compared with as they come.
-  explicit Trail(const Trail* expected = nullptr) : expected_(expected) {}
+  explicit OpLog(const OpLog* expected = nullptr) : expected_(expected) {}
 
   // No more steps will come: whoever takes more differs.
   void end() { ended_ = true; }
@@ -45,14 +45,14 @@ class Trail {
   const std::optional<std::string>& difference() const { return difference_; }
 
  private:
-  friend struct TrailAccess;
-  friend class TrailScope;
+  friend struct OpLogAccess;
+  friend class OpLogScope;
   void begin_op(const char* name);
   void end_op(const char* name);
   void add_step(Place place);
   size_t module_index(const ModuleFrame& frame);
 
-  const Trail* expected_;
+  const OpLog* expected_;
   std::optional<std::string> difference_;
   std::vector<Place> steps_;
   std::vector<std::pair<const void*, ModulePath>> modules_;  // null: not a module, but a name given in full
@@ -63,14 +63,14 @@ class Trail {
 };
 
 // Follows what this thread does while alive; a trail that was followed before rests meanwhile. Null: follows nothing.
-class TrailScope {
+class OpLogScope {
  public:
-  explicit TrailScope(Trail* trail);
-  ~TrailScope();
-  TrailScope(const TrailScope&) = delete;
+  explicit OpLogScope(OpLog* trail);
+  ~OpLogScope();
+  OpLogScope(const OpLogScope&) = delete;
 
  private:
-  Trail* before_;
+  OpLog* before_;
   uint64_t callback_ = 0;
 };
 

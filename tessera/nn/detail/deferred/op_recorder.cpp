@@ -1,8 +1,8 @@
-#include "tessera/nn/detail/deferred/writer.h"
+#include "tessera/nn/detail/deferred/op_recorder.h"
 
 #include "tessera/base/error.h"
 #include "tessera/nn/detail/deferred/record.h"
-#include "tessera/nn/detail/deferred/shape_run.h"
+#include "tessera/nn/detail/deferred/meta_run.h"
 
 #include <algorithm>
 
@@ -94,7 +94,7 @@ Id Writer::output(const at::Tensor& t) {
   }
   const auto storage = base ? tape_->value(base->meta->value).storage : tape_->new_storage();
   const auto quiet = base ? base->meta->quiet : t.storage();
-  const auto complaining = base ? base->complaining : complaining_storage(quiet);
+  const auto complaining = base ? base->complaining : error_storage(quiet);
   const bool covers = t.is_non_overlapping_and_dense() && t.nbytes() == quiet.nbytes();
   const Id value =
       tape_->add({tape_->next_step(), storage, t.sizes().vec(), t.scalar_type(), device_, covers, t.is_contiguous()});

@@ -1,4 +1,4 @@
-#include "tessera/nn/detail/deferred/by_piece.h"
+#include "tessera/nn/detail/deferred/shard_replay.h"
 
 #include "tessera/base/error.h"
 
@@ -99,7 +99,7 @@ std::optional<int64_t> local_index(const TensorSpec& spec, int64_t dim, int64_t 
 
 }  // namespace
 
-bool runs_by_piece(const Tape& tape, const std::vector<Id>& steps, c10::IntArrayRef sizes) {
+bool can_replay_on_shard(const Tape& tape, const std::vector<Id>& steps, c10::IntArrayRef sizes) {
   const auto is_piece = [&](Id v) {
     return v != kNone && c10::IntArrayRef(tape.value(v).sizes) == sizes && tape.value(v).contiguous;
   };
@@ -120,7 +120,7 @@ bool runs_by_piece(const Tape& tape, const std::vector<Id>& steps, c10::IntArray
   return true;
 }
 
-bool localise(const Step& step, const TensorSpec& spec, std::vector<c10::IValue>& arguments) {
+bool localize_arguments(const Step& step, const TensorSpec& spec, std::vector<c10::IValue>& arguments) {
   for (const auto& v : arguments)
     if (v.isTensor() && !v.toTensor().defined()) return false;  // a row that is not here
   switch (*how(step)) {

@@ -1,4 +1,4 @@
-#include "tessera/models/detail/config.h"
+#include "tessera/models/detail/model_config.h"
 
 #include "tessera/base/error.h"
 

@@ -1,4 +1,4 @@
-#include "tessera/nn/detail/deferred/shape_run.h"
+#include "tessera/nn/detail/deferred/meta_run.h"
 
 #include "tessera/base/error.h"
 #include "tessera/base/detail/module_name.h"
@@ -134,7 +134,7 @@ std::optional<size_t> copy_to_set(const DeferredCall& call, c10::Device device) 
   return goes ? copy : std::nullopt;
 }
 
-std::optional<std::vector<IValue>> shape_run(const DeferredCall& call, c10::Device device, torch::jit::Stack* stack) {
+std::optional<std::vector<IValue>> run_on_meta(const DeferredCall& call, c10::Device device, torch::jit::Stack* stack) {
   try {
     const Quiet quiet(call);
     c10::impl::ExcludeDispatchKeyGuard below(kDeferredKey);
@@ -154,7 +154,7 @@ std::optional<std::vector<IValue>> shape_run(const DeferredCall& call, c10::Devi
                "(x.relu_(), x.masked_fill_(...)), or build this after materialize()");
 }
 
-c10::Storage complaining_storage(const c10::Storage& quiet) {
+c10::Storage error_storage(const c10::Storage& quiet) {
   auto impl = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), quiet.nbytes(),
                                                     c10::DataPtr(nullptr, c10::Device(at::kMeta)), nullptr,
                                                     /*resizable=*/false);

@@ -1,4 +1,4 @@
-#include "tessera/nn/detail/trail.h"
+#include "tessera/nn/detail/op_log.h"
 
 #include "tessera/base/detail/module_name.h"
 #include "tessera/dtensor/detail/dispatch.h"
@@ -16,7 +16,7 @@
 namespace tessera::detail {
 namespace {
 
-thread_local constinit Trail* followed = nullptr;
+thread_local constinit OpLog* followed = nullptr;
 thread_local constinit int scopes_following = 0;
 
 struct TextHash : std::hash<std::string_view> {
@@ -35,7 +35,7 @@ const char* interned(const char* name) {
 
 }  // namespace
 
-struct TrailAccess {
+struct OpLogAccess {
   // The engine's own reports are no ops: a function may call backward.
   static bool is_op(const at::RecordFunction& function) {
     return !std::string_view(function.name()).starts_with("autograd::");
@@ -49,12 +49,12 @@ struct TrailAccess {
   }
 };
 
-void Trail::begin_op(const char* name) {
+void OpLog::begin_op(const char* name) {
   if (running_.empty()) nodes_before_ = at::sequence_number::peek();
   running_.push_back(name);
 }
 
-void Trail::end_op(const char* name) {
+void OpLog::end_op(const char* name) {
   if (running_.empty()) return;
   running_.pop_back();
   if (!running_.empty() || at::sequence_number::peek() == nodes_before_ || in_backward()) return;
@@ -64,7 +64,7 @@ void Trail::end_op(const char* name) {
   add_step(place);
 }
 
-void Trail::add_step(Place place) {
+void OpLog::add_step(Place place) {
   steps_.push_back(place);
   if (!expected_ || difference_ || !complete_ || !expected_->complete_) return;
   const size_t n = steps_.size() - 1;
@@ -78,7 +78,7 @@ void Trail::add_step(Place place) {
   }
 }
 
-Place Trail::here() {
+Place OpLog::here() {
   Place place;
   if (!running_.empty()) place.op = interned(running_.back());
   if (const auto* frame = innermost_module()) place.module = static_cast<int32_t>(module_index(*frame));
@@ -86,7 +86,7 @@ Place Trail::here() {
 }
 
 // Modules go by address, and a function calls few of them. A name given in full lies anywhere, so it goes by itself.
-size_t Trail::module_index(const ModuleFrame& frame) {
+size_t OpLog::module_index(const ModuleFrame& frame) {
   const bool is_module = frame.name == &path_of;
   for (size_t i = modules_.size(); i-- > 0;) {
     const auto& [module, path] = modules_[i];
@@ -96,22 +96,22 @@ size_t Trail::module_index(const ModuleFrame& frame) {
   return modules_.size() - 1;
 }
 
-std::string Trail::describe(const Place& place) const {
+std::string OpLog::describe(const Place& place) const {
   std::string text = place.op ? place.op : "an autograd::Function";
   if (place.module >= 0) text += " in module " + modules_[static_cast<size_t>(place.module)].second.name();
   return text;
 }
 
-TrailScope::TrailScope(Trail* trail) : before_(followed) {
+OpLogScope::OpLogScope(OpLog* trail) : before_(followed) {
   followed = trail;
   if (!trail) return;
   trail->complete_ = trail->complete_ && at::isRecordFunctionEnabled();
   if (scopes_following++ > 0) return;
   callback_ = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(&TrailAccess::begin, &TrailAccess::end).scopes({at::RecordScope::FUNCTION}));
+      at::RecordFunctionCallback(&OpLogAccess::begin, &OpLogAccess::end).scopes({at::RecordScope::FUNCTION}));
 }
 
-TrailScope::~TrailScope() {
+OpLogScope::~OpLogScope() {
   if (followed) scopes_following--;
   if (callback_) at::removeCallback(callback_);
   followed = before_;

@@ -1,7 +1,7 @@
 #pragma once
 #include "tessera/tracing/op_mode.h"
 #include "tessera/nn/detail/forward_state.h"
-#include "tessera/nn/detail/trail.h"
+#include "tessera/nn/detail/op_log.h"
 #include "tessera/nn/saved_tensor_hooks.h"
 #include "tessera/nn/detail/selective.h"
 
@@ -15,21 +15,21 @@
 namespace tessera::detail {
 
 // The results that a KeepPolicy keeps of one checkpointed call, and the two modes that put them in and take them out.
-class KeptResults {
+class SelectiveCache {
  public:
-  explicit KeptResults(KeepPolicy policy) : policy_(std::move(policy)) {}
+  explicit SelectiveCache(KeepPolicy policy) : policy_(std::move(policy)) {}
 
   // Sees the ops of forward.
-  class Keeping;
+  class CachingMode;
   // Sees the ops of a recomputation.
-  class HandingOut;
+  class CachedMode;
 
  private:
   struct Result {
     std::vector<c10::IValue> values;     // one a return; tensors and lists of them are below
-    std::vector<KeptTensor> tensors;     // all of them, in order
+    std::vector<VersionedTensor> tensors;     // all of them, in order
     std::vector<size_t> list_sizes;      // of each list, in order
-    std::optional<RandomStreams> after;  // of an op that draws random numbers: where the streams stood then
+    std::optional<RngStates> after;  // of an op that draws random numbers: where the streams stood then
     std::optional<size_t> step;          // how far forward was by its trail
     bool copied = false;                 // because forward went on to write to what the op returned
   };
@@ -47,34 +47,34 @@ class KeptResults {
 
 // Some functions write to what a kept op returned: `matmul(x, w) += bias` to the result of aten::mm, through an alias
 // that does not share its version. So the mode knows the memory of what was kept, and copies before it is written to.
-class KeptResults::Keeping final : public OpMode {
+class SelectiveCache::CachingMode final : public OpMode {
  public:
-  Keeping(KeptResults& kept, const Trail& trail, const std::optional<RandomStreams>& streams)
-      : kept_(kept), trail_(trail), streams_(streams) {}
+  CachingMode(SelectiveCache& kept, const OpLog& trail, const std::optional<RngStates>& streams)
+      : kept_(kept), op_log_(trail), streams_(streams) {}
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override;
 
  private:
   void copy_what_is_written(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args);
   void share_versions(c10::ArrayRef<c10::IValue> returns) const;
 
-  KeptResults& kept_;
-  const Trail& trail_;
-  const std::optional<RandomStreams>& streams_;
+  SelectiveCache& kept_;
+  const OpLog& op_log_;
+  const std::optional<RngStates>& streams_;
   std::unordered_map<const void*, std::pair<std::shared_ptr<Result>, size_t>> by_memory_;
   bool inside_ = false;  // of an op on distributed tensors: what it does to pieces is not looked at
 };
 
-class KeptResults::HandingOut final : public OpMode {
+class SelectiveCache::CachedMode final : public OpMode {
  public:
   // `last`: no other recomputation will come, so results go as they are handed out. Should one come after all, it runs
   // the ops. `complete`: forward has ended, so an op that it did not call is an error.
-  HandingOut(KeptResults& kept, const Trail& trail, bool last, bool complete)
-      : kept_(kept), trail_(trail), last_(last), complete_(complete) {}
+  CachedMode(SelectiveCache& kept, const OpLog& trail, bool last, bool complete)
+      : kept_(kept), op_log_(trail), last_(last), complete_(complete) {}
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override;
 
  private:
-  KeptResults& kept_;
-  const Trail& trail_;
+  SelectiveCache& kept_;
+  const OpLog& op_log_;
   bool last_, complete_;
   std::unordered_map<c10::OperatorHandle, size_t> calls_so_far_;
   bool inside_ = false;

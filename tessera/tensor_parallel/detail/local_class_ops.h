@@ -11,7 +11,7 @@
 //   runs    which classes of the whole x has: begin, end, begin, end, ... ascending
 namespace tessera::detail {
 
-struct ClassPiece {
+struct LocalClasses {
   int64_t dim;
   std::vector<int64_t> runs;
   int64_t num_classes;  // of the whole
@@ -21,11 +21,11 @@ struct ClassPiece {
 // x at the target; zero where another rank has that class, or it is ignored. So the sum over the ranks is x at the
 // target. Throws IndexError for a target that is no class. (N, d1, ...)
 // tessera::pick_class(Tensor x, Tensor target, int dim, int[] runs, int num_classes, int ignore_index) -> Tensor
-at::Tensor pick_class(const at::Tensor& x, const at::Tensor& target, const ClassPiece& piece);
+at::Tensor pick_class(const at::Tensor& x, const at::Tensor& target, const LocalClasses& piece);
 
 // Adds a value to x at each target that is here and is not ignored.
 // tessera::add_to_class_(Tensor(a!) x, Tensor target, Tensor value, int dim, int[] runs, int ignore_index)
 //     -> Tensor(a!)
-void add_to_class_(at::Tensor& x, const at::Tensor& target, const at::Tensor& value, const ClassPiece& piece);
+void add_to_class_(at::Tensor& x, const at::Tensor& target, const at::Tensor& value, const LocalClasses& piece);
 
 }  // namespace tessera::detail

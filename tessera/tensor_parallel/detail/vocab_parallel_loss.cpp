@@ -1,4 +1,4 @@
-#include "tessera/tensor_parallel/detail/class_loss.h"
+#include "tessera/tensor_parallel/detail/vocab_parallel_loss.h"
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
@@ -72,13 +72,13 @@ Tensor piece_of(const Tensor& t, const char* name, const TensorSpec& scores, Pla
 
 }  // namespace
 
-ClassLoss pose(const char* op, const Tensor& scores, const Tensor& target, const CrossEntropyOptions& options) {
+VocabParallelLoss pose(const char* op, const Tensor& scores, const Tensor& target, const CrossEntropyOptions& options) {
   check_arguments(op, scores, target, options);
   Placements placements(meta_of(scores).spec->placements);
   for (auto& p : placements)
     if (p.is_partial()) p = Replicate();
 
-  ClassLoss loss;
+  VocabParallelLoss loss;
   loss.scores = meta_of(scores).spec->has_partial() ? redistribute(scores, placements) : scores;
   const auto& spec = *meta_of(loss.scores).spec;
   const int64_t dim = class_dim(scores);

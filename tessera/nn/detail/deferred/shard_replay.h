@@ -12,9 +12,9 @@
 // for the elements left over may differ in the last bit, and a piece leaves other elements over than the whole.
 namespace tessera::detail::deferred {
 
-bool runs_by_piece(const Tape& tape, const std::vector<Id>& steps, c10::IntArrayRef sizes);
+bool can_replay_on_shard(const Tape& tape, const std::vector<Id>& steps, c10::IntArrayRef sizes);
 
 // Turns the arguments of a step into those of this rank. False: there is nothing to do here, the row is elsewhere.
-bool localise(const Step& step, const TensorSpec& spec, std::vector<c10::IValue>& arguments);
+bool localize_arguments(const Step& step, const TensorSpec& spec, std::vector<c10::IValue>& arguments);
 
 }  // namespace tessera::detail::deferred

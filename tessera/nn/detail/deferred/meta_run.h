@@ -15,12 +15,12 @@ std::optional<size_t> copy_to_set(const DeferredCall& call, c10::Device device);
 
 // The results, on the meta device; in-place ops give their arguments. None: the op has no kernel for meta and was taken
 // apart instead, into ops that came through the dispatcher; its results are on the stack in place of its arguments.
-std::optional<std::vector<c10::IValue>> shape_run(const DeferredCall& call, c10::Device device,
+std::optional<std::vector<c10::IValue>> run_on_meta(const DeferredCall& call, c10::Device device,
                                                   torch::jit::Stack* stack);
 
 // A deferred tensor refers to two storages without memory. One complains when its memory is asked for, as users may do
 // by mistake; LibTorch's kernels for meta ask, too, when they look for overlaps, so they are shown the other.
 void hide_memory(const at::Tensor& t, c10::Storage complaining);
-c10::Storage complaining_storage(const c10::Storage& quiet);
+c10::Storage error_storage(const c10::Storage& quiet);
 
 }  // namespace tessera::detail::deferred
