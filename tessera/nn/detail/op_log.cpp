@@ -16,17 +16,17 @@
 namespace tessera::detail {
 namespace {
 
-thread_local constinit OpLog* followed = nullptr;
-thread_local constinit int scopes_following = 0;
+thread_local constinit OpLog* current_log = nullptr;
+thread_local constinit int active_scopes = 0;
 
-struct TextHash : std::hash<std::string_view> {
+struct StringViewHash : std::hash<std::string_view> {
   using is_transparent = void;
 };
 
-// A name may lie in the RecordFunction itself and die with it.
+// Returns a permanent copy: a RecordFunction may own its name.
 const char* interned(const char* name) {
   static std::mutex mutex;
-  static auto* names = new std::unordered_set<std::string, TextHash, std::equal_to<>>;
+  static auto* names = new std::unordered_set<std::string, StringViewHash, std::equal_to<>>;
   std::lock_guard lock(mutex);
   auto found = names->find(std::string_view(name));
   if (found == names->end()) found = names->emplace(name).first;
@@ -36,16 +36,16 @@ const char* interned(const char* name) {
 }  // namespace
 
 struct OpLogAccess {
-  // The engine's own reports are no ops: a function may call backward.
+  // The autograd engine reports its nodes too. These are not ops; a function may call backward.
   static bool is_op(const at::RecordFunction& function) {
     return !std::string_view(function.name()).starts_with("autograd::");
   }
   static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
-    if (followed && is_op(function)) followed->begin_op(function.name());
+    if (current_log && is_op(function)) current_log->begin_op(function.name());
     return nullptr;
   }
   static void end(const at::RecordFunction& function, at::ObserverContext*) {
-    if (followed && is_op(function)) followed->end_op(function.name());
+    if (current_log && is_op(function)) current_log->end_op(function.name());
   }
 };
 
@@ -59,33 +59,32 @@ void OpLog::end_op(const char* name) {
   running_.pop_back();
   if (!running_.empty() || at::sequence_number::peek() == nodes_before_ || in_backward()) return;
   running_.push_back(name);
-  const auto place = here();
+  const auto location = current_location();
   running_.pop_back();
-  add_step(place);
+  add_op(location);
 }
 
-void OpLog::add_step(Place place) {
-  steps_.push_back(place);
+void OpLog::add_op(OpLocation location) {
+  ops_.push_back(location);
   if (!expected_ || difference_ || !complete_ || !expected_->complete_) return;
-  const size_t n = steps_.size() - 1;
-  if (n >= expected_->steps_.size()) {
+  const size_t n = ops_.size() - 1;
+  if (n >= expected_->ops_.size()) {
     if (!expected_->ended_) return;
-    difference_ = c10::str("forward ran ", n, " ops that have a gradient, recomputation also runs ", describe(place));
-  } else if (expected_->steps_[n].op != place.op) {
-    difference_ =
-        c10::str("of the ops that have a gradient, number ", n, " was ", expected_->describe(expected_->steps_[n]),
-                 " in forward and is ", describe(place), " in recomputation");
+    difference_ = c10::str("forward ran ", n, " differentiable ops, and recomputation also runs ", describe(location));
+  } else if (expected_->ops_[n].op != location.op) {
+    difference_ = c10::str("differentiable op ", n, " was ", expected_->describe(expected_->ops_[n]),
+                           " in forward and is ", describe(location), " in recomputation");
   }
 }
 
-Place OpLog::here() {
-  Place place;
-  if (!running_.empty()) place.op = interned(running_.back());
-  if (const auto* frame = innermost_module()) place.module = static_cast<int32_t>(module_index(*frame));
-  return place;
+OpLocation OpLog::current_location() {
+  OpLocation location;
+  if (!running_.empty()) location.op = interned(running_.back());
+  if (const auto* frame = innermost_module()) location.module = static_cast<int32_t>(module_index(*frame));
+  return location;
 }
 
-// Modules go by address, and a function calls few of them. A name given in full lies anywhere, so it goes by itself.
+// A linear search: a function calls few modules. Modules are compared by address, names of a ModuleNameScope by text.
 size_t OpLog::module_index(const ModuleFrame& frame) {
   const bool is_module = frame.name == &path_of;
   for (size_t i = modules_.size(); i-- > 0;) {
@@ -96,25 +95,25 @@ size_t OpLog::module_index(const ModuleFrame& frame) {
   return modules_.size() - 1;
 }
 
-std::string OpLog::describe(const Place& place) const {
-  std::string text = place.op ? place.op : "an autograd::Function";
-  if (place.module >= 0) text += " in module " + modules_[static_cast<size_t>(place.module)].second.name();
+std::string OpLog::describe(const OpLocation& location) const {
+  std::string text = location.op ? location.op : "an autograd::Function";
+  if (location.module >= 0) text += " in module " + modules_[static_cast<size_t>(location.module)].second.name();
   return text;
 }
 
-OpLogScope::OpLogScope(OpLog* trail) : before_(followed) {
-  followed = trail;
-  if (!trail) return;
-  trail->complete_ = trail->complete_ && at::isRecordFunctionEnabled();
-  if (scopes_following++ > 0) return;
+OpLogScope::OpLogScope(OpLog* log) : before_(current_log) {
+  current_log = log;
+  if (!log) return;
+  log->complete_ = log->complete_ && at::isRecordFunctionEnabled();
+  if (active_scopes++ > 0) return;
   callback_ = at::addThreadLocalCallback(
       at::RecordFunctionCallback(&OpLogAccess::begin, &OpLogAccess::end).scopes({at::RecordScope::FUNCTION}));
 }
 
 OpLogScope::~OpLogScope() {
-  if (followed) scopes_following--;
+  if (current_log) active_scopes--;
   if (callback_) at::removeCallback(callback_);
-  followed = before_;
+  current_log = before_;
 }
 
 }  // namespace tessera::detail

@@ -9,39 +9,39 @@
 #include <utility>
 #include <vector>
 
-// What a checkpointed function did, as far as its gradient depends on it, so that forward and recomputation can be
-// compared op by op and a difference has a name.
+// The differentiable ops of a checkpointed function, in order. Forward and recomputation each write a log. The comparison
+// of both finds the first op that differs.
 //
-//   y = linear(x)      step 0: aten::linear        an op that the function called itself, and that left a node in the
-//   y = y + 1          step 1: aten::add           graph. What ops call inside of them is not a step: autocast may
-//   mask = ones(4)     no step: no gradient        cast a weight in forward and find it cast in recomputation.
-//   y = relu(y)        step 2: aten::relu
+//   y = linear(x)      op 0: aten::linear        The log has ops that the function called directly and that created an
+//   y = y + 1          op 1: aten::add           autograd node. Ops inside ops are not logged: autocast may cast a
+//   mask = ones(4)     not logged                weight in forward and find it cached in recomputation.
+//   y = relu(y)        op 2: aten::relu
 //
-// Ops are seen through LibTorch's RecordFunction, as a profiler sees them.
+// LibTorch's RecordFunction reports the ops, as it does for the profiler.
 namespace tessera::detail {
 
-struct Place {
-  const char* op = nullptr;  // interned, so equal names are equal pointers; null: no op of the dispatcher
-  int32_t module = -1;       // an index into the trail's modules; -1: outside of modules
+struct OpLocation {
+  const char* op = nullptr;  // interned: equal names are equal pointers; null: not an op of the dispatcher
+  int32_t module = -1;       // an index into the modules of the log; -1: outside of modules
 };
 
 class OpLog {
  public:
-  // `expected`: what the steps are compared with as they come.
+  // Compares each new op with `expected`, if it is not null.
   explicit OpLog(const OpLog* expected = nullptr) : expected_(expected) {}
 
-  // No more steps will come: whoever takes more differs.
+  // Marks the log as finished: a log that is compared with it and has more ops differs.
   void end() { ended_ = true; }
 
-  // The innermost op and module that run now.
-  Place here();
-  std::string describe(const Place& place) const;  // "aten::mm in module GPT.h.0"
+  // The innermost running op and module.
+  OpLocation current_location();
+  std::string describe(const OpLocation& location) const;  // "aten::mm in module GPT.h.0"
 
-  size_t steps() const { return steps_.size(); }
-  // Was everything seen? Not if RecordFunction was switched off: then ops are not to be compared.
+  size_t size() const { return ops_.size(); }
+  // False if RecordFunction was disabled, so ops are missing. Incomplete logs are not compared.
   bool complete() const { return complete_; }
 
-  // How the steps differ from the expected ones, as a sentence; nothing if they do not so far.
+  // A sentence about the first difference to the expected log; nullopt if there is none so far.
   const std::optional<std::string>& difference() const { return difference_; }
 
  private:
@@ -49,23 +49,23 @@ class OpLog {
   friend class OpLogScope;
   void begin_op(const char* name);
   void end_op(const char* name);
-  void add_step(Place place);
+  void add_op(OpLocation location);
   size_t module_index(const ModuleFrame& frame);
 
   const OpLog* expected_;
   std::optional<std::string> difference_;
-  std::vector<Place> steps_;
-  std::vector<std::pair<const void*, ModulePath>> modules_;  // null: not a module, but a name given in full
-  c10::SmallVector<const char*, 8> running_;                 // names of the ops that run, outermost first
-  uint64_t nodes_before_ = 0;                                // made on this thread when the outermost began
+  std::vector<OpLocation> ops_;
+  std::vector<std::pair<const void*, ModulePath>> modules_;  // null: a ModuleNameScope, not a module
+  c10::SmallVector<const char*, 8> running_;                 // the names of the running ops, outermost first
+  uint64_t nodes_before_ = 0;                                // autograd nodes of this thread before the outermost op
   bool ended_ = false;
   bool complete_ = true;
 };
 
-// Follows what this thread does while alive; a trail that was followed before rests meanwhile. Null: follows nothing.
+// In this scope, the ops of this thread go to `log` instead of the log of an outer scope. Null: they are not logged.
 class OpLogScope {
  public:
-  explicit OpLogScope(OpLog* trail);
+  explicit OpLogScope(OpLog* log);
   ~OpLogScope();
   OpLogScope(const OpLogScope&) = delete;
 

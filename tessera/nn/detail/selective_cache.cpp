@@ -17,7 +17,7 @@ using torch::jit::Stack;
 
 namespace {
 
-// Where the elements lie: of a distributed tensor, those of this rank.
+// The storage of a tensor; for a distributed tensor that of its local tensor.
 const void* memory_of(const at::Tensor& t) {
   const auto& local = is_dtensor(t) ? local_of(t) : t;
   return local.has_storage() ? local.storage().unsafeGetStorageImpl() : nullptr;
@@ -33,10 +33,10 @@ void for_each_tensor_in(const IValue& v, F f) {
   }
 }
 
-class Inside {
+class FlagScope {
  public:
-  explicit Inside(bool& flag) : flag_(flag) { flag_ = true; }
-  ~Inside() { flag_ = false; }
+  explicit FlagScope(bool& flag) : flag_(flag) { flag_ = true; }
+  ~FlagScope() { flag_ = false; }
 
  private:
   bool& flag_;
@@ -54,37 +54,37 @@ c10::ArrayRef<IValue> top(const Stack& stack, size_t n) {
 
 }  // namespace
 
-std::shared_ptr<SelectiveCache::Result> SelectiveCache::take(c10::ArrayRef<IValue> returns) {
-  auto result = std::make_shared<Result>();
+std::shared_ptr<SelectiveCache::Outputs> SelectiveCache::save(c10::ArrayRef<IValue> returns) {
+  auto outputs = std::make_shared<Outputs>();
   for (const auto& v : returns) {
     if (v.isTensor() && v.toTensor().defined()) {
-      result->tensors.emplace_back(v.toTensor());
-      result->values.emplace_back(at::Tensor());
+      outputs->tensors.emplace_back(v.toTensor());
+      outputs->values.emplace_back(at::Tensor());
     } else if (v.isTensorList()) {
       const auto list = v.toTensorVector();
-      for (const auto& t : list) result->tensors.emplace_back(t);
-      result->list_sizes.push_back(list.size());
-      result->values.emplace_back(c10::List<at::Tensor>());
+      for (const auto& t : list) outputs->tensors.emplace_back(t);
+      outputs->list_sizes.push_back(list.size());
+      outputs->values.emplace_back(c10::List<at::Tensor>());
     } else {
-      result->values.push_back(v.isTensor() ? IValue() : v);
+      outputs->values.push_back(v.isTensor() ? IValue() : v);
     }
   }
-  return result;
+  return outputs;
 }
 
-// Fresh tensors each time: autograd will make those it is given part of a graph.
-void SelectiveCache::give(const Result& result, bool copies, Stack* stack) {
+// Pushes new tensor objects each time, because autograd makes them part of a graph.
+void SelectiveCache::push(const Outputs& outputs, bool copies, Stack* stack) {
   size_t tensor = 0, list = 0;
   const auto next = [&] {
-    const auto& t = result.tensors[tensor++].get();
+    const auto& t = outputs.tensors[tensor++].get();
     return copies ? copy_of(t) : t.tensor_data();
   };
-  for (const auto& v : result.values) {
+  for (const auto& v : outputs.values) {
     if (v.isTensor()) {
       stack->emplace_back(next());
     } else if (v.isTensorList()) {
       c10::List<at::Tensor> tensors;
-      for (size_t i = 0; i < result.list_sizes[list]; i++) tensors.push_back(next());
+      for (size_t i = 0; i < outputs.list_sizes[list]; i++) tensors.push_back(next());
       list++;
       stack->emplace_back(std::move(tensors));
     } else {
@@ -93,7 +93,7 @@ void SelectiveCache::give(const Result& result, bool copies, Stack* stack) {
   }
 }
 
-void SelectiveCache::CachingMode::copy_what_is_written(const OperatorHandle& op, c10::ArrayRef<IValue> args) {
+void SelectiveCache::CachingMode::copy_before_write(const OperatorHandle& op, c10::ArrayRef<IValue> args) {
   if (by_memory_.empty() || !op.schema().is_mutable()) return;
   for (size_t i = 0; i < args.size(); i++) {
     const auto* alias = op.schema().arguments()[i].alias_info();
@@ -101,68 +101,68 @@ void SelectiveCache::CachingMode::copy_what_is_written(const OperatorHandle& op,
     for_each_tensor_in(args[i], [&](const at::Tensor& t) {
       const auto found = by_memory_.find(memory_of(t));
       if (found == by_memory_.end()) return;
-      auto& [result, index] = found->second;
-      result->tensors[index] = VersionedTensor(copy_of(result->tensors[index].get()));
-      result->copied = true;
+      auto& [outputs, index] = found->second;
+      outputs->tensors[index] = VersionedTensor(copy_of(outputs->tensors[index].get()));
+      outputs->copied = true;
       by_memory_.erase(found);
     });
   }
 }
 
-// An alias of kept memory that counts its versions alone (aten::_unsafe_view makes one) would let a write after
-// forward go unseen.
+// An alias of saved memory with a version counter of its own (aten::_unsafe_view returns one) would hide a write after
+// forward.
 void SelectiveCache::CachingMode::share_versions(c10::ArrayRef<IValue> returns) const {
   if (by_memory_.empty()) return;
   for (const auto& v : returns) {
     for_each_tensor_in(v, [&](const at::Tensor& t) {
       const auto found = by_memory_.find(memory_of(t));
       if (found == by_memory_.end() || t.is_inference()) return;
-      const auto& kept = found->second.first->tensors[found->second.second].get();
-      t.unsafeGetTensorImpl()->set_version_counter(kept.unsafeGetTensorImpl()->version_counter());
+      const auto& saved = found->second.first->tensors[found->second.second].get();
+      t.unsafeGetTensorImpl()->set_version_counter(saved.unsafeGetTensorImpl()->version_counter());
     });
   }
 }
 
 void SelectiveCache::CachingMode::run(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   if (inside_) return next(op, keys, stack);
-  const Inside inside(inside_);
-  copy_what_is_written(op, top(*stack, op.schema().arguments().size()));
-  const bool asked = makes_tensors(op);
-  const bool keep = asked && kept_.policy_(op);
+  const FlagScope inside(inside_);
+  copy_before_write(op, top(*stack, op.schema().arguments().size()));
+  const bool can_save = makes_tensors(op);
+  const bool save_it = can_save && cache_.policy_(op);
   next(op, keys, stack);
   const auto returns = top(*stack, op.schema().returns().size());
-  if (!asked) return share_versions(returns);
+  if (!can_save) return share_versions(returns);
 
-  auto& calls = kept_.calls_[op];
-  calls.results.push_back(keep ? take(returns) : nullptr);
-  if (!keep) return share_versions(returns);
-  calls.any_kept = true;
-  const auto& result = calls.results.back();
-  if (op_log_.complete()) result->step = op_log_.steps();
-  if (streams_ && op.hasTag(at::Tag::nondeterministic_seeded)) result->after = streams_->again();
-  for (size_t i = 0; i < result->tensors.size(); i++)
-    if (const void* memory = memory_of(result->tensors[i].get())) by_memory_[memory] = {result, i};
+  auto& calls = cache_.calls_[op];
+  calls.outputs.push_back(save_it ? save(returns) : nullptr);
+  if (!save_it) return share_versions(returns);
+  calls.any_saved = true;
+  const auto& outputs = calls.outputs.back();
+  if (log_.complete()) outputs->log_position = log_.size();
+  if (rng_ && op.hasTag(at::Tag::nondeterministic_seeded)) outputs->rng_after = rng_->now();
+  for (size_t i = 0; i < outputs->tensors.size(); i++)
+    if (const void* memory = memory_of(outputs->tensors[i].get())) by_memory_[memory] = {outputs, i};
 }
 
 void SelectiveCache::CachedMode::run(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   if (inside_) return next(op, keys, stack);
-  const Inside inside(inside_);
-  const auto found = kept_.calls_.find(op);
-  if (found == kept_.calls_.end()) return next(op, keys, stack);
+  const FlagScope inside(inside_);
+  const auto found = cache_.calls_.find(op);
+  if (found == cache_.calls_.end()) return next(op, keys, stack);
   auto& calls = found->second;
   const size_t call = calls_so_far_[op]++;
-  const bool known = call < calls.results.size();
-  const bool out_of_step = known && calls.results[call] && calls.results[call]->step && op_log_.complete() &&
-                           *calls.results[call]->step != op_log_.steps();
-  TESSERA_CHECK((known || !calls.any_kept || !complete_) && !out_of_step, UsageError,
+  const bool known = call < calls.outputs.size();
+  const bool other_position = known && calls.outputs[call] && calls.outputs[call]->log_position && log_.complete() &&
+                              *calls.outputs[call]->log_position != log_.size();
+  TESSERA_CHECK((known || !calls.any_saved || !complete_) && !other_position, UsageError,
                 "checkpoint: recomputation calls ", op.operator_name(), in_module(),
-                ", whose results were kept, at a point where forward did not (call ", call, " of it; forward made ",
-                calls.results.size(), "). The function must do the same when it is run again.");
-  if (!known || !calls.results[call]) return next(op, keys, stack);
-  const auto result = last_ ? std::move(calls.results[call]) : calls.results[call];
+                ", whose outputs were saved, at a point where forward did not (call ", call, " of it; forward made ",
+                calls.outputs.size(), "). The function must run the same ops in recomputation.");
+  if (!known || !calls.outputs[call]) return next(op, keys, stack);
+  const auto outputs = last_ ? std::move(calls.outputs[call]) : calls.outputs[call];
   torch::jit::drop(*stack, op.schema().arguments().size());
-  give(*result, /*copies=*/result->copied && !last_, stack);
-  if (result->after) result->after->restore();
+  push(*outputs, /*copies=*/outputs->copied && !last_, stack);
+  if (outputs->rng_after) outputs->rng_after->restore();
 }
 
 }  // namespace tessera::detail

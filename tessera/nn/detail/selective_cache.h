@@ -1,80 +1,82 @@
 #pragma once
-#include "tessera/tracing/op_mode.h"
 #include "tessera/nn/detail/forward_state.h"
 #include "tessera/nn/detail/op_log.h"
-#include "tessera/nn/saved_tensor_hooks.h"
 #include "tessera/nn/detail/selective.h"
+#include "tessera/nn/saved_tensor_hooks.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <ATen/core/ivalue.h>
 
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace tessera::detail {
 
-// The results that a KeepPolicy keeps of one checkpointed call, and the two modes that put them in and take them out.
+// Selective activation checkpointing: the op outputs that the policy saves in one checkpointed call. Forward runs under
+// CachingMode, recomputation under CachedMode (PyTorch: _CachingTorchDispatchMode and _CachedTorchDispatchMode).
 class SelectiveCache {
  public:
   explicit SelectiveCache(KeepPolicy policy) : policy_(std::move(policy)) {}
 
-  // Sees the ops of forward.
   class CachingMode;
-  // Sees the ops of a recomputation.
   class CachedMode;
 
  private:
-  struct Result {
-    std::vector<c10::IValue> values;     // one a return; tensors and lists of them are below
-    std::vector<VersionedTensor> tensors;     // all of them, in order
-    std::vector<size_t> list_sizes;      // of each list, in order
-    std::optional<RngStates> after;  // of an op that draws random numbers: where the streams stood then
-    std::optional<size_t> step;          // how far forward was by its trail
-    bool copied = false;                 // because forward went on to write to what the op returned
+  struct Outputs {
+    std::vector<c10::IValue> values;       // one per return; placeholders for tensors and lists of tensors
+    std::vector<VersionedTensor> tensors;  // all tensors, in order
+    std::vector<size_t> list_sizes;        // of each list, in order
+    std::optional<RngStates> rng_after;    // of a random op: the generator states after it
+    std::optional<size_t> log_position;    // the number of ops in the log of forward at this call
+    bool copied = false;                   // forward wrote to an output later, so this is a copy
   };
   // The calls of one op, in order.
   struct Calls {
-    std::vector<std::shared_ptr<Result>> results;  // null: not kept, or handed out for good
-    bool any_kept = false;
+    std::vector<std::shared_ptr<Outputs>> outputs;  // null: not saved, or already moved out
+    bool any_saved = false;
   };
-  static std::shared_ptr<Result> take(c10::ArrayRef<c10::IValue> returns);
-  static void give(const Result& result, bool copies, torch::jit::Stack* stack);
+  static std::shared_ptr<Outputs> save(c10::ArrayRef<c10::IValue> returns);
+  static void push(const Outputs& outputs, bool copies, torch::jit::Stack* stack);
 
   KeepPolicy policy_;
   std::unordered_map<c10::OperatorHandle, Calls> calls_;
 };
 
-// Some functions write to what a kept op returned: `matmul(x, w) += bias` to the result of aten::mm, through an alias
-// that does not share its version. So the mode knows the memory of what was kept, and copies before it is written to.
+// Saves the outputs of ops in forward. Some functions write to the output of a saved op: `matmul(x, w) += bias` writes to
+// the output of aten::mm through an alias with another version counter. So the mode tracks the memory of saved tensors,
+// and copies them before a write.
 class SelectiveCache::CachingMode final : public OpMode {
  public:
-  CachingMode(SelectiveCache& kept, const OpLog& trail, const std::optional<RngStates>& streams)
-      : kept_(kept), op_log_(trail), streams_(streams) {}
+  CachingMode(SelectiveCache& cache, const OpLog& log, const std::optional<RngStates>& rng)
+      : cache_(cache), log_(log), rng_(rng) {}
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override;
 
  private:
-  void copy_what_is_written(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args);
+  void copy_before_write(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args);
   void share_versions(c10::ArrayRef<c10::IValue> returns) const;
 
-  SelectiveCache& kept_;
-  const OpLog& op_log_;
-  const std::optional<RngStates>& streams_;
-  std::unordered_map<const void*, std::pair<std::shared_ptr<Result>, size_t>> by_memory_;
-  bool inside_ = false;  // of an op on distributed tensors: what it does to pieces is not looked at
+  SelectiveCache& cache_;
+  const OpLog& log_;
+  const std::optional<RngStates>& rng_;
+  std::unordered_map<const void*, std::pair<std::shared_ptr<Outputs>, size_t>> by_memory_;
+  bool inside_ = false;  // inside an op on distributed tensors; its ops on local tensors are not cached
 };
 
+// Replaces ops by their saved outputs in recomputation.
 class SelectiveCache::CachedMode final : public OpMode {
  public:
-  // `last`: no other recomputation will come, so results go as they are handed out. Should one come after all, it runs
-  // the ops. `complete`: forward has ended, so an op that it did not call is an error.
-  CachedMode(SelectiveCache& kept, const OpLog& trail, bool last, bool complete)
-      : kept_(kept), op_log_(trail), last_(last), complete_(complete) {}
+  // `last`: no further recomputation is expected, so outputs are moved out of the cache. If there is one after all, it
+  // runs the ops. `complete`: forward has ended, so a call that forward did not make is an error.
+  CachedMode(SelectiveCache& cache, const OpLog& log, bool last, bool complete)
+      : cache_(cache), log_(log), last_(last), complete_(complete) {}
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override;
 
  private:
-  SelectiveCache& kept_;
-  const OpLog& op_log_;
+  SelectiveCache& cache_;
+  const OpLog& log_;
   bool last_, complete_;
   std::unordered_map<c10::OperatorHandle, size_t> calls_so_far_;
   bool inside_ = false;

@@ -4,23 +4,26 @@
 #include <optional>
 #include <vector>
 
-// What an op gives on tensors without memory: the same shapes, the same sharing, the same complaints.
+// Runs an op on the meta device: the outputs have the same shapes and aliasing as on a real device, and the op reports
+// the same errors.
 namespace tessera::detail::deferred {
 
-// Where the results would be. device(meta) is what the options of a deferred tensor say, and stands for where it is.
+// The device that the outputs would have. device(meta), the value in the options of a deferred tensor, means the device
+// of that tensor.
 c10::Device real_device(const DeferredCall& call, const Tape& tape);
 
-// The argument `copy` of a to() that goes to another device: there it copies, on meta it would return its argument.
+// The index of the argument `copy` of a to() that changes the device. to() copies then, but on the meta device it would
+// return its argument.
 std::optional<size_t> copy_to_set(const DeferredCall& call, c10::Device device);
 
-// The results, on the meta device; in-place ops give their arguments. None: the op has no kernel for meta and was taken
-// apart instead, into ops that came through the dispatcher; its results are on the stack in place of its arguments.
+// The outputs, on the meta device. In-place ops return their arguments. nullopt: the op has no meta kernel and ran as
+// its decomposition instead, so its outputs have already replaced its arguments on the stack.
 std::optional<std::vector<c10::IValue>> run_on_meta(const DeferredCall& call, c10::Device device,
-                                                  torch::jit::Stack* stack);
+                                                    torch::jit::Stack* stack);
 
-// A deferred tensor refers to two storages without memory. One complains when its memory is asked for, as users may do
-// by mistake; LibTorch's kernels for meta ask, too, when they look for overlaps, so they are shown the other.
-void hide_memory(const at::Tensor& t, c10::Storage complaining);
-c10::Storage error_storage(const c10::Storage& quiet);
+// A deferred tensor has two storages without memory. The error storage throws when its data pointer is read, which is a
+// mistake of the user. LibTorch's meta kernels read the pointer too, to check for overlaps, so they receive the other one.
+void set_storage(const at::Tensor& t, c10::Storage error_storage);
+c10::Storage make_error_storage(const c10::Storage& meta_storage);
 
 }  // namespace tessera::detail::deferred

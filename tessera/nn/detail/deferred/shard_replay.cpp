@@ -9,85 +9,86 @@
 namespace tessera::detail::deferred {
 namespace {
 
-enum class How : uint8_t {
-  Factory,      // its argument `size` becomes the piece's
-  Draw,         // its last arguments say which numbers of the whole a piece gets
-  Elementwise,  // as it stands
-  Row,          // select: the index becomes one of the piece's, on the rank that has it
+// How the arguments of an op change when it runs on a local shard.
+enum class LocalRule : uint8_t {
+  Factory,      // the argument `size` becomes the local size
+  Random,       // the argument `runs` selects the elements of the full tensor's random sequence
+  Elementwise,  // unchanged
+  Select,       // select(dim, index): the index becomes a local index, on the rank that owns it
 };
 
-const std::map<std::string_view, How>& table() {
-  static const std::map<std::string_view, How> rows = {
-      {"aten::abs", How::Elementwise},
-      {"aten::abs_", How::Elementwise},
-      {"aten::add.Scalar", How::Elementwise},
-      {"aten::add.Tensor", How::Elementwise},
-      {"aten::add_.Scalar", How::Elementwise},
-      {"aten::add_.Tensor", How::Elementwise},
-      {"aten::alias", How::Elementwise},
-      {"aten::clamp", How::Elementwise},
-      {"aten::clamp_", How::Elementwise},
-      {"aten::clone", How::Elementwise},
-      {"aten::copy_", How::Elementwise},
-      {"aten::detach", How::Elementwise},
-      {"aten::div.Scalar", How::Elementwise},
-      {"aten::div.Tensor", How::Elementwise},
-      {"aten::div_.Scalar", How::Elementwise},
-      {"aten::div_.Tensor", How::Elementwise},
-      {"aten::empty.memory_format", How::Factory},
-      {"aten::empty_like", How::Elementwise},
-      {"aten::fill_.Scalar", How::Elementwise},
-      {"aten::full", How::Factory},
-      {"aten::full_like", How::Elementwise},
-      {"aten::mul.Scalar", How::Elementwise},
-      {"aten::mul.Tensor", How::Elementwise},
-      {"aten::mul_.Scalar", How::Elementwise},
-      {"aten::mul_.Tensor", How::Elementwise},
-      {"aten::neg", How::Elementwise},
-      {"aten::neg_", How::Elementwise},
-      {"aten::ones", How::Factory},
-      {"aten::ones_like", How::Elementwise},
-      {"aten::select.int", How::Row},
-      {"aten::sub.Scalar", How::Elementwise},
-      {"aten::sub.Tensor", How::Elementwise},
-      {"aten::sub_.Scalar", How::Elementwise},
-      {"aten::sub_.Tensor", How::Elementwise},
-      {"aten::to.dtype", How::Elementwise},
-      {"aten::zero_", How::Elementwise},
-      {"aten::zeros", How::Factory},
-      {"aten::zeros_like", How::Elementwise},
-      {"tessera::philox_bernoulli_", How::Draw},
-      {"tessera::philox_cauchy_", How::Draw},
-      {"tessera::philox_exponential_", How::Draw},
-      {"tessera::philox_geometric_", How::Draw},
-      {"tessera::philox_integers_", How::Draw},
-      {"tessera::philox_log_normal_", How::Draw},
-      {"tessera::philox_normal_", How::Draw},
-      {"tessera::philox_uniform_", How::Draw},
+const std::map<std::string_view, LocalRule>& local_rules() {
+  static const std::map<std::string_view, LocalRule> rules = {
+      {"aten::abs", LocalRule::Elementwise},
+      {"aten::abs_", LocalRule::Elementwise},
+      {"aten::add.Scalar", LocalRule::Elementwise},
+      {"aten::add.Tensor", LocalRule::Elementwise},
+      {"aten::add_.Scalar", LocalRule::Elementwise},
+      {"aten::add_.Tensor", LocalRule::Elementwise},
+      {"aten::alias", LocalRule::Elementwise},
+      {"aten::clamp", LocalRule::Elementwise},
+      {"aten::clamp_", LocalRule::Elementwise},
+      {"aten::clone", LocalRule::Elementwise},
+      {"aten::copy_", LocalRule::Elementwise},
+      {"aten::detach", LocalRule::Elementwise},
+      {"aten::div.Scalar", LocalRule::Elementwise},
+      {"aten::div.Tensor", LocalRule::Elementwise},
+      {"aten::div_.Scalar", LocalRule::Elementwise},
+      {"aten::div_.Tensor", LocalRule::Elementwise},
+      {"aten::empty.memory_format", LocalRule::Factory},
+      {"aten::empty_like", LocalRule::Elementwise},
+      {"aten::fill_.Scalar", LocalRule::Elementwise},
+      {"aten::full", LocalRule::Factory},
+      {"aten::full_like", LocalRule::Elementwise},
+      {"aten::mul.Scalar", LocalRule::Elementwise},
+      {"aten::mul.Tensor", LocalRule::Elementwise},
+      {"aten::mul_.Scalar", LocalRule::Elementwise},
+      {"aten::mul_.Tensor", LocalRule::Elementwise},
+      {"aten::neg", LocalRule::Elementwise},
+      {"aten::neg_", LocalRule::Elementwise},
+      {"aten::ones", LocalRule::Factory},
+      {"aten::ones_like", LocalRule::Elementwise},
+      {"aten::select.int", LocalRule::Select},
+      {"aten::sub.Scalar", LocalRule::Elementwise},
+      {"aten::sub.Tensor", LocalRule::Elementwise},
+      {"aten::sub_.Scalar", LocalRule::Elementwise},
+      {"aten::sub_.Tensor", LocalRule::Elementwise},
+      {"aten::to.dtype", LocalRule::Elementwise},
+      {"aten::zero_", LocalRule::Elementwise},
+      {"aten::zeros", LocalRule::Factory},
+      {"aten::zeros_like", LocalRule::Elementwise},
+      {"tessera::philox_bernoulli_", LocalRule::Random},
+      {"tessera::philox_cauchy_", LocalRule::Random},
+      {"tessera::philox_exponential_", LocalRule::Random},
+      {"tessera::philox_geometric_", LocalRule::Random},
+      {"tessera::philox_integers_", LocalRule::Random},
+      {"tessera::philox_log_normal_", LocalRule::Random},
+      {"tessera::philox_normal_", LocalRule::Random},
+      {"tessera::philox_uniform_", LocalRule::Random},
   };
-  return rows;
+  return rules;
 }
 
-std::optional<How> how(const Step& step) {
-  const auto found = table().find(toString(step.op.operator_name()));
-  return found == table().end() ? std::nullopt : std::optional(found->second);
+std::optional<LocalRule> rule_of(const RecordedOp& op) {
+  const auto found = local_rules().find(toString(op.op.operator_name()));
+  return found == local_rules().end() ? std::nullopt : std::optional(found->second);
 }
 
-// a + alpha * b rounds once or twice, as the compiler liked it, unless alpha is 1.
-bool has_alpha(const Step& step) {
-  const auto& schema = step.op.schema().arguments();
+// Unless alpha is 1, a + alpha * b may round once or twice, depending on the compiler.
+bool has_scaled_alpha(const RecordedOp& op) {
+  const auto& schema = op.op.schema().arguments();
   for (size_t i = 0; i < schema.size(); i++)
-    if (schema[i].name() == "alpha" && !step.arguments[i].toScalar().equal(1)) return true;
+    if (schema[i].name() == "alpha" && !op.arguments[i].toScalar().equal(1)) return true;
   return false;
 }
 
-size_t argument(const Step& step, const char* name) {
-  const auto place = step.op.schema().argumentIndexWithName(name);
-  TESSERA_CHECK(place, InternalError, toString(step.op.operator_name()), " has no argument ", name);
-  return *place;
+size_t argument(const RecordedOp& op, const char* name) {
+  const auto index = op.op.schema().argumentIndexWithName(name);
+  TESSERA_CHECK(index, InternalError, toString(op.op.operator_name()), " has no argument ", name);
+  return *index;
 }
 
-// The place among this rank's indices of a dim; none: another rank has it.
+// The local index of a global index along `dim`. nullopt: another rank owns it.
 std::optional<int64_t> local_index(const TensorSpec& spec, int64_t dim, int64_t index) {
   int64_t before = 0;
   for (const auto& run : spec.runs(dim)) {
@@ -99,46 +100,46 @@ std::optional<int64_t> local_index(const TensorSpec& spec, int64_t dim, int64_t 
 
 }  // namespace
 
-bool can_replay_on_shard(const Tape& tape, const std::vector<Id>& steps, c10::IntArrayRef sizes) {
-  const auto is_piece = [&](Id v) {
+bool can_replay_on_shard(const Tape& tape, const std::vector<Id>& ops, c10::IntArrayRef sizes) {
+  const auto has_target_sizes = [&](Id v) {
     return v != kNone && c10::IntArrayRef(tape.value(v).sizes) == sizes && tape.value(v).contiguous;
   };
-  for (const Id s : steps) {
-    const auto& step = tape.step(s);
-    const auto row = how(step);
-    const bool has_large_constant = std::any_of(step.constants.begin(), step.constants.end(),
+  for (const Id id : ops) {
+    const auto& op = tape.op(id);
+    const auto rule = rule_of(op);
+    const bool has_large_constant = std::any_of(op.constants.begin(), op.constants.end(),
                                                 [](const auto& constant) { return constant.first.numel() != 1; });
-    if (!row || has_large_constant || has_alpha(step)) return false;
-    const bool takes_pieces =
-        std::all_of(step.inputs.begin(), step.inputs.end(), [&](const auto& input) { return is_piece(input.second); });
-    const bool gives_pieces = std::all_of(step.outputs.begin(), step.outputs.end(), is_piece);
-    // A row of a piece: only written to, by itself.
-    const bool writes_row = row == How::Elementwise && step.inputs.size() == 1 && step.outputs.size() == 1 &&
-                            step.outputs[0] == step.inputs[0].second;
-    if (row == How::Row ? !takes_pieces : !(takes_pieces && gives_pieces) && !writes_row) return false;
+    if (!rule || has_large_constant || has_scaled_alpha(op)) return false;
+    const bool inputs_fit = std::all_of(op.inputs.begin(), op.inputs.end(),
+                                        [&](const auto& input) { return has_target_sizes(input.second); });
+    const bool outputs_fit = std::all_of(op.outputs.begin(), op.outputs.end(), has_target_sizes);
+    // The output of a select() may only be an operand of an in-place op that has no other tensor operand.
+    const bool writes_selected = rule == LocalRule::Elementwise && op.inputs.size() == 1 && op.outputs.size() == 1 &&
+                                 op.outputs[0] == op.inputs[0].second;
+    if (rule == LocalRule::Select ? !inputs_fit : !(inputs_fit && outputs_fit) && !writes_selected) return false;
   }
   return true;
 }
 
-bool localize_arguments(const Step& step, const TensorSpec& spec, std::vector<c10::IValue>& arguments) {
+bool localize_arguments(const RecordedOp& op, const TensorSpec& spec, std::vector<c10::IValue>& arguments) {
   for (const auto& v : arguments)
-    if (v.isTensor() && !v.toTensor().defined()) return false;  // a row that is not here
-  switch (*how(step)) {
-    case How::Factory:
-      arguments[argument(step, "size")] = c10::IntArrayRef(spec.local_sizes);
+    if (v.isTensor() && !v.toTensor().defined()) return false;  // the output of a select() that another rank owns
+  switch (*rule_of(op)) {
+    case LocalRule::Factory:
+      arguments[argument(op, "size")] = c10::IntArrayRef(spec.local_sizes);
       return true;
-    case How::Draw:
-      arguments[argument(step, "runs")] = spec.run_list();
+    case LocalRule::Random:
+      arguments[argument(op, "runs")] = spec.run_list();
       return true;
-    case How::Elementwise:
+    case LocalRule::Elementwise:
       return true;
-    case How::Row: {
-      auto dim = arguments[argument(step, "dim")].toInt(), index = arguments[argument(step, "index")].toInt();
+    case LocalRule::Select: {
+      auto dim = arguments[argument(op, "dim")].toInt(), index = arguments[argument(op, "index")].toInt();
       if (dim < 0) dim += static_cast<int64_t>(spec.sizes.size());
       if (index < 0) index += spec.sizes[dim];
-      const auto here = local_index(spec, dim, index);
-      if (here) arguments[argument(step, "index")] = *here;
-      return here.has_value();
+      const auto local = local_index(spec, dim, index);
+      if (local) arguments[argument(op, "index")] = *local;
+      return local.has_value();
     }
   }
   return false;

@@ -4,17 +4,19 @@
 
 #include <vector>
 
-// Which recipes can run on a rank's piece of a tensor alone, and how their arguments look there.
+// Decides which recorded ops can run on the local shard of a tensor only, and computes their local arguments.
 //
-// The values of such a recipe are of the target's sizes, and each is kept as this rank's piece; or they are a row of
-// one, which a rank has or has not. The result must have the bits of a run on one rank: so fills, copies, and
-// arithmetic that IEEE rounds in one way only. exp, cos or pow are not among it: LibTorch's vector code and its code
-// for the elements left over may differ in the last bit, and a piece leaves other elements over than the whole.
+// Every value of such ops has the sizes of the target, and is stored as a local shard. The exception is a select() of
+// one index, which exists only on the rank that owns the index. The result must be bitwise equal to a run on one rank.
+// Therefore only fills, copies and arithmetic that IEEE 754 rounds in one way are supported. exp, cos and pow are not:
+// the vectorized code of LibTorch and its code for remaining elements can differ in the last bit, and a shard has other
+// remaining elements than the full tensor.
 namespace tessera::detail::deferred {
 
-bool can_replay_on_shard(const Tape& tape, const std::vector<Id>& steps, c10::IntArrayRef sizes);
+// Whether all `ops` can run on local shards of a tensor with these global sizes.
+bool can_replay_on_shard(const Tape& tape, const std::vector<Id>& ops, c10::IntArrayRef sizes);
 
-// Turns the arguments of a step into those of this rank. False: there is nothing to do here, the row is elsewhere.
-bool localize_arguments(const Step& step, const TensorSpec& spec, std::vector<c10::IValue>& arguments);
+// Replaces global arguments by local ones. False: this rank has nothing to do, because another rank owns the index.
+bool localize_arguments(const RecordedOp& op, const TensorSpec& spec, std::vector<c10::IValue>& arguments);
 
 }  // namespace tessera::detail::deferred
