@@ -66,9 +66,9 @@ decltype(auto) forward_stored(Stored& stored) {
 
 }  // namespace detail
 
-// Runs fn(args...) as a checkpoint. Copies `fn` and `args` for recomputation. Autograd saves the tensors in `args` as it
-// saves any tensor, so pass tensors as arguments instead of capturing them. base/visit.h explains which argument types
-// may contain tensors. With gradients disabled this is a plain call.
+// Runs fn(args...) as a checkpoint. Copies `fn` and `args` for recomputation. Autograd saves the tensors in `args` as
+// it saves any tensor, so pass tensors as arguments instead of capturing them. base/visit.h explains which argument
+// types may contain tensors. With gradients disabled this is a plain call.
 template <class Fn, class... Args>
 std::invoke_result_t<Fn&, Args...> checkpoint(const CheckpointOptions& options, Fn&& fn, Args&&... args) {
   static_assert((can_visit<Args> && ...),

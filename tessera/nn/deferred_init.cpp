@@ -62,8 +62,8 @@ void check(const Target& target, const std::string& module) {
   TESSERA_CHECK(
       t.sizes() == c10::IntArrayRef(value.sizes), UsageError, "materialize(", module, "): '", target.name,
       "' has sizes ", t.sizes(), " but was made with ", c10::IntArrayRef(value.sizes),
-      ". Create the full tensor inside deferred_init, distribute it afterwards, and register the DTensor, not its local "
-      "tensor");
+      ". Create the full tensor inside deferred_init, distribute it afterwards, and register the DTensor, not its "
+      "local tensor");
 }
 
 std::vector<Target> targets_of(const torch::nn::Module& module) {
@@ -76,8 +76,8 @@ std::vector<Target> targets_of(const torch::nn::Module& module) {
     check(target, name);
   }
   const bool any_deferred = std::any_of(all.begin(), all.end(), [](const auto& t) { return t.deferred; });
-  TESSERA_CHECK(any_deferred || all.empty(), UsageError, "materialize(", name, "): no tensor is deferred ('", all[0].name,
-                "' has values, for example): the module was materialized before, or not built inside deferred_init");
+  TESSERA_CHECK(any_deferred || all.empty(), UsageError, "materialize(", name, "): no tensor is deferred ('",
+                all[0].name, "' has values, for example): the module was materialized before, or not built inside deferred_init");
   return all;
 }
 

@@ -16,8 +16,8 @@ namespace {
 
 using torch::autograd::Node;
 
-// True if the running backward will run this node. With inputs= (autograd::grad) the engine has a list of the nodes that
-// it runs. Otherwise it runs all nodes that it reached.
+// True if the running backward will run this node. With inputs= (autograd::grad) the engine has a list of the nodes
+// that it runs. Otherwise it runs all nodes that it reached.
 bool will_run(Node* node) {
   const auto* needed = torch::autograd::get_current_graph_task_exec_info();
   if (!needed || needed->empty()) {

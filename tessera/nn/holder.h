@@ -30,8 +30,8 @@ class Hooked;
 namespace detail {
 
 // The type in which an argument is stored while hooks run. Tensors and containers of tensors are copied, so a hook that
-// replaces one does not change the caller's variable. Other objects that forward takes by non-const reference are stored
-// by reference, so forward can write to them.
+// replaces one does not change the caller's variable. Other objects that forward takes by non-const reference are
+// stored by reference, so forward can write to them.
 template <class Arg, class Value = std::remove_cvref_t<Arg>>
 using Stored =
     std::conditional_t<std::is_lvalue_reference_v<Arg> &&
@@ -177,9 +177,9 @@ template <class HookedModule, class R, class C, class... Args>
 class HookedForward<HookedModule, R (C::*)(Args...) const> : public HookedForward<HookedModule, R (C::*)(Args...)> {};
 
 // Hooked<Impl>::clone() without the parts that depend on Impl: `clone_plain` is Impl::clone, `wrap` is
-// Hooked<Impl>::wrap_plain.
-// If this is the outermost clone(), copies the hooks of the module and of its submodules. Throws UsageError if the module
-// has hooks itself: a parent without a holder may be copying it, and would then lose the hooks.
+// Hooked<Impl>::wrap_plain. If this is the outermost clone(), copies the hooks of the module and of its submodules.
+// Throws UsageError if the module has hooks itself: a parent without a holder may be copying it, and would then lose
+// the hooks.
 std::shared_ptr<Module> clone_hooked(const Module& module, const ModuleHooks* hooks,
                                      std::shared_ptr<Module> (*clone_plain)(const Module& module,
                                                                            const std::optional<torch::Device>& device),

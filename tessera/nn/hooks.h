@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-// Module hooks, with PyTorch's names, order and rules. A module can have hooks if a Holder created it (holder.h). A hook
-// receives the tensors of the arguments and of the result as flat lists (base/visit.h explains how they are found). It
-// returns new tensors to replace them. One call of a module runs:
+// Module hooks, with PyTorch's names, order and rules. A module can have hooks if a Holder created it (holder.h). A
+// hook receives the tensors of the arguments and of the result as flat lists (base/visit.h explains how they are
+// found). It returns new tensors to replace them. One call of a module runs:
 //
 //   forward pre hooks      in order; each receives what the previous one returned
 //   forward                inside the around hooks; the one that was registered last is outermost

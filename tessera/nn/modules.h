@@ -6,7 +6,8 @@
 #include <torch/nn/modules.h>
 
 // The modules of torch::nn with holders that support hooks. Write tessera::nn::Linear(3, 4) instead of
-// torch::nn::Linear(3, 4). The module classes are those of LibTorch. ModuleList, ModuleDict and RMSNorm are Tessera's own.
+// torch::nn::Linear(3, 4). The module classes are those of LibTorch. ModuleList, ModuleDict and RMSNorm are Tessera's
+// own.
 // clang-format off
 #define TESSERA_FOR_EACH_TORCH_MODULE(X) \
   X(AdaptiveAvgPool1d) X(AdaptiveAvgPool2d) X(AdaptiveAvgPool3d) X(AdaptiveLogSoftmaxWithLoss) X(AdaptiveMaxPool1d)   \

@@ -10,7 +10,8 @@ namespace {
 thread_local std::vector<PackerRef> active_packers;
 }  // namespace
 
-SavedTensorHooks::SavedTensorHooks(Packer packer) : SavedTensorHooks(std::make_shared<const Packer>(std::move(packer))) {}
+SavedTensorHooks::SavedTensorHooks(Packer packer)
+    : SavedTensorHooks(std::make_shared<const Packer>(std::move(packer))) {}
 SavedTensorHooks::SavedTensorHooks(PackerRef packer) {
   detail::require_engine();
   active_packers.push_back(std::move(packer));

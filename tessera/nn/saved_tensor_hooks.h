@@ -25,9 +25,9 @@ namespace tessera {
 
 // Returns a saved tensor. Backward calls it on the thread that needs the tensor, once for each use.
 using Unpack = std::function<at::Tensor()>;
-// Packs a tensor and returns its unpack function, which must return the same values, sizes, dtype and device. Returns an
-// empty function to decline. Runs with gradients disabled. It must not store `t` itself: `t` may own the graph that will
-// own the packed tensor. Store a VersionedTensor, or anything that the tensor can be computed from.
+// Packs a tensor and returns its unpack function, which must return the same values, sizes, dtype and device. Returns
+// an empty function to decline. Runs with gradients disabled. It must not store `t` itself: `t` may own the graph that
+// will own the packed tensor. Store a VersionedTensor, or anything that the tensor can be computed from.
 using Pack = std::function<Unpack(const at::Tensor& t)>;
 
 // Whether a packer may decline tensors.
@@ -39,7 +39,8 @@ struct Packer {
 };
 using PackerRef = std::shared_ptr<const Packer>;
 
-// Activates a packer on this thread for the lifetime of the object. Scopes must end in the reverse order of their start.
+// Activates a packer on this thread for the lifetime of the object. Scopes must end in the reverse order of their
+// start.
 // Throws UsageError if Python's torch is loaded in the process, because its autograd engine does not call packers.
 // Example:  SavedTensorHooks scope({Accepts::SomeTensors, [&](const at::Tensor& t) -> Unpack {
 //             if (!is_view_of(buffer, t)) return {};

@@ -3,8 +3,8 @@
 
 namespace tessera::detail {
 
-// Replaces `tensors` by what a hook returned. Throws UsageError with the module's name if the number of tensors differs.
-// A null `module` means the running module; its name is computed only for the error.
+// Replaces `tensors` by what a hook returned. Throws UsageError with the module's name if the number of tensors
+// differs. A null `module` means the running module; its name is computed only for the error.
 void replace_tensors(Tensors& tensors, Replacement with, const char* kind, const char* what,
                      const std::string* module = nullptr);
 

@@ -133,8 +133,8 @@ void CheckpointFrame::run_again(Recomputation& run) {
   const ForwardInBackward forward;
   const at::AutoGradMode with_gradients(true);
   auto packers = filtering_packers_;  // other active packers must not see the tensors of this recomputation
-  packers.push_back(
-      std::make_shared<const Packer>(Packer{Accepts::AllTensors, [&](const at::Tensor& t) { return pack_again(run, t); }}));
+  packers.push_back(std::make_shared<const Packer>(
+      Packer{Accepts::AllTensors, [&](const at::Tensor& t) { return pack_again(run, t); }}));
   const OnlyPackers only(std::move(packers));
   std::optional<SelectiveCache::CachedMode> cached_mode;
   std::optional<OpModeScope> mode_scope;

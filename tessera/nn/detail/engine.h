@@ -7,8 +7,8 @@
 namespace tessera::detail {
 
 // Checks that Tessera's autograd engine, which calls the packers of saved_tensor_hooks.h, is the default engine. The
-// library installs it at load time, before any backward, unless Python's torch is loaded. Throws UsageError if it cannot
-// be installed.
+// library installs it at load time, before any backward, unless Python's torch is loaded. Throws UsageError if it
+// cannot be installed.
 void require_engine();
 
 // The arguments of Engine::execute for a backward that is about to run.
@@ -20,8 +20,8 @@ struct BackwardCall {
   std::function<torch::autograd::variable_list(bool keep_graph)> run;  // runs the backward in the engine
 };
 
-// In this scope, `handler` runs instead of the engine for each backward of this thread. A backward that starts inside of
-// another backward is not affected.
+// In this scope, `handler` runs instead of the engine for each backward of this thread. A backward that starts inside
+// of another backward is not affected.
 class BackwardScope {
  public:
   using Handler = std::function<torch::autograd::variable_list(const BackwardCall&)>;

@@ -17,8 +17,8 @@
 namespace tessera::detail {
 
 // The states of all random number generators that this thread may use: LibTorch's generators of the CPU and of the
-// devices of `inputs`, and Tessera's counters of the thread's World and of the Worlds of distributed inputs.
-// All threads of a process share LibTorch's CPU generator. If ranks are threads they use it concurrently, so its numbers
+// devices of `inputs`, and Tessera's counters of the thread's World and of the Worlds of distributed inputs. All
+// threads of a process share LibTorch's CPU generator. If ranks are threads they use it concurrently, so its numbers
 // cannot be reproduced. Distributed tensors and tessera::random do not have this problem.
 class RngStates {
  public:

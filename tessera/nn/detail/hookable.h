@@ -6,8 +6,8 @@
 #include <memory>
 #include <string_view>
 
-// Hooks for modules that a torch::nn holder created. If an AnyModule calls the module, it can be replaced by a module of
-// a derived class that has hooks and shares parameters and children with the original:
+// Hooks for modules that a torch::nn holder created. If an AnyModule calls the module, it can be replaced by a module
+// of a derived class that has hooks and shares parameters and children with the original:
 //
 //   torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::ReLU())     children become hookable on request
 //   torch::nn::Linear fc                                                  a typed member cannot be replaced

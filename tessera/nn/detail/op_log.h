@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-// The differentiable ops of a checkpointed function, in order. Forward and recomputation each write a log. The comparison
-// of both finds the first op that differs.
+// The differentiable ops of a checkpointed function, in order. Forward and recomputation each write a log. The
+// comparison of both finds the first op that differs.
 //
 //   y = linear(x)      op 0: aten::linear        The log has ops that the function called directly and that created an
 //   y = y + 1          op 1: aten::add           autograd node. Ops inside ops are not logged: autocast may cast a

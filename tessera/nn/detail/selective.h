@@ -12,8 +12,8 @@ namespace tessera {
 
 // Returns true if the output of this call is saved (PyTorch: CheckpointPolicy.MUST_SAVE). Forward calls the policy once
 // per op call, in order, so a policy may count ("every second aten::mm"). Ops appear below autograd: torch::nn::Linear
-// appears as aten::addmm or aten::mm. For an op on distributed tensors, the policy sees the op itself; the result of its
-// collectives is saved with it. Ops that return or write one of their arguments do not appear.
+// appears as aten::addmm or aten::mm. For an op on distributed tensors, the policy sees the op itself; the result of
+// its collectives is saved with it. Ops that return or write one of their arguments do not appear.
 using KeepPolicy = std::function<bool(const c10::OperatorHandle& op)>;
 
 // A policy that saves the outputs of these ops: "aten::mm", or one overload, "aten::sum.dim_IntList". Throws UsageError

@@ -45,9 +45,9 @@ class SelectiveCache {
   std::unordered_map<c10::OperatorHandle, Calls> calls_;
 };
 
-// Saves the outputs of ops in forward. Some functions write to the output of a saved op: `matmul(x, w) += bias` writes to
-// the output of aten::mm through an alias with another version counter. So the mode tracks the memory of saved tensors,
-// and copies them before a write.
+// Saves the outputs of ops in forward. Some functions write to the output of a saved op: `matmul(x, w) += bias` writes
+// to the output of aten::mm through an alias with another version counter. So the mode tracks the memory of saved
+// tensors, and copies them before a write.
 class SelectiveCache::CachingMode final : public OpMode {
  public:
   CachingMode(SelectiveCache& cache, const OpLog& log, const std::optional<RngStates>& rng)

@@ -8,24 +8,25 @@
 
 namespace tessera::detail {
 
-// A loss over cut classes, checked and laid out.
+// The checked arguments of a loss over sharded classes.
 struct VocabParallelLoss {
-  at::Tensor scores;                // distributed, with no pending sum
-  SpecRef placed;                   // of one number a position: lies as the scores do, without the classes
-  LocalClasses piece;                 // the classes of this rank
-  std::vector<comm::Group> groups;  // of the axes that cut classes
-  at::Tensor target;                // this rank's positions
-  at::Tensor weight;                // all classes', in the type of the computation; undefined: none was given
+  at::Tensor scores;                // logits or log-probabilities: distributed, not partial
+  SpecRef position_spec;            // of a tensor with one value per position, with the placements of the scores
+  LocalClasses classes;             // the classes of this rank
+  std::vector<comm::Group> groups;  // of the mesh axes that shard the classes
+  at::Tensor target;                // the local positions
+  at::Tensor weight;                // of all classes, in the compute dtype; undefined: not given
   double smoothing;
 
-  c10::ScalarType type() const { return placed->dtype; }  // of the computation: float for half
+  c10::ScalarType compute_dtype() const { return position_spec->dtype; }  // float for half and bfloat16
 };
 
-int64_t class_dim(const at::Tensor& scores);  // (C), or (N, C, ...)
+int64_t class_dim(const at::Tensor& scores);  // 0 for (C), 1 for (N, C, ...)
 
-// Requires: scores are distributed. Throws UsageError, before anything is communicated, for arguments that do not go
-// together. Communicates only where scores are a pending sum over another axis, or target or weight lie otherwise than
-// the scores ask.
-VocabParallelLoss pose(const char* op, const at::Tensor& scores, const at::Tensor& target, const CrossEntropyOptions& options);
+// Checks the arguments and redistributes them where necessary: partial scores, and a target or weight whose placements
+// do not match the scores. Requires: scores are distributed. Throws UsageError, before any communication, for invalid
+// arguments.
+VocabParallelLoss prepare_loss(const char* op, const at::Tensor& scores, const at::Tensor& target,
+                               const CrossEntropyOptions& options);
 
 }  // namespace tessera::detail

@@ -22,7 +22,8 @@ std::optional<std::vector<c10::IValue>> run_on_meta(const DeferredCall& call, c1
                                                     torch::jit::Stack* stack);
 
 // A deferred tensor has two storages without memory. The error storage throws when its data pointer is read, which is a
-// mistake of the user. LibTorch's meta kernels read the pointer too, to check for overlaps, so they receive the other one.
+// mistake of the user. LibTorch's meta kernels read the pointer too, to check for overlaps, so they receive the other
+// one.
 void set_storage(const at::Tensor& t, c10::Storage error_storage);
 c10::Storage make_error_storage(const c10::Storage& meta_storage);
 

@@ -85,8 +85,8 @@ Id OpRecorder::output(const at::Tensor& t) {
                 " returned a tensor on ", t.device(), " for arguments on meta");
   const Snapshot* base = nullptr;  // t is a view of its tensor
   for (const auto& before : snapshots_) {
-    const bool is_argument = before.tensor.is_same(t);
-    if (!is_argument && t.storage().unsafeGetStorageImpl() != before.meta->meta_storage.unsafeGetStorageImpl()) continue;
+    const auto* storage_before = before.meta->meta_storage.unsafeGetStorageImpl();
+    if (!before.tensor.is_same(t) && t.storage().unsafeGetStorageImpl() != storage_before) continue;
     base = &before;
     if (!before.same_geometry(t)) continue;
     mark_deferred(t, before.meta, before.error_storage);

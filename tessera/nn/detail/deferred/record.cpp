@@ -82,7 +82,8 @@ void check_recordable(const DeferredCall& call) {
   TESSERA_CHECK(call.op.operator_name().name != "aten::set_", UsageError, "deferred_init: ", call.name(), in_module(),
                 " replaces the memory of a deferred tensor, which has none; use set_data");
   TESSERA_CHECK(!call.first || !call.writes_real, UsageError, "deferred_init: ", call.name(), in_module(),
-                " writes a deferred value to a real tensor that existed before; create that tensor inside deferred_init");
+                " writes a deferred value to a real tensor that existed before; create that tensor inside ",
+                "deferred_init");
 }
 
 void record(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
