@@ -77,7 +77,8 @@ std::vector<Target> targets_of(const torch::nn::Module& module) {
   }
   const bool any_deferred = std::any_of(all.begin(), all.end(), [](const auto& t) { return t.deferred; });
   TESSERA_CHECK(any_deferred || all.empty(), UsageError, "materialize(", name, "): no tensor is deferred ('",
-                all[0].name, "' has values, for example): the module was materialized before, or not built inside deferred_init");
+                all[0].name, "' has values, for example): the module was materialized before, or not built inside ",
+                "deferred_init");
   return all;
 }
 

@@ -86,7 +86,7 @@ struct ModuleHooks {
 
   bool empty() const;
   void remove(uint64_t id);
-  std::string not_cloneable() const;  // the first reason among the hooks; "" if there is none
+  std::string not_cloneable() const;  // the first reason among the hooks; "" without a reason
 };
 
 struct HookAccess;
@@ -114,7 +114,7 @@ class HookPoint {
   std::shared_ptr<detail::ModuleHooks> hooks_;
 };
 
-// The HookPoint of `module`. Throws UsageError if there is none, because no Holder created the module.
+// The HookPoint of `module`. Throws UsageError if no Holder created the module.
 HookPoint& hook_point(Module& module);
 // Whether the module can have hooks.
 bool has_hook_point(const Module& module);

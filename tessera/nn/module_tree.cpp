@@ -28,7 +28,7 @@ template <class Items>
 at::Tensor find_tensor(const char* kind, std::string_view name, const Module& owner, const Items& items) {
   const auto leaf = std::string(split_last(name).second);
   const auto* found = items.find(leaf);
-  TESSERA_CHECK(found && found->defined(), UsageError, "there is no ", kind, " '", name, "': the module there, a ",
+  TESSERA_CHECK(found && found->defined(), UsageError, kind, " '", name, "' does not exist: its module, a ",
                 class_name(owner), ", has ", kind, "s ", names_of(items));
   return *found;
 }
@@ -53,8 +53,8 @@ std::shared_ptr<Module> get_submodule(Module& root, std::string_view name) {
     const auto end = std::min(name.find('.', begin), name.size());
     const auto children = module->named_children();
     const auto* child = children.find(std::string(name.substr(begin, end - begin)));
-    TESSERA_CHECK(child, UsageError, "there is no module '", name,
-                  "': ", begin == 0 ? std::string("the root") : "'" + std::string(name.substr(0, begin - 1)) + "'",
+    TESSERA_CHECK(child, UsageError, "module '", name,
+                  "' does not exist: ", begin == 0 ? std::string("the root") : "'" + std::string(name.substr(0, begin - 1)) + "'",
                   ", a ", class_name(*module), ", has children ", names_of(children));
     module = *child;
     begin = end + 1;

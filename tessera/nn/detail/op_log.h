@@ -41,7 +41,7 @@ class OpLog {
   // False if RecordFunction was disabled, so ops are missing. Incomplete logs are not compared.
   bool complete() const { return complete_; }
 
-  // A sentence about the first difference to the expected log; nullopt if there is none so far.
+  // A sentence about the first difference to the expected log; nullopt if the logs are equal so far.
   const std::optional<std::string>& difference() const { return difference_; }
 
  private:
