@@ -73,7 +73,8 @@ TEST(Style, CheckThrowsForInvalidStyles) {
                                 .desired_output_layouts = Partial()},
        "prepare_input_output: output_to has P(sum) for tensor 0; a tensor cannot be redistributed to a partial "
        "placement"},
-      {ColwiseParallel{.output_layouts = Partial()}, "colwise: output=P(sum); the output of a colwise module is sharded"},
+      {ColwiseParallel{.output_layouts = Partial()},
+       "colwise: output=P(sum); the output of a colwise module is sharded"},
       {ColwiseParallel{.block = 0}, "colwise: block=0; a block needs at least one feature"},
       {RowwiseParallel{.block = -4}, "rowwise: block=-4; a block needs at least one feature"},
       {ColwiseParallel{.sections = 0}, "colwise: sections=0; use at least one section"},
