@@ -23,11 +23,12 @@ struct GPT2AttentionImpl : torch::nn::Cloneable<GPT2AttentionImpl>, AttentionHea
   at::Tensor forward(const at::Tensor& x);  // (B, T, C) -> (B, T, C)
   int64_t head_dim() const override { return config.head_dim(); }
 
+  // The configuration, and the submodules under their names.
   GPT2Config config;
   nn::Linear c_attn{nullptr}, c_proj{nullptr};
   nn::Dropout resid_dropout{nullptr};
 };
-TESSERA_MODULE(GPT2Attention);
+TESSERA_MODULE(GPT2Attention);  // the holder of GPT2AttentionImpl
 
 // The feed-forward network: c_proj(gelu(c_fc(x))).
 struct GPT2MLPImpl : torch::nn::Cloneable<GPT2MLPImpl> {
@@ -35,11 +36,12 @@ struct GPT2MLPImpl : torch::nn::Cloneable<GPT2MLPImpl> {
   void reset() override;
   at::Tensor forward(const at::Tensor& x);
 
+  // The configuration, and the submodules under their names.
   GPT2Config config;
   nn::Linear c_fc{nullptr}, c_proj{nullptr};
   nn::Dropout dropout{nullptr};
 };
-TESSERA_MODULE(GPT2MLP);
+TESSERA_MODULE(GPT2MLP);  // the holder of GPT2MLPImpl
 
 // x + attn(ln_1(x)), then y + mlp(ln_2(y)).
 struct GPT2BlockImpl : torch::nn::Cloneable<GPT2BlockImpl> {
@@ -47,12 +49,13 @@ struct GPT2BlockImpl : torch::nn::Cloneable<GPT2BlockImpl> {
   void reset() override;
   at::Tensor forward(const at::Tensor& x);
 
+  // The configuration, and the submodules under their names.
   GPT2Config config;
   nn::LayerNorm ln_1{nullptr}, ln_2{nullptr};
   GPT2Attention attn{nullptr};
   GPT2MLP mlp{nullptr};
 };
-TESSERA_MODULE(GPT2Block);
+TESSERA_MODULE(GPT2Block);  // the holder of GPT2BlockImpl
 
 // The model: tokens to logits.
 struct GPT2Impl : torch::nn::Cloneable<GPT2Impl> {
@@ -63,6 +66,7 @@ struct GPT2Impl : torch::nn::Cloneable<GPT2Impl> {
   void init_weights();
   at::Tensor forward(const at::Tensor& tokens);  // (B, T), kLong -> logits (B, T, vocab)
 
+  // The configuration, and the submodules under their names.
   GPT2Config config;
   nn::Embedding wte{nullptr}, wpe{nullptr};
   nn::Dropout drop{nullptr};
@@ -70,6 +74,6 @@ struct GPT2Impl : torch::nn::Cloneable<GPT2Impl> {
   nn::LayerNorm ln_f{nullptr};
   TiedHead lm_head{nullptr};
 };
-TESSERA_MODULE(GPT2);
+TESSERA_MODULE(GPT2);  // the holder of GPT2Impl
 
 }  // namespace tessera::models

@@ -21,10 +21,11 @@ struct LlamaAttentionImpl : torch::nn::Cloneable<LlamaAttentionImpl>, AttentionH
   at::Tensor forward(const at::Tensor& x, const at::Tensor& rope);  // (B, T, C), rope_table -> (B, T, C)
   int64_t head_dim() const override { return config.head_dim(); }
 
+  // The configuration, and the submodules under their names.
   LlamaConfig config;
   nn::Linear wq{nullptr}, wk{nullptr}, wv{nullptr}, wo{nullptr};
 };
-TESSERA_MODULE(LlamaAttention);
+TESSERA_MODULE(LlamaAttention);  // the holder of LlamaAttentionImpl
 
 // The SwiGLU feed-forward network.
 struct LlamaFeedForwardImpl : torch::nn::Cloneable<LlamaFeedForwardImpl> {
@@ -32,10 +33,11 @@ struct LlamaFeedForwardImpl : torch::nn::Cloneable<LlamaFeedForwardImpl> {
   void reset() override;
   at::Tensor forward(const at::Tensor& x);  // w2(silu(w1(x)) * w3(x))
 
+  // The configuration, and the submodules under their names.
   LlamaConfig config;
   nn::Linear w1{nullptr}, w2{nullptr}, w3{nullptr};
 };
-TESSERA_MODULE(LlamaFeedForward);
+TESSERA_MODULE(LlamaFeedForward);  // the holder of LlamaFeedForwardImpl
 
 // x + attention(attention_norm(x)), then y + feed_forward(ffn_norm(y)).
 struct LlamaBlockImpl : torch::nn::Cloneable<LlamaBlockImpl> {
@@ -43,12 +45,13 @@ struct LlamaBlockImpl : torch::nn::Cloneable<LlamaBlockImpl> {
   void reset() override;
   at::Tensor forward(const at::Tensor& x, const at::Tensor& rope);
 
+  // The configuration, and the submodules under their names.
   LlamaConfig config;
   LlamaAttention attention{nullptr};
   LlamaFeedForward feed_forward{nullptr};
   nn::RMSNorm attention_norm{nullptr}, ffn_norm{nullptr};
 };
-TESSERA_MODULE(LlamaBlock);
+TESSERA_MODULE(LlamaBlock);  // the holder of LlamaBlockImpl
 
 // The model: tokens to logits.
 struct LlamaImpl : torch::nn::Cloneable<LlamaImpl> {
@@ -59,6 +62,7 @@ struct LlamaImpl : torch::nn::Cloneable<LlamaImpl> {
   void init_weights();
   at::Tensor forward(const at::Tensor& tokens);  // (B, T), kLong -> logits (B, T, vocab)
 
+  // The configuration, and the submodules under their names.
   LlamaConfig config;
   nn::Embedding tok_embeddings{nullptr};
   nn::ModuleList<LlamaBlock> layers{nullptr};
@@ -66,6 +70,6 @@ struct LlamaImpl : torch::nn::Cloneable<LlamaImpl> {
   nn::Linear output{nullptr};     // null if tied
   TiedHead tied_output{nullptr};  // null if not tied; its module name is "output" too
 };
-TESSERA_MODULE(Llama);
+TESSERA_MODULE(Llama);  // the holder of LlamaImpl
 
 }  // namespace tessera::models

@@ -43,10 +43,11 @@ struct MLPImpl : torch::nn::Cloneable<MLPImpl> {
   void reset_parameters();  // as in Linear: uniform in +-1 / sqrt(in), weight before bias
   at::Tensor forward(at::Tensor x);
 
+  // The configuration, and the submodules under their names.
   MLPConfig config;
   std::vector<nn::Linear> layers;  // registered with the names of the config
 };
-TESSERA_MODULE(MLP);
+TESSERA_MODULE(MLP);  // the holder of MLPImpl
 
 // PyTorch's MLPStacked: n_layers equal MLPs in sequence, with parameter names layers.0.net1.weight, ...
 struct MLPStackedImpl : torch::nn::Cloneable<MLPStackedImpl> {
@@ -54,10 +55,11 @@ struct MLPStackedImpl : torch::nn::Cloneable<MLPStackedImpl> {
   void reset() override;
   at::Tensor forward(at::Tensor x);
 
+  // The configuration, and the submodules under their names.
   int64_t n_layers;
   MLPConfig config;
   nn::ModuleList<MLP> layers{nullptr};
 };
-TESSERA_MODULE(MLPStacked);
+TESSERA_MODULE(MLPStacked);  // the holder of MLPStackedImpl
 
 }  // namespace tessera::models

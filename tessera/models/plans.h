@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/models/detail/model_config.h"
 #include "tessera/models/sizes.h"
 #include "tessera/tensor_parallel/plan.h"
 

@@ -25,7 +25,7 @@
 namespace tessera {
 
 template <class Impl>
-class Hooked;
+class Hooked;  // below
 
 namespace detail {
 

@@ -24,7 +24,7 @@
 //   backward hooks         receive both, and may replace the gradients of the inputs
 namespace tessera {
 
-using torch::nn::Module;
+using torch::nn::Module;  // the base class of all modules
 
 // Options of the register functions.
 struct HookOptions {

@@ -10,7 +10,7 @@
 // Looks up submodules, parameters and buffers by PyTorch's dotted names.
 namespace tessera {
 
-using torch::nn::Module;
+using torch::nn::Module;  // the base class of all modules
 
 // The class name without "Impl" and namespaces: "Linear" for a torch::nn::LinearImpl and for a tessera::nn::Linear.
 std::string class_name(const Module& module);

@@ -32,6 +32,7 @@
 
 namespace tessera::nn {
 
+// tessera::nn::Linear and so on: the holders of the modules above.
 #define TESSERA_HOLDER(Name) TESSERA_MODULE_IMPL(Name, ::torch::nn::Name##Impl);
 TESSERA_FOR_EACH_TORCH_MODULE(TESSERA_HOLDER)
 #undef TESSERA_HOLDER

@@ -25,6 +25,7 @@ class StateDict {
  public:
   using Item = std::pair<std::string, at::Tensor>;
 
+  // An empty dict, or one with these items.
   StateDict() = default;
   StateDict(std::initializer_list<Item> items);
 
@@ -33,12 +34,14 @@ class StateDict {
   void insert_all(const std::string& prefix, const StateDict& other);  // inserts each item as prefix + name
   bool erase(const std::string& name);                                 // returns whether the name existed
 
+  // Lookup.
   const at::Tensor* find(const std::string& name) const;  // nullptr if the name does not exist
   const at::Tensor& at(const std::string& name) const;    // UsageError with similar names if it does not exist
   bool contains(const std::string& name) const { return find(name) != nullptr; }
   StateDict under(const std::string& prefix) const;  // the items with this prefix, under their names without it
   std::vector<std::string> names() const;            // in the order of insertion
 
+  // The number of items.
   size_t size() const { return items_.size(); }
   bool empty() const { return items_.empty(); }
   // Iterates in the order of insertion.

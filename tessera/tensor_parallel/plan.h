@@ -24,6 +24,7 @@ class Plan {
     bool operator==(const Entry&) const = default;
   };
 
+  // An empty plan, or one with these entries.
   Plan() = default;
   Plan(std::initializer_list<Entry> entries);  // NOLINT
   // A plan for the root module only.
@@ -35,10 +36,10 @@ class Plan {
   // Throws UsageError, and does not change the plan, if the pattern exists already or check() rejects the style.
   Plan& add(std::string pattern, Style style);
 
+  // The entries, in order.
   const Style* find(std::string_view pattern) const;  // compares the text of patterns; null: not found
   bool empty() const { return entries_.empty(); }
   size_t size() const { return entries_.size(); }
-  // The entries, in order.
   auto begin() const { return entries_.begin(); }
   auto end() const { return entries_.end(); }
   const Entry& operator[](size_t i) const { return entries_[i]; }

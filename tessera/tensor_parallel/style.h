@@ -25,6 +25,7 @@ namespace tessera {
 struct Layouts {
   std::vector<std::optional<Placement>> each;
 
+  // Conversions from one placement and from a list.
   Layouts() = default;
   Layouts(Placement one) : each{one} {}                                                // NOLINT
   Layouts(std::initializer_list<std::optional<Placement>> several) : each(several) {}  // NOLINT
@@ -43,6 +44,7 @@ struct Sections {
   int64_t count = 1;
   std::vector<int64_t> sizes;  // empty: equal sizes
 
+  // Conversions from a number of equal sections and from a list of sizes.
   Sections() = default;
   Sections(std::integral auto equal) : count(equal) {}                                       // NOLINT
   Sections(std::initializer_list<int64_t> given) : Sections(std::vector<int64_t>(given)) {}  // NOLINT
