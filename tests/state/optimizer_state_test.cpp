@@ -13,12 +13,12 @@
 namespace tessera {
 namespace {
 
+using OptimizerRef = std::shared_ptr<torch::optim::Optimizer>;
+using test::cloned;
+using test::Names;
 using testing::message_of;
 using testing::Rank;
 using testing::run_ranks;
-using test::cloned;
-using test::Names;
-using OptimizerRef = std::shared_ptr<torch::optim::Optimizer>;
 
 torch::nn::Sequential make_net() {
   torch::manual_seed(3);

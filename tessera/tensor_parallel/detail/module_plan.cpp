@@ -27,8 +27,7 @@ bool is_any_of(const Module& module) {
 }
 bool is_linear(const Module& m) { return is_any_of<torch::nn::LinearImpl>(m); }
 bool is_embedding(const Module& m) { return is_any_of<torch::nn::EmbeddingImpl>(m); }
-// Modules whose result depends on the global features or element positions. They need to know the placement of their
-// input.
+// Modules whose result depends on the global features or element positions. They need the placement of their input.
 bool needs_placement(const Module& m) {
   return is_any_of<torch::nn::DropoutImpl, torch::nn::LayerNormImpl, nn::RMSNormImpl>(m);
 }
@@ -188,7 +187,7 @@ class ModulePlanner {
 // A module in the plan gets the sharding of the features. A module that is not in the plan but needs it is an error.
 void pass_shardings_between(Module& root, std::vector<ModulePlan>& plans) {
   const auto planned = [&](const std::string& path) -> ModulePlan* {
-    const auto at = std::find_if(plans.begin(), plans.end(), [&](const ModulePlan& w) { return w.path == path; });
+    const auto at = std::find_if(plans.begin(), plans.end(), [&](const ModulePlan& p) { return p.path == path; });
     return at == plans.end() ? nullptr : &*at;
   };
   for (const auto& parent : root.named_modules()) {
@@ -240,7 +239,7 @@ std::vector<std::string> unplanned_dropouts(Module& root, const std::vector<Modu
   for (const auto& item : root.named_modules()) {
     const auto* dropout = dynamic_cast<const torch::nn::DropoutImpl*>(item.value().get());
     if (!dropout || dropout->options.p() == 0) continue;
-    if (std::any_of(plans.begin(), plans.end(), [&](const auto& w) { return w.path == item.key(); })) continue;
+    if (std::any_of(plans.begin(), plans.end(), [&](const auto& p) { return p.path == item.key(); })) continue;
     TESSERA_CHECK(can_be_hooked(root, item.key()), UsageError, "module '", item.key(),
                   "', a Dropout next to parallelized modules, needs a hook to drop the same elements on every rank. ",
                   "Declare it as tessera::nn::Dropout instead of torch::nn::Dropout");
