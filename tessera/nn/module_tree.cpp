@@ -53,9 +53,8 @@ std::shared_ptr<Module> get_submodule(Module& root, std::string_view name) {
     const auto end = std::min(name.find('.', begin), name.size());
     const auto children = module->named_children();
     const auto* child = children.find(std::string(name.substr(begin, end - begin)));
-    TESSERA_CHECK(child, UsageError, "module '", name,
-                  "' does not exist: ", begin == 0 ? std::string("the root") : "'" + std::string(name.substr(0, begin - 1)) + "'",
-                  ", a ", class_name(*module), ", has children ", names_of(children));
+    const auto parent = begin == 0 ? std::string("the root") : "'" + std::string(name.substr(0, begin - 1)) + "'";
+    TESSERA_CHECK(child, UsageError, "module '", name, "' does not exist: ", parent, ", a ", class_name(*module), ", has children ", names_of(children));
     module = *child;
     begin = end + 1;
   }
