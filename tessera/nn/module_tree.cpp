@@ -54,7 +54,8 @@ std::shared_ptr<Module> get_submodule(Module& root, std::string_view name) {
     const auto children = module->named_children();
     const auto* child = children.find(std::string(name.substr(begin, end - begin)));
     const auto parent = begin == 0 ? std::string("the root") : "'" + std::string(name.substr(0, begin - 1)) + "'";
-    TESSERA_CHECK(child, UsageError, "module '", name, "' does not exist: ", parent, ", a ", class_name(*module), ", has children ", names_of(children));
+    TESSERA_CHECK(child, UsageError, "module '", name, "' does not exist: ", parent, ", a ", class_name(*module),
+                  ", has children ", names_of(children));
     module = *child;
     begin = end + 1;
   }
