@@ -1,21 +1,13 @@
 #include "tessera/models/gpt2.h"
 
-#include "tessera/base/error.h"
-#include "tessera/models/detail/constant.h"
+#include "tessera/models/detail/replicate_like.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/nn/init.h>
-
-#include <cmath>
 
 namespace tessera::models {
 namespace {
-
-torch::nn::LinearOptions linear(int64_t in, int64_t out, const GPT2Config& config) {
-  return torch::nn::LinearOptions(in, out).bias(config.bias);
-}
 
 nn::LayerNorm layer_norm(const GPT2Config& config) {
   nn::LayerNorm norm(torch::nn::LayerNormOptions({config.n_embd}).eps(config.norm_eps));
@@ -28,26 +20,25 @@ GPT2AttentionImpl::GPT2AttentionImpl(const GPT2Config& config) : config(config) 
 
 void GPT2AttentionImpl::reset() {
   const int64_t d = config.n_embd;
-  c_attn = register_module("c_attn", nn::Linear(linear(d, 3 * d, config)));
-  c_proj = register_module("c_proj", nn::Linear(linear(d, d, config)));
+  c_attn = register_module("c_attn", linear(d, 3 * d, config.bias));
+  c_proj = register_module("c_proj", linear(d, d, config.bias));
   resid_dropout = register_module("resid_dropout", nn::Dropout(config.dropout));
 }
 
 at::Tensor GPT2AttentionImpl::forward(const at::Tensor& x) {
   const int64_t batch = x.size(0), length = x.size(1);
   const auto qkv = c_attn(x).view({batch, length, 3, -1, config.head_dim()});
-  auto part = [&](int64_t i) { return qkv.select(2, i).transpose(1, 2); };  // (B, H, T, D)
-  const auto y = at::scaled_dot_product_attention(part(0), part(1), part(2), {}, is_training() ? config.dropout : 0.0,
-                                                  /*is_causal=*/true);
-  return resid_dropout(c_proj(y.transpose(1, 2).flatten(2)));
+  auto section = [&](int64_t i) { return qkv.select(2, i); };  // (B, T, H, D)
+  const double dropout = is_training() ? config.dropout : 0.0;
+  return resid_dropout(c_proj(causal_attention(section(0), section(1), section(2), dropout)));
 }
 
 GPT2MLPImpl::GPT2MLPImpl(const GPT2Config& config) : config(config) { GPT2MLPImpl::reset(); }
 
 void GPT2MLPImpl::reset() {
   const int64_t d = config.n_embd;
-  c_fc = register_module("c_fc", nn::Linear(linear(d, 4 * d, config)));
-  c_proj = register_module("c_proj", nn::Linear(linear(4 * d, d, config)));
+  c_fc = register_module("c_fc", linear(d, 4 * d, config.bias));
+  c_proj = register_module("c_proj", linear(4 * d, d, config.bias));
   dropout = register_module("dropout", nn::Dropout(config.dropout));
 }
 
@@ -84,28 +75,22 @@ void GPT2Impl::reset() {
 }
 
 void GPT2Impl::init_weights() {
-  const double stream_std = 0.02 / std::sqrt(2.0 * static_cast<double>(config.n_layer));
-  auto init = [](nn::Linear& layer, double std) {
-    torch::nn::init::normal_(layer->weight, 0, std);
-    if (layer->bias.defined()) torch::nn::init::zeros_(layer->bias);
-  };
-  torch::nn::init::normal_(wte->weight, 0, 0.02);
-  torch::nn::init::normal_(wpe->weight, 0, 0.02);
+  const double residual_std = residual_init_std(config.n_layer);
+  torch::nn::init::normal_(wte->weight, 0, kInitStd);
+  torch::nn::init::normal_(wpe->weight, 0, kInitStd);
   for (auto& block : h) {
-    init(block->attn->c_attn, 0.02);
-    init(block->attn->c_proj, stream_std);
-    init(block->mlp->c_fc, 0.02);
-    init(block->mlp->c_proj, stream_std);
+    init_linear(block->attn->c_attn, kInitStd);
+    init_linear(block->attn->c_proj, residual_std);
+    init_linear(block->mlp->c_fc, kInitStd);
+    init_linear(block->mlp->c_proj, residual_std);
   }
 }
 
 at::Tensor GPT2Impl::forward(const at::Tensor& tokens) {
-  TESSERA_CHECK(tokens.dim() == 2, UsageError, "GPT2 takes tokens (B, T); they are ", tokens.sizes());
-  const int64_t length = tokens.size(1);
-  TESSERA_CHECK(length <= config.max_seq_len, UsageError, "GPT2: a sequence of ", length,
-                " tokens, and max_seq_len is ", config.max_seq_len);
-  const auto positions = constant_beside(tokens, at::arange(length, tokens.device()));
-  const auto words = wte(tokens);  // before wpe with every compiler: gradients come in the reverse order
+  check_tokens("GPT2", tokens, config.max_seq_len);
+  const auto positions = replicate_like(tokens, at::arange(tokens.size(1), tokens.device()));
+  // A statement of its own: the order of wte and wpe, and so that of their gradients, must not depend on the compiler.
+  const auto words = wte(tokens);
   auto x = drop(words + wpe(positions));
   for (auto& block : h) x = block(x);
   return lm_head(ln_f(x), wte->weight);

@@ -1,67 +1,75 @@
 #pragma once
-#include "tessera/models/detail/config.h"
-#include "tessera/models/detail/tied_head.h"
+#include "tessera/models/detail/layers.h"
+#include "tessera/models/detail/model_config.h"
 #include "tessera/nn/attention_heads.h"
-#include "tessera/nn/detail/module_list.h"
 #include "tessera/nn/modules.h"
-#include "tessera/nn/detail/rms_norm.h"
 
-// Llama: rotary positions, RMS norms, grouped-query attention, SwiGLU, no biases. Names are those of Meta and
+// Llama: rotary position embeddings, RMSNorm, grouped-query attention, SwiGLU, no biases. Names are those of Meta and
 // torchtitan:
 //
 //   tok_embeddings.weight  layers.0.attention.{wq,wk,wv,wo}.weight  layers.0.feed_forward.{w1,w2,w3}.weight
-//   layers.0.attention_norm.weight  layers.0.ffn_norm.weight  ...  norm.weight  output.weight (none if tied)
+//   layers.0.attention_norm.weight  layers.0.ffn_norm.weight  ...  norm.weight  output.weight (absent if tied)
 //
-// How many heads there are is read off the activations, so layers work on a rank's own heads as on all of them.
+// Layers infer the number of heads from the activations, so they work on local heads and on all heads.
+// Example:  Llama model(std::get<LlamaConfig>(find_config("llama-1b")));   auto logits = model(tokens);
 namespace tessera::models {
 
+// Causal self-attention with grouped queries and rotary positions.
 struct LlamaAttentionImpl : torch::nn::Cloneable<LlamaAttentionImpl>, AttentionHeads {
   explicit LlamaAttentionImpl(const LlamaConfig& config);
   void reset() override;
   at::Tensor forward(const at::Tensor& x, const at::Tensor& rope);  // (B, T, C), rope_table -> (B, T, C)
   int64_t head_dim() const override { return config.head_dim(); }
 
+  // The configuration, and the submodules under their names.
   LlamaConfig config;
   nn::Linear wq{nullptr}, wk{nullptr}, wv{nullptr}, wo{nullptr};
 };
-TESSERA_MODULE(LlamaAttention);
+TESSERA_MODULE(LlamaAttention);  // the holder of LlamaAttentionImpl
 
+// The SwiGLU feed-forward network.
 struct LlamaFeedForwardImpl : torch::nn::Cloneable<LlamaFeedForwardImpl> {
   explicit LlamaFeedForwardImpl(const LlamaConfig& config);
   void reset() override;
   at::Tensor forward(const at::Tensor& x);  // w2(silu(w1(x)) * w3(x))
 
+  // The configuration, and the submodules under their names.
   LlamaConfig config;
   nn::Linear w1{nullptr}, w2{nullptr}, w3{nullptr};
 };
-TESSERA_MODULE(LlamaFeedForward);
+TESSERA_MODULE(LlamaFeedForward);  // the holder of LlamaFeedForwardImpl
 
+// x + attention(attention_norm(x)), then y + feed_forward(ffn_norm(y)).
 struct LlamaBlockImpl : torch::nn::Cloneable<LlamaBlockImpl> {
   explicit LlamaBlockImpl(const LlamaConfig& config);
   void reset() override;
   at::Tensor forward(const at::Tensor& x, const at::Tensor& rope);
 
+  // The configuration, and the submodules under their names.
   LlamaConfig config;
   LlamaAttention attention{nullptr};
   LlamaFeedForward feed_forward{nullptr};
   nn::RMSNorm attention_norm{nullptr}, ffn_norm{nullptr};
 };
-TESSERA_MODULE(LlamaBlock);
+TESSERA_MODULE(LlamaBlock);  // the holder of LlamaBlockImpl
 
+// The model: tokens to logits.
 struct LlamaImpl : torch::nn::Cloneable<LlamaImpl> {
   explicit LlamaImpl(const LlamaConfig& config);
   void reset() override;
-  // Weights normal(0, 0.02), those that add to the stream (wo, w2) by 1 / sqrt(2 n_layers) less; norms 1.
+  // Weights are normal(0, 0.02). Layers that add to the residual stream (wo, w2) use 0.02 / sqrt(2 n_layers). Norms are
+  // 1.
   void init_weights();
-  at::Tensor forward(const at::Tensor& tokens);  // (B, T) of kLong -> logits (B, T, vocab)
+  at::Tensor forward(const at::Tensor& tokens);  // (B, T), kLong -> logits (B, T, vocab)
 
+  // The configuration, and the submodules under their names.
   LlamaConfig config;
   nn::Embedding tok_embeddings{nullptr};
   nn::ModuleList<LlamaBlock> layers{nullptr};
   nn::RMSNorm norm{nullptr};
   nn::Linear output{nullptr};     // null if tied
-  TiedHead tied_output{nullptr};  // the module "output" if tied, else null
+  TiedHead tied_output{nullptr};  // null if not tied; its module name is "output" too
 };
-TESSERA_MODULE(Llama);
+TESSERA_MODULE(Llama);  // the holder of LlamaImpl
 
 }  // namespace tessera::models

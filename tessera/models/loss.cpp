@@ -11,10 +11,10 @@ namespace {
 
 at::Tensor reduced_loss(const at::Tensor& logits, const at::Tensor& targets, at::Reduction::Reduction reduction) {
   TESSERA_CHECK(logits.dim() == 3 && targets.sizes() == logits.sizes().slice(0, 2), UsageError,
-                "loss takes logits (B, T, vocab) and targets (B, T); they are ", logits.sizes(), " and ",
+                "loss takes logits (B, T, vocab) and targets (B, T); found sizes ", logits.sizes(), " and ",
                 targets.sizes());
-  const bool reduced = logits.scalar_type() == at::kHalf || logits.scalar_type() == at::kBFloat16;
-  const auto precise = reduced ? logits.to(at::kFloat) : logits;
+  const bool low_precision = logits.scalar_type() == at::kHalf || logits.scalar_type() == at::kBFloat16;
+  const auto precise = low_precision ? logits.to(at::kFloat) : logits;
   return at::cross_entropy_loss(precise.flatten(0, 1), targets.flatten(), {}, reduction);
 }
 

@@ -3,10 +3,11 @@
 
 namespace tessera::models {
 
-// The mean cross entropy of (B, T, vocab) logits and (B, T) targets, computed in float at least. Targets of -100 do not
-// count.
+// The mean cross entropy of (B, T, vocab) logits and (B, T) targets. Half and bfloat16 logits are converted to float.
+// Positions with target -100 do not count.
+// Example:  models::loss(model(tokens), targets).backward();
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets);
-// Their sum, for those who know better how many targets there are: over all ranks, say.
+// The sum instead of the mean, for callers that divide by the number of targets on all ranks.
 at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& targets);
 
 }  // namespace tessera::models

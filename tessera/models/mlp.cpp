@@ -21,7 +21,7 @@ at::Tensor activate(Activation activation, at::Tensor x) {
     case Activation::Sigmoid:
       return at::sigmoid(x);
   }
-  TESSERA_FAIL(InternalError, "activation ", static_cast<int>(activation));
+  TESSERA_FAIL(InternalError, "unknown activation ", static_cast<int>(activation));
 }
 
 }  // namespace
@@ -36,8 +36,8 @@ MLPConfig four_linears(int64_t width) {
 MLPImpl::MLPImpl(MLPConfig config) : config(std::move(config)) {
   for (size_t i = 1; i < this->config.layers.size(); i++) {
     const auto &before = this->config.layers[i - 1], &layer = this->config.layers[i];
-    TESSERA_CHECK(before.out == layer.in, UsageError, "MLP: ", before.name, " gives ", before.out, " numbers and ",
-                  layer.name, " takes ", layer.in);
+    TESSERA_CHECK(before.out == layer.in, UsageError, "MLP: ", before.name, " returns ", before.out,
+                  " features, but ", layer.name, " takes ", layer.in);
   }
   MLPImpl::reset();
 }

@@ -1,13 +1,11 @@
 #include "tessera/models/plans.h"
 
-#include "tessera/tensor_parallel/detail/plan_text.h"
-
 #include <string>
 
 namespace tessera::models {
 namespace {
 
-// Positions are looked up once a batch row; c_attn holds query, key and value, each of which is cut by itself.
+// wpe is replicated. c_attn contains query, key and value, and each section is sharded separately.
 constexpr const char* kGPT2 = R"(
 wte             = rowwise(input=R)
 h.*.attn.c_attn = colwise(sections=3)
@@ -15,8 +13,8 @@ h.*.attn.c_proj = rowwise
 h.*.mlp.c_fc    = colwise
 h.*.mlp.c_proj  = rowwise
 )";
-// Activations stay distributed between the parts, so that a sequence need not divide by the ranks. The rows of wpe are
-// positions: cutting them cuts the sequence.
+// Activations stay DTensors between modules, so the sequence length need not be divisible by the number of ranks. The
+// rows of wpe are positions: sharding them shards the sequence.
 constexpr const char* kGPT2Sequence = R"(
 wte             = rowwise(input=R, output=S(1), local=false)
 wpe             = rowwise(input=R, output=S(0), local=false)
@@ -31,7 +29,7 @@ h.*.mlp.c_proj  = rowwise(output=S(1), local=false)
 ln_f            = sequence
 )";
 
-// One prepare_input for what several matrices read: its gradient is summed once.
+// One prepare_input for an input that several Linears share: its gradient is all-reduced once.
 constexpr const char* kLlama = R"(
 tok_embeddings             = rowwise(input=R)
 layers.*.attention         = prepare_input(from=[R, _], to=[R, _])
@@ -54,14 +52,15 @@ layers.*.feed_forward.w2    = rowwise(output=S(1), local=false)
 norm                        = sequence
 )";
 
-// A head that is handed the embedding's weight, cut along the vocabulary.
+// The plan entry of a tied head, whose weight is sharded along the vocabulary.
 std::string tied_head(const std::string& name, const PlanOptions& options) {
   const std::string input = options.sequence_parallel ? "S(1)" : "R";
   const std::string output = options.loss_parallel ? "output_to=S(-1), output_local=false" : "output_to=R";
   return name + " = prepare_input_output(input_from=[" + input + ", _], input_to=[R, _], output_from=S(-1), " + output +
          ")\n";
 }
-std::string own_head(const std::string& name, const PlanOptions& options) {
+// The plan entry of a head with a weight of its own.
+std::string untied_head(const std::string& name, const PlanOptions& options) {
   const std::string input = options.sequence_parallel ? "input=S(1), " : "";
   return name + " = colwise(" + input + (options.loss_parallel ? "local=false" : "output=R") + ")\n";
 }
@@ -74,7 +73,7 @@ Plan tensor_parallel_plan(const GPT2Config&, const PlanOptions& options) {
 
 Plan tensor_parallel_plan(const LlamaConfig& config, const PlanOptions& options) {
   return parse_plan((options.sequence_parallel ? kLlamaSequence : kLlama) +
-                    (config.tied ? tied_head("output", options) : own_head("output", options)));
+                    (config.tied ? tied_head("output", options) : untied_head("output", options)));
 }
 
 Plan tensor_parallel_plan(const Config& config, const PlanOptions& options) {

@@ -1,16 +1,18 @@
 #pragma once
+#include "tessera/models/detail/model_config.h"
 #include "tessera/models/sizes.h"
 #include "tessera/tensor_parallel/plan.h"
 
 namespace tessera::models {
 
+// Options of tensor_parallel_plan.
 struct PlanOptions {
-  bool sequence_parallel = false;  // between attention and feed-forward, activations are cut along the sequence
-  bool loss_parallel = false;      // logits stay cut along the vocabulary, for LossParallel; else they are gathered
+  bool sequence_parallel = false;  // shard activations along the sequence between attention and feed-forward
+  bool loss_parallel = false;      // keep logits sharded along the vocabulary, for LossParallel; false: all-gather them
 };
 
-// How the models here are cut over a "tp" axis. Attention by heads, feed-forward by hidden features, embedding and
-// output by vocabulary. Print them to see: they are written as text.
+// The tensor-parallel plans of the models. Attention is sharded by heads, feed-forward by hidden features, embedding
+// and output by vocabulary. Print a plan to see its text.
 // Example:  parallelize_module(model, mesh["tp"], tensor_parallel_plan(config, {.sequence_parallel = true}));
 Plan tensor_parallel_plan(const GPT2Config& config, const PlanOptions& options = {});
 Plan tensor_parallel_plan(const LlamaConfig& config, const PlanOptions& options = {});

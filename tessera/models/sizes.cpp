@@ -5,8 +5,8 @@
 
 namespace tessera::models {
 
-// The published shapes, by family and size. Of Llama 3 the rotary frequencies are those before the stretch to long
-// contexts that 3.1 and later apply. The tiny ones are ours: bytes as tokens, quick on two cores.
+// The published sizes. Llama 3 models use the original rotary frequencies, without the scaling for long contexts of
+// Llama 3.1 and later. The tiny models are Tessera's own: they use bytes as tokens and train quickly on two cores.
 const std::vector<Size>& all_sizes() {
   static const std::vector<Size> sizes{
       {"gpt-tiny", GPT2Config{.vocab_size = 256, .max_seq_len = 256, .n_layer = 4, .n_head = 4, .n_embd = 128}},
@@ -41,7 +41,7 @@ const Config& find_config(const std::string& name) {
   const auto near = did_you_mean(name, names);
   std::string all;
   for (const auto& known : names) all += (all.empty() ? "" : ", ") + known;
-  TESSERA_FAIL(UsageError, "there is no model '", name, "'; ", near.empty() ? "there are: " + all : near);
+  TESSERA_FAIL(UsageError, "unknown model '", name, "'; ", near.empty() ? "models are: " + all : near);
 }
 
 int64_t parameter_count(const Config& config) {

@@ -3,27 +3,42 @@
 #include "tessera/nn/detail/hookable.h"
 
 #include <memory>
+#include <vector>
 
 namespace tessera {
+namespace {
 
-HookHandle checkpoint_wrapper(Module& module, CheckpointOptions options) {
-  return register_around_hook(
-      module, [options = std::move(options)](Module&, const Tensors& inputs, const ForwardCall& forward) {
-        return checkpoint(options, forward, inputs);
-      });
+// The around hook of a wrapped module. It has a type of its own so that remove_checkpoint_wrapper can find it.
+struct CheckpointedForward {
+  CheckpointOptions options;
+  Tensors operator()(Module&, const Tensors& inputs, const ForwardCall& forward) const {
+    return checkpoint(options, forward, inputs);
+  }
+};
+
+}  // namespace
+
+Module& checkpoint_wrapper(Module& module, CheckpointOptions options) {
+  register_around_hook(module, CheckpointedForward{std::move(options)});
+  return module;
 }
 
-std::vector<HookHandle> apply_activation_checkpointing(
-    Module& root, const std::function<bool(const std::string& name, const Module& module)>& which,
+Module& remove_checkpoint_wrapper(Module& module) {
+  detail::remove_around_hooks(
+      module, [](const AroundHook& hook) { return hook.target<CheckpointedForward>() != nullptr; });
+  return module;
+}
+
+Module& apply_activation_checkpointing(
+    Module& root, const std::function<bool(const std::string& name, const Module& module)>& check_fn,
     const CheckpointOptions& options) {
   std::vector<std::string> names;
   for (const auto& each : root.named_modules())
-    if (!each.key().empty() && which(each.key(), *each.value())) names.push_back(each.key());
+    if (!each.key().empty() && check_fn(each.key(), *each.value())) names.push_back(each.key());
   std::vector<std::shared_ptr<Module>> chosen;
   for (const auto& name : names) chosen.push_back(hookable(root, name));
-  std::vector<HookHandle> handles;
-  for (const auto& module : chosen) handles.push_back(checkpoint_wrapper(*module, options));
-  return handles;
+  for (const auto& module : chosen) checkpoint_wrapper(*module, options);
+  return root;
 }
 
 }  // namespace tessera

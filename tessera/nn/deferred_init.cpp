@@ -25,18 +25,18 @@ using detail::deferred::DeferredMeta;
 using detail::deferred::Id;
 using detail::deferred::Tape;
 
-const DeferredMeta* recipe_of(const at::Tensor& t) {
+const DeferredMeta* deferred_meta_of(const at::Tensor& t) {
   return detail::deferred::deferred_meta(is_dtensor(t) ? detail::local_of(t) : t);
 }
 
 struct Target {
   std::string name;  // layers.0.attn.wq.weight
   at::Tensor tensor;
-  const DeferredMeta* recipe = nullptr;
+  const DeferredMeta* deferred = nullptr;  // null: the tensor is real
   at::Tensor filled;
 };
 
-// Parameters and buffers, shared ones once.
+// Parameters and buffers; a shared tensor appears once.
 std::vector<Target> tensors_of(const torch::nn::Module& module) {
   std::vector<Target> out;
   std::unordered_set<const c10::TensorImpl*> seen;
@@ -52,83 +52,84 @@ std::vector<Target> tensors_of(const torch::nn::Module& module) {
 
 void check(const Target& target, const std::string& module) {
   const auto& t = target.tensor;
-  TESSERA_CHECK(target.recipe || !t.is_meta(), UsageError, "materialize(", module, "): '", target.name,
-                "' is on the meta device but was not made in deferred_init, so nobody knows its values; build the "
+  TESSERA_CHECK(target.deferred || !t.is_meta(), UsageError, "materialize(", module, "): '", target.name,
+                "' is on the meta device but was not made in deferred_init, so its values are unknown; build the "
                 "module inside deferred_init, without device(torch::kMeta)");
-  if (!target.recipe) return;
+  if (!target.deferred) return;
   TESSERA_CHECK(t.is_leaf(), UsageError, "materialize(", module, "): '", target.name,
-                "' has a grad_fn; register what parameters are computed from, or compute it under a NoGradGuard");
-  const auto& value = target.recipe->tape->value(target.recipe->value);
+                "' has a grad_fn; register the tensors that it is computed from, or compute it under a NoGradGuard");
+  const auto& value = target.deferred->tape->value(target.deferred->value);
   TESSERA_CHECK(
       t.sizes() == c10::IntArrayRef(value.sizes), UsageError, "materialize(", module, "): '", target.name,
       "' has sizes ", t.sizes(), " but was made with ", c10::IntArrayRef(value.sizes),
-      ": a recipe is for a whole tensor. Make it plain inside deferred_init, distribute it after, and register the "
-      "DTensor, not its local");
+      ". Create the full tensor inside deferred_init, distribute it afterwards, and register the DTensor, not its "
+      "local tensor");
 }
 
 std::vector<Target> targets_of(const torch::nn::Module& module) {
   const auto name = class_name(module);
   TESSERA_CHECK(!detail::deferred::recording(), UsageError, "materialize(", name,
-                ") inside deferred_init: call it after, when the tensors are distributed");
+                ") inside deferred_init: call it after deferred_init");
   auto all = tensors_of(module);
   for (auto& target : all) {
-    target.recipe = recipe_of(target.tensor);
+    target.deferred = deferred_meta_of(target.tensor);
     check(target, name);
   }
-  const bool has_work = std::any_of(all.begin(), all.end(), [](const auto& t) { return t.recipe; });
-  TESSERA_CHECK(has_work || all.empty(), UsageError, "materialize(", name, "): '", all[0].name,
-                "' has its values, and so has all else: it was materialised before, or not built inside deferred_init");
+  const bool any_deferred = std::any_of(all.begin(), all.end(), [](const auto& t) { return t.deferred; });
+  TESSERA_CHECK(any_deferred || all.empty(), UsageError, "materialize(", name, "): no tensor is deferred ('",
+                all[0].name, "' has values, for example): the module was materialized before, or not built inside ",
+                "deferred_init");
   return all;
 }
 
-// The name of the first of these that a step is for.
-std::string needs(const Tape& tape, const std::vector<Target*>& targets, Id step) {
+// The name of the first target that depends on an op.
+std::string name_of_dependent(const Tape& tape, const std::vector<Target*>& targets, Id op) {
   for (const auto* target : targets) {
-    const auto recipe = tape.recipe({target->recipe->value});
-    if (std::binary_search(recipe.begin(), recipe.end(), step)) return target->name;
+    const auto ops = tape.ops_needed_for({target->deferred->value});
+    if (std::binary_search(ops.begin(), ops.end(), op)) return target->name;
   }
   return "";
 }
 
-// All plain ones of a tape together, so that those which share memory will again.
+// Fills all plain tensors of a tape together, so that tensors that shared memory share it again.
 void fill_plain(std::vector<Target>& targets, std::optional<c10::Device> device) {
   std::map<std::shared_ptr<Tape>, std::vector<Target*>> by_tape;
   for (auto& target : targets)
-    if (target.recipe && !is_dtensor(target.tensor)) by_tape[target.recipe->tape].push_back(&target);
+    if (target.deferred && !is_dtensor(target.tensor)) by_tape[target.deferred->tape].push_back(&target);
   for (auto& [tape, members] : by_tape) {
     std::vector<Id> values;
-    for (const auto* target : members) values.push_back(target->recipe->value);
-    Id step = 0;
+    for (const auto* target : members) values.push_back(target->deferred->value);
+    Id op = 0;
     std::vector<at::Tensor> filled;
     try {
-      filled = detail::deferred::replay(*tape, values, device, &step);
+      filled = detail::deferred::replay(*tape, values, device, &op);
     } catch (c10::Error& error) {
-      error.add_context("while filling '" + needs(*tape, members, step) + "'");
+      error.add_context("while filling '" + name_of_dependent(*tape, members, op) + "'");
       throw;
     }
     for (size_t i = 0; i < members.size(); i++) members[i]->filled = filled[i];
   }
 }
 
-at::Tensor filled_like(const at::Tensor& t, const DeferredMeta& recipe, std::optional<c10::Device> asked) {
+at::Tensor filled_like(const at::Tensor& t, const DeferredMeta& deferred, std::optional<c10::Device> requested) {
   const auto& spec = detail::meta_of(t).spec;
-  const auto device = asked.value_or(c10::Device(spec->mesh.device_type()));
-  if (auto piece = detail::deferred::replay_piece(*recipe.tape, recipe.value, *spec, device)) {
-    auto real = intern(spec->mesh, spec->placements, spec->sizes, spec->strides, spec->dtype, piece->device());
-    return detail::wrap(std::move(*piece), std::move(real));
+  const auto device = requested.value_or(c10::Device(spec->mesh.device_type()));
+  if (auto shard = detail::deferred::replay_shard(*deferred.tape, deferred.value, *spec, device)) {
+    auto real_spec = intern(spec->mesh, spec->placements, spec->sizes, spec->strides, spec->dtype, shard->device());
+    return detail::wrap(std::move(*shard), std::move(real_spec));
   }
-  const auto whole = detail::deferred::replay(*recipe.tape, {recipe.value}, device)[0];
-  return distribute_tensor(whole, spec->mesh, spec->placements, {.src_data_rank = std::nullopt});
+  const auto full = detail::deferred::replay(*deferred.tape, {deferred.value}, device)[0];
+  return distribute_tensor(full, spec->mesh, spec->placements, {.src_data_rank = std::nullopt});
 }
 
 void fill_distributed(std::vector<Target>& targets, std::optional<c10::Device> device) {
-  std::map<std::tuple<const Tape*, Id, const TensorSpec*>, at::Tensor> done;  // for those that share a value
+  std::map<std::tuple<const Tape*, Id, const TensorSpec*>, at::Tensor> done;  // for tensors that share a value
   for (auto& target : targets) {
-    if (!target.recipe || !is_dtensor(target.tensor)) continue;
-    const auto& recipe = *target.recipe;
-    auto& filled = done[{recipe.tape.get(), recipe.value, detail::meta_of(target.tensor).spec.get()}];
+    if (!target.deferred || !is_dtensor(target.tensor)) continue;
+    const auto& deferred = *target.deferred;
+    auto& filled = done[{deferred.tape.get(), deferred.value, detail::meta_of(target.tensor).spec.get()}];
     try {
-      if (!filled.defined()) filled = filled_like(target.tensor, recipe, device);
+      if (!filled.defined()) filled = filled_like(target.tensor, deferred, device);
     } catch (c10::Error& error) {
       error.add_context("while filling '" + target.name + "'");
       throw;
@@ -137,15 +138,15 @@ void fill_distributed(std::vector<Target>& targets, std::optional<c10::Device> d
   }
 }
 
-// What was real all along, torch::tensor({...}) say, comes along to a device that was asked for.
+// Moves real tensors, such as torch::tensor({...}), to the requested device.
 void move_real(std::vector<Target>& targets, std::optional<c10::Device> device) {
   for (auto& target : targets)
-    if (device && !target.recipe && !is_dtensor(target.tensor)) target.filled = target.tensor.detach().to(*device);
+    if (device && !target.deferred && !is_dtensor(target.tensor)) target.filled = target.tensor.detach().to(*device);
 }
 
 }  // namespace
 
-bool is_deferred(const at::Tensor& t) { return t.defined() && recipe_of(t); }
+bool is_deferred(const at::Tensor& t) { return t.defined() && deferred_meta_of(t); }
 
 void materialize(torch::nn::Module& module, std::optional<c10::Device> device) {
   auto targets = targets_of(module);

@@ -11,15 +11,16 @@ template <typename Contained>
 class ModuleHolder;
 }  // namespace torch::nn
 
-// A model without memory: built as always, but what its constructors do is written down instead of done. Then lay it
-// out, and materialize() does it, for this rank's pieces only.
+// Builds a model without memory for its parameters (PyTorch: the meta device; torchdistx: deferred_init). The
+// parameters are on the meta device, and the ops of the constructors are recorded. Distribute the parameters, then call
+// materialize(): it allocates and initializes the local shards only.
 //
 //   auto model = deferred_init([&] { return GPT(config); });
 //   for (auto& parameter : model->parameters()) distribute_in_place(parameter, mesh, {Shard(0)});   // no communication
 //   materialize(model);
 //
-// The values are those of a single rank, bit for bit, whatever the mesh and the placements: every random fill inside
-// takes its place in the stream of tessera::random when it is written down, and nothing is summed across ranks.
+// The values are bitwise equal to those of one rank, for every mesh and all placements. Each random fill reserves its
+// part of the random sequence of tessera::random when it is recorded, and no value is summed across ranks.
 namespace tessera {
 
 namespace detail {
@@ -37,29 +38,31 @@ class DeferredInitScope {
 
 }  // namespace detail
 
-// Runs build() and gives what it gives. Tensors that are made inside, and all that is computed from them, are deferred:
-// tensors on the meta device with a recipe. Real tensors that were there before are left alone; one that a recipe reads
-// must not change before materialize(). torch::tensor({...}) and from_blob give real tensors, for the values are at
-// hand. A second call goes on where the first stopped: deferred_init([&] { model->to(torch::kBFloat16); }).
-// Inside, a deferred tensor has no values: item(), data_ptr() and the like are errors. Outside it may be looked at,
-// viewed and distributed; any other op on it is an error.
+// Runs build() and returns its result. Tensors that build() creates, and tensors computed from them, are deferred: they
+// are on the meta device, with recorded ops. Tensors that exist before stay real; if a recorded op reads one, it must
+// not change before materialize(). torch::tensor({...}) and from_blob create real tensors. A second call continues the
+// recording: deferred_init([&] { model->to(torch::kBFloat16); }). A deferred tensor has no values, so item(),
+// data_ptr() and the like throw. Outside deferred_init, only metadata queries, views and distribute functions work on
+// it; other ops throw.
 template <class Build>
 decltype(auto) deferred_init(Build&& build) {
   const detail::DeferredInitScope scope;
   return build();
 }
 
-// A tensor that waits for materialize(); distributed or not.
+// True if `t`, plain or distributed, has no values before materialize().
 bool is_deferred(const at::Tensor& t);
 
-// Fills the deferred parameters and buffers of a module and its children, in place: every handle to them sees it.
-// Plain ones go to the device they were asked for on, distributed ones to their mesh's, all to `device` if one is
-// given. Those that share memory will share it again. A recipe of fills and elementwise arithmetic runs on this rank's
-// piece alone; any other runs whole, one parameter at a time, and the piece is cut from it. No communication.
-// Throws UsageError, and leaves the module as it was, if nothing in it is deferred (materialised twice), or if
-// something lies on the meta device without a recipe.
+// Allocates and initializes the deferred parameters and buffers of a module and its submodules, in place. A plain
+// tensor goes to the device that its constructor requested, a distributed one to the device of its mesh, and all go to
+// `device` if it is given. Tensors that shared memory share it again. Fills and elementwise arithmetic run on the local
+// shard only. Other ops run on the full tensor, one parameter at a time, and the local shard is sliced from it. No
+// communication.
+// Throws UsageError, and leaves the module unchanged, if no tensor is deferred (for example in a second call), or if a
+// tensor is on the meta device but not deferred.
 void materialize(torch::nn::Module& module, std::optional<c10::Device> device = {});
 
+// The same for a holder.
 template <class Impl>
 void materialize(const torch::nn::ModuleHolder<Impl>& module, std::optional<c10::Device> device = {}) {
   materialize(*module.ptr(), device);

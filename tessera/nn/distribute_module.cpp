@@ -8,10 +8,10 @@
 namespace tessera {
 namespace {
 
-// What every parameter and buffer was, to go back to.
-class Before {
+// The data of all parameters and buffers, to restore them after an error.
+class SavedData {
  public:
-  explicit Before(const Module& module) {
+  explicit SavedData(const Module& module) {
     for (const auto& t : module.parameters()) values_.emplace_back(t, t.detach());
     for (const auto& t : module.buffers()) values_.emplace_back(t, t.detach());
   }
@@ -27,15 +27,15 @@ class Before {
 }  // namespace
 
 void distribute_module(Module& module, const DeviceMesh& mesh, DistributeModuleFns fns) {
-  if (fns.input || fns.output) hook_point(module);  // before anything changes
-  Before before(module);
+  if (fns.input || fns.output) hook_point(module);  // throws before anything changes
+  SavedData before(module);
   try {
     const auto modules = module.named_modules();
     for (const auto& item : modules)
       if (fns.partition) fns.partition(item.key(), *item.value(), mesh);
-    const Placements whole(mesh.ndim(), Replicate());
+    const Placements replicated(mesh.ndim(), Replicate());
     const auto replicate = [&](at::Tensor t) {
-      if (t.defined() && !is_dtensor(t)) distribute_in_place(t, mesh, whole);
+      if (t.defined() && !is_dtensor(t)) distribute_in_place(t, mesh, replicated);
     };
     for (const auto& t : module.parameters()) replicate(t);
     for (const auto& t : module.buffers()) replicate(t);

@@ -16,8 +16,8 @@ namespace {
 
 using torch::autograd::Node;
 
-// Will the backward under way run this node? With inputs= given (autograd::grad) the engine knows which it needs; else
-// it runs all that it reached.
+// True if the running backward will run this node. With inputs= (autograd::grad) the engine has a list of the nodes
+// that it runs. Otherwise it runs all nodes that it reached.
 bool will_run(Node* node) {
   const auto* needed = torch::autograd::get_current_graph_task_exec_info();
   if (!needed || needed->empty()) {
@@ -30,29 +30,29 @@ bool will_run(Node* node) {
 
 struct MultiGrad {
   std::function<void(const Tensors&)> hook;
-  std::vector<torch::autograd::Edge> edges;  // of the tensors: what computes, or accumulates, each gradient
-  struct Run {
-    size_t expected = 0, seen = 0;
+  std::vector<torch::autograd::Edge> edges;  // one per tensor: the node that computes or accumulates its gradient
+  struct Received {
+    size_t expected = 0, count = 0;
     Tensors gradients;
   };
   std::mutex mutex;
-  std::map<int, Run> runs;  // by backward
+  std::map<int, Received> by_backward;  // the key is the graph task id
 
-  void arrived(size_t index, const at::Tensor& gradient) {
+  void receive(size_t index, const at::Tensor& gradient) {
     Tensors all;
     {
       std::lock_guard lock(mutex);
       const int task = torch::autograd::get_current_graph_task_id();
-      auto [found, first] = runs.try_emplace(task);
-      auto& run = found->second;
+      auto [found, first] = by_backward.try_emplace(task);
+      auto& received = found->second;
       if (first) {
-        run.gradients.resize(edges.size());
-        for (const auto& edge : edges) run.expected += will_run(edge.function.get());
+        received.gradients.resize(edges.size());
+        for (const auto& edge : edges) received.expected += will_run(edge.function.get());
       }
-      run.gradients[index] = gradient;
-      if (++run.seen < run.expected) return;
-      all = std::move(run.gradients);
-      runs.erase(found);
+      received.gradients[index] = gradient;
+      if (++received.count < received.expected) return;
+      all = std::move(received.gradients);
+      by_backward.erase(found);
     }
     hook(all);
   }
@@ -63,7 +63,7 @@ struct AnyGrad {
   std::mutex mutex;
   int last_task = -1;
 
-  void arrived(const at::Tensor& gradient) {
+  void receive(const at::Tensor& gradient) {
     {
       std::lock_guard lock(mutex);
       if (std::exchange(last_task, torch::autograd::get_current_graph_task_id()) ==
@@ -83,7 +83,7 @@ GradHookHandle handle_for(std::vector<std::pair<at::Tensor, unsigned>> registere
 struct PostAccumulateList final : torch::autograd::PostAccumulateGradHook {
   std::map<uint64_t, std::function<void(const at::Tensor&)>> hooks;
   uint64_t last = 0;
-  std::unique_ptr<PostAccumulateGradHook> before;  // somebody else's, that was there first
+  std::unique_ptr<PostAccumulateGradHook> before;  // the hook that other code had set; runs first
 
   void operator()(const at::Tensor& leaf) override {
     if (before) (*before)(leaf);
@@ -114,7 +114,7 @@ GradHookHandle register_multi_grad_hook(const Tensors& tensors, std::function<vo
     auto state = std::make_shared<AnyGrad>();
     state->hook = std::move(hook);
     for (const auto& t : tensors)
-      registered.emplace_back(t, t.register_hook([state](const at::Tensor& grad) { state->arrived(grad); }));
+      registered.emplace_back(t, t.register_hook([state](const at::Tensor& grad) { state->receive(grad); }));
     return handle_for(std::move(registered));
   }
   auto state = std::make_shared<MultiGrad>();
@@ -122,13 +122,13 @@ GradHookHandle register_multi_grad_hook(const Tensors& tensors, std::function<vo
   for (const auto& t : tensors) state->edges.push_back(torch::autograd::impl::gradient_edge(t));
   for (size_t i = 0; i < tensors.size(); i++)
     registered.emplace_back(tensors[i],
-                            tensors[i].register_hook([state, i](const at::Tensor& grad) { state->arrived(i, grad); }));
+                            tensors[i].register_hook([state, i](const at::Tensor& grad) { state->receive(i, grad); }));
   return handle_for(std::move(registered));
 }
 
 GradHookHandle register_post_accumulate_grad_hook(const at::Tensor& leaf, std::function<void(const at::Tensor&)> hook) {
   TESSERA_CHECK(leaf.defined() && leaf.requires_grad() && leaf.is_leaf(), UsageError,
-                "register_post_accumulate_grad_hook: only a leaf that requires a gradient accumulates one");
+                "register_post_accumulate_grad_hook: the tensor must be a leaf that requires a gradient");
   auto& list = list_of(leaf);
   const auto id = ++list.last;
   list.hooks.emplace(id, std::move(hook));

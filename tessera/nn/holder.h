@@ -11,43 +11,48 @@
 #include <type_traits>
 #include <utility>
 
-// A drop-in for torch::nn::ModuleHolder whose modules can have hooks.
+// A replacement for torch::nn::ModuleHolder. The modules that it creates can have hooks.
 //
-//   struct FeedForwardImpl : torch::nn::Cloneable<FeedForwardImpl> { ... torch::Tensor forward(torch::Tensor x); };
-//   TESSERA_MODULE(FeedForward);             // where TORCH_MODULE(FeedForward) stood
+//   struct FeedForwardImpl : torch::nn::Cloneable<FeedForwardImpl> {
+//     void reset() override { up = register_module("up", tessera::nn::Linear(8, 32)); ... }
+//     torch::Tensor forward(torch::Tensor x);
+//   };
+//   TESSERA_MODULE(FeedForward);             // instead of TORCH_MODULE(FeedForward)
 //
-// The holder makes a Hooked<FeedForwardImpl>: your class, with a place for hooks beside it and a forward in front of
-// yours. So a call through the holder, through ->forward and through AnyModule or Sequential all run them, and a
-// module's type tells whether it can have hooks at all.
+// The holder creates a Hooked<FeedForwardImpl>: a class derived from yours that stores hooks and has a forward with the
+// same signature, which runs the hooks around yours. Calls through the holder, ->forward, AnyModule and Sequential all
+// run the hooks.
 namespace tessera {
 
 template <class Impl>
-class Hooked;
+class Hooked;  // below
 
 namespace detail {
 
-// How an argument is kept while hooks run. Tensors and what is made of them are copied, so that a hook's replacement
-// does not change the caller's variable; a struct of the caller's that forward may write to stays the caller's.
+// The type in which an argument is stored while hooks run. Tensors and containers of tensors are copied, so a hook that
+// replaces one does not change the caller's variable. Other objects that forward takes by non-const reference are
+// stored by reference, so forward can write to them.
 template <class Arg, class Value = std::remove_cvref_t<Arg>>
-using Kept = std::conditional_t<std::is_lvalue_reference_v<Arg> &&
-                                    (!std::is_copy_constructible_v<Value> ||
-                                     (!std::is_const_v<std::remove_reference_t<Arg>> && std::is_class_v<Value> &&
-                                      !IsVector<Value>::value && !IsTuple<Value>::value && !IsOptional<Value>::value &&
-                                      !std::is_base_of_v<at::TensorBase, Value>)),
-                                std::remove_reference_t<Arg>&, Value>;
+using Stored =
+    std::conditional_t<std::is_lvalue_reference_v<Arg> &&
+                           (!std::is_copy_constructible_v<Value> ||
+                            (!std::is_const_v<std::remove_reference_t<Arg>> && std::is_class_v<Value> &&
+                             !IsVector<Value>::value && !IsTuple<Value>::value && !IsOptional<Value>::value &&
+                             !std::is_base_of_v<at::TensorBase, Value>)),
+                       std::remove_reference_t<Arg>&, Value>;
 
 template <class... Args>
 void check_visitable(const char* what) {
   const char* missing = nullptr;
   ((missing = missing || can_visit<Args> ? missing : typeid(std::remove_cvref_t<Args>).name()), ...);
-  TESSERA_CHECK(!missing, UsageError, "module ", running_module(), " has hooks, and ", what, " of type ",
-                c10::demangle(missing ? missing : ""), " whose tensors they cannot see. Give that type a function ",
-                "`friend void tessera_visit(T& value, auto&& field) { field(value.a), field(value.b); }`");
+  TESSERA_CHECK(!missing, UsageError, "module ", running_module(), " has hooks, and its forward ", what, " of type ",
+                c10::demangle(missing ? missing : ""), ". Hooks cannot find the tensors in that type. Give it a ",
+                "function `friend void tessera_visit(T& value, auto&& field) { field(value.a), field(value.b); }`");
 }
 
-// A forward that can be run more than once: keeps the arguments, and the first result. Args are the types that forward
-// declares, so that a nullopt is an optional tensor with a place of its own. The module's own type does not show here:
-// modules with the same signature share this code.
+// A forward that can run more than once. Stores the arguments and the first result. Args are the parameter types that
+// forward declares, so a nullopt argument is an optional tensor. The template does not depend on the module's type:
+// modules with equal signatures share this code.
 template <class R, class... Args>
 class RepeatableForward {
  public:
@@ -57,8 +62,7 @@ class RepeatableForward {
   explicit RepeatableForward(Module& module, Invoke invoke, Given&&... given)
       : module_(module), invoke_(invoke), args_(std::forward<Given>(given)...) {}
 
-  // The tensors among the arguments. They are not kept here: a checkpoint keeps this object, and knows better where its
-  // inputs come from.
+  // Moves the tensors out of the stored arguments. A checkpoint keeps this object, and saves the input tensors itself.
   Tensors take_inputs() {
     auto inputs = tensors_of(args_);
     if constexpr (!kRefersToCaller) assign_tensors(args_, Tensors(inputs.size()));
@@ -67,14 +71,14 @@ class RepeatableForward {
 
   Tensors operator()(const Tensors& inputs) {
     TESSERA_CHECK(!kRefersToCaller || !returned_, UsageError, "module ", class_name(module_),
-                  " takes an argument by reference, which may be gone when backward runs its forward again for a ",
-                  "checkpoint; take it by value, or by const reference");
-    if constexpr ((std::is_copy_constructible_v<Kept<Args>> && ...)) {
+                  " takes an argument by non-const reference. That object may not exist any more when backward runs ",
+                  "forward again for a checkpoint; take the argument by value or by const reference");
+    if constexpr ((std::is_copy_constructible_v<Stored<Args>> && ...)) {
       auto args = args_;
       return run(args, inputs);
     } else {
       TESSERA_CHECK(!std::exchange(ran_, true), UsageError, "module ", class_name(module_),
-                    " takes an argument that cannot be copied, so its forward cannot be run again for a checkpoint");
+                    " takes an argument that cannot be copied, so a checkpoint cannot run its forward again");
       return run(args_, inputs);
     }
   }
@@ -83,7 +87,7 @@ class RepeatableForward {
   R finish(const Tensors& outputs) {
     returned_ = true;
     if constexpr (!std::is_void_v<R>) {
-      // An around hook may answer in forward's place where the answer is one tensor: nothing else is to be made up.
+      // If forward returns one tensor, an around hook may return a result without calling forward.
       if constexpr (std::is_same_v<R, at::Tensor>)
         if (!result_) result_.emplace();
       TESSERA_CHECK(result_, InternalError, "an around hook of ", class_name(module_), " did not run forward");
@@ -94,9 +98,9 @@ class RepeatableForward {
 
  private:
   using Slot = std::conditional_t<std::is_void_v<R>, char, std::optional<R>>;
-  static constexpr bool kRefersToCaller = (std::is_reference_v<Kept<Args>> || ...);
+  static constexpr bool kRefersToCaller = (std::is_reference_v<Stored<Args>> || ...);
 
-  Tensors run(std::tuple<Kept<Args>...>& args, const Tensors& inputs) {
+  Tensors run(std::tuple<Stored<Args>...>& args, const Tensors& inputs) {
     assign_tensors(args, inputs);
     return [&]<size_t... i>(std::index_sequence<i...>) {
       if constexpr (std::is_void_v<R>) {
@@ -114,7 +118,7 @@ class RepeatableForward {
 
   Module& module_;
   Invoke invoke_;
-  std::tuple<Kept<Args>...> args_;
+  std::tuple<Stored<Args>...> args_;
   [[no_unique_address]] Slot result_{};
   bool ran_ = false, returned_ = false;
 };
@@ -130,7 +134,8 @@ C10_NOINLINE R run_hooked(Module& module, const ModuleHooks& hooks, R (*invoke)(
   return forward->finish(outputs);
 }
 
-// The first n of the types that forward declares; those of the arguments given where it is overloaded or a template.
+// The types of the first n parameters of forward, for n given arguments. If forward is overloaded or a template: the
+// types of the given arguments.
 template <class Impl, class Forward, class Given>
 struct Declared {
   using Types = Given;
@@ -152,102 +157,97 @@ auto forward_of() {
     return nullptr;
 }
 
-// What every Hooked<Impl> has, whatever its forward looks like.
+// The forward of a Hooked<Impl>, with the signature of Impl::forward, so AnyModule and ->forward find it. It has no
+// virtual functions and does not derive from Impl: each further class between Impl and Hooked<Impl> would cost a vtable
+// and destructors per module class.
+template <class HookedModule, class Forward>
+class HookedForward {  // Impl::forward is overloaded or a template: accept any arguments
+ public:
+  template <class... Args>
+  decltype(auto) forward(Args&&... args) {
+    return static_cast<HookedModule&>(*this).call(std::forward<Args>(args)...);
+  }
+};
+template <class HookedModule, class R, class C, class... Args>
+class HookedForward<HookedModule, R (C::*)(Args...)> {
+ public:
+  R forward(Args... args) { return static_cast<HookedModule&>(*this).call(std::forward<Args>(args)...); }
+};
+template <class HookedModule, class R, class C, class... Args>
+class HookedForward<HookedModule, R (C::*)(Args...) const> : public HookedForward<HookedModule, R (C::*)(Args...)> {};
+
+// Hooked<Impl>::clone() without the parts that depend on Impl: `clone_plain` is Impl::clone, `wrap` is
+// Hooked<Impl>::wrap_plain. If this is the outermost clone(), copies the hooks of the module and of its submodules.
+// Throws UsageError if the module has hooks itself: a parent without a holder may be copying it, and would then lose
+// the hooks.
+std::shared_ptr<Module> clone_hooked(const Module& module, const ModuleHooks* hooks,
+                                     std::shared_ptr<Module> (*clone_plain)(const Module& module,
+                                                                           const std::optional<torch::Device>& device),
+                                     std::shared_ptr<Module> (*wrap)(const Module& plain),
+                                     const std::optional<torch::Device>& device);
+
+}  // namespace detail
+
+// Impl, with hooks. Holders create it; it derives from Impl, so dynamic_cast<Impl*> works.
 template <class Impl>
-class HookedBase : public Impl, public HookPoint {
+class Hooked final : public Impl,
+                     public HookPoint,
+                     public detail::HookedForward<Hooked<Impl>, decltype(detail::forward_of<Impl>())> {
  public:
   using Impl::Impl;
-  HookedBase() = default;
-  explicit HookedBase(const Impl& other) : Impl(other) {}
+  Hooked() = default;
+  explicit Hooked(const Impl& other) : Impl(other) {}
+  using detail::HookedForward<Hooked<Impl>, decltype(detail::forward_of<Impl>())>::forward;
 
-  // forward, with hooks; arguments of forward that have defaults may be left out.
+  // Impl::forward with hooks. Arguments with defaults may be omitted.
   template <class... Args>
   decltype(auto) call(Args&&... args) {
-    const ModuleScope running(static_cast<const Module*>(this), &path_of);
+    const ModuleScope running(static_cast<const Module*>(this), &detail::path_of);
     if (C10_LIKELY(hooks() == nullptr)) return Impl::forward(std::forward<Args>(args)...);
     return call_with_hooks(std::forward<Args>(args)...);
   }
 
+  // A deep copy with hooks and placements. If the module itself has hooks this throws: call tessera::clone(module). The
+  // reason: if a parent without a holder calls this clone(), the hooks of the copy would be lost.
+  std::shared_ptr<Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
+    return detail::clone_hooked(*this, hooks(), &clone_plain, &wrap_plain, device);
+  }
+
+  // A Hooked<Impl> that shares parameters and children with `plain`. Null if `plain` is not an Impl.
+  [[gnu::cold, gnu::noinline]] static std::shared_ptr<Module> wrap_plain(const Module& plain) {
+    const auto* impl = dynamic_cast<const Impl*>(&plain);
+    return impl ? std::make_shared<Hooked>(*impl) : nullptr;
+  }
+
  private:
+  [[gnu::cold]] static std::shared_ptr<Module> clone_plain(const Module& self,
+                                                          const std::optional<torch::Device>& device) {
+    return static_cast<const Hooked&>(self).Impl::clone(device);
+  }
   template <class... Given>
   auto call_with_hooks(Given&&... given) {
-    using Types = typename Declared<Impl, decltype(forward_of<Impl>()), std::tuple<Given&&...>>::Types;
+    using Types = typename detail::Declared<Impl, decltype(detail::forward_of<Impl>()), std::tuple<Given&&...>>::Types;
     return call_as(static_cast<Types*>(nullptr), std::forward<Given>(given)...);
   }
   template <class... Args, class... Given>
   auto call_as(std::tuple<Args...>*, Given&&... given) {
     using R = decltype(std::declval<Impl&>().forward(std::declval<Args>()...));
-    return run_hooked<R, Args...>(*this, *hooks(), &invoke<R, Args...>, std::forward<Given>(given)...);
+    return detail::run_hooked<R, Args...>(*this, *hooks(), &invoke<R, Args...>, std::forward<Given>(given)...);
   }
   template <class R, class... Args>
   static R invoke(Module& self, Args&&... args) {
-    return static_cast<HookedBase&>(self).Impl::forward(static_cast<Args&&>(args)...);
+    return static_cast<Hooked&>(self).Impl::forward(static_cast<Args&&>(args)...);
   }
 };
 
-// forward again, with the signature of Impl's, so that AnyModule and ->forward find it.
-template <class Impl, class Forward>
-class WithForward : public HookedBase<Impl> {  // overloaded or a template: take anything
- public:
-  using HookedBase<Impl>::HookedBase;
-  template <class... Args>
-  decltype(auto) forward(Args&&... args) {
-    return this->call(std::forward<Args>(args)...);
-  }
-};
-template <class Impl, class R, class C, class... Args>
-class WithForward<Impl, R (C::*)(Args...)> : public HookedBase<Impl> {
- public:
-  using HookedBase<Impl>::HookedBase;
-  R forward(Args... args) { return this->call(std::forward<Args>(args)...); }
-};
-template <class Impl, class R, class C, class... Args>
-class WithForward<Impl, R (C::*)(Args...) const> : public WithForward<Impl, R (C::*)(Args...)> {
- public:
-  using WithForward<Impl, R (C::*)(Args...)>::WithForward;
-};
-
-// Keeps the hooks of everything below as well. Throws UsageError where that is not possible.
-void copy_hooks(const Module& from, Module& to);
-// clone() of a module that has hooks itself: its parent may be copying it, and would lose them without a word.
-void check_clone(const Module& module, const ModuleHooks* hooks);
-
-class CloneScope {  // a clone() that takes care of the hooks is under way on this thread
- public:
-  CloneScope();
-  ~CloneScope();
-  CloneScope(const CloneScope&) = delete;
-  static bool active();
-};
-
-}  // namespace detail
-
-template <class Impl>
-class Hooked final : public detail::WithForward<Impl, decltype(detail::forward_of<Impl>())> {
-  using Base = detail::WithForward<Impl, decltype(detail::forward_of<Impl>())>;
-
- public:
-  using Base::Base;
-
-  // A deep copy that keeps hooks and placements. Where `this` has hooks itself, write tessera::clone(module): called
-  // by the clone() of a parent without a holder, the copy's hooks would be lost.
-  std::shared_ptr<Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
-    const bool outermost = !detail::CloneScope::active();
-    if (outermost) detail::check_clone(*this, this->hooks());
-    detail::CloneScope scope;
-    const auto plain = std::dynamic_pointer_cast<Impl>(Impl::clone(device));
-    TESSERA_CHECK(plain, InternalError, "clone of ", class_name(*this), " gave another type");
-    auto copy = std::make_shared<Hooked>(static_cast<const Impl&>(*plain));
-    if (outermost) detail::copy_hooks(*this, *copy);
-    return copy;
-  }
-};
-
+// The base class of holders; TESSERA_MODULE derives one from it. Like torch::nn::ModuleHolder, a holder is a shared
+// pointer to a module.
 template <class Impl>
 class Holder : public torch::nn::ModuleHolder<Hooked<Impl>> {
  public:
   using torch::nn::ModuleHolder<Hooked<Impl>>::ModuleHolder;
 
+  // Calls forward, with hooks.
   template <class... Args>
   decltype(auto) operator()(Args&&... args) {
     return this->impl_->call(std::forward<Args>(args)...);
@@ -257,6 +257,7 @@ class Holder : public torch::nn::ModuleHolder<Hooked<Impl>> {
     return this->impl_->call(std::forward<Args>(args)...);
   }
 
+  // The functions of hooks.h as members, as in PyTorch.
   template <class F>
   HookHandle register_forward_pre_hook(F hook, HookOptions options = {}) {
     return tessera::register_forward_pre_hook(**this, std::move(hook), std::move(options));
@@ -273,10 +274,11 @@ class Holder : public torch::nn::ModuleHolder<Hooked<Impl>> {
   HookHandle register_full_backward_hook(F hook, HookOptions options = {}) {
     return tessera::register_full_backward_hook(**this, std::move(hook), std::move(options));
   }
+  // The parameter with this name, such as "layers.0.weight".
   at::Tensor get_parameter(std::string_view name) { return tessera::get_parameter(**this, name); }
 };
 
-// A deep copy with hooks and placements, of any module; and of a holder, as a holder.
+// A deep copy of a module with its hooks and placements. Given a holder, returns a holder.
 std::shared_ptr<Module> clone(const Module& module, const std::optional<torch::Device>& device = std::nullopt);
 template <class H>
 requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H> H
@@ -286,6 +288,7 @@ clone(const H& holder, const std::optional<torch::Device>& device = std::nullopt
 
 }  // namespace tessera
 
+// Defines Name as the holder of ImplType.
 #define TESSERA_MODULE_IMPL(Name, ImplType)         \
   class Name : public ::tessera::Holder<ImplType> { \
    public:                                          \
@@ -293,5 +296,5 @@ clone(const H& holder, const std::optional<torch::Device>& device = std::nullopt
     using Impl [[maybe_unused]] = ImplType;         \
   }
 
-// Defines Name as the holder of NameImpl. Put it where TORCH_MODULE(Name) would stand.
+// Defines Name as the holder of NameImpl. Use it instead of TORCH_MODULE(Name).
 #define TESSERA_MODULE(Name) TESSERA_MODULE_IMPL(Name, Name##Impl)

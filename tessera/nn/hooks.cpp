@@ -19,11 +19,11 @@ void ModuleHooks::remove(uint64_t id) {
 
 std::string ModuleHooks::not_cloneable() const {
   std::string reason;
-  const auto look = [&](const auto& list) {
+  const auto search = [&](const auto& list) {
     for (const auto& entry : list.entries())
       if (reason.empty()) reason = entry->options.not_cloneable;
   };
-  look(forward_pre), look(forward), look(around), look(backward_pre), look(backward);
+  search(forward_pre), search(forward), search(around), search(backward_pre), search(backward);
   return reason;
 }
 
@@ -40,6 +40,7 @@ struct HookAccess {
     return handle;
   }
   static void set(HookPoint& point, const ModuleHooks& hooks) { point.hooks_ = std::make_shared<ModuleHooks>(hooks); }
+  static ModuleHooks* get(HookPoint& point) { return point.hooks_.get(); }
 };
 
 HookHandle add_hook(Module& module, ForwardPreHook hook, HookOptions options) {
@@ -59,12 +60,19 @@ HookHandle add_backward_hook(Module& module, BackwardHook hook, HookOptions opti
 }
 void set_hooks(HookPoint& point, const ModuleHooks& hooks) { HookAccess::set(point, hooks); }
 
+void remove_around_hooks(Module& module, const std::function<bool(const AroundHook&)>& matches) {
+  auto* hooks = HookAccess::get(hook_point(module));
+  if (!hooks) return;
+  for (const auto& entry : HookList<AroundHook>::Entries(hooks->around.entries()))
+    if (matches(entry->hook)) hooks->around.remove(entry->id);
+}
+
 namespace {
 
 Tensors run_around(Module& module, const HookList<AroundHook>::Entries& hooks, size_t count, const Tensors& inputs,
                    const ForwardCall& forward) {
   if (count == 0) return forward(inputs);
-  // The hook may keep what it is given past this call: by value.
+  // Captures by value: the hook may store `inner` and call it later.
   const ForwardCall inner = [&module, alive = module.shared_from_this(), hooks, count, forward](const Tensors& in) {
     return run_around(module, hooks, count - 1, in, forward);
   };
@@ -76,27 +84,27 @@ Tensors run_around(Module& module, const HookList<AroundHook>::Entries& hooks, s
 Tensors call_hooked(Module& module, const ModuleHooks& hooks, Tensors inputs, const ForwardCall& forward) {
   Tensors outputs;
   const auto forward_hooks = hooks.forward.entries();
-  size_t begun = 0;  // of forward_hooks
+  size_t started = 0;  // how many of forward_hooks
   try {
     BackwardHooks backward(module, hooks);
     for (const auto& entry : HookList<ForwardPreHook>::Entries(hooks.forward_pre.entries()))
       replace_tensors(inputs, entry->hook(module, inputs), "a forward pre hook", "inputs");
     inputs = backward.on_inputs(std::move(inputs));
     outputs = run_around(module, hooks.around.entries(), hooks.around.entries().size(), inputs, forward);
-    while (begun < forward_hooks.size()) {
-      const auto& entry = forward_hooks[begun++];
+    while (started < forward_hooks.size()) {
+      const auto& entry = forward_hooks[started++];
       replace_tensors(outputs, entry->hook(module, inputs, outputs), "a forward hook", "outputs");
     }
     return backward.on_outputs(std::move(outputs));
   } catch (...) {
-    for (; begun < forward_hooks.size(); begun++) {
-      const auto& entry = forward_hooks[begun];
+    for (; started < forward_hooks.size(); started++) {
+      const auto& entry = forward_hooks[started];
       if (!entry->options.always_call) continue;
       try {
         entry->hook(module, inputs, outputs);
       } catch (const std::exception& error) {
-        TORCH_WARN("a forward hook of module ", running_module(), " with always_call threw while another error was ",
-                   "on its way: ", error.what());
+        TORCH_WARN("a forward hook of module ", running_module(), " with always_call threw while another exception ",
+                   "was active: ", error.what());
       }
     }
     throw;
@@ -109,10 +117,10 @@ bool has_hook_point(const Module& module) { return dynamic_cast<const HookPoint*
 
 HookPoint& hook_point(Module& module) {
   auto* point = dynamic_cast<HookPoint*>(&module);
-  TESSERA_CHECK(
-      point, UsageError, "a hook was asked for on ", class_name(module),
-      ", which cannot have one: it was not made by a holder of ours. Declare it as tessera::nn::", class_name(module),
-      " (for a module of torch::nn) or with TESSERA_MODULE(", class_name(module), ") in place of TORCH_MODULE");
+  TESSERA_CHECK(point, UsageError, class_name(module),
+                " cannot have hooks, because no Tessera holder created it. Declare it as tessera::nn::",
+                class_name(module), " (for a module of torch::nn) or with TESSERA_MODULE(", class_name(module),
+                ") instead of TORCH_MODULE");
   return *point;
 }
 

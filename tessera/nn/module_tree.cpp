@@ -28,7 +28,7 @@ template <class Items>
 at::Tensor find_tensor(const char* kind, std::string_view name, const Module& owner, const Items& items) {
   const auto leaf = std::string(split_last(name).second);
   const auto* found = items.find(leaf);
-  TESSERA_CHECK(found && found->defined(), UsageError, "there is no ", kind, " '", name, "': the module there, a ",
+  TESSERA_CHECK(found && found->defined(), UsageError, kind, " '", name, "' does not exist: its module, a ",
                 class_name(owner), ", has ", kind, "s ", names_of(items));
   return *found;
 }
@@ -39,7 +39,7 @@ std::string class_name(const Module& module) {
   std::string name = c10::demangle(typeid(module).name());
   constexpr std::string_view hooked = "tessera::Hooked<";
   if (name.starts_with(hooked)) name = name.substr(hooked.size(), name.size() - hooked.size() - 1);
-  const auto arguments = name.find('<');  // of a template: its name alone
+  const auto arguments = name.find('<');  // drop template arguments
   if (arguments != std::string::npos) name.resize(arguments);
   const auto space = name.rfind("::");
   if (space != std::string::npos) name = name.substr(space + 2);
@@ -53,9 +53,9 @@ std::shared_ptr<Module> get_submodule(Module& root, std::string_view name) {
     const auto end = std::min(name.find('.', begin), name.size());
     const auto children = module->named_children();
     const auto* child = children.find(std::string(name.substr(begin, end - begin)));
-    TESSERA_CHECK(child, UsageError, "there is no module '", name,
-                  "': ", begin == 0 ? std::string("the root") : "'" + std::string(name.substr(0, begin - 1)) + "'",
-                  ", a ", class_name(*module), ", has children ", names_of(children));
+    const auto parent = begin == 0 ? std::string("the root") : "'" + std::string(name.substr(0, begin - 1)) + "'";
+    TESSERA_CHECK(child, UsageError, "module '", name, "' does not exist: ", parent, ", a ", class_name(*module),
+                  ", has children ", names_of(children));
     module = *child;
     begin = end + 1;
   }
@@ -75,7 +75,7 @@ at::Tensor get_buffer(Module& root, std::string_view name) {
 namespace detail {
 namespace {
 
-// The path from `root` down to `wanted`: true if there is one.
+// Appends the path from `root` to `wanted` to `path`. False if `wanted` is not below `root`.
 bool find_path(const Module& root, const Module* wanted, std::string& path) {
   if (&root == wanted) return true;
   for (const auto& child : root.named_children()) {
@@ -91,14 +91,14 @@ bool find_path(const Module& root, const Module* wanted, std::string& path) {
 
 std::string path_of(const ModuleFrame& frame) {
   const auto& module = *static_cast<const Module*>(frame.module);
-  // Look below the modules around, nearest first: usually the direct parent has it.
+  // Search below the enclosing modules, innermost first: usually the direct parent contains the module.
   for (const auto* outer = frame.outer; outer; outer = outer->outer) {
     if (outer->name != &path_of) break;
     std::string path = outer->name(*outer);
     if (find_path(*static_cast<const Module*>(outer->module), &module, path)) return path;
   }
   const auto own = class_name(module);
-  return frame.outer ? frame.outer->name(*frame.outer) + "/" + own : own;  // held elsewhere
+  return frame.outer ? frame.outer->name(*frame.outer) + "/" + own : own;  // not registered below an enclosing module
 }
 
 }  // namespace detail

@@ -7,24 +7,27 @@
 #include <string>
 #include <string_view>
 
-// Finding things in a tree of modules, by PyTorch's names.
+// Looks up submodules, parameters and buffers by PyTorch's dotted names.
 namespace tessera {
 
-using torch::nn::Module;
+using torch::nn::Module;  // the base class of all modules
 
-// "Linear" for a LinearImpl, whoever made it.
+// The class name without "Impl" and namespaces: "Linear" for a torch::nn::LinearImpl and for a tessera::nn::Linear.
 std::string class_name(const Module& module);
 
-// layers.0.attn.wq; "" is the module itself. Throws UsageError that says how far the name led and what is there.
+// The submodule with this name; "" is `root` itself. The UsageError for an unknown name lists the children of the last
+// module that exists on the path.
+// Example:  auto wq = get_submodule(*model, "layers.0.attn.wq");
 std::shared_ptr<Module> get_submodule(Module& root, std::string_view name);
 
-// layers.0.attn.wq.weight. A handle: what is written through it is seen by the module.
+// The parameter with this name, such as "layers.0.attn.wq.weight". It shares memory with the module's parameter.
 at::Tensor get_parameter(Module& root, std::string_view name);
+// The buffer with this name.
 at::Tensor get_buffer(Module& root, std::string_view name);
 
 namespace detail {
 
-// For ModuleFrame::name, where frame.module is a Module.
+// The ModuleFrame::name function for frames whose `module` points to a Module.
 std::string path_of(const ModuleFrame& frame);
 
 }  // namespace detail

@@ -5,8 +5,9 @@
 
 #include <torch/nn/modules.h>
 
-// The modules of torch::nn under their own names, made by our holder: `tessera::nn::Linear(3, 4)` where
-// `torch::nn::Linear(3, 4)` stood. The classes behind are LibTorch's.
+// The modules of torch::nn with holders that support hooks. Write tessera::nn::Linear(3, 4) instead of
+// torch::nn::Linear(3, 4). The module classes are those of LibTorch. ModuleList, ModuleDict and RMSNorm are Tessera's
+// own.
 // clang-format off
 #define TESSERA_FOR_EACH_TORCH_MODULE(X) \
   X(AdaptiveAvgPool1d) X(AdaptiveAvgPool2d) X(AdaptiveAvgPool3d) X(AdaptiveLogSoftmaxWithLoss) X(AdaptiveMaxPool1d)   \
@@ -31,24 +32,29 @@
 
 namespace tessera::nn {
 
+// tessera::nn::Linear and so on: the holders of the modules above.
 #define TESSERA_HOLDER(Name) TESSERA_MODULE_IMPL(Name, ::torch::nn::Name##Impl);
 TESSERA_FOR_EACH_TORCH_MODULE(TESSERA_HOLDER)
 #undef TESSERA_HOLDER
 
+// torch::nn::Embedding.
 class Embedding : public Holder<torch::nn::EmbeddingImpl> {
  public:
   using Holder<torch::nn::EmbeddingImpl>::Holder;
   using Impl = torch::nn::EmbeddingImpl;
+  // As in LibTorch.
   static Embedding from_pretrained(const at::Tensor& embeddings,
                                    const torch::nn::EmbeddingFromPretrainedOptions& options = {}) {
     return Embedding(std::make_shared<ContainedType>(*torch::nn::Embedding::from_pretrained(embeddings, options)));
   }
 };
 
+// torch::nn::EmbeddingBag.
 class EmbeddingBag : public Holder<torch::nn::EmbeddingBagImpl> {
  public:
   using Holder<torch::nn::EmbeddingBagImpl>::Holder;
   using Impl = torch::nn::EmbeddingBagImpl;
+  // As in LibTorch.
   static EmbeddingBag from_pretrained(const at::Tensor& embeddings,
                                       const torch::nn::EmbeddingBagFromPretrainedOptions& options = {}) {
     return EmbeddingBag(
@@ -56,11 +62,12 @@ class EmbeddingBag : public Holder<torch::nn::EmbeddingBagImpl> {
   }
 };
 
-// Children pushed as holders of ours keep their hooks; of plain ones see hookable.h. Unlike LibTorch's, a copy keeps
-// the names of its children.
+// torch::nn::Sequential, whose children may be Tessera modules or torch::nn modules. Unlike in LibTorch, clone() keeps
+// the names of the children.
 class SequentialImpl : public torch::nn::SequentialImpl {
  public:
   using torch::nn::SequentialImpl::SequentialImpl;
+  // A deep copy.
   std::shared_ptr<Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
     auto copy = std::make_shared<SequentialImpl>();
     auto child = begin();
@@ -69,10 +76,13 @@ class SequentialImpl : public torch::nn::SequentialImpl {
   }
 };
 
+// The holder of SequentialImpl.
+// Example:  nn::Sequential net(nn::Linear(3, 4), nn::ReLU());
 class Sequential : public Holder<SequentialImpl> {
  public:
   using Holder<SequentialImpl>::Holder;
   using Impl = SequentialImpl;
+  // As in LibTorch: empty, or with named children.
   Sequential() = default;
   Sequential(std::initializer_list<torch::nn::NamedAnyModule> children) : Holder(make(children)) {}
 

@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// A copy on the CPU that keeps the strides of a dense tensor.
+// A copy on the CPU with the strides of a dense tensor.
 at::Tensor copy_to_cpu(const at::Tensor& t, bool pin_memory) {
   auto copy = at::empty_like(t, t.options().device(at::kCPU).pinned_memory(pin_memory));
   copy.copy_(t, /*non_blocking=*/pin_memory);
@@ -20,7 +20,7 @@ at::Tensor copy_to_cpu(const at::Tensor& t, bool pin_memory) {
 
 Unpack pack(const at::Tensor& t, bool pin_memory) {
   at::AutoDispatchBelowADInplaceOrView below;
-  if (t.device().is_cpu()) return [kept = KeptTensor(t)] { return kept.get(); };
+  if (t.device().is_cpu()) return [saved = VersionedTensor(t)] { return saved.get(); };
   const bool distributed = is_dtensor(t);
   auto spec = distributed ? detail::meta_of(t).spec : SpecRef();
   const auto& local = distributed ? detail::local_of(t) : t;
@@ -33,9 +33,9 @@ Unpack pack(const at::Tensor& t, bool pin_memory) {
 }  // namespace
 
 SaveOnCpu::SaveOnCpu(SaveOnCpuOptions options)
-    : scope_(Packer{Packs::All, [options](const at::Tensor& t) { return pack(t, options.pin_memory); }}) {
+    : scope_(Packer{Accepts::AllTensors, [options](const at::Tensor& t) { return pack(t, options.pin_memory); }}) {
   TESSERA_CHECK(!options.pin_memory || at::globalContext().hasCUDA(), UsageError,
-                "SaveOnCpu with pin_memory: there is no CUDA device in this process to pin memory for");
+                "SaveOnCpu: pin_memory needs CUDA, and this process has no CUDA device; use pin_memory = false");
 }
 
 }  // namespace tessera

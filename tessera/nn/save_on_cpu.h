@@ -3,19 +3,21 @@
 
 namespace tessera {
 
+// Options of SaveOnCpu.
 struct SaveOnCpuOptions {
-  bool pin_memory = false;  // faster copies that do not wait; needs CUDA
+  bool pin_memory = false;  // pinned CPU memory: faster, asynchronous copies; needs CUDA
 };
 
-// What autograd saves on this thread while alive waits on the CPU, and comes back to its device when backward needs it.
-// Of a distributed tensor this rank's piece does. A tensor that is on the CPU already is saved as usual.
+// PyTorch's torch.autograd.graph.save_on_cpu. In this scope and thread, autograd saves a copy on the CPU of each tensor
+// that it needs for backward. Backward copies the tensor back to its device. For a distributed tensor, the local shard
+// is copied. Tensors that are on the CPU already are saved as usual.
 // Example:  { SaveOnCpu offload({.pin_memory = true});  loss = model(x).sum(); }   loss.backward();
 class SaveOnCpu {
  public:
   explicit SaveOnCpu(SaveOnCpuOptions options = {});
 
  private:
-  PackScope scope_;
+  SavedTensorHooks scope_;
 };
 
 }  // namespace tessera

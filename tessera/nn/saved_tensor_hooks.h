@@ -6,55 +6,58 @@
 #include <memory>
 #include <vector>
 
-// Saved-tensor hooks: who keeps what autograd saves for backward. LibTorch has them in Python only; here an autograd
-// engine of ours asks, for each tensor that is saved on a thread, the packers that are on there:
+// Saved-tensor hooks (PyTorch: torch.autograd.graph.saved_tensors_hooks). LibTorch has them in Python only. Tessera
+// installs an autograd engine that calls the packers of the thread for each tensor that autograd saves:
 //
-//   torch::exp(x)   autograd saves the result  ->  packers are asked  ->  one returns how to bring it back
-//   backward()      autograd needs it          ->  that is called
+//   torch::exp(x)   autograd saves the result   ->  a packer accepts it and returns an unpack function
+//   backward()      autograd needs the tensor   ->  the unpack function returns it
 //
-// Order. Packers that claim only some tensors (those that lie in a buffer which FSDP will free) are asked first,
-// innermost first; then the innermost of those that take all (a checkpoint, save_on_cpu). So a claim holds whichever
-// way scopes nest:
+// Order. Packers that accept only some tensors come first, innermost first. (FSDP has one for tensors in a buffer that
+// it will free.) Then comes the innermost packer that accepts all tensors (a checkpoint, SaveOnCpu). So the nesting of
+// the two kinds of scopes does not matter:
 //
-//   { claims weights { checkpoint { ... } } }        a weight: the claimer's       an activation: the checkpoint's
-//   { checkpoint { claims weights { ... } } }        the same
+//   { packs weights { checkpoint { ... } } }       the first scope packs weights, the checkpoint packs activations
+//   { checkpoint { packs weights { ... } } }       the same
 //
-// What nobody takes is saved as usual, writes in place to it being found out as usual. Of two packers that take all
-// the inner one takes, and the outer never hears of it: as in PyTorch.
+// A tensor that no packer accepts is saved as usual, with the usual check for in-place writes. Of two packers that
+// accept all tensors only the inner one is called, as in PyTorch.
 namespace tessera {
 
-// Brings a saved tensor back. Called in backward, on the thread that needs it, once for each time it is needed.
+// Returns a saved tensor. Backward calls it on the thread that needs the tensor, once for each use.
 using Unpack = std::function<at::Tensor()>;
-// Takes over a tensor and returns how to bring it back: the same values, sizes, dtype and device. An empty function
-// declines. Called without gradients. Must not keep `t` itself, which may own the graph that will own the packed
-// tensor: keep a KeptTensor, or whatever else it can be made from again.
+// Packs a tensor and returns its unpack function, which must return the same values, sizes, dtype and device. Returns
+// an empty function to decline. Runs with gradients disabled. It must not store `t` itself: `t` may own the graph that
+// will own the packed tensor. Store a VersionedTensor, or anything that the tensor can be computed from.
 using Pack = std::function<Unpack(const at::Tensor& t)>;
 
-enum class Packs : uint8_t { Some, All };
+// Whether a packer may decline tensors.
+enum class Accepts : uint8_t { SomeTensors, AllTensors };
+// A pack hook.
 struct Packer {
-  Packs claims;  // All: never declines
+  Accepts accepts;  // AllTensors: `pack` never declines
   Pack pack;
 };
 using PackerRef = std::shared_ptr<const Packer>;
 
-// Turns a packer on for this thread while alive. Scopes end in the reverse of the order they began in.
-// Throws UsageError in a process in which Python's torch is loaded: its engine does not ask us.
-// Example:  PackScope scope({Packs::Some, [&](const at::Tensor& t) -> Unpack {
-//             if (!lies_in(buffer, t)) return {};
-//             return [=] { return regather(view_of(t)); };  ... }});
-class PackScope {
+// Activates a packer on this thread for the lifetime of the object. Scopes must end in the reverse order of their
+// start.
+// Throws UsageError if Python's torch is loaded in the process, because its autograd engine does not call packers.
+// Example:  SavedTensorHooks scope({Accepts::SomeTensors, [&](const at::Tensor& t) -> Unpack {
+//             if (!is_view_of(buffer, t)) return {};
+//             return [=] { return all_gather_again(view_info(t)); };  ... }});
+class SavedTensorHooks {
  public:
-  explicit PackScope(Packer packer);
-  explicit PackScope(PackerRef packer);
-  ~PackScope();
-  PackScope(const PackScope&) = delete;
+  explicit SavedTensorHooks(Packer packer);
+  explicit SavedTensorHooks(PackerRef packer);
+  ~SavedTensorHooks();
+  SavedTensorHooks(const SavedTensorHooks&) = delete;
 };
 
-// A tensor kept as autograd keeps one: sharing memory, without its graph, and with the version it had.
-class KeptTensor {
+// Saves a tensor as autograd does: shares its memory, drops its graph, and stores its version counter.
+class VersionedTensor {
  public:
-  explicit KeptTensor(const at::Tensor& t);
-  const at::Tensor& get() const;  // throws UsageError if it was written to since
+  explicit VersionedTensor(const at::Tensor& t);
+  const at::Tensor& get() const;  // throws UsageError if the tensor was modified in place since
 
  private:
   at::Tensor tensor_;
@@ -63,10 +66,10 @@ class KeptTensor {
 
 namespace detail {
 
-// The packers of this thread, outermost first.
+// The active packers of this thread, outermost first.
 const std::vector<PackerRef>& packers();
 
-// Only these are on, on this thread, while alive.
+// In this scope, only these packers are active on this thread.
 class OnlyPackers {
  public:
   explicit OnlyPackers(std::vector<PackerRef> packers);

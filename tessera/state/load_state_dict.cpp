@@ -20,7 +20,7 @@ namespace {
 using detail::LoadPlan;
 using detail::ModuleSlot;
 
-LoadPlan make_plan(const std::vector<ModuleSlot>& slots, const StateDict& dict) {
+LoadPlan plan_module_load(const std::vector<ModuleSlot>& slots, const StateDict& dict) {
   LoadPlan plan;
   std::unordered_set<std::string> known;
   for (size_t i = 0; i < slots.size(); i++) {
@@ -43,9 +43,9 @@ LoadPlan make_plan(const std::vector<ModuleSlot>& slots, const StateDict& dict) 
   return plan;
 }
 
-// A tensor of a module gets other data, for every handle to it.
+// Replaces the data of a tensor for all handles to it.
 void replace_data(const at::Tensor& tensor, const at::Tensor& data) {
-  // set_data refuses to go from meta to a device, though the only thing in its way is this question.
+  // set_data does not allow a change from meta to another device. This check is its only reason.
   if (at::_has_compatible_shallow_copy_type(tensor, data))
     tensor.set_data(data);
   else
@@ -58,7 +58,7 @@ std::string explain(const torch::nn::Module& module, const std::vector<ModuleSlo
   std::ostringstream text;
   text << "load_state_dict: the dict does not fit " << class_name(module) << "; nothing was loaded.";
   for (const auto& name : report.missing) text << "\n  missing from the dict: " << name;
-  size_t suggestions = 20;  // each is looked for among all names
+  size_t suggestions = 20;  // a limit, because each one searches all names
   for (const auto& name : report.unexpected) {
     text << "\n  the module has no " << name;
     if (suggestions == 0) continue;
@@ -91,7 +91,7 @@ namespace detail {
 
 LoadPlan plan_load(const torch::nn::Module& module, const std::vector<ModuleSlot>& slots, const StateDict& dict,
                    bool strict) {
-  auto plan = make_plan(slots, dict);
+  auto plan = plan_module_load(slots, dict);
   TESSERA_CHECK(!strict || plan.report.empty(), UsageError, explain(module, slots, plan.report));
   return plan;
 }
@@ -100,7 +100,7 @@ void load_value(const at::Tensor& into, const at::Tensor& value, bool assign) {
   const auto fit = fit_value(value, into);
   if (assign)
     replace_data(into, fit);
-  else if (into.is_meta())  // memory of its own: what trains later is not the dict
+  else if (into.is_meta())  // a copy: training must not change the dict
     replace_data(into, fit.to(into.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
   else
     into.copy_(fit);

@@ -18,10 +18,11 @@ const std::string kState = "state.", kGroups = "param_groups.";
 
 std::string group_prefix(size_t group) { return c10::str(kGroups, group, "."); }
 
-// The parameters of the optimizer under their names in the module.
-class Parameters {
+// The parameters of the optimizer, by their names in the module.
+class NamedParameters {
  public:
-  Parameters(const OptimizerAccess& optimizer, const std::vector<detail::ModuleSlot>& slots, const std::string& where) {
+  NamedParameters(const OptimizerAccess& optimizer, const std::vector<detail::ModuleSlot>& slots,
+                  const std::string& where) {
     std::unordered_map<const void*, std::vector<std::string>> names;
     for (const auto& slot : slots) names[slot.tensor.unsafeGetTensorImpl()].push_back(slot.name);
     const auto groups = optimizer.groups();
@@ -30,8 +31,8 @@ class Parameters {
         const auto found = names.find(groups[g][i].unsafeGetTensorImpl());
         TESSERA_CHECK(found != names.end(), UsageError, "parameter ", i, " of group ", g, " of this ", optimizer.kind(),
                       ", of sizes ", groups[g][i].sizes(), ", is not in ", where,
-                      ": give the module whose parameters the optimizer was made with");
-        if (!by_name_.emplace(found->second.front(), groups[g][i]).second) continue;  // listed twice
+                      ": pass the module whose parameters the optimizer was created with");
+        if (!by_name_.emplace(found->second.front(), groups[g][i]).second) continue;  // in the groups twice
         first_names_.push_back(found->second.front());
         for (const auto& name : found->second) first_of_.emplace(name, found->second.front());
       }
@@ -39,7 +40,7 @@ class Parameters {
 
   const std::vector<std::string>& names() const { return first_names_; }
   const at::Tensor& at(const std::string& first_name) const { return by_name_.at(first_name); }
-  // The first name of a shared parameter, by any of them; nullptr for an unknown one.
+  // The first name of the parameter that has this name; nullptr for an unknown name.
   const std::string* first_name(const std::string& name) const {
     const auto found = first_of_.find(name);
     return found == first_of_.end() ? nullptr : &found->second;
@@ -51,18 +52,14 @@ class Parameters {
   std::unordered_map<std::string, std::string> first_of_;
 };
 
-// What is to be loaded, and what does not fit. Changes nothing.
-struct Plan {
-  std::unordered_map<std::string, StateDict> rows;  // by a parameter's first name
-  std::vector<StateDict> options;                   // one a group
+// The values to load, and the names that do not fit.
+struct OptimizerLoadPlan {
+  std::unordered_map<std::string, StateDict> state;  // the key is the first name of the parameter
+  std::vector<StateDict> options;                    // one per group
   LoadReport report;
 };
 
-bool starts_with(const std::string& text, const std::string& prefix) {
-  return text.compare(0, prefix.size(), prefix) == 0;
-}
-
-void plan_options(const OptimizerAccess& optimizer, const StateDict& dict, Plan& plan) {
+void plan_options(const OptimizerAccess& optimizer, const StateDict& dict, OptimizerLoadPlan& plan) {
   for (size_t g = 0; g < optimizer.groups().size(); g++) {
     plan.options.push_back(optimizer.options(g));
     StateDict found;
@@ -79,67 +76,70 @@ void plan_options(const OptimizerAccess& optimizer, const StateDict& dict, Plan&
   }
 }
 
-// "state." + the parameter's name, which has dots + "." + the row's, which has none.
-void plan_row(const std::vector<OptimizerAccess::Row>& rows, const Parameters& parameters, const std::string& full_name,
-              const at::Tensor& value, Plan& plan) {
+// `full_name` is "state." + the name of the parameter, which may have dots, + "." + the name of the entry.
+void plan_entry(const std::vector<OptimizerAccess::StateEntry>& entries, const NamedParameters& parameters,
+                const std::string& full_name, const at::Tensor& value, OptimizerLoadPlan& plan) {
   const auto dot = full_name.rfind('.');
-  const auto row_name = full_name.substr(dot + 1);
+  const auto entry_name = full_name.substr(dot + 1);
   const std::string* name =
       dot > kState.size() ? parameters.first_name(full_name.substr(kState.size(), dot - kState.size())) : nullptr;
-  const auto row = std::find_if(rows.begin(), rows.end(), [&](const auto& r) { return r.name == row_name; });
-  if (!name || row == rows.end() || plan.rows[*name].contains(row_name)) {
+  const auto entry = std::find_if(entries.begin(), entries.end(), [&](const auto& e) { return e.name == entry_name; });
+  if (!name || entry == entries.end() || plan.state[*name].contains(entry_name)) {
     plan.report.unexpected.push_back(full_name);
     return;
   }
   const at::Tensor& parameter = parameters.at(*name);
-  const c10::IntArrayRef expected = row->like_parameter ? parameter.sizes() : value.sizes();
+  const c10::IntArrayRef expected = entry->like_parameter ? parameter.sizes() : value.sizes();
   if (value.sizes() != expected) plan.report.mismatched.push_back({full_name, expected.vec(), value.sizes().vec()});
-  const auto why = row->like_parameter ? detail::why_no_fit(value, parameter) : "";
+  const auto why = entry->like_parameter ? detail::why_no_fit(value, parameter) : "";
   TESSERA_CHECK(why.empty(), UsageError, "load_optimizer_state_dict: '", full_name, "' cannot be loaded: ", why,
                 ". Nothing was loaded.");
-  plan.rows[*name].insert(row_name, value);
+  plan.state[*name].insert(entry_name, value);
 }
 
-Plan make_plan(const OptimizerAccess& optimizer, const Parameters& parameters, const StateDict& dict) {
-  Plan plan;
+OptimizerLoadPlan plan_optimizer_load(const OptimizerAccess& optimizer, const NamedParameters& parameters,
+                                      const StateDict& dict) {
+  OptimizerLoadPlan plan;
   plan_options(optimizer, dict, plan);
-  const auto rows = optimizer.rows();
+  const auto entries = optimizer.state_entries();
   for (const auto& [name, value] : dict) {
-    if (starts_with(name, kState)) {
-      plan_row(rows, parameters, name, value, plan);
+    if (name.starts_with(kState)) {
+      plan_entry(entries, parameters, name, value, plan);
       continue;
     }
     bool known = false;
     for (size_t g = 0; g < plan.options.size() && !known; g++)
-      known = starts_with(name, group_prefix(g)) && plan.options[g].contains(name.substr(group_prefix(g).size()));
+      known = name.starts_with(group_prefix(g)) && plan.options[g].contains(name.substr(group_prefix(g).size()));
     if (!known) plan.report.unexpected.push_back(name);
   }
   for (const auto& name : parameters.names()) {
-    const auto& found = plan.rows[name];
-    if (found.empty() && !optimizer.has_rows_from_the_start()) continue;
-    for (const auto& row : rows)
-      if (row.required && !found.contains(row.name)) plan.report.missing.push_back(kState + name + "." + row.name);
+    const auto& found = plan.state[name];
+    if (found.empty() && !optimizer.has_state_before_first_step()) continue;
+    for (const auto& entry : entries)
+      if (entry.required && !found.contains(entry.name))
+        plan.report.missing.push_back(kState + name + "." + entry.name);
   }
   return plan;
 }
 
-bool fits(const std::vector<OptimizerAccess::Row>& rows, const StateDict& found, const at::Tensor& parameter) {
-  for (const auto& row : rows) {
-    const at::Tensor* value = found.find(row.name);
-    if (!value && row.required) return false;
-    if (value && row.like_parameter && value->sizes() != parameter.sizes()) return false;
+bool fits(const std::vector<OptimizerAccess::StateEntry>& entries, const StateDict& found,
+          const at::Tensor& parameter) {
+  for (const auto& entry : entries) {
+    const at::Tensor* value = found.find(entry.name);
+    if (!value && entry.required) return false;
+    if (value && entry.like_parameter && value->sizes() != parameter.sizes()) return false;
   }
   return true;
 }
 
-StateDict fitted(const std::vector<OptimizerAccess::Row>& rows, const StateDict& found, const at::Tensor& parameter,
-                 bool assign) {
+StateDict fitted(const std::vector<OptimizerAccess::StateEntry>& entries, const StateDict& found,
+                 const at::Tensor& parameter, bool assign) {
   StateDict out;
-  for (const auto& row : rows)
-    if (const at::Tensor* value = found.find(row.name)) {
-      auto fit = row.like_parameter ? detail::fit_value(*value, parameter) : value->detach();
-      if (row.like_parameter && !parameter.is_meta()) fit = fit.to(parameter.device());
-      out.insert(row.name, assign ? fit : fit.clone());
+  for (const auto& entry : entries)
+    if (const at::Tensor* value = found.find(entry.name)) {
+      auto fit = entry.like_parameter ? detail::fit_value(*value, parameter) : value->detach();
+      if (entry.like_parameter && !parameter.is_meta()) fit = fit.to(parameter.device());
+      out.insert(entry.name, assign ? fit : fit.clone());
     }
   return out;
 }
@@ -150,7 +150,7 @@ namespace detail {
 
 StateDict optimizer_state_dict(OptimizerAccess& optimizer, const std::vector<ModuleSlot>& slots,
                                const std::string& where) {
-  const Parameters parameters(optimizer, slots, where);
+  const NamedParameters parameters(optimizer, slots, where);
   StateDict dict;
   for (const auto& name : parameters.names())
     dict.insert_all(kState + name + ".", optimizer.state(parameters.at(name)));
@@ -160,20 +160,20 @@ StateDict optimizer_state_dict(OptimizerAccess& optimizer, const std::vector<Mod
 
 LoadReport load_optimizer_state_dict(OptimizerAccess& optimizer, const std::vector<ModuleSlot>& slots,
                                      const std::string& where, const StateDict& dict, LoadOptions options) {
-  const Parameters parameters(optimizer, slots, where);
-  auto plan = make_plan(optimizer, parameters, dict);
+  const NamedParameters parameters(optimizer, slots, where);
+  auto plan = plan_optimizer_load(optimizer, parameters, dict);
   TESSERA_CHECK(!options.strict || plan.report.empty(), UsageError,
                 "load_optimizer_state_dict: the dict does not fit this ", optimizer.kind(), " of ",
                 optimizer.groups().size(), " groups and the parameters of ", where, "; nothing was loaded.\n",
                 plan.report, "Pass {.strict = false} to load what fits.");
   for (size_t g = 0; g < plan.options.size(); g++) optimizer.check_options(g, plan.options[g]);
   at::NoGradGuard no_grad;
-  const auto rows = optimizer.rows();
-  for (const auto& name : parameters.names()) {  // this order, which is the same on all ranks: it may communicate
+  const auto entries = optimizer.state_entries();
+  for (const auto& name : parameters.names()) {  // in this order on all ranks, because it may communicate
     const auto& parameter = parameters.at(name);
-    const auto& found = plan.rows[name];
-    if (!found.empty() && fits(rows, found, parameter))
-      optimizer.set_state(parameter, fitted(rows, found, parameter, options.assign));
+    const auto& found = plan.state[name];
+    if (!found.empty() && fits(entries, found, parameter))
+      optimizer.set_state(parameter, fitted(entries, found, parameter, options.assign));
     else if (found.empty() && options.strict)
       optimizer.set_state(parameter, {});
   }

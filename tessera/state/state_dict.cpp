@@ -18,13 +18,13 @@ StateDict::StateDict(std::initializer_list<Item> items) {
 void StateDict::insert(std::string name, at::Tensor tensor) {
   TESSERA_CHECK(tensor.defined(), UsageError, "state dict: the tensor for '", name, "' is undefined");
   const bool is_new = index_.emplace(name, items_.size()).second;
-  TESSERA_CHECK(is_new, UsageError, "state dict: '", name, "' is there already; erase it first to replace it");
+  TESSERA_CHECK(is_new, UsageError, "state dict: '", name, "' exists already; erase it first to replace it");
   items_.emplace_back(std::move(name), std::move(tensor));
 }
 
 void StateDict::insert_all(const std::string& prefix, const StateDict& other) {
   for (const auto& [name, tensor] : other)
-    TESSERA_CHECK(!contains(prefix + name), UsageError, "state dict: '", prefix, name, "' is there already");
+    TESSERA_CHECK(!contains(prefix + name), UsageError, "state dict: '", prefix, name, "' exists already");
   for (const auto& [name, tensor] : other) insert(prefix + name, tensor);
 }
 
@@ -54,7 +54,7 @@ const at::Tensor& StateDict::at(const std::string& name) const {
 StateDict StateDict::under(const std::string& prefix) const {
   StateDict part;
   for (const auto& [name, tensor] : items_)
-    if (name.compare(0, prefix.size(), prefix) == 0) part.insert(name.substr(prefix.size()), tensor);
+    if (name.starts_with(prefix)) part.insert(name.substr(prefix.size()), tensor);
   return part;
 }
 

@@ -26,27 +26,27 @@ CrossEntropyOptions options_of(const Weight& weight, int64_t reduction, const c1
 
 Tensor cross_entropy_loss(const Tensor& self, const Tensor& target, const Weight& weight, int64_t reduction,
                           c10::SymInt ignore_index, double label_smoothing) {
-  const bool probabilities = self.sizes() == target.sizes();  // so LibTorch tells
-  if (scopes_open > 0 && !probabilities && classes_are_cut(self))
+  const bool probabilities = self.sizes() == target.sizes();  // LibTorch's criterion
+  if (scopes_open > 0 && !probabilities && classes_are_sharded(self))
     return vocab_parallel_cross_entropy(self, target, options_of(weight, reduction, ignore_index, label_smoothing));
   return at::compositeimplicitautograd::cross_entropy_loss_symint(self, target, weight, reduction,
                                                                   std::move(ignore_index), label_smoothing);
 }
 
-// nll_loss has three names, by the shape of its scores.
+// nll_loss has three ops, for different shapes of the log-probabilities.
 using Nll = Tensor(const Tensor&, const Tensor&, const Weight&, int64_t, c10::SymInt);
 template <Nll* composite>
 Tensor nll_loss(const Tensor& self, const Tensor& target, const Weight& weight, int64_t reduction,
                 c10::SymInt ignore_index) {
-  if (scopes_open > 0 && classes_are_cut(self))
+  if (scopes_open > 0 && classes_are_sharded(self))
     return vocab_parallel_nll_loss(self, target, options_of(weight, reduction, ignore_index, 0));
   return composite(self, target, weight, reduction, std::move(ignore_index));
 }
 
-// These ops are composite: LibTorch takes them apart above our kernels, so they are caught at the autograd key, and
-// below it for inference mode. Caught when the library is loaded: a scope that opens while another thread computes a
-// loss must not change kernels under it.
-void catch_losses(torch::Library& aten) {
+// These ops are composite: LibTorch decomposes them above the PrivateUse3 kernels. So they are overridden at the
+// autograd key, and at PrivateUse3 for inference mode. This happens when the library is loaded, because a scope must
+// not change kernels while another thread computes a loss.
+void override_losses(torch::Library& aten) {
   namespace composite = at::compositeimplicitautograd;
   aten.impl("cross_entropy_loss", TORCH_FN(cross_entropy_loss));
   aten.impl("nll_loss_nd", TORCH_FN(nll_loss<composite::nll_loss_nd_symint>));
@@ -54,8 +54,8 @@ void catch_losses(torch::Library& aten) {
   aten.impl("nll_loss2d", TORCH_FN(nll_loss<composite::nll_loss2d_symint>));
 }
 
-TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { catch_losses(m); }
-TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { catch_losses(m); }
+TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse3, m) { override_losses(m); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse3, m) { override_losses(m); }
 
 }  // namespace
 

@@ -1,11 +1,12 @@
 #pragma once
+#include "tessera/tensor_parallel/detail/vocab_parallel_cross_entropy.h"
 
 namespace tessera {
 
-// While alive, on this thread, torch::nn::functional::cross_entropy, torch::nn::CrossEntropyLoss and nll_loss of
-// distributed scores whose classes are cut go to vocab_parallel_cross_entropy instead of gathering the classes. All
-// else is as it was: plain tensors, whole classes, targets that are probabilities, and a log_softmax that stands alone.
-// The backward may run later, and on any thread.
+// PyTorch's loss_parallel(). In this scope and thread, the losses torch::nn::functional::cross_entropy, nll_loss and
+// torch::nn::CrossEntropyLoss of distributed logits that are sharded over classes call vocab_parallel_cross_entropy.
+// They do not all-gather the classes. The scope does not affect plain tensors, unsharded classes, targets that are
+// probabilities, and log_softmax without nll_loss. backward() may run later and on any thread.
 //
 // Example:  LossParallel scope;
 //           auto loss = torch::nn::functional::cross_entropy(logits, target);      // logits: [S(1)] on tp

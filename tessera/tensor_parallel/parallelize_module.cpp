@@ -15,49 +15,53 @@ namespace {
 
 using torch::nn::Module;
 
-void distribute(Module& module, const DeviceMesh& mesh, const ModuleWork& work, std::optional<int64_t> source) {
+void distribute(Module& module, const DeviceMesh& mesh, const ModulePlan& plan, std::optional<int64_t> source) {
   auto parameters = module.named_parameters(/*recurse=*/false);
-  for (const auto& p : work.parameters) {
+  for (const auto& p : plan.parameters) {
     auto& parameter = parameters[p.name];
     distribute_in_place(parameter, mesh, {p.placement}, {p.communicates ? source : std::nullopt});
-    detail::meta_of(parameter).takes_plain = !work.hooked;
+    detail::meta_of(parameter).takes_plain = !plan.hooked;
   }
 }
 
-// Ranks with different plans would distribute different parameters, each waiting for the others.
-void check_agreement(const DeviceMesh& mesh, const std::vector<ModuleWork>& works) {
+// Ranks with different plans would start different collectives and wait for each other forever.
+void check_agreement(const DeviceMesh& mesh, const std::vector<ModulePlan>& plans) {
   if (!mesh.get_coordinate()) return;
   std::vector<std::string> lines;
-  for (const auto& work : works) {
-    lines.push_back(c10::str(work.path, " ", work.kind, " ", work.style));
-    for (const auto& p : work.parameters)
-      lines.push_back(c10::str(work.path, ".", p.name, " ", c10::IntArrayRef(p.sizes), " ", p.placement));
+  for (const auto& plan : plans) {
+    lines.push_back(c10::str(plan.path, " ", plan.kind, " ", plan.style));
+    for (const auto& p : plan.parameters)
+      lines.push_back(c10::str(plan.path, ".", p.name, " ", c10::IntArrayRef(p.sizes), " ", p.placement));
   }
   comm::agree(mesh.get_group(), "parallelize_module", lines);
 }
 
 }  // namespace
 
-void parallelize_module(Module& module, const DeviceMesh& mesh, const Plan& plan, const ParallelizeOptions& options) {
+Module& parallelize_module(Module& module, const DeviceMesh& mesh, const Plan& plan,
+                           const ParallelizeOptions& options) {
   if (plan.empty()) return parallelize_module(module, mesh, std::nullopt, options);
-  const auto works = work_out(module, mesh, plan, options.unmatched);
-  const auto dropouts = dropouts_beside(module, works);
-  check_agreement(mesh, works);
+  const auto plans = resolve_plan(module, mesh, plan, options.unmatched);
+  const auto dropouts = unplanned_dropouts(module, plans);
+  check_agreement(mesh, plans);
   at::NoGradGuard no_grad;
-  for (const auto& work : works) {
-    const auto target = work.hooked ? hookable(module, work.path) : get_submodule(module, work.path);
-    distribute(*target, mesh, work, options.src_data_rank);
-    if (work.hooked) attach_style_hooks(*target, mesh, work);
+  for (const auto& module_plan : plans) {
+    const auto target =
+        module_plan.hooked ? hookable(module, module_plan.path) : get_submodule(module, module_plan.path);
+    distribute(*target, mesh, module_plan, options.src_data_rank);
+    if (module_plan.hooked) attach_style_hooks(*target, mesh, module_plan);
   }
   for (const auto& path : dropouts) attach_dropout_hooks(*hookable(module, path), mesh);
+  return module;
 }
 
-void parallelize_module(Module& module, const DeviceMesh&, std::nullopt_t, const ParallelizeOptions&) {
-  TORCH_WARN("parallelize_module: no plan for ", class_name(module), ", which stays as it is");
+Module& parallelize_module(Module& module, const DeviceMesh&, std::nullopt_t, const ParallelizeOptions&) {
+  TORCH_WARN("parallelize_module: the plan for ", class_name(module), " is empty; the module is unchanged");
+  return module;
 }
 
-void parallelize_module(Module& module, const Plan& plan, const ParallelizeOptions& options) {
-  parallelize_module(module, DeviceMesh::current(), plan, options);
+Module& parallelize_module(Module& module, const Plan& plan, const ParallelizeOptions& options) {
+  return parallelize_module(module, DeviceMesh::current(), plan, options);
 }
 
 }  // namespace tessera

@@ -13,9 +13,9 @@ Plan::Plan(std::initializer_list<Entry> entries) {
 }
 
 Plan& Plan::add(std::string pattern, Style style) {
-  const auto* there = find(pattern);
-  TESSERA_CHECK(!there, UsageError, "plan entry '", pattern, "': ", to_string(style), " is asked for, and ",
-                to_string(*there), " was before; give a pattern one style");
+  const auto* existing = find(pattern);
+  TESSERA_CHECK(!existing, UsageError, "plan entry '", pattern, "': the new style is ", to_string(style),
+                ", but the pattern already has ", to_string(*existing), "; use one style per pattern");
   check(style);
   entries_.push_back({std::move(pattern), std::move(style)});
   return *this;
@@ -29,7 +29,7 @@ const Style* Plan::find(std::string_view pattern) const {
 
 std::vector<PlannedModule> resolve(const Plan& plan, const std::vector<std::string>& paths, Unmatched unmatched) {
   std::vector<PlannedModule> planned;
-  std::unordered_map<std::string, size_t> taken;  // module -> entry
+  std::unordered_map<std::string, size_t> matched;  // module -> entry
   for (size_t i = 0; i < plan.size(); i++) {
     const auto& [pattern, style] = plan[i];
     const auto matches = matching_paths(pattern, paths);
@@ -39,9 +39,9 @@ std::vector<PlannedModule> resolve(const Plan& plan, const std::vector<std::stri
       warn_once("plan/" + pattern, why + " The entry is skipped.");
     }
     for (const auto& path : matches) {
-      const auto [before, is_new] = taken.emplace(path, i);
-      TESSERA_CHECK(is_new, UsageError, "module '", path, "' is matched twice, by '", plan[before->second].pattern,
-                    "' = ", to_string(plan[before->second].style), " and by '", pattern, "' = ", to_string(style),
+      const auto [before, is_new] = matched.emplace(path, i);
+      TESSERA_CHECK(is_new, UsageError, "module '", path, "' matches two entries, '", plan[before->second].pattern,
+                    "' = ", to_string(plan[before->second].style), " and '", pattern, "' = ", to_string(style),
                     "; a module has one style: narrow one of the patterns");
       planned.push_back({path, i});
     }

@@ -16,31 +16,31 @@ void print(std::ostream& out, const Sections& sections) { out << sections; }
 void print(std::ostream& out, int64_t number) { out << number; }
 void print(std::ostream& out, bool flag) { out << (flag ? "true" : "false"); }
 
-// `from` and `to` are the field names of the style, as text.
-void check_layouts(const char* style, const Layouts& given, const Layouts& wanted, const char* from, const char* to) {
-  TESSERA_CHECK(given.size() == wanted.size(), UsageError, style, ": ", from, " has ", given.size(), " layouts and ",
-                to, " has ", wanted.size(), "; give each one of both, _ where nothing is to be done");
-  TESSERA_CHECK(!given.empty(), UsageError, style, ": no layouts; give ", from, " and ", to);
+// `from` and `to` are the names of the fields in the text form of the style.
+void check_layouts(const char* style, const Layouts& given, const Layouts& desired, const char* from, const char* to) {
+  TESSERA_CHECK(given.size() == desired.size(), UsageError, style, ": ", from, " has ", given.size(), " layouts and ",
+                to, " has ", desired.size(), "; write one layout per tensor in both, _ to leave a tensor unchanged");
+  TESSERA_CHECK(!given.empty(), UsageError, style, ": no layouts; write ", from, " and ", to);
   for (size_t i = 0; i < given.size(); i++) {
-    TESSERA_CHECK(given[i] || !wanted[i], UsageError, style, ": ", to, " wants ", *wanted[i], " of number ", i,
-                  ", for which ", from, " has _; say how it lies when it comes, or write _ in both");
-    TESSERA_CHECK(!wanted[i] || !wanted[i]->is_partial() || wanted[i] == given[i], UsageError, style, ": ", to,
-                  " wants ", *wanted[i], " of number ", i,
-                  "; a sum that is not yet taken cannot be asked for, only R or S(dim)");
+    TESSERA_CHECK(given[i] || !desired[i], UsageError, style, ": ", to, " has ", *desired[i], " for tensor ", i,
+                  ", but ", from, " has _; write its placement in ", from, ", or write _ in both");
+    TESSERA_CHECK(!desired[i] || !desired[i]->is_partial() || desired[i] == given[i], UsageError, style, ": ", to,
+                  " has ", *desired[i], " for tensor ", i,
+                  "; a tensor cannot be redistributed to a partial placement, only to R or S(dim)");
   }
 }
 
 void check_block(const char* style, int64_t block) {
-  TESSERA_CHECK(block >= 1, UsageError, style, ": block=", block, "; a block has at least one feature");
+  TESSERA_CHECK(block >= 1, UsageError, style, ": block=", block, "; a block needs at least one feature");
 }
 
 void check_one(const ColwiseParallel& s) {
   check_block("colwise", s.block);
-  TESSERA_CHECK(s.sections.count >= 1, UsageError, "colwise: sections=", s.sections, "; there is at least one");
+  TESSERA_CHECK(s.sections.count >= 1, UsageError, "colwise: sections=", s.sections, "; use at least one section");
   for (int64_t size : s.sections.sizes)
-    TESSERA_CHECK(size >= 1, UsageError, "colwise: sections=", s.sections, "; each has at least one feature");
+    TESSERA_CHECK(size >= 1, UsageError, "colwise: sections=", s.sections, "; each section needs at least one feature");
   TESSERA_CHECK(!s.output_layouts.is_partial(), UsageError, "colwise: output=", s.output_layouts,
-                "; a colwise module gives pieces, not terms of a sum: write S(-1), R or S(dim)");
+                "; the output of a colwise module is sharded, not partial: write S(-1), R or S(dim)");
 }
 void check_one(const RowwiseParallel& s) { check_block("rowwise", s.block); }
 void check_one(const SequenceParallel& s) {
@@ -79,11 +79,11 @@ std::ostream& operator<<(std::ostream& out, const Sections& sections) {
 std::ostream& operator<<(std::ostream& out, const Style& style) {
   std::visit(
       [&]<class S>(const S& s) {
-        static const S usual;
+        static const S defaults;
         bool any = false;
         out << detail::StyleText<S>::kName;
         detail::for_each_field<S>([&](const auto& field) {
-          if (s.*field.member == usual.*field.member) return;
+          if (s.*field.member == defaults.*field.member) return;
           out << (any ? ", " : "(") << field.name << '=';
           print(out, s.*field.member);
           any = true;

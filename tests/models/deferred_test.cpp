@@ -1,4 +1,4 @@
-// The models we ship, built without memory, cut by their tensor-parallel plans, and then filled.
+// The models in deferred_init: sharded by their tensor-parallel plans, then materialized.
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
@@ -9,6 +9,7 @@
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/detail/counting_allocator.h"
 #include "tessera/testing/ranks.h"
+#include "tests/models/small_models.h"
 
 #include <torch/torch.h>
 
@@ -18,10 +19,8 @@ namespace {
 using testing::CountingAllocator;
 using testing::Rank;
 using testing::run_ranks;
-
-const GPT2Config kGpt{.vocab_size = 24, .max_seq_len = 8, .n_layer = 2, .n_head = 6, .n_embd = 24};
-const LlamaConfig kLlama{
-    .vocab_size = 24, .max_seq_len = 8, .n_layers = 2, .n_heads = 12, .n_kv_heads = 6, .dim = 48, .ffn_dim = 60};
+using test::kGpt;
+using test::kLlama;
 
 template <class Model, class Config>
 Model deferred(const Config& config) {
@@ -43,12 +42,12 @@ void expect_same_weights(const Config& config) {
       materialize(model);
       EXPECT_EQ(comms.get_total_counts(), 0);
       comms.exit();
-      const auto got = model->named_parameters(), want = alone->named_parameters();
-      ASSERT_EQ(got.size(), want.size());
+      const auto got = model->named_parameters(), expected_weights = alone->named_parameters();
+      ASSERT_EQ(got.size(), expected_weights.size());
       for (const auto& item : got) {
         auto t = item.value().detach();
         if (is_dtensor(t)) t = DTensor(t).full_tensor();
-        EXPECT_TRUE(torch::equal(t, want[item.key()])) << item.key();
+        EXPECT_TRUE(torch::equal(t, expected_weights[item.key()])) << item.key();
       }
       torch::NoGradGuard no_grad;
       auto logits = model(tokens);
@@ -57,12 +56,12 @@ void expect_same_weights(const Config& config) {
     });
 }
 
-TEST(DeferredModels, SameWeightsOnEveryMesh) {
+TEST(DeferredModels, WeightsDoNotDependOnTheMesh) {
   expect_same_weights<GPT2>(kGpt);
   expect_same_weights<Llama>(kLlama);
 }
 
-TEST(DeferredModels, ALlamaOfOneBillionTakesNoMemory) {
+TEST(DeferredModels, ALlamaOfOneBillionParametersNeedsNoMemory) {
   init({.backend = "fake", .rank = 9, .world_size = 64});
   {
     const auto mesh = init_device_mesh("cpu", {64}, {"dp"});

@@ -10,6 +10,7 @@
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
+#include "tests/models/small_models.h"
 
 #include <torch/torch.h>
 
@@ -20,10 +21,8 @@ using testing::close;
 using testing::message_of;
 using testing::Rank;
 using testing::run_ranks;
-
-const GPT2Config kGpt{.vocab_size = 24, .max_seq_len = 8, .n_layer = 2, .n_head = 6, .n_embd = 24};
-const LlamaConfig kLlama{
-    .vocab_size = 24, .max_seq_len = 8, .n_layers = 2, .n_heads = 12, .n_kv_heads = 6, .dim = 48, .ffn_dim = 60};
+using test::kGpt;
+using test::kLlama;
 
 template <class Config>
 Config with(Config config, void (*change)(Config&)) {
@@ -40,25 +39,25 @@ int64_t count(const torch::nn::Module& module) {
 torch::Tensor random_tokens(int64_t vocab) { return torch::randint(vocab, {4, 6}, torch::kLong); }
 
 template <class Model, class Config>
-void expect_counted(const Config& config) {
+void expect_parameter_count(const Config& config) {
   EXPECT_EQ(count(*Model(config)), parameter_count(config)) << config;
 }
 
-TEST(Models, HaveTheParametersThatWereCounted) {
-  expect_counted<GPT2>(kGpt);
-  expect_counted<GPT2>(with<GPT2Config>(kGpt, [](auto& c) { c.bias = false; }));
-  expect_counted<Llama>(kLlama);
-  expect_counted<Llama>(with<LlamaConfig>(kLlama, [](auto& c) { c.tied = true; }));
+TEST(Models, ParameterCountMatchesTheModule) {
+  expect_parameter_count<GPT2>(kGpt);
+  expect_parameter_count<GPT2>(with<GPT2Config>(kGpt, [](auto& c) { c.bias = false; }));
+  expect_parameter_count<Llama>(kLlama);
+  expect_parameter_count<Llama>(with<LlamaConfig>(kLlama, [](auto& c) { c.tied = true; }));
   for (const char* name : {"gpt-tiny", "llama-tiny"}) {
     const auto config = find_config(name);
     if (const auto* gpt = std::get_if<GPT2Config>(&config))
-      expect_counted<GPT2>(*gpt);
+      expect_parameter_count<GPT2>(*gpt);
     else
-      expect_counted<Llama>(std::get<LlamaConfig>(config));
+      expect_parameter_count<Llama>(std::get<LlamaConfig>(config));
   }
 }
 
-TEST(Models, StartAsTheirPapersSay) {
+TEST(Models, InitialWeightsHaveThePublishedStandardDeviations) {
   torch::manual_seed(1);
   GPT2 gpt(with<GPT2Config>(kGpt, [](auto& c) { c.n_embd = 192; }));
   EXPECT_NEAR(gpt->wte->weight.std().item<double>(), 0.02, 0.001);
@@ -71,7 +70,7 @@ TEST(Models, StartAsTheirPapersSay) {
   EXPECT_NEAR(llama->output->weight.std().item<double>(), 0.02, 0.001);
 }
 
-// An equal model that shares nothing: training the copy leaves the original as it was.
+// Training the clone must not change the original.
 template <class Model, class Input>
 void expect_clones(Model model, const Input& input) {
   model->eval();
@@ -110,17 +109,17 @@ void expect_learns(Model model) {
     last = value.template item<double>();
     if (step == 0) first = last;
   }
-  EXPECT_NEAR(first, std::log(24), 0.2);  // knows nothing
+  EXPECT_NEAR(first, std::log(24), 0.2);  // a uniform prediction
   EXPECT_LT(last, 0.7 * first);
 }
 
-TEST(Models, Learn) {
+TEST(Models, LossDecreasesInTraining) {
   torch::manual_seed(3);
   expect_learns(GPT2(with<GPT2Config>(kGpt, [](auto& c) { c.dropout = 0.1; })));
   expect_learns(Llama(kLlama));
 }
 
-TEST(Models, DropoutOnlyWhileTraining) {
+TEST(Models, DropoutIsActiveOnlyInTraining) {
   torch::manual_seed(4);
   GPT2 model(with<GPT2Config>(kGpt, [](auto& c) { c.dropout = 0.5; }));
   const auto tokens = random_tokens(24);
@@ -129,37 +128,38 @@ TEST(Models, DropoutOnlyWhileTraining) {
   EXPECT_TRUE(model(tokens).equal(model(tokens)));
 }
 
-TEST(Models, BadInputIsAnswered) {
+TEST(Models, InvalidInputsThrow) {
   GPT2 gpt(kGpt);
   Llama llama(kLlama);
   const auto tokens = torch::zeros({1, 9}, torch::kLong);
-  EXPECT_SAYS(message_of<UsageError>([&] { gpt(tokens); }), "a sequence of 9 tokens, and max_seq_len is 8");
-  EXPECT_SAYS(message_of<UsageError>([&] { llama(tokens); }), "a sequence of 9 tokens, and max_seq_len is 8");
-  EXPECT_SAYS(message_of<UsageError>([&] { gpt(tokens[0]); }), "takes tokens (B, T); they are [9]");
-  EXPECT_SAYS(message_of<UsageError>([&] { loss(torch::ones({2, 3, 4}), tokens); }), "they are [2, 3, 4] and [1, 9]");
+  EXPECT_SAYS(message_of<UsageError>([&] { gpt(tokens); }), "the sequence has 9 tokens, but max_seq_len is 8");
+  EXPECT_SAYS(message_of<UsageError>([&] { llama(tokens); }), "the sequence has 9 tokens, but max_seq_len is 8");
+  EXPECT_SAYS(message_of<UsageError>([&] { gpt(tokens[0]); }), "takes tokens (B, T); found sizes [9]");
+  EXPECT_SAYS(message_of<UsageError>([&] { loss(torch::ones({2, 3, 4}), tokens); }),
+              "found sizes [2, 3, 4] and [1, 9]");
   EXPECT_SAYS(message_of<UsageError>([&] {
                 MLP(MLPConfig{{{"a", 2, 3}, {"b", 4, 5}}});
               }),
-              "a gives 3 numbers and b takes 4");
+              "a returns 3 features, but b takes 4");
 }
 
-// How a model is cut by heads over the mesh axis "tp": the rows of a plan for it, in this test's words.
-struct Cut {
-  std::string ending;  // of the parameter's name
+// The placement of the parameters whose names have this suffix, on the mesh axis "tp". Others are replicated.
+struct SuffixPlacement {
+  std::string suffix;
   Placement placement;
 };
 template <class Model>
-void distribute(Model& model, const DeviceMesh& mesh, const std::vector<Cut>& cuts) {
+void distribute(Model& model, const DeviceMesh& mesh, const std::vector<SuffixPlacement>& shardings) {
   for (const auto& item : model->named_parameters()) {
     Placement placement = Replicate();
-    for (const auto& cut : cuts)
-      if (item.key().ends_with(cut.ending)) placement = cut.placement;
+    for (const auto& sharding : shardings)
+      if (item.key().ends_with(sharding.suffix)) placement = sharding.placement;
     auto p = item.value();
     distribute_in_place(p, mesh, {placement});
   }
 }
 
-const std::vector<Cut> kGptCuts{
+const std::vector<SuffixPlacement> kGptShardings{
     {"c_attn.weight", StridedShard(0, 3)},
     {"c_attn.bias", StridedShard(0, 3)},
     {"attn.c_proj.weight", Shard(1)},
@@ -168,16 +168,15 @@ const std::vector<Cut> kGptCuts{
     {"mlp.c_proj.weight", Shard(1)},
     {"wte.weight", Shard(0)},
 };
-const std::vector<Cut> kLlamaCuts{
+const std::vector<SuffixPlacement> kLlamaShardings{
     {"wq.weight", Shard(0)}, {"wk.weight", Shard(0)}, {"wv.weight", Shard(0)}, {"wo.weight", Shard(1)},
     {"w1.weight", Shard(0)}, {"w3.weight", Shard(0)}, {"w2.weight", Shard(1)}, {"output.weight", Shard(0)},
 };
 
-// The model as it is, on distributed parameters and tokens. Forward has no other communication than the sums of a plan
-// written by hand.
+// Runs the unmodified model on distributed parameters and tokens. Forward communicates only the expected all-reduces.
 template <class Model, class Config>
-void expect_same_on(const std::vector<int64_t>& worlds, const Config& config, const std::vector<Cut>& cuts,
-                    int64_t forward_sums) {
+void expect_same_on(const std::vector<int64_t>& worlds, const Config& config,
+                    const std::vector<SuffixPlacement>& shardings, int64_t forward_comms) {
   torch::manual_seed(5);
   Model reference(config);
   for (auto& p : reference->parameters()) {
@@ -192,11 +191,11 @@ void expect_same_on(const std::vector<int64_t>& worlds, const Config& config, co
       const auto mesh = me.mesh(c10::str("tp=", me.size()));
       Model model(config);
       load_state_dict(*model, state_dict(*reference));
-      distribute(model, mesh, cuts);
+      distribute(model, mesh, shardings);
       const auto x = distribute_tensor(tokens, mesh), y = distribute_tensor(targets, mesh);
       CommDebugMode comms;
       const auto logits = model(x);
-      EXPECT_EQ(comms.get_total_counts(), n == 1 ? 0 : forward_sums) << comms.get_comm_counts();
+      EXPECT_EQ(comms.get_total_counts(), n == 1 ? 0 : forward_comms) << comms.get_comm_counts();
       const auto value = loss(logits, y);
       value.backward();
       EXPECT_EQ(close(DTensor(value).full_tensor(), expected.detach()), "");
@@ -207,31 +206,33 @@ void expect_same_on(const std::vector<int64_t>& worlds, const Config& config, co
     });
 }
 
-TEST(Models, Gpt2OnDistributedTensors) {
-  expect_same_on<GPT2>({1, 2, 3}, kGpt, kGptCuts, /*two a block, one of wte*/ 5);
+TEST(Models, Gpt2OnDistributedTensorsHasTheSameGradients) {
+  expect_same_on<GPT2>({1, 2, 3}, kGpt, kGptShardings, /*two per block, one for wte*/ 5);
 }
-TEST(Models, LlamaOnDistributedTensors) { expect_same_on<Llama>({1, 2, 3}, kLlama, kLlamaCuts, /*two a layer*/ 4); }
+TEST(Models, LlamaOnDistributedTensorsHasTheSameGradients) {
+  expect_same_on<Llama>({1, 2, 3}, kLlama, kLlamaShardings, /*two per layer*/ 4);
+}
 
-// On plain tensors a rank's own heads are a narrower c_attn; what the ranks give adds up.
-TEST(Models, AttentionReadsTheNumberOfHeadsOffItsInput) {
+// With plain tensors, local heads are a narrower c_attn, and the sum of the outputs of the ranks is the full output.
+TEST(Models, AttentionInfersTheNumberOfHeads) {
   torch::manual_seed(6);
   torch::NoGradGuard no_grad;
   const auto x = torch::randn({2, 5, 24});
   const auto config = with<GPT2Config>(kGpt, [](auto& c) { c.bias = false; });
-  GPT2Attention whole(config);
+  GPT2Attention full(config);
   auto sum = torch::zeros_like(x);
   for (int64_t rank = 0; rank < 3; rank++) {
     GPT2Attention part(config);
-    auto rows = whole->c_attn->weight.view({3, 24, 24}).narrow(1, 8 * rank, 8);  // two heads of four
+    auto rows = full->c_attn->weight.view({3, 24, 24}).narrow(1, 8 * rank, 8);  // two heads of four
     part->c_attn->weight.set_data(rows.reshape({24, 24}));
-    part->c_proj->weight.set_data(whole->c_proj->weight.narrow(1, 8 * rank, 8));
+    part->c_proj->weight.set_data(full->c_proj->weight.narrow(1, 8 * rank, 8));
     sum += part(x);
   }
-  EXPECT_EQ(close(sum, whole(x)), "");
+  EXPECT_EQ(close(sum, full(x)), "");
 }
 
-// As if the default generator had been seeded with 5, and equal in every layer.
-TEST(MLP, SeededWeightsAreThoseOfLinear) {
+// The weights equal those of Linear after manual_seed(5), in every layer.
+TEST(MLP, SeededWeightsEqualThoseOfLinear) {
   MLP model(mlp_module());
   torch::manual_seed(5);
   torch::nn::Linear net1(10, 16), net2(16, 10);
@@ -242,7 +243,7 @@ TEST(MLP, SeededWeightsAreThoseOfLinear) {
   EXPECT_TRUE(stacked->layers[1]->layers[0]->weight.equal(model->layers[0]->weight));
 }
 
-TEST(MLP, RowsOfTheSmallModels) {
+TEST(MLP, ConfigurationsHaveTheExpectedSizes) {
   EXPECT_EQ(MLP(simple_mlp())(torch::randn({3, 50})).sizes(), at::IntArrayRef({3, 8}));
   EXPECT_EQ(MLP(simple_model())(torch::randn({3, 5})).sizes(), at::IntArrayRef({3, 12}));
   EXPECT_EQ(count(*MLP(four_linears(20))), 4 * (400 + 20));

@@ -12,8 +12,7 @@ namespace {
 
 using testing::message_of;
 
-// The published numbers.
-TEST(Sizes, ParameterCounts) {
+TEST(Sizes, ParameterCountsAreThePublishedOnes) {
   const std::map<std::string, int64_t> expected{
       {"gpt2-124m", 124'439'808},    {"gpt2-350m", 354'823'168},    {"gpt2-774m", 774'030'080},
       {"gpt2-1558m", 1'557'611'200}, {"llama-1b", 1'235'814'400},   {"llama-3b", 3'212'749'824},
@@ -22,16 +21,17 @@ TEST(Sizes, ParameterCounts) {
   for (const auto& [name, count] : expected) EXPECT_EQ(parameter_count(find_config(name)), count) << name;
 }
 
-TEST(Sizes, EveryRowCanBeBuilt) {
+TEST(Sizes, AllConfigurationsAreValid) {
   for (const auto& size : all_sizes()) std::visit([](const auto& c) { check(c); }, size.config);
 }
 
-TEST(Sizes, AnUnknownNameIsAnswered) {
-  EXPECT_SAYS(message_of<UsageError>([] { find_config("gpt2-124"); }), "no model 'gpt2-124'; did you mean 'gpt2-124m'");
-  EXPECT_SAYS(message_of<UsageError>([] { find_config("?"); }), "there are: gpt-tiny, gpt2-124m");
+TEST(Sizes, AnUnknownNameThrowsWithSuggestions) {
+  EXPECT_SAYS(message_of<UsageError>([] { find_config("gpt2-124"); }),
+              "unknown model 'gpt2-124'; did you mean 'gpt2-124m'");
+  EXPECT_SAYS(message_of<UsageError>([] { find_config("?"); }), "models are: gpt-tiny, gpt2-124m");
 }
 
-TEST(Config, FieldsThatDoNotGoTogether) {
+TEST(Config, CheckThrowsForInvalidFields) {
   EXPECT_SAYS(message_of<UsageError>([] { check(GPT2Config{.n_head = 5, .n_embd = 12}); }),
               "n_embd 12 is not a multiple of n_head 5, in GPT2(");
   EXPECT_SAYS(message_of<UsageError>([] { check(GPT2Config{.dropout = 1}); }), "dropout is 1");

@@ -1,5 +1,5 @@
-// The ready plans at work: a model trained 20 steps on 1, 2 and 4 ranks loses what the plain one loses, and sends what
-// its plan says, no more. Sequences, vocabularies and hidden features do not divide by the ranks.
+// The tensor-parallel plans of the models. A model trained for 20 steps on 1, 2 and 4 ranks has the losses of the plain
+// model, and communicates exactly as expected. Sequence, vocabulary and hidden sizes are not divisible by the ranks.
 #include "tessera/base/error.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
@@ -29,8 +29,8 @@ using testing::run_ranks;
 
 constexpr int kLayers = 2;
 constexpr double kTolerance = 1e-5;
-// Larger than the rounding of a gradient: AdamW divides by a gradient's size, so that one which is 0 but for rounding
-// (of a key's bias) would become a whole step in a direction of its own on each number of ranks.
+// Larger than the rounding error of a gradient. AdamW divides by the magnitude of the gradient. A gradient that is zero
+// except for rounding errors (the bias of the keys) would become a full step, which depends on the number of ranks.
 constexpr double kEps = 1e-5;
 
 const GPT2Config kGpt{.vocab_size = 13, .max_seq_len = 9, .n_layer = kLayers, .n_head = 4, .n_embd = 16};
@@ -43,28 +43,28 @@ const LlamaConfig kLlama{.vocab_size = 11,
                          .ffn_dim = 42,
                          .rope_theta = 100};
 
-// Collectives of one part of a step; there are no others.
-struct Comm {
+// The number of collectives of a phase of a step.
+struct PhaseComm {
   int64_t all_reduce = 0, all_gather = 0, reduce_scatter = 0, other = 0;
-  bool operator==(const Comm&) const = default;
+  bool operator==(const PhaseComm&) const = default;
 };
-std::ostream& operator<<(std::ostream& out, const Comm& c) {
+std::ostream& operator<<(std::ostream& out, const PhaseComm& c) {
   return out << c.all_reduce << " all_reduce, " << c.all_gather << " all_gather, " << c.reduce_scatter
              << " reduce_scatter, " << c.other << " other";
 }
-Comm counted(const CommDebugMode& mode) {
+PhaseComm counted(const CommDebugMode& mode) {
   const auto& counts = mode.get_comm_counts();
-  Comm c{.all_reduce = counts.of(Kind::AllReduce),
-         .all_gather = counts.of(Kind::AllGatherIntoTensor),
-         .reduce_scatter = counts.of(Kind::ReduceScatterTensor)};
+  PhaseComm c{.all_reduce = counts.of(Kind::AllReduce),
+              .all_gather = counts.of(Kind::AllGatherIntoTensor),
+              .reduce_scatter = counts.of(Kind::ReduceScatterTensor)};
   c.other = counts.total() - c.all_reduce - c.all_gather - c.reduce_scatter;
   return c;
 }
 
-// Of one step; forward includes the loss.
+// The collectives of one step; forward includes the loss.
 struct StepComm {
-  Comm forward, backward, optimizer;
-  int64_t implicit = 0;  // redistributions of forward and backward that no style asked for
+  PhaseComm forward, backward, optimizer;
+  int64_t implicit = 0;  // implicit redistributions in forward and backward
   bool operator==(const StepComm&) const = default;
 };
 std::ostream& operator<<(std::ostream& out, const StepComm& c) {
@@ -74,7 +74,7 @@ std::ostream& operator<<(std::ostream& out, const StepComm& c) {
 
 struct Trained {
   std::vector<double> losses;
-  StepComm comm;  // of the last step, when the optimizer's state is there
+  StepComm comm;  // of the last step, when the optimizer has state
 };
 
 struct Data {
@@ -83,7 +83,7 @@ struct Data {
     torch::manual_seed(8);
     tokens = torch::randint(vocab, {2, length}, torch::kLong);
     targets = torch::randint(vocab, {2, length}, torch::kLong);
-    targets[0][1] = -100;  // does not count
+    targets[0][1] = -100;  // ignored
   }
 };
 
@@ -93,7 +93,7 @@ Trained train(Model& model, const Data& data, int steps, bool loss_parallel = fa
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(0.01).eps(kEps));
   for (int step = 0; step < steps; step++) {
     std::optional<CommDebugMode> mode;
-    auto count = [&](Comm& into) {
+    auto count = [&](PhaseComm& into) {
       if (!mode) return;
       into = counted(*mode);
       if (&into != &trained.comm.optimizer) trained.comm.implicit += mode->implicit_redistributions();
@@ -122,9 +122,9 @@ void expect_equal(const std::vector<double>& losses, const std::vector<double>& 
   for (size_t i = 0; i < losses.size(); i++) ASSERT_NEAR(losses[i], expected[i], kTolerance) << "step " << i;
 }
 
-// Weights that make all parts of the model count, as they do not at the start of training.
+// A model with large weights, so that all its parts affect the loss, unlike with initial weights.
 template <class Model, class Config>
-Model made(const Config& config) {
+Model make_model(const Config& config) {
   torch::manual_seed(7);
   Model model(config);
   torch::NoGradGuard no_grad;
@@ -145,12 +145,12 @@ std::vector<Trained> train_on(int64_t n, const Model& plain, const PlanOptions& 
 }
 
 template <class Model, class Config>
-void expect_trains_alike(const Config& config, const Data& data, int steps, const std::vector<int64_t>& worlds,
+void expect_same_losses(const Config& config, const Data& data, int steps, const std::vector<int64_t>& worlds,
                          StepComm (*comm)(int64_t, const PlanOptions&)) {
-  const auto plain = made<Model>(config);
+  const auto plain = make_model<Model>(config);
   auto alone = clone(plain);
   const auto expected = train(alone, data, steps).losses;
-  ASSERT_LT(expected.back(), 0.95 * expected.front());  // it does learn
+  ASSERT_LT(expected.back(), 0.95 * expected.front());  // the loss decreases
   for (const int64_t n : worlds)
     for (const bool sequence : {false, true})
       for (const bool loss : {false, true}) {
@@ -164,12 +164,13 @@ void expect_trains_alike(const Config& config, const Data& data, int steps, cons
       }
 }
 
-// Without sequence parallelism. Forward: the embedding's rows are summed, so are the outputs of each attention and each
-// feed-forward; the logits are gathered, or the loss is computed where they lie. Backward: what a cut matrix reads is
-// whole, so that its gradient is a sum: one for attention, one for feed-forward, one for the head.
+// Without sequence parallelism. Forward all-reduces the output of the embedding, of each attention and of each
+// feed-forward. It all-gathers the logits, or computes the loss on sharded logits. Backward: the input of a sharded
+// matrix is replicated, so its gradient is all-reduced: once per attention, once per feed-forward, once for the head.
 //
-// With it each sum of forward becomes a reduce_scatter, with a gather before the next cut matrix; in backward they swap
-// places. What norms learn is then a sum over pieces of the sequence, taken when the optimizer asks for it.
+// With sequence parallelism each all-reduce of forward becomes a reduce-scatter, with an all-gather before the next
+// sharded matrix. In backward the two are exchanged. The gradients of norms are partial over the sequence; the
+// optimizer all-reduces them.
 StepComm gpt2_comm(int64_t n, const PlanOptions& options) {
   StepComm step;
   if (options.sequence_parallel) {
@@ -180,7 +181,7 @@ StepComm gpt2_comm(int64_t n, const PlanOptions& options) {
     step.forward = {.all_reduce = 2 * kLayers + 1};
     step.backward = {.all_reduce = 2 * kLayers + 1};
   }
-  if (n == 1) step.optimizer = {};  // a sum of one piece is that piece
+  if (n == 1) step.optimizer = {};  // nothing to reduce
   if (options.loss_parallel)
     step.forward.all_reduce += 3;
   else
@@ -197,38 +198,41 @@ StepComm llama_comm(int64_t n, const PlanOptions& options) {
   return step;
 }
 
-TEST(TensorParallelModels, Gpt2) { expect_trains_alike<GPT2>(kGpt, Data(13, 7), 20, {1, 2, 4}, gpt2_comm); }
-TEST(TensorParallelModels, Llama) { expect_trains_alike<Llama>(kLlama, Data(11, 6), 20, {1, 2, 4}, llama_comm); }
-TEST(TensorParallelModels, TiedLlama) {
+TEST(TensorParallelModels, Gpt2HasTheLossesOfThePlainModel) {
+  expect_same_losses<GPT2>(kGpt, Data(13, 7), 20, {1, 2, 4}, gpt2_comm);
+}
+TEST(TensorParallelModels, LlamaHasTheLossesOfThePlainModel) {
+  expect_same_losses<Llama>(kLlama, Data(11, 6), 20, {1, 2, 4}, llama_comm);
+}
+TEST(TensorParallelModels, TiedLlamaHasTheLossesOfThePlainModel) {
   auto config = kLlama;
   config.tied = true;
-  expect_trains_alike<Llama>(config, Data(11, 7), 4, {2, 4}, llama_comm);
+  expect_same_losses<Llama>(config, Data(11, 7), 4, {2, 4}, llama_comm);
 }
 
-// Over 4 ranks, the last has no position of the sequence and no token of the vocabulary.
-TEST(TensorParallelModels, ARankWithNothing) {
+// With 4 ranks the last one has an empty shard of the sequence and of the vocabulary.
+TEST(TensorParallelModels, EmptyShardsHaveTheSameLosses) {
   auto gpt = kGpt;
   gpt.vocab_size = 9;
   gpt.bias = false;
-  expect_trains_alike<GPT2>(gpt, Data(9, 3), 4, {4}, gpt2_comm);
+  expect_same_losses<GPT2>(gpt, Data(9, 3), 4, {4}, gpt2_comm);
   auto llama = kLlama;
   llama.vocab_size = 9;
   llama.ffn_dim = 9;
-  expect_trains_alike<Llama>(llama, Data(9, 3), 4, {4}, llama_comm);
+  expect_same_losses<Llama>(llama, Data(9, 3), 4, {4}, llama_comm);
 }
 
-GPT2 made_with_dropout(double elsewhere, double in_attention) {
+GPT2 model_with_dropout(double outside_attention, double in_attention) {
   auto config = kGpt;
-  config.dropout = elsewhere;
-  auto model = made<GPT2>(config);
+  config.dropout = outside_attention;
+  auto model = make_model<GPT2>(config);
   for (auto& block : model->h) block->attn->config.dropout = in_attention;
   return model;
 }
 
-// What a Dropout drops goes by the place in the whole tensor: the same on any number of ranks, with the sequence cut or
-// not.
+// Dropout masks use global indices, so they do not depend on the number of ranks or on sequence parallelism.
 TEST(TensorParallelModels, DropoutDoesNotDependOnTheRanks) {
-  auto plain = made_with_dropout(0.2, 0);
+  auto plain = model_with_dropout(0.2, 0);
   const Data data(13, 7);
   std::vector<double> expected;
   for (const int64_t n : {1, 2, 4})
@@ -237,30 +241,30 @@ TEST(TensorParallelModels, DropoutDoesNotDependOnTheRanks) {
       for (const auto& trained : train_on(n, plain, {.sequence_parallel = sequence}, data, 6)) {
         if (expected.empty()) expected = trained.losses;
         expect_equal(trained.losses, expected);
-        EXPECT_EQ(trained.comm, gpt2_comm(n, {.sequence_parallel = sequence}));  // masks send nothing
+        EXPECT_EQ(trained.comm, gpt2_comm(n, {.sequence_parallel = sequence}));  // masks do not communicate
       }
     }
   plain->eval();
-  EXPECT_GT(std::abs(train(plain, data, 1).losses[0] - expected[0]), 1e-3);  // something was dropped
+  EXPECT_GT(std::abs(train(plain, data, 1).losses[0] - expected[0]), 1e-3);  // dropout had an effect
 }
 
-// Attention's own dropout is drawn inside at::scaled_dot_product_attention, for a rank's heads, from LibTorch's
-// generator: what it drops depends on the ranks. Ranks still agree with each other, because their heads are summed.
-TEST(TensorParallelModels, AttentionsOwnDropoutKeepsRanksEqual) {
-  const auto plain = made_with_dropout(0.2, 0.2);
+// at::scaled_dot_product_attention applies its dropout to the local heads, with LibTorch's generator. So the mask
+// depends on the number of ranks. All ranks still have the same loss, because the outputs of the heads are all-reduced.
+TEST(TensorParallelModels, DropoutInAttentionKeepsRanksEqual) {
+  const auto plain = model_with_dropout(0.2, 0.2);
   for (const bool sequence : {false, true}) {
     const auto each = train_on(2, plain, {.sequence_parallel = sequence}, Data(13, 7), 6);
     EXPECT_EQ(each[0].losses, each[1].losses);
   }
 }
 
-TEST(TensorParallelModels, HeadsThatDoNotDivideAreRefused) {
+TEST(TensorParallelModels, HeadsThatAreNotDivisibleByTheRanksThrow) {
   auto config = kLlama;
   config.n_kv_heads = 2;
   run_ranks(4, [&](Rank& me) {
     Llama model(config);
     EXPECT_ERROR(UsageError, parallelize_module(model, me.mesh("tp=4"), tensor_parallel_plan(config)), "wk'",
-                 "2 heads of 4 features", "4 ranks would cut through a head", "1, 2");
+                 "2 heads of 4 features", "4 ranks would split a head", "1, 2");
     for (const auto& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));
   });
 }

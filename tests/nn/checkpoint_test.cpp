@@ -48,7 +48,7 @@ torch::nn::Sequential mlp(int64_t width = 8) {
                                torch::nn::Linear(4 * width, width));
 }
 
-TEST(Checkpoint, SameResultAndGradientsInAnMlp) {
+TEST(Checkpoint, AnMlpHasTheSameOutputAndGradients) {
   auto net = mlp();
   auto x = torch::rand({4, 8}, torch::requires_grad());
   auto all = net->parameters();
@@ -73,7 +73,7 @@ TEST(Checkpoint, SameResultAndGradientsInAnMlp) {
   EXPECT_FALSE(recomputing());
 }
 
-// A transformer block with dropout, by the ops that torch::nn uses.
+// A transformer block with dropout.
 struct Block {
   torch::nn::LayerNorm norm1{torch::nn::LayerNormOptions({8})}, norm2{torch::nn::LayerNormOptions({8})};
   torch::nn::Linear qkv{8, 24}, out{8, 8}, up{8, 32}, down{32, 8};
@@ -92,7 +92,7 @@ struct Block {
   }
 };
 
-TEST(Checkpoint, TransformerBlockWithDropout) {
+TEST(Checkpoint, ATransformerBlockWithDropoutHasTheSameGradients) {
   Block block;
   auto x = torch::rand({2, 5, 8}, torch::requires_grad());
   auto all = block.parameters();
@@ -110,14 +110,14 @@ TEST(Checkpoint, TransformerBlockWithDropout) {
       auto y = checkpoint({.early_stop = early_stop}, block, checkpoint({.early_stop = early_stop}, block, x));
       const auto loss = y.square().sum();
       after_checkpointed = torch::rand({3});
-      const auto stands = at::globalContext().defaultGenerator(at::kCPU).get_state();
+      const auto state = at::globalContext().defaultGenerator(at::kCPU).get_state();
       loss.backward();
-      EXPECT_TRUE(stands.equal(at::globalContext().defaultGenerator(at::kCPU).get_state()));
+      EXPECT_TRUE(state.equal(at::globalContext().defaultGenerator(at::kCPU).get_state()));
     });
     expect_same_bits(expected, got);
     EXPECT_TRUE(after_plain.equal(after_checkpointed));
   }
-  // The test can fail: without the state of the generator other elements are dropped.
+  // Checks that the test can fail: without the generator state other elements are dropped.
   const auto other = grads_of(all, [&] {
     torch::manual_seed(3);
     checkpoint({.preserve_rng_state = false}, block, x).square().sum().backward();
@@ -129,13 +129,12 @@ TEST(Checkpoint, TransformerBlockWithDropout) {
   EXPECT_FALSE(other.back().equal(once.back()));
 }
 
-// Tensors in any value: optional, vector, tuple, and values without tensors; results of any kind.
-TEST(Checkpoint, AnyArgumentsAndResults) {
+TEST(Checkpoint, TakesAndReturnsContainersOfTensorsAndOtherValues) {
   auto x = torch::rand({4}, torch::requires_grad());
-  const auto fn = [](std::optional<at::Tensor> maybe, std::vector<at::Tensor> list, const std::string& name, double by,
+  const auto fn = [](std::optional<at::Tensor> some, std::vector<at::Tensor> list, const std::string& name, double by,
                      std::optional<at::Tensor> nothing) {
     EXPECT_FALSE(nothing);
-    auto y = (*maybe * list[0]).exp() * by;
+    auto y = (*some * list[0]).exp() * by;
     return std::make_tuple(y, name, std::vector<at::Tensor>{y.sin()});
   };
   const auto run = [&](auto&& call) {
@@ -149,7 +148,7 @@ TEST(Checkpoint, AnyArgumentsAndResults) {
   expect_same_bits(run(fn), run([&](auto&&... args) { return checkpoint(fn, std::forward<decltype(args)>(args)...); }));
 }
 
-TEST(Checkpoint, WithoutGradientsIsAPlainCall) {
+TEST(Checkpoint, IsAPlainCallWithGradientsDisabled) {
   int runs = 0;
   const auto fn = [&](const at::Tensor& x) {
     runs++;
@@ -161,8 +160,7 @@ TEST(Checkpoint, WithoutGradientsIsAPlainCall) {
   EXPECT_EQ(runs, 1);
 }
 
-// Recomputation ends as soon as the last tensor that is needed is there, and runs in full without early stop.
-TEST(Checkpoint, EarlyStop) {
+TEST(Checkpoint, EarlyStopEndsRecomputationAtTheLastNeededTensor) {
   for (const bool early_stop : {true, false}) {
     int ended = 0;
     auto x = torch::rand({4}, torch::requires_grad());
@@ -180,8 +178,8 @@ TEST(Checkpoint, EarlyStop) {
   }
 }
 
-// autograd::grad of one input after the other: each needs its own part of what forward saved.
-TEST(Checkpoint, PartialBackward) {
+// autograd::grad for one input after the other. Each needs some of the saved tensors.
+TEST(Checkpoint, PartialBackwardHasTheSameGradients) {
   auto a = torch::rand({4}, torch::requires_grad()), b = torch::rand({4}, torch::requires_grad());
   int runs = 0;
   const auto fn = [&](const at::Tensor& a, const at::Tensor& b) {
@@ -197,7 +195,7 @@ TEST(Checkpoint, PartialBackward) {
   EXPECT_TRUE(gb.equal(torch::autograd::grad({pb.sum()}, {b})[0]));
 }
 
-TEST(Checkpoint, BackwardTwice) {
+TEST(Checkpoint, BackwardTwiceHasTheSameGradients) {
   auto net = mlp();
   auto x = torch::rand({4, 8}, torch::requires_grad());
   const auto loss = [&](bool checkpointed) {
@@ -216,7 +214,7 @@ TEST(Checkpoint, BackwardTwice) {
   EXPECT_SAYS(message_of([&] { l.backward(); }), "second time");
 }
 
-TEST(Checkpoint, DoubleBackward) {
+TEST(Checkpoint, DoubleBackwardHasTheSameGradients) {
   auto x = torch::rand({4}, torch::dtype(torch::kDouble).requires_grad(true));
   const auto second = [&](const at::Tensor& y) {
     auto g = torch::autograd::grad({y.sum()}, {x}, {}, true, /*create_graph=*/true)[0];
@@ -226,8 +224,8 @@ TEST(Checkpoint, DoubleBackward) {
   EXPECT_TRUE(second(fn(x)).equal(second(checkpoint(fn, x))));
 }
 
-// Inner checkpoints are run once by the outer one's recomputation and once by their own.
-TEST(Checkpoint, Nested) {
+// The inner functions run in forward, in the recomputation of the outer checkpoint, and in their own recomputation.
+TEST(Checkpoint, NestedCheckpointsHaveTheSameGradients) {
   auto x = torch::rand({4}, torch::requires_grad());
   int inner_runs = 0, outer_runs = 0;
   const auto inner = [&](const at::Tensor& x) {
@@ -243,14 +241,14 @@ TEST(Checkpoint, Nested) {
   const auto got = grads_of({x}, [&] { checkpoint(outer, x).sum().backward(); });
   expect_same_bits(plain, got);
   EXPECT_EQ(outer_runs, 2);
-  EXPECT_EQ(inner_runs, 2 + 2 + 2);  // forward, the outer one's recomputation, their own
+  EXPECT_EQ(inner_runs, 2 + 2 + 2);  // forward, outer recomputation, own recomputation
   const auto deep =
       grads_of({x}, [&] { checkpoint([&](at::Tensor x) { return checkpoint(outer, x); }, x).sum().backward(); });
   expect_same_bits(plain, deep);
 }
 
-// The function itself may call backward; what it needs then is computed again before forward is over.
-TEST(Checkpoint, BackwardInside) {
+// The function calls backward. Recomputation then happens before forward has ended.
+TEST(Checkpoint, TheFunctionMayCallBackward) {
   for (const bool early_stop : {true, false})
     for (const bool retain : {true, false}) {
       auto x = torch::rand({4}, torch::requires_grad());
@@ -268,7 +266,7 @@ TEST(Checkpoint, BackwardInside) {
     }
 }
 
-TEST(Checkpoint, AutocastIsRestored) {
+TEST(Checkpoint, RecomputationUsesTheAutocastStateOfForward) {
   auto net = mlp();
   auto x = torch::rand({4, 8});
   std::vector<at::ScalarType> dtypes;
@@ -292,7 +290,7 @@ TEST(Checkpoint, AutocastIsRestored) {
   EXPECT_EQ(dtypes, std::vector<at::ScalarType>(3, at::kBFloat16));
 }
 
-TEST(Checkpoint, ExceptionInForward) {
+TEST(Checkpoint, AnExceptionInForwardRestoresState) {
   auto x = torch::rand({4}, torch::requires_grad());
   EXPECT_THROW(checkpoint(
                    [](const at::Tensor& x) -> at::Tensor {
@@ -304,7 +302,7 @@ TEST(Checkpoint, ExceptionInForward) {
   EXPECT_TRUE(detail::packers().empty());
 }
 
-TEST(Checkpoint, ExceptionInRecomputation) {
+TEST(Checkpoint, AnExceptionInRecomputationRestoresState) {
   auto x = torch::rand({4}, torch::requires_grad());
   int runs = 0;
   auto y = checkpoint(
@@ -319,32 +317,33 @@ TEST(Checkpoint, ExceptionInRecomputation) {
       x);
   torch::manual_seed(5), manual_seed(7);
   random::state().offset = 3;
-  const auto stands = at::globalContext().defaultGenerator(at::kCPU).get_state();
+  const auto state = at::globalContext().defaultGenerator(at::kCPU).get_state();
   at::autocast::set_autocast_enabled(at::kCPU, true);
   const auto loss = y.sum();
   EXPECT_THROW(loss.backward({}, true), std::runtime_error);
   EXPECT_TRUE(at::autocast::is_autocast_enabled(at::kCPU));
   at::autocast::set_autocast_enabled(at::kCPU, false);
-  EXPECT_TRUE(stands.equal(at::globalContext().defaultGenerator(at::kCPU).get_state()));
+  EXPECT_TRUE(state.equal(at::globalContext().defaultGenerator(at::kCPU).get_state()));
   EXPECT_EQ(random::state().seed, 7u);
   EXPECT_EQ(random::state().offset, 3u);
   EXPECT_TRUE(detail::packers().empty());
   EXPECT_FALSE(recomputing());
-  loss.backward();  // the third run is well
+  loss.backward();  // the third run does not throw
   EXPECT_TRUE(x.grad().allclose((x.exp().cos() * x.exp()).detach()));
 }
 
-// A claimer's tensors are not the checkpoint's, and it is asked again in recomputation, where its scope has ended.
-TEST(Checkpoint, ClaimersAreAskedInRecomputationToo) {
+// A packer that accepts some tensors has priority over the checkpoint. Recomputation calls it too, although its scope
+// has ended.
+TEST(Checkpoint, PackersForSomeTensorsAreCalledInRecomputationToo) {
   auto x = torch::rand({3, 5}, torch::requires_grad()), w = torch::rand({5, 3}, torch::requires_grad());
   const auto fn = [&](const at::Tensor& x) { return torch::mm(x, w).exp(); };
   const auto expected = grads_of({x, w}, [&] { fn(x).sum().backward(); });
   int packed = 0, unpacked = 0;
-  const Packer claims_w = {Packs::Some, [&](const at::Tensor& t) -> Unpack {
-                             if (t.data_ptr() != w.data_ptr()) return {};
-                             packed++;
-                             return [&] { return unpacked++, w.detach(); };
-                           }};
+  const Packer packs_w = {Accepts::SomeTensors, [&](const at::Tensor& t) -> Unpack {
+                            if (t.data_ptr() != w.data_ptr()) return {};
+                            packed++;
+                            return [&] { return unpacked++, w.detach(); };
+                          }};
   for (const bool inside : {false, true}) {
     packed = unpacked = 0;
     const auto got = grads_of({x, w}, [&] {
@@ -352,27 +351,27 @@ TEST(Checkpoint, ClaimersAreAskedInRecomputationToo) {
       if (inside) {
         y = checkpoint(
             [&](const at::Tensor& x) {
-              PackScope scope(claims_w);
+              SavedTensorHooks scope(packs_w);
               return fn(x);
             },
             x);
       } else {
-        PackScope scope(claims_w);
+        SavedTensorHooks scope(packs_w);
         y = checkpoint(fn, x);
       }
       y.sum().backward();
     });
     expect_same_bits(expected, got);
     EXPECT_EQ(packed, 2);    // forward, recomputation
-    EXPECT_EQ(unpacked, 1);  // the graph's own; the recomputed graph is not run
+    EXPECT_EQ(unpacked, 1);  // by the first graph; backward does not run the recomputed graph
   }
 }
 
 // ---- differences between forward and recomputation ----
 
-// Does `first` in forward and `then` in recomputation; returns what backward says.
+// Runs `first` in forward and `then` in recomputation. Returns the error message of backward.
 template <class First, class Then>
-std::string says(First first, Then then, CheckpointOptions options = {}) {
+std::string error_of(First first, Then then, CheckpointOptions options = {}) {
   int runs = 0;
   auto x = torch::rand({4, 4}, torch::requires_grad());
   ModuleNameScope running("net.block");
@@ -383,55 +382,56 @@ std::string says(First first, Then then, CheckpointOptions options = {}) {
   return message;
 }
 
-TEST(CheckpointDifference, OtherShapeIsNamed) {
-  const auto said = says([](at::Tensor x) { return x.exp().sum(); },
+TEST(CheckpointDifference, TheErrorNamesAnOtherShape) {
+  const auto said = error_of([](at::Tensor x) { return x.exp().sum(); },
                          [](at::Tensor x) {
                            return torch::cat({x, x}).exp().sum();
                          });
   EXPECT_SAYS(said, "aten::cat in module net.block");
-  const auto shape = says([](at::Tensor x) { return x.narrow(0, 0, 4).exp().sum(); },
+  const auto shape = error_of([](at::Tensor x) { return x.narrow(0, 0, 4).exp().sum(); },
                           [](at::Tensor x) { return x.narrow(0, 0, 2).exp().sum(); });
   EXPECT_SAYS(shape, "tensor 0 of the 1");
   EXPECT_SAYS(shape, "Float[4, 4] on cpu, saved by aten::exp in module net.block in forward");
   EXPECT_SAYS(shape, "Float[2, 4] on cpu, saved by aten::exp in module net.block in recomputation");
 }
 
-TEST(CheckpointDifference, ExtraOpIsNamed) {
-  // Even one that saves nothing: PyTorch would return wrong gradients here.
-  const auto adds = says([](at::Tensor x) { return x.sin().exp(); }, [](at::Tensor x) { return (x.sin() + 1).exp(); });
-  EXPECT_SAYS(adds, "number 1 was aten::exp in module net.block in forward and is aten::add");
+TEST(CheckpointDifference, TheErrorNamesAnExtraOp) {
+  // Also for an op that saves no tensor. PyTorch would compute wrong gradients here.
+  const auto adds =
+      error_of([](at::Tensor x) { return x.sin().exp(); }, [](at::Tensor x) { return (x.sin() + 1).exp(); });
+  EXPECT_SAYS(adds, "differentiable op 1 was aten::exp in module net.block in forward and is aten::add");
   const auto saves =
-      says([](at::Tensor x) { return x.sin().exp(); }, [](at::Tensor x) { return x.sin().tanh().exp(); });
+      error_of([](at::Tensor x) { return x.sin().exp(); }, [](at::Tensor x) { return x.sin().tanh().exp(); });
   EXPECT_SAYS(saves, "saved by aten::exp");
   EXPECT_SAYS(saves, "saved by aten::tanh");
 }
 
-TEST(CheckpointDifference, MissingOpIsNamed) {
-  const auto said = says([](at::Tensor x) { return x.sin().exp(); }, [](at::Tensor x) { return x.sin(); });
+TEST(CheckpointDifference, TheErrorNamesAMissingOp) {
+  const auto said = error_of([](at::Tensor x) { return x.sin().exp(); }, [](at::Tensor x) { return x.sin(); });
   EXPECT_SAYS(said, "forward saved 2 tensors for backward, recomputation only 1");
   EXPECT_SAYS(said, "saved by aten::exp in module net.block");
 }
 
-TEST(CheckpointDifference, MoreThanForwardIsNamed) {
-  const auto said = says([](at::Tensor x) { return x.sin().exp(); }, [](at::Tensor x) { return x.sin().exp().tanh(); },
-                         {.early_stop = false});
+TEST(CheckpointDifference, TheErrorNamesAnOpAfterTheEndOfForward) {
+  const auto said = error_of([](at::Tensor x) { return x.sin().exp(); },
+                             [](at::Tensor x) { return x.sin().exp().tanh(); }, {.early_stop = false});
   EXPECT_SAYS(said, "forward saved 2 tensors for backward, recomputation also saves Float[4, 4] on cpu by aten::tanh");
 }
 
-TEST(CheckpointDifference, UncheckedIsTakenAsItComes) {
-  EXPECT_EQ(says([](at::Tensor x) { return x.sin().exp(); }, [](at::Tensor x) { return x.sin().tanh(); },
+TEST(CheckpointDifference, WithoutDeterminismCheckNothingIsThrown) {
+  EXPECT_EQ(error_of([](at::Tensor x) { return x.sin().exp(); }, [](at::Tensor x) { return x.sin().tanh(); },
                  {.determinism_check = false}),
             "nothing was thrown");
 }
 
-// What has no gradient may differ: a table that forward builds on first use.
+// For example, forward builds a table on first use.
 TEST(CheckpointDifference, OpsWithoutGradientMayDiffer) {
   const auto with_table = [](at::Tensor x) { return (x * torch::arange(4).cos()).exp(); };
   const auto table = torch::arange(4).cos();
-  EXPECT_EQ(says(with_table, [&](at::Tensor x) { return (x * table).exp(); }), "nothing was thrown");
+  EXPECT_EQ(error_of(with_table, [&](at::Tensor x) { return (x * table).exp(); }), "nothing was thrown");
 }
 
-TEST(CheckpointDifference, WriteToASavedTensorIsFoundOut) {
+TEST(CheckpointDifference, AnInPlaceWriteToASavedTensorIsDetected) {
   auto x = torch::rand({4}, torch::requires_grad());
   auto y = checkpoint(
       {.early_stop = false},
@@ -441,7 +441,7 @@ TEST(CheckpointDifference, WriteToASavedTensorIsFoundOut) {
         return y;
       },
       x);
-  EXPECT_SAYS(message_of([&] { y.sum().backward(); }), "written to in place");
+  EXPECT_SAYS(message_of([&] { y.sum().backward(); }), "modified in place");
   auto z = x * 1;
   auto out = checkpoint([](const at::Tensor& z) { return z.exp().sin(); }, z);
   z.mul_(2);
@@ -450,8 +450,8 @@ TEST(CheckpointDifference, WriteToASavedTensorIsFoundOut) {
 
 // ---- memory ----
 
-// L segments of [tanh, tanh, tanh, tanh] on n floats; tanh saves its result. Without checkpoints every result is kept,
-// 4 L n; with them the results of segments, of which each is the next one's input: L n.
+// L segments of [tanh, tanh, tanh, tanh] on n floats; tanh saves its output. Without checkpoints all outputs are saved:
+// 4 L n. With checkpoints only the output of each segment, which is the input of the next one, is saved: L n.
 TEST(CheckpointMemory, PeakIsLowerByTheExpectedAmount) {
   constexpr int64_t kSegments = 6, n = 1 << 16, kBytes = n * 4;
   const auto segment = [](const at::Tensor& x) { return x.tanh().tanh().tanh().tanh(); };
@@ -474,13 +474,12 @@ TEST(CheckpointMemory, PeakIsLowerByTheExpectedAmount) {
   const auto plain = run(false), checkpointed = run(true);
   EXPECT_EQ(plain.after_forward, 4 * kSegments * kBytes);
   EXPECT_EQ(checkpointed.after_forward, kSegments * kBytes);
-  EXPECT_EQ(plain.peak - plain.after_forward, 2 * kBytes);  // the gradient that comes and the one that goes
-  // Backward of a segment: its four results again, and a gradient; then three and two.
+  EXPECT_EQ(plain.peak - plain.after_forward, 2 * kBytes);  // the incoming and the outgoing gradient
+  // Backward of a segment: its four outputs and one gradient; then three outputs and two gradients.
   EXPECT_EQ(checkpointed.peak - checkpointed.after_forward, (4 + 1) * kBytes);
 }
 
-// The state of LibTorch's generator is kept by functions that drew from it, and by no others.
-TEST(CheckpointMemory, GeneratorIsKeptIfDrawnFrom) {
+TEST(CheckpointMemory, GeneratorStateIsSavedOnlyIfTheFunctionUsesTheGenerator) {
   const auto state_bytes = static_cast<int64_t>(at::globalContext().defaultGenerator(at::kCPU).get_state().nbytes());
   auto x = torch::rand({256}, torch::requires_grad());
   testing::CountingAllocator count;
@@ -490,27 +489,27 @@ TEST(CheckpointMemory, GeneratorIsKeptIfDrawnFrom) {
   EXPECT_EQ(count.live_bytes(), 2 * 1024 + state_bytes);
 }
 
-// An inner checkpoint's input belongs to the outer one, and is not kept either.
-TEST(CheckpointMemory, NestedKeepsOnlyTheOutermostInput) {
+// The outer checkpoint recomputes the input of the inner one, so it is not saved.
+TEST(CheckpointMemory, NestedCheckpointsSaveOnlyTheOutermostInput) {
   constexpr int64_t n = 1 << 16, kBytes = n * 4;
   auto x = torch::rand({n}, torch::requires_grad());
   testing::CountingAllocator count;
   const auto inner = [](const at::Tensor& x) { return x.tanh().tanh(); };
   auto y = checkpoint([&](const at::Tensor& x) { return checkpoint(inner, checkpoint(inner, x.tanh())).tanh(); }, x);
-  EXPECT_EQ(count.live_bytes(), kBytes);  // y alone
+  EXPECT_EQ(count.live_bytes(), kBytes);  // only y
   y.sum().backward();
   EXPECT_TRUE(x.grad().defined());
 }
 
 // ---- distributed tensors ----
 
-// Two layers, column-wise then row-wise, with dropout between: three collectives and a counter of random numbers.
+// Two layers, colwise and rowwise, with dropout between them: three collectives and a random counter.
 at::Tensor distributed_net(const at::Tensor& x, const at::Tensor& up, const at::Tensor& down) {
   auto hidden = torch::dropout(torch::gelu(torch::mm(x, up)), 0.4, true);
   return torch::mm(hidden, down);
 }
 
-TEST(CheckpointDistributed, SameBitsOnThreadRanks) {
+TEST(CheckpointDistributed, GradientsAreBitwiseEqual) {
   for (const int64_t ranks : {1, 2, 4}) {
     run_ranks(ranks, [&](Rank& me) {
       const auto mesh = me.mesh("tp=" + std::to_string(ranks));
@@ -531,7 +530,7 @@ TEST(CheckpointDistributed, SameBitsOnThreadRanks) {
       };
       const auto net = [&](const at::Tensor& x) { return distributed_net(x, up, down); };
       const auto plain = run(net);
-      for (int i = 0; i < 3; i++) {  // several at once, all ranks together
+      for (int i = 0; i < 3; i++) {  // repeated, on all ranks at the same time
         const auto got = run([&](const at::Tensor& x) { return checkpoint(net, x); });
         for (size_t p = 0; p < plain.size(); p++) {
           EXPECT_EQ(DTensor(got[p]).placements(), DTensor(plain[p]).placements());
@@ -543,7 +542,7 @@ TEST(CheckpointDistributed, SameBitsOnThreadRanks) {
   }
 }
 
-TEST(CheckpointDistributed, OtherPlacementsAreNamed) {
+TEST(CheckpointDistributed, TheErrorNamesOtherPlacements) {
   run_ranks(2, [&](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     const at::Tensor x = distribute_tensor(torch::ones({4, 4}), mesh, {Replicate()}).requires_grad_();

@@ -4,7 +4,6 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/holder.h"
-#include "tessera/nn/detail/module_list.h"
 #include "tessera/nn/modules.h"
 #include "tessera/testing/detail/counting_allocator.h"
 #include "tessera/testing/expect_error.h"
@@ -67,23 +66,22 @@ void expect_same_bits(const Tensors& a, const Tensors& b) {
   for (size_t i = 0; i < a.size(); i++) EXPECT_TRUE(a[i].equal(b[i])) << i;
 }
 
-TEST(CheckpointWrapper, SameGradientsAndNames) {
+TEST(CheckpointWrapper, KeepsGradientsAndParameterNames) {
   Net net;
   auto x = torch::rand({4, 8});
   const auto plain = step(net, x);
   const auto names = net->named_parameters().keys();
-  std::vector<HookHandle> handles;
-  for (auto& block : *net->blocks) handles.push_back(checkpoint_wrapper(block));
+  for (auto& block : *net->blocks) EXPECT_EQ(&checkpoint_wrapper(block), &block);
   for (auto& block : *net->blocks) block->runs = 0;
   expect_same_bits(plain, step(net, x));
   EXPECT_EQ(net->named_parameters().keys(), names);
   for (auto& block : *net->blocks) EXPECT_EQ(block->runs, 2);
-  for (auto& handle : handles) handle.remove();
+  for (auto& block : *net->blocks) EXPECT_EQ(&remove_checkpoint_wrapper(block), &block);
   expect_same_bits(plain, step(net, x));
   for (auto& block : *net->blocks) EXPECT_EQ(block->runs, 3);
 }
 
-TEST(CheckpointWrapper, AppliedByChoiceAndNested) {
+TEST(CheckpointWrapper, CheckFnSelectsModulesAndWrappersNest) {
   Net net;
   auto x = torch::rand({4, 8});
   const auto plain = step(net, x);
@@ -100,7 +98,7 @@ TEST(CheckpointWrapper, AppliedByChoiceAndNested) {
   EXPECT_EQ((*copy->blocks)[0]->runs - (*net->blocks)[0]->runs, 2);
 }
 
-TEST(CheckpointWrapper, ChildrenOfSequential) {
+TEST(CheckpointWrapper, WrapsChildrenOfATorchSequential) {
   torch::nn::Sequential net(torch::nn::Linear(8, 8), torch::nn::Tanh(), torch::nn::Linear(8, 8));
   auto x = torch::rand({4, 8});
   const auto run = [&] {
@@ -109,9 +107,11 @@ TEST(CheckpointWrapper, ChildrenOfSequential) {
     return net->parameters()[0].grad().clone();
   };
   const auto plain = run();
-  EXPECT_EQ(
-      apply_activation_checkpointing(*net, [](const std::string& name, const Module&) { return name != "1"; }).size(),
-      2u);
+  auto& returned =
+      apply_activation_checkpointing(*net, [](const std::string& name, const Module&) { return name != "1"; });
+  EXPECT_EQ(&returned, net.get());
+  EXPECT_TRUE(has_hook_point(*net->ptr(0)) && has_hook_point(*net->ptr(2)));
+  EXPECT_FALSE(has_hook_point(*net->ptr(1)));
   EXPECT_TRUE(run().equal(plain));
 }
 
@@ -123,14 +123,14 @@ TEST(CheckpointWrapper, ErrorsNameTheModule) {
   checkpoint_wrapper((*net->blocks)[1]);
   auto x = torch::rand({4, 8});
   auto loss = net(x).sum();
-  (*net->blocks)[1]->dropout->eval();  // does nothing in recomputation
+  (*net->blocks)[1]->dropout->eval();  // so recomputation has no dropout
   const auto said = message_of<UsageError>([&] { loss.backward(); });
   EXPECT_SAYS(said, "was aten::dropout in module Net.blocks.1.dropout in forward");
   EXPECT_SAYS(said, "in module Net.blocks.1.down in recomputation");
 }
 
-// An inner wrapper's input is the outer one's to compute again: after forward only the result is left.
-TEST(CheckpointWrapper, NestedKeepsOnlyTheOutermostInput) {
+// The outer checkpoint recomputes the inputs of the inner ones, so after forward only the output uses memory.
+TEST(CheckpointWrapper, NestedWrappersSaveOnlyTheOutermostInput) {
   constexpr int64_t n = 1 << 16;
   struct ChainImpl : torch::nn::Module {
     nn::Tanh a, b;
@@ -156,16 +156,17 @@ struct CacheReaderImpl : torch::nn::Module {
 };
 TESSERA_MODULE(CacheReader);
 
-TEST(CheckpointWrapper, ArgumentByReferenceIsRefused) {
+TEST(CheckpointWrapper, AnArgumentByReferenceThrowsInRecomputation) {
   CacheReader reader;
   checkpoint_wrapper(reader);
   auto x = torch::rand({3}, torch::requires_grad());
   ByReference cache{torch::ones({3})};
   auto y = reader(x, cache);
-  EXPECT_SAYS(message_of<UsageError>([&] { y.sum().backward(); }), "CacheReader takes an argument by reference");
+  EXPECT_SAYS(message_of<UsageError>([&] { y.sum().backward(); }),
+              "CacheReader takes an argument by non-const reference");
 }
 
-TEST(CheckpointWrapper, DistributedModel) {
+TEST(CheckpointWrapper, WorksOnADistributedModel) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     Net net;

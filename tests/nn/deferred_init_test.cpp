@@ -1,4 +1,4 @@
-// Building modules without memory, and filling them.
+// deferred_init() and materialize() on one rank.
 #include "tessera/nn/deferred_init.h"
 
 #include "tessera/base/error.h"
@@ -21,8 +21,8 @@ struct OneImpl : torch::nn::Module {
 };
 TORCH_MODULE(One);
 
-// What `make` gives, made in deferred_init and then filled.
-at::Tensor deferred_then_filled(const std::function<at::Tensor()>& make) {
+// The result of `make` in deferred_init, after materialize().
+at::Tensor deferred_then_materialized(const std::function<at::Tensor()>& make) {
   auto module = deferred_init([&] { return One(make); });
   EXPECT_TRUE(is_deferred(module->value));
   EXPECT_TRUE(module->value.is_meta());
@@ -38,9 +38,12 @@ void expect_equal(const at::Tensor& got, const at::Tensor& expected) {
   EXPECT_TRUE(torch::equal(got, expected)) << got << "\nexpected\n" << expected;
 }
 
-void expect_as_without(const std::function<at::Tensor()>& make) { expect_equal(deferred_then_filled(make), make()); }
+// materialize() must compute the same tensor as `make` computes directly.
+void expect_same_as_eager(const std::function<at::Tensor()>& make) {
+  expect_equal(deferred_then_materialized(make), make());
+}
 
-TEST(DeferredInit, LinearIsThatOfTesserasStream) {
+TEST(DeferredInit, LinearUsesTesserasRandomNumbers) {
   manual_seed(5);
   auto linear = deferred_init([] { return torch::nn::Linear(7, 3); });
   const auto handle = linear->weight;
@@ -65,31 +68,32 @@ TEST(DeferredInit, LinearIsThatOfTesserasStream) {
   EXPECT_FALSE(torch::equal(linear->bias, bias));
 }
 
-TEST(DeferredInit, WithoutRandomNumbersItIsTheModule) {
-  expect_as_without([] { return torch::zeros({2, 3}); });
-  expect_as_without([] { return torch::full({2, 3}, 0.5, torch::kDouble); });
-  expect_as_without([] { return test::rope_table({.dim = 24, .context = 9}); });
-  expect_as_without([] { return torch::ones({5, 5}).tril(); });
-  expect_as_without([] { return torch::full({5, 5}, -1e9).triu(1); });
-  expect_as_without([] { return torch::tensor(3, torch::kLong); });
-  expect_as_without([] { return torch::arange(6).view({2, 3}).t(); });
-  expect_as_without([] { return torch::linspace(0, 1, 5).to(torch::kBFloat16); });
-  expect_as_without([] { return torch::zeros({3, 2, 4, 5}).to(at::MemoryFormat::ChannelsLast); });
-  expect_as_without([] { return torch::eye(4) * torch::tensor({1.0f, 2.0f, 3.0f, 4.0f}); });
-  expect_as_without([] { return torch::arange(4, torch::kFloat) + torch::tensor(std::vector<float>{1, 2, 3, 4}); });
+TEST(DeferredInit, TensorsWithoutRandomNumbersEqualEagerOnes) {
+  expect_same_as_eager([] { return torch::zeros({2, 3}); });
+  expect_same_as_eager([] { return torch::full({2, 3}, 0.5, torch::kDouble); });
+  expect_same_as_eager([] { return test::rope_table({.dim = 24, .context = 9}); });
+  expect_same_as_eager([] { return torch::ones({5, 5}).tril(); });
+  expect_same_as_eager([] { return torch::full({5, 5}, -1e9).triu(1); });
+  expect_same_as_eager([] { return torch::tensor(3, torch::kLong); });
+  expect_same_as_eager([] { return torch::arange(6).view({2, 3}).t(); });
+  expect_same_as_eager([] { return torch::linspace(0, 1, 5).to(torch::kBFloat16); });
+  expect_same_as_eager([] { return torch::zeros({3, 2, 4, 5}).to(at::MemoryFormat::ChannelsLast); });
+  expect_same_as_eager([] { return torch::eye(4) * torch::tensor({1.0f, 2.0f, 3.0f, 4.0f}); });
+  expect_same_as_eager([] { return torch::arange(4, torch::kFloat) + torch::tensor(std::vector<float>{1, 2, 3, 4}); });
 }
 
-TEST(DeferredInit, OpsWithoutAKernelForMeta) {
-  expect_as_without([] { return torch::relu(torch::arange(-2, 3, torch::kFloat)); });
-  expect_as_without([] {
+TEST(DeferredInit, OpsWithoutAMetaKernelWork) {
+  expect_same_as_eager([] { return torch::relu(torch::arange(-2, 3, torch::kFloat)); });
+  expect_same_as_eager([] {
     const auto mask = torch::ones({4, 4}, torch::kBool).tril();
     return torch::where(mask, torch::zeros({4, 4}), torch::full({4, 4}, -1.0));
   });
-  expect_as_without([] { return torch::zeros({4, 4}).masked_fill(torch::ones({4, 4}, torch::kBool).triu(1), -1.0); });
-  expect_as_without([] { return torch::arange(5).index_select(0, torch::tensor({3, 1})); });
-  expect_as_without([] { return torch::nonzero(torch::arange(3)); });
-  expect_as_without([] { return torch::arange(-2, 3).abs(); });
-  expect_as_without([] {
+  expect_same_as_eager(
+      [] { return torch::zeros({4, 4}).masked_fill(torch::ones({4, 4}, torch::kBool).triu(1), -1.0); });
+  expect_same_as_eager([] { return torch::arange(5).index_select(0, torch::tensor({3, 1})); });
+  expect_same_as_eager([] { return torch::nonzero(torch::arange(3)); });
+  expect_same_as_eager([] { return torch::arange(-2, 3).abs(); });
+  expect_same_as_eager([] {
     auto out = torch::empty({0});
     return torch::abs_out(out, torch::arange(-2, 3, torch::kFloat)).add_(1);
   });
@@ -97,12 +101,12 @@ TEST(DeferredInit, OpsWithoutAKernelForMeta) {
                                             return torch::relu(torch::zeros({5000, 5000}));
                                           }); }),
               "aten::relu has no kernel for the meta device, and its arguments, 100000000 bytes, are too large");
-  // Large as well, but made of ops that write into what is there.
+  // As large, but its decomposition has in-place ops only.
   deferred_init([] { return torch::zeros({5000, 5000}).masked_fill(torch::ones({5000, 5000}, torch::kBool), -1.0); });
 }
 
-TEST(DeferredInit, WritesThroughViews) {
-  expect_as_without([] {
+TEST(DeferredInit, InPlaceWritesThroughViewsAreReplayed) {
+  expect_same_as_eager([] {
     auto t = torch::ones({4, 3});
     t[2].fill_(0);
     t.slice(0, 0, 2).select(1, 1).mul_(5);
@@ -110,26 +114,26 @@ TEST(DeferredInit, WritesThroughViews) {
     t.t().add_(1);
     return t + before;
   });
-  expect_as_without([] {  // the last value of the base, seen by a view that was taken before
+  expect_same_as_eager([] {  // a view sees a later write to its base
     auto t = torch::ones({4, 3});
     auto view = t.view({12});
     t.zero_();
     return view;
   });
-  expect_as_without([] {
+  expect_same_as_eager([] {
     auto t = torch::arange(6).view({2, 3}).clone();
     t.t_();
     t[0].zero_();
     return t;
   });
-  expect_as_without([] {
+  expect_same_as_eager([] {
     auto t = torch::zeros({3});
     t.data().fill_(2);
     return t;
   });
 }
 
-TEST(DeferredInit, AWriteThatIsOverwrittenIsNotRepeated) {
+TEST(DeferredInit, AnOverwrittenWriteIsNotReplayed) {
   auto calls = [](const std::function<at::Tensor()>& make) {
     auto module = deferred_init([&] { return One(make); });
     struct Count {
@@ -151,8 +155,8 @@ TEST(DeferredInit, AWriteThatIsOverwrittenIsNotRepeated) {
   EXPECT_LT(once, calls([] { return torch::nn::init::normal_(torch::empty({3, 3})).mul_(2); }));
 }
 
-// Every kind of draw takes one place in the stream, when it is written down.
-TEST(DeferredInit, RandomNumbers) {
+// Each random op reserves one offset of the random sequence when it is recorded.
+TEST(DeferredInit, RandomValuesDoNotDependOnTheOrderOfMaterialize) {
   const std::vector<std::function<at::Tensor()>> fills = {
       [] {
         return torch::rand({3, 4});
@@ -184,25 +188,25 @@ TEST(DeferredInit, RandomNumbers) {
   for (size_t i = 0; i < fills.size(); i++) {
     SCOPED_TRACE(i);
     manual_seed(3);
-    const auto first = deferred_then_filled(fills[i]);
+    const auto first = deferred_then_materialized(fills[i]);
     EXPECT_EQ(random::state().offset, 1u);
     manual_seed(3);
     auto both = deferred_init([&] { return std::pair<One, One>{One(fills[i]), One(fills[i])}; });
-    materialize(both.second);  // the order does not matter
+    materialize(both.second);  // in another order
     materialize(both.first);
     EXPECT_TRUE(torch::equal(both.first->value, first));
     EXPECT_FALSE(torch::equal(both.second->value, first));
   }
   manual_seed(3);
-  const auto rand = deferred_then_filled(fills[0]);
+  const auto rand = deferred_then_materialized(fills[0]);
   manual_seed(3);
   EXPECT_TRUE(torch::equal(rand, random::rand({3, 4})));
-  const auto permutation = deferred_then_filled(fills[8]);
+  const auto permutation = deferred_then_materialized(fills[8]);
   EXPECT_TRUE(torch::equal(std::get<0>(permutation.sort()), torch::arange(12)));
 }
 
 template <class Module>
-void expect_stock(Module (*make)()) {
+void expect_same_distribution(Module (*make)()) {
   manual_seed(1);
   auto deferred = deferred_init(make);
   auto real = make();
@@ -215,7 +219,7 @@ void expect_stock(Module (*make)()) {
       EXPECT_EQ(t.sizes(), item.value().sizes());
       EXPECT_EQ(t.scalar_type(), item.value().scalar_type());
       EXPECT_EQ(t.requires_grad(), item.value().requires_grad());
-      // Different numbers of one distribution: alike in size.
+      // Different values of one distribution: compare their magnitudes.
       const auto largest = [](const at::Tensor& x) {
         return x.detach().to(torch::kDouble).abs().max().item().toDouble();
       };
@@ -226,17 +230,18 @@ void expect_stock(Module (*make)()) {
   check(deferred->named_buffers(), real->named_buffers());
 }
 
-TEST(DeferredInit, StockModules) {
-  expect_stock(+[] { return torch::nn::Linear(20, 30); });
-  expect_stock(+[] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(20, 30).padding_idx(4)); });
-  expect_stock(+[] { return torch::nn::LayerNorm(torch::nn::LayerNormOptions({20})); });
-  expect_stock(+[] { return torch::nn::Conv2d(3, 20, 5); });
-  expect_stock(+[] { return torch::nn::BatchNorm2d(20); });
-  expect_stock(+[] { return torch::nn::MultiheadAttention(24, 3); });
-  expect_stock(+[] { return torch::nn::LSTM(20, 30); });
-  expect_stock(+[] { return torch::nn::Sequential(torch::nn::Linear(20, 30), torch::nn::GroupNorm(3, 30)); });
-  expect_stock(+[] { return nn::Linear(20, 30); });  // ours
-  expect_stock(+[] { return test::TinyLlama(test::LlamaSizes{.dim = 40, .ffn = 60, .vocab = 50}); });
+TEST(DeferredInit, TorchModulesHaveTheSameDistributions) {
+  expect_same_distribution(+[] { return torch::nn::Linear(20, 30); });
+  expect_same_distribution(+[] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(20, 30).padding_idx(4)); });
+  expect_same_distribution(+[] { return torch::nn::LayerNorm(torch::nn::LayerNormOptions({20})); });
+  expect_same_distribution(+[] { return torch::nn::Conv2d(3, 20, 5); });
+  expect_same_distribution(+[] { return torch::nn::BatchNorm2d(20); });
+  expect_same_distribution(+[] { return torch::nn::MultiheadAttention(24, 3); });
+  expect_same_distribution(+[] { return torch::nn::LSTM(20, 30); });
+  expect_same_distribution(
+      +[] { return torch::nn::Sequential(torch::nn::Linear(20, 30), torch::nn::GroupNorm(3, 30)); });
+  expect_same_distribution(+[] { return nn::Linear(20, 30); });
+  expect_same_distribution(+[] { return test::TinyLlama(test::LlamaSizes{.dim = 40, .ffn = 60, .vocab = 50}); });
   auto embedding = deferred_init([] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(6, 3).padding_idx(4)); });
   materialize(embedding);
   EXPECT_TRUE(torch::equal(embedding->weight[4], torch::zeros({3})));
@@ -247,14 +252,14 @@ TEST(DeferredInit, StockModules) {
   EXPECT_EQ(std::get<0>(lstm(torch::ones({3, 1, 4}))).sizes(), (at::IntArrayRef{3, 1, 5}));
 }
 
-TEST(DeferredInit, Initialisers) {
-  const auto orthogonal = deferred_then_filled([] { return torch::nn::init::orthogonal_(torch::empty({3, 5})); });
+TEST(DeferredInit, TorchInitFunctionsWork) {
+  const auto orthogonal = deferred_then_materialized([] { return torch::nn::init::orthogonal_(torch::empty({3, 5})); });
   EXPECT_TRUE(torch::allclose(orthogonal.mm(orthogonal.t()), torch::eye(3), 1e-5, 1e-5));
-  expect_as_without([] { return torch::nn::init::dirac_(torch::empty({3, 3, 5})); });
-  expect_as_without([] { return torch::nn::init::eye_(torch::empty({3, 4})); });
+  expect_same_as_eager([] { return torch::nn::init::dirac_(torch::empty({3, 3, 5})); });
+  expect_same_as_eager([] { return torch::nn::init::eye_(torch::empty({3, 4})); });
 }
 
-TEST(DeferredInit, SharedMemoryIsSharedAgain) {
+TEST(DeferredInit, TensorsThatShareMemoryShareItAfterMaterialize) {
   struct TiedImpl : torch::nn::Module {
     torch::nn::Linear a{nullptr}, b{nullptr};
     at::Tensor same, row;
@@ -277,7 +282,7 @@ TEST(DeferredInit, SharedMemoryIsSharedAgain) {
   EXPECT_TRUE(torch::equal(tied->b->weight, torch::full({3, 3}, 4.0)));
 }
 
-TEST(DeferredInit, ASecondScopeGoesOn) {
+TEST(DeferredInit, ASecondDeferredInitContinuesTheRecording) {
   auto linear = deferred_init([] { return torch::nn::Linear(3, 2); });
   deferred_init([&] {
     linear->to(torch::kBFloat16);
@@ -291,45 +296,45 @@ TEST(DeferredInit, ASecondScopeGoesOn) {
   EXPECT_TRUE(linear->weight.requires_grad());
 }
 
-TEST(DeferredInit, RealTensorsAreReadWhenFilled) {
+TEST(DeferredInit, RealTensorsAreReadInMaterialize) {
   auto given = torch::arange(3, torch::kFloat);
-  expect_equal(deferred_then_filled([&] { return torch::zeros({3}).copy_(given); }), given);
+  expect_equal(deferred_then_materialized([&] { return torch::zeros({3}).copy_(given); }), given);
   auto module = deferred_init([&] { return One([&] { return torch::ones({3}) * given; }); });
   given.add_(1);
   EXPECT_SAYS(message_of<UsageError>([&] { materialize(module); }),
-              "a real tensor of sizes [3] that the initialisation reads was written to since");
+              "a real tensor of sizes [3] that the initialization reads was modified");
   EXPECT_TRUE(is_deferred(module->value));
   auto without = torch::empty({3}, torch::kMeta);
   auto reads = deferred_init([&] { return One([&] { return torch::ones({3}) * without; }); });
   EXPECT_SAYS(message_of<UsageError>([&] { materialize(reads); }), "on the meta device that was not made in");
   EXPECT_SAYS(message_of<UsageError>([&] { deferred_init([&] { given.copy_(torch::ones({3})); }); }),
-              "aten::copy_ writes a deferred value into a real tensor");
+              "aten::copy_ writes a deferred value to a real tensor");
 }
 
-// Asked for on a device that need not be there: nothing is made on it.
-TEST(DeferredInit, DeviceIsRemembered) {
+// The requested device need not exist, because nothing is allocated on it.
+TEST(DeferredInit, RecordsTheRequestedDevice) {
   struct Both : torch::nn::Module {
-    at::Tensor far, here;
+    at::Tensor on_cuda, on_cpu;
     Both() {
       const auto first = torch::zeros({3}, torch::kCUDA);
-      far = register_buffer("far", torch::ones({3}, first.options()));  // whose device reads meta
-      here = register_buffer("here", far.to(torch::kCPU));              // a copy, wherever it is filled
-      here.add_(5);
+      on_cuda = register_buffer("on_cuda", torch::ones({3}, first.options()));  // the options contain meta
+      on_cpu = register_buffer("on_cpu", on_cuda.to(torch::kCPU));              // a copy on every device
+      on_cpu.add_(5);
     }
   };
   auto both = deferred_init([] { return std::make_shared<Both>(); });
   materialize(*both, torch::Device(torch::kCPU));
-  expect_equal(both->far, torch::ones({3}));
-  expect_equal(both->here, torch::full({3}, 6.0));
+  expect_equal(both->on_cuda, torch::ones({3}));
+  expect_equal(both->on_cpu, torch::full({3}, 6.0));
 }
 
-TEST(DeferredInit, AModuleInPartsOnItsOwn) {
+TEST(DeferredInit, SubmodulesCanBeMaterializedFirst) {
   auto model = deferred_init([] { return test::TinyLlama(test::LlamaSizes{}); });
   materialize(*model->tokens);
   EXPECT_FALSE(is_deferred(model->tokens->weight));
-  const auto kept = model->tokens->weight.clone();
+  const auto before = model->tokens->weight.clone();
   materialize(model);
-  EXPECT_TRUE(torch::equal(model->tokens->weight, kept));
+  EXPECT_TRUE(torch::equal(model->tokens->weight, before));
   for (const auto& item : model->named_parameters()) EXPECT_FALSE(item.value().is_meta()) << item.key();
 }
 
@@ -346,22 +351,24 @@ TEST(DeferredInit, Errors) {
               "aten::fill_.Scalar on a tensor made in deferred_init");
   EXPECT_SAYS(message_of([&] { linear->weight.data_ptr<float>()[0] = 1; }), "has no memory yet");
   EXPECT_SAYS(message_of<UsageError>([&] { linear->bias.detach()[0].item<float>(); }),
-              "aten::item asks for the value of a tensor made in deferred_init");
+              "aten::item needs the value of a tensor made in deferred_init");
   EXPECT_SAYS(message_of<UsageError>([&] { deferred_init([&] { materialize(linear); }); }), "inside deferred_init");
   EXPECT_EQ(linear->weight.size(1), 3);
   materialize(linear);
-  const auto kept = linear->weight.clone();
+  const auto before = linear->weight.clone();
   EXPECT_SAYS(message_of<UsageError>([&] { materialize(linear); }),
-              "materialize(Linear): 'weight' has its values, and so has all else: it was materialised before");
-  EXPECT_TRUE(torch::equal(linear->weight, kept));
+              "materialize(Linear): no tensor is deferred ('weight' has values, for example): the module was "
+              "materialized before");
+  EXPECT_TRUE(torch::equal(linear->weight, before));
 
   EXPECT_SAYS(message_of<UsageError>([] { deferred_init([] { return torch::zeros({1}).item<float>(); }); }),
-              "aten::item asks for the value of a tensor made in deferred_init");
+              "aten::item needs the value of a tensor made in deferred_init");
   EXPECT_SAYS(message_of<UsageError>([] { deferred_init([] { return torch::ones({2}).equal(torch::ones({2})); }); }),
-              "aten::equal asks for the value");
-  EXPECT_SAYS(message_of([] { deferred_init([] { return at::tensor({1, 2}); }); }), "torch::tensor({...}) holds");
+              "aten::equal needs the value");
+  EXPECT_SAYS(message_of([] { deferred_init([] { return at::tensor({1, 2}); }); }),
+              "torch::tensor({...}) is a real tensor");
   EXPECT_SAYS(message_of<UsageError>([] { deferred_init([] { return torch::poisson(torch::ones({2})); }); }),
-              "aten::poisson draws numbers that tessera::random has no fill for");
+              "aten::poisson generates random numbers that tessera::random does not support");
   EXPECT_SAYS(message_of<UsageError>([] {
                 deferred_init([] { return torch::empty({2}).uniform_(0, 1, at::detail::createCPUGenerator()); });
               }),
@@ -380,8 +387,7 @@ TEST(DeferredInit, Errors) {
   materialize(*std::make_shared<torch::nn::ReLUImpl>());  // nothing to do
 }
 
-// A recipe that fails half way changes nothing.
-TEST(DeferredInit, AnErrorLeavesTheModuleAsItWas) {
+TEST(DeferredInit, AnErrorInMaterializeLeavesTheModuleUnchanged) {
   auto given = torch::ones({3});
   struct TwoImpl : torch::nn::Module {
     at::Tensor first, second;
@@ -393,7 +399,7 @@ TEST(DeferredInit, AnErrorLeavesTheModuleAsItWas) {
   auto two = deferred_init([&] { return std::make_shared<TwoImpl>(given); });
   given.add_(1);
   const auto message = message_of<UsageError>([&] { materialize(*two); });
-  EXPECT_SAYS(message, "was written to since");
+  EXPECT_SAYS(message, "that the initialization reads was modified");
   EXPECT_SAYS(message, "aten::mul.Tensor");
   EXPECT_SAYS(message, "while filling 'second'");
   EXPECT_TRUE(is_deferred(two->first) && is_deferred(two->second));

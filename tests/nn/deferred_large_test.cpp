@@ -1,4 +1,4 @@
-// A model of 1.1 B parameters, over 64 ranks of which one is here.
+// A model of 1.1 B parameters over 64 ranks. Only one of the ranks exists.
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/deferred_init.h"
@@ -31,10 +31,10 @@ struct FakeWorld {
   ~FakeWorld() { destroy(); }
 };
 
-TEST(DeferredLarge, ALlamaOfABillionOverSixtyFourRanks) {
+TEST(DeferredLarge, OneBillionParametersOverSixtyFourRanksNeedLittleMemory) {
   const FakeWorld world;
   const auto mesh = init_device_mesh("cpu", {64}, {"dp"});
-  deferred_init([] { return torch::nn::Linear(2, 2); });  // what is made once
+  deferred_init([] { return torch::nn::Linear(2, 2); });  // one-time setup
   const auto resident = resident_bytes();
   const auto start = std::chrono::steady_clock::now();
   CountingAllocator count;
@@ -52,22 +52,22 @@ TEST(DeferredLarge, ALlamaOfABillionOverSixtyFourRanks) {
   std::cout << parameters << " parameters in " << took.count() << " s, resident memory "
             << (resident_bytes() - resident) / kMiB << " MiB more, largest storage " << count.largest() << " bytes\n";
   EXPECT_GT(parameters, 1'000'000'000);
-  EXPECT_LT(took.count(), 20);  // 2 s are promised, of a machine at rest
+  EXPECT_LT(took.count(), 20);  // the limit is 2 s on an idle machine
   EXPECT_LT(resident_bytes() - resident, 100 * kMiB);
   EXPECT_LT(count.largest(), kMiB);
 
-  // The values, of this rank only. The buffers are whole.
+  // Materializes the local shards. The buffers are replicated.
   count.reset_peak();
   materialize(model);
   const auto buffers = static_cast<int64_t>(model->rope.nbytes() + model->mask.nbytes());
-  std::cout << local_bytes / kMiB << " MiB of pieces, " << buffers / kMiB << " MiB of buffers, at most "
-            << count.peak_bytes() / kMiB << " MiB at a time\n";
+  std::cout << local_bytes / kMiB << " MiB of local shards, " << buffers / kMiB << " MiB of buffers, at most "
+            << count.peak_bytes() / kMiB << " MiB at the peak\n";
   EXPECT_GE(count.live_bytes(), local_bytes);
   EXPECT_LT(count.peak_bytes(), local_bytes + 4 * buffers + kMiB);
 }
 
-// A row of the table that is set to zero does not make anybody hold all of it.
-TEST(DeferredLarge, EachRankHoldsNoMoreThanItsPiece) {
+// padding_idx sets one row of the table to zero. That must not allocate the full table.
+TEST(DeferredLarge, EachRankAllocatesOnlyItsShard) {
   const FakeWorld world;
   const auto mesh = init_device_mesh("cpu", {64}, {"dp"});
   for (int64_t dim : {0, 1}) {
@@ -80,12 +80,11 @@ TEST(DeferredLarge, EachRankHoldsNoMoreThanItsPiece) {
   }
 }
 
-// What a recipe needs on its way is freed on its way.
-TEST(DeferredLarge, StepsOnTheWayAreFreed) {
-  struct Holds : torch::nn::Module {
-    Holds() { register_buffer("value", torch::ones({1000, 1000}).mul(2).mul(3).mul(4).mul(5).mul(6)); }
+TEST(DeferredLarge, IntermediateTensorsAreFreed) {
+  struct OneBuffer : torch::nn::Module {
+    OneBuffer() { register_buffer("value", torch::ones({1000, 1000}).mul(2).mul(3).mul(4).mul(5).mul(6)); }
   };
-  auto module = deferred_init([] { return std::make_shared<Holds>(); });
+  auto module = deferred_init([] { return std::make_shared<OneBuffer>(); });
   CountingAllocator count;
   materialize(*module);
   EXPECT_LT(count.peak_bytes(), 2 * 4'000'000 + 10'000);

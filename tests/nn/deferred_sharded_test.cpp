@@ -1,4 +1,4 @@
-// A deferred module, laid out in many ways and then filled: the numbers of a single rank, bit for bit.
+// Deferred modules with many placements: after materialize() the values are bitwise equal to those of one rank.
 #include "tessera/base/error.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
@@ -32,8 +32,8 @@ test::TinyLlama deferred_llama() {
   return deferred_init([] { return test::TinyLlama(test::LlamaSizes{}); });
 }
 
-// As one rank alone makes it.
-Named whole_llama() {
+// The tensors as one rank initializes them.
+Named full_llama() {
   auto model = deferred_llama();
   materialize(model);
   auto out = tensors_of(*model);
@@ -41,25 +41,25 @@ Named whole_llama() {
   return out;
 }
 
-// The placement, as far as a tensor has the dim.
-Placements fitting(const Placements& wanted, const at::Tensor& t) {
+// The placements; Replicate() instead of a shard along a dim that the tensor does not have.
+Placements fitting(const Placements& placements, const at::Tensor& t) {
   Placements out;
-  for (const auto& p : wanted) out.push_back(p.is_sharded() && p.dim >= t.dim() ? Replicate() : p);
+  for (const auto& p : placements) out.push_back(p.is_sharded() && p.dim >= t.dim() ? Replicate() : p);
   return out;
 }
 
-TEST(DeferredSharded, EveryPlacementGivesTheSameBits) {
-  const auto expected = whole_llama();
-  struct Layout {
+TEST(DeferredSharded, ValuesAreBitwiseEqualForAllPlacements) {
+  const auto expected = full_llama();
+  struct MeshCase {
     std::string mesh;
     int64_t ranks;
     std::vector<Placements> placements;
   };
-  const std::vector<Placements> line = {{Replicate()}, {Shard(0)}, {Shard(1)}, {StridedShard(0, 2)}};
-  const Layout layouts[] = {
-      {"x=1", 1, line},
-      {"x=2", 2, line},
-      {"x=4", 4, line},
+  const std::vector<Placements> one_axis = {{Replicate()}, {Shard(0)}, {Shard(1)}, {StridedShard(0, 2)}};
+  const MeshCase cases[] = {
+      {"x=1", 1, one_axis},
+      {"x=2", 2, one_axis},
+      {"x=4", 4, one_axis},
       {"a=2,b=2",
        4,
        {{Replicate(), Replicate()},
@@ -69,11 +69,11 @@ TEST(DeferredSharded, EveryPlacementGivesTheSameBits) {
         {Shard(1), Replicate()},
         {StridedShard(0, 2), Shard(0)}}},
   };
-  for (const auto& layout : layouts)
-    run_ranks(layout.ranks, [&](Rank& me) {
-      const auto mesh = me.mesh(layout.mesh);
-      for (const auto& placements : layout.placements) {
-        SCOPED_TRACE(layout.mesh + " " + to_string(placements));
+  for (const auto& c : cases)
+    run_ranks(c.ranks, [&](Rank& me) {
+      const auto mesh = me.mesh(c.mesh);
+      for (const auto& placements : c.placements) {
+        SCOPED_TRACE(c.mesh + " " + to_string(placements));
         auto model = deferred_llama();
         for (auto& [name, t] : tensors_of(*model)) distribute_in_place(t, mesh, fitting(placements, t));
         materialize(model);
@@ -90,12 +90,12 @@ TEST(DeferredSharded, EveryPlacementGivesTheSameBits) {
     });
 }
 
-// Each op that runs on a piece alone must give there what it gives on the whole.
-TEST(DeferredSharded, EveryOpThatRunsOnPieces) {
+// Each op that runs on a local shard only must compute the same values as on the full tensor.
+TEST(DeferredSharded, EveryOpThatRunsOnShards) {
   const auto fill = [](std::function<at::Tensor(at::Tensor)> f, at::ScalarType type = at::kFloat) {
     return [f = std::move(f), type] { return f(torch::rand({7, 13}, type)); };
   };
-  const std::function<at::Tensor()> recipes[] = {
+  const std::function<at::Tensor()> initializations[] = {
       fill([](at::Tensor t) { return (t * 3 + 1).sub(0.3).div(7).neg().abs(); }),
       fill([](at::Tensor t) { return t.mul_(2).sub_(1).div_(3).add_(0.1).clamp_(-0.2, 0.25).neg_().abs_(); }),
       fill([](at::Tensor t) { return t.mul(t.clone()).add(t).sub(torch::ones_like(t)).div(torch::full_like(t, 3)); }),
@@ -132,7 +132,7 @@ TEST(DeferredSharded, EveryOpThatRunsOnPieces) {
       [] {
         return torch::randint(-5, 100, {7, 13});
       },
-      // These run whole.
+      // These run on the full tensor.
       fill([](at::Tensor t) { return t.add(t, 0.7); }),
       fill([](at::Tensor t) { return t.erfinv_().mul_(std::sqrt(2.0)); }),
       fill([](at::Tensor t) { return t.cos() / t.sum(); }),
@@ -147,15 +147,15 @@ TEST(DeferredSharded, EveryOpThatRunsOnPieces) {
       }),
   };
   size_t number = 0;
-  for (const auto& make : recipes) {
+  for (const auto& make : initializations) {
     SCOPED_TRACE(number++);
-    struct Holds : torch::nn::Module {
+    struct OneBuffer : torch::nn::Module {
       at::Tensor value;
-      explicit Holds(const at::Tensor& t) { value = register_buffer("value", t); }
+      explicit OneBuffer(const at::Tensor& t) { value = register_buffer("value", t); }
     };
     const auto build = [&] {
       manual_seed(2);
-      return deferred_init([&] { return std::make_shared<Holds>(make()); });
+      return deferred_init([&] { return std::make_shared<OneBuffer>(make()); });
     };
     auto alone = build();
     materialize(*alone);
@@ -170,7 +170,7 @@ TEST(DeferredSharded, EveryOpThatRunsOnPieces) {
   }
 }
 
-TEST(DeferredSharded, NothingIsSentUntilTheValuesAreThere) {
+TEST(DeferredSharded, DistributingDeferredTensorsDoesNotCommunicate) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("x=2");
     CommDebugMode comms;
@@ -179,7 +179,7 @@ TEST(DeferredSharded, NothingIsSentUntilTheValuesAreThere) {
     EXPECT_TRUE(is_deferred(linear->weight));
     EXPECT_EQ(linear->weight.sizes(), (at::IntArrayRef{3, 5}));
     EXPECT_EQ(DTensor(linear->weight.detach()).to_local().size(0), me.rank == 0 ? 2 : 1);
-    // Moved while it has no values: free.
+    // A redistribution without values does not communicate.
     linear->weight.set_data(DTensor(linear->weight.detach()).redistribute({Shard(1)}));
     EXPECT_TRUE(is_deferred(linear->weight));
     materialize(linear);
@@ -189,11 +189,11 @@ TEST(DeferredSharded, NothingIsSentUntilTheValuesAreThere) {
   });
 }
 
-TEST(DeferredSharded, TrainsAfterwards) {
+TEST(DeferredSharded, TrainsAfterMaterialize) {
   run_ranks(2, [](Rank& me) {
     manual_seed(3);
     auto linear = deferred_init([] { return torch::nn::Linear(4, 6); });
-    torch::optim::SGD sgd(linear->parameters(), 0.5);  // before there are values
+    torch::optim::SGD sgd(linear->parameters(), 0.5);  // created before materialize()
     for (auto& p : linear->parameters()) distribute_in_place(p, me.mesh("x=2"), {Shard(0)});
     materialize(linear);
     const auto before = DTensor(linear->bias.detach()).full_tensor().clone();
@@ -204,7 +204,7 @@ TEST(DeferredSharded, TrainsAfterwards) {
   });
 }
 
-TEST(DeferredSharded, TiedParameters) {
+TEST(DeferredSharded, TiedParametersShareMemory) {
   run_ranks(2, [](Rank& me) {
     struct Tied : torch::nn::Module {
       torch::nn::Embedding tokens{nullptr};
@@ -240,16 +240,17 @@ TEST(DeferredSharded, Errors) {
                     linear->bias.fill_(1);
                   });
                 }),
-                "on a rank's piece, sizes [3], of a deferred tensor of sizes [6]");
+                "on a local shard, sizes [3], of a deferred tensor of sizes [6]");
     materialize(linear);
-    EXPECT_SAYS(message_of<UsageError>([&] { materialize(linear); }), "materialize(Linear): 'weight' has its values");
+    EXPECT_SAYS(message_of<UsageError>([&] { materialize(linear); }),
+                "materialize(Linear): no tensor is deferred ('weight' has values");
 
-    struct Holds : torch::nn::Module {
-      explicit Holds(const at::Tensor& t) { register_buffer("value", t); }
+    struct OneBuffer : torch::nn::Module {
+      explicit OneBuffer(const at::Tensor& t) { register_buffer("value", t); }
     };
-    auto inside = deferred_init([&] { return std::make_shared<Holds>(zeros({6}, mesh, {Shard(0)})); });
+    auto inside = deferred_init([&] { return std::make_shared<OneBuffer>(zeros({6}, mesh, {Shard(0)})); });
     EXPECT_SAYS(message_of<UsageError>([&] { materialize(*inside); }),
-                "'value' has sizes [6] but was made with [3]: a recipe is for a whole tensor");
+                "'value' has sizes [6] but was made with [3]. Create the full tensor inside deferred_init");
 
     torch::nn::Linear meta(torch::nn::LinearOptions(2, 2));
     meta->to(torch::kMeta);

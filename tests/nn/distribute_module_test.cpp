@@ -29,8 +29,8 @@ struct MLPImpl : torch::nn::Cloneable<MLPImpl> {
 };
 TESSERA_MODULE(MLP);
 
-// Up by rows, down by columns: tensor parallelism by hand.
-void cut(const std::string& name, Module& module, const DeviceMesh& mesh) {
+// Tensor parallelism by hand: up is sharded along dim 0, down along dim 1.
+void shard(const std::string& name, Module& module, const DeviceMesh& mesh) {
   if (name != "up" && name != "down") return;
   auto& linear = *module.as<torch::nn::LinearImpl>();
   distribute_in_place(linear.weight, mesh, {Shard(name == "up" ? 0 : 1)});
@@ -40,17 +40,17 @@ void cut(const std::string& name, Module& module, const DeviceMesh& mesh) {
 Replacement replicated(Module&, const Tensors& inputs, const DeviceMesh& mesh) {
   return Tensors{DTensor::from_local(inputs[0], mesh, {Replicate()})};
 }
-Replacement whole(Module&, const Tensors& outputs, const DeviceMesh&) {
+Replacement full(Module&, const Tensors& outputs, const DeviceMesh&) {
   return Tensors{DTensor(outputs[0]).full_tensor()};
 }
 
-TEST(DistributeModule, PartitionsReplicatesTheRestAndHooksTheWhole) {
+TEST(DistributeModule, PartitionsParametersReplicatesTheRestAndHooksTheRoot) {
   const MLP original;
   const auto data = torch::randn({5, 4});
   run_ranks(2, [&](testing::Rank&) {
     auto model = clone(original), plain = clone(original);
     const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"});
-    distribute_module(*model, mesh, {cut, replicated, whole});
+    distribute_module(*model, mesh, {shard, replicated, full});
     EXPECT_EQ(DTensor(model->up->weight).placements()[0], Shard(0));
     EXPECT_EQ(DTensor(model->down->weight).placements()[0], Shard(1));
     EXPECT_EQ(DTensor(model->down->bias).placements()[0], Replicate());
@@ -59,7 +59,7 @@ TEST(DistributeModule, PartitionsReplicatesTheRestAndHooksTheWhole) {
     auto x = data.clone().requires_grad_(), x2 = data.clone().requires_grad_();
     CommDebugMode comm;
     const auto y = model(x);
-    EXPECT_EQ(comm.get_total_counts(), 1);  // the sum of the parts of down
+    EXPECT_EQ(comm.get_total_counts(), 1);  // the all-reduce of the output of down
     EXPECT_FALSE(is_dtensor(y));
     const auto expected = plain(x2);
     EXPECT_EQ(testing::close(y, expected), "");
@@ -70,12 +70,12 @@ TEST(DistributeModule, PartitionsReplicatesTheRestAndHooksTheWhole) {
   });
 }
 
-TEST(DistributeModule, WhatThrowsLeavesTheModuleAsItWas) {
+TEST(DistributeModule, AnErrorLeavesTheModuleUnchanged) {
   run_ranks(2, [](testing::Rank&) {
     MLP model;
     const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"});
     const auto fail = [](const std::string& name, Module& module, const DeviceMesh& m) {
-      cut(name, module, m);
+      shard(name, module, m);
       TORCH_CHECK(name != "down", "no more");
     };
     EXPECT_ERROR(c10::Error, distribute_module(*model, mesh, {fail}), "no more");
@@ -87,7 +87,7 @@ TEST(DistributeModule, WhatThrowsLeavesTheModuleAsItWas) {
   });
 }
 
-// Without a holder: the parameters alone, and plain tensors beside them.
+// Without Tessera holders: distributed parameters with plain inputs.
 struct TypedImpl : torch::nn::Module {
   TypedImpl() {
     first = register_module("first", torch::nn::Linear(4, 4));
@@ -98,7 +98,7 @@ struct TypedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Typed);
 
-TEST(DistributeModule, AParameterThatTakesPlainInputsGivesPlainGradients) {
+TEST(DistributeModule, AParameterWithTakesPlainReturnsPlainGradients) {
   Typed reference;
   const auto x = torch::randn({5, 4});
   const auto expected = torch::autograd::grad({reference(x).pow(2).sum()}, reference->parameters());

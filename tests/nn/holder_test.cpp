@@ -21,7 +21,7 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
 };
 TESSERA_MODULE(Net);
 
-TEST(Holder, IsADropIn) {
+TEST(Holder, ReplacesTorchModuleHolder) {
   Net net;
   const auto x = torch::randn({2, 3});
   EXPECT_EQ(net->parameters().size(), 4u);

@@ -1,4 +1,4 @@
-// What PyTorch has no counterpart for; its own rules are checked beside it in tests/parity/hooks_test.cpp.
+// Hook features that PyTorch does not have. tests/parity/hooks_test.cpp compares the common features with PyTorch.
 #include "tessera/nn/hooks.h"
 
 #include "tessera/base/detail/module_name.h"
@@ -28,11 +28,11 @@ struct Output {
   friend void tessera_visit(Output& o, auto&& field) { field(o.value), field(o.parts); }
 };
 
-// All kinds of arguments, and a result of several tensors.
+// A forward with arguments of all kinds, which returns several tensors.
 struct ManyImpl : torch::nn::Cloneable<ManyImpl> {
   void reset() override {}
   Output forward(torch::Tensor x, std::optional<torch::Tensor> bias, std::vector<torch::Tensor> list,
-                 std::tuple<torch::Tensor, int> pair, Batch& batch, bool flag = true, const char* note = "kept") {
+                 std::tuple<torch::Tensor, int> pair, Batch& batch, bool flag = true, const char* note = "unchanged") {
     batch.index++;
     auto sum = x + (bias ? *bias : torch::zeros({1})) + list.at(0) + list.at(1) + std::get<0>(pair) + batch.tokens;
     return {flag ? sum : -sum, {x, batch.tokens}, note};
@@ -40,15 +40,15 @@ struct ManyImpl : torch::nn::Cloneable<ManyImpl> {
 };
 TESSERA_MODULE(Many);
 
-TEST(Hooks, SeeAndReplaceTensorsInArgumentsOfAnyKind) {
+TEST(Hooks, ReceiveAndReplaceTensorsInArgumentsOfAnyKind) {
   Many many;
   const auto one = torch::ones({1});
   Batch batch{one * 5};
-  std::vector<double> seen;
+  std::vector<double> received;
   many.register_forward_pre_hook([&](Module&, const Tensors& inputs) {
     auto changed = inputs;
     for (auto& t : changed) {
-      seen.push_back(t.defined() ? t.item<double>() : -1);
+      received.push_back(t.defined() ? t.item<double>() : -1);
       if (t.defined()) t = t * 10;
     }
     return changed;
@@ -60,12 +60,12 @@ TEST(Hooks, SeeAndReplaceTensorsInArgumentsOfAnyKind) {
   });
   const auto x = one.clone();
   const auto out = many(x, std::nullopt, std::vector<torch::Tensor>{one * 2, one * 3}, std::tuple(one * 4, 7), batch);
-  EXPECT_EQ(seen, (std::vector<double>{1, -1, 2, 3, 4, 5, -1}));
+  EXPECT_EQ(received, (std::vector<double>{1, -1, 2, 3, 4, 5, -1}));
   EXPECT_EQ(out.value.item<double>(), 10 + 20 + 30 + 40 + 50 + 1);
   EXPECT_EQ(out.parts.size(), 2u);
-  EXPECT_EQ(out.note, "kept");
-  EXPECT_EQ(x.item<double>(), 1);  // the caller's own tensor
-  EXPECT_EQ(batch.index, 1);       // and the caller's own struct, which forward writes to
+  EXPECT_EQ(out.note, "unchanged");
+  EXPECT_EQ(x.item<double>(), 1);  // the caller's tensor is unchanged
+  EXPECT_EQ(batch.index, 1);       // forward wrote to the caller's struct
 }
 
 struct BlindImpl : torch::nn::Module {
@@ -73,7 +73,7 @@ struct BlindImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Blind);
 
-TEST(Hooks, AStructWithoutVisitIsAnErrorOnceThereAreHooks) {
+TEST(Hooks, AnArgumentTypeWithoutVisitThrowsIfTheModuleHasHooks) {
   Blind blind;
   EXPECT_EQ(blind(Opaque{torch::ones({1})}).numel(), 1);
   blind.register_forward_hook([](Module&, const Tensors&, const Tensors&) {});
@@ -93,12 +93,12 @@ struct OuterImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Outer);
 
-TEST(Hooks, TheWrongNumberOfValuesIsAnErrorThatNamesTheModule) {
+TEST(Hooks, AHookThatReturnsTheWrongNumberOfTensorsThrowsWithTheModuleName) {
   Outer outer;
   const auto x = torch::ones({1, 2}, torch::requires_grad());
   const auto two = [](auto&...) { return Tensors{torch::ones({1}), torch::ones({1})}; };
   auto handle = outer->layers[1].register_forward_pre_hook(two);
-  EXPECT_ERROR(UsageError, outer(x), "forward pre hook of module Outer.layers.1", "returned 2 inputs", "saw 1");
+  EXPECT_ERROR(UsageError, outer(x), "forward pre hook of module Outer.layers.1", "returned 2 inputs", "received 1");
   handle.remove();
   handle = outer->layers[1].register_forward_hook(two);
   EXPECT_ERROR(UsageError, outer(x), "forward hook of module Outer.layers.1", "returned 2 outputs");
@@ -110,12 +110,12 @@ TEST(Hooks, TheWrongNumberOfValuesIsAnErrorThatNamesTheModule) {
   EXPECT_ERROR(UsageError, outer(x).sum().backward(), "backward pre hook of module Outer.layers.0");
   handle.remove();
   handle = outer->layers[0].register_full_backward_hook([](auto&...) { return torch::ones({1, 2}); });
-  EXPECT_ERROR(UsageError, outer(x.detach()).sum().backward(), "none of the module's inputs needs one");
+  EXPECT_ERROR(UsageError, outer(x.detach()).sum().backward(), "no input of the module needs one");
   handle.remove();
   outer(x).sum().backward();
 }
 
-TEST(Hooks, TheRunningModuleHasAName) {
+TEST(Hooks, RunningModuleReturnsTheFullName) {
   Outer outer;
   std::vector<std::string> names;
   const auto note = [&](Module&, const Tensors&) { names.push_back(running_module()); };
@@ -128,13 +128,13 @@ TEST(Hooks, TheRunningModuleHasAName) {
   EXPECT_EQ(running_module(), "");  // also when forward throws
 }
 
-TEST(Hooks, AroundHooksNestAndMayRunForwardTwice) {
+TEST(Hooks, AroundHooksNestAndMayCallForwardLater) {
   nn::Linear linear(2, 2);
   std::vector<std::string> calls;
-  ForwardCall kept;
+  ForwardCall saved;
   register_around_hook(*linear, [&](Module&, const Tensors& in, const ForwardCall& forward) {
     calls.push_back("inner");
-    kept = forward;
+    saved = forward;
     return forward(in);
   });
   register_around_hook(*linear, [&](Module&, const Tensors& in, const ForwardCall& forward) {
@@ -144,7 +144,7 @@ TEST(Hooks, AroundHooksNestAndMayRunForwardTwice) {
   const auto x = torch::randn({3, 2});
   const auto y = linear(x);
   EXPECT_EQ(calls, (std::vector<std::string>{"outer", "inner"}));
-  EXPECT_TRUE(torch::equal(kept({x * 2})[0], y));  // after the call is over
+  EXPECT_TRUE(torch::equal(saved({x * 2})[0], y));  // after the call has ended
 }
 
 struct TwoImpl : torch::nn::Module {
@@ -152,31 +152,31 @@ struct TwoImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Two);
 
-// Synchronised batch norm does. Where there is more than a tensor, nobody could say what the rest would have been.
-TEST(Hooks, AnAroundHookMayAnswerInPlaceOfForward) {
+// Synchronized batch norm does this. If forward returns more than one tensor, the other results would be unknown.
+TEST(Hooks, AnAroundHookMayReplaceForwardThatReturnsOneTensor) {
   nn::Linear linear(2, 2);
-  const auto answer = [](Module&, const Tensors& in, const ForwardCall&) { return Tensors{in[0] * 2}; };
-  register_around_hook(*linear, answer);
+  const auto replace = [](Module&, const Tensors& in, const ForwardCall&) { return Tensors{in[0] * 2}; };
+  register_around_hook(*linear, replace);
   const auto x = torch::ones({1, 2}, torch::requires_grad());
   const auto y = linear(x);
   EXPECT_TRUE(torch::equal(y, x * 2));
   y.sum().backward();
   EXPECT_TRUE(torch::equal(x.grad(), torch::full({1, 2}, 2)));
   Two two;
-  register_around_hook(*two, answer);
+  register_around_hook(*two, replace);
   EXPECT_ERROR(InternalError, two(x), "an around hook of Two did not run forward");
 }
 
-TEST(Hooks, WritingToAHookedOutputIsStillNoticed) {
+TEST(Hooks, AnInPlaceWriteToAHookedOutputIsStillDetected) {
   nn::Sigmoid sigmoid;
   sigmoid.register_full_backward_hook([](auto&...) {});
   const auto x = torch::ones({2}, torch::requires_grad());
   auto y = sigmoid(x);
-  y.mul_(2);  // sigmoid's backward needs what it gave
+  y.mul_(2);  // the backward of sigmoid needs its output
   EXPECT_ERROR(c10::Error, y.sum().backward(), "modified by an inplace operation");
 }
 
-TEST(GradHooks, AMultiGradHookKnowsWhichGradientsAreWanted) {  // PyTorch refuses leaves in autograd.grad
+TEST(GradHooks, AMultiGradHookWorksWithLeavesInAutogradGrad) {  // PyTorch does not support this
   nn::Linear linear(2, 2);
   std::vector<size_t> defined;
   register_multi_grad_hook({linear->weight, linear->bias}, [&](const Tensors& grads) {
@@ -202,7 +202,7 @@ struct PairImpl : torch::nn::Cloneable<PairImpl> {
 };
 TESSERA_MODULE(Pair);
 
-TEST(Clone, IsDeepAndKeepsHooks) {
+TEST(Clone, CopiesParametersAndHooks) {
   Pair pair;
   int calls = 0;
   pair->a.register_forward_hook([&](auto&...) { calls++; });

@@ -9,14 +9,14 @@
 namespace tessera {
 namespace {
 
-// Counts the calls of a module.
+// The number of calls of a module.
 std::shared_ptr<int> count_calls(Module& module) {
   auto calls = std::make_shared<int>(0);
   register_forward_hook(module, [calls](Module&, const Tensors&, const Tensors&) { ++*calls; });
   return calls;
 }
 
-TEST(Modules, RMSNormIsTheFormula) {
+TEST(Modules, RMSNormComputesTheFormula) {
   nn::RMSNorm norm(6, 1e-5);
   torch::NoGradGuard no_grad;
   norm->weight.normal_();
@@ -29,7 +29,7 @@ TEST(Modules, RMSNormIsTheFormula) {
   EXPECT_TRUE(nn::RMSNorm(bare)->parameters().empty());
 }
 
-TEST(Modules, HoldersTakeTheArgumentsOfTorchs) {
+TEST(Modules, HoldersAcceptTheArgumentsOfTorchHolders) {
   nn::Conv2d conv(torch::nn::Conv2dOptions(3, 4, 3).padding(1));
   EXPECT_EQ(conv(torch::ones({1, 3, 5, 5})).sizes(), (std::vector<int64_t>{1, 4, 5, 5}));
   nn::LSTM lstm(torch::nn::LSTMOptions(3, 4).batch_first(true));
@@ -46,7 +46,7 @@ TEST(Modules, HoldersTakeTheArgumentsOfTorchs) {
   EXPECT_FALSE(pretrained->weight.requires_grad());
 }
 
-TEST(Modules, ContainersYieldHolders) {
+TEST(Modules, ContainersIterateOverHolders) {
   nn::ModuleList<nn::Linear> list(std::vector<nn::Linear>{nn::Linear(2, 2), nn::Linear(2, 2)});
   auto x = torch::ones({1, 2});
   int calls = 0;
@@ -60,16 +60,16 @@ TEST(Modules, ContainersYieldHolders) {
 }
 
 TEST(Modules, SequentialRunsTheHooksOfItsChildren) {
-  nn::Sequential ours(nn::Linear(2, 3), nn::ReLU(), nn::Linear(3, 1));
-  const auto calls = count_calls(*ours->ptr(2));
-  const auto whole = count_calls(*ours);
-  ours(torch::ones({1, 2}));
-  ours->forward(torch::ones({1, 2}));
+  nn::Sequential net(nn::Linear(2, 3), nn::ReLU(), nn::Linear(3, 1));
+  const auto calls = count_calls(*net->ptr(2));
+  const auto root_calls = count_calls(*net);
+  net(torch::ones({1, 2}));
+  net->forward(torch::ones({1, 2}));
   EXPECT_EQ(*calls, 2);
-  EXPECT_EQ(*whole, 2);
+  EXPECT_EQ(*root_calls, 2);
 }
 
-TEST(Modules, PlainChildrenOfASequentialAreSwapped) {
+TEST(Modules, HookableReplacesTorchChildrenOfASequential) {
   torch::nn::Sequential plain(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
   const auto weight = plain->named_parameters()["1.weight"];
   const auto before = plain->forward(torch::ones({1, 2}));
@@ -89,20 +89,20 @@ struct PlainImpl : torch::nn::Module {
 };
 TORCH_MODULE(Plain);
 
-TEST(Modules, WhatCannotHaveHooksSaysWhichHolderCan) {
+TEST(Modules, TheErrorForAModuleWithoutHooksNamesTheHolderToUse) {
   Plain plain;
-  EXPECT_ERROR(UsageError, hookable(*plain, "fc"), "'fc'", "tessera::nn::Linear in place of torch::nn::Linear");
+  EXPECT_ERROR(UsageError, hookable(*plain, "fc"), "'fc'", "tessera::nn::Linear instead of torch::nn::Linear");
   EXPECT_ERROR(UsageError, hookable(*plain, ""), "TESSERA_MODULE(Plain)");
-  EXPECT_ERROR(UsageError, hookable(*plain, "fd"), "no module 'fd'", "children fc");
+  EXPECT_ERROR(UsageError, hookable(*plain, "fd"), "module 'fd' does not exist", "children fc");
   EXPECT_ERROR(UsageError, register_forward_hook(*plain, [](Module&, const Tensors&, const Tensors&) {}),
                "TESSERA_MODULE(Plain)");
 }
 
-TEST(Modules, ParametersByName) {
+TEST(Modules, GetParameterFindsParametersByName) {
   nn::Sequential net(nn::Linear(2, 3), nn::BatchNorm1d(3));
   EXPECT_TRUE(get_parameter(*net, "0.weight").is_same(net->named_parameters()["0.weight"]));
   EXPECT_EQ(get_buffer(*net, "1.running_mean").size(0), 3);
-  EXPECT_ERROR(UsageError, net.get_parameter("0.wait"), "no parameter '0.wait'", "Linear", "weight, bias");
+  EXPECT_ERROR(UsageError, net.get_parameter("0.wait"), "parameter '0.wait' does not exist", "Linear", "weight, bias");
 }
 
 }  // namespace

@@ -17,29 +17,29 @@ namespace {
 
 using testing::message_of;
 
-// A packer that notes who was asked and takes tensors of one size, or all.
-Packer noting(std::vector<std::string>& log, const std::string& name, int64_t numel = -1) {
-  return {numel < 0 ? Packs::All : Packs::Some, [&log, name, numel](const at::Tensor& t) -> Unpack {
+// A packer that logs its calls and accepts tensors of one size, or all.
+Packer logging(std::vector<std::string>& log, const std::string& name, int64_t numel = -1) {
+  return {numel < 0 ? Accepts::AllTensors : Accepts::SomeTensors, [&log, name, numel](const at::Tensor& t) -> Unpack {
             if (numel >= 0 && t.numel() != numel) {
               log.push_back(name + " declines");
               return {};
             }
             log.push_back(name + " packs");
-            return [&log, name, kept = t.detach().clone()] {
+            return [&log, name, saved = t.detach().clone()] {
               log.push_back(name + " unpacks");
-              return kept;
+              return saved;
             };
           }};
 }
 
 using Log = std::vector<std::string>;
 
-TEST(SavedTensorHooks, PackAndUnpackAreCalled) {
+TEST(SavedTensorHooks, CallsPackInForwardAndUnpackInBackward) {
   Log log;
   auto x = torch::rand({3}, torch::requires_grad());
   at::Tensor y;
   {
-    PackScope scope(noting(log, "a"));
+    SavedTensorHooks scope(logging(log, "a"));
     y = x.exp();
   }
   EXPECT_EQ(log, Log({"a packs"}));
@@ -49,51 +49,50 @@ TEST(SavedTensorHooks, PackAndUnpackAreCalled) {
   EXPECT_TRUE(detail::packers().empty());
 }
 
-TEST(SavedTensorHooks, NothingIsAskedOutsideOfTheScope) {
+TEST(SavedTensorHooks, PackersAreNotCalledOutsideOfTheScope) {
   Log log;
-  { PackScope scope(noting(log, "a")); }
+  { SavedTensorHooks scope(logging(log, "a")); }
   torch::rand({3}, torch::requires_grad()).exp();
   EXPECT_EQ(log, Log{});
 }
 
-// The inner of two that take all takes; the outer never hears of it.
-TEST(SavedTensorHooks, InnermostTakesAll) {
+TEST(SavedTensorHooks, OnlyTheInnermostPackerForAllTensorsIsCalled) {
   Log log;
   auto x = torch::rand({3}, torch::requires_grad());
-  PackScope outer(noting(log, "outer"));
+  SavedTensorHooks outer(logging(log, "outer"));
   {
-    PackScope inner(noting(log, "inner"));
+    SavedTensorHooks inner(logging(log, "inner"));
     x.exp();
   }
   x.exp();
   EXPECT_EQ(log, Log({"inner packs", "outer packs"}));
 }
 
-// A claim comes before a checkpoint's taking of all, whichever way the two nest.
-TEST(SavedTensorHooks, ClaimersAreAskedFirstInAnyOrder) {
-  for (const bool claimer_inside : {false, true}) {
+// A packer for some tensors comes before one for all tensors, in any nesting.
+TEST(SavedTensorHooks, PackersForSomeTensorsAreCalledFirst) {
+  for (const bool filter_inside : {false, true}) {
     Log log;
-    auto all = noting(log, "all"), claims3 = noting(log, "claims3", 3), claims5 = noting(log, "claims5", 5);
+    auto all = logging(log, "all"), packs3 = logging(log, "packs3", 3), packs5 = logging(log, "packs5", 5);
     auto three = torch::rand({3}, torch::requires_grad()), four = torch::rand({4}, torch::requires_grad());
     at::Tensor y3, y4;
     {
-      PackScope first(claims5), second(claimer_inside ? all : claims3), third(claimer_inside ? claims3 : all);
+      SavedTensorHooks first(packs5), second(filter_inside ? all : packs3), third(filter_inside ? packs3 : all);
       y3 = three.exp();
       y4 = four.exp();
     }
-    EXPECT_EQ(log, Log({"claims3 packs", "claims3 declines", "claims5 declines", "all packs"}));
+    EXPECT_EQ(log, Log({"packs3 packs", "packs3 declines", "packs5 declines", "all packs"}));
     (y3.sum() + y4.sum()).backward();
     EXPECT_TRUE(three.grad().equal(y3.detach()) && four.grad().equal(y4.detach()));
   }
 }
 
-// What nobody takes is saved as usual: shared memory, no cycle, writes in place found out.
-TEST(SavedTensorHooks, DeclinedIsSavedAsUsual) {
+// A declined tensor is saved as usual: without a copy or a reference cycle, and with detection of in-place writes.
+TEST(SavedTensorHooks, ADeclinedTensorIsSavedAsUsual) {
   Log log;
   testing::CountingAllocator count;
   {
     auto x = torch::ones({256}, torch::requires_grad());
-    PackScope scope(noting(log, "claims3", 3));
+    SavedTensorHooks scope(logging(log, "packs3", 3));
     auto y = x.exp();
     EXPECT_EQ(count.live_bytes(), 2 * 256 * 4);  // x and y
     y.sum().backward();
@@ -102,29 +101,30 @@ TEST(SavedTensorHooks, DeclinedIsSavedAsUsual) {
     auto z = x.exp();
     z.add_(1);
     const auto said = message_of([&] { z.sum().backward(); });
-    EXPECT_SAYS(said, "written to in place");
+    EXPECT_SAYS(said, "modified in place");
     EXPECT_SAYS(said, "version 1");
     EXPECT_SAYS(said, "clone()");
   }
-  EXPECT_EQ(count.live_bytes(), 0);  // no graph holds itself
+  EXPECT_EQ(count.live_bytes(), 0);  // no reference cycle
 }
 
-TEST(SavedTensorHooks, DoubleBackwardGoesThroughPackers) {
+TEST(SavedTensorHooks, DoubleBackwardCallsPackers) {
   Log log;
   auto x = torch::rand({3}, torch::dtype(torch::kDouble).requires_grad(true));
-  PackScope scope(noting(log, "a"));
+  SavedTensorHooks scope(logging(log, "a"));
   auto grad = torch::autograd::grad({(x * x * x).sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
   auto second = torch::autograd::grad({grad.sum()}, {x})[0];
   EXPECT_TRUE(torch::allclose(second, 6 * x.detach()));
   EXPECT_FALSE(log.empty());
 }
 
-TEST(SavedTensorHooks, StackIsRestoredOnException) {
+TEST(SavedTensorHooks, ScopesEndOnException) {
   Log log;
   auto x = torch::rand({3}, torch::requires_grad());
   const auto fails = [&] {
-    PackScope outer(noting(log, "outer"));
-    PackScope scope({Packs::All, [](const at::Tensor&) -> Unpack { throw std::runtime_error("cannot pack"); }});
+    SavedTensorHooks outer(logging(log, "outer"));
+    SavedTensorHooks scope(
+        {Accepts::AllTensors, [](const at::Tensor&) -> Unpack { throw std::runtime_error("cannot pack"); }});
     x.exp();
   };
   EXPECT_THROW(fails(), std::runtime_error);
@@ -132,9 +132,9 @@ TEST(SavedTensorHooks, StackIsRestoredOnException) {
   const auto unpack_fails = [&] {
     at::Tensor y;
     {
-      PackScope scope({Packs::All, [](const at::Tensor&) -> Unpack {
-                         return []() -> at::Tensor { throw std::runtime_error("cannot unpack"); };
-                       }});
+      SavedTensorHooks scope({Accepts::AllTensors, [](const at::Tensor&) -> Unpack {
+                                return []() -> at::Tensor { throw std::runtime_error("cannot unpack"); };
+                              }});
       y = x.exp();
     }
     y.sum().backward();
@@ -142,15 +142,15 @@ TEST(SavedTensorHooks, StackIsRestoredOnException) {
   EXPECT_THROW(unpack_fails(), std::runtime_error);
 }
 
-TEST(SavedTensorHooks, TakeAllMayNotDecline) {
+TEST(SavedTensorHooks, APackerForAllTensorsMustNotDecline) {
   auto x = torch::rand({3}, torch::requires_grad());
-  PackScope scope({Packs::All, [](const at::Tensor&) { return Unpack(); }});
+  SavedTensorHooks scope({Accepts::AllTensors, [](const at::Tensor&) { return Unpack(); }});
   const auto said = message_of([&] { x.exp(); });
-  EXPECT_SAYS(said, "Packs::All declined");
-  EXPECT_SAYS(said, "Packs::Some");
+  EXPECT_SAYS(said, "Accepts::AllTensors declined");
+  EXPECT_SAYS(said, "Accepts::SomeTensors");
 }
 
-TEST(SaveOnCpu, IsTheIdentityOnCpuTensors) {
+TEST(SaveOnCpu, DoesNotCopyCpuTensors) {
   testing::CountingAllocator count;
   auto x = torch::ones({256}, torch::requires_grad());
   at::Tensor y;
@@ -158,7 +158,7 @@ TEST(SaveOnCpu, IsTheIdentityOnCpuTensors) {
     SaveOnCpu offload;
     y = x.exp();
   }
-  EXPECT_EQ(count.allocations(), 2);  // x and y: nothing was copied
+  EXPECT_EQ(count.allocations(), 2);  // x and y, no copies
   y.sum().backward();
   EXPECT_TRUE(x.grad().equal(y.detach()));
   auto z = [&] {
@@ -166,22 +166,22 @@ TEST(SaveOnCpu, IsTheIdentityOnCpuTensors) {
     return x.exp();
   }();
   z.mul_(2);
-  EXPECT_SAYS(message_of([&] { z.sum().backward(); }), "written to in place");
+  EXPECT_SAYS(message_of([&] { z.sum().backward(); }), "modified in place");
 }
 
-TEST(SaveOnCpu, PinningNeedsCuda) {
-  if (torch::cuda::is_available()) GTEST_SKIP() << "there is CUDA here";
+TEST(SaveOnCpu, PinMemoryWithoutCudaThrows) {
+  if (torch::cuda::is_available()) GTEST_SKIP() << "this machine has CUDA";
   const auto said = message_of([&] { SaveOnCpu({.pin_memory = true}); });
   EXPECT_SAYS(said, "pin_memory");
   EXPECT_SAYS(said, "no CUDA device");
   EXPECT_TRUE(detail::packers().empty());
 }
 
-TEST(SaveOnCpu, BringsTensorsBackToCuda) {
+TEST(SaveOnCpu, ReturnsTensorsToCuda) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   for (const bool pin : {false, true}) {
     auto x = torch::rand({64, 32}, torch::device(torch::kCUDA).requires_grad(true));
-    auto w = torch::rand({64, 32}, torch::kCUDA).t();  // strides must come back, too
+    auto w = torch::rand({64, 32}, torch::kCUDA).t();  // the strides must be restored too
     at::Tensor y;
     {
       SaveOnCpu offload({.pin_memory = pin});

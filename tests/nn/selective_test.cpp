@@ -23,7 +23,7 @@ using testing::Rank;
 using testing::Recorder;
 using testing::run_ranks;
 
-// How often kernels of the op run, on plain tensors and on pieces, during `body`.
+// How often kernels of the op run, on plain and on local tensors, during `body`.
 template <class Body>
 int64_t calls_of(const std::string& op, Body body) {
   Recorder recorder;
@@ -45,7 +45,7 @@ struct Net {
   at::Tensor operator()(const at::Tensor& x) const { return torch::mm(torch::tanh(torch::mm(x, w1)), w2).sigmoid(); }
 };
 
-TEST(Selective, KeptOpsAreNotRunAgain) {
+TEST(Selective, SavedOpsDoNotRunAgain) {
   Net net;
   net(net.x).sum().backward();
   const auto gx = grad_of(net.x), gw = grad_of(net.w1);
@@ -53,30 +53,30 @@ TEST(Selective, KeptOpsAreNotRunAgain) {
     KeepPolicy keep;
     int64_t mms, tanhs;
   };
-  int seen = 0;
+  int calls = 0;
   const auto every_second = [&](const c10::OperatorHandle& op) {
-    return op.operator_name().name == "aten::mm" && seen++ % 2 == 1;
+    return op.operator_name().name == "aten::mm" && calls++ % 2 == 1;
   };
-  // Backward itself calls mm four times. Recomputation adds two, the second of which is kept or not.
+  // Backward itself calls mm four times. Recomputation adds up to two calls.
   for (auto& [keep, mms, tanhs] : std::vector<Case>{{{}, 6, 1},
                                                     {keep_ops({"aten::mm"}), 4, 1},
                                                     {keep_ops({"aten::mm", "aten::tanh"}), 4, 0},
                                                     {every_second, 5, 1}}) {
     const auto calls_in_backward = [&, keep = keep](const std::string& op) {
-      seen = 0;
+      calls = 0;
       auto loss = checkpoint({.keep = keep}, net, net.x).sum();
-      const auto calls = calls_of(op, [&] { loss.backward(); });
+      const auto in_backward = calls_of(op, [&] { loss.backward(); });
       EXPECT_TRUE(grad_of(net.x).equal(gx));
       EXPECT_TRUE(grad_of(net.w1).equal(gw));
-      return calls;
+      return in_backward;
     };
     EXPECT_EQ(calls_in_backward("aten::mm"), mms);
     EXPECT_EQ(calls_in_backward("aten::tanh"), tanhs);
   }
 }
 
-// Backward twice: results are handed out twice while the graph is retained, and computed again after that.
-TEST(Selective, BackwardTwice) {
+// With retain_graph the saved outputs are used by both backwards.
+TEST(Selective, BackwardTwiceUsesSavedOutputsTwice) {
   Net net;
   auto plain = net(net.x).sum();
   plain.backward({}, true), plain.backward();
@@ -87,9 +87,9 @@ TEST(Selective, BackwardTwice) {
   EXPECT_TRUE(grad_of(net.x).equal(expected));
 }
 
-// torch::nn::Linear on three dims adds its bias in place to what aten::mm returned, through an alias with versions of
-// its own: the kept result must be that of aten::mm all the same, each time it is handed out.
-TEST(Selective, WriteToAKeptResult) {
+// torch::nn::Linear on three dims adds its bias in place to the output of aten::mm, through an alias with its own
+// version counter. The saved output must be that of aten::mm without the bias, each time it is used.
+TEST(Selective, AnInPlaceWriteDoesNotChangeASavedOutput) {
   torch::nn::Linear linear(8, 8);
   auto x = torch::rand({2, 3, 8}, torch::requires_grad());
   const auto fn = [&](const at::Tensor& x) { return linear(linear(x).tanh()).sigmoid(); };
@@ -102,7 +102,7 @@ TEST(Selective, WriteToAKeptResult) {
   EXPECT_TRUE(grad_of(x).equal(expected));
 }
 
-TEST(Selective, WriteAfterForwardIsFoundOut) {
+TEST(Selective, AnInPlaceWriteAfterForwardIsDetected) {
   auto x = torch::rand({2, 3, 8}, torch::requires_grad()), w = torch::rand({8, 8}, torch::requires_grad());
   auto y = checkpoint(
       {.keep = keep_ops({"aten::mm"})},
@@ -115,11 +115,11 @@ TEST(Selective, WriteAfterForwardIsFoundOut) {
     torch::NoGradGuard no_grad;
     y.first.add_(1);
   }
-  EXPECT_SAYS(message_of([&] { y.second.sum().backward(); }), "written to in place");
+  EXPECT_SAYS(message_of([&] { y.second.sum().backward(); }), "modified in place");
 }
 
-// A kept op that draws is not run again, but those after it must draw what they drew.
-TEST(Selective, RandomStreamGoesOnBehindAKeptOp) {
+// A saved random op does not run again, but the random ops after it must produce the same numbers.
+TEST(Selective, RandomOpsAfterASavedRandomOpAreReproduced) {
   auto x = torch::rand({64}, torch::requires_grad());
   const auto fn = [](const at::Tensor& x) {
     auto noise = torch::rand_like(x);
@@ -140,18 +140,18 @@ TEST(Selective, RandomStreamGoesOnBehindAKeptOp) {
   EXPECT_FALSE(selective(false).equal(plain));
 }
 
-TEST(Selective, MemoryIsThatOfTheKeptResults) {
+TEST(Selective, OnlySavedOutputsUseMemory) {
   constexpr int64_t n = 128, kBytes = n * n * 4;
   auto x = torch::rand({n, n}, torch::requires_grad());
   testing::CountingAllocator count;
   const auto fn = [](const at::Tensor& x) { return torch::mm(x.tanh().tanh(), x).tanh().tanh(); };
   auto y = checkpoint({.keep = keep_ops({"aten::mm"})}, fn, x);
-  EXPECT_EQ(count.live_bytes(), 2 * kBytes);  // y and the mm
+  EXPECT_EQ(count.live_bytes(), 2 * kBytes);  // y and the output of mm
   y.reset();
   EXPECT_EQ(count.live_bytes(), 0);
 }
 
-TEST(Selective, Nested) {
+TEST(Selective, NestedCheckpointsHaveTheSameGradients) {
   Net net;
   net(net(net.x)).sum().backward();
   const auto expected = grad_of(net.x);
@@ -166,8 +166,8 @@ TEST(Selective, Nested) {
   }
 }
 
-// Results go by the order of calls: one more call would shift them, even one without a gradient.
-TEST(Selective, AnotherCallOfAKeptOpIsNamed) {
+// Saved outputs are matched by call order, so an extra call is an error even if it has no gradient.
+TEST(Selective, AnExtraCallOfASavedOpThrows) {
   Net net;
   int runs = 0;
   auto y = checkpoint(
@@ -181,25 +181,25 @@ TEST(Selective, AnotherCallOfAKeptOpIsNamed) {
       },
       net.x);
   const auto said = message_of<UsageError>([&] { y.sum().backward(); });
-  EXPECT_SAYS(said, "recomputation calls aten::mm, whose results were kept, at a point where forward did not");
+  EXPECT_SAYS(said, "recomputation calls aten::mm, whose outputs were saved, at a point where forward did not");
 }
 
-TEST(Selective, NamesAreChecked) {
-  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::no_such_op"}); }), "no op is called 'aten::no_such_op'");
-  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"mm"}); }), "with their namespace");
-  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::reshape"}); }), "made of other ops");
-  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::add_"}); }), "writes to its arguments");
-  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::t"}); }), "returns or writes to its arguments");
+TEST(Selective, KeepOpsChecksNames) {
+  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::no_such_op"}); }), "unknown op 'aten::no_such_op'");
+  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"mm"}); }), "with its namespace");
+  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::reshape"}); }), "is composite");
+  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::add_"}); }), "writes its arguments");
+  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::t"}); }), "returns or writes its arguments");
   keep_ops({"aten::sum.dim_IntList", "aten::sum", "aten::_scaled_dot_product_flash_attention_for_cpu"});
 }
 
-// On distributed tensors: the op and its collectives are not run again; kernels see nothing of it.
-TEST(Selective, DistributedTensors) {
+// A saved op on distributed tensors and its collectives do not run again.
+TEST(Selective, SavedOpsOnDistributedTensorsDoNotRunAgain) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     manual_seed(2);
     const at::Tensor x = distribute_tensor(random::rand({4, 8}), mesh, {Shard(0)});
-    const at::Tensor w = distribute_tensor(random::rand({8, 8}), mesh, {Shard(0)});  // gathered for each mm
+    const at::Tensor w = distribute_tensor(random::rand({8, 8}), mesh, {Shard(0)});  // all-gathered for each mm
     for (const auto& t : {x, w}) t.requires_grad_();
     const auto fn = [&](const at::Tensor& x) { return torch::dropout(torch::mm(x, w).tanh(), 0.5, true).sigmoid(); };
     const auto run = [&](auto&& net) {
@@ -210,17 +210,17 @@ TEST(Selective, DistributedTensors) {
     };
     const auto [plain_mms, plain_x, plain_w] = run(fn);
     const auto [mms, gx, gw] = run([&](const at::Tensor& x) { return checkpoint(fn, x); });
-    const auto [kept_mms, kept_x, kept_w] =
+    const auto [saved_mms, saved_x, saved_w] =
         run([&](const at::Tensor& x) { return checkpoint({.keep = keep_ops({"aten::mm"})}, fn, x); });
     EXPECT_EQ(mms, plain_mms + 1);
-    EXPECT_EQ(kept_mms, plain_mms);
+    EXPECT_EQ(saved_mms, plain_mms);
     EXPECT_TRUE(gx.equal(plain_x) && gw.equal(plain_w));
-    EXPECT_TRUE(kept_x.equal(plain_x) && kept_w.equal(plain_w));
+    EXPECT_TRUE(saved_x.equal(plain_x) && saved_w.equal(plain_w));
   });
 }
 
-// A recorder around all of it sees what runs, and no more than that: replaying it gives the same numbers.
-TEST(Selective, ARecorderSeesWhatRuns) {
+// A recorder around forward and backward records the ops that run, and no others.
+TEST(Selective, ARecorderSeesOnlyOpsThatRun) {
   Net net;
   at::Tensor loss;
   Recorder recorder;

@@ -3,14 +3,14 @@
 
 #include <cmath>
 
-// A model in the manner of Llama, of stock torch::nn modules: enough to see what its constructors ask for.
+// The parameters and buffers of a small Llama, built from torch::nn modules. It has no forward.
 namespace tessera::test {
 
 struct LlamaSizes {
   int64_t dim = 10, layers = 2, ffn = 14, vocab = 11, heads = 2, kv_heads = 1, context = 6;
 };
 
-// The numbers of LibTorch, by the steps a model takes for them.
+// A table of rotary embeddings, computed as models compute it.
 inline at::Tensor rope_table(const LlamaSizes& s) {
   const auto half = torch::arange(0, s.dim / s.heads, 2, torch::kFloat) / static_cast<double>(s.dim / s.heads);
   const auto angles = torch::outer(torch::arange(s.context, torch::kFloat), torch::pow(10000.0, -half));

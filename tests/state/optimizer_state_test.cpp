@@ -4,6 +4,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
+#include "tests/state/state_dict_helpers.h"
 
 #include <torch/torch.h>
 
@@ -12,19 +13,19 @@
 namespace tessera {
 namespace {
 
+using OptimizerRef = std::shared_ptr<torch::optim::Optimizer>;
+using test::cloned;
+using test::Names;
 using testing::message_of;
 using testing::Rank;
 using testing::run_ranks;
-using Names = std::vector<std::string>;
-using OptimizerRef = std::shared_ptr<torch::optim::Optimizer>;
 
 torch::nn::Sequential make_net() {
   torch::manual_seed(3);
   return torch::nn::Sequential(torch::nn::Linear(3, 5), torch::nn::Tanh(), torch::nn::Linear(5, 2));
 }
 
-// Whole, whether the net is distributed or not.
-torch::Tensor whole(const torch::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t.detach().clone(); }
+torch::Tensor full(const torch::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t.detach().clone(); }
 
 void step(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, int64_t number) {
   optimizer.zero_grad();
@@ -34,22 +35,16 @@ void step(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer, int64_
   optimizer.step();
 }
 
-StateDict cloned(const StateDict& dict) {
-  StateDict copy;
-  for (const auto& [name, t] : dict) copy.insert(name, t.clone());
-  return copy;
-}
-
 struct Case {
   std::string name;
   std::function<OptimizerRef(std::vector<torch::Tensor>)> make, make_default;
-  Names rows;  // of a parameter after a step
+  Names entries;  // the state of a parameter after a step
 };
 
 template <class Optimizer, class Options>
-Case make_case(std::string name, Options options, Options other, Names rows) {
+Case make_case(std::string name, Options options, Options other, Names entries) {
   return {std::move(name), [=](auto parameters) { return std::make_shared<Optimizer>(parameters, options); },
-          [=](auto parameters) { return std::make_shared<Optimizer>(parameters, other); }, std::move(rows)};
+          [=](auto parameters) { return std::make_shared<Optimizer>(parameters, other); }, std::move(entries)};
 }
 
 std::vector<Case> cases() {
@@ -67,8 +62,9 @@ std::vector<Case> cases() {
   };
 }
 
-// Two steps, saved; a fresh net and an optimizer with other options load it; the third step is the same to the bit.
-TEST(OptimizerState, AfterARoundTripTheNextStepIsTheSame) {
+// Saves after two steps and loads into a new net and an optimizer with other options. The third step must be bitwise
+// equal.
+TEST(OptimizerState, AfterSaveAndLoadTheNextStepIsBitwiseEqual) {
   for (const auto& c : cases()) {
     SCOPED_TRACE(c.name);
     auto net = make_net();
@@ -77,9 +73,7 @@ TEST(OptimizerState, AfterARoundTripTheNextStepIsTheSame) {
     const auto model = cloned(state_dict(*net)), state = cloned(optimizer_state_dict(*optimizer, *net));
     step(net, *optimizer, 2);
 
-    Names rows;
-    for (const auto& name : state.under("state.0.weight.").names()) rows.push_back(name);
-    EXPECT_EQ(rows, c.rows);
+    EXPECT_EQ(state.under("state.0.weight.").names(), c.entries);
 
     auto again = make_net();
     auto other = c.make_default(again->parameters());
@@ -94,7 +88,7 @@ TEST(OptimizerState, AfterARoundTripTheNextStepIsTheSame) {
   }
 }
 
-TEST(OptimizerState, NamesAndGroups) {
+TEST(OptimizerState, KeysUseParameterNamesAndGroupNumbers) {
   auto net = make_net();
   const auto p = net->parameters();
   std::vector<torch::optim::OptimizerParamGroup> groups;
@@ -111,8 +105,8 @@ TEST(OptimizerState, NamesAndGroups) {
   EXPECT_EQ(dict.under("param_groups.0.").names(), Names({"lr", "momentum", "dampening", "weight_decay", "nesterov"}));
 }
 
-// Saved on one rank, loaded on two with other placements, and back.
-TEST(OptimizerState, AnyPlacementsLoadAny) {
+// Saves on one rank, loads on two ranks with several placements, and loads back on one rank.
+TEST(OptimizerState, LoadsIntoOtherPlacements) {
   auto net = make_net();
   torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.1));
   step(net, optimizer, 0);
@@ -139,7 +133,7 @@ TEST(OptimizerState, AnyPlacementsLoadAny) {
               PlacementsRef({Shard(0)}));
     step(rows, second, 1);
     for (const auto& [name, t] : state_dict(*rows))
-      EXPECT_TRUE(whole(t).allclose(expected.at(name), 1e-5, 1e-6)) << name;
+      EXPECT_TRUE(full(t).allclose(expected.at(name), 1e-5, 1e-6)) << name;
 
     auto alone = make_net();
     torch::optim::AdamW third(alone->parameters());
@@ -149,7 +143,7 @@ TEST(OptimizerState, AnyPlacementsLoadAny) {
   });
 }
 
-TEST(OptimizerState, WhatDoesNotFitIsListedAndNothingIsChanged) {
+TEST(OptimizerState, StrictReportsEveryMismatchAndChangesNothing) {
   auto net = make_net();
   torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(0.1));
   step(net, optimizer, 0);
@@ -175,7 +169,7 @@ TEST(OptimizerState, WhatDoesNotFitIsListedAndNothingIsChanged) {
   };
   for (const auto& [name, t] : before) EXPECT_TRUE(unchanged(name)) << name;
 
-  // Not strict: what is whole is loaded, and only that.
+  // Not strict: loads only the parameters whose state is complete.
   dict.at("state.0.bias.exp_avg").fill_(9);
   dict.at("state.0.weight.exp_avg").fill_(9);
   dict.at("param_groups.0.lr").fill_(0.75);
@@ -186,7 +180,7 @@ TEST(OptimizerState, WhatDoesNotFitIsListedAndNothingIsChanged) {
   EXPECT_TRUE(unchanged("state.2.bias.exp_avg"));
 }
 
-TEST(OptimizerState, AFreshDictForgetsWhatWas) {
+TEST(OptimizerState, LoadingADictWithoutStateRemovesTheState) {
   auto net = make_net();
   torch::optim::Adam optimizer(net->parameters());
   const auto fresh = optimizer_state_dict(optimizer, *net);
@@ -196,7 +190,7 @@ TEST(OptimizerState, AFreshDictForgetsWhatWas) {
   EXPECT_TRUE(optimizer_state_dict(optimizer, *net).under("state.").empty());
 }
 
-TEST(OptimizerState, UnknownOptimizersAndModulesAreErrors) {
+TEST(OptimizerState, UnknownOptimizersAndModulesThrow) {
   auto net = make_net();
   torch::optim::LBFGS lbfgs(net->parameters());
   EXPECT_SAYS(message_of<UsageError>([&] { optimizer_state_dict(lbfgs, *net); }), "Adagrad, Adam, AdamW, RMSprop, SGD");
@@ -205,7 +199,7 @@ TEST(OptimizerState, UnknownOptimizersAndModulesAreErrors) {
               "parameter 0 of group 0 of this SGD, of sizes [5, 3], is not in Linear");
 }
 
-// An optimizer of one's own, with one number and one tensor a parameter.
+// A user-defined optimizer, with one number and one tensor per parameter.
 struct Signs : torch::optim::SGD, OptimizerAccess {
   explicit Signs(torch::Tensor p) : torch::optim::SGD({p}, 0.1), parameter(p), mean(torch::zeros_like(p)) {}
   torch::Tensor parameter, mean;
@@ -214,12 +208,12 @@ struct Signs : torch::optim::SGD, OptimizerAccess {
   std::vector<std::vector<at::Tensor>> groups() const override { return {{parameter}}; }
   StateDict options(size_t) const override { return {{"rate", torch::tensor(rate, torch::kDouble)}}; }
   void set_options(size_t, const StateDict& o) override { rate = o.at("rate").item<double>(); }
-  std::vector<Row> rows() const override { return {{"mean"}}; }
+  std::vector<StateEntry> state_entries() const override { return {{"mean"}}; }
   StateDict state(const at::Tensor&) const override { return {{"mean", mean.detach()}}; }
-  void set_state(const at::Tensor&, StateDict rows) override { mean = rows.at("mean"); }
+  void set_state(const at::Tensor&, StateDict state) override { mean = state.at("mean"); }
 };
 
-TEST(OptimizerState, AnotherOptimizerSpeaksForItself) {
+TEST(OptimizerState, AUserDefinedOptimizerIsSavedAndLoaded) {
   torch::nn::Linear linear(torch::nn::LinearOptions(2, 2).bias(false));
   Signs signs(linear->weight);
   torch::optim::Optimizer& optimizer = signs;

@@ -5,6 +5,7 @@
 #include "tessera/state/load_state_dict.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
+#include "tests/state/state_dict_helpers.h"
 
 #include <torch/torch.h>
 
@@ -16,9 +17,10 @@ namespace {
 using testing::message_of;
 using testing::Rank;
 using testing::run_ranks;
-using Names = std::vector<std::string>;
+using test::cloned;
+using test::Names;
 
-// A nest: a list of blocks, a norm with buffers, and one weight under two names.
+// A module with a list of blocks, a norm with buffers, and one weight that has two names.
 struct BlockImpl : torch::nn::Module {
   torch::nn::Linear up{nullptr}, down{nullptr};
   BlockImpl() {
@@ -59,11 +61,6 @@ const Names kNetNames = {"scale",
                          "norm.running_var",
                          "norm.num_batches_tracked"};
 
-StateDict cloned(const StateDict& dict) {
-  StateDict copy;
-  for (const auto& [name, t] : dict) copy.insert(name, t.clone());
-  return copy;
-}
 bool equal(const StateDict& a, const StateDict& b) {
   if (a.names() != b.names()) return false;
   for (const auto& [name, t] : a)
@@ -71,13 +68,13 @@ bool equal(const StateDict& a, const StateDict& b) {
   return true;
 }
 
-TEST(StateDict, KeepsItsOrderAndSaysWhatIsNear) {
+TEST(StateDict, KeepsTheOrderOfInsertionAndSuggestsNames) {
   StateDict dict{{"b", torch::ones({2, 3})}, {"a.x", torch::zeros({1}, torch::kLong)}};
   EXPECT_EQ(dict.names(), Names({"b", "a.x"}));
   EXPECT_EQ(dict.find("c"), nullptr);
   EXPECT_EQ(dict.at("b").size(1), 3);
   EXPECT_SAYS(message_of<UsageError>([&] { dict.at("a.y"); }), "no 'a.y' among 2 names; did you mean 'a.x'?");
-  EXPECT_SAYS(message_of<UsageError>([&] { dict.insert("b", torch::ones({1})); }), "'b' is there already");
+  EXPECT_SAYS(message_of<UsageError>([&] { dict.insert("b", torch::ones({1})); }), "'b' exists already");
   EXPECT_SAYS(message_of<UsageError>([&] { dict.insert("u", torch::Tensor()); }), "'u' is undefined");
 
   std::ostringstream text;
@@ -85,7 +82,7 @@ TEST(StateDict, KeepsItsOrderAndSaysWhatIsNear) {
   EXPECT_EQ(text.str(), "b  Float[2, 3]\na.x  Long[1]\n");
   EXPECT_TRUE(dict.erase("b"));
   EXPECT_FALSE(dict.erase("b"));
-  EXPECT_EQ(dict.at("a.x").numel(), 1);  // the index follows
+  EXPECT_EQ(dict.at("a.x").numel(), 1);  // the index was updated
 
   StateDict both;
   both.insert_all("model.", dict);
@@ -93,7 +90,7 @@ TEST(StateDict, KeepsItsOrderAndSaysWhatIsNear) {
   EXPECT_EQ(both.names(), Names({"model.a.x"}));
 }
 
-TEST(StateDict, NamesAreThoseOfPyTorch) {
+TEST(StateDict, UsesPyTorchsNames) {
   Net net;
   const auto dict = state_dict(*net);
   EXPECT_EQ(dict.names(), kNetNames);
@@ -106,7 +103,7 @@ TEST(StateDict, NamesAreThoseOfPyTorch) {
   EXPECT_EQ(dict.at("scale")[0].item<float>(), 7);  // an alias
 }
 
-TEST(LoadStateDict, RoundTrip) {
+TEST(LoadStateDict, CopiesAllValues) {
   Net from, to;
   from->norm->running_mean.fill_(3);
   const auto report = load_state_dict(*to, state_dict(*from));
@@ -117,7 +114,7 @@ TEST(LoadStateDict, RoundTrip) {
   EXPECT_TRUE(to->tied.is_same(to->layers[0]->as<BlockImpl>()->up->weight));
 }
 
-TEST(LoadStateDict, StrictListsEverythingAndChangesNothing) {
+TEST(LoadStateDict, StrictReportsEveryMismatchAndChangesNothing) {
   Net net;
   auto dict = cloned(state_dict(*Net()));
   dict.erase("layers.1.up.bias");
@@ -133,26 +130,27 @@ TEST(LoadStateDict, StrictListsEverythingAndChangesNothing) {
   EXPECT_SAYS(said, "wrong shape: norm.weight of BatchNorm1d is [4] in the module and [5] in the dict");
   EXPECT_TRUE(equal(state_dict(*net), before));
 
-  // A value that cannot be loaded at all is an error without strict, too.
+  // A value on the meta device throws even if strict is false.
   dict.erase("scale");
   dict.insert("scale", torch::empty({4}, torch::kMeta));
-  EXPECT_SAYS(message_of<UsageError>([&] { load_state_dict(*net, dict, {.strict = false}); }), "the value is on meta");
+  EXPECT_SAYS(message_of<UsageError>([&] { load_state_dict(*net, dict, {.strict = false}); }),
+              "the value is on the meta device");
   EXPECT_TRUE(equal(state_dict(*net), before));
 }
 
-TEST(LoadStateDict, NotStrictLoadsWhatFits) {
+TEST(LoadStateDict, WithoutStrictLoadsTheRestAndReports) {
   Net net;
   const StateDict dict{
       {"scale", torch::full({4}, 5.0, torch::kDouble)}, {"norm.bias", torch::ones({3})}, {"other", torch::ones({1})}};
   const auto report = load_state_dict(*net, dict, {.strict = false});
-  EXPECT_TRUE(net->scale.equal(torch::full({4}, 5.0F)));  // converted
+  EXPECT_TRUE(net->scale.equal(torch::full({4}, 5.0F)));  // converted to float
   EXPECT_TRUE(net->norm->bias.equal(torch::zeros({4})));
   EXPECT_EQ(report.unexpected, Names({"other"}));
   EXPECT_EQ(report.mismatched, (std::vector<LoadReport::Mismatch>{{"norm.bias", {4}, {3}}}));
   EXPECT_EQ(report.missing.size(), kNetNames.size() - 2);
 }
 
-TEST(LoadStateDict, AssignTakesTheTensorItself) {
+TEST(LoadStateDict, AssignUsesTheTensorOfTheDict) {
   torch::nn::Linear linear(2, 3);
   const auto weight = linear->weight;  // another handle
   const StateDict dict{{"weight", torch::ones({3, 2}, torch::kDouble)}, {"bias", torch::ones({3})}};
@@ -162,7 +160,7 @@ TEST(LoadStateDict, AssignTakesTheTensorItself) {
   EXPECT_TRUE(linear->weight.requires_grad());
 }
 
-TEST(LoadStateDict, AParameterOnMetaGetsMemory) {
+TEST(LoadStateDict, AllocatesAParameterOnMeta) {
   torch::nn::Linear linear(2, 3);
   const auto weight = linear->weight;
   linear->weight.unsafeGetTensorImpl()->shallow_copy_from(
@@ -177,8 +175,8 @@ TEST(LoadStateDict, AParameterOnMetaGetsMemory) {
   EXPECT_TRUE(weight.grad().defined());
 }
 
-// Every pair of plain and distributed, on two ranks, with sizes that do not divide.
-TEST(LoadStateDict, PlacementsAreTheParameters) {
+// All pairs of plain and distributed tensors, with sizes that are not divisible by the number of ranks.
+TEST(LoadStateDict, KeepsThePlacementsOfTheParameter) {
   for (int64_t n : {1, 2, 3})
     run_ranks(n, [](Rank& me) {
       const auto mesh = me.mesh(c10::str("tp=", me.size()));
@@ -206,8 +204,7 @@ TEST(LoadStateDict, PlacementsAreTheParameters) {
     });
 }
 
-// A parameter that was cut before it had memory.
-TEST(LoadStateDict, ADistributedParameterOnMetaGetsItsPiece) {
+TEST(LoadStateDict, AllocatesTheLocalShardOfADistributedParameterOnMeta) {
   run_ranks(2, [](Rank& me) {
     torch::nn::Linear linear(torch::nn::LinearOptions(3, 4).bias(false));
     linear->weight.set_data(
@@ -221,17 +218,17 @@ TEST(LoadStateDict, ADistributedParameterOnMetaGetsItsPiece) {
   });
 }
 
-// Each rank takes its own piece of a plain value: nobody is asked.
-TEST(LoadStateDict, APlainValueMovesNothing) {
+// Each rank copies its local shard of a plain value.
+TEST(LoadStateDict, LoadingAPlainValueDoesNotCommunicate) {
   run_ranks(2, [](Rank& me) {
     torch::nn::Linear linear(torch::nn::LinearOptions(3, 4).bias(false));
     distribute_in_place(linear->weight, me.mesh("tp=2"), {Shard(0)});
-    if (me.rank == 0) load_state_dict(*linear, {{"weight", torch::ones({4, 3})}});  // rank 1 does not take part
+    if (me.rank == 0) load_state_dict(*linear, {{"weight", torch::ones({4, 3})}});  // rank 1 does not call it
     EXPECT_EQ(DTensor(linear->weight).to_local().eq(1).all().item<bool>(), me.rank == 0);
   });
 }
 
-TEST(LoadStateDict, AnErrorOnTwoRanksNamesGlobalSizes) {
+TEST(LoadStateDict, ErrorsContainGlobalSizes) {
   run_ranks(2, [](Rank& me) {
     torch::nn::Linear linear(3, 4);
     distribute_in_place(linear->weight, me.mesh("tp=2"), {Shard(0)});

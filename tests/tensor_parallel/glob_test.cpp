@@ -15,10 +15,10 @@ const Names kNames = {"",    "a",   "b",   "c",   "d",    "A",     "-",    "^", 
                       "a[",  "\\",  "\\*", "\\a", "*",    "?",     ":a]",  "aab", "abab", "ababab", "ab",  "abc",
                       "axb", "a.b", ".b",  ".a",  "net1", "net12", "1net", "wq",  "wo",   "w",      "a]b", "\\]b",
                       "ac",  "-c",  "x]",  "x-",  "x^",   "e",     "/",    "[]",  "[!]",  "0"};
-Names all_but(const Names& left_out) {
+Names all_but(const Names& excluded) {
   Names rest;
   for (const auto& name : kNames)
-    if (std::ranges::count(left_out, name) == 0) rest.push_back(name);
+    if (std::ranges::count(excluded, name) == 0) rest.push_back(name);
   return rest;
 }
 
@@ -81,22 +81,22 @@ const struct {
     {"[!-a]", {"b", "c", "d", "A", "^", "!", "]", "[", "\\", "*", "?", "w", "e", "/", "0"}},
 };
 
-// What Python's fnmatch.fnmatchcase says of every pair.
-TEST(Glob, MatchesAsPythonDoes) {
-  for (const auto& row : kPatterns)
+// The expected matches are those of Python's fnmatch.fnmatchcase.
+TEST(Glob, MatchesLikePythonsFnmatch) {
+  for (const auto& expected : kPatterns)
     for (const auto& name : kNames)
-      EXPECT_EQ(glob_matches(row.pattern, name), std::ranges::count(row.matches, name) == 1)
-          << "pattern '" << row.pattern << "', name '" << name << "'";
+      EXPECT_EQ(glob_matches(expected.pattern, name), std::ranges::count(expected.matches, name) == 1)
+          << "pattern '" << expected.pattern << "', name '" << name << "'";
 }
 
-TEST(Glob, ManyStarsTakeNoLongerThanOne) {
+TEST(Glob, ManyStarsDoNotBacktrackExponentially) {
   std::string pattern, name(2000, 'a');
   for (int i = 0; i < 500; i++) pattern += "*a";
   EXPECT_TRUE(glob_matches(pattern, name));
   EXPECT_FALSE(glob_matches(pattern + "b", name));
 }
 
-// A small transformer, as named_modules() lists it.
+// The names of named_modules() of a small transformer.
 const Names kModel = {"",
                       "embed",
                       "layers",
@@ -118,22 +118,22 @@ TEST(Glob, PathsMatchLevelByLevel) {
   const struct {
     const char* pattern;
     Names matches;
-  } kRows[] = {
+  } kExpected[] = {
       {"", {""}},
       {"*", {"embed", "layers", "wq"}},
       {"layers.?", {"layers.0", "layers.1"}},
       {"layers.*", {"layers.0", "layers.1", "layers.10"}},
       {"layers.*.attn.w[qk]", {"layers.0.attn.wq", "layers.0.attn.wk", "layers.1.attn.wq", "layers.1.attn.wk"}},
       {"*.*.*.wo", {"layers.0.attn.wo", "layers.1.attn.wo"}},
-      {"*.wq", {}},  // a star is one level; and wq itself has no level above it
+      {"*.wq", {}},  // a star is one level, and the name wq has only one level
       {"layers.0.attn.wq.", {}},
       {".wq", {}},
       {"layers", {"layers"}},
   };
-  for (const auto& row : kRows) EXPECT_EQ(matching_paths(row.pattern, kModel), row.matches) << row.pattern;
+  for (const auto& [pattern, matches] : kExpected) EXPECT_EQ(matching_paths(pattern, kModel), matches) << pattern;
 }
 
-TEST(Glob, SaysWhereAPatternLosesItsWay) {
+TEST(Glob, WhyUnmatchedNamesTheFirstLevelThatDoesNotMatch) {
   EXPECT_EQ(why_unmatched("layers.*.attn.wz", kModel),
             "no child of 'layers.0.attn' matches 'wz'; it has wq, wk, wo. "
             "Nearest names: layers.0.attn.wq, layers.0.attn.wk, layers.0.attn.wo");

@@ -23,9 +23,9 @@ using testing::run_ranks;
 
 const Plan kPair{{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}};
 
-torch::Tensor whole(const torch::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
+torch::Tensor full(const torch::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
 
-// Outputs, and the gradients of all parameters and of the input, as those of the plain model.
+// Expects the outputs and the gradients of all parameters of the plain model.
 template <class H>
 void expect_like_plain(const H& plain, H& model, const torch::Tensor& data) {
   auto x = data.clone(), y = data.clone();
@@ -33,22 +33,22 @@ void expect_like_plain(const H& plain, H& model, const torch::Tensor& data) {
   const auto expected = plain(x);
   const auto weights = torch::linspace(-1, 2, expected.numel()).view_as(expected);  // equal on all ranks
   const auto grads = torch::autograd::grad({(expected * weights).sum()}, plain->parameters());
-  const auto out = whole(model(y));
+  const auto out = full(model(y));
   ASSERT_EQ(close(out, expected), "");
   (out * weights).sum().backward();
   const auto names = plain->named_parameters().keys();
   for (size_t i = 0; i < names.size(); i++)
-    EXPECT_EQ(close(whole(get_parameter(*model, names[i]).grad()), grads[i]), "") << names[i];
+    EXPECT_EQ(close(full(get_parameter(*model, names[i]).grad()), grads[i]), "") << names[i];
   model->zero_grad();
 }
 
 template <class H>
-void expect_untouched(H& model) {
+void expect_unchanged(H& model) {
   for (const auto& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));
   EXPECT_EQ(hook_point(*model).hooks(), nullptr);
 }
 
-TEST(ParallelizeModule, UnevenFeaturesOnAnyNumberOfRanks) {
+TEST(ParallelizeModule, UnevenFeaturesHaveTheSameGradients) {
   const models::MLP plain(models::MLPConfig{{{"net1", 5, 10, models::Activation::Relu}, {"net2", 10, 3}}});
   const auto data = torch::randn({4, 5});
   for (int64_t n : {1, 2, 3, 4}) {
@@ -67,8 +67,8 @@ TEST(ParallelizeModule, UnevenFeaturesOnAnyNumberOfRanks) {
   }
 }
 
-// The tensor-parallel half of DDP x TP: rows of the mesh have inputs of their own, and talk along tp only.
-TEST(ParallelizeModule, OverOneAxisOfAMesh) {
+// The tensor-parallel part of DDP x TP: each dp rank has its own input, and communication is along tp only.
+TEST(ParallelizeModule, CommunicatesOnlyAlongItsAxis) {
   const models::MLP plain(models::mlp_module());
   const auto data = torch::randn({2, 4, 10});
   run_ranks(4, [&](Rank& me) {
@@ -91,7 +91,7 @@ TEST(ParallelizeModule, OverOneAxisOfAMesh) {
   });
 }
 
-TEST(ParallelizeModule, AModuleUsedTwiceInOneForward) {
+TEST(ParallelizeModule, AModuleCalledTwiceInOneForwardHasTheSameGradients) {
   struct TwiceImpl : torch::nn::Cloneable<TwiceImpl> {
     TwiceImpl() { reset(); }
     void reset() override { mlp = register_module("mlp", models::MLP(models::mlp_module())); }
@@ -107,7 +107,7 @@ TEST(ParallelizeModule, AModuleUsedTwiceInOneForward) {
   });
 }
 
-// q, k and v in one matrix; heads read off the width.
+// Attention with q, k and v in one Linear or in three. It infers the number of heads from the width.
 struct AttentionImpl : torch::nn::Cloneable<AttentionImpl>, AttentionHeads {
   explicit AttentionImpl(int64_t heads, bool fused) : heads(heads), fused(fused) { reset(); }
   void reset() override {
@@ -140,7 +140,7 @@ struct AttentionImpl : torch::nn::Cloneable<AttentionImpl>, AttentionHeads {
 };
 TESSERA_MODULE(Attention);
 
-TEST(ParallelizeModule, FusedQkvIsCutSectionBySection) {
+TEST(ParallelizeModule, FusedQkvIsShardedPerSection) {
   const Attention plain(4, true);
   const auto data = torch::randn({2, 3, 16});
   for (int64_t n : {1, 2, 4}) {
@@ -155,23 +155,23 @@ TEST(ParallelizeModule, FusedQkvIsCutSectionBySection) {
   }
 }
 
-TEST(ParallelizeModule, SixHeadsOverFourRanksWithTheBlockOfAHead) {
+TEST(ParallelizeModule, SixHeadsOverFourRanksNeedABlockPerHead) {
   const Attention plain(6, false);
   const auto data = torch::randn({2, 3, 24});
   run_ranks(4, [&](Rank& me) {
     auto model = clone(plain);
     const auto mesh = me.mesh("tp=4");
-    const Plan through{{"w[qkv]", ColwiseParallel()}, {"wo", RowwiseParallel()}};
-    EXPECT_ERROR(UsageError, parallelize_module(model, mesh, through), "'wq' has 6 heads of 4 features",
-                 "4 ranks would cut through a head", "1, 2, 3, 6", "block=4");
-    expect_untouched(model);
+    const Plan splits_a_head{{"w[qkv]", ColwiseParallel()}, {"wo", RowwiseParallel()}};
+    EXPECT_ERROR(UsageError, parallelize_module(model, mesh, splits_a_head), "'wq' has 6 heads of 4 features",
+                 "4 ranks would split a head", "1, 2, 3, 6", "block=4");
+    expect_unchanged(model);
     parallelize_module(model, mesh, {{"w[qkv]", ColwiseParallel{.block = 4}}, {"wo", RowwiseParallel{.block = 4}}});
     EXPECT_EQ(DTensor(model->wq->weight.detach()).to_local().size(0), me.rank < 3 ? 8 : 0);
     expect_like_plain(plain, model, data);
   });
 }
 
-// A vocabulary that does not divide, embedding and output from one weight.
+// A vocabulary that is not divisible by the number of ranks; embedding and output share a weight.
 struct TiedImpl : torch::nn::Cloneable<TiedImpl> {
   TiedImpl() { reset(); }
   void reset() override {
@@ -187,7 +187,7 @@ struct TiedImpl : torch::nn::Cloneable<TiedImpl> {
 };
 TESSERA_MODULE(Tied);
 
-TEST(ParallelizeModule, TiedWeights) {
+TEST(ParallelizeModule, TiedWeightsHaveTheSameGradients) {
   const Tied plain;
   const auto tokens = torch::randint(0, 7, {2, 5});
   for (int64_t n : {2, 4}) {
@@ -198,7 +198,7 @@ TEST(ParallelizeModule, TiedWeights) {
           {{"embed",
             RowwiseParallel{.input_layouts = Replicate(), .output_layouts = Shard(1), .use_local_output = false}},
            {"norm", SequenceParallel()}});
-      expect_like_plain(plain, model, tokens);  // 5 positions over 2 and 4 ranks as well
+      expect_like_plain(plain, model, tokens);  // 5 positions over 2 and 4 ranks
     });
   }
 }
@@ -217,13 +217,13 @@ struct WithDropoutImpl : torch::nn::Cloneable<WithDropoutImpl> {
 };
 TESSERA_MODULE(WithDropout);
 
-TEST(ParallelizeModule, ADropoutInBetweenMustBeTold) {
+TEST(ParallelizeModule, ADropoutBetweenColwiseAndRowwiseNeedsAPlanEntry) {
   const WithDropout plain;
   const auto data = torch::ones({3, 4});
-  const Style cut = PrepareModuleInputOutput{.input_layouts = Shard(-1),
-                                             .desired_input_layouts = Shard(-1),
-                                             .output_layouts = Shard(-1),
-                                             .desired_output_layouts = Shard(-1)};
+  const Style sharded = PrepareModuleInputOutput{.input_layouts = Shard(-1),
+                                                 .desired_input_layouts = Shard(-1),
+                                                 .output_layouts = Shard(-1),
+                                                 .desired_output_layouts = Shard(-1)};
   std::vector<torch::Tensor> outputs(3);
   for (int64_t n : {1, 2, 3}) {
     std::vector<torch::Tensor> each(n);
@@ -231,15 +231,15 @@ TEST(ParallelizeModule, ADropoutInBetweenMustBeTold) {
       auto model = clone(plain);
       const auto mesh = me.mesh("tp=" + std::to_string(n));
       EXPECT_ERROR(UsageError, parallelize_module(model, mesh, kPair), "'between', a Dropout", "'net1'", "'net2'");
-      expect_untouched(model);
-      parallelize_module(model, mesh, {kPair[0], kPair[1], {"between", cut}});
+      expect_unchanged(model);
+      parallelize_module(model, mesh, {kPair[0], kPair[1], {"between", sharded}});
       manual_seed(3);
       each[me.rank] = model(data).detach();
     });
-    for (const auto& y : each) EXPECT_TRUE(torch::equal(y, each[0]));  // `after` drops the same everywhere
+    for (const auto& y : each) EXPECT_TRUE(torch::equal(y, each[0]));  // `after` drops the same elements on all ranks
     outputs[n - 1] = each[0];
   }
-  // ... and whatever the number of ranks: masks go by global index.
+  // The masks use global indices, so they do not depend on the number of ranks.
   for (const auto& y : outputs) EXPECT_EQ(close(y, outputs[0]), "");
   EXPECT_GT((outputs[0] == 0).sum().item<int64_t>(), 0);
 }
@@ -254,7 +254,7 @@ struct PlainMembersImpl : torch::nn::Module {
 };
 TORCH_MODULE(PlainMembers);
 
-TEST(ParallelizeModule, PlainTypedMembersWorkThroughTheirPlacements) {
+TEST(ParallelizeModule, TypedTorchMembersWorkWithoutHooks) {
   PlainMembers plain;
   const auto data = torch::randn({3, 4});
   const auto expected = plain(data);
@@ -266,7 +266,7 @@ TEST(ParallelizeModule, PlainTypedMembersWorkThroughTheirPlacements) {
     }
     const auto mesh = me.mesh("tp=2");
     EXPECT_ERROR(UsageError, parallelize_module(*model, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}}),
-                 "'down'", "tessera::nn::Linear in place of torch::nn::Linear");
+                 "'down'", "tessera::nn::Linear instead of torch::nn::Linear");
     EXPECT_ERROR(UsageError, parallelize_module(*model, mesh, {{"up", ColwiseParallel{.input_layouts = Shard(0)}}}),
                  "'up'", "tessera::nn::Linear");
     for (const auto& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));
@@ -277,7 +277,7 @@ TEST(ParallelizeModule, PlainTypedMembersWorkThroughTheirPlacements) {
   });
 }
 
-TEST(ParallelizeModule, PlainChildrenOfASequential) {
+TEST(ParallelizeModule, TorchChildrenOfASequentialGetHooks) {
   torch::nn::Sequential plain(torch::nn::Linear(4, 6), torch::nn::ReLU(), torch::nn::Linear(6, 4));
   const auto data = torch::randn({3, 4});
   const auto expected = plain->forward(data);
@@ -292,29 +292,30 @@ TEST(ParallelizeModule, PlainChildrenOfASequential) {
   });
 }
 
-TEST(ParallelizeModule, BadPlansChangeNothing) {
+TEST(ParallelizeModule, InvalidPlansThrowAndChangeNothing) {
   run_ranks(2, [](Rank& me) {
     models::MLP model(models::mlp_module());
     const auto mesh = me.mesh("tp=2");
-    const auto refused = [&](const Plan& plan, std::initializer_list<std::string> parts) {
+    const auto expect_error = [&](const Plan& plan, std::initializer_list<std::string> parts) {
       const auto said = testing::message_of<UsageError>([&] { parallelize_module(model, mesh, plan); });
       for (const auto& part : parts) EXPECT_SAYS(said, part);
-      expect_untouched(model);
+      expect_unchanged(model);
     };
-    refused({{"net1", ColwiseParallel()}, {"net3", RowwiseParallel()}}, {"net3", "net1"});
-    refused({{"net1", ColwiseParallel()}, {"net*", RowwiseParallel()}}, {"net1", "net*"});
-    refused({{"", ColwiseParallel()}}, {"MLP", "knows Linear and Embedding"});
-    refused({{"net1", ColwiseParallel{.sections = 3}}}, {"'net1'", "3 sections", "do not divide by 2"});
-    refused({{"net1", ColwiseParallel{.sections = {4, 12}}}}, {"different sizes"});
-    EXPECT_ERROR(UsageError, parallelize_module(model, me.mesh("a=2,b=1,c=1"), kPair), "one axis", "mesh[\"tp\"]");
-    expect_untouched(model);
+    expect_error({{"net1", ColwiseParallel()}, {"net3", RowwiseParallel()}}, {"net3", "net1"});
+    expect_error({{"net1", ColwiseParallel()}, {"net*", RowwiseParallel()}}, {"net1", "net*"});
+    expect_error({{"", ColwiseParallel()}}, {"MLP", "supports Linear and Embedding"});
+    expect_error({{"net1", ColwiseParallel{.sections = 3}}}, {"'net1'", "3 sections", "are not divisible by 2"});
+    expect_error({{"net1", ColwiseParallel{.sections = {4, 12}}}}, {"different sizes"});
+    EXPECT_ERROR(UsageError, parallelize_module(model, me.mesh("a=2,b=1,c=1"), kPair), "needs a 1-D mesh",
+                 "mesh[\"tp\"]");
+    expect_unchanged(model);
     parallelize_module(model, mesh, kPair);
-    EXPECT_ERROR(UsageError, parallelize_module(model, mesh, kPair), "'net1' is parallelised already",
+    EXPECT_ERROR(UsageError, parallelize_module(model, mesh, kPair), "'net1' is parallelized already",
                  "[16, 10][S(0)]");
   });
 }
 
-TEST(ParallelizeModule, BadInputsAreTold) {
+TEST(ParallelizeModule, InvalidInputsThrow) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     nn::Linear row(8, 4);
@@ -324,13 +325,13 @@ TEST(ParallelizeModule, BadInputsAreTold) {
     EXPECT_ERROR(UsageError, row(torch::ones({3, 5})), "it has 5");
     nn::Identity two;
     parallelize_module(two, mesh, PrepareModuleInput{{Shard(0), Shard(0)}, {Replicate(), Replicate()}});
-    EXPECT_ERROR(UsageError, two(torch::ones({2})), "module Identity", "lists 2 layouts of inputs", "has 1");
+    EXPECT_ERROR(UsageError, two(torch::ones({2})), "module Identity", "has 2 input layouts", "has 1");
     const auto other = me.mesh("other=2");
     EXPECT_ERROR(UsageError, row(DTensor::from_local(torch::ones({3, 4}), other, {Shard(1)})), "other");
   });
 }
 
-TEST(ParallelizeModule, CopiesOfAParallelModuleAreParallel) {
+TEST(ParallelizeModule, ACloneIsParallelizedToo) {
   const models::MLP plain(models::mlp_module());
   const auto data = torch::randn({4, 10});
   run_ranks(2, [&](Rank& me) {
@@ -342,19 +343,19 @@ TEST(ParallelizeModule, CopiesOfAParallelModuleAreParallel) {
   });
 }
 
-TEST(ModuleWork, SaysWhatWillBeDone) {
+TEST(ModulePlan, PrintsPlacementsAndLocalSizes) {
   run_ranks(2, [](Rank& me) {
     models::MLP model(models::mlp_module());
-    const auto works = work_out(*model, me.mesh("tp=2"), kPair);
-    ASSERT_EQ(works.size(), 2u);
-    EXPECT_EQ(c10::str(works[0]), "net1  Linear  colwise  weight [16, 10] -> S(0) [8, 10]  bias [16] -> S(0) [8]");
-    EXPECT_EQ(works[1].parameters[0].local_bytes, 10 * 8 * 4);
-    EXPECT_EQ(works[1].parameters[1].placement, Replicate());
-    expect_untouched(model);
+    const auto plans = resolve_plan(*model, me.mesh("tp=2"), kPair);
+    ASSERT_EQ(plans.size(), 2u);
+    EXPECT_EQ(c10::str(plans[0]), "net1  Linear  colwise  weight [16, 10] -> S(0) [8, 10]  bias [16] -> S(0) [8]");
+    EXPECT_EQ(plans[1].parameters[0].local_bytes, 10 * 8 * 4);
+    EXPECT_EQ(plans[1].parameters[1].placement, Replicate());
+    expect_unchanged(model);
   });
 }
 
-TEST(ParallelizeModule, RanksWithDifferentPlans) {
+TEST(ParallelizeModule, DifferentPlansOnRanksThrow) {
   run_ranks(2, [](Rank& me) {
     models::MLP model(models::mlp_module());
     const Plan other{{"net1", RowwiseParallel()}};

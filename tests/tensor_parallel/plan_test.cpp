@@ -13,17 +13,17 @@ using testing::message_of;
 const std::vector<std::string> kModel = {"",         "layers",      "layers.0",      "layers.0.up", "layers.0.down",
                                          "layers.1", "layers.1.up", "layers.1.down", "norm"};
 
-void takes_a_plan(const Plan& plan, size_t size) { EXPECT_EQ(plan.size(), size); }
+void expect_size(const Plan& plan, size_t size) { EXPECT_EQ(plan.size(), size); }
 
-TEST(Plan, IsWrittenAsAMapOrAsOneStyle) {
-  takes_a_plan({{"up", ColwiseParallel()}, {"down", RowwiseParallel()}}, 2);
-  takes_a_plan({{"up", ColwiseParallel()}}, 1);
-  takes_a_plan(ColwiseParallel{.output_layouts = Replicate()}, 1);
-  takes_a_plan({}, 0);
+TEST(Plan, IsConstructedFromEntriesOrFromOneStyle) {
+  expect_size({{"up", ColwiseParallel()}, {"down", RowwiseParallel()}}, 2);
+  expect_size({{"up", ColwiseParallel()}}, 1);
+  expect_size(ColwiseParallel{.output_layouts = Replicate()}, 1);
+  expect_size({}, 0);
   EXPECT_EQ(Plan(SequenceParallel()), (Plan{{"", SequenceParallel()}}));
 }
 
-TEST(Plan, KeepsTheOrderAndTheStyles) {
+TEST(Plan, KeepsTheOrderOfEntries) {
   Plan plan = {{"b", ColwiseParallel()}, {"a", RowwiseParallel()}};
   plan.add("c", SequenceParallel());
   EXPECT_EQ(plan[0].pattern, "b");
@@ -33,15 +33,16 @@ TEST(Plan, KeepsTheOrderAndTheStyles) {
   EXPECT_NE(plan, (Plan{{"a", RowwiseParallel()}, {"b", ColwiseParallel()}, {"c", SequenceParallel()}}));
 }
 
-TEST(Plan, ABadEntryLeavesItAsItWas) {
+TEST(Plan, AnInvalidEntryThrowsAndDoesNotChangeThePlan) {
   Plan plan = {{"a", ColwiseParallel()}};
   EXPECT_SAYS(message_of<UsageError>([&] { plan.add("a", RowwiseParallel()); }),
-              "plan entry 'a': rowwise is asked for, and colwise was before; give a pattern one style");
+              "plan entry 'a': the new style is rowwise, but the pattern already has colwise; use one style per "
+              "pattern");
   EXPECT_SAYS(message_of<UsageError>([&] { plan.add("b", PrepareModuleInput()); }), "prepare_input: no layouts");
   EXPECT_EQ(plan, (Plan{{"a", ColwiseParallel()}}));
 }
 
-TEST(Plan, ResolvesToModules) {
+TEST(Plan, ResolveReturnsTheMatchingModules) {
   const Plan plan = {{"layers.*.down", RowwiseParallel()},
                      {"", PrepareModuleOutput{.output_layouts = Shard(0), .desired_output_layouts = Replicate()}},
                      {"layers.0.up", ColwiseParallel()}};
@@ -50,27 +51,27 @@ TEST(Plan, ResolvesToModules) {
   EXPECT_TRUE(resolve(Plan(), kModel).empty());
 }
 
-TEST(Plan, RefusesAModuleMatchedTwice) {
+TEST(Plan, AModuleThatMatchesTwoEntriesThrows) {
   const Plan plan = {{"layers.*.up", ColwiseParallel()}, {"layers.1.*", RowwiseParallel()}};
   EXPECT_SAYS(message_of<UsageError>([&] { resolve(plan, kModel); }),
-              "module 'layers.1.up' is matched twice, by 'layers.*.up' = colwise and by 'layers.1.*' = rowwise");
+              "module 'layers.1.up' matches two entries, 'layers.*.up' = colwise and 'layers.1.*' = rowwise");
 }
 
-TEST(Plan, RefusesOrSkipsAPatternWithoutModule) {
+TEST(Plan, AnUnmatchedPatternThrowsOrWarns) {
   const Plan plan = {{"layers.*.upp", ColwiseParallel()}, {"norm", SequenceParallel()}};
   EXPECT_SAYS(message_of<UsageError>([&] { resolve(plan, kModel); }),
               "plan entry 'layers.*.upp' matches no module: no child of 'layers.0' matches 'upp'; it has up, down. "
               "Nearest names: layers.0.up");
-  struct Keep : c10::WarningHandler {
-    void process(const c10::Warning& warning) override { said += warning.msg(); }
-    std::string said;
-  } keep;
+  struct CollectWarnings : c10::WarningHandler {
+    void process(const c10::Warning& warning) override { text += warning.msg(); }
+    std::string text;
+  } warnings;
   {
-    c10::WarningUtils::WarningHandlerGuard guard(&keep);
+    c10::WarningUtils::WarningHandlerGuard guard(&warnings);
     EXPECT_EQ(resolve(plan, kModel, Unmatched::Warn), (std::vector<PlannedModule>{{"norm", 1}}));
   }
-  EXPECT_SAYS(keep.said, "plan entry 'layers.*.upp' matches no module");
-  EXPECT_SAYS(keep.said, "The entry is skipped.");
+  EXPECT_SAYS(warnings.text, "plan entry 'layers.*.upp' matches no module");
+  EXPECT_SAYS(warnings.text, "The entry is skipped.");
 }
 
 }  // namespace

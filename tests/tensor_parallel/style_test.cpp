@@ -10,7 +10,7 @@ namespace {
 
 using testing::message_of;
 
-TEST(Style, TheDefaultsArePyTorchs) {
+TEST(Style, DefaultsAreThoseOfPyTorch) {
   EXPECT_EQ(ColwiseParallel(), (ColwiseParallel{.input_layouts = Replicate(),
                                                 .output_layouts = Shard(-1),
                                                 .use_local_output = true,
@@ -26,7 +26,7 @@ TEST(Style, TheDefaultsArePyTorchs) {
   EXPECT_TRUE(PrepareModuleInputOutput().use_local_output);
 }
 
-TEST(Style, PrintsWhatDiffersFromTheDefaults) {
+TEST(Style, PrintsTheFieldsThatDifferFromTheDefaults) {
   const std::pair<Style, const char*> kTexts[] = {
       {ColwiseParallel(), "colwise"},
       {ColwiseParallel{.output_layouts = Replicate()}, "colwise(output=R)"},
@@ -51,35 +51,38 @@ TEST(Style, PrintsWhatDiffersFromTheDefaults) {
   for (const auto& [style, text] : kTexts) EXPECT_EQ(to_string(style), text);
 }
 
-TEST(Style, EqualOnlyIfEveryFieldIs) {
+TEST(Style, AreEqualIfAllFieldsAreEqual) {
   EXPECT_EQ(Style(ColwiseParallel()), Style(ColwiseParallel()));
   EXPECT_NE(Style(ColwiseParallel()), Style(ColwiseParallel{.block = 2}));
   EXPECT_NE(Style(ColwiseParallel()),
             Style(RowwiseParallel{.input_layouts = Replicate(), .output_layouts = Shard(-1)}));
-  EXPECT_NE(Sections(3), (Sections{1, 1, 1}));  // of sizes that are not said, and of size 1
+  EXPECT_NE(Sections(3), (Sections{1, 1, 1}));  // three equal sections of any size; three sections of size 1
 }
 
-TEST(Style, RefusesWhatNoModuleCouldHave) {
+TEST(Style, CheckThrowsForInvalidStyles) {
   const std::pair<Style, const char*> kBad[] = {
       {PrepareModuleInput{.input_layouts = {Shard(0), Shard(1)}, .desired_input_layouts = Replicate()},
-       "prepare_input: from has 2 layouts and to has 1; give each one of both, _ where nothing is to be done"},
-      {PrepareModuleOutput(), "prepare_output: no layouts; give from and to"},
+       "prepare_input: from has 2 layouts and to has 1; write one layout per tensor in both, _ to leave a tensor "
+       "unchanged"},
+      {PrepareModuleOutput(), "prepare_output: no layouts; write from and to"},
       {PrepareModuleInput{.input_layouts = {std::nullopt}, .desired_input_layouts = Replicate()},
-       "prepare_input: to wants R of number 0, for which from has _"},
+       "prepare_input: to has R for tensor 0, but from has _"},
       {PrepareModuleInputOutput{.input_layouts = Shard(0),
                                 .desired_input_layouts = Shard(0),
                                 .output_layouts = Shard(0),
                                 .desired_output_layouts = Partial()},
-       "prepare_input_output: output_to wants P(sum) of number 0; a sum that is not yet taken cannot be asked for"},
-      {ColwiseParallel{.output_layouts = Partial()}, "colwise: output=P(sum); a colwise module gives pieces"},
-      {ColwiseParallel{.block = 0}, "colwise: block=0; a block has at least one feature"},
-      {RowwiseParallel{.block = -4}, "rowwise: block=-4; a block has at least one feature"},
-      {ColwiseParallel{.sections = 0}, "colwise: sections=0; there is at least one"},
-      {ColwiseParallel{.sections = {8, 0}}, "colwise: sections=[8, 0]; each has at least one feature"},
+       "prepare_input_output: output_to has P(sum) for tensor 0; a tensor cannot be redistributed to a partial "
+       "placement"},
+      {ColwiseParallel{.output_layouts = Partial()},
+       "colwise: output=P(sum); the output of a colwise module is sharded"},
+      {ColwiseParallel{.block = 0}, "colwise: block=0; a block needs at least one feature"},
+      {RowwiseParallel{.block = -4}, "rowwise: block=-4; a block needs at least one feature"},
+      {ColwiseParallel{.sections = 0}, "colwise: sections=0; use at least one section"},
+      {ColwiseParallel{.sections = {8, 0}}, "colwise: sections=[8, 0]; each section needs at least one feature"},
       {SequenceParallel{.sequence_dim = 64}, "sequence: dim=64; no tensor has that many dims"},
   };
-  for (const auto& row : kBad) EXPECT_SAYS(message_of<UsageError>([&] { check(row.first); }), row.second);
-  // A sum that is there already may be wanted; a layout may be told without wanting another.
+  for (const auto& bad : kBad) EXPECT_SAYS(message_of<UsageError>([&] { check(bad.first); }), bad.second);
+  // These are valid: a partial tensor that stays partial, and an input layout without a desired layout.
   check(PrepareModuleOutput{.output_layouts = Partial(), .desired_output_layouts = Partial()});
   check(PrepareModuleInput{.input_layouts = Shard(0), .desired_input_layouts = {std::nullopt}});
   check(RowwiseParallel{.output_layouts = Partial()});

@@ -1,5 +1,5 @@
-// The loss over cut classes: its value and gradients are those of the plain cross entropy, and it tells other ranks
-// three numbers a position.
+// The loss over sharded classes: its value and gradients equal those of the plain cross entropy, and it exchanges three
+// values per position.
 #include "tessera/tensor_parallel/detail/vocab_parallel_cross_entropy.h"
 
 #include "tessera/base/error.h"
@@ -34,7 +34,7 @@ struct Sample {
   CrossEntropyOptions options;
 };
 
-// Some targets are ignored, unless there is but one.
+// One target is ignored, if there are several.
 Sample make_sample(std::vector<int64_t> sizes, torch::Dtype type, CrossEntropyOptions options, bool weighted) {
   const int64_t dim = sizes.size() == 1 ? 0 : 1, classes = sizes[dim];
   auto logits = torch::randn(sizes, type) * 3;
@@ -49,7 +49,7 @@ struct Result {
   at::Tensor loss, gradient;
 };
 
-// Plain, in one place. Losses that were not reduced get a gradient that differs from place to place.
+// The gradient of the loss. It has a different value for each element of an unreduced loss.
 at::Tensor seed_like(const at::Tensor& loss) {
   return (torch::arange(loss.numel(), loss.options()) + 1).view(loss.sizes());
 }
@@ -62,9 +62,9 @@ Result plain(const Sample& s) {
 }
 
 struct Distributed {
-  Result whole;
+  Result full;
   Placements loss, gradient;
-  int64_t forward, backward;  // collectives
+  int64_t forward, backward;  // the number of collectives
 };
 Distributed distributed(const Sample& s, const DeviceMesh& mesh, PlacementsRef placements) {
   auto x = distribute_tensor(s.logits, mesh, placements).set_requires_grad(true);
@@ -111,18 +111,18 @@ TEST(VocabParallelCrossEntropy, EqualsPlainCrossEntropy) {
       for (const auto& s : samples) {
         const auto what = c10::str(n, " ranks, sizes ", s.logits.sizes(), ", reduction ", int{s.options.reduction},
                                    ", smoothing ", s.options.label_smoothing, ", ", s.logits.scalar_type());
-        const auto cut = Shard(s.logits.dim() == 1 ? 0 : 1);
-        const auto found = distributed(s, mesh, {cut});
-        expect_same(found.whole, plain(s), tolerance(s.logits), what);
+        const auto sharding = Shard(s.logits.dim() == 1 ? 0 : 1);
+        const auto found = distributed(s, mesh, {sharding});
+        expect_same(found.full, plain(s), tolerance(s.logits), what);
         EXPECT_EQ(found.loss[0], Replicate()) << what;
-        EXPECT_EQ(found.gradient[0], cut) << what;
+        EXPECT_EQ(found.gradient[0], sharding) << what;
         EXPECT_EQ(found.forward, 3) << what;
         EXPECT_EQ(found.backward, 0) << what;
       }
     });
 }
 
-TEST(VocabParallelCrossEntropy, EveryWayToCutClasses) {
+TEST(VocabParallelCrossEntropy, EqualsPlainCrossEntropyForAllShardingsOfClasses) {
   torch::manual_seed(2);
   const auto s = make_sample({4, 12}, torch::kDouble, {.label_smoothing = 0.2}, true);
   run_ranks(4, [&](Rank& me) {
@@ -130,52 +130,53 @@ TEST(VocabParallelCrossEntropy, EveryWayToCutClasses) {
       const char* mesh;
       Placements placements;
       int64_t forward;
-    } kRows[] = {
+    } kCases[] = {
         {"tp=4", {Shard(1, 5)}, 3},            // 5 5 2 0
-        {"tp=4", {StridedShard(1, 3)}, 3},     // one of each of three sections
+        {"tp=4", {StridedShard(1, 3)}, 3},     // one class of each of three sections
         {"tp=4", {StridedShard(1, 2)}, 3},     // 4 4 4 0
-        {"a=2,b=2", {Shard(1), Shard(1)}, 6},  // by two axes, which both are asked
+        {"a=2,b=2", {Shard(1), Shard(1)}, 6},  // sharded over two axes; both communicate
         {"a=2,b=2", {StridedShard(1, 2), Shard(1)}, 6},
         {"a=2,b=2", {Replicate(), Shard(1)}, 3},
     };
-    for (const auto& row : kRows) {
-      const auto found = distributed(s, me.mesh(row.mesh), row.placements);
-      expect_same(found.whole, plain(s), {1e-12, 1e-12}, to_string(row.placements));
-      EXPECT_EQ(found.forward, row.forward) << to_string(row.placements);
-      EXPECT_EQ(found.backward, 0) << to_string(row.placements);
+    for (const auto& c : kCases) {
+      const auto found = distributed(s, me.mesh(c.mesh), c.placements);
+      expect_same(found.full, plain(s), {1e-12, 1e-12}, to_string(c.placements));
+      EXPECT_EQ(found.forward, c.forward) << to_string(c.placements);
+      EXPECT_EQ(found.backward, 0) << to_string(c.placements);
     }
   });
 }
 
-// 5 positions over 2 ranks, 3 classes over 2: the mean is that of the batch, and its denominator is added up over dp.
-TEST(VocabParallelCrossEntropy, PositionsCutOverOtherAxes) {
+// 5 positions over 2 ranks, 3 classes over 2 ranks. The mean is over the global batch, and its denominator is
+// all-reduced over dp.
+TEST(VocabParallelCrossEntropy, PositionsMayBeShardedOverOtherAxes) {
   torch::manual_seed(3);
   const struct {
     at::Reduction::Reduction reduction;
     Placement loss;
     int64_t forward;
-  } kRows[] = {{kNone, Shard(0), 3}, {kSum, Partial(), 3}, {kMean, Partial(), 4}};
-  for (const auto& row : kRows) {
-    const auto s = make_sample({5, 3, 2}, torch::kDouble, {.reduction = row.reduction, .label_smoothing = 0.1}, true);
+  } kCases[] = {{kNone, Shard(0), 3}, {kSum, Partial(), 3}, {kMean, Partial(), 4}};
+  for (const auto& c : kCases) {
+    const auto s = make_sample({5, 3, 2}, torch::kDouble, {.reduction = c.reduction, .label_smoothing = 0.1}, true);
     run_ranks(4, [&](Rank& me) {
       const auto mesh = me.mesh("dp=2,tp=2");
       auto found = distributed(s, mesh, {Shard(0), Shard(1)});
-      expect_same(found.whole, plain(s), {1e-12, 1e-12}, "batch cut");
-      EXPECT_EQ(found.loss, (Placements{row.loss, Replicate()}));
+      expect_same(found.full, plain(s), {1e-12, 1e-12}, "batch sharded");
+      EXPECT_EQ(found.loss, (Placements{c.loss, Replicate()}));
       EXPECT_EQ(found.gradient, (Placements{Shard(0), Shard(1)}));
-      EXPECT_EQ(found.forward, row.forward);
+      EXPECT_EQ(found.forward, c.forward);
       EXPECT_EQ(found.backward, 0);
-      found = distributed(s, mesh, {Shard(2), Shard(1)});  // a dim behind the classes
-      expect_same(found.whole, plain(s), {1e-12, 1e-12}, "last dim cut");
-      EXPECT_EQ(found.loss[0], row.loss.is_sharded() ? Shard(1) : row.loss);
-      found = distributed(s, mesh, {Shard(0), Replicate()});  // no class is cut: nobody is asked, but for the mean
-      expect_same(found.whole, plain(s), {1e-12, 1e-12}, "only the batch cut");
-      EXPECT_EQ(found.forward, row.forward - 3);
+      found = distributed(s, mesh, {Shard(2), Shard(1)});  // a dim after the classes
+      expect_same(found.full, plain(s), {1e-12, 1e-12}, "last dim sharded");
+      EXPECT_EQ(found.loss[0], c.loss.is_sharded() ? Shard(1) : c.loss);
+      found = distributed(s, mesh, {Shard(0), Replicate()});  // classes are not sharded: only the mean communicates
+      expect_same(found.full, plain(s), {1e-12, 1e-12}, "only the batch sharded");
+      EXPECT_EQ(found.forward, c.forward - 3);
     });
   }
 }
 
-TEST(VocabParallelCrossEntropy, TheTargetMayLieAnyhow) {
+TEST(VocabParallelCrossEntropy, TheTargetMayHaveAnyPlacements) {
   torch::manual_seed(5);
   const auto s = make_sample({6, 4}, torch::kDouble, {}, true);
   run_ranks(4, [&](Rank& me) {
@@ -191,18 +192,18 @@ TEST(VocabParallelCrossEntropy, TheTargetMayLieAnyhow) {
   });
 }
 
-// Logits that are still a sum over another axis are added up first, and the gradient goes to every term.
-TEST(VocabParallelCrossEntropy, LogitsThatAreAPendingSum) {
+// Partial logits are reduced first. Each rank gets the gradient.
+TEST(VocabParallelCrossEntropy, LogitsMayBePartial) {
   torch::manual_seed(6);
   const auto s = make_sample({6, 4}, torch::kDouble, {}, false);
   run_ranks(4, [&](Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
     const auto half = DTensor(distribute_tensor(s.logits / 2, mesh, {Replicate(), Shard(1)})).to_local();
-    auto terms = DTensor::from_local(half, mesh, {Partial(), Shard(1)}).set_requires_grad(true);
-    const DTensor loss = vocab_parallel_cross_entropy(terms, s.target);
+    auto partial = DTensor::from_local(half, mesh, {Partial(), Shard(1)}).set_requires_grad(true);
+    const DTensor loss = vocab_parallel_cross_entropy(partial, s.target);
     EXPECT_EQ(close(loss.full_tensor().detach(), plain(s).loss, {1e-12, 1e-12}), "");
     loss.backward();
-    EXPECT_EQ(close(DTensor(terms.grad()).full_tensor(), plain(s).gradient, {1e-12, 1e-12}), "");
+    EXPECT_EQ(close(DTensor(partial.grad()).full_tensor(), plain(s).gradient, {1e-12, 1e-12}), "");
   });
 }
 
@@ -211,55 +212,55 @@ TEST(VocabParallelCrossEntropy, LargeLogitsAndMinusInfinity) {
   auto huge = make_sample({6, 10}, torch::kFloat, {.label_smoothing = 0.1}, false);
   huge.logits = huge.logits * 1e4;
   auto shifted = make_sample({6, 10}, torch::kFloat, {}, false);
-  shifted.logits = shifted.logits + 1e5;  // their differences are what counts
+  shifted.logits = shifted.logits + 1e5;  // only the differences matter
   auto masked = make_sample({6, 10}, torch::kFloat, {}, false);
-  masked.logits.slice(1, 0, 5).fill_(-std::numeric_limits<float>::infinity());  // all that one of two ranks has
+  masked.logits.slice(1, 0, 5).fill_(-std::numeric_limits<float>::infinity());  // all classes of the first rank
   masked.target.clamp_(5, 9);
-  auto hopeless = masked;
-  hopeless.logits = torch::full({6, 10}, -std::numeric_limits<float>::infinity());
+  auto all_masked = masked;
+  all_masked.logits = torch::full({6, 10}, -std::numeric_limits<float>::infinity());
   run_ranks(2, [&](Rank& me) {
-    for (const auto* s : {&huge, &shifted, &masked, &hopeless})
-      expect_same(distributed(*s, me.mesh("tp=2"), {Shard(1)}).whole, plain(*s), {1e-6, 1e-6}, "");
+    for (const auto* s : {&huge, &shifted, &masked, &all_masked})
+      expect_same(distributed(*s, me.mesh("tp=2"), {Shard(1)}).full, plain(*s), {1e-6, 1e-6}, "");
   });
-  auto low = make_sample({6, 3}, torch::kFloat, {}, false);  // the last of four ranks has no class, and so no maximum
+  auto low = make_sample({6, 3}, torch::kFloat, {}, false);  // the last of four ranks has no class
   low.logits = low.logits - 1e4;
   run_ranks(4, [&](Rank& me) {
-    expect_same(distributed(low, me.mesh("tp=4"), {Shard(1)}).whole, plain(low), {1e-6, 1e-6}, "");
+    expect_same(distributed(low, me.mesh("tp=4"), {Shard(1)}).full, plain(low), {1e-6, 1e-6}, "");
   });
 }
 
-TEST(VocabParallelCrossEntropy, AMeanOverNothingIsNaNWithoutGradient) {
+TEST(VocabParallelCrossEntropy, AMeanOverNoPositionIsNaNWithZeroGradient) {
   for (double smoothing : {0., 0.1})
     run_ranks(2, [&](Rank& me) {
       Sample s{torch::randn({3, 4}), torch::full({3}, -100), {.label_smoothing = smoothing}};
-      const auto found = distributed(s, me.mesh("tp=2"), {Shard(1)}).whole;
+      const auto found = distributed(s, me.mesh("tp=2"), {Shard(1)}).full;
       EXPECT_TRUE(std::isnan(found.loss.item<float>()));
       EXPECT_TRUE(torch::equal(found.gradient, torch::zeros({3, 4})));
-      expect_same(found, plain(s), {0, 0}, "as LibTorch has it");
+      expect_same(found, plain(s), {0, 0}, "LibTorch");
       s.options.reduction = kSum;
-      EXPECT_EQ(distributed(s, me.mesh("tp=2"), {Shard(1)}).whole.loss.item<float>(), 0);
+      EXPECT_EQ(distributed(s, me.mesh("tp=2"), {Shard(1)}).full.loss.item<float>(), 0);
     });
 }
 
-// Sums are taken in float; LibTorch rounds the log-probabilities to 8 bits on the way.
-TEST(VocabParallelCrossEntropy, ShortTypesAreSummedInFloat) {
+// LibTorch rounds the log-probabilities to bfloat16 before the sum.
+TEST(VocabParallelCrossEntropy, BFloat16IsSummedInFloat) {
   torch::manual_seed(8);
   auto s = make_sample({64, 50}, torch::kBFloat16, {.label_smoothing = 0.1}, true);
   auto wide = s;
   wide.logits = s.logits.to(torch::kFloat);
   wide.options.weight = s.options.weight.to(torch::kFloat);
   run_ranks(2, [&](Rank& me) {
-    const auto found = distributed(s, me.mesh("tp=2"), {Shard(1)}).whole;
+    const auto found = distributed(s, me.mesh("tp=2"), {Shard(1)}).full;
     EXPECT_EQ(found.loss.scalar_type(), torch::kBFloat16);
     EXPECT_EQ(found.gradient.scalar_type(), torch::kBFloat16);
     const auto expected = plain(wide);
-    const double step = 1. / 256;  // half of the distance between neighbours
+    const double step = 1. / 256;  // half of the distance between neighboring bfloat16 values
     EXPECT_EQ(close(found.loss.to(torch::kFloat), expected.loss, {step, 0}), "");
     EXPECT_EQ(close(found.gradient.to(torch::kFloat), expected.gradient, {step, 1e-6}), "");
   });
 }
 
-TEST(VocabParallelCrossEntropy, ClassesThatAreNotLastInMemory) {
+TEST(VocabParallelCrossEntropy, ClassesNeedNotBeLastInMemory) {
   torch::manual_seed(9);
   auto s = make_sample({2, 5, 6}, torch::kDouble, {}, false);  // (batch, classes, sequence)
   run_ranks(2, [&](Rank& me) {
@@ -270,28 +271,27 @@ TEST(VocabParallelCrossEntropy, ClassesThatAreNotLastInMemory) {
   });
 }
 
-TEST(VocabParallelCrossEntropy, PlainTensorsGetLibTorchs) {
+TEST(VocabParallelCrossEntropy, PlainTensorsUseLibTorch) {
   torch::manual_seed(10);
   const auto s = make_sample({6, 4}, torch::kFloat, {.label_smoothing = 0.1}, true);
   EXPECT_TRUE(torch::equal(vocab_parallel_cross_entropy(s.logits, s.target, s.options), plain(s).loss));
   EXPECT_TRUE(torch::equal(vocab_parallel_nll_loss(s.logits, s.target), at::nll_loss(s.logits, s.target)));
-  EXPECT_FALSE(classes_are_cut(s.logits));
+  EXPECT_FALSE(classes_are_sharded(s.logits));
   run_ranks(2, [&](Rank& me) {
-    EXPECT_TRUE(classes_are_cut(distribute_tensor(s.logits, me.mesh("tp=2"), {Shard(1)})));
-    EXPECT_FALSE(classes_are_cut(distribute_tensor(s.logits, me.mesh("tp=2"), {Shard(0)})));
-    EXPECT_TRUE(classes_are_cut(distribute_tensor(s.logits[0], me.mesh("tp=2"), {Shard(0)})));
+    EXPECT_TRUE(classes_are_sharded(distribute_tensor(s.logits, me.mesh("tp=2"), {Shard(1)})));
+    EXPECT_FALSE(classes_are_sharded(distribute_tensor(s.logits, me.mesh("tp=2"), {Shard(0)})));
+    EXPECT_TRUE(classes_are_sharded(distribute_tensor(s.logits[0], me.mesh("tp=2"), {Shard(0)})));
   });
 }
 
-// It was asked for, so a policy against silent communication has nothing to say; and it works where nothing is
-// recorded.
-TEST(VocabParallelCrossEntropy, UnderAPolicyAndInInferenceMode) {
+// The communication is explicit, so CommPolicy::Error allows it.
+TEST(VocabParallelCrossEntropy, WorksUnderCommPolicyErrorAndInInferenceMode) {
   torch::manual_seed(11);
   const auto s = make_sample({5, 6}, torch::kDouble, {}, false);
   run_ranks(4, [&](Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
     CommPolicyScope strict(CommPolicy::Error);
-    expect_same(distributed(s, mesh, {Shard(0), Shard(1)}).whole, plain(s), {1e-12, 1e-12}, "");
+    expect_same(distributed(s, mesh, {Shard(0), Shard(1)}).full, plain(s), {1e-12, 1e-12}, "");
     const auto logits = distribute_tensor(s.logits, mesh, {Shard(0), Shard(1)});
     const auto expected = plain(s).loss;
     c10::InferenceMode inference;
@@ -300,7 +300,7 @@ TEST(VocabParallelCrossEntropy, UnderAPolicyAndInInferenceMode) {
   });
 }
 
-TEST(VocabParallelCrossEntropy, BackwardTwice) {
+TEST(VocabParallelCrossEntropy, DoubleBackwardThrows) {
   run_ranks(2, [](Rank& me) {
     auto x = distribute_tensor(torch::randn({3, 4}), me.mesh("tp=2"), {Shard(1)}).set_requires_grad(true);
     const auto target = torch::zeros({3}, torch::kLong);
@@ -313,7 +313,7 @@ TEST(VocabParallelCrossEntropy, BackwardTwice) {
   });
 }
 
-TEST(VocabParallelCrossEntropy, BadInput) {
+TEST(VocabParallelCrossEntropy, InvalidArgumentsThrowBeforeCommunication) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     const auto x = distribute_tensor(torch::randn({3, 4}), mesh, {Shard(1)});
@@ -324,20 +324,21 @@ TEST(VocabParallelCrossEntropy, BadInput) {
       EXPECT_EQ(mode.get_total_counts(), 0) << text;
       return text;
     };
-    EXPECT_SAYS(said(torch::rand({3})), "target is Float; give classes, as Long. Probabilities need whole classes");
+    EXPECT_SAYS(said(torch::rand({3})),
+                "target is Float; pass class indices, as Long. Probabilities need unsharded classes");
     EXPECT_SAYS(said({}), "target is undefined");
     EXPECT_SAYS(
         said(target.slice(0, 0, 2)),
-        "scores of sizes [3, 4] go with a target of sizes [3]; found [2]. A plain target is taken for the whole");
+        "scores of sizes [3, 4] need a target of sizes [3]; found [2]. A plain target is the global target");
     EXPECT_SAYS(said(target, {.weight = torch::ones({2})}),
-                "weight is Float of sizes [2]; give a Float for each of the 4 classes");
+                "weight is Float of sizes [2]; pass a Float tensor with one value for each of the 4 classes");
     EXPECT_SAYS(said(target, {.weight = torch::ones({4}, torch::kDouble)}), "weight is Double");
-    EXPECT_SAYS(said(target, {.label_smoothing = 1.5}), "label_smoothing is 1.5; it lies between 0 and 1");
-    EXPECT_SAYS(said(target, {.reduction = static_cast<at::Reduction::Reduction>(7)}), "reduction is 7; it is");
-    const auto elsewhere = distribute_tensor(target, me.mesh("other=2"), {Replicate()});
-    EXPECT_SAYS(said(elsewhere), "distribute both over the same mesh");
+    EXPECT_SAYS(said(target, {.label_smoothing = 1.5}), "label_smoothing is 1.5; it must be between 0 and 1");
+    EXPECT_SAYS(said(target, {.reduction = static_cast<at::Reduction::Reduction>(7)}), "reduction is 7; use");
+    const auto other_mesh = distribute_tensor(target, me.mesh("other=2"), {Replicate()});
+    EXPECT_SAYS(said(other_mesh), "distribute both over the same mesh");
     EXPECT_SAYS(message_of<UsageError>([&] { vocab_parallel_nll_loss(x, target, {.label_smoothing = 0.1}); }),
-                "labels are smoothed by vocab_parallel_cross_entropy, which takes logits");
+                "use vocab_parallel_cross_entropy, which takes logits, for label smoothing");
     for (int64_t bad : {4, -1})
       EXPECT_SAYS(message_of<c10::IndexError>([&] {
                     vocab_parallel_cross_entropy(x, torch::tensor({int64_t{0}, int64_t{1}, bad}));

@@ -1,6 +1,6 @@
 #include "tessera/models/detail/rope.h"
 
-#include "tessera/models/detail/constant.h"
+#include "tessera/models/detail/replicate_like.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
@@ -20,14 +20,14 @@ at::Tensor rope_table(int64_t positions, int64_t head_dim, double theta, c10::De
 }
 
 at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table) {
-  const auto turns = constant_beside(x, table);
-  const int64_t half = turns.size(-1) / 2;
-  const auto cos = turns.narrow(-1, 0, half).unsqueeze(1),
-             sin = turns.narrow(-1, half, half).unsqueeze(1);             // (T, 1, D/2)
+  const auto angles = replicate_like(x, table);
+  const int64_t half = angles.size(-1) / 2;
+  const auto cos = angles.narrow(-1, 0, half).unsqueeze(1),
+             sin = angles.narrow(-1, half, half).unsqueeze(1);             // (T, 1, D/2)
   const auto pairs = x.to(table.scalar_type()).unflatten(-1, {half, 2});  // (B, T, H, D/2, 2)
   const auto even = pairs.select(-1, 0), odd = pairs.select(-1, 1);
-  const auto turned = at::stack({even.mul(cos).sub(odd.mul(sin)), even.mul(sin).add(odd.mul(cos))}, -1);
-  return turned.flatten(-2).to(x.scalar_type());
+  const auto rotated = at::stack({even.mul(cos).sub(odd.mul(sin)), even.mul(sin).add(odd.mul(cos))}, -1);
+  return rotated.flatten(-2).to(x.scalar_type());
 }
 
 }  // namespace tessera::models

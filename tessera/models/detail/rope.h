@@ -1,16 +1,16 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
-// Rotary positions, in real arithmetic: number 2i and 2i+1 of a head are a point that is turned by position /
-// theta^(2i/D). These pairs are those of Llama's own weights; models converted for "rotate half" have them in another
+// Rotary position embeddings in real arithmetic: features 2i and 2i+1 of a head form a pair that is rotated by the
+// angle position / theta^(2i/D). Meta's Llama weights use these pairs. Weights converted for "rotate half" use another
 // order.
 namespace tessera::models {
 
-// (T, D) for positions 0 to T: D/2 cosines, then D/2 sines. Float.
+// A float tensor (T, D) for the positions 0 to T - 1: D/2 cosines, then D/2 sines.
 at::Tensor rope_table(int64_t positions, int64_t head_dim, double theta, c10::Device device);
 
-// x (B, T, H, D), turned. Computed in the table's dtype, returned in x's. The heads may be all, a rank's own, or
-// distributed; beside a distributed x a plain table counts as whole on its mesh.
+// Rotates x (B, T, H, D). Computes in the dtype of the table and returns the dtype of x. The heads may be all heads,
+// local heads, or distributed. With a distributed x, a plain table is treated as replicated.
 at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table);
 
 }  // namespace tessera::models

@@ -12,22 +12,23 @@ namespace tessera::detail {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-void replace_tensors(Tensors& seen, Replacement with, const char* kind, const char* what, const std::string* module) {
+void replace_tensors(Tensors& tensors, Replacement with, const char* kind, const char* what,
+                     const std::string* module) {
   if (!with) return;
-  TESSERA_CHECK(with->size() == seen.size(), UsageError, kind, " of module ", module ? *module : running_module(),
-                " returned ", with->size(), " ", what, "; it saw ", seen.size(),
-                " and must return as many, or nothing to leave them as they are");
-  seen = std::move(*with);
+  TESSERA_CHECK(with->size() == tensors.size(), UsageError, kind, " of module ", module ? *module : running_module(),
+                " returned ", with->size(), " ", what, "; it received ", tensors.size(),
+                " and must return as many, or nothing to leave them unchanged");
+  tensors = std::move(*with);
 }
 
 struct BackwardHooks::State {
   Module& module;
-  std::string name;  // in full, for errors in backward
+  std::string name;  // the full name, for errors in backward
   HookList<BackwardPreHook>::Entries pre;
   HookList<BackwardHook>::Entries hooks;
   size_t inputs = 0;
   bool input_has_grad = false;
-  // Between [B] and [A] of one backward. Empty in [A]: the gradient did not come through the outputs.
+  // Set by [B] and read by [A] of one backward. Empty in [A]: no gradient went through the outputs.
   std::optional<Tensors> grad_outputs = {};
 };
 
@@ -35,9 +36,10 @@ namespace {
 
 using State = BackwardHooks::State;
 
-// Puts `node` behind the tensors. They stay aliases of what they were: writing to one is still noticed.
+// Replaces the tensors that require gradients by aliases whose grad_fn is a new node. The aliases share the version
+// counter, so in-place writes are still detected. False if no tensor requires a gradient.
 template <class MakeNode>
-bool put_behind(Tensors& tensors, MakeNode make) {
+bool insert_node(Tensors& tensors, MakeNode make) {
   std::vector<size_t> with_grad;
   for (size_t i = 0; i < tensors.size(); i++)
     if (tensors[i].defined() && tensors[i].requires_grad()) with_grad.push_back(i);
@@ -67,7 +69,7 @@ variable_list gather(const Tensors& all, const std::vector<size_t>& at) {
 
 struct ModuleHookNode : Node {
   std::shared_ptr<State> state;
-  std::shared_ptr<Module> alive;  // the hooks are given the module
+  std::shared_ptr<Module> alive;  // the hooks receive the module
   std::vector<size_t> at;
   size_t count = 0;
 };
@@ -86,7 +88,7 @@ struct ModuleOutputs final : ModuleHookNode {
         const auto result = entry->hook(state->module, none, grad_outputs);
         for (const auto& t : result.value_or(Tensors{}))
           TESSERA_CHECK(!t.defined(), UsageError, "a backward hook of module ", state->name,
-                        " returned a gradient, but none of the module's inputs needs one: return nothing");
+                        " returned a gradient, but no input of the module needs one: return nothing");
       }
     }
     return gather(grad_outputs, at);
@@ -129,12 +131,12 @@ BackwardHooks::BackwardHooks(Module& module, const ModuleHooks& hooks) {
 Tensors BackwardHooks::on_inputs(Tensors inputs) {
   if (!state_) return inputs;
   state_->inputs = inputs.size();
-  state_->input_has_grad = put_behind(inputs, node_maker<ModuleInputs>(state_));
+  state_->input_has_grad = insert_node(inputs, node_maker<ModuleInputs>(state_));
   return inputs;
 }
 
 Tensors BackwardHooks::on_outputs(Tensors outputs) {
-  if (state_) put_behind(outputs, node_maker<ModuleOutputs>(state_));
+  if (state_) insert_node(outputs, node_maker<ModuleOutputs>(state_));
   return outputs;
 }
 

@@ -3,22 +3,22 @@
 
 namespace tessera::detail {
 
-// What a hook returned takes the place of what it saw. Throws UsageError if it is another number of tensors,
-// with the name of the module; null: the one that runs, which is looked up then and not before.
-void replace_tensors(Tensors& seen, Replacement with, const char* kind, const char* what,
+// Replaces `tensors` by what a hook returned. Throws UsageError with the module's name if the number of tensors
+// differs. A null `module` means the running module; its name is computed only for the error.
+void replace_tensors(Tensors& tensors, Replacement with, const char* kind, const char* what,
                      const std::string* module = nullptr);
 
-// The backward hooks of one call. Two nodes in the graph carry them, one behind the inputs and one behind the outputs:
+// The backward hooks of one call. Two autograd nodes run them, one after the inputs and one after the outputs:
 //
 //   forward    inputs -> [A] -> forward -> [B] -> outputs
-//   backward   [B] runs the pre hooks and keeps grad_outputs; [A], which runs last, has grad_inputs and runs the hooks
+//   backward   [B] runs the pre hooks and stores grad_outputs; then [A] receives grad_inputs and runs the hooks
 class BackwardHooks {
  public:
   BackwardHooks(Module& module, const ModuleHooks& hooks);
 
-  // The inputs with [A] behind them.
+  // Inserts [A]: returns aliases of the inputs whose grad_fn is [A].
   Tensors on_inputs(Tensors inputs);
-  // The outputs with [B] behind them.
+  // Inserts [B]: returns aliases of the outputs whose grad_fn is [B].
   Tensors on_outputs(Tensors outputs);
 
   struct State;

@@ -19,20 +19,20 @@ bool recomputing() { return recomputations > 0; }
 namespace detail {
 namespace {
 
-constexpr const char* kMustBeSame =
-    " The function must do the same when it is run again: no branch on what changed in between, no random number from "
-    "elsewhere, no tensor that was replaced.";
+constexpr const char* kMustRunSameOps =
+    " The function must run the same ops in recomputation. It must not branch on state that changes after forward, use "
+    "random numbers of other generators, or read tensors that are replaced.";
 
-class Recomputing {
+class RecomputingScope {
  public:
-  Recomputing() { recomputations++; }
-  ~Recomputing() { recomputations--; }
+  RecomputingScope() { recomputations++; }
+  ~RecomputingScope() { recomputations--; }
 };
 
 int64_t this_backward() {
   const int64_t id = torch::autograd::get_current_graph_task_id();
   static std::atomic<int64_t> outside{-2};
-  return id == -1 ? outside-- : id;  // someone looks at saved tensors without a backward
+  return id == -1 ? outside-- : id;  // code reads saved tensors outside of a backward
 }
 
 }  // namespace
@@ -51,23 +51,24 @@ std::string SavedMeta::describe() const {
   return c10::str(dtype_, c10::IntArrayRef(sizes_), " on ", device_);
 }
 
-// A run of the function inside of backward number `backward`.
-struct CheckpointFrame::Run {
+// One recomputation of the function, inside of `backward`.
+struct CheckpointFrame::Recomputation {
   Backward backward;
-  size_t needed;  // one past the last slot that is still wanted
-  Trail trail;
+  size_t needed;  // one past the last slot that is still needed
+  OpLog op_log;
   size_t saved = 0;
   std::optional<std::string> error;
 };
 
 namespace {
-// Ends a run from inside the function. Of no std::exception, so that the function does not catch it by accident.
-struct StopRun {
+// Ends a recomputation early (PyTorch: _StopRecomputationError). It does not derive from std::exception, so that the
+// function does not catch it by accident.
+struct StopRecomputation {
   const void* run;
 };
 }  // namespace
 
-std::optional<KeptTensor> CheckpointFrame::Slot::take(Backward backward) {
+std::optional<VersionedTensor> CheckpointFrame::Slot::take(Backward backward) {
   for (auto it = values.begin(); it != values.end(); ++it) {
     if (it->first != backward) continue;
     auto value = std::move(it->second);
@@ -77,13 +78,13 @@ std::optional<KeptTensor> CheckpointFrame::Slot::take(Backward backward) {
   return std::nullopt;
 }
 
-CheckpointFrame::CheckpointFrame(const CheckpointOptions& options, const Tensors& inputs, Again again)
-    : options_(options), again_(std::move(again)), state_(inputs, options.preserve_rng_state) {
+CheckpointFrame::CheckpointFrame(const CheckpointOptions& options, const Tensors& inputs, RecomputeFn recompute_fn)
+    : options_(options), recompute_fn_(std::move(recompute_fn)), state_(inputs, options.preserve_rng_state) {
   for (const auto& packer : packers())
-    if (packer->claims == Packs::Some) claimers_.push_back(packer);
+    if (packer->accepts == Accepts::SomeTensors) filtering_packers_.push_back(packer);
   inputs_.reserve(inputs.size());
   for (const auto& t : inputs) inputs_.emplace_back(t, /*is_output=*/false);
-  if (options.keep) kept_.emplace(options.keep);
+  if (options.keep) cache_.emplace(options.keep);
 }
 
 Tensors CheckpointFrame::inputs() const {
@@ -95,7 +96,7 @@ Tensors CheckpointFrame::inputs() const {
 Unpack CheckpointFrame::pack(const at::Tensor& t) {
   auto slot = std::make_shared<Slot>();
   slots_.push_back(slot);
-  if (options_.determinism_check) saved_.push_back({SavedMeta(t), trail_.here()});
+  if (options_.determinism_check) saved_.push_back({SavedMeta(t), op_log_.current_location()});
   return [frame = shared_from_this(), slot = std::move(slot)] { return frame->unpack(*slot); };
 }
 
@@ -103,7 +104,7 @@ at::Tensor CheckpointFrame::unpack(Slot& slot) {
   const std::lock_guard lock(mutex_);
   const auto backward = this_backward();
   auto value = slot.take(backward);
-  if (!value) {  // the first of this backward, or a second time the same one
+  if (!value) {  // the first tensor of this backward, or the second use of a tensor
     recompute(backward);
     value = slot.take(backward);
   }
@@ -113,7 +114,7 @@ at::Tensor CheckpointFrame::unpack(Slot& slot) {
 
 void CheckpointFrame::recompute(Backward backward) {
   drop(backward);
-  Run run{backward, slots_.size(), Trail(&trail_), 0, {}};
+  Recomputation run{backward, slots_.size(), OpLog(&op_log_), 0, {}};
   while (run.needed > 0 && slots_[run.needed - 1].expired()) run.needed--;
   try {
     run_again(run);
@@ -122,73 +123,74 @@ void CheckpointFrame::recompute(Backward backward) {
     throw;
   }
   if (run.error) drop(backward);
-  TESSERA_CHECK(!run.error, UsageError, "checkpoint: ", *run.error, ".", kMustBeSame);
+  TESSERA_CHECK(!run.error, UsageError, "checkpoint: ", *run.error, ".", kMustRunSameOps);
 }
 
-void CheckpointFrame::run_again(Run& run) {
-  auto tensors = inputs();  // before anything else: an outer checkpoint may have to compute them
-  const Recomputing recomputing;
+void CheckpointFrame::run_again(Recomputation& run) {
+  auto tensors = inputs();  // first of all: an outer checkpoint may have to recompute them
+  const RecomputingScope recomputing;
   const ForwardState::Scope state(state_);
   const ForwardInBackward forward;
   const at::AutoGradMode with_gradients(true);
-  auto packers = claimers_;  // and nothing else that is on: as if this were the only checkpoint
-  packers.push_back(
-      std::make_shared<const Packer>(Packer{Packs::All, [&](const at::Tensor& t) { return pack_again(run, t); }}));
+  auto packers = filtering_packers_;  // other active packers must not see the tensors of this recomputation
+  packers.push_back(std::make_shared<const Packer>(
+      Packer{Accepts::AllTensors, [&](const at::Tensor& t) { return pack_again(run, t); }}));
   const OnlyPackers only(std::move(packers));
-  std::optional<KeptResults::HandingOut> handing_out;
-  std::optional<OpModeScope> selective;
-  if (kept_) {
-    handing_out.emplace(*kept_, run.trail, /*last=*/!torch::autograd::get_current_graph_task_keep_graph(), complete_);
-    selective.emplace(*handing_out);
+  std::optional<SelectiveCache::CachedMode> cached_mode;
+  std::optional<OpModeScope> mode_scope;
+  if (cache_) {
+    cached_mode.emplace(*cache_, run.op_log, /*last=*/!torch::autograd::get_current_graph_task_keep_graph(), complete_);
+    mode_scope.emplace(*cached_mode);
   }
-  const TrailScope following(options_.determinism_check ? &run.trail : nullptr);
+  const OpLogScope logging(options_.determinism_check ? &run.op_log : nullptr);
   try {
-    again_(std::move(tensors));
-  } catch (const StopRun& stop) {
+    recompute_fn_(std::move(tensors));
+  } catch (const StopRecomputation& stop) {
     if (stop.run != &run) throw;
     return;
   }
   if (run.error) return;
-  if (options_.determinism_check && run.trail.difference()) {
-    run.error = run.trail.difference();
+  if (options_.determinism_check && run.op_log.difference()) {
+    run.error = run.op_log.difference();
   } else if (run.saved < slots_.size()) {
     run.error = c10::str("forward saved ", slots_.size(), " tensors for backward, recomputation only ", run.saved);
     if (!saved_.empty()) {
       const auto& missing = saved_[run.saved];
       *run.error +=
-          c10::str("; the next one was ", missing.meta.describe(), ", saved by ", trail_.describe(missing.place));
+          c10::str("; the next one was ", missing.meta.describe(), ", saved by ", op_log_.describe(missing.location));
     }
   }
 }
 
-Unpack CheckpointFrame::pack_again(Run& run, const at::Tensor& t) {
+Unpack CheckpointFrame::pack_again(Recomputation& run, const at::Tensor& t) {
   const size_t index = run.saved++;
-  KeptTensor kept(t);
-  // The graph that recomputation builds holds its tensors itself: the function may run a backward of its own.
-  const auto done = [&] { return [kept] { return kept.get(); }; };
-  // Forward is not over: it has called a backward itself, and we are past the point where.
+  VersionedTensor saved(t);
+  // The graph that recomputation builds saves its tensors itself: the function may call backward.
+  const auto done = [&] { return [saved] { return saved.get(); }; };
+  // Forward has not ended: it called backward itself, and recomputation has passed that call.
   if (index >= slots_.size() && !complete_) return done();
   run.error = difference(run, index, t);
-  if (run.error) throw StopRun{&run};
-  if (const auto slot = slots_[index].lock()) slot->values.emplace_back(run.backward, kept);
-  if (options_.early_stop && index + 1 >= run.needed) throw StopRun{&run};
+  if (run.error) throw StopRecomputation{&run};
+  if (const auto slot = slots_[index].lock()) slot->values.emplace_back(run.backward, saved);
+  if (options_.early_stop && index + 1 >= run.needed) throw StopRecomputation{&run};
   return done();
 }
 
-std::optional<std::string> CheckpointFrame::difference(Run& run, size_t index, const at::Tensor& t) {
+std::optional<std::string> CheckpointFrame::difference(Recomputation& run, size_t index, const at::Tensor& t) {
   const SavedMeta meta(t);
+  auto& log = run.op_log;
   if (index >= slots_.size())
     return c10::str("forward saved ", slots_.size(), " tensors for backward, recomputation also saves ",
-                    meta.describe(), options_.determinism_check ? " by " + run.trail.describe(run.trail.here()) : "");
+                    meta.describe(), options_.determinism_check ? " by " + log.describe(log.current_location()) : "");
   if (!options_.determinism_check) return std::nullopt;
-  if (run.trail.difference()) return run.trail.difference();
+  if (log.difference()) return log.difference();
   const auto& before = saved_[index];
-  const auto place = run.trail.here();
-  const bool same_op = before.place.op == place.op || !trail_.complete() || !run.trail.complete();
+  const auto location = log.current_location();
+  const bool same_op = before.location.op == location.op || !op_log_.complete() || !log.complete();
   if (before.meta == meta && same_op) return std::nullopt;
   return c10::str("tensor ", index, " of the ", slots_.size(), " saved for backward was ", before.meta.describe(),
-                  ", saved by ", trail_.describe(before.place), " in forward, and is ", meta.describe(), ", saved by ",
-                  run.trail.describe(place), " in recomputation");
+                  ", saved by ", op_log_.describe(before.location), " in forward, and is ", meta.describe(),
+                  ", saved by ", log.describe(location), " in recomputation");
 }
 
 void CheckpointFrame::drop(Backward backward) {
@@ -198,8 +200,8 @@ void CheckpointFrame::drop(Backward backward) {
 
 void CheckpointFrame::forward_ended() {
   complete_ = true;
-  trail_.end();
-  state_.forget_untouched_generators();
+  op_log_.end();
+  state_.drop_unused_generators();
 }
 
 // ---- forward ----
@@ -207,23 +209,23 @@ void CheckpointFrame::forward_ended() {
 struct CheckpointForward::Guards {
   explicit Guards(std::shared_ptr<CheckpointFrame> f)
       : frame(std::move(f)),
-        scope(Packer{Packs::All, [frame = frame.get()](const at::Tensor& t) { return frame->pack(t); }}),
-        following(frame->options_.determinism_check ? &frame->trail_ : nullptr) {
-    if (!frame->kept_) return;
-    keeping.emplace(*frame->kept_, frame->trail_, frame->state_.random());
-    selective.emplace(*keeping);
+        scope(Packer{Accepts::AllTensors, [frame = frame.get()](const at::Tensor& t) { return frame->pack(t); }}),
+        logging(frame->options_.determinism_check ? &frame->op_log_ : nullptr) {
+    if (!frame->cache_) return;
+    caching_mode.emplace(*frame->cache_, frame->op_log_, frame->state_.rng());
+    mode_scope.emplace(*caching_mode);
   }
   std::shared_ptr<CheckpointFrame> frame;
-  PackScope scope;
-  std::optional<KeptResults::Keeping> keeping;
-  std::optional<OpModeScope> selective;
-  TrailScope following;
+  SavedTensorHooks scope;
+  std::optional<SelectiveCache::CachingMode> caching_mode;
+  std::optional<OpModeScope> mode_scope;
+  OpLogScope logging;
   int exceptions = std::uncaught_exceptions();
 };
 
 CheckpointForward::CheckpointForward(const CheckpointOptions& options, const Tensors& inputs,
-                                     std::function<void(Tensors)> again)
-    : guards_(std::make_unique<Guards>(std::make_shared<CheckpointFrame>(options, inputs, std::move(again)))) {}
+                                     std::function<void(Tensors)> recompute)
+    : guards_(std::make_unique<Guards>(std::make_shared<CheckpointFrame>(options, inputs, std::move(recompute)))) {}
 
 CheckpointForward::~CheckpointForward() {
   if (std::uncaught_exceptions() == guards_->exceptions) guards_->frame->forward_ended();

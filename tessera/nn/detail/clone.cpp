@@ -6,45 +6,62 @@ namespace detail {
 void set_hooks(HookPoint& point, const ModuleHooks& hooks);  // hooks.cpp
 
 namespace {
-thread_local constinit int clones_under_way = 0;
 
-// f(name, module in a, module in b) for the modules at the same places.
+thread_local constinit int clones_running = 0;
+
+// Open while a clone() that copies the hooks runs on this thread. Modules inside then do not copy theirs.
+class CloneScope {
+ public:
+  CloneScope() { clones_running++; }
+  ~CloneScope() { clones_running--; }
+  CloneScope(const CloneScope&) = delete;
+};
+
+// Calls f(name, module of a, module of b) for the modules with equal names below `a` and `b`.
 template <class F>
-void walk_both(const std::string& name, const Module& a, Module& b, F f) {
+void for_each_pair(const std::string& name, const Module& a, Module& b, F f) {
   f(name, a, b);
-  const auto theirs = b.named_children();
+  const auto others = b.named_children();
   for (const auto& child : a.named_children())
-    if (const auto* same = theirs.find(child.key()))
-      walk_both(name.empty() ? child.key() : name + "." + child.key(), *child.value(), **same, f);
+    if (const auto* same = others.find(child.key()))
+      for_each_pair(name.empty() ? child.key() : name + "." + child.key(), *child.value(), **same, f);
 }
 
-}  // namespace
-
-CloneScope::CloneScope() { clones_under_way++; }
-CloneScope::~CloneScope() { clones_under_way--; }
-bool CloneScope::active() { return clones_under_way > 0; }
-
-void check_clone(const Module& module, const ModuleHooks* hooks) {
-  TESSERA_CHECK(!hooks || hooks->empty(), UsageError, "clone() of ", class_name(module),
-                ", which has hooks: if it is a parent without a holder that copies it, they would be lost. Write ",
-                "tessera::clone(model) for the outermost module, which keeps them");
-}
-
+// Copies the hooks of `from` and its submodules. Throws UsageError if one of them cannot be copied.
 void copy_hooks(const Module& from, Module& to) {
-  const auto each = [&](auto act) {
-    walk_both("", from, to, [&](const std::string& name, const Module& a, Module& b) {
+  const auto for_each_hooked = [&](auto act) {
+    for_each_pair("", from, to, [&](const std::string& name, const Module& a, Module& b) {
       const auto* point = dynamic_cast<const HookPoint*>(&a);
       if (point && point->hooks() && !point->hooks()->empty()) act(name, *point->hooks(), b);
     });
   };
-  each([&](const std::string& name, const ModuleHooks& hooks, Module& copy) {
+  for_each_hooked([&](const std::string& name, const ModuleHooks& hooks, Module& copy) {
     const auto reason = hooks.not_cloneable();
     TESSERA_CHECK(reason.empty(), UsageError, "clone() of ", class_name(from), ": module '", name,
                   "' cannot be copied: ", reason);
     TESSERA_CHECK(has_hook_point(copy), UsageError, "clone() of ", class_name(from), ": module '", name,
-                  "' has hooks, and its copy cannot have any; does reset() make it with a holder of ours?");
+                  "' has hooks, but its copy cannot have any. Create it in reset() with a Tessera holder");
   });
-  each([&](const std::string&, const ModuleHooks& hooks, Module& copy) { set_hooks(hook_point(copy), hooks); });
+  for_each_hooked(
+      [&](const std::string&, const ModuleHooks& hooks, Module& copy) { set_hooks(hook_point(copy), hooks); });
+}
+
+}  // namespace
+
+std::shared_ptr<Module> clone_hooked(const Module& module, const ModuleHooks* hooks,
+                                     std::shared_ptr<Module> (*clone_plain)(const Module& module,
+                                                                           const std::optional<torch::Device>& device),
+                                     std::shared_ptr<Module> (*wrap)(const Module& plain),
+                                     const std::optional<torch::Device>& device) {
+  const bool outermost = clones_running == 0;
+  TESSERA_CHECK(!outermost || !hooks || hooks->empty(), UsageError, "clone() of ", class_name(module),
+                ", which has hooks: if a parent without a Tessera holder copies it, the hooks would be lost. Call ",
+                "tessera::clone(model) on the outermost module, which keeps them");
+  const CloneScope scope;
+  auto copy = wrap(*clone_plain(module, device));
+  TESSERA_CHECK(copy, InternalError, "clone() of ", class_name(module), " returned another type");
+  if (outermost) copy_hooks(module, *copy);
+  return copy;
 }
 
 }  // namespace detail
@@ -52,7 +69,7 @@ void copy_hooks(const Module& from, Module& to) {
 std::shared_ptr<Module> clone(const Module& module, const std::optional<torch::Device>& device) {
   std::shared_ptr<Module> copy;
   {
-    detail::CloneScope scope;
+    const detail::CloneScope scope;
     copy = module.clone(device);
   }
   detail::copy_hooks(module, *copy);

@@ -13,32 +13,34 @@
 namespace tessera::detail {
 namespace {
 
-Unpack ask(const at::Tensor& t, Packs claims) {
+// The result of the innermost packer of this kind that accepts `t`. Empty: no packer accepts it.
+Unpack pack_with(Accepts kind, const at::Tensor& t) {
   for (size_t i = packers().size(); i-- > 0;) {
-    const auto packer = packers()[i];  // a copy: packing may open scopes of its own
-    if (packer->claims != claims) continue;
+    const auto packer = packers()[i];  // a copy: pack() may open scopes
+    if (packer->accepts != kind) continue;
     auto unpack = packer->pack(t);
-    TESSERA_CHECK(unpack || claims == Packs::Some, UsageError, "a packer with Packs::All declined a tensor of sizes ",
-                  t.sizes(), "; make it Packs::Some, or keep what it does not want in a KeptTensor");
+    TESSERA_CHECK(unpack || kind == Accepts::SomeTensors, UsageError,
+                  "a packer with Accepts::AllTensors declined a tensor of sizes ", t.sizes(),
+                  "; use Accepts::SomeTensors, or save the tensors that it does not pack in a VersionedTensor");
     if (unpack) return unpack;
   }
   return {};
 }
 
-// One saved tensor while packers are on. Autograd asks for this before it shows the tensor, so it cannot tell whether
-// anybody will take it.
+// One saved tensor while packers are active. Autograd creates this object before it passes the tensor, so it is not yet
+// known whether a packer accepts the tensor.
 struct PackedTensor final : torch::autograd::SavedVariableHooks {
   void call_pack_hook(const at::Tensor& t) override {
-    unpack_ = ask(t, Packs::Some);
-    if (!unpack_) unpack_ = ask(t, Packs::All);
-    if (!unpack_) unpack_ = [kept = KeptTensor(t)] { return kept.get(); };
+    unpack_ = pack_with(Accepts::SomeTensors, t);
+    if (!unpack_) unpack_ = pack_with(Accepts::AllTensors, t);
+    if (!unpack_) unpack_ = [saved = VersionedTensor(t)] { return saved.get(); };
   }
   at::Tensor call_unpack_hook() override { return unpack_(); }
 
   Unpack unpack_;
 };
 
-thread_local constinit const BackwardScope::Take* taken_by = nullptr;
+thread_local constinit const BackwardScope::Handler* backward_handler = nullptr;
 
 struct HookedEngine final : torch::autograd::Engine {
   using Engine = torch::autograd::Engine;
@@ -49,8 +51,8 @@ struct HookedEngine final : torch::autograd::Engine {
     const auto run = [&](bool keep) {
       return Engine::execute(roots, gradients, keep, create_graph, accumulate_grad, outputs);
     };
-    if (C10_LIKELY(!taken_by || torch::autograd::get_current_graph_task_id() != -1)) return run(keep_graph);
-    return (*taken_by)({roots, gradients, keep_graph, create_graph, accumulate_grad, outputs, run});
+    if (C10_LIKELY(!backward_handler || torch::autograd::get_current_graph_task_id() != -1)) return run(keep_graph);
+    return (*backward_handler)({roots, gradients, keep_graph, create_graph, accumulate_grad, outputs, run});
   }
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     if (packers().empty()) return nullptr;
@@ -58,32 +60,32 @@ struct HookedEngine final : torch::autograd::Engine {
   }
 };
 
-torch::autograd::Engine& our_engine() {
+torch::autograd::Engine& hooked_engine() {
   static auto* engine = new HookedEngine;  // never destroyed: device threads wait in it until the process ends
   return *engine;
 }
 
-bool install() {
+bool install_engine() {
   if (python_torch_loaded()) return false;
-  torch::autograd::set_default_engine_stub(&our_engine);
+  torch::autograd::set_default_engine_stub(&hooked_engine);
   return true;
 }
-[[maybe_unused]] const bool installed_at_load = install();
+[[maybe_unused]] const bool installed_at_load = install_engine();
 
 }  // namespace
 
-BackwardScope::BackwardScope(Take take) : take_(std::move(take)), outer_(taken_by) {
+BackwardScope::BackwardScope(Handler handler) : handler_(std::move(handler)), outer_(backward_handler) {
   require_engine();
-  taken_by = &take_;
+  backward_handler = &handler_;
 }
-BackwardScope::~BackwardScope() { taken_by = outer_; }
-const BackwardScope::Take* BackwardScope::current() { return taken_by; }
+BackwardScope::~BackwardScope() { backward_handler = outer_; }
+const BackwardScope::Handler* BackwardScope::current() { return backward_handler; }
 
 void require_engine() {
-  if (C10_LIKELY(&torch::autograd::Engine::get_default_engine() == &our_engine())) return;
-  TESSERA_CHECK(install(), UsageError,
-                "saved-tensor hooks and activation checkpointing need Tessera's autograd engine, and Python's torch, "
-                "which has its own, is loaded in this process; run Tessera in a process of its own");
+  if (C10_LIKELY(&torch::autograd::Engine::get_default_engine() == &hooked_engine())) return;
+  TESSERA_CHECK(install_engine(), UsageError,
+                "saved-tensor hooks and activation checkpointing need Tessera's autograd engine, but Python's torch, "
+                "which has its own engine, is loaded in this process; run Tessera in a separate process");
 }
 
 }  // namespace tessera::detail

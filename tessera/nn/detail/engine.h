@@ -6,31 +6,33 @@
 
 namespace tessera::detail {
 
-// Makes sure that autograd's engine is ours, which asks the packers of saved_tensor_hooks.h. Installed when the library
-// is loaded, before any backward, unless Python's torch is there. Throws UsageError where it cannot be.
+// Checks that Tessera's autograd engine, which calls the packers of saved_tensor_hooks.h, is the default engine. The
+// library installs it at load time, before any backward, unless Python's torch is loaded. Throws UsageError if it
+// cannot be installed.
 void require_engine();
 
-// A backward that is about to run.
+// The arguments of Engine::execute for a backward that is about to run.
 struct BackwardCall {
   const torch::autograd::edge_list& roots;
-  const torch::autograd::variable_list& gradients;  // that flow into the roots
+  const torch::autograd::variable_list& gradients;  // of the roots
   bool keep_graph, create_graph, accumulate_grad;
-  const torch::autograd::edge_list& outputs;  // whose gradients are returned; none: leaves get them
-  std::function<torch::autograd::variable_list(bool keep_graph)> run;  // as it would have
+  const torch::autograd::edge_list& outputs;  // backward returns the gradients of these; empty: leaves accumulate them
+  std::function<torch::autograd::variable_list(bool keep_graph)> run;  // runs the backward in the engine
 };
 
-// While alive, backwards of this thread, but for those inside of a backward, are handed to `take` instead of being run.
+// In this scope, `handler` runs instead of the engine for each backward of this thread. A backward that starts inside
+// of another backward is not affected.
 class BackwardScope {
  public:
-  using Take = std::function<torch::autograd::variable_list(const BackwardCall&)>;
-  explicit BackwardScope(Take take);
+  using Handler = std::function<torch::autograd::variable_list(const BackwardCall&)>;
+  explicit BackwardScope(Handler handler);
   ~BackwardScope();
   BackwardScope(const BackwardScope&) = delete;
-  static const Take* current();  // null: none
+  static const Handler* current();  // null outside of a scope
 
  private:
-  Take take_;
-  const Take* outer_;
+  Handler handler_;
+  const Handler* outer_;
 };
 
 }  // namespace tessera::detail

@@ -19,17 +19,17 @@ at::Tensor state_of(at::Generator& generator) {
   return generator.get_state();
 }
 
-bool same(const World& a, const World& b) { return (!a && !b) || (a && b && &a.state() == &b.state()); }
+bool same_world(const World& a, const World& b) { return (!a && !b) || (a && b && &a.state() == &b.state()); }
 
 World world_now() { return World::has_current() ? World::current() : World(); }
 
 }  // namespace
 
-RandomStreams RandomStreams::capture(const std::vector<at::Tensor>& inputs) {
-  RandomStreams streams;
+RngStates RngStates::capture(const std::vector<at::Tensor>& inputs) {
+  RngStates states;
   std::vector<c10::Device> devices = {c10::Device(c10::kCPU)};
-  streams.world_ = world_now();
-  streams.here_ = random::state();
+  states.world_ = world_now();
+  states.world_state_ = random::state();
   for (const auto& t : inputs) {
     if (!t.defined()) continue;
     if (t.device().type() != c10::kMeta && std::find(devices.begin(), devices.end(), t.device()) == devices.end())
@@ -37,54 +37,55 @@ RandomStreams RandomStreams::capture(const std::vector<at::Tensor>& inputs) {
     if (const auto* spec = spec_or_null(t)) {
       const auto& world = spec->mesh.state()->world;
       const bool known =
-          same(world, streams.world_) || std::any_of(streams.others_.begin(), streams.others_.end(),
-                                                     [&](const auto& other) { return same(other.first, world); });
-      if (!known && world) streams.others_.emplace_back(world, world.random());
+          same_world(world, states.world_) ||
+          std::any_of(states.others_.begin(), states.others_.end(),
+                      [&](const auto& other) { return same_world(other.first, world); });
+      if (!known && world) states.others_.emplace_back(world, world.random());
     }
   }
   for (const auto& device : devices) {
     auto generator = at::globalContext().defaultGenerator(device);
     auto state = state_of(generator);
-    streams.generators_.emplace_back(std::move(generator), std::move(state));
+    states.generators_.emplace_back(std::move(generator), std::move(state));
   }
-  return streams;
+  return states;
 }
 
-RandomStreams RandomStreams::again() const {
-  RandomStreams now = *this;
+RngStates RngStates::now() const {
+  RngStates now = *this;
   for (auto& [generator, state] : now.generators_) state = state_of(generator);
   const World::Scope scope(world_);
-  now.here_ = random::state();
+  now.world_state_ = random::state();
   for (auto& [world, state] : now.others_) state = world.random();
   return now;
 }
 
-void RandomStreams::forget_untouched_generators() {
+void RngStates::drop_unused_generators() {
   std::erase_if(generators_, [](auto& each) {
-    const auto now = state_of(each.first);  // a CPU tensor of bytes, on every device
+    const auto now = state_of(each.first);  // a CPU byte tensor, for every device
     return now.nbytes() == each.second.nbytes() &&
            std::memcmp(now.const_data_ptr(), each.second.const_data_ptr(), now.nbytes()) == 0;
   });
 }
 
-void RandomStreams::restore() const {
+void RngStates::restore() const {
   for (auto [generator, state] : generators_) {
     std::lock_guard lock(generator.mutex());
     generator.set_state(state);
   }
   const World::Scope scope(world_);
-  random::state() = here_;
+  random::state() = world_state_;
   for (const auto& [world, state] : others_) world.random() = state;
 }
 
-ForwardState::ForwardState(const std::vector<at::Tensor>& inputs, bool with_random)
+ForwardState::ForwardState(const std::vector<at::Tensor>& inputs, bool with_rng)
     : autocast_cache_(at::autocast::is_autocast_cache_enabled()),
       world_(world_now()),
       mesh_(DeviceMesh::has_current() ? DeviceMesh::current() : DeviceMesh()),
       policy_(comm_policy()),
       implicit_replication_(implicit_replication()),
       modules_(ModulePath::now()) {
-  if (with_random) random_ = RandomStreams::capture(inputs);
+  if (with_rng) rng_ = RngStates::capture(inputs);
   std::vector<Autocast> devices = {{c10::kCPU, false, c10::kFloat}, {c10::kCUDA, false, c10::kFloat}};
   for (const auto& t : inputs) {
     if (!t.defined() || !at::autocast::is_autocast_available(t.device().type())) continue;
@@ -110,7 +111,7 @@ void ForwardState::set(const std::vector<Autocast>& autocast) {
   }
 }
 
-// Members are put back in the reverse order of this list.
+// The destructors of the members restore the previous state in the reverse order of this list.
 struct ForwardState::Scope::Guards {
   explicit Guards(const ForwardState& state)
       : world(state.world_),
@@ -120,9 +121,9 @@ struct ForwardState::Scope::Guards {
         cache_before(at::autocast::is_autocast_cache_enabled()) {
     if (state.mesh_) mesh.emplace(state.mesh_);
     if (state.implicit_replication_) replication.emplace();
-    if (state.random_) {
-      random_before = state.random_->again();
-      state.random_->restore();
+    if (state.rng_) {
+      rng_before = state.rng_->now();
+      state.rng_->restore();
     }
     ForwardState::set(state.autocast_);
     at::autocast::set_autocast_cache_enabled(state.autocast_cache_);
@@ -132,7 +133,7 @@ struct ForwardState::Scope::Guards {
     if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
     at::autocast::set_autocast_cache_enabled(cache_before);
     ForwardState::set(autocast_before);
-    if (random_before) random_before->restore();
+    if (rng_before) rng_before->restore();
   }
 
   World::Scope world;
@@ -140,7 +141,7 @@ struct ForwardState::Scope::Guards {
   ModulePath::Scope modules;
   std::optional<MeshScope> mesh;
   std::optional<ImplicitReplication> replication;
-  std::optional<RandomStreams> random_before;
+  std::optional<RngStates> rng_before;
   std::vector<Autocast> autocast_before;
   bool cache_before;
 };

@@ -16,39 +16,39 @@
 
 namespace tessera::detail {
 
-// Where every stream of random numbers stands that this thread may draw from: LibTorch's generators of the CPU and of
-// the devices of `inputs`, and Tessera's counters of the thread's World and of the Worlds of distributed inputs.
-// LibTorch's CPU generator is one for all threads of the process: ranks that are threads draw from it in turns, so what
-// they draw cannot be drawn again. Distributed tensors, and tessera::random, are free of that.
-class RandomStreams {
+// The states of all random number generators that this thread may use: LibTorch's generators of the CPU and of the
+// devices of `inputs`, and Tessera's counters of the thread's World and of the Worlds of distributed inputs. All
+// threads of a process share LibTorch's CPU generator. If ranks are threads they use it concurrently, so its numbers
+// cannot be reproduced. Distributed tensors and tessera::random do not have this problem.
+class RngStates {
  public:
-  static RandomStreams capture(const std::vector<at::Tensor>& inputs);
+  static RngStates capture(const std::vector<at::Tensor>& inputs);
   void restore() const;
-  RandomStreams again() const;  // where the same streams stand now
-  // Lets go of LibTorch's generators that still stand where they stood.
-  void forget_untouched_generators();
+  RngStates now() const;  // the current states of the same generators
+  // Drops the LibTorch generators whose state did not change since capture().
+  void drop_unused_generators();
 
  private:
   std::vector<std::pair<at::Generator, at::Tensor>> generators_;
-  World world_;  // empty: the thread's own counter
-  RandomState here_;
+  World world_;  // empty: the counter of the thread
+  RandomState world_state_;
   std::vector<std::pair<World, RandomState>> others_;
 };
 
-// What a function's result depends on besides its arguments, kept in forward so that the function can be run again as
-// it was run then, maybe on another thread: random streams, autocast, the World, the mesh and the policies in scope,
-// the running modules.
+// The state besides its arguments that the result of a function depends on. Forward captures it, so that recomputation,
+// possibly on another thread, runs under the same conditions: random states, autocast, the World, the mesh and policies
+// in scope, the running modules.
 class ForwardState {
  public:
-  ForwardState(const std::vector<at::Tensor>& inputs, bool with_random);
-  const std::optional<RandomStreams>& random() const { return random_; }
-  // Called when forward has ended. A function that does not draw needs no copy of a generator (5 KB on the CPU), and
-  // recomputing it must not touch one that other threads draw from.
-  void forget_untouched_generators() {
-    if (random_) random_->forget_untouched_generators();
+  ForwardState(const std::vector<at::Tensor>& inputs, bool with_rng);
+  const std::optional<RngStates>& rng() const { return rng_; }
+  // Called after forward. A function without random numbers needs no copy of a generator state (5 KB on the CPU), and
+  // its recomputation must not change a generator that other threads use.
+  void drop_unused_generators() {
+    if (rng_) rng_->drop_unused_generators();
   }
 
-  // Puts it back while alive; what was there before comes back afterwards, random streams included.
+  // Restores the captured state in this scope. The destructor restores the previous state, random states included.
   class Scope {
    public:
     explicit Scope(const ForwardState& state);
@@ -69,7 +69,7 @@ class ForwardState {
   static std::vector<Autocast> autocast_now(const std::vector<Autocast>& like);
   static void set(const std::vector<Autocast>& autocast);
 
-  std::optional<RandomStreams> random_;
+  std::optional<RngStates> rng_;
   std::vector<Autocast> autocast_;
   bool autocast_cache_;
   World world_;

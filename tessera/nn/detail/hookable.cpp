@@ -11,49 +11,42 @@ namespace tessera {
 namespace {
 
 using torch::nn::AnyModule;
-using Swap = AnyModule (*)(const Module&);
+using MakeHooked = AnyModule (*)(const Module& plain);
 
+// One instantiation per class of torch::nn. It runs once per module, at setup, so it is compiled for size.
 template <class Impl>
-AnyModule swapped(const Module& plain) {
-  return AnyModule(std::make_shared<Hooked<Impl>>(dynamic_cast<const Impl&>(plain)));
+[[gnu::cold]] AnyModule make_hooked(const Module& plain) {
+  return AnyModule(std::static_pointer_cast<Hooked<Impl>>(Hooked<Impl>::wrap_plain(plain)));
 }
 
-// By the class of the plain module.
-const std::unordered_map<std::type_index, Swap>& swaps() {
-  static const auto* rows = new std::unordered_map<std::type_index, Swap>{
-#define TESSERA_SWAP(Name) {typeid(torch::nn::Name##Impl), &swapped<torch::nn::Name##Impl>},
-      TESSERA_FOR_EACH_TORCH_MODULE(TESSERA_SWAP)
-#undef TESSERA_SWAP
-          {typeid(torch::nn::EmbeddingImpl), &swapped<torch::nn::EmbeddingImpl>},
-      {typeid(torch::nn::EmbeddingBagImpl), &swapped<torch::nn::EmbeddingBagImpl>},
+// The function for each class of torch::nn.
+const std::unordered_map<std::type_index, MakeHooked>& torch_modules() {
+  static const auto* functions = new std::unordered_map<std::type_index, MakeHooked>{
+#define TESSERA_MAKE_HOOKED(Name) {typeid(torch::nn::Name##Impl), &make_hooked<torch::nn::Name##Impl>},
+      TESSERA_FOR_EACH_TORCH_MODULE(TESSERA_MAKE_HOOKED)
+#undef TESSERA_MAKE_HOOKED
+          {typeid(torch::nn::EmbeddingImpl), &make_hooked<torch::nn::EmbeddingImpl>},
+      {typeid(torch::nn::EmbeddingBagImpl), &make_hooked<torch::nn::EmbeddingBagImpl>},
   };
-  return *rows;
+  return *functions;
 }
 
-[[noreturn]] void refuse(std::string_view name, const Module& module) {
+[[noreturn]] void fail_not_hookable(std::string_view name, const Module& module) {
   const auto kind = class_name(module);
-  const bool of_torch = swaps().contains(typeid(module));
+  const bool of_torch = torch_modules().contains(typeid(module));
   TESSERA_FAIL(UsageError, "module '", name, "', a ", kind,
-               ", cannot have the hook that was asked for: it is called past every hook. Declare it as ",
-               of_torch ? "tessera::nn::" + kind + " in place of torch::nn::" + kind
-                        : "TESSERA_MODULE(" + kind + ") in place of TORCH_MODULE(" + kind + ")");
+               ", cannot have a hook: its parent calls forward directly. Declare it as ",
+               of_torch ? "tessera::nn::" + kind + " instead of torch::nn::" + kind
+                        : "TESSERA_MODULE(" + kind + ") instead of TORCH_MODULE(" + kind + ")");
 }
 
-AnyModule swap_for(const Module& plain, std::string_view name) {
-  const auto row = swaps().find(typeid(plain));
-  if (row == swaps().end()) refuse(name, plain);
-  return row->second(plain);
+AnyModule hooked_version(const Module& plain, std::string_view name) {
+  const auto found = torch_modules().find(typeid(plain));
+  if (found == torch_modules().end()) fail_not_hookable(name, plain);
+  return found->second(plain);
 }
 
-}  // namespace
-
-void make_hookable(AnyModule& module) {
-  if (!has_hook_point(*module.ptr())) module = swap_for(*module.ptr(), class_name(*module.ptr()));
-}
-
-namespace {
-
-// The Sequential that calls the module `name`, and the AnyModule in it; null if it hangs elsewhere.
+// The Sequential that calls the module `name`, and the AnyModule in it. Null if the parent is not a Sequential.
 std::pair<torch::nn::SequentialImpl*, AnyModule*> caller_of(Module& root, std::string_view name, const Module& module) {
   if (name.empty()) return {nullptr, nullptr};
   const auto dot = name.rfind('.');
@@ -66,18 +59,22 @@ std::pair<torch::nn::SequentialImpl*, AnyModule*> caller_of(Module& root, std::s
 
 }  // namespace
 
+void make_hookable(AnyModule& module) {
+  if (!has_hook_point(*module.ptr())) module = hooked_version(*module.ptr(), class_name(*module.ptr()));
+}
+
 bool can_be_hooked(Module& root, std::string_view name) {
   const auto module = get_submodule(root, name);
   if (has_hook_point(*module)) return true;
-  return swaps().contains(typeid(*module)) && caller_of(root, name, *module).first;
+  return torch_modules().contains(typeid(*module)) && caller_of(root, name, *module).first;
 }
 
 std::shared_ptr<Module> hookable(Module& root, std::string_view name) {
   auto module = get_submodule(root, name);
   if (has_hook_point(*module)) return module;
   const auto [sequential, child] = caller_of(root, name, *module);
-  if (!sequential) refuse(name, *module);
-  *child = swap_for(*module, name);
+  if (!sequential) fail_not_hookable(name, *module);
+  *child = hooked_version(*module, name);
   sequential->replace_module(std::string(name.substr(name.rfind('.') + 1)), child->ptr());
   return child->ptr();
 }

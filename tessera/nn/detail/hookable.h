@@ -6,21 +6,21 @@
 #include <memory>
 #include <string_view>
 
-// Hooks for modules that were written without our holders. Where a module is called through an AnyModule, the object
-// behind can be swapped for one of the same class that takes hooks and shares its parameters and children:
+// Hooks for modules that a torch::nn holder created. If an AnyModule calls the module, it can be replaced by a module
+// of a derived class that has hooks and shares parameters and children with the original:
 //
-//   torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::ReLU())        children become hookable when asked
-//   torch::nn::Linear fc                                                     a typed member cannot: nothing passes by
+//   torch::nn::Sequential(torch::nn::Linear(3, 4), torch::nn::ReLU())     children become hookable on request
+//   torch::nn::Linear fc                                                  a typed member cannot be replaced
 namespace tessera {
 
-// The module `name` below root ("" is root itself), made hookable if need be. Throws UsageError, with nothing changed,
-// where that cannot be.
+// The submodule `name` of `root` ("" is `root` itself). Makes it hookable if necessary. Throws UsageError, and changes
+// nothing, if that is not possible.
 std::shared_ptr<Module> hookable(Module& root, std::string_view name);
 
-// Would hookable(root, name) give a module? Changes nothing.
+// Whether hookable(root, name) would succeed. Changes nothing.
 bool can_be_hooked(Module& root, std::string_view name);
 
-// hookable for an AnyModule of yours. Knows the classes of torch::nn.
+// Makes the module of an AnyModule hookable. Supports the classes of torch::nn. Throws UsageError for others.
 void make_hookable(torch::nn::AnyModule& module);
 
 }  // namespace tessera

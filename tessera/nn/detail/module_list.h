@@ -6,11 +6,12 @@
 #include <utility>
 #include <vector>
 
-// Containers that know the type of what they hold, so that a child is called by its holder:
+// Containers of modules of one type, so each child can be called:
 //
-//   for (auto& block : blocks) x = block(x);        // torch::nn::ModuleList gives a Module, which cannot be called
+//   for (auto& block : blocks) x = block(x);        // torch::nn::ModuleList has Modules, which cannot be called
 namespace tessera::nn {
 
+// PyTorch's ModuleList for holders of type Block.
 template <class Block>
 class ModuleListImpl : public torch::nn::Cloneable<ModuleListImpl<Block>> {
  public:
@@ -24,7 +25,7 @@ class ModuleListImpl : public torch::nn::Cloneable<ModuleListImpl<Block>> {
     auto copy = std::make_shared<ModuleListImpl>();
     for (const auto& block : blocks_) {
       auto own = std::dynamic_pointer_cast<typename Block::ContainedType>(block->clone(device));
-      TESSERA_CHECK(own, InternalError, "clone of ", class_name(*block), " gave another type");
+      TESSERA_CHECK(own, InternalError, "clone() of ", class_name(*block), " returned another type");
       copy->push_back(Block(std::move(own)));
     }
     return copy;
@@ -45,6 +46,8 @@ class ModuleListImpl : public torch::nn::Cloneable<ModuleListImpl<Block>> {
   std::vector<Block> blocks_;
 };
 
+// The holder of ModuleListImpl.
+// Example:  blocks = register_module("blocks", nn::ModuleList<Block>());   blocks->push_back(Block(config));
 template <class Block>
 class ModuleList : public Holder<ModuleListImpl<Block>> {
  public:
@@ -55,7 +58,7 @@ class ModuleList : public Holder<ModuleListImpl<Block>> {
   auto end() { return (*this)->end(); }
 };
 
-// Children by name, in order of insertion.
+// PyTorch's ModuleDict for holders of type Block. Iterates in the order of insertion.
 template <class Block>
 class ModuleDictImpl : public torch::nn::Cloneable<ModuleDictImpl<Block>> {
  public:
@@ -70,7 +73,7 @@ class ModuleDictImpl : public torch::nn::Cloneable<ModuleDictImpl<Block>> {
     auto copy = std::make_shared<ModuleDictImpl>();
     for (const auto& [name, block] : items_) {
       auto own = std::dynamic_pointer_cast<typename Block::ContainedType>(block->clone(device));
-      TESSERA_CHECK(own, InternalError, "clone of ", class_name(*block), " gave another type");
+      TESSERA_CHECK(own, InternalError, "clone() of ", class_name(*block), " returned another type");
       copy->insert(name, Block(std::move(own)));
     }
     return copy;
@@ -103,6 +106,7 @@ class ModuleDictImpl : public torch::nn::Cloneable<ModuleDictImpl<Block>> {
   std::vector<Item> items_;
 };
 
+// The holder of ModuleDictImpl.
 template <class Block>
 class ModuleDict : public Holder<ModuleDictImpl<Block>> {
  public:

@@ -6,7 +6,7 @@
 
 namespace tessera::detail {
 namespace {
-std::string given_name(const ModuleFrame& frame) { return *static_cast<const std::string*>(frame.module); }
+std::string stored_name(const ModuleFrame& frame) { return *static_cast<const std::string*>(frame.module); }
 }  // namespace
 
 ModulePath ModulePath::now() {
@@ -26,14 +26,14 @@ std::string ModulePath::name() const {
   return running_module();
 }
 
-// Frames point to each other and to names, so the lists must not grow while they are built.
+// Frames point to each other and to names, so the vectors must not reallocate.
 ModulePath::Scope::Scope(const ModulePath& path) : before_(innermost_module()) {
   names_.reserve(path.frames_.size());
   frames_.reserve(path.frames_.size());
   const ModuleFrame* outer = nullptr;
   for (const auto& each : path.frames_) {
     if (each.name) {
-      frames_.push_back({&names_.emplace_back(*each.name), &given_name, outer});
+      frames_.push_back({&names_.emplace_back(*each.name), &stored_name, outer});
     } else {
       auto module = each.module.lock();
       if (!module) continue;

@@ -10,14 +10,14 @@
 
 namespace tessera::detail {
 
-// Which modules were running at some time, outermost first: kept so that they can be named, or be the running ones
-// again, later. Cheap to take, since names are worked out only when asked; owns no module.
+// A snapshot of the running modules, outermost first. It can report their path later, or make them the running modules
+// again. A snapshot is cheap: it computes names on demand. It does not own the modules.
 class ModulePath {
  public:
   static ModulePath now();
-  std::string name() const;  // what running_module() would have said
+  std::string name() const;  // what running_module() returned at that time
 
-  class Scope {
+  class Scope {  // makes them the running modules
    public:
     explicit Scope(const ModulePath& path);
     ~Scope();
@@ -31,11 +31,11 @@ class ModulePath {
   };
 
  private:
-  struct Each {
+  struct Frame {
     std::weak_ptr<const torch::nn::Module> module;
-    std::optional<std::string> name;  // instead: given in full, by a ModuleNameScope
+    std::optional<std::string> name;  // of a ModuleNameScope, which has no module
   };
-  std::vector<Each> frames_;
+  std::vector<Frame> frames_;
 };
 
 }  // namespace tessera::detail

@@ -7,16 +7,18 @@
 
 namespace tessera::nn {
 
+// Options of RMSNorm, with PyTorch's names.
 struct RMSNormOptions {
   RMSNormOptions(std::vector<int64_t> normalized_shape) : normalized_shape(std::move(normalized_shape)) {}  // NOLINT
   RMSNormOptions(int64_t size) : normalized_shape{size} {}                                                  // NOLINT
 
   std::vector<int64_t> normalized_shape;
-  std::optional<double> eps;  // none: that of the dtype, as torch.nn.RMSNorm
+  std::optional<double> eps;  // nullopt: the epsilon of the dtype, as in torch.nn.RMSNorm
   bool elementwise_affine = true;
 };
 
-// x / sqrt(mean(x^2) + eps) * weight, over the last dims: torch.nn.RMSNorm, which LibTorch's C++ side lacks.
+// torch.nn.RMSNorm, which LibTorch does not have in C++: x / sqrt(mean(x^2) + eps) * weight, over the last dims.
+// Example:  nn::RMSNorm norm(config.dim, 1e-5);
 class RMSNormImpl : public torch::nn::Cloneable<RMSNormImpl> {
  public:
   explicit RMSNormImpl(RMSNormOptions options);

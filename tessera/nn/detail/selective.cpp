@@ -10,8 +10,8 @@ namespace {
 
 std::string full_name(const c10::OperatorName& name) { return c10::toString(name); }
 
-// Is it only ever seen as the ops it is made of? A kernel of ours for distributed tensors makes it an op of its own.
-bool made_of_others(const c10::OperatorHandle& op) {
+// Whether the op always runs as its decomposition. If Tessera has a kernel for distributed tensors, it does not.
+bool is_composite(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::PrivateUse3);
 }
@@ -35,20 +35,20 @@ KeepPolicy keep_ops(const std::vector<std::string>& names) {
       const auto op = c10::Dispatcher::singleton().findSchema(each);
       if (!op) continue;
       known = true;
-      const bool made = made_of_others(*op);
-      composite = composite || made;
-      if (made || !detail::makes_tensors(*op)) continue;
+      const bool op_is_composite = is_composite(*op);
+      composite = composite || op_is_composite;
+      if (op_is_composite || !detail::makes_tensors(*op)) continue;
       kept.insert(*op);
       found = true;
     }
     TESSERA_CHECK(
-        known, UsageError, "keep_ops: no op is called '", name,
-        "'; names are written with their namespace, as in aten::mm, or with overload, as in aten::add.Tensor");
-    TESSERA_CHECK(
-        found || !composite, UsageError, "keep_ops: ", name,
-        " is made of other ops, and only those are seen; name them (for aten::linear: aten::addmm, aten::mm)");
+        known, UsageError, "keep_ops: unknown op '", name,
+        "'; write the name with its namespace, as in aten::mm, or with its overload, as in aten::add.Tensor");
+    TESSERA_CHECK(found || !composite, UsageError, "keep_ops: ", name,
+                  " is composite: only the ops of its decomposition run; name those (for aten::linear: aten::addmm, "
+                  "aten::mm)");
     TESSERA_CHECK(found, UsageError, "keep_ops: ", name,
-                  " returns or writes to its arguments, so there is no result of its own to keep");
+                  " returns or writes its arguments, so it has no output of its own to save");
   }
   return [kept = std::move(kept)](const c10::OperatorHandle& op) { return kept.contains(op); };
 }

@@ -10,14 +10,15 @@ class Module;
 
 namespace tessera::detail {
 
-// A place in a module that a tensor is kept in: a parameter or a buffer.
+// A parameter or buffer of a module.
 struct ModuleSlot {
-  std::string name;  // from the root: "layers.0.attn.wq.weight"
+  std::string name;  // the full name: "layers.0.attn.wq.weight"
   at::Tensor tensor;
   const torch::nn::Module* owner;
 };
 
-// All of a module, in the order of its state dict; shared tensors once for each name, undefined ones left out.
+// All parameters and buffers, in the order of state_dict(). Shared tensors appear once per name. Undefined tensors are
+// omitted.
 std::vector<ModuleSlot> slots_of(const torch::nn::Module& module);
 
 }  // namespace tessera::detail

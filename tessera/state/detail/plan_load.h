@@ -6,10 +6,11 @@
 #include <string>
 #include <vector>
 
-// load_state_dict and the like, for those who know better than the module what its tensors are: where a sharded module
-// keeps something else, a slot's tensor stands for the one that its name means, and has its sizes.
+// The functions of load_state_dict.h and optimizer_state.h with explicit slots. FSDP uses them: a flat parameter
+// replaces the parameters of its modules, and each slot has a tensor with the name and sizes of an original parameter.
 namespace tessera::detail {
 
+// The values to load, and the names that do not fit.
 struct LoadPlan {
   struct Load {
     size_t slot;
@@ -19,13 +20,14 @@ struct LoadPlan {
   LoadReport report;
 };
 
-// What is to be loaded, and what does not fit; UsageError if something does not, and that is not allowed. Changes
-// nothing.
+// Compares the names and sizes of slots and dict. Changes nothing. Throws UsageError if `strict` and something does not
+// fit.
 LoadPlan plan_load(const torch::nn::Module& module, const std::vector<ModuleSlot>& slots, const StateDict& dict,
                    bool strict);
+// Loads one value as load_state_dict does.
 void load_value(const at::Tensor& into, const at::Tensor& value, bool assign);
 
-// As the ones without slots (nn/optimizer_state.h). `where`: what the slots are of, for errors.
+// The functions of optimizer_state.h. `where` is the name of the module of the slots, for errors.
 StateDict optimizer_state_dict(OptimizerAccess& optimizer, const std::vector<ModuleSlot>& slots,
                                const std::string& where);
 LoadReport load_optimizer_state_dict(OptimizerAccess& optimizer, const std::vector<ModuleSlot>& slots,

@@ -12,14 +12,14 @@
 #include <memory>
 #include <tuple>
 
-// LibTorch's optimizers as OptimizerAccess. Each names its fields once, in `visit`; reading, writing and the list of
-// rows go through that.
+// Implements OptimizerAccess for LibTorch's optimizers. `visit` lists the fields of each class once. Reading, writing
+// and state_entries() use it.
 namespace tessera {
 namespace {
 
 namespace optim = torch::optim;
 using Betas = std::tuple<double, double>;
-constexpr bool kOptional = false;  // made only by some options: amsgrad, momentum, centered
+constexpr bool kOptional = false;  // exists only with some options: amsgrad, momentum, centered
 
 template <class F>
 void visit(optim::SGDOptions& o, F f) {
@@ -139,28 +139,28 @@ class TorchOptimizer final : public OptimizerAccess {
   StateDict options(size_t group) const override { return read(options_of(group)); }
   void set_options(size_t group, const StateDict& options) override { write(options_of(group), options); }
 
-  std::vector<Row> rows() const override {
+  std::vector<StateEntry> state_entries() const override {
     State state;
-    std::vector<Row> rows;
+    std::vector<StateEntry> entries;
     visit(state, [&](const char* name, auto& value, bool required = true) {
-      rows.push_back({name, std::is_same_v<decltype(value), at::Tensor&>, required});
+      entries.push_back({name, std::is_same_v<decltype(value), at::Tensor&>, required});
     });
-    return rows;
+    return entries;
   }
-  bool has_rows_from_the_start() const override { return std::is_same_v<Optimizer, optim::Adagrad>; }
+  bool has_state_before_first_step() const override { return std::is_same_v<Optimizer, optim::Adagrad>; }
 
   StateDict state(const at::Tensor& parameter) const override {
     const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
     if (found == optimizer_.state().end() || !found->second) return {};
     return read(static_cast<State&>(*found->second));
   }
-  void set_state(const at::Tensor& parameter, StateDict rows) override {
-    if (rows.empty()) {
+  void set_state(const at::Tensor& parameter, StateDict dict) override {
+    if (dict.empty()) {
       optimizer_.state().erase(parameter.unsafeGetTensorImpl());
       return;
     }
     auto state = std::make_unique<State>();
-    write(*state, rows);
+    write(*state, dict);
     optimizer_.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
   }
 
@@ -178,12 +178,12 @@ std::shared_ptr<OptimizerAccess> access_if(const char* kind, optim::Optimizer& o
   return known ? std::make_unique<TorchOptimizer<Optimizer, Options, State>>(kind, *known) : nullptr;
 }
 
-struct Known {
+struct KnownOptimizer {
   const char* kind;
   std::shared_ptr<OptimizerAccess> (*access_if)(const char* kind, optim::Optimizer& optimizer);
 };
-// LBFGS is missing: its state is a history of all parameters together, which has no names.
-constexpr Known kKnown[] = {
+// LBFGS is missing: its state is one history of all parameters together, which has no parameter names.
+constexpr KnownOptimizer kKnownOptimizers[] = {
     {"Adagrad", access_if<optim::Adagrad, optim::AdagradOptions, optim::AdagradParamState>},
     {"Adam", access_if<optim::Adam, optim::AdamOptions, optim::AdamParamState>},
     {"AdamW", access_if<optim::AdamW, optim::AdamWOptions, optim::AdamWParamState>},
@@ -194,14 +194,14 @@ constexpr Known kKnown[] = {
 }  // namespace
 
 std::shared_ptr<OptimizerAccess> access_to(optim::Optimizer& optimizer) {
-  if (auto* own = dynamic_cast<OptimizerAccess*>(&optimizer)) return {std::shared_ptr<void>(), own};  // owns nothing
+  if (auto* own = dynamic_cast<OptimizerAccess*>(&optimizer)) return {std::shared_ptr<void>(), own};  // not an owner
   std::string kinds;
-  for (const auto& known : kKnown) {
+  for (const auto& known : kKnownOptimizers) {
     if (auto access = known.access_if(known.kind, optimizer)) return access;
     kinds += c10::str(kinds.empty() ? "" : ", ", known.kind);
   }
-  TESSERA_FAIL(UsageError, "the state of this optimizer is not known; of LibTorch's these are: ", kinds,
-               ". Another can implement tessera::OptimizerAccess.");
+  TESSERA_FAIL(UsageError, "the state of this optimizer is unknown. Supported LibTorch optimizers are ", kinds,
+               "; another optimizer can implement tessera::OptimizerAccess.");
 }
 
 }  // namespace tessera

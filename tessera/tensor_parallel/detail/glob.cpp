@@ -7,15 +7,15 @@
 namespace tessera {
 namespace {
 
-// One item of a pattern, which stands for one character: a letter, ?, or a bracket.
-struct Item {
+// One item of a pattern that matches one character: a letter, ?, or a bracket.
+struct GlobItem {
   size_t length;  // in the pattern
-  bool matches;   // the character that was asked about
+  bool matches;   // whether it matches the given character
 };
 
-// The bracket that opens at pattern[0]; length 0 if it is never closed.
-//   [!a-cx]    '!' negates;  a-c is a range, empty if it runs backwards;  '-' first or last is a letter, ']' first too
-Item bracket(std::string_view pattern, char c) {
+// The bracket that opens at pattern[0]; length 0 if it has no closing bracket.
+//   [!a-cx]    '!' negates;  a-c is a range, empty if reversed;  '-' at either end and ']' at the start are literals
+GlobItem bracket(std::string_view pattern, char c) {
   const bool negated = pattern.size() > 1 && pattern[1] == '!';
   const size_t begin = negated ? 2 : 1;
   const size_t end = begin < pattern.size() ? pattern.find(']', begin + 1) : pattern.npos;
@@ -32,28 +32,28 @@ Item bracket(std::string_view pattern, char c) {
 }
 
 // Requires: pattern does not begin with '*'.
-Item first_item(std::string_view pattern, char c) {
+GlobItem first_item(std::string_view pattern, char c) {
   if (pattern[0] == '?') return {1, true};
   if (pattern[0] == '[')
     if (const auto item = bracket(pattern, c); item.length > 0) return item;
   return {1, pattern[0] == c};
 }
 
-std::vector<std::string_view> segments_of(std::string_view path) {
-  std::vector<std::string_view> pieces;
-  if (path.empty()) return pieces;
+using Segments = std::vector<std::string_view>;
+
+Segments segments_of(std::string_view path) {
+  Segments segments;
+  if (path.empty()) return segments;
   for (size_t begin = 0;;) {
     const size_t dot = path.find('.', begin);
-    pieces.push_back(path.substr(begin, dot - begin));
-    if (dot == path.npos) return pieces;
+    segments.push_back(path.substr(begin, dot - begin));
+    if (dot == path.npos) return segments;
     begin = dot + 1;
   }
 }
 
-using Pieces = std::vector<std::string_view>;
-
-// Do the first `count` pieces match, each its own level?
-bool prefix_matches(const Pieces& pattern, const Pieces& path, size_t count) {
+// Whether the first `count` segments match.
+bool prefix_matches(const Segments& pattern, const Segments& path, size_t count) {
   for (size_t i = 0; i < count; i++)
     if (!glob_matches(pattern[i], path[i])) return false;
   return true;
@@ -62,8 +62,8 @@ bool prefix_matches(const Pieces& pattern, const Pieces& path, size_t count) {
 }  // namespace
 
 bool glob_matches(std::string_view pattern, std::string_view name) {
-  // Only the last '*' needs to be tried again: if what follows it matches later in the name, an earlier '*' could not
-  // have done better.
+  // Backtracking to the last '*' is enough: if the rest matches later in the name, it does not help to extend an
+  // earlier '*'.
   size_t p = 0, n = 0, after_star = pattern.npos, star_end = 0;
   while (n < name.size() || p < pattern.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
@@ -99,7 +99,7 @@ std::vector<std::string> matching_paths(std::string_view pattern, const std::vec
 
 std::string why_unmatched(std::string_view pattern, const std::vector<std::string>& paths) {
   const auto wanted = segments_of(pattern);
-  // The deepest module on the way: the first of those that match most pieces.
+  // The deepest module that matches a prefix of the pattern.
   std::string parent;
   size_t depth = 0;
   for (const auto& path : paths) {

@@ -17,14 +17,14 @@
 namespace tessera {
 namespace {
 
-constexpr std::string_view kMarks = "(),[]=#";  // end a word
+constexpr std::string_view kMarks = "(),[]=#";  // these characters end a word
 
-// Reads one line from left to right, and knows where it is.
+// Reads one line from left to right.
 class Line {
  public:
   Line(std::string_view text, size_t number) : text_(text), number_(number) {}
 
-  // Blanks and a comment are nothing.
+  // Skips blanks and a comment.
   void skip_blanks() {
     while (at_ < text_.size() && is_blank(text_[at_])) at_++;
     if (at_ < text_.size() && text_[at_] == '#') at_ = text_.size();
@@ -45,14 +45,14 @@ class Line {
   void expect(char c, std::string_view allowed) {
     if (!take(c)) fail(allowed);
   }
-  // Characters up to one of `stops`, a blank or the end; may be none.
+  // The characters up to one of `stops`, a blank or the end. May be empty.
   std::string_view word(std::string_view stops) {
     skip_blanks();
     const size_t begin = at_;
     while (at_ < text_.size() && !is_blank(text_[at_]) && stops.find(text_[at_]) == stops.npos) at_++;
     return text_.substr(begin, at_ - begin);
   }
-  // A word and the parentheses behind it, if any: S(0, 64)
+  // A word with its parentheses, if any: S(0, 64)
   std::string_view word_with_parentheses() {
     skip_blanks();
     const size_t begin = at_;
@@ -62,21 +62,22 @@ class Line {
   }
   std::optional<char> character() { return at_ < text_.size() ? std::optional(text_[at_++]) : std::nullopt; }
 
-  size_t place() {
+  size_t position() {
     skip_blanks();
     return at_;
   }
-  // What was found is the word that begins at `place`.
-  [[noreturn]] void fail_at(size_t place, std::string_view allowed) const {
-    auto found = text_.substr(place);
+  // Throws an error about the word at `position`.
+  [[noreturn]] void fail_at(size_t position, std::string_view allowed) const {
+    auto found = text_.substr(position);
     if (size_t end = found.find_first_of(" \t\r,()[]=#", found.empty() ? 0 : 1); end != found.npos)
       found = found.substr(0, end);
-    say_at(place, found.empty() ? c10::str("the line ends; ", allowed) : c10::str("found '", found, "'; ", allowed));
+    throw_at(position,
+             found.empty() ? c10::str("the line ends; ", allowed) : c10::str("found '", found, "'; ", allowed));
   }
-  [[noreturn]] void say_at(size_t place, const std::string& message) const {
-    TESSERA_FAIL(UsageError, "plan, line ", number_, ", column ", place + 1, ": ", message);
+  [[noreturn]] void throw_at(size_t position, const std::string& message) const {
+    TESSERA_FAIL(UsageError, "plan, line ", number_, ", column ", position + 1, ": ", message);
   }
-  [[noreturn]] void fail(std::string_view allowed) { fail_at(place(), allowed); }
+  [[noreturn]] void fail(std::string_view allowed) { fail_at(position(), allowed); }
 
  private:
   static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
@@ -84,36 +85,37 @@ class Line {
   size_t number_, at_ = 0;
 };
 
-// Errors of what is called get the place.
+// Runs f, and adds the position to its errors.
 template <class F>
-auto placed(Line& line, size_t place, F f) {
+auto with_position(Line& line, size_t position, F f) {
   try {
     return f();
   } catch (const UsageError& error) {
-    line.say_at(place, error.what_without_backtrace());
+    line.throw_at(position, error.what_without_backtrace());
   }
 }
 
-// One reader a type of field. Each takes its value from the line or fails with what may stand there.
+// One overload per type of field. Each reads a value from the line, or throws an error with what it expects.
 
 void read(Line& line, Placement& to) {
-  const size_t place = line.place();
+  const size_t position = line.position();
   const auto text = line.word_with_parentheses();
-  to = placed(line, place, [&] { return parse_placement(text); });
+  to = with_position(line, position, [&] { return parse_placement(text); });
 }
 
 void read(Line& line, bool& to) {
-  const size_t place = line.place();
+  const size_t position = line.position();
   const auto word = line.word(kMarks);
-  if (word != "true" && word != "false") line.fail_at(place, "write true or false");
+  if (word != "true" && word != "false") line.fail_at(position, "write true or false");
   to = word == "true";
 }
 
 void read(Line& line, int64_t& to) {
-  const size_t place = line.place();
+  const size_t position = line.position();
   const auto word = line.word(kMarks);
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), to);
-  if (word.empty() || error != std::errc() || end != word.data() + word.size()) line.fail_at(place, "write a number");
+  const bool is_number = !word.empty() && error == std::errc() && end == word.data() + word.size();
+  if (!is_number) line.fail_at(position, "write a number");
 }
 
 // [a, b, ...]; `read_one` takes an element.
@@ -157,48 +159,49 @@ Style read_fields(Line& line) {
   const auto allowed = c10::str("parameters of ", detail::StyleText<S>::kName, " are ", names);
   std::set<std::string_view> given;
   while (!line.next_is(')')) {
-    const size_t place = line.place();
+    const size_t position = line.position();
     const auto name = line.word(kMarks);
     bool known = false;
     detail::for_each_field<S>([&](const auto& field) {
       if (name != field.name) return;
       known = true;
-      if (!given.insert(name).second) line.say_at(place, c10::str("'", name, "' is given twice"));
+      if (!given.insert(name).second) line.throw_at(position, c10::str("'", name, "' is given twice"));
       line.expect('=', "write =");
       read(line, style.*field.member);
     });
-    if (!known) line.fail_at(place, allowed);
+    if (!known) line.fail_at(position, allowed);
     if (!line.take(',') && !line.next_is(')')) line.fail("write , or )");
   }
   line.expect(')', "write )");
   return style;
 }
 
-// The style called so, with what stands in parentheses behind it.
+// Reads the parameters of the style with this name.
 template <size_t I = 0>
-Style read_style_called(Line& line, size_t place, std::string_view name, std::vector<std::string> others = {}) {
+Style read_style_named(Line& line, size_t position, std::string_view name, std::vector<std::string> others = {}) {
   if constexpr (I < std::variant_size_v<Style>) {
     using S = std::variant_alternative_t<I, Style>;
     if (name == detail::StyleText<S>::kName) return line.take('(') ? read_fields<S>(line) : Style(S{});
     others.emplace_back(detail::StyleText<S>::kName);
-    return read_style_called<I + 1>(line, place, name, std::move(others));
+    return read_style_named<I + 1>(line, position, name, std::move(others));
   } else {
     const auto near = did_you_mean(std::string(name), others);
-    line.fail_at(place, near + (near.empty() ? "" : " ") + "styles are " + c10::Join(", ", others));
+    line.fail_at(position, near + (near.empty() ? "" : " ") + "styles are " + c10::Join(", ", others));
   }
 }
 
 Style read_style(Line& line) {
-  const size_t place = line.place();
-  auto style = read_style_called(line, place, line.word(kMarks));
-  placed(line, place, [&] { check(style); });
+  const size_t position = line.position();
+  auto style = read_style_named(line, position, line.word(kMarks));
+  with_position(line, position, [&] { check(style); });
   return style;
 }
 
-constexpr std::pair<char, char> kEscapes[] = {{'"', '"'}, {'\\', '\\'}, {'n', '\n'}, {'r', '\r'}};  // letter, meaning
+// (letter after the backslash, character)
+constexpr std::pair<char, char> kEscapes[] = {{'"', '"'}, {'\\', '\\'}, {'n', '\n'}, {'r', '\r'}};
 
 std::string read_quoted(Line& line) {
-  const size_t place = line.place();
+  const size_t position = line.position();
   std::string text;
   line.expect('"', "write \"");
   while (auto c = line.character()) {
@@ -206,12 +209,12 @@ std::string read_quoted(Line& line) {
     if (c == '\\') {
       const auto letter = line.character();
       const auto* escape = std::ranges::find(kEscapes, letter, &std::pair<char, char>::first);
-      if (escape == std::end(kEscapes)) line.say_at(place, "in quotes a \\ is followed by \", \\, n or r");
+      if (escape == std::end(kEscapes)) line.throw_at(position, "in quotes a \\ is followed by \", \\, n or r");
       c = escape->second;
     }
     text += *c;
   }
-  line.say_at(place, "the quote is not closed; write \" behind the pattern");
+  line.throw_at(position, "the quote is not closed; write \" after the pattern");
 }
 
 std::string in_quotes(std::string_view pattern) {
@@ -247,11 +250,11 @@ Plan parse_plan(std::string_view text) {
     text.remove_prefix(end == text.npos ? text.size() : end + 1);
     if (line.at_end()) continue;
 
-    const size_t place = line.place();
+    const size_t position = line.position();
     auto pattern = line.next_is('"') ? read_quoted(line) : std::string(line.word("=#\""));
-    if (line.place() == place) line.fail("write a pattern; the module itself is \"\"");
+    if (line.position() == position) line.fail("write a pattern; \"\" is the root module");
     const auto [before, is_new] = lines.emplace(pattern, number);
-    if (!is_new) line.say_at(place, c10::str("'", pattern, "' already has a style, in line ", before->second));
+    if (!is_new) line.throw_at(position, c10::str("'", pattern, "' already has a style, in line ", before->second));
     line.expect('=', "write = and a style");
     auto style = read_style(line);
     if (!line.at_end()) line.fail("nothing but a # comment follows a style");

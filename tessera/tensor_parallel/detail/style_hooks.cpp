@@ -10,49 +10,50 @@ namespace {
 
 using torch::nn::Module;
 
-// One input or output on its way through a hook.
-struct Step {
-  Placement from;        // of a plain tensor
-  Placement to;          // what the module, or its caller, gets
-  bool local = false;    // as a plain tensor
-  int64_t last_dim = 0;  // not 0: the size of the whole last dim, of which `from` has a piece
+// What a hook does with one input or output.
+struct LayoutChange {
+  Placement from;        // the placement of a plain tensor
+  Placement to;          // the placement that the module, or its caller, receives
+  bool local = false;    // pass on the local tensor, not the DTensor
+  int64_t last_dim = 0;  // the global size of the last dim if `from` shards it; 0: unknown, local sizes are equal
   const char* what = "input";
 };
 
-// This rank's piece of a tensor whose last dim is known. Without that, pieces are taken to be equal.
-at::Tensor annotate(const at::Tensor& t, const DeviceMesh& mesh, const Step& step) {
-  const auto from = normalize({step.from}, t.dim())[0];
-  if (!from.is_sharded(t.dim() - 1) || step.last_dim == 0) return DTensor::from_local(t, mesh, {from});
+// Makes a DTensor of a local tensor.
+at::Tensor from_local(const at::Tensor& t, const DeviceMesh& mesh, const LayoutChange& change) {
+  const auto from = normalize({change.from}, t.dim())[0];
+  if (!from.is_sharded(t.dim() - 1) || change.last_dim == 0) return DTensor::from_local(t, mesh, {from});
   const auto n = mesh.size(), rank = mesh.get_coordinate()->at(0);
-  const auto expected = shard_size(from, step.last_dim, n, rank);
-  TESSERA_CHECK(t.size(-1) == expected, UsageError, "the ", step.what, in_module(), " is said to be ", step.from,
-                ", so this rank's piece has ", expected, " of ", step.last_dim, " features; it has ", t.size(-1),
-                t.size(-1) == step.last_dim ? ": the whole. Pass this rank's piece, or say input_layouts = Replicate()"
-                                            : ". Is the module before it cut in the same way?");
+  const auto expected = shard_size(from, change.last_dim, n, rank);
+  TESSERA_CHECK(t.size(-1) == expected, UsageError, "the ", change.what, in_module(), " has the layout ", change.from,
+                ", so the local tensor needs ", expected, " of ", change.last_dim, " features; it has ", t.size(-1),
+                t.size(-1) == change.last_dim
+                    ? ", the global size. Pass the local shard, or use input_layouts = Replicate()"
+                    : ". Check that the previous module shards its features in the same way");
   auto sizes = t.sizes().vec();
-  sizes.at(t.dim() - 1) = step.last_dim;
+  sizes.at(t.dim() - 1) = change.last_dim;
   const auto strides = tessera::contiguous_strides(sizes);
   return DTensor::from_local(t, mesh, {from},
                              {.shape = sizes, .stride = std::vector<int64_t>(strides.begin(), strides.end())});
 }
 
-at::Tensor prepare(const at::Tensor& t, const DeviceMesh& mesh, const Step& step) {
+at::Tensor prepare(const at::Tensor& t, const DeviceMesh& mesh, const LayoutChange& change) {
   if (!t.defined()) return t;
-  auto moved = is_dtensor(t) ? t : annotate(t, mesh, step);
+  auto moved = is_dtensor(t) ? t : from_local(t, mesh, change);
   const DTensor dtensor(moved);
-  TESSERA_CHECK(dtensor.device_mesh() == mesh, UsageError, "the ", step.what, in_module(), " lies on ",
-                dtensor.device_mesh(), "; its style is for ", mesh);
-  const auto to = normalize({step.to}, t.dim())[0];
+  TESSERA_CHECK(dtensor.device_mesh() == mesh, UsageError, "the ", change.what, in_module(), " is on ",
+                dtensor.device_mesh(), ", but its style is for ", mesh, "; distribute it over the same mesh");
+  const auto to = normalize({change.to}, t.dim())[0];
   if (dtensor.placements()[0] != to) moved = dtensor.redistribute({to});
-  return step.local ? DTensor(moved).to_local() : moved;
+  return change.local ? DTensor(moved).to_local() : moved;
 }
 
-// By position, as the Prepare styles list them.
+// Changes the tensors by position, as the Prepare styles list them.
 Replacement prepare_all(const Tensors& tensors, const DeviceMesh& mesh, const Layouts& from, const Layouts& to,
                         bool local, int64_t features, const char* what) {
-  TESSERA_CHECK(tensors.size() == from.size(), UsageError, "the style", in_module(), " lists ", from.size(),
-                " layouts of ", what, "s, and the module has ", tensors.size(), " tensor ", what,
-                "s; give one for each, _ for one that is left alone");
+  TESSERA_CHECK(tensors.size() == from.size(), UsageError, "the style", in_module(), " has ", from.size(), " ", what,
+                " layouts, but the module has ", tensors.size(), " tensor ", what,
+                "s; write one layout for each, _ to leave one unchanged");
   Tensors prepared = tensors;
   for (size_t i = 0; i < tensors.size(); i++) {
     if (!from[i]) continue;
@@ -61,54 +62,55 @@ Replacement prepare_all(const Tensors& tensors, const DeviceMesh& mesh, const La
   return prepared;
 }
 
-void hook_input(Module& module, const DeviceMesh& mesh, Step step) {
-  register_forward_pre_hook(module, [mesh, step](Module&, const Tensors& inputs) -> Replacement {
-    TESSERA_CHECK(!inputs.empty(), UsageError, "the style", in_module(), " wants a tensor input, and there is none");
+void hook_input(Module& module, const DeviceMesh& mesh, LayoutChange change) {
+  register_forward_pre_hook(module, [mesh, change](Module&, const Tensors& inputs) -> Replacement {
+    TESSERA_CHECK(!inputs.empty(), UsageError, "the style", in_module(),
+                  " needs a tensor input, but the module has none");
     Tensors prepared = inputs;
-    prepared[0] = prepare(inputs[0], mesh, step);
+    prepared[0] = prepare(inputs[0], mesh, change);
     return prepared;
   });
 }
-void hook_output(Module& module, const DeviceMesh& mesh, Step step) {
-  step.what = "output";
-  register_forward_hook(module, [mesh, step](Module&, const Tensors&, const Tensors& outputs) -> Replacement {
+void hook_output(Module& module, const DeviceMesh& mesh, LayoutChange change) {
+  change.what = "output";
+  register_forward_hook(module, [mesh, change](Module&, const Tensors&, const Tensors& outputs) -> Replacement {
     Tensors prepared = outputs;
-    for (auto& t : prepared) t = prepare(t, mesh, step);
+    for (auto& t : prepared) t = prepare(t, mesh, change);
     return prepared;
   });
 }
 
-// S(-1) means the features as this module cuts them: heads in one piece, sections each by itself.
-Placement features_as(const Placement& layout, const Placement& cut) {
-  return layout == Shard(-1) && cut.is_sharded() ? cut : layout;
+// Replaces S(-1) by the feature sharding of the module, which may have blocks or sections.
+Placement with_sharding(const Placement& layout, const Placement& sharding) {
+  return layout == Shard(-1) && sharding.is_sharded() ? sharding : layout;
 }
 
-Layouts features_as(Layouts layouts, const Placement& cut) {
+Layouts with_sharding(Layouts layouts, const Placement& sharding) {
   for (auto& layout : layouts.each)
-    if (layout) layout = features_as(*layout, cut);
+    if (layout) layout = with_sharding(*layout, sharding);
   return layouts;
 }
 
-struct Attach {
+struct StyleHooks {
   Module& module;
   const DeviceMesh& mesh;
-  const ModuleWork& work;
+  const ModulePlan& plan;
 
   void operator()(const ColwiseParallel& s) const {
     hook_input(module, mesh, {s.input_layouts, Replicate()});
-    const auto out = features_as(s.output_layouts, work.output_cut);
+    const auto out = with_sharding(s.output_layouts, plan.output_sharding);
     hook_output(module, mesh, {out, out, s.use_local_output});
   }
   void operator()(const RowwiseParallel& s) const {
-    const auto in = features_as(s.input_layouts, work.input_cut);
-    const auto wanted = work.input_cut.is_sharded() ? work.input_cut : Replicate();
-    hook_input(module, mesh, {in, wanted, false, work.in_features});
+    const auto in = with_sharding(s.input_layouts, plan.input_sharding);
+    const auto needed = plan.input_sharding.is_sharded() ? plan.input_sharding : Replicate();
+    hook_input(module, mesh, {in, needed, false, plan.in_features});
     hook_output(module, mesh, {s.output_layouts, s.output_layouts, s.use_local_output});
   }
   void operator()(const SequenceParallel& s) const {
-    const auto cut = Shard(s.sequence_dim);
-    hook_input(module, mesh, {cut, cut});
-    if (s.use_local_output) hook_output(module, mesh, {cut, cut, true});
+    const auto sharded = Shard(s.sequence_dim);
+    hook_input(module, mesh, {sharded, sharded});
+    if (s.use_local_output) hook_output(module, mesh, {sharded, sharded, true});
   }
   void operator()(const PrepareModuleInput& s) const {
     inputs(s.input_layouts, s.desired_input_layouts, s.use_local_output);
@@ -121,26 +123,26 @@ struct Attach {
     outputs(s.output_layouts, s.desired_output_layouts, s.use_local_output);
   }
 
-  void inputs(const Layouts& given, const Layouts& wanted, bool local) const {
-    const auto from = features_as(given, work.input_cut), to = features_as(wanted, work.input_cut);
+  void inputs(const Layouts& given, const Layouts& desired, bool local) const {
+    const auto from = with_sharding(given, plan.input_sharding), to = with_sharding(desired, plan.input_sharding);
     register_forward_pre_hook(
-        module, [mesh = mesh, from, to, local, features = work.in_features](Module&, const Tensors& seen) {
-          return prepare_all(seen, mesh, from, to, local, features, "input");
+        module, [mesh = mesh, from, to, local, features = plan.in_features](Module&, const Tensors& tensors) {
+          return prepare_all(tensors, mesh, from, to, local, features, "input");
         });
   }
-  void outputs(const Layouts& given, const Layouts& wanted, bool local) const {
-    const auto from = features_as(given, work.output_cut), to = features_as(wanted, work.output_cut);
-    register_forward_hook(module, [mesh = mesh, from, to, local, features = work.in_features](Module&, const Tensors&,
-                                                                                              const Tensors& seen) {
-      return prepare_all(seen, mesh, from, to, local, features, "output");
+  void outputs(const Layouts& given, const Layouts& desired, bool local) const {
+    const auto from = with_sharding(given, plan.output_sharding), to = with_sharding(desired, plan.output_sharding);
+    register_forward_hook(module, [mesh = mesh, from, to, local, features = plan.in_features](Module&, const Tensors&,
+                                                                                              const Tensors& tensors) {
+      return prepare_all(tensors, mesh, from, to, local, features, "output");
     });
   }
 };
 
 }  // namespace
 
-void attach_style_hooks(Module& module, const DeviceMesh& mesh, const ModuleWork& work) {
-  std::visit(Attach{module, mesh, work}, work.style);
+void attach_style_hooks(Module& module, const DeviceMesh& mesh, const ModulePlan& plan) {
+  std::visit(StyleHooks{module, mesh, plan}, plan.style);
 }
 
 void attach_dropout_hooks(Module& module, const DeviceMesh& mesh) {

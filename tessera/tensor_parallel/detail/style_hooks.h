@@ -4,12 +4,12 @@
 
 namespace tessera {
 
-// The hooks of a style: plain inputs are taken for what the style says they are, all inputs are moved to where the
-// module wants them, and its outputs to where the style promises them.
-void attach_style_hooks(torch::nn::Module& module, const DeviceMesh& mesh, const ModuleWork& work);
+// Registers the hooks of a style. A plain input becomes a DTensor with the placement that the style declares. All
+// inputs are redistributed to the placements that the module needs, and its outputs to those that the style declares.
+void attach_style_hooks(torch::nn::Module& module, const DeviceMesh& mesh, const ModulePlan& plan);
 
-// For a Dropout that is not planned: a plain input counts as whole on every rank, so that all drop the same; a
-// distributed one knows itself how it lies.
+// Registers the hook of a Dropout that is not in the plan. A plain input is treated as replicated, so all ranks drop
+// the same elements. A distributed input keeps its placements.
 void attach_dropout_hooks(torch::nn::Module& module, const DeviceMesh& mesh);
 
 }  // namespace tessera

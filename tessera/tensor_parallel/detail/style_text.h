@@ -3,8 +3,7 @@
 
 #include <tuple>
 
-// Names of styles and of their fields in plans. Printer and parser both read these rows, so one can read what the other
-// wrote.
+// The names of styles and of their fields in the text form of plans. The printer and the parser use the same tables.
 namespace tessera::detail {
 
 template <class S, class T>
@@ -68,7 +67,7 @@ struct StyleText<PrepareModuleInputOutput> {
                  Field{"output_to", &S::desired_output_layouts}, Field{"output_local", &S::use_local_output}};
 };
 
-// Calls f(field) for each row of a style.
+// Calls f(field) for each field of a style.
 template <class S, class F>
 void for_each_field(F f) {
   std::apply([&](const auto&... field) { (f(field), ...); }, StyleText<S>::kFields);

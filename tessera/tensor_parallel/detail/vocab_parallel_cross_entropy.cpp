@@ -4,7 +4,7 @@
 #include "tessera/base/detail/libtorch_autograd_compat.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/dtensor/detail/edges.h"
-#include "tessera/tensor_parallel/detail/class_loss.h"
+#include "tessera/tensor_parallel/detail/vocab_parallel_loss.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -30,61 +30,66 @@
 //           =  -(1 - a) w_t (x_t - m - log s)  -  a/C (u - W log s)
 //   d/dx_c  =  ((1 - a) w_t + a/C W) exp(x_c - m) / s  -  (1 - a) w_t [c = t]  -  a/C w_c
 //
-// x_t, m, s and u are reductions over classes, and all that ranks tell each other. With x, m and s at hand, backward
-// needs nobody. An ignored position has loss 0 and gradient 0. Of log-probabilities x the loss is -w_t x_t.
+// Ranks exchange only x_t, m, s and u, which are reductions over classes. With x, m and s saved, backward does not
+// communicate. An ignored position has loss 0 and gradient 0. For log-probabilities x the loss is -w_t x_t.
 namespace tessera {
 namespace {
 
 using at::Tensor;
-using detail::ClassLoss;
+using detail::VocabParallelLoss;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-// ---- On this rank's pieces: x is (N, C', d1, ...), all else (N, d1, ...).
+// ---- Local tensors: x is (N, C', d1, ...), all others are (N, d1, ...).
 
-Tensor is_ignored(const ClassLoss& loss) { return loss.target.eq(loss.piece.ignore_index); }
+Tensor is_ignored(const VocabParallelLoss& loss) { return loss.target.eq(loss.classes.ignore_index); }
 
-// w_t; any class's where the target is ignored.
-Tensor target_weight(const ClassLoss& loss) { return loss.weight.take(loss.target.masked_fill(is_ignored(loss), 0)); }
-
-// t times W, the weight of all classes
-Tensor times_total_weight(const Tensor& t, const ClassLoss& loss) {
-  return loss.weight.defined() ? t.mul(loss.weight.sum()) : t.mul(static_cast<double>(loss.piece.num_classes));
+// w_t; the weight of class 0 if the target is ignored.
+Tensor target_weight(const VocabParallelLoss& loss) {
+  return loss.weight.take(loss.target.masked_fill(is_ignored(loss), 0));
 }
 
-// t times w_c, class by class; t is shaped like x, or broadcasts to it.
-Tensor times_class_weights(const Tensor& t, const ClassLoss& loss) {
+// t times W, the sum of all class weights.
+Tensor times_total_weight(const Tensor& t, const VocabParallelLoss& loss) {
+  return loss.weight.defined() ? t.mul(loss.weight.sum()) : t.mul(static_cast<double>(loss.classes.num_classes));
+}
+
+// t times w_c for each class. t has the shape of x, or broadcasts to it.
+Tensor times_class_weights(const Tensor& t, const VocabParallelLoss& loss) {
   if (!loss.weight.defined()) return t;
-  std::vector<Tensor> held = {loss.weight.slice(0, 0, 0)};
-  const auto& runs = loss.piece.runs;
-  for (size_t i = 0; i < runs.size(); i += 2) held.push_back(loss.weight.slice(0, runs[i], runs[i + 1]));
+  std::vector<Tensor> local = {loss.weight.slice(0, 0, 0)};
+  const auto& runs = loss.classes.runs;
+  for (size_t i = 0; i < runs.size(); i += 2) local.push_back(loss.weight.slice(0, runs[i], runs[i + 1]));
   Sizes shape(static_cast<size_t>(t.dim()), 1);
-  shape[static_cast<size_t>(loss.piece.dim)] = -1;
-  return t.mul(at::cat(held).view(shape));
+  shape[static_cast<size_t>(loss.classes.dim)] = -1;
+  return t.mul(at::cat(local).view(shape));
 }
 
-double smoothing_of_each(const ClassLoss& loss) { return loss.smoothing / static_cast<double>(loss.piece.num_classes); }
-
-// Where this rank has no class, what loses against everything.
-Tensor max_of_classes(const Tensor& x, const ClassLoss& loss) {
-  if (x.size(loss.piece.dim) > 0) return x.amax(loss.piece.dim).to(loss.type());
-  return at::full(loss.target.sizes(), -std::numeric_limits<double>::infinity(), x.options().dtype(loss.type()));
+double smoothing_per_class(const VocabParallelLoss& loss) {
+  return loss.smoothing / static_cast<double>(loss.classes.num_classes);
 }
 
-// ---- Forward: one number a position.
+// The maximum over the local classes; -infinity if this rank has none.
+Tensor max_of_classes(const Tensor& x, const VocabParallelLoss& loss) {
+  if (x.size(loss.classes.dim) > 0) return x.amax(loss.classes.dim).to(loss.compute_dtype());
+  constexpr double kLowest = -std::numeric_limits<double>::infinity();
+  return at::full(loss.target.sizes(), kLowest, x.options().dtype(loss.compute_dtype()));
+}
 
-struct Forward {
+// ---- Forward: one value per position.
+
+struct LossForward {
   Tensor losses;
   Tensor max, sum_exp;  // m and s
 };
 
-Forward of_logits(const ClassLoss& loss) {
+LossForward forward_of_logits(const VocabParallelLoss& loss) {
   at::AutoDispatchBelowADInplaceOrView below;
   const auto& x = detail::local_of(loss.scores);
-  const int64_t dim = loss.piece.dim;
+  const int64_t dim = loss.classes.dim;
   const bool smooth = loss.smoothing > 0;
 
-  auto at_target = detail::pick_class(x, loss.target, loss.piece).to(loss.type());
+  auto at_target = detail::pick_class(x, loss.target, loss.classes).to(loss.compute_dtype());
   auto max = max_of_classes(x, loss);
   for (const auto& group : loss.groups) {
     max = funcol::all_reduce(max, ReduceOp::Max, group);
@@ -92,7 +97,7 @@ Forward of_logits(const ClassLoss& loss) {
     funcol::wait(max, group);
     funcol::wait(at_target, group);
   }
-  auto shifted = x.sub(max.unsqueeze(dim));  // of x's type and max's, the wider
+  auto shifted = x.sub(max.unsqueeze(dim));  // in the wider dtype of x and max
   const auto u = smooth ? times_class_weights(shifted, loss).sum(dim) : Tensor();
   auto sums = shifted.exp_().sum(dim);
   if (smooth) sums = at::stack({sums, u});
@@ -104,13 +109,13 @@ Forward of_logits(const ClassLoss& loss) {
   const auto log_s = s.log();
   auto losses = log_s.sub(at_target.sub(max)).mul_(1 - loss.smoothing);  // large logits cancel before log s is added
   if (loss.weight.defined()) losses.mul_(target_weight(loss));
-  if (smooth) losses.sub_(sums.select(0, 1).sub(times_total_weight(log_s, loss)).mul_(smoothing_of_each(loss)));
+  if (smooth) losses.sub_(sums.select(0, 1).sub(times_total_weight(log_s, loss)).mul_(smoothing_per_class(loss)));
   return {losses.masked_fill_(is_ignored(loss), 0), max, s};
 }
 
-Forward of_log_probs(const ClassLoss& loss) {
+LossForward forward_of_log_probs(const VocabParallelLoss& loss) {
   at::AutoDispatchBelowADInplaceOrView below;
-  auto losses = detail::pick_class(detail::local_of(loss.scores), loss.target, loss.piece).to(loss.type());
+  auto losses = detail::pick_class(detail::local_of(loss.scores), loss.target, loss.classes).to(loss.compute_dtype());
   for (const auto& group : loss.groups) {
     losses = funcol::all_reduce(losses, ReduceOp::Sum, group);
     funcol::wait(losses, group);
@@ -120,44 +125,45 @@ Forward of_log_probs(const ClassLoss& loss) {
   return {losses.masked_fill_(is_ignored(loss), 0), {}, {}};
 }
 
-// ---- Backward: `gradient` is that of the losses, `max` and `sum_exp` are undefined for log-probabilities.
+// ---- Backward: `gradient` is the gradient of the losses. `max` and `sum_exp` are undefined for log-probabilities.
 
-Tensor gradient_of_scores(const ClassLoss& loss, const Tensor& gradient, const Tensor& max, const Tensor& sum_exp) {
+Tensor gradient_of_scores(const VocabParallelLoss& loss, const Tensor& gradient, const Tensor& max,
+                          const Tensor& sum_exp) {
   at::AutoDispatchBelowADInplaceOrView below;
   const auto& x = detail::local_of(loss.scores);
-  const int64_t dim = loss.piece.dim;
-  // A mean over nothing has an infinite gradient; it must not reach what is ignored.
+  const int64_t dim = loss.classes.dim;
+  // A mean over no position has an infinite gradient. It must not reach ignored positions.
   const auto g = gradient.masked_fill(is_ignored(loss), 0);
   auto of_target = g.mul(1 - loss.smoothing);
   if (loss.weight.defined()) of_target.mul_(target_weight(loss));
 
   Tensor result;
   if (max.defined()) {
-    const auto of_each = g.mul(smoothing_of_each(loss));
+    const auto of_each = g.mul(smoothing_per_class(loss));
     const auto scale = times_total_weight(of_each, loss).add_(of_target).div_(sum_exp);
     result = x.sub(max.unsqueeze(dim)).exp_().mul_(scale.unsqueeze(dim));
     if (loss.smoothing > 0) result.sub_(times_class_weights(of_each.unsqueeze(dim), loss));
   } else {
-    result = at::zeros_like(x, x.options().dtype(loss.type()));
+    result = at::zeros_like(x, x.options().dtype(loss.compute_dtype()));
   }
-  detail::add_to_class_(result, loss.target, of_target.neg_(), loss.piece);
+  detail::add_to_class_(result, loss.target, of_target.neg_(), loss.classes);
   return result.to(x.scalar_type());
 }
 
 struct VocabParallelLossBackward final : torch::autograd::Node {
-  ClassLoss loss;  // without tensors: those are saved
+  VocabParallelLoss loss;  // without its tensors, which are saved variables
   SavedVariable scores, target, weight, max, sum_exp;
 
   variable_list apply(variable_list&& gradients) override {
     if (!gradients[0].defined()) return {Tensor()};
     TESSERA_CHECK(is_dtensor(gradients[0]), UsageError,
                   "backward of a vocab-parallel loss: the gradient is a plain tensor of sizes ", gradients[0].sizes(),
-                  "; give backward() a distributed one, as ones_like of the loss is");
+                  "; pass a distributed gradient to backward(), such as ones_like(loss)");
     auto unpacked = loss;
     unpacked.scores = scores.unpack();
     unpacked.target = target.unpack();
     unpacked.weight = weight.unpack();
-    const auto gradient = detail::redistribute(gradients[0], loss.placed->placements);
+    const auto gradient = detail::redistribute(gradients[0], loss.position_spec->placements);
     auto local = gradient_of_scores(unpacked, detail::local_of(gradient), max.unpack(), sum_exp.unpack());
 
     const auto& spec = *detail::meta_of(unpacked.scores).spec;
@@ -176,11 +182,11 @@ struct VocabParallelLossBackward final : torch::autograd::Node {
   }
 };
 
-// One number a position, distributed, with its history.
-Tensor losses_of(const ClassLoss& loss, Forward (*forward)(const ClassLoss&)) {
+// One loss per position, distributed, with its autograd history.
+Tensor losses_of(const VocabParallelLoss& loss, LossForward (*forward)(const VocabParallelLoss&)) {
   const bool differentiable = at::GradMode::is_enabled() && loss.scores.requires_grad();
   const auto found = forward(loss);
-  auto losses = detail::wrap(found.losses, loss.placed);
+  auto losses = detail::wrap(found.losses, loss.position_spec);
   if (!differentiable) return losses;
   auto node = libtorch::make_node<VocabParallelLossBackward>();
   node->set_next_edges(torch::autograd::collect_next_edges(loss.scores));
@@ -195,21 +201,21 @@ Tensor losses_of(const ClassLoss& loss, Forward (*forward)(const ClassLoss&)) {
   return losses;
 }
 
-// The weight of all positions that count, over all ranks: what a mean is divided by.
-Tensor denominator(const ClassLoss& loss) {
+// The denominator of the mean: the total weight of the positions that are not ignored, over all ranks.
+Tensor denominator(const VocabParallelLoss& loss) {
   at::AutoDispatchBelowADInplaceOrView below;
   const auto ignored = is_ignored(loss);
   auto local = loss.weight.defined() ? target_weight(loss).masked_fill_(ignored, 0).sum()
-                                     : ignored.logical_not().sum().to(loss.type());
-  const auto& spec = *loss.placed;
-  Placements terms(spec.placements);
-  for (auto& p : terms) p = p.is_sharded() ? Partial() : Replicate();
-  const auto terms_spec = intern(spec.mesh, terms, {}, {}, spec.dtype, spec.device);
-  const Placements whole(terms.size(), Replicate());
-  return detail::move(detail::wrap(local, terms_spec), with_placements(*terms_spec, whole));
+                                     : ignored.logical_not().sum().to(loss.compute_dtype());
+  const auto& spec = *loss.position_spec;
+  Placements partial(spec.placements);
+  for (auto& p : partial) p = p.is_sharded() ? Partial() : Replicate();
+  const auto partial_spec = intern(spec.mesh, partial, {}, {}, spec.dtype, spec.device);
+  const Placements replicated(partial.size(), Replicate());
+  return detail::move(detail::wrap(local, partial_spec), with_placements(*partial_spec, replicated));
 }
 
-Tensor reduced(const ClassLoss& loss, const Tensor& losses, at::Reduction::Reduction reduction) {
+Tensor reduced(const VocabParallelLoss& loss, const Tensor& losses, at::Reduction::Reduction reduction) {
   auto result = losses;
   if (reduction != at::Reduction::None) result = result.sum();
   if (reduction == at::Reduction::Mean) result = result.div(denominator(loss));
@@ -218,7 +224,7 @@ Tensor reduced(const ClassLoss& loss, const Tensor& losses, at::Reduction::Reduc
 
 }  // namespace
 
-bool classes_are_cut(const Tensor& scores) {
+bool classes_are_sharded(const Tensor& scores) {
   if (!is_dtensor(scores) || scores.dim() == 0) return false;
   return std::ranges::any_of(detail::meta_of(scores).spec->placements,
                              [&](const Placement& p) { return p.is_sharded(detail::class_dim(scores)); });
@@ -228,17 +234,17 @@ Tensor vocab_parallel_cross_entropy(const Tensor& logits, const Tensor& target, 
   if (!is_dtensor(logits))
     return at::cross_entropy_loss(logits, target, options.weight, options.reduction, options.ignore_index,
                                   options.label_smoothing);
-  const auto loss = detail::pose("vocab_parallel_cross_entropy", logits, target, options);
-  return reduced(loss, losses_of(loss, of_logits), options.reduction);
+  const auto loss = detail::prepare_loss("vocab_parallel_cross_entropy", logits, target, options);
+  return reduced(loss, losses_of(loss, forward_of_logits), options.reduction);
 }
 
 Tensor vocab_parallel_nll_loss(const Tensor& log_probs, const Tensor& target, const CrossEntropyOptions& options) {
   TESSERA_CHECK(options.label_smoothing == 0, UsageError, "vocab_parallel_nll_loss: label_smoothing is ",
-                options.label_smoothing, "; labels are smoothed by vocab_parallel_cross_entropy, which takes logits");
+                options.label_smoothing, "; use vocab_parallel_cross_entropy, which takes logits, for label smoothing");
   if (!is_dtensor(log_probs))
     return at::nll_loss_nd(log_probs, target, options.weight, options.reduction, options.ignore_index);
-  const auto loss = detail::pose("vocab_parallel_nll_loss", log_probs, target, options);
-  return reduced(loss, losses_of(loss, of_log_probs), options.reduction);
+  const auto loss = detail::prepare_loss("vocab_parallel_nll_loss", log_probs, target, options);
+  return reduced(loss, losses_of(loss, forward_of_log_probs), options.reduction);
 }
 
 }  // namespace tessera

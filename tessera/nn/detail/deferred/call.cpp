@@ -7,9 +7,9 @@
 namespace tessera::detail::deferred {
 namespace {
 
-bool holds_tensors(const c10::Type& type) {
+bool contains_tensors(const c10::Type& type) {
   return type.kind() == c10::TypeKind::TensorType ||
-         (type.kind() == c10::TypeKind::ListType && holds_tensors(*type.containedType(0)));
+         (type.kind() == c10::TypeKind::ListType && contains_tensors(*type.containedType(0)));
 }
 
 }  // namespace
@@ -27,12 +27,12 @@ DeferredCall::DeferredCall(const c10::OperatorHandle& op, const torch::jit::Stac
       writes_real |= is_written(i) && !meta && t.defined();
       if (!first && meta) first = meta, first_deferred = t;
     });
-  for (const auto& r : schema.returns()) returns_tensors |= holds_tensors(*r.type());
+  for (const auto& r : schema.returns()) returns_tensors |= contains_tensors(*r.type());
 }
 
 std::optional<size_t> DeferredCall::find(const char* name) const {
-  const auto place = schema.argumentIndexWithName(name);
-  return place ? std::optional<size_t>(*place) : std::nullopt;
+  const auto index = schema.argumentIndexWithName(name);
+  return index ? std::optional<size_t>(*index) : std::nullopt;
 }
 
 bool DeferredCall::is_written(size_t argument) const {

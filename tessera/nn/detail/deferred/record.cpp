@@ -5,8 +5,8 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/dtensor/register.h"
 #include "tessera/nn/detail/deferred/call.h"
-#include "tessera/nn/detail/deferred/shape_run.h"
-#include "tessera/nn/detail/deferred/writer.h"
+#include "tessera/nn/detail/deferred/meta_run.h"
+#include "tessera/nn/detail/deferred/op_recorder.h"
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/argsort.h>
@@ -23,25 +23,25 @@ using c10::IValue;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-// The tape of this thread lives as long as a tensor that is on it, so that a second deferred_init goes on with it.
+// The tape of this thread exists as long as one of its tensors. A second deferred_init continues with it.
 thread_local std::weak_ptr<Tape> last_tape;
 thread_local std::shared_ptr<Tape> open_tape;
 thread_local int depth = 0;
 
-void replace_arguments(Stack* stack, const std::vector<IValue>& by, size_t arguments) {
+void replace_arguments(Stack* stack, const std::vector<IValue>& outputs, size_t arguments) {
   stack->resize(stack->size() - arguments);
-  stack->insert(stack->end(), by.begin(), by.end());
+  stack->insert(stack->end(), outputs.begin(), outputs.end());
 }
 
-// The op on its arguments as they are; does not come here again.
-void run_below(const DeferredCall& call, Stack* stack) {
+// Runs the op with this fallback excluded.
+void run_below_key(const DeferredCall& call, Stack* stack) {
   c10::impl::ExcludeDispatchKeyGuard below(kDeferredKey);
   call.op.callBoxed(*stack);
 }
 
-// torch::tensor({1, 2}) asks for an empty tensor and writes into its memory. Nobody else asks for one on the CPU with
-// autograd off and views on.
-bool is_for_values_at_hand(const DeferredCall& call) {
+// torch::tensor({1, 2}) creates an empty tensor and writes to its memory. No other code creates one on the CPU with
+// autograd excluded and ADInplaceOrView not excluded.
+bool is_torch_tensor_literal(const DeferredCall& call) {
   static const c10::OperatorName empty("aten::empty", "memory_format");
   if (!(call.op.operator_name() == empty)) return false;
   const auto& device = call.arguments[*call.find("device")];
@@ -50,66 +50,67 @@ bool is_for_values_at_hand(const DeferredCall& call) {
          !excluded.has(c10::DispatchKey::ADInplaceOrView);
 }
 
-// Sizes and the like are answered. With item(), equal(), is_nonzero() a value would leave for the host.
-void answer(const DeferredCall& call, Stack* stack) {
+// Queries of sizes and the like work. item(), equal() and is_nonzero() need the value, and fail.
+void query_metadata(const DeferredCall& call, Stack* stack) {
   try {
-    run_below(call, stack);
+    run_below_key(call, stack);
   } catch (const c10::Error&) {
     TESSERA_FAIL(UsageError, call.name(), in_module(),
-                 " asks for the value of a tensor made in deferred_init, which has none before materialize(module). "
-                 "Compute it from sizes and options instead, or do this after materialize()");
+                 " needs the value of a tensor made in deferred_init, which has none before materialize(module). "
+                 "Compute it from sizes and options instead, or call this op after materialize()");
   }
 }
 
-// A rank's piece of a deferred tensor stands for the whole of it as long as it is not looked into.
-bool is_view_of_piece(const DeferredCall& call) {
+// The local shard of a distributed deferred tensor refers to the value of the full tensor, so it has other sizes.
+bool is_view_of_local_shard(const DeferredCall& call) {
   return call.first && call.is_view() &&
          call.first_deferred.sizes() != c10::IntArrayRef(call.first->tape->value(call.first->value).sizes);
 }
 
-void view_piece(const DeferredCall& call, Stack* stack) {
-  run_below(call, stack);
-  const auto* piece = call.first_deferred.unsafeGetTensorImpl();
+void view_local_shard(const DeferredCall& call, Stack* stack) {
+  run_below_key(call, stack);
+  const auto* shard = call.first_deferred.unsafeGetTensorImpl();
   each_tensor(stack->back(), [&](const at::Tensor& t) {
-    if (t.sizes() == piece->sizes()) t.unsafeGetTensorImpl()->set_backend_meta(piece->get_backend_meta_intrusive_ptr());
+    if (t.sizes() == shard->sizes()) t.unsafeGetTensorImpl()->set_backend_meta(shard->get_backend_meta_intrusive_ptr());
   });
 }
 
 void check_recordable(const DeferredCall& call) {
   TESSERA_CHECK(recording() || call.is_view(), UsageError, call.name(), in_module(),
-                " on a tensor made in deferred_init, which has no values yet. Call materialize(module) first; "
-                "what belongs to the initialisation goes inside: deferred_init([&] { ... })");
+                " on a tensor made in deferred_init, which has no values yet. Call materialize(module) first. "
+                "If the op belongs to the initialization, call it inside deferred_init([&] { ... })");
   TESSERA_CHECK(call.op.operator_name().name != "aten::set_", UsageError, "deferred_init: ", call.name(), in_module(),
-                " exchanges the memory of a tensor that has none; use set_data");
+                " replaces the memory of a deferred tensor, which has none; use set_data");
   TESSERA_CHECK(!call.first || !call.writes_real, UsageError, "deferred_init: ", call.name(), in_module(),
-                " writes a deferred value into a real tensor, which was made before; make it inside deferred_init");
+                " writes a deferred value to a real tensor that existed before; create that tensor inside ",
+                "deferred_init");
 }
 
 void record(const OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const DeferredCall call(op, *stack);
-  if (call.distributed)  // its pieces come here again
+  if (call.distributed)  // the op on local tensors calls this fallback again
     return op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kDeferredKey), stack);
   if (recording() && op.hasTag(at::Tag::nondeterministic_seeded)) {
     TESSERA_CHECK(decompose(op, stack), UsageError, "deferred_init: ", call.name(), in_module(),
-                  " draws numbers that tessera::random has no fill for; make them of uniform_, normal_, "
-                  "exponential_ or random_, or do this after materialize()");
+                  " generates random numbers that tessera::random does not support; use uniform_, normal_, "
+                  "exponential_ or random_, or call it after materialize()");
     return;
   }
-  const bool is_deferred = call.first || (recording() && call.is_factory() && !is_for_values_at_hand(call));
-  if (!is_deferred) return run_below(call, stack);
-  if (!call.returns_tensors && !call.writes) return answer(call, stack);
-  if (is_view_of_piece(call)) return view_piece(call, stack);
+  const bool is_deferred = call.first || (recording() && call.is_factory() && !is_torch_tensor_literal(call));
+  if (!is_deferred) return run_below_key(call, stack);
+  if (!call.returns_tensors && !call.writes) return query_metadata(call, stack);
+  if (is_view_of_local_shard(call)) return view_local_shard(call, stack);
   check_recordable(call);
   const auto tape = call.first ? call.first->tape : open_tape;
   const auto device = real_device(call, *tape);
-  Writer writer(call, tape, device);
-  const auto results = shape_run(call, device, stack);
-  if (!results) return;
-  writer.finish(*results);
-  replace_arguments(stack, *results, call.arguments.size());
+  OpRecorder recorder(call, tape, device);
+  const auto outputs = run_on_meta(call, device, stack);
+  if (!outputs) return;
+  recorder.finish(*outputs);
+  replace_arguments(stack, *outputs, call.arguments.size());
 }
 
-// A permutation is the order of so many random numbers.
+// A random permutation: the argsort of n random numbers.
 at::Tensor& randperm_out(c10::SymInt n, std::optional<at::Generator> generator, at::Tensor& out) {
   const auto numbers = at::empty({n.expect_int()}, at::kLong).random_(std::move(generator));
   return out.copy_(at::argsort(numbers, /*stable=*/true, 0, /*descending=*/false));

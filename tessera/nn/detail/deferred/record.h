@@ -1,11 +1,11 @@
 #pragma once
 #include "tessera/base/detail/deferred_key.h"
 
-// How ops get onto the tape: under a mode key above autograd, by a fallback that runs each of them on the meta device.
+// Records ops on the tape. A boxed fallback under a mode key above autograd runs each op on the meta device.
 namespace tessera::detail::deferred {
 
 void enter_recording();
 void leave_recording();
-bool recording();  // on this thread, inside deferred_init
+bool recording();  // true inside deferred_init on this thread
 
 }  // namespace tessera::detail::deferred

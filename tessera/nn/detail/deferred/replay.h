@@ -4,16 +4,16 @@
 
 #include <optional>
 
-// Doing what was written down.
+// Runs recorded ops.
 namespace tessera::detail::deferred {
 
-// The values, real, on the devices where they would have been, or all on `device`. Those on one storage share memory.
-// If it throws, `under_way` is the step that did.
+// Computes the values on their recorded devices, or all of them on `device`. Values with one storage share memory.
+// If this throws, `running_op` is the op that threw.
 std::vector<at::Tensor> replay(const Tape& tape, const std::vector<Id>& values, std::optional<c10::Device> device = {},
-                               Id* under_way = nullptr);
+                               Id* running_op = nullptr);
 
-// This rank's piece of one value, with no more memory than that: its recipe runs on pieces. Only where every step is
-// such that piece by piece and whole give the same bits; none otherwise.
-std::optional<at::Tensor> replay_piece(const Tape& tape, Id value, const TensorSpec& spec, c10::Device device);
+// Computes the local shard of one value by running its ops on local shards, without memory for the full tensor. nullopt
+// if some op does not support that (see shard_replay.h).
+std::optional<at::Tensor> replay_shard(const Tape& tape, Id value, const TensorSpec& spec, c10::Device device);
 
 }  // namespace tessera::detail::deferred

@@ -1,4 +1,4 @@
-#include "tessera/nn/detail/deferred/shape_run.h"
+#include "tessera/nn/detail/deferred/meta_run.h"
 
 #include "tessera/base/error.h"
 #include "tessera/base/detail/module_name.h"
@@ -16,35 +16,36 @@ namespace {
 
 using c10::IValue;
 
-// The storage may be exchanged although the tensor was detached, which forbids it to everyone else.
-struct StorageOf : c10::TensorImpl {
-  static c10::Storage& get(c10::TensorImpl& impl) { return impl.*(&StorageOf::storage_); }
+// Gives access to storage_. The public setter refuses tensors from detach().
+struct StorageAccess : c10::TensorImpl {
+  static c10::Storage& get(c10::TensorImpl& impl) { return impl.*(&StorageAccess::storage_); }
 };
 
-// The deferred arguments of a call show their quiet storages while alive.
-class Quiet {
+// In this scope, the deferred arguments of a call have their meta storages.
+class MetaStorageScope {
  public:
-  explicit Quiet(const DeferredCall& call) {
+  explicit MetaStorageScope(const DeferredCall& call) {
     for (const auto& v : call.arguments)
       each_tensor(v, [&](const at::Tensor& t) {
         const auto* meta = deferred_meta(t);
         if (!meta) return;
-        auto& storage = StorageOf::get(*t.unsafeGetTensorImpl());
+        auto& storage = StorageAccess::get(*t.unsafeGetTensorImpl());
         before_.emplace_back(t, storage);
-        storage = meta->quiet;
+        storage = meta->meta_storage;
       });
   }
-  ~Quiet() {
+  ~MetaStorageScope() {
     for (auto it = before_.rbegin(); it != before_.rend(); ++it)
-      StorageOf::get(*it->first.unsafeGetTensorImpl()) = it->second;
+      StorageAccess::get(*it->first.unsafeGetTensorImpl()) = it->second;
   }
-  Quiet(const Quiet&) = delete;
+  MetaStorageScope(const MetaStorageScope&) = delete;
 
  private:
   std::vector<std::pair<at::Tensor, c10::Storage>> before_;
 };
 
-// The geometry of a real tensor. A number that was written in the code stays, for its type gives way to others.
+// A meta tensor with the geometry of a real tensor. A wrapped number stays as it is, because its dtype has a lower
+// priority in type promotion.
 at::Tensor without_memory(const at::Tensor& t) {
   if (!t.defined() || t.is_meta() || t.unsafeGetTensorImpl()->is_wrapped_number()) return t;
   return at::empty_strided(t.sizes(), t.strides(), t.options().device(at::kMeta));
@@ -53,14 +54,14 @@ at::Tensor without_memory(const at::Tensor& t) {
 std::vector<IValue> meta_arguments(const DeferredCall& call, c10::Device device) {
   std::vector<IValue> out;
   for (const auto& v : call.arguments) out.push_back(map_tensors(v, without_memory));
-  const auto place = call.find("device");
-  if (place && (call.is_factory() || out[*place].isDevice())) out[*place] = c10::Device(at::kMeta);
+  const auto index = call.find("device");
+  if (index && (call.is_factory() || out[*index].isDevice())) out[*index] = c10::Device(at::kMeta);
   if (const auto copy = copy_to_set(call, device)) out[*copy] = true;
   if (const auto pinned = call.find("pin_memory")) out[*pinned] = IValue();
   return out;
 }
 
-// What an in-place op returns: the arguments it writes. None: it returns something else.
+// The outputs of an in-place op: the arguments that it writes. nullopt: the op also returns something else.
 std::optional<std::vector<IValue>> written_arguments(const DeferredCall& call) {
   std::vector<IValue> results;
   for (const auto& r : call.schema.returns()) {
@@ -73,14 +74,14 @@ std::optional<std::vector<IValue>> written_arguments(const DeferredCall& call) {
   return results;
 }
 
-// An op that writes into the tensors it is given for its results gives them the right sizes first.
+// Whether the op has `out` arguments, which it resizes.
 bool has_out(const DeferredCall& call) {
   const auto& arguments = call.schema.arguments();
   return std::any_of(arguments.begin(), arguments.end(), [](const auto& a) { return a.is_out(); });
 }
 
-// The arguments may be this large where an op has to run to tell its shape.
-constexpr int64_t kMostBytesToTry = int64_t{64} << 20;
+// If an op must run on real data to find the sizes of its outputs, its arguments may be at most this large.
+constexpr int64_t kMaxTrialBytes = int64_t{64} << 20;
 
 int64_t bytes_of(const DeferredCall& call) {
   int64_t bytes = 0;
@@ -95,8 +96,8 @@ std::vector<at::Tensor> flat(const std::vector<IValue>& values) {
   return out;
 }
 
-// Runs the op for real, on the CPU, for the sizes of its results.
-std::vector<IValue> tried_results(const DeferredCall& call) {
+// Runs the op on real data, on the CPU, to find the sizes of its outputs.
+std::vector<IValue> results_of_trial_run(const DeferredCall& call) {
   c10::impl::ExcludeDispatchKeyGuard below(kDeferredKey);
   at::NoGradGuard no_grad;
   std::vector<Id> inputs;
@@ -120,52 +121,52 @@ std::vector<IValue> tried_results(const DeferredCall& call) {
 }  // namespace
 
 c10::Device real_device(const DeferredCall& call, const Tape& tape) {
-  const auto place = call.find("device");
-  const bool is_given = place && call.arguments[*place].isDevice();
-  if (is_given && !call.arguments[*place].toDevice().is_meta()) return call.arguments[*place].toDevice();
+  const auto index = call.find("device");
+  const bool is_given = index && call.arguments[*index].isDevice();
+  if (is_given && !call.arguments[*index].toDevice().is_meta()) return call.arguments[*index].toDevice();
   if (call.first) return tape.value(call.first->value).device;
-  // torch::zeros(n, weight.options()): where the first one is.
+  // torch::zeros(n, weight.options()): the device of the first value.
   return is_given && tape.has_values() ? tape.value(0).device : c10::Device(at::kCPU);
 }
 
 std::optional<size_t> copy_to_set(const DeferredCall& call, c10::Device device) {
   const auto copy = call.find("copy");
-  const bool goes = call.first && call.first->tape->value(call.first->value).device != device;
-  return goes ? copy : std::nullopt;
+  const bool changes_device = call.first && call.first->tape->value(call.first->value).device != device;
+  return changes_device ? copy : std::nullopt;
 }
 
-std::optional<std::vector<IValue>> shape_run(const DeferredCall& call, c10::Device device, torch::jit::Stack* stack) {
+std::optional<std::vector<IValue>> run_on_meta(const DeferredCall& call, c10::Device device, torch::jit::Stack* stack) {
   try {
-    const Quiet quiet(call);
+    const MetaStorageScope scope(call);
     c10::impl::ExcludeDispatchKeyGuard below(kDeferredKey);
     auto arguments = meta_arguments(call, device);
     call.op.callBoxed(arguments);
     return arguments;
-  } catch (const c10::NotImplementedError&) {  // so it is for a third of aten's ops, in C++
+  } catch (const c10::NotImplementedError&) {  // a third of the aten ops have no meta kernel in C++
   }
   if (!has_out(call))
     if (auto results = written_arguments(call)) return results;
   const auto bytes = bytes_of(call);
-  if (bytes <= kMostBytesToTry) return tried_results(call);
+  if (bytes <= kMaxTrialBytes) return results_of_trial_run(call);
   if (!has_out(call) && decompose(call.op, stack)) return {};
   TESSERA_FAIL(UsageError, "deferred_init: ", call.name(), in_module(),
                " has no kernel for the meta device, and its arguments, ", bytes,
-               " bytes, are too large to try it for the sizes of its result. Write into a tensor that is there ",
-               "(x.relu_(), x.masked_fill_(...)), or build this after materialize()");
+               " bytes, are too large to run it just for the sizes of its outputs. Use an in-place op ",
+               "(x.relu_(), x.masked_fill_(...)), or call it after materialize()");
 }
 
-c10::Storage complaining_storage(const c10::Storage& quiet) {
-  auto impl = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), quiet.nbytes(),
+c10::Storage make_error_storage(const c10::Storage& meta_storage) {
+  auto impl = c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), meta_storage.nbytes(),
                                                     c10::DataPtr(nullptr, c10::Device(at::kMeta)), nullptr,
                                                     /*resizable=*/false);
   impl->release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "this tensor was made in deferred_init and has no memory yet: materialize(module) gives it some. "
-      "(In deferred_init, torch::tensor({...}) holds its values; at::tensor({...}) cannot.)");
+      "this tensor was made in deferred_init and has no memory yet: materialize(module) allocates it. "
+      "(In deferred_init, torch::tensor({...}) is a real tensor with values; at::tensor({...}) is not supported.)");
   return c10::Storage(std::move(impl));
 }
 
-void hide_memory(const at::Tensor& t, c10::Storage complaining) {
-  StorageOf::get(*t.unsafeGetTensorImpl()) = std::move(complaining);
+void set_storage(const at::Tensor& t, c10::Storage error_storage) {
+  StorageAccess::get(*t.unsafeGetTensorImpl()) = std::move(error_storage);
 }
 
 }  // namespace tessera::detail::deferred

@@ -1,4 +1,4 @@
-#include "tessera/tensor_parallel/detail/class_ops.h"
+#include "tessera/tensor_parallel/detail/local_class_ops.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_assert_async.h>
@@ -14,7 +14,7 @@ namespace {
 using at::IntArrayRef;
 using at::Tensor;
 
-// A GPU is not asked, it stops by itself: reading the answer would wait for it.
+// On a GPU the check is asynchronous, because reading its result would synchronize with the device.
 void check_targets(const Tensor& target, int64_t num_classes, int64_t ignore_index) {
   if (target.numel() == 0) return;
   const auto good = target.ge(0).logical_and_(target.lt(num_classes)).logical_or_(target.eq(ignore_index));
@@ -25,19 +25,19 @@ void check_targets(const Tensor& target, int64_t num_classes, int64_t ignore_ind
                     ", and ignore_index is ", ignore_index);
 }
 
-// Where each target is in x; 0 for those that are elsewhere.
-struct Found {
+// The local index of each target. `elsewhere` is true, and the index 0, where another rank has the class.
+struct LocalTargets {
   Tensor index, elsewhere;  // (N, d1, ...)
 };
-Found find_targets(const Tensor& target, IntArrayRef runs, int64_t ignore_index) {
+LocalTargets find_targets(const Tensor& target, IntArrayRef runs, int64_t ignore_index) {
   auto index = at::zeros_like(target);
   auto elsewhere = at::zeros_like(target, target.options().dtype(at::kBool)).fill_(true);
-  int64_t held = 0;  // classes in the runs before
+  int64_t before = 0;  // the number of classes in the previous runs
   for (size_t i = 0; i + 1 < runs.size(); i += 2) {
     const auto absent = target.lt(runs[i]).logical_or_(target.ge(runs[i + 1]));
-    index = at::where(absent, index, target.sub(runs[i] - held));
+    index = at::where(absent, index, target.sub(runs[i] - before));
     elsewhere.logical_and_(absent);
-    held += runs[i + 1] - runs[i];
+    before += runs[i + 1] - runs[i];
   }
   elsewhere.logical_or_(target.eq(ignore_index));
   return {index.masked_fill_(elsewhere, 0), elsewhere};
@@ -60,17 +60,17 @@ Tensor& add_to_class_kernel(Tensor& x, const Tensor& target, const Tensor& value
 
 }  // namespace
 
-Tensor pick_class(const Tensor& x, const Tensor& target, const ClassPiece& piece) {
+Tensor pick_class(const Tensor& x, const Tensor& target, const LocalClasses& classes) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("tessera::pick_class", "").typed<decltype(pick_class_kernel)>();
-  return op.call(x, target, piece.dim, piece.runs, piece.num_classes, piece.ignore_index);
+  return op.call(x, target, classes.dim, classes.runs, classes.num_classes, classes.ignore_index);
 }
 
-void add_to_class_(Tensor& x, const Tensor& target, const Tensor& value, const ClassPiece& piece) {
+void add_to_class_(Tensor& x, const Tensor& target, const Tensor& value, const LocalClasses& classes) {
   static const auto op = c10::Dispatcher::singleton()
                              .findSchemaOrThrow("tessera::add_to_class_", "")
                              .typed<decltype(add_to_class_kernel)>();
-  op.call(x, target, value, piece.dim, piece.runs, piece.ignore_index);
+  op.call(x, target, value, classes.dim, classes.runs, classes.ignore_index);
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, m) {

@@ -1,4 +1,4 @@
-#include "tessera/models/detail/config.h"
+#include "tessera/models/detail/model_config.h"
 
 #include "tessera/base/error.h"
 
@@ -7,13 +7,13 @@
 namespace tessera::models {
 namespace {
 
-struct Field {
+struct SizeField {
   const char* name;
   int64_t value;
 };
 
 template <class Config>
-void check_positive(const Config& config, std::initializer_list<Field> fields) {
+void check_positive(const Config& config, std::initializer_list<SizeField> fields) {
   for (const auto& field : fields)
     TESSERA_CHECK(field.value > 0, UsageError, field.name, " is ", field.value, " and must be positive, in ", config);
 }
@@ -41,7 +41,7 @@ void check(const LlamaConfig& c) {
                      {"dim", c.dim},
                      {"ffn_dim", c.ffn_dim}});
   TESSERA_CHECK(c.dim % (2 * c.n_heads) == 0, UsageError, "dim ", c.dim, " is not a multiple of 2 x n_heads ",
-                c.n_heads, ": rotary positions turn pairs of a head's numbers, in ", c);
+                c.n_heads, ": rotary embeddings rotate pairs of features of a head, in ", c);
   TESSERA_CHECK(c.n_heads % c.n_kv_heads == 0, UsageError, "n_heads ", c.n_heads, " is not a multiple of n_kv_heads ",
                 c.n_kv_heads, ", in ", c);
 }
