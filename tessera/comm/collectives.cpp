@@ -12,6 +12,10 @@ comm::Work waited(comm::Work work, bool async_op) {
 
 }  // namespace
 
+comm::Group group_from(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group) {
+  return comm::Communicator::from(process_group);
+}
+
 comm::Work all_reduce(at::Tensor& x, ReduceOp op, const GroupRef& group, bool async_op) {
   return waited(group->all_reduce(x, op), async_op);
 }

@@ -1,26 +1,44 @@
 #pragma once
 #include "tessera/comm/world.h"
 
-// c10d's collectives under their own names, on a group, a mesh axis, or the current world. They write into the tensors
-// they are given. With async_op the result may be read after wait() on the Work; without it the Work is done.
-// Ranks (source, target, to, from) are places in the group.
-// Example:  all_reduce(grad, ReduceOp::Sum, {mesh, "dp"});    auto work = all_reduce(x, ReduceOp::Max, {}, true);
+// The collectives of torch.distributed: ts::all_reduce(x) is Python's dist.all_reduce(x). They write into the tensors
+// that they are given. Without async_op they return when the result can be read. With async_op the caller calls wait()
+// on the returned Work before it reads the result.
+//
+// `group` is a ts::comm::Group, a c10d::ProcessGroup, a 1-D mesh, {mesh, axis}, or {} for all ranks.
+// The rank arguments (source, target, to, from) count within the group.
+//
+// Example:
+//   all_reduce(grad, ReduceOp::Sum, {mesh, "dp"});
+//   auto work = all_reduce(x, ReduceOp::Max, {}, /*async_op=*/true);
+//   work.wait();
 namespace tessera {
 
-// A group, however it is named. Made by conversion; nothing: the current world.
+// The group of a c10d::ProcessGroup, to use a process group of other code here. No communication.
+// The same process group always gives the same Group, and Communicator::process_group() gives it back.
+// CPU tensors use its CPU backend, other tensors its CUDA backend. Its store, if it has one, becomes the group's store.
+// ranks() are the global ranks from the backend's options if it has them, else 0..size-1.
+// A null pointer gives a null Group.
+comm::Group group_from(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group);
+
+// A parameter or option that names a group. Converts from everything that has one. No constructor communicates.
+// Example:  ts::DDPOptions{.process_group = my_c10d_process_group}
 class GroupRef {
  public:
-  GroupRef() : group_(World::current().group()) {}
-  GroupRef(comm::Group group) : group_(group ? std::move(group) : World::current().group()) {}
-  template <class Mesh>  // a 1-D mesh, or a mesh and an axis: anything with get_group
+  GroupRef() = default;                                         // not given: the group of the current world, at use
+  GroupRef(comm::Group group) : group_(std::move(group)) {}     // a null group: not given
+  GroupRef(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group) : group_(group_from(process_group)) {}
+  template <class Mesh>  // a 1-D mesh
   requires requires(const Mesh& mesh) { mesh.get_group(); }
   GroupRef(const Mesh& mesh) : group_(mesh.get_group()) {}
-  template <class Mesh, class Axis>
+  template <class Mesh, class Axis>  // one axis of a mesh
   requires requires(const Mesh& mesh, const Axis& axis) { mesh.get_group(axis); }
   GroupRef(const Mesh& mesh, const Axis& axis) : group_(mesh.get_group(axis)) {}
 
-  comm::Communicator* operator->() const { return group_.get(); }
-  const comm::Group& group() const { return group_; }
+  explicit operator bool() const { return group_ != nullptr; }  // whether a group was given
+  // The group that was given, else the group of the current world. Throws UsageError if there is neither.
+  comm::Group group() const { return group_ ? group_ : World::current().group(); }
+  comm::Communicator* operator->() const { return group_ ? group_.get() : World::current().group().get(); }
 
  private:
   comm::Group group_;

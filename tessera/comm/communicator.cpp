@@ -1,9 +1,15 @@
 #include "tessera/comm/communicator.h"
 
+#include "tessera/base/error.h"
+#include "tessera/comm/backends.h"
 #include "tessera/comm/detail/communicator_post.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <map>
+#include <numeric>
 
 namespace tessera::comm {
 
@@ -13,6 +19,52 @@ namespace {
 
 // A program that never waits for its results must not grow without bound.
 constexpr size_t kMostPending = 256;
+
+// The Communicator of each c10d::ProcessGroup. A Communicator holds its ProcessGroup, so while the weak pointer is
+// valid, the address cannot belong to another ProcessGroup.
+class ProcessGroupTable {
+ public:
+  static ProcessGroupTable& instance() {
+    static auto* table = new ProcessGroupTable();  // never destroyed: groups may outlive static objects
+    return *table;
+  }
+  void add(const c10d::ProcessGroup* process_group, const Group& group) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(groups_, [](const auto& entry) { return entry.second.expired(); });
+    groups_.insert_or_assign(process_group, c10::weak_intrusive_ptr<Communicator>(group));
+  }
+  Group find(const c10d::ProcessGroup* process_group) {
+    std::lock_guard lock(mutex_);
+    const auto found = groups_.find(process_group);
+    return found == groups_.end() ? Group() : found->second.lock();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const c10d::ProcessGroup*, c10::weak_intrusive_ptr<Communicator>> groups_;
+};
+
+// The backends of a ProcessGroup for CPU and CUDA tensors. One entry if they are the same, or if one is missing.
+std::vector<c10::intrusive_ptr<c10d::Backend>> backends_of(c10d::ProcessGroup& process_group) {
+  std::vector<c10::intrusive_ptr<c10d::Backend>> found;
+  for (const at::DeviceType device : {at::kCPU, at::kCUDA}) {
+    if (!process_group.hasBackendForDeviceType(device)) continue;
+    auto backend = process_group.getBackend(device);
+    if (found.empty() || found[0] != backend) found.push_back(std::move(backend));
+  }
+  TESSERA_CHECK(!found.empty(), UsageError,
+                "group_from: the c10d::ProcessGroup has no backend for CPU or CUDA tensors; call setBackend() on it");
+  return found;
+}
+
+// Not every backend has options.
+c10::intrusive_ptr<c10d::Backend::Options> options_of(c10d::Backend& backend) {
+  try {
+    return backend.getBackendOptions();
+  } catch (const c10::Error&) {
+    return {};
+  }
+}
 
 }  // namespace
 
@@ -83,7 +135,33 @@ c10::intrusive_ptr<c10d::ProcessGroup> Communicator::process_group() {
     if (row.type == ProcessGroup::CUSTOM) group->setBackend(at::kCUDA, row.type, backend_);
     group->setDefaultBackend(row.type);
     group->setGroupName(name_);
+    ProcessGroupTable::instance().add(group.get(), Group::unsafe_reclaim_from_nonowning(this));
   }
+  return group;
+}
+
+Group Communicator::from(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group) {
+  if (!process_group) return {};
+  auto& table = ProcessGroupTable::instance();
+  if (auto known = table.find(process_group.get())) return known;
+  const auto backends = backends_of(*process_group);
+  ConnectOptions place;
+  place.rank = process_group->getRank();
+  place.size = process_group->getSize();
+  auto backend = backends.size() == 1 ? backends[0] : detail::by_device(place, backends[0], backends[1]);
+  const auto options = options_of(*backends[0]);
+  std::vector<int64_t> ranks(static_cast<size_t>(place.size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  if (options && options->global_ranks_in_group.size() == ranks.size())
+    ranks.assign(options->global_ranks_in_group.begin(), options->global_ranks_in_group.end());
+  auto store = process_group->getStore();
+  if (store) store = c10::make_intrusive<c10d::PrefixStore>("tessera", store);
+  const std::string name = process_group->getGroupName();
+  auto group = c10::make_intrusive<Communicator>(name.empty() ? "process_group" : name, std::move(ranks),
+                                                 place.rank, std::move(backend), std::move(store),
+                                                 options ? options->timeout : kBackendDefaultTimeout);
+  group->impl_->process_group = process_group;
+  table.add(process_group.get(), group);
   return group;
 }
 

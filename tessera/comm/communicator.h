@@ -73,8 +73,10 @@ class Communicator final : public torch::CustomClassHolder {
   Work recv(at::Tensor& x, int64_t from, int tag = 0, Options = {});
   Work barrier(Options = {});
 
-  // The c10d view of this group, for code that asks for one (c10d::Reducer, say). Made at first use.
+  // This group as a c10d::ProcessGroup, for code that takes one (for example c10d::Reducer). Created at first use.
   c10::intrusive_ptr<c10d::ProcessGroup> process_group();
+  // The group of a c10d::ProcessGroup. See tessera::group_from in comm/collectives.h.
+  static c10::intrusive_ptr<Communicator> from(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group);
   const c10::intrusive_ptr<c10d::Backend>& backend() const { return backend_; }
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
 

@@ -3,6 +3,8 @@
 #include "tessera/base/error.h"
 #include "tessera/base/detail/libtorch_compat.h"
 #include "tessera/comm/backends.h"
+#include "tessera/comm/collectives.h"
+#include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/spawn.h"
 
@@ -91,7 +93,8 @@ TEST(C10dUsers, ReducerWithABuiltinHook) {
 
 c10::intrusive_ptr<c10d::Backend> gloo_beside(Rank& me) {
   comm::ConnectOptions options;
-  options.store = c10::make_intrusive<c10d::PrefixStore>("beside", me.world.store());
+  const int64_t number = me.world.store()->add(c10::str("beside/", me.rank), 1);
+  options.store = c10::make_intrusive<c10d::PrefixStore>(c10::str("beside", number), me.world.store());
   options.rank = static_cast<int>(me.rank);
   options.size = static_cast<int>(me.size());
   options.group = "beside";
@@ -123,6 +126,63 @@ TEST(C10dUsers, ProcessGroupWrapper) {
                 EXPECT_THROW(wrapper->allreduce(uneven), c10::Error);
               },
               {.backend = "shm"});
+}
+
+// A process group as a program makes it that uses c10d directly. `store` may be null.
+ProcessGroupPtr gloo_process_group(Rank& me, c10::intrusive_ptr<c10d::Store> store) {
+  auto process_group =
+      c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(me.rank), static_cast<int>(me.size()));
+  process_group->setBackend(at::kCPU, c10d::ProcessGroup::GLOO, gloo_beside(me));
+  process_group->setDefaultBackend(c10d::ProcessGroup::GLOO);
+  process_group->setGroupName("beside");
+  return process_group;
+}
+
+TEST(GroupFrom, GlooProcessGroupRunsCollectives) {
+  spawn_ranks(2, [](Rank& me) {
+    const auto process_group = gloo_process_group(me, me.world.store());
+    const comm::Group group = group_from(process_group);
+    EXPECT_EQ(group->rank(), me.rank);
+    EXPECT_EQ(group->ranks(), (std::vector<int64_t>{0, 1}));
+    EXPECT_EQ(group->backend_name(), std::string("gloo"));
+    EXPECT_EQ(group->timeout(), std::chrono::seconds(20));
+    at::Tensor x = at::full({3}, static_cast<double>(me.rank + 1));
+    all_reduce(x, ReduceOp::Sum, process_group);
+    EXPECT_TRUE(x.equal(at::full({3}, 3.0)));
+    comm::agree(group, "test", {"the store of the process group is the store of the group"});
+  });
+}
+
+TEST(GroupFrom, SameProcessGroupGivesSameGroupAndBack) {
+  spawn_ranks(2, [](Rank& me) {
+    const auto process_group = gloo_process_group(me, {});
+    const comm::Group group = group_from(process_group);
+    EXPECT_EQ(group_from(process_group), group);
+    EXPECT_EQ(group->process_group(), process_group);
+    EXPECT_EQ(group_from(me.group()->process_group()), me.group());
+    EXPECT_FALSE(group->store());
+    const auto other = gloo_process_group(me, {});
+    EXPECT_NE(group_from(other), group);
+  });
+}
+
+TEST(GroupFrom, NullGivesNull) { EXPECT_FALSE(group_from({})); }
+
+TEST(GroupFrom, ProcessGroupWithoutBackendIsRefused) {
+  const auto empty = c10::make_intrusive<c10d::ProcessGroup>(c10::intrusive_ptr<c10d::Store>(), 0, 1);
+  EXPECT_THROW(group_from(empty), UsageError);
+}
+
+TEST(GroupRef, NotGivenNeedsNoWorldUntilItIsUsed) {
+  const GroupRef none, null = comm::Group();
+  EXPECT_FALSE(none);
+  EXPECT_FALSE(null);
+  EXPECT_THROW(none.group(), UsageError);
+  EXPECT_THROW(none->size(), UsageError);
+  spawn_ranks(1, [&](Rank& me) {
+    EXPECT_EQ(GroupRef().group(), me.group());
+    EXPECT_TRUE(GroupRef(me.group()));
+  });
 }
 
 }  // namespace

@@ -22,6 +22,8 @@ class Board {
  public:
   Board(const Group& group, std::string what, const std::string& kind = "agree")
       : group_(*group), what_(std::move(what)), kind_(kind) {
+    TESSERA_CHECK(group_.store(), UsageError, what_, ": group '", group_.name(),
+                  "' has no store to compare its ranks with; give its c10d::ProcessGroup a store");
     call_ = store().add(c10::str(kind_, "/calls/", group_.rank()), 1);
     prefix_ = c10::str(kind_, "/", call_, "/");
   }
