@@ -11,7 +11,7 @@
 namespace tessera::data_parallel {
 namespace {
 
-constexpr int64_t kPiece = int64_t{250} << 20;
+constexpr int64_t kMaxBufferBytes = int64_t{250} << 20;
 
 }  // namespace
 
@@ -21,17 +21,17 @@ void broadcast_from_first(const Tensors& tensors, const comm::Group& group) {
   Tensors locals;
   std::vector<BucketItem> items;
   for (const auto& t : tensors) {
-    locals.push_back(local_value(t).detach());
+    locals.push_back(local_or_self(t).detach());
     items.push_back({static_cast<int64_t>(locals.back().nbytes()), t.scalar_type(), locals.back().device()});
   }
-  for (const auto& piece : fill_buckets(items, first_to_last(items.size()), {kPiece, kPiece})) {
+  for (const auto& bucket : fill_buckets(items, first_to_last(items.size()), {kMaxBufferBytes, kMaxBufferBytes})) {
     Tensors flat;
-    for (const size_t i : piece) flat.push_back(locals[i].reshape({-1}));
+    for (const size_t i : bucket) flat.push_back(locals[i].reshape({-1}));
     const auto wire = at::cat(flat);
     comm::broadcast_(wire, 0, group);
     comm::wait(wire, group);
     int64_t offset = 0;
-    for (const size_t i : piece) {
+    for (const size_t i : bucket) {
       locals[i].copy_(wire.narrow(0, offset, locals[i].numel()).view(locals[i].sizes()));
       offset += locals[i].numel();
     }

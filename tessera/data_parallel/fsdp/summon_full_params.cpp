@@ -73,8 +73,8 @@ at::Tensor gather_table(const ParamGroup& group, const at::Tensor& table, const 
   return all.cpu();
 }
 
-// Describes a change that is lost because the owning rank did not make the same change; "" if there is none. Every rank
-// gets the same result.
+// Describes a change that is lost because the owning rank did not make the same change; else "". Every rank gets the
+// same result.
 std::string find_lost_change(const ParamGroup& group, const at::Tensor& before, const at::Tensor& after) {
   const auto& params = group.params();
   const auto was = before.accessor<int64_t, 2>();
@@ -106,8 +106,7 @@ std::string find_lost_change(const ParamGroup& group, const at::Tensor& before, 
   return "";
 }
 
-// With rank0_only: describes a write to a shard by another rank than 0; "" if there is none. Every rank gets the same
-// result.
+// With rank0_only: describes a write to a shard by another rank than 0; else "". Every rank gets the same result.
 std::string find_write_to_shard(const ParamGroup& group, const at::Tensor& before) {
   auto changed = fingerprint_shards(group).ne(before).to(at::kLong);
   std::vector<comm::Group> comm_groups{group.shard_group()};

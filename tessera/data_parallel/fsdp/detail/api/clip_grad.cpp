@@ -38,7 +38,8 @@ bool same_ranks(const CommGroups& a, const CommGroups& b) {
                     [](const auto& x, const auto& y) { return x->ranks() == y->ranks(); });
 }
 
-GradientsByGroups& entry_for(std::vector<GradientsByGroups>& entries, const CommGroups& sharded_over, c10::Device device) {
+GradientsByGroups& entry_for(std::vector<GradientsByGroups>& entries, const CommGroups& sharded_over,
+                             c10::Device device) {
   for (auto& entry : entries)
     if (same_ranks(entry.sharded_over, sharded_over)) return entry;
   return entries.emplace_back(GradientsByGroups{sharded_over, device});
@@ -51,22 +52,23 @@ void add_sharding_groups(const TensorSpec& spec, CommGroups& sharded_over) {
 }
 
 void add_param_group(const ParamGroup& group, std::vector<GradientsByGroups>& entries) {
-  const auto& shards = group.shard_group();
+  const auto& shard_group = group.shard_group();
   for (size_t i = 0; i < group.params().size(); i++) {
-    const auto& member = group.params()[i];
+    const auto& param = group.params()[i];
     CommGroups sharded_over;
-    if (param.sharded_spec) {  // over all axes
+    if (param.sharded_spec) {  // has all mesh axes
       add_sharding_groups(*param.sharded_spec, sharded_over);
     } else {
-      if (shards->size() > 1) sharded_over.push_back(shards);
+      if (shard_group->size() > 1) sharded_over.push_back(shard_group);
       if (param.unsharded_spec) add_sharding_groups(*param.unsharded_spec, sharded_over);
     }
     auto& entry = entry_for(entries, sharded_over, group.device());
+    const auto& flat_grad = group.flat_param().grad();
     if (!group.options().flat_parameter) {
       if (param.tensor.grad().defined()) entry.local_grads.push_back(local_or_self(param.tensor.grad()));
-    } else if (group.flat_param().grad().defined()) {
-      const auto place = group.layout().range_in_shard(i, shards->rank());
-      entry.local_grads.push_back(group.flat_param().grad().narrow(0, place.begin, place.size));
+    } else if (flat_grad.defined()) {
+      const auto range = group.layout().range_in_shard(i, shard_group->rank());
+      entry.local_grads.push_back(flat_grad.narrow(0, range.begin, range.size));
     }
   }
 }
@@ -91,7 +93,7 @@ std::vector<GradientsByGroups> gradients_of_module(const Module& module) {
   return entries;
 }
 
-// Of one entry, over all its ranks, in a form that can be added (or, for infinity, compared): the norm to the power p.
+// The norm over all ranks, to the power p, so that entries can be added. For infinity: the norm itself.
 at::Tensor power_of_norm(const GradientsByGroups& entry, double p) {
   const bool infinite = std::isinf(p);
   auto total = at::zeros({}, at::TensorOptions(entry.device).dtype(at::kFloat));
@@ -112,9 +114,10 @@ at::Tensor power_of_norm(const GradientsByGroups& entry, double p) {
 }  // namespace
 
 at::Tensor clip_grad_norm_(const Module& module, double max_norm, double norm_type) {
-  TESSERA_CHECK(norm_type > 0, UsageError, "a norm of type ", norm_type,
-                " was asked for; it must be above 0, or infinity");
-  TESSERA_CHECK(max_norm >= 0, UsageError, "gradients cannot be scaled to a norm of ", max_norm);
+  TESSERA_CHECK(norm_type > 0, UsageError, "clip_grad_norm_: norm_type is ", norm_type,
+                "; it must be above 0, or infinity");
+  TESSERA_CHECK(max_norm >= 0, UsageError, "clip_grad_norm_: max_norm is ", max_norm,
+                "; it must not be negative");
   const at::NoGradGuard no_grad;
   const auto entries = gradients_of_module(module);
   const bool infinite = std::isinf(norm_type);

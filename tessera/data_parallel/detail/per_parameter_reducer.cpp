@@ -1,4 +1,4 @@
-#include "tessera/data_parallel/detail/per_parameter.h"
+#include "tessera/data_parallel/detail/per_parameter_reducer.h"
 
 #include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/comm/functional_collectives.h"
