@@ -82,7 +82,7 @@ CommHook make_comm_hook(State state, Hook hook) {
   };
 }
 
-// PyTorch's built-in hooks. The state is the group to reduce over; null: the bucket's group. The compress hooks cast the
+// PyTorch's built-in hooks. The state is the group to reduce over; null: the bucket's group. The compress hooks cast
 // gradients to float16 or bfloat16, divide and sum them in that dtype, and DDP casts the result back.
 BucketResult allreduce_hook(const comm::Group& group, GradBucket& bucket);
 BucketResult fp16_compress_hook(const comm::Group& group, GradBucket& bucket);

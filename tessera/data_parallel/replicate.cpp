@@ -102,7 +102,8 @@ void Replicated::set_requires_gradient_sync(bool sync) {
 
 void Replicated::add_hook(CommHook hook) {
   if (state_->replica) return state_->replica->register_comm_hook(std::move(hook));
-  TESSERA_CHECK(state_->queued_hooks.empty(), UsageError, "replicate: a comm hook is registered already; register only one, or gradients are reduced twice");
+  TESSERA_CHECK(state_->queued_hooks.empty(), UsageError,
+                "replicate: a comm hook is registered already; register only one, or gradients are reduced twice");
   state_->queued_hooks.push_back(std::move(hook));
 }
 

@@ -48,8 +48,8 @@ struct SyncHook {
     const auto norm = *batch_norm_in(module);
     const auto dims = inputs[0].dim();
     TESSERA_CHECK(dims >= norm.min_dims && dims <= norm.max_dims, UsageError, "module ", running_module(), ", a ",
-                  class_name(module), ", got an input of sizes ", inputs[0].sizes(), "; it takes ", norm.min_dims, " to ", norm.max_dims,
-                  " dims");
+                  class_name(module), ", got an input of sizes ", inputs[0].sizes(), "; it takes ", norm.min_dims,
+                  " to ", norm.max_dims, " dims");
     return {detail::group_batch_norm(inputs[0], norm.parts, group)};
   }
 };

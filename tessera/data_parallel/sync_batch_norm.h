@@ -13,9 +13,9 @@
 //   forward    one all-gather of [mean, M2, count], one value per channel, combined as in Chan et al.
 //   backward   one all-reduce of [sum dy, sum dy xhat], if the input needs a gradient
 //
-// Gradients of weight and bias are this rank's part, as for every parameter; data parallelism reduces them. Each call is
-// a collective: all ranks of the group call it, and ranks with an empty batch also run backward. In eval mode, and in a
-// group of one rank, it is plain batch norm without communication.
+// Gradients of weight and bias are this rank's part, as for every parameter; data parallelism reduces them. Each call
+// is a collective: all ranks of the group call it, and ranks with an empty batch also run backward. In eval mode, and
+// in a group of one rank, it is plain batch norm without communication.
 namespace tessera {
 
 // Makes every BatchNorm1d, 2d and 3d at or below `module` synchronize, in place. Parameters, buffers and names do not

@@ -27,15 +27,15 @@
 #include <utility>
 #include <vector>
 
-// x, y and dy have shape (N, C, ...). All ranks together have n values per channel. For each channel: mean m, variance v,
-// r = 1 / sqrt(v + eps), xhat = (x - m) r:
+// x, y and dy have shape (N, C, ...). All ranks together have n values per channel. For each channel: mean m,
+// variance v, r = 1 / sqrt(v + eps), xhat = (x - m) r:
 //
 //   y  = w xhat + b
 //   dw = sum dy xhat        db = sum dy                                   over this rank's values
 //   dx = w r (dy - sum dy / n - xhat sum dy xhat / n)                     over all ranks
 //
-// Given m and v, y is what plain batch norm computes in eval mode. Its backward in eval mode computes w r dy, dw and db in
-// one pass. Ranks exchange dw and db. The rest of dx is one value per channel times x, plus another.
+// Given m and v, y is what plain batch norm computes in eval mode. Its backward in eval mode computes w r dy, dw and db
+// in one pass. Ranks exchange dw and db. The rest of dx is one value per channel times x, plus another.
 namespace tessera::detail {
 namespace {
 
@@ -129,8 +129,8 @@ struct BatchNormGradients {
 };
 
 // `group`: null if dx is not needed.
-BatchNormGradients batch_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const BatchStatistics& all, double eps,
-                    const comm::Group& group) {
+BatchNormGradients batch_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight,
+                                       const BatchStatistics& all, double eps, const comm::Group& group) {
   const at::NoGradGuard no_grad;
   const auto type = computed_in(x);
   const auto w = to_type(weight, type);
@@ -164,8 +164,8 @@ struct GroupBatchNormBackward final : torch::autograd::Node {
     const auto dy = given[0].defined() ? given[0] : at::zeros_like(input);
     const bool dx = task_should_compute_output(0), dw = task_should_compute_output(1),
                db = task_should_compute_output(2);
-    const auto d =
-        batch_norm_backward(dy, input, w, {mean.unpack(), variance.unpack(), count.unpack()}, eps, dx ? group : comm::Group());
+    const auto d = batch_norm_backward(dy, input, w, {mean.unpack(), variance.unpack(), count.unpack()}, eps,
+                                       dx ? group : comm::Group());
     variable_list result = {dx ? d.x : Tensor(), dw ? d.weight.to(w.scalar_type()) : Tensor(),
                             db ? d.bias.to(w.scalar_type()) : Tensor()};
     if (at::GradMode::is_enabled()) {

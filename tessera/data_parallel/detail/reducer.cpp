@@ -261,7 +261,8 @@ void Reducer::start_bucket(BucketState& bucket) {
   }
   Tensors parameters;
   for (const size_t i : plan_[num_started_]) parameters.push_back(parameters_[i].value);
-  GradBucket grad_bucket(num_started_, num_started_ + 1 == buckets_.size(), bucket.flat, bucket.views, std::move(parameters), group_);
+  const bool is_last = num_started_ + 1 == buckets_.size();
+  GradBucket grad_bucket(num_started_, is_last, bucket.flat, bucket.views, std::move(parameters), group_);
   bucket.result = hook_(grad_bucket);
 }
 

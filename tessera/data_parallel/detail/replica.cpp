@@ -63,7 +63,7 @@ Replica::Replica(std::string what, NamedTensors parameters, NamedTensors buffers
   for (const auto& buffer : buffers) buffers_.push_back(buffer.value);
   trainable_ = trainable();
   TESSERA_CHECK(!trainable_.empty(), UsageError, what_, ": none of the module's ", parameters_.size(),
-                " parameters requires a gradient, so there is nothing to average; use the module without data parallelism");
+                " parameters requires a gradient, so there is nothing to average; use the module without it");
   const auto device = local_or_self(parameters_[0].value).device();
   for (const auto& parameter : parameters_) {
     const auto& local = local_or_self(parameter.value);
@@ -131,7 +131,8 @@ void Replica::before_forward() {
   if (mode_ == ReducerMode::PerParameter && !per_parameter_ && !compiling()) mode_ = ReducerMode::Buckets;
   const auto now = trainable();
   if (now != trainable_) {  // parameters were frozen or unfrozen
-    TESSERA_CHECK(!now.empty(), UsageError, what_, ": no parameter requires a gradient; unfreeze one with requires_grad_(true)");
+    TESSERA_CHECK(!now.empty(), UsageError, what_,
+                  ": no parameter requires a gradient; unfreeze one with requires_grad_(true)");
     trainable_ = now;
     check_agreement();
     reducer_.reset();
@@ -151,7 +152,8 @@ void Replica::after_forward(const Tensors& outputs) {
 }
 
 void Replica::register_comm_hook(CommHook hook) {
-  TESSERA_CHECK(!hook_, UsageError, what_, ": a comm hook is registered already; register only one, or gradients are reduced twice");
+  TESSERA_CHECK(!hook_, UsageError, what_,
+                ": a comm hook is registered already; register only one, or gradients are reduced twice");
   TESSERA_CHECK(hook, UsageError, what_, ": register_comm_hook was given an empty function");
   hook_ = std::move(hook);
   if (reducer_) reducer_->set_hook(hook_);

@@ -5,7 +5,8 @@
 namespace tessera::data_parallel {
 
 StoppedRanks::StoppedRanks(comm::Group group) : group_(std::move(group)) {
-  id_ = group_->store()->add(c10::str("reducers/", group_->rank()), 1);  // ranks create their reducers in the same order
+  // Equal on all ranks, because they create their reducers in the same order.
+  id_ = group_->store()->add(c10::str("reducers/", group_->rank()), 1);
 }
 
 std::string StoppedRanks::key(int64_t rank) const { return c10::str("reducers/", id_, "/left/", rank); }

@@ -5,8 +5,8 @@
 
 namespace tessera::data_parallel {
 
-// Records in the store that a rank has destroyed its reducer and after how many backward passes. When a collective fails,
-// other ranks read it, so that the error can say that a rank has fewer batches.
+// Records in the store that a rank has destroyed its reducer and after how many backward passes. When a collective
+// fails, other ranks read it, so that the error can say that a rank has fewer batches.
 class StoppedRanks {
  public:
   explicit StoppedRanks(comm::Group group);

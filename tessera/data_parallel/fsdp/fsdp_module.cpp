@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-using data_parallel::fsdp::find;
-using data_parallel::fsdp::find_all;
+using data_parallel::fsdp::find_sharded_module;
+using data_parallel::fsdp::find_sharded_modules;
 using data_parallel::fsdp::ScheduledGroup;
 using data_parallel::fsdp::snapshot_in_traced_step;
 

@@ -117,8 +117,8 @@ void shard_without_hooks(const std::vector<Module*>& modules, const std::vector<
                   param.name, " is ", param.unsharded_spec ? param.unsharded_spec->describe() : "not filled yet",
                   ", and ", name, " cannot have hooks, which that needs; make it by ", holder);
   warn_once(c10::str("fully_shard/", name),
-            c10::str("fully_shard: ", name, " cannot have hooks, so each of its parameters is all-gathered where it is ",
-                     "used. To all-gather them together and to prefetch them, make it by ", holder));
+            c10::str("fully_shard: ", name, " cannot have hooks, so each of its parameters is all-gathered where it ",
+                     "is used. To all-gather them together and to prefetch them, make it by ", holder));
   scheduled->group = std::make_shared<ParamGroup>(
       name, std::vector<FSDPParam>(), ShardLayout::per_parameter({}, 1),
       World::current().shared_group({World::current().rank()}), comm::Group(), ParamGroupOptions());

@@ -16,8 +16,8 @@
 //              [S(0)] on its mesh, [R, S(0)] with a hybrid strategy. With tensor parallelism too: [S(0), its own] on
 //              both axes, with SS if both shard dim 0. A flat parameter is gathered, one module at a time, and sharded.
 //
-// The optimizer dict has state.<parameter>.<entry> and param_groups.<group>.<option> (state/optimizer_state.h). State of
-// a flat parameter is split by its parameters' names.
+// The optimizer dict has state.<parameter>.<entry> and param_groups.<group>.<option> (state/optimizer_state.h). State
+// of a flat parameter is split by its parameters' names.
 // All ranks call these functions together: they communicate.
 namespace tessera {
 
@@ -48,7 +48,7 @@ StateDict get_optimizer_state_dict(torch::optim::Optimizer& optimizer, torch::nn
 LoadReport set_optimizer_state_dict(torch::optim::Optimizer& optimizer, torch::nn::Module& module,
                                     const StateDict& dict, const StateDictOptions& options = {});
 
-// The same for a class that is both an OptimizerAccess and a torch::optim::Optimizer: the overloads above are ambiguous.
+// The same for a class that is an OptimizerAccess and a torch::optim::Optimizer: the overloads above are ambiguous.
 template <std::derived_from<OptimizerAccess> Optimizer>
 StateDict get_optimizer_state_dict(Optimizer& optimizer, torch::nn::Module& module,
                                    const StateDictOptions& options = {}) {

@@ -19,18 +19,22 @@ bool IgnoredModules::has(const Module& module) const {
   return std::find(modules.begin(), modules.end(), &module) != modules.end();
 }
 
-NamedTensors IgnoredModules::parameters_to_shard(const Module& module, const std::vector<const Module*>& already_sharded) const {
+NamedTensors IgnoredModules::parameters_to_shard(const Module& module,
+                                                 const std::vector<const Module*>& already_sharded) const {
   auto skipped = modules;
   skipped.insert(skipped.end(), already_sharded.begin(), already_sharded.end());
   auto left = parameters_of(module, skipped);
   Tensors below;  // a tied parameter of an ignored module is ignored everywhere
   for (const auto* ignored : modules)
     for (const auto& [name, value] : parameters_of(*ignored)) below.push_back(value);
-  std::erase_if(left, [&](const NamedTensor& p) { return contains_tensor(parameters, p.value) || contains_tensor(below, p.value); });
+  std::erase_if(left, [&](const NamedTensor& p) {
+    return contains_tensor(parameters, p.value) || contains_tensor(below, p.value);
+  });
   return left;
 }
 
-NamedTensors IgnoredModules::buffers_to_shard(const Module& module, const std::vector<const Module*>& already_sharded) const {
+NamedTensors IgnoredModules::buffers_to_shard(const Module& module,
+                                              const std::vector<const Module*>& already_sharded) const {
   auto skipped = modules;
   skipped.insert(skipped.end(), already_sharded.begin(), already_sharded.end());
   return buffers_of(module, skipped);

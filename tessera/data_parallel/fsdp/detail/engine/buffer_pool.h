@@ -5,7 +5,7 @@
 
 namespace tessera::data_parallel::fsdp {
 
-// Reuses all-gather output buffers within a step. The first touch of fresh memory costs more than the all-gather into it.
+// Reuses all-gather output buffers within a step. The first touch of fresh memory costs more than the all-gather.
 // A buffer is free when the pool has the only reference to its storage. A buffer that has a view stays in use.
 // The pool holds at most as many buffers as were in use at one time.
 class BufferPool {

@@ -45,8 +45,8 @@ struct TreeVisitor {
     const auto& [sharded, param] = found->second;
     TESSERA_CHECK(std::find(enclosing.begin(), enclosing.end(), sharded) != enclosing.end(), UsageError, "parameter ",
                   name, " is the same as ", param->name, " of the parameter group ", sharded->group().name(),
-                  " (tied), and is used outside that group, where it is not unsharded. Shard the modules that share it ",
-                  "as one group: fully_shard({a, b}), or shard only the module around them");
+                  " (tied), and is used outside that group, where it is not unsharded. Shard the modules that share ",
+                  "it as one group: fully_shard({a, b}), or shard only the module around them");
   }
 };
 

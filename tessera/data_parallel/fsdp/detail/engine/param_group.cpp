@@ -163,7 +163,7 @@ void ParamGroup::accept_writes(bool writeback) {
 at::Tensor ParamGroup::sharded_view(size_t i, const at::Tensor& shard) const {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   auto local = layout_.param_in_shard(i, shard_group_->rank(), shard);
-  if (layout_.is_flat() && layout_.ranks() == 1) return wrap_unsharded(params_[i], local);  // one rank: it keeps its shape
+  if (layout_.is_flat() && layout_.ranks() == 1) return wrap_unsharded(params_[i], local);  // it keeps its shape
   return params_[i].sharded_spec ? tessera::detail::wrap(std::move(local), params_[i].sharded_spec) : local;
 }
 

@@ -20,7 +20,7 @@ namespace tessera::data_parallel::fsdp {
 struct FSDPParam {
   std::string name;
   at::Tensor tensor;            // the object that modules and optimizers hold
-  SpecRef unsharded_spec = {};  // unsharded form: a DTensor over other mesh axes (tensor parallel); null: a plain tensor
+  SpecRef unsharded_spec = {};  // unsharded form: a DTensor over other axes (tensor parallel); null: a plain tensor
   SpecRef sharded_spec = {};    // sharded form: a DTensor; null: a plain 1-D tensor (flat layout)
 };
 
@@ -85,8 +85,8 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
 
   // What the schedule of a module tree gives to each of its groups.
   struct ScheduleContext {
-    std::string name;    // path of the module, used to label collectives
-    int32_t index = 0;   // in the schedule's list of groups
+    std::string name;   // path of the module, used to label collectives
+    int32_t index = 0;  // in the schedule's list of groups
     FSDPStreams streams = {};
     std::shared_ptr<BufferPool> buffer_pool = {};
     std::weak_ptr<BackwardEvents> events = {};  // weak: tensors that autograd saved may outlive the modules
@@ -97,10 +97,10 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
 
   // True: the next unshard() uses the shard's dtype and ignores param_dtype. Requires: no unsharded buffer.
   void set_full_precision(bool full) { full_precision_ = full; }
-  void unshard();               // starts the all-gather, unless the buffer exists
-  void wait_for_unshard();      // unshard() if necessary; parameters are unsharded on return
-  void reshard();               // parameters are sharded; frees the buffer
-  void reshard_keep_buffer();   // parameters are sharded; the next unshard reuses the buffer unless the shard changes
+  void unshard();              // starts the all-gather, unless the buffer exists
+  void wait_for_unshard();     // unshard() if necessary; parameters are unsharded on return
+  void reshard();              // parameters are sharded; frees the buffer
+  void reshard_keep_buffer();  // parameters are sharded; the next unshard reuses the buffer unless the shard changes
   // reshard(), but keeps 1/n of the unsharded parameters on this rank. The next unshard() then communicates only with
   // the n ranks of `reshard_group`, unless the shard changes first. Not for flat layouts.
   void reshard_to(const comm::Group& reshard_group);
@@ -130,7 +130,8 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
   void switch_to_sharded();
   void free_buffer();
   c10::ScalarType unsharded_dtype() const;
-  bool unsharded_aliases_shard() const;  // no all-gather, cast or device copy: unsharded parameters are views of the shard
+  // Unsharded parameters are views of the shard: no all-gather, no cast, no device copy.
+  bool unsharded_aliases_shard() const;
   Unpack pack(const at::Tensor& saved);
   int64_t version() const;  // changes when a parameter or the shard is written to
   bool is_stale() const { return has_unsharded_buffer() && !unsharded_ && all_gather_version_ != version(); }

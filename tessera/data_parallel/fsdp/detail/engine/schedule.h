@@ -34,10 +34,10 @@ struct ScheduledGroup {
   // Dtype to which floating-point inputs and outputs of forward are cast.
   std::optional<c10::ScalarType> cast_inputs = {}, cast_outputs = {};
 
-  size_t num_modules = 1;                      // forward of the group ends when all of its modules have run
-  std::vector<const void*> modules_run = {};   // in the current forward
-  int graph_task = -1;                         // id of the last backward that reached the group
-  size_t trace_serial = 0;                     // the traced step that has a snapshot of this group (trace_state.h)
+  size_t num_modules = 1;                     // forward of the group ends when all of its modules have run
+  std::vector<const void*> modules_run = {};  // in the current forward
+  int graph_task = -1;                        // id of the last backward that reached the group
+  size_t trace_serial = 0;                    // the traced step that has a snapshot of this group (trace_state.h)
 };
 
 // Decides when the parameter groups of one module tree are unsharded, resharded and reduced.

@@ -60,7 +60,7 @@ class ShardLayout {
 
   // The part of an unsharded parameter that belongs to `rank`; a view where possible.
   at::Tensor shard_of(size_t i, const at::Tensor& unsharded, int64_t rank) const;
-  // Copies that part to its place in the shard of `rank`, or in a buffer of the same layout (gradient, optimizer state).
+  // Copies that part to its place in the shard of `rank`, or in a buffer of that layout (gradient, optimizer state).
   void copy_to_shard(size_t i, const at::Tensor& unsharded, int64_t rank, const at::Tensor& shard) const;
 
   // A view of parameter i in the shard of `rank`.

@@ -39,8 +39,8 @@ inline std::shared_ptr<ShardedModule> attach(Module& module, std::shared_ptr<Sch
   return attach(std::vector<Module*>{&module}, std::move(scheduled));
 }
 
-// Creates the state without hooks, so that find_sharded_module() returns it. With keep_alive it lives as long as the first module;
-// otherwise the caller keeps it alive.
+// Creates the state without hooks, so that find_sharded_module() returns it. With keep_alive it lives as long as the
+// first module; otherwise the caller keeps it alive.
 std::shared_ptr<ShardedModule> register_modules(std::vector<Module*> modules, std::shared_ptr<ScheduledGroup> scheduled,
                                                 bool keep_alive);
 

@@ -62,8 +62,8 @@ void snapshot_in_traced_step(const std::shared_ptr<ScheduledGroup>& scheduled) {
   if (!compiling() || scheduled->trace_serial == CompilingScope::serial()) return;
   auto& group = *scheduled->group;
   TESSERA_CHECK(CompilingScope::is_step(), UsageError, "parameter group ", group.name(),
-                ": a sharded module (fully_shard, FullyShardedDataParallel) or its backward cannot be compiled by itself, "
-                "because its collectives belong to the entire step; compile the step: compile(step)");
+                ": a sharded module (fully_shard, FullyShardedDataParallel) or its backward cannot be compiled by "
+                "itself, because its collectives belong to the entire step; compile the step: compile(step)");
   TESSERA_CHECK(!group.is_unsharded(), UsageError, "parameter group ", group.name(),
                 " is unsharded before the compiled step begins (after unshard(), or after a forward whose backward has "
                 "not run); call reshard() on its module, or run such a forward under torch::NoGradGuard");
