@@ -3,7 +3,7 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/spawn.h"
-#include "tests/data_parallel/batches.h"
+#include "tests/fixtures/data_parallel.h"
 
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
@@ -11,13 +11,7 @@
 namespace tessera {
 namespace {
 
-using data_parallel::accumulate_means;
-using data_parallel::batches;
-using data_parallel::gradients_of;
-using data_parallel::square_loss;
-using models::MLP;
-using testing::close;
-using testing::Rank;
+using namespace fixtures;
 
 TEST(Cuda, TwoRanksShareADevice) {
   if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine, or a build without CUDA";

@@ -1,23 +1,17 @@
-// Data parallelism between processes, over each wire.
+// Data parallelism between processes, with each backend.
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/spawn.h"
-#include "tests/data_parallel/batches.h"
+#include "tests/fixtures/data_parallel.h"
 
 #include <gtest/gtest.h>
 
 namespace tessera {
 namespace {
 
-using data_parallel::accumulate_means;
-using data_parallel::batches;
-using data_parallel::gradients_of;
-using data_parallel::square_loss;
-using models::MLP;
-using testing::close;
-using testing::Rank;
+using namespace fixtures;
 
 void train(int64_t ranks, const char* backend) {
   const MLP start(models::mlp_module());
