@@ -1,6 +1,6 @@
-// Compares Reducer with c10d::Reducer, which PyTorch's DDP uses. Two copies of a model, one for each reducer, are trained
-// on the same ranks over gloo. Ranks have different data and SGD steps are large, so that a wrong factor shows. With two
-// ranks a sum has only one order, so gradients must be bitwise equal.
+// Compares Reducer with c10d::Reducer, which PyTorch's DDP uses. Two copies of a model, one for each reducer, are
+// trained on the same ranks over gloo. Ranks have different data and SGD steps are large, so that a wrong factor shows.
+// With two ranks a sum has only one order, so gradients must be bitwise equal.
 #include "tessera/comm/communicator.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/testing/assert_close.h"

@@ -48,8 +48,8 @@ void expect_close(const torch::Tensor& got, const torch::Tensor& want, const std
   EXPECT_TRUE(torch::allclose(got, want, tolerance, tolerance)) << what << "\n" << got << "\n" << want;
 }
 
-// Trains `plain` on the global batch and `ours` on this rank's local batch. Gradients of weight and bias are local: their
-// sum over ranks is compared.
+// Trains `plain` on the global batch and `ours` on this rank's local batch. Gradients of weight and bias are local:
+// their sum over ranks is compared.
 template <class Ours, class Plain>
 void expect_same_training(const Rank& me, const Parts& parts, std::vector<int64_t> shape, Ours ours, Plain plain,
                           torch::ScalarType dtype, const std::string& what) {
@@ -156,7 +156,7 @@ TEST(SyncBatchNorm, LargeMeansDoNotSpoilTheVariance) {
 TEST(SyncBatchNorm, ConvertsAModelInPlace) {
   run_ranks(4, [](Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
-    nn::Sequential model(nn::Linear(3, 4), nn::BatchNorm1d(4), torch::nn::BatchNorm1d(4));  // the last one without a Tessera holder
+    nn::Sequential model(nn::Linear(3, 4), nn::BatchNorm1d(4), torch::nn::BatchNorm1d(4));  // last: no holder
     const auto weight = model->ptr(2)->named_parameters()["weight"];
     convert_sync_batchnorm(*model, mesh["dp"]);
     convert_sync_batchnorm(*model, mesh["dp"]);  // changes nothing

@@ -1,5 +1,5 @@
-// Ranks with different numbers of batches: ranks with more batches get an error that names the rank that stopped, without
-// waiting for a time-out.
+// Ranks with different numbers of batches: ranks with more batches get an error that names the rank that stopped. They
+// do not wait for a time-out.
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/testing/spawn.h"
 #include "tests/fixtures/data_parallel.h"

@@ -68,7 +68,8 @@ TEST(FullyShardOrder, AllGathersArePrefetchedAndReductionsOverlapBackward) {
           EXPECT_LT(log->at("gather " + unit(k - 1), forward), log->at(c10::str("backward ", k))) << step;
           EXPECT_LT(log->at("reduce " + unit(k)), log->at(c10::str("backward ", k - 1))) << step;
         }
-        for (int64_t k = kLayers - 1; hybrid && k > 1; k--) {  // the all-reduce of k overlaps with the reduce-scatter of k-1
+        // The all-reduce of k overlaps with the reduce-scatter of k-1.
+        for (int64_t k = kLayers - 1; hybrid && k > 1; k--) {
           EXPECT_LT(log->at("reduce " + unit(k - 1)), log->at("all_reduce " + unit(k))) << step;
         }
         EXPECT_EQ(log->events.size(), static_cast<size_t>((hybrid ? 4 : 3) * kLayers + 2 * kLayers - 1));
@@ -77,8 +78,8 @@ TEST(FullyShardOrder, AllGathersArePrefetchedAndReductionsOverlapBackward) {
   }
 }
 
-// Layers run in another order than they are registered in. The first step is correct; the second prefetches in the right
-// order.
+// Layers run in another order than they are registered in. The first step is correct; the second prefetches in the
+// right order.
 struct BackwardsImpl : torch::nn::Cloneable<BackwardsImpl> {
   BackwardsImpl() { reset(); }
   void reset() override {

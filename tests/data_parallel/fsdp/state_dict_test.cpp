@@ -137,7 +137,7 @@ TEST(FsdpStateDict, PlacementsOfShardedValues) {
                            .at("state.layers.0." + name + ".momentum_buffer");
       EXPECT_EQ(DTensor(value).placements(), DTensor(row).placements());
       EXPECT_EQ(DTensor(value).to_local().storage().nbytes(),
-                static_cast<size_t>(DTensor(value).to_local().numel()) * sizeof(float));  // not a view of a group buffer
+                static_cast<size_t>(DTensor(value).to_local().numel()) * sizeof(float));  // not a view of a larger one
       return c10::str(to_string(DTensor(value).placements()), " on ", DTensor(value).device_mesh());
     };
     EXPECT_EQ(placements("flat dp=4", "net1.weight"), "[S(0)] on dp=4");

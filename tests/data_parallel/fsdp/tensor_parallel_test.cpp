@@ -1,5 +1,5 @@
-// fully_shard of parameters that are sharded by tensor parallelism already: each is one DTensor over all axes. Sizes are
-// uneven too.
+// fully_shard of parameters that are sharded by tensor parallelism already: each is one DTensor over all axes. Also for
+// uneven sizes.
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/data_parallel/fsdp/detail/engine/joint_spec.h"
 #include "tessera/debug/comm_debug_mode.h"
@@ -84,7 +84,7 @@ TEST(FullyShardTensorParallel, UnevenSizesOverTwoAndThreeAxes) {
           square_loss(model, data[static_cast<size_t>(dp_rank)]).backward();
           const auto& counts = comm.get_comm_counts();
           const bool sharded = mesh.size(dp.back()) > 1;
-          EXPECT_EQ(counts.of(Kind::AllGatherIntoTensor, Family::C10d), sharded);  // the root stays unsharded for backward
+          EXPECT_EQ(counts.of(Kind::AllGatherIntoTensor, Family::C10d), sharded);  // the root stays unsharded
           EXPECT_EQ(counts.of(Kind::ReduceScatterTensor, Family::C10d), sharded);
           EXPECT_EQ(counts.of(Kind::AllReduce, Family::C10d), dp.size() > 1 && mesh.size(dp[0]) > 1);
         }
@@ -158,7 +158,8 @@ TEST(FullyShardTensorParallel, ErrorsForParametersThatCannotBeShardedOnceMore) {
     };
     EXPECT_SAYS(refused(mesh, {Replicate(), Shard(0)}, mesh["dp"]), "uses the axis 'dp'");
     EXPECT_SAYS(refused(me.mesh("x=4"), {Shard(0)}, mesh["dp"]), "slice both from one");
-    EXPECT_SAYS(refused(me.mesh(std::vector<int64_t>{4}), {Shard(0)}, mesh["dp"]), "the axes of both meshes need names");
+    EXPECT_SAYS(refused(me.mesh(std::vector<int64_t>{4}), {Shard(0)}, mesh["dp"]),
+                "the axes of both meshes need names");
   });
 }
 

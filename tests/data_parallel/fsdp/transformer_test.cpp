@@ -17,7 +17,8 @@ constexpr int64_t kSteps = 20;
 
 // Trains on part `rank` of `ranks` of the batch. Returns the losses, averaged over the group if there is one.
 template <class Model>
-std::vector<double> train(Model& model, const TokenBatch& data, int64_t rank, int64_t ranks, const comm::Group& group = {}) {
+std::vector<double> train(Model& model, const TokenBatch& data, int64_t rank, int64_t ranks,
+                          const comm::Group& group = {}) {
   optim::AdamW optimizer(model->parameters(), {.lr = 0.003, .eps = 1e-5});
   std::vector<double> losses;
   for (int64_t step = 0; step < kSteps; step++) {

@@ -16,6 +16,7 @@
 // Options of FullyShardedDataParallel, with PyTorch's names.
 namespace tessera {
 
+// When backward all-gathers the next parameters: None, Pre or Post (PyTorch: BackwardPrefetch).
 using data_parallel::fsdp::BackwardPrefetch;
 
 // How parameters, gradients and optimizer state are distributed (PyTorch: ShardingStrategy).
