@@ -30,11 +30,11 @@ ts::BucketResult send_largest(const std::shared_ptr<LargestOnly>& state, ts::Gra
   const auto group = bucket.group();
   const int64_t ranks = group->size();
   const std::vector<int64_t> as_many(static_cast<size_t>(ranks), k);      // from each rank
-  const auto all_where = ts::comm::all_gather(where, 0, as_many, group);  // posted, not waited for
-  const auto all_values = ts::comm::all_gather(values, 0, as_many, group);
+  const auto all_where = ts::funcol::all_gather(where, 0, as_many, group);  // posted, not waited for
+  const auto all_values = ts::funcol::all_gather(values, 0, as_many, group);
   return [=] {
-    ts::comm::wait(all_where, group);
-    ts::comm::wait(all_values, group);
+    ts::funcol::wait(all_where, group);
+    ts::funcol::wait(all_values, group);
     return torch::zeros({n}, values.options()).index_add_(0, all_where, all_values).div_(ranks);  // nobody else divides
   };
 }

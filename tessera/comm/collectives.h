@@ -15,18 +15,18 @@
 namespace tessera {
 
 // The group of a c10d::ProcessGroup, to use a process group of other code here. No communication.
-// The same process group always gives the same Group, and Communicator::process_group() gives it back.
+// While the Group exists, the same process group gives the same Group, and Group::process_group() returns it.
 // CPU tensors use its CPU backend, other tensors its CUDA backend. Its store, if it has one, becomes the group's store.
 // ranks() are the global ranks from the backend's options if it has them, else 0..size-1.
 // A null pointer gives a null Group.
 comm::Group group_from(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group);
 
-// A parameter or option that names a group. Converts from everything that has one. No constructor communicates.
+// A parameter or option that is a group. It converts from everything that has a group. No constructor communicates.
 // Example:  ts::DDPOptions{.process_group = my_c10d_process_group}
 class GroupRef {
  public:
-  GroupRef() = default;                                         // not given: the group of the current world, at use
-  GroupRef(comm::Group group) : group_(std::move(group)) {}     // a null group: not given
+  GroupRef() = default;                                      // not given: the group of the current world, at use
+  GroupRef(comm::Group group) : group_(std::move(group)) {}  // a null group: not given
   GroupRef(const c10::intrusive_ptr<c10d::ProcessGroup>& process_group) : group_(group_from(process_group)) {}
   template <class Mesh>  // a 1-D mesh
   requires requires(const Mesh& mesh) { mesh.get_group(); }
@@ -44,6 +44,9 @@ class GroupRef {
   comm::Group group_;
 };
 
+// In place. The arguments are those of torch.distributed: all_reduce, all_reduce_coalesced, all_gather,
+// all_gather_into_tensor, reduce_scatter, reduce_scatter_tensor, broadcast, scatter, gather, reduce, all_to_all_single,
+// all_to_all, send, recv, isend, irecv, barrier. They throw CommError if a peer fails, UsageError for bad arguments.
 comm::Work all_reduce(at::Tensor& x, ReduceOp op = ReduceOp::Sum, const GroupRef& group = {}, bool async_op = false);
 comm::Work all_reduce_coalesced(std::vector<at::Tensor> xs, ReduceOp op = ReduceOp::Sum, const GroupRef& group = {},
                                 bool async_op = false);

@@ -13,12 +13,12 @@
 
 namespace tessera::comm {
 
-thread_local constinit const detail::Posting* detail::posting = nullptr;
+thread_local constinit const detail::CurrentCollective* detail::current_collective = nullptr;
 
 namespace {
 
-// A program that never waits for its results must not grow without bound.
-constexpr size_t kMostPending = 256;
+// Bounds the memory of a program that never waits for its results.
+constexpr size_t kMaxPending = 256;
 
 // The Communicator of each c10d::ProcessGroup. A Communicator holds its ProcessGroup, so while the weak pointer is
 // valid, the address cannot belong to another ProcessGroup.
@@ -79,7 +79,7 @@ Communicator::Communicator(std::string name, std::vector<int64_t> ranks, int64_t
       timeout_(timeout),
       impl_(std::make_shared<Impl>()) {
   impl_->backend_name = backend_->getBackendName();
-  impl_->watched = dynamic_cast<watch::Watched*>(backend_.get());
+  impl_->monitored = dynamic_cast<watch::MonitoredBackend*>(backend_.get());
 }
 
 Communicator::Communicator(std::string name, const Communicator& same)
@@ -99,8 +99,8 @@ const char* Communicator::backend_name() const { return impl_->backend_name.c_st
 uint64_t Communicator::sequence() const { return impl_->sequence.load(std::memory_order_relaxed); }
 
 void Communicator::abort(const std::string& reason) {
-  if (impl_->watched)
-    impl_->watched->poison(reason);
+  if (impl_->monitored)
+    impl_->monitored->abort_with(reason);
   else
     backend_->abort();
 }
@@ -120,18 +120,19 @@ c10::intrusive_ptr<c10d::ProcessGroup> Communicator::process_group() {
   auto& group = impl_->process_group;
   if (!group) {
     using c10d::ProcessGroup;
-    struct TypeRow {
+    struct BackendTypeRow {
       const char* backend;
       ProcessGroup::BackendType type;
       at::DeviceType device;
     };
-    constexpr TypeRow kTypes[] = {{"gloo", ProcessGroup::GLOO, at::kCPU}, {"nccl", ProcessGroup::NCCL, at::kCUDA}};
-    TypeRow row{"", ProcessGroup::CUSTOM, at::kCPU};
-    for (const TypeRow& r : kTypes)
+    constexpr BackendTypeRow kTypes[] = {{"gloo", ProcessGroup::GLOO, at::kCPU},
+                                         {"nccl", ProcessGroup::NCCL, at::kCUDA}};
+    BackendTypeRow row{"", ProcessGroup::CUSTOM, at::kCPU};
+    for (const BackendTypeRow& r : kTypes)
       if (impl_->backend_name == r.backend) row = r;
     group = c10::make_intrusive<ProcessGroup>(store_, static_cast<int>(rank_), static_cast<int>(size()));
     group->setBackend(row.device, row.type, backend_);
-    // Ours carry tensors of any device, themselves or through another backend.
+    // Tessera's backends carry CPU and CUDA tensors.
     if (row.type == ProcessGroup::CUSTOM) group->setBackend(at::kCUDA, row.type, backend_);
     group->setDefaultBackend(row.type);
     group->setGroupName(name_);
@@ -157,8 +158,8 @@ Group Communicator::from(const c10::intrusive_ptr<c10d::ProcessGroup>& process_g
   auto store = process_group->getStore();
   if (store) store = c10::make_intrusive<c10d::PrefixStore>("tessera", store);
   const std::string name = process_group->getGroupName();
-  auto group = c10::make_intrusive<Communicator>(name.empty() ? "process_group" : name, std::move(ranks),
-                                                 place.rank, std::move(backend), std::move(store),
+  auto group = c10::make_intrusive<Communicator>(name.empty() ? "process_group" : name, std::move(ranks), place.rank,
+                                                 std::move(backend), std::move(store),
                                                  options ? options->timeout : kBackendDefaultTimeout);
   group->impl_->process_group = process_group;
   table.add(process_group.get(), group);
@@ -170,7 +171,7 @@ void Communicator::add_pending(const at::Tensor& result, Work work) {
   Work oldest;
   {
     std::lock_guard lock(impl_->mutex);
-    if (impl_->pending.size() >= kMostPending) {
+    if (impl_->pending.size() >= kMaxPending) {
       oldest = impl_->pending.front().work;
       impl_->pending.erase(impl_->pending.begin());
     }

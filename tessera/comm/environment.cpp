@@ -1,7 +1,7 @@
 #include "tessera/comm/environment.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/error.h"
 
 #include <unistd.h>
 
@@ -13,14 +13,14 @@ namespace {
 
 struct Launcher {
   const char* name;
-  const char *rank, *size, *local_rank, *local_size;  // variables; `size` tells that this launcher is there
-  const char* job[2];                                 // variables that tell jobs on one machine apart; nullptr: none
-  const char* over_hosts;                             // what to write if ranks are on several machines
+  const char *rank, *size, *local_rank, *local_size;  // variables; `size` is set if this launcher was used
+  const char* job[2];                                 // variables that identify the job on this machine; nullptr: none
+  const char* over_hosts;                             // command for ranks on several machines
 };
 
-// The first whose `size` is set has started us. RANK and WORLD_SIZE come first: a launcher inside another's job, or a
-// script that translates, means what it says. Slurm comes last, because mpirun inside a Slurm step inherits its
-// variables.
+// The first launcher whose `size` variable is set has started this process. RANK and WORLD_SIZE come first: a launcher
+// inside another job, or a script, sets them on purpose. Slurm comes last, because mpirun inside a Slurm step inherits
+// Slurm's variables.
 constexpr Launcher kLaunchers[] = {
     {"RANK and WORLD_SIZE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", {}, ""},
     {"Open MPI",
@@ -52,7 +52,7 @@ int64_t number(const Variables& variables, const char* name, int64_t if_unset) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   TESSERA_CHECK(error == std::errc() && end == text.data() + text.size(), UsageError, "environment variable ", name,
-                " is '", text, "', which is no number");
+                " is '", text, "', which is not a number");
   return value;
 }
 
@@ -60,7 +60,7 @@ const Launcher* find_launcher(const Variables& variables) {
   for (const auto& launcher : kLaunchers)
     if (!variables(launcher.size).empty()) return &launcher;
   TESSERA_CHECK(number(variables, "RANK", 0) == 0, UsageError, "RANK is ", variables("RANK"),
-                " but WORLD_SIZE is not set; set both, or neither for a world of one");
+                " but WORLD_SIZE is not set; set both, or neither for a world of one rank");
   return nullptr;
 }
 
@@ -70,9 +70,9 @@ int64_t local_size(const Launcher& launcher, const Variables& variables, const E
   return number(variables, launcher.local_size, found.size);
 }
 
-// MASTER_ADDR and MASTER_PORT where they are given. RANK and WORLD_SIZE alone mean this machine. Slurm names its
-// machines and numbers its jobs, which gives a place; what mpirun says is enough on one machine only.
-void find_place(const Launcher& launcher, const Variables& variables, Environment& found) {
+// Uses MASTER_ADDR and MASTER_PORT if they are set. RANK and WORLD_SIZE alone mean this machine. For Slurm the address
+// follows from its node list and job id. mpirun gives no address, so its ranks must be on one machine.
+void find_rendezvous(const Launcher& launcher, const Variables& variables, Environment& found) {
   const bool given = !variables("MASTER_ADDR").empty() || !variables("MASTER_PORT").empty();
   if (given || &launcher == &kLaunchers[0]) {
     found.host = variables("MASTER_ADDR").empty() ? "127.0.0.1" : variables("MASTER_ADDR");
@@ -81,15 +81,15 @@ void find_place(const Launcher& launcher, const Variables& variables, Environmen
     found.job = launcher.name;
     for (const char* name : launcher.job)
       if (name) found.job += "-" + variables(name);
-    // Hydra gives its jobs no name, but starts all ranks of a machine from one process.
+    // Hydra gives a job no name, but it starts all ranks of a machine from one process.
     if (!launcher.job[0]) found.job += c10::str("-", getppid());
   } else {
     const std::string nodes = variables("SLURM_STEP_NODELIST");
     TESSERA_CHECK(launcher.rank == std::string("SLURM_PROCID") && !nodes.empty(), UsageError, launcher.name,
                   " started ", found.size, " ranks, ", found.local_size,
-                  " of them here, and does not say where rank 0 is; write  ", launcher.over_hosts);
+                  " of them here, but gives no address of rank 0; use  ", launcher.over_hosts);
     found.host = detail::first_host(nodes);
-    // Below the ports that systems hand out (32768 and up), and apart for the steps of a job.
+    // Below the ephemeral ports (32768 and up), and different for the steps of a job.
     found.port = 20000 + (number(variables, "SLURM_JOB_ID", 0) + 97 * number(variables, "SLURM_STEP_ID", 0)) % 12000;
   }
 }
@@ -109,8 +109,8 @@ Environment read_environment(const Variables& variables) {
                 found.size, " ranks (", launcher->rank, ", ", launcher->size, ")");
   found.local_rank = number(variables, launcher->local_rank, found.rank);
   found.local_size = local_size(*launcher, variables, found);
-  if (found.size > 1) find_place(*launcher, variables, found);
-  found.store_is_kept = variables("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  if (found.size > 1) find_rendezvous(*launcher, variables, found);
+  found.launcher_hosts_store = variables("TORCHELASTIC_USE_AGENT_STORE") == "True";
   found.restarts = number(variables, "TORCHELASTIC_RESTART_COUNT", 0);
   return found;
 }
@@ -120,11 +120,11 @@ Environment read_environment() {
 }
 
 std::ostream& operator<<(std::ostream& out, const Environment& e) {
-  if (e.launcher.empty()) return out << "no launcher: a world of one";
+  if (e.launcher.empty()) return out << "no launcher: a world of one rank";
   out << e.launcher << ": rank " << e.rank << " of " << e.size << ", " << e.local_rank << " of " << e.local_size
       << " here";
   if (!e.host.empty())
-    out << "; " << (e.store_is_kept ? "launcher's" : "rank 0's") << " store at " << e.host << ':' << e.port;
+    out << "; " << (e.launcher_hosts_store ? "launcher's" : "rank 0's") << " store at " << e.host << ':' << e.port;
   if (!e.job.empty()) out << "; on this machine, job " << e.job;
   return out;
 }
@@ -162,8 +162,8 @@ int64_t detail::tasks_on(const std::string& tasks, int64_t node) {
     left -= times;
     at++;  // over the ','
   }
-  TESSERA_FAIL(UsageError, "SLURM_STEP_TASKS_PER_NODE is '", tasks, "', which does not say how many tasks machine ",
-               node, " has");
+  TESSERA_FAIL(UsageError, "SLURM_STEP_TASKS_PER_NODE is '", tasks, "', which gives no number of tasks for machine ",
+               node);
 }
 
 }  // namespace tessera::comm

@@ -1,13 +1,14 @@
 #include "tessera/comm/work.h"
 
+#include "tessera/comm/detail/watch/last_collective_recorder.h"
 #include "tessera/comm/detail/work_state.h"
-#include "tessera/comm/detail/watch/journal.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
 namespace tessera::comm {
 
-std::string describe(const Communicator& group, Kind kind, Family family, uint64_t sequence, const char* tensor_name) {
+std::string describe(const Communicator& group, CommKind kind, Family family, uint64_t sequence,
+                     const char* tensor_name) {
   std::string named = *tensor_name ? c10::str(" ('", tensor_name, "')") : std::string();
   return c10::str("rank ", group.ranks()[static_cast<size_t>(group.rank())], ", ", kind_name(kind, family), " #",
                   sequence, named, " on group '", group.name(), "' (ranks ", c10::Join(",", group.ranks()), ")");
@@ -16,11 +17,11 @@ std::string describe(const Communicator& group, Kind kind, Family family, uint64
 void Work::wait() {
   if (!state_ || state_->finished) return;
   State& s = *state_;
-  if (s.journal) s.journal->waits(true);
+  if (s.recorder) s.recorder->set_waiting(true);
   named_errors(*s.group, s.kind, s.family, s.sequence, s.tensor_name, [&] { return s.transfer->wait(); });
-  if (s.journal) s.journal->waits(false);
+  if (s.recorder) s.recorder->set_waiting(false);
   s.finished = true;
-  s.transfer.reset();  // it holds the tensors
+  s.transfer.reset();  // releases the tensors
   if (auto finish = std::exchange(s.finish, nullptr)) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     finish();

@@ -10,54 +10,60 @@
 
 namespace tessera {
 
+// Options of init(), as in torch.distributed.init_process_group.
 struct InitOptions {
-  std::string backend = "";            // a row of comm/backends.cpp, a name given to register_backend, or "auto";
-                                       // empty: from TESSERA_BACKEND, else "auto"
-  int64_t rank = -1;                   // -1: from the environment, else 0
-  int64_t world_size = -1;             // -1: from the environment, else 1
+  std::string backend = "";            // a name in comm/backends.h, or "auto"; empty: TESSERA_BACKEND, else "auto"
+  int64_t rank = -1;                   // -1: from the launcher's environment, else 0
+  int64_t world_size = -1;             // -1: from the launcher's environment, else 1
   std::string init_method = "env://";  // "env://", "file:///path", "tcp://host:port"
-  c10::intrusive_ptr<c10d::Store> store = {};  // given: used instead of init_method
-  std::chrono::milliseconds timeout{0};        // of each collective; 0: from TESSERA_TIMEOUT_S, else ten minutes
+  c10::intrusive_ptr<c10d::Store> store = {};  // if given, used instead of init_method
+  std::chrono::milliseconds timeout{0};        // of each collective; 0: TESSERA_TIMEOUT_S, else ten minutes
 };
 
-// Counter state of ts::random for one rank: every random op takes (seed, offset) and moves offset on by one.
+// The counter-based state of ts::random for one rank. Every random op uses (seed, offset) and increments offset.
 struct RandomState {
-  uint64_t seed = 0;
-  uint64_t offset = 0;
+  uint64_t seed = 0;    // set by ts::manual_seed
+  uint64_t offset = 0;  // number of random ops so far
 };
 
-// All ranks of the job, seen from one of them. A handle; copies share. Nothing else knows "my rank": what needs one is
-// given a World, a mesh or a group, so that ranks can be threads of one process.
+// All ranks of the job, as seen from one rank (PyTorch: the default process group). Copies share the state.
+// The current World belongs to the thread, so ranks can be threads of one process. Code that needs the rank takes a
+// World, a mesh or a group.
+//
+// Example:
+//   ts::World world = ts::init();
+//   ts::comm::Group evens = world.new_group({0, 2});   // called by ranks 0 and 2
+//   ts::destroy();
 class World {
  public:
-  World() = default;
-  explicit operator bool() const { return state_ != nullptr; }
+  World() = default;                                            // no world
+  explicit operator bool() const { return state_ != nullptr; }  // false: no world
 
-  int64_t rank() const;
-  int64_t size() const;
-  const comm::Group& group() const;  // every rank
-  const std::string& backend() const;
-  const c10::intrusive_ptr<c10d::Store>& store() const;
-  RandomState& random() const;
+  int64_t rank() const;                                  // 0..size-1
+  int64_t size() const;                                  // number of ranks
+  const comm::Group& group() const;                      // the group of all ranks
+  const std::string& backend() const;                    // of the group of all ranks: "shm", "gloo", ...
+  const c10::intrusive_ptr<c10d::Store>& store() const;  // shared by all ranks
+  RandomState& random() const;                           // of this rank
 
-  // Only the members need call it, each with the same list; the same list asked for again gives a new group.
+  // Creates a group. Only the members call it, each with the same list. Each call creates a new group.
   comm::Group new_group(const std::vector<int64_t>& ranks, const std::string& name = "") const;
 
-  // The group of these ranks that meshes share: made once, then the same. Only the members may ask.
+  // The group of these ranks that meshes share: created by the first call, then reused. Only the members may call it.
   comm::Group shared_group(const std::vector<int64_t>& ranks) const;
-  // Frees every rank that waits for this one, in any group, with a CommError that carries `reason`.
+  // Fails all operations, in every group of this rank, on all ranks, with a CommError that contains `reason`.
   void abort(const std::string& reason) const;
 
-  // The World of this thread, set by init() or by a thread rank. Throws UsageError if there is none.
+  // The World of this thread, set by init() or by World::Scope. Throws UsageError if the thread has none.
   static World current();
-  static bool has_current();
-  struct State;
+  static bool has_current();  // whether this thread has a World
+  struct State;               // comm/detail/world_state.h
   State& state() const { return *state_; }
 
-  // Makes `world` the current one of this thread while alive.
+  // RAII: makes `world` the current World of this thread.
   class Scope {
    public:
-    explicit Scope(World world);
+    explicit Scope(World world);  // no communication
     ~Scope();
     Scope(const Scope&) = delete;
 
@@ -72,12 +78,13 @@ class World {
   std::shared_ptr<State> state_;
 };
 
-// Joins the world and makes it current for this thread. Without variables of a launcher: a world of one.
+// Joins the world and makes it current for this thread. Communicates: all ranks must call it. Without a launcher's
+// environment variables the world has one rank.
 World init(InitOptions options = {});
-// Leaves the current world: meshes' caches are emptied, groups closed. Tensors that are left can still be freed.
+// Leaves the current world: clears the cache of meshes and closes all groups. Tensors can still be freed afterwards.
 void destroy();
 
-int64_t get_rank(const comm::Group& group = {});        // in the group; none: in the current world
-int64_t get_world_size(const comm::Group& group = {});  // of the group; none: of the current world
+int64_t get_rank(const comm::Group& group = {});        // in the group; no group: in the current world
+int64_t get_world_size(const comm::Group& group = {});  // of the group; no group: of the current world
 
 }  // namespace tessera

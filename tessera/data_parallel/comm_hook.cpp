@@ -14,7 +14,7 @@ const comm::Group& hook_group(const comm::Group& state, const GradBucket& bucket
 BucketResult start_mean(at::Tensor x, const comm::Group& group) {
   comm::all_reduce_(x.div_(group->size()), ReduceOp::Sum, group);
   return [x, group] {
-    comm::wait(x, group);
+    funcol::wait(x, group);
     return x;
   };
 }
@@ -30,7 +30,7 @@ BucketResult::BucketResult(c10::intrusive_ptr<c10::ivalue::Future> future)
 
 at::Tensor BucketResult::take(const comm::Group& group) {
   if (finish_) return std::exchange(finish_, nullptr)();
-  comm::wait(reduced_, group);
+  funcol::wait(reduced_, group);
   return std::move(reduced_);
 }
 

@@ -1,7 +1,8 @@
-// Code written for c10d's own backends, over shared memory: DDP's reducer and the debugging wrapper.
-#define USE_C10D_GLOO 1  // else LibTorch's header of the wrapper is empty
-#include "tessera/base/error.h"
+// Code written for c10d, over Tessera's backends: DDP's reducer, ProcessGroupWrapper. And c10d process groups in
+// Tessera.
+#define USE_C10D_GLOO 1  // otherwise the header of ProcessGroupWrapper is empty
 #include "tessera/base/detail/libtorch_compat.h"
+#include "tessera/base/error.h"
 #include "tessera/comm/backends.h"
 #include "tessera/comm/collectives.h"
 #include "tessera/comm/detail/rank_agreement.h"
@@ -22,17 +23,17 @@ using testing::Rank;
 using testing::spawn_ranks;
 using ProcessGroupPtr = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// Sends a bucket as bfloat16. Only the future says when it is there: nobody waits for the work.
+// Reduces a bucket in bfloat16. It uses the future only, and never waits for the work.
 struct Bf16Hook : c10d::CppCommHookInterface<ProcessGroupPtr> {
   using CppCommHookInterface::CppCommHookInterface;
   c10::intrusive_ptr<c10::ivalue::Future> runHook(c10d::GradBucket& bucket) override {
-    at::Tensor whole = bucket.getBufferRef();
-    std::vector<at::Tensor> small{whole.to(at::kBFloat16).div_(state_->getSize())};
+    at::Tensor buffer = bucket.getBufferRef();
+    std::vector<at::Tensor> small{buffer.to(at::kBFloat16).div_(state_->getSize())};
     return state_->allreduce(small)->getFuture()->then(
-        [whole, small](c10::ivalue::Future&) -> c10::IValue {
+        [buffer, small](c10::ivalue::Future&) -> c10::IValue {
           at::NoGradGuard no_grad;
-          whole.copy_(small[0]);
-          return whole;
+          buffer.copy_(small[0]);
+          return buffer;
         },
         c10::TensorType::get());
   }
@@ -40,13 +41,13 @@ struct Bf16Hook : c10d::CppCommHookInterface<ProcessGroupPtr> {
 
 enum class Hook { None, Bf16, Fp16Builtin };
 
-// Three steps of a small net on a batch of this rank's own; the gradients must be the mean over the ranks'.
+// Three steps of a small net, with one batch per rank. The gradients must be the mean over the ranks.
 void train(Rank& me, Hook hook) {
   torch::manual_seed(1);
   torch::nn::Sequential net(torch::nn::Linear(16, 300), torch::nn::ReLU(), torch::nn::Linear(300, 300),
                             torch::nn::ReLU(), torch::nn::Linear(300, 4));
   const auto parameters = net->parameters();
-  std::vector<at::Tensor> expected;  // by hand: every rank works out the batches of all
+  std::vector<at::Tensor> expected;  // every rank computes the gradients of all batches
   const auto loss_of = [&](int64_t rank) {
     return net->forward(torch::ones({8, 16}) * (0.1 * (rank + 1))).sin().sum();
   };
@@ -58,7 +59,7 @@ void train(Rank& me, Hook hook) {
   for (auto& gradient : expected) gradient.div_(me.size());
 
   auto group = me.group()->process_group();
-  constexpr int64_t kBucket = 64 << 10;  // several buckets, so that some travel while others are computed
+  constexpr int64_t kBucket = 64 << 10;  // several buckets, so that communication overlaps with backward
   auto buckets = std::get<0>(c10d::compute_bucket_assignment_by_size(parameters, {kBucket}));
   std::reverse(buckets.begin(), buckets.end());
   auto reducer = std::make_shared<c10d::Reducer>(parameters, buckets, group, std::vector<bool>(), kBucket,
@@ -91,22 +92,22 @@ TEST(C10dUsers, ReducerWithABuiltinHook) {
   spawn_ranks(2, [](Rank& me) { train(me, Hook::Fp16Builtin); }, {.backend = "shm"});
 }
 
-c10::intrusive_ptr<c10d::Backend> gloo_beside(Rank& me) {
+c10::intrusive_ptr<c10d::Backend> connect_gloo(Rank& me) {
   comm::ConnectOptions options;
-  const int64_t number = me.world.store()->add(c10::str("beside/", me.rank), 1);
-  options.store = c10::make_intrusive<c10d::PrefixStore>(c10::str("beside", number), me.world.store());
+  const int64_t number = me.world.store()->add(c10::str("gloo/", me.rank), 1);
+  options.store = c10::make_intrusive<c10d::PrefixStore>(c10::str("gloo", number), me.world.store());
   options.rank = static_cast<int>(me.rank);
   options.size = static_cast<int>(me.size());
-  options.group = "beside";
+  options.group = "gloo";
   options.ranks = me.group()->ranks();
   options.timeout = std::chrono::seconds(20);
   return comm::connect("gloo", options);
 }
 
-TEST(C10dUsers, ProcessGroupWrapper) {
+TEST(C10dUsers, ProcessGroupWrapperDetectsDifferentShapes) {
   spawn_ranks(2,
               [](Rank& me) {
-                auto wrapper = c10::make_intrusive<c10d::ProcessGroupWrapper>(me.group()->backend(), gloo_beside(me));
+                auto wrapper = c10::make_intrusive<c10d::ProcessGroupWrapper>(me.group()->backend(), connect_gloo(me));
                 std::vector<at::Tensor> xs{at::full({1000}, static_cast<double>(me.rank + 1))};
                 wrapper->allreduce(xs)->wait();
                 EXPECT_TRUE(xs[0].equal(at::full({1000}, 3.0)));
@@ -114,27 +115,27 @@ TEST(C10dUsers, ProcessGroupWrapper) {
                 wrapper->_allgather_base(all, xs[0])->wait();
                 wrapper->_reduce_scatter_base(part, xs[0], c10d::ReduceScatterOptions())->wait();
                 EXPECT_TRUE(all.equal(at::full({2000}, 3.0)) && part.equal(at::full({500}, 6.0)));
-                if (libtorch::kAtLeast213) {  // before, the wrapper itself has no such call
+                if (libtorch::kAtLeast213) {  // the wrapper of older versions does not have it
                   std::vector<at::Tensor> outs{at::empty({2}), at::empty({4})}, ins{at::ones({1}), at::ones({2})};
                   wrapper->allgather_into_tensor_coalesced(outs, ins)->wait();
                   EXPECT_TRUE(outs[1].equal(at::ones({4})));
                 }
                 wrapper->broadcast(xs)->wait();
                 wrapper->barrier()->wait();
-                // What it is for: shapes that differ are found before anything is sent.
+                // Its purpose: different shapes are detected before anything is sent.
                 std::vector<at::Tensor> uneven{at::ones({me.rank + 1})};
                 EXPECT_THROW(wrapper->allreduce(uneven), c10::Error);
               },
               {.backend = "shm"});
 }
 
-// A process group as a program makes it that uses c10d directly. `store` may be null.
+// A process group as a program creates it that uses c10d directly. `store` may be null.
 ProcessGroupPtr gloo_process_group(Rank& me, c10::intrusive_ptr<c10d::Store> store) {
   auto process_group =
       c10::make_intrusive<c10d::ProcessGroup>(store, static_cast<int>(me.rank), static_cast<int>(me.size()));
-  process_group->setBackend(at::kCPU, c10d::ProcessGroup::GLOO, gloo_beside(me));
+  process_group->setBackend(at::kCPU, c10d::ProcessGroup::GLOO, connect_gloo(me));
   process_group->setDefaultBackend(c10d::ProcessGroup::GLOO);
-  process_group->setGroupName("beside");
+  process_group->setGroupName("gloo");
   return process_group;
 }
 
@@ -149,7 +150,7 @@ TEST(GroupFrom, GlooProcessGroupRunsCollectives) {
     at::Tensor x = at::full({3}, static_cast<double>(me.rank + 1));
     all_reduce(x, ReduceOp::Sum, process_group);
     EXPECT_TRUE(x.equal(at::full({3}, 3.0)));
-    comm::agree(group, "test", {"the store of the process group is the store of the group"});
+    comm::require_same_on_all_ranks(group, "test", {"this uses the store of the process group"});
   });
 }
 

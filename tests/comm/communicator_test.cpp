@@ -1,4 +1,4 @@
-// Every collective on thread ranks, worlds of 1 to 4, against the value worked out by hand.
+// Every collective on thread ranks, in worlds of 1 to 4 ranks, compared with values computed without communication.
 #include "tessera/comm/communicator.h"
 
 #include "tessera/base/error.h"
@@ -20,7 +20,7 @@ void on_all_sizes(const testing::Body& body) {
   for (int64_t n = 1; n <= 4; n++) {
     SCOPED_TRACE(n);
     run_ranks(n, body);
-    run_ranks(n, body, {.backend = "shm"});  // the same threads over a shared mapping
+    run_ranks(n, body, {.backend = "shm"});  // the same threads over shared memory
   }
 }
 
@@ -63,7 +63,7 @@ TEST(Communicator, AllReduceEveryDtypeAndOp) {
   });
 }
 
-// Those for which LibTorch itself has no addition on the CPU.
+// The dtypes for which LibTorch has no CPU addition.
 TEST(Communicator, AllReduceRareDtypes) {
   on_all_sizes([](Rank& me) {
     const double sum = static_cast<double>(me.size() * (me.size() + 1) / 2);
@@ -87,12 +87,12 @@ TEST(Communicator, HalfSumsAreAccumulatedInFloat) {
 
 TEST(Communicator, AllReduceOfAViewWritesTheView) {
   on_all_sizes([](Rank& me) {
-    at::Tensor whole = at::zeros({2, 3});
-    at::Tensor column = whole.select(1, 1);
+    at::Tensor full = at::zeros({2, 3});
+    at::Tensor column = full.select(1, 1);
     column.fill_(static_cast<double>(me.rank + 1));
     me.group()->all_reduce(column, ReduceOp::Sum).wait();
-    EXPECT_EQ(whole[0][1].item<float>(), static_cast<float>(me.size() * (me.size() + 1) / 2));
-    EXPECT_EQ(whole[0][0].item<float>(), 0.f);
+    EXPECT_EQ(full[0][1].item<float>(), static_cast<float>(me.size() * (me.size() + 1) / 2));
+    EXPECT_EQ(full[0][0].item<float>(), 0.f);
   });
 }
 
@@ -146,7 +146,7 @@ TEST(Communicator, ReduceScatter) {
       at::Tensor in = value(me.rank, at::kFloat, {2 * n, 3}), out = at::empty({2, 3});
       me.group()->reduce_scatter_tensor(out, in, op).wait();
       EXPECT_EQ(close(out, reduced(n, op, at::kFloat, {2 * n, 3}).narrow(0, 2 * me.rank, 2)), "") << op;
-      EXPECT_TRUE(in.equal(value(me.rank, at::kFloat, {2 * n, 3}))) << "the input is not touched";
+      EXPECT_TRUE(in.equal(value(me.rank, at::kFloat, {2 * n, 3}))) << "the input is not changed";
     }
     Tensors ins;
     for (int64_t r = 0; r < n; r++) ins.push_back(at::full({r + 1}, static_cast<double>(r * 10 + me.rank)));
@@ -172,7 +172,7 @@ TEST(Communicator, ReduceScatterThenAllGatherIsAllReduceToTheBit) {
   });
 }
 
-TEST(Communicator, RootedOnes) {
+TEST(Communicator, BroadcastScatterGatherReduce) {
   on_all_sizes([](Rank& me) {
     const int64_t n = me.size();
     for (int64_t root = 0; root < n; root++) {
@@ -209,10 +209,10 @@ TEST(Communicator, AllToAll) {
     me.group()->all_to_all_single(out, in, {}, {}).wait();
     EXPECT_TRUE(out.equal(100 * at::arange(n) + me.rank));
 
-    std::vector<int64_t> give, take;  // rank r gives p + r rows to rank p
+    std::vector<int64_t> send, recv;  // rank r sends p + r rows to rank p
     for (int64_t p = 0; p < n; p++) {
-      give.push_back(p + me.rank);
-      take.push_back(me.rank + p);
+      send.push_back(p + me.rank);
+      recv.push_back(me.rank + p);
     }
     Tensors ins, want;
     for (int64_t p = 0; p < n; p++) {
@@ -220,7 +220,7 @@ TEST(Communicator, AllToAll) {
       want.push_back(at::full({me.rank + p, 2}, static_cast<double>(10 * p + me.rank)));
     }
     at::Tensor flat = at::empty_like(at::cat(want));
-    me.group()->all_to_all_single(flat, at::cat(ins), take, give).wait();
+    me.group()->all_to_all_single(flat, at::cat(ins), recv, send).wait();
     EXPECT_TRUE(flat.equal(at::cat(want)));
     Tensors outs;
     for (const auto& w : want) outs.push_back(at::empty_like(w));
@@ -234,7 +234,7 @@ TEST(Communicator, SendRecvInOrder) {
     const int64_t next = (me.rank + 1) % 3, before = (me.rank + 2) % 3;
     std::vector<comm::Work> works;
     Tensors got{at::empty({4}), at::empty({50000}), at::empty({1})};
-    for (int64_t i = 0; i < 3; i++) {  // the second is larger than a mailbox
+    for (int64_t i = 0; i < 3; i++) {  // the second is larger than a channel buffer
       works.push_back(me.group()->send(at::full(got[static_cast<size_t>(i)].sizes(), 10.0 * i + me.rank), next, i));
       works.push_back(me.group()->recv(got[static_cast<size_t>(i)], before, i));
     }
@@ -244,7 +244,7 @@ TEST(Communicator, SendRecvInOrder) {
   });
 }
 
-TEST(Communicator, LargeMessagesTravelInChunks) {
+TEST(Communicator, LargeTensorsAreSentInChunks) {
   run_ranks(3, [](Rank& me) {
     const int64_t n = 700'001;  // several chunks, and not a multiple of one
     at::Tensor x = at::arange(n).to(at::kFloat).remainder(1000) + me.rank;
@@ -258,11 +258,11 @@ TEST(Communicator, LargeMessagesTravelInChunks) {
     me.group()->reduce_scatter_tensor(part, all, ReduceOp::Sum).wait();
     EXPECT_TRUE(part.equal((sum + me.rank) * 3));
     // one rank sends much to one other, nothing to the rest
-    std::vector<int64_t> give(3, 0), take(3, 0);
-    if (me.rank == 0) give[2] = n;
-    if (me.rank == 2) take[0] = n;
+    std::vector<int64_t> send(3, 0), recv(3, 0);
+    if (me.rank == 0) send[2] = n;
+    if (me.rank == 2) recv[0] = n;
     at::Tensor got = at::empty({me.rank == 2 ? n : 0});
-    me.group()->all_to_all_single(got, me.rank == 0 ? x : at::empty({0}), take, give).wait();
+    me.group()->all_to_all_single(got, me.rank == 0 ? x : at::empty({0}), recv, send).wait();
     EXPECT_TRUE(got.equal(me.rank == 2 ? sum : at::empty({0})));
   });
 }
@@ -271,7 +271,7 @@ TEST(Communicator, ManyInFlightWaitedInReverse) {
   run_ranks(4, [](Rank& me) {
     Tensors xs;
     std::vector<comm::Work> works;
-    for (int64_t i = 0; i < 30; i++) {  // more than the ring has places
+    for (int64_t i = 0; i < 30; i++) {  // more than the ring has slots
       xs.push_back(at::full({100}, static_cast<double>(i + me.rank)));
       works.push_back(me.group()->all_reduce(xs.back(), ReduceOp::Sum));
     }
@@ -281,7 +281,7 @@ TEST(Communicator, ManyInFlightWaitedInReverse) {
   });
 }
 
-// Rank 0 waits for the small one first, rank 1 for the large one: each still moves what the other waits for.
+// Rank 0 waits for the small one first, rank 1 for the large one. Each still advances what the other waits for.
 TEST(Communicator, WaitsInDifferentOrderOnTwoGroupsDoNotDeadlock) {
   run_ranks(2, [](Rank& me) {
     auto other = me.world.new_group({0, 1});

@@ -18,14 +18,14 @@ Environment read(const Set& set) {
   return read_environment([&](const char* name) { return set.contains(name) ? set.at(name) : std::string(); });
 }
 
-TEST(Environment, NoneIsAWorldOfOne) {
+TEST(Environment, WithoutALauncherTheWorldHasOneRank) {
   EXPECT_EQ(read({}), Environment());
   EXPECT_EQ(read({{"MASTER_PORT", "7"}, {"RANK", "0"}}), Environment());
-  // The script of sbatch has a PROCID and NTASKS, but no srun has started it.
+  // A batch script has SLURM_PROCID and SLURM_NTASKS, but srun has not started it.
   EXPECT_EQ(read({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_JOB_ID", "5"}}), Environment());
 }
 
-TEST(Environment, EveryLauncher) {
+TEST(Environment, ReadsTheVariablesOfEveryLauncher) {
   EXPECT_EQ(read({{"RANK", "3"},
                   {"WORLD_SIZE", "4"},
                   {"LOCAL_RANK", "1"},
@@ -52,14 +52,14 @@ const Set kSlurm{{"SLURM_PROCID", "5"},     {"SLURM_STEP_NUM_TASKS", "7"},
                  {"SLURM_NODEID", "2"},     {"SLURM_STEP_NODELIST", "gpu[07-09],login"},
                  {"SLURM_JOB_ID", "24001"}, {"SLURM_STEP_ID", "2"}};
 
-TEST(Environment, SlurmNamesItsMachines) {
+TEST(Environment, SlurmGivesHostAndPort) {
   EXPECT_EQ(read(kSlurm), (Environment{"Slurm", 5, 7, 1, 2, "gpu07", 20000 + 1 + 2 * 97, "", false, 0}));
   auto here = kSlurm;
   here["SLURM_STEP_TASKS_PER_NODE"] = "7", here["SLURM_NODEID"] = "0";
   EXPECT_EQ(read(here), (Environment{"Slurm", 5, 7, 1, 7, "", 0, "Slurm-24001-2", false, 0}));
 }
 
-TEST(Environment, WhoComesFirst) {
+TEST(Environment, InnermostLauncherWins) {
   auto both = kSlurm;  // mpirun inside a Slurm job
   both["OMPI_COMM_WORLD_RANK"] = "0", both["OMPI_COMM_WORLD_SIZE"] = "1";
   EXPECT_EQ(read(both).launcher, "Open MPI");
@@ -67,25 +67,25 @@ TEST(Environment, WhoComesFirst) {
   EXPECT_EQ(read(both).size, 2);
 }
 
-TEST(Environment, APlaceThatIsGivenIsTaken) {
+TEST(Environment, MasterAddrAndPortOverrideTheLauncher) {
   auto set = kSlurm;
   set["MASTER_ADDR"] = "10.0.0.1", set["MASTER_PORT"] = "4000";
   EXPECT_EQ(read(set).host, "10.0.0.1");
   EXPECT_EQ(read(set).port, 4000);
 }
 
-TEST(Environment, BadInput) {
+TEST(Environment, BadVariablesAreRefused) {
   EXPECT_ERROR(UsageError, read({{"RANK", "2"}}), "RANK is 2 but WORLD_SIZE is not set");
   EXPECT_ERROR(UsageError, read({{"WORLD_SIZE", "4"}}), "WORLD_SIZE is 4 but RANK is not set", "0 to 3");
   EXPECT_ERROR(UsageError, read({{"WORLD_SIZE", "4"}, {"RANK", "4"}}), "rank 4 in a world of 4 ranks");
-  EXPECT_ERROR(UsageError, read({{"WORLD_SIZE", "4x"}, {"RANK", "1"}}), "WORLD_SIZE is '4x', which is no number");
+  EXPECT_ERROR(UsageError, read({{"WORLD_SIZE", "4x"}, {"RANK", "1"}}), "WORLD_SIZE is '4x', which is not a number");
   EXPECT_ERROR(
       UsageError,
       read({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
       "Open MPI started 4 ranks, 2 of them here", "mpirun -x MASTER_ADDR=");
 }
 
-TEST(Environment, SlurmTexts) {
+TEST(Environment, ParsesSlurmLists) {
   EXPECT_EQ(detail::first_host("node[03-05,9],x1"), "node03");
   EXPECT_EQ(detail::first_host("a,b"), "a");
   EXPECT_EQ(detail::first_host("rack[1-2]-n[4,5]"), "rack1-n4");
@@ -97,11 +97,11 @@ TEST(Environment, SlurmTexts) {
   EXPECT_ERROR(UsageError, detail::tasks_on("", 0), "machine 0");
 }
 
-TEST(Environment, Prints) {
+TEST(Environment, PrintsOneLine) {
   std::ostringstream text;
   text << read({}) << '\n' << read({{"RANK", "1"}, {"WORLD_SIZE", "2"}});
   EXPECT_EQ(text.str(),
-            "no launcher: a world of one\nRANK and WORLD_SIZE: rank 1 of 2, 1 of 2 here; rank 0's store at "
+            "no launcher: a world of one rank\nRANK and WORLD_SIZE: rank 1 of 2, 1 of 2 here; rank 0's store at "
             "127.0.0.1:29500");
 }
 

@@ -9,7 +9,7 @@
 
 namespace tessera::testing {
 
-// Every collective of the Communicator once, on 2 or 4 ranks over any backend, against values worked out by hand.
+// Runs every collective of Communicator once, on 2 or 4 ranks over any backend, and checks the results.
 inline void every_collective(Rank& me) {
   const int64_t n = me.size(), r = me.rank;
   const auto& g = me.group();
@@ -46,20 +46,20 @@ inline void every_collective(Rank& me) {
 
   std::vector<int64_t> sizes;
   for (int64_t p = 0; p < n; p++) sizes.push_back(p);
-  at::Tensor whole = at::arange(n * (n - 1) / 2 * 3).view({3, -1}).to(at::kFloat);
-  at::Tensor part = whole.narrow(1, r * (r - 1) / 2, r);
-  at::Tensor gathered = comm::all_gather(part, 1, sizes, g),
-             scattered = comm::reduce_scatter(whole, 1, sizes, ReduceOp::Avg, g);
-  comm::wait(gathered, g);
-  comm::wait(scattered, g);
-  EXPECT_TRUE(gathered.equal(whole));
+  at::Tensor full = at::arange(n * (n - 1) / 2 * 3).view({3, -1}).to(at::kFloat);
+  at::Tensor part = full.narrow(1, r * (r - 1) / 2, r);
+  at::Tensor gathered = funcol::all_gather(part, 1, sizes, g),
+             scattered = funcol::reduce_scatter(full, 1, sizes, ReduceOp::Avg, g);
+  funcol::wait(gathered, g);
+  funcol::wait(scattered, g);
+  EXPECT_TRUE(gathered.equal(full));
   EXPECT_EQ(close(scattered, part), "");
   std::vector<int64_t> rows(static_cast<size_t>(n), 0);
   rows[0] = 3;
-  at::Tensor moved = comm::all_to_all(part, 0, rows, 1, sizes, g);  // all of it to rank 0
-  comm::wait(moved, g);
-  EXPECT_TRUE(moved.equal(r == 0 ? whole : whole.narrow(0, 0, 0)));
-  auto both = comm::all_gather_coalesced(
+  at::Tensor moved = funcol::all_to_all(part, 0, rows, 1, sizes, g);  // all of it to rank 0
+  funcol::wait(moved, g);
+  EXPECT_TRUE(moved.equal(r == 0 ? full : full.narrow(0, 0, 0)));
+  auto both = funcol::all_gather_coalesced(
       {part, at::full({1}, r, at::kLong)}, {1, 0},
       [&] {
         auto all = sizes;
@@ -67,8 +67,8 @@ inline void every_collective(Rank& me) {
         return all;
       }(),
       g);
-  for (auto& x : both) comm::wait(x, g);
-  EXPECT_TRUE(both[0].equal(whole) && both[1].equal(at::arange(n)));
+  for (auto& x : both) funcol::wait(x, g);
+  EXPECT_TRUE(both[0].equal(full) && both[1].equal(at::arange(n)));
   std::vector<at::Tensor> lists{at::ones({2}), at::full({1}, 2.0)};
   g->all_reduce_coalesced(lists, ReduceOp::Sum).wait();
   EXPECT_EQ(lists[1].item<float>(), 2.f * static_cast<float>(n));

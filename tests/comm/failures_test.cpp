@@ -1,4 +1,5 @@
-// Ranks that disagree, stall or die: every one of them gets an error that says who and what, and nobody hangs.
+// Ranks that disagree, stall or end: every other rank gets an error that names the rank and the collective. No rank
+// hangs.
 #include "tessera/base/error.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/testing/expect_error.h"
@@ -16,7 +17,7 @@ namespace {
 using testing::Rank;
 using testing::run_ranks;
 
-// The report of run_ranks, which must fail.
+// The error of run_ranks, which must fail.
 std::string report_of(int64_t n, const testing::Body& body, testing::RankOptions options = {}) {
   try {
     run_ranks(n, body, options);
@@ -72,7 +73,7 @@ TEST(Failures, DifferentDtypesOpsRootsAndNumbers) {
              {"with root 0", "with root 1"});
 }
 
-TEST(Failures, WrongPartsOfAnAllToAll) {
+TEST(Failures, DifferentSplitsOfAnAllToAll) {
   auto report = report_of(2, [](Rank& me) {
     at::Tensor x = at::ones({4}), y = at::ones({3});
     const std::vector<int64_t> two{2, 2}, takes{2, 1};
@@ -84,7 +85,7 @@ TEST(Failures, WrongPartsOfAnAllToAll) {
   expect_has(report, {"alltoall_base_ #0", "rank 1 expects 4 bytes from rank 0, which posted 8"});
 }
 
-TEST(Failures, MessagesThatDoNotMatch) {
+TEST(Failures, SendAndRecvWithDifferentTags) {
   auto report = report_of(2, [](Rank& me) {
     at::Tensor x = at::ones({4});
     if (me.rank == 0)
@@ -105,12 +106,12 @@ TEST(Failures, TimeOutNamesTheMissingRank) {
               if (me.rank == 0)
                 EXPECT_ERROR(CommError, pair->all_reduce(x, ReduceOp::Sum, {.tensor_name = "bias"}).wait(),
                              "rank 0 waited 0.15 s for rank 1 in allreduce_ #0 ('bias') of Float on group 'dp'");
-              all_done.arrive_and_wait();  // nobody leaves before
+              all_done.arrive_and_wait();  // no rank leaves before
             },
             {.timeout = std::chrono::milliseconds(150)});
 }
 
-TEST(Failures, AThrowingRankFreesTheOthers) {
+TEST(Failures, ExceptionOnOneRankAbortsTheOthers) {
   const auto begin = std::chrono::steady_clock::now();
   auto report = report_of(4, [](Rank& me) {
     auto mesh = me.mesh("dp=2,tp=2");
@@ -120,14 +121,14 @@ TEST(Failures, AThrowingRankFreesTheOthers) {
     mesh.get_group("dp")->all_reduce(x, ReduceOp::Sum).wait();
     me.group()->barrier().wait();
   });
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30)) << "freed, not timed out";
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30)) << "aborted, not timed out";
   expect_has(report, {"rank 2 (the first to fail): no luck today",
                       "rank 3: rank 3, allreduce_ #0 on group 'tp' (ranks 2,3): ", "rank 2 failed: no luck today"});
   EXPECT_LT(report.find("rank 0:"), report.find("rank 1:"));
   EXPECT_LT(report.find("rank 1:"), report.find("rank 2 (the"));
 }
 
-TEST(Failures, ARankThatHasLeftIsNamed) {
+TEST(Failures, RankThatHasLeftIsNamed) {
   auto report = report_of(3, [](Rank& me) {
     at::Tensor x = at::ones({4});
     for (int i = 0; i < (me.rank == 1 ? 2 : 3); i++)
@@ -138,7 +139,7 @@ TEST(Failures, ARankThatHasLeftIsNamed) {
                       "rank 2, allreduce_ #2 ('bias') of Float on group 'world' (ranks 0,1,2): "});
 }
 
-TEST(Failures, WhatALeaverHasSentIsStillReceived) {
+TEST(Failures, MessagesOfARankThatHasLeftAreReceived) {
   run_ranks(2, [](Rank& me) {
     at::Tensor x = at::full({4}, 7.0), y = at::zeros({4});
     if (me.rank == 1) {
@@ -162,19 +163,19 @@ TEST(Failures, PollingSeesThatARankHasLeft) {
   });
 }
 
-TEST(Failures, PoisonReachesThoseWhoComeLater) {
+TEST(Failures, AbortReachesLaterCollectives) {
   run_ranks(2, [](Rank& me) {
     auto pair = me.world.new_group({0, 1});
-    if (me.rank == 0) pair->abort("the weather");
+    if (me.rank == 0) pair->abort("the reason");
     me.group()->barrier().wait();
     at::Tensor x = at::ones({4});
     try {
       pair->all_reduce(x, ReduceOp::Sum);
       ADD_FAILURE() << "posted on an aborted group";
     } catch (const CommError& error) {
-      EXPECT_NE(std::string(error.what()).find("the weather"), std::string::npos);
+      EXPECT_NE(std::string(error.what()).find("the reason"), std::string::npos);
     }
-    me.group()->barrier().wait();  // other groups are not touched
+    me.group()->barrier().wait();  // other groups are not affected
   });
 }
 

@@ -1,5 +1,7 @@
 #pragma once
-#include "fault_cell.h"
+#include "fault_case.h"
+
+#include <gtest/gtest.h>
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -11,26 +13,26 @@
 #include <set>
 #include <sstream>
 
-// The processes of a cell, seen by the one who starts them.
+// Starts the processes of a fault case and checks what they print.
 extern char** environ;
 
 namespace tessera::testing {
 
-class RunningCell {
+class RunningFaultCase {
  public:
-  explicit RunningCell(Cell cell) : cell_(std::move(cell)), folder_("/tmp/tessera-fault-XXXXXX") {
+  explicit RunningFaultCase(FaultCase fault_case) : case_(std::move(fault_case)), folder_("/tmp/tessera-fault-XXXXXX") {
     if (!mkdtemp(folder_.data())) throw std::runtime_error("cannot make a folder in /tmp");
     started_ = now_s();
-    for (int rank = 0; rank < cell_.ranks; rank++) ranks_.push_back(start(rank));
+    for (int rank = 0; rank < case_.ranks; rank++) ranks_.push_back(start(rank));
   }
-  ~RunningCell() {
+  ~RunningFaultCase() {
     for (Rank& rank : ranks_)
       if (rank.running) end(rank);
     unlink((folder_ + "/store").c_str());
     rmdir(folder_.c_str());
     for (const Rank& rank : ranks_) close(rank.output);
   }
-  RunningCell(const RunningCell&) = delete;
+  RunningFaultCase(const RunningFaultCase&) = delete;
 
   // True once all have ended.
   bool poll() {
@@ -40,11 +42,12 @@ class RunningCell {
       Rank& rank = ranks_[r];
       if (rank.running && waitpid(rank.pid, &rank.status, WNOHANG) == rank.pid) rank.running = false, rank.ended = now;
       running += rank.running;
-      others += rank.running && static_cast<int>(r) != cell_.culprit;
+      others += rank.running && static_cast<int>(r) != case_.faulty_rank;
     }
-    Rank& culprit = ranks_[static_cast<size_t>(cell_.culprit)];
-    const bool due = cell_.fault == "kill any time" && now - started_ > cell_.kill_after_ms / 1000.0;
-    if (culprit.running && (due || others == 0)) kill(culprit.pid, SIGKILL);  // one that is stopped ends no other way
+    Rank& faulty_rank = ranks_[static_cast<size_t>(case_.faulty_rank)];
+    const bool due = case_.fault == "kill any time" && now - started_ > case_.kill_after_ms / 1000.0;
+    if (faulty_rank.running && (due || others == 0))
+      kill(faulty_rank.pid, SIGKILL);  // a stopped process ends only by SIGKILL
     if (running && now - started_ > kPatience) {
       late_ = true;
       for (Rank& rank : ranks_)
@@ -54,37 +57,39 @@ class RunningCell {
     return running == 0;
   }
 
-  // What was not as it should be, with all that was said; "": nothing.
+  // What went wrong, with the output of all ranks; "": nothing.
   std::string wrong() const {
     std::ostringstream out;
     if (late_) out << "  still running after " << kPatience << " s\n";
-    const FaultRow* fault = fault_row(cell_.fault);
-    const auto& row = collective_row(cell_.collective);
-    const double at = time_in(text_of(cell_.culprit), "fault at ");
-    for (int r = 0; r < cell_.ranks; r++) {
-      if (r == cell_.culprit) continue;
+    const FaultRow* fault = fault_row(case_.fault);
+    const auto& row = collective_row(case_.collective);
+    const double at = time_in(text_of(case_.faulty_rank), "fault at ");
+    for (int r = 0; r < case_.ranks; r++) {
+      if (r == case_.faulty_rank) continue;
       const std::string text = text_of(r);
-      std::vector<std::string> wanted{"freed at", c10::str("ank ", cell_.culprit)};  // "Rank" where a sentence begins
+      std::vector<std::string> wanted{"error at", c10::str("ank ", case_.faulty_rank)};  // "Rank" or "rank"
       if (fault) wanted.insert(wanted.end(), fault->says.begin(), fault->says.end());
       if (fault && fault->names) {
         wanted.push_back("group 'world'");
-        wanted.push_back(c10::str(comm::kind_name(row.kind, comm::Family::C10d), " #", cell_.rounds, " ('", kTensor));
+        wanted.push_back(c10::str(comm::kind_name(row.kind, comm::Family::C10d), " #", case_.rounds, " ('", kTensor));
       }
       for (const auto& part : wanted)
-        if (text.find(part) == std::string::npos) out << "  rank " << r << " does not say '" << part << "'\n";
+        if (text.find(part) == std::string::npos) out << "  rank " << r << " does not print '" << part << "'\n";
       const Rank& rank = ranks_[static_cast<size_t>(r)];
       if (!late_ && (!WIFEXITED(rank.status) || WEXITSTATUS(rank.status) != 3))
         out << "  rank " << r << " ended with status " << rank.status << "\n";
-      const double freed = time_in(text, "freed at ");
-      if (fault && freed - at > fault->within) out << "  rank " << r << " was freed after " << freed - at << " s\n";
+      const double error_time = time_in(text, "error at ");
+      if (fault && error_time - at > fault->within)
+        out << "  rank " << r << " got its error after " << error_time - at << " s\n";
       const double left = time_in(text, "left at ");
-      if (freed > 0 && left - freed > 1) out << "  rank " << r << " left " << left - freed << " s later\n";
+      if (error_time > 0 && left - error_time > 1)
+        out << "  rank " << r << " left " << left - error_time << " s later\n";
       if (left > 0 && rank.ended - left > 10) out << "  rank " << r << " ended " << rank.ended - left << " s later\n";
     }
     if (out.str().empty()) return "";
     std::ostringstream all;
-    all << cell_ << "\n" << out.str();
-    for (int r = 0; r < cell_.ranks; r++) all << "  -- rank " << r << ":\n" << text_of(r);
+    all << case_ << "\n" << out.str();
+    for (int r = 0; r < case_.ranks; r++) all << "  -- rank " << r << ":\n" << text_of(r);
     return all.str();
   }
 
@@ -110,18 +115,18 @@ class RunningCell {
     double ended = 0;
   };
 
-  // Each is the head of a process group of its own, so that whatever it starts can be found.
+  // Each rank leads its own process group, so that its child processes can be found.
   Rank start(int rank) {
     Rank made;
     made.output = memfd_create("output", MFD_CLOEXEC);
     std::vector<std::string> words{"fault",
-                                   "--cell",
-                                   cell_.fault,
-                                   cell_.backend,
-                                   cell_.collective,
-                                   std::to_string(cell_.ranks),
-                                   std::to_string(cell_.culprit),
-                                   std::to_string(cell_.rounds),
+                                   "--fault-case",
+                                   case_.fault,
+                                   case_.backend,
+                                   case_.collective,
+                                   std::to_string(case_.ranks),
+                                   std::to_string(case_.faulty_rank),
+                                   std::to_string(case_.rounds),
                                    std::to_string(rank),
                                    folder_ + "/store"};
     std::vector<char*> argv;
@@ -150,14 +155,14 @@ class RunningCell {
     return at == std::string::npos ? 0 : std::atof(text.c_str() + at + before.size());
   }
 
-  Cell cell_;
+  FaultCase case_;
   std::string folder_;
   double started_ = 0;
   std::vector<Rank> ranks_;
   bool late_ = false;
 };
 
-// Names in /dev/shm that could be ours.
+// Names in /dev/shm that Tessera may have created.
 inline std::set<std::string> shared_memory_objects() {
   std::set<std::string> names;
   if (DIR* folder = opendir("/dev/shm")) {
@@ -168,29 +173,36 @@ inline std::set<std::string> shared_memory_objects() {
   return names;
 }
 
-// Runs all of them, so many at a time. Gives what went wrong in each that did, and what they left behind.
-inline std::vector<std::string> run_cells(const std::vector<Cell>& cells, size_t at_once) {
+// Runs all cases, `at_once` at a time. Returns a message for each case that went wrong and for anything left behind.
+inline std::vector<std::string> run_fault_cases(const std::vector<FaultCase>& fault_cases, size_t at_once) {
   std::vector<std::string> wrong;
   const auto before = shared_memory_objects();
-  std::vector<std::unique_ptr<RunningCell>> running;
+  std::vector<std::unique_ptr<RunningFaultCase>> running;
   std::vector<pid_t> pids;
-  for (size_t next = 0; next < cells.size() || !running.empty();) {
-    while (next < cells.size() && running.size() < at_once) {
-      running.push_back(std::make_unique<RunningCell>(cells[next++]));
+  for (size_t next = 0; next < fault_cases.size() || !running.empty();) {
+    while (next < fault_cases.size() && running.size() < at_once) {
+      running.push_back(std::make_unique<RunningFaultCase>(fault_cases[next++]));
       for (const pid_t pid : running.back()->pids()) pids.push_back(pid);
     }
-    std::erase_if(running, [&](const auto& cell) {
-      if (!cell->poll()) return false;
-      if (auto text = cell->wrong(); !text.empty()) wrong.push_back(std::move(text));
+    std::erase_if(running, [&](const auto& fault_case) {
+      if (!fault_case->poll()) return false;
+      if (auto text = fault_case->wrong(); !text.empty()) wrong.push_back(std::move(text));
       return true;
     });
     usleep(3000);
   }
   for (const pid_t pid : pids)
-    if (kill(-pid, 0) == 0 || errno != ESRCH) wrong.push_back(c10::str("a process of group ", pid, " is left"));
+    if (kill(-pid, 0) == 0 || errno != ESRCH) wrong.push_back(c10::str("a process of group ", pid, " still exists"));
   for (const auto& name : shared_memory_objects())
-    if (!before.contains(name)) wrong.push_back(c10::str("/dev/shm/", name, " is left"));
+    if (!before.contains(name)) wrong.push_back(c10::str("/dev/shm/", name, " still exists"));
   return wrong;
+}
+
+// main() of a fault test.
+inline int fault_test_main(int argc, char** argv) {
+  run_if_fault_case(argc, argv);
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
 }
 
 }  // namespace tessera::testing

@@ -1,5 +1,5 @@
-// Random cells of the fault matrix, and ranks killed at random moments, while they connect too: everybody ends, and
-// nothing is left behind. The long form (make soak) runs a thousand.
+// Random cases of the fault matrix, and ranks killed at random times, also while they connect: all ranks end, and
+// nothing is left behind. `make soak` runs a thousand cases.
 #include "fault_run.h"
 #include "tessera/base/detail/settings.h"
 
@@ -10,33 +10,30 @@
 namespace tessera {
 namespace {
 
-using testing::Cell;
+using testing::FaultCase;
 
-TEST(FaultSoak, RandomCells) {
+TEST(FaultSoak, RandomCases) {
   const int count = setting("TESSERA_SOAK") == "1" ? 1000 : 8;
   std::mt19937 random(count);
   const auto up_to = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  std::vector<Cell> cells;
+  std::vector<FaultCase> fault_cases;
   for (int i = 0; i < count; i++) {
-    Cell cell;
+    FaultCase fault_case;
     const int fault = up_to(std::size(testing::kFaults) * 2);
-    cell.fault = fault < static_cast<int>(std::size(testing::kFaults)) ? testing::kFaults[fault].name : "kill any time";
-    cell.backend = up_to(2) ? "shm" : "gloo";
-    cell.collective = testing::kCollectives[up_to(std::size(testing::kCollectives))].name;
-    cell.ranks = 2 + up_to(3);
-    cell.culprit = up_to(cell.ranks);
-    cell.rounds = 1 + up_to(20);  // after one, all of them have joined
-    cell.kill_after_ms = up_to(1500);
-    cells.push_back(cell);
+    fault_case.fault =
+        fault < static_cast<int>(std::size(testing::kFaults)) ? testing::kFaults[fault].name : "kill any time";
+    fault_case.backend = up_to(2) ? "shm" : "gloo";
+    fault_case.collective = testing::kCollectives[up_to(std::size(testing::kCollectives))].name;
+    fault_case.ranks = 2 + up_to(3);
+    fault_case.faulty_rank = up_to(fault_case.ranks);
+    fault_case.rounds = 1 + up_to(20);  // after one round all ranks have joined
+    fault_case.kill_after_ms = up_to(1500);
+    fault_cases.push_back(fault_case);
   }
-  for (const auto& wrong : testing::run_cells(cells, 4)) ADD_FAILURE() << wrong;
+  for (const auto& wrong : testing::run_fault_cases(fault_cases, 4)) ADD_FAILURE() << wrong;
 }
 
 }  // namespace
 }  // namespace tessera
 
-int main(int argc, char** argv) {
-  tessera::testing::run_if_cell(argc, argv);
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}
+int main(int argc, char** argv) { return tessera::testing::fault_test_main(argc, argv); }

@@ -1,4 +1,4 @@
-// A future of a collective completes although nobody waits for the collective itself.
+// The future of a collective completes although no thread waits for the collective.
 #include "tessera/base/error.h"
 #include "tessera/comm/communicator.h"
 #include "tessera/testing/expect_error.h"
@@ -24,12 +24,12 @@ void on_both(int64_t n, const testing::Body& body) {
   }
 }
 
-TEST(Futures, CompleteByThemselves) {
+TEST(Futures, CompleteWithoutWait) {
   on_both(3, [](Rank& me) {
     auto& backend = *me.group()->backend();
     std::vector<Tensors> lists;
     std::vector<FuturePtr> futures;
-    for (int64_t numel : {4, 300'000, 0, 70'000, 1}) {  // in a slot, and in chunks
+    for (int64_t numel : {4, 300'000, 0, 70'000, 1}) {  // some fit into a slot, some are sent in chunks
       lists.push_back({at::full({numel}, static_cast<double>(me.rank + 1))});
       futures.push_back(backend.allreduce(lists.back())->getFuture());
     }
@@ -57,7 +57,7 @@ TEST(Futures, CallbacksMayPost) {
   });
 }
 
-TEST(Futures, BesideWaitsOnTheSameGroup) {
+TEST(Futures, TogetherWithWaitsOnTheSameGroup) {
   on_both(2, [](Rank& me) {
     for (int i = 0; i < 200; i++) {
       Tensors early{at::ones({i % 7 == 0 ? 50'000 : 10})};
@@ -70,7 +70,7 @@ TEST(Futures, BesideWaitsOnTheSameGroup) {
   });
 }
 
-TEST(Futures, OfADoneCollective) {
+TEST(Futures, OfACompletedCollective) {
   on_both(1, [](Rank& me) {
     Tensors xs{at::ones({2})};
     EXPECT_TRUE(me.group()->backend()->allreduce(xs)->getFuture()->completed());
@@ -83,7 +83,7 @@ TEST(Futures, OfADoneCollective) {
   });
 }
 
-TEST(Futures, FailWithTheGroup) {
+TEST(Futures, FailWhenTheGroupIsAborted) {
   on_both(2, [](Rank& me) {
     auto group = me.world.new_group({0, 1}, "lost");
     Tensors xs{at::ones({100'000})};
@@ -98,13 +98,13 @@ TEST(Futures, FailWithTheGroup) {
   });
 }
 
-TEST(Futures, AreLeftBehindWhenTheGroupCloses) {
+TEST(Futures, FailWhenTheGroupCloses) {
   on_both(2, [](Rank& me) {
     FuturePtr future;
     auto group = me.world.new_group({0, 1});
     if (me.rank == 0) {
       Tensors xs{at::ones({100'000})};
-      future = group->backend()->allreduce(xs)->getFuture();  // the peer never comes
+      future = group->backend()->allreduce(xs)->getFuture();  // the peer never posts it
       group->close();
       EXPECT_TRUE(future->hasError());
     }

@@ -1,4 +1,4 @@
-// The collectives over gloo, in processes; and the process harness itself.
+// The collectives over gloo, with processes as ranks. Also the test harness for processes.
 #include "every_collective.h"
 #include "tessera/base/detail/settings.h"
 #include "tessera/comm/collectives.h"
@@ -19,7 +19,7 @@ using testing::spawn_ranks;
 TEST(Gloo, EveryCollectiveOnTwo) { spawn_ranks(2, testing::every_collective); }
 TEST(Gloo, EveryCollectiveOnFour) { spawn_ranks(4, testing::every_collective); }
 
-TEST(Gloo, MeshAndSeed) {
+TEST(Gloo, MeshAxesAndEqualSeeds) {
   spawn_ranks(4, [](Rank& me) {
     at::Tensor random = at::rand({4}), from_zero = random.clone();
     broadcast(from_zero, 0);
@@ -41,38 +41,38 @@ std::string report_of(int64_t n, const testing::Body& body, testing::SpawnOption
   return "";
 }
 
-TEST(Spawn, Exceptions) {
+TEST(Spawn, ReportsExceptions) {
   const auto report = report_of(2, [](Rank& me) {
     if (me.rank == 1) throw std::runtime_error("bad luck");
   });
   FileCheck().check("rank 1 exited with 10").check("rank 1 threw: bad luck").run(report);
 }
-TEST(Spawn, FailedExpectations) {
+TEST(Spawn, ReportsFailedExpectations) {
   const auto report = report_of(2, [](Rank& me) { EXPECT_EQ(me.rank, 1) << "on purpose"; });
   FileCheck().check("rank 0 exited with 10").check("on purpose").run(report);
 }
-TEST(Spawn, Signals) {
+TEST(Spawn, ReportsSignals) {
   FileCheck().check("rank 0 was ended by signal 9").run(report_of(1, [](Rank&) { raise(SIGKILL); }));
 }
-TEST(Spawn, AChildThatNeverComesToTheCall) {
+TEST(Spawn, ReportsAChildThatDoesNotReachTheCall) {
   if (setting_is_set("TESSERA_SPAWN")) return;
   FileCheck().check("rank 0 never came to this call").run(report_of(1, [](Rank&) {}));
 }
-TEST(Spawn, SecondCallOfATest) {
+TEST(Spawn, ATestMayCallItTwice) {
   spawn_ranks(1, [](Rank&) {});
   spawn_ranks(2, [](Rank& me) { EXPECT_EQ(me.size(), 2); });
 }
 
-TEST(Spawn, ARankThatHangsIsStopped) {
+TEST(Spawn, KillsARankThatHangs) {
   const auto report = report_of(1, [](Rank&) { pause(); }, {.timeout = std::chrono::seconds(2)});
   EXPECT_EQ(report.substr(0, report.find(':', report.find(':') + 1)),
             "of 1 process ranks some failed:\nrank 0 was still running after 2 s");
 }
 
 #ifdef __SANITIZE_THREAD__
-constexpr bool kSlowly = true;  // to start, not to time out
+constexpr bool kSlowStart = true;  // processes start slowly under the thread sanitizer
 #else
-constexpr bool kSlowly = false;
+constexpr bool kSlowStart = false;
 #endif
 
 TEST(Gloo, TimeOutNamesGroupAndCollective) {
@@ -84,7 +84,7 @@ TEST(Gloo, TimeOutNamesGroupAndCollective) {
                        at::Tensor x = at::ones({2});
                        if (me.rank == 0) group->all_reduce(x, ReduceOp::Sum, {.tensor_name = "bias"}).wait();
                      },
-                     {.timeout = kSlowly ? std::chrono::seconds(48) : std::chrono::seconds(4)}));
+                     {.timeout = kSlowStart ? std::chrono::seconds(48) : std::chrono::seconds(4)}));
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ TEST(Records, OnePerCollectiveWithNumberBytesAndTimes) {
   for (int64_t n = 1; n <= 2; n++)
     run_ranks(n, [](Rank& me) {
       at::Tensor x = at::ones({4}), out = at::empty({4 * me.size()});
-      me.group()->barrier().wait();  // nobody looks: no record, but it counts
+      me.group()->barrier().wait();  // not observed: no record, but it has a number
       Log log;
       comm::ObserverScope scope(&log);
       auto work = me.group()->all_gather_into_tensor(out, x, {.tensor_name = "w"});
@@ -62,11 +62,11 @@ TEST(Records, NamesByFamily) {
     g->broadcast(x, 0).wait();
     g->scatter(half, me.rank == 0 ? std::vector<at::Tensor>{half, half} : std::vector<at::Tensor>{}, 0).wait();
     g->barrier().wait();
-    comm::wait(comm::all_gather(x, 0, {4, 4}, g), g);
-    comm::wait(comm::reduce_scatter(x, 0, {1, 3}, ReduceOp::Sum, g), g);
-    comm::wait(comm::all_reduce(x, ReduceOp::Sum, g), g);
-    comm::wait(comm::all_to_all(x.view({2, 2}), 0, {1, 1}, 1, {2, 2}, g), g);
-    comm::wait(comm::broadcast(x, 0, g), g);
+    funcol::wait(funcol::all_gather(x, 0, {4, 4}, g), g);
+    funcol::wait(funcol::reduce_scatter(x, 0, {1, 3}, ReduceOp::Sum, g), g);
+    funcol::wait(funcol::all_reduce(x, ReduceOp::Sum, g), g);
+    funcol::wait(funcol::all_to_all(x.view({2, 2}), 0, {1, 1}, 1, {2, 2}, g), g);
+    funcol::wait(funcol::broadcast(x, 0, g), g);
     std::vector<std::string> counted, others;
     for (const auto& r : log.posted) (r.counted() ? counted : others).push_back(r.name());
     EXPECT_EQ(counted, (std::vector<std::string>{"allreduce_", "_reduce_scatter_base_", "allgather_", "broadcast_",
@@ -77,7 +77,7 @@ TEST(Records, NamesByFamily) {
   });
 }
 
-TEST(Records, ScopesNestAndAreThisThreadsOnly) {
+TEST(Records, ScopesNestAndArePerThread) {
   run_ranks(2, [](Rank& me) {
     Log outer, inner;
     comm::ObserverScope outer_scope(&outer);
@@ -87,7 +87,7 @@ TEST(Records, ScopesNestAndAreThisThreadsOnly) {
       me.group()->barrier().wait();
     }
     me.group()->barrier().wait();
-    EXPECT_EQ(outer.posted.size(), 2u);  // not the other rank's
+    EXPECT_EQ(outer.posted.size(), 2u);  // those of this rank only
     EXPECT_EQ(inner.posted.size(), 1u);
   });
   EXPECT_FALSE(comm::observed());

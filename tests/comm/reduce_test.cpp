@@ -1,4 +1,4 @@
-// Sums of bytes: conversions of 16-bit floats against c10's own, and the order of summation.
+// Reductions of raw memory: conversions of 16-bit floats compared with c10, and the order of summation.
 #include "tessera/comm/detail/region/reduce.h"
 
 #include "tessera/base/error.h"
@@ -29,7 +29,7 @@ void every_value() {
     ASSERT_TRUE(same(static_cast<float>(back[i]), static_cast<float>(all[i]))) << i;
   }
 }
-TEST(Widen, EveryValueThereAndBack) {
+TEST(Widen, EveryValueRoundTrips) {
   every_value<c10::BFloat16>();
   every_value<c10::Half>();
 }
@@ -39,12 +39,12 @@ void rounds_as_c10() {
   std::mt19937 random(7);
   std::vector<float> in(100'003);
   for (auto& x : in) {
-    const uint32_t bits = random() & 0xfffff000u;  // many that lie half-way
+    const uint32_t bits = random() & 0xfffff000u;  // many are exactly between two values
     std::memcpy(&x, &bits, 4);
   }
   in[0] = std::numeric_limits<float>::infinity();
   in[1] = 65520.f;  // rounds up to infinity in float16
-  in[2] = 1e-8f;    // vanishes in it
+  in[2] = 1e-8f;    // underflows to 0 in float16
   std::vector<T> out(in.size());
   narrow(in.data(), out.data(), static_cast<int64_t>(in.size()));
   for (size_t i = 0; i < in.size(); i++)
@@ -55,8 +55,8 @@ TEST(Widen, RoundsAsC10Does) {
   rounds_as_c10<c10::Half>();
 }
 
-// (1e8 + 1) - 1e8 is 0 in float32, 1e8 - 1e8 + 1 is 1: rank by rank is told from any other order, in every position.
-TEST(Reduce, RankByRankForEveryElement) {
+// (1e8 + 1) - 1e8 is 0 in float32, but (1e8 - 1e8) + 1 is 1. So the result shows whether the order is rank by rank.
+TEST(Reduce, AddsInRankOrder) {
   const int64_t n = 3001;
   std::vector<float> a(n, 1e8f), b(n, 1.f), c(n, -1e8f), out(n);
   const char* ins[] = {reinterpret_cast<char*>(a.data()), reinterpret_cast<char*>(b.data()),
@@ -67,7 +67,7 @@ TEST(Reduce, RankByRankForEveryElement) {
   EXPECT_EQ(c, out);
 }
 
-TEST(Reduce, NotANumberWins) {
+TEST(Reduce, NanPropagatesThroughMinAndMax) {
   const float nan = std::nanf("");
   for (auto op : {WireOp::Min, WireOp::Max})
     for (bool first : {true, false}) {
@@ -78,7 +78,7 @@ TEST(Reduce, NotANumberWins) {
     }
 }
 
-TEST(Reduce, WhatMeansNothingIsRefused) {
+TEST(Reduce, UndefinedOpsAreRefused) {
   EXPECT_SAYS(testing::message_of<UsageError>([] { check_reducible(WireOp::Max, c10::kComplexFloat); }),
               "cannot reduce ComplexFloat with max");
   EXPECT_SAYS(testing::message_of<UsageError>([] { check_reducible(WireOp::BitOr, c10::kFloat); }),

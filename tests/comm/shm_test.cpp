@@ -1,5 +1,5 @@
-// The collectives over shared memory, in processes; and the shared memory itself: what it takes, and that nothing
-// stays.
+// The collectives over shared memory, with processes as ranks. Also the shared memory itself: its size, its errors, and
+// that nothing remains in /dev/shm.
 #include "every_collective.h"
 #include "tessera/base/error.h"
 #include "tessera/testing/expect_error.h"
@@ -24,7 +24,7 @@ using testing::spawn_ranks;
 TEST(Shm, EveryCollectiveOnTwo) { spawn_ranks(2, testing::every_collective, {.backend = "shm"}); }
 TEST(Shm, EveryCollectiveOnFour) { spawn_ranks(4, testing::every_collective, {.backend = "shm"}); }
 
-// What is in /dev/shm under a name of ours; but for the folders of spawn_ranks, of which other tests may have some.
+// The files in /dev/shm that belong to Tessera, except the folders of spawn_ranks, which other tests may use.
 std::vector<std::string> objects() {
   std::vector<std::string> found;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
@@ -34,10 +34,10 @@ std::vector<std::string> objects() {
   return found;
 }
 
-TEST(Shm, TheMemoryNeverHasAName) {
+TEST(Shm, SharedMemoryHasNoNameInDevShm) {
   run_ranks(3,
             [](Rank& me) {
-              if (me.rank == 0) auto never_met = me.world.new_group({0, 1});  // rank 1 does not make it
+              if (me.rank == 0) auto unconnected = me.world.new_group({0, 1});  // rank 1 does not create it
               EXPECT_EQ(objects(), std::vector<std::string>());
               auto pair = me.rank > 0 ? me.world.new_group({1, 2}) : comm::Group();
               me.group()->barrier().wait();
@@ -55,8 +55,8 @@ std::string report_of(const std::string& backend) {
   return "fine";
 }
 
-TEST(Shm, AFullDevShmIsAnErrorOnEveryRank) {
-  setenv("TESSERA_STAGE_BYTES", "1000000000000", 1);  // more than any has
+TEST(Shm, FullDevShmIsAnErrorOnEveryRank) {
+  setenv("TESSERA_STAGE_BYTES", "1000000000000", 1);  // more than any machine has
   const std::string report = report_of("shm");
   unsetenv("TESSERA_STAGE_BYTES");
   EXPECT_SAYS(report, "2 of 2 ranks failed");
@@ -66,8 +66,8 @@ TEST(Shm, AFullDevShmIsAnErrorOnEveryRank) {
   EXPECT_EQ(objects(), std::vector<std::string>());
 }
 
-// As the same user, in a namespace of its own: what is mounted there is seen by nobody else.
-bool leave_our_mounts() {
+// Enters a new mount namespace as the same user. Mounts there are not visible outside.
+bool enter_new_mount_namespace() {
   const std::string user = c10::str(getuid(), " ", getuid(), " 1"), group = c10::str(getgid(), " ", getgid(), " 1");
   if (unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) return false;
   std::ofstream("/proc/self/setgroups") << "deny";
@@ -76,14 +76,14 @@ bool leave_our_mounts() {
   return true;
 }
 
-// Runs `what` in a child with other mounts than ours, and gives what it says. Empty: such a child is not allowed here.
-std::string in_other_mounts(const std::function<bool()>& mounts, const std::function<std::string()>& what) {
+// Runs `what` in a child process with its own mounts, and returns its text. Empty: this machine does not allow it.
+std::string in_own_mounts(const std::function<bool()>& mounts, const std::function<std::string()>& what) {
   int ends[2];
   if (pipe(ends) != 0) return "no pipe";
   const pid_t pid = fork();
   if (pid == 0) {
     close(ends[0]);
-    const bool allowed = leave_our_mounts() && mounts();
+    const bool allowed = enter_new_mount_namespace() && mounts();
     const std::string text = allowed ? what() : "";
     _exit(write(ends[1], text.data(), text.size()) == static_cast<ssize_t>(text.size()) ? 0 : 1);
   }
@@ -98,25 +98,25 @@ std::string in_other_mounts(const std::function<bool()>& mounts, const std::func
 }
 bool mount_memory(const char* at, const char* options) { return mount("none", at, "tmpfs", 0, options) == 0; }
 
-TEST(Shm, ASmallDevShm) {
+TEST(Shm, SmallDevShmIsReportedWithItsSize) {
   const auto report =
-      in_other_mounts([] { return mount_memory("/dev/shm", "size=64k"); }, [] { return report_of("shm"); });
-  if (report.empty()) GTEST_SKIP() << "a process may not mount anything here";
+      in_own_mounts([] { return mount_memory("/dev/shm", "size=64k"); }, [] { return report_of("shm"); });
+  if (report.empty()) GTEST_SKIP() << "this machine does not allow mounts in a user namespace";
   EXPECT_SAYS(report, "needs 3 MiB of shared memory, but /dev/shm has 0 MiB left");
 }
 
-TEST(Shm, NoDevShm) {
+TEST(Shm, WithoutDevShmTheErrorNamesOtherBackends) {
   const auto no_shm = [] { return mount_memory("/dev", "size=64k"); };
-  const auto report = in_other_mounts(no_shm, [] { return report_of("shm"); });
-  if (report.empty()) GTEST_SKIP() << "a process may not mount anything here";
+  const auto report = in_own_mounts(no_shm, [] { return report_of("shm"); });
+  if (report.empty()) GTEST_SKIP() << "this machine does not allow mounts in a user namespace";
   EXPECT_SAYS(report,
-              "backend 'shm' joins ranks that can share memory, but rank 0 has no shared memory (/dev/shm: No "
+              "backend 'shm' needs ranks that can share memory, but rank 0 has no shared memory (/dev/shm: No "
               "such file or directory); use 'auto' or 'gloo'");
-  EXPECT_EQ(in_other_mounts(no_shm, [] { return report_of("auto"); }), "fine");
+  EXPECT_EQ(in_own_mounts(no_shm, [] { return report_of("auto"); }), "fine");
 }
 
-// However the processes end, the memory goes with them.
-TEST(Shm, NothingStaysAfterAKill) {
+// The memory is freed however the processes end.
+TEST(Shm, KilledProcessesLeaveNothingInDevShm) {
   EXPECT_THROW(spawn_ranks(2,
                            [](Rank& me) {
                              me.group()->barrier().wait();

@@ -1,7 +1,7 @@
 #include "tessera/comm/world.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/error.h"
 #include "tessera/comm/backends.h"
 #include "tessera/comm/collectives.h"
 #include "tessera/testing/expect_error.h"
@@ -24,7 +24,7 @@ using testing::Rank;
 using testing::run_ranks;
 
 template <class Call>
-void says(const char* part, Call&& call) {
+void expect_error(const char* part, Call&& call) {
   EXPECT_SAYS(testing::message_of<UsageError>(call), part);
 }
 
@@ -49,24 +49,24 @@ void two_threads(const std::function<InitOptions(int64_t)>& options) {
   for (auto& thread : threads) thread.join();
 }
 
-TEST(World, AloneWithoutALauncher) {
+TEST(World, WithoutALauncherItHasOneRank) {
   World world = init();
   EXPECT_EQ(world.rank(), 0);
   EXPECT_EQ(world.size(), 1);
   EXPECT_EQ(world.backend(), "threads");
-  says("already has a world", [] { init(); });
+  expect_error("already has a world", [] { init(); });
   at::Tensor x = at::ones({2});
   all_reduce(x, ReduceOp::Avg);
   EXPECT_TRUE(x.equal(at::ones({2})));
   destroy();
-  destroy();  // nothing to leave: fine
+  destroy();  // no world: does nothing
   EXPECT_FALSE(World::has_current());
-  says("no world on this thread", [] { World::current(); });
+  expect_error("this thread has no world", [] { World::current(); });
   init();  // and again
   destroy();
 }
 
-// Policies, observers and the tracer belong to the thread, so backward must not leave it, on devices neither.
+// Policies, observers and the tracer are thread-local, so backward must run on the same thread.
 TEST(World, BackwardStaysOnTheRanksThread) {
   run_ranks(2, [](Rank&) { EXPECT_FALSE(c10::AutogradState::get_tls_state().get_multithreading_enabled()); });
 }
@@ -99,26 +99,27 @@ TEST(World, FromTheEnvironment) {
   EXPECT_EQ(init().size(), 1);
   destroy();
   setenv("WORLD_SIZE", "4", 1);
-  says("asked for a world of 2 ranks, but 4 were started (RANK and WORLD_SIZE)", [] { init({.world_size = 2}); });
-  EXPECT_EQ(init({.backend = "fake", .world_size = 2}).size(), 2);  // nobody else takes part in it
+  expect_error("got world_size 2, but 4 ranks were started (RANK and WORLD_SIZE)", [] { init({.world_size = 2}); });
+  EXPECT_EQ(init({.backend = "fake", .world_size = 2}).size(), 2);  // no other rank takes part
   destroy();
   setenv("WORLD_SIZE", "many", 1);
-  says("WORLD_SIZE is 'many', which is no number", [] { init(); });
+  expect_error("WORLD_SIZE is 'many', which is not a number", [] { init(); });
   for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_PORT", "TESSERA_BACKEND"}) unsetenv(name);
 }
 
-TEST(World, BadOptions) {
-  says("rank 3 in a world of 2", [] { init({.rank = 3, .world_size = 2}); });
-  says("no backend 'pigeon'; known are threads, shm, gloo, fake, nccl", [] { init({.backend = "pigeon"}); });
-  says("is none of env://", [] { init({.init_method = "http://x"}); });
-  says("tcp://host:port", [] { init({.init_method = "tcp://somewhere"}); });
-  says("file:///absolute/path", [] { init({.init_method = "file://here"}); });
+TEST(World, BadOptionsAreRefused) {
+  expect_error("rank 3 in a world of 2", [] { init({.rank = 3, .world_size = 2}); });
+  expect_error("unknown backend 'pigeon'; known are threads, shm, gloo, fake, nccl",
+               [] { init({.backend = "pigeon"}); });
+  expect_error("is not supported; use env://", [] { init({.init_method = "http://x"}); });
+  expect_error("tcp://host:port", [] { init({.init_method = "tcp://somewhere"}); });
+  expect_error("file:///absolute/path", [] { init({.init_method = "file://here"}); });
   EXPECT_FALSE(World::has_current());
 }
 
-TEST(World, NewGroups) {
+TEST(World, NewGroupConnectsItsMembers) {
   run_ranks(4, [](Rank& me) {
-    if (me.rank != 3) {  // only the members take part
+    if (me.rank != 3) {  // only the members call it
       auto group = me.world.new_group({2, 0, 1}, "odd order");
       EXPECT_EQ(group->rank(), me.rank == 2 ? 0 : me.rank + 1);
       EXPECT_EQ(get_rank(group), group->rank());
@@ -135,10 +136,10 @@ TEST(World, NewGroups) {
       a.wait();
       EXPECT_EQ(x.item<float>() + y.item<float>(), 9.f);
     } else {
-      says("rank 3 is not among the ranks 2,0,1", [&] { me.world.new_group({2, 0, 1}); });
-      says("names one twice", [&] { me.world.new_group({3, 3}); });
-      says("rank 9 is not in a world of 4", [&] { me.world.new_group({3, 9}); });
-      says("at least one rank", [&] { me.world.new_group({}); });
+      expect_error("rank 3 is not among the ranks 2,0,1", [&] { me.world.new_group({2, 0, 1}); });
+      expect_error("contains a rank twice", [&] { me.world.new_group({3, 3}); });
+      expect_error("rank 9 is not in a world of 4", [&] { me.world.new_group({3, 9}); });
+      expect_error("at least one rank", [&] { me.world.new_group({}); });
     }
   });
 }
@@ -155,7 +156,7 @@ TEST(World, ScopesNest) {
   destroy();
 }
 
-TEST(World, FakeOfSixtyFour) {
+TEST(World, FakeWorldOfSixtyFourRanks) {
   World world = init({.backend = "fake", .rank = 17, .world_size = 64});
   at::Tensor x = at::ones({3}), all = at::zeros({192}), part = at::zeros({3});
   all_gather_into_tensor(all, x);
@@ -172,7 +173,7 @@ TEST(World, FakeOfSixtyFour) {
   destroy();
 }
 
-// A user's own backend: c10d::Backend with one collective.
+// A backend of the user: a c10d::Backend with one collective.
 struct Doubler : c10d::Backend {
   using Backend::Backend;
   struct Done : c10d::Work {
@@ -185,7 +186,7 @@ struct Doubler : c10d::Backend {
   }
 };
 
-TEST(World, ABackendOfTheUsers) {
+TEST(World, RegisteredBackendCarriesTheWorld) {
   comm::register_backend("doubler", [](const comm::ConnectOptions& o) -> c10::intrusive_ptr<c10d::Backend> {
     return c10::make_intrusive<Doubler>(o.rank, o.size);
   });
@@ -196,7 +197,7 @@ TEST(World, ABackendOfTheUsers) {
   try {
     broadcast(x, 0);
     ADD_FAILURE();
-  } catch (const CommError& error) {  // what the backend says, with our name for it
+  } catch (const CommError& error) {  // the message of the backend, with the name of the collective
     const std::string text = error.what();
     EXPECT_NE(text.find("rank 1, broadcast_ #1 on group 'world' (ranks 0,1)"), std::string::npos) << text;
     EXPECT_NE(text.find("does not support broadcast"), std::string::npos) << text;
@@ -204,7 +205,7 @@ TEST(World, ABackendOfTheUsers) {
   destroy();
 }
 
-TEST(World, ProcessGroupViewForC10dCode) {
+TEST(World, GroupAsAC10dProcessGroup) {
   run_ranks(2, [](Rank& me) {
     auto group = me.group()->process_group();
     std::vector<at::Tensor> xs{at::ones({3})};
@@ -216,7 +217,7 @@ TEST(World, ProcessGroupViewForC10dCode) {
   });
 }
 
-TEST(Settings, EveryRowHasAName) {
+TEST(Settings, EverySettingHasHelp) {
   for (const auto& row : all_settings()) EXPECT_FALSE(std::string(row.help).empty()) << row.name;
   EXPECT_EQ(setting("TESSERA_TIMEOUT_S"), "600");
   EXPECT_THROW(setting("TESSERA_NO_SUCH"), InternalError);

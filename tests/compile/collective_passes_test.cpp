@@ -106,8 +106,8 @@ TEST(CancelCollectives, OnlyIfAllRanksWould) {
     for (const bool own : {true, false}) {
       auto step = compile(
           [&](const at::Tensor& x) {
-            const auto all = comm::all_gather(x, 0, {2, 2}, group);
-            comm::wait(all, group);
+            const auto all = funcol::all_gather(x, 0, {2, 2}, group);
+            funcol::wait(all, group);
             return all.narrow(0, own ? 2 * me.rank : 0, 2).neg();
           },
           {.passes = PassList{"cancel_collectives"}, .verified = true});
@@ -171,13 +171,13 @@ TEST(MergeCollectives, OnRanks) {
     const auto& group = me.world.group();
     auto step = compile(
         [&](const at::Tensor& x, const at::Tensor& y) {
-          const auto a = comm::all_reduce(x, ReduceOp::Sum, group), b = comm::all_reduce(y, ReduceOp::Sum, group);
-          comm::wait(a, group);
-          comm::wait(b, group);
-          const auto c = comm::reduce_scatter(a, 0, {2, 1}, ReduceOp::Sum, group);
-          const auto d = comm::reduce_scatter(b, 1, {2, 2}, ReduceOp::Sum, group);
-          comm::wait(c, group);
-          comm::wait(d, group);
+          const auto a = funcol::all_reduce(x, ReduceOp::Sum, group), b = funcol::all_reduce(y, ReduceOp::Sum, group);
+          funcol::wait(a, group);
+          funcol::wait(b, group);
+          const auto c = funcol::reduce_scatter(a, 0, {2, 1}, ReduceOp::Sum, group);
+          const auto d = funcol::reduce_scatter(b, 1, {2, 2}, ReduceOp::Sum, group);
+          funcol::wait(c, group);
+          funcol::wait(d, group);
           return std::make_pair(c, d);
         },
         {.passes = PassList{"merge_collectives"}, .verified = true});

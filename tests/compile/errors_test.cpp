@@ -87,8 +87,8 @@ TEST(CompileErrors, RanksThatTraceDifferentStepsAreStopped) {
   run_ranks(2, [](Rank& me) {
     const auto group = me.group();
     auto step = compile([&](const at::Tensor& x) {
-      const auto y = comm::all_reduce(x, me.rank == 0 ? ReduceOp::Sum : ReduceOp::Max, group);
-      comm::wait(y, group);
+      const auto y = funcol::all_reduce(x, me.rank == 0 ? ReduceOp::Sum : ReduceOp::Max, group);
+      funcol::wait(y, group);
       return y;
     });
     EXPECT_ERROR(UsageError, step(torch::ones({4})), "\"sum\"", "\"max\"");

@@ -34,7 +34,7 @@ using testing::Rank;
 using testing::run_ranks;
 
 struct Sent {
-  Kind kind;
+  CommKind kind;
   int64_t bytes;
   bool operator==(const Sent&) const = default;
   friend std::ostream& operator<<(std::ostream& out, const Sent& sent) {
@@ -57,7 +57,7 @@ class Records final : comm::Observer {
 
 // The collectives that a listing names, read from its text alone.
 std::vector<Sent> named_in(const std::string& listing) {
-  const std::map<std::string, Kind> kinds = {
+  const std::map<std::string, CommKind> kinds = {
       {"all_reduce", Kind::AllReduce},
       {"all_reduce_", Kind::AllReduce},
       {"all_reduce_coalesced", Kind::AllReduceCoalesced},

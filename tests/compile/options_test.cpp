@@ -72,8 +72,8 @@ TEST(Reorder, OffLeavesCommunicationWhereItWas) {
     for (const bool reorder : {true, false}) {
       auto step = compile(
           [&](const at::Tensor& x) {
-            const auto sum = comm::all_reduce(x, ReduceOp::Sum, group);
-            comm::wait(sum, group);
+            const auto sum = funcol::all_reduce(x, ReduceOp::Sum, group);
+            funcol::wait(sum, group);
             return sum + x.tanh().exp();
           },
           {.codegen = false, .reorder = reorder});

@@ -74,9 +74,9 @@ TEST(CommHook, ALambdaIsAHook) {
 }
 TEST(CommHook, AFunctionFinishesTheResultAfterTheCollective) {
   const auto doubled = [](std::nullptr_t, GradBucket& bucket) -> BucketResult {
-    const auto reduced = comm::all_reduce(bucket.buffer(), ReduceOp::Sum, bucket.group());
+    const auto reduced = funcol::all_reduce(bucket.buffer(), ReduceOp::Sum, bucket.group());
     return [reduced, group = bucket.group()] {
-      comm::wait(reduced, group);
+      funcol::wait(reduced, group);
       return reduced * 2;
     };
   };
@@ -116,8 +116,8 @@ TEST(CommHook, MayReturnAC10dFuture) {
     DistributedDataParallel ddp(model);
     ddp->register_comm_hook(nullptr, [](std::nullptr_t, GradBucket& bucket) -> BucketResult {
       auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
-      auto x = comm::all_reduce(bucket.buffer() / 2, ReduceOp::Sum, bucket.group());
-      comm::wait(x, bucket.group());
+      auto x = funcol::all_reduce(bucket.buffer() / 2, ReduceOp::Sum, bucket.group());
+      funcol::wait(x, bucket.group());
       future->markCompleted(c10::IValue(std::vector<at::Tensor>{x}));
       return future;
     });

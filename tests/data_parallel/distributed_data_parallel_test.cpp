@@ -17,7 +17,7 @@ namespace {
 using namespace fixtures;
 using comm::Kind;
 
-int64_t count(const CommDebugMode& mode, Kind kind) { return mode.get_comm_counts().of(kind, comm::Family::C10d); }
+int64_t count(const CommDebugMode& mode, CommKind kind) { return mode.get_comm_counts().of(kind, comm::Family::C10d); }
 int64_t all_reduces(const CommDebugMode& mode) { return count(mode, Kind::AllReduce); }
 
 // Checks communication and gradients of three steps against the mean that a plain module computes.

@@ -1,15 +1,15 @@
-// Loaded into a Python process by run.py: says what init() says there.
+// run.py loads this library into a Python process. It returns the error message of init() there.
 #include "tessera/comm/world.h"
 
 #include <string>
 
-extern "C" const char* tessera_init_says() {
-  static std::string said;
+extern "C" const char* tessera_init_error() {
+  static std::string message;
   try {
     tessera::init();
-    said = "nothing: it accepted";
+    message = "no error: init() accepted the process";
   } catch (const c10::Error& error) {
-    said = error.what_without_backtrace();
+    message = error.what_without_backtrace();
   }
-  return said.c_str();
+  return message.c_str();
 }

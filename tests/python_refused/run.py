@@ -1,14 +1,14 @@
-"""init() must refuse a process in which Python's autograd engine is at work. Argument: the probe library."""
+"""init() must refuse a process that has loaded Python's autograd engine. Argument: the probe library."""
 import ctypes
 import sys
 
 try:
-    import torch  # noqa: F401  (installs Python's engine)
+    import torch  # noqa: F401  (loads Python's autograd engine)
 except ImportError:
     print("[  SKIPPED ] this Python has no torch")
     sys.exit(0)
 probe = ctypes.CDLL(sys.argv[1])
-probe.tessera_init_says.restype = ctypes.c_char_p
-said = probe.tessera_init_says().decode()
-print(said)
-sys.exit(0 if "Python" in said and "accepted" not in said else 1)
+probe.tessera_init_error.restype = ctypes.c_char_p
+message = probe.tessera_init_error().decode()
+print(message)
+sys.exit(0 if "Python" in message and "accepted" not in message else 1)

@@ -66,7 +66,7 @@ SpecRef spec_of(const DeviceMesh& mesh, const at::Tensor& global, PlacementsRef 
 }
 
 at::Tensor ready(const Local& local) {
-  if (local.pending) comm::wait(local.tensor, local.pending);
+  if (local.pending) funcol::wait(local.tensor, local.pending);
   return local.tensor;
 }
 

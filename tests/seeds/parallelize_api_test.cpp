@@ -25,7 +25,7 @@ struct Comm {
 };
 void expect_comm(const CommDebugMode& mode, const Comm& expected, const char* when) {
   const auto& counts = mode.get_comm_counts();
-  const auto of = [&](Kind kind) { return counts.of(kind) + counts.of(kind, comm::Family::C10d); };
+  const auto of = [&](CommKind kind) { return counts.of(kind) + counts.of(kind, comm::Family::C10d); };
   EXPECT_EQ(of(Kind::Scatter), expected.scatter) << when;
   EXPECT_EQ(of(Kind::Broadcast), expected.broadcast) << when;
   EXPECT_EQ(of(Kind::AllReduce), expected.all_reduce) << when;

@@ -74,7 +74,7 @@ TEST(ParallelizeModule, OverOneAxisOfAMesh) {
   run_ranks(4, [&](Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
     auto model = clone(plain);
-    const auto count = [](const CommDebugMode& comm, Kind kind) {
+    const auto count = [](const CommDebugMode& comm, CommKind kind) {
       return comm.get_comm_counts().of(kind) + comm.get_comm_counts().of(kind, comm::Family::C10d);
     };
     CommDebugMode comm;

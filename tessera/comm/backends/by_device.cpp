@@ -1,31 +1,28 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/backends.h"
-#include "tessera/comm/detail/watch/watched.h"
+#include "tessera/comm/detail/watch/monitored_backend.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-// Two backends as one: tensors on the host go over the one, tensors on a device over the other.
+// Two backends as one: CPU tensors use `host`, all other tensors use `device`.
 namespace tessera::comm::detail {
 namespace {
 
-class ByDevice final : public c10d::Backend, public watch::Watched {
+class ByDevice final : public watch::MonitoredBackend {
  public:
-  using Tensors = std::vector<at::Tensor>;
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 
   ByDevice(int rank, int size, BackendPtr host, BackendPtr device)
-      : Backend(rank, size), host_(std::move(host)), device_(std::move(device)) {}
+      : MonitoredBackend(rank, size), host_(std::move(host)), device_(std::move(device)) {}
 
   const std::string getBackendName() const override { return host_->getBackendName(); }
-  void poison(const std::string& reason) override {
-    if (auto* host = dynamic_cast<watch::Watched*>(host_.get()))
-      host->poison(reason);
+  void abort_with(const std::string& reason) override {
+    if (auto* host = dynamic_cast<watch::MonitoredBackend*>(host_.get()))
+      host->abort_with(reason);
     else
       host_->abort();
     device_->abort();
   }
-  void abort() override { poison("the group was aborted"); }
   void shutdown() override {
     host_->shutdown();
     device_->shutdown();
@@ -79,7 +76,7 @@ class ByDevice final : public c10d::Backend, public watch::Watched {
  private:
   c10d::Backend& of(const at::Tensor& x) { return x.is_cpu() ? *host_ : *device_; }
   c10d::Backend& of(const Tensors& xs) {
-    TESSERA_CHECK(!xs.empty(), UsageError, "a collective of no tensors");
+    TESSERA_CHECK(!xs.empty(), UsageError, "a collective needs at least one tensor");
     return of(xs[0]);
   }
   BackendPtr host_, device_;

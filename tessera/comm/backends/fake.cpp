@@ -2,8 +2,8 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-// A world of any size without peers: results have the right shape, as if every peer had given what this rank gives.
-// For planning, counting collectives and dry runs; values of reductions are this rank's own.
+// A world of any size without peers, for planning, counting collectives and dry runs. Outputs have the right shape. A
+// gather acts as if every peer had the input of this rank. A reduction returns the input of this rank.
 namespace tessera::comm::detail {
 namespace {
 

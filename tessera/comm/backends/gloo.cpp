@@ -1,6 +1,6 @@
-// The only file that sees ProcessGroupGloo. LibTorch exports the class but ships none of gloo's headers, so this file
-// alone is compiled with stand-ins for them on its include path (detail/gloo_stub); gloo's types occur in the class
-// only behind shared_ptr, so their contents do not matter here.
+// The only file that uses ProcessGroupGloo. LibTorch exports the class but does not ship gloo's headers. So this file
+// is compiled with stub headers on its include path (detail/gloo_stub). ProcessGroupGloo uses gloo's types only behind
+// shared_ptr, so empty definitions are enough.
 #define USE_C10D_GLOO 1
 #include "tessera/base/detail/settings.h"
 #include "tessera/comm/backends.h"
@@ -13,7 +13,7 @@ c10::intrusive_ptr<c10d::Backend> connect_gloo(const ConnectOptions& options) {
   using c10d::ProcessGroupGloo;
   auto gloo = ProcessGroupGloo::Options::create(options.timeout);
   std::string host = setting("TESSERA_GLOO_HOST");
-  if (host.empty() && options.one_host) host = "127.0.0.1";  // nothing else need be able to reach us
+  if (host.empty() && options.one_host) host = "127.0.0.1";  // no other machine needs to reach this one
   gloo->devices.push_back(host.empty() ? ProcessGroupGloo::createDefaultDevice()
                                        : ProcessGroupGloo::createDeviceForHostname(host));
   gloo->group_name = options.group;

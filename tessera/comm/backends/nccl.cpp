@@ -1,4 +1,4 @@
-// Built where CUDA is (TESSERA_CUDA); no_nccl.cpp elsewhere.
+// Built with TESSERA_CUDA=ON. Other builds use no_nccl.cpp.
 #define USE_C10D_NCCL 1
 #include "tessera/comm/backends.h"
 

@@ -3,13 +3,13 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-// Built instead of nccl.cpp where there is no CUDA.
+// Replaces nccl.cpp in builds without CUDA.
 namespace tessera::comm::detail {
 
 int64_t nccl_devices() { return 0; }
 
 c10::intrusive_ptr<c10d::Backend> connect_nccl(const ConnectOptions&) {
-  TESSERA_FAIL(UsageError, "this build has no nccl; configure with -DTESSERA_CUDA=ON, or use gloo");
+  TESSERA_FAIL(UsageError, "this build does not contain nccl; configure with -DTESSERA_CUDA=ON, or use gloo");
 }
 
 }  // namespace tessera::comm::detail

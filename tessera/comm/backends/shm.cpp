@@ -2,15 +2,15 @@
 #include "tessera/comm/detail/region/region_backend.h"
 #include "tessera/comm/detail/region/shared_region.h"
 
-// Ranks are processes of one machine.
+// The backend "shm": ranks are processes of one machine.
 namespace tessera::comm::detail {
 
 c10::intrusive_ptr<c10d::Backend> connect_shm(const ConnectOptions& options) {
   std::shared_ptr<region::Region> region;
-  if (options.size > 1) region = region::meet_in_shared_memory(options, region::Layout::of(options.size));
+  if (options.size > 1) region = region::connect_shared_region(options, region::RegionLayout::of(options.size));
   return c10::make_intrusive<region::RegionBackend>("shm", options.rank, options.size, std::move(region),
-                                                    region::Names{options.group, options.ranks},
-                                                    region::Exchange::Options{options.timeout, options.spare_cores});
+                                                    region::GroupInfo{options.group, options.ranks},
+                                                    region::Exchange::Options{options.timeout, options.core_per_rank});
 }
 
 }  // namespace tessera::comm::detail

@@ -11,14 +11,14 @@
 namespace tessera::comm {
 namespace {
 
-// One group's members and where they are.
+// The members of one group and their hosts.
 struct Members {
   std::vector<int64_t> ranks;
   std::vector<Host> hosts;
 
-  // The place of the first whose host differs in `field` from the first one's; -1: none does.
+  // The index of the first member whose host differs in `field` from that of member 0; -1: none differs.
   template <class Field>
-  int64_t first_unlike(Field Host::*field) const {
+  int64_t first_different(Field Host::*field) const {
     for (size_t i = 0; i < hosts.size(); i++)
       if (hosts[i].*field != hosts[0].*field) return static_cast<int64_t>(i);
     return -1;
@@ -26,9 +26,9 @@ struct Members {
   std::string machine(size_t i) const { return hosts[i].machine.substr(0, hosts[i].machine.find('/')); }
 };
 
-// Why they cannot share memory; empty if they can.
-std::string apart(const Members& m) {
-  if (const int64_t i = m.first_unlike(&Host::machine); i >= 0) {
+// Why the members cannot share memory; empty if they can.
+std::string why_no_shared_memory(const Members& m) {
+  if (const int64_t i = m.first_different(&Host::machine); i >= 0) {
     const size_t other = static_cast<size_t>(i);
     return c10::str("rank ", m.ranks[0], " is on ", m.machine(0), " and rank ", m.ranks[other], " on ",
                     m.machine(other) == m.machine(0) ? "it in another container or as another user" : m.machine(other));
@@ -38,61 +38,64 @@ std::string apart(const Members& m) {
   return "";
 }
 
-Choice choose_for(const Members& m) {
-  if (m.first_unlike(&Host::machine) < 0 && m.first_unlike(&Host::pid) < 0)
+BackendChoice choose_for(const Members& m) {
+  if (m.first_different(&Host::machine) < 0 && m.first_different(&Host::pid) < 0)
     return {"threads", "", c10::str("all ", m.ranks.size(), " ranks are threads of one process")};
-  if (const std::string why = apart(m); !why.empty()) return {"gloo", "", why};
+  if (const std::string why = why_no_shared_memory(m); !why.empty()) return {"gloo", "", why};
   return {"shm", "", c10::str("all ", m.ranks.size(), " ranks are on ", m.machine(0))};
 }
 
 }  // namespace
 
-std::ostream& operator<<(std::ostream& out, const Choice& choice) {
+std::ostream& operator<<(std::ostream& out, const BackendChoice& choice) {
   out << choice.backend;
   if (!choice.device_backend.empty()) out << ", devices over " << choice.device_backend;
   return out << " (" << choice.why << ")";
 }
 
-bool needs_hosts(const std::string& asked, int64_t world_size) {
-  return world_size > 1 && (asked == "auto" || asked == "shm" || asked == "gloo");
+bool needs_hosts(const std::string& requested, int64_t world_size) {
+  return world_size > 1 && (requested == "auto" || requested == "shm" || requested == "gloo");
 }
 
-Choice choose_backend(const std::string& asked, const std::vector<int64_t>& ranks, const std::vector<Host>& hosts) {
-  if (asked != "auto" && asked != "shm") return {asked, "", "asked for"};
-  if (ranks.size() == 1) return {asked == "auto" ? "threads" : asked, "", "a group of one rank needs no wire"};
+BackendChoice choose_backend(const std::string& requested, const std::vector<int64_t>& ranks,
+                             const std::vector<Host>& hosts) {
+  if (requested != "auto" && requested != "shm") return {requested, "", "requested"};
+  if (ranks.size() == 1)
+    return {requested == "auto" ? "threads" : requested, "", "a group of one rank needs no transport"};
   Members members{ranks, {}};
   for (int64_t r : ranks) members.hosts.push_back(hosts.at(static_cast<size_t>(r)));
-  if (asked == "shm") {
-    const std::string why = apart(members);
-    TESSERA_CHECK(why.empty(), UsageError, "backend 'shm' joins ranks that can share memory, but ", why,
+  if (requested == "shm") {
+    const std::string why = why_no_shared_memory(members);
+    TESSERA_CHECK(why.empty(), UsageError, "backend 'shm' needs ranks that can share memory, but ", why,
                   "; use 'auto' or 'gloo'");
-    return {"shm", "", "asked for"};
+    return {"shm", "", "requested"};
   }
-  Choice choice = choose_for(members);
+  BackendChoice choice = choose_for(members);
   if (devices_for_all(hosts)) choice.device_backend = "nccl";
   return choice;
 }
 
-c10::intrusive_ptr<c10d::Backend> connect(const Choice& choice, const ConnectOptions& options) {
+c10::intrusive_ptr<c10d::Backend> connect(const BackendChoice& choice, const ConnectOptions& options) {
   return choice.device_backend.empty() ? connect_checked(choice.backend, options)
                                        : connect_both(choice.backend, choice.device_backend, options);
 }
 
-std::vector<AutoRow> auto_rows() {
+std::vector<AutoChoice> auto_choices() {
   const Host here = this_host();
   Host beside = here, far = here;
   beside.pid++;
   far.machine = "another";
-  Choice shm = choose_for({{0, 1}, {here, beside}});
-  shm.why = shm.backend == "shm"
-                ? c10::str("through /dev/shm; a group of 4 takes ", region::Layout::of(4).total() >> 10, " KiB there")
-                : here.shm;
-  Choice threads = choose_for({{0, 1}, {here, here}}), gloo = choose_for({{0, 1}, {here, far}});
-  threads.why = "through memory of the process";
+  BackendChoice shm = choose_for({{0, 1}, {here, beside}});
+  shm.why = shm.backend == "shm" ? c10::str("through /dev/shm; a group of 4 takes ",
+                                            region::RegionLayout::of(4).total() >> 10, " KiB there")
+                                 : here.shm;
+  BackendChoice threads = choose_for({{0, 1}, {here, here}}), gloo = choose_for({{0, 1}, {here, far}});
+  threads.why = "through process memory";
   gloo.why = "over TCP";
-  const Choice device = here.devices > 0
-                            ? Choice{"nccl", "", c10::str(here.devices, " devices here; if every rank has one")}
-                            : Choice{"as above", "", "through the host: no nccl in this build, or no device"};
+  const BackendChoice device =
+      here.devices > 0
+          ? BackendChoice{"nccl", "", c10::str(here.devices, " devices here; used if every rank has one")}
+          : BackendChoice{"as above", "", "through host memory: this build has no nccl, or the machine has no device"};
   return {
       {"of one process", threads}, {"of one machine", shm}, {"of several machines", gloo}, {"CUDA tensors", device}};
 }

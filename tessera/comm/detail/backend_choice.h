@@ -6,37 +6,39 @@
 #include <string>
 #include <vector>
 
-// Which backend carries a group.
+// Chooses the backend of a group.
 namespace tessera::comm {
 
-struct Choice {
+struct BackendChoice {
   std::string backend;
-  std::string device_backend;  // of tensors on a device; empty: the same
+  std::string device_backend;  // for device tensors; empty: `backend`
   std::string why;             // "all 4 ranks are on node7"
 
-  bool operator==(const Choice&) const = default;
+  bool operator==(const BackendChoice&) const = default;
 };
-std::ostream& operator<<(std::ostream& out, const Choice& choice);  // shm, cuda over nccl (all 4 ranks are on node7)
+std::ostream& operator<<(std::ostream& out,
+                         const BackendChoice& choice);  // shm, cuda over nccl (all 4 ranks are on node7)
 
-// True if the choice, or the backend, depends on where the ranks are.
-bool needs_hosts(const std::string& asked, int64_t world_size);
+// True if the choice, or the backend itself, depends on the hosts of the ranks.
+bool needs_hosts(const std::string& requested, int64_t world_size);
 
-// Requires: `ranks` are the members, `hosts` those of all ranks of the world; empty if !needs_hosts.
-// `asked`: a row of comm/backends.cpp, or "auto", which means, the first that holds:
-//   one rank, or all in one process     threads
-//   all on one machine with /dev/shm    shm
-//   otherwise                           gloo
-// and for tensors on a device nccl, where it is built in and every rank of the world has a device of its own.
-// Throws UsageError if the backend cannot join these hosts.
-Choice choose_backend(const std::string& asked, const std::vector<int64_t>& ranks, const std::vector<Host>& hosts);
+// `requested`: a name in comm/backends.h, or "auto". "auto" chooses the first of these that applies:
+//   one rank, or all ranks in one process     threads
+//   all ranks on one machine with /dev/shm    shm
+//   otherwise                                 gloo
+// For device tensors it adds nccl, if nccl is built in and every rank of the world has its own device.
+// Requires: `ranks` are the members; `hosts` has the host of every rank of the world, or is empty if !needs_hosts.
+// Throws UsageError if the backend cannot connect these hosts.
+BackendChoice choose_backend(const std::string& requested, const std::vector<int64_t>& ranks,
+                             const std::vector<Host>& hosts);
 
-c10::intrusive_ptr<c10d::Backend> connect(const Choice& choice, const ConnectOptions& options);
+c10::intrusive_ptr<c10d::Backend> connect(const BackendChoice& choice, const ConnectOptions& options);
 
-// What "auto" means on this machine, row by row, for people.
-struct AutoRow {
+// What "auto" chooses on this machine, for `tessera env`.
+struct AutoChoice {
   std::string ranks;  // "of one process"
-  Choice choice;
+  BackendChoice choice;
 };
-std::vector<AutoRow> auto_rows();
+std::vector<AutoChoice> auto_choices();
 
 }  // namespace tessera::comm

@@ -3,12 +3,14 @@
 namespace tessera::comm {
 namespace {
 
-thread_local constinit const Label* innermost = nullptr;
+thread_local constinit const CollectiveLabel* innermost = nullptr;
 
 }  // namespace
 
-Label::Label(const char* name, int32_t number) : name_(name), number_(number), outer_(innermost) { innermost = this; }
-Label::~Label() { innermost = outer_; }
-const Label* Label::current() { return innermost; }
+CollectiveLabel::CollectiveLabel(const char* name, int32_t number) : name_(name), number_(number), outer_(innermost) {
+  innermost = this;
+}
+CollectiveLabel::~CollectiveLabel() { innermost = outer_; }
+const CollectiveLabel* CollectiveLabel::current() { return innermost; }
 
 }  // namespace tessera::comm

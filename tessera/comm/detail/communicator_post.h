@@ -1,10 +1,10 @@
 #pragma once
 #include "tessera/comm/communicator.h"
-#include "tessera/comm/detail/posting.h"
-#include "tessera/comm/detail/work_state.h"
 #include "tessera/comm/detail/collective_label.h"
-#include "tessera/comm/detail/watch/journal.h"
-#include "tessera/comm/detail/watch/watched.h"
+#include "tessera/comm/detail/current_collective.h"
+#include "tessera/comm/detail/watch/last_collective_recorder.h"
+#include "tessera/comm/detail/watch/monitored_backend.h"
+#include "tessera/comm/detail/work_state.h"
 
 #include <ATen/record_function.h>
 
@@ -12,17 +12,19 @@
 #include <functional>
 #include <mutex>
 
-// What the two files of the Communicator share: what aliases of a group have in common, and how a call is posted.
+// Shared by the files of Communicator: the state that aliases of a group share, and how a collective is posted.
 namespace tessera::comm {
 
-// Posts for a collective that is no member of the Communicator.
+using Tensors = std::vector<at::Tensor>;
+
+// Posts a collective that is not a member function of Communicator.
 using PostCall = std::function<c10::intrusive_ptr<c10d::Work>()>;
-inline Work post_on(Communicator& group, Kind kind, PostOptions options, int64_t bytes, c10::ScalarType dtype,
+inline Work post_on(Communicator& group, CommKind kind, PostOptions options, int64_t bytes, c10::ScalarType dtype,
                     const PostCall& call);
 
 struct Communicator::Impl {
   struct Pending {
-    c10::Storage storage;  // a result is found by its memory, so that a view of it can be waited for
+    c10::Storage storage;  // results are found by storage, so that wait() works on a view
     Work work;
   };
   std::string backend_name;
@@ -31,24 +33,24 @@ struct Communicator::Impl {
   std::mutex mutex;
   std::vector<Pending> pending;  // oldest first
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
-  watch::Watched* watched = nullptr;  // the backend, if it is ours
+  watch::MonitoredBackend* monitored = nullptr;  // the backend, if it is one
   bool closed = false;
 
-  static Work post(Communicator& group, Kind kind, Options options, int64_t bytes, c10::ScalarType dtype,
+  static Work post(Communicator& group, CommKind kind, Options options, int64_t bytes, c10::ScalarType dtype,
                    const PostCall& call) {
     return group.post(kind, options, bytes, dtype, call);
   }
-  friend Work post_on(Communicator& group, Kind kind, PostOptions options, int64_t bytes, c10::ScalarType dtype,
+  friend Work post_on(Communicator& group, CommKind kind, PostOptions options, int64_t bytes, c10::ScalarType dtype,
                       const PostCall& call) {
     return post(group, kind, options, bytes, dtype, call);
   }
 };
 
-// Every collective goes through here: numbered, timed for observers, errors named. A group of one is done at once.
+// Posts a collective: numbers it, notifies observers, adds context to errors. In a group of one it completes at once.
 template <class Call>
-Work Communicator::post(Kind kind, Options options, int64_t bytes, c10::ScalarType dtype, Call&& call) {
+Work Communicator::post(CommKind kind, Options options, int64_t bytes, c10::ScalarType dtype, Call&& call) {
   const uint64_t sequence = impl_->sequence.fetch_add(1, std::memory_order_relaxed);
-  const Label* label = Label::current();
+  const CollectiveLabel* label = CollectiveLabel::current();
   if (label && !*options.tensor_name) options.tensor_name = label->name();
   RECORD_FUNCTION(kind_name(kind, options.family), c10::ArrayRef<const c10::IValue>{});
   std::unique_ptr<Record> record;
@@ -58,12 +60,13 @@ Work Communicator::post(Kind kind, Options options, int64_t bytes, c10::ScalarTy
     record->posted = std::chrono::steady_clock::now();
     notify_post(*record);
   }
-  watch::Journal* journal = impl_->watched ? impl_->watched->journal.get() : nullptr;
-  if (journal) journal->posted(kind, options.family, sequence, bytes, dtype, options.tensor_name);
-  const detail::Posting posting{kind, options.family, sequence, options.tensor_name, label ? label->number() : 0};
-  detail::posting = &posting;
+  watch::LastCollectiveRecorder* recorder = impl_->monitored ? impl_->monitored->recorder.get() : nullptr;
+  if (recorder) recorder->posted(kind, options.family, sequence, bytes, dtype, options.tensor_name);
+  const detail::CurrentCollective current{kind, options.family, sequence, options.tensor_name,
+                                          label ? label->number() : 0};
+  detail::current_collective = &current;
   struct Reset {
-    ~Reset() { detail::posting = nullptr; }
+    ~Reset() { detail::current_collective = nullptr; }
   } reset;
   auto transfer = named_errors(*this, kind, options.family, sequence, options.tensor_name, call);
   if (record) record->started = std::chrono::steady_clock::now();
@@ -83,7 +86,7 @@ Work Communicator::post(Kind kind, Options options, int64_t bytes, c10::ScalarTy
   state->tensor_name = options.tensor_name;
   state->transfer = std::move(transfer);
   state->record = std::move(record);
-  state->journal = journal;
+  state->recorder = recorder;
   return Work(std::move(state));
 }
 

@@ -3,8 +3,8 @@
 
 namespace tessera {
 
-// Makes this thread rank 0 of a world of any size without peers, while alive: to work out what would be done there.
-// Requires: the thread has no world. What belongs to the world, meshes and tensors, must go first.
+// RAII: makes this thread rank 0 of a world of any size without peers, for planning.
+// Requires: the thread has no world. Destroy the meshes and tensors of the fake world before it.
 class FakeWorld {
  public:
   explicit FakeWorld(int64_t ranks) { init({.backend = "fake", .rank = 0, .world_size = ranks}); }

@@ -1,7 +1,7 @@
 #include "tessera/comm/detail/hosts.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/error.h"
 #include "tessera/comm/backends.h"
 
 #include <sys/stat.h>
@@ -26,8 +26,8 @@ std::string first_word(const char* path) {
   return word;
 }
 
-// The value of a row of /proc/self/status: "Cpus_allowed_list:  0-3".
-std::string status_row(const std::string& name) {
+// The value of a field of /proc/self/status: "Cpus_allowed_list:  0-3".
+std::string status_field(const std::string& name) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
     if (line.starts_with(name + ":")) {
@@ -74,7 +74,7 @@ Host this_host() {
   host.machine = c10::str(host_name(), "/", first_word("/proc/sys/kernel/random/boot_id").substr(0, 13), "/",
                           shm.st_dev, "/", pids.st_ino, "/", geteuid());
   host.pid = getpid();
-  host.cores = status_row("Cpus_allowed_list");
+  host.cores = status_field("Cpus_allowed_list");
   host.devices = detail::nccl_devices();
   host.visible = setting("CUDA_VISIBLE_DEVICES");
   return host;
@@ -99,11 +99,11 @@ Host parse_host(const std::string& text) {
     return std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc();
   };
   TESSERA_CHECK(number(pid, host.pid) && number(devices, host.devices), CommError, "the store holds '", text,
-                "' where a rank should have said which host it is on");
+                "' where the host of a rank is expected");
   return host;
 }
 
-std::vector<Host> meet_hosts(c10d::Store& store, int64_t rank, int64_t size, std::chrono::milliseconds timeout) {
+std::vector<Host> exchange_hosts(c10d::Store& store, int64_t rank, int64_t size, std::chrono::milliseconds timeout) {
   const auto bytes = [](const std::string& text) { return std::vector<uint8_t>(text.begin(), text.end()); };
   store.set(key_of(rank), bytes(to_text(this_host())));
   std::vector<Host> hosts;
@@ -112,7 +112,7 @@ std::vector<Host> meet_hosts(c10d::Store& store, int64_t rank, int64_t size, std
       store.wait({key_of(r)}, timeout);
     } catch (const std::exception& error) {
       TESSERA_FAIL(CommError, "rank ", rank, " waited ", static_cast<double>(timeout.count()) / 1000.0, " s for rank ",
-                   r, " of ", size, " to join; it has not come. Was it started, with the same rendezvous address?");
+                   r, " of ", size, " to join. Was it started, with the same rendezvous address?");
     }
     const auto text = store.get(key_of(r));
     hosts.push_back(parse_host(std::string(text.begin(), text.end())));
@@ -120,11 +120,11 @@ std::vector<Host> meet_hosts(c10d::Store& store, int64_t rank, int64_t size, std
   return hosts;
 }
 
-bool cores_to_spare(int64_t ranks) {
-  return ranks <= static_cast<int64_t>(parse_cores(status_row("Cpus_allowed_list")).size());
+bool has_core_per_rank(int64_t ranks) {
+  return ranks <= static_cast<int64_t>(parse_cores(status_field("Cpus_allowed_list")).size());
 }
 
-bool cores_to_spare(const std::vector<Host>& hosts, int64_t rank) {
+bool has_core_per_rank(const std::vector<Host>& hosts, int64_t rank) {
   const Host& me = hosts[static_cast<size_t>(rank)];
   std::set<int64_t> cores;
   size_t ranks = 0;
@@ -136,19 +136,19 @@ bool cores_to_spare(const std::vector<Host>& hosts, int64_t rank) {
   return ranks <= cores.size();
 }
 
-// Ranks to which a launcher shows different devices have those; ranks that see the same ones share them out.
+// Ranks with different CUDA_VISIBLE_DEVICES have different devices. Ranks with the same value share its devices.
 bool devices_for_all(const std::vector<Host>& hosts) {
-  struct Seen {
+  struct Devices {
     int64_t ranks = 0, devices = 0;
   };
-  std::map<std::pair<std::string, std::string>, Seen> seen;  // by machine and what is visible
+  std::map<std::pair<std::string, std::string>, Devices> visible;  // by machine and CUDA_VISIBLE_DEVICES
   for (const Host& host : hosts) {
-    Seen& s = seen[{host.machine, host.visible}];
-    s.ranks++;
-    s.devices = host.devices;
+    Devices& d = visible[{host.machine, host.visible}];
+    d.ranks++;
+    d.devices = host.devices;
   }
   return !hosts.empty() &&
-         std::all_of(seen.begin(), seen.end(), [](const auto& s) { return s.second.ranks <= s.second.devices; });
+         std::all_of(visible.begin(), visible.end(), [](const auto& d) { return d.second.ranks <= d.second.devices; });
 }
 
 }  // namespace tessera::comm

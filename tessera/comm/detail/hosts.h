@@ -8,17 +8,17 @@ namespace c10d {
 class Store;
 }
 
-// Which ranks share a machine, and what each may use there. Told by every rank to all others through the store.
+// Which ranks share a machine, and the resources of each rank there. The ranks exchange this through the store.
 namespace tessera::comm {
 
 struct Host {
-  // Equal for two ranks that see the same kernel, processes and /dev/shm, as the same user: those can share memory.
+  // Equal for two ranks with the same kernel, pid namespace, /dev/shm and user. Such ranks can share memory.
   std::string machine;
   int64_t pid = 0;
-  std::string cores;       // those this rank may run on, as in /proc: "0-3,8"
-  std::string shm = "ok";  // or why shared memory cannot be had there
-  int64_t devices = 0;     // CUDA devices it sees, where nccl is built in,
-  std::string visible;     // of those named in CUDA_VISIBLE_DEVICES
+  std::string cores;       // the cores that this rank may run on, as in /proc: "0-3,8"
+  std::string shm = "ok";  // or why shared memory is not available
+  int64_t devices = 0;     // CUDA devices that this rank sees; 0 in a build without nccl
+  std::string visible;     // the value of CUDA_VISIBLE_DEVICES
 
   bool operator==(const Host&) const = default;
 };
@@ -26,13 +26,13 @@ Host this_host();
 std::string to_text(const Host& host);
 Host parse_host(const std::string& text);
 
-// Every rank calls it once. Gives the hosts of all ranks, in rank order.
-std::vector<Host> meet_hosts(c10d::Store& store, int64_t rank, int64_t size, std::chrono::milliseconds timeout);
+// Every rank calls it once. Returns the hosts of all ranks, in rank order.
+std::vector<Host> exchange_hosts(c10d::Store& store, int64_t rank, int64_t size, std::chrono::milliseconds timeout);
 
-// True if the ranks that share a machine with `rank` have a core each, so that waiting may be active for a moment.
-bool cores_to_spare(const std::vector<Host>& hosts, int64_t rank);
-bool cores_to_spare(int64_t ranks);  // all of them here
-// True if every rank can have a CUDA device of its own.
+// True if each rank on the machine of `rank` has its own core, so that a rank may busy-wait for a moment.
+bool has_core_per_rank(const std::vector<Host>& hosts, int64_t rank);
+bool has_core_per_rank(int64_t ranks);  // if all ranks are on this machine
+// True if every rank can have its own CUDA device.
 bool devices_for_all(const std::vector<Host>& hosts);
 
 }  // namespace tessera::comm

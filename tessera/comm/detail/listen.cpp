@@ -24,7 +24,7 @@ Addresses resolve(const char* host, int64_t port) {
   hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
   const int error = getaddrinfo(host, std::to_string(port).c_str(), &hints, &found);
-  TESSERA_CHECK(error == 0, UsageError, "'", host ? host : "*", "' is no host we can find: ", gai_strerror(error));
+  TESSERA_CHECK(error == 0, UsageError, "'", host ? host : "*", "' cannot be resolved: ", gai_strerror(error));
   return {found, freeaddrinfo};
 }
 
@@ -44,29 +44,29 @@ uint16_t port_of(int fd) {
 }
 
 int try_listen(const addrinfo& at) {
-  const int fd = socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const int fd = ::socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return -1;
   const int yes = 1, no = 0;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // a port whose last owner has just gone is free
-  if (at.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);  // IPv4 comes in too
-  if (bind(fd, at.ai_addr, at.ai_addrlen) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
+  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // a port can be reused at once after its owner has ended
+  if (at.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);  // accepts IPv4 too
+  if (::bind(fd, at.ai_addr, at.ai_addrlen) == 0 && ::listen(fd, SOMAXCONN) == 0) return fd;
   const int error = errno;
-  close(fd);
+  ::close(fd);
   errno = error;
   return -1;
 }
 
-// 0, or why not. A host that does not answer at all is asked for a second at a time.
+// Returns 0 or errno. Waits at most one second for a host that does not answer.
 int try_connect(const addrinfo& to) {
-  const int fd = socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int fd = ::socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return errno;
-  int error = connect(fd, to.ai_addr, to.ai_addrlen) == 0 ? 0 : errno;
+  int error = ::connect(fd, to.ai_addr, to.ai_addrlen) == 0 ? 0 : errno;
   if (error == EINPROGRESS) {
     pollfd waiting{fd, POLLOUT, 0};
     socklen_t length = sizeof error;
     if (poll(&waiting, 1, 1000) != 1 || getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = ETIMEDOUT;
   }
-  close(fd);
+  ::close(fd);
   return error;
 }
 
@@ -82,9 +82,9 @@ void wait_for_listener(const std::string& host, int64_t port, std::chrono::milli
       error = try_connect(*a);
       if (error == 0) return;
     }
-    TESSERA_CHECK(Clock::now() < deadline, CommError, "nobody listens at ", host, ":", port, " (", std::strerror(error),
-                  ") after ", timeout.count() / 1000,
-                  " s; is rank 0 (or the launcher of node 0) started, and is that where it is?");
+    TESSERA_CHECK(Clock::now() < deadline, CommError, "no process listens at ", host, ":", port, " (",
+                  std::strerror(error), ") after ", timeout.count() / 1000,
+                  " s; is rank 0 (or the launcher of node 0) running, and is this its address?");
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
@@ -99,11 +99,11 @@ bool is_loopback(const std::string& host) {
 Listener listen_at(const std::string& host, int64_t port) {
   TESSERA_CHECK(port >= 0 && port < 65536, UsageError, "port ", port, " for rendezvous on ", host,
                 "; ports are 1 to 65535");
-  const bool here_only = is_loopback(host);
-  const auto addresses = resolve(here_only ? host.c_str() : nullptr, port);
+  const bool loopback_only = is_loopback(host);
+  const auto addresses = resolve(loopback_only ? host.c_str() : nullptr, port);
   int error = 0;
-  // The wildcard of IPv6 takes IPv4 too; of loopback, which may have both, everybody tries IPv4.
-  for (const int family : {here_only ? AF_INET : AF_INET6, here_only ? AF_INET6 : AF_INET})
+  // The IPv6 wildcard accepts IPv4 too. Loopback may have both families, and clients try IPv4 first.
+  for (const int family : {loopback_only ? AF_INET : AF_INET6, loopback_only ? AF_INET6 : AF_INET})
     for (const auto* a = addresses.get(); a; a = a->ai_next) {
       if (a->ai_family != family) continue;
       const int fd = try_listen(*a);
@@ -111,7 +111,7 @@ Listener listen_at(const std::string& host, int64_t port) {
       if (error != EADDRINUSE) error = errno;
     }
   TESSERA_FAIL(CommError, "cannot listen on ", host, ":", port, ": ", std::strerror(error),
-               error == EADDRINUSE ? ". Another job may have that port: choose another one (MASTER_PORT, --rdzv), or "
+               error == EADDRINUSE ? ". Another job may use this port: choose another one (MASTER_PORT, --rdzv), or "
                                      "let `tessera run` on one host find a free one"
                                    : "");
 }

@@ -1,8 +1,8 @@
 #include "tessera/comm/detail/rank_agreement.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/detail/watch/monitored_backend.h"
 #include "tessera/comm/detail/watch/store_wait.h"
-#include "tessera/comm/detail/watch/watched.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -15,20 +15,21 @@ namespace {
 
 using Lines = std::vector<std::string>;
 
-std::vector<uint8_t> bytes(const std::string& text) { return {text.begin(), text.end()}; }
+std::vector<uint8_t> text_bytes(const std::string& text) { return {text.begin(), text.end()}; }
 
-// The keys of one agreement. Ranks call in the same order, so counting the own calls numbers them alike.
-class Board {
+// One exchange of texts through the store. Each rank counts its own calls. All ranks call in the same order, so the
+// counts are equal and give the keys of one exchange.
+class StoreExchange {
  public:
-  Board(const Group& group, std::string what, const std::string& kind = "agree")
+  StoreExchange(const Group& group, std::string what, const std::string& kind = "agree")
       : group_(*group), what_(std::move(what)), kind_(kind) {
     TESSERA_CHECK(group_.store(), UsageError, what_, ": group '", group_.name(),
-                  "' has no store to compare its ranks with; give its c10d::ProcessGroup a store");
+                  "' has no store, which the ranks need to exchange text; create its c10d::ProcessGroup with a store");
     call_ = store().add(c10::str(kind_, "/calls/", group_.rank()), 1);
     prefix_ = c10::str(kind_, "/", call_, "/");
   }
-  void put(const std::string& key, const std::string& text) { store().set(prefix_ + key, bytes(text)); }
-  std::string take(const std::string& key, int64_t from) {
+  void put(const std::string& key, const std::string& text) { store().set(prefix_ + key, text_bytes(text)); }
+  std::string get(const std::string& key, int64_t from) {
     try {
       return watch::wait_for_key(store(), prefix_ + key, group_.timeout(), [this] { return lost(); });
     } catch (const std::exception&) {
@@ -37,11 +38,11 @@ class Board {
                     group_.name(), "': ", lost);
       TESSERA_FAIL(CommError, "rank ", global(group_.rank()), " waited ",
                    static_cast<double>(group_.timeout().count()) / 1000.0, " s for rank ", global(from), " of group '",
-                   group_.name(), "' in ", what_, "; it has not come");
+                   group_.name(), "' in ", what_, "; it has not responded");
     }
   }
-  void drop(const std::string& key) { store().deleteKey(prefix_ + key); }
-  void drop_of_last_call(const std::string& key) {
+  void erase(const std::string& key) { store().deleteKey(prefix_ + key); }
+  void erase_of_last_call(const std::string& key) {
     if (call_ > 1) store().deleteKey(c10::str(kind_, "/", call_ - 1, "/", key));
   }
   int64_t global(int64_t rank) const { return group_.ranks()[static_cast<size_t>(rank)]; }
@@ -49,15 +50,17 @@ class Board {
  private:
   c10d::Store& store() { return *group_.store(); }
   std::string lost() const {
-    const auto* watched = dynamic_cast<const watch::Watched*>(group_.backend().get());
-    return watched ? watched->lost() : "";
+    const auto* monitored = dynamic_cast<const watch::MonitoredBackend*>(group_.backend().get());
+    return monitored ? monitored->lost() : "";
   }
   Communicator& group_;
   std::string what_, kind_, prefix_;
   int64_t call_ = 0;
 };
 
-bool alone(const Communicator& group) { return group.size() == 1 || group.backend_name() == std::string_view("fake"); }
+bool has_no_peers(const Communicator& group) {
+  return group.size() == 1 || group.backend_name() == std::string_view("fake");
+}
 
 std::string join(const Lines& lines) {
   std::string text;
@@ -82,30 +85,30 @@ std::string difference(const Lines& first, const Lines& other) {
           .first -
       first.begin();
   const auto line = [&](const Lines& lines) {
-    return same < lines.size() ? "'" + lines[same] + "'" : c10::str("only ", lines.size(), " of them");
+    return same < lines.size() ? "'" + lines[same] + "'" : c10::str("only ", lines.size(), " lines");
   };
   return c10::str(line(other), " where the first rank has ", line(first), " (", same + 1, " of ",
                   std::max(first.size(), other.size()), ")");
 }
 
-// What a rank has to say, or the error it met: the first letter tells which.
-std::string said(const std::function<std::string()>& say) {
+// "+" and the text, or "-" and the message of the error that text() has thrown.
+std::string text_or_error(const std::function<std::string()>& text) {
   try {
-    return "+" + say();
+    return "+" + text();
   } catch (const c10::Error& error) {
     return c10::str("-", error.what_without_backtrace());
   } catch (const std::exception& error) {
     return c10::str("-", error.what());
   }
 }
-bool is_error(const std::string& said) { return said.empty() || said.front() == '-'; }
+bool is_error(const std::string& result) { return result.empty() || result.front() == '-'; }
 
-// Errors of all ranks as one, each text once; "" if there is none.
-std::string errors_in(const Lines& said, const Group& group) {
+// The errors of all ranks as one message. Equal errors are listed once, with their ranks. "": no rank failed.
+std::string errors_in(const Lines& results, const Group& group) {
   std::vector<std::pair<std::string, std::string>> ranks_by_error;
-  for (size_t r = 0; r < said.size(); r++) {
-    if (!is_error(said[r])) continue;
-    const auto text = said[r].empty() ? "said nothing" : said[r].substr(1);
+  for (size_t r = 0; r < results.size(); r++) {
+    if (!is_error(results[r])) continue;
+    const auto text = results[r].empty() ? "no result" : results[r].substr(1);
     auto known =
         std::find_if(ranks_by_error.begin(), ranks_by_error.end(), [&](const auto& e) { return e.first == text; });
     const auto rank = std::to_string(group->ranks()[r]);
@@ -114,75 +117,77 @@ std::string errors_in(const Lines& said, const Group& group) {
     else
       known->second += ", " + rank;
   }
-  const bool all_alike = ranks_by_error.size() == 1 && std::all_of(said.begin(), said.end(), is_error);
+  const bool all_same = ranks_by_error.size() == 1 && std::all_of(results.begin(), results.end(), is_error);
   std::string all;
   for (const auto& [text, ranks] : ranks_by_error)
     all += (all.empty() ? "" : "\n") +
-           (all_alike ? "" : c10::str(ranks.find(',') == ranks.npos ? "rank " : "ranks ", ranks, ": ")) + text;
+           (all_same ? "" : c10::str(ranks.find(',') == ranks.npos ? "rank " : "ranks ", ranks, ": ")) + text;
   return all;
 }
 
-std::string concluded(const Lines& all, const Group& group, const std::function<std::string(const Lines&)>& conclude) {
+std::string decide_or_error(const Lines& all, const Group& group,
+                            const std::function<std::string(const Lines&)>& decide) {
   const auto errors = errors_in(all, group);
   if (!errors.empty()) return "-" + errors;
   Lines texts;
   for (const auto& text : all) texts.push_back(text.substr(1));
-  return said([&] { return conclude(texts); });
+  return text_or_error([&] { return decide(texts); });
 }
 
 }  // namespace
 
-void agree(const Group& group, const std::string& what, const Lines& lines) {
-  if (alone(*group)) return;
-  Board board(group, what);
+void require_same_on_all_ranks(const Group& group, const std::string& what, const Lines& lines) {
+  if (has_no_peers(*group)) return;
+  StoreExchange exchange(group, what);
   const auto own = join(lines);
   std::string verdict;
   if (group->rank() == 0) {
     for (int64_t r = 1; r < group->size(); r++) {
-      const auto theirs = board.take(std::to_string(r), r);
+      const auto theirs = exchange.get(std::to_string(r), r);
       if (verdict.empty() && theirs != own)
-        verdict = c10::str(what, ": the ranks of group '", group->name(), "' differ. Rank ", board.global(r), " has ",
-                           difference(lines, split(theirs)), ", rank ", board.global(0));
-      board.drop(std::to_string(r));
+        verdict = c10::str(what, ": the ranks of group '", group->name(), "' differ. Rank ", exchange.global(r),
+                           " has ", difference(lines, split(theirs)), ", rank ", exchange.global(0));
+      exchange.erase(std::to_string(r));
     }
-    board.put("verdict", verdict);
+    exchange.put("verdict", verdict);
   } else {
-    board.put(std::to_string(group->rank()), own);
-    verdict = board.take("verdict", 0);
+    exchange.put(std::to_string(group->rank()), own);
+    verdict = exchange.get("verdict", 0);
   }
   TESSERA_CHECK(verdict.empty(), UsageError, verdict);
 }
 
-std::string from_first(const Group& group, const std::string& what, const std::string& text) {
-  if (alone(*group)) return text;
-  Board board(group, what);
+std::string broadcast_text(const Group& group, const std::string& what, const std::string& text) {
+  if (has_no_peers(*group)) return text;
+  StoreExchange exchange(group, what);
   if (group->rank() == 0) {
-    board.put("text", text);
+    exchange.put("text", text);
     return text;
   }
-  return board.take("text", 0);
+  return exchange.get("text", 0);
 }
 
-std::string decide(const Group& group, const std::string& what, const std::function<std::string()>& say,
-                   const std::function<std::string(const Lines&)>& conclude) {
-  const auto own = said(say);
+std::string gather_decide_broadcast(const Group& group, const std::string& what,
+                                    const std::function<std::string()>& text,
+                                    const std::function<std::string(const Lines&)>& decide) {
+  const auto own = text_or_error(text);
   std::string verdict;
-  if (alone(*group)) {
-    verdict = concluded({own}, group, conclude);
+  if (has_no_peers(*group)) {
+    verdict = decide_or_error({own}, group, decide);
   } else {
-    Board board(group, what, "decide");
+    StoreExchange exchange(group, what, "decide");
     if (group->rank() == 0) {
       Lines all{own};
       for (int64_t r = 1; r < group->size(); r++) {
-        all.push_back(board.take(std::to_string(r), r));
-        board.drop(std::to_string(r));
+        all.push_back(exchange.get(std::to_string(r), r));
+        exchange.erase(std::to_string(r));
       }
-      board.drop_of_last_call("verdict");  // all have come here, so all have read it
-      verdict = concluded(all, group, conclude);
-      board.put("verdict", verdict);
+      exchange.erase_of_last_call("verdict");  // all ranks have made this call, so all have read it
+      verdict = decide_or_error(all, group, decide);
+      exchange.put("verdict", verdict);
     } else {
-      board.put(std::to_string(group->rank()), own);
-      verdict = board.take("verdict", 0);
+      exchange.put(std::to_string(group->rank()), own);
+      verdict = exchange.get("verdict", 0);
     }
   }
   TESSERA_CHECK(!is_error(verdict), UsageError, what, ": ", verdict.substr(1));

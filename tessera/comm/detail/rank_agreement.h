@@ -5,22 +5,26 @@
 #include <string>
 #include <vector>
 
+// Small texts that the ranks of a group exchange through the store. No collective is posted, so nothing is counted.
+// All ranks must call these functions in the same order. Requires: the group has a store.
 namespace tessera::comm {
 
-// Every rank of the group says what it is about to do, an item a line; returns if all said the same. Else all ranks
-// throw the same UsageError, which names the first rank that differs and shows the first line that does, from both
-// sides. Goes over the store, so nothing is posted, and counted, for it.
-// Example:  agree(group, "DistributedDataParallel", {"net1.weight Float[16, 10]", "net1.bias Float[16]"});
-void agree(const Group& group, const std::string& what, const std::vector<std::string>& lines);
+// Returns if all ranks pass the same lines. Else all ranks throw the same UsageError. It names the first rank that
+// differs and shows the first line that differs, from both ranks.
+// `what` names the caller in errors.
+// Example:  require_same_on_all_ranks(group, "DistributedDataParallel", {"net1.weight Float[16, 10]", ...});
+void require_same_on_all_ranks(const Group& group, const std::string& what, const std::vector<std::string>& lines);
 
-// The same text on every rank: that of the group's first. Over the store, too.
-std::string from_first(const Group& group, const std::string& what, const std::string& text);
+// Returns the text of rank 0 on every rank.
+std::string broadcast_text(const Group& group, const std::string& what, const std::string& text);
 
-// Every rank says a text, the group's first concludes from all of them, in rank order, and every rank is given what it
-// came to. What either throws, on any rank, all ranks throw, as one UsageError that says whose it was; nothing is
-// concluded if a rank could not say its part. Over the store, which keeps nothing of it but the last conclusion.
-// Example:  decide(group, "save", [&] { write(); return ""; }, [&](const auto&) { rename(); return ""; });
-std::string decide(const Group& group, const std::string& what, const std::function<std::string()>& say,
-                   const std::function<std::string(const std::vector<std::string>&)>& conclude);
+// Gathers text() of every rank on rank 0, calls decide(texts) there, and returns its result on every rank.
+// `texts` is in rank order. If text() or decide() throws on any rank, all ranks throw one UsageError that says which
+// ranks failed. If text() throws, decide() is not called. The store keeps only the last result.
+// Example:
+//   gather_decide_broadcast(group, "save", [&] { write(); return ""; }, [&](const auto&) { rename(); return ""; });
+std::string gather_decide_broadcast(const Group& group, const std::string& what,
+                                    const std::function<std::string()>& text,
+                                    const std::function<std::string(const std::vector<std::string>&)>& decide);
 
 }  // namespace tessera::comm

@@ -11,7 +11,8 @@ struct KindRow {
   const char* c10d;
   bool counted;
 };
-// In the order of the enum. Names are those of the ops PyTorch's CommDebugMode counts; it does not know send and recv.
+// In the order of the enum. Names are those of the ops that PyTorch's CommDebugMode counts. It does not count send,
+// recv.
 constexpr std::array kKinds = {
     KindRow{"all_reduce", "allreduce_", true},
     KindRow{"all_reduce_coalesced", "allreduce_coalesced_", true},
@@ -32,17 +33,17 @@ constexpr std::array kKinds = {
     KindRow{"barrier", "barrier", false},
     KindRow{"wait_tensor", "wait_tensor", false},
 };
-static_assert(kKinds.size() == static_cast<size_t>(Kind::Count));
+static_assert(kKinds.size() == static_cast<size_t>(CommKind::Count));
 
-const KindRow& row(Kind kind) { return kKinds[static_cast<size_t>(kind)]; }
+const KindRow& row(CommKind kind) { return kKinds[static_cast<size_t>(kind)]; }
 
 }  // namespace
 
-const char* kind_name(Kind kind, Family family) {
+const char* kind_name(CommKind kind, Family family) {
   return family == Family::Functional ? row(kind).functional : row(kind).c10d;
 }
-bool is_counted(Kind kind) { return row(kind).counted; }
-std::ostream& operator<<(std::ostream& out, Kind kind) { return out << row(kind).functional; }
+bool is_counted(CommKind kind) { return row(kind).counted; }
+std::ostream& operator<<(std::ostream& out, CommKind kind) { return out << row(kind).functional; }
 
 std::ostream& operator<<(std::ostream& out, const Record& record) {
   out << record.name() << " #" << record.sequence << " on '" << record.group << "', " << record.bytes << " bytes";

@@ -8,10 +8,10 @@
 #include <iosfwd>
 #include <string>
 
-// One record per collective, handed to whoever observes this thread: CommDebugMode, the ledger, reports.
+// One record per collective, passed to the observers of this thread: CommDebugMode, metrics, reports.
 namespace tessera::comm {
 
-enum class Kind : uint8_t {
+enum class CommKind : uint8_t {
   AllReduce,
   AllReduceCoalesced,
   AllGatherIntoTensor,
@@ -32,21 +32,21 @@ enum class Kind : uint8_t {
   Wait,
   Count
 };
-const char* kind_name(Kind kind, Family family);  // "all_reduce" or "allreduce_", as CommDebugMode lists them
-bool is_counted(Kind kind);                       // false for barrier, wait, send, recv
-std::ostream& operator<<(std::ostream& out, Kind kind);
+const char* kind_name(CommKind kind, Family family);  // "all_reduce" or "allreduce_", as CommDebugMode lists them
+bool is_counted(CommKind kind);                       // false for barrier, wait, send, recv
+std::ostream& operator<<(std::ostream& out, CommKind kind);
 
 struct Record {
   using Time = std::chrono::steady_clock::time_point;
   std::string group;
-  uint64_t sequence = 0;  // counts the collectives of this rank on the group, from 0
-  Kind kind = Kind::Barrier;
+  uint64_t sequence = 0;  // number of the collective on the group, from 0
+  CommKind kind = CommKind::Barrier;
   Family family = Family::C10d;
-  int64_t bytes = 0;  // the larger of what this rank gives and gets: the tensor as it is when whole
+  int64_t bytes = 0;  // the larger of this rank's input and output: the size of the full tensor
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   std::string tensor_name;
-  Time posted{};   // the call
-  Time started{};  // the backend had accepted it
+  Time posted{};   // call
+  Time started{};  // the backend has accepted it
   Time done{};     // wait() returned; only in on_done
 
   const char* name() const { return kind_name(kind, family); }
@@ -57,10 +57,10 @@ std::ostream& operator<<(std::ostream& out, const Record& record);
 struct Observer {
   virtual ~Observer() = default;
   virtual void on_post(const Record&) {}
-  virtual void on_done(const Record&) {}  // by those who observe when it is waited for
+  virtual void on_done(const Record&) {}  // in wait(), on the waiting thread
 };
 
-// While alive, `observer` sees the collectives that this thread posts. Scopes nest; all of them see each collective.
+// RAII: `observer` is called for the collectives that this thread posts. Scopes nest; all observers are called.
 class ObserverScope {
  public:
   explicit ObserverScope(Observer* observer);
@@ -76,7 +76,7 @@ class ObserverScope {
   ObserverScope* outer_;
 };
 
-bool observed();  // somebody observes this thread: a thread-local pointer, so ask before building a Record
+bool observed();  // whether this thread has an observer; cheap, so check it before you build a Record
 void notify_post(const Record& record);
 void notify_done(const Record& record);
 

@@ -8,22 +8,21 @@
 
 namespace tessera::comm::detail {
 
-struct Meeting {
+struct RendezvousOptions {
   std::string method;  // "env://", "file:///path", "tcp://host:port"
   int64_t rank = 0, size = 1;
   std::chrono::milliseconds timeout{0};
 };
 
-// The store over which the ranks of a world find each other. `environment` says where, for env://.
-// Every rank of an env:// world is checked in: two that say the same rank, or different sizes of the world, get an
-// error instead of a wait.
-c10::intrusive_ptr<c10d::Store> open_store(const Meeting& meeting, const Environment& environment);
+// Opens the store over which the ranks of a world find each other. For env:// the address comes from `environment`.
+// An env:// world is checked: two processes with the same rank, or with different world sizes, get an error at once.
+c10::intrusive_ptr<c10d::Store> open_store(const RendezvousOptions& options, const Environment& environment);
 
-// A store kept by this process. Port 0: one that is free; `port_found` says which.
-c10::intrusive_ptr<c10d::Store> keep_store(const std::string& host, int64_t port, std::chrono::milliseconds timeout,
-                                           int64_t& port_found);
+// A TCPStore whose server runs in this process. Port 0: any free port, which `port_found` receives.
+c10::intrusive_ptr<c10d::Store> host_tcp_store(const std::string& host, int64_t port, std::chrono::milliseconds timeout,
+                                               int64_t& port_found);
 
-// A TCPStore; `server`: kept by this process.
+// A TCPStore. `server`: its server runs in this process.
 c10::intrusive_ptr<c10d::Store> tcp_store(const std::string& host, int64_t port, bool server,
                                           std::chrono::milliseconds timeout);
 

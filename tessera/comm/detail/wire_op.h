@@ -11,7 +11,7 @@ inline c10d::ReduceOp wire_op(ReduceOp op) {
     case ReduceOp::Sum:
       return c10d::ReduceOp::SUM;
     case ReduceOp::Avg:
-      return c10d::ReduceOp::SUM;  // the inputs were divided: one path for all backends
+      return c10d::ReduceOp::SUM;  // the inputs are divided before; the same for all backends
     case ReduceOp::Product:
       return c10d::ReduceOp::PRODUCT;
     case ReduceOp::Max:

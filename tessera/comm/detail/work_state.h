@@ -8,29 +8,30 @@
 namespace tessera::comm {
 
 namespace watch {
-class Journal;
+class LastCollectiveRecorder;
 }
 
 struct Work::State {
   Group group;
   uint64_t sequence = 0;
-  Kind kind = Kind::Barrier;
+  CommKind kind = CommKind::Barrier;
   Family family = Family::C10d;
   const char* tensor_name = "";
   c10::intrusive_ptr<c10d::Work> transfer;
-  std::function<void()> finish;       // once, in the first wait(), after the transfer: unpadding, un-permuting
-  std::unique_ptr<Record> record;     // null if nobody observed the post
-  watch::Journal* journal = nullptr;  // of the group; null: nobody watches
+  std::function<void()> finish;    // runs once, in the first wait(), after the transfer: removes padding, permutes back
+  std::unique_ptr<Record> record;  // null if the post was not observed
+  watch::LastCollectiveRecorder* recorder = nullptr;  // null: the group is not monitored
   bool finished = false;
 };
 
 // "all_reduce #4 ('wq.grad') on group 'dp' (rank 1 of 0,2)"
-std::string describe(const Communicator& group, Kind kind, Family family, uint64_t sequence, const char* tensor_name);
+std::string describe(const Communicator& group, CommKind kind, Family family, uint64_t sequence,
+                     const char* tensor_name);
 
-// Runs `call`; what it throws becomes a CommError that starts with `describe`. Errors of ours pass unchanged, except
-// that what is told by a group under another name (a mesh axis shows its own) gets this name as well.
+// Runs `call`. Exceptions become a CommError that starts with describe(). A UsageError is not changed. A CommError is
+// not changed if it contains the group's name; an alias of a group (a mesh axis) adds its own name.
 template <class Call>
-auto named_errors(const Communicator& group, Kind kind, Family family, uint64_t sequence, const char* tensor_name,
+auto named_errors(const Communicator& group, CommKind kind, Family family, uint64_t sequence, const char* tensor_name,
                   Call&& call) {
   try {
     return call();

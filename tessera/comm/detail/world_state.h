@@ -7,10 +7,10 @@
 namespace tessera {
 
 namespace comm::watch {
-class Watch;
+class LivenessMonitor;
 }
 
-// What a layer above keeps with a world, and lets go of when the world is destroyed.
+// Data of a higher layer that belongs to a world. destroy() clears it.
 struct WorldAttachment {
   virtual ~WorldAttachment() = default;
   virtual void clear() = 0;
@@ -19,19 +19,20 @@ struct WorldAttachment {
 struct World::State {
   int64_t rank = 0;
   int64_t size = 1;
-  std::string asked;              // for: a backend, or "auto"
-  std::string backend;            // of the group of all
-  std::vector<comm::Host> hosts;  // of all ranks; empty where nobody needs to know
-  bool spare_cores = false;
+  std::string requested_backend;  // a name, or "auto"
+  std::string backend;            // of the group of all ranks
+  std::vector<comm::Host> hosts;  // of all ranks; empty if the backend does not need them
+  bool core_per_rank = false;
   c10::intrusive_ptr<c10d::Store> store;
   std::chrono::milliseconds timeout{};
   RandomState random;
-  std::shared_ptr<comm::watch::Watch> watch;  // null where no peer is a process of this machine's
+  std::shared_ptr<comm::watch::LivenessMonitor> liveness;  // null if the ranks are threads of one process
   comm::Group group;
-  std::vector<comm::Group> groups;                            // every one made, `group` included
+  std::vector<comm::Group> groups;                            // all groups, `group` included
   std::map<std::vector<int64_t>, comm::Group> shared_groups;  // by members
-  std::map<std::vector<int64_t>, int64_t> groups_made;        // by members, so that names agree among them
-  std::unique_ptr<WorldAttachment> meshes;                    // interned; mesh/device_mesh.cpp
+  std::map<std::vector<int64_t>, int64_t>
+      groups_made;                          // by members: numbers the groups, so that their store keys agree
+  std::unique_ptr<WorldAttachment> meshes;  // interned meshes; mesh/detail/intern.cpp
   bool destroyed = false;
 };
 

@@ -1,12 +1,12 @@
 #include "tessera/data_parallel/detail/broadcast.h"
 
+#include "tessera/comm/detail/flat_tensors.h"
 #include "tessera/comm/detail/inplace_ops.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/data_parallel/detail/buckets.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
 
 namespace tessera::data_parallel {
 namespace {
@@ -25,16 +25,12 @@ void broadcast_from_first(const Tensors& tensors, const comm::Group& group) {
     items.push_back({static_cast<int64_t>(locals.back().nbytes()), t.scalar_type(), locals.back().device()});
   }
   for (const auto& bucket : fill_buckets(items, first_to_last(items.size()), {kMaxBufferBytes, kMaxBufferBytes})) {
-    Tensors flat;
-    for (const size_t i : bucket) flat.push_back(locals[i].reshape({-1}));
-    const auto wire = at::cat(flat);
-    comm::broadcast_(wire, 0, group);
-    comm::wait(wire, group);
-    int64_t offset = 0;
-    for (const size_t i : bucket) {
-      locals[i].copy_(wire.narrow(0, offset, locals[i].numel()).view(locals[i].sizes()));
-      offset += locals[i].numel();
-    }
+    Tensors members;
+    for (const size_t i : bucket) members.push_back(locals[i]);
+    const auto buffer = comm::detail::flatten(members);
+    comm::broadcast_(buffer, 0, group);
+    funcol::wait(buffer, group);
+    comm::detail::unflatten_into(members, buffer);
   }
 }
 

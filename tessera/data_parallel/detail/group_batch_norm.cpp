@@ -82,9 +82,9 @@ Tensor local_statistics(const Tensor& x) {
 // without values contributes nothing.
 BatchStatistics global_statistics(const Tensor& x, const comm::Group& group) {
   const auto channels = x.size(1);
-  const auto gathered = comm::all_gather(local_statistics(x).unsqueeze(0), 0,
+  const auto gathered = funcol::all_gather(local_statistics(x).unsqueeze(0), 0,
                                          std::vector<int64_t>(static_cast<size_t>(group->size()), 1), group);
-  comm::wait(gathered, group);
+  funcol::wait(gathered, group);
   const auto means = gathered.narrow(1, 0, channels), m2 = gathered.narrow(1, channels, channels),
              counts = gathered.narrow(1, 2 * channels, 1);
   const auto count = counts.sum();
@@ -141,8 +141,8 @@ BatchNormGradients batch_norm_backward(const Tensor& dy, const Tensor& x, const 
         dy, x, w, all.mean, all.variance, {}, {}, /*train=*/false, eps, {group.defined(), true, true});
   if (!group) return d;
 
-  const auto sums = comm::all_reduce(at::cat({d.bias, d.weight}), ReduceOp::Sum, group);
-  comm::wait(sums, group);
+  const auto sums = funcol::all_reduce(at::cat({d.bias, d.weight}), ReduceOp::Sum, group);
+  funcol::wait(sums, group);
   if (empty) return d;
   const auto channels = x.size(1);
   const auto r = (all.variance + eps).rsqrt();

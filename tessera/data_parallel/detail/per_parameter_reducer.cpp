@@ -31,8 +31,8 @@ void PerParameterReducer::reduce(size_t i) {
     if (!reduced.is_same(gradient)) gradient.copy_(reduced);
   }
   if (!hooks_.empty()) return;
-  const auto mean = comm::all_reduce(gradient.div(group_->size()), ReduceOp::Sum, group_);
-  comm::wait(mean, group_);
+  const auto mean = funcol::all_reduce(gradient.div(group_->size()), ReduceOp::Sum, group_);
+  funcol::wait(mean, group_);
   gradient.copy_(mean);
 }
 

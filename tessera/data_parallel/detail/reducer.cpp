@@ -314,7 +314,7 @@ std::vector<bool> Reducer::used_on_any_rank() {
   const auto counts = at::tensor(here).to(buckets_[0].flat.device());
   const comm::Label label("used parameters", static_cast<int32_t>(pass_number() * 4096 + 4095));
   comm::all_reduce_(counts, ReduceOp::Sum, group_);
-  comm::wait(counts, group_);
+  funcol::wait(counts, group_);
   const auto read = counts.cpu();
   for (size_t i = 0; i < states_.size(); i++) used[i] = read.data_ptr<int32_t>()[i] > 0;
   return used;

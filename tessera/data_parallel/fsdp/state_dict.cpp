@@ -67,7 +67,7 @@ StateDict broadcast_dict_from_rank0(const StateDict& dict, c10::Device device) {
     words >> name;
     auto value = is_rank0() ? dict.at(name).detach().to(device).contiguous() : empty_from(words, device);
     comm::broadcast_(value, 0, group);
-    comm::wait(value, group);
+    funcol::wait(value, group);
     received.insert(name, std::move(value));
   }
   return received;

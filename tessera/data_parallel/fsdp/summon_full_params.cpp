@@ -69,7 +69,7 @@ at::Tensor gather_table(const ParamGroup& group, const at::Tensor& table, const 
   sizes.insert(sizes.begin(), ranks->size());
   auto all = at::empty(sizes, own.options());
   comm::all_gather_into_(all, own, ranks);
-  comm::wait(all, ranks);
+  funcol::wait(all, ranks);
   return all.cpu();
 }
 

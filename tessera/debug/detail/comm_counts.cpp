@@ -15,7 +15,7 @@ template <class F>
 void for_each_name(F f) {
   for (auto family : {Family::Functional, Family::C10d})
     for (int k = 0; k < static_cast<int>(Kind::Count); k++)
-      if (comm::is_counted(static_cast<Kind>(k))) f(comm_name(static_cast<Kind>(k), family));
+      if (comm::is_counted(static_cast<CommKind>(k))) f(comm_name(static_cast<CommKind>(k), family));
 }
 
 // A misspelt name would count 0 for ever, and a test that expects 0 would pass.
@@ -30,7 +30,7 @@ void check_name(std::string_view name) {
 
 }  // namespace
 
-std::string comm_name(Kind kind, Family family) {
+std::string comm_name(CommKind kind, Family family) {
   return c10::str(family == Family::Functional ? "c10d_functional." : "c10d.", comm::kind_name(kind, family));
 }
 
@@ -48,7 +48,7 @@ int64_t CommCounts::operator[](std::string_view name) const {
   return 0;
 }
 
-int64_t CommCounts::of(Kind kind, Family family) const { return (*this)[comm_name(kind, family)]; }
+int64_t CommCounts::of(CommKind kind, Family family) const { return (*this)[comm_name(kind, family)]; }
 
 int64_t CommCounts::total() const {
   int64_t total = 0;
@@ -56,7 +56,7 @@ int64_t CommCounts::total() const {
   return total;
 }
 
-void CommCounts::add(Kind kind, Family family) { counts_[comm_name(kind, family)]++; }
+void CommCounts::add(CommKind kind, Family family) { counts_[comm_name(kind, family)]++; }
 
 std::ostream& operator<<(std::ostream& out, const CommCounts& counts) {
   out << "{";

@@ -30,7 +30,7 @@ void attach(c10::TensorImpl& impl, c10::intrusive_ptr<c10::BackendMeta> meta) {
 }  // namespace
 
 void settle(DTensorMeta& meta) {
-  comm::wait(meta.local, meta.pending);  // if it throws, the tensor stays pending
+  funcol::wait(meta.local, meta.pending);  // if it throws, the tensor stays pending
   meta.pending.reset();
 }
 

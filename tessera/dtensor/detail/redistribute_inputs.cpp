@@ -56,7 +56,7 @@ redistribute::Local move_one(const at::Tensor& t, const TensorSpec& from, const 
   const auto via = gathered_first(from, to);
   if (via.get() == &from) return redistribute::execute(redistribute::plan_between(from, to), local, from, to);
   auto whole = redistribute::execute(redistribute::plan_between(from, *via), local, from, *via);
-  if (whole.pending) comm::wait(whole.tensor, whole.pending);
+  if (whole.pending) funcol::wait(whole.tensor, whole.pending);
   return redistribute::execute(redistribute::plan_between(*via, to), whole.tensor, *via, to);
 }
 
@@ -109,7 +109,7 @@ void move_all(const OpEntry& entry, std::vector<Moved>& moves) {
     results = redistribute::execute_many(plans, locals, from, to);
   }
   for (size_t i = 0; i < open.size(); i++) {
-    if (results[i].pending) comm::wait(results[i].tensor, results[i].pending);
+    if (results[i].pending) funcol::wait(results[i].tensor, results[i].pending);
     open[i]->local = std::move(results[i].tensor);
     remember(*open[i]->tensor, *open[i], *from[i]);
   }

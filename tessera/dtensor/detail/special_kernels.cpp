@@ -57,8 +57,8 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
   const auto& mesh = meta_of(a).spec->mesh;
   for (int64_t axis = 0; axis < mesh.ndim(); axis++) {
     const auto group = mesh.get_group(axis);
-    same = comm::all_reduce(same, ReduceOp::Min, group);
-    comm::wait(same, group);
+    same = funcol::all_reduce(same, ReduceOp::Min, group);
+    funcol::wait(same, group);
   }
   return at::_local_scalar_dense(same).toInt() == 1;
 }

@@ -107,17 +107,18 @@ class Traveller {
       case Move::AllReduce: {
         auto parcel = begin();
         auto over = group();
-        return end(comm::all_reduce(parcel.x, detail::wire_op(step.from), over), over);
+        return end(funcol::all_reduce(parcel.x, detail::wire_op(step.from), over), over);
       }
       case Move::AllGather: {
         auto parcel = begin();
         auto over = group();
-        return end(comm::all_gather(parcel.x, parcel.dim, parcel.lengths, over), over);
+        return end(funcol::all_gather(parcel.x, parcel.dim, parcel.lengths, over), over);
       }
       case Move::ReduceScatter: {
         auto parcel = begin();
         auto over = group();
-        return end(comm::reduce_scatter(parcel.x, parcel.dim, parcel.lengths, detail::wire_op(step.from), over), over);
+        return end(funcol::reduce_scatter(parcel.x, parcel.dim, parcel.lengths, detail::wire_op(step.from), over),
+                   over);
       }
       case Move::AllToAll:
         settle();
@@ -143,7 +144,7 @@ class Traveller {
     auto before = cut_before(), after = cut_after();
     auto sent = detail::to_rank_order(x_, where(after.dim), after);
     auto over = group();
-    x_ = comm::all_to_all(sent, where(after.dim), after.lengths(), where(before.dim), before.lengths(), over);
+    x_ = funcol::all_to_all(sent, where(after.dim), after.lengths(), where(before.dim), before.lengths(), over);
     pending_ = std::move(over);
     if (before.same_order()) return;
     settle();
@@ -157,7 +158,7 @@ class Traveller {
     detail::Exchange exchange(before, after);
     auto sent = detail::take(x_, dim, exchange.pack);
     auto over = group();
-    x_ = comm::all_to_all(sent, dim, exchange.sent, dim, exchange.received, over);
+    x_ = funcol::all_to_all(sent, dim, exchange.sent, dim, exchange.received, over);
     pending_ = std::move(over);
     if (exchange.unpack.size() <= 1) return;
     settle();
@@ -179,7 +180,7 @@ class Traveller {
 
   void settle() {
     if (!pending_) return;
-    comm::wait(x_, pending_);
+    funcol::wait(x_, pending_);
     pending_.reset();
   }
 
@@ -239,11 +240,11 @@ void run_together(c10::ArrayRef<Traveller*> travellers) {
   auto over = travellers[0]->group();
   std::vector<at::Tensor> results;
   if (step.move == Move::AllReduce)
-    results = comm::all_reduce_coalesced(xs, detail::wire_op(step.from), over);
+    results = funcol::all_reduce_coalesced(xs, detail::wire_op(step.from), over);
   else if (step.move == Move::AllGather)
-    results = comm::all_gather_coalesced(xs, dims, lengths, over);
+    results = funcol::all_gather_coalesced(xs, dims, lengths, over);
   else
-    results = comm::reduce_scatter_coalesced(xs, dims, lengths, detail::wire_op(step.from), over);
+    results = funcol::reduce_scatter_coalesced(xs, dims, lengths, detail::wire_op(step.from), over);
   for (size_t i = 0; i < travellers.size(); i++) travellers[i]->end(std::move(results[i]), over);
 }
 

@@ -10,7 +10,7 @@ namespace tessera::redistribute {
 // A local tensor that may still be on its way.
 struct Local {
   at::Tensor tensor;
-  comm::Group pending;  // null: ready. Else comm::wait(tensor, pending) before reading it.
+  comm::Group pending;  // null: ready. Else funcol::wait(tensor, pending) before reading it.
 };
 
 // Runs the plan's steps on this rank's piece. Every step is made of registered ops (aten or tessera), below autograd.

@@ -87,18 +87,18 @@ Forward of_logits(const ClassLoss& loss) {
   auto at_target = detail::pick_class(x, loss.target, loss.piece).to(loss.type());
   auto max = max_of_classes(x, loss);
   for (const auto& group : loss.groups) {
-    max = comm::all_reduce(max, ReduceOp::Max, group);
-    at_target = comm::all_reduce(at_target, ReduceOp::Sum, group);
-    comm::wait(max, group);
-    comm::wait(at_target, group);
+    max = funcol::all_reduce(max, ReduceOp::Max, group);
+    at_target = funcol::all_reduce(at_target, ReduceOp::Sum, group);
+    funcol::wait(max, group);
+    funcol::wait(at_target, group);
   }
   auto shifted = x.sub(max.unsqueeze(dim));  // of x's type and max's, the wider
   const auto u = smooth ? times_class_weights(shifted, loss).sum(dim) : Tensor();
   auto sums = shifted.exp_().sum(dim);
   if (smooth) sums = at::stack({sums, u});
   for (const auto& group : loss.groups) {
-    sums = comm::all_reduce(sums, ReduceOp::Sum, group);
-    comm::wait(sums, group);
+    sums = funcol::all_reduce(sums, ReduceOp::Sum, group);
+    funcol::wait(sums, group);
   }
   const auto s = smooth ? sums.select(0, 0) : sums;
   const auto log_s = s.log();
@@ -112,8 +112,8 @@ Forward of_log_probs(const ClassLoss& loss) {
   at::AutoDispatchBelowADInplaceOrView below;
   auto losses = detail::pick_class(detail::local_of(loss.scores), loss.target, loss.piece).to(loss.type());
   for (const auto& group : loss.groups) {
-    losses = comm::all_reduce(losses, ReduceOp::Sum, group);
-    comm::wait(losses, group);
+    losses = funcol::all_reduce(losses, ReduceOp::Sum, group);
+    funcol::wait(losses, group);
   }
   losses.neg_();
   if (loss.weight.defined()) losses.mul_(target_weight(loss));

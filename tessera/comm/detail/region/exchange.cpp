@@ -11,194 +11,193 @@
 namespace tessera::comm::region {
 namespace {
 
-int64_t whole_lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
-// In the data of a slot:  one length for each give, then the gives themselves, each on a line of its own.
+// Slot data: the length of each input, then the inputs, each aligned to a cache line.
 int64_t* lengths(char* data) { return reinterpret_cast<int64_t*>(data); }
-int64_t place_of(const int64_t* lengths, size_t gives, size_t give) {
-  int64_t place = whole_lines(static_cast<int64_t>(8 * gives));
-  for (size_t p = 0; p < give; p++) place += whole_lines(lengths[p]);
-  return place;
+int64_t offset_of(const int64_t* lengths, size_t inputs, size_t input) {
+  int64_t offset = round_up_to_line(static_cast<int64_t>(8 * inputs));
+  for (size_t p = 0; p < input; p++) offset += round_up_to_line(lengths[p]);
+  return offset;
 }
 
 }  // namespace
 
 void copy_out(const Bytes& from, int64_t begin, int64_t size, char* to) {
-  for_each_piece(from, begin, size, [&](const char* piece, int64_t n) {
-    std::memcpy(to, piece, static_cast<size_t>(n));
+  for_each_span(from, begin, size, [&](const char* span, int64_t n) {
+    std::memcpy(to, span, static_cast<size_t>(n));
     to += n;
   });
 }
 
 void copy_in(const Bytes& to, int64_t begin, int64_t size, const char* from) {
-  for_each_piece(to, begin, size, [&](char* piece, int64_t n) {
-    if (piece) std::memcpy(piece, from, static_cast<size_t>(n));
+  for_each_span(to, begin, size, [&](char* span, int64_t n) {
+    if (span) std::memcpy(span, from, static_cast<size_t>(n));
     from += n;
   });
 }
 
-Exchange::Exchange(std::shared_ptr<Region> region, int rank, Names names, Options options)
+Exchange::Exchange(std::shared_ptr<Region> region, int rank, GroupInfo group, Options options)
     : region_(std::move(region)),
       rank_(rank),
       size_(region_->layout().ranks),
-      names_(std::move(names)),
+      group_(std::move(group)),
       timeout_(options.timeout),
       spins_(options.spin ? 1 : 0) {
-  mail_sent_.resize(static_cast<size_t>(size_));
-  mail_asked_.resize(static_cast<size_t>(size_));
-  mail_served_.resize(static_cast<size_t>(size_));
+  p2p_chunks_sent_.resize(static_cast<size_t>(size_));
+  recvs_posted_.resize(static_cast<size_t>(size_));
+  recvs_completed_.resize(static_cast<size_t>(size_));
 }
 
-std::string Exchange::name_of(int rank) const { return c10::str("rank ", names_.ranks[static_cast<size_t>(rank)]); }
+std::string Exchange::name_of(int rank) const { return c10::str("rank ", group_.ranks[static_cast<size_t>(rank)]); }
 
 void Exchange::fail(const std::string& why) {
-  region_->poison(why);
+  region_->abort(why);
   failure_ = why;
-  const auto give_up = [&](const OperationPtr& op) {
-    op->error = in(op->transfer.stamp, why);
+  const auto fail_operation = [&](const OperationPtr& op) {
+    op->error = with_context(op->transfer.fingerprint, why);
     op->transfer = {};
-    if (op->future) handing_out_.push_back(op);
+    if (op->future) futures_to_complete_.push_back(op);
     op->done.store(true, std::memory_order_release);
   };
-  std::for_each(collectives_.begin(), collectives_.end(), give_up);
-  std::for_each(messages_.begin(), messages_.end(), give_up);
+  std::for_each(collectives_.begin(), collectives_.end(), fail_operation);
+  std::for_each(messages_.begin(), messages_.end(), fail_operation);
   collectives_.clear();
   messages_.clear();
 }
 
-void Exchange::fail_as_told() { fail(region_->poison_reason()); }
+void Exchange::fail_with_abort_reason() { fail(region_->abort_reason()); }
 
-// Why an operation failed, and which one it was, unless the reason says that already.
-std::string Exchange::in(const Stamp& stamp, const std::string& why) const {
-  const std::string operation = describe(stamp);
+// Adds the operation and the group to an error message, unless the message already contains the operation.
+std::string Exchange::with_context(const CollectiveFingerprint& fingerprint, const std::string& why) const {
+  const std::string operation = describe(fingerprint);
   if (why.find(operation) != std::string::npos) return why;
-  return c10::str(name_of(rank_), ", ", operation, " on group '", names_.group, "' (ranks ",
-                  c10::Join(",", names_.ranks), "): ", why);
+  return c10::str(name_of(rank_), ", ", operation, " on group '", group_.group, "' (ranks ",
+                  c10::Join(",", group_.ranks), "): ", why);
 }
 
-void Exchange::check_sound(const Stamp& posting) {
-  if (C10_UNLIKELY(!failure_.empty())) TESSERA_FAIL(CommError, in(posting, failure_));
-  if (C10_UNLIKELY(region_->poisoned())) TESSERA_FAIL(CommError, in(posting, region_->poison_reason()));
+void Exchange::check_not_failed(const CollectiveFingerprint& posted) {
+  if (C10_UNLIKELY(!failure_.empty())) TESSERA_FAIL(CommError, with_context(posted, failure_));
+  if (C10_UNLIKELY(region_->aborted())) TESSERA_FAIL(CommError, with_context(posted, region_->abort_reason()));
 }
 
 OperationPtr Exchange::post(Transfer transfer) {
   auto op = c10::make_intrusive<Operation>();
   op->transfer = std::move(transfer);
   Lock lock(mutex_);
-  check_sound(op->transfer.stamp);
-  // A slot is free once this rank has completed the collective that used it before, and all peers have departed from
-  // it. Waiting for that here makes a posted collective visible to the peers. The number is taken only then, because a
-  // callback of a future may post meanwhile.
-  const auto missing = [&] {
+  check_not_failed(op->transfer.fingerprint);
+  // A slot is free once this rank has completed the collective that used it before, and all peers have consumed it.
+  // post() waits for that, so a posted collective is always visible to the peers. The collective gets its number after
+  // the wait, because a callback of a future may post in the meantime.
+  const auto awaited_rank = [&] {
     if (!failure_.empty() || posted_ < kRing) return -1;
-    if (!collectives_.empty() && collectives_.front()->number + kRing <= posted_) return collectives_.front()->missing;
-    const int place = static_cast<int>(posted_ % kRing);
+    if (!collectives_.empty() && collectives_.front()->number + kRing <= posted_)
+      return collectives_.front()->awaited_rank;
+    const int index = static_cast<int>(posted_ % kRing);
     for (int r = 0; r < size_; r++)
-      if (region_->slot(r, place).departed.load(std::memory_order_acquire) < posted_ / kRing) return r;
+      if (region_->slot(r, index).consumed.load(std::memory_order_acquire) < posted_ / kRing) return r;
     return -1;
   };
-  if (missing() >= 0 && !drive(lock, missing, Clock::now() + timeout()))
-    fail(c10::str(late(*op, missing(), timeout()), ": it is ", kRing, " collectives behind"));
-  check_sound(op->transfer.stamp);
+  if (awaited_rank() >= 0 && !progress_until(lock, awaited_rank, Clock::now() + timeout()))
+    fail(c10::str(timeout_message(*op, awaited_rank(), timeout()), ": it is ", kRing, " collectives behind"));
+  check_not_failed(op->transfer.fingerprint);
   op->number = posted_++;
   put_into_slot(*op);
   collectives_.push_back(op);
-  enlist();
+  mark_active();
   advance_all();
-  hand_out_futures(lock);
+  complete_futures(lock);
   return op;
 }
 
 void Exchange::put_into_slot(Operation& op) {
   Transfer& t = op.transfer;
-  const int place = static_cast<int>(op.number % kRing);
-  Slot& slot = region_->slot(rank_, place);
-  char* data = region_->slot_data(rank_, place);
+  const int index = static_cast<int>(op.number % kRing);
+  Slot& slot = region_->slot(rank_, index);
+  char* data = region_->slot_data(rank_, index);
   int64_t longest = 0;
-  for (size_t p = 0; p < t.gives.size(); p++) {
-    lengths(data)[p] = t.gives[p].size;
-    longest = std::max(longest, t.gives[p].size);
+  for (size_t p = 0; p < t.inputs.size(); p++) {
+    lengths(data)[p] = t.inputs[p].size;
+    longest = std::max(longest, t.inputs[p].size);
   }
-  if (place_of(lengths(data), t.gives.size(), t.gives.size()) > region_->layout().slot_bytes) {
+  if (offset_of(lengths(data), t.inputs.size(), t.inputs.size()) > region_->layout().slot_bytes) {
     const int64_t chunk = chunk_bytes(t);
     op.chunks = static_cast<uint64_t>((longest + chunk - 1) / chunk);
   } else {
-    for (size_t p = 0; p < t.gives.size(); p++)
-      copy_out(t.gives[p], 0, t.gives[p].size, data + place_of(lengths(data), t.gives.size(), p));
+    for (size_t p = 0; p < t.inputs.size(); p++)
+      copy_out(t.inputs[p], 0, t.inputs[p].size, data + offset_of(lengths(data), t.inputs.size(), p));
   }
-  t.stamp.chunks = op.chunks;
-  slot.stamp = t.stamp;
+  t.fingerprint.chunks = op.chunks;
+  slot.fingerprint = t.fingerprint;
   slot.published.store(op.number / kRing + 1, std::memory_order_release);
   region_->ring(rank_);
 }
 
-// What a rank gives is called for by its peers' sizes too: a rank that expects other bytes than it is given says so.
-bool Exchange::agrees(const Operation& op, int r, const Stamp& theirs, int64_t given) {
+// Checks that rank r has posted the same collective, with an input of the size that this rank expects.
+bool Exchange::check_peer(const Operation& op, int r, const CollectiveFingerprint& theirs, int64_t input_bytes) {
   const Transfer& t = op.transfer;
-  const Stamp& mine = t.stamp;
+  const CollectiveFingerprint& mine = t.fingerprint;
   if (const std::string text =
-          difference(mine, theirs, names_.ranks[static_cast<size_t>(rank_)], names_.ranks[static_cast<size_t>(r)]);
+          difference(mine, theirs, group_.ranks[static_cast<size_t>(rank_)], group_.ranks[static_cast<size_t>(r)]);
       !text.empty()) {
-    fail(c10::str("ranks disagree on group '", names_.group, "': ", text));
+    fail(c10::str("ranks disagree on group '", group_.group, "': ", text));
     return false;
   }
   const size_t from = static_cast<size_t>(r);
-  const int64_t want =
-      t.reduced ? (t.pieces ? t.gives[static_cast<size_t>(rank_)] : t.gives[0]).size : t.takes[from].size;
-  const bool wanted = t.reduced || t.takes[from].data != nullptr || want > 0;
-  if (wanted && given != want)
-    fail(c10::str("ranks disagree on group '", names_.group, "' in ", describe(mine), ": ", name_of(rank_), " expects ",
-                  want, " bytes from ", name_of(r), ", which posted ", given));
+  const int64_t expected =
+      t.reduced ? (t.per_rank_inputs ? t.inputs[static_cast<size_t>(rank_)] : t.inputs[0]).size : t.outputs[from].size;
+  const bool needed = t.reduced || t.outputs[from].data != nullptr || expected > 0;
+  if (needed && input_bytes != expected)
+    fail(c10::str("ranks disagree on group '", group_.group, "' in ", describe(mine), ": ", name_of(rank_), " expects ",
+                  expected, " bytes from ", name_of(r), ", which posted ", input_bytes));
   return failure_.empty();
 }
 
-// True once every peer has said what it posted, and it is the same.
-bool Exchange::read_stamps(Operation& op) {
-  const int place = static_cast<int>(op.number % kRing);
+// True once all peers have published the collective and their fingerprints match.
+bool Exchange::read_fingerprints(Operation& op) {
+  const int index = static_cast<int>(op.number % kRing);
   for (int r = 0; r < size_; r++)
-    if (region_->slot(r, place).published.load(std::memory_order_acquire) <= op.number / kRing) {
-      op.missing = r;
+    if (region_->slot(r, index).published.load(std::memory_order_acquire) <= op.number / kRing) {
+      op.awaited_rank = r;
       return false;
     }
-  op.streams.assign(static_cast<size_t>(size_), false);
-  const size_t mine = op.transfer.pieces ? static_cast<size_t>(rank_) : 0;
+  op.chunked.assign(static_cast<size_t>(size_), false);
+  const size_t mine = op.transfer.per_rank_inputs ? static_cast<size_t>(rank_) : 0;
   for (int r = 0; r < size_; r++) {
-    const Stamp& theirs = region_->slot(r, place).stamp;
-    if (r != rank_ && !agrees(op, r, theirs, lengths(region_->slot_data(r, place))[mine])) return false;
-    op.streams[static_cast<size_t>(r)] = theirs.chunks > 0;
+    const CollectiveFingerprint& theirs = region_->slot(r, index).fingerprint;
+    if (r != rank_ && !check_peer(op, r, theirs, lengths(region_->slot_data(r, index))[mine])) return false;
+    op.chunked[static_cast<size_t>(r)] = theirs.chunks > 0;
     op.chunks = std::max(op.chunks, theirs.chunks);
   }
-  op.stamps_known = true;
-  take_from_slots(op);
-  region_->slot(rank_, place).departed.store(op.number / kRing + 1, std::memory_order_release);
+  op.fingerprints_known = true;
+  read_slots(op);
+  region_->slot(rank_, index).consumed.store(op.number / kRing + 1, std::memory_order_release);
   region_->ring(rank_);
   return true;
 }
 
-void Exchange::take_from_slots(Operation& op) {
+void Exchange::read_slots(Operation& op) {
   const Transfer& t = op.transfer;
-  const int place = static_cast<int>(op.number % kRing);
-  const size_t gives = t.gives.size(), mine = t.pieces ? static_cast<size_t>(rank_) : 0;
-  const auto given_by = [&](int r) {
-    char* data = region_->slot_data(r, place);
-    return data + place_of(lengths(data), gives, mine);
+  const int index = static_cast<int>(op.number % kRing);
+  const size_t inputs = t.inputs.size(), mine = t.per_rank_inputs ? static_cast<size_t>(rank_) : 0;
+  const auto input_of = [&](int r) {
+    char* data = region_->slot_data(r, index);
+    return data + offset_of(lengths(data), inputs, mine);
   };
   if (t.reduced) {
-    if (op.chunks > 0 || !t.takes[0].data) return;
-    const auto dtype = static_cast<c10::ScalarType>(t.stamp.dtype);
+    if (op.chunks > 0 || !t.outputs[0].data) return;
+    const auto dtype = static_cast<c10::ScalarType>(t.fingerprint.dtype);
     c10::SmallVector<const char*, 16> ins;
-    for (int r = 0; r < size_; r++) ins.push_back(given_by(r));
-    reduce(static_cast<WireOp>(t.stamp.reduce_op), dtype, t.takes[0].data, {ins.data(), ins.size()},
-           t.takes[0].size / static_cast<int64_t>(c10::elementSize(dtype)));
+    for (int r = 0; r < size_; r++) ins.push_back(input_of(r));
+    reduce(static_cast<WireOp>(t.fingerprint.reduce_op), dtype, t.outputs[0].data, {ins.data(), ins.size()},
+           t.outputs[0].size / static_cast<int64_t>(c10::elementSize(dtype)));
     return;
   }
   for (int r = 0; r < size_; r++) {
-    const Bytes& take = t.takes[static_cast<size_t>(r)];
-    if (!take.data || take.size == 0) continue;
-    if (!op.streams[static_cast<size_t>(r)])
-      copy_in(take, 0, take.size, given_by(r));
-    else if (r == rank_ && t.gives[mine].data != take.data)  // what a rank gives itself takes no detour
-      copy_in(take, 0, take.size, t.gives[mine].data);
+    const Bytes& output = t.outputs[static_cast<size_t>(r)];
+    if (!output.data || output.size == 0) continue;
+    if (!op.chunked[static_cast<size_t>(r)])
+      copy_in(output, 0, output.size, input_of(r));
+    else if (r == rank_ && t.inputs[mine].data != output.data)  // a rank copies its own input directly
+      copy_in(output, 0, output.size, t.inputs[mine].data);
   }
 }
 
@@ -211,7 +210,7 @@ void Exchange::advance_all() {
   }
   for (size_t i = 0; i < messages_.size();) {
     OperationPtr op = messages_[i];
-    if (advance_mail(*op)) {
+    if (advance_p2p(*op)) {
       std::erase(messages_, op);
       complete(*op);
     } else {
@@ -220,14 +219,14 @@ void Exchange::advance_all() {
   }
 }
 
-// Only the oldest collective is advanced: its chunks come before those of all others.
+// Called for the oldest collective only: its chunks precede those of all later ones.
 bool Exchange::advance(Operation& op) {
-  if (!op.stamps_known) {
+  if (!op.fingerprints_known) {
     while (op.written < op.chunks && write_chunk(op)) {
     }
-    if (!read_stamps(op)) return false;
+    if (!read_fingerprints(op)) return false;
   }
-  return op.chunks == 0 || stream(op);
+  return op.chunks == 0 || exchange_chunks(op);
 }
 
 void Exchange::complete(Operation& op) {
@@ -235,13 +234,13 @@ void Exchange::complete(Operation& op) {
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       op.transfer.finish();
     } catch (const c10::Error& error) {
-      op.error = in(op.transfer.stamp, error.what_without_backtrace());
+      op.error = with_context(op.transfer.fingerprint, error.what_without_backtrace());
     } catch (const std::exception& error) {
-      op.error = in(op.transfer.stamp, error.what());
+      op.error = with_context(op.transfer.fingerprint, error.what());
     }
-  streamed_ += op.peer < 0 ? op.chunks : 0;
+  chunks_completed_ += op.peer < 0 ? op.chunks : 0;
   op.transfer = {};
-  if (op.future) handing_out_.push_back(OperationPtr::unsafe_reclaim_from_nonowning(&op));
+  if (op.future) futures_to_complete_.push_back(OperationPtr::unsafe_reclaim_from_nonowning(&op));
   op.done.store(true, std::memory_order_release);
 }
 

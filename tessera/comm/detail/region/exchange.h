@@ -1,7 +1,7 @@
 #pragma once
+#include "tessera/comm/detail/region/collective_fingerprint.h"
 #include "tessera/comm/detail/region/reduce.h"
 #include "tessera/comm/detail/region/region.h"
-#include "tessera/comm/detail/region/collective_stamp.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -20,18 +20,18 @@
 
 namespace tessera::comm::region {
 
-// Memory that is given or taken: one piece, or several parts that count as one after the other. A part without data
-// is padding, and is not written to.
+// An input or output buffer: one span of memory, or several parts that count as concatenated. A part with null data is
+// padding. Padding is never written to.
 struct Bytes {
   char* data = nullptr;
   int64_t size = 0;               // of all parts together
-  std::vector<Bytes> parts = {};  // of one piece each; `data` is then not looked at, and not null
+  std::vector<Bytes> parts = {};  // one span each; `data` is then not null and not used
 };
 using BytesList = c10::SmallVector<Bytes, 8>;
 
-// Calls f(memory, size) for the pieces that make up bytes [begin, begin + size) of it, in order. Padding: null.
+// Calls f(memory, size), in order, for the spans that make up bytes [begin, begin + size). Padding has null memory.
 template <class F>
-void for_each_piece(const Bytes& bytes, int64_t begin, int64_t size, F f) {
+void for_each_span(const Bytes& bytes, int64_t begin, int64_t size, F f) {
   if (bytes.parts.empty()) {
     if (size > 0) f(bytes.data + begin, size);
     return;
@@ -51,79 +51,80 @@ void for_each_piece(const Bytes& bytes, int64_t begin, int64_t size, F f) {
 void copy_out(const Bytes& from, int64_t begin, int64_t size, char* to);
 void copy_in(const Bytes& to, int64_t begin, int64_t size, const char* from);
 
-// What one rank gives and takes in one collective.
-//   pieces == false   gives[0] is for everybody          (all_reduce, all_gather, broadcast, ...)
-//   pieces == true    gives[p] is for rank p only        (reduce_scatter, all_to_all, scatter)
-//   reduced           takes[0] = what all gave this rank, reduced; null: not wanted
-//   else              takes[r] = what rank r gave this rank; a null one is not wanted
-// Parts: only gives of pieces, and takes that are not reduced, may have them.
-// Requires: no take overlaps a give, except that the two may be the very same bytes where a rank gives to itself, or
-// in an all_reduce.
+// The inputs and outputs of one rank in one collective.
+//   per_rank_inputs == false   inputs[0] goes to every rank            (all_reduce, all_gather, broadcast, ...)
+//   per_rank_inputs == true    inputs[p] goes to rank p only           (reduce_scatter, all_to_all, scatter)
+//   reduced == true            outputs[0] = the reduction of the inputs for this rank; null: this rank needs no result
+//   reduced == false           outputs[r] = the input of rank r for this rank; null: not needed
+// Only per-rank inputs, and outputs that are not reduced, may have several parts.
+// Requires: no output overlaps an input. Exception: both may be exactly the same bytes if a rank sends to itself, or in
+// an all_reduce.
 struct Transfer {
-  Stamp stamp{};
-  bool pieces = false;
+  CollectiveFingerprint fingerprint{};
+  bool per_rank_inputs = false;
   bool reduced = false;
-  BytesList gives;
-  BytesList takes;
-  std::vector<at::Tensor> keep;  // the memory behind gives and takes
-  std::function<void()> finish;  // once all is there: copies to where the caller wants it
+  BytesList inputs;
+  BytesList outputs;
+  std::vector<at::Tensor> keep;  // own the memory of inputs and outputs
+  std::function<void()> finish;  // runs when all outputs are filled: copies them into the caller's tensors
 };
 
-// Who is who, for errors.
-struct Names {
+// Used in error messages.
+struct GroupInfo {
   std::string group;
-  std::vector<int64_t> ranks;  // global
+  std::vector<int64_t> ranks;  // global ranks
 };
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-// One collective or message under way on one rank. Everything but `done` belongs to the exchange's mutex.
+// One collective or message in flight on one rank. The mutex of the Exchange protects all members except `done`.
 struct Operation : c10::intrusive_ptr_target {
   Transfer transfer;
-  std::atomic<bool> done = false;   // also when failed
+  std::atomic<bool> done = false;   // also true if it failed
   std::string error;                // not empty: failed
-  int missing = -1;                 // the rank whose bell it waits for
-  FuturePtr future;                 // null unless somebody asked
-  std::vector<at::Tensor> results;  // of the future
+  int awaited_rank = -1;            // the rank whose doorbell it waits for
+  FuturePtr future;                 // null until getFuture() is called
+  std::vector<at::Tensor> results;  // value of the future
 
-  // of a collective
+  // Collectives only:
   uint64_t number = 0;
-  bool stamps_known = false;
-  c10::SmallVector<bool, 8> streams;             // by rank: what it gives comes in chunks, not in its slot
-  uint64_t chunks = 0;                           // of this rank, then, once all stamps are known, of the longest
-  uint64_t written = 0, reduced = 0, taken = 0;  // chunks, by this rank
+  bool fingerprints_known = false;
+  c10::SmallVector<bool, 8> chunked;            // by rank: its input comes in chunks, not in its slot
+  uint64_t chunks = 0;                          // of this rank; the maximum over all ranks once fingerprints are known
+  uint64_t written = 0, reduced = 0, read = 0;  // chunks done by this rank
 
-  // of a message
+  // Messages only:
   int peer = -1;  // -1: a collective
   bool sends = false;
-  uint64_t base = 0;    // chunks that went through the mailbox before
-  uint64_t ticket = 0;  // recv: its turn among those from the same peer
+  uint64_t base = 0;    // chunks that the channel carried before this message
+  uint64_t ticket = 0;  // recv: its number among the receives from the same peer
 };
 using OperationPtr = c10::intrusive_ptr<Operation>;
 
-// One rank's end of a region. An operation is moved on by whoever waits for anything in the group, or, once somebody
-// has asked for a future, by a thread of the exchange as well. The collectives of a group complete in the order in
-// which they were posted; those of different groups are independent.
+// One rank's endpoint of a region. Any thread that waits for an operation of the group advances all operations of it.
+// Once a future has been requested, a progress thread advances them too. The collectives of one group complete in the
+// order in which they were posted. Different groups are independent.
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
   struct Options {
     std::chrono::milliseconds timeout{};
-    bool spin = false;  // every rank of this machine has a core: wait actively for a moment before sleeping
+    bool spin = false;  // every rank of this machine has its own core: busy-wait for a moment before sleeping
   };
-  Exchange(std::shared_ptr<Region> region, int rank, Names names, Options options);
+  Exchange(std::shared_ptr<Region> region, int rank, GroupInfo group, Options options);
   ~Exchange();
 
   OperationPtr post(Transfer transfer);  // publishes what fits and returns
   OperationPtr post_send(Transfer transfer, int to);
   OperationPtr post_recv(Transfer transfer, int from);
   void wait(Operation& op, std::chrono::milliseconds timeout);  // throws CommError
-  bool poll(Operation& op);                                     // true if done or failed
-  // Completes with `results`, whether or not anybody waits.
+  bool poll(Operation& op);                                     // true if it is done or failed
+  // A future that completes with `results`, whether or not a thread waits for the operation.
   FuturePtr future(Operation& op, const std::vector<at::Tensor>& results);
   std::string error_of(const Operation& op);
-  void stop();  // ends the thread; futures that are left fail
-  // And says so to the peers, which would wait in vain. `uncounted`: collectives of our own that no user has posted.
-  void leave(uint64_t uncounted = 0);
+  void stop();  // ends the progress thread; incomplete futures fail
+  // stop(), then records in the region that this rank has left, so that peers do not wait for it.
+  // `internal_collectives`: how many of the posted collectives were not posted by the user.
+  void leave(uint64_t internal_collectives = 0);
 
   std::chrono::milliseconds timeout() const { return timeout_.load(); }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
@@ -132,61 +133,63 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   using Lock = std::unique_lock<std::mutex>;
   using Clock = std::chrono::steady_clock;
 
-  // exchange.cpp: slots and stamps. All below expect mutex_ to be held.
+  // exchange.cpp: slots and fingerprints. All functions below require that mutex_ is locked.
   void put_into_slot(Operation& op);
-  bool read_stamps(Operation& op);
-  bool agrees(const Operation& op, int r, const Stamp& theirs, int64_t given);
-  void take_from_slots(Operation& op);
-  void advance_all();  // all that can be done without waiting
+  bool read_fingerprints(Operation& op);
+  bool check_peer(const Operation& op, int r, const CollectiveFingerprint& theirs, int64_t input_bytes);
+  void read_slots(Operation& op);
+  void advance_all();  // does everything that needs no waiting
   bool advance(Operation& op);
   void complete(Operation& op);
-  void fail(const std::string& why);  // all operations, and the group: peers would only wait for this rank in vain
-  void fail_as_told();                // as the poison says
-  void check_sound(const Stamp& posting);
-  std::string in(const Stamp& stamp, const std::string& why) const;
+  void fail(const std::string& why);  // fails all operations and aborts the group, so that peers do not wait
+  void fail_with_abort_reason();      // a peer has aborted the group
+  void check_not_failed(const CollectiveFingerprint& posted);
+  std::string with_context(const CollectiveFingerprint& fingerprint, const std::string& why) const;
   std::string name_of(int rank) const;
-  std::string left(int rank) const;
-  std::string late(const Operation& op, int missing, std::chrono::milliseconds timeout) const;
+  std::string left_message(int rank) const;
+  std::string timeout_message(const Operation& op, int awaited_rank, std::chrono::milliseconds timeout) const;
 
-  // stream.cpp: chunks.
+  // chunked_exchange.cpp
   int64_t chunk_bytes(const Transfer& transfer) const;
-  bool stream(Operation& op);  // true when complete
+  bool exchange_chunks(Operation& op);  // true when complete
   bool write_chunk(Operation& op);
   bool reduce_chunk(Operation& op);
-  bool take_chunk(Operation& op);
-  bool behind(Operation& op, std::atomic<uint64_t> Stream::*count, uint64_t wanted);
+  bool read_chunk(Operation& op);
+  bool any_behind(Operation& op, std::atomic<uint64_t> ChunkCounters::*counter, uint64_t wanted);
 
-  // mail.cpp: messages.
-  bool advance_mail(Operation& op);
+  // send_recv.cpp
+  bool advance_p2p(Operation& op);
   bool advance_send(Operation& op);
   bool advance_recv(Operation& op);
 
-  // waiting.cpp. `missing` says for whom to wait, -1: for nobody any more. False: the deadline came first.
-  bool drive(Lock& lock, const std::function<int()>& missing, Clock::time_point deadline);
-  bool help_others();
-  void enlist();
-  void hand_out_futures(Lock& lock);
-  void progress();
+  // exchange_progress.cpp
+  // Advances operations until awaited_rank() is -1. awaited_rank() returns the rank to wait for.
+  // Returns false if the deadline is reached first.
+  bool progress_until(Lock& lock, const std::function<int()>& awaited_rank, Clock::time_point deadline);
+  bool progress_other_groups();
+  void mark_active();
+  void complete_futures(Lock& lock);
+  void run_progress_thread();
 
   const std::shared_ptr<Region> region_;
   const int rank_;
   const int size_;
-  const Names names_;
+  const GroupInfo group_;
   std::atomic<std::chrono::milliseconds> timeout_;
 
   std::mutex mutex_;
-  int spins_;                                       // looks at the bell before sleeping; 0: never
-  uint64_t posted_ = 0;                             // collectives
-  uint64_t streamed_ = 0;                           // chunks of the collectives that are complete
-  std::deque<OperationPtr> collectives_;            // under way, oldest first
-  std::vector<OperationPtr> messages_;              // under way
-  std::vector<uint64_t> mail_sent_;                 // chunks promised to each peer
-  std::vector<uint64_t> mail_asked_, mail_served_;  // receives from each peer: asked for, completed
-  std::string failure_;                             // not empty: the group is lost
+  int spins_;                                             // polls of the doorbell before sleeping; 0: no busy-waiting
+  uint64_t posted_ = 0;                                   // collectives
+  uint64_t chunks_completed_ = 0;                         // chunks of the completed collectives
+  std::deque<OperationPtr> collectives_;                  // in flight, oldest first
+  std::vector<OperationPtr> messages_;                    // in flight
+  std::vector<uint64_t> p2p_chunks_sent_;                 // by peer; posted sends included
+  std::vector<uint64_t> recvs_posted_, recvs_completed_;  // by peer
+  std::string failure_;                                   // not empty: the group is unusable
 
-  size_t futures_ = 0;                     // asked for and not complete
-  std::vector<OperationPtr> handing_out_;  // complete; their futures are told without the lock
-  std::condition_variable asked_;
+  size_t futures_ = 0;                             // requested and not complete
+  std::vector<OperationPtr> futures_to_complete_;  // operations are done; their futures complete without the lock
+  std::condition_variable progress_wanted_;
   std::thread thread_;
   bool stopping_ = false;
 };

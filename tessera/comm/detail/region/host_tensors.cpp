@@ -9,7 +9,7 @@ namespace {
 
 void check(const at::Tensor& x) {
   TESSERA_CHECK(x.layout() == at::kStrided && x.is_contiguous(), UsageError,
-                "this backend moves contiguous dense tensors; found one of layout ", x.layout(), ", sizes ", x.sizes(),
+                "this backend needs contiguous dense tensors; found one of layout ", x.layout(), ", sizes ", x.sizes(),
                 ". Call contiguous() first");
 }
 at::Tensor pinned_like(const at::Tensor& x) {
@@ -18,27 +18,27 @@ at::Tensor pinned_like(const at::Tensor& x) {
 
 }  // namespace
 
-at::Tensor HostTensors::given(const at::Tensor& x) {
+at::Tensor HostTensors::input(const at::Tensor& x) {
   check(x);
   return x.is_cpu() ? x : pinned_like(x).copy_(x);
 }
 
-at::Tensor HostTensors::taken(const at::Tensor& x) {
+at::Tensor HostTensors::output(const at::Tensor& x) {
   check(x);
   if (x.is_cpu()) return x;
-  back_.emplace_back(x, pinned_like(x));
-  return back_.back().second;
+  copies_back_.emplace_back(x, pinned_like(x));
+  return copies_back_.back().second;
 }
 
-at::Tensor HostTensors::both(const at::Tensor& x) {
-  at::Tensor host = taken(x);
+at::Tensor HostTensors::inout(const at::Tensor& x) {
+  at::Tensor host = output(x);
   return x.is_cpu() ? host : host.copy_(x);
 }
 
 std::function<void()> HostTensors::finish() {
-  if (back_.empty()) return {};
-  return [back = std::move(back_)] {
-    for (const auto& [to, from] : back) to.copy_(from);
+  if (copies_back_.empty()) return {};
+  return [copies = std::move(copies_back_)] {
+    for (const auto& [to, from] : copies) to.copy_(from);
   };
 }
 

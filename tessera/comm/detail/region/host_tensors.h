@@ -7,18 +7,18 @@
 
 namespace tessera::comm::region {
 
-// The tensors of one collective as the region sees them: contiguous and on the host. A tensor that lies there is taken
-// as it is; one on a device travels through pinned memory, so that several ranks can share a device.
+// The tensors of one collective as contiguous CPU tensors. A CPU tensor is used directly. A device tensor is copied
+// through pinned memory, so that several ranks can share a device.
 class HostTensors {
  public:
-  at::Tensor given(const at::Tensor& x);  // is read
-  at::Tensor taken(const at::Tensor& x);  // is written
-  at::Tensor both(const at::Tensor& x);
-  // Copies back what was taken for tensors on a device. Null if there is nothing to copy.
+  at::Tensor input(const at::Tensor& x);
+  at::Tensor output(const at::Tensor& x);
+  at::Tensor inout(const at::Tensor& x);
+  // Copies the outputs back to device tensors. Null if there is nothing to copy.
   std::function<void()> finish();
 
  private:
-  std::vector<std::pair<at::Tensor, at::Tensor>> back_;  // to, from
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_back_;  // to, from
 };
 
 }  // namespace tessera::comm::region

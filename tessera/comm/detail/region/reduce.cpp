@@ -18,13 +18,13 @@
 namespace tessera::comm::region {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // elements summed at a time: the sums stay in the first-level cache
+constexpr int64_t kBlock = 1024;  // elements per block: the partial results stay in the L1 cache
 
-// Not-a-number wins, as in at::min. No short circuits: they would keep the loop from being vectorised.
+// NaN propagates, as in at::min. No short-circuit operators: they prevent vectorisation.
 constexpr auto kMin = [](auto a, auto b) { return ((b < a) | (b != b)) ? b : a; };
 constexpr auto kMax = [](auto a, auto b) { return ((a < b) | (b != b)) ? b : a; };
 
-// T: as stored, Sum: as summed.
+// T: storage type. Sum: accumulation type.
 template <class T, class Sum, class Op>
 void fold(Op op, char* out, std::span<const char* const> ins, int64_t count, Sum divisor) {
   Sum sums[kBlock], wide[kBlock];
@@ -75,7 +75,7 @@ void fold_ordered(WireOp op, char* out, std::span<const char* const> ins, int64_
   }
 }
 
-// For truth values a sum is "any" and a product "all", as elsewhere in LibTorch.
+// For bool a sum is "any" and a product is "all", as elsewhere in LibTorch.
 void fold_bool(WireOp op, char* out, std::span<const char* const> ins, int64_t count) {
   const bool any = op == WireOp::Sum || op == WireOp::Max || op == WireOp::BitOr;
   if (op == WireOp::BitXor) return fold<uint8_t, uint8_t>(std::bit_xor<uint8_t>(), out, ins, count, 1);
@@ -91,33 +91,33 @@ void fold_complex(WireOp op, char* out, std::span<const char* const> ins, int64_
   fold<T, Sum>(plus, out, ins, count, op == WireOp::Avg ? Sum(static_cast<float>(ins.size())) : Sum(1));
 }
 
-enum class Class : uint8_t { Float, Integer, Bool, Complex };
+enum class DtypeClass : uint8_t { Float, Integer, Bool, Complex };
 struct DtypeRow {
   c10::ScalarType dtype;
-  Class is;
+  DtypeClass is;
   Fold fold;
 };
 constexpr DtypeRow kDtypes[] = {
-    {c10::kFloat, Class::Float, fold_ordered<float, float>},
-    {c10::kDouble, Class::Float, fold_ordered<double, double>},
-    {c10::kBFloat16, Class::Float, fold_ordered<c10::BFloat16, float>},
-    {c10::kHalf, Class::Float, fold_ordered<c10::Half, float>},
-    {c10::kLong, Class::Integer, fold_ordered<int64_t, int64_t>},
-    {c10::kInt, Class::Integer, fold_ordered<int32_t, int32_t>},
-    {c10::kShort, Class::Integer, fold_ordered<int16_t, int16_t>},
-    {c10::kChar, Class::Integer, fold_ordered<int8_t, int8_t>},
-    {c10::kByte, Class::Integer, fold_ordered<uint8_t, uint8_t>},
-    {c10::kUInt16, Class::Integer, fold_ordered<uint16_t, uint16_t>},
-    {c10::kUInt32, Class::Integer, fold_ordered<uint32_t, uint32_t>},
-    {c10::kUInt64, Class::Integer, fold_ordered<uint64_t, uint64_t>},
-    {c10::kFloat8_e4m3fn, Class::Float, fold_ordered<c10::Float8_e4m3fn, float>},
-    {c10::kFloat8_e4m3fnuz, Class::Float, fold_ordered<c10::Float8_e4m3fnuz, float>},
-    {c10::kFloat8_e5m2, Class::Float, fold_ordered<c10::Float8_e5m2, float>},
-    {c10::kFloat8_e5m2fnuz, Class::Float, fold_ordered<c10::Float8_e5m2fnuz, float>},
-    {c10::kBool, Class::Bool, fold_bool},
-    {c10::kComplexFloat, Class::Complex, fold_complex<c10::complex<float>>},
-    {c10::kComplexHalf, Class::Complex, fold_complex<c10::complex<c10::Half>, c10::complex<float>>},
-    {c10::kComplexDouble, Class::Complex, fold_complex<c10::complex<double>>},
+    {c10::kFloat, DtypeClass::Float, fold_ordered<float, float>},
+    {c10::kDouble, DtypeClass::Float, fold_ordered<double, double>},
+    {c10::kBFloat16, DtypeClass::Float, fold_ordered<c10::BFloat16, float>},
+    {c10::kHalf, DtypeClass::Float, fold_ordered<c10::Half, float>},
+    {c10::kLong, DtypeClass::Integer, fold_ordered<int64_t, int64_t>},
+    {c10::kInt, DtypeClass::Integer, fold_ordered<int32_t, int32_t>},
+    {c10::kShort, DtypeClass::Integer, fold_ordered<int16_t, int16_t>},
+    {c10::kChar, DtypeClass::Integer, fold_ordered<int8_t, int8_t>},
+    {c10::kByte, DtypeClass::Integer, fold_ordered<uint8_t, uint8_t>},
+    {c10::kUInt16, DtypeClass::Integer, fold_ordered<uint16_t, uint16_t>},
+    {c10::kUInt32, DtypeClass::Integer, fold_ordered<uint32_t, uint32_t>},
+    {c10::kUInt64, DtypeClass::Integer, fold_ordered<uint64_t, uint64_t>},
+    {c10::kFloat8_e4m3fn, DtypeClass::Float, fold_ordered<c10::Float8_e4m3fn, float>},
+    {c10::kFloat8_e4m3fnuz, DtypeClass::Float, fold_ordered<c10::Float8_e4m3fnuz, float>},
+    {c10::kFloat8_e5m2, DtypeClass::Float, fold_ordered<c10::Float8_e5m2, float>},
+    {c10::kFloat8_e5m2fnuz, DtypeClass::Float, fold_ordered<c10::Float8_e5m2fnuz, float>},
+    {c10::kBool, DtypeClass::Bool, fold_bool},
+    {c10::kComplexFloat, DtypeClass::Complex, fold_complex<c10::complex<float>>},
+    {c10::kComplexHalf, DtypeClass::Complex, fold_complex<c10::complex<c10::Half>, c10::complex<float>>},
+    {c10::kComplexDouble, DtypeClass::Complex, fold_complex<c10::complex<double>>},
 };
 
 const DtypeRow* find(c10::ScalarType dtype) {
@@ -132,12 +132,12 @@ void check_reducible(WireOp op, c10::ScalarType dtype) {
   constexpr const char* kOps[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor"};
   const DtypeRow* row = find(dtype);
   const bool ordered = op == WireOp::Min || op == WireOp::Max, bits = op >= WireOp::BitAnd;
-  const bool known = row && op <= WireOp::BitXor && !(row->is == Class::Complex && (ordered || bits)) &&
-                     !(row->is == Class::Float && bits) &&
-                     !(op == WireOp::Avg && (row->is == Class::Integer || row->is == Class::Bool));
+  const bool known = row && op <= WireOp::BitXor && !(row->is == DtypeClass::Complex && (ordered || bits)) &&
+                     !(row->is == DtypeClass::Float && bits) &&
+                     !(op == WireOp::Avg && (row->is == DtypeClass::Integer || row->is == DtypeClass::Bool));
   TESSERA_CHECK(known, UsageError, "cannot reduce ", dtype, " with ",
                 op <= WireOp::BitXor ? kOps[static_cast<size_t>(op)] : "this op",
-                "; cast the tensor to a type that has it first");
+                "; cast the tensor to a dtype that supports it first");
 }
 
 void reduce(WireOp op, c10::ScalarType dtype, char* out, std::span<const char* const> ins, int64_t count) {

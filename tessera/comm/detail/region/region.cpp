@@ -20,56 +20,60 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 size_t count(int n) { return static_cast<size_t>(n); }
 }  // namespace
 
-size_t Layout::members() const { return sizeof(RegionHeader); }
-size_t Layout::bells() const { return members() + count(ranks) * sizeof(Member); }
-size_t Layout::slots() const { return bells() + count(ranks) * sizeof(Bell); }
-size_t Layout::streams() const { return slots() + count(ranks * kRing) * sizeof(Slot); }
-size_t Layout::mailboxes() const { return streams() + count(ranks) * sizeof(Stream); }
-size_t Layout::slot_data() const { return mailboxes() + count(ranks * ranks) * sizeof(Mailbox); }
-size_t Layout::stage_data() const { return slot_data() + count(ranks * kRing) * static_cast<size_t>(slot_bytes); }
-size_t Layout::mail_data() const { return stage_data() + count(ranks * kStages) * static_cast<size_t>(stage_bytes); }
-size_t Layout::total() const {
-  return mail_data() + count(ranks * ranks * kMailHalves) * static_cast<size_t>(mail_bytes);
+size_t RegionLayout::members() const { return sizeof(RegionHeader); }
+size_t RegionLayout::doorbells() const { return members() + count(ranks) * sizeof(Member); }
+size_t RegionLayout::slots() const { return doorbells() + count(ranks) * sizeof(Doorbell); }
+size_t RegionLayout::chunk_counters() const { return slots() + count(ranks * kRing) * sizeof(Slot); }
+size_t RegionLayout::channels() const { return chunk_counters() + count(ranks) * sizeof(ChunkCounters); }
+size_t RegionLayout::slot_data() const { return channels() + count(ranks * ranks) * sizeof(P2PChannel); }
+size_t RegionLayout::staging_data() const {
+  return slot_data() + count(ranks * kRing) * static_cast<size_t>(slot_bytes);
+}
+size_t RegionLayout::channel_data() const {
+  return staging_data() + count(ranks * kStagingBuffers) * static_cast<size_t>(staging_bytes);
+}
+size_t RegionLayout::total() const {
+  return channel_data() + count(ranks * ranks * kChannelBuffers) * static_cast<size_t>(channel_bytes);
 }
 
-Layout Layout::of(int ranks) {
-  const auto whole_lines = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
-  Layout layout;
+RegionLayout RegionLayout::of(int ranks) {
+  RegionLayout layout;
   layout.ranks = ranks;
-  // The lengths of what a rank gives to each peer always fit into a slot, and a cache line for each into a stage.
-  layout.slot_bytes = whole_lines(std::max<int64_t>(setting_int("TESSERA_SLOT_BYTES"), 64 + 8 * ranks));
-  layout.stage_bytes = whole_lines(std::max<int64_t>(setting_int("TESSERA_STAGE_BYTES"), 64 * ranks));
-  layout.mail_bytes = whole_lines(std::clamp<int64_t>((512 << 10) / ranks, 2 << 10, 32 << 10));
+  // A slot must hold one length per peer. A staging buffer must hold one cache line per peer.
+  layout.slot_bytes = round_up_to_line(std::max<int64_t>(setting_int("TESSERA_SLOT_BYTES"), 64 + 8 * ranks));
+  layout.staging_bytes = round_up_to_line(std::max<int64_t>(setting_int("TESSERA_STAGE_BYTES"), 64 * ranks));
+  layout.channel_bytes = round_up_to_line(std::clamp<int64_t>((512 << 10) / ranks, 2 << 10, 32 << 10));
   return layout;
 }
 
-char* Region::slot_data(int rank, int place) {
-  return base_ + layout_.slot_data() + count(rank * kRing + place) * static_cast<size_t>(layout_.slot_bytes);
+char* Region::slot_data(int rank, int index) {
+  return base_ + layout_.slot_data() + count(rank * kRing + index) * static_cast<size_t>(layout_.slot_bytes);
 }
-char* Region::stage(int rank, uint64_t chunk) {
-  const size_t place = count(rank * kStages) + chunk % kStages;
-  return base_ + layout_.stage_data() + place * static_cast<size_t>(layout_.stage_bytes);
+char* Region::staging_buffer(int rank, uint64_t chunk) {
+  const size_t index = count(rank * kStagingBuffers) + chunk % kStagingBuffers;
+  return base_ + layout_.staging_data() + index * static_cast<size_t>(layout_.staging_bytes);
 }
-char* Region::mail_half(int from, int to, uint64_t chunk) {
-  const size_t half = count((from * layout_.ranks + to) * kMailHalves) + chunk % kMailHalves;
-  return base_ + layout_.mail_data() + half * static_cast<size_t>(layout_.mail_bytes);
+char* Region::channel_buffer(int from, int to, uint64_t chunk) {
+  const size_t index = count((from * layout_.ranks + to) * kChannelBuffers) + chunk % kChannelBuffers;
+  return base_ + layout_.channel_data() + index * static_cast<size_t>(layout_.channel_bytes);
 }
 
-// Sleeper: sleepers++, read rung, test the condition, sleep if rung is unchanged.   Ringer: change, rung++, read
-// sleepers. All are sequentially consistent, so either the ringer sees the sleeper, or the sleeper sees the change.
+// The waiter increments `waiters`, reads `rings`, tests the condition, and sleeps if `rings` is unchanged.
+// The other rank changes the counter, increments `rings`, and reads `waiters`.
+// All are sequentially consistent, so either the other rank sees the waiter, or the waiter sees the change.
 void Region::ring(int rank) {
-  Bell& b = bell(rank);
-  b.rung.fetch_add(1);
-  if (b.sleepers.load() != 0)
-    syscall(SYS_futex, &b.rung, FUTEX_WAKE | (shared_ ? 0 : FUTEX_PRIVATE_FLAG), INT_MAX, nullptr, nullptr, 0);
+  Doorbell& b = doorbell(rank);
+  b.rings.fetch_add(1);
+  if (b.waiters.load() != 0)
+    syscall(SYS_futex, &b.rings, FUTEX_WAKE | (shared_ ? 0 : FUTEX_PRIVATE_FLAG), INT_MAX, nullptr, nullptr, 0);
 }
 
-void Region::sleep(int rank, uint32_t rung, std::chrono::steady_clock::time_point until) {
+void Region::sleep(int rank, uint32_t rings, std::chrono::steady_clock::time_point until) {
   const auto left =
       std::chrono::duration_cast<std::chrono::nanoseconds>(until - std::chrono::steady_clock::now()).count();
   if (left <= 0) return;
   timespec wait{static_cast<time_t>(left / 1'000'000'000), static_cast<long>(left % 1'000'000'000)};
-  syscall(SYS_futex, &bell(rank).rung, FUTEX_WAIT | (shared_ ? 0 : FUTEX_PRIVATE_FLAG), rung, &wait, nullptr, 0);
+  syscall(SYS_futex, &doorbell(rank).rings, FUTEX_WAIT | (shared_ ? 0 : FUTEX_PRIVATE_FLAG), rings, &wait, nullptr, 0);
 }
 
 void Region::leave(int rank, uint64_t collectives) {
@@ -78,22 +82,22 @@ void Region::leave(int rank, uint64_t collectives) {
   ring(rank);
 }
 
-void Region::poison(const std::string& reason) {
+void Region::abort(const std::string& reason) {
   RegionHeader& h = header();
-  uint32_t sound = 0;
-  if (h.poison.compare_exchange_strong(sound, 1)) {
+  uint32_t not_aborted = 0;
+  if (h.abort_state.compare_exchange_strong(not_aborted, 1)) {
     const size_t length = std::min(reason.size(), sizeof(h.reason) - 1);
     std::memcpy(h.reason, reason.data(), length);
     h.reason[length] = 0;
-    h.poison.store(2);
+    h.abort_state.store(2);
   }
   for (int r = 0; r < layout_.ranks; r++) ring(r);
 }
 
-std::string Region::poison_reason() {
+std::string Region::abort_reason() {
   for (int i = 0; i < 1000; i++) {
-    if (header().poison.load(std::memory_order_acquire) == 2) return header().reason;
-    sched_yield();  // being written; unless the writer died over it
+    if (header().abort_state.load(std::memory_order_acquire) == 2) return header().reason;
+    sched_yield();  // the reason is being written; its writer may have died meanwhile
   }
   return "a peer failed";
 }

@@ -5,34 +5,38 @@
 #include <cstdint>
 #include <string>
 
-// The memory through which the ranks of one machine talk. It holds no pointers, so it may as well be a shared mapping.
+// The shared memory of one group whose ranks are on one machine. It holds no pointers, so ranks can be processes that
+// map it at different addresses.
 //
-//   header | members | bells | slot heads | stream heads | mailbox heads | slot data | stage data | mail data
+//   header | members | doorbells | slots | chunk counters | p2p channels | slot data | staging data | channel data
 //
-// Nouns. A rank owns a ring of kRing *slots*; collective number q of the group uses slot q % kRing on every rank. The
-// slot holds the stamp of the collective, and also what the rank gives where that fits. What does not fit travels as
-// *chunks* through the rank's kStages *stages*, chunk i through stage i % kStages. A *mailbox* carries the messages of
-// one ordered pair of ranks. All counts only grow, and mean the same thing on every rank, since all run the same
-// collectives:
+// Slots.     Each rank owns a ring of kRing slots. Collective number q of the group uses slot q % kRing on every rank.
+//            A slot holds the fingerprint of the collective, and the rank's input if the input fits.
+// Chunks.    A larger input is sent in chunks through the rank's kStagingBuffers staging buffers. Chunk i uses buffer
+//            i % kStagingBuffers.
+// Channels.  A P2PChannel carries the send/recv messages from one rank to one other rank.
 //
-//   slot     `published`  collectives put into it       `departed`  collectives of this slot, read from all peers
-//   stream   `written`    chunks put into the stages    `reduced`   chunks whose own segment is summed
-//                                                       `read`      chunks read from all peers
+// All counters only grow. They mean the same on every rank, because all ranks run the same collectives:
 //
-// Whoever changes a count rings its *bell*, the word on which those sleep who wait for that rank.
+//   slot             `published`  collectives written to the slot     `consumed`  collectives read from all peers
+//   chunk counters   `written`    chunks written to staging buffers   `reduced`   chunks whose own segment is reduced
+//                                                                     `read`      chunks read from all peers
+//
+// A rank that changes a counter rings its doorbell: the futex on which peers sleep while they wait for that rank.
 namespace tessera::comm::region {
 
 constexpr int kRing = 8;
-constexpr int kStages = 4;
-constexpr int kMailHalves = 2;
+constexpr int kStagingBuffers = 4;
+constexpr int kChannelBuffers = 2;
 
-// What a rank says about its collective, so that peers can tell that they mean the same one.
-struct Stamp {
+// Identifies a collective. The ranks compare fingerprints to check that all of them post the same collective
+// (c10d::ProcessGroupWrapper does the same).
+struct CollectiveFingerprint {
   uint64_t sequence;
-  uint64_t chunks;  // that this rank has to give; 0: all of it is in the slot
+  uint64_t chunks;  // chunks of this rank's input; 0: the input is in the slot
   int32_t root;
-  int32_t tag;        // of a message; else the number of the comm::Label
-  uint8_t kind;       // comm::Kind
+  int32_t tag;        // the tag of a send or recv; else the number of the comm::CollectiveLabel
+  uint8_t kind;       // comm::CommKind
   uint8_t family;     // comm::Family
   uint8_t dtype;      // c10::ScalarType
   uint8_t reduce_op;  // c10d::ReduceOp::RedOpType
@@ -41,95 +45,100 @@ struct Stamp {
 
 struct alignas(64) Slot {
   std::atomic<uint64_t> published;
-  std::atomic<uint64_t> departed;
-  Stamp stamp;
+  std::atomic<uint64_t> consumed;
+  CollectiveFingerprint fingerprint;
 };
 
-struct alignas(64) Stream {
+struct alignas(64) ChunkCounters {
   std::atomic<uint64_t> written;
   std::atomic<uint64_t> reduced;
   std::atomic<uint64_t> read;
 };
 
-struct alignas(64) Mailbox {
-  std::atomic<uint64_t> published;  // by the sender
-  std::atomic<uint64_t> departed;   // by the receiver
-  int64_t bytes;                    // of the message whose chunks are being published
-  Stamp stamp;
+struct alignas(64) P2PChannel {
+  std::atomic<uint64_t> published;  // chunks; written by the sender
+  std::atomic<uint64_t> consumed;   // chunks; written by the receiver
+  int64_t bytes;                    // size of the message whose chunks are being published
+  CollectiveFingerprint fingerprint;
 };
 
-struct alignas(64) Bell {
-  std::atomic<uint32_t> rung;
-  std::atomic<uint32_t> sleepers;
+struct alignas(64) Doorbell {
+  std::atomic<uint32_t> rings;
+  std::atomic<uint32_t> waiters;
 };
 
-// A member that has left posts nothing any more; what it had published can still be read.
+// A member that has left posts nothing more. Peers can still read what it has published.
 struct alignas(64) Member {
   std::atomic<uint32_t> left;
-  std::atomic<uint64_t> collectives;  // posted until then
+  std::atomic<uint64_t> collectives;  // number of collectives posted before it left
 };
 
 struct alignas(64) RegionHeader {
-  std::atomic<uint32_t> poison;  // 0: sound, 1: being written, 2: `reason` holds
-  std::atomic<uint32_t> mapped;  // members that have it; counted where ranks are processes
+  std::atomic<uint32_t> abort_state;  // 0: not aborted, 1: `reason` is being written, 2: `reason` is valid
+  std::atomic<uint32_t> mapped;       // members that have mapped the region; counted if ranks are processes
   char reason[1016];
 };
 
-// Sizes of a region for so many ranks, and where its parts begin. A rank costs about
-//   kRing * slot_bytes + kStages * stage_bytes + 2 * ranks * mail_bytes        (4 ranks, as set: 1.5 MiB)
-struct Layout {
+// Sizes of a region for `ranks` ranks, and the offsets of its parts. One rank takes about
+//   kRing * slot_bytes + kStagingBuffers * staging_bytes + 2 * ranks * channel_bytes     (default, 4 ranks: 1.5 MiB)
+struct RegionLayout {
   int ranks = 0;
   int64_t slot_bytes = 0;
-  int64_t stage_bytes = 0;
-  int64_t mail_bytes = 0;  // half of a mailbox
+  int64_t staging_bytes = 0;  // one staging buffer
+  int64_t channel_bytes = 0;  // one of the kChannelBuffers buffers of a channel
 
-  static Layout of(int ranks);  // as the settings TESSERA_SLOT_BYTES and TESSERA_STAGE_BYTES say
+  static RegionLayout of(int ranks);  // reads the settings TESSERA_SLOT_BYTES and TESSERA_STAGE_BYTES
 
   size_t members() const;
-  size_t bells() const;
+  size_t doorbells() const;
   size_t slots() const;
-  size_t streams() const;
-  size_t mailboxes() const;
+  size_t chunk_counters() const;
+  size_t channels() const;
   size_t slot_data() const;
-  size_t stage_data() const;
-  size_t mail_data() const;
+  size_t staging_data() const;
+  size_t channel_data() const;
   size_t total() const;
 };
 
-// A view of the mapped bytes, and the waiting. `shared`: other processes map it too.
+// Rounds up to a multiple of the cache line size.
+constexpr int64_t round_up_to_line(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Typed access to the mapped bytes, and the doorbells. `shared`: other processes map the region too.
 class Region {
  public:
-  Region(char* base, Layout layout, bool shared) : base_(base), layout_(layout), shared_(shared) {}
+  Region(char* base, RegionLayout layout, bool shared) : base_(base), layout_(layout), shared_(shared) {}
 
-  const Layout& layout() const { return layout_; }
+  const RegionLayout& layout() const { return layout_; }
   RegionHeader& header() { return at<RegionHeader>(0, 0); }
   Member& member(int rank) { return at<Member>(layout_.members(), rank); }
-  Bell& bell(int rank) { return at<Bell>(layout_.bells(), rank); }
-  Slot& slot(int rank, int place) { return at<Slot>(layout_.slots(), rank * kRing + place); }
-  Stream& stream(int rank) { return at<Stream>(layout_.streams(), rank); }
-  Mailbox& mailbox(int from, int to) { return at<Mailbox>(layout_.mailboxes(), from * layout_.ranks + to); }
-  char* slot_data(int rank, int place);
-  char* stage(int rank, uint64_t chunk);
-  char* mail_half(int from, int to, uint64_t chunk);
+  Doorbell& doorbell(int rank) { return at<Doorbell>(layout_.doorbells(), rank); }
+  Slot& slot(int rank, int index) { return at<Slot>(layout_.slots(), rank * kRing + index); }
+  ChunkCounters& chunk_counters(int rank) { return at<ChunkCounters>(layout_.chunk_counters(), rank); }
+  P2PChannel& channel(int from, int to) { return at<P2PChannel>(layout_.channels(), from * layout_.ranks + to); }
+  char* slot_data(int rank, int index);
+  char* staging_buffer(int rank, uint64_t chunk);
+  char* channel_buffer(int from, int to, uint64_t chunk);
 
-  void ring(int rank);  // after a change to a count of `rank`
-  // Sleeps until `rank` rings again or `until`. Give `rung` as it was before the condition was last tested.
-  void sleep(int rank, uint32_t rung, std::chrono::steady_clock::time_point until);
+  void ring(int rank);  // call it after a change to a counter of `rank`
+  // Sleeps until `rank` rings its doorbell or `until` is reached.
+  // `rings` is the value of Doorbell::rings from before the last test of the condition.
+  void sleep(int rank, uint32_t rings, std::chrono::steady_clock::time_point until);
 
-  void leave(int rank, uint64_t collectives);  // `rank` is gone after so many; whoever waits for it hears of it
+  // Records that `rank` has left after `collectives` collectives, and wakes the ranks that wait for it.
+  void leave(int rank, uint64_t collectives);
   bool has_left(int rank) { return member(rank).left.load(std::memory_order_acquire) != 0; }
 
-  void poison(const std::string& reason);  // the first reason stays
-  bool poisoned() { return header().poison.load(std::memory_order_acquire) != 0; }
-  std::string poison_reason();
+  void abort(const std::string& reason);  // wakes all ranks; only the first reason is stored
+  bool aborted() { return header().abort_state.load(std::memory_order_acquire) != 0; }
+  std::string abort_reason();
 
  private:
   template <class T>
-  T& at(size_t offset, int place) {
-    return *reinterpret_cast<T*>(base_ + offset + static_cast<size_t>(place) * sizeof(T));
+  T& at(size_t offset, int index) {
+    return *reinterpret_cast<T*>(base_ + offset + static_cast<size_t>(index) * sizeof(T));
   }
   char* base_;
-  Layout layout_;
+  RegionLayout layout_;
   bool shared_;
 };
 

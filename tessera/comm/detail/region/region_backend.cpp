@@ -1,7 +1,8 @@
 #include "tessera/comm/detail/region/region_backend.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/detail/region/collective_stamp.h"
+#include "tessera/comm/detail/flat_tensors.h"
+#include "tessera/comm/detail/region/collective_fingerprint.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
@@ -60,24 +61,24 @@ struct RegionWork final : c10d::Work {
 };
 
 const at::Tensor& single(const Tensors& xs) {
-  TESSERA_CHECK(xs.size() == 1, UsageError, "one tensor a rank; found ", xs.size());
+  TESSERA_CHECK(xs.size() == 1, UsageError, "the collective takes one tensor per rank; found ", xs.size());
   return xs[0];
 }
 
 Bytes bytes_of(const at::Tensor& x) { return {static_cast<char*>(x.data_ptr()), static_cast<int64_t>(x.nbytes())}; }
-// Part r of n equal ones.
-Bytes part(const Bytes& whole, int r, int n) { return {whole.data + whole.size / n * r, whole.size / n}; }
+// Part r of n equal parts.
+Bytes part(const Bytes& all, int r, int n) { return {all.data + all.size / n * r, all.size / n}; }
 
-// `padding`: where the bytes of padding are; null: nowhere.
-Bytes bytes_of(const std::vector<Run>& runs, const Tensors& tensors, int64_t element, char* padding) {
+// `padding`: memory that padding segments point to; null: padding has no memory.
+Bytes bytes_of(const std::vector<BufferSegment>& segments, const Tensors& tensors, int64_t element, char* padding) {
   Bytes all;
-  all.parts.reserve(runs.size());
-  for (const Run& run : runs) {
-    char* from = run.tensor == kPadding
-                     ? padding
-                     : static_cast<char*>(tensors[static_cast<size_t>(run.tensor)].data_ptr()) + run.begin * element;
-    if (run.size > 0) all.parts.push_back({from, run.size * element});
-    all.size += run.size * element;
+  all.parts.reserve(segments.size());
+  for (const BufferSegment& segment : segments) {
+    char* from = padding;
+    if (segment.tensor != kPaddingSegment)
+      from = static_cast<char*>(tensors[static_cast<size_t>(segment.tensor)].data_ptr()) + segment.begin * element;
+    if (segment.size > 0) all.parts.push_back({from, segment.size * element});
+    all.size += segment.size * element;
   }
   static char not_null;
   all.data = &not_null;
@@ -88,42 +89,42 @@ uint8_t wire(const c10d::ReduceOp& op) { return static_cast<uint8_t>(static_cast
 
 bool overlap(const Bytes& a, const Bytes& b) {
   bool found = false;
-  for_each_piece(a, 0, a.size, [&](const char* from, int64_t n) {
-    for_each_piece(b, 0, b.size,
-                   [&](const char* to, int64_t m) { found |= from && to && from < to + m && to < from + n; });
+  for_each_span(a, 0, a.size, [&](const char* from, int64_t n) {
+    for_each_span(b, 0, b.size,
+                  [&](const char* to, int64_t m) { found |= from && to && from < to + m && to < from + n; });
   });
   return found;
 }
 
-// Chunks are taken while others are still to be given, so the two must not share memory, except where the same bytes
-// go from a rank to itself. An all_reduce gives a chunk before it takes it.
-void part_gives_from_takes(Transfer& t, int rank) {
-  if (t.reduced && !t.pieces) return;
-  const size_t own_give = t.pieces ? static_cast<size_t>(rank) : 0,
-               own_take = t.reduced ? 0 : static_cast<size_t>(rank);
+// Output chunks are written while input chunks are still to be read, so inputs and outputs must not share memory.
+// Exceptions: the bytes that a rank sends to itself, and an all_reduce, which reads each chunk before it writes it.
+void copy_overlapping_inputs(Transfer& t, int rank) {
+  if (t.reduced && !t.per_rank_inputs) return;
+  const size_t own_input = t.per_rank_inputs ? static_cast<size_t>(rank) : 0,
+               own_output = t.reduced ? 0 : static_cast<size_t>(rank);
   bool shared = false;
   int64_t total = 0;
-  for (size_t g = 0; g < t.gives.size(); g++) {
-    total += t.gives[g].size;
-    for (size_t k = 0; k < t.takes.size(); k++)
-      shared |=
-          overlap(t.gives[g], t.takes[k]) && !(g == own_give && k == own_take && t.gives[g].data == t.takes[k].data);
+  for (size_t g = 0; g < t.inputs.size(); g++) {
+    total += t.inputs[g].size;
+    for (size_t k = 0; k < t.outputs.size(); k++)
+      shared |= overlap(t.inputs[g], t.outputs[k]) &&
+                !(g == own_input && k == own_output && t.inputs[g].data == t.outputs[k].data);
   }
   if (!shared) return;
-  at::Tensor apart = at::empty({total}, at::kByte);
-  char* to = static_cast<char*>(apart.data_ptr());
-  for (Bytes& give : t.gives) {
-    copy_out(give, 0, give.size, to);
-    give = {to, give.size};
-    to += give.size;
+  at::Tensor copies = at::empty({total}, at::kByte);
+  char* to = static_cast<char*>(copies.data_ptr());
+  for (Bytes& input : t.inputs) {
+    copy_out(input, 0, input.size, to);
+    input = {to, input.size};
+    to += input.size;
   }
-  t.keep.push_back(apart);
+  t.keep.push_back(copies);
 }
 
 at::Tensor as_bytes(const at::Tensor& x) { return x.reshape({-1}).view(at::kByte); }
 
-// First one, then the other.
-std::function<void()> both(std::function<void()> first, std::function<void()> second) {
+// Runs `first`, then `second`. Either may be null.
+std::function<void()> in_sequence(std::function<void()> first, std::function<void()> second) {
   if (!first) return second;
   if (!second) return first;
   return [first = std::move(first), second = std::move(second)] {
@@ -134,10 +135,10 @@ std::function<void()> both(std::function<void()> first, std::function<void()> se
 
 }  // namespace
 
-RegionBackend::RegionBackend(std::string name, int rank, int size, std::shared_ptr<Region> region, Names names,
+RegionBackend::RegionBackend(std::string name, int rank, int size, std::shared_ptr<Region> region, GroupInfo group,
                              Exchange::Options options)
-    : Backend(rank, size), name_(std::move(name)), region_(std::move(region)) {
-  if (region_) exchange_ = std::make_shared<Exchange>(region_, rank, std::move(names), options);
+    : MonitoredBackend(rank, size), name_(std::move(name)), region_(std::move(region)) {
+  if (region_) exchange_ = std::make_shared<Exchange>(region_, rank, std::move(group), options);
 }
 RegionBackend::~RegionBackend() { shutdown(); }
 
@@ -149,8 +150,8 @@ void RegionBackend::shutdown() {
   exchange_.reset();
   region_.reset();
 }
-void RegionBackend::poison(const std::string& reason) {
-  if (region_) region_->poison(reason);
+void RegionBackend::abort_with(const std::string& reason) {
+  if (region_) region_->abort(reason);
 }
 
 Exchange& RegionBackend::exchange(const char* what) {
@@ -159,22 +160,23 @@ Exchange& RegionBackend::exchange(const char* what) {
   return *exchange_;
 }
 
-Transfer RegionBackend::begin(Kind kind, c10::ScalarType dtype) {
+Transfer RegionBackend::begin(CommKind kind, c10::ScalarType dtype) {
   Transfer t;
-  t.stamp = stamp_of(kind, dtype, calls_++);
+  t.fingerprint = fingerprint_of(kind, dtype, calls_++);
   return t;
 }
 
 RegionBackend::WorkPtr RegionBackend::run(Transfer&& t, HostTensors& host, Tensors results) {
-  if (t.reduced) check_reducible(static_cast<WireOp>(t.stamp.reduce_op), static_cast<c10::ScalarType>(t.stamp.dtype));
-  t.finish = both(host.finish(), std::move(t.finish));
+  if (t.reduced)
+    check_reducible(static_cast<WireOp>(t.fingerprint.reduce_op), static_cast<c10::ScalarType>(t.fingerprint.dtype));
+  t.finish = in_sequence(host.finish(), std::move(t.finish));
   if (getSize() == 1) {
-    if (!t.gives.empty() && t.takes[0].data && t.takes[0].data != t.gives[0].data)
-      std::memmove(t.takes[0].data, t.gives[0].data, static_cast<size_t>(t.takes[0].size));
+    if (!t.inputs.empty() && t.outputs[0].data && t.outputs[0].data != t.inputs[0].data)
+      std::memmove(t.outputs[0].data, t.inputs[0].data, static_cast<size_t>(t.outputs[0].size));
     if (t.finish) t.finish();
     return c10::make_intrusive<DoneWork>(std::move(results));
   }
-  part_gives_from_takes(t, getRank());
+  copy_overlapping_inputs(t, getRank());
   auto operation = exchange("a collective").post(std::move(t));
   return c10::make_intrusive<RegionWork>(exchange_, std::move(operation), std::move(results));
 }
@@ -182,24 +184,24 @@ RegionBackend::WorkPtr RegionBackend::run(Transfer&& t, HostTensors& host, Tenso
 RegionBackend::WorkPtr RegionBackend::broadcast(Tensors& xs, const c10d::BroadcastOptions& options) {
   HostTensors host;
   const bool source = getRank() == options.rootRank;
-  const at::Tensor x = source ? host.given(single(xs)) : host.taken(single(xs));
-  Transfer t = begin(Kind::Broadcast, x.scalar_type());
-  t.stamp.root = static_cast<int32_t>(options.rootRank);
-  t.gives.push_back(source ? bytes_of(x) : Bytes{});
-  t.takes.resize(static_cast<size_t>(getSize()));
-  if (!source) t.takes[static_cast<size_t>(options.rootRank)] = bytes_of(x);
+  const at::Tensor x = source ? host.input(single(xs)) : host.output(single(xs));
+  Transfer t = begin(CommKind::Broadcast, x.scalar_type());
+  t.fingerprint.root = static_cast<int32_t>(options.rootRank);
+  t.inputs.push_back(source ? bytes_of(x) : Bytes{});
+  t.outputs.resize(static_cast<size_t>(getSize()));
+  if (!source) t.outputs[static_cast<size_t>(options.rootRank)] = bytes_of(x);
   t.keep = {x};
   return run(std::move(t), host, xs);
 }
 
 RegionBackend::WorkPtr RegionBackend::allreduce(Tensors& xs, const c10d::AllreduceOptions& options) {
   HostTensors host;
-  const at::Tensor x = host.both(single(xs));
-  Transfer t = begin(Kind::AllReduce, x.scalar_type());
-  t.stamp.reduce_op = wire(options.reduceOp);
+  const at::Tensor x = host.inout(single(xs));
+  Transfer t = begin(CommKind::AllReduce, x.scalar_type());
+  t.fingerprint.reduce_op = wire(options.reduceOp);
   t.reduced = true;
-  t.gives.push_back(bytes_of(x));
-  t.takes.push_back(bytes_of(x));
+  t.inputs.push_back(bytes_of(x));
+  t.outputs.push_back(bytes_of(x));
   t.keep = {x};
   return run(std::move(t), host, xs);
 }
@@ -208,54 +210,43 @@ RegionBackend::WorkPtr RegionBackend::allreduce_coalesced(Tensors& xs, const c10
   if (xs.size() == 1) return allreduce(xs, options);
   if (xs.empty()) return c10::make_intrusive<DoneWork>(xs);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  Tensors flat;
-  for (const auto& x : xs) {
-    TESSERA_CHECK(x.scalar_type() == xs[0].scalar_type(), UsageError, "allreduce_coalesced of ", xs[0].scalar_type(),
-                  " and ", x.scalar_type(), " tensors together; give one list for each dtype");
-    flat.push_back(x.reshape({-1}));
-  }
-  const at::Tensor all = at::cat(flat);
+  detail::check_same_dtype("allreduce_coalesced", xs);
+  const at::Tensor all = detail::flatten(xs);
   HostTensors host;
-  const at::Tensor wire_all = host.both(all);
-  Transfer t = begin(Kind::AllReduceCoalesced, all.scalar_type());
-  t.stamp.reduce_op = wire(options.reduceOp);
+  const at::Tensor wire_all = host.inout(all);
+  Transfer t = begin(CommKind::AllReduceCoalesced, all.scalar_type());
+  t.fingerprint.reduce_op = wire(options.reduceOp);
   t.reduced = true;
-  t.gives.push_back(bytes_of(wire_all));
-  t.takes.push_back(bytes_of(wire_all));
+  t.inputs.push_back(bytes_of(wire_all));
+  t.outputs.push_back(bytes_of(wire_all));
   t.keep = {wire_all};
-  t.finish = [xs, all] {
-    int64_t offset = 0;
-    for (const auto& x : xs) {
-      x.copy_(all.narrow(0, offset, x.numel()).view(x.sizes()));
-      offset += x.numel();
-    }
-  };
+  t.finish = [xs, all] { detail::unflatten_into(xs, all); };
   return run(std::move(t), host, xs);
 }
 
 RegionBackend::WorkPtr RegionBackend::reduce(Tensors& xs, const c10d::ReduceOptions& options) {
   HostTensors host;
   const bool target = getRank() == options.rootRank;
-  const at::Tensor x = target ? host.both(single(xs)) : host.given(single(xs));
-  Transfer t = begin(Kind::Reduce, x.scalar_type());
-  t.stamp.reduce_op = wire(options.reduceOp);
-  t.stamp.root = static_cast<int32_t>(options.rootRank);
+  const at::Tensor x = target ? host.inout(single(xs)) : host.input(single(xs));
+  Transfer t = begin(CommKind::Reduce, x.scalar_type());
+  t.fingerprint.reduce_op = wire(options.reduceOp);
+  t.fingerprint.root = static_cast<int32_t>(options.rootRank);
   t.reduced = true;
-  t.gives.push_back(bytes_of(x));
-  t.takes.push_back(target ? bytes_of(x) : Bytes{});
+  t.inputs.push_back(bytes_of(x));
+  t.outputs.push_back(target ? bytes_of(x) : Bytes{});
   t.keep = {x};
   return run(std::move(t), host, xs);
 }
 
 RegionBackend::WorkPtr RegionBackend::_allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions&) {
   HostTensors host;
-  const at::Tensor wire_in = host.given(in), wire_out = host.taken(out);
-  Transfer t = begin(Kind::AllGatherIntoTensor, in.scalar_type());
-  const Bytes give = bytes_of(wire_in), all = bytes_of(wire_out);
-  TESSERA_CHECK(all.size == give.size * getSize(), UsageError, "all_gather on ", getSize(), " ranks: output of ",
-                all.size, " bytes for an input of ", give.size);
-  t.gives.push_back(give);
-  for (int r = 0; r < getSize(); r++) t.takes.push_back(part(all, r, getSize()));
+  const at::Tensor wire_in = host.input(in), wire_out = host.output(out);
+  Transfer t = begin(CommKind::AllGatherIntoTensor, in.scalar_type());
+  const Bytes input = bytes_of(wire_in), all = bytes_of(wire_out);
+  TESSERA_CHECK(all.size == input.size * getSize(), UsageError, "all_gather on ", getSize(), " ranks: output of ",
+                all.size, " bytes for an input of ", input.size);
+  t.inputs.push_back(input);
+  for (int r = 0; r < getSize(); r++) t.outputs.push_back(part(all, r, getSize()));
   t.keep = {wire_out, wire_in};
   return run(std::move(t), host, {out});
 }
@@ -265,11 +256,11 @@ RegionBackend::WorkPtr RegionBackend::allgather(std::vector<Tensors>& outs, Tens
   TESSERA_CHECK(outs.size() == 1 && static_cast<int>(outs[0].size()) == getSize(), UsageError, "allgather needs ",
                 getSize(), " outputs");
   HostTensors host;
-  const at::Tensor in = host.given(single(ins));
-  Transfer t = begin(Kind::AllGather, in.scalar_type());
-  t.gives.push_back(bytes_of(in));
+  const at::Tensor in = host.input(single(ins));
+  Transfer t = begin(CommKind::AllGather, in.scalar_type());
+  t.inputs.push_back(bytes_of(in));
   t.keep = {in};
-  for (const auto& out : outs[0]) t.takes.push_back(bytes_of(t.keep.emplace_back(host.taken(out))));
+  for (const auto& out : outs[0]) t.outputs.push_back(bytes_of(t.keep.emplace_back(host.output(out))));
   return run(std::move(t), host, outs[0]);
 }
 
@@ -289,10 +280,10 @@ RegionBackend::WorkPtr RegionBackend::allgather_into_tensor_coalesced(Tensors& o
   }
   const at::Tensor in = at::cat(parts), out = at::empty({getSize(), in.numel()}, in.options());
   HostTensors host;
-  const at::Tensor wire_in = host.given(in), wire_out = host.taken(out);
-  Transfer t = begin(Kind::AllGatherCoalesced, ins[0].scalar_type());
-  t.gives.push_back(bytes_of(wire_in));
-  for (int r = 0; r < getSize(); r++) t.takes.push_back(part(bytes_of(wire_out), r, getSize()));
+  const at::Tensor wire_in = host.input(in), wire_out = host.output(out);
+  Transfer t = begin(CommKind::AllGatherCoalesced, ins[0].scalar_type());
+  t.inputs.push_back(bytes_of(wire_in));
+  for (int r = 0; r < getSize(); r++) t.outputs.push_back(part(bytes_of(wire_out), r, getSize()));
   t.keep = {wire_out, wire_in};
   t.finish = [outs, out, n = getSize()] {
     int64_t offset = 0;
@@ -308,17 +299,17 @@ RegionBackend::WorkPtr RegionBackend::allgather_into_tensor_coalesced(Tensors& o
 RegionBackend::WorkPtr RegionBackend::gather(std::vector<Tensors>& outs, Tensors& ins,
                                              const c10d::GatherOptions& options) {
   HostTensors host;
-  const at::Tensor in = host.given(single(ins));
-  Transfer t = begin(Kind::Gather, in.scalar_type());
-  t.stamp.root = static_cast<int32_t>(options.rootRank);
-  t.gives.push_back(bytes_of(in));
-  t.takes.resize(static_cast<size_t>(getSize()));
+  const at::Tensor in = host.input(single(ins));
+  Transfer t = begin(CommKind::Gather, in.scalar_type());
+  t.fingerprint.root = static_cast<int32_t>(options.rootRank);
+  t.inputs.push_back(bytes_of(in));
+  t.outputs.resize(static_cast<size_t>(getSize()));
   t.keep = {in};
   const bool target = getRank() == options.rootRank;
   if (target) {
     TESSERA_CHECK(outs.size() == 1 && static_cast<int>(outs[0].size()) == getSize(), UsageError, "gather needs ",
                   getSize(), " outputs at its root");
-    for (size_t r = 0; r < t.takes.size(); r++) t.takes[r] = bytes_of(t.keep.emplace_back(host.taken(outs[0][r])));
+    for (size_t r = 0; r < t.outputs.size(); r++) t.outputs[r] = bytes_of(t.keep.emplace_back(host.output(outs[0][r])));
   }
   return run(std::move(t), host, target ? outs[0] : Tensors());
 }
@@ -326,18 +317,18 @@ RegionBackend::WorkPtr RegionBackend::gather(std::vector<Tensors>& outs, Tensors
 RegionBackend::WorkPtr RegionBackend::scatter(Tensors& outs, std::vector<Tensors>& ins,
                                               const c10d::ScatterOptions& options) {
   HostTensors host;
-  const at::Tensor out = host.taken(single(outs));
-  Transfer t = begin(Kind::Scatter, out.scalar_type());
-  t.stamp.root = static_cast<int32_t>(options.rootRank);
-  t.pieces = true;
-  t.gives.resize(static_cast<size_t>(getSize()));
-  t.takes.resize(static_cast<size_t>(getSize()));
-  t.takes[static_cast<size_t>(options.rootRank)] = bytes_of(out);
+  const at::Tensor out = host.output(single(outs));
+  Transfer t = begin(CommKind::Scatter, out.scalar_type());
+  t.fingerprint.root = static_cast<int32_t>(options.rootRank);
+  t.per_rank_inputs = true;
+  t.inputs.resize(static_cast<size_t>(getSize()));
+  t.outputs.resize(static_cast<size_t>(getSize()));
+  t.outputs[static_cast<size_t>(options.rootRank)] = bytes_of(out);
   t.keep = {out};
   if (getRank() == options.rootRank) {
     TESSERA_CHECK(ins.size() == 1 && static_cast<int>(ins[0].size()) == getSize(), UsageError, "scatter needs ",
                   getSize(), " inputs at its root");
-    for (size_t r = 0; r < t.gives.size(); r++) t.gives[r] = bytes_of(t.keep.emplace_back(host.given(ins[0][r])));
+    for (size_t r = 0; r < t.inputs.size(); r++) t.inputs[r] = bytes_of(t.keep.emplace_back(host.input(ins[0][r])));
   }
   return run(std::move(t), host, outs);
 }
@@ -345,15 +336,15 @@ RegionBackend::WorkPtr RegionBackend::scatter(Tensors& outs, std::vector<Tensors
 RegionBackend::WorkPtr RegionBackend::_reduce_scatter_base(at::Tensor& out, at::Tensor& in,
                                                            const c10d::ReduceScatterOptions& options) {
   HostTensors host;
-  const at::Tensor wire_in = host.given(in), wire_out = host.taken(out);
-  Transfer t = begin(Kind::ReduceScatterTensor, in.scalar_type());
-  t.stamp.reduce_op = wire(options.reduceOp);
-  t.pieces = t.reduced = true;
-  const Bytes all = bytes_of(wire_in), take = bytes_of(wire_out);
-  TESSERA_CHECK(all.size == take.size * getSize(), UsageError, "reduce_scatter on ", getSize(), " ranks: input of ",
-                all.size, " bytes for an output of ", take.size);
-  for (int r = 0; r < getSize(); r++) t.gives.push_back(part(all, r, getSize()));
-  t.takes.push_back(take);
+  const at::Tensor wire_in = host.input(in), wire_out = host.output(out);
+  Transfer t = begin(CommKind::ReduceScatterTensor, in.scalar_type());
+  t.fingerprint.reduce_op = wire(options.reduceOp);
+  t.per_rank_inputs = t.reduced = true;
+  const Bytes all = bytes_of(wire_in), output = bytes_of(wire_out);
+  TESSERA_CHECK(all.size == output.size * getSize(), UsageError, "reduce_scatter on ", getSize(), " ranks: input of ",
+                all.size, " bytes for an output of ", output.size);
+  for (int r = 0; r < getSize(); r++) t.inputs.push_back(part(all, r, getSize()));
+  t.outputs.push_back(output);
   t.keep = {wire_out, wire_in};
   return run(std::move(t), host, {out});
 }
@@ -363,16 +354,16 @@ RegionBackend::WorkPtr RegionBackend::reduce_scatter(Tensors& outs, std::vector<
   TESSERA_CHECK(ins.size() == 1 && static_cast<int>(ins[0].size()) == getSize(), UsageError, "reduce_scatter needs ",
                 getSize(), " inputs");
   HostTensors host;
-  const at::Tensor out = host.taken(single(outs));
-  Transfer t = begin(Kind::ReduceScatter, out.scalar_type());
-  t.stamp.reduce_op = wire(options.reduceOp);
-  t.pieces = t.reduced = true;
-  t.takes.push_back(bytes_of(out));
+  const at::Tensor out = host.output(single(outs));
+  Transfer t = begin(CommKind::ReduceScatter, out.scalar_type());
+  t.fingerprint.reduce_op = wire(options.reduceOp);
+  t.per_rank_inputs = t.reduced = true;
+  t.outputs.push_back(bytes_of(out));
   t.keep = {out};
-  for (const auto& in : ins[0]) t.gives.push_back(bytes_of(t.keep.emplace_back(host.given(in))));
-  TESSERA_CHECK(t.gives[static_cast<size_t>(getRank())].size == t.takes[0].size, UsageError,
-                "reduce_scatter: this rank gives itself ", t.gives[static_cast<size_t>(getRank())].size,
-                " bytes but its output has ", t.takes[0].size);
+  for (const auto& in : ins[0]) t.inputs.push_back(bytes_of(t.keep.emplace_back(host.input(in))));
+  TESSERA_CHECK(t.inputs[static_cast<size_t>(getRank())].size == t.outputs[0].size, UsageError,
+                "reduce_scatter: this rank's input for itself has ", t.inputs[static_cast<size_t>(getRank())].size,
+                " bytes but its output has ", t.outputs[0].size);
   return run(std::move(t), host, outs);
 }
 
@@ -389,57 +380,54 @@ RegionBackend::WorkPtr RegionBackend::reduce_scatter_tensor_coalesced(Tensors& o
                       outs[i].scalar_type() == ins[0].scalar_type(),
                   UsageError, "reduce_scatter_tensor_coalesced on ", getSize(), " ranks: input ", i, " is ",
                   ins[i].sizes(), " ", ins[i].scalar_type(), ", output ", outs[i].sizes(), " ", outs[i].scalar_type(),
-                  "; all must have one dtype, and an input ", getSize(), " times its output's elements");
+                  "; all tensors must have one dtype, and an input must have ", getSize(),
+                  " times the elements of its output");
     parts.push_back(ins[i].reshape({getSize(), -1}));
   }
   const at::Tensor in = at::cat(parts, 1), out = at::empty({in.size(1)}, in.options());
   HostTensors host;
-  const at::Tensor wire_in = host.given(in), wire_out = host.taken(out);
-  Transfer t = begin(Kind::ReduceScatterCoalesced, in.scalar_type());
-  t.stamp.reduce_op = wire(options.reduceOp);
-  t.pieces = t.reduced = true;
-  for (int r = 0; r < getSize(); r++) t.gives.push_back(part(bytes_of(wire_in), r, getSize()));
-  t.takes.push_back(bytes_of(wire_out));
+  const at::Tensor wire_in = host.input(in), wire_out = host.output(out);
+  Transfer t = begin(CommKind::ReduceScatterCoalesced, in.scalar_type());
+  t.fingerprint.reduce_op = wire(options.reduceOp);
+  t.per_rank_inputs = t.reduced = true;
+  for (int r = 0; r < getSize(); r++) t.inputs.push_back(part(bytes_of(wire_in), r, getSize()));
+  t.outputs.push_back(bytes_of(wire_out));
   t.keep = {wire_out, wire_in};
-  t.finish = [outs, out] {
-    int64_t offset = 0;
-    for (const auto& each : outs) {
-      each.copy_(out.narrow(0, offset, each.numel()).view(each.sizes()));
-      offset += each.numel();
-    }
-  };
+  t.finish = [outs, out] { detail::unflatten_into(outs, out); };
   return run(std::move(t), host, outs);
 }
 
-RegionBackend::WorkPtr RegionBackend::allgather_runs(const Tensors& outs, const Runs& runs, const at::Tensor& in) {
+RegionBackend::WorkPtr RegionBackend::allgather_segments(const Tensors& outs, const Segments& segments,
+                                                         const at::Tensor& in) {
   HostTensors host;
-  const at::Tensor wire_in = host.given(in);
-  Transfer t = begin(Kind::AllGatherIntoTensor, in.scalar_type());
-  t.gives.push_back(bytes_of(wire_in));
-  for (const auto& out : outs) t.keep.push_back(host.taken(out));
-  for (const auto& of_rank : runs)
-    t.takes.push_back(bytes_of(of_rank, t.keep, static_cast<int64_t>(in.itemsize()), nullptr));
+  const at::Tensor wire_in = host.input(in);
+  Transfer t = begin(CommKind::AllGatherIntoTensor, in.scalar_type());
+  t.inputs.push_back(bytes_of(wire_in));
+  for (const auto& out : outs) t.keep.push_back(host.output(out));
+  for (const auto& of_rank : segments)
+    t.outputs.push_back(bytes_of(of_rank, t.keep, static_cast<int64_t>(in.itemsize()), nullptr));
   t.keep.push_back(wire_in);
   return run(std::move(t), host, outs);
 }
 
-RegionBackend::WorkPtr RegionBackend::reduce_scatter_runs(const at::Tensor& out, const Tensors& ins, const Runs& runs,
-                                                          const c10d::ReduceScatterOptions& options) {
+RegionBackend::WorkPtr RegionBackend::reduce_scatter_segments(const at::Tensor& out, const Tensors& ins,
+                                                              const Segments& segments,
+                                                              const c10d::ReduceScatterOptions& options) {
   HostTensors host;
-  const at::Tensor wire_out = host.taken(out);
-  Transfer t = begin(Kind::ReduceScatterTensor, out.scalar_type());
-  t.stamp.reduce_op = wire(options.reduceOp);
-  t.pieces = t.reduced = true;
-  for (const auto& in : ins) t.keep.push_back(host.given(in));
+  const at::Tensor wire_out = host.output(out);
+  Transfer t = begin(CommKind::ReduceScatterTensor, out.scalar_type());
+  t.fingerprint.reduce_op = wire(options.reduceOp);
+  t.per_rank_inputs = t.reduced = true;
+  for (const auto& in : ins) t.keep.push_back(host.input(in));
   int64_t padding = 0;
-  for (const auto& of_rank : runs)
-    for (const Run& run : of_rank)
-      if (run.tensor == kPadding) padding = std::max(padding, run.size);
+  for (const auto& of_rank : segments)
+    for (const BufferSegment& segment : of_rank)
+      if (segment.tensor == kPaddingSegment) padding = std::max(padding, segment.size);
   const auto zeros = at::zeros({padding}, wire_out.options());
-  for (const auto& of_rank : runs)
-    t.gives.push_back(
+  for (const auto& of_rank : segments)
+    t.inputs.push_back(
         bytes_of(of_rank, t.keep, static_cast<int64_t>(out.itemsize()), static_cast<char*>(zeros.data_ptr())));
-  t.takes.push_back(bytes_of(wire_out));
+  t.outputs.push_back(bytes_of(wire_out));
   t.keep.push_back(zeros);
   t.keep.push_back(wire_out);
   return run(std::move(t), host, {out});
@@ -448,10 +436,10 @@ RegionBackend::WorkPtr RegionBackend::reduce_scatter_runs(const at::Tensor& out,
 RegionBackend::WorkPtr RegionBackend::alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_splits,
                                                     std::vector<int64_t>& in_splits, const c10d::AllToAllOptions&) {
   HostTensors host;
-  const at::Tensor wire_in = host.given(in), wire_out = host.taken(out);
-  Transfer t = begin(Kind::AllToAllSingle, in.scalar_type());
-  t.pieces = true;
-  const auto cut = [&](const at::Tensor& x, const std::vector<int64_t>& splits, BytesList& list) {
+  const at::Tensor wire_in = host.input(in), wire_out = host.output(out);
+  Transfer t = begin(CommKind::AllToAllSingle, in.scalar_type());
+  t.per_rank_inputs = true;
+  const auto split = [&](const at::Tensor& x, const std::vector<int64_t>& splits, BytesList& list) {
     Bytes rest = bytes_of(x);
     const int64_t row = x.dim() && x.size(0) ? rest.size / x.size(0) : 0;
     const int64_t even = rest.size / getSize();
@@ -461,11 +449,11 @@ RegionBackend::WorkPtr RegionBackend::alltoall_base(at::Tensor& out, at::Tensor&
       rest.data += n;
       rest.size -= n;
     }
-    TESSERA_CHECK(rest.size == 0, UsageError, "alltoall_base: ", x.sizes(), " is not cut up by splits ", splits,
-                  " into ", getSize(), " parts");
+    TESSERA_CHECK(rest.size == 0, UsageError, "alltoall_base: ", x.sizes(), " rows do not match the splits ", splits,
+                  " for ", getSize(), " ranks");
   };
-  cut(wire_in, in_splits, t.gives);
-  cut(wire_out, out_splits, t.takes);
+  split(wire_in, in_splits, t.inputs);
+  split(wire_out, out_splits, t.outputs);
   t.keep = {wire_out, wire_in};
   return run(std::move(t), host, {out});
 }
@@ -474,10 +462,10 @@ RegionBackend::WorkPtr RegionBackend::alltoall(Tensors& outs, Tensors& ins, cons
   TESSERA_CHECK(static_cast<int>(ins.size()) == getSize() && ins.size() == outs.size(), UsageError, "alltoall needs ",
                 getSize(), " inputs and outputs");
   HostTensors host;
-  Transfer t = begin(Kind::AllToAll, ins[0].scalar_type());
-  t.pieces = true;
-  for (const auto& in : ins) t.gives.push_back(bytes_of(t.keep.emplace_back(host.given(in))));
-  for (const auto& out : outs) t.takes.push_back(bytes_of(t.keep.emplace_back(host.taken(out))));
+  Transfer t = begin(CommKind::AllToAll, ins[0].scalar_type());
+  t.per_rank_inputs = true;
+  for (const auto& in : ins) t.inputs.push_back(bytes_of(t.keep.emplace_back(host.input(in))));
+  for (const auto& out : outs) t.outputs.push_back(bytes_of(t.keep.emplace_back(host.output(out))));
   return run(std::move(t), host, outs);
 }
 
@@ -485,10 +473,10 @@ RegionBackend::WorkPtr RegionBackend::send(Tensors& xs, int to, int tag) {
   TESSERA_CHECK(to >= 0 && to < getSize() && to != getRank(), UsageError, "send to rank ", to, " of a group of ",
                 getSize(), ", from rank ", getRank());
   HostTensors host;
-  const at::Tensor x = host.given(single(xs));
-  Transfer t = begin(Kind::Send, x.scalar_type());
-  t.stamp.tag = tag;
-  t.gives.push_back(bytes_of(x));
+  const at::Tensor x = host.input(single(xs));
+  Transfer t = begin(CommKind::Send, x.scalar_type());
+  t.fingerprint.tag = tag;
+  t.inputs.push_back(bytes_of(x));
   t.keep = {x};
   auto operation = exchange("send").post_send(std::move(t), to);
   return c10::make_intrusive<RegionWork>(exchange_, std::move(operation), xs);
@@ -498,10 +486,10 @@ RegionBackend::WorkPtr RegionBackend::recv(Tensors& xs, int from, int tag) {
   TESSERA_CHECK(from >= 0 && from < getSize() && from != getRank(), UsageError, "recv from rank ", from,
                 " of a group of ", getSize(), ", on rank ", getRank());
   HostTensors host;
-  const at::Tensor x = host.taken(single(xs));
-  Transfer t = begin(Kind::Recv, x.scalar_type());
-  t.stamp.tag = tag;
-  t.takes.push_back(bytes_of(x));
+  const at::Tensor x = host.output(single(xs));
+  Transfer t = begin(CommKind::Recv, x.scalar_type());
+  t.fingerprint.tag = tag;
+  t.outputs.push_back(bytes_of(x));
   t.keep = {x};
   t.finish = host.finish();
   auto operation = exchange("recv").post_recv(std::move(t), from);
@@ -510,14 +498,10 @@ RegionBackend::WorkPtr RegionBackend::recv(Tensors& xs, int from, int tag) {
 
 RegionBackend::WorkPtr RegionBackend::barrier(const c10d::BarrierOptions&) {
   HostTensors host;
-  Transfer t = begin(Kind::Barrier, c10::ScalarType::Undefined);
-  t.gives.push_back({});
-  t.takes.resize(static_cast<size_t>(getSize()));
+  Transfer t = begin(CommKind::Barrier, c10::ScalarType::Undefined);
+  t.inputs.push_back({});
+  t.outputs.resize(static_cast<size_t>(getSize()));
   return run(std::move(t), host, {});
-}
-
-void RegionBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
-  barrier(options)->wait(options.timeout == c10d::kUnsetTimeout ? kNoTimeout : options.timeout);
 }
 
 }  // namespace tessera::comm::region

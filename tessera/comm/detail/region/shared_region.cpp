@@ -19,10 +19,11 @@ namespace {
 
 constexpr const char* kFolder = "/dev/shm";
 
-// A maker that leaves at once takes the way to the memory with it. It waits a moment for members that are on their way.
-void let_all_come(Region& region) {
+// When the creator closes its file descriptor, no other process can open the memory. So it first waits for members that
+// have not mapped the memory yet, for half a second at most.
+void wait_for_members(Region& region) {
   const auto all = static_cast<uint32_t>(region.layout().ranks);
-  for (int i = 0; i < 500 && region.header().mapped.load() < all && !region.poisoned(); i++) usleep(1000);
+  for (int i = 0; i < 500 && region.header().mapped.load() < all && !region.aborted(); i++) usleep(1000);
 }
 
 std::string mib(double bytes) { return c10::str(static_cast<int64_t>(bytes / (1 << 20) + 0.5), " MiB"); }
@@ -51,7 +52,7 @@ std::string SharedMemory::path() const { return c10::str("/proc/", getpid(), "/f
 
 SharedMemory SharedMemory::make(size_t bytes) {
   const int fd = ::open(kFolder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-  TESSERA_CHECK(fd >= 0, CommError, "cannot make a shared memory object in ", kFolder, ": ", std::strerror(errno));
+  TESSERA_CHECK(fd >= 0, CommError, "cannot create shared memory in ", kFolder, ": ", std::strerror(errno));
   SharedMemory closed_on_error;
   closed_on_error.fd_ = fd;
   int error = EINTR;
@@ -72,7 +73,7 @@ SharedMemory SharedMemory::make(size_t bytes) {
 SharedMemory SharedMemory::open(const std::string& path, size_t bytes) {
   const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   TESSERA_CHECK(fd >= 0, CommError, "cannot open the shared memory ", path, ": ", std::strerror(errno),
-                "; has the process that made it ended?");
+                "; has the process that created it ended?");
   SharedMemory closed_on_error;
   closed_on_error.fd_ = fd;
   struct stat found {};
@@ -81,36 +82,36 @@ SharedMemory SharedMemory::open(const std::string& path, size_t bytes) {
                 "; give all ranks the same TESSERA_SLOT_BYTES and TESSERA_STAGE_BYTES");
   SharedMemory opened(fd, bytes);
   closed_on_error.fd_ = -1;
-  close(std::exchange(opened.fd_, -1));  // the mapping keeps it
+  close(std::exchange(opened.fd_, -1));  // the mapping keeps the memory
   return opened;
 }
 
-std::shared_ptr<Region> meet_in_shared_memory(const ConnectOptions& options, const Layout& layout) {
+std::shared_ptr<Region> connect_shared_region(const ConnectOptions& options, const RegionLayout& layout) {
   c10d::Store& store = *options.store;
   auto memory = std::make_shared<SharedMemory>();
   if (options.rank == 0) {
-    std::string said;  // where it is, or "!" and the reason why there is none
+    std::string published;  // the path, or "!" and an error message
     try {
       *memory = SharedMemory::make(layout.total());
-      said = memory->path();
+      published = memory->path();
     } catch (const CommError& error) {
-      said = c10::str("!", error.what_without_backtrace());
+      published = c10::str("!", error.what_without_backtrace());
     }
-    store.set("shm", std::vector<uint8_t>(said.begin(), said.end()));
+    store.set("shm", std::vector<uint8_t>(published.begin(), published.end()));
   }
-  const std::string said = watch::wait_for_key(store, "shm", options.timeout, options.lost);
-  TESSERA_CHECK(!said.starts_with('!'), CommError, "group '", options.group, "' of ", options.size,
-                " ranks: ", said.substr(1), ", or use backend gloo");
+  const std::string path = watch::wait_for_key(store, "shm", options.timeout, options.lost);
+  TESSERA_CHECK(!path.starts_with('!'), CommError, "group '", options.group, "' of ", options.size,
+                " ranks: ", path.substr(1), ", or use backend gloo");
   if (options.rank != 0) try {
-      *memory = SharedMemory::open(said, layout.total());
+      *memory = SharedMemory::open(path, layout.total());
     } catch (const CommError& error) {
-      TESSERA_FAIL(CommError, "the memory of group '", options.group, "' is made by rank ", options.ranks[0], ": ",
-                   error.what_without_backtrace());
+      TESSERA_FAIL(CommError, "rank ", options.ranks[0], " created the shared memory of group '", options.group,
+                   "': ", error.what_without_backtrace());
     }
   auto* region = new Region(memory->data(), layout, /*shared=*/true);
   region->header().mapped.fetch_add(1);
-  return {region, [memory, maker = options.rank == 0](Region* region) {
-            if (maker) let_all_come(*region);
+  return {region, [memory, is_creator = options.rank == 0](Region* region) {
+            if (is_creator) wait_for_members(*region);
             delete region;
           }};
 }

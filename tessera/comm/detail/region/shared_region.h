@@ -5,16 +5,16 @@
 #include <memory>
 #include <string>
 
-// Memory that processes of one machine share. It never has a name: its maker holds it open and says where
-// (/proc/<pid>/fd/<n>), the others open that. However the processes end, nothing is left behind.
+// Memory that processes of one machine share. It never has a name in /dev/shm: the creator keeps a file descriptor open
+// and the other processes open /proc/<pid>/fd/<n>. So nothing remains in /dev/shm, however the processes end.
 namespace tessera::comm::region {
 
 class SharedMemory {
  public:
-  // Zeros, all of it there from the start: a page that cannot be had later would be a SIGBUS in the middle of a
-  // collective. Throws CommError.
+  // Creates zeroed memory. All pages are allocated at once: a page that cannot be allocated later would raise SIGBUS in
+  // the middle of a collective. Throws CommError.
   static SharedMemory make(size_t bytes);
-  // What a process of the same user made; `path` is its path(). Throws CommError.
+  // Opens memory that another process of the same user created; `path` is the path() there. Throws CommError.
   static SharedMemory open(const std::string& path, size_t bytes);
 
   SharedMemory() = default;
@@ -24,7 +24,7 @@ class SharedMemory {
 
   char* data() const { return data_; }
   size_t size() const { return size_; }
-  std::string path() const;  // only its maker's
+  std::string path() const;  // valid in the creator only
 
  private:
   SharedMemory(int fd, size_t bytes);
@@ -33,7 +33,7 @@ class SharedMemory {
   size_t size_ = 0;
 };
 
-// The same memory for all members of a group: its first rank makes it and puts the path into the store.
-std::shared_ptr<Region> meet_in_shared_memory(const ConnectOptions& options, const Layout& layout);
+// Connects the members of a group: rank 0 creates the memory and puts its path into the store.
+std::shared_ptr<Region> connect_shared_region(const ConnectOptions& options, const RegionLayout& layout);
 
 }  // namespace tessera::comm::region

@@ -9,9 +9,9 @@
 namespace tessera::comm::region {
 namespace {
 
-// Those of the first n that are done eight at a time; the caller does the rest.
+// Convert eight elements at a time and return how many were converted. The caller converts the rest.
 #if defined(__x86_64__)
-const bool converts_half = __builtin_cpu_supports("avx2");  // clang 14 cannot ask for f16c, which came before it
+const bool converts_half = __builtin_cpu_supports("avx2");  // implies F16C, which clang 14 cannot query
 
 __attribute__((target("avx,f16c"))) int64_t widen_eights(const c10::Half* in, float* out, int64_t n) {
   int64_t i = 0;

@@ -6,7 +6,7 @@
 
 namespace tessera::comm::region {
 
-// Between the type in which numbers are stored and the one in which they are summed, many at a time.
+// Converts arrays between the storage dtype and the accumulation dtype.
 template <class T, class Sum>
 void widen(const T* in, Sum* out, int64_t n) {
   for (int64_t i = 0; i < n; i++) out[i] = static_cast<Sum>(in[i]);
@@ -16,8 +16,8 @@ void narrow(const Sum* in, T* out, int64_t n) {
   for (int64_t i = 0; i < n; i++) out[i] = static_cast<T>(in[i]);
 }
 
-// As c10's own conversions (not-a-number stays one, with other bits perhaps), but vectorised; float16 where the
-// processor converts it.
+// The same results as c10's conversions, but vectorised (float16 if the CPU has F16C). NaN stays NaN, but its payload
+// bits may differ.
 void widen(const c10::BFloat16* in, float* out, int64_t n);
 void narrow(const float* in, c10::BFloat16* out, int64_t n);
 void widen(const c10::Half* in, float* out, int64_t n);

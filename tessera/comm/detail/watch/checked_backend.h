@@ -1,70 +1,42 @@
 #pragma once
 #include "tessera/comm/detail/records.h"
-#include "tessera/comm/detail/watch/checked_launch.h"
-#include "tessera/comm/detail/watch/watched.h"
+#include "tessera/comm/detail/watch/checked_launcher.h"
+#include "tessera/comm/detail/watch/monitored_backend.h"
 
-// Gloo aborts the process on a wrong size, gives garbage for a wrong dtype, and cannot be told to give up: so it stands
-// behind a Guard. Each collective says here what of it must agree, and how it is posted once it does.
+// Gloo aborts the process if sizes differ between ranks, returns garbage if dtypes differ, and cannot be aborted. So
+// each collective goes through a CheckedLauncher first: it is posted to gloo only after all ranks agree on it.
 namespace tessera::comm::watch {
 
-class GuardedBackend final : public c10d::Backend, public Watched {
+class CheckedBackend final : public MonitoredBackend {
  public:
-  using Tensors = std::vector<at::Tensor>;
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-  GuardedBackend(const ConnectOptions& options, c10::intrusive_ptr<c10d::Backend> inner,
+  CheckedBackend(const ConnectOptions& options, c10::intrusive_ptr<c10d::Backend> inner,
                  std::shared_ptr<Comparer> comparer);
-  ~GuardedBackend() override;
+  ~CheckedBackend() override;
 
   const std::string getBackendName() const override { return name_; }
   void setTimeout(std::chrono::milliseconds timeout) override;
-  void abort() override { poison("the group was aborted"); }
   void shutdown() override;
-  void poison(const std::string& reason) override;
-  void setSequenceNumberForGroup() override {}  // all ranks count alike from the start
-  uint64_t getSequenceNumberForGroup() override { return calls_; }
+  void abort_with(const std::string& reason) override;
 
-  WorkPtr broadcast(Tensors& xs, const c10d::BroadcastOptions& options = {}) override;
-  WorkPtr allreduce(Tensors& xs, const c10d::AllreduceOptions& options = {}) override;
-  WorkPtr allreduce_coalesced(Tensors& xs, const c10d::AllreduceCoalescedOptions& options = {}) override;
-  WorkPtr reduce(Tensors& xs, const c10d::ReduceOptions& options = {}) override;
-  WorkPtr allgather(std::vector<Tensors>& outs, Tensors& ins, const c10d::AllgatherOptions& options = {}) override;
-  WorkPtr _allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions& options = {}) override;
-  WorkPtr allgather_into_tensor_coalesced(Tensors& outs, Tensors& ins,
-                                          const c10d::AllgatherOptions& options = {}) override;
-  WorkPtr gather(std::vector<Tensors>& outs, Tensors& ins, const c10d::GatherOptions& options = {}) override;
-  WorkPtr scatter(Tensors& outs, std::vector<Tensors>& ins, const c10d::ScatterOptions& options = {}) override;
-  WorkPtr reduce_scatter(Tensors& outs, std::vector<Tensors>& ins,
-                         const c10d::ReduceScatterOptions& options = {}) override;
-  WorkPtr _reduce_scatter_base(at::Tensor& out, at::Tensor& in,
-                               const c10d::ReduceScatterOptions& options = {}) override;
-  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outs, Tensors& ins,
-                                          const c10d::ReduceScatterOptions& options = {}) override;
-  WorkPtr alltoall_base(at::Tensor& out, at::Tensor& in, std::vector<int64_t>& out_splits,
-                        std::vector<int64_t>& in_splits, const c10d::AllToAllOptions& options = {}) override;
-  WorkPtr alltoall(Tensors& outs, Tensors& ins, const c10d::AllToAllOptions& options = {}) override;
-  WorkPtr send(Tensors& xs, int to, int tag) override;  // messages are not compared; a lost rank frees them too
-  WorkPtr recv(Tensors& xs, int from, int tag) override;
+  TESSERA_C10D_COLLECTIVES;  // send and recv are not compared, but abort_with() ends them too
   WorkPtr recvAnysource(Tensors& xs, int tag) override;
-  WorkPtr barrier(const c10d::BarrierOptions& options = {}) override;
-  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks = false) override;
 
  private:
-  WorkPtr run(const region::Stamp& stamp, const Claim& claim, const at::Tensor& any, Guard::Launch launch,
-              std::function<void()> after = {});
-  WorkPtr reduce_rows(Kind kind, const at::Tensor& whole, const c10d::ReduceScatterOptions& options,
-                      std::function<void(const at::Tensor& own_row)> take);
-  region::Stamp stamp(Kind kind, const at::Tensor& x, int64_t root = -1);
-  region::Stamp stamp(Kind kind, const at::Tensor& x, const c10d::ReduceOp& op, int64_t root = -1);
-  Claim everybody(int64_t gives, int64_t takes) const;
+  WorkPtr run(const region::CollectiveFingerprint& fingerprint, const SendRecvBytes& sizes, const at::Tensor& any,
+              CheckedLauncher::Launch launch, std::function<void()> after = {});
+  WorkPtr reduce_rows(CommKind kind, const at::Tensor& rows, const c10d::ReduceScatterOptions& options,
+                      std::function<void(const at::Tensor& own_row)> use_own_row);
+  region::CollectiveFingerprint fingerprint(CommKind kind, const at::Tensor& x, int64_t root = -1);
+  region::CollectiveFingerprint fingerprint(CommKind kind, const at::Tensor& x, const c10d::ReduceOp& op,
+                                            int64_t root = -1);
+  SendRecvBytes same_for_all(int64_t send, int64_t recv) const;
 
-  std::shared_ptr<Guard> guard_;  // null once shut down
+  std::shared_ptr<CheckedLauncher> launcher_;  // null after shutdown
   const std::string name_;
-  std::atomic<uint64_t> calls_ = 0;
 };
 
-// Connects a group with `connect`, behind a guard. On one host the guard comes first and finds out who is missing,
-// which connecting would only by its time-out.
-c10::intrusive_ptr<c10d::Backend> connect_guarded(const ConnectOptions& options, const Connect& connect);
+// Connects a group with `connect`, behind a CheckedBackend. On one host the comparer connects first: it finds a missing
+// rank at once, whereas `connect` would only time out.
+c10::intrusive_ptr<c10d::Backend> connect_checked_backend(const ConnectOptions& options, const Connect& connect);
 
 }  // namespace tessera::comm::watch

@@ -1,5 +1,5 @@
 #include "tessera/base/error.h"
-#include "tessera/comm/detail/region/collective_stamp.h"
+#include "tessera/comm/detail/region/collective_fingerprint.h"
 #include "tessera/comm/detail/watch/comparer.h"
 #include "tessera/comm/detail/watch/store_wait.h"
 
@@ -12,32 +12,32 @@
 #include <mutex>
 #include <thread>
 
-// Each rank puts what it is about to post under "<number>/<rank>"; the first one reads all of them and puts what it
-// found under "<number>/verdict". A thread does it, one collective after the other.
+// Each rank stores what it is about to post under "<number>/<rank>". Rank 0 reads all of them and stores the result
+// under "<number>/verdict". A thread compares one collective after the other.
 namespace tessera::comm::watch {
 namespace {
 
 using Bytes = std::vector<uint8_t>;
 
-// Stamp, gives, takes: plain numbers of machines of one kind.
-Bytes pack(const region::Stamp& stamp, const Claim& claim) {
-  const size_t n = claim.gives.size() * 8;
-  Bytes bytes(sizeof stamp + 2 * n);
-  std::memcpy(bytes.data(), &stamp, sizeof stamp);
-  std::memcpy(bytes.data() + sizeof stamp, claim.gives.data(), n);
-  std::memcpy(bytes.data() + sizeof stamp + n, claim.takes.data(), n);
+// Fingerprint, send, recv, as raw bytes. All machines must have the same byte order.
+Bytes pack(const region::CollectiveFingerprint& fingerprint, const SendRecvBytes& sizes) {
+  const size_t n = sizes.send.size() * 8;
+  Bytes bytes(sizeof fingerprint + 2 * n);
+  std::memcpy(bytes.data(), &fingerprint, sizeof fingerprint);
+  std::memcpy(bytes.data() + sizeof fingerprint, sizes.send.data(), n);
+  std::memcpy(bytes.data() + sizeof fingerprint + n, sizes.recv.data(), n);
   return bytes;
 }
-void unpack(const std::string& bytes, region::Stamp& stamp, Claim& claim) {
-  const size_t n = claim.gives.size() * 8;
-  TESSERA_CHECK(bytes.size() == sizeof stamp + 2 * n, CommError, "the store holds ", bytes.size(),
-                " bytes where a rank should have said what it posts");
-  std::memcpy(&stamp, bytes.data(), sizeof stamp);
-  std::memcpy(claim.gives.data(), bytes.data() + sizeof stamp, n);
-  std::memcpy(claim.takes.data(), bytes.data() + sizeof stamp + n, n);
+void unpack(const std::string& bytes, region::CollectiveFingerprint& fingerprint, SendRecvBytes& sizes) {
+  const size_t n = sizes.send.size() * 8;
+  TESSERA_CHECK(bytes.size() == sizeof fingerprint + 2 * n, CommError, "the store holds ", bytes.size(),
+                " bytes where the fingerprint of a collective is expected");
+  std::memcpy(&fingerprint, bytes.data(), sizeof fingerprint);
+  std::memcpy(sizes.send.data(), bytes.data() + sizeof fingerprint, n);
+  std::memcpy(sizes.recv.data(), bytes.data() + sizeof fingerprint + n, n);
 }
 
-class StoreCheck final : public Check {
+class StoreCheck final : public PendingCheck {
  public:
   StoreCheck(std::string what, bool passes) : what_(std::move(what)), done_(passes) {}
   bool done() override { return done_.load(std::memory_order_acquire); }
@@ -48,7 +48,7 @@ class StoreCheck final : public Check {
   void wait(std::chrono::milliseconds timeout) override {
     std::unique_lock lock(mutex_);
     TESSERA_CHECK(changed_.wait_for(lock, timeout, [&] { return done(); }), CommError, what_, ": waited ",
-                  static_cast<double>(timeout.count()) / 1000.0, " s for all ranks to post it; not all have");
+                  static_cast<double>(timeout.count()) / 1000.0, " s for all ranks to post it");
     TESSERA_CHECK(error_.empty(), CommError, error_);
   }
   void finish(const std::string& error) {
@@ -70,28 +70,29 @@ class StoreCheck final : public Check {
 
 class StoreComparer final : public Comparer {
  public:
-  StoreComparer(const ConnectOptions& options, uint64_t most)
-      : options_(options), most_(most), store_(most > 0 ? options.store->clone() : nullptr) {}
+  StoreComparer(const ConnectOptions& options, uint64_t max_compared)
+      : options_(options), max_compared_(max_compared), store_(max_compared > 0 ? options.store->clone() : nullptr) {}
   ~StoreComparer() override { leave(); }
 
-  CheckPtr post(const region::Stamp& stamp, const Claim& claim, const std::function<void()>& then) override {
+  PendingCheckPtr post(const region::CollectiveFingerprint& fingerprint, const SendRecvBytes& sizes,
+                       const std::function<void()>& then) override {
     std::lock_guard lock(mutex_);
-    TESSERA_CHECK(poison_.empty(), CommError, in(stamp, poison_));
-    const bool passes = posted_ >= most_;
-    auto check = std::make_shared<StoreCheck>(in(stamp, ""), passes);
+    TESSERA_CHECK(abort_reason_.empty(), CommError, with_context(fingerprint, abort_reason_));
+    const bool passes = posted_ >= max_compared_;
+    auto check = std::make_shared<StoreCheck>(with_context(fingerprint, ""), passes);
     if (passes) return check;
-    jobs_.push_back({posted_++, stamp, claim, check, then});
+    comparisons_.push_back({posted_++, fingerprint, sizes, check, then});
     if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
     wake_.notify_one();
     return check;
   }
 
-  void poison(const std::string& reason) override {
+  void abort_with(const std::string& reason) override {
     std::lock_guard lock(mutex_);
-    if (poison_.empty()) poison_ = reason;
+    if (abort_reason_.empty()) abort_reason_ = reason;
   }
   void leave() override {
-    poison(c10::str("rank ", global(options_.rank), " has left group '", options_.group, "'"));
+    abort_with(c10::str("rank ", global(options_.rank), " has left group '", options_.group, "'"));
     {
       std::lock_guard lock(mutex_);
       stopping_ = true;
@@ -101,10 +102,10 @@ class StoreComparer final : public Comparer {
   }
 
  private:
-  struct Job {
+  struct Comparison {
     uint64_t number;
-    region::Stamp stamp;
-    Claim claim;
+    region::CollectiveFingerprint fingerprint;
+    SendRecvBytes sizes;
     std::shared_ptr<StoreCheck> check;
     std::function<void()> then;
   };
@@ -112,55 +113,56 @@ class StoreComparer final : public Comparer {
   void run() {
     std::unique_lock lock(mutex_);
     for (;;) {
-      wake_.wait(lock, [&] { return stopping_ || !jobs_.empty(); });
-      if (jobs_.empty()) return;
-      Job job = std::move(jobs_.front());
-      jobs_.pop_front();
-      std::string error = poison_;
+      wake_.wait(lock, [&] { return stopping_ || !comparisons_.empty(); });
+      if (comparisons_.empty()) return;
+      Comparison comparison = std::move(comparisons_.front());
+      comparisons_.pop_front();
+      std::string error = abort_reason_;
       lock.unlock();
       if (error.empty()) try {
-          error = compare(job);
+          error = compare(comparison);
         } catch (const c10::Error& failure) {
           error = failure.what_without_backtrace();
         } catch (const std::exception& failure) {
           error = failure.what();
         }
-      job.check->finish(error.empty() ? "" : in(job.stamp, error));
-      if (job.then) job.then();
+      comparison.check->finish(error.empty() ? "" : with_context(comparison.fingerprint, error));
+      if (comparison.then) comparison.then();
       lock.lock();
     }
   }
 
-  std::string compare(const Job& job) {
-    const auto key = [&](const auto& part) { return c10::str(job.number, "/", part); };
+  std::string compare(const Comparison& comparison) {
+    const auto key = [&](const auto& part) { return c10::str(comparison.number, "/", part); };
     if (options_.rank != 0) {
-      store_->set(key(options_.rank), pack(job.stamp, job.claim));
+      store_->set(key(options_.rank), pack(comparison.fingerprint, comparison.sizes));
       return wait(key("verdict"));
     }
-    std::vector<Claim> claims(static_cast<size_t>(options_.size), job.claim);
+    std::vector<SendRecvBytes> all_sizes(static_cast<size_t>(options_.size), comparison.sizes);
     std::string verdict;
     for (int r = 1; r < options_.size; r++) {
-      region::Stamp theirs{};
-      unpack(wait(key(r)), theirs, claims[static_cast<size_t>(r)]);
-      if (verdict.empty()) verdict = difference(job.stamp, theirs, global(0), global(r));
+      region::CollectiveFingerprint theirs{};
+      unpack(wait(key(r)), theirs, all_sizes[static_cast<size_t>(r)]);
+      if (verdict.empty()) verdict = difference(comparison.fingerprint, theirs, global(0), global(r));
       store_->deleteKey(key(r));
     }
-    if (verdict.empty()) verdict = difference_of_sizes(claims, options_.ranks);
+    if (verdict.empty()) verdict = difference_of_sizes(all_sizes, options_.ranks);
     store_->set(key("verdict"), Bytes(verdict.begin(), verdict.end()));
-    if (job.number > 0) store_->deleteKey(c10::str(job.number - 1, "/verdict"));  // all have read it
+    if (comparison.number > 0)
+      store_->deleteKey(c10::str(comparison.number - 1, "/verdict"));  // all ranks have read it
     return verdict;
   }
 
   std::string wait(const std::string& key) {
     return wait_for_key(*store_, key, options_.timeout, [&] {
       std::lock_guard lock(mutex_);
-      return poison_;
+      return abort_reason_;
     });
   }
 
   int64_t global(int rank) const { return options_.ranks[static_cast<size_t>(rank)]; }
-  std::string in(const region::Stamp& stamp, const std::string& why) const {
-    const std::string operation = describe(stamp);
+  std::string with_context(const region::CollectiveFingerprint& fingerprint, const std::string& why) const {
+    const std::string operation = describe(fingerprint);
     if (why.find(operation) != std::string::npos)
       return c10::str("ranks disagree on group '", options_.group, "': ", why);
     return c10::str("rank ", global(options_.rank), ", ", operation, " on group '", options_.group, "' (ranks ",
@@ -168,21 +170,21 @@ class StoreComparer final : public Comparer {
   }
 
   const ConnectOptions options_;
-  const uint64_t most_;
+  const uint64_t max_compared_;
   const c10::intrusive_ptr<c10d::Store> store_;
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::deque<Job> jobs_;
+  std::deque<Comparison> comparisons_;
   uint64_t posted_ = 0;
-  std::string poison_;
+  std::string abort_reason_;
   bool stopping_ = false;
   std::thread thread_;
 };
 
 }  // namespace
 
-std::shared_ptr<Comparer> compare_by_store(const ConnectOptions& options, uint64_t most) {
-  return std::make_shared<StoreComparer>(options, most);
+std::shared_ptr<Comparer> compare_by_store(const ConnectOptions& options, uint64_t max_compared) {
+  return std::make_shared<StoreComparer>(options, max_compared);
 }
 
 }  // namespace tessera::comm::watch

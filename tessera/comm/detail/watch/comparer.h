@@ -8,39 +8,46 @@
 #include <string>
 #include <vector>
 
-// Do all ranks of a group mean the same collective? Asked before it is posted to a backend that would not notice.
+// Checks that all ranks of a group are about to post the same collective, before it is posted to a backend that does
+// not check this itself.
 namespace tessera::comm::watch {
 
-// How many bytes this rank gives to and takes from each rank of the group. -1: nothing, or it is not for us to say.
-struct Claim {
-  explicit Claim(int ranks) : gives(static_cast<size_t>(ranks), -1), takes(gives) {}
-  std::vector<int64_t> gives, takes;
+// The bytes that this rank sends to and receives from each rank of the group, as in MPI_Alltoallv.
+// -1: nothing, or unknown.
+struct SendRecvBytes {
+  explicit SendRecvBytes(int ranks) : send(static_cast<size_t>(ranks), -1), recv(send) {}
+  std::vector<int64_t> send, recv;
 };
 
-// One collective under comparison.
-struct Check {
-  virtual ~Check() = default;
-  virtual bool done() = 0;                                   // agreed, or failed
-  virtual std::string error() = 0;                           // once done; "": all agree
+// One collective whose comparison is in progress.
+struct PendingCheck {
+  virtual ~PendingCheck() = default;
+  virtual bool done() = 0;                                   // the ranks agree, or the comparison failed
+  virtual std::string error() = 0;                           // valid once done; "": all ranks agree
   virtual void wait(std::chrono::milliseconds timeout) = 0;  // until done; throws CommError
 };
-using CheckPtr = std::shared_ptr<Check>;
+using PendingCheckPtr = std::shared_ptr<PendingCheck>;
 
 struct Comparer {
   virtual ~Comparer() = default;
-  // Publishes what this rank is about to post, and returns. `then` runs once when it is done, on any thread.
-  virtual CheckPtr post(const region::Stamp& stamp, const Claim& claim, const std::function<void()>& then) = 0;
-  virtual void poison(const std::string& reason) = 0;  // fails what is under way and all that comes
-  virtual void leave() = 0;                            // the last call
+  // Publishes what this rank is about to post, and returns. `then` runs once when the comparison is done, on any
+  // thread.
+  virtual PendingCheckPtr post(const region::CollectiveFingerprint& fingerprint, const SendRecvBytes& sizes,
+                               const std::function<void()>& then) = 0;
+  virtual void abort_with(const std::string& reason) = 0;  // fails current and later comparisons
+  virtual void leave() = 0;                                // the last call
 };
 
-// The first two ranks whose claims do not fit, as a sentence; "": all fit. `claims`: of all ranks, in group order.
-std::string difference_of_sizes(const std::vector<Claim>& claims, const std::vector<int64_t>& global_ranks);
+// Describes the first two ranks whose sizes do not match; "": all match. `all_sizes` has one entry per rank of the
+// group.
+std::string difference_of_sizes(const std::vector<SendRecvBytes>& all_sizes, const std::vector<int64_t>& global_ranks);
 
-// Through a region in shared memory: always. Returns when all members are there.   Requires: options.one_host.
+// Compares every collective, through shared memory. Returns when all members are connected.
+// Requires: options.one_host.
 std::shared_ptr<Comparer> compare_by_region(const ConnectOptions& options);
 
-// Through the store, by a thread: the first `most` collectives; after that everything passes. Ranks may be anywhere.
-std::shared_ptr<Comparer> compare_by_store(const ConnectOptions& options, uint64_t most);
+// Compares the first `max_compared` collectives through the store, on a thread of its own. Later ones are not compared.
+// The ranks may be on different hosts.
+std::shared_ptr<Comparer> compare_by_store(const ConnectOptions& options, uint64_t max_compared);
 
 }  // namespace tessera::comm::watch

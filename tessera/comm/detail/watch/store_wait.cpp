@@ -15,7 +15,7 @@ std::string wait_for_key(c10d::Store& store, const std::string& key, std::chrono
   constexpr std::chrono::milliseconds kSlice(250);
   auto deadline = Clock::now() + timeout;
   for (;;) {
-    // At least one: for a store, zero means for ever.
+    // At least 1 ms, because a store takes 0 as "no timeout".
     const auto left = std::max(std::chrono::milliseconds(1),
                                std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
     const auto slice = lost ? std::min(left, kSlice) : left;
@@ -25,8 +25,8 @@ std::string wait_for_key(c10d::Store& store, const std::string& key, std::chrono
       const auto value = store.get(key);
       return {value.begin(), value.end()};
     } catch (const std::exception& error) {
-      // A store that is gone says so at once; and who kept it is soon named. That it is late, stores say in several
-      // ways.
+      // An error before the timeout means that the store is gone. Then `lost` soon names the rank that hosted it.
+      // A timeout is a DistStoreError in some stores, another exception in others.
       if (!dynamic_cast<const c10::DistStoreError*>(&error) && Clock::now() - began < slice) {
         deadline = std::min(deadline, Clock::now() + std::chrono::seconds(1));
         std::this_thread::sleep_for(kSlice / 5);

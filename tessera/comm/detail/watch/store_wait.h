@@ -9,8 +9,9 @@ class Store;
 
 namespace tessera::comm::watch {
 
-// The value of `key`, once somebody has set it. Throws CommError after `timeout`, or as soon as `lost` says that the
-// one who should have set it, or any other member, is gone; it is asked a few times a second. No `lost`: nobody tells.
+// Waits until `key` is set and returns its value. Throws CommError after `timeout`.
+// `lost` returns which member of the group is lost and why, or "". It is called a few times per second, and a lost
+// member ends the wait with a CommError. `lost` may be null.
 std::string wait_for_key(c10d::Store& store, const std::string& key, std::chrono::milliseconds timeout,
                          const std::function<std::string()>& lost);
 

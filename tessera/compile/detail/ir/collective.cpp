@@ -61,7 +61,7 @@ int64_t parts_of_all(const Program& program, const Node& node) {
 
 struct Row {
   const char* op;
-  Kind kind;
+  CommKind kind;
   int64_t (*bytes)(const Program& program, const Node& node);
 };
 constexpr Row kRows[] = {
@@ -90,7 +90,7 @@ const Row* find(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-Kind record_kind(const c10::OperatorHandle& op) {
+CommKind record_kind(const c10::OperatorHandle& op) {
   const auto* row = find(op);
   return row ? row->kind : Kind::Count;
 }

@@ -106,7 +106,7 @@ at::Tensor power_of_norm(const GradientsByGroups& entry, double p) {
   total = total.to(at::kDouble);
   for (const auto& group : entry.sharded_over) {
     comm::all_reduce_(total, infinite ? ReduceOp::Max : ReduceOp::Sum, group);
-    comm::wait(total, group);
+    funcol::wait(total, group);
   }
   return total;
 }

@@ -49,7 +49,7 @@ at::Tensor wrap_unsharded(const FSDPParam& param, const at::Tensor& local) {
 
 void discard(at::Tensor& x, const comm::Group& group) {
   try {
-    if (x.defined() && group) comm::wait(x, group);
+    if (x.defined() && group) funcol::wait(x, group);
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the first error is reported already
   }
   x.reset();
@@ -223,8 +223,8 @@ void ParamGroup::unshard() {
 }
 
 void ParamGroup::wait_for_all_gather() {
-  comm::wait(all_gather_output_, all_gather_group_);
-  if (staging_.defined()) comm::wait(staging_, all_gather_group_);
+  funcol::wait(all_gather_output_, all_gather_group_);
+  if (staging_.defined()) funcol::wait(staging_, all_gather_group_);
 }
 
 void ParamGroup::finish_all_gather() {

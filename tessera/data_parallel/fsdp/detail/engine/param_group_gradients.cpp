@@ -124,7 +124,7 @@ void ParamGroupGradients::all_reduce() {
   if (in_flight_ != InFlight::ReduceScatter) return;
   const at::NoGradGuard no_grad;
   const c10::OptionalStreamGuard stream(group_.streams().reduce_scatter);
-  comm::wait(reduced_, group_.shard_group());
+  funcol::wait(reduced_, group_.shard_group());
   free_unsharded_grads();
   in_flight_ = InFlight::None;
   const auto& replicas = group_.replicate_group();
@@ -139,7 +139,7 @@ void ParamGroupGradients::wait_for_reduction() {
   if (!reduced_.defined()) return;
   const at::NoGradGuard no_grad;
   all_reduce();
-  if (in_flight_ == InFlight::AllReduce) comm::wait(reduced_, group_.replicate_group());
+  if (in_flight_ == InFlight::AllReduce) funcol::wait(reduced_, group_.replicate_group());
   in_flight_ = InFlight::None;
   auto reduced = std::exchange(reduced_, {});
   for (size_t i = 0; i < ready_.size(); i++) deferred_[i] |= std::exchange(ready_[i], 0);

@@ -27,7 +27,7 @@ at::Tensor gather_shard(const ParamGroup& group, const at::Tensor& shard) {
   if (group.shard_group()->size() == 1) return own;
   auto all = at::empty({group.layout().shard_numel() * group.layout().ranks()}, own.options());
   comm::all_gather_into_(all, own, group.shard_group());
-  comm::wait(all, group.shard_group());
+  funcol::wait(all, group.shard_group());
   return all;
 }
 
@@ -45,7 +45,7 @@ at::Tensor max_over_ranks(const ParamGroup& group, const at::Tensor& values) {
   if (group.shard_group()->size() == 1) return values;
   auto all = values.to(group.device(), values.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   comm::all_reduce_(all, ReduceOp::Max, group.shard_group());
-  comm::wait(all, group.shard_group());
+  funcol::wait(all, group.shard_group());
   return all.cpu();
 }
 

@@ -13,27 +13,27 @@
 #include <cstdlib>
 #include <iostream>
 
-// One cell of the fault matrix, as one of its processes sees it: sound collectives until one rank, the culprit, does
-// something wrong. Each rank is the test's program again, and says on its output
+// One case of the fault matrix, as run by one of its processes: correct collectives, until one rank does something
+// wrong. Each rank is another process of the test program. It prints
 //
-//   fault at <ns>               the culprit, before it does it
-//   freed at <ns>: <message>    any other, when it is given an error
-//   left at <ns>                after destroy(); it then ends as programs do, with code 3
+//   fault at <s>                the faulty rank, before the fault
+//   error at <s>: <message>     any other rank, when it gets an error
+//   left at <s>                 after destroy(); the process then ends with code 3
 namespace tessera::testing {
 
-struct Cell {
-  std::string fault;       // a row of kFaults, or "kill any time"
+struct FaultCase {
+  std::string fault;       // a name in kFaults, or "kill any time"
   std::string backend;     // "shm", "gloo"
-  std::string collective;  // a row of kCollectives
+  std::string collective;  // a name in kCollectives
   int ranks = 3;
-  int culprit = 2;
-  int rounds = 2;         // sound ones before the fault
-  int kill_after_ms = 0;  // only for "kill any time": by the one who started it
+  int faulty_rank = 2;
+  int rounds = 2;         // correct collectives before the fault
+  int kill_after_ms = 0;  // only for "kill any time": when the test kills the faulty rank
 };
 
-inline std::ostream& operator<<(std::ostream& out, const Cell& c) {
-  return out << c.fault << " x " << c.backend << " x " << c.collective << ", rank " << c.culprit << " of " << c.ranks
-             << " after " << c.rounds << " rounds, " << c.kill_after_ms << " ms";
+inline std::ostream& operator<<(std::ostream& out, const FaultCase& c) {
+  return out << c.fault << " x " << c.backend << " x " << c.collective << ", rank " << c.faulty_rank << " of "
+             << c.ranks << " after " << c.rounds << " rounds, " << c.kill_after_ms << " ms";
 }
 
 constexpr double kShortTimeout = 2, kTimeout = 30, kTimeToJoin = 6;  // s
@@ -41,27 +41,27 @@ constexpr const char* kTensor = "weights";
 
 inline double now_s() {
   timespec t{};
-  clock_gettime(CLOCK_MONOTONIC, &t);  // one clock for all processes
+  clock_gettime(CLOCK_MONOTONIC, &t);  // the same clock for all processes
   return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
 
 struct CollectiveRow {
   const char* name;
-  comm::Kind kind;
+  comm::CommKind kind;
   void (*run)(comm::Communicator&, int64_t elements, at::ScalarType);
 };
 inline const CollectiveRow kCollectives[] = {
-    {"all_reduce", comm::Kind::AllReduce,
+    {"all_reduce", comm::CommKind::AllReduce,
      [](comm::Communicator& group, int64_t n, at::ScalarType dtype) {
        at::Tensor x = at::ones({n}, dtype);
        group.all_reduce(x, ReduceOp::Sum, {.tensor_name = kTensor}).wait();
      }},
-    {"all_gather", comm::Kind::AllGatherIntoTensor,
+    {"all_gather", comm::CommKind::AllGatherIntoTensor,
      [](comm::Communicator& group, int64_t n, at::ScalarType dtype) {
        at::Tensor in = at::ones({n}, dtype), out = at::empty({n * group.size()}, dtype);
        group.all_gather_into_tensor(out, in, {.tensor_name = kTensor}).wait();
      }},
-    {"reduce_scatter", comm::Kind::ReduceScatterTensor,
+    {"reduce_scatter", comm::CommKind::ReduceScatterTensor,
      [](comm::Communicator& group, int64_t n, at::ScalarType dtype) {
        at::Tensor in = at::ones({n * group.size()}, dtype), out = at::empty({n}, dtype);
        group.reduce_scatter_tensor(out, in, ReduceOp::Sum, {.tensor_name = kTensor}).wait();
@@ -73,8 +73,9 @@ inline const CollectiveRow& collective_row(const std::string& name) {
   std::abort();
 }
 
-// What the culprit does in place of the collective that all others post. `within`: s from then until every other rank
-// has its error. `names`: the error names group, number, kind and tensor; a plan is not yet about a collective.
+// What the faulty rank does instead of the collective that all others post. `within`: seconds until every other rank
+// has its error. `names`: the error names group, number, kind and tensor. (A different plan fails before any
+// collective.)
 struct FaultRow {
   const char* name;
   double within;
@@ -122,64 +123,66 @@ inline const FaultRow* fault_row(const std::string& name) {
   return nullptr;
 }
 
-inline void make_plan_differ(bool culprit) {
+inline void make_plan_differ(bool faulty_rank) {
   models::MLP module(models::mlp_module());
   const auto mesh = init_device_mesh("cpu", {World::current().size()}, {"tp"});
-  parallelize_module(*module, mesh, culprit ? Plan{{"net1", RowwiseParallel()}} : Plan{{"net1", ColwiseParallel()}});
+  parallelize_module(*module, mesh,
+                     faulty_rank ? Plan{{"net1", RowwiseParallel()}} : Plan{{"net1", ColwiseParallel()}});
 }
 
-inline void act_as_rank(const Cell& cell, int rank, const std::string& file) {
-  const bool culprit = rank == cell.culprit;
-  const CollectiveRow& row = collective_row(cell.collective);
+inline void act_as_rank(const FaultCase& fault_case, int rank, const std::string& file) {
+  const bool faulty_rank = rank == fault_case.faulty_rank;
+  const CollectiveRow& row = collective_row(fault_case.collective);
   InitOptions options;
-  options.backend = cell.backend;
+  options.backend = fault_case.backend;
   options.rank = rank;
-  options.world_size = cell.ranks;
+  options.world_size = fault_case.ranks;
   options.init_method = "file://" + file;
-  const double timeout = cell.fault == "missing rank"    ? kShortTimeout
-                         : cell.fault == "kill any time" ? kTimeToJoin  // before it has joined, nobody can tell
-                                                         : kTimeout;    // must not be needed
+  const double timeout = fault_case.fault == "missing rank" ? kShortTimeout
+                         : fault_case.fault == "kill any time"
+                             ? kTimeToJoin  // the kill may come before the rank has joined
+                             : kTimeout;    // must not be reached
   options.timeout = std::chrono::milliseconds(static_cast<int64_t>(timeout * 1000));
   auto& group = *init(options).group();
-  for (int i = 0; i < cell.rounds; i++) row.run(group, 4, at::kFloat);
-  const FaultRow* fault = fault_row(cell.fault);
-  if (culprit && fault) std::cout << "fault at " << now_s() << std::endl;
+  for (int i = 0; i < fault_case.rounds; i++) row.run(group, 4, at::kFloat);
+  const FaultRow* fault = fault_row(fault_case.fault);
+  if (faulty_rank && fault) std::cout << "fault at " << now_s() << std::endl;
   if (!fault)
     for (;;) row.run(group, 4, at::kFloat);  // until it is killed
   else if (!fault->act)
-    make_plan_differ(culprit);
-  else if (culprit)
+    make_plan_differ(faulty_rank);
+  else if (faulty_rank)
     fault->act(group, row);
   else
     row.run(group, 4, at::kFloat);
 }
 
-// For main(): if this process was started as a rank, runs it and ends.
-//   --cell fault backend collective ranks culprit rounds rank file
-inline void run_if_cell(int argc, char** argv) {
-  if (argc < 10 || std::string(argv[1]) != "--cell") return;
-  const Cell cell{argv[2], argv[3], argv[4], std::atoi(argv[5]), std::atoi(argv[6]), std::atoi(argv[7])};
+// Called by main(): if this process was started as a rank, runs it and exits.
+//   --fault-case fault backend collective ranks culprit rounds rank file
+inline void run_if_fault_case(int argc, char** argv) {
+  if (argc < 10 || std::string(argv[1]) != "--fault-case") return;
+  const FaultCase fault_case{argv[2], argv[3], argv[4], std::atoi(argv[5]), std::atoi(argv[6]), std::atoi(argv[7])};
   const int rank = std::atoi(argv[8]);
   std::cout << std::fixed;
   at::set_num_threads(1);
   int code = 0;
-  const auto freed = [&](const std::string& message) {
-    std::cout << "freed at " << now_s() << ": " << message << std::endl;
+  const auto report = [&](const std::string& message) {
+    std::cout << "error at " << now_s() << ": " << message << std::endl;
     code = 3;
   };
-  if (rank == cell.culprit) {
+  if (rank == fault_case.faulty_rank) {
     try {
-      act_as_rank(cell, rank, argv[9]);
-    } catch (const c10::Error& error) {  // told of its own fault; what is no error of ours goes out of main
-      freed(error.what_without_backtrace());
+      act_as_rank(fault_case, rank, argv[9]);
+    } catch (const c10::Error& error) {  // an error about its own fault; other exceptions leave main()
+      report(error.what_without_backtrace());
     }
   } else {
     try {
-      act_as_rank(cell, rank, argv[9]);
+      act_as_rank(fault_case, rank, argv[9]);
     } catch (const c10::Error& error) {
-      freed(error.what_without_backtrace());
+      report(error.what_without_backtrace());
     } catch (const std::exception& error) {
-      freed(error.what());
+      report(error.what());
     }
   }
   destroy();

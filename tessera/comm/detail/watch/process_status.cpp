@@ -1,4 +1,4 @@
-#include "tessera/comm/detail/watch/process.h"
+#include "tessera/comm/detail/watch/process_status.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -9,9 +9,9 @@
 
 namespace tessera::comm::watch {
 
-// "4711 (a name (with) brackets) S 1 ..."   the state comes after the last bracket, the start 19 fields later
-Process look_at_process(pid_t pid) {
-  Process found;
+// "4711 (a name (with) brackets) S 1 ...": the state follows the last bracket, the start time is 19 fields later.
+ProcessStatus process_status(pid_t pid) {
+  ProcessStatus found;
   char text[1024];
   const int fd = open(c10::str("/proc/", pid, "/stat").c_str(), O_RDONLY | O_CLOEXEC);
   if (fd < 0) return found;
@@ -25,7 +25,7 @@ Process look_at_process(pid_t pid) {
   std::string state, skipped;
   fields >> state;
   for (int i = 0; i < 18; i++) fields >> skipped;
-  fields >> found.started;
+  fields >> found.start_time;
   found.alive = state != "Z" && state != "X";
   found.stopped = state == "T";
   return found;

@@ -1,12 +1,12 @@
-// Who is there, who is not, and what the ledger says of them.
-#include "tessera/comm/detail/watch/watch.h"
+// Detection of lost ranks, and the status table in shared memory.
+#include "tessera/comm/detail/watch/liveness_monitor.h"
 
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/listen.h"
-#include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/detail/region/shared_region.h"
+#include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/detail/watch/comparer.h"
-#include "tessera/comm/detail/watch/process.h"
+#include "tessera/comm/detail/watch/process_status.h"
 #include "tessera/comm/detail/watch/store_wait.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/spawn.h"
@@ -34,11 +34,11 @@ namespace {
 using testing::Rank;
 using testing::spawn_ranks_over_each;
 
-TEST(Watch, Processes) {
-  const auto me = watch::look_at_process(getpid());
+TEST(ProcessStatus, AliveStoppedAndEnded) {
+  const auto me = watch::process_status(getpid());
   EXPECT_TRUE(me.alive);
   EXPECT_FALSE(me.stopped);
-  EXPECT_GT(me.started, 0u);
+  EXPECT_GT(me.start_time, 0u);
   const pid_t child = fork();
   if (child == 0) {
     raise(SIGSTOP);
@@ -46,17 +46,17 @@ TEST(Watch, Processes) {
   }
   int status = 0;
   waitpid(child, &status, WUNTRACED);
-  EXPECT_TRUE(watch::look_at_process(child).stopped);
-  EXPECT_GE(watch::look_at_process(child).started, me.started);
+  EXPECT_TRUE(watch::process_status(child).stopped);
+  EXPECT_GE(watch::process_status(child).start_time, me.start_time);
   kill(child, SIGKILL);
   siginfo_t ended{};
   waitid(P_PID, static_cast<id_t>(child), &ended, WEXITED | WNOWAIT);
-  EXPECT_FALSE(watch::look_at_process(child).alive) << "ended, though nobody has asked for its exit code";
+  EXPECT_FALSE(watch::process_status(child).alive) << "a zombie: it has ended, but was not reaped";
   waitpid(child, &status, 0);
-  EXPECT_FALSE(watch::look_at_process(child).alive);
+  EXPECT_FALSE(watch::process_status(child).alive);
 }
 
-TEST(Watch, SharedMemoryHasNoName) {
+TEST(SharedMemory, HasNoName) {
   const auto made = region::SharedMemory::make(4096);
   struct stat found {};
   ASSERT_EQ(stat(made.path().c_str(), &found), 0);
@@ -66,52 +66,53 @@ TEST(Watch, SharedMemoryHasNoName) {
   made.data()[7] = 42;
   EXPECT_EQ(again.data()[7], 42);
   EXPECT_ERROR(CommError, region::SharedMemory::open(made.path(), 8192), "4096 bytes instead of 8192");
-  EXPECT_ERROR(CommError, region::SharedMemory::open("/proc/1/fd/12345", 8192), "has the process that made it ended?");
+  EXPECT_ERROR(CommError, region::SharedMemory::open("/proc/1/fd/12345", 8192),
+               "has the process that created it ended?");
 }
 
-TEST(Watch, Ledger) {
-  watch::Ledger mine(2, "");
-  watch::Ledger theirs(2, mine.path());
+TEST(RankStatusTable, OtherRanksReadWhatARankWrites) {
+  watch::RankStatusTable mine(2, "");
+  watch::RankStatusTable theirs(2, mine.path());
   mine.join(1, 99);
-  EXPECT_EQ(theirs.state(0), watch::State::Absent);
-  EXPECT_EQ(theirs.state(1), watch::State::Running);
-  EXPECT_EQ(theirs.started(1), 99u);
-  watch::Entry entry;
-  entry.group = 17;
-  entry.sequence = 4;
-  entry.kind = Kind::AllReduce;
-  std::strcpy(entry.tensor_name, "wq.grad");
-  mine.write(1, 3, entry);
-  mine.set_waits(1, 3, true);
+  EXPECT_EQ(theirs.state(0), watch::RankState::Absent);
+  EXPECT_EQ(theirs.state(1), watch::RankState::Running);
+  EXPECT_EQ(theirs.start_time(1), 99u);
+  watch::LastCollective collective;
+  collective.group = 17;
+  collective.sequence = 4;
+  collective.kind = CommKind::AllReduce;
+  std::strcpy(collective.tensor_name, "wq.grad");
+  mine.write(1, 3, collective);
+  mine.set_waiting(1, 3, true);
   EXPECT_EQ(to_text(theirs.last(1, 17)), "allreduce_ #4 ('wq.grad')");
-  EXPECT_TRUE(theirs.last(1, 17).waits);
+  EXPECT_TRUE(theirs.last(1, 17).waiting);
   EXPECT_EQ(theirs.last(1, 18).group, 0u);
-  EXPECT_EQ(theirs.first_lost(), -1);
-  mine.blame(1, "first");
-  theirs.blame(0, "second");
-  EXPECT_EQ(theirs.first_lost(), 1);
-  EXPECT_EQ(theirs.first_reason(), "first");
+  EXPECT_EQ(theirs.first_failed_rank(), -1);
+  mine.record_first_failure(1, "first");
+  theirs.record_first_failure(0, "second");
+  EXPECT_EQ(theirs.first_failed_rank(), 1);
+  EXPECT_EQ(theirs.first_failure(), "first");
   mine.fail(1, "why");
-  EXPECT_EQ(theirs.state(1), watch::State::Failed);
+  EXPECT_EQ(theirs.state(1), watch::RankState::Failed);
   EXPECT_EQ(theirs.message(1), "why");
 }
 
-// As c10d::FileStore says it: not as a DistStoreError. Others than the last rank may come much earlier.
-TEST(Watch, AStoreThatIsLateIsNotGone) {
+// c10d::FileStore reports a timeout as a plain error, not as a DistStoreError. That does not mean that it is gone.
+TEST(WaitForKey, TimeoutOfTheStoreIsRetried) {
   struct : c10d::HashStore {
     using HashStore::wait;
     void wait(const std::vector<std::string>&, const std::chrono::milliseconds& timeout) override {
-      if (turn++ == 6) return;
+      if (calls++ == 6) return;
       std::this_thread::sleep_for(timeout);
       TORCH_CHECK(false, "Wait timeout");
     }
-    int turn = 0;
+    int calls = 0;
   } store;
   store.set("k", std::vector<uint8_t>{'v'});
   EXPECT_EQ(watch::wait_for_key(store, "k", std::chrono::hours(1), [] { return std::string(); }), "v");
 }
 
-TEST(Watch, WaitingForAKeyEndsWhenSomebodyIsLost) {
+TEST(WaitForKey, EndsWhenARankIsLost) {
   c10d::HashStore store;
   const std::chrono::milliseconds hour(std::chrono::hours(1));
   EXPECT_ERROR(CommError, watch::wait_for_key(store, "k", hour, [] { return std::string("rank 3 has died"); }),
@@ -121,68 +122,68 @@ TEST(Watch, WaitingForAKeyEndsWhenSomebodyIsLost) {
   EXPECT_EQ(watch::wait_for_key(store, "k", hour, {}), "v");
 }
 
-TEST(Watch, SizesThatDoNotFit) {
-  watch::Claim a(2), b(2);
-  a.gives = {8, 8};
-  b.takes = {8, 8};
+TEST(SendRecvBytes, DifferenceNamesBothRanks) {
+  watch::SendRecvBytes a(2), b(2);
+  a.send = {8, 8};
+  b.recv = {8, 8};
   EXPECT_EQ(watch::difference_of_sizes({a, b}, {3, 5}), "");
-  b.takes[0] = 12;
+  b.recv[0] = 12;
   EXPECT_EQ(watch::difference_of_sizes({a, b}, {3, 5}),
             "ranks disagree: rank 5 expects 12 bytes from rank 3, which posted 8");
 }
 
 // Rank 0 is on one machine, ranks 1 and 2 are on another.
-struct ThreeWatches {
-  std::shared_ptr<watch::Watch> far, near, failing;
+struct ThreeMonitors {
+  std::shared_ptr<watch::LivenessMonitor> far, near, failing;
 
-  ThreeWatches() {
+  ThreeMonitors() {
     const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
     std::vector<Host> hosts(3);
     for (size_t r = 0; r < hosts.size(); r++) {
       hosts[r].machine = r == 0 ? "a" : "b";
-      hosts[r].pid = r == 1 ? getppid() : getpid();  // processes that live; 1 and 2 must be two
+      hosts[r].pid = r == 1 ? getppid() : getpid();  // running processes; ranks 1 and 2 need different pids
     }
     const std::chrono::seconds timeout(10);
-    far = watch::Watch::start(store, hosts, 0, timeout);
-    near = watch::Watch::start(store, hosts, 1, timeout);
-    failing = watch::Watch::start(store, hosts, 2, timeout);
+    far = watch::LivenessMonitor::start(store, hosts, 0, timeout);
+    near = watch::LivenessMonitor::start(store, hosts, 1, timeout);
+    failing = watch::LivenessMonitor::start(store, hosts, 2, timeout);
   }
 };
 
-// What 1 sees of 2, 0 hears through the store.
-TEST(Watch, TheLossOfARankIsHeardOnOtherMachines) {
-  const ThreeWatches watches;
-  auto &far = *watches.far, &near = *watches.near, &failing = *watches.failing;
-  std::promise<std::string> freed_far, freed_near;
-  far.add("all", "all", {0, 1, 2}, [&](const std::string& why) { freed_far.set_value(why); });
-  near.add("pair", "pair", {1, 2}, [&](const std::string& why) { freed_near.set_value(why); });
-  near.add("others", "others", {0, 1}, [&](const std::string&) { ADD_FAILURE() << "nobody of it is lost"; });
+// Rank 1 detects the loss of rank 2. Rank 0 reads it from the store.
+TEST(LivenessMonitor, OtherMachinesLearnOfALostRank) {
+  const ThreeMonitors monitors;
+  auto &far = *monitors.far, &near = *monitors.near, &failing = *monitors.failing;
+  std::promise<std::string> far_reason, near_reason;
+  far.add("all", "all", {0, 1, 2}, [&](const std::string& why) { far_reason.set_value(why); });
+  near.add("pair", "pair", {1, 2}, [&](const std::string& why) { near_reason.set_value(why); });
+  near.add("others", "others", {0, 1}, [&](const std::string&) { ADD_FAILURE() << "no rank of this group is lost"; });
   failing.add("pair", "pair", {1, 2}, [](const std::string&) {})
-      ->posted(Kind::AllReduce, Family::C10d, 7, 16, c10::ScalarType::Float, "wq.grad");
-  failing.failed("rank 2 failed: no luck today");
-  EXPECT_EQ(freed_near.get_future().get(),
-            "rank 2 failed: no luck today; its last on group 'pair' was allreduce_ #7 ('wq.grad')");
-  EXPECT_EQ(freed_far.get_future().get(), "rank 2 failed: no luck today");
+      ->posted(CommKind::AllReduce, Family::C10d, 7, 16, c10::ScalarType::Float, "wq.grad");
+  failing.report_failure("rank 2 failed: no luck today");
+  EXPECT_EQ(near_reason.get_future().get(),
+            "rank 2 failed: no luck today; its last collective on group 'pair' was allreduce_ #7 ('wq.grad')");
+  EXPECT_EQ(far_reason.get_future().get(), "rank 2 failed: no luck today");
   EXPECT_EQ(far.lost({0, 1}), "");
   EXPECT_EQ(far.lost({0, 2}), "rank 2 failed: no luck today");
 }
 
-// What is freed may be the last that had the watch: then it ends on its own thread.
-TEST(Watch, MayEndOnItsOwnThread) {
-  ThreeWatches watches;
+// The callback may release the last reference. Then the monitor ends on its own thread.
+TEST(LivenessMonitor, MayEndOnItsOwnThread) {
+  ThreeMonitors monitors;
   std::promise<void> ended;
-  auto* near = watches.near.get();
-  auto last = std::make_shared<std::shared_ptr<watch::Watch>>(std::move(watches.near));
+  auto* near = monitors.near.get();
+  auto last = std::make_shared<std::shared_ptr<watch::LivenessMonitor>>(std::move(monitors.near));
   near->add("pair", "pair", {1, 2}, [last, &ended](const std::string&) {
     last->reset();
     ended.set_value();
   });
-  watches.failing->failed("rank 2 failed");
+  monitors.failing->report_failure("rank 2 failed");
   ended.get_future().get();
 }
 
-// A rank that computes for long beats all the same.
-TEST(Watch, ABusyRankIsNoFault) {
+// A rank that is busy for long still sends heartbeats.
+TEST(LivenessMonitor, BusyRankIsNotLost) {
   spawn_ranks_over_each(2, [](Rank& me) {
     if (me.rank == 1) {
       const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(700);
@@ -196,7 +197,7 @@ TEST(Watch, ABusyRankIsNoFault) {
 }
 
 // "0100007F" is 127.0.0.1 as /proc prints it.
-std::vector<std::string> addresses_listened_at() {
+std::vector<std::string> listening_addresses() {
   std::set<std::string> sockets;
   for (int fd = 0; fd < 1024; fd++) {
     char target[64] = {};
@@ -220,15 +221,16 @@ std::vector<std::string> addresses_listened_at() {
   return found;
 }
 
-TEST(Watch, OnOneHostNothingListensBeyondLoopback) {
+TEST(Sockets, OneHostListensOnLoopbackOnly) {
   spawn_ranks_over_each(2, [](Rank& me) {
     auto pair = me.world.new_group({0, 1}, "pair");
-    for (const auto& address : addresses_listened_at()) EXPECT_EQ(address, "0100007F") << me.world.backend();
-    EXPECT_EQ(addresses_listened_at().empty(), me.world.backend() == "shm") << "or the test finds none at all";
+    for (const auto& address : listening_addresses()) EXPECT_EQ(address, "0100007F") << me.world.backend();
+    EXPECT_EQ(listening_addresses().empty(), me.world.backend() == "shm")
+        << "otherwise the test finds no sockets at all";
   });
 }
 
-TEST(Watch, TheStoreOfOneHostIsNotReachedFromElsewhere) {
+TEST(Sockets, StoreOfOneHostListensOnLoopbackOnly) {
   const auto free_port = detail::listen_at("127.0.0.1", 0);
   close(free_port.fd);
   Environment launched;
@@ -237,8 +239,8 @@ TEST(Watch, TheStoreOfOneHostIsNotReachedFromElsewhere) {
   launched.host = "0.0.0.0";
   launched.port = free_port.port;
   const auto store = detail::open_store({"env://", 0, 2, std::chrono::seconds(10)}, launched);
-  ASSERT_FALSE(addresses_listened_at().empty());
-  for (const auto& address : addresses_listened_at()) EXPECT_EQ(address, "0100007F");
+  ASSERT_FALSE(listening_addresses().empty());
+  for (const auto& address : listening_addresses()) EXPECT_EQ(address, "0100007F");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The functional collectives: registered ops, any dim, sizes that differ, results pending until wait().
+// The functional collectives: registered ops, any dim, uneven sizes, results pending until wait().
 #include "tessera/comm/functional_collectives.h"
 
 #include "tessera/base/error.h"
@@ -29,7 +29,7 @@ struct Names : comm::Observer {
 };
 
 Sizes even(int64_t n) { return Sizes(static_cast<size_t>(n), 2); }
-Sizes uneven(int64_t n) {  // 0, 3, 1, 2: an empty one, and none equal
+Sizes uneven(int64_t n) {  // 0, 3, 1, 2: one is empty, no two are equal
   const Sizes all{0, 3, 1, 2};
   return n == 1 ? Sizes{3} : Sizes(all.begin(), all.begin() + n);
 }
@@ -37,14 +37,14 @@ int64_t sum(const Sizes& s) { return std::accumulate(s.begin(), s.end(), int64_t
 int64_t begin(const Sizes& s, int64_t rank) { return std::accumulate(s.begin(), s.begin() + rank, int64_t{0}); }
 int64_t own(const Sizes& s, int64_t rank) { return s[static_cast<size_t>(rank)]; }
 
-// (2, 3, 4) with `extent` in place of dim's
+// Shape (2, 3, 4), with `extent` as the size of `dim`.
 at::Tensor numbers(int64_t dim, int64_t extent, double from = 0) {
   Sizes shape{2, 3, 4};
   shape[static_cast<size_t>(dim)] = extent;
   return at::arange(2 * 3 * 4 / (dim == 0 ? 2 : dim == 1 ? 3 : 4) * extent).view(shape).to(at::kFloat) + from;
 }
 
-void everywhere(const std::function<void(Rank&, const Sizes&, int64_t dim)>& body) {
+void for_all_sizes_and_dims(const std::function<void(Rank&, const Sizes&, int64_t dim)>& body) {
   for (int64_t n = 1; n <= 4; n++)
     for (const auto& sizes : {even(n), uneven(n)})
       for (int64_t dim = 0; dim < 3; dim++) {
@@ -53,24 +53,24 @@ void everywhere(const std::function<void(Rank&, const Sizes&, int64_t dim)>& bod
       }
 }
 
-TEST(Ops, AllGather) {
-  everywhere([](Rank& me, const Sizes& sizes, int64_t dim) {
-    at::Tensor whole = numbers(dim, sum(sizes));
+TEST(Funcol, AllGather) {
+  for_all_sizes_and_dims([](Rank& me, const Sizes& sizes, int64_t dim) {
+    at::Tensor full = numbers(dim, sum(sizes));
     at::Tensor out =
-        comm::all_gather(whole.narrow(dim, begin(sizes, me.rank), own(sizes, me.rank)), dim, sizes, me.group());
-    comm::wait(out, me.group());
-    EXPECT_TRUE(out.equal(whole));
+        funcol::all_gather(full.narrow(dim, begin(sizes, me.rank), own(sizes, me.rank)), dim, sizes, me.group());
+    funcol::wait(out, me.group());
+    EXPECT_TRUE(out.equal(full));
     EXPECT_TRUE(out.is_contiguous());
   });
 }
 
-TEST(Ops, ReduceScatter) {
-  everywhere([](Rank& me, const Sizes& sizes, int64_t dim) {
+TEST(Funcol, ReduceScatter) {
+  for_all_sizes_and_dims([](Rank& me, const Sizes& sizes, int64_t dim) {
     const int64_t n = me.size();
-    at::Tensor whole = numbers(dim, sum(sizes), static_cast<double>(me.rank));
+    at::Tensor full = numbers(dim, sum(sizes), static_cast<double>(me.rank));
     for (auto op : {ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max}) {
-      at::Tensor out = comm::reduce_scatter(whole, dim, sizes, op, me.group());
-      comm::wait(out, me.group());
+      at::Tensor out = funcol::reduce_scatter(full, dim, sizes, op, me.group());
+      funcol::wait(out, me.group());
       at::Tensor want = op == ReduceOp::Max ? numbers(dim, sum(sizes), static_cast<double>(n - 1))
                                             : numbers(dim, sum(sizes)) * n + n * (n - 1) / 2.0;
       if (op == ReduceOp::Avg) want = want / n;
@@ -79,26 +79,26 @@ TEST(Ops, ReduceScatter) {
   });
 }
 
-TEST(Ops, AllToAllFromEveryDimToEveryDim) {
-  everywhere([](Rank& me, const Sizes& sizes, int64_t split) {
+TEST(Funcol, AllToAllFromEveryDimToEveryDim) {
+  for_all_sizes_and_dims([](Rank& me, const Sizes& sizes, int64_t split) {
     const auto n = static_cast<size_t>(me.size());
     for (int64_t cat = 0; cat < 3; cat++) {
       if (cat == split) continue;
-      Sizes other(n);  // what each rank holds along cat: 1, 2, 3, ..
+      Sizes other(n);  // sizes along cat: 1, 2, 3, ...
       std::iota(other.begin(), other.end(), 1);
       Sizes shape{2, 3, 4};
       shape[static_cast<size_t>(split)] = sum(sizes);
       shape[static_cast<size_t>(cat)] = sum(other);
-      at::Tensor whole = at::arange(shape[0] * shape[1] * shape[2]).view(shape).to(at::kFloat);
-      at::Tensor x = whole.narrow(cat, begin(other, me.rank), own(other, me.rank));
-      at::Tensor out = comm::all_to_all(x, split, sizes, cat, other, me.group());
-      comm::wait(out, me.group());
-      EXPECT_TRUE(out.equal(whole.narrow(split, begin(sizes, me.rank), own(sizes, me.rank))));
+      at::Tensor full = at::arange(shape[0] * shape[1] * shape[2]).view(shape).to(at::kFloat);
+      at::Tensor x = full.narrow(cat, begin(other, me.rank), own(other, me.rank));
+      at::Tensor out = funcol::all_to_all(x, split, sizes, cat, other, me.group());
+      funcol::wait(out, me.group());
+      EXPECT_TRUE(out.equal(full.narrow(split, begin(sizes, me.rank), own(sizes, me.rank))));
     }
   });
 }
 
-TEST(Ops, Coalesced) {
+TEST(Funcol, CoalescedIsOneCollective) {
   for (int64_t n = 1; n <= 4; n++)
     run_ranks(n, [](Rank& me) {
       const int64_t n = me.size();
@@ -108,18 +108,19 @@ TEST(Ops, Coalesced) {
       Sizes sizes = a;
       sizes.insert(sizes.end(), b.begin(), b.end());
       at::Tensor first = numbers(1, sum(a)), second = numbers(0, sum(b)).to(at::kLong);
-      auto gathered = comm::all_gather_coalesced(
+      auto gathered = funcol::all_gather_coalesced(
           {first.narrow(1, begin(a, me.rank), own(a, me.rank)), second.narrow(0, begin(b, me.rank), own(b, me.rank))},
           {1, 0}, sizes, me.group());
-      for (auto& x : gathered) comm::wait(x, me.group());
+      for (auto& x : gathered) funcol::wait(x, me.group());
       EXPECT_TRUE(gathered[0].equal(first) && gathered[1].equal(second));
       auto scattered =
-          comm::reduce_scatter_coalesced({first, second.to(at::kFloat)}, {1, 0}, sizes, ReduceOp::Sum, me.group());
-      for (auto& x : scattered) comm::wait(x, me.group());
+          funcol::reduce_scatter_coalesced({first, second.to(at::kFloat)}, {1, 0}, sizes, ReduceOp::Sum, me.group());
+      for (auto& x : scattered) funcol::wait(x, me.group());
       EXPECT_TRUE(scattered[0].equal(first.narrow(1, begin(a, me.rank), own(a, me.rank)) * n));
       EXPECT_TRUE(scattered[1].equal(second.narrow(0, begin(b, me.rank), own(b, me.rank)).to(at::kFloat) * n));
-      auto reduced = comm::all_reduce_coalesced({first, first.transpose(0, 2).select(0, 0)}, ReduceOp::Avg, me.group());
-      for (auto& x : reduced) comm::wait(x, me.group());
+      auto reduced =
+          funcol::all_reduce_coalesced({first, first.transpose(0, 2).select(0, 0)}, ReduceOp::Avg, me.group());
+      for (auto& x : reduced) funcol::wait(x, me.group());
       EXPECT_EQ(close(reduced, {first, first.transpose(0, 2).select(0, 0).contiguous()}), "");
       std::erase(names.posted, "wait_tensor");
       EXPECT_EQ(names.posted, (std::vector<std::string>{"all_gather_into_tensor_coalesced",
@@ -127,47 +128,47 @@ TEST(Ops, Coalesced) {
     });
 }
 
-TEST(Ops, ResultsAreFreshAndInputsUntouched) {
+TEST(Funcol, ResultsDoNotAliasInputs) {
   run_ranks(2, [](Rank& me) {
     at::Tensor x = at::full({3}, static_cast<double>(me.rank + 1)), copy = x.clone();
-    at::Tensor sum = comm::all_reduce(x, ReduceOp::Sum, me.group());
-    at::Tensor sent = comm::broadcast(x, 1, me.group());
-    comm::wait(sum, me.group());
-    comm::wait(sent, me.group());
+    at::Tensor sum = funcol::all_reduce(x, ReduceOp::Sum, me.group());
+    at::Tensor sent = funcol::broadcast(x, 1, me.group());
+    funcol::wait(sum, me.group());
+    funcol::wait(sent, me.group());
     EXPECT_TRUE(x.equal(copy));
     EXPECT_FALSE(sum.is_alias_of(x) || sent.is_alias_of(x));
     EXPECT_TRUE(sum.equal(at::full({3}, 3.0)) && sent.equal(at::full({3}, 2.0)));
     at::Tensor expanded = at::ones({1}).expand({4});  // not contiguous: what sum().backward() gives
-    at::Tensor y = comm::all_reduce(expanded, ReduceOp::Sum, me.group());
-    comm::wait(y, me.group());
+    at::Tensor y = funcol::all_reduce(expanded, ReduceOp::Sum, me.group());
+    funcol::wait(y, me.group());
     EXPECT_TRUE(y.equal(at::full({4}, 2.0)));
   });
 }
 
-TEST(Ops, PendingUntilWaitedForThroughAView) {
+TEST(Funcol, WaitAcceptsAView) {
   run_ranks(2, [](Rank& me) {
-    at::Tensor a = comm::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
-    at::Tensor b = comm::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
+    at::Tensor a = funcol::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
+    at::Tensor b = funcol::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
     EXPECT_EQ(me.group()->pending(), 2u);
     at::Tensor independent = at::ones({4}) + 1;  // runs while both are in flight
-    comm::wait(b.view({2, 2}), me.group());
+    funcol::wait(b.view({2, 2}), me.group());
     EXPECT_EQ(me.group()->pending(), 1u);
-    comm::wait(b, me.group());  // again: fine
-    comm::wait(independent, me.group());
-    comm::wait(a, me.group());
+    funcol::wait(b, me.group());  // a second wait does nothing
+    funcol::wait(independent, me.group());
+    funcol::wait(a, me.group());
     EXPECT_EQ(me.group()->pending(), 0u);
     EXPECT_TRUE(a.equal(b) && a.equal(independent));
   });
 }
 
-TEST(Ops, ResultsNobodyWaitsForAreBounded) {
+TEST(Funcol, NumberOfPendingResultsIsBounded) {
   run_ranks(2, [](Rank& me) {
-    for (int i = 0; i < 1000; i++) comm::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
+    for (int i = 0; i < 1000; i++) funcol::all_reduce(at::ones({4}), ReduceOp::Sum, me.group());
     EXPECT_LE(me.group()->pending(), 256u);
   });
 }
 
-TEST(Ops, AreRegisteredWithTruthfulSchemas) {
+TEST(Funcol, SchemasDeclareAliasing) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const char* name : {"all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_coalesced", "reduce_scatter",
                            "reduce_scatter_coalesced", "all_to_all", "broadcast"}) {
@@ -180,27 +181,30 @@ TEST(Ops, AreRegisteredWithTruthfulSchemas) {
   EXPECT_NE(wait.returns()[0].alias_info(), nullptr);
 }
 
-TEST(Ops, CalledBoxedWithTheGroupAsAnArgument) {
+TEST(Funcol, CanBeCalledBoxedWithTheGroupAsAnArgument) {
   run_ranks(2, [](Rank& me) {
     auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::all_reduce", "");
     std::vector<c10::IValue> stack{at::ones({2}), "sum", me.group()};
     op.callBoxed(stack);
-    comm::wait(stack[0].toTensor(), me.group());
+    funcol::wait(stack[0].toTensor(), me.group());
     EXPECT_TRUE(stack[0].toTensor().equal(at::full({2}, 2.0)));
   });
 }
 
-TEST(Ops, SayWhatIsWrongWithSizes) {
+TEST(Funcol, BadSizesAreRefused) {
   run_ranks(2, [](Rank& me) {
-    const auto says = [](const char* part, auto&& call) { EXPECT_SAYS(testing::message_of<UsageError>(call), part); };
-    says("needs 2 sizes", [&] { comm::all_gather(at::ones({2}), 0, {2}, me.group()); });
-    says("must be 3", [&] { comm::all_gather(at::ones({2}), 0, {3, 3}, me.group()); });
-    says("must be 4", [&] { comm::reduce_scatter(at::ones({3}), 0, {2, 2}, ReduceOp::Sum, me.group()); });
-    says("needs 2 sizes", [&] { comm::all_to_all(at::ones({2, 2}), 0, {1, 1}, 1, {}, me.group()); });
-    says("dim 1", [&] { comm::all_gather(at::ones({2}), 1, {2, 2}, me.group()); });
-    says("to itself", [&] { comm::all_to_all(at::ones({2, 2}), 0, {1, 1}, 0, {2, 2}, me.group()); });
-    says("avg of a tensor of Long", [&] { comm::all_reduce(at::ones({2}, at::kLong), ReduceOp::Avg, me.group()); });
-    me.group()->barrier().wait();  // nothing was posted: the group is as it was
+    const auto expect_error = [](const char* part, auto&& call) {
+      EXPECT_SAYS(testing::message_of<UsageError>(call), part);
+    };
+    expect_error("needs 2 sizes", [&] { funcol::all_gather(at::ones({2}), 0, {2}, me.group()); });
+    expect_error("must be 3", [&] { funcol::all_gather(at::ones({2}), 0, {3, 3}, me.group()); });
+    expect_error("must be 4", [&] { funcol::reduce_scatter(at::ones({3}), 0, {2, 2}, ReduceOp::Sum, me.group()); });
+    expect_error("needs 2 sizes", [&] { funcol::all_to_all(at::ones({2, 2}), 0, {1, 1}, 1, {}, me.group()); });
+    expect_error("dim 1", [&] { funcol::all_gather(at::ones({2}), 1, {2, 2}, me.group()); });
+    expect_error("to itself", [&] { funcol::all_to_all(at::ones({2, 2}), 0, {1, 1}, 0, {2, 2}, me.group()); });
+    expect_error("avg of a tensor of Long",
+                 [&] { funcol::all_reduce(at::ones({2}, at::kLong), ReduceOp::Avg, me.group()); });
+    me.group()->barrier().wait();  // no collective was posted, so the group is still usable
   });
 }
 
