@@ -15,7 +15,7 @@ namespace tessera {
 namespace {
 
 using namespace fixtures;
-using comm::Kind;
+using comm::CommKind;
 
 // The expected result of a hook, computed from the gradients of all ranks on one rank.
 using Reference = std::function<at::Tensor(const Tensors& ranks)>;

@@ -15,10 +15,10 @@ namespace tessera {
 namespace {
 
 using namespace fixtures;
-using comm::Kind;
+using comm::CommKind;
 
 int64_t count(const CommDebugMode& mode, CommKind kind) { return mode.get_comm_counts().of(kind, comm::Family::C10d); }
-int64_t all_reduces(const CommDebugMode& mode) { return count(mode, Kind::AllReduce); }
+int64_t all_reduces(const CommDebugMode& mode) { return count(mode, CommKind::AllReduce); }
 
 // Checks communication and gradients of three steps against the mean that a plain module computes.
 void train_three_steps(int64_t ranks, const DDPOptions& options) {
@@ -323,7 +323,7 @@ TEST(DistributedDataParallel, BuffersAreBroadcastFromRank0) {
       const torch::NoGradGuard no_grad;
       ddp->eval();
       ddp(data[0]);
-      EXPECT_EQ(count(comm, Kind::Broadcast), broadcast ? 2 : 0);  // floats, and num_batches_tracked
+      EXPECT_EQ(count(comm, CommKind::Broadcast), broadcast ? 2 : 0);  // floats, and num_batches_tracked
       const bool equal = close(model->norm->running_mean, plain->norm->running_mean, kExact).empty();
       EXPECT_EQ(equal, broadcast || me.rank == 0);
     });

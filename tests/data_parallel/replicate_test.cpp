@@ -14,7 +14,7 @@ namespace tessera {
 namespace {
 
 using namespace fixtures;
-using comm::Kind;
+using comm::CommKind;
 
 TEST(Replicate, InPlaceAndLazy) {
   const MLP start(models::mlp_module());
@@ -28,8 +28,8 @@ TEST(Replicate, InPlaceAndLazy) {
     EXPECT_EQ(comm.get_total_counts(), 0);  // the setup runs in the first forward
     EXPECT_EQ(model->named_parameters().keys()[0], "net1.weight");
     model(data[static_cast<size_t>(me.rank)]).pow(2).mean().backward();
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::Broadcast, comm::Family::C10d), 1);
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::Broadcast, comm::Family::C10d), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d), 1);
     EXPECT_EQ(comm.get_total_counts(), 2);
     ASSERT_NE(replicated(*model).replica(), nullptr);
     accumulate_means(plain, data, square_loss);
@@ -68,7 +68,7 @@ TEST(Replicate, TrainsLikeThePlainModule) {
         CommDebugMode comm;
         model(data[static_cast<size_t>(me.rank)]).sum().backward();
         const int64_t buckets = i == 0 || (no_sync && i == 1) ? 1 : 2;
-        EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), sync ? buckets : 0) << i;
+        EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d), sync ? buckets : 0) << i;
         for (const auto& batch : data) (plain(batch).sum() * 0.5).backward();
         if (!sync) continue;
         EXPECT_EQ(close(gradients_of(*model), gradients_of(*plain)), "") << i;
@@ -136,8 +136,8 @@ TEST(ReducerMode, OneAllReducePerParameter) {
     const auto run = [&](MLP& model, int64_t functional, int64_t c10d) {
       CommDebugMode comm;
       model(batch).pow(2).mean().backward();
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce), functional);
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), c10d);
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce), functional);
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d), c10d);
       EXPECT_EQ(close(gradients_of(*model), gradients_of(*plain), kExact), "");
     };
     run(always, 4, 0);

@@ -70,9 +70,10 @@ void expect_same_training(const Rank& me, const Parts& parts, std::vector<int64_
 
     CommDebugMode mode;
     const auto y = ours->forward(x);
-    EXPECT_EQ(mode.get_comm_counts().of(comm::Kind::AllGatherIntoTensor), me.size() > 1) << what << mode.debug_string();
+    EXPECT_EQ(mode.get_comm_counts().of(comm::CommKind::AllGatherIntoTensor), me.size() > 1)
+        << what << mode.debug_string();
     y.backward(local_part(dy_global, parts, me.rank));
-    EXPECT_EQ(mode.get_comm_counts().of(comm::Kind::AllReduce), me.size() > 1) << what;
+    EXPECT_EQ(mode.get_comm_counts().of(comm::CommKind::AllReduce), me.size() > 1) << what;
     EXPECT_EQ(mode.get_total_counts(), me.size() > 1 ? 2 : 0) << what;
     mode.exit();
 

@@ -24,7 +24,7 @@ namespace tessera {
 namespace {
 
 using namespace fixtures;
-using comm::Kind;
+using comm::CommKind;
 
 constexpr testing::Tolerance kLoose{1e-4, 1e-5};
 const models::GPT2Config kGpt{.vocab_size = 13, .max_seq_len = 8, .n_layer = 2, .n_head = 4, .n_embd = 16};
@@ -96,7 +96,7 @@ void train(const Config& config, const How& how) {
       auto loss = models::loss(ddp(half(batch.tokens)), half(batch.targets));
       CommDebugMode comm;
       loss.backward();
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), 1) << "over dp";
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d), 1) << "over dp";
       expect_equal(*ddp, *plain, placements);
       plain_opt.step();
       comm.reset();
@@ -133,12 +133,12 @@ TEST(DataAndTensorParallel, Replicate) {
     }
     CommDebugMode comm;
     auto loss = model(data[static_cast<size_t>(mesh.get_local_rank("dp"))]).sum();
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce), 2);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce), 2);
     EXPECT_EQ(comm.get_total_counts(), 2);
     comm.reset();
     loss.backward();
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce), 1);  // the gradient of fc3's input, over tp
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce), 1);  // the gradient of fc3's input, over tp
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d), 1);
     for (const auto& batch : data) (plain(batch).sum() * 0.5).backward();
     expect_equal(*model, *plain, placements);
   });

@@ -124,7 +124,7 @@ void Reducer::make_buckets(Buckets plan) {
 // Runs once: makes buckets in the order in which gradients became ready on the group's first rank.
 void Reducer::rebuild() {
   rebuilt_ = true;
-  const auto order = to_order(comm::from_first(group_, "the order of gradients", to_text(order_)));
+  const auto order = to_order(comm::broadcast_text(group_, "the order of gradients", to_text(order_)));
   const auto old = std::move(buckets_);
   const auto old_slots = slots_;
   make_buckets(fill_buckets(items(), order, options_.limits));
@@ -252,7 +252,7 @@ void Reducer::start_ready_buckets() {
 void Reducer::start_bucket(BucketState& bucket) {
   bucket.label = "pass " + std::to_string(pass_number()) + " bucket " + std::to_string(num_started_) + " of " +
                  std::to_string(buckets_.size());  // c10::str takes longer than the rest of a small bucket
-  const comm::Label label(bucket.label.c_str(),
+  const comm::CollectiveLabel label(bucket.label.c_str(),
                           static_cast<int32_t>(pass_number() * 4096 + static_cast<int64_t>(num_started_)));
   if (!hook_) {
     comm::all_reduce_(bucket.flat, ReduceOp::Sum, group_);
@@ -276,7 +276,7 @@ void Reducer::record_static_graph() {
     lines.push_back(c10::str(parameters_[i].name, " with ", states_[i].calls, " gradients per pass"));
     if (states_[i].calls == 0) order_.push_back(i);
   }
-  comm::agree(group_, "static_graph", lines);
+  comm::require_same_on_all_ranks(group_, "static_graph", lines);
   graph_recorded_ = true;
   for (size_t i = 0; i < states_.size(); i++) mark_ready(i);
 }
@@ -312,7 +312,7 @@ std::vector<bool> Reducer::used_on_any_rank() {
   std::vector<int32_t> here;
   for (const auto& state : states_) here.push_back(state.used);
   const auto counts = at::tensor(here).to(buckets_[0].flat.device());
-  const comm::Label label("used parameters", static_cast<int32_t>(pass_number() * 4096 + 4095));
+  const comm::CollectiveLabel label("used parameters", static_cast<int32_t>(pass_number() * 4096 + 4095));
   comm::all_reduce_(counts, ReduceOp::Sum, group_);
   funcol::wait(counts, group_);
   const auto read = counts.cpu();

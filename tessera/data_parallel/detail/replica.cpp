@@ -102,7 +102,7 @@ void Replica::check_agreement() const {
     lines.push_back(c10::str("buffer ", i, " ", buffers_[i].scalar_type(), buffers_[i].sizes()));
   lines.push_back(c10::str("bucket_cap_mb ", options_.bucket_cap_mb.value_or(-1), ", find_unused_parameters ",
                            options_.find_unused_parameters, ", static_graph ", options_.static_graph, ", ", mode_));
-  comm::agree(group_, what_, lines);
+  comm::require_same_on_all_ranks(group_, what_, lines);
 }
 
 void Replica::make_reducer() {

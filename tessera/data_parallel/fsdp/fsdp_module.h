@@ -112,7 +112,7 @@ class FSDPModule {
 FSDPModule fsdp_module(torch::nn::Module& module);
 template <class H>
 requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H> FSDPModule fsdp_module(const H& holder) {
-  return fsdp_module(static_cast<torch::nn::Module&>(*holder));
+  return fsdp_module(static_cast<torch::nn::Module&>(*holder.ptr()));
 }
 
 namespace detail {

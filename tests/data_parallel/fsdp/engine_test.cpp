@@ -17,10 +17,10 @@ namespace {
 
 using namespace fixtures;
 using comm::Family;
-using comm::Kind;
+using comm::CommKind;
 
 int64_t reductions(const CommDebugMode& comm) {
-  return comm.get_comm_counts().of(Kind::ReduceScatterTensor, Family::C10d);
+  return comm.get_comm_counts().of(CommKind::ReduceScatterTensor, Family::C10d);
 }
 
 // Runs `step` on each rank with its batch, and on a plain module with all batches, and compares gradients.
@@ -217,7 +217,7 @@ TEST(FullyShardEngine, AllReduceCanBeDeferred) {
       stack_loss(model, data[static_cast<size_t>(me.rank)]).backward();
       accumulate_means(plain, data, stack_loss);
       EXPECT_EQ(reductions(comm), 2);
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, Family::C10d), all_reduce ? 2 : 0);
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce, Family::C10d), all_reduce ? 2 : 0);
     }
     expect_gradients(*model, *plain);
   });

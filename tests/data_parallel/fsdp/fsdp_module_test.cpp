@@ -13,13 +13,13 @@ namespace {
 
 using namespace fixtures;
 using comm::Family;
-using comm::Kind;
+using comm::CommKind;
 
 // Records the groups of all-gathers, in order.
 struct Gathers : comm::Observer {
   std::vector<std::string> groups;
   void on_post(const comm::Record& record) override {
-    if (record.kind == Kind::AllGatherIntoTensor) groups.push_back(record.group);
+    if (record.kind == CommKind::AllGatherIntoTensor) groups.push_back(record.group);
   }
 };
 
@@ -77,7 +77,7 @@ TEST(FSDPModule, UnshardAndReshard) {
       EXPECT_TRUE(is_dtensor(model->layers[0]->layers[0]->weight));
       EXPECT_TRUE(torch::equal(model->layers[1]->layers[0]->weight, start->parameters()[4]));
       model(torch::ones({1, 10}));
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor, Family::C10d), 2);
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, Family::C10d), 2);
       layer.unshard();
       layer.reshard();
       expect_sharded(*model->layers[1]);
@@ -101,7 +101,7 @@ TEST(FSDPModule, KeepsTheBufferBetweenSteps) {
       accumulate_means(plain, data, stack_loss);
       expect_sharded(*model);
       expect_gradients(*model, *plain);
-      return comm.get_comm_counts().of(Kind::AllGatherIntoTensor, Family::C10d);
+      return comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, Family::C10d);
     };
     EXPECT_EQ(pass(), 4);
     fsdp.set_reshard_after_backward(false);
@@ -129,7 +129,7 @@ TEST(FSDPModule, EvaluationDoesNotAllGatherAgain) {
       CommDebugMode comm;
       model(torch::ones({1, 10}));
       expect_sharded(*model);
-      return comm.get_comm_counts().of(Kind::AllGatherIntoTensor, Family::C10d);
+      return comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, Family::C10d);
     };
     EXPECT_EQ(gathers(), 2);
     EXPECT_EQ(gathers(), 0);
@@ -198,7 +198,7 @@ TEST(FSDPModule, AnEmbeddingIsNotUnshardedInBackward) {
       const auto value = loss(model, tokens[me.rank]);
       CommDebugMode comm;
       value.backward();
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor, Family::C10d), 1);
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, Family::C10d), 1);
       accumulate_means(plain, {tokens[0], tokens[1]}, loss);
       expect_gradients(*model, *plain);
     }
@@ -236,8 +236,8 @@ TEST(FSDPModule, AListOfModulesIsOneGroup) {
     for (int i = 0; i < 2; i++) {
       CommDebugMode comm;
       stack_loss(model, data[static_cast<size_t>(me.rank)]).backward();
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::ReduceScatterTensor, Family::C10d), 2);
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor, Family::C10d), 4);
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::ReduceScatterTensor, Family::C10d), 2);
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, Family::C10d), 4);
       accumulate_means(plain, data, stack_loss);
       expect_sharded(*model);
       expect_gradients(*model, *plain);
@@ -314,7 +314,7 @@ TEST(FSDPModule, CastsInputsAndOutputs) {
     EXPECT_EQ(value.scalar_type(), at::kFloat);
     value.backward();
     EXPECT_EQ(*log, (std::vector{half, half}));
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::ReduceScatterTensor, Family::C10d), 2);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::ReduceScatterTensor, Family::C10d), 2);
     accumulate_means(plain, data, loss);
     expect_gradients(*model, *plain, {0.05, 2e-2});
     // Without the cast, a float input and half weights do not match.

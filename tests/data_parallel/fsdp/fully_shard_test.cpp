@@ -18,7 +18,7 @@ namespace tessera {
 namespace {
 
 using namespace fixtures;
-using comm::Kind;
+using comm::CommKind;
 
 TEST(FullyShard, TrainsLikeThePlainModule) {
   const models::MLPStacked start(2);
@@ -40,8 +40,8 @@ TEST(FullyShard, TrainsLikeThePlainModule) {
           CommDebugMode comm;
           loss(model, data[static_cast<size_t>(me.rank)]).backward();
           if (ranks > 1) {
-            EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor, comm::Family::C10d), reshard ? 4 : 2);
-            EXPECT_EQ(comm.get_comm_counts().of(Kind::ReduceScatterTensor, comm::Family::C10d), 2);
+            EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, comm::Family::C10d), reshard ? 4 : 2);
+            EXPECT_EQ(comm.get_comm_counts().of(CommKind::ReduceScatterTensor, comm::Family::C10d), 2);
           }
           const auto found = model->parameters(), wanted = plain->parameters();
           for (size_t i = 0; i < found.size(); i++) {

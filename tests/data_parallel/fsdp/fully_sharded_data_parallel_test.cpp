@@ -137,7 +137,7 @@ TEST(FullyShardedDataParallel, NoSyncRestoresTheSetting) {
     const auto reductions = [&] {
       CommDebugMode comm;
       square_loss(model, data[static_cast<size_t>(me.rank)]).backward();
-      return comm.get_comm_counts().of(comm::Kind::ReduceScatterTensor, comm::Family::C10d);
+      return comm.get_comm_counts().of(comm::CommKind::ReduceScatterTensor, comm::Family::C10d);
     };
     {
       const auto outer = fsdp->no_sync();
@@ -309,7 +309,7 @@ TEST(FullyShardedDataParallel, Prefetches) {
       CommDebugMode comm;
       std::vector<int64_t> seen;
       const auto note = [&] {
-        seen.push_back(comm.get_comm_counts().of(comm::Kind::AllGatherIntoTensor, comm::Family::C10d));
+        seen.push_back(comm.get_comm_counts().of(comm::CommKind::AllGatherIntoTensor, comm::Family::C10d));
       };
       for (auto& layer : model->layers) {
         register_forward_hook(*layer->layers[0], [&](Module&, const Tensors&, const Tensors& out) {
@@ -330,7 +330,7 @@ TEST(FullyShardedDataParallel, SyncsOnceWhenNested) {
     CommDebugMode comm;
     FullyShardedDataParallel fsdp(
         model, {.sync_module_states = true, .auto_wrap_policy = transformer_auto_wrap_policy<MLP>()});
-    EXPECT_EQ(comm.get_comm_counts().of(comm::Kind::Broadcast, comm::Family::C10d), 1 + 2);  // floats, floats, one long
+    EXPECT_EQ(comm.get_comm_counts().of(comm::CommKind::Broadcast, comm::Family::C10d), 1 + 2);  // the last: a long
     EXPECT_EQ(comm.get_total_counts(), 3);
     EXPECT_TRUE((model->scale == 0).all().item<bool>());
     const SummonFullParams full(*model);

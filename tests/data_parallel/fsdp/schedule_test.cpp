@@ -18,8 +18,8 @@ struct Log : comm::Observer {
   std::vector<std::string> events;
   void on_post(const comm::Record& record) override {
     if (!record.counted()) return;
-    const char* what = record.kind == comm::Kind::AllGatherIntoTensor   ? "gather "
-                       : record.kind == comm::Kind::ReduceScatterTensor ? "reduce "
+    const char* what = record.kind == comm::CommKind::AllGatherIntoTensor   ? "gather "
+                       : record.kind == comm::CommKind::ReduceScatterTensor ? "reduce "
                                                                         : "all_reduce ";
     events.push_back(what + record.tensor_name);
   }

@@ -41,18 +41,18 @@ TEST(ShardLayout, PerParameterLayoutShardsEachParameter) {
 }
 
 // What the collective does with runs, for one rank after the other.
-at::Tensor read(const comm::Runs& runs, int64_t rank, const std::vector<at::Tensor>& tensors) {
+at::Tensor read(const comm::Segments& runs, int64_t rank, const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> parts;
   for (const auto& run : runs[static_cast<size_t>(rank)])
-    parts.push_back(run.tensor == comm::kPadding
+    parts.push_back(run.tensor == comm::kPaddingSegment
                         ? at::zeros({run.size})
                         : tensors[static_cast<size_t>(run.tensor)].view(-1).narrow(0, run.begin, run.size));
   return at::cat(parts);
 }
-void write(const comm::Runs& runs, int64_t rank, const at::Tensor& shard, const std::vector<at::Tensor>& tensors) {
+void write(const comm::Segments& runs, int64_t rank, const at::Tensor& shard, const std::vector<at::Tensor>& tensors) {
   int64_t at = 0;
   for (const auto& run : runs[static_cast<size_t>(rank)]) {
-    if (run.tensor != comm::kPadding)
+    if (run.tensor != comm::kPaddingSegment)
       tensors[static_cast<size_t>(run.tensor)].narrow(0, run.begin, run.size).copy_(shard.narrow(0, at, run.size));
     at += run.size;
   }
@@ -72,7 +72,7 @@ TEST(ShardLayout, AllGatherInvertsReduceScatter) {
         next += static_cast<double>(n);
       }
       EXPECT_TRUE(ordered[0].is_same(unsharded[0]));  // no copy if sharded along the first dim
-      const auto reduce = layout.gradient_runs({1, 1, 1, 1});
+      const auto reduce = layout.gradient_segments({1, 1, 1, 1});
       const std::vector<at::Tensor> gathered{at::full({layout.gathered_numel()}, -1.0),
                                              at::full({layout.staging_numel()}, -1.0)};
       for (int64_t r = 0; r < ranks; r++) {
@@ -84,7 +84,7 @@ TEST(ShardLayout, AllGatherInvertsReduceScatter) {
                                    : unsharded[i].narrow(kSome[i].dim, part.begin, part.size);
           EXPECT_TRUE(at::equal(shard.narrow(0, place.begin, place.size).view(wanted.sizes()), wanted));
         }
-        write(layout.gather_runs(), r, shard, gathered);
+        write(layout.gather_segments(), r, shard, gathered);
       }
       layout.copy_from_staging(gathered[1], gathered[0]);
       for (size_t i = 0; i < unsharded.size(); i++)
@@ -94,9 +94,11 @@ TEST(ShardLayout, AllGatherInvertsReduceScatter) {
 
 TEST(ShardLayout, GradientsThatAreNotReadyAreZeros) {
   const auto layout = ShardLayout::per_parameter(kSome, 2);
-  const auto runs = layout.gradient_runs({0, 1, 0, 1});
-  EXPECT_EQ(runs[0], (std::vector<comm::Run>{{comm::kPadding, 0, 9}, {1, 0, 2}, {comm::kPadding, 0, 8}, {3, 0, 1}}));
-  EXPECT_EQ(runs[1], (std::vector<comm::Run>{{comm::kPadding, 0, 9}, {1, 2, 2}, {comm::kPadding, 0, 9}}));
+  const auto segments = layout.gradient_segments({0, 1, 0, 1});
+  using OfRank = std::vector<comm::BufferSegment>;
+  constexpr auto kPad = comm::kPaddingSegment;
+  EXPECT_EQ(segments[0], (OfRank{{kPad, 0, 9}, {1, 0, 2}, {kPad, 0, 8}, {3, 0, 1}}));
+  EXPECT_EQ(segments[1], (OfRank{{kPad, 0, 9}, {1, 2, 2}, {kPad, 0, 9}}));
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace tessera {
 namespace {
 
 using namespace fixtures;
-using comm::Kind;
+using comm::CommKind;
 
 const MLP& start() {
   static const MLP it(models::mlp_module());
@@ -36,7 +36,7 @@ TEST(SummonFullParams, ParametersAreUnshardedUnderTheirNames) {
           const SummonFullParams full(*model, {.writeback = false});
           EXPECT_EQ(model->named_parameters().keys(), kNames);
           EXPECT_EQ(close(values_of(*model), values_of(*start()), kExact), "");
-          EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor, comm::Family::C10d), ranks > 1);
+          EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, comm::Family::C10d), ranks > 1);
           EXPECT_EQ(comm.get_total_counts(), ranks > 1);
         }
         EXPECT_EQ(model->named_parameters().keys(), before);

@@ -25,7 +25,7 @@ namespace {
 
 using namespace fixtures;
 using comm::Family;
-using comm::Kind;
+using comm::CommKind;
 using models::Activation;
 
 constexpr testing::Tolerance kLoose{1e-4, 1e-5};
@@ -84,9 +84,9 @@ TEST(FullyShardTensorParallel, UnevenSizesOverTwoAndThreeAxes) {
           square_loss(model, data[static_cast<size_t>(dp_rank)]).backward();
           const auto& counts = comm.get_comm_counts();
           const bool sharded = mesh.size(dp.back()) > 1;
-          EXPECT_EQ(counts.of(Kind::AllGatherIntoTensor, Family::C10d), sharded);  // the root stays unsharded
-          EXPECT_EQ(counts.of(Kind::ReduceScatterTensor, Family::C10d), sharded);
-          EXPECT_EQ(counts.of(Kind::AllReduce, Family::C10d), dp.size() > 1 && mesh.size(dp[0]) > 1);
+          EXPECT_EQ(counts.of(CommKind::AllGatherIntoTensor, Family::C10d), sharded);  // the root stays unsharded
+          EXPECT_EQ(counts.of(CommKind::ReduceScatterTensor, Family::C10d), sharded);
+          EXPECT_EQ(counts.of(CommKind::AllReduce, Family::C10d), dp.size() > 1 && mesh.size(dp[0]) > 1);
         }
         const auto wanted = plain->named_parameters();
         for (const auto& item : model->named_parameters()) {

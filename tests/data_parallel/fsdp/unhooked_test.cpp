@@ -12,7 +12,7 @@ namespace tessera {
 namespace {
 
 using namespace fixtures;
-using comm::Kind;
+using comm::CommKind;
 
 // An embedding, 3-D activations, a convolution, norms, biases and a bare parameter: ops of all kinds.
 struct NetImpl : torch::nn::Module {
@@ -62,10 +62,10 @@ TEST(FullyShardUnhooked, TrainsLikeThePlainModule) {
           fsdp_module(*net).set_requires_gradient_sync(step != 1 || pass == 1);
           CommDebugMode comm;
           const auto loss = loss_of(net, data[static_cast<size_t>(me.rank)]);
-          EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor), 10) << "each parameter";
+          EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor), 10) << "each parameter";
           EXPECT_FALSE(is_dtensor(loss));
           loss.backward();
-          EXPECT_EQ(comm.get_comm_counts().of(Kind::ReduceScatterTensor), step != 1 || pass == 1 ? 10 : 0);
+          EXPECT_EQ(comm.get_comm_counts().of(CommKind::ReduceScatterTensor), step != 1 || pass == 1 ? 10 : 0);
           accumulate_means(plain, data, loss_of);
         }
         expect_gradients(*net, *plain);

@@ -83,7 +83,7 @@ void check_ranks_agree(const ShardedModules& all, const NameOf& name_of) {
     for (const auto& group : {sharded->group().shard_group(), sharded->group().replicate_group()}) {
       if (!group || std::find(checked.begin(), checked.end(), group) != checked.end()) continue;
       checked.push_back(group);
-      comm::agree(group, "the first forward of a sharded module", lines);
+      comm::require_same_on_all_ranks(group, "the first forward of a sharded module", lines);
     }
 }
 

@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/collective_label.h"
-#include "tessera/comm/detail/runs_ops.h"
+#include "tessera/comm/detail/segment_ops.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
 #include "tessera/dtensor/dtensor.h"
@@ -218,8 +218,8 @@ void ParamGroup::unshard() {
   if (layout.staging_numel() > 0) staging_ = at::empty({layout.staging_numel()}, all_gather_input_.options());
   std::vector<at::Tensor> outputs{all_gather_output_};
   if (staging_.defined()) outputs.push_back(staging_);
-  const comm::Label label(name_.c_str(), index_);
-  comm::all_gather_into_runs_(outputs, all_gather_input_, layout.gather_runs(), all_gather_group_);
+  const comm::CollectiveLabel label(name_.c_str(), index_);
+  comm::all_gather_into_segments_(outputs, all_gather_input_, layout.gather_segments(), all_gather_group_);
 }
 
 void ParamGroup::wait_for_all_gather() {

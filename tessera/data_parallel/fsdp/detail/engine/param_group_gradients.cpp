@@ -2,7 +2,7 @@
 
 #include "tessera/comm/detail/collective_label.h"
 #include "tessera/comm/detail/inplace_ops.h"
-#include "tessera/comm/detail/runs_ops.h"
+#include "tessera/comm/detail/segment_ops.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
 #include "tessera/data_parallel/fsdp/detail/engine/param_group.h"
@@ -114,9 +114,9 @@ void ParamGroupGradients::reduce_scatter(bool all_reduce) {
   }
   reduced_ = at::empty({layout.shard_numel()}, options);
   for (auto& gradient : unsharded_grads_)
-    if (!gradient.defined()) gradient = at::empty({0}, options);  // gradient_runs() pads in its place
-  const comm::Label label(group_.name().c_str(), group_.index());
-  comm::reduce_scatter_runs_into_(reduced_, unsharded_grads_, layout.gradient_runs(ready_), ReduceOp::Sum,
+    if (!gradient.defined()) gradient = at::empty({0}, options);  // gradient_segments() pads in its place
+  const comm::CollectiveLabel label(group_.name().c_str(), group_.index());
+  comm::reduce_scatter_segments_into_(reduced_, unsharded_grads_, layout.gradient_segments(ready_), ReduceOp::Sum,
                                   group_.shard_group());
 }
 
@@ -131,7 +131,7 @@ void ParamGroupGradients::all_reduce() {
   if (!replicas || replicas->size() == 1 || !all_reduce_) return;
   if (deferred_all_reduce_.defined()) reduced_.add_(std::exchange(deferred_all_reduce_, {}));
   in_flight_ = InFlight::AllReduce;
-  const comm::Label label(group_.name().c_str(), group_.index());
+  const comm::CollectiveLabel label(group_.name().c_str(), group_.index());
   comm::all_reduce_(reduced_, ReduceOp::Sum, replicas);
 }
 

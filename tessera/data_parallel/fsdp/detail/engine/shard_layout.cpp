@@ -45,8 +45,8 @@ ShardLayout ShardLayout::flat(std::vector<ParamShape> parameters, int64_t ranks,
   layout.gathered_numel_ = layout.shard_numel_ * ranks;
   layout.gathered_offsets_ = layout.offsets_;
   for (int64_t r = 0; r < ranks; r++)
-    layout.gather_runs_.push_back({{0, r * layout.shard_numel_, layout.shard_numel_}});
-  layout.all_gradients_ = layout.gradient_runs(std::vector<char>(layout.num_params(), 1));
+    layout.gather_segments_.push_back({{0, r * layout.shard_numel_, layout.shard_numel_}});
+  layout.all_gradients_ = layout.gradient_segments(std::vector<char>(layout.num_params(), 1));
   return layout;
 }
 
@@ -58,7 +58,7 @@ ShardLayout ShardLayout::per_parameter(std::vector<ParamShape> parameters, int64
     layout.shard_numel_ += layout.max_param_shard_numel(i);
   }
   layout.set_gathered_layout();
-  layout.all_gradients_ = layout.gradient_runs(std::vector<char>(layout.num_params(), 1));
+  layout.all_gradients_ = layout.gradient_segments(std::vector<char>(layout.num_params(), 1));
   return layout;
 }
 
@@ -66,7 +66,7 @@ void ShardLayout::set_gathered_layout() {
   if (ranks_ == 1) {  // the shard is the gathered buffer
     gathered_numel_ = shard_numel_;
     gathered_offsets_ = offsets_;
-    gather_runs_ = {{{0, 0, shard_numel_}}};
+    gather_segments_ = {{{0, 0, shard_numel_}}};
     return;
   }
   for (size_t i = 0; i < shapes_.size(); i++) {
@@ -75,16 +75,16 @@ void ShardLayout::set_gathered_layout() {
     staging_offsets_.push_back(has_contiguous_shards(i) ? -1 : staging_numel_);
     if (!has_contiguous_shards(i)) staging_numel_ += ranks_ * max_param_shard_numel(i);
   }
-  gather_runs_.resize(static_cast<size_t>(ranks_));
+  gather_segments_.resize(static_cast<size_t>(ranks_));
   for (int64_t r = 0; r < ranks_; r++) {
-    auto& runs = gather_runs_[static_cast<size_t>(r)];
+    auto& segments = gather_segments_[static_cast<size_t>(r)];
     for (size_t i = 0; i < shapes_.size(); i++) {
       const int64_t padded = max_param_shard_numel(i), size = range_in_shard(i, r).size;
       if (has_contiguous_shards(i))
-        runs.push_back({0, gathered_offsets_[i] + r * padded, size});
+        segments.push_back({0, gathered_offsets_[i] + r * padded, size});
       else
-        runs.push_back({1, staging_offsets_[i] + r * padded, size});
-      if (size < padded) runs.push_back({comm::kPadding, 0, padded - size});
+        segments.push_back({1, staging_offsets_[i] + r * padded, size});
+      if (size < padded) segments.push_back({comm::kPaddingSegment, 0, padded - size});
     }
   }
 }
@@ -172,15 +172,15 @@ void ShardLayout::copy_from_staging(const at::Tensor& staging, const at::Tensor&
   }
 }
 
-comm::Runs ShardLayout::gradient_runs(const std::vector<char>& ready) const {
+comm::Segments ShardLayout::gradient_segments(const std::vector<char>& ready) const {
   const bool all = std::find(ready.begin(), ready.end(), 0) == ready.end();
   if (all && !all_gradients_.empty()) return all_gradients_;
-  comm::Runs runs(static_cast<size_t>(ranks_));
+  comm::Segments segments(static_cast<size_t>(ranks_));
   for (int64_t r = 0; r < ranks_; r++) {
-    auto& of_rank = runs[static_cast<size_t>(r)];
+    auto& of_rank = segments[static_cast<size_t>(r)];
     int64_t filled = 0;
     const auto pad_to = [&](int64_t end) {
-      if (end > filled) of_rank.push_back({comm::kPadding, 0, end - filled});
+      if (end > filled) of_rank.push_back({comm::kPaddingSegment, 0, end - filled});
       filled = std::max(filled, end);
     };
     for (size_t i = 0; i < shapes_.size(); i++) {
@@ -193,7 +193,7 @@ comm::Runs ShardLayout::gradient_runs(const std::vector<char>& ready) const {
     }
     pad_to(shard_numel_);
   }
-  return runs;
+  return segments;
 }
 
 at::Tensor ShardLayout::in_shard_order(size_t i, const at::Tensor& gradient) const {

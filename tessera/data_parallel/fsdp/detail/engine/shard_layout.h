@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/comm/detail/runs.h"
+#include "tessera/comm/detail/segments.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -70,13 +70,13 @@ class ShardLayout {
   // A view of parameter i in the gathered buffer.
   at::Tensor unsharded_param(size_t i, const at::Tensor& gathered) const;
 
-  // Runs for the all-gather: tensor 0 is the gathered buffer, tensor 1 the staging buffer.
-  const comm::Runs& gather_runs() const { return gather_runs_; }
+  // Segments for the all-gather: tensor 0 is the gathered buffer, tensor 1 the staging buffer.
+  const comm::Segments& gather_segments() const { return gather_segments_; }
   void copy_from_staging(const at::Tensor& staging, const at::Tensor& gathered) const;
 
-  // Runs for the reduce-scatter: tensor i is in_shard_order(i, gradient of parameter i). A gradient that is not ready
-  // counts as zeros.
-  comm::Runs gradient_runs(const std::vector<char>& ready) const;
+  // Segments for the reduce-scatter: tensor i is in_shard_order(i, gradient of parameter i). A gradient that is not
+  // ready counts as zeros.
+  comm::Segments gradient_segments(const std::vector<char>& ready) const;
   // The gradient with the shards of all ranks one after the other. The gradient itself if it is stored so, else a copy.
   at::Tensor in_shard_order(size_t i, const at::Tensor& gradient) const;
 
@@ -91,7 +91,7 @@ class ShardLayout {
   std::vector<int64_t> offsets_;  // flat: in the gathered buffer; per parameter: in each shard
   std::vector<int64_t> gathered_offsets_;
   std::vector<int64_t> staging_offsets_;  // -1: not staged
-  comm::Runs gather_runs_, all_gradients_;
+  comm::Segments gather_segments_, all_gradients_;
   int64_t ranks_;
   int64_t shard_numel_ = 0, gathered_numel_ = 0, staging_numel_ = 0;
   bool flat_ = true;
