@@ -63,12 +63,11 @@ void add_param_group(const ParamGroup& group, std::vector<GradientsByGroups>& en
       if (param.unsharded_spec) add_sharding_groups(*param.unsharded_spec, sharded_over);
     }
     auto& entry = entry_for(entries, sharded_over, group.device());
-    const auto& flat_grad = group.flat_param().grad();
     if (!group.options().flat_parameter) {
       if (param.tensor.grad().defined()) entry.local_grads.push_back(local_or_self(param.tensor.grad()));
-    } else if (flat_grad.defined()) {
+    } else if (group.flat_param().grad().defined()) {
       const auto range = group.layout().range_in_shard(i, shard_group->rank());
-      entry.local_grads.push_back(flat_grad.narrow(0, range.begin, range.size));
+      entry.local_grads.push_back(group.flat_param().grad().narrow(0, range.begin, range.size));
     }
   }
 }

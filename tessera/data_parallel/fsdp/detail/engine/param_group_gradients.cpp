@@ -205,7 +205,7 @@ void ParamGroupGradients::restore_saved_grads() {
 
 void ParamGroupGradients::drop_unused_flat_param_grad() {
   const auto& flat_param = group_.flat_param();
-  if (group_.options().flat_parameter || !flat_param.grad().defined()) return;
+  if (group_.options().flat_parameter || !flat_param.defined() || !flat_param.grad().defined()) return;
   const auto has_gradient = [](const FSDPParam& param) { return param.tensor.grad().defined(); };
   if (std::none_of(group_.params().begin(), group_.params().end(), has_gradient)) flat_param.mutable_grad().reset();
 }
