@@ -22,7 +22,7 @@ TEST(Cuda, TwoRanksShareADevice) {
                          for (auto& batch : data) batch = batch.to(at::kCUDA);
                          auto plain = clone(start, torch::Device(at::kCUDA)),
                               model = clone(start, torch::Device(at::kCUDA));
-                         DistributedDataParallel ddp(model, {.bucket_cap_mb = 300.0 / (1 << 20)});
+                         DistributedDataParallel ddp(model, {.bucket_cap_mb = kTinyMb});
                          optim::SGD plain_opt(plain->parameters(), {.lr = 0.5}), opt(ddp->parameters(), {.lr = 0.5});
                          for (int step = 0; step < 3; step++) {
                            plain_opt.zero_grad();

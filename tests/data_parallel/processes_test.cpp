@@ -20,7 +20,7 @@ void train(int64_t ranks, const char* backend) {
                        [&](Rank& me) {
                          EXPECT_EQ(me.world.backend(), backend);
                          auto plain = clone(start), model = clone(start);
-                         DistributedDataParallel ddp(model, {.bucket_cap_mb = 300.0 / (1 << 20)});
+                         DistributedDataParallel ddp(model, {.bucket_cap_mb = kTinyMb});
                          optim::SGD plain_opt(plain->parameters(), {.lr = 0.5}), opt(ddp->parameters(), {.lr = 0.5});
                          for (int step = 0; step < 3; step++) {
                            plain_opt.zero_grad();
@@ -30,7 +30,7 @@ void train(int64_t ranks, const char* backend) {
                            ddp(data[static_cast<size_t>(me.rank)]).pow(2).mean().backward();
                            EXPECT_EQ(comm.get_total_counts(), step == 0 ? 1 : 2);
                            EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain),
-                                           ranks == 2 ? testing::Tolerance{0, 0} : testing::Tolerance{}),
+                                           ranks == 2 ? kExact : testing::Tolerance{}),
                                      "")
                                << "step " << step;
                            plain_opt.step();

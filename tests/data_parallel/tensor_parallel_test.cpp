@@ -17,6 +17,7 @@
 #include "tessera/testing/ranks.h"
 #include "tests/fixtures/data_parallel.h"
 #include "tests/fixtures/full_tensor.h"
+#include "tests/fixtures/transformers.h"
 
 #include <gtest/gtest.h>
 
@@ -27,30 +28,23 @@ using namespace fixtures;
 using comm::CommKind;
 
 constexpr testing::Tolerance kLoose{1e-4, 1e-5};
-const models::GPT2Config kGpt{.vocab_size = 13, .max_seq_len = 8, .n_layer = 2, .n_head = 4, .n_embd = 16};
-const models::LlamaConfig kLlama{.vocab_size = 13,
-                                 .max_seq_len = 8,
-                                 .n_layers = 2,
-                                 .n_heads = 4,
-                                 .n_kv_heads = 2,
-                                 .dim = 16,
-                                 .ffn_dim = 22,
-                                 .rope_theta = 100};
+// Local shards of odd size: 22 features over two tp ranks.
+const auto kLlama = [] {
+  auto config = kTinyLlama;
+  config.ffn_dim = 22;
+  return config;
+}();
 
-struct Batch {
-  at::Tensor tokens, targets;
-};
-Batch made_batch() {
+TokenBatch seeded_batch() {
   torch::manual_seed(8);
-  return {torch::randint(13, {4, 7}, torch::kLong), torch::randint(13, {4, 7}, torch::kLong)};
+  return random_tokens();
 }
 
 template <class Model, class Config>
 Model made(const Config& config) {
   torch::manual_seed(7);
   Model model(config);
-  const torch::NoGradGuard no_grad;
-  for (auto& p : model->parameters()) p.uniform_(-0.3, 0.3);
+  fill_uniform(*model);
   return model;
 }
 
@@ -77,7 +71,7 @@ struct How {
 template <class Model, class Config>
 void train(const Config& config, const How& how) {
   const auto start = made<Model>(config);
-  const auto batch = made_batch();
+  const auto batch = seeded_batch();
   run_ranks(4, [&](Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
     auto plain = clone(start), model = clone(start);
@@ -106,8 +100,10 @@ void train(const Config& config, const How& how) {
   });
 }
 
-TEST(DataAndTensorParallel, Gpt2) { train<models::GPT2>(kGpt, {.sequence_parallel = false}); }
-TEST(DataAndTensorParallel, Gpt2WithSequenceParallelism) { train<models::GPT2>(kGpt, {.sequence_parallel = true}); }
+TEST(DataAndTensorParallel, Gpt2) { train<models::GPT2>(kTinyGPT2FourHeads, {.sequence_parallel = false}); }
+TEST(DataAndTensorParallel, Gpt2WithSequenceParallelism) {
+  train<models::GPT2>(kTinyGPT2FourHeads, {.sequence_parallel = true});
+}
 TEST(DataAndTensorParallel, LlamaWithSequenceParallelismInBucketViews) {
   train<models::Llama>(kLlama, {.sequence_parallel = true, .gradient_as_bucket_view = true, .static_graph = true});
 }

@@ -50,6 +50,20 @@ void expect_same_as_plain(
   });
 }
 
+// Two steps of a sharded model, with the gradients of the plain one. The second step accumulates.
+template <class Model, class Loss>
+void expect_two_steps(Rank& me, Model& model, Model& plain, const Tensors& data, int64_t expected_reductions,
+                      Loss loss) {
+  for (int i = 0; i < 2; i++) {
+    CommDebugMode comm;
+    loss(model, data[static_cast<size_t>(me.rank)]).backward();
+    EXPECT_EQ(reductions(comm), expected_reductions);
+    accumulate_means(plain, data, loss);
+    expect_sharded(*model);
+    expect_gradients(*model, *plain);
+  }
+}
+
 TEST(FullyShardEngine, SeveralForwardsThenOneBackward) {
   for (const bool reshard : {true, false})
     expect_same_as_plain(MLPStacked(2), 2, {.reshard_after_forward = reshard}, [](MLPStacked& m, const at::Tensor& x) {
@@ -114,14 +128,7 @@ TEST(FullyShardEngine, AModuleRunsTwiceInOneForward) {
       fully_shard(model->a, options);
       fully_shard(model->b, options);
       fully_shard(model, options);
-      for (int i = 0; i < 2; i++) {
-        CommDebugMode comm;
-        loss(model, data[static_cast<size_t>(me.rank)]).backward();
-        EXPECT_EQ(reductions(comm), 2);
-        accumulate_means(plain, data, loss);
-        expect_sharded(*model);
-        expect_gradients(*model, *plain);
-      }
+      expect_two_steps(me, model, plain, data, 2, loss);
     });
 }
 
@@ -280,12 +287,7 @@ TEST(FullyShardEngine, OutputsOfAnyType) {
         const auto out = m(x);
         return out.more.empty() ? m->side.pow(2).mean() : (out.first + out.more[0] * out.more[1]).mean();
       };
-      for (int i = 0; i < 2; i++) {  // the second one accumulates
-        loss(model, data[static_cast<size_t>(me.rank)]).backward();
-        accumulate_means(plain, data, loss);
-        expect_sharded(*model);
-        expect_gradients(*model, *plain);
-      }
+      expect_two_steps(me, model, plain, data, 1, loss);
     });
   }
 }
@@ -329,15 +331,8 @@ TEST(FullyShardEngine, TiedParametersInOneGroup) {
       fully_shard(model->middle, options);
       if (apart) fully_shard({model->in.ptr(), model->out.ptr()}, options);
       fully_shard(model, options);
-      for (int i = 0; i < 2; i++) {
-        CommDebugMode comm;
-        loss(model, data[static_cast<size_t>(me.rank)]).backward();
-        EXPECT_EQ(reductions(comm), 2);
-        accumulate_means(plain, data, loss);
-        EXPECT_TRUE(model->in->weight.is_same(model->out->weight));
-        expect_sharded(*model);
-        expect_gradients(*model, *plain);
-      }
+      expect_two_steps(me, model, plain, data, 2, loss);
+      EXPECT_TRUE(model->in->weight.is_same(model->out->weight));
     });
 }
 

@@ -15,8 +15,7 @@
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tests/fixtures/data_parallel.h"
-#include "tests/fixtures/full_tensor.h"
+#include "tests/fixtures/fsdp.h"
 
 #include <gtest/gtest.h>
 
@@ -108,27 +107,18 @@ TEST(FullyShardTensorParallel, UnevenSizesOverTwoAndThreeAxes) {
 
 // Sequence parallelism: norms are replicated over tp, and each rank has the gradient of its part of the sequence.
 TEST(FullyShardTensorParallel, LlamaWithSequenceParallel) {
-  const models::LlamaConfig config{.vocab_size = 13,
-                                   .max_seq_len = 8,
-                                   .n_layers = 2,
-                                   .n_heads = 4,
-                                   .n_kv_heads = 2,
-                                   .dim = 16,
-                                   .ffn_dim = 22,
-                                   .rope_theta = 100};
+  auto config = kTinyLlama;
+  config.ffn_dim = 22;  // local shards of odd size
   torch::manual_seed(7);
   models::Llama start(config);
-  {
-    const torch::NoGradGuard no_grad;
-    for (auto& p : start->parameters()) p.uniform_(-0.3, 0.3);
-  }
-  const auto tokens = torch::randint(13, {4, 8}, torch::kLong), targets = torch::randint(13, {4, 8}, torch::kLong);
+  fill_uniform(*start);
+  const auto batch = random_tokens(4, 8);
+  const auto &tokens = batch.tokens, &targets = batch.targets;
   run_ranks(4, [&](Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
     auto plain = clone(start), model = clone(start);
     parallelize_module(*model, mesh["tp"], models::tensor_parallel_plan(config, {.sequence_parallel = true}));
-    for (auto& layer : model->layers) fully_shard(layer, {.mesh = mesh["dp"]});
-    fully_shard(model, {.mesh = mesh["dp"]});
+    shard_blocks(model, {.mesh = mesh["dp"]});
     const auto mine = [&](const at::Tensor& t) { return t.chunk(2)[mesh.get_local_rank("dp")]; };
     optim::SGD plain_opt(plain->parameters(), {.lr = 0.1}), opt(model->parameters(), {.lr = 0.1});
     for (int step = 0; step < 3; step++) {
