@@ -157,8 +157,8 @@ void Reducer::after_forward(const Tensors& outputs) {
 // After a pass that failed: waits for the collectives that it started.
 void Reducer::abandon() {
   if (!std::exchange(in_pass_, false)) return;
-  const size_t posted = std::exchange(num_started_, 0);
-  for (size_t b = 0; b < posted; b++) buckets_[b].result.take(group_);
+  const size_t num_started = std::exchange(num_started_, 0);
+  for (size_t b = 0; b < num_started; b++) buckets_[b].result.take(group_);
 }
 
 void Reducer::begin_pass() {

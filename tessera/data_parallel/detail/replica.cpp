@@ -17,7 +17,7 @@
 namespace tessera::data_parallel {
 namespace {
 
-comm::Group group_from(const std::string& what, const DDPOptions& options) {
+comm::Group ddp_group(const std::string& what, const DDPOptions& options) {
   const auto& mesh = options.device_mesh;
   TESSERA_CHECK(!mesh || !options.process_group, UsageError, what,
                 ": both device_mesh and process_group are given; give one");
@@ -56,7 +56,7 @@ Replica::Replica(std::string what, NamedTensors parameters, NamedTensors buffers
                  ReducerMode mode)
     : what_(std::move(what)),
       parameters_(std::move(parameters)),
-      group_(group_from(what_, options)),
+      group_(ddp_group(what_, options)),
       options_(options),
       mode_(mode),
       buffers_stale_(!options.init_sync) {

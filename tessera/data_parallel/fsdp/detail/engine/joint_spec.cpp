@@ -61,7 +61,7 @@ SpecRef joint_spec(const std::string& name, const TensorSpec& unsharded, const D
                              ? unsharded.placements[static_cast<size_t>(unsharded.mesh.axis(axis))]
                              : Replicate());
   // Axes to the left of shard_axis are applied before it, as needed. Axes to the right must also be applied before it,
-  // which is what StridedShard says.
+  // which StridedShard expresses.
   const auto at = static_cast<size_t>(joint.axis(shard_axis));
   int64_t split_factor = 1;
   for (size_t a = at + 1; a < placements.size(); a++)

@@ -57,7 +57,7 @@ class BackwardEvents {
 //   unsharded   a view of the all-gather output. A DTensor over "tp" if the parameter is also sharded over "tp"
 //
 // What autograd saves of an unsharded parameter is packed as (group, offset, strides) and unpacked when backward needs
-// it, so the buffer can be freed between forward and backward. The group does not know modules: the schedule calls it.
+// it, so the buffer can be freed between forward and backward. A group has no modules: the schedule calls it.
 class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
  public:
   // Copies this rank's shard of each parameter and switches the parameters to the sharded form.
