@@ -1,8 +1,8 @@
 #include "tessera/data_parallel/replicate.h"
 
 #include "tessera/base/error.h"
-#include "tessera/tracing/op_mode.h"
 #include "tessera/nn/module_tree.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <map>
 #include <mutex>

@@ -73,8 +73,7 @@ void convert_sync_batchnorm(Module& module, comm::Group given) {
     if (!batch_norm_in(*item.value())) continue;
     if (const auto* hook = sync_hook_of(*item.value())) {
       TESSERA_CHECK(hook->group == group, UsageError, "convert_sync_batchnorm: batch norm '", item.key(),
-                    "' already uses group '", hook->group->name(), "'; requested: '", group->name(),
-                    "'");
+                    "' already uses group '", hook->group->name(), "'; requested: '", group->name(), "'");
       continue;
     }
     if (!can_be_hooked(module, item.key())) hookable(module, item.key());  // throws with the reason

@@ -2,11 +2,11 @@
 
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/state/state_dict.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/ranks.h"
 #include "tessera/testing/detail/recorder.h"
+#include "tessera/testing/ranks.h"
 #include "tests/fixtures/data_parallel.h"
 
 #include <gtest/gtest.h>

@@ -1,11 +1,11 @@
 #include "tessera/data_parallel/replicate.h"
 
-#include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/optim/adam.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 #include "tests/fixtures/data_parallel.h"
 
 #include <gtest/gtest.h>

@@ -32,7 +32,7 @@ torch::Tensor numbers(std::vector<int64_t> shape, double shift) {
 }
 torch::Tensor local_part(const torch::Tensor& global, const Parts& parts, int64_t rank) {
   return global.narrow(0, std::accumulate(parts.begin(), parts.begin() + rank, int64_t{0}),
-                      parts[static_cast<size_t>(rank)]);
+                       parts[static_cast<size_t>(rank)]);
 }
 torch::Tensor sum_over_ranks(const torch::Tensor& t, const comm::Group& group) {
   auto sum = t.clone();

@@ -1,8 +1,8 @@
 #include "tessera/data_parallel/detail/group_batch_norm.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/libtorch_autograd_compat.h"
 #include "tessera/base/detail/module_name.h"
+#include "tessera/base/error.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/dtensor/detail/meta.h"
 
@@ -60,10 +60,10 @@ Tensor as_channels(const Tensor& t, const Tensor& x) {
 }
 
 void check_input(const Tensor& x, const BatchNormParts& parts) {
-  TESSERA_CHECK(
-      !is_dtensor(x), UsageError, "batch norm '", running_module(), "' over a group: its input, of sizes ", x.sizes(),
-      ", is a DTensor. Batch norm of a DTensor already uses the statistics of the global tensor: exclude ",
-      "this module from convert_sync_batchnorm, or give it to_local()");
+  TESSERA_CHECK(!is_dtensor(x), UsageError, "batch norm '", running_module(), "' over a group: its input, of sizes ",
+                x.sizes(),
+                ", is a DTensor. Batch norm of a DTensor already uses the statistics of the global tensor: exclude ",
+                "this module from convert_sync_batchnorm, or give it to_local()");
   TESSERA_CHECK(x.dim() >= 2 && x.size(1) == parts.num_features && parts.num_features > 0, UsageError, "batch norm '",
                 running_module(), "' over a group: found an input of sizes ", x.sizes(), "; expected (N, ",
                 parts.num_features, ", ...)");
@@ -83,7 +83,7 @@ Tensor local_statistics(const Tensor& x) {
 BatchStatistics global_statistics(const Tensor& x, const comm::Group& group) {
   const auto channels = x.size(1);
   const auto gathered = funcol::all_gather(local_statistics(x).unsqueeze(0), 0,
-                                         std::vector<int64_t>(static_cast<size_t>(group->size()), 1), group);
+                                           std::vector<int64_t>(static_cast<size_t>(group->size()), 1), group);
   funcol::wait(gathered, group);
   const auto means = gathered.narrow(1, 0, channels), m2 = gathered.narrow(1, channels, channels),
              counts = gathered.narrow(1, 2 * channels, 1);

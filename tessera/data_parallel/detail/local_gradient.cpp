@@ -17,8 +17,7 @@ at::Tensor local_gradient(const at::Tensor& gradient, const SpecRef& spec, const
     return gradient;
   }
   TESSERA_CHECK(is_dtensor(gradient), UsageError, "parameter ", name, " is ", spec->describe(),
-                ", and its gradient is a plain tensor of shape ", gradient.sizes(),
-                "; call backward() on a DTensor");
+                ", and its gradient is a plain tensor of shape ", gradient.sizes(), "; call backward() on a DTensor");
   if (DTensor(gradient).placements() == PlacementsRef(spec->placements)) return tessera::detail::local_of(gradient);
   return tessera::detail::local_of(DTensor(gradient).redistribute(spec->mesh, spec->placements));
 }

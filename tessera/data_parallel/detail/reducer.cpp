@@ -1,9 +1,9 @@
 #include "tessera/data_parallel/detail/reducer.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/detail/rank_agreement.h"
-#include "tessera/comm/detail/inplace_ops.h"
 #include "tessera/comm/detail/collective_label.h"
+#include "tessera/comm/detail/inplace_ops.h"
+#include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
 
@@ -253,7 +253,7 @@ void Reducer::start_bucket(BucketState& bucket) {
   bucket.label = "pass " + std::to_string(pass_number()) + " bucket " + std::to_string(num_started_) + " of " +
                  std::to_string(buckets_.size());  // c10::str takes longer than the rest of a small bucket
   const comm::CollectiveLabel label(bucket.label.c_str(),
-                          static_cast<int32_t>(pass_number() * 4096 + static_cast<int64_t>(num_started_)));
+                                    static_cast<int32_t>(pass_number() * 4096 + static_cast<int64_t>(num_started_)));
   if (!hook_) {
     comm::all_reduce_(bucket.flat, ReduceOp::Sum, group_);
     bucket.result = bucket.flat;

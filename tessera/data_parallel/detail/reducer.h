@@ -1,9 +1,9 @@
 #pragma once
 #include "tessera/comm/communicator.h"
-#include "tessera/data_parallel/detail/buckets.h"
 #include "tessera/data_parallel/comm_hook.h"
-#include "tessera/data_parallel/detail/stopped_ranks.h"
+#include "tessera/data_parallel/detail/buckets.h"
 #include "tessera/data_parallel/detail/named_tensor.h"
+#include "tessera/data_parallel/detail/stopped_ranks.h"
 #include "tessera/nn/grad_hooks.h"
 
 #include <memory>

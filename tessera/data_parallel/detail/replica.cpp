@@ -1,12 +1,12 @@
 #include "tessera/data_parallel/detail/replica.h"
 
-#include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/data_parallel/detail/broadcast.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/deferred_init.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>

@@ -2,8 +2,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/world.h"
-#include "tessera/data_parallel/fsdp/detail/engine/trace_state.h"
 #include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
+#include "tessera/data_parallel/fsdp/detail/engine/trace_state.h"
 #include "tessera/nn/module_tree.h"
 
 namespace tessera {
@@ -88,8 +88,7 @@ std::vector<std::weak_ptr<ScheduledGroup>> scheduled_groups_of(
   std::vector<std::weak_ptr<ScheduledGroup>> groups;
   for (const auto& module : modules) {
     const auto state = find_sharded_module(module.get());
-    TESSERA_CHECK(state, UsageError, "cannot prefetch ", class_name(module.get()),
-                  ": it was not given to fully_shard");
+    TESSERA_CHECK(state, UsageError, "cannot prefetch ", class_name(module.get()), ": it was not given to fully_shard");
     groups.push_back(state->scheduled);
   }
   return groups;

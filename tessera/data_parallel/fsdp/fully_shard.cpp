@@ -113,15 +113,15 @@ void shard_without_hooks(const std::vector<Module*>& modules, const std::vector<
                 UsageError, kFullyShard, ": ", name,
                 " cannot have hooks, and mp_policy and offload_policy need them; make it by ", holder);
   for (const auto& param : params)
-    TESSERA_CHECK(!param.unsharded_spec && !param.tensor.is_meta(), UsageError, kFullyShard, ": parameter ",
-                  param.name, " is ", param.unsharded_spec ? param.unsharded_spec->describe() : "not filled yet",
-                  ", and ", name, " cannot have hooks, which that needs; make it by ", holder);
+    TESSERA_CHECK(!param.unsharded_spec && !param.tensor.is_meta(), UsageError, kFullyShard, ": parameter ", param.name,
+                  " is ", param.unsharded_spec ? param.unsharded_spec->describe() : "not filled yet", ", and ", name,
+                  " cannot have hooks, which that needs; make it by ", holder);
   warn_once(c10::str("fully_shard/", name),
             c10::str("fully_shard: ", name, " cannot have hooks, so each of its parameters is all-gathered where it ",
                      "is used. To all-gather them together and to prefetch them, make it by ", holder));
-  scheduled->group = std::make_shared<ParamGroup>(
-      name, std::vector<FSDPParam>(), ShardLayout::per_parameter({}, 1),
-      World::current().shared_group({World::current().rank()}), comm::Group(), ParamGroupOptions());
+  scheduled->group = std::make_shared<ParamGroup>(name, std::vector<FSDPParam>(), ShardLayout::per_parameter({}, 1),
+                                                  World::current().shared_group({World::current().rank()}),
+                                                  comm::Group(), ParamGroupOptions());
   auto sharded = register_modules(modules, std::move(scheduled), /*keep_alive=*/true);
   for (const auto& param : params) sharded->unhooked_params.push_back(param.tensor.unsafeGetTensorImpl());
   shard_unhooked_params(params, sharded->scheduled);
@@ -145,12 +145,12 @@ void shard_modules(const std::vector<Module*>& modules, const FullyShardOptions&
   const auto& policy = options.mp_policy;
   if (policy.cast_forward_inputs) scheduled->cast_inputs = policy.param_dtype;
   scheduled->cast_outputs = policy.output_dtype;
-  scheduled->group = std::make_shared<ParamGroup>(
-      class_name(*modules[0]), std::move(params), ShardLayout::per_parameter(std::move(shapes), shard_group->size()),
-      shard_group, replicate_group,
-      ParamGroupOptions{.param_dtype = policy.param_dtype,
-                        .reduce_dtype = policy.reduce_dtype,
-                        .offload = options.offload_policy.offload});
+  scheduled->group = std::make_shared<ParamGroup>(class_name(*modules[0]), std::move(params),
+                                                  ShardLayout::per_parameter(std::move(shapes), shard_group->size()),
+                                                  shard_group, replicate_group,
+                                                  ParamGroupOptions{.param_dtype = policy.param_dtype,
+                                                                    .reduce_dtype = policy.reduce_dtype,
+                                                                    .offload = options.offload_policy.offload});
   attach(modules, std::move(scheduled));
 }
 

@@ -156,13 +156,13 @@ std::shared_ptr<ParamGroup> make_flat_group(const WrapPlan& plan, const FSDPGrou
   auto layout = ShardLayout::flat(std::move(shapes), groups.shard_group->size(),
                                   options.use_orig_params ? std::max<int64_t>(1, kAlignBytes / itemsize) : 1);
   const auto& precision = options.mixed_precision;
-  return std::make_shared<ParamGroup>(
-      class_name(*plan.module), std::move(params), std::move(layout), groups.shard_group, groups.replicate_group,
-      ParamGroupOptions{.param_dtype = precision.param_dtype,
-                        .reduce_dtype = precision.reduce_dtype,
-                        .flat_parameter = !options.use_orig_params,
-                        .keep_low_precision_grads = precision.keep_low_precision_grads,
-                        .offload = options.offload_params});
+  return std::make_shared<ParamGroup>(class_name(*plan.module), std::move(params), std::move(layout),
+                                      groups.shard_group, groups.replicate_group,
+                                      ParamGroupOptions{.param_dtype = precision.param_dtype,
+                                                        .reduce_dtype = precision.reduce_dtype,
+                                                        .flat_parameter = !options.use_orig_params,
+                                                        .keep_low_precision_grads = precision.keep_low_precision_grads,
+                                                        .offload = options.offload_params});
 }
 
 void register_input_cast(Module& module, const std::shared_ptr<ShardedModule>& sharded,
@@ -197,8 +197,7 @@ void wrap_module(const WrapPlan& plan, const FSDPGroups& groups, const FSDPOptio
   for (const auto& [name, value] : plan.parameters) unflattened.push_back(value);
   sharded->registration.emplace(*plan.module, unflattened, kFlatName, sharded->group().flat_param());
   sharded->ownership = {};  // the destructor of the old entry must run before the new entry exists
-  sharded->ownership =
-      own_parameters(sharded->group().name(), unflattened, sharded->registration->inner_modules());
+  sharded->ownership = own_parameters(sharded->group().name(), unflattened, sharded->registration->inner_modules());
 }
 
 }  // namespace

@@ -55,8 +55,8 @@ StateDict broadcast_dict_from_rank0(const StateDict& dict, c10::Device device) {
   std::string distributed;
   for (const auto& [name, value] : dict)
     if (is_rank0() && is_dtensor(value)) distributed = name;
-  const auto text = comm::broadcast_text(group, "set_model_state_dict",
-                                     is_rank0() ? distributed.empty() ? describe_dict(dict) : "!" + distributed : "");
+  const auto text = comm::broadcast_text(
+      group, "set_model_state_dict", is_rank0() ? distributed.empty() ? describe_dict(dict) : "!" + distributed : "");
   TESSERA_CHECK(text.empty() || text[0] != '!', UsageError, "broadcast_from_rank0: '", text.substr(1),
                 "' is a DTensor, and rank 0 has only its local tensor; give full tensors (full_state_dict)");
   StateDict received;

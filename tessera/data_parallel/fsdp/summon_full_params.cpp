@@ -169,8 +169,7 @@ class SummonedGroup {
       if (options_.writeback) write_back_gradients();
       group().accept_writes(options_.writeback);
       group().reshard();
-      for (size_t i = 0; i < sharded_grads_.size(); i++)
-        group().params()[i].tensor.mutable_grad() = sharded_grads_[i];
+      for (size_t i = 0; i < sharded_grads_.size(); i++) group().params()[i].tensor.mutable_grad() = sharded_grads_[i];
       if (sharded_->registration) sharded_->registration->register_flat();
       if (after.defined()) error = find_lost_change(group(), before_, after);
     }

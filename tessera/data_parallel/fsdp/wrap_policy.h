@@ -14,7 +14,7 @@ namespace tessera {
 // without, after them.
 struct WrapQuestion {
   torch::nn::Module& module;  // the module
-  bool recurse;   // true: return whether to visit the children. False: return whether to wrap the module
+  bool recurse;               // true: return whether to visit the children. False: return whether to wrap the module
   int64_t numel;  // elements of its parameters; without recurse: not counting inner modules that are wrapped
 };
 // A policy.

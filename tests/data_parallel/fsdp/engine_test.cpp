@@ -16,8 +16,8 @@ namespace tessera {
 namespace {
 
 using namespace fixtures;
-using comm::Family;
 using comm::CommKind;
+using comm::Family;
 
 int64_t reductions(const CommDebugMode& comm) {
   return comm.get_comm_counts().of(CommKind::ReduceScatterTensor, Family::C10d);

@@ -12,8 +12,8 @@ namespace tessera {
 namespace {
 
 using namespace fixtures;
-using comm::Family;
 using comm::CommKind;
+using comm::Family;
 
 // Records the groups of all-gathers, in order.
 struct Gathers : comm::Observer {

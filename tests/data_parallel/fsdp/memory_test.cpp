@@ -4,8 +4,8 @@
 #include "tessera/models/gpt2.h"
 #include "tessera/models/loss.h"
 #include "tessera/optim/adam.h"
-#include "tessera/testing/spawn.h"
 #include "tessera/testing/detail/step_memory.h"
+#include "tessera/testing/spawn.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -20,7 +20,7 @@ struct Log : comm::Observer {
     if (!record.counted()) return;
     const char* what = record.kind == comm::CommKind::AllGatherIntoTensor   ? "gather "
                        : record.kind == comm::CommKind::ReduceScatterTensor ? "reduce "
-                                                                        : "all_reduce ";
+                                                                            : "all_reduce ";
     events.push_back(what + record.tensor_name);
   }
   size_t at(const std::string& event, size_t from = 0) const {

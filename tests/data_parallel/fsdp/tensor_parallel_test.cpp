@@ -1,16 +1,16 @@
 // fully_shard of parameters that are sharded by tensor parallelism already: each is one DTensor over all axes. Also for
 // uneven sizes.
-#include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/data_parallel/fsdp/detail/engine/joint_spec.h"
+#include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/llama.h"
 #include "tessera/models/loss.h"
 #include "tessera/models/plans.h"
 #include "tessera/nn/module_tree.h"
-#include "tessera/state/state_dict.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/expect_error.h"
@@ -23,8 +23,8 @@ namespace tessera {
 namespace {
 
 using namespace fixtures;
-using comm::Family;
 using comm::CommKind;
+using comm::Family;
 using models::Activation;
 
 constexpr testing::Tolerance kLoose{1e-4, 1e-5};

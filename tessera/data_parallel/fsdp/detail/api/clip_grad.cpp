@@ -3,9 +3,9 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/inplace_ops.h"
 #include "tessera/comm/functional_collectives.h"
-#include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
 #include "tessera/data_parallel/detail/named_tensor.h"
+#include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
 #include "tessera/dtensor/dtensor.h"
 
 #include <ATen/TensorOperators.h>
@@ -115,8 +115,7 @@ at::Tensor power_of_norm(const GradientsByGroups& entry, double p) {
 at::Tensor clip_grad_norm_(const Module& module, double max_norm, double norm_type) {
   TESSERA_CHECK(norm_type > 0, UsageError, "clip_grad_norm_: norm_type is ", norm_type,
                 "; it must be above 0, or infinity");
-  TESSERA_CHECK(max_norm >= 0, UsageError, "clip_grad_norm_: max_norm is ", max_norm,
-                "; it must not be negative");
+  TESSERA_CHECK(max_norm >= 0, UsageError, "clip_grad_norm_: max_norm is ", max_norm, "; it must not be negative");
   const at::NoGradGuard no_grad;
   const auto entries = gradients_of_module(module);
   const bool infinite = std::isinf(norm_type);

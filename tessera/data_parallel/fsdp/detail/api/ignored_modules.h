@@ -17,8 +17,7 @@ struct IgnoredModules {
 
   bool has(const Module& module) const;
   // The parameters and buffers at and below `module` that are neither ignored nor in `already_sharded` modules.
-  NamedTensors parameters_to_shard(const Module& module,
-                                   const std::vector<const Module*>& already_sharded = {}) const;
+  NamedTensors parameters_to_shard(const Module& module, const std::vector<const Module*>& already_sharded = {}) const;
   NamedTensors buffers_to_shard(const Module& module, const std::vector<const Module*>& already_sharded = {}) const;
   // Throws UsageError if an ignored module or parameter is not part of `root` or is sharded already.
   void check(const char* what, const Module& root) const;

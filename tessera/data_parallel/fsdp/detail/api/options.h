@@ -42,8 +42,8 @@ struct MixedPrecision {
 
 // Options of FullyShardedDataParallel.
 struct FSDPOptions {
-  DeviceMesh device_mesh = {};   // one axis; two for the hybrid strategies. None: process_group, or all ranks
-  GroupRef process_group = {};   // ranks to shard over, instead of device_mesh
+  DeviceMesh device_mesh = {};  // one axis; two for the hybrid strategies. None: process_group, or all ranks
+  GroupRef process_group = {};  // ranks to shard over, instead of device_mesh
   ShardingStrategy sharding_strategy = ShardingStrategy::FullShard;  // see ShardingStrategy
   bool offload_params = false;      // shards, their gradients and optimizer state are on the CPU
   bool use_orig_params = false;     // parameters() returns the original parameters, not one flat parameter per module

@@ -42,9 +42,9 @@ at::Tensor wrap_unsharded(const FSDPParam& param, const at::Tensor& local) {
   if (!param.unsharded_spec) return local;
   const auto& spec = *param.unsharded_spec;
   const bool same = local.scalar_type() == spec.dtype && local.device() == spec.device;
-  return tessera::detail::wrap(local, same ? param.unsharded_spec
-                                           : intern(spec.mesh, spec.placements, spec.sizes, spec.strides,
-                                                    local.scalar_type(), local.device()));
+  return tessera::detail::wrap(
+      local, same ? param.unsharded_spec
+                  : intern(spec.mesh, spec.placements, spec.sizes, spec.strides, local.scalar_type(), local.device()));
 }
 
 void discard(at::Tensor& x, const comm::Group& group) {
@@ -250,8 +250,7 @@ void ParamGroup::wait_for_unshard() {
 void ParamGroup::switch_to_unsharded(size_t i, const at::Tensor& unsharded) {
   auto& tensor = params_[i].tensor;
   const auto& sharded = local_or_self(tensor);
-  const bool changes_type =
-      unsharded.scalar_type() != sharded.scalar_type() || unsharded.device() != sharded.device();
+  const bool changes_type = unsharded.scalar_type() != sharded.scalar_type() || unsharded.device() != sharded.device();
   tensor.set_data(wrap_unsharded(params_[i], unsharded));
   unsharded_versions_[i] = static_cast<uint32_t>(tensor._version());
   // set_data() to another dtype or device resets the gradient accumulator. An existing graph still refers to the old

@@ -117,7 +117,7 @@ void ParamGroupGradients::reduce_scatter(bool all_reduce) {
     if (!gradient.defined()) gradient = at::empty({0}, options);  // gradient_segments() pads in its place
   const comm::CollectiveLabel label(group_.name().c_str(), group_.index());
   comm::reduce_scatter_segments_into_(reduced_, unsharded_grads_, layout.gradient_segments(ready_), ReduceOp::Sum,
-                                  group_.shard_group());
+                                      group_.shard_group());
 }
 
 void ParamGroupGradients::all_reduce() {
@@ -187,8 +187,7 @@ void ParamGroupGradients::accumulate(const at::Tensor& reduced_shard) {
   const bool flat = group_.options().flat_parameter;
   const auto rank = group_.shard_group()->rank();
   for (size_t i = 0; i < saved_grads_.size(); i++)
-    if (saved_grads_[i].defined())
-      layout.param_in_shard(i, rank, reduced_shard).add_(local_or_self(saved_grads_[i]));
+    if (saved_grads_[i].defined()) layout.param_in_shard(i, rank, reduced_shard).add_(local_or_self(saved_grads_[i]));
   if (flat && flat_param.grad().defined()) reduced_shard.add_(flat_param.grad());
   flat_param.mutable_grad() = reduced_shard;
   for (size_t i = 0; i < saved_grads_.size(); i++) {

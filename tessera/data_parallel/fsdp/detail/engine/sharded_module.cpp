@@ -1,10 +1,10 @@
 #include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
 
 #include "tessera/base/error.h"
-#include "tessera/tracing/op_mode.h"
 #include "tessera/data_parallel/fsdp/detail/api/parameter_ownership.h"
 #include "tessera/data_parallel/fsdp/detail/engine/module_tree_setup.h"
 #include "tessera/nn/module_tree.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <ATen/core/grad_mode.h>
 

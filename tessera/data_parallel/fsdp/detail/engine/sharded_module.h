@@ -24,12 +24,12 @@ struct ShardedModule {
   std::vector<Module*> modules;
   std::shared_ptr<ScheduledGroup> scheduled;
   std::optional<ModuleRegistration> registration;  // set if a flat parameter replaces the unflattened parameters
-  std::vector<const void*> unhooked_params;  // parameters that are sharded by placement only (unhooked_modules.h)
-  std::shared_ptr<Schedule> schedule;        // of the module tree; created in the first forward, by the root
-  std::shared_ptr<void> ownership;           // of its parameters (parameter_ownership.h)
-  bool summoned = false;                     // parameters are unsharded by summon_full_params()
-  DeviceMesh mesh = {};                      // flat parameter: the mesh over which it is sharded and replicated,
-  std::optional<int64_t> shard_axis = {};    // and the axis over which it is sharded; none with NO_SHARD
+  std::vector<const void*> unhooked_params;        // parameters that are sharded by placement only (unhooked_modules.h)
+  std::shared_ptr<Schedule> schedule;              // of the module tree; created in the first forward, by the root
+  std::shared_ptr<void> ownership;                 // of its parameters (parameter_ownership.h)
+  bool summoned = false;                           // parameters are unsharded by summon_full_params()
+  DeviceMesh mesh = {};                            // flat parameter: the mesh over which it is sharded and replicated,
+  std::optional<int64_t> shard_axis = {};          // and the axis over which it is sharded; none with NO_SHARD
 };
 
 // Creates the state and puts hooks on the modules, which keep the state alive.

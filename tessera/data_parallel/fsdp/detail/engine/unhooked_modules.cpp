@@ -1,13 +1,13 @@
 #include "tessera/data_parallel/fsdp/detail/engine/unhooked_modules.h"
 
-#include "tessera/tracing/detail/compiling_scope.h"
-#include "tessera/data_parallel/fsdp/detail/engine/trace_state.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/data_parallel/fsdp/detail/engine/trace_state.h"
 #include "tessera/dtensor/detail/edges.h"
 #include "tessera/dtensor/detail/gather_at_use.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/register.h"
 #include "tessera/nn/grad_hooks.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/core/grad_mode.h>
 

@@ -81,9 +81,9 @@ void FlatOptimizer::gather_flat(FlatGroup& flat_group) const {
     const auto gathered = is_like_parameter(entries, name) ? gather_shard(group, value) : at::Tensor();
     for (size_t i = 0; i < group.params().size(); i++)
       flat_group.gathered[i].insert(
-          name, gathered.defined() ? form_.convert_flat(*flat_group.sharded, group.params()[i],
-                                                        param_in_gathered(group, i, gathered))
-                                   : form_.convert(value));
+          name, gathered.defined()
+                    ? form_.convert_flat(*flat_group.sharded, group.params()[i], param_in_gathered(group, i, gathered))
+                    : form_.convert(value));
   }
 }
 
@@ -120,8 +120,8 @@ void FlatOptimizer::gather_local_shards(FlatGroup& flat_group) const {
     if (dtype == kMissing) continue;
     at::Tensor gathered;
     if (entry.like_parameter)
-      gathered = gather_shard(
-          group, make_shard(group, values, static_cast<c10::ScalarType>(static_cast<int8_t>(dtype))));
+      gathered =
+          gather_shard(group, make_shard(group, values, static_cast<c10::ScalarType>(static_cast<int8_t>(dtype))));
     for (int64_t i = 0; i < n; i++) {
       const auto at = static_cast<size_t>(i);
       if (all[i][c] == kMissing) continue;
@@ -130,8 +130,8 @@ void FlatOptimizer::gather_local_shards(FlatGroup& flat_group) const {
         state.insert(entry.name, form_.convert_flat(*flat_group.sharded, group.params()[at],
                                                     param_in_gathered(group, at, gathered)));
       else
-        state.insert(entry.name, values[at].defined() ? form_.convert(values[at])
-                                                      : at::scalar_tensor(all[i][c], at::kFloat));
+        state.insert(entry.name,
+                     values[at].defined() ? form_.convert(values[at]) : at::scalar_tensor(all[i][c], at::kFloat));
     }
   }
 }

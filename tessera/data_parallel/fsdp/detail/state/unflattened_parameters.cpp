@@ -1,8 +1,8 @@
 #include "tessera/data_parallel/fsdp/detail/state/unflattened_parameters.h"
 
 #include "tessera/base/error.h"
-#include "tessera/data_parallel/fsdp/detail/state/gather_shard.h"
 #include "tessera/data_parallel/fsdp/detail/engine/joint_spec.h"
+#include "tessera/data_parallel/fsdp/detail/state/gather_shard.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/module_tree.h"
 
