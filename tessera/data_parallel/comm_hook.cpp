@@ -6,12 +6,12 @@
 namespace tessera {
 namespace {
 
-const comm::Group& group_of(const comm::Group& state, const GradBucket& bucket) {
+const comm::Group& hook_group(const comm::Group& state, const GradBucket& bucket) {
   return state ? state : bucket.group();
 }
 
-// The mean of x over the ranks, in place.
-BucketResult mean(at::Tensor x, const comm::Group& group) {
+// Starts the mean of x over the ranks, in place.
+BucketResult start_mean(at::Tensor x, const comm::Group& group) {
   comm::all_reduce_(x.div_(group->size()), ReduceOp::Sum, group);
   return [x, group] {
     funcol::wait(x, group);
@@ -35,13 +35,13 @@ at::Tensor BucketResult::take(const comm::Group& group) {
 }
 
 BucketResult allreduce_hook(const comm::Group& state, GradBucket& bucket) {
-  return mean(bucket.buffer(), group_of(state, bucket));
+  return start_mean(bucket.buffer(), hook_group(state, bucket));
 }
 BucketResult fp16_compress_hook(const comm::Group& state, GradBucket& bucket) {
-  return mean(bucket.buffer().to(c10::kHalf), group_of(state, bucket));
+  return start_mean(bucket.buffer().to(c10::kHalf), hook_group(state, bucket));
 }
 BucketResult bf16_compress_hook(const comm::Group& state, GradBucket& bucket) {
-  return mean(bucket.buffer().to(c10::kBFloat16), group_of(state, bucket));
+  return start_mean(bucket.buffer().to(c10::kBFloat16), hook_group(state, bucket));
 }
 
 }  // namespace tessera

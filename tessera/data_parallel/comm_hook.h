@@ -9,20 +9,22 @@
 #include <type_traits>
 #include <utility>
 
-// How a bucket of gradients is reduced, if not by a plain mean. A hook starts its communication and returns what will
-// be the reduced values; backward goes on meanwhile. It divides by the number of ranks itself: nobody else does.
+// DDP communication hooks: replace the all-reduce of a bucket of gradients. A hook starts its communication and returns
+// the tensor that will have the reduced values; backward continues meanwhile. The hook itself divides by the number of
+// ranks.
 //
 //   ddp->register_comm_hook(nullptr, bf16_compress_hook);                       // nullptr: DDP's own group
 //   ddp->register_comm_hook(my_state, [](MyState& state, GradBucket& bucket) {
 //     auto x = bucket.buffer().div_(bucket.group()->size());
-//     comm::all_reduce_(x, ReduceOp::Sum, bucket.group());                      // posted, not waited for
+//     comm::all_reduce_(x, ReduceOp::Sum, bucket.group());                      // starts it, without wait
 //     return x;
 //   });
 namespace tessera {
 
-// Gradients that travel together, as a hook sees them. Those of distributed parameters are this rank's pieces.
+// The gradients that one collective reduces (PyTorch: GradBucket). Of a DTensor gradient, the local tensor.
 class GradBucket {
  public:
+  // Made by DDP.
   GradBucket(size_t index, bool last, at::Tensor buffer, Tensors gradients, Tensors parameters, comm::Group group)
       : index_(index),
         last_(last),
@@ -31,12 +33,12 @@ class GradBucket {
         parameters_(std::move(parameters)),
         group_(std::move(group)) {}
 
-  size_t index() const { return index_; }
-  bool is_last() const { return last_; }                     // of this backward
-  at::Tensor& buffer() { return buffer_; }                   // flat; not divided
-  const Tensors& gradients() const { return gradients_; }    // views of it, in the parameters' shapes
+  size_t index() const { return index_; }                    // position in the order of reduction
+  bool is_last() const { return last_; }                     // the last bucket of this backward
+  at::Tensor& buffer() { return buffer_; }                   // 1-D; not divided by the number of ranks
+  const Tensors& gradients() const { return gradients_; }    // views of the buffer in the parameters' shapes
   const Tensors& parameters() const { return parameters_; }  // in the order of the gradients
-  const comm::Group& group() const { return group_; }
+  const comm::Group& group() const { return group_; }        // DDP's group
 
  private:
   size_t index_;
@@ -46,19 +48,22 @@ class GradBucket {
   comm::Group group_;
 };
 
-// What a hook returns: the reduced values (of the buffer's size, any dtype), which may still be under way.
+// What a hook returns: the reduced values, in any dtype and with the buffer's number of elements. The collective may
+// still be in flight.
 class BucketResult {
  public:
-  // Waited for, if it is pending on the bucket's group.
+  // DDP waits for it if a collective on the bucket's group writes it.
   BucketResult(at::Tensor reduced) : reduced_(std::move(reduced)) {}  // NOLINT(google-explicit-constructor)
-  // Called at the end of backward: the place for what comes after the collective.
+  // A function that is called at the end of backward. It waits for the collective and finishes the computation.
   template <std::invocable F>
   requires std::is_convertible_v<std::invoke_result_t<F>, at::Tensor> BucketResult(F finish)
       : finish_(std::move(finish)) {}  // NOLINT(google-explicit-constructor)
-  // A future of c10d: its value is a tensor, or a list of one.
+  // A c10d future of a tensor, or of a list with one tensor.
   BucketResult(c10::intrusive_ptr<c10::ivalue::Future> future);  // NOLINT(google-explicit-constructor)
+  // An empty result.
   BucketResult() = default;
 
+  // Waits and returns the reduced values.
   at::Tensor take(const comm::Group& group);
 
  private:
@@ -66,9 +71,10 @@ class BucketResult {
   std::function<at::Tensor()> finish_;
 };
 
+// A registered hook.
 using CommHook = std::function<BucketResult(GradBucket&)>;
 
-// What register_comm_hook(state, hook) registers.
+// Binds `state` to `hook`, as register_comm_hook(state, hook) does.
 template <class State, class Hook>
 CommHook make_comm_hook(State state, Hook hook) {
   return [state = std::move(state), hook = std::move(hook)](GradBucket& bucket) mutable -> BucketResult {
@@ -76,14 +82,14 @@ CommHook make_comm_hook(State state, Hook hook) {
   };
 }
 
-// PyTorch's. The state is the group to reduce over; null: the bucket's own.
+// PyTorch's built-in hooks. The state is the group to reduce over; null: the bucket's group. The compress hooks cast
+// gradients to float16 or bfloat16, divide and sum them in that dtype, and DDP casts the result back.
 BucketResult allreduce_hook(const comm::Group& group, GradBucket& bucket);
-// Cast down, divided, summed in low precision, cast up again by whoever reads the result.
 BucketResult fp16_compress_hook(const comm::Group& group, GradBucket& bucket);
 BucketResult bf16_compress_hook(const comm::Group& group, GradBucket& bucket);
 
-// The optimizer in backward: as soon as a bucket is reduced and its gradients are in place, `step` is called for each
-// of its parameters, and the gradient is let go of. One optimizer a parameter serves well.
+// Optimizer step in backward: when the gradients of a bucket are reduced, DDP calls it for each parameter of the bucket
+// and then frees the gradient. Use one optimizer per parameter.
 // Example:  ddp->step_in_backward([&](const at::Tensor& p) { optimizers.at(p.unsafeGetTensorImpl()).step(); });
 using ParameterStep = std::function<void(const at::Tensor& parameter)>;
 

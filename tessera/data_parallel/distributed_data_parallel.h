@@ -8,19 +8,20 @@
 
 namespace tessera {
 
-// A module whose gradients are the means over the ranks of a group, each rank having its own batch. Called like the
-// module itself; its parameters are the module's, named module.*. See data_parallel/reducer.h for what happens when.
+// Averages the gradients of a module over the ranks of a group; each rank has its own batch. Called like the module
+// itself. Its parameters are the module's, with names module.*. See detail/reducer.h for when gradients are reduced.
 //
 //   FeedForward model(512);
 //   DistributedDataParallel ddp(model);                        // or (model, {.device_mesh = mesh["dp"]})
 //   optim::AdamW opt(ddp->parameters(), {.lr = 3e-4});
-//   torch::mse_loss(ddp(x), y).backward();                     // gradients are means when this returns
+//   torch::mse_loss(ddp(x), y).backward();                     // gradients are averaged when this returns
 //   opt.step();
 //
 // H: a holder (TESSERA_MODULE, TORCH_MODULE) or a std::shared_ptr of a module with a forward.
 template <class H>
 class DistributedDataParallelImpl : public torch::nn::Module {
  public:
+  // Wraps a module. All ranks of the group call it.
   explicit DistributedDataParallelImpl(H wrapped, const DDPOptions& options = {})
       : torch::nn::Module("DistributedDataParallel"),
         module(std::move(wrapped)),
@@ -30,6 +31,7 @@ class DistributedDataParallelImpl : public torch::nn::Module {
     register_module("module", module);
   }
 
+  // Calls the wrapped module and prepares the reduction of its gradients.
   template <class... Args>
   auto forward(Args&&... args) {
     replica_->before_forward();
@@ -38,20 +40,23 @@ class DistributedDataParallelImpl : public torch::nn::Module {
     return outputs;
   }
 
-  // auto guard = ddp->no_sync();   while alive, gradients are accumulated on this rank only. The forward belongs
-  // inside.
+  // auto guard = ddp->no_sync();   gradients are accumulated on this rank while it is alive. Run forward inside it too.
   [[nodiscard]] data_parallel::NoSync no_sync() { return data_parallel::NoSync(*replica_); }
+  // The same as a setting of the following forward passes.
   void set_requires_gradient_sync(bool sync) { replica_->set_requires_gradient_sync(sync); }
 
-  // hook(state, bucket); see data_parallel/comm_hook.h. At most one.
+  // Replaces the all-reduce by hook(state, bucket); see data_parallel/comm_hook.h. At most one hook.
   template <class State, class Hook>
   void register_comm_hook(State state, Hook hook) {
     replica_->register_comm_hook(make_comm_hook(std::move(state), std::move(hook)));
   }
+  // Calls `step` for each parameter when its gradient is reduced; see ParameterStep.
   void step_in_backward(ParameterStep step) { replica_->step_in_backward(std::move(step)); }
 
+  // The reducer and the group, for inspection.
   const data_parallel::Replica& replica() const { return *replica_; }
 
+  // The wrapped module.
   H module;
 
  private:
@@ -66,9 +71,11 @@ class DistributedDataParallelImpl : public torch::nn::Module {
   std::shared_ptr<data_parallel::Replica> replica_;
 };
 
+// The holder of DistributedDataParallelImpl.
 template <class H>
 class DistributedDataParallel : public Holder<DistributedDataParallelImpl<H>> {
  public:
+  // Wraps `module`. All ranks of the group call it. The second constructor makes an empty holder.
   explicit DistributedDataParallel(H module, const DDPOptions& options = {})
       : Holder<DistributedDataParallelImpl<H>>(
             std::make_shared<Hooked<DistributedDataParallelImpl<H>>>(std::move(module), options)) {}

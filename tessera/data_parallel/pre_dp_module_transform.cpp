@@ -12,7 +12,7 @@ std::vector<DistributedParameter> pre_dp_module_transform(const torch::nn::Modul
     if (!is_dtensor(value)) continue;
     const DTensor tensor(value);
     TESSERA_CHECK(tensor.device_mesh().get_coordinate(), UsageError, "pre_dp_module_transform: parameter ", name,
-                  " is ", tensor, ", a mesh that this rank is not in");
+                  " is ", tensor, ", on a mesh that this rank is not part of");
     found.push_back({name, detail::meta_of(value).spec});
   }
   return found;

@@ -8,14 +8,15 @@
 
 namespace tessera {
 
+// A parameter that is a DTensor.
 struct DistributedParameter {
-  std::string name;
-  SpecRef spec;
+  std::string name;  // its path in the module
+  SpecRef spec;      // its mesh and placements
 };
 
-// PyTorch asks for this before DistributedDataParallel over a process group, to take distributed parameters apart. Here
-// they stay what they are, and DDP reduces their pieces; this checks that all of them lie on meshes this rank is in,
-// and says which they are.
+// For PyTorch users: PyTorch requires this call before DistributedDataParallel of a module with DTensor parameters, and
+// replaces them by their local tensors. Tessera does not: DDP reduces the local tensors. This function returns the
+// DTensor parameters. Throws UsageError if one is on a mesh that this rank is not part of.
 std::vector<DistributedParameter> pre_dp_module_transform(const torch::nn::Module& module);
 
 }  // namespace tessera

@@ -4,25 +4,29 @@
 
 namespace tessera {
 
-// Who groups gradients into collectives. A setting for what is wrapped while it holds: PyTorch's optimize_ddp.
+// How gradients are grouped into all-reduces (PyTorch: torch._dynamo.config.optimize_ddp). The mode in force when a
+// module is wrapped applies to it.
 enum class ReducerMode : uint8_t {
-  // The reducer, by buckets, in eager and compiled steps.
+  // The reducer makes buckets, in eager and in compiled steps.
   Buckets,
-  // One collective a parameter, for a compiler to group ("python_reducer"): in steps whose forward is compiled. If the
-  // first forward is eager, the reducer takes over for good.
+  // One all-reduce per parameter, which a compiler groups ("python_reducer"). For compiled forwards: if the first
+  // forward is eager, the module uses buckets from then on.
   PerParameter,
-  // The same whether or not the forward is compiled ("python_reducer_without_compiled_forward").
+  // The same for eager forwards too ("python_reducer_without_compiled_forward").
   PerParameterAlways,
 };
+// Prints PyTorch's name: python_reducer.
 std::ostream& operator<<(std::ostream& out, ReducerMode mode);
 
-// Sets the mode of what this thread wraps while alive.
+// While alive, sets the mode of modules that this thread wraps.
 // Example:  ReducerModeScope per_parameter(ReducerMode::PerParameter);  replicate(model);
 class ReducerModeScope {
  public:
+  // Sets the mode; the destructor restores the mode before.
   explicit ReducerModeScope(ReducerMode mode);
   ~ReducerModeScope();
   ReducerModeScope(const ReducerModeScope&) = delete;
+  // The mode of this thread.
   static ReducerMode current();
 
  private:

@@ -1,8 +1,8 @@
 #include "tessera/data_parallel/replicate.h"
 
 #include "tessera/base/error.h"
-#include "tessera/tracing/op_mode.h"
 #include "tessera/nn/module_tree.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <map>
 #include <mutex>
@@ -16,7 +16,7 @@ struct ReplicateState {
   ReplicateOptions options;
   ReducerMode mode;
   bool sync = true;
-  std::vector<CommHook> queued;
+  std::vector<CommHook> queued_hooks;
   std::optional<data_parallel::Replica> replica;
 
   ~ReplicateState();
@@ -28,26 +28,26 @@ namespace {
 
 using detail::ReplicateState;
 
-// Which modules were given to replicate(). A state leaves it when the module's hooks die, with the module.
-std::mutex states_mutex;
-std::map<const Module*, std::weak_ptr<ReplicateState>>& states() {
+// The modules that were given to replicate(). The module's hooks own the state, whose destructor removes it from here.
+std::mutex replicated_mutex;
+std::map<const Module*, std::weak_ptr<ReplicateState>>& replicated_modules() {
   static std::map<const Module*, std::weak_ptr<ReplicateState>> it;
   return it;
 }
 
-std::shared_ptr<ReplicateState> find(const Module& module) {
-  const std::lock_guard lock(states_mutex);
-  const auto found = states().find(&module);
-  return found == states().end() ? nullptr : found->second.lock();
+std::shared_ptr<ReplicateState> find_replicate_state(const Module& module) {
+  const std::lock_guard lock(replicated_mutex);
+  const auto found = replicated_modules().find(&module);
+  return found == replicated_modules().end() ? nullptr : found->second.lock();
 }
 
 data_parallel::Replica& replica_of(ReplicateState& state, const Module& module) {
   if (!state.replica) {
-    const OpModesOff once;  // making replicas equal is no part of a step that is compiled
+    const OpModesOff once;  // setup is not part of a compiled step
     state.replica.emplace("replicate", data_parallel::parameters_of(module, state.options.ignored_modules),
                           data_parallel::buffers_of(module, state.options.ignored_modules), state.options, state.mode);
-    for (auto& hook : state.queued) state.replica->register_comm_hook(std::move(hook));
-    state.queued.clear();
+    for (auto& hook : state.queued_hooks) state.replica->register_comm_hook(std::move(hook));
+    state.queued_hooks.clear();
   }
   return *state.replica;
 }
@@ -55,25 +55,25 @@ data_parallel::Replica& replica_of(ReplicateState& state, const Module& module) 
 }  // namespace
 
 detail::ReplicateState::~ReplicateState() {
-  const std::lock_guard lock(states_mutex);
-  states().erase(module);
+  const std::lock_guard lock(replicated_mutex);
+  replicated_modules().erase(module);
 }
 
-Replicated replicate(Module& module, const ReplicateOptions& options) {
-  TESSERA_CHECK(!find(module), UsageError, "replicate: ", class_name(module),
-                " is replicated already; its gradients would be averaged twice");
+torch::nn::Module& replicate(torch::nn::Module& module, const ReplicateOptions& options) {
+  TESSERA_CHECK(!find_replicate_state(module), UsageError, "replicate: ", class_name(module),
+                " is replicated already; call replicate() once, or gradients are averaged twice");
   TESSERA_CHECK(!options.device_mesh || options.device_mesh.ndim() == 1, UsageError, "replicate: device_mesh ",
                 options.device_mesh, " has ", options.device_mesh.ndim(), " axes; give the one to average over");
-  hook_point(module);  // throws where there is none
+  hook_point(module);  // throws if it has none
   auto state = std::make_shared<ReplicateState>();
   state->module = &module;
   state->options = options;
   state->mode = ReducerModeScope::current();
   {
-    const std::lock_guard lock(states_mutex);
-    states()[&module] = state;
+    const std::lock_guard lock(replicated_mutex);
+    replicated_modules()[&module] = state;
   }
-  const HookOptions not_cloneable{.not_cloneable = "replicate() was applied to it; clone it before"};
+  const HookOptions not_cloneable{.not_cloneable = "replicate() was applied to it; clone it before replicate()"};
   register_forward_pre_hook(
       module,
       [state](Module& m, const Tensors&) {
@@ -85,14 +85,12 @@ Replicated replicate(Module& module, const ReplicateOptions& options) {
   register_forward_hook(
       module, [state](Module&, const Tensors&, const Tensors& outputs) { state->replica->after_forward(outputs); },
       not_cloneable);
-  Replicated handle;
-  handle.state_ = std::move(state);
-  return handle;
+  return module;
 }
 
 Replicated replicated(const Module& module) {
   Replicated handle;
-  handle.state_ = find(module);
+  handle.state_ = find_replicate_state(module);
   TESSERA_CHECK(handle.state_, UsageError, class_name(module), " was not given to replicate()");
   return handle;
 }
@@ -104,8 +102,9 @@ void Replicated::set_requires_gradient_sync(bool sync) {
 
 void Replicated::add_hook(CommHook hook) {
   if (state_->replica) return state_->replica->register_comm_hook(std::move(hook));
-  TESSERA_CHECK(state_->queued.empty(), UsageError, "replicate: a second comm hook; both would reduce");
-  state_->queued.push_back(std::move(hook));
+  TESSERA_CHECK(state_->queued_hooks.empty(), UsageError,
+                "replicate: a comm hook is registered already; register only one, or gradients are reduced twice");
+  state_->queued_hooks.push_back(std::move(hook));
 }
 
 const data_parallel::Replica* Replicated::replica() const { return state_->replica ? &*state_->replica : nullptr; }

@@ -10,45 +10,54 @@
 
 namespace tessera {
 
+// Options of replicate.
 struct ReplicateOptions : DDPOptions {
-  std::vector<const torch::nn::Module*> ignored_modules = {};  // their parameters, and those below, stay as they are
+  std::vector<const torch::nn::Module*> ignored_modules = {};  // their parameters, and those below, are not averaged
 };
 
 namespace detail {
 struct ReplicateState;
 }
 
-// What replicate() did to a module; copies share it.
+// The data parallel state of a module that was given to replicate(). Copies share it.
+// Example:  replicated(model).set_requires_gradient_sync(false);
 class Replicated {
  public:
-  // Instead of no_sync(): what the next forward passes' backward passes do.
+  // Whether backward passes of the following forward passes average gradients. Used instead of no_sync().
   void set_requires_gradient_sync(bool sync);
-  // hook(state, bucket). Kept until the first forward, where the reducer is made.
+  // Replaces the all-reduce by hook(state, bucket); see data_parallel/comm_hook.h. The reducer gets it in the first
+  // forward.
   template <class State, class Hook>
   void register_comm_hook(State state, Hook hook) {
     add_hook(make_comm_hook(std::move(state), std::move(hook)));
   }
-  const data_parallel::Replica* replica() const;  // null before the first forward
+  // The reducer and the group, for inspection; null before the first forward.
+  const data_parallel::Replica* replica() const;
 
  private:
-  friend Replicated replicate(torch::nn::Module&, const ReplicateOptions&);
   friend Replicated replicated(const torch::nn::Module&);
   void add_hook(CommHook hook);
   std::shared_ptr<detail::ReplicateState> state_;
 };
 
-// Data parallelism in place: the module keeps its type and its names, and its calls average gradients over the ranks.
-// Lazy: ranks are compared and parameters made equal in the first forward. The module must be able to have hooks (made
-// by a holder of ours). It cannot be cloned afterwards.
-// Example:  replicate(*model, {{.device_mesh = mesh["dp"]}});
-Replicated replicate(torch::nn::Module& module, const ReplicateOptions& options = {});
+// Data parallelism in place: the module keeps its type and its names, and backward averages gradients over the ranks.
+// The first forward checks that ranks have the same parameters and broadcasts their values. The module must be able to
+// have hooks (a Tessera holder makes it so). It cannot be cloned afterwards. Returns its argument.
+// Example:  replicate(model, {{.device_mesh = mesh["dp"]}});
+torch::nn::Module& replicate(torch::nn::Module& module, const ReplicateOptions& options = {});
 template <class H>
-requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H> Replicated
-replicate(H& holder, const ReplicateOptions& options = {}) {
-  return replicate(static_cast<torch::nn::Module&>(*holder), options);
+requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H> H& replicate(H& holder,
+                                                                                 const ReplicateOptions& options = {}) {
+  replicate(static_cast<torch::nn::Module&>(*holder), options);
+  return holder;
 }
 
-// The same handle again. Throws UsageError if the module was not given to replicate().
+// The state of a module that was given to replicate(). Throws UsageError for other modules. The second overload takes a
+// holder.
 Replicated replicated(const torch::nn::Module& module);
+template <class H>
+requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H> Replicated replicated(const H& holder) {
+  return replicated(static_cast<const torch::nn::Module&>(*holder));
+}
 
 }  // namespace tessera

@@ -11,9 +11,9 @@
 namespace tessera {
 namespace {
 
-struct BatchNorm {
+struct BatchNormModule {
   detail::BatchNormParts parts;
-  int64_t min_dims = 2, max_dims = 0;  // of inputs
+  int64_t min_dims = 2, max_dims = 0;  // of the input
 };
 
 template <class Impl>
@@ -24,22 +24,22 @@ detail::BatchNormParts parts_of(const Impl& module) {
 }
 
 template <class Impl>
-bool read_as(Module& module, BatchNorm& into, int64_t min_dims, int64_t max_dims) {
+bool read_as(Module& module, BatchNormModule& into, int64_t min_dims, int64_t max_dims) {
   const auto* found = dynamic_cast<const Impl*>(&module);
   if (found) into = {parts_of(*found), min_dims, max_dims};
   return found;
 }
 
-// Those of torch::nn, and classes derived from them. None: `module` is something else.
-std::optional<BatchNorm> batch_norm_in(Module& module) {
-  BatchNorm found;
+// For BatchNorm1d, 2d and 3d of torch::nn and classes derived from them; none for other modules.
+std::optional<BatchNormModule> batch_norm_in(Module& module) {
+  BatchNormModule found;
   const bool is_one = read_as<torch::nn::BatchNorm1dImpl>(module, found, 2, 3) ||
                       read_as<torch::nn::BatchNorm2dImpl>(module, found, 4, 4) ||
                       read_as<torch::nn::BatchNorm3dImpl>(module, found, 5, 5);
   return is_one ? std::optional(found) : std::nullopt;
 }
 
-// Stands in for forward. A class, so that it is known again among a module's hooks.
+// Replaces forward. It has its own type, so that it can be found among the hooks of a module.
 struct SyncHook {
   comm::Group group;
 
@@ -48,7 +48,8 @@ struct SyncHook {
     const auto norm = *batch_norm_in(module);
     const auto dims = inputs[0].dim();
     TESSERA_CHECK(dims >= norm.min_dims && dims <= norm.max_dims, UsageError, "module ", running_module(), ", a ",
-                  class_name(module), ", was given an input of sizes ", inputs[0].sizes());
+                  class_name(module), ", got an input of sizes ", inputs[0].sizes(), "; it takes ", norm.min_dims,
+                  " to ", norm.max_dims, " dims");
     return {detail::group_batch_norm(inputs[0], norm.parts, group)};
   }
 };
@@ -72,16 +73,15 @@ void convert_sync_batchnorm(Module& module, comm::Group given) {
     if (!batch_norm_in(*item.value())) continue;
     if (const auto* hook = sync_hook_of(*item.value())) {
       TESSERA_CHECK(hook->group == group, UsageError, "convert_sync_batchnorm: batch norm '", item.key(),
-                    "' already takes its statistics over group '", hook->group->name(), "'; asked for '", group->name(),
-                    "'");
+                    "' already uses group '", hook->group->name(), "'; requested: '", group->name(), "'");
       continue;
     }
-    if (!can_be_hooked(module, item.key())) hookable(module, item.key());  // throws, and says why
+    if (!can_be_hooked(module, item.key())) hookable(module, item.key());  // throws with the reason
     names.push_back(item.key());
   }
   for (const auto& name : names) {
     const auto target = hookable(module, name);
-    // Innermost, because it does not go on to what is inside of it.
+    // Prepended to be the innermost hook, because it does not call forward.
     if (!sync_hook_of(*target)) register_around_hook(*target, SyncHook{group}, {.prepend = true});
   }
 }
@@ -101,7 +101,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& x) {
 }
 
 void SyncBatchNormImpl::_check_input_dim(const at::Tensor& x) {
-  TESSERA_CHECK(x.dim() >= 2, UsageError, "SyncBatchNorm takes inputs of two dims or more; found sizes ", x.sizes());
+  TESSERA_CHECK(x.dim() >= 2, UsageError, "SyncBatchNorm takes inputs with at least two dims; found sizes ", x.sizes());
 }
 
 void SyncBatchNormImpl::pretty_print(std::ostream& out) const {

@@ -256,7 +256,7 @@ TEST(Listing, WithoutTheFusionPassTheTokensAreNotThere) {
       reset_compile_caches();
       auto net = clone(start);
       const ReducerModeScope mode(ReducerMode::PerParameter);
-      const auto replica = replicate(net);
+      replicate(net);
       auto compiled = compile(net);
       const auto loss = compiled(torch::ones({1, 2000})).sum();
       PassList passes{"schedule_comm_wait"};

@@ -1,6 +1,6 @@
-// Our reducer beside c10d::Reducer, which PyTorch's DDP is made of: two copies of a model, one under each, trained side
-// by side on the same ranks over gloo. Ranks have different data and SGD steps are large, so a wrong factor shows. With
-// two ranks a sum has one order: gradients are the same to the bit.
+// Compares Reducer with c10d::Reducer, which PyTorch's DDP uses. Two copies of a model, one for each reducer, are
+// trained on the same ranks over gloo. Ranks have different data and SGD steps are large, so that a wrong factor shows.
+// With two ranks a sum has only one order, so gradients must be bitwise equal.
 #include "tessera/comm/communicator.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/testing/assert_close.h"
@@ -27,10 +27,10 @@ using testing::Rank;
 using testing::run_ranks;
 
 constexpr int kSteps = 4;
-constexpr int64_t kCap = 200;  // bytes a bucket: several of them
+constexpr int64_t kCap = 200;  // bytes per bucket: the model needs several
 constexpr double kCapMb = static_cast<double>(kCap) / (1 << 20);
 
-// Layers of one dtype each; a branch that a call may leave out.
+// Each layer has one dtype. A call may skip a branch.
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(const std::vector<at::ScalarType>& dtypes) {
     for (size_t i = 0; i < dtypes.size(); i++) {
@@ -75,7 +75,7 @@ const Case kCases[] = {
     {.name = "no_sync and view", .view = true, .accumulate = true},
 };
 
-// c10d has this hook in Python only.
+// In PyTorch this hook exists only in Python.
 class Bf16Hook : public c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::ProcessGroup>> {
  public:
   using CppCommHookInterface::CppCommHookInterface;
@@ -91,7 +91,7 @@ class Bf16Hook : public c10d::CppCommHookInterface<c10::intrusive_ptr<c10d::Proc
   }
 };
 
-// What PyTorch's DistributedDataParallel does around a c10d::Reducer.
+// Calls c10d::Reducer as PyTorch's DistributedDataParallel does.
 class Theirs {
  public:
   Theirs(Net net, const comm::Group& group, const Case& c) : net_(std::move(net)), c_(c) {
@@ -104,7 +104,7 @@ class Theirs {
         std::unordered_map<size_t, std::string>{}, kCap, /*skip_all_reduce_unused_params=*/false,
         /*use_python_reducer=*/false, std::vector<int64_t>{});
     logger_ = std::make_shared<c10d::Logger>(reducer_);
-    reducer_->set_logger(logger_);  // it is called without being asked for
+    reducer_->set_logger(logger_);  // required: the reducer always calls it
     if (c.hook == Hook::Fp16) reducer_->register_builtin_comm_hook(c10d::BuiltinCommHookType::FP16_COMPRESS);
     if (c.hook == Hook::Bf16) reducer_->register_comm_hook(std::make_unique<Bf16Hook>(group->process_group()));
   }
@@ -137,7 +137,7 @@ class Theirs {
   std::shared_ptr<c10d::Logger> logger_;
 };
 
-// Buckets that were not full are last, by dtype, in the order of a hash table in c10d: of several dtypes, as a set.
+// c10d returns buckets that are not full last, one per dtype, in the order of a hash table. So these compare as a set.
 void expect_same(Buckets ours, Buckets theirs, bool in_order) {
   if (!in_order) std::sort(ours.begin(), ours.end()), std::sort(theirs.begin(), theirs.end());
   EXPECT_EQ(ours, theirs);
@@ -152,7 +152,7 @@ void zero_grad(const Tensors& parameters) {
   for (const auto& p : parameters) p.mutable_grad().reset();
 }
 
-// Of four steps: both branches on both ranks; each rank its own; one on one rank only; none.
+// Four steps: both branches on both ranks; another branch on each rank; one branch on one rank only; no branch.
 std::vector<size_t> branches_used(const Case& c, int step, int64_t rank) {
   if (!c.find_unused) return {0, 1};
   const std::vector<size_t> by_step[] = {{0, 1}, {static_cast<size_t>(rank)}, rank == 0 ? Bucket{0} : Bucket{}, {}};
@@ -200,7 +200,7 @@ void train_beside_c10d(Rank& me, const Case& c) {
   EXPECT_GE(theirs.buckets().size(), 3u);
 }
 
-TEST(C10dReducer, GivesTheSameBits) {
+TEST(C10dReducer, GradientsAreBitwiseEqual) {
   run_ranks(2,
             [](Rank& me) {
               for (const auto& c : kCases) train_beside_c10d(me, c);
@@ -208,7 +208,7 @@ TEST(C10dReducer, GivesTheSameBits) {
             {.backend = "gloo"});
 }
 
-// compute_bucket_assignment_by_size, with and without an order, is what PyTorch fills buckets by.
+// PyTorch makes buckets with compute_bucket_assignment_by_size, with and without an order.
 void fill_beside_c10d() {
   const auto dtypes = {at::kFloat, at::kDouble, at::kBFloat16};
   const auto count = *rc::gen::inRange<size_t>(1, 40);
@@ -232,7 +232,7 @@ void fill_beside_c10d() {
   const auto filled = fill_buckets(items, order, limits);
   const auto theirs = std::get<0>(
       c10d::compute_bucket_assignment_by_size(in_order, caps, alone, std::vector<int64_t>(order.begin(), order.end())));
-  // The last ones, one a dtype, come from a hash table.
+  // The last buckets, one per dtype, are in the order of a hash table.
   const size_t dtypes_met = mixed ? 3 : 1;
   const auto full = static_cast<int64_t>(std::max(theirs.size(), dtypes_met) - dtypes_met);
   RC_ASSERT(filled.size() == theirs.size());

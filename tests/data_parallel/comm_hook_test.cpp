@@ -7,27 +7,17 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/ranks.h"
-#include "tests/data_parallel/batches.h"
+#include "tests/fixtures/data_parallel.h"
 
 #include <gtest/gtest.h>
 
 namespace tessera {
 namespace {
 
-using comm::Kind;
-using data_parallel::accumulate_means;
-using data_parallel::batches;
-using data_parallel::gradients_of;
-using data_parallel::kExact;
-using data_parallel::kTinyMb;
-using data_parallel::square_loss;
-using data_parallel::values_of;
-using models::MLP;
-using testing::close;
-using testing::Rank;
-using testing::run_ranks;
+using namespace fixtures;
+using comm::CommKind;
 
-// What a hook makes of the ranks' own gradients, computed without ranks.
+// The expected result of a hook, computed from the gradients of all ranks on one rank.
 using Reference = std::function<at::Tensor(const Tensors& ranks)>;
 
 template <class Hook>
@@ -74,15 +64,15 @@ TEST(CommHook, BFloat16) {
   compare(
       bf16_compress_hook, [](const Tensors& g) { return in(torch::kBFloat16, g); }, 2);
 }
-TEST(CommHook, OneOfYourOwnInALambda) {
-  const auto sum = [](std::nullptr_t, GradBucket& bucket) {  // not divided, since nobody divides for a hook
+TEST(CommHook, ALambdaIsAHook) {
+  const auto sum = [](std::nullptr_t, GradBucket& bucket) {  // not divided: DDP does not divide for a hook
     comm::all_reduce_(bucket.buffer(), ReduceOp::Sum, bucket.group());
     return bucket.buffer();
   };
   compare(
       sum, [](const Tensors& g) { return g[0] + g[1]; }, 4);
 }
-TEST(CommHook, MoreAfterTheCollective) {
+TEST(CommHook, AFunctionFinishesTheResultAfterTheCollective) {
   const auto doubled = [](std::nullptr_t, GradBucket& bucket) -> BucketResult {
     const auto reduced = funcol::all_reduce(bucket.buffer(), ReduceOp::Sum, bucket.group());
     return [reduced, group = bucket.group()] {
@@ -94,7 +84,7 @@ TEST(CommHook, MoreAfterTheCollective) {
       doubled, [](const Tensors& g) { return (g[0] + g[1]) * 2; }, 4);
 }
 
-TEST(CommHook, SeesTheBuckets) {
+TEST(CommHook, GetsTheBuckets) {
   struct Seen {
     std::vector<std::string> said;
   };
@@ -118,7 +108,7 @@ TEST(CommHook, SeesTheBuckets) {
   });
 }
 
-TEST(CommHook, AFutureOfC10d) {
+TEST(CommHook, MayReturnAC10dFuture) {
   const MLP start(models::mlp_module());
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
@@ -137,7 +127,7 @@ TEST(CommHook, AFutureOfC10d) {
   });
 }
 
-// The optimizer in backward: same parameters as with a step afterwards, and no gradient is left to be kept.
+// Optimizer steps in backward give the same parameters as steps after it, and free all gradients.
 TEST(CommHook, StepsInBackward) {
   const MLP start(models::mlp_module());
   const auto data = batches(2);

@@ -3,7 +3,7 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/spawn.h"
-#include "tests/data_parallel/batches.h"
+#include "tests/fixtures/data_parallel.h"
 
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
@@ -11,13 +11,7 @@
 namespace tessera {
 namespace {
 
-using data_parallel::accumulate_means;
-using data_parallel::batches;
-using data_parallel::gradients_of;
-using data_parallel::square_loss;
-using models::MLP;
-using testing::close;
-using testing::Rank;
+using namespace fixtures;
 
 TEST(Cuda, TwoRanksShareADevice) {
   if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no CUDA device on this machine, or a build without CUDA";
@@ -28,7 +22,7 @@ TEST(Cuda, TwoRanksShareADevice) {
                          for (auto& batch : data) batch = batch.to(at::kCUDA);
                          auto plain = clone(start, torch::Device(at::kCUDA)),
                               model = clone(start, torch::Device(at::kCUDA));
-                         DistributedDataParallel ddp(model, {.bucket_cap_mb = 300.0 / (1 << 20)});
+                         DistributedDataParallel ddp(model, {.bucket_cap_mb = kTinyMb});
                          optim::SGD plain_opt(plain->parameters(), {.lr = 0.5}), opt(ddp->parameters(), {.lr = 0.5});
                          for (int step = 0; step < 3; step++) {
                            plain_opt.zero_grad();

@@ -2,41 +2,31 @@
 
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/nn/checkpoint.h"
-#include "tessera/state/state_dict.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/ranks.h"
 #include "tessera/testing/detail/recorder.h"
-#include "tests/data_parallel/batches.h"
+#include "tessera/testing/ranks.h"
+#include "tests/fixtures/data_parallel.h"
 
 #include <gtest/gtest.h>
 
 namespace tessera {
 namespace {
 
-using comm::Kind;
-using data_parallel::accumulate_means;
-using data_parallel::batches;
-using data_parallel::gradients_of;
-using data_parallel::kExact;
-using data_parallel::kTinyMb;
-using data_parallel::square_loss;
-using data_parallel::values_of;
-using models::MLP;
-using testing::close;
-using testing::Rank;
-using testing::run_ranks;
+using namespace fixtures;
+using comm::CommKind;
 
 int64_t count(const CommDebugMode& mode, CommKind kind) { return mode.get_comm_counts().of(kind, comm::Family::C10d); }
-int64_t all_reduces(const CommDebugMode& mode) { return count(mode, Kind::AllReduce); }
+int64_t all_reduces(const CommDebugMode& mode) { return count(mode, CommKind::AllReduce); }
 
-// Placement, communication and value of three steps, beside the mean that a plain module gives.
+// Checks communication and gradients of three steps against the mean that a plain module computes.
 void train_three_steps(int64_t ranks, const DDPOptions& options) {
   const MLP start(models::mlp_module());
   const auto data = batches(ranks);
   run_ranks(ranks, [&](Rank& me) {
     auto plain = clone(start), model = clone(start);
-    if (me.rank != 0) torch::NoGradGuard(), model->layers[0]->bias.data().fill_(3);  // the first rank's counts
+    if (me.rank != 0) torch::NoGradGuard(), model->layers[0]->bias.data().fill_(3);  // rank 0's value is broadcast
     DistributedDataParallel ddp(model, options);
     optim::SGD plain_opt(plain->parameters(), {.lr = 0.5}), opt(ddp->parameters(), {.lr = 0.5});
     for (int step = 0; step < 3; step++) {
@@ -73,7 +63,7 @@ TEST(DistributedDataParallel, GradientsAreMeansInAStaticGraph) {
   train_three_steps(2, {.bucket_cap_mb = kTinyMb, .static_graph = true});
 }
 
-// Bucket 1 is under way before the last gradient is there: from step two on, when the order is known.
+// From step two on, when the order is known, bucket 1 is in flight before the last gradient is ready.
 TEST(DistributedDataParallel, CommunicationOverlapsBackward) {
   struct Events : comm::Observer {
     std::vector<std::string> seen;
@@ -101,7 +91,7 @@ TEST(DistributedDataParallel, CommunicationOverlapsBackward) {
   });
 }
 
-TEST(DistributedDataParallel, GradientsLieInTheBuckets) {
+TEST(DistributedDataParallel, GradientsAreViewsOfTheBuckets) {
   const MLP start(models::mlp_module());
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
@@ -110,7 +100,7 @@ TEST(DistributedDataParallel, GradientsLieInTheBuckets) {
     DistributedDataParallel ddp(model, {.gradient_as_bucket_view = true});
     ddp(batch).pow(2).mean().backward();
     const auto first = model->parameters()[0].grad().data_ptr();
-    // Not let go of: accumulated in place, in the bucket, over a rebuild as well.
+    // Without zero_grad(), gradients accumulate in place in the bucket, also when buckets are rebuilt.
     ddp(batch).pow(2).mean().backward();
     accumulate_means(plain, data, square_loss);
     accumulate_means(plain, data, square_loss);
@@ -144,7 +134,7 @@ TEST(DistributedDataParallel, NoSyncAccumulatesAndTheNextBackwardReduces) {
         EXPECT_EQ(comm.get_total_counts(), 0);
       }
       plain(data[at]).pow(2).mean().backward();
-      EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain), kExact), "");  // its own
+      EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain), kExact), "");  // local gradients
       ddp(more[at]).pow(2).mean().backward();
       plain->zero_grad();
       const auto both = [&](auto& m, const at::Tensor& pair) {
@@ -167,7 +157,7 @@ TEST(DistributedDataParallel, SeveralForwardsAndSeveralBackwards) {
     const auto sum = [](auto& m, const at::Tensor& x) { return square_loss(m, x) + square_loss(m, x * 2); };
     accumulate_means(plain, data, sum);
     EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain)), "");
-    // One backward each: the second reduces as well, with what the first left.
+    // One backward each: the second one reduces the accumulated gradients again.
     ddp->zero_grad();
     one = ddp(batch).pow(2).mean(), two = ddp(batch * 2).pow(2).mean();
     one.backward();
@@ -176,7 +166,7 @@ TEST(DistributedDataParallel, SeveralForwardsAndSeveralBackwards) {
   });
 }
 
-// Two heads; a rank may use one of them, the other, or both.
+// A model with two heads. A rank may use either one or both.
 struct TwoHeadsImpl : torch::nn::Cloneable<TwoHeadsImpl> {
   nn::Linear body{nullptr}, left{nullptr}, right{nullptr};
   TwoHeadsImpl() { reset(); }
@@ -202,15 +192,15 @@ TEST(DistributedDataParallel, UnusedParametersAreFound) {
       auto plain = clone(start), model = clone(start);
       DistributedDataParallel ddp(model, {.find_unused_parameters = true, .gradient_as_bucket_view = as_view});
       const auto& batch = data[static_cast<size_t>(me.rank)];
-      // Rank 0 uses left, rank 1 right: both get the mean, with zeros from the other.
+      // Rank 0 uses left, rank 1 uses right: the mean counts zeros for the other rank.
       CommDebugMode comm;
       ddp(batch, me.rank == 0, me.rank == 1).sum().backward();
-      EXPECT_EQ(all_reduces(comm), 1 + 1);  // a bucket, and who used what
+      EXPECT_EQ(all_reduces(comm), 1 + 1);  // one bucket, and which parameters were used
       plain(data[0], true, false).sum().backward();
       plain(data[1], false, true).sum().backward();
       for (const auto& p : plain->parameters()) p.mutable_grad() = p.grad() * 0.5;
       EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain)), "");
-      // Nobody uses left: its gradient stays as it is. Not reset: what is there is accumulated, not halved.
+      // No rank uses left: its gradient does not change. Existing gradients are accumulated, not halved.
       const auto before = model->left->weight.grad().clone();
       ddp(batch, false, true).sum().backward();
       EXPECT_EQ(close(model->left->weight.grad(), before, kExact), "");
@@ -260,7 +250,7 @@ TEST(DistributedDataParallel, StaticGraphNeedsNoCollectiveForUnusedParameters) {
   });
 }
 
-// A function whose backward runs a backward: parameters get a part of their gradient inside of it.
+// A function whose backward runs another backward, which computes a part of the gradients.
 struct Nested : torch::autograd::Function<Nested> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x, nn::Linear* layer) {
     context->save_for_backward({x});
@@ -287,7 +277,7 @@ struct NestedTwiceImpl : torch::nn::Cloneable<NestedTwiceImpl> {
 };
 TESSERA_MODULE(NestedTwice);
 
-TEST(DistributedDataParallel, StaticGraphAllowsABackwardInsideOfTheBackward) {
+TEST(DistributedDataParallel, StaticGraphAllowsNestedBackward) {
   torch::manual_seed(3);
   const NestedTwice start;
   const auto data = batches(2);
@@ -318,7 +308,7 @@ struct WithBuffersImpl : torch::nn::Cloneable<WithBuffersImpl> {
 };
 TESSERA_MODULE(WithBuffers);
 
-TEST(DistributedDataParallel, BuffersAreTheFirstRanks) {
+TEST(DistributedDataParallel, BuffersAreBroadcastFromRank0) {
   const WithBuffers start;
   const auto data = batches(2);
   for (const bool broadcast : {true, false})
@@ -326,14 +316,14 @@ TEST(DistributedDataParallel, BuffersAreTheFirstRanks) {
       auto model = clone(start), plain = clone(start);
       if (me.rank == 1) model->norm->running_mean.fill_(9);
       DistributedDataParallel ddp(model, {.broadcast_buffers = broadcast});
-      EXPECT_EQ(close(model->norm->running_mean, torch::zeros(10), kExact), "");  // at construction, either way
+      EXPECT_EQ(close(model->norm->running_mean, torch::zeros(10), kExact), "");  // at construction, in both cases
       ddp(data[static_cast<size_t>(me.rank)]).sum().backward();
       plain(data[0]);
       CommDebugMode comm;
       const torch::NoGradGuard no_grad;
       ddp->eval();
       ddp(data[0]);
-      EXPECT_EQ(count(comm, Kind::Broadcast), broadcast ? 2 : 0);  // floats, and the counter of batches
+      EXPECT_EQ(count(comm, CommKind::Broadcast), broadcast ? 2 : 0);  // floats, and num_batches_tracked
       const bool equal = close(model->norm->running_mean, plain->norm->running_mean, kExact).empty();
       EXPECT_EQ(equal, broadcast || me.rank == 0);
     });
@@ -351,7 +341,7 @@ struct MixedImpl : torch::nn::Cloneable<MixedImpl> {
 };
 TESSERA_MODULE(Mixed);
 
-TEST(DistributedDataParallel, DtypesTravelApart) {
+TEST(DistributedDataParallel, EachDtypeHasItsOwnBuckets) {
   torch::manual_seed(3);
   const Mixed start;
   const auto data = batches(2);
@@ -370,7 +360,7 @@ TEST(DistributedDataParallel, DtypesTravelApart) {
   });
 }
 
-TEST(DistributedDataParallel, ParametersAreFrozenAndUnfrozen) {
+TEST(DistributedDataParallel, ParametersMayBeFrozenAndUnfrozen) {
   const MLP start(models::mlp_module());
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
@@ -418,7 +408,7 @@ TEST(DistributedDataParallel, TiedParametersAreReducedOnce) {
   });
 }
 
-TEST(DistributedDataParallel, TwoInOneProcess) {
+TEST(DistributedDataParallel, TwoModelsInOneProcess) {
   const MLP start(models::mlp_module());
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
@@ -434,6 +424,19 @@ TEST(DistributedDataParallel, TwoInOneProcess) {
   });
 }
 
+TEST(DistributedDataParallel, TakesAC10dProcessGroup) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto plain = clone(start), model = clone(start);
+    DistributedDataParallel ddp(model, {.process_group = me.group()->process_group()});
+    EXPECT_EQ(ddp->replica().group()->ranks(), me.group()->ranks());
+    ddp(data[static_cast<size_t>(me.rank)]).pow(2).mean().backward();
+    accumulate_means(plain, data, square_loss);
+    EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain), kExact), "");
+  });
+}
+
 struct CheckpointedImpl : torch::nn::Cloneable<CheckpointedImpl> {
   MLP inner{nullptr};
   CheckpointedImpl() { reset(); }
@@ -444,7 +447,7 @@ struct CheckpointedImpl : torch::nn::Cloneable<CheckpointedImpl> {
 };
 TESSERA_MODULE(Checkpointed);
 
-TEST(DistributedDataParallel, CheckpointsInsideAndAround) {
+TEST(DistributedDataParallel, ActivationCheckpointingInsideAndAround) {
   const MLP start(models::mlp_module());
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
@@ -466,7 +469,7 @@ TEST(DistributedDataParallel, CheckpointsInsideAndAround) {
   });
 }
 
-// Any signature, and modules without a holder of ours.
+// Any signature of forward, and modules without a Tessera holder.
 struct Outputs {
   at::Tensor a;
   std::vector<at::Tensor> more;
@@ -481,7 +484,7 @@ struct FreeImpl : torch::nn::Module {
   }
 };
 
-TEST(DistributedDataParallel, TakesWhatTheModuleTakes) {
+TEST(DistributedDataParallel, ForwardTakesTheArgumentsOfTheModule) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     auto module = std::make_shared<FreeImpl>();
@@ -494,8 +497,8 @@ TEST(DistributedDataParallel, TakesWhatTheModuleTakes) {
   });
 }
 
-// A backward is registered ops and nothing else: recorded and replayed, it gives the same gradients.
-TEST(DistributedDataParallel, ATracerSeesAllOfIt) {
+// Backward consists of registered ops only: recorded and replayed, it computes the same gradients.
+TEST(DistributedDataParallel, BackwardCanBeTracedAndReplayed) {
   const MLP start(models::mlp_module());
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {

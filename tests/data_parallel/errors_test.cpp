@@ -1,4 +1,4 @@
-// What data parallelism refuses: each error names the rank and the parameter, before a wrong number can be used.
+// Errors of data parallelism: each names the rank and the parameter, before a wrong value can be used.
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/pre_dp_module_transform.h"
 #include "tessera/data_parallel/replicate.h"
@@ -8,19 +8,15 @@
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tests/data_parallel/batches.h"
+#include "tests/fixtures/data_parallel.h"
 
 #include <gtest/gtest.h>
 
 namespace tessera {
 namespace {
 
-using data_parallel::batches;
-using data_parallel::gradients_of;
-using models::MLP;
+using namespace fixtures;
 using testing::message_of;
-using testing::Rank;
-using testing::run_ranks;
 
 MLP mlp(int64_t width = 16) {
   return MLP(models::MLPConfig{.layers = {{"net1", 10, width}, {"net2", width, 10}}, .seed = 5});
@@ -31,7 +27,7 @@ TEST(DataParallelErrors, ParametersDifferAcrossRanks) {
     auto model = mlp(me.rank == 2 ? 8 : 16);
     const auto said = message_of<UsageError>([&] { DistributedDataParallel ddp(model); });
     EXPECT_SAYS(said, "Rank 2 has 'net1.weight Float[8, 10]' where the first rank has 'net1.weight Float[16, 10]'");
-    EXPECT_EQ(model->layers[0]->weight.size(0), me.rank == 2 ? 8 : 16);  // nothing was sent
+    EXPECT_EQ(model->layers[0]->weight.size(0), me.rank == 2 ? 8 : 16);  // nothing was broadcast
   });
 }
 
@@ -75,26 +71,26 @@ TEST(DataParallelErrors, WrongOptions) {
   });
 }
 
-TEST(DataParallelErrors, ParametersOfTheSameAxis) {
+TEST(DataParallelErrors, ParametersDistributedOverTheSameAxis) {
   run_ranks(2, [](Rank& me) {
     auto model = mlp();
     const auto mesh = me.mesh("dp=2");
     distribute_module(*model, mesh);
     EXPECT_EQ(pre_dp_module_transform(*model).size(), 4u);
     EXPECT_ERROR(UsageError, DistributedDataParallel(model, {.device_mesh = mesh}), "net1.weight", "rank ",
-                 "over which gradients are to be averaged");
+                 "over which gradients are averaged");
   });
 }
 
-TEST(DataParallelErrors, ASecondHook) {
+TEST(DataParallelErrors, SecondCommHook) {
   run_ranks(2, [](Rank&) {
     auto model = mlp(), other = mlp();
     DistributedDataParallel ddp(model);
     ddp->register_comm_hook(nullptr, allreduce_hook);
-    EXPECT_ERROR(UsageError, ddp->register_comm_hook(nullptr, allreduce_hook), "a second comm hook");
-    auto replicated = replicate(other);
-    replicated.register_comm_hook(nullptr, allreduce_hook);
-    EXPECT_ERROR(UsageError, replicated.register_comm_hook(nullptr, allreduce_hook), "a second comm hook");
+    EXPECT_ERROR(UsageError, ddp->register_comm_hook(nullptr, allreduce_hook), "a comm hook is registered already");
+    auto handle = replicated(replicate(other));
+    handle.register_comm_hook(nullptr, allreduce_hook);
+    EXPECT_ERROR(UsageError, handle.register_comm_hook(nullptr, allreduce_hook), "a comm hook is registered already");
   });
 }
 
@@ -122,19 +118,19 @@ TEST(DataParallelErrors, UnusedParameters) {
     EXPECT_ERROR(UsageError, ddp(batch, 0).sum().backward(), "parameters maybe.weight, maybe.bias got no gradient",
                  me.rank == 0 ? "backward pass 1 of rank 0" : "backward pass 1 of rank 1", "find_unused_parameters");
     ddp->zero_grad();
-    ddp(batch, 1).sum().backward();  // it goes on
+    ddp(batch, 1).sum().backward();  // training can continue
     EXPECT_EQ(testing::close(model->maybe->bias.grad(), torch::full({10}, 4.0)), "");
     EXPECT_ERROR(UsageError, ddp(batch, 0).sum().backward(), "maybe.weight");
     EXPECT_ERROR(UsageError, ddp(batch, 0).sum().backward(), "maybe.weight");
   });
 }
 
-// What a failed pass has posted is taken from the wire, all of it: the next one is right, and nothing is left pending.
+// After a failed pass all its collectives are waited for: the next pass is correct, and nothing stays in flight.
 TEST(DataParallelErrors, AFailedPassLeavesNothingBehind) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     models::MLP model(models::MLPConfig{.layers = {{"a", 10, 10}, {"b", 10, 10}, {"c", 10, 10}}, .seed = 5});
-    DistributedDataParallel ddp(model, {.bucket_cap_mb = 1.0 / (1 << 20)});  // a bucket a parameter
+    DistributedDataParallel ddp(model, {.bucket_cap_mb = 1.0 / (1 << 20)});  // one bucket per parameter
     const auto& batch = data[static_cast<size_t>(me.rank)];
     for (int i = 0; i < 2; i++) ddp(batch).sum().backward();
     ddp->zero_grad();
@@ -148,7 +144,7 @@ TEST(DataParallelErrors, AFailedPassLeavesNothingBehind) {
   });
 }
 
-TEST(DataParallelErrors, AnotherGraphUnderStaticGraph) {
+TEST(DataParallelErrors, GraphChangesUnderStaticGraph) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     const auto& batch = data[static_cast<size_t>(me.rank)];
@@ -181,7 +177,7 @@ struct TwiceImpl : torch::nn::Cloneable<TwiceImpl> {
 };
 TESSERA_MODULE(Twice);
 
-// A hook of the output runs a backward of its own, inside of the backward.
+// A hook on the output runs a nested backward.
 at::Tensor with_inner_backward(at::Tensor y, Twice& model, const at::Tensor& batch) {
   y.register_hook([&](const at::Tensor&) {
     const at::AutoGradMode on(true);
@@ -190,12 +186,12 @@ at::Tensor with_inner_backward(at::Tensor y, Twice& model, const at::Tensor& bat
   return y.sum();
 }
 
-TEST(DataParallelErrors, AGradientThatComesTwice) {
+TEST(DataParallelErrors, GradientThatIsAccumulatedTwice) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     Twice model, fixed, plain;
     const auto& batch = data[static_cast<size_t>(me.rank)];
-    DistributedDataParallel ddp(model);  // both are whole: each is reduced, with what the other left
+    DistributedDataParallel ddp(model);  // both backwards are complete: each reduces the accumulated gradients
     with_inner_backward(ddp(batch), model, batch).backward();
     for (const auto& x : data) plain(x).sum().backward();
     EXPECT_EQ(testing::close(model->layer->weight.grad(), plain->layer->weight.grad()), "");
@@ -207,7 +203,7 @@ TEST(DataParallelErrors, AGradientThatComesTwice) {
   });
 }
 
-TEST(DataParallelErrors, SyncOnOneRankOnly) {
+TEST(DataParallelErrors, SynchronizationOnOneRankOnly) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     auto model = mlp();
@@ -258,13 +254,13 @@ TEST(DataParallelErrors, SparseGradients) {
   });
 }
 
-TEST(DataParallelErrors, AHookThatReturnsTooLittle) {
+TEST(DataParallelErrors, CommHookThatReturnsTooFewValues) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank&) {
     auto model = mlp();
     DistributedDataParallel ddp(model);
     ddp->register_comm_hook(3, [](int, GradBucket& bucket) { return bucket.buffer().narrow(0, 0, 3); });
-    EXPECT_ERROR(UsageError, ddp(data[0]).sum().backward(), "the comm hook gave 3 values for bucket 0");
+    EXPECT_ERROR(UsageError, ddp(data[0]).sum().backward(), "the comm hook returned 3 values for bucket 0");
   });
 }
 

@@ -1,29 +1,20 @@
 #include "tessera/data_parallel/replicate.h"
 
-#include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/optim/adam.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tests/data_parallel/batches.h"
+#include "tessera/tracing/detail/compiling_scope.h"
+#include "tests/fixtures/data_parallel.h"
 
 #include <gtest/gtest.h>
 
 namespace tessera {
 namespace {
 
-using comm::Kind;
-using data_parallel::accumulate_means;
-using data_parallel::batches;
-using data_parallel::gradients_of;
-using data_parallel::kExact;
-using data_parallel::square_loss;
-using data_parallel::values_of;
-using models::MLP;
-using testing::close;
-using testing::Rank;
-using testing::run_ranks;
+using namespace fixtures;
+using comm::CommKind;
 
 TEST(Replicate, InPlaceAndLazy) {
   const MLP start(models::mlp_module());
@@ -32,13 +23,13 @@ TEST(Replicate, InPlaceAndLazy) {
     auto plain = clone(start), model = clone(start);
     if (me.rank == 1) model->layers[0]->bias.data().fill_(3);
     CommDebugMode comm;
-    auto handle = replicate(model);
+    auto handle = replicated(replicate(model));
     EXPECT_EQ(handle.replica(), nullptr);
-    EXPECT_EQ(comm.get_total_counts(), 0);  // nothing yet
+    EXPECT_EQ(comm.get_total_counts(), 0);  // the setup runs in the first forward
     EXPECT_EQ(model->named_parameters().keys()[0], "net1.weight");
     model(data[static_cast<size_t>(me.rank)]).pow(2).mean().backward();
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::Broadcast, comm::Family::C10d), 1);
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::Broadcast, comm::Family::C10d), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d), 1);
     EXPECT_EQ(comm.get_total_counts(), 2);
     ASSERT_NE(replicated(*model).replica(), nullptr);
     accumulate_means(plain, data, square_loss);
@@ -48,8 +39,19 @@ TEST(Replicate, InPlaceAndLazy) {
   });
 }
 
-// The eager half of PyTorch's test of replicate with a compiler: two iterations of Adam, with and without a
-// synchronisation in the first, beside plain training. Two buckets more from the second on.
+TEST(Replicate, ReturnsItsArgument) {
+  run_ranks(2, [&](Rank&) {
+    MLP model(models::mlp_module());
+    EXPECT_EQ(&replicate(model), &model);
+    MLP other(models::mlp_module());
+    Module& module = *other;
+    EXPECT_EQ(&replicate(module), &module);
+    EXPECT_EQ(replicated(other).replica(), nullptr);
+  });
+}
+
+// The eager half of PyTorch's test of replicate with a compiler: two iterations of Adam, with and without
+// synchronization in the first, compared with plain training. From the second iteration on there are two more buckets.
 TEST(Replicate, TrainsLikeThePlainModule) {
   const MLP start(models::four_linears(64));
   std::vector<Tensors> steps;
@@ -57,7 +59,7 @@ TEST(Replicate, TrainsLikeThePlainModule) {
   for (const bool no_sync : {false, true})
     run_ranks(2, [&](Rank& me) {
       auto plain = clone(start), model = clone(start);
-      auto handle = replicate(model, {{.bucket_cap_mb = 20000.0 / (1 << 20)}});
+      auto handle = replicated(replicate(model, {{.bucket_cap_mb = 20000.0 / (1 << 20)}}));
       optim::Adam plain_opt(plain->parameters(), {}), opt(model->parameters(), {});
       for (int i = 0; i < 4; i++) {
         const auto& data = steps[static_cast<size_t>(i)];
@@ -66,7 +68,7 @@ TEST(Replicate, TrainsLikeThePlainModule) {
         CommDebugMode comm;
         model(data[static_cast<size_t>(me.rank)]).sum().backward();
         const int64_t buckets = i == 0 || (no_sync && i == 1) ? 1 : 2;
-        EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), sync ? buckets : 0) << i;
+        EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d), sync ? buckets : 0) << i;
         for (const auto& batch : data) (plain(batch).sum() * 0.5).backward();
         if (!sync) continue;
         EXPECT_EQ(close(gradients_of(*model), gradients_of(*plain)), "") << i;
@@ -79,7 +81,7 @@ TEST(Replicate, TrainsLikeThePlainModule) {
     });
 }
 
-TEST(Replicate, IgnoredModulesStayAsTheyAre) {
+TEST(Replicate, IgnoredModulesAreNotAveraged) {
   const models::MLPStacked start;
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
@@ -88,7 +90,7 @@ TEST(Replicate, IgnoredModulesStayAsTheyAre) {
     replicate(model, {{}, {ignored.get()}});
     const auto& batch = data[static_cast<size_t>(me.rank)];
     model(batch).sum().backward();
-    plain(batch).sum().backward();  // this rank's own
+    plain(batch).sum().backward();  // local gradients
     EXPECT_EQ(close(get_parameter(*model, "layers.1.net1.weight").grad(),
                     get_parameter(*plain, "layers.1.net1.weight").grad(), kExact),
               "");
@@ -98,13 +100,13 @@ TEST(Replicate, IgnoredModulesStayAsTheyAre) {
   });
 }
 
-TEST(Replicate, HooksAreKeptUntilTheFirstForward) {
+TEST(Replicate, CommHooksAreAppliedInTheFirstForward) {
   const MLP start(models::mlp_module());
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     auto model = clone(start);
     int called = 0;
-    replicate(model).register_comm_hook(&called, [](int* n, GradBucket& bucket) {
+    replicated(replicate(model)).register_comm_hook(&called, [](int* n, GradBucket& bucket) {
       ++*n;
       return allreduce_hook(nullptr, bucket);
     });
@@ -114,8 +116,8 @@ TEST(Replicate, HooksAreKeptUntilTheFirstForward) {
   });
 }
 
-// One collective a parameter, for a compiler to group.
-TEST(ReducerMode, OneCollectiveAParameter) {
+// One all-reduce per parameter, which a compiler can group.
+TEST(ReducerMode, OneAllReducePerParameter) {
   const MLP start(models::mlp_module());
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
@@ -134,8 +136,8 @@ TEST(ReducerMode, OneCollectiveAParameter) {
     const auto run = [&](MLP& model, int64_t functional, int64_t c10d) {
       CommDebugMode comm;
       model(batch).pow(2).mean().backward();
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce), functional);
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), c10d);
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce), functional);
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d), c10d);
       EXPECT_EQ(close(gradients_of(*model), gradients_of(*plain), kExact), "");
     };
     run(always, 4, 0);
@@ -145,7 +147,7 @@ TEST(ReducerMode, OneCollectiveAParameter) {
     }
     run(eager, 0, 1);
     eager->zero_grad();
-    const CompilingScope compiling;  // too late: an eager forward came first
+    const CompilingScope compiling;  // no effect: the first forward was eager
     run(eager, 0, 1);
   });
 }
@@ -156,11 +158,11 @@ TEST(ReducerMode, HooksAndSync) {
   run_ranks(2, [&](Rank& me) {
     const ReducerModeScope mode(ReducerMode::PerParameterAlways);
     auto plain = clone(start), model = clone(start);
-    auto handle = replicate(model);
+    auto handle = replicated(replicate(model));
     handle.register_comm_hook(nullptr, bf16_compress_hook);
     handle.set_requires_gradient_sync(false);
     const auto& batch = data[static_cast<size_t>(me.rank)];
-    auto loss = model(batch).pow(2).mean();  // the first forward makes the ranks equal
+    auto loss = model(batch).pow(2).mean();  // the first forward broadcasts the parameters
     CommDebugMode comm;
     loss.backward();
     EXPECT_EQ(comm.get_total_counts(), 0);

@@ -1,5 +1,5 @@
-// Nothing grows while data parallelism trains: memory, the store, results that nobody waited for, decisions about
-// distributed tensors. The long form (make soak) takes 10,000 steps, the short one 500.
+// Nothing grows during data parallel training: memory, keys in the store, pending results, cached sharding decisions.
+// The long form (make soak) runs 10,000 steps, the short one 500.
 #include "tessera/testing/detail/soak.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/models/mlp.h"
@@ -18,7 +18,7 @@ namespace {
 
 using testing::Rank;
 
-// One DDP in training; every third pass is not reduced.
+// Trains one DDP model. Every third pass is not reduced.
 class Trainee {
  public:
   Trainee(models::MLP model, const DDPOptions& options) : ddp_(model, options), optimizer_(model->parameters()) {}
@@ -74,7 +74,7 @@ TEST(Soak, DistributedDataParallel) {
     };
     train(0.2);  // fills caches
     train(0.4);
-    // Both ranks share a store and a heap: neither goes on before the other has looked.
+    // Both ranks share a store and a heap: each waits until the other has measured.
     me.group()->barrier().wait();
     const auto before = sizes();
     const auto bytes = testing::resident_bytes();

@@ -1,5 +1,5 @@
-// Batch norm over the ranks of a group against plain batch norm on the whole batch: outputs, gradients, running
-// statistics, what is sent, errors.
+// Compares batch norm over the ranks of a group with plain batch norm on the global batch: outputs, gradients, running
+// statistics, communication, errors.
 #include "tessera/data_parallel/sync_batch_norm.h"
 
 #include "tessera/base/error.h"
@@ -23,16 +23,16 @@ using testing::Rank;
 using testing::run_ranks;
 using torch::nn::BatchNormOptions;
 
-// How many samples each rank has of the batch.
+// The number of samples of each rank.
 using Parts = std::vector<int64_t>;
 const std::vector<Parts> kParts = {{6}, {3, 3}, {1, 5}, {4, 0}, {2, 2, 2, 2}, {0, 3, 1, 2}};
 
 torch::Tensor numbers(std::vector<int64_t> shape, double shift) {
   return torch::sin(torch::arange(c10::multiply_integers(shape), torch::kFloat) * 1.7 + shift).view(shape) * 2 + 0.5;
 }
-torch::Tensor part_of(const torch::Tensor& whole, const Parts& parts, int64_t rank) {
-  return whole.narrow(0, std::accumulate(parts.begin(), parts.begin() + rank, int64_t{0}),
-                      parts[static_cast<size_t>(rank)]);
+torch::Tensor local_part(const torch::Tensor& global, const Parts& parts, int64_t rank) {
+  return global.narrow(0, std::accumulate(parts.begin(), parts.begin() + rank, int64_t{0}),
+                       parts[static_cast<size_t>(rank)]);
 }
 torch::Tensor sum_over_ranks(const torch::Tensor& t, const comm::Group& group) {
   auto sum = t.clone();
@@ -48,65 +48,66 @@ void expect_close(const torch::Tensor& got, const torch::Tensor& want, const std
   EXPECT_TRUE(torch::allclose(got, want, tolerance, tolerance)) << what << "\n" << got << "\n" << want;
 }
 
-// Both run `steps` steps; `whole` on the whole batch, `ours` on this rank's part of it. Gradients of what is learned
-// are shares: their sum over ranks is compared.
-template <class Ours, class Whole>
-void expect_same_training(const Rank& me, const Parts& parts, std::vector<int64_t> shape, Ours ours, Whole whole,
+// Trains `plain` on the global batch and `ours` on this rank's local batch. Gradients of weight and bias are local:
+// their sum over ranks is compared.
+template <class Ours, class Plain>
+void expect_same_training(const Rank& me, const Parts& parts, std::vector<int64_t> shape, Ours ours, Plain plain,
                           torch::ScalarType dtype, const std::string& what) {
   shape[0] = std::accumulate(parts.begin(), parts.end(), int64_t{0});
   torch::NoGradGuard no_grad;
-  for (auto* t : {&ours->weight, &whole->weight})
+  for (auto* t : {&ours->weight, &plain->weight})
     if (t->defined()) t->copy_(numbers({shape[1]}, 3));
-  for (auto* t : {&ours->bias, &whole->bias})
+  for (auto* t : {&ours->bias, &plain->bias})
     if (t->defined()) t->copy_(numbers({shape[1]}, 5));
   torch::AutoGradMode grad(true);
   for (int step = 0; step < 3; step++) {
-    const auto x_whole = numbers(shape, step).to(dtype).requires_grad_();
-    const auto dy_whole = numbers(shape, step + 0.5).to(dtype);
-    const auto x = part_of(x_whole.detach(), parts, me.rank).clone().requires_grad_();
-    ours->zero_grad(), whole->zero_grad();
-    const auto y_whole = whole->forward(x_whole);
-    y_whole.backward(dy_whole);
+    const auto x_global = numbers(shape, step).to(dtype).requires_grad_();
+    const auto dy_global = numbers(shape, step + 0.5).to(dtype);
+    const auto x = local_part(x_global.detach(), parts, me.rank).clone().requires_grad_();
+    ours->zero_grad(), plain->zero_grad();
+    const auto y_global = plain->forward(x_global);
+    y_global.backward(dy_global);
 
     CommDebugMode mode;
     const auto y = ours->forward(x);
-    EXPECT_EQ(mode.get_comm_counts().of(comm::Kind::AllGatherIntoTensor), me.size() > 1) << what << mode.debug_string();
-    y.backward(part_of(dy_whole, parts, me.rank));
-    EXPECT_EQ(mode.get_comm_counts().of(comm::Kind::AllReduce), me.size() > 1) << what;
+    EXPECT_EQ(mode.get_comm_counts().of(comm::CommKind::AllGatherIntoTensor), me.size() > 1)
+        << what << mode.debug_string();
+    y.backward(local_part(dy_global, parts, me.rank));
+    EXPECT_EQ(mode.get_comm_counts().of(comm::CommKind::AllReduce), me.size() > 1) << what;
     EXPECT_EQ(mode.get_total_counts(), me.size() > 1 ? 2 : 0) << what;
     mode.exit();
 
-    expect_close(y, part_of(y_whole, parts, me.rank), what + " y");
-    expect_close(x.grad(), part_of(x_whole.grad(), parts, me.rank), what + " dx");
-    if (whole->weight.defined()) {
-      expect_close(sum_over_ranks(ours->weight.grad(), me.group()), whole->weight.grad(), what + " dw");
-      expect_close(sum_over_ranks(ours->bias.grad(), me.group()), whole->bias.grad(), what + " db");
+    expect_close(y, local_part(y_global, parts, me.rank), what + " y");
+    expect_close(x.grad(), local_part(x_global.grad(), parts, me.rank), what + " dx");
+    if (plain->weight.defined()) {
+      expect_close(sum_over_ranks(ours->weight.grad(), me.group()), plain->weight.grad(), what + " dw");
+      expect_close(sum_over_ranks(ours->bias.grad(), me.group()), plain->bias.grad(), what + " db");
     }
-    expect_close(ours->running_mean, whole->running_mean, what + " running_mean");
-    expect_close(ours->running_var, whole->running_var, what + " running_var");
-    expect_close(ours->num_batches_tracked, whole->num_batches_tracked, what + " num_batches_tracked");
+    expect_close(ours->running_mean, plain->running_mean, what + " running_mean");
+    expect_close(ours->running_var, plain->running_var, what + " running_var");
+    expect_close(ours->num_batches_tracked, plain->num_batches_tracked, what + " num_batches_tracked");
   }
-  ours->eval(), whole->eval();
+  ours->eval(), plain->eval();
   const auto x = numbers(shape, 9).to(dtype);
-  if (whole->running_mean.defined()) {
+  if (plain->running_mean.defined()) {
     CommDebugMode mode;
-    expect_close(ours->forward(x), whole->forward(x), what + " eval");
+    expect_close(ours->forward(x), plain->forward(x), what + " eval");
     EXPECT_EQ(mode.get_total_counts(), 0) << what;
   }
 }
 
-template <class Ours, class Whole>
+template <class Ours, class Plain>
 void expect_same_training(const std::vector<int64_t>& shape, const BatchNormOptions& options, const char* what,
                           torch::ScalarType dtype = torch::kFloat) {
   for (const auto& parts : kParts)
     run_ranks(static_cast<int64_t>(parts.size()), [&](Rank& me) {
       Ours ours(options);
       convert_sync_batchnorm(*ours);
-      expect_same_training(me, parts, shape, ours, Whole(options), dtype, c10::str(what, " ", parts));
+      expect_same_training(me, parts, shape, ours, Plain(options), dtype, c10::str(what, " ", parts));
     });
 }
 
-TEST(SyncBatchNorm, IsBatchNormOfTheWholeBatch) {
+TEST(SyncBatchNorm, IsBatchNormOfTheGlobalBatch) {
   const BatchNormOptions three(3);
   expect_same_training<nn::BatchNorm1d, torch::nn::BatchNorm1d>({0, 3}, three, "1d");
   expect_same_training<nn::BatchNorm1d, torch::nn::BatchNorm1d>({0, 3, 5}, three, "1d of sequences");
@@ -114,7 +115,7 @@ TEST(SyncBatchNorm, IsBatchNormOfTheWholeBatch) {
   expect_same_training<nn::BatchNorm3d, torch::nn::BatchNorm3d>({0, 3, 2, 2, 3}, three, "3d");
 }
 
-TEST(SyncBatchNorm, TakesEveryOptionOfTheModule) {
+TEST(SyncBatchNorm, SupportsAllOptionsOfTheModule) {
   const BatchNormOptions three(3);
   const std::pair<const char*, BatchNormOptions> kOptions[] = {
       {"momentum", BatchNormOptions(3).momentum(0.3).eps(0.1)},
@@ -128,7 +129,7 @@ TEST(SyncBatchNorm, TakesEveryOptionOfTheModule) {
   expect_same_training<nn::BatchNorm2d, torch::nn::BatchNorm2d>({0, 3, 2, 2}, three, "bfloat16", torch::kBFloat16);
 }
 
-TEST(SyncBatchNorm, AsAModuleOfItsOwn) {
+TEST(SyncBatchNorm, AsASeparateModule) {
   run_ranks(2, [](Rank& me) {
     const BatchNormOptions options(3);
     expect_same_training(me, {1, 4}, {0, 3, 2, 2}, nn::SyncBatchNorm(options), torch::nn::BatchNorm2d(options),
@@ -140,23 +141,23 @@ TEST(SyncBatchNorm, AsAModuleOfItsOwn) {
   });
 }
 
-// Means far from zero and far from each other: the sum of squares minus the square of the sum would be all rounding.
-TEST(SyncBatchNorm, LargeMeansDoNotSwampTheVariance) {
+// Means are far from zero and from each other: the sum of squares minus the square of the sum would be rounding error.
+TEST(SyncBatchNorm, LargeMeansDoNotSpoilTheVariance) {
   run_ranks(2, [](Rank& me) {
     nn::BatchNorm1d norm(BatchNormOptions(1).momentum(1.0));
     convert_sync_batchnorm(*norm);
-    const auto whole = (numbers({8, 1}, 0) * 0.01 + torch::tensor({4096., 4097.}).repeat_interleave(4).view({8, 1}));
-    norm(part_of(whole.to(torch::kFloat), {4, 4}, me.rank));
-    const auto want = whole.to(torch::kFloat).to(torch::kDouble).var().item<double>();
-    EXPECT_NEAR(norm->running_var.item<double>(), want, 1e-3 * want);  // a float holds 4096 to 1e-4
+    const auto global = (numbers({8, 1}, 0) * 0.01 + torch::tensor({4096., 4097.}).repeat_interleave(4).view({8, 1}));
+    norm(local_part(global.to(torch::kFloat), {4, 4}, me.rank));
+    const auto want = global.to(torch::kFloat).to(torch::kDouble).var().item<double>();
+    EXPECT_NEAR(norm->running_var.item<double>(), want, 1e-3 * want);  // a float represents 4096 to within 1e-4
   });
 }
 
-// Layers of a model, its groups, copies of it, and the input that needs no gradient.
+// Converts layers with and without a holder; clones; an input that needs no gradient.
 TEST(SyncBatchNorm, ConvertsAModelInPlace) {
   run_ranks(4, [](Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
-    nn::Sequential model(nn::Linear(3, 4), nn::BatchNorm1d(4), torch::nn::BatchNorm1d(4));  // one without our holder
+    nn::Sequential model(nn::Linear(3, 4), nn::BatchNorm1d(4), torch::nn::BatchNorm1d(4));  // last: no holder
     const auto weight = model->ptr(2)->named_parameters()["weight"];
     convert_sync_batchnorm(*model, mesh["dp"]);
     convert_sync_batchnorm(*model, mesh["dp"]);  // changes nothing
@@ -173,14 +174,14 @@ TEST(SyncBatchNorm, ConvertsAModelInPlace) {
     CommDebugMode mode;
     nn::BatchNorm1d first(4);
     convert_sync_batchnorm(*first, mesh["dp"]);
-    first(numbers({2, 4}, 0)).sum().backward();  // weight and bias alone: this rank's share is all they get
+    first(numbers({2, 4}, 0)).sum().backward();  // only weight and bias: their gradients are local
     EXPECT_EQ(mode.get_total_counts(), 1);
     EXPECT_ERROR(UsageError, convert_sync_batchnorm(*model), "batch norm '1'", "group 'dp'", "asked for 'world'");
     EXPECT_ERROR(UsageError, convert_sync_batchnorm(*model, mesh), "say which of its 2 axes");
   });
 }
 
-TEST(SyncBatchNorm, NothingIsReadOnTheHost) {
+TEST(SyncBatchNorm, DoesNotCopyToTheHost) {
   run_ranks(2, [](Rank&) {
     nn::BatchNorm1d norm(BatchNormOptions(3).momentum(std::nullopt));
     convert_sync_batchnorm(*norm);
@@ -192,7 +193,7 @@ TEST(SyncBatchNorm, NothingIsReadOnTheHost) {
   });
 }
 
-TEST(SyncBatchNorm, AnEmptyBatchIsWhatItIsForPlainBatchNorm) {
+TEST(SyncBatchNorm, AnEmptyBatchBehavesAsInPlainBatchNorm) {
   run_ranks(2, [](Rank&) {
     nn::BatchNorm1d norm(3), plain(3);
     convert_sync_batchnorm(*norm);
@@ -216,12 +217,12 @@ TEST(SyncBatchNorm, Errors) {
   run_ranks(2, [](Rank& me) {
     nn::BatchNorm1d norm(3);
     convert_sync_batchnorm(*norm);
-    // One value a channel on one rank, none on the other: both say so, and nothing has changed.
+    // One value per channel on one rank, none on the other: both throw, and nothing changes.
     EXPECT_ERROR(UsageError, norm(torch::ones({me.rank, 3})), "expected more than 1 value per channel", "group 'world'",
                  me.rank == 0 ? "[0, 3]" : "[1, 3]");
     EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 0);
     EXPECT_TRUE(torch::equal(norm->running_var, torch::ones(3)));
-    norm(torch::ones({1, 3}));  // one on each is enough
+    norm(torch::ones({1, 3}));  // one value on each rank is enough
     EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 1);
 
     EXPECT_ERROR(UsageError, norm(torch::ones({2, 4})), "[2, 4]", "(N, 3, ...)");

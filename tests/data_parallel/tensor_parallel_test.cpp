@@ -1,5 +1,5 @@
-// Data parallel times tensor parallel on 2 x 2: parameters and gradients are distributed tensors before and after, and
-// equal to what one rank computes from the whole batch.
+// Data and tensor parallelism on a 2 x 2 mesh: parameters and gradients are DTensors before and after, and equal to
+// what one rank computes from the global batch.
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/replicate.h"
 #include "tessera/debug/comm_debug_mode.h"
@@ -8,57 +8,48 @@
 #include "tessera/models/llama.h"
 #include "tessera/models/loss.h"
 #include "tessera/models/plans.h"
-#include "tessera/state/load_state_dict.h"
-#include "tessera/state/optimizer_state.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/state/load_state_dict.h"
+#include "tessera/state/optimizer_state.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/ranks.h"
-#include "tests/data_parallel/batches.h"
+#include "tests/fixtures/data_parallel.h"
+#include "tests/fixtures/full_tensor.h"
+#include "tests/fixtures/transformers.h"
 
 #include <gtest/gtest.h>
 
 namespace tessera {
 namespace {
 
-using comm::Kind;
-using testing::close;
-using testing::Rank;
-using testing::run_ranks;
+using namespace fixtures;
+using comm::CommKind;
 
 constexpr testing::Tolerance kLoose{1e-4, 1e-5};
-const models::GPT2Config kGpt{.vocab_size = 13, .max_seq_len = 8, .n_layer = 2, .n_head = 4, .n_embd = 16};
-const models::LlamaConfig kLlama{.vocab_size = 13,
-                                 .max_seq_len = 8,
-                                 .n_layers = 2,
-                                 .n_heads = 4,
-                                 .n_kv_heads = 2,
-                                 .dim = 16,
-                                 .ffn_dim = 22,
-                                 .rope_theta = 100};
+// Local shards of odd size: 22 features over two tp ranks.
+const auto kLlama = [] {
+  auto config = kTinyLlama;
+  config.ffn_dim = 22;
+  return config;
+}();
 
-struct Batch {
-  at::Tensor tokens, targets;
-};
-Batch made_batch() {
+TokenBatch seeded_batch() {
   torch::manual_seed(8);
-  return {torch::randint(13, {4, 7}, torch::kLong), torch::randint(13, {4, 7}, torch::kLong)};
+  return random_tokens();
 }
 
 template <class Model, class Config>
 Model made(const Config& config) {
   torch::manual_seed(7);
   Model model(config);
-  const torch::NoGradGuard no_grad;
-  for (auto& p : model->parameters()) p.uniform_(-0.3, 0.3);
+  fill_uniform(*model);
   return model;
 }
 
 std::string layout(const at::Tensor& t) { return is_dtensor(t) ? c10::str(DTensor(t)) : c10::str("plain ", t.sizes()); }
-at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
-
-// Every parameter and gradient lies where it lay, under its name, and has the plain one's values.
+// Every parameter and gradient keeps its name and placements and has the plain module's values.
 void expect_equal(const Module& parallel, const Module& plain, const std::vector<std::string>& placements) {
   const auto found = parallel.named_parameters(), wanted = plain.named_parameters();
   ASSERT_EQ(found.size(), wanted.size());
@@ -67,8 +58,8 @@ void expect_equal(const Module& parallel, const Module& plain, const std::vector
     EXPECT_TRUE(found[i].key().ends_with(name)) << found[i].key();
     EXPECT_EQ(layout(found[i].value()), placements[i]) << name;
     EXPECT_EQ(layout(found[i].value().grad()), placements[i]) << name;
-    EXPECT_EQ(close(whole(found[i].value().detach()), wanted[i].value().detach(), kLoose), "") << name;
-    EXPECT_EQ(close(whole(found[i].value().grad().detach()), wanted[i].value().grad(), kLoose), "") << name << ".grad";
+    EXPECT_EQ(close(full_value(found[i].value().detach()), wanted[i].value().detach(), kLoose), "") << name;
+    EXPECT_EQ(close(full_value(found[i].value().grad()), wanted[i].value().grad(), kLoose), "") << name << ".grad";
   }
 }
 
@@ -80,7 +71,7 @@ struct How {
 template <class Model, class Config>
 void train(const Config& config, const How& how) {
   const auto start = made<Model>(config);
-  const auto batch = made_batch();
+  const auto batch = seeded_batch();
   run_ranks(4, [&](Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
     auto plain = clone(start), model = clone(start);
@@ -99,26 +90,28 @@ void train(const Config& config, const How& how) {
       auto loss = models::loss(ddp(half(batch.tokens)), half(batch.targets));
       CommDebugMode comm;
       loss.backward();
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), 1) << "over dp";
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d), 1) << "over dp";
       expect_equal(*ddp, *plain, placements);
       plain_opt.step();
       comm.reset();
       opt.step();
-      EXPECT_EQ(comm.get_total_counts(), 0) << "every gradient lies like its parameter";
+      EXPECT_EQ(comm.get_total_counts(), 0) << "every gradient has its parameter's placements";
     }
   });
 }
 
-TEST(DataAndTensorParallel, Gpt2) { train<models::GPT2>(kGpt, {.sequence_parallel = false}); }
-TEST(DataAndTensorParallel, Gpt2WithSequenceParallelism) { train<models::GPT2>(kGpt, {.sequence_parallel = true}); }
+TEST(DataAndTensorParallel, Gpt2) { train<models::GPT2>(kTinyGPT2FourHeads, {.sequence_parallel = false}); }
+TEST(DataAndTensorParallel, Gpt2WithSequenceParallelism) {
+  train<models::GPT2>(kTinyGPT2FourHeads, {.sequence_parallel = true});
+}
 TEST(DataAndTensorParallel, LlamaWithSequenceParallelismInBucketViews) {
   train<models::Llama>(kLlama, {.sequence_parallel = true, .gradient_as_bucket_view = true, .static_graph = true});
 }
 
-// seed_spec's pair of a column-wise and a row-wise layer, twice, under replicate: what the compiler's test starts from.
+// Two pairs of a column-wise and a row-wise layer under replicate, as in the test of replicate with a compiler.
 TEST(DataAndTensorParallel, Replicate) {
   const models::MLP start(models::four_linears(12));
-  const auto data = data_parallel::batches(2, {1, 12});
+  const auto data = batches(2, {1, 12});
   run_ranks(4, [&](Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
     auto plain = clone(start), model = clone(start);
@@ -132,25 +125,25 @@ TEST(DataAndTensorParallel, Replicate) {
     replicate(model, {{.device_mesh = mesh["dp"]}});
     {
       const torch::NoGradGuard no_grad;
-      model(data[0]);  // makes the ranks equal
+      model(data[0]);  // broadcasts the parameters
     }
     CommDebugMode comm;
     auto loss = model(data[static_cast<size_t>(mesh.get_local_rank("dp"))]).sum();
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce), 2);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce), 2);
     EXPECT_EQ(comm.get_total_counts(), 2);
     comm.reset();
     loss.backward();
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce), 1);  // the gradient of fc3's input, over tp
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, comm::Family::C10d), 1);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce), 1);  // the gradient of fc3's input, over tp
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce, comm::Family::C10d), 1);
     for (const auto& batch : data) (plain(batch).sum() * 0.5).backward();
     expect_equal(*model, *plain, placements);
   });
 }
 
-// Model and optimizer, saved from 2 x 2 and loaded into another one, go on alike.
-TEST(DataAndTensorParallel, SavedAndLoaded) {
+// A model and optimizer that are saved and loaded into another model continue training in the same way.
+TEST(DataAndTensorParallel, ContinuesTrainingAfterSaveAndLoad) {
   const models::MLP start(models::mlp_module());
-  const auto data = data_parallel::batches(2);
+  const auto data = batches(2);
   run_ranks(4, [&](Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
     const auto parallel = [&](const DDPOptions& options) {
@@ -179,7 +172,7 @@ TEST(DataAndTensorParallel, SavedAndLoaded) {
     }
     const auto found = second->parameters(), wanted = first->parameters();
     for (size_t i = 0; i < found.size(); i++)
-      EXPECT_EQ(close(whole(found[i].detach()), whole(wanted[i].detach()), {0, 0}), "");
+      EXPECT_EQ(close(full_value(found[i].detach()), full_value(wanted[i].detach()), {0, 0}), "");
   });
 }
 

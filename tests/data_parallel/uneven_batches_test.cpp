@@ -1,13 +1,13 @@
-// Ranks with different numbers of batches: those that have more get an error which names the one that stopped, and do
-// not wait for it until a time-out.
+// Ranks with different numbers of batches: ranks with more batches get an error that names the rank that stopped. They
+// do not wait for a time-out.
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/testing/spawn.h"
-#include "tests/data_parallel/batches.h"
+#include "tests/fixtures/data_parallel.h"
 
 namespace tessera {
 namespace {
 
-using testing::Rank;
+using namespace fixtures;
 
 constexpr int64_t kRanks = 3, kShort = 1;
 
@@ -22,12 +22,12 @@ void train(Rank& me) {
 void expect_named(const std::string& report, const std::vector<int64_t>& left_over) {
   for (const int64_t r : left_over) {
     const size_t at = report.find("backward pass 3, gradients of", report.find(c10::str("\nrank ", r)));
-    EXPECT_NE(at, std::string::npos) << "rank " << r << " got no error in the third pass:" << report;
+    EXPECT_NE(at, std::string::npos) << "rank " << r << " has no error in the third pass:" << report;
   }
   for (const char* part : {"rank 1 has left group 'world'", "rank 1 stopped after 2 backward passes"})
     EXPECT_NE(report.find(part), std::string::npos) << part << " is not in: " << report;
   for (const char* part : {"waited", "rank 0 stopped", "rank 2 stopped"})
-    EXPECT_EQ(report.find(part), std::string::npos) << "by a time-out, or a wrong rank named: " << report;
+    EXPECT_EQ(report.find(part), std::string::npos) << "a time-out, or a wrong rank: " << report;
 }
 
 TEST(UnevenBatches, Threads) {
@@ -47,7 +47,7 @@ void expect_named_by_processes(const char* backend) {
                          [](Rank& me) {
                            train(me);
                            destroy();
-                           std::_Exit(0);  // as a program that is done, without the harness's last barrier
+                           std::_Exit(0);  // exits like a finished program, without the last barrier of run_ranks
                          },
                          {.backend = backend});
   } catch (const std::exception& error) {

@@ -144,7 +144,7 @@ WrappedModel wrap(H model, const DataParallelCase& c, auto forward) {
                            .gradient_as_bucket_view = c.view,
                            .static_graph = c.static_graph};
   if (c.replicate) {
-    auto handle = replicate(model, {options});
+    auto handle = replicated(replicate(model, {options}));
     if (!c.hook.empty()) handle.register_comm_hook(nullptr, kHooks.at(c.hook));
     return {[=](const at::Tensor& x, int64_t branches) mutable { return forward(model, x, branches); },
             [=](bool sync) mutable { handle.set_requires_gradient_sync(sync); },

@@ -128,8 +128,8 @@ void integration(Rank& me, bool offload, ShardingStrategy strategy, bool use_ori
   EXPECT_TRUE(is_dtensor(tp_model->layers[0]->weight) && is_dtensor(tp_model->layers[1]->weight));
   options.device_mesh = mesh["dp"];
   FullyShardedDataParallel tp_fsdp(tp_model, options);
-  EXPECT_EQ(fsdp.flat_params()[0].numel(), 36);
-  EXPECT_EQ(tp_fsdp.flat_params()[0].numel(), 52);
+  EXPECT_EQ(fsdp->flat_params()[0].numel(), 36);
+  EXPECT_EQ(tp_fsdp->flat_params()[0].numel(), 52);
 
   const auto expected = fsdp(input);
   torch::Tensor output;
@@ -152,9 +152,9 @@ void integration(Rank& me, bool offload, ShardingStrategy strategy, bool use_ori
     EXPECT_EQ(comm.get_comm_counts().of(CommKind::ReduceScatterTensor, Family::C10d), 1);
     EXPECT_EQ(comm.get_total_counts(), 2);
   }
-  sync_tp_grads(tp_fsdp.flat_params(), tp, dp);
+  sync_tp_grads(tp_fsdp->flat_params(), tp, dp);
   EXPECT_EQ(close(flattened_grads(*tp_model, dp, tp), flattened_grads(*model, me.group(), {})), "");
-  expect_outside_of_compute(tp_model, tp_fsdp.flat_params());
+  expect_outside_of_compute(tp_model, tp_fsdp->flat_params());
 
   optim::SGD opt(fsdp->parameters(), {.lr = kLr}), tp_opt(tp_fsdp->parameters(), {.lr = kLr});
   opt.step();
@@ -208,7 +208,7 @@ TEST(TestTPFSDPIntegration, test_fsdp_tp_extension_grad) {
                      const DeviceMesh& m) { return Tensors{DTensor::from_local(in[0], m, {Shard(0)})}; },
          .output = [](Module&, const Tensors& out, const DeviceMesh&) { return Tensors{DTensor(out[0]).to_local()}; }});
     FullyShardedDataParallel fsdp(model, {.device_mesh = mesh["dp"]});
-    EXPECT_EQ(fsdp.flat_params()[0].numel(), 94);
+    EXPECT_EQ(fsdp->flat_params()[0].numel(), 94);
     torch::manual_seed(me.rank);
     const auto input = torch::rand({2, 10}, torch::requires_grad());
     CommDebugMode comm;

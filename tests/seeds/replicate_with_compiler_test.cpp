@@ -100,9 +100,9 @@ void test_compile(Rank& me, const CompileCase& c) {
   torch::manual_seed(123);
   Net start(c.checkpoint);
   auto eager = copy_of(start), replicated_net = copy_of(start), wrapped = copy_of(start);
-  auto reference = replicate(eager);
+  auto reference = replicated(replicate(eager));
   const ReducerModeScope mode(c.compile_forward ? ReducerMode::PerParameter : ReducerMode::PerParameterAlways);
-  auto replica = replicate(replicated_net);
+  auto replica = replicated(replicate(replicated_net));
   DistributedDataParallel ddp(wrapped);
   add_hook(reference, c);
   add_hook(replica, c);
@@ -175,7 +175,7 @@ std::string test_bucketing(const PassList& passes, int loop) {
   Net net;
   const auto input = torch::randn({1, kDim});
   const ReducerModeScope mode(ReducerMode::PerParameter);
-  const auto replica = replicate(net);
+  replicate(net);
   auto compiled = compile(net, {.fullgraph = false});
   std::string listing;
   for (int i = 0; i < loop; i++) {

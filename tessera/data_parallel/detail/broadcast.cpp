@@ -1,17 +1,17 @@
 #include "tessera/data_parallel/detail/broadcast.h"
 
+#include "tessera/comm/detail/flat_tensors.h"
 #include "tessera/comm/detail/inplace_ops.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/data_parallel/detail/buckets.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
 
 namespace tessera::data_parallel {
 namespace {
 
-constexpr int64_t kPiece = int64_t{250} << 20;
+constexpr int64_t kMaxBufferBytes = int64_t{250} << 20;
 
 }  // namespace
 
@@ -21,20 +21,16 @@ void broadcast_from_first(const Tensors& tensors, const comm::Group& group) {
   Tensors locals;
   std::vector<BucketItem> items;
   for (const auto& t : tensors) {
-    locals.push_back(local_value(t).detach());
+    locals.push_back(local_or_self(t).detach());
     items.push_back({static_cast<int64_t>(locals.back().nbytes()), t.scalar_type(), locals.back().device()});
   }
-  for (const auto& piece : fill_buckets(items, first_to_last(items.size()), {kPiece, kPiece})) {
-    Tensors flat;
-    for (const size_t i : piece) flat.push_back(locals[i].reshape({-1}));
-    const auto wire = at::cat(flat);
-    comm::broadcast_(wire, 0, group);
-    funcol::wait(wire, group);
-    int64_t offset = 0;
-    for (const size_t i : piece) {
-      locals[i].copy_(wire.narrow(0, offset, locals[i].numel()).view(locals[i].sizes()));
-      offset += locals[i].numel();
-    }
+  for (const auto& bucket : fill_buckets(items, first_to_last(items.size()), {kMaxBufferBytes, kMaxBufferBytes})) {
+    Tensors members;
+    for (const size_t i : bucket) members.push_back(locals[i]);
+    const auto buffer = comm::detail::flatten(members);
+    comm::broadcast_(buffer, 0, group);
+    funcol::wait(buffer, group);
+    comm::detail::unflatten_into(members, buffer);
   }
 }
 

@@ -4,8 +4,8 @@
 
 namespace tessera::data_parallel {
 
-// Gives every rank of the group the values of its first one, in place. Tensors of one dtype and device travel together,
-// in pieces of at most 250 MiB. Of distributed ones, this rank's pieces.
+// Copies the values of the group's first rank to all ranks, in place. Tensors of one dtype and device are sent in
+// shared buffers of at most 250 MiB. Of a DTensor, the local tensor is sent.
 void broadcast_from_first(const Tensors& tensors, const comm::Group& group);
 
 }  // namespace tessera::data_parallel

@@ -10,11 +10,11 @@
 namespace tessera::data_parallel {
 namespace {
 
-// What is being filled for one dtype and device.
-struct Open {
+// The bucket that is being filled for one dtype and device.
+struct OpenBucket {
   Bucket items;
   int64_t bytes = 0;
-  bool first = true;  // the first limit holds
+  bool first = true;  // limits.first applies
 };
 
 }  // namespace
@@ -22,28 +22,28 @@ struct Open {
 Buckets fill_buckets(const std::vector<BucketItem>& items, const std::vector<size_t>& order, BucketLimits limits) {
   TESSERA_CHECK(limits.first > 0 && limits.rest > 0, UsageError, "a bucket holds at least one byte; the limits are ",
                 limits.first, " and ", limits.rest);
-  Buckets full;
-  std::map<std::pair<c10::ScalarType, std::pair<c10::DeviceType, c10::DeviceIndex>>, Open> open;
-  std::vector<Open*> as_met;
+  Buckets closed;
+  std::map<std::pair<c10::ScalarType, std::pair<c10::DeviceType, c10::DeviceIndex>>, OpenBucket> open;
+  std::vector<OpenBucket*> in_order;
   for (const size_t i : order) {
     const auto& item = items.at(i);
     if (item.alone) {
-      full.push_back({i});
+      closed.push_back({i});
       continue;
     }
     const auto [at, is_new] = open.try_emplace({item.dtype, {item.device.type(), item.device.index()}});
     auto& bucket = at->second;
-    if (is_new) as_met.push_back(&bucket);
+    if (is_new) in_order.push_back(&bucket);
     bucket.items.push_back(i);
     bucket.bytes += item.bytes;
     if (bucket.bytes < (bucket.first ? limits.first : limits.rest)) continue;
-    full.push_back(std::exchange(bucket.items, {}));
+    closed.push_back(std::exchange(bucket.items, {}));
     bucket.bytes = 0;
     bucket.first = false;
   }
-  for (auto* bucket : as_met)
-    if (!bucket->items.empty()) full.push_back(std::move(bucket->items));
-  return full;
+  for (auto* bucket : in_order)
+    if (!bucket->items.empty()) closed.push_back(std::move(bucket->items));
+  return closed;
 }
 
 std::vector<size_t> first_to_last(size_t items) {

@@ -1,8 +1,8 @@
 #include "tessera/data_parallel/detail/group_batch_norm.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/libtorch_autograd_compat.h"
 #include "tessera/base/detail/module_name.h"
+#include "tessera/base/error.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/dtensor/detail/meta.h"
 
@@ -27,15 +27,15 @@
 #include <utility>
 #include <vector>
 
-// With x, y and dy of shape (N, C, ...), n values a channel on all ranks together, and for each channel mean m,
+// x, y and dy have shape (N, C, ...). All ranks together have n values per channel. For each channel: mean m,
 // variance v, r = 1 / sqrt(v + eps), xhat = (x - m) r:
 //
 //   y  = w xhat + b
 //   dw = sum dy xhat        db = sum dy                                   over this rank's values
-//   dx = w r (dy - sum dy / n - xhat sum dy xhat / n)                     over all
+//   dx = w r (dy - sum dy / n - xhat sum dy xhat / n)                     over all ranks
 //
-// Given m and v, y is what plain batch norm computes in eval mode. Its backward there gives w r dy, dw and db in one
-// pass; dw and db are the sums that ranks exchange, and what dx then lacks is a number a channel times x, plus another.
+// Given m and v, y is what plain batch norm computes in eval mode. Its backward in eval mode computes w r dy, dw and db
+// in one pass. Ranks exchange dw and db. The rest of dx is one value per channel times x, plus another.
 namespace tessera::detail {
 namespace {
 
@@ -43,14 +43,14 @@ using at::Tensor;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-// The whole batch: (C), (C) and one number.
-struct Statistics {
+// Of the global batch: (C), (C) and one value.
+struct BatchStatistics {
   Tensor mean, variance, count;
 };
 
 int64_t values_per_channel(const Tensor& x) { return x.size(1) == 0 ? 0 : x.numel() / x.size(1); }
 
-// Statistics and what is computed with them are of this type: float for bfloat16 and half.
+// The dtype of statistics and of computations with them: float for bfloat16 and half.
 at::ScalarType computed_in(const Tensor& x) { return at::toOpMathType(x.scalar_type()); }
 
 Tensor as_channels(const Tensor& t, const Tensor& x) {
@@ -60,17 +60,17 @@ Tensor as_channels(const Tensor& t, const Tensor& x) {
 }
 
 void check_input(const Tensor& x, const BatchNormParts& parts) {
-  TESSERA_CHECK(
-      !is_dtensor(x), UsageError, "batch norm '", running_module(), "' over a group: its input, of sizes ", x.sizes(),
-      ", is distributed. Batch norm of a distributed tensor already takes the statistics of the whole: leave ",
-      "this module out of convert_sync_batchnorm, or give it to_local()");
+  TESSERA_CHECK(!is_dtensor(x), UsageError, "batch norm '", running_module(), "' over a group: its input, of sizes ",
+                x.sizes(),
+                ", is a DTensor. Batch norm of a DTensor already uses the statistics of the global tensor: exclude ",
+                "this module from convert_sync_batchnorm, or give it to_local()");
   TESSERA_CHECK(x.dim() >= 2 && x.size(1) == parts.num_features && parts.num_features > 0, UsageError, "batch norm '",
                 running_module(), "' over a group: found an input of sizes ", x.sizes(), "; expected (N, ",
                 parts.num_features, ", ...)");
 }
 
-// [mean, M2, count] of this rank's part, where M2 is the sum of squares of x - mean: (2C + 1).
-Tensor own_statistics(const Tensor& x) {
+// [mean, M2, count] of the local batch, where M2 is the sum of squares of x - mean: (2C + 1).
+Tensor local_statistics(const Tensor& x) {
   const auto n = values_per_channel(x);
   const auto options = x.options().dtype(computed_in(x));
   if (n == 0) return at::zeros({2 * x.size(1) + 1}, options);
@@ -78,12 +78,12 @@ Tensor own_statistics(const Tensor& x) {
   return at::cat({mean, variance * static_cast<double>(n), at::full({1}, n, options)});
 }
 
-// Chan, Golub, LeVeque: M2 = sum of M2_r + n_r (mean_r - mean)^2. No difference of large numbers, and a rank without
-// values drops out by itself.
-Statistics statistics_of_all(const Tensor& x, const comm::Group& group) {
+// Chan, Golub, LeVeque: M2 = sum of M2_r + n_r (mean_r - mean)^2. It has no difference of large numbers, and a rank
+// without values contributes nothing.
+BatchStatistics global_statistics(const Tensor& x, const comm::Group& group) {
   const auto channels = x.size(1);
-  const auto gathered = funcol::all_gather(own_statistics(x).unsqueeze(0), 0,
-                                         std::vector<int64_t>(static_cast<size_t>(group->size()), 1), group);
+  const auto gathered = funcol::all_gather(local_statistics(x).unsqueeze(0), 0,
+                                           std::vector<int64_t>(static_cast<size_t>(group->size()), 1), group);
   funcol::wait(gathered, group);
   const auto means = gathered.narrow(1, 0, channels), m2 = gathered.narrow(1, channels, channels),
              counts = gathered.narrow(1, 2 * channels, 1);
@@ -93,18 +93,18 @@ Statistics statistics_of_all(const Tensor& x, const comm::Group& group) {
   return {mean, variance, count};
 }
 
-// False: nobody has values. A rank with two of its own knows that there are enough. If there are not, no rank has two,
-// and all look, and fail, alike; so training as it should be reads nothing on the host.
+// Returns false if no rank has values. A rank with two values needs no check. If there are too few values, no rank has
+// two, so all ranks check and fail together. The usual case does not copy to the host.
 bool check_enough_values(const Tensor& x, const Tensor& count, const comm::Group& group) {
   if (values_per_channel(x) > 1) return true;
   const auto all = count.item<double>();
   TESSERA_CHECK(all != 1, UsageError, "batch norm '", running_module(),
-                "' in training: expected more than 1 value per channel, and group '", group->name(), "' of ",
-                group->size(), " ranks has 1 altogether; this rank's input has sizes ", x.sizes());
+                "' in training: expected more than 1 value per channel, but group '", group->name(), "' of ",
+                group->size(), " ranks has 1 in total; this rank's input has sizes ", x.sizes());
   return all > 0;
 }
 
-void update_running(const Statistics& all, const BatchNormParts& parts) {
+void update_running(const BatchStatistics& all, const BatchNormParts& parts) {
   const auto& running = parts.running_mean;
   const auto momentum = parts.momentum ? at::scalar_tensor(*parts.momentum, running.scalar_type())
                                        : parts.num_batches_tracked.to(running.scalar_type()).reciprocal();
@@ -117,25 +117,25 @@ void update_running(const Statistics& all, const BatchNormParts& parts) {
 
 Tensor to_type(const Tensor& t, at::ScalarType type) { return t.defined() ? t.to(type) : t; }
 
-Tensor normalise(const Tensor& x, const Statistics& all, const BatchNormParts& parts) {
+Tensor normalise(const Tensor& x, const BatchStatistics& all, const BatchNormParts& parts) {
   if (x.numel() == 0) return at::empty_like(x);
   const auto type = computed_in(x);
   return std::get<0>(at::native_batch_norm(x, to_type(parts.weight, type), to_type(parts.bias, type), all.mean,
                                            all.variance, /*training=*/false, 0, parts.eps));
 }
 
-struct Gradients {
-  Tensor x, weight, bias;  // weight and bias: this rank's share
+struct BatchNormGradients {
+  Tensor x, weight, bias;  // weight and bias: of the local batch
 };
 
-// `group`: null if dx is not wanted.
-Gradients gradients(const Tensor& dy, const Tensor& x, const Tensor& weight, const Statistics& all, double eps,
-                    const comm::Group& group) {
+// `group`: null if dx is not needed.
+BatchNormGradients batch_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight,
+                                       const BatchStatistics& all, double eps, const comm::Group& group) {
   const at::NoGradGuard no_grad;
   const auto type = computed_in(x);
   const auto w = to_type(weight, type);
   const bool empty = x.numel() == 0;
-  Gradients d{at::zeros_like(x), at::zeros_like(all.mean), at::zeros_like(all.mean)};
+  BatchNormGradients d{at::zeros_like(x), at::zeros_like(all.mean), at::zeros_like(all.mean)};
   if (!empty)
     std::tie(d.x, d.weight, d.bias) = at::native_batch_norm_backward(
         dy, x, w, all.mean, all.variance, {}, {}, /*train=*/false, eps, {group.defined(), true, true});
@@ -160,12 +160,12 @@ struct GroupBatchNormBackward final : torch::autograd::Node {
 
   variable_list apply(variable_list&& given) override {
     const auto input = x.unpack(), w = weight.unpack();
-    // A rank whose output nobody used still takes its part.
+    // A rank whose output is unused still takes part in the collective.
     const auto dy = given[0].defined() ? given[0] : at::zeros_like(input);
     const bool dx = task_should_compute_output(0), dw = task_should_compute_output(1),
                db = task_should_compute_output(2);
-    const auto d =
-        gradients(dy, input, w, {mean.unpack(), variance.unpack(), count.unpack()}, eps, dx ? group : comm::Group());
+    const auto d = batch_norm_backward(dy, input, w, {mean.unpack(), variance.unpack(), count.unpack()}, eps,
+                                       dx ? group : comm::Group());
     variable_list result = {dx ? d.x : Tensor(), dw ? d.weight.to(w.scalar_type()) : Tensor(),
                             db ? d.bias.to(w.scalar_type()) : Tensor()};
     if (at::GradMode::is_enabled()) {
@@ -187,10 +187,10 @@ struct GroupBatchNormBackward final : torch::autograd::Node {
 Tensor group_batch_norm(const Tensor& x, const BatchNormParts& parts, const comm::Group& group) {
   check_input(x, parts);
   Tensor y;
-  Statistics all;
+  BatchStatistics all;
   {
     const at::NoGradGuard no_grad;
-    all = statistics_of_all(x, group);
+    all = global_statistics(x, group);
     const bool any = check_enough_values(x, all.count, group);
     if (parts.num_batches_tracked.defined()) parts.num_batches_tracked.add_(1);
     if (any && parts.running_mean.defined()) update_running(all, parts);

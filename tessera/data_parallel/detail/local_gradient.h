@@ -1,24 +1,26 @@
 #pragma once
+#include "tessera/dtensor/detail/meta.h"
 #include "tessera/placement/detail/tensor_spec.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <string>
 
-// A reducer works on what this rank holds: the tensor itself, or its piece of a distributed one.
+// Data parallelism reduces local tensors: the local tensor of a DTensor, or the tensor itself.
 namespace tessera::data_parallel {
 
-const at::Tensor& local_value(const at::Tensor& parameter);
+using tessera::detail::local_or_self;
 
-// This rank's piece of parameter.grad(), which must be there. First brings a distributed gradient to where its
-// parameter lies (a sum that is still to be taken over another axis is taken here, once). Throws UsageError for what
-// no reducer can take: a plain gradient of a distributed parameter, a sparse one, one with a graph of its own.
+// The local tensor of parameter.grad(), which must be defined. If the gradient is a DTensor with other placements than
+// its parameter (for example partial over a tensor parallel axis), it is redistributed first.
+// Throws UsageError for gradients that cannot be reduced: a plain gradient of a DTensor, a sparse one, or one with a
+// graph.
 const at::Tensor& local_gradient(const at::Tensor& parameter, const std::string& name);
 
-// The same of a gradient that belongs to a tensor that lies like this (null: a plain one), leaving it as it is.
-at::Tensor local_gradient(const at::Tensor& gradient, const SpecRef& lies, const std::string& name);
+// The same for a gradient of a tensor with this spec (null: a plain tensor). Does not change .grad.
+at::Tensor local_gradient(const at::Tensor& gradient, const SpecRef& spec, const std::string& name);
 
-// Makes `local` this rank's piece of parameter.grad(); the memory is shared.
+// Sets parameter.grad() to `local`, wrapped as a DTensor if the parameter is one. Shares the memory.
 void set_local_gradient(const at::Tensor& parameter, const at::Tensor& local);
 
 }  // namespace tessera::data_parallel

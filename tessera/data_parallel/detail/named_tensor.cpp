@@ -1,42 +1,48 @@
 #include "tessera/data_parallel/detail/named_tensor.h"
 
+#include "tessera/dtensor/detail/meta.h"
+
 #include <algorithm>
 #include <unordered_set>
 
 namespace tessera::data_parallel {
 namespace {
 
-using torch::nn::Module;
-
-struct Walk {
-  const std::vector<const Module*>& ignored;
+struct TensorCollector {
+  const std::vector<const torch::nn::Module*>& ignored;
   bool buffers;
   NamedTensors found = {};
   std::unordered_set<const void*> seen = {};
 
-  void take(const std::string& name, const at::Tensor& value) {
+  void add(const std::string& name, const at::Tensor& value) {
     if (value.defined() && seen.insert(value.unsafeGetTensorImpl()).second) found.push_back({name, value});
   }
-  void into(const Module& module, const std::string& prefix) {
+  void visit(const torch::nn::Module& module, const std::string& prefix) {
     if (std::find(ignored.begin(), ignored.end(), &module) != ignored.end()) return;
     for (const auto& item : buffers ? module.named_buffers(false) : module.named_parameters(false))
-      take(prefix + item.key(), item.value());
-    for (const auto& child : module.named_children()) into(*child.value(), prefix + child.key() + ".");
+      add(prefix + item.key(), item.value());
+    for (const auto& child : module.named_children()) visit(*child.value(), prefix + child.key() + ".");
   }
 };
 
 }  // namespace
 
-NamedTensors parameters_of(const Module& module, const std::vector<const Module*>& ignored) {
-  Walk walk{ignored, false};
-  walk.into(module, "");
-  return std::move(walk.found);
+NamedTensors parameters_of(const torch::nn::Module& module, const std::vector<const torch::nn::Module*>& ignored) {
+  TensorCollector collector{ignored, /*buffers=*/false};
+  collector.visit(module, "");
+  return std::move(collector.found);
 }
 
-NamedTensors buffers_of(const Module& module, const std::vector<const Module*>& ignored) {
-  Walk walk{ignored, true};
-  walk.into(module, "");
-  return std::move(walk.found);
+NamedTensors buffers_of(const torch::nn::Module& module, const std::vector<const torch::nn::Module*>& ignored) {
+  TensorCollector collector{ignored, /*buffers=*/true};
+  collector.visit(module, "");
+  return std::move(collector.found);
+}
+
+std::string device_type_of(const NamedTensors& parameters) {
+  if (parameters.empty()) return "cpu";
+  const auto device = tessera::detail::local_or_self(parameters[0].value).device();
+  return device.is_meta() ? "cpu" : c10::DeviceTypeName(device.type(), /*lower_case=*/true);
 }
 
 std::string join_names(const std::vector<std::string>& names, size_t most) {

@@ -13,10 +13,13 @@ struct NamedTensor {
 };
 using NamedTensors = std::vector<NamedTensor>;
 
-// Each parameter once, under its first name: tied ones are one parameter. Without those of the `ignored` modules and
-// of what is below them.
+// The parameters, and the buffers, at and below `module`, without those at and below the `ignored` modules. A tied
+// parameter is listed once, under its first name.
 NamedTensors parameters_of(const torch::nn::Module& module, const std::vector<const torch::nn::Module*>& ignored = {});
 NamedTensors buffers_of(const torch::nn::Module& module, const std::vector<const torch::nn::Module*>& ignored = {});
+
+// The type of the device that the parameters are on: "cuda". "cpu" if the list is empty or on the meta device.
+std::string device_type_of(const NamedTensors& parameters);
 
 std::string join_names(const std::vector<std::string>& names, size_t most = 8);  // a, b, c and 12 more
 

@@ -1,30 +1,30 @@
 #pragma once
-#include "tessera/comm/communicator.h"
+#include "tessera/comm/collectives.h"
 #include "tessera/mesh/device_mesh.h"
 
 #include <optional>
 
 namespace tessera {
 
-// Of DistributedDataParallel and replicate; PyTorch's names.
+// Options of DistributedDataParallel and replicate, with PyTorch's names.
 struct DDPOptions {
-  // Whose gradients are averaged: a mesh of one axis, or a group; neither: all ranks.
+  // The ranks over which gradients are averaged: a mesh with one axis, or a group. If neither is given: all ranks.
   DeviceMesh device_mesh = {};
-  comm::Group process_group = {};
-  // Buckets close when they hold as much; none: 25, and 1 for the first, so that it starts early.
+  GroupRef process_group = {};
+  // Bucket size in MiB. None: 25, and 1 for the first bucket, so that its all-reduce starts early.
   std::optional<double> bucket_cap_mb = {};
-  // Parameters that some rank's loss does not depend on are no error; costs a small collective a backward.
+  // Allows parameters that some rank's loss does not use. Costs one small all-reduce per backward.
   bool find_unused_parameters = false;
-  // .grad lies in the buckets: a copy less and less memory.
+  // .grad is a view of the bucket, which saves memory and one copy.
   bool gradient_as_bucket_view = false;
-  // Every backward is like the first one: unused parameters need no collective, and backward may be nested.
+  // The graph is the same in every iteration: unused parameters need no collective, and backward may be nested.
   bool static_graph = false;
-  // Buffers are the first rank's, at every forward that follows a reduced backward.
+  // Broadcasts buffers from rank 0 in each forward that follows a backward with synchronization.
   bool broadcast_buffers = true;
-  // Parameters and buffers are the first rank's, at construction.
+  // Broadcasts parameters and buffers from rank 0 at construction.
   bool init_sync = true;
-  // Ranks may run different numbers of backward passes under no_sync() between two reductions. Without it that is an
-  // error, because one rank forgot its no_sync() far more often.
+  // Allows ranks to run different numbers of backward passes under no_sync() between two reductions. Otherwise that is
+  // an error, because usually one rank lacks its no_sync().
   bool uneven_accumulation = false;
 };
 

@@ -1,9 +1,9 @@
 #include "tessera/data_parallel/detail/reducer.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/detail/rank_agreement.h"
-#include "tessera/comm/detail/inplace_ops.h"
 #include "tessera/comm/detail/collective_label.h"
+#include "tessera/comm/detail/inplace_ops.h"
+#include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
 
@@ -27,9 +27,9 @@ namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-// A place in `flat` with the parameter's shape, and its strides where they leave no holes. Not a view for autograd:
-// optimizers detach_() gradients.
-at::Tensor place_in(const at::Tensor& flat, int64_t offset, const at::Tensor& like) {
+// Part of `flat` with the parameter's shape, and with its strides if they are dense. Autograd does not treat it as a
+// view, because optimizers call detach_() on gradients.
+at::Tensor view_in(const at::Tensor& flat, int64_t offset, const at::Tensor& like) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   if (like.is_non_overlapping_and_dense()) return at::as_strided(flat, like.sizes(), like.strides(), offset);
   return flat.narrow(0, offset, like.numel()).view(like.sizes());
@@ -61,14 +61,14 @@ Reducer::Reducer(NamedTensors parameters, comm::Group group, ReducerOptions opti
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       options_(options),
-      departures_(group_),
+      stopped_ranks_(group_),
       scale_(at::native::wrapped_scalar_tensor(1.0 / static_cast<double>(group_->size()))),
       states_(parameters_.size()) {
-  // Nobody knows yet in which order gradients come, so one bucket waits for all of them; unless some may never come:
-  // then buckets are kept as they are guessed. As PyTorch does it, they are filled from the first parameter on, and
-  // the last one is reduced first.
+  // The order in which gradients become ready is not known yet. So the first pass uses one bucket for all gradients.
+  // With find_unused_parameters some gradients may never be ready, so the final buckets are made now: as in PyTorch,
+  // filled from the first parameter on, and reduced from the last bucket on.
   auto plan = fill_buckets(items(), first_to_last(parameters_.size()),
-                           guessing() ? options_.limits : BucketLimits{kUnlimited, kUnlimited});
+                           finds_unused() ? options_.limits : BucketLimits{kUnlimited, kUnlimited});
   std::sort(plan.begin(), plan.end(), [](const Bucket& a, const Bucket& b) { return a.front() > b.front(); });
   make_buckets(std::move(plan));
   for (size_t i = 0; i < parameters_.size(); i++)
@@ -78,18 +78,19 @@ Reducer::Reducer(NamedTensors parameters, comm::Group group, ReducerOptions opti
 
 Reducer::~Reducer() {
   for (auto& handle : handles_) handle.remove();
-  if (std::uncaught_exceptions() == 0) departures_.leave(passes_);  // an error has its own story
+  if (std::uncaught_exceptions() == 0) stopped_ranks_.record_stop(passes_);  // an exception has its own message
 }
 
 void Reducer::set_hook(CommHook hook) {
-  TESSERA_CHECK(!hook_, UsageError, "a second comm hook; there is one already, and two would reduce twice");
+  TESSERA_CHECK(!hook_, UsageError,
+                "a comm hook is registered already; register only one, or gradients are reduced twice");
   hook_ = std::move(hook);
 }
 
 std::vector<BucketItem> Reducer::items() const {
   std::vector<BucketItem> items;
   for (const auto& [name, value] : parameters_) {
-    const auto& local = local_value(value);
+    const auto& local = local_or_self(value);
     items.push_back({static_cast<int64_t>(local.nbytes()), local.scalar_type(), local.device()});
   }
   return items;
@@ -104,47 +105,47 @@ std::vector<std::string> Reducer::names(const std::vector<size_t>& which) const 
 void Reducer::make_buckets(Buckets plan) {
   plan_ = std::move(plan);
   buckets_ = std::vector<BucketState>(plan_.size());
-  places_.resize(parameters_.size());
+  slots_.resize(parameters_.size());
   for (size_t b = 0; b < plan_.size(); b++) {
     int64_t total = 0;
-    for (const size_t i : plan_[b]) total += local_value(parameters_[i].value).numel();
+    for (const size_t i : plan_[b]) total += local_or_self(parameters_[i].value).numel();
     auto& bucket = buckets_[b];
-    bucket.flat = at::empty({total}, local_value(parameters_[plan_[b][0]].value).options().requires_grad(false));
+    bucket.flat = at::empty({total}, local_or_self(parameters_[plan_[b][0]].value).options().requires_grad(false));
     int64_t offset = 0;
     for (const size_t i : plan_[b]) {
-      const auto& local = local_value(parameters_[i].value);
-      places_[i] = {b, bucket.views.size()};
-      bucket.views.push_back(place_in(bucket.flat, offset, local));
+      const auto& local = local_or_self(parameters_[i].value);
+      slots_[i] = {b, bucket.views.size()};
+      bucket.views.push_back(view_in(bucket.flat, offset, local));
       offset += local.numel();
     }
   }
 }
 
-// Once: the buckets as gradients really come, in the order that the group's first rank saw.
+// Runs once: makes buckets in the order in which gradients became ready on the group's first rank.
 void Reducer::rebuild() {
   rebuilt_ = true;
-  const auto order = to_order(comm::from_first(group_, "the order of gradients", to_text(order_)));
+  const auto order = to_order(comm::broadcast_text(group_, "the order of gradients", to_text(order_)));
   const auto old = std::move(buckets_);
-  const auto old_places = places_;
+  const auto old_slots = slots_;
   make_buckets(fill_buckets(items(), order, options_.limits));
   if (!options_.gradient_as_bucket_view) return;
-  for (size_t i = 0; i < parameters_.size(); i++) {  // gradients lie in the old ones
+  for (size_t i = 0; i < parameters_.size(); i++) {  // move gradients that are views of the old buckets
     const auto& [name, value] = parameters_[i];
     if (!value.grad().defined()) continue;
     const auto& local = local_gradient(value, name);
-    if (!same_memory(local, old[old_places[i].bucket].views[old_places[i].slot])) continue;
+    if (!same_memory(local, old[old_slots[i].bucket].views[old_slots[i].slot])) continue;
     view_of(i).copy_(local);
     set_local_gradient(value, view_of(i));
   }
 }
 
 void Reducer::before_forward(bool sync) {
-  if (torch::autograd::get_current_graph_task_id() != -1) return;  // a forward inside of a backward changes nothing
+  if (torch::autograd::get_current_graph_task_id() != -1) return;  // activation checkpointing runs forward again
   const at::NoGradGuard no_grad;
   abandon();
   sync_ = sync;
-  // Guessed buckets stay: what one rank has seen all of, another may not have.
-  if (sync && !rebuilt_ && !guessing() && order_.size() == parameters_.size()) rebuild();
+  // With find_unused_parameters buckets are not rebuilt: another rank may not have seen all gradients.
+  if (sync && !rebuilt_ && !finds_unused() && order_.size() == parameters_.size()) rebuild();
 }
 
 void Reducer::after_forward(const Tensors& outputs) {
@@ -153,31 +154,31 @@ void Reducer::after_forward(const Tensors& outputs) {
     if (output.defined() && output.requires_grad()) output.register_hook([this](const at::Tensor&) { begin_pass(); });
 }
 
-// A pass that failed half-way: what it posted is taken from the wire.
+// After a pass that failed: waits for the collectives that it started.
 void Reducer::abandon() {
   if (!std::exchange(in_pass_, false)) return;
-  const size_t posted = std::exchange(posted_, 0);
-  for (size_t b = 0; b < posted; b++) buckets_[b].result.take(group_);
+  const size_t num_started = std::exchange(num_started_, 0);
+  for (size_t b = 0; b < num_started; b++) buckets_[b].result.take(group_);
 }
 
 void Reducer::begin_pass() {
   const int task = torch::autograd::get_current_graph_task_id();
-  if (task == task_ || (in_pass_ && options_.static_graph)) return;  // else: a backward inside of the backward
+  if (task == graph_task_ || (in_pass_ && options_.static_graph)) return;  // a nested backward
   abandon();
-  task_ = task;
+  graph_task_ = task;
   passes_++;
   for (auto& state : states_) state.ready = state.used = false, state.calls = 0;
   if (!sync_) return;
   in_pass_ = true;
   reduced_passes_++;
-  posted_ = 0;
-  if (order_.size() < parameters_.size()) order_.clear();  // of a pass that failed
-  for (size_t b = 0; b < buckets_.size(); b++) buckets_[b].missing = plan_[b].size();
+  num_started_ = 0;
+  if (order_.size() < parameters_.size()) order_.clear();  // left by a pass that failed
+  for (size_t b = 0; b < buckets_.size(); b++) buckets_[b].pending = plan_[b].size();
   torch::autograd::Engine::get_default_engine().queue_callback([this] { finish_pass(); });
-  if (learning()) return;
+  if (is_recording_graph()) return;
   for (size_t i = 0; i < states_.size(); i++) {
-    const bool unused = guessing() ? !will_accumulate(parameters_[i].value) : states_[i].expected == 0;
-    if (unused) mark(i);
+    const bool unused = finds_unused() ? !will_accumulate(parameters_[i].value) : states_[i].expected == 0;
+    if (unused) mark_ready(i);
   }
 }
 
@@ -190,7 +191,7 @@ void Reducer::gradient_accumulated(size_t i) {
     state.unsynced = true;
     return;
   }
-  if (learning()) {
+  if (is_recording_graph()) {
     std::erase(order_, i);
     order_.push_back(i);
     return;
@@ -201,18 +202,18 @@ void Reducer::gradient_accumulated(size_t i) {
                 "); static_graph promises that the graph does not change");
   if (order_.size() < parameters_.size() && !rebuilt_) order_.push_back(i);
   state.used = true;
-  mark(i);
+  mark_ready(i);
 }
 
-// The gradient of i, or none, is in its bucket.
-void Reducer::mark(size_t i) {
+// Copies the gradient of parameter i, or zeros, to its bucket and starts buckets that are complete.
+void Reducer::mark_ready(size_t i) {
   states_[i].ready = true;
   states_[i].used |= states_[i].unsynced;
-  fill(i);
-  if (--buckets_[places_[i].bucket].missing == 0) post_full_buckets();
+  copy_to_bucket(i);
+  if (--buckets_[slots_[i].bucket].pending == 0) start_ready_buckets();
 }
 
-void Reducer::fill(size_t i) {
+void Reducer::copy_to_bucket(size_t i) {
   const auto& [name, value] = parameters_[i];
   auto& view = view_of(i);
   if (!value.grad().defined()) {
@@ -225,89 +226,93 @@ void Reducer::fill(size_t i) {
                 " on this rank when it was wrapped; its ", "gradient is ", gradient.scalar_type(), gradient.sizes(),
                 ". Change layouts and dtypes before wrapping");
   const bool in_place = same_memory(gradient, view);
-  const bool scaled = hook_ || group_->size() == 1;  // a hook divides by itself
+  const bool scaled = hook_ || group_->size() == 1;  // a comm hook divides itself
   if (in_place && !scaled) view.mul_(scale_);
   if (!in_place && scaled) view.copy_(gradient);
   if (!in_place && !scaled) at::mul_out(view, gradient, scale_);
 }
 
-// What failed in the group, and whose gradients wait for it.
+// Rethrows an error of the group with the names of the parameters in the bucket.
 void Reducer::fail_in(size_t bucket, const CommError& error) {
   in_pass_ = false;
   TESSERA_FAIL(CommError, "backward pass ", passes_, ", gradients of ",
                join_names(names(plan_[std::min(bucket, plan_.size() - 1)])), ": ", error.what_without_backtrace(),
-               departures_.say());
+               stopped_ranks_.describe());
 }
 
-// In order of buckets on every rank, whatever order gradients come in.
-void Reducer::post_full_buckets() {
-  for (; posted_ < buckets_.size() && buckets_[posted_].missing == 0; posted_++) try {
-      post_bucket(buckets_[posted_]);
+// Every rank starts buckets in the same order, whatever the order in which gradients become ready.
+void Reducer::start_ready_buckets() {
+  for (; num_started_ < buckets_.size() && buckets_[num_started_].pending == 0; num_started_++) try {
+      start_bucket(buckets_[num_started_]);
     } catch (const CommError& error) {
-      fail_in(posted_, error);
+      fail_in(num_started_, error);
     }
 }
 
-void Reducer::post_bucket(BucketState& bucket) {
-  bucket.label = "pass " + std::to_string(number()) + " bucket " + std::to_string(posted_) + " of " +
-                 std::to_string(buckets_.size());  // c10::str takes longer than all the rest of a small bucket
-  const comm::Label label(bucket.label.c_str(), static_cast<int32_t>(number() * 4096 + static_cast<int64_t>(posted_)));
+void Reducer::start_bucket(BucketState& bucket) {
+  bucket.label = "pass " + std::to_string(pass_number()) + " bucket " + std::to_string(num_started_) + " of " +
+                 std::to_string(buckets_.size());  // c10::str takes longer than the rest of a small bucket
+  const comm::CollectiveLabel label(bucket.label.c_str(),
+                                    static_cast<int32_t>(pass_number() * 4096 + static_cast<int64_t>(num_started_)));
   if (!hook_) {
     comm::all_reduce_(bucket.flat, ReduceOp::Sum, group_);
     bucket.result = bucket.flat;
     return;
   }
   Tensors parameters;
-  for (const size_t i : plan_[posted_]) parameters.push_back(parameters_[i].value);
-  GradBucket seen(posted_, posted_ + 1 == buckets_.size(), bucket.flat, bucket.views, std::move(parameters), group_);
-  bucket.result = hook_(seen);
+  for (const size_t i : plan_[num_started_]) parameters.push_back(parameters_[i].value);
+  const bool is_last = num_started_ + 1 == buckets_.size();
+  GradBucket grad_bucket(num_started_, is_last, bucket.flat, bucket.views, std::move(parameters), group_);
+  bucket.result = hook_(grad_bucket);
 }
 
-// static_graph, first pass: how often each hook was called, and by whom never. The same on every rank, or it is no use.
-void Reducer::learn_graph() {
+// First pass with static_graph: records how often each hook was called, and which parameters are never used. Throws if
+// ranks differ.
+void Reducer::record_static_graph() {
   std::vector<std::string> lines;
   for (size_t i = 0; i < states_.size(); i++) {
     states_[i].expected = states_[i].calls;
     states_[i].used = states_[i].calls > 0;
-    lines.push_back(c10::str(parameters_[i].name, " with ", states_[i].calls, " gradients a pass"));
+    lines.push_back(c10::str(parameters_[i].name, " with ", states_[i].calls, " gradients per pass"));
     if (states_[i].calls == 0) order_.push_back(i);
   }
-  comm::agree(group_, "static_graph", lines);
-  learned_ = true;
-  for (size_t i = 0; i < states_.size(); i++) mark(i);
+  comm::require_same_on_all_ranks(group_, "static_graph", lines);
+  graph_recorded_ = true;
+  for (size_t i = 0; i < states_.size(); i++) mark_ready(i);
 }
 
-// What has not come by the end of backward: no gradient, or one that an earlier pass kept back; else it is not used.
-void Reducer::resolve_missing() {
-  std::vector<size_t> absent;
+// At the end of backward: a parameter that is not ready has no gradient, or one from a pass under no_sync(). Otherwise
+// it is unused, which is an error.
+void Reducer::handle_missing_gradients() {
+  std::vector<size_t> unused;
   for (size_t i = 0; i < states_.size(); i++) {
     if (states_[i].ready) continue;
-    const bool counts = states_[i].unsynced || (!options_.static_graph && will_accumulate(parameters_[i].value));
-    if (!counts) {
-      absent.push_back(i);
+    const bool has_gradient = states_[i].unsynced || (!options_.static_graph && will_accumulate(parameters_[i].value));
+    if (!has_gradient) {
+      unused.push_back(i);
       continue;
     }
     if (!rebuilt_) order_.push_back(i);
-    mark(i);
+    mark_ready(i);
   }
-  TESSERA_CHECK(absent.empty(), UsageError, "parameters ", join_names(names(absent)), " got no gradient in backward ",
+  TESSERA_CHECK(unused.empty(), UsageError, "parameters ", join_names(names(unused)), " got no gradient in backward ",
                 "pass ", passes_, " of rank ", group_->ranks()[static_cast<size_t>(group_->rank())], ". ",
                 options_.static_graph ? "static_graph promises that the graph does not change"
                                       : "Use them in the loss, freeze them with requires_grad_(false), set "
                                         "find_unused_parameters, or put all but the last backward under no_sync()");
 }
 
-// The parameters whose gradient some rank has computed; the others keep the .grad they had.
-std::vector<bool> Reducer::used_somewhere() {
+// Which parameters have a gradient on some rank. The others keep their .grad.
+std::vector<bool> Reducer::used_on_any_rank() {
   std::vector<bool> used(states_.size(), true);
-  if (!guessing()) {
+  if (!finds_unused()) {
     for (size_t i = 0; i < states_.size(); i++) used[i] = states_[i].expected > 0 || states_[i].used;
     return used;
   }
   std::vector<int32_t> here;
   for (const auto& state : states_) here.push_back(state.used);
   const auto counts = at::tensor(here).to(buckets_[0].flat.device());
-  const comm::Label label("parameters that were used", static_cast<int32_t>(number() * 4096 + 4095));
+  const comm::CollectiveLabel label("used parameters", static_cast<int32_t>(pass_number() * 4096 + 4095));
   comm::all_reduce_(counts, ReduceOp::Sum, group_);
   funcol::wait(counts, group_);
   const auto read = counts.cpu();
@@ -315,7 +320,7 @@ std::vector<bool> Reducer::used_somewhere() {
   return used;
 }
 
-void Reducer::write_back(size_t i) {
+void Reducer::copy_from_bucket(size_t i) {
   const auto& [name, value] = parameters_[i];
   const auto& view = view_of(i);
   if (!value.grad().defined()) {
@@ -332,20 +337,20 @@ void Reducer::write_back(size_t i) {
 
 void Reducer::finish_pass() {
   const at::NoGradGuard no_grad;
-  if (!in_pass_) return;  // it was abandoned
-  if (learning()) learn_graph();
-  resolve_missing();
+  if (!in_pass_) return;  // abandon() ended it
+  if (is_recording_graph()) record_static_graph();
+  handle_missing_gradients();
   size_t at = 0;
   try {
-    const auto used = used_somewhere();
+    const auto used = used_on_any_rank();
     for (; at < buckets_.size(); at++) {
       auto& bucket = buckets_[at];
       const auto reduced = bucket.result.take(group_);
-      TESSERA_CHECK(reduced.numel() == bucket.flat.numel(), UsageError, "the comm hook gave ", reduced.numel(),
+      TESSERA_CHECK(reduced.numel() == bucket.flat.numel(), UsageError, "the comm hook returned ", reduced.numel(),
                     " values for bucket ", at, ", which has ", bucket.flat.numel());
       if (!reduced.is_same(bucket.flat)) bucket.flat.copy_(reduced.view_as(bucket.flat));
       for (const size_t i : plan_[at])
-        if (used[i]) write_back(i);
+        if (used[i]) copy_from_bucket(i);
       if (step_) step_bucket(plan_[at], used);
     }
   } catch (const CommError& error) {

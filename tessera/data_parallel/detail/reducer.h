@@ -1,9 +1,9 @@
 #pragma once
 #include "tessera/comm/communicator.h"
-#include "tessera/data_parallel/detail/buckets.h"
 #include "tessera/data_parallel/comm_hook.h"
-#include "tessera/data_parallel/detail/stopped_ranks.h"
+#include "tessera/data_parallel/detail/buckets.h"
 #include "tessera/data_parallel/detail/named_tensor.h"
+#include "tessera/data_parallel/detail/stopped_ranks.h"
 #include "tessera/nn/grad_hooks.h"
 
 #include <memory>
@@ -11,14 +11,6 @@
 #include <string>
 #include <vector>
 
-// Means of gradients over the ranks of a group, while backward is still computing the rest of them.
-//
-//   gradient of p accumulated   ->  copied into its place in a bucket, times 1/ranks
-//   bucket full, and all before it posted  ->  one all_reduce for it, under way while backward goes on
-//   end of backward             ->  waited for in order, copied back into p.grad
-//
-// All of it is made of registered ops (mul.out, tessera::all_reduce_, tessera::wait, copy_): a tracer sees it.
-// A backward reduces whatever .grad then holds, so gradients accumulated without a reduction come along in the next.
 namespace tessera {
 struct CommError;
 }
@@ -33,74 +25,81 @@ struct ReducerOptions {
   bool uneven_accumulation = false;
 };
 
+// Averages gradients over the ranks of a group while backward computes the remaining ones (PyTorch: Reducer).
+//
+//   gradient of p is ready          it is copied into its bucket, times 1/ranks
+//   a bucket has all gradients      its all-reduce starts, after those of earlier buckets, and overlaps with backward
+//   end of backward                 waits for the buckets in order and copies the results to p.grad
+//
+// It consists of registered ops (mul.out, tessera::all_reduce_, tessera::wait, copy_), so a tracer records it.
+// A backward reduces the current .grad, so gradients that were accumulated under no_sync() are reduced by the next one.
 class Reducer {
  public:
-  // Requires: the same parameters, in the same order, on every rank; each a leaf that requires a gradient.
+  // Requires: every rank has the same parameters in the same order; each is a leaf that requires a gradient.
   Reducer(NamedTensors parameters, comm::Group group, ReducerOptions options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
 
-  // Before a forward: `sync` says whether the backward passes that follow reduce. Rebuilds the buckets once, in the
-  // order in which the first pass saw gradients come.
+  // Before a forward. `sync`: whether the following backward passes reduce. Rebuilds the buckets once, in the order in
+  // which gradients became ready in the first pass.
   void before_forward(bool sync);
-  // After a forward. Needed with static_graph only, where a backward may be run inside of the backward.
+  // After a forward. Needed only with static_graph, where backward may be nested.
   void after_forward(const Tensors& outputs);
 
-  void set_hook(CommHook hook);                                   // instead of the mean
-  void set_step(ParameterStep step) { step_ = std::move(step); }  // after each bucket
+  void set_hook(CommHook hook);                                   // replaces the all-reduce
+  void set_step(ParameterStep step) { step_ = std::move(step); }  // called after each bucket
 
   const NamedTensors& parameters() const { return parameters_; }
-  const Buckets& buckets() const { return plan_; }  // as they are now, by index of parameter
+  const Buckets& buckets() const { return plan_; }  // the current ones; indices of parameters
   bool rebuilt() const { return rebuilt_; }
-  int64_t passes() const { return passes_; }  // backward passes so far, reduced or not
+  int64_t passes() const { return passes_; }  // backward passes so far, with or without reduction
 
  private:
   struct BucketState {
     at::Tensor flat;
-    Tensors views;       // a parameter's place, in its shape
-    size_t missing = 0;  // gradients that have not come
+    Tensors views;       // of the parameters' gradients, in their shapes
+    size_t pending = 0;  // gradients that are not ready
     BucketResult result;
     std::string label;
   };
-  struct Place {
+  struct BucketSlot {
     size_t bucket = 0, slot = 0;
   };
-  // What one parameter went through.
-  struct State {
+  struct ParameterState {
     bool ready = false;     // in this pass
-    bool used = false;      // there is a gradient to reduce
-    bool unsynced = false;  // .grad holds something that was not reduced yet
-    int calls = 0;          // of its hook, in this pass
-    int expected = 1;       // calls until it is ready; static_graph learns it, 0: never used
+    bool used = false;      // it has a gradient to reduce
+    bool unsynced = false;  // .grad has gradients that are not reduced yet
+    int calls = 0;          // of its hook in this pass
+    int expected = 1;       // calls until it is ready; static_graph records it in the first pass. 0: never used
   };
 
   void gradient_accumulated(size_t i);
   void begin_pass();
   void abandon();
-  void mark(size_t i);
-  void fill(size_t i);
-  void post_full_buckets();
-  void post_bucket(BucketState& bucket);
+  void mark_ready(size_t i);
+  void copy_to_bucket(size_t i);
+  void start_ready_buckets();
+  void start_bucket(BucketState& bucket);
   [[noreturn]] void fail_in(size_t bucket, const CommError& error);
   void finish_pass();
-  void resolve_missing();
-  void learn_graph();
-  void write_back(size_t i);
+  void handle_missing_gradients();
+  void record_static_graph();
+  void copy_from_bucket(size_t i);
   void make_buckets(Buckets plan);
   void rebuild();
-  std::vector<bool> used_somewhere();
+  std::vector<bool> used_on_any_rank();
   void step_bucket(const Bucket& bucket, const std::vector<bool>& used);
-  at::Tensor& view_of(size_t i) { return buckets_[places_[i].bucket].views[places_[i].slot]; }
-  bool learning() const { return options_.static_graph && !learned_; }
-  bool guessing() const { return options_.find_unused_parameters && !options_.static_graph; }  // what a pass will use
+  at::Tensor& view_of(size_t i) { return buckets_[slots_[i].bucket].views[slots_[i].slot]; }
+  bool is_recording_graph() const { return options_.static_graph && !graph_recorded_; }
+  bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
   std::vector<BucketItem> items() const;
   std::vector<std::string> names(const std::vector<size_t>& which) const;
-  int64_t number() const { return options_.uneven_accumulation ? reduced_passes_ : passes_; }
+  int64_t pass_number() const { return options_.uneven_accumulation ? reduced_passes_ : passes_; }
 
   NamedTensors parameters_;
   comm::Group group_;
   ReducerOptions options_;
-  Departures departures_;
+  StoppedRanks stopped_ranks_;
   CommHook hook_;
   ParameterStep step_;
   at::Tensor scale_;  // 1/ranks
@@ -108,16 +107,16 @@ class Reducer {
 
   Buckets plan_;
   std::vector<BucketState> buckets_;
-  std::vector<Place> places_;
-  std::vector<State> states_;
+  std::vector<BucketSlot> slots_;
+  std::vector<ParameterState> states_;
 
   bool sync_ = true;
   bool in_pass_ = false;
-  int task_ = -1;              // the backward of the current pass
-  size_t posted_ = 0;          // buckets under way
-  std::vector<size_t> order_;  // in which gradients came, in the first reduced pass
+  int graph_task_ = -1;        // id of the current backward
+  size_t num_started_ = 0;     // buckets whose collective has started
+  std::vector<size_t> order_;  // in which gradients became ready in the first reduced pass
   int64_t passes_ = 0, reduced_passes_ = 0;
-  bool rebuilt_ = false, learned_ = false;
+  bool rebuilt_ = false, graph_recorded_ = false;
 };
 
 }  // namespace tessera::data_parallel

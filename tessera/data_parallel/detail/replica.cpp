@@ -1,12 +1,12 @@
 #include "tessera/data_parallel/detail/replica.h"
 
-#include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/data_parallel/detail/broadcast.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/deferred_init.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -17,11 +17,11 @@
 namespace tessera::data_parallel {
 namespace {
 
-comm::Group group_from(const std::string& what, const DDPOptions& options) {
+comm::Group ddp_group(const std::string& what, const DDPOptions& options) {
   const auto& mesh = options.device_mesh;
   TESSERA_CHECK(!mesh || !options.process_group, UsageError, what,
                 ": both device_mesh and process_group are given; give one");
-  if (!mesh) return options.process_group ? options.process_group : World::current().group();
+  if (!mesh) return options.process_group.group();
   TESSERA_CHECK(mesh.ndim() == 1, UsageError, what, ": device_mesh ", mesh, " has ", mesh.ndim(),
                 " axes; give the one to average over, as in mesh[\"", mesh.names().empty() ? "dp" : mesh.names()[0],
                 "\"]");
@@ -36,8 +36,8 @@ BucketLimits limits_from(const std::string& what, const DDPOptions& options) {
   return {cap, cap};
 }
 
-// A distributed parameter may lie over other axes than the one that is averaged over; over that one its gradient would
-// come out reduced already.
+// A DTensor parameter must be distributed over other axes than the one over which gradients are averaged. Otherwise its
+// gradient would be reduced twice.
 void check_mesh(const std::string& what, const NamedTensor& parameter, const comm::Communicator& group) {
   if (!is_dtensor(parameter.value)) return;
   const DTensor value(parameter.value);
@@ -47,7 +47,7 @@ void check_mesh(const std::string& what, const NamedTensor& parameter, const com
     TESSERA_CHECK(rank == here || std::find(group.ranks().begin(), group.ranks().end(), rank) == group.ranks().end(),
                   UsageError, what, ": parameter ", parameter.name, " is ", value, ", and rank ", rank,
                   " of that mesh is also in group '", group.name(),
-                  "', over which gradients are to be averaged. Distribute it over the other axes only");
+                  "', over which gradients are averaged. Distribute it over the other axes only");
 }
 
 }  // namespace
@@ -56,17 +56,17 @@ Replica::Replica(std::string what, NamedTensors parameters, NamedTensors buffers
                  ReducerMode mode)
     : what_(std::move(what)),
       parameters_(std::move(parameters)),
-      group_(group_from(what_, options)),
+      group_(ddp_group(what_, options)),
       options_(options),
       mode_(mode),
       buffers_stale_(!options.init_sync) {
   for (const auto& buffer : buffers) buffers_.push_back(buffer.value);
   trainable_ = trainable();
   TESSERA_CHECK(!trainable_.empty(), UsageError, what_, ": none of the module's ", parameters_.size(),
-                " parameters requires a gradient, so there is nothing to average; use the module as it is");
-  const auto device = local_value(parameters_[0].value).device();
+                " parameters requires a gradient, so there is nothing to average; use the module without it");
+  const auto device = local_or_self(parameters_[0].value).device();
   for (const auto& parameter : parameters_) {
-    const auto& local = local_value(parameter.value);
+    const auto& local = local_or_self(parameter.value);
     TESSERA_CHECK(!local.is_meta() && !is_deferred(parameter.value), UsageError, what_, ": parameter ", parameter.name,
                   " has no values yet; call materialize(module) first");
     TESSERA_CHECK(local.device().type() == device.type(), UsageError, what_, ": parameter ", parameter.name, " is on ",
@@ -93,7 +93,7 @@ std::vector<size_t> Replica::trainable() const {
 void Replica::check_agreement() const {
   std::vector<std::string> lines;
   for (const auto& [name, value] : parameters_) {
-    const auto& local = local_value(value);
+    const auto& local = local_or_self(value);
     lines.push_back(c10::str(name, " ", local.scalar_type(), local.sizes(),
                              local.is_contiguous() ? "" : c10::str(" strides ", local.strides()),
                              value.requires_grad() ? "" : " frozen"));
@@ -102,7 +102,7 @@ void Replica::check_agreement() const {
     lines.push_back(c10::str("buffer ", i, " ", buffers_[i].scalar_type(), buffers_[i].sizes()));
   lines.push_back(c10::str("bucket_cap_mb ", options_.bucket_cap_mb.value_or(-1), ", find_unused_parameters ",
                            options_.find_unused_parameters, ", static_graph ", options_.static_graph, ", ", mode_));
-  comm::agree(group_, what_, lines);
+  comm::require_same_on_all_ranks(group_, what_, lines);
 }
 
 void Replica::make_reducer() {
@@ -127,11 +127,12 @@ void Replica::set_requires_gradient_sync(bool sync) {
 }
 
 void Replica::before_forward() {
-  if (torch::autograd::get_current_graph_task_id() != -1) return;  // a checkpoint runs forward again
+  if (torch::autograd::get_current_graph_task_id() != -1) return;  // activation checkpointing runs forward again
   if (mode_ == ReducerMode::PerParameter && !per_parameter_ && !compiling()) mode_ = ReducerMode::Buckets;
   const auto now = trainable();
-  if (now != trainable_) {  // frozen, or unfrozen, since
-    TESSERA_CHECK(!now.empty(), UsageError, what_, ": no parameter requires a gradient any more");
+  if (now != trainable_) {  // parameters were frozen or unfrozen
+    TESSERA_CHECK(!now.empty(), UsageError, what_,
+                  ": no parameter requires a gradient; unfreeze one with requires_grad_(true)");
     trainable_ = now;
     check_agreement();
     reducer_.reset();
@@ -151,7 +152,8 @@ void Replica::after_forward(const Tensors& outputs) {
 }
 
 void Replica::register_comm_hook(CommHook hook) {
-  TESSERA_CHECK(!hook_, UsageError, what_, ": a second comm hook; there is one already, and both would reduce");
+  TESSERA_CHECK(!hook_, UsageError, what_,
+                ": a comm hook is registered already; register only one, or gradients are reduced twice");
   TESSERA_CHECK(hook, UsageError, what_, ": register_comm_hook was given an empty function");
   hook_ = std::move(hook);
   if (reducer_) reducer_->set_hook(hook_);

@@ -2,7 +2,7 @@
 #include "tessera/data_parallel/comm_hook.h"
 #include "tessera/data_parallel/detail/named_tensor.h"
 #include "tessera/data_parallel/detail/options.h"
-#include "tessera/data_parallel/detail/per_parameter.h"
+#include "tessera/data_parallel/detail/per_parameter_reducer.h"
 #include "tessera/data_parallel/detail/reducer.h"
 #include "tessera/data_parallel/reducer_mode.h"
 
@@ -11,11 +11,11 @@
 
 namespace tessera::data_parallel {
 
-// One module that is kept equal on all ranks of a group: what DistributedDataParallel and replicate have in common.
+// Keeps one module equal on all ranks of a group. DistributedDataParallel and replicate share it.
 class Replica {
  public:
-  // Checks that the ranks hold the same parameters, over the store, then gives all the first one's values. `what`
-  // opens error messages. If it throws, nothing has changed.
+  // Checks over the store that all ranks have the same parameters, then broadcasts the first rank's values (init_sync).
+  // `what` begins error messages. If it throws, nothing was changed.
   Replica(std::string what, NamedTensors parameters, NamedTensors buffers, const DDPOptions& options,
           ReducerMode mode = ReducerModeScope::current());
 
@@ -41,17 +41,17 @@ class Replica {
   comm::Group group_;
   DDPOptions options_;
   ReducerMode mode_;
-  std::vector<size_t> trainable_;  // those that the reducer was made for
+  std::vector<size_t> trainable_;  // the parameters of the current reducer
   CommHook hook_;
   ParameterStep step_;
   bool sync_ = true;
-  bool forward_is_compiled_ = false;  // then nobody calls before_forward any more
+  bool forward_is_compiled_ = false;  // a replayed step does not call before_forward()
   bool buffers_stale_ = false;
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<PerParameterReducer> per_parameter_;
 };
 
-// While alive, forward passes and their backward passes only accumulate gradients on this rank.
+// While alive, forward and backward passes accumulate gradients on this rank without communication.
 class NoSync {
  public:
   explicit NoSync(Replica& replica) : replica_(replica), before_(replica.requires_gradient_sync()) {

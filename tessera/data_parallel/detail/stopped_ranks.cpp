@@ -4,21 +4,22 @@
 
 namespace tessera::data_parallel {
 
-Departures::Departures(comm::Group group) : group_(std::move(group)) {
-  id_ = group_->store()->add(c10::str("reducers/", group_->rank()), 1);  // ranks make them in the same order
+StoppedRanks::StoppedRanks(comm::Group group) : group_(std::move(group)) {
+  // Equal on all ranks, because they create their reducers in the same order.
+  id_ = group_->store()->add(c10::str("reducers/", group_->rank()), 1);
 }
 
-std::string Departures::key(int64_t rank) const { return c10::str("reducers/", id_, "/left/", rank); }
+std::string StoppedRanks::key(int64_t rank) const { return c10::str("reducers/", id_, "/left/", rank); }
 
-void Departures::leave(int64_t passes) noexcept {
+void StoppedRanks::record_stop(int64_t passes) noexcept {
   try {
     const auto text = std::to_string(passes);
     group_->store()->set(key(group_->rank()), std::vector<uint8_t>(text.begin(), text.end()));
-  } catch (...) {  // NOLINT(bugprone-empty-catch): the store went first, so nobody can ask any more
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the store is closed, so no rank can read it
   }
 }
 
-std::string Departures::say() const {
+std::string StoppedRanks::describe() const {
   std::string text;
   for (int64_t r = 0; r < group_->size(); r++) try {
       if (r == group_->rank() || !group_->store()->check({key(r)})) continue;
@@ -26,7 +27,7 @@ std::string Departures::say() const {
       text += c10::str("; rank ", group_->ranks()[static_cast<size_t>(r)], " stopped after ",
                        std::string(passes.begin(), passes.end()), " backward passes: give every rank as many batches");
     } catch (const std::exception&) {
-      return text + "; the store does not answer";
+      return text + "; the store does not respond";
     }
   return text;
 }

@@ -5,13 +5,13 @@
 
 namespace tessera::data_parallel {
 
-// Who has stopped taking part, and after how many passes: written to the store on the way out, read when a collective
-// failed, so that the error of ranks with more batches than others can say so.
-class Departures {
+// Records in the store that a rank has destroyed its reducer and after how many backward passes. When a collective
+// fails, other ranks read it, so that the error can say that a rank has fewer batches.
+class StoppedRanks {
  public:
-  explicit Departures(comm::Group group);
-  void leave(int64_t passes) noexcept;
-  std::string say() const;  // "; rank 1 stopped after 12 backward passes", or ""
+  explicit StoppedRanks(comm::Group group);
+  void record_stop(int64_t passes) noexcept;
+  std::string describe() const;  // "; rank 1 stopped after 12 backward passes: ...", or ""
 
  private:
   std::string key(int64_t rank) const;

@@ -3,6 +3,7 @@
 #include "tessera/comm/communicator.h"
 
 #include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
 
 #include <concepts>
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,71 +20,83 @@ namespace tessera {
 
 namespace data_parallel::fsdp {
 struct ShardedModule;
-struct Turn;
+struct ScheduledGroup;
 }  // namespace data_parallel::fsdp
 
-// What becomes of a unit's whole parameters after forward.
-//   none     let go of, except the root's
-//   true     let go of: gathered again in backward
-//   false    they stay until backward is through: faster and larger
-//   a number they stay cut among groups of that many ranks, which must divide the ranks: gathered again over a few
-//            neighbours only. 1 is false, and all of them is true.
+// Whether a module's parameters are resharded after forward.
+//   none       yes, except those of the root module
+//   true       yes: backward all-gathers them again
+//   false      no: they stay unsharded until backward has used them. Faster, more memory
+//   a number   they are resharded among groups of that many ranks, which must divide the number of ranks. Backward then
+//              all-gathers within such a group. 1 is false. All ranks is true.
 class ReshardAfterForward {
  public:
+  // None.
   ReshardAfterForward() = default;
+  // True or false.
   template <std::same_as<bool> B>
-  ReshardAfterForward(B yes) : yes_(yes) {}  // NOLINT(google-explicit-constructor)
+  ReshardAfterForward(B reshard) : reshard_(reshard) {}  // NOLINT(google-explicit-constructor)
+  // A number of ranks.
   template <std::integral I>
   requires(!std::same_as<I, bool>) ReshardAfterForward(I ranks)  // NOLINT(google-explicit-constructor)
       : ranks_(static_cast<int64_t>(ranks)) {}
 
-  void apply(data_parallel::fsdp::Turn& turn, const comm::Group& shards) const;  // throws UsageError
+  // Internal: writes the setting to a group's schedule. Throws UsageError if the number does not divide the ranks.
+  void apply(data_parallel::fsdp::ScheduledGroup& scheduled, const comm::Group& shard_group) const;
 
  private:
-  std::optional<bool> yes_;
+  std::optional<bool> reshard_;
   std::optional<int64_t> ranks_;
 };
 
-// A gather under way.
+// An all-gather in flight, started by FSDPModule::unshard(true).
 class UnshardHandle {
  public:
+  // An empty handle: wait() does nothing. The second constructor is internal.
   UnshardHandle() = default;
-  explicit UnshardHandle(std::shared_ptr<data_parallel::fsdp::Turn> turn) : turn_(std::move(turn)) {}
-  void wait();  // the parameters are whole when it returns
+  explicit UnshardHandle(std::shared_ptr<data_parallel::fsdp::ScheduledGroup> scheduled)
+      : scheduled_(std::move(scheduled)) {}
+  // The parameters are unsharded when it returns.
+  void wait();
 
  private:
-  std::shared_ptr<data_parallel::fsdp::Turn> turn_;
+  std::shared_ptr<data_parallel::fsdp::ScheduledGroup> scheduled_;
 };
 
-// What can be said to a module that was given to fully_shard, with PyTorch's names. Setters with `recurse` also speak
-// to the sharded modules below. Example:  fsdp_module(*model).set_requires_gradient_sync(false);
+// The methods that PyTorch's fully_shard() adds to a module. Setters with `recurse` also apply to the sharded modules
+// below it.
+// Example:  fsdp_module(model).set_requires_gradient_sync(false);
 class FSDPModule {
  public:
+  // Internal; write fsdp_module(model).
   FSDPModule(std::shared_ptr<data_parallel::fsdp::ShardedModule> state, torch::nn::Module& module);
 
-  // Makes this module's parameters whole (those of sharded modules below stay as they are). Async: begins to.
+  // All-gathers the parameters of this module, not those of sharded modules below it. With async_op it only starts the
+  // all-gather.
   UnshardHandle unshard(bool async_op = false);
+  // Frees the unsharded parameters of this module.
   void reshard();
 
-  // False: gradients are kept whole, on this rank, for a later backward that reduces them.
+  // False: backward keeps unsharded gradients on this rank. A later backward with sync reduces them.
   void set_requires_gradient_sync(bool sync, bool recurse = true);
-  // HSDP. False: gradients are reduced over the ranks that cut, and kept for a later all-reduce over the copies.
+  // For HSDP. False: backward reduce-scatters gradients and defers the all-reduce over replicas to a later backward.
   void set_requires_all_reduce(bool all_reduce, bool recurse = true);
+  // See ReshardAfterForward.
   void set_reshard_after_forward(bool reshard, bool recurse = true);
-  // False: a backward leaves the gathered parameters where the next forward finds them, if they do not change until
-  // then. For accumulation of gradients.
+  // False: backward keeps the unsharded parameters for the next forward, unless they change first. For gradient
+  // accumulation.
   void set_reshard_after_backward(bool reshard, bool recurse = true);
-  // False: backward does not wait for its reductions when it ends. Read .grad after the last one.
+  // False: the end of backward does not wait for reductions. Read .grad only after the last backward.
   void set_is_last_backward(bool last);
-  // Which are gathered while this one computes, in place of the one that comes next.
+  // Modules to prefetch in forward, and in backward, instead of the next one in order.
   void set_modules_to_forward_prefetch(const std::vector<std::reference_wrapper<torch::nn::Module>>& modules);
   void set_modules_to_backward_prefetch(const std::vector<std::reference_wrapper<torch::nn::Module>>& modules);
-  // The sum of gradients is divided by this, not by the number of ranks.
+  // Divides the sum of gradients by `factor`, not by the number of ranks.
   void set_gradient_divide_factor(double factor);
-  // False: backward does not need the values of this module's parameters (an embedding), and they are not gathered.
+  // False: backward does not need this module's parameter values (an embedding), so it does not all-gather them.
   void set_unshard_in_backward(bool unshard);
-  // After an error that was caught: as before the step. Runs by itself where an error passes through the outermost
-  // forward or through backward(); call it where one was caught half-way.
+  // Resets the state after an exception. It runs by itself if the exception leaves the outermost forward or backward().
+  // Call it if you caught the exception inside.
   void reset_iter_state();
 
  private:
@@ -93,25 +107,30 @@ class FSDPModule {
   torch::nn::Module* module_;
 };
 
-// Of a module that was given to fully_shard; UsageError for others.
+// The FSDPModule of a module that was given to fully_shard() or FullyShardedDataParallel. Throws UsageError for other
+// modules. The second overload takes a holder.
 FSDPModule fsdp_module(torch::nn::Module& module);
+template <class H>
+requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H> FSDPModule fsdp_module(const H& holder) {
+  return fsdp_module(static_cast<torch::nn::Module&>(*holder.ptr()));
+}
 
 namespace detail {
 
-// Runs `call` as the module's forward; as it is where the module is not sharded.
+// Runs `call` like forward of the module, with unsharded parameters. Only calls it if the module is not sharded.
 Tensors run_as_forward(torch::nn::Module& module, const Tensors& inputs,
                        const std::function<Tensors(const Tensors&)>& call);
 
 }  // namespace detail
 
-// A method beside forward that uses the module's parameters, as a function that gathers them and lets go of them as
-// forward does. C++ methods cannot be replaced: call what this returns.
+// Returns a function that calls `method` with unsharded parameters and reshards them afterwards, as for forward.
+// C++ cannot replace the method itself: call the returned function.
 // Example:  auto encode = register_fsdp_forward_method(model, &ModelImpl::encode);    y = encode(x);
 template <class H, class Method>
 auto register_fsdp_forward_method(H& holder, Method method) {
   return [module = holder.ptr(), method](auto... args) {
     using R = decltype(((*module).*method)(args...));
-    static_assert(!std::is_void_v<R>, "a forward method returns what it computed");
+    static_assert(!std::is_void_v<R>, "a forward method must return its result");
     auto given = std::make_tuple(std::move(args)...);
     std::optional<R> result;
     const auto outputs = detail::run_as_forward(*module, tensors_of(given), [&](const Tensors& inputs) {

@@ -15,42 +15,50 @@
 
 namespace tessera {
 
+// Dtypes of parameters, gradients and activations under fully_shard (PyTorch: MixedPrecisionPolicy).
 struct MixedPrecisionPolicy {
-  std::optional<c10::ScalarType> param_dtype = {};   // forward and backward compute in it
-  std::optional<c10::ScalarType> reduce_dtype = {};  // gradients are reduced in it; none: param_dtype
-  std::optional<c10::ScalarType> output_dtype = {};  // floating-point results of forward are cast to it
-  bool cast_forward_inputs = true;                   // floating-point arguments of forward, to param_dtype
+  std::optional<c10::ScalarType> param_dtype = {};   // of the unsharded parameters in forward and backward
+  std::optional<c10::ScalarType> reduce_dtype = {};  // of the gradient reduction; none: param_dtype
+  std::optional<c10::ScalarType> output_dtype = {};  // floating-point outputs of forward are cast to it
+  bool cast_forward_inputs = true;                   // floating-point inputs of forward are cast to param_dtype
 };
 
+// Where sharded parameters, gradients and optimizer state are kept.
 struct OffloadPolicy {
-  bool offload = false;
-  bool pin_memory = true;  // of the shards, where parameters are computed with on a device
+  bool offload = false;    // on the CPU; the compute device has only the unsharded parameters
+  bool pin_memory = true;  // pins the CPU memory if the compute device is a GPU
 };
-// Shards, their gradients, and so the optimizer's state, live on the CPU, and never in the memory that is computed
-// with.
+// An OffloadPolicy that keeps shards, their gradients and so the optimizer state on the CPU.
 inline OffloadPolicy CPUOffloadPolicy(bool pin_memory = true) { return {true, pin_memory}; }  // NOLINT: PyTorch's name
 
+// Options of fully_shard.
 struct FullyShardOptions {
-  // One axis: parameters are cut over it. Two: cut over the last, copied over the first (HSDP). None: all ranks.
+  // One axis: parameters are sharded over it. Two axes: replicated over the first, sharded over the last (HSDP).
+  // None: all ranks, on the device of the parameters.
   DeviceMesh mesh = {};
+  // Whether parameters are resharded after forward.
   ReshardAfterForward reshard_after_forward = {};
-  // The dim a parameter is cut along; none: 0.
+  // Returns the dim along which a parameter is sharded; none: 0.
   std::function<std::optional<int64_t>(const at::Tensor& parameter)> shard_placement_fn = {};
+  // Dtypes.
   MixedPrecisionPolicy mp_policy = {};
+  // CPU offload.
   OffloadPolicy offload_policy = {};
-  std::vector<at::Tensor> ignored_params = {};  // stay as they are; their gradients are not reduced
+  // Parameters that are not sharded and whose gradients are not reduced.
+  std::vector<at::Tensor> ignored_params = {};
 };
 
-// Cuts the parameters of the module that no inner call has taken, in place: each becomes a distributed tensor, of which
-// this rank keeps a piece. They are gathered, together, when the module runs, and gradients are reduced into pieces.
-// Call it for the inner modules first, then for the outermost:
+// Shards the parameters of the module in place, except those that an inner call has sharded. Each becomes a DTensor of
+// which this rank keeps a shard. They are all-gathered together when the module runs, and gradients are
+// reduce-scattered. Call it for inner modules first, then for the root:
 //
 //   for (auto& block : model->blocks) fully_shard(block, {.mesh = mesh["dp"]});
 //   fully_shard(model, {.mesh = mesh["dp"]});
+//   fsdp_module(model).set_requires_gradient_sync(false);
 //
-// Parameters that are distributed over other axes of the mesh (parallelize_module) are cut once more. Modules without
-// hooks (torch::nn's own, TORCH_MODULE) are sharded as well, but nothing can be gathered ahead for them.
-FSDPModule fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
+// A parameter that is a DTensor over other axes of the mesh (parallelize_module) is sharded once more. A module without
+// hooks (from torch::nn or TORCH_MODULE) is sharded too, but without prefetch. Returns its argument.
+torch::nn::Module& fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
 template <class H>
 requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H> H& fully_shard(
     H& holder, const FullyShardOptions& options = {}) {
@@ -58,12 +66,13 @@ requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H> H& fully_sha
   return holder;
 }
 
-// Several modules as one unit: gathered when the first of them runs, let go of after the last.
+// Several modules whose parameters are one group: all-gathered when the first module runs, resharded after the last.
+// Returns the modules.
 // Example:  fully_shard({model->norm.ptr(), model->head.ptr()}, {.mesh = mesh["dp"]});
-FSDPModule fully_shard(const std::vector<std::shared_ptr<torch::nn::Module>>& modules,
-                       const FullyShardOptions& options = {});
-inline FSDPModule fully_shard(std::initializer_list<std::shared_ptr<torch::nn::Module>> modules,
-                              const FullyShardOptions& options = {}) {
+std::vector<std::shared_ptr<torch::nn::Module>> fully_shard(
+    const std::vector<std::shared_ptr<torch::nn::Module>>& modules, const FullyShardOptions& options = {});
+inline std::vector<std::shared_ptr<torch::nn::Module>> fully_shard(
+    std::initializer_list<std::shared_ptr<torch::nn::Module>> modules, const FullyShardOptions& options = {}) {
   return fully_shard(std::vector<std::shared_ptr<torch::nn::Module>>(modules), options);
 }
 

@@ -1,10 +1,11 @@
 #pragma once
+#include "tessera/data_parallel/fsdp/detail/api/clip_grad.h"
 #include "tessera/data_parallel/fsdp/detail/api/options.h"
 #include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
 #include "tessera/data_parallel/fsdp/summon_full_params.h"
+#include "tessera/nn/holder.h"
 
 #include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
 
 #include <memory>
 #include <utility>
@@ -12,72 +13,87 @@
 
 namespace tessera {
 
-// What wrapping does, without the type of the module.
-class FSDPState {
+namespace detail {
+
+// Shards a module in place, with hooks. If it throws UsageError, nothing was changed.
+void shard_flat(torch::nn::Module& module, const FSDPOptions& options);
+// This rank's flat parameters of the sharded modules at and below `module`.
+Tensors flat_params_of(const torch::nn::Module& module);
+
+}  // namespace detail
+
+// While alive, backward accumulates unsharded gradients on this rank without communication. Its destructor restores the
+// setting of each module. Made by FullyShardedDataParallel::no_sync().
+class FSDPNoSync {
  public:
-  // Where it throws UsageError, nothing was changed.
-  FSDPState(torch::nn::Module& module, const FSDPOptions& options);
-
-  // The unit's parameters as one 1-D tensor a unit, this rank's part; .grad likewise. Outer units first.
-  Tensors flat_params() const;
-
-  // Scales all gradients in place so that their norm, over all ranks, is at most max_norm; gives the norm as it was.
-  // One all-reduce for each set of ranks over which some are cut: usually one. norm_type: above 0, or infinity.
-  at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2) const;
-
-  // While alive, gradients are accumulated whole, on this rank. Afterwards each unit does again what it did before.
-  class NoSync {
-   public:
-    explicit NoSync(const FSDPState& state);
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-
-   private:
-    std::vector<std::pair<std::shared_ptr<data_parallel::fsdp::Turn>, bool>> before_;
-  };
+  // For the sharded modules at and below `module`.
+  explicit FSDPNoSync(const torch::nn::Module& module);
+  ~FSDPNoSync();
+  FSDPNoSync(const FSDPNoSync&) = delete;
 
  private:
-  torch::nn::Module* module_;
+  std::vector<std::pair<std::shared_ptr<data_parallel::fsdp::ScheduledGroup>, bool>> before_;
 };
 
-// Cuts the parameters of a module over ranks, as one flat parameter: each rank keeps a run of it, and they are gathered
-// while the module computes. Hooks are attached in place: names stay as they are, typed members stay valid.
+// Shards the parameters of a module over ranks as one flat parameter. Each rank keeps a shard of it. The parameters are
+// all-gathered while the module computes. Called like the module itself.
 //
 //   FullyShardedDataParallel fsdp(model, {.device_mesh = mesh["dp"]});
-//   optim::AdamW opt(fsdp->parameters());      // one flat parameter; use_orig_params: the originals, each a run of it
+//   optim::AdamW opt(fsdp->parameters());      // one flat parameter; with use_orig_params the original parameters
 //   fsdp(x).sum().backward();
+//   fsdp->clip_grad_norm_(1.0);
 //
-// Modules inside may be wrapped before, or by auto_wrap_policy: each is a unit, gathered when its turn comes.
-// A parameter that lies over another axis (tensor parallelism) lies so whenever it is whole.
+// Hooks are put on `model` in place, so `model` may also be called, and inner modules may be wrapped before or by
+// auto_wrap_policy. A parameter that is a DTensor over another axis (tensor parallelism) is one again when unsharded.
+//
+// H: a holder (TESSERA_MODULE).
 template <class H>
-class FullyShardedDataParallel {
+class FullyShardedDataParallelImpl : public torch::nn::Module {
  public:
-  explicit FullyShardedDataParallel(H module, const FSDPOptions& options = {})
-      : module_(std::move(module)), state_(*module_, options) {}
+  // Shards `wrapped`. If it throws UsageError, nothing was changed.
+  explicit FullyShardedDataParallelImpl(H wrapped, const FSDPOptions& options = {})
+      : torch::nn::Module("FullyShardedDataParallel"), module(std::move(wrapped)) {
+    detail::shard_flat(*module, options);
+    register_module("module", module);
+  }
 
+  // Calls the wrapped module.
   template <class... Args>
-  auto operator()(Args&&... args) {
-    return module_(std::forward<Args>(args)...);
-  }
-  H& module() { return module_; }
-  auto* operator->() { return module_.get(); }
-  auto& operator*() { return *module_; }
-  Tensors flat_params() const { return state_.flat_params(); }
-  at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2) {
-    return state_.clip_grad_norm_(max_norm, norm_type);
+  auto forward(Args&&... args) {
+    return module(std::forward<Args>(args)...);
   }
 
+  // This rank's shard of the parameters, one 1-D tensor per wrapped module, outer modules first. Their .grad has the
+  // reduced gradients.
+  Tensors flat_params() const { return detail::flat_params_of(*module); }
+
+  // Scales all gradients in place so that their norm over all ranks is at most max_norm. Returns the norm before.
+  // norm_type: above 0, or infinity. One all-reduce for each set of groups over which parameters are sharded.
+  at::Tensor clip_grad_norm_(double max_norm, double norm_type = 2) const {
+    return data_parallel::fsdp::clip_grad_norm_(*module, max_norm, norm_type);
+  }
+
+  // Unshards the parameters while the returned object is alive.
   [[nodiscard]] SummonFullParams summon_full_params(SummonOptions options = {}) {
-    return SummonFullParams(*module_, options);
+    return SummonFullParams(*module, options);
   }
 
-  // auto guard = fsdp.no_sync();    gradients are accumulated whole, on this rank
-  using NoSync = FSDPState::NoSync;
-  [[nodiscard]] NoSync no_sync() { return NoSync(state_); }
+  // auto guard = fsdp->no_sync();    gradients are accumulated unsharded on this rank while it is alive
+  [[nodiscard]] FSDPNoSync no_sync() const { return FSDPNoSync(*module); }
 
- private:
-  H module_;
-  FSDPState state_;
+  // The wrapped module.
+  H module;
+};
+
+// The holder of FullyShardedDataParallelImpl.
+template <class H>
+class FullyShardedDataParallel : public Holder<FullyShardedDataParallelImpl<H>> {
+ public:
+  // Shards `module`. If it throws UsageError, nothing was changed. The second constructor makes an empty holder.
+  explicit FullyShardedDataParallel(H module, const FSDPOptions& options = {})
+      : Holder<FullyShardedDataParallelImpl<H>>(
+            std::make_shared<Hooked<FullyShardedDataParallelImpl<H>>>(std::move(module), options)) {}
+  explicit FullyShardedDataParallel(std::nullptr_t) : Holder<FullyShardedDataParallelImpl<H>>(nullptr) {}
 };
 
 }  // namespace tessera

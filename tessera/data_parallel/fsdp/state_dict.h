@@ -7,47 +7,48 @@
 
 #include <concepts>
 
-// State dicts of modules that may be sharded, in any way or not at all, and of their optimizers: under the names that
-// parameters had before, with their shapes, whoever cut them. What one mesh has saved, another loads, and so does a
-// plain module.
+// State dicts of modules and optimizers (PyTorch: torch.distributed.checkpoint.state_dict), for plain, DDP, FSDP and
+// tensor parallel modules. Names and shapes are those before sharding, so that a dict that was saved on one mesh can be
+// loaded on another mesh or into a plain module.
 //
-//   full       whole plain tensors
-//   sharded    what is cut is a distributed tensor, of which each rank has a piece. fully_shard: the parameter itself.
-//              FullyShardedDataParallel: [S(0)] on its mesh, [R, S(0)] for the hybrid strategies; times tensor parallel
-//              [S(0), its own] on both axes, with SS where both cut dim 0. A flat parameter is gathered, one unit at a
-//              time, and cut anew.
+//   full       all values are full plain tensors
+//   sharded    sharded values are DTensors. With fully_shard: the parameter itself. With FullyShardedDataParallel:
+//              [S(0)] on its mesh, [R, S(0)] with a hybrid strategy. With tensor parallelism too: [S(0), its own] on
+//              both axes, with SS if both shard dim 0. A flat parameter is gathered, one module at a time, and sharded.
 //
-// Of an optimizer, state.<parameter>.<row> and param_groups.<group>.<option> (nn/optimizer_state.h): state of a flat
-// parameter is cut by its parameters' names.
-// All ranks call these together: they communicate.
+// The optimizer dict has state.<parameter>.<entry> and param_groups.<group>.<option> (state/optimizer_state.h). State
+// of a flat parameter is split by its parameters' names.
+// All ranks call these functions together: they communicate.
 namespace tessera {
 
+// Options, with PyTorch's names.
 struct StateDictOptions {
-  bool full_state_dict = false;
-  bool cpu_offload = false;  // values are brought to the CPU
-  bool rank0_only = false;   // with full_state_dict: the others get an empty dict
-  bool strict = true;        // loading: anything that does not fit is an error; else it is reported
-  // Loading: the dict is full, and the first rank's counts; the others' are not looked at.
-  bool broadcast_from_rank0 = false;
+  bool full_state_dict = false;       // full tensors instead of DTensors
+  bool cpu_offload = false;           // values are copied to the CPU
+  bool rank0_only = false;            // with full_state_dict: other ranks get an empty dict
+  bool strict = true;                 // loading: a missing or unexpected name or a wrong shape is an error
+  bool broadcast_from_rank0 = false;  // loading: takes the full dict of rank 0 and ignores those of other ranks
 };
 
-// Gives copies of what is flat or (full) of everything, and aliases of the rest, as state_dict() does.
+// Returns the parameters and buffers. Flat parameters are copied, and with full_state_dict all values. Other values are
+// aliases, as in state_dict().
 StateDict get_model_state_dict(torch::nn::Module& module, const StateDictOptions& options = {});
-// Takes plain values (the same on all ranks) and distributed ones, of any mesh. All names and shapes are checked first:
-// where this throws UsageError, nothing was changed.
+// Loads plain values (equal on all ranks) and DTensors of any mesh. Names and shapes are checked first: if it throws
+// UsageError, nothing was changed.
 LoadReport set_model_state_dict(torch::nn::Module& module, const StateDict& dict, const StateDictOptions& options = {});
 
+// The state of an optimizer, saved and loaded by parameter names. See above for the format.
 StateDict get_optimizer_state_dict(OptimizerAccess& optimizer, torch::nn::Module& module,
                                    const StateDictOptions& options = {});
 LoadReport set_optimizer_state_dict(OptimizerAccess& optimizer, torch::nn::Module& module, const StateDict& dict,
                                     const StateDictOptions& options = {});
-// For LibTorch's optimizers.
+// The same for LibTorch's optimizers.
 StateDict get_optimizer_state_dict(torch::optim::Optimizer& optimizer, torch::nn::Module& module,
                                    const StateDictOptions& options = {});
 LoadReport set_optimizer_state_dict(torch::optim::Optimizer& optimizer, torch::nn::Module& module,
                                     const StateDict& dict, const StateDictOptions& options = {});
 
-// For a class that is an OptimizerAccess and a torch::optim::Optimizer: else neither overload would be the better one.
+// The same for a class that is an OptimizerAccess and a torch::optim::Optimizer: the overloads above are ambiguous.
 template <std::derived_from<OptimizerAccess> Optimizer>
 StateDict get_optimizer_state_dict(Optimizer& optimizer, torch::nn::Module& module,
                                    const StateDictOptions& options = {}) {

@@ -7,27 +7,29 @@
 #include <type_traits>
 #include <vector>
 
-// Which modules of a tree become units of their own.
+// Policies for FSDPOptions::auto_wrap_policy: which inner modules FullyShardedDataParallel wraps separately.
 namespace tessera {
 
-// What a policy is asked, of each module twice, as PyTorch asks: going down, whether to look at what is inside; coming
-// back up, whether to wrap it.
+// What a policy decides about. As in PyTorch it is called twice for each module: with recurse, before its children, and
+// without, after them.
 struct WrapQuestion {
-  torch::nn::Module& module;
-  bool recurse;   // going down
-  int64_t numel;  // of its parameters; coming up: without those of modules inside that are wrapped
+  torch::nn::Module& module;  // the module
+  bool recurse;               // true: return whether to visit the children. False: return whether to wrap the module
+  int64_t numel;  // elements of its parameters; without recurse: not counting inner modules that are wrapped
 };
+// A policy.
 using AutoWrapPolicy = std::function<bool(const WrapQuestion& question)>;
 
-// Modules of at least so many elements that are not in smaller ones. Lists of modules and others that cannot have hooks
-// are left to the module around them.
+// Wraps modules that have at least min_num_params elements outside wrapped inner modules. Module lists and modules that
+// cannot have hooks are not wrapped: their parameters belong to the module around them.
 AutoWrapPolicy size_based_auto_wrap_policy(int64_t min_num_params = 100'000'000);
 
-// Every module for which it holds.
+// Wraps every module for which `wraps` returns true.
 AutoWrapPolicy lambda_auto_wrap_policy(std::function<bool(torch::nn::Module& module)> wraps);
 
 namespace detail {
 
+// The Impl of a holder, or T itself.
 template <class T>
 struct ImplOf {
   using Type = T;
@@ -40,7 +42,7 @@ struct ImplOf<H> {
 
 }  // namespace detail
 
-// Every module of one of these classes, given as holders or as Impls.
+// Wraps every module of one of these classes, which may be holders or Impls.
 // Example:  FSDPOptions{.auto_wrap_policy = transformer_auto_wrap_policy<models::GPT2Block>()}
 template <class... Blocks>
 AutoWrapPolicy transformer_auto_wrap_policy() {
@@ -51,11 +53,11 @@ AutoWrapPolicy transformer_auto_wrap_policy() {
 
 namespace data_parallel::fsdp {
 
-struct Ignored;
+struct IgnoredModules;
 
-// The modules below `root` that the policy wraps, inner ones first. `root` itself is not asked for.
+// Internal: the modules below `root` that the policy wraps, inner ones first. The policy is not called for `root`.
 std::vector<torch::nn::Module*> modules_to_wrap(torch::nn::Module& root, const AutoWrapPolicy& policy,
-                                                const Ignored& ignored);
+                                                const IgnoredModules& ignored);
 
 }  // namespace data_parallel::fsdp
 }  // namespace tessera

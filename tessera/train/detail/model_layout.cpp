@@ -40,7 +40,7 @@ Layout::Layout(const TrainConfig& config, DeviceMesh mesh, Values values)
     const auto axes = has_axis("dp") ? mesh_[std::vector<std::string>{"dp", "fsdp"}] : mesh_["fsdp"];
     const auto policy = precision_of(config);
     for (const auto& block : blocks) fully_shard(*block, {.mesh = axes, .mp_policy = of_blocks(policy)});
-    sharded_ = fully_shard(root, {.mesh = axes, .mp_policy = policy});
+    sharded_ = fsdp_module(fully_shard(root, {.mesh = axes, .mp_policy = policy}));
   }
   if (values == Values::None) return;
   materialize(root, c10::Device(config.training.device));
@@ -49,7 +49,7 @@ Layout::Layout(const TrainConfig& config, DeviceMesh mesh, Values values)
     options.device_mesh = mesh_["dp"];
     options.init_sync = false;  // the values are the same already; the first checksum proves it
     options.gradient_as_bucket_view = true;
-    copied_ = replicate(root, options);
+    copied_ = replicated(replicate(root, options));
   }
 }
 

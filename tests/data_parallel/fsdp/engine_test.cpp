@@ -1,4 +1,4 @@
-// Steps that are not one forward and one backward through everything.
+// fully_shard in steps other than one forward and one backward of the entire model.
 #include "tessera/comm/detail/records.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/random.h"
@@ -10,25 +10,20 @@
 #include "tessera/testing/detail/counting_allocator.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tests/data_parallel/fsdp/stacks.h"
+#include "tests/fixtures/fsdp.h"
 
 namespace tessera {
 namespace {
 
-using namespace data_parallel;
+using namespace fixtures;
+using comm::CommKind;
 using comm::Family;
-using comm::Kind;
-using models::MLP;
-using models::MLPStacked;
-using testing::close;
-using testing::Rank;
-using testing::run_ranks;
 
 int64_t reductions(const CommDebugMode& comm) {
-  return comm.get_comm_counts().of(Kind::ReduceScatterTensor, Family::C10d);
+  return comm.get_comm_counts().of(CommKind::ReduceScatterTensor, Family::C10d);
 }
 
-// One rank's part in a step, the same for the plain module with every rank's batch.
+// Runs `step` on each rank with its batch, and on a plain module with all batches, and compares gradients.
 template <class Step>
 void expect_same_as_plain(
     const MLPStacked& start, int64_t ranks, const FullyShardOptions& options, Step step,
@@ -40,7 +35,7 @@ void expect_same_as_plain(
     prepare(model);
     auto mine = options;
     mine.mesh = me.mesh(c10::str("dp=", ranks));
-    shard_layers(model, mine);
+    shard_blocks(model, mine);
     for (int i = 0; i < 2; i++) {
       zero_grad(*model);
       zero_grad(*plain);
@@ -53,6 +48,20 @@ void expect_same_as_plain(
       expect_gradients(*model, *plain);
     }
   });
+}
+
+// Two steps of a sharded model, with the gradients of the plain one. The second step accumulates.
+template <class Model, class Loss>
+void expect_two_steps(Rank& me, Model& model, Model& plain, const Tensors& data, int64_t expected_reductions,
+                      Loss loss) {
+  for (int i = 0; i < 2; i++) {
+    CommDebugMode comm;
+    loss(model, data[static_cast<size_t>(me.rank)]).backward();
+    EXPECT_EQ(reductions(comm), expected_reductions);
+    accumulate_means(plain, data, loss);
+    expect_sharded(*model);
+    expect_gradients(*model, *plain);
+  }
 }
 
 TEST(FullyShardEngine, SeveralForwardsThenOneBackward) {
@@ -78,7 +87,7 @@ TEST(FullyShardEngine, BackwardTwiceThroughOneGraph) {
   });
 }
 
-TEST(FullyShardEngine, ForwardWithoutGradientsBetween) {
+TEST(FullyShardEngine, ForwardUnderNoGradBetweenForwardAndBackward) {
   for (const bool reshard : {true, false})
     expect_same_as_plain(MLPStacked(2), 2, {.reshard_after_forward = reshard}, [](MLPStacked& m, const at::Tensor& x) {
       const auto loss = stack_loss(m, x);
@@ -90,8 +99,8 @@ TEST(FullyShardEngine, ForwardWithoutGradientsBetween) {
     });
 }
 
-// Parts of the model by themselves, after the whole of it.
-TEST(FullyShardEngine, PartsOfTheModelAfterIt) {
+// Runs submodules after the model.
+TEST(FullyShardEngine, SubmodulesRunAfterTheModel) {
   expect_same_as_plain(MLPStacked(2), 2, {}, [](MLPStacked& m, const at::Tensor& x) {
     m->layers[0](m->layers[1](m(x))).pow(2).mean().backward();
   });
@@ -108,7 +117,7 @@ struct TwiceImpl : torch::nn::Cloneable<TwiceImpl> {
 };
 TESSERA_MODULE(Twice);
 
-TEST(FullyShardEngine, AModuleTwiceInOneForward) {
+TEST(FullyShardEngine, AModuleRunsTwiceInOneForward) {
   const Twice start;
   const auto data = batches(2);
   const auto loss = [](Twice& m, const at::Tensor& x) { return m(x).pow(2).mean(); };
@@ -119,18 +128,11 @@ TEST(FullyShardEngine, AModuleTwiceInOneForward) {
       fully_shard(model->a, options);
       fully_shard(model->b, options);
       fully_shard(model, options);
-      for (int i = 0; i < 2; i++) {
-        CommDebugMode comm;
-        loss(model, data[static_cast<size_t>(me.rank)]).backward();
-        EXPECT_EQ(reductions(comm), 2);
-        accumulate_means(plain, data, loss);
-        expect_sharded(*model);
-        expect_gradients(*model, *plain);
-      }
+      expect_two_steps(me, model, plain, data, 2, loss);
     });
 }
 
-TEST(FullyShardEngine, FrozenParametersAndUnits) {
+TEST(FullyShardEngine, FrozenParametersAndFrozenModules) {
   expect_same_as_plain(
       MLPStacked(3), 2, {}, [](MLPStacked& m, const at::Tensor& x) { stack_loss(m, x).backward(); },
       [](MLPStacked& m) {
@@ -139,8 +141,8 @@ TEST(FullyShardEngine, FrozenParametersAndUnits) {
       });
 }
 
-// A model that trains little of itself must not be whole while it does: units go when the next one begins.
-TEST(FullyShardEngine, FrozenUnitsAreLetGoOf) {
+// A mostly frozen model must not stay unsharded: a frozen group is resharded when the next one begins backward.
+TEST(FullyShardEngine, FrozenGroupsAreResharded) {
   constexpr int64_t kWidth = 256, kLayers = 12;
   MLPStacked start(kLayers, models::MLPConfig{.layers = {{"net", kWidth, kWidth}}, .seed = 3});
   const auto x = torch::randn({1, kWidth}, torch::requires_grad());
@@ -149,7 +151,7 @@ TEST(FullyShardEngine, FrozenUnitsAreLetGoOf) {
   run_ranks(2, [&](Rank& me) {
     auto model = clone(start);
     for (auto& p : model->parameters()) p.requires_grad_(false);
-    shard_layers(model, {.mesh = me.mesh("dp=2")});
+    shard_blocks(model, {.mesh = me.mesh("dp=2")});
     const auto mine = x.detach().clone().requires_grad_();
     me.group()->barrier().wait();
     if (me.rank == 0) before = count.live_bytes(), count.reset_peak();
@@ -159,18 +161,18 @@ TEST(FullyShardEngine, FrozenUnitsAreLetGoOf) {
     EXPECT_TRUE(mine.grad().defined());
   });
   const int64_t unit = kWidth * kWidth * 4;
-  EXPECT_LT(count.peak_bytes() - before, 2 * 4 * unit + (1 << 18)) << "on two ranks, two units and their buffers";
+  EXPECT_LT(count.peak_bytes() - before, 2 * 4 * unit + (1 << 18)) << "on two ranks, two groups and their buffers";
 }
 
-TEST(FullyShardEngine, LayersThatAreNotUsed) {
-  const auto skip = [](MLPStacked& m, const at::Tensor& x) {  // layer 1 is left out
+TEST(FullyShardEngine, UnusedLayers) {
+  const auto skip = [](MLPStacked& m, const at::Tensor& x) {  // skips layer 1
     m->layers[2](m->layers[0](x)).pow(2).mean().backward();
   };
   const MLPStacked start(3);
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     auto plain = clone(start), model = clone(start);
-    shard_layers(model, {.mesh = me.mesh("dp=2")});
+    shard_blocks(model, {.mesh = me.mesh("dp=2")});
     const auto& mine = data[static_cast<size_t>(me.rank)];
     stack_loss(model, mine).backward();
     zero_grad(*model);
@@ -188,7 +190,7 @@ TEST(FullyShardEngine, AccumulatesWithAndWithoutSync) {
     const auto data = batches(ranks);
     run_ranks(ranks, [&](Rank& me) {
       auto plain = clone(start), model = clone(start);
-      shard_layers(model, {.mesh = me.mesh(shape)});
+      shard_blocks(model, {.mesh = me.mesh(shape)});
       auto fsdp = fsdp_module(*model);
       const auto& mine = data[static_cast<size_t>(me.rank)];
       const auto pass = [&](int64_t expected) {
@@ -209,12 +211,12 @@ TEST(FullyShardEngine, AccumulatesWithAndWithoutSync) {
   }
 }
 
-TEST(FullyShardEngine, AllReduceCanWait) {
+TEST(FullyShardEngine, AllReduceCanBeDeferred) {
   const MLPStacked start(2);
   const auto data = batches(4);
   run_ranks(4, [&](Rank& me) {
     auto plain = clone(start), model = clone(start);
-    shard_layers(model, {.mesh = me.mesh("replicate=2,shard=2")});
+    shard_blocks(model, {.mesh = me.mesh("replicate=2,shard=2")});
     auto fsdp = fsdp_module(*model);
     for (const bool all_reduce : {true, false, false, true}) {
       fsdp.set_requires_all_reduce(all_reduce);
@@ -222,19 +224,19 @@ TEST(FullyShardEngine, AllReduceCanWait) {
       stack_loss(model, data[static_cast<size_t>(me.rank)]).backward();
       accumulate_means(plain, data, stack_loss);
       EXPECT_EQ(reductions(comm), 2);
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllReduce, Family::C10d), all_reduce ? 2 : 0);
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllReduce, Family::C10d), all_reduce ? 2 : 0);
     }
     expect_gradients(*model, *plain);
   });
 }
 
-// A parameter is a tensor between steps: what is computed with it there has a gradient like any other.
+// A sharded parameter is a DTensor: ops on it between steps have gradients too.
 TEST(FullyShardEngine, PenaltyOnShardedParameters) {
   const MLPStacked start(2);
   const auto data = batches(3);
   run_ranks(3, [&](Rank& me) {
     auto plain = clone(start), model = clone(start);
-    shard_layers(model, {.mesh = me.mesh("dp=3")});
+    shard_blocks(model, {.mesh = me.mesh("dp=3")});
     const auto penalty = [](const Module& m) {
       for (const auto& p : m.parameters()) p.pow(2).sum().backward();
     };
@@ -250,7 +252,7 @@ TEST(FullyShardEngine, PenaltyOnShardedParameters) {
   });
 }
 
-// Results that are not one tensor; and one that nothing looks into, so that its backward comes unannounced.
+// Outputs that are not one tensor. With `hidden`, backward starts from a tensor that is not an output of forward.
 struct Pair {
   at::Tensor first;
   std::vector<at::Tensor> more;
@@ -264,7 +266,7 @@ struct PairImpl : torch::nn::Cloneable<PairImpl> {
   }
   Pair forward(at::Tensor x) {
     const auto y = mlp(x);
-    side = y + scale;  // saves nothing of scale
+    side = y + scale;  // autograd saves nothing of scale
     return hidden ? Pair{y.detach(), {}} : Pair{y, {side, y * 2}};
   }
   bool hidden;
@@ -273,7 +275,7 @@ struct PairImpl : torch::nn::Cloneable<PairImpl> {
 };
 TESSERA_MODULE_IMPL(PairModule, PairImpl);
 
-TEST(FullyShardEngine, OutputsOfAnyShape) {
+TEST(FullyShardEngine, OutputsOfAnyType) {
   const auto data = batches(2);
   for (const bool hidden : {false, true}) {
     const PairModule start(hidden);
@@ -285,17 +287,12 @@ TEST(FullyShardEngine, OutputsOfAnyShape) {
         const auto out = m(x);
         return out.more.empty() ? m->side.pow(2).mean() : (out.first + out.more[0] * out.more[1]).mean();
       };
-      for (int i = 0; i < 2; i++) {  // the second adds to gradients that are there
-        loss(model, data[static_cast<size_t>(me.rank)]).backward();
-        accumulate_means(plain, data, loss);
-        expect_sharded(*model);
-        expect_gradients(*model, *plain);
-      }
+      expect_two_steps(me, model, plain, data, 1, loss);
     });
   }
 }
 
-TEST(FullyShardEngine, CheckpointsInsideAndAround) {
+TEST(FullyShardEngine, ActivationCheckpointingInsideAndAround) {
   expect_same_as_plain(
       MLPStacked(3), 2, {}, [](MLPStacked& m, const at::Tensor& x) { stack_loss(m, x).backward(); },
       [](MLPStacked& m) {
@@ -304,7 +301,7 @@ TEST(FullyShardEngine, CheckpointsInsideAndAround) {
       });
 }
 
-// One weight under two names.
+// Modules that share one weight.
 struct ProjectImpl : torch::nn::Module {
   explicit ProjectImpl(const at::Tensor& given) { weight = register_parameter("weight", given); }
   at::Tensor forward(at::Tensor x) { return torch::mm(x, weight); }
@@ -324,41 +321,34 @@ struct TiedImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Tied);
 
-TEST(FullyShardEngine, TiedParametersInOneUnit) {
+TEST(FullyShardEngine, TiedParametersInOneGroup) {
   const auto data = batches(2);
   const auto loss = [](Tied& m, const at::Tensor& x) { return m(x).pow(2).mean(); };
-  for (const bool apart : {false, true})  // in the root's unit, and in one of their own
+  for (const bool apart : {false, true})  // in the root's group, and in their own group
     run_ranks(2, [&](Rank& me) {
       Tied plain, model;
       const FullyShardOptions options{.mesh = me.mesh("dp=2")};
       fully_shard(model->middle, options);
       if (apart) fully_shard({model->in.ptr(), model->out.ptr()}, options);
       fully_shard(model, options);
-      for (int i = 0; i < 2; i++) {
-        CommDebugMode comm;
-        loss(model, data[static_cast<size_t>(me.rank)]).backward();
-        EXPECT_EQ(reductions(comm), 2);
-        accumulate_means(plain, data, loss);
-        EXPECT_TRUE(model->in->weight.is_same(model->out->weight));
-        expect_sharded(*model);
-        expect_gradients(*model, *plain);
-      }
+      expect_two_steps(me, model, plain, data, 2, loss);
+      EXPECT_TRUE(model->in->weight.is_same(model->out->weight));
     });
 }
 
-TEST(FullyShardEngine, TiedParametersInTwoUnitsAreRefused) {
+TEST(FullyShardEngine, TiedParametersInTwoGroupsAreAnError) {
   run_ranks(2, [](Rank& me) {
     Tied model;
     const FullyShardOptions options{.mesh = me.mesh("dp=2")};
     fully_shard(model->in, options);
     fully_shard(model, options);
-    EXPECT_ERROR(UsageError, model(torch::ones({2, 10})), "out.weight", "weight of the unit Project",
+    EXPECT_ERROR(UsageError, model(torch::ones({2, 10})), "out.weight", "weight of the parameter group Project",
                  "fully_shard({a, b})");
     expect_sharded(*model);
   });
 }
 
-TEST(FullyShardEngine, ModulesThatDifferBetweenRanksAreRefused) {
+TEST(FullyShardEngine, ModulesThatDifferBetweenRanksAreAnError) {
   run_ranks(2, [](Rank& me) {
     MLP model(me.rank == 0 ? models::mlp_module() : models::mlp_module(/*bias=*/false));
     fully_shard(model, {.mesh = me.mesh("dp=2")});
@@ -366,7 +356,7 @@ TEST(FullyShardEngine, ModulesThatDifferBetweenRanksAreRefused) {
   });
 }
 
-// Built without memory, sharded, then filled: this rank's shard alone is ever made.
+// Built on the meta device, sharded, then materialized: only this rank's shard is ever allocated.
 TEST(FullyShardEngine, DeferredInit) {
   manual_seed(3);
   const auto plain_start = deferred_init([] {
@@ -378,7 +368,7 @@ TEST(FullyShardEngine, DeferredInit) {
     manual_seed(3);
     auto model = deferred_init([] { return MLPStacked(2, models::MLPConfig{.layers = {{"net", 300, 300}}}); });
     auto plain = clone(plain_start);
-    shard_layers(model, {.mesh = me.mesh("dp=2")});
+    shard_blocks(model, {.mesh = me.mesh("dp=2")});
     EXPECT_ERROR(UsageError, model(data[0]), "net.weight", "materialize(model)");
     {
       CommDebugMode comm;
@@ -388,7 +378,7 @@ TEST(FullyShardEngine, DeferredInit) {
     const auto wanted = plain->named_parameters();
     for (const auto& item : model->named_parameters()) {
       EXPECT_EQ(DTensor(item.value().detach()).to_local().size(0), 150) << item.key();
-      EXPECT_EQ(close(whole(item.value()), wanted[item.key()].detach(), kExact), "") << item.key();
+      EXPECT_EQ(close(full_value(item.value()), wanted[item.key()].detach(), kExact), "") << item.key();
     }
     optim::SGD plain_opt(plain->parameters(), {.lr = 0.1}), opt(model->parameters(), {.lr = 0.1});
     for (int step = 0; step < 2; step++) {
@@ -401,12 +391,12 @@ TEST(FullyShardEngine, DeferredInit) {
       opt.step();
     }
     for (const auto& item : model->named_parameters())
-      EXPECT_EQ(close(whole(item.value()), wanted[item.key()].detach()), "") << item.key();
+      EXPECT_EQ(close(full_value(item.value()), wanted[item.key()].detach()), "") << item.key();
   });
 }
 
-// Values that are put into a parameter by set_data, as loading by assignment does, count.
-TEST(FullyShardEngine, ValuesSetFromOutside) {
+// Values that are set by set_data(), as in loading by assignment, are used.
+TEST(FullyShardEngine, ValuesSetBySetData) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     MLP model(models::mlp_module());
@@ -417,9 +407,9 @@ TEST(FullyShardEngine, ValuesSetFromOutside) {
     weight.set_data(zeros(weight.sizes(), me.mesh("dp=2"), {Shard(0)}));
     auto& bias = model->layers[0]->bias;
     bias.set_data(zeros(bias.sizes(), me.mesh("dp=2"), {Shard(0)}));
-    EXPECT_EQ(close(model(data[0])[0], whole(model->layers[1]->bias)), "");
+    EXPECT_EQ(close(model(data[0])[0], full_value(model->layers[1]->bias)), "");
     weight.set_data(torch::zeros({16, 10}));
-    EXPECT_ERROR(UsageError, model(data[0]), "net1.weight", "change values, not layouts");
+    EXPECT_ERROR(UsageError, model(data[0]), "net1.weight", "change only its values");
   });
 }
 

@@ -1,4 +1,4 @@
-// Steps that fail: parameters come back sharded, nothing stays behind, and the next step is right.
+// Steps that fail: parameters are resharded, nothing leaks, and the next step is correct.
 #include "tessera/base/error.h"
 #include "tessera/nn/grad_hooks.h"
 #include "tessera/nn/hooks.h"
@@ -6,17 +6,14 @@
 #include "tessera/testing/detail/counting_allocator.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tests/data_parallel/fsdp/stacks.h"
+#include "tests/fixtures/fsdp.h"
 
 #include <functional>
 
 namespace tessera {
 namespace {
 
-using namespace data_parallel;
-using models::MLPStacked;
-using testing::Rank;
-using testing::run_ranks;
+using namespace fixtures;
 
 constexpr int64_t kLayers = 3;
 
@@ -24,7 +21,7 @@ struct Fault : std::runtime_error {
   Fault() : std::runtime_error("a fault") {}
 };
 
-// A place where an error can come from, and how to take it away again.
+// A place that throws, and a function that removes it.
 using Remove = std::function<void()>;
 struct Case {
   const char* name;
@@ -44,19 +41,19 @@ const Case kCases[] = {
      [](MLPStacked& m) {
        return removal(m.register_forward_pre_hook([](Module&, const Tensors&) { throw Fault(); }));
      }},
-    {"forward pre hook of a unit",
+    {"forward pre hook of a sharded module",
      [](MLPStacked& m) {
        return removal(middle(m).register_forward_pre_hook([](Module&, const Tensors&) { throw Fault(); }));
      }},
-    {"forward, inside of a unit",
+    {"forward inside a sharded module",
      [](MLPStacked& m) {
        return removal(middle(m)->layers[1].register_forward_pre_hook([](Module&, const Tensors&) { throw Fault(); }));
      }},
-    {"forward hook of a unit",
+    {"forward hook of a sharded module",
      [](MLPStacked& m) {
        return removal(middle(m).register_forward_hook([](Module&, const Tensors&, const Tensors&) { throw Fault(); }));
      }},
-    {"around hook inside of the unit's own",
+    {"around hook inside that of the sharded module",
      [](MLPStacked& m) {
        return removal(register_around_hook(
            *middle(m), [](Module&, const Tensors&, const ForwardCall&) -> Tensors { throw Fault(); }));
@@ -65,11 +62,11 @@ const Case kCases[] = {
      [](MLPStacked& m) {
        return removal(m.register_forward_hook([](Module&, const Tensors&, const Tensors&) { throw Fault(); }));
      }},
-    {"backward pre hook of a unit",
+    {"backward pre hook of a sharded module",
      [](MLPStacked& m) {
        return removal(middle(m).register_full_backward_pre_hook([](Module&, const Tensors&) { throw Fault(); }));
      }},
-    {"backward hook of a unit",
+    {"backward hook of a sharded module",
      [](MLPStacked& m) {
        return removal(
            middle(m).register_full_backward_hook([](Module&, const Tensors&, const Tensors&) { throw Fault(); }));
@@ -89,14 +86,14 @@ const Case kCases[] = {
 
 class FullyShardFault : public ::testing::TestWithParam<Case> {};
 
-TEST_P(FullyShardFault, TheNextStepIsRight) {
+TEST_P(FullyShardFault, TheNextStepIsCorrect) {
   const MLPStacked start(kLayers);
   const auto data = batches(2);
   testing::CountingAllocator count;
   for (const char* shape : {"dp=2", "replicate=2,shard=1"})
     run_ranks(2, [&](Rank& me) {
       auto plain = clone(start), model = clone(start);
-      shard_layers(model, {.mesh = me.mesh(shape)});
+      shard_blocks(model, {.mesh = me.mesh(shape)});
       const auto& mine = data[static_cast<size_t>(me.rank)];
       const auto step = [&] {
         stack_loss(model, mine).backward();
@@ -104,7 +101,7 @@ TEST_P(FullyShardFault, TheNextStepIsRight) {
         expect_sharded(*model);
         expect_gradients(*model, *plain);
       };
-      step();  // so that there are gradients to keep
+      step();  // so that there are gradients from before
       const auto live = [&] {
         me.group()->barrier().wait();
         const auto bytes = count.live_bytes();
@@ -119,8 +116,8 @@ TEST_P(FullyShardFault, TheNextStepIsRight) {
         expect_sharded(*model);
         for (const auto& p : model->parameters()) EXPECT_EQ(DTensor(p.grad()).placements(), DTensor(p).placements());
       }
-      EXPECT_LE(live() - before, 4096) << "three steps that failed have left something";
-      zero_grad(*model);  // as in any backward that failed: some layers had their gradients
+      EXPECT_LE(live() - before, 4096) << "three failed steps have leaked memory";
+      zero_grad(*model);  // after a failed backward some layers have gradients
       zero_grad(*plain);
       step();
       step();
@@ -134,12 +131,12 @@ INSTANTIATE_TEST_SUITE_P(, FullyShardFault, ::testing::ValuesIn(kCases), [](cons
   return name;
 });
 
-TEST(FullyShardFaults, SecondDerivativesAreRefusedAndForgotten) {
+TEST(FullyShardFaults, SecondDerivativesAreAnErrorAndTheNextStepIsCorrect) {
   const MLPStacked start(2);
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     auto plain = clone(start), model = clone(start);
-    shard_layers(model, {.mesh = me.mesh("dp=2")});
+    shard_blocks(model, {.mesh = me.mesh("dp=2")});
     const auto& mine = data[static_cast<size_t>(me.rank)];
     for (int i = 0; i < 2; i++) {
       EXPECT_ERROR(UsageError, stack_loss(model, mine).backward({}, /*retain_graph=*/true, /*create_graph=*/true),
@@ -162,14 +159,14 @@ std::string text_of(Call call) {
   return "nothing was thrown";
 }
 
-// One rank alone: it says why, and the others are told that it is gone.
-TEST(FullyShardFaults, ARankThatFailsAloneFreesTheOthers) {
+// One rank fails with its own error; the others get an error that it has stopped.
+TEST(FullyShardFaults, ARankThatFailsStopsTheOthers) {
   const MLPStacked start(kLayers);
   for (const bool in_backward : {false, true}) {
     const auto said = text_of([&] {
       run_ranks(3, [&](Rank& me) {
         auto model = clone(start);
-        shard_layers(model, {.mesh = me.mesh("dp=3")});
+        shard_blocks(model, {.mesh = me.mesh("dp=3")});
         const auto x = torch::ones({2, 10});
         stack_loss(model, x).backward();
         if (me.rank == 1) {
@@ -186,13 +183,13 @@ TEST(FullyShardFaults, ARankThatFailsAloneFreesTheOthers) {
   }
 }
 
-// Caught half-way: the schedule does not hear of it.
-TEST(FullyShardFaults, ResetsWhatWasCaughtInside) {
+// The exception is caught inside forward, so the schedule does not see it.
+TEST(FullyShardFaults, ResetIterStateAfterACaughtException) {
   const MLPStacked start(kLayers);
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     auto plain = clone(start), model = clone(start);
-    shard_layers(model, {.mesh = me.mesh("dp=2")});
+    shard_blocks(model, {.mesh = me.mesh("dp=2")});
     const auto& mine = data[static_cast<size_t>(me.rank)];
     stack_loss(model, mine);  // a forward without its backward
     fsdp_module(*model).reset_iter_state();
@@ -203,14 +200,14 @@ TEST(FullyShardFaults, ResetsWhatWasCaughtInside) {
   });
 }
 
-// The module goes before the graph does.
-TEST(FullyShardFaults, TheModelIsGoneBeforeBackward) {
+// The module is destroyed before the graph.
+TEST(FullyShardFaults, TheModelIsDestroyedBeforeBackward) {
   testing::CountingAllocator count;
   run_ranks(2, [&](Rank& me) {
     at::Tensor loss;
     {
       MLPStacked model(2);
-      shard_layers(model, {.mesh = me.mesh("dp=2")});
+      shard_blocks(model, {.mesh = me.mesh("dp=2")});
       loss = stack_loss(model, torch::ones({2, 10}));
     }
     loss.backward();

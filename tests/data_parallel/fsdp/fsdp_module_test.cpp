@@ -1,4 +1,4 @@
-// What can be said to a sharded module, and the options it can be sharded with.
+// The methods of FSDPModule and the options of fully_shard.
 #include "tessera/data_parallel/fsdp/fsdp_module.h"
 
 #include "tessera/debug/comm_debug_mode.h"
@@ -6,25 +6,20 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tests/data_parallel/fsdp/stacks.h"
+#include "tests/fixtures/fsdp.h"
 
 namespace tessera {
 namespace {
 
-using namespace data_parallel;
+using namespace fixtures;
+using comm::CommKind;
 using comm::Family;
-using comm::Kind;
-using models::MLP;
-using models::MLPStacked;
-using testing::close;
-using testing::Rank;
-using testing::run_ranks;
 
-// The groups that gathered, one after the other.
+// Records the groups of all-gathers, in order.
 struct Gathers : comm::Observer {
   std::vector<std::string> groups;
   void on_post(const comm::Record& record) override {
-    if (record.kind == Kind::AllGatherIntoTensor) groups.push_back(record.group);
+    if (record.kind == CommKind::AllGatherIntoTensor) groups.push_back(record.group);
   }
 };
 
@@ -34,7 +29,7 @@ TEST(FSDPModule, ReshardsToFewerRanksAfterForward) {
   for (const int64_t ranks : {1, 2, 4})
     run_ranks(4, [&](Rank& me) {
       auto plain = clone(start), model = clone(start);
-      shard_layers(model, {.mesh = me.mesh("dp=4"), .reshard_after_forward = ranks});
+      shard_blocks(model, {.mesh = me.mesh("dp=4"), .reshard_after_forward = ranks});
       optim::SGD plain_opt(plain->parameters(), {.lr = 0.1}), opt(model->parameters(), {.lr = 0.1});
       for (int step = 0; step < 2; step++) {
         plain_opt.zero_grad();
@@ -52,7 +47,7 @@ TEST(FSDPModule, ReshardsToFewerRanksAfterForward) {
         opt.step();
       }
       if (ranks == 1) return;
-      // Written to between: what was kept of the forward is old.
+      // A write between forward and backward: the shard that forward kept is out of date.
       const auto loss = stack_loss(model, data[0]);
       const torch::NoGradGuard no_grad;
       expect_sharded(*model->layers[0]);
@@ -72,7 +67,7 @@ TEST(FSDPModule, UnshardAndReshard) {
   const MLPStacked start(2);
   run_ranks(2, [&](Rank& me) {
     auto model = clone(start);
-    shard_layers(model, {.mesh = me.mesh("dp=2")});
+    shard_blocks(model, {.mesh = me.mesh("dp=2")});
     auto layer = fsdp_module(*model->layers[1]);
     for (const bool async_op : {false, true}) {
       CommDebugMode comm;
@@ -82,7 +77,7 @@ TEST(FSDPModule, UnshardAndReshard) {
       EXPECT_TRUE(is_dtensor(model->layers[0]->layers[0]->weight));
       EXPECT_TRUE(torch::equal(model->layers[1]->layers[0]->weight, start->parameters()[4]));
       model(torch::ones({1, 10}));
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor, Family::C10d), 2);
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, Family::C10d), 2);
       layer.unshard();
       layer.reshard();
       expect_sharded(*model->layers[1]);
@@ -97,7 +92,7 @@ TEST(FSDPModule, KeepsTheBufferBetweenSteps) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     auto plain = clone(start), model = clone(start);
-    shard_layers(model, {.mesh = me.mesh("dp=2")});
+    shard_blocks(model, {.mesh = me.mesh("dp=2")});
     auto fsdp = fsdp_module(*model);
     optim::SGD plain_opt(plain->parameters(), {.lr = 0.1}), opt(model->parameters(), {.lr = 0.1});
     const auto pass = [&] {
@@ -106,12 +101,12 @@ TEST(FSDPModule, KeepsTheBufferBetweenSteps) {
       accumulate_means(plain, data, stack_loss);
       expect_sharded(*model);
       expect_gradients(*model, *plain);
-      return comm.get_comm_counts().of(Kind::AllGatherIntoTensor, Family::C10d);
+      return comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, Family::C10d);
     };
     EXPECT_EQ(pass(), 4);
     fsdp.set_reshard_after_backward(false);
     EXPECT_EQ(pass(), 4);
-    EXPECT_EQ(pass(), 2) << "forward found them; after it they were let go of";
+    EXPECT_EQ(pass(), 2) << "forward reused the buffers and then freed them";
     fsdp.set_reshard_after_forward(false);
     EXPECT_EQ(pass(), 0);
     opt.step();
@@ -123,18 +118,18 @@ TEST(FSDPModule, KeepsTheBufferBetweenSteps) {
   });
 }
 
-TEST(FSDPModule, EvaluatesWithoutGatheringAgain) {
+TEST(FSDPModule, EvaluationDoesNotAllGatherAgain) {
   const MLPStacked start(2);
   run_ranks(2, [&](Rank& me) {
     auto model = clone(start);
-    shard_layers(model, {.mesh = me.mesh("dp=2")});
+    shard_blocks(model, {.mesh = me.mesh("dp=2")});
     fsdp_module(*model).set_reshard_after_forward(false);
     const torch::NoGradGuard no_grad;
     const auto gathers = [&] {
       CommDebugMode comm;
       model(torch::ones({1, 10}));
       expect_sharded(*model);
-      return comm.get_comm_counts().of(Kind::AllGatherIntoTensor, Family::C10d);
+      return comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, Family::C10d);
     };
     EXPECT_EQ(gathers(), 2);
     EXPECT_EQ(gathers(), 0);
@@ -149,11 +144,11 @@ TEST(FSDPModule, OnlyTheLastBackwardWaits) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     auto plain = clone(start), model = clone(start);
-    shard_layers(model, {.mesh = me.mesh("dp=2")});
+    shard_blocks(model, {.mesh = me.mesh("dp=2")});
     auto fsdp = fsdp_module(*model);
     fsdp.set_is_last_backward(false);
     stack_loss(model, data[static_cast<size_t>(me.rank)]).backward();
-    EXPECT_FALSE(model->layers[0]->layers[0]->weight.grad().defined()) << "still on the wire";
+    EXPECT_FALSE(model->layers[0]->layers[0]->weight.grad().defined()) << "the reduction is in flight";
     stack_loss(model, data[static_cast<size_t>(me.rank)]).backward();
     fsdp.set_is_last_backward(true);
     stack_loss(model, data[static_cast<size_t>(me.rank)]).backward();
@@ -162,7 +157,7 @@ TEST(FSDPModule, OnlyTheLastBackwardWaits) {
   });
 }
 
-TEST(FSDPModule, DividesGradientsByWhatWasAsked) {
+TEST(FSDPModule, SetGradientDivideFactor) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     MLP plain(models::mlp_module()), model(models::mlp_module());
@@ -188,7 +183,7 @@ struct EmbedImpl : torch::nn::Cloneable<EmbedImpl> {
 };
 TESSERA_MODULE(Embed);
 
-TEST(FSDPModule, AnEmbeddingIsNotGatheredForBackward) {
+TEST(FSDPModule, AnEmbeddingIsNotUnshardedInBackward) {
   torch::manual_seed(2);
   const Embed start;
   const auto tokens = torch::arange(6).view({2, 3});
@@ -203,14 +198,14 @@ TEST(FSDPModule, AnEmbeddingIsNotGatheredForBackward) {
       const auto value = loss(model, tokens[me.rank]);
       CommDebugMode comm;
       value.backward();
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor, Family::C10d), 1);
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, Family::C10d), 1);
       accumulate_means(plain, {tokens[0], tokens[1]}, loss);
       expect_gradients(*model, *plain);
     }
   });
 }
 
-TEST(FSDPModule, MethodsBesideForward) {
+TEST(FSDPModule, MethodsOtherThanForward) {
   torch::manual_seed(2);
   const Embed start;
   const auto tokens = torch::arange(6).view({2, 3});
@@ -218,7 +213,7 @@ TEST(FSDPModule, MethodsBesideForward) {
     auto plain = clone(start), model = clone(start);
     fully_shard(model, {.mesh = me.mesh("dp=2")});
     auto encode = register_fsdp_forward_method(model, &EmbedImpl::encode);
-    auto plain_encode = register_fsdp_forward_method(plain, &EmbedImpl::encode);  // as it is
+    auto plain_encode = register_fsdp_forward_method(plain, &EmbedImpl::encode);  // a plain call
     for (int i = 0; i < 2; i++) {
       encode(tokens[me.rank], 2.0).pow(2).mean().backward();
       expect_sharded(*model);
@@ -229,7 +224,7 @@ TEST(FSDPModule, MethodsBesideForward) {
   });
 }
 
-TEST(FSDPModule, ListsOfModulesAreOneUnit) {
+TEST(FSDPModule, AListOfModulesIsOneGroup) {
   const MLPStacked start(3);
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
@@ -241,13 +236,13 @@ TEST(FSDPModule, ListsOfModulesAreOneUnit) {
     for (int i = 0; i < 2; i++) {
       CommDebugMode comm;
       stack_loss(model, data[static_cast<size_t>(me.rank)]).backward();
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::ReduceScatterTensor, Family::C10d), 2);
-      EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor, Family::C10d), 4);
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::ReduceScatterTensor, Family::C10d), 2);
+      EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, Family::C10d), 4);
       accumulate_means(plain, data, stack_loss);
       expect_sharded(*model);
       expect_gradients(*model, *plain);
     }
-    // One of them alone, after the whole.
+    // Runs one of the modules after the model.
     zero_grad(*model);
     zero_grad(*plain);
     const auto part = [](MLPStacked& m, const at::Tensor& x) { return (m(x) + m->layers[2](x)).pow(2).mean(); };
@@ -258,7 +253,7 @@ TEST(FSDPModule, ListsOfModulesAreOneUnit) {
   });
 }
 
-TEST(FSDPModule, Refuses) {
+TEST(FSDPModule, Errors) {
   run_ranks(2, [](Rank& me) {
     const FullyShardOptions options{.mesh = me.mesh("dp=2")};
     MLPStacked model(2);
@@ -269,7 +264,7 @@ TEST(FSDPModule, Refuses) {
     EXPECT_ERROR(UsageError, fully_shard({model->layers[0].ptr(), model->layers[0].ptr()}, options), "twice");
     EXPECT_ERROR(UsageError, fully_shard(model, {.mesh = me.mesh("a=1,b=1,c=2")}), "3 axes");
     model->layers[0]->register_parameter("one", torch::ones({}));
-    EXPECT_ERROR(UsageError, fully_shard(model, options), "layers.0.one", "single number");
+    EXPECT_ERROR(UsageError, fully_shard(model, options), "layers.0.one", "is a scalar");
     fully_shard(model->layers[1], options);
     EXPECT_ERROR(UsageError, fully_shard(model->layers[1], options), "MLP is sharded already");
     MLP outer(models::mlp_module());
@@ -288,7 +283,7 @@ TEST(FSDPModule, Refuses) {
   });
 }
 
-TEST(FSDPModule, IgnoredParametersStayAsTheyAre) {
+TEST(FSDPModule, IgnoredParametersAreNotSharded) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     MLP model(models::mlp_module());
@@ -307,22 +302,22 @@ TEST(FSDPModule, CastsInputsAndOutputs) {
   run_ranks(2, [&](Rank& me) {
     auto plain = clone(start), model = clone(start);
     const auto half = at::kBFloat16;
-    shard_layers(model, {.mesh = me.mesh("dp=2"),
+    shard_blocks(model, {.mesh = me.mesh("dp=2"),
                          .mp_policy = {.param_dtype = half, .reduce_dtype = at::kFloat, .output_dtype = at::kFloat}});
     auto log = std::make_shared<std::vector<at::ScalarType>>();
     model->layers[1]->layers[0].register_forward_pre_hook(
         [log](Module&, const Tensors& in) { log->push_back(in[0].scalar_type()); });
-    // Several forwards, so that gradients of two graphs meet; reduced while backward goes on.
+    // Two forwards, so that gradients of two graphs are accumulated and reduced during backward.
     const auto loss = [](MLPStacked& m, const at::Tensor& x) { return stack_loss(m, x) + stack_loss(m, x * 2); };
     CommDebugMode comm;
     const auto value = loss(model, data[static_cast<size_t>(me.rank)]);
     EXPECT_EQ(value.scalar_type(), at::kFloat);
     value.backward();
     EXPECT_EQ(*log, (std::vector{half, half}));
-    EXPECT_EQ(comm.get_comm_counts().of(Kind::ReduceScatterTensor, Family::C10d), 2);
+    EXPECT_EQ(comm.get_comm_counts().of(CommKind::ReduceScatterTensor, Family::C10d), 2);
     accumulate_means(plain, data, loss);
     expect_gradients(*model, *plain, {0.05, 2e-2});
-    // As it comes: a float input beside half weights does not work.
+    // Without the cast, a float input and half weights do not match.
     MLP strict(models::mlp_module());
     fully_shard(strict, {.mesh = me.mesh("dp=2"), .mp_policy = {.param_dtype = half, .cast_forward_inputs = false}});
     EXPECT_THROW(strict(data[0]), c10::Error);
@@ -330,7 +325,7 @@ TEST(FSDPModule, CastsInputsAndOutputs) {
   });
 }
 
-TEST(FSDPModule, OffloadedShardsAreNotComputedWith) {
+TEST(FSDPModule, OffloadedShardsDoNotShareMemoryWithUnshardedParameters) {
   const auto data = batches(2);
   for (const int64_t ranks : {1, 2})
     run_ranks(ranks, [&](Rank& me) {

@@ -9,22 +9,16 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/ranks.h"
-#include "tests/data_parallel/batches.h"
+#include "tests/fixtures/data_parallel.h"
+#include "tests/fixtures/full_tensor.h"
 
 #include <gtest/gtest.h>
 
 namespace tessera {
 namespace {
 
-using comm::Kind;
-using data_parallel::accumulate_means;
-using data_parallel::batches;
-using models::MLP;
-using testing::close;
-using testing::Rank;
-using testing::run_ranks;
-
-at::Tensor whole(const at::Tensor& t) { return DTensor(t.detach()).full_tensor(); }
+using namespace fixtures;
+using comm::CommKind;
 
 TEST(FullyShard, TrainsLikeThePlainModule) {
   const models::MLPStacked start(2);
@@ -46,24 +40,46 @@ TEST(FullyShard, TrainsLikeThePlainModule) {
           CommDebugMode comm;
           loss(model, data[static_cast<size_t>(me.rank)]).backward();
           if (ranks > 1) {
-            EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor, comm::Family::C10d), reshard ? 4 : 2);
-            EXPECT_EQ(comm.get_comm_counts().of(Kind::ReduceScatterTensor, comm::Family::C10d), 2);
+            EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor, comm::Family::C10d), reshard ? 4 : 2);
+            EXPECT_EQ(comm.get_comm_counts().of(CommKind::ReduceScatterTensor, comm::Family::C10d), 2);
           }
           const auto found = model->parameters(), wanted = plain->parameters();
           for (size_t i = 0; i < found.size(); i++) {
             ASSERT_TRUE(is_dtensor(found[i]));
             EXPECT_EQ(DTensor(found[i].grad()).placements(), DTensor(found[i]).placements());
-            EXPECT_EQ(close(whole(found[i].grad()), wanted[i].grad()), "") << step << " " << i;
+            EXPECT_EQ(close(full_value(found[i].grad()), wanted[i].grad()), "") << step << " " << i;
           }
           plain_opt.step();
           opt.step();
-          for (size_t i = 0; i < found.size(); i++) EXPECT_EQ(close(whole(found[i]), wanted[i].detach()), "");
+          for (size_t i = 0; i < found.size(); i++) EXPECT_EQ(close(full_value(found[i]), wanted[i].detach()), "");
         }
       });
     }
 }
 
-TEST(FullyShard, CutsAlongTheDimAskedFor) {
+TEST(FullyShard, ReturnsItsArgument) {
+  run_ranks(2, [&](Rank&) {
+    models::MLPStacked model(2);
+    EXPECT_EQ(&fully_shard(model->layers[0]), &model->layers[0]);
+    Module& root = *model;
+    EXPECT_EQ(&fully_shard(root), &root);
+    fsdp_module(model).set_requires_gradient_sync(false);
+    MLP a(models::mlp_module()), b(models::mlp_module());
+    EXPECT_EQ(fully_shard({a.ptr(), b.ptr()}).size(), 2u);
+  });
+}
+
+TEST(FullyShard, WithoutAMeshTakesAllRanksAndTheDeviceOfTheParameters) {
+  run_ranks(2, [&](Rank&) {
+    MLP model(models::mlp_module());
+    fully_shard(model);
+    const auto mesh = DTensor(model->layers[0]->weight.detach()).device_mesh();
+    EXPECT_EQ(mesh.size(), 2);
+    EXPECT_EQ(c10::Device(mesh.device_type()).type(), at::kCPU);
+  });
+}
+
+TEST(FullyShard, ShardPlacementFnChoosesTheDim) {
   const MLP start(models::mlp_module());
   const auto data = batches(3);
   run_ranks(3, [&](Rank& me) {
@@ -73,9 +89,9 @@ TEST(FullyShard, CutsAlongTheDimAskedFor) {
                  .shard_placement_fn = [](const at::Tensor& p) -> std::optional<int64_t> { return p.dim() - 1; }});
     EXPECT_EQ(DTensor(model->layers[0]->weight).placements()[0], Shard(1));
     model(data[static_cast<size_t>(me.rank)]).pow(2).mean().backward();
-    accumulate_means(plain, data, data_parallel::square_loss);
+    accumulate_means(plain, data, square_loss);
     for (size_t i = 0; i < 4; i++)
-      EXPECT_EQ(close(whole(model->parameters()[i].grad()), plain->parameters()[i].grad()), "") << i;
+      EXPECT_EQ(close(full_value(model->parameters()[i].grad()), plain->parameters()[i].grad()), "") << i;
   });
 }
 
@@ -89,10 +105,10 @@ TEST(FullyShard, ComputesInLowPrecision) {
     const auto y = model(data[static_cast<size_t>(me.rank)].to(at::kBFloat16));
     EXPECT_EQ(y.scalar_type(), at::kBFloat16);
     y.to(at::kFloat).pow(2).mean().backward();
-    accumulate_means(plain, data, data_parallel::square_loss);
+    accumulate_means(plain, data, square_loss);
     for (size_t i = 0; i < 4; i++) {
       EXPECT_EQ(model->parameters()[i].scalar_type(), at::kFloat);
-      EXPECT_EQ(close(whole(model->parameters()[i].grad()), plain->parameters()[i].grad(), {0.05, 5e-3}), "") << i;
+      EXPECT_EQ(close(full_value(model->parameters()[i].grad()), plain->parameters()[i].grad(), {0.05, 5e-3}), "") << i;
     }
   });
 }

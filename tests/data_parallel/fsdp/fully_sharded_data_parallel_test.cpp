@@ -11,22 +11,14 @@
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tests/data_parallel/batches.h"
+#include "tests/fixtures/data_parallel.h"
 
 #include <gtest/gtest.h>
 
 namespace tessera {
 namespace {
 
-using data_parallel::batches;
-using data_parallel::gradients_of;
-using data_parallel::kExact;
-using data_parallel::square_loss;
-using data_parallel::values_of;
-using models::MLP;
-using testing::close;
-using testing::Rank;
-using testing::run_ranks;
+using namespace fixtures;
 
 at::Tensor flattened(const Tensors& tensors) {
   Tensors rows;
@@ -34,7 +26,7 @@ at::Tensor flattened(const Tensors& tensors) {
   return torch::cat(rows);
 }
 
-// Every strategy, from parameters that differ until the first rank's are taken, with a pass that is not synchronised.
+// Every strategy. Parameters differ until rank 0's are broadcast. One pass is under no_sync().
 TEST(FullyShardedDataParallel, TrainsLikeThePlainModule) {
   const MLP start(models::mlp_module());
   const auto data = batches(4);
@@ -56,7 +48,7 @@ TEST(FullyShardedDataParallel, TrainsLikeThePlainModule) {
           opt.zero_grad();
           const auto& batch = data[static_cast<size_t>(me.rank)];
           if (step == 1) {
-            const auto guard = fsdp.no_sync();
+            const auto guard = fsdp->no_sync();
             fsdp(batch).pow(2).mean().backward();
           }
           fsdp(batch).pow(2).mean().backward();
@@ -65,20 +57,20 @@ TEST(FullyShardedDataParallel, TrainsLikeThePlainModule) {
           plain_opt.step();
           opt.step();
         }
-        const SummonFullParams whole(*model);
+        const SummonFullParams full(*model);
         EXPECT_EQ(close(values_of(*model), values_of(*plain)), "");
       });
     }
 }
 
-TEST(FullyShardedDataParallel, FlatGradientsAreTheOriginals) {
+TEST(FullyShardedDataParallel, FlatGradientsAreTheParametersGradients) {
   const MLP start(models::mlp_module());
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     auto model = clone(start);
     FullyShardedDataParallel fsdp(model, {.use_orig_params = true});
     square_loss(model, data[static_cast<size_t>(me.rank)]).backward();
-    const auto flat = fsdp.flat_params()[0];
+    const auto flat = fsdp->flat_params()[0];
     flat.grad().fill_(7);
     flat.data().fill_(8);
     for (const auto& p : model->parameters()) {
@@ -88,13 +80,37 @@ TEST(FullyShardedDataParallel, FlatGradientsAreTheOriginals) {
       EXPECT_TRUE(!p.grad().defined() || (p.grad() == 7).all().item<bool>());
     }
     for (const auto& p : model->parameters()) p.mutable_grad().reset();  // zero_grad
-    EXPECT_FALSE(fsdp.flat_params()[0].grad().defined());
-    EXPECT_EQ(&*fsdp.module(), &*model);
+    EXPECT_FALSE(fsdp->flat_params()[0].grad().defined());
+    EXPECT_EQ(&*fsdp->module, &*model);
+  });
+}
+
+TEST(FullyShardedDataParallel, TakesAC10dProcessGroup) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto plain = clone(start), model = clone(start);
+    FullyShardedDataParallel fsdp(model, {.process_group = me.group()->process_group(), .use_orig_params = true});
+    square_loss(model, data[static_cast<size_t>(me.rank)]).backward();
+    accumulate_means(plain, data, square_loss);
+    const auto full = fsdp->summon_full_params({.with_grads = true});
+    EXPECT_EQ(close(gradients_of(*model), gradients_of(*plain)), "");
+  });
+}
+
+// It is a module holder, as DistributedDataParallel is.
+TEST(FullyShardedDataParallel, IsAModule) {
+  run_ranks(2, [&](Rank&) {
+    FullyShardedDataParallel fsdp(MLP(models::mlp_module()), {.use_orig_params = true});
+    EXPECT_EQ(fsdp->named_parameters().keys()[0], "module.net1.weight");
+    torch::nn::Module& module = *fsdp;
+    EXPECT_EQ(fsdp_modules(module).size(), 1u);
+    EXPECT_EQ(fsdp->forward(torch::ones({2, 10})).size(0), 2);
   });
 }
 
 // One rank, or NO_SHARD: parameters keep their shapes.
-TEST(FullyShardedDataParallel, NothingIsCutWhereThereIsOneRank) {
+TEST(FullyShardedDataParallel, NothingIsShardedOnOneRank) {
   const MLP start(models::mlp_module());
   const auto data = batches(2);
   for (const int64_t ranks : {1, 2})
@@ -112,7 +128,7 @@ TEST(FullyShardedDataParallel, NothingIsCutWhereThereIsOneRank) {
     });
 }
 
-TEST(FullyShardedDataParallel, NoSyncLeavesThingsAsItFoundThem) {
+TEST(FullyShardedDataParallel, NoSyncRestoresTheSetting) {
   const MLP start(models::mlp_module());
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
@@ -121,22 +137,22 @@ TEST(FullyShardedDataParallel, NoSyncLeavesThingsAsItFoundThem) {
     const auto reductions = [&] {
       CommDebugMode comm;
       square_loss(model, data[static_cast<size_t>(me.rank)]).backward();
-      return comm.get_comm_counts().of(comm::Kind::ReduceScatterTensor, comm::Family::C10d);
+      return comm.get_comm_counts().of(comm::CommKind::ReduceScatterTensor, comm::Family::C10d);
     };
     {
-      const auto outer = fsdp.no_sync();
-      { const auto inner = fsdp.no_sync(); }
+      const auto outer = fsdp->no_sync();
+      { const auto inner = fsdp->no_sync(); }
       EXPECT_EQ(reductions(), 0);
     }
     EXPECT_EQ(reductions(), 1);
-    auto plain = clone(start);  // both passes are in it
-    data_parallel::accumulate_means(plain, data, square_loss);
-    data_parallel::accumulate_means(plain, data, square_loss);
-    EXPECT_EQ(close(fsdp.flat_params()[0].grad(), flattened(gradients_of(*plain)).chunk(2)[me.rank]), "");
+    auto plain = clone(start);  // accumulates both passes
+    accumulate_means(plain, data, square_loss);
+    accumulate_means(plain, data, square_loss);
+    EXPECT_EQ(close(fsdp->flat_params()[0].grad(), flattened(gradients_of(*plain)).chunk(2)[me.rank]), "");
   });
 }
 
-TEST(FullyShardedDataParallel, IgnoresWhatItIsTold) {
+TEST(FullyShardedDataParallel, IgnoresModulesAndParameters) {
   const MLP start(models::mlp_module());
   const auto data = batches(2);
   for (const bool use_orig_params : {false, true})
@@ -145,11 +161,11 @@ TEST(FullyShardedDataParallel, IgnoresWhatItIsTold) {
       FullyShardedDataParallel fsdp(model, {.use_orig_params = use_orig_params,
                                             .ignored_modules = {model->layers[0].get()},
                                             .ignored_parameters = {model->layers[1]->bias}});
-      EXPECT_EQ(fsdp.flat_params()[0].numel(), 80);
+      EXPECT_EQ(fsdp->flat_params()[0].numel(), 80);
       const auto& own = data[static_cast<size_t>(me.rank)];
       square_loss(model, own).backward();
       square_loss(plain, own).backward();
-      // Theirs are this rank's own.
+      // Gradients of ignored parameters are local.
       EXPECT_EQ(close(model->layers[0]->weight.grad(), plain->layers[0]->weight.grad()), "");
       EXPECT_EQ(close(model->layers[1]->bias.grad(), plain->layers[1]->bias.grad()), "");
       MLP other(models::mlp_module());
@@ -200,10 +216,10 @@ TEST(FullyShardedDataParallel, MixedPrecision) {
         } else {
           forward();
           EXPECT_EQ(dtype, at::kBFloat16);
-          EXPECT_EQ(model->seen, at::kBFloat16);  // the outermost module's input is cast unless told
+          EXPECT_EQ(model->seen, at::kBFloat16);  // the root's inputs are cast by default
           fsdp(data[static_cast<size_t>(me.rank)]).to(at::kFloat).pow(2).mean().backward();
-          data_parallel::accumulate_means(plain, data, [](auto& m, const at::Tensor& x) { return m(x).pow(2).mean(); });
-          const auto whole = fsdp.summon_full_params({.with_grads = true});
+          accumulate_means(plain, data, [](auto& m, const at::Tensor& x) { return m(x).pow(2).mean(); });
+          const auto full = fsdp->summon_full_params({.with_grads = true});
           for (size_t i = 0; i < 4; i++) {
             EXPECT_EQ(model->parameters()[i].scalar_type(), at::kFloat);
             EXPECT_EQ(close(model->parameters()[i].detach(), plain->parameters()[i].detach(), kExact), "");
@@ -211,21 +227,21 @@ TEST(FullyShardedDataParallel, MixedPrecision) {
           }
         }
       });
-  run_ranks(2, [&](Rank& me) {  // reduced in bfloat16, and kept so
+  run_ranks(2, [&](Rank& me) {  // gradients are reduced in bfloat16 and stay bfloat16
     for (const bool keep : {false, true}) {
       MLP model(models::mlp_module());
       FullyShardedDataParallel fsdp(
           model, {.mixed_precision = {.param_dtype = at::kBFloat16, .keep_low_precision_grads = keep}});
       for (int pass = 0; pass < 2; pass++)
         fsdp(data[static_cast<size_t>(me.rank)]).to(at::kFloat).pow(2).mean().backward();
-      EXPECT_EQ(fsdp.flat_params()[0].grad().scalar_type(), keep ? at::kBFloat16 : at::kFloat);
-      EXPECT_EQ(fsdp.flat_params()[0].scalar_type(), at::kFloat);
+      EXPECT_EQ(fsdp->flat_params()[0].grad().scalar_type(), keep ? at::kBFloat16 : at::kFloat);
+      EXPECT_EQ(fsdp->flat_params()[0].scalar_type(), at::kFloat);
     }
   });
 }
 
-// Shard, gradient and state of the optimizer are not in the memory that is computed with, on one rank neither.
-TEST(FullyShardedDataParallel, OffloadedParametersLiveApart) {
+// Shard, gradient and optimizer state do not share memory with unsharded parameters, also on one rank.
+TEST(FullyShardedDataParallel, OffloadedParametersDoNotShareMemoryWithUnshardedOnes) {
   const MLP start(models::mlp_module());
   const auto data = batches(2);
   for (const int64_t ranks : {1, 2})
@@ -235,14 +251,14 @@ TEST(FullyShardedDataParallel, OffloadedParametersLiveApart) {
         FullyShardedDataParallel fsdp(model, {.offload_params = true, .use_orig_params = use_orig_params});
         optim::SGD plain_opt(plain->parameters(), {.lr = 0.5, .momentum = 0.9}),
             opt(fsdp->parameters(), {.lr = 0.5, .momentum = 0.9});
-        Tensors compute;  // held, so that their memory is nobody else's
+        Tensors compute;  // references, so that their memory is not reused
         const auto handle = register_forward_hook(*model->layers[0], [&](Module&, const Tensors&, const Tensors&) {
           for (const auto& layer : model->layers) compute.push_back(layer->weight.detach());
         });
         for (int step = 0; step < 2; step++) {
           plain_opt.zero_grad();
           opt.zero_grad();
-          data_parallel::accumulate_means(plain, Tensors(data.begin(), data.begin() + ranks), square_loss);
+          accumulate_means(plain, Tensors(data.begin(), data.begin() + ranks), square_loss);
           square_loss(model, data[static_cast<size_t>(me.rank)]).backward();
           plain_opt.step();
           opt.step();
@@ -251,30 +267,30 @@ TEST(FullyShardedDataParallel, OffloadedParametersLiveApart) {
             const auto row = opt.state(p).at("momentum_buffer");
             for (const auto& lives : {p.detach(), p.grad(), row}) {
               EXPECT_TRUE(lives.is_cpu());
-              for (const auto& whole : compute) EXPECT_FALSE(lives.is_alias_of(whole));
+              for (const auto& unsharded : compute) EXPECT_FALSE(lives.is_alias_of(unsharded));
             }
           }
         }
         EXPECT_EQ(compute.size(), 4);
         {
-          const SummonFullParams whole(*model);
+          const SummonFullParams full(*model);
           EXPECT_EQ(close(values_of(*model), values_of(*plain)), "");
           const torch::NoGradGuard no_grad;
           model->layers[0]->bias.fill_(7);
         }
-        const SummonFullParams whole(*model);
+        const SummonFullParams full(*model);
         EXPECT_TRUE((model->layers[0]->bias == 7).all().item<bool>());
       });
 }
 
-// What is on the wire when a unit's backward begins and ends, and how far ahead forward looks.
+// Which all-gathers are in flight when a group's backward begins and ends, and how far forward prefetches.
 TEST(FullyShardedDataParallel, Prefetches) {
   struct Case {
     bool forward, limit;
     BackwardPrefetch backward;
-    std::vector<int64_t> gathers;  // posted in the middle of each unit's forward, and of its backward, in order
+    std::vector<int64_t> gathers;  // started by the middle of each group's forward and backward, in order
   };
-  // Units: root (without parameters), 0, 1, 2. In backward unit 2 comes first.
+  // Groups: root (without parameters), 0, 1, 2. Backward begins with group 2.
   const std::vector<Case> cases{
       {true, true, BackwardPrefetch::Pre, {2, 3, 3, 5, 6, 6}},
       {false, true, BackwardPrefetch::None, {1, 2, 3, 4, 5, 6}},
@@ -289,11 +305,11 @@ TEST(FullyShardedDataParallel, Prefetches) {
                                             .forward_prefetch = c.forward,
                                             .backward_prefetch = c.backward,
                                             .limit_all_gathers = c.limit});
-      fsdp(data[0]).sum().backward();  // learns the order
+      fsdp(data[0]).sum().backward();  // records the order
       CommDebugMode comm;
       std::vector<int64_t> seen;
       const auto note = [&] {
-        seen.push_back(comm.get_comm_counts().of(comm::Kind::AllGatherIntoTensor, comm::Family::C10d));
+        seen.push_back(comm.get_comm_counts().of(comm::CommKind::AllGatherIntoTensor, comm::Family::C10d));
       };
       for (auto& layer : model->layers) {
         register_forward_hook(*layer->layers[0], [&](Module&, const Tensors&, const Tensors& out) {
@@ -314,15 +330,15 @@ TEST(FullyShardedDataParallel, SyncsOnceWhenNested) {
     CommDebugMode comm;
     FullyShardedDataParallel fsdp(
         model, {.sync_module_states = true, .auto_wrap_policy = transformer_auto_wrap_policy<MLP>()});
-    EXPECT_EQ(comm.get_comm_counts().of(comm::Kind::Broadcast, comm::Family::C10d), 1 + 2);  // floats, floats, a long
+    EXPECT_EQ(comm.get_comm_counts().of(comm::CommKind::Broadcast, comm::Family::C10d), 1 + 2);  // the last: a long
     EXPECT_EQ(comm.get_total_counts(), 3);
     EXPECT_TRUE((model->scale == 0).all().item<bool>());
-    const SummonFullParams whole(*model);
+    const SummonFullParams full(*model);
     EXPECT_EQ(close(values_of(*model), values_of(*MLP(models::mlp_module())), kExact), "");
   });
 }
 
-// Parameters without memory get it unit by unit, and then are cut.
+// Deferred parameters are materialized one group at a time and then sharded.
 TEST(FullyShardedDataParallel, DeferredInit) {
   run_ranks(2, [](Rank&) {
     tessera::manual_seed(3);
@@ -332,13 +348,13 @@ TEST(FullyShardedDataParallel, DeferredInit) {
     auto model = deferred_init([] { return models::MLPStacked(2, models::MLPConfig{.layers = {{"net1", 10, 10}}}); });
     FullyShardedDataParallel fsdp(
         model, {.auto_wrap_policy = transformer_auto_wrap_policy<MLP>(), .device_id = torch::Device(torch::kCPU)});
-    EXPECT_EQ(fsdp.flat_params()[0].numel(), 55);
-    const SummonFullParams whole(*model);
+    EXPECT_EQ(fsdp->flat_params()[0].numel(), 55);
+    const SummonFullParams full(*model);
     EXPECT_EQ(close(values_of(*model), values_of(*plain), kExact), "");
   });
 }
 
-// Over all ranks, with pieces of every size; times tensor parallel, too.
+// Over all ranks, with shards of different sizes, with and without tensor parallelism.
 TEST(FullyShardedDataParallel, ClipsTheNormOfAllGradients) {
   const auto data = batches(1);
   for (const char* mesh : {"dp=1", "dp=3", "dp=4", "dp=2,tp=2"})
@@ -358,17 +374,17 @@ TEST(FullyShardedDataParallel, ClipsTheNormOfAllGradients) {
           square_loss(model, data[0]).backward();
           square_loss(plain, data[0]).backward();
           const auto wanted = optim::clip_grad_norm_(plain->parameters(), 1e-2, {.norm_type = type});
-          EXPECT_EQ(close(fsdp.clip_grad_norm_(1e-2, type), wanted), "");
+          EXPECT_EQ(close(fsdp->clip_grad_norm_(1e-2, type), wanted), "");
           const auto again = optim::clip_grad_norm_(plain->parameters(), 1e9, {.norm_type = type});
           CommDebugMode comm;
-          EXPECT_EQ(close(fsdp.clip_grad_norm_(1e9, type), again), "");
+          EXPECT_EQ(close(fsdp->clip_grad_norm_(1e9, type), again), "");
           EXPECT_EQ(comm.get_total_counts(), shape.size() == 2 ? 1 + 2 : shape[0] > 1);
         });
       }
 }
 
-// A part that fully_shard has cut, over tp as well, counts once.
-TEST(FullyShardedDataParallel, ClipsWhatFullyShardHasCut) {
+// Parameters that fully_shard has sharded, also over tp, count once.
+TEST(FullyShardedDataParallel, ClipsGradientsOfFullyShardedModules) {
   const auto data = batches(1);
   run_ranks(4, [&](Rank& me) {
     MLP plain(models::mlp_module()), model(models::mlp_module());
@@ -379,12 +395,12 @@ TEST(FullyShardedDataParallel, ClipsWhatFullyShardHasCut) {
     square_loss(model, data[0]).backward();
     square_loss(plain, data[0]).backward();
     {
-      const auto whole = fsdp.summon_full_params({.with_grads = true});
+      const auto full = fsdp->summon_full_params({.with_grads = true});
       for (size_t i = 0; i < 4; i++)
         EXPECT_EQ(close(DTensor(model->parameters()[i].grad()).full_tensor(), plain->parameters()[i].grad()), "") << i;
     }
     const auto wanted = optim::clip_grad_norm_(plain->parameters(), 1e-2);
-    EXPECT_EQ(close(fsdp.clip_grad_norm_(1e-2), wanted), "");
+    EXPECT_EQ(close(fsdp->clip_grad_norm_(1e-2), wanted), "");
   });
 }
 
@@ -399,7 +415,7 @@ struct ScaledImpl : torch::nn::Cloneable<ScaledImpl> {
 };
 TESSERA_MODULE(Scaled);
 
-TEST(FullyShardedDataParallel, Refuses) {
+TEST(FullyShardedDataParallel, Errors) {
   run_ranks(2, [](Rank& me) {
     MLP model(models::mlp_module());
     const auto fsdp_with = [&](const FSDPOptions& options) { FullyShardedDataParallel(model, options); };
@@ -408,7 +424,7 @@ TEST(FullyShardedDataParallel, Refuses) {
     EXPECT_ERROR(UsageError, fsdp_with({.device_mesh = me.mesh("a=1,b=2")}), "a=1,b=2 has 2 axes");
     EXPECT_ERROR(UsageError, fsdp_with({.device_mesh = me.mesh("dp=2"), .process_group = me.group()}),
                  "both device_mesh and process_group");
-    EXPECT_ERROR(UsageError, FullyShardedDataParallel(Scaled()), "parameter scale is a single number");
+    EXPECT_ERROR(UsageError, FullyShardedDataParallel(Scaled()), "parameter scale is a scalar");
     EXPECT_ERROR(UsageError, FullyShardedDataParallel(Scaled(torch::ones({1}, torch::kDouble))),
                  "parameter linear.weight is Float", "scale is Double");
     EXPECT_ERROR(UsageError, FullyShardedDataParallel(Scaled(torch::empty({1}, torch::kMeta))),
@@ -423,10 +439,10 @@ TEST(FullyShardedDataParallel, Refuses) {
     EXPECT_EQ(model->parameters().size(), 4);  // nothing was changed
 
     const auto mesh = me.mesh("dp=2");
-    MLP cut(models::mlp_module());
-    parallelize_module(cut, mesh, {{"net1", ColwiseParallel()}});
-    EXPECT_ERROR(UsageError, FullyShardedDataParallel(cut, {.device_mesh = mesh}),
-                 "parameter net1.weight is DTensor(f32[16, 10]", "over the very ranks");
+    MLP distributed(models::mlp_module());
+    parallelize_module(distributed, mesh, {{"net1", ColwiseParallel()}});
+    EXPECT_ERROR(UsageError, FullyShardedDataParallel(distributed, {.device_mesh = mesh}),
+                 "parameter net1.weight is DTensor(f32[16, 10]", "over the same ranks");
 
     FullyShardedDataParallel fsdp(model, {.use_orig_params = true});
     EXPECT_ERROR(UsageError, FullyShardedDataParallel(model), "MLP is sharded already");

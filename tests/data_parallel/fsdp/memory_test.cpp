@@ -1,11 +1,11 @@
-// The memory that a step of sharded training takes is promised. Ranks are processes: the allocator is counted in each.
+// The memory of a step of sharded training is as predicted. Ranks are processes: each counts its own allocations.
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/models/gpt2.h"
 #include "tessera/models/loss.h"
 #include "tessera/optim/adam.h"
-#include "tessera/testing/spawn.h"
 #include "tessera/testing/detail/step_memory.h"
+#include "tessera/testing/spawn.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -18,7 +18,7 @@ using testing::CountingAllocator;
 using testing::Rank;
 using testing::StepMemory;
 
-// Eight units of 0.8 MB, to which what else is allocated is small.
+// Eight groups of 0.8 MB. Other allocations are small compared with that.
 const models::GPT2Config kConfig{.vocab_size = 64, .max_seq_len = 8, .n_layer = 8, .n_head = 2, .n_embd = 128};
 
 int64_t numel_of(const torch::nn::Module& module) {
@@ -40,9 +40,9 @@ StepMemory third_step(CountingAllocator& count, GPT2& model) {
   return found;
 }
 
-// cut(module, keep): keep says whether units stay whole from forward to backward.
-template <class Cut>
-void check(Rank& me, Cut cut) {
+// shard(module, keep): with keep, groups stay unsharded from forward to backward.
+template <class Shard>
+void check(Rank& me, Shard shard) {
   StepMemory plain;
   testing::UnitSizes sizes;
   {
@@ -52,21 +52,21 @@ void check(Rank& me, Cut cut) {
     sizes.root -= kConfig.n_layer * sizes.largest;
     plain = third_step(count, model);
   }
-  const auto promise = testing::promise_of(sizes, me.size(), plain.forward - plain.before);
+  const auto prediction = testing::promise_of(sizes, me.size(), plain.forward - plain.before);
   for (const bool keep : {false, true}) {
     CountingAllocator count;
     GPT2 model(kConfig);
-    for (auto& block : model->h) cut(block, keep);
-    cut(model, keep);
+    for (auto& block : model->h) shard(block, keep);
+    shard(model, keep);
     const auto found = third_step(count, model);
-    const int64_t all_gathered = keep && me.size() > 1 ? 4 * (sizes.all - sizes.root) - promise.gathered : 0;
-    EXPECT_LE(found.peak(), 1.05 * static_cast<double>(promise.total() + all_gathered)) << promise;
-    // Nothing is left of what was gathered: after forward only the root is, after the step not even that.
-    const double slack = 0.05 * static_cast<double>(promise.state);
-    EXPECT_NEAR(found.after, promise.state, slack);
+    const int64_t all_gathered = keep && me.size() > 1 ? 4 * (sizes.all - sizes.root) - prediction.gathered : 0;
+    EXPECT_LE(found.peak(), 1.05 * static_cast<double>(prediction.total() + all_gathered)) << prediction;
+    // After forward only the root is unsharded. After the step no group is.
+    const double slack = 0.05 * static_cast<double>(prediction.state);
+    EXPECT_NEAR(found.after, prediction.state, slack);
     if (!keep) {
-      const auto kept = 0.75 * static_cast<double>(promise.state);  // no gradients
-      EXPECT_LE(found.after_forward, kept + static_cast<double>(promise.root + promise.activations) + slack);
+      const auto kept = 0.75 * static_cast<double>(prediction.state);  // no gradients
+      EXPECT_LE(found.after_forward, kept + static_cast<double>(prediction.root + prediction.activations) + slack);
     }
   }
 }
@@ -77,7 +77,7 @@ const auto kFlat = [](auto& module, bool keep) {
                            {.sharding_strategy = keep ? ShardingStrategy::ShardGradOp : ShardingStrategy::FullShard});
 };
 
-TEST(FsdpMemory, IsAsPromised) {
+TEST(FsdpMemory, IsAsPredicted) {
   for (const int64_t ranks : {1, 2})
     testing::spawn_ranks(ranks,
                          [](Rank& me) {

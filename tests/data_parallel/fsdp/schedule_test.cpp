@@ -1,30 +1,26 @@
-// The order of collectives against computation, read from their records.
+// The order of collectives and computation, from the collectives' records.
 #include "tessera/data_parallel/fsdp/fsdp_module.h"
 
 #include "tessera/comm/detail/records.h"
 #include "tessera/nn/hooks.h"
 #include "tessera/testing/ranks.h"
-#include "tests/data_parallel/fsdp/stacks.h"
+#include "tests/fixtures/fsdp.h"
 
 namespace tessera {
 namespace {
 
-using data_parallel::batches;
-using data_parallel::shard_layers;
-using data_parallel::stack_loss;
-using testing::Rank;
-using testing::run_ranks;
+using namespace fixtures;
 
 constexpr int64_t kLayers = 4;
 
-// What happens on a rank, in order: "gather layers.1", "reduce layers.1", "forward 1", "backward 1".
+// The events on a rank, in order: "gather layers.1", "reduce layers.1", "forward 1", "backward 1".
 struct Log : comm::Observer {
   std::vector<std::string> events;
   void on_post(const comm::Record& record) override {
     if (!record.counted()) return;
-    const char* what = record.kind == comm::Kind::AllGatherIntoTensor   ? "gather "
-                       : record.kind == comm::Kind::ReduceScatterTensor ? "reduce "
-                                                                        : "all_reduce ";
+    const char* what = record.kind == comm::CommKind::AllGatherIntoTensor   ? "gather "
+                       : record.kind == comm::CommKind::ReduceScatterTensor ? "reduce "
+                                                                            : "all_reduce ";
     events.push_back(what + record.tensor_name);
   }
   size_t at(const std::string& event, size_t from = 0) const {
@@ -34,7 +30,7 @@ struct Log : comm::Observer {
   }
 };
 
-// Logs when the last op of a layer's forward, and of its backward, is through.
+// Records when the last op of a layer's forward, and of its backward, has run.
 void watch(models::MLPStacked& model, const std::shared_ptr<Log>& log) {
   for (int64_t k = 0; k < kLayers; k++) {
     auto& layer = model->layers[static_cast<size_t>(k)];
@@ -49,7 +45,7 @@ void watch(models::MLPStacked& model, const std::shared_ptr<Log>& log) {
 
 std::string unit(int64_t k) { return c10::str("layers.", k); }
 
-TEST(FullyShardOrder, GathersAreAheadAndReductionsAreNotWaitedFor) {
+TEST(FullyShardOrder, AllGathersArePrefetchedAndReductionsOverlapBackward) {
   const models::MLPStacked start(kLayers);
   for (const char* shape : {"dp=2", "dp=4", "replicate=2,shard=2"}) {
     const int64_t ranks = std::string(shape) == "dp=2" ? 2 : 4;
@@ -59,9 +55,9 @@ TEST(FullyShardOrder, GathersAreAheadAndReductionsAreNotWaitedFor) {
       auto model = clone(start);
       auto log = std::make_shared<Log>();
       watch(model, log);
-      shard_layers(model, {.mesh = me.mesh(shape)});
+      shard_blocks(model, {.mesh = me.mesh(shape)});
       const comm::ObserverScope observe(log.get());
-      for (int step = 0; step < 2; step++) {  // the first has to guess the order
+      for (int step = 0; step < 2; step++) {  // the order is not known in the first step
         log->events.clear();
         const auto loss = stack_loss(model, data[static_cast<size_t>(me.rank)]);
         for (int64_t k = 0; k + 1 < kLayers; k++)
@@ -72,7 +68,8 @@ TEST(FullyShardOrder, GathersAreAheadAndReductionsAreNotWaitedFor) {
           EXPECT_LT(log->at("gather " + unit(k - 1), forward), log->at(c10::str("backward ", k))) << step;
           EXPECT_LT(log->at("reduce " + unit(k)), log->at(c10::str("backward ", k - 1))) << step;
         }
-        for (int64_t k = kLayers - 1; hybrid && k > 1; k--) {  // over replicas while the one before is over shards
+        // The all-reduce of k overlaps with the reduce-scatter of k-1.
+        for (int64_t k = kLayers - 1; hybrid && k > 1; k--) {
           EXPECT_LT(log->at("reduce " + unit(k - 1)), log->at("all_reduce " + unit(k))) << step;
         }
         EXPECT_EQ(log->events.size(), static_cast<size_t>((hybrid ? 4 : 3) * kLayers + 2 * kLayers - 1));
@@ -81,8 +78,8 @@ TEST(FullyShardOrder, GathersAreAheadAndReductionsAreNotWaitedFor) {
   }
 }
 
-// Layers that run in another order than they are registered in: the first step gathers them all the same, the second
-// knows.
+// Layers run in another order than they are registered in. The first step is correct; the second prefetches in the
+// right order.
 struct BackwardsImpl : torch::nn::Cloneable<BackwardsImpl> {
   BackwardsImpl() { reset(); }
   void reset() override {
@@ -96,7 +93,7 @@ struct BackwardsImpl : torch::nn::Cloneable<BackwardsImpl> {
 };
 TESSERA_MODULE(Backwards);
 
-TEST(FullyShardOrder, IsLearnedWhereItWasGuessedWrongly) {
+TEST(FullyShardOrder, FollowsTheOrderOfTheLastForward) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     Backwards model;
@@ -111,17 +108,17 @@ TEST(FullyShardOrder, IsLearnedWhereItWasGuessedWrongly) {
     };
     EXPECT_EQ(step(), (std::vector<std::string>{"gather 0", "gather 2", "gather 1", "gather 0", "gather 1", "reduce 0",
                                                 "gather 2", "reduce 1", "reduce 2"}))
-        << "guesses 0 is next to the root";
+        << "prefetches 0 after the root";
     EXPECT_EQ(step()[0], "gather 2");
   });
 }
 
-TEST(FullyShardOrder, ModulesToPrefetchAreWhatWasAsked) {
+TEST(FullyShardOrder, SetModulesToPrefetch) {
   const models::MLPStacked start(kLayers);
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     auto model = clone(start);
-    shard_layers(model, {.mesh = me.mesh("dp=2")});
+    shard_blocks(model, {.mesh = me.mesh("dp=2")});
     auto& layers = *model->layers;
     fsdp_module(*model).set_modules_to_forward_prefetch({*layers[0], *layers[1]});
     fsdp_module(*layers[0]).set_modules_to_forward_prefetch({*layers[2], *layers[3]});

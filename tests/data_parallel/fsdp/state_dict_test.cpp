@@ -9,27 +9,21 @@
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tests/data_parallel/batches.h"
+#include "tests/fixtures/data_parallel.h"
+#include "tests/fixtures/full_tensor.h"
 
 #include <gtest/gtest.h>
 
 namespace tessera {
 namespace {
 
-using data_parallel::batches;
-using data_parallel::kExact;
-using models::MLPStacked;
-using testing::close;
-using testing::Rank;
-using testing::run_ranks;
+using namespace fixtures;
 
-at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach(); }
-
-// A way to train the same model.
+// A way to distribute the same model.
 struct Way {
   const char* name;
-  enum Kind { Plain, Flat, FlatOriginals, PerParameter } kind;
-  const char* mesh = "dp=4";  // of four ranks; the last axis but tp cuts
+  enum Kind { Plain, Flat, FlatOrigParams, PerParameter } kind;
+  const char* mesh = "dp=4";  // of four ranks; sharded over the last axis except tp
   ShardingStrategy strategy = ShardingStrategy::FullShard;
   bool is_tp() const { return std::string(mesh).find("tp") != std::string::npos; }
   bool is_hybrid() const { return std::string(mesh).find("replicate") != std::string::npos; }
@@ -37,24 +31,24 @@ struct Way {
 const std::vector<Way> kWays{
     {"plain", Way::Plain},
     {"flat dp=4", Way::Flat},
-    {"originals dp=4", Way::FlatOriginals},
+    {"use_orig_params dp=4", Way::FlatOrigParams},
     {"fully_shard dp=4", Way::PerParameter},
     {"flat dp=2", Way::Flat, "other=2,dp=2"},
-    {"originals dp=2", Way::FlatOriginals, "other=2,dp=2"},
+    {"use_orig_params dp=2", Way::FlatOrigParams, "other=2,dp=2"},
     {"flat dp=2,tp=2", Way::Flat, "dp=2,tp=2"},
-    {"originals dp=2,tp=2", Way::FlatOriginals, "dp=2,tp=2"},
+    {"use_orig_params dp=2,tp=2", Way::FlatOrigParams, "dp=2,tp=2"},
     {"hybrid 2x2", Way::Flat, "replicate=2,dp=2", ShardingStrategy::HybridShard},
-    {"no shard", Way::FlatOriginals, "dp=4", ShardingStrategy::NoShard},
+    {"no shard", Way::FlatOrigParams, "dp=4", ShardingStrategy::NoShard},
     {"fully_shard dp=2,tp=2", Way::PerParameter, "dp=2,tp=2"},
     {"fully_shard 2x2", Way::PerParameter, "replicate=2,dp=2"},
 };
 
-const Tensors& data() {  // one a step; drawn once, for ranks that are threads share the generator
+const Tensors& data() {  // one batch per step; drawn once, because ranks are threads and share the generator
   static const Tensors it = batches(5);
   return it;
 }
 
-// All ranks see the same batch, so that every way trains alike.
+// All ranks have the same batch, so that training is the same in every way.
 template <class Optimizer>
 struct Training {
   MLPStacked model{nullptr};
@@ -66,14 +60,14 @@ struct Training {
     if (way.is_tp())
       for (auto& layer : model->layers)
         parallelize_module(layer, mesh["tp"], {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}});
-    const auto cut = way.is_hybrid() ? mesh : mesh["dp"];
+    const auto sub_mesh = way.is_hybrid() ? mesh : mesh["dp"];
     if (way.kind == Way::PerParameter) {
-      for (auto& layer : model->layers) fully_shard(layer, {.mesh = cut});
-      fully_shard(model, {.mesh = cut});
+      for (auto& layer : model->layers) fully_shard(layer, {.mesh = sub_mesh});
+      fully_shard(model, {.mesh = sub_mesh});
     } else if (way.kind != Way::Plain) {
-      FullyShardedDataParallel(model, {.device_mesh = cut,
+      FullyShardedDataParallel(model, {.device_mesh = sub_mesh,
                                        .sharding_strategy = way.strategy,
-                                       .use_orig_params = way.kind == Way::FlatOriginals,
+                                       .use_orig_params = way.kind == Way::FlatOrigParams,
                                        .auto_wrap_policy = transformer_auto_wrap_policy<models::MLP>()});
     }
     optimizer = std::make_shared<Optimizer>(model->parameters(), options);
@@ -95,18 +89,18 @@ const optim::AdamWOptions kAdam{.lr = 0.01, .eps = 1e-4, .amsgrad = true};
 
 std::string compare(const StateDict& found, const StateDict& wanted, testing::Tolerance tolerance = {1e-5, 1e-6}) {
   auto found_names = found.names(), wanted_names = wanted.names();
-  std::sort(found_names.begin(), found_names.end());  // groups list parameters in their own order
+  std::sort(found_names.begin(), found_names.end());  // param groups may have another order
   std::sort(wanted_names.begin(), wanted_names.end());
   if (found_names != wanted_names) return c10::str("names ", found_names, " and not ", wanted_names);
   for (const auto& [name, value] : wanted)
-    if (auto difference = close(whole(found.at(name)).to(value.scalar_type()), whole(value), tolerance);
+    if (auto difference = close(full_value(found.at(name)).to(value.scalar_type()), full_value(value), tolerance);
         !difference.empty())
       return name + ": " + difference;
   return "";
 }
 
-// Two steps in each way; what is saved, full or sharded, is what a plain module has saved.
-TEST(FsdpStateDict, IsThatOfThePlainModule) {
+// Two steps in each way; the saved dict, full or sharded, equals that of a plain module.
+TEST(FsdpStateDict, EqualsThatOfThePlainModule) {
   run_ranks(4, [](Rank& me) {
     Adam plain(me, kWays[0], kAdam);
     plain.steps(2);
@@ -115,7 +109,7 @@ TEST(FsdpStateDict, IsThatOfThePlainModule) {
     for (const auto& way : kWays) {
       SCOPED_TRACE(way.name);
       Adam training(me, way, kAdam);
-      EXPECT_EQ(training.state().size(), 6);  // options alone
+      EXPECT_EQ(training.state().size(), 6);  // only options
       training.steps(2);
       for (const bool full : {true, false}) {
         SCOPED_TRACE(full ? "full" : "sharded");
@@ -131,7 +125,7 @@ TEST(FsdpStateDict, IsThatOfThePlainModule) {
   });
 }
 
-TEST(FsdpStateDict, PlacementsOfSharded) {
+TEST(FsdpStateDict, PlacementsOfShardedValues) {
   run_ranks(4, [](Rank& me) {
     const auto placements = [&](const char* way, const std::string& name) {
       const auto found =
@@ -143,22 +137,22 @@ TEST(FsdpStateDict, PlacementsOfSharded) {
                            .at("state.layers.0." + name + ".momentum_buffer");
       EXPECT_EQ(DTensor(value).placements(), DTensor(row).placements());
       EXPECT_EQ(DTensor(value).to_local().storage().nbytes(),
-                static_cast<size_t>(DTensor(value).to_local().numel()) * sizeof(float));  // not a view of a whole unit
+                static_cast<size_t>(DTensor(value).to_local().numel()) * sizeof(float));  // not a view of a larger one
       return c10::str(to_string(DTensor(value).placements()), " on ", DTensor(value).device_mesh());
     };
     EXPECT_EQ(placements("flat dp=4", "net1.weight"), "[S(0)] on dp=4");
-    EXPECT_EQ(placements("originals dp=2", "net2.bias"), "[S(0)] on dp=2");
+    EXPECT_EQ(placements("use_orig_params dp=2", "net2.bias"), "[S(0)] on dp=2");
     EXPECT_EQ(placements("hybrid 2x2", "net1.weight"), "[R, S(0)] on replicate=2,dp=2");
     EXPECT_EQ(placements("no shard", "net1.weight"), "[R] on dp=4");
     EXPECT_EQ(placements("flat dp=2,tp=2", "net1.weight"), "[SS(0,2), S(0)] on dp=2,tp=2");
-    EXPECT_EQ(placements("originals dp=2,tp=2", "net2.weight"), "[S(0), S(1)] on dp=2,tp=2");
+    EXPECT_EQ(placements("use_orig_params dp=2,tp=2", "net2.weight"), "[S(0), S(1)] on dp=2,tp=2");
     EXPECT_EQ(placements("flat dp=2,tp=2", "net2.bias"), "[S(0), R] on dp=2,tp=2");
   });
 }
 
-// Saved in one way after two steps, loaded in another, which goes on as the first would have. From each way to the
-// plain one and back, and to three others.
-TEST(FsdpStateDict, GoesFromOneWayToAnother) {
+// Saves in one way after two steps and loads in another way, which continues training like the first. From each way to
+// the plain one and back, and to three others.
+TEST(FsdpStateDict, CanBeLoadedInAnotherWay) {
   run_ranks(4, [](Rank& me) {
     Adam plain(me, kWays[0], kAdam);
     plain.steps(4);
@@ -172,7 +166,7 @@ TEST(FsdpStateDict, GoesFromOneWayToAnother) {
         const bool full = (a + b) % 2;
         SCOPED_TRACE(c10::str(kWays[a].name, " -> ", kWays[b].name, full ? ", full" : ", sharded"));
         Adam to(me, kWays[b], {.lr = 1, .amsgrad = true});
-        if (b % 3 == 0) to.steps(1);  // what was there is replaced
+        if (b % 3 == 0) to.steps(1);  // loading replaces existing state
         set_model_state_dict(*to.model, get_model_state_dict(*from.model, {.full_state_dict = full}));
         set_optimizer_state_dict(*to.optimizer, *to.model,
                                  get_optimizer_state_dict(*from.optimizer, *from.model, {.full_state_dict = full}));
@@ -184,8 +178,8 @@ TEST(FsdpStateDict, GoesFromOneWayToAnother) {
   });
 }
 
-// A full dict of four ranks, loaded by two and by one.
-TEST(FsdpStateDict, GoesToOtherWorlds) {
+// A full dict saved by four ranks is loaded by two and by one.
+TEST(FsdpStateDict, CanBeLoadedByOtherNumbersOfRanks) {
   StateDict values, state, wanted;
   run_ranks(4, [&](Rank& me) {
     SGD training(me, kWays[1], {.lr = 0.1, .momentum = 0.9});
@@ -201,7 +195,7 @@ TEST(FsdpStateDict, GoesToOtherWorlds) {
     if (me.rank == 0) values = found, state = of_optimizer, wanted = end;
   });
   for (const int64_t ranks : {1, 2, 3})
-    for (const auto kind : {Way::Flat, Way::FlatOriginals, Way::PerParameter})
+    for (const auto kind : {Way::Flat, Way::FlatOrigParams, Way::PerParameter})
       run_ranks(ranks, [&](Rank& me) {
         const auto mesh = c10::str("dp=", ranks);
         SGD training(me, {"", kind, mesh.c_str()}, {.lr = 1, .momentum = 0.9});
@@ -214,7 +208,7 @@ TEST(FsdpStateDict, GoesToOtherWorlds) {
       });
 }
 
-// What was ignored, buffers, a rank without any part of a parameter, low precision.
+// Ignored parameters, buffers, a rank without elements of a parameter, low precision.
 struct MixedImpl : torch::nn::Cloneable<MixedImpl> {
   MixedImpl() { reset(); }
   void reset() override {
@@ -263,9 +257,9 @@ TEST(FsdpStateDict, OfPartlyShardedModules) {
   });
 }
 
-TEST(FsdpStateDict, NothingIsHalfLoaded) {
+TEST(FsdpStateDict, AFailedLoadChangesNothing) {
   run_ranks(2, [](Rank& me) {
-    for (const auto kind : {Way::Flat, Way::FlatOriginals}) {
+    for (const auto kind : {Way::Flat, Way::FlatOrigParams}) {
       SGD training(me, {"", kind, "dp=2"}, {.lr = 0.1, .momentum = 0.9});
       training.steps(1);
       const auto values = training.values(), state = training.state();
@@ -312,7 +306,7 @@ TEST(FsdpStateDict, NothingIsHalfLoaded) {
                  "state.layers.0.net1.bias.step is 5", "state.layers.0.net1.weight.step is 1", "one flat parameter");
     EXPECT_ERROR(UsageError, get_model_state_dict(*flat.model, {.rank0_only = true}), "set full_state_dict");
     const SummonFullParams open(*flat.model);
-    EXPECT_ERROR(UsageError, get_model_state_dict(*flat.model), "inside of summon_full_params()");
+    EXPECT_ERROR(UsageError, get_model_state_dict(*flat.model), "inside summon_full_params()");
   });
 }
 

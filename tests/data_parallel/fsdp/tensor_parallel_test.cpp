@@ -1,55 +1,49 @@
-// fully_shard of parameters that tensor parallelism has cut already: one distributed tensor over all axes, right in
-// every view of it, uneven sizes included.
-#include "tessera/data_parallel/fsdp/fully_shard.h"
+// fully_shard of parameters that are sharded by tensor parallelism already: each is one DTensor over all axes. Also for
+// uneven sizes.
 #include "tessera/data_parallel/fsdp/detail/engine/joint_spec.h"
+#include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/llama.h"
 #include "tessera/models/loss.h"
 #include "tessera/models/plans.h"
 #include "tessera/nn/module_tree.h"
-#include "tessera/state/state_dict.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/sgd.h"
+#include "tessera/state/state_dict.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tests/data_parallel/batches.h"
+#include "tests/fixtures/fsdp.h"
 
 #include <gtest/gtest.h>
 
 namespace tessera {
 namespace {
 
+using namespace fixtures;
+using comm::CommKind;
 using comm::Family;
-using comm::Kind;
-using data_parallel::batches;
 using models::Activation;
-using models::MLP;
-using testing::close;
-using testing::Rank;
-using testing::run_ranks;
 
 constexpr testing::Tolerance kLoose{1e-4, 1e-5};
 
-at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t.detach(); }
-
-// 13 features in the middle: pieces of 7 and 6 over tp, and those of 4 3 and 3 3 over dp.
+// 13 features in the middle: shards of 7 and 6 over tp, and of 4 3 and 3 3 over dp.
 models::MLPConfig uneven() { return {.layers = {{"up", 6, 13, Activation::Relu}, {"down", 13, 5}}, .seed = 11}; }
 
 struct Case {
   const char* mesh;
   std::vector<std::string> dp;
-  const char* up;         // placements of up.weight, cut along 0 by both
-  const char* down;       // of down.weight: tp cuts 1, dp cuts 0
-  const char* down_bias;  // whole over tp
+  const char* up;         // placements of up.weight, sharded along dim 0 by both
+  const char* down;       // of down.weight: tp shards dim 1, dp shards dim 0
+  const char* down_bias;  // replicated over tp
 };
 
 TEST(FullyShardTensorParallel, UnevenSizesOverTwoAndThreeAxes) {
   const Case cases[] = {
       {"dp=2,tp=2", {"dp"}, "[SS(0,2), S(0)]", "[S(0), S(1)]", "[S(0), R]"},
-      {"tp=2,dp=2", {"dp"}, "[S(0), S(0)]", "[S(1), S(0)]", "[R, S(0)]"},  // tp cuts first as it is
+      {"tp=2,dp=2", {"dp"}, "[S(0), S(0)]", "[S(1), S(0)]", "[R, S(0)]"},  // tp shards first
       {"replicate=2,shard=1,tp=2", {"replicate", "shard"}, "[R, SS(0,2), S(0)]", "[R, S(0), S(1)]", "[R, S(0), R]"},
       {"replicate=1,shard=2,tp=2", {"replicate", "shard"}, "[R, SS(0,2), S(0)]", "[R, S(0), S(1)]", "[R, S(0), R]"},
       {"replicate=2,shard=2,tp=1", {"replicate", "shard"}, "[R, S(0), S(0)]", "[R, S(0), S(1)]", "[R, S(0), R]"},
@@ -76,28 +70,28 @@ TEST(FullyShardTensorParallel, UnevenSizesOverTwoAndThreeAxes) {
       EXPECT_EQ(named["up.weight"].sizes(), (std::vector<int64_t>{13, 6}));
       const auto before = state_dict(*model);
       for (const auto& item : plain->named_parameters())
-        EXPECT_EQ(close(whole(before.at(item.key())), item.value().detach()), "") << item.key();
+        EXPECT_EQ(close(full_value(before.at(item.key())), item.value().detach()), "") << item.key();
 
       optim::SGD plain_opt(plain->parameters(), {.lr = 0.1}), opt(model->parameters(), {.lr = 0.1});
       for (int step = 0; step < 2; step++) {
         plain_opt.zero_grad();
         opt.zero_grad();
-        // Twice, so that gradients are added to.
+        // Twice, so that gradients accumulate.
         for (int pass = 0; pass < 2; pass++) {
-          data_parallel::accumulate_means(plain, data, data_parallel::square_loss);
+          accumulate_means(plain, data, square_loss);
           CommDebugMode comm;
-          data_parallel::square_loss(model, data[static_cast<size_t>(dp_rank)]).backward();
+          square_loss(model, data[static_cast<size_t>(dp_rank)]).backward();
           const auto& counts = comm.get_comm_counts();
-          const bool cut = mesh.size(dp.back()) > 1;
-          EXPECT_EQ(counts.of(Kind::AllGatherIntoTensor, Family::C10d), cut);  // the root stays whole for backward
-          EXPECT_EQ(counts.of(Kind::ReduceScatterTensor, Family::C10d), cut);
-          EXPECT_EQ(counts.of(Kind::AllReduce, Family::C10d), dp.size() > 1 && mesh.size(dp[0]) > 1);
+          const bool sharded = mesh.size(dp.back()) > 1;
+          EXPECT_EQ(counts.of(CommKind::AllGatherIntoTensor, Family::C10d), sharded);  // the root stays unsharded
+          EXPECT_EQ(counts.of(CommKind::ReduceScatterTensor, Family::C10d), sharded);
+          EXPECT_EQ(counts.of(CommKind::AllReduce, Family::C10d), dp.size() > 1 && mesh.size(dp[0]) > 1);
         }
         const auto wanted = plain->named_parameters();
         for (const auto& item : model->named_parameters()) {
           const auto& p = item.value();
           EXPECT_EQ(DTensor(p.grad()).placements(), DTensor(p).placements()) << item.key();
-          EXPECT_EQ(close(whole(p.grad()), wanted[item.key()].grad(), kLoose), "") << item.key();
+          EXPECT_EQ(close(full_value(p.grad()), wanted[item.key()].grad(), kLoose), "") << item.key();
         }
         const auto norm = optim::clip_grad_norm_(model->parameters(), 0.05);
         const auto plain_norm = optim::clip_grad_norm_(plain->parameters(), 0.05);
@@ -105,35 +99,26 @@ TEST(FullyShardTensorParallel, UnevenSizesOverTwoAndThreeAxes) {
         opt.step();
         plain_opt.step();
         for (const auto& item : model->named_parameters())
-          EXPECT_EQ(close(whole(item.value()), wanted[item.key()].detach(), kLoose), "") << item.key();
+          EXPECT_EQ(close(full_value(item.value()), wanted[item.key()].detach(), kLoose), "") << item.key();
       }
     });
   }
 }
 
-// Sequence parallel: norms are whole over tp, and each rank has the gradient of its part of the sequence.
+// Sequence parallelism: norms are replicated over tp, and each rank has the gradient of its part of the sequence.
 TEST(FullyShardTensorParallel, LlamaWithSequenceParallel) {
-  const models::LlamaConfig config{.vocab_size = 13,
-                                   .max_seq_len = 8,
-                                   .n_layers = 2,
-                                   .n_heads = 4,
-                                   .n_kv_heads = 2,
-                                   .dim = 16,
-                                   .ffn_dim = 22,
-                                   .rope_theta = 100};
+  auto config = kTinyLlama;
+  config.ffn_dim = 22;  // local shards of odd size
   torch::manual_seed(7);
   models::Llama start(config);
-  {
-    const torch::NoGradGuard no_grad;
-    for (auto& p : start->parameters()) p.uniform_(-0.3, 0.3);
-  }
-  const auto tokens = torch::randint(13, {4, 8}, torch::kLong), targets = torch::randint(13, {4, 8}, torch::kLong);
+  fill_uniform(*start);
+  const auto batch = random_tokens(4, 8);
+  const auto &tokens = batch.tokens, &targets = batch.targets;
   run_ranks(4, [&](Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
     auto plain = clone(start), model = clone(start);
     parallelize_module(*model, mesh["tp"], models::tensor_parallel_plan(config, {.sequence_parallel = true}));
-    for (auto& layer : model->layers) fully_shard(layer, {.mesh = mesh["dp"]});
-    fully_shard(model, {.mesh = mesh["dp"]});
+    shard_blocks(model, {.mesh = mesh["dp"]});
     const auto mine = [&](const at::Tensor& t) { return t.chunk(2)[mesh.get_local_rank("dp")]; };
     optim::SGD plain_opt(plain->parameters(), {.lr = 0.1}), opt(model->parameters(), {.lr = 0.1});
     for (int step = 0; step < 3; step++) {
@@ -143,14 +128,14 @@ TEST(FullyShardTensorParallel, LlamaWithSequenceParallel) {
       models::loss(model(mine(tokens)), mine(targets)).backward();
       const auto wanted = plain->named_parameters();
       for (const auto& item : model->named_parameters())
-        EXPECT_EQ(close(whole(item.value().grad()), wanted[item.key()].grad(), kLoose), "") << step << item.key();
+        EXPECT_EQ(close(full_value(item.value().grad()), wanted[item.key()].grad(), kLoose), "") << step << item.key();
       plain_opt.step();
       opt.step();
     }
   });
 }
 
-TEST(FullyShardTensorParallel, RefusesWhatCannotBeCutOnceMore) {
+TEST(FullyShardTensorParallel, ErrorsForParametersThatCannotBeShardedOnceMore) {
   run_ranks(4, [](Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
     const auto refused = [&](const DeviceMesh& over, PlacementsRef placements, const DeviceMesh& dp) {
@@ -158,12 +143,13 @@ TEST(FullyShardTensorParallel, RefusesWhatCannotBeCutOnceMore) {
       distribute_in_place(model->layers[1]->weight, over, placements);
       const auto said = testing::message_of<UsageError>([&] { fully_shard(model, {.mesh = dp}); });
       EXPECT_SAYS(said, "net2.weight");
-      EXPECT_FALSE(is_dtensor(model->layers[0]->weight));  // nothing is half-done
+      EXPECT_FALSE(is_dtensor(model->layers[0]->weight));  // nothing was changed
       return said;
     };
-    EXPECT_SAYS(refused(mesh, {Replicate(), Shard(0)}, mesh["dp"]), "has the axis 'dp'");
+    EXPECT_SAYS(refused(mesh, {Replicate(), Shard(0)}, mesh["dp"]), "uses the axis 'dp'");
     EXPECT_SAYS(refused(me.mesh("x=4"), {Shard(0)}, mesh["dp"]), "slice both from one");
-    EXPECT_SAYS(refused(me.mesh(std::vector<int64_t>{4}), {Shard(0)}, mesh["dp"]), "give the axes of both names");
+    EXPECT_SAYS(refused(me.mesh(std::vector<int64_t>{4}), {Shard(0)}, mesh["dp"]),
+                "the axes of both meshes need names");
   });
 }
 

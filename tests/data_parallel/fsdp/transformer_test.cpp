@@ -1,52 +1,24 @@
-// A transformer trained for 20 steps: whatever is cut and however, the losses are those of one rank.
-#include "tessera/data_parallel/fsdp/fully_shard.h"
-#include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
-#include "tessera/dtensor/dtensor.h"
-#include "tessera/models/gpt2.h"
-#include "tessera/models/llama.h"
+// A transformer trained for 20 steps: the losses are those of one rank, whatever the sharding.
 #include "tessera/models/loss.h"
 #include "tessera/models/plans.h"
 #include "tessera/nn/checkpoint_wrapper.h"
 #include "tessera/optim/adam.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
-#include "tessera/testing/ranks.h"
-
-#include <gtest/gtest.h>
-#include <torch/torch.h>
+#include "tests/fixtures/fsdp.h"
 
 namespace tessera {
 namespace {
 
+using namespace fixtures;
 using models::GPT2;
 using models::Llama;
-using testing::Rank;
-using testing::run_ranks;
 
-constexpr int64_t kSteps = 20, kBatch = 4, kLength = 7, kVocabulary = 13;
-// Numbers of rows that do not divide by the ranks.
-const models::GPT2Config kGpt{
-    .vocab_size = kVocabulary, .max_seq_len = 9, .n_layer = 2, .n_head = 2, .n_embd = 12, .bias = true};
-const models::LlamaConfig kLlama{.vocab_size = kVocabulary,
-                                 .max_seq_len = 9,
-                                 .n_layers = 2,
-                                 .n_heads = 4,
-                                 .n_kv_heads = 2,
-                                 .dim = 16,
-                                 .ffn_dim = 20,
-                                 .rope_theta = 100};
-auto& blocks_of(GPT2& model) { return model->h; }
-auto& blocks_of(Llama& model) { return model->layers; }
-const auto& config_of(const GPT2&) { return kGpt; }
-const auto& config_of(const Llama&) { return kLlama; }
+constexpr int64_t kSteps = 20;
 
-struct Data {
-  at::Tensor tokens = torch::randint(kVocabulary, {kBatch, kLength}, torch::kLong);
-  at::Tensor targets = torch::randint(kVocabulary, {kBatch, kLength}, torch::kLong);
-};
-
-// On part `rank` of `ranks` of the batch; losses, averaged over the group if there is one.
+// Trains on part `rank` of `ranks` of the batch. Returns the losses, averaged over the group if there is one.
 template <class Model>
-std::vector<double> train(Model& model, const Data& data, int64_t rank, int64_t ranks, const comm::Group& group = {}) {
+std::vector<double> train(Model& model, const TokenBatch& data, int64_t rank, int64_t ranks,
+                          const comm::Group& group = {}) {
   optim::AdamW optimizer(model->parameters(), {.lr = 0.003, .eps = 1e-5});
   std::vector<double> losses;
   for (int64_t step = 0; step < kSteps; step++) {
@@ -62,50 +34,24 @@ std::vector<double> train(Model& model, const Data& data, int64_t rank, int64_t 
   return losses;
 }
 
-// What is done to a rank's copy of the model, the inner units first.
 template <class Model>
-using Cut = std::function<void(Model& model, Rank& me)>;
-
-template <class Model>
-Cut<Model> fully_sharded(const std::string& mesh, const FullyShardOptions& given = {}) {
-  return [=](Model& model, Rank& me) {
-    auto options = given;
-    options.mesh = me.mesh(mesh);
-    for (auto& block : blocks_of(model)) fully_shard(block, options);
-    fully_shard(model, options);
-  };
-}
-template <class Model>
-Cut<Model> flat(const std::string& mesh, const FSDPOptions& given = {}) {
-  return [=](Model& model, Rank& me) {
-    auto options = given;
-    options.device_mesh = me.mesh(mesh);
-    for (auto& block : blocks_of(model)) FullyShardedDataParallel(block, options);
-    FullyShardedDataParallel wrapped(model, options);
-  };
-}
-template <class Model>
-Cut<Model> checkpointed(Cut<Model> cut) {
+ShardFn<Model> checkpointed(ShardFn<Model> shard) {
   return [=](Model& model, Rank& me) {
     for (auto& block : blocks_of(model)) checkpoint_wrapper(block);
-    cut(model, me);
+    shard(model, me);
   };
 }
-// `cut` is over dp of a mesh dp=2,tp=2; both ranks of a tp group have the same data.
+// Shards over dp of a mesh dp=2,tp=2. Both ranks of a tp group have the same data.
 enum class Api { FullyShard, Flat };
 template <class Model>
-Cut<Model> over_tensor_parallel(Api api) {
+ShardFn<Model> over_tensor_parallel(Api api) {
   return [=](Model& model, Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
     parallelize_module(model, mesh["tp"], models::tensor_parallel_plan(config_of(model)));
-    const auto cut = [&](auto& module) {
-      if (api == Api::FullyShard)
-        fully_shard(module, {.mesh = mesh["dp"]});
-      else
-        FullyShardedDataParallel(module, {.device_mesh = mesh["dp"], .use_orig_params = true});
-    };
-    for (auto& block : blocks_of(model)) cut(block);
-    cut(model);
+    if (api == Api::FullyShard)
+      shard_blocks(model, {.mesh = mesh["dp"]});
+    else
+      shard_blocks_flat(model, {.device_mesh = mesh["dp"], .use_orig_params = true});
   };
 }
 
@@ -113,7 +59,7 @@ template <class Model>
 struct Case {
   const char* name;
   int64_t ranks;
-  Cut<Model> cut;
+  ShardFn<Model> shard;
   double tolerance = 1e-5;
   int64_t tensor_parallel = 1;
 };
@@ -126,35 +72,35 @@ std::vector<Case<Model>> cases() {
   return {
       {"fully_shard, one rank", 1, fully_sharded<Model>("dp=1")},
       {"fully_shard", 2, fully_sharded<Model>("dp=2")},
-      {"fully_shard, kept", 2, fully_sharded<Model>("dp=2", {.reshard_after_forward = false})},
+      {"fully_shard, no reshard after forward", 2, fully_sharded<Model>("dp=2", {.reshard_after_forward = false})},
       {"fully_shard, four ranks", 4, fully_sharded<Model>("dp=4")},
       {"HSDP", 4, fully_sharded<Model>("replicate=2,shard=2")},
       {"fully_shard, bfloat16", 2, fully_sharded<Model>("dp=2", {.mp_policy = bf16}), 1e-2},
       {"fully_shard, checkpointed", 2, checkpointed(fully_sharded<Model>("dp=2"))},
-      {"FULL_SHARD", 2, flat<Model>("dp=2")},
-      {"FULL_SHARD, originals", 4, flat<Model>("dp=4", strategy(S::FullShard, true))},
-      {"SHARD_GRAD_OP", 2, flat<Model>("dp=2", strategy(S::ShardGradOp, true))},
-      {"NO_SHARD", 2, flat<Model>("dp=2", strategy(S::NoShard, false))},
-      {"HYBRID_SHARD", 4, flat<Model>("replicate=2,shard=2", strategy(S::HybridShard, true))},
-      {"_HYBRID_SHARD_ZERO2", 4, flat<Model>("replicate=2,shard=2", strategy(S::HybridShardZero2, false))},
-      {"offloaded", 2, flat<Model>("dp=2", {.offload_params = true})},
-      {"FULL_SHARD, checkpointed", 2, checkpointed(flat<Model>("dp=2"))},
+      {"FULL_SHARD", 2, flat_sharded<Model>("dp=2")},
+      {"FULL_SHARD, use_orig_params", 4, flat_sharded<Model>("dp=4", strategy(S::FullShard, true))},
+      {"SHARD_GRAD_OP", 2, flat_sharded<Model>("dp=2", strategy(S::ShardGradOp, true))},
+      {"NO_SHARD", 2, flat_sharded<Model>("dp=2", strategy(S::NoShard, false))},
+      {"HYBRID_SHARD", 4, flat_sharded<Model>("replicate=2,shard=2", strategy(S::HybridShard, true))},
+      {"_HYBRID_SHARD_ZERO2", 4, flat_sharded<Model>("replicate=2,shard=2", strategy(S::HybridShardZero2, false))},
+      {"offloaded", 2, flat_sharded<Model>("dp=2", {.offload_params = true})},
+      {"FULL_SHARD, checkpointed", 2, checkpointed(flat_sharded<Model>("dp=2"))},
       {"fully_shard x TP", 4, over_tensor_parallel<Model>(Api::FullyShard), 1e-5, 2},
       {"FULL_SHARD x TP", 4, over_tensor_parallel<Model>(Api::Flat), 1e-5, 2},
   };
 }
 
 template <class Model>
-void trains_as_one_rank(const Model& start, const std::vector<Case<Model>>& cases) {
-  const Data data;
+void expect_losses_of_one_rank(const Model& start, const std::vector<Case<Model>>& cases) {
+  const auto data = random_tokens();
   auto alone = clone(start);
   const auto wanted = train(alone, data, 0, 1);
-  ASSERT_LT(wanted.back(), wanted.front() - 0.1);  // it learns
+  ASSERT_LT(wanted.back(), wanted.front() - 0.1);  // the loss decreases
   for (const auto& c : cases) {
     SCOPED_TRACE(c.name);
     run_ranks(c.ranks, [&](Rank& me) {
       auto model = clone(start);
-      c.cut(model, me);
+      c.shard(model, me);
       const auto found =
           train(model, data, me.rank / c.tensor_parallel, c.ranks / c.tensor_parallel,
                 me.mesh(c10::str("dp=", c.ranks / c.tensor_parallel, ",tp=", c.tensor_parallel)).get_group("dp"));
@@ -165,15 +111,16 @@ void trains_as_one_rank(const Model& start, const std::vector<Case<Model>>& case
 
 TEST(FsdpTransformer, Gpt2TrainsAsOnOneRank) {
   torch::manual_seed(7);
-  trains_as_one_rank(GPT2(kGpt), cases<GPT2>());
+  expect_losses_of_one_rank(GPT2(kTinyGPT2), cases<GPT2>());
 }
 
 TEST(FsdpTransformer, LlamaTrainsAsOnOneRank) {
   torch::manual_seed(7);
-  trains_as_one_rank(Llama(kLlama), {{"fully_shard", 2, fully_sharded<Llama>("dp=2")},
-                                     {"HSDP", 4, fully_sharded<Llama>("replicate=2,shard=2")},
-                                     {"FULL_SHARD", 2, flat<Llama>("dp=2")},
-                                     {"fully_shard x TP", 4, over_tensor_parallel<Llama>(Api::FullyShard), 1e-5, 2}});
+  expect_losses_of_one_rank(Llama(kTinyLlama),
+                            {{"fully_shard", 2, fully_sharded<Llama>("dp=2")},
+                             {"HSDP", 4, fully_sharded<Llama>("replicate=2,shard=2")},
+                             {"FULL_SHARD", 2, flat_sharded<Llama>("dp=2")},
+                             {"fully_shard x TP", 4, over_tensor_parallel<Llama>(Api::FullyShard), 1e-5, 2}});
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// fully_shard of modules as torch::nn has them, which cannot have hooks.
+// fully_shard of plain torch::nn modules, which cannot have hooks.
 #include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/nn/grad_hooks.h"
@@ -6,16 +6,13 @@
 #include "tessera/testing/detail/counting_allocator.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tests/data_parallel/fsdp/stacks.h"
+#include "tests/fixtures/fsdp.h"
 
 namespace tessera {
 namespace {
 
-using namespace data_parallel;
-using comm::Kind;
-using testing::close;
-using testing::Rank;
-using testing::run_ranks;
+using namespace fixtures;
+using comm::CommKind;
 
 // An embedding, 3-D activations, a convolution, norms, biases and a bare parameter: ops of all kinds.
 struct NetImpl : torch::nn::Module {
@@ -61,14 +58,14 @@ TEST(FullyShardUnhooked, TrainsLikeThePlainModule) {
       for (int step = 0; step < 3; step++) {
         plain_opt.zero_grad();
         opt.zero_grad();
-        for (int pass = 0; pass < 2; pass++) {  // the second adds
+        for (int pass = 0; pass < 2; pass++) {  // the second one accumulates
           fsdp_module(*net).set_requires_gradient_sync(step != 1 || pass == 1);
           CommDebugMode comm;
           const auto loss = loss_of(net, data[static_cast<size_t>(me.rank)]);
-          EXPECT_EQ(comm.get_comm_counts().of(Kind::AllGatherIntoTensor), 10) << "each parameter";
+          EXPECT_EQ(comm.get_comm_counts().of(CommKind::AllGatherIntoTensor), 10) << "each parameter";
           EXPECT_FALSE(is_dtensor(loss));
           loss.backward();
-          EXPECT_EQ(comm.get_comm_counts().of(Kind::ReduceScatterTensor), step != 1 || pass == 1 ? 10 : 0);
+          EXPECT_EQ(comm.get_comm_counts().of(CommKind::ReduceScatterTensor), step != 1 || pass == 1 ? 10 : 0);
           accumulate_means(plain, data, loss_of);
         }
         expect_gradients(*net, *plain);
@@ -76,14 +73,14 @@ TEST(FullyShardUnhooked, TrainsLikeThePlainModule) {
         opt.step();
         const auto wanted = plain->named_parameters();
         for (const auto& item : net->named_parameters())
-          EXPECT_EQ(close(whole(item.value()), wanted[item.key()].detach(), {1e-3, 1e-5}), "") << item.key();
+          EXPECT_EQ(close(full_value(item.value()), wanted[item.key()].detach(), {1e-3, 1e-5}), "") << item.key();
       }
     });
   }
 }
 
-// Whole parameters live no longer than the op that uses them.
-TEST(FullyShardUnhooked, KeepsNothingWhole) {
+// Unsharded parameters are freed after the op that uses them.
+TEST(FullyShardUnhooked, KeepsNothingUnsharded) {
   constexpr int64_t kWidth = 256;
   testing::CountingAllocator count;
   run_ranks(2, [&](Rank& me) {
@@ -95,13 +92,13 @@ TEST(FullyShardUnhooked, KeepsNothingWhole) {
     me.group()->barrier().wait();
     const auto y = net->forward(torch::ones({1, kWidth}));
     me.group()->barrier().wait();
-    EXPECT_LT(count.live_bytes() - before, kWidth * kWidth * 4) << "eight weights would be as many";
+    EXPECT_LT(count.live_bytes() - before, kWidth * kWidth * 4) << "eight unsharded weights would take this much";
     me.group()->barrier().wait();
     y.sum().backward();
   });
 }
 
-TEST(FullyShardUnhooked, InsideOfAModuleWithHooks) {
+TEST(FullyShardUnhooked, InsideAModuleWithHooks) {
   struct OuterImpl : torch::nn::Module {
     OuterImpl() {
       inner = register_module("inner", torch::nn::Linear(10, 10));
@@ -128,7 +125,7 @@ TEST(FullyShardUnhooked, InsideOfAModuleWithHooks) {
   });
 }
 
-TEST(FullyShardUnhooked, RefusesWhatNeedsHooks) {
+TEST(FullyShardUnhooked, ErrorsForOptionsThatNeedHooks) {
   run_ranks(2, [](Rank& me) {
     Net net;
     EXPECT_ERROR(UsageError, fully_shard(net, {.mesh = me.mesh("dp=2"), .mp_policy = {.param_dtype = at::kBFloat16}}),

@@ -5,16 +5,14 @@
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tests/data_parallel/batches.h"
+#include "tests/fixtures/data_parallel.h"
 
 #include <gtest/gtest.h>
 
 namespace tessera {
 namespace {
 
-using testing::close;
-using testing::Rank;
-using testing::run_ranks;
+using namespace fixtures;
 
 models::MLPStacked stack() { return models::MLPStacked(3); }  // each MLP: 160 + 16 + 160 + 10 = 346 elements
 
@@ -49,20 +47,20 @@ TEST(WrapPolicy, ByLambda) {
               return linear && linear->options.in_features() == 16;
             })),
             (Names{"", "layers.0.net2", "layers.1.net2", "layers.2.net2"}));
-  EXPECT_EQ(asked, 3 * 3 + 1);  // all but the root; the list, too
+  EXPECT_EQ(asked, 3 * 3 + 1);  // all modules except the root, including the list
 }
 
-// The smallest modules that are large enough; what is left of the others goes to the one around them.
+// Wraps the smallest modules that are large enough. Other parameters belong to the module around them.
 TEST(WrapPolicy, BySize) {
   EXPECT_EQ(wrapped(size_based_auto_wrap_policy(300)), (Names{"", "layers.0", "layers.1", "layers.2"}));
   // net1 has 176, net2 170. The MLP without net1 is too small.
   EXPECT_EQ(wrapped(size_based_auto_wrap_policy(175)), (Names{"", "layers.0.net1", "layers.1.net1", "layers.2.net1"}));
-  EXPECT_EQ(wrapped(size_based_auto_wrap_policy(500)), Names{""});  // the list is large enough, but never runs
+  EXPECT_EQ(wrapped(size_based_auto_wrap_policy(500)), Names{""});  // the list is large enough, but has no forward
 }
 
 TEST(WrapPolicy, TrainsLikeThePlainModule) {
   const auto start = stack();
-  const auto data = data_parallel::batches(2);
+  const auto data = batches(2);
   for (const auto& policy : {transformer_auto_wrap_policy<models::MLP>(), size_based_auto_wrap_policy(175)})
     for (const bool use_orig_params : {false, true})
       run_ranks(2, [&](Rank& me) {
@@ -73,17 +71,17 @@ TEST(WrapPolicy, TrainsLikeThePlainModule) {
         for (int step = 0; step < 3; step++) {
           plain_opt.zero_grad();
           opt.zero_grad();
-          data_parallel::accumulate_means(plain, data, [](auto& m, const at::Tensor& x) { return m(x).pow(2).mean(); });
+          accumulate_means(plain, data, [](auto& m, const at::Tensor& x) { return m(x).pow(2).mean(); });
           fsdp(data[static_cast<size_t>(me.rank)]).pow(2).mean().backward();
           plain_opt.step();
           opt.step();
         }
-        const SummonFullParams whole(*model);
-        EXPECT_EQ(close(data_parallel::values_of(*model), data_parallel::values_of(*plain)), "");
+        const SummonFullParams full(*model);
+        EXPECT_EQ(close(values_of(*model), values_of(*plain)), "");
       });
 }
 
-TEST(WrapPolicy, Refuses) {
+TEST(WrapPolicy, Errors) {
   run_ranks(1, [](Rank&) {
     auto model = stack();
     FullyShardedDataParallel inner(model->layers[1]);
@@ -105,7 +103,7 @@ TESSERA_MODULE(Times);
 
 struct TwiceImpl : torch::nn::Cloneable<TwiceImpl> {
   TwiceImpl() {
-    // The same on every rank: ranks that are threads share a generator.
+    // The same values on every rank: ranks are threads and share a generator.
     first = register_module("first", Times(torch::arange(36, torch::kFloat).sin().view({6, 6})));
     second = register_module("second", Times(first->weight));
   }
@@ -115,7 +113,7 @@ struct TwiceImpl : torch::nn::Cloneable<TwiceImpl> {
 };
 TESSERA_MODULE(Twice);
 
-// A parameter that two modules share is one, if both are in one unit.
+// Two modules may share a parameter if both are in one group.
 TEST(WrapPolicy, SharedParameters) {
   const auto x = torch::randn({3, 6});
   Twice plain;
@@ -124,12 +122,12 @@ TEST(WrapPolicy, SharedParameters) {
     for (const bool use_orig_params : {false, true}) {
       Twice model;
       FullyShardedDataParallel fsdp(model, {.use_orig_params = use_orig_params});
-      EXPECT_EQ(fsdp.flat_params()[0].numel(), 18);
-      EXPECT_EQ(model->parameters().size(), use_orig_params ? 2 : 1);  // LibTorch lists one that is shared twice
+      EXPECT_EQ(fsdp->flat_params()[0].numel(), 18);
+      EXPECT_EQ(model->parameters().size(), use_orig_params ? 2 : 1);  // LibTorch lists a shared parameter twice
       fsdp(x).sum().backward();
       const auto rank = World::current().rank();
-      EXPECT_EQ(close(fsdp.flat_params()[0].grad(), plain->first->weight.grad().flatten().chunk(2)[rank]), "");
-      const SummonFullParams whole(*model);
+      EXPECT_EQ(close(fsdp->flat_params()[0].grad(), plain->first->weight.grad().flatten().chunk(2)[rank]), "");
+      const SummonFullParams full(*model);
       EXPECT_TRUE(model->first->weight.is_same(model->second->weight));
       EXPECT_EQ(model->named_parameters().keys(), (Names{"first.weight", "second.weight"}));
     }

@@ -3,9 +3,9 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/inplace_ops.h"
 #include "tessera/comm/functional_collectives.h"
-#include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
 #include "tessera/data_parallel/detail/named_tensor.h"
+#include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
 #include "tessera/dtensor/dtensor.h"
 
 #include <ATen/TensorOperators.h>
@@ -23,86 +23,87 @@
 namespace tessera::data_parallel::fsdp {
 namespace {
 
-using Groups = std::vector<comm::Group>;
+using CommGroups = std::vector<comm::Group>;
 
-// Gradients of which the same other ranks have other parts. There is one for every parameter, whether this rank has a
-// gradient for it or not: all ranks must come to the same collectives.
-struct Share {
-  Groups cut_over;
-  c10::Device device;  // that the groups talk on
-  Tensors parts = {};  // this rank's
+// Gradients that are sharded over the same groups. Every parameter has one, even if this rank has no gradient for it:
+// all ranks must call the same collectives.
+struct GradientsByGroups {
+  CommGroups sharded_over;
+  c10::Device device;        // of the collectives
+  Tensors local_grads = {};  // this rank's
 };
 
-bool same_ranks(const Groups& a, const Groups& b) {
+bool same_ranks(const CommGroups& a, const CommGroups& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](const auto& x, const auto& y) { return x->ranks() == y->ranks(); });
 }
 
-Share& share_for(std::vector<Share>& shares, const Groups& cut_over, c10::Device device) {
-  for (auto& share : shares)
-    if (same_ranks(share.cut_over, cut_over)) return share;
-  return shares.emplace_back(Share{cut_over, device});
+GradientsByGroups& entry_for(std::vector<GradientsByGroups>& entries, const CommGroups& sharded_over,
+                             c10::Device device) {
+  for (auto& entry : entries)
+    if (same_ranks(entry.sharded_over, sharded_over)) return entry;
+  return entries.emplace_back(GradientsByGroups{sharded_over, device});
 }
 
-void add_cuts(const TensorSpec& spec, Groups& cut_over) {
+void add_sharding_groups(const TensorSpec& spec, CommGroups& sharded_over) {
   for (int64_t axis = 0; axis < spec.mesh.ndim(); axis++)
     if (spec.placements[static_cast<size_t>(axis)].is_sharded() && spec.mesh.size(axis) > 1)
-      cut_over.push_back(spec.mesh.get_group(axis));
+      sharded_over.push_back(spec.mesh.get_group(axis));
 }
 
-void add_unit(const Unit& unit, std::vector<Share>& shares) {
-  const auto& shards = unit.shards();
-  for (size_t i = 0; i < unit.members().size(); i++) {
-    const auto& member = unit.members()[i];
-    Groups cut_over;
-    if (member.sharded) {  // over all axes
-      add_cuts(*member.sharded, cut_over);
+void add_param_group(const ParamGroup& group, std::vector<GradientsByGroups>& entries) {
+  const auto& shard_group = group.shard_group();
+  for (size_t i = 0; i < group.params().size(); i++) {
+    const auto& param = group.params()[i];
+    CommGroups sharded_over;
+    if (param.sharded_spec) {  // has all mesh axes
+      add_sharding_groups(*param.sharded_spec, sharded_over);
     } else {
-      if (shards->size() > 1) cut_over.push_back(shards);
-      if (member.outer) add_cuts(*member.outer, cut_over);
+      if (shard_group->size() > 1) sharded_over.push_back(shard_group);
+      if (param.unsharded_spec) add_sharding_groups(*param.unsharded_spec, sharded_over);
     }
-    auto& share = share_for(shares, cut_over, unit.device());
-    if (!unit.options().flat_parameter) {
-      if (member.handle.grad().defined()) share.parts.push_back(local_value(member.handle.grad()));
-    } else if (unit.flat().grad().defined()) {
-      const auto place = unit.layout().in_shard(i, shards->rank());
-      share.parts.push_back(unit.flat().grad().narrow(0, place.begin, place.size));
+    auto& entry = entry_for(entries, sharded_over, group.device());
+    if (!group.options().flat_parameter) {
+      if (param.tensor.grad().defined()) entry.local_grads.push_back(local_or_self(param.tensor.grad()));
+    } else if (group.flat_param().grad().defined()) {
+      const auto range = group.layout().range_in_shard(i, shard_group->rank());
+      entry.local_grads.push_back(group.flat_param().grad().narrow(0, range.begin, range.size));
     }
   }
 }
 
-std::vector<Share> shares_of(const Module& module) {
-  std::vector<Share> shares;
+std::vector<GradientsByGroups> gradients_of_module(const Module& module) {
+  std::vector<GradientsByGroups> entries;
   std::unordered_set<const void*> seen;
-  for (const auto& sharded : find_all(module)) {
-    const auto& unit = *sharded->turn->unit;
-    if (unit.members().empty()) continue;
-    add_unit(unit, shares);
-    seen.insert(unit.flat().unsafeGetTensorImpl());
-    for (const auto& member : unit.members()) seen.insert(member.handle.unsafeGetTensorImpl());
+  for (const auto& sharded : find_sharded_modules(module)) {
+    const auto& group = sharded->group();
+    if (group.params().empty()) continue;
+    add_param_group(group, entries);
+    seen.insert(group.flat_param().unsafeGetTensorImpl());
+    for (const auto& param : group.params()) seen.insert(param.tensor.unsafeGetTensorImpl());
   }
   for (const auto& [name, value] : parameters_of(module)) {
     if (seen.count(value.unsafeGetTensorImpl())) continue;
-    Groups cut_over;
-    if (is_dtensor(value)) add_cuts(DTensor(value).spec(), cut_over);
-    auto& share = share_for(shares, cut_over, local_value(value).device());
-    if (value.grad().defined()) share.parts.push_back(local_gradient(value, name));
+    CommGroups sharded_over;
+    if (is_dtensor(value)) add_sharding_groups(DTensor(value).spec(), sharded_over);
+    auto& entry = entry_for(entries, sharded_over, local_or_self(value).device());
+    if (value.grad().defined()) entry.local_grads.push_back(local_gradient(value, name));
   }
-  return shares;
+  return entries;
 }
 
-// Of one share, over all its ranks, in a form that can be added (or, for infinity, compared): the norm to the power p.
-at::Tensor power_of_norm(const Share& share, double p) {
+// The norm over all ranks, to the power p, so that entries can be added. For infinity: the norm itself.
+at::Tensor power_of_norm(const GradientsByGroups& entry, double p) {
   const bool infinite = std::isinf(p);
-  auto total = at::zeros({}, at::TensorOptions(share.device).dtype(at::kFloat));
-  for (const auto& part : share.parts) {
-    if (part.numel() == 0) continue;
-    const auto wide = part.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-    const auto norm = at::linalg_vector_norm(part, p, std::nullopt, false, wide).to(share.device);
+  auto total = at::zeros({}, at::TensorOptions(entry.device).dtype(at::kFloat));
+  for (const auto& gradient : entry.local_grads) {
+    if (gradient.numel() == 0) continue;
+    const auto norm_dtype = gradient.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const auto norm = at::linalg_vector_norm(gradient, p, std::nullopt, false, norm_dtype).to(entry.device);
     total = infinite ? at::maximum(total, norm) : total + at::pow(norm, p);
   }
   total = total.to(at::kDouble);
-  for (const auto& group : share.cut_over) {
+  for (const auto& group : entry.sharded_over) {
     comm::all_reduce_(total, infinite ? ReduceOp::Max : ReduceOp::Sum, group);
     funcol::wait(total, group);
   }
@@ -112,22 +113,22 @@ at::Tensor power_of_norm(const Share& share, double p) {
 }  // namespace
 
 at::Tensor clip_grad_norm_(const Module& module, double max_norm, double norm_type) {
-  TESSERA_CHECK(norm_type > 0, UsageError, "a norm of type ", norm_type,
-                " was asked for; it must be above 0, or infinity");
-  TESSERA_CHECK(max_norm >= 0, UsageError, "gradients cannot be scaled to a norm of ", max_norm);
+  TESSERA_CHECK(norm_type > 0, UsageError, "clip_grad_norm_: norm_type is ", norm_type,
+                "; it must be above 0, or infinity");
+  TESSERA_CHECK(max_norm >= 0, UsageError, "clip_grad_norm_: max_norm is ", max_norm, "; it must not be negative");
   const at::NoGradGuard no_grad;
-  const auto shares = shares_of(module);
+  const auto entries = gradients_of_module(module);
   const bool infinite = std::isinf(norm_type);
   auto total = at::zeros({}, at::kDouble);
-  for (const auto& share : shares) {
-    const auto own = power_of_norm(share, norm_type);
+  for (const auto& entry : entries) {
+    const auto own = power_of_norm(entry, norm_type);
     total = total.to(own.device());
     total = infinite ? at::maximum(total, own) : total + own;
   }
   if (!infinite) total = at::pow(total, 1 / norm_type);
   const auto factor = at::clamp(max_norm / (total + 1e-6), std::nullopt, 1.0);
-  for (const auto& share : shares)
-    for (const auto& part : share.parts) part.mul_(factor.to(part.device()));
+  for (const auto& entry : entries)
+    for (const auto& gradient : entry.local_grads) gradient.mul_(factor.to(gradient.device()));
   return total.to(at::kFloat);
 }
 

@@ -4,8 +4,9 @@
 
 namespace tessera::data_parallel::fsdp {
 
-// FullyShardedDataParallel::clip_grad_norm_, for all gradients in a module, sharded or not. Those of parameters that no
-// unit has (ignored ones) are this rank's own, and count as everybody's.
+// Scales all gradients of a module in place, sharded or not, so that their norm over all ranks is at most max_norm.
+// Returns the norm before scaling. norm_type: above 0, or infinity. All ranks call it.
+// The gradient of a parameter that is in no group (an ignored one) is the same on all ranks and counts once.
 at::Tensor clip_grad_norm_(const torch::nn::Module& module, double max_norm, double norm_type);
 
 }  // namespace tessera::data_parallel::fsdp

@@ -10,20 +10,20 @@ namespace tessera::data_parallel::fsdp {
 
 using torch::nn::Module;
 
-// What sharding leaves alone: modules with everything below them, and parameters.
-struct Ignored {
+// Modules (with all modules below them) and parameters that are not sharded.
+struct IgnoredModules {
   std::vector<const Module*> modules;
   std::vector<at::Tensor> parameters;
 
   bool has(const Module& module) const;
-  // Those of `module` and below that are left to shard. `taken`: modules that others have sharded.
-  NamedTensors parameters_left(const Module& module, const std::vector<const Module*>& taken = {}) const;
-  NamedTensors buffers_left(const Module& module, const std::vector<const Module*>& taken = {}) const;
-  // Throws UsageError if something is not part of `root`, or is sharded already.
+  // The parameters and buffers at and below `module` that are neither ignored nor in `already_sharded` modules.
+  NamedTensors parameters_to_shard(const Module& module, const std::vector<const Module*>& already_sharded = {}) const;
+  NamedTensors buffers_to_shard(const Module& module, const std::vector<const Module*>& already_sharded = {}) const;
+  // Throws UsageError if an ignored module or parameter is not part of `root` or is sharded already.
   void check(const char* what, const Module& root) const;
 };
 
-// Holds modules and has no forward: hooks on it never run.
-bool is_list(const Module& module);
+// True for ModuleList and ModuleDict: they have no forward, so hooks on them never run.
+bool is_module_container(const Module& module);
 
 }  // namespace tessera::data_parallel::fsdp

@@ -9,12 +9,13 @@
 
 namespace tessera::data_parallel::fsdp {
 
-// Says, while alive, that a unit has these parameters, and has taken them out of these modules.
-std::shared_ptr<void> claim(const std::string& unit, const std::vector<at::Tensor>& parameters,
-                            const std::vector<torch::nn::Module*>& modules);
+// Records that parameter group `group` owns these parameters and has removed them from these modules (a flat
+// parameter), as long as the returned object is alive.
+[[nodiscard]] std::shared_ptr<void> own_parameters(const std::string& group, const std::vector<at::Tensor>& parameters,
+                                                   const std::vector<torch::nn::Module*>& modules);
 
-// Throws UsageError if a unit of any module has one of the parameters that are to be taken from `module`, or has taken
-// some out of it or out of one below it.
-void check_unclaimed(const char* what, const torch::nn::Module& module, const NamedTensors& parameters);
+// Throws UsageError if a group owns one of the parameters of `module` that are to be sharded, or has removed parameters
+// from `module` or from a module below it.
+void check_not_owned(const char* what, const torch::nn::Module& module, const NamedTensors& parameters);
 
 }  // namespace tessera::data_parallel::fsdp

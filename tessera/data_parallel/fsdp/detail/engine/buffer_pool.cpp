@@ -6,8 +6,8 @@
 
 namespace tessera::data_parallel::fsdp {
 
-at::Tensor Arena::take(int64_t numel, const at::TensorOptions& options) {
-  if (compiling()) return at::empty({numel}, options);  // a program lays out its memory itself
+at::Tensor BufferPool::allocate(int64_t numel, const at::TensorOptions& options) {
+  if (compiling()) return at::empty({numel}, options);  // a compiled step plans its own memory
   const auto is_free = [](const at::Tensor& buffer) { return buffer.storage().use_count() == 1; };
   for (auto& buffer : buffers_)
     if (is_free(buffer) && buffer.numel() >= numel && buffer.scalar_type() == options.dtype().toScalarType() &&

@@ -5,13 +5,13 @@
 
 namespace tessera::data_parallel::fsdp {
 
-// Buffers that come and go all through a step: one that nobody refers to any more is handed out again, because the
-// first touch of fresh memory costs more than gathering into it. A buffer of which somebody kept a view stays his.
-// There are never more than were in use at one time.
-class Arena {
+// Reuses all-gather output buffers within a step. The first touch of fresh memory costs more than the all-gather.
+// A buffer is free when the pool has the only reference to its storage. A buffer that has a view stays in use.
+// The pool holds at most as many buffers as were in use at one time.
+class BufferPool {
  public:
-  at::Tensor take(int64_t numel, const at::TensorOptions& options);
-  void clear() { buffers_.clear(); }  // what is in use lives on with its users
+  at::Tensor allocate(int64_t numel, const at::TensorOptions& options);  // 1-D, not initialized
+  void clear() { buffers_.clear(); }  // buffers in use stay alive through their users' references
   size_t size() const { return buffers_.size(); }
 
  private:

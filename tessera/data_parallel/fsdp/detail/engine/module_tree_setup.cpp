@@ -11,97 +11,101 @@
 namespace tessera::data_parallel::fsdp {
 namespace {
 
-using Units = std::vector<std::shared_ptr<ShardedModule>>;
+using ShardedModules = std::vector<std::shared_ptr<ShardedModule>>;
 
-std::string dotted(const std::string& path, const std::string& name) { return path.empty() ? name : path + "." + name; }
+std::string join_path(const std::string& path, const std::string& name) {
+  return path.empty() ? name : path + "." + name;
+}
 
-// A walk through the modules of a tree, with the sharded ones that a module lies in.
-struct Walk {
-  std::map<const c10::TensorImpl*, std::pair<const ShardedModule*, const Member*>> owners = {};
+// Visits the modules of a tree, finds the path of each sharded module, and checks that each parameter is used only
+// inside the modules of its group.
+struct TreeVisitor {
+  std::map<const c10::TensorImpl*, std::pair<const ShardedModule*, const FSDPParam*>> owners = {};
   std::map<const ShardedModule*, std::string> paths = {};
-  std::vector<const ShardedModule*> inside = {};
+  std::vector<const ShardedModule*> enclosing = {};  // sharded modules around the current one
 
-  explicit Walk(const Units& units) {
-    for (const auto& unit : units)
-      for (const auto& member : unit->turn->unit->members())
-        owners[member.handle.unsafeGetTensorImpl()] = {unit.get(), &member};
+  explicit TreeVisitor(const ShardedModules& all) {
+    for (const auto& sharded : all)
+      for (const auto& param : sharded->group().params())
+        owners[param.tensor.unsafeGetTensorImpl()] = {sharded.get(), &param};
   }
 
-  void into(const Module& module, const std::string& path) {
-    const auto own = find(module);
-    if (own) inside.push_back(own.get()), paths.emplace(own.get(), path);
-    for (const auto& item : module.named_parameters(/*recurse=*/false)) check(dotted(path, item.key()), item.value());
-    for (const auto& child : module.named_children()) into(*child.value(), dotted(path, child.key()));
-    if (own) inside.pop_back();
+  void visit(const Module& module, const std::string& path) {
+    const auto own = find_sharded_module(module);
+    if (own) enclosing.push_back(own.get()), paths.emplace(own.get(), path);
+    for (const auto& item : module.named_parameters(/*recurse=*/false))
+      check(join_path(path, item.key()), item.value());
+    for (const auto& child : module.named_children()) visit(*child.value(), join_path(path, child.key()));
+    if (own) enclosing.pop_back();
   }
 
   void check(const std::string& name, const at::Tensor& parameter) const {
     const auto found = parameter.defined() ? owners.find(parameter.unsafeGetTensorImpl()) : owners.end();
     if (found == owners.end()) return;
-    const auto& [unit, member] = found->second;
-    TESSERA_CHECK(std::find(inside.begin(), inside.end(), unit) != inside.end(), UsageError, "parameter ", name,
-                  " is the same as ", member->name, " of the unit ", unit->turn->unit->name(),
-                  " (tied), and is used outside of that unit, where it is not whole. Shard the modules that share it ",
-                  "as one unit: fully_shard({a, b}), or leave both to the unit around them");
+    const auto& [sharded, param] = found->second;
+    TESSERA_CHECK(std::find(enclosing.begin(), enclosing.end(), sharded) != enclosing.end(), UsageError, "parameter ",
+                  name, " is the same as ", param->name, " of the parameter group ", sharded->group().name(),
+                  " (tied), and is used outside that group, where it is not unsharded. Shard the modules that share ",
+                  "it as one group: fully_shard({a, b}), or shard only the module around them");
   }
 };
 
-int64_t numel_of(const ShardLayout& layout, size_t i) {
+int64_t numel_over_ranks(const ShardLayout& layout, size_t i) {
   int64_t total = 0;
-  for (int64_t r = 0; r < layout.ranks(); r++) total += layout.in_shard(i, r).size;
+  for (int64_t r = 0; r < layout.ranks(); r++) total += layout.range_in_shard(i, r).size;
   return total;
 }
 
 using NameOf = std::function<std::string(const ShardedModule&)>;
 
-std::vector<std::string> describe(const Units& units, const NameOf& name_of) {
+std::vector<std::string> describe_groups(const ShardedModules& all, const NameOf& name_of) {
   std::vector<std::string> lines;
-  for (const auto& sharded : units) {
-    const auto& unit = *sharded->turn->unit;
-    lines.push_back(c10::str("unit ", name_of(*sharded), " over ", unit.shards() ? unit.shards()->size() : 1, " x ",
-                             unit.replicas() ? unit.replicas()->size() : 1, " ranks"));
-    for (size_t i = 0; i < unit.members().size(); i++) {
-      const auto& member = unit.members()[i];
-      lines.push_back(c10::str("  ", member.name, " ",
-                               member.sharded
-                                   ? member.sharded->brief()
-                                   : c10::str(member.handle.scalar_type(), " of ", numel_of(unit.layout(), i)),
-                               member.handle.requires_grad() ? "" : " frozen"));
+  for (const auto& sharded : all) {
+    const auto& group = sharded->group();
+    lines.push_back(c10::str("parameter group ", name_of(*sharded), " over ",
+                             group.shard_group() ? group.shard_group()->size() : 1, " x ",
+                             group.replicate_group() ? group.replicate_group()->size() : 1, " ranks"));
+    for (size_t i = 0; i < group.params().size(); i++) {
+      const auto& [name, tensor, unsharded_spec, sharded_spec] = group.params()[i];
+      const auto shape = sharded_spec ? sharded_spec->brief()
+                                      : c10::str(tensor.scalar_type(), " of ", numel_over_ranks(group.layout(), i));
+      lines.push_back(c10::str("  ", name, " ", shape, tensor.requires_grad() ? "" : " frozen"));
     }
   }
   return lines;
 }
 
-void agree_on(const Units& units, const NameOf& name_of) {
-  const auto lines = describe(units, name_of);
-  std::vector<comm::Group> asked;
-  for (const auto& sharded : units)
-    for (const auto& group : {sharded->turn->unit->shards(), sharded->turn->unit->replicas()}) {
-      if (!group || std::find(asked.begin(), asked.end(), group) != asked.end()) continue;
-      asked.push_back(group);
-      comm::agree(group, "the first forward of a sharded module", lines);
+// Throws UsageError on all ranks if their parameter groups differ.
+void check_ranks_agree(const ShardedModules& all, const NameOf& name_of) {
+  const auto lines = describe_groups(all, name_of);
+  std::vector<comm::Group> checked;
+  for (const auto& sharded : all)
+    for (const auto& group : {sharded->group().shard_group(), sharded->group().replicate_group()}) {
+      if (!group || std::find(checked.begin(), checked.end(), group) != checked.end()) continue;
+      checked.push_back(group);
+      comm::require_same_on_all_ranks(group, "the first forward of a sharded module", lines);
     }
 }
 
 }  // namespace
 
-void make_tree(ShardedModule& root) {
-  const auto units = find_all(*root.module);
-  for (const auto& sharded : units)
-    TESSERA_CHECK(!sharded->schedule, UsageError, "module ", class_name(*sharded->module), " (unit ",
-                  sharded->turn->unit->name(), ") ran by itself before ", class_name(*root.module),
+void set_up_module_tree(ShardedModule& root) {
+  const auto all = find_sharded_modules(*root.module);
+  for (const auto& sharded : all)
+    TESSERA_CHECK(!sharded->schedule, UsageError, "module ", class_name(*sharded->module), " (parameter group ",
+                  sharded->group().name(), ") ran by itself before ", class_name(*root.module),
                   ", which it is part of; run the outer one first");
-  Walk walk(units);
-  walk.into(*root.module, "");
+  TreeVisitor visitor(all);
+  visitor.visit(*root.module, "");
   const auto name_of = [&](const ShardedModule& sharded) {
-    const auto& path = walk.paths[&sharded];
+    const auto& path = visitor.paths[&sharded];
     return path.empty() ? class_name(*sharded.module) : path;
   };
-  agree_on(units, name_of);
+  check_ranks_agree(all, name_of);
   auto schedule = std::make_shared<Schedule>();
-  for (const auto& sharded : units) {
+  for (const auto& sharded : all) {
     sharded->schedule = schedule;
-    schedule->add(sharded->turn, name_of(*sharded));
+    schedule->add(sharded->scheduled, name_of(*sharded));
   }
 }
 

@@ -1,13 +1,12 @@
 #pragma once
 #include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
 
-#include <memory>
-
 namespace tessera::data_parallel::fsdp {
 
-// Makes everything that is sharded in and below the root follow one schedule, and names the units by their place in it.
-// Throws UsageError if a part of it has run by itself before, if a unit's parameter is also used outside of the unit,
-// or if other ranks have other units. The first module of a tree to run is its root.
-void make_tree(ShardedModule& root);
+// Creates one schedule for all sharded modules at and below `root` and names their parameter groups by module path.
+// Runs in the first forward: the first module of a tree that runs is its root.
+// Throws UsageError if an inner module ran by itself before, if a parameter is also used outside its group, or if ranks
+// have different groups.
+void set_up_module_tree(ShardedModule& root);
 
 }  // namespace tessera::data_parallel::fsdp

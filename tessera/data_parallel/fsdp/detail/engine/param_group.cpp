@@ -2,8 +2,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/collective_label.h"
+#include "tessera/comm/detail/segment_ops.h"
 #include "tessera/comm/functional_collectives.h"
-#include "tessera/comm/detail/runs_ops.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/register.h"
@@ -21,313 +21,333 @@
 namespace tessera::data_parallel::fsdp {
 namespace {
 
-bool lies_in(const at::Tensor& handle, const at::Tensor& shard) {
-  return shard.defined() && is_dtensor(handle) &&
-         tessera::detail::local_of(handle).storage().unsafeGetStorageImpl() == shard.storage().unsafeGetStorageImpl();
+bool is_view_of_shard(const at::Tensor& param, const at::Tensor& shard) {
+  return shard.defined() && is_dtensor(param) &&
+         tessera::detail::local_of(param).storage().unsafeGetStorageImpl() == shard.storage().unsafeGetStorageImpl();
 }
 
-// A weak pointer of one kind or another, by version of LibTorch.
+// The type of the weak pointer depends on the LibTorch version.
 template <class Weak, class Strong>
 void set_accumulator(void (*set)(const at::Tensor&, Weak), const at::Tensor& leaf, const Strong& accumulator) {
   set(leaf, Weak(accumulator));
 }
 
-SpecRef on_device(const TensorSpec& spec, c10::Device device) {
+SpecRef with_device(const TensorSpec& spec, c10::Device device) {
   return intern(spec.mesh, spec.placements, spec.sizes, spec.strides, spec.dtype, device);
 }
 
 }  // namespace
 
-Unit::Unit(std::string name, std::vector<Member> members, ShardLayout layout, comm::Group shards, comm::Group replicas,
-           UnitOptions options)
+at::Tensor wrap_unsharded(const FSDPParam& param, const at::Tensor& local) {
+  if (!param.unsharded_spec) return local;
+  const auto& spec = *param.unsharded_spec;
+  const bool same = local.scalar_type() == spec.dtype && local.device() == spec.device;
+  return tessera::detail::wrap(
+      local, same ? param.unsharded_spec
+                  : intern(spec.mesh, spec.placements, spec.sizes, spec.strides, local.scalar_type(), local.device()));
+}
+
+void discard(at::Tensor& x, const comm::Group& group) {
+  try {
+    if (x.defined() && group) funcol::wait(x, group);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the first error is reported already
+  }
+  x.reset();
+}
+
+ParamGroup::ParamGroup(std::string name, std::vector<FSDPParam> params, ShardLayout layout, comm::Group shard_group,
+                       comm::Group replicate_group, ParamGroupOptions options)
     : name_(std::move(name)),
-      members_(std::move(members)),
+      params_(std::move(params)),
       layout_(std::move(layout)),
-      shards_(std::move(shards)),
-      replicas_(std::move(replicas)),
+      shard_group_(std::move(shard_group)),
+      replicate_group_(std::move(replicate_group)),
       options_(options),
-      accumulators_(members_.size()),
-      gradients_(members_.size()),
-      came_(members_.size(), 0),
-      owes_(members_.size(), 0),
-      aside_(members_.size()) {
+      accumulators_(params_.size()) {
   tessera::detail::register_kernels();
-  packer_ = std::make_shared<Packer>(Packer{Packs::Some, [this](const at::Tensor& t) { return keep(t); }});
-  if (members_.empty()) return;
+  packer_ = std::make_shared<Packer>(Packer{Packs::Some, [this](const at::Tensor& t) { return pack(t); }});
+  if (!params_.empty()) shard_parameters();
+  gradients_ = std::make_unique<ParamGroupGradients>(*this);
+}
+
+ParamGroup::~ParamGroup() = default;
+
+void ParamGroup::shard_parameters() {
   const at::NoGradGuard no_grad;
-  const auto& first = local_value(members_[0].handle);
-  if (first.is_meta() && members_[0].sharded) {  // take_values() will find them when they are there
-    device_ = members_[0].sharded->device;
-    for (auto& [name, handle, outer, sharded] : members_) {
-      const auto spec = on_device(*sharded, at::kMeta);
-      handle.set_data(tessera::detail::wrap(tessera::detail::local_without_storage(local_value(handle), *spec), spec));
+  const auto& first = local_or_self(params_[0].tensor);
+  if (first.is_meta() && params_[0].sharded_spec) {  // copy_values_to_shard() finds the values when they exist
+    device_ = params_[0].sharded_spec->device;
+    for (auto& param : params_) {
+      const auto spec = with_device(*param.sharded_spec, at::kMeta);
+      param.tensor.set_data(
+          tessera::detail::wrap(tessera::detail::local_without_storage(local_or_self(param.tensor), *spec), spec));
     }
-  } else {
-    device_ = first.device();
-    auto shard = at::zeros({layout_.shard_numel()},
-                           first.options().requires_grad(false).device(options_.offload ? at::kCPU : device_));
-    bool trainable = false;
-    for (size_t i = 0; i < members_.size(); i++) {
-      layout_.put(i, local_value(members_[i].handle).detach(), shards_->rank(), shard);
-      trainable |= members_[i].handle.requires_grad();
-    }
-    flat_ = shard.requires_grad_(trainable);
-    show_sharded();
+    return;
   }
-  for (size_t i = 0; i < members_.size(); i++) {
-    const auto& handle = members_[i].handle;
-    if (!handle.requires_grad()) continue;
-    // Before the gradient is added to .grad: that must be empty, or of the same form.
-    const auto before = handle.register_hook([this](const at::Tensor&) { on_need_(/*values=*/false); });
-    handles_.emplace_back([handle, before] { handle.remove_hook(before); });
-    handles_.push_back(register_post_accumulate_grad_hook(handle, [this, i](const at::Tensor&) { gradient_came(i); }));
+  device_ = first.device();
+  auto shard = at::zeros({layout_.shard_numel()},
+                         first.options().requires_grad(false).device(options_.offload ? at::kCPU : device_));
+  bool trainable = false;
+  for (size_t i = 0; i < params_.size(); i++) {
+    layout_.copy_to_shard(i, local_or_self(params_[i].tensor).detach(), shard_group_->rank(), shard);
+    trainable |= params_[i].tensor.requires_grad();
   }
+  flat_param_ = shard.requires_grad_(trainable);
+  switch_to_sharded();
 }
 
-Unit::~Unit() {
-  for (auto& handle : handles_) handle.remove();
+void ParamGroup::attach_to_schedule(ScheduleContext context) {
+  name_ = std::move(context.name);
+  index_ = context.index;
+  streams_ = context.streams;
+  buffer_pool_ = std::move(context.buffer_pool);
+  events_ = std::move(context.events);
 }
 
-void Unit::place(Place place) {
-  name_ = std::move(place.name);
-  number_ = place.number;
-  streams_ = place.streams;
-  arena_ = std::move(place.arena);
+void ParamGroup::notify_before_backward(bool needs_values) {
+  if (const auto events = events_.lock()) events->before_backward(*this, needs_values);
 }
 
-// Values that were put beside the shard since (materialize, loading by set_data, another dtype) come into it.
-void Unit::take_values() {
-  const auto& first = members_[0].handle;
-  for (const auto& [name, handle, outer, sharded] : members_) {
-    TESSERA_CHECK(is_dtensor(handle) && DTensor(handle).placements() == PlacementsRef(sharded->placements) &&
-                      DTensor(handle).device_mesh() == sharded->mesh &&
-                      handle.sizes() == at::IntArrayRef(sharded->sizes),
-                  UsageError, "parameter ", name, " of unit ", name_, " was ", sharded->describe(),
-                  " when it was sharded, and is not any more; change values, not layouts");
-    TESSERA_CHECK(!handle.is_meta(), UsageError, "parameter ", name, " of unit ", name_,
+void ParamGroup::notify_gradients_ready() {
+  if (const auto events = events_.lock()) events->gradients_ready(*this);
+}
+
+void ParamGroup::copy_values_to_shard() {
+  const auto& first = params_[0].tensor;
+  for (const auto& [name, tensor, unsharded_spec, sharded_spec] : params_) {
+    TESSERA_CHECK(is_dtensor(tensor) && DTensor(tensor).placements() == PlacementsRef(sharded_spec->placements) &&
+                      DTensor(tensor).device_mesh() == sharded_spec->mesh &&
+                      tensor.sizes() == at::IntArrayRef(sharded_spec->sizes),
+                  UsageError, "parameter ", name, " of parameter group ", name_, " was ", sharded_spec->describe(),
+                  " when it was sharded, and now has another placement, mesh or shape; change only its values");
+    TESSERA_CHECK(!tensor.is_meta(), UsageError, "parameter ", name, " of parameter group ", name_,
                   " has no values: call materialize(model) before the first forward");
-    TESSERA_CHECK(handle.scalar_type() == first.scalar_type(), UsageError, "parameter ", name, " of unit ", name_,
-                  " is ", handle.scalar_type(), " and ", members_[0].name, " is ", first.scalar_type(),
-                  "; a unit has one dtype");
+    TESSERA_CHECK(tensor.scalar_type() == first.scalar_type(), UsageError, "parameter ", name, " of parameter group ",
+                  name_, " is ", tensor.scalar_type(), " and ", params_[0].name, " is ", first.scalar_type(),
+                  "; a parameter group has one dtype");
   }
-  auto shard = flat_;
-  const bool fresh = !flat_.defined() || flat_.scalar_type() != first.scalar_type();
-  if (fresh)
+  auto shard = flat_param_;
+  const bool is_new = !flat_param_.defined() || flat_param_.scalar_type() != first.scalar_type();
+  if (is_new)
     shard = at::zeros({layout_.shard_numel()}, tessera::detail::local_of(first).options().requires_grad(false));
   bool trainable = false;
-  for (size_t i = 0; i < members_.size(); i++) {
-    auto& [name, handle, outer, sharded] = members_[i];
-    trainable |= handle.requires_grad();
-    sharded = tessera::detail::meta_of(handle).spec;
-    if (!fresh && lies_in(handle, flat_)) continue;
-    const auto at = layout_.in_shard(i, shards_->rank());
-    const auto& piece = tessera::detail::local_of(handle);
-    shard.narrow(0, at.begin, at.size).view(piece.sizes()).copy_(piece);
+  for (size_t i = 0; i < params_.size(); i++) {
+    auto& param = params_[i];
+    trainable |= param.tensor.requires_grad();
+    param.sharded_spec = tessera::detail::meta_of(param.tensor).spec;
+    if (!is_new && is_view_of_shard(param.tensor, flat_param_)) continue;
+    const auto range = layout_.range_in_shard(i, shard_group_->rank());
+    const auto& local = tessera::detail::local_of(param.tensor);
+    shard.narrow(0, range.begin, range.size).view(local.sizes()).copy_(local);
   }
-  flat_ = shard.requires_grad_(trainable);
-  part_.reset();
-  show_sharded();
+  flat_param_ = shard.requires_grad_(trainable);
+  reshard_shard_.reset();
+  switch_to_sharded();
 }
 
-void Unit::settle_writes(bool keep) {
-  if (!open_) return;
+void ParamGroup::accept_writes(bool writeback) {
+  if (!unsharded_) return;
   const at::NoGradGuard no_grad;
-  for (size_t i = 0; i < members_.size(); i++) {
-    const auto place = layout_.in_shard(i, shards_->rank());
-    if (keep && !computes_in_shard() && place.size > 0) {
-      // What did not change is not written: backward may still need the shard as it was.
-      const auto piece = layout_.cut(i, local_value(members_[i].handle).detach(), shards_->rank());
-      const auto kept = flat_.narrow(0, place.begin, place.size).view(piece.sizes());
-      if (!at::equal(piece.to(kept.options()), kept)) kept.copy_(piece);
+  for (size_t i = 0; i < params_.size(); i++) {
+    const auto range = layout_.range_in_shard(i, shard_group_->rank());
+    if (writeback && !unsharded_aliases_shard() && range.size > 0) {
+      // Unchanged values are not written: backward may still need this version of the shard.
+      const auto local = layout_.shard_of(i, local_or_self(params_[i].tensor).detach(), shard_group_->rank());
+      const auto in_shard = flat_param_.narrow(0, range.begin, range.size).view(local.sizes());
+      if (!at::equal(local.to(in_shard.options()), in_shard)) in_shard.copy_(local);
     }
-    versions_[i] = static_cast<uint32_t>(members_[i].handle._version());
+    unsharded_versions_[i] = static_cast<uint32_t>(params_[i].tensor._version());
   }
 }
 
-at::Tensor Unit::sharded_form(size_t i, const at::Tensor& shard) const {
+at::Tensor ParamGroup::sharded_view(size_t i, const at::Tensor& shard) const {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  auto piece = layout_.piece(i, shards_->rank(), shard);
-  if (layout_.is_flat() && layout_.ranks() == 1) return whole_form(i, piece);  // not cut: it keeps its shape
-  return members_[i].sharded ? tessera::detail::wrap(std::move(piece), members_[i].sharded) : piece;
+  auto local = layout_.param_in_shard(i, shard_group_->rank(), shard);
+  if (layout_.is_flat() && layout_.ranks() == 1) return wrap_unsharded(params_[i], local);  // it keeps its shape
+  return params_[i].sharded_spec ? tessera::detail::wrap(std::move(local), params_[i].sharded_spec) : local;
 }
 
-at::Tensor Unit::whole_form(size_t i, const at::Tensor& view) const {
-  if (!members_[i].outer) return view;
-  const auto& outer = *members_[i].outer;
-  const auto spec =
-      view.scalar_type() == outer.dtype && view.device() == outer.device
-          ? members_[i].outer
-          : intern(outer.mesh, outer.placements, outer.sizes, outer.strides, view.scalar_type(), view.device());
-  return tessera::detail::wrap(view, spec);
+c10::ScalarType ParamGroup::unsharded_dtype() const {
+  return full_precision_ ? flat_param_.scalar_type() : options_.param_dtype.value_or(flat_param_.scalar_type());
 }
 
-c10::ScalarType Unit::whole_dtype() const {
-  return full_precision_ ? flat_.scalar_type() : options_.param_dtype.value_or(flat_.scalar_type());
+bool ParamGroup::unsharded_aliases_shard() const {
+  return shard_group_->size() == 1 && !options_.offload && unsharded_dtype() == flat_param_.scalar_type();
 }
 
-bool Unit::computes_in_shard() const {
-  return shards_->size() == 1 && !options_.offload && whole_dtype() == flat_.scalar_type();
+bool ParamGroup::has_new_values() const {
+  return !unsharded_ && !params_.empty() && params_[0].sharded_spec &&
+         !std::all_of(params_.begin(), params_.end(),
+                      [&](const FSDPParam& param) { return is_view_of_shard(param.tensor, flat_param_); });
 }
 
-bool Unit::is_moved() const {
-  return !open_ && !members_.empty() && members_[0].sharded &&
-         !std::all_of(members_.begin(), members_.end(),
-                      [&](const Member& member) { return lies_in(member.handle, flat_); });
-}
-
-bool Unit::take_moved() {
-  if (!is_moved()) return false;
+bool ParamGroup::take_new_values() {
+  if (!has_new_values()) return false;
   const at::NoGradGuard no_grad;
-  let_go();
-  take_values();
+  free_buffer();
+  copy_values_to_shard();
   return true;
 }
 
-void Unit::gather() {
-  if (open_ || members_.empty()) return;
+void ParamGroup::unshard() {
+  if (unsharded_ || params_.empty()) return;
   const at::NoGradGuard no_grad;
-  if (!take_moved() && is_stale()) let_go();
-  if (is_gathered()) return;
-  drop_gradient();
-  gathered_version_ = version();
-  const c10::OptionalStreamGuard stream(streams_.gather);
-  if (part_.defined() && part_version_ == gathered_version_) {
-    wire_ = part_;
-    gathered_from_ = few_;
+  if (!take_new_values() && is_stale()) free_buffer();
+  if (has_unsharded_buffer()) return;
+  gradients_->drop_unused_flat_param_grad();
+  all_gather_version_ = version();
+  const c10::OptionalStreamGuard stream(streams_.all_gather);
+  if (reshard_shard_.defined() && reshard_version_ == all_gather_version_) {
+    all_gather_input_ = reshard_shard_;
+    all_gather_group_ = reshard_group_;
   } else {
-    part_.reset();
-    wire_ = flat_.tensor_data();  // no op: in a compiled step the shard is not one of the leaves
-    wire_ = wire_.to(wire_.options().device(device_).dtype(whole_dtype()),
-                     /*non_blocking=*/false, /*copy=*/options_.offload && shards_->size() == 1);
-    gathered_from_ = shards_;
+    reshard_shard_.reset();
+    all_gather_input_ = flat_param_.tensor_data();  // not an op: in a compiled step the shard is not one of the leaves
+    all_gather_input_ = all_gather_input_.to(all_gather_input_.options().device(device_).dtype(unsharded_dtype()),
+                                             /*non_blocking=*/false,
+                                             /*copy=*/options_.offload && shard_group_->size() == 1);
+    all_gather_group_ = shard_group_;
   }
-  if (gathered_from_->size() == 1) {
-    gathered_ = wire_;
+  if (all_gather_group_->size() == 1) {
+    all_gather_output_ = all_gather_input_;
     return;
   }
-  const auto& layout = gathered_layout();
-  if (!arena_) arena_ = std::make_shared<Arena>();
-  gathered_ = arena_->take(layout.gathered_numel(), wire_.options());
-  if (layout.landing_numel() > 0) landing_ = at::empty({layout.landing_numel()}, wire_.options());
-  std::vector<at::Tensor> into{gathered_};
-  if (landing_.defined()) into.push_back(landing_);
-  const comm::Label label(name_.c_str(), number_);
-  comm::all_gather_into_runs_(into, wire_, layout.gather_runs(), gathered_from_);
+  const auto& layout = all_gather_layout();
+  if (!buffer_pool_) buffer_pool_ = std::make_shared<BufferPool>();
+  all_gather_output_ = buffer_pool_->allocate(layout.gathered_numel(), all_gather_input_.options());
+  if (layout.staging_numel() > 0) staging_ = at::empty({layout.staging_numel()}, all_gather_input_.options());
+  std::vector<at::Tensor> outputs{all_gather_output_};
+  if (staging_.defined()) outputs.push_back(staging_);
+  const comm::CollectiveLabel label(name_.c_str(), index_);
+  comm::all_gather_into_segments_(outputs, all_gather_input_, layout.gather_segments(), all_gather_group_);
 }
 
-void Unit::wait_for_gathered() {
-  funcol::wait(gathered_, gathered_from_);
-  if (landing_.defined()) funcol::wait(landing_, gathered_from_);
+void ParamGroup::wait_for_all_gather() {
+  funcol::wait(all_gather_output_, all_gather_group_);
+  if (staging_.defined()) funcol::wait(staging_, all_gather_group_);
 }
 
-void Unit::land() {
-  if (std::exchange(landed_, true)) return;
-  wait_for_gathered();
-  wire_.reset();
+void ParamGroup::finish_all_gather() {
+  if (std::exchange(all_gather_done_, true)) return;
+  wait_for_all_gather();
+  all_gather_input_.reset();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  gathered_layout().leave_landing(landing_, gathered_);
-  landing_.reset();
+  all_gather_layout().copy_from_staging(staging_, all_gather_output_);
+  staging_.reset();
 }
 
-void Unit::open() {
-  if (open_ || members_.empty()) return;
-  gather();
+void ParamGroup::wait_for_unshard() {
+  if (unsharded_ || params_.empty()) return;
+  unshard();
   const at::NoGradGuard no_grad;
-  land();
-  open_ = true;
-  versions_.resize(members_.size());
-  for (size_t i = 0; i < members_.size(); i++) show_whole(i, gathered_layout().whole(i, gathered_));
+  finish_all_gather();
+  unsharded_ = true;
+  unsharded_versions_.resize(params_.size());
+  for (size_t i = 0; i < params_.size(); i++)
+    switch_to_unsharded(i, all_gather_layout().unsharded_param(i, all_gather_output_));
 }
 
-void Unit::show_whole(size_t i, const at::Tensor& whole) {
-  auto& handle = members_[i].handle;
-  const auto& sharded = local_value(handle);
-  const bool other_kind = whole.scalar_type() != sharded.scalar_type() || whole.device() != sharded.device();
-  handle.set_data(whole_form(i, whole));
-  versions_[i] = static_cast<uint32_t>(handle._version());
-  // set_data to another dtype or device makes autograd forget where gradients go, and a graph of before goes there
-  // still.
-  if (!other_kind || !handle.requires_grad()) return;
+void ParamGroup::switch_to_unsharded(size_t i, const at::Tensor& unsharded) {
+  auto& tensor = params_[i].tensor;
+  const auto& sharded = local_or_self(tensor);
+  const bool changes_type = unsharded.scalar_type() != sharded.scalar_type() || unsharded.device() != sharded.device();
+  tensor.set_data(wrap_unsharded(params_[i], unsharded));
+  unsharded_versions_[i] = static_cast<uint32_t>(tensor._version());
+  // set_data() to another dtype or device resets the gradient accumulator. An existing graph still refers to the old
+  // accumulator, so the group keeps one and restores it.
+  if (!changes_type || !tensor.requires_grad()) return;
   auto& accumulator = accumulators_[i];
   if (accumulator)
-    set_accumulator(&torch::autograd::impl::set_grad_accumulator, handle, accumulator);
+    set_accumulator(&torch::autograd::impl::set_grad_accumulator, tensor, accumulator);
   else
-    accumulator = torch::autograd::impl::grad_accumulator(handle);
+    accumulator = torch::autograd::impl::grad_accumulator(tensor);
 }
 
-void Unit::show_sharded() {
-  for (size_t i = 0; i < members_.size(); i++) members_[i].handle.set_data(sharded_form(i, flat_));
-  open_ = false;
+void ParamGroup::switch_to_sharded() {
+  for (size_t i = 0; i < params_.size(); i++) params_[i].tensor.set_data(sharded_view(i, flat_param_));
+  unsharded_ = false;
 }
 
-void Unit::let_go() {
-  if (gathered_.defined() && !landed_) wait_for_gathered();
-  gathered_.reset();
-  landing_.reset();
-  wire_.reset();
-  landed_ = false;
+void ParamGroup::free_buffer() {
+  if (all_gather_output_.defined() && !all_gather_done_) wait_for_all_gather();
+  all_gather_output_.reset();
+  staging_.reset();
+  all_gather_input_.reset();
+  all_gather_done_ = false;
 }
 
-void Unit::hide() {
-  if (!open_) return;
+void ParamGroup::reshard_keep_buffer() {
+  if (!unsharded_) return;
   const at::NoGradGuard no_grad;
   std::string written;
-  for (size_t i = 0; i < members_.size(); i++)
-    if (static_cast<uint32_t>(members_[i].handle._version()) != versions_[i] && !computes_in_shard())
-      written = members_[i].name;
-  show_sharded();
+  for (size_t i = 0; i < params_.size(); i++)
+    if (static_cast<uint32_t>(params_[i].tensor._version()) != unsharded_versions_[i] && !unsharded_aliases_shard())
+      written = params_[i].name;
+  switch_to_sharded();
   if (written.empty()) return;
-  let_go();
-  TESSERA_FAIL(UsageError, "parameter ", written, " of unit ", name_,
-               " was written to while it was whole, and the write is lost; write inside of summon_full_params()");
+  free_buffer();
+  TESSERA_FAIL(UsageError, "parameter ", written, " of parameter group ", name_,
+               " was written to while it was unsharded, and the write is lost; write inside summon_full_params()");
 }
 
-void Unit::close() {
-  part_.reset();
-  if (!is_gathered()) return;
-  hide();
-  let_go();
+void ParamGroup::reshard() {
+  reshard_shard_.reset();
+  if (!has_unsharded_buffer()) return;
+  reshard_keep_buffer();
+  free_buffer();
 }
 
-void Unit::close_keeping_part(const comm::Group& few) {
-  if (!open_) return close();
-  if (few_ != few) {
-    std::vector<Extent> extents;
-    for (size_t i = 0; i < members_.size(); i++)
-      extents.push_back({local_value(members_[i].handle).sizes().vec(), layout_.dim(i)});
-    few_layout_ = ShardLayout::per_parameter(std::move(extents), few->size());
-    few_ = few;
+void ParamGroup::reshard_to(const comm::Group& reshard_group) {
+  if (!unsharded_) return reshard();
+  if (reshard_group_ != reshard_group) {
+    std::vector<ParamShape> shapes;
+    for (size_t i = 0; i < params_.size(); i++)
+      shapes.push_back({local_or_self(params_[i].tensor).sizes().vec(), layout_.dim(i)});
+    reshard_layout_ = ShardLayout::per_parameter(std::move(shapes), reshard_group->size());
+    reshard_group_ = reshard_group;
   }
   const at::NoGradGuard no_grad;
-  auto part = at::zeros({few_layout_->shard_numel()}, gathered_.options());
-  for (size_t i = 0; i < members_.size(); i++)
-    few_layout_->put(i, gathered_layout().whole(i, gathered_), few_->rank(), part);
-  close();
-  part_ = std::move(part);
-  part_version_ = version();
+  auto shard = at::zeros({reshard_layout_->shard_numel()}, all_gather_output_.options());
+  for (size_t i = 0; i < params_.size(); i++)
+    reshard_layout_->copy_to_shard(i, all_gather_layout().unsharded_param(i, all_gather_output_),
+                                   reshard_group_->rank(), shard);
+  reshard();
+  reshard_shard_ = std::move(shard);
+  reshard_version_ = version();
 }
 
-int64_t Unit::version() const {
-  int64_t version = flat_.defined() ? flat_._version() : 0;
-  for (const auto& member : members_) version += member.handle._version();
+void ParamGroup::abandon() {
+  gradients_->abandon();
+  if (!all_gather_done_) {
+    discard(all_gather_output_, all_gather_group_);
+    discard(staging_, all_gather_group_);
+  }
+  accept_writes(/*writeback=*/false);
+  reshard();
+  free_buffer();
+}
+
+int64_t ParamGroup::version() const {
+  int64_t version = flat_param_.defined() ? flat_param_._version() : 0;
+  for (const auto& param : params_) version += param.tensor._version();
   return version;
 }
 
-Unpack Unit::keep(const at::Tensor& saved) {
-  if (!open_) return {};
+Unpack ParamGroup::pack(const at::Tensor& saved) {
+  if (!unsharded_) return {};
   const bool distributed = is_dtensor(saved);
   const auto& local = distributed ? tessera::detail::local_of(saved) : saved;
-  if (!local.has_storage() || !local.is_alias_of(gathered_)) return {};
+  if (!local.has_storage() || !local.is_alias_of(all_gather_output_)) return {};
   SpecRef spec = distributed ? tessera::detail::meta_of(saved).spec : SpecRef();
   return [self = shared_from_this(), spec, sizes = local.sizes().vec(), strides = local.strides().vec(),
           offset = local.storage_offset(), version = version()] {
     const at::NoGradGuard no_grad;
-    self->on_need_(/*values=*/true);
-    TESSERA_CHECK(self->version() == version, UsageError, "a parameter of unit ", self->name_,
+    self->notify_before_backward(/*needs_values=*/true);
+    TESSERA_CHECK(self->version() == version, UsageError, "a parameter of parameter group ", self->name_,
                   " was modified between the forward and the backward that needs its old value");
-    self->open();
+    self->wait_for_unshard();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    auto view = at::as_strided(self->gathered_, sizes, strides, offset);
+    auto view = at::as_strided(self->all_gather_output_, sizes, strides, offset);
     return spec ? tessera::detail::wrap(std::move(view), spec) : view;
   };
 }

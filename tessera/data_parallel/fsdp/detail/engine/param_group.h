@@ -1,9 +1,9 @@
 #pragma once
 #include "tessera/comm/communicator.h"
 #include "tessera/data_parallel/fsdp/detail/engine/buffer_pool.h"
+#include "tessera/data_parallel/fsdp/detail/engine/fsdp_streams.h"
+#include "tessera/data_parallel/fsdp/detail/engine/param_group_gradients.h"
 #include "tessera/data_parallel/fsdp/detail/engine/shard_layout.h"
-#include "tessera/data_parallel/fsdp/detail/engine/streams.h"
-#include "tessera/nn/grad_hooks.h"
 #include "tessera/nn/saved_tensor_hooks.h"
 #include "tessera/placement/detail/tensor_spec.h"
 
@@ -14,183 +14,163 @@
 #include <string>
 #include <vector>
 
-// A unit of fully sharded data parallelism: parameters that are gathered, computed with, let go of, and whose gradients
-// are reduced, together. It knows nothing of modules: who calls what when is the schedule's affair (schedule.h).
-//
-// A parameter is one object, in modules and optimizers, with two forms:
-//
-//   sharded   this rank's piece. Per parameter: a distributed tensor of the whole shape. Flat: its run of the shard,
-//             1-D
-//   whole     a view of a gathered buffer, as forward computes with it (a tensor over tp, if it is cut over that, too)
-//
-// set_data turns it from one to the other; versions, hooks and handles stay. What autograd saves of a whole parameter
-// is kept as "unit, offset, strides" and looked up when backward needs it, so the buffer can go meanwhile.
 namespace tessera::data_parallel::fsdp {
 
-struct Member {
+// One parameter of a group (PyTorch: FSDPParam).
+struct FSDPParam {
   std::string name;
-  at::Tensor handle;
-  SpecRef outer = {};    // whole: laid out over other axes like this; null: plain
-  SpecRef sharded = {};  // sharded: a distributed tensor like this; null: 1-D, and plain
+  at::Tensor tensor;            // the object that modules and optimizers hold
+  SpecRef unsharded_spec = {};  // unsharded form: a DTensor over other axes (tensor parallel); null: a plain tensor
+  SpecRef sharded_spec = {};    // sharded form: a DTensor; null: a plain 1-D tensor (flat layout)
 };
 
-struct UnitOptions {
-  std::optional<c10::ScalarType> param_dtype = {};   // of the whole form; none: the shard's
-  std::optional<c10::ScalarType> reduce_dtype = {};  // of gradients on the wire; none: the whole form's
-  bool flat_parameter = false;                       // gradients belong to one flat parameter, not to the members
-  bool keep_low_precision_grads = false;             // reduced gradients stay in the dtype they were reduced in
-  bool offload = false;  // the shard and its gradient are on the CPU, and never the memory that is computed with
+struct ParamGroupOptions {
+  std::optional<c10::ScalarType> param_dtype = {};   // dtype of unsharded parameters; none: the shard's dtype
+  std::optional<c10::ScalarType> reduce_dtype = {};  // dtype of the reduce-scatter; none: the unsharded dtype
+  bool flat_parameter = false;                       // .grad is set on the flat parameter, not on each parameter
+  bool keep_low_precision_grads = false;             // reduced gradients keep the dtype of the reduction
+  bool offload = false;  // shard and gradient are on the CPU; unsharded parameters never share their memory
 };
 
-class Unit : public std::enable_shared_from_this<Unit> {
+// Wraps this rank's local tensor of an unsharded parameter (or of its gradient or optimizer state) as a DTensor with
+// unsharded_spec. Returns `local` if the parameter has no such spec.
+at::Tensor wrap_unsharded(const FSDPParam& param, const at::Tensor& local);
+
+// Notifications that a group sends during backward. The schedule implements them.
+class BackwardEvents {
  public:
-  // Without members it does nothing: the root of a tree whose parameters all belong to inner units.
-  // Takes the members' values, each rank its piece, and turns them into their sharded form. `shards` cut, `replicas`
-  // hold the same pieces (null: nobody does). Members without values yet (deferred_init) become pieces without values.
-  Unit(std::string name, std::vector<Member> members, ShardLayout layout, comm::Group shards, comm::Group replicas,
-       UnitOptions options);
-  ~Unit();
-  Unit(const Unit&) = delete;
+  virtual ~BackwardEvents() = default;
+  // Backward is about to compute a gradient of the group, or (needs_values) reads a saved unsharded parameter.
+  virtual void before_backward(ParamGroup& group, bool needs_values) = 0;
+  // All gradients that this backward computes for the group are ready.
+  virtual void gradients_ready(ParamGroup& group) = 0;
+};
+
+// One group of parameters that are all-gathered, used and resharded together (PyTorch: FSDPParamGroup).
+// States:  sharded -> unsharding (all-gather in flight) -> unsharded -> sharded
+// Gradients are reduce-scattered when the last one of the group is ready (param_group_gradients.h).
+//
+// A parameter is one tensor object in modules and optimizers, with two forms. set_data() switches between them, so
+// versions, hooks and references stay valid:
+//
+//   sharded     this rank's shard. Per-parameter layout: a DTensor of the global shape. Flat layout: a 1-D tensor
+//   unsharded   a view of the all-gather output. A DTensor over "tp" if the parameter is also sharded over "tp"
+//
+// What autograd saves of an unsharded parameter is packed as (group, offset, strides) and unpacked when backward needs
+// it, so the buffer can be freed between forward and backward. A group has no modules: the schedule calls it.
+class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
+ public:
+  // Copies this rank's shard of each parameter and switches the parameters to the sharded form.
+  // Ranks of `shard_group` have different shards. Ranks of `replicate_group` have equal shards (null: no replicas).
+  // Parameters on the meta device (deferred_init) become meta shards.
+  // A group without parameters does nothing: the root of a tree whose parameters all belong to inner groups.
+  ParamGroup(std::string name, std::vector<FSDPParam> params, ShardLayout layout, comm::Group shard_group,
+             comm::Group replicate_group, ParamGroupOptions options);
+  ~ParamGroup();
+  ParamGroup(const ParamGroup&) = delete;
 
   const std::string& name() const { return name_; }
-  const std::vector<Member>& members() const { return members_; }
+  int32_t index() const { return index_; }  // in the schedule's list of groups
+  const std::vector<FSDPParam>& params() const { return params_; }
   const ShardLayout& layout() const { return layout_; }
-  const at::Tensor& flat() const { return flat_; }  // the shard, a leaf; its .grad is the reduced gradients'
-  const comm::Group& shards() const { return shards_; }
-  const comm::Group& replicas() const { return replicas_; }
-  const UnitOptions& options() const { return options_; }
-  c10::Device device() const { return device_; }  // that is computed on
-  // In a tree of modules: what collectives are labelled with, where they run, where buffers come from.
-  struct Place {
-    std::string name;
-    int32_t number = 0;  // in the tree's list of units
-    StreamSet streams = {};
-    std::shared_ptr<Arena> arena = {};
-  };
-  void place(Place place);
+  // This rank's shard of all parameters, one 1-D leaf. Its .grad has the reduced gradients.
+  const at::Tensor& flat_param() const { return flat_param_; }
+  const comm::Group& shard_group() const { return shard_group_; }
+  const comm::Group& replicate_group() const { return replicate_group_; }
+  const ParamGroupOptions& options() const { return options_; }
+  c10::Device device() const { return device_; }  // the compute device
+  const FSDPStreams& streams() const { return streams_; }
+  ParamGroupGradients& gradients() { return *gradients_; }
+  const ParamGroupGradients& gradients() const { return *gradients_; }
 
-  // Members are gathered in the shard's dtype, whatever param_dtype says. Requires: not gathered.
+  // What the schedule of a module tree gives to each of its groups.
+  struct ScheduleContext {
+    std::string name;   // path of the module, used to label collectives
+    int32_t index = 0;  // in the schedule's list of groups
+    FSDPStreams streams = {};
+    std::shared_ptr<BufferPool> buffer_pool = {};
+    std::weak_ptr<BackwardEvents> events = {};  // weak: tensors that autograd saved may outlive the modules
+  };
+  void attach_to_schedule(ScheduleContext context);
+  void notify_before_backward(bool needs_values);
+  void notify_gradients_ready();
+
+  // True: the next unshard() uses the shard's dtype and ignores param_dtype. Requires: no unsharded buffer.
   void set_full_precision(bool full) { full_precision_ = full; }
-  void gather();  // posts the all-gather, if the unit is sharded
-  void open();    // the members are whole
-  void close();   // the members are sharded, and the buffer is let go of
-  void hide();    // the members are sharded; the buffer stays, for an open() before the shard is written to
-  // close(), but this rank keeps 1/n of the whole, so that the next gather, if the shard is not written to until then,
-  // is among the n ranks of `few` alone. Not for flat layouts.
-  void close_keeping_part(const comm::Group& few);
-  // Before close: writes to whole members are meant. Kept: this rank's part of what changed goes into the shard.
-  void settle_writes(bool keep);
-  bool is_open() const { return open_; }
-  bool is_gathered() const { return gathered_.defined(); }
-  bool is_moved() const;  // values were put beside the shard: the next gather() takes them
-  bool take_moved();      // takes them now, if there are any
+  void unshard();              // starts the all-gather, unless the buffer exists
+  void wait_for_unshard();     // unshard() if necessary; parameters are unsharded on return
+  void reshard();              // parameters are sharded; frees the buffer
+  void reshard_keep_buffer();  // parameters are sharded; the next unshard reuses the buffer unless the shard changes
+  // reshard(), but keeps 1/n of the unsharded parameters on this rank. The next unshard() then communicates only with
+  // the n ranks of `reshard_group`, unless the shard changes first. Not for flat layouts.
+  void reshard_to(const comm::Group& reshard_group);
+  // Before reshard(): accepts in-place writes to unsharded parameters. With writeback this rank's changed elements are
+  // copied to the shard. Without writeback they are discarded.
+  void accept_writes(bool writeback);
+  bool is_unsharded() const { return unsharded_; }
+  bool has_unsharded_buffer() const { return all_gather_output_.defined(); }
+  // True if parameters got new storage since the last unshard (materialize, set_data, another dtype).
+  bool has_new_values() const;
+  bool take_new_values();  // copies new values to the shard; returns whether there were any
+  void abandon();          // after an error: parameters are sharded, no collective is in flight, .grad is as before
 
-  // Takes over what autograd saves of this unit's whole members.
+  // Packs what autograd saves of unsharded parameters.
   const PackerRef& packer() const { return packer_; }
-  // Called in backward: before it needs a saved value, and before it has a gradient for a member.
-  void on_need(std::function<void(bool values)> call) { on_need_ = std::move(call); }
-
-  // A backward that may reach this unit begins: keeps the gradients that are there aside. on_complete: called once all
-  // gradients that this backward computes have come.
-  void begin_backward(std::function<void()> on_complete);
-  bool in_backward() const { return in_backward_; }
-  bool waits_for_gradients() const { return in_backward_ && missing_ > 0; }
-  // Of what has come. Without all_reduce: over `shards` alone; the next reduction takes it along.
-  void post_reduction(bool all_reduce = true);
-  void post_all_reduce();   // waits for the reduction over shards, then posts that over replicas
-  void finish_reduction();  // waits, adds to the gradients kept aside, and shows them
-  bool reducing() const { return reduced_.defined(); }
-  void end_backward();  // without a reduction: what has come is kept for the next
-  void abandon();       // after an error: sharded, nothing pending, the gradients kept aside are shown again
-  // What a unit that is sharded keeps from one backward for the next.
-  struct Carried {
-    std::vector<at::Tensor> gradients;  // whole, not reduced yet: which `came`
-    std::vector<char> came;
-    at::Tensor owed;  // reduced over shards alone: `owes`
-    std::vector<char> owes;
-    std::optional<double> divide_factor;
-  };
-  Carried carried() const;
-  void carry(const Carried& state);
-  // The shard's gradient is that of which the members' are views; none, if there is no such thing. For those who set
-  // members' gradients without a backward.
-  void find_shard_gradient();
-
-  // By what the sum of gradients is divided; none: the number of ranks.
-  void set_divide_factor(std::optional<double> factor) { divide_factor_ = factor; }
+  // Parameter i in its sharded form, as a view of a buffer that is laid out like flat_param().
+  at::Tensor sharded_view(size_t i, const at::Tensor& shard) const;
 
  private:
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
-  // unit.cpp
-  void take_values();
-  at::Tensor sharded_form(size_t i, const at::Tensor& shard) const;
-  at::Tensor whole_form(size_t i, const at::Tensor& view) const;
-  void wait_for_gathered();
-  void land();
-  void show_whole(size_t i, const at::Tensor& whole);
-  void show_sharded();
-  void let_go();
-  c10::ScalarType whole_dtype() const;
-  bool computes_in_shard() const;  // whole members are views of the shard: nothing is gathered, cast or brought over
-  Unpack keep(const at::Tensor& saved);
-  int64_t version() const;  // changes when a member or the shard is written to
-  bool is_stale() const { return is_gathered() && !open_ && gathered_version_ != version(); }
-  const ShardLayout& gathered_layout() const { return gathered_from_ == few_ && few_ ? *few_layout_ : layout_; }
-
-  // unit_gradients.cpp
-  void gradient_came(size_t i);
-  bool any_came() const;
-  void let_go_of_gradients();
-  void add_gradients_aside(const at::Tensor& shard);
-  bool add_to_gradients_aside(const at::Tensor& shard);
-  void show_gradients();
-  void drop_gradient();
-  double divide_by() const;
-  double before_sum(c10::ScalarType dtype) const;
+  void shard_parameters();
+  void copy_values_to_shard();
+  void wait_for_all_gather();
+  void finish_all_gather();
+  void switch_to_unsharded(size_t i, const at::Tensor& unsharded);
+  void switch_to_sharded();
+  void free_buffer();
+  c10::ScalarType unsharded_dtype() const;
+  // Unsharded parameters are views of the shard: no all-gather, no cast, no device copy.
+  bool unsharded_aliases_shard() const;
+  Unpack pack(const at::Tensor& saved);
+  int64_t version() const;  // changes when a parameter or the shard is written to
+  bool is_stale() const { return has_unsharded_buffer() && !unsharded_ && all_gather_version_ != version(); }
+  const ShardLayout& all_gather_layout() const {
+    return reshard_group_ && all_gather_group_ == reshard_group_ ? *reshard_layout_ : layout_;
+  }
 
   std::string name_;
-  int32_t number_ = 0;
-  std::shared_ptr<Arena> arena_;
-  std::vector<Member> members_;
+  int32_t index_ = 0;
+  std::shared_ptr<BufferPool> buffer_pool_;
+  std::weak_ptr<BackwardEvents> events_;
+  FSDPStreams streams_;
+  std::vector<FSDPParam> params_;
   ShardLayout layout_;
-  comm::Group shards_, replicas_;
-  UnitOptions options_;
-  StreamSet streams_;
-  at::Tensor flat_;
-  c10::Device device_ = at::kCPU;  // that is computed on
-  std::vector<GradHookHandle> handles_;
+  comm::Group shard_group_, replicate_group_;
+  ParamGroupOptions options_;
+  at::Tensor flat_param_;
+  c10::Device device_ = at::kCPU;
   PackerRef packer_;
-  std::function<void(bool)> on_need_ = [](bool) {};
 
-  at::Tensor wire_;  // what this rank gives to the all-gather
-  at::Tensor gathered_, landing_;
-  comm::Group gathered_from_;       // shards, or a few of them
-  int64_t gathered_version_ = 0;    // of what was gathered
-  bool landed_ = false;             // it has come
-  std::vector<uint32_t> versions_;  // of the members when they were opened
-  bool open_ = false;
+  at::Tensor all_gather_input_, all_gather_output_, staging_;
+  comm::Group all_gather_group_;  // shard_group_ or reshard_group_
+  int64_t all_gather_version_ = 0;
+  bool all_gather_done_ = false;
+  bool unsharded_ = false;
   bool full_precision_ = false;
-  std::vector<Accumulator> accumulators_;  // of the whole form, where it has another dtype than the sharded one
+  std::vector<uint32_t> unsharded_versions_;  // of the parameters, when they were unsharded
+  std::vector<Accumulator> accumulators_;     // of parameters whose unsharded dtype or device is not the shard's
 
-  // What close_keeping_part() kept.
-  comm::Group few_;
-  std::optional<ShardLayout> few_layout_;
-  at::Tensor part_;
-  int64_t part_version_ = 0;
+  // Kept by reshard_to().
+  comm::Group reshard_group_;
+  std::optional<ShardLayout> reshard_layout_;
+  at::Tensor reshard_shard_;
+  int64_t reshard_version_ = 0;
 
-  bool in_backward_ = false;
-  size_t missing_ = 0;
-  std::function<void()> on_complete_;
-  std::optional<double> divide_factor_;
-  std::vector<at::Tensor> gradients_;  // whole, by member, as layout_.in_order has them
-  std::vector<char> came_;             // which are there
-  at::Tensor reduced_;                 // on the wire
-  enum class Wire : uint8_t { Shards, Replicas, None } on_wire_ = Wire::None;
-  bool all_reduce_ = true;
-  at::Tensor owed_;                // reduced over shards and not over replicas yet
-  std::vector<char> owes_;         // which members are in it
-  std::vector<at::Tensor> aside_;  // gradients from before, by member; or the flat one
+  std::unique_ptr<ParamGroupGradients> gradients_;
 };
+
+// Waits for the collective that writes `x`, ignores its error, and frees `x`. For cleanup after an error.
+void discard(at::Tensor& x, const comm::Group& group);
 
 }  // namespace tessera::data_parallel::fsdp

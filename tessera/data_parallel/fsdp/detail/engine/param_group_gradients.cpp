@@ -1,13 +1,13 @@
-// The way of a unit's gradients: each comes whole, all are reduced in one buffer, and pieces are shown.
-#include "tessera/tracing/detail/compiling_scope.h"
-#include "tessera/base/error.h"
-#include "tessera/comm/detail/inplace_ops.h"
+#include "tessera/data_parallel/fsdp/detail/engine/param_group_gradients.h"
+
 #include "tessera/comm/detail/collective_label.h"
+#include "tessera/comm/detail/inplace_ops.h"
+#include "tessera/comm/detail/segment_ops.h"
 #include "tessera/comm/functional_collectives.h"
-#include "tessera/comm/detail/runs_ops.h"
-#include "tessera/data_parallel/fsdp/detail/engine/param_group.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
+#include "tessera/data_parallel/fsdp/detail/engine/param_group.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -17,219 +17,243 @@
 #include <algorithm>
 
 namespace tessera::data_parallel::fsdp {
-namespace {
 
-// Takes from the wire what an error has made useless. That it cannot be had any more is no further error.
-void discard(at::Tensor& x, const comm::Group& group) {
-  try {
-    if (x.defined() && group) funcol::wait(x, group);
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
+ParamGroupGradients::ParamGroupGradients(ParamGroup& group)
+    : group_(group),
+      unsharded_grads_(group.params().size()),
+      ready_(group.params().size(), 0),
+      deferred_(group.params().size(), 0),
+      saved_grads_(group.params().size()) {
+  for (size_t i = 0; i < group.params().size(); i++) {
+    const auto& tensor = group.params()[i].tensor;
+    if (!tensor.requires_grad()) continue;
+    // Runs before autograd adds the gradient to .grad, which must then be empty or unsharded.
+    const auto pre_hook =
+        tensor.register_hook([this](const at::Tensor&) { group_.notify_before_backward(/*needs_values=*/false); });
+    hooks_.emplace_back([tensor, pre_hook] { tensor.remove_hook(pre_hook); });
+    hooks_.push_back(register_post_accumulate_grad_hook(tensor, [this, i](const at::Tensor&) { gradient_ready(i); }));
   }
-  x.reset();
 }
 
-}  // namespace
+ParamGroupGradients::~ParamGroupGradients() {
+  for (auto& hook : hooks_) hook.remove();
+}
 
-double Unit::divide_by() const {
-  const auto ranks = shards_->size() * (replicas_ ? replicas_->size() : 1);
+double ParamGroupGradients::divide_factor() const {
+  const auto& replicas = group_.replicate_group();
+  const auto ranks = group_.shard_group()->size() * (replicas ? replicas->size() : 1);
   return divide_factor_.value_or(static_cast<double>(ranks));
 }
 
-// The mean is a sum, divided. Float16 has little room above: as PyTorch does, it is divided before the sum and after
-// it, so that neither end overflows. By a power of two: elsewhere it is the same number, and needs no pass over them
-// all.
-double Unit::before_sum(c10::ScalarType dtype) const {
+// The mean is a sum and a division. As in PyTorch, float16 is divided before and after the sum, so that neither
+// overflows nor underflows. The factor before the sum is a power of two. Other dtypes are divided only after the sum,
+// which saves a pass over the gradients.
+double ParamGroupGradients::predivide_factor(c10::ScalarType dtype) const {
   double factor = 1;
   if (dtype == c10::ScalarType::Half)
-    while (divide_by() / factor > factor) factor *= 2;
+    while (divide_factor() / factor > factor) factor *= 2;
   return factor;
 }
 
-void Unit::begin_backward(std::function<void()> on_complete) {
+void ParamGroupGradients::begin_backward() {
   in_backward_ = true;
-  on_complete_ = std::move(on_complete);
-  missing_ = 0;
-  for (size_t i = 0; i < members_.size(); i++) {
-    auto& handle = members_[i].handle;
-    aside_[i] = std::exchange(handle.mutable_grad(), {});
-    missing_ += handle.requires_grad() && will_accumulate(handle);
+  num_pending_ = 0;
+  const auto& params = group_.params();
+  for (size_t i = 0; i < params.size(); i++) {
+    saved_grads_[i] = std::exchange(params[i].tensor.mutable_grad(), {});
+    num_pending_ += params[i].tensor.requires_grad() && will_accumulate(params[i].tensor);
   }
 }
 
-void Unit::gradient_came(size_t i) {
-  if (!in_backward_) return;  // nobody runs this unit
+void ParamGroupGradients::gradient_ready(size_t i) {
+  if (!in_backward_) return;  // the module did not run through the schedule
   const at::NoGradGuard no_grad;
-  auto& [name, handle, outer, sharded] = members_[i];
-  if (sharded && is_dtensor(handle.grad()) && DTensor(handle.grad()).device_mesh() == sharded->mesh) {
-    // It was used as it lies, in a penalty on parameters say: the piece is this rank's already.
-    auto piece = std::exchange(handle.mutable_grad(), {});
-    aside_[i] = aside_[i].defined() ? aside_[i].add_(piece) : DTensor(piece).redistribute(sharded->placements);
+  const auto& [name, tensor, unsharded_spec, sharded_spec] = group_.params()[i];
+  if (sharded_spec && is_dtensor(tensor.grad()) && DTensor(tensor.grad()).device_mesh() == sharded_spec->mesh) {
+    // The sharded parameter itself was used, for example in a penalty: this is the gradient of the shard.
+    auto sharded_grad = std::exchange(tensor.mutable_grad(), {});
+    auto& saved = saved_grads_[i];
+    saved = saved.defined() ? saved.add_(sharded_grad) : DTensor(sharded_grad).redistribute(sharded_spec->placements);
   } else {
-    const auto gradient = local_gradient(handle.grad(), outer, name);
-    auto ordered = layout_.in_order(i, gradient.to(options_.reduce_dtype.value_or(gradient.scalar_type())));
-    if (const double factor = before_sum(ordered.scalar_type()); factor != 1) ordered = ordered.div(factor);
-    if (came_[i])
-      gradients_[i].add_(ordered);
+    const auto gradient = local_gradient(tensor.grad(), unsharded_spec, name);
+    const auto dtype = group_.options().reduce_dtype.value_or(gradient.scalar_type());
+    auto ordered = group_.layout().in_shard_order(i, gradient.to(dtype));
+    if (const double factor = predivide_factor(ordered.scalar_type()); factor != 1) ordered = ordered.div(factor);
+    if (ready_[i])
+      unsharded_grads_[i].add_(ordered);
     else
-      gradients_[i] = std::move(ordered);
-    came_[i] = true;
-    handle.mutable_grad().reset();
+      unsharded_grads_[i] = std::move(ordered);
+    ready_[i] = true;
+    tensor.mutable_grad().reset();
   }
-  if (missing_ > 0 && --missing_ == 0) on_complete_();
+  if (num_pending_ > 0 && --num_pending_ == 0) group_.notify_gradients_ready();
 }
 
-bool Unit::any_came() const { return std::find(came_.begin(), came_.end(), 1) != came_.end(); }
+bool ParamGroupGradients::any_ready() const { return std::find(ready_.begin(), ready_.end(), 1) != ready_.end(); }
 
-void Unit::let_go_of_gradients() { std::fill(gradients_.begin(), gradients_.end(), at::Tensor()); }
+void ParamGroupGradients::free_unsharded_grads() {
+  std::fill(unsharded_grads_.begin(), unsharded_grads_.end(), at::Tensor());
+}
 
-void Unit::post_reduction(bool all_reduce) {
+void ParamGroupGradients::reduce_scatter(bool all_reduce) {
   in_backward_ = false;
   all_reduce_ = all_reduce;
-  if (!any_came()) return show_gradients();
+  if (!any_ready()) return restore_saved_grads();
   const at::NoGradGuard no_grad;
-  const c10::OptionalStreamGuard stream(streams_.reduce);
+  const c10::OptionalStreamGuard stream(group_.streams().reduce_scatter);
+  const auto& layout = group_.layout();
   at::TensorOptions options;
-  for (const auto& gradient : gradients_)
+  for (const auto& gradient : unsharded_grads_)
     if (gradient.defined()) options = gradient.options();
-  on_wire_ = Wire::Shards;
-  if (shards_->size() == 1) {
-    reduced_ = at::zeros({layout_.shard_numel()}, options);
-    for (size_t i = 0; i < members_.size(); i++)
-      if (came_[i]) layout_.whole(i, reduced_).copy_(std::exchange(gradients_[i], {}));
+  in_flight_ = InFlight::ReduceScatter;
+  if (group_.shard_group()->size() == 1) {
+    reduced_ = at::zeros({layout.shard_numel()}, options);
+    for (size_t i = 0; i < ready_.size(); i++)
+      if (ready_[i]) layout.unsharded_param(i, reduced_).copy_(std::exchange(unsharded_grads_[i], {}));
     return;
   }
-  reduced_ = at::empty({layout_.shard_numel()}, options);
-  for (auto& gradient : gradients_)
-    if (!gradient.defined()) gradient = at::empty({0}, options);  // its runs are padding
-  const comm::Label label(name_.c_str(), number_);
-  comm::reduce_scatter_runs_into_(reduced_, gradients_, layout_.gradient_runs(came_), ReduceOp::Sum, shards_);
+  reduced_ = at::empty({layout.shard_numel()}, options);
+  for (auto& gradient : unsharded_grads_)
+    if (!gradient.defined()) gradient = at::empty({0}, options);  // gradient_segments() pads in its place
+  const comm::CollectiveLabel label(group_.name().c_str(), group_.index());
+  comm::reduce_scatter_segments_into_(reduced_, unsharded_grads_, layout.gradient_segments(ready_), ReduceOp::Sum,
+                                      group_.shard_group());
 }
 
-void Unit::post_all_reduce() {
-  if (on_wire_ != Wire::Shards) return;
+void ParamGroupGradients::all_reduce() {
+  if (in_flight_ != InFlight::ReduceScatter) return;
   const at::NoGradGuard no_grad;
-  const c10::OptionalStreamGuard stream(streams_.reduce);
-  funcol::wait(reduced_, shards_);
-  let_go_of_gradients();
-  on_wire_ = Wire::None;
-  if (!replicas_ || replicas_->size() == 1 || !all_reduce_) return;
-  if (owed_.defined()) reduced_.add_(std::exchange(owed_, {}));
-  on_wire_ = Wire::Replicas;
-  const comm::Label label(name_.c_str(), number_);
-  comm::all_reduce_(reduced_, ReduceOp::Sum, replicas_);
+  const c10::OptionalStreamGuard stream(group_.streams().reduce_scatter);
+  funcol::wait(reduced_, group_.shard_group());
+  free_unsharded_grads();
+  in_flight_ = InFlight::None;
+  const auto& replicas = group_.replicate_group();
+  if (!replicas || replicas->size() == 1 || !all_reduce_) return;
+  if (deferred_all_reduce_.defined()) reduced_.add_(std::exchange(deferred_all_reduce_, {}));
+  in_flight_ = InFlight::AllReduce;
+  const comm::CollectiveLabel label(group_.name().c_str(), group_.index());
+  comm::all_reduce_(reduced_, ReduceOp::Sum, replicas);
 }
 
-void Unit::finish_reduction() {
+void ParamGroupGradients::wait_for_reduction() {
   if (!reduced_.defined()) return;
   const at::NoGradGuard no_grad;
-  post_all_reduce();
-  if (on_wire_ == Wire::Replicas) funcol::wait(reduced_, replicas_);
-  on_wire_ = Wire::None;
+  all_reduce();
+  if (in_flight_ == InFlight::AllReduce) funcol::wait(reduced_, group_.replicate_group());
+  in_flight_ = InFlight::None;
   auto reduced = std::exchange(reduced_, {});
-  for (size_t i = 0; i < members_.size(); i++) owes_[i] |= std::exchange(came_[i], 0);
-  if (!all_reduce_ && replicas_) {
-    owed_ = owed_.defined() ? owed_.add_(reduced) : reduced;
-    return show_gradients();
+  for (size_t i = 0; i < ready_.size(); i++) deferred_[i] |= std::exchange(ready_[i], 0);
+  if (!all_reduce_ && group_.replicate_group()) {
+    deferred_all_reduce_ = deferred_all_reduce_.defined() ? deferred_all_reduce_.add_(reduced) : reduced;
+    return restore_saved_grads();
   }
-  const double after = divide_by() / before_sum(reduced.scalar_type());
-  if (after != 1) reduced.div_(after);
-  const auto dtype = options_.keep_low_precision_grads ? reduced.scalar_type() : flat_.scalar_type();
-  const auto shard = reduced.to(flat_.options().requires_grad(false).dtype(dtype));
-  add_gradients_aside(shard);
-  show_gradients();
+  const double postdivide_factor = divide_factor() / predivide_factor(reduced.scalar_type());
+  if (postdivide_factor != 1) reduced.div_(postdivide_factor);
+  const auto& flat_param = group_.flat_param();
+  const auto dtype = group_.options().keep_low_precision_grads ? reduced.scalar_type() : flat_param.scalar_type();
+  accumulate(reduced.to(flat_param.options().requires_grad(false).dtype(dtype)));
+  restore_saved_grads();
 }
 
-// A program adds where gradients are, so that they are there in the next step, too. Not if some were not there yet.
-bool Unit::add_to_gradients_aside(const at::Tensor& shard) {
-  const auto same_kind = [&](const at::Tensor& t) { return t.defined() && t.scalar_type() == shard.scalar_type(); };
-  if (options_.flat_parameter) {
-    if (!same_kind(flat_.grad())) return false;
-    flat_.grad().add_(shard);
-    std::fill(owes_.begin(), owes_.end(), 0);
+// For compiled steps: adds to the existing gradients, so that their memory is the same in the next step.
+// Returns false if a gradient does not exist yet.
+bool ParamGroupGradients::accumulate_in_place(const at::Tensor& reduced_shard) {
+  const auto can_add = [&](const at::Tensor& t) {
+    return t.defined() && t.scalar_type() == reduced_shard.scalar_type();
+  };
+  if (group_.options().flat_parameter) {
+    const auto& gradient = group_.flat_param().grad();
+    if (!can_add(gradient)) return false;
+    gradient.add_(reduced_shard);
+    std::fill(deferred_.begin(), deferred_.end(), 0);
     return true;
   }
-  const auto here = [&](size_t i) { return owes_[i] && layout_.in_shard(i, shards_->rank()).size > 0; };
-  for (size_t i = 0; i < members_.size(); i++)
-    if (here(i) && !same_kind(aside_[i])) return false;
-  for (size_t i = 0; i < members_.size(); i++) {
-    if (here(i)) local_value(aside_[i]).add_(layout_.piece(i, shards_->rank(), shard));
-    owes_[i] = 0;
+  const auto& layout = group_.layout();
+  const auto rank = group_.shard_group()->rank();
+  const auto is_local = [&](size_t i) { return deferred_[i] && layout.range_in_shard(i, rank).size > 0; };
+  for (size_t i = 0; i < deferred_.size(); i++)
+    if (is_local(i) && !can_add(saved_grads_[i])) return false;
+  for (size_t i = 0; i < deferred_.size(); i++) {
+    if (is_local(i)) local_or_self(saved_grads_[i]).add_(layout.param_in_shard(i, rank, reduced_shard));
+    deferred_[i] = 0;
   }
   return true;
 }
 
-void Unit::add_gradients_aside(const at::Tensor& shard) {
-  if (compiling() && add_to_gradients_aside(shard)) return;
-  const auto rank = shards_->rank();
-  for (size_t i = 0; i < members_.size(); i++)
-    if (aside_[i].defined()) layout_.piece(i, rank, shard).add_(local_value(aside_[i]));
-  if (options_.flat_parameter && flat_.grad().defined()) shard.add_(flat_.grad());
-  flat_.mutable_grad() = shard;
-  for (size_t i = 0; i < members_.size(); i++) {
-    const bool came = std::exchange(owes_[i], 0);
-    const bool here = layout_.in_shard(i, rank).size > 0 || members_[i].sharded;
-    if (!options_.flat_parameter && (came || aside_[i].defined()) && here) aside_[i] = sharded_form(i, shard);
+void ParamGroupGradients::accumulate(const at::Tensor& reduced_shard) {
+  if (compiling() && accumulate_in_place(reduced_shard)) return;
+  const auto& layout = group_.layout();
+  const auto& flat_param = group_.flat_param();
+  const bool flat = group_.options().flat_parameter;
+  const auto rank = group_.shard_group()->rank();
+  for (size_t i = 0; i < saved_grads_.size(); i++)
+    if (saved_grads_[i].defined()) layout.param_in_shard(i, rank, reduced_shard).add_(local_or_self(saved_grads_[i]));
+  if (flat && flat_param.grad().defined()) reduced_shard.add_(flat_param.grad());
+  flat_param.mutable_grad() = reduced_shard;
+  for (size_t i = 0; i < saved_grads_.size(); i++) {
+    const bool has_gradient = std::exchange(deferred_[i], 0) || saved_grads_[i].defined();
+    const bool is_local = layout.range_in_shard(i, rank).size > 0 || group_.params()[i].sharded_spec;
+    if (!flat && has_gradient && is_local) saved_grads_[i] = group_.sharded_view(i, reduced_shard);
   }
 }
 
-void Unit::show_gradients() {
-  for (size_t i = 0; i < members_.size(); i++) members_[i].handle.mutable_grad() = std::exchange(aside_[i], {});
+void ParamGroupGradients::restore_saved_grads() {
+  for (size_t i = 0; i < saved_grads_.size(); i++)
+    group_.params()[i].tensor.mutable_grad() = std::exchange(saved_grads_[i], {});
 }
 
-// Members' gradients are views of the shard's. When zero_grad() has let go of them all, nobody wants it.
-void Unit::drop_gradient() {
-  if (options_.flat_parameter || !flat_.grad().defined()) return;
-  const auto has_gradient = [](const Member& member) { return member.handle.grad().defined(); };
-  if (std::none_of(members_.begin(), members_.end(), has_gradient)) flat_.mutable_grad().reset();
+void ParamGroupGradients::drop_unused_flat_param_grad() {
+  const auto& flat_param = group_.flat_param();
+  if (group_.options().flat_parameter || !flat_param.defined() || !flat_param.grad().defined()) return;
+  const auto has_gradient = [](const FSDPParam& param) { return param.tensor.grad().defined(); };
+  if (std::none_of(group_.params().begin(), group_.params().end(), has_gradient)) flat_param.mutable_grad().reset();
 }
 
-void Unit::end_backward() {
+void ParamGroupGradients::end_backward() {
   in_backward_ = false;
-  show_gradients();
+  restore_saved_grads();
 }
 
-Unit::Carried Unit::carried() const { return {gradients_, came_, owed_, owes_, divide_factor_}; }
+ParamGroupGradients::State ParamGroupGradients::state() const {
+  return {unsharded_grads_, ready_, deferred_all_reduce_, deferred_, divide_factor_};
+}
 
-void Unit::carry(const Carried& state) {
-  gradients_ = state.gradients;
-  came_ = state.came;
-  owed_ = state.owed;
-  owes_ = state.owes;
+void ParamGroupGradients::restore(const State& state) {
+  unsharded_grads_ = state.unsharded_grads;
+  ready_ = state.ready;
+  deferred_all_reduce_ = state.deferred_all_reduce;
+  deferred_ = state.deferred;
   divide_factor_ = state.divide_factor;
 }
 
-void Unit::find_shard_gradient() {
-  if (!flat_.defined() || options_.flat_parameter) return;  // that one has its gradient as other parameters do
+void ParamGroupGradients::find_flat_param_grad() {
+  const auto& flat_param = group_.flat_param();
+  if (!flat_param.defined() || group_.options().flat_parameter) return;  // a flat parameter has its own .grad
+  const auto& layout = group_.layout();
+  const auto rank = group_.shard_group()->rank();
   at::Tensor shard;
-  for (size_t i = 0; i < members_.size(); i++) {
-    const auto& gradient = members_[i].handle.grad();
-    const auto place = layout_.in_shard(i, shards_->rank());
-    if (!gradient.defined() || place.size == 0) continue;
-    const auto& piece = local_value(gradient);
-    if (!shard.defined()) shard = layout_.shard_around(i, shards_->rank(), piece);
-    if (!shard.defined() || !shard.is_alias_of(piece) || piece.storage_offset() != shard.storage_offset() + place.begin)
-      return flat_.mutable_grad().reset();
+  for (size_t i = 0; i < group_.params().size(); i++) {
+    const auto& gradient = group_.params()[i].tensor.grad();
+    const auto range = layout.range_in_shard(i, rank);
+    if (!gradient.defined() || range.size == 0) continue;
+    const auto& local = local_or_self(gradient);
+    if (!shard.defined()) shard = layout.enclosing_shard(i, rank, local);
+    if (!shard.defined() || !shard.is_alias_of(local) || local.storage_offset() != shard.storage_offset() + range.begin)
+      return flat_param.mutable_grad().reset();
   }
-  flat_.mutable_grad() = shard;
+  flat_param.mutable_grad() = shard;
 }
 
-void Unit::abandon() {
-  const bool hides_gradients = in_backward_ || reducing();
+void ParamGroupGradients::abandon() {
+  const bool has_saved_grads = in_backward_ || is_reducing();
   in_backward_ = false;
-  discard(reduced_, on_wire_ == Wire::Replicas ? replicas_ : shards_);
-  on_wire_ = Wire::None;
-  if (!landed_) {
-    discard(gathered_, gathered_from_);
-    discard(landing_, gathered_from_);
-  }
-  let_go_of_gradients();
-  owed_.reset();
-  std::fill(came_.begin(), came_.end(), 0);
-  std::fill(owes_.begin(), owes_.end(), 0);
-  if (hides_gradients) show_gradients();
-  settle_writes(false);
-  close();
-  let_go();
+  discard(reduced_, in_flight_ == InFlight::AllReduce ? group_.replicate_group() : group_.shard_group());
+  in_flight_ = InFlight::None;
+  free_unsharded_grads();
+  deferred_all_reduce_.reset();
+  std::fill(ready_.begin(), ready_.end(), 0);
+  std::fill(deferred_.begin(), deferred_.end(), 0);
+  if (has_saved_grads) restore_saved_grads();
 }
 
 }  // namespace tessera::data_parallel::fsdp

@@ -1,8 +1,8 @@
 #include "tessera/data_parallel/fsdp/detail/engine/schedule.h"
 
-#include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/base/error.h"
-#include "tessera/data_parallel/fsdp/detail/engine/compiled_step.h"
+#include "tessera/data_parallel/fsdp/detail/engine/trace_state.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/engine.h>
@@ -13,14 +13,14 @@
 namespace tessera::data_parallel::fsdp {
 namespace {
 
-constexpr size_t kMostReducing = 2;  // the newest over shards, the one before over replicas
+constexpr size_t kMaxReductions = 2;  // the newest reduce-scatter, and the all-reduce of the group before it
 
-int current_task() { return torch::autograd::get_current_graph_task_id(); }
-bool in_backward() { return current_task() != -1; }
+int current_graph_task() { return torch::autograd::get_current_graph_task_id(); }
+bool in_backward() { return current_graph_task() != -1; }
 
-bool has_frozen(const Unit& unit) {
-  return std::any_of(unit.members().begin(), unit.members().end(),
-                     [](const Member& member) { return !member.handle.requires_grad(); });
+bool has_frozen_param(const ParamGroup& group) {
+  return std::any_of(group.params().begin(), group.params().end(),
+                     [](const FSDPParam& param) { return !param.tensor.requires_grad(); });
 }
 
 template <class T>
@@ -30,186 +30,200 @@ bool contains(const std::vector<T>& list, T item) {
 
 }  // namespace
 
-void Schedule::add(std::shared_ptr<Turn> turn, std::string name) {
-  turn->unit->place({std::move(name), static_cast<int32_t>(turns_.size()), streams_, arena_});
-  // What autograd has saved may outlive the modules.
-  turn->unit->on_need([weak = weak_from_this(), at = turn.get()](bool values) {
-    const auto self = weak.lock();
-    if (self && in_backward()) self->before_backward(*at, values);
-  });
-  last_order_.push_back(turn.get());
-  turns_.push_back(std::move(turn));
+void Schedule::add(std::shared_ptr<ScheduledGroup> scheduled, std::string name) {
+  scheduled->group->attach_to_schedule(
+      {std::move(name), static_cast<int32_t>(groups_.size()), streams_, buffer_pool_, weak_from_this()});
+  last_order_.push_back(scheduled.get());
+  groups_.push_back(std::move(scheduled));
 }
 
-Turn* Schedule::neighbour(const Turn& turn, int step) const {
+ScheduledGroup* Schedule::neighbor(const ScheduledGroup& scheduled, int step) const {
   const auto& order = last_order_;
-  const auto found = std::find(order.begin(), order.end(), &turn);
+  const auto found = std::find(order.begin(), order.end(), &scheduled);
   if (found == order.end()) return nullptr;
   const auto at = (found - order.begin()) + step;
   return at < 0 || at >= static_cast<ptrdiff_t>(order.size()) ? nullptr : order[static_cast<size_t>(at)];
 }
 
-// Gathers what comes next, unless it has been there.
-void Schedule::prefetch(Turn& turn, const std::vector<std::weak_ptr<Turn>>& asked, int step) {
-  std::vector<Turn*> next;
-  for (const auto& each : asked)
+// Starts the all-gather of the next groups, except those that this pass has used already.
+void Schedule::prefetch(ScheduledGroup& scheduled, const std::vector<std::weak_ptr<ScheduledGroup>>& requested,
+                        int step) {
+  std::vector<ScheduledGroup*> next;
+  for (const auto& each : requested)
     if (const auto other = each.lock()) next.push_back(other.get());
-  if (asked.empty())
-    for (int n = 1; n <= turn.ahead; n++) next.push_back(neighbour(turn, step * n));
+  if (requested.empty())
+    for (int n = 1; n <= scheduled.prefetch_depth; n++) next.push_back(neighbor(scheduled, step * n));
   for (auto* other : next) {
     if (!other) continue;
-    const bool over = step > 0 ? contains(order_, other) : other->task == task_ || !other->unshard_in_backward;
-    if (!over && !other->unit->reducing()) other->unit->gather();
+    const bool done =
+        step > 0 ? contains(order_, other) : other->graph_task == graph_task_ || !other->unshard_in_backward;
+    if (!done && !other->group->gradients().is_reducing()) other->group->unshard();
   }
 }
 
-// All of the tree: one that is not called may still be gathered, or let go of.
-void Schedule::note_in_compiled_step() {
-  if (std::exchange(compiled_in_, CompilingScope::serial()) != CompilingScope::serial())
+// Snapshots all groups of the tree: a group whose module is not called may still be prefetched or resharded.
+void Schedule::snapshot_in_traced_step() {
+  if (std::exchange(trace_serial_, CompilingScope::serial()) != CompilingScope::serial())
     CompilingScope::on_trace_end([self = shared_from_this(), order = order_, last_order = last_order_](bool) {
       self->order_ = order;
       self->last_order_ = last_order;
       self->running_.clear();
       self->reducing_.clear();
-      self->arena_->clear();
-      self->depth_ = 0;
-      self->task_ = -1;
+      self->buffer_pool_->clear();
+      self->forward_depth_ = 0;
+      self->graph_task_ = -1;
     });
-  for (const auto& turn : turns_) fsdp::note_in_compiled_step(turn);
+  for (const auto& scheduled : groups_) fsdp::snapshot_in_traced_step(scheduled);
 }
 
-void Schedule::before_forward(Turn& turn) {
-  if (in_backward()) return turn.unit->open();
-  if (compiling()) note_in_compiled_step();
-  if (depth_++ == 0) {
-    if (task_ != -1) abandon(), depth_ = 1;
-    if (&turn == &root()) order_.clear();  // else: part of the model by itself, after the whole of it say
+void Schedule::before_forward(ScheduledGroup& scheduled) {
+  if (in_backward()) return scheduled.group->wait_for_unshard();
+  if (compiling()) snapshot_in_traced_step();
+  if (forward_depth_++ == 0) {
+    if (graph_task_ != -1) abandon(), forward_depth_ = 1;
+    if (&scheduled == &root()) order_.clear();  // otherwise a submodule runs by itself, for example after the model
   }
-  if (!contains(running_, &turn)) running_.push_back(&turn);
-  if (!contains(order_, &turn)) order_.push_back(&turn);
-  turn.unit->open();
-  if (turn.prefetch_forward || !turn.forward_prefetch.empty()) prefetch(turn, turn.forward_prefetch, 1);
+  if (!contains(running_, &scheduled)) running_.push_back(&scheduled);
+  if (!contains(order_, &scheduled)) order_.push_back(&scheduled);
+  scheduled.group->wait_for_unshard();
+  if (scheduled.prefetch_forward || !scheduled.forward_prefetch.empty())
+    prefetch(scheduled, scheduled.forward_prefetch, 1);
 }
 
-void Schedule::after_forward(Turn& turn, const void* module, const Tensors& outputs) {
+void Schedule::after_forward(ScheduledGroup& scheduled, const void* module, const Tensors& outputs) {
   if (in_backward()) return;
-  depth_--;
-  bool graph = false;
+  forward_depth_--;
+  bool has_graph = false;
   for (const auto& output : outputs) {
     if (!output.defined() || !output.requires_grad()) continue;
-    graph = true;
-    output.register_hook(
-        [self = shared_from_this(), at = &turn](const at::Tensor&) { self->before_backward(*at, true); });
+    has_graph = true;
+    output.register_hook([self = shared_from_this(), at = &scheduled](const at::Tensor&) {
+      self->before_backward(*at, /*needs_values=*/true);
+    });
   }
-  if (!contains(turn.ran, module)) turn.ran.push_back(module);
-  if (turn.ran.size() == turn.calls) end_of_forward(turn, graph);
-  if (depth_ > 0) return;
-  while (!running_.empty()) end_of_forward(*running_.back(), graph);  // modules of theirs were not called
+  if (!contains(scheduled.modules_run, module)) scheduled.modules_run.push_back(module);
+  if (scheduled.modules_run.size() == scheduled.num_modules) end_forward(scheduled, has_graph);
+  if (forward_depth_ > 0) return;
+  while (!running_.empty()) end_forward(*running_.back(), has_graph);  // not all of their modules were called
   last_order_ = order_;
-  for (auto& other : turns_)
-    if (!other->unit->is_open() && other->unit->is_gathered() && !contains(order_, other.get())) other->unit->close();
-  arena_->clear();
+  for (auto& other : groups_)
+    if (!other->group->is_unsharded() && other->group->has_unsharded_buffer() && !contains(order_, other.get()))
+      other->group->reshard();
+  buffer_pool_->clear();
 }
 
-void Schedule::end_of_forward(Turn& turn, bool graph) {
-  std::erase(running_, &turn);
-  turn.ran.clear();
-  const bool reshard = turn.reshard_after_forward.value_or(&turn != &root());
-  if (graph && !reshard) return;
-  if (graph && turn.few) return turn.unit->close_keeping_part(turn.few);
-  const bool stay = turn.reshard_after_forward && !reshard;  // asked for: whole in the next one, too
-  stay ? turn.unit->hide() : turn.unit->close();
+void Schedule::end_forward(ScheduledGroup& scheduled, bool has_graph) {
+  std::erase(running_, &scheduled);
+  scheduled.modules_run.clear();
+  const bool reshard = scheduled.reshard_after_forward.value_or(&scheduled != &root());
+  if (has_graph && !reshard) return;
+  if (has_graph && scheduled.reshard_group) return scheduled.group->reshard_to(scheduled.reshard_group);
+  // reshard_after_forward = false without a backward: the next forward reuses the buffer.
+  const bool keep_buffer = scheduled.reshard_after_forward && !reshard;
+  keep_buffer ? scheduled.group->reshard_keep_buffer() : scheduled.group->reshard();
 }
 
 void Schedule::forward_failed() {
   if (in_backward()) return;
-  if (depth_ == 0 || --depth_ == 0) abandon();
+  if (forward_depth_ == 0 || --forward_depth_ == 0) abandon();
 }
 
-void Schedule::begin_task(int task) {
-  if (task_ == task) return;
-  if (task_ != -1) abandon();
-  task_ = task;
-  // Runs at the end of this backward; or, if that fails, when its record is thrown away.
-  struct AtEnd {
+void Schedule::begin_graph_task(int graph_task) {
+  if (graph_task_ == graph_task) return;
+  if (graph_task_ != -1) abandon();
+  graph_task_ = graph_task;
+  // The callback runs at the end of this backward. If backward fails, autograd destroys the callback without a call.
+  struct AbandonUnlessEnded {
     std::shared_ptr<Schedule> self;
-    int task;
-    AtEnd(std::shared_ptr<Schedule> self, int task) : self(std::move(self)), task(task) {}
-    AtEnd(const AtEnd&) = delete;
-    ~AtEnd() {
-      if (self->task_ == task) self->abandon();
+    int graph_task;
+    AbandonUnlessEnded(std::shared_ptr<Schedule> self, int graph_task)
+        : self(std::move(self)), graph_task(graph_task) {}
+    AbandonUnlessEnded(const AbandonUnlessEnded&) = delete;
+    ~AbandonUnlessEnded() {
+      if (self->graph_task_ == graph_task) self->abandon();
     }
   };
-  auto at_end = std::make_shared<AtEnd>(shared_from_this(), task);
-  torch::autograd::Engine::get_default_engine().queue_callback([at_end] { at_end->self->end_of_backward(); });
+  auto at_end = std::make_shared<AbandonUnlessEnded>(shared_from_this(), graph_task);
+  torch::autograd::Engine::get_default_engine().queue_callback([at_end] { at_end->self->end_backward(); });
 }
 
-void Schedule::before_backward(Turn& turn, bool values) {
-  auto& unit = *turn.unit;
-  TESSERA_CHECK(
-      !compiling() || turn.compiled_in == CompilingScope::serial(), UsageError, "unit ", unit.name(),
-      ": the backward of a sharded module cannot be compiled by itself; compile the whole step: compile(step)");
-  begin_task(current_task());
-  const bool first = turn.task != task_;
-  if (!first && (!values || unit.is_open())) return;
-  if (first)
-    while (unit.reducing() && !reducing_.empty()) finish_one();  // of a backward that was not the last
-  if (values && turn.unshard_in_backward) unit.open();
+void Schedule::before_backward(ParamGroup& group, bool needs_values) {
+  if (in_backward()) before_backward(*groups_[static_cast<size_t>(group.index())], needs_values);
+}
+
+void Schedule::before_backward(ScheduledGroup& scheduled, bool needs_values) {
+  auto& group = *scheduled.group;
+  TESSERA_CHECK(!compiling() || scheduled.trace_serial == CompilingScope::serial(), UsageError, "parameter group ",
+                group.name(),
+                ": the backward of a sharded module cannot be compiled by itself; compile the entire step: "
+                "compile(step)");
+  begin_graph_task(current_graph_task());
+  const bool first = scheduled.graph_task != graph_task_;
+  if (!first && (!needs_values || group.is_unsharded())) return;
+  if (first)  // a backward before this one was not the last and left its reduction in flight
+    while (group.gradients().is_reducing() && !reducing_.empty()) finish_oldest_reduction();
+  if (needs_values && scheduled.unshard_in_backward) group.wait_for_unshard();
   if (!first) return;
-  turn.task = task_;
-  unit.begin_backward([this, at = &turn] { complete(*at); });
-  // Those behind have all their gradients, and stay for frozen parameters alone. If need be they are opened again.
-  bool behind = false;
+  scheduled.graph_task = graph_task_;
+  group.gradients().begin_backward();
+  // Later groups that are still unsharded have all their gradients; only their frozen parameters kept them unsharded.
+  // If backward needs them again, they are unsharded again.
+  bool is_later = false;
   for (auto* other : last_order_) {
-    if (behind && other->task == task_ && other->unit->is_open() && !other->unit->waits_for_gradients())
-      release(*other);
-    behind |= other == &turn;
+    if (is_later && other->graph_task == graph_task_ && other->group->is_unsharded() &&
+        !other->group->gradients().is_waiting())
+      reshard_after_backward(*other);
+    is_later |= other == &scheduled;
   }
-  if (turn.prefetch_backward == BackwardPrefetch::Pre || !turn.backward_prefetch.empty())
-    prefetch(turn, turn.backward_prefetch, -1);
+  if (scheduled.prefetch_backward == BackwardPrefetch::Pre || !scheduled.backward_prefetch.empty())
+    prefetch(scheduled, scheduled.backward_prefetch, -1);
 }
 
-void Schedule::release(Turn& turn) { turn.reshard_after_backward ? turn.unit->close() : turn.unit->hide(); }
-
-void Schedule::complete(Turn& turn) {
-  auto& unit = *turn.unit;
-  if (!has_frozen(unit)) release(turn);
-  if (turn.prefetch_backward == BackwardPrefetch::Post) prefetch(turn, turn.backward_prefetch, -1);
-  if (!turn.sync) return unit.end_backward();
-  unit.post_reduction(turn.all_reduce);
-  if (!unit.reducing()) return;
-  for (auto* before : reducing_) before->unit->post_all_reduce();
-  reducing_.push_back(&turn);
-  while (reducing_.size() > kMostReducing || (reducing_.size() > 1 && !reducing_.front()->unit->replicas()))
-    finish_one();
+void Schedule::reshard_after_backward(ScheduledGroup& scheduled) {
+  scheduled.reshard_after_backward ? scheduled.group->reshard() : scheduled.group->reshard_keep_buffer();
 }
 
-void Schedule::finish_one() {
-  auto* turn = reducing_.front();
+void Schedule::gradients_ready(ParamGroup& group) { reduce_gradients(*groups_[static_cast<size_t>(group.index())]); }
+
+void Schedule::reduce_gradients(ScheduledGroup& scheduled) {
+  auto& gradients = scheduled.group->gradients();
+  if (!has_frozen_param(*scheduled.group)) reshard_after_backward(scheduled);
+  if (scheduled.prefetch_backward == BackwardPrefetch::Post) prefetch(scheduled, scheduled.backward_prefetch, -1);
+  if (!scheduled.sync) return gradients.end_backward();
+  gradients.reduce_scatter(scheduled.all_reduce);
+  if (!gradients.is_reducing()) return;
+  for (auto* earlier : reducing_) earlier->group->gradients().all_reduce();
+  reducing_.push_back(&scheduled);
+  while (reducing_.size() > kMaxReductions || (reducing_.size() > 1 && !reducing_.front()->group->replicate_group()))
+    finish_oldest_reduction();
+}
+
+void Schedule::finish_oldest_reduction() {
+  auto* scheduled = reducing_.front();
   reducing_.pop_front();
-  turn->unit->finish_reduction();
+  scheduled->group->gradients().wait_for_reduction();
 }
 
-void Schedule::end_of_backward() {
-  for (auto& turn : turns_)
-    if (turn->unit->in_backward()) complete(*turn);
-  while (root().is_last_backward && !reducing_.empty()) finish_one();
-  for (auto& turn : turns_)
-    if (turn->unit->is_open() || turn->reshard_after_backward) release(*turn);
-  arena_->clear();
-  task_ = -1;
+void Schedule::end_backward() {
+  for (auto& scheduled : groups_)
+    if (scheduled->group->gradients().in_backward()) reduce_gradients(*scheduled);
+  while (root().is_last_backward && !reducing_.empty()) finish_oldest_reduction();
+  for (auto& scheduled : groups_)
+    if (scheduled->group->is_unsharded() || scheduled->reshard_after_backward) reshard_after_backward(*scheduled);
+  buffer_pool_->clear();
+  graph_task_ = -1;
 }
 
 void Schedule::abandon() {
-  task_ = -1;
-  depth_ = 0;
+  graph_task_ = -1;
+  forward_depth_ = 0;
   running_.clear();
   reducing_.clear();
-  for (auto& turn : turns_) {
-    turn->ran.clear();
-    turn->unit->abandon();
+  for (auto& scheduled : groups_) {
+    scheduled->modules_run.clear();
+    scheduled->group->abandon();
   }
-  arena_->clear();
+  buffer_pool_->clear();
 }
 
 }  // namespace tessera::data_parallel::fsdp

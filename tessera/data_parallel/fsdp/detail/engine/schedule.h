@@ -7,81 +7,87 @@
 #include <optional>
 #include <vector>
 
-// When the units of one tree of modules are gathered, let go of and reduced.
-//
-//   forward of k     k is opened, k+1 gathered meanwhile; afterwards k is closed (not the root: its backward is next)
-//   backward of k    k is opened, k-1 gathered meanwhile; once its gradients are there k is closed and reduced, while
-//                    backward goes on: over shards while k-1 computes, then, where there are replicas, over those
-//   end of backward  what is left is reduced, all is waited for, everything is closed
-//
-// The order is that of the last forward; before the first, that of registration. A forward inside of a backward is a
-// checkpoint's: it opens, and changes nothing else.
 namespace tessera::data_parallel::fsdp {
 
+// When backward starts the all-gather of the next parameter group.
 enum class BackwardPrefetch : uint8_t {
-  None,
-  Pre,   // gathers k-1 before the gradients of k are computed
+  None,  // when the group is used
+  Pre,   // before the gradients of the current group are computed
   Post,  // after: less memory, less overlap
 };
 
-struct Turn {  // a unit, and how it takes part
-  std::shared_ptr<Unit> unit;
-  std::optional<bool> reshard_after_forward = {};  // none: unless it is the root
-  comm::Group few = {};                            // resharding after forward keeps what these ranks need, see Unit
-  bool reshard_after_backward = true;              // false: the buffer stays, until the shard is written to
-  bool unshard_in_backward = true;                 // false: nothing of it is needed there, an embedding's say
+// A parameter group and its settings in the schedule.
+struct ScheduledGroup {
+  std::shared_ptr<ParamGroup> group;
+  std::optional<bool> reshard_after_forward = {};  // none: true, except for the root
+  comm::Group reshard_group = {};                  // not null: after forward, reshard_to() this group
+  bool reshard_after_backward = true;              // false: keep the buffer until the shard is written to
+  bool unshard_in_backward = true;                 // false: backward needs no parameter values (an embedding)
   bool sync = true;                                // reduce gradients
-  bool all_reduce = true;                          // over replicas, too
+  bool all_reduce = true;                          // all-reduce gradients over replicas
   bool is_last_backward = true;                    // of the root: wait for reductions when backward ends
   bool prefetch_forward = true;
-  int ahead = 1;  // how many units, forward and backward
+  int prefetch_depth = 1;  // number of groups to prefetch, in forward and in backward
   BackwardPrefetch prefetch_backward = BackwardPrefetch::Pre;
-  // Not empty: gathered in place of the neighbour.
-  std::vector<std::weak_ptr<Turn>> forward_prefetch = {}, backward_prefetch = {};
-  // Floating-point tensors that go into forward, and that come out of it.
+  // Not empty: these groups are prefetched, not the next one in order.
+  std::vector<std::weak_ptr<ScheduledGroup>> forward_prefetch = {}, backward_prefetch = {};
+  // Dtype to which floating-point inputs and outputs of forward are cast.
   std::optional<c10::ScalarType> cast_inputs = {}, cast_outputs = {};
 
-  size_t calls = 1;                // modules that make it up: its forward is over when all have run
-  std::vector<const void*> ran{};  // of those, in the forward under way
-  int task = -1;                   // the last backward it has begun
-  size_t compiled_in = 0;          // the compiled step that knows of it, see compiled_step.h
+  size_t num_modules = 1;                     // forward of the group ends when all of its modules have run
+  std::vector<const void*> modules_run = {};  // in the current forward
+  int graph_task = -1;                        // id of the last backward that reached the group
+  size_t trace_serial = 0;                    // the traced step that has a snapshot of this group (trace_state.h)
 };
 
-class Schedule : public std::enable_shared_from_this<Schedule> {
+// Decides when the parameter groups of one module tree are unsharded, resharded and reduced.
+//
+//   forward of k     unshards k and prefetches k+1; then reshards k (not the root: its backward is next)
+//   backward of k    unshards k and prefetches k-1. When the gradients of k are ready, reshards k and starts its
+//                    reduce-scatter, which overlaps with backward of k-1. The all-reduce over replicas follows.
+//   end of backward  reduces the remaining groups, waits for all reductions, reshards all groups
+//
+// The order is that of the last forward, or of registration before the first forward. A forward inside backward
+// (activation checkpointing) unshards its group and changes nothing else.
+class Schedule : public BackwardEvents, public std::enable_shared_from_this<Schedule> {
  public:
-  // The first one is the root's. `name`: where the unit is.
-  void add(std::shared_ptr<Turn> turn, std::string name);
+  // The first group is the root's. `name`: path of its module.
+  void add(std::shared_ptr<ScheduledGroup> scheduled, std::string name);
 
-  // `module`: which of those that make up the turn.
-  void before_forward(Turn& turn);
-  void after_forward(Turn& turn, const void* module, const Tensors& outputs);
+  // `module`: which module of the group runs.
+  void before_forward(ScheduledGroup& scheduled);
+  void after_forward(ScheduledGroup& scheduled, const void* module, const Tensors& outputs);
   void forward_failed();
 
-  Turn& root() { return *turns_.front(); }
-  bool in_forward() const { return depth_ > 0; }
-  void abandon();  // after an error: everything is sharded, nothing is pending
+  ScheduledGroup& root() { return *groups_.front(); }
+  bool in_forward() const { return forward_depth_ > 0; }
+  void abandon();  // after an error: all groups are sharded and no collective is in flight
+
+  void before_backward(ParamGroup& group, bool needs_values) override;
+  void gradients_ready(ParamGroup& group) override;
 
  private:
-  void end_of_forward(Turn& turn, bool graph);
-  void before_backward(Turn& turn, bool values);
-  void begin_task(int task);
-  void note_in_compiled_step();
-  void complete(Turn& turn);
-  void finish_one();
-  void release(Turn& turn);
-  void end_of_backward();
-  void prefetch(Turn& turn, const std::vector<std::weak_ptr<Turn>>& asked, int step);
-  Turn* neighbour(const Turn& turn, int step) const;
+  void end_forward(ScheduledGroup& scheduled, bool has_graph);
+  void before_backward(ScheduledGroup& scheduled, bool needs_values);
+  void begin_graph_task(int graph_task);
+  void snapshot_in_traced_step();
+  void reduce_gradients(ScheduledGroup& scheduled);
+  void finish_oldest_reduction();
+  void reshard_after_backward(ScheduledGroup& scheduled);
+  void end_backward();
+  void prefetch(ScheduledGroup& scheduled, const std::vector<std::weak_ptr<ScheduledGroup>>& requested, int step);
+  ScheduledGroup* neighbor(const ScheduledGroup& scheduled, int step) const;
 
-  std::vector<std::shared_ptr<Turn>> turns_;
-  std::vector<Turn*> order_, last_order_;  // of forward: the one under way, and the one before
-  std::vector<Turn*> running_;             // whose forward has begun and not ended
-  int depth_ = 0;                          // of forwards inside of each other
-  std::deque<Turn*> reducing_;
-  std::shared_ptr<Arena> arena_ = std::make_shared<Arena>();  // empty between forward and backward, and between steps
-  StreamSet streams_;
-  int task_ = -1;           // the backward under way
-  size_t compiled_in_ = 0;  // as Turn has it
+  std::vector<std::shared_ptr<ScheduledGroup>> groups_;
+  std::vector<ScheduledGroup*> order_, last_order_;  // of the current forward, and of the one before
+  std::vector<ScheduledGroup*> running_;             // forward has begun and not ended
+  int forward_depth_ = 0;                            // of nested forward calls
+  std::deque<ScheduledGroup*> reducing_;
+  // Cleared between forward and backward, and between steps.
+  std::shared_ptr<BufferPool> buffer_pool_ = std::make_shared<BufferPool>();
+  FSDPStreams streams_;
+  int graph_task_ = -1;      // id of the current backward
+  size_t trace_serial_ = 0;  // as in ScheduledGroup
 };
 
 }  // namespace tessera::data_parallel::fsdp

@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/data_parallel/fsdp/detail/api/registry.h"
+#include "tessera/data_parallel/fsdp/detail/api/module_registration.h"
 #include "tessera/data_parallel/fsdp/detail/engine/schedule.h"
 #include "tessera/nn/hooks.h"
 
@@ -9,52 +9,56 @@
 #include <optional>
 #include <vector>
 
-// Modules whose parameters are a unit: hooks on them call the schedule. Found again by the module.
 namespace tessera::data_parallel::fsdp {
 
 using torch::nn::Module;
 
+// One or more modules whose parameters are one group. Forward hooks on the modules call the schedule.
 struct ShardedModule {
-  ShardedModule(std::vector<Module*> modules, std::shared_ptr<Turn> turn);
+  ShardedModule(std::vector<Module*> modules, std::shared_ptr<ScheduledGroup> scheduled);
   ~ShardedModule();
   ShardedModule(const ShardedModule&) = delete;
+  ParamGroup& group() const { return *scheduled->group; }
 
-  const Module* module;  // the first of them
+  const Module* module;  // the first one
   std::vector<Module*> modules;
-  std::shared_ptr<Turn> turn;
-  std::optional<Registration> registration;  // where a flat parameter stands for the originals
-  std::vector<const void*> unhooked;         // parameters that are sharded by their placement, see unhooked.h
-  std::shared_ptr<Schedule> schedule;        // the tree's; made in the first forward, by the root
-  std::shared_ptr<void> claim;               // to its parameters (claims.h)
-  bool summoned = false;                     // its parameters are whole because someone asked to see them
-  DeviceMesh mesh = {};                      // flat: over which it is cut and copied,
-  std::optional<int64_t> shard_axis = {};    // and which axis cuts; none does in NO_SHARD
+  std::shared_ptr<ScheduledGroup> scheduled;
+  std::optional<ModuleRegistration> registration;  // set if a flat parameter replaces the unflattened parameters
+  std::vector<const void*> unhooked_params;        // parameters that are sharded by placement only (unhooked_modules.h)
+  std::shared_ptr<Schedule> schedule;              // of the module tree; created in the first forward, by the root
+  std::shared_ptr<void> ownership;                 // of its parameters (parameter_ownership.h)
+  bool summoned = false;                           // parameters are unsharded by summon_full_params()
+  DeviceMesh mesh = {};                            // flat parameter: the mesh over which it is sharded and replicated,
+  std::optional<int64_t> shard_axis = {};          // and the axis over which it is sharded; none with NO_SHARD
 };
 
-// Hooks up the modules, which must be able to have hooks and not be sharded yet. They keep the state alive.
-std::shared_ptr<ShardedModule> attach(std::vector<Module*> modules, std::shared_ptr<Turn> turn);
-inline std::shared_ptr<ShardedModule> attach(Module& module, std::shared_ptr<Turn> turn) {
-  return attach(std::vector<Module*>{&module}, std::move(turn));
+// Creates the state and puts hooks on the modules, which keep the state alive.
+// Requires: the modules can have hooks and are not sharded (check_can_attach).
+std::shared_ptr<ShardedModule> attach(std::vector<Module*> modules, std::shared_ptr<ScheduledGroup> scheduled);
+inline std::shared_ptr<ShardedModule> attach(Module& module, std::shared_ptr<ScheduledGroup> scheduled) {
+  return attach(std::vector<Module*>{&module}, std::move(scheduled));
 }
 
-// The same without hooks: only to be found. Keep: as long as the first of the modules lives; else somebody has to.
-std::shared_ptr<ShardedModule> list(std::vector<Module*> modules, std::shared_ptr<Turn> turn, bool keep);
+// Creates the state without hooks, so that find_sharded_module() returns it. With keep_alive it lives as long as the
+// first module; otherwise the caller keeps it alive.
+std::shared_ptr<ShardedModule> register_modules(std::vector<Module*> modules, std::shared_ptr<ScheduledGroup> scheduled,
+                                                bool keep_alive);
 
-std::shared_ptr<ShardedModule> find(const Module& module);  // null if it is not sharded
-// It and those below, outer ones first, each once.
-std::vector<std::shared_ptr<ShardedModule>> find_all(const Module& module);
-// Throws UsageError if the module, by itself, is sharded already or cannot have hooks.
+std::shared_ptr<ShardedModule> find_sharded_module(const Module& module);  // null if it is not sharded
+// The sharded modules at and below `module`, outer ones first, each once.
+std::vector<std::shared_ptr<ShardedModule>> find_sharded_modules(const Module& module);
+// Throws UsageError if the module itself is sharded already or cannot have hooks.
 void check_can_attach(const char* what, Module& module);
 
-// One call of a module that is sharded: `forward` with whole parameters. The hook of attach(); for methods beside
-// forward, which no hook sees.
+// Runs `forward` of a sharded module with unsharded parameters. attach() registers it as the forward hook. Also used
+// for methods other than forward, which have no hook.
 Tensors run(ShardedModule& sharded, const Module& module, const Tensors& inputs, const ForwardCall& forward);
 
 }  // namespace tessera::data_parallel::fsdp
 
 namespace tessera {
 
-// The modules in `module`, itself included, that were sharded; outer ones first.
+// The modules at and below `module` that are sharded, outer ones first.
 std::vector<const torch::nn::Module*> fsdp_modules(const torch::nn::Module& module);
 
 }  // namespace tessera

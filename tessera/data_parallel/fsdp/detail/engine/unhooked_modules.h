@@ -1,17 +1,15 @@
 #pragma once
 #include "tessera/data_parallel/fsdp/detail/engine/schedule.h"
-#include "tessera/data_parallel/fsdp/detail/engine/param_group.h"
 
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace tessera::data_parallel::fsdp {
 
-// Parameters of a module that cannot have hooks (a plain torch::nn one), sharded by their placement alone: each becomes
-// a distributed tensor that is gathered where an op uses it, in forward and in backward (dtensor/gather_at_use.h), and
-// whose gradient is reduced into this rank's piece as soon as it is there. No unit, and nothing is gathered ahead.
-// `members` as for a Unit. Of `turn`, which their hooks keep alive, `sync` counts.
-void shard_unhooked(const std::vector<Member>& members, const std::shared_ptr<Turn>& turn);
+// Shards the parameters of a module that cannot have hooks (a plain torch::nn module) by placement only. Each parameter
+// becomes a DTensor that is all-gathered by the op that uses it, in forward and in backward
+// (dtensor/detail/gather_at_use.h). Its gradient is reduced to this rank's shard when it is ready. No parameter
+// group is made, and nothing is prefetched. The parameters' hooks keep `scheduled` alive and read its `sync`.
+void shard_unhooked_params(const std::vector<FSDPParam>& params, const std::shared_ptr<ScheduledGroup>& scheduled);
 
 }  // namespace tessera::data_parallel::fsdp

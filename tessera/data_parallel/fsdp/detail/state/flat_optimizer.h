@@ -8,16 +8,20 @@
 
 namespace tessera::data_parallel::fsdp {
 
-// An optimizer of flat parameters, seen as one of the parameters they were made of: those that Originals stands in for.
-// One of pieces (use_orig_params) likewise. Others are passed through.
+// Shows the state of an optimizer of flat parameters per unflattened parameter: UnflattenedParameters has the meta
+// tensors that identify them. With use_orig_params it shows the state of local shards as state of entire parameters.
+// Other parameters are passed through.
 class FlatOptimizer final : public OptimizerAccess {
  public:
-  // Requires: both outlive it.
-  FlatOptimizer(OptimizerAccess& optimizer, const Originals& originals, Form form);
+  // Requires: `optimizer` and `unflattened` outlive it.
+  FlatOptimizer(OptimizerAccess& optimizer, const UnflattenedParameters& unflattened, StateDictForm form);
 
-  void gather();                            // before state(): every row whole, by name, in its form. All ranks call it
-  void check(const StateDict& dict) const;  // before loading: UsageError for what one flat parameter cannot have
-  void finish();                            // after loading: flat parameters get what set_state() brought
+  // Before state(): gathers the optimizer state and converts it. All ranks call it.
+  void gather();
+  // Before loading: throws UsageError if parameters of one flat parameter have different scalars (step).
+  void check(const StateDict& dict) const;
+  // After loading: gives each flat parameter the state that set_state() collected.
+  void finish();
 
   std::string kind() const override { return optimizer_.kind(); }
   std::vector<std::vector<at::Tensor>> groups() const override;
@@ -26,38 +30,38 @@ class FlatOptimizer final : public OptimizerAccess {
   void check_options(size_t group, const StateDict& options) const override {
     optimizer_.check_options(group, options);
   }
-  std::vector<Row> rows() const override { return optimizer_.rows(); }
+  std::vector<OptimizerAccess::Row> rows() const override { return optimizer_.rows(); }
   bool has_rows_from_the_start() const override { return optimizer_.has_rows_from_the_start(); }
   StateDict state(const at::Tensor& parameter) const override;
-  void set_state(const at::Tensor& parameter, StateDict rows) override;
+  void set_state(const at::Tensor& parameter, StateDict state) override;
 
  private:
-  // A flat unit that the optimizer has, as one parameter or as its members.
-  struct Part {
+  // A group with a flat layout whose flat parameter, or whose parameters, the optimizer has.
+  struct FlatGroup {
     std::shared_ptr<ShardedModule> sharded;
-    const Tensors* stand_ins;
-    std::vector<StateDict> gathered;  // by member
-    StateDict loaded;                 // rows like the shard
-    bool touched = false;
+    const Tensors* meta_params;
+    std::vector<StateDict> gathered;  // per parameter
+    StateDict loaded;                 // state of the flat parameter
+    bool has_loaded = false;
 
-    const Unit& unit() const { return *sharded->turn->unit; }
-    bool is_one() const { return unit().options().flat_parameter; }
+    const ParamGroup& group() const { return sharded->group(); }
+    bool has_flat_parameter() const { return group().options().flat_parameter; }  // false: use_orig_params
   };
-  struct Place {
-    size_t part, member;
+  struct ParamIndex {
+    size_t flat_group, param;
   };
 
-  void gather_flat(Part& part) const;
-  void gather_pieces(Part& part) const;
-  void set_pieces(const Part& part, size_t member, const StateDict& rows);
-  void set_flat(Part& part, size_t member, const StateDict& rows);
+  void gather_flat(FlatGroup& flat_group) const;
+  void gather_local_shards(FlatGroup& flat_group) const;
+  void set_local_shards(const FlatGroup& flat_group, size_t param, const StateDict& state);
+  void set_flat(FlatGroup& flat_group, size_t param, const StateDict& state);
 
   OptimizerAccess& optimizer_;
-  Form form_;
-  const Originals& originals_;
-  std::vector<Part> parts_;
-  std::unordered_map<const void*, Place> places_;               // by stand-in
-  std::unordered_map<const void*, std::vector<Place>> inside_;  // by the optimizer's own parameter
+  StateDictForm form_;
+  const UnflattenedParameters& unflattened_;
+  std::vector<FlatGroup> flat_groups_;
+  std::unordered_map<const void*, ParamIndex> by_meta_param_;
+  std::unordered_map<const void*, std::vector<ParamIndex>> by_optimizer_param_;
 };
 
 }  // namespace tessera::data_parallel::fsdp

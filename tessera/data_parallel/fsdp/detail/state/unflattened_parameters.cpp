@@ -1,101 +1,102 @@
 #include "tessera/data_parallel/fsdp/detail/state/unflattened_parameters.h"
 
 #include "tessera/base/error.h"
-#include "tessera/data_parallel/fsdp/detail/state/gather_shard.h"
 #include "tessera/data_parallel/fsdp/detail/engine/joint_spec.h"
+#include "tessera/data_parallel/fsdp/detail/state/gather_shard.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/module_tree.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <unordered_map>
 
 namespace tessera::data_parallel::fsdp {
 namespace {
 
-at::Tensor stand_in(const Unit& unit, size_t i) {
-  const auto& member = unit.members()[i];
-  const auto options = at::TensorOptions(at::kMeta).dtype(unit.flat().scalar_type());
-  return as_whole(member, at::empty(unit.layout().sizes(i), options));
+at::Tensor make_meta_param(const ParamGroup& group, size_t i) {
+  const auto options = at::TensorOptions(at::kMeta).dtype(group.flat_param().scalar_type());
+  return wrap_unsharded(group.params()[i], at::empty(group.layout().sizes(i), options));
 }
 
-// A member that lies over other axes too: over all of them at once, cut once more along dim 0. Undefined where no
-// placements say that: the meshes are not of one, or pieces are uneven in another way.
-at::Tensor cut_over_both(const ShardedModule& sharded, const Member& member, const at::Tensor& whole) {
+// For a parameter that is also distributed over other axes: shards its local tensor along dim 0 and returns a DTensor
+// over all axes. Undefined if no placements describe that: the meshes have no common root, or shards are uneven.
+at::Tensor shard_over_both(const ShardedModule& sharded, const FSDPParam& param, const at::Tensor& unsharded) {
   if (!sharded.shard_axis) return {};
   SpecRef joint;
   try {
-    joint = joint_spec(member.name, *member.outer, sharded.mesh, 0);
+    joint = joint_spec(param.name, *param.unsharded_spec, sharded.mesh, 0);
   } catch (const UsageError&) {
     return {};
   }
   const auto spec =
-      intern(joint->mesh, joint->placements, joint->sizes, joint->strides, whole.scalar_type(), whole.device());
-  const auto runs = shard_runs(Shard(0), whole.size(0), sharded.mesh.size(*sharded.shard_axis),
+      intern(joint->mesh, joint->placements, joint->sizes, joint->strides, unsharded.scalar_type(), unsharded.device());
+  const auto runs = shard_runs(Shard(0), unsharded.size(0), sharded.mesh.size(*sharded.shard_axis),
                                sharded.mesh.get_local_rank(*sharded.shard_axis));
-  const auto mine = runs.empty() ? Run{0, 0} : runs[0];
-  return tessera::detail::wrap(whole.narrow(0, mine.begin, mine.end - mine.begin).clone(), spec);
+  const auto local = runs.empty() ? Run{0, 0} : runs[0];
+  return tessera::detail::wrap(unsharded.narrow(0, local.begin, local.end - local.begin).clone(), spec);
 }
 
 }  // namespace
 
-Originals::Originals(torch::nn::Module& module) {
-  std::unordered_map<const void*, FlatMember> members;
-  std::unordered_map<const void*, at::Tensor> tensors;
-  const auto all = find_all(module);
-  for (const auto& sharded : all) {
-    TESSERA_CHECK(!sharded->summoned, UsageError, "a state dict was asked for inside of summon_full_params(), of ",
-                  class_name(*sharded->module), "; ask outside of it");
-    const auto& unit = sharded->turn->unit;
-    unit->close();
-    if (unit->members().empty() || !unit->layout().is_flat()) continue;
-    units.push_back(sharded);
-    stand_ins.emplace_back();
-    for (size_t i = 0; i < unit->members().size(); i++) {
-      const auto* impl = unit->members()[i].handle.unsafeGetTensorImpl();
-      stand_ins.back().push_back(stand_in(*unit, i));
-      members.emplace(impl, FlatMember{sharded, i});
-      tensors.emplace(impl, stand_ins.back().back());
+UnflattenedParameters::UnflattenedParameters(torch::nn::Module& module) {
+  std::unordered_map<const void*, FlatParamRef> refs;
+  for (const auto& sharded : find_sharded_modules(module)) {
+    TESSERA_CHECK(!sharded->summoned, UsageError, "the state dict of ", class_name(*sharded->module),
+                  " was requested inside summon_full_params(); request it outside");
+    auto& group = sharded->group();
+    group.reshard();
+    if (group.params().empty() || !group.layout().is_flat()) continue;
+    flat_modules.push_back(sharded);
+    meta_params.emplace_back();
+    for (size_t i = 0; i < group.params().size(); i++) {
+      meta_params.back().push_back(make_meta_param(group, i));
+      refs.emplace(group.params()[i].tensor.unsafeGetTensorImpl(), FlatParamRef{sharded, i});
     }
   }
-  for (const auto& sharded : units)
-    if (sharded->registration) sharded->registration->show_originals();
+  for (const auto& sharded : flat_modules)
+    if (sharded->registration) sharded->registration->register_unflattened();
   slots = tessera::detail::slots_of(module);
-  for (const auto& sharded : units)
-    if (sharded->registration) sharded->registration->show_flat();
+  for (const auto& sharded : flat_modules)
+    if (sharded->registration) sharded->registration->register_flat();
   for (auto& slot : slots) {
-    const auto found = members.find(slot.tensor.unsafeGetTensorImpl());
-    flat.push_back(found == members.end() ? FlatMember{} : found->second);
-    if (found != members.end()) slot.tensor = tensors.at(found->first);
+    const auto found = refs.find(slot.tensor.unsafeGetTensorImpl());
+    flat_refs.push_back(found == refs.end() ? FlatParamRef{} : found->second);
+    if (found == refs.end()) continue;
+    const auto& [sharded, index] = found->second;
+    const auto at = std::find(flat_modules.begin(), flat_modules.end(), sharded) - flat_modules.begin();
+    slot.tensor = meta_params[static_cast<size_t>(at)][index];
   }
 }
 
-at::Tensor Form::plain(const at::Tensor& value) const {
+at::Tensor StateDictForm::convert(const at::Tensor& value) const {
   const at::NoGradGuard no_grad;
-  auto made = value.detach();
-  if (full) made = is_dtensor(made) ? DTensor(made).full_tensor() : made.clone();
-  return to_cpu ? made.cpu() : made;
+  auto converted = value.detach();
+  if (full) converted = is_dtensor(converted) ? DTensor(converted).full_tensor() : converted.clone();
+  return to_cpu ? converted.cpu() : converted;
 }
 
-at::Tensor Form::flat(const ShardedModule& sharded, const Member& member, const at::Tensor& whole) const {
+at::Tensor StateDictForm::convert_flat(const ShardedModule& sharded, const FSDPParam& param,
+                                       const at::Tensor& unsharded) const {
   const at::NoGradGuard no_grad;
-  at::Tensor made;
+  at::Tensor converted;
   if (full) {
-    made = member.outer ? DTensor(as_whole(member, whole)).full_tensor() : whole.clone();
-  } else if (member.outer) {
-    made = cut_over_both(sharded, member, whole);
-    if (!made.defined()) made = as_whole(member, whole.clone());
+    converted = param.unsharded_spec ? DTensor(wrap_unsharded(param, unsharded)).full_tensor() : unsharded.clone();
+  } else if (param.unsharded_spec) {
+    converted = shard_over_both(sharded, param, unsharded);
+    if (!converted.defined()) converted = wrap_unsharded(param, unsharded.clone());
   } else {
     Placements placements(static_cast<size_t>(sharded.mesh.ndim()), Replicate());
     if (sharded.shard_axis) placements[static_cast<size_t>(*sharded.shard_axis)] = Shard(0);
-    const auto spec = intern(sharded.mesh, placements, whole.sizes(), tessera::contiguous_strides(whole.sizes()),
-                             whole.scalar_type(), whole.device());
+    const auto spec =
+        intern(sharded.mesh, placements, unsharded.sizes(), tessera::contiguous_strides(unsharded.sizes()),
+               unsharded.scalar_type(), unsharded.device());
     const auto runs = spec->runs(0);
     const int64_t begin = runs.empty() ? 0 : runs[0].begin;
-    made = tessera::detail::wrap(whole.narrow(0, begin, spec->local_sizes[0]).clone(), spec);
+    converted = tessera::detail::wrap(unsharded.narrow(0, begin, spec->local_sizes[0]).clone(), spec);
   }
-  return to_cpu ? made.cpu() : made;
+  return to_cpu ? converted.cpu() : converted;
 }
 
 }  // namespace tessera::data_parallel::fsdp

@@ -5,35 +5,36 @@
 #include <memory>
 #include <vector>
 
-// A module's parameters as they were before it was made flat: for state dicts.
 namespace tessera::data_parallel::fsdp {
 
-struct FlatMember {
-  std::shared_ptr<ShardedModule> sharded = {};  // null: not a part of a flat parameter
+// A parameter of a group with a flat layout.
+struct FlatParamRef {
+  std::shared_ptr<ShardedModule> sharded = {};  // null: the tensor is not part of a flat parameter
   size_t index = 0;
 
-  const Unit& unit() const { return *sharded->turn->unit; }
-  const Member& member() const { return unit().members()[index]; }
+  const ParamGroup& group() const { return sharded->group(); }
+  const FSDPParam& param() const { return group().params()[index]; }
 };
 
-// All names of the module, with its buffers. The tensor of a part of a flat parameter is a stand-in without memory that
-// has its shape, and lies over other axes as it does. Units are closed: parameters are sharded afterwards.
-struct Originals {
-  explicit Originals(torch::nn::Module& module);
+// The names, parameters and buffers of a module as before flattening, for state dicts. The slot of a flattened
+// parameter has a meta tensor of the parameter's shape and unsharded_spec. The constructor reshards all groups.
+struct UnflattenedParameters {
+  explicit UnflattenedParameters(torch::nn::Module& module);
 
   std::vector<tessera::detail::ModuleSlot> slots;
-  std::vector<FlatMember> flat;                       // by slot
-  std::vector<std::shared_ptr<ShardedModule>> units;  // the flat ones, outer ones first
-  std::vector<Tensors> stand_ins;                     // by unit, by member
+  std::vector<FlatParamRef> flat_refs;                       // per slot
+  std::vector<std::shared_ptr<ShardedModule>> flat_modules;  // modules with a flat layout, outer ones first
+  std::vector<Tensors> meta_params;                          // the meta tensors, per flat module and parameter
 };
 
-// How a value goes into a state dict.
-struct Form {
+// Converts values to the form in which a state dict has them.
+struct StateDictForm {
   bool full, to_cpu;
 
-  at::Tensor plain(const at::Tensor& value) const;  // of something that is not flat: `value` itself, if it may be
-  // `whole`: what this rank computes with of a member. All ranks call it, in the same order.
-  at::Tensor flat(const ShardedModule& sharded, const Member& member, const at::Tensor& whole) const;
+  // For a value that is not flattened. Returns an alias of `value` if possible.
+  at::Tensor convert(const at::Tensor& value) const;
+  // For a flattened parameter: `unsharded` is this rank's local tensor of it. All ranks call it in the same order.
+  at::Tensor convert_flat(const ShardedModule& sharded, const FSDPParam& param, const at::Tensor& unsharded) const;
 };
 
 }  // namespace tessera::data_parallel::fsdp

@@ -1,8 +1,8 @@
-#include "tessera/data_parallel/detail/per_parameter.h"
+#include "tessera/data_parallel/detail/per_parameter_reducer.h"
 
-#include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/core/grad_mode.h>
 

@@ -8,8 +8,8 @@
 
 namespace tessera::data_parallel {
 
-// The mean of each gradient by itself, as soon as it is there: nothing for a person, everything for a compiler, which
-// groups the collectives as it sees fit (div, tessera::all_reduce, tessera::wait, copy_ for each parameter).
+// All-reduces each gradient separately when it is ready (PyTorch: optimize_ddp = "python_reducer"). The ops (div,
+// tessera::all_reduce, tessera::wait, copy_ for each parameter) are meant for a compiler that fuses the collectives.
 class PerParameterReducer {
  public:
   PerParameterReducer(NamedTensors parameters, comm::Group group);
@@ -17,7 +17,7 @@ class PerParameterReducer {
   PerParameterReducer(const PerParameterReducer&) = delete;
 
   void set_sync(bool sync) { sync_ = sync; }
-  void add_hook(CommHook hook) { hooks_.push_back(std::move(hook)); }  // each sees a bucket of one gradient
+  void add_hook(CommHook hook) { hooks_.push_back(std::move(hook)); }  // each gets buckets of one gradient
 
  private:
   void reduce(size_t i);

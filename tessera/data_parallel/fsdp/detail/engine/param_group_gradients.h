@@ -1,0 +1,88 @@
+#pragma once
+#include "tessera/nn/grad_hooks.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace tessera::data_parallel::fsdp {
+
+class ParamGroup;
+
+// The gradients of one ParamGroup: accumulates unsharded gradients, reduce-scatters them in one buffer, all-reduces the
+// result over replicas (HSDP) and sets .grad of the sharded parameters.
+//
+//   begin_backward()        moves .grad to the saved gradients
+//   (autograd)              each gradient becomes ready; the last one notifies the schedule
+//   reduce_scatter()        posts the reduce-scatter over shard_group
+//   all_reduce()            waits for it and posts the all-reduce over replicate_group
+//   wait_for_reduction()    adds the saved gradients and sets .grad
+//
+// It reads its ParamGroup and writes only to .grad of the group's tensors.
+class ParamGroupGradients {
+ public:
+  // Registers gradient hooks on the parameters. Requires: `group` outlives this object.
+  explicit ParamGroupGradients(ParamGroup& group);
+  ~ParamGroupGradients();
+  ParamGroupGradients(const ParamGroupGradients&) = delete;
+
+  void begin_backward();  // starts a backward that may reach the group
+  bool in_backward() const { return in_backward_; }
+  bool is_waiting() const { return in_backward_ && num_pending_ > 0; }  // some gradients are not ready
+  // Starts the reduce-scatter of the gradients received so far. With all_reduce = false the all-reduce over replicas is
+  // deferred to the next call.
+  void reduce_scatter(bool all_reduce = true);
+  void all_reduce();          // waits for the reduce-scatter and starts the all-reduce over replicas
+  void wait_for_reduction();  // waits, adds the saved gradients, and sets .grad
+  bool is_reducing() const { return reduced_.defined(); }
+  void end_backward();  // without a reduction: ready gradients stay for the next backward
+  void abandon();       // after an error: frees all gradients and restores the saved .grad
+
+  // What a sharded group keeps from one backward to the next.
+  struct State {
+    std::vector<at::Tensor> unsharded_grads;  // not reduced
+    std::vector<char> ready;                  // which parameters have one
+    at::Tensor deferred_all_reduce;           // reduce-scattered, not all-reduced
+    std::vector<char> deferred;               // which parameters are in it
+    std::optional<double> divide_factor;
+  };
+  State state() const;
+  void restore(const State& state);
+
+  // Sets .grad of the flat parameter to the buffer that the parameters' .grad are views of, or to none if there is no
+  // such buffer. For code that sets the parameters' .grad without a backward.
+  void find_flat_param_grad();
+  // Frees .grad of the flat parameter after zero_grad() freed .grad of all parameters, which are views of it.
+  void drop_unused_flat_param_grad();
+
+  // Divisor of the gradient sum; none: the number of ranks.
+  void set_divide_factor(std::optional<double> factor) { divide_factor_ = factor; }
+
+ private:
+  void gradient_ready(size_t i);
+  bool any_ready() const;
+  void free_unsharded_grads();
+  void accumulate(const at::Tensor& reduced_shard);
+  bool accumulate_in_place(const at::Tensor& reduced_shard);
+  void restore_saved_grads();
+  double divide_factor() const;
+  double predivide_factor(c10::ScalarType dtype) const;
+
+  ParamGroup& group_;
+  std::vector<GradHookHandle> hooks_;
+  bool in_backward_ = false;
+  size_t num_pending_ = 0;  // gradients that this backward has not computed yet
+  std::optional<double> divide_factor_;
+  std::vector<at::Tensor> unsharded_grads_;  // per parameter, in shard order
+  std::vector<char> ready_;                  // per parameter: unsharded_grads_ has its gradient
+  at::Tensor reduced_;                       // output of the collective in flight
+  enum class InFlight : uint8_t { None, ReduceScatter, AllReduce } in_flight_ = InFlight::None;
+  bool all_reduce_ = true;
+  at::Tensor deferred_all_reduce_;       // reduce-scattered gradients that wait for their all-reduce
+  std::vector<char> deferred_;           // per parameter: its gradient is in a reduction or in deferred_all_reduce_
+  std::vector<at::Tensor> saved_grads_;  // per parameter: .grad from before this backward
+};
+
+}  // namespace tessera::data_parallel::fsdp
