@@ -3,7 +3,7 @@
 #include "tessera/base/detail/child_process.h"
 #include "tessera/base/error.h"
 #include "tessera/base/detail/settings.h"
-#include "tessera/cli/where.h"
+#include "tessera/cli/paths.h"
 
 #include <filesystem>
 #include <nlohmann/json.hpp>

@@ -1,7 +1,7 @@
 // The benches are a program of their own beside this one, so that nobody who trains has to wait until they are built.
 #include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/where.h"
+#include "tessera/cli/paths.h"
 
 #include <unistd.h>
 

@@ -49,7 +49,7 @@ PlanRequest request_from(const Arguments& arguments) {
 void plan_a_training(const Arguments& arguments) {
   const auto config = arguments.flags.config();
   const int64_t ranks = arguments.ranks ? *arguments.ranks : std::max<int64_t>(1, train::ranks_of(config.parallel));
-  const auto reasons = train::reasons_against(config, ranks);
+  const auto reasons = train::config_errors(config, ranks);
   std::string list;
   for (const auto& reason : reasons) list += "\n  " + reason;
   TESSERA_CHECK(reasons.empty(), UsageError, "this cannot run:", list);

@@ -10,7 +10,7 @@
 #include "tessera/nn/deferred_init.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
-#include "tessera/train/detail/table.h"
+#include "tessera/train/detail/text_table.h"
 
 #include <ATen/ops/zeros.h>
 

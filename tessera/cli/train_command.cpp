@@ -5,7 +5,7 @@
 #include "tessera/cli/train_run.h"
 #include "tessera/comm/environment.h"
 #include "tessera/launch/launcher.h"
-#include "tessera/train/detail/config_rows.h"
+#include "tessera/train/detail/config_options.h"
 #include "tessera/train/detail/loader.h"
 #include "tessera/train/trainer.h"
 
@@ -18,7 +18,7 @@
 namespace tessera::cli {
 namespace {
 
-using train::OptionRow;
+using train::OptionInfo;
 using train::TrainConfig;
 
 // What a config says beyond the defaults, as flags: for the ranks.
@@ -26,9 +26,9 @@ std::vector<std::string> flags_of(const TrainConfig& config) {
   std::map<std::string, std::string> usual;
   const TrainConfig defaults;
   train::visit_options(defaults,
-                       [&](const OptionRow& row, const auto& value) { usual[row.key] = train::option_text(value); });
+                       [&](const OptionInfo& row, const auto& value) { usual[row.key] = train::option_text(value); });
   std::vector<std::string> flags;
-  train::visit_options(config, [&](const OptionRow& row, const auto& value) {
+  train::visit_options(config, [&](const OptionInfo& row, const auto& value) {
     if (const auto text = train::option_text(value); usual[row.key] != text)
       flags.push_back("--" + std::string(row.key) + "=" + text);
   });

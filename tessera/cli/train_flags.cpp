@@ -1,14 +1,14 @@
 #include "tessera/cli/train_flags.h"
 
 #include "tessera/cli/train_config_file.h"
-#include "tessera/train/detail/config_rows.h"
+#include "tessera/train/detail/config_options.h"
 
 namespace tessera::cli {
 
 void TrainFlags::add_to(CLI::App& command) {
   command.add_option("--config", file_, "A TOML file; flags go before what it says");
   const train::TrainConfig defaults;
-  train::visit_options(defaults, [&](const train::OptionRow& row, const auto& value) {
+  train::visit_options(defaults, [&](const train::OptionInfo& row, const auto& value) {
     const std::string name(row.short_flag), key(row.key), dotted = "--" + key;
     CLI::Option* option = nullptr;
     if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, bool>) {

@@ -251,7 +251,7 @@ TEST_F(Run, ATakenPortIsReported) {
   options.command[2] = "exec \"$TESSERA\" run -n 1 --rdzv 127.0.0.1:" + free_port + " -- true";
   setenv("TESSERA", TESSERA_PROGRAM, 1);
   const auto result = ran(options);
-  EXPECT_EQ(result.code, 2);
+  EXPECT_EQ(result.code, 1);
   EXPECT_SAYS(result.err, "cannot listen on 127.0.0.1:" + free_port + ": Address already in use");
   EXPECT_SAYS(result.err, "choose another one");
 }

@@ -3,7 +3,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/testing/expect_error.h"
-#include "tessera/train/detail/network.h"
+#include "tessera/train/detail/language_model.h"
 #include "tessera/train/detail/train_step.h"
 
 #include <gtest/gtest.h>

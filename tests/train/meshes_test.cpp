@@ -1,7 +1,7 @@
 // The same training on any mesh: the same weights to start with, to the bit, and the same losses.
 #include "tessera/base/error.h"
 #include "tessera/testing/expect_error.h"
-#include "tessera/train/detail/checksum.h"
+#include "tessera/train/detail/check_replicas.h"
 #include "tessera/train/plan.h"
 #include "tests/train/tiny_run.h"
 
@@ -71,7 +71,7 @@ TEST(Meshes, ARankWithoutGradientIsNoticed) {
     unguarded.guard.checksum_every = 0;
     const auto zeroed = run(unguarded, mesh, [](Trainer& trainer, const Rank& me) {
       if (me.rank != 1) return;
-      for (const auto& p : trainer.layout().module().parameters())
+      for (const auto& p : trainer.model().module().parameters())
         p.register_hook([](const at::Tensor& gradient) { return gradient * 0; });
     });
     EXPECT_NEAR(zeroed.losses[0], alone.losses[0], 1e-5 * alone.losses[0]);  // nothing was updated yet
@@ -102,11 +102,11 @@ TEST(Checksum, FindsARankThatHasDrifted) {
   config.parallel.mesh = "dp=2,tp=2";
   run_ranks(4, [&](Rank& me) {
     Trainer trainer(config, me.world);
-    const auto compare = [&] { check_replicas(trainer.layout().module(), trainer.layout().mesh(), "now"); };
+    const auto compare = [&] { check_replicas(trainer.model().module(), trainer.model().mesh(), "now"); };
     EXPECT_NO_THROW(compare());
     if (me.rank == 3) {
       const at::NoGradGuard no_grad;
-      auto weight = trainer.layout().module().named_parameters()["h.1.mlp.c_fc.weight"];
+      auto weight = trainer.model().module().named_parameters()["h.1.mlp.c_fc.weight"];
       DTensor(weight.detach()).to_local()[0][0] += 1e-6;
     }
     const bool beside = me.rank % 2 == 1;  // in the column of rank 3

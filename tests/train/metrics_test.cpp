@@ -6,7 +6,7 @@
 #include "tessera/train/detail/device.h"
 #include "tessera/train/detail/event_file.h"
 #include "tessera/train/detail/metrics_file.h"
-#include "tessera/train/detail/sentinel.h"
+#include "tessera/train/detail/loss_monitor.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -162,27 +162,27 @@ TEST(EventFile, HasTorchtitansTags) {
   EXPECT_SAYS(records[2], "validation_metrics/loss");
 }
 
-using Action = Sentinel::Action;
+using Action = LossMonitor::Action;
 
-TEST(Sentinel, StopsOrSkipsWhatIsNoNumber) {
+TEST(LossMonitor, StopsOrSkipsWhatIsNoNumber) {
   const double nan = std::nan(""), inf = INFINITY;
-  EXPECT_EQ(Sentinel({}).look(1, 1), Sentinel::Verdict());
-  EXPECT_EQ(Sentinel({}).look(nan, 1), (Sentinel::Verdict{Action::Stop, "the loss is nan"}));
-  EXPECT_EQ(Sentinel({.on_nan = "skip"}).look(1, inf), (Sentinel::Verdict{Action::Skip, "the gradient's norm is inf"}));
-  EXPECT_EQ(Sentinel({.on_nan = "ignore"}).look(nan, 1).action, Action::Go);
-  EXPECT_EQ(Sentinel({}).look(1, inf, /*norm_may_overflow=*/true), Sentinel::Verdict());
+  EXPECT_EQ(LossMonitor({}).look(1, 1), LossMonitor::Verdict());
+  EXPECT_EQ(LossMonitor({}).look(nan, 1), (LossMonitor::Verdict{Action::Stop, "the loss is nan"}));
+  EXPECT_EQ(LossMonitor({.on_nan = "skip"}).look(1, inf), (LossMonitor::Verdict{Action::Skip, "the gradient's norm is inf"}));
+  EXPECT_EQ(LossMonitor({.on_nan = "ignore"}).look(nan, 1).action, Action::Go);
+  EXPECT_EQ(LossMonitor({}).look(1, inf, /*norm_may_overflow=*/true), LossMonitor::Verdict());
 }
 
-TEST(Sentinel, KnowsASpikeFromTheNoise) {
-  Sentinel sentinel({.on_spike = "skip", .spike = 5});
-  EXPECT_EQ(sentinel.look(100, 1).action, Action::Go);  // too early to tell
-  for (int i = 0; i < 200; i++) EXPECT_EQ(sentinel.look(2 + 0.1 * (i % 2), 1).action, Action::Go) << i;
-  const auto verdict = sentinel.look(4, 1);
+TEST(LossMonitor, KnowsASpikeFromTheNoise) {
+  LossMonitor loss_monitor({.on_spike = "skip", .spike = 5});
+  EXPECT_EQ(loss_monitor.look(100, 1).action, Action::Go);  // too early to tell
+  for (int i = 0; i < 200; i++) EXPECT_EQ(loss_monitor.look(2 + 0.1 * (i % 2), 1).action, Action::Go) << i;
+  const auto verdict = loss_monitor.look(4, 1);
   EXPECT_EQ(verdict.action, Action::Skip);
   EXPECT_SAYS(verdict.reason, "the loss is 4, ");
   EXPECT_SAYS(verdict.reason, "standard deviations above the mean of the last 128, 2.05");
-  EXPECT_EQ(sentinel.look(1, 1).action, Action::Go);  // downwards is no spike
-  EXPECT_EQ(Sentinel({}).look(1e30, 1).action, Action::Go);
+  EXPECT_EQ(loss_monitor.look(1, 1).action, Action::Go);  // downwards is no spike
+  EXPECT_EQ(LossMonitor({}).look(1e30, 1).action, Action::Go);
 }
 
 }  // namespace

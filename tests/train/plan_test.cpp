@@ -89,15 +89,15 @@ TEST(TrainPlan, OfRanksThatAreNotThere) {
 
 TEST(TrainPlan, SaysWhyNot) {
   auto config = tiny();
-  EXPECT_TRUE(reasons_against(config, 4).empty());
+  EXPECT_TRUE(config_errors(config, 4).empty());
   config.parallel.mesh = "dp=3,tp=4";
-  const auto reasons = reasons_against(config, 12);
+  const auto reasons = config_errors(config, 12);
   ASSERT_EQ(reasons.size(), 2u);
   EXPECT_SAYS(reasons[0], "a batch of 8 samples does not divide by 3 data-parallel ranks");
   EXPECT_SAYS(reasons[1], "gpt-tiny has 2 heads, which tp=4 does not divide");
   EXPECT_ERROR(UsageError, plan_training(config, 12), "a batch of 8");
-  ASSERT_EQ(reasons_against(config, 8).size(), 1u);
-  EXPECT_SAYS(reasons_against(config, 8)[0], "has 12 ranks, and 8 are there");
+  ASSERT_EQ(config_errors(config, 8).size(), 1u);
+  EXPECT_SAYS(config_errors(config, 8)[0], "has 12 ranks, and 8 are there");
   EXPECT_ERROR(UsageError, plan_training(config, 0), "at least one");
 }
 

@@ -49,7 +49,7 @@ inline Run run(TrainConfig config, const std::string& mesh, const Change& change
     const CompileScope without_a_compiler({.codegen = false});
     Trainer trainer(config, me.world);
     Run mine;
-    for (const auto& item : trainer.layout().module().named_parameters())
+    for (const auto& item : trainer.model().module().named_parameters())
       mine.weights.emplace_back(item.key(), whole(item->detach()).clone());
     if (change) change(trainer, me);
     for (int64_t i = 0; i < config.training.steps; i++) {

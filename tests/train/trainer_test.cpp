@@ -123,7 +123,7 @@ TEST(Trainer, DrawsTheSameTextOnEveryMesh) {
 at::Tensor gradient_factor(Trainer& trainer, const Rank& me) {
   auto factor = at::ones({});
   if (me.rank == 0)
-    trainer.layout().module().parameters()[0].register_hook(
+    trainer.model().module().parameters()[0].register_hook(
         [factor](const at::Tensor& gradient) { return gradient * factor; });
   return factor;
 }
@@ -142,17 +142,17 @@ TEST(Trainer, AStepThatIsNoNumberIsSkippedOrTheLast) {
         Trainer trainer(config, me.world);
         auto factor = gradient_factor(trainer, me);
         trainer.step();
-        const auto weight = trainer.layout().module().parameters()[0].detach().clone();
+        const auto weight = trainer.model().module().parameters()[0].detach().clone();
         factor.fill_(std::nan(""));
         const auto second = trainer.step();
         EXPECT_EQ(second.verdict.reason, "the gradient's norm is nan");
         EXPECT_EQ(second.metrics.skipped, "the gradient's norm is nan");
-        EXPECT_EQ(second.verdict.action, action == "skip" ? Sentinel::Action::Skip : Sentinel::Action::Stop);
-        EXPECT_TRUE(at::equal(trainer.layout().module().parameters()[0].detach(), weight));
+        EXPECT_EQ(second.verdict.action, action == "skip" ? LossMonitor::Action::Skip : LossMonitor::Action::Stop);
+        EXPECT_TRUE(at::equal(trainer.model().module().parameters()[0].detach(), weight));
         if (action == "stop") return;
         factor.fill_(1);
-        EXPECT_EQ(trainer.step().verdict, Sentinel::Verdict());
-        EXPECT_FALSE(at::equal(trainer.layout().module().parameters()[0].detach(), weight));
+        EXPECT_EQ(trainer.step().verdict, LossMonitor::Verdict());
+        EXPECT_FALSE(at::equal(trainer.model().module().parameters()[0].detach(), weight));
       });
     }
   struct BreakSecondStep final : MetricsSink {

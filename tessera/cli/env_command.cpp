@@ -1,6 +1,6 @@
 #include "tessera/base/detail/settings.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/where.h"
+#include "tessera/cli/paths.h"
 #include "tessera/comm/backends.h"
 #include "tessera/comm/detail/backend_choice.h"
 #include "tessera/comm/environment.h"

@@ -1,4 +1,4 @@
-#include "tessera/cli/where.h"
+#include "tessera/cli/paths.h"
 
 #include <c10/core/DispatchKey.h>
 #include <dlfcn.h>
