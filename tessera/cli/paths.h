@@ -3,7 +3,7 @@
 
 namespace tessera::cli {
 
-std::filesystem::path program_path();   // the running program
-std::filesystem::path libtorch_path();  // the folder that has include/ and lib/ of the LibTorch in this process
+std::filesystem::path program_path();   // of this executable
+std::filesystem::path libtorch_path();  // folder with include/ and lib/ of the loaded LibTorch
 
 }  // namespace tessera::cli

@@ -2,12 +2,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/detail/nearest_names.h"
-#include "tessera/tensor_parallel/detail/plan_text.h"
 #include "tessera/train/detail/config_options.h"
+#include "tessera/train/detail/plan_file.h"
 
 #include <charconv>
-#include <fstream>
-#include <iterator>
 #include <ostream>
 #include <vector>
 
@@ -69,7 +67,7 @@ void set_option(TrainConfig& config, std::string_view key, const std::string& te
   });
   if (found) return;
   const auto near = did_you_mean(std::string(key), keys);
-  TESSERA_FAIL(UsageError, "there is no option '", key, "'",
+  TESSERA_FAIL(UsageError, "unknown option '", key, "'",
                near.empty() ? "; tessera train --print-config lists them" : "; " + near);
 }
 
@@ -87,11 +85,7 @@ std::ostream& operator<<(std::ostream& out, const TrainConfig& config) {
 }
 
 Plan tensor_parallel_plan(const TrainConfig& config) {
-  if (const auto& file = config.parallel.tp_plan; !file.empty()) {
-    std::ifstream in(file);
-    TESSERA_CHECK(in, UsageError, "cannot read the plan file '", file, "'");
-    return parse_plan(std::string(std::istreambuf_iterator<char>(in), {}));
-  }
+  if (const auto& file = config.parallel.tp_plan; !file.empty()) return read_plan_file(file);
   return models::tensor_parallel_plan(
       model_config(config.model),
       {.sequence_parallel = config.parallel.sequence_parallel, .loss_parallel = config.parallel.loss_parallel});

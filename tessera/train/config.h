@@ -154,8 +154,8 @@ models::Config model_config(const ModelOptions& options);
 int64_t sequence_length(const TrainConfig& config);
 
 // The mesh shape for this number of ranks, with the axes in the order dp, fsdp, tp.
-// Has the axes that parallel.mesh names. bf16 and fp16 need fsdp for mixed precision, so they add an axis fsdp of one
-// rank if there is none.
+// Has the axes that parallel.mesh names. bf16 and fp16 need fsdp for mixed precision, so they add an axis fsdp of size
+// 1 if it is missing.
 // Throws UsageError if the mesh has another number of ranks or another axis.
 MeshShape mesh_shape(const TrainConfig& config, int64_t ranks);
 // Ranks of parallel.mesh; 0 if it is empty.

@@ -18,7 +18,7 @@ const TrainConfig& checked(const TrainConfig& config, const World& world) {
   check(config, world.size());
   TESSERA_CHECK(config.checkpoint.every == 0 || !checkpoint_folder(config).empty(), UsageError, "checkpoint.every is ",
                 config.checkpoint.every,
-                ", but there is no checkpoint folder; set checkpoint.folder or metrics.output");
+                ", but the checkpoint folder is not set; set checkpoint.folder or metrics.output");
   return config;
 }
 

@@ -21,7 +21,7 @@ struct TrainResult {
   std::string stopped = {};  // why training stopped early; empty: it completed
 };
 
-// The checkpoint that config.checkpoint.resume names, or the latest for "auto"; "" if there is none. Reads no tensors.
+// The checkpoint that config.checkpoint.resume names, or the latest for "auto"; "" if not found. Reads no tensors.
 // Throws UsageError if the checkpoint is not one of a trainer, or is of another model.
 std::string find_checkpoint(const TrainConfig& config);
 

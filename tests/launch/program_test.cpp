@@ -96,7 +96,7 @@ TEST(TesseraRun, CommandLineErrorsAndOptions) {
   };
   says("-n 2 ./app --lr 3", 2, "unknown option './app'; write -- before the program");
   says("-- true", 2, "-n");
-  says("-n 2 -- no-such-program", 2, "tessera: there is no program 'no-such-program' in PATH");
+  says("-n 2 -- no-such-program", 2, "tessera: program 'no-such-program' not found in PATH");
   says("-n 3 --ranks-shown 0,2 -- sh -c 'echo $RANK $OMP_NUM_THREADS -- \"$@\"' sh -n 5 -- x", 0, "[rank 2] 2 ");
   says("-n 1 --threads-per-rank 7 -- sh -c 'echo $OMP_NUM_THREADS -- \"$@\"' sh -n 5 -- x", 0, "7 -- -n 5 -- x\n");
 }

@@ -220,8 +220,8 @@ TEST_F(Run, BadOptionsAreUsageErrors) {
   EXPECT_ERROR(UsageError, ran(script(0, "")), "-n 0: the number of ranks must be at least 1");
   EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.command = {}; })), "no program to run",
                "tessera run -n 4 -- ./app");
-  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.command = {"./no-such"}; })), "there is no program './no-such'");
-  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.command = {"no-such"}; })), "no program 'no-such' in PATH");
+  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.command = {"./no-such"}; })), "program './no-such' not found");
+  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.command = {"no-such"}; })), "program 'no-such' not found in PATH");
   EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.nnodes = 2; })), "--nnodes 2 needs --rdzv host:port");
   EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.node_rank = 1; })), "--node-rank 1 with --nnodes 1", "0 to 0");
   EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.rdzv_endpoint = "head"; })), "--rdzv 'head': write host:port");
@@ -237,7 +237,7 @@ TEST_F(Run, BadOptionsAreUsageErrors) {
                "chmod +x");
   EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.command = {broken.string()}; })), "cannot execute",
                "Exec format error");
-  EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.command = {folder_.string() + "/"}; })), "there is no program");
+  EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.command = {folder_.string() + "/"}; })), "not found");
   EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.log_dir = (plain / "x").string(); })), "cannot create");
 }
 

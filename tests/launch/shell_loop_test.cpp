@@ -34,7 +34,7 @@ TEST(ShellLoop, ListensOnLoopbackOnly) {
   const auto ran = shell(
       c10::str("export MASTER_PORT=", port, " WORLD_SIZE=2; RANK=0 \"$PROBE\" sum & hex=$(printf %04X ", port, ");",
                "until grep -q \":$hex 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6; do sleep 0.01; done;"
-               "grep -h \":$hex 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6 | cut -d: -f2; "
+               "grep -h \":$hex 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6 | sed 's/^[^:]*://; s/:.*//'; "
                "RANK=1 \"$PROBE\" sum; wait"));
   EXPECT_SAYS(ran.text, " 0100007F\n");
   EXPECT_EQ(count(ran.text, " 00000000"), 0) << ran.text;

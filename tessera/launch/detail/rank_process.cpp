@@ -73,7 +73,7 @@ Command find_command(const std::vector<std::string>& arguments) {
                 "no program to run; write it after --, as in  tessera run -n 4 -- ./app");
   const std::string& name = arguments[0];
   if (name.find('/') != std::string::npos) {
-    TESSERA_CHECK(is_file(name), UsageError, "there is no program '", name, "'");
+    TESSERA_CHECK(is_file(name), UsageError, "program '", name, "' not found");
     TESSERA_CHECK(is_executable(name), UsageError, "'", name,
                   "' is not executable; run chmod +x, or start it with its interpreter:  -- sh ",
                   name);
@@ -84,7 +84,7 @@ Command find_command(const std::vector<std::string>& arguments) {
     const std::string path = (folder.empty() ? "." : folder) + "/" + name;
     if (is_executable(path)) return {path, arguments};
   }
-  TESSERA_FAIL(UsageError, "there is no program '", name, "' in PATH",
+  TESSERA_FAIL(UsageError, "program '", name, "' not found in PATH",
                is_file(name) ? "; write ./" + name + " for the file in this folder" : "");
 }
 

@@ -15,7 +15,7 @@ struct Command {
   std::vector<std::string> arguments;  // argv, with the program's name first
 };
 
-// Searches PATH as a shell does. Throws UsageError if there is no such file or it is not executable.
+// Searches PATH as a shell does. Throws UsageError if the file does not exist or is not executable.
 Command find_command(const std::vector<std::string>& arguments);
 
 // A running rank. It leads its own process group and is killed when the launcher ends.
