@@ -67,11 +67,14 @@ void add_plan_command(CLI::App& app) {
   auto arguments = std::make_shared<PlanArguments>();
   auto* command = app.add_subcommand(
       "plan", "Check a training config or a tensor-parallel plan, and predict placements, memory and communication");
-  command->add_option("-n,--ranks", arguments->ranks, "Number of ranks of the training run (default: the size of --mesh)");
-  command->add_option("--tp", arguments->tp, "Report the tensor-parallel plan layer by layer, for this number of ranks (default 2)");
+  command->add_option("-n,--ranks", arguments->ranks,
+                      "Number of ranks of the training run (default: the size of --mesh)");
+  command->add_option("--tp", arguments->tp,
+                      "Report the tensor-parallel plan layer by layer, for this number of ranks (default 2)");
   command->add_option("--seq", arguments->sequence, "Layer-by-layer report: sequence length (default 128)");
   command->add_option("--plan", arguments->plan_file, "Layer-by-layer report: plan file (default: the model's plan)");
-  command->add_flag("--print-plan", arguments->print_plan, "Print the tensor-parallel plan, to edit and pass to --plan, and exit");
+  command->add_flag("--print-plan", arguments->print_plan,
+                    "Print the tensor-parallel plan, to edit and pass to --plan, and exit");
   arguments->flags.add_to(*command);
   command->footer(
       "Exits with 2 if the config cannot run.\n"

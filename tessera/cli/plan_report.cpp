@@ -152,7 +152,8 @@ std::ostream& operator<<(std::ostream& out, const PlanReport& report) {
     lines.push_back({row.module, std::to_string(row.count), row.work.kind, c10::str(row.work.style),
                      parameters.empty() ? "-" : parameter_text(parameters[0]), traffic_text(row.forward),
                      traffic_text(row.backward)});
-    for (size_t i = 1; i < parameters.size(); i++) lines.push_back({"", "", "", "", parameter_text(parameters[i]), "", ""});
+    for (size_t i = 1; i < parameters.size(); i++)
+      lines.push_back({"", "", "", "", parameter_text(parameters[i]), "", ""});
     forward.count += row.forward.count * row.count, forward.bytes += row.forward.bytes * row.count;
     backward.count += row.backward.count * row.count, backward.bytes += row.backward.bytes * row.count;
   }
@@ -160,8 +161,8 @@ std::ostream& operator<<(std::ostream& out, const PlanReport& report) {
     lines.push_back(
         {"(other modules)", "1", "", "", "", traffic_text(report.other_forward), traffic_text(report.other_backward)});
   train::print_table(out, lines);
-  out << "\nPer step: " << forward.count << " collectives in forward, " << megabytes(forward.bytes) << "; " << backward.count
-      << " in backward, " << megabytes(backward.bytes) << ".\nParameters: " << report.parameters
+  out << "\nPer step: " << forward.count << " collectives in forward, " << megabytes(forward.bytes) << "; "
+      << backward.count << " in backward, " << megabytes(backward.bytes) << ".\nParameters: " << report.parameters
       << ", of which rank 0 has " << report.local_parameters << " (" << megabytes(report.local_parameters * 4)
       << " in fp32).\n";
   return out;

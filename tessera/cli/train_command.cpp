@@ -24,8 +24,9 @@ using train::TrainConfig;
 std::vector<std::string> flags_of(const TrainConfig& config) {
   std::map<std::string, std::string> default_text;
   const TrainConfig defaults;
-  train::visit_options(defaults,
-                       [&](const OptionInfo& info, const auto& value) { default_text[info.key] = train::option_text(value); });
+  train::visit_options(defaults, [&](const OptionInfo& info, const auto& value) {
+    default_text[info.key] = train::option_text(value);
+  });
   std::vector<std::string> flags;
   train::visit_options(config, [&](const OptionInfo& info, const auto& value) {
     if (const auto text = train::option_text(value); default_text[info.key] != text)
@@ -69,7 +70,7 @@ void run_train(const TrainArguments& arguments) {
     return;
   }
   const auto environment = comm::read_environment();
-  if (!environment.launcher.empty()) {  // this process is a rank of tessera train, tessera run, torchrun, srun or mpirun
+  if (!environment.launcher.empty()) {  // this process is a rank, started by any launcher
     run_training(config);
     return;
   }
@@ -92,7 +93,8 @@ void run_train(const TrainArguments& arguments) {
 
 void add_train_command(CLI::App& app) {
   auto arguments = std::make_shared<TrainArguments>();
-  auto* command = app.add_subcommand("train", "Train a language model with DDP, FSDP, tensor parallelism, or a combination");
+  auto* command =
+      app.add_subcommand("train", "Train a language model with DDP, FSDP, tensor parallelism, or a combination");
   command->add_option("-n,--ranks", arguments->ranks, "Number of ranks on this host (default: the size of --mesh)");
   command->add_option("--threads-per-rank", arguments->threads, "OMP_NUM_THREADS of each rank (0: cores / ranks)");
   command->add_flag("--print-config", arguments->print_config, "Print the config as TOML and exit");

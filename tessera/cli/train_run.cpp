@@ -93,7 +93,8 @@ void on_interrupt(int) {
 void exit_on_interrupt(const TrainConfig& config) {
   std::snprintf(interrupted_line, sizeof interrupted_line,
                 "\ntessera train: interrupted; outputs so far are in %s/\n", config.metrics.output.c_str());
-  if (std::signal(SIGINT, on_interrupt) == SIG_IGN) std::signal(SIGINT, SIG_IGN);  // keep an ignored SIGINT ignored, as nohup and shells expect
+  // Keep an ignored SIGINT ignored, as nohup and shells expect.
+  if (std::signal(SIGINT, on_interrupt) == SIG_IGN) std::signal(SIGINT, SIG_IGN);
 }
 
 }  // namespace
