@@ -18,7 +18,8 @@
 #include <iomanip>
 #include <sstream>
 
-namespace tessera::cli {
+namespace tessera::bench {
+namespace comm_bench {
 namespace {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
@@ -76,9 +77,9 @@ class Stopwatch {
   template <class Call>
   double time_us(int64_t calls, Call&& call) {
     over_->barrier()->wait();
-    const double start = now_us(Clock::Wall);
+    const double start = now_us(TimerClock::Wall);
     for (int64_t i = 0; i < calls; i++) call();
-    return (largest(now_us(Clock::Wall)) + largest(-start)) / static_cast<double>(calls);
+    return (largest(now_us(TimerClock::Wall)) + largest(-start)) / static_cast<double>(calls);
   }
   double largest(double x) {  // over all ranks
     c10d::AllreduceOptions options;
@@ -159,15 +160,16 @@ void run_rank(testing::Rank& me, const SizeRow& size, const EmitRow& emit) {
 }
 
 }  // namespace
+}  // namespace comm_bench
 
 void register_comm(BenchRegistry& registry) {
   registry.add({"comm", "collectives over shared memory beside Gloo", [](const EmitRow& emit) {
                   for (int64_t ranks : {2, 4})
-                    for (const SizeRow& size : kSizes)
-                      benchmarks::on_process_ranks("comm", ranks, emit, [&](testing::Rank& me, const EmitRow& rows) {
-                        run_rank(me, size, rows);
+                    for (const auto& size : comm_bench::kSizes)
+                      run_process_ranks("comm", ranks, emit, [&](testing::Rank& me, const EmitRow& rows) {
+                        comm_bench::run_rank(me, size, rows);
                       });
                 }});
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -23,11 +23,12 @@
 #include <memory>
 #include <sstream>
 
-namespace tessera::cli {
+namespace tessera::bench {
+namespace compile_bench {
 namespace {
 
-using Gpt = benchmarks::PeerGpt<benchmarks::TorchLayers>;
-using Mlp = benchmarks::PeerMlp;
+using Gpt = PeerGpt<TorchLayers>;
+using Mlp = PeerMlp;
 
 struct Batch {
   at::Tensor x, y;
@@ -63,7 +64,7 @@ void measure(const std::string& name, int64_t steps, const Make& make, const F& 
   const auto begin = std::chrono::steady_clock::now();
   compiled(*model, opt, batch);
   const std::chrono::duration<double, std::milli> first = std::chrono::steady_clock::now() - begin;
-  const auto ms = benchmarks::medians_ms(
+  const auto ms = medians_ms(
       me.group(), steps, {[&] { compiled(*model, opt, batch); }, [&] { step(*eager, eager_opt, batch); }});
   std::ostringstream note;
   note << std::fixed << std::setprecision(2) << ms[0] / ms[1] << " of eager; first call " << std::setprecision(0)
@@ -73,10 +74,10 @@ void measure(const std::string& name, int64_t steps, const Make& make, const F& 
 
 // The data of a rank.
 Batch mlp_batch(int64_t rank) {
-  return {at::randn({8, 10}, benchmarks::generator(1 + static_cast<uint64_t>(rank))), {}};
+  return {at::randn({8, 10}, generator(1 + static_cast<uint64_t>(rank))), {}};
 }
 Batch gpt_batch(int64_t rank) {
-  const auto tokens = at::randint(256, {4, 129}, benchmarks::generator(2 + static_cast<uint64_t>(rank)), at::kLong);
+  const auto tokens = at::randint(256, {4, 129}, generator(2 + static_cast<uint64_t>(rank)), at::kLong);
   return {tokens.narrow(1, 0, 128).contiguous(), tokens.narrow(1, 1, 128).flatten()};
 }
 
@@ -95,8 +96,8 @@ void run_tensor_parallel(testing::Rank& me, const EmitRow& emit) {
     return model;
   };
   const auto gpt = [&] {
-    auto model = std::make_shared<benchmarks::PeerGpt<benchmarks::TesseraLayers>>();
-    parallelize_module(*model, mesh, benchmarks::peer_gpt_plan());
+    auto model = std::make_shared<PeerGpt<TesseraLayers>>();
+    parallelize_module(*model, mesh, peer_gpt_plan());
     return model;
   };
   measure(c10::str("mlp/", me.size(), "/-/tp"), 300, mlp, mlp_step, mlp_batch(0), me, emit);
@@ -112,15 +113,16 @@ void run_data_parallel(testing::Rank& me, const EmitRow& emit) {
 }
 
 void run(const EmitRow& emit) {
-  benchmarks::on_process_ranks("compile", 1, emit, run_alone);
-  benchmarks::on_process_ranks("compile", 2, emit, run_tensor_parallel);
-  benchmarks::on_process_ranks("compile", 2, emit, run_data_parallel);
+  run_process_ranks("compile", 1, emit, run_alone);
+  run_process_ranks("compile", 2, emit, run_tensor_parallel);
+  run_process_ranks("compile", 2, emit, run_data_parallel);
 }
 
 }  // namespace
+}  // namespace compile_bench
 
 void register_compile(BenchRegistry& registry) {
-  registry.add({"compile", "a training step as a program, beside the eager one", run});
+  registry.add({"compile", "a training step as a program, beside the eager one", compile_bench::run});
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

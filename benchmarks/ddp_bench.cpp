@@ -22,17 +22,13 @@
 #include <memory>
 #include <sstream>
 
-namespace tessera::cli {
+namespace tessera::bench {
+namespace ddp_bench {
 namespace {
 
-using benchmarks::gpt_step;
-using benchmarks::medians_ms;
-using benchmarks::mlp_step;
-using benchmarks::Optimizer;
-using benchmarks::Step;
 
-using Mlp = benchmarks::PeerMlp;
-using Gpt = benchmarks::PeerGpt<benchmarks::TorchLayers>;
+using Mlp = PeerMlp;
+using Gpt = PeerGpt<TorchLayers>;
 
 template <class Model>
 auto wrapped(bool view) {
@@ -94,7 +90,7 @@ std::string overlap_of(const Step& step) {
 }
 
 void run(int64_t ranks, const EmitRow& emit) {
-  benchmarks::on_process_ranks("ddp", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
+  run_process_ranks("ddp", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
     for (const auto& c : kCases) {
       const auto ours = c.ours(c, me.rank), plain = c.plain(c, me.rank);
       const auto ms = medians_ms(me.group(), c.steps, {ours, plain});
@@ -110,12 +106,13 @@ void run(int64_t ranks, const EmitRow& emit) {
 }
 
 }  // namespace
+}  // namespace ddp_bench
 
 void register_ddp(BenchRegistry& registry) {
   registry.add({"ddp", "a training step with data parallelism", [](const EmitRow& emit) {
-                  run(2, emit);
-                  run(4, emit);
+                  ddp_bench::run(2, emit);
+                  ddp_bench::run(4, emit);
                 }});
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -12,7 +12,8 @@
 #include <functional>
 #include <vector>
 
-namespace tessera::cli {
+namespace tessera::bench {
+namespace dispatch_bench {
 namespace {
 
 constexpr int kList = 200;
@@ -85,7 +86,7 @@ void run(int ranks, std::vector<int64_t> shape, std::vector<std::string> names, 
     const auto mesh = init_device_mesh("cpu", shape, names);
     auto& cache = propagate::decision_cache(*mesh.state());
     const bool alone = ranks == 1;
-    const TimerOptions options{.clock = alone ? Clock::Wall : Clock::ThreadCpu};
+    const TimerOptions options{.clock = alone ? TimerClock::Wall : TimerClock::ThreadCpu};
     for (const auto& c : cases(mesh)) {
       const auto name = [&](const char* variant) {
         return std::string(c.name) + "/" + std::to_string(ranks) + "/" + c.size + "/" + variant;
@@ -110,12 +111,13 @@ void run(int ranks, std::vector<int64_t> shape, std::vector<std::string> names, 
 }
 
 }  // namespace
+}  // namespace dispatch_bench
 
 void register_dispatch(BenchRegistry& registry) {
   registry.add({"dispatch", "what an op on distributed tensors costs beyond the plain op", [](const EmitRow& emit) {
-                  run(1, {1}, {"tp"}, emit);
-                  run(4, {2, 2}, {"dp", "tp"}, emit);
+                  dispatch_bench::run(1, {1}, {"tp"}, emit);
+                  dispatch_bench::run(4, {2, 2}, {"dp", "tp"}, emit);
                 }});
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

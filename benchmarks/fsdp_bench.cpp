@@ -19,17 +19,13 @@
 #include <memory>
 #include <sstream>
 
-namespace tessera::cli {
+namespace tessera::bench {
+namespace fsdp_bench {
 namespace {
 
-using benchmarks::gpt_step;
-using benchmarks::medians_ms;
-using benchmarks::mlp_step;
-using benchmarks::Optimizer;
-using benchmarks::Step;
 
-using Gpt = Holder<benchmarks::PeerGpt<benchmarks::TesseraLayers>>;
-using PlainGpt = benchmarks::PeerGpt<benchmarks::TorchLayers>;
+using Gpt = Holder<PeerGpt<TesseraLayers>>;
+using PlainGpt = PeerGpt<TorchLayers>;
 
 // How a module is cut; called for inner ones first.
 struct FullyShard {
@@ -61,7 +57,7 @@ Step gpt_ours(Optimizer optimizer, int64_t rank) {
   return gpt_step(model, optimizer, rank);
 }
 Step mlp_plain(Optimizer optimizer, int64_t rank) {
-  return mlp_step(std::make_shared<benchmarks::PeerMlp>(), optimizer, rank);
+  return mlp_step(std::make_shared<PeerMlp>(), optimizer, rank);
 }
 Step gpt_plain(Optimizer optimizer, int64_t rank) { return gpt_step(std::make_shared<PlainGpt>(), optimizer, rank); }
 
@@ -106,7 +102,7 @@ std::string waited(const Step& step) {
 }
 
 void run(int64_t ranks, const EmitRow& emit) {
-  benchmarks::on_process_ranks("fsdp", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
+  run_process_ranks("fsdp", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
     for (const auto& c : kCases) {
       const auto ours = c.ours(c.optimizer, me.rank), plain = c.plain(c.optimizer, me.rank);
       const auto ms = medians_ms(me.group(), c.steps, {ours, plain});
@@ -122,12 +118,13 @@ void run(int64_t ranks, const EmitRow& emit) {
 }
 
 }  // namespace
+}  // namespace fsdp_bench
 
 void register_fsdp(BenchRegistry& registry) {
   registry.add({"fsdp", "a training step with parameters cut over the ranks", [](const EmitRow& emit) {
-                  run(2, emit);
-                  run(4, emit);
+                  fsdp_bench::run(2, emit);
+                  fsdp_bench::run(4, emit);
                 }});
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

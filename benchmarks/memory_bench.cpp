@@ -16,7 +16,8 @@
 #include <cmath>
 #include <sstream>
 
-namespace tessera::cli {
+namespace tessera::bench {
+namespace memory_bench {
 namespace {
 
 using models::GPT2;
@@ -65,7 +66,7 @@ const Variant kVariants[] = {
 double mb(int64_t bytes) { return std::round(static_cast<double>(bytes) * 1e-5) / 10; }
 
 void run(int64_t ranks, const EmitRow& emit) {
-  benchmarks::on_process_ranks("memory", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
+  run_process_ranks("memory", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
     StepMemory plain;
     testing::UnitSizes sizes;
     {
@@ -95,11 +96,12 @@ void run(int64_t ranks, const EmitRow& emit) {
 }
 
 }  // namespace
+}  // namespace memory_bench
 
 void register_memory(BenchRegistry& registry) {
   registry.add({"memory", "the most memory that a sharded step takes of a rank", [](const EmitRow& emit) {
-                  for (const int64_t ranks : {1, 2, 4}) run(ranks, emit);
+                  for (const int64_t ranks : {1, 2, 4}) memory_bench::run(ranks, emit);
                 }});
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -24,7 +24,8 @@
 #include <memory>
 #include <vector>
 
-namespace tessera::cli {
+namespace tessera::bench {
+namespace optim_bench {
 namespace {
 
 constexpr int64_t kParameters = 1000;
@@ -102,7 +103,7 @@ void run(int64_t ranks, const EmitRow& emit) {
       step_ours(), step_plain();
       TESSERA_CHECK(at::allclose(DTensor(ours[0]).to_local(), plain[0], 1e-5, 1e-6), InternalError, c.name, " ",
                     c.variant, ": a step on distributed parameters gave other values than on plain ones");
-      const TimerOptions options{.clock = Clock::ThreadCpu, .repetitions = 101, .iterations = 2};
+      const TimerOptions options{.clock = TimerClock::ThreadCpu, .repetitions = 101, .iterations = 2};
       const auto [a, b] = time_by_turns(options, step_ours, step_plain);
       if (me.rank == 0)
         emit({.name = c10::str(c.name, "/", ranks, "/", kParameters, "x", c.side, "x", c.side, "/", c.variant),
@@ -115,12 +116,13 @@ void run(int64_t ranks, const EmitRow& emit) {
 }
 
 }  // namespace
+}  // namespace optim_bench
 
 void register_optim(BenchRegistry& registry) {
   registry.add({"optim", "an optimizer's step on 1,000 small distributed parameters", [](const EmitRow& emit) {
-                  run(1, emit);
-                  run(2, emit);
+                  optim_bench::run(1, emit);
+                  optim_bench::run(2, emit);
                 }});
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

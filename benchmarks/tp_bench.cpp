@@ -17,15 +17,12 @@
 
 #include <memory>
 
-namespace tessera::cli {
+namespace tessera::bench {
+namespace tp_bench {
 namespace {
 
-using benchmarks::medians_ms;
-using benchmarks::Optimizer;
-using benchmarks::Step;
-using benchmarks::train_step;
 
-at::Generator same_on_all_ranks() { return benchmarks::generator(1); }
+at::Generator same_on_all_ranks() { return generator(1); }
 
 template <class Model>
 Step mlp_step(Model model, Optimizer optimizer) {
@@ -37,10 +34,10 @@ Step mlp_ours(Optimizer optimizer, const DeviceMesh& mesh) {
   parallelize_module(model, mesh, {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}});
   return mlp_step(model, optimizer);
 }
-Step mlp_plain(Optimizer optimizer) { return mlp_step(std::make_shared<benchmarks::PeerMlp>(), optimizer); }
+Step mlp_plain(Optimizer optimizer) { return mlp_step(std::make_shared<PeerMlp>(), optimizer); }
 
 template <class Layers>
-Step gpt_step(std::shared_ptr<benchmarks::PeerGpt<Layers>> model, Optimizer optimizer) {
+Step gpt_step(std::shared_ptr<PeerGpt<Layers>> model, Optimizer optimizer) {
   const auto tokens = at::randint(256, {4, 129}, same_on_all_ranks(), at::kLong);
   const auto in = tokens.narrow(1, 0, 128).contiguous(), target = tokens.narrow(1, 1, 128).flatten();
   return train_step(optimizer, model->parameters(), [=] {
@@ -49,12 +46,12 @@ Step gpt_step(std::shared_ptr<benchmarks::PeerGpt<Layers>> model, Optimizer opti
   });
 }
 Step gpt_ours(Optimizer optimizer, const DeviceMesh& mesh) {
-  auto model = std::make_shared<benchmarks::PeerGpt<benchmarks::TesseraLayers>>();
-  parallelize_module(*model, mesh, benchmarks::peer_gpt_plan());
+  auto model = std::make_shared<PeerGpt<TesseraLayers>>();
+  parallelize_module(*model, mesh, peer_gpt_plan());
   return gpt_step(model, optimizer);
 }
 Step gpt_plain(Optimizer optimizer) {
-  return gpt_step(std::make_shared<benchmarks::PeerGpt<benchmarks::TorchLayers>>(), optimizer);
+  return gpt_step(std::make_shared<PeerGpt<TorchLayers>>(), optimizer);
 }
 
 struct Case {
@@ -73,7 +70,7 @@ constexpr Case kCases[] = {
 };
 
 void run(int64_t ranks, const EmitRow& emit) {
-  benchmarks::on_process_ranks("tp", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
+  run_process_ranks("tp", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
     const auto mesh = me.mesh({ranks}, {"tp"});
     for (const auto& c : kCases) {
       const auto ms = medians_ms(me.group(), c.steps, {c.ours(c.optimizer, mesh), c.plain(c.optimizer)});
@@ -84,12 +81,13 @@ void run(int64_t ranks, const EmitRow& emit) {
 }
 
 }  // namespace
+}  // namespace tp_bench
 
 void register_tp(BenchRegistry& registry) {
   registry.add({"tp", "a training step with tensor parallelism", [](const EmitRow& emit) {
-                  run(2, emit);
-                  run(4, emit);
+                  tp_bench::run(2, emit);
+                  tp_bench::run(4, emit);
                 }});
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -37,7 +37,8 @@ TEST(PlanCommand, ReportsATensorParallelPlan) {
 }
 
 TEST(PlanCommand, ListsAllConfigErrors) {
-  EXPECT_ERROR(UsageError, plan("--mesh dp=3,tp=8"), "this config cannot run:\n  a batch of 64 samples is not divisible by 3",
+  EXPECT_ERROR(UsageError, plan("--mesh dp=3,tp=8"),
+               "this config cannot run:\n  a batch of 64 samples is not divisible by 3",
                "\n  gpt-tiny has 4 heads, which are not divisible by tp=8");
   EXPECT_ERROR(UsageError, plan("--mesh dp=2 --ranks 4"), "needs 2 ranks, but there are 4");
   EXPECT_ERROR(UsageError, plan("--mesh pp=2"), "unknown axis 'pp'");

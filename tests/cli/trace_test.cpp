@@ -135,7 +135,7 @@ TEST(Trace, ProgramsParseAfterEveryPass) {
         }
       }});
   step(torch::ones({3, 5}), torch::ones({5, 4}));
-  EXPECT_GT(stages, compiler::default_passes().size() + 2);  // traced, those of lowering, runs
+  EXPECT_GT(stages, compiler::default_passes().size() + 2);  // plus tracing and lowering
 }
 
 // With TESSERA_TRACE_DIR every compilation writes a page. A compiled module has two programs.
