@@ -1,4 +1,4 @@
-// All benchmarks of `tessera bench`. A benchmark is a file x_bench.cpp with one register function, which is called here.
+// All benchmarks of `tessera bench`. A benchmark is a file x_bench.cpp with one register function.
 #include "benchmarks/harness/bench.h"
 
 namespace tessera::bench {

@@ -1,9 +1,9 @@
-// The most memory that a step of training takes of a rank (forward, backward, AdamW), as the CPU allocator hands it
-// out: a GPT-2 of 100 million parameters, a unit for each block and one for the rest, on 1, 2 and 4 processes. Plain is
-// the same model in one piece. Rows say what is promised, which the measured peak may exceed by 5 %, and the peaks of
-// forward, backward and optimizer.
-#include "benchmarks/harness/process_ranks.h"
+// Peak memory of a train step per rank (forward, backward, AdamW), as the CPU allocator counts it: a GPT-2 with 100
+// million parameters, one FSDP unit per block and one for the rest, on 1, 2 and 4 processes. Plain is the unsharded
+// model. The note has the promised peak, which the measured one may exceed by 5 %, and the peaks of forward, backward
+// and optimizer.
 #include "benchmarks/harness/bench.h"
+#include "benchmarks/harness/process_ranks.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/models/gpt2.h"
@@ -32,7 +32,7 @@ int64_t numel_of(const std::vector<at::Tensor>& parameters) {
   return total;
 }
 
-// Of the second step: the first one makes the optimizer's state.
+// Measures the second step. The first one creates the optimizer state.
 StepMemory second_step(CountingAllocator& count, GPT2& model) {
   const auto tokens = at::randint(kConfig.vocab_size, {1, 9}, at::kLong);
   optim::AdamW optimizer(model->parameters(), {.lr = 1e-4, .fused = true});
@@ -46,11 +46,11 @@ StepMemory second_step(CountingAllocator& count, GPT2& model) {
   return found;
 }
 
-struct Variant {
+struct ShardingVariant {
   const char* name;
-  void (*cut)(GPT2& model);
+  void (*shard)(GPT2& model);
 };
-const Variant kVariants[] = {
+const ShardingVariant kVariants[] = {
     {"fully_shard",
      [](GPT2& model) {
        for (auto& block : model->h) fully_shard(block);
@@ -80,7 +80,7 @@ void run(int64_t ranks, const EmitRow& emit) {
     for (const auto& variant : kVariants) {
       CountingAllocator count;
       GPT2 model(kConfig);
-      variant.cut(model);
+      variant.shard(model);
       const auto found = second_step(count, model);
       std::ostringstream note;
       note << "promised " << promise << "; " << mb(found.forward) << ", " << mb(found.backward) << ", "
@@ -99,7 +99,7 @@ void run(int64_t ranks, const EmitRow& emit) {
 }  // namespace memory_bench
 
 void register_memory(BenchRegistry& registry) {
-  registry.add({"memory", "the most memory that a sharded step takes of a rank", [](const EmitRow& emit) {
+  registry.add({"memory", "peak memory of a sharded train step per rank", [](const EmitRow& emit) {
                   for (const int64_t ranks : {1, 2, 4}) memory_bench::run(ranks, emit);
                 }});
 }

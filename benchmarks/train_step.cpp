@@ -39,8 +39,8 @@ class FusedAdamW {
       std::vector<at::Tensor> gradients;
       for (const auto& p : list.parameters) gradients.push_back(p.grad());
       at::_foreach_add_(list.steps, 1);
-      at::_fused_adamw_(list.parameters, gradients, list.exp_avg, list.exp_avg_sq, {}, list.steps, 1e-3, 0.9, 0.999, 0.01,
-                        1e-8, /*amsgrad=*/false, /*maximize=*/false);
+      at::_fused_adamw_(list.parameters, gradients, list.exp_avg, list.exp_avg_sq, {}, list.steps, 1e-3, 0.9, 0.999,
+                        0.01, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
     }
   }
 

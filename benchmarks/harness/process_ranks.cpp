@@ -58,7 +58,8 @@ void run_process_ranks(const std::string& bench, int64_t ranks, const EmitRow& e
     if (me.rank == 0) rows.open(setting("TESSERA_BENCH_ROWS"));
     body(me, [&](const BenchRow& row) { write_row(rows, row); });
   };
-  if (setting_is_set("TESSERA_SPAWN")) return testing::spawn_processes(ranks, run_rank, options);  // this is a child process
+  const bool is_child = setting_is_set("TESSERA_SPAWN");
+  if (is_child) return testing::spawn_processes(ranks, run_rank, options);
   const RowsFile file;
   testing::spawn_processes(ranks, run_rank, options);
   std::ifstream rows(file.path);

@@ -1,7 +1,7 @@
-"""A training step with PyTorch's DistributedDataParallel, for `tessera bench ddp`: 2 and 4 processes, gloo, CPU, one
+"""Time of a train step with PyTorch's DistributedDataParallel, for `tessera bench ddp`: 2 and 4 processes, gloo, CPU, one
 thread each. Models, data and timing are those of tp.py.
 
-Prints a JSON line per case: {"case": "mlp/2/-/ddp", "value": ms, "plain": ms of as many independent copies at once}.
+Prints a JSON line per case: {"case": "mlp/2/-/ddp", "value": ms, "plain": ms of one independent copy per rank}.
 """
 import json
 import tempfile

@@ -1,9 +1,9 @@
-"""A training step with PyTorch's fully_shard and FullyShardedDataParallel, for `tessera bench fsdp`: 2 and 4 processes,
-gloo, CPU, one thread each. Models, data and timing are those of tp.py. The MLP is one unit; each block of the GPT is
-one, and what is left another.
+"""Time of a train step with PyTorch's fully_shard and FullyShardedDataParallel, for `tessera bench fsdp`: 2 and 4 processes,
+gloo, CPU, one thread each. Models, data and timing are those of tp.py. The MLP is one unit. The GPT has
+one unit per block and one for the rest.
 
-Prints a JSON line per case: {"case": "mlp/2/-/fully_shard", "value": ms, "plain": ms of as many independent copies at
-once}.
+Prints a JSON line per case: {"case": "mlp/2/-/fully_shard", "value": ms, "plain": ms of one independent copy per
+rank}.
 """
 import json
 import tempfile
@@ -38,9 +38,9 @@ def work(rank, world, store):
     torch.manual_seed(rank)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     mesh = init_device_mesh("cpu", (world,))
-    for variant, cut in (("fully_shard", per_parameter), ("fsdp", flat)):
+    for variant, shard in (("fully_shard", per_parameter), ("fsdp", flat)):
         for name, count, step, model in (("mlp", 20, mlp_step, MLP), ("gpt", 2, gpt_step, GPT)):
-            value, plain = medians_ms(count, step(cut(model(), mesh)), step(model()))
+            value, plain = medians_ms(count, step(shard(model(), mesh)), step(model()))
             if rank == 0:
                 row = {"case": f"{name}/{world}/-/{variant}", "value": round(value, 4), "plain": round(plain, 4)}
                 print(json.dumps(row), flush=True)

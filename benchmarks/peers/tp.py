@@ -1,8 +1,8 @@
-"""A training step with PyTorch's tensor parallelism, for `tessera bench tp`: 2 and 4 processes, gloo, CPU, one thread
-each. The seeds' MLP (10 -> 16 -> 10, batch 8) and a small GPT (256 wide, 4 layers, batch 4 x 128), AdamW.
+"""Time of a train step with PyTorch's tensor parallelism, for `tessera bench tp`: 2 and 4 processes, gloo, CPU, one thread
+each. An MLP (10 -> 16 -> 10, batch 8) and a small GPT (256 wide, 4 layers, batch 4 x 128), AdamW.
 
-Prints a JSON line per case: {"case": "mlp/2/-/tp", "value": ms, "plain": ms of as many independent copies at once}.
-Each figure is the median of several repetitions, parallel and plain by turns.
+Prints a JSON line per case: {"case": "mlp/2/-/tp", "value": ms, "plain": ms of one independent copy per rank}.
+Each figure is the median of several repetitions, parallel and plain alternating.
 """
 import json
 import os
@@ -114,7 +114,7 @@ def medians_ms(count, *steps):
     for repetition in range(REPETITIONS + 1):
         for step, into in zip(steps, samples):
             into.append(seconds_for(step, count) / count * 1e3)
-    return [statistics.median(s[1:]) for s in samples]  # the first one warms up
+    return [statistics.median(s[1:]) for s in samples]  # the first one is warm-up
 
 
 def work(rank, world, store):
