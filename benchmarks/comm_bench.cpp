@@ -1,6 +1,6 @@
 // Time of collectives over shared memory and over Gloo (peer), alternating in one run. Ranks are processes of this
-// machine. A size is the input bytes of a rank. A time is from the first rank's call to the last rank's completion. Plain
-// is a memcpy of the larger of input and output on all ranks at once, a lower bound.
+// machine. A size is the input bytes of a rank. A time is from the first rank's call to the last rank's completion.
+// Plain is a memcpy of the larger of input and output on all ranks at once, a lower bound.
 #include "benchmarks/harness/bench.h"
 #include "benchmarks/harness/bench_timer.h"
 #include "benchmarks/harness/process_ranks.h"

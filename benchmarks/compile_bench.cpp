@@ -1,6 +1,6 @@
-// Time of a compiled train step and of the same step in eager mode (plain), both with Tessera's fused AdamW: an MLP
-// (10 -> 16 -> 10, batch 8) and a small GPT (peer_gpt.h, batch 4 x 128), on one rank and on two processes with tensor
-// and with data parallelism. The note has the ratio to eager and the time of the first call: tracing, passes, building
+// Time of a compiled train step and of the same step in eager mode (plain), both with Tessera's fused AdamW: an MLP (10
+// -> 16 -> 10, batch 8) and a small GPT (peer_gpt.h, batch 4 x 128), on one rank and on two processes with tensor and
+// with data parallelism. The note has the ratio to eager and the time of the first call: tracing, passes, building
 // kernels (if not cached), and running.
 #include "benchmarks/harness/bench.h"
 #include "benchmarks/harness/process_ranks.h"

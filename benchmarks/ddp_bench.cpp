@@ -1,8 +1,8 @@
-// Time of a train step (forward, backward, optimizer) with DistributedDataParallel: an MLP (10 -> 16 -> 10, batch 8) and a
-// small GPT (peer_gpt.h, batch 4 x 128 per rank). Both sides use LibTorch's modules. Plain runs one independent copy per
-// rank at the same time, so both sides have the same cores and the difference is the cost of averaging gradients.
-// Variants: ddp has the default options and LibTorch's AdamW; ddp_view has gradient_as_bucket_view; ddp_fused has that
-// and the fused AdamW, on both sides.
+// Time of a train step (forward, backward, optimizer) with DistributedDataParallel: an MLP (10 -> 16 -> 10, batch 8)
+// and a small GPT (peer_gpt.h, batch 4 x 128 per rank). Both sides use LibTorch's modules. Plain runs one independent
+// copy per rank at the same time, so both sides have the same cores and the difference is the cost of averaging
+// gradients. Variants: ddp has the default options and LibTorch's AdamW; ddp_view has gradient_as_bucket_view;
+// ddp_fused has that and the fused AdamW, on both sides.
 //
 // The note has the fraction of the collectives' time that backward hides, and the time that is not hidden. The fraction
 // alone is too optimistic: a bucket that completes early counts as in flight until the wait. See comm_wait.h.

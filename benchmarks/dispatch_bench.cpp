@@ -1,6 +1,6 @@
-// Dispatch overhead of ops on DTensors, with a hit and with a miss of the decision cache. Plain is the same op on a plain
-// tensor with the local sizes. 8 x 8, no_grad, one thread per rank. With four ranks as threads on a 2 x 2 mesh, thread
-// CPU time counts, because there are more ranks than cores.
+// Dispatch overhead of ops on DTensors, with a hit and with a miss of the decision cache. Plain is the same op on a
+// plain tensor with the local sizes. 8 x 8, no_grad, one thread per rank. With four ranks as threads on a 2 x 2 mesh,
+// thread CPU time counts, because there are more ranks than cores.
 #include "benchmarks/harness/bench.h"
 #include "benchmarks/harness/bench_timer.h"
 #include "tessera/dtensor/dtensor.h"

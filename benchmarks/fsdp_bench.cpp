@@ -1,8 +1,8 @@
 // Time of a train step (forward, backward, optimizer) with sharded parameters: an MLP (10 -> 16 -> 10, batch 8) as one
 // FSDP unit, and a small GPT (peer_gpt.h, batch 4 x 128 per rank) with one unit per block and one for the rest. Plain
 // runs one independent LibTorch copy per rank at the same time, so both sides have the same cores. The variants
-// fully_shard and fsdp (FullyShardedDataParallel with use_orig_params) have LibTorch's AdamW, those with _fused its fused
-// kernel, on both sides.
+// fully_shard and fsdp (FullyShardedDataParallel with use_orig_params) have LibTorch's AdamW, those with _fused its
+// fused kernel, on both sides.
 //
 // The note has the time that a step waits for collectives.
 #include "benchmarks/comm_wait.h"

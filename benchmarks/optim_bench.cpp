@@ -1,8 +1,8 @@
 // Time of an optimizer step on 1,000 small DTensor parameters, sharded on dim 0 over one and over two ranks, with
-// gradients of the same placement. Shows the overhead of DTensor: 32 x 32, and 4 x 4, where overhead dominates. Plain is
-// the same step on plain tensors with the local sizes. In the variant fused_kernel, plain calls LibTorch's two kernels
-// without an optimizer. There is no communication, so the thread CPU time counts: the best of many alternating pairs,
-// because a busy machine only adds time.
+// gradients of the same placement. Shows the overhead of DTensor: 32 x 32, and 4 x 4, where overhead dominates. Plain
+// is the same step on plain tensors with the local sizes. In the variant fused_kernel, plain calls LibTorch's two
+// kernels without an optimizer. The step does not communicate, so the thread CPU time counts: the best of many
+// alternating pairs, because a busy machine only adds time.
 #include "benchmarks/harness/bench.h"
 #include "benchmarks/harness/bench_timer.h"
 #include "tessera/base/error.h"

@@ -27,7 +27,7 @@ fs::path find_peers() {
 }
 
 bool has_torch(const std::string& python) {  // without importing it, which takes seconds
-  const char* script = "import importlib.util as u, sys; sys.exit(u.find_spec('torch') is None)";
+  const char* script = "import importlib.util as u, sys; sys.exit(not u.find_spec('torch'))";
   return run_child({python, "-c", script}, ChildErrors::Dropped).exit_code == 0;
 }
 

@@ -7,7 +7,7 @@
 namespace tessera::bench {
 
 // Runs benchmarks/peers/NAME.py, which prints one line {"case": .., "value": .., "plain": ..} per case ("plain" is
-// optional). If there is no such script or no Python with torch, prints one line to `log` and returns no figures.
+// optional). If the script or a Python with torch is missing, prints one line to `log` and returns no figures.
 PeerFigures run_peer(const std::string& bench, std::ostream& log);
 
 // Parses the output of a peer script. Throws UsageError for other text.
