@@ -60,8 +60,8 @@ int main() {
   for (size_t i = 0; i < eager.size(); i++) same &= std::abs(eager[i] - compiled[i]) <= 1e-5 * eager[i];
   const bool fell = compiled.back() < compiled.front();
   if (mesh.get_rank() == 0)
-    std::cout << (same ? "same losses as eager" : "other losses than eager") << ", " << (fell ? "falling" : "not falling")
-              << ": " << compiled.front() << " to " << compiled.back() << "\n"
+    std::cout << (same ? "same losses as eager" : "other losses than eager") << ", "
+              << (fell ? "falling" : "not falling") << ": " << compiled.front() << " to " << compiled.back() << "\n"
               << compiled_step.listing().substr(0, 2000) << "\n...\n";
   ts::destroy();
   return same && fell ? 0 : 1;

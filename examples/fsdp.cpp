@@ -1,5 +1,5 @@
-// fully_shard (FSDP2): each rank holds a shard of every parameter, and a block is all-gathered only while it runs. Trains
-// a small GPT-2, and checks the number of local parameters and that the loss falls.
+// fully_shard (FSDP2): each rank holds a shard of every parameter, and a block is all-gathered only while it runs.
+// Trains a small GPT-2, and checks the number of local parameters and that the loss falls.
 //   tessera run -n 4 -- ./example_fsdp
 #include <tessera/tessera.h>
 #include <torch/torch.h>
@@ -46,9 +46,9 @@ int main() {
   const bool sharded = local <= total / mesh.size() + total / 20;
   const bool fell = last < first / 2;
   if (mesh.get_rank() == 0)
-    std::cout << "rank 0 of " << mesh.size() << " holds " << (sharded ? "its shard" : "too much") << ": " << local << " of "
-              << total << " parameters; loss " << (fell ? "fell" : "did not fall") << ": " << first << " to " << last
-              << "\n"
+    std::cout << "rank 0 of " << mesh.size() << " holds " << (sharded ? "its shard" : "too much") << ": " << local
+              << " of " << total << " parameters; loss " << (fell ? "fell" : "did not fall") << ": " << first << " to "
+              << last << "\n"
               << ts::DTensor(model->wte->weight) << "\n";  // DTensor(f32[64, 32][S(0)] on mesh(fsdp=4))
   ts::destroy();
   return sharded && fell ? 0 : 1;

@@ -15,8 +15,8 @@ struct TopKState {
   int64_t sent = 0, total = 0;
 };
 
-// Called during backward when all gradients of a bucket are ready. Starts the communication, and returns a function that
-// DDP calls at the end of backward to get the averaged gradients.
+// Called during backward when all gradients of a bucket are ready. Starts the communication, and returns a function
+// that DDP calls at the end of backward to get the averaged gradients.
 ts::BucketResult top_k_hook(const std::shared_ptr<TopKState>& state, ts::GradBucket& bucket) {
   auto& flat = bucket.buffer();
   auto& residual = state->residual[bucket.index()];

@@ -27,8 +27,8 @@ int main() {
   auto mesh = ts::init_device_mesh("cpu", {ts::get_world_size()}, {"tp"});
   ts::manual_seed(7);
 
-  // Create without memory, shard, then initialize the shards: no rank ever holds a full matrix. The values do not depend
-  // on the number of ranks.
+  // Create without memory, shard, then initialize the shards: no rank ever holds a full matrix. The values do not
+  // depend on the number of ranks.
   auto model = ts::deferred_init([] { return FeedForward(32); });
   ts::parallelize_module(model, mesh, {{"up", ts::ColwiseParallel()}, {"down", ts::RowwiseParallel()}});
   ts::materialize(model);
