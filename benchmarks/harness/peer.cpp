@@ -60,7 +60,9 @@ PeerFigures parse_peer_lines(const std::string& text) {
     const auto value = number_of(object.find("value"));
     TESSERA_CHECK(value, UsageError, "a peer script printed '", line, "'; expected {\"case\": .., \"value\": ..}");
     const Json* plain = object.find("plain");
-    figures[object.at("case").text()] = {*value, plain ? number_of(plain) : std::nullopt};
+    TESSERA_CHECK(!plain || number_of(plain), UsageError, "a peer script printed '", line,
+                  "'; \"plain\" must be a number");
+    figures[object.at("case").text()] = {*value, number_of(plain)};
   }
   return figures;
 }
