@@ -28,5 +28,5 @@ int main(int argc, char** argv) {
     const PeerFigures figures = peer ? run_peer(bench.name, std::cerr) : PeerFigures();
     run_bench(bench, figures, {std::cout, json});
   });
-  return cli::run_program(app, argc, argv);
+  return tessera::cli::run_program(app, argc, argv);
 }
