@@ -32,7 +32,7 @@ struct Buffers {
 struct CollectiveCase {
   const char* name;
   int64_t (*out_numel)(int64_t in_numel, int64_t ranks);  // 0: in place
-  double (*result_of_ones)(int64_t ranks);              // the output if all inputs are 1
+  double (*result_of_ones)(int64_t ranks);                // the output if all inputs are 1
   void (*call)(c10d::Backend& over, Buffers& b);
 };
 int64_t in_place(int64_t, int64_t) { return 0; }

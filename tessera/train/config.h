@@ -66,14 +66,14 @@ struct TrainingOptions {
 
 // [optimizer]: AdamW and the learning rate schedule.
 struct OptimizerOptions {
-  double lr = 1e-3;                               // peak learning rate
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;   // of AdamW
-  double weight_decay = 0.1;                      // of parameters with two or more dims; the others have none
-  double clip = 1;                                // max gradient norm; 0: no clipping
-  std::string schedule = "cosine";                // "constant", "cosine", "linear" or "wsd"
-  int64_t warmup = 50;                            // warmup steps
-  double min_factor = 0.1;                        // final learning rate as a fraction of lr
-  double decay_share = 0.2;                       // fraction of the steps in the decay phase of wsd
+  double lr = 1e-3;                              // peak learning rate
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  // of AdamW
+  double weight_decay = 0.1;                     // of parameters with two or more dims; the others have none
+  double clip = 1;                               // max gradient norm; 0: no clipping
+  std::string schedule = "cosine";               // "constant", "cosine", "linear" or "wsd"
+  int64_t warmup = 50;                           // warmup steps
+  double min_factor = 0.1;                       // final learning rate as a fraction of lr
+  double decay_share = 0.2;                      // fraction of the steps in the decay phase of wsd
   // Memberwise.
   bool operator==(const OptimizerOptions&) const = default;
 };

@@ -12,9 +12,9 @@ EvalMetrics evaluate(ParallelModel& model, const data::Dataset& dataset, int64_t
                      at::Device device);
 
 struct GenerateOptions {
-  int64_t tokens;           // to generate
-  int64_t context;          // tokens that the model sees at a time
-  double temperature = 0;   // 0: greedy
+  int64_t tokens;          // to generate
+  int64_t context;         // tokens that the model sees at a time
+  double temperature = 0;  // 0: greedy
   uint64_t seed = 0;
 };
 // Appends generated tokens to `prompt`. All ranks must call it, and all return the same.

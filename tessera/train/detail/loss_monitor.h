@@ -17,8 +17,8 @@ class LossMonitor {
     std::string reason = {};  // empty: no problem
     bool operator==(const Verdict&) const = default;
   };
-  static constexpr size_t kWindow = 128;     // last losses that a loss is compared with
-  static constexpr size_t kMinLosses = 16;   // before spikes are detected
+  static constexpr size_t kWindow = 128;    // last losses that a loss is compared with
+  static constexpr size_t kMinLosses = 16;  // before spikes are detected
 
   explicit LossMonitor(const GuardOptions& options) : options_(options) {}
   // `norm_may_overflow`: the gradient scaler handles an infinite norm.
