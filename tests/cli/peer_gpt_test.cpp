@@ -20,7 +20,7 @@ std::vector<double> train(Model& model, const at::Tensor& tokens) {
   for (int step = 0; step < 3; step++) {
     adam.zero_grad();
     const LossParallel scope;
-    const auto loss = at::cross_entropy_loss(model.forward(in).flatten(0, 1), target);
+    const at::Tensor loss = at::cross_entropy_loss(model.forward(in).flatten(0, 1), target);
     loss.backward();
     losses.push_back(tessera::detail::full_tensor_or_self(loss.detach()).item<double>());
     adam.step();
