@@ -14,10 +14,10 @@
 namespace tessera::bench {
 namespace {
 
-class Peer : public testing::Test {
+class Peer : public ::testing::Test {
  protected:
   Peer() {
-    std::string pattern = testing::TempDir() + "peersXXXXXX";
+    std::string pattern = ::testing::TempDir() + "peersXXXXXX";
     folder_ = mkdtemp(pattern.data());
     setenv("TESSERA_PEERS", folder_.c_str(), 1);
     setenv("TESSERA_PYTHON", "sh", 1);
