@@ -120,7 +120,7 @@ TEST(Resume, RestoresTheFp16Scale) {
   auto config = short_run();
   config.training.precision = "fp16";
   train(config, "fsdp=2", 1, "", folder / "x");
-  const auto file = folder / ("x/" + dcp::open_source(folder / "x").manifest.find("scaler.scale")->pieces.at(0).file);
+  const auto file = folder / ("x/" + dcp::open_source(folder / "x").manifest.find("scaler.scale")->shards.at(0).file);
   auto bytes = dcp::read(file);
   {
     const dcp::SafetensorsFile opened(file);
