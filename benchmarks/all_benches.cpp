@@ -1,7 +1,7 @@
-// The table of contents of `tessera bench`. A bench is a file x_bench.cpp with one register function, called here.
+// All benchmarks of `tessera bench`. A benchmark is a file x_bench.cpp with one register function.
 #include "benchmarks/harness/bench.h"
 
-namespace tessera::cli {
+namespace tessera::bench {
 
 void register_comm(BenchRegistry& registry);      // comm_bench.cpp
 void register_compile(BenchRegistry& registry);   // compile_bench.cpp
@@ -25,4 +25,4 @@ void register_all_benches(BenchRegistry& registry) {
   register_tp(registry);
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

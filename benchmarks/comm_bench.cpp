@@ -1,10 +1,10 @@
-// Collectives over shared memory beside Gloo, ranks as processes of this machine, both by turns in one run. Sizes are
-// the bytes a rank gives; a time is from the first rank's call to the last rank's completion. Plain is what all ranks
-// need at once to copy as many bytes as one of them gets: nothing that moves the bytes can be much faster.
-#include "benchmarks/harness/process_ranks.h"
-#include "tessera/base/error.h"
+// Time of collectives over shared memory and over Gloo (peer), alternating in one run. Ranks are processes of this
+// machine. A size is the input bytes of a rank. A time is from the first rank's call to the last rank's completion.
+// Plain is a memcpy of the larger of input and output on all ranks at once, a lower bound.
 #include "benchmarks/harness/bench.h"
 #include "benchmarks/harness/bench_timer.h"
+#include "benchmarks/harness/process_ranks.h"
+#include "tessera/base/error.h"
 #include "tessera/comm/backends.h"
 
 #include <ATen/ops/empty.h>
@@ -18,7 +18,8 @@
 #include <iomanip>
 #include <sstream>
 
-namespace tessera::cli {
+namespace tessera::bench {
+namespace comm_bench {
 namespace {
 
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
@@ -27,18 +28,18 @@ struct Buffers {
   at::Tensor in, out;
 };
 
-// One collective: what it needs and what it gives if every rank gives ones.
-struct OpRow {
+// One collective.
+struct CollectiveCase {
   const char* name;
   int64_t (*out_numel)(int64_t in_numel, int64_t ranks);  // 0: in place
-  double (*one_becomes)(int64_t ranks);
+  double (*result_of_ones)(int64_t ranks);                // the output if all inputs are 1
   void (*call)(c10d::Backend& over, Buffers& b);
 };
 int64_t in_place(int64_t, int64_t) { return 0; }
 double unchanged(int64_t) { return 1; }
 double summed(int64_t ranks) { return static_cast<double>(ranks); }
 
-constexpr OpRow kOps[] = {
+constexpr CollectiveCase kOps[] = {
     {"all_reduce", in_place, summed,
      [](c10d::Backend& over, Buffers& b) {
        std::vector<at::Tensor> xs{b.in};
@@ -60,15 +61,15 @@ constexpr OpRow kOps[] = {
      }},
 };
 
-struct SizeRow {
+struct SizeCase {
   const char* name;
   int64_t bytes;
   int repetitions;
 };
-constexpr SizeRow kSizes[] = {
+constexpr SizeCase kSizes[] = {
     {"16B", 16, 9}, {"4KiB", 4 << 10, 9}, {"512KiB", 512 << 10, 9}, {"16MiB", 16 << 20, 7}, {"256MiB", 256 << 20, 3}};
 
-// One repetition on all ranks: microseconds a call, from the first rank's start to the last rank's end.
+// Times one repetition on all ranks: microseconds per call, from the first rank's start to the last rank's end.
 class Stopwatch {
  public:
   explicit Stopwatch(BackendPtr over) : over_(std::move(over)) {}
@@ -76,11 +77,11 @@ class Stopwatch {
   template <class Call>
   double time_us(int64_t calls, Call&& call) {
     over_->barrier()->wait();
-    const double start = now_us(Clock::Wall);
+    const double start = now_us(TimerClock::Wall);
     for (int64_t i = 0; i < calls; i++) call();
-    return (largest(now_us(Clock::Wall)) + largest(-start)) / static_cast<double>(calls);
+    return (max_over_ranks(now_us(TimerClock::Wall)) + max_over_ranks(-start)) / static_cast<double>(calls);
   }
-  double largest(double x) {  // over all ranks
+  double max_over_ranks(double x) {
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
     std::vector<at::Tensor> xs{at::full({1}, x, at::kDouble)};
@@ -97,22 +98,22 @@ double median(std::vector<double> samples) {
   return samples[samples.size() / 2];
 }
 
-Buffers buffers_of(const OpRow& op, int64_t bytes, int64_t ranks, double value) {
+Buffers buffers_of(const CollectiveCase& op, int64_t bytes, int64_t ranks, double value) {
   const int64_t numel = bytes / 4, out = op.out_numel(numel, ranks);
   return {at::full({numel}, value), out > 0 ? at::full({out}, -1.0) : at::Tensor()};
 }
 
-void check_answer(const OpRow& op, c10d::Backend& over, int64_t bytes, int64_t ranks) {
+void check_answer(const CollectiveCase& op, c10d::Backend& over, int64_t bytes, int64_t ranks) {
   Buffers b = buffers_of(op, bytes, ranks, 1.0);
   op.call(over, b);
   const at::Tensor& result = b.out.defined() ? b.out : b.in;
-  const auto wrong = result.ne(op.one_becomes(ranks)).sum().item<int64_t>();
+  const auto wrong = result.ne(op.result_of_ones(ranks)).sum().item<int64_t>();
   TESSERA_CHECK(wrong == 0, CommError, op.name, " of ", bytes, " bytes over ", over.getBackendName(), ": ", wrong,
                 " elements are wrong");
 }
 
 // ours, peer, plain
-std::array<double, 3> measure(const OpRow& op, const SizeRow& size, int64_t ranks, const BackendPtr& shm,
+std::array<double, 3> measure(const CollectiveCase& op, const SizeCase& size, int64_t ranks, const BackendPtr& shm,
                               const BackendPtr& gloo) {
   for (const auto& over : {shm, gloo}) check_answer(op, *over, size.bytes, ranks);
   Buffers b = buffers_of(op, size.bytes, ranks, 0.0);
@@ -122,7 +123,7 @@ std::array<double, 3> measure(const OpRow& op, const SizeRow& size, int64_t rank
       [&] { op.call(*shm, b); }, [&] { op.call(*gloo, b); },
       [&] { std::memcpy(copy.data_ptr(), larger.data_ptr(), larger.nbytes()); }};
   Stopwatch watch(shm);
-  std::array<int64_t, 3> times;  // calls a repetition: about 20 ms, so that small ones stand out from the barrier
+  std::array<int64_t, 3> times;  // calls per repetition: about 20 ms, so that the barrier does not dominate
   for (size_t i = 0; i < 3; i++)
     times[i] = std::clamp<int64_t>(static_cast<int64_t>(20'000 / watch.time_us(1, calls[i])), 1, 2000);
   std::array<std::vector<double>, 3> samples;
@@ -131,7 +132,7 @@ std::array<double, 3> measure(const OpRow& op, const SizeRow& size, int64_t rank
   return {median(samples[0]), median(samples[1]), median(samples[2])};
 }
 
-void run_rank(testing::Rank& me, const SizeRow& size, const EmitRow& emit) {
+void run_rank(testing::Rank& me, const SizeCase& size, const EmitRow& emit) {
   const auto connect = [&](const std::string& backend) {
     comm::ConnectOptions options;
     options.store = c10::make_intrusive<c10d::PrefixStore>(backend, me.world.store());
@@ -143,7 +144,7 @@ void run_rank(testing::Rank& me, const SizeRow& size, const EmitRow& emit) {
     return comm::connect(backend, options);
   };
   const BackendPtr shm = me.group()->backend(), gloo = connect("gloo");
-  for (const OpRow& op : kOps) {
+  for (const CollectiveCase& op : kOps) {
     const auto [ours, peer, plain] = measure(op, size, me.size(), shm, gloo);
     if (me.rank != 0) continue;
     std::ostringstream note;
@@ -159,15 +160,16 @@ void run_rank(testing::Rank& me, const SizeRow& size, const EmitRow& emit) {
 }
 
 }  // namespace
+}  // namespace comm_bench
 
 void register_comm(BenchRegistry& registry) {
-  registry.add({"comm", "collectives over shared memory beside Gloo", [](const EmitRow& emit) {
+  registry.add({"comm", "collectives over shared memory and over Gloo", [](const EmitRow& emit) {
                   for (int64_t ranks : {2, 4})
-                    for (const SizeRow& size : kSizes)
-                      benchmarks::on_process_ranks("comm", ranks, emit, [&](testing::Rank& me, const EmitRow& rows) {
-                        run_rank(me, size, rows);
+                    for (const auto& size : comm_bench::kSizes)
+                      run_process_ranks("comm", ranks, emit, [&](testing::Rank& me, const EmitRow& rows) {
+                        comm_bench::run_rank(me, size, rows);
                       });
                 }});
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

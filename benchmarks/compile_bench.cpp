@@ -1,12 +1,12 @@
-// One step of training as a program beside the same step run eagerly, both with our fused AdamW: the seeds' MLP
-// (10 -> 16 -> 10, batch 8) and a small GPT (peer_gpt.h, batch 4 x 128); on one rank, and on two processes with tensor
-// and with data parallelism. The note has what share of the eager step it takes, and what the first call takes:
-// tracing, passes, building kernels (none if they are in the cache), running.
+// Time of a compiled train step and of the same step in eager mode (plain), both with Tessera's fused AdamW: an MLP (10
+// -> 16 -> 10, batch 8) and a small GPT (peer_gpt.h, batch 4 x 128), on one rank and on two processes with tensor and
+// with data parallelism. The note has the ratio to eager and the time of the first call: tracing, passes, building
+// kernels (if not cached), and running.
+#include "benchmarks/harness/bench.h"
+#include "benchmarks/harness/process_ranks.h"
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/peer_mlp.h"
-#include "benchmarks/harness/process_ranks.h"
 #include "benchmarks/train_step.h"
-#include "benchmarks/harness/bench.h"
 #include "tessera/compile/api/compile.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/models/mlp.h"
@@ -23,26 +23,27 @@
 #include <memory>
 #include <sstream>
 
-namespace tessera::cli {
+namespace tessera::bench {
+namespace compile_bench {
 namespace {
 
-using Gpt = benchmarks::PeerGpt<benchmarks::TorchLayers>;
-using Mlp = benchmarks::PeerMlp;
+using Gpt = PeerGpt<TorchLayers>;
+using Mlp = PeerMlp;
 
-struct Batch {
+struct CompileBatch {
   at::Tensor x, y;
-  friend void tessera_visit(Batch& b, auto&& field) { field(b.x), field(b.y); }
+  friend void tessera_visit(CompileBatch& b, auto&& field) { field(b.x), field(b.y); }
 };
 
-const auto mlp_step = [](auto& model, auto& opt, const Batch& batch) {
+const auto mlp_step = [](auto& model, auto& opt, const CompileBatch& batch) {
   opt.zero_grad();
   auto loss = model.forward(batch.x).sum();
   loss.backward();
   opt.step();
   return loss;
 };
-const auto gpt_step = [](auto& model, auto& opt, const Batch& batch) {
-  const LossParallel scope;  // does nothing to a plain model
+const auto gpt_step = [](auto& model, auto& opt, const CompileBatch& batch) {
+  const LossParallel scope;  // no effect on a plain model
   opt.zero_grad();
   auto loss = at::cross_entropy_loss(model.forward(batch.x).flatten(0, 1), batch.y);
   loss.backward();
@@ -50,9 +51,9 @@ const auto gpt_step = [](auto& model, auto& opt, const Batch& batch) {
   return loss;
 };
 
-// Two of a model, as `make` makes them: one for each side. So many steps a repetition.
+// Times the compiled and the eager step, on two models from `make`. `steps` is per repetition.
 template <class Make, class F>
-void measure(const std::string& name, int64_t steps, const Make& make, const F& step, const Batch& batch,
+void measure(const std::string& name, int64_t steps, const Make& make, const F& step, const CompileBatch& batch,
              testing::Rank& me, const EmitRow& emit) {
   auto eager = make(), model = make();
   const optim::AdamW::Options options{.fused = true};
@@ -63,7 +64,7 @@ void measure(const std::string& name, int64_t steps, const Make& make, const F& 
   const auto begin = std::chrono::steady_clock::now();
   compiled(*model, opt, batch);
   const std::chrono::duration<double, std::milli> first = std::chrono::steady_clock::now() - begin;
-  const auto ms = benchmarks::medians_ms(
+  const auto ms = medians_ms(
       me.group(), steps, {[&] { compiled(*model, opt, batch); }, [&] { step(*eager, eager_opt, batch); }});
   std::ostringstream note;
   note << std::fixed << std::setprecision(2) << ms[0] / ms[1] << " of eager; first call " << std::setprecision(0)
@@ -71,16 +72,16 @@ void measure(const std::string& name, int64_t steps, const Make& make, const F& 
   if (me.rank == 0) emit({.name = name, .unit = "ms", .ours = ms[0], .plain = ms[1], .note = note.str()});
 }
 
-// The data of a rank.
-Batch mlp_batch(int64_t rank) {
-  return {at::randn({8, 10}, benchmarks::generator(1 + static_cast<uint64_t>(rank))), {}};
+// The data of one rank.
+CompileBatch mlp_batch(int64_t rank) {
+  return {at::randn({8, 10}, generator(1 + static_cast<uint64_t>(rank))), {}};
 }
-Batch gpt_batch(int64_t rank) {
-  const auto tokens = at::randint(256, {4, 129}, benchmarks::generator(2 + static_cast<uint64_t>(rank)), at::kLong);
+CompileBatch gpt_batch(int64_t rank) {
+  const auto tokens = at::randint(256, {4, 129}, generator(2 + static_cast<uint64_t>(rank)), at::kLong);
   return {tokens.narrow(1, 0, 128).contiguous(), tokens.narrow(1, 1, 128).flatten()};
 }
 
-void run_alone(testing::Rank& me, const EmitRow& emit) {
+void run_one_rank(testing::Rank& me, const EmitRow& emit) {
   measure(
       "mlp/1/-/step", 1000, [] { return std::make_shared<Mlp>(); }, mlp_step, mlp_batch(0), me, emit);
   measure(
@@ -95,15 +96,15 @@ void run_tensor_parallel(testing::Rank& me, const EmitRow& emit) {
     return model;
   };
   const auto gpt = [&] {
-    auto model = std::make_shared<benchmarks::PeerGpt<benchmarks::TesseraLayers>>();
-    parallelize_module(*model, mesh, benchmarks::peer_gpt_plan());
+    auto model = std::make_shared<PeerGpt<TesseraLayers>>();
+    parallelize_module(*model, mesh, peer_gpt_plan());
     return model;
   };
   measure(c10::str("mlp/", me.size(), "/-/tp"), 300, mlp, mlp_step, mlp_batch(0), me, emit);
   measure(c10::str("gpt/", me.size(), "/-/tp"), 3, gpt, gpt_step, gpt_batch(0), me, emit);
 }
 
-// As DDP is by default: the reducer's buckets.
+// DDP with default options: the reducer's buckets.
 void run_data_parallel(testing::Rank& me, const EmitRow& emit) {
   const auto mlp = [] { return DistributedDataParallel(std::make_shared<Mlp>()); };
   const auto gpt = [] { return DistributedDataParallel(std::make_shared<Gpt>()); };
@@ -112,15 +113,16 @@ void run_data_parallel(testing::Rank& me, const EmitRow& emit) {
 }
 
 void run(const EmitRow& emit) {
-  benchmarks::on_process_ranks("compile", 1, emit, run_alone);
-  benchmarks::on_process_ranks("compile", 2, emit, run_tensor_parallel);
-  benchmarks::on_process_ranks("compile", 2, emit, run_data_parallel);
+  run_process_ranks("compile", 1, emit, run_one_rank);
+  run_process_ranks("compile", 2, emit, run_tensor_parallel);
+  run_process_ranks("compile", 2, emit, run_data_parallel);
 }
 
 }  // namespace
+}  // namespace compile_bench
 
 void register_compile(BenchRegistry& registry) {
-  registry.add({"compile", "a training step as a program, beside the eager one", run});
+  registry.add({"compile", "compiled train step and the eager one", compile_bench::run});
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -1,6 +1,6 @@
-// What an op on distributed tensors costs beyond the plain op: on a hit, the decision remembered, and on a miss,
-// decided anew. Plain is the same op on a plain tensor of the local's size. 8 x 8, no_grad, one thread a rank. With
-// four thread ranks on a 2 x 2 mesh, thread CPU time counts: ranks outnumber cores.
+// Dispatch overhead of ops on DTensors, with a hit and with a miss of the decision cache. Plain is the same op on a
+// plain tensor with the local sizes. 8 x 8, no_grad, one thread per rank. With four ranks as threads on a 2 x 2 mesh,
+// thread CPU time counts, because there are more ranks than cores.
 #include "benchmarks/harness/bench.h"
 #include "benchmarks/harness/bench_timer.h"
 #include "tessera/dtensor/dtensor.h"
@@ -12,7 +12,8 @@
 #include <functional>
 #include <vector>
 
-namespace tessera::cli {
+namespace tessera::bench {
+namespace dispatch_bench {
 namespace {
 
 constexpr int kList = 200;
@@ -30,7 +31,7 @@ std::vector<at::Tensor> copies(int n, const std::function<at::Tensor()>& make) {
   return all;
 }
 
-// Inputs live in the closures.
+// The closures own the inputs.
 std::vector<Case> cases(const DeviceMesh& mesh) {
   const Placements rows = [&] {
     Placements p(mesh.ndim(), Replicate());
@@ -38,7 +39,7 @@ std::vector<Case> cases(const DeviceMesh& mesh) {
     return p;
   }();
   const auto value = at::rand({8, 8});
-  const at::Tensor d = distribute_tensor(value, mesh, rows), whole = distribute_tensor(value, mesh);
+  const at::Tensor d = distribute_tensor(value, mesh, rows), replicated = distribute_tensor(value, mesh);
   const auto local = DTensor(d).to_local().clone();
   const auto square = at::rand({8, 8});
   const at::Tensor zeros_d = zeros({8, 8}, mesh, rows);
@@ -49,7 +50,7 @@ std::vector<Case> cases(const DeviceMesh& mesh) {
   const int64_t n = local.size(0);
   return {
       {"add", "-", [=] { at::add(d, d); }, [=] { at::add(local, local); }},
-      {"mm", "-", [=] { at::mm(d, whole); }, [=] { at::mm(local, square); }},
+      {"mm", "-", [=] { at::mm(d, replicated); }, [=] { at::mm(local, square); }},
       {"t", "-", [=] { d.t(); }, [=] { local.t(); }},
       {"detach", "-", [=] { d.detach(); }, [=] { local.detach(); }},
       {"view", "-",
@@ -70,7 +71,7 @@ std::vector<Case> cases(const DeviceMesh& mesh) {
       {"native_dropout", "-", [=] { at::native_dropout(d, 0.5, true); }, [=] { at::native_dropout(local, 0.5, true); }},
       {"_foreach_add_", list, [=] { at::_foreach_add_(many_d, many_d); }, [=] { at::_foreach_add_(many, many); }},
       {"_foreach_add", list, [=] { at::_foreach_add(many_d, many_d); }, [=] { at::_foreach_add(many, many); }},
-      {"redistribute_R_S", "-", [=] { DTensor(whole).redistribute(rows); }, {}, true},
+      {"redistribute_R_S", "-", [=] { DTensor(replicated).redistribute(rows); }, {}, true},
       {"redistribute_S_R",
        "-",
        [=] { DTensor(d).redistribute(Placements(mesh.ndim(), Replicate())).to_local(); },
@@ -84,23 +85,23 @@ void run(int ranks, std::vector<int64_t> shape, std::vector<std::string> names, 
     at::NoGradGuard no_grad;
     const auto mesh = init_device_mesh("cpu", shape, names);
     auto& cache = propagate::decision_cache(*mesh.state());
-    const bool alone = ranks == 1;
-    const TimerOptions options{.clock = alone ? Clock::Wall : Clock::ThreadCpu};
+    const bool one_rank = ranks == 1;
+    const TimerOptions options{.clock = one_rank ? TimerClock::Wall : TimerClock::ThreadCpu};
     for (const auto& c : cases(mesh)) {
       const auto name = [&](const char* variant) {
         return std::string(c.name) + "/" + std::to_string(ranks) + "/" + c.size + "/" + variant;
       };
       if (c.communicates) {
         auto all = options;
-        if (!alone) all.iterations = 300;
+        if (!one_rank) all.iterations = 300;
         const auto hit = time_us(all, c.ours);
         if (me.rank == 0) emit({.name = name("hit"), .unit = "us", .ours = hit.median_us});
       } else if (me.rank == 0) {
-        const auto [ours, plain] = time_by_turns(options, c.ours, c.plain);
+        const auto [ours, plain] = time_alternating(options, c.ours, c.plain);
         emit({.name = name("hit"), .unit = "us", .ours = ours.median_us, .plain = plain.median_us});
         auto miss_options = options;
         miss_options.iterations = 200;
-        const auto [miss, clear] = time_by_turns(
+        const auto [miss, clear] = time_alternating(
             miss_options, [&] { cache.clear(), c.ours(); }, [&] { cache.clear(); });
         emit({.name = name("miss"), .unit = "us", .ours = miss.median_us - clear.median_us, .plain = plain.median_us});
       }
@@ -110,12 +111,13 @@ void run(int ranks, std::vector<int64_t> shape, std::vector<std::string> names, 
 }
 
 }  // namespace
+}  // namespace dispatch_bench
 
 void register_dispatch(BenchRegistry& registry) {
-  registry.add({"dispatch", "what an op on distributed tensors costs beyond the plain op", [](const EmitRow& emit) {
-                  run(1, {1}, {"tp"}, emit);
-                  run(4, {2, 2}, {"dp", "tp"}, emit);
+  registry.add({"dispatch", "dispatch overhead of ops on DTensors", [](const EmitRow& emit) {
+                  dispatch_bench::run(1, {1}, {"tp"}, emit);
+                  dispatch_bench::run(4, {2, 2}, {"dp", "tp"}, emit);
                 }});
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

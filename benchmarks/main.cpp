@@ -1,20 +1,20 @@
-// The program `tessera-bench`, which `tessera bench` starts.
-#include "tessera/base/error.h"
+// The program `tessera-bench`. `tessera bench` executes it.
 #include "benchmarks/harness/bench.h"
-#include "tessera/cli/commands.h"
 #include "benchmarks/harness/peer.h"
+#include "tessera/base/error.h"
+#include "tessera/cli/commands.h"
 
 #include <iostream>
 
 int main(int argc, char** argv) {
-  using namespace tessera::cli;
+  using namespace tessera::bench;
   std::string name;
   bool json = false, list = false, peer = false;
-  CLI::App app{"Runs a benchmark and prints a table", "tessera bench"};
-  app.add_option("name", name, "Which one; --list shows them");
-  app.add_flag("--json", json, "One JSON object per row instead of a table");
-  app.add_flag("--list", list, "Print the names and stop");
-  app.add_flag("--peer", peer, "Run the peer's script first and show its figures beside ours");
+  CLI::App app{"Run a benchmark and print a table", "tessera bench"};
+  app.add_option("name", name, "Benchmark name; see --list");
+  app.add_flag("--json", json, "Print one JSON object per row instead of a table");
+  app.add_flag("--list", list, "List the benchmarks and exit");
+  app.add_flag("--peer", peer, "Also run the PyTorch script of the benchmark and show its figures");
   app.footer("Examples:\n  tessera bench --list\n  tessera bench dispatch --peer --json");
   app.callback([&] {
     BenchRegistry registry;
@@ -23,10 +23,10 @@ int main(int argc, char** argv) {
       for (const Bench& bench : registry.all()) std::cout << bench.name << '\n';
       return;
     }
-    TESSERA_CHECK(!name.empty(), UsageError, "bench needs a name; `tessera bench --list` shows them");
+    TESSERA_CHECK(!name.empty(), UsageError, "bench needs a name; see tessera bench --list");
     const Bench& bench = registry.find(name);
     const PeerFigures figures = peer ? run_peer(bench.name, std::cerr) : PeerFigures();
     run_bench(bench, figures, {std::cout, json});
   });
-  return run_program(app, argc, argv);
+  return tessera::cli::run_program(app, argc, argv);
 }

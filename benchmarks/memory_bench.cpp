@@ -1,9 +1,9 @@
-// The most memory that a step of training takes of a rank (forward, backward, AdamW), as the CPU allocator hands it
-// out: a GPT-2 of 100 million parameters, a unit for each block and one for the rest, on 1, 2 and 4 processes. Plain is
-// the same model in one piece. Rows say what is promised, which the measured peak may exceed by 5 %, and the peaks of
-// forward, backward and optimizer.
-#include "benchmarks/harness/process_ranks.h"
+// Peak memory of a train step per rank (forward, backward, AdamW), as the CPU allocator counts it: a GPT-2 with 100
+// million parameters, one FSDP unit per block and one for the rest, on 1, 2 and 4 processes. Plain is the unsharded
+// model. The note has the promised peak, which the measured one may exceed by 5 %, and the peaks of forward, backward
+// and optimizer.
 #include "benchmarks/harness/bench.h"
+#include "benchmarks/harness/process_ranks.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/models/gpt2.h"
@@ -16,7 +16,8 @@
 #include <cmath>
 #include <sstream>
 
-namespace tessera::cli {
+namespace tessera::bench {
+namespace memory_bench {
 namespace {
 
 using models::GPT2;
@@ -31,7 +32,7 @@ int64_t numel_of(const std::vector<at::Tensor>& parameters) {
   return total;
 }
 
-// Of the second step: the first one makes the optimizer's state.
+// Measures the second step. The first one creates the optimizer state.
 StepMemory second_step(CountingAllocator& count, GPT2& model) {
   const auto tokens = at::randint(kConfig.vocab_size, {1, 9}, at::kLong);
   optim::AdamW optimizer(model->parameters(), {.lr = 1e-4, .fused = true});
@@ -45,11 +46,11 @@ StepMemory second_step(CountingAllocator& count, GPT2& model) {
   return found;
 }
 
-struct Variant {
+struct ShardingVariant {
   const char* name;
-  void (*cut)(GPT2& model);
+  void (*shard)(GPT2& model);
 };
-const Variant kVariants[] = {
+const ShardingVariant kVariants[] = {
     {"fully_shard",
      [](GPT2& model) {
        for (auto& block : model->h) fully_shard(block);
@@ -65,7 +66,7 @@ const Variant kVariants[] = {
 double mb(int64_t bytes) { return std::round(static_cast<double>(bytes) * 1e-5) / 10; }
 
 void run(int64_t ranks, const EmitRow& emit) {
-  benchmarks::on_process_ranks("memory", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
+  run_process_ranks("memory", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
     StepMemory plain;
     testing::UnitSizes sizes;
     {
@@ -79,7 +80,7 @@ void run(int64_t ranks, const EmitRow& emit) {
     for (const auto& variant : kVariants) {
       CountingAllocator count;
       GPT2 model(kConfig);
-      variant.cut(model);
+      variant.shard(model);
       const auto found = second_step(count, model);
       std::ostringstream note;
       note << "promised " << promise << "; " << mb(found.forward) << ", " << mb(found.backward) << ", "
@@ -95,11 +96,12 @@ void run(int64_t ranks, const EmitRow& emit) {
 }
 
 }  // namespace
+}  // namespace memory_bench
 
 void register_memory(BenchRegistry& registry) {
-  registry.add({"memory", "the most memory that a sharded step takes of a rank", [](const EmitRow& emit) {
-                  for (const int64_t ranks : {1, 2, 4}) run(ranks, emit);
+  registry.add({"memory", "peak memory of a sharded train step per rank", [](const EmitRow& emit) {
+                  for (const int64_t ranks : {1, 2, 4}) memory_bench::run(ranks, emit);
                 }});
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

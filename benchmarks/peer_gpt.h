@@ -10,10 +10,9 @@
 
 #include <vector>
 
-// The small GPT that benchmarks train in every framework (benchmarks/peers/tp.py has it in Python): separate q, k and
-// v, biases everywhere, no positions, an output of its own. `Layers` says whose modules it is made of, so that the
-// plain one is LibTorch and nothing else.
-namespace tessera::benchmarks {
+// The small GPT of the benchmarks. benchmarks/peers/tp.py has the same model in Python: separate q, k and v, biases, no
+// position embedding, untied output. `Layers` selects LibTorch's or Tessera's modules.
+namespace tessera::bench {
 
 struct TorchLayers {
   using Linear = torch::nn::Linear;
@@ -93,9 +92,8 @@ struct PeerGpt : torch::nn::Module {
   typename Layers::Linear out;
 };
 
-// Attention by heads, feed-forward by hidden features, output by vocabulary (the loss is to be a LossParallel one). n1
-// hands out a distributed tensor, so that the gradients of q, k and v are added up before they are summed over the
-// ranks: one all-reduce instead of three.
+// Shards attention by heads, feed-forward by hidden features, and output by vocabulary (for LossParallel). n1 returns a
+// DTensor, so that the gradients of q, k and v are added locally before one all-reduce instead of three.
 inline Plan peer_gpt_plan(const PeerGptSizes& s = {}) {
   return {{"b.*.n1", PrepareModuleOutput{Replicate(), Replicate(), /*use_local_output=*/false}},
           {"b.*.[qkv]", ColwiseParallel{.block = s.head}},
@@ -105,4 +103,4 @@ inline Plan peer_gpt_plan(const PeerGptSizes& s = {}) {
           {"out", ColwiseParallel{.use_local_output = false}}};
 }
 
-}  // namespace tessera::benchmarks
+}  // namespace tessera::bench

@@ -3,8 +3,8 @@
 
 #include <ATen/ops/relu.h>
 
-// The seeds' MLP, which benchmarks train in every framework; of LibTorch's modules.
-namespace tessera::benchmarks {
+// The MLP of the benchmarks, with LibTorch's modules. benchmarks/peers/tp.py has it in Python.
+namespace tessera::bench {
 
 struct PeerMlp : torch::nn::Module {
   PeerMlp() { register_module("net1", net1), register_module("net2", net2); }
@@ -12,4 +12,4 @@ struct PeerMlp : torch::nn::Module {
   torch::nn::Linear net1{10, 16}, net2{16, 10};
 };
 
-}  // namespace tessera::benchmarks
+}  // namespace tessera::bench

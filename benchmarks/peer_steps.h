@@ -5,8 +5,8 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 
-// The steps that benches of data parallelism time: each rank has a batch of its own.
-namespace tessera::benchmarks {
+// Train steps of the data-parallel benchmarks. Each rank has its own batch.
+namespace tessera::bench {
 
 template <class Model>
 Step mlp_step(Model model, Optimizer optimizer, int64_t rank) {
@@ -22,4 +22,4 @@ Step gpt_step(Model model, Optimizer optimizer, int64_t rank) {
                     [=]() mutable { return at::cross_entropy_loss(model->forward(in).flatten(0, 1), target); });
 }
 
-}  // namespace tessera::benchmarks
+}  // namespace tessera::bench

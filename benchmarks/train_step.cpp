@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <memory>
 
-namespace tessera::benchmarks {
+namespace tessera::bench {
 namespace {
 
 class FusedAdamW {
@@ -24,7 +24,7 @@ class FusedAdamW {
     for (const auto& p : parameters) {
       auto& list = lists_[is_dtensor(p)];
       list.parameters.push_back(p);
-      list.first.push_back(at::zeros_like(p)), list.second.push_back(at::zeros_like(p));
+      list.exp_avg.push_back(at::zeros_like(p)), list.exp_avg_sq.push_back(at::zeros_like(p));
       list.steps.push_back(at::zeros({}));
     }
   }
@@ -39,16 +39,16 @@ class FusedAdamW {
       std::vector<at::Tensor> gradients;
       for (const auto& p : list.parameters) gradients.push_back(p.grad());
       at::_foreach_add_(list.steps, 1);
-      at::_fused_adamw_(list.parameters, gradients, list.first, list.second, {}, list.steps, 1e-3, 0.9, 0.999, 0.01,
-                        1e-8, /*amsgrad=*/false, /*maximize=*/false);
+      at::_fused_adamw_(list.parameters, gradients, list.exp_avg, list.exp_avg_sq, {}, list.steps, 1e-3, 0.9, 0.999,
+                        0.01, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
     }
   }
 
  private:
   struct List {
-    std::vector<at::Tensor> parameters, first, second, steps;
+    std::vector<at::Tensor> parameters, exp_avg, exp_avg_sq, steps;
   };
-  List lists_[2];  // plain, distributed
+  List lists_[2];  // plain tensors, DTensors
 };
 
 template <class Adam>
@@ -73,14 +73,14 @@ at::Generator generator(uint64_t seed) { return at::make_generator<at::CPUGenera
 std::vector<double> medians_ms(const comm::Group& group, int64_t steps, const std::vector<Step>& functions) {
   constexpr int kRepetitions = 9;
   std::vector<std::vector<double>> samples(functions.size());
-  for (int repetition = -1; repetition < kRepetitions; repetition++)  // the first one warms up
+  for (int repetition = -1; repetition < kRepetitions; repetition++)  // the first one is warm-up
     for (size_t i = 0; i < functions.size(); i++) {
       group->barrier().wait();
-      const double start = cli::now_us(cli::Clock::Wall);
+      const double start = now_us(TimerClock::Wall);
       for (int64_t step = 0; step < steps; step++) functions[i]();
       group->barrier().wait();
       if (repetition >= 0)
-        samples[i].push_back((cli::now_us(cli::Clock::Wall) - start) * 1e-3 / static_cast<double>(steps));
+        samples[i].push_back((now_us(TimerClock::Wall) - start) * 1e-3 / static_cast<double>(steps));
     }
   std::vector<double> medians;
   for (auto& each : samples) {
@@ -90,4 +90,16 @@ std::vector<double> medians_ms(const comm::Group& group, int64_t steps, const st
   return medians;
 }
 
-}  // namespace tessera::benchmarks
+void emit_step_row(testing::Rank& me, const StepCase& step_case, const Step& ours, const Step& plain,
+                   const EmitRow& emit, const std::function<std::string(const Step&)>& note) {
+  const auto ms = medians_ms(me.group(), step_case.steps, {ours, plain});
+  const auto text = note ? note(ours) : "";
+  if (me.rank != 0) return;
+  emit({.name = c10::str(step_case.model, "/", me.size(), "/-/", step_case.variant),
+        .unit = "ms",
+        .ours = ms[0],
+        .plain = ms[1],
+        .note = text});
+}
+
+}  // namespace tessera::bench

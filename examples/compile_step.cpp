@@ -1,5 +1,5 @@
-// A whole train step as one program: traced when it is first called, then run without autograd, dispatch or hooks, with
-// loops of its own for what can be fused. Checks that it computes what the same step does without being compiled.
+// compile() of a full train step: forward, backward, gradient all-reduce and optimizer. The first call traces it. Later
+// calls run the compiled program with fused kernels. Checks that the losses are those of eager mode.
 //   tessera run -n 4 -- ./example_compile_step
 #include <tessera/tessera.h>
 #include <torch/torch.h>
@@ -20,12 +20,12 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
 };
 TESSERA_MODULE(Net);
 
-// The same text for both. What it is given it takes as arguments, so that a program can be given others.
-auto step_of() {
+// The step. Model, optimizer and batch are arguments, so that the compiled program can take others.
+auto make_step() {
   return [](Net& net, ts::optim::AdamW& optimizer, const torch::Tensor& x, const torch::Tensor& y) {
     optimizer.zero_grad();
     auto loss = (net(x) - y).pow(2).mean();
-    loss.backward();  // with the reduction over ranks in it
+    loss.backward();  // includes the all-reduce of gradients
     ts::optim::clip_grad_norm_(optimizer.parameters(), 1.0);
     optimizer.step();
     return loss;
@@ -52,16 +52,16 @@ std::vector<double> train(Step step, const ts::DeviceMesh& mesh) {
 int main() {
   ts::init();
   auto mesh = ts::init_device_mesh("cpu", {ts::get_world_size()}, {"dp"});
-  const auto plain = train(step_of(), mesh);
-  auto compiled_step = ts::compile(step_of());
-  const auto compiled = train(compiled_step, mesh);  // the copy shares the programs
+  const auto eager = train(make_step(), mesh);
+  auto compiled_step = ts::compile(make_step());
+  const auto compiled = train(compiled_step, mesh);  // the copy shares the compiled programs
 
   bool same = true;
-  for (size_t i = 0; i < plain.size(); i++) same &= std::abs(plain[i] - compiled[i]) <= 1e-5 * plain[i];
+  for (size_t i = 0; i < eager.size(); i++) same &= std::abs(eager[i] - compiled[i]) <= 1e-5 * eager[i];
   const bool fell = compiled.back() < compiled.front();
   if (mesh.get_rank() == 0)
-    std::cout << (same ? "the same losses" : "other losses") << ", " << (fell ? "which fell" : "which did not fall")
-              << ": " << compiled.front() << " to " << compiled.back() << "\n"
+    std::cout << (same ? "same losses as eager" : "other losses than eager") << ", "
+              << (fell ? "falling" : "not falling") << ": " << compiled.front() << " to " << compiled.back() << "\n"
               << compiled_step.listing().substr(0, 2000) << "\n...\n";
   ts::destroy();
   return same && fell ? 0 : 1;

@@ -1,4 +1,4 @@
-// Data parallelism on an existing LibTorch program: the model is as it was, and what is new is marked.
+// DistributedDataParallel in an existing LibTorch program. The new lines are marked; the model does not change.
 //   tessera run -n 4 -- ./example_data_parallel
 #include <tessera/tessera.h>  // new
 #include <torch/torch.h>
@@ -19,9 +19,9 @@ TORCH_MODULE(Net);
 
 int main() {
   ts::init();                          // new
-  torch::manual_seed(ts::get_rank());  // every rank draws its own batches
+  torch::manual_seed(ts::get_rank());  // each rank has its own batches
   Net net;
-  ts::DistributedDataParallel ddp(net);  // new: all ranks get the first one's weights, and mean gradients from now on
+  ts::DistributedDataParallel ddp(net);  // new: broadcasts weights, averages gradients
   torch::optim::SGD optimizer(ddp->parameters(), 0.05);
 
   double first = 0, last = 0;
@@ -34,10 +34,10 @@ int main() {
     last = loss.item<double>();
     if (step == 0) first = last;
   }
-  // The ranks saw different batches and hold the same weights.
-  auto sum = net->one->weight.detach().sum(), greatest = sum.clone();
-  ts::all_reduce(greatest, ts::ReduceOp::Max);
-  const bool equal = sum.item<double>() == greatest.item<double>();
+  // The ranks have seen different batches, but their weights are equal.
+  auto sum = net->one->weight.detach().sum(), max = sum.clone();
+  ts::all_reduce(max, ts::ReduceOp::Max);
+  const bool equal = sum.item<double>() == max.item<double>();
   if (ts::get_rank() == 0)
     std::cout << ts::get_world_size() << " ranks, " << (equal ? "equal" : "different") << " weights, loss "
               << (last < first / 2 ? "fell" : "did not fall") << "\n";

@@ -1,4 +1,4 @@
-// An op of your own, with kernels and a gradient of your own, on distributed tensors: say once how it may be cut.
+// A custom op with its own kernel and autograd formula on DTensors: register_sharding() declares its strategies.
 //   tessera run -n 4 -- ./example_own_op
 #include <tessera/tessera.h>
 #include <torch/library.h>
@@ -8,7 +8,7 @@
 
 namespace ts = tessera;
 
-// my::scale_rows(x, by): row i of x, times by[i].
+// my::scale_rows(x, by) multiplies row i of x by by[i].
 torch::Tensor scale_rows_kernel(const torch::Tensor& x, const torch::Tensor& by) {
   auto out = torch::empty(x.sizes(), x.options());
   auto from = x.accessor<float, 2>();
@@ -47,7 +47,7 @@ TORCH_LIBRARY_IMPL(my, Autograd, m) {
 }
 
 int main() {
-  // Facts over one mesh axis: inputs that lie so give a result that lies so, each rank computing on its pieces.
+  // Strategies over one mesh axis: {placements of the inputs}, {placements of the outputs}.
   ts::register_sharding("my::scale_rows", {{{ts::Replicate(), ts::Replicate()}, {ts::Replicate()}},
                                            {{ts::Shard(0), ts::Shard(0)}, {ts::Shard(0)}},
                                            {{ts::Shard(1), ts::Replicate()}, {ts::Shard(1)}},
@@ -56,25 +56,25 @@ int main() {
   auto mesh = ts::init_device_mesh("cpu", {ts::get_world_size()}, {"tp"});
   auto x = torch::arange(48, torch::kFloat).view({8, 6}), by = torch::arange(8, torch::kFloat);
 
-  // Plain tensors, as ever.
+  // Plain tensors, for comparison.
   auto by_plain = by.clone().requires_grad_();
   auto plain = scale_rows(x, by_plain);
   plain.pow(2).sum().backward();
 
-  // Cut by rows: no communication for it.
-  torch::Tensor x_cut = ts::distribute_tensor(x, mesh, {ts::Shard(0)});
-  torch::Tensor by_cut = ts::distribute_tensor(by, mesh, {ts::Shard(0)}).requires_grad_();
+  // DTensors, sharded by rows: the op needs no communication.
+  torch::Tensor x_sharded = ts::distribute_tensor(x, mesh, {ts::Shard(0)});
+  torch::Tensor by_sharded = ts::distribute_tensor(by, mesh, {ts::Shard(0)}).requires_grad_();
   ts::CommDebugMode mode;
-  auto cut = scale_rows(x_cut, by_cut);
+  auto sharded = scale_rows(x_sharded, by_sharded);
   const auto sent = mode.get_total_counts();
   mode.exit();
-  cut.pow(2).sum().backward();
+  sharded.pow(2).sum().backward();
 
-  const bool same = torch::equal(ts::DTensor(cut).full_tensor(), plain.detach()) &&
-                    torch::allclose(ts::DTensor(by_cut.grad()).full_tensor(), by_plain.grad());
+  const bool same = torch::equal(ts::DTensor(sharded).full_tensor(), plain.detach()) &&
+                    torch::allclose(ts::DTensor(by_sharded.grad()).full_tensor(), by_plain.grad());
   if (mesh.get_rank() == 0)
-    std::cout << (same ? "the same" : "another") << " result and gradient, " << sent << " collectives\n"
-              << ts::DTensor(cut) << "\n";  // DTensor(f32[8, 6][S(0)] on mesh(tp=4))
+    std::cout << (same ? "same" : "different") << " result and gradient, " << sent << " collectives\n"
+              << ts::DTensor(sharded) << "\n";  // DTensor(f32[8, 6][S(0)] on mesh(tp=4))
   ts::destroy();
   return same && sent == 0 ? 0 : 1;
 }

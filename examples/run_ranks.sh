@@ -1,7 +1,6 @@
 #!/bin/sh
 # Starts a program on N ranks of this machine: examples/run_ranks.sh 4 build/release/bin/example_first_steps
-# What `tessera run -n 4 -- PROGRAM` does, at its plainest: for where the program is not built, and to read.
-# Fails if any rank fails.
+# A minimal `tessera run -n 4 -- PROGRAM`, for builds without the program `tessera`. Fails if any rank fails.
 set -u
 n=$1
 shift

@@ -1,4 +1,5 @@
-// A module of your own, cut over all ranks: trains, and checks that the loss falls. Run it alone or with run_ranks.sh.
+// parallelize_module on a custom module: trains, and checks that the loss falls.
+//   tessera run -n 4 -- ./example_tensor_parallel
 #include <tessera/tessera.h>
 #include <torch/torch.h>
 
@@ -13,20 +14,21 @@ struct FeedForwardImpl : torch::nn::Cloneable<FeedForwardImpl> {
     up = register_module("up", ts::nn::Linear(d, 4 * d));
     down = register_module("down", ts::nn::Linear(4 * d, d));
   }
-  torch::Tensor forward(torch::Tensor x) { return x + down(torch::gelu(up(norm(x)))); }  // holders are called, as ever
+  torch::Tensor forward(torch::Tensor x) { return x + down(torch::gelu(up(norm(x)))); }
 
   int64_t d;
   ts::nn::LayerNorm norm{nullptr};
   ts::nn::Linear up{nullptr}, down{nullptr};
 };
-TESSERA_MODULE(FeedForward);  // where TORCH_MODULE(FeedForward) stood
+TESSERA_MODULE(FeedForward);  // instead of TORCH_MODULE(FeedForward)
 
 int main() {
   ts::init();
   auto mesh = ts::init_device_mesh("cpu", {ts::get_world_size()}, {"tp"});
   ts::manual_seed(7);
 
-  // Built without memory, cut, then filled: no rank ever holds a whole matrix, and the values are those of one rank.
+  // Create without memory, shard, then initialize the shards: no rank ever holds a full matrix. The values do not
+  // depend on the number of ranks.
   auto model = ts::deferred_init([] { return FeedForward(32); });
   ts::parallelize_module(model, mesh, {{"up", ts::ColwiseParallel()}, {"down", ts::RowwiseParallel()}});
   ts::materialize(model);

@@ -1,8 +1,8 @@
-// Two kinds of parallelism on one mesh: layers are cut over tp, and copies of that are trained over dp.
+// Tensor parallelism and data parallelism on a 2-d mesh: layers are sharded over tp and replicated over dp.
 //
 //            tp 0   tp 1
-//     dp 0    0      1      ranks 0 and 1 compute one half of the batch together
-//     dp 1    2      3      ranks 2 and 3 the other; 0 and 2 average what they both hold
+//     dp 0    0      1      ranks 0 and 1 compute the first half of the batch
+//     dp 1    2      3      ranks 2 and 3 the second; ranks 0 and 2 average gradients, 1 and 3 too
 //
 //   tessera run -n 4 -- ./example_two_dimensional
 #include <tessera/tessera.h>
@@ -21,13 +21,13 @@ int main() {
   const ts::models::GPT2Config config{.vocab_size = 64, .max_seq_len = 16, .n_layer = 2, .n_head = 2, .n_embd = 32};
   auto model = ts::deferred_init([&] { return ts::models::GPT2(config); });
   ts::parallelize_module(model, mesh["tp"], ts::models::tensor_parallel_plan(config), {.src_data_rank = std::nullopt});
-  ts::materialize(model);                                // the same values on any mesh
-  ts::replicate(*model, {{.device_mesh = mesh["dp"]}});  // gradients of pieces are averaged over dp
+  ts::materialize(model);                                // values do not depend on the mesh
+  ts::replicate(*model, {{.device_mesh = mesh["dp"]}});  // averages gradients over dp
   ts::optim::AdamW optimizer(model->parameters(), {.lr = 1e-2});
 
-  const int64_t rows = 8 / mesh.size("dp");  // ranks of one tp row read the same ones
-  auto all = (torch::arange(8).unsqueeze(1) * 5 + torch::arange(17).unsqueeze(0)).remainder(64);
-  auto mine = all.narrow(0, mesh.get_local_rank("dp") * rows, rows);
+  const int64_t rows = 8 / mesh.size("dp");  // ranks of one tp group read the same rows
+  auto tokens = (torch::arange(8).unsqueeze(1) * 5 + torch::arange(17).unsqueeze(0)).remainder(64);
+  auto mine = tokens.narrow(0, mesh.get_local_rank("dp") * rows, rows);
   auto input = mine.narrow(1, 0, 16).contiguous(), target = mine.narrow(1, 1, 16).contiguous();
 
   ts::CommDebugMode mode;

@@ -1,14 +1,14 @@
 #include "benchmarks/harness/bench.h"
 
+#include "tessera/base/detail/json.h"
 #include "tessera/base/error.h"
 
 #include <algorithm>
 #include <iomanip>
-#include <nlohmann/json.hpp>
 #include <ostream>
 #include <sstream>
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
 constexpr int kCaseWidth = 40, kFigureWidth = 12;
@@ -26,29 +26,29 @@ void print_line(std::ostream& out, const std::string& name, const std::string& u
   line << std::left << std::setw(kCaseWidth) << name << ' ' << std::setw(6) << unit << std::right;
   for (const auto& column : {ours, plain, peer}) line << ' ' << std::setw(kFigureWidth) << column;
   if (!note.empty()) line << "  " << note;
-  out << line.str() << std::endl;  // flushed: a bench may take minutes
+  out << line.str() << std::endl;  // flushed, because a benchmark may take minutes
 }
 
 }  // namespace
 
 std::string to_json(const BenchRow& row) {
-  nlohmann::ordered_json object = {{"bench", row.bench}, {"case", row.name}, {"unit", row.unit}, {"ours", row.ours}};
-  if (row.plain) object["plain"] = *row.plain;
-  if (row.peer) object["peer"] = *row.peer;
-  if (!row.note.empty()) object["note"] = row.note;
-  return object.dump();
+  Json::Object object{{"bench", row.bench}, {"case", row.name}, {"unit", row.unit}, {"ours", row.ours}};
+  if (row.plain) object.emplace_back("plain", *row.plain);
+  if (row.peer) object.emplace_back("peer", *row.peer);
+  if (!row.note.empty()) object.emplace_back("note", row.note);
+  return Json(std::move(object)).dump();
 }
 
 void check_case(const BenchRow& row) {
   size_t parts = 1 + static_cast<size_t>(std::count(row.name.begin(), row.name.end(), '/'));
   bool empty_part = ("/" + row.name + "/").find("//") != std::string::npos;
-  TESSERA_CHECK(parts == 4 && !empty_part, UsageError, "bench ", row.bench, ": case '", row.name,
-                "' is not name/ranks/size/variant; write '-' for a part that says nothing, as in add/1/-/hit");
+  TESSERA_CHECK(parts == 4 && !empty_part, UsageError, "benchmark ", row.bench, ": case '", row.name,
+                "' does not have the form name/ranks/size/variant; write '-' for an unused part, as in add/1/-/hit");
 }
 
 void BenchRegistry::add(Bench bench) {
   for (const Bench& other : benches_)
-    TESSERA_CHECK(other.name != bench.name, InternalError, "two benches are called '", bench.name, "'");
+    TESSERA_CHECK(other.name != bench.name, InternalError, "two benchmarks have the name '", bench.name, "'");
   benches_.push_back(std::move(bench));
 }
 
@@ -58,7 +58,7 @@ const Bench& BenchRegistry::find(std::string_view name) const {
     if (bench.name == name) return bench;
     names += (names.empty() ? "" : ", ") + bench.name;
   }
-  TESSERA_FAIL(UsageError, "there is no bench '", name, "'; there are: ", names);
+  TESSERA_FAIL(UsageError, "unknown benchmark '", name, "'; known: ", names);
 }
 
 void run_bench(const Bench& bench, const PeerFigures& peer, BenchOutput output) {
@@ -80,4 +80,4 @@ void run_bench(const Bench& bench, const PeerFigures& peer, BenchOutput output) 
   });
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -6,19 +6,19 @@
 #include <cstdint>
 #include <vector>
 
-// How long a call takes, in microseconds: the best and the median of several repetitions of many calls each.
-namespace tessera::cli {
+// The time of a call in microseconds: best and median of several repetitions of many calls.
+namespace tessera::bench {
 
-enum class Clock : uint8_t {
+enum class TimerClock : uint8_t {
   Wall,
-  ThreadCpu,  // time this thread was running: with more ranks than cores, waiting for a core is not the op's cost
+  ThreadCpu,  // CPU time of this thread; for more ranks than cores, where wall time includes waiting for a core
 };
 
 struct TimerOptions {
-  Clock clock = Clock::Wall;
+  TimerClock clock = TimerClock::Wall;
   int repetitions = 9;
-  double seconds = 0.02;   // about how long one repetition takes
-  int64_t iterations = 0;  // calls per repetition, instead of `seconds`: ranks that call collectives must agree on it
+  double seconds = 0.02;   // approximate time of a repetition
+  int64_t iterations = 0;  // calls per repetition, instead of `seconds`; ranks that call collectives need equal values
 };
 
 struct Timing {
@@ -26,22 +26,22 @@ struct Timing {
   int64_t iterations = 0;
 };
 
-inline double now_us(Clock clock) {
+inline double now_us(TimerClock clock) {
   timespec t{};
-  clock_gettime(clock == Clock::Wall ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID, &t);
+  clock_gettime(clock == TimerClock::Wall ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID, &t);
   return static_cast<double>(t.tv_sec) * 1e6 + static_cast<double>(t.tv_nsec) * 1e-3;
 }
 
 namespace detail {
 
 template <class Function>
-double run_us(Function& function, int64_t iterations, Clock clock) {
+double run_us(Function& function, int64_t iterations, TimerClock clock) {
   double start = now_us(clock);
   for (int64_t i = 0; i < iterations; i++) function();
   return now_us(clock) - start;
 }
 
-// Doubles until a repetition is long enough to measure; that warms caches up as well.
+// Doubles the number of calls until a repetition is long enough. This also warms up caches.
 template <class Function>
 int64_t calibrate(Function& function, const TimerOptions& options) {
   if (options.iterations > 0) {
@@ -49,17 +49,17 @@ int64_t calibrate(Function& function, const TimerOptions& options) {
     return options.iterations;
   }
   for (int64_t n = 1;; n *= 2) {
-    double us = run_us(function, n, Clock::Wall);
+    double us = run_us(function, n, TimerClock::Wall);
     if (us >= options.seconds * 0.5e6) return n;
   }
 }
 
 }  // namespace detail
 
-// Times several functions by turns (a b a b ...), so that a machine that gets slower slows all of them alike.
-// Example:  auto [ours, plain] = time_by_turns({}, [&] { a + b; }, [&] { x + y; });
+// Times several functions alternately (a b a b ...), so that a machine that slows down affects all of them.
+// Example:  auto [ours, plain] = time_alternating({}, [&] { a + b; }, [&] { x + y; });
 template <class... Functions>
-std::array<Timing, sizeof...(Functions)> time_by_turns(const TimerOptions& options, Functions&&... functions) {
+std::array<Timing, sizeof...(Functions)> time_alternating(const TimerOptions& options, Functions&&... functions) {
   constexpr size_t n = sizeof...(Functions);
   std::array<Timing, n> timings{};
   std::array<std::vector<double>, n> samples;
@@ -82,7 +82,7 @@ std::array<Timing, sizeof...(Functions)> time_by_turns(const TimerOptions& optio
 
 template <class Function>
 Timing time_us(const TimerOptions& options, Function&& function) {
-  return time_by_turns(options, function)[0];
+  return time_alternating(options, function)[0];
 }
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

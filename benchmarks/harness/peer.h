@@ -4,14 +4,13 @@
 #include <iosfwd>
 #include <string>
 
-namespace tessera::cli {
+namespace tessera::bench {
 
-// Runs benchmarks/peers/NAME.py, which prints a line {"case": .., "value": .., "plain": ..} per case ("plain" is
-// optional). Peers are for comparison only: without a Python that has torch, or without a script for this bench, says
-// so in one line on `log` and gives nothing.
+// Runs benchmarks/peers/NAME.py, which prints one line {"case": .., "value": .., "plain": ..} per case ("plain" is
+// optional). If the script or a Python with torch is missing, prints one line to `log` and returns no figures.
 PeerFigures run_peer(const std::string& bench, std::ostream& log);
 
-// Reads such lines. Throws UsageError for a line that is none.
+// Parses the output of a peer script. Throws UsageError for other text.
 PeerFigures parse_peer_lines(const std::string& text);
 
-}  // namespace tessera::cli
+}  // namespace tessera::bench

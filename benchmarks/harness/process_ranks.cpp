@@ -1,7 +1,7 @@
 #include "benchmarks/harness/process_ranks.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/error.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -11,17 +11,15 @@
 #include <limits>
 #include <sstream>
 
-namespace tessera::benchmarks {
+namespace tessera::bench {
 namespace {
 
-using cli::BenchRow;
-
-// Where rank 0 writes its rows for the parent, which reads them when the ranks have ended.
+// A temporary file for the rows of rank 0. The parent process reads it after the ranks have ended.
 struct RowsFile {
   std::string path = "/tmp/tessera-bench-XXXXXX";
   RowsFile() {
     const int file = mkstemp(path.data());
-    TESSERA_CHECK(file >= 0, UsageError, "cannot make a file ", path, " for the rows of a bench");
+    TESSERA_CHECK(file >= 0, UsageError, "cannot create the temporary file ", path);
     close(file);
     setenv("TESSERA_BENCH_ROWS", path.c_str(), 1);
   }
@@ -29,14 +27,14 @@ struct RowsFile {
   RowsFile(const RowsFile&) = delete;
 };
 
-// One line a row; a note may have spaces, so it comes last. Figures that are not there are written as 'nan'.
-void write(std::ostream& out, const BenchRow& row) {
+// One line per row. The note may have spaces, so it is last. Missing figures are 'nan'.
+void write_row(std::ostream& out, const BenchRow& row) {
   const double none = std::numeric_limits<double>::quiet_NaN();
   out << row.name << ' ' << row.unit << ' ' << row.ours << ' ' << row.plain.value_or(none) << ' '
       << row.peer.value_or(none) << ' ' << row.note << std::endl;
 }
 
-BenchRow read(const std::string& line) {
+BenchRow read_row(const std::string& line) {
   std::istringstream in(line);
   BenchRow row;
   std::string ours, plain, peer;
@@ -50,7 +48,7 @@ BenchRow read(const std::string& line) {
 
 }  // namespace
 
-void on_process_ranks(const std::string& bench, int64_t ranks, const cli::EmitRow& emit, const RankBody& body) {
+void run_process_ranks(const std::string& bench, int64_t ranks, const EmitRow& emit, const RankBody& body) {
   testing::SpawnOptions options;
   options.backend = "shm";
   options.timeout = std::chrono::minutes(20);
@@ -58,13 +56,14 @@ void on_process_ranks(const std::string& bench, int64_t ranks, const cli::EmitRo
   const auto run_rank = [&](testing::Rank& me) {
     std::ofstream rows;
     if (me.rank == 0) rows.open(setting("TESSERA_BENCH_ROWS"));
-    body(me, [&](const BenchRow& row) { write(rows, row); });
+    body(me, [&](const BenchRow& row) { write_row(rows, row); });
   };
-  if (setting_is_set("TESSERA_SPAWN")) return testing::spawn_processes(ranks, run_rank, options);  // in a child
+  const bool is_child = setting_is_set("TESSERA_SPAWN");
+  if (is_child) return testing::spawn_processes(ranks, run_rank, options);
   const RowsFile file;
   testing::spawn_processes(ranks, run_rank, options);
   std::ifstream rows(file.path);
-  for (std::string line; std::getline(rows, line);) emit(read(line));
+  for (std::string line; std::getline(rows, line);) emit(read_row(line));
 }
 
-}  // namespace tessera::benchmarks
+}  // namespace tessera::bench

@@ -5,12 +5,12 @@
 #include <functional>
 #include <string>
 
-namespace tessera::benchmarks {
+namespace tessera::bench {
 
-using RankBody = std::function<void(testing::Rank& me, const cli::EmitRow& emit)>;
+using RankBody = std::function<void(testing::Rank& me, const EmitRow& emit)>;
 
-// Runs `body` on as many processes, joined by shared memory; what rank 0 emits is emitted here, once all have ended.
-// `bench` is the bench that calls: the children are this program again, and run it up to this call.
-void on_process_ranks(const std::string& bench, int64_t ranks, const cli::EmitRow& emit, const RankBody& body);
+// Runs `body` on `ranks` processes with the shared-memory backend. Emits the rows of rank 0 after all processes have
+// ended. `bench` is the name of the calling benchmark: the child processes execute this program again, up to this call.
+void run_process_ranks(const std::string& bench, int64_t ranks, const EmitRow& emit, const RankBody& body);
 
-}  // namespace tessera::benchmarks
+}  // namespace tessera::bench

@@ -1,9 +1,9 @@
-"""An optimizer's step on 1,000 small parameters with PyTorch's DTensor, for `tessera bench optim`: 1 and 2 processes,
-gloo, CPU, one thread each; 32 x 32 and 4 x 4, cut by rows, gradients that lie as they do.
+"""Time of an optimizer step on 1,000 small parameters with PyTorch's DTensor, for `tessera bench optim`: 1 and 2 processes,
+gloo, CPU, one thread each; 32 x 32 and 4 x 4, placement Shard(0), gradients of the same placement.
 
 Prints a JSON line per case: {"case": "adamw/1/1000x32x32/fused", "value": us with DTensor, "plain": us on plain tensors
-of the sizes that the pieces have}. Each figure is the best of several repetitions, DTensor and plain by turns, of the
-time that the process was running.
+with the local sizes}. Each figure is the best of several repetitions, DTensor and plain alternating, in CPU time of the
+process.
 """
 import itertools
 import json
@@ -21,7 +21,7 @@ import torch.multiprocessing as mp
 from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 
 REPETITIONS = 8
-STEPS = 2  # a repetition
+STEPS = 2  # per repetition
 PARAMETERS, SIDES = 1000, (32, 4)
 
 CASES = {
@@ -31,19 +31,19 @@ CASES = {
 }
 
 
-def numbers(side, scale):
+def values(side, scale):
     return torch.sin(torch.arange(side * side, dtype=torch.float) * scale).view(side, side)
 
 
 def parameters(mesh, side, plain):
-    def lay(t):
-        cut = distribute_tensor(t, mesh, [Shard(0)])
-        return cut.to_local().clone() if plain else cut
+    def make(t):
+        sharded = distribute_tensor(t, mesh, [Shard(0)])
+        return sharded.to_local().clone() if plain else sharded
 
     made = []
     for _ in range(PARAMETERS):
-        made.append(torch.nn.Parameter(lay(numbers(side, 0.1))))
-        made[-1].grad = lay(numbers(side, 0.3))
+        made.append(torch.nn.Parameter(make(values(side, 0.1))))
+        made[-1].grad = make(values(side, 0.3))
     return made
 
 
@@ -59,7 +59,7 @@ def best_us(*steps):
     for _ in range(REPETITIONS + 1):
         for step, into in zip(steps, samples):
             into.append(seconds_for(step) / STEPS * 1e6)
-    return [min(s[1:]) for s in samples]  # the first one warms up
+    return [min(s[1:]) for s in samples]  # the first one is warm-up
 
 
 def work(rank, world, store):

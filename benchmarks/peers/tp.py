@@ -1,8 +1,8 @@
-"""A training step with PyTorch's tensor parallelism, for `tessera bench tp`: 2 and 4 processes, gloo, CPU, one thread
-each. The seeds' MLP (10 -> 16 -> 10, batch 8) and a small GPT (256 wide, 4 layers, batch 4 x 128), AdamW.
+"""Time of a train step with PyTorch's tensor parallelism, for `tessera bench tp`: 2 and 4 processes, gloo, CPU, one thread
+each. An MLP (10 -> 16 -> 10, batch 8) and a small GPT (256 wide, 4 layers, batch 4 x 128), AdamW.
 
-Prints a JSON line per case: {"case": "mlp/2/-/tp", "value": ms, "plain": ms of as many independent copies at once}.
-Each figure is the median of several repetitions, parallel and plain by turns.
+Prints a JSON line per case: {"case": "mlp/2/-/tp", "value": ms, "plain": ms of one independent copy per rank}.
+Each figure is the median of several repetitions, parallel and plain alternating.
 """
 import json
 import os
@@ -114,26 +114,38 @@ def medians_ms(count, *steps):
     for repetition in range(REPETITIONS + 1):
         for step, into in zip(steps, samples):
             into.append(seconds_for(step, count) / count * 1e3)
-    return [statistics.median(s[1:]) for s in samples]  # the first one warms up
+    return [statistics.median(s[1:]) for s in samples]  # the first one is warm-up
 
 
-def work(rank, world, store):
+def print_row(rank, case, value, plain):
+    if rank == 0:
+        print(json.dumps({"case": case, "value": round(value, 4), "plain": round(plain, 4)}), flush=True)
+
+
+def run_rank(rank, world, store, body):
     torch.set_num_threads(1)
-    torch.manual_seed(0)  # all ranks train on the same data
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    body(rank, world)
+    dist.destroy_process_group()
+
+
+def spawn(body):
+    """Runs body(rank, world) on 2 and on 4 processes."""
+    for ranks in (2, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(run_rank, (ranks, f"{folder}/store", body), nprocs=ranks)
+
+
+def work(rank, world):
+    torch.manual_seed(0)  # all ranks train on the same data
     mesh = init_device_mesh("cpu", (world,))
     for name, count, parallel, plain in (
         ("mlp", 20, mlp_step(mlp_parallel(mesh)), mlp_step(MLP())),
         ("gpt", 2, gpt_step(gpt_parallel(mesh)), gpt_step(GPT())),
     ):
         value, plain_value = medians_ms(count, parallel, plain)
-        if rank == 0:
-            row = {"case": f"{name}/{world}/-/tp", "value": round(value, 4), "plain": round(plain_value, 4)}
-            print(json.dumps(row), flush=True)
-    dist.destroy_process_group()
+        print_row(rank, f"{name}/{world}/-/tp", value, plain_value)
 
 
 if __name__ == "__main__":
-    for ranks in (2, 4):
-        with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(work, (ranks, f"{folder}/store"), nprocs=ranks)
+    spawn(work)

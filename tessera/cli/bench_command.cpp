@@ -1,7 +1,8 @@
-// The benches are a program of their own beside this one, so that nobody who trains has to wait until they are built.
+// `tessera bench` executes the program tessera-bench. The benchmarks are separate so that `make train` need not build
+// them.
 #include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/where.h"
+#include "tessera/cli/paths.h"
 
 #include <unistd.h>
 
@@ -11,19 +12,19 @@
 namespace tessera::cli {
 
 void add_bench_command(CLI::App& app) {
-  auto* command = app.add_subcommand("bench", "Runs a benchmark and prints a table");
+  auto* command = app.add_subcommand("bench", "Run a benchmark and print a table");
   command->set_help_flag();
-  command->prefix_command();  // all that follows is the other program's
+  command->prefix_command();  // passes all further arguments on
   command->callback([command] {
     const auto program = program_path().parent_path() / "tessera-bench";
-    std::vector<std::string> words{"tessera bench"};
-    for (const auto& word : command->remaining()) words.push_back(word);
+    std::vector<std::string> arguments{"tessera bench"};
+    for (const auto& argument : command->remaining()) arguments.push_back(argument);
     std::vector<char*> argv;
-    for (auto& word : words) argv.push_back(word.data());
+    for (auto& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
     execv(program.c_str(), argv.data());
-    TESSERA_FAIL(UsageError, "the benches are the program ", program.string(),
-                 ", which cannot be started: ", std::strerror(errno), "; `make build` makes it");
+    TESSERA_FAIL(UsageError, "cannot start the program ", program.string(), ": ", std::strerror(errno),
+                 "; build it with `make build`");
   });
 }
 

@@ -1,7 +1,6 @@
-// The program `tessera`. Exit codes: 0 done, 1 it failed, 2 a bug of ours, 100 and up: the command line is wrong.
-// `tessera run` ends as its first rank that failed, `tessera opt` with 2 for a program or a pass that it cannot read,
-// `tessera train` with 2 for input that is wrong.
+// The program `tessera`. Its exit codes are in exit_code.h.
 #include "tessera/cli/commands.h"
+#include "tessera/cli/exit_code.h"
 #include "tessera/version.h"
 
 #include <algorithm>
@@ -9,7 +8,7 @@
 
 namespace {
 
-// Of `tessera run ... -- ./app args` the part after -- is the program's; options are read from the part before it only.
+// In `tessera run ... -- ./app args`, only the arguments before -- are ours.
 int count_own_arguments(int argc, char** argv) {
   if (argc < 2 || std::string_view(argv[1]) != "run") return argc;
   return static_cast<int>(std::find(argv, argv + argc, std::string_view("--")) - argv);
@@ -20,6 +19,7 @@ int count_own_arguments(int argc, char** argv) {
 int main(int argc, char** argv) {
   CLI::App app{"Distributed tensors and SPMD training for LibTorch", "tessera"};
   app.require_subcommand(1);
+  app.footer(tessera::cli::kExitCodeHelp);
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   tessera::cli::add_bench_command(app);
   tessera::cli::add_env_command(app);

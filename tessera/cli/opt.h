@@ -3,16 +3,16 @@
 #include <string>
 #include <vector>
 
-// `tessera opt`: passes of the compiler on a program in text.
+// `tessera opt`: runs compiler passes on a program in text form.
 namespace tessera::cli {
 
 struct OptRequest {
   std::vector<std::string> passes;  // in this order
-  bool verify = false;              // after every pass, not only before the first
+  bool verify = false;              // verify the program after every pass
 };
 
-// Prints what becomes of the program on `out`, and a line for each pass on `report`: what it matched, how long it took.
-// Throws UsageError for a pass that there is not, text that is no program, a program that cannot be right.
+// Prints the transformed program to `out`, and per pass the number of matches and the time to `report`.
+// Throws UsageError for an unknown pass and for text that is not a valid program.
 void run_opt(const OptRequest& request, const std::string& text, std::ostream& out, std::ostream& report);
 
 void list_passes(std::ostream& out);

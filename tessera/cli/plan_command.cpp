@@ -3,38 +3,31 @@
 #include "tessera/cli/plan_report.h"
 #include "tessera/cli/train_flags.h"
 #include "tessera/tensor_parallel/detail/plan_text.h"
+#include "tessera/train/detail/plan_file.h"
 #include "tessera/train/plan.h"
 
-#include <fstream>
 #include <iostream>
-#include <iterator>
 #include <memory>
 #include <optional>
 
 namespace tessera::cli {
 namespace {
 
-struct Arguments {
+struct PlanArguments {
   TrainFlags flags;
   std::optional<int64_t> ranks, tp, sequence;
   std::string plan_file;
   bool print_plan = false;
 
-  // A whole training, unless layers alone are asked about: by --tp, --plan or --seq, or by nothing that is a
-  // training's.
-  bool is_of_training() const {
+  // true: plan a training run. false: report a tensor-parallel plan layer by layer, if --tp, --plan or --seq is set or
+  // no flag says how the training run is distributed.
+  bool plans_training() const {
     return !tp && !sequence && plan_file.empty() &&
            (ranks || flags.has_file() || flags.has("parallel.mesh") || flags.has("parallel.fsdp"));
   }
 };
 
-Plan read_plan(const std::string& file) {
-  std::ifstream in(file);
-  TESSERA_CHECK(in, UsageError, "there is no file '", file, "' to read a plan from");
-  return parse_plan(std::string(std::istreambuf_iterator<char>(in), {}));
-}
-
-PlanRequest request_from(const Arguments& arguments) {
+PlanRequest report_request(const PlanArguments& arguments) {
   const auto config = arguments.flags.config();
   PlanRequest request;
   request.options = {config.parallel.sequence_parallel, config.parallel.loss_parallel};
@@ -42,52 +35,56 @@ PlanRequest request_from(const Arguments& arguments) {
   if (arguments.flags.has("training.batch")) request.batch = config.training.batch;
   if (arguments.tp) request.ranks = *arguments.tp;
   if (arguments.sequence) request.sequence = *arguments.sequence;
-  if (!arguments.plan_file.empty()) request.plan = read_plan(arguments.plan_file);
+  if (!arguments.plan_file.empty()) request.plan = train::read_plan_file(arguments.plan_file);
   return request;
 }
 
-void plan_a_training(const Arguments& arguments) {
+void print_training_plan(const PlanArguments& arguments) {
   const auto config = arguments.flags.config();
   const int64_t ranks = arguments.ranks ? *arguments.ranks : std::max<int64_t>(1, train::ranks_of(config.parallel));
-  const auto reasons = train::reasons_against(config, ranks);
+  const auto errors = train::config_errors(config, ranks);
   std::string list;
-  for (const auto& reason : reasons) list += "\n  " + reason;
-  TESSERA_CHECK(reasons.empty(), UsageError, "this cannot run:", list);
+  for (const auto& error : errors) list += "\n  " + error;
+  TESSERA_CHECK(errors.empty(), UsageError, "this config cannot run:", list);
   std::cout << train::plan_training(config, ranks);
 }
 
-void plan_as_asked(const Arguments& arguments) {
+void run_plan(const PlanArguments& arguments) {
   if (arguments.print_plan) {
-    const auto request = request_from(arguments);
+    const auto request = report_request(arguments);
     std::cout << (request.plan ? *request.plan
                                : models::tensor_parallel_plan(models::find_config(request.model), request.options));
-  } else if (arguments.is_of_training()) {
-    plan_a_training(arguments);
+  } else if (arguments.plans_training()) {
+    print_training_plan(arguments);
   } else {
-    std::cout << make_plan_report(request_from(arguments));
+    std::cout << make_plan_report(report_request(arguments));
   }
 }
 
 }  // namespace
 
 void add_plan_command(CLI::App& app) {
-  auto given = std::make_shared<Arguments>();
+  auto arguments = std::make_shared<PlanArguments>();
   auto* command = app.add_subcommand(
-      "plan", "Checks how a training or a tensor-parallel plan is laid out, and shows it, before anything runs");
-  command->add_option("-n,--ranks", given->ranks, "Plan a training on so many ranks; without it as many as --mesh has");
-  command->add_option("--tp", given->tp, "Layer by layer instead: ranks to cut the model over (2)");
-  command->add_option("--seq", given->sequence, "Layer by layer: tokens of a row (128)");
-  command->add_option("--plan", given->plan_file, "Layer by layer: a file with a plan; without it the model's own");
-  command->add_flag("--print-plan", given->print_plan, "Print the plan itself, to edit and pass to --plan, and stop");
-  given->flags.add_to(*command);
+      "plan", "Check a training config or a tensor-parallel plan, and predict placements, memory and communication");
+  command->add_option("-n,--ranks", arguments->ranks,
+                      "Number of ranks of the training run (default: the size of --mesh)");
+  command->add_option("--tp", arguments->tp,
+                      "Report the tensor-parallel plan layer by layer, for this number of ranks (default 2)");
+  command->add_option("--seq", arguments->sequence, "Layer-by-layer report: sequence length (default 128)");
+  command->add_option("--plan", arguments->plan_file, "Layer-by-layer report: plan file (default: the model's plan)");
+  command->add_flag("--print-plan", arguments->print_plan,
+                    "Print the tensor-parallel plan, to edit and pass to --plan, and exit");
+  arguments->flags.add_to(*command);
   command->footer(
+      "Exits with 2 if the config cannot run.\n"
       "Examples:\n"
       "  tessera plan --model gpt2-1558m --mesh dp=16,fsdp=16,tp=4 --heads 32 --data tokens.bin --batch 1024\n"
       "  tessera plan --config my.toml --ranks 64\n"
       "  tessera plan --model gpt2-124m --tp 4 --sequence-parallel\n"
       "  tessera plan --model llama-1b --tp 8 --print-plan > my.plan; tessera plan --model llama-1b --tp 8 --plan "
       "my.plan");
-  command->callback([given] { plan_as_asked(*given); });
+  command->callback([arguments] { run_plan(*arguments); });
 }
 
 }  // namespace tessera::cli

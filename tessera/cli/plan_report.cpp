@@ -10,7 +10,7 @@
 #include "tessera/nn/deferred_init.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
-#include "tessera/train/detail/table.h"
+#include "tessera/train/detail/text_table.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -22,7 +22,7 @@
 namespace tessera::cli {
 namespace {
 
-// "GPT2.h.0.attn.c_attn" -> "h.*.attn.c_attn": the one layer that ran stands for all.
+// "GPT2.h.0.attn.c_attn" -> "h.*.attn.c_attn". The layer that ran represents all layers.
 std::string as_pattern(const std::string& name, const std::string& root) {
   std::string path = name == root ? "" : name.substr(std::min(name.size(), root.size() + 1));
   for (const std::string_view first : {"h.0", "layers.0"})
@@ -34,9 +34,9 @@ std::string short_name(const std::string& collective) {  // "c10d_functional.all
   return collective.substr(collective.find('.') + 1);
 }
 
-// What a mode saw, by pattern.
-std::map<std::string, Traffic> traffic_of(const CommDebugMode& mode, const std::string& root) {
-  std::map<std::string, Traffic> by_pattern;
+// The collectives that CommDebugMode recorded, by module pattern.
+std::map<std::string, ModuleTraffic> traffic_of(const CommDebugMode& mode, const std::string& root) {
+  std::map<std::string, ModuleTraffic> by_pattern;
   for (const auto& [module, counts] : mode.get_comm_counts_by_module()) {
     auto& traffic = by_pattern[as_pattern(module, root)];
     for (const auto& [name, count] : counts.by_name()) {
@@ -49,19 +49,19 @@ std::map<std::string, Traffic> traffic_of(const CommDebugMode& mode, const std::
   return by_pattern;
 }
 
-Traffic take(std::map<std::string, Traffic>& from, const std::string& pattern) {
+ModuleTraffic take(std::map<std::string, ModuleTraffic>& from, const std::string& pattern) {
   auto node = from.extract(pattern);
-  return node ? node.mapped() : Traffic();
+  return node ? node.mapped() : ModuleTraffic();
 }
 
-Traffic rest_of(const std::map<std::string, Traffic>& from) {
-  Traffic rest;
+ModuleTraffic sum_of(const std::map<std::string, ModuleTraffic>& from) {
+  ModuleTraffic sum;
   for (const auto& [pattern, traffic] : from) {
-    rest.collectives += (rest.collectives.empty() ? "" : ", ") + traffic.collectives;
-    rest.count += traffic.count;
-    rest.bytes += traffic.bytes;
+    sum.collectives += (sum.collectives.empty() ? "" : ", ") + traffic.collectives;
+    sum.count += traffic.count;
+    sum.bytes += traffic.bytes;
   }
-  return rest;
+  return sum;
 }
 
 models::GPT2Config one_layer(models::GPT2Config config, int64_t& layers) {
@@ -72,16 +72,16 @@ models::LlamaConfig one_layer(models::LlamaConfig config, int64_t& layers) {
   layers = std::exchange(config.n_layers, 1);
   return config;
 }
-models::GPT2 make(const models::GPT2Config& config) { return models::GPT2(config); }
-models::Llama make(const models::LlamaConfig& config) { return models::Llama(config); }
+models::GPT2 make_model(const models::GPT2Config& config) { return models::GPT2(config); }
+models::Llama make_model(const models::LlamaConfig& config) { return models::Llama(config); }
 
 template <class Config>
-void fill(PlanReport& report, const Config& whole) {
+void fill(PlanReport& report, const Config& full_config) {
   const auto& request = report.request;
-  const auto config = one_layer(whole, report.layers);
+  const auto config = one_layer(full_config, report.layers);
   const FakeWorld world(request.ranks);
   const auto mesh = init_device_mesh("cpu", {request.ranks}, {"tp"});
-  auto model = deferred_init([&] { return make(config); });
+  auto model = deferred_init([&] { return make_model(config); });
   const auto works = work_out(*model, mesh, report.plan);
   parallelize_module(model, mesh, report.plan);
   materialize(*model);
@@ -102,15 +102,15 @@ void fill(PlanReport& report, const Config& whole) {
     report.rows.push_back({pattern.empty() ? "(root)" : pattern, in_layer ? report.layers : 1, work,
                            take(forward, pattern), take(backward, pattern)});
   }
-  report.elsewhere_forward = rest_of(forward), report.elsewhere_backward = rest_of(backward);
-  // One layer more or less is what the others are.
+  report.other_forward = sum_of(forward), report.other_backward = sum_of(backward);
+  // All layers have the same sizes.
   int64_t all = 0, layer = 0;
   for (const auto& item : model->named_parameters()) {
     const auto local = is_dtensor(*item) ? DTensor(item->detach()).to_local().numel() : item->numel();
     all += local;
     if (as_pattern(root + "." + item.key(), root).find('*') != std::string::npos) layer += local;
   }
-  report.parameters = models::parameter_count(whole);
+  report.parameters = models::parameter_count(full_config);
   report.local_parameters = all + layer * (report.layers - 1);
 }
 
@@ -119,19 +119,19 @@ std::string megabytes(int64_t bytes) {
   text << std::fixed << std::setprecision(bytes < 10'000'000 ? 2 : 1) << static_cast<double>(bytes) / 1e6 << " MB";
   return text.str();
 }
-std::string describe(const Traffic& traffic) {
+std::string traffic_text(const ModuleTraffic& traffic) {
   return traffic.count == 0 ? "-" : traffic.collectives + "  " + megabytes(traffic.bytes);
 }
-std::string describe(const ParameterWork& p) {
+std::string parameter_text(const ParameterWork& p) {
   return c10::str(p.name, " ", at::IntArrayRef(p.sizes), " ", p.placement, " ", at::IntArrayRef(p.local_sizes));
 }
 
 }  // namespace
 
 PlanReport make_plan_report(const PlanRequest& request) {
-  TESSERA_CHECK(request.ranks >= 1, UsageError, "a plan for ", request.ranks, " ranks; there is at least one");
-  TESSERA_CHECK(request.batch >= 1 && request.sequence >= 1, UsageError, "a batch of ", request.batch, " x ",
-                request.sequence, " tokens has none");
+  TESSERA_CHECK(request.ranks >= 1, UsageError, "cannot plan for ", request.ranks, " ranks; use at least 1");
+  TESSERA_CHECK(request.batch >= 1 && request.sequence >= 1, UsageError, "the batch ", request.batch, " x ",
+                request.sequence, " is empty");
   PlanReport report;
   report.request = request;
   const auto& config = models::find_config(request.model);
@@ -143,27 +143,28 @@ PlanReport make_plan_report(const PlanRequest& request) {
 std::ostream& operator<<(std::ostream& out, const PlanReport& report) {
   const auto& request = report.request;
   out << request.model << " on tp=" << request.ranks << ", a batch of " << request.batch << " x " << request.sequence
-      << " tokens; " << report.layers << " layers, one of which was run\n\n";
-  std::vector<std::vector<std::string>> lines{
-      {"module", "x", "kind", "style", "parameters: whole, placement, rank 0's", "forward", "backward"}};
-  Traffic forward = report.elsewhere_forward, backward = report.elsewhere_backward;
+      << " tokens; " << report.layers << " layers, of which one was run\n\n";
+  train::TextTable lines{
+      {"module", "x", "kind", "style", "parameters: global sizes, placement, local sizes", "forward", "backward"}};
+  ModuleTraffic forward = report.other_forward, backward = report.other_backward;
   for (const auto& row : report.rows) {
     const auto& parameters = row.work.parameters;
-    lines.push_back({row.module, std::to_string(row.times), row.work.kind, c10::str(row.work.style),
-                     parameters.empty() ? "-" : describe(parameters[0]), describe(row.forward),
-                     describe(row.backward)});
-    for (size_t i = 1; i < parameters.size(); i++) lines.push_back({"", "", "", "", describe(parameters[i]), "", ""});
-    forward.count += row.forward.count * row.times, forward.bytes += row.forward.bytes * row.times;
-    backward.count += row.backward.count * row.times, backward.bytes += row.backward.bytes * row.times;
+    lines.push_back({row.module, std::to_string(row.count), row.work.kind, c10::str(row.work.style),
+                     parameters.empty() ? "-" : parameter_text(parameters[0]), traffic_text(row.forward),
+                     traffic_text(row.backward)});
+    for (size_t i = 1; i < parameters.size(); i++)
+      lines.push_back({"", "", "", "", parameter_text(parameters[i]), "", ""});
+    forward.count += row.forward.count * row.count, forward.bytes += row.forward.bytes * row.count;
+    backward.count += row.backward.count * row.count, backward.bytes += row.backward.bytes * row.count;
   }
-  if (report.elsewhere_forward.count + report.elsewhere_backward.count > 0)
+  if (report.other_forward.count + report.other_backward.count > 0)
     lines.push_back(
-        {"(elsewhere)", "1", "", "", "", describe(report.elsewhere_forward), describe(report.elsewhere_backward)});
+        {"(other modules)", "1", "", "", "", traffic_text(report.other_forward), traffic_text(report.other_backward)});
   train::print_table(out, lines);
-  out << "\nA step: " << forward.count << " collectives forward, " << megabytes(forward.bytes) << "; " << backward.count
-      << " backward, " << megabytes(backward.bytes) << ".\nParameters: " << report.parameters
+  out << "\nPer step: " << forward.count << " collectives in forward, " << megabytes(forward.bytes) << "; "
+      << backward.count << " in backward, " << megabytes(backward.bytes) << ".\nParameters: " << report.parameters
       << ", of which rank 0 has " << report.local_parameters << " (" << megabytes(report.local_parameters * 4)
-      << " in float).\n";
+      << " in fp32).\n";
   return out;
 }
 

@@ -8,41 +8,41 @@
 #include <string>
 #include <vector>
 
-// What a tensor-parallel plan does to one of our models, told before anything runs: parameters by working the plan out,
-// collectives by running one layer as rank 0 of a fake world, with no other rank there.
+// Reports what a tensor-parallel plan does to a built-in model: the placements of the parameters, and the collectives
+// of each module. One layer runs as rank 0 of a fake world.
 namespace tessera::cli {
 
 struct PlanRequest {
   std::string model = "gpt2-124m";
   int64_t ranks = 2;
-  std::optional<Plan> plan = {};  // none: the model's own
+  std::optional<Plan> plan = {};  // nullopt: the model's plan
   models::PlanOptions options = {};
   int64_t batch = 1, sequence = 128;
 };
 
-struct Traffic {
+struct ModuleTraffic {
   std::string collectives;  // "all_reduce", "2 all_gather"; "" for none
   int64_t count = 0, bytes = 0;
-  bool operator==(const Traffic&) const = default;
+  bool operator==(const ModuleTraffic&) const = default;
 };
 
-struct PlanRow {
-  std::string module;  // layers as one: h.*.attn
-  int64_t times = 1;   // how often the model has it
-  ModuleWork work;     // of the first
-  Traffic forward, backward;
+struct PlanReportRow {
+  std::string module;  // all layers in one row: h.*.attn
+  int64_t count = 1;   // number of such modules
+  ModuleWork work;     // of the first one
+  ModuleTraffic forward, backward;
 };
 
 struct PlanReport {
   PlanRequest request;
   Plan plan;
-  std::vector<PlanRow> rows;
-  Traffic elsewhere_forward, elsewhere_backward;  // in modules that are not planned
-  int64_t parameters = 0, local_parameters = 0;   // of the whole model
+  std::vector<PlanReportRow> rows;
+  ModuleTraffic other_forward, other_backward;   // of modules without an entry in the plan
+  int64_t parameters = 0, local_parameters = 0;  // of the model, and on rank 0
   int64_t layers = 1;
 };
 
-// Needs a thread without a world; makes one and destroys it. Throws what parallelize_module would.
+// Requires: this thread has no world; creates a fake one and destroys it. Throws the errors of parallelize_module().
 PlanReport make_plan_report(const PlanRequest& request);
 
 std::ostream& operator<<(std::ostream& out, const PlanReport& report);

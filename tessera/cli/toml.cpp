@@ -1,4 +1,4 @@
-// Config files, where toml++ was found; else no_toml.cpp.
+// Reads config files with toml++. Builds without toml++ have no_toml.cpp instead.
 #include "tessera/base/error.h"
 #include "tessera/cli/train_config_file.h"
 
@@ -18,8 +18,8 @@ std::string text_of(const toml::node& node, const std::string& where) {
   if (const auto* text = node.as_string()) return text->get();
   if (const auto* number = node.as_integer()) return std::to_string(number->get());
   if (const auto* number = node.as_floating_point()) return number_text(number->get());
-  if (const auto* yes = node.as_boolean()) return yes->get() ? "true" : "false";
-  TESSERA_FAIL(UsageError, where, " is neither text, nor a number, nor true or false");
+  if (const auto* boolean = node.as_boolean()) return boolean->get() ? "true" : "false";
+  TESSERA_FAIL(UsageError, where, " must be a string, a number, true or false");
 }
 
 }  // namespace
@@ -34,7 +34,7 @@ void read_train_config(train::TrainConfig& config, const std::string& file) {
   for (const auto& [table_name, node] : root) {
     const auto* table = node.as_table();
     TESSERA_CHECK(table, UsageError, file, ", line ", node.source().begin.line, ": '", table_name.str(),
-                  "' is in no table; options are in [model], [data], [training] and so on");
+                  "' is not in a table; write it below [model], [data], [training] or another table");
     for (const auto& [name, value] : *table) {
       const auto where = c10::str(file, ", line ", value.source().begin.line);
       const auto key = c10::str(table_name.str(), ".", name.str());

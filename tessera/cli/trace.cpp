@@ -26,22 +26,22 @@ namespace {
 
 using testing::Rank;
 
-struct Batch {
+struct TraceBatch {
   at::Tensor x, y;
-  friend void tessera_visit(Batch& b, auto&& field) { field(b.x), field(b.y); }
+  friend void tessera_visit(TraceBatch& b, auto&& field) { field(b.x), field(b.y); }
 };
 
-// Values do not matter to what is compiled.
-Batch batch_of(const models::MLPConfig& config, const TraceRequest& request) {
+// The values do not affect the compiled program.
+TraceBatch batch_of(const models::MLPConfig& config, const TraceRequest& request) {
   return {at::zeros({request.batch, config.layers.front().in}), {}};
 }
 template <class Config>
-Batch batch_of(const Config&, const TraceRequest& request) {
+TraceBatch batch_of(const Config&, const TraceRequest& request) {
   const auto tokens = at::zeros({request.batch, request.sequence}, at::kLong);
   return {tokens, tokens.clone()};
 }
 
-const auto train_step = [](auto& model, auto& opt, const Batch& batch) {
+const auto train_step = [](auto& model, auto& opt, const TraceBatch& batch) {
   opt.zero_grad();
   auto out = model(batch.x);
   auto loss = batch.y.defined() ? models::loss(out, batch.y) : out.pow(2).mean();
@@ -51,12 +51,12 @@ const auto train_step = [](auto& model, auto& opt, const Batch& batch) {
 };
 
 template <class Model>
-void compile_step(Model& model, const TraceRequest& request, const Batch& batch, const CompileOptions& options) {
+void compile_step(Model& model, const TraceRequest& request, const TraceBatch& batch, const CompileOptions& options) {
   optim::AdamW opt(model->parameters(), {.fused = true});
-  train_step(model, opt, batch);  // so that the optimizer has its state, as in every step but the first
-  auto settings = options;
-  if (request.passes) settings.passes = PassList(request.passes->begin(), request.passes->end());
-  auto step = compile(train_step, settings);
+  train_step(model, opt, batch);  // creates the optimizer state, as in every step but the first
+  auto compile_options = options;
+  if (request.passes) compile_options.passes = PassList(request.passes->begin(), request.passes->end());
+  auto step = compile(train_step, compile_options);
   step(model, opt, batch);
 }
 
@@ -66,14 +66,14 @@ Plan plan_of(const Config& config) {
   return models::tensor_parallel_plan(config);
 }
 
-// The step of one rank, in the way that was asked for.
+// Compiles the step of one rank in the requested parallel mode.
 template <class Holder, class Config>
 void run_rank(Rank& me, const TraceRequest& request, const Config& config, Holder model,
               const compiler::TraceSink& sink) {
   const auto batch = batch_of(config, request);
   CompileOptions options{.trace = me.rank == 0 ? sink : compiler::TraceSink()};
   if (request.parallel == "ddp") {
-    const ReducerModeScope mode(ReducerMode::PerParameterAlways);  // for the compiler to group
+    const ReducerModeScope mode(ReducerMode::PerParameterAlways);  // so that passes can merge them
     DistributedDataParallel ddp(model);
     return compile_step(ddp, request, batch, options);
   }
@@ -88,7 +88,7 @@ void run_rank(Rank& me, const TraceRequest& request, const Config& config, Holde
 
 template <class Holder, class Config>
 std::string page_for(const TraceRequest& request, const Config& config) {
-  const Holder start(config);
+  const Holder initial(config);
   std::string page;
   const auto sink = [&](const compiler::CompileTrace& trace) {
     std::ostringstream out;
@@ -96,7 +96,7 @@ std::string page_for(const TraceRequest& request, const Config& config) {
     page = out.str();
   };
   testing::run_ranks(request.parallel == "none" ? 1 : request.ranks,
-                     [&](Rank& me) { run_rank(me, request, config, clone(start), sink); });
+                     [&](Rank& me) { run_rank(me, request, config, clone(initial), sink); });
   return page;
 }
 
@@ -108,31 +108,30 @@ std::string page_for(const TraceRequest& request, const models::LlamaConfig& con
 }
 
 void check(const TraceRequest& request) {
-  const auto& ways = parallel_ways();
   std::vector<std::string> names;
-  for (const auto& way : ways) names.emplace_back(way.name);
-  TESSERA_CHECK(std::find(names.begin(), names.end(), request.parallel) != names.end(), UsageError, "there is no way '",
-                request.parallel, "' to be parallel; there are ", c10::Join(", ", names));
-  TESSERA_CHECK(request.ranks >= 1, UsageError, "a step on ", request.ranks, " ranks; there is at least one");
-  TESSERA_CHECK(request.batch >= 1 && request.sequence >= 1, UsageError, "a batch of ", request.batch, " x ",
-                request.sequence, " has nothing in it");
+  for (const auto& mode : parallel_modes()) names.emplace_back(mode.name);
+  TESSERA_CHECK(std::find(names.begin(), names.end(), request.parallel) != names.end(), UsageError,
+                "unknown parallel mode '", request.parallel, "'; allowed: ", c10::Join(", ", names));
+  TESSERA_CHECK(request.ranks >= 1, UsageError, "cannot trace on ", request.ranks, " ranks; use at least 1");
+  TESSERA_CHECK(request.batch >= 1 && request.sequence >= 1, UsageError, "the batch ", request.batch, " x ",
+                request.sequence, " is empty");
   if (request.passes)
     for (const auto& pass : *request.passes) compiler::find_pass(pass);
 }
 
 }  // namespace
 
-const std::vector<ParallelWay>& parallel_ways() {
-  static const std::vector<ParallelWay> ways = {
+const std::vector<ParallelMode>& parallel_modes() {
+  static const std::vector<ParallelMode> modes = {
       {"none", "one rank"},
-      {"ddp", "DistributedDataParallel, a collective for each parameter, which passes group"},
-      {"fsdp", "fully_shard() of the whole model"},
+      {"ddp", "DistributedDataParallel with one all-reduce per parameter, which passes merge"},
+      {"fsdp", "fully_shard() on the root module"},
       {"replicate", "a plain model under DataParallel(\"replicate\")"},
       {"fully_shard", "a plain model under DataParallel(\"fully_shard\")"},
       {"default", "a plain model under DataParallel(\"default\")"},
-      {"tp", "the model's own tensor-parallel plan"},
+      {"tp", "tensor parallelism with the model's plan"},
   };
-  return ways;
+  return modes;
 }
 
 std::string make_trace_page(const TraceRequest& request) {

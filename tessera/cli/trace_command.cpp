@@ -9,36 +9,37 @@
 namespace tessera::cli {
 
 void add_trace_command(CLI::App& app) {
-  struct Arguments {
+  struct TraceArguments {
     TraceRequest request;
     std::vector<std::string> passes;
     std::string file;
   };
-  auto given = std::make_shared<Arguments>();
-  auto* command = app.add_subcommand("trace", "Compiles a train step and writes how it came to be as one HTML page");
-  auto& request = given->request;
-  std::string ways = "How to be parallel:";
-  for (const auto& way : parallel_ways()) ways += std::string("\n  ") + way.name + ": " + way.help;
-  command->add_option("--model", request.model, "mlp, or a model by name")->capture_default_str();
-  command->add_option("--parallel", request.parallel, ways)->capture_default_str();
-  command->add_option("--ranks", request.ranks, "Ranks; they are threads")->capture_default_str();
-  command->add_option("--passes", given->passes, "Passes in order, with commas; `tessera opt --list` shows them")
+  auto arguments = std::make_shared<TraceArguments>();
+  auto* command =
+      app.add_subcommand("trace", "Compile a train step and write an HTML page about passes, collectives and memory");
+  auto& request = arguments->request;
+  std::string modes = "Parallel mode:";
+  for (const auto& mode : parallel_modes()) modes += std::string("\n  ") + mode.name + ": " + mode.help;
+  command->add_option("--model", request.model, "Model: mlp, or a model name of tessera train")->capture_default_str();
+  command->add_option("--parallel", request.parallel, modes)->capture_default_str();
+  command->add_option("--ranks", request.ranks, "Number of ranks, as threads of one process")->capture_default_str();
+  command->add_option("--passes", arguments->passes, "Comma-separated passes in order; see tessera opt --list")
       ->delimiter(',');
-  command->add_option("--batch", request.batch, "Rows of a rank's batch")->capture_default_str();
-  command->add_option("--seq", request.sequence, "Tokens of a row")->capture_default_str();
-  command->add_option("-o,--output", given->file, "The page")->required();
+  command->add_option("--batch", request.batch, "Batch size per rank")->capture_default_str();
+  command->add_option("--seq", request.sequence, "Sequence length")->capture_default_str();
+  command->add_option("-o,--output", arguments->file, "Output file")->required();
   command->footer(
       "Example:\n  tessera trace --model gpt-tiny --parallel tp -o page.html\n"
-      "A program of yours writes such pages for all that it compiles where TESSERA_TRACE_DIR names a folder.");
-  command->callback([given, command] {
-    auto request = given->request;
-    if (command->count("--passes") > 0) request.passes = given->passes;
-    std::ofstream out(given->file, std::ios::binary);
-    TESSERA_CHECK(out, UsageError, "cannot write '", given->file, "'; name a file that can be written");
+      "Set TESSERA_TRACE_DIR to a folder to get such a page for every compilation of your own program.");
+  command->callback([arguments, command] {
+    auto request = arguments->request;
+    if (command->count("--passes") > 0) request.passes = arguments->passes;
+    std::ofstream out(arguments->file, std::ios::binary);
+    TESSERA_CHECK(out, UsageError, "cannot write '", arguments->file, "'");
     out << make_trace_page(request);
     out.close();
-    TESSERA_CHECK(out, UsageError, "cannot write all of '", given->file, "'");
-    std::cout << given->file << '\n';
+    TESSERA_CHECK(out, UsageError, "cannot write all of '", arguments->file, "'");
+    std::cout << arguments->file << '\n';
   });
 }
 

@@ -1,16 +1,15 @@
 #include "tessera/base/error.h"
-#include "tessera/base/detail/settings.h"
 #include "tessera/cli/commands.h"
+#include "tessera/cli/paths.h"
 #include "tessera/cli/train_flags.h"
 #include "tessera/cli/train_run.h"
 #include "tessera/comm/environment.h"
 #include "tessera/launch/launcher.h"
-#include "tessera/train/detail/config_rows.h"
+#include "tessera/train/detail/config_options.h"
 #include "tessera/train/detail/loader.h"
 #include "tessera/train/trainer.h"
 
 #include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -18,62 +17,64 @@
 namespace tessera::cli {
 namespace {
 
-using train::OptionRow;
+using train::OptionInfo;
 using train::TrainConfig;
 
-// What a config says beyond the defaults, as flags: for the ranks.
+// The options that differ from the defaults, as flags for the ranks.
 std::vector<std::string> flags_of(const TrainConfig& config) {
-  std::map<std::string, std::string> usual;
+  std::map<std::string, std::string> default_text;
   const TrainConfig defaults;
-  train::visit_options(defaults,
-                       [&](const OptionRow& row, const auto& value) { usual[row.key] = train::option_text(value); });
+  train::visit_options(defaults, [&](const OptionInfo& info, const auto& value) {
+    default_text[info.key] = train::option_text(value);
+  });
   std::vector<std::string> flags;
-  train::visit_options(config, [&](const OptionRow& row, const auto& value) {
-    if (const auto text = train::option_text(value); usual[row.key] != text)
-      flags.push_back("--" + std::string(row.key) + "=" + text);
+  train::visit_options(config, [&](const OptionInfo& info, const auto& value) {
+    if (const auto text = train::option_text(value); default_text[info.key] != text)
+      flags.push_back("--" + std::string(info.key) + "=" + text);
   });
   return flags;
 }
 
-int64_t count_ranks(const TrainConfig& config, int64_t asked) {
-  const int64_t of_mesh = train::ranks_of(config.parallel);
-  TESSERA_CHECK(asked == 0 || of_mesh == 0 || asked == of_mesh, UsageError, "mesh '", config.parallel.mesh, "' has ",
-                of_mesh, " ranks, and -n asks for ", asked);
-  TESSERA_CHECK(asked >= 0, UsageError, "-n ", asked, ": there is at least one rank");
-  return std::max<int64_t>({1, asked, of_mesh});
+// `requested` is the value of -n; 0: not given.
+int64_t count_ranks(const TrainConfig& config, int64_t requested) {
+  const int64_t mesh_ranks = train::ranks_of(config.parallel);
+  TESSERA_CHECK(requested == 0 || mesh_ranks == 0 || requested == mesh_ranks, UsageError, "mesh '",
+                config.parallel.mesh, "' needs ", mesh_ranks, " ranks, but -n is ", requested);
+  TESSERA_CHECK(requested >= 0, UsageError, "-n ", requested, ": the number of ranks must be at least 1");
+  return std::max<int64_t>({1, requested, mesh_ranks});
 }
 
 int launch_ranks(const TrainConfig& config, int64_t ranks, int64_t threads) {
   launch::RunOptions options;
-  options.command = {std::filesystem::read_symlink("/proc/self/exe").string(), "train"};
+  options.command = {program_path().string(), "train"};
   for (auto& flag : flags_of(config)) options.command.push_back(flag);
-  options.ranks = ranks;
+  options.nproc_per_node = ranks;
   options.ranks_shown = {{0}};
-  options.threads = threads;
-  options.direct = true;
-  options.brief = true;
-  options.speaker = "tessera train";
+  options.threads_per_rank = threads;
+  options.direct_output = true;
+  options.brief_errors = true;
+  options.program_name = "tessera train";
   return launch::run(options);
 }
 
-struct Arguments {
+struct TrainArguments {
   TrainFlags flags;
   int64_t ranks = 0, threads = 0;
-  bool print = false;
+  bool print_config = false;
 };
 
-void train_as_asked(const Arguments& arguments) {
+void run_train(const TrainArguments& arguments) {
   auto config = arguments.flags.config();
-  if (arguments.print) {
+  if (arguments.print_config) {
     std::cout << config;
     return;
   }
   const auto environment = comm::read_environment();
-  if (!environment.launcher.empty()) {  // we are a rank: of ours, of tessera run, torchrun, srun, mpirun
+  if (!environment.launcher.empty()) {  // this process is a rank, started by any launcher
     run_training(config);
     return;
   }
-  // All that can be wrong is looked for before anything starts.
+  // Report wrong input before any rank starts.
   const int64_t ranks = count_ranks(config, arguments.ranks);
   train::check(config, ranks);
   train::open_data(config);
@@ -85,20 +86,21 @@ void train_as_asked(const Arguments& arguments) {
     return;
   }
   const int code = launch_ranks(config, ranks, arguments.threads);
-  std::_Exit(code);  // there is nothing left to end but LibTorch, which takes a tenth of a second for it
+  std::_Exit(code);  // skips the shutdown of LibTorch, which takes 0.1 s
 }
 
 }  // namespace
 
 void add_train_command(CLI::App& app) {
-  auto arguments = std::make_shared<Arguments>();
-  auto* command = app.add_subcommand("train", "Trains a model with any mix of data, tensor and sharded parallelism");
-  command->add_option("-n,--ranks", arguments->ranks, "Ranks on this host; without it as many as the mesh has");
-  command->add_option("--threads-per-rank", arguments->threads, "OMP_NUM_THREADS of each; 0: cores / ranks");
-  command->add_flag("--print-config", arguments->print, "Print the config as TOML and stop");
+  auto arguments = std::make_shared<TrainArguments>();
+  auto* command =
+      app.add_subcommand("train", "Train a language model with DDP, FSDP, tensor parallelism, or a combination");
+  command->add_option("-n,--ranks", arguments->ranks, "Number of ranks on this host (default: the size of --mesh)");
+  command->add_option("--threads-per-rank", arguments->threads, "OMP_NUM_THREADS of each rank (0: cores / ranks)");
+  command->add_flag("--print-config", arguments->print_config, "Print the config as TOML and exit");
   arguments->flags.add_to(*command);
   command->footer(
-      "Exit code: 0; 1 it went wrong on the way or did not learn what was asked; 2 the input is wrong; 130 Ctrl-C.\n"
+      "Exits with 1 if training fails or does not reach --accuracy, with 2 for wrong input, with 130 on Ctrl-C.\n"
       "Examples:\n"
       "  tessera train --mesh dp=2,tp=2 --steps 600 --accuracy 0.95\n"
       "  tessera train --mesh fsdp=4 --data book.txt --seq-len 128 --precision bf16\n"
@@ -106,9 +108,9 @@ void add_train_command(CLI::App& app) {
       "  torchrun --no-python --nproc-per-node 8 tessera train --mesh fsdp=4,tp=2 --model gpt2-124m --data tokens.bin");
   command->callback([arguments] {
     try {
-      train_as_asked(*arguments);
+      run_train(*arguments);
     } catch (const std::exception& error) {
-      end_with(error);
+      exit_with_error(error);
     }
   });
 }

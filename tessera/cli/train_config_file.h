@@ -5,8 +5,8 @@
 
 namespace tessera::cli {
 
-// Sets what a TOML file says: tables [model], [data], ..., as `tessera train --print-config` writes them. UsageError
-// with file and line for what is no TOML, and for options there are not.
+// Sets the options of a TOML file, in the format of `tessera train --print-config`.
+// Throws UsageError with file and line for a syntax error or an unknown option.
 void read_train_config(train::TrainConfig& config, const std::string& file);
 
 }  // namespace tessera::cli

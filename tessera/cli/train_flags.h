@@ -8,18 +8,18 @@
 
 namespace tessera::cli {
 
-// Everything a training can be told, as flags and as a file: --model, --training.steps, --config. Flags go before what
-// the file says, so they are kept as they were written until it was read.
+// The flags of a TrainConfig: --model, --training.steps, ..., and --config for a TOML file.
+// Flags override the file, so their text is kept until the file is read.
 class TrainFlags {
  public:
-  void add_to(CLI::App& command);  // must then stay where it is
+  void add_to(CLI::App& command);  // keeps references to this object
   train::TrainConfig config() const;
 
-  bool has(const std::string& key) const;  // "training.batch": was it written on the command line?
+  bool has(const std::string& key) const;  // has("training.batch"): was the flag given?
   bool has_file() const { return !file_.empty(); }
 
  private:
-  std::map<std::string, std::string> given_;
+  std::map<std::string, std::string> values_;
   std::string file_;
 };
 

@@ -1,8 +1,9 @@
 #include "tessera/cli/train_run.h"
 
+#include "tessera/base/detail/settings.h"
 #include "tessera/base/error.h"
 #include "tessera/base/error_file.h"
-#include "tessera/base/detail/settings.h"
+#include "tessera/cli/exit_code.h"
 #include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/comm/world.h"
 #include "tessera/train/detail/console.h"
@@ -24,7 +25,7 @@
 
 namespace tessera::cli {
 
-// It ran, and it is not what was hoped for.
+// Training ran, but it stopped early or did not reach the required accuracy.
 struct TrainingFailed : c10::Error {
   using c10::Error::Error;
 };
@@ -33,7 +34,9 @@ namespace {
 
 using train::TrainConfig;
 
-[[noreturn]] void fail(const std::string& what) { throw TrainingFailed({__func__, __FILE__, __LINE__}, what); }
+[[noreturn]] void training_failed(const std::string& why) {
+  throw TrainingFailed({__func__, __FILE__, __LINE__}, why);
+}
 
 std::string millions(int64_t count) {
   std::ostringstream text;
@@ -41,13 +44,13 @@ std::string millions(int64_t count) {
   return text.str();
 }
 
-std::string per_cent(double share) {
+std::string percent(double fraction) {
   std::ostringstream text;
-  text << std::fixed << std::setprecision(1) << 100 * share << "%";
+  text << std::fixed << std::setprecision(1) << 100 * fraction << "%";
   return text.str();
 }
 
-void introduce(const TrainConfig& config, const World& world) {
+void print_header(const TrainConfig& config, const World& world) {
   const auto mesh = train::mesh_shape(config, world.size());
   std::cout << "training " << config.model.name << ", "
             << millions(models::parameter_count(train::model_config(config.model))) << " parameters, on "
@@ -61,7 +64,7 @@ void add_sinks(train::Trainer& trainer, const TrainConfig& config) {
   trainer.add(std::make_shared<train::Console>(std::cout,
                                                train::ConsoleOptions{.steps = config.training.steps,
                                                                      .log_every = config.metrics.log_every,
-                                                                     .made = trainer.steps_made(),
+                                                                     .steps_made = trainer.steps_made(),
                                                                      .colour = terminal && !setting_is_set("NO_COLOR"),
                                                                      .bar = terminal}));
   const auto& folder = config.metrics.output;
@@ -70,7 +73,7 @@ void add_sinks(train::Trainer& trainer, const TrainConfig& config) {
     trainer.add(std::make_shared<train::EventFile>(folder + "/tb", config.metrics.log_every));
 }
 
-void conclude(const TrainConfig& config, const train::TrainResult& result) {
+void print_outputs(const TrainConfig& config, const train::TrainResult& result) {
   const auto& folder = config.metrics.output;
   if (!result.sample.empty()) {
     std::ofstream(folder + "/sample.txt") << result.sample << '\n';
@@ -81,16 +84,17 @@ void conclude(const TrainConfig& config, const train::TrainResult& result) {
             << std::endl;
 }
 
-// Ctrl-C where no launcher takes it: one line, at once, whatever the step is doing. Only what a handler may do.
+// Handles Ctrl-C without a launcher: prints one line and exits at once. Async-signal-safe.
 char interrupted_line[512];
 void on_interrupt(int) {
   (void)!write(STDERR_FILENO, interrupted_line, std::strlen(interrupted_line));
   _exit(128 + SIGINT);
 }
-void end_on_interrupt(const TrainConfig& config) {
+void exit_on_interrupt(const TrainConfig& config) {
   std::snprintf(interrupted_line, sizeof interrupted_line,
-                "\ntessera train: interrupted; what was written so far is in %s/\n", config.metrics.output.c_str());
-  if (std::signal(SIGINT, on_interrupt) == SIG_IGN) std::signal(SIGINT, SIG_IGN);  // as nohup and shells want it
+                "\ntessera train: interrupted; outputs so far are in %s/\n", config.metrics.output.c_str());
+  // Keep an ignored SIGINT ignored, as nohup and shells expect.
+  if (std::signal(SIGINT, on_interrupt) == SIG_IGN) std::signal(SIGINT, SIG_IGN);
 }
 
 }  // namespace
@@ -108,7 +112,7 @@ void prepare_output(const TrainConfig& config) {
   const auto& folder = config.metrics.output;
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  TESSERA_CHECK(!error, UsageError, "cannot make the output folder '", folder, "': ", error.message());
+  TESSERA_CHECK(!error, UsageError, "cannot create the output folder '", folder, "': ", error.message());
   std::ofstream file(folder + "/config.toml");
   file << config << std::flush;
   TESSERA_CHECK(file, UsageError, "cannot write into the output folder '", folder, "': ", std::strerror(errno));
@@ -117,46 +121,42 @@ void prepare_output(const TrainConfig& config) {
 void run_training(const TrainConfig& given) {
   auto config = given;
   const auto world = init();
-  const bool speaks = world.rank() == 0;
-  if (config.metrics.output.empty())  // started by another launcher: nobody has named one for all
+  const bool is_rank_0 = world.rank() == 0;
+  if (config.metrics.output.empty())  // started by another launcher: rank 0 chooses the name
     config.metrics.output = comm::decide(
         world.group(), "the output folder", [] { return std::string(); },
         [&](const auto&) { return new_output_folder(config); });
-  if (speaks) prepare_output(config);
-  if (world.size() == 1) end_on_interrupt(config);
+  if (is_rank_0) prepare_output(config);
+  if (world.size() == 1) exit_on_interrupt(config);
   train::TrainResult result;
   {
-    if (speaks) introduce(config, world);
+    if (is_rank_0) print_header(config, world);
     train::Trainer trainer(config, world);
-    if (speaks && !trainer.resumed_from().empty())
-      std::cout << "going on from " << trainer.resumed_from() << ", after step " << trainer.steps_made() << std::endl;
-    if (speaks) add_sinks(trainer, config);
+    if (is_rank_0 && !trainer.resumed_from().empty())
+      std::cout << "resumed from " << trainer.resumed_from() << " at step " << trainer.steps_made() << std::endl;
+    if (is_rank_0) add_sinks(trainer, config);
     result = trainer.run();
   }
-  if (speaks) conclude(config, result);
+  if (is_rank_0) print_outputs(config, result);
   destroy();
-  if (!result.stopped.empty()) fail("stopped at " + result.stopped);
-  const auto asked = config.eval.accuracy;
-  if (asked > 0 && result.eval.accuracy < asked)
-    fail("it did not learn: " + per_cent(result.eval.accuracy) + " of the held-out answers are right, and " +
-         per_cent(asked) + " were asked for");
-  if (speaks && asked > 0)
-    std::cout << "learned: " << per_cent(result.eval.accuracy) << " of " << result.eval.samples
-              << " held-out answers are right, none of which were trained on (asked for: " << per_cent(asked) << ")"
+  if (!result.stopped.empty()) training_failed("stopped at " + result.stopped);
+  const auto required = config.eval.accuracy;
+  if (required > 0 && result.eval.accuracy < required)
+    training_failed("the validation accuracy is " + percent(result.eval.accuracy) + ", below the required " +
+                    percent(required) + " (--accuracy)");
+  if (is_rank_0 && required > 0)
+    std::cout << "accuracy: " << percent(result.eval.accuracy) << " of " << result.eval.samples
+              << " validation answers are correct (required: " << percent(required) << ")"
               << std::endl;
 }
 
-void end_with(const std::exception& error) {
-  const auto* ours = dynamic_cast<const c10::Error*>(&error);
-  const bool usage = dynamic_cast<const UsageError*>(ours) || dynamic_cast<const ShardingError*>(ours);
-  const bool bug = dynamic_cast<const InternalError*>(ours);
+void exit_with_error(const std::exception& error) {
   if (setting_is_set("TORCHELASTIC_ERROR_FILE"))
     record_error(error);
   else
-    std::cerr << "tessera train: " << (bug ? "this is a bug of ours: " : "")
-              << (ours ? ours->what_without_backtrace() : error.what()) << std::endl;
+    std::cerr << "tessera train: " << error_text(error) << std::endl;
   std::cout.flush();
-  std::_Exit(usage ? 2 : bug ? 70 : 1);
+  std::_Exit(static_cast<int>(exit_code_of(error)));
 }
 
 }  // namespace tessera::cli

@@ -1,10 +1,10 @@
 #include "tessera/launch/launcher.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/error.h"
 #include "tessera/comm/detail/rendezvous.h"
-#include "tessera/launch/detail/local_ranks.h"
 #include "tessera/launch/detail/host_rendezvous.h"
+#include "tessera/launch/detail/local_ranks.h"
 
 #include <sched.h>
 #include <unistd.h>
@@ -36,244 +36,249 @@ std::vector<int> cores_here() {
   return cores;
 }
 
-std::string new_folder() {
+std::string new_temporary_folder() {
   std::string path = setting("TMPDIR") + "/tessera-run-XXXXXX";
-  TESSERA_CHECK(mkdtemp(path.data()), UsageError, "cannot make a folder in TMPDIR, ", setting("TMPDIR"), ": ",
+  TESSERA_CHECK(mkdtemp(path.data()), UsageError, "cannot create a folder in TMPDIR, ", setting("TMPDIR"), ": ",
                 std::strerror(errno));
   return path;
 }
 
 // "tessera::UsageError: there is no ..." -> "there is no ..."
-std::string without_type(const std::string& words) {
-  const auto end = words.find(": ");
-  const auto type = words.substr(0, end);
-  const bool is_type = end != words.npos && type.find("::") != type.npos && type.find(' ') == type.npos;
-  return is_type ? words.substr(end + 2) : words;
+std::string without_type(const std::string& message) {
+  const auto end = message.find(": ");
+  const auto type = message.substr(0, end);
+  const bool is_type = end != message.npos && type.find("::") != type.npos && type.find(' ') == type.npos;
+  return is_type ? message.substr(end + 2) : message;
 }
 
 void check(const RunOptions& o) {
-  TESSERA_CHECK(o.ranks >= 1, UsageError, "-n ", o.ranks, ": there is at least one rank");
-  TESSERA_CHECK(o.nodes >= 1, UsageError, "--nnodes ", o.nodes, ": there is at least one host");
-  TESSERA_CHECK(o.node >= 0 && o.node < o.nodes, UsageError, "--node-rank ", o.node, " with --nnodes ", o.nodes,
-                ": hosts are numbered 0 to ", o.nodes - 1);
-  TESSERA_CHECK(o.nodes == 1 || !o.rendezvous.empty(), UsageError, "--nnodes ", o.nodes,
-                " needs --rdzv host:port, where the first host (--node-rank 0) can be reached");
-  TESSERA_CHECK(o.max_restarts >= 0, UsageError, "--max-restarts ", o.max_restarts, " is less than none");
-  TESSERA_CHECK(o.threads >= 0, UsageError, "--threads-per-rank ", o.threads, " is less than none");
+  TESSERA_CHECK(o.nproc_per_node >= 1, UsageError, "-n ", o.nproc_per_node, ": the number of ranks must be at least 1");
+  TESSERA_CHECK(o.nnodes >= 1, UsageError, "--nnodes ", o.nnodes, ": the number of hosts must be at least 1");
+  TESSERA_CHECK(o.node_rank >= 0 && o.node_rank < o.nnodes, UsageError, "--node-rank ", o.node_rank, " with --nnodes ",
+                o.nnodes, ": node ranks are 0 to ", o.nnodes - 1);
+  TESSERA_CHECK(o.nnodes == 1 || !o.rdzv_endpoint.empty(), UsageError, "--nnodes ", o.nnodes,
+                " needs --rdzv host:port, an address of the host with --node-rank 0");
+  TESSERA_CHECK(o.max_restarts >= 0, UsageError, "--max-restarts ", o.max_restarts, " must be at least 0");
+  TESSERA_CHECK(o.threads_per_rank >= 0, UsageError, "--threads-per-rank ", o.threads_per_rank, " must be at least 0");
 }
 
 RankSettings settings_of(const RunOptions& o, const std::string& folder) {
   RankSettings s;
   s.max_restarts = o.max_restarts;
-  s.threads = o.threads;
+  s.threads_per_rank = o.threads_per_rank;
   s.pin = o.pin;
   s.cores = cores_here();
-  s.error_folder = folder;
+  s.error_dir = folder;
   for (const char* name : {"OMP_NUM_THREADS", "TESSERA_GLOO_HOST"})
-    if (setting_is_set(name)) s.given.insert(name);
+    if (setting_is_set(name)) s.user_set.insert(name);
   return s;
 }
 
-// One job, seen from this host. The order of members is the order of birth: signals are held back before there are
-// threads that could receive them, and the guard is forked before there are threads at all.
-class Job {
+// Runs the worker group of this host and restarts it after failures (torchrun: the elastic agent).
+// The order of the members matters: signals are blocked, and the cleanup process is forked, before any thread starts.
+class Agent {
  public:
-  explicit Job(const RunOptions& options)
+  explicit Agent(const RunOptions& options)
       : options_(options),
-        program_(find_program(options.command)),
-        folder_(new_folder()),
+        command_(find_command(options.command)),
+        folder_(new_temporary_folder()),
         run_id_(std::filesystem::path(folder_).filename().string()),
-        guard_(folder_),
+        cleanup_(folder_),
         settings_(settings_of(options, folder_)),
         out_(STDOUT_FILENO, signals_.stop_fd()),
         err_(STDERR_FILENO, signals_.stop_fd()) {
-    make_log_folder();
+    create_log_dir();
     open_store();
   }
 
   int run() {
     for (;; settings_.restarts++) {
-      const auto share = this_share();
-      if (!share) return interrupted();
-      const auto failure = run_ranks(*share);
+      const auto assignment = join();
+      if (!assignment) return interrupted();
+      const auto failure = run_ranks(*assignment);
       if (!failure) return 0;
-      say(failure->text);
-      if (!failure->restartable || stop_asked_) return failure->exit_code;
+      print(failure->text);
+      if (!failure->restartable || stop_requested_) return failure->exit_code;
       if (settings_.restarts == options_.max_restarts) {
-        if (options_.max_restarts > 0) say(c10::str("all ", options_.max_restarts, " restarts are used up"));
+        if (options_.max_restarts > 0) print(c10::str("no restarts left (--max-restarts ", options_.max_restarts, ")"));
         return failure->exit_code;
       }
-      say(c10::str("starting all ranks again (", settings_.restarts + 1, " of ", options_.max_restarts, ")"));
+      print(c10::str("restarting all ranks (restart ", settings_.restarts + 1, " of ", options_.max_restarts, ")"));
     }
   }
 
  private:
-  void say(const std::string& text) { err_.write(options_.speaker + ": " + text + "\n"); }
+  void print(const std::string& text) { err_.write(options_.program_name + ": " + text + "\n"); }
 
-  void make_log_folder() const {
-    if (options_.log_folder.empty()) return;
+  void create_log_dir() const {
+    if (options_.log_dir.empty()) return;
     std::error_code error;
-    std::filesystem::create_directories(options_.log_folder, error);
-    TESSERA_CHECK(!error, UsageError, "cannot make the folder --log-dir ", options_.log_folder, ": ", error.message());
+    std::filesystem::create_directories(options_.log_dir, error);
+    TESSERA_CHECK(!error, UsageError, "cannot create the folder --log-dir ", options_.log_dir, ": ", error.message());
   }
 
-  // On one host: on loopback, at a port the system finds. Ranks find the store there already, so none has to wait for
-  // rank 0, and no other job can have taken the port meanwhile.
+  // On one host the store listens on loopback, on a free port. The launcher serves it, so ranks do not wait for rank 0,
+  // and no other job can take the port.
   void open_store() {
-    const auto at = options_.rendezvous.empty() ? Address{"127.0.0.1", 0} : parse_address(options_.rendezvous);
-    place_ = at;
-    if (options_.node == 0) {
-      store_ = comm::detail::keep_store(at.host, at.port, options_.timeout, place_.port);
+    const auto at = options_.rdzv_endpoint.empty() ? Address{"127.0.0.1", 0} : parse_address(options_.rdzv_endpoint);
+    store_address_ = at;
+    if (options_.node_rank == 0) {
+      store_ = comm::detail::keep_store(at.host, at.port, options_.rdzv_timeout, store_address_.port);
     } else {
-      const Signals::Delivered ctrl_c_ends_the_wait(signals_);
-      store_ = comm::detail::tcp_store(at.host, at.port, false, options_.timeout);
+      const Signals::UnblockScope ctrl_c_interrupts(signals_);
+      store_ = comm::detail::tcp_store(at.host, at.port, false, options_.rdzv_timeout);
     }
-    if (options_.nodes > 1)
-      hosts_.emplace(store_, Hosts::Options{options_.node, options_.nodes, options_.ranks, options_.max_restarts,
-                                            host_name(), at.host, run_id_, place_.port, options_.timeout});
+    if (options_.nnodes > 1)
+      hosts_.emplace(store_, HostRendezvous::Options{options_.node_rank, options_.nnodes, options_.nproc_per_node,
+                                                     options_.max_restarts, host_name(), at.host, run_id_,
+                                                     store_address_.port, options_.rdzv_timeout});
   }
 
-  std::optional<HostShare> this_share() {
+  std::optional<HostAssignment> join() {
     if (hosts_) return hosts_->join(settings_.restarts, signals_);
-    return HostShare{0, 1, 0, options_.ranks, options_.ranks, place_.host, place_.port, run_id_};
+    return HostAssignment{0, 1, 0, options_.nproc_per_node, options_.nproc_per_node, store_address_.host,
+                          store_address_.port, run_id_};
   }
 
-  CrewOutput output(const HostShare& share) {
+  RankOutput output(const HostAssignment& assignment) {
     const bool colours = !setting_is_set("NO_COLOR");
     return {&out_,
             &err_,
-            share.world_size > 1,
+            assignment.world_size > 1,
             colours && isatty(STDOUT_FILENO),
             colours && isatty(STDERR_FILENO),
             options_.ranks_shown,
-            options_.log_folder,
+            options_.log_dir,
             settings_.restarts > 0};
   }
 
-  // From start to end of all ranks. Nothing: all ended well, on every host.
-  std::optional<JobFailure> run_ranks(const HostShare& share) {
-    const auto started = start(share);
-    Crew& crew = *started;
+  // Runs the worker group once. Returns nullopt if all ranks on all hosts succeed.
+  std::optional<JobFailure> run_ranks(const HostAssignment& assignment) {
+    const auto started = start(assignment);
+    LocalRanks& ranks = *started;
     failure_.reset();
-    finished_ = false;
-    while (crew.running() > 0 || !(finished_ || failure_ || crew.first_failure())) {
-      for (const int signal : crew.turn(milliseconds(hosts_ ? 100 : 60'000))) take(signal, crew);
-      if (out_.closed() && !crew.stopping())
-        fail({128 + SIGPIPE, false, "nobody reads our output any more"}, crew, SIGTERM);
-      // Other hosts hear of it at once, or what breaks there would seem to be the cause.
-      if (crew.first_failure() && !crew.stopping())
-        hosts_ ? fail(describe(crew), crew, SIGTERM) : crew.stop(SIGTERM, options_.grace);
-      if (hosts_) ask_hosts(crew);
-      if (!hosts_ && crew.running() == 0) finished_ = true;
+    succeeded_ = false;
+    while (ranks.running() > 0 || !(succeeded_ || failure_ || ranks.first_failure())) {
+      for (const int signal : ranks.poll_events(milliseconds(hosts_ ? 100 : 60'000))) handle(signal, ranks);
+      if (out_.closed() && !ranks.stopping())
+        fail({128 + SIGPIPE, false, "the reader of our standard output has closed it"}, ranks, SIGTERM);
+      // Report it to the other hosts at once. Otherwise a failure there that follows from it could be reported first.
+      if (ranks.first_failure() && !ranks.stopping())
+        hosts_ ? fail(failure_report(ranks), ranks, SIGTERM) : ranks.stop(SIGTERM, options_.grace_period);
+      if (hosts_) exchange_status(ranks);
+      if (!hosts_ && ranks.running() == 0) succeeded_ = true;
     }
-    for (const auto& log : crew.broken_logs()) say("could not write all of " + log);
-    if (!failure_ && crew.first_failure()) failure_ = describe(crew);
+    for (const auto& log : ranks.incomplete_logs()) print("could not write all of the log file " + log);
+    if (!failure_ && ranks.first_failure()) failure_ = failure_report(ranks);
     return failure_;
   }
 
-  std::vector<RankPlan> plans_of(const HostShare& share) const {
-    auto plans = plan_ranks(share, settings_);
-    plans.front().direct_output = options_.direct;
+  std::vector<RankPlan> plans_of(const HostAssignment& assignment) const {
+    auto plans = plan_ranks(assignment, settings_);
+    plans.front().direct_output = options_.direct_output;
     return plans;
   }
 
-  std::unique_ptr<Crew> start(const HostShare& share) {
+  std::unique_ptr<LocalRanks> start(const HostAssignment& assignment) {
     try {
-      return std::make_unique<Crew>(program_, plans_of(share), output(share), signals_, guard_);
+      return std::make_unique<LocalRanks>(command_, plans_of(assignment), output(assignment), signals_, cleanup_);
     } catch (const c10::Error& error) {
-      if (hosts_) hosts_->report({1, false, c10::str(error.what_without_backtrace(), " (on ", host_name(), ")")});
+      if (hosts_)
+        hosts_->report_failure({1, false, c10::str(error.what_without_backtrace(), " (on ", host_name(), ")")});
       throw;
     }
   }
 
-  void fail(const JobFailure& failure, Crew& crew, int signal) {
-    failure_ = hosts_ ? hosts_->report(failure) : failure;
-    crew.stop(signal, options_.grace);
+  void fail(const JobFailure& failure, LocalRanks& ranks, int signal) {
+    failure_ = hosts_ ? hosts_->report_failure(failure) : failure;
+    ranks.stop(signal, options_.grace_period);
   }
 
-  void take(int signal, Crew& crew) {
-    for (const auto& row : Signals::kPassedOn) {
-      if (row.signal != signal) continue;
-      if (!row.stops) {
-        crew.pass_on(signal);
-      } else if (crew.stopping()) {  // asked again, or while a failure is being dealt with: no more patience
-        if (hosts_) hosts_->report(stopped_by(signal));
-        crew.stop(SIGKILL, milliseconds(0));
+  void handle(int signal, LocalRanks& ranks) {
+    for (const auto& forwarded : Signals::kForwarded) {
+      if (forwarded.signal != signal) continue;
+      if (!forwarded.ends_job) {
+        ranks.send_signal(signal);
+      } else if (ranks.stopping()) {  // a second signal, or one after a failure: kill at once
+        if (hosts_) hosts_->report_failure(stopped_by(signal));
+        ranks.stop(SIGKILL, milliseconds(0));
       } else {
-        fail(stopped_by(signal), crew, signal);
+        fail(stopped_by(signal), ranks, signal);
       }
-      stop_asked_ = stop_asked_ || row.stops;
+      stop_requested_ = stop_requested_ || forwarded.ends_job;
     }
   }
 
-  void ask_hosts(Crew& crew) {
-    const auto now = Crew::Clock::now();
-    if (now < next_news_) return;
-    next_news_ = now + milliseconds(100);
-    const bool ours = crew.running() == 0 && !failure_ && !crew.first_failure();
-    if (ours && told_ != settings_.restarts) {
-      hosts_->finish();
-      told_ = settings_.restarts;
+  void exchange_status(LocalRanks& ranks) {
+    const auto now = LocalRanks::Clock::now();
+    if (now < next_heartbeat_) return;
+    next_heartbeat_ = now + milliseconds(100);
+    const bool local_success = ranks.running() == 0 && !failure_ && !ranks.first_failure();
+    if (local_success && reported_success_ != settings_.restarts) {
+      hosts_->report_success();
+      reported_success_ = settings_.restarts;
     }
-    const auto news = hosts_->news();
-    finished_ = ours && news.all_finished;
-    if (news.failure && !failure_ && !finished_) fail(*news.failure, crew, SIGTERM);
+    const auto status = hosts_->heartbeat();
+    succeeded_ = local_success && status.all_succeeded;
+    if (status.failure && !failure_ && !succeeded_) fail(*status.failure, ranks, SIGTERM);
   }
 
   JobFailure stopped_by(int signal) const {
     return {128 + signal, false, c10::str("stopped by signal ", signal, " (", strsignal(signal), ") on ", host_name())};
   }
 
-  int interrupted() {  // while other hosts were waited for
+  // A signal arrived during the rendezvous.
+  int interrupted() {
     for (const int signal : signals_.read())
-      for (const auto& row : Signals::kPassedOn) {
-        if (row.signal != signal || !row.stops) continue;
-        const auto failure = hosts_->report(stopped_by(signal));
-        say(failure.text);
+      for (const auto& forwarded : Signals::kForwarded) {
+        if (forwarded.signal != signal || !forwarded.ends_job) continue;
+        const auto failure = hosts_->report_failure(stopped_by(signal));
+        print(failure.text);
         return failure.exit_code;
       }
     return 1;
   }
 
-  JobFailure describe(const Crew& crew) const {
-    const Ended cause = crew.cause();
+  JobFailure failure_report(const LocalRanks& ranks) const {
+    const RankExit cause = ranks.root_cause();
+    const auto error = ranks.error_message(cause.rank);
     std::ostringstream text;
-    if (const auto words = crew.last_words(cause.rank); options_.brief && !words.empty()) {
-      text << without_type(words) << " (on rank " << cause.rank << ")";
+    if (options_.brief_errors && !error.empty()) {
+      text << without_type(error) << " (on rank " << cause.rank << ")";
       return {cause.exit_code, true, text.str()};
     }
     text << cause << " on " << host_name();
-    if (options_.ranks > 1) text << "; the other ranks were stopped";
-    if (const auto words = crew.last_words(cause.rank); !words.empty()) text << "\n  its error: " << words;
-    if (const auto lines = crew.last_lines(cause.rank); !lines.empty()) {
-      text << "\n  the last lines of its standard error:";
+    if (options_.nproc_per_node > 1) text << "; the other ranks were stopped";
+    if (!error.empty()) text << "\n  error: " << error;
+    if (const auto lines = ranks.stderr_tail(cause.rank); !lines.empty()) {
+      text << "\n  last lines of standard error:";
       for (const auto& line : lines) text << "\n    " << line;
     }
     return {cause.exit_code, true, text.str()};
   }
 
   const RunOptions& options_;
-  const Program program_;
+  const Command command_;
   Signals signals_;
   const std::string folder_, run_id_;
-  Guard guard_;
+  CleanupProcess cleanup_;
   RankSettings settings_;
-  Sink out_, err_;
-  Address place_;
+  OutputSink out_, err_;
+  Address store_address_;
   c10::intrusive_ptr<c10d::Store> store_;
-  std::optional<Hosts> hosts_;
-  std::optional<JobFailure> failure_;  // of this start of the ranks, here or on another host
-  bool stop_asked_ = false;            // by a signal to us
-  bool finished_ = false;              // all ranks of this start have ended well, on every host
-  int64_t told_ = -1;                  // the start whose good end the other hosts know of
-  Crew::Clock::time_point next_news_{};
+  std::optional<HostRendezvous> hosts_;  // only with several hosts
+  std::optional<JobFailure> failure_;    // of the current worker group, on any host
+  bool stop_requested_ = false;          // by a signal
+  bool succeeded_ = false;               // all ranks of the current worker group, on all hosts
+  int64_t reported_success_ = -1;        // the last restart number whose success was reported
+  LocalRanks::Clock::time_point next_heartbeat_{};
 };
 
 }  // namespace
 
 int run(const RunOptions& options) {
   check(options);
-  return Job(options).run();
+  return Agent(options).run();
 }
 
 Address parse_address(const std::string& text) {

@@ -6,38 +6,48 @@
 #include <string>
 #include <vector>
 
-// Starts the ranks of a job on this host, or on this one of several, and stays with them to the end.
+// Starts and supervises the ranks of a job, as torchrun's agent does. One launcher runs on each host.
 namespace tessera::launch {
 
+// Options of run(). The names follow torchrun.
 struct RunOptions {
   std::vector<std::string> command;              // the program and its arguments
-  int64_t ranks = 1;                             // on this host
-  int64_t nodes = 1, node = 0;                   // hosts of the job, and which this is
-  std::string rendezvous;                        // host:port of node 0, where the store is kept; one host needs none
-  std::optional<std::set<int64_t>> ranks_shown;  // whose output is shown; none: all
-  std::string log_folder;                        // each rank's output also goes to a file here; empty: no
-  int64_t threads = 0;                           // of each rank; 0: OMP_NUM_THREADS, else cores / ranks
-  bool pin = false;                              // each rank stays on its own cores
-  int64_t max_restarts = 0;                      // of all ranks, after one has failed
-  bool direct = false;  // rank 0 of this host writes to our standard output itself: it sees the terminal
-  bool brief = false;   // a rank that failed is one line: what it said last, where it said anything
-  std::string speaker = "tessera run";                           // who speaks when we do
-  std::chrono::milliseconds grace = std::chrono::seconds(10);    // between asking ranks to end and killing them
-  std::chrono::milliseconds timeout = std::chrono::minutes(10);  // for other hosts to come
+  int64_t nproc_per_node = 1;                    // ranks on this host
+  int64_t nnodes = 1;                            // hosts of the job
+  int64_t node_rank = 0;                         // index of this host
+  std::string rdzv_endpoint;                     // host:port of the store, on node 0; may be empty if nnodes is 1
+  std::optional<std::set<int64_t>> ranks_shown;  // ranks whose output is shown; nullopt: all
+  std::string log_dir;                           // folder for one log file per rank and stream; empty: no logs
+  int64_t threads_per_rank = 0;                  // OMP_NUM_THREADS; 0: the inherited value, else cores / ranks
+  bool pin = false;                              // pins each rank to its own cores
+  int64_t max_restarts = 0;                      // restarts of the worker group after a rank fails
+  bool direct_output = false;  // local rank 0 inherits our standard output, so that it can detect a terminal
+  bool brief_errors = false;   // reports a failed rank in one line: its error message, if it wrote an error file
+  std::string program_name = "tessera run";                           // prefix of the launcher's own messages
+  std::chrono::milliseconds grace_period = std::chrono::seconds(10);  // between SIGTERM and SIGKILL
+  std::chrono::milliseconds rdzv_timeout = std::chrono::minutes(10);  // for the other hosts to join
 };
 
-// Runs the job. Gives the exit code: 0, or that of the first rank that failed anywhere (128 + signal if one ended it);
-// 128 + signal if a signal to us ended the job. What ranks print goes to our standard output and error, what we say to
-// standard error. Throws UsageError and CommError for jobs that cannot start, with nothing left running.
-// Requires: the main thread; no other children of this process are waited for meanwhile.
+// Runs the job and returns its exit code:
+//   0               all ranks on all hosts succeeded
+//   N               the exit code of the first rank that failed on any host
+//   128 + signal    a signal killed that rank, or the launcher received the signal
+// The output of ranks goes to our standard output and error. Messages of the launcher go to standard error.
+// Throws UsageError or CommError if the job cannot start. No process is left running.
+// Requires: called on the main thread. No other thread waits for child processes meanwhile.
+// Example:  RunOptions options{.command = {"./app", "--lr", "3e-4"}, .nproc_per_node = 4};
+//           return run(options);
 int run(const RunOptions& options);
 
-// "head:29400" -> {"head", 29400}; "[::1]:80" -> {"::1", 80}. Throws UsageError.
+// A host and a TCP port.
 struct Address {
-  std::string host;
-  int64_t port = 0;
+  std::string host;  // name or IP address, without brackets
+  int64_t port = 0;  // 1 to 65535
+  // Memberwise.
   bool operator==(const Address&) const = default;
 };
+
+// "head:29400" -> {"head", 29400}; "[::1]:80" -> {"::1", 80}. Throws UsageError for other text.
 Address parse_address(const std::string& text);
 
 }  // namespace tessera::launch

@@ -2,12 +2,10 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/detail/nearest_names.h"
-#include "tessera/tensor_parallel/detail/plan_text.h"
-#include "tessera/train/detail/config_rows.h"
+#include "tessera/train/detail/config_options.h"
+#include "tessera/train/detail/plan_file.h"
 
 #include <charconv>
-#include <fstream>
-#include <iterator>
 #include <ostream>
 #include <vector>
 
@@ -20,8 +18,8 @@ requires std::is_arithmetic_v<T> T parse_number(std::string_view key, const std:
   const auto* last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, value);
   TESSERA_CHECK(
-      error == std::errc() && end == last, UsageError, key, " is '", text, "', which is no ",
-      std::is_integral_v<T> ? (std::is_signed_v<T> ? "whole number" : "whole number of at least 0") : "number");
+      error == std::errc() && end == last, UsageError, key, " is '", text, "'; write ",
+      std::is_integral_v<T> ? (std::is_signed_v<T> ? "an integer" : "an integer of at least 0") : "a number");
   return value;
 }
 
@@ -61,37 +59,33 @@ std::string option_text(double value) {
 void set_option(TrainConfig& config, std::string_view key, const std::string& text) {
   bool found = false;
   std::vector<std::string> keys;
-  visit_options(config, [&](const OptionRow& row, auto& value) {
-    keys.emplace_back(row.key);
-    if (key != row.key) return;
+  visit_options(config, [&](const OptionInfo& info, auto& value) {
+    keys.emplace_back(info.key);
+    if (key != info.key) return;
     parse(key, text, value);
     found = true;
   });
   if (found) return;
   const auto near = did_you_mean(std::string(key), keys);
-  TESSERA_FAIL(UsageError, "there is no option '", key, "'",
+  TESSERA_FAIL(UsageError, "unknown option '", key, "'",
                near.empty() ? "; tessera train --print-config lists them" : "; " + near);
 }
 
 std::ostream& operator<<(std::ostream& out, const TrainConfig& config) {
   std::string_view table;
-  visit_options(config, [&](const OptionRow& row, const auto& value) {
-    const std::string_view key(row.key), name = key.substr(0, key.find('.'));
+  visit_options(config, [&](const OptionInfo& info, const auto& value) {
+    const std::string_view key(info.key), name = key.substr(0, key.find('.'));
     if (name != table) {
       out << (table.empty() ? "" : "\n") << '[' << name << "]\n";
       table = name;
     }
-    out << key.substr(name.size() + 1) << " = " << toml_text(value) << "  # " << row.help << '\n';
+    out << key.substr(name.size() + 1) << " = " << toml_text(value) << "  # " << info.help << '\n';
   });
   return out;
 }
 
 Plan tensor_parallel_plan(const TrainConfig& config) {
-  if (const auto& file = config.parallel.tp_plan; !file.empty()) {
-    std::ifstream in(file);
-    TESSERA_CHECK(in, UsageError, "there is no file '", file, "' to read a plan from");
-    return parse_plan(std::string(std::istreambuf_iterator<char>(in), {}));
-  }
+  if (const auto& file = config.parallel.tp_plan; !file.empty()) return read_plan_file(file);
   return models::tensor_parallel_plan(
       model_config(config.model),
       {.sequence_parallel = config.parallel.sequence_parallel, .loss_parallel = config.parallel.loss_parallel});

@@ -7,143 +7,170 @@
 #include <string>
 #include <string_view>
 
-// What a training is to be, as a value: a plan can be made from it alone, on no hardware. Nothing here runs anything.
+// The configuration of a training run, as plain values. `tessera train` sets it from flags and TOML files.
+//
+// Example:  TrainConfig config;
+//           config.model.name = "gpt2-124m";
+//           set_option(config, "parallel.mesh", "dp=2,tp=2");
+//           check(config, 4);
 namespace tessera::train {
 
+// [model]: a model by name, with changed sizes.
 struct ModelOptions {
-  std::string name = "gpt-tiny";
-  // 0 or less: as the model of that name has it.
+  std::string name = "gpt-tiny";  // a name in models/sizes.h
+  // Sizes that replace those of the named model. 0: as the named model.
   int64_t vocab_size = 0, max_seq_len = 0, layers = 0, heads = 0, kv_heads = 0, dim = 0, ffn_dim = 0;
-  double dropout = -1;
+  double dropout = -1;  // of GPT-2; negative: as the named model
+  // Memberwise.
   bool operator==(const ModelOptions&) const = default;
 };
 
+// [data]: training and validation data.
 struct DataOptions {
-  std::string path = "arithmetic";  // built-in sums, or a file
-  std::string format = "auto";      // of the file: data::TokenLayout
-  std::string held_out_path = "";   // another file to evaluate on; empty: the end of the first
-  double held_out = 0.05;           // as large a share of it
-  int64_t digits = 2;               // of sums
-  int64_t seq_len = 0;              // 0: as long as the model takes; sums have their own length
-  std::string last_batch = "drop";  // or "pad"
-  int64_t prefetch = 2;             // batches that are read ahead
+  std::string path = "arithmetic";    // built-in addition problems, or a file
+  std::string format = "auto";        // of the file; see data::TokenLayout
+  std::string validation_path = "";   // validation file; empty: the end of `path`
+  double validation_fraction = 0.05;  // fraction of `path` used for validation, if validation_path is empty
+  int64_t digits = 2;                 // of the numbers in arithmetic
+  int64_t seq_len = 0;                // tokens per sample; 0: the model's maximum. Arithmetic has its own length.
+  std::string last_batch = "drop";    // "drop" or "pad" an incomplete last batch of an epoch
+  int64_t prefetch = 2;               // batches that are read ahead
+  // Memberwise.
   bool operator==(const DataOptions&) const = default;
 };
 
+// [parallel]: how the model is distributed.
 struct ParallelOptions {
-  std::string mesh = "";     // axes dp (copies), fsdp (cut), tp (cut inside layers); empty: dp over all ranks
-  bool fsdp = false;         // the axis dp is one of fsdp
-  std::string tp_plan = "";  // a file with a plan; empty: the model's own
-  bool sequence_parallel = false;
-  bool loss_parallel = false;
+  std::string mesh = "";           // axes dp (replicated), fsdp (sharded), tp (tensor parallel); empty: dp
+  bool fsdp = false;               // treats the axis dp as fsdp
+  std::string tp_plan = "";        // file with a tensor-parallel plan; empty: the plan of the model
+  bool sequence_parallel = false;  // shards activations along the sequence over tp
+  bool loss_parallel = false;      // keeps logits sharded over tp for the loss
+  // Memberwise.
   bool operator==(const ParallelOptions&) const = default;
 };
 
+// [training]: steps, batch and how a step is computed.
 struct TrainingOptions {
-  int64_t steps = 1000;
-  int64_t batch = 64;      // samples of a step, over all ranks
-  int64_t accumulate = 1;  // parts that a rank's share is computed in, one after the other
-  std::string precision = "fp32";
-  bool activation_checkpoint = false;
-  bool compile = false;
-  uint64_t seed = 0;
-  std::string device = "cpu";
+  int64_t steps = 1000;                // optimizer steps
+  int64_t batch = 64;                  // global batch size in samples
+  int64_t accumulate = 1;              // gradient accumulation steps
+  std::string precision = "fp32";      // "fp32", "bf16" or "fp16"; parameters stay fp32
+  bool activation_checkpoint = false;  // recomputes each block in backward
+  bool compile = false;                // compiles the step
+  uint64_t seed = 0;                   // of weights and data order
+  std::string device = "cpu";          // "cpu" or "cuda"
+  // Memberwise.
   bool operator==(const TrainingOptions&) const = default;
 };
 
+// [optimizer]: AdamW and the learning rate schedule.
 struct OptimizerOptions {
-  double lr = 1e-3;
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-  double weight_decay = 0.1;  // of matrices; vectors have none
-  double clip = 1;            // the most the norm of all gradients may be; 0: as it is
-  std::string schedule = "cosine";
-  int64_t warmup = 50;       // steps
-  double min_factor = 0.1;   // what the learning rate ends at, as a share of lr
-  double decay_share = 0.2;  // of the steps, for schedule wsd
+  double lr = 1e-3;                              // peak learning rate
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  // of AdamW
+  double weight_decay = 0.1;                     // of parameters with two or more dims; the others have none
+  double clip = 1;                               // max gradient norm; 0: no clipping
+  std::string schedule = "cosine";               // "constant", "cosine", "linear" or "wsd"
+  int64_t warmup = 50;                           // warmup steps
+  double min_factor = 0.1;                       // final learning rate as a fraction of lr
+  double decay_share = 0.2;                      // fraction of the steps in the decay phase of wsd
+  // Memberwise.
   bool operator==(const OptimizerOptions&) const = default;
 };
 
+// [eval]: validation and the generated sample.
 struct EvalOptions {
-  int64_t every = 0;           // steps; 0: at the end only
-  int64_t samples = 512;       // at most
-  double accuracy = 0;         // of whole answers that must be right in the end; 0: any
-  int64_t sample_tokens = 64;  // of the text at the end; 0: none
-  double temperature = 0;      // with which they are drawn; 0: the likeliest each time
+  int64_t every = 0;           // steps between validations; 0: only at the end
+  int64_t samples = 512;       // validation samples, at most
+  double accuracy = 0;         // required exact-match accuracy at the end, 0 to 1; 0: none
+  int64_t sample_tokens = 64;  // length of the text generated at the end; 0: none
+  double temperature = 0;      // of the generated text; 0: greedy
+  // Memberwise.
   bool operator==(const EvalOptions&) const = default;
 };
 
+// [guard]: what to do when training goes wrong.
 struct GuardOptions {
-  std::string on_nan = "stop";  // or "skip" the update, or "ignore"
-  std::string on_spike = "stop";
-  double spike = 0;              // deviations from the mean of the last 128 losses that are too many; 0: no loss is
-  int64_t checksum_every = 100;  // steps between comparisons of replicated parameters; 0: none
+  std::string on_nan = "stop";    // "stop", "skip" or "ignore" a step whose loss or gradient norm is not finite
+  std::string on_spike = "stop";  // "stop", "skip" or "ignore" a step with a loss spike
+  double spike = 0;               // loss-spike threshold in standard deviations of the last 128 losses; 0: off
+  int64_t checksum_every = 100;   // steps between comparisons of replicated parameters across ranks; 0: off
+  // Memberwise.
   bool operator==(const GuardOptions&) const = default;
 };
 
+// [metrics]: what is written.
 struct MetricsOptions {
-  std::string output = "";  // a folder; empty: nothing is written
-  int64_t log_every = 10;   // steps between lines
-  bool tensorboard = true;
-  double peak_tflops = 0;  // of a rank's device, for MFU; 0: what is known of it
+  std::string output = "";  // output folder; empty: nothing is written
+  int64_t log_every = 10;   // steps between log lines
+  bool tensorboard = true;  // writes TensorBoard event files
+  double peak_tflops = 0;   // peak of a rank's device, for MFU; 0: looked up by device name
+  // Memberwise.
   bool operator==(const MetricsOptions&) const = default;
 };
 
+// [checkpoint]: saving and resuming.
 struct CheckpointOptions {
-  int64_t every = 0;        // steps between checkpoints, and one at the end; 0: none
-  std::string folder = "";  // that they are in, as step-N; empty: checkpoints/ in the output folder
-  int64_t keep = 3;         // of them that stay; 0: all
-  std::string resume = "";  // a checkpoint to go on from, or "auto": the latest in the folder, if there is one
+  int64_t every = 0;        // steps between checkpoints, plus one at the end; 0: none
+  std::string folder = "";  // parent of the checkpoints step-N; empty: checkpoints/ in the output folder
+  int64_t keep = 3;         // checkpoints to keep; 0: all
+  std::string resume = "";  // checkpoint to resume from, or "auto": the latest one in the folder, if any
+  // Memberwise.
   bool operator==(const CheckpointOptions&) const = default;
 };
 
+// All options of a training run. One member per TOML table.
 struct TrainConfig {
-  ModelOptions model = {};
-  DataOptions data = {};
-  ParallelOptions parallel = {};
-  TrainingOptions training = {};
-  OptimizerOptions optimizer = {};
-  EvalOptions eval = {};
-  GuardOptions guard = {};
-  MetricsOptions metrics = {};
-  CheckpointOptions checkpoint = {};
+  ModelOptions model = {};            // [model]
+  DataOptions data = {};              // [data]
+  ParallelOptions parallel = {};      // [parallel]
+  TrainingOptions training = {};      // [training]
+  OptimizerOptions optimizer = {};    // [optimizer]
+  EvalOptions eval = {};              // [eval]
+  GuardOptions guard = {};            // [guard]
+  MetricsOptions metrics = {};        // [metrics]
+  CheckpointOptions checkpoint = {};  // [checkpoint]
+  // Memberwise.
   bool operator==(const TrainConfig&) const = default;
 };
-// TOML, a table for each part.
+// Prints TOML with the help text of each option as a comment.
 std::ostream& operator<<(std::ostream& out, const TrainConfig& config);
 
-// Sets "training.steps" from "100". UsageError for a name that is none, with the nearest, and for a text that is no
-// such value; the config is then as it was.
+// Sets one option from text, as in set_option(config, "training.steps", "100").
+// Throws UsageError for an unknown key, with the nearest known key, and for text of the wrong type. The config is then
+// unchanged.
 void set_option(TrainConfig& config, std::string_view key, const std::string& text);
 
-// A value as set_option reads it; numbers as short as they can be read back.
+// The text of a value, as set_option() reads it. Numbers have the fewest digits that read back exactly.
 std::string option_text(const std::string& value);
 std::string option_text(bool value);
 std::string option_text(int64_t value);
 std::string option_text(uint64_t value);
 std::string option_text(double value);
 
-// The model's sizes: those of its name, with what was asked for in their place. UsageError as models::check.
+// The config of the named model with the changed sizes. Throws UsageError if the sizes do not fit together.
 models::Config model_config(const ModelOptions& options);
-// Tokens of a sample. UsageError if the model takes fewer.
+// Tokens per sample. Throws UsageError if it exceeds the model's maximum.
 int64_t sequence_length(const TrainConfig& config);
 
-// The mesh for so many ranks, with axes of dp, fsdp, tp in this order, where they are more than one rank or were asked
-// for. Reduced precision is computed by fsdp, which then is an axis even if it is of one rank. UsageError for a mesh
-// that does not have as many ranks, and for axes that are not those.
+// The mesh shape for this number of ranks, with the axes in the order dp, fsdp, tp.
+// Has the axes that parallel.mesh names. bf16 and fp16 need fsdp for mixed precision, so they add an axis fsdp of size
+// 1 if it is missing.
+// Throws UsageError if the mesh has another number of ranks or another axis.
 MeshShape mesh_shape(const TrainConfig& config, int64_t ranks);
-// Ranks that a mesh asks for; 0: as many as there are.
+// Ranks of parallel.mesh; 0 if it is empty.
 int64_t ranks_of(const ParallelOptions& options);
-// Of an axis; 1 if the mesh has none of that name.
+// The size of an axis; 1 if the mesh does not have it.
 int64_t extent(const MeshShape& mesh, std::string_view axis);
 
-// Where checkpoints are; "" if neither it nor an output folder is set.
+// The folder of the checkpoints; "" if neither it nor the output folder is set.
 std::string checkpoint_folder(const TrainConfig& config);
 
-// Everything that can be told without data, ranks or memory: words that are none of those allowed, numbers out of
-// range, a batch that does not divide, heads that tp does not divide. UsageError for the first thing found.
+// Checks everything that needs no data, ranks or memory: allowed values, ranges, divisibility of the batch by the
+// data-parallel ranks and of the heads by tp. Throws UsageError for the first problem.
 void check(const TrainConfig& config, int64_t ranks);
 
-// The plan that the layers are cut by over tp.
+// The plan by which parallelize_module() shards the model over tp.
 Plan tensor_parallel_plan(const TrainConfig& config);
 
 }  // namespace tessera::train

@@ -4,7 +4,7 @@
 #include "tessera/comm/detail/fake_world.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/placement/detail/shard.h"
-#include "tessera/train/detail/model_layout.h"
+#include "tessera/train/detail/parallel_model.h"
 #include "tessera/train/detail/plan_traffic.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ models::Config with_blocks(models::Config config, int64_t blocks) {
 
 namespace {
 
-using planning::Parameters;
+using planning::PlanParameters;
 
 std::string placements_text(const TensorSpec& spec) {
   std::string text;
@@ -51,43 +51,43 @@ std::string placements_text(const TensorSpec& spec) {
   return text;
 }
 
-int64_t bytes_of(c10::IntArrayRef sizes) {
+int64_t fp32_bytes(c10::IntArrayRef sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t{4}, std::multiplies<>());
 }
 
-// Every rank's parameters. Parameters of one spec are as large, so there are few to look at however many ranks.
-std::vector<int64_t> bytes_of_ranks(const MeshShape& mesh, int64_t ranks, const Parameters& parameters) {
-  std::map<SpecRef, int64_t> alike;
+// Parameter bytes of every rank. Parameters with equal specs have equal sizes, so each spec is computed once per rank.
+std::vector<int64_t> parameter_bytes_of_ranks(const MeshShape& mesh, int64_t ranks, const PlanParameters& parameters) {
+  std::map<SpecRef, int64_t> count_of_spec;
   int64_t plain = 0;
   for (const auto& p : parameters) {
     if (p.spec)
-      alike[p.spec]++;
+      count_of_spec[p.spec]++;
     else
-      plain += bytes_of(p.over_tp);
+      plain += fp32_bytes(p.compute_sizes);
   }
   std::vector<int64_t> bytes;
   for (int64_t rank = 0; rank < ranks; rank++) {
-    std::map<std::string, int64_t> place;  // on each axis of the mesh
+    std::map<std::string, int64_t> coordinate_on;  // by mesh axis
     int64_t rest = rank;
     for (size_t axis = mesh.shape.size(); axis-- > 0; rest /= mesh.shape[axis])
-      place[mesh.names[axis]] = rest % mesh.shape[axis];
-    int64_t held = plain;
-    for (const auto& [spec, count] : alike) {
+      coordinate_on[mesh.names[axis]] = rest % mesh.shape[axis];
+    int64_t local_bytes = plain;
+    for (const auto& [spec, count] : count_of_spec) {
       std::vector<int64_t> coordinate;
-      for (const auto& name : spec->mesh.names()) coordinate.push_back(place[name]);
-      held += count * bytes_of(local_sizes(spec->placements, spec->mesh.shape(), coordinate, spec->sizes));
+      for (const auto& name : spec->mesh.names()) coordinate.push_back(coordinate_on[name]);
+      local_bytes += count * fp32_bytes(local_sizes(spec->placements, spec->mesh.shape(), coordinate, spec->sizes));
     }
-    bytes.push_back(held);
+    bytes.push_back(local_bytes);
   }
   return bytes;
 }
 
-// What autograd keeps of a token in a block, in elements: inputs of norms, of products, of the nonlinearity. The first
-// is whole on every rank unless it is cut along the sequence; the second is cut over tp.
-struct Kept {
-  int64_t whole, cut;
+// Elements per token that autograd saves in a block: inputs of norms, matrix products and activation functions.
+struct SavedActivations {
+  int64_t replicated;  // over tp, unless sequence_parallel shards them
+  int64_t sharded;     // over tp
 };
-Kept kept_in_block(const models::Config& config) {
+SavedActivations saved_in_block(const models::Config& config) {
   if (const auto* gpt = std::get_if<models::GPT2Config>(&config)) return {4 * gpt->n_embd, 13 * gpt->n_embd};
   const auto& llama = std::get<models::LlamaConfig>(config);
   const int64_t keys = llama.n_kv_heads * llama.head_dim();
@@ -98,89 +98,89 @@ int64_t activation_bytes(const TrainConfig& config, const MeshShape& mesh) {
   const auto model = model_config(config.model);
   const int64_t tp = extent(mesh, "tp"), data_ranks = extent(mesh, "dp") * extent(mesh, "fsdp");
   const int64_t tokens = config.training.batch / data_ranks / config.training.accumulate * sequence_length(config);
-  const auto [whole, cut] = kept_in_block(model);
-  const int64_t width = whole / 4, blocks = planning::blocks_in(model);
+  const auto [replicated, sharded] = saved_in_block(model);
+  const int64_t dim = replicated / 4, blocks = planning::blocks_in(model);
   const int64_t vocab = std::visit([](const auto& m) { return m.vocab_size; }, model);
-  const int64_t in_block = (config.parallel.sequence_parallel ? whole / tp : whole) + cut / tp;
-  const int64_t in_blocks = config.training.activation_checkpoint ? blocks * width + in_block : blocks * in_block;
-  const int64_t each = config.training.precision == "fp32" ? 4 : 2;
-  const int64_t of_logits = 2 * 4 * (config.parallel.loss_parallel ? vocab / tp : vocab);  // and their logarithms
-  return tokens * ((in_blocks + 2 * width) * each + of_logits);
+  const int64_t in_block = (config.parallel.sequence_parallel ? replicated / tp : replicated) + sharded / tp;
+  const int64_t in_blocks = config.training.activation_checkpoint ? blocks * dim + in_block : blocks * in_block;
+  const int64_t element_bytes = config.training.precision == "fp32" ? 4 : 2;
+  const int64_t logits_bytes = 2 * 4 * (config.parallel.loss_parallel ? vocab / tp : vocab);  // and log-softmax
+  return tokens * ((in_blocks + 2 * dim) * element_bytes + logits_bytes);
 }
 
-std::vector<PlannedMemory> memory_of(const TrainPlan& plan, const Parameters& parameters) {
-  const int64_t held = plan.parameter_bytes[0];
-  std::vector<PlannedMemory> rows{
-      {"parameters", held}, {"gradients", held}, {"optimizer state (AdamW: two moments)", 2 * held}};
-  if (const int64_t gathered = planning::gathered_bytes(plan.config, plan.mesh, parameters); gathered > 0)
-    rows.push_back({"gathered: the root, and two blocks", gathered});
-  rows.push_back({"activations", activation_bytes(plan.config, plan.mesh), true});
-  return rows;
+std::vector<PlannedMemory> memory_of(const TrainPlan& plan, const PlanParameters& parameters) {
+  const int64_t bytes = plan.parameter_bytes[0];
+  std::vector<PlannedMemory> memory{
+      {"parameters", bytes}, {"gradients", bytes}, {"optimizer state (AdamW: two moments)", 2 * bytes}};
+  if (const int64_t unsharded = planning::unsharded_bytes(plan.config, plan.mesh, parameters); unsharded > 0)
+    memory.push_back({"unsharded parameters: root and two blocks", unsharded});
+  memory.push_back({"activations", activation_bytes(plan.config, plan.mesh), true});
+  return memory;
 }
 
-// Shapes and placements, by laying the network out without filling it.
-Parameters lay_out(TrainPlan& plan) {
-  const auto tp_alone = [&](const at::Tensor& p) {  // what is computed with
+// Shapes and placements, from a model that is sharded but not materialized.
+PlanParameters shard_parameters(TrainPlan& plan) {
+  const auto compute_sizes = [&](const at::Tensor& p) {  // sharded over tp only
     std::vector<int64_t> sizes = p.sizes().vec();
     if (!is_dtensor(p)) return sizes;
     const auto& spec = DTensor(p).spec();
-    Placements kept(spec.placements.begin(), spec.placements.end());
-    for (size_t i = 0; i < kept.size(); i++)
-      if (spec.mesh.names()[i] != "tp") kept[i] = Replicate();
-    const auto local = local_sizes(kept, spec.mesh.shape(), *spec.mesh.get_coordinate(), sizes);
+    Placements placements(spec.placements.begin(), spec.placements.end());
+    for (size_t i = 0; i < placements.size(); i++)
+      if (spec.mesh.names()[i] != "tp") placements[i] = Replicate();
+    const auto local = local_sizes(placements, spec.mesh.shape(), *spec.mesh.get_coordinate(), sizes);
     return std::vector<int64_t>(local.begin(), local.end());
   };
   const auto mesh = init_device_mesh("cpu", plan.mesh.shape, plan.mesh.names);
-  const Layout layout(plan.config, mesh, Layout::Values::None);
-  Parameters parameters;
-  for (const auto& item : layout.module().named_parameters()) {
+  const ParallelModel model(plan.config, mesh, ParallelModel::Init::Deferred);
+  PlanParameters parameters;
+  for (const auto& item : model.module().named_parameters()) {
     const auto& p = item.value();
-    auto spec = is_dtensor(p) ? detail::meta_of(p).spec : SpecRef();
+    auto spec = is_dtensor(p) ? tessera::detail::meta_of(p).spec : SpecRef();
     auto local = p.sizes().vec();
     if (spec) local.assign(spec->local_sizes.begin(), spec->local_sizes.end());
     plan.parameters.push_back(
-        {item.key(), p.sizes().vec(), local, spec ? placements_text(*spec) : "", bytes_of(local)});
-    parameters.push_back({item.key(), tp_alone(p), std::move(spec)});
+        {item.key(), p.sizes().vec(), local, spec ? placements_text(*spec) : "", fp32_bytes(local)});
+    parameters.push_back({item.key(), compute_sizes(p), std::move(spec)});
   }
   return parameters;
 }
 
-void append(std::vector<PlannedTraffic>& to, const std::vector<PlannedTraffic>& rows) {
-  to.insert(to.end(), rows.begin(), rows.end());
+void append(std::vector<PlannedTraffic>& to, const std::vector<PlannedTraffic>& more) {
+  to.insert(to.end(), more.begin(), more.end());
 }
 
 }  // namespace
 
 std::map<std::string, Traffic> TrainPlan::traffic_by_axis() const {
   std::map<std::string, Traffic> by_axis;
-  for (const auto& row : traffic) {
-    by_axis[row.axis].collectives += row.traffic.collectives;
-    by_axis[row.axis].bytes += row.traffic.bytes;
+  for (const auto& planned : traffic) {
+    by_axis[planned.axis].collectives += planned.traffic.collectives;
+    by_axis[planned.axis].bytes += planned.traffic.bytes;
   }
   return by_axis;
 }
 
-std::vector<std::string> reasons_against(const TrainConfig& config, int64_t ranks) {
-  std::vector<std::string> reasons;
-  const auto look = [&](const TrainConfig& c) {
+std::vector<std::string> config_errors(const TrainConfig& config, int64_t ranks) {
+  std::vector<std::string> errors;
+  const auto collect = [&](const TrainConfig& c) {
     try {
       check(c, ranks);
     } catch (const UsageError& error) {
-      const std::string reason = error.what_without_backtrace();
-      if (std::find(reasons.begin(), reasons.end(), reason) == reasons.end()) reasons.push_back(reason);
+      const std::string message = error.what_without_backtrace();
+      if (std::find(errors.begin(), errors.end(), message) == errors.end()) errors.push_back(message);
     }
   };
-  look(config);
-  // check() stops at the first. A batch that divides shows what stands behind one that does not.
+  collect(config);
+  // check() stops at the first problem. A batch that is divisible reveals the problems after a batch that is not.
   auto other = config;
   other.training.accumulate = 1;
   other.training.batch = ranks;
-  look(other);
-  return reasons;
+  collect(other);
+  return errors;
 }
 
 TrainPlan plan_training(const TrainConfig& config, int64_t ranks) {
-  TESSERA_CHECK(ranks >= 1, UsageError, "a plan for ", ranks, " ranks; there is at least one");
+  TESSERA_CHECK(ranks >= 1, UsageError, "cannot plan for ", ranks, " ranks; use at least 1");
   check(config, ranks);
   TrainPlan plan;
   plan.config = config;
@@ -189,20 +189,20 @@ TrainPlan plan_training(const TrainConfig& config, int64_t ranks) {
   const auto has = [&](const char* axis) {
     return std::find(plan.mesh.names.begin(), plan.mesh.names.end(), axis) != plan.mesh.names.end();
   };
-  Parameters parameters;
+  PlanParameters parameters;
   {
     const FakeWorld world(ranks);
-    parameters = lay_out(plan);
-    plan.parameter_bytes = bytes_of_ranks(plan.mesh, ranks, parameters);
+    parameters = shard_parameters(plan);
+    plan.parameter_bytes = parameter_bytes_of_ranks(plan.mesh, ranks, parameters);
     plan.memory = memory_of(plan, parameters);
-    plan.traffic = planning::numbers_of_gradients(config, parameters);
-    for (auto& p : parameters) p.spec.reset();  // of a mesh of this world
+    plan.traffic = planning::grad_norm_traffic(config, parameters);
+    for (auto& p : parameters) p.spec.reset();  // its mesh belongs to this world
   }
   if (has("fsdp"))
-    append(plan.traffic, planning::units_over_fsdp(config, plan.mesh, parameters));
+    append(plan.traffic, planning::fsdp_traffic(config, plan.mesh, parameters));
   else if (extent(plan.mesh, "dp") > 1)
-    append(plan.traffic, planning::gradients_over_dp(config, parameters));
-  append(plan.traffic, planning::layers_over_tp(config, plan.mesh));
+    append(plan.traffic, planning::bucket_traffic(config, parameters));
+  append(plan.traffic, planning::tensor_parallel_traffic(config, plan.mesh));
   std::stable_sort(plan.traffic.begin(), plan.traffic.end(),
                    [](const auto& a, const auto& b) { return a.axis < b.axis; });  // dp, fsdp, tp
   return plan;

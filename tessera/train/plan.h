@@ -7,51 +7,59 @@
 #include <string>
 #include <vector>
 
-// What a training will hold and send, worked out from its config alone: for any number of ranks, on none of them.
+// Predicts memory and communication of a training run from its config, for any number of ranks, in one process.
 namespace tessera::train {
 
+// A parameter and its local shard on rank 0.
 struct PlannedParameter {
-  std::string name;
-  std::vector<int64_t> sizes, local_sizes;  // whole, and rank 0's piece
-  std::string placements;                   // "fsdp S(0), tp S(1)"; "" where every rank has all of it
-  int64_t local_bytes = 0;
+  std::string name;                  // as in named_parameters()
+  std::vector<int64_t> sizes;        // global
+  std::vector<int64_t> local_sizes;  // on rank 0
+  std::string placements;            // "fsdp S(0), tp S(1)"; "" for a plain tensor, replicated on every rank
+  int64_t local_bytes = 0;           // on rank 0
+  // Memberwise.
   bool operator==(const PlannedParameter&) const = default;
 };
 
-// Collectives of one kind that a step posts over one axis.
+// Collectives of one kind over one mesh axis in one step.
 struct PlannedTraffic {
-  std::string axis, what;  // "dp", "all_reduce of gradients"
-  Traffic traffic;
+  std::string axis;  // "dp"
+  std::string what;  // "all_reduce of gradients"
+  Traffic traffic;   // number and bytes
+  // Memberwise.
   bool operator==(const PlannedTraffic&) const = default;
 };
 
+// Memory of one kind on rank 0.
 struct PlannedMemory {
-  std::string kind;
-  int64_t bytes = 0;
-  bool estimate = false;
+  std::string kind;       // "parameters", "gradients", ...
+  int64_t bytes = 0;      // on rank 0
+  bool estimate = false;  // false: exact
+  // Memberwise.
   bool operator==(const PlannedMemory&) const = default;
 };
 
+// The prediction.
 struct TrainPlan {
-  TrainConfig config;
-  MeshShape mesh;
-  int64_t ranks = 1;
-  std::vector<PlannedParameter> parameters;
-  std::vector<int64_t> parameter_bytes;  // of each rank
-  std::vector<PlannedTraffic> traffic;   // of a step, once the first has shown in which order gradients come
-  std::vector<PlannedMemory> memory;     // of rank 0, which has the largest pieces
+  TrainConfig config;                        // the input
+  MeshShape mesh;                            // from mesh_shape()
+  int64_t ranks = 1;                         // the input
+  std::vector<PlannedParameter> parameters;  // in the order of named_parameters()
+  std::vector<int64_t> parameter_bytes;      // per rank
+  std::vector<PlannedTraffic> traffic;       // per step, from the second step on (the first rebuilds the buckets)
+  std::vector<PlannedMemory> memory;         // of rank 0, which has the largest local shards
 
-  // As StepMetrics has it.
+  // Totals per mesh axis, as StepMetrics::traffic.
   std::map<std::string, Traffic> traffic_by_axis() const;
 };
 
-// Why it could not run on so many ranks; empty if it could. More than one where they do not hang together.
-std::vector<std::string> reasons_against(const TrainConfig& config, int64_t ranks);
+// All reasons why the config cannot run on this number of ranks. Empty: it can run.
+std::vector<std::string> config_errors(const TrainConfig& config, int64_t ranks);
 
-// Throws UsageError if there is such a reason. Requires: this thread has no world.
+// Makes the plan. Throws UsageError if config_errors() is not empty. Requires: this thread has no world.
 TrainPlan plan_training(const TrainConfig& config, int64_t ranks);
 
-// Blocks that are alike as one.
+// Prints tables of parameters, collectives and memory. Equal blocks are one row.
 std::ostream& operator<<(std::ostream& out, const TrainPlan& plan);
 
 }  // namespace tessera::train

@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/rank_agreement.h"
-#include "tessera/train/detail/checksum.h"
+#include "tessera/train/detail/check_replicas.h"
 #include "tessera/train/detail/device.h"
 
 #include <ATen/ops/zeros.h>
@@ -18,7 +18,7 @@ const TrainConfig& checked(const TrainConfig& config, const World& world) {
   check(config, world.size());
   TESSERA_CHECK(config.checkpoint.every == 0 || !checkpoint_folder(config).empty(), UsageError, "checkpoint.every is ",
                 config.checkpoint.every,
-                ", and there is no folder for checkpoints: set checkpoint.folder or metrics.output");
+                ", but the checkpoint folder is not set; set checkpoint.folder or metrics.output");
   return config;
 }
 
@@ -39,14 +39,14 @@ double peak_tflops(const TrainConfig& config, at::Device device) {
                                         : known_peak_tflops(device_name(device), config.training.precision);
 }
 
-// All ranks take the one that the first sees.
-std::string agreed_checkpoint(const TrainConfig& config, const World& world) {
+// All ranks use the checkpoint that rank 0 finds.
+std::string agree_on_checkpoint(const TrainConfig& config, const World& world) {
   if (config.checkpoint.resume.empty()) return "";
   return comm::decide(
       world.group(), "resuming", [] { return std::string(); }, [&](const auto&) { return find_checkpoint(config); });
 }
 
-std::vector<int64_t> gather_number(const World& world, int64_t number) {
+std::vector<int64_t> all_gather_number(const World& world, int64_t number) {
   auto all = at::zeros({world.size()}, at::kLong);
   all[world.rank()] = number;
   world.group()->all_reduce(all, ReduceOp::Sum).wait();
@@ -60,17 +60,17 @@ Trainer::Trainer(const TrainConfig& config, const World& world)
       config_(checked(config, world)),
       device_(config.training.device),
       data_(open_data(config)),
-      layout_(config, make_mesh(config, world)),
-      optimizer_(make_optimizer(config.optimizer, layout_.module())),
-      schedule_(*optimizer_, learning_rate_factor(config.optimizer, config.training.steps)),
-      step_function_(config, layout_, *optimizer_),
-      loader_(data_.training, sampler_options(config, *data_.training), layout_.data_rank(), layout_.data_ranks(),
+      model_(config, make_mesh(config, world)),
+      optimizer_(make_optimizer(config.optimizer, model_.module())),
+      scheduler_(*optimizer_, learning_rate_factor(config.optimizer, config.training.steps)),
+      train_step_(config, model_, *optimizer_),
+      loader_(data_.training, sampler_options(config, *data_.training), model_.data_rank(), model_.data_ranks(),
               static_cast<size_t>(config.data.prefetch)),
-      sentinel_(config.guard),
-      parameter_bytes_(gather_number(world, layout_.parameter_bytes())),
+      loss_monitor_(config.guard),
+      parameter_bytes_(all_gather_number(world, model_.parameter_bytes())),
       peak_tflops_(peak_tflops(config, device_)) {
-  if (config.guard.checksum_every > 0) check_replicas(layout_.module(), layout_.mesh(), "before the first step");
-  if (const auto path = agreed_checkpoint(config, world); !path.empty()) resume(path);
+  if (config.guard.checksum_every > 0) check_replicas(model_.module(), model_.mesh(), "before the first step");
+  if (const auto path = agree_on_checkpoint(config, world); !path.empty()) resume(path);
 }
 
 Trainer::StepOutcome Trainer::step() {
@@ -83,42 +83,42 @@ Trainer::StepOutcome Trainer::step() {
   metrics.data_seconds = loader_.seconds_waited();
   {
     const TrafficCount traffic;
-    const auto result = step_function_.forward_backward(loaded.batch.input.to(device_), loaded.batch.target.to(device_),
+    const auto result = train_step_.forward_backward(loaded.batch.input.to(device_), loaded.batch.target.to(device_),
                                                         loaded.counted);
     metrics.grad_norm = result.grad_norm.item<double>();
     metrics.traffic = traffic.by_axis();
     metrics.loss = mean_over_data(result.loss, &metrics.max_loss);
   }
-  outcome.verdict = sentinel_.look(metrics.loss, metrics.grad_norm, config_.training.precision == "fp16");
-  if (outcome.verdict.action == Sentinel::Action::Go) {
-    step_function_.update();
+  outcome.verdict = loss_monitor_.check(metrics.loss, metrics.grad_norm, config_.training.precision == "fp16");
+  if (outcome.verdict.action == LossMonitor::Action::Continue) {
+    train_step_.update();
   } else {
-    step_function_.skip();
+    train_step_.skip();
     metrics.skipped = outcome.verdict.reason;
   }
-  schedule_.step();
+  scheduler_.step();
   samples_read_ += loaded.samples;
-  position_ = loaded.position;
+  sampler_position_ = loaded.position;
   metrics.samples_read = samples_read_;
   metrics.parameter_bytes = parameter_bytes_;
   measure(metrics, std::chrono::duration<double>(Clock::now() - start).count());
   const int64_t every = config_.guard.checksum_every;
-  if (every > 0 && step_ % every == 0) check_replicas(layout_.module(), layout_.mesh(), c10::str("after step ", step_));
+  if (every > 0 && step_ % every == 0) check_replicas(model_.module(), model_.mesh(), c10::str("after step ", step_));
   return outcome;
 }
 
-// One collective for each data axis, two where the greatest is wanted: at the steps that are shown.
-double Trainer::mean_over_data(const at::Tensor& loss, double* greatest) {
+// One collective per data axis, and a second one for the maximum at steps that are logged.
+double Trainer::mean_over_data(const at::Tensor& loss, double* max_loss) {
   auto sum = loss.detach().to(at::kDouble).view({1}).clone(), max = sum.clone();
-  layout_.sum_over_data(sum);
-  if (step_ == 1 || step_ % config_.metrics.log_every == 0) layout_.max_over_data(max);
-  *greatest = max.item<double>();
-  return sum.item<double>() / static_cast<double>(layout_.data_ranks());
+  model_.sum_over_data(sum);
+  if (step_ == 1 || step_ % config_.metrics.log_every == 0) model_.max_over_data(max);
+  *max_loss = max.item<double>();
+  return sum.item<double>() / static_cast<double>(model_.data_ranks());
 }
 
 void Trainer::measure(StepMetrics& metrics, double seconds) const {
   metrics.seconds = seconds;
-  const auto ranks = static_cast<double>(layout_.mesh().size());
+  const auto ranks = static_cast<double>(model_.mesh().size());
   const int64_t length = data_.training->length();
   metrics.tokens_per_second = static_cast<double>(config_.training.batch * length) / seconds / ranks;
   metrics.tflops = metrics.tokens_per_second * flops_per_token(model_config(config_.model), length) / 1e12;
@@ -127,9 +127,9 @@ void Trainer::measure(StepMetrics& metrics, double seconds) const {
 }
 
 EvalMetrics Trainer::evaluate() {
-  // As many rows at a time as a rank computes in training.
+  // The same rows per forward as in training.
   const int64_t batch = config_.training.batch / config_.training.accumulate;
-  auto metrics = train::evaluate(layout_, *data_.held_out, config_.eval.samples, batch, device_);
+  auto metrics = train::evaluate(model_, *data_.held_out, config_.eval.samples, batch, device_);
   metrics.step = step_;
   return metrics;
 }
@@ -138,11 +138,11 @@ std::string Trainer::sample() {
   std::vector<int64_t> tokens;
   for (const char c : data_.held_out->prompt()) tokens.push_back(static_cast<unsigned char>(c));
   const int64_t length = data_.held_out->length(), counted = data_.held_out->counted();
-  // Where only an answer counts, the text is as long as that is.
-  const int64_t count = counted < length ? counted : config_.eval.sample_tokens;
+  // If only the answer counts for the loss, generate as many tokens as it has.
+  const int64_t generated = counted < length ? counted : config_.eval.sample_tokens;
   return data_.held_out->show(generate(
-      layout_, std::move(tokens),
-      {.count = count, .longest = length, .temperature = config_.eval.temperature, .seed = config_.training.seed},
+      model_, std::move(tokens),
+      {.tokens = generated, .context = length, .temperature = config_.eval.temperature, .seed = config_.training.seed},
       device_));
 }
 
@@ -151,18 +151,18 @@ TrainResult Trainer::run() {
   while (step_ < config_.training.steps) {
     const auto outcome = step();
     for (const auto& sink : sinks_) sink->on_step(outcome.metrics);
-    if (outcome.verdict.action == Sentinel::Action::Stop) {
+    if (outcome.verdict.action == LossMonitor::Action::Stop) {
       result.stopped = c10::str("step ", step_, ": ", outcome.verdict.reason);
       break;
     }
-    save_when_due();
+    save_if_due();
     const bool last = step_ == config_.training.steps;
     if (last || (config_.eval.every > 0 && step_ % config_.eval.every == 0)) {
       result.eval = evaluate();
       for (const auto& sink : sinks_) sink->on_eval(result.eval);
     }
   }
-  if (result.stopped.empty() && result.eval.step != step_) {  // it had made all steps before
+  if (result.stopped.empty() && result.eval.step != step_) {  // the checkpoint already had all steps
     result.eval = evaluate();
     for (const auto& sink : sinks_) sink->on_eval(result.eval);
   }

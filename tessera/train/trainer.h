@@ -1,10 +1,10 @@
 #pragma once
 #include "tessera/optim/schedulers.h"
 #include "tessera/train/detail/evaluate.h"
-#include "tessera/train/detail/model_layout.h"
 #include "tessera/train/detail/loader.h"
+#include "tessera/train/detail/loss_monitor.h"
 #include "tessera/train/detail/metrics.h"
-#include "tessera/train/detail/sentinel.h"
+#include "tessera/train/detail/parallel_model.h"
 #include "tessera/train/detail/train_step.h"
 
 #include <memory>
@@ -13,73 +13,83 @@
 
 namespace tessera::train {
 
+// What Trainer::run() returns.
 struct TrainResult {
-  int64_t steps = 0;  // that were made
-  EvalMetrics eval = {};
-  std::string sample = {};
-  std::string stopped = {};  // why it ended early; empty: it did not
+  int64_t steps = 0;         // steps made, including those before a resumed checkpoint
+  EvalMetrics eval = {};     // the last validation
+  std::string sample = {};   // generated text
+  std::string stopped = {};  // why training stopped early; empty: it completed
 };
 
-// The checkpoint that a config asks to go on from; "" if there is none. UsageError for one of another model, or of no
-// training. Reads no tensors.
+// The checkpoint that config.checkpoint.resume names, or the latest for "auto"; "" if not found. Reads no tensors.
+// Throws UsageError if the checkpoint is not one of a trainer, or is of another model.
 std::string find_checkpoint(const TrainConfig& config);
 
-// A training from start to end, on the ranks of a world. Every rank makes one and makes the same calls.
-// Example:  Trainer trainer(config, init());
+// A training run on all ranks of a world: model, optimizer, data, validation, metrics and checkpoints.
+// Every rank constructs one and makes the same calls.
+// Example:  const auto world = init();
+//           Trainer trainer(config, world);
 //           if (world.rank() == 0) trainer.add(std::make_shared<MetricsFile>(path));
 //           auto result = trainer.run();
 class Trainer {
  public:
-  // Throws UsageError for a config that check() refuses and for data that cannot be read, before any collective. Where
-  // the config asks for it, it goes on from a checkpoint.
+  // Builds the model and, if the config names a checkpoint, resumes from it. Throws UsageError for a config that
+  // check() rejects and for data that cannot be read, before any collective.
   Trainer(const TrainConfig& config, const World& world);
 
+  // Adds a destination for metrics. Usually only on rank 0.
   void add(std::shared_ptr<MetricsSink> sink) { sinks_.push_back(std::move(sink)); }
+  // Trains up to config.training.steps, with validation and checkpoints, and generates a sample at the end.
   TrainResult run();
 
-  // Parts of run(), for those who want to go step by step. A step whose verdict is to stop says so and leaves the
-  // parameters as they were.
+  // The metrics of a step, and whether the loss monitor accepted it.
   struct StepOutcome {
-    StepMetrics metrics;
-    Sentinel::Verdict verdict;
+    StepMetrics metrics;           // of this step
+    LossMonitor::Verdict verdict;  // Skip and Stop: the parameters were not updated
   };
+  // Makes one step. run() calls it in a loop.
   StepOutcome step();
+  // Computes loss and accuracy on the validation data.
   EvalMetrics evaluate();
-  std::string sample();  // a text, as the data show it
+  // Generates text from a prompt of the validation data.
+  std::string sample();
 
-  // Parameters, optimizer, scaler and all that says where the training is, as a checkpoint of this name.
+  // Saves parameters, optimizer state, gradient scaler, data position and random state as a checkpoint.
   void save(const std::string& path);
-  // Goes on from one, saved on any mesh. On the mesh that saved it all that follows is as if it had not been left, to
-  // the bit. What the config says of learning rates, data and steps counts, not what it was.
-  // Throws UsageError for a checkpoint of another model, or of no training.
+  // Loads a checkpoint that was saved on any mesh. On the same mesh, training continues bit for bit as if it had not
+  // been interrupted. Learning rate, data and number of steps come from the current config.
+  // Requires: no step was made. Throws UsageError as find_checkpoint().
   void resume(const std::string& path);
-  const std::string& resumed_from() const { return resumed_from_; }  // "" if it began at the beginning
+  // The checkpoint that this trainer resumed from; "" if none.
+  const std::string& resumed_from() const { return resumed_from_; }
 
-  Layout& layout() { return layout_; }
+  // The model on its mesh.
+  ParallelModel& model() { return model_; }
+  // The config.
   const TrainConfig& config() const { return config_; }
+  // Steps made, including those before a resumed checkpoint.
   int64_t steps_made() const { return step_; }
 
  private:
-  double mean_over_data(const at::Tensor& loss, double* greatest);
+  double mean_over_data(const at::Tensor& loss, double* max);
   void measure(StepMetrics& metrics, double seconds) const;
-
-  void save_when_due();
+  void save_if_due();
 
   World world_;
   TrainConfig config_;
   at::Device device_;
   data::Split data_;
-  Layout layout_;
+  ParallelModel model_;
   std::unique_ptr<optim::AdamW> optimizer_;
-  optim::LambdaLR schedule_;
-  Step step_function_;
+  optim::LambdaLR scheduler_;
+  TrainStep train_step_;
   Loader loader_;
-  Sentinel sentinel_;
+  LossMonitor loss_monitor_;
   std::vector<std::shared_ptr<MetricsSink>> sinks_;
-  std::vector<int64_t> parameter_bytes_;  // of each rank
-  double peak_tflops_;                    // of this rank's device; 0: not known
+  std::vector<int64_t> parameter_bytes_;  // per rank
+  double peak_tflops_;                    // of this rank's device; 0: unknown
   int64_t step_ = 0, samples_read_ = 0;
-  int64_t position_ = 0;  // of the sampler
+  int64_t sampler_position_ = 0;
   std::string resumed_from_;
 };
 

@@ -21,52 +21,52 @@ constexpr const char* kProgram = R"(input %0: f32[2, 3] argument "0"
 return %3
 )";
 
-std::string opt(const OptRequest& request, const std::string& text, std::string* said = nullptr) {
+std::string opt(const OptRequest& request, const std::string& text, std::string* report_text = nullptr) {
   std::ostringstream out, report;
   run_opt(request, text, out, report);
-  if (said) *said = report.str();
+  if (report_text) *report_text = report.str();
   return out.str();
 }
 
 TEST(Opt, PassesRunInOrderAndReport) {
-  std::string said;
-  EXPECT_EQ(opt({{"fold_views", "dead_code", "common_subexpressions"}, true}, kProgram, &said),
+  std::string report;
+  EXPECT_EQ(opt({{"fold_views", "dead_code", "common_subexpressions"}, true}, kProgram, &report),
             R"(input %0: f32[2, 3] argument "0"
 %1: f32[2, 3] = aten.relu(%0)
 return %1
 )");
-  EXPECT_SAYS(said, "fold_views");
-  EXPECT_SAYS(said, "matched once");
-  EXPECT_SAYS(said, "matched nothing");
-  EXPECT_SAYS(said, " ms");
-  EXPECT_LT(said.find("fold_views"), said.find("dead_code"));
+  EXPECT_SAYS(report, "fold_views");
+  EXPECT_SAYS(report, "matched once");
+  EXPECT_SAYS(report, "matched nothing");
+  EXPECT_SAYS(report, " ms");
+  EXPECT_LT(report.find("fold_views"), report.find("dead_code"));
   EXPECT_EQ(opt({}, kProgram), kProgram);
   EXPECT_EQ(opt({{"dead_code"}}, opt({{"fold_views"}}, kProgram)), opt({{"fold_views", "dead_code"}}, kProgram));
 }
 
-TEST(Opt, BadInput) {
+TEST(Opt, BadInputIsAUsageError) {
   EXPECT_ERROR(UsageError, opt({{"fold_vews"}}, kProgram), "fold_vews", "fold_views", "dead_code");
   EXPECT_ERROR(UsageError, opt({}, "input %0: f32[2] argument \"0\"\n%1: f32[2] = aten.rellu(%0)\n"), "line 2",
                "aten.rellu");
   EXPECT_ERROR(UsageError, opt({}, "input %0: f31[2] argument \"0\"\n"), "line 1", "f31");
   EXPECT_ERROR(UsageError, opt({}, "return %4\n"), "line 1", "%4");
-  // It reads as a program, and cannot be right.
+  // It parses, but the verifier rejects it.
   EXPECT_ERROR(UsageError, opt({}, R"(group @dp [0, 1]
 input %0: f32[2] argument "0"
 %1: f32[2] = tessera.all_reduce(%0, "sum", @dp)
 %2: f32[2] = aten.neg(%1)
 return %2
 )"),
-               "as it was read", "aten.neg(%1)");
+               "invalid program", "aten.neg(%1)");
 }
 
-// What a shell sees of it. Each start of the program loads LibTorch.
+// Runs the program as a child process. Each start loads LibTorch.
 ChildResult run(std::vector<std::string> arguments, ChildErrors errors = ChildErrors::InOutput) {
   arguments.insert(arguments.begin(), {TESSERA_PROGRAM, "opt"});
   return run_child(arguments, errors);
 }
 
-TEST(Opt, AsAProgram) {
+TEST(Opt, ExitCodesAndOutput) {
   const auto file = ::testing::TempDir() + "opt_test.ir";
   std::ofstream(file) << kProgram;
   const auto good = run({"--pass=fold_views", "--pass=dead_code", file}, ChildErrors::Dropped);
@@ -74,12 +74,12 @@ TEST(Opt, AsAProgram) {
   EXPECT_EQ(good.out, "input %0: f32[2, 3] argument \"0\"\n%1: f32[2, 3] = aten.relu(%0)\nreturn %1\n");
   const auto unknown = run({"--pass=fold_vews", file});
   EXPECT_EQ(unknown.exit_code, 2);
-  EXPECT_SAYS(unknown.out, "no pass is called fold_vews");
+  EXPECT_SAYS(unknown.out, "fold_vews");
   EXPECT_EQ(std::count(unknown.out.begin(), unknown.out.end(), '\n'), 1) << unknown.out;
   std::remove(file.c_str());
-  const auto absent = run({file});
-  EXPECT_EQ(absent.exit_code, 2);
-  EXPECT_SAYS(absent.out, "cannot read");
+  const auto missing = run({file});
+  EXPECT_EQ(missing.exit_code, 2);
+  EXPECT_SAYS(missing.out, "cannot read");
 }
 
 TEST(Opt, ListsThePasses) {

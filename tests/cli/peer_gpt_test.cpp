@@ -1,7 +1,7 @@
-// What `tessera bench tp` times is the same training on both sides.
+// The parallel and the plain GPT of `tessera bench tp` have equal losses.
 #include "benchmarks/peer_gpt.h"
 #include "tessera/debug/comm_debug_mode.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/detail/full_tensor_or_self.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/ranks.h"
@@ -9,10 +9,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-namespace tessera::benchmarks {
+namespace tessera::bench {
 namespace {
-
-double number(const at::Tensor& t) { return (is_dtensor(t) ? DTensor(t.detach()).full_tensor() : t).item<double>(); }
 
 template <class Model>
 std::vector<double> train(Model& model, const at::Tensor& tokens) {
@@ -22,18 +20,18 @@ std::vector<double> train(Model& model, const at::Tensor& tokens) {
   for (int step = 0; step < 3; step++) {
     adam.zero_grad();
     const LossParallel scope;
-    const auto loss = at::cross_entropy_loss(model.forward(in).flatten(0, 1), target);
+    const at::Tensor loss = at::cross_entropy_loss(model.forward(in).flatten(0, 1), target);
     loss.backward();
-    losses.push_back(number(loss));
+    losses.push_back(tessera::detail::full_tensor_or_self(loss.detach()).item<double>());
     adam.step();
   }
   return losses;
 }
 
-TEST(PeerGpt, TrainsAsThePlainOne) {
+TEST(PeerGpt, HasTheLossesOfThePlainModel) {
   const PeerGptSizes sizes{.dim = 32, .layers = 2, .vocabulary = 20, .head = 8};
   PeerGpt<TorchLayers> plain(sizes);
-  std::vector<at::Tensor> weights;  // as they are before training
+  std::vector<at::Tensor> weights;  // before training
   for (const auto& p : plain.parameters()) weights.push_back(p.detach().clone());
   const auto tokens = at::randint(sizes.vocabulary, {2, 9}, at::kLong);
   const auto expected = train(plain, tokens);
@@ -49,11 +47,11 @@ TEST(PeerGpt, TrainsAsThePlainOne) {
       CommDebugMode comm;
       const auto losses = train(*model, tokens);
       for (size_t step = 0; step < losses.size(); step++) EXPECT_NEAR(losses[step], expected[step], 1e-5) << step;
-      // A block has two forward and two backward, the output one backward, the loss three.
+      // Per block two in forward and two in backward, one in backward of the output, three in the loss.
       EXPECT_EQ(comm.get_comm_counts().of(comm::Kind::AllReduce), 3 * (4 * sizes.layers + 1 + 3));
       EXPECT_EQ(comm.get_total_counts(), comm.get_comm_counts().of(comm::Kind::AllReduce));
     });
 }
 
 }  // namespace
-}  // namespace tessera::benchmarks
+}  // namespace tessera::bench

@@ -1,4 +1,4 @@
-// Peers are scripts for Python; here the shell plays its part, so that the test needs none.
+// Peer scripts are Python. Here sh runs them, so that the test needs no Python.
 #include "benchmarks/harness/peer.h"
 
 #include "tessera/base/detail/child_process.h"
@@ -11,13 +11,13 @@
 #include <fstream>
 #include <sstream>
 
-namespace tessera::cli {
+namespace tessera::bench {
 namespace {
 
-class Peer : public testing::Test {
+class Peer : public ::testing::Test {
  protected:
   Peer() {
-    std::string pattern = testing::TempDir() + "peersXXXXXX";
+    std::string pattern = ::testing::TempDir() + "peersXXXXXX";
     folder_ = mkdtemp(pattern.data());
     setenv("TESSERA_PEERS", folder_.c_str(), 1);
     setenv("TESSERA_PYTHON", "sh", 1);
@@ -31,7 +31,7 @@ class Peer : public testing::Test {
   std::ostringstream log_;
 };
 
-TEST_F(Peer, FiguresComeByCase) {
+TEST_F(Peer, FiguresAreReadByCase) {
   auto figures = run(R"(echo '{"case":"add/1/-/hit","value":7.5,"plain":0.5}'; echo '{"case":"t/1/-/hit","value":3}')");
   ASSERT_EQ(figures.size(), 2u);
   EXPECT_EQ(figures["add/1/-/hit"].value, 7.5);
@@ -41,28 +41,28 @@ TEST_F(Peer, FiguresComeByCase) {
   EXPECT_EQ(log_.str(), "");
 }
 
-TEST_F(Peer, NoScriptIsOneLine) {
+TEST_F(Peer, AMissingScriptIsOneLine) {
   EXPECT_TRUE(run_peer("absent", log_).empty());
-  EXPECT_EQ(log_.str(), "no peer: there is no script benchmarks/peers/absent.py here\n");
+  EXPECT_EQ(log_.str(), "no peer figures: cannot find benchmarks/peers/absent.py\n");
 }
 
-TEST_F(Peer, FailureIsOneLine) {
+TEST_F(Peer, AFailingScriptIsOneLine) {
   EXPECT_TRUE(run(R"(echo '{"case":"half/1/-/hit","value":1}'; exit 3)").empty());
   EXPECT_NE(log_.str().find("exit code 3"), std::string::npos) << log_.str();
 }
 
-TEST_F(Peer, NoPythonIsOneLine) {
+TEST_F(Peer, AMissingPythonIsOneLine) {
   setenv("TESSERA_PYTHON", "no-such-program-at-all", 1);
   EXPECT_TRUE(run("").empty());
   EXPECT_NE(log_.str().find("exit code 127"), std::string::npos) << log_.str();
 }
 
-TEST_F(Peer, OtherTextIsRefused) {
+TEST_F(Peer, OtherTextIsAUsageError) {
   for (auto line : {"hello", "[1]", R"({"case":"a/1/-/b"})", R"({"case":1,"value":1})", R"({"case":"a","value":"1"})"})
     EXPECT_THROW(parse_peer_lines(line), UsageError) << line;
 }
 
-TEST(Child, GivesOutputAndExitCode) {
+TEST(ChildProcess, ReturnsOutputAndExitCode) {
   auto result = run_child({"sh", "-c", "printf 'two\nlines'; exit 7"});
   EXPECT_EQ(result.out, "two\nlines");
   EXPECT_EQ(result.exit_code, 7);
@@ -70,4 +70,4 @@ TEST(Child, GivesOutputAndExitCode) {
 }
 
 }  // namespace
-}  // namespace tessera::cli
+}  // namespace tessera::bench

@@ -1,4 +1,4 @@
-// `tessera trace` writes a page that a browser shows from a file, with nothing beside it.
+// A browser shows the page of `tessera trace` from a single file.
 #include "tessera/base/detail/child_process.h"
 #include "tessera/testing/detail/file_check.h"
 
@@ -20,7 +20,7 @@ std::string find_browser() {
 
 TEST(Trace, ABrowserShowsThePage) {
   const auto browser = find_browser();
-  if (browser.empty()) GTEST_SKIP() << "there is no chromium here; tools/bootstrap browser installs it";
+  if (browser.empty()) GTEST_SKIP() << "chromium is not installed; run tools/bootstrap browser";
   std::string pattern = ::testing::TempDir() + "browserXXXXXX";
   const fs::path folder = mkdtemp(pattern.data());
   const auto file = folder / "page.html";
@@ -37,7 +37,7 @@ TEST(Trace, ABrowserShowsThePage) {
       .check("schedule_comm_wait")
       .check("<svg id=\"curve\"")
       .check("class=\"own\" d=\"M0 220H0V")
-      .check("id=\"cursor\" d=\"M")  // the script has run: it shows where most memory is in use
+      .check("id=\"cursor\" d=\"M")  // the script ran and marks the peak memory
       .check("<p id=\"here\">line ")
       .check("bytes in use. ")
       .check("<table id=\"collectives\">")

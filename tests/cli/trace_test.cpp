@@ -1,4 +1,4 @@
-// The page of a trace: its parts, and when it is written. trace_browser_test.cpp looks at it.
+// The HTML page of `tessera trace`. trace_browser_test.cpp opens it in a browser.
 #include "tessera/cli/trace.h"
 
 #include "tessera/base/error.h"
@@ -24,7 +24,7 @@ using compiler::diff_lines;
 using compiler::DiffLine;
 using tessera::testing::FileCheck;
 
-std::string drawn(const std::vector<std::string>& before, const std::vector<std::string>& after) {
+std::string diff_text(const std::vector<std::string>& before, const std::vector<std::string>& after) {
   std::string text;
   for (const auto& line : diff_lines(before, after)) {
     text += line.kind == DiffLine::Kind::Same ? ' ' : line.kind == DiffLine::Kind::Added ? '+' : '-';
@@ -33,16 +33,16 @@ std::string drawn(const std::vector<std::string>& before, const std::vector<std:
   return text;
 }
 
-TEST(Diff, LinesThatChanged) {
-  EXPECT_EQ(drawn({"a", "b", "c", "d"}, {"b", "x", "c", "d"}), "-a b+x c d");
-  EXPECT_EQ(drawn({"a", "b", "c"}, {"c", "a", "b"}), "+c a b-c");  // what moved is there twice
-  EXPECT_EQ(drawn({"r", "r", "a", "r"}, {"r", "a", "r", "r"}), " r-r a r+r");
-  EXPECT_EQ(drawn({}, {"a"}), "+a");
-  EXPECT_EQ(drawn({"a", "a"}, {"a"}), " a-a");
-  EXPECT_EQ(drawn({}, {}), "");
+TEST(Diff, MarksChangedLines) {
+  EXPECT_EQ(diff_text({"a", "b", "c", "d"}, {"b", "x", "c", "d"}), "-a b+x c d");
+  EXPECT_EQ(diff_text({"a", "b", "c"}, {"c", "a", "b"}), "+c a b-c");  // a moved line is removed and added
+  EXPECT_EQ(diff_text({"r", "r", "a", "r"}, {"r", "a", "r", "r"}), " r-r a r+r");
+  EXPECT_EQ(diff_text({}, {"a"}), "+a");
+  EXPECT_EQ(diff_text({"a", "a"}, {"a"}), " a-a");
+  EXPECT_EQ(diff_text({}, {}), "");
 }
 
-TEST(MemoryCurve, CountsWhatIsInUseAtEachNode) {
+TEST(MemoryCurve, CountsBytesInUseAtEachNode) {
   const auto program = compiler::parse(R"(input %0: f32[8] argument "0"
 %1: f32[8] = aten.relu(%0)
 %2: f32[8] = aten.neg(%1)
@@ -50,7 +50,7 @@ TEST(MemoryCurve, CountsWhatIsInUseAtEachNode) {
 %4: f32[8] = aten.neg(%0)
 return %3
 )");
-  EXPECT_EQ(compiler::memory_curve(program).own, (std::vector<int64_t>{32, 64, 96, 96}));  // 3 is put out, and stays
+  EXPECT_EQ(compiler::memory_curve(program).own, (std::vector<int64_t>{32, 64, 96, 96}));  // %3 is an output, so it stays alive
 }
 
 class Folder {
@@ -77,14 +77,14 @@ TEST(Trace, ThePageHasPassesCollectivesAndKernels) {
       .check("id=passes")
       .check("fuse_ddp_with_concat_op</a></td><td>1</td>")
       .check("id=collectives")
-      .check("<td>all_reduce</td><td>1384</td>")  // all of 346 parameters in one
+      .check("<td>all_reduce</td><td>1384</td>")  // all 346 parameters in one all-reduce
       .check("<td>0, 1</td>")
       .check("id=buffers")
       .check("traced</h3>")
       .check("aten.cat(")
       .check("<summary>cpp_fused_")
       .run(page);
-  EXPECT_EQ(page.find("http"), std::string::npos);  // nothing from elsewhere
+  EXPECT_EQ(page.find("http"), std::string::npos);  // the page loads nothing
   const auto sharded =
       make_trace_page({.model = "mlp", .parallel = "fully_shard", .ranks = 3, .passes = {{"dead_code"}}});
   EXPECT_SAYS(sharded, "<td>reduce_scatter_tensor</td>");
@@ -92,30 +92,30 @@ TEST(Trace, ThePageHasPassesCollectivesAndKernels) {
   EXPECT_EQ(sharded.find("fold_views"), std::string::npos);
 }
 
-TEST(Trace, BadRequests) {
+TEST(Trace, BadRequestsAreUsageErrors) {
   EXPECT_ERROR(UsageError, make_trace_page({.model = "gpt-tinny"}), "gpt-tinny", "gpt-tiny");
   EXPECT_ERROR(UsageError, make_trace_page({.parallel = "zero3"}), "zero3", "fully_shard");
   EXPECT_ERROR(UsageError, make_trace_page({.passes = {{"no_such"}}}), "no_such", "dead_code");
-  EXPECT_ERROR(UsageError, make_trace_page({.ranks = 0}), "at least one");
+  EXPECT_ERROR(UsageError, make_trace_page({.ranks = 0}), "at least 1");
 }
 
 struct Warnings : c10::WarningHandler {
-  void process(const c10::Warning& warning) override { said.push_back(warning.msg()); }
-  std::vector<std::string> said;
+  void process(const c10::Warning& warning) override { messages.push_back(warning.msg()); }
+  std::vector<std::string> messages;
 };
 
-TEST(Trace, APageThatCannotBeWrittenStopsNobody) {
+TEST(Trace, AnUnwritablePageIsOnlyAWarning) {
   Warnings warnings;
   const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
   auto step =
       compile([](const at::Tensor& x) { return x * 2; }, {.trace = compiler::trace_into("/dev/null/no_such_folder")});
   EXPECT_TRUE(at::equal(step(torch::ones({3})), torch::full({3}, 2.0)));
-  ASSERT_EQ(warnings.said.size(), 1u);
-  EXPECT_SAYS(warnings.said[0], "cannot write /dev/null/no_such_folder/step-0.rank0.html");
+  ASSERT_EQ(warnings.messages.size(), 1u);
+  EXPECT_SAYS(warnings.messages[0], "cannot write /dev/null/no_such_folder/step-0.rank0.html");
 }
 
-// So what is copied from a page can be given to `tessera opt`.
-TEST(Trace, ProgramsReadBackAfterEveryPass) {
+// So a program copied from a page is valid input of `tessera opt`.
+TEST(Trace, ProgramsParseAfterEveryPass) {
   size_t stages = 0;
   auto step = compile(
       [](const at::Tensor& x, const at::Tensor& w) {
@@ -135,11 +135,11 @@ TEST(Trace, ProgramsReadBackAfterEveryPass) {
         }
       }});
   step(torch::ones({3, 5}), torch::ones({5, 4}));
-  EXPECT_GT(stages, compiler::default_passes().size() + 2);  // traced, those of lowering, runs
+  EXPECT_GT(stages, compiler::default_passes().size() + 2);  // plus tracing and lowering
 }
 
-// Every compile writes a page where the environment says; a module alone has two programs.
-TEST(Trace, TheEnvironmentAsksForPages) {
+// With TESSERA_TRACE_DIR every compilation writes a page. A compiled module has two programs.
+TEST(Trace, TraceDirWritesAPagePerCompilation) {
   const Folder folder;
   setenv("TESSERA_TRACE_DIR", folder.path().c_str(), 1);
   auto step = compile([](const at::Tensor& x) { return (x * 2).relu() + 1; });

@@ -1,4 +1,4 @@
-// What a user's first program needs: our headers, our library, and LibTorch through us.
+// A minimal user program: Tessera's headers and library, with LibTorch as a transitive dependency.
 #include <tessera/base/error.h>
 #include <tessera/base/reduce_op.h>
 #include <tessera/version.h>

@@ -1,4 +1,4 @@
-// Started by Open MPI's mpirun (Debian's openmpi-bin), where there is one. It gives ranks but no place to meet.
+// Ranks started by Open MPI's mpirun (Debian: openmpi-bin), if installed. mpirun sets ranks but no store address.
 #include "tessera/testing/expect_error.h"
 #include "tests/launch/shell.h"
 
@@ -7,10 +7,10 @@
 namespace tessera::testing {
 namespace {
 
-TEST(Mpirun, RanksMeet) {
+TEST(Mpirun, RanksFormOneWorld) {
   if (shell("mpirun --version | grep -q 'Open MPI'").exit_code != 0)
-    GTEST_SKIP() << "no mpirun of Open MPI (openmpi-bin)";
-  // Two jobs at the same time do not find each other.
+    GTEST_SKIP() << "Open MPI's mpirun is not installed (openmpi-bin)";
+  // Two jobs at the same time stay separate.
   const auto ran = shell(
       "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;"
       "mpirun --oversubscribe -n 3 \"$PROBE\" twice & mpirun --oversubscribe -n 2 \"$PROBE\" sum & wait");

@@ -23,9 +23,9 @@ struct Pipe {
   }
 };
 
-TEST(Output, LinesAreWhole) {
+TEST(Output, LinesAreWrittenComplete) {
   Pipe terminal, log;
-  Sink shown(terminal.ends[1]), logged(log.ends[1]);
+  OutputSink shown(terminal.ends[1]), logged(log.ends[1]);
   LineStream stream("[rank 2] ", &shown, &logged);
   stream.feed("one\ntw");
   EXPECT_EQ(terminal.read_all(), "[rank 2] one\n");
@@ -33,40 +33,40 @@ TEST(Output, LinesAreWhole) {
   EXPECT_EQ(terminal.read_all(), "[rank 2] two\n[rank 2] \n");
   stream.finish();
   EXPECT_EQ(terminal.read_all(), "[rank 2] thr\n");
-  EXPECT_EQ(log.read_all(), "one\ntwo\n\nthr");  // as it was printed
-  EXPECT_EQ(stream.last_lines(), (std::deque<std::string>{"one", "two", "", "thr"}));
+  EXPECT_EQ(log.read_all(), "one\ntwo\n\nthr");  // without prefix
+  EXPECT_EQ(stream.tail(), (std::deque<std::string>{"one", "two", "", "thr"}));
 }
 
-TEST(Output, ALineWithoutEndIsCut) {
+TEST(Output, AVeryLongLineIsSplit) {
   LineStream stream("", nullptr, nullptr);
-  for (int i = 0; i < 3; i++) stream.feed(std::string(LineStream::kLongestLine / 2, 'x'));
+  for (int i = 0; i < 3; i++) stream.feed(std::string(LineStream::kMaxLineBytes / 2, 'x'));
   stream.feed("\n");
-  ASSERT_EQ(stream.last_lines().size(), 2u);
-  EXPECT_EQ(stream.last_lines()[0].size(), LineStream::kLongestLine);
-  EXPECT_EQ(stream.last_lines()[1].size(), LineStream::kLongestLine / 2);
+  ASSERT_EQ(stream.tail().size(), 2u);
+  EXPECT_EQ(stream.tail()[0].size(), LineStream::kMaxLineBytes);
+  EXPECT_EQ(stream.tail()[1].size(), LineStream::kMaxLineBytes / 2);
 }
 
 TEST(Output, OnlyTheLastLinesAreKept) {
   LineStream stream("", nullptr, nullptr);
-  for (size_t i = 0; i < 3 * LineStream::kKept; i++) stream.feed(std::to_string(i) + "\n");
-  ASSERT_EQ(stream.last_lines().size(), LineStream::kKept);
-  EXPECT_EQ(stream.last_lines().back(), std::to_string(3 * LineStream::kKept - 1));
+  for (size_t i = 0; i < 3 * LineStream::kTailLines; i++) stream.feed(std::to_string(i) + "\n");
+  ASSERT_EQ(stream.tail().size(), LineStream::kTailLines);
+  EXPECT_EQ(stream.tail().back(), std::to_string(3 * LineStream::kTailLines - 1));
 }
 
-TEST(Output, AReaderThatStoppedReadingDoesNotHoldUpASignal) {
-  Pipe terminal, urgent;
-  ASSERT_EQ(write(urgent.ends[1], "!", 1), 1);
-  Sink sink(terminal.ends[1], urgent.ends[0]);
-  sink.write(std::string(1 << 20, 'x'));  // more than a pipe takes, and nobody reads
+TEST(Output, ASlowReaderDoesNotBlockASignal) {
+  Pipe terminal, interrupt;
+  ASSERT_EQ(write(interrupt.ends[1], "!", 1), 1);
+  OutputSink sink(terminal.ends[1], interrupt.ends[0]);
+  sink.write(std::string(1 << 20, 'x'));  // more than a pipe takes
   EXPECT_FALSE(sink.closed());
 }
 
-TEST(Output, AReaderThatHasGoneIsNoticed) {
+TEST(Output, AClosedReaderIsDetected) {
   signal(SIGPIPE, SIG_IGN);
   Pipe terminal;
   close(terminal.ends[0]);
-  terminal.ends[0] = dup(terminal.ends[1]);  // something to close
-  Sink sink(terminal.ends[1]);
+  terminal.ends[0] = dup(terminal.ends[1]);  // so that the destructor has an fd to close
+  OutputSink sink(terminal.ends[1]);
   sink.write("x");
   EXPECT_TRUE(sink.closed());
 }

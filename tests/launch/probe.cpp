@@ -1,4 +1,4 @@
-// A rank to be started by launchers.  probe sum | twice | throw RANK | catch RANK
+// The program that launcher tests start as ranks.   probe sum | twice | throw RANK | catch RANK
 #include "tessera/base/error_file.h"
 #include "tessera/comm/collectives.h"
 #include "tessera/comm/environment.h"
@@ -21,7 +21,7 @@ void print_sum() {
   const auto launched = comm::read_environment();
   std::cout << c10::str("sum ", x.item<double>(), " on rank ", get_rank(), " of ", get_world_size(), ", ",
                         launched.local_rank, " of ", launched.local_size, " here; ", launched.launcher, "\n")
-            << std::flush;  // it may be stopped before it ends
+            << std::flush;  // the launcher may kill it before it exits
 }
 
 int run(const std::string& mode, int64_t at_rank) {
@@ -33,7 +33,7 @@ int run(const std::string& mode, int64_t at_rank) {
     print_sum();
   }
   if (get_rank() == at_rank) throw std::runtime_error("it \"broke\"\non rank " + std::to_string(at_rank));
-  if (at_rank >= 0) barrier();  // the others wait for one that does not come
+  if (at_rank >= 0) barrier();  // the other ranks wait for the failed one
   destroy();
   return 0;
 }

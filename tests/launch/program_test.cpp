@@ -1,4 +1,4 @@
-// The program itself: its command line, signals it gets, ranks that use the library.
+// `tessera run` as a process: command line, signals, ranks that use the library.
 #include "tessera/testing/expect_error.h"
 #include "tests/launch/shell.h"
 
@@ -7,7 +7,7 @@
 namespace tessera::testing {
 namespace {
 
-TEST(TesseraRun, RanksOfTheLibrary) {
+TEST(TesseraRun, RanksFormOneWorldTwice) {
   const auto ran = shell("\"$TESSERA\" run -n 3 -- \"$PROBE\" twice");
   EXPECT_EQ(ran.exit_code, 0) << ran.text;
   for (int rank = 0; rank < 3; rank++)
@@ -15,28 +15,28 @@ TEST(TesseraRun, RanksOfTheLibrary) {
         << ran.text;
 }
 
-TEST(TesseraRun, AnExceptionNobodyCatchesIsTheCause) {
+TEST(TesseraRun, AnUncaughtExceptionIsReported) {
   const auto ran = shell("\"$TESSERA\" run -n 2 -- \"$PROBE\" throw 1");
   EXPECT_EQ(ran.exit_code, 134) << ran.text;  // abort
   EXPECT_SAYS(ran.text, "tessera run: rank 1 (pid ");
-  EXPECT_SAYS(ran.text, "its error: std::runtime_error: it \"broke\"\non rank 1\n");
+  EXPECT_SAYS(ran.text, "error: std::runtime_error: it \"broke\"\non rank 1\n");
 }
 
-TEST(TesseraRun, OneThatIsCaughtCanBeRecorded) {
+TEST(TesseraRun, ARecordedExceptionIsReported) {
   const auto ran = shell("\"$TESSERA\" run -n 2 --max-restarts 1 -- \"$PROBE\" catch 0");
   EXPECT_EQ(ran.exit_code, 3) << ran.text;
-  EXPECT_EQ(count(ran.text, "its error: std::runtime_error: it \"broke\"\non rank 0\n"), 2) << ran.text;
-  EXPECT_EQ(count(ran.text, "sum 3 on rank 1 of 2"), 2) << ran.text;  // the second start met in the same store
+  EXPECT_EQ(count(ran.text, "error: std::runtime_error: it \"broke\"\non rank 0\n"), 2) << ran.text;
+  EXPECT_EQ(count(ran.text, "sum 3 on rank 1 of 2"), 2) << ran.text;  // the restarted ranks use the same store
 }
 
-// Each script waits for lines its ranks write to a file: they are up, and say who they are.
+// Ranks append their pid to the file `up`. `await N` waits for N lines; `gone` waits until these processes have ended.
 const std::string kStart =
     "cd $(mktemp -d); touch up; trap 'rm -rf \"$PWD\"' EXIT;"
     "await() { until [ $(wc -l < up) -ge $1 ]; do sleep 0.01; done; };"
     "gone() { for p in $(cat up); do while kill -0 $p 2>/dev/null && ! grep -q ' Z ' /proc/$p/stat; do sleep 0.01; "
     "done; done; };";
 
-TEST(TesseraRun, SignalsArePassedOn) {
+TEST(TesseraRun, SignalsAreForwarded) {
   const auto ran =
       shell(kStart +
             "\"$TESSERA\" run -n 2 -- sh -c 'trap \"echo got USR1\" USR1; trap \"echo got TERM; exit 0\" TERM;"
@@ -48,7 +48,7 @@ TEST(TesseraRun, SignalsArePassedOn) {
   EXPECT_EQ(count(ran.text, "got TERM"), 2) << ran.text;
 }
 
-TEST(TesseraRun, NohupIsHeeded) {
+TEST(TesseraRun, NohupIgnoresSighup) {
   const auto ran = shell(kStart +
                          "nohup \"$TESSERA\" run -n 2 -- sh -c 'echo $$ >> up; until [ -e go ]; do sleep 0.01; done; "
                          "echo done $RANK' & await 2; kill -HUP $!; touch go; wait $!; echo code $?");
@@ -64,7 +64,7 @@ TEST(TesseraRun, TheSecondSignalKills) {
   EXPECT_SAYS(ran.text, "code 143\n");
 }
 
-TEST(TesseraRun, ASignalAfterAFailureHidesNothing) {
+TEST(TesseraRun, ASignalAfterAFailureKeepsTheFailure) {
   const auto ran = shell(kStart +
                          "\"$TESSERA\" run -n 2 --grace 1000 --max-restarts 1 -- sh -c 'trap \"echo $$ >> up\" TERM;"
                          "if [ $RANK = 1 ]; then until [ -e ready ]; do sleep 0.01; done; exit 7; fi;"
@@ -73,7 +73,7 @@ TEST(TesseraRun, ASignalAfterAFailureHidesNothing) {
   EXPECT_SAYS(ran.text, "code 7\n");
 }
 
-TEST(TesseraRun, NothingIsLeftWhenItIsKilled) {
+TEST(TesseraRun, NoProcessIsLeftAfterSigkill) {
   const auto ran =
       shell(kStart +
             "export TMPDIR=$PWD; \"$TESSERA\" run -n 2 -- sh -c 'sleep 1000 & echo $! >> up; echo $$ >> up;"
@@ -81,29 +81,30 @@ TEST(TesseraRun, NothingIsLeftWhenItIsKilled) {
   EXPECT_SAYS(ran.text, "all gone\n");
 }
 
-TEST(TesseraRun, AReaderThatLeavesEndsIt) {
+TEST(TesseraRun, AClosedStandardOutputEndsTheJob) {
   const auto ran = shell(kStart +
                          "(\"$TESSERA\" run -n 2 -- sh -c 'echo $$ >> up; while :; do echo y; done'; echo code $? >&2)"
                          " | head -n 1; gone");
   EXPECT_SAYS(ran.text, "code 141\n");
 }
 
-TEST(TesseraRun, CommandLine) {
+TEST(TesseraRun, CommandLineErrorsAndOptions) {
   const auto says = [](const std::string& arguments, int code, const std::string& part) {
     const auto ran = shell("\"$TESSERA\" run " + arguments);
     EXPECT_EQ(ran.exit_code, code) << ran.text;
     EXPECT_SAYS(ran.text, part);
   };
-  says("-n 2 ./app --lr 3", 1, "'./app' is no option of tessera run; write -- before the program");
-  says("-- true", 106, "-n");
+  says("-n 2 ./app --lr 3", 2, "unknown option './app'; write -- before the program");
+  says("-- true", 2, "-n");
+  says("-n 2 -- no-such-program", 2, "tessera: program 'no-such-program' not found in PATH");
   says("-n 3 --ranks-shown 0,2 -- sh -c 'echo $RANK $OMP_NUM_THREADS -- \"$@\"' sh -n 5 -- x", 0, "[rank 2] 2 ");
   says("-n 1 --threads-per-rank 7 -- sh -c 'echo $OMP_NUM_THREADS -- \"$@\"' sh -n 5 -- x", 0, "7 -- -n 5 -- x\n");
 }
 
-// A program of its own, which starts itself for its ranks.
-TEST(TesseraBench, RunsAlsoOnProcesses) {
+// The bench program starts itself again for each rank.
+TEST(TesseraBench, RunsOnProcesses) {
   const auto ran = shell("\"$TESSERA\" bench noop");
-  if (ran.text.find("which cannot be started") != std::string::npos) GTEST_SKIP() << ran.text;
+  if (ran.text.find("cannot start the program") != std::string::npos) GTEST_SKIP() << ran.text;
   EXPECT_EQ(ran.exit_code, 0) << ran.text;
   EXPECT_SAYS(ran.text, "empty/1/-/wall");
   EXPECT_SAYS(ran.text, "empty/2/-/wall");

@@ -11,14 +11,14 @@ std::map<std::string, std::string> variables(const RankPlan& plan) {
   return {plan.variables.begin(), plan.variables.end()};
 }
 
-TEST(RankPlan, VariablesOfTorchrun) {
+TEST(RankPlan, SetsTheVariablesOfTorchrun) {
   // The second of three hosts with 2, 3 and 1 ranks.
-  const HostShare share{1, 3, 2, 3, 6, "head", 29400, "run"};
+  const HostAssignment assignment{1, 3, 2, 3, 6, "head", 29400, "run"};
   RankSettings settings;
   settings.restarts = 1, settings.max_restarts = 4;
   settings.cores = {0, 1, 2, 3, 4, 5, 6};
-  settings.error_folder = "/e";
-  const auto plans = plan_ranks(share, settings);
+  settings.error_dir = "/e";
+  const auto plans = plan_ranks(assignment, settings);
   ASSERT_EQ(plans.size(), 3u);
   EXPECT_EQ(plans[2].rank, 4);
   EXPECT_EQ(plans[2].local_rank, 2);
@@ -44,32 +44,32 @@ TEST(RankPlan, VariablesOfTorchrun) {
   EXPECT_EQ(variables(plans[2]), expected);
 }
 
-TEST(RankPlan, ThreadsAreCoresOverRanksUnlessSaid) {
+TEST(RankPlan, ThreadsDefaultToCoresPerRank) {
   const auto threads = [](int64_t ranks, RankSettings settings) {
     settings.cores = {0, 1, 2, 3};
-    const auto all = variables(plan_ranks({.ranks = ranks, .world_size = ranks}, settings)[0]);
+    const auto all = variables(plan_ranks({.nproc_per_node = ranks, .world_size = ranks}, settings)[0]);
     return all.contains("OMP_NUM_THREADS") ? all.at("OMP_NUM_THREADS") : "inherited";
   };
   EXPECT_EQ(threads(1, {}), "4");
   EXPECT_EQ(threads(3, {}), "1");
   EXPECT_EQ(threads(9, {}), "1");
-  EXPECT_EQ(threads(2, {.given = {"OMP_NUM_THREADS"}}), "inherited");
-  EXPECT_EQ(threads(2, {.threads = 7, .given = {"OMP_NUM_THREADS"}}), "7");
+  EXPECT_EQ(threads(2, {.user_set = {"OMP_NUM_THREADS"}}), "inherited");
+  EXPECT_EQ(threads(2, {.threads_per_rank = 7, .user_set = {"OMP_NUM_THREADS"}}), "7");
 }
 
-TEST(RankPlan, OneHostStaysOnLoopback) {
+TEST(RankPlan, OneHostUsesLoopback) {
   EXPECT_EQ(variables(plan_ranks({}, {})[0]).at("TESSERA_GLOO_HOST"), "127.0.0.1");
-  EXPECT_FALSE(variables(plan_ranks({}, {.given = {"TESSERA_GLOO_HOST"}})[0]).contains("TESSERA_GLOO_HOST"));
-  EXPECT_FALSE(variables(plan_ranks({.nodes = 2}, {})[0]).contains("TESSERA_GLOO_HOST"));
+  EXPECT_FALSE(variables(plan_ranks({}, {.user_set = {"TESSERA_GLOO_HOST"}})[0]).contains("TESSERA_GLOO_HOST"));
+  EXPECT_FALSE(variables(plan_ranks({.nnodes = 2}, {})[0]).contains("TESSERA_GLOO_HOST"));
 }
 
-TEST(RankPlan, CoresAreShared) {
+TEST(RankPlan, CoresAreSplitAmongRanks) {
   using Cores = std::vector<int>;
   const Cores five{0, 2, 4, 6, 8};
   EXPECT_EQ(cores_of(0, 2, five), (Cores{0, 2}));
   EXPECT_EQ(cores_of(1, 2, five), (Cores{4, 6, 8}));
   EXPECT_EQ(cores_of(6, 7, five), (Cores{2}));  // 7 ranks on 5 cores: 0 2 4 6 8 0 2
-  EXPECT_EQ(plan_ranks({.ranks = 2}, {.pin = true, .cores = five})[1].cores, (Cores{4, 6, 8}));
+  EXPECT_EQ(plan_ranks({.nproc_per_node = 2}, {.pin = true, .cores = five})[1].cores, (Cores{4, 6, 8}));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// tessera::launch::run in this process, with the shell as the program of the ranks.
+// tessera::launch::run() in this process. The ranks run shell scripts.
 #include "tessera/base/error.h"
 #include "tessera/launch/launcher.h"
 #include "tessera/testing/expect_error.h"
@@ -40,7 +40,7 @@ Ran ran(RunOptions options) {
 
 RunOptions script(int64_t ranks, const std::string& text) {
   RunOptions options;
-  options.ranks = ranks;
+  options.nproc_per_node = ranks;
   options.command = {"sh", "-c", text};
   return options;
 }
@@ -76,7 +76,7 @@ class Run : public ::testing::Test {
   fs::path folder_;
 };
 
-TEST_F(Run, LinesCarryTheirRank) {
+TEST_F(Run, LinesHaveARankPrefix) {
   const auto result = ran(script(3, "echo I am $RANK of $WORLD_SIZE; echo oh >&2; printf 'no end'"));
   EXPECT_EQ(result.code, 0);
   EXPECT_EQ(sorted(result.out),
@@ -87,7 +87,7 @@ TEST_F(Run, LinesCarryTheirRank) {
 
 TEST_F(Run, OneRankHasNoPrefix) { EXPECT_EQ(ran(script(1, "echo hello")).out, "hello\n"); }
 
-TEST_F(Run, MuchOutputOfAllRanksStaysWholeByLine) {
+TEST_F(Run, LinesOfSeveralRanksDoNotMix) {
   const auto result =
       ran(script(3, "i=0; while [ $i -lt 2000 ]; do echo $RANK-$i-abcdefghijklmnopqrstuvwxyz; i=$((i+1)); done"));
   std::istringstream lines(result.out);
@@ -100,10 +100,10 @@ TEST_F(Run, MuchOutputOfAllRanksStaysWholeByLine) {
   EXPECT_EQ(count, 6000);
 }
 
-TEST_F(Run, SomeRanksAreShownAllAreLogged) {
+TEST_F(Run, RanksShownFiltersOutputNotLogs) {
   auto options = script(3, "echo out $RANK; echo err $RANK >&2");
   options.ranks_shown = {1};
-  options.log_folder = folder_ / "logs" / "deep";
+  options.log_dir = folder_ / "logs" / "deep";
   const auto result = ran(options);
   EXPECT_EQ(result.out, "[rank 1] out 1\n");
   EXPECT_EQ(result.err, "[rank 1] err 1\n");
@@ -111,48 +111,47 @@ TEST_F(Run, SomeRanksAreShownAllAreLogged) {
   EXPECT_EQ(read(folder_ / "logs/deep/rank_0.err"), "err 0\n");
 }
 
-TEST_F(Run, TheFirstFailureIsTheExitCodeAndIsNamed) {
+TEST_F(Run, ReportsTheFirstFailureAndItsExitCode) {
   const auto result = ran(script(3, "if [ $RANK = 1 ]; then echo the reason >&2; exit 7; fi; exec sleep 100"));
   EXPECT_EQ(result.code, 7);
   EXPECT_SAYS(result.err, "tessera run: rank 1 (pid ");
   EXPECT_SAYS(result.err, ") exited with code 7 on ");
-  EXPECT_SAYS(result.err, "the last lines of its standard error:\n    the reason\n");
+  EXPECT_SAYS(result.err, "last lines of standard error:\n    the reason\n");
 }
 
-TEST_F(Run, ASignalCountsAs128More) {
+TEST_F(Run, ExitCodeOfAKilledRankIs128PlusSignal) {
   const auto result = ran(script(2, "[ $RANK = 0 ] && kill -9 $$; exec sleep 100"));
   EXPECT_EQ(result.code, 137);
-  EXPECT_SAYS(result.err, "was ended by signal 9 (Killed)");
+  EXPECT_SAYS(result.err, "was killed by signal 9 (Killed)");
 }
 
-TEST_F(Run, WhoDoesNotEndIsKilledAfterTheGrace) {
+TEST_F(Run, ARankIsKilledAfterTheGracePeriod) {
   auto options = script(2, "[ $RANK = 0 ] && exit 3; trap '' TERM; while :; do sleep 0.01; done");
-  options.grace = std::chrono::milliseconds(50);
+  options.grace_period = std::chrono::milliseconds(50);
   EXPECT_EQ(ran(options).code, 3);
 }
 
-TEST_F(Run, ARankThatIsStoppedEndsToo) {
+TEST_F(Run, AStoppedRankEndsToo) {
   auto options = script(2, "[ $RANK = 0 ] || kill -STOP $$; exit 3");
-  options.grace = std::chrono::hours(1);  // it is not the kill that ends it
+  options.grace_period = std::chrono::hours(1);  // SIGKILL must not be needed
   EXPECT_EQ(ran(options).code, 3);
 }
 
-TEST_F(Run, WhatRanksStartedEndsWithThem) {
+TEST_F(Run, ChildrenOfRanksAreKilled) {
   const auto result = ran(script(2, "sleep 100 & echo $!"));
   EXPECT_EQ(result.code, 0);
   std::istringstream words(result.out);
   int found = 0;
   for (std::string bracket, rank, pid; words >> bracket >> rank >> pid; found++) {
-    // Gone, or a zombie until its new parent sees it. Until the test's time is up: it was killed, but may be busy
-    // dying.
+    // Waits until the process is gone, or a zombie that its new parent has not reaped yet.
     for (std::string state = "?"; !state.empty() && state.find(") Z ") == std::string::npos;)
       state = read("/proc/" + pid + "/stat");
   }
   EXPECT_EQ(found, 2);
 }
 
-TEST_F(Run, TheErrorThatWasWrittenFirstIsTheCause) {
-  // Rank 1 fails first but takes its time to end; rank 0, which fails because of it, is out first.
+TEST_F(Run, TheFirstErrorFileIsTheRootCause) {
+  // Rank 1 fails first but exits late. Rank 0 fails because of it and exits first.
   const std::string write = R"(printf '{"message": {"message": "by %s"}}' $RANK > $TORCHELASTIC_ERROR_FILE; )";
   const auto result = ran(script(2, "cd " + folder_.string() + "; if [ $RANK = 1 ]; then " + write +
                                         "touch go; trap 'exit 5' TERM; while :; do sleep 0.01; done; fi; "
@@ -160,38 +159,38 @@ TEST_F(Run, TheErrorThatWasWrittenFirstIsTheCause) {
                                         write + "exit 4"));
   EXPECT_EQ(result.code, 5);
   EXPECT_SAYS(result.err, "rank 1 (pid ");
-  EXPECT_SAYS(result.err, "its error: by 1\n");
+  EXPECT_SAYS(result.err, "error: by 1\n");
 }
 
-TEST_F(Run, Restarts) {
+TEST_F(Run, RestartsAllRanks) {
   auto options = script(2, "echo start $TORCHELASTIC_RESTART_COUNT; [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 4");
   options.max_restarts = 3;
-  options.log_folder = folder_;
+  options.log_dir = folder_;
   const auto result = ran(options);
   EXPECT_EQ(result.code, 0);
   EXPECT_SAYS(result.err, "exited with code 4");
-  EXPECT_SAYS(result.err, "starting all ranks again (2 of 3)");
+  EXPECT_SAYS(result.err, "restarting all ranks (restart 2 of 3)");
   EXPECT_SAYS(read(folder_ / "rank_0.out"), "start 2\n");
 }
 
-TEST_F(Run, TheRestartsAreUsedUp) {
+TEST_F(Run, ReportsThatNoRestartsAreLeft) {
   auto options = script(2, "exit 4");
   options.max_restarts = 2;
   const auto result = ran(options);
   EXPECT_EQ(result.code, 4);
-  EXPECT_SAYS(result.err, "starting all ranks again (2 of 2)");
-  EXPECT_SAYS(result.err, "all 2 restarts are used up");
+  EXPECT_SAYS(result.err, "restarting all ranks (restart 2 of 2)");
+  EXPECT_SAYS(result.err, "no restarts left (--max-restarts 2)");
 }
 
-TEST_F(Run, RanksHaveOnlyTheStandardDescriptors) {
-  const int ours = dup(STDERR_FILENO);  // inherited, if nobody takes care
+TEST_F(Run, RanksInheritOnlyTheStandardDescriptors) {
+  const int ours = dup(STDERR_FILENO);  // would be inherited without close-on-exec
   auto options = script(1, "");
   options.command = {"ls", "/proc/self/fd"};
   EXPECT_EQ(ran(options).out, "0\n1\n2\n3\n");  // the last is the folder ls reads
   close(ours);
 }
 
-TEST_F(Run, TheFirstRankReadsOurInput) {
+TEST_F(Run, RankZeroReadsStandardInput) {
   const int before = dup(STDIN_FILENO);
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
@@ -204,7 +203,7 @@ TEST_F(Run, TheFirstRankReadsOurInput) {
 }
 
 TEST_F(Run, PinnedRanksHaveTheirOwnCores) {
-  auto options = script(static_cast<int64_t>(std::thread::hardware_concurrency()) + 1,  // one core each, by turns
+  auto options = script(static_cast<int64_t>(std::thread::hardware_concurrency()) + 1,  // one core each
                         "[ $RANK != 0 ] || grep Cpus_allowed_list /proc/self/status");
   options.pin = true;
   const auto result = ran(options);
@@ -212,21 +211,21 @@ TEST_F(Run, PinnedRanksHaveTheirOwnCores) {
   EXPECT_EQ(result.out.find_first_of(",-", result.out.find(':')), std::string::npos) << result.out;
 }
 
-TEST_F(Run, BadInput) {
+TEST_F(Run, BadOptionsAreUsageErrors) {
   const auto with = [](auto change) {
     auto options = script(2, "exit 0");
     change(options);
     return options;
   };
-  EXPECT_ERROR(UsageError, ran(script(0, "")), "-n 0: there is at least one rank");
+  EXPECT_ERROR(UsageError, ran(script(0, "")), "-n 0: the number of ranks must be at least 1");
   EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.command = {}; })), "no program to run",
                "tessera run -n 4 -- ./app");
-  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.command = {"./no-such"}; })), "there is no program './no-such'");
-  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.command = {"no-such"}; })), "no program 'no-such' in PATH");
-  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.nodes = 2; })), "--nnodes 2 needs --rdzv host:port");
-  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.node = 1; })), "--node-rank 1 with --nnodes 1", "0 to 0");
-  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.rendezvous = "head"; })), "--rdzv 'head': write host:port");
-  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.rendezvous = "no.such.host.invalid:80"; })),
+  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.command = {"./no-such"}; })), "program './no-such' not found");
+  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.command = {"no-such"}; })), "program 'no-such' not found in PATH");
+  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.nnodes = 2; })), "--nnodes 2 needs --rdzv host:port");
+  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.node_rank = 1; })), "--node-rank 1 with --nnodes 1", "0 to 0");
+  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.rdzv_endpoint = "head"; })), "--rdzv 'head': write host:port");
+  EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.rdzv_endpoint = "no.such.host.invalid:80"; })),
                "no.such.host.invalid");
   EXPECT_ERROR(UsageError, ran(with([](auto& o) { o.max_restarts = -1; })), "--max-restarts -1");
 
@@ -234,21 +233,21 @@ TEST_F(Run, BadInput) {
   std::ofstream(plain) << "echo";
   std::ofstream(broken) << "no program";
   fs::permissions(broken, fs::perms::owner_all);
-  EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.command = {plain.string()}; })), "may not be executed",
+  EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.command = {plain.string()}; })), "is not executable",
                "chmod +x");
   EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.command = {broken.string()}; })), "cannot execute",
                "Exec format error");
-  EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.command = {folder_.string() + "/"}; })), "there is no program");
-  EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.log_folder = (plain / "x").string(); })), "cannot make");
+  EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.command = {folder_.string() + "/"}; })), "not found");
+  EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.log_dir = (plain / "x").string(); })), "cannot create");
 }
 
-TEST_F(Run, APortThatIsTaken) {
+TEST_F(Run, ATakenPortIsReported) {
   auto options = script(2, "echo $MASTER_PORT");
   const auto port = ran(options).out;
-  // A job that holds a port, and whose rank runs another job there.
-  options.ranks = 1;
+  // The rank of one job starts a second job on the same port.
+  options.nproc_per_node = 1;
   const std::string free_port = std::to_string(std::atoi(port.substr(port.find(']') + 2).c_str()));
-  options.rendezvous = "127.0.0.1:" + free_port;
+  options.rdzv_endpoint = "127.0.0.1:" + free_port;
   options.command[2] = "exec \"$TESSERA\" run -n 1 --rdzv 127.0.0.1:" + free_port + " -- true";
   setenv("TESSERA", TESSERA_PROGRAM, 1);
   const auto result = ran(options);
@@ -257,7 +256,7 @@ TEST_F(Run, APortThatIsTaken) {
   EXPECT_SAYS(result.err, "choose another one");
 }
 
-TEST(Address, Parses) {
+TEST(Address, ParsesHostAndPort) {
   EXPECT_EQ(parse_address("head:29400"), (Address{"head", 29400}));
   EXPECT_EQ(parse_address("[::1]:80"), (Address{"::1", 80}));
   for (const char* bad : {"", "head", "head:", ":80", "head:x", "head:0", "head:65536", "head:80x"})

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <string>
 
-// For tests of whole programs. The build says where they are: TESSERA_PROGRAM, TESSERA_PROBE, TESSERA_LAUNCH_TESTS.
+// For tests that run programs. CMake defines TESSERA_PROGRAM, TESSERA_PROBE and TESSERA_LAUNCH_TESTS.
 namespace tessera::testing {
 
 struct Shell {
@@ -13,7 +13,7 @@ struct Shell {
   std::string text;  // standard output and error
 };
 
-// Runs a shell script of at most a minute that finds the programs as $TESSERA and $PROBE, and starts from no launcher.
+// Runs a shell script for at most a minute. $TESSERA and $PROBE are the programs. No launcher variables are set.
 inline Shell shell(const std::string& script) {
   setenv("TESSERA", TESSERA_PROGRAM, 1);
   setenv("PROBE", TESSERA_PROBE, 1);

@@ -1,4 +1,4 @@
-// Ranks started by hand: RANK, WORLD_SIZE, MASTER_PORT, one process each.
+// Ranks started by a shell loop that sets RANK, WORLD_SIZE and MASTER_PORT.
 #include "tessera/testing/expect_error.h"
 #include "tests/launch/shell.h"
 
@@ -12,7 +12,7 @@
 namespace tessera::testing {
 namespace {
 
-int free_port() {  // nobody else is likely to be given it soon
+int free_port() {  // the system is not likely to assign it again soon
   const int fd = socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in at{};
   at.sin_family = AF_INET;
@@ -23,7 +23,7 @@ int free_port() {  // nobody else is likely to be given it soon
   return ntohs(at.sin_port);
 }
 
-TEST(ShellLoop, Meets) {
+TEST(ShellLoop, RanksFormOneWorld) {
   const auto ran = shell(c10::str("export MASTER_PORT=", free_port(), " WORLD_SIZE=3;",
                                   "for r in 2 1 0; do RANK=$r \"$PROBE\" sum & done; wait"));
   for (int rank = 0; rank < 3; rank++) EXPECT_SAYS(ran.text, c10::str("sum 6 on rank ", rank, " of 3"));
@@ -34,7 +34,7 @@ TEST(ShellLoop, ListensOnLoopbackOnly) {
   const auto ran = shell(
       c10::str("export MASTER_PORT=", port, " WORLD_SIZE=2; RANK=0 \"$PROBE\" sum & hex=$(printf %04X ", port, ");",
                "until grep -q \":$hex 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6; do sleep 0.01; done;"
-               "grep -h \":$hex 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6 | cut -d: -f2; "
+               "grep -h \":$hex 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6 | sed 's/^[^:]*://; s/:.*//'; "
                "RANK=1 \"$PROBE\" sum; wait"));
   EXPECT_SAYS(ran.text, " 0100007F\n");
   EXPECT_EQ(count(ran.text, " 00000000"), 0) << ran.text;

@@ -1,4 +1,4 @@
-// Started by Slurm's srun: a Slurm of one node, for the length of the test (slurm.sh).
+// Ranks started by Slurm's srun, on a Slurm of one node that runs during the test (slurm.sh).
 #include "tessera/testing/expect_error.h"
 #include "tests/launch/shell.h"
 
@@ -7,7 +7,7 @@
 namespace tessera::testing {
 namespace {
 
-TEST(Srun, RanksMeet) {
+TEST(Srun, RanksFormOneWorld) {
   const auto ran = shell(TESSERA_LAUNCH_TESTS "/slurm.sh sh -c 'srun -n 3 \"$PROBE\" sum; srun -n 1 \"$PROBE\" sum'");
   if (ran.exit_code == 77) GTEST_SKIP() << ran.text;
   EXPECT_EQ(ran.exit_code, 0) << ran.text;
@@ -16,7 +16,7 @@ TEST(Srun, RanksMeet) {
   EXPECT_SAYS(ran.text, "sum 1 on rank 0 of 1");
 }
 
-// Runs the scripts of examples/slurm as they are, on the one node there is here, and shows what they wrote.
+// Runs the unmodified scripts of examples/slurm on one node and prints their output.
 Shell run_jobs(const std::string& jobs) {
   const std::string before = R"(
     out=$(mktemp -d); trap 'rm -rf $out' EXIT
@@ -27,7 +27,7 @@ Shell run_jobs(const std::string& jobs) {
                "'):$PATH; " TESSERA_LAUNCH_TESTS "/slurm.sh sh -c \"$JOBS\"");
 }
 
-TEST(Sbatch, RunsAProgramAndATraining) {
+TEST(Sbatch, RunsAProgramAndTraining) {
   const auto ran = run_jobs(R"(job 2 "$examples/own_program.sbatch" "$PROBE" sum
     job 2 --cpus-per-task=1 "$examples/train.sbatch" --mesh dp=2 --layers 1 --steps 3; ls "$out/outputs/2")");
   if (ran.exit_code == 77) GTEST_SKIP() << ran.text;

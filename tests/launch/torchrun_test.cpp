@@ -1,4 +1,4 @@
-// Started by PyTorch's torchrun --no-python, where there is one.
+// Ranks started by PyTorch's torchrun --no-python, if installed.
 #include "tessera/testing/expect_error.h"
 #include "tests/launch/shell.h"
 
@@ -18,8 +18,8 @@ bool has_torchrun() {
                  .exit_code == 0;
 }
 
-TEST(Torchrun, RanksMeetAndItSaysWhatBroke) {
-  if (!has_torchrun()) GTEST_SKIP() << "no Python that has torch, so no torchrun";
+TEST(Torchrun, RanksFormOneWorldAndTheErrorIsReported) {
+  if (!has_torchrun()) GTEST_SKIP() << "no Python with torch, so no torchrun";
   const auto ran = shell(torchrun("--nproc-per-node 2 \"$PROBE\" catch 1"));
   EXPECT_SAYS(ran.text, "sum 3 on rank 0 of 2, 0 of 2 here");
   EXPECT_SAYS(ran.text, "sum 3 on rank 1 of 2, 1 of 2 here");

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Two network namespaces joined by a cable stand for two hosts:  two_hosts.sh SCRIPT-OF-A SCRIPT-OF-B
-# Runs both scripts at once, with $ME the address of each (a 10.77.0.1, b 10.77.0.2); what they print is marked a: or b:.
-# Exits 77 after saying why if there can be no namespaces here.
+# Simulates two hosts by two connected network namespaces:  two_hosts.sh SCRIPT-OF-A SCRIPT-OF-B
+# Runs both scripts at once. $ME is the address of the host (a 10.77.0.1, b 10.77.0.2). Output is prefixed a: or b:.
+# Exits with 77 and a reason if this machine allows no namespaces.
 set -u
-skip() { echo "no two hosts: $*"; exit 77; }
+skip() { echo "cannot simulate two hosts: $*"; exit 77; }
 PATH=$PATH:/usr/sbin:/sbin
 command -v ip >/dev/null || skip "ip is not installed (iproute2)"
-[ "$(id -u)" = 0 ] || skip "only root can make network namespaces"
+[ "$(id -u)" = 0 ] || skip "only root can create network namespaces"
 a=tessera-a-$$ b=tessera-b-$$
 trap 'ip netns del $a 2>/dev/null; ip netns del $b 2>/dev/null' EXIT
 trap 'exit 143' INT TERM

@@ -1,4 +1,4 @@
-// One launcher on each of two hosts, which are network namespaces (two_hosts.sh).
+// One launcher on each of two hosts. The hosts are network namespaces (two_hosts.sh).
 #include "tessera/testing/expect_error.h"
 #include "tests/launch/shell.h"
 
@@ -26,7 +26,7 @@ class TwoHosts : public ::testing::Test {
   }
 };
 
-TEST_F(TwoHosts, RanksAreLaidOutByWhatEachAnnounced) {
+TEST_F(TwoHosts, RanksAreNumberedByNodeRank) {
   const auto ran = two_hosts(run(0, "-n 1 -- \"$PROBE\" sum"), run(1, "-n 2 -- \"$PROBE\" sum"));
   EXPECT_SAYS(ran.text, "a: [rank 0] sum 6 on rank 0 of 3, 0 of 1 here");
   EXPECT_SAYS(ran.text, "b: [rank 1] sum 6 on rank 1 of 3, 0 of 2 here");
@@ -35,7 +35,7 @@ TEST_F(TwoHosts, RanksAreLaidOutByWhatEachAnnounced) {
   EXPECT_SAYS(ran.text, "b: code 0\n");
 }
 
-TEST_F(TwoHosts, AFailureIsEverybodys) {
+TEST_F(TwoHosts, BothHostsReportAFailure) {
   const std::string app =
       " -n 1 --max-restarts 1 -- sh -c 'echo start $TORCHELASTIC_RESTART_COUNT;"
       "if [ $RANK = 1 ]; then exit $((5 + TORCHELASTIC_RESTART_COUNT)); fi; exec sleep 1000'";
@@ -45,26 +45,26 @@ TEST_F(TwoHosts, AFailureIsEverybodys) {
   for (const std::string host : {"a", "b"}) {
     EXPECT_SAYS(ran.text, host + ": tessera run: rank 1 (pid ");
     EXPECT_SAYS(ran.text, "exited with code 6 on host-b");
-    EXPECT_SAYS(ran.text, host + ": tessera run: all 1 restarts are used up");
+    EXPECT_SAYS(ran.text, host + ": tessera run: no restarts left (--max-restarts 1)");
     EXPECT_SAYS(ran.text, host + ": code 6\n");
   }
 }
 
-TEST_F(TwoHosts, TheHostWithTheStoreIsGone) {
+TEST_F(TwoHosts, LosingTheStoreIsReported) {
   const auto ran =
       two_hosts("\"$TESSERA\" run -n 1 --nnodes 2 --rdzv 10.77.0.1:29400 -- sh -c 'kill -9 $PPID' ; echo code $?",
                 run(1, "-n 1 -- sleep 1000"));
   EXPECT_SAYS(ran.text, "a: code 137");
-  EXPECT_SAYS(ran.text, "the launcher of node 0, which keeps the store at 10.77.0.1:29400, is gone");
+  EXPECT_SAYS(ran.text, "lost the connection to the store at 10.77.0.1:29400, which the launcher of node 0 serves");
   EXPECT_SAYS(ran.text, "b: code 1\n");
 }
 
-TEST_F(TwoHosts, NumbersOfHostsThatDiffer) {
+TEST_F(TwoHosts, DifferentNnodesIsAnError) {
   const auto ran = two_hosts(run(0, "-n 1 -- true", 3), run(1, "-n 1 -- true"));
   EXPECT_SAYS(ran.text, "b: tessera: ");
   EXPECT_SAYS(ran.text, "--nnodes 2");
   EXPECT_SAYS(ran.text, "--nnodes 3");
-  EXPECT_SAYS(ran.text, "write the same on all");
+  EXPECT_SAYS(ran.text, "use the same value on all hosts");
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
-// A training as a value: what it can be told, what it comes to, and what is refused before anything runs.
+// TrainConfig: options by name, derived values, and checks.
 #include "tessera/train/config.h"
 
 #include "tessera/base/error.h"
 #include "tessera/testing/expect_error.h"
-#include "tessera/train/detail/network.h"
+#include "tessera/train/detail/language_model.h"
 #include "tessera/train/detail/train_step.h"
 
 #include <gtest/gtest.h>
@@ -19,18 +19,19 @@ TrainConfig with(std::initializer_list<std::pair<const char*, const char*>> opti
   return config;
 }
 
-TEST(TrainConfig, IsSetByName) {
+TEST(TrainConfig, OptionsAreSetByName) {
   const auto config = with({{"training.steps", "7"}, {"optimizer.lr", "3e-4"}, {"parallel.fsdp", "true"}});
   EXPECT_EQ(config.training.steps, 7);
   EXPECT_EQ(config.optimizer.lr, 3e-4);
   EXPECT_TRUE(config.parallel.fsdp);
   EXPECT_NE(config, TrainConfig());
   TrainConfig same;
-  EXPECT_ERROR(UsageError, set_option(same, "training.step", "7"), "no option 'training.step'", "'training.steps'");
+  EXPECT_ERROR(UsageError, set_option(same, "training.step", "7"), "unknown option 'training.step'",
+               "'training.steps'");
   EXPECT_ERROR(UsageError, set_option(same, "training.steps", "7x"),
-               "training.steps is '7x', which is no whole number");
-  EXPECT_ERROR(UsageError, set_option(same, "training.seed", "-1"), "no whole number of at least 0");
-  EXPECT_ERROR(UsageError, set_option(same, "optimizer.lr", ""), "optimizer.lr is '', which is no number");
+               "training.steps is '7x'; write an integer");
+  EXPECT_ERROR(UsageError, set_option(same, "training.seed", "-1"), "write an integer of at least 0");
+  EXPECT_ERROR(UsageError, set_option(same, "optimizer.lr", ""), "optimizer.lr is ''; write a number");
   EXPECT_ERROR(UsageError, set_option(same, "parallel.fsdp", "yes"), "write true or false");
   EXPECT_EQ(same, TrainConfig());
 }
@@ -43,54 +44,55 @@ TEST(TrainConfig, PrintsToml) {
   EXPECT_SAYS(text, "\nfsdp = false  # ");
 }
 
-TEST(TrainConfig, SizesStandInForTheNamedOnes) {
+TEST(TrainConfig, SizesReplaceThoseOfTheNamedModel) {
   const auto gpt =
       std::get<models::GPT2Config>(model_config({.name = "gpt2-124m", .layers = 2, .heads = 8, .dim = 64}));
   EXPECT_EQ(gpt, (models::GPT2Config{.n_layer = 2, .n_head = 8, .n_embd = 64}));
   EXPECT_EQ(std::get<models::LlamaConfig>(model_config({.name = "llama-tiny", .ffn_dim = 100})).ffn_dim, 100);
-  EXPECT_ERROR(UsageError, model_config({.name = "gpt-tiny", .ffn_dim = 9}), "model.ffn_dim is no size of gpt-tiny");
-  EXPECT_ERROR(UsageError, model_config({.name = "gpt-tiny", .heads = 3}), "n_embd 128 is not a multiple of n_head 3");
-  EXPECT_ERROR(UsageError, model_config({.name = "gtp-tiny"}), "there is no model 'gtp-tiny'", "gpt-tiny");
+  EXPECT_ERROR(UsageError, model_config({.name = "gpt-tiny", .ffn_dim = 9}),
+               "model.ffn_dim is set, but gpt-tiny has no such option");
+  EXPECT_ERROR(UsageError, model_config({.name = "gpt-tiny", .heads = 3}), "n_embd", "n_head");
+  EXPECT_ERROR(UsageError, model_config({.name = "gtp-tiny"}), "'gtp-tiny'", "gpt-tiny");
 }
 
 std::string mesh(std::initializer_list<std::pair<const char*, const char*>> options, int64_t ranks) {
   return c10::str(mesh_shape(with(options), ranks));
 }
 
-TEST(TrainConfig, MeshesHaveTheirAxesInOrder) {
+TEST(TrainConfig, MeshAxesAreInOrder) {
   EXPECT_EQ(mesh({}, 4), "dp=4");
   EXPECT_EQ(mesh({{"parallel.fsdp", "true"}}, 4), "fsdp=4");
   EXPECT_EQ(mesh({{"parallel.mesh", "tp=2,dp=3"}}, 6), "dp=3,tp=2");
   EXPECT_EQ(mesh({{"parallel.mesh", "dp=2,tp=2"}, {"parallel.fsdp", "true"}}, 4), "fsdp=2,tp=2");
   EXPECT_EQ(mesh({{"parallel.mesh", "dp=2,tp=2"}, {"training.precision", "bf16"}}, 4), "dp=2,fsdp=1,tp=2");
-  EXPECT_ERROR(UsageError, mesh({{"parallel.mesh", "2x2"}}, 4), "mesh '2x2' has no names");
-  EXPECT_ERROR(UsageError, mesh({{"parallel.mesh", "dp=2"}}, 4), "mesh 'dp=2' has 2 ranks, and 4 are there");
+  EXPECT_ERROR(UsageError, mesh({{"parallel.mesh", "2x2"}}, 4), "mesh '2x2' has no axis names");
+  EXPECT_ERROR(UsageError, mesh({{"parallel.mesh", "dp=2"}}, 4), "mesh 'dp=2' needs 2 ranks, but there are 4");
   EXPECT_ERROR(UsageError, mesh({{"parallel.mesh", "dp=2,fsdp=2"}, {"parallel.fsdp", "true"}}, 4),
-               "has an axis fsdp, and --fsdp makes one of dp");
+               "has an axis fsdp, and --fsdp renames dp to fsdp");
 }
 
-TEST(TrainConfig, WhatCannotBeIsRefusedBeforeAnythingRuns) {
+TEST(TrainConfig, CheckRejectsConfigsThatCannotRun) {
   const auto says = [](std::initializer_list<std::pair<const char*, const char*>> options, int64_t ranks,
                        const std::string& part) {
     const auto config = with(options);
     EXPECT_ERROR(UsageError, check(config, ranks), part);
   };
   EXPECT_NO_THROW(check(TrainConfig(), 4));
-  says({{"optimizer.schedule", "exp"}}, 1, "optimizer.schedule is 'exp'; it is one of: constant, cosine, linear, wsd");
-  says({{"data.format", "csv"}}, 1, "there is no layout of data 'csv'");
-  says({{"training.steps", "0"}}, 1, "training.steps is 0; it is at least 1");
-  says({{"optimizer.lr", "-1"}}, 1, "optimizer.lr is -1; it is at least 0");
-  says({{"eval.accuracy", "95"}}, 1, "eval.accuracy is 95; it is a share, from 0 to 1");
-  says({{"data.path", "x"}, {"data.seq_len", "999"}}, 1, "samples have 999 tokens, and gpt-tiny takes 256 at most");
+  says({{"optimizer.schedule", "exp"}}, 1, "optimizer.schedule is 'exp'; allowed: constant, cosine, linear, wsd");
+  says({{"data.format", "csv"}}, 1, "'csv'");
+  says({{"training.steps", "0"}}, 1, "training.steps is 0; it must be at least 1");
+  says({{"optimizer.lr", "-1"}}, 1, "optimizer.lr is -1; it must be at least 0");
+  says({{"eval.accuracy", "95"}}, 1, "eval.accuracy is 95; it must be from 0 to 1");
+  says({{"data.path", "x"}, {"data.seq_len", "999"}}, 1, "samples have 999 tokens, but gpt-tiny takes at most 256");
   says({{"training.batch", "30"}, {"training.accumulate", "2"}}, 4,
-       "a batch of 30 samples does not divide by 4 data-parallel ranks times 2 parts; take a multiple of 8");
-  says({{"model.name", "gpt2-1558m"}, {"parallel.mesh", "tp=2"}}, 2, "gpt2-1558m has 25 heads, which tp=2 does not");
+       "a batch of 30 samples is not divisible by 4 data-parallel ranks x 2 accumulation steps; use a multiple of 8");
+  says({{"model.name", "gpt2-1558m"}, {"parallel.mesh", "tp=2"}}, 2, "gpt2-1558m has 25 heads, which are not");
   says({{"model.name", "llama-8b"}, {"parallel.mesh", "tp=16"}}, 16,
-       "llama-8b has 8 heads of keys and values, which tp=16 does not divide; take tp of 1, 2, 4, 8");
-  says({{"parallel.mesh", "tp=2"}, {"parallel.tp_plan", "/nowhere"}}, 2, "there is no file '/nowhere'");
+       "llama-8b has 8 key/value heads, which are not divisible by tp=16; use tp of 1, 2, 4, 8");
+  says({{"parallel.mesh", "tp=2"}, {"parallel.tp_plan", "/nowhere"}}, 2, "cannot read the plan file '/nowhere'");
 }
 
-TEST(Schedule, RisesThenGoesDownToItsFloor) {
+TEST(Schedule, WarmsUpAndDecaysToMinFactor) {
   const auto factors = [](const std::string& schedule) {
     const auto factor =
         learning_rate_factor({.schedule = schedule, .warmup = 3, .min_factor = 0.1, .decay_share = 0.2}, 20);
@@ -98,7 +100,7 @@ TEST(Schedule, RisesThenGoesDownToItsFloor) {
   };
   const auto expect = [&](const std::string& schedule, double late, double last) {
     const auto f = factors(schedule);
-    EXPECT_EQ(f[0], 0.25) << schedule;  // not 0: no step is for nothing
+    EXPECT_EQ(f[0], 0.25) << schedule;  // not 0: the first step must have an effect
     EXPECT_EQ(f[1], 0.75) << schedule;
     EXPECT_EQ(f[2], 1) << schedule;
     EXPECT_NEAR(f[3], late, 1e-9) << schedule;
@@ -110,7 +112,7 @@ TEST(Schedule, RisesThenGoesDownToItsFloor) {
   expect("cosine", 0.1 + 0.9 * (1 + std::cos(M_PI * 9 / 16)) / 2, 0.1);
 }
 
-TEST(Flops, AreTorchtitans) {
+TEST(Flops, MatchTorchtitan) {
   const auto config = models::find_config("gpt2-124m");
   EXPECT_NEAR(flops_per_token(config, 1024), 6 * (124439808 - 1024 * 768) + 12.0 * 12 * 768 * 1024, 1);
 }

@@ -1,4 +1,4 @@
-// What training writes down, and how it watches itself.
+// Metrics on the console, as JSON and as TensorBoard events; the loss monitor.
 #include "tessera/base/detail/crc32c.h"
 #include "tessera/base/error.h"
 #include "tessera/testing/expect_error.h"
@@ -6,7 +6,7 @@
 #include "tessera/train/detail/device.h"
 #include "tessera/train/detail/event_file.h"
 #include "tessera/train/detail/metrics_file.h"
-#include "tessera/train/detail/sentinel.h"
+#include "tessera/train/detail/loss_monitor.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -38,7 +38,7 @@ StepMetrics some_step() {
           .traffic = {{"dp", {2, 4096}}, {"tp", {12, 8192}}}};
 }
 
-TEST(StepLine, IsTorchtitans) {
+TEST(StepLine, HasTheFormatOfTorchtitan) {
   EXPECT_EQ(step_line(some_step()),
             "step: 10  loss:  8.12345  grad_norm:  1.2345  memory: 40.15GiB  tps: 6,667  tflops: 386.12  mfu: 39.04%");
   auto cpu = some_step();
@@ -50,7 +50,7 @@ TEST(StepLine, IsTorchtitans) {
   EXPECT_NE(step_line(some_step(), true).find('\x1b'), std::string::npos);
 }
 
-TEST(Device, PeaksAreKnownByName) {
+TEST(Device, PeakTflopsByName) {
   EXPECT_EQ(known_peak_tflops("NVIDIA H200", "bf16"), 989);
   EXPECT_EQ(known_peak_tflops("NVIDIA H100 PCIe", "fp16"), 756);
   EXPECT_EQ(known_peak_tflops("NVIDIA A100-SXM4-80GB", "fp32"), 19.5);
@@ -58,7 +58,7 @@ TEST(Device, PeaksAreKnownByName) {
   EXPECT_GT(peak_memory_gib(at::kCPU), 0);
 }
 
-TEST(Console, SaysTheFirstStepAndThenEveryFew) {
+TEST(Console, PrintsTheFirstStepAndEveryTenth) {
   std::ostringstream out;
   Console console(out, {.steps = 25, .log_every = 10});
   for (int64_t step = 1; step <= 25; step++) {
@@ -71,10 +71,11 @@ TEST(Console, SaysTheFirstStepAndThenEveryFew) {
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 3);
   EXPECT_EQ(text.find('\r'), std::string::npos);  // no bar
   EXPECT_SAYS(text, "step:  1  loss");
-  EXPECT_SAYS(text, "step: 20  loss:  8.12345  grad_norm:  1.2345  memory: 40.15GiB  tps: 900");  // of all ten
+  // tps is the mean since the last line.
+  EXPECT_SAYS(text, "step: 20  loss:  8.12345  grad_norm:  1.2345  memory: 40.15GiB  tps: 900");
 }
 
-TEST(Console, HasABarOnATerminal) {
+TEST(Console, HasAProgressBarOnATerminal) {
   std::ostringstream out;
   {
     Console console(out, {.steps = 20, .log_every = 10, .bar = true});
@@ -82,10 +83,10 @@ TEST(Console, HasABarOnATerminal) {
     console.on_step(metrics);
   }
   EXPECT_SAYS(out.str(), "\r\x1b[K[###############...............] 10/20  ");
-  EXPECT_TRUE(out.str().ends_with("\r\x1b[K"));  // and leaves nothing of it
+  EXPECT_TRUE(out.str().ends_with("\r\x1b[K"));  // the bar is erased at the end
 }
 
-TEST(MetricsFile, HasALineOfJsonForEachStep) {
+TEST(MetricsFile, HasOneLineOfJsonPerStep) {
   EXPECT_EQ(json_line(some_step()),
             R"({"step":10,"loss":8.12345,"max_loss":8.5,"grad_norm":1.2345,"lr":0.001,"tps":6667,"tflops":386.12,)"
             R"("mfu":39.04,"seconds":0.5,"data_seconds":0.05,"memory_gib":40.15,"samples_read":640,)"
@@ -111,9 +112,9 @@ std::string hex(std::string_view bytes) {
   return text;
 }
 
-TEST(EventFile, BytesAreTensorBoards) {
+TEST(EventFile, HasTheBytesOfTensorBoard) {
   EXPECT_EQ(crc32c("123456789"), 0xe3069283u);  // the check value of CRC-32C
-  // What tensorboard 2's EventFileWriter writes first, at time 0.
+  // The first event of tensorboard 2's EventFileWriter, at time 0.
   EXPECT_EQ(hex(detail::version_event(0)), "0900000000000000001a0d627261696e2e4576656e743a32");
   EXPECT_EQ(hex(detail::scalar_event(1.5, 300, {{"a", 0.5f}})),
             "09000000000000f83f10ac022a0a0a080a016115"
@@ -123,7 +124,7 @@ TEST(EventFile, BytesAreTensorBoards) {
   EXPECT_EQ(hex(record.substr(0, 8)), "0300000000000000");
 }
 
-// Takes a file apart again, checking every checksum.
+// Splits a file into records and checks every checksum.
 std::vector<std::string> read_records(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   const std::string bytes(std::istreambuf_iterator<char>(in), {});
@@ -139,7 +140,7 @@ std::vector<std::string> read_records(const std::string& path) {
   return records;
 }
 
-TEST(EventFile, HasTorchtitansTags) {
+TEST(EventFile, HasTheTagsOfTorchtitan) {
   const auto folder = std::filesystem::temp_directory_path() / c10::str("tessera_events_", getpid());
   std::string path;
   {
@@ -162,27 +163,28 @@ TEST(EventFile, HasTorchtitansTags) {
   EXPECT_SAYS(records[2], "validation_metrics/loss");
 }
 
-using Action = Sentinel::Action;
+using Action = LossMonitor::Action;
 
-TEST(Sentinel, StopsOrSkipsWhatIsNoNumber) {
+TEST(LossMonitor, StopsOrSkipsNonFiniteSteps) {
   const double nan = std::nan(""), inf = INFINITY;
-  EXPECT_EQ(Sentinel({}).look(1, 1), Sentinel::Verdict());
-  EXPECT_EQ(Sentinel({}).look(nan, 1), (Sentinel::Verdict{Action::Stop, "the loss is nan"}));
-  EXPECT_EQ(Sentinel({.on_nan = "skip"}).look(1, inf), (Sentinel::Verdict{Action::Skip, "the gradient's norm is inf"}));
-  EXPECT_EQ(Sentinel({.on_nan = "ignore"}).look(nan, 1).action, Action::Go);
-  EXPECT_EQ(Sentinel({}).look(1, inf, /*norm_may_overflow=*/true), Sentinel::Verdict());
+  EXPECT_EQ(LossMonitor({}).check(1, 1), LossMonitor::Verdict());
+  EXPECT_EQ(LossMonitor({}).check(nan, 1), (LossMonitor::Verdict{Action::Stop, "the loss is nan"}));
+  EXPECT_EQ(LossMonitor({.on_nan = "skip"}).check(1, inf),
+            (LossMonitor::Verdict{Action::Skip, "the gradient norm is inf"}));
+  EXPECT_EQ(LossMonitor({.on_nan = "ignore"}).check(nan, 1).action, Action::Continue);
+  EXPECT_EQ(LossMonitor({}).check(1, inf, /*norm_may_overflow=*/true), LossMonitor::Verdict());
 }
 
-TEST(Sentinel, KnowsASpikeFromTheNoise) {
-  Sentinel sentinel({.on_spike = "skip", .spike = 5});
-  EXPECT_EQ(sentinel.look(100, 1).action, Action::Go);  // too early to tell
-  for (int i = 0; i < 200; i++) EXPECT_EQ(sentinel.look(2 + 0.1 * (i % 2), 1).action, Action::Go) << i;
-  const auto verdict = sentinel.look(4, 1);
+TEST(LossMonitor, DetectsASpike) {
+  LossMonitor loss_monitor({.on_spike = "skip", .spike = 5});
+  EXPECT_EQ(loss_monitor.check(100, 1).action, Action::Continue);  // fewer than kMinLosses
+  for (int i = 0; i < 200; i++) EXPECT_EQ(loss_monitor.check(2 + 0.1 * (i % 2), 1).action, Action::Continue) << i;
+  const auto verdict = loss_monitor.check(4, 1);
   EXPECT_EQ(verdict.action, Action::Skip);
   EXPECT_SAYS(verdict.reason, "the loss is 4, ");
   EXPECT_SAYS(verdict.reason, "standard deviations above the mean of the last 128, 2.05");
-  EXPECT_EQ(sentinel.look(1, 1).action, Action::Go);  // downwards is no spike
-  EXPECT_EQ(Sentinel({}).look(1e30, 1).action, Action::Go);
+  EXPECT_EQ(loss_monitor.check(1, 1).action, Action::Continue);  // a low loss is not a spike
+  EXPECT_EQ(LossMonitor({}).check(1e30, 1).action, Action::Continue);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What is planned is what a trainer does: here for other models and ways, in meshes_test.cpp for the plain ones.
+// plan_training() predicts what a trainer does. meshes_test.cpp checks the default options, this file the others.
 #include "tessera/train/plan.h"
 
 #include "tessera/base/error.h"
@@ -18,15 +18,15 @@ namespace {
 
 void expect_as_planned(TrainConfig config, const std::string& mesh) {
   SCOPED_TRACE(mesh);
-  config.training.steps = 2;  // from the second on, buckets are as gradients come
+  config.training.steps = 2;  // the reducer rebuilds its buckets after the first step
   config.parallel.mesh = mesh;
   const auto plan = plan_training(config, std::max<int64_t>(1, ranks_of(config.parallel)));
-  const auto did = run(config, mesh);
-  EXPECT_EQ(plan.parameter_bytes, did.parameter_bytes);
-  EXPECT_EQ(plan.traffic_by_axis(), did.traffic);
+  const auto result = run(config, mesh);
+  EXPECT_EQ(plan.parameter_bytes, result.parameter_bytes);
+  EXPECT_EQ(plan.traffic_by_axis(), result.traffic);
 }
 
-TEST(TrainPlan, OfOtherModelsAndWays) {
+TEST(TrainPlan, PredictsOtherModelsAndOptions) {
   const auto with = [](auto change) {
     auto changed = tiny();
     change(changed);
@@ -43,7 +43,7 @@ TEST(TrainPlan, OfOtherModelsAndWays) {
   const ModelOptions llama{
       .name = "llama-tiny", .max_seq_len = 16, .layers = 3, .heads = 4, .kv_heads = 2, .dim = 16, .ffn_dim = 24};
   expect_as_planned(with([&](auto& c) { c.model = llama; }), "dp=2,tp=2");
-  // Words that do not divide by tp: a rest of one.
+  // A vocabulary that is not divisible by tp.
   expect_as_planned(with([&](auto& c) { c.model.vocab_size = 101; }), "tp=2");
   expect_as_planned(with([&](auto& c) { c.model = llama, c.model.vocab_size = 101, c.parallel.loss_parallel = true; }),
                     "dp=2,tp=2");
@@ -51,7 +51,7 @@ TEST(TrainPlan, OfOtherModelsAndWays) {
   expect_as_planned(with([&](auto& c) { c.model = llama, c.training.batch = 9; }), "fsdp=3");
 }
 
-TEST(TrainPlan, SeveralBuckets) {
+TEST(TrainPlan, PredictsSeveralBuckets) {
   auto config = tiny();
   config.model = {.name = "gpt-tiny", .vocab_size = 3000, .max_seq_len = 16, .layers = 5, .heads = 2, .dim = 128};
   EXPECT_GT(
@@ -64,10 +64,10 @@ TEST(TrainPlan, SeveralBuckets) {
   expect_as_planned(config, "dp=2");
 }
 
-TEST(TrainPlan, OfRanksThatAreNotThere) {
+TEST(TrainPlan, PlansAThousandRanksInSeconds) {
   TrainConfig config;
   config.model.name = "gpt2-124m";
-  config.data.path = "tokens.bin";  // is not looked at
+  config.data.path = "tokens.bin";  // is not opened
   config.parallel.mesh = "dp=16,fsdp=16,tp=4";
   config.training.batch = 1024;
   const auto start = std::chrono::steady_clock::now();
@@ -87,18 +87,18 @@ TEST(TrainPlan, OfRanksThatAreNotThere) {
   EXPECT_LT(std::chrono::steady_clock::now() - then, std::chrono::seconds(5));
 }
 
-TEST(TrainPlan, SaysWhyNot) {
+TEST(TrainPlan, ListsAllConfigErrors) {
   auto config = tiny();
-  EXPECT_TRUE(reasons_against(config, 4).empty());
+  EXPECT_TRUE(config_errors(config, 4).empty());
   config.parallel.mesh = "dp=3,tp=4";
-  const auto reasons = reasons_against(config, 12);
-  ASSERT_EQ(reasons.size(), 2u);
-  EXPECT_SAYS(reasons[0], "a batch of 8 samples does not divide by 3 data-parallel ranks");
-  EXPECT_SAYS(reasons[1], "gpt-tiny has 2 heads, which tp=4 does not divide");
+  const auto errors = config_errors(config, 12);
+  ASSERT_EQ(errors.size(), 2u);
+  EXPECT_SAYS(errors[0], "a batch of 8 samples is not divisible by 3 data-parallel ranks");
+  EXPECT_SAYS(errors[1], "gpt-tiny has 2 heads, which are not divisible by tp=4");
   EXPECT_ERROR(UsageError, plan_training(config, 12), "a batch of 8");
-  ASSERT_EQ(reasons_against(config, 8).size(), 1u);
-  EXPECT_SAYS(reasons_against(config, 8)[0], "has 12 ranks, and 8 are there");
-  EXPECT_ERROR(UsageError, plan_training(config, 0), "at least one");
+  ASSERT_EQ(config_errors(config, 8).size(), 1u);
+  EXPECT_SAYS(config_errors(config, 8)[0], "needs 12 ranks, but there are 8");
+  EXPECT_ERROR(UsageError, plan_training(config, 0), "at least 1");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A training that is left and gone on with is the training.
+// A resumed run continues as if it had not been interrupted.
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/folders.h"
 #include "tessera/checkpoint/load.h"
@@ -20,27 +20,28 @@ using dcp::NewFolder;
 struct Losses {
   std::vector<double> losses;
   int64_t samples_read = 0;
-  uint64_t first_fill = 0, last_fill = 0;  // of random numbers by counter
+  uint64_t first_offset = 0, last_offset = 0;  // of tessera::random
 };
 
-// Makes `steps` steps, from a checkpoint if one is given, and saves at the end if asked.
-Losses go(TrainConfig config, const std::string& mesh, int64_t steps, const std::string& from, const std::string& to) {
+// Makes `steps` steps, from the checkpoint `from` if not empty, and saves to `to` if not empty.
+Losses train(TrainConfig config, const std::string& mesh, int64_t steps, const std::string& from,
+             const std::string& to) {
   config.parallel.mesh = mesh;
   config.checkpoint.resume = from;
   Losses result;
   run_ranks(std::max<int64_t>(1, ranks_of(config.parallel)), [&](Rank& me) {
-    const CompileScope without_a_compiler({.codegen = false});
+    const CompileScope no_codegen({.codegen = false});
     Trainer trainer(config, me.world);
     EXPECT_EQ(trainer.resumed_from(), from);
     Losses mine;
-    mine.first_fill = random::state().offset;
+    mine.first_offset = random::state().offset;
     for (int64_t i = 0; i < steps; i++) {
       const auto metrics = trainer.step().metrics;
       mine.losses.push_back(metrics.loss);
       mine.samples_read = metrics.samples_read;
     }
-    if (!to.empty()) random::rand({1});  // as a step on distributed tensors may
-    mine.last_fill = random::state().offset;
+    if (!to.empty()) random::rand({1});  // advances the offset, as random ops on DTensors do
+    mine.last_offset = random::state().offset;
     if (!to.empty()) trainer.save(to);
     if (me.rank == 0) result = mine;
   });
@@ -49,7 +50,7 @@ Losses go(TrainConfig config, const std::string& mesh, int64_t steps, const std:
 
 TrainConfig short_run() {
   auto config = tiny();
-  config.training.steps = 20;  // of the schedule
+  config.training.steps = 20;  // length of the learning rate schedule
   return config;
 }
 
@@ -57,50 +58,51 @@ Losses tail(const Losses& run, size_t from) {
   return {{run.losses.begin() + static_cast<std::ptrdiff_t>(from), run.losses.end()}, run.samples_read, 0, 0};
 }
 
-TEST(Resume, OnTheSameMeshItIsTheSameToTheBit) {
+TEST(Resume, OnTheSameMeshItIsBitIdentical) {
   for (const std::string mesh : {"", "dp=2", "fsdp=4", "dp=2,tp=2", "fsdp=2,tp=2", "dp=2,fsdp=2"}) {
     SCOPED_TRACE(mesh);
     const NewFolder folder;
-    const auto whole = go(short_run(), mesh, 20, "", "");
-    const auto first = go(short_run(), mesh, 10, "", folder / "half");
-    const auto second = go(short_run(), mesh, 10, folder / "half", "");
-    EXPECT_EQ(second.first_fill, first.last_fill);
-    EXPECT_EQ(second.losses, tail(whole, 10).losses);
-    EXPECT_EQ(second.samples_read, whole.samples_read);
+    const auto uninterrupted = train(short_run(), mesh, 20, "", "");
+    const auto first = train(short_run(), mesh, 10, "", folder / "half");
+    const auto second = train(short_run(), mesh, 10, folder / "half", "");
+    EXPECT_EQ(second.first_offset, first.last_offset);
+    EXPECT_EQ(second.losses, tail(uninterrupted, 10).losses);
+    EXPECT_EQ(second.samples_read, uninterrupted.samples_read);
   }
 }
 
-TEST(Resume, OnAnotherMeshItIsTheSameTraining) {
+TEST(Resume, OnAnotherMeshTheLossesAreEqual) {
   const NewFolder folder;
-  const auto whole = tail(go(short_run(), "dp=2,tp=2", 20, "", ""), 10);
-  go(short_run(), "dp=2,tp=2", 10, "", folder / "half");
+  const auto uninterrupted = tail(train(short_run(), "dp=2,tp=2", 20, "", ""), 10);
+  train(short_run(), "dp=2,tp=2", 10, "", folder / "half");
   for (const std::string mesh : {"", "dp=4", "fsdp=2,tp=2", "tp=2"}) {
     SCOPED_TRACE(mesh);
-    const auto second = go(short_run(), mesh, 10, folder / "half", "");
-    for (size_t i = 0; i < 10; i++) EXPECT_NEAR(second.losses[i], whole.losses[i], 1e-5 * whole.losses[i]) << i;
-    EXPECT_EQ(second.samples_read, whole.samples_read);
+    const auto second = train(short_run(), mesh, 10, folder / "half", "");
+    for (size_t i = 0; i < 10; i++)
+      EXPECT_NEAR(second.losses[i], uninterrupted.losses[i], 1e-5 * uninterrupted.losses[i]) << i;
+    EXPECT_EQ(second.samples_read, uninterrupted.samples_read);
   }
 }
 
-// What is easily forgotten: the scale of fp16, numbers of dropout, a compiled step's state, an uneven epoch's place.
-TEST(Resume, WithAllThatATrainingHas) {
-  struct Row {
+// State that is easily forgotten: the fp16 scale, dropout masks, a compiled step, accumulation, the loss window.
+TEST(Resume, RestoresAllState) {
+  struct Case {
     const char *key, *value, *mesh;
   };
-  for (const auto& row : {Row{"training.precision", "fp16", "fsdp=2"}, Row{"model.dropout", "0.2", ""},
-                          Row{"model.dropout", "0.2", "tp=1"}, Row{"training.compile", "true", "dp=2"},
-                          Row{"training.accumulate", "2", "fsdp=2"}, Row{"guard.spike", "50", ""}}) {
-    SCOPED_TRACE(c10::str(row.key, " on ", row.mesh));
+  for (const auto& c : {Case{"training.precision", "fp16", "fsdp=2"}, Case{"model.dropout", "0.2", ""},
+                          Case{"model.dropout", "0.2", "tp=1"}, Case{"training.compile", "true", "dp=2"},
+                          Case{"training.accumulate", "2", "fsdp=2"}, Case{"guard.spike", "50", ""}}) {
+    SCOPED_TRACE(c10::str(c.key, " on ", c.mesh));
     const NewFolder folder;
     auto config = short_run();
-    set_option(config, row.key, row.value);
+    set_option(config, c.key, c.value);
     const auto run = [&](int64_t steps, const std::string& from, const std::string& to) {
-      at::manual_seed(5);  // another process would begin with it
-      return go(config, row.mesh, steps, from, to);
+      at::manual_seed(5);  // as in a new process
+      return train(config, c.mesh, steps, from, to);
     };
-    const auto whole = run(8, "", "");
+    const auto uninterrupted = run(8, "", "");
     run(4, "", folder / "half");
-    EXPECT_EQ(run(4, folder / "half", "").losses, tail(whole, 4).losses);
+    EXPECT_EQ(run(4, folder / "half", "").losses, tail(uninterrupted, 4).losses);
     const bool scales = dcp::open_source(folder / "half").manifest.find("scaler.scale") != nullptr;
     EXPECT_EQ(scales, config.training.precision == "fp16");
   }
@@ -112,14 +114,13 @@ at::Tensor saved_scale(const std::string& path) {
   return scale;
 }
 
-// Too few steps for a scale to move by itself.
-TEST(Resume, TheScaleOfFp16IsTheOneThatWasSaved) {
+// Overwrites the saved scale, because few steps do not change it.
+TEST(Resume, RestoresTheFp16Scale) {
   const NewFolder folder;
   auto config = short_run();
   config.training.precision = "fp16";
-  go(config, "fsdp=2", 1, "", folder / "x");
-  const auto piece = dcp::open_source(folder / "x").manifest.find("scaler.scale")->pieces.at(0);
-  const auto file = folder / ("x/" + piece.file);
+  train(config, "fsdp=2", 1, "", folder / "x");
+  const auto file = folder / ("x/" + dcp::open_source(folder / "x").manifest.find("scaler.scale")->shards.at(0).file);
   auto bytes = dcp::read(file);
   {
     const dcp::SafetensorsFile opened(file);
@@ -131,11 +132,11 @@ TEST(Resume, TheScaleOfFp16IsTheOneThatWasSaved) {
   }
   dcp::write(file, bytes);
   EXPECT_TRUE(saved_scale(folder / "x").equal(at::full({1}, 1024.0)));
-  go(config, "fsdp=2", 0, folder / "x", folder / "y");
+  train(config, "fsdp=2", 0, folder / "x", folder / "y");
   EXPECT_TRUE(saved_scale(folder / "y").equal(at::full({1}, 1024.0)));
 }
 
-TEST(Resume, AutoTakesTheLatestAndOldOnesGo) {
+TEST(Resume, AutoResumesTheLatestAndOldOnesAreDeleted) {
   const NewFolder folder;
   auto config = tiny();
   config.metrics.output = folder.path();
@@ -166,7 +167,7 @@ TEST(Resume, AutoTakesTheLatestAndOldOnesGo) {
   EXPECT_TRUE(std::filesystem::exists(at(4)));
   EXPECT_EQ(run(7, 5), (std::vector{at(6), at(7)}));
   EXPECT_EQ(run(7, 7), (std::vector<std::string>{}));
-  // Back to an earlier one: later ones are of another run, and stay.
+  // After resuming an earlier checkpoint, later ones of the other run are kept.
   config.checkpoint.resume = at(6);
   config.checkpoint.every = 1;
   config.checkpoint.keep = 1;
@@ -174,9 +175,9 @@ TEST(Resume, AutoTakesTheLatestAndOldOnesGo) {
   EXPECT_EQ(dcp::latest(folder / "checkpoints"), at(7));
 }
 
-TEST(Resume, WhatCannotBeGoneOnFromIsOneLine) {
+TEST(Resume, ErrorsAreOneLine) {
   const NewFolder folder;
-  go(short_run(), "", 1, "", folder / "x");
+  train(short_run(), "", 1, "", folder / "x");
   const auto says = [&](TrainConfig config, const std::string& path, const std::string& text) {
     config.checkpoint.resume = path;
     run_ranks(1, [&](Rank& me) {
@@ -187,18 +188,18 @@ TEST(Resume, WhatCannotBeGoneOnFromIsOneLine) {
   };
   auto larger = short_run();
   larger.model.layers = 3;
-  says(larger, folder / "x", "cannot be gone on from: it is of GPT2(vocab_size=");
-  says(larger, folder / "x", ", and this training is of GPT2(vocab_size=");
-  says(short_run(), folder / "nowhere", "there is no checkpoint '");
-  says(short_run(), "auto", "--resume auto looks for checkpoints");
+  says(larger, folder / "x", ": its model is GPT2(vocab_size=");
+  says(larger, folder / "x", ", but the config has GPT2(vocab_size=");
+  says(short_run(), folder / "nowhere", "nowhere");
+  says(short_run(), "auto", "--resume auto needs --output or --checkpoint-folder");
   auto nowhere = short_run();
   nowhere.checkpoint.every = 1;
-  says(nowhere, "", "checkpoint.every is 1, and there is no folder for checkpoints: set checkpoint.folder or");
+  says(nowhere, "", "checkpoint.every is 1, but the checkpoint folder is not set; set checkpoint.folder or");
   dcp::write(folder / "y.safetensors", std::string("\x08\0\0\0\0\0\0\0{}      ", 16));
-  says(short_run(), folder / "y.safetensors", "it has no 'model', so it is no checkpoint of a training");
-  auto dropping = short_run();
-  dropping.model.dropout = 0.1;  // is no other model
-  EXPECT_EQ(go(dropping, "", 1, folder / "x", "").losses.size(), 1u);
+  says(short_run(), folder / "y.safetensors", "it has no 'model', so it is not a checkpoint of a trainer");
+  auto with_dropout = short_run();
+  with_dropout.model.dropout = 0.1;  // dropout may change
+  EXPECT_EQ(train(with_dropout, "", 1, folder / "x", "").losses.size(), 1u);
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 #pragma once
-// Short trainings of a tiny model on thread ranks, and what they came to.
+// Short training runs of a tiny model, with threads as ranks.
 #include "tessera/compile/api/compile.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/detail/full_tensor_or_self.h"
 #include "tessera/testing/ranks.h"
 #include "tessera/train/detail/metrics_file.h"
 #include "tessera/train/trainer.h"
@@ -28,30 +28,28 @@ inline TrainConfig tiny() {
   return config;
 }
 
-inline at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
-
-struct Run {
+struct TrainRun {
   std::vector<std::pair<std::string, at::Tensor>> weights;  // before the first step
   std::vector<double> losses;
   int64_t samples_read = 0;
   std::map<std::string, Traffic> traffic;  // of the last step
   std::vector<int64_t> parameter_bytes;
-  std::string line;  // of metrics.jsonl, of the last step
+  std::string line;  // of metrics.jsonl, for the last step
 };
 
-// Done on each rank before the first step.
-using Change = std::function<void(Trainer&, const Rank&)>;
+// Called on each rank before the first step.
+using Setup = std::function<void(Trainer&, const Rank&)>;
 
-inline Run run(TrainConfig config, const std::string& mesh, const Change& change = {}) {
+inline TrainRun run(TrainConfig config, const std::string& mesh, const Setup& setup = {}) {
   config.parallel.mesh = mesh;
-  Run result;
+  TrainRun result;
   run_ranks(std::max<int64_t>(1, ranks_of(config.parallel)), [&](Rank& me) {
-    const CompileScope without_a_compiler({.codegen = false});
+    const CompileScope no_codegen({.codegen = false});
     Trainer trainer(config, me.world);
-    Run mine;
-    for (const auto& item : trainer.layout().module().named_parameters())
-      mine.weights.emplace_back(item.key(), whole(item->detach()).clone());
-    if (change) change(trainer, me);
+    TrainRun mine;
+    for (const auto& item : trainer.model().module().named_parameters())
+      mine.weights.emplace_back(item.key(), tessera::detail::full_tensor_or_self(item->detach()).clone());
+    if (setup) setup(trainer, me);
     for (int64_t i = 0; i < config.training.steps; i++) {
       const auto metrics = trainer.step().metrics;
       mine.losses.push_back(metrics.loss);
@@ -65,7 +63,7 @@ inline Run run(TrainConfig config, const std::string& mesh, const Change& change
   return result;
 }
 
-inline void expect_same(const Run& got, const Run& want, double relative = 1e-5) {
+inline void expect_same(const TrainRun& got, const TrainRun& want, double relative = 1e-5) {
   ASSERT_EQ(got.weights.size(), want.weights.size());
   for (size_t i = 0; i < got.weights.size(); i++) {
     EXPECT_EQ(got.weights[i].first, want.weights[i].first);

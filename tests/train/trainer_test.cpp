@@ -1,4 +1,4 @@
-// Ways to compute a step, and what happens when one goes wrong.
+// Compiled steps, precision, padding, validation, sampling, and steps that go wrong.
 #include "tessera/base/error.h"
 #include "tessera/testing/expect_error.h"
 #include "tests/train/tiny_run.h"
@@ -12,29 +12,29 @@
 namespace tessera::train {
 namespace {
 
-TEST(Trainer, ACompiledStepIsTheStep) {
+TEST(Trainer, ACompiledStepGivesEqualLosses) {
   auto config = tiny();
   config.training.steps = 6;
-  const auto alone = run(config, "");
+  const auto one_rank = run(config, "");
   config.training.compile = true;
   for (const std::string mesh : {"", "dp=2", "tp=2", "dp=2,tp=2", "fsdp=4", "fsdp=2,tp=2", "dp=2,fsdp=2"}) {
     SCOPED_TRACE(mesh);
-    expect_same(run(config, mesh), alone);
+    expect_same(run(config, mesh), one_rank);
   }
 }
 
 TEST(Trainer, ReducedPrecisionStaysClose) {
   auto config = tiny();
   config.training.steps = 20;
-  const auto precise = run(config, "");
+  const auto fp32 = run(config, "");
   for (const std::string precision : {"bf16", "fp16"})
     for (const std::string mesh : {"", "dp=2", "fsdp=2,tp=2"}) {
       SCOPED_TRACE(precision + " on " + mesh);
       config.training.precision = precision;
       config.training.compile = false;
       const auto got = run(config, mesh);
-      expect_same(got, precise, 0.02);
-      EXPECT_NE(got.losses.back(), precise.losses.back());  // it is not computed in fp32 after all
+      expect_same(got, fp32, 0.02);
+      EXPECT_NE(got.losses.back(), fp32.losses.back());  // it did not compute in fp32
       config.training.compile = true;
       expect_same(run(config, mesh), got);
     }
@@ -50,21 +50,21 @@ struct TextFile {
   const std::string path;
 };
 
-// Ten samples of training in batches of eight: the second has two, all of them on the first rank.
-TEST(Trainer, APaddedBatchIsTheMeanOfWhatItHas) {
+// Ten training samples in batches of eight: the second batch has two, both on rank 0.
+TEST(Trainer, APaddedBatchIsAveragedOverItsSamples) {
   const TextFile file(11 * 8 + 1);
   auto config = tiny();
   config.data = {.path = file.path, .seq_len = 8, .last_batch = "pad"};
   config.training.steps = 6;
-  const auto alone = run(config, "");
-  EXPECT_EQ(alone.samples_read, 30);
+  const auto one_rank = run(config, "");
+  EXPECT_EQ(one_rank.samples_read, 30);
   for (const std::string mesh : {"dp=4", "fsdp=2,tp=2"}) {
     SCOPED_TRACE(mesh);
-    expect_same(run(config, mesh), alone);
+    expect_same(run(config, mesh), one_rank);
   }
 }
 
-TEST(Trainer, EvaluatesTheSameOnEveryMesh) {
+TEST(Trainer, ValidationIsEqualOnEveryMesh) {
   auto config = tiny();
   config.training.steps = 3;
   config.eval = {.every = 2, .samples = 20, .sample_tokens = 3};
@@ -92,12 +92,12 @@ TEST(Trainer, EvaluatesTheSameOnEveryMesh) {
       if (first.empty()) first = watch->evals, text = result.sample;
       for (size_t i = 0; i < 2; i++) EXPECT_NEAR(watch->evals[i].loss, first[i].loss, 1e-5 * first[i].loss);
       EXPECT_EQ(result.sample, text);
-      EXPECT_EQ(result.sample.size(), 9u);  // a sum and its answer
+      EXPECT_EQ(result.sample.size(), 9u);  // a problem and its answer
     });
   }
 }
 
-TEST(Trainer, DrawsTheSameTextOnEveryMesh) {
+TEST(Trainer, GeneratesTheSameTextOnEveryMesh) {
   const TextFile file(500);
   auto config = tiny();
   config.data = {.path = file.path, .seq_len = 8};
@@ -107,28 +107,28 @@ TEST(Trainer, DrawsTheSameTextOnEveryMesh) {
     config.parallel.mesh = mesh;
     config.eval.temperature = temperature;
     config.training.seed = seed;
-    std::string drawn;
+    std::string generated;
     run_ranks(ranks_of(config.parallel), [&](Rank& me) {
       const auto mine = Trainer(config, me.world).run().sample;
-      if (me.rank == 1) drawn = mine;
+      if (me.rank == 1) generated = mine;
     });
-    return drawn;
+    return generated;
   };
   EXPECT_EQ(text("dp=2", 1, 3), text("tp=2", 1, 3));
   EXPECT_NE(text("dp=2", 1, 3), text("dp=2", 1, 4));
   EXPECT_NE(text("dp=2", 1, 3), text("dp=2", 0, 3));
 }
 
-// What one rank's gradient is multiplied by; the other's is left alone.
+// The first gradient of rank 0 is multiplied by the returned tensor.
 at::Tensor gradient_factor(Trainer& trainer, const Rank& me) {
   auto factor = at::ones({});
   if (me.rank == 0)
-    trainer.layout().module().parameters()[0].register_hook(
+    trainer.model().module().parameters()[0].register_hook(
         [factor](const at::Tensor& gradient) { return gradient * factor; });
   return factor;
 }
 
-TEST(Trainer, AStepThatIsNoNumberIsSkippedOrTheLast) {
+TEST(Trainer, ANonFiniteStepIsSkippedOrStopsTraining) {
   auto config = tiny();
   config.parallel.mesh = "dp=2";
   config.training.steps = 4;
@@ -138,21 +138,21 @@ TEST(Trainer, AStepThatIsNoNumberIsSkippedOrTheLast) {
       config.guard.on_nan = action;
       config.training.compile = compiled;
       run_ranks(2, [&](Rank& me) {
-        const CompileScope without_a_compiler({.codegen = false});
+        const CompileScope no_codegen({.codegen = false});
         Trainer trainer(config, me.world);
         auto factor = gradient_factor(trainer, me);
         trainer.step();
-        const auto weight = trainer.layout().module().parameters()[0].detach().clone();
+        const auto weight = trainer.model().module().parameters()[0].detach().clone();
         factor.fill_(std::nan(""));
         const auto second = trainer.step();
-        EXPECT_EQ(second.verdict.reason, "the gradient's norm is nan");
-        EXPECT_EQ(second.metrics.skipped, "the gradient's norm is nan");
-        EXPECT_EQ(second.verdict.action, action == "skip" ? Sentinel::Action::Skip : Sentinel::Action::Stop);
-        EXPECT_TRUE(at::equal(trainer.layout().module().parameters()[0].detach(), weight));
+        EXPECT_EQ(second.verdict.reason, "the gradient norm is nan");
+        EXPECT_EQ(second.metrics.skipped, "the gradient norm is nan");
+        EXPECT_EQ(second.verdict.action, action == "skip" ? LossMonitor::Action::Skip : LossMonitor::Action::Stop);
+        EXPECT_TRUE(at::equal(trainer.model().module().parameters()[0].detach(), weight));
         if (action == "stop") return;
         factor.fill_(1);
-        EXPECT_EQ(trainer.step().verdict, Sentinel::Verdict());
-        EXPECT_FALSE(at::equal(trainer.layout().module().parameters()[0].detach(), weight));
+        EXPECT_EQ(trainer.step().verdict, LossMonitor::Verdict());
+        EXPECT_FALSE(at::equal(trainer.model().module().parameters()[0].detach(), weight));
       });
     }
   struct BreakSecondStep final : MetricsSink {
@@ -166,15 +166,15 @@ TEST(Trainer, AStepThatIsNoNumberIsSkippedOrTheLast) {
     trainer.add(breaks);
     const auto result = trainer.run();
     EXPECT_EQ(result.steps, 2);
-    EXPECT_EQ(result.stopped, "step 2: the gradient's norm is nan");
+    EXPECT_EQ(result.stopped, "step 2: the gradient norm is nan");
   });
 }
 
-TEST(Trainer, GoesOnAfterASkippedStepInFp16) {
+TEST(Trainer, ContinuesAfterASkippedStepInFp16) {
   auto config = tiny();
   config.training.precision = "fp16";
   config.training.steps = 60;
-  config.optimizer.lr = 1;  // losses jump
+  config.optimizer.lr = 1;  // causes loss spikes
   config.guard = {.on_spike = "skip", .spike = 0.01};
   run_ranks(1, [&](Rank& me) {
     Trainer trainer(config, me.world);
@@ -184,11 +184,11 @@ TEST(Trainer, GoesOnAfterASkippedStepInFp16) {
   });
 }
 
-TEST(Trainer, RefusesBeforeItTalksToAnybody) {
+TEST(Trainer, RejectsAWrongMeshBeforeAnyCollective) {
   auto config = tiny();
   config.parallel.mesh = "dp=3";
   run_ranks(2, [&](Rank& me) {
-    EXPECT_ERROR(UsageError, Trainer(config, me.world), "mesh 'dp=3' has 3 ranks, and 2 are there");
+    EXPECT_ERROR(UsageError, Trainer(config, me.world), "mesh 'dp=3' needs 3 ranks, but there are 2");
   });
 }
 

@@ -16,22 +16,22 @@
 namespace tessera::launch {
 namespace {
 
-[[noreturn]] void keep_guard(int line, const std::string& folder) {
-  setsid();  // signals of the terminal are not for us
-  prctl(PR_SET_NAME, "tessera-guard");
+[[noreturn]] void run_cleanup_process(int pipe, const std::string& folder) {
+  setsid();  // no signals from the terminal
+  prctl(PR_SET_NAME, "tessera-cleanup");
   sigset_t all;
   sigfillset(&all);
-  sigprocmask(SIG_BLOCK, &all, nullptr);  // only kill -9 ends it early; the ranks still have their death signal
-  dup2(line, STDIN_FILENO);
-  close_range(1, ~0U, 0);  // or whoever reads the launcher's output would wait for us
-  pid_t groups[Guard::kMost];
+  sigprocmask(SIG_BLOCK, &all, nullptr);  // only SIGKILL ends it early; ranks still have their PR_SET_PDEATHSIG
+  dup2(pipe, STDIN_FILENO);
+  close_range(1, ~0U, 0);  // otherwise a reader of the launcher's output would wait for this process
+  pid_t groups[CleanupProcess::kMaxGroups];
   int count = 0;
-  for (pid_t word = 0;;) {
-    const ssize_t n = read(STDIN_FILENO, &word, sizeof word);
+  for (pid_t message = 0;;) {
+    const ssize_t n = read(STDIN_FILENO, &message, sizeof message);
     if (n < 0 && errno == EINTR) continue;
-    if (n != sizeof word) break;  // the launcher has ended
-    if (word > 0 && count < Guard::kMost) groups[count++] = word;
-    if (word < 0) count = static_cast<int>(std::remove(groups, groups + count, -word) - groups);
+    if (n != sizeof message) break;  // the launcher has ended
+    if (message > 0 && count < CleanupProcess::kMaxGroups) groups[count++] = message;
+    if (message < 0) count = static_cast<int>(std::remove(groups, groups + count, -message) - groups);
   }
   for (int i = 0; i < count; i++) kill(-groups[i], SIGKILL);
   std::error_code ignored;
@@ -41,25 +41,28 @@ namespace {
 
 }  // namespace
 
-Guard::Guard(const std::string& folder) {
+CleanupProcess::CleanupProcess(const std::string& folder) {
   int ends[2];
-  TESSERA_CHECK(pipe2(ends, O_CLOEXEC) == 0, InternalError, "no pipe for the guard: errno ", errno);
+  TESSERA_CHECK(pipe2(ends, O_CLOEXEC) == 0, InternalError, "cannot create a pipe for the cleanup process: errno ",
+                errno);
   pid_ = fork();
-  TESSERA_CHECK(pid_ >= 0, InternalError, "cannot start the guard: errno ", errno);
+  TESSERA_CHECK(pid_ >= 0, InternalError, "cannot start the cleanup process: errno ", errno);
   if (pid_ == 0) {
     close(ends[1]);
-    keep_guard(ends[0], folder);
+    run_cleanup_process(ends[0], folder);
   }
   close(ends[0]);
-  line_ = ends[1];
+  pipe_ = ends[1];
 }
 
-Guard::~Guard() {
-  close(line_);
+CleanupProcess::~CleanupProcess() {
+  close(pipe_);
   while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
 
-void Guard::tell(pid_t word) { (void)!write(line_, &word, sizeof word); }  // a guard that was killed guards no more
+void CleanupProcess::send(pid_t message) {
+  (void)!write(pipe_, &message, sizeof message);  // fails only if the cleanup process was killed
+}
 
 }  // namespace tessera::launch

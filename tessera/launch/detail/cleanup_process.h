@@ -5,21 +5,22 @@
 
 namespace tessera::launch {
 
-// A small process that outlives us, however we end: it then kills the process groups it was told of, and removes our
-// folder. A kill -9 of the launcher takes its ranks along by PR_SET_PDEATHSIG, but not what the ranks have started.
-class Guard {
+// A small child process that outlives the launcher. When the launcher ends, also by SIGKILL, it kills the registered
+// process groups and removes the launcher's temporary folder.
+// PR_SET_PDEATHSIG kills the ranks with the launcher, but not the processes that the ranks have started.
+class CleanupProcess {
  public:
-  static constexpr int kMost = 4096;  // process groups at a time
+  static constexpr int kMaxGroups = 4096;  // process groups registered at a time
 
-  explicit Guard(const std::string& folder);
-  ~Guard();  // lets it do its work, and waits for it
-  Guard(const Guard&) = delete;
-  void watch(pid_t group) { tell(group); }
-  void forget(pid_t group) { tell(-group); }
+  explicit CleanupProcess(const std::string& folder);
+  ~CleanupProcess();  // starts the cleanup and waits for it
+  CleanupProcess(const CleanupProcess&) = delete;
+  void add_group(pid_t group) { send(group); }
+  void remove_group(pid_t group) { send(-group); }
 
  private:
-  void tell(pid_t word);
-  int line_ = -1;  // it reads from the other end; the line ends when we do
+  void send(pid_t message);  // > 0: add this group, < 0: remove it
+  int pipe_ = -1;            // write end; the child sees end-of-file when the launcher ends
   pid_t pid_ = -1;
 };
 

@@ -23,36 +23,36 @@ namespace {
 struct LogFile {
   int fd = -1;
   std::string path;
-  std::optional<Sink> sink;
-  LogFile(const CrewOutput& output, int64_t rank, const char* ending) {
-    if (output.log_folder.empty()) return;
-    path = c10::str(output.log_folder, "/rank_", rank, ending);
+  std::optional<OutputSink> sink;
+  LogFile(const RankOutput& output, int64_t rank, const char* ending) {
+    if (output.log_dir.empty()) return;
+    path = c10::str(output.log_dir, "/rank_", rank, ending);
     fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (output.append ? O_APPEND : O_TRUNC), 0644);
-    TESSERA_CHECK(fd >= 0, UsageError, "cannot write the log ", path, ": ", std::strerror(errno));
+    TESSERA_CHECK(fd >= 0, UsageError, "cannot write the log file ", path, ": ", std::strerror(errno));
     sink.emplace(fd);
   }
   ~LogFile() {
     if (fd >= 0) close(fd);
   }
   LogFile(const LogFile&) = delete;
-  Sink* get() { return sink ? &*sink : nullptr; }
+  OutputSink* get() { return sink ? &*sink : nullptr; }
 };
 
-std::string prefix_of(int64_t rank, bool wanted, bool colour) {
-  if (!wanted) return "";
+std::string prefix_of(int64_t rank, bool enabled, bool colour) {
+  if (!enabled) return "";
   const std::string text = c10::str("[rank ", rank, "] ");
   return colour ? c10::str("\x1b[", 31 + rank % 6, "m", text, "\x1b[0m") : text;
 }
 
-Ended how(int64_t rank, pid_t pid, int status) {
+RankExit rank_exit(int64_t rank, pid_t pid, int status) {
   if (WIFSIGNALED(status)) return {rank, pid, 128 + WTERMSIG(status), WTERMSIG(status)};
   return {rank, pid, WEXITSTATUS(status), 0};
 }
 
-// Without last words by nature. SIGABRT is how an exception that nobody catches ends.
-bool was_killed(const Ended& ended) { return ended.signal != 0 && ended.signal != SIGABRT; }
+// A killed rank writes no error file. SIGABRT is different: an uncaught exception ends with it.
+bool was_killed(const RankExit& exit) { return exit.signal != 0 && exit.signal != SIGABRT; }
 
-int64_t nanoseconds_of(const std::string& path) {  // when the file was written; -1: there is none
+int64_t write_time_ns(const std::string& path) {  // -1: no such file
   struct stat found {};
   if (stat(path.c_str(), &found) != 0) return -1;
   return found.st_mtim.tv_sec * 1'000'000'000 + found.st_mtim.tv_nsec;
@@ -60,79 +60,82 @@ int64_t nanoseconds_of(const std::string& path) {  // when the file was written;
 
 }  // namespace
 
-struct Crew::Member {
-  Member(const RankPlan& plan, const CrewOutput& output)
+struct LocalRanks::LocalRank {
+  LocalRank(const RankPlan& plan, const RankOutput& output)
       : plan(plan),
         log_out(output, plan.rank, ".out"),
         log_err(output, plan.rank, ".err"),
-        out(prefix_of(plan.rank, output.prefix, output.colour_out), shown(output) ? output.out : nullptr,
+        out(prefix_of(plan.rank, output.prefix, output.colour_out), is_shown(output) ? output.out : nullptr,
             log_out.get()),
-        err(prefix_of(plan.rank, output.prefix, output.colour_err), shown(output) ? output.err : nullptr,
+        err(prefix_of(plan.rank, output.prefix, output.colour_err), is_shown(output) ? output.err : nullptr,
             log_err.get()) {}
-  bool shown(const CrewOutput& output) const { return !output.shown || output.shown->contains(plan.rank); }
+  bool is_shown(const RankOutput& output) const {
+    return !output.ranks_shown || output.ranks_shown->contains(plan.rank);
+  }
 
   const RankPlan plan;
   LogFile log_out, log_err;
   LineStream out, err;
   RankProcess process;
-  std::optional<Ended> ended;
+  std::optional<RankExit> exit;
 };
 
-Crew::Crew(const Program& program, const std::vector<RankPlan>& plans, const CrewOutput& output, const Signals& signals,
-           Guard& guard)
-    : signals_(signals), guard_(guard) {
-  TESSERA_CHECK(plans.size() <= Guard::kMost, UsageError, plans.size(), " ranks on one host; at most ", Guard::kMost);
-  for (const auto& plan : plans) members_.push_back(std::make_unique<Member>(plan, output));
+LocalRanks::LocalRanks(const Command& command, const std::vector<RankPlan>& plans, const RankOutput& output,
+                       const Signals& signals, CleanupProcess& cleanup)
+    : signals_(signals), cleanup_(cleanup) {
+  TESSERA_CHECK(plans.size() <= CleanupProcess::kMaxGroups, UsageError, plans.size(), " ranks on one host; at most ",
+                CleanupProcess::kMaxGroups, " are supported");
+  for (const auto& plan : plans) ranks_.push_back(std::make_unique<LocalRank>(plan, output));
   try {
-    for (auto& member : members_) {
-      member->process = start_rank(program, member->plan, signals);
-      guard_.watch(member->process.pid);
+    for (auto& rank : ranks_) {
+      rank->process = start_rank(command, rank->plan, signals);
+      cleanup_.add_group(rank->process.pid);
     }
   } catch (...) {
     stop(SIGKILL, std::chrono::milliseconds(0));
-    while (running() > 0) turn(std::chrono::milliseconds(1000));
+    while (running() > 0) poll_events(std::chrono::milliseconds(1000));
     throw;
   }
 }
 
-Crew::~Crew() {
+LocalRanks::~LocalRanks() {
   stop(SIGKILL, std::chrono::milliseconds(0));
-  while (running() > 0) turn(std::chrono::milliseconds(1000));
-  for (auto& member : members_)
-    for (const int fd : {member->process.out, member->process.err})
+  while (running() > 0) poll_events(std::chrono::milliseconds(1000));
+  for (auto& rank : ranks_)
+    for (const int fd : {rank->process.out, rank->process.err})
       if (fd >= 0) close(fd);
 }
 
-int64_t Crew::running() const {
-  return std::count_if(members_.begin(), members_.end(), [](const auto& m) { return m->process.pid > 0 && !m->ended; });
+int64_t LocalRanks::running() const {
+  return std::count_if(ranks_.begin(), ranks_.end(), [](const auto& m) { return m->process.pid > 0 && !m->exit; });
 }
 
-std::vector<int> Crew::turn(std::chrono::milliseconds at_most) {
-  if (deadline_) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(*deadline_ - Clock::now());
+std::vector<int> LocalRanks::poll_events(std::chrono::milliseconds timeout) {
+  if (kill_deadline_) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(*kill_deadline_ - Clock::now());
     if (left.count() <= 0) {
-      pass_on(SIGKILL);
-      deadline_.reset();
+      send_signal(SIGKILL);
+      kill_deadline_.reset();
     } else {
-      at_most = std::min(at_most, left + std::chrono::milliseconds(1));
+      timeout = std::min(timeout, left + std::chrono::milliseconds(1));
     }
   }
   std::vector<pollfd> waiting{{signals_.fd(), POLLIN, 0}, {signals_.stop_fd(), POLLIN, 0}};
-  for (auto& member : members_)
-    for (const int fd : {member->process.out, member->process.err}) waiting.push_back({fd, POLLIN, 0});  // -1: skipped
-  poll(waiting.data(), waiting.size(), static_cast<int>(at_most.count()));
-  for (size_t i = 0; i < members_.size(); i++) {
-    Member& m = *members_[i];
+  for (auto& rank : ranks_)
+    for (const int fd : {rank->process.out, rank->process.err}) waiting.push_back({fd, POLLIN, 0});  // -1: skipped
+  poll(waiting.data(), waiting.size(), static_cast<int>(timeout.count()));
+  for (size_t i = 0; i < ranks_.size(); i++) {
+    LocalRank& m = *ranks_[i];
     if (waiting[2 + 2 * i].revents) drain(m.process.out, m.out);
     if (waiting[3 + 2 * i].revents) drain(m.process.err, m.err);
   }
-  auto came = signals_.read();
-  if (std::erase(came, SIGCHLD) > 0) reap();
-  return came;
+  auto received = signals_.read();
+  if (std::erase(received, SIGCHLD) > 0) reap();
+  return received;
 }
 
-// What can be read now, at most a few rounds, so that one rank that prints without end does not silence the others.
-void Crew::drain(int& fd, LineStream& stream) {
+// Reads what is available, in at most four rounds, so that one rank with endless output does not starve the others.
+void LocalRanks::drain(int& fd, LineStream& stream) {
   std::array<char, 1 << 16> buffer;
   for (int round = 0; round < 4 && fd >= 0; round++) {
     const ssize_t n = read(fd, buffer.data(), buffer.size());
@@ -147,21 +150,21 @@ void Crew::drain(int& fd, LineStream& stream) {
   }
 }
 
-void Crew::reap() {
-  std::vector<Ended> failed;
-  for (auto& m : members_) {
+void LocalRanks::reap() {
+  std::vector<RankExit> failed;
+  for (auto& m : ranks_) {
     const pid_t pid = m->process.pid;
     siginfo_t info{};
-    if (pid <= 0 || m->ended || waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+    if (pid <= 0 || m->exit || waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
         info.si_pid == 0)
       continue;
-    kill(-pid, SIGKILL);  // what it has left behind; its number is not free before waitpid
-    guard_.forget(pid);
+    kill(-pid, SIGKILL);  // its children; the process group id stays valid until waitpid
+    cleanup_.remove_group(pid);
     int status = 0;
     waitpid(pid, &status, 0);
-    m->ended = how(m->plan.rank, pid, status);
-    if (!m->ended->ok()) failed.push_back(*m->ended);
-    // All it printed is in the pipes by now. Somebody who left its group may hold them open: we do not wait for that.
+    m->exit = rank_exit(m->plan.rank, pid, status);
+    if (!m->exit->ok()) failed.push_back(*m->exit);
+    // All output of the rank is in the pipes now. A process that left its group may hold them open; do not wait for it.
     for (auto [fd, stream] : {std::pair{&m->process.out, &m->out}, std::pair{&m->process.err, &m->err}}) {
       drain_all(*fd, *stream);
       if (*fd >= 0) close(std::exchange(*fd, -1));
@@ -169,12 +172,12 @@ void Crew::reap() {
     }
   }
   if (first_failure_ || failed.empty()) return;
-  // Several at once: who was killed could not have been told by another's end, as who exited could.
+  // If several ranks failed at once, prefer one that was killed: one that exited may have reacted to another failure.
   const auto killed = std::find_if(failed.begin(), failed.end(), was_killed);
   first_failure_ = killed != failed.end() ? *killed : failed.front();
 }
 
-void Crew::drain_all(int& fd, LineStream& stream) {
+void LocalRanks::drain_all(int& fd, LineStream& stream) {
   for (;;) {
     pollfd ready{fd, POLLIN, 0};
     if (fd < 0 || poll(&ready, 1, 0) != 1 || !(ready.revents & POLLIN)) return;
@@ -182,62 +185,63 @@ void Crew::drain_all(int& fd, LineStream& stream) {
   }
 }
 
-void Crew::pass_on(int signal) {
-  for (auto& m : members_)
-    if (m->process.pid > 0 && !m->ended) kill(-m->process.pid, signal);
+void LocalRanks::send_signal(int signal) {
+  for (auto& m : ranks_)
+    if (m->process.pid > 0 && !m->exit) kill(-m->process.pid, signal);
 }
 
-void Crew::stop(int signal, std::chrono::milliseconds grace) {
+void LocalRanks::stop(int signal, std::chrono::milliseconds grace_period) {
   stopping_ = true;
-  pass_on(signal);
-  pass_on(SIGCONT);  // one that was stopped hears nothing else
-  deadline_ = Clock::now() + grace;
+  send_signal(signal);
+  send_signal(SIGCONT);  // a stopped process does not handle other signals
+  kill_deadline_ = Clock::now() + grace_period;
 }
 
-const Crew::Member& Crew::member(int64_t rank) const {
-  for (const auto& m : members_)
+const LocalRanks::LocalRank& LocalRanks::find(int64_t rank) const {
+  for (const auto& m : ranks_)
     if (m->plan.rank == rank) return *m;
-  TESSERA_FAIL(InternalError, "rank ", rank, " is not of this host");
+  TESSERA_FAIL(InternalError, "rank ", rank, " does not run on this host");
 }
 
-Ended Crew::cause() const {
-  const Ended& first = *first_failure_;
-  int64_t earliest = nanoseconds_of(member(first.rank).plan.error_file);
+RankExit LocalRanks::root_cause() const {
+  const RankExit& first = *first_failure_;
+  int64_t earliest = write_time_ns(find(first.rank).plan.error_file);
   if (was_killed(first) || earliest < 0) return first;
-  Ended cause = first;
-  for (const auto& m : members_) {
-    const int64_t at = nanoseconds_of(m->plan.error_file);
+  RankExit cause = first;
+  for (const auto& m : ranks_) {
+    const int64_t at = write_time_ns(m->plan.error_file);
     if (at < 0 || at >= earliest) continue;
     earliest = at;
-    cause = m->ended.value_or(Ended{m->plan.rank, m->process.pid, first.exit_code, first.signal});
+    cause = m->exit.value_or(RankExit{m->plan.rank, m->process.pid, first.exit_code, first.signal});
   }
-  if (was_killed(cause)) cause.exit_code = first.exit_code, cause.signal = first.signal;  // by us, on its way out
+  if (was_killed(cause))  // the launcher killed it afterwards
+    cause.exit_code = first.exit_code, cause.signal = first.signal;
   return cause;
 }
 
-std::string Crew::last_words(int64_t rank) const {
+std::string LocalRanks::error_message(int64_t rank) const {
   std::ostringstream text;
-  text << std::ifstream(member(rank).plan.error_file).rdbuf();
+  text << std::ifstream(find(rank).plan.error_file).rdbuf();
   return tessera::detail::message_in(text.str());
 }
 
-std::vector<std::string> Crew::last_lines(int64_t rank) const {
-  const auto& lines = member(rank).err.last_lines();
+std::vector<std::string> LocalRanks::stderr_tail(int64_t rank) const {
+  const auto& lines = find(rank).err.tail();
   return {lines.begin(), lines.end()};
 }
 
-std::vector<std::string> Crew::broken_logs() const {
-  std::vector<std::string> broken;
-  for (const auto& m : members_)
+std::vector<std::string> LocalRanks::incomplete_logs() const {
+  std::vector<std::string> incomplete;
+  for (const auto& m : ranks_)
     for (const auto* log : {&m->log_out, &m->log_err})
-      if (log->sink && log->sink->closed()) broken.push_back(log->path);
-  return broken;
+      if (log->sink && log->sink->closed()) incomplete.push_back(log->path);
+  return incomplete;
 }
 
-std::ostream& operator<<(std::ostream& out, const Ended& ended) {
-  out << "rank " << ended.rank << " (pid " << ended.pid << ") ";
-  if (ended.signal) return out << "was ended by signal " << ended.signal << " (" << strsignal(ended.signal) << ")";
-  return out << "exited with code " << ended.exit_code;
+std::ostream& operator<<(std::ostream& out, const RankExit& exit) {
+  out << "rank " << exit.rank << " (pid " << exit.pid << ") ";
+  if (exit.signal) return out << "was killed by signal " << exit.signal << " (" << strsignal(exit.signal) << ")";
+  return out << "exited with code " << exit.exit_code;
 }
 
 }  // namespace tessera::launch

@@ -10,63 +10,66 @@
 
 namespace tessera::launch {
 
-// How a rank ended.
-struct Ended {
+// How the process of a rank ended.
+struct RankExit {
   int64_t rank = -1;
   pid_t pid = -1;
-  int exit_code = 0;  // 128 + signal if a signal ended it
+  int exit_code = 0;  // 128 + signal if a signal killed it
   int signal = 0;     // 0: it exited by itself
   bool ok() const { return exit_code == 0; }
 };
-std::ostream& operator<<(std::ostream& out, const Ended& ended);  // "rank 2 (pid 17) exited with code 3"
+std::ostream& operator<<(std::ostream& out, const RankExit& exit);  // "rank 2 (pid 17) exited with code 3"
 
-struct CrewOutput {
-  Sink *out = nullptr, *err = nullptr;
+// What happens to the output of the ranks.
+struct RankOutput {
+  OutputSink *out = nullptr, *err = nullptr;
   bool prefix = true, colour_out = false, colour_err = false;
-  std::optional<std::set<int64_t>> shown;  // ranks; none: all
-  std::string log_folder;                  // one file a rank and stream; empty: none
-  bool append = false;                     // to the files of the ranks' first start
+  std::optional<std::set<int64_t>> ranks_shown;  // nullopt: all
+  std::string log_dir;                           // one file per rank and stream; empty: none
+  bool append = false;                           // keeps the log files of earlier starts
 };
 
-// The ranks of this host, from their start to their end. Nothing of them is left when it is destroyed.
-class Crew {
+// The worker processes of this host, from start to exit. The destructor kills those that still run.
+class LocalRanks {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Crew(const Program& program, const std::vector<RankPlan>& plans, const CrewOutput& output, const Signals& signals,
-       Guard& guard);
-  ~Crew();
-  Crew(const Crew&) = delete;
+  LocalRanks(const Command& command, const std::vector<RankPlan>& plans, const RankOutput& output,
+             const Signals& signals, CleanupProcess& cleanup);
+  ~LocalRanks();
+  LocalRanks(const LocalRanks&) = delete;
 
-  // Waits for output, the end of a rank, or a signal, at most so long; gives the signals.
-  std::vector<int> turn(std::chrono::milliseconds at_most);
+  // Waits up to `timeout` for output, the exit of a rank or a signal, and handles output and exits.
+  // Returns the signals that this process received.
+  std::vector<int> poll_events(std::chrono::milliseconds timeout);
 
   int64_t running() const;
   bool stopping() const { return stopping_; }
-  void pass_on(int signal);                                // to every rank that runs, and what it started
-  void stop(int signal, std::chrono::milliseconds grace);  // the same; who still runs after `grace` is killed
-  const std::optional<Ended>& first_failure() const { return first_failure_; }
-  // The rank whose error came first, by the files ranks leave; that of first_failure() if they do not say otherwise.
-  // Requires: there is a first_failure(). While others still run, how the cause will end may not be known: it then
-  // counts as ended like the first.
-  Ended cause() const;
-  std::string last_words(int64_t rank) const;               // what its error file says; empty: nothing
-  std::vector<std::string> last_lines(int64_t rank) const;  // of its standard error
-  std::vector<std::string> broken_logs() const;             // log files that could not take all they were given
+  void send_signal(int signal);  // to the process group of every running rank
+  // Sends `signal` to all running ranks. Sends SIGKILL to those that still run after `grace_period`.
+  void stop(int signal, std::chrono::milliseconds grace_period);
+  const std::optional<RankExit>& first_failure() const { return first_failure_; }
+  // The rank that wrote its error file first. If no rank did, the rank of first_failure().
+  // Requires: first_failure() has a value. If the rank still runs, its exit code and signal are those of
+  // first_failure().
+  RankExit root_cause() const;
+  std::string error_message(int64_t rank) const;             // from the error file; empty: none
+  std::vector<std::string> stderr_tail(int64_t rank) const;  // the last lines of its standard error
+  std::vector<std::string> incomplete_logs() const;          // log files that could not be written completely
 
  private:
-  struct Member;
+  struct LocalRank;
   void reap();
   static void drain(int& fd, LineStream& stream);
   static void drain_all(int& fd, LineStream& stream);
-  const Member& member(int64_t rank) const;
+  const LocalRank& find(int64_t rank) const;
 
   const Signals& signals_;
-  Guard& guard_;
-  std::vector<std::unique_ptr<Member>> members_;
+  CleanupProcess& cleanup_;
+  std::vector<std::unique_ptr<LocalRank>> ranks_;
   bool stopping_ = false;
-  std::optional<Clock::time_point> deadline_;
-  std::optional<Ended> first_failure_;
+  std::optional<Clock::time_point> kill_deadline_;
+  std::optional<RankExit> first_failure_;
 };
 
 }  // namespace tessera::launch

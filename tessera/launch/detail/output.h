@@ -4,42 +4,43 @@
 #include <string>
 #include <string_view>
 
-// What ranks print, brought together line by line.
+// Merges the output of the ranks line by line.
 namespace tessera::launch {
 
-// Where lines of all ranks go: our own standard output or error, or a log file. Does not own the descriptor.
-// A reader that has stopped reading holds the ranks up, as a pipe would, but not us: when `urgent` becomes readable (a
-// signal came) while the reader is slow, what is left is dropped.
-class Sink {
+// A file descriptor that lines of all ranks go to: standard output, standard error or a log file. Does not own it.
+// A reader that stops reading blocks the ranks, as with any pipe, but does not block the handling of signals: when
+// `interrupt_fd` becomes readable while the reader is slow, the rest of the output is dropped.
+class OutputSink {
  public:
-  explicit Sink(int fd, int urgent = -1) : fd_(fd), urgent_(urgent) {}
+  explicit OutputSink(int fd, int interrupt_fd = -1) : fd_(fd), interrupt_fd_(interrupt_fd) {}
   void write(std::string_view text);
-  bool closed() const { return closed_; }  // the reader has gone
+  bool closed() const { return closed_; }  // the reader has closed its end
 
  private:
-  int fd_, urgent_;
+  int fd_, interrupt_fd_;
   bool closed_ = false, dropping_ = false;
 };
 
-// One stream of one rank: bytes in, whole lines out, each with `prefix` before it. A last line without its end gets
-// one.
+// One output stream of one rank. Takes bytes and writes complete lines, each with `prefix`. finish() adds the missing
+// newline of the last line.
 //   feed("a\nb"); feed("c\n"); feed("d"); finish();   ->  "[rank 2] a\n" "[rank 2] bc\n" "[rank 2] d\n"
 class LineStream {
  public:
-  static constexpr size_t kLongestLine = 1 << 20;  // more than that without an end is cut here
-  static constexpr size_t kKept = 20;              // last lines, for the report of a failure
+  static constexpr size_t kMaxLineBytes = 1 << 20;  // longer lines are split
+  static constexpr size_t kTailLines = 20;          // last lines, kept for the failure report
 
-  // `shown` and `log` may be null. The log gets the bytes as they are.
-  LineStream(std::string prefix, Sink* shown, Sink* log) : prefix_(std::move(prefix)), shown_(shown), log_(log) {}
+  // `shown` and `log` may be null. The log gets the bytes without prefix.
+  LineStream(std::string prefix, OutputSink* shown, OutputSink* log)
+      : prefix_(std::move(prefix)), shown_(shown), log_(log) {}
   void feed(std::string_view bytes);
   void finish();
-  const std::deque<std::string>& last_lines() const { return last_lines_; }
+  const std::deque<std::string>& tail() const { return tail_; }
 
  private:
   void end_line();
   std::string prefix_, line_, ready_;
-  Sink *shown_, *log_;
-  std::deque<std::string> last_lines_;
+  OutputSink *shown_, *log_;
+  std::deque<std::string> tail_;
 };
 
 }  // namespace tessera::launch

@@ -14,41 +14,41 @@ std::vector<int> cores_of(int64_t i, int64_t n, const std::vector<int>& cores) {
   return {cores.begin() + i * count / n, cores.begin() + (i + 1) * count / n};
 }
 
-std::vector<RankPlan> plan_ranks(const HostShare& share, const RankSettings& settings) {
+std::vector<RankPlan> plan_ranks(const HostAssignment& host, const RankSettings& settings) {
   const auto text = [](int64_t value) { return std::to_string(value); };
-  const int64_t threads = settings.threads > 0
-                              ? settings.threads
-                              : std::max<int64_t>(1, static_cast<int64_t>(settings.cores.size()) / share.ranks);
+  const int64_t threads = settings.threads_per_rank > 0
+                              ? settings.threads_per_rank
+                              : std::max<int64_t>(1, static_cast<int64_t>(settings.cores.size()) / host.nproc_per_node);
   std::vector<RankPlan> plans;
-  for (int64_t local = 0; local < share.ranks; local++) {
+  for (int64_t local = 0; local < host.nproc_per_node; local++) {
     RankPlan plan;
     plan.local_rank = local;
-    plan.rank = share.first_rank + local;
-    plan.error_file = c10::str(settings.error_folder, "/rank_", plan.rank, ".", settings.restarts, ".json");
-    if (settings.pin) plan.cores = cores_of(local, share.ranks, settings.cores);
+    plan.rank = host.first_rank + local;
+    plan.error_file = c10::str(settings.error_dir, "/rank_", plan.rank, ".", settings.restarts, ".json");
+    if (settings.pin) plan.cores = cores_of(local, host.nproc_per_node, settings.cores);
     plan.variables = {
-        // torchrun's, under its names; a role is all ranks here
+        // the variables that torchrun sets; one role has all ranks
         {"RANK", text(plan.rank)},
-        {"WORLD_SIZE", text(share.world_size)},
+        {"WORLD_SIZE", text(host.world_size)},
         {"LOCAL_RANK", text(local)},
-        {"LOCAL_WORLD_SIZE", text(share.ranks)},
-        {"GROUP_RANK", text(share.node)},
-        {"GROUP_WORLD_SIZE", text(share.nodes)},
+        {"LOCAL_WORLD_SIZE", text(host.nproc_per_node)},
+        {"GROUP_RANK", text(host.node_rank)},
+        {"GROUP_WORLD_SIZE", text(host.nnodes)},
         {"ROLE_NAME", "default"},
         {"ROLE_RANK", text(plan.rank)},
-        {"ROLE_WORLD_SIZE", text(share.world_size)},
-        {"MASTER_ADDR", share.store_host},
-        {"MASTER_PORT", text(share.store_port)},
-        {"TORCHELASTIC_RUN_ID", share.run_id},
+        {"ROLE_WORLD_SIZE", text(host.world_size)},
+        {"MASTER_ADDR", host.store_host},
+        {"MASTER_PORT", text(host.store_port)},
+        {"TORCHELASTIC_RUN_ID", host.run_id},
         {"TORCHELASTIC_RESTART_COUNT", text(settings.restarts)},
         {"TORCHELASTIC_MAX_RESTARTS", text(settings.max_restarts)},
         {"TORCHELASTIC_USE_AGENT_STORE", "True"},
         {"TORCHELASTIC_ERROR_FILE", plan.error_file},
         {"TESSERA_RUN", "1"},
     };
-    if (settings.threads > 0 || !settings.given.contains("OMP_NUM_THREADS"))
+    if (settings.threads_per_rank > 0 || !settings.user_set.contains("OMP_NUM_THREADS"))
       plan.variables.emplace_back("OMP_NUM_THREADS", text(threads));
-    if (share.nodes == 1 && !settings.given.contains("TESSERA_GLOO_HOST"))  // nothing listens beyond loopback
+    if (host.nnodes == 1 && !settings.user_set.contains("TESSERA_GLOO_HOST"))  // listen on loopback only
       plan.variables.emplace_back("TESSERA_GLOO_HOST", "127.0.0.1");
     plans.push_back(std::move(plan));
   }

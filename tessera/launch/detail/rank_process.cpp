@@ -38,7 +38,8 @@ std::vector<std::string> environment_of(const RankPlan& plan) {
   return all;
 }
 
-std::vector<char*> pointers(std::vector<std::string>& texts) {
+// A null-terminated array of C strings, for execve().
+std::vector<char*> c_strings(std::vector<std::string>& texts) {
   std::vector<char*> all;
   for (auto& text : texts) all.push_back(text.data());
   all.push_back(nullptr);
@@ -49,8 +50,8 @@ struct Pipe {
   int read_end = -1, write_end = -1;
   Pipe() {
     int ends[2];
-    TESSERA_CHECK(pipe2(ends, O_CLOEXEC) == 0, UsageError, "no pipe for a rank: ", std::strerror(errno),
-                  "; ulimit -n says how many descriptors there may be");
+    TESSERA_CHECK(pipe2(ends, O_CLOEXEC) == 0, UsageError, "cannot create a pipe for a rank: ", std::strerror(errno),
+                  "; `ulimit -n` shows the limit of open files");
     read_end = ends[0], write_end = ends[1];
   }
   ~Pipe() {
@@ -67,64 +68,63 @@ struct Pipe {
 
 }  // namespace
 
-Program find_program(const std::vector<std::string>& words) {
-  TESSERA_CHECK(!words.empty() && !words[0].empty(), UsageError,
+Command find_command(const std::vector<std::string>& arguments) {
+  TESSERA_CHECK(!arguments.empty() && !arguments[0].empty(), UsageError,
                 "no program to run; write it after --, as in  tessera run -n 4 -- ./app");
-  const std::string& name = words[0];
+  const std::string& name = arguments[0];
   if (name.find('/') != std::string::npos) {
-    TESSERA_CHECK(is_file(name), UsageError, "there is no program '", name, "'");
+    TESSERA_CHECK(is_file(name), UsageError, "program '", name, "' not found");
     TESSERA_CHECK(is_executable(name), UsageError, "'", name,
-                  "' may not be executed; chmod +x it, or name the program "
-                  "that reads it:  -- sh ",
+                  "' is not executable; run chmod +x, or start it with its interpreter:  -- sh ",
                   name);
-    return {name, words};
+    return {name, arguments};
   }
   std::istringstream folders(setting("PATH"));
   for (std::string folder; std::getline(folders, folder, ':');) {
     const std::string path = (folder.empty() ? "." : folder) + "/" + name;
-    if (is_executable(path)) return {path, words};
+    if (is_executable(path)) return {path, arguments};
   }
-  TESSERA_FAIL(UsageError, "there is no program '", name, "' in PATH",
-               is_file(name) ? "; write ./" + name + " for the one in this folder" : "");
+  TESSERA_FAIL(UsageError, "program '", name, "' not found in PATH",
+               is_file(name) ? "; write ./" + name + " for the file in this folder" : "");
 }
 
-RankProcess start_rank(const Program& program, const RankPlan& plan, const Signals& signals) {
-  // Everything is made before fork(): between fork and exec only plain system calls are allowed.
-  auto words = program.words, variables = environment_of(plan);
-  const auto argv = pointers(words), env = pointers(variables);
+RankProcess start_rank(const Command& command, const RankPlan& plan, const Signals& signals) {
+  // All memory is allocated before fork(): between fork and exec only async-signal-safe calls are allowed.
+  auto arguments = command.arguments, variables = environment_of(plan);
+  const auto argv = c_strings(arguments), env = c_strings(variables);
   cpu_set_t cores;
   CPU_ZERO(&cores);
   for (const int core : plan.cores) CPU_SET(core, &cores);
-  const bool reads = plan.local_rank == 0 && !isatty(STDIN_FILENO);
+  const bool reads_stdin = plan.local_rank == 0 && !isatty(STDIN_FILENO);
   const pid_t launcher = getpid();
-  Pipe out, err, trouble;  // `trouble` carries errno; it is closed unread when the program starts
+  Pipe out, err, exec_error;  // `exec_error` carries errno of execve(); a successful execve() closes it
 
   const pid_t pid = fork();
   TESSERA_CHECK(pid >= 0, UsageError, "cannot start rank ", plan.rank, ": ", std::strerror(errno));
   if (pid == 0) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != launcher) _exit(127);  // it went before we asked to go with it
-    if (!reads) dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
+    if (getppid() != launcher) _exit(127);  // the launcher ended before the prctl call
+    if (!reads_stdin) dup2(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
     if (!plan.direct_output) dup2(out.write_end, STDOUT_FILENO);
     dup2(err.write_end, STDERR_FILENO);
     close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
     if (!plan.cores.empty()) sched_setaffinity(0, sizeof cores, &cores);
     signals.restore();
-    execve(program.path.c_str(), argv.data(), env.data());
+    execve(command.path.c_str(), argv.data(), env.data());
     const int error = errno;
-    (void)!write(trouble.write_end, &error, sizeof error);
+    (void)!write(exec_error.write_end, &error, sizeof error);
     _exit(127);
   }
-  setpgid(pid, pid);  // whoever comes first
-  trouble.close_write_end();
+  setpgid(pid, pid);  // in parent and child: either may run first
+  exec_error.close_write_end();
   int error = 0;
   ssize_t n = 0;
-  while ((n = read(trouble.read_end, &error, sizeof error)) < 0 && errno == EINTR) {
+  while ((n = read(exec_error.read_end, &error, sizeof error)) < 0 && errno == EINTR) {
   }
   if (n == sizeof error) {
     waitpid(pid, nullptr, 0);
-    TESSERA_FAIL(UsageError, "cannot execute '", program.path, "': ", std::strerror(error));
+    TESSERA_FAIL(UsageError, "cannot execute '", command.path, "': ", std::strerror(error));
   }
   return {pid, plan.direct_output ? -1 : out.take_read_end(), err.take_read_end()};
 }

@@ -9,25 +9,27 @@
 
 namespace tessera::launch {
 
-struct Program {
-  std::string path;                // of the file
-  std::vector<std::string> words;  // its arguments, its own name first
+// A program to execute.
+struct Command {
+  std::string path;                    // of the executable file
+  std::vector<std::string> arguments;  // argv, with the program's name first
 };
 
-// Looks the program up as a shell does. Throws UsageError if there is none, or none that can be executed.
-Program find_program(const std::vector<std::string>& words);
+// Searches PATH as a shell does. Throws UsageError if the file does not exist or is not executable.
+Command find_command(const std::vector<std::string>& arguments);
 
-// One running rank: leader of a process group of its own, which ends with us. `out` and `err` are ours to read and
-// close; an `out` of -1 is none: the rank writes to our own.
+// A running rank. It leads its own process group and is killed when the launcher ends.
+// The caller reads and closes `out` and `err`. If `out` is -1, the rank writes to the launcher's standard output.
 struct RankProcess {
   pid_t pid = -1;
   int out = -1, err = -1;
 };
 
-// Starts it with our environment and the plan's variables, signals as they were before `signals`, and no descriptors
-// but the standard ones. Rank 0 of the host reads our standard input unless that is a terminal; the others read
-// nothing. Requires: called on the main thread, or one that lives as long: a rank dies with the thread that started it.
-// Throws UsageError if the file cannot be executed after all.
-RankProcess start_rank(const Program& program, const RankPlan& plan, const Signals& signals);
+// Starts a rank with the launcher's environment plus the plan's variables, with the signal mask from before `signals`
+// was created, and with only the standard file descriptors. Local rank 0 reads the launcher's standard input unless
+// that is a terminal. The other ranks read /dev/null.
+// Requires: called on the main thread, or one that lives as long. A rank dies with the thread that started it.
+// Throws UsageError if the file cannot be executed.
+RankProcess start_rank(const Command& command, const RankPlan& plan, const Signals& signals);
 
 }  // namespace tessera::launch

@@ -11,14 +11,14 @@
 namespace tessera::launch {
 namespace {
 
-sigset_t watched(bool stops) {
+sigset_t signal_set(bool ends_job) {
   sigset_t set;
   sigemptyset(&set);
-  if (!stops) sigaddset(&set, SIGCHLD);
-  for (const auto& row : Signals::kPassedOn) {
-    struct sigaction now {};
-    sigaction(row.signal, nullptr, &now);
-    if (row.stops == stops && now.sa_handler != SIG_IGN) sigaddset(&set, row.signal);
+  if (!ends_job) sigaddset(&set, SIGCHLD);
+  for (const auto& forwarded : Signals::kForwarded) {
+    struct sigaction current {};
+    sigaction(forwarded.signal, nullptr, &current);
+    if (forwarded.ends_job == ends_job && current.sa_handler != SIG_IGN) sigaddset(&set, forwarded.signal);
   }
   return set;
 }
@@ -26,38 +26,40 @@ sigset_t watched(bool stops) {
 }  // namespace
 
 Signals::Signals() {
-  const sigset_t others = watched(false), stops = watched(true);
-  pthread_sigmask(SIG_BLOCK, &others, &before_);
+  const sigset_t others = signal_set(false), stops = signal_set(true);
+  pthread_sigmask(SIG_BLOCK, &others, &original_mask_);
   pthread_sigmask(SIG_BLOCK, &stops, nullptr);
   struct sigaction ignore {};
   ignore.sa_handler = SIG_IGN;
-  sigaction(SIGPIPE, &ignore, &pipe_before_);  // a reader of our output that leaves shows as EPIPE
+  sigaction(SIGPIPE, &ignore, &original_sigpipe_);  // writing to a closed pipe gives EPIPE instead
   fd_ = signalfd(-1, &others, SFD_CLOEXEC | SFD_NONBLOCK);
   stop_fd_ = signalfd(-1, &stops, SFD_CLOEXEC | SFD_NONBLOCK);
-  TESSERA_CHECK(fd_ >= 0 && stop_fd_ >= 0, InternalError, "no signalfd: errno ", errno);
+  TESSERA_CHECK(fd_ >= 0 && stop_fd_ >= 0, InternalError, "cannot create a signalfd: errno ", errno);
 }
 
 Signals::~Signals() {
   close(fd_);
   close(stop_fd_);
-  sigaction(SIGPIPE, &pipe_before_, nullptr);
-  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  sigaction(SIGPIPE, &original_sigpipe_, nullptr);
+  pthread_sigmask(SIG_SETMASK, &original_mask_, nullptr);
 }
 
 std::vector<int> Signals::read() const {
-  std::vector<int> came;
+  std::vector<int> received;
   signalfd_siginfo info{};
   for (const int fd : {fd_, stop_fd_})
-    while (::read(fd, &info, sizeof info) == sizeof info) came.push_back(static_cast<int>(info.ssi_signo));
-  return came;
+    while (::read(fd, &info, sizeof info) == sizeof info) received.push_back(static_cast<int>(info.ssi_signo));
+  return received;
 }
 
 void Signals::restore() const {
-  sigaction(SIGPIPE, &pipe_before_, nullptr);
-  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  sigaction(SIGPIPE, &original_sigpipe_, nullptr);
+  pthread_sigmask(SIG_SETMASK, &original_mask_, nullptr);
 }
 
-Signals::Delivered::Delivered(const Signals& signals) { pthread_sigmask(SIG_SETMASK, &signals.before_, &ours_); }
-Signals::Delivered::~Delivered() { pthread_sigmask(SIG_SETMASK, &ours_, nullptr); }
+Signals::UnblockScope::UnblockScope(const Signals& signals) {
+  pthread_sigmask(SIG_SETMASK, &signals.original_mask_, &blocked_);
+}
+Signals::UnblockScope::~UnblockScope() { pthread_sigmask(SIG_SETMASK, &blocked_, nullptr); }
 
 }  // namespace tessera::launch

@@ -4,42 +4,42 @@
 
 namespace tessera::launch {
 
-// While alive, signals to this process are not delivered but can be read one by one; poll the descriptors with other
-// things. Those that were ignored before stay ignored, as nohup wants it. Threads that are made meanwhile do not
-// receive them either. Ranks get back what was there before: see restore().
+// While alive, blocks signals to this process and makes them readable through file descriptors, for poll().
+// Signals that were ignored before stay ignored, so nohup works. New threads inherit the blocked mask.
+// Ranks get the original mask back: see restore().
 class Signals {
  public:
   Signals();
   ~Signals();
   Signals(const Signals&) = delete;
-  int fd() const { return fd_; }            // readable: the end of a child, or a signal for the ranks' own use
+  int fd() const { return fd_; }            // readable: a child has exited, or a signal that only ranks handle
   int stop_fd() const { return stop_fd_; }  // readable: a signal that ends the job
-  std::vector<int> read() const;            // those that came, each kind once; never waits
-  void restore() const;                     // for a new process, between fork and exec
+  std::vector<int> read() const;            // pending signals, each once; does not block
+  void restore() const;                     // restores the original mask; for a child between fork and exec
 
-  // Back to normal while alive: for calls that wait by themselves, which Ctrl-C should end.
-  class Delivered {
+  // Restores the original mask while alive, so that Ctrl-C interrupts a blocking call.
+  class UnblockScope {
    public:
-    explicit Delivered(const Signals& signals);
-    ~Delivered();
-    Delivered(const Delivered&) = delete;
+    explicit UnblockScope(const Signals& signals);
+    ~UnblockScope();
+    UnblockScope(const UnblockScope&) = delete;
 
    private:
-    sigset_t ours_;
+    sigset_t blocked_;
   };
 
-  // Those that go on to the ranks. `stops`: the job ends with it; the rest are for the ranks' own use.
-  struct Row {
+  // Signals that are forwarded to the ranks.
+  struct ForwardedSignal {
     int signal;
-    bool stops;
+    bool ends_job;
   };
-  static constexpr Row kPassedOn[] = {{SIGHUP, true},  {SIGINT, true},   {SIGQUIT, true},
-                                      {SIGTERM, true}, {SIGUSR1, false}, {SIGUSR2, false}};
+  static constexpr ForwardedSignal kForwarded[] = {{SIGHUP, true},  {SIGINT, true},   {SIGQUIT, true},
+                                                   {SIGTERM, true}, {SIGUSR1, false}, {SIGUSR2, false}};
 
  private:
   int fd_ = -1, stop_fd_ = -1;
-  sigset_t before_{};
-  struct sigaction pipe_before_ {};
+  sigset_t original_mask_{};
+  struct sigaction original_sigpipe_ {};
 };
 
 }  // namespace tessera::launch

@@ -19,7 +19,7 @@ std::string with_commas(double number) {  // 6667 -> "6,667"
   return text;
 }
 
-// "name: value  " after "name: value  ".
+// Formats "name: value  name: value".
 class Fields {
  public:
   explicit Fields(bool colour) : colour_(colour) { text_ << std::fixed; }
@@ -77,12 +77,12 @@ void Console::line(const std::string& text) {
 void Console::on_step(const StepMetrics& metrics) {
   tokens_ += metrics.tokens_per_second * metrics.seconds;
   seconds_ += metrics.seconds;
-  if (metrics.step == options_.made + 1 || metrics.step % options_.log_every == 0 || !metrics.skipped.empty()) {
+  if (metrics.step == options_.steps_made + 1 || metrics.step % options_.log_every == 0 || !metrics.skipped.empty()) {
     auto since = metrics;
     since.tokens_per_second = tokens_ / seconds_;
-    const double slower = since.tokens_per_second / metrics.tokens_per_second;
-    since.tflops *= slower;
-    if (since.mfu) *since.mfu *= slower;
+    const double ratio = since.tokens_per_second / metrics.tokens_per_second;
+    since.tflops *= ratio;
+    if (since.mfu) *since.mfu *= ratio;
     line(step_line(since, options_.colour));
     tokens_ = seconds_ = 0;
   }
@@ -95,8 +95,9 @@ void Console::on_checkpoint(const std::string& path) { line("checkpoint: " + pat
 
 void Console::draw_bar(int64_t step) {
   constexpr int64_t kWidth = 30;
-  const double gone = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  const double left = gone * static_cast<double>(options_.steps - step) / static_cast<double>(step - options_.made);
+  const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  const auto steps_done = static_cast<double>(step - options_.steps_made);
+  const double left = elapsed * static_cast<double>(options_.steps - step) / steps_done;
   const auto filled = static_cast<size_t>(kWidth * step / options_.steps);
   out_ << "\r\x1b[K[" << std::string(filled, '#') << std::string(kWidth - filled, '.') << "] " << step << "/"
        << options_.steps << "  " << static_cast<int64_t>(left + 0.5) << " s left" << std::flush;

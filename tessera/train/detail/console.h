@@ -8,19 +8,19 @@
 namespace tessera::train {
 
 // step: 10  loss:  8.12345  grad_norm:  1.2345  memory: 0.41GiB  tps: 6,667  tflops: 0.12  mfu: 39.04%
-// as torchtitan writes it; without mfu where the peak is not known.
+// in the format of torchtitan; without mfu if the peak is unknown.
 std::string step_line(const StepMetrics& metrics, bool colour = false);
 std::string eval_line(const EvalMetrics& metrics, bool colour = false);
 
 struct ConsoleOptions {
   int64_t steps = 0, log_every = 10;
-  int64_t made = 0;  // steps, before this begins
+  int64_t steps_made = 0;  // before this run, if resumed
   bool colour = false;
-  bool bar = false;  // only where a terminal is
+  bool bar = false;  // progress bar; only for a terminal
 };
 
-// What a person watches: a line at the first step and then every log_every steps, with the throughput since the last
-// one; on a terminal a bar below, with the time that is left.
+// Prints a line for the first step and then every log_every steps, with the throughput since the last line. On a
+// terminal, also a progress bar with the remaining time.
 class Console final : public MetricsSink {
  public:
   Console(std::ostream& out, const ConsoleOptions& options);

@@ -6,12 +6,12 @@
 namespace tessera::train {
 namespace {
 
-struct Peak {
+struct DevicePeak {
   const char* part_of_name;
-  double half, single;
+  double half_tflops, fp32_tflops;
 };
-// The first whose name fits.
-constexpr Peak kPeaks[] = {
+// The first entry whose name is a part of the device name counts.
+constexpr DevicePeak kPeaks[] = {
     {"B200", 2250, 75},  {"H200", 989, 67},       {"H100 NVL", 835, 60},  {"H100 PCIe", 756, 51},
     {"H100", 989, 67},   {"A100", 312, 19.5},     {"L40S", 362, 91.6},    {"A10G", 70, 31.2},
     {"V100", 125, 15.7}, {"RTX 4090", 165, 82.6}, {"RTX 3090", 71, 35.6}, {"T4", 65, 8.1},
@@ -22,7 +22,7 @@ constexpr Peak kPeaks[] = {
 double known_peak_tflops(std::string_view device_name, std::string_view precision) {
   for (const auto& peak : kPeaks)
     if (device_name.find(peak.part_of_name) != std::string_view::npos)
-      return precision == "fp32" ? peak.single : peak.half;
+      return precision == "fp32" ? peak.fp32_tflops : peak.half_tflops;
   return 0;
 }
 

@@ -6,13 +6,13 @@
 
 namespace tessera::train {
 
-// "NVIDIA H200"; empty where nothing is known of it, as of processors.
+// "NVIDIA H200"; empty for CPUs and unknown devices.
 std::string device_name(at::Device device);
 
-// What makers state for matrices without sparsity, in fp32 or in a 16-bit precision; 0: not known.
+// The vendor's peak TFLOPS for dense matrix products in this precision; 0: unknown.
 double known_peak_tflops(std::string_view device_name, std::string_view precision);
 
-// The most that was held so far: of the device what was reserved, of a processor the process's resident memory.
+// Peak memory so far: reserved bytes of the device's caching allocator; on CPU the resident set size of the process.
 double peak_memory_gib(at::Device device);
 
 }  // namespace tessera::train

@@ -15,14 +15,14 @@ namespace tessera::train {
 namespace detail {
 namespace {
 
-// TFRecord's: a checksum of data that hold checksums would be no good.
+// TFRecord masks checksums, because the data may contain checksums itself.
 uint32_t masked_crc(std::string_view bytes) {
   const uint32_t crc = crc32c(bytes);
   return std::rotr(crc, 15) + 0xa282ead8u;
 }
 
 template <class T>
-std::string bytes_of(T value) {  // little-endian, as this machine is
+std::string bytes_of(T value) {  // little-endian
   static_assert(std::endian::native == std::endian::little);
   std::string bytes(sizeof value, '\0');
   std::memcpy(bytes.data(), &value, sizeof value);

@@ -8,26 +8,25 @@
 #include <utility>
 #include <vector>
 
-// Event files as TensorBoard reads them. Own code, for the format is small and its library is not: a file is records
-// of TFRecord framing, each a protobuf message tensorflow.Event.
+// TensorBoard event files, written without its library because the format is small: TFRecord records, each a protobuf
+// message tensorflow.Event.
 //
 //   record    length u64 | masked crc32c of it u32 | data | masked crc32c of data u32       little-endian
-//   Event     1: wall_time double   2: step varint   3: file_version string   5: summary { 1: { 1: tag  2: float } ...
-//   }
+//   Event     1: wall_time double   2: step varint   3: file_version string   5: summary { 1: { 1: tag  2: float } }
 namespace tessera::train {
 
 using Scalars = std::vector<std::pair<std::string, float>>;
 
 namespace detail {
-std::string tf_record(std::string_view data);  // framed
-std::string version_event(double wall_time);   // a file starts with it
+std::string tf_record(std::string_view data);  // data with TFRecord framing
+std::string version_event(double wall_time);   // the first record of a file
 std::string scalar_event(double wall_time, int64_t step, const Scalars& scalars);
 }  // namespace detail
 
-// Every `log_every`th step, with torchtitan's tags.
+// Writes every `log_every`th step, with the tags of torchtitan.
 class EventFile final : public MetricsSink {
  public:
-  // Makes <folder>/events.out.tfevents.<seconds>.<host>.<pid>. UsageError if it cannot.
+  // Creates <folder>/events.out.tfevents.<seconds>.<host>.<pid>. Throws UsageError if it cannot be written.
   EventFile(const std::string& folder, int64_t log_every);
   void on_step(const StepMetrics& metrics) override;
   void on_eval(const EvalMetrics& metrics) override;

@@ -11,12 +11,13 @@ data::Split open_data(const TrainConfig& config) {
   const auto& d = config.data;
   if (d.path == "arithmetic") return data::arithmetic({.digits = d.digits, .seed = config.training.seed});
   const int64_t vocab = std::visit([](const auto& m) { return m.vocab_size; }, model_config(config.model));
-  const data::WindowOptions windows{.length = sequence_length(config), .vocab_size = vocab, .held_out = d.held_out};
+  const data::WindowOptions windows{
+      .length = sequence_length(config), .vocab_size = vocab, .held_out = d.validation_fraction};
   const auto layout = data::parse_token_layout(d.format);
   const auto file = std::make_shared<data::TokenFile>(d.path, layout);
-  if (d.held_out_path.empty()) return data::token_windows(file, windows);
+  if (d.validation_path.empty()) return data::token_windows(file, windows);
   return {data::all_windows(file, windows),
-          data::all_windows(std::make_shared<data::TokenFile>(d.held_out_path, layout), windows)};
+          data::all_windows(std::make_shared<data::TokenFile>(d.validation_path, layout), windows)};
 }
 
 Loader::Loader(std::shared_ptr<const data::Dataset> dataset, const data::SamplerOptions& options, int64_t rank,
@@ -26,9 +27,9 @@ Loader::Loader(std::shared_ptr<const data::Dataset> dataset, const data::Sampler
         sampler.set_position(position);
         return std::make_unique<Batches>(
             [dataset, sampler, rank, ranks]() mutable {
-              const auto whole = sampler.next();
-              const int64_t samples = whole.samples();
-              return LoadedBatch{read_batch(*dataset, whole.rows_of(rank, ranks)), samples,
+              const auto global = sampler.next();
+              const int64_t samples = global.samples();
+              return LoadedBatch{read_batch(*dataset, global.rows_of(rank, ranks)), samples,
                                  samples * dataset->counted(), sampler.position()};
             },
             depth);
@@ -36,7 +37,7 @@ Loader::Loader(std::shared_ptr<const data::Dataset> dataset, const data::Sampler
       batches_(start_(0)) {}
 
 void Loader::set_position(int64_t position) {
-  batches_.reset();  // what was read ahead is for nobody
+  batches_.reset();  // drops the batches that were read ahead
   batches_ = start_(position);
 }
 

@@ -8,15 +8,15 @@
 
 namespace tessera::train {
 
-// The data a config names. Throws UsageError for files that cannot be read, are empty, or too short.
+// Opens the data of a config. Throws UsageError for files that cannot be read, are empty, or too short.
 data::Split open_data(const TrainConfig& config);
 
-// A rank's share of a batch, and what all ranks know of the whole.
+// The rows of one rank, and facts about the global batch.
 struct LoadedBatch {
   data::Batch batch;
-  int64_t samples = 0;   // of the whole
-  int64_t counted = 0;   // targets of the whole that count
-  int64_t position = 0;  // of the sampler behind it: where the next one begins
+  int64_t samples = 0;   // of the global batch
+  int64_t counted = 0;   // targets of the global batch that count for the loss
+  int64_t position = 0;  // of the sampler after this batch: the next batch starts there
 };
 
 // Reads the batches of one rank ahead of time.
@@ -25,7 +25,7 @@ class Loader {
   Loader(std::shared_ptr<const data::Dataset> dataset, const data::SamplerOptions& options, int64_t rank, int64_t ranks,
          size_t depth);
   LoadedBatch next();
-  void set_position(int64_t position);                       // the next batch begins there
+  void set_position(int64_t position);                       // of the next batch
   double seconds_waited() const { return seconds_waited_; }  // in the last next()
 
  private:

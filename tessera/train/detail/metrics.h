@@ -10,12 +10,13 @@
 
 namespace tessera::train {
 
+// Collectives and the bytes that this rank passes to them.
 struct Traffic {
   int64_t collectives = 0, bytes = 0;
   bool operator==(const Traffic&) const = default;
 };
 
-// Counts the collectives that this thread posts while alive, by the name of their group: a mesh axis.
+// Counts the collectives that this thread starts while alive, by process group, which has the name of a mesh axis.
 class TrafficCount final : private comm::Observer {
  public:
   TrafficCount() : scope_(this) {}
@@ -32,37 +33,38 @@ class TrafficCount final : private comm::Observer {
   comm::ObserverScope scope_;
 };
 
-// One step, as it is written down. The same on all ranks unless said otherwise.
+// Metrics of one step. Equal on all ranks unless a comment says otherwise.
 struct StepMetrics {
   int64_t step = 0;     // from 1
   double loss = 0;      // mean over the targets of the global batch
-  double max_loss = 0;  // of the data-parallel ranks' own means
+  double max_loss = 0;  // largest mean of a data-parallel rank
   double grad_norm = 0, lr = 0;
   double seconds = 0, data_seconds = 0;         // of this rank
-  double tokens_per_second = 0;                 // for each rank: those of all, shared out
-  double tflops = 0;                            // of a rank
-  std::optional<double> mfu = {};               // per cent of the peak
-  double memory_gib = 0;                        // the most this rank's process has held
+  double tokens_per_second = 0;                 // global tokens per second / ranks
+  double tflops = 0;                            // per rank
+  std::optional<double> mfu = {};               // in percent of the peak
+  double memory_gib = 0;                        // peak of this rank
   int64_t samples_read = 0;                     // since the start, over all ranks
-  std::vector<int64_t> parameter_bytes = {};    // of each rank
-  std::map<std::string, Traffic> traffic = {};  // of this rank's step, by axis
-  std::string skipped = {};                     // why there was no update; empty: there was
+  std::vector<int64_t> parameter_bytes = {};    // per rank
+  std::map<std::string, Traffic> traffic = {};  // of this rank in this step, by mesh axis
+  std::string skipped = {};                     // why the update was skipped; empty: it was not
 };
 
+// Metrics of one validation.
 struct EvalMetrics {
   int64_t step = 0;
   double loss = 0;
-  double accuracy = 0;  // share of samples whose counted targets were all foretold
+  double accuracy = 0;  // fraction of samples whose counted targets were all predicted
   int64_t samples = 0;
 };
 
-// Where metrics go.
+// A destination of metrics, such as a file or the console.
 class MetricsSink {
  public:
   virtual ~MetricsSink() = default;
   virtual void on_step(const StepMetrics&) {}  // every step
   virtual void on_eval(const EvalMetrics&) {}
-  virtual void on_checkpoint(const std::string& /*path*/) {}  // it is complete
+  virtual void on_checkpoint(const std::string& /*path*/) {}  // after it is complete
 };
 
 }  // namespace tessera::train

@@ -6,15 +6,15 @@
 
 namespace tessera::train {
 
-// One line of JSON. Numbers that JSON has not (nan, inf) are null.
+// One line of JSON. NaN and infinity are written as null.
 std::string json_line(const StepMetrics& metrics);
 std::string json_line(const EvalMetrics& metrics);
 
-// metrics.jsonl: a line for every step and every evaluation, there as soon as the step is done.
+// Writes metrics.jsonl: one line per step and per validation, flushed after each.
 class MetricsFile final : public MetricsSink {
  public:
-  // `append`: behind the lines that are there, of a training that is gone on with.
-  explicit MetricsFile(const std::string& path, bool append = false);  // UsageError if it cannot be written
+  // `append`: keeps existing lines, for a resumed run. Throws UsageError if the file cannot be written.
+  explicit MetricsFile(const std::string& path, bool append = false);
   void on_step(const StepMetrics& metrics) override { write(json_line(metrics)); }
   void on_eval(const EvalMetrics& metrics) override { write(json_line(metrics)); }
 

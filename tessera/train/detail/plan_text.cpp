@@ -1,6 +1,6 @@
 #include "tessera/train/plan.h"
 #include "tessera/train/detail/plan_traffic.h"
-#include "tessera/train/detail/table.h"
+#include "tessera/train/detail/text_table.h"
 
 #include <algorithm>
 #include <iomanip>
@@ -21,41 +21,41 @@ std::string bytes_text(int64_t bytes) {
 
 std::string sizes_text(const std::vector<int64_t>& sizes) { return c10::str(c10::IntArrayRef(sizes)); }
 
-// "h.0.ln_1.weight" stands for its like in all blocks: "h.*.ln_1.weight".
-std::string pattern(const std::string& name) {
+// "h.0.ln_1.weight" -> "h.*.ln_1.weight", for the parameters of all blocks.
+std::string block_pattern(const std::string& name) {
   const auto first = name.find('.'), second = name.find('.', first + 1);
   return name.substr(0, first) + ".*" + name.substr(second);
 }
 
-Lines parameter_lines(const TrainPlan& plan) {
+TextTable parameter_table(const TrainPlan& plan) {
   const auto blocks = std::to_string(planning::blocks_in(model_config(plan.config.model)));
-  Lines lines{{"name", "x", "whole", "rank 0's", "placements"}};
+  TextTable lines{{"name", "x", "global sizes", "local sizes", "placements"}};
   for (const auto& p : plan.parameters) {
     const int64_t block = planning::block_of(p.name);
     if (block > 0) continue;
-    lines.push_back({block < 0 ? p.name : pattern(p.name), block < 0 ? "1" : blocks, sizes_text(p.sizes),
-                     sizes_text(p.local_sizes), p.placements.empty() ? "on every rank" : p.placements});
+    lines.push_back({block < 0 ? p.name : block_pattern(p.name), block < 0 ? "1" : blocks, sizes_text(p.sizes),
+                     sizes_text(p.local_sizes), p.placements.empty() ? "replicated" : p.placements});
   }
   return lines;
 }
 
-Lines traffic_lines(const TrainPlan& plan) {
-  Lines lines{{"axis", "what", "collectives", "bytes"}};
+TextTable traffic_table(const TrainPlan& plan) {
+  TextTable lines{{"axis", "what", "collectives", "bytes"}};
   for (const auto& row : plan.traffic)
     lines.push_back({row.axis, row.what, std::to_string(row.traffic.collectives), bytes_text(row.traffic.bytes)});
   for (const auto& [axis, traffic] : plan.traffic_by_axis())
-    lines.push_back({axis, "in all", std::to_string(traffic.collectives), bytes_text(traffic.bytes)});
+    lines.push_back({axis, "total", std::to_string(traffic.collectives), bytes_text(traffic.bytes)});
   return lines;
 }
 
-Lines memory_lines(const TrainPlan& plan) {
-  Lines lines{{"kind", "bytes"}};
+TextTable memory_table(const TrainPlan& plan) {
+  TextTable lines{{"kind", "bytes"}};
   int64_t all = 0;
   for (const auto& row : plan.memory) {
     lines.push_back({row.kind, (row.estimate ? "about " : "") + bytes_text(row.bytes)});
     all += row.bytes;
   }
-  lines.push_back({"in all", "about " + bytes_text(all)});
+  lines.push_back({"total", "about " + bytes_text(all)});
   return lines;
 }
 
@@ -63,22 +63,22 @@ Lines memory_lines(const TrainPlan& plan) {
 
 std::ostream& operator<<(std::ostream& out, const TrainPlan& plan) {
   const auto& config = plan.config;
-  const auto [least, most] = std::minmax_element(plan.parameter_bytes.begin(), plan.parameter_bytes.end());
+  const auto [min, max] = std::minmax_element(plan.parameter_bytes.begin(), plan.parameter_bytes.end());
   out << config.model.name << ", " << models::parameter_count(model_config(config.model)) << " parameters, on "
       << plan.ranks << " rank" << (plan.ranks == 1 ? "" : "s") << ", mesh " << plan.mesh << ": a step of "
       << config.training.batch << " x " << sequence_length(config) << " tokens, " << config.training.precision
-      << ". It can run.\n\nParameters\n";
-  print_table(out, parameter_lines(plan), "  ");
-  out << "  of a rank: " << *most << " bytes";
-  if (*least != *most) out << " at most, " << *least << " at least";
-  out << "\n\nCollectives of a step" << (config.training.compile ? ", as it is before --compile joins some" : "")
+      << ". This config can run.\n\nParameters\n";
+  print_table(out, parameter_table(plan), "  ");
+  out << "  bytes per rank: ";
+  if (*min != *max) out << *min << " to ";
+  out << *max << "\n\nCollectives per step" << (config.training.compile ? ", before --compile merges some" : "")
       << '\n';
   if (plan.traffic.empty())
     out << "  none\n";
   else
-    print_table(out, traffic_lines(plan), "  ");
+    print_table(out, traffic_table(plan), "  ");
   out << "\nMemory of rank 0\n";
-  print_table(out, memory_lines(plan), "  ");
+  print_table(out, memory_table(plan), "  ");
   return out;
 }
 

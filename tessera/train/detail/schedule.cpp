@@ -6,7 +6,7 @@
 
 namespace tessera::train {
 
-// Steps are counted from one here, so that the first has a learning rate above 0 and the last ends at min_factor.
+// Counts steps from 1, so that the first step has a learning rate above 0 and the last one has min_factor.
 std::function<double(int64_t)> learning_rate_factor(const OptimizerOptions& o, int64_t steps) {
   const int64_t warmup = std::min(o.warmup, steps) + 1, left = std::max<int64_t>(1, steps - warmup);
   std::function<double(int64_t)> from_one;

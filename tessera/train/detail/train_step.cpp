@@ -1,7 +1,7 @@
 #include "tessera/train/detail/train_step.h"
 
 #include "tessera/compile/api/compile.h"
-#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/detail/full_tensor_or_self.h"
 #include "tessera/models/loss.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
@@ -12,8 +12,8 @@
 
 namespace tessera::train {
 
-struct Step::Parts {
-  Layout& layout;
+struct TrainStep::State {
+  ParallelModel& model;
   optim::AdamW& optimizer;
   optim::GradScaler scaler;
   int64_t accumulate;
@@ -22,20 +22,18 @@ struct Step::Parts {
 
 namespace {
 
-at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
-
-// Gradients of a batch, and its loss: the same text for both models, run as it is or compiled.
+// Accumulates the gradients of a batch and returns its loss. Runs eagerly or compiled.
 template <class Model>
-at::Tensor gradients_of(Step::Parts& parts, Model& model, const at::Tensor& input, const at::Tensor& target,
-                        const at::Tensor& scale) {
+at::Tensor accumulate_gradients(TrainStep::State& state, Model& model, const at::Tensor& input,
+                                const at::Tensor& target, const at::Tensor& scale) {
   model->zero_grad();
   at::Tensor total;
-  const auto inputs = input.chunk(parts.accumulate), targets = target.chunk(parts.accumulate);
+  const auto inputs = input.chunk(state.accumulate), targets = target.chunk(state.accumulate);
   for (size_t i = 0; i < inputs.size(); i++) {
-    if (inputs.size() > 1) parts.layout.set_gradient_sync(i + 1 == inputs.size());
-    const LossParallel keeps_logits_cut;
-    const auto loss = whole(models::loss_sum(model(inputs[i]), targets[i])) * scale;
-    parts.scaler.scale(loss).backward();
+    if (inputs.size() > 1) state.model.set_gradient_sync(i + 1 == inputs.size());
+    const LossParallel loss_parallel;
+    const auto loss = tessera::detail::full_tensor_or_self(models::loss_sum(model(inputs[i]), targets[i])) * scale;
+    state.scaler.scale(loss).backward();
     total = total.defined() ? total + loss.detach() : loss.detach();
   }
   return total;
@@ -43,49 +41,49 @@ at::Tensor gradients_of(Step::Parts& parts, Model& model, const at::Tensor& inpu
 
 }  // namespace
 
-Step::Step(const TrainConfig& config, Layout& layout, optim::AdamW& optimizer)
-    : parts_(new Parts{layout, optimizer, optim::GradScaler({.enabled = config.training.precision == "fp16"}),
+TrainStep::TrainStep(const TrainConfig& config, ParallelModel& model, optim::AdamW& optimizer)
+    : state_(new State{model, optimizer, optim::GradScaler({.enabled = config.training.precision == "fp16"}),
                        config.training.accumulate, config.optimizer.clip}) {
   std::visit(
-      [&](auto& model) {
-        using Model = std::remove_reference_t<decltype(model)>;
-        const auto plain = [parts = parts_](Model& model, const at::Tensor& input, const at::Tensor& target,
+      [&](auto& holder) {
+        using Model = std::remove_reference_t<decltype(holder)>;
+        const auto eager = [state = state_](Model& model, const at::Tensor& input, const at::Tensor& target,
                                             const at::Tensor& scale) {
-          return gradients_of<Model>(*parts, model, input, target, scale);
+          return accumulate_gradients<Model>(*state, model, input, target, scale);
         };
         const auto bind = [&](auto step) {
-          run_ = [model, step](const at::Tensor& input, const at::Tensor& target, const at::Tensor& scale) mutable {
-            return step(model, input, target, scale);
+          run_ = [holder, step](const at::Tensor& input, const at::Tensor& target, const at::Tensor& scale) mutable {
+            return step(holder, input, target, scale);
           };
         };
         if (config.training.compile)
-          bind(compile(plain));
+          bind(compile(eager));
         else
-          bind(plain);
+          bind(eager);
       },
-      layout.network());
+      model.language_model());
 }
 
-Step::~Step() = default;
+TrainStep::~TrainStep() = default;
 
-StepResult Step::forward_backward(const at::Tensor& input, const at::Tensor& target, int64_t counted) {
-  auto& [layout, optimizer, scaler, accumulate, clip] = *parts_;
-  const double scale = static_cast<double>(layout.data_ranks()) / static_cast<double>(counted);
+StepResult TrainStep::forward_backward(const at::Tensor& input, const at::Tensor& target, int64_t counted) {
+  auto& [model, optimizer, scaler, accumulate, clip] = *state_;
+  const double scale = static_cast<double>(model.data_ranks()) / static_cast<double>(counted);
   const auto loss = run_(input, target, at::scalar_tensor(scale, input.options().dtype(at::kFloat)));
   scaler.unscale_(optimizer);
-  const double most = clip > 0 ? clip : std::numeric_limits<double>::infinity();
-  return {loss, optim::clip_grad_norm_(optimizer.parameters(), most)};
+  const double max_norm = clip > 0 ? clip : std::numeric_limits<double>::infinity();
+  return {loss, optim::clip_grad_norm_(optimizer.parameters(), max_norm)};
 }
 
-void Step::update() {
-  auto& [layout, optimizer, scaler, accumulate, clip] = *parts_;
+void TrainStep::update() {
+  auto& [model, optimizer, scaler, accumulate, clip] = *state_;
   scaler.step(optimizer);
   scaler.update();
 }
 
-void Step::skip() { parts_->scaler.update(); }
+void TrainStep::skip() { state_->scaler.update(); }
 
-optim::GradScaler& Step::scaler() { return parts_->scaler; }
+optim::GradScaler& TrainStep::scaler() { return state_->scaler; }
 
 std::unique_ptr<optim::AdamW> make_optimizer(const OptimizerOptions& o, const torch::nn::Module& module) {
   const optim::AdamWOptions options{

@@ -1,7 +1,7 @@
 #pragma once
 #include "tessera/optim/adam.h"
 #include "tessera/optim/grad_scaler.h"
-#include "tessera/train/detail/model_layout.h"
+#include "tessera/train/detail/parallel_model.h"
 
 #include <functional>
 #include <memory>
@@ -9,33 +9,35 @@
 namespace tessera::train {
 
 struct StepResult {
-  at::Tensor loss;       // this rank's part of the sum that is the mean over all targets, times the data ranks
+  at::Tensor loss;       // of this rank, scaled so that the mean over the data-parallel ranks is the global mean
   at::Tensor grad_norm;  // before clipping; the same on every rank
 };
 
-// Forward and backward of a batch, compiled if asked, then clipping; and the update, which may be left out.
+// Forward, backward and gradient clipping of a batch, compiled if configured. The optimizer update is separate, so that
+// a step can be skipped.
 //
-// Each rank's loss is (data ranks / counted targets of all) x (sum over its own), so the mean that data parallelism
-// takes of gradients is the gradient of the mean over the global batch, padding or not.
-class Step {
+// The loss of a rank is (data ranks / counted targets of the global batch) x (sum over its own targets). Data
+// parallelism averages gradients, so the result is the gradient of the mean over the global batch, also with padding.
+class TrainStep {
  public:
-  Step(const TrainConfig& config, Layout& layout, optim::AdamW& optimizer);
-  ~Step();
+  TrainStep(const TrainConfig& config, ParallelModel& model, optim::AdamW& optimizer);
+  ~TrainStep();
 
   StepResult forward_backward(const at::Tensor& input, const at::Tensor& target, int64_t counted);
-  void update();  // or
+  // After forward_backward(), call one of these.
+  void update();
   void skip();
-  optim::GradScaler& scaler();  // not enabled but for fp16
+  optim::GradScaler& scaler();  // enabled only with fp16
 
-  struct Parts;  // what a step works on
+  struct State;
 
  private:
-  std::shared_ptr<Parts> parts_;
+  std::shared_ptr<State> state_;
   std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)> run_;
 };
 
 std::unique_ptr<optim::AdamW> make_optimizer(const OptimizerOptions& options, const torch::nn::Module& module);
-// The factor of the learning rate by the number of steps made.
+// The learning rate factor as a function of the number of steps made.
 std::function<double(int64_t)> learning_rate_factor(const OptimizerOptions& options, int64_t steps);
 
 }  // namespace tessera::train

@@ -1,15 +1,14 @@
-// What a training is made of when it is put aside, and how it goes on.
+// Saves and loads the state of a trainer. A checkpoint has these entries:
 //
-//   model.<parameter>                  as it lies on the mesh, whatever that is
-//   optimizer.state.<parameter>.<row>
-//   scaler.scale, ...                  with fp16
-//   guard.losses                       that the next loss is compared with
-//   generator.<rank>                   of LibTorch, from which plain tensors are drawn (dropout)
-//   values                             step, samples_read, position of the sampler, random numbers by counter, the
-//   model
+//   model.<parameter>                     with its placements
+//   optimizer.state.<parameter>.<name>
+//   scaler.scale, ...                     with fp16
+//   guard.losses                          window of the loss monitor
+//   generator.<rank>                      state of LibTorch's default generator (dropout on plain tensors)
+//   values                                step, samples_read, sampler position, state of tessera::random, model
 //
-// The schedule is a function of the step, and what an optimizer was told (learning rate, decay) is in the config: both
-// follow the config of the training that goes on, not of the one that was left.
+// The learning rate schedule is a function of the step, and the optimizer options are in the config. Both come from the
+// config of the resumed run, not from the checkpoint.
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/folders.h"
 #include "tessera/checkpoint/load.h"
@@ -17,7 +16,7 @@
 #include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/data_parallel/fsdp/state_dict.h"
 #include "tessera/dtensor/random.h"
-#include "tessera/train/detail/checksum.h"
+#include "tessera/train/detail/check_replicas.h"
 #include "tessera/train/trainer.h"
 
 #include <ATen/Context.h>
@@ -33,7 +32,7 @@ namespace {
 
 const std::string kModel = "model.", kOptimizer = "optimizer.", kScaler = "scaler.", kLosses = "guard.losses";
 
-// The model as one line. What is dropped while training is no size of it.
+// The model as one line of text. Dropout is not part of it.
 std::string model_text(const TrainConfig& config) {
   auto model = model_config(config.model);
   if (auto* gpt = std::get_if<models::GPT2Config>(&model)) gpt->dropout = 0;
@@ -54,7 +53,7 @@ void set_generator_state(at::Device device, const at::Tensor& state) {
 
 std::string generator_name(const World& world) { return c10::str("generator.", world.rank()); }
 
-// Values of a checkpoint by name, with an error for what is no training's.
+// Values of a checkpoint by name. Throws if a value is missing, because the checkpoint is then not one of a trainer.
 struct SavedValues {
   const std::string& path;
   const dcp::Values& values;
@@ -63,25 +62,25 @@ struct SavedValues {
   const T& get(const std::string& name) const {
     const auto found = values.find(name);
     const auto* value = found == values.end() ? nullptr : std::get_if<T>(&found->second);
-    TESSERA_CHECK(value, UsageError, "'", path, "' cannot be gone on from: it has no '", name,
-                  "', so it is no checkpoint of a training");
+    TESSERA_CHECK(value, UsageError, "cannot resume from '", path, "': it has no '", name,
+                  "', so it is not a checkpoint of a trainer");
     return *value;
   }
   int64_t number(const std::string& name) const { return get<int64_t>(name); }
 };
 
-// A plain tensor to load one into that was saved.
-at::Tensor plain_like(const dcp::Manifest& manifest, const std::string& name, const std::string& path) {
+// An empty plain tensor with the sizes of a saved one.
+at::Tensor empty_like_saved(const dcp::Manifest& manifest, const std::string& name, const std::string& path) {
   const auto* saved = manifest.find(name);
-  TESSERA_CHECK(saved, UsageError, "'", path, "' cannot be gone on from: it has no '", name, "'");
+  TESSERA_CHECK(saved, UsageError, "cannot resume from '", path, "': it has no '", name, "'");
   return at::empty(saved->sizes, saved->dtype);
 }
 
 SavedValues check_values(const std::string& path, const dcp::Values& values, const TrainConfig& config) {
   const SavedValues saved{path, values};
   const auto& model = saved.get<std::string>("model");
-  TESSERA_CHECK(model == model_text(config), UsageError, "'", path, "' cannot be gone on from: it is of ", model,
-                ", and this training is of ", model_text(config));
+  TESSERA_CHECK(model == model_text(config), UsageError, "cannot resume from '", path, "': its model is ", model,
+                ", but the config has ", model_text(config));
   return saved;
 }
 
@@ -95,27 +94,27 @@ std::string find_checkpoint(const TrainConfig& config) {
 }
 
 void Trainer::save(const std::string& path) {
-  auto& module = layout_.module();
+  auto& module = model_.module();
   StateDict dict;
   dict.insert_all(kModel, get_model_state_dict(module));
   dict.insert_all(kOptimizer + "state.", get_optimizer_state_dict(*optimizer_, module).under("state."));
-  if (step_function_.scaler().enabled()) dict.insert_all(kScaler, step_function_.scaler().state_dict());
-  dict.insert(kLosses, at::tensor(sentinel_.losses(), at::kDouble));
+  if (train_step_.scaler().enabled()) dict.insert_all(kScaler, train_step_.scaler().state_dict());
+  dict.insert(kLosses, at::tensor(loss_monitor_.losses(), at::kDouble));
   dict.insert(generator_name(world_), generator_state(device_));
   const auto& random = random::state();
   dcp::save(dict, path,
             {{"step", step_},
              {"samples_read", samples_read_},
-             {"position", position_},
+             {"position", sampler_position_},
              {"random_seed", static_cast<int64_t>(random.seed)},
              {"random_offset", static_cast<int64_t>(random.offset)},
              {"ranks", world_.size()},
-             {"mesh", c10::str(layout_.mesh())},
+             {"mesh", c10::str(model_.mesh())},
              {"model", model_text(config_)}},
             {.overwrite = true, .keep_latest = config_.checkpoint.keep}, world_);
 }
 
-void Trainer::save_when_due() {
+void Trainer::save_if_due() {
   const int64_t every = config_.checkpoint.every;
   if (every == 0 || (step_ % every != 0 && step_ != config_.training.steps)) return;
   const auto path = dcp::step_folder(checkpoint_folder(config_), step_);
@@ -129,17 +128,17 @@ void Trainer::resume(const std::string& path) {
   const auto saved = check_values(path, manifest.values, config_);
   const int64_t step = saved.number("step");
   TESSERA_CHECK(step_ == 0 && step >= 0, UsageError,
-                "a training goes on from a checkpoint before its first step, not after ", step_);
+                "resume() must be called before the first step; ", step_, " steps were made");
 
-  auto& module = layout_.module();
+  auto& module = model_.module();
   const auto parameters = get_model_state_dict(module);
   const auto state = dcp::optimizer_state_like(manifest, kOptimizer, parameters);
-  StateDict rest{{kLosses, plain_like(manifest, kLosses, path)}};
+  StateDict rest{{kLosses, empty_like_saved(manifest, kLosses, path)}};
   const bool same_ranks = saved.number("ranks") == world_.size();
-  if (same_ranks) rest.insert(generator_name(world_), plain_like(manifest, generator_name(world_), path));
+  if (same_ranks) rest.insert(generator_name(world_), empty_like_saved(manifest, generator_name(world_), path));
   dcp::load(parameters, path, {.prefix = kModel}, world_);
   dcp::load(state, path, {.prefix = kOptimizer}, world_);
-  dcp::load(rest, path, {.strict = false}, world_);  // there is more in it than this
+  dcp::load(rest, path, {.strict = false}, world_);  // the other entries are loaded above
 
   set_model_state_dict(module, parameters);
   auto optimizer = get_optimizer_state_dict(*optimizer_, module);
@@ -147,23 +146,23 @@ void Trainer::resume(const std::string& path) {
     if (name.starts_with("state.")) optimizer.erase(name);
   optimizer.insert_all("", state);
   set_optimizer_state_dict(*optimizer_, module, optimizer);
-  auto& scaler = step_function_.scaler();
+  auto& scaler = train_step_.scaler();
   if (scaler.enabled() && manifest.find(kScaler + "scale")) {
     const auto scales = dcp::optimizer_state_like(manifest, kScaler, {});
     dcp::load(scales, path, {.prefix = kScaler}, world_);
     scaler.load_state_dict(scales);
   }
   const auto& losses = rest.at(kLosses);
-  sentinel_.set_losses({losses.data_ptr<double>(), losses.data_ptr<double>() + losses.numel()});
+  loss_monitor_.set_losses({losses.data_ptr<double>(), losses.data_ptr<double>() + losses.numel()});
   if (same_ranks) set_generator_state(device_, rest.at(generator_name(world_)));
   random::state() = {static_cast<uint64_t>(saved.number("random_seed")),
                      static_cast<uint64_t>(saved.number("random_offset"))};
-  position_ = saved.number("position");
+  sampler_position_ = saved.number("position");
   samples_read_ = saved.number("samples_read");
-  loader_.set_position(position_);
-  for (; step_ < step; step_++) schedule_.step();
+  loader_.set_position(sampler_position_);
+  for (; step_ < step; step_++) scheduler_.step();
   resumed_from_ = path;
-  if (config_.guard.checksum_every > 0) check_replicas(module, layout_.mesh(), c10::str("after loading '", path, "'"));
+  if (config_.guard.checksum_every > 0) check_replicas(module, model_.mesh(), c10::str("after loading '", path, "'"));
 }
 
 }  // namespace tessera::train

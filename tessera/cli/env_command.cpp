@@ -1,6 +1,6 @@
 #include "tessera/base/detail/settings.h"
 #include "tessera/cli/commands.h"
-#include "tessera/cli/where.h"
+#include "tessera/cli/paths.h"
 #include "tessera/comm/backends.h"
 #include "tessera/comm/detail/backend_choice.h"
 #include "tessera/comm/environment.h"
@@ -19,16 +19,16 @@ void print_env(std::ostream& out) {
       << "LibTorch  " << TORCH_VERSION << " in " << libtorch_path().string() << "\n"
       << "Launcher  " << comm::read_environment() << "\n\nSettings\n";
   for (const Setting& s : all_settings()) {
-    bool given = setting_is_set(s.name);
+    const bool is_set = setting_is_set(s.name);
     std::string value = setting(s.name);
     out << "  " << std::left << std::setw(29) << s.name << std::setw(14) << (value.empty() ? "-" : value)
-        << (given ? " environment  " : " default      ") << s.help << '\n';
+        << (is_set ? " environment  " : " default      ") << s.help << '\n';
   }
   out << "\nBackends\n";
   for (const auto& backend : comm::backends())
     out << "  " << std::left << std::setw(29) << backend.name << std::setw(15)
-        << (backend.available() ? "found" : "not here") << backend.help << '\n';
-  out << "\nBackend 'auto', for a group of ranks\n";
+        << (backend.available() ? "available" : "not available") << backend.help << '\n';
+  out << "\nBackend 'auto', by process group\n";
   for (const auto& row : comm::auto_rows())
     out << "  " << std::left << std::setw(22) << row.ranks << row.choice << '\n';
 }
@@ -36,7 +36,7 @@ void print_env(std::ostream& out) {
 }  // namespace
 
 void add_env_command(CLI::App& app) {
-  auto* command = app.add_subcommand("env", "Versions, every setting with its value and where it came from, backends");
+  auto* command = app.add_subcommand("env", "Show versions, launcher, settings and backends");
   command->callback([] { print_env(std::cout); });
 }
 

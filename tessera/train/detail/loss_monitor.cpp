@@ -1,4 +1,4 @@
-#include "tessera/train/detail/sentinel.h"
+#include "tessera/train/detail/loss_monitor.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -9,27 +9,27 @@
 namespace tessera::train {
 namespace {
 
-using Action = Sentinel::Action;
+using Action = LossMonitor::Action;
 
 Action action_for(const std::string& word) {
-  return word == "stop" ? Action::Stop : word == "skip" ? Action::Skip : Action::Go;
+  return word == "stop" ? Action::Stop : word == "skip" ? Action::Skip : Action::Continue;
 }
 
 }  // namespace
 
-Sentinel::Verdict Sentinel::look(double loss, double grad_norm, bool norm_may_overflow) {
+LossMonitor::Verdict LossMonitor::check(double loss, double grad_norm, bool norm_may_overflow) {
   if (!std::isfinite(loss)) return {action_for(options_.on_nan), c10::str("the loss is ", loss)};
   if (!std::isfinite(grad_norm) && !norm_may_overflow)
-    return {action_for(options_.on_nan), c10::str("the gradient's norm is ", grad_norm)};
-  if (options_.spike > 0 && losses_.size() >= kFewest) {
+    return {action_for(options_.on_nan), c10::str("the gradient norm is ", grad_norm)};
+  if (options_.spike > 0 && losses_.size() >= kMinLosses) {
     const auto n = static_cast<double>(losses_.size());
     const double mean = std::accumulate(losses_.begin(), losses_.end(), 0.0) / n;
     const double squares = std::accumulate(losses_.begin(), losses_.end(), 0.0,
                                            [&](double sum, double x) { return sum + (x - mean) * (x - mean); });
     const double deviation = std::max(std::sqrt(squares / n), 1e-12);
-    if (const double far = (loss - mean) / deviation; far > options_.spike)
+    if (const double deviations = (loss - mean) / deviation; deviations > options_.spike)
       return {action_for(options_.on_spike),
-              c10::str("the loss is ", loss, ", ", far, " standard deviations above the mean of the last ",
+              c10::str("the loss is ", loss, ", ", deviations, " standard deviations above the mean of the last ",
                        losses_.size(), ", ", mean)};
   }
   losses_.push_back(loss);

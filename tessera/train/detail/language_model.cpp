@@ -1,0 +1,48 @@
+#include "tessera/train/detail/language_model.h"
+
+namespace tessera::train {
+namespace {
+
+models::GPT2 make(const models::GPT2Config& config) { return models::GPT2(config); }
+models::Llama make(const models::LlamaConfig& config) { return models::Llama(config); }
+auto& blocks(models::GPT2Impl& model) { return model.h; }
+auto& blocks(models::LlamaImpl& model) { return model.layers; }
+
+struct FlopSizes {
+  int64_t layers, dim;
+  int64_t lookup_only;  // embedding parameters that take part in no matrix product
+};
+FlopSizes flop_sizes(const models::GPT2Config& c) { return {c.n_layer, c.n_embd, c.max_seq_len * c.n_embd}; }
+FlopSizes flop_sizes(const models::LlamaConfig& c) { return {c.n_layers, c.dim, c.tied ? 0 : c.vocab_size * c.dim}; }
+
+}  // namespace
+
+LanguageModel make_language_model(const models::Config& config) {
+  return std::visit([](const auto& c) -> LanguageModel { return make(c); }, config);
+}
+
+torch::nn::Module& module_of(const LanguageModel& model) {
+  return std::visit([](const auto& holder) -> torch::nn::Module& { return *holder.ptr(); }, model);
+}
+
+std::vector<std::shared_ptr<torch::nn::Module>> blocks_of(const LanguageModel& model) {
+  std::vector<std::shared_ptr<torch::nn::Module>> all;
+  std::visit(
+      [&](const auto& holder) {
+        for (auto& block : blocks(*holder.ptr())) all.push_back(block.ptr());
+      },
+      model);
+  return all;
+}
+
+at::Tensor logits_of(LanguageModel& model, const at::Tensor& tokens) {
+  return std::visit([&](auto& holder) { return holder(tokens); }, model);
+}
+
+double flops_per_token(const models::Config& config, int64_t length) {
+  const auto sizes = std::visit([](const auto& c) { return flop_sizes(c); }, config);
+  const auto multiplied = static_cast<double>(models::parameter_count(config) - sizes.lookup_only);
+  return 6 * multiplied + 12 * static_cast<double>(sizes.layers * sizes.dim * length);
+}
+
+}  // namespace tessera::train
