@@ -1,7 +1,7 @@
 // Generated kernels: what is fused, that values have LibTorch's bits, and how built libraries are kept.
 #include "tessera/base/error.h"
-#include "tessera/compile/detail/codegen/compiler.h"
-#include "tessera/compile/detail/codegen/library.h"
+#include "tessera/compile/detail/codegen/system_compiler.h"
+#include "tessera/compile/detail/codegen/kernel_library.h"
 #include "tessera/compile/detail/codegen/pointwise.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/codegen/lower.h"
@@ -24,7 +24,7 @@ namespace tessera::compiler {
 namespace {
 
 namespace fs = std::filesystem;
-using codegen::Library;
+using codegen::KernelLibrary;
 using testing::message_of;
 
 // A cache folder of the test's own.
@@ -387,22 +387,22 @@ return %1
 
 TEST_F(Codegen, WhatIsOnDiskIsNotBuiltAgain) {
   const auto kernels = fused(kBucket).kernels;
-  const auto before = Library::builds();
-  auto library = Library::load(kernels);
-  EXPECT_EQ(Library::builds(), before + 1);
-  EXPECT_EQ(Library::load(kernels), library);
+  const auto before = KernelLibrary::builds();
+  auto library = KernelLibrary::load(kernels);
+  EXPECT_EQ(KernelLibrary::builds(), before + 1);
+  EXPECT_EQ(KernelLibrary::load(kernels), library);
   const auto path = library->path();
   library.reset();
-  EXPECT_EQ(Library::load(kernels)->path(), path);
-  EXPECT_EQ(Library::builds(), before + 1);
+  EXPECT_EQ(KernelLibrary::load(kernels)->path(), path);
+  EXPECT_EQ(KernelLibrary::builds(), before + 1);
 
   const auto bytes = [&] {
     std::ifstream in(path, std::ios::binary);
     return std::string(std::istreambuf_iterator<char>(in), {});
   };
   const auto good = bytes();
-  const auto other = Library::load(fused(kChain).kernels);
-  EXPECT_EQ(Library::builds(), before + 2);
+  const auto other = KernelLibrary::load(fused(kChain).kernels);
+  EXPECT_EQ(KernelLibrary::builds(), before + 2);
   auto changed = good;
   changed[good.size() / 2] ^= 1;
   std::ifstream in(other->path(), std::ios::binary);
@@ -413,9 +413,9 @@ TEST_F(Codegen, WhatIsOnDiskIsNotBuiltAgain) {
     Warnings warnings;
     {
       const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
-      EXPECT_NE(Library::load(kernels)->function("cpp_fused_cat_div_0"), nullptr);
+      EXPECT_NE(KernelLibrary::load(kernels)->function("cpp_fused_cat_div_0"), nullptr);
     }
-    EXPECT_EQ(Library::builds(), before + 3 + damaged);
+    EXPECT_EQ(KernelLibrary::builds(), before + 3 + damaged);
     EXPECT_EQ(bytes(), good);
     // Once for each file.
     ASSERT_EQ(warnings.said.size(), damaged == 0 ? 1u : 0u);
@@ -433,7 +433,7 @@ TEST_F(Codegen, WithoutACompilerProgramsStayAsTheyAre) {
     const Environment compiler("CXX", "/nonexistent/c++"), path("PATH", "/nonexistent");
     EXPECT_FALSE(codegen::available());
     for (int i = 0; i < 2; i++) EXPECT_EQ(fused_by(lower(program, with_codegen())), -1);
-    EXPECT_ERROR(UsageError, Library::load({}), "no C++ compiler", "/nonexistent/c++");
+    EXPECT_ERROR(UsageError, KernelLibrary::load({}), "no C++ compiler", "/nonexistent/c++");
   }
   EXPECT_TRUE(codegen::available());
   ASSERT_EQ(warnings.said.size(), 1u);

@@ -1,6 +1,6 @@
 // The listing is the truth: what it says is sent is what is sent, in that order, and what it names is what runs.
 #include "tessera/compile/api/compile_backward.h"
-#include "tessera/compile/detail/codegen/library.h"
+#include "tessera/compile/detail/codegen/kernel_library.h"
 #include "tessera/compile/api/compile.h"
 #include "tessera/compile/detail/ir/collective.h"
 #include "tessera/compile/detail/ir/op_table.h"
@@ -129,7 +129,7 @@ TEST(Listing, SaysWhatADdpStepSends) {
   });
 }
 
-// On three ranks pieces differ, and travel padded: 16 rows as 6, 6, 4; 10 as 4, 4, 2.
+// On three ranks cat_inputs differ, and travel padded: 16 rows as 6, 6, 4; 10 as 4, 4, 2.
 TEST(Listing, SaysWhatAFullyShardedStepSends) {
   const MLP start(models::mlp_module());
   run_ranks(3, [&](Rank& me) {
