@@ -9,7 +9,7 @@ namespace {
 
 using comm::Kind;
 
-int64_t bytes_of(const Program& program, const Arg& arg) {
+int64_t arg_bytes(const Program& program, const Arg& arg) {
   if (const auto* id = std::get_if<ValueId>(&arg)) return *id == kNone ? 0 : program[*id].type.bytes();
   int64_t bytes = 0;
   if (const auto* list = std::get_if<ValueList>(&arg))
@@ -17,11 +17,11 @@ int64_t bytes_of(const Program& program, const Arg& arg) {
   return bytes;
 }
 
-int64_t largest_side(const Program& program, const Node& node) {
-  int64_t given = 0, got = 0;
-  for (const auto& arg : node.args) given = std::max(given, bytes_of(program, arg));
-  for (const auto& result : node.results) got = std::max(got, bytes_of(program, result));
-  return std::max(given, got);
+int64_t larger_side_bytes(const Program& program, const Node& node) {
+  int64_t input = 0, output = 0;
+  for (const auto& arg : node.args) input = std::max(input, arg_bytes(program, arg));
+  for (const auto& result : node.results) output = std::max(output, arg_bytes(program, result));
+  return std::max(input, output);
 }
 
 std::vector<int64_t> integers(const Arg& arg) {
@@ -32,9 +32,10 @@ std::vector<int64_t> integers(const Arg& arg) {
   return found;
 }
 
-// Pieces travel padded to the longest: dims are argument 1, sizes argument 2, as many for each tensor as there are
-// ranks.   sizes [4, 3] of rows of 8 bytes: 2 ranks x 4 rows x 8
-int64_t padded_pieces(const Program& program, const Node& node) {
+// Bytes of an all-gather or reduce-scatter, whose local shards are padded to the largest one. Argument 1 is the sharded
+// dim of each tensor, argument 2 the shard sizes of all ranks along it.
+//   sizes [4, 3], 8 bytes per index of the dim:   2 ranks x 4 x 8 bytes
+int64_t padded_shard_bytes(const Program& program, const Node& node) {
   const auto dims = integers(node.args[1]), sizes = integers(node.args[2]);
   const auto* one = std::get_if<ValueId>(&node.args[0]);
   const auto values = one ? ValueList{*one} : std::get<ValueList>(node.args[0]);
@@ -43,47 +44,48 @@ int64_t padded_pieces(const Program& program, const Node& node) {
   for (size_t i = 0; i < values.size(); i++) {
     const auto& type = program[values[i]].type;
     const auto begin = sizes.begin() + static_cast<ptrdiff_t>(i * ranks);
-    int64_t row = type.itemsize();
+    int64_t slice = type.itemsize();  // bytes of one index of the sharded dim
     for (size_t d = 0; d < type.sizes.size(); d++)
-      if (static_cast<int64_t>(d) != dims[i]) row *= type.sizes[d];
-    bytes += row * *std::max_element(begin, begin + static_cast<ptrdiff_t>(ranks)) * static_cast<int64_t>(ranks);
+      if (static_cast<int64_t>(d) != dims[i]) slice *= type.sizes[d];
+    bytes += slice * *std::max_element(begin, begin + static_cast<ptrdiff_t>(ranks)) * static_cast<int64_t>(ranks);
   }
   return bytes;
 }
 
-// Between one tensor, a rank's part, and runs of many: as much for every rank as the part has.
-int64_t parts_of_all(const Program& program, const Node& node) {
+// Bytes of a collective between one local flat tensor and runs of several full tensors: the flat tensors of all ranks
+// have the same size.
+int64_t flat_bytes_of_all_ranks(const Program& program, const Node& node) {
   int64_t part = 0;
   for (const auto& arg : node.args)
-    if (std::holds_alternative<ValueId>(arg)) part = bytes_of(program, arg);
+    if (std::holds_alternative<ValueId>(arg)) part = arg_bytes(program, arg);
   return part * static_cast<int64_t>(program.groups[static_cast<size_t>(group_of(node))].ranks.size());
 }
 
-struct Row {
+struct CollectiveRow {
   const char* op;
   Kind kind;
   int64_t (*bytes)(const Program& program, const Node& node);
 };
-constexpr Row kRows[] = {
-    {"tessera::all_gather", Kind::AllGatherIntoTensor, padded_pieces},
-    {"tessera::all_gather_coalesced", Kind::AllGatherCoalesced, padded_pieces},
-    {"tessera::all_gather_into_", Kind::AllGatherIntoTensor, largest_side},
-    {"tessera::all_gather_into_runs_", Kind::AllGatherIntoTensor, parts_of_all},
-    {"tessera::all_reduce", Kind::AllReduce, largest_side},
-    {"tessera::all_reduce_", Kind::AllReduce, largest_side},
-    {"tessera::all_reduce_coalesced", Kind::AllReduceCoalesced, largest_side},
-    {"tessera::all_reduce_coalesced_", Kind::AllReduceCoalesced, largest_side},
-    {"tessera::all_to_all", Kind::AllToAllSingle, largest_side},
-    {"tessera::broadcast", Kind::Broadcast, largest_side},
-    {"tessera::broadcast_", Kind::Broadcast, largest_side},
-    {"tessera::reduce_scatter", Kind::ReduceScatterTensor, padded_pieces},
-    {"tessera::reduce_scatter_coalesced", Kind::ReduceScatterCoalesced, padded_pieces},
-    {"tessera::reduce_scatter_into_", Kind::ReduceScatterTensor, largest_side},
-    {"tessera::reduce_scatter_runs_into_", Kind::ReduceScatterTensor, parts_of_all},
+constexpr CollectiveRow kCollectives[] = {
+    {"tessera::all_gather", Kind::AllGatherIntoTensor, padded_shard_bytes},
+    {"tessera::all_gather_coalesced", Kind::AllGatherCoalesced, padded_shard_bytes},
+    {"tessera::all_gather_into_", Kind::AllGatherIntoTensor, larger_side_bytes},
+    {"tessera::all_gather_into_runs_", Kind::AllGatherIntoTensor, flat_bytes_of_all_ranks},
+    {"tessera::all_reduce", Kind::AllReduce, larger_side_bytes},
+    {"tessera::all_reduce_", Kind::AllReduce, larger_side_bytes},
+    {"tessera::all_reduce_coalesced", Kind::AllReduceCoalesced, larger_side_bytes},
+    {"tessera::all_reduce_coalesced_", Kind::AllReduceCoalesced, larger_side_bytes},
+    {"tessera::all_to_all", Kind::AllToAllSingle, larger_side_bytes},
+    {"tessera::broadcast", Kind::Broadcast, larger_side_bytes},
+    {"tessera::broadcast_", Kind::Broadcast, larger_side_bytes},
+    {"tessera::reduce_scatter", Kind::ReduceScatterTensor, padded_shard_bytes},
+    {"tessera::reduce_scatter_coalesced", Kind::ReduceScatterCoalesced, padded_shard_bytes},
+    {"tessera::reduce_scatter_into_", Kind::ReduceScatterTensor, larger_side_bytes},
+    {"tessera::reduce_scatter_runs_into_", Kind::ReduceScatterTensor, flat_bytes_of_all_ranks},
 };
 
-const Row* find(const c10::OperatorHandle& op) {
-  for (const auto& row : kRows)
+const CollectiveRow* find_collective(const c10::OperatorHandle& op) {
+  for (const auto& row : kCollectives)
     if (op.operator_name().name == row.op) return &row;
   return nullptr;
 }
@@ -91,13 +93,13 @@ const Row* find(const c10::OperatorHandle& op) {
 }  // namespace
 
 Kind record_kind(const c10::OperatorHandle& op) {
-  const auto* row = find(op);
+  const auto* row = find_collective(op);
   return row ? row->kind : Kind::Count;
 }
 
 Collective collective_of(const Program& program, const Node& node) {
-  const auto* row = find(node.op);
-  return {record_kind(node.op), row ? row->bytes(program, node) : largest_side(program, node), group_of(node)};
+  const auto* row = find_collective(node.op);
+  return {record_kind(node.op), row ? row->bytes(program, node) : larger_side_bytes(program, node), group_of(node)};
 }
 
 size_t wait_of(const Program& program, size_t node) {

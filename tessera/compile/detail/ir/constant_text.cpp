@@ -10,25 +10,26 @@
 namespace tessera::compiler {
 namespace {
 
-constexpr int64_t kMost = 16;
+constexpr int64_t kMostPrintedElements = 16;
 
 }  // namespace
 
 std::optional<std::vector<double>> elements_of(const at::Tensor& constant) {
-  if (!constant.defined() || constant.numel() > kMost || constant.is_complex()) return {};
-  const OpModesOff only_this;
+  if (!constant.defined() || constant.numel() > kMostPrintedElements || constant.is_complex()) return {};
+  const OpModesOff modes_off;
   const at::NoGradGuard no_grad;
-  const auto plain = constant.to(at::kCPU, at::kDouble).contiguous();
-  return std::vector<double>(plain.const_data_ptr<double>(), plain.const_data_ptr<double>() + plain.numel());
+  const auto as_double = constant.to(at::kCPU, at::kDouble).contiguous();
+  return std::vector<double>(as_double.const_data_ptr<double>(),
+                             as_double.const_data_ptr<double>() + as_double.numel());
 }
 
 at::Tensor constant_of(const Type& type, const std::vector<double>& elements) {
-  const OpModesOff only_this;
+  const OpModesOff modes_off;
   const at::NoGradGuard no_grad;
-  auto plain = at::empty_strided(type.sizes, Type::contiguous(at::kDouble, type.sizes).strides, at::kDouble);
-  std::copy(elements.begin(), elements.end(), plain.mutable_data_ptr<double>());
+  auto as_double = at::empty_strided(type.sizes, Type::contiguous(at::kDouble, type.sizes).strides, at::kDouble);
+  std::copy(elements.begin(), elements.end(), as_double.mutable_data_ptr<double>());
   auto constant = at::empty_strided(type.sizes, type.strides, at::TensorOptions(type.dtype).device(type.device));
-  return constant.copy_(plain);
+  return constant.copy_(as_double);
 }
 
 }  // namespace tessera::compiler

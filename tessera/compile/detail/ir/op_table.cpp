@@ -8,7 +8,7 @@
 namespace tessera::compiler {
 namespace {
 
-constexpr OpRow kRows[] = {
+constexpr OpRow kOpTable[] = {
     {"aten.empty.memory_format", OpKind::Empty, nullptr},
     {"aten.empty_strided", OpKind::Empty, nullptr},
     {"aten.empty_like", OpKind::Empty, nullptr},
@@ -42,11 +42,11 @@ constexpr OpRow kRows[] = {
     {"aten.allclose", OpKind::Reads, nullptr},
 };
 
-// By LibTorch's name, without asking for a string each time.
-const OpRow* find(const c10::OperatorName& name) {
+// Looks up by OperatorName, so that no string is built per call.
+const OpRow* find_op_row(const c10::OperatorName& name) {
   static const auto* rows = [] {
     auto* by_name = new std::unordered_map<c10::OperatorName, const OpRow*>;
-    for (const auto& row : kRows) {
+    for (const auto& row : kOpTable) {
       std::string text = row.name;
       const auto first = text.find('.'), second = text.find('.', first + 1);
       by_name->emplace(c10::OperatorName(text.substr(0, first) + "::" + text.substr(first + 1, second - first - 1),
@@ -65,7 +65,7 @@ bool has_tag(const c10::OperatorHandle& op, at::Tag tag) {
   return false;
 }
 
-// Batch norm's older ops write into running_mean and running_var, and their schemas keep silent about it.
+// The older batch norm ops write into running_mean and running_var, but their schemas do not mark these arguments.
 bool updates_running_statistics(const c10::OperatorHandle& op) {
   static const auto* names = new std::unordered_set<std::string>{"aten::native_batch_norm", "aten::cudnn_batch_norm",
                                                                  "aten::miopen_batch_norm"};
@@ -74,10 +74,10 @@ bool updates_running_statistics(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-const OpRow* row_of(const Node& node) { return find(node.op.operator_name()); }
+const OpRow* row_of(const Node& node) { return find_op_row(node.op.operator_name()); }
 
 OpKind kind_of(const c10::OperatorHandle& op) {
-  if (const auto* row = find(op.operator_name())) return row->kind;
+  if (const auto* row = find_op_row(op.operator_name())) return row->kind;
   if (has_tag(op, at::Tag::dynamic_output_shape) || has_tag(op, at::Tag::data_dependent_output)) return OpKind::Reads;
   if (has_tag(op, at::Tag::nondeterministic_seeded) || op.operator_name().name.starts_with("tessera::philox_"))
     return OpKind::Random;

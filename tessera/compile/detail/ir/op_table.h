@@ -3,35 +3,36 @@
 
 namespace tessera::compiler {
 
-// What the compiler knows of an op beyond its schema: a row for each op that it treats in a way of its own. Ops without
-// a row are called as they are.
+// What the compiler knows of an op beyond its schema. Only ops that need special treatment have a row; all others are
+// OpKind::Plain.
 enum class OpKind : uint8_t {
   Plain,
-  Empty,       // makes memory, writes nothing
-  Collective,  // its results are pending until a wait
+  Empty,       // allocates memory and does not write it
+  Collective,  // results are in flight until a wait
   Wait,
-  Random,  // draws: never dropped, merged or moved past another
-  Reads,   // gives a number to the host, or a shape that depends on values: cannot be compiled
+  Random,  // draws random numbers: is never removed, merged or moved past another draw
+  Reads,   // returns a value to the host, or has a data-dependent output shape: cannot be compiled
 };
 
 struct OpRow {
   const char* name;  // "tessera.all_reduce"
   OpKind kind;
-  const char* listed_as;  // in program.listing(); null: by its name
+  const char* listed_as;  // name in program.listing(); null: its own name
 };
 const OpRow* row_of(const Node& node);
 OpKind kind_of(const c10::OperatorHandle& op);
 inline OpKind kind_of(const Node& node) { return kind_of(node.op); }
 
-// Does the op write into this argument? As its schema says, or, where that does not, as it is known to.
+// True if the op writes into this argument: according to its schema, or because it is known to where the schema is
+// incomplete.
 bool writes_argument(const c10::OperatorHandle& op, size_t argument);
 
-// Reads nothing but its arguments and writes nothing but its results: two with the same arguments give the same, and
-// one whose results nobody reads can go.
+// A pure op reads only its arguments and writes only its results. Two pure ops with equal arguments have equal results,
+// and a pure op without users can be removed.
 bool is_pure(const Node& node);
-bool is_view(const Program& program, const Node& node);  // gives its argument's memory, and writes nothing
-int32_t group_of(const Node& node);                      // of a collective or a wait; -1: none
+bool is_view(const Program& program, const Node& node);  // all results alias an argument, and nothing is written
+int32_t group_of(const Node& node);                      // of a collective or a wait; -1: no group argument
 bool is_generated(const Node& node);                     // calls a function of Program::kernels
-const std::string& generated_name(const Node& node);     // of which
+const std::string& generated_name(const Node& node);     // the name of that function
 
 }  // namespace tessera::compiler

@@ -11,30 +11,30 @@
 namespace tessera::compiler {
 namespace {
 
-// Reads one line, word by word.
-class Line {
+// A cursor over one line of text.
+class LineCursor {
  public:
-  Line(std::string_view text, int number) : text_(text), number_(number) {}
+  LineCursor(std::string_view text, int number) : text_(text), number_(number) {}
 
   bool at_end() {
     skip();
     return at_ >= text_.size() || text_[at_] == '#';
   }
-  bool sees(std::string_view word) {
+  bool peek(std::string_view word) {
     skip();
     return text_.substr(at_, word.size()) == word;
   }
   bool take(std::string_view word) {
-    if (!sees(word)) return false;
+    if (!peek(word)) return false;
     at_ += word.size();
     return true;
   }
   void expect(std::string_view word) {
-    if (!take(word)) wrong(c10::str("\"", word, "\""));
+    if (!take(word)) fail(c10::str("\"", word, "\""));
   }
-  [[noreturn]] void wrong(const std::string& wanted) {
+  [[noreturn]] void fail(const std::string& expected) {
     skip();
-    TESSERA_FAIL(UsageError, "line ", number_, ", at \"", text_.substr(at_, 24), "\": expected ", wanted);
+    TESSERA_FAIL(UsageError, "line ", number_, ", at \"", text_.substr(at_, 24), "\": expected ", expected);
   }
   std::string word() {
     skip();
@@ -42,21 +42,21 @@ class Line {
     while (at_ < text_.size() &&
            (std::isalnum(static_cast<unsigned char>(text_[at_])) || text_[at_] == '_' || text_[at_] == '.'))
       at_++;
-    if (begin == at_) wrong("a name");
+    if (begin == at_) fail("a name");
     return std::string(text_.substr(begin, at_ - begin));
   }
-  std::string name() {  // of a group or number: what stands between it and the next blank or mark
+  std::string name() {  // of a group or number: all characters up to the next blank or one of ,)]+
     skip();
     const auto begin = at_;
     while (at_ < text_.size() && !std::strchr(" ,)]+", text_[at_])) at_++;
-    if (begin == at_) wrong("a name");
+    if (begin == at_) fail("a name");
     return std::string(text_.substr(begin, at_ - begin));
   }
   int64_t integer() {
     skip();
     int64_t value = 0;
     const auto [end, error] = std::from_chars(text_.data() + at_, text_.data() + text_.size(), value);
-    if (error != std::errc()) wrong("a whole number");
+    if (error != std::errc()) fail("an integer");
     at_ = static_cast<size_t>(end - text_.data());
     return value;
   }
@@ -64,13 +64,13 @@ class Line {
     skip();
     const auto* begin = text_.data() + at_;
     const auto* limit = text_.data() + text_.size();
-    int64_t whole = 0;
+    int64_t integer = 0;
     double real = 0;
-    const auto as_whole = std::from_chars(begin, limit, whole);
+    const auto as_integer = std::from_chars(begin, limit, integer);
     const auto as_real = std::from_chars(begin, limit, real);
-    if (as_real.ec != std::errc()) wrong("a number");
+    if (as_real.ec != std::errc()) fail("a number");
     at_ = static_cast<size_t>(as_real.ptr - text_.data());
-    return as_whole.ec == std::errc() && as_whole.ptr == as_real.ptr ? c10::IValue(whole) : c10::IValue(real);
+    return as_integer.ec == std::errc() && as_integer.ptr == as_real.ptr ? c10::IValue(integer) : c10::IValue(real);
   }
   std::string quoted() {
     expect("\"");
@@ -92,7 +92,7 @@ class Line {
     }
     return list;
   }
-  std::string rest() {
+  std::string comment() {  // what follows #, to the end of the line
     skip();
     return take("#") ? std::string(text_.substr(std::min(text_.find_first_not_of(' ', at_), text_.size()))) : "";
   }
@@ -112,21 +112,21 @@ class Parser {
     std::istringstream in(text);
     std::string line;
     for (int number = 1; std::getline(in, line); number++) {
-      Line at(line, number);
+      LineCursor at(line, number);
       if (at.at_end()) continue;
       try {
         read(at);
-      } catch (const c10::Error& error) {  // what does not know of lines: names of ops, dtypes, devices
-        const std::string said = error.what_without_backtrace();
-        if (said.starts_with("line ")) throw;
-        TESSERA_FAIL(UsageError, "line ", number, ": ", said);
+      } catch (const c10::Error& error) {  // errors of op names, dtypes and devices do not have the line number yet
+        const std::string message = error.what_without_backtrace();
+        if (message.starts_with("line ")) throw;
+        TESSERA_FAIL(UsageError, "line ", number, ": ", message);
       }
     }
     return std::move(program_);
   }
 
  private:
-  void read(Line& at) {
+  void read(LineCursor& at) {
     if (at.take("group @")) {
       auto name = at.name();
       program_.groups.push_back({std::move(name), at.integers("[", "]")});
@@ -152,25 +152,25 @@ class Parser {
     }
   }
 
-  at::Tensor read_elements(Line& at, const Type& type) {
+  at::Tensor read_elements(LineCursor& at, const Type& type) {
     std::vector<double> elements;
     at.expect("[");
     while (!at.take("]")) {
       if (!elements.empty()) at.expect(",");
       elements.push_back(at.number().toScalar().toDouble());
     }
-    if (static_cast<int64_t>(elements.size()) != type.numel()) at.wrong(c10::str(type.numel(), " elements before"));
+    if (static_cast<int64_t>(elements.size()) != type.numel()) at.fail(c10::str(type.numel(), " elements in the list"));
     return constant_of(type, elements);
   }
 
-  void read_output(Line& at, Output::Kind kind) {
+  void read_output(LineCursor& at, Output::Kind kind) {
     const auto value = use(at);
     program_.outputs.push_back({value, kind, at.at_end() ? "" : at.quoted()});
   }
 
-  void read_node(Line& at) {
+  void read_node(LineCursor& at) {
     std::vector<Arg> results;
-    if (at.sees("%") || at.sees("[") || at.sees("undefined")) {
+    if (at.peek("%") || at.peek("[") || at.peek("undefined")) {
       do results.push_back(read_result(at));
       while (at.take(","));
       at.expect("=");
@@ -180,15 +180,15 @@ class Parser {
     const auto& arguments = node.schema().arguments();
     while (!at.take(")")) {
       if (!node.args.empty()) at.expect(",");
-      if (node.args.size() == arguments.size()) at.wrong(c10::str("\")\": ", node.name(), " takes no more arguments"));
+      if (node.args.size() == arguments.size()) at.fail(c10::str("\")\": ", node.name(), " takes no more arguments"));
       node.args.push_back(read_arg(at, *arguments[node.args.size()].type()));
     }
-    if (node.args.size() != arguments.size()) at.wrong(c10::str(arguments.size(), " arguments"));
-    node.module = at.rest();
+    if (node.args.size() != arguments.size()) at.fail(c10::str(arguments.size(), " arguments"));
+    node.module = at.comment();
     program_.nodes.push_back(std::move(node));
   }
 
-  Arg read_result(Line& at) {
+  Arg read_result(LineCursor& at) {
     if (!at.take("[")) return at.take("undefined") ? Arg(kNone) : Arg(define(at));
     ValueList list;
     while (!at.take("]")) {
@@ -198,14 +198,14 @@ class Parser {
     return list;
   }
 
-  ValueId define(Line& at) {
+  ValueId define(LineCursor& at) {
     at.expect("%");
     const auto name = at.integer();
     at.expect(":");
     Type type;
     type.dtype = dtype_from(at.word());
     type = Type::contiguous(type.dtype, at.integers("[", "]"));
-    if (at.sees("{")) type.strides = at.integers("{", "}");
+    if (at.peek("{")) type.strides = at.integers("{", "}");
     if (at.take("cuda:")) type.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(at.integer()));
     auto batch_dim = Value::kNoBatch;
     if (at.take("batch ")) batch_dim = at.take("reduced") ? Value::kBatchReduced : static_cast<int32_t>(at.integer());
@@ -217,46 +217,46 @@ class Parser {
       value = program_.add(std::move(type));
     }
     program_.values.back().batch_dim = batch_dim;
-    if (!values_.emplace(name, value).second) at.wrong(c10::str("a value that is new: %", name, " is defined above"));
+    if (!values_.emplace(name, value).second) at.fail(c10::str("a new value; %", name, " is already defined above"));
     return value;
   }
 
-  ValueId use(Line& at) {
+  ValueId use(LineCursor& at) {
     if (at.take("undefined")) return kNone;
     at.expect("%");
     const auto name = at.integer();
     const auto found = values_.find(name);
-    if (found == values_.end()) at.wrong(c10::str("a value that is defined above; %", name, " is not"));
+    if (found == values_.end()) at.fail(c10::str("a value that is defined above; %", name, " is not"));
     at.take("!");
     return found->second;
   }
 
-  Role role_named(Line& at) {
+  Role role_named(LineCursor& at) {
     const auto word = at.word();
     for (int role = 0; role <= static_cast<int>(Role::Constant); role++)
       if (c10::str(static_cast<Role>(role)) == word) return static_cast<Role>(role);
-    at.wrong("parameter, buffer, state, gradient, argument, captured or constant");
+    at.fail("parameter, buffer, state, gradient, argument, captured or constant");
   }
 
   template <class Items>
-  int32_t index_of(Line& at, const Items& items, const char* what) {
+  int32_t index_of(LineCursor& at, const Items& items, const char* what) {
     const auto name = at.name();
     for (size_t i = 0; i < items.size(); i++)
       if (items[i].name == name) return static_cast<int32_t>(i);
-    at.wrong(c10::str("a ", what, " that is declared above; ", name, " is not"));
+    at.fail(c10::str("a ", what, " that is declared above; ", name, " is not"));
   }
 
-  Arg read_live(Line& at, bool negated) {
+  Arg read_runtime_scalar(LineCursor& at, bool negated) {
     const auto number = index_of(at, program_.numbers, "number");
-    return Live{number, negated, at.take("+") ? at.integer() : 0};
+    return RuntimeScalar{number, negated, at.take("+") ? at.integer() : 0};
   }
 
-  Arg read_arg(Line& at, const c10::Type& type) {
-    if (at.sees("%") || at.sees("undefined")) return use(at);
+  Arg read_arg(LineCursor& at, const c10::Type& type) {
+    if (at.peek("%") || at.peek("undefined")) return use(at);
     if (at.take("@")) return GroupName{index_of(at, program_.groups, "group")};
-    if (at.take("$")) return read_live(at, false);
-    if (at.take("-$")) return read_live(at, true);
-    if (at.sees("[") && holds_tensors(type)) {
+    if (at.take("$")) return read_runtime_scalar(at, false);
+    if (at.take("-$")) return read_runtime_scalar(at, true);
+    if (at.peek("[") && contains_tensors(type)) {
       ValueList list;
       at.expect("[");
       while (!at.take("]")) {
@@ -268,14 +268,14 @@ class Parser {
     return read_constant(at, type);
   }
 
-  static bool holds_tensors(const c10::Type& type) {
+  static bool contains_tensors(const c10::Type& type) {
     if (type.kind() == c10::TypeKind::TensorType) return true;
     for (const auto& inner : type.containedTypes())
-      if (holds_tensors(*inner)) return true;
+      if (contains_tensors(*inner)) return true;
     return false;
   }
 
-  // The list type that the op's unboxing wants.
+  // A list with the element type that unboxing of the op's argument requires.
   static c10::IValue list_of(const std::vector<c10::IValue>& items, const c10::Type& type) {
     const auto* list = &type;
     if (type.kind() == c10::TypeKind::OptionalType) list = type.containedTypes()[0].get();
@@ -289,11 +289,11 @@ class Parser {
     return c10::IValue(std::move(made));
   }
 
-  c10::IValue read_constant(Line& at, const c10::Type& type) {
+  c10::IValue read_constant(LineCursor& at, const c10::Type& type) {
     if (at.take("none")) return {};
     if (at.take("true")) return true;
     if (at.take("false")) return false;
-    if (at.sees("\"")) return at.quoted();
+    if (at.peek("\"")) return at.quoted();
     if (at.take("device(")) {
       c10::Device device(at.quoted());
       at.expect(")");

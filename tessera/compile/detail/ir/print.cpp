@@ -15,7 +15,8 @@ namespace {
 
 constexpr const char* kOutputs[] = {"return", "gradient", "kept"};
 
-// The shortest text that reads back as the same double; with a point, so that it is not taken for an integer.
+// Prints the shortest text that parses to the same double, with a decimal point, so that it does not parse as an
+// integer.
 void print_double(std::ostream& out, double number) {
   char text[40];
   const auto end = std::to_chars(text, text + sizeof text, number).ptr;
@@ -24,7 +25,7 @@ void print_double(std::ostream& out, double number) {
   if (shown.find_first_of(".einf") == std::string_view::npos) out << ".0";
 }
 
-// In quotes, on one line.
+// Quoted and escaped, on one line.
 void print_quoted(std::ostream& out, const std::string& text) {
   out << '"';
   for (const char c : text) {
@@ -39,7 +40,7 @@ void print_quoted(std::ostream& out, const std::string& text) {
 }
 
 template <class List, class F>
-void print_list(std::ostream& out, const List& list, F each) {
+void print_bracketed(std::ostream& out, const List& list, F each) {
   out << "[";
   bool first = true;
   for (const auto& item : list) {
@@ -64,7 +65,7 @@ void print_constant(std::ostream& out, const c10::IValue& value) {
   } else if (value.isDevice()) {
     out << "device(\"" << value.toDevice() << "\")";
   } else if (value.isList()) {
-    print_list(out, value.toListRef(), [&](const c10::IValue& item) { print_constant(out, item); });
+    print_bracketed(out, value.toListRef(), [&](const c10::IValue& item) { print_constant(out, item); });
   } else if (value.isComplexDouble()) {
     out << "complex(";
     print_double(out, value.toComplexDouble().real());
@@ -72,7 +73,7 @@ void print_constant(std::ostream& out, const c10::IValue& value) {
     print_double(out, value.toComplexDouble().imag());
     out << ")";
   } else {
-    TESSERA_FAIL(UsageError, "compile: an argument of kind ", value.tagKind(), " cannot be part of a program");
+    TESSERA_FAIL(UsageError, "compile: a program cannot contain an argument of type ", value.tagKind());
   }
 }
 
@@ -105,7 +106,7 @@ void print_node(std::ostream& out, const Program& program, const std::vector<Val
     if (const auto* id = std::get_if<ValueId>(&result))
       print_definition(out, program, first, *id);
     else if (const auto* list = std::get_if<ValueList>(&result))
-      print_list(out, *list, [&](ValueId each) { print_definition(out, program, first, each); });
+      print_bracketed(out, *list, [&](ValueId each) { print_definition(out, program, first, each); });
     else
       print_arg(out, program, result);
   }
@@ -122,12 +123,12 @@ void print_node(std::ostream& out, const Program& program, const std::vector<Val
 
 std::vector<ValueId> first_in_buffer(const Program& program) {
   std::vector<ValueId> first(static_cast<size_t>(program.buffers), kNone);
-  const auto see = [&](ValueId id) {
+  const auto note = [&](ValueId id) {
     auto& at = first[static_cast<size_t>(program.buffer_of(id))];
     if (at == kNone) at = id;
   };
-  for (const auto& input : program.inputs) see(input.value);
-  for (const auto& node : program.nodes) node.each_result(see);
+  for (const auto& input : program.inputs) note(input.value);
+  for (const auto& node : program.nodes) node.each_result(note);
   return first;
 }
 
@@ -139,13 +140,13 @@ void print_arg(std::ostream& out, const Program& program, const Arg& arg, bool w
     print_value(out, *id);
     out << mark;
   } else if (const auto* list = std::get_if<ValueList>(&arg)) {
-    print_list(out, *list, [&](ValueId each) {
+    print_bracketed(out, *list, [&](ValueId each) {
       print_value(out, each);
       out << mark;
     });
-  } else if (const auto* live = std::get_if<Live>(&arg)) {
-    out << (live->negated ? "-$" : "$") << program.numbers[static_cast<size_t>(live->number)].name;
-    if (live->plus != 0) out << " + " << live->plus;
+  } else if (const auto* scalar = std::get_if<RuntimeScalar>(&arg)) {
+    out << (scalar->negated ? "-$" : "$") << program.numbers[static_cast<size_t>(scalar->number)].name;
+    if (scalar->plus != 0) out << " + " << scalar->plus;
   } else {
     out << "@" << program.groups[static_cast<size_t>(std::get<GroupName>(arg).group)].name;
   }
@@ -159,7 +160,7 @@ std::ostream& operator<<(std::ostream& out, const Program& program) {
   const auto first = first_in_buffer(program);
   for (const auto& group : program.groups) {
     out << "group @" << group.name << " ";
-    print_list(out, group.ranks, [&](int64_t rank) { out << rank; });
+    print_bracketed(out, group.ranks, [&](int64_t rank) { out << rank; });
     if (group.rank >= 0) out << " rank " << group.rank;
     out << "\n";
   }
@@ -175,7 +176,7 @@ std::ostream& operator<<(std::ostream& out, const Program& program) {
     out << " " << input.role << " " << std::quoted(input.name);
     if (const auto elements = elements_of(input.constant)) {
       out << " = ";
-      print_list(out, *elements, [&](double element) { print_double(out, element); });
+      print_bracketed(out, *elements, [&](double element) { print_double(out, element); });
     }
     out << "\n";
   }

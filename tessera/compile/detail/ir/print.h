@@ -3,10 +3,10 @@
 
 namespace tessera::compiler {
 
-// One line of a program's text, without its end.
+// Prints one line of a program's text, without the newline.
 void print_node(std::ostream& out, const Program& program, const Node& node);
 void print_arg(std::ostream& out, const Program& program, const Arg& arg, bool written = false);
-// Which value stands for a buffer in "in %0": the first that lies in it.
+// By buffer, the value that names it in "in %0": the first value that is defined in it.
 std::vector<ValueId> first_in_buffer(const Program& program);
 
 }  // namespace tessera::compiler

@@ -61,7 +61,8 @@ void Node::replace_reads(const std::function<ValueId(ValueId)>& with) {
 
 c10::OperatorHandle find_op(const std::string& name) {
   const auto first = name.find('.'), second = name.find('.', first + 1);
-  TESSERA_CHECK(first != std::string::npos, UsageError, "\"", name, "\" is no name of an op; write aten.add.Tensor");
+  TESSERA_CHECK(first != std::string::npos, UsageError, "\"", name,
+                "\" is not the name of an op; write it like aten.add.Tensor");
   const auto base = name.substr(0, first) + "::" + name.substr(first + 1, second - first - 1);
   const auto overload = second == std::string::npos ? "" : name.substr(second + 1);
   auto& dispatcher = c10::Dispatcher::singleton();
@@ -70,7 +71,7 @@ c10::OperatorHandle find_op(const std::string& name) {
   for (const auto& known : dispatcher.getAllOpNames())
     if (known.name == base)
       like.push_back(known.overload_name.empty() ? known.name : known.name + "." + known.overload_name);
-  TESSERA_FAIL(UsageError, "no op is called ", name, like.empty() ? "" : "; there is ", c10::Join(", ", like));
+  TESSERA_FAIL(UsageError, "unknown op ", name, like.empty() ? "" : "; overloads that exist: ", c10::Join(", ", like));
 }
 
 std::ostream& operator<<(std::ostream& out, Role role) { return out << kRoles[static_cast<size_t>(role)]; }
@@ -94,30 +95,30 @@ std::vector<int64_t> Program::buffer_bytes() const {
   std::vector<int64_t> bytes(static_cast<size_t>(buffers), 0);
   for (const auto& value : values) {
     if (value.buffer < 0) continue;
-    auto& most = bytes[static_cast<size_t>(value.buffer)];
+    auto& size = bytes[static_cast<size_t>(value.buffer)];
     const auto span = value.type.span();
-    if (span > 0) most = std::max(most, (value.offset + span) * value.type.itemsize());
+    if (span > 0) size = std::max(size, (value.offset + span) * value.type.itemsize());
   }
   return bytes;
 }
 
 void renumber(Program& program) {
-  std::vector<ValueId> now(program.values.size(), kNone);
-  std::vector<int32_t> buffer_now(static_cast<size_t>(program.buffers), -1);
+  std::vector<ValueId> new_id(program.values.size(), kNone);
+  std::vector<int32_t> new_buffer(static_cast<size_t>(program.buffers), -1);
   std::vector<Value> values;
   int32_t buffers = 0;
   const auto define = [&](ValueId id) {
-    if (now[static_cast<size_t>(id)] != kNone) return;
-    now[static_cast<size_t>(id)] = static_cast<ValueId>(values.size());
+    if (new_id[static_cast<size_t>(id)] != kNone) return;
+    new_id[static_cast<size_t>(id)] = static_cast<ValueId>(values.size());
     auto value = program[id];
-    auto& buffer = buffer_now[static_cast<size_t>(value.buffer)];
+    auto& buffer = new_buffer[static_cast<size_t>(value.buffer)];
     if (buffer < 0) buffer = buffers++;
     value.buffer = buffer;
     values.push_back(std::move(value));
   };
   for (const auto& input : program.inputs) define(input.value);
   for (const auto& node : program.nodes) node.each_result(define);
-  const auto renamed = [&](ValueId id) { return now[static_cast<size_t>(id)]; };
+  const auto renamed = [&](ValueId id) { return new_id[static_cast<size_t>(id)]; };
   for (auto& input : program.inputs) input.value = renamed(input.value);
   for (auto& node : program.nodes) {
     node.replace_reads(renamed);

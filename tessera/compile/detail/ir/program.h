@@ -12,7 +12,8 @@
 #include <variant>
 #include <vector>
 
-// A step as a list of ops on named values: what tracing gives, passes rewrite and replay runs.
+// The IR of the compiler: a training step as a list of ops on numbered values, like the nodes of a torch.fx graph.
+// Tracing produces it, passes rewrite it, replay runs it.
 //
 //   group @dp [0, 1]
 //   input %0: f32[32, 50] parameter "net1.weight"
@@ -24,13 +25,13 @@
 //   %6: f32[128, 32] in %5 = aten.relu_(%5!)
 //   return %6
 //
-// Every value is defined once. "in %0": the value lies in the memory of %0, which is what a view, and what an op that
-// writes into an argument, gives; all values that lie in one another share a buffer. "!": the op writes there. A value
-// means the memory it names, when the op runs: reading %5 after relu_ reads what relu_ wrote. So an order is right if
-// for every buffer writes stay where they are among reads and writes (dependencies.h).
+// Every value has one definition. "in %0": the value aliases the memory of %0. Views and in-place ops define such
+// values; all values that alias one another share a buffer. "!": the op writes this argument. A value names memory, not
+// contents: a read of %5 after relu_ reads what relu_ wrote. So an order of the nodes is valid if, for every buffer,
+// writes keep their position among reads and other writes (dependencies.h).
 //
-// What an op takes, gives, aliases and writes is its schema in LibTorch's dispatcher; what the compiler wants to know
-// beyond that is a row of op_table.h.
+// The schema in LibTorch's dispatcher defines an op's arguments, results, aliases and writes. What the compiler needs
+// beyond the schema is in op_table.h.
 namespace tessera::compiler {
 
 using ValueId = int32_t;
@@ -39,48 +40,50 @@ inline constexpr ValueId kNone = -1;  // an undefined tensor
 struct Value {
   Type type;
   int32_t buffer = -1;
-  int64_t offset = 0;  // of its first element in the buffer, in elements of its dtype
+  int64_t offset = 0;  // of the first element in the buffer, in elements of the dtype
   static constexpr int32_t kNoBatch = -1, kBatchReduced = -2;
-  int32_t batch_dim = kNoBatch;  // as pass batch_dims has found
+  int32_t batch_dim = kNoBatch;  // set by pass batch_dims
   bool operator==(const Value&) const = default;
 };
 
 using ValueList = std::vector<ValueId>;
 
-// A number that is read when the program runs: a learning rate, the place in a random stream.
-struct Live {
-  int32_t number = 0;  // of Program::numbers
+// A number that is read each time the program runs: a learning rate, an offset of the random generator.
+struct RuntimeScalar {
+  int32_t number = 0;  // index into Program::numbers
   bool negated = false;
   int64_t plus = 0;
-  bool operator==(const Live&) const = default;
+  bool operator==(const RuntimeScalar&) const = default;
 };
 struct GroupName {
-  int32_t group = 0;  // of Program::groups
+  int32_t group = 0;  // index into Program::groups
   bool operator==(const GroupName&) const = default;
 };
 
-// An argument or a result. Constants are numbers, strings, lists of them, none; a number where a tensor is wanted is a
-// number that does not take part in type promotion, as 2 in x * 2.
-using Arg = std::variant<c10::IValue, ValueId, ValueList, Live, GroupName>;
+// An argument or a result. Constants are numbers, strings, lists of these, or none. A number in place of a tensor is a
+// wrapped number: it does not take part in type promotion, like the 2 in x * 2.
+using Arg = std::variant<c10::IValue, ValueId, ValueList, RuntimeScalar, GroupName>;
 bool same(const Arg& a, const Arg& b);
 
 struct Node {
   c10::OperatorHandle op;
   std::vector<Arg> args;
   std::vector<Arg> results;  // values, lists of values; a constant where the schema has no tensor
-  std::string module = {};   // that ran it
+  std::string module = {};   // the module whose forward called the op
 
   const c10::FunctionSchema& schema() const { return op.schema(); }
   std::string name() const;  // "aten.add.Tensor"
-  // Calls f(value) for each that is not kNone.
-  void each_read(const std::function<void(ValueId)>& f) const;   // arguments, written ones too
+  // Each calls f(value) for the values that are not kNone.
+  void each_read(const std::function<void(ValueId)>& f) const;   // all arguments, written ones included
   void each_write(const std::function<void(ValueId)>& f) const;  // arguments that are written
   void each_result(const std::function<void(ValueId)>& f) const;
   void replace_reads(const std::function<ValueId(ValueId)>& with);
 };
-c10::OperatorHandle find_op(const std::string& name);  // "aten.add.Tensor"; UsageError names ones like it
+// Finds "aten.add.Tensor". Throws UsageError with the overloads that exist.
+c10::OperatorHandle find_op(const std::string& name);
 
-// Captured: memory that the step uses and nobody gave it as an argument. Constant: computed once, never written.
+// Captured: a tensor that the step uses and that is not one of its arguments, parameters, buffers or states.
+// Constant: computed once, never written.
 enum class Role : uint8_t { Parameter, Buffer, State, Gradient, Argument, Captured, Constant };
 std::ostream& operator<<(std::ostream& out, Role role);
 
@@ -88,14 +91,14 @@ struct Input {
   ValueId value = kNone;
   Role role = Role::Argument;
   std::string name;
-  at::Tensor constant = {};  // of a constant: what it is. Undefined: the program was read from a text that did not say
+  at::Tensor constant = {};  // the value of a constant; undefined if the program was parsed from text without it
 };
-// What is seen outside when the program has run, beside what it wrote into inputs.
+// What the caller gets from a run, besides what the program writes into its inputs.
 struct Output {
   enum class Kind : uint8_t {
     Return,
     Gradient,  // becomes .grad of parameter `name`
-    Kept,      // somebody has kept it: state that an optimizer made, say
+    Kept,      // stays alive after the step, for example new optimizer state
   };
   ValueId value = kNone;
   Kind kind = Kind::Return;
@@ -105,10 +108,11 @@ struct Output {
 struct GroupInfo {
   std::string name;
   std::vector<int64_t> ranks;
-  comm::Group group = {};  // null in a program that was read from text
-  int64_t rank = -1;       // this rank's place in it, where there is no group to say so; -1: not known
+  comm::Group group = {};  // null in a program that was parsed from text
+  int64_t rank = -1;       // this rank's index in the group, if `group` is null; -1: unknown
 };
 
+// The source of a runtime scalar.
 struct Number {
   std::string name;  // "lr"
   std::function<c10::IValue()> read = {};
@@ -126,23 +130,23 @@ struct Program {
 
   const Value& operator[](ValueId id) const { return values[static_cast<size_t>(id)]; }
   int32_t buffer_of(ValueId id) const { return (*this)[id].buffer; }
-  // A value in memory of its own; in that of another.
-  ValueId add(Type type);
-  ValueId add_in(ValueId other, Type type, int64_t offset);
-  // Which buffers hold memory from outside: those of inputs.
+  ValueId add(Type type);                                    // adds a value in a new buffer
+  ValueId add_in(ValueId other, Type type, int64_t offset);  // adds a value in the buffer of `other`
+  // By buffer: 1 if the caller owns it, which is so for the buffers of inputs.
   std::vector<char> external_buffers() const;
-  // Bytes that each buffer needs.
+  // By buffer: the bytes it needs.
   std::vector<int64_t> buffer_bytes() const;
 };
 
 std::ostream& operator<<(std::ostream& out, const Program& program);
 std::string text_of(const Program& program);
-// Reads what << writes. UsageError names line and word.
+// Parses what << prints. Throws UsageError with line and word.
 Program parse(const std::string& text);
-// InternalError with the line that is wrong: a value used before it is there, a result whose type cannot lie where it
-// says it does, arguments that are not the schema's, a write to a constant, a collective's result read before a wait.
+// Checks the invariants of the IR. Throws InternalError with the wrong line: a use before the definition, a value that
+// exceeds its buffer, arguments that do not match the schema, a write to a constant, a read of a collective's result
+// before its wait.
 void verify(const Program& program);
-// Numbers values by their place in the text, and drops those that nothing defines.
+// Renumbers the values in order of definition and drops those without a definition.
 void renumber(Program& program);
 
 }  // namespace tessera::compiler

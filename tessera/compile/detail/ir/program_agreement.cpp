@@ -9,8 +9,8 @@
 namespace tessera::compiler {
 namespace {
 
-// What the ranks of a group must have in common: its collectives, in order. Pieces may differ, so their sizes are left
-// to the collectives themselves.
+// One line per collective on the group, in order. These lines must be equal on all ranks of the group. Sizes are left
+// out, because local shards may be uneven.
 std::vector<std::string> collectives_on(const Program& program, int32_t group) {
   std::vector<std::string> lines;
   for (const auto& node : program.nodes) {

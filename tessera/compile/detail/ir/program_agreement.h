@@ -3,8 +3,8 @@
 
 namespace tessera::compiler {
 
-// The ranks of each group compare the collectives that the program posts on it, before it posts the first. Throws
-// UsageError on all of them where they differ, with the first line that does.
+// Checks that all ranks of each group compiled the same sequence of collectives on it. Call it before the program posts
+// its first collective. On a mismatch all ranks throw UsageError with the first line that differs.
 void agree_on(const Program& program);
 
 }  // namespace tessera::compiler

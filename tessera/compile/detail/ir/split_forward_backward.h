@@ -5,17 +5,17 @@
 
 namespace tessera::compiler {
 
-// A program cut in two at a node, the second run later: what the first leaves for the second goes over in memory of
-// its own.
+// A program split into a forward and a backward part (AOTAutograd: the partitioned joint graph). Values that the
+// backward needs are saved by the forward in buffers of their own.
 //
-//   | forward ... | backward ... |   ->   forward: outputs, then a value for each buffer that backward needs
-//                                        backward: inputs, of which some lie in such buffers
-struct Halves {
-  Program first, second;
-  size_t first_outputs = 0;    // those of the program that are the first's; the rest is saved
-  std::vector<int32_t> saved;  // buffers, as both halves number them
+//   | forward ... | backward ... |   ->   forward: outputs, then one value per buffer that the backward needs
+//                                        backward: inputs, some of which alias these buffers
+struct SplitProgram {
+  Program first, second;       // forward, backward
+  size_t first_outputs = 0;    // the first outputs of `first` are the program's; the others are saved values
+  std::vector<int32_t> saved;  // buffers, numbered as in both parts
 };
-// `first_outputs`: how many of the program's outputs belong to the first half. Buffers keep their numbers in both.
-Halves split_at(const Program& program, size_t node, size_t first_outputs);
+// Splits before `node`. `first_outputs`: the number of program outputs that belong to the forward. Buffer numbers stay.
+SplitProgram split_forward_backward(const Program& program, size_t node, size_t first_outputs);
 
 }  // namespace tessera::compiler

@@ -8,7 +8,7 @@
 namespace tessera::compiler {
 namespace {
 
-constexpr std::pair<c10::ScalarType, const char*> kNames[] = {
+constexpr std::pair<c10::ScalarType, const char*> kDtypeNames[] = {
     {c10::kFloat, "f32"},        {c10::kDouble, "f64"}, {c10::kHalf, "f16"},         {c10::kBFloat16, "bf16"},
     {c10::kLong, "i64"},         {c10::kInt, "i32"},    {c10::kShort, "i16"},        {c10::kChar, "i8"},
     {c10::kByte, "u8"},          {c10::kBool, "bool"},  {c10::kComplexFloat, "c64"}, {c10::kComplexDouble, "c128"},
@@ -16,7 +16,7 @@ constexpr std::pair<c10::ScalarType, const char*> kNames[] = {
     {c10::kFloat8_e5m2, "f8e5"},
 };
 
-std::vector<int64_t> without_gaps(const std::vector<int64_t>& sizes) {
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
   std::vector<int64_t> strides(sizes.size());
   int64_t next = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
@@ -26,14 +26,14 @@ std::vector<int64_t> without_gaps(const std::vector<int64_t>& sizes) {
   return strides;
 }
 
-void print_list(std::ostream& out, const std::vector<int64_t>& list) {
+void print_comma_separated(std::ostream& out, const std::vector<int64_t>& list) {
   for (size_t i = 0; i < list.size(); i++) out << (i ? ", " : "") << list[i];
 }
 
 }  // namespace
 
 Type Type::contiguous(c10::ScalarType dtype, std::vector<int64_t> sizes, c10::Device device) {
-  auto strides = without_gaps(sizes);
+  auto strides = contiguous_strides(sizes);
   return {dtype, std::move(sizes), std::move(strides), device};
 }
 
@@ -63,11 +63,11 @@ bool Type::is_contiguous() const {
 
 std::ostream& operator<<(std::ostream& out, const Type& type) {
   out << short_name(type.dtype) << "[";
-  print_list(out, type.sizes);
+  print_comma_separated(out, type.sizes);
   out << "]";
-  if (type.strides != without_gaps(type.sizes)) {
+  if (type.strides != contiguous_strides(type.sizes)) {
     out << "{";
-    print_list(out, type.strides);
+    print_comma_separated(out, type.strides);
     out << "}";
   }
   if (!type.device.is_cpu()) out << " " << type.device;
@@ -75,15 +75,15 @@ std::ostream& operator<<(std::ostream& out, const Type& type) {
 }
 
 const char* short_name(c10::ScalarType dtype) {
-  for (const auto& [type, name] : kNames)
+  for (const auto& [type, name] : kDtypeNames)
     if (type == dtype) return name;
-  TESSERA_FAIL(UsageError, "compile: tensors of dtype ", c10::toString(dtype), " are not known to the compiler");
+  TESSERA_FAIL(UsageError, "compile: dtype ", c10::toString(dtype), " is not supported; use an eager step for it");
 }
 
 c10::ScalarType dtype_from(std::string_view name) {
-  for (const auto& [type, known] : kNames)
+  for (const auto& [type, known] : kDtypeNames)
     if (name == known) return type;
-  TESSERA_FAIL(UsageError, "no dtype is called ", name, "; f32, f64, f16, bf16, i64, i32, bool are some that are");
+  TESSERA_FAIL(UsageError, "unknown dtype '", name, "'; write for example f32, f64, f16, bf16, i64, i32 or bool");
 }
 
 }  // namespace tessera::compiler

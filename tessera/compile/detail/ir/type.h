@@ -11,10 +11,10 @@
 
 namespace tessera::compiler {
 
-// The shape of a tensor in a program, and how it lies in memory.
-//   f32[128, 50]            without gaps
+// The dtype, sizes, strides and device of a tensor in a program.
+//   f32[128, 50]            contiguous, on the CPU
 //   f32[50, 32]{1, 50}      with these strides
-//   bf16[4] cuda:0          not on the CPU
+//   bf16[4] cuda:0          on another device
 struct Type {
   c10::ScalarType dtype = c10::kFloat;
   std::vector<int64_t> sizes = {};
@@ -26,7 +26,7 @@ struct Type {
 
   int64_t numel() const;
   int64_t itemsize() const { return static_cast<int64_t>(c10::elementSize(dtype)); }
-  int64_t bytes() const { return numel() * itemsize(); }  // of the elements
+  int64_t bytes() const { return numel() * itemsize(); }  // of the elements, without gaps
   int64_t span() const;                                   // elements from the first to the last, gaps included
   bool is_contiguous() const;
   bool operator==(const Type&) const = default;
@@ -34,6 +34,6 @@ struct Type {
 std::ostream& operator<<(std::ostream& out, const Type& type);
 
 const char* short_name(c10::ScalarType dtype);            // "f32"
-c10::ScalarType dtype_from(std::string_view short_name);  // UsageError for another
+c10::ScalarType dtype_from(std::string_view short_name);  // throws UsageError for an unknown name
 
 }  // namespace tessera::compiler

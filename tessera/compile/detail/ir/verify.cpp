@@ -1,6 +1,6 @@
 #include "tessera/base/error.h"
+#include "tessera/compile/detail/ir/inflight_collectives.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/ir/pending.h"
 #include "tessera/compile/detail/ir/print.h"
 #include "tessera/compile/detail/ir/program.h"
 
@@ -30,39 +30,41 @@ class Verifier {
     for (const auto& output : program_.outputs) {
       if (output.value == kNone) continue;
       check_defined(output.value);
-      check(!pending_.writes(program_.buffer_of(output.value)), "%", output.value, " is put out, and not waited for");
+      check(!inflight_.writes(program_.buffer_of(output.value)), "%", output.value,
+            " is an output, and its collective is not waited for");
     }
   }
 
  private:
-  template <class... Words>
-  void check(bool right, const Words&... words) const {
-    if (C10_LIKELY(right)) return;
+  template <class... Message>
+  void check(bool ok, const Message&... message) const {
+    if (C10_LIKELY(ok)) return;
     std::ostringstream line;
     if (node_) print_node(line, program_, *node_);
-    TESSERA_FAIL(InternalError, "program: ", words..., node_ ? "\n  " : "", line.str());
+    TESSERA_FAIL(InternalError, "program: ", message..., node_ ? "\n  " : "", line.str());
   }
 
-  bool known(ValueId id) const { return id >= 0 && static_cast<size_t>(id) < defined_.size(); }
+  bool exists(ValueId id) const { return id >= 0 && static_cast<size_t>(id) < defined_.size(); }
   void check_defined(ValueId id) const {
-    check(known(id) && defined_[static_cast<size_t>(id)], "%", id, " is used before it is there");
+    check(exists(id) && defined_[static_cast<size_t>(id)], "%", id, " is used before its definition");
   }
 
   void define(ValueId id) {
-    check(known(id), "%", id, " does not exist");
+    check(exists(id), "%", id, " does not exist");
     auto& defined = defined_[static_cast<size_t>(id)];
     check(!defined, "%", id, " is defined twice");
     defined = 1;
     const auto& value = program_[id];
-    check(value.buffer >= 0 && value.buffer < program_.buffers, "%", id, " lies nowhere");
-    check(value.type.sizes.size() == value.type.strides.size(), "%", id, " has other strides than sizes");
-    // The first value in a buffer says how large it is, unless it is from outside, where a view may come first.
+    check(value.buffer >= 0 && value.buffer < program_.buffers, "%", id, " has no buffer");
+    check(value.type.sizes.size() == value.type.strides.size(), "%", id, " has different numbers of sizes and strides");
+    // The first value of a buffer defines its size. In an external buffer the first value may be a view.
     auto& bytes = bytes_[static_cast<size_t>(value.buffer)];
     const auto end = value.type.span() == 0 ? 0 : (value.offset + value.type.span()) * value.type.itemsize();
     if (bytes < 0 || !node_)
       bytes = std::max(bytes, end);
     else
-      check(end <= bytes || external(value.buffer), "%", id, " ends at byte ", end, " of a buffer of ", bytes);
+      check(end <= bytes || external(value.buffer), "%", id, " ends at byte ", end, " of a buffer of ", bytes,
+            " bytes");
   }
   bool external(int32_t buffer) const {
     for (const auto& input : program_.inputs)
@@ -80,23 +82,24 @@ class Verifier {
     const auto kind = kind_of(node);
     if (kind != OpKind::Wait)
       node.each_read([&](ValueId id) {
-        check(!pending_.writes(program_.buffer_of(id)), "%", id, " is read before its collective is waited for");
+        check(!inflight_.writes(program_.buffer_of(id)), "%", id, " is read before the wait for its collective");
       });
     node.each_write([&](ValueId id) {
-      check(!constant_[static_cast<size_t>(program_.buffer_of(id))], "%", id, " is a constant, and written");
+      check(!constant_[static_cast<size_t>(program_.buffer_of(id))], "%", id,
+            " is a constant, and the op writes to it");
     });
     if (is_generated(node))
-      check(program_.kernels.count(generated_name(node)) > 0, "the program has no kernel of that name");
-    if (kind == OpKind::Collective || kind == OpKind::Wait) check(group_of(node) >= 0, "no group is named");
+      check(program_.kernels.count(generated_name(node)) > 0, "the program has no kernel with that name");
+    if (kind == OpKind::Collective || kind == OpKind::Wait) check(group_of(node) >= 0, "the op has no group argument");
     node.each_result([&](ValueId id) { define(id); });
-    if (kind == OpKind::Collective) pending_.post(program_, node);
-    if (kind == OpKind::Wait) pending_.wait(program_, node);
+    if (kind == OpKind::Collective) inflight_.post(program_, node);
+    if (kind == OpKind::Wait) inflight_.wait(program_, node);
   }
 
   const Program& program_;
   std::vector<char> defined_, constant_;
   std::vector<int64_t> bytes_;
-  Pending pending_;
+  InFlightCollectives inflight_;
   const Node* node_ = nullptr;
 };
 

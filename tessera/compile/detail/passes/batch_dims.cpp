@@ -7,24 +7,25 @@
 #include <optional>
 #include <sstream>
 
-// Which dim of each value is the batch, said in the text:
+// Finds the batch dim of each value and annotates the program with it. Does not change nodes.
 //
 //   input %0: f32[16, 10] batch 0 argument "0"
 //   %2: f32[16, 5] batch 0 = aten.mm(%0, %1)
 //   %3: f32[80] batch 0 in %2 = aten.view(%2, [80])
 //   %4: f32[] batch reduced = aten.sum(%3, none)
 //
-// It starts at arguments, at dim `dim`, and goes on by the rules that distributed tensors have: the batch is a cut, and
-// what the rule of an op makes of a cut of its input is where the batch is in its result. A sum over the batch gives
-// what a rank would have a term of. Sizes are never compared, so that features as many as the batch are not taken for
-// it. Operands without a batch may be cut along: a bias that is added, a mask of the batch's size.
+// Law: the batch dim propagates through an op as a sharded dim does. The pass marks dim `dim` of all arguments as Shard
+// and applies the sharding rules of DTensor; the placement of a result tells its batch dim. A sum over the batch is
+// Partial: "batch reduced". Sizes are never compared, so a feature dim as long as the batch is not mistaken for it.
+// Operands without a batch dim may be treated as sharded too: an added bias, a mask of the batch's size.
 namespace tessera::compiler {
 namespace {
 
 using rules::OpQuery;
 using rules::Row;
 
-int64_t pieces_for(int64_t batch) {  // that it can be cut into evenly
+// A number of shards that divides the batch evenly.
+int64_t shard_count_for(int64_t batch) {
   for (int64_t n = 2; n * n <= batch; n++)
     if (batch % n == 0) return n;
   return std::max<int64_t>(batch, 2);
@@ -32,17 +33,17 @@ int64_t pieces_for(int64_t batch) {  // that it can be cut into evenly
 
 class BatchDims {
  public:
-  BatchDims(Program& program, int64_t dim) : program_(program), dim_(dim), cut_(program.values.size()) {}
+  BatchDims(Program& program, int64_t dim) : program_(program), dim_(dim), placement_(program.values.size()) {}
 
   Matched run() {
     for (auto& value : program_.values) value.batch_dim = Value::kNoBatch;
     for (const auto& input : program_.inputs) {
       const auto& sizes = program_[input.value].type.sizes;
       if (input.role != Role::Argument || static_cast<int64_t>(sizes.size()) <= dim_) continue;
-      pieces_ = pieces_for(sizes[static_cast<size_t>(dim_)]);
+      shards_ = shard_count_for(sizes[static_cast<size_t>(dim_)]);
       set(input.value, Shard(dim_));
     }
-    for (const auto& node : program_.nodes) follow(node);
+    for (const auto& node : program_.nodes) propagate(node);
     Matched matched;
     for (const auto& value : program_.values) matched.times += value.batch_dim >= 0;
     std::ostringstream note;
@@ -53,15 +54,15 @@ class BatchDims {
   }
 
  private:
-  using Cut = std::optional<Placement>;
-  const Cut& cut(ValueId id) const { return cut_[static_cast<size_t>(id)]; }
+  using BatchPlacement = std::optional<Placement>;  // Shard: of the batch dim; Partial: reduced; none: no batch
+  const BatchPlacement& placement(ValueId id) const { return placement_[static_cast<size_t>(id)]; }
 
-  void set(ValueId id, const Cut& cut) {
+  void set(ValueId id, const BatchPlacement& placement) {
     if (id == kNone) return;
-    cut_[static_cast<size_t>(id)] = cut;
-    if (!cut) return;
+    placement_[static_cast<size_t>(id)] = placement;
+    if (!placement) return;
     auto& value = program_.values[static_cast<size_t>(id)];
-    value.batch_dim = cut->is_sharded() ? cut->dim : Value::kBatchReduced;
+    value.batch_dim = placement->is_sharded() ? placement->dim : Value::kBatchReduced;
   }
 
   static std::vector<ValueId> results_of(const Node& node) {
@@ -73,132 +74,132 @@ class BatchDims {
     return flat;
   }
 
-  void follow(const Node& node) {
-    bool any = false, whole_batch = false;
+  void propagate(const Node& node) {
+    bool any = false, has_batch_dim = false;
     node.each_read([&](ValueId id) {
-      any |= cut(id).has_value();
-      whole_batch |= cut(id) && cut(id)->is_sharded();
+      any |= placement(id).has_value();
+      has_batch_dim |= placement(id) && placement(id)->is_sharded();
     });
     if (!any) return;
     const auto results = results_of(node);
     const auto kind = kind_of(node);
     if (kind == OpKind::Wait || node.name().starts_with("tessera.all_reduce")) {
-      // Element by element; a sum over ranks is no term any more.
+      // Elementwise. After an all-reduce over ranks the value is not Partial.
       const auto* x = std::get_if<ValueId>(&node.args[0]);
-      if (x && (kind == OpKind::Wait || cut(*x)->is_sharded()))
-        for (const auto id : results) set(id, cut(*x));
+      if (x && (kind == OpKind::Wait || placement(*x)->is_sharded()))
+        for (const auto id : results) set(id, placement(*x));
       return;
     }
     if (kind == OpKind::Collective) return;
     auto made = by_rule(node, results);
     for (size_t i = 0; i < results.size(); i++) {
       if (results[i] == kNone) continue;
-      // A number that was computed from a batch has it no more, whatever the op.
-      if (!made[i] && whole_batch && program_[results[i]].type.sizes.empty()) made[i] = Partial();
+      // A scalar that is computed from a batch is reduced over it, whichever op computes it.
+      if (!made[i] && has_batch_dim && program_[results[i]].type.sizes.empty()) made[i] = Partial();
       set(results[i], made[i]);
-      if (whole_batch && made[i] && made[i]->is_partial()) reduced_by_[node.name()]++;
+      if (has_batch_dim && made[i] && made[i]->is_partial()) reduced_by_[node.name()]++;
     }
   }
 
-  // For each result what becomes of the batch; none: it has none, or nobody knows.
-  std::vector<Cut> by_rule(const Node& node, const std::vector<ValueId>& results) {
-    std::vector<Cut> made(results.size());
+  // The placement of each result by the op's sharding rule; none: no batch dim, or no rule for it.
+  std::vector<BatchPlacement> by_rule(const Node& node, const std::vector<ValueId>& results) {
+    std::vector<BatchPlacement> made(results.size());
     const auto* known = rules::registry().find(c10::str(node.op.operator_name()));
     if (!known || known->lists == rules::ListMode::Elementwise) return made;
     std::vector<c10::IValue> args;
     OpQuery query{node.schema(), {}, {}};
-    std::vector<Cut> cuts;     // by query.tensors
-    std::vector<int> written;  // indices of those
-    for (size_t i = 0; i < node.args.size(); i++) read_argument(node, i, args, query, cuts, written);
+    std::vector<BatchPlacement> placements;  // by query.tensors
+    std::vector<int> written;                // indices into query.tensors
+    for (size_t i = 0; i < node.args.size(); i++) read_argument(node, i, args, query, placements, written);
     query.args = args;
     try {
       const auto rule = known->fn(query);
       if (rule.follow) {
-        if (cuts.empty() || !cuts[0]) return made;
-        const auto out = rule.follow({*cuts[0]}, {pieces_});
+        if (placements.empty() || !placements[0]) return made;
+        const auto out = rule.follow({*placements[0]}, {shards_});
         for (auto& each : made) each = out[0];
-      } else if (const auto* row = best_row(rule.rows, cuts)) {
+      } else if (const auto* row = best_row(rule.rows, placements)) {
         const bool in_place = node.schema().is_mutable();
         for (size_t i = 0; i < results.size() && i < (in_place ? written.size() : row->out.size()); i++) {
           const auto& at = in_place ? row->in[static_cast<size_t>(written[i])] : row->out[i];
-          made[i] = as_cut(at, cuts);
+          made[i] = result_placement(at, placements);
         }
       }
-    } catch (const c10::Error&) {  // the rule does not know such arguments
+    } catch (const c10::Error&) {  // the rule does not support these arguments
     }
     return made;
   }
 
-  void read_argument(const Node& node, size_t i, std::vector<c10::IValue>& args, OpQuery& query, std::vector<Cut>& cuts,
-                     std::vector<int>& written) const {
+  void read_argument(const Node& node, size_t i, std::vector<c10::IValue>& args, OpQuery& query,
+                     std::vector<BatchPlacement>& placements, std::vector<int>& written) const {
     const auto add = [&](ValueId id, int element) {
       if (id == kNone) return;
       const auto& type = program_[id].type;
       if (writes_argument(node.op, i)) written.push_back(static_cast<int>(query.tensors.size()));
       query.tensors.push_back({type.sizes, type.strides, type.dtype, static_cast<int>(i), element, true});
-      cuts.push_back(cut(id));
+      placements.push_back(placement(id));
     };
     args.emplace_back();
     if (const auto* id = std::get_if<ValueId>(&node.args[i])) {
       add(*id, -1);
     } else if (const auto* list = std::get_if<ValueList>(&node.args[i])) {
       for (size_t k = 0; k < list->size(); k++) add((*list)[k], static_cast<int>(k));
-    } else if (std::holds_alternative<Live>(node.args[i])) {
+    } else if (std::holds_alternative<RuntimeScalar>(node.args[i])) {
       args.back() = 1.0;
     } else if (const auto* constant = std::get_if<c10::IValue>(&node.args[i])) {
       args.back() = *constant;
       if (constant->isScalar() && node.schema().arguments()[i].type()->kind() == c10::TypeKind::TensorType) {
         query.tensors.push_back(
             {{}, {}, constant->isInt() ? c10::kLong : c10::kDouble, static_cast<int>(i), -1, false});
-        cuts.emplace_back();
+        placements.emplace_back();
       }
     }
   }
 
-  // The row whose inputs lie as these do; of several the one that cuts fewest others.
-  static const Row* best_row(const std::vector<Row>& rows, const std::vector<Cut>& cuts) {
+  // The strategy whose input placements match; of several, the one that shards the fewest operands without a batch.
+  static const Row* best_row(const std::vector<Row>& rows, const std::vector<BatchPlacement>& placements) {
     const Row* best = nullptr;
     size_t fewest = 0;
     for (const auto& row : rows) {
-      bool fits = row.in.size() == cuts.size();
-      size_t along = 0;
-      for (size_t i = 0; fits && i < cuts.size(); i++) {
+      bool fits = row.in.size() == placements.size();
+      size_t others = 0;
+      for (size_t i = 0; fits && i < placements.size(); i++) {
         const auto& in = row.in[i];
-        if (!cuts[i]) {
+        if (!placements[i]) {
           fits = !in.is_partial();
-          along += in.is_sharded();
+          others += in.is_sharded();
         } else {
-          fits = cuts[i]->is_sharded() ? in.is_sharded(cuts[i]->dim) : in == *cuts[i];
+          fits = placements[i]->is_sharded() ? in.is_sharded(placements[i]->dim) : in == *placements[i];
         }
       }
-      if (!fits || (best && along >= fewest)) continue;
+      if (!fits || (best && others >= fewest)) continue;
       best = &row;
-      fewest = along;
+      fewest = others;
     }
     return best;
   }
 
-  // A row says S(d) for any way of cutting d: the inputs' way.
-  static Cut as_cut(const Placement& placement, const std::vector<Cut>& cuts) {
+  // S(d) in a strategy means any kind of sharding of d: the result gets the kind of the inputs.
+  static BatchPlacement result_placement(const Placement& placement, const std::vector<BatchPlacement>& placements) {
     if (placement.is_replicate()) return {};
     if (!placement.is_sharded()) return placement;
-    for (const auto& each : cuts)
+    for (const auto& each : placements)
       if (each && each->is_sharded()) return each->with_dim(placement.dim);
     return placement;
   }
 
   Program& program_;
   const int64_t dim_;
-  int64_t pieces_ = 2;
-  std::vector<Cut> cut_;                       // by value
-  std::map<std::string, int64_t> reduced_by_;  // op -> times
+  int64_t shards_ = 2;
+  std::vector<BatchPlacement> placement_;      // by value
+  std::map<std::string, int64_t> reduced_by_;  // op -> number of batch reductions
 };
 
 }  // namespace
 
 Matched batch_dims(Program& program, const PassSettings& settings) {
   const auto dim = settings.at("dim");
-  TESSERA_CHECK(dim >= 0, UsageError, "pass batch_dims: dim is ", dim, "; count from the front");
+  TESSERA_CHECK(dim >= 0, UsageError, "pass batch_dims: dim is ", dim, "; write a dim >= 0");
   return BatchDims(program, dim).run();
 }
 

@@ -1,87 +1,70 @@
+#include "tessera/compile/detail/passes/coalesced_collective.h"
 #include "tessera/compile/detail/passes/passes.h"
 #include "tessera/compile/detail/passes/sharded_collectives.h"
 
 #include <algorithm>
 
+// Bucketing of all-gathers: consecutive all-gathers of one group and dtype become one collective per bucket of 25 MiB.
+//
+//   %2 = tessera.all_gather(%0, 0, [4, 4], @dp)             [%2, %4] = tessera.all_gather_coalesced([%0, %1], [0, 0],
+//   %3 in %2 = tessera.wait(%2!, @dp)                ->                                             [4, 4, 4, 4], @dp)
+//   %4 = tessera.all_gather(%1, 0, [4, 4], @dp)             %3 in %2 = tessera.wait(%2!, @dp)
+//   %5 in %4 = tessera.wait(%4!, @dp)                       %5 in %4 = tessera.wait(%4!, @dp)
+//
+// Law: an all-gather may be posted earlier if its input is ready there. The bucket is posted at its first member; the
+// views, allocations and casts that later members need move up with them. All-gathers into runs become one such
+// collective on the concatenated inputs. Waits stay.
 namespace tessera::compiler {
 namespace {
 
-struct Bucket {
+struct AllGatherBucket {
   std::vector<ShardedCollective> members;
-  std::vector<int32_t> feeding = {};  // of those behind the first: go before it
+  std::vector<int32_t> chain = {};  // nodes that later members need; they move before the first member
   int64_t bytes = 0;
 };
 
-// All-gathers of one kind that follow one another and can be posted where the first is.
-std::vector<Bucket> buckets_of(const Program& program) {
+std::vector<AllGatherBucket> all_gather_buckets(const Program& program) {
   const Dependencies dependencies(program, Dependencies::Collectives::Any);
-  std::vector<Bucket> buckets;
+  std::vector<AllGatherBucket> buckets;
   for (const auto& gather : sharded_collectives(program, ShardedKind::AllGather)) {
-    // The last bucket of its group.
-    Bucket* bucket = nullptr;
+    AllGatherBucket* bucket = nullptr;  // the last one of the group
     for (auto& each : buckets)
       if (each.members[0].group == gather.group) bucket = &each;
     if (bucket && can_share(bucket->members[0], gather) && bucket->bytes + gather.bytes <= kShardedBucketBytes) {
       const auto first = static_cast<int32_t>(bucket->members[0].node);
-      const auto feeding = feeding_of(program, dependencies, gather.node, first);
-      if (feeding.after < first) {
+      const auto chain = input_chain(program, dependencies, gather.node, first);
+      if (chain.after < first) {
         bucket->members.push_back(gather);
-        bucket->feeding.insert(bucket->feeding.end(), feeding.nodes.begin(), feeding.nodes.end());
-        std::sort(bucket->feeding.begin(), bucket->feeding.end());
+        bucket->chain.insert(bucket->chain.end(), chain.nodes.begin(), chain.nodes.end());
+        std::sort(bucket->chain.begin(), bucket->chain.end());
         bucket->bytes += gather.bytes;
         continue;
       }
     }
     buckets.push_back({{gather}, {}, gather.bytes});
   }
-  std::erase_if(buckets, [](const Bucket& bucket) { return bucket.members.size() == 1; });
+  std::erase_if(buckets, [](const AllGatherBucket& bucket) { return bucket.members.size() == 1; });
   return buckets;
 }
 
-std::vector<int64_t> numbers(const Arg& arg) { return std::get<c10::IValue>(arg).toIntVector(); }
-
-// Of tensors by themselves: one coalesced collective, with a result for each.
-void coalesce(const Program& program, const Bucket& bucket, std::vector<Node>& to) {
-  const auto [xs, results, dims, sizes] = coalesced_arguments(program, bucket.members);
+// All-gathers into runs: concatenates the flat inputs and gathers them into the runs of all members.
+void join_all_gathers(Program& program, const AllGatherBucket& bucket, std::vector<Node>& to) {
+  const auto joined = join_runs(program, bucket.members);
   const auto& first = program.nodes[bucket.members[0].node];
-  to.push_back({find_op("tessera.all_gather_coalesced"),
-                {xs, c10::IValue(dims), c10::IValue(sizes), first.args[3]},
-                {results},
-                first.module});
-}
-
-// Of runs: parts one after the other, and the runs of all.
-void join(Program& program, const Bucket& bucket, std::vector<Node>& to) {
-  ValueList outs, parts;
-  std::vector<std::vector<int64_t>> runs;
-  std::vector<size_t> tensors;
-  std::vector<std::string> labels;
-  int64_t total = 0;
-  for (const auto& member : bucket.members) {
-    const auto& node = program.nodes[member.node];
-    const auto& own = std::get<ValueList>(node.args[0]);
-    outs.insert(outs.end(), own.begin(), own.end());
-    parts.push_back(std::get<ValueId>(node.args[1]));
-    total += program[parts.back()].type.numel();
-    runs.push_back(numbers(node.args[2]));
-    tensors.push_back(own.size());
-    labels.push_back(std::get<c10::IValue>(node.args[3]).toStringRef());
-  }
-  const auto& first = program.nodes[bucket.members[0].node];
-  const auto joined = program.add(Type::contiguous(bucket.members[0].dtype, {total}, program[parts[0]].type.device));
-  to.push_back({find_op("aten.cat"), {parts, c10::IValue(0)}, {joined}, first.module});
+  const auto device = program[joined.flat[0]].type.device;
+  const auto flat = program.add(Type::contiguous(bucket.members[0].dtype, {joined.numel}, device));
+  to.push_back({find_op("aten.cat"), {joined.flat, c10::IValue(0)}, {flat}, first.module});
   to.push_back({find_op("tessera.all_gather_into_runs_"),
-                {outs, joined, joined_runs(runs, tensors), c10::IValue(joined_labels(labels)), first.args[4]},
+                {joined.tensors, flat, joined.runs, c10::IValue(joined.label), first.args[4]},
                 {},
                 first.module});
 }
 
 }  // namespace
 
-// Each waits for its own result, as before.
 Matched bucket_all_gathers(Program& program) {
-  const auto buckets = buckets_of(program);
-  std::vector<const Bucket*> begins(program.nodes.size(), nullptr);
+  const auto buckets = all_gather_buckets(program);
+  std::vector<const AllGatherBucket*> begins(program.nodes.size(), nullptr);
   std::vector<char> done(program.nodes.size(), 0);
   Matched matched;
   for (const auto& bucket : buckets) {
@@ -90,15 +73,18 @@ Matched bucket_all_gathers(Program& program) {
     matched.times += static_cast<int64_t>(bucket.members.size());
   }
   std::vector<Node> nodes;
-  const auto put = [&](size_t n) {
+  const auto append = [&](size_t n) {
     if (!std::exchange(done[n], 1)) nodes.push_back(program.nodes[n]);
   };
   for (size_t n = 0; n < begins.size(); n++) {
-    put(n);
+    append(n);
     const auto* bucket = begins[n];
     if (!bucket) continue;
-    for (const auto fed : bucket->feeding) put(static_cast<size_t>(fed));
-    bucket->members[0].of_runs ? join(program, *bucket, nodes) : coalesce(program, *bucket, nodes);
+    for (const auto needed : bucket->chain) append(static_cast<size_t>(needed));
+    if (bucket->members[0].of_runs)
+      join_all_gathers(program, *bucket, nodes);
+    else
+      nodes.push_back(coalesced_collective(program, nodes_of(bucket->members), n));
   }
   program.nodes = std::move(nodes);
   matched.note = c10::str(matched.times, " all-gathers in ", buckets.size(), " buckets");

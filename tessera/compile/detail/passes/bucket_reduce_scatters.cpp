@@ -1,65 +1,82 @@
 #include "tessera/compile/detail/ir/op_table.h"
+#include "tessera/compile/detail/passes/coalesced_collective.h"
 #include "tessera/compile/detail/passes/passes.h"
 #include "tessera/compile/detail/passes/sharded_collectives.h"
 
 #include <algorithm>
 #include <unordered_map>
 
+// Bucketing of reduce-scatters: consecutive reduce-scatters of one group, dtype and reduce op become one collective per
+// bucket of 25 MiB.
+//
+//   %2 = tessera.reduce_scatter(%0, 0, [4, 4], "sum", @dp)
+//   %3 in %2 = tessera.wait(%2!, @dp)
+//   %4 = tessera.reduce_scatter(%1, 0, [4, 4], "sum", @dp)
+//   %5 in %4 = tessera.wait(%4!, @dp)
+//     ->
+//   [%2, %4] = tessera.reduce_scatter_coalesced([%0, %1], [0, 0], [4, 4, 4, 4], "sum", @dp)
+//   %3 in %2 = tessera.wait(%2!, @dp)
+//   %5 in %4 = tessera.wait(%4!, @dp)
+//
+// Law: a reduce-scatter may be posted later if the nodes that need its result move behind it. The bucket is posted at
+// its last member; the other ranks do the same, so the order of collectives stays equal on all ranks. Reduce-scatters
+// of runs write into one flat output, and each member's part is copied out after the wait.
 namespace tessera::compiler {
 namespace {
 
-const std::string& op_of(const Program& program, const ShardedCollective& reduce) {
+const std::string& reduce_op_of(const Program& program, const ShardedCollective& reduce) {
   return std::get<c10::IValue>(program.nodes[reduce.node].args[3]).toStringRef();
 }
 
-struct Bucket {
+struct ReduceScatterBucket {
   std::vector<ShardedCollective> members;
-  std::vector<char> behind;  // by node: needs what a member gives, so it goes behind the last
+  std::vector<char> behind;  // by node: 1 if it depends on a member, so it moves behind the last one
   int64_t bytes = 0;
 };
 
-class Buckets {
+class ReduceScatterBuckets {
  public:
-  explicit Buckets(const Program& program)
+  explicit ReduceScatterBuckets(const Program& program)
       : program_(program), dependencies_(program, Dependencies::Collectives::Any) {}
 
-  // Reduce-scatters of one kind that follow one another and can be posted where the last is.
-  std::vector<Bucket> find() const {
-    std::vector<Bucket> buckets;
+  // Buckets of reduce-scatters that can be posted at the last member.
+  std::vector<ReduceScatterBucket> find() const {
+    std::vector<ReduceScatterBucket> buckets;
     for (const auto& reduce : sharded_collectives(program_, ShardedKind::ReduceScatter)) {
       if (!is_waited_for_once(reduce)) continue;
-      Bucket* bucket = nullptr;
+      ReduceScatterBucket* bucket = nullptr;
       for (auto& each : buckets)
         if (each.members[0].group == reduce.group) bucket = &each;
       if (!bucket || !fits(*bucket, reduce)) bucket = &buckets.emplace_back();
       add(*bucket, reduce);
     }
-    std::erase_if(buckets, [](const Bucket& bucket) { return bucket.members.size() == 1; });
+    std::erase_if(buckets, [](const ReduceScatterBucket& bucket) { return bucket.members.size() == 1; });
     return buckets;
   }
 
  private:
-  bool fits(const Bucket& bucket, const ShardedCollective& reduce) const {
-    if (!can_share(bucket.members[0], reduce) || op_of(program_, bucket.members[0]) != op_of(program_, reduce) ||
+  bool fits(const ReduceScatterBucket& bucket, const ShardedCollective& reduce) const {
+    if (!can_share(bucket.members[0], reduce) ||
+        reduce_op_of(program_, bucket.members[0]) != reduce_op_of(program_, reduce) ||
         bucket.bytes + reduce.bytes > kShardedBucketBytes)
       return false;
     return !bucket.behind[reduce.node];
   }
 
-  void add(Bucket& bucket, const ShardedCollective& reduce) const {
+  void add(ReduceScatterBucket& bucket, const ShardedCollective& reduce) const {
     bucket.members.push_back(reduce);
     bucket.bytes += reduce.bytes;
     bucket.behind.resize(program_.nodes.size(), 0);
-    std::vector<int32_t> left{static_cast<int32_t>(reduce.node)};
-    while (!left.empty()) {
-      const auto n = left.back();
-      left.pop_back();
+    std::vector<int32_t> stack{static_cast<int32_t>(reduce.node)};
+    while (!stack.empty()) {
+      const auto n = stack.back();
+      stack.pop_back();
       for (const auto later : dependencies_.after(static_cast<size_t>(n)))
-        if (!std::exchange(bucket.behind[static_cast<size_t>(later)], 1)) left.push_back(later);
+        if (!std::exchange(bucket.behind[static_cast<size_t>(later)], 1)) stack.push_back(later);
     }
   }
 
-  // Of runs: nothing but one wait reads what the collective gives.
+  // A member with runs: one wait is the only user of its result.
   bool is_waited_for_once(const ShardedCollective& reduce) const {
     if (!reduce.of_runs) return true;
     if (!program_[std::get<ValueId>(program_.nodes[reduce.node].args[0])].type.is_contiguous()) return false;
@@ -78,100 +95,78 @@ class Buckets {
   Dependencies dependencies_;
 };
 
-std::vector<int64_t> numbers(const Arg& arg) { return std::get<c10::IValue>(arg).toIntVector(); }
-
-// Of tensors by themselves: one coalesced collective, with a result for each.
-Node coalesced(const Program& program, const Bucket& bucket) {
-  const auto [xs, results, dims, sizes] = coalesced_arguments(program, bucket.members);
-  const auto& last = program.nodes[bucket.members.back().node];
-  return {find_op("tessera.reduce_scatter_coalesced"),
-          {xs, c10::IValue(dims), c10::IValue(sizes), last.args[3], last.args[4]},
-          {results},
-          last.module};
-}
-
-// Where the result of a member of runs lies, when all of the bucket has come, and where it is looked for.
-struct Piece {
-  ValueId all, out;
-  int64_t begin;
+// Where the result of one member is in the flat output of its bucket.
+struct MemberResult {
+  ValueId flat;   // result of the bucket's collective
+  ValueId out;    // the tensor that the member wrote before, and that later nodes read
+  int64_t begin;  // offset in `flat`
 };
-using Pieces = std::unordered_map<ValueId, Piece>;  // by what the collective gave
+using MemberResults = std::unordered_map<ValueId, MemberResult>;  // by the member's old result
 
-// Of runs: into one buffer, of which each member gets its piece when it is waited for.
-void join(Program& program, const Bucket& bucket, Pieces& pieces, std::vector<Node>& to) {
-  ValueList ins;
-  std::vector<std::vector<int64_t>> runs;
-  std::vector<size_t> tensors;
-  std::vector<std::string> labels;
+// Reduce-scatters of runs: allocates one flat output for the bucket. wait_for_member() copies each member's part out.
+void join_reduce_scatters(Program& program, const ReduceScatterBucket& bucket, MemberResults& results,
+                          std::vector<Node>& to) {
+  const auto joined = join_runs(program, bucket.members);
   const auto last = program.nodes[bucket.members.back().node];
-  int64_t total = 0;
-  for (const auto& member : bucket.members)
-    total += program[std::get<ValueId>(program.nodes[member.node].args[0])].type.numel();
-  const auto type =
-      Type::contiguous(bucket.members[0].dtype, {total}, program[std::get<ValueId>(last.args[0])].type.device);
-  const auto made = program.add(type), all = program.add_in(made, type, 0);
+  const auto type = Type::contiguous(bucket.members[0].dtype, {joined.numel}, program[joined.flat.back()].type.device);
+  const auto allocated = program.add(type), flat = program.add_in(allocated, type, 0);
   int64_t begin = 0;
-  for (const auto& member : bucket.members) {
-    const auto& node = program.nodes[member.node];
-    const auto& own = std::get<ValueList>(node.args[1]);
-    ins.insert(ins.end(), own.begin(), own.end());
-    runs.push_back(numbers(node.args[2]));
-    tensors.push_back(own.size());
-    labels.push_back(std::get<c10::IValue>(node.args[4]).toStringRef());
-    pieces[std::get<ValueId>(node.results[0])] = {all, std::get<ValueId>(node.args[0]), begin};
-    begin += program[std::get<ValueId>(node.args[0])].type.numel();
+  for (size_t i = 0; i < bucket.members.size(); i++) {
+    const auto out = joined.flat[i];
+    results[std::get<ValueId>(program.nodes[bucket.members[i].node].results[0])] = {flat, out, begin};
+    begin += program[out].type.numel();
   }
   const Arg none = c10::IValue();
   to.push_back({find_op("aten.empty.memory_format"),
-                {c10::IValue(std::vector<int64_t>{total}), c10::IValue(static_cast<int64_t>(type.dtype)), none,
+                {c10::IValue(std::vector<int64_t>{joined.numel}), c10::IValue(static_cast<int64_t>(type.dtype)), none,
                  c10::IValue(type.device), none, none},
-                {made},
+                {allocated},
                 last.module});
   to.push_back({find_op("tessera.reduce_scatter_runs_into_"),
-                {made, ins, joined_runs(runs, tensors), last.args[3], c10::IValue(joined_labels(labels)), last.args[5]},
-                {all},
+                {allocated, joined.tensors, joined.runs, last.args[3], c10::IValue(joined.label), last.args[5]},
+                {flat},
                 last.module});
 }
 
-// In the place of a wait for one member: for all of the bucket, and then its piece goes to where it is looked for.
-void wait_for(Program& program, const Node& wait, const Piece& piece, std::vector<Node>& to) {
-  const auto type = program[piece.out].type;
-  const auto came = program.add_in(piece.all, program[piece.all].type, 0);
-  const auto part = program.add_in(piece.all, type, piece.begin);
-  to.push_back({find_op("tessera.wait"), {piece.all, wait.args[1]}, {came}, wait.module});
+// Replaces the wait for one member: waits for the bucket and copies the member's part into its old output.
+void wait_for_member(Program& program, const Node& wait, const MemberResult& member, std::vector<Node>& to) {
+  const auto type = program[member.out].type;
+  const auto waited = program.add_in(member.flat, program[member.flat].type, 0);
+  const auto part = program.add_in(member.flat, type, member.begin);
+  to.push_back({find_op("tessera.wait"), {member.flat, wait.args[1]}, {waited}, wait.module});
   to.push_back({find_op("aten.as_strided"),
-                {came, c10::IValue(type.sizes), c10::IValue(type.strides), c10::IValue(piece.begin)},
+                {waited, c10::IValue(type.sizes), c10::IValue(type.strides), c10::IValue(member.begin)},
                 {part},
                 wait.module});
-  to.push_back({find_op("aten.copy_"), {piece.out, part, c10::IValue(false)}, {wait.results[0]}, wait.module});
+  to.push_back({find_op("aten.copy_"), {member.out, part, c10::IValue(false)}, {wait.results[0]}, wait.module});
 }
 
-void apply(Program& program, const Bucket& bucket) {
+void rewrite_bucket(Program& program, const ReduceScatterBucket& bucket) {
   const auto last = bucket.members.back().node;
   const auto is_member = [&](size_t n) {
     return std::any_of(bucket.members.begin(), bucket.members.end(), [&](const auto& each) { return each.node == n; });
   };
-  Pieces pieces;
+  MemberResults results;
   std::vector<Node> nodes;
-  std::vector<size_t> late;
-  const auto put = [&](size_t n) {
+  std::vector<size_t> delayed;
+  const auto append = [&](size_t n) {
     const auto node = program.nodes[n];
     if (kind_of(node) == OpKind::Wait)
-      if (const auto found = pieces.find(std::get<ValueId>(node.args[0])); found != pieces.end())
-        return wait_for(program, node, found->second, nodes);
+      if (const auto found = results.find(std::get<ValueId>(node.args[0])); found != results.end())
+        return wait_for_member(program, node, found->second, nodes);
     nodes.push_back(node);
   };
   for (size_t n = 0; n < program.nodes.size(); n++) {
     if (n == last) {
       if (bucket.members[0].of_runs)
-        join(program, bucket, pieces, nodes);
+        join_reduce_scatters(program, bucket, results, nodes);
       else
-        nodes.push_back(coalesced(program, bucket));
-      for (const auto each : late) put(each);
+        nodes.push_back(coalesced_collective(program, nodes_of(bucket.members), last));
+      for (const auto each : delayed) append(each);
     } else if (n < last && bucket.behind[n]) {
-      late.push_back(n);
+      delayed.push_back(n);
     } else if (!is_member(n)) {
-      put(n);
+      append(n);
     }
   }
   program.nodes = std::move(nodes);
@@ -179,12 +174,12 @@ void apply(Program& program, const Bucket& bucket) {
 
 }  // namespace
 
-// Those behind the first are posted later, and so may those on other ranks: what was between them is posted before.
 Matched bucket_reduce_scatters(Program& program) {
   Matched matched;
   int64_t made = 0;
-  for (auto buckets = Buckets(program).find(); !buckets.empty(); buckets = Buckets(program).find()) {
-    apply(program, buckets[0]);
+  for (auto buckets = ReduceScatterBuckets(program).find(); !buckets.empty();
+       buckets = ReduceScatterBuckets(program).find()) {
+    rewrite_bucket(program, buckets[0]);
     matched.times += static_cast<int64_t>(buckets[0].members.size());
     made++;
   }

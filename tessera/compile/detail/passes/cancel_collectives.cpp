@@ -1,7 +1,7 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/rank_agreement.h"
+#include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/ir/uses.h"
 #include "tessera/compile/detail/passes/passes.h"
 
 #include <map>
@@ -11,46 +11,48 @@
 #include <sstream>
 #include <string>
 
-// Collectives whose result is on this rank already:
+// Removes collectives whose result is already on this rank:
 //
-//   over a group of one                                       what was given
-//   all_gather(x), and of the result only x's own piece       x
-//   all_gather of this rank's piece of x, x alike everywhere  x
-//   all_reduce "max" or "min", broadcast of such an x         x
-//   a second all_reduce of the same                           the first's result
+//   collective                                                        result
+//   any, over a group of one rank                                     its input
+//   all_gather(x), if only x's own shard of the result is read        x
+//   all_gather of this rank's shard of x, if x is replicated          x
+//   all_reduce "max" or "min", or broadcast, of a replicated x        x
+//   a second all_reduce of the same x                                 the result of the first
 //
-// x is alike on all ranks of a group if it was made by an all_reduce, all_gather or broadcast over it. What was
-// computed from it need not be: numbers in a program may be this rank's own. Whether a piece is this rank's, each rank
-// sees for itself: a collective goes only if all ranks would have it go.
+// Example:   %1 = all_reduce(%0, "sum"); %2 = wait(%1); %3 = all_reduce(%2, "max"); %4 = wait(%3); use(%4)
+//       ->   %1 = all_reduce(%0, "sum"); %2 = wait(%1); use(%2)
+//
+// x is replicated over a group if an all_reduce, all_gather or broadcast over that group defines it. Values that are
+// computed from x may not be replicated: a program may contain constants of this rank. Which shard belongs to this rank
+// is known only locally, so a collective is removed only if all ranks agree to remove it.
 namespace tessera::compiler {
 namespace {
 
-struct Gather {
+struct AllGatherArgs {
   ValueId x, result;
   int64_t dim;
   std::vector<int64_t> sizes;
 };
-std::optional<Gather> as_gather(const Node& node) {
+std::optional<AllGatherArgs> as_all_gather(const Node& node) {
   if (node.name() != "tessera.all_gather") return {};
-  return Gather{std::get<ValueId>(node.args[0]), std::get<ValueId>(node.results[0]),
-                std::get<c10::IValue>(node.args[1]).toInt(), std::get<c10::IValue>(node.args[2]).toIntVector()};
+  return AllGatherArgs{std::get<ValueId>(node.args[0]), std::get<ValueId>(node.results[0]),
+                       std::get<c10::IValue>(node.args[1]).toInt(), std::get<c10::IValue>(node.args[2]).toIntVector()};
 }
 
 class Cancelling {
  public:
   explicit Cancelling(Program& program)
-      : program_(program), uses_(program), instead_(program.values.size()), bytes_(program.buffer_bytes()) {
-    std::iota(instead_.begin(), instead_.end(), 0);
-    in_buffer_.resize(static_cast<size_t>(program.buffers));
-    for (size_t v = 0; v < program.values.size(); v++)
-      if (program.values[v].buffer >= 0)
-        in_buffer_[static_cast<size_t>(program.values[v].buffer)].push_back(static_cast<ValueId>(v));
-  }
+      : program_(program),
+        def_use_(program),
+        replaced_(program),
+        in_buffer_(values_by_buffer(program)),
+        bytes_(program.buffer_bytes()) {}
 
   Matched run() {
-    find_what_is_alike();
-    std::map<size_t, ValueId> agreed;                // node -> what its result is
-    std::vector<Found> own(program_.groups.size());  // the same, as far as this rank sees
+    find_replicated();
+    std::map<size_t, ValueId> agreed;                       // node -> the value that replaces its result
+    std::vector<Candidates> local(program_.groups.size());  // by group: the same, but only this rank knows so far
     std::vector<int64_t> count(program_.groups.size(), 0);
     for (size_t n = 0; n < program_.nodes.size(); n++) {
       const auto& node = program_.nodes[n];
@@ -59,135 +61,136 @@ class Cancelling {
       const auto number = count[group]++;
       if (const auto x = known_result(n, node); x != kNone)
         agreed[n] = x;
-      else if (const auto piece = known_to_this_rank(n, node); piece != kNone)
-        own[group].push_back({number, n, piece});
+      else if (const auto shard = locally_known_result(n, node); shard != kNone)
+        local[group].push_back({number, n, shard});
     }
-    for (size_t g = 0; g < own.size(); g++)
-      if (all_agree(program_.groups[g], own[g]))
-        for (const auto& each : own[g]) agreed[each.node] = each.x;
+    for (size_t g = 0; g < local.size(); g++)
+      if (all_ranks_agree(program_.groups[g], local[g]))
+        for (const auto& each : local[g]) agreed[each.node] = each.x;
     rewrite(agreed);
     return {static_cast<int64_t>(agreed.size())};
   }
 
  private:
-  struct Known {
-    int64_t number;  // of the collective, among its group's
+  struct Candidate {
+    int64_t number;  // of the collective, among those of its group
     size_t node;
     ValueId x;
   };
-  using Found = std::vector<Known>;
+  using Candidates = std::vector<Candidate>;
 
   const Type& type(ValueId id) const { return program_[id].type; }
-  int32_t writes_to(ValueId id) const { return uses_.writes[static_cast<size_t>(program_.buffer_of(id))]; }
+  int32_t writes_to(ValueId id) const { return def_use_.writes[static_cast<size_t>(program_.buffer_of(id))]; }
 
   int64_t rank_in(int32_t group) const {
     const auto& info = program_.groups[static_cast<size_t>(group)];
     return info.group ? info.group->rank() : info.rank;
   }
 
-  void find_what_is_alike() {
-    alike_.assign(static_cast<size_t>(program_.buffers), -1);
+  void find_replicated() {
+    replicated_over_.assign(static_cast<size_t>(program_.buffers), -1);
     for (const auto& node : program_.nodes) {
       const auto name = node.name();
       if (name == "tessera.all_reduce" || name == "tessera.all_gather" || name == "tessera.broadcast")
-        node.each_result([&](ValueId id) { alike_[static_cast<size_t>(program_.buffer_of(id))] = group_of(node); });
+        node.each_result(
+            [&](ValueId id) { replicated_over_[static_cast<size_t>(program_.buffer_of(id))] = group_of(node); });
     }
   }
-  bool is_alike(ValueId id, int32_t group) const {
-    return alike_[static_cast<size_t>(program_.buffer_of(id))] == group && writes_to(id) == 0;
+  bool is_replicated(ValueId id, int32_t group) const {
+    return replicated_over_[static_cast<size_t>(program_.buffer_of(id))] == group && writes_to(id) == 0;
   }
 
-  // Where along dim this rank's piece begins; none if that is not known.
-  std::optional<int64_t> begin_of(const Gather& gather, int32_t group) const {
+  // The offset of this rank's shard along the dim; none if it is unknown.
+  std::optional<int64_t> begin_of(const AllGatherArgs& gather, int32_t group) const {
     const auto rank = rank_in(group);
     if (rank < 0 || static_cast<size_t>(rank) >= gather.sizes.size()) return {};
     return std::accumulate(gather.sizes.begin(), gather.sizes.begin() + rank, int64_t{0});
   }
 
-  // What the result of a collective is, without it; kNone: not known.
+  // A value that equals the result of the collective on all ranks; kNone: none is known.
   ValueId known_result(size_t n, const Node& node) const {
     const auto* x = std::get_if<ValueId>(&node.args[0]);
     const auto* result = node.results.empty() ? nullptr : std::get_if<ValueId>(&node.results[0]);
     if (!x || !result || node.schema().is_mutable()) return kNone;
     const auto group = group_of(node);
-    const bool alone = size_of_group(program_, group) == 1;
+    const bool alone = group_size(program_, group) == 1;
     if (alone) return type(*x).sizes == type(*result).sizes ? *x : kNone;
     const auto name = node.name();
-    const bool alike = is_alike(*x, group) && is_whole(program_, *x, bytes_);
-    if (name == "tessera.broadcast") return alike ? *x : kNone;
+    const bool replicated = is_replicated(*x, group) && covers_buffer(program_, *x, bytes_);
+    if (name == "tessera.broadcast") return replicated ? *x : kNone;
     if (name == "tessera.all_reduce") {
       const auto& op = std::get<c10::IValue>(node.args[1]).toStringRef();
-      if (alike && (op == "max" || op == "min")) return *x;
+      if (replicated && (op == "max" || op == "min")) return *x;
       return earlier_reduction(n, node, *x);
     }
     return kNone;
   }
-  // The same, where it depends on which piece is this rank's.
-  ValueId known_to_this_rank(size_t n, const Node& node) const {
-    const auto gather = as_gather(node);
+  // The same, if it depends on which shard belongs to this rank.
+  ValueId locally_known_result(size_t n, const Node& node) const {
+    const auto gather = as_all_gather(node);
     if (!gather) return kNone;
-    return only_own_piece_is_read(*gather, group_of(node)) ? gather->x : cut_from(*gather, group_of(node), n);
+    return only_own_shard_is_read(*gather, group_of(node)) ? gather->x : gathered_source(*gather, group_of(node), n);
   }
 
-  // The waited result of an all_reduce of the same before, if it is still that.
+  // The waited result of an earlier all_reduce of the same value, if nothing writes to it.
   ValueId earlier_reduction(size_t n, const Node& node, ValueId x) const {
     if (writes_to(x) != 0) return kNone;
-    for (const auto reader : uses_.readers[static_cast<size_t>(x)]) {
-      if (static_cast<size_t>(reader) >= n) break;
-      const auto& other = program_.nodes[static_cast<size_t>(reader)];
+    for (const auto user : def_use_.users[static_cast<size_t>(x)]) {
+      if (static_cast<size_t>(user) >= n) break;
+      const auto& other = program_.nodes[static_cast<size_t>(user)];
       if (other.name() != node.name() || !same(other.args[1], node.args[1]) || !same(other.args[2], node.args[2]))
         continue;
       const auto result = std::get<ValueId>(other.results[0]);
-      if (!uses_.is_settled(program_, result)) continue;
-      for (const auto wait : uses_.readers[static_cast<size_t>(result)])
+      if (!def_use_.is_immutable(program_, result)) continue;
+      for (const auto wait : def_use_.users[static_cast<size_t>(result)])
         if (static_cast<size_t>(wait) < n && kind_of(program_.nodes[static_cast<size_t>(wait)]) == OpKind::Wait)
           return std::get<ValueId>(program_.nodes[static_cast<size_t>(wait)].results[0]);
     }
     return kNone;
   }
 
-  // Are all readers of the gathered tensor views of x's own piece, in x's own layout?
-  bool only_own_piece_is_read(const Gather& gather, int32_t group) const {
+  // True if all users of the gathered tensor are views of this rank's shard with the type of x.
+  bool only_own_shard_is_read(const AllGatherArgs& gather, int32_t group) const {
     const auto begin = begin_of(gather, group);
     const auto b = static_cast<size_t>(program_.buffer_of(gather.result));
-    if (!begin || uses_.seen[b] || uses_.writes[b] != 0 || writes_to(gather.x) != 0) return false;
+    if (!begin || def_use_.has_output[b] || def_use_.writes[b] != 0 || writes_to(gather.x) != 0) return false;
     const auto offset = *begin * type(gather.result).strides[static_cast<size_t>(gather.dim)];
     bool any = false;
     for (const auto id : in_buffer_[b]) {
       const bool own = program_[id].offset == offset && type(id) == type(gather.x);
       any |= own;
-      for (const auto reader : own ? std::vector<int32_t>() : uses_.readers[static_cast<size_t>(id)]) {
-        const auto& node = program_.nodes[static_cast<size_t>(reader)];
+      for (const auto user : own ? std::vector<int32_t>() : def_use_.users[static_cast<size_t>(id)]) {
+        const auto& node = program_.nodes[static_cast<size_t>(user)];
         if (kind_of(node) != OpKind::Wait && !is_view(program_, node)) return false;
       }
     }
     return any;
   }
 
-  // Is what is gathered this rank's piece of a tensor that is alike everywhere? Then that tensor is the result.
-  ValueId cut_from(const Gather& gather, int32_t group, size_t n) const {
-    auto piece = gather.x;
-    if (const auto* copy = uses_.maker(program_, piece); copy && copy->name() == "aten.clone" && writes_to(piece) == 0)
-      piece = std::get<ValueId>(copy->args[0]);
+  // The replicated tensor of which each rank gathers its own shard; kNone if it is not such a gather.
+  ValueId gathered_source(const AllGatherArgs& gather, int32_t group, size_t n) const {
+    auto shard = gather.x;
+    if (const auto* copy = def_use_.def(program_, shard); copy && copy->name() == "aten.clone" && writes_to(shard) == 0)
+      shard = std::get<ValueId>(copy->args[0]);
     const auto begin = begin_of(gather, group);
-    if (!begin || !is_alike(piece, group)) return kNone;
-    for (const auto id : in_buffer_[static_cast<size_t>(program_.buffer_of(piece))]) {
-      const auto made_by = uses_.made_by[static_cast<size_t>(id)];
-      if (type(id) != type(gather.result) || made_by < 0 || static_cast<size_t>(made_by) > n) continue;
-      if (kind_of(program_.nodes[static_cast<size_t>(made_by)]) == OpKind::Collective) continue;  // not waited for
+    if (!begin || !is_replicated(shard, group)) return kNone;
+    for (const auto id : in_buffer_[static_cast<size_t>(program_.buffer_of(shard))]) {
+      const auto def_node = def_use_.def_node[static_cast<size_t>(id)];
+      if (type(id) != type(gather.result) || def_node < 0 || static_cast<size_t>(def_node) > n) continue;
+      if (kind_of(program_.nodes[static_cast<size_t>(def_node)]) == OpKind::Collective) continue;  // not waited for
       const auto stride = type(id).strides[static_cast<size_t>(gather.dim)];
-      if (program_[piece].offset == program_[id].offset + *begin * stride && type(piece).strides == type(id).strides &&
-          type(piece).sizes == type(gather.x).sizes)
+      if (program_[shard].offset == program_[id].offset + *begin * stride && type(shard).strides == type(id).strides &&
+          type(shard).sizes == type(gather.x).sizes)
         return id;
     }
     return kNone;
   }
 
-  // Asked of every group, found or not: the others ask, too.
-  static bool all_agree(const GroupInfo& info, const Found& found) {
+  // Communicates. Every rank calls it for every group, also without candidates.
+  static bool all_ranks_agree(const GroupInfo& info, const Candidates& candidates) {
     if (!info.group || info.group->size() == 1) return true;
     std::ostringstream line;
-    for (const auto& each : found) line << each.number << " ";
+    for (const auto& each : candidates) line << each.number << " ";
     try {
       comm::agree(info.group, "cancel_collectives", {line.str()});
     } catch (const UsageError&) {
@@ -196,36 +199,35 @@ class Cancelling {
     return true;
   }
 
-  // Puts x in the place of a result that nobody writes to; else a copy of it.
+  // Replaces each result by its equal value x, or by a copy of x if something writes to one of the two.
   void rewrite(const std::map<size_t, ValueId>& agreed) {
-    const auto replaced = [&](ValueId id) { return instead_[static_cast<size_t>(id)]; };
-    std::set<ValueId> there;  // results that no collective brings any more
+    std::set<ValueId> removed;  // results of removed collectives: their waits are removed too
     std::vector<Node> kept;
     for (size_t n = 0; n < program_.nodes.size(); n++) {
       auto& node = program_.nodes[n];
-      if (kind_of(node) == OpKind::Wait && there.count(std::get<ValueId>(node.args[0]))) {
+      if (kind_of(node) == OpKind::Wait && removed.count(std::get<ValueId>(node.args[0]))) {
         const auto result = std::get<ValueId>(node.results[0]);
-        instead_[static_cast<size_t>(result)] = replaced(std::get<ValueId>(node.args[0]));
-        there.insert(result);
+        replaced_.set(result, replaced_(std::get<ValueId>(node.args[0])));
+        removed.insert(result);
         continue;
       }
-      const auto gather = agreed.count(n) ? as_gather(node) : std::nullopt;
-      node.replace_reads(replaced);
+      const auto gather = agreed.count(n) ? as_all_gather(node) : std::nullopt;
+      replaced_.rewrite_reads(node);
       const auto found = agreed.find(n);
       if (found == agreed.end()) {
-        if (is_own_piece(node)) continue;
+        if (is_view_of_removed(node)) continue;
         kept.push_back(std::move(node));
         continue;
       }
-      const auto x = replaced(found->second), result = std::get<ValueId>(node.results[0]);
-      there.insert(result);
-      if (gather && type(result).sizes != type(x).sizes) {  // only its piece is read
+      const auto x = replaced_(found->second), result = std::get<ValueId>(node.results[0]);
+      removed.insert(result);
+      if (gather && type(result).sizes != type(x).sizes) {  // only its shard is read
         const auto begin = *begin_of(*gather, group_of(node));
         const auto offset = begin * type(result).strides[static_cast<size_t>(gather->dim)];
         for (const auto id : in_buffer_[static_cast<size_t>(program_.buffer_of(result))])
-          (program_[id].offset == offset && type(id) == type(x) ? own_pieces_[id] : not_read_[id]) = x;
-      } else if (can_stand_for(x, result)) {
-        stand_for(x, result);
+          (program_[id].offset == offset && type(id) == type(x) ? own_shards_[id] : unread_[id]) = x;
+      } else if (can_replace(x, result)) {
+        replace_by(x, result);
       } else {
         kept.push_back({find_op("aten.clone"),
                         {x, c10::IValue(static_cast<int64_t>(c10::MemoryFormat::Contiguous))},
@@ -233,44 +235,38 @@ class Cancelling {
                         node.module});
       }
     }
-    for (auto& output : program_.outputs)
-      if (output.value != kNone) output.value = replaced(output.value);
+    replaced_.rewrite_outputs(program_);
     program_.nodes = std::move(kept);
   }
 
-  // A view of a gathered tensor that is not there any more: it is the piece that was given, or nobody reads it.
-  bool is_own_piece(const Node& node) {
-    bool gone = false;
+  // True for a view of a removed all-gather. It is this rank's shard, or nothing reads it.
+  bool is_view_of_removed(const Node& node) {
+    bool is_removed = false;
     node.each_result([&](ValueId id) {
-      const auto own = own_pieces_.find(id);
-      if (own != own_pieces_.end()) instead_[static_cast<size_t>(id)] = own->second;
-      gone |= own != own_pieces_.end() || not_read_.count(id) > 0;
+      const auto own = own_shards_.find(id);
+      if (own != own_shards_.end()) replaced_.set(id, own->second);
+      is_removed |= own != own_shards_.end() || unread_.count(id) > 0;
     });
-    return gone;
+    return is_removed;
   }
 
-  bool can_stand_for(ValueId x, ValueId result) const {
+  bool can_replace(ValueId x, ValueId result) const {
     const auto b = static_cast<size_t>(program_.buffer_of(result));
-    return type(x) == type(result) && type(x).is_contiguous() && writes_to(x) == 0 && uses_.writes[b] == 0 &&
-           !uses_.seen[b];
+    return type(x) == type(result) && type(x).is_contiguous() && writes_to(x) == 0 && def_use_.writes[b] == 0 &&
+           !def_use_.has_output[b];
   }
-  void stand_for(ValueId x, ValueId result) {
-    instead_[static_cast<size_t>(result)] = x;
-    const auto from = program_.buffer_of(result), to = program_.buffer_of(x);
-    for (const auto id : in_buffer_[static_cast<size_t>(from)]) {
-      auto& value = program_.values[static_cast<size_t>(id)];
-      value.buffer = to;
-      value.offset += program_[x].offset * type(x).itemsize() / value.type.itemsize();
-    }
+  void replace_by(ValueId x, ValueId result) {
+    replaced_.set(result, x);
+    move_views(program_, in_buffer_[static_cast<size_t>(program_.buffer_of(result))], x);
   }
 
   Program& program_;
-  const Uses uses_;
-  std::vector<ValueId> instead_;
+  const DefUse def_use_;
+  ReplacedValues replaced_;
   std::vector<std::vector<ValueId>> in_buffer_;
-  std::vector<int32_t> alike_;  // by buffer: the group over which it was made alike; -1: none
+  std::vector<int32_t> replicated_over_;  // by buffer: the group over which it is replicated; -1: none
   const std::vector<int64_t> bytes_;
-  std::map<ValueId, ValueId> own_pieces_, not_read_;  // of gathers that went
+  std::map<ValueId, ValueId> own_shards_, unread_;  // views of removed all-gathers
 };
 
 }  // namespace

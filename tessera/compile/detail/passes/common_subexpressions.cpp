@@ -1,16 +1,23 @@
+#include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/ir/print.h"
 #include "tessera/compile/detail/passes/passes.h"
 
 #include <map>
-#include <numeric>
 #include <sstream>
 
+// Common subexpression elimination: computes equal expressions once.
+//
+//   %1: f32[8] = aten.exp(%0)                      %1: f32[8] = aten.exp(%0)
+//   %2: f32[8] = aten.exp(%0)                ->
+//   %3: f32[8] = aten.add.Tensor(%1, %2, 1)        %3: f32[8] = aten.add.Tensor(%1, %1, 1)
+//
+// Law: two pure ops with equal arguments have equal results, if no op writes the arguments between the two.
 namespace tessera::compiler {
 namespace {
 
-// Buffers that must stay as they are: seen outside, or written again after they were made.
-std::vector<char> not_to_be_shared(const Program& program) {
+// Buffers that two results must not share: the caller sees them, or an op writes to them.
+std::vector<char> unshareable_buffers(const Program& program) {
   auto fixed = program.external_buffers();
   for (const auto& output : program.outputs)
     if (output.value != kNone) fixed[static_cast<size_t>(program.buffer_of(output.value))] = 1;
@@ -22,16 +29,14 @@ std::vector<char> not_to_be_shared(const Program& program) {
 }  // namespace
 
 Matched common_subexpressions(Program& program) {
-  const auto fixed = not_to_be_shared(program);
+  const auto fixed = unshareable_buffers(program);
   std::vector<int64_t> writes(static_cast<size_t>(program.buffers), 0);  // so far, by buffer
-  std::map<std::string, size_t> made;                                    // op, arguments and their state -> node kept
-  std::vector<ValueId> instead(program.values.size());
-  std::iota(instead.begin(), instead.end(), 0);
-  const auto replaced = [&](ValueId id) { return instead[static_cast<size_t>(id)]; };
+  std::map<std::string, size_t> made;  // op, arguments and their write counts -> kept node
+  ReplacedValues replaced(program);
   Matched matched;
   std::vector<Node> kept;
   for (auto& node : program.nodes) {
-    node.replace_reads(replaced);
+    replaced.rewrite_reads(node);
     bool shareable = is_pure(node) && !is_view(program, node) && kind_of(node) != OpKind::Empty;
     node.each_result([&](ValueId id) { shareable &= !fixed[static_cast<size_t>(program.buffer_of(id))]; });
     if (shareable) {
@@ -46,13 +51,13 @@ Matched common_subexpressions(Program& program) {
       if (!added) {
         std::vector<ValueId> first;
         kept[found->second].each_result([&](ValueId id) { first.push_back(id); });
-        // Values that lie in the memory of this one's results now lie in that of the first's.
+        // Values that alias these results now alias those of the first node.
         size_t next = 0;
         node.each_result([&](ValueId id) {
-          const auto gone = program.buffer_of(id), stays = program.buffer_of(first[next]);
-          instead[static_cast<size_t>(id)] = first[next++];
+          const auto removed = program.buffer_of(id), kept_buffer = program.buffer_of(first[next]);
+          replaced.set(id, first[next++]);
           for (auto& value : program.values)
-            if (value.buffer == gone) value.buffer = stays;
+            if (value.buffer == removed) value.buffer = kept_buffer;
         });
         matched.times++;
         continue;
@@ -61,8 +66,7 @@ Matched common_subexpressions(Program& program) {
     node.each_write([&](ValueId id) { writes[static_cast<size_t>(program.buffer_of(id))]++; });
     kept.push_back(std::move(node));
   }
-  for (auto& output : program.outputs)
-    if (output.value != kNone) output.value = replaced(output.value);
+  replaced.rewrite_outputs(program);
   program.nodes = std::move(kept);
   return matched;
 }

@@ -1,8 +1,8 @@
-#include "tessera/tracing/op_mode.h"
+#include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/ir/uses.h"
 #include "tessera/compile/detail/passes/passes.h"
 #include "tessera/compile/detail/replay/boxing.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -10,19 +10,20 @@
 
 #include <algorithm>
 
-// What depends on nothing is computed here, and the program carries the tensor:
+// Constant folding: ops whose arguments are all constants run at compile time, and the program stores the result.
 //
 //   %1: f32[3] = aten.arange(3.0, 6, none, device("cpu"), false)      input %1: f32[3] constant "0" = [0.0, 2.0, 4.0]
 //   %2: f32[3] = aten.mul.Tensor(%1, 2)                            ->
 //
-// Not what is written to later, is returned (who gets it may write to it), is drawn, or is larger than `bytes`.
+// Law: a pure op on constants gives the same result in every run. Not folded: results that are written to later, that
+// are returned (the caller may write to them), that are random, or that are larger than the setting `bytes`.
 namespace tessera::compiler {
 namespace {
 
 class Folding {
  public:
-  Folding(Program& program, int64_t most)
-      : program_(program), most_(most), uses_(program), known_(program.values.size()) {}
+  Folding(Program& program, int64_t max_bytes)
+      : program_(program), max_bytes_(max_bytes), def_use_(program), known_(program.values.size()) {}
 
   Matched run() {
     for (const auto& input : program_.inputs)
@@ -43,7 +44,7 @@ class Folding {
     }
     size_t n = 0;
     std::erase_if(program_.nodes, [&](const Node&) { return folded_[n++] != 0; });
-    if (matched.times > 0) matched.note = c10::str("the program carries ", bytes, " bytes");
+    if (matched.times > 0) matched.note = c10::str("the program stores ", bytes, " bytes of constants");
     return matched;
   }
 
@@ -52,21 +53,21 @@ class Folding {
     if (!is_pure(node) || kind_of(node) != OpKind::Plain) return false;
     bool fits = true, any = false;
     for (const auto& arg : node.args)
-      fits &= !std::holds_alternative<Live>(arg) && !std::holds_alternative<GroupName>(arg);
+      fits &= !std::holds_alternative<RuntimeScalar>(arg) && !std::holds_alternative<GroupName>(arg);
     node.each_read([&](ValueId id) { fits &= known_[static_cast<size_t>(id)].defined(); });
     const bool view = is_view(program_, node);
     node.each_result([&](ValueId id) {
       const auto b = static_cast<size_t>(program_.buffer_of(id));
       any = true;
-      fits &= uses_.writes[b] == 0 && (view || (!uses_.seen[b] && !uses_.external[b]));
-      fits &= view || program_[id].type.bytes() <= most_;
+      fits &= def_use_.writes[b] == 0 && (view || (!def_use_.has_output[b] && !def_use_.external[b]));
+      fits &= view || program_[id].type.bytes() <= max_bytes_;
     });
     return fits && any;
   }
 
-  // False, and nothing is known: the op gives something else than the program says.
+  // Runs the node. False, without an effect, if a result's type or offset is not the one in the program.
   bool compute(const Node& node) {
-    const OpModesOff only_this;
+    const OpModesOff modes_off;
     const at::AutoDispatchBelowADInplaceOrView below;
     const at::NoGradGuard no_grad;
     torch::jit::Stack stack;
@@ -83,24 +84,24 @@ class Folding {
           if ((*list)[k] != kNone) made.emplace_back((*list)[k], tensors[k]);
       }
     }
-    const bool as_said = std::all_of(made.begin(), made.end(), [&](const auto& each) {
+    const bool as_expected = std::all_of(made.begin(), made.end(), [&](const auto& each) {
       const auto& [id, tensor] = each;
       return Type::of(tensor) == program_[id].type && tensor.storage_offset() == program_[id].offset;
     });
-    if (!as_said) return false;
+    if (!as_expected) return false;
     for (auto& [id, tensor] : made) known_[static_cast<size_t>(id)] = std::move(tensor);
     return true;
   }
 
-  // Folded values that what is left of the program reads.
+  // Folded values that the remaining nodes read.
   std::vector<ValueId> needed() const {
     std::vector<ValueId> list;
-    std::vector<char> taken(known_.size(), 0);
+    std::vector<char> listed(known_.size(), 0);
     for (size_t n = 0; n < program_.nodes.size(); n++) {
       if (folded_[n]) continue;
       program_.nodes[n].each_read([&](ValueId id) {
-        const auto by = uses_.made_by[static_cast<size_t>(id)];
-        if (by < 0 || !folded_[static_cast<size_t>(by)] || std::exchange(taken[static_cast<size_t>(id)], 1)) return;
+        const auto by = def_use_.def_node[static_cast<size_t>(id)];
+        if (by < 0 || !folded_[static_cast<size_t>(by)] || std::exchange(listed[static_cast<size_t>(id)], 1)) return;
         list.push_back(id);
       });
     }
@@ -108,9 +109,9 @@ class Folding {
   }
 
   Program& program_;
-  const int64_t most_;
-  const Uses uses_;
-  Tensors known_;             // by value
+  const int64_t max_bytes_;
+  const DefUse def_use_;
+  Tensors known_;             // by value: constants
   std::vector<char> folded_;  // by node
 };
 

@@ -1,33 +1,19 @@
 #include "tessera/compile/detail/passes/ddp_blocks.h"
 
+#include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/ir/op_table.h"
 
 namespace tessera::compiler {
 namespace {
 
-struct Uses {
-  explicit Uses(const Program& program)
-      : made_by(program.values.size(), -1), readers(program.values.size()), put_out(program.values.size(), 0) {
-    for (size_t n = 0; n < program.nodes.size(); n++) {
-      program.nodes[n].each_result([&](ValueId id) { made_by[static_cast<size_t>(id)] = static_cast<int64_t>(n); });
-      program.nodes[n].each_read([&](ValueId id) { readers[static_cast<size_t>(id)].push_back(n); });
-    }
-    for (const auto& output : program.outputs)
-      if (output.value != kNone) put_out[static_cast<size_t>(output.value)] = 1;
-  }
-  std::vector<int64_t> made_by;
-  std::vector<std::vector<size_t>> readers;
-  std::vector<char> put_out;
-};
-
-const double* number(const Arg& arg, double& into) {
-  const auto* constant = std::get_if<c10::IValue>(&arg);
-  if (!constant || !constant->isScalar()) return nullptr;
+bool read_constant_scalar(const Arg& arg, double& into) {
+  const auto* constant = constant_or_null(arg);
+  if (!constant || !constant->isScalar()) return false;
   into = constant->toScalar().toDouble();
-  return &into;
+  return true;
 }
 
-// Does anything but the copy of its own mean write to a block's gradient before node `end`?
+// True if an op other than the copy of the block's own result writes to its gradient before node `end`.
 bool written_between(const Program& program, const CommBlock& block, size_t end) {
   bool written = false;
   for (size_t n = block.divide + 1; n < end; n++) {
@@ -42,11 +28,7 @@ bool written_between(const Program& program, const CommBlock& block, size_t end)
 
 std::vector<CommBlock> find_comm_blocks(const Program& program) {
   std::vector<CommBlock> blocks;
-  const Uses uses(program);
-  const auto only_reader = [&](ValueId id) -> int64_t {
-    const auto& readers = uses.readers[static_cast<size_t>(id)];
-    return readers.size() == 1 && !uses.put_out[static_cast<size_t>(id)] ? static_cast<int64_t>(readers[0]) : -1;
-  };
+  const DefUse def_use(program);
   for (size_t n = 0; n < program.nodes.size(); n++) {
     const auto& reduce = program.nodes[n];
     if (reduce.name() != "tessera.all_reduce" || std::get<c10::IValue>(reduce.args[1]).toStringRef() != "sum") continue;
@@ -55,23 +37,25 @@ std::vector<CommBlock> find_comm_blocks(const Program& program) {
     block.divided = std::get<ValueId>(reduce.args[0]);
     block.reduced = std::get<ValueId>(reduce.results[0]);
     block.group = group_of(reduce);
-    const auto divide = uses.made_by[static_cast<size_t>(block.divided)];
-    if (divide < 0 || only_reader(block.divided) != static_cast<int64_t>(n)) continue;
+    const auto divide = def_use.def_node[static_cast<size_t>(block.divided)];
+    if (divide < 0 || def_use.only_user(block.divided) != static_cast<int32_t>(n)) continue;
     const auto& division = program.nodes[static_cast<size_t>(divide)];
     const auto by = division.name();
-    if ((by != "aten.div.Tensor" && by != "aten.div.Scalar") || !number(division.args[1], block.divisor)) continue;
+    if ((by != "aten.div.Tensor" && by != "aten.div.Scalar") || !read_constant_scalar(division.args[1], block.divisor))
+      continue;
     block.divide = static_cast<size_t>(divide);
     block.gradient = std::get<ValueId>(division.args[0]);
-    const auto wait = only_reader(block.reduced);
+    const auto wait = def_use.only_user(block.reduced);
     if (wait < 0 || kind_of(program.nodes[static_cast<size_t>(wait)]) != OpKind::Wait) continue;
     block.wait = static_cast<size_t>(wait);
     block.waited = std::get<ValueId>(program.nodes[block.wait].results[0]);
-    // Its one reader: what is put out, or a copy.
-    const bool out =
-        uses.put_out[static_cast<size_t>(block.waited)] && uses.readers[static_cast<size_t>(block.waited)].empty();
-    const auto copy = only_reader(block.waited);
-    if (!out && (copy < 0 || program.nodes[static_cast<size_t>(copy)].name() != "aten.copy_")) continue;
-    block.copied_to = out ? -1 : program.buffer_of(std::get<ValueId>(program.nodes[static_cast<size_t>(copy)].args[0]));
+    // Its only use: an output, or a copy.
+    const auto waited = static_cast<size_t>(block.waited);
+    const bool output = def_use.is_output[waited] && def_use.users[waited].empty();
+    const auto copy = def_use.only_user(block.waited);
+    if (!output && (copy < 0 || program.nodes[static_cast<size_t>(copy)].name() != "aten.copy_")) continue;
+    block.copied_to =
+        output ? -1 : program.buffer_of(std::get<ValueId>(program.nodes[static_cast<size_t>(copy)].args[0]));
     block.bytes = program[block.divided].type.bytes();
     blocks.push_back(block);
   }

@@ -1,17 +1,24 @@
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/passes/passes.h"
 
+// Dead code elimination: removes nodes whose results are never used.
+//
+//   %1: f32[8] = aten.exp(%0)                ->
+//   %2: f32[8] = aten.neg(%0)                      %2: f32[8] = aten.neg(%0)
+//   return %2                                      return %2
+//
+// Law: a node without side effects whose results and writes are not read can go. Side effects are collectives (other
+// ranks take part), draws (they advance the random generator) and writes to memory of the caller. The pass walks
+// backwards: a node is live if it writes a buffer that is read later; a view is live if its value is used later.
 namespace tessera::compiler {
 
-// From the end: a node is needed if it writes memory that is read later, is seen outside, or is more than its results
-// (a collective that others take part in, a draw that moves the random stream). A view is needed if it is named later.
 Matched dead_code(Program& program) {
   auto read_later = program.external_buffers();
-  std::vector<char> named(program.values.size(), 0);
+  std::vector<char> value_used(program.values.size(), 0);
   for (const auto& output : program.outputs) {
     if (output.value == kNone) continue;
     read_later[static_cast<size_t>(program.buffer_of(output.value))] = 1;
-    named[static_cast<size_t>(output.value)] = 1;
+    value_used[static_cast<size_t>(output.value)] = 1;
   }
   std::vector<Node> kept;
   for (size_t n = program.nodes.size(); n-- > 0;) {
@@ -20,12 +27,13 @@ Matched dead_code(Program& program) {
     bool needed = kind == OpKind::Collective || kind == OpKind::Wait || kind == OpKind::Random;
     const bool view = is_view(program, node);
     node.each_result([&](ValueId id) {
-      needed |= named[static_cast<size_t>(id)] || (!view && read_later[static_cast<size_t>(program.buffer_of(id))]);
+      needed |=
+          value_used[static_cast<size_t>(id)] || (!view && read_later[static_cast<size_t>(program.buffer_of(id))]);
     });
     node.each_write([&](ValueId id) { needed |= read_later[static_cast<size_t>(program.buffer_of(id))] != 0; });
     if (!needed) continue;
     node.each_read([&](ValueId id) {
-      named[static_cast<size_t>(id)] = 1;
+      value_used[static_cast<size_t>(id)] = 1;
       read_later[static_cast<size_t>(program.buffer_of(id))] = 1;
     });
     kept.push_back(std::move(node));

@@ -1,40 +1,44 @@
+#include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/passes/passes.h"
 
 #include <map>
-#include <numeric>
 #include <tuple>
 
+// Removes views that alias exactly the memory of an earlier value.
+//
+//   %1: f32[3, 2]{1, 3} in %0 = aten.t(%0)
+//   %2: f32[2, 3] in %0 = aten.t(%1)            ->    %1: f32[3, 2]{1, 3} in %0 = aten.t(%0)
+//   %3: f32[2, 3] = aten.neg(%2)                      %3: f32[2, 3] = aten.neg(%0)
+//
+// Law: t(t(x)) = x; two values with the same buffer, offset and type are the same. Values name memory, so writes
+// between the two views do not matter.
 namespace tessera::compiler {
 
-// t(t(x)) is x. Values name memory, so it does not matter what was written between.
 Matched fold_views(Program& program) {
-  using Place = std::tuple<int32_t, int64_t, c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
-  std::map<Place, ValueId> first;
-  std::vector<ValueId> instead(program.values.size());
-  std::iota(instead.begin(), instead.end(), 0);
-  const auto place = [&](ValueId id) {
+  using Region = std::tuple<int32_t, int64_t, c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
+  std::map<Region, ValueId> first;
+  ReplacedValues replaced(program);
+  const auto region = [&](ValueId id) {
     const auto& value = program[id];
-    return Place{value.buffer, value.offset, value.type.dtype, value.type.sizes, value.type.strides};
+    return Region{value.buffer, value.offset, value.type.dtype, value.type.sizes, value.type.strides};
   };
-  const auto replaced = [&](ValueId id) { return instead[static_cast<size_t>(id)]; };
   Matched matched;
   std::vector<Node> kept;
-  for (const auto& input : program.inputs) first.emplace(place(input.value), input.value);
+  for (const auto& input : program.inputs) first.emplace(region(input.value), input.value);
   for (auto& node : program.nodes) {
-    node.replace_reads(replaced);
+    replaced.rewrite_reads(node);
     bool known = is_view(program, node);
-    node.each_result([&](ValueId id) { known &= first.count(place(id)) > 0; });
+    node.each_result([&](ValueId id) { known &= first.count(region(id)) > 0; });
     if (known) {
-      node.each_result([&](ValueId id) { instead[static_cast<size_t>(id)] = first.at(place(id)); });
+      node.each_result([&](ValueId id) { replaced.set(id, first.at(region(id))); });
       matched.times++;
       continue;
     }
-    node.each_result([&](ValueId id) { first[place(id)] = id; });
+    node.each_result([&](ValueId id) { first[region(id)] = id; });
     kept.push_back(std::move(node));
   }
-  for (auto& output : program.outputs)
-    if (output.value != kNone) output.value = replaced(output.value);
+  replaced.rewrite_outputs(program);
   program.nodes = std::move(kept);
   return matched;
 }

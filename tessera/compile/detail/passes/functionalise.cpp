@@ -1,65 +1,65 @@
+#include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/ir/uses.h"
-#include "tessera/compile/detail/passes/op_forms.h"
+#include "tessera/compile/detail/passes/op_variants.h"
 #include "tessera/compile/detail/passes/passes.h"
 
 #include <algorithm>
 #include <optional>
 
-// An op that writes into memory the program made gives memory of its own instead, where nobody sees the difference:
+// Functionalization: replaces in-place ops on the program's own memory by their functional variants.
 //
 //   %2: f32[8] in %1 = aten.mul_.Tensor(%1!, 2)            %2: f32[8] = aten.mul.Tensor(%1, 2)
 //   %3: f32[8] = aten.neg(%1)                       ->     %3: f32[8] = aten.neg(%2)
 //   %4: f32[8] in %3 = aten.copy_(%3!, %2, false)          (%4 is %2)
 //
-// so that other passes see what is the same, and what nobody reads. That is so if what is written is all of a buffer,
-// and whoever reads the buffer later does so through the written value, or a view made after the write: values name
-// memory, and a view made before the write shows what was written, too. Memory from outside, or that somebody holds, is
-// written as it was.
+// Then other passes can find equal and unused expressions. Law: x.mul_(y) may define a new buffer if it writes all of
+// x's buffer, and all later reads go through the written value or a view made after the write. (Values name memory: a
+// view made before the write sees the write too.) Writes to external and retained buffers stay in place.
 //
-// From the end: once a later write has memory of its own, the reads behind it do not count for an earlier one.
+// The pass walks backwards: once a later write has its own buffer, the reads behind it no longer count for an earlier
+// write.
 namespace tessera::compiler {
 namespace {
 
-bool same_place(const Value& a, const Value& b) {
+bool same_memory(const Value& a, const Value& b) {
   return a.buffer == b.buffer && a.offset == b.offset && a.type == b.type;
 }
 
 class Functionalise {
  public:
-  explicit Functionalise(Program& program) : program_(program), uses_(program), bytes_(program.buffer_bytes()) {
+  explicit Functionalise(Program& program) : program_(program), def_use_(program), bytes_(program.buffer_bytes()) {
     touched_.resize(static_cast<size_t>(program.buffers));
     for (size_t n = 0; n < program.nodes.size(); n++) {
-      const auto touch = [&](ValueId id) {
+      const auto note = [&](ValueId id) {
         auto& list = touched_[static_cast<size_t>(program.buffer_of(id))];
         if (list.empty() || list.back() != n) list.push_back(n);
       };
-      program.nodes[n].each_read(touch);
-      program.nodes[n].each_result(touch);
+      program.nodes[n].each_read(note);
+      program.nodes[n].each_result(note);
     }
     outputs_.resize(static_cast<size_t>(program.buffers));
     for (size_t o = 0; o < program.outputs.size(); o++)
       if (program.outputs[o].value != kNone)
         outputs_[static_cast<size_t>(program.buffer_of(program.outputs[o].value))].push_back(o);
-    writes_ = uses_.writes;
+    writes_ = def_use_.writes;
   }
 
   Matched run() {
     Matched matched;
-    std::vector<char> gone(program_.nodes.size(), 0);
+    std::vector<char> removed(program_.nodes.size(), 0);
     for (size_t n = program_.nodes.size(); n-- > 0;) {
       auto& node = program_.nodes[n];
       if (!node.schema().is_mutable() || kind_of(node) != OpKind::Plain || is_generated(node)) continue;
       if (node.name() == "aten.copy_") {
-        if (!copy_is_its_source(n, node)) continue;
-        gone[n] = 1;
-      } else if (!becomes_pure(n, node)) {
+        if (!replace_copy_by_source(n, node)) continue;
+        removed[n] = 1;
+      } else if (!make_functional(n, node)) {
         continue;
       }
       matched.times++;
     }
     size_t n = 0;
-    std::erase_if(program_.nodes, [&](const Node&) { return gone[n++] != 0; });
+    std::erase_if(program_.nodes, [&](const Node&) { return removed[n++] != 0; });
     return matched;
   }
 
@@ -67,29 +67,29 @@ class Functionalise {
   static size_t at(ValueId id) { return static_cast<size_t>(id); }
   size_t buffer(ValueId id) const { return at(program_.buffer_of(id)); }
 
-  // May what is written through x at node n lie elsewhere from then on?
+  // True if the write to x at node n may go to another buffer.
   bool can_move(ValueId x, size_t n) const {
     const auto b = buffer(x);
-    if (uses_.external[b] || uses_.bound[b] || !is_whole(program_, x, bytes_)) return false;
-    bool others = false;
-    const auto look = [&](ValueId id) {
-      others |=
-          buffer(id) == b && uses_.made_by[at(id)] < static_cast<int32_t>(n) && !same_place(program_[id], program_[x]);
+    if (def_use_.external[b] || def_use_.retained[b] || !covers_buffer(program_, x, bytes_)) return false;
+    bool aliased = false;
+    const auto check = [&](ValueId id) {
+      aliased |= buffer(id) == b && def_use_.def_node[at(id)] < static_cast<int32_t>(n) &&
+                 !same_memory(program_[id], program_[x]);
     };
     const auto& list = touched_[b];
-    for (auto later = std::upper_bound(list.begin(), list.end(), n); later != list.end() && !others; later++)
-      program_.nodes[*later].each_read(look);
-    for (const auto o : outputs_[b]) look(program_.outputs[o].value);
-    return !others;
+    for (auto later = std::upper_bound(list.begin(), list.end(), n); later != list.end() && !aliased; later++)
+      program_.nodes[*later].each_read(check);
+    for (const auto o : outputs_[b]) check(program_.outputs[o].value);
+    return !aliased;
   }
 
-  // From node n on, what lay in the buffer of x lies in that of `now`; x itself is `now`.
+  // From node n on, replaces x by `now` and moves the later values of x's buffer into the buffer of `now`.
   void move(ValueId x, ValueId now, size_t n) {
     const auto from = buffer(x), to = buffer(now);
     const auto old = program_[x];
     const auto shift = program_[now].offset * old.type.itemsize();  // bytes
     const auto renamed = [&](ValueId id) {
-      return uses_.made_by[at(id)] <= static_cast<int32_t>(n) && same_place(program_[id], old) ? now : id;
+      return def_use_.def_node[at(id)] <= static_cast<int32_t>(n) && same_memory(program_[id], old) ? now : id;
     };
     auto& list = touched_[from];
     const auto later = std::upper_bound(list.begin(), list.end(), n);
@@ -124,24 +124,24 @@ class Functionalise {
 
   ValueId new_value(const Type& type, size_t n) {
     program_.values.push_back({type});
-    uses_.made_by.push_back(static_cast<int32_t>(n));
+    def_use_.def_node.push_back(static_cast<int32_t>(n));
     return static_cast<ValueId>(program_.values.size() - 1);
   }
-  // A buffer of its own for a value that node n makes.
-  void separate(ValueId id, size_t n) {
+  // Gives a value that node n defines its own buffer.
+  void give_own_buffer(ValueId id, size_t n) {
     program_.values[at(id)].buffer = program_.buffers++;
     program_.values[at(id)].offset = 0;
     bytes_.push_back(program_[id].type.bytes());
     touched_.push_back({n});
     outputs_.emplace_back();
     writes_.push_back(0);
-    uses_.external.push_back(0);
-    uses_.bound.push_back(0);
+    def_use_.external.push_back(0);
+    def_use_.retained.push_back(0);
   }
 
-  bool becomes_pure(size_t n, Node& node) {
-    const auto form = functional_form(node.op);
-    if (!form) return false;
+  bool make_functional(size_t n, Node& node) {
+    const auto variant = functional_variant(node.op);
+    if (!variant) return false;
     const auto* one = std::get_if<ValueId>(&node.args[0]);
     const auto targets = one ? ValueList{*one} : std::get<ValueList>(node.args[0]);
     for (size_t i = 0; i < targets.size(); i++) {
@@ -149,8 +149,8 @@ class Functionalise {
       for (size_t k = 0; k < i; k++)
         if (buffer(targets[i]) == buffer(targets[k])) return false;
     }
-    Node pure{*form, node.args, {}, node.module};
-    const auto types = result_types(program_, pure);
+    Node functional{*variant, node.args, {}, node.module};
+    const auto types = result_types(program_, functional);
     if (!types || types->size() != targets.size()) return false;
     for (size_t i = 0; i < targets.size(); i++)
       if ((*types)[i] != program_[targets[i]].type) return false;
@@ -158,17 +158,17 @@ class Functionalise {
     for (const auto x : targets) {
       writes_[buffer(x)]--;
       const auto result = one ? std::get<ValueId>(node.results[0]) : new_value(program_[x].type, n);
-      separate(result, n);
+      give_own_buffer(result, n);
       move(x, result, n);
       results.push_back(result);
     }
-    pure.results = one ? std::vector<Arg>{results[0]} : std::vector<Arg>{results};
-    node = std::move(pure);
+    functional.results = one ? std::vector<Arg>{results[0]} : std::vector<Arg>{results};
+    node = std::move(functional);
     return true;
   }
 
-  // What is copied over all of a buffer is the source, if that stays as it is, and lies the same way.
-  bool copy_is_its_source(size_t n, const Node& node) {
+  // copy_(x, source) over a full buffer: later reads of x read `source`, if it has the same type and no later writes.
+  bool replace_copy_by_source(size_t n, const Node& node) {
     const auto x = std::get<ValueId>(node.args[0]);
     const auto* source = std::get_if<ValueId>(&node.args[1]);
     if (!source || *source == kNone || buffer(*source) == buffer(x) || !can_move(x, n)) return false;
@@ -189,10 +189,10 @@ class Functionalise {
   }
 
   Program& program_;
-  Uses uses_;
+  DefUse def_use_;
   std::vector<int64_t> bytes_;
-  std::vector<std::vector<size_t>> touched_;  // by buffer: nodes that read it or make values in it, in order
-  std::vector<std::vector<size_t>> outputs_;  // by buffer
+  std::vector<std::vector<size_t>> touched_;  // by buffer: nodes that read it or define values in it, in order
+  std::vector<std::vector<size_t>> outputs_;  // by buffer: indices of outputs
   std::vector<int32_t> writes_;               // by buffer
 };
 

@@ -13,29 +13,29 @@ Matched fuse_ddp(Program& program, const Build& build) {
   counters()["inductor"]["ddp_buckets"] = static_cast<int64_t>(buckets.size());
   Matched matched{0, c10::str(blocks.size(), " reductions in ", buckets.size(), " buckets")};
 
-  std::vector<char> gone(program.nodes.size(), 0);
+  std::vector<char> removed(program.nodes.size(), 0);
   std::unordered_map<ValueId, ValueId> replaced;
-  std::vector<std::pair<size_t, Rewrite>> rewrites;  // goes in after the node
+  std::vector<std::pair<size_t, BucketRewrite>> rewrites;  // inserted after the node
   for (const auto& bucket : buckets) {
     if (bucket.size() == 1) continue;
-    Rewrite rewrite{program};
+    BucketRewrite rewrite{program};
     const auto values = build(rewrite, bucket);
     size_t last = 0;
     for (size_t i = 0; i < bucket.size(); i++) {
       const auto& block = bucket[i];
       last = std::max(last, block.divide);
-      gone[block.divide] = gone[block.reduce] = gone[block.wait] = 1;
+      removed[block.divide] = removed[block.reduce] = removed[block.wait] = 1;
       replaced[block.waited] = values[i];
     }
     rewrites.emplace_back(last, std::move(rewrite));
     matched.times++;
   }
 
-  const auto instead = [&](ValueId id) {
+  const auto replacement = [&](ValueId id) {
     const auto found = replaced.find(id);
     return found == replaced.end() ? id : found->second;
   };
-  // Who reads what is no longer there yet moves behind the bucket that gives it, in the order they had.
+  // A node that uses a result of a bucket and comes before it moves behind the bucket. Moved nodes keep their order.
   std::vector<Node> nodes;
   std::vector<std::vector<Node>> moved(rewrites.size());
   const auto bucket_of = [&](ValueId id) {
@@ -49,15 +49,15 @@ Matched fuse_ddp(Program& program, const Build& build) {
   };
   std::vector<size_t> waits_for(program.values.size(), rewrites.size());
   for (size_t n = 0; n < program.nodes.size(); n++) {
-    if (!gone[n]) {
+    if (!removed[n]) {
       auto node = std::move(program.nodes[n]);
       size_t behind = rewrites.size();
       node.each_read([&](ValueId id) {
-        const auto now = instead(id);
+        const auto now = replacement(id);
         const auto r = now != id ? bucket_of(now) : waits_for[static_cast<size_t>(id)];
         if (r < rewrites.size() && rewrites[r].first >= n) behind = behind == rewrites.size() ? r : std::max(behind, r);
       });
-      node.replace_reads(instead);
+      node.replace_reads(replacement);
       if (behind < rewrites.size()) {
         node.each_result([&](ValueId id) { waits_for[static_cast<size_t>(id)] = behind; });
         moved[behind].push_back(std::move(node));
@@ -72,7 +72,7 @@ Matched fuse_ddp(Program& program, const Build& build) {
     }
   }
   for (auto& output : program.outputs)
-    if (output.value != kNone) output.value = instead(output.value);
+    if (output.value != kNone) output.value = replacement(output.value);
   program.nodes = std::move(nodes);
   return matched;
 }

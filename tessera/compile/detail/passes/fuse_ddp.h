@@ -8,8 +8,8 @@
 
 namespace tessera::compiler {
 
-// What takes the place of a bucket of reductions.
-struct Rewrite {
+// The nodes that replace a bucket of all-reduces.
+struct BucketRewrite {
   Program& program;
   std::vector<Node> posted = {}, waited = {};
   void add(const char* op, std::vector<Arg> args, std::vector<Arg> results) {
@@ -20,10 +20,10 @@ struct Rewrite {
   }
 };
 
-// Replaces the reductions of each bucket of more than one gradient by what `build` makes of it, right after the last
-// of its gradients is there; build gives the values to read instead of the waited ones. Readers that stood before that
-// place move behind it. Sets the counter ddp_buckets.
-using Build = std::function<std::vector<ValueId>(Rewrite& to, const std::vector<CommBlock>& bucket)>;
+// Replaces the all-reduces of each bucket of several gradients by the nodes that `build` creates, behind the last
+// gradient of the bucket. `build` returns the values that replace the waited ones. Users of the old values that come
+// earlier move behind the new nodes. Sets the counter ddp_buckets.
+using Build = std::function<std::vector<ValueId>(BucketRewrite& to, const std::vector<CommBlock>& bucket)>;
 Matched fuse_ddp(Program& program, const Build& build);
 
 }  // namespace tessera::compiler

@@ -1,18 +1,26 @@
 #include "tessera/compile/detail/ir/dependencies.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/passes/on_the_way.h"
+#include "tessera/compile/detail/passes/movable_with_collective.h"
 #include "tessera/compile/detail/passes/passes.h"
 
+// Overlap: posts each collective as soon as its inputs are ready. The views, casts and divisions that prepare its input
+// move up with it.
+//
+//   %1 = aten.mm(%0, %0)                              %1 = aten.mm(%0, %0)
+//   %2 = aten.exp(%0)                          ->     %3 = tessera.all_reduce(%1, "sum", @dp)
+//   %3 = tessera.all_reduce(%1, "sum", @dp)           %2 = aten.exp(%0)
+//
+// Law: any order that respects the dependence graph is valid. Collectives keep their order among each other, so it
+// stays equal on all ranks.
 namespace tessera::compiler {
-// Collectives, and what is only there to feed them, go up to where their arguments are there. Their order among each
-// other stays: it is the same on all ranks.
+
 Matched hoist_communication(Program& program) {
   const Dependencies dependencies(program);
   const auto count = program.nodes.size();
-  std::vector<char> early(count, 0);
+  std::vector<char> early(count, 0);  // by node: a collective, or an op that prepares one
   for (size_t n = count; n-- > 0;) {
     early[n] = kind_of(program.nodes[n]) == OpKind::Collective;
-    if (early[n] || !is_on_the_way(program, program.nodes[n])) continue;
+    if (early[n] || !can_move_with_collective(program, program.nodes[n])) continue;
     for (const auto later : dependencies.after(n)) early[n] |= early[static_cast<size_t>(later)];
   }
   std::vector<int32_t> order;
@@ -26,7 +34,7 @@ Matched hoist_communication(Program& program) {
     placed[n] = 1;
     order.push_back(static_cast<int32_t>(n));
   };
-  std::vector<size_t> waiting;  // early ones, in order
+  std::vector<size_t> waiting;  // early nodes that are not placed yet, in order
   for (size_t n = 0; n < count; n++)
     if (early[n]) waiting.push_back(n);
   const auto place_ready = [&] {

@@ -1,28 +1,28 @@
+#include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/ir/dependencies.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/ir/uses.h"
-#include "tessera/compile/detail/passes/op_forms.h"
+#include "tessera/compile/detail/passes/op_variants.h"
 #include "tessera/compile/detail/passes/passes.h"
 #include "tessera/compile/detail/replay/memory_plan.h"
 
-// A pointwise op whose first operand nobody needs any more writes into it:
+// Makes pointwise ops in-place if their first operand is not used afterwards. Reduces peak memory.
 //
 //   %2: f32[8] = aten.tanh(%1)     ->     %2: f32[8] in %1 = aten.tanh_(%1!)
 //
-// The operand is all of a buffer of the program's own, of the result's type; nothing else that the op reads lies there
-// otherwise than element by element.
+// Law: an op may write into an input that is dead after it. The operand covers a buffer of the program and has the type
+// of the result. Other operands in that buffer have the same offset and type, so element i is read before it is
+// written.
 namespace tessera::compiler {
 namespace {
 
 class InPlaceOps {
  public:
   explicit InPlaceOps(Program& program)
-      : program_(program), uses_(program), alive_(lifetimes(program)), bytes_(program.buffer_bytes()) {
-    in_buffer_.resize(static_cast<size_t>(program.buffers));
-    for (size_t v = 0; v < program.values.size(); v++)
-      if (program.values[v].buffer >= 0)
-        in_buffer_[static_cast<size_t>(program.values[v].buffer)].push_back(static_cast<ValueId>(v));
-  }
+      : program_(program),
+        def_use_(program),
+        alive_(lifetimes(program)),
+        bytes_(program.buffer_bytes()),
+        in_buffer_(values_by_buffer(program)) {}
 
   Matched run() {
     const auto before = arena_bytes();
@@ -37,16 +37,16 @@ class InPlaceOps {
     if (node.results.size() != 1 || !is_pure(node) || !is_pointwise(node.op)) return false;
     const auto* x = std::get_if<ValueId>(&node.args[0]);
     const auto* result = std::get_if<ValueId>(&node.results[0]);
-    if (!x || !result || *x == kNone || *result == kNone || !can_be_taken(*x, *result, n)) return false;
+    if (!x || !result || *x == kNone || *result == kNone || !can_reuse(*x, *result, n)) return false;
     bool others_fit = true;
     node.each_read([&](ValueId id) {
       others_fit &= program_.buffer_of(id) != program_.buffer_of(*x) ||
                     (program_[id].offset == 0 && program_[id].type == program_[*x].type);
     });
     if (!others_fit) return false;
-    const auto form = in_place_form(node.op);
-    if (!form) return false;
-    node.op = *form;
+    const auto variant = in_place_variant(node.op);
+    if (!variant) return false;
+    node.op = *variant;
     const auto from = static_cast<size_t>(program_.buffer_of(*result)),
                to = static_cast<size_t>(program_.buffer_of(*x));
     for (const auto id : in_buffer_[from]) {
@@ -58,21 +58,21 @@ class InPlaceOps {
     return true;
   }
 
-  bool can_be_taken(ValueId x, ValueId result, size_t n) const {
+  bool can_reuse(ValueId x, ValueId result, size_t n) const {
     const auto b = static_cast<size_t>(program_.buffer_of(x)), r = static_cast<size_t>(program_.buffer_of(result));
-    return b != r && !uses_.external[b] && !uses_.seen[b] && !uses_.external[r] && !uses_.seen[r] &&
-           program_[x].type == program_[result].type && program_[result].offset == 0 && is_whole(program_, x, bytes_) &&
-           alive_[b].last == static_cast<int32_t>(n);
+    return b != r && !def_use_.external[b] && !def_use_.has_output[b] && !def_use_.external[r] &&
+           !def_use_.has_output[r] && program_[x].type == program_[result].type && program_[result].offset == 0 &&
+           covers_buffer(program_, x, bytes_) && alive_[b].last == static_cast<int32_t>(n);
   }
 
   int64_t arena_bytes() const {
-    std::vector<char> elsewhere(uses_.external.size());
-    for (size_t b = 0; b < elsewhere.size(); b++) elsewhere[b] = uses_.external[b] || uses_.seen[b];
+    std::vector<char> elsewhere(def_use_.external.size());
+    for (size_t b = 0; b < elsewhere.size(); b++) elsewhere[b] = def_use_.external[b] || def_use_.has_output[b];
     return plan_memory(program_, elsewhere).arena_bytes;
   }
 
   Program& program_;
-  const Uses uses_;
+  const DefUse def_use_;
   std::vector<Lifetime> alive_;
   const std::vector<int64_t> bytes_;
   std::vector<std::vector<ValueId>> in_buffer_;

@@ -5,12 +5,12 @@
 
 namespace tessera::compiler {
 
-// How many bytes of memory that a program makes are in use while its nodes run, for orders of the nodes. What is
-// external or put out is not counted: it is there in any order.
+// The memory use of a program for a given order of its nodes: the bytes of live buffers at each node. External buffers
+// and outputs are not counted, because they are alive in every order.
 class MemoryByOrder {
  public:
   explicit MemoryByOrder(const Program& program);
-  std::vector<int64_t> bytes(const std::vector<int32_t>& order) const;  // by place
+  std::vector<int64_t> bytes(const std::vector<int32_t>& order) const;  // by position in `order`
   int64_t peak(const std::vector<int32_t>& order) const;
 
  private:

@@ -1,70 +1,63 @@
+#include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/ir/dependencies.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/ir/uses.h"
+#include "tessera/compile/detail/passes/coalesced_collective.h"
 #include "tessera/compile/detail/passes/passes.h"
 
 #include <optional>
 #include <string>
 
-// Collectives of one kind that follow one another on a group become one that carries them all:
+// Coalescing: consecutive collectives of one kind on a group become one coalesced collective of at most `bytes`.
 //
 //   %2 = tessera.all_reduce(%0, "sum", @tp)               [%2, %4] = tessera.all_reduce_coalesced([%0, %1], "sum", @tp)
 //   %3 in %2 = tessera.wait(%2!, @tp)               ->    %3 in %2 = tessera.wait(%2!, @tp)
 //   %4 = tessera.all_reduce(%1, "sum", @tp)               %5 in %4 = tessera.wait(%4!, @tp)
 //   %5 in %4 = tessera.wait(%4!, @tp)
 //
-// It is posted where the last of them was; what needs the results of the others moves behind it. Their order among the
-// collectives of a group stays as it was. Sizes are those of whole tensors, so that ranks with uneven pieces decide
-// alike.
+// Law: a collective may be posted later if the nodes that need its result move behind it. The coalesced one is posted
+// at the last member. The order among the collectives of a group stays. Sizes are those of unsharded tensors, so that
+// ranks with uneven shards decide alike.
 namespace tessera::compiler {
 namespace {
 
-struct Kind {
-  const char* one;
-  const char* coalesced;
-  bool has_dims;    // arguments 1 and 2 are a dim and the sizes of pieces along it
-  bool gives_more;  // the result is the whole, not the argument
-};
-constexpr Kind kKinds[] = {
-    {"tessera.all_gather", "tessera.all_gather_coalesced", true, true},
-    {"tessera.all_reduce", "tessera.all_reduce_coalesced", false, false},
-    {"tessera.reduce_scatter", "tessera.reduce_scatter_coalesced", true, false},
-};
+constexpr const char* kMergeable[] = {"tessera.all_gather", "tessera.all_reduce", "tessera.reduce_scatter"};
 
-const Kind* kind_to_merge(const Node& node) {
+// The op's name in kMergeable; null if the node is another op.
+const char* mergeable_op(const Node& node) {
   const auto name = node.name();
-  for (const auto& kind : kKinds)
-    if (name == kind.one) return &kind;
+  for (const auto* each : kMergeable)
+    if (name == each) return each;
   return nullptr;
 }
+bool is_all_gather(const char* op) { return op == kMergeable[0]; }
 
-ValueId given(const Node& node) { return std::get<ValueId>(node.args[0]); }
-ValueId made(const Node& node) { return std::get<ValueId>(node.results[0]); }
-int64_t whole_bytes(const Program& program, const Kind& kind, const Node& node) {
-  return program[kind.gives_more ? made(node) : given(node)].type.bytes();
+ValueId input_of(const Node& node) { return std::get<ValueId>(node.args[0]); }
+ValueId result_of(const Node& node) { return std::get<ValueId>(node.results[0]); }
+int64_t unsharded_bytes_of(const Program& program, const char* op, const Node& node) {
+  return program[is_all_gather(op) ? result_of(node) : input_of(node)].type.bytes();
 }
 
 constexpr char kFree = 0, kDelayed = 1, kMember = 2;
-struct Bucket {
-  const Kind* kind = nullptr;
+struct MergeBucket {
+  const char* op = nullptr;          // of kMergeable
   std::vector<size_t> members = {};  // nodes
   int64_t bytes = 0;
-  std::vector<char> delayed = {};  // by node: does it need a result of a member?
+  std::vector<char> delayed = {};  // by node: kMember, kDelayed if it depends on a member, or kFree
 };
 
-bool goes_with(const Program& program, const Bucket& bucket, const Node& node, int64_t most) {
-  const auto* kind = kind_to_merge(node);
-  if (kind != bucket.kind || bucket.bytes + whole_bytes(program, *kind, node) > most) return false;
+bool fits_in(const MergeBucket& bucket, const Program& program, const Node& node, int64_t max_bytes) {
+  const auto* op = mergeable_op(node);
+  if (op != bucket.op || bucket.bytes + unsharded_bytes_of(program, op, node) > max_bytes) return false;
   const auto& first = program.nodes[bucket.members[0]];
-  const auto& type = program[given(node)].type;
-  if (type.dtype != program[given(first)].type.dtype || !type.is_contiguous()) return false;
-  return kind->gives_more || same(first.args[first.args.size() - 2], node.args[node.args.size() - 2]);  // "sum"
+  const auto& type = program[input_of(node)].type;
+  if (type.dtype != program[input_of(first)].type.dtype || !type.is_contiguous()) return false;
+  return is_all_gather(op) || same(first.args[first.args.size() - 2], node.args[node.args.size() - 2]);  // reduce op
 }
 
-// The first run of collectives on a group that can be one, from a node on.
-std::optional<Bucket> find_bucket(const Program& program, const Dependencies& dependencies, int32_t group, int64_t most,
-                                  size_t& from) {
-  Bucket bucket;
+// The first bucket of several collectives on the group, from node `from` on. Moves `from` behind it.
+std::optional<MergeBucket> find_bucket(const Program& program, const Dependencies& dependencies, int32_t group,
+                                       int64_t max_bytes, size_t& from) {
+  MergeBucket bucket;
   for (size_t n = from; n < program.nodes.size(); n++) {
     const auto& node = program.nodes[n];
     const bool collective = kind_of(node) == OpKind::Collective;
@@ -73,23 +66,23 @@ std::optional<Bucket> find_bucket(const Program& program, const Dependencies& de
     if (!bucket.members.empty())
       for (const auto earlier : dependencies.before(n)) {
         const auto is = bucket.delayed[static_cast<size_t>(earlier)];
-        delayed |= here ? is == kDelayed : is != kFree;  // it comes behind members in any case
+        delayed |= here ? is == kDelayed : is != kFree;  // collectives of the group follow members in any case
       }
-    if (here && !delayed && bucket.kind && goes_with(program, bucket, node, most)) {
+    if (here && !delayed && bucket.op && fits_in(bucket, program, node, max_bytes)) {
       bucket.members.push_back(n);
       bucket.delayed[n] = kMember;
-      bucket.bytes += whole_bytes(program, *bucket.kind, node);
+      bucket.bytes += unsharded_bytes_of(program, bucket.op, node);
       from = n + 1;
       continue;
     }
-    // The next begins a bucket of its own; a collective that would have to move ends this one.
+    // Another collective of the group starts a new bucket. So does one on another group that would have to move.
     if (here || (collective && delayed)) {
       if (bucket.members.size() > 1) return bucket;
       bucket = {};
       from = n + 1;
-      const auto* kind = here ? kind_to_merge(node) : nullptr;
-      if (kind && program[given(node)].type.is_contiguous()) {
-        bucket = {kind, {n}, whole_bytes(program, *kind, node), std::vector<char>(program.nodes.size(), kFree)};
+      const auto* op = here ? mergeable_op(node) : nullptr;
+      if (op && program[input_of(node)].type.is_contiguous()) {
+        bucket = {op, {n}, unsharded_bytes_of(program, op, node), std::vector<char>(program.nodes.size(), kFree)};
         bucket.delayed[n] = kMember;
       }
       continue;
@@ -100,27 +93,9 @@ std::optional<Bucket> find_bucket(const Program& program, const Dependencies& de
   return {};
 }
 
-Node coalesced(const Program& program, const Bucket& bucket) {
-  const auto& last = program.nodes[bucket.members.back()];
-  ValueList xs, results;
-  std::vector<int64_t> dims, sizes;
-  for (const auto n : bucket.members) {
-    const auto& node = program.nodes[n];
-    xs.push_back(given(node));
-    results.push_back(made(node));
-    if (!bucket.kind->has_dims) continue;
-    dims.push_back(std::get<c10::IValue>(node.args[1]).toInt());
-    for (const auto size : std::get<c10::IValue>(node.args[2]).toIntVector()) sizes.push_back(size);
-  }
-  Node node{find_op(bucket.kind->coalesced), {xs}, {results}, last.module};
-  if (bucket.kind->has_dims) node.args.insert(node.args.end(), {c10::IValue(dims), c10::IValue(sizes)});
-  for (size_t i = bucket.kind->has_dims ? 3 : 1; i < last.args.size(); i++) node.args.push_back(last.args[i]);
-  return node;
-}
-
-void merge(Program& program, const Bucket& bucket) {
+void merge_bucket(Program& program, const MergeBucket& bucket) {
   const auto last = bucket.members.back();
-  auto merged = coalesced(program, bucket);
+  auto merged = coalesced_collective(program, bucket.members, last);
   std::vector<Node> nodes, later;
   size_t next = 0;
   for (size_t n = 0; n < program.nodes.size(); n++) {
@@ -142,20 +117,20 @@ Matched merge_collectives(Program& program, const PassSettings& settings) {
   Matched matched;
   int64_t before = 0;
   for (size_t g = 0; g < program.groups.size(); g++) {
-    if (size_of_group(program, static_cast<int32_t>(g)) == 1) continue;
+    if (group_size(program, static_cast<int32_t>(g)) == 1) continue;
     size_t from = 0;
     for (;;) {
       const Dependencies dependencies(program);
       const auto count = program.nodes.size();
       const auto bucket = find_bucket(program, dependencies, static_cast<int32_t>(g), settings.at("bytes"), from);
       if (!bucket) break;
-      merge(program, *bucket);
+      merge_bucket(program, *bucket);
       before += static_cast<int64_t>(bucket->members.size());
       from -= std::min(from, count - program.nodes.size());
       matched.times++;
     }
   }
-  matched.note = c10::str(before, " collectives in ", matched.times);
+  matched.note = c10::str(before, " collectives merged into ", matched.times);
   return matched;
 }
 

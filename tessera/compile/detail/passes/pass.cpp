@@ -18,14 +18,14 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-std::string keys_of(const PassRow& row) {
+std::string settings_of(const PassInfo& row) {
   std::vector<std::string> keys;
   for (const auto& [key, value] : row.settings) keys.push_back(c10::str(key, "=", value));
   return keys.empty() ? "it has no settings" : "it has " + c10::Join(", ", keys);
 }
 
 // "bytes=1024, dim=0"
-PassSettings read_settings(const PassRow& row, std::string_view text) {
+PassSettings read_settings(const PassInfo& row, std::string_view text) {
   auto settings = row.settings;
   while (!trimmed(text).empty()) {
     const auto comma = std::min(text.find(','), text.size());
@@ -34,62 +34,55 @@ PassSettings read_settings(const PassRow& row, std::string_view text) {
     const auto equals = one.find('=');
     const auto key = std::string(trimmed(one.substr(0, std::min(equals, one.size()))));
     const auto found = settings.find(key);
-    TESSERA_CHECK(found != settings.end(), UsageError, "pass ", row.name, ": there is no setting \"", key, "\"; ",
-                  keys_of(row));
+    TESSERA_CHECK(found != settings.end(), UsageError, "pass ", row.name, ": unknown setting \"", key, "\"; ",
+                  settings_of(row));
     const auto value = equals == std::string_view::npos ? std::string_view() : trimmed(one.substr(equals + 1));
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), found->second);
     TESSERA_CHECK(!value.empty() && error == std::errc() && end == value.data() + value.size(), UsageError, "pass ",
-                  row.name, ": ", key, " is \"", value, "\"; write a whole number, ", key, "=", row.settings.at(key));
+                  row.name, ": ", key, " is \"", value, "\"; write an integer, for example ", key, "=",
+                  row.settings.at(key));
   }
   return settings;
 }
 
 }  // namespace
 
-const std::vector<PassRow>& known_passes() {
-  static const std::vector<PassRow> rows = {
-      {"functionalise", "what writes into memory of the program's own gives memory of its own", functionalise},
-      {"fold_views", "a view that shows what another value shows already is that value", fold_views},
-      {"constant_folding", "what depends on nothing is computed at compile time", constant_folding, {{"bytes", 65536}}},
-      {"common_subexpressions", "what is computed twice is computed once", common_subexpressions},
-      {"dead_code", "what nobody reads is not computed", dead_code},
-      {"batch_dims", "says which dim of each value is the batch", batch_dims, {{"dim", 0}}},
-      {"cancel_collectives", "collectives whose result is here already are not done", cancel_collectives},
-      {"place_redistributes", "collectives move to where they carry less; rounds otherwise", place_redistributes},
-      {"hoist_communication",
-       "collectives are posted as soon as what they send is there",
-       hoist_communication,
-       {},
-       true},
-      {"fuse_ddp_with_concat_op", "gradients are reduced in buckets, each concatenated", fuse_ddp_with_concat_op},
-      {"fuse_ddp_with_coalesced_op", "gradients are reduced in buckets, each one coalesced collective",
+const std::vector<PassInfo>& known_passes() {
+  static const std::vector<PassInfo> rows = {
+      {"functionalise", "replaces in-place ops on the program's own memory by functional ones", functionalise},
+      {"fold_views", "removes views that alias exactly the memory of an earlier value", fold_views},
+      {"constant_folding", "runs ops on constants at compile time", constant_folding, {{"bytes", 65536}}},
+      {"common_subexpressions", "computes equal expressions once", common_subexpressions},
+      {"dead_code", "removes ops whose results are not used", dead_code},
+      {"batch_dims", "annotates each value with its batch dim", batch_dims, {{"dim", 0}}},
+      {"cancel_collectives", "removes collectives whose result is already on this rank", cancel_collectives},
+      {"place_redistributes", "moves collectives to where they send fewer bytes; changes rounding",
+       place_redistributes},
+      {"hoist_communication", "posts collectives as soon as their inputs are ready", hoist_communication, {}, true},
+      {"fuse_ddp_with_concat_op", "all-reduces DDP gradients in buckets, each one concatenated",
+       fuse_ddp_with_concat_op},
+      {"fuse_ddp_with_coalesced_op", "all-reduces DDP gradients in buckets, each one coalesced collective",
        fuse_ddp_with_coalesced_op},
-      {"bucket_all_gathers", "all-gathers that follow one another are one collective with several parts",
-       bucket_all_gathers},
+      {"bucket_all_gathers", "buckets consecutive all-gathers", bucket_all_gathers},
       {"prefetch_all_gathers",
-       "an all-gather is posted before what the one before it gave is computed with",
+       "posts each all-gather before the computation that uses the previous one",
        prefetch_all_gathers,
        {},
        true},
-      {"bucket_reduce_scatters", "reduce-scatters that follow one another are one collective with several parts",
-       bucket_reduce_scatters},
+      {"bucket_reduce_scatters", "buckets consecutive reduce-scatters", bucket_reduce_scatters},
       {"merge_collectives",
-       "collectives of one kind that follow one another are one",
+       "merges consecutive collectives of one kind into coalesced ones",
        merge_collectives,
        {{"bytes", 25 * 1024 * 1024}}},
-      {"schedule_comm_wait",
-       "collectives are waited for where their results are first read",
-       schedule_comm_wait,
-       {},
-       true},
+      {"schedule_comm_wait", "delays waits to the first use of the result", schedule_comm_wait, {}, true},
       {"overlap_communication",
-       "collectives are under way for as long as memory in use stays below bytes, or its peak without this",
+       "posts earlier and waits later while peak memory stays below bytes (or below the present peak)",
        overlap_communication,
        {{"bytes", 0}},
        true},
-      {"in_place_collectives", "what is reduced and not read again is reduced where it lies", in_place_collectives},
-      {"fuse_pointwise", "pointwise ops that follow one another are one generated function", fuse_pointwise},
-      {"in_place_ops", "a pointwise op writes into an operand that nobody needs any more", in_place_ops},
+      {"in_place_collectives", "makes all-reduces in-place if their input is not used again", in_place_collectives},
+      {"fuse_pointwise", "fuses consecutive pointwise ops into one generated function", fuse_pointwise},
+      {"in_place_ops", "makes pointwise ops in-place if their operand is not used again", in_place_ops},
   };
   return rows;
 }

@@ -3,12 +3,14 @@
 namespace tessera::compiler {
 namespace {
 
-thread_local PassObserver* innermost = nullptr;
+thread_local PassObserver* innermost_observer = nullptr;
 
 }  // namespace
 
-PassObserverScope::PassObserverScope(PassObserver* observer) : before_(innermost) { innermost = observer; }
-PassObserverScope::~PassObserverScope() { innermost = before_; }
-PassObserver* PassObserverScope::current() { return innermost; }
+PassObserverScope::PassObserverScope(PassObserver* observer) : before_(innermost_observer) {
+  innermost_observer = observer;
+}
+PassObserverScope::~PassObserverScope() { innermost_observer = before_; }
+PassObserver* PassObserverScope::current() { return innermost_observer; }
 
 }  // namespace tessera::compiler

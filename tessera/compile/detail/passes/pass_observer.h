@@ -3,18 +3,19 @@
 
 namespace tessera::compiler {
 
+// Is called after each pass.
 struct PassObserver {
   virtual ~PassObserver() = default;
   virtual void after_pass(const Program& program, const PassReport& report) = 0;
 };
 
-// While alive, `observer` sees every pass that run_passes runs on this thread. Scopes nest; the innermost sees it.
+// While alive, run_passes calls `observer` after each pass on this thread. Scopes nest: only the innermost is called.
 class PassObserverScope {
  public:
   explicit PassObserverScope(PassObserver* observer);
   ~PassObserverScope();
   PassObserverScope(const PassObserverScope&) = delete;
-  static PassObserver* current();  // null: nobody looks
+  static PassObserver* current();  // null: no scope is alive
 
  private:
   PassObserver* before_;

@@ -1,7 +1,7 @@
 #pragma once
 #include "tessera/compile/detail/passes/pass.h"
 
-// The passes, each in a file of its name. Rows of pass.cpp say what each does.
+// The passes. Each one is in the file with its name, which starts with what it does, the law it uses and an example.
 namespace tessera::compiler {
 
 Matched functionalise(Program& program);

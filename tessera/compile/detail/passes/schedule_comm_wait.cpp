@@ -4,14 +4,21 @@
 
 #include <algorithm>
 
+// Overlap: delays each wait, with the views and copies of its result, to right before the first node that needs it.
+// Waits whose result nothing uses move to the end.
+//
+//   %2 = tessera.all_reduce(%1, ...)             %2 = tessera.all_reduce(%1, ...)
+//   %3 in %2 = tessera.wait(%2!, @dp)      ->    %4 = aten.exp(%0)
+//   %4 = aten.exp(%0)                            %3 in %2 = tessera.wait(%2!, @dp)
+//   %5 = aten.neg(%3)                            %5 = aten.neg(%3)
+//
+// Law: any order that respects the dependence graph is valid.
 namespace tessera::compiler {
 
-// Each wait, with what is only there for its sake, moves down to just before the first node that needs it; those that
-// nothing needs to the end.
 Matched schedule_comm_wait(Program& program) {
   const Dependencies dependencies(program);
   const auto count = program.nodes.size();
-  // A node is late if it is a wait, or a view or copy of what a late one gives: they go where they are needed.
+  // By node: 1 for a wait, and for a view or copy that depends on such a node. These are placed on demand.
   std::vector<char> late(count, 0);
   for (size_t n = 0; n < count; n++) {
     late[n] = kind_of(program.nodes[n]) == OpKind::Wait;

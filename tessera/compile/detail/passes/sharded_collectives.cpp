@@ -12,30 +12,31 @@
 namespace tessera::compiler {
 namespace {
 
-struct Form {
+struct ShardedOp {
   const char* name;
   ShardedKind kind;
   bool of_runs;
 };
-constexpr Form kForms[] = {
+constexpr ShardedOp kShardedOps[] = {
     {"tessera.all_gather", ShardedKind::AllGather, false},
     {"tessera.all_gather_into_runs_", ShardedKind::AllGather, true},
     {"tessera.reduce_scatter", ShardedKind::ReduceScatter, false},
     {"tessera.reduce_scatter_runs_into_", ShardedKind::ReduceScatter, true},
 };
 
-// The side that is not cut, as bytes. Of runs all ranks have parts of one length.
-int64_t bytes_when_whole(const Program& program, const Node& node, const Form& form) {
-  const bool gathers = form.kind == ShardedKind::AllGather;
-  if (form.of_runs) {
-    const auto part = std::get<ValueId>(node.args[gathers ? 1 : 0]);
+// Bytes of the unsharded side. The flat tensors of collectives of runs have the same size on all ranks.
+int64_t unsharded_bytes(const Program& program, const Node& node, const ShardedOp& op) {
+  const bool gathers = op.kind == ShardedKind::AllGather;
+  if (op.of_runs) {
+    const auto flat = std::get<ValueId>(node.args[gathers ? 1 : 0]);
     const auto ranks = program.groups[static_cast<size_t>(group_of(node))].ranks.size();
-    return program[part].type.bytes() * static_cast<int64_t>(ranks);
+    return program[flat].type.bytes() * static_cast<int64_t>(ranks);
   }
   return program[std::get<ValueId>(gathers ? node.results[0] : node.args[0])].type.bytes();
 }
 
-bool is_on_the_way(const Program& program, const Node& node) {
+// A subset of can_move_with_collective(): these ops are cheap to run early.
+bool is_view_alloc_or_cast(const Program& program, const Node& node) {
   return is_view(program, node) || kind_of(node) == OpKind::Empty || node.name() == "aten._to_copy";
 }
 
@@ -45,12 +46,12 @@ std::optional<ShardedCollective> sharded_collective(const Program& program, size
   const auto& node = program.nodes[n];
   if (kind_of(node) != OpKind::Collective) return {};
   const auto name = node.name();
-  for (const auto& form : kForms) {
-    if (name != form.name) continue;
-    ValueId any = kNone;
+  for (const auto& op : kShardedOps) {
+    if (name != op.name) continue;
+    ValueId any = kNone;  // all arguments have one dtype
     node.each_read([&](ValueId id) { any = id; });
     return ShardedCollective{
-        n, form.kind, form.of_runs, group_of(node), program[any].type.dtype, bytes_when_whole(program, node, form)};
+        n, op.kind, op.of_runs, group_of(node), program[any].type.dtype, unsharded_bytes(program, node, op)};
   }
   return {};
 }
@@ -66,54 +67,58 @@ bool can_share(const ShardedCollective& a, const ShardedCollective& b) {
   return a.kind == b.kind && a.of_runs == b.of_runs && a.group == b.group && a.dtype == b.dtype;
 }
 
-CoalescedArguments coalesced_arguments(const Program& program, const std::vector<ShardedCollective>& members) {
-  CoalescedArguments all;
-  for (const auto& member : members) {
-    const auto& node = program.nodes[member.node];
-    all.xs.push_back(std::get<ValueId>(node.args[0]));
-    all.results.push_back(std::get<ValueId>(node.results[0]));
-    all.dims.push_back(std::get<c10::IValue>(node.args[1]).toInt());
-    for (const auto size : std::get<c10::IValue>(node.args[2]).toIntVector()) all.sizes.push_back(size);
-  }
-  return all;
+std::vector<size_t> nodes_of(const std::vector<ShardedCollective>& members) {
+  std::vector<size_t> nodes;
+  for (const auto& member : members) nodes.push_back(member.node);
+  return nodes;
 }
 
-Feeding feeding_of(const Program& program, const Dependencies& dependencies, size_t node, int32_t from) {
-  Feeding feeding;
+InputChain input_chain(const Program& program, const Dependencies& dependencies, size_t node, int32_t from) {
+  InputChain chain;
   std::vector<char> seen(program.nodes.size(), 0);
-  const std::function<void(size_t)> look = [&](size_t n) {
+  const std::function<void(size_t)> visit = [&](size_t n) {
     for (const auto earlier : dependencies.before(n)) {
       const auto e = static_cast<size_t>(earlier);
       if (std::exchange(seen[e], 1)) continue;
-      if (earlier <= from || !is_on_the_way(program, program.nodes[e])) {
-        feeding.after = std::max(feeding.after, earlier);
+      if (earlier <= from || !is_view_alloc_or_cast(program, program.nodes[e])) {
+        chain.after = std::max(chain.after, earlier);
         continue;
       }
-      feeding.nodes.push_back(earlier);
-      look(e);
+      chain.nodes.push_back(earlier);
+      visit(e);
     }
   };
-  look(node);
-  std::sort(feeding.nodes.begin(), feeding.nodes.end());
-  return feeding;
+  visit(node);
+  std::sort(chain.nodes.begin(), chain.nodes.end());
+  return chain;
 }
 
-c10::IValue joined_runs(const std::vector<std::vector<int64_t>>& runs, const std::vector<size_t>& tensors) {
-  comm::Runs joined;
-  int32_t first = 0;
-  for (size_t i = 0; i < runs.size(); i++) {
-    const auto own = comm::runs_from(runs[i]);
-    joined.resize(std::max(joined.size(), own.size()));
+JoinedRuns join_runs(const Program& program, const std::vector<ShardedCollective>& members) {
+  // all_gather_into_runs_(tensors, flat, runs, label, group)
+  // reduce_scatter_runs_into_(flat, tensors, runs, op, label, group)
+  const bool gathers = members[0].kind == ShardedKind::AllGather;
+  JoinedRuns joined;
+  comm::Runs runs;
+  std::vector<std::string> labels;
+  for (const auto& member : members) {
+    const auto& node = program.nodes[member.node];
+    const auto& tensors = std::get<ValueList>(node.args[gathers ? 0 : 1]);
+    const auto first = static_cast<int32_t>(joined.tensors.size());
+    const auto own = comm::runs_from(std::get<c10::IValue>(node.args[2]).toIntVector());
+    runs.resize(std::max(runs.size(), own.size()));
     for (size_t r = 0; r < own.size(); r++)
       for (auto run : own[r]) {
         if (run.tensor != comm::kPadding) run.tensor += first;
-        joined[r].push_back(run);
+        runs[r].push_back(run);
       }
-    first += static_cast<int32_t>(tensors[i]);
+    joined.tensors.insert(joined.tensors.end(), tensors.begin(), tensors.end());
+    joined.flat.push_back(std::get<ValueId>(node.args[gathers ? 1 : 0]));
+    joined.numel += program[joined.flat.back()].type.numel();
+    labels.push_back(std::get<c10::IValue>(node.args[gathers ? 3 : 4]).toStringRef());
   }
-  return comm::numbers_of(joined);
+  joined.runs = comm::numbers_of(runs);
+  joined.label = c10::Join(", ", labels);
+  return joined;
 }
-
-std::string joined_labels(const std::vector<std::string>& labels) { return c10::Join(", ", labels); }
 
 }  // namespace tessera::compiler

@@ -3,14 +3,16 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
-// What the passes on all-gathers and reduce-scatters share. Each collective is there in two forms: of a tensor by
-// itself, and between one tensor and runs of many (comm/runs_ops.h). What they decide by, order, dtypes and bytes of
-// whole tensors, is the same on all ranks; so is, then, the order of collectives that they leave.
+// What the passes on all-gathers and reduce-scatters share. Each collective exists in two forms: on a single tensor,
+// and between one flat tensor and runs of several full tensors (comm/detail/runs_ops.h). The passes decide only by
+// order, dtypes and bytes of unsharded tensors. These are equal on all ranks, so the resulting order of collectives is
+// too.
 namespace tessera::compiler {
 
-constexpr int64_t kShardedBucketBytes = int64_t{25} << 20;  // of what is gathered or reduced, when whole
+constexpr int64_t kShardedBucketBytes = int64_t{25} << 20;  // of unsharded tensors
 
 enum class ShardedKind : uint8_t { AllGather, ReduceScatter };
 struct ShardedCollective {
@@ -19,29 +21,31 @@ struct ShardedCollective {
   bool of_runs;
   int32_t group;
   c10::ScalarType dtype;
-  int64_t bytes;  // when whole
+  int64_t bytes;  // of the unsharded tensor
 };
-// None: the node is another one.
+// None if the node is not an all-gather or reduce-scatter.
 std::optional<ShardedCollective> sharded_collective(const Program& program, size_t node);
 std::vector<ShardedCollective> sharded_collectives(const Program& program, ShardedKind kind);
-bool can_share(const ShardedCollective& a, const ShardedCollective& b);  // one collective, but for its place
+// True if both can be members of one bucket: same kind, form, group and dtype.
+bool can_share(const ShardedCollective& a, const ShardedCollective& b);
+std::vector<size_t> nodes_of(const std::vector<ShardedCollective>& members);
 
-// Collectives of tensors by themselves as one coalesced op has them.
-struct CoalescedArguments {
-  ValueList xs = {}, results = {};
-  std::vector<int64_t> dims = {}, sizes = {};
+// The views, allocations and casts that a node needs. They can move up with it.
+struct InputChain {
+  std::vector<int32_t> nodes;  // after node `from`, in program order
+  int32_t after = -1;          // the last node outside the chain that the node or the chain depends on
 };
-CoalescedArguments coalesced_arguments(const Program& program, const std::vector<ShardedCollective>& members);
+// Nodes up to `from` stay where they are.
+InputChain input_chain(const Program& program, const Dependencies& dependencies, size_t node, int32_t from);
 
-// What a node needs that was made on its way to it: views, memory, casts. Nodes up to `from` are there.
-struct Feeding {
-  std::vector<int32_t> nodes;  // after `from`, in order
-  int32_t after = -1;          // the last other node that it, or one of those, comes after
+// The arguments of several collectives of runs as those of one. The flat tensors are concatenated.
+struct JoinedRuns {
+  ValueList flat = {};     // the flat tensors: inputs of all-gathers, outputs of reduce-scatters
+  int64_t numel = 0;       // of all flat tensors
+  ValueList tensors = {};  // the full tensors
+  c10::IValue runs = {};
+  std::string label = {};
 };
-Feeding feeding_of(const Program& program, const Dependencies& dependencies, size_t node, int32_t from);
-
-// Runs of several collectives as those of one: each has its `tensors`, one after the other.
-c10::IValue joined_runs(const std::vector<std::vector<int64_t>>& runs, const std::vector<size_t>& tensors);
-std::string joined_labels(const std::vector<std::string>& labels);
+JoinedRuns join_runs(const Program& program, const std::vector<ShardedCollective>& members);
 
 }  // namespace tessera::compiler

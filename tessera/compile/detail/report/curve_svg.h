@@ -5,8 +5,8 @@
 
 namespace tessera::compiler {
 
-// The curve as a picture: memory in use over nodes, the part of it in the arena, a line at the arena's size, a tick at
-// every collective.
+// Writes the memory curve as SVG: bytes in use over nodes, the part of them in the arena, a line at the arena's size,
+// and a tick per collective.
 void write_curve(std::ostream& out, const Program& program, const MemoryCurve& curve, const MemoryPlan& plan);
 
 }  // namespace tessera::compiler

@@ -7,34 +7,34 @@
 namespace tessera::compiler {
 namespace {
 
-struct Match {
+struct LineMatch {
   size_t before, after;
 };
 
-// Lines that are there once in both texts, in the order of the second.
-std::vector<Match> unique_matches(const std::vector<std::string>& before, const std::vector<std::string>& after) {
-  struct Place {
+// Lines that occur exactly once in each text, in the order of the second.
+std::vector<LineMatch> unique_matches(const std::vector<std::string>& before, const std::vector<std::string>& after) {
+  struct Occurrences {
     int in_before = 0, in_after = 0;
     size_t before = 0;
   };
-  std::unordered_map<std::string_view, Place> places;
+  std::unordered_map<std::string_view, Occurrences> lines;
   for (size_t i = 0; i < before.size(); i++) {
-    auto& place = places[before[i]];
-    place.in_before++;
-    place.before = i;
+    auto& found = lines[before[i]];
+    found.in_before++;
+    found.before = i;
   }
-  for (const auto& line : after) places[line].in_after++;
-  std::vector<Match> matches;
+  for (const auto& line : after) lines[line].in_after++;
+  std::vector<LineMatch> matches;
   for (size_t i = 0; i < after.size(); i++) {
-    const auto& place = places[after[i]];
-    if (place.in_before == 1 && place.in_after == 1) matches.push_back({place.before, i});
+    const auto& found = lines[after[i]];
+    if (found.in_before == 1 && found.in_after == 1) matches.push_back({found.before, i});
   }
   return matches;
 }
 
-// The most of them that have the same order in both: a longest increasing subsequence.
-std::vector<Match> in_order(const std::vector<Match>& matches) {
-  std::vector<size_t> ends;  // ends[k]: of the chains of k + 1 matches, the end that lies earliest in `before`
+// The largest subset with the same order in both texts: a longest increasing subsequence.
+std::vector<LineMatch> in_order(const std::vector<LineMatch>& matches) {
+  std::vector<size_t> ends;  // ends[k]: the last match of the chain of k + 1 matches that ends earliest in `before`
   std::vector<int64_t> link(matches.size(), -1);
   for (size_t m = 0; m < matches.size(); m++) {
     const auto at = std::lower_bound(ends.begin(), ends.end(), matches[m].before,
@@ -45,7 +45,7 @@ std::vector<Match> in_order(const std::vector<Match>& matches) {
     else
       *at = m;
   }
-  std::vector<Match> chain;
+  std::vector<LineMatch> chain;
   for (auto m = ends.empty() ? -1 : static_cast<int64_t>(ends.back()); m >= 0; m = link[static_cast<size_t>(m)])
     chain.push_back(matches[static_cast<size_t>(m)]);
   std::reverse(chain.begin(), chain.end());
@@ -57,7 +57,7 @@ std::vector<Match> in_order(const std::vector<Match>& matches) {
 std::vector<DiffLine> diff_lines(const std::vector<std::string>& before, const std::vector<std::string>& after) {
   std::vector<DiffLine> lines;
   size_t b = 0, a = 0;
-  const auto gap = [&](size_t b_end, size_t a_end) {  // equal lines at both its ends, which are there more than once
+  const auto gap = [&](size_t b_end, size_t a_end) {  // matches equal lines at both ends, which occur more than once
     for (; b < b_end && a < a_end && before[b] == after[a]; b++, a++) lines.push_back({DiffLine::Kind::Same, a});
     size_t tail = 0;
     while (tail < std::min(b_end - b, a_end - a) && before[b_end - 1 - tail] == after[a_end - 1 - tail]) tail++;

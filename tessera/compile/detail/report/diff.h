@@ -7,12 +7,12 @@ namespace tessera::compiler {
 
 struct DiffLine {
   enum class Kind : uint8_t { Same, Removed, Added } kind;
-  size_t line;  // Removed: of the text before; else of the text after
+  size_t line;  // Removed: index in the text before; else index in the text after
   bool operator==(const DiffLine&) const = default;
 };
 
-// What changed from one list of lines to another, in order. Lines of a program define values, so nearly all of them are
-// there once: those that both texts have once are matched, as many as keep their order, and the equal ones beside them.
+// The line diff of two texts, in order (patience diff). Nearly every line of a program defines a value and so occurs
+// once. Lines that occur once in both texts and keep their order are matched first, then the equal lines next to them.
 //
 //   before  a b c d      a removed, b same, x added, c same, d same
 //   after   b x c d

@@ -5,14 +5,13 @@
 
 namespace tessera::compiler {
 
-// Bytes that are in use while each node runs, by node. What is put out stays in use to the end; memory from outside
-// does not count.
+// The bytes of live buffers at each node. Outputs stay alive to the end. External memory is not counted.
 struct MemoryCurve {
-  std::vector<int64_t> own;    // what the program makes
-  std::vector<int64_t> arena;  // of it, what lies in the arena
-  int64_t peak() const;        // of own
+  std::vector<int64_t> own;    // by node: buffers that the program allocates
+  std::vector<int64_t> arena;  // by node: the part of `own` in the arena
+  int64_t peak() const;        // of `own`
 };
-// `plan` null: there is no arena yet.
+// `plan` is null if memory is not planned yet.
 MemoryCurve memory_curve(const Program& program, const MemoryPlan* plan = nullptr);
 
 }  // namespace tessera::compiler

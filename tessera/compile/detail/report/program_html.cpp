@@ -11,9 +11,9 @@
 namespace tessera::compiler {
 namespace {
 
-constexpr size_t kAround = 2;  // equal lines that are shown beside a difference
+constexpr size_t kContextLines = 2;  // equal lines that are shown around a difference
 
-// Number and size are attributes, which the style shows and which are not copied with the text.
+// Line number and size are attributes: the style sheet shows them, and they are not copied with the text.
 void write_line(std::ostream& out, const ProgramLines& program, size_t line, const char* tag) {
   const auto& text = program.lines[line];
   out << "<" << tag << " data-n=\"" << line + 1 << "\" data-b=\""
@@ -29,14 +29,14 @@ ProgramLines::ProgramLines(const Program& program)
   for (std::string line; std::getline(in, line);) lines.push_back(line);
   bytes.assign(lines.size(), -1);
   const auto first = first_in_buffer(program);
-  const auto makes = [&](size_t line, ValueId id) {
+  const auto add_bytes = [&](size_t line, ValueId id) {
     if (first[static_cast<size_t>(program.buffer_of(id))] != id) return;
     bytes[line] = std::max<int64_t>(bytes[line], 0) + program[id].type.bytes();
   };
   const auto first_input = first_node - program.inputs.size();
-  for (size_t i = 0; i < program.inputs.size(); i++) makes(first_input + i, program.inputs[i].value);
+  for (size_t i = 0; i < program.inputs.size(); i++) add_bytes(first_input + i, program.inputs[i].value);
   for (size_t n = 0; n < program.nodes.size(); n++)
-    program.nodes[n].each_result([&](ValueId id) { makes(first_node + n, id); });
+    program.nodes[n].each_result([&](ValueId id) { add_bytes(first_node + n, id); });
 }
 
 void write_program(std::ostream& out, const ProgramLines& program, const std::string& id) {
@@ -50,27 +50,28 @@ void write_diff(std::ostream& out, const ProgramLines& before, const ProgramLine
   std::vector<char> shown(lines.size(), 0);
   for (size_t i = 0; i < lines.size(); i++) {
     if (lines[i].kind == DiffLine::Kind::Same) continue;
-    for (size_t j = i - std::min(i, kAround); j <= std::min(i + kAround, lines.size() - 1); j++) shown[j] = 1;
+    for (size_t j = i - std::min(i, kContextLines); j <= std::min(i + kContextLines, lines.size() - 1); j++)
+      shown[j] = 1;
   }
   out << "<pre class=\"program diff\">";
-  size_t left_out = 0;
-  const auto mark = [&] {
-    if (left_out > 0) out << "<b>&#8943; " << left_out << (left_out == 1 ? " line" : " lines") << "</b>";
-    left_out = 0;
+  size_t skipped = 0;
+  const auto write_skipped = [&] {
+    if (skipped > 0) out << "<b>&#8943; " << skipped << (skipped == 1 ? " line" : " lines") << "</b>";
+    skipped = 0;
   };
   for (size_t i = 0; i < lines.size(); i++) {
     if (!shown[i]) {
-      left_out++;
+      skipped++;
       continue;
     }
-    mark();
+    write_skipped();
     const bool removed = lines[i].kind == DiffLine::Kind::Removed;
     write_line(out, removed ? before : after, lines[i].line,
                removed                                  ? "del"
                : lines[i].kind == DiffLine::Kind::Added ? "ins"
                                                         : "i");
   }
-  mark();
+  write_skipped();
   out << "</pre>\n";
 }
 

@@ -1,8 +1,8 @@
-#include "tessera/compile/detail/ir/pending.h"
+#include "tessera/compile/detail/ir/inflight_collectives.h"
 
 namespace tessera::compiler {
 
-void Pending::post(const Program& program, const Node& collective) {
+void InFlightCollectives::post(const Program& program, const Node& collective) {
   std::vector<int32_t> used;
   collective.each_read([&](ValueId id) { used.push_back(program.buffer_of(id)); });
   collective.each_result([&](ValueId id) { used.push_back(program.buffer_of(id)); });
@@ -10,7 +10,7 @@ void Pending::post(const Program& program, const Node& collective) {
   collective.each_result([&](ValueId id) { uses_[program.buffer_of(id)] = used; });
 }
 
-std::vector<int32_t> Pending::wait(const Program& program, const Node& wait) {
+std::vector<int32_t> InFlightCollectives::wait(const Program& program, const Node& wait) {
   std::vector<int32_t> used;
   wait.each_read([&](ValueId id) {
     const auto found = uses_.find(program.buffer_of(id));

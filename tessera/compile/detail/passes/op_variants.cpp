@@ -1,8 +1,8 @@
-#include "tessera/compile/detail/passes/op_forms.h"
+#include "tessera/compile/detail/passes/op_variants.h"
 
-#include "tessera/tracing/op_mode.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/replay/boxing.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/enum_tag.h>
@@ -16,12 +16,12 @@
 namespace tessera::compiler {
 namespace {
 
-std::optional<c10::OperatorHandle> named(const std::string& name, const std::string& overload) {
+std::optional<c10::OperatorHandle> find_schema(const std::string& name, const std::string& overload) {
   return c10::Dispatcher::singleton().findSchema({name, overload});
 }
 
-// The same arguments, of which one form writes the first.
-bool alike(const c10::FunctionSchema& functional, const c10::FunctionSchema& in_place) {
+// True if both schemas have the same arguments and `in_place` writes only the first.
+bool are_variants(const c10::FunctionSchema& functional, const c10::FunctionSchema& in_place) {
   const auto &a = functional.arguments(), &b = in_place.arguments();
   if (functional.is_mutable() || a.size() != b.size() || functional.returns().size() != 1) return false;
   for (size_t i = 0; i < a.size(); i++) {
@@ -31,22 +31,22 @@ bool alike(const c10::FunctionSchema& functional, const c10::FunctionSchema& in_
   return functional.returns()[0].alias_info() == nullptr;
 }
 
-// The op, called with made-up tensors; none if it refuses.
+// Calls the op with tensors that `make` creates. None if the op throws.
 std::optional<Tensors> call_with(const Program& program, const Node& node,
                                  const std::function<at::Tensor(const Type&)>& make) {
-  Tensors values;  // of its arguments, numbered anew
-  auto numbered = node;
-  numbered.replace_reads([&](ValueId id) {
+  Tensors values;  // of the arguments, renumbered
+  auto renumbered = node;
+  renumbered.replace_reads([&](ValueId id) {
     values.push_back(make(program[id].type));
     return static_cast<ValueId>(values.size() - 1);
   });
   torch::jit::Stack stack;
   try {
     for (size_t i = 0; i < node.args.size(); i++) {
-      if (std::holds_alternative<Live>(node.args[i]))
+      if (std::holds_alternative<RuntimeScalar>(node.args[i]))
         stack.emplace_back(1.0);
       else
-        stack.push_back(boxed(program, numbered.args[i], node.schema().arguments()[i], values));
+        stack.push_back(boxed(program, renumbered.args[i], node.schema().arguments()[i], values));
     }
     node.op.callBoxed(stack);
   } catch (const c10::Error&) {
@@ -63,17 +63,17 @@ std::optional<Tensors> call_with(const Program& program, const Node& node,
 
 }  // namespace
 
-std::optional<c10::OperatorHandle> in_place_form(const c10::OperatorHandle& op) {
+std::optional<c10::OperatorHandle> in_place_variant(const c10::OperatorHandle& op) {
   const auto& name = op.operator_name();
-  const auto found = named(name.name + "_", name.overload_name);
-  return found && alike(op.schema(), found->schema()) ? found : std::nullopt;
+  const auto found = find_schema(name.name + "_", name.overload_name);
+  return found && are_variants(op.schema(), found->schema()) ? found : std::nullopt;
 }
 
-std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op) {
+std::optional<c10::OperatorHandle> functional_variant(const c10::OperatorHandle& op) {
   const auto& name = op.operator_name();
   if (!name.name.ends_with("_") || name.name.ends_with("__")) return {};
-  const auto found = named(name.name.substr(0, name.name.size() - 1), name.overload_name);
-  return found && alike(found->schema(), op.schema()) ? found : std::nullopt;
+  const auto found = find_schema(name.name.substr(0, name.name.size() - 1), name.overload_name);
+  return found && are_variants(found->schema(), op.schema()) ? found : std::nullopt;
 }
 
 bool is_pointwise(const c10::OperatorHandle& op) {
@@ -82,27 +82,27 @@ bool is_pointwise(const c10::OperatorHandle& op) {
 }
 
 std::optional<std::vector<Type>> result_types(const Program& program, const Node& node) {
-  const OpModesOff only_this;
+  const OpModesOff modes_off;
   const at::AutoDispatchBelowADInplaceOrView below;
   const at::NoGradGuard no_grad;
   const Type* first = nullptr;
-  bool alike = true;
+  bool same_layout = true;
   node.each_read([&](ValueId id) {
     const auto& type = program[id].type;
     if (!first) first = &type;
-    alike &= type.sizes.empty() || (type.sizes == first->sizes && type.strides == first->strides);
+    same_layout &= type.sizes.empty() || (type.sizes == first->sizes && type.strides == first->strides);
   });
   if (!first) return {};
   auto found = call_with(program, node, [](const Type& type) {
     return at::empty_strided(type.sizes, type.strides, at::TensorOptions(type.dtype).device(at::kMeta));
   });
-  const bool by_element = !found && alike && first->is_contiguous() && is_pointwise(node.op);
-  if (by_element) found = call_with(program, node, [](const Type& type) { return at::ones({1}, type.dtype); });
+  const bool from_one_element = !found && same_layout && first->is_contiguous() && is_pointwise(node.op);
+  if (from_one_element) found = call_with(program, node, [](const Type& type) { return at::ones({1}, type.dtype); });
   if (!found) return {};
   std::vector<Type> types;
   for (const auto& t : *found) {
-    types.push_back(by_element ? *first : Type{});
-    if (t.defined() && !by_element) types.back() = Type::of(t);
+    types.push_back(from_one_element ? *first : Type{});
+    if (t.defined() && !from_one_element) types.back() = Type::of(t);
     if (t.defined()) types.back().dtype = t.scalar_type();
     types.back().device = first->device;
   }

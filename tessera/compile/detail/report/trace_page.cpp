@@ -1,12 +1,12 @@
-#include "tessera/compile/detail/report/page.h"
+#include "tessera/compile/detail/report/trace_page.h"
 
 #include "tessera/compile/detail/ir/collective.h"
 #include "tessera/compile/detail/ir/dependencies.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/report/curve_svg.h"
 #include "tessera/compile/detail/report/html.h"
-#include "tessera/compile/detail/report/page_style.h"
 #include "tessera/compile/detail/report/program_html.h"
+#include "tessera/compile/detail/report/trace_page_style.h"
 
 #include <algorithm>
 #include <iomanip>
@@ -17,41 +17,41 @@
 namespace tessera::compiler {
 namespace {
 
-constexpr size_t kLargest = 20;  // buffers that the page lists
+constexpr size_t kListedBuffers = 20;
 
-std::string fixed(double number, int digits) {
+std::string fixed_point(double number, int digits) {
   std::ostringstream text;
   text << std::fixed << std::setprecision(digits) << number;
   return text.str();
 }
 
-struct Traffic {
+struct CollectiveTotals {
   int64_t count = 0, bytes = 0;
 };
-Traffic traffic_of(const Program& program) {
-  Traffic traffic;
+CollectiveTotals totals_of(const Program& program) {
+  CollectiveTotals totals;
   for (const auto& node : program.nodes)
     if (kind_of(node) == OpKind::Collective) {
-      traffic.count++;
-      traffic.bytes += collective_of(program, node).bytes;
+      totals.count++;
+      totals.bytes += collective_of(program, node).bytes;
     }
-  return traffic;
+  return totals;
 }
 
 bool is_pass(const CompileTrace& trace, size_t stage) { return stage > 0 && stage + 1 < trace.stages.size(); }
 
 void write_passes(std::ostream& out, const CompileTrace& trace) {
   out << "<h2>Passes</h2>\n<table id=passes>\n";
-  html::row(out, {"", "pass", "matched", "ms", "nodes after", "collectives", "they send", "memory, at most", "note"},
+  html::row(out, {"", "pass", "matched", "ms", "nodes after", "collectives", "bytes sent", "peak memory", "note"},
             "th");
   for (size_t s = 0; s < trace.stages.size(); s++) {
     const auto& [pass, program] = trace.stages[s];
-    const auto traffic = traffic_of(program);
+    const auto totals = totals_of(program);
     const bool ran = is_pass(trace, s);
     html::row(out,
               {std::to_string(s), "<a href=\"#stage" + std::to_string(s) + "\">" + html::escaped(pass.name) + "</a>",
-               ran ? std::to_string(pass.matched.times) : "", ran ? fixed(pass.milliseconds, 2) : "",
-               std::to_string(program.nodes.size()), std::to_string(traffic.count), html::bytes(traffic.bytes),
+               ran ? std::to_string(pass.matched.times) : "", ran ? fixed_point(pass.milliseconds, 2) : "",
+               std::to_string(program.nodes.size()), std::to_string(totals.count), html::bytes(totals.bytes),
                html::bytes(memory_curve(program).peak()), html::escaped(pass.matched.note)});
   }
   out << "</table>\n";
@@ -59,12 +59,12 @@ void write_passes(std::ostream& out, const CompileTrace& trace) {
 
 void write_collectives(std::ostream& out, const Program& program, size_t first_node) {
   out << "<h2>Collectives, in order</h2>\n";
-  if (traffic_of(program).count == 0) {
-    out << "<p>There are none.</p>\n";
+  if (totals_of(program).count == 0) {
+    out << "<p>The program has no collectives.</p>\n";
     return;
   }
   out << "<div class=long><table id=collectives>\n";
-  html::row(out, {"", "line", "kind", "bytes", "group", "ranks", "nodes until its wait", "module"}, "th");
+  html::row(out, {"", "line", "kind", "bytes", "group", "ranks", "nodes until wait", "module"}, "th");
   int64_t number = 0;
   for (size_t n = 0; n < program.nodes.size(); n++) {
     const auto& node = program.nodes[n];
@@ -90,16 +90,16 @@ void write_collectives(std::ostream& out, const Program& program, size_t first_n
 }
 
 void write_inputs(std::ostream& out, const Program& program) {
-  struct Sum {
+  struct RoleTotals {
     int64_t count = 0, bytes = 0;
   };
-  std::map<Role, Sum> by_role;
+  std::map<Role, RoleTotals> by_role;
   for (const auto& input : program.inputs) {
     auto& sum = by_role[input.role];
     sum.count++;
     sum.bytes += program[input.value].type.bytes();
   }
-  out << "<h2>Memory from outside</h2>\n<table id=inputs>\n";
+  out << "<h2>External memory</h2>\n<table id=inputs>\n";
   html::row(out, {"role", "values", "bytes"}, "th");
   for (const auto& [role, sum] : by_role)
     html::row(out, {c10::str(role), std::to_string(sum.count), html::bytes(sum.bytes)});
@@ -117,24 +117,24 @@ void write_buffers(std::ostream& out, const CompileTrace& trace, size_t first_no
       auto& at = first[static_cast<size_t>(program.buffer_of(id))];
       if (at == kNone) at = id;
     });
-  std::vector<char> put_out(bytes.size(), 0);
+  std::vector<char> is_output(bytes.size(), 0);
   for (const auto& output : program.outputs)
-    if (output.value != kNone) put_out[static_cast<size_t>(program.buffer_of(output.value))] = 1;
+    if (output.value != kNone) is_output[static_cast<size_t>(program.buffer_of(output.value))] = 1;
   std::vector<size_t> order;
   for (size_t b = 0; b < bytes.size(); b++)
     if (!external[b] && alive[b].first >= 0 && first[b] != kNone) order.push_back(b);
   std::stable_sort(order.begin(), order.end(), [&](size_t x, size_t y) { return bytes[x] > bytes[y]; });
   out << "<h2>Largest buffers of " << order.size() << "</h2>\n<table id=buffers>\n";
   html::row(out, {"value", "type", "bytes", "lines", "where"}, "th");
-  for (size_t i = 0; i < std::min(order.size(), kLargest); i++) {
+  for (size_t i = 0; i < std::min(order.size(), kListedBuffers); i++) {
     const auto b = order[i];
     const auto offset = trace.memory.offsets[b];
     const auto line = [&](int32_t node) { return std::to_string(first_node + static_cast<size_t>(node) + 1); };
     html::row(out,
               {"%" + std::to_string(first[b]), html::escaped(c10::str(program[first[b]].type)), html::bytes(bytes[b]),
-               line(alive[b].first) + " to " + (put_out[b] ? "the end" : line(alive[b].last)),
-               put_out[b]                         ? "put out"
-               : offset == MemoryPlan::kElsewhere ? "its op brings it"
+               line(alive[b].first) + " to " + (is_output[b] ? "the end" : line(alive[b].last)),
+               is_output[b]                       ? "output"
+               : offset == MemoryPlan::kElsewhere ? "allocated by its op"
                                                   : "arena + " + std::to_string(offset)});
   }
   out << "</table>\n";
@@ -146,7 +146,7 @@ void write_stages(std::ostream& out, const CompileTrace& trace, const std::vecto
     const auto& pass = trace.stages[s].pass;
     const bool changed = s > 0 && texts[s].lines != texts[s - 1].lines;
     out << "<section id=stage" << s << "><h3>" << s << " " << html::escaped(pass.name)
-        << (s > 0 && !changed ? " <small>changes nothing</small>" : "") << "</h3>\n";
+        << (s > 0 && !changed ? " <small>no change</small>" : "") << "</h3>\n";
     if (changed) write_diff(out, texts[s - 1], texts[s]);
     out << "<details" << (s == 0 ? " open" : "") << "><summary>all " << texts[s].lines.size() << " lines</summary>\n";
     write_program(out, texts[s], c10::str("text", s));
@@ -162,7 +162,7 @@ void write_kernels(std::ostream& out, const Program& program) {
         << "</pre></details>\n";
 }
 
-// What the script wants to know: memory in use by node, and where the text of the nodes is.
+// The data of the script: memory in use by node, and the element with the text of the nodes.
 void write_data(std::ostream& out, const CompileTrace& trace, const MemoryCurve& curve, size_t first_node) {
   out << "<script>const live = [";
   for (size_t n = 0; n < curve.own.size(); n++) out << (n ? "," : "") << curve.own[n];
@@ -178,14 +178,14 @@ void trace_page(std::ostream& out, const CompileTrace& trace, const std::string&
   for (const auto& stage : trace.stages) texts.emplace_back(stage.program);
   const auto first_node = texts.back().first_node;
   const auto curve = memory_curve(program, &trace.memory);
-  const auto traffic = traffic_of(program);
+  const auto totals = totals_of(program);
   out << "<!DOCTYPE html>\n<html lang=en><head><meta charset=utf-8><meta name=viewport "
          "content=\"width=device-width\"><title>"
       << html::escaped(title) << "</title>\n<style>" << kPageStyle << "</style></head><body>\n<h1>"
       << html::escaped(title) << "</h1>\n<p>The " << trace.what << " of rank " << trace.rank << " of " << trace.ranks
       << ": " << trace.stages.front().program.nodes.size() << " nodes when traced, " << program.nodes.size()
-      << " that run; " << traffic.count << (traffic.count == 1 ? " collective of " : " collectives of ")
-      << html::bytes(traffic.bytes) << " a call; an arena of " << html::bytes(trace.memory.arena_bytes) << ".</p>\n";
+      << " after all passes; " << totals.count << (totals.count == 1 ? " collective of " : " collectives of ")
+      << html::bytes(totals.bytes) << " per call; an arena of " << html::bytes(trace.memory.arena_bytes) << ".</p>\n";
   write_passes(out, trace);
   out << "<h2>Memory in use</h2>\n";
   write_curve(out, program, curve, trace.memory);

@@ -1,9 +1,9 @@
-#include "tessera/compile/detail/report/trace.h"
+#include "tessera/compile/detail/report/compile_trace.h"
 
 #include "tessera/base/detail/warn_once.h"
 #include "tessera/comm/world.h"
 #include "tessera/compile/detail/replay/executable.h"
-#include "tessera/compile/detail/report/page.h"
+#include "tessera/compile/detail/report/trace_page.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -15,8 +15,8 @@
 namespace tessera::compiler {
 namespace {
 
-// Ranks may be threads: each counts its own pages, and none takes the name of another's.
-int64_t next_number(const std::string& of) {
+// Numbers the pages of each folder, kind and rank. Locked, because ranks may be threads.
+int64_t next_page_number(const std::string& of) {
   static std::mutex mutex;
   static auto* counts = new std::map<std::string, int64_t>;
   const std::lock_guard lock(mutex);
@@ -28,14 +28,14 @@ int64_t next_number(const std::string& of) {
 TraceSink trace_into(std::string folder) {
   return [folder = std::move(folder)](const CompileTrace& trace) {
     namespace fs = std::filesystem;
-    const auto number = next_number(c10::str(folder, " ", trace.what, " ", trace.rank));
+    const auto number = next_page_number(c10::str(folder, " ", trace.what, " ", trace.rank));
     const auto path = fs::path(folder) / c10::str(trace.what, "-", number, ".rank", trace.rank, ".html");
     std::error_code failed;
     fs::create_directories(folder, failed);
     std::ofstream out(path, std::ios::binary);
     trace_page(out, trace, path.stem().string());
     out.close();
-    if (!out)  // no reason to stop, on one rank of many
+    if (!out)  // not an error: one rank must not stop alone
       warn_once("compile/trace/" + folder, c10::str("compile: cannot write ", path.string(),
                                                     "; set TESSERA_TRACE_DIR to a folder that can be written to"));
   };

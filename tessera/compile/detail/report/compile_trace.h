@@ -7,33 +7,34 @@
 #include <string>
 #include <vector>
 
-// How a program came to be: as it was traced, after every pass, and as it runs.
+// The history of a compilation: the program as traced, after every pass, and as it runs. TESSERA_TRACE_DIR writes it as
+// HTML pages.
 namespace tessera::compiler {
 
 class Executable;
 
 struct TraceStage {
   PassReport pass;
-  Program program;  // after it
+  Program program;  // after the pass
 };
 
 struct CompileTrace {
   std::string what;  // "step", "forward", "backward"
   int64_t rank = 0, ranks = 1;
   std::vector<TraceStage> stages;  // the first is "traced", the last "runs"
-  MemoryPlan memory;               // of the program that runs
+  MemoryPlan memory;               // of the last stage
 };
 
 using TraceSink = std::function<void(const CompileTrace&)>;
-// Writes each as a page `folder`/step-0.rank0.html, step-1.rank0.html, ..., forward-0.rank0.html. Where it cannot, that
-// is said once.
+// A sink that writes pages `folder`/step-0.rank0.html, step-1.rank0.html, ..., forward-0.rank0.html. If a page cannot
+// be written, it warns once.
 TraceSink trace_into(std::string folder);
 
-// Notes what happens to a program from here on, if there is a sink to tell.
+// Records all passes on this thread from construction to finish(), if there is a sink.
 class TraceRecorder final : PassObserver {
  public:
   TraceRecorder(const TraceSink& sink, std::string what, const Program& traced);
-  void finish(const Executable& executable);  // tells the sink
+  void finish(const Executable& executable);  // calls the sink
   void after_pass(const Program& program, const PassReport& report) override;
 
  private:

@@ -6,16 +6,17 @@
 
 namespace tessera::compiler {
 
-// Which buffers collectives that were posted and not waited for yet still write and read.
-class Pending {
+// Tracks, while a caller walks over the nodes in order, which buffers are used by collectives that are posted and not
+// waited for yet.
+class InFlightCollectives {
  public:
   void post(const Program& program, const Node& collective);
-  // The buffers that the waited-for collective uses; it is through. None: nothing was pending.
+  // Completes the collective that `wait` waits for. Returns the buffers it used; empty if it was not in flight.
   std::vector<int32_t> wait(const Program& program, const Node& wait);
   bool writes(int32_t buffer) const { return uses_.count(buffer) > 0; }
 
  private:
-  std::unordered_map<int32_t, std::vector<int32_t>> uses_;  // by buffer of a result
+  std::unordered_map<int32_t, std::vector<int32_t>> uses_;  // buffer of a result -> all buffers of its collective
 };
 
 }  // namespace tessera::compiler

@@ -1,11 +1,11 @@
 #pragma once
 
-// How the page of a trace looks, and the little that moves on it.
+// Style sheet and script of the compile-trace page.
 namespace tessera::compiler {
 
 inline constexpr const char* kPageStyle = R"css(
 :root { color-scheme: light dark; --line: #8884; --soft: #888; --own: #4a90d966; --arena: #2f6db5; --comm: #d9822b;
-        --add: #2ea04333; --cut: #f8514933; }
+        --add: #2ea04333; --del: #f8514933; }
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1200px; padding: 0 1em; }
 h2 { margin-top: 1.8em; } h3 { margin-bottom: .3em; } small, .legend, #here { color: var(--soft); font-weight: normal; }
 .long { max-height: 26em; overflow-y: auto; } table { border-collapse: collapse; } th { text-align: left; font-weight: 600; }
@@ -28,11 +28,11 @@ pre { font: 12px/1.4 ui-monospace, monospace; overflow-x: auto; margin: .4em 0; 
                        color: var(--soft); }
 .program > *::after { content: attr(data-b); margin-left: 2ch; color: var(--soft); }
 .program > b { color: var(--soft); } .program > .k { overflow: hidden; text-overflow: ellipsis; }
-.program > ins { background: var(--add); } .program > del { background: var(--cut); }
+.program > ins { background: var(--add); } .program > del { background: var(--del); }
 summary { cursor: pointer; color: var(--soft); } .kernel summary { font-family: ui-monospace, monospace; }
 )css";
 
-// Shows the node under the pointer: how much memory is in use while it runs, and its line. At first: where most is.
+// Shows bytes in use and the line of the node under the pointer. Starts at the node with the peak.
 inline constexpr const char* kPageScript = R"js(
 const curve = document.getElementById("curve"), cursor = document.getElementById("cursor");
 const here = document.getElementById("here"), lines = document.getElementById(runs).children;
