@@ -1,10 +1,10 @@
 // Generated kernels: what is fused, that values have LibTorch's bits, and how built libraries are kept.
 #include "tessera/base/error.h"
-#include "tessera/compile/detail/codegen/system_compiler.h"
 #include "tessera/compile/detail/codegen/kernel_library.h"
-#include "tessera/compile/detail/codegen/pointwise.h"
-#include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/codegen/lower.h"
+#include "tessera/compile/detail/codegen/pointwise.h"
+#include "tessera/compile/detail/codegen/system_compiler.h"
+#include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/passes/passes.h"
 #include "tessera/compile/detail/replay/executable.h"
 #include "tessera/compile/detail/replay/interpret.h"

@@ -1,5 +1,4 @@
 // Steps with sharded modules, compiled: what they do is what the eager step does, bit by bit, by the same collectives.
-#include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/comm/detail/records.h"
 #include "tessera/compile/api/compile.h"
 #include "tessera/data_parallel/fsdp/detail/api/clip_grad.h"
@@ -18,6 +17,7 @@
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

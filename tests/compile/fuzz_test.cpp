@@ -3,8 +3,8 @@
 // the passes and the number to draw it again with. TESSERA_SOAK=1 draws twenty times as many.
 #include "tessera/compile/api/compile.h"
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/testing/ranks.h"
 #include "tessera/testing/detail/soak.h"
+#include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,7 +1,7 @@
 // The listing is the truth: what it says is sent is what is sent, in that order, and what it names is what runs.
+#include "tessera/compile/api/compile.h"
 #include "tessera/compile/api/compile_backward.h"
 #include "tessera/compile/detail/codegen/kernel_library.h"
-#include "tessera/compile/api/compile.h"
 #include "tessera/compile/detail/ir/collective.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"

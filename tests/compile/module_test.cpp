@@ -1,5 +1,5 @@
-#include "tessera/compile/api/compile_backward.h"
 #include "tessera/compile/api/compile.h"
+#include "tessera/compile/api/compile_backward.h"
 #include "tessera/models/mlp.h"
 #include "tessera/nn/module_tree.h"
 #include "tessera/optim/adam.h"

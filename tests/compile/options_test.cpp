@@ -2,8 +2,8 @@
 #include "tessera/compile/api/options.h"
 
 #include "tessera/comm/functional_collectives.h"
-#include "tessera/compile/api/compile_backward.h"
 #include "tessera/compile/api/compile.h"
+#include "tessera/compile/api/compile_backward.h"
 #include "tessera/compile/detail/replay/interpret.h"
 #include "tessera/models/mlp.h"
 #include "tessera/nn/module_tree.h"

@@ -1,7 +1,7 @@
 #include "tessera/compile/api/compile_backward.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/warn_once.h"
+#include "tessera/base/error.h"
 #include "tessera/compile/api/counters.h"
 #include "tessera/compile/detail/api/step_program.h"
 #include "tessera/compile/detail/backward/backward_graph.h"
@@ -85,8 +85,7 @@ torch::autograd::variable_list CompiledBackwardScope::Impl::run(const detail::Ba
   return returned;
 }
 
-CompiledBackwardScope::CompiledBackwardScope(const CompileOptions& options)
-    : impl_(std::make_unique<Impl>(options)) {}
+CompiledBackwardScope::CompiledBackwardScope(const CompileOptions& options) : impl_(std::make_unique<Impl>(options)) {}
 CompiledBackwardScope::~CompiledBackwardScope() = default;
 
 const std::vector<std::shared_ptr<const compiler::Executable>>& CompiledBackwardScope::programs() const {

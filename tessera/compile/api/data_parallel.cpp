@@ -14,8 +14,10 @@ constexpr const char* kDataParallelStyles[] = {"replicate", "fully_shard", "defa
 
 DataParallel::DataParallel(std::string style, DataParallelOptions options)
     : style_(std::move(style)), options_(std::move(options)) {
-  TESSERA_CHECK(std::find(std::begin(kDataParallelStyles), std::end(kDataParallelStyles), style_) != std::end(kDataParallelStyles), UsageError,
-                "DataParallel: style is \"", style_, "\"; write \"replicate\", \"fully_shard\" or \"default\"");
+  TESSERA_CHECK(std::find(std::begin(kDataParallelStyles), std::end(kDataParallelStyles), style_) !=
+                    std::end(kDataParallelStyles),
+                UsageError, "DataParallel: style is \"", style_,
+                "\"; write \"replicate\", \"fully_shard\" or \"default\"");
   TESSERA_CHECK(options_.input_batch_dim >= 0, UsageError, "DataParallel: input_batch_dim is ",
                 options_.input_batch_dim, "; write the index of the dim, 0 or more");
   TESSERA_CHECK(!options_.mesh || options_.mesh.ndim() == 1, UsageError, "DataParallel: mesh ", options_.mesh,

@@ -2,7 +2,7 @@
 #include "tessera/compile/api/data_parallel.h"
 #include "tessera/compile/detail/passes/pass.h"
 #include "tessera/compile/detail/replay/executable.h"
-#include "tessera/compile/detail/report/trace.h"
+#include "tessera/compile/detail/report/compile_trace.h"
 
 #include <optional>
 #include <string>

@@ -2,15 +2,16 @@
 
 #include "tessera/compile/detail/codegen/lower.h"
 #include "tessera/compile/detail/ir/program_agreement.h"
-#include "tessera/compile/detail/report/trace.h"
+#include "tessera/compile/detail/report/compile_trace.h"
 
 #include <iterator>
 
 namespace tessera::compiler {
 
-std::unique_ptr<Executable> build_executable(
-    Program program, const char* name, const Settings& settings, std::vector<PassReport>& report,
-    const std::function<std::vector<c10::Storage>(const Program&)>& bind, Program* before_lowering) {
+std::unique_ptr<Executable> build_executable(Program program, const char* name, const Settings& settings,
+                                             std::vector<PassReport>& report,
+                                             const std::function<std::vector<c10::Storage>(const Program&)>& bind,
+                                             Program* before_lowering) {
   const auto append = [&](std::vector<PassReport> entries) {
     report.insert(report.end(), std::make_move_iterator(entries.begin()), std::make_move_iterator(entries.end()));
   };

@@ -1,7 +1,7 @@
 #include "tessera/compile/detail/api/compile_settings.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/error.h"
 
 #include <c10/util/Exception.h>
 
@@ -53,10 +53,9 @@ Settings settings_from(const CompileOptions& options) {
   if (!all.trace && setting_is_set("TESSERA_TRACE_DIR")) settings.trace = trace_into(setting("TESSERA_TRACE_DIR"));
   for (const auto& pass : all.passes ? *all.passes : default_passes())
     if (settings.reorder || !pass.reorders) settings.passes.push_back(pass);
-  TESSERA_CHECK(
-      std::find(std::begin(kCompileBackends), std::end(kCompileBackends), settings.backend) !=
-          std::end(kCompileBackends),
-      UsageError, "compile: backend is \"", settings.backend, "\"; write \"tessera\" or \"eager\"");
+  TESSERA_CHECK(std::find(std::begin(kCompileBackends), std::end(kCompileBackends), settings.backend) !=
+                    std::end(kCompileBackends),
+                UsageError, "compile: backend is \"", settings.backend, "\"; write \"tessera\" or \"eager\"");
   TESSERA_CHECK(settings.cache_size > 0, UsageError, "compile: cache_size is 0; write at least 1");
   return settings;
 }

@@ -30,12 +30,11 @@ ModuleProgram::ModuleProgram(const CallArguments& arguments, const std::function
   auto traced = run.tracer().finish();
   std::erase_if(traced.program.outputs, [](const Output& output) { return output.kind == Output::Kind::Kept; });
 
-  auto halves = split_at(traced.program, recorded.forward_nodes, returned_specs_.size());
-  bindings_ = InputBindings(halves.first, traced, arguments);
-  if (!recorded.output_gradients.empty()) build_backward(std::move(recorded), halves, traced, arguments, settings);
-  executable_ = build_executable(std::move(halves.first), "forward", settings, report_, [&](const Program& program) {
-    return shared_storages(program, traced.storages);
-  });
+  auto split = split_forward_backward(traced.program, recorded.forward_nodes, returned_specs_.size());
+  bindings_ = InputBindings(split.first, traced, arguments);
+  if (!recorded.output_gradients.empty()) build_backward(std::move(recorded), split, traced, arguments, settings);
+  executable_ = build_executable(std::move(split.first), "forward", settings, report_,
+                                 [&](const Program& program) { return shared_storages(program, traced.storages); });
 }
 
 // Runs forward, and the backward of its results, under the tracer.
@@ -84,16 +83,16 @@ void ModuleProgram::record_backward(Tracer& tracer, const CallArguments& argumen
   }
 }
 
-void ModuleProgram::build_backward(Recorded recorded, Halves& halves, const Tracer::Result& traced,
+void ModuleProgram::build_backward(Recorded recorded, SplitProgram& split, const Tracer::Result& traced,
                                    const CallArguments& arguments, const Settings& settings) {
   auto backward = std::make_shared<BackwardProgram>(std::move(recorded.backward));
   const auto external = traced.program.external_buffers();
   backward_bindings_ = InputBindings(traced.program, traced, arguments);
-  backward->saved_buffers = halves.saved;
-  backward->saved_offsets.assign(halves.saved.size(), 0);
-  backward->saved_by_forward = halves.saved.size();
-  for (const auto& input : halves.second.inputs) {
-    const auto buffer = halves.second.buffer_of(input.value);
+  backward->saved_buffers = split.saved;
+  backward->saved_offsets.assign(split.saved.size(), 0);
+  backward->saved_by_forward = split.saved.size();
+  for (const auto& input : split.second.inputs) {
+    const auto buffer = split.second.buffer_of(input.value);
     auto& saved = backward->saved_buffers;
     if (!external[static_cast<size_t>(buffer)] || input.role == Role::Gradient ||
         std::find(saved.begin(), saved.end(), buffer) != saved.end())
@@ -106,9 +105,9 @@ void ModuleProgram::build_backward(Recorded recorded, Halves& halves, const Trac
     for (size_t b = 0; b < external.size(); b++)
       if (traced.storages[b].unsafeGetStorageImpl() == gradient.storage().unsafeGetStorageImpl())
         backward->gradient_buffers.push_back(static_cast<int32_t>(b));
-  backward->result_order = outputs_by_node(halves.second);
+  backward->result_order = outputs_by_node(split.second);
   backward->executable = build_executable(
-      std::move(halves.second), "backward", settings, report_,
+      std::move(split.second), "backward", settings, report_,
       [&](const Program& program) { return shared_storages(program, traced.storages); }, &backward->before_lowering);
   backward_ = std::move(backward);
 }

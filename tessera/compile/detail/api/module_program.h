@@ -21,21 +21,21 @@ class ModuleProgram {
   // Do all guards hold for this call?
   bool fits(const CallArguments& arguments, const CacheKey& key) const;
   Tensors run(const CallArguments& arguments);
-  const Executable& executable() const { return *executable_; }          // of forward
-  const BackwardProgram* backward() const { return backward_.get(); }    // null: no result requires a gradient
-  const std::vector<PassReport>& report() const { return report_; }      // of both programs, backward first
+  const Executable& executable() const { return *executable_; }        // of forward
+  const BackwardProgram* backward() const { return backward_.get(); }  // null: no result requires a gradient
+  const std::vector<PassReport>& report() const { return report_; }    // of both programs, backward first
 
  private:
   struct Recorded {
-    size_t forward_nodes = 0;          // nodes of the trace that belong to forward
-    Tensors output_gradients;          // inputs of backward
-    BackwardProgram backward;          // specs and types are filled in
+    size_t forward_nodes = 0;  // nodes of the trace that belong to forward
+    Tensors output_gradients;  // inputs of backward
+    BackwardProgram backward;  // specs and types are filled in
   };
   Recorded record(Tracer& tracer, const CallArguments& arguments, const std::function<Tensors()>& forward);
   void record_backward(Tracer& tracer, const CallArguments& arguments, const Tensors& roots,
                        const Tensors& root_gradients, BackwardProgram& backward);
-  void build_backward(Recorded recorded, Halves& halves, const Tracer::Result& traced, const CallArguments& arguments,
-                      const Settings& settings);
+  void build_backward(Recorded recorded, SplitProgram& split, const Tracer::Result& traced,
+                      const CallArguments& arguments, const Settings& settings);
   void add_autograd_node(Tensors& returned, Tensors saved, const CallArguments& arguments) const;
 
   CacheKey key_;
@@ -43,12 +43,12 @@ class ModuleProgram {
   std::unique_ptr<Executable> executable_;
   InputBindings bindings_, backward_bindings_;
   std::shared_ptr<BackwardProgram> backward_;
-  std::vector<SpecRef> returned_specs_;                    // null: a plain tensor
-  std::vector<char> requires_grad_;                        // of each result
-  Tensors differentiated_parameters_;                      // results of backward are their gradients, followed by
-  std::vector<size_t> differentiated_arguments_;           // those of these tensor arguments
-  std::vector<int32_t> saved_inputs_;                      // buffers of parameters and arguments that backward reads
-  int64_t draws_ = 0;                                      // from the random stream, on every run
+  std::vector<SpecRef> returned_specs_;           // null: a plain tensor
+  std::vector<char> requires_grad_;               // of each result
+  Tensors differentiated_parameters_;             // results of backward are their gradients, followed by
+  std::vector<size_t> differentiated_arguments_;  // those of these tensor arguments
+  std::vector<int32_t> saved_inputs_;             // buffers of parameters and arguments that backward reads
+  int64_t draws_ = 0;                             // from the random stream, on every run
   std::vector<PassReport> report_;
 };
 

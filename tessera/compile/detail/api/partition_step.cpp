@@ -42,8 +42,8 @@ void partition_parameters(const DataParallel& mode, const CallArguments& argumen
   const auto mesh = mode.mesh();
   auto parameters = parameters_to_partition(arguments);
   for (const auto& p : parameters)
-    TESSERA_CHECK(!is_dtensor(p), UsageError, "compile: with DataParallel the model must have plain parameters; found ", DTensor(p),
-                  "; do not parallelize it before");
+    TESSERA_CHECK(!is_dtensor(p), UsageError, "compile: with DataParallel the model must have plain parameters; found ",
+                  DTensor(p), "; do not parallelize it before");
   for (auto& p : parameters) {
     const auto placement = mode.placement(p);
     std::vector<std::pair<OptimizerAccess*, StateDict>> states;

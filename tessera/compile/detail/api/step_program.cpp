@@ -41,8 +41,7 @@ StepProgram::StepProgram(const CallArguments& arguments, const std::function<Ten
     if (outcome == TraceOutcome::ReadsOldGradients) gradient_placeholders = false;
     if (outcome != TraceOutcome::Restarted) traces++;
   }
-  TESSERA_FAIL(UsageError,
-               "compile: every run of the step uses a new leaf tensor that requires gradients, of shape ",
+  TESSERA_FAIL(UsageError, "compile: every run of the step uses a new leaf tensor that requires gradients, of shape ",
                captured_.back().sizes(),
                ", and keeps it alive; create it outside of the step, or release it before the step returns");
 }
@@ -64,8 +63,8 @@ StepProgram::TraceOutcome StepProgram::trace(const CallArguments& given, const s
     return each.during_trace().defined() && run.tracer().was_used(local_or_self(each.during_trace()));
   };
   const bool undefined = run.any_gradient_undefined();
-  const bool reads_old_gradients = (undefined && !gradient_placeholders) ||
-                                   std::any_of(run.gradients().begin(), run.gradients().end(), was_read);
+  const bool reads_old_gradients =
+      (undefined && !gradient_placeholders) || std::any_of(run.gradients().begin(), run.gradients().end(), was_read);
   if (reads_old_gradients && undefined && gradient_placeholders) return TraceOutcome::ReadsOldGradients;
 
   collect_gradients(run, reads_old_gradients);

@@ -34,7 +34,9 @@ TORCH_LIBRARY_IMPL(tessera, CPU, m) { m.impl("cpp_kernel", &run_cpp_kernel); }
 
 }  // namespace
 
-KernelLibraryScope::KernelLibraryScope(const KernelLibrary* library) : before_(current_library) { current_library = library; }
+KernelLibraryScope::KernelLibraryScope(const KernelLibrary* library) : before_(current_library) {
+  current_library = library;
+}
 KernelLibraryScope::~KernelLibraryScope() { current_library = before_; }
 
 void call_kernel(KernelFunction function, void* const* operands, int64_t elements) {

@@ -1,8 +1,8 @@
 #include "tessera/compile/detail/codegen/kernel_library.h"
 
-#include "tessera/base/error.h"
-#include "tessera/base/detail/warn_once.h"
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/detail/warn_once.h"
+#include "tessera/base/error.h"
 #include "tessera/compile/detail/codegen/system_compiler.h"
 
 #include <c10/util/hash.h>
@@ -121,7 +121,8 @@ std::shared_ptr<const KernelLibrary> KernelLibrary::load(const Kernels& kernels)
   if (!library) {
     build_library_file(*compiler, source, path);
     library = open(path, kernels);
-    TESSERA_CHECK(library, InternalError, "codegen: ", path, " cannot be loaded although it was just built; please report this");
+    TESSERA_CHECK(library, InternalError, "codegen: ", path,
+                  " cannot be loaded although it was just built; please report this");
   }
   here = library;
   return library;
@@ -155,6 +156,8 @@ const KernelLibrary::Symbol& KernelLibrary::symbol(const std::string& name) cons
 }
 
 KernelFunction KernelLibrary::function(const std::string& name) const { return symbol(name).function; }
-int64_t KernelLibrary::calls(const std::string& name) const { return __atomic_load_n(symbol(name).calls, __ATOMIC_RELAXED); }
+int64_t KernelLibrary::calls(const std::string& name) const {
+  return __atomic_load_n(symbol(name).calls, __ATOMIC_RELAXED);
+}
 
 }  // namespace tessera::compiler::codegen

@@ -30,7 +30,7 @@ class KernelLibrary {
   KernelLibrary(const KernelLibrary&) = delete;
 
   KernelFunction function(const std::string& name) const;  // InternalError if the name is unknown
-  int64_t calls(const std::string& name) const;      // of this function so far, by all threads
+  int64_t calls(const std::string& name) const;            // of this function so far, by all threads
   const std::string& path() const { return path_; }
 
   static int64_t builds();  // how often this process has run the compiler

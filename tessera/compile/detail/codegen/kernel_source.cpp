@@ -25,7 +25,8 @@ std::string float_literal(T number, const char* suffix) {
 // Rounds to the dtype, as LibTorch rounds a number that is combined with a tensor.
 std::string constant_literal(const c10::IValue& number, c10::ScalarType dtype) {
   if (dtype == c10::kDouble) return float_literal(number.toScalar().toDouble(), "");
-  return float_literal(number.isInt() ? static_cast<float>(number.toInt()) : static_cast<float>(number.toDouble()), "f");
+  return float_literal(number.isInt() ? static_cast<float>(number.toInt()) : static_cast<float>(number.toDouble()),
+                       "f");
 }
 
 class KernelWriter {
@@ -106,8 +107,8 @@ class KernelWriter {
     std::map<MemoryLocation, char> stored;
     for (const auto id : written)
       if (stored.try_emplace(location_of(program_, id)).second)
-        loops_ << "    " << pointers_.at(location_of(program_, id)) << index << " = " << now.at(location_of(program_, id))
-               << ";\n";
+        loops_ << "    " << pointers_.at(location_of(program_, id)) << index << " = "
+               << now.at(location_of(program_, id)) << ";\n";
     loops_ << "  }\n";
   }
 

@@ -1,9 +1,9 @@
 #include "tessera/compile/detail/codegen/lower.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/warn_once.h"
-#include "tessera/compile/detail/codegen/system_compiler.h"
+#include "tessera/base/error.h"
 #include "tessera/compile/detail/codegen/kernel_library.h"
+#include "tessera/compile/detail/codegen/system_compiler.h"
 
 namespace tessera::compiler {
 namespace {

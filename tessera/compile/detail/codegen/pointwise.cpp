@@ -13,9 +13,9 @@ struct PointwiseFormula {
   double required = 0;        // must be this number
 };
 
-// Each formula rounds at most once, so that C and LibTorch's vectorized kernels agree bitwise (with alpha = 1 as well: a
-// fused multiply-add of 1 * b rounds once). Missing on purpose: ops that round twice, which LibTorch's compiler may have
-// fused (addcmul, lerp), and transcendental functions, for which LibTorch calls Sleef or MKL.
+// Each formula rounds at most once, so that C and LibTorch's vectorized kernels agree bitwise (with alpha = 1 as well:
+// a fused multiply-add of 1 * b rounds once). Missing on purpose: ops that round twice, which LibTorch's compiler may
+// have fused (addcmul, lerp), and transcendental functions, for which LibTorch calls Sleef or MKL.
 constexpr PointwiseFormula kPointwiseFormulas[] = {
     {"aten.add.Scalar", "$0 + $1", 2, 1},
     {"aten.add.Tensor", "$0 + $1", 2, 1},

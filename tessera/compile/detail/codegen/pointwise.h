@@ -14,7 +14,7 @@ struct Assignment {
   ValueId into = kNone;
   const char* formula = "";        // $0 is the first operand
   std::vector<Arg> operands = {};  // values and numbers
-  ValueList cat_inputs = {};           // not empty: `into` is the concatenation of these, without a formula
+  ValueList cat_inputs = {};       // not empty: `into` is the concatenation of these, without a formula
 };
 
 // What a node computes, if a kernel can be generated for it: one assignment, or one per item of a _foreach op.

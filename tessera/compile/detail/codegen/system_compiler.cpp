@@ -1,8 +1,8 @@
 #include "tessera/compile/detail/codegen/system_compiler.h"
 
 #include "tessera/base/detail/child_process.h"
-#include "tessera/base/error.h"
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/error.h"
 
 #include <unistd.h>
 
@@ -14,8 +14,8 @@
 namespace tessera::compiler::codegen {
 namespace {
 
-// Without contraction, + - * / round as in LibTorch's kernels. -fno-math-errno and -fno-trapping-math allow the compiler
-// to vectorize selects.
+// Without contraction, + - * / round as in LibTorch's kernels. -fno-math-errno and -fno-trapping-math allow the
+// compiler to vectorize selects.
 constexpr const char* kCompilerFlags[] = {
     "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-s"};
 
@@ -73,7 +73,8 @@ std::optional<SystemCompiler> find_compiler() {
   return at->second;
 }
 
-void build_shared_library(const SystemCompiler& compiler, const std::string& source_file, const std::string& library_file) {
+void build_shared_library(const SystemCompiler& compiler, const std::string& source_file,
+                          const std::string& library_file) {
   auto command = compiler.command;
   for (const auto& word : {source_file, std::string("-o"), library_file}) command.push_back(word);
   const auto result = run_child(command, ChildErrors::InOutput);

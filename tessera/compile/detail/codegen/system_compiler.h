@@ -16,6 +16,7 @@ std::optional<SystemCompiler> find_compiler();
 inline bool compiler_available() { return find_compiler().has_value(); }
 
 // Builds a shared library. UsageError with the compiler's output if that fails.
-void build_shared_library(const SystemCompiler& compiler, const std::string& source_file, const std::string& library_file);
+void build_shared_library(const SystemCompiler& compiler, const std::string& source_file,
+                          const std::string& library_file);
 
 }  // namespace tessera::compiler::codegen

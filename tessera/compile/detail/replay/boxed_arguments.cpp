@@ -31,7 +31,7 @@ c10::IValue boxed(const Program& program, const Arg& arg, const c10::Argument& s
   return constant;
 }
 
-c10::IValue number_of(const Live& live, const std::vector<c10::IValue>& numbers) {
+c10::IValue scalar_value(const RuntimeScalar& live, const std::vector<c10::IValue>& numbers) {
   const auto& number = numbers[static_cast<size_t>(live.number)];
   if (number.isInt()) return number.toInt() + live.plus;
   return live.negated ? -number.toDouble() : number.toDouble();

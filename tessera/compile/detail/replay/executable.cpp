@@ -1,12 +1,12 @@
 #include "tessera/compile/detail/replay/executable.h"
 
 #include "tessera/base/error.h"
-#include "tessera/tracing/op_mode.h"
 #include "tessera/compile/detail/codegen/cpp_kernel.h"
 #include "tessera/compile/detail/ir/collective.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/ir/print.h"
 #include "tessera/compile/detail/replay/boxed_arguments.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -164,7 +164,7 @@ void Executable::prepare_call(size_t n, const Node& node) {
   }
   const auto& arguments = node.schema().arguments();
   for (size_t i = 0; i < node.args.size(); i++) {
-    const auto* live = std::get_if<Live>(&node.args[i]);
+    const auto* live = std::get_if<RuntimeScalar>(&node.args[i]);
     if (live) call.live.emplace_back(i, *live);
     call.kernel.arguments.push_back(live ? c10::IValue() : boxed(program_, node.args[i], arguments[i], tensors_));
   }
@@ -281,7 +281,7 @@ void Executable::run() {
       call.runs++;
       continue;
     }
-    for (const auto& [i, live] : call.live) call.kernel.arguments[i] = number_of(live, numbers_);
+    for (const auto& [i, live] : call.live) call.kernel.arguments[i] = scalar_value(live, numbers_);
     call.kernel.call(stack_);
     for (const auto& [i, id] : call.results) take_result(stack_[i].toTensor(), id, call.replaces_storage);
     for (const auto& [i, at, id] : call.list_results)

@@ -60,7 +60,7 @@ class Executable {
   struct KernelCall {
     size_t node;
     OpKernel kernel;
-    std::vector<std::pair<size_t, Live>> live = {};  // arguments that are read on every run
+    std::vector<std::pair<size_t, RuntimeScalar>> live = {};  // arguments that are read on every run
     struct ListResult {
       size_t result;
       int64_t at;

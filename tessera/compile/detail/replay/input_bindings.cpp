@@ -15,7 +15,7 @@ const void* storage_id(const at::Tensor& t) { return local_or_self(t).storage().
 }  // namespace
 
 InputBindings::InputBindings(const Program& program, const Tracer::Result& traced, const CallArguments& arguments,
-                   const std::vector<OldGradient>& gradients) {
+                             const std::vector<OldGradient>& gradients) {
   std::unordered_map<const void*, const OldGradient*> by_storage;
   for (const auto& each : gradients) by_storage.emplace(storage_id(each.gradient), &each);
   const auto external = program.external_buffers();
@@ -51,8 +51,7 @@ const at::Tensor& InputBindings::owner(const Binding& each, const CallArguments&
 
 bool InputBindings::fits(const CallArguments& arguments) const {
   std::vector<const void*> given;
-  for (const auto& t : arguments.tensors)
-    given.push_back(t.defined() ? storage_id(t) : nullptr);
+  for (const auto& t : arguments.tensors) given.push_back(t.defined() ? storage_id(t) : nullptr);
   for (const auto& [argument, storage] : aliased_)
     if (given[static_cast<size_t>(argument)] != storage) return false;
   for (const auto& each : bindings_)

@@ -22,8 +22,8 @@ Tensors interpret(const Program& program, const Tensors& inputs) {
   for (const auto& node : program.nodes) {
     stack.clear();
     for (size_t i = 0; i < node.args.size(); i++) {
-      const auto* live = std::get_if<Live>(&node.args[i]);
-      stack.push_back(live ? number_of(*live, numbers)
+      const auto* live = std::get_if<RuntimeScalar>(&node.args[i]);
+      stack.push_back(live ? scalar_value(*live, numbers)
                            : boxed(program, node.args[i], node.schema().arguments()[i], values));
     }
     node.op.callBoxed(stack);

@@ -54,7 +54,8 @@ std::optional<c10::OperatorHandle> out_overload(const c10::OperatorHandle& op, c
   // The out= overloads of mse_loss, huber_loss, ... resize their result to the unreduced size and back.
   if (op.operator_name().name.ends_with("_loss")) return {};
   for (const auto& other : overloads_of(op.operator_name().name))
-    if (is_out_schema(op.schema(), other.schema()) && other.hasKernelForDispatchKey(dispatch_key_of(device))) return other;
+    if (is_out_schema(op.schema(), other.schema()) && other.hasKernelForDispatchKey(dispatch_key_of(device)))
+      return other;
   return {};
 }
 

@@ -26,7 +26,8 @@ struct OpKernel {
 // The kernel that the dispatcher calls below autograd for tensors of this device.
 OpKernel op_kernel_for(const c10::OperatorHandle& op, c10::DeviceType device);
 
-// The out= overload of an op, if it has a kernel for the device. Its arguments are those of the op, then one per result.
+// The out= overload of an op, if it has a kernel for the device. Its arguments are those of the op, then one per
+// result.
 std::optional<c10::OperatorHandle> out_overload(const c10::OperatorHandle& op, c10::DeviceType device);
 
 }  // namespace tessera::compiler

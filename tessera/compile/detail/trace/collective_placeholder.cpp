@@ -1,8 +1,8 @@
 #include "tessera/compile/detail/trace/collective_placeholder.h"
 
 #include "tessera/base/error.h"
-#include "tessera/tracing/op_mode.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -21,12 +21,14 @@ at::Tensor zeros_with_size(const at::Tensor& x, int64_t dim, int64_t size) {
   sizes[static_cast<size_t>(dim)] = size;
   return at::zeros(sizes, x.options());
 }
-int64_t sum_of_sizes(const std::vector<int64_t>& sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
+int64_t sum_of_sizes(const std::vector<int64_t>& sizes) {
+  return std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+}
 
 int64_t rank_in_group(const c10::IValue& group) { return group.toCustomClass<comm::Communicator>()->rank(); }
 
-// For all_gather_coalesced and reduce_scatter_coalesced. Argument 2 holds the sizes of tensor 0 on each rank, then those
-// of tensor 1, and so on. size_of(sizes) gives the size of a result.
+// For all_gather_coalesced and reduce_scatter_coalesced. Argument 2 holds the sizes of tensor 0 on each rank, then
+// those of tensor 1, and so on. size_of(sizes) gives the size of a result.
 template <class F>
 c10::IValue coalesced_zeros(const CollectiveArgs& args, F size_of) {
   const auto xs = args[0].toTensorVector();
@@ -54,11 +56,15 @@ constexpr CollectivePlaceholder kCollectivePlaceholders[] = {
        return made;
      }},
     {"tessera::all_gather",
-     [](const CollectiveArgs& a) -> c10::IValue { return zeros_with_size(a[0].toTensor(), a[1].toInt(), sum_of_sizes(a[2].toIntVector())); }},
-    {"tessera::all_gather_coalesced", [](const CollectiveArgs& a) -> c10::IValue { return coalesced_zeros(a, sum_of_sizes); }},
+     [](const CollectiveArgs& a) -> c10::IValue {
+       return zeros_with_size(a[0].toTensor(), a[1].toInt(), sum_of_sizes(a[2].toIntVector()));
+     }},
+    {"tessera::all_gather_coalesced",
+     [](const CollectiveArgs& a) -> c10::IValue { return coalesced_zeros(a, sum_of_sizes); }},
     {"tessera::reduce_scatter",
      [](const CollectiveArgs& a) -> c10::IValue {
-       return zeros_with_size(a[0].toTensor(), a[1].toInt(), a[2].toIntVector()[static_cast<size_t>(rank_in_group(a[4]))]);
+       return zeros_with_size(a[0].toTensor(), a[1].toInt(),
+                              a[2].toIntVector()[static_cast<size_t>(rank_in_group(a[4]))]);
      }},
     {"tessera::reduce_scatter_coalesced",
      [](const CollectiveArgs& a) -> c10::IValue {

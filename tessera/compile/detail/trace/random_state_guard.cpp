@@ -16,7 +16,7 @@ RandomStateGuard::~RandomStateGuard() {
 
 int64_t RandomStateGuard::draws() const { return static_cast<int64_t>(random::state().offset - stream_state_.offset); }
 
-ScalarInputs RandomStateGuard::scalar_inputs() const {
+RuntimeScalars RandomStateGuard::runtime_scalars() const {
   return {static_cast<int64_t>(stream_state_.seed), static_cast<int64_t>(stream_state_.offset)};
 }
 

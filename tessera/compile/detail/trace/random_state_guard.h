@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/compile/detail/trace/scalar_inputs.h"
+#include "tessera/compile/detail/trace/runtime_scalars.h"
 #include "tessera/dtensor/random.h"
 
 #include <ATen/core/Generator.h>
@@ -15,7 +15,7 @@ class RandomStateGuard {
   RandomStateGuard(const RandomStateGuard&) = delete;
 
   int64_t draws() const;  // from Tessera's stream since construction
-  ScalarInputs scalar_inputs() const;
+  RuntimeScalars runtime_scalars() const;
 
  private:
   at::Generator generator_;

@@ -41,7 +41,7 @@ TraceRun::TraceRun(std::vector<Lifted> inputs, bool gradient_placeholders)
     : gradients_(save_gradients(inputs, gradient_placeholders)),
       inputs_(std::move(inputs)),
       histories_(grad_fns_of(inputs_)),
-      tracer_(inputs_, random_.scalar_inputs()) {
+      tracer_(inputs_, random_.runtime_scalars()) {
   for (const auto& each : gradients_)
     if (each.placeholder.defined()) each.parameter.mutable_grad() = each.placeholder;
 }

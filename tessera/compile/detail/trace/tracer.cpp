@@ -1,11 +1,11 @@
 #include "tessera/compile/detail/trace/tracer.h"
 
-#include "tessera/tracing/detail/compiling_scope.h"
-#include "tessera/base/error.h"
 #include "tessera/base/detail/module_name.h"
+#include "tessera/base/error.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/trace/collective_placeholder.h"
 #include "tessera/dtensor/detail/meta.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
@@ -46,7 +46,7 @@ std::optional<c10::OperatorHandle> view_of_in_place_view(const c10::OperatorHand
 
 }  // namespace
 
-Tracer::Tracer(const std::vector<Lifted>& lifted, ScalarInputs scalars) : scalars_(std::move(scalars)) {
+Tracer::Tracer(const std::vector<Lifted>& lifted, RuntimeScalars scalars) : scalars_(std::move(scalars)) {
   for (const auto& each : lifted)
     if (each.tensor.defined() && local_or_self(each.tensor).has_storage()) {
       const auto& local = local_or_self(each.tensor);
@@ -92,7 +92,8 @@ Arg Tracer::read_tensor(const at::Tensor& t, Role role) {
     buffers_[static_cast<size_t>(known->second)].used = true;
     const auto found = values_.find(key_of(known->second, t));
     if (found != values_.end()) return found->second;
-    if (!buffers_[static_cast<size_t>(known->second)].external) {  // a view that no op returned, for example by set_data
+    if (!buffers_[static_cast<size_t>(known->second)]
+             .external) {  // a view that no op returned, for example by set_data
       program_.values.push_back({Type::of(t), known->second, t.storage_offset()});
       const auto value = static_cast<ValueId>(program_.values.size() - 1);
       values_[key_of(known->second, t)] = value;
@@ -155,7 +156,8 @@ Arg Tracer::read(const c10::IValue& value, const c10::OperatorHandle& op, size_t
 ValueId Tracer::value_in_list(const at::Tensor& t) {
   const auto arg = read_tensor(t, Role::Captured);
   if (const auto* value = std::get_if<ValueId>(&arg)) return *value;
-  return input(t, Role::Captured, c10::str("captured ", program_.inputs.size()));  // a wrapped number stays a tensor here
+  return input(t, Role::Captured,
+               c10::str("captured ", program_.inputs.size()));  // a wrapped number stays a tensor here
 }
 
 ValueId Tracer::define_tensor(const at::Tensor& t) {
@@ -204,7 +206,8 @@ void Tracer::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   // Ops of backward use a saved tensor instead of the leaf itself. The leaf was noted in forward.
   if (torch::autograd::get_current_graph_task_id() == -1)
     for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) note_leaves(argument);
-  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);  // a DTensor op: its ops on local tensors come here next
+  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit))
+    return next(op, keys, stack);  // a DTensor op: its ops on local tensors come here next
   const auto kind = kind_of(op);
   TESSERA_CHECK(kind != OpKind::Reads, UsageError, "compile: ", op.operator_name(), in_module(),
                 " depends on values, but a compiled step cannot read values on the host: keep the number in a tensor, "

@@ -1,7 +1,7 @@
 #pragma once
-#include "tessera/tracing/op_mode.h"
 #include "tessera/compile/detail/ir/program.h"
-#include "tessera/compile/detail/trace/scalar_inputs.h"
+#include "tessera/compile/detail/trace/runtime_scalars.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <c10/core/Storage.h>
 
@@ -30,7 +30,7 @@ struct Lifted {
 //   other buffers     memory that the traced function allocates
 class Tracer final : public OpMode {
  public:
-  Tracer(const std::vector<Lifted>& lifted, ScalarInputs scalars);
+  Tracer(const std::vector<Lifted>& lifted, RuntimeScalars scalars);
   ~Tracer() override;
 
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override;
@@ -41,7 +41,7 @@ class Tracer final : public OpMode {
   // After the traced function has returned. `local`: a plain tensor, not a DTensor.
   ValueId value_of(const at::Tensor& local);  // kNone: undefined
   void add_output(const at::Tensor& local, Output::Kind kind, std::string name);
-  bool was_used(const at::Tensor& local) const;      // an op read or wrote its memory
+  bool was_used(const at::Tensor& local) const;       // an op read or wrote its memory
   bool was_allocated(const at::Tensor& local) const;  // by the traced function
   // Leaf tensors that ops have used, in order of first use, with the gradient each had then.
   struct Leaf {
@@ -81,7 +81,7 @@ class Tracer final : public OpMode {
   static ValueKey key_of(int32_t buffer, const at::Tensor& t);
 
   Program program_;
-  ScalarInputs scalars_;
+  RuntimeScalars scalars_;
   std::unordered_map<const void*, int32_t> buffer_ids_;  // by storage
   std::vector<Buffer> buffers_;
   std::map<ValueKey, ValueId> values_;  // the latest value of each view

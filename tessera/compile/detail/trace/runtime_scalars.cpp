@@ -1,7 +1,7 @@
-#include "tessera/compile/detail/trace/scalar_inputs.h"
+#include "tessera/compile/detail/trace/runtime_scalars.h"
 
-#include "tessera/tracing/detail/live_number.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/tracing/detail/live_number.h"
 
 #include <cmath>
 
@@ -21,18 +21,18 @@ std::string unique_number_name(const Program& program, const std::string& wanted
 
 }  // namespace
 
-std::optional<Live> ScalarInputs::find(Program& program, const c10::OperatorHandle& op, size_t argument,
-                                       const c10::IValue& value) {
+std::optional<RuntimeScalar> RuntimeScalars::find(Program& program, const c10::OperatorHandle& op, size_t argument,
+                                                  const c10::IValue& value) {
   if (value.isDouble()) {
     const double number = value.toDouble();
     auto marked = live_number_behind(std::abs(number));
     if (!marked) return {};
     for (const auto& [marker, index] : rates_)
-      if (marker == std::abs(number)) return Live{index, std::signbit(number)};
+      if (marker == std::abs(number)) return RuntimeScalar{index, std::signbit(number)};
     const auto index = add_number(program, unique_number_name(program, marked->name),
                                   [read = std::move(marked->read)] { return c10::IValue(read()); });
     rates_.emplace_back(std::abs(number), index);
-    return Live{index, std::signbit(number)};
+    return RuntimeScalar{index, std::signbit(number)};
   }
   if (!value.isInt() || !op.operator_name().name.starts_with("tessera::philox_")) return {};
   const auto& name = op.schema().arguments()[argument].name();
@@ -43,10 +43,10 @@ std::optional<Live> ScalarInputs::find(Program& program, const c10::OperatorHand
       stream_ = add_number(program, "seed", [] { return c10::IValue(static_cast<int64_t>(random::state().seed)); });
       add_number(program, "draws", [] { return c10::IValue(static_cast<int64_t>(random::state().offset)); });
     }
-    return Live{stream_};
+    return RuntimeScalar{stream_};
   }
   if (name != "offset" || !own_stream_ || value.toInt() < offset_) return {};
-  return Live{stream_ + 1, false, value.toInt() - offset_};
+  return RuntimeScalar{stream_ + 1, false, value.toInt() - offset_};
 }
 
 }  // namespace tessera::compiler

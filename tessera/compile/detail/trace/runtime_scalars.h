@@ -9,13 +9,14 @@ namespace tessera::compiler {
 // Finds the numbers among op arguments that the program must read on every run instead of keeping as constants:
 //   - learning rates, which optimizers mark with live_number() (tracing/detail/live_number.h);
 //   - seed and offset of Tessera's random stream.
-class ScalarInputs {
+class RuntimeScalars {
  public:
   // `seed`, `offset`: the random stream when tracing starts. Offsets of the program are relative to it.
-  ScalarInputs(int64_t seed, int64_t offset) : seed_(seed), offset_(offset) {}
+  RuntimeScalars(int64_t seed, int64_t offset) : seed_(seed), offset_(offset) {}
 
   // If `value` is such a number: its reference into program.numbers, to which it is added on first use.
-  std::optional<Live> find(Program& program, const c10::OperatorHandle& op, size_t argument, const c10::IValue& value);
+  std::optional<RuntimeScalar> find(Program& program, const c10::OperatorHandle& op, size_t argument,
+                                    const c10::IValue& value);
 
  private:
   int64_t seed_, offset_;
