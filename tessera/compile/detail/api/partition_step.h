@@ -11,7 +11,7 @@ namespace tessera::compiler {
 // UsageError unless the step has one module, at most one optimizer, and tensors with the batch dim.
 void check_data_parallel_arguments(const DataParallel& mode, const CallArguments& arguments);
 
-// Turns parameters, gradients and optimizer state into DTensors, in place.
+// Replaces parameters, gradients and optimizer state by DTensors, in place.
 void partition_parameters(const DataParallel& mode, const CallArguments& arguments);
 
 // While a step is traced: parameters are unsharded, and a hook averages and shards each gradient.

@@ -11,7 +11,7 @@ struct SystemCompiler {
   std::string identity;              // version, flags and processor: with the source they determine the output
 };
 
-// The first of $CXX, c++, g++, clang++ that runs; none if there is no compiler. Cached per CXX and PATH.
+// The first of $CXX, c++, g++, clang++ that runs; nullopt if none does. Cached per CXX and PATH.
 std::optional<SystemCompiler> find_compiler();
 inline bool compiler_available() { return find_compiler().has_value(); }
 
