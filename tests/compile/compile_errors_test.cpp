@@ -1,4 +1,4 @@
-// What cannot be compiled says so, and leaves everything as it was.
+// Errors of compile(): the message, and that the state of model and optimizer is restored.
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/compile/api/compile.h"
 #include "tessera/models/mlp.h"
@@ -17,7 +17,7 @@ using models::MLP;
 using testing::Rank;
 using testing::run_ranks;
 
-TEST(CompileErrors, AStepThatReadsAValueIsNamedWithItsOpAndModule) {
+TEST(CompileErrors, StepThatReadsAValueOnTheHost) {
   MLP model(models::mlp_module());
   const auto before = model->parameters()[0].detach().clone();
   auto step = compile([](auto& m, const at::Tensor& x) {
@@ -29,7 +29,7 @@ TEST(CompileErrors, AStepThatReadsAValueIsNamedWithItsOpAndModule) {
   EXPECT_TRUE(at::equal(model->parameters()[0], before));
 }
 
-TEST(CompileErrors, WhereAskedSuchAStepRunsAsItIs) {
+TEST(CompileErrors, WithoutFullgraphItFallsBackToEager) {
   MLP model(models::mlp_module());
   auto step = compile(
       [](auto& m, const at::Tensor& x) {
@@ -42,25 +42,25 @@ TEST(CompileErrors, WhereAskedSuchAStepRunsAsItIs) {
   for (int i = 0; i < 2; i++) {
     const auto before = model->parameters()[0].detach().clone();
     const auto found = step(model, x);
-    EXPECT_TRUE(at::equal(model->parameters()[0], before * 2));  // once
+    EXPECT_TRUE(at::equal(model->parameters()[0], before * 2));  // the failed trace is undone
     EXPECT_TRUE(at::equal(found, model(x).detach() * model(x).sum().item<double>()));
   }
   EXPECT_EQ(step.cache().size(), 0u);
 }
 
-TEST(CompileErrors, AStepWithoutTensors) {
+TEST(CompileErrors, StepWithoutTensorOps) {
   auto step = compile([] {});
   EXPECT_ERROR(UsageError, step(), "nothing to compile");
 }
 
-TEST(CompileErrors, OptimizersThatCountOnTheHost) {
+TEST(CompileErrors, OptimizerOfTorch) {
   MLP model(models::mlp_module());
   torch::optim::SGD opt(model->parameters(), 0.1);
   auto step = compile([](auto&, auto& o) { o.step(); });
   EXPECT_ERROR(UsageError, step(model, opt), "tessera::optim");
 }
 
-TEST(CompileErrors, GradientsThatFlowThroughMemoryOfBefore) {
+TEST(CompileErrors, MutationOfAnArgumentThatAutogradRecords) {
   MLP model(models::mlp_module());
   auto step = compile([](auto& m, const at::Tensor& x, at::Tensor sum) {
     sum.add_(m(x));
@@ -72,7 +72,7 @@ TEST(CompileErrors, GradientsThatFlowThroughMemoryOfBefore) {
   EXPECT_TRUE(at::equal(sum, torch::zeros({8, 10})));
 }
 
-TEST(CompileErrors, DataParallelWantsItsModelAsAnArgument) {
+TEST(CompileErrors, DataParallelNeedsTheModelAsAnArgument) {
   const MLP start(models::mlp_module());
   run_ranks(2, [&](Rank& me) {
     auto model = clone(start);
@@ -83,7 +83,7 @@ TEST(CompileErrors, DataParallelWantsItsModelAsAnArgument) {
   });
 }
 
-TEST(CompileErrors, RanksThatTraceDifferentStepsAreStopped) {
+TEST(CompileErrors, RanksThatTraceDifferentCollectives) {
   run_ranks(2, [](Rank& me) {
     const auto group = me.group();
     auto step = compile([&](const at::Tensor& x) {

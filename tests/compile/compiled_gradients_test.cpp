@@ -1,4 +1,4 @@
-// A compiled step that ends with gradients: they are there for whoever comes next, as eager leaves them.
+// A compiled step that ends with backward: the gradients that it leaves equal those of eager.
 #include "tessera/base/error.h"
 #include "tessera/compile/api/compile.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
@@ -13,6 +13,8 @@
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
+#include "tests/fixtures/full_tensor.h"
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -22,41 +24,43 @@ namespace {
 using testing::Rank;
 using testing::run_ranks;
 
-at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
+using fixtures::full_tensor;
 
-struct Way {
+using ForwardFn = std::function<at::Tensor(const at::Tensor&)>;
+
+struct ParallelWay {
   const char* name;
-  // Cuts a model, and gives what is called in its place.
-  std::function<std::function<at::Tensor(const at::Tensor&)>(models::MLP&, const DeviceMesh&)> cut;
+  // Parallelizes a model and returns its forward.
+  std::function<ForwardFn(models::MLP&, const DeviceMesh&)> parallelize;
 };
 
 template <class Model>
-std::function<at::Tensor(const at::Tensor&)> calls(Model model) {
+ForwardFn forward_of(Model model) {
   return [model](const at::Tensor& x) mutable { return model(x); };
 }
 
-std::function<at::Tensor(const at::Tensor&)> replicated(models::MLP& model, const DDPOptions& options) {
+ForwardFn ddp_forward(models::MLP& model, const DDPOptions& options) {
   auto ddp = std::make_shared<DistributedDataParallel<models::MLP>>(model, options);
   return [ddp](const at::Tensor& x) { return (*ddp)(x); };
 }
 
-const std::vector<Way> kWays{
-    {"as it is", [](models::MLP& model, const DeviceMesh&) { return calls(model); }},
-    {"DDP", [](models::MLP& model, const DeviceMesh& mesh) { return replicated(model, {.device_mesh = mesh}); }},
+const std::vector<ParallelWay> kParallelWays{
+    {"one device", [](models::MLP& model, const DeviceMesh&) { return forward_of(model); }},
+    {"DDP", [](models::MLP& model, const DeviceMesh& mesh) { return ddp_forward(model, {.device_mesh = mesh}); }},
     {"DDP with views",
      [](models::MLP& model, const DeviceMesh& mesh) {
-       return replicated(model, {.device_mesh = mesh, .gradient_as_bucket_view = true});
+       return ddp_forward(model, {.device_mesh = mesh, .gradient_as_bucket_view = true});
      }},
     {"fully_shard",
      [](models::MLP& model, const DeviceMesh& mesh) {
        for (auto& layer : model->layers) fully_shard(layer, {.mesh = mesh});
        fully_shard(model, {.mesh = mesh});
-       return calls(model);
+       return forward_of(model);
      }},
     {"tensor parallel",
      [](models::MLP& model, const DeviceMesh& mesh) {
        parallelize_module(model, mesh, {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}});
-       return calls(model);
+       return forward_of(model);
      }},
 };
 
@@ -64,17 +68,17 @@ struct Trained {
   std::vector<at::Tensor> gradients, parameters;
 };
 
-// Gradients come from the step, compiled or not; what is done with them is eager.
-Trained train(const Way& way, const Rank& me, const at::Tensor& x, const models::MLP& start, bool compiled,
+// The step, compiled or eager, computes the gradients. The optimizer step is eager.
+Trained train(const ParallelWay& way, const Rank& me, const at::Tensor& x, const models::MLP& start, bool compiled,
               bool clipped) {
-  const CompileScope without_a_compiler({.codegen = false});
+  const CompileScope no_codegen({.codegen = false});
   const auto mesh = init_device_mesh(me.world, "cpu", {me.world.size()}, {"dp"});
   auto model = clone(start);
-  const auto forward = way.cut(model, mesh);
+  const auto forward = way.parallelize(model, mesh);
   optim::AdamW optimizer(model->parameters(), {.lr = 0.1, .fused = true});
   const auto step = [&forward, clipped](models::MLP&, optim::AdamW& optimizer, const at::Tensor& x) {
     optimizer.zero_grad();
-    auto loss = whole(forward(x).pow(2).mean());
+    auto loss = full_tensor(forward(x).pow(2).mean());
     loss.backward();
     if (clipped) optim::clip_grad_norm_(optimizer.parameters(), 1e-2);
     return loss.detach();
@@ -84,18 +88,18 @@ Trained train(const Way& way, const Rank& me, const at::Tensor& x, const models:
   for (int i = 0; i < 3; i++) {
     const auto mine = x[i] * (1 + (way.name[0] == 'D' ? me.rank : 0));
     compiled ? program(model, optimizer, mine) : step(model, optimizer, mine);
-    for (const auto& p : model->parameters()) result.gradients.push_back(whole(p.grad()).clone());
+    for (const auto& p : model->parameters()) result.gradients.push_back(full_tensor(p.grad()).clone());
     optimizer.step();
   }
-  for (const auto& p : model->parameters()) result.parameters.push_back(whole(p.detach()).clone());
+  for (const auto& p : model->parameters()) result.parameters.push_back(full_tensor(p.detach()).clone());
   return result;
 }
 
-TEST(Gradients, AreLeftAsEagerLeavesThem) {
+TEST(CompiledGradients, EqualEager) {
   torch::manual_seed(1);
   const auto x = torch::randn({3, 4, 10});
   const models::MLP start(models::mlp_module());
-  for (const auto& way : kWays)
+  for (const auto& way : kParallelWays)
     for (const bool clipped : {false, true}) {
       SCOPED_TRACE(c10::str(way.name, clipped ? ", clipped" : ""));
       run_ranks(2, [&](Rank& me) {
@@ -108,8 +112,8 @@ TEST(Gradients, AreLeftAsEagerLeavesThem) {
     }
 }
 
-// What a scaler notes of a step it notes on the host.
-TEST(Gradients, AScalerIsInTheStepOrOutside) {
+// A GradScaler has host state, so a compiled step must contain all of its calls or none.
+TEST(CompiledGradients, GradScalerWithoutUpdateIsAnError) {
   models::MLP model(models::mlp_module());
   optim::AdamW optimizer(model->parameters(), {.fused = true});
   optim::GradScaler scaler;
@@ -120,7 +124,7 @@ TEST(Gradients, AScalerIsInTheStepOrOutside) {
   });
   EXPECT_ERROR(UsageError, step(model, optimizer, torch::ones({2, 10})), "has unscale_ or step in it and no update()");
   scaler.scale(model(torch::ones({2, 10})).sum()).backward();
-  EXPECT_NO_THROW(scaler.unscale_(optimizer));  // nothing is left of it
+  EXPECT_NO_THROW(scaler.unscale_(optimizer));  // the failed trace left no state in the scaler
 }
 
 }  // namespace

@@ -1,12 +1,12 @@
 #include "tessera/compile/api/compile.h"
 
-#include "tessera/models/gpt2.h"
-#include "tessera/models/loss.h"
 #include "tessera/models/mlp.h"
 #include "tessera/nn/module_tree.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/sgd.h"
+
+#include "train_step.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -16,52 +16,32 @@ namespace {
 
 using models::MLP;
 
-const auto kStep = [](auto& model, auto& opt, const at::Tensor& x) {
-  opt.zero_grad();
-  auto loss = model(x).pow(2).mean();
-  loss.backward();
-  opt.step();
-  return loss;
-};
-
-template <class A, class B>
-void expect_equal_bits(const A& found, const B& wanted) {
-  const auto a = found->parameters(), b = wanted->parameters();
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); i++) {
-    EXPECT_TRUE(at::equal(a[i], b[i])) << i;
-    ASSERT_EQ(a[i].grad().defined(), b[i].grad().defined()) << i;
-    if (a[i].grad().defined()) {
-      EXPECT_TRUE(at::equal(a[i].grad(), b[i].grad())) << i;
-    }
-  }
-}
-
-TEST(Compile, AStepIsTheEagerStep) {
+TEST(Compile, StepEqualsEager) {
   const MLP start(models::mlp_module());
   for (const bool warm : {true, false}) {
     auto eager = clone(start), model = clone(start);
     optim::AdamW eager_opt(eager->parameters(), {.lr = 0.01, .fused = true}),
         opt(model->parameters(), {.lr = 0.01, .fused = true});
-    auto step = compile(kStep);
+    auto step = compile(train_step);
     const auto x = torch::randn({8, 10});
     if (warm) {
-      kStep(eager, eager_opt, x);
-      kStep(model, opt, x);
+      train_step(eager, eager_opt, x);
+      train_step(model, opt, x);
     }
     for (int i = 0; i < 4; i++) {
       const auto y = torch::randn({8, 10});
-      const auto wanted = kStep(eager, eager_opt, y);
+      const auto wanted = train_step(eager, eager_opt, y);
       const auto found = step(model, opt, y);
       EXPECT_TRUE(at::equal(found, wanted)) << i;
       EXPECT_FALSE(found.requires_grad());
-      expect_equal_bits(model, eager);
+      expect_equal_bits(*model, *eager);
     }
     EXPECT_EQ(step.cache().size(), warm ? 1 : 2);
   }
 }
 
-// Runs `eager(model)` and `compiled(model)` by turns on two copies of a model and compares them bit for bit.
+// Trains two copies of a model alternately, one with eager_of(model) and one with compiled_of(model). Losses,
+// parameters and gradients must be bitwise equal.
 template <class Eager, class Compiled>
 void expect_same_training(const MLP& start, int calls, const Eager& eager_of, const Compiled& compiled_of) {
   auto eager = clone(start), model = clone(start);
@@ -71,21 +51,22 @@ void expect_same_training(const MLP& start, int calls, const Eager& eager_of, co
     const auto x = torch::randn({8, 10});
     const auto wanted = eager_step(x, i), found = step(x, i);
     ASSERT_TRUE(at::equal(found, wanted)) << "call " << i;
-    expect_equal_bits(model, eager);
+    expect_equal_bits(*model, *eager);
     ASSERT_FALSE(::testing::Test::HasFailure()) << "call " << i;
   }
 }
 
-// The model and the optimizer are captured, not given; gradients are set to none, set to zero, or add up.
+// The lambda captures model and optimizer instead of taking arguments. Gradients are set to none, set to zero, or
+// accumulate.
 TEST(Compile, CapturedModelsAndOptimizers) {
-  enum class Before { None, Zero, Kept };
-  for (const auto before : {Before::None, Before::Zero, Before::Kept}) {
-    SCOPED_TRACE(static_cast<int>(before));
+  enum class OldGradients { SetToNone, SetToZero, Kept };
+  for (const auto old : {OldGradients::SetToNone, OldGradients::SetToZero, OldGradients::Kept}) {
+    SCOPED_TRACE(static_cast<int>(old));
     const auto make = [&](const bool compiled) {
       return [=](MLP& model) {
         auto opt = std::make_shared<optim::AdamW>(model->parameters(), optim::AdamW::Options{.lr = 0.01});
         const auto run = [=](const at::Tensor& x) mutable {
-          if (before != Before::Kept) opt->zero_grad(before == Before::None);
+          if (old != OldGradients::Kept) opt->zero_grad(old == OldGradients::SetToNone);
           auto loss = model(x).pow(2).mean();
           loss.backward();
           opt->step();
@@ -100,16 +81,16 @@ TEST(Compile, CapturedModelsAndOptimizers) {
   }
 }
 
-TEST(Compile, LearningRatesAreRead) {
+TEST(Compile, LearningRatesAreReadOnEveryCall) {
   const auto make = [](const bool compiled) {
     return [=](MLP& model) {
       auto opt = std::make_shared<optim::SGD>(model->parameters(), optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
-      auto step = std::make_shared<decltype(compile(kStep))>(compile(kStep));
+      auto step = std::make_shared<decltype(compile(train_step))>(compile(train_step));
       return [=](const at::Tensor& x, int call) mutable {
         opt->set_lr(0, 0.1 / (call + 1));
-        auto loss = compiled ? (*step)(model, *opt, x) : kStep(model, *opt, x).detach();
+        auto loss = compiled ? (*step)(model, *opt, x) : train_step(model, *opt, x).detach();
         if (compiled && call > 1) {
-          EXPECT_EQ(step->cache().size(), 2);  // without and with momentum
+          EXPECT_EQ(step->cache().size(), 2);  // one without and one with a momentum buffer
         }
         return loss;
       };
@@ -118,8 +99,7 @@ TEST(Compile, LearningRatesAreRead) {
   expect_same_training(MLP(models::mlp_module()), 5, make(false), make(true));
 }
 
-// Several backward passes add up, then one step; and clipping.
-TEST(Compile, AccumulationAndClipping) {
+TEST(Compile, GradientAccumulationAndClipping) {
   const auto accumulate = [](auto& model, auto& opt, const at::Tensor& x) {
     opt.zero_grad();
     at::Tensor total;
@@ -144,7 +124,7 @@ TEST(Compile, AccumulationAndClipping) {
   expect_same_training(MLP(models::mlp_module()), 4, make(false), make(true));
 }
 
-TEST(Compile, OtherShapesAreOtherProgramsInABoundedCache) {
+TEST(Compile, NewShapesRecompileAndTheCacheIsBounded) {
   MLP model(models::mlp_module());
   auto eager = clone(model);
   auto step = compile([](auto& m, const at::Tensor& x) { return m(x).sum(); }, {.cache_size = 3});
@@ -158,7 +138,7 @@ TEST(Compile, OtherShapesAreOtherProgramsInABoundedCache) {
   EXPECT_EQ(step.cache().size(), 3);
 }
 
-TEST(Compile, RandomNumbersGoOn) {
+TEST(Compile, RandomNumbersContinueTheStream) {
   auto step = compile([](const at::Tensor& x) { return torch::dropout(x, 0.5, true); });
   const auto x = torch::ones({64});
   torch::manual_seed(3);
@@ -168,11 +148,11 @@ TEST(Compile, RandomNumbersGoOn) {
   for (int i = 0; i < 3; i++) EXPECT_TRUE(at::equal(step(x), wanted[static_cast<size_t>(i)])) << i;
 }
 
-// Gradients lie in memory that every call writes anew; who holds on to one keeps it as it was.
-TEST(Compile, AGradientThatSomebodyHoldsStaysAsItIs) {
+// The program reuses the memory of gradients, but not if the user still references one.
+TEST(Compile, ReferencedGradientKeepsItsValues) {
   MLP model(models::mlp_module());
   optim::SGD opt(model->parameters(), {.lr = 0.1});
-  auto step = compile(kStep);
+  auto step = compile(train_step);
   step(model, opt, torch::randn({8, 10}));
   const auto held = model->parameters()[0].grad();
   const auto part_of_other = model->parameters()[1].grad().narrow(0, 0, 2);
@@ -183,8 +163,8 @@ TEST(Compile, AGradientThatSomebodyHoldsStaysAsItIs) {
   EXPECT_FALSE(at::equal(model->parameters()[0].grad(), before));
 }
 
-// A tensor that is a parameter of the model, too, in one call and not in the next.
-TEST(Compile, AnArgumentThatIsAParameter) {
+// The argument aliases a parameter of the model in every second call.
+TEST(Compile, ArgumentThatAliasesAParameter) {
   MLP model(models::mlp_module());
   auto step = compile([](auto& m, const at::Tensor& x) {
     const at::NoGradGuard no_grad;

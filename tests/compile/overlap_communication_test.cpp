@@ -1,4 +1,4 @@
-// overlap_communication: collectives are under way for as long as memory allows, and not beyond.
+// overlap_communication: collectives are posted as early as a memory limit allows.
 #include "tessera/compile/detail/passes/memory_by_order.h"
 #include "tessera/compile/detail/passes/pass.h"
 
@@ -10,7 +10,7 @@
 namespace tessera::compiler {
 namespace {
 
-// Two gathers, each used right after: 64 bytes each, and relu's 64.
+// Two all-gathers, each used right after it. Each result has 64 bytes, and so has each relu.
 const std::string kTwoGathers = R"(group @dp [0, 1]
 input %0: f32[8] parameter "a"
 input %1: f32[8] parameter "b"
@@ -32,7 +32,8 @@ int64_t peak_of(const Program& program) {
   return MemoryByOrder(program).peak(order);
 }
 
-Program after(const std::string& pass, int64_t times) {
+// The program after `pass`, which must match `times` times.
+Program rewritten_by(const std::string& pass, int64_t times) {
   auto program = parse(kTwoGathers);
   verify(program);
   EXPECT_EQ(find_pass(pass).run(program).times, times);
@@ -40,26 +41,27 @@ Program after(const std::string& pass, int64_t times) {
   return program;
 }
 
+// The index of the node with the `which`-th use of an op.
 size_t line_of(const Program& program, const std::string& op, int which) {
   for (size_t n = 0; n < program.nodes.size(); n++)
     if (program.nodes[n].name() == op && which-- == 0) return n;
   return program.nodes.size();
 }
 
-TEST(OverlapCommunication, MovesAsFarAsTheBoundAllows) {
+TEST(OverlapCommunication, PostsAsEarlyAsTheMemoryLimitAllows) {
   EXPECT_EQ(peak_of(parse(kTwoGathers)), 128);
-  // Beside relu of the first there is no room for the second.
-  const auto tight = after("overlap_communication", 1);
+  // The peak of the original order is the default limit: the second result does not fit next to the first relu.
+  const auto tight = rewritten_by("overlap_communication", 1);
   EXPECT_LE(peak_of(tight), 128);
   EXPECT_GT(line_of(tight, "tessera.all_gather", 1), line_of(tight, "aten.relu", 0));
-  // With room for one more both are posted at once.
-  const auto roomy = after("overlap_communication(bytes=192)", 1);
-  EXPECT_EQ(peak_of(roomy), 192);
-  EXPECT_EQ(line_of(roomy, "tessera.all_gather", 1), 1);
+  // With room for 64 more bytes both are posted at the start.
+  const auto relaxed = rewritten_by("overlap_communication(bytes=192)", 1);
+  EXPECT_EQ(peak_of(relaxed), 192);
+  EXPECT_EQ(line_of(relaxed, "tessera.all_gather", 1), 1);
 }
 
-TEST(OverlapCommunication, Golden) {
-  auto program = after("overlap_communication(bytes=192)", 1);
+TEST(OverlapCommunication, ProgramAfterThePass) {
+  auto program = rewritten_by("overlap_communication(bytes=192)", 1);
   renumber(program);
   EXPECT_EQ(text_of(program), R"(group @dp [0, 1]
 input %0: f32[8] parameter "a"

@@ -1,4 +1,5 @@
-// Steps with sharded modules, compiled: what they do is what the eager step does, bit by bit, by the same collectives.
+// Compiled steps with FSDP modules: losses, parameters and gradients are bitwise equal to eager, with the same
+// collectives.
 #include "tessera/comm/detail/records.h"
 #include "tessera/compile/api/compile.h"
 #include "tessera/data_parallel/fsdp/detail/api/clip_grad.h"
@@ -17,7 +18,10 @@
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
+
 #include "tessera/tracing/detail/compiling_scope.h"
+#include "tests/fixtures/fsdp.h"
+#include "train_step.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -28,19 +32,19 @@
 namespace tessera {
 namespace {
 
+using fixtures::flat_sharded;
+using fixtures::fully_sharded;
+using fixtures::kTinyGPT2;
+using fixtures::ShardFn;
 using models::GPT2;
 using models::MLPStacked;
 using testing::Rank;
 using testing::run_ranks;
 
-const models::GPT2Config kGpt{
-    .vocab_size = 13, .max_seq_len = 9, .n_layer = 2, .n_head = 2, .n_embd = 12, .bias = true};
-
-auto& blocks_of(MLPStacked& model) { return model->layers; }
-auto& blocks_of(GPT2& model) { return model->h; }
-
 at::Tensor batch_for(const MLPStacked&, int64_t rows) { return torch::randn({rows, 10}); }
-at::Tensor batch_for(const GPT2&, int64_t rows) { return torch::randint(kGpt.vocab_size, {rows, 7}, torch::kLong); }
+at::Tensor batch_for(const GPT2&, int64_t rows) {
+  return torch::randint(kTinyGPT2.vocab_size, {rows, 7}, torch::kLong);
+}
 
 at::Tensor loss_of(MLPStacked& model, const at::Tensor& x) { return model(x).to(at::kFloat).pow(2).mean(); }
 at::Tensor loss_of(GPT2& model, const at::Tensor& x) { return models::loss(model(x).to(at::kFloat), x.roll(1, 1)); }
@@ -56,34 +60,11 @@ at::Tensor train(Model& model, optim::Optimizer& opt, const at::Tensor& x) {
   opt.step();
   return loss;
 }
-const Step<MLPStacked> kStep = train<MLPStacked>;
+const Step<MLPStacked> kMlpStep = train<MLPStacked>;
 
-// ---- what is sharded how
+// ---- comparison of eager and compiled
 
-template <class Model>
-using Cut = std::function<void(Model&, Rank&)>;
-
-template <class Model>
-Cut<Model> fully_sharded(const std::string& mesh, const FullyShardOptions& given = {}) {
-  return [=](Model& model, Rank& me) {
-    auto options = given;
-    options.mesh = me.mesh(mesh);
-    for (auto& block : blocks_of(model)) fully_shard(block, options);
-    fully_shard(model, options);
-  };
-}
-template <class Model>
-Cut<Model> flat(const std::string& mesh, const FSDPOptions& given = {}) {
-  return [=](Model& model, Rank& me) {
-    auto options = given;
-    options.device_mesh = me.mesh(mesh);
-    for (auto& block : blocks_of(model)) FullyShardedDataParallel(block, options);
-    FullyShardedDataParallel wrapped(model, options);
-  };
-}
-
-// ---- eager and compiled, side by side
-
+// The collectives that this thread posts.
 struct Collectives : comm::Observer {
   std::vector<std::string> seen;
   void on_post(const comm::Record& record) override {
@@ -96,40 +77,26 @@ struct Collectives : comm::Observer {
   }
 };
 
-void expect_equal_bits(const torch::nn::Module& found, const torch::nn::Module& wanted) {
-  const auto plain = [](const at::Tensor& t) { return is_dtensor(t) ? tessera::detail::local_of(t) : t.detach(); };
-  const auto a = found.named_parameters(), b = wanted.named_parameters();
-  ASSERT_EQ(a.size(), b.size());
-  for (const auto& item : a) {
-    const auto &x = item.value(), &y = b[item.key()];
-    EXPECT_TRUE(at::equal(plain(x), plain(y))) << item.key();
-    ASSERT_EQ(x.grad().defined(), y.grad().defined()) << item.key();
-    if (x.grad().defined()) {
-      EXPECT_TRUE(at::equal(plain(x.grad()), plain(y.grad()))) << "gradient of " << item.key();
-    }
-  }
-}
-
-enum class Kind { SGD, AdamW };
-std::unique_ptr<optim::Optimizer> optimizer_of(Kind kind, const torch::nn::Module& model) {
-  if (kind == Kind::SGD)
+enum class OptimizerKind { SGD, AdamW };
+std::unique_ptr<optim::Optimizer> optimizer_of(OptimizerKind kind, const torch::nn::Module& model) {
+  if (kind == OptimizerKind::SGD)
     return std::make_unique<optim::SGD>(model.parameters(), optim::SGDOptions{.lr = 0.1, .momentum = 0.9});
   return std::make_unique<optim::AdamW>(model.parameters(), optim::AdamWOptions{.lr = 0.01, .fused = true});
 }
 
 constexpr int kSteps = 5;
 
-// Of step(model, optimizer, batch), on `ranks` ranks.
+// Trains two copies of a model on `ranks` ranks, one with the eager and one with the compiled step.
 template <class Model>
-void expect_same(Kind kind, int64_t ranks, const Model& start, const Cut<Model>& cut,
+void expect_same(OptimizerKind kind, int64_t ranks, const Model& start, const ShardFn<Model>& shard,
                  const Step<Model>& step = train<Model>, bool codegen = false) {
   std::vector<Tensors> data(static_cast<size_t>(ranks));
   for (auto& own : data)
     for (int i = 0; i < kSteps; i++) own.push_back(batch_for(start, 4));
   run_ranks(ranks, [&](Rank& me) {
     auto eager = clone(start), model = clone(start);
-    cut(eager, me);
-    cut(model, me);
+    shard(eager, me);
+    shard(model, me);
     const auto eager_opt = optimizer_of(kind, *eager), opt = optimizer_of(kind, *model);
     auto compiled = compile(step, {.codegen = codegen, .verified = true});
     for (int i = 0; i < kSteps; i++) {
@@ -146,7 +113,7 @@ void expect_same(Kind kind, int64_t ranks, const Model& start, const Cut<Model>&
       }();
       ASSERT_TRUE(at::equal(found, wanted.detach())) << "loss " << i;
       expect_equal_bits(*model, *eager);
-      // The call that compiles also asks the ranks whether they agree.
+      // The call that compiles posts more: the ranks compare their programs.
       if (compiled.cache().size() == programs) {
         EXPECT_EQ(by_program.sorted(), by_eager.sorted()) << i;
       }
@@ -159,23 +126,23 @@ TEST(CompiledFsdp, FullyShard) {
   const MLPStacked start(3);
   for (const int64_t ranks : {1, 2, 4}) {
     SCOPED_TRACE(ranks);
-    const auto cut = fully_sharded<MLPStacked>(c10::str("dp=", ranks));
-    expect_same(Kind::SGD, ranks, start, cut);
-    expect_same(Kind::AdamW, ranks, start, cut);
+    const auto shard = fully_sharded<MLPStacked>(c10::str("dp=", ranks));
+    expect_same(OptimizerKind::SGD, ranks, start, shard);
+    expect_same(OptimizerKind::AdamW, ranks, start, shard);
   }
 }
 
 TEST(CompiledFsdp, FlatParameters) {
   const MLPStacked start(3);
   for (const int64_t ranks : {1, 2, 4})
-    for (const bool originals : {false, true}) {
-      SCOPED_TRACE(c10::str(ranks, " ranks, ", originals));
-      const auto cut = flat<MLPStacked>(c10::str("dp=", ranks), {.use_orig_params = originals});
-      expect_same(Kind::AdamW, ranks, start, cut);
+    for (const bool use_orig_params : {false, true}) {
+      SCOPED_TRACE(c10::str(ranks, " ranks, use_orig_params ", use_orig_params));
+      const auto shard = flat_sharded<MLPStacked>(c10::str("dp=", ranks), {.use_orig_params = use_orig_params});
+      expect_same(OptimizerKind::AdamW, ranks, start, shard);
     }
 }
 
-TEST(CompiledFsdp, ShardingOfEachKind) {
+TEST(CompiledFsdp, ShardingStrategiesAndPolicies) {
   const MLPStacked start(3);
   using S = ShardingStrategy;
   const auto hybrid = "replicate=2,shard=2";
@@ -184,46 +151,47 @@ TEST(CompiledFsdp, ShardingOfEachKind) {
   struct Case {
     const char* name;
     int64_t ranks;
-    Cut<MLPStacked> cut;
+    ShardFn<MLPStacked> shard;
   };
   const Case cases[] = {
-      {"kept after forward", 2, fully_sharded<MLPStacked>("dp=2", {.reshard_after_forward = false})},
-      {"among a few", 4, fully_sharded<MLPStacked>("dp=4", {.reshard_after_forward = 2})},
-      {"by columns", 4, fully_sharded<MLPStacked>("dp=4", {.shard_placement_fn = by_columns})},
+      {"no reshard after forward", 2, fully_sharded<MLPStacked>("dp=2", {.reshard_after_forward = false})},
+      {"reshard to 2 ranks after forward", 4, fully_sharded<MLPStacked>("dp=4", {.reshard_after_forward = 2})},
+      {"sharded by columns", 4, fully_sharded<MLPStacked>("dp=4", {.shard_placement_fn = by_columns})},
       {"HSDP", 4, fully_sharded<MLPStacked>(hybrid)},
       {"bfloat16", 2, fully_sharded<MLPStacked>("dp=2", {.mp_policy = bf16})},
-      {"SHARD_GRAD_OP", 2, flat<MLPStacked>("dp=2", {.sharding_strategy = S::ShardGradOp})},
-      {"NO_SHARD", 2, flat<MLPStacked>("dp=2", {.sharding_strategy = S::NoShard})},
-      {"HYBRID_SHARD", 4, flat<MLPStacked>(hybrid, {.sharding_strategy = S::HybridShard, .use_orig_params = true})},
-      {"flat, bfloat16", 2, flat<MLPStacked>("dp=2", {.mixed_precision = {.param_dtype = at::kBFloat16}})},
-      {"nothing ahead", 2,
-       flat<MLPStacked>("dp=2", {.forward_prefetch = false, .backward_prefetch = BackwardPrefetch::None})},
+      {"SHARD_GRAD_OP", 2, flat_sharded<MLPStacked>("dp=2", {.sharding_strategy = S::ShardGradOp})},
+      {"NO_SHARD", 2, flat_sharded<MLPStacked>("dp=2", {.sharding_strategy = S::NoShard})},
+      {"HYBRID_SHARD", 4,
+       flat_sharded<MLPStacked>(hybrid, {.sharding_strategy = S::HybridShard, .use_orig_params = true})},
+      {"flat, bfloat16", 2, flat_sharded<MLPStacked>("dp=2", {.mixed_precision = {.param_dtype = at::kBFloat16}})},
+      {"no prefetch", 2,
+       flat_sharded<MLPStacked>("dp=2", {.forward_prefetch = false, .backward_prefetch = BackwardPrefetch::None})},
   };
-  for (const auto& [name, ranks, cut] : cases) {
+  for (const auto& [name, ranks, shard] : cases) {
     SCOPED_TRACE(name);
-    expect_same(Kind::AdamW, ranks, start, cut);
+    expect_same(OptimizerKind::AdamW, ranks, start, shard);
   }
 }
 
-// Nothing in backward frees the buffers; each step gathers anew, because the one before has changed the parameters.
-TEST(CompiledFsdp, KeptAfterBackward) {
-  const auto cut = [](MLPStacked& model, Rank& me) {
+// Backward does not reshard. The next step still all-gathers, because the optimizer has changed the parameters.
+TEST(CompiledFsdp, NoReshardAfterBackward) {
+  const auto shard = [](MLPStacked& model, Rank& me) {
     fully_sharded<MLPStacked>("dp=2")(model, me);
     fsdp_module(*model).set_reshard_after_backward(false);
   };
-  expect_same(Kind::AdamW, 2, MLPStacked(3), Cut<MLPStacked>(cut));
+  expect_same(OptimizerKind::AdamW, 2, MLPStacked(3), ShardFn<MLPStacked>(shard));
 }
 
-TEST(CompiledFsdp, GptOverTensorParallelism) {
-  GPT2 start(kGpt);
-  const Cut<GPT2> cut = [](GPT2& model, Rank& me) {
+TEST(CompiledFsdp, GptWithTensorParallelism) {
+  GPT2 start(kTinyGPT2);
+  const ShardFn<GPT2> shard = [](GPT2& model, Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
-    parallelize_module(model, mesh["tp"], models::tensor_parallel_plan(kGpt));
+    parallelize_module(model, mesh["tp"], models::tensor_parallel_plan(kTinyGPT2));
     for (auto& block : model->h) fully_shard(block, {.mesh = mesh["dp"]});
     fully_shard(model, {.mesh = mesh["dp"]});
   };
-  expect_same(Kind::AdamW, 4, start, cut);
-  expect_same(Kind::AdamW, 2, start, flat<GPT2>("dp=2", {.use_orig_params = true}));
+  expect_same(OptimizerKind::AdamW, 4, start, shard);
+  expect_same(OptimizerKind::AdamW, 2, start, flat_sharded<GPT2>("dp=2", {.use_orig_params = true}));
 }
 
 TEST(CompiledFsdp, ClippedGradients) {
@@ -236,14 +204,14 @@ TEST(CompiledFsdp, ClippedGradients) {
     return loss + norm;
   };
   const MLPStacked start(3);
-  expect_same(Kind::SGD, 4, start, fully_sharded<MLPStacked>("replicate=2,shard=2"), step);
-  expect_same(Kind::SGD, 2, start, flat<MLPStacked>("dp=2"), step);
+  expect_same(OptimizerKind::SGD, 4, start, fully_sharded<MLPStacked>("replicate=2,shard=2"), step);
+  expect_same(OptimizerKind::SGD, 2, start, flat_sharded<MLPStacked>("dp=2"), step);
 }
 
-// ---- gradients from several backwards
+// ---- gradient accumulation
 
-// Whole gradients, inside of one step.
-TEST(CompiledFsdp, AccumulationInAStep) {
+// Unsharded gradients accumulate within one step.
+TEST(CompiledFsdp, GradientAccumulationInOneStep) {
   const Step<MLPStacked> step = [](MLPStacked& model, optim::Optimizer& opt, const at::Tensor& x) {
     opt.zero_grad();
     auto fsdp = fsdp_module(*model);
@@ -257,24 +225,24 @@ TEST(CompiledFsdp, AccumulationInAStep) {
     return loss + last;
   };
   const MLPStacked start(3);
-  expect_same(Kind::SGD, 2, start, fully_sharded<MLPStacked>("dp=2"), step);
-  expect_same(Kind::SGD, 4, start, fully_sharded<MLPStacked>("replicate=2,shard=2"), step);
+  expect_same(OptimizerKind::SGD, 2, start, fully_sharded<MLPStacked>("dp=2"), step);
+  expect_same(OptimizerKind::SGD, 4, start, fully_sharded<MLPStacked>("replicate=2,shard=2"), step);
 }
 
-// Compiled calls that leave whole gradients, or reduced ones, to the next; the optimizer steps at every third.
-void expect_same_over_calls(const Cut<MLPStacked>& cut, bool whole) {
+// Gradients accumulate over three compiled calls, unsharded or reduced; the third call runs the optimizer.
+void expect_same_over_calls(const ShardFn<MLPStacked>& shard, bool unsharded) {
   const MLPStacked start(3);
   std::vector<Tensors> data(2);
   for (auto& own : data)
     for (int i = 0; i < 9; i++) own.push_back(torch::randn({4, 10}));
   run_ranks(2, [&](Rank& me) {
     auto eager = clone(start), model = clone(start);
-    cut(eager, me);
-    cut(model, me);
-    const auto eager_opt = optimizer_of(Kind::SGD, *eager), opt = optimizer_of(Kind::SGD, *model);
+    shard(eager, me);
+    shard(model, me);
+    const auto eager_opt = optimizer_of(OptimizerKind::SGD, *eager), opt = optimizer_of(OptimizerKind::SGD, *model);
     const auto step = [=](MLPStacked& m, optim::Optimizer& o, const at::Tensor& x, int part) {
       if (part == 0) o.zero_grad();
-      if (whole) fsdp_module(*m).set_requires_gradient_sync(part == 2);
+      if (unsharded) fsdp_module(*m).set_requires_gradient_sync(part == 2);
       auto loss = loss_of(m, x);
       loss.backward();
       if (part == 2) o.step();
@@ -289,23 +257,23 @@ void expect_same_over_calls(const Cut<MLPStacked>& cut, bool whole) {
       expect_equal_bits(*model, *eager);
       if (i == 5) programs = compiled.cache().size();
     }
-    // The third round is the second's. Reduced gradients that a later call adds to are in use by its program, so each
-    // round gets new ones, and a program for those.
-    if (whole) {
+    // The third round reuses the programs of the second. This is not so for reduced gradients: the program that adds to
+    // them keeps them in use, so each round allocates new ones and compiles programs for those.
+    if (unsharded) {
       EXPECT_EQ(compiled.cache().size(), programs);
     }
   });
 }
 
-TEST(CompiledFsdp, GradientsThatWaitForALaterCall) {
+TEST(CompiledFsdp, GradientAccumulationOverSeveralCalls) {
   expect_same_over_calls(fully_sharded<MLPStacked>("dp=2"), true);
   expect_same_over_calls(fully_sharded<MLPStacked>("dp=2"), false);
-  expect_same_over_calls(flat<MLPStacked>("dp=2"), false);
+  expect_same_over_calls(flat_sharded<MLPStacked>("dp=2"), false);
 }
 
-// ---- what is around a program
+// ---- state outside of the program
 
-// An eager step between two compiled ones is as if all were eager; a changed setting is taken up.
+// Compiled and eager steps alternate. A changed FSDP setting recompiles.
 TEST(CompiledFsdp, MixesWithEagerSteps) {
   const MLPStacked start(3);
   std::vector<Tensors> data(2);
@@ -313,20 +281,20 @@ TEST(CompiledFsdp, MixesWithEagerSteps) {
     for (int i = 0; i < 8; i++) own.push_back(torch::randn({4, 10}));
   run_ranks(2, [&](Rank& me) {
     auto eager = clone(start), model = clone(start);
-    const auto cut = fully_sharded<MLPStacked>("dp=2");
-    cut(eager, me);
-    cut(model, me);
-    const auto eager_opt = optimizer_of(Kind::AdamW, *eager), opt = optimizer_of(Kind::AdamW, *model);
-    auto compiled = compile(kStep, {.codegen = false, .verified = true});
+    const auto shard = fully_sharded<MLPStacked>("dp=2");
+    shard(eager, me);
+    shard(model, me);
+    const auto eager_opt = optimizer_of(OptimizerKind::AdamW, *eager), opt = optimizer_of(OptimizerKind::AdamW, *model);
+    auto compiled = compile(kMlpStep, {.codegen = false, .verified = true});
     for (int i = 0; i < 8; i++) {
       const auto& x = data[static_cast<size_t>(me.rank)][static_cast<size_t>(i)];
       if (i == 4) {
         fsdp_module(*eager).set_reshard_after_forward(false);
         fsdp_module(*model).set_reshard_after_forward(false);
       }
-      kStep(eager, *eager_opt, x);
+      kMlpStep(eager, *eager_opt, x);
       if (i % 2)
-        kStep(model, *opt, x);
+        kMlpStep(model, *opt, x);
       else
         compiled(model, *opt, x);
       expect_equal_bits(*model, *eager);
@@ -334,22 +302,22 @@ TEST(CompiledFsdp, MixesWithEagerSteps) {
     Collectives seen;
     const comm::ObserverScope observe(&seen);
     compiled(model, *opt, data[0][0]);
-    EXPECT_EQ(seen.seen.size(), 6u) << c10::Join("\n", seen.seen);  // each unit is gathered once
+    EXPECT_EQ(seen.seen.size(), 6u) << c10::Join("\n", seen.seen);  // one all-gather and one reduce-scatter per unit
   });
 }
 
-TEST(CompiledFsdp, AnErrorInTheStepLeavesEverythingAsItWas) {
+TEST(CompiledFsdp, FailedTraceIsUndone) {
   const MLPStacked start(3);
   const auto x = torch::randn({4, 10});
   for (const int where : {0, 1, 2}) {
     SCOPED_TRACE(where);
     run_ranks(2, [&](Rank& me) {
       auto eager = clone(start), model = clone(start);
-      const auto cut = fully_sharded<MLPStacked>("dp=2");
-      cut(eager, me);
-      cut(model, me);
-      const auto eager_opt = optimizer_of(Kind::SGD, *eager), opt = optimizer_of(Kind::SGD, *model);
-      const auto no_sync = [](MLPStacked& m, const at::Tensor& batch) {  // leaves whole gradients in the units
+      const auto shard = fully_sharded<MLPStacked>("dp=2");
+      shard(eager, me);
+      shard(model, me);
+      const auto eager_opt = optimizer_of(OptimizerKind::SGD, *eager), opt = optimizer_of(OptimizerKind::SGD, *model);
+      const auto no_sync = [](MLPStacked& m, const at::Tensor& batch) {  // leaves unsharded gradients in the units
         fsdp_module(*m).set_requires_gradient_sync(false);
         loss_of(m, batch).backward();
         fsdp_module(*m).set_requires_gradient_sync(true);
@@ -370,14 +338,14 @@ TEST(CompiledFsdp, AnErrorInTheStepLeavesEverythingAsItWas) {
       });
       EXPECT_ERROR(UsageError, broken(model, *opt, x), "depends on values");
       for (const auto& p : model->parameters()) EXPECT_FALSE(p.grad().defined());
-      kStep(eager, *eager_opt, x);
-      kStep(model, *opt, x);
+      kMlpStep(eager, *eager_opt, x);
+      kMlpStep(model, *opt, x);
       expect_equal_bits(*model, *eager);
     });
   }
 }
 
-TEST(CompiledFsdp, WhatCannotBeCompiledSaysSo) {
+TEST(CompiledFsdp, UnsupportedCases) {
   const MLPStacked start(2);
   const auto x = torch::randn({4, 10});
   run_ranks(2, [&](Rank& me) {
@@ -391,12 +359,14 @@ TEST(CompiledFsdp, WhatCannotBeCompiledSaysSo) {
     fsdp_module(*model).reshard();
     const auto found = step(model, x);
     EXPECT_TRUE(at::equal(found, model(x).sum().detach()));
-    EXPECT_ERROR(UsageError, step(model, x), "is whole before the compiled step");  // that forward's backward may come
+    EXPECT_ERROR(UsageError, step(model, x),
+                 "is whole before the compiled step");  // the eager forward left it unsharded for its backward
   });
 }
 
 // ---- passes
 
+// How many collectives of each kind.
 std::map<std::string, int> kinds_of(const std::vector<std::string>& lines) {
   std::map<std::string, int> kinds;
   for (const auto& line : lines) {
@@ -406,17 +376,17 @@ std::map<std::string, int> kinds_of(const std::vector<std::string>& lines) {
   return kinds;
 }
 
-// Fewer collectives, and the losses stay.
+// With these passes the program posts fewer collectives of each kind, and the losses stay the same.
 template <class Model>
-void expect_fewer(const Model& start, const Cut<Model>& cut, const PassList& passes) {
+void expect_fewer(const Model& start, const ShardFn<Model>& shard, const PassList& passes) {
   std::vector<Tensors> data(2);
   for (auto& own : data)
     for (int i = 0; i < 20; i++) own.push_back(batch_for(start, 4));
   run_ranks(2, [&](Rank& me) {
     auto eager = clone(start), model = clone(start);
-    cut(eager, me);
-    cut(model, me);
-    const auto eager_opt = optimizer_of(Kind::SGD, *eager), opt = optimizer_of(Kind::SGD, *model);
+    shard(eager, me);
+    shard(model, me);
+    const auto eager_opt = optimizer_of(OptimizerKind::SGD, *eager), opt = optimizer_of(OptimizerKind::SGD, *model);
     auto compiled = compile(Step<Model>(train<Model>), {.passes = passes, .codegen = false, .verified = true});
     for (int i = 0; i < 20; i++) {
       const auto& x = data[static_cast<size_t>(me.rank)][static_cast<size_t>(i)];
@@ -440,25 +410,26 @@ void expect_fewer(const Model& start, const Cut<Model>& cut, const PassList& pas
   });
 }
 
-TEST(CompiledFsdp, BucketsAndPrefetch) {
+TEST(CompiledFsdp, BucketingPassesMergeCollectives) {
   const FSDPOptions lazy{.forward_prefetch = false, .backward_prefetch = BackwardPrefetch::None};
   const PassList passes{"bucket_all_gathers", "bucket_reduce_scatters"};
   expect_fewer(MLPStacked(3), fully_sharded<MLPStacked>("dp=2"), passes);
-  expect_fewer(MLPStacked(3), flat<MLPStacked>("dp=2", lazy), passes);
-  expect_fewer(GPT2(kGpt), fully_sharded<GPT2>("dp=2"), passes);
+  expect_fewer(MLPStacked(3), flat_sharded<MLPStacked>("dp=2", lazy), passes);
+  expect_fewer(GPT2(kTinyGPT2), fully_sharded<GPT2>("dp=2"), passes);
 }
 
-// As early as the eager schedule has them, where nothing was asked for.
-TEST(CompiledFsdp, PrefetchIsTheSchedulesOrder) {
+// Without FSDP's own prefetching, the pass gives the order that eager prefetching has.
+TEST(CompiledFsdp, PrefetchPassEqualsEagerPrefetch) {
   const auto x = torch::randn({4, 10});
   const MLPStacked start(4);
   run_ranks(2, [&](Rank& me) {
     auto lazy = clone(start), ahead = clone(start);
-    flat<MLPStacked>("dp=2", {.forward_prefetch = false, .backward_prefetch = BackwardPrefetch::None})(lazy, me);
-    flat<MLPStacked>("dp=2")(ahead, me);
-    const auto lazy_opt = optimizer_of(Kind::SGD, *lazy), opt = optimizer_of(Kind::SGD, *ahead);
-    kStep(ahead, *opt, x);
-    auto compiled = compile(kStep, {.passes = PassList{"prefetch_all_gathers"}, .codegen = false, .verified = true});
+    flat_sharded<MLPStacked>("dp=2", {.forward_prefetch = false, .backward_prefetch = BackwardPrefetch::None})(lazy,
+                                                                                                               me);
+    flat_sharded<MLPStacked>("dp=2")(ahead, me);
+    const auto lazy_opt = optimizer_of(OptimizerKind::SGD, *lazy), opt = optimizer_of(OptimizerKind::SGD, *ahead);
+    kMlpStep(ahead, *opt, x);
+    auto compiled = compile(kMlpStep, {.passes = PassList{"prefetch_all_gathers"}, .codegen = false, .verified = true});
     compiled(lazy, *lazy_opt, x);
     Collectives found, wanted;
     {
@@ -466,13 +437,13 @@ TEST(CompiledFsdp, PrefetchIsTheSchedulesOrder) {
       compiled(lazy, *lazy_opt, x);
     }
     const comm::ObserverScope observe(&wanted);
-    kStep(ahead, *opt, x);
+    kMlpStep(ahead, *opt, x);
     EXPECT_EQ(found.seen, wanted.seen);
   });
 }
 
-// Values that lie beside the shard when the step is traced, because a load or materialize has put them there.
-TEST(CompiledFsdp, TakesValuesThatWerePutBesideTheShard) {
+// set_data, as in loading a state dict, gives a parameter new memory outside of the unit's buffer before tracing.
+TEST(CompiledFsdp, ParametersReplacedBySetData) {
   std::vector<Tensors> data(2);
   for (auto& own : data)
     for (int i = 0; i < kSteps; i++) own.push_back(torch::randn({4, 10}));
@@ -480,14 +451,14 @@ TEST(CompiledFsdp, TakesValuesThatWerePutBesideTheShard) {
   run_ranks(2, [&](Rank& me) {
     auto eager = clone(start), model = clone(start);
     for (auto* each : {&eager, &model}) fully_sharded<MLPStacked>("dp=2")(*each, me);
-    const auto eager_opt = optimizer_of(Kind::AdamW, *eager), opt = optimizer_of(Kind::AdamW, *model);
-    auto compiled = compile(kStep, {.codegen = false, .verified = true});
+    const auto eager_opt = optimizer_of(OptimizerKind::AdamW, *eager), opt = optimizer_of(OptimizerKind::AdamW, *model);
+    auto compiled = compile(kMlpStep, {.codegen = false, .verified = true});
     for (int i = 0; i < kSteps; i++) {
       if (i == 0 || i == 3)
         for (const auto& each : {eager, model})
           for (auto& p : each->parameters()) p.set_data(p.detach() * 0.5);
       const auto& x = data[static_cast<size_t>(me.rank)][static_cast<size_t>(i)];
-      const auto wanted = kStep(eager, *eager_opt, x).detach();
+      const auto wanted = kMlpStep(eager, *eager_opt, x).detach();
       ASSERT_TRUE(at::equal(compiled(model, *opt, x), wanted)) << "loss " << i;
       expect_equal_bits(*model, *eager);
     }
