@@ -355,12 +355,12 @@ TEST(CompiledFsdp, UnsupportedCases) {
     EXPECT_ERROR(UsageError, alone(x), "cannot be compiled by itself", "compile(step)");
     auto step = compile([](MLPStacked& m, const at::Tensor& batch) { return m(batch).sum(); });
     fsdp_module(*model).unshard();
-    EXPECT_ERROR(UsageError, step(model, x), "is whole before the compiled step", "reshard()");
+    EXPECT_ERROR(UsageError, step(model, x), "is unsharded before the compiled step", "reshard()");
     fsdp_module(*model).reshard();
     const auto found = step(model, x);
     EXPECT_TRUE(at::equal(found, model(x).sum().detach()));
     EXPECT_ERROR(UsageError, step(model, x),
-                 "is whole before the compiled step");  // the eager forward left it unsharded for its backward
+                 "is unsharded before the compiled step");  // the eager forward left it unsharded for its backward
   });
 }
 
