@@ -57,7 +57,7 @@ StepProgram::TraceOutcome StepProgram::trace(const CallArguments& given, const s
   draws_ = run.draws();
   guards_ = CompilingScope::take_guards();
   on_replay_ = CompilingScope::take_effects();
-  if (collect_captured_leaves(run, run.tracer(), settings)) return TraceOutcome::FoundLeaves;
+  if (collect_captured_leaves(run, settings)) return TraceOutcome::FoundLeaves;
 
   const auto was_read = [&](const TraceRun::SavedGradient& each) {
     return each.during_trace().defined() && run.tracer().was_used(local_or_self(each.during_trace()));
@@ -101,11 +101,11 @@ bool StepProgram::record(TraceRun& run, const CallArguments& arguments, const st
 }
 
 // Were there leaves that are not inputs yet? A leaf that only the tracer references was created by the step itself.
-bool StepProgram::collect_captured_leaves(const TraceRun& run, Tracer& tracer, const Settings& settings) {
+bool StepProgram::collect_captured_leaves(TraceRun& run, const Settings& settings) {
   std::unordered_set<const void*> inputs;
   for (const auto& each : run.gradients()) inputs.insert(each.parameter.unsafeGetTensorImpl());
   const auto before = captured_.size();
-  for (const auto& leaf : tracer.leaves()) {
+  for (const auto& leaf : run.tracer().leaves()) {
     if (inputs.count(leaf.tensor.unsafeGetTensorImpl()) || leaf.tensor.use_count() == 1) continue;
     captured_.push_back(leaf.tensor);
     leaf.tensor.mutable_grad() = leaf.gradient;

@@ -48,7 +48,7 @@ class StepProgram {
                      CompilingScope::Of scope, bool gradient_placeholders);
   bool record(TraceRun& run, const CallArguments& arguments, const std::function<Tensors()>& step,
               const Settings& settings, CompilingScope::Of scope);
-  bool collect_captured_leaves(const TraceRun& run, Tracer& tracer, const Settings& settings);
+  bool collect_captured_leaves(TraceRun& run, const Settings& settings);
   void collect_gradients(TraceRun& run, bool reads_old_gradients);
   void build(Tracer::Result traced, const TraceRun& run, const CallArguments& arguments, const Settings& settings);
   void refresh_gradients();

@@ -15,9 +15,8 @@ namespace tessera::compiler {
 //               c         ######
 struct MemoryPlan {
   static constexpr int64_t kOutside = -1;  // not in the arena: an input, an output, or allocated by its op
-  static constexpr int64_t kAlign =
-      64;                        // as LibTorch's allocator; kernels choose by alignment, and may round otherwise
-  std::vector<int64_t> offsets;  // by buffer
+  static constexpr int64_t kAlign = 64;    // as LibTorch's allocator: unaligned, a kernel may round differently
+  std::vector<int64_t> offsets;            // by buffer
   int64_t arena_bytes = 0;
   int64_t total_bytes = 0;  // sum of the sizes of the buffers in the arena
 };
