@@ -86,33 +86,51 @@ std::unique_ptr<optim::Optimizer> optimizer_of(OptimizerKind kind, const torch::
 
 constexpr int kSteps = 5;
 
+// By rank, one batch per step.
+template <class Model>
+std::vector<Tensors> batches_per_rank(const Model& model, int64_t ranks, int steps) {
+  std::vector<Tensors> data(static_cast<size_t>(ranks));
+  for (auto& batches : data)
+    for (int i = 0; i < steps; i++) batches.push_back(batch_for(model, 4));
+  return data;
+}
+
+// Two sharded copies of a model, each with its optimizer: one is trained in eager mode, one compiled.
+template <class Model>
+struct EagerAndCompiled {
+  EagerAndCompiled(const Model& start, const ShardFn<Model>& shard, OptimizerKind kind, Rank& me)
+      : eager(clone(start)), model(clone(start)) {
+    shard(eager, me);
+    shard(model, me);
+    eager_opt = optimizer_of(kind, *eager);
+    opt = optimizer_of(kind, *model);
+  }
+  Model eager, model;
+  std::unique_ptr<optim::Optimizer> eager_opt, opt;
+};
+
 // Trains two copies of a model on `ranks` ranks, one with the eager and one with the compiled step.
 template <class Model>
 void expect_same(OptimizerKind kind, int64_t ranks, const Model& start, const ShardFn<Model>& shard,
                  const Step<Model>& step = train<Model>, bool codegen = false) {
-  std::vector<Tensors> data(static_cast<size_t>(ranks));
-  for (auto& own : data)
-    for (int i = 0; i < kSteps; i++) own.push_back(batch_for(start, 4));
+  const auto data = batches_per_rank(start, ranks, kSteps);
   run_ranks(ranks, [&](Rank& me) {
-    auto eager = clone(start), model = clone(start);
-    shard(eager, me);
-    shard(model, me);
-    const auto eager_opt = optimizer_of(kind, *eager), opt = optimizer_of(kind, *model);
+    EagerAndCompiled<Model> both(start, shard, kind, me);
     auto compiled = compile(step, {.codegen = codegen, .verified = true});
     for (int i = 0; i < kSteps; i++) {
       const auto& x = data[static_cast<size_t>(me.rank)][static_cast<size_t>(i)];
       Collectives by_eager, by_program;
       const auto wanted = [&] {
         const comm::ObserverScope observe(&by_eager);
-        return step(eager, *eager_opt, x);
+        return step(both.eager, *both.eager_opt, x);
       }();
       const auto programs = compiled.cache().size();
       const auto found = [&] {
         const comm::ObserverScope observe(&by_program);
-        return compiled(model, *opt, x);
+        return compiled(both.model, *both.opt, x);
       }();
       ASSERT_TRUE(at::equal(found, wanted.detach())) << "loss " << i;
-      expect_equal_bits(*model, *eager);
+      expect_equal_bits(*both.model, *both.eager);
       // The call that compiles posts more: the ranks compare their programs.
       if (compiled.cache().size() == programs) {
         EXPECT_EQ(by_program.sorted(), by_eager.sorted()) << i;
@@ -232,14 +250,9 @@ TEST(CompiledFsdp, GradientAccumulationInOneStep) {
 // Gradients accumulate over three compiled calls, unsharded or reduced; the third call runs the optimizer.
 void expect_same_over_calls(const ShardFn<MLPStacked>& shard, bool unsharded) {
   const MLPStacked start(3);
-  std::vector<Tensors> data(2);
-  for (auto& own : data)
-    for (int i = 0; i < 9; i++) own.push_back(torch::randn({4, 10}));
+  const auto data = batches_per_rank(start, 2, 9);
   run_ranks(2, [&](Rank& me) {
-    auto eager = clone(start), model = clone(start);
-    shard(eager, me);
-    shard(model, me);
-    const auto eager_opt = optimizer_of(OptimizerKind::SGD, *eager), opt = optimizer_of(OptimizerKind::SGD, *model);
+    EagerAndCompiled<MLPStacked> both(start, shard, OptimizerKind::SGD, me);
     const auto step = [=](MLPStacked& m, optim::Optimizer& o, const at::Tensor& x, int part) {
       if (part == 0) o.zero_grad();
       if (unsharded) fsdp_module(*m).set_requires_gradient_sync(part == 2);
@@ -252,9 +265,9 @@ void expect_same_over_calls(const ShardFn<MLPStacked>& shard, bool unsharded) {
     size_t programs = 0;
     for (int i = 0; i < 9; i++) {
       const auto& x = data[static_cast<size_t>(me.rank)][static_cast<size_t>(i)];
-      const auto wanted = step(eager, *eager_opt, x, i % 3);
-      ASSERT_TRUE(at::equal(compiled(model, *opt, x, i % 3), wanted.detach())) << i;
-      expect_equal_bits(*model, *eager);
+      const auto wanted = step(both.eager, *both.eager_opt, x, i % 3);
+      ASSERT_TRUE(at::equal(compiled(both.model, *both.opt, x, i % 3), wanted.detach())) << i;
+      expect_equal_bits(*both.model, *both.eager);
       if (i == 5) programs = compiled.cache().size();
     }
     // The third round reuses the programs of the second. This is not so for reduced gradients: the program that adds to
@@ -276,15 +289,10 @@ TEST(CompiledFsdp, GradientAccumulationOverSeveralCalls) {
 // Compiled and eager steps alternate. A changed FSDP setting recompiles.
 TEST(CompiledFsdp, MixesWithEagerSteps) {
   const MLPStacked start(3);
-  std::vector<Tensors> data(2);
-  for (auto& own : data)
-    for (int i = 0; i < 8; i++) own.push_back(torch::randn({4, 10}));
+  const auto data = batches_per_rank(start, 2, 8);
   run_ranks(2, [&](Rank& me) {
-    auto eager = clone(start), model = clone(start);
-    const auto shard = fully_sharded<MLPStacked>("dp=2");
-    shard(eager, me);
-    shard(model, me);
-    const auto eager_opt = optimizer_of(OptimizerKind::AdamW, *eager), opt = optimizer_of(OptimizerKind::AdamW, *model);
+    EagerAndCompiled<MLPStacked> both(start, fully_sharded<MLPStacked>("dp=2"), OptimizerKind::AdamW, me);
+    auto &eager = both.eager, &model = both.model;
     auto compiled = compile(kMlpStep, {.codegen = false, .verified = true});
     for (int i = 0; i < 8; i++) {
       const auto& x = data[static_cast<size_t>(me.rank)][static_cast<size_t>(i)];
@@ -292,16 +300,16 @@ TEST(CompiledFsdp, MixesWithEagerSteps) {
         fsdp_module(*eager).set_reshard_after_forward(false);
         fsdp_module(*model).set_reshard_after_forward(false);
       }
-      kMlpStep(eager, *eager_opt, x);
+      kMlpStep(eager, *both.eager_opt, x);
       if (i % 2)
-        kMlpStep(model, *opt, x);
+        kMlpStep(model, *both.opt, x);
       else
-        compiled(model, *opt, x);
+        compiled(model, *both.opt, x);
       expect_equal_bits(*model, *eager);
     }
     Collectives seen;
     const comm::ObserverScope observe(&seen);
-    compiled(model, *opt, data[0][0]);
+    compiled(model, *both.opt, data[0][0]);
     EXPECT_EQ(seen.seen.size(), 6u) << c10::Join("\n", seen.seen);  // one all-gather and one reduce-scatter per unit
   });
 }
@@ -312,11 +320,8 @@ TEST(CompiledFsdp, FailedTraceIsUndone) {
   for (const int where : {0, 1, 2}) {
     SCOPED_TRACE(where);
     run_ranks(2, [&](Rank& me) {
-      auto eager = clone(start), model = clone(start);
-      const auto shard = fully_sharded<MLPStacked>("dp=2");
-      shard(eager, me);
-      shard(model, me);
-      const auto eager_opt = optimizer_of(OptimizerKind::SGD, *eager), opt = optimizer_of(OptimizerKind::SGD, *model);
+      EagerAndCompiled<MLPStacked> both(start, fully_sharded<MLPStacked>("dp=2"), OptimizerKind::SGD, me);
+      auto &eager = both.eager, &model = both.model;
       const auto no_sync = [](MLPStacked& m, const at::Tensor& batch) {  // leaves unsharded gradients in the units
         fsdp_module(*m).set_requires_gradient_sync(false);
         loss_of(m, batch).backward();
@@ -336,10 +341,10 @@ TEST(CompiledFsdp, FailedTraceIsUndone) {
         (void)loss.item<double>();
         return loss;
       });
-      EXPECT_ERROR(UsageError, broken(model, *opt, x), "depends on values");
+      EXPECT_ERROR(UsageError, broken(model, *both.opt, x), "depends on values");
       for (const auto& p : model->parameters()) EXPECT_FALSE(p.grad().defined());
-      kMlpStep(eager, *eager_opt, x);
-      kMlpStep(model, *opt, x);
+      kMlpStep(eager, *both.eager_opt, x);
+      kMlpStep(model, *both.opt, x);
       expect_equal_bits(*model, *eager);
     });
   }
@@ -359,8 +364,8 @@ TEST(CompiledFsdp, UnsupportedCases) {
     fsdp_module(*model).reshard();
     const auto found = step(model, x);
     EXPECT_TRUE(at::equal(found, model(x).sum().detach()));
-    EXPECT_ERROR(UsageError, step(model, x),
-                 "is unsharded before the compiled step");  // the eager forward left it unsharded for its backward
+    // The eager forward left it unsharded for its backward.
+    EXPECT_ERROR(UsageError, step(model, x), "is unsharded before the compiled step");
   });
 }
 
@@ -379,25 +384,20 @@ std::map<std::string, int> kinds_of(const std::vector<std::string>& lines) {
 // With these passes the program posts fewer collectives of each kind, and the losses stay the same.
 template <class Model>
 void expect_fewer(const Model& start, const ShardFn<Model>& shard, const PassList& passes) {
-  std::vector<Tensors> data(2);
-  for (auto& own : data)
-    for (int i = 0; i < 20; i++) own.push_back(batch_for(start, 4));
+  const auto data = batches_per_rank(start, 2, 20);
   run_ranks(2, [&](Rank& me) {
-    auto eager = clone(start), model = clone(start);
-    shard(eager, me);
-    shard(model, me);
-    const auto eager_opt = optimizer_of(OptimizerKind::SGD, *eager), opt = optimizer_of(OptimizerKind::SGD, *model);
+    EagerAndCompiled<Model> both(start, shard, OptimizerKind::SGD, me);
     auto compiled = compile(Step<Model>(train<Model>), {.passes = passes, .codegen = false, .verified = true});
     for (int i = 0; i < 20; i++) {
       const auto& x = data[static_cast<size_t>(me.rank)][static_cast<size_t>(i)];
       Collectives by_eager, by_program;
       const auto wanted = [&] {
         const comm::ObserverScope observe(&by_eager);
-        return train(eager, *eager_opt, x).template item<double>();
+        return train(both.eager, *both.eager_opt, x).template item<double>();
       }();
       const auto found = [&] {
         const comm::ObserverScope observe(&by_program);
-        return compiled(model, *opt, x).template item<double>();
+        return compiled(both.model, *both.opt, x).template item<double>();
       }();
       EXPECT_NEAR(found, wanted, 1e-5 * std::abs(wanted)) << i;
       if (i < 19) continue;
@@ -424,8 +424,8 @@ TEST(CompiledFsdp, PrefetchPassEqualsEagerPrefetch) {
   const MLPStacked start(4);
   run_ranks(2, [&](Rank& me) {
     auto lazy = clone(start), ahead = clone(start);
-    flat_sharded<MLPStacked>("dp=2", {.forward_prefetch = false, .backward_prefetch = BackwardPrefetch::None})(lazy,
-                                                                                                               me);
+    const FSDPOptions no_prefetch{.forward_prefetch = false, .backward_prefetch = BackwardPrefetch::None};
+    flat_sharded<MLPStacked>("dp=2", no_prefetch)(lazy, me);
     flat_sharded<MLPStacked>("dp=2")(ahead, me);
     const auto lazy_opt = optimizer_of(OptimizerKind::SGD, *lazy), opt = optimizer_of(OptimizerKind::SGD, *ahead);
     kMlpStep(ahead, *opt, x);
@@ -444,22 +444,19 @@ TEST(CompiledFsdp, PrefetchPassEqualsEagerPrefetch) {
 
 // set_data, as in loading a state dict, gives a parameter new memory outside of the unit's buffer before tracing.
 TEST(CompiledFsdp, ParametersReplacedBySetData) {
-  std::vector<Tensors> data(2);
-  for (auto& own : data)
-    for (int i = 0; i < kSteps; i++) own.push_back(torch::randn({4, 10}));
   const MLPStacked start(2);
+  const auto data = batches_per_rank(start, 2, kSteps);
   run_ranks(2, [&](Rank& me) {
-    auto eager = clone(start), model = clone(start);
-    for (auto* each : {&eager, &model}) fully_sharded<MLPStacked>("dp=2")(*each, me);
-    const auto eager_opt = optimizer_of(OptimizerKind::AdamW, *eager), opt = optimizer_of(OptimizerKind::AdamW, *model);
+    EagerAndCompiled<MLPStacked> both(start, fully_sharded<MLPStacked>("dp=2"), OptimizerKind::AdamW, me);
+    auto &eager = both.eager, &model = both.model;
     auto compiled = compile(kMlpStep, {.codegen = false, .verified = true});
     for (int i = 0; i < kSteps; i++) {
       if (i == 0 || i == 3)
         for (const auto& each : {eager, model})
           for (auto& p : each->parameters()) p.set_data(p.detach() * 0.5);
       const auto& x = data[static_cast<size_t>(me.rank)][static_cast<size_t>(i)];
-      const auto wanted = kMlpStep(eager, *eager_opt, x).detach();
-      ASSERT_TRUE(at::equal(compiled(model, *opt, x), wanted)) << "loss " << i;
+      const auto wanted = kMlpStep(eager, *both.eager_opt, x).detach();
+      ASSERT_TRUE(at::equal(compiled(model, *both.opt, x), wanted)) << "loss " << i;
       expect_equal_bits(*model, *eager);
     }
   });

@@ -18,8 +18,8 @@ namespace tessera::compiler {
 namespace {
 
 using codegen::Assignment;
-using codegen::MemoryLocation;
 using codegen::location_of;
+using codegen::MemoryLocation;
 
 constexpr size_t kMaxOpsPerLoop = 32;  // more would run out of registers
 constexpr size_t kMaxOpsInName = 10;   // as in PyTorch Inductor
@@ -210,7 +210,8 @@ class Fusion {
     program_.nodes = std::move(kept);
   }
 
-  // Results of functional ops are allocated for the kernel to fill. Results of in-location ops are the written argument.
+  // Results of functional ops are allocated for the kernel to fill. Results of in-location ops are the written
+  // argument.
   void define_results(const Node& node, const std::set<int32_t>& local, ReplacedValues& replaced,
                       std::vector<Node>& kept) const {
     const bool in_place = node.schema().is_mutable();
