@@ -210,7 +210,7 @@ class Fusion {
     program_.nodes = std::move(kept);
   }
 
-  // Results of functional ops are allocated for the kernel to fill. Results of in-location ops are the written
+  // Results of functional ops are allocated for the kernel to fill. Results of in-place ops are the written
   // argument.
   void define_results(const Node& node, const std::set<int32_t>& local, ReplacedValues& replaced,
                       std::vector<Node>& kept) const {
