@@ -285,7 +285,7 @@ return %3
   expect_same_as_aten(text, {torch::randn({3, 2}), torch::randn({3, 5}, torch::kDouble).t()});
 }
 
-// Element by element, each of these would read an element that the same loop has already overwritten.
+// A fused loop would give wrong values here: operands overlap at an offset, or have another element order.
 TEST_F(Codegen, OverlappingViewsAreNotFused) {
   const std::string text = R"(input %0: f32[10] argument "x"
 %1: f32[9] in %0 = aten.slice.Tensor(%0, 0, 0, 9, 1)

@@ -56,7 +56,7 @@ return %1
 )");
 }
 
-// Two gradients that fill one bucket, and a third in the next. The first adds to an existing gradient (copy_).
+// Two gradients that fill one bucket, and a third in the next. The first is copied into an existing .grad.
 const std::string kReductions = R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 input %1: f32[512, 512] argument "1"
@@ -147,7 +147,7 @@ gradient %9 "b"
 }
 
 // First: two all-gathers of parameters are coalesced; a third one reads a parameter that is mutated in between, and
-// stays. Second: the same for FSDP units, whose all-gathers write runs of a flat buffer.
+// stays. Second: two all-gathers of FSDP units, which write runs of flat buffers, become one.
 TEST(Passes, BucketAllGathers) {
   expect_rewrite("bucket_all_gathers", R"(group @dp [0, 1]
 input %0: f32[4] parameter "a"

@@ -28,8 +28,9 @@ std::string options_key(const compiler::Settings& settings) {
   return key;
 }
 
-// Eager backward delivers gradients one by one; a compiled forward delivers all at once. hoist_communication moves the
-// work of gradient hooks to where each gradient is computed, so that buckets fill during backward.
+// Eager backward delivers gradients one by one; the backward of a compiled forward delivers all at once.
+// hoist_communication moves the work of gradient hooks to where each gradient is computed, so that buckets fill during
+// backward.
 compiler::Settings backward_settings(const CompileOptions& options) {
   auto settings = compiler::settings_from(options);
   if (settings.reorder) settings.passes.insert(settings.passes.begin(), compiler::find_pass("hoist_communication"));

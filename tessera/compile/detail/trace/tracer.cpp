@@ -92,8 +92,8 @@ Arg Tracer::read_tensor(const at::Tensor& t, Role role) {
     buffers_[static_cast<size_t>(known->second)].used = true;
     const auto found = values_.find(key_of(known->second, t));
     if (found != values_.end()) return found->second;
-    if (!buffers_[static_cast<size_t>(known->second)]
-             .external) {  // a view that no op returned, for example by set_data
+    // A view that no op returned, for example one by set_data.
+    if (!buffers_[static_cast<size_t>(known->second)].external) {
       program_.values.push_back({Type::of(t), known->second, t.storage_offset()});
       const auto value = static_cast<ValueId>(program_.values.size() - 1);
       values_[key_of(known->second, t)] = value;
@@ -156,8 +156,8 @@ Arg Tracer::read(const c10::IValue& value, const c10::OperatorHandle& op, size_t
 ValueId Tracer::value_in_list(const at::Tensor& t) {
   const auto arg = read_tensor(t, Role::Captured);
   if (const auto* value = std::get_if<ValueId>(&arg)) return *value;
-  return input(t, Role::Captured,
-               c10::str("captured ", program_.inputs.size()));  // a wrapped number stays a tensor here
+  // A wrapped number is a tensor in a list.
+  return input(t, Role::Captured, c10::str("captured ", program_.inputs.size()));
 }
 
 ValueId Tracer::define_tensor(const at::Tensor& t) {
@@ -206,8 +206,8 @@ void Tracer::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   // Ops of backward use a saved tensor instead of the leaf itself. The leaf was noted in forward.
   if (torch::autograd::get_current_graph_task_id() == -1)
     for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) note_leaves(argument);
-  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit))
-    return next(op, keys, stack);  // a DTensor op: its ops on local tensors come here next
+  // An op on DTensors calls ops on local tensors, which are recorded.
+  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);
   const auto kind = kind_of(op);
   TESSERA_CHECK(kind != OpKind::Reads, UsageError, "compile: ", op.operator_name(), in_module(),
                 " depends on values, but a compiled step cannot read values on the host: keep the number in a tensor, "
