@@ -7,6 +7,8 @@
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
+#include "train_step.h"
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -46,6 +48,16 @@ TEST(CompileErrors, WithoutFullgraphItFallsBackToEager) {
     EXPECT_TRUE(at::equal(found, model(x).detach() * model(x).sum().item<double>()));
   }
   EXPECT_EQ(step.cache().size(), 0u);
+}
+
+// The trace has set gradients; they are restored although compilation fails after it.
+TEST(CompileErrors, ErrorInAPassRestoresGradients) {
+  MLP model(models::mlp_module());
+  optim::SGD opt(model->parameters(), {.lr = 0.1});
+  const auto fail = [](compiler::Program&) -> compiler::Matched { TESSERA_FAIL(UsageError, "this pass fails"); };
+  auto step = compile(train_step, {.passes = PassList{compiler::Pass{"failing", fail}}});
+  EXPECT_ERROR(UsageError, step(model, opt, torch::randn({8, 10})), "this pass fails");
+  for (const auto& p : model->parameters()) EXPECT_FALSE(p.grad().defined());
 }
 
 TEST(CompileErrors, StepWithoutTensorOps) {

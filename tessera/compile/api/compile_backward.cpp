@@ -69,7 +69,7 @@ torch::autograd::variable_list CompiledBackwardScope::Impl::run(const detail::Ba
     return call.run(call.keep_graph);
   }
   compiler::CallArguments arguments;
-  arguments.what = "backward";
+  arguments.program_name = "backward";
   arguments.leaves = graph.leaves;
   arguments.tensors = graph.saved;
   arguments.strings = {graph.key, options_key_};

@@ -154,7 +154,7 @@ void StepProgram::build(Tracer::Result traced, const TraceRun& run, const CallAr
     bindings_ = InputBindings(program, traced, arguments, old_gradients);
     return shared_storages(program, std::move(traced.storages));
   };
-  executable_ = build_executable(std::move(traced.program), arguments.what, settings, report_, bind);
+  executable_ = build_executable(std::move(traced.program), arguments.program_name, settings, report_, bind);
   refresh_gradients();
 }
 

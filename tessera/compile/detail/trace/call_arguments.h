@@ -45,7 +45,7 @@ class CallArguments {
     }
   }
 
-  const char* what = "step";  // name of the program in reports
+  const char* program_name = "step";  // in reports
   std::vector<torch::nn::Module*> modules;
   std::vector<OptimizerAccess*> optimizers;
   Tensors leaves;  // parameters that do not belong to any of `modules`
