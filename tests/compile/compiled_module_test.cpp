@@ -26,7 +26,7 @@ TEST(CompileModule, ForwardAndBackwardEqualEager) {
     expect_equal_bits(*model, *eager);
     EXPECT_TRUE(at::equal(y.grad(), x.grad()));
   }
-  EXPECT_EQ(compiled.cache().programs().size(), 1u);
+  EXPECT_EQ(compiled.cache().size(), 1u);
 }
 
 TEST(CompileBackward, GradientsEqualEagerAndTheProgramIsReused) {

@@ -113,7 +113,7 @@ class CompiledModule {
   // Members of the module that was compiled: compiled->parameters().
   auto* operator->() { return module_.get(); }
   auto& operator*() { return *module_; }
-  // The programs that are cached, one per set of guards.
+  // The programs that are cached, one per set of guards: compiled.cache().size().
   const compiler::ModuleCache& cache() const { return *cache_; }
 
  private:

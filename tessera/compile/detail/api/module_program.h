@@ -21,9 +21,7 @@ class ModuleProgram {
   // Do all guards hold for this call?
   bool fits(const CallArguments& arguments, const CacheKey& key) const;
   Tensors run(const CallArguments& arguments);
-  const Executable& executable() const { return *executable_; }        // of forward
-  const BackwardProgram* backward() const { return backward_.get(); }  // null: no result requires a gradient
-  const std::vector<PassReport>& report() const { return report_; }    // of both programs, backward first
+  const std::vector<PassReport>& report() const { return report_; }  // of both programs, backward first
 
  private:
   struct Recorded {
@@ -40,9 +38,9 @@ class ModuleProgram {
 
   CacheKey key_;
   std::vector<CompilingScope::Guard> guards_;
-  std::unique_ptr<Executable> executable_;
+  std::unique_ptr<Executable> executable_;  // of forward
   InputBindings bindings_, backward_bindings_;
-  std::shared_ptr<BackwardProgram> backward_;
+  std::shared_ptr<BackwardProgram> backward_;     // null: no result requires a gradient
   std::vector<SpecRef> returned_specs_;           // null: a plain tensor
   std::vector<char> requires_grad_;               // of each result
   Tensors differentiated_parameters_;             // results of backward are their gradients, followed by
@@ -58,7 +56,7 @@ class ModuleCache {
   explicit ModuleCache(CompileOptions options) : options_(std::move(options)) {}
   // Returns the results of forward. The call that compiles also runs the program.
   Tensors call(const CallArguments& arguments, const std::function<Tensors()>& forward);
-  const std::vector<std::shared_ptr<ModuleProgram>>& programs() const { return programs_.programs(); }
+  size_t size() const { return programs_.programs().size(); }
 
  private:
   CompileOptions options_;

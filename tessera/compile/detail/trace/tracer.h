@@ -39,7 +39,6 @@ class Tracer final : public OpMode {
   void add_input(const at::Tensor& local, Role role, const std::string& name) { input(local, role, name); }
 
   // After the traced function has returned. `local`: a plain tensor, not a DTensor.
-  ValueId value_of(const at::Tensor& local);  // kNone: undefined
   void add_output(const at::Tensor& local, Output::Kind kind, std::string name);
   bool was_used(const at::Tensor& local) const;       // an op read or wrote its memory
   bool was_allocated(const at::Tensor& local) const;  // by the traced function
@@ -71,6 +70,7 @@ class Tracer final : public OpMode {
   Arg read(const c10::IValue& value, const c10::OperatorHandle& op, size_t argument);
   Arg read_tensor(const at::Tensor& t, Role role);
   ValueId value_in_list(const at::Tensor& t);
+  ValueId value_of(const at::Tensor& local);  // kNone: undefined
   ValueId first_value_in(int32_t buffer) const;
   Arg define(const c10::IValue& value);
   ValueId define_tensor(const at::Tensor& t);
