@@ -435,7 +435,7 @@ TEST_F(Codegen, KernelCanOnlyBeCalledByItsProgram) {
   EXPECT_SAYS(message_of<UsageError>([&] { op.callBoxed(stack); }), "outside of a program");
   auto program = fused(kBucket);
   program.kernels.clear();
-  EXPECT_SAYS(message_of<InternalError>([&] { verify(program); }), "no kernel of that name");
+  EXPECT_SAYS(message_of<InternalError>([&] { verify(program); }), "no kernel with that name");
 }
 
 // A random program of pointwise ops, views and mutations on few buffers, so that many ops depend on each other.
