@@ -1,17 +1,19 @@
-# Everything here is a CMake preset (CMakePresets.json) with the bootstrap before it; both work without make too.
-#   make train    bootstrap, build the program, train a small GPT on sums with four ranks, check that it learned them
-#   make test     bootstrap, configure, build, test          make J=8 test     with eight jobs instead of two
-#   make asan | tsan | clang     the same with sanitizers (tsan: comm only) or clang++ 14, in their own build folders
+# Every target is a CMake preset (CMakePresets.json) with tools/bootstrap before it; both work without make, too.
+#   make train     build the program, train a small GPT on sums with four ranks, check that it learned them
+#   make test      build everything, run every test                   make J=8 test   with eight jobs instead of two
+#   make dev       development build, file by file; T=rules builds and runs the tests of one layer
+#   make nightly   what is too long for each change: single files, clang, sanitizers, clang-tidy, header by header
 J ?= 2
 GENERATOR = $(if $(shell command -v ninja),,-G "Unix Makefiles")
 CTEST = ctest -j$(J) --preset
 
 .DEFAULT_GOAL := build
-.PHONY: bootstrap build program train test debug asan tsan clang cuda soak bench install format format-check tidy clean
+.PHONY: bootstrap build program train test dev debug asan tsan sanitize clang cuda soak bench install check format \
+        format-check tidy headers nightly clean
 
 test: build
 	@$(CTEST) release
-# Sums of two numbers: about a minute of two cores. Held-out sums tell learning from memorising.
+# Sums of two numbers: about a minute on two cores. Validation sums show that it generalises.
 TRAIN ?= --mesh dp=2,tp=2 --data arithmetic --layers 2 --batch 128 --steps 1000 --lr 2e-3 \
          --schedule wsd --optimizer.decay_share 0.3 --weight-decay 0.01 --log-every 50 --eval-every 100 --accuracy 0.95
 train: program
@@ -26,6 +28,24 @@ bench: build
 PREFIX ?= /usr/local
 install: build
 	@cmake --install build/release --prefix $(PREFIX)
+
+# One translation unit per file: a change costs one file. T names a layer: make dev T=rules
+T ?=
+dev: bootstrap
+	@$(call configured,dev)
+	@cmake --build --preset dev -j$(J) $(if $(T),--target tests.$(T))
+	@$(CTEST) dev $(if $(T),-R '^$(T)\.')
+
+# Address sanitizer on the pure layers and dtensor, thread sanitizer on comm: the part of the sanitizers that CI runs.
+sanitize: bootstrap
+	@$(call configured,asan-fast)
+	@cmake --build --preset asan-fast -j$(J)
+	@$(CTEST) asan-fast
+	@$(MAKE) --no-print-directory tsan
+
+nightly: check headers
+	@cmake -E rm -rf build/dev
+	@$(MAKE) --no-print-directory dev clang asan tsan soak tidy
 
 configured = [ -e build/$(1)/build.ninja ] || [ -e build/$(1)/Makefile ] || cmake --preset $(1) $(GENERATOR)
 build-%: bootstrap
@@ -42,11 +62,18 @@ bootstrap-%:
 	@tools/bootstrap $*
 
 SOURCES = $(shell git ls-files '*.h' '*.cpp' '*.cu')
+check:  # the checks that need no build
+	@python3 tools/check_layers.py tessera
+	@python3 tools/check_words.py
+	@python3 tools/check_public_headers.py
 format: bootstrap-format
 	@clang-format -i $(SOURCES)
 format-check: bootstrap-format
 	@clang-format --dry-run -Werror $(SOURCES)
-tidy: build
-	@clang-tidy -p build/release --quiet $(filter tessera/%.cpp,$(SOURCES))
+headers: bootstrap  # each public header compiles alone
+	@tools/compile_headers
+tidy: bootstrap-tidy
+	@$(call configured,dev)
+	@clang-tidy -p build/dev --quiet $(filter tessera/%.cpp,$(SOURCES))
 clean:
 	@rm -rf build

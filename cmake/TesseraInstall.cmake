@@ -1,4 +1,4 @@
-# Install and export: find_package(Tessera CONFIG) gives Tessera::tessera.
+# Install and export: find_package(Tessera CONFIG) gives Tessera::tessera, Tessera::train and Tessera::testing.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Tessera)
@@ -11,21 +11,36 @@ if(NOT PROJECT_IS_TOP_LEVEL)
   return()
 endif()
 
-# LibTorch's own folder goes into the run path too: a wheel is in no place that the loader knows. By name, since
+# LibTorch's folder is part of the run path: the loader does not search a wheel. It is given by name, because
 # INSTALL_RPATH_USE_LINK_PATH leaves out folders of the source tree, and .venv is one.
-set_target_properties(tessera PROPERTIES INSTALL_RPATH ${TESSERA_TORCH_DIR}/lib)
-install(TARGETS tessera EXPORT TesseraTargets)
-if(TARGET tessera_program)
-  file(RELATIVE_PATH bin_to_lib ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
-  foreach(program tessera_program tessera_bench)
-    if(TARGET ${program})
-      set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/${bin_to_lib};${TESSERA_TORCH_DIR}/lib")
-      install(TARGETS ${program})
+file(RELATIVE_PATH bin_to_lib ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+foreach(target tessera tessera_train tessera_testing)
+  set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN;${TESSERA_TORCH_DIR}/lib")
+  install(TARGETS ${target} EXPORT TesseraTargets)
+endforeach()
+foreach(program tessera_program tessera_bench)
+  if(TARGET ${program})
+    set_target_properties(${program} PROPERTIES INSTALL_RPATH "$ORIGIN/${bin_to_lib};${TESSERA_TORCH_DIR}/lib")
+    install(TARGETS ${program})
+  endif()
+endforeach()
+
+# Public headers (tools/public_headers.txt), and the detail/ headers that they include, directly or not.
+file(STRINGS tools/public_headers.txt to_install REGEX "^tessera/")
+set(installed "")
+while(to_install)
+  list(POP_FRONT to_install header)
+  list(APPEND installed ${header})
+  get_filename_component(folder ${header} DIRECTORY)
+  install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${folder})
+  file(STRINGS ${header} includes REGEX "^#include \"tessera/")
+  foreach(include ${includes})
+    string(REGEX REPLACE ".*\"(.*)\".*" "\\1" include ${include})
+    if(NOT include IN_LIST installed AND NOT include IN_LIST to_install)
+      list(APPEND to_install ${include})
     endif()
   endforeach()
-endif()
-install(DIRECTORY tessera DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
-        PATTERN "cli" EXCLUDE PATTERN "gloo_stub" EXCLUDE)
+endwhile()
 install(EXPORT TesseraTargets NAMESPACE Tessera:: DESTINATION ${package_dir})
 install(FILES cmake/TesseraLibTorch.cmake ${CMAKE_CURRENT_BINARY_DIR}/TesseraConfig.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/TesseraConfigVersion.cmake DESTINATION ${package_dir})

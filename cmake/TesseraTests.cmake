@@ -1,5 +1,6 @@
-# One program per tests/**/x_test.cpp. tests/rules/matmul_test.cpp is target test_rules.matmul and ctest entry
-# rules.matmul; `tests.rules` builds a whole folder. Files under tests/seeds get one entry per case: file.case.
+# One program per folder of tests/ ("layer"), one ctest entry per file. tests/rules/matmul_test.cpp is part of the program
+# test_rules and is the entry rules.matmul; the target tests.rules builds the folder. Files under tests/seeds get one
+# entry per test case: file.case.
 find_package(GTest QUIET)
 if(NOT GTest_FOUND)
   message(WARNING "The tests are left out: GoogleTest (libgtest-dev) is missing. `make test` installs it.")
@@ -8,8 +9,15 @@ endif()
 find_package(rapidcheck QUIET)
 set(TESSERA_TEST_TIMEOUT 300 CACHE STRING "Seconds after which a test has failed")
 
-# LibTorch's and GoogleTest's headers are most of what compiling a test costs (g++ 12, one core: 4.5 s a file without,
-# 1.2 s with; 15 s and 5 s where torch/torch.h is included). Tests choose between two by what they include.
+function(tessera_test_flags target)
+  tessera_our_code(${target})
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Og>)  # tests run for milliseconds, compile for seconds
+  if(TESSERA_PCH AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    target_compile_options(${target} PRIVATE -fpch-preprocess)  # ccache asks for it
+  endif()
+endfunction()
+
+# Tests choose between two precompiled headers by what they include.
 function(tessera_test_headers name)
   add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/${name}.cpp)
   if(NOT EXISTS ${CMAKE_BINARY_DIR}/${name}.cpp)
@@ -19,192 +27,204 @@ function(tessera_test_headers name)
   target_link_libraries(${name} PRIVATE tessera GTest::gtest)
   tessera_test_flags(${name})
 endfunction()
-
-function(tessera_test_flags target)
-  tessera_our_code(${target})
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)  # they run for milliseconds, compile for seconds
-  if(TESSERA_PCH AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-    target_compile_options(${target} PRIVATE -fpch-preprocess)  # ccache asks for it
-  endif()
-endfunction()
-
 if(TESSERA_PCH)
   tessera_test_headers(test_headers_aten <ATen/core/Tensor.h> <ATen/ops/ones.h>)
   tessera_test_headers(test_headers_torch <torch/torch.h>)
   set_target_properties(test_headers_aten test_headers_torch PROPERTIES EXCLUDE_FROM_ALL ON)
 endif()
 
-# Ranks are threads or processes of a test, so one thread each for LibTorch's own loops. Generated kernels are kept with
-# the build.
+# Ranks are threads or processes of a test, so LibTorch's own loops use one thread. Generated kernels are cached in the
+# build folder.
 set(test_environment OMP_NUM_THREADS=1 TESSERA_CACHE_DIR=${CMAKE_BINARY_DIR}/kernels)
 if(TESSERA_SANITIZE MATCHES address)
   list(APPEND test_environment ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1
                                UBSAN_OPTIONS=print_stacktrace=1)
 elseif(TESSERA_SANITIZE MATCHES thread)
-  # Not misused mutexes: LibTorch's functions lock unseen and end in a jump to pthread_mutex_unlock, which is seen, as
-  # ours. Our locks are lock_guards.
+  # Without reports of misused mutexes: LibTorch's functions lock unseen, and end in a jump to pthread_mutex_unlock,
+  # which the sanitizer attributes to us. Our locks are lock_guards.
   set(suppressions ${CMAKE_CURRENT_SOURCE_DIR}/tools/tsan.supp)
   list(APPEND test_environment TSAN_OPTIONS=suppressions=${suppressions}:halt_on_error=0:report_mutex_bugs=0)
 endif()
 
-function(tessera_test_properties entry)  # further arguments: labels
-  set(timeout ${TESSERA_TEST_TIMEOUT})
-  if("soak" IN_LIST ARGN)
-    set(timeout 7200)
-  endif()
-  set_tests_properties(${entry} PROPERTIES TIMEOUT ${timeout} LABELS "${ARGN}" ENVIRONMENT "${test_environment}")
-endfunction()
-
-# One entry per TEST, TEST_F, TEST_P, or macro of ours that ends in TEST, of the file.
-function(tessera_add_cases name target file)
-  file(READ ${file} text)
-  string(REGEX MATCHALL "[\n][A-Z_]*TEST(_F|_P)?\\([A-Za-z0-9_]+,[ \n]*[A-Za-z0-9_]+" cases "${text}")
-  if(NOT cases)
-    message(FATAL_ERROR "${file} is under tests/seeds but has no TEST(Suite, case)")
-  endif()
-  foreach(case ${cases})
-    string(REGEX REPLACE ".*\\(([A-Za-z0-9_]+),[ \n]*([A-Za-z0-9_]+)" "\\1;\\2" suite_and_case "${case}")
-    list(GET suite_and_case 0 suite)
-    list(GET suite_and_case 1 case)
-    set(entry ${name}.${case})
-    if(TEST ${entry})  # the same name in two suites
-      set(entry ${name}.${suite}.${case})
-    endif()
-    add_test(NAME ${entry} COMMAND ${target} --gtest_filter=${suite}.${case}:*/${suite}.${case}/*)
-    tessera_test_properties(${entry} ${ARGN})
-    set_tests_properties(${entry} PROPERTIES FAIL_REGULAR_EXPRESSION "Running 0 tests"
-                                             SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
-  endforeach()
-endfunction()
-
-# The Python whose torch we link, for tests that run real PyTorch beside us.
+# The Python whose torch we link, for tests that run real PyTorch.
 find_program(tessera_torch_python NAMES python3 HINTS ${TESSERA_TORCH_DIR}/../../../../bin NO_CACHE)
 
 add_library(seed_each_test OBJECT ${CMAKE_CURRENT_SOURCE_DIR}/tests/seeding.cpp)
 tessera_our_code(seed_each_test)
 target_link_libraries(seed_each_test PRIVATE tessera GTest::gtest)
 
-function(tessera_add_test file)
-  file(RELATIVE_PATH name ${CMAKE_CURRENT_SOURCE_DIR}/tests ${file})
-  get_filename_component(folder ${name} DIRECTORY)
-  string(REGEX REPLACE "/.*" "" layer "${folder}")
-  string(REGEX REPLACE "_test\\.cpp$" "" name ${name})
-  string(REPLACE "/" "." name ${name})
-  set(target test_${name})
+if(TARGET tessera_program)
+  add_executable(launch_probe tests/launch/probe.cpp)  # a rank for launchers to start
+  tessera_test_flags(launch_probe)
+  target_link_libraries(launch_probe PRIVATE tessera_train tessera_testing)
+  set_target_properties(launch_probe PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+endif()
 
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})  # what follows was read from it
-  file(STRINGS ${file} includes REGEX "^#include")
-  foreach(include ${includes})  # and what a header beside it includes
+# Sets in the caller: `includes`, the #include lines of a test file and of headers beside it.
+function(tessera_read_includes file)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
+  get_filename_component(folder ${file} DIRECTORY)
+  file(STRINGS ${file} found REGEX "^#include")
+  foreach(include ${found})
     string(REGEX REPLACE ".*\"(.*)\".*" "\\1" header ${include})
-    if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/tests/${folder}/${header})
-      file(STRINGS ${CMAKE_CURRENT_SOURCE_DIR}/tests/${folder}/${header} more REGEX "^#include")
-      list(APPEND includes ${more})
+    if(EXISTS ${folder}/${header})
+      file(STRINGS ${folder}/${header} more REGEX "^#include")
+      list(APPEND found ${more})
     endif()
   endforeach()
-  file(STRINGS ${file} starts_processes REGEX "spawn_ranks|run_cells")
-  file(STRINGS ${file} starts_program REGEX "TESSERA_PROGRAM")
-  if(includes MATCHES "rapidcheck" AND NOT TARGET rapidcheck)
-    message(WARNING "${name} is left out: RapidCheck (librapidcheck-dev) is missing")
-    return()
-  endif()
-  set(part "")
-  if(includes MATCHES "benchmarks/")
-    set(part tessera_benches)
-  elseif(includes MATCHES "tessera/cli/")
-    set(part tessera_cli)
-  endif()
-  if(part AND NOT TARGET ${part})
-    message(WARNING "${name} is left out: ${part} is not built")
+  set(includes "${found}" PARENT_SCOPE)
+endfunction()
+
+# The program of a layer. Sets in the caller: `kept`, the files that can be built here.
+set(test_libraries tessera tessera_testing $<TARGET_NAME_IF_EXISTS:tessera_train>)
+function(tessera_test_program target layer)
+  set(kept "")
+  set(all_includes "")
+  set(starts_program FALSE)
+  foreach(file ${ARGN})
+    tessera_read_includes(${file})
+    file(STRINGS ${file} mentions_program REGEX "TESSERA_PROGRAM")
+    set(missing "")
+    if(includes MATCHES "rapidcheck" AND NOT TARGET rapidcheck)
+      set(missing "RapidCheck (librapidcheck-dev) is missing")
+    elseif(includes MATCHES "benchmarks/" AND NOT TARGET tessera_benches)
+      set(missing "the benches are not built")
+    elseif((includes MATCHES "tessera/cli/" OR mentions_program OR layer STREQUAL launch) AND NOT TARGET tessera_program)
+      set(missing "the program is not built")
+    endif()
+    if(missing)
+      message(WARNING "${file} is left out: ${missing}")
+    else()
+      list(APPEND kept ${file})
+      list(APPEND all_includes ${includes})
+      if(mentions_program OR layer STREQUAL launch)
+        set(starts_program TRUE)
+      endif()
+    endif()
+  endforeach()
+  set(kept "${kept}" PARENT_SCOPE)
+  if(NOT kept)
     return()
   endif()
 
-  if((layer STREQUAL launch OR starts_program) AND NOT TARGET tessera_program)
-    message(WARNING "${name} is left out: the program is not built")
-    return()
-  endif()
-
-  add_executable(${target} ${file} $<TARGET_OBJECTS:seed_each_test>)
+  add_executable(${target} ${kept} $<TARGET_OBJECTS:seed_each_test>)
   tessera_test_flags(${target})
-  target_link_libraries(${target} PRIVATE tessera GTest::gtest GTest::gtest_main)
+  tessera_unity(${target})
+  target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/tests)
+  target_link_libraries(${target} PRIVATE ${test_libraries} GTest::gtest GTest::gtest_main)
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-  if(includes MATCHES "rapidcheck")
+  if(all_includes MATCHES "rapidcheck")
     target_link_libraries(${target} PRIVATE rapidcheck)
   endif()
-  if(part)
-    target_link_libraries(${target} PRIVATE ${part})
+  if(all_includes MATCHES "benchmarks/")
+    target_link_libraries(${target} PRIVATE tessera_benches)
+  elseif(all_includes MATCHES "tessera/cli/")
+    target_link_libraries(${target} PRIVATE tessera_cli)
   endif()
-  if(includes MATCHES "ProcessGroupWrapper")  # whose header wants gloo's
+  if(all_includes MATCHES "ProcessGroupWrapper")  # whose header includes gloo's
     target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/tessera/comm/detail/gloo_stub)
   endif()
   if(TESSERA_PCH)
-    if(includes MATCHES "torch/(torch|nn|optim|data)[/.]|ATen/ATen.h|tessera/(tessera.h|nn/)")
+    if(all_includes MATCHES "torch/(torch|nn|optim|data)[/.]|ATen/ATen.h|tessera/(tessera.h|nn/)")
       target_precompile_headers(${target} REUSE_FROM test_headers_torch)
     else()
       target_precompile_headers(${target} REUSE_FROM test_headers_aten)
     endif()
   endif()
-  if(layer)
-    if(NOT TARGET tests.${layer})
-      add_custom_target(tests.${layer})
+  if(starts_program)
+    add_dependencies(${target} tessera_program launch_probe)
+    if(TARGET tessera_bench)
+      add_dependencies(${target} tessera_bench)
     endif()
-    add_dependencies(tests.${layer} ${target})
+    target_compile_definitions(${target} PRIVATE "TESSERA_PROGRAM=\"$<TARGET_FILE:tessera_program>\""
+                                                 "TESSERA_PROBE=\"$<TARGET_FILE:launch_probe>\"")
   endif()
+  set(python $<$<BOOL:${tessera_torch_python}>:${tessera_torch_python}>)
+  target_compile_definitions(${target} PRIVATE "TESSERA_TORCH_PYTHON=\"${python}\"" "TESSERA_PARITY_PYTHON=\"${python}\""
+                                               "TESSERA_PARITY_SCRIPTS=\"${CMAKE_CURRENT_SOURCE_DIR}/tests/parity\""
+                                               "TESSERA_LAUNCH_TESTS=\"${CMAKE_CURRENT_SOURCE_DIR}/tests/launch\"")
+  add_custom_target(tests.${layer} DEPENDS ${target})
+endfunction()
+
+# The ctest entry, or entries, of a file.
+function(tessera_test_entries target layer file)
+  file(RELATIVE_PATH name ${CMAKE_CURRENT_SOURCE_DIR}/tests ${file})
+  string(REGEX REPLACE "_test\\.cpp$" "" name ${name})
+  string(REPLACE "/" "." name ${name})
+  file(READ ${file} text)
+  string(REGEX MATCHALL "[\n][A-Z_]*(TEST|TEST_F|TEST_P|PROP)\\([A-Za-z0-9_]+,[ \n]*[A-Za-z0-9_]+" cases "${text}")
+  if(NOT cases)
+    message(FATAL_ERROR "${file} has no TEST(Suite, case)")
+  endif()
+  set(filter "")
+  foreach(case ${cases})
+    string(REGEX REPLACE ".*\\(([A-Za-z0-9_]+),[ \n]*([A-Za-z0-9_]+)" "\\1.\\2" full_name "${case}")
+    if(case MATCHES "TEST_P")
+      set(full_name "${full_name}/*:*/${full_name}/*")
+    endif()
+    list(APPEND filter ${full_name})
+  endforeach()
 
   set(labels ${layer})
   if(name MATCHES "soak")
     list(APPEND labels soak)
   endif()
+  set(entries ${name})
   if(layer STREQUAL seeds)
+    set(entries "")
     string(REGEX REPLACE "^seeds\\." "" stem ${name})
-    tessera_add_cases(${stem} ${target} ${file} ${labels})
-  else()
-    add_test(NAME ${name} COMMAND ${target})
-    tessera_test_properties(${name} ${labels})
-    if(name MATCHES "cuda$")  # one test, which says why it is skipped; ctest counts it
-      set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "SKIPPED \\] Cuda")
-    endif()
-    if(layer STREQUAL parity)  # skipped where there is no such Python, and counted
-      target_compile_definitions(${target} PRIVATE
-                                 "TESSERA_PARITY_PYTHON=\"$<$<BOOL:${tessera_torch_python}>:${tessera_torch_python}>\""
-                                 "TESSERA_PARITY_SCRIPTS=\"${CMAKE_CURRENT_SOURCE_DIR}/tests/parity\"")
-      set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
-    endif()
-    if(layer STREQUAL launch)  # skipped, and counted, where the launcher they need is not there
-      add_dependencies(${target} tessera_program launch_probe)
-      if(TARGET tessera_bench)
-        add_dependencies(${target} tessera_bench)
+    foreach(full_name ${filter})
+      string(REGEX REPLACE "^.*\\." "" case ${full_name})
+      set(entry ${stem}.${case})
+      if(TEST ${entry})  # two suites have a case of this name
+        set(entry ${stem}.${full_name})
       endif()
-      target_compile_definitions(${target} PRIVATE "TESSERA_PROGRAM=\"$<TARGET_FILE:tessera_program>\""
-                                                   "TESSERA_PROBE=\"$<TARGET_FILE:launch_probe>\""
-                                                   "TESSERA_TORCH_PYTHON=\"$<$<BOOL:${tessera_torch_python}>:${tessera_torch_python}>\""
-                                                   "TESSERA_LAUNCH_TESTS=\"${CMAKE_CURRENT_SOURCE_DIR}/tests/launch\"")
-      set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]" PROCESSORS 2)
-    endif()
-    if(layer STREQUAL cli AND starts_program)
-      add_dependencies(${target} tessera_program)
-      target_compile_definitions(${target} PRIVATE "TESSERA_PROGRAM=\"$<TARGET_FILE:tessera_program>\"")
-    endif()
-    if(name MATCHES "browser$")  # skipped, and counted, where there is none
-      set_tests_properties(${name} PROPERTIES SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
-    endif()
-    if(starts_processes OR starts_program OR name MATCHES "^parity.(data_parallel|tensor_parallel|fsdp)$")  # thread ranks mostly wait; processes each load LibTorch first
-      set_tests_properties(${name} PROPERTIES PROCESSORS 2)
-    endif()
+      add_test(NAME ${entry} COMMAND ${target} --gtest_filter=${full_name})
+      list(APPEND entries ${entry})
+    endforeach()
+  else()
+    list(JOIN filter ":" filter)
+    add_test(NAME ${name} COMMAND ${target} --gtest_filter=${filter})
+  endif()
+  set(timeout ${TESSERA_TEST_TIMEOUT})
+  if("soak" IN_LIST labels)
+    set(timeout 7200)
+  endif()
+  set_tests_properties(${entries} PROPERTIES TIMEOUT ${timeout} LABELS "${labels}" ENVIRONMENT "${test_environment}"
+                                             FAIL_REGULAR_EXPRESSION "Running 0 tests")
+
+  # A skipped test prints its reason, and ctest counts it: no GPU, no launcher, no browser, no PyTorch.
+  if(name MATCHES "(cuda|browser)$" OR layer MATCHES "^(seeds|parity|launch)$")
+    set_tests_properties(${entries} PROPERTIES SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
+  endif()
+  # Thread ranks mostly wait; processes each load LibTorch first.
+  file(STRINGS ${file} starts_processes REGEX "spawn_ranks|run_cells|TESSERA_PROGRAM")
+  if(starts_processes AND NOT layer STREQUAL seeds OR layer STREQUAL launch
+     OR name MATCHES "^parity.(data_parallel|tensor_parallel|fsdp)$")
+    set_tests_properties(${entries} PROPERTIES PROCESSORS 2)
   endif()
 endfunction()
 
-if(TARGET tessera_program)
-  add_executable(launch_probe tests/launch/probe.cpp)  # a rank for launchers to start
-  tessera_test_flags(launch_probe)
-  target_link_libraries(launch_probe PRIVATE tessera)
-  set_target_properties(launch_probe PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
-endif()
+# The instruction count of a hooked call is that of optimised code.
+set_source_files_properties(tests/nn/holder_cost_test.cpp PROPERTIES COMPILE_OPTIONS -O1 SKIP_UNITY_BUILD_INCLUSION ON
+                                                                     SKIP_PRECOMPILE_HEADERS ON)
 file(GLOB_RECURSE test_files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/*_test.cpp)
 if(TESSERA_TEST_FILES)
   list(FILTER test_files INCLUDE REGEX "${TESSERA_TEST_FILES}")
 endif()
+set(layers "")
 foreach(file ${test_files})
-  tessera_add_test(${file})
+  file(RELATIVE_PATH layer ${CMAKE_CURRENT_SOURCE_DIR}/tests ${file})
+  string(REGEX REPLACE "(/|_test\\.cpp).*" "" layer ${layer})
+  list(APPEND layers ${layer})
+  list(APPEND files_${layer} ${file})
+endforeach()
+list(REMOVE_DUPLICATES layers)
+foreach(layer ${layers})
+  tessera_test_program(test_${layer} ${layer} ${files_${layer}})
+  foreach(file ${kept})
+    tessera_test_entries(test_${layer} ${layer} ${file})
+  endforeach()
 endforeach()
 
 # Checks of the source and of what was built.
@@ -213,8 +233,12 @@ if(PYTHON3)
   set(check_layers ${PYTHON3} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_layers.py)
   add_test(NAME layers COMMAND ${check_layers} ${CMAKE_CURRENT_SOURCE_DIR}/tessera)
   add_test(NAME layers.planted COMMAND ${check_layers} --expect ${CMAKE_CURRENT_SOURCE_DIR}/tests/layers/planted)
+  add_test(NAME public_headers COMMAND ${PYTHON3} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_public_headers.py)
+  add_test(NAME public_headers.planted COMMAND ${PYTHON3} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_public_headers.py --planted)
+  add_test(NAME words COMMAND ${PYTHON3} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_words.py)
+  add_test(NAME words.planted COMMAND ${PYTHON3} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_words.py --expect)
 endif()
-set(shipped $<TARGET_FILE:tessera>)
+set(shipped $<TARGET_FILE:tessera> $<TARGET_FILE:tessera_train>)
 if(TARGET tessera_program)
   list(APPEND shipped $<TARGET_FILE:tessera_program>)
 endif()
@@ -249,11 +273,11 @@ foreach(example ${examples})
   get_filename_component(name ${example} NAME_WE)
   add_executable(example_${name} ${example})
   tessera_our_code(example_${name})
-  target_link_libraries(example_${name} PRIVATE tessera)
-  if(TESSERA_PCH AND NOT first_example)
+  target_link_libraries(example_${name} PRIVATE tessera_train)
+  if(NOT first_example)
     set(first_example example_${name})
     tessera_precompiled(example_${name} PRIVATE <torch/torch.h>)
-  elseif(TESSERA_PCH)
+  else()
     tessera_precompiled(example_${name} REUSE_FROM ${first_example})
   endif()
   add_test(NAME examples.${name} COMMAND example_${name})

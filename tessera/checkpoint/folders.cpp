@@ -14,8 +14,8 @@ namespace {
 namespace fs = std::filesystem;
 constexpr std::string_view kStep = "step-", kPartial = ".partial";
 
-// 1000 of "step-1000"; none for any other name.
-std::optional<int64_t> step_named(std::string_view name) {
+// 1000 for "step-1000"; none for other names.
+std::optional<int64_t> parse_step(std::string_view name) {
   int64_t step = 0;
   if (name.substr(0, kStep.size()) != kStep) return std::nullopt;
   name.remove_prefix(kStep.size());
@@ -24,12 +24,12 @@ std::optional<int64_t> step_named(std::string_view name) {
   return step;
 }
 
-bool is_left_over(std::string_view name) {
+bool is_partial_name(std::string_view name) {
   return name.size() > kPartial.size() && name.substr(name.size() - kPartial.size()) == kPartial &&
-         step_named(name.substr(0, name.size() - kPartial.size()));
+         parse_step(name.substr(0, name.size() - kPartial.size()));
 }
 
-std::vector<fs::path> entries(const std::string& parent) {
+std::vector<fs::path> entries_of(const std::string& parent) {
   std::vector<fs::path> all;
   std::error_code error;
   for (fs::directory_iterator entry(parent, error), end; !error && entry != end; entry.increment(error))
@@ -58,8 +58,8 @@ std::string parent_folder(const std::string& checkpoint) {
 
 std::vector<std::pair<int64_t, std::string>> steps_in(const std::string& parent) {
   std::vector<std::pair<int64_t, std::string>> steps;
-  for (const auto& path : entries(parent)) {
-    const auto step = step_named(path.filename().string());
+  for (const auto& path : entries_of(parent)) {
+    const auto step = parse_step(path.filename().string());
     std::error_code error;
     if (step && fs::exists(path / kManifestName, error)) steps.emplace_back(*step, path.string());
   }
@@ -74,11 +74,11 @@ std::optional<std::string> latest(const std::string& parent) {
 }
 
 std::optional<int64_t> step_of(const std::string& checkpoint) {
-  return step_named(fs::path(checkpoint).filename().string());
+  return parse_step(fs::path(checkpoint).filename().string());
 }
 
 void keep_latest(const std::string& parent, int64_t count, int64_t newest) {
-  TESSERA_CHECK(count > 0, UsageError, "keep_latest(", count, ") would keep nothing");
+  TESSERA_CHECK(count > 0, UsageError, "keep_latest(", count, ") would keep nothing; pass at least 1");
   auto steps = steps_in(parent);
   std::erase_if(steps, [&](const auto& step) { return step.first > newest; });
   for (size_t i = 0; i + static_cast<size_t>(count) < steps.size(); i++) {
@@ -90,8 +90,8 @@ void keep_latest(const std::string& parent, int64_t count, int64_t newest) {
 }
 
 void remove_partial(const std::string& parent) {
-  for (const auto& path : entries(parent))
-    if (is_left_over(path.filename().string())) remove_folder(path);
+  for (const auto& path : entries_of(parent))
+    if (is_partial_name(path.filename().string())) remove_folder(path);
 }
 
 }  // namespace tessera::dcp

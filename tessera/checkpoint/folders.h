@@ -6,28 +6,29 @@
 #include <utility>
 #include <vector>
 
-// A folder of checkpoints, one a step:
+// A folder of checkpoints, one per step:
 //
-//   out/step-500/          complete: it got this name when all of it was on the disk
+//   out/step-500/          complete: save() renames it to this when all data is on disk
 //   out/step-1000/
-//   out/step-1500.partial/ being written, or left behind by a crash; the next save removes it
+//   out/step-1500.partial/ incomplete, or left by a crash; the next save removes it
 namespace tessera::dcp {
 
-std::string step_folder(const std::string& parent, int64_t step);  // "out/step-1000"
-std::string partial_folder(const std::string& checkpoint);         // "out/step-1000.partial"
-std::string parent_folder(const std::string& checkpoint);          // "out"
+// The paths "out/step-1000", "out/step-1000.partial" and "out".
+std::string step_folder(const std::string& parent, int64_t step);
+std::string partial_folder(const std::string& checkpoint);
+std::string parent_folder(const std::string& checkpoint);
 
-// Complete ones, by step, ascending. None if there is no such folder.
+// Steps and paths of all complete checkpoints, in ascending order. Empty if the folder does not exist.
 std::vector<std::pair<int64_t, std::string>> steps_in(const std::string& parent);
-// That of the highest step, if there is one.
+// The complete checkpoint with the highest step, if any.
 std::optional<std::string> latest(const std::string& parent);
 
-// Removes all but the last `count` of those up to `newest`: what has a higher step is of another run, and stays.
-// A crash in the middle leaves none that looks complete and is not. Requires: one rank calls it.
+// Removes all but the last `count` checkpoints up to step `newest`. Higher steps belong to another run and stay. A
+// crash during removal does not leave a checkpoint that looks complete. Requires: only one rank calls it.
 void keep_latest(const std::string& parent, int64_t count, int64_t newest = std::numeric_limits<int64_t>::max());
-// 1000 of "out/step-1000"; none for another name.
+// 1000 for "out/step-1000"; none for other names.
 std::optional<int64_t> step_of(const std::string& checkpoint);
-// Removes what saves have left behind here that were cut off. Requires: nobody is saving here; one rank calls it.
+// Removes what interrupted saves left. Requires: no save is running in this folder; only one rank calls it.
 void remove_partial(const std::string& parent);
 
 }  // namespace tessera::dcp

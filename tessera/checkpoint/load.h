@@ -7,26 +7,28 @@
 
 namespace tessera::dcp {
 
+// Options of load().
 struct LoadOptions {
-  bool strict = true;  // names or sizes that do not fit are an error; else they are reported and the rest is loaded
-  std::string prefix = "";  // only what was saved under names that begin so, which the dict has without it
-  bool verify = false;      // checksums of the pieces that are needed are compared; they are read in whole for that
+  bool strict = true;       // missing names and wrong sizes are errors; false: reports them and loads the rest
+  std::string prefix = "";  // loads only saved names with this prefix; the dict has them without it
+  bool verify = false;      // compares the checksums of the shards that are read; reads these shards completely
 };
 
-// Fills the tensors of a dict with what was saved at `path` (source.h says in which forms that may be), under their
-// names. They keep their mesh and placements, whatever mesh it was saved on, and their dtype. Each rank reads the bytes
-// that it needs, and no values are communicated.
-// Everything is looked at first, on all ranks: where this throws UsageError it does so on all of them, and nothing was
-// changed. All ranks call it. Ranks on several hosts need a file system that they share.
+// Loads the checkpoint at `path` into the tensors of a state dict, by name (torch.distributed.checkpoint.load).
+// Formats: see detail/checkpoint_source.h. The tensors keep their mesh, placements and dtype, on whichever mesh the
+// checkpoint was saved. Each rank reads only the bytes that it needs; no tensor data is communicated. All checks come
+// first, on all ranks: if it throws UsageError, it throws on all ranks and nothing has changed. All ranks must call it.
+// Ranks on several hosts need a shared file system.
+//
 // Example:  auto dict = state_dict(*model);            // aliases of the parameters
-//           dcp::load(dict, "out/step-1000");          // ... which are filled
+//           dcp::load(dict, "out/step-1000");          // fills the parameters
 //           auto step = dcp::read_values("out/step-1000").at("step");
 LoadReport load(const StateDict& dict, const std::string& path, const LoadOptions& options = {},
                 const World& world = World::current());
 
-// A dict to load the state of an optimizer into that has made no step yet, and so has none: a tensor for each name that
-// was saved under `prefix`, with its dtype. What has the sizes of the parameter it belongs to (state.<parameter>.<row>)
-// lies as that does, all else is plain. Hand it to set_optimizer_state_dict when it is filled.
+// A state dict to load optimizer state into before the first step, when the optimizer has no state yet: one tensor per
+// saved name with `prefix`, with the saved dtype. A tensor with the sizes of its parameter (state.<parameter>.<entry>)
+// gets the parameter's placements; all others are plain. Load into it, then pass it to set_optimizer_state_dict.
 StateDict optimizer_state_like(const Manifest& manifest, const std::string& prefix, const StateDict& model);
 
 }  // namespace tessera::dcp

@@ -12,7 +12,7 @@
 namespace tessera::dcp {
 namespace {
 
-std::span<const std::byte> bytes_of(const at::Tensor& contiguous) {
+std::span<const std::byte> byte_span(const at::Tensor& contiguous) {
   return {static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()};
 }
 
@@ -24,10 +24,10 @@ SafetensorsFile::SafetensorsFile(const std::string& path)
   TESSERA_CHECK(bytes.size() >= 8, UsageError, path, ": ", bytes.size(), " bytes are too few for a safetensors file");
   uint64_t length = 0;
   std::memcpy(&length, bytes.data(), 8);
-  TESSERA_CHECK(length <= kLongestHeader, UsageError, path, ": its first 8 bytes say that the header has ", length,
-                " bytes, and no safetensors file has more than ", kLongestHeader);
+  TESSERA_CHECK(length <= kLongestHeader, UsageError, path, ": the first 8 bytes announce a header of ", length,
+                " bytes; the limit is ", kLongestHeader);
   TESSERA_CHECK(length <= bytes.size() - 8, UsageError, path, ": the header has ", length, " bytes, and only ",
-                bytes.size() - 8, " follow: it is cut off");
+                bytes.size() - 8, " follow: the file is truncated");
   data_ = 8 + length;
   header_ = parse_header({reinterpret_cast<const char*>(bytes.data()) + 8, length}, bytes.size(), path);
   for (size_t i = 0; i < header_.tensors.size(); i++) index_.emplace(header_.tensors[i].name, i);
@@ -63,15 +63,15 @@ std::vector<uint32_t> write_safetensors(const std::string& path,
     index.emplace(name, index.size());
     header.tensors.push_back({.name = name, .dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()});
   }
-  const auto start = write_header(header);  // sorts them
+  const auto start = write_header(header);  // sorts the tensors
   NewFile file(path);
   file.write(std::as_bytes(std::span(start)));
   std::vector<uint32_t> checksums(tensors.size());
   for (const auto& entry : header.tensors) {
     const size_t i = index.at(entry.name);
     const auto value = tensors[i].second.detach().cpu().contiguous();
-    checksums[i] = crc32c(bytes_of(value));
-    file.write(bytes_of(value));
+    checksums[i] = crc32c(byte_span(value));
+    file.write(byte_span(value));
     if (options.after_each) options.after_each();
   }
   file.finish(options.sync);

@@ -12,35 +12,40 @@
 
 namespace tessera::dcp {
 
-// A .safetensors file to read from. Its header is checked; its data are memory that is read in when it is looked at.
+// A memory-mapped .safetensors file. The header is checked; tensor data is read from disk on first access.
+// Example:  dcp::SafetensorsFile file("model.safetensors");  auto w = file.tensor(*file.find("w"));
 class SafetensorsFile {
  public:
-  // Throws UsageError for what MappedFile or parse_header refuses.
+  // Throws UsageError if the file cannot be read or the header is invalid.
   explicit SafetensorsFile(const std::string& path);
 
+  // The path of the file.
   const std::string& path() const { return file_->path(); }
+  // The parsed header.
   const Header& header() const { return header_; }
-  const TensorEntry* find(const std::string& name) const;  // nullptr if there is none
+  // The entry of a tensor; null if the file does not have it.
+  const TensorEntry* find(const std::string& name) const;
+  // The bytes of a tensor.
   std::span<const std::byte> bytes(const TensorEntry& entry) const;
-  // The tensor, without a copy where it lies on a multiple of its element's size. It keeps the file alive; only to be
-  // read.
+  // The tensor. Shares the mapped memory if it is aligned to its element size, else it is a copy. It keeps the file
+  // mapped. Read-only.
   at::Tensor tensor(const TensorEntry& entry) const;
 
  private:
   std::shared_ptr<const MappedFile> file_;
   Header header_;
-  size_t data_ = 0;  // where it begins
+  size_t data_ = 0;  // offset of the data
   std::unordered_map<std::string, size_t> index_;
 };
 
+// Options of write_safetensors().
 struct WriteOptions {
-  std::map<std::string, std::string> metadata = {};
-  bool sync = true;  // on the disk when this returns, not only on its way there
-  std::function<void()> after_each = {};
+  std::map<std::string, std::string> metadata = {};  // of the file
+  bool sync = true;                                  // fsync before returning
+  std::function<void()> after_each = {};             // is called after each tensor
 };
-// Writes a new file, one tensor after the other, from any device, laid out in any way. Gives the checksum of each
-// (crc32c of its bytes). Throws UsageError, with the file's name and what the system says, if it cannot: a disk that is
-// full, a file that is there already.
+// Writes a new file. Tensors may be on any device and have any strides. Returns the CRC-32C of each tensor's bytes.
+// Throws UsageError, with path and system error, if it fails: for example if the disk is full or the file exists.
 std::vector<uint32_t> write_safetensors(const std::string& path,
                                         const std::vector<std::pair<std::string, at::Tensor>>& tensors,
                                         const WriteOptions& options = {});

@@ -2,7 +2,7 @@
 
 namespace tessera::data {
 
-// Bytes as they are, larger tokens as numbers.
+// Byte tokens as characters, other tokens as numbers.
 std::string Dataset::show(std::span<const int64_t> tokens) const {
   std::string text;
   for (const int64_t token : tokens) {

@@ -8,25 +8,33 @@
 
 namespace tessera::data {
 
-constexpr int64_t kIgnored = -100;  // a target that does not count; models::loss knows it
+// The target of tokens that the loss ignores (PyTorch: ignore_index).
+constexpr int64_t kIgnored = -100;
 
-// Samples by number: `length()` tokens, and after each the token to be foretold. Reading is safe from several threads.
+// A map-style dataset for language models: sample i is `length()` input tokens and, for each, the token to predict.
+// read() is safe to call from several threads.
 class Dataset {
  public:
   virtual ~Dataset() = default;
-  virtual int64_t samples() const = 0;  // or kEndless
+  // Number of samples, or kEndless.
+  virtual int64_t samples() const = 0;
+  // Tokens per sample.
   virtual int64_t length() const = 0;
-  virtual int64_t vocab_size() const = 0;  // tokens are below it
-  // How many targets of a sample count: the same for each, so that all ranks know how many a batch has.
+  // All tokens are less than this.
+  virtual int64_t vocab_size() const = 0;
+  // Number of targets per sample that are not kIgnored. It is equal for all samples, so every rank knows the number of
+  // targets in a batch.
   virtual int64_t counted() const { return length(); }
+  // Reads one sample. Both spans have length() elements.
   virtual void read(int64_t sample, std::span<int64_t> input, std::span<int64_t> target) const = 0;
 
-  // What a text to go on with begins with, at the end of training; and tokens as a person reads them.
+  // The prompt for text generation after training.
   virtual std::string prompt() const { return "\n"; }
+  // Tokens as readable text.
   virtual std::string show(std::span<const int64_t> tokens) const;
 };
 
-// What is trained on and what is held back to see what was learned. No sample of one is in the other.
+// The training and the validation part of a dataset. They have no sample in common.
 struct Split {
   std::shared_ptr<const Dataset> training, held_out;
 };

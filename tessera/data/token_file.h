@@ -4,27 +4,36 @@
 
 #include <iosfwd>
 
-// Files of tokens, one behind the other: text, whose bytes are tokens, and flat arrays of integers.
+// Datasets from token files: text (one token per byte) or flat arrays of integers.
+// Example:  auto file = std::make_shared<data::TokenFile>("train.bin");
+//           auto [training, held_out] = data::token_windows(file, {.length = 256, .vocab_size = 50257});
 namespace tessera::data {
 
+// The format of a token file.
 enum class TokenLayout : uint8_t {
-  Auto,    // a header of llm.c if there is one; else text, or for a file *.bin an error that asks
-  Text,    // bytes
-  LlmC,    // 256 int32 (magic, version, number of tokens, zeros), then uint16 for GPT-2, uint32 for Llama 3
-  Uint16,  // no header
-  Uint32,
+  Auto,    // LlmC if the file has its header; an error for other *.bin files; else Text
+  Text,    // one token per byte
+  LlmC,    // llm.c: 256 int32 (magic, version, number of tokens, zeros), then uint16 for GPT-2 or uint32 for Llama 3
+  Uint16,  // uint16 without header
+  Uint32,  // uint32 without header
 };
-TokenLayout parse_token_layout(const std::string& text);  // "auto", "text", "llm.c", "uint16", "uint32"; or UsageError
+// Parses "auto", "text", "llm.c", "uint16" or "uint32". Throws UsageError for other text.
+TokenLayout parse_token_layout(const std::string& text);
+// Prints what parse_token_layout reads.
 std::ostream& operator<<(std::ostream& out, TokenLayout layout);
 
+// A memory-mapped token file.
 class TokenFile {
  public:
-  // Throws UsageError for a header that is not one, or that does not go with the file's size.
+  // Throws UsageError if the header is invalid or does not match the file size.
   explicit TokenFile(const std::string& path, TokenLayout layout = TokenLayout::Auto);
 
+  // Number of tokens.
   int64_t size() const { return size_; }
-  TokenLayout layout() const { return layout_; }  // as it was found; not Auto
-  // Tokens from `position` on. UsageError for one that is not below `vocab_size`, with its position.
+  // The detected layout; never Auto.
+  TokenLayout layout() const { return layout_; }
+  // Reads tokens from `position` on. Throws UsageError, with its position, for a token that is not less than
+  // vocab_size.
   void read(int64_t position, std::span<int64_t> tokens, int64_t vocab_size) const;
 
  private:
@@ -35,20 +44,21 @@ class TokenFile {
   int64_t header_bytes_ = 0, token_bytes_ = 1, size_ = 0;
 };
 
+// Options of token_windows and all_windows.
 struct WindowOptions {
-  int64_t length = 256;      // tokens of a sample
-  int64_t vocab_size = 256;  // of the model; a larger token is an error when it is read
-  double held_out = 0.05;    // the share at the end of the file that is not trained on
+  int64_t length = 256;      // tokens per sample
+  int64_t vocab_size = 256;  // of the model; reading a larger token is an error
+  double held_out = 0.05;    // fraction at the end of the file for validation
 };
 
-// A file cut into samples that lie side by side. The last token of each is the first of the next: it is a target here
-// and an input there.
+// Splits a file into consecutive samples. The last token of a sample is the first of the next: it is a target of the
+// former and an input of the latter.
 //
-//   length 3:     a b c d e f g h          sample 0: a b c -> b c d     sample 1: d e f -> e f g        h is left over
+//   length 3:     a b c d e f g h          sample 0: a b c -> b c d     sample 1: d e f -> e f g        h is not used
 //
-// Throws UsageError if there are not two samples, one of them to hold out.
+// Throws UsageError if the file has fewer than two samples, because one of them is held out.
 Split token_windows(std::shared_ptr<const TokenFile> file, const WindowOptions& options);
-// The same without a part that is held out, for a file that is all of it.
+// The same without a held-out part.
 std::shared_ptr<const Dataset> all_windows(std::shared_ptr<const TokenFile> file, const WindowOptions& options);
 
 }  // namespace tessera::data

@@ -8,6 +8,7 @@ namespace tessera::optim {
 
 namespace detail {
 
+// The options of Adam and AdamW that are saved in a state dict.
 template <class Options, class F>
 void visit_adam_options(Options& o, F f) {
   f("lr", o.lr);
@@ -20,74 +21,87 @@ void visit_adam_options(Options& o, F f) {
 
 }  // namespace detail
 
+// Options of Adam, with the names and defaults of torch.optim.Adam.
 struct AdamOptions {
-  LearningRate lr = 1e-3;
-  std::array<double, 2> betas = {0.9, 0.999};
-  double eps = 1e-8;
-  double weight_decay = 0;
-  bool amsgrad = false;
-  bool maximize = false;
-  bool decoupled_weight_decay = false;  // true: what AdamW does. Not saved: it says which optimizer this is.
-  std::optional<bool> foreach = {};     // false: one parameter after the other. The same bits.
-  bool fused = false;                   // one kernel for all; its rounding is its own
+  LearningRate lr = 1e-3;                      // a number or a tensor of one element
+  std::array<double, 2> betas = {0.9, 0.999};  // decay rates of the averages of g and of g^2
+  double eps = 1e-8;                           // is added to the denominator
+  double weight_decay = 0;                     // L2 penalty
+  bool amsgrad = false;                        // use the maximum of all v so far
+  bool maximize = false;                       // maximize the objective instead of minimizing it
+  bool decoupled_weight_decay = false;  // decay weights as AdamW does; not saved, because it selects the algorithm
+  std::optional<bool> foreach = {};     // false: one parameter after the other; the results are bitwise equal
+  bool fused = false;                   // one fused kernel per list of parameters; rounds differently
 
+  // Name of the optimizer in messages and state dicts.
   static constexpr const char* kKind = "Adam";
+  // Throws UsageError for values out of range.
   void check() const;
+  // Calls f(name, value) for each option that is saved.
   template <class Self, class F>
   static void visit(Self& o, F f) {
     detail::visit_adam_options(o, f);
   }
 };
 
+// Options of AdamW, with the names and defaults of torch.optim.AdamW.
 struct AdamWOptions {
-  LearningRate lr = 1e-3;
-  std::array<double, 2> betas = {0.9, 0.999};
-  double eps = 1e-8;
-  double weight_decay = 1e-2;
-  bool amsgrad = false;
-  bool maximize = false;
-  std::optional<bool> foreach = {};
-  bool fused = false;
+  LearningRate lr = 1e-3;                      // a number or a tensor of one element
+  std::array<double, 2> betas = {0.9, 0.999};  // decay rates of the averages of g and of g^2
+  double eps = 1e-8;                           // is added to the denominator
+  double weight_decay = 1e-2;                  // each step multiplies p by 1 - lr weight_decay
+  bool amsgrad = false;                        // use the maximum of all v so far
+  bool maximize = false;                       // maximize the objective instead of minimizing it
+  std::optional<bool> foreach = {};            // false: one parameter after the other; the results are bitwise equal
+  bool fused = false;                          // one fused kernel per list of parameters; rounds differently
 
+  // Weight decay is always decoupled from the gradient.
   static constexpr bool decoupled_weight_decay = true;
+  // Name of the optimizer in messages and state dicts.
   static constexpr const char* kKind = "AdamW";
+  // Throws UsageError for values out of range.
   void check() const;
+  // Calls f(name, value) for each option that is saved.
   template <class Self, class F>
   static void visit(Self& o, F f) {
     detail::visit_adam_options(o, f);
   }
 };
 
-// Adam with PyTorch's arithmetic to the bit.
+// Adam, bitwise equal to PyTorch's.
 //
 //   t <- t + 1      m <- b1 m + (1 - b1) g      v <- b2 v + (1 - b2) g^2
 //   p <- p - lr / (1 - b1^t)  m / (sqrt(v) / sqrt(1 - b2^t) + eps)
 //
-// with g + weight_decay p for g, or, decoupled, p first multiplied by 1 - lr weight_decay. amsgrad: the largest v so
-// far in place of v. t is a float tensor for each parameter, the corrections are computed from it as tensors.
+// g is replaced by g + weight_decay p; with decoupled weight decay p is first multiplied by 1 - lr weight_decay
+// instead. amsgrad: uses the largest v so far in place of v. t is one float tensor per parameter; the bias corrections
+// are computed from it as tensors.
 // Example:  optim::Adam opt(model->parameters(), {.lr = 1e-3});
 template <class Options>
 class AdamOf final : public OptimizerOf<Options> {
-  using Row = OptimizerAccess::Row;
-  using Bundle = Optimizer::Bundle;
+  using StateEntry = OptimizerAccess::StateEntry;
+  using TensorLists = Optimizer::TensorLists;
   using Scaling = Optimizer::Scaling;
 
  public:
+  // Parameters with options, or parameter groups (see OptimizerOf).
   using OptimizerOf<Options>::OptimizerOf;
-  std::vector<Row> rows() const override;
+  // step, exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq.
+  std::vector<StateEntry> state_entries() const override;
 
  private:
-  void complete_rows(size_t group, const at::Tensor& parameter, Tensors& rows) const override;
-  size_t rows_used(size_t group) const override { return this->group_options(group).amsgrad ? 4 : 3; }
+  void add_missing_state(size_t group, const at::Tensor& parameter, Tensors& state) const override;
+  size_t state_size(size_t group) const override { return this->group_options(group).amsgrad ? 4 : 3; }
   at::Device step_device(size_t group, const at::Tensor& parameter) const override;
-  void update_list(const Options& options, Bundle& bundle) const override;
-  void update_fused(const Options& options, Bundle& bundle, const Scaling* scaling) const override;
+  void update_foreach(const Options& options, TensorLists& lists) const override;
+  void update_fused(const Options& options, TensorLists& lists, const Scaling* scaling) const override;
 };
 extern template class AdamOf<AdamOptions>;
 extern template class AdamOf<AdamWOptions>;
 
+// torch.optim.Adam for plain and distributed parameters.
 using Adam = AdamOf<AdamOptions>;
-// Weight decay decoupled from the gradient, and 0.01 unless told.
+// torch.optim.AdamW: Adam with decoupled weight decay, 0.01 by default.
 // Example:  optim::AdamW opt(model->parameters(), {.lr = 3e-4, .fused = true});
 //           optim::AdamW opt({{matrices, {.weight_decay = 0.1}}, {vectors, {.weight_decay = 0}}});
 using AdamW = AdamOf<AdamWOptions>;

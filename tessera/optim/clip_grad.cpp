@@ -21,16 +21,16 @@
 namespace tessera::optim {
 namespace {
 
-// Tensors whose norm is missing the same ranks' share: one mesh, cut over the same of its axes. Plain and replicated
-// ones are missing nothing.
-struct Share {
-  DeviceMesh mesh;  // none: missing nothing
+// Tensors that are sharded over the same axes of one mesh: their local norms are reduced over these axes together.
+// Plain and replicated tensors need no reduction.
+struct NormGroup {
+  DeviceMesh mesh;  // null: no reduction
   std::vector<int64_t> axes;
   Tensors tensors;
 };
 
-std::vector<Share> by_missing_ranks(const Tensors& tensors) {
-  std::vector<Share> shares;
+std::vector<NormGroup> by_sharded_axes(const Tensors& tensors) {
+  std::vector<NormGroup> groups;
   for (const auto& t : tensors) {
     DeviceMesh mesh;
     std::vector<int64_t> axes;
@@ -40,27 +40,25 @@ std::vector<Share> by_missing_ranks(const Tensors& tensors) {
         if (spec.placements[static_cast<size_t>(axis)].is_sharded()) axes.push_back(axis);
       if (!axes.empty()) mesh = spec.mesh;
     }
-    auto found = std::find_if(shares.begin(), shares.end(), [&](const Share& s) {
+    auto found = std::find_if(groups.begin(), groups.end(), [&](const NormGroup& s) {
       return static_cast<bool>(s.mesh) == static_cast<bool>(mesh) && s.axes == axes && (!mesh || s.mesh == mesh);
     });
-    if (found == shares.end()) found = shares.insert(shares.end(), Share{mesh, axes, {}});
+    if (found == groups.end()) found = groups.insert(groups.end(), NormGroup{mesh, axes, {}});
     found->tensors.push_back(t);
   }
-  return shares;
+  return groups;
 }
 
-Tensors norms_of_pieces(const Tensors& tensors, const NormOptions& options) {
-  Tensors pieces;
-  for (const auto& t : tensors)  // an empty piece has no largest element, and adds nothing to other norms
-    if (detail::local_or_self(t).numel() > 0) pieces.push_back(detail::local_or_self(t));
+Tensors local_norms(const Tensors& tensors, const NormOptions& options) {
+  Tensors locals;
+  for (const auto& t : tensors)  // an empty local tensor has no maximum, and adds nothing to other norms
+    if (detail::local_or_self(t).numel() > 0) locals.push_back(detail::local_or_self(t));
   Tensors norms;
-  for (const auto& indices : detail::by_device_and_dtype(pieces)) {
-    Tensors alike;
-    for (const size_t i : indices) alike.push_back(pieces[i]);
+  for (const auto& list : detail::lists_by_device_and_dtype(locals)) {
     if (options.foreach) {
-      for (auto& norm : at::_foreach_norm(alike, options.norm_type)) norms.push_back(std::move(norm));
+      for (auto& norm : at::_foreach_norm(list, options.norm_type)) norms.push_back(std::move(norm));
     } else {
-      for (const auto& piece : alike) norms.push_back(at::linalg_vector_norm(piece, options.norm_type));
+      for (const auto& local : list) norms.push_back(at::linalg_vector_norm(local, options.norm_type));
     }
   }
   return norms;
@@ -71,39 +69,36 @@ at::Tensor norm_of_norms(Tensors norms, double norm_type) {
   return at::linalg_vector_norm(at::stack(norms), norm_type);
 }
 
-// The norm of a share's pieces on this rank, and then with the other ranks'. bfloat16 and half travel as floats: their
-// squares would not.
-at::Tensor norm_over_ranks(const Share& share, const Tensors& norms, double norm_type) {
-  const auto& piece = detail::local_or_self(share.tensors[0]);
-  const auto dtype = c10::toRealValueType(piece.scalar_type());
+// The norm of the local tensors of a group, reduced over the sharded axes. bfloat16 and half norms are sent as float,
+// because their squares may overflow.
+at::Tensor norm_over_ranks(const NormGroup& group, const Tensors& norms, double norm_type) {
+  const auto& local = detail::local_or_self(group.tensors[0]);
+  const auto dtype = c10::toRealValueType(local.scalar_type());
   const auto wide = dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
   const auto own =
-      norms.empty() ? at::zeros({}, piece.options().dtype(wide)) : norm_of_norms(norms, norm_type).to(wide);
-  Placements terms(static_cast<size_t>(share.mesh.ndim()), Replicate());
-  const Placements whole = terms;
-  for (const int64_t axis : share.axes) terms[static_cast<size_t>(axis)] = NormPartial(norm_type);
-  const auto spec = intern(share.mesh, terms, {}, {}, wide, own.device());
-  return detail::local_or_self(DTensor(tessera::detail::wrap(own, spec)).redistribute(whole)).to(dtype);
+      norms.empty() ? at::zeros({}, local.options().dtype(wide)) : norm_of_norms(norms, norm_type).to(wide);
+  Placements partial(static_cast<size_t>(group.mesh.ndim()), Replicate());
+  const Placements replicated = partial;
+  for (const int64_t axis : group.axes) partial[static_cast<size_t>(axis)] = NormPartial(norm_type);
+  const auto spec = intern(group.mesh, partial, {}, {}, wide, own.device());
+  return detail::local_or_self(DTensor(tessera::detail::wrap(own, spec)).redistribute(replicated)).to(dtype);
 }
 
-// f(pieces of one device and dtype), with all or with each.
+// Calls f(list) for the local gradients of each device and dtype, with foreach = false for each gradient alone.
 template <class F>
-void for_pieces(const Tensors& gradients, bool foreach, F f) {
-  const auto pieces = detail::local_tensors_of(gradients);
-  for (const auto& indices : detail::by_device_and_dtype(pieces)) {
-    Tensors alike;
-    for (const size_t i : indices) alike.push_back(pieces[i]);
+void for_each_local_list(const Tensors& gradients, bool foreach, F f) {
+  for (const auto& list : detail::lists_by_device_and_dtype(detail::local_tensors_of(gradients))) {
     if (foreach) {
-      f(alike);
+      f(list);
     } else {
-      for (const auto& piece : alike) f(Tensors{piece});
+      for (const auto& local : list) f(Tensors{local});
     }
   }
   for (const auto& gradient : gradients) detail::mark_written(gradient);
 }
 
 void check_norm_type(double p) {
-  TESSERA_CHECK(p > 0, UsageError, "a norm of type ", p, " was asked for; it must be above 0, or infinity");
+  TESSERA_CHECK(p > 0, UsageError, "norm_type is ", p, "; it must be greater than 0, or infinity");
 }
 
 }  // namespace
@@ -111,14 +106,14 @@ void check_norm_type(double p) {
 at::Tensor get_total_norm(const Tensors& tensors, const NormOptions& options) {
   check_norm_type(options.norm_type);
   const at::NoGradGuard no_grad;
-  Tensors whole;
-  for (const auto& t : tensors) whole.push_back(detail::without_partial(t));
+  Tensors reduced;
+  for (const auto& t : tensors) reduced.push_back(detail::reduce_partial(t));
 
   Tensors norms;
-  for (const auto& share : by_missing_ranks(whole)) {
-    const auto own = norms_of_pieces(share.tensors, options);
-    if (share.mesh)
-      norms.push_back(norm_over_ranks(share, own, options.norm_type));
+  for (const auto& group : by_sharded_axes(reduced)) {
+    const auto own = local_norms(group.tensors, options);
+    if (group.mesh)
+      norms.push_back(norm_over_ranks(group, own, options.norm_type));
     else
       norms.insert(norms.end(), own.begin(), own.end());
   }
@@ -126,33 +121,33 @@ at::Tensor get_total_norm(const Tensors& tensors, const NormOptions& options) {
   if (options.error_if_nonfinite)
     TESSERA_CHECK(at::isfinite(total).item<bool>(), UsageError, "the norm of type ", options.norm_type, " of ",
                   tensors.size(), " tensors is ", total.item<double>(),
-                  "; nothing was scaled. With error_if_nonfinite = false the gradients are scaled by it all the same");
+                  "; no gradient was scaled. Pass error_if_nonfinite = false to scale in spite of this");
   return total;
 }
 
 void clip_grads_with_norm_(const Tensors& parameters, double max_norm, const at::Tensor& total_norm, bool foreach) {
-  TESSERA_CHECK(max_norm >= 0, UsageError, "gradients cannot be scaled to a norm of ", max_norm);
+  TESSERA_CHECK(max_norm >= 0, UsageError, "max_norm is ", max_norm, "; it must be at least 0");
   const at::NoGradGuard no_grad;
   const auto factor = at::clamp(max_norm / (total_norm + 1e-6), std::nullopt, 1.0);
-  for_pieces(detail::summed_gradients(parameters), foreach,
-             [&](const Tensors& pieces) { at::_foreach_mul_(pieces, factor.to(pieces[0].device())); });
+  for_each_local_list(detail::reduce_partial_gradients(parameters), foreach,
+                      [&](const Tensors& list) { at::_foreach_mul_(list, factor.to(list[0].device())); });
 }
 
 at::Tensor clip_grad_norm_(const Tensors& parameters, double max_norm, const NormOptions& options) {
   check_norm_type(options.norm_type);
-  TESSERA_CHECK(max_norm >= 0, UsageError, "gradients cannot be scaled to a norm of ", max_norm);
+  TESSERA_CHECK(max_norm >= 0, UsageError, "max_norm is ", max_norm, "; it must be at least 0");
   const at::NoGradGuard no_grad;
-  const auto total = get_total_norm(detail::summed_gradients(parameters), options);
+  const auto total = get_total_norm(detail::reduce_partial_gradients(parameters), options);
   clip_grads_with_norm_(parameters, max_norm, total, options.foreach);
   return total;
 }
 
 void clip_grad_value_(const Tensors& parameters, double clip_value, bool foreach) {
-  TESSERA_CHECK(clip_value >= 0, UsageError, "gradients cannot be clipped to values within ", clip_value, " of 0");
+  TESSERA_CHECK(clip_value >= 0, UsageError, "clip_value is ", clip_value, "; it must be at least 0");
   const at::NoGradGuard no_grad;
-  for_pieces(detail::summed_gradients(parameters), foreach, [&](const Tensors& pieces) {
-    at::_foreach_clamp_min_(pieces, -clip_value);
-    at::_foreach_clamp_max_(pieces, clip_value);
+  for_each_local_list(detail::reduce_partial_gradients(parameters), foreach, [&](const Tensors& list) {
+    at::_foreach_clamp_min_(list, -clip_value);
+    at::_foreach_clamp_max_(list, clip_value);
   });
 }
 

@@ -5,57 +5,70 @@
 
 namespace tessera::optim {
 
+// Options of GradScaler, with the names and defaults of torch.amp.GradScaler.
 struct GradScalerOptions {
-  double init_scale = 65536;
-  double growth_factor = 2;
-  double backoff_factor = 0.5;
-  int64_t growth_interval = 2000;
-  bool enabled = true;
+  double init_scale = 65536;       // the first scale
+  double growth_factor = 2;        // the scale grows by this factor
+  double backoff_factor = 0.5;     // the scale shrinks by this factor after a step with inf or NaN gradients
+  int64_t growth_interval = 2000;  // steps without inf or NaN before the scale grows
+  bool enabled = true;             // false: all methods pass through
 };
 
-// Keeps small fp16 gradients from vanishing: the loss is multiplied by a scale, the gradients are divided by it again.
-// A step in which a gradient is not finite is not made, and the scale shrinks; after growth_interval good ones it
-// grows. All ranks of the meshes on which gradients lie agree on it, so no rank steps alone: one all-reduce for each
-// mesh (a plain gradient is taken to be the same everywhere, as data parallelism leaves it).
+// Gradient scaling for fp16 training (torch.amp.GradScaler). The loss is multiplied by a scale, so that small fp16
+// gradients do not underflow; the gradients are divided by it before the step. A step with inf or NaN gradients is
+// skipped and the scale shrinks; after growth_interval good steps it grows. All ranks of the gradients' meshes skip
+// together: one all-reduce per mesh. (A plain gradient is taken to be equal on all ranks, as data parallelism leaves
+// it.)
 //
 //   scaler.scale(loss).backward();
-//   scaler.unscale_(opt);  clip_grad_norm_(...);      // only where someone looks at the gradients before the step
+//   scaler.unscale_(opt);  clip_grad_norm_(...);      // only if something reads the gradients before the step
 //   scaler.step(opt);
 //   scaler.update();
 //
-// Nothing is read on the host, so the step can be compiled: fused kernels leave out a step by themselves. (A group that
-// is not fused is updated by them, too, on the CPU; elsewhere it must be known on the host whether to step.)
+// No value is copied to the host, so the step can be compiled: fused kernels skip a step on the device. (On the CPU,
+// groups that are not fused are updated by fused kernels too. On other devices they need to know on the host whether to
+// step.)
 class GradScaler {
  public:
+  // Throws UsageError for options out of range.
   explicit GradScaler(GradScalerOptions options = {});
 
+  // Returns loss * scale.
   at::Tensor scale(const at::Tensor& loss);
-  // Divides the gradients, in place. UsageError if it was done since the last update, or for fp16 gradients: parameters
-  // in fp16 have no use for a scaler.
+  // Divides the gradients by the scale, in place. Throws UsageError if they are already unscaled since the last update,
+  // and for fp16 gradients: fp16 parameters do not need a scaler.
   void unscale_(Optimizer& optimizer);
+  // Unscales if needed, then steps unless a gradient is inf or NaN.
   void step(Optimizer& optimizer);
+  // Adjusts the scale. Call it once, after the step of all optimizers.
   void update();
 
+  // Whether scaling is on.
   bool enabled() const { return options_.enabled; }
-  double get_scale() const;                                  // reads it on the host
-  const at::Tensor& scale_tensor() const { return scale_; }  // float[1]
-  at::Tensor found_inf(const Optimizer& optimizer) const;    // since the last update: float[1], 1 or 0
-  StateDict state_dict() const;                              // scale and growth_tracker
+  // The scale as a number. Copies it to the host.
+  double get_scale() const;
+  // The scale as a tensor float[1], without a copy to the host.
+  const at::Tensor& scale_tensor() const { return scale_; }
+  // Whether a gradient was inf or NaN since the last update: float[1], 1 or 0.
+  at::Tensor found_inf(const Optimizer& optimizer) const;
+  // scale and growth_tracker.
+  StateDict state_dict() const;
+  // Restores what state_dict returned.
   void load_state_dict(const StateDict& dict);
 
  private:
-  struct Seen {
+  struct OptimizerState {
     const Optimizer* optimizer;
     at::Tensor found_inf;
     bool unscaled = false, stepped = false;
   };
-  Seen& seen(const Optimizer& optimizer);
-  void look(Optimizer& optimizer, Seen& seen, bool unscale);
+  OptimizerState& state_of(const Optimizer& optimizer);
+  void check_gradients(Optimizer& optimizer, OptimizerState& state, bool unscale);
   void move_to(at::Device device);
 
   GradScalerOptions options_;
-  at::Tensor scale_, growth_tracker_;  // float[1], int[1]
-  std::vector<Seen> seen_;             // since the last update
+  at::Tensor scale_, growth_tracker_;                 // float[1], int[1]
+  std::vector<OptimizerState> per_optimizer_states_;  // since the last update
 };
 
 }  // namespace tessera::optim

@@ -1,7 +1,7 @@
 #include "tessera/optim/optimizer.h"
 
-#include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/base/error.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
@@ -11,8 +11,6 @@
 #include <unordered_set>
 
 namespace tessera::optim {
-
-using detail::local_or_self;
 
 std::string Optimizer::name_of(size_t group, size_t index, const at::Tensor& parameter) const {
   return c10::str(kind(), ": parameter ", index, " of group ", group,
@@ -26,27 +24,29 @@ void Optimizer::add_group(const Tensors& params) {
   for (size_t i = 0; i < params.size(); i++) {
     const auto& p = params[i];
     TESSERA_CHECK(p.defined(), UsageError, name_of(g, i, p), " is undefined");
-    TESSERA_CHECK(p.is_leaf(), UsageError, name_of(g, i, p),
-                  " is no leaf: it was computed from others, and gets no gradient of its own. Give those others");
-    TESSERA_CHECK(at::isFloatingType(p.scalar_type()), UsageError, name_of(g, i, p), " is not of a floating dtype");
+    TESSERA_CHECK(
+        p.is_leaf(), UsageError, name_of(g, i, p),
+        " is not a leaf: it is the result of an op and gets no gradient; pass the leaf tensors it was computed from");
+    TESSERA_CHECK(at::isFloatingType(p.scalar_type()), UsageError, name_of(g, i, p),
+                  " does not have a floating-point dtype");
     TESSERA_CHECK(seen.insert(p.unsafeGetTensorImpl()).second, UsageError, name_of(g, i, p),
-                  " is in this group twice: it would be updated twice in a step");
-    const auto found = places_.find(p.unsafeGetTensorImpl());
-    TESSERA_CHECK(found == places_.end(), UsageError, name_of(g, i, p), " is already parameter ", found->second.index,
-                  " of group ", found->second.group, ": it would be updated twice in a step");
+                  " is in this group twice; pass each parameter once");
+    const auto found = index_.find(p.unsafeGetTensorImpl());
+    TESSERA_CHECK(found == index_.end(), UsageError, name_of(g, i, p), " is already parameter ", found->second.index,
+                  " of group ", found->second.group, "; pass each parameter once");
   }
   groups_.emplace_back();
   initial_lr_.emplace_back();
   for (size_t i = 0; i < params.size(); i++) {
     groups_[g].push_back({params[i], {}});
-    places_.emplace(params[i].unsafeGetTensorImpl(), Place{g, i});
+    index_.emplace(params[i].unsafeGetTensorImpl(), ParamIndex{g, i});
   }
 }
 
 void Optimizer::zero_grad(bool set_to_none) {
   for (auto& group : groups_)
-    for (auto& slot : group) {
-      auto& gradient = slot.parameter.mutable_grad();
+    for (auto& param : group) {
+      auto& gradient = param.parameter.mutable_grad();
       if (!gradient.defined()) continue;
       if (set_to_none)
         gradient.reset();
@@ -58,7 +58,7 @@ void Optimizer::zero_grad(bool set_to_none) {
 Tensors Optimizer::parameters() const {
   Tensors all;
   for (const auto& group : groups_)
-    for (const auto& slot : group) all.push_back(slot.parameter);
+    for (const auto& param : group) all.push_back(param.parameter);
   return all;
 }
 
@@ -70,90 +70,94 @@ double Optimizer::initial_lr(size_t group) {
 
 at::Device Optimizer::step_device(size_t, const at::Tensor&) const { return at::kCPU; }
 
-at::Tensor Optimizer::row_like(const at::Tensor& parameter, bool zeroed) {
-  const auto& piece = local_or_self(parameter);
-  auto row = zeroed ? at::zeros_like(piece) : at::empty_like(piece);
-  return is_dtensor(parameter) ? tessera::detail::wrap(row, tessera::detail::meta_of(parameter).spec) : row;
+at::Tensor Optimizer::state_like(const at::Tensor& parameter, bool zeroed) {
+  const auto& local = detail::local_or_self(parameter);
+  auto state = zeroed ? at::zeros_like(local) : at::empty_like(local);
+  return is_dtensor(parameter) ? tessera::detail::wrap(state, tessera::detail::meta_of(parameter).spec) : state;
 }
 
 // ---- a step
 
-void Optimizer::check_gradient(size_t group, size_t index, const std::vector<Row>& described) {
-  auto& slot = groups_[group][index];
-  const auto &p = slot.parameter, &gradient = p.grad();
-  const auto *spec = tessera::detail::spec_or_null(p), *of_gradient = tessera::detail::spec_or_null(gradient);
-  if (spec && spec == of_gradient && spec == slot.fits.get()) return;  // as in the last step
+void Optimizer::check_gradient(size_t group, size_t index, const std::vector<StateEntry>& entries) {
+  auto& param = groups_[group][index];
+  const auto &p = param.parameter, &gradient = p.grad();
+  const auto *spec = tessera::detail::spec_or_null(p), *gradient_spec = tessera::detail::spec_or_null(gradient);
+  if (spec && spec == gradient_spec && spec == param.checked_spec.get()) return;  // checked in an earlier step
   const auto name = [&] { return name_of(group, index, p); };
-  TESSERA_CHECK(gradient.layout() == at::kStrided, UsageError, name(), " has a gradient that is ", gradient.layout(),
-                "; only dense ones are taken: call to_dense() on it");
+  TESSERA_CHECK(gradient.layout() == at::kStrided, UsageError, name(), " has a gradient of layout ", gradient.layout(),
+                "; only dense gradients are supported: call to_dense() on it");
   TESSERA_CHECK(gradient.sizes() == p.sizes() && gradient.scalar_type() == p.scalar_type(), UsageError, name(),
                 " has a gradient ", gradient.scalar_type(), gradient.sizes());
   TESSERA_CHECK(is_dtensor(p) == is_dtensor(gradient), UsageError, name(), " is ",
                 is_dtensor(p) ? "distributed, but its gradient is plain" : "plain, but its gradient is distributed",
-                ": both must be one or the other");
-  TESSERA_CHECK(!is_fused(group) || local_or_self(p).is_non_overlapping_and_dense(), UsageError, name(),
-                " lies in memory with gaps (strides ", local_or_self(p).strides(),
-                "), which fused kernels do not take: make it contiguous, or leave fused off");
+                "; both must be distributed, or both plain");
+  TESSERA_CHECK(!is_fused(group) || detail::local_or_self(p).is_non_overlapping_and_dense(), UsageError, name(),
+                " is not dense in memory (strides ", detail::local_or_self(p).strides(),
+                "), which fused kernels do not support: make it contiguous, or set fused = false");
   if (spec) {
-    TESSERA_CHECK(!spec->has_partial(), ShardingError, name(), " lies as ", to_string(spec->placements),
-                  ": a sum that is not yet taken cannot be updated element by element; redistribute it first");
-    TESSERA_CHECK(spec == of_gradient || spec->mesh == of_gradient->mesh, UsageError, name(), " lies on mesh(",
-                  spec->mesh, "), its gradient on mesh(", of_gradient->mesh, ")");
+    TESSERA_CHECK(!spec->has_partial(), ShardingError, name(), " has placements ", to_string(spec->placements),
+                  "; a Partial parameter cannot be updated: redistribute it first");
+    TESSERA_CHECK(spec == gradient_spec || spec->mesh == gradient_spec->mesh, UsageError, name(), " is on mesh(",
+                  spec->mesh, ") and its gradient on mesh(", gradient_spec->mesh, ")");
   }
-  for (size_t r = 0; r < slot.rows.size(); r++)
-    TESSERA_CHECK(!described[r].like_parameter || detail::same_placement(slot.rows[r], p), UsageError, name(),
-                  " was laid out anew after its first step, and its ", described[r].name,
-                  " was not: distribute before the first step, or save the state before and load it after");
-  if (spec) slot.fits = tessera::detail::meta_of(p).spec;
+  for (size_t s = 0; s < param.state.size(); s++)
+    TESSERA_CHECK(!entries[s].like_parameter || detail::same_placement(param.state[s], p), UsageError, name(),
+                  " was redistributed after its first step, but its state ", entries[s].name,
+                  " was not; distribute before the first step, or save the state before and load it after");
+  if (spec) param.checked_spec = tessera::detail::meta_of(p).spec;
 }
 
-std::vector<std::vector<Optimizer::Job>> Optimizer::plan() {
-  const auto described = rows();
-  std::vector<std::vector<Job>> jobs(groups_.size());
+std::vector<std::vector<Optimizer::ParamUpdate>> Optimizer::plan_updates() {
+  const auto entries = state_entries();
+  std::vector<std::vector<ParamUpdate>> updates(groups_.size());
   for (size_t g = 0; g < groups_.size(); g++) {
-    jobs[g].reserve(groups_[g].size());
+    updates[g].reserve(groups_[g].size());
     for (size_t i = 0; i < groups_[g].size(); i++) {
-      auto& slot = groups_[g][i];
-      const auto& gradient = slot.parameter.grad();
+      auto& param = groups_[g][i];
+      const auto& gradient = param.parameter.grad();
       if (!gradient.defined()) continue;
-      check_gradient(g, i, described);
-      const bool lies_right = detail::same_placement(gradient, slot.parameter);
-      jobs[g].push_back({&slot, &gradient, &local_or_self(slot.parameter), lies_right ? &local_or_self(gradient) : nullptr});
+      check_gradient(g, i, entries);
+      const auto* local_gradient =
+          detail::same_placement(gradient, param.parameter) ? &detail::local_or_self(gradient) : nullptr;
+      updates[g].push_back({&param, &gradient, &detail::local_or_self(param.parameter), local_gradient});
     }
   }
-  return jobs;
+  return updates;
 }
 
-void Optimizer::lay_out_gradients(std::vector<std::vector<Job>>& jobs) {
-  std::vector<Job*> moving;
-  for (auto& group : jobs)
-    for (auto& job : group)
-      if (!job.gradient_piece) moving.push_back(&job);
-  for (Job* job : moving) job->laid_out = detail::redistribute_like(*job->gradient, job->slot->parameter);
-  for (Job* job : moving) {  // all are started before the first is waited for
-    job->gradient = &job->laid_out;
-    job->gradient_piece = &local_or_self(job->laid_out);
+void Optimizer::redistribute_gradients(std::vector<std::vector<ParamUpdate>>& updates) {
+  std::vector<ParamUpdate*> moving;
+  for (auto& group : updates)
+    for (auto& update : group)
+      if (!update.local_gradient) moving.push_back(&update);
+  // Starts all redistributions before the first wait, which detail::local_or_self() does.
+  for (auto* update : moving)
+    update->redistributed = detail::redistribute_like(*update->gradient, update->param->parameter);
+  for (auto* update : moving) {
+    update->gradient = &update->redistributed;
+    update->local_gradient = &detail::local_or_self(update->redistributed);
   }
 }
 
-bool Optimizer::takes_scaling(size_t group) const {
-  return is_fused(group) || std::all_of(groups_[group].begin(), groups_[group].end(), [](const auto& slot) {
-           const auto& piece = local_or_self(slot.parameter);
-           return piece.is_cpu() && piece.is_non_overlapping_and_dense();
+bool Optimizer::supports_scaling(size_t group) const {
+  return is_fused(group) || std::all_of(groups_[group].begin(), groups_[group].end(), [](const auto& param) {
+           const auto& local = detail::local_or_self(param.parameter);
+           return local.is_cpu() && local.is_non_overlapping_and_dense();
          });
 }
 
-// Rows that a step makes while it is compiled are those of the program: they are there once it has run.
-void Optimizer::keep_new_rows_for_runs() {
+// State that is created while a step is traced belongs to the program. Removes it after tracing and installs it when
+// the program first runs.
+void Optimizer::keep_new_state_on_replay() {
   for (auto& group : groups_)
-    for (auto& slot : group) {
-      if (!slot.rows.empty()) continue;
-      CompilingScope::on_trace_end([this, &slot](bool finished) {
-        const auto rows = std::exchange(slot.rows, {}), pieces = std::exchange(slot.pieces, {});
-        if (!finished || rows.empty()) return;
-        CompilingScope::on_replay([this, &slot, rows, pieces] {
-          slot.rows = rows;
-          slot.pieces = pieces;
+    for (auto& param : group) {
+      if (!param.state.empty()) continue;
+      CompilingScope::on_trace_end([this, &param](bool finished) {
+        const auto state = std::exchange(param.state, {}), local_state = std::exchange(param.local_state, {});
+        if (!finished || state.empty()) return;
+        CompilingScope::on_replay([this, &param, state, local_state] {
+          param.state = state;
+          param.local_state = local_state;
           changed();
         });
       });
@@ -165,66 +169,66 @@ void Optimizer::step(const Scaling* scaling) {
   if (compiling()) {
     CompilingScope::before_optimizer_step();
     CompilingScope::add_guard([this] { return static_cast<int64_t>(generation_); });
-    keep_new_rows_for_runs();
+    keep_new_state_on_replay();
   }
   for (size_t g = 0; scaling && g < groups_.size(); g++)
-    TESSERA_CHECK(takes_scaling(g), UsageError, kind(), ": group ", g,
-                  " is not fused: it takes gradients that are already unscaled, as GradScaler::unscale_ leaves them");
-  auto jobs = plan();
-  lay_out_gradients(jobs);
-  for (size_t g = 0; g < jobs.size(); g++) {
-    const size_t columns = rows_used(g);
-    std::vector<const Job*> parts[2];  // those whose first step this is, apart
-    for (auto& part : parts) part.reserve(jobs[g].size());
-    for (auto& job : jobs[g]) {
-      auto& slot = *job.slot;
-      job.first = slot.rows.empty();
-      if (slot.rows.size() < columns) {
-        complete_rows(g, slot.parameter, slot.rows);
-        slot.pieces = detail::local_tensors_of(slot.rows);
+    TESSERA_CHECK(supports_scaling(g), UsageError, kind(), ": group ", g,
+                  " is not fused and needs unscaled gradients; call GradScaler::unscale_ first, or set fused = true");
+  auto updates = plan_updates();
+  redistribute_gradients(updates);
+  for (size_t g = 0; g < updates.size(); g++) {
+    const size_t size = state_size(g);
+    std::vector<const ParamUpdate*> parts[2];  // 1: parameters whose first step this is
+    for (auto& part : parts) part.reserve(updates[g].size());
+    for (auto& update : updates[g]) {
+      auto& param = *update.param;
+      update.first_step = param.state.empty();
+      if (param.state.size() < size) {
+        add_missing_state(g, param.parameter, param.state);
+        param.local_state = detail::local_tensors_of(param.state);
         changed();
       }
-      parts[job.first].push_back(&job);
+      parts[update.first_step].push_back(&update);
     }
     for (const auto& part : parts)
-      if (!part.empty()) run(g, part, scaling);
+      if (!part.empty()) run_updates(g, part, scaling);
   }
 }
 
-void Optimizer::run(size_t group, const std::vector<const Job*>& jobs, const Scaling* scaling) {
+void Optimizer::run_updates(size_t group, const std::vector<const ParamUpdate*>& updates, const Scaling* scaling) {
   const bool fused = is_fused(group) || scaling;
-  const size_t columns = rows_used(group);
-  const auto piece = [&](size_t i) -> const at::Tensor& { return *jobs[i]->piece; };
-  for (const auto& indices : detail::by_device_and_dtype(jobs.size(), piece)) {
-    Bundle bundle;
-    bundle.first = jobs[indices[0]]->first;
-    bundle.parameters.reserve(indices.size());
-    bundle.gradients.reserve(indices.size());
-    bundle.rows.resize(columns);
-    for (auto& column : bundle.rows) column.reserve(indices.size());
+  const size_t size = state_size(group);
+  const auto local = [&](size_t i) -> const at::Tensor& { return *updates[i]->local_parameter; };
+  for (const auto& indices : detail::by_device_and_dtype(updates.size(), local)) {
+    TensorLists lists;
+    lists.first_step = updates[indices[0]]->first_step;
+    lists.parameters.reserve(indices.size());
+    lists.gradients.reserve(indices.size());
+    lists.state.resize(size);
+    for (auto& list : lists.state) list.reserve(indices.size());
     for (const size_t i : indices) {
-      const Job& job = *jobs[i];
-      bundle.parameters.push_back(*job.piece);
-      // Fused kernels on the CPU walk all tensors as one row of memory.
-      if (fused && job.gradient_piece->strides() != job.piece->strides())
-        bundle.gradients.push_back(at::empty_like(*job.piece).copy_(*job.gradient_piece));
+      const auto& each = *updates[i];
+      lists.parameters.push_back(*each.local_parameter);
+      // Fused kernels on the CPU read all tensors in memory order, so the strides must be equal.
+      if (fused && each.local_gradient->strides() != each.local_parameter->strides())
+        lists.gradients.push_back(at::empty_like(*each.local_parameter).copy_(*each.local_gradient));
       else
-        bundle.gradients.push_back(*job.gradient_piece);
-      for (size_t c = 0; c < columns; c++) bundle.rows[c].push_back(job.slot->pieces[c]);
+        lists.gradients.push_back(*each.local_gradient);
+      for (size_t s = 0; s < size; s++) lists.state[s].push_back(each.param->local_state[s]);
     }
-    update(group, bundle, scaling);
+    update(group, lists, scaling);
   }
-  for (const Job* job : jobs) {
-    detail::mark_written(job->slot->parameter, fused);
-    if (scaling) detail::mark_written(*job->gradient, fused);
+  for (const auto* update : updates) {
+    detail::mark_written(update->param->parameter, fused);
+    if (scaling) detail::mark_written(*update->gradient, fused);
     if (fused)
-      for (const auto& written : job->slot->pieces) detail::mark_written(written, fused);
+      for (const auto& written : update->param->local_state) detail::mark_written(written, fused);
   }
 }
 
-Optimizer::Bundle Optimizer::Bundle::only(size_t i) const {
-  Bundle one{{parameters[i]}, {gradients[i]}, {}, first};
-  for (const auto& column : rows) one.rows.push_back({column[i]});
+Optimizer::TensorLists Optimizer::TensorLists::only(size_t i) const {
+  TensorLists one{{parameters[i]}, {gradients[i]}, {}, first_step};
+  for (const auto& list : state) one.state.push_back({list[i]});
   return one;
 }
 
@@ -234,53 +238,52 @@ std::vector<Tensors> Optimizer::groups() const {
   std::vector<Tensors> all;
   for (const auto& group : groups_) {
     all.emplace_back();
-    for (const auto& slot : group) all.back().push_back(slot.parameter);
+    for (const auto& param : group) all.back().push_back(param.parameter);
   }
   return all;
 }
 
-const Optimizer::Place& Optimizer::place_of(const at::Tensor& parameter) const {
-  const auto found = places_.find(parameter.unsafeGetTensorImpl());
-  TESSERA_CHECK(found != places_.end(), UsageError, kind(), ": this tensor of sizes ", parameter.sizes(),
-                " is none of its parameters");
+const Optimizer::ParamIndex& Optimizer::index_of(const at::Tensor& parameter) const {
+  const auto found = index_.find(parameter.unsafeGetTensorImpl());
+  TESSERA_CHECK(found != index_.end(), UsageError, kind(), ": a tensor of sizes ", parameter.sizes(),
+                " is not one of its parameters");
   return found->second;
 }
 
 StateDict Optimizer::state(const at::Tensor& parameter) const {
-  const auto& place = place_of(parameter);
-  const auto& slot = groups_[place.group][place.index];
-  const auto described = rows();
+  const auto& at = index_of(parameter);
+  const auto& param = groups_[at.group][at.index];
+  const auto entries = state_entries();
   StateDict dict;
-  for (size_t r = 0; r < slot.rows.size(); r++) dict.insert(described[r].name, slot.rows[r].detach());
+  for (size_t s = 0; s < param.state.size(); s++) dict.insert(entries[s].name, param.state[s].detach());
   return dict;
 }
 
 void Optimizer::set_state(const at::Tensor& parameter, StateDict dict) {
   const at::NoGradGuard no_grad;
   changed();
-  const auto& place = place_of(parameter);
+  const auto& at = index_of(parameter);
   Tensors kept;
-  for (const auto& row : rows()) {
-    const at::Tensor* found = dict.find(row.name);
-    if (!found) break;          // the optional ones are last
-    if (!row.like_parameter) {  // other optimizers count steps in integers
-      kept.push_back(found->to(step_device(place.group, parameter), at::kFloat).view(c10::IntArrayRef()));
+  for (const auto& entry : state_entries()) {
+    const at::Tensor* found = dict.find(entry.name);
+    if (!found) break;            // optional entries are last
+    if (!entry.like_parameter) {  // other optimizers may store `step` as an integer
+      kept.push_back(found->to(step_device(at.group, parameter), at::kFloat).view(c10::IntArrayRef()));
       continue;
     }
-    const auto &piece = local_or_self(*found), &like = local_or_self(parameter);
-    if (detail::same_placement(*found, parameter) && piece.strides() == like.strides()) {
+    const auto &local = detail::local_or_self(*found), &like = detail::local_or_self(parameter);
+    if (detail::same_placement(*found, parameter) && local.strides() == like.strides()) {
       kept.push_back(*found);
       continue;
     }
-    auto laid_out = row_like(parameter, false);
-    laid_out = laid_out.to(found->scalar_type());
-    laid_out.copy_(*found);
-    kept.push_back(laid_out);
+    auto copy = state_like(parameter, false).to(found->scalar_type());
+    copy.copy_(*found);
+    kept.push_back(copy);
   }
-  auto& slot = groups_[place.group][place.index];
-  slot.rows = std::move(kept);
-  slot.pieces = detail::local_tensors_of(slot.rows);
-  slot.fits.reset();
+  auto& param = groups_[at.group][at.index];
+  param.state = std::move(kept);
+  param.local_state = detail::local_tensors_of(param.state);
+  param.checked_spec.reset();
 }
 
 // ---- options
@@ -293,7 +296,7 @@ void check_at_least_zero(const char* kind, const char* name, double value) {
 
 void check_implementation(const char* kind, std::optional<bool> foreach, bool fused) {
   TESSERA_CHECK(!(fused && foreach.value_or(false)), UsageError, kind,
-                ": foreach and fused are two implementations; ask for one of them");
+                ": foreach and fused are both set; set only one of them");
 }
 
 }  // namespace detail

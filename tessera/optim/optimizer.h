@@ -1,6 +1,6 @@
 #pragma once
-#include "tessera/state/optimizer_state.h"
 #include "tessera/optim/detail/local_tensors.h"
+#include "tessera/state/optimizer_state.h"
 
 #include <optional>
 #include <string>
@@ -9,115 +9,134 @@
 
 namespace tessera::optim {
 
+// A parameter group: parameters that share options, as in torch.optim.
 template <class Options>
 struct ParamGroup {
-  Tensors params;
-  Options options = {};
+  Tensors params;        // plain or distributed
+  Options options = {};  // of this group
 };
 
-// What all optimizers here share; OptimizerOf adds the options. Parameters may be plain, or distributed over any meshes
-// in any way; each rank updates its own pieces, and nothing is communicated, except that a gradient which does not lie
-// as its parameter does (one that is still Partial) is first made to. No value is read on the host: `step` is a tensor,
-// the learning rate may be one.
+// Base class of all optimizers here; OptimizerOf adds the options. Parameters may be plain, or distributed over any
+// meshes with any placements except Partial. Each rank updates its local tensors. Nothing is communicated, except that
+// a gradient with other placements than its parameter (for example Partial) is redistributed first. No value is copied
+// to the host: `step` is a tensor, and the learning rate may be one.
 //
-//   step()    check all gradients -> lay them out as their parameters -> make missing state -> update, list by list
+//   step()    check all gradients -> redistribute gradients -> create missing state -> update, list by list
 //
-// A parameter without gradient is left alone, and so is its state. State and options are saved and loaded by name with
-// optimizer_state_dict and load_optimizer_state_dict (nn/optimizer_state.h).
+// Parameters without gradient are skipped. State and options are saved and loaded by name with optimizer_state_dict and
+// load_optimizer_state_dict (state/optimizer_state.h).
 class Optimizer : public OptimizerAccess {
  public:
-  // What a GradScaler multiplied the loss by, and whether a gradient is not finite (1.0, else 0.0): tensors of one
-  // float. Only fused implementations take it: they divide by the one, and leave all as it was if the other is 1.
+  // The scale of a GradScaler, and whether a gradient is inf or NaN (1.0 or 0.0): tensors of one float. Only fused
+  // kernels take it: they divide gradients by `scale` and skip the update if found_inf is 1.
   struct Scaling {
     at::Tensor scale, found_inf;
   };
 
+  // An optimizer without groups.
   Optimizer() = default;
-  Optimizer(const Optimizer&) = delete;  // two would share their state
+  Optimizer(const Optimizer&) = delete;  // copies would share the state
 
-  // Where this throws UsageError or ShardingError, nothing was changed.
+  // Updates all parameters. If it throws UsageError or ShardingError, nothing has changed.
   void step() { step(nullptr); }
+  // The same for gradients that are still scaled; GradScaler calls it.
   void step(const Scaling& scaling) { step(&scaling); }
+  // Clears all gradients; set_to_none = false fills them with zeros instead.
   void zero_grad(bool set_to_none = true);
 
+  // Number of parameter groups.
   size_t group_count() const { return groups_.size(); }
-  Tensors parameters() const;  // of all groups
+  // The parameters of all groups.
+  Tensors parameters() const;
+  // The learning rate of a group.
   virtual double lr(size_t group) const = 0;
-  virtual void set_lr(size_t group, double lr) = 0;  // writes into a learning rate that is a tensor
+  // Sets the learning rate of a group. If it is a tensor, writes into the tensor.
+  virtual void set_lr(size_t group, double lr) = 0;
+  // Whether the group uses fused kernels.
   virtual bool is_fused(size_t group) const = 0;
-  // Fused kernels alone can leave a step out without anybody knowing on the host. A group that is not fused is updated
-  // by them where it could be: on the CPU, without gaps in memory.
-  bool takes_scaling(size_t group) const;
-  // What a scheduler starts from: the learning rate when the first one was made. As PyTorch's "initial_lr".
+  // Whether step(Scaling) supports the group. Only fused kernels can skip a step without the host. Groups that are not
+  // fused use them too if all parameters are on the CPU and dense in memory.
+  bool supports_scaling(size_t group) const;
+  // The base learning rate of schedulers: the one at the time when the first scheduler was created (PyTorch:
+  // "initial_lr").
   double initial_lr(size_t group);
 
+  // The parameters by group.
   std::vector<Tensors> groups() const override;
+  // The state of a parameter; aliases. Empty before its first step.
   StateDict state(const at::Tensor& parameter) const override;
-  void set_state(const at::Tensor& parameter, StateDict rows) override;
+  // Replaces the state of a parameter.
+  void set_state(const at::Tensor& parameter, StateDict state) override;
+  // Changes with groups, options and state tensors; compiled steps use it as a guard.
   uint64_t generation() const override { return generation_; }
 
  protected:
-  // Pieces of one device and dtype that are updated together. Column c of `rows` is row c of rows().
-  struct Bundle {
+  // Local tensors of one device and dtype that are updated together. state[i] has entry i of state_entries() for all
+  // parameters.
+  struct TensorLists {
     Tensors parameters, gradients;
-    std::vector<Tensors> rows;
-    bool first = false;  // the rows were made just now
+    std::vector<Tensors> state;
+    bool first_step = false;  // the state was created in this step
 
-    Bundle only(size_t i) const;
+    TensorLists only(size_t i) const;  // lists of one parameter
   };
 
   // Checks `params` and adds a group.
   void add_group(const Tensors& params);
-  // Adds what is missing to the rows of a parameter.
-  virtual void complete_rows(size_t group, const at::Tensor& parameter, Tensors& rows) const = 0;
-  virtual size_t rows_used(size_t group) const = 0;
-  virtual void update(size_t group, Bundle& bundle, const Scaling* scaling) = 0;
-  // The device of rows that are not like the parameter.
+  // Appends the missing state tensors of a parameter to `state`.
+  virtual void add_missing_state(size_t group, const at::Tensor& parameter, Tensors& state) const = 0;
+  // Number of state tensors per parameter.
+  virtual size_t state_size(size_t group) const = 0;
+  // Updates the lists.
+  virtual void update(size_t group, TensorLists& lists, const Scaling* scaling) = 0;
+  // The device of state tensors that are not like the parameter.
   virtual at::Device step_device(size_t group, const at::Tensor& parameter) const;
 
-  static at::Tensor row_like(const at::Tensor& parameter, bool zeroed);
+  // A new state tensor with the sizes and placements of the parameter.
+  static at::Tensor state_like(const at::Tensor& parameter, bool zeroed);
+  // Increments generation().
   void changed() { generation_++; }
 
  private:
-  struct Slot {
+  struct ParamState {
     at::Tensor parameter;
-    Tensors rows;         // empty before the first step
-    Tensors pieces = {};  // of the rows: held, so that a step does not look for them
-    SpecRef fits = {};    // how the parameter lay when it and its rows were last found to go together
+    Tensors state;              // empty before the first step
+    Tensors local_state = {};   // local tensors of `state`, cached
+    SpecRef checked_spec = {};  // the spec of the parameter when check_gradient last passed
   };
-  // One parameter in one step. What is found by following pointers is found once: with many small parameters a step
-  // takes as long as the memory it touches.
-  struct Job {
-    Slot* slot;
+  // One parameter in one step. Caches what is found by following pointers: with many small parameters a step takes as
+  // long as the memory it touches.
+  struct ParamUpdate {
+    ParamState* param;
     const at::Tensor* gradient;
-    const at::Tensor* piece;           // of the parameter
-    const at::Tensor* gradient_piece;  // null: it does not lie as the parameter does
-    at::Tensor laid_out = {};          // such a gradient, once it does
-    bool first = false;
+    const at::Tensor* local_parameter;
+    const at::Tensor* local_gradient;  // null: the gradient needs redistribution
+    at::Tensor redistributed = {};     // the gradient after redistribution
+    bool first_step = false;
   };
-  struct Place {
+  struct ParamIndex {
     size_t group, index;
   };
 
   void step(const Scaling* scaling);
-  void keep_new_rows_for_runs();
-  std::vector<std::vector<Job>> plan();
-  static void lay_out_gradients(std::vector<std::vector<Job>>& jobs);
-  void check_gradient(size_t group, size_t index, const std::vector<Row>& described);
-  void run(size_t group, const std::vector<const Job*>& jobs, const Scaling* scaling);
+  void keep_new_state_on_replay();
+  std::vector<std::vector<ParamUpdate>> plan_updates();
+  static void redistribute_gradients(std::vector<std::vector<ParamUpdate>>& updates);
+  void check_gradient(size_t group, size_t index, const std::vector<StateEntry>& entries);
+  void run_updates(size_t group, const std::vector<const ParamUpdate*>& updates, const Scaling* scaling);
   std::string name_of(size_t group, size_t index, const at::Tensor& parameter) const;
-  const Place& place_of(const at::Tensor& parameter) const;
+  const ParamIndex& index_of(const at::Tensor& parameter) const;
 
-  std::vector<std::vector<Slot>> groups_;
-  std::unordered_map<const void*, Place> places_;  // by TensorImpl
+  std::vector<std::vector<ParamState>> groups_;
+  std::unordered_map<const void*, ParamIndex> index_;  // by TensorImpl
   std::vector<std::optional<double>> initial_lr_;
   uint64_t generation_ = 0;
 };
 
 namespace detail {
-// UsageError "<kind>: lr must be at least 0; found -1".
+// Throws UsageError "<kind>: lr must be at least 0; found -1".
 void check_at_least_zero(const char* kind, const char* name, double value);
-// UsageError for both at once.
+// Throws UsageError if both are set.
 void check_implementation(const char* kind, std::optional<bool> foreach, bool fused);
 }  // namespace detail
 }  // namespace tessera::optim

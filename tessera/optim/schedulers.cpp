@@ -9,12 +9,12 @@
 #include <cmath>
 #include <numbers>
 
-// Most compute the next value from the present one, as PyTorch does, so that schedulers can be chained and so that the
-// values are the same to the last bit. Order of operations matters; int64_t enters it where Python has an int.
+// Most schedulers compute the next value from the present one, as PyTorch does. So they can be chained, and the values
+// are bitwise equal to PyTorch's. The order of operations matters; int64_t is used where Python has an int.
 namespace tessera::optim {
 namespace {
 
-double real(int64_t n) { return static_cast<double>(n); }
+double to_double(int64_t n) { return static_cast<double>(n); }
 
 int64_t count(const std::vector<int64_t>& sorted, int64_t value) {
   const auto [first, last] = std::equal_range(sorted.begin(), sorted.end(), value);
@@ -25,16 +25,16 @@ int64_t count_up_to(const std::vector<int64_t>& sorted, int64_t value) {
 }
 
 void check_positive(const char* kind, const char* name, int64_t value) {
-  TESSERA_CHECK(value > 0, UsageError, kind, ": ", name, " must be above 0; found ", value);
+  TESSERA_CHECK(value > 0, UsageError, kind, ": ", name, " must be greater than 0; found ", value);
 }
-void check_factor(const char* kind, const char* name, double value, bool zero_too) {
-  TESSERA_CHECK(value <= 1 && (zero_too ? value >= 0 : value > 0), UsageError, kind, ": ", name, " must be ",
-                zero_too ? "at least" : "above", " 0 and at most 1; found ", value);
+void check_factor(const char* kind, const char* name, double value, bool allow_zero) {
+  TESSERA_CHECK(value <= 1 && (allow_zero ? value >= 0 : value > 0), UsageError, kind, ": ", name, " must be ",
+                allow_zero ? "at least" : "greater than", " 0 and at most 1; found ", value);
 }
 
 }  // namespace
 
-// ---- what all share
+// ---- LRScheduler
 
 LRScheduler::LRScheduler(Optimizer& optimizer) : optimizer_(optimizer) {
   for (size_t g = 0; g < optimizer.group_count(); g++) base_lr_.push_back(optimizer.initial_lr(g));
@@ -48,9 +48,9 @@ void LRScheduler::start() {
 }
 
 void LRScheduler::step() {
-  TESSERA_CHECK(optimizer_.group_count() == base_lr_.size(), UsageError, "a scheduler made for ", base_lr_.size(),
-                " parameter groups steps an optimizer that has ", optimizer_.group_count(),
-                ": make it after the last group was added");
+  TESSERA_CHECK(optimizer_.group_count() == base_lr_.size(), UsageError, "the scheduler was created for ",
+                base_lr_.size(), " parameter groups, and the optimizer now has ", optimizer_.group_count(),
+                "; create it after the last add_param_group()");
   step_count_++;
   update(std::nullopt);
 }
@@ -73,15 +73,15 @@ StateDict LRScheduler::state_dict() const {
 }
 
 void LRScheduler::load_state_dict(const StateDict& dict) {
-  const auto numbers = [&](const char* name) {
+  const auto read_list = [&](const char* name) {
     const auto& t = dict.at(name);
-    TESSERA_CHECK(t.numel() == static_cast<int64_t>(base_lr_.size()), UsageError, "the state of a scheduler has ",
-                  t.numel(), " numbers in '", name, "', but there are ", base_lr_.size(), " parameter groups");
+    TESSERA_CHECK(t.numel() == static_cast<int64_t>(base_lr_.size()), UsageError, "the scheduler state '", name,
+                  "' has ", t.numel(), " elements, and the optimizer has ", base_lr_.size(), " parameter groups");
     std::vector<double> values;
     for (int64_t i = 0; i < t.numel(); i++) values.push_back(t[i].item<double>());
     return values;
   };
-  auto base = numbers("base_lr"), last = numbers("last_lr");
+  auto base = read_list("base_lr"), last = read_list("last_lr");
   const auto epoch = dict.at("last_epoch").item<int64_t>(), steps = dict.at("step_count").item<int64_t>();
   base_lr_ = std::move(base);
   last_lr_ = std::move(last);
@@ -89,7 +89,7 @@ void LRScheduler::load_state_dict(const StateDict& dict) {
   step_count_ = steps;
 }
 
-// ---- one by one
+// ---- the schedulers
 
 StepLR::StepLR(Optimizer& optimizer, int64_t step_size, double gamma)
     : LRScheduler(optimizer), step_size_(step_size), gamma_(gamma) {
@@ -100,7 +100,7 @@ double StepLR::next(size_t, double lr) const {
   return last_epoch_ == 0 || last_epoch_ % step_size_ != 0 ? lr : lr * gamma_;
 }
 std::optional<double> StepLR::at_epoch(size_t group) const {
-  return base_lr_[group] * std::pow(gamma_, real(last_epoch_ / step_size_));
+  return base_lr_[group] * std::pow(gamma_, to_double(last_epoch_ / step_size_));
 }
 
 MultiStepLR::MultiStepLR(Optimizer& optimizer, std::vector<int64_t> milestones, double gamma)
@@ -110,15 +110,15 @@ MultiStepLR::MultiStepLR(Optimizer& optimizer, std::vector<int64_t> milestones, 
 }
 double MultiStepLR::next(size_t, double lr) const {
   const auto times = count(milestones_, last_epoch_);
-  return times == 0 ? lr : lr * std::pow(gamma_, real(times));
+  return times == 0 ? lr : lr * std::pow(gamma_, to_double(times));
 }
 std::optional<double> MultiStepLR::at_epoch(size_t group) const {
-  return base_lr_[group] * std::pow(gamma_, real(count_up_to(milestones_, last_epoch_)));
+  return base_lr_[group] * std::pow(gamma_, to_double(count_up_to(milestones_, last_epoch_)));
 }
 
 ConstantLR::ConstantLR(Optimizer& optimizer, double factor, int64_t total_iters)
     : LRScheduler(optimizer), factor_(factor), total_iters_(total_iters) {
-  check_factor("ConstantLR", "factor", factor, false);  // PyTorch takes 0, and divides by it at the end
+  check_factor("ConstantLR", "factor", factor, false);  // PyTorch accepts 0, and divides by it at the end
   start();
 }
 double ConstantLR::next(size_t, double lr) const {
@@ -139,16 +139,18 @@ LinearLR::LinearLR(Optimizer& optimizer, double start_factor, double end_factor,
 double LinearLR::next(size_t, double lr) const {
   if (last_epoch_ == 0) return lr * start_;
   if (starting_ || last_epoch_ > total_iters_) return lr;
-  return lr * (1.0 + (end_ - start_) / (real(total_iters_) * start_ + real(last_epoch_ - 1) * (end_ - start_)));
+  return lr *
+         (1.0 + (end_ - start_) / (to_double(total_iters_) * start_ + to_double(last_epoch_ - 1) * (end_ - start_)));
 }
 std::optional<double> LinearLR::at_epoch(size_t group) const {
-  return base_lr_[group] * (start_ + (end_ - start_) * real(std::min(total_iters_, last_epoch_)) / real(total_iters_));
+  return base_lr_[group] *
+         (start_ + (end_ - start_) * to_double(std::min(total_iters_, last_epoch_)) / to_double(total_iters_));
 }
 
 ExponentialLR::ExponentialLR(Optimizer& optimizer, double gamma) : LRScheduler(optimizer), gamma_(gamma) { start(); }
 double ExponentialLR::next(size_t, double lr) const { return starting_ ? lr : lr * gamma_; }
 std::optional<double> ExponentialLR::at_epoch(size_t group) const {
-  return base_lr_[group] * std::pow(gamma_, real(last_epoch_));
+  return base_lr_[group] * std::pow(gamma_, to_double(last_epoch_));
 }
 
 CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, int64_t t_max, double eta_min)
@@ -159,15 +161,15 @@ CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, int64_t t_max, double
 double CosineAnnealingLR::next(size_t group, double lr) const {
   constexpr double pi = std::numbers::pi;
   if (starting_) return lr;
-  if ((last_epoch_ - 1 - t_max_) % (2 * t_max_) == 0)  // the quotient below would be 0 / 0: this is the turning point
-    return lr + (base_lr_[group] - eta_min_) * (1 - std::cos(pi / real(t_max_))) / 2;
-  return (1 + std::cos(pi * real(last_epoch_) / real(t_max_))) /
-             (1 + std::cos(pi * real(last_epoch_ - 1) / real(t_max_))) * (lr - eta_min_) +
+  if ((last_epoch_ - 1 - t_max_) % (2 * t_max_) == 0)  // the minimum: the quotient below would be 0 / 0
+    return lr + (base_lr_[group] - eta_min_) * (1 - std::cos(pi / to_double(t_max_))) / 2;
+  return (1 + std::cos(pi * to_double(last_epoch_) / to_double(t_max_))) /
+             (1 + std::cos(pi * to_double(last_epoch_ - 1) / to_double(t_max_))) * (lr - eta_min_) +
          eta_min_;
 }
 std::optional<double> CosineAnnealingLR::at_epoch(size_t group) const {
-  return eta_min_ +
-         (base_lr_[group] - eta_min_) * (1 + std::cos(std::numbers::pi * real(last_epoch_) / real(t_max_))) / 2;
+  return eta_min_ + (base_lr_[group] - eta_min_) *
+                        (1 + std::cos(std::numbers::pi * to_double(last_epoch_) / to_double(t_max_))) / 2;
 }
 
 LambdaLR::LambdaLR(Optimizer& optimizer, Factor factor)
@@ -180,36 +182,36 @@ LambdaLR::LambdaLR(Optimizer& optimizer, std::vector<Factor> factors)
 }
 double LambdaLR::next(size_t group, double) const { return base_lr_[group] * factors_[group](last_epoch_); }
 
-// ---- in sequence
+// ---- SequentialLR
 
 SequentialLR::SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<LRScheduler>> schedulers,
                            std::vector<int64_t> milestones)
     : LRScheduler(optimizer), schedulers_(std::move(schedulers)), milestones_(std::move(milestones)) {
   TESSERA_CHECK(!schedulers_.empty() && milestones_.size() + 1 == schedulers_.size(), UsageError,
                 "SequentialLR: ", schedulers_.size(), " schedulers and ", milestones_.size(),
-                " milestones were given; between two schedulers there is one milestone");
+                " milestones were given; pass one milestone between each two schedulers");
   TESSERA_CHECK(std::is_sorted(milestones_.begin(), milestones_.end()), UsageError,
-                "SequentialLR: milestones must ascend; found ", c10::IntArrayRef(milestones_));
+                "SequentialLR: milestones must be in ascending order; found ", c10::IntArrayRef(milestones_));
   for (size_t i = 0; i < schedulers_.size(); i++) {
     TESSERA_CHECK(schedulers_[i] && &schedulers_[i]->optimizer_ == &optimizer, UsageError, "SequentialLR: scheduler ",
                   i, " belongs to another optimizer");
     TESSERA_CHECK(!dynamic_cast<SequentialLR*>(schedulers_[i].get()), UsageError, "SequentialLR: scheduler ", i,
-                  " is a SequentialLR itself: give its schedulers and milestones instead");
+                  " is a SequentialLR itself; pass its schedulers and milestones instead");
   }
-  // Each of them has set the learning rate when it was made. Only the first one should have.
+  // Each constructor has set the learning rate. Undoes this for all but the first scheduler.
   for (size_t g = 0; g < base_lr_.size(); g++) optimizer.set_lr(g, base_lr_[g]);
   for (const auto& scheduler : schedulers_) scheduler->last_epoch_--;
   last_epoch_ = 0;
-  auto& first = *schedulers_[at(0)];
+  auto& first = *schedulers_[index_at(0)];
   first.start();
   last_lr_ = first.last_lr_;
 }
 
-size_t SequentialLR::at(int64_t epoch) const { return static_cast<size_t>(count_up_to(milestones_, epoch)); }
+size_t SequentialLR::index_at(int64_t epoch) const { return static_cast<size_t>(count_up_to(milestones_, epoch)); }
 
 void SequentialLR::step() {
   last_epoch_++;
-  const size_t i = at(last_epoch_);
+  const size_t i = index_at(last_epoch_);
   auto& scheduler = *schedulers_[i];
   if (i > 0 && milestones_[i - 1] == last_epoch_)
     scheduler.update(0);
@@ -231,7 +233,7 @@ void SequentialLR::load_state_dict(const StateDict& dict) {
     for (size_t i = 0; i < schedulers_.size(); i++)
       schedulers_[i]->load_state_dict(dict.under(c10::str("schedulers.", i, ".")));
     LRScheduler::load_state_dict(dict);
-  } catch (...) {  // what was loaded of it is taken back
+  } catch (...) {  // restores what was already loaded
     for (size_t i = 0; i < schedulers_.size(); i++)
       schedulers_[i]->load_state_dict(before.under(c10::str("schedulers.", i, ".")));
     throw;
@@ -241,22 +243,22 @@ void SequentialLR::load_state_dict(const StateDict& dict) {
 // ---- factors
 
 LambdaLR::Factor cosine_with_warmup(int64_t warmup, int64_t total, double floor) {
-  TESSERA_CHECK(warmup >= 0 && total > warmup, UsageError, "cosine_with_warmup: ", warmup, " of ", total,
-                " steps are warm-up; it must be at least 0, and fewer than all");
+  TESSERA_CHECK(warmup >= 0 && total > warmup, UsageError, "cosine_with_warmup: ", warmup, " warm-up steps of ", total,
+                "; the warm-up must be at least 0 and less than the total");
   return [=](int64_t step) {
-    if (step < warmup) return real(step) / real(warmup);
-    const double progress = std::min(1.0, real(step - warmup) / real(total - warmup));
+    if (step < warmup) return to_double(step) / to_double(warmup);
+    const double progress = std::min(1.0, to_double(step - warmup) / to_double(total - warmup));
     return floor + (1 - floor) * (1 + std::cos(std::numbers::pi * progress)) / 2;
   };
 }
 
 LambdaLR::Factor warmup_stable_decay(int64_t warmup, int64_t stable, int64_t decay, double floor) {
   TESSERA_CHECK(warmup >= 0 && stable >= 0 && decay > 0, UsageError, "warmup_stable_decay: ", warmup, ", ", stable,
-                " and ", decay, " steps were asked for; none may be below 0, and decay must be above");
+                " and ", decay, " steps were given; warmup and stable must be at least 0, decay greater than 0");
   return [=](int64_t step) {
-    if (step < warmup) return real(step) / real(warmup);
+    if (step < warmup) return to_double(step) / to_double(warmup);
     if (step < warmup + stable) return 1.0;
-    const double progress = std::min(1.0, real(step - warmup - stable) / real(decay));
+    const double progress = std::min(1.0, to_double(step - warmup - stable) / to_double(decay));
     return 1 - (1 - floor) * progress;
   };
 }

@@ -6,36 +6,43 @@
 #include <optional>
 #include <vector>
 
-// Learning-rate schedulers with PyTorch's names, arguments and values. Call step() after the optimizer's. They work on
-// the host; a learning rate that is a tensor is written into, so a compiled step sees the new value.
+// Learning-rate schedulers with PyTorch's names, arguments and values. Call step() after the optimizer's step(). They
+// run on the host. A tensor learning rate is written in place, so a compiled step sees the new value.
 //
 // Example:  optim::CosineAnnealingLR schedule(opt, total_steps, 1e-5);
 //           optim::LambdaLR schedule(opt, optim::cosine_with_warmup(100, 10'000));
 namespace tessera::optim {
 
+// Base class of all schedulers.
 class LRScheduler {
  public:
   virtual ~LRScheduler() = default;
   LRScheduler(const LRScheduler&) = delete;
 
+  // Sets the next learning rate of all groups.
   virtual void step();
-  int64_t last_epoch() const { return last_epoch_; }  // steps made; 0 after construction
+  // Number of steps; 0 after construction.
+  int64_t last_epoch() const { return last_epoch_; }
+  // The present learning rates by group.
   const std::vector<double>& last_lr() const { return last_lr_; }
+  // The optimizer that this scheduler controls.
   Optimizer& optimizer() const { return optimizer_; }
 
-  // Where it is, not which schedule it is: load into one made with the same arguments. The optimizer's own state has
-  // the learning rate. Loading throws UsageError, and changes nothing, if a name is missing or does not fit.
+  // The position in the schedule, not the schedule itself: load it into a scheduler with the same arguments. The
+  // learning rate is part of the optimizer's state.
   virtual StateDict state_dict() const;
+  // Restores the position. Throws UsageError, and changes nothing, if a name is missing or a size is wrong.
   virtual void load_state_dict(const StateDict& dict);
 
  protected:
-  explicit LRScheduler(
-      Optimizer& optimizer);  // requires: the optimizer outlives it. The class made last calls start().
+  // Requires: the optimizer outlives the scheduler. The constructor of the derived class calls start().
+  explicit LRScheduler(Optimizer& optimizer);
+  // Sets the first learning rate.
   void start();
 
-  // The next learning rate of a group that has `lr` now.
+  // The next learning rate of a group, computed from its present one.
   virtual double next(size_t group, double lr) const = 0;
-  // That at last_epoch, from the first one alone; none: next() knows no other way.
+  // The closed form: the learning rate at last_epoch, from the initial one alone. None if there is only next().
   virtual std::optional<double> at_epoch(size_t) const { return std::nullopt; }
 
   Optimizer& optimizer_;
@@ -49,9 +56,10 @@ class LRScheduler {
   void update(std::optional<int64_t> epoch);
 };
 
-// times gamma every `step_size` steps
+// Multiplies the learning rate by gamma every `step_size` steps.
 class StepLR final : public LRScheduler {
  public:
+  // Requires: step_size > 0.
   StepLR(Optimizer& optimizer, int64_t step_size, double gamma = 0.1);
 
  private:
@@ -61,9 +69,10 @@ class StepLR final : public LRScheduler {
   double gamma_;
 };
 
-// times gamma at each milestone
+// Multiplies the learning rate by gamma at each milestone.
 class MultiStepLR final : public LRScheduler {
  public:
+  // Milestones are step numbers, in any order.
   MultiStepLR(Optimizer& optimizer, std::vector<int64_t> milestones, double gamma = 0.1);
 
  private:
@@ -73,9 +82,10 @@ class MultiStepLR final : public LRScheduler {
   double gamma_;
 };
 
-// times factor for the first total_iters steps
+// Multiplies the initial learning rate by `factor` during the first `total_iters` steps.
 class ConstantLR final : public LRScheduler {
  public:
+  // Requires: 0 < factor <= 1.
   explicit ConstantLR(Optimizer& optimizer, double factor = 1.0 / 3, int64_t total_iters = 5);
 
  private:
@@ -85,9 +95,10 @@ class ConstantLR final : public LRScheduler {
   int64_t total_iters_;
 };
 
-// times a factor that goes from start to end in total_iters steps
+// Multiplies the initial learning rate by a factor that changes linearly from start to end within `total_iters` steps.
 class LinearLR final : public LRScheduler {
  public:
+  // Requires: 0 < start_factor <= 1, 0 <= end_factor <= 1, total_iters > 0.
   explicit LinearLR(Optimizer& optimizer, double start_factor = 1.0 / 3, double end_factor = 1.0,
                     int64_t total_iters = 5);
 
@@ -98,9 +109,10 @@ class LinearLR final : public LRScheduler {
   int64_t total_iters_;
 };
 
-// times gamma every step
+// Multiplies the learning rate by gamma in every step.
 class ExponentialLR final : public LRScheduler {
  public:
+  // lr = initial lr * gamma^step
   ExponentialLR(Optimizer& optimizer, double gamma);
 
  private:
@@ -109,9 +121,10 @@ class ExponentialLR final : public LRScheduler {
   double gamma_;
 };
 
-// half a cosine from the first one down to eta_min in t_max steps, and up again
+// Half a cosine from the initial learning rate down to eta_min within t_max steps, and up again.
 class CosineAnnealingLR final : public LRScheduler {
  public:
+  // Requires: t_max > 0.
   CosineAnnealingLR(Optimizer& optimizer, int64_t t_max, double eta_min = 0);
 
  private:
@@ -121,11 +134,14 @@ class CosineAnnealingLR final : public LRScheduler {
   double eta_min_;
 };
 
-// times factor(steps made): one function for all groups, or one for each
+// Multiplies the initial learning rate by factor(last_epoch).
 class LambdaLR final : public LRScheduler {
  public:
+  // From the number of steps to a factor.
   using Factor = std::function<double(int64_t)>;
+  // One function for all groups.
   LambdaLR(Optimizer& optimizer, Factor factor);
+  // One function per group.
   LambdaLR(Optimizer& optimizer, std::vector<Factor> factors);
 
  private:
@@ -133,26 +149,28 @@ class LambdaLR final : public LRScheduler {
   std::vector<Factor> factors_;
 };
 
-// One scheduler after the other, the next from each milestone on. All were made with the same optimizer, in this order.
+// Runs schedulers one after the other; each milestone is the step at which the next one starts.
 class SequentialLR final : public LRScheduler {
  public:
+  // Requires: all schedulers were created with this optimizer, in this order; one milestone between two schedulers.
   SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<LRScheduler>> schedulers,
                std::vector<int64_t> milestones);
+  // See LRScheduler. The state includes that of all schedulers.
   void step() override;
   StateDict state_dict() const override;
   void load_state_dict(const StateDict& dict) override;
 
  private:
   double next(size_t, double lr) const override { return lr; }
-  size_t at(int64_t epoch) const;
+  size_t index_at(int64_t epoch) const;
   std::vector<std::shared_ptr<LRScheduler>> schedulers_;
   std::vector<int64_t> milestones_;
 };
 
-// Factors for LambdaLR. Both rise from 0 to 1 in `warmup` steps and end at `floor`.
+// Factors for LambdaLR. Both rise from 0 to 1 within `warmup` steps and end at `floor`.
 //
-//   cosine_with_warmup   /~~-..__       half a cosine over the steps that remain of `total`
-//   warmup_stable_decay  /~~~~~~\_      1 for `stable` steps, then a line down over `decay` steps
+//   cosine_with_warmup   /~~-..__       half a cosine over the remaining steps of `total`
+//   warmup_stable_decay  /~~~~~~\_      1 for `stable` steps, then linear over `decay` steps
 LambdaLR::Factor cosine_with_warmup(int64_t warmup, int64_t total, double floor = 0);
 LambdaLR::Factor warmup_stable_decay(int64_t warmup, int64_t stable, int64_t decay, double floor = 0);
 

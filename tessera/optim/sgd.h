@@ -4,18 +4,22 @@
 
 namespace tessera::optim {
 
+// Options of SGD, with the names and defaults of torch.optim.SGD.
 struct SGDOptions {
-  LearningRate lr = 1e-3;
-  double momentum = 0;
-  double dampening = 0;
-  double weight_decay = 0;
-  bool nesterov = false;
-  bool maximize = false;
-  std::optional<bool> foreach = {};  // false: one parameter after the other. The same bits.
-  bool fused = false;                // one kernel for all; its rounding is its own
+  LearningRate lr = 1e-3;            // a number or a tensor of one element
+  double momentum = 0;               // momentum factor
+  double dampening = 0;              // dampening of the momentum
+  double weight_decay = 0;           // L2 penalty
+  bool nesterov = false;             // Nesterov momentum; requires momentum > 0 and dampening = 0
+  bool maximize = false;             // maximize the objective instead of minimizing it
+  std::optional<bool> foreach = {};  // false: one parameter after the other; the results are bitwise equal
+  bool fused = false;                // one fused kernel per list of parameters; rounds differently
 
+  // Name of the optimizer in messages and state dicts.
   static constexpr const char* kKind = "SGD";
+  // Throws UsageError for values out of range.
   void check() const;
+  // Calls f(name, value) for each option that is saved.
   template <class Self, class F>
   static void visit(Self& o, F f) {
     f("lr", o.lr);
@@ -27,22 +31,24 @@ struct SGDOptions {
   }
 };
 
-// Stochastic gradient descent with PyTorch's arithmetic, to the bit for a learning rate that is a number.
+// Stochastic gradient descent. Bitwise equal to PyTorch's if the learning rate is a number.
 //
-//   g <- g + weight_decay p      buf <- g the first time, then momentum buf + (1 - dampening) g
-//   p <- p - lr buf              Nesterov: p <- p - lr (g + momentum buf)        no momentum: p <- p - lr g
+//   g <- g + weight_decay p      buf <- g in the first step, then momentum buf + (1 - dampening) g
+//   p <- p - lr buf              Nesterov: p <- p - lr (g + momentum buf)        without momentum: p <- p - lr g
 //
 // Example:  optim::SGD opt(model->parameters(), {.lr = 0.1, .momentum = 0.9});
 class SGD final : public OptimizerOf<SGDOptions> {
  public:
+  // Parameters with options, or parameter groups (see OptimizerOf).
   using OptimizerOf::OptimizerOf;
-  std::vector<Row> rows() const override { return {{"momentum_buffer"}}; }
+  // momentum_buffer, if the group has momentum.
+  std::vector<StateEntry> state_entries() const override { return {{"momentum_buffer"}}; }
 
  private:
-  void complete_rows(size_t group, const at::Tensor& parameter, Tensors& rows) const override;
-  size_t rows_used(size_t group) const override { return group_options(group).momentum != 0; }
-  void update_list(const Options& options, Bundle& bundle) const override;
-  void update_fused(const Options& options, Bundle& bundle, const Scaling* scaling) const override;
+  void add_missing_state(size_t group, const at::Tensor& parameter, Tensors& state) const override;
+  size_t state_size(size_t group) const override { return group_options(group).momentum != 0; }
+  void update_foreach(const Options& options, TensorLists& lists) const override;
+  void update_fused(const Options& options, TensorLists& lists, const Scaling* scaling) const override;
 };
 
 }  // namespace tessera::optim

@@ -1,4 +1,4 @@
-// A process that is killed at any instant of a save leaves the checkpoint before it as it was, and the next save works.
+// If a process is killed at any stage of a save, older checkpoints stay intact and the next save works.
 #include "new_folder.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/folders.h"
@@ -23,7 +23,7 @@ using testing::run_ranks;
 using testing::spawn_ranks;
 namespace fs = std::filesystem;
 
-// The processes are this program again; they learn the folder from the one that started them, who also removes it.
+// The processes run this program again. They get the folder from the parent process, which also removes it.
 constexpr const char* kFolderVariable = "CHECKPOINT_TEST_FOLDER";
 
 StateDict dict(const DeviceMesh& mesh, double value) {
@@ -43,18 +43,18 @@ void expect_loads(const std::string& path, double value) {
   });
 }
 
-struct Instant {
+struct CrashPoint {
   const char* name;   // of the test
-  const char* stage;  // at which the last of the ranks dies
+  const char* stage;  // at which the last rank is killed
   int ranks;
-  int count;      // of times that the stage comes before
-  bool survives;  // the new one was complete
+  int count;      // of earlier calls with this stage
+  bool survives;  // the new checkpoint is complete
 };
-std::ostream& operator<<(std::ostream& out, const Instant& at) { return out << at.name; }
+std::ostream& operator<<(std::ostream& out, const CrashPoint& at) { return out << at.name; }
 
-class Crash : public ::testing::TestWithParam<Instant> {};
+class Crash : public ::testing::TestWithParam<CrashPoint> {};
 
-TEST_P(Crash, LeavesTheLastCheckpoint) {
+TEST_P(Crash, LastCompleteCheckpointLoads) {
   const auto& at = GetParam();
   std::optional<NewFolder> folder;
   if (!std::getenv(kFolderVariable)) setenv(kFolderVariable, folder.emplace().path().c_str(), 1);
@@ -67,7 +67,7 @@ TEST_P(Crash, LeavesTheLastCheckpoint) {
       if (stage == at.stage && me.rank + 1 == me.size() && seen++ == at.count) kill(getpid(), SIGKILL);
     };
     save(dict(mesh, 2), step_folder(parent, 2), {}, {.on_stage = die});
-    ADD_FAILURE() << "rank " << me.rank << " came to the end";
+    ADD_FAILURE() << "rank " << me.rank << " was not killed";
   };
   EXPECT_THROW(spawn_ranks(at.ranks, body, {.timeout = std::chrono::seconds(20)}), std::exception);
   unsetenv(kFolderVariable);
@@ -81,14 +81,14 @@ TEST_P(Crash, LeavesTheLastCheckpoint) {
   expect_loads(step_folder(parent, 3), 3);
   expect_loads(step_folder(parent, 1), 1);
   for (const auto& entry : fs::directory_iterator(parent))
-    EXPECT_NE(entry.path().extension(), ".partial") << "what the crash left is gone";
+    EXPECT_NE(entry.path().extension(), ".partial") << "save() removes what the crash left";
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Every, Crash,
-    ::testing::Values(Instant{"planned", "planned", 1, 0, false}, Instant{"first_piece", "piece", 1, 0, false},
-                      Instant{"later_piece", "piece", 2, 1, false}, Instant{"written", "written", 1, 0, false},
-                      Instant{"complete", "complete", 1, 0, false}, Instant{"renamed", "renamed", 1, 0, true}),
+    ::testing::Values(CrashPoint{"planned", "planned", 1, 0, false}, CrashPoint{"first_shard", "shard", 1, 0, false},
+                      CrashPoint{"later_shard", "shard", 2, 1, false}, CrashPoint{"written", "written", 1, 0, false},
+                      CrashPoint{"complete", "complete", 1, 0, false}, CrashPoint{"renamed", "renamed", 1, 0, true}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

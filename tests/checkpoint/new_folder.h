@@ -9,11 +9,11 @@
 
 namespace tessera::dcp {
 
-// A folder that is gone with the test.
+// A temporary folder that is removed after the test.
 class NewFolder {
  public:
   NewFolder() {
-    if (!mkdtemp(path_.data())) throw std::runtime_error("cannot make the folder " + path_);
+    if (!mkdtemp(path_.data())) throw std::runtime_error("cannot create the folder " + path_);
   }
   ~NewFolder() {
     std::error_code ignored;

@@ -1,4 +1,4 @@
-// Boxes of one split to boxes of another, on numbers alone.
+// Resharding plans: from the boxes of one split to the boxes of another.
 #include "tessera/checkpoint/detail/reshard.h"
 
 #include <gtest/gtest.h>
@@ -18,62 +18,62 @@ Box box(std::initializer_list<std::pair<int64_t, int64_t>> ranges) {
   return box;
 }
 
-TEST(Box, IsAValue) {
+TEST(Box, PrintIntersectionAndDifference) {
   EXPECT_EQ(c10::str(box({{0, 2}, {3, 5}})), "[0:2, 3:5]");
   EXPECT_EQ(box({}).numel(), 1);  // a scalar
   EXPECT_EQ(intersection(box({{0, 4}, {0, 4}}), box({{2, 6}, {3, 4}})), box({{2, 4}, {3, 4}}));
   EXPECT_EQ(intersection(box({{0, 4}}), box({{4, 6}})), std::nullopt);
   EXPECT_EQ(intersection(box({}), box({})), box({}));
-  EXPECT_EQ(without(box({{0, 3}, {0, 4}}), {box({{1, 2}, {1, 3}})}),
+  EXPECT_EQ(difference(box({{0, 3}, {0, 4}}), {box({{1, 2}, {1, 3}})}),
             (Boxes{box({{0, 1}, {0, 4}}), box({{2, 3}, {0, 4}}), box({{1, 2}, {0, 1}}), box({{1, 2}, {3, 4}})}));
-  EXPECT_TRUE(without(box({}), {box({})}).empty());
+  EXPECT_TRUE(difference(box({}), {box({})}).empty());
 }
 
 TEST(Reshard, FromTwoRanksToThree) {
   const auto plan = reshard({box({{0, 3}}), box({{3, 5}})}, {box({{2, 4}})});
-  EXPECT_EQ(plan.copies, (std::vector<Copy>{{0, 0, box({{2, 3}})}, {1, 0, box({{3, 4}})}}));
+  EXPECT_EQ(plan.copies, (std::vector<BoxCopy>{{0, 0, box({{2, 3}})}, {1, 0, box({{3, 4}})}}));
   EXPECT_TRUE(plan.missing.empty());
 }
 
-TEST(Reshard, NamesWhatWasNotSaved) {
+TEST(Reshard, MissingBoxesAreListed) {
   const auto plan = reshard({box({{0, 2}, {0, 4}})}, {box({{0, 3}, {1, 4}})});
-  EXPECT_EQ(plan.copies, (std::vector<Copy>{{0, 0, box({{0, 2}, {1, 4}})}}));
+  EXPECT_EQ(plan.copies, (std::vector<BoxCopy>{{0, 0, box({{0, 2}, {1, 4}})}}));
   EXPECT_EQ(plan.missing, (Boxes{box({{2, 3}, {1, 4}})}));
 }
 
-TEST(Tiling, SaysWhatIsWrong) {
-  EXPECT_EQ(why_no_tiling({4}, {box({{2, 4}}), box({{0, 2}})}), "");
-  EXPECT_EQ(why_no_tiling({4}, {box({{0, 4}}), box({{4, 4}})}), "");
-  EXPECT_EQ(why_no_tiling({}, {box({})}), "");
-  EXPECT_EQ(why_no_tiling({0, 3}, {}), "");
-  EXPECT_EQ(why_no_tiling({4}, {box({{0, 3}}), box({{2, 4}})}), "pieces [0:3] and [2:4] both have [2:3]");
-  EXPECT_EQ(why_no_tiling({}, {box({}), box({})}), "pieces [] and [] both have []");
-  EXPECT_EQ(why_no_tiling({4}, {box({{0, 2}}), box({{3, 4}})}), "nobody has [2:3]");
-  EXPECT_EQ(why_no_tiling({4}, {box({{0, 5}})}), "piece [0:5] is outside of it");
-  EXPECT_EQ(why_no_tiling({4}, {box({{0, 4}, {0, 1}})}), "a piece [0:4, 0:1] has 2 dims, and the tensor 1");
-  EXPECT_EQ(why_no_tiling({int64_t{1} << 40, int64_t{1} << 40}, {}).substr(0, 24), "no tensor has the sizes ");
+TEST(Tiling, ErrorsNameTheBoxes) {
+  EXPECT_EQ(tiling_error({4}, {box({{2, 4}}), box({{0, 2}})}), "");
+  EXPECT_EQ(tiling_error({4}, {box({{0, 4}}), box({{4, 4}})}), "");
+  EXPECT_EQ(tiling_error({}, {box({})}), "");
+  EXPECT_EQ(tiling_error({0, 3}, {}), "");
+  EXPECT_EQ(tiling_error({4}, {box({{0, 3}}), box({{2, 4}})}), "shards [0:3] and [2:4] overlap in [2:3]");
+  EXPECT_EQ(tiling_error({}, {box({}), box({})}), "shards [] and [] overlap in []");
+  EXPECT_EQ(tiling_error({4}, {box({{0, 2}}), box({{3, 4}})}), "no shard has [2:3]");
+  EXPECT_EQ(tiling_error({4}, {box({{0, 5}})}), "shard [0:5] is outside of the tensor");
+  EXPECT_EQ(tiling_error({4}, {box({{0, 4}, {0, 1}})}), "shard [0:4, 0:1] has 2 dims, and the tensor has 1");
+  EXPECT_EQ(tiling_error({int64_t{1} << 40, int64_t{1} << 40}, {}).substr(0, 25), "these sizes are not valid");
 }
 
-// Cuts of a dim anywhere, so pieces are uneven, and some are empty.
-std::vector<int64_t> any_cuts(int64_t size) {
-  auto cuts =
+// Random split points of a dim: boxes are uneven, and some are empty.
+std::vector<int64_t> random_splits(int64_t size) {
+  auto splits =
       *rc::gen::container<std::vector<int64_t>>(*rc::gen::inRange(0, 4), rc::gen::inRange<int64_t>(0, size + 1));
-  cuts.push_back(0);
-  cuts.push_back(size);
-  std::sort(cuts.begin(), cuts.end());
-  return cuts;
+  splits.push_back(0);
+  splits.push_back(size);
+  std::sort(splits.begin(), splits.end());
+  return splits;
 }
 
-Boxes any_split(const std::vector<int64_t>& sizes) {
+Boxes random_boxes(const std::vector<int64_t>& sizes) {
   Boxes boxes{Box{}};
   for (const int64_t size : sizes) {
-    const auto cuts = any_cuts(size);
+    const auto splits = random_splits(size);
     Boxes longer;
     for (const auto& b : boxes)
-      for (size_t i = 0; i + 1 < cuts.size(); i++) {
+      for (size_t i = 0; i + 1 < splits.size(); i++) {
         longer.push_back(b);
-        longer.back().offsets.push_back(cuts[i]);
-        longer.back().sizes.push_back(cuts[i + 1] - cuts[i]);
+        longer.back().offsets.push_back(splits[i]);
+        longer.back().sizes.push_back(splits[i + 1] - splits[i]);
       }
     boxes = std::move(longer);
   }
@@ -91,31 +91,31 @@ TEST(Reshard, AnySplitToAnySplitCopiesEveryElementOnce) {
   EXPECT_TRUE(rc::check([] {
     const auto sizes =
         *rc::gen::container<std::vector<int64_t>>(*rc::gen::inRange(0, 4), rc::gen::inRange<int64_t>(0, 7));
-    const auto saved = any_split(sizes), needed = any_split(sizes);
-    RC_ASSERT(why_no_tiling(sizes, saved) == "");
+    const auto saved = random_boxes(sizes), needed = random_boxes(sizes);
+    RC_ASSERT(tiling_error(sizes, saved) == "");
     const auto plan = reshard(saved, needed);
     RC_ASSERT(plan.missing.empty());
-    std::vector<int> copied(static_cast<size_t>(Box::whole(sizes).numel()), 0);
+    std::vector<int> copied(static_cast<size_t>(Box::full(sizes).numel()), 0);
     for (const auto& copy : plan.copies) {
-      RC_ASSERT(intersection(copy.what, saved[copy.saved]) == copy.what);
-      RC_ASSERT(intersection(copy.what, needed[copy.needed]) == copy.what);
-      each_element(copy.what, sizes, [&](int64_t at) { copied[static_cast<size_t>(at)]++; });
+      RC_ASSERT(intersection(copy.box, saved[copy.saved]) == copy.box);
+      RC_ASSERT(intersection(copy.box, needed[copy.needed]) == copy.box);
+      each_element(copy.box, sizes, [&](int64_t at) { copied[static_cast<size_t>(at)]++; });
     }
     RC_ASSERT(std::all_of(copied.begin(), copied.end(), [](int times) { return times == 1; }));
   }));
 }
 
-TEST(Reshard, WhatIsLostIsMissingAndNothingElse) {
+TEST(Reshard, OnlyALostBoxIsMissing) {
   EXPECT_TRUE(rc::check([] {
     const auto sizes =
         *rc::gen::container<std::vector<int64_t>>(*rc::gen::inRange(1, 4), rc::gen::inRange<int64_t>(1, 7));
-    auto saved = any_split(sizes);
-    const auto needed = any_split(sizes);
+    auto saved = random_boxes(sizes);
+    const auto needed = random_boxes(sizes);
     const auto lost = *rc::gen::inRange<size_t>(0, saved.size());
     const auto hole = saved[lost];
     saved.erase(saved.begin() + static_cast<std::ptrdiff_t>(lost));
-    RC_ASSERT((why_no_tiling(sizes, saved) == "") == (hole.numel() == 0));
-    std::vector<int> seen(static_cast<size_t>(Box::whole(sizes).numel()), 0);
+    RC_ASSERT((tiling_error(sizes, saved) == "") == (hole.numel() == 0));
+    std::vector<int> seen(static_cast<size_t>(Box::full(sizes).numel()), 0);
     each_element(hole, sizes, [&](int64_t at) { seen[static_cast<size_t>(at)]++; });
     for (const auto& missing : reshard(saved, needed).missing)
       each_element(missing, sizes, [&](int64_t at) { seen[static_cast<size_t>(at)]--; });
@@ -123,15 +123,15 @@ TEST(Reshard, WhatIsLostIsMissingAndNothingElse) {
   }));
 }
 
-TEST(Tiling, OverlapsAreSeen) {
+TEST(Tiling, OverlapsAreFound) {
   EXPECT_TRUE(rc::check([] {
     const auto sizes =
         *rc::gen::container<std::vector<int64_t>>(*rc::gen::inRange(1, 3), rc::gen::inRange<int64_t>(1, 6));
-    auto boxes = any_split(sizes);
+    auto boxes = random_boxes(sizes);
     const auto twice = boxes[*rc::gen::inRange<size_t>(0, boxes.size())];
     RC_PRE(twice.numel() > 0);
     boxes.push_back(twice);
-    RC_ASSERT(why_no_tiling(sizes, boxes).find("both have") != std::string::npos);
+    RC_ASSERT(tiling_error(sizes, boxes).find("overlap in") != std::string::npos);
   }));
 }
 

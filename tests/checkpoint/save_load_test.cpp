@@ -1,12 +1,12 @@
-// What one mesh saves, another loads, to the bit; and what is said where it cannot be.
+// A checkpoint of one mesh loads on another, bitwise equal; and the errors.
 #include "tessera/checkpoint/save.h"
 
 #include "new_folder.h"
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/checkpoint/folders.h"
 #include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/safetensors_file.h"
-#include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
@@ -26,14 +26,14 @@ using testing::Rank;
 using testing::run_ranks;
 namespace fs = std::filesystem;
 
-// A tensor, whole, and how it lies on meshes of one and of two axes.
-struct Row {
+// A global tensor and its placements on meshes of one and of two axes.
+struct TensorCase {
   const char* name;
   at::Tensor value;
   Placements line, grid;
 };
 
-std::vector<Row> rows() {
+std::vector<TensorCase> tensor_cases() {
   const auto numbers = [](at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat) {
     return at::arange(c10::multiply_integers(sizes), at::kFloat).sin().mul(100).to(dtype).view(sizes);
   };
@@ -56,14 +56,15 @@ std::vector<Row> rows() {
   };
 }
 
-at::Tensor lay(const Row& row, const at::Tensor& value, const DeviceMesh& mesh) {
-  if (row.line.empty()) return value.clone();
-  return distribute_tensor(value.clone(), mesh, mesh.ndim() == 1 ? row.line : row.grid, {.src_data_rank = {}});
+at::Tensor distribute(const TensorCase& each, const at::Tensor& value, const DeviceMesh& mesh) {
+  if (each.line.empty()) return value.clone();
+  return distribute_tensor(value.clone(), mesh, mesh.ndim() == 1 ? each.line : each.grid, {.src_data_rank = {}});
 }
 
 StateDict dict_on(const DeviceMesh& mesh, bool filled) {
   StateDict dict;
-  for (const auto& row : rows()) dict.insert(row.name, lay(row, filled ? row.value : at::zeros_like(row.value), mesh));
+  for (const auto& each : tensor_cases())
+    dict.insert(each.name, distribute(each, filled ? each.value : at::zeros_like(each.value), mesh));
   return dict;
 }
 
@@ -77,7 +78,7 @@ const std::vector<std::vector<int64_t>> kMeshes{{1}, {2}, {3}, {4}, {2, 2}, {1, 
 
 int64_t ranks_of(const std::vector<int64_t>& mesh) { return c10::multiply_integers(mesh); }
 
-TEST(Checkpoint, AnyMeshLoadsWhatAnyMeshSaved) {
+TEST(Checkpoint, AnyMeshLoadsACheckpointOfAnyMesh) {
   const NewFolder folder;
   for (const auto& from : kMeshes) {
     const auto path = folder / c10::str("from", from);
@@ -96,11 +97,11 @@ TEST(Checkpoint, AnyMeshLoadsWhatAnyMeshSaved) {
   }
 }
 
-// Each element is in the files once: their bytes are those of the tensors.
-TEST(Checkpoint, NothingIsWrittenTwice) {
+// The files have as many bytes as the tensors.
+TEST(Checkpoint, EachElementIsWrittenOnce) {
   const NewFolder folder;
   int64_t bytes = 0;
-  for (const auto& row : rows()) bytes += static_cast<int64_t>(row.value.nbytes());
+  for (const auto& each : tensor_cases()) bytes += static_cast<int64_t>(each.value.nbytes());
   for (const auto& mesh : kMeshes) {
     const auto path = folder / c10::str("x", mesh);
     run_ranks(ranks_of(mesh), [&](Rank& me) { save(dict_on(me.mesh(mesh), true), path); });
@@ -115,8 +116,8 @@ TEST(Checkpoint, NothingIsWrittenTwice) {
   }
 }
 
-// A tensor on one axis of a mesh of two is the same on all ranks of the other, of which it knows nothing.
-TEST(Checkpoint, ReplicasThatDoNotKnowOfEachOtherAreWrittenOnce) {
+// A tensor on the submesh of one axis is replicated over the other axis, but its spec does not show this.
+TEST(Checkpoint, ReplicasOnASubmeshAreWrittenOnce) {
   const NewFolder folder;
   run_ranks(4, [&](Rank& me) {
     const auto mesh = me.mesh("dp=2,tp=2");
@@ -124,50 +125,50 @@ TEST(Checkpoint, ReplicasThatDoNotKnowOfEachOtherAreWrittenOnce) {
     const auto on_tp = distribute_tensor(value, mesh["tp"], {Shard(0)}, {.src_data_rank = {}});
     save({{"w", on_tp}, {"b", value.clone()}}, folder / "x");
     const auto manifest = open_source(folder / "x").manifest;
-    EXPECT_EQ(manifest.find("w")->pieces.size(), 2u);
-    EXPECT_EQ(manifest.find("b")->pieces.size(), 1u);
+    EXPECT_EQ(manifest.find("w")->shards.size(), 2u);
+    EXPECT_EQ(manifest.find("b")->shards.size(), 1u);
     const auto other = zeros({6, 2}, mesh["dp"], {Shard(1)});
     load({{"w", other}, {"b", zeros({6, 2}, mesh, {Shard(0), Shard(1)})}}, folder / "x");
     EXPECT_TRUE(other.to_local().equal(value.narrow(1, me.rank / 2, 1)));
   });
 }
 
-TEST(Checkpoint, DtypesAndLayoutsAreTheTargets) {
+TEST(Checkpoint, TargetsKeepTheirDtypeAndStrides) {
   const NewFolder folder;
   run_ranks(1, [&](Rank&) {
     const auto value = at::arange(6, at::kFloat).view({2, 3});
     save({{"w", value}}, folder / "x");
-    const auto half = at::zeros({2, 3}, at::kHalf), across = at::zeros({3, 2}).t();
+    const auto half = at::zeros({2, 3}, at::kHalf), transposed = at::zeros({3, 2}).t();
     const auto parameter = at::zeros({2, 3}).requires_grad_();
     load({{"w", half}}, folder / "x");
-    load({{"w", across}}, folder / "x");
+    load({{"w", transposed}}, folder / "x");
     load({{"w", parameter}}, folder / "x");
     EXPECT_TRUE(half.equal(value.to(at::kHalf)));
-    EXPECT_TRUE(across.equal(value));
+    EXPECT_TRUE(transposed.equal(value));
     EXPECT_TRUE(parameter.equal(value));
   });
 }
 
-TEST(Checkpoint, WhatDoesNotFitIsOneReportAndChangesNothing) {
+TEST(Checkpoint, MismatchesAreOneErrorAndChangeNothing) {
   const NewFolder folder;
   run_ranks(2, [&](Rank& me) {
     const auto one = at::ones({4});
     save({{"layer.weight", at::ones({4, 2})}, {"layer.bias", one}, {"old", one}}, folder / "x");
     const auto bias = at::zeros({4});
     const StateDict dict{{"layer.wieght", at::zeros({4, 2})}, {"layer.bias", bias}, {"old", at::zeros({5})}};
-    const auto said = message_of<UsageError>([&] { load(dict, folder / "x"); });
+    const auto message = message_of<UsageError>([&] { load(dict, folder / "x"); });
     for (const std::string part :
          {"loading '", "the checkpoint does not fit; nothing was loaded.",
           "missing from the checkpoint: layer.wieght; did you mean 'layer.weight'",
           "only in the checkpoint: layer.weight", "wrong shape: old is [5] here and [4] in the checkpoint",
           "Pass {.strict = false} to load what fits."})
-      EXPECT_SAYS(said, part);
-    EXPECT_EQ(said.find("rank"), std::string::npos) << "all ranks found the same: " << said;
+      EXPECT_SAYS(message, part);
+    EXPECT_EQ(message.find("rank"), std::string::npos) << "all ranks found the same: " << message;
     EXPECT_TRUE(bias.equal(at::zeros({4})));
     const auto report = load(dict, folder / "x", {.strict = false});
     EXPECT_EQ(report, (LoadReport{{"layer.wieght"}, {"layer.weight"}, {{"old", {5}, {4}}}}));
     EXPECT_TRUE(bias.equal(one));
-    // One rank alone does not fit: nobody loads.
+    // A mismatch on one rank: no rank loads.
     const auto first = at::zeros({4});
     const StateDict differs = me.rank == 0 ? StateDict{{"bias", first}} : StateDict{{"bios", first}};
     EXPECT_ERROR(UsageError, load(differs, folder / "x", {.prefix = "layer."}), "rank 0: the checkpoint does not fit");
@@ -175,7 +176,7 @@ TEST(Checkpoint, WhatDoesNotFitIsOneReportAndChangesNothing) {
   });
 }
 
-TEST(Checkpoint, APartOfIt) {
+TEST(Checkpoint, PrefixLoadsAPartOfACheckpoint) {
   const NewFolder folder;
   run_ranks(2, [&](Rank&) {
     save({{"model.w", at::ones({2})}, {"optimizer.w", at::full({2}, 2.0)}}, folder / "x");
@@ -185,7 +186,7 @@ TEST(Checkpoint, APartOfIt) {
   });
 }
 
-TEST(Checkpoint, FilesThatAreNotNeededAreNotLookedAt) {
+TEST(Checkpoint, OnlyNeededFilesAreRead) {
   const NewFolder folder;
   run_ranks(2, [&](Rank& me) {
     const auto mesh = me.mesh("dp=2");
@@ -196,20 +197,20 @@ TEST(Checkpoint, FilesThatAreNotNeededAreNotLookedAt) {
     // Ranks 0 and 1 need the first half only.
     const DeviceMesh mesh("cpu", std::vector<int64_t>{0, 1, 2, 3}, {"dp"});
     const auto w = zeros({4}, mesh, {Shard(0)});
-    const auto said = message_of<UsageError>([&] { load({{"w", w}}, folder / "x"); });
-    EXPECT_SAYS(said, "ranks 2, 3: cannot read the tensors '");
-    EXPECT_SAYS(said, "shard-00002-model-00001-of-00001.safetensors': No such file");
+    const auto message = message_of<UsageError>([&] { load({{"w", w}}, folder / "x"); });
+    EXPECT_SAYS(message, "ranks 2, 3: cannot read the tensors '");
+    EXPECT_SAYS(message, "shard-00002-model-00001-of-00001.safetensors': No such file");
     EXPECT_TRUE(w.to_local().equal(at::zeros({1})));
     (void)me;
   });
 }
 
-TEST(Checkpoint, DamageIsSeenWhereItIsLookedFor) {
+TEST(Checkpoint, DamageIsDetected) {
   const NewFolder folder;
-  const auto in_rank = [&](const StateDict& dict, LoadOptions options) {
-    std::string said;
-    run_ranks(1, [&](Rank&) { said = message_of<UsageError>([&] { load(dict, folder / "x", options); }); });
-    return said;
+  const auto load_error = [&](const StateDict& dict, LoadOptions options) {
+    std::string message;
+    run_ranks(1, [&](Rank&) { message = message_of<UsageError>([&] { load(dict, folder / "x", options); }); });
+    return message;
   };
   run_ranks(1, [&](Rank&) { save({{"w", at::ones({4})}, {"b", at::ones({2})}}, folder / "x"); });
   const auto file = folder / "x/shard-00001-model-00001-of-00001.safetensors";
@@ -218,20 +219,22 @@ TEST(Checkpoint, DamageIsSeenWhereItIsLookedFor) {
   auto bad = good;
   bad[good.size() - 1] ^= 1;
   write(file, bad);
-  EXPECT_SAYS(in_rank({{"w", w}, {"b", b}}, {.verify = true}),
-              "the bytes of 'b' [0:2] are not those that were written: their checksum is");
+  EXPECT_SAYS(load_error({{"w", w}, {"b", b}}, {.verify = true}),
+              "the bytes of 'b' [0:2] are damaged: their checksum is");
   EXPECT_TRUE(w.equal(at::zeros({4})));
-  EXPECT_SAYS(in_rank({{"w", w}, {"b", b}}, {}), "nothing was thrown");
+  EXPECT_SAYS(load_error({{"w", w}, {"b", b}}, {}), "nothing was thrown");
   write(file, good.substr(0, good.size() - 1));
-  EXPECT_SAYS(in_rank({{"w", w}, {"b", b}}, {}), "the tensors have 24 bytes, and 23 are in the file: it is cut off");
+  EXPECT_SAYS(load_error({{"w", w}, {"b", b}}, {}),
+              "the tensors have 24 bytes, and 23 are in the file: it is truncated");
   fs::remove(file);
   write_safetensors(file, {{"w", at::ones({4})}, {"b", at::ones({3})}});
-  EXPECT_SAYS(in_rank({{"w", w}, {"b", b}}, {}), "'b' [0:2] of dtype Float was written here, and Float[3] is here now");
+  EXPECT_SAYS(load_error({{"w", w}, {"b", b}}, {}),
+              "'b' [0:2] of dtype Float was saved in this file, and Float[3] is there now");
   write(folder / "x/tessera.json", "{");
-  EXPECT_SAYS(in_rank({{"w", w}, {"b", b}}, {}), "tessera.json is no JSON");
+  EXPECT_SAYS(load_error({{"w", w}, {"b", b}}, {}), "tessera.json");
 }
 
-TEST(Checkpoint, WhatCannotBeSaved) {
+TEST(Checkpoint, ErrorsOfSave) {
   const NewFolder folder;
   run_ranks(2, [&](Rank& me) {
     const auto mesh = me.mesh("dp=2");
@@ -239,24 +242,24 @@ TEST(Checkpoint, WhatCannotBeSaved) {
     EXPECT_ERROR(UsageError, save({{"w", partial}}, folder / "x"), "saving '", "'w' is f32[2][P(sum)] on mesh(dp=2)",
                  "redistribute it first");
     EXPECT_ERROR(UsageError, save({{"w", at::ones({2}, at::kComplexFloat)}}, folder / "x"),
-                 "'w' is of dtype ComplexFloat, which safetensors files have not");
+                 "'w' is of dtype ComplexFloat, which safetensors does not support");
     EXPECT_ERROR(UsageError, save({{"w", at::ones({2}, at::kMeta)}}, folder / "x"), "'w' [2] is on the meta device");
     EXPECT_ERROR(UsageError, save({{"w", at::ones({2 + me.rank})}}, folder / "x"),
                  "'w' is Float[2] on rank 0 and Float[3] on rank 1");
     EXPECT_ERROR(UsageError, save({{"w", at::ones({2})}}, "/dev/null/x"),
-                 "cannot make the folder '/dev/null/x.partial'");
-    EXPECT_ERROR(UsageError, save({}, folder / "x", {{"a", std::nan("")}}), "JSON has no number for nan");
+                 "cannot create the folder '/dev/null/x.partial'");
+    EXPECT_ERROR(UsageError, save({}, folder / "x", {{"a", std::nan("")}}), "nan");
   });
   EXPECT_FALSE(fs::exists(folder / "x"));
   EXPECT_FALSE(fs::exists(folder / "x.partial"));
 }
 
-TEST(Checkpoint, WhatIsThereIsReplacedOnlyWhenAsked) {
+TEST(Checkpoint, ExistingCheckpointIsReplacedOnlyWithOverwrite) {
   const NewFolder folder;
   run_ranks(2, [&](Rank&) {
     const auto w = at::zeros({2});
     save({{"w", at::ones({2})}}, folder / "x");
-    EXPECT_ERROR(UsageError, save({{"w", at::full({2}, 2.0)}}, folder / "x"), "is there already");
+    EXPECT_ERROR(UsageError, save({{"w", at::full({2}, 2.0)}}, folder / "x"), "already exists");
     load({{"w", w}}, folder / "x", {.verify = true});
     EXPECT_TRUE(w.equal(at::ones({2})));
     save({{"w", at::full({2}, 2.0)}}, folder / "x/", {}, {.overwrite = true});
@@ -266,8 +269,8 @@ TEST(Checkpoint, WhatIsThereIsReplacedOnlyWhenAsked) {
   EXPECT_FALSE(fs::exists(folder / "x.partial"));
 }
 
-// A limit on the size of files stands for a disk that is full: the same call fails, in the same way.
-TEST(Checkpoint, ADiskThatIsFullIsOneErrorEverywhereAndTheLastOneStays) {
+// A limit on file sizes simulates a full disk: the same call fails in the same way.
+TEST(Checkpoint, FullDiskIsAnErrorOnAllRanksAndOldCheckpointsStay) {
   const NewFolder folder;
   std::signal(SIGXFSZ, SIG_IGN);
   rlimit before{};
@@ -281,11 +284,11 @@ TEST(Checkpoint, ADiskThatIsFullIsOneErrorEverywhereAndTheLastOneStays) {
       setrlimit(RLIMIT_FSIZE, &small);
     }
     me.group()->barrier().wait();
-    const auto said = message_of<UsageError>([&] { save({{"w", w}}, step_folder(folder.path(), 2)); });
-    EXPECT_SAYS(said, "saving '");
-    EXPECT_SAYS(said, "rank 0: cannot write '");
-    EXPECT_SAYS(said, "rank 1: cannot write '");
-    EXPECT_SAYS(said, "step-2.partial/shard-00001-model-00001-of-00001.safetensors': File too large");
+    const auto message = message_of<UsageError>([&] { save({{"w", w}}, step_folder(folder.path(), 2)); });
+    EXPECT_SAYS(message, "saving '");
+    EXPECT_SAYS(message, "rank 0: cannot write '");
+    EXPECT_SAYS(message, "rank 1: cannot write '");
+    EXPECT_SAYS(message, "step-2.partial/shard-00001-model-00001-of-00001.safetensors': File too large");
     me.group()->barrier().wait();
     if (me.rank == 0) setrlimit(RLIMIT_FSIZE, &before);
     me.group()->barrier().wait();
@@ -295,17 +298,17 @@ TEST(Checkpoint, ADiskThatIsFullIsOneErrorEverywhereAndTheLastOneStays) {
   });
 }
 
-TEST(Folders, TheLatestAndTheOnesThatStay) {
+TEST(Folders, LatestAndKeepLatest) {
   const NewFolder folder;
   EXPECT_EQ(latest(folder.path()), std::nullopt);
   EXPECT_EQ(latest(folder / "nowhere"), std::nullopt);
   for (const std::string name : {"step-x", "step-", "step-99.partial", "step--1", "other"})
     fs::create_directory(folder / name);
-  fs::create_directory(folder / "step-77");  // without a manifest it is none
+  fs::create_directory(folder / "step-77");  // incomplete: has no manifest
   run_ranks(2, [&](Rank&) {
     for (const int64_t step : {9, 10, 100, 8}) save({{"w", at::ones({2})}}, step_folder(folder.path(), step));
   });
-  EXPECT_FALSE(fs::exists(folder / "step-99.partial")) << "what a crash left is removed";
+  EXPECT_FALSE(fs::exists(folder / "step-99.partial")) << "save() removes what a crash left";
   EXPECT_EQ(latest(folder.path()), folder / "step-100");
   std::vector<int64_t> steps;
   for (const auto& [step, path] : steps_in(folder.path())) steps.push_back(step);

@@ -1,4 +1,4 @@
-// Checkpoints that others wrote: one file, Hugging Face's folders, DCP's shards.
+// Checkpoints of other libraries: one file, Hugging Face's folders, DCP's shards.
 #include "tessera/checkpoint/detail/checkpoint_source.h"
 
 #include "new_folder.h"
@@ -32,7 +32,7 @@ void expect_numbers(const std::string& path) {
   });
 }
 
-TEST(Source, OneFile) {
+TEST(Source, ReadsOneFile) {
   const NewFolder folder;
   write_safetensors(folder / "model.safetensors", {{"w", numbers()}, {"b", at::ones({1})}});
   expect_numbers(folder / "model.safetensors");
@@ -43,38 +43,38 @@ TEST(Source, OneFile) {
   EXPECT_EQ(source.manifest.tensors.size(), 2u);
 }
 
-TEST(Source, AnIndexNamesItsFilesAndOthersAreNotLookedAt) {
+TEST(Source, IndexSelectsTheFiles) {
   const NewFolder folder;
   write_safetensors(folder / "model-00001-of-00002.safetensors", {{"w", numbers()}});
   write_safetensors(folder / "model-00002-of-00002.safetensors", {{"b", at::ones({1})}});
-  write(folder / "consolidated.safetensors", "not one");
+  write(folder / "consolidated.safetensors", "not a safetensors file");
   write(folder / kIndex, R"({"metadata":{"total_size":44},"weight_map":{"w":"model-00001-of-00002.safetensors",)"
                          R"("b":"model-00002-of-00002.safetensors"}})");
   expect_numbers(folder.path());
-  struct Bad {
-    const char *index, *says;
+  struct IndexError {
+    const char *index, *message;
   };
-  const Bad bad[] = {
-      {R"({})", "there is no 'weight_map'"},
-      {R"({"weight_map":{"w":"../x.safetensors"}})", "'w' is to be in \"../x.safetensors\", which is no file of this"},
-      {R"({"weight_map":{"w":1}})", "'w' is to be in 1, which is no file of this folder"},
+  const IndexError errors[] = {
+      {R"({})", "'weight_map' is missing"},
+      {R"({"weight_map":{"w":"../x.safetensors"}})", "'w' is mapped to \"../x.safetensors\", which is not a file name"},
+      {R"({"weight_map":{"w":1}})", "'w' is mapped to 1, which is not a file name in this folder"},
       {R"({"weight_map":{"b":"model-00001-of-00002.safetensors"}})",
-       "'b' is to be in model-00001-of-00002.safetensors, and is not"},
+       "'b' is mapped to model-00001-of-00002.safetensors, but that file does not have it"},
       {R"({"weight_map":{"b":"model-00003-of-00002.safetensors"}})", "No such file"},
-      {R"({"weight_map")", "is no JSON"},
+      {R"({"weight_map")", "JSON"},
   };
-  for (const auto& row : bad) {
-    write(folder / kIndex, row.index);
-    EXPECT_ERROR(UsageError, open_source(folder.path()), row.says);
+  for (const auto& each : errors) {
+    write(folder / kIndex, each.index);
+    EXPECT_ERROR(UsageError, open_source(folder.path()), each.message);
   }
 }
 
 std::string offsets(const std::string& text) { return R"({"w":{"saved_offsets":)" + text + "}}"; }
 
-void write_shard(const NewFolder& folder, int rank, const at::Tensor& piece, const std::string& info) {
+void write_shard(const NewFolder& folder, int rank, const at::Tensor& shard, const std::string& info) {
   const auto path = folder / c10::str("shard-0000", rank, "-model-00001-of-00001.safetensors");
   fs::remove(path);
-  write_safetensors(path, {{"w", piece}}, {.metadata = {{"DCP_SHARDING_INFO", info}}});
+  write_safetensors(path, {{"w", shard}}, {.metadata = {{"DCP_SHARDING_INFO", info}}});
 }
 
 TEST(Source, ShardsAreJoinedByTheirOffsets) {
@@ -85,40 +85,41 @@ TEST(Source, ShardsAreJoinedByTheirOffsets) {
   EXPECT_EQ(open_source(folder.path()).manifest.find("w")->sizes, (Sizes{5, 2}));
 }
 
-TEST(Source, ShardsThatDoNotFitTogether) {
+TEST(Source, InvalidShardsAreErrors) {
   const NewFolder folder;
   write_shard(folder, 1, numbers().narrow(0, 0, 4), offsets("[0,0]"));
-  struct Bad {
-    at::Tensor piece;
+  struct ShardError {
+    at::Tensor shard;
     std::string info;
-    const char* says;
+    const char* message;
   };
-  const Bad bad[] = {
-      {numbers().narrow(0, 4, 1), offsets("[3,0]"), "pieces [0:4, 0:2] and [3:4, 0:2] both have [3:4, 0:2]"},
-      {numbers().narrow(0, 4, 1), offsets("[5,0]"), "do not make it up: nobody has [4:5, 0:2]"},
+  const ShardError errors[] = {
+      {numbers().narrow(0, 4, 1), offsets("[3,0]"), "shards [0:4, 0:2] and [3:4, 0:2] overlap in [3:4, 0:2]"},
+      {numbers().narrow(0, 4, 1), offsets("[5,0]"), "do not cover it exactly once: no shard has [4:5, 0:2]"},
       {numbers().narrow(0, 4, 1), offsets("[4]"), "DCP_SHARDING_INFO of 'w' has 1 offsets for 2 dims"},
-      {numbers().narrow(0, 4, 1), offsets("[-4,0]"), "DCP_SHARDING_INFO of 'w' begins at -4"},
-      {numbers().narrow(0, 4, 1), offsets("[9223372036854775807,0]"), "begins at 9223372036854775807"},
-      {numbers().narrow(0, 4, 1), offsets("{}"), "DCP_SHARDING_INFO of 'w': an array was expected, and {} is there"},
+      {numbers().narrow(0, 4, 1), offsets("[-4,0]"), "DCP_SHARDING_INFO of 'w' has the invalid offset -4"},
+      {numbers().narrow(0, 4, 1), offsets("[9223372036854775807,0]"), "invalid offset 9223372036854775807"},
+      {numbers().narrow(0, 4, 1), offsets("{}"), "DCP_SHARDING_INFO of 'w': "},
       {numbers().narrow(0, 4, 1), "{}", "DCP_SHARDING_INFO of 'w' is missing"},
-      {numbers().narrow(0, 4, 1), "x", "DCP_SHARDING_INFO is no JSON"},
+      {numbers().narrow(0, 4, 1), "x", "DCP_SHARDING_INFO"},
       {at::ones({1}), offsets("[4]"),
        "'w' is Float of 2 dims in shard-00001-model-00001-of-00001.safetensors and Float"},
       {at::ones({1, 2}, at::kHalf), offsets("[4,0]"), "and Half of 2 dims in shard-00002"},
   };
-  for (const auto& row : bad) {
-    write_shard(folder, 2, row.piece, row.info);
-    EXPECT_ERROR(UsageError, open_source(folder.path()), row.says);
+  for (const auto& each : errors) {
+    write_shard(folder, 2, each.shard, each.info);
+    EXPECT_ERROR(UsageError, open_source(folder.path()), each.message);
   }
 }
 
-TEST(Source, WhatIsNoCheckpoint) {
+TEST(Source, PathsThatAreNotCheckpointsAreErrors) {
   const NewFolder folder;
-  EXPECT_ERROR(UsageError, open_source(folder / "nowhere"), "there is no checkpoint '", "nowhere'");
-  EXPECT_ERROR(UsageError, open_source(folder.path()), "is no checkpoint: there is no tessera.json, no model.safetens");
+  EXPECT_ERROR(UsageError, open_source(folder / "nowhere"), "the checkpoint '", "nowhere' does not exist");
+  EXPECT_ERROR(UsageError, open_source(folder.path()),
+               "is not a checkpoint: it has no tessera.json, no model.safetens");
   fs::create_directory(folder / "step-10");
   write(folder / "step-10/tessera.json", "{}");
-  EXPECT_ERROR(UsageError, open_source(folder.path()), "but there is '", "step-10'");
+  EXPECT_ERROR(UsageError, open_source(folder.path()), "did you mean '", "step-10'");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
+// Generated additions, token files, batches and prefetching.
 #include "tessera/base/error.h"
-#include "tessera/data/detail/arithmetic.h"
 #include "tessera/data/batch.h"
+#include "tessera/data/detail/arithmetic.h"
 #include "tessera/data/detail/prefetch.h"
 #include "tessera/data/token_file.h"
 #include "tessera/testing/expect_error.h"
@@ -18,7 +19,7 @@ namespace tessera::data {
 namespace {
 
 struct Sample {
-  std::string text, answer;  // all of it; the part that counts
+  std::string text, answer;  // all tokens; the targets
 };
 Sample sample(const Dataset& dataset, int64_t number) {
   std::vector<int64_t> input(static_cast<size_t>(dataset.length())), target = input;
@@ -31,7 +32,7 @@ Sample sample(const Dataset& dataset, int64_t number) {
   return found;
 }
 
-TEST(Arithmetic, SaysSumsWhoseAnswersAreRight) {
+TEST(Arithmetic, AnswersAreCorrect) {
   for (int64_t digits : {1, 2, 3, 8}) {
     const auto split = arithmetic({.digits = digits});
     for (const auto& dataset : {split.training, split.held_out})
@@ -49,8 +50,8 @@ TEST(Arithmetic, SaysSumsWhoseAnswersAreRight) {
   }
 }
 
-TEST(Arithmetic, NeverTrainsOnWhatIsHeldOut) {
-  const auto split = arithmetic({.digits = 1});  // a hundred problems: both sides meet all of theirs
+TEST(Arithmetic, TrainingNeverContainsHeldOutProblems) {
+  const auto split = arithmetic({.digits = 1});  // a hundred problems: both parts produce all of theirs
   std::set<std::string> training, held_out;
   for (int64_t i = 0; i < 3000; i++) training.insert(sample(*split.training, i).text);
   for (int64_t i = 0; i < 300; i++) held_out.insert(sample(*split.held_out, i).text);
@@ -59,15 +60,15 @@ TEST(Arithmetic, NeverTrainsOnWhatIsHeldOut) {
   for (const auto& text : held_out) EXPECT_FALSE(training.contains(text)) << text;
 }
 
-TEST(Arithmetic, IsTheSameForOneSeed) {
+TEST(Arithmetic, DependsOnTheSeedOnly) {
   const auto text = [](uint64_t seed) { return sample(*arithmetic({.seed = seed}).training, 5).text; };
   EXPECT_EQ(text(1), text(1));
   EXPECT_NE(text(1), text(2));
   EXPECT_EQ(sample(*arithmetic({.digits = 3, .seed = 0}).training, 0).text, "776+286=2601");  // on every machine
-  EXPECT_ERROR(UsageError, arithmetic({.digits = 9}), "arithmetic with 9 digits; it has 1 to 8");
+  EXPECT_ERROR(UsageError, arithmetic({.digits = 9}), "digits is 9; it must be 1 to 8");
 }
 
-TEST(Arithmetic, IsShownTheRightWayRound) {
+TEST(Arithmetic, ShowReversesTheAnswer) {
   const auto dataset = arithmetic({.digits = 2}).held_out;
   EXPECT_EQ(dataset->prompt().size(), 6u);
   EXPECT_EQ(dataset->prompt().back(), '=');
@@ -76,7 +77,7 @@ TEST(Arithmetic, IsShownTheRightWayRound) {
   EXPECT_EQ(dataset->show(tokens), "37+45=082");
 }
 
-// A file that is gone with the test.
+// A file that is removed after the test.
 struct TemporaryFile {
   explicit TemporaryFile(const std::string& bytes, const std::string& ending = ".txt")
       : path((std::filesystem::temp_directory_path() /
@@ -100,7 +101,7 @@ std::string header(int32_t magic, int32_t version, int32_t tokens) {
   return bytes_of(ints);
 }
 
-TEST(TokenFile, TextIsBytesInWindows) {
+TEST(TokenFile, TextIsSplitIntoWindowsOfBytes) {
   const TemporaryFile file("abcdefgh");
   const auto split = token_windows(std::make_shared<TokenFile>(file.path), {.length = 3});
   EXPECT_EQ(split.training->samples(), 1);
@@ -111,7 +112,7 @@ TEST(TokenFile, TextIsBytesInWindows) {
   EXPECT_EQ(all_windows(std::make_shared<TokenFile>(file.path), {.length = 7})->samples(), 1);
 }
 
-TEST(TokenFile, ReadsBothOfLlmCsLayoutsAndBareOnes) {
+TEST(TokenFile, ReadsLlmCAndHeaderlessFormats) {
   const std::vector<uint16_t> small{5, 50256, 7};
   const std::vector<uint32_t> large{5, 128000, 7};
   const struct {
@@ -131,34 +132,35 @@ TEST(TokenFile, ReadsBothOfLlmCsLayoutsAndBareOnes) {
     tokens.read(0, read, 200000);
     EXPECT_EQ(read, (std::vector<int64_t>{5, c.second, 7}));
     const auto where = c10::str("token ", c.second, " at position 1 of '", file.path);
-    EXPECT_ERROR(UsageError, tokens.read(0, read, 1000), where.c_str(), "beyond the model's vocabulary of 1000");
+    EXPECT_ERROR(UsageError, tokens.read(0, read, 1000), where.c_str(), "is beyond the model's vocabulary of 1000");
   }
 }
 
-TEST(TokenFile, SaysWhatIsWrongWithAFile) {
-  const auto says = [](const std::string& bytes, TokenLayout layout, const std::string& part,
-                       const std::string& ending = ".bin") {
+TEST(TokenFile, ErrorsNameTheProblemAndTheFile) {
+  const auto expect_error = [](const std::string& bytes, TokenLayout layout, const std::string& part,
+                               const std::string& ending = ".bin") {
     const TemporaryFile file(bytes, ending);
     EXPECT_ERROR(UsageError, TokenFile(file.path, layout), part, file.path);
   };
   const std::string three = bytes_of(std::vector<uint16_t>{1, 2, 3});
-  says("", TokenLayout::Auto, "are empty");
-  says(three, TokenLayout::Auto, "do not start with a header of llm.c; say what they are with --data-format uint16");
-  says(three, TokenLayout::LlmC, "have 6 bytes; a header of llm.c alone takes 1024");
-  says(header(7, 1, 3) + three, TokenLayout::LlmC, "start with 7, and a header of llm.c with 20240520");
-  says(header(20240520, 2, 3) + three, TokenLayout::Auto, "has version 2; that of GPT-2's tokens is 1");
-  says(header(20240520, 1, 4) + three, TokenLayout::Auto, "tells of 4 tokens, and there are 3");
-  says(header(20240520, 1, 0), TokenLayout::Auto, "have a header and no tokens");
-  says(three + "x", TokenLayout::Uint16, "no multiple of the 2 bytes of a token in layout uint16");
+  expect_error("", TokenLayout::Auto, " empty");
+  expect_error(three, TokenLayout::Auto,
+               "do not start with a header of llm.c; set the format with --data-format uint16");
+  expect_error(three, TokenLayout::LlmC, "have 6 bytes; a header of llm.c alone takes 1024");
+  expect_error(header(7, 1, 3) + three, TokenLayout::LlmC, "start with 7; a header of llm.c starts with 20240520");
+  expect_error(header(20240520, 2, 3) + three, TokenLayout::Auto, "has version 2; the version for GPT-2 tokens is 1");
+  expect_error(header(20240520, 1, 4) + three, TokenLayout::Auto, "announces 4 tokens, and the file has 3");
+  expect_error(header(20240520, 1, 0), TokenLayout::Auto, "have a header and no tokens");
+  expect_error(three + "x", TokenLayout::Uint16, "not a multiple of the 2 bytes per token of format uint16");
   EXPECT_ERROR(UsageError, TokenFile("/nowhere/at/all"), "cannot read the data '/nowhere/at/all': No such file");
-  EXPECT_ERROR(UsageError, TokenFile("/tmp"), "are no plain file");
-  EXPECT_ERROR(UsageError, parse_token_layout("utf8"), "there is no layout of data 'utf8'; there are: auto, text");
+  EXPECT_ERROR(UsageError, TokenFile("/tmp"), "'/tmp'");
+  EXPECT_ERROR(UsageError, parse_token_layout("utf8"), "unknown data format 'utf8'; write auto, text");
   const TemporaryFile file("abcdef");
   EXPECT_ERROR(UsageError, token_windows(std::make_shared<TokenFile>(file.path), {.length = 3}),
                "the data have 6 tokens, and two samples of 3", "need 7");
 }
 
-TEST(Batch, RowsOfPaddingDoNotCount) {
+TEST(Batch, PaddingRowsAreIgnored) {
   const TemporaryFile file("abcdefgh");
   const auto all = all_windows(std::make_shared<TokenFile>(file.path), {.length = 2});
   const auto batch = read_batch(*all, {1, kPadding});
@@ -166,7 +168,7 @@ TEST(Batch, RowsOfPaddingDoNotCount) {
   EXPECT_TRUE(at::equal(batch.target, at::tensor({100, 101, -100, -100}).to(at::kLong).view({2, 2})));
 }
 
-TEST(Prefetch, GivesAllInOrderAndThenTheError) {
+TEST(Prefetch, ReturnsValuesInOrderThenRethrows) {
   int made = 0;
   Prefetch<int> ahead(
       [&] {
@@ -178,8 +180,8 @@ TEST(Prefetch, GivesAllInOrderAndThenTheError) {
   for (int i = 0; i < 2; i++) EXPECT_THROW(ahead.next(), std::runtime_error);
 }
 
-TEST(Prefetch, StopsWhenItIsNotNeededAnyMore) {
-  Prefetch<int> ahead([] { return 1; }, 3);  // the thread is full and waits when this ends
+TEST(Prefetch, DestructorStopsTheThread) {
+  Prefetch<int> ahead([] { return 1; }, 3);  // the queue is full and the thread waits when this ends
   EXPECT_EQ(ahead.next(), 1);
 }
 

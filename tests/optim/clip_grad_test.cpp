@@ -1,4 +1,4 @@
-// Norms and clipping of gradients that are plain, distributed over several meshes, Partial, with empty pieces.
+// Norms and clipping of plain, distributed and Partial gradients on several meshes, some with empty local tensors.
 #include "tessera/optim/clip_grad.h"
 
 #include "tessera/base/error.h"
@@ -29,72 +29,72 @@ at::Tensor parameter_with(const at::Tensor& gradient) {
   p.mutable_grad() = gradient;
   return p;
 }
-at::Tensor whole(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
+at::Tensor full_or_self(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
 
-// Four ranks: plain ones, three cut over tp of a grid, one over both of its axes, one over all four in a line.
+// Four ranks. One plain gradient, three sharded over tp of a 2x2 mesh, one over both axes, one over a 1-d mesh of four.
 Tensors gradients(Rank& me) {
   const auto grid = me.mesh("dp=2,tp=2"), line = me.mesh("all=4");
-  const auto lay = [](const at::Tensor& t, const DeviceMesh& mesh, Placements placements) -> at::Tensor {
+  const auto distribute = [](const at::Tensor& t, const DeviceMesh& mesh, Placements placements) -> at::Tensor {
     return distribute_tensor(t, mesh, placements);
   };
   return {gradient(0, {5}),
-          lay(gradient(1, {3, 4}), grid, {Replicate(), Shard(0)}),
-          lay(gradient(2, {6}), grid, {Replicate(), Shard(0)}),
-          lay(gradient(3, {1}), grid, {Replicate(), Shard(0)}),  // the second rank has nothing
-          lay(gradient(4, {4, 5}), grid, {Shard(0), Shard(1)}),
-          lay(gradient(5, {9}), line, {Shard(0)}),
-          lay(gradient(6, {9}), line, {Replicate()})};
+          distribute(gradient(1, {3, 4}), grid, {Replicate(), Shard(0)}),
+          distribute(gradient(2, {6}), grid, {Replicate(), Shard(0)}),
+          distribute(gradient(3, {1}), grid, {Replicate(), Shard(0)}),  // empty on the second rank
+          distribute(gradient(4, {4, 5}), grid, {Shard(0), Shard(1)}),
+          distribute(gradient(5, {9}), line, {Shard(0)}),
+          distribute(gradient(6, {9}), line, {Replicate()})};
 }
 
-TEST(ClipGrad, MixedMeshes) {
+TEST(ClipGrad, MixedMeshesGiveTheNormOfPlainGradients) {
   run_ranks(4, [](Rank& me) {
     for (const double p : {1., 2., 3., kInf})
       for (const bool foreach : {true, false}) {
         Tensors params, expected;
         for (const auto& g : gradients(me)) {
           params.push_back(parameter_with(g));
-          expected.push_back(parameter_with(whole(g).clone()));
+          expected.push_back(parameter_with(full_or_self(g).clone()));
         }
         const auto reference = clip_grad_norm_(expected, 0.7, {.norm_type = p});
         const CommPolicyScope strict(CommPolicy::Error);
         CommDebugMode mode;
         const auto total = clip_grad_norm_(params, 0.7, {.norm_type = p, .foreach = foreach});
         mode.exit();
-        // tp for three of them; dp and tp for one; all for one.
+        // One for tp, one for dp and tp, one for the 1-d mesh.
         EXPECT_EQ(mode.get_comm_counts().of(comm::Kind::AllReduce), 3) << mode.debug_string();
         EXPECT_EQ(mode.get_comm_counts().of(comm::Kind::AllReduce), mode.get_total_counts());
         EXPECT_FALSE(is_dtensor(total));
         EXPECT_TRUE(torch::allclose(total, reference, 1e-6)) << p << ": " << total << reference;
         for (size_t i = 0; i < params.size(); i++)
-          EXPECT_TRUE(torch::allclose(whole(params[i].grad()), expected[i].grad(), 1e-5, 1e-7)) << p << " " << i;
+          EXPECT_TRUE(torch::allclose(full_or_self(params[i].grad()), expected[i].grad(), 1e-5, 1e-7)) << p << " " << i;
       }
   });
 }
 
-TEST(ClipGrad, PartialGradientsAreSummedOnce) {
+TEST(ClipGrad, PartialGradientsAreReducedOnce) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
-    const auto term = torch::full({2}, static_cast<double>(me.rank) + 1);  // 1 + 2
-    const auto p = parameter_with(DTensor::from_local(term, mesh, {Partial()}));
+    const auto local = torch::full({2}, static_cast<double>(me.rank) + 1);  // 1 + 2
+    const auto p = parameter_with(DTensor::from_local(local, mesh, {Partial()}));
     const auto total = clip_grad_norm_({p}, 1, {.norm_type = kInf});
     EXPECT_EQ(total.item<float>(), 3);
     EXPECT_TRUE(DTensor(p.grad()).placements()[0].is_replicate());
-    EXPECT_TRUE(torch::allclose(whole(p.grad()), torch::ones(2)));
+    EXPECT_TRUE(torch::allclose(full_or_self(p.grad()), torch::ones(2)));
   });
 }
 
-TEST(ClipGrad, Values) {
+TEST(ClipGrad, ClipGradValueClampsElements) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     const auto p = parameter_with(distribute_tensor(torch::tensor({-3., -1., 0.5, 3.}), mesh, {Shard(0)}));
     const auto before = p.grad()._version();
-    clip_grad_value_({p, torch::zeros(2)}, 1);  // one without gradient
-    EXPECT_TRUE(torch::equal(whole(p.grad()), torch::tensor({-1., -1., 0.5, 1.})));
+    clip_grad_value_({p, torch::zeros(2)}, 1);  // the second parameter has no gradient
+    EXPECT_TRUE(torch::equal(full_or_self(p.grad()), torch::tensor({-1., -1., 0.5, 1.})));
     EXPECT_GT(p.grad()._version(), before);
   });
 }
 
-TEST(ClipGrad, BFloat16) {
+TEST(ClipGrad, NormOfBFloat16IsReducedInFloat) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     const auto g = gradient(0, {64}).to(torch::kBFloat16);
@@ -108,9 +108,9 @@ TEST(ClipGrad, Errors) {
   const auto p = parameter_with(torch::tensor({1.f, std::numeric_limits<float>::infinity()}));
   EXPECT_ERROR(UsageError, clip_grad_norm_({p}, 1, {.error_if_nonfinite = true}), "norm of type 2", "inf");
   EXPECT_EQ(p.grad()[0].item<float>(), 1);
-  EXPECT_ERROR(UsageError, clip_grad_norm_({p}, 1, {.norm_type = 0}), "type 0");
-  EXPECT_ERROR(UsageError, clip_grad_norm_({p}, -1), "norm of -1");
-  EXPECT_ERROR(UsageError, clip_grad_value_({p}, -1), "-1");
+  EXPECT_ERROR(UsageError, clip_grad_norm_({p}, 1, {.norm_type = 0}), "norm_type is 0");
+  EXPECT_ERROR(UsageError, clip_grad_norm_({p}, -1), "max_norm is -1");
+  EXPECT_ERROR(UsageError, clip_grad_value_({p}, -1), "clip_value is -1");
   EXPECT_EQ(get_total_norm({}).item<float>(), 0);
 }
 

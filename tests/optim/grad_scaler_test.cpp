@@ -1,4 +1,4 @@
-// The scale, steps that are not made, and that all ranks agree on them.
+// The scale, skipped steps, and that all ranks skip together.
 #include "tessera/optim/grad_scaler.h"
 
 #include "tessera/base/error.h"
@@ -21,7 +21,7 @@ using testing::run_ranks;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-TEST(GradScaler, AScaledStepIsThePlainStep) {
+TEST(GradScaler, ScaledStepEqualsUnscaledStep) {
   for (const bool fused : {false, true})
     for (const bool unscale : {false, true}) {
       auto p = torch::ones(4, torch::requires_grad()), q = torch::ones(4, torch::requires_grad());
@@ -40,14 +40,15 @@ TEST(GradScaler, AScaledStepIsThePlainStep) {
         scaler.step(optimizer);
         scaler.update();
         reference.step();
-        EXPECT_TRUE(fused ? torch::equal(p, q) : torch::allclose(p, q, 1e-6)) << fused << unscale;  // its own rounding
+        EXPECT_TRUE(fused ? torch::equal(p, q) : torch::allclose(p, q, 1e-6))
+            << fused << unscale;  // not fused: rounds differently
       }
-      EXPECT_EQ(scaler.get_scale(), 2048);  // grew after two
+      EXPECT_EQ(scaler.get_scale(), 2048);  // grew after two steps
     }
 }
 
-// One rank has an infinity in its piece. No rank makes the step, and all shrink the scale.
-TEST(GradScaler, RanksAgree) {
+// One rank has an inf in its local gradient. All ranks skip the step and shrink the scale.
+TEST(GradScaler, AllRanksSkipAStepWithInf) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     for (const bool fused : {false, true}) {
@@ -72,14 +73,14 @@ TEST(GradScaler, RanksAgree) {
       step(kInf);
       EXPECT_TRUE(torch::equal(DTensor(p).full_tensor(), torch::ones(4))) << fused;
       EXPECT_EQ(scaler.get_scale(), 2);
-      step(4);  // gradients 2; and the momentum of the step that was not made is not there
+      step(4);  // gradients are 2; the skipped step left no momentum
       EXPECT_TRUE(torch::equal(DTensor(p).full_tensor(), torch::full(4, -1.))) << fused;
       EXPECT_EQ(scaler.get_scale(), 2);
     }
   });
 }
 
-TEST(GradScaler, StepsThatAreNotMadeAreNotCounted) {
+TEST(GradScaler, SkippedStepsAreNotCounted) {
   auto p = torch::ones(2, torch::requires_grad());
   AdamW optimizer({p}, {.fused = true});
   GradScaler scaler;
@@ -96,20 +97,20 @@ TEST(GradScaler, StateAndErrors) {
   SGD optimizer({p});
   GradScaler scaler({.init_scale = 8}), other;
   EXPECT_ERROR(UsageError, scaler.step(optimizer), "no parameter of this SGD has a gradient");
-  EXPECT_ERROR(UsageError, scaler.update(), "no optimizer has made a step");
+  EXPECT_ERROR(UsageError, scaler.update(), "no optimizer has stepped");
   p.mutable_grad() = torch::ones(2);
   scaler.unscale_(optimizer);
   EXPECT_ERROR(UsageError, scaler.unscale_(optimizer), "already unscaled");
   scaler.step(optimizer);
-  EXPECT_ERROR(UsageError, scaler.step(optimizer), "already made a step");
+  EXPECT_ERROR(UsageError, scaler.step(optimizer), "already stepped");
   scaler.update();
   other.load_state_dict(scaler.state_dict());
   EXPECT_EQ(other.get_scale(), 8);
   auto half = torch::ones(2, torch::kHalf).requires_grad_();
   half.mutable_grad() = torch::ones(2, torch::kHalf);
-  SGD of_half({half});
-  EXPECT_ERROR(UsageError, scaler.step(of_half), "fp16");
-  EXPECT_ERROR(UsageError, GradScaler({.growth_factor = 0.5}), "growth_factor above 1");
+  SGD half_optimizer({half});
+  EXPECT_ERROR(UsageError, scaler.step(half_optimizer), "fp16");
+  EXPECT_ERROR(UsageError, GradScaler({.growth_factor = 0.5}), "growth_factor greater than 1");
   GradScaler off({.enabled = false});
   EXPECT_TRUE(off.scale(p).is_same(p));
 }

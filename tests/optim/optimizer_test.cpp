@@ -1,4 +1,4 @@
-// Optimizers on plain and distributed parameters: the same values, no communication, versions, state, errors.
+// Optimizers on plain and distributed parameters: equal values, no communication, versions, state, errors.
 #include "tessera/base/error.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/policy.h"
@@ -21,25 +21,25 @@ using testing::message_of;
 using testing::Rank;
 using testing::run_ranks;
 
-struct Case {
+struct OptimizerCase {
   std::string name;
   std::function<std::unique_ptr<Optimizer>(Tensors)> make;
 };
 template <class Kind>
-void add(std::vector<Case>& cases, const std::string& name, typename Kind::Options options) {
+void add(std::vector<OptimizerCase>& cases, const std::string& name, typename Kind::Options options) {
   const struct {
     const char* name;
     std::optional<bool> foreach;
     bool fused;
-  } ways[] = {{" loop", false, false}, {" foreach", true, false}, {" fused", {}, true}};
-  for (const auto& way : ways) {
-    options.foreach = way.foreach;
-    options.fused = way.fused;
-    cases.push_back({name + way.name, [options](Tensors params) { return std::make_unique<Kind>(params, options); }});
+  } implementations[] = {{" loop", false, false}, {" foreach", true, false}, {" fused", {}, true}};
+  for (const auto& each : implementations) {
+    options.foreach = each.foreach;
+    options.fused = each.fused;
+    cases.push_back({name + each.name, [options](Tensors params) { return std::make_unique<Kind>(params, options); }});
   }
 }
-std::vector<Case> cases() {
-  std::vector<Case> all;
+std::vector<OptimizerCase> cases() {
+  std::vector<OptimizerCase> all;
   add<SGD>(all, "SGD", {.lr = 0.1, .weight_decay = 0.1});
   add<SGD>(all, "SGD momentum", {.lr = 0.1, .momentum = 0.9, .nesterov = true});
   add<Adam>(all, "Adam", {.lr = 0.01, .weight_decay = 0.1, .maximize = true});
@@ -63,30 +63,30 @@ void set_plain_gradients(const Tensors& params, int64_t step) {
   for (size_t i = 0; i < params.size(); i++) params[i].mutable_grad() = value(i, static_cast<double>(step) + 0.5);
 }
 
-// Each on another mesh or in another way, pieces uneven and some empty, one plain.
-struct Layout {
+// Different meshes and placements; uneven local tensors, some empty; one plain tensor.
+struct MeshPlacements {
   DeviceMesh mesh;
   Placements placements;
 };
-std::vector<Layout> layouts(const Rank& me) {
+std::vector<MeshPlacements> layouts(const Rank& me) {
   const auto n = me.size();
   const auto line = me.mesh({n}, {"tp"});
   const auto grid = n == 4 ? me.mesh("dp=2,tp=2") : me.mesh({1, n}, {"dp", "tp"});
   return {{line, {Shard(0)}}, {line, {Replicate()}}, {grid, {Shard(0), Shard(1)}}, {}, {grid, {Replicate(), Shard(0)}}};
 }
-torch::Tensor lay(const torch::Tensor& t, const Layout& layout) {
+torch::Tensor distribute(const torch::Tensor& t, const MeshPlacements& layout) {
   return layout.mesh ? at::Tensor(distribute_tensor(t, layout.mesh, layout.placements, {.src_data_rank = {}})) : t;
 }
-torch::Tensor whole(const torch::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
+torch::Tensor full_or_self(const torch::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
 
-Tensors laid_out_parameters(const std::vector<Layout>& layouts) {
+Tensors distributed_parameters(const std::vector<MeshPlacements>& layouts) {
   Tensors all;
-  for (size_t i = 0; i < kShapes.size(); i++) all.push_back(lay(value(i), layouts[i]).detach().requires_grad_());
+  for (size_t i = 0; i < kShapes.size(); i++) all.push_back(distribute(value(i), layouts[i]).detach().requires_grad_());
   return all;
 }
-void set_gradients(const Tensors& params, const std::vector<Layout>& layouts, int64_t step) {
+void set_gradients(const Tensors& params, const std::vector<MeshPlacements>& layouts, int64_t step) {
   for (size_t i = 0; i < params.size(); i++)
-    params[i].mutable_grad() = lay(value(i, static_cast<double>(step) + 0.5), layouts[i]);
+    params[i].mutable_grad() = distribute(value(i, static_cast<double>(step) + 0.5), layouts[i]);
 }
 
 TEST(Optimizer, DistributedParametersGetTheValuesOfPlainOnesWithoutCommunication) {
@@ -95,12 +95,12 @@ TEST(Optimizer, DistributedParametersGetTheValuesOfPlainOnesWithoutCommunication
       for (const auto& one : cases()) {
         const auto expected = plain_parameters();
         const auto reference = one.make(expected);
-        const auto where = layouts(me);
-        const auto params = laid_out_parameters(where);
+        const auto placed = layouts(me);
+        const auto params = distributed_parameters(placed);
         const auto optimizer = one.make(params);
         for (int64_t step = 0; step < 3; step++) {
           set_plain_gradients(expected, step);
-          set_gradients(params, where, step);
+          set_gradients(params, placed, step);
           reference->step();
           const CommPolicyScope strict(CommPolicy::Error);
           CommDebugMode mode;
@@ -108,16 +108,16 @@ TEST(Optimizer, DistributedParametersGetTheValuesOfPlainOnesWithoutCommunication
           EXPECT_EQ(mode.get_total_counts(), 0) << one.name << "\n" << mode.debug_string();
         }
         for (size_t i = 0; i < params.size(); i++) {
-          EXPECT_TRUE(torch::allclose(whole(params[i]), expected[i], 1e-6, 1e-7)) << one.name << " " << i;
-          for (const auto& [row, t] : optimizer->state(params[i]))
-            EXPECT_EQ(is_dtensor(t), row != "step" && is_dtensor(params[i])) << one.name << " " << row;
+          EXPECT_TRUE(torch::allclose(full_or_self(params[i]), expected[i], 1e-6, 1e-7)) << one.name << " " << i;
+          for (const auto& [name, t] : optimizer->state(params[i]))
+            EXPECT_EQ(is_dtensor(t), name != "step" && is_dtensor(params[i])) << one.name << " " << name;
         }
       }
     });
 }
 
-// A gradient that is still a sum to be taken, and one that lies otherwise than its parameter.
-TEST(Optimizer, GradientsAreLaidOutAsTheirParametersFirst) {
+// A Partial gradient, and one with other placements than its parameter.
+TEST(Optimizer, GradientsAreRedistributedToTheirParametersPlacements) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
     for (const auto& one : cases()) {
@@ -135,12 +135,12 @@ TEST(Optimizer, GradientsAreLaidOutAsTheirParametersFirst) {
       mode.exit();
       EXPECT_EQ(mode.get_total_counts(), 2) << one.name << mode.debug_string();
       for (size_t i = 0; i < 2; i++)
-        EXPECT_TRUE(torch::allclose(whole(params[i]), expected[i], 1e-6, 1e-6)) << one.name << i;
+        EXPECT_TRUE(torch::allclose(full_or_self(params[i]), expected[i], 1e-6, 1e-6)) << one.name << i;
     }
   });
 }
 
-TEST(Optimizer, WhatIsWrittenCountsAVersion) {
+TEST(Optimizer, StepBumpsVersions) {
   run_ranks(1, [](Rank& me) {
     const auto mesh = me.mesh("tp=1");
     for (const auto& one : cases()) {
@@ -161,14 +161,14 @@ TEST(Optimizer, WhatIsWrittenCountsAVersion) {
   });
 }
 
-TEST(Optimizer, NothingIsReadOnTheHost) {
+TEST(Optimizer, StepCopiesNothingToTheHost) {
   run_ranks(2, [](Rank& me) {
-    const auto where = layouts(me);
+    const auto placed = layouts(me);
     for (const auto& one : cases()) {
-      const auto params = laid_out_parameters(where);
+      const auto params = distributed_parameters(placed);
       const auto optimizer = one.make(params);
       for (int64_t step = 0; step < 2; step++) {
-        set_gradients(params, where, step);
+        set_gradients(params, placed, step);
         HostReads mode;
         const OpModeScope on(mode);
         clip_grad_norm_(params, 0.1);
@@ -178,14 +178,14 @@ TEST(Optimizer, NothingIsReadOnTheHost) {
         EXPECT_EQ(mode.reads, 0) << one.name;
       }
     }
-    HostReads mode;  // it can see one
+    HostReads mode;  // detects a read
     const OpModeScope on(mode);
     torch::ones(1).item<float>();
     EXPECT_EQ(mode.reads, 1);
   });
 }
 
-TEST(Optimizer, ParametersWithoutGradientAreLeftAlone) {
+TEST(Optimizer, ParametersWithoutGradientAreSkipped) {
   for (const auto& one : cases()) {
     auto params = plain_parameters();
     const auto optimizer = one.make(params);
@@ -194,7 +194,7 @@ TEST(Optimizer, ParametersWithoutGradientAreLeftAlone) {
     optimizer->step();
     EXPECT_TRUE(torch::equal(params[1], value(1))) << one.name;
     EXPECT_TRUE(optimizer->state(params[1]).empty()) << one.name;
-    // Its first step is made later, with the second of the others.
+    // Its first step is the second step of the others.
     set_plain_gradients(params, 1);
     optimizer->step();
     const auto alone = value(1).requires_grad_();
@@ -205,7 +205,7 @@ TEST(Optimizer, ParametersWithoutGradientAreLeftAlone) {
   }
 }
 
-// Two optimizers go on alike after one was given the state of the other; distributed differently meanwhile.
+// After one optimizer loads the state of the other, both continue equally, also with other placements.
 TEST(Optimizer, StateIsSavedAndLoadedByName) {
   run_ranks(2, [](Rank& me) {
     const auto mesh = me.mesh("tp=2");
@@ -236,13 +236,13 @@ TEST(Optimizer, StateIsSavedAndLoadedByName) {
         set_gradients(other, 3);
         optimizer->step();
         loaded->step();
-        EXPECT_TRUE(torch::equal(whole(net->weight), whole(other->weight))) << one.name << " " << dim;
+        EXPECT_TRUE(torch::equal(full_or_self(net->weight), full_or_self(other->weight))) << one.name << " " << dim;
         EXPECT_TRUE(torch::equal(net->bias, other->bias)) << one.name;
       }
   });
 }
 
-// As those given to a constructor are, all groups before any is changed.
+// Loaded options are checked like constructor arguments: all groups before any change.
 TEST(Optimizer, LoadedOptionsAreChecked) {
   torch::nn::Linear net(3, 2);
   const auto rate = torch::tensor(0.5);
@@ -250,7 +250,7 @@ TEST(Optimizer, LoadedOptionsAreChecked) {
   net->forward(torch::ones({1, 3})).sum().backward();
   optimizer.step();
   const auto saved = optimizer_state_dict(optimizer, *net);
-  // A copy, other in the first group's learning rate, in a step count, and in what is named.
+  // A copy of `saved` with another learning rate of group 0, another step count, and `changed` replaced.
   const auto with = [&](const std::string& changed, const torch::Tensor& to) {
     StateDict dict;
     for (const auto& [name, value] : saved) dict.insert(name, name == changed ? to : value.clone());
@@ -265,20 +265,20 @@ TEST(Optimizer, LoadedOptionsAreChecked) {
       {"param_groups.0.eps", number(-1), "eps"},
       {"param_groups.0.weight_decay", number(std::nan("")), "found nan"},
   };
-  for (const auto& [name, value, says] : kBad) {
-    EXPECT_ERROR(UsageError, load_optimizer_state_dict(optimizer, *net, with(name, value)), says);
+  for (const auto& [name, value, message] : kBad) {
+    EXPECT_ERROR(UsageError, load_optimizer_state_dict(optimizer, *net, with(name, value)), message);
     EXPECT_EQ(optimizer.state(net->weight).at("step").item<double>(), 1) << name;
     EXPECT_EQ(rate.item<double>(), 0.5) << name;
     EXPECT_EQ(optimizer.group_options(1).betas[1], 0.999) << name;
   }
   load_optimizer_state_dict(optimizer, *net, with("param_groups.1.lr", number(0.125)));
-  EXPECT_EQ(rate.item<double>(), 0.25);  // the same tensor, written to
+  EXPECT_EQ(rate.item<double>(), 0.25);  // the same tensor, written in place
   EXPECT_TRUE(optimizer.group_options(0).lr.tensor_itself().is_same(rate));
   EXPECT_EQ(optimizer.lr(1), 0.125);
   EXPECT_EQ(optimizer.state(net->weight).at("step").item<double>(), 7);
 }
 
-TEST(Optimizer, StateOfLibTorchsAdamWIsTaken) {
+TEST(Optimizer, LoadsTheStateOfTorchAdamW) {
   torch::nn::Linear net(3, 2), other(3, 2);
   torch::optim::AdamW theirs(net->parameters(), torch::optim::AdamWOptions(0.1));
   AdamW ours(other->parameters());
@@ -291,7 +291,7 @@ TEST(Optimizer, StateOfLibTorchsAdamWIsTaken) {
   EXPECT_EQ(ours.lr(0), 0.1);
 }
 
-TEST(Optimizer, GroupsHaveOptionsOfTheirOwn) {
+TEST(Optimizer, EachGroupHasItsOwnOptions) {
   auto a = torch::ones(2, torch::requires_grad()), b = torch::ones(2, torch::requires_grad());
   SGD optimizer({{{a}, {.lr = 0.5}}, {{b}, {.lr = 0.25}}});
   auto c = torch::ones(2, torch::requires_grad());
@@ -307,8 +307,8 @@ TEST(Optimizer, GroupsHaveOptionsOfTheirOwn) {
   EXPECT_FALSE(a.grad().defined());
 }
 
-// Fused kernels on the CPU walk memory from end to end, whatever the strides.
-TEST(Optimizer, GradientsWithOtherStridesAreTaken) {
+// Fused kernels on the CPU read memory in order and ignore strides.
+TEST(Optimizer, GradientsMayHaveOtherStridesThanParameters) {
   for (const auto& one : cases()) {
     const auto p = value(0).requires_grad_(), q = value(0).requires_grad_();
     p.mutable_grad() = value(0, 1).t().contiguous().t();
@@ -323,11 +323,11 @@ TEST(Optimizer, ErrorsNameWhatIsWrong) {
   const auto p = torch::ones({2, 3}, torch::requires_grad()), q = torch::ones(4, torch::requires_grad());
   EXPECT_ERROR(UsageError, SGD(Tensors{}), "SGD: group 0 has no parameters");
   EXPECT_ERROR(UsageError, SGD(Tensors{p, q, p}), "parameter 2 of group 0", "[2, 3]", "twice");
-  EXPECT_ERROR(UsageError, SGD(Tensors{q, p * 2}), "parameter 1 of group 0", "no leaf");
+  EXPECT_ERROR(UsageError, SGD(Tensors{q, p * 2}), "parameter 1 of group 0", "not a leaf");
   EXPECT_ERROR(UsageError, SGD(Tensors{torch::ones(2, torch::kLong)}), "floating");
   EXPECT_ERROR(UsageError, SGD(Tensors{p, torch::Tensor()}), "parameter 1 of group 0 is undefined");
   EXPECT_ERROR(UsageError, SGD({p}, {.lr = -1}), "SGD: lr must be at least 0; found -1");
-  EXPECT_ERROR(UsageError, SGD({p}, {.nesterov = true}), "nesterov needs a momentum");
+  EXPECT_ERROR(UsageError, SGD({p}, {.nesterov = true}), "nesterov needs momentum");
   EXPECT_ERROR(UsageError, SGD({p}, {.foreach = true, .fused = true}), "foreach and fused");
   EXPECT_ERROR(UsageError, SGD({p}, {.lr = torch::ones(2)}), "one element");
   EXPECT_ERROR(UsageError, AdamW({p}, {.betas = {0.9, 1}}), "AdamW: betas", "found 0.9 and 1");
@@ -345,9 +345,9 @@ TEST(Optimizer, ErrorsNameWhatIsWrong) {
 
   const auto gaps = torch::ones({4, 4}).narrow(1, 0, 2).detach().requires_grad_();
   gaps.mutable_grad() = torch::ones({4, 2});
-  AdamW fused({gaps}, {.fused = true}), of_lists({gaps});
-  EXPECT_ERROR(UsageError, fused.step(), "with gaps", "leave fused off");
-  of_lists.step();
+  AdamW fused({gaps}, {.fused = true}), not_fused({gaps});
+  EXPECT_ERROR(UsageError, fused.step(), "is not dense in memory", "fused = false");
+  not_fused.step();
   EXPECT_LT(gaps.max().item<float>(), 1);
 }
 
@@ -361,11 +361,11 @@ TEST(Optimizer, ErrorsOfDistributedParameters) {
     optimizer.zero_grad();
     p.set_data(distribute_tensor(value(0), mesh, {Replicate()}));
     p.mutable_grad() = distribute_tensor(value(0), mesh, {Replicate()});
-    EXPECT_ERROR(UsageError, optimizer.step(), "laid out anew after its first step", "exp_avg");
+    EXPECT_ERROR(UsageError, optimizer.step(), "redistributed after its first step", "exp_avg");
 
-    const auto terms = DTensor::from_local(value(0), mesh, {Partial()}).detach().requires_grad_();
-    terms.mutable_grad() = torch::ones_like(terms);
-    SGD other({terms});
+    const auto partial = DTensor::from_local(value(0), mesh, {Partial()}).detach().requires_grad_();
+    partial.mutable_grad() = torch::ones_like(partial);
+    SGD other({partial});
     EXPECT_ERROR(ShardingError, other.step(), "P(sum)", "redistribute it first");
   });
 }

@@ -1,4 +1,4 @@
-// What tests/parity/optim_test.cpp does not compare: factors, tensors as learning rates, state, errors.
+// What tests/parity/optim_test.cpp does not cover: factors, tensor learning rates, state, errors.
 #include "tessera/optim/schedulers.h"
 
 #include "tessera/base/error.h"
@@ -16,19 +16,19 @@ using testing::message_of;
 SGD make_optimizer(const LearningRate& lr = 1) { return SGD(Tensors{torch::zeros(1)}, {.lr = lr}); }
 
 std::vector<double> values(LRScheduler& scheduler, int steps) {
-  std::vector<double> seen;
+  std::vector<double> rates;
   for (int i = 0; i < steps; i++) {
-    seen.push_back(scheduler.optimizer().lr(0));
+    rates.push_back(scheduler.optimizer().lr(0));
     scheduler.step();
   }
-  return seen;
+  return rates;
 }
 
-TEST(Schedulers, Factors) {
+TEST(Schedulers, WarmupFactorsHaveExpectedValues) {
   const auto wsd = warmup_stable_decay(2, 3, 4, 0.5);
-  std::vector<double> seen;
-  for (int64_t i = 0; i < 11; i++) seen.push_back(wsd(i));
-  EXPECT_EQ(seen, (std::vector<double>{0, 0.5, 1, 1, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.5}));
+  std::vector<double> factors;
+  for (int64_t i = 0; i < 11; i++) factors.push_back(wsd(i));
+  EXPECT_EQ(factors, (std::vector<double>{0, 0.5, 1, 1, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.5}));
 
   const auto cosine = cosine_with_warmup(4, 12, 0.1);
   EXPECT_EQ(cosine(1), 0.25);
@@ -38,7 +38,7 @@ TEST(Schedulers, Factors) {
   EXPECT_NEAR(cosine(100), 0.1, 1e-12);
 }
 
-TEST(Schedulers, ATensorIsWrittenInto) {
+TEST(Schedulers, TensorLearningRateIsWrittenInPlace) {
   const auto lr = torch::tensor(1.0, torch::kDouble);
   auto optimizer = make_optimizer(lr);
   ExponentialLR schedule(optimizer, 0.5);
@@ -47,7 +47,7 @@ TEST(Schedulers, ATensorIsWrittenInto) {
   EXPECT_EQ(schedule.last_lr(), std::vector<double>{0.5});
 }
 
-TEST(Schedulers, ATensorIsNotReadUnlessSomebodyElseHasWrittenToIt) {
+TEST(Schedulers, TensorLearningRateIsReadOnlyAfterOtherWrites) {
   const auto lr = torch::tensor(0.1f);
   auto optimizer = make_optimizer(lr);
   CosineAnnealingLR cosine(optimizer, 10);
@@ -58,9 +58,9 @@ TEST(Schedulers, ATensorIsNotReadUnlessSomebodyElseHasWrittenToIt) {
     for (int step = 0; step < 3; step++) cosine.step(), chained.step();
     optimizer.step();
     EXPECT_EQ(mode.reads, 0);
-    EXPECT_GE(mode.ops, 6);  // it is written to
+    EXPECT_GE(mode.ops, 6);  // writes are ops too
   }
-  EXPECT_EQ(optimizer.lr(0), lr.item<double>());  // rounded as the tensor is
+  EXPECT_EQ(optimizer.lr(0), lr.item<double>());  // rounded to the tensor's dtype
   lr.fill_(2);
   EXPECT_EQ(optimizer.lr(0), 2);
   const auto half = torch::tensor(0.1f).to(torch::kBFloat16);
@@ -69,7 +69,7 @@ TEST(Schedulers, ATensorIsNotReadUnlessSomebodyElseHasWrittenToIt) {
   EXPECT_EQ(other.lr(0), half.item<double>());
 }
 
-TEST(Schedulers, GoOnWhereTheStateWasSaved) {
+TEST(Schedulers, ResumeFromSavedState) {
   const auto make = [](Optimizer& o) {
     return std::make_unique<SequentialLR>(
         o,
@@ -96,18 +96,19 @@ TEST(Schedulers, GoOnWhereTheStateWasSaved) {
 
 TEST(Schedulers, Errors) {
   auto optimizer = make_optimizer(), other = make_optimizer();
-  EXPECT_ERROR(UsageError, StepLR(optimizer, 0), "StepLR: step_size must be above 0; found 0");
-  EXPECT_ERROR(UsageError, LinearLR(optimizer, 0), "start_factor must be above 0");
+  EXPECT_ERROR(UsageError, StepLR(optimizer, 0), "StepLR: step_size must be greater than 0; found 0");
+  EXPECT_ERROR(UsageError, LinearLR(optimizer, 0), "start_factor must be greater than 0");
   EXPECT_ERROR(UsageError, LambdaLR(optimizer, std::vector<LambdaLR::Factor>{}), "0 functions", "1 parameter groups");
-  EXPECT_ERROR(UsageError, cosine_with_warmup(5, 5), "5 of 5 steps");
+  EXPECT_ERROR(UsageError, cosine_with_warmup(5, 5), "5 warm-up steps of 5");
   const auto mine = std::make_shared<ExponentialLR>(optimizer, 0.5),
              theirs = std::make_shared<ExponentialLR>(other, 0.5);
-  using All = std::vector<std::shared_ptr<LRScheduler>>;
-  EXPECT_ERROR(UsageError, SequentialLR(optimizer, All{mine, theirs}, {3}), "scheduler 1 belongs to another optimizer");
-  EXPECT_ERROR(UsageError, SequentialLR(optimizer, All{mine}, {3}), "1 schedulers and 1 milestones");
+  using Schedulers = std::vector<std::shared_ptr<LRScheduler>>;
+  EXPECT_ERROR(UsageError, SequentialLR(optimizer, Schedulers{mine, theirs}, {3}),
+               "scheduler 1 belongs to another optimizer");
+  EXPECT_ERROR(UsageError, SequentialLR(optimizer, Schedulers{mine}, {3}), "1 schedulers and 1 milestones");
   EXPECT_EQ(optimizer.lr(0), 1);
   optimizer.add_param_group({{torch::zeros(1)}});
-  EXPECT_ERROR(UsageError, mine->step(), "made for 1 parameter groups", "that has 2");
+  EXPECT_ERROR(UsageError, mine->step(), "created for 1 parameter groups", "now has 2");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The six optimizers of torch::optim, unchanged, on distributed parameters: values of a plain run, and what is sent.
+// The six optimizers of torch::optim on distributed parameters: same values as on plain ones, and the communication.
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/ranks.h"
@@ -14,19 +14,19 @@ using testing::Rank;
 using testing::run_ranks;
 using Parameters = std::vector<torch::Tensor>;
 
-// Pieces that differ in size, some of them empty.
-struct Layout {
+// Uneven local tensors, some of them empty.
+struct ShapeAndPlacement {
   std::vector<int64_t> shape;
   Placement placement;
 };
-const Layout kLayouts[] = {{{5, 4}, Shard(0)}, {{7}, Replicate()}, {{3, 5}, Shard(1)}, {{1, 6}, Shard(0)}};
+const ShapeAndPlacement kLayouts[] = {{{5, 4}, Shard(0)}, {{7}, Replicate()}, {{3, 5}, Shard(1)}, {{1, 6}, Shard(0)}};
 
 torch::Tensor value(const std::vector<int64_t>& shape, double shift) {
   return torch::sin(torch::arange(c10::multiply_integers(shape), torch::kFloat) * 0.7 + shift).view(shape);
 }
-torch::Tensor whole(const torch::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
+torch::Tensor full_or_self(const torch::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
 
-// sum of (p - target)^4 / 4: no step lands in the minimum, and every element's gradient differs.
+// sum of (p - target)^4 / 4: no step reaches the minimum, and all elements have different gradients.
 struct Problem {
   Parameters parameters, targets;
 
@@ -40,28 +40,28 @@ struct Problem {
   }
 };
 Problem problem(const DeviceMesh& mesh) {
-  Problem made;
+  Problem result;
   for (const auto& [shape, placement] : kLayouts) {
-    const auto lay = [&, &shape = shape, &placement = placement](const torch::Tensor& t) {
+    const auto distribute = [&, &shape = shape, &placement = placement](const torch::Tensor& t) {
       return mesh ? at::Tensor(distribute_tensor(t, mesh, {placement}, {.src_data_rank = {}})) : t;
     };
-    made.parameters.push_back(lay(value(shape, 0)).detach().requires_grad_());
-    made.targets.push_back(lay(value(shape, 2)).detach());
+    result.parameters.push_back(distribute(value(shape, 0)).detach().requires_grad_());
+    result.targets.push_back(distribute(value(shape, 2)).detach());
   }
-  return made;
+  return result;
 }
 
-struct Case {
+struct TorchCase {
   const char* name;
   std::function<std::unique_ptr<torch::optim::Optimizer>(Parameters)> make;
 };
 template <class Kind, class Options>
-Case make_case(const char* name, Options options) {
+TorchCase make_case(const char* name, Options options) {
   return {name, [options](Parameters p) { return std::make_unique<Kind>(std::move(p), options); }};
 }
-const std::vector<Case>& elementwise() {
+const std::vector<TorchCase>& elementwise() {
   using namespace torch::optim;
-  static const std::vector<Case> all = {
+  static const std::vector<TorchCase> all = {
       make_case<Adagrad>("Adagrad", AdagradOptions(0.1).weight_decay(0.1).lr_decay(0.1)),
       make_case<Adam>("Adam", AdamOptions(0.1).amsgrad(true).weight_decay(0.1)),
       make_case<AdamW>("AdamW", AdamWOptions(0.1)),
@@ -73,13 +73,13 @@ const std::vector<Case>& elementwise() {
 
 void expect_same(const Problem& ours, const Problem& plain, const std::string& what) {
   for (size_t i = 0; i < plain.parameters.size(); i++) {
-    EXPECT_TRUE(torch::allclose(whole(ours.parameters[i]), plain.parameters[i], 1e-5, 1e-6)) << what << " " << i;
+    EXPECT_TRUE(torch::allclose(full_or_self(ours.parameters[i]), plain.parameters[i], 1e-5, 1e-6)) << what << " " << i;
     EXPECT_EQ(DTensor(ours.parameters[i]).placements(), PlacementsRef(Placements{kLayouts[i].placement}))
         << what << " " << i;
   }
 }
 
-TEST(TorchOptimizers, ElementwiseOnesSendNothing) {
+TEST(TorchOptimizers, ElementwiseOptimizersDoNotCommunicate) {
   for (const int64_t n : {1, 2, 3})
     run_ranks(n, [&](Rank& me) {
       for (const auto& one : elementwise()) {
@@ -91,7 +91,7 @@ TEST(TorchOptimizers, ElementwiseOnesSendNothing) {
           reference->step();
           optimizer->zero_grad();
           ours.loss().backward();
-          for (size_t i = 0; i < ours.parameters.size(); i++) {  // one row on several ranks: its gradient may come as R
+          for (size_t i = 0; i < ours.parameters.size(); i++) {  // the gradient of the {1, 6} parameter may be R
             auto& gradient = ours.parameters[i].mutable_grad();
             gradient = DTensor(gradient).redistribute({kLayouts[i].placement});
           }
@@ -104,8 +104,8 @@ TEST(TorchOptimizers, ElementwiseOnesSendNothing) {
     });
 }
 
-// It works on one flat vector, which lies whole on every rank: its dot products then need nobody. An evaluation sends
-// the loss, the gradients for that vector, all together, and here the parameter of one row, in backward.
+// LBFGS works on one flat vector that is replicated, so its dot products need no communication. One evaluation
+// communicates the loss, the gradients of the flat vector (together) and, in backward, the {1, 6} parameter.
 TEST(TorchOptimizers, LBFGSGathersTheGradients) {
   for (const int64_t n : {1, 2, 3})
     run_ranks(n, [&](Rank& me) {

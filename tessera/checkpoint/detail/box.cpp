@@ -6,8 +6,8 @@
 namespace tessera::dcp {
 namespace {
 
-// The parts of `box` around `hole`, which is inside of it: in each dim what lies before and behind, cut to the hole in
-// the dims before.
+// Appends the parts of `box` around `hole`, which is inside of it: in each dim the parts before and behind the hole,
+// restricted to the hole in the earlier dims.
 //
 //   AAAA
 //   BhhC      hole h, parts A, D of dim 0 and B, C of dim 1
@@ -50,7 +50,7 @@ std::optional<Box> intersection(const Box& a, const Box& b) {
   return both;
 }
 
-std::vector<Box> without(const Box& box, const std::vector<Box>& others) {
+std::vector<Box> difference(const Box& box, const std::vector<Box>& others) {
   std::vector<Box> left;
   if (box.numel() > 0) left.push_back(box);
   for (const auto& other : others) {

@@ -5,24 +5,24 @@
 
 namespace tessera::dcp {
 
-// A place that tensors can be loaded from.
-struct Source {
-  std::string folder;  // that the files are in
+// A checkpoint that tensors can be loaded from.
+struct CheckpointSource {
+  std::string folder;  // of the data files
   Manifest manifest;
 };
 
-// Reads what is there, headers alone. By what `path` is:
+// Reads the metadata of a checkpoint, without tensor data. `path` is one of:
 //
-//   a folder with tessera.json                    as saved by save()
-//   a folder with model.safetensors.index.json    Hugging Face's: the files that it names
-//   a folder with *.safetensors                   all of them; DCP's, whose metadata say where each piece belongs
+//   a folder with tessera.json                    written by save()
+//   a folder with model.safetensors.index.json    of Hugging Face: the files that the index names
+//   a folder with *.safetensors                   all of them; files of DCP have the offsets of each shard as metadata
 //   a file                                        one .safetensors file
 //
-// Throws UsageError for what is none of these, for headers that are not right (safetensors.h), and for pieces that do
-// not make up their tensor: those that overlap, and holes.
-Source open_source(const std::string& path);
+// Throws UsageError for anything else, for invalid headers (safetensors.h), and for shards that overlap or do not
+// cover their tensor.
+CheckpointSource open_source(const std::string& path);
 
-// The values that were saved, {} in a foreign checkpoint.
+// The saved values; {} for a checkpoint without tessera.json.
 Values read_values(const std::string& path);
 
 }  // namespace tessera::dcp

@@ -14,7 +14,7 @@ namespace tessera::dcp {
 
 NewFile::NewFile(std::string path)
     : path_(std::move(path)), fd_(open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
-  TESSERA_CHECK(fd_ >= 0, UsageError, "cannot make the file '", path_, "': ", std::strerror(errno));
+  TESSERA_CHECK(fd_ >= 0, UsageError, "cannot create the file '", path_, "': ", std::strerror(errno));
 }
 
 NewFile::~NewFile() {
@@ -46,7 +46,7 @@ void write_file(const std::string& path, const std::string& text, bool sync) {
 void sync_folder(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   TESSERA_CHECK(fd >= 0, UsageError, "cannot open the folder '", path, "': ", std::strerror(errno));
-  const bool synced = fsync(fd) == 0 || errno == EINVAL;  // not every file system knows how
+  const bool synced = fsync(fd) == 0 || errno == EINVAL;  // not every file system supports it
   const int error = errno;
   close(fd);
   TESSERA_CHECK(synced, UsageError, "cannot write the folder '", path, "': ", std::strerror(error));
@@ -54,17 +54,16 @@ void sync_folder(const std::string& path) {
 
 bool rename_folder(const std::string& from, const std::string& to, bool replace) {
   if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return false;
-  if (errno == EINVAL && !std::filesystem::exists(to)) {  // a file system that has only the plain call
+  if (errno == EINVAL && !std::filesystem::exists(to)) {  // the file system only supports rename()
     TESSERA_CHECK(std::rename(from.c_str(), to.c_str()) == 0, UsageError, "cannot rename '", from, "' to '", to,
                   "': ", std::strerror(errno));
     return false;
   }
-  const bool is_there = errno == EEXIST || errno == ENOTEMPTY || std::filesystem::exists(to);
-  TESSERA_CHECK(is_there, UsageError, "cannot rename '", from, "' to '", to, "': ", std::strerror(errno));
-  TESSERA_CHECK(replace, UsageError, "'", to,
-                "' is there already; save under another name, or with {.overwrite = true}");
+  const bool exists = errno == EEXIST || errno == ENOTEMPTY || std::filesystem::exists(to);
+  TESSERA_CHECK(exists, UsageError, "cannot rename '", from, "' to '", to, "': ", std::strerror(errno));
+  TESSERA_CHECK(replace, UsageError, "'", to, "' already exists; save under another name, or with {.overwrite = true}");
   TESSERA_CHECK(renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0, UsageError,
-                "cannot put '", from, "' in the place of '", to, "' at one instant: ", std::strerror(errno),
+                "cannot replace '", to, "' by '", from, "' atomically: ", std::strerror(errno),
                 "; save under another name");
   return true;
 }

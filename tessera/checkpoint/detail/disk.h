@@ -2,10 +2,10 @@
 #include <span>
 #include <string>
 
-// Writing so that it stays written. All throw UsageError with the path and what the system says.
+// Durable file operations. All throw UsageError with the path and the system's error message.
 namespace tessera::dcp {
 
-// A new file; what is there already is an error.
+// A new file. An existing file is an error.
 class NewFile {
  public:
   explicit NewFile(std::string path);
@@ -14,7 +14,7 @@ class NewFile {
   NewFile& operator=(const NewFile&) = delete;
 
   void write(std::span<const std::byte> bytes);
-  void finish(bool sync);  // the last call: errors that come late come here
+  void finish(bool sync);  // must be the last call; reports errors of delayed writes
 
  private:
   std::string path_;
@@ -22,10 +22,10 @@ class NewFile {
 };
 
 void write_file(const std::string& path, const std::string& text, bool sync);
-void sync_folder(const std::string& path);  // names in it: files that were made, renamed, removed
+void sync_folder(const std::string& path);  // makes created, renamed and removed names durable
 
-// `from` takes the name `to` at one instant. If there is something of that name already and `replace` is set, the two
-// change places, at one instant too, so that there always is a `to`; gives whether they did.
+// Renames `from` to `to` atomically. If `to` exists and `replace` is set, exchanges the two atomically, so that `to`
+// always exists. Returns whether it exchanged them.
 bool rename_folder(const std::string& from, const std::string& to, bool replace);
 
 }  // namespace tessera::dcp

@@ -8,26 +8,25 @@
 
 namespace tessera::dcp {
 
-// What this rank has of a tensor, plain or distributed, in boxes: one, or several where a strided cut stands alone, or
-// none. A plain tensor is one box, all of it.
+// The boxes of a tensor, plain or distributed, that this rank stores: one, several (strided shards), or none. A plain
+// tensor is one box.
 //
-//   10 rows, [SS(0,2)] on 2 ranks: rank 1 has rows [3:5] and [8:10], as rows 0:2 and 2:4 of its own tensor
-struct Held {
+//   10 rows, [SS(0,2)] on 2 ranks: rank 1 has rows [3:5] and [8:10], as rows 0:2 and 2:4 of its local tensor
+struct LocalBoxes {
   struct Part {
     Box box;   // global indices
-    Sizes at;  // where it begins in `local`
+    Sizes at;  // its offsets in `local`
   };
   at::Tensor local;  // detached; shares memory
   Sizes sizes;       // global
   std::vector<Part> parts;
 
   std::vector<Box> boxes() const;
-  // The part of `local` that has these indices. Requires: they are inside of that part's box.
-  at::Tensor view(const Part& part, const Box& what) const;
+  // The view of `local` with these global indices. Requires: `box` is inside of part.box.
+  at::Tensor view(const Part& part, const Box& box) const;
 };
 
-// Throws UsageError that names the tensor: for one that is Partial, whose value nobody has yet; and for one on the meta
-// device.
-Held held(const std::string& name, const at::Tensor& tensor);
+// Throws UsageError, with the name, for a Partial tensor and for one on the meta device.
+LocalBoxes local_boxes(const std::string& name, const at::Tensor& tensor);
 
 }  // namespace tessera::dcp

@@ -1,12 +1,14 @@
 #include "tessera/checkpoint/detail/manifest.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/json.h"
+#include "tessera/base/error.h"
 #include "tessera/checkpoint/detail/reshard.h"
 #include "tessera/checkpoint/detail/safetensors.h"
 
 #include <algorithm>
 
+// The format on disk. The key "pieces" is from version 1 and stays, so that old checkpoints can be read.
+//
 // {"tessera_checkpoint":1,
 //  "values":{"step":10},
 //  "tensors":{"w":{"dtype":"F32","shape":[4,3],"pieces":[{"file":"shard-00001-model-00001-of-00001.safetensors",
@@ -15,42 +17,43 @@ namespace tessera::dcp {
 namespace {
 
 constexpr int64_t kVersion = 1;
+constexpr const char* kShardsKey = "pieces";
 
-Json numbers(const Sizes& sizes) { return Json::Array(sizes.begin(), sizes.end()); }
+Json array_of(const Sizes& sizes) { return Json::Array(sizes.begin(), sizes.end()); }
 
 Sizes sizes_of(const Json& json) {
   Sizes sizes;
   for (const int64_t size : json.numbers()) {
-    TESSERA_CHECK(size >= 0, UsageError, size, " is no size and no offset");
+    TESSERA_CHECK(size >= 0, UsageError, size, " is not a valid size or offset");
     sizes.push_back(size);
   }
   return sizes;
 }
 
 Json to_json(const SavedTensor& tensor) {
-  Json::Array pieces;
-  for (const auto& piece : tensor.pieces) {
+  Json::Array shards;
+  for (const auto& shard : tensor.shards) {
     Json::Object fields{
-        {"file", piece.file}, {"offsets", numbers(piece.box.offsets)}, {"sizes", numbers(piece.box.sizes)}};
-    if (piece.checksum) fields.emplace_back("crc32c", static_cast<int64_t>(*piece.checksum));
-    pieces.emplace_back(std::move(fields));
+        {"file", shard.file}, {"offsets", array_of(shard.box.offsets)}, {"sizes", array_of(shard.box.sizes)}};
+    if (shard.checksum) fields.emplace_back("crc32c", static_cast<int64_t>(*shard.checksum));
+    shards.emplace_back(std::move(fields));
   }
   return Json::Object{
-      {"dtype", dtype_name(tensor.dtype)}, {"shape", numbers(tensor.sizes)}, {"pieces", std::move(pieces)}};
+      {"dtype", dtype_name(tensor.dtype)}, {"shape", array_of(tensor.sizes)}, {kShardsKey, std::move(shards)}};
 }
 
 SavedTensor parse_tensor(const std::string& name, const Json& json) {
   const auto dtype = parse_dtype(json.at("dtype").text());
-  TESSERA_CHECK(dtype, UsageError, "dtype '", json.at("dtype").text(), "' is none that LibTorch has");
+  TESSERA_CHECK(dtype, UsageError, "dtype '", json.at("dtype").text(), "' is not a dtype of LibTorch");
   SavedTensor tensor{name, *dtype, sizes_of(json.at("shape")), {}};
-  for (const auto& piece : json.at("pieces").items()) {
-    SavedPiece saved{piece.at("file").text(), {sizes_of(piece.at("offsets")), sizes_of(piece.at("sizes"))}, {}};
+  for (const auto& shard : json.at(kShardsKey).items()) {
+    SavedShard saved{shard.at("file").text(), {sizes_of(shard.at("offsets")), sizes_of(shard.at("sizes"))}, {}};
     TESSERA_CHECK(saved.file.find('/') == std::string::npos, UsageError, "file '", saved.file,
                   "' is in another folder");
-    TESSERA_CHECK(saved.box.offsets.size() == saved.box.sizes.size(), UsageError, "a piece has ",
+    TESSERA_CHECK(saved.box.offsets.size() == saved.box.sizes.size(), UsageError, "a shard has ",
                   saved.box.offsets.size(), " offsets and ", saved.box.sizes.size(), " sizes");
-    if (const Json* checksum = piece.find("crc32c")) saved.checksum = static_cast<uint32_t>(checksum->number());
-    tensor.pieces.push_back(std::move(saved));
+    if (const Json* checksum = shard.find("crc32c")) saved.checksum = static_cast<uint32_t>(checksum->number());
+    tensor.shards.push_back(std::move(saved));
   }
   return tensor;
 }
@@ -69,12 +72,13 @@ const SavedTensor* Manifest::find(const std::string& name) const {
 }
 
 std::string Manifest::to_json() const {
-  Json::Object kept, saved;
+  Json::Object json_values, json_tensors;
   for (const auto& [name, value] : values)
-    kept.emplace_back(name, std::visit([](const auto& v) { return Json(v); }, value));
-  for (const auto& tensor : tensors) saved.emplace_back(tensor.name, dcp::to_json(tensor));
-  return Json(
-             Json::Object{{"tessera_checkpoint", kVersion}, {"values", std::move(kept)}, {"tensors", std::move(saved)}})
+    json_values.emplace_back(name, std::visit([](const auto& v) { return Json(v); }, value));
+  for (const auto& tensor : tensors) json_tensors.emplace_back(tensor.name, dcp::to_json(tensor));
+  return Json(Json::Object{{"tessera_checkpoint", kVersion},
+                           {"values", std::move(json_values)},
+                           {"tensors", std::move(json_tensors)}})
       .dump();
 }
 
@@ -83,7 +87,8 @@ Manifest Manifest::parse(const std::string& text, const std::string& what) {
   std::string where = what;
   try {
     const int64_t version = json.at("tessera_checkpoint").number();
-    TESSERA_CHECK(version == kVersion, UsageError, "it is of version ", version, ", and this library reads ", kVersion);
+    TESSERA_CHECK(version == kVersion, UsageError, "the format version is ", version,
+                  ", and this library reads version ", kVersion);
     Manifest manifest;
     for (const auto& [name, value] : json.at("values").members()) {
       where = c10::str(what, ": value '", name, "'");
@@ -99,12 +104,12 @@ Manifest Manifest::parse(const std::string& text, const std::string& what) {
   }
 }
 
-void check_pieces(const SavedTensor& tensor, const std::string& where) {
+void check_shards(const SavedTensor& tensor, const std::string& where) {
   std::vector<Box> boxes;
-  for (const auto& piece : tensor.pieces) boxes.push_back(piece.box);
-  const auto why = why_no_tiling(tensor.sizes, boxes);
-  TESSERA_CHECK(why.empty(), UsageError, where, ": the pieces of '", tensor.name, "' ", c10::IntArrayRef(tensor.sizes),
-                " do not make it up: ", why);
+  for (const auto& shard : tensor.shards) boxes.push_back(shard.box);
+  const auto error = tiling_error(tensor.sizes, boxes);
+  TESSERA_CHECK(error.empty(), UsageError, where, ": the shards of '", tensor.name, "' ",
+                c10::IntArrayRef(tensor.sizes), " do not cover it exactly once: ", error);
 }
 
 }  // namespace tessera::dcp

@@ -12,42 +12,45 @@
 
 namespace tessera::dcp {
 
-// What a checkpoint has beside tensors: step, seed, names. A number that JSON has not (nan) is kept as a text.
+// A value that is saved besides tensors: step, seed, names. Save numbers that JSON does not have (NaN) as text.
 using Value = std::variant<int64_t, double, std::string>;
+// Values by name.
 using Values = std::map<std::string, Value>;
 
-struct SavedPiece {
-  std::string file;  // in the checkpoint's folder
-  Box box;
-  std::optional<uint32_t> checksum;  // crc32c of its bytes
-  bool operator==(const SavedPiece&) const = default;
+// One box of a tensor in one file.
+struct SavedShard {
+  std::string file;                  // name in the checkpoint's folder
+  Box box;                           // global indices
+  std::optional<uint32_t> checksum;  // CRC-32C of its bytes
+  bool operator==(const SavedShard&) const = default;
 };
 
+// Metadata of one tensor (DCP: TensorStorageMetadata).
 struct SavedTensor {
-  std::string name;
+  std::string name;  // in the state dict
   c10::ScalarType dtype;
   Sizes sizes;  // global
-  std::vector<SavedPiece> pieces;
+  std::vector<SavedShard> shards;
   bool operator==(const SavedTensor&) const = default;
 };
 
-// All that is in a checkpoint but the data. Written beside them as tessera.json, for the files alone do not say how
-// large a tensor is whose last piece is lost.
+// The metadata of a checkpoint (DCP: Metadata). It is written as tessera.json beside the data files. Without it, a
+// missing last shard of a tensor would not be detected.
 struct Manifest {
   Values values;
-  std::vector<SavedTensor> tensors;  // in the order of the dict
+  std::vector<SavedTensor> tensors;  // in the order of the state dict
 
-  const SavedTensor* find(const std::string& name) const;  // nullptr if there is none
-  // Throws UsageError for a value that is inf or nan.
+  const SavedTensor* find(const std::string& name) const;  // null if the tensor is missing
+  // Throws UsageError for a value that is inf or NaN.
   std::string to_json() const;
-  // Throws UsageError that begins with `what` for what is no manifest. Whether pieces fit together is check_pieces' to
-  // say.
+  // Throws UsageError, which starts with `what`, for text that is not a manifest. check_shards() checks the shards.
   static Manifest parse(const std::string& text, const std::string& what);
   bool operator==(const Manifest&) const = default;
 };
+// File name of the manifest.
 constexpr const char* kManifestName = "tessera.json";
 
-// Throws UsageError if the pieces of a tensor do not have each of its elements once.
-void check_pieces(const SavedTensor& tensor, const std::string& where);
+// Throws UsageError unless the shards of a tensor contain each of its elements exactly once.
+void check_shards(const SavedTensor& tensor, const std::string& where);
 
 }  // namespace tessera::dcp

@@ -5,29 +5,30 @@
 #include <string>
 #include <vector>
 
-// From the boxes a tensor was saved in to those a rank needs now. Pure: no files, no tensors, no ranks.
+// Maps the boxes that a tensor was saved in to the boxes that a rank needs now. Pure: no files, tensors or ranks.
 //
 //   saved by 2 ranks     | a a a | b b |
 //   needed by 3          | 0 0 | 1 1 | 2 |        rank 1: copy [2:3] of a, [3:4] of b
 namespace tessera::dcp {
 
-struct Copy {
-  size_t saved;   // which of the saved boxes
-  size_t needed;  // which of the needed ones
-  Box what;       // global indices, inside of both
-  bool operator==(const Copy&) const = default;
+// A copy from a saved box to a needed box (DCP: ReadItem).
+struct BoxCopy {
+  size_t saved;   // index of the saved box
+  size_t needed;  // index of the needed box
+  Box box;        // global indices, inside of both
+  bool operator==(const BoxCopy&) const = default;
 };
-std::ostream& operator<<(std::ostream& out, const Copy& copy);
+std::ostream& operator<<(std::ostream& out, const BoxCopy& copy);
 
-struct Reshard {
-  std::vector<Copy> copies;
-  std::vector<Box> missing;  // needed, and saved nowhere
+struct ReshardPlan {
+  std::vector<BoxCopy> copies;
+  std::vector<Box> missing;  // needed and not saved
 };
-// Requires: the saved boxes do not overlap; then each needed element that was saved is in one copy.
-Reshard reshard(const std::vector<Box>& saved, const std::vector<Box>& needed);
+// Requires: the saved boxes do not overlap. Then each needed element that was saved is in exactly one copy.
+ReshardPlan reshard(const std::vector<Box>& saved, const std::vector<Box>& needed);
 
-// What is wrong with boxes that ought to have every element of a tensor once: one outside, two that overlap, elements
-// in none. Names them; "" if nothing is. Boxes without elements are passed over.
-std::string why_no_tiling(c10::IntArrayRef sizes, const std::vector<Box>& boxes);
+// Checks that boxes cover every element of a tensor exactly once. Returns a message that names a box outside of the
+// tensor, two boxes that overlap, or elements in no box; "" if all is well. Ignores empty boxes.
+std::string tiling_error(c10::IntArrayRef sizes, const std::vector<Box>& boxes);
 
 }  // namespace tessera::dcp

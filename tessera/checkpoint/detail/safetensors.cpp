@@ -1,7 +1,7 @@
 #include "tessera/checkpoint/detail/safetensors.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/json.h"
+#include "tessera/base/error.h"
 
 #include <c10/util/ArrayRef.h>
 
@@ -12,12 +12,12 @@
 namespace tessera::dcp {
 namespace {
 
-struct DtypeRow {
+struct DtypeName {
   const char* name;
   c10::ScalarType dtype;
 };
-// Without complex numbers, quantised ones and those of less than a byte, which have no counterpart.
-constexpr DtypeRow kDtypes[] = {
+// Complex, quantized and sub-byte dtypes have no counterpart.
+constexpr DtypeName kDtypes[] = {
     {"BF16", c10::kBFloat16},
     {"BOOL", c10::kBool},
     {"F16", c10::kHalf},
@@ -37,8 +37,8 @@ constexpr DtypeRow kDtypes[] = {
 
 constexpr std::string_view kMetadata = "__metadata__";
 
-// Bytes that a tensor takes; none if no file could hold it.
-std::optional<uint64_t> bytes_of(const std::vector<int64_t>& shape, c10::ScalarType dtype) {
+// The bytes of a tensor; none if the number overflows.
+std::optional<uint64_t> tensor_bytes(const std::vector<int64_t>& shape, c10::ScalarType dtype) {
   uint64_t bytes = c10::elementSize(dtype);
   for (const int64_t size : shape)
     if (size < 0 || __builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes)) return std::nullopt;
@@ -50,15 +50,16 @@ TensorEntry parse_entry(const std::string& name, const Json& json, const std::st
     TensorEntry entry{.name = name, .dtype = c10::kFloat, .shape = json.at("shape").numbers()};
     const auto& dtype = json.at("dtype").text();
     const auto known = parse_dtype(dtype);
-    TESSERA_CHECK(known, UsageError, "dtype '", dtype, "' is none that LibTorch has");
+    TESSERA_CHECK(known, UsageError, "dtype '", dtype, "' is not a dtype of LibTorch");
     entry.dtype = *known;
     const auto offsets = json.at("data_offsets").numbers();
     TESSERA_CHECK(offsets.size() == 2 && offsets[0] >= 0 && offsets[0] <= offsets[1], UsageError, "data_offsets are ",
-                  c10::IntArrayRef(offsets), ", which are no beginning and end");
+                  c10::IntArrayRef(offsets), ", which is not a byte range [begin, end]");
     entry.begin = static_cast<uint64_t>(offsets[0]), entry.end = static_cast<uint64_t>(offsets[1]);
-    const auto bytes = bytes_of(entry.shape, entry.dtype);
+    const auto bytes = tensor_bytes(entry.shape, entry.dtype);
     TESSERA_CHECK(bytes == entry.end - entry.begin, UsageError, "it has ", entry.end - entry.begin, " bytes, and ",
-                  dtype, c10::IntArrayRef(entry.shape), " takes ", bytes ? c10::str(*bytes) : "more than there can be");
+                  dtype, c10::IntArrayRef(entry.shape), " needs ",
+                  bytes ? c10::str(*bytes) : "an impossible number of bytes");
     return entry;
   } catch (const UsageError& error) {
     TESSERA_FAIL(UsageError, file, ": tensor '", name, "': ", error.what_without_backtrace());
@@ -70,13 +71,13 @@ void check_layout(const std::vector<TensorEntry>& tensors, uint64_t data_bytes, 
   for (const auto& tensor : tensors) {
     TESSERA_CHECK(tensor.begin == end, UsageError, file, ": tensor '", tensor.name, "' begins at byte ", tensor.begin,
                   " of the data, ",
-                  tensor.begin < end ? "inside of the tensor before it, which ends at "
-                                     : "which leaves a hole: the tensor before it ends at ",
+                  tensor.begin < end ? "inside of the previous tensor, which ends at "
+                                     : "which leaves a gap: the previous tensor ends at ",
                   end);
     end = tensor.end;
   }
   TESSERA_CHECK(end == data_bytes, UsageError, file, ": the tensors have ", end, " bytes, and ", data_bytes,
-                " are in the file", end > data_bytes ? ": it is cut off" : "");
+                " are in the file", end > data_bytes ? ": it is truncated" : "");
 }
 
 }  // namespace
@@ -102,11 +103,11 @@ Header parse_header(std::string_view text, uint64_t file_bytes, const std::strin
       header.tensors.push_back(parse_entry(name, value, file));
       continue;
     }
-    TESSERA_CHECK(value.get_if<Json::Object>(), UsageError, file, ": ", kMetadata, " is no object");
-    for (const auto& [key, word] : value.members()) {
-      const auto* word_text = word.get_if<std::string>();
-      TESSERA_CHECK(word_text, UsageError, file, ": metadata '", key, "' is no text");
-      header.metadata.emplace(key, *word_text);
+    TESSERA_CHECK(value.get_if<Json::Object>(), UsageError, file, ": ", kMetadata, " is not an object");
+    for (const auto& [key, entry] : value.members()) {
+      const auto* string = entry.get_if<std::string>();
+      TESSERA_CHECK(string, UsageError, file, ": metadata '", key, "' is not a string");
+      header.metadata.emplace(key, *string);
     }
   }
   std::stable_sort(header.tensors.begin(), header.tensors.end(),
@@ -126,9 +127,9 @@ std::string write_header(Header& header) {
   }
   uint64_t end = 0;
   for (auto& tensor : header.tensors) {
-    const auto bytes = bytes_of(tensor.shape, tensor.dtype);
+    const auto bytes = tensor_bytes(tensor.shape, tensor.dtype);
     TESSERA_CHECK(bytes && tensor.name != kMetadata && !dtype_name(tensor.dtype).empty(), InternalError,
-                  "no safetensors entry can be written for '", tensor.name, "'");
+                  "cannot write a safetensors entry for '", tensor.name, "'");
     tensor.begin = end, tensor.end = end += *bytes;
     const auto number = [](auto n) { return Json(static_cast<int64_t>(n)); };
     entries.emplace_back(tensor.name,
@@ -142,7 +143,7 @@ std::string write_header(Header& header) {
   std::string bytes(8, '\0');
   const uint64_t length = text.size();
   TESSERA_CHECK(length <= kLongestHeader, UsageError, "a safetensors header of ", length, " bytes for ",
-                header.tensors.size(), " tensors would be more than readers take, which is ", kLongestHeader);
+                header.tensors.size(), " tensors exceeds the limit of readers, ", kLongestHeader);
   std::memcpy(bytes.data(), &length, 8);
   return bytes + text;
 }

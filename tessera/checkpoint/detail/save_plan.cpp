@@ -22,75 +22,76 @@ std::string file_name(int64_t rank, size_t index, size_t count) {
   return shard_prefix(rank) + text;
 }
 
-// A box of a tensor and the ranks that have it.
-struct Work {
+// A box to write (DCP: WriteItem).
+struct WriteItem {
   size_t tensor;
   Box box;
-  std::vector<int64_t> holders;
+  std::vector<int64_t> ranks;  // that have it
   int64_t bytes = 0, writer = -1;
 };
 
-struct Collected {
-  Manifest manifest;  // without pieces
-  std::vector<Work> works;
+struct CollectedItems {
+  Manifest manifest;  // without shards
+  std::vector<WriteItem> items;
 };
 
-Collected collect(const std::vector<Manifest>& held_by_rank) {
-  Collected all;
-  if (!held_by_rank.empty()) all.manifest.values = held_by_rank.front().values;
-  std::unordered_map<std::string, std::pair<size_t, int64_t>> tensors;  // number, and who had it first
-  std::unordered_map<std::string, size_t> works;
-  for (int64_t rank = 0; rank < static_cast<int64_t>(held_by_rank.size()); rank++)
-    for (const auto& tensor : held_by_rank[static_cast<size_t>(rank)].tensors) {
+CollectedItems collect_items(const std::vector<Manifest>& local_manifests) {
+  CollectedItems all;
+  if (!local_manifests.empty()) all.manifest.values = local_manifests.front().values;
+  std::unordered_map<std::string, std::pair<size_t, int64_t>> tensors;  // index, and the first rank that has it
+  std::unordered_map<std::string, size_t> items;                        // by tensor and box
+  for (int64_t rank = 0; rank < static_cast<int64_t>(local_manifests.size()); rank++)
+    for (const auto& tensor : local_manifests[static_cast<size_t>(rank)].tensors) {
       const auto [found, is_new] = tensors.try_emplace(tensor.name, all.manifest.tensors.size(), rank);
-      const auto [number, first] = found->second;
+      const auto [index, first] = found->second;
       if (is_new) all.manifest.tensors.push_back({tensor.name, tensor.dtype, tensor.sizes, {}});
-      const auto& known = all.manifest.tensors[number];
+      const auto& known = all.manifest.tensors[index];
       TESSERA_CHECK(known.dtype == tensor.dtype && known.sizes == tensor.sizes, UsageError, "'", tensor.name, "' is ",
                     known.dtype, c10::IntArrayRef(known.sizes), " on rank ", first, " and ", tensor.dtype,
                     c10::IntArrayRef(tensor.sizes), " on rank ", rank);
-      for (const auto& piece : tensor.pieces) {
-        const auto [work, new_box] = works.try_emplace(c10::str(number, piece.box), all.works.size());
+      for (const auto& shard : tensor.shards) {
+        const auto [item, new_box] = items.try_emplace(c10::str(index, shard.box), all.items.size());
         if (new_box) {
           const auto size = static_cast<int64_t>(c10::elementSize(tensor.dtype));
-          all.works.push_back({number, piece.box, {}, piece.box.numel() * size});
+          all.items.push_back({index, shard.box, {}, shard.box.numel() * size});
         }
-        all.works[work->second].holders.push_back(rank);
+        all.items[item->second].ranks.push_back(rank);
       }
     }
   return all;
 }
 
-void choose_writers(std::vector<Work>& works, size_t ranks) {
-  std::vector<Work*> order;
-  for (auto& work : works) order.push_back(&work);
-  std::stable_sort(order.begin(), order.end(), [](const Work* a, const Work* b) { return a->bytes > b->bytes; });
+void choose_writers(std::vector<WriteItem>& items, size_t ranks) {
+  std::vector<WriteItem*> order;
+  for (auto& item : items) order.push_back(&item);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const WriteItem* a, const WriteItem* b) { return a->bytes > b->bytes; });
   std::vector<int64_t> bytes(ranks, 0);
   const auto less = [&](int64_t a, int64_t b) { return bytes[static_cast<size_t>(a)] < bytes[static_cast<size_t>(b)]; };
-  for (Work* work : order) {
-    work->writer = *std::min_element(work->holders.begin(), work->holders.end(), less);
-    bytes[static_cast<size_t>(work->writer)] += work->bytes;
+  for (auto* item : order) {
+    item->writer = *std::min_element(item->ranks.begin(), item->ranks.end(), less);
+    bytes[static_cast<size_t>(item->writer)] += item->bytes;
   }
 }
 
 }  // namespace
 
-Manifest plan_save(const std::vector<Manifest>& held_by_rank) {
-  auto [manifest, works] = collect(held_by_rank);
-  choose_writers(works, held_by_rank.size());
-  std::map<std::pair<size_t, int64_t>, size_t> boxes;  // of a tensor that a rank writes
-  std::vector<size_t> files(held_by_rank.size(), 0);   // of each rank
-  for (const auto& work : works) {
-    auto& count = files[static_cast<size_t>(work.writer)];
-    count = std::max(count, ++boxes[{work.tensor, work.writer}]);
+Manifest plan_save(const std::vector<Manifest>& local_manifests) {
+  auto [manifest, items] = collect_items(local_manifests);
+  choose_writers(items, local_manifests.size());
+  std::map<std::pair<size_t, int64_t>, size_t> boxes;    // number of boxes by tensor and writer
+  std::vector<size_t> files(local_manifests.size(), 0);  // number of files by rank
+  for (const auto& item : items) {
+    auto& count = files[static_cast<size_t>(item.writer)];
+    count = std::max(count, ++boxes[{item.tensor, item.writer}]);
   }
   boxes.clear();
-  for (auto& work : works)
-    manifest.tensors[work.tensor].pieces.push_back(
-        {file_name(work.writer, boxes[{work.tensor, work.writer}]++, files[static_cast<size_t>(work.writer)]),
-         std::move(work.box),
+  for (auto& item : items)
+    manifest.tensors[item.tensor].shards.push_back(
+        {file_name(item.writer, boxes[{item.tensor, item.writer}]++, files[static_cast<size_t>(item.writer)]),
+         std::move(item.box),
          {}});
-  for (const auto& tensor : manifest.tensors) check_pieces(tensor, "what the ranks hold");
+  for (const auto& tensor : manifest.tensors) check_shards(tensor, "the local tensors of all ranks");
   return std::move(manifest);
 }
 

@@ -1,7 +1,7 @@
 #include "tessera/data/detail/arithmetic.h"
 
 #include "tessera/base/error.h"
-#include "tessera/data/detail/mix.h"
+#include "tessera/data/detail/splitmix64.h"
 
 #include <algorithm>
 
@@ -12,7 +12,9 @@ struct Problem {
   int64_t a, b;
 };
 
-bool is_held_out(const Problem& p) { return mix(static_cast<uint64_t>(p.a), static_cast<uint64_t>(p.b)) % 16 == 0; }
+bool is_held_out(const Problem& p) {
+  return splitmix64(static_cast<uint64_t>(p.a), static_cast<uint64_t>(p.b)) % 16 == 0;
+}
 
 class Arithmetic final : public Dataset {
  public:
@@ -34,7 +36,7 @@ class Arithmetic final : public Dataset {
   }
 
   std::string prompt() const override { return write(problem(0)).substr(0, question()); }
-  // With the answer the right way round.
+  // Reverses the answer, so that its highest digit is first.
   std::string show(std::span<const int64_t> tokens) const override {
     auto text = Dataset::show(tokens);
     if (text.size() > question()) std::reverse(text.begin() + static_cast<int64_t>(question()), text.end());
@@ -47,8 +49,8 @@ class Arithmetic final : public Dataset {
   Problem problem(int64_t sample) const {
     const auto limit = static_cast<uint64_t>(limit_);
     for (uint64_t attempt = 0;; attempt++) {
-      const uint64_t draw = mix(mix(options_.seed, static_cast<uint64_t>(sample)), attempt);
-      const Problem p{static_cast<int64_t>(draw % limit), static_cast<int64_t>(mix(draw) % limit)};
+      const uint64_t draw = splitmix64(splitmix64(options_.seed, static_cast<uint64_t>(sample)), attempt);
+      const Problem p{static_cast<int64_t>(draw % limit), static_cast<int64_t>(splitmix64(draw) % limit)};
       if (is_held_out(p) == held_out_) return p;
     }
   }
@@ -66,14 +68,14 @@ class Arithmetic final : public Dataset {
 
   ArithmeticOptions options_;
   bool held_out_;
-  int64_t limit_ = 1;  // terms are below it
+  int64_t limit_ = 1;  // summands are less than this
 };
 
 }  // namespace
 
 Split arithmetic(const ArithmeticOptions& options) {
-  TESSERA_CHECK(options.digits >= 1 && options.digits <= 8, UsageError, "arithmetic with ", options.digits,
-                " digits; it has 1 to 8");
+  TESSERA_CHECK(options.digits >= 1 && options.digits <= 8, UsageError, "arithmetic: digits is ", options.digits,
+                "; it must be 1 to 8");
   return {std::make_shared<Arithmetic>(options, false), std::make_shared<Arithmetic>(options, true)};
 }
 

@@ -1,20 +1,20 @@
 #include "tessera/data/detail/permutation.h"
 
 #include "tessera/base/error.h"
-#include "tessera/data/detail/mix.h"
+#include "tessera/data/detail/splitmix64.h"
 
 namespace tessera::data {
 
-Permutation::Permutation(int64_t size, uint64_t key) : size_(size), key_(mix(key)) {
-  TESSERA_CHECK(size >= 1, UsageError, "a permutation of ", size, " numbers; there is at least one");
+Permutation::Permutation(int64_t size, uint64_t key) : size_(size), key_(splitmix64(key)) {
+  TESSERA_CHECK(size >= 1, UsageError, "the size of a permutation is ", size, "; it must be at least 1");
   while (half_bits_ < 31 && (uint64_t{1} << (2 * half_bits_)) < static_cast<uint64_t>(size)) half_bits_++;
-  TESSERA_CHECK((uint64_t{1} << (2 * half_bits_)) >= static_cast<uint64_t>(size), UsageError, "a permutation of ", size,
-                " numbers; 2^62 is the most");
+  TESSERA_CHECK((uint64_t{1} << (2 * half_bits_)) >= static_cast<uint64_t>(size), UsageError,
+                "the size of a permutation is ", size, "; it must be at most 2^62");
 }
 
-int64_t Permutation::operator()(int64_t place) const {
-  TESSERA_CHECK(place >= 0 && place < size_, UsageError, "place ", place, " of a permutation of ", size_, " numbers");
-  auto x = static_cast<uint64_t>(place);
+int64_t Permutation::operator()(int64_t i) const {
+  TESSERA_CHECK(i >= 0 && i < size_, UsageError, "index ", i, " of a permutation of size ", size_);
+  auto x = static_cast<uint64_t>(i);
   do {
     x = scramble(x);
   } while (x >= static_cast<uint64_t>(size_));
@@ -26,7 +26,7 @@ uint64_t Permutation::scramble(uint64_t x) const {
   const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
   uint64_t left = x >> half_bits_, right = x & mask;
   for (uint64_t round = 0; round < kRounds; round++) {
-    const uint64_t next = left ^ (mix(key_ + round, right) & mask);
+    const uint64_t next = left ^ (splitmix64(key_ + round, right) & mask);
     left = right;
     right = next;
   }

@@ -11,8 +11,8 @@
 
 namespace tessera::data {
 
-// Makes values ahead of time on a thread of its own, at most `depth` of them. What make() throws is thrown by next() in
-// its place, and again by every next() after it.
+// Computes values ahead of time on a background thread, at most `depth` of them. If make() throws, next() rethrows the
+// exception at that position, and every later next() too.
 // Example:  Prefetch<Batch> batches([&] { return read_batch(dataset, sampler.next().rows); }, 2);
 template <class T>
 class Prefetch {
@@ -56,7 +56,7 @@ class Prefetch {
   std::condition_variable_any changed_;
   std::deque<T> ready_;
   std::exception_ptr error_;
-  std::jthread thread_;  // last: it uses all of the above, and ends before they do
+  std::jthread thread_;  // last: it uses all other members and must be destroyed first
 };
 
 }  // namespace tessera::data

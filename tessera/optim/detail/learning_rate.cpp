@@ -10,7 +10,7 @@
 namespace tessera::optim {
 namespace {
 
-// What a tensor of that type gives back; none for the types that nobody keeps a learning rate in.
+// The value after rounding to the dtype; none for dtypes that are rare as learning rates.
 std::optional<double> rounded_to(at::ScalarType type, double number) {
   if (type == at::kDouble) return number;
   if (type == at::kFloat) return static_cast<float>(number);
@@ -21,13 +21,13 @@ std::optional<double> rounded_to(at::ScalarType type, double number) {
 
 LearningRate::LearningRate(const at::Tensor& tensor) : tensor_(tensor) {
   TESSERA_CHECK(tensor.defined() && tensor.numel() == 1 && at::isFloatingType(tensor.scalar_type()), UsageError,
-                "a learning rate is a number or a floating tensor of one element; found ",
+                "a learning rate is a number or a floating-point tensor of one element; found ",
                 tensor.defined() ? c10::str(tensor.toString(), tensor.sizes()) : "an undefined tensor");
 }
 
 double LearningRate::number() const {
   if (!is_tensor()) return number_;
-  if (tensor_.is_inference()) return tensor_.item<double>();  // has no version
+  if (tensor_.is_inference()) return tensor_.item<double>();  // inference tensors have no version
   if (version_ != tensor_._version()) {
     number_ = tensor_.item<double>();
     version_ = tensor_._version();

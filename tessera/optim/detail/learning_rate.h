@@ -3,28 +3,32 @@
 
 namespace tessera::optim {
 
-// A learning rate: a number, or a tensor of one element. A compiled step reads either anew each time it runs. Copies of
-// one that is a tensor share it.
+// A learning rate: a number, or a tensor of one element. A compiled step reads it in each run. Copies of a tensor
+// learning rate share the tensor.
 //
 // Example:  optim::AdamW opt(model->parameters(), {.lr = 3e-4});
 //           optim::AdamW opt(model->parameters(), {.lr = torch::tensor(3e-4)});
 class LearningRate {
  public:
   LearningRate(double number) : number_(number) {}  // NOLINT(google-explicit-constructor)
-  // UsageError unless it has one element, of a floating dtype.
+  // Throws UsageError unless it has one element of a floating dtype.
   LearningRate(const at::Tensor& tensor);  // NOLINT(google-explicit-constructor)
 
+  // Whether it is a tensor.
   bool is_tensor() const { return tensor_.defined(); }
-  // Of a tensor: what was last written to it here, and read, which on a device is waited for, only if somebody else has
-  // written since. So a scheduler reads nothing.
+  // The value. For a tensor: the cached value of the last set(). Copies it to the host only if the tensor's version
+  // shows another write, so a scheduler causes no copy.
   double number() const;
-  at::Tensor tensor() const;         // without dims; of a number: a new one, double, on the CPU
-  at::Tensor tensor_itself() const;  // UsageError if it is a number
-  void set(double number);           // of a tensor: writes into it
+  // The value as a tensor without dims. For a number: a new double tensor on the CPU.
+  at::Tensor tensor() const;
+  // The tensor that was given. Throws UsageError if it is a number.
+  at::Tensor tensor_itself() const;
+  // Changes the value. Writes into the tensor if it is one.
+  void set(double number);
 
  private:
-  mutable double number_ = 0;     // of a tensor: what it held at `version_`
-  mutable int64_t version_ = -1;  // -1: not known
+  mutable double number_ = 0;     // for a tensor: its value at `version_`
+  mutable int64_t version_ = -1;  // -1: unknown
   at::Tensor tensor_;
 };
 

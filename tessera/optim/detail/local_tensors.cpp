@@ -8,10 +8,10 @@
 namespace tessera::optim::detail {
 
 Tensors local_tensors_of(const Tensors& tensors) {
-  Tensors pieces;
-  pieces.reserve(tensors.size());
-  for (const auto& t : tensors) pieces.push_back(local_or_self(t));
-  return pieces;
+  Tensors locals;
+  locals.reserve(tensors.size());
+  for (const auto& t : tensors) locals.push_back(local_or_self(t));
+  return locals;
 }
 
 bool same_placement(const at::Tensor& a, const at::Tensor& b) {
@@ -24,37 +24,46 @@ at::Tensor redistribute_like(const at::Tensor& t, const at::Tensor& like) {
   return same_placement(t, like) ? t : DTensor(t).redistribute(DTensor(like).placements());
 }
 
-at::Tensor without_partial(const at::Tensor& t) {
+at::Tensor reduce_partial(const at::Tensor& t) {
   const auto* spec = tessera::detail::spec_or_null(t);
   if (!spec || !spec->has_partial()) return t;
-  Placements whole = spec->placements;
-  for (auto& p : whole)
+  Placements reduced = spec->placements;
+  for (auto& p : reduced)
     if (p.is_partial()) p = Replicate();
-  return DTensor(t).redistribute(whole);
+  return DTensor(t).redistribute(reduced);
 }
 
-Tensors summed_gradients(const Tensors& parameters) {
+Tensors reduce_partial_gradients(const Tensors& parameters) {
   Tensors gradients;
   for (const auto& p : parameters) {
     auto& gradient = p.mutable_grad();
     if (!gradient.defined()) continue;
-    auto summed = without_partial(gradient);
-    if (!summed.is_same(gradient)) gradient = std::move(summed);
+    auto reduced = reduce_partial(gradient);
+    if (!reduced.is_same(gradient)) gradient = std::move(reduced);
     gradients.push_back(gradient);
   }
   return gradients;
 }
 
-void mark_written(const at::Tensor& t, bool piece_too) {
+void mark_written(const at::Tensor& t, bool local_too) {
   const auto bump = [](const at::Tensor& one) {
     if (!one.is_inference()) one.unsafeGetTensorImpl()->bump_version();
   };
-  if (piece_too) bump(local_or_self(t));
+  if (local_too) bump(local_or_self(t));
   if (is_dtensor(t)) bump(t);
 }
 
-at::Tensor number_for(const Tensors& pieces, double number) {
-  return at::scalar_tensor(number, at::toOpMathType(pieces[0].scalar_type()));
+at::Tensor op_math_scalar(const Tensors& locals, double number) {
+  return at::scalar_tensor(number, at::toOpMathType(locals[0].scalar_type()));
+}
+
+std::vector<Tensors> lists_by_device_and_dtype(const Tensors& tensors) {
+  std::vector<Tensors> lists;
+  for (const auto& indices : by_device_and_dtype(tensors)) {
+    auto& list = lists.emplace_back();
+    for (const size_t i : indices) list.push_back(tensors[i]);
+  }
+  return lists;
 }
 
 }  // namespace tessera::optim::detail

@@ -6,43 +6,49 @@
 #include <algorithm>
 #include <vector>
 
-// Optimizers are elementwise: what they do to a distributed tensor they do to this rank's piece of it, and no rank
-// needs to hear of the others. So lists may mix plain tensors and tensors of any meshes: below here all are plain.
+// Optimizers are elementwise: they update the local tensor of each distributed tensor, without communication. So lists
+// may mix plain tensors and tensors of any meshes; the update functions only see plain local tensors.
 namespace tessera::optim {
 
+// A list of tensors: parameters, gradients or state.
 using Tensors = std::vector<at::Tensor>;
 
 namespace detail {
 
 using tessera::detail::local_or_self;
+// The local tensor of each distributed tensor; plain tensors stay.
 Tensors local_tensors_of(const Tensors& tensors);
 
-// Both plain, or on one mesh with the same placements.
+// True if both are plain, or both are on one mesh with the same placements.
 bool same_placement(const at::Tensor& a, const at::Tensor& b);
 
-// Communicates where it must: explicitly, so CommPolicy::Error does not mind. Requires: both plain, or of one mesh.
+// Redistributes t to the placements of `like`. CommPolicy::Error allows it, because it is explicit.
+// Requires: both are plain, or both are on one mesh.
 at::Tensor redistribute_like(const at::Tensor& t, const at::Tensor& like);
-at::Tensor without_partial(const at::Tensor& t);  // sums that were not yet taken are: P becomes R
-// The gradients that are there. Partial ones are summed, and the sum is put in their place: who comes next need not.
-Tensors summed_gradients(const Tensors& parameters);
+at::Tensor reduce_partial(const at::Tensor& t);  // redistributes Partial placements to Replicate
+// The gradients of all parameters that have one. Partial gradients are reduced, and .grad is replaced by the result.
+Tensors reduce_partial_gradients(const Tensors& parameters);
 
-// Writes to a piece do not show in the version of the distributed tensor, by which autograd and checkpointing know that
-// a value has changed. This makes them show. `piece_too`: fused kernels count no version at all.
-void mark_written(const at::Tensor& t, bool piece_too = false);
+// Bumps the version of a distributed tensor after a write to its local tensor. Autograd and activation checkpointing
+// use versions to detect writes. `local_too`: bumps the local tensor's version as well, which fused kernels do not do.
+void mark_written(const at::Tensor& t, bool local_too = false);
 
-// A number as a tensor of the type in which kernels compute on `pieces`. The foreach ops of the CPU round a number to
-// bfloat16 before they multiply by it; this they do not, and neither do ops on single tensors, or on CUDA.
-at::Tensor number_for(const Tensors& pieces, double number);
+// A number as a tensor of the dtype in which kernels compute (opmath) on these tensors. The foreach ops on the CPU
+// round a plain number to bfloat16 before they multiply by it. They do not round such a tensor; neither do
+// single-tensor ops or CUDA.
+at::Tensor op_math_scalar(const Tensors& locals, double number);
 
-// Indices of tensors that one foreach or fused call may take together, in order of first appearance. The first form:
-// of n tensors that piece(i) gives.
-template <class Piece>
-std::vector<std::vector<size_t>> by_device_and_dtype(size_t n, Piece&& piece) {
+// Groups the indices of n tensors by device and dtype, in order of first appearance: one foreach or fused call can take
+// one group. tensor(i) is the tensor with index i.
+template <class GetTensor>
+std::vector<std::vector<size_t>> by_device_and_dtype(size_t n, GetTensor&& tensor) {
   std::vector<std::vector<size_t>> groups;
   for (size_t i = 0; i < n; i++) {
-    const auto found = std::find_if(groups.begin(), groups.end(), [&](const auto& group) {  // hardly ever more than two
-      return piece(group[0]).scalar_type() == piece(i).scalar_type() && piece(group[0]).device() == piece(i).device();
-    });
+    const auto found =
+        std::find_if(groups.begin(), groups.end(), [&](const auto& group) {  // rarely more than two groups
+          return tensor(group[0]).scalar_type() == tensor(i).scalar_type() &&
+                 tensor(group[0]).device() == tensor(i).device();
+        });
     if (found != groups.end())
       found->push_back(i);
     else
@@ -50,9 +56,12 @@ std::vector<std::vector<size_t>> by_device_and_dtype(size_t n, Piece&& piece) {
   }
   return groups;
 }
-inline std::vector<std::vector<size_t>> by_device_and_dtype(const Tensors& pieces) {
-  return by_device_and_dtype(pieces.size(), [&](size_t i) -> const at::Tensor& { return pieces[i]; });
+inline std::vector<std::vector<size_t>> by_device_and_dtype(const Tensors& tensors) {
+  return by_device_and_dtype(tensors.size(), [&](size_t i) -> const at::Tensor& { return tensors[i]; });
 }
+
+// The tensors themselves in such groups.
+std::vector<Tensors> lists_by_device_and_dtype(const Tensors& tensors);
 
 }  // namespace detail
 }  // namespace tessera::optim

@@ -1,16 +1,17 @@
 #pragma once
-#include "tessera/state/state_dict.h"
 #include "tessera/optim/detail/learning_rate.h"
+#include "tessera/state/state_dict.h"
 
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 
 #include <array>
 
-// Options as tensors, the way OptimizerAccess wants them. An optimizer names its options once, in a function that hands
-// each with its name to one of these.
+// Visitors that convert options to and from a state dict, for Options::visit. An optimizer lists its options once, in
+// visit().
 namespace tessera::optim::detail {
 
+// Writes each option into the dict as a tensor.
 struct WriteOptions {
   StateDict& dict;
 
@@ -22,6 +23,7 @@ struct WriteOptions {
   void operator()(const char* name, const LearningRate& value) { dict.insert(name, value.tensor()); }
 };
 
+// Reads each option that the dict has.
 struct ReadOptions {
   const StateDict& dict;
 

@@ -7,8 +7,6 @@
 namespace tessera::compiler {
 namespace {
 
-using comm::Kind;
-
 int64_t arg_bytes(const Program& program, const Arg& arg) {
   if (const auto* id = std::get_if<ValueId>(&arg)) return *id == kNone ? 0 : program[*id].type.bytes();
   int64_t bytes = 0;
@@ -52,8 +50,8 @@ int64_t padded_shard_bytes(const Program& program, const Node& node) {
   return bytes;
 }
 
-// Bytes of a collective between one local flat tensor and runs of several full tensors: the flat tensors of all ranks
-// have the same size.
+// Bytes of a collective between one local flat tensor and segments of several full tensors: the flat tensors of all
+// ranks have the same size.
 int64_t flat_bytes_of_all_ranks(const Program& program, const Node& node) {
   int64_t part = 0;
   for (const auto& arg : node.args)
@@ -63,25 +61,25 @@ int64_t flat_bytes_of_all_ranks(const Program& program, const Node& node) {
 
 struct CollectiveRow {
   const char* op;
-  Kind kind;
+  comm::Kind kind;
   int64_t (*bytes)(const Program& program, const Node& node);
 };
 constexpr CollectiveRow kCollectives[] = {
-    {"tessera::all_gather", Kind::AllGatherIntoTensor, padded_shard_bytes},
-    {"tessera::all_gather_coalesced", Kind::AllGatherCoalesced, padded_shard_bytes},
-    {"tessera::all_gather_into_", Kind::AllGatherIntoTensor, larger_side_bytes},
-    {"tessera::all_gather_into_runs_", Kind::AllGatherIntoTensor, flat_bytes_of_all_ranks},
-    {"tessera::all_reduce", Kind::AllReduce, larger_side_bytes},
-    {"tessera::all_reduce_", Kind::AllReduce, larger_side_bytes},
-    {"tessera::all_reduce_coalesced", Kind::AllReduceCoalesced, larger_side_bytes},
-    {"tessera::all_reduce_coalesced_", Kind::AllReduceCoalesced, larger_side_bytes},
-    {"tessera::all_to_all", Kind::AllToAllSingle, larger_side_bytes},
-    {"tessera::broadcast", Kind::Broadcast, larger_side_bytes},
-    {"tessera::broadcast_", Kind::Broadcast, larger_side_bytes},
-    {"tessera::reduce_scatter", Kind::ReduceScatterTensor, padded_shard_bytes},
-    {"tessera::reduce_scatter_coalesced", Kind::ReduceScatterCoalesced, padded_shard_bytes},
-    {"tessera::reduce_scatter_into_", Kind::ReduceScatterTensor, larger_side_bytes},
-    {"tessera::reduce_scatter_runs_into_", Kind::ReduceScatterTensor, flat_bytes_of_all_ranks},
+    {"tessera::all_gather", comm::Kind::AllGatherIntoTensor, padded_shard_bytes},
+    {"tessera::all_gather_coalesced", comm::Kind::AllGatherCoalesced, padded_shard_bytes},
+    {"tessera::all_gather_into_", comm::Kind::AllGatherIntoTensor, larger_side_bytes},
+    {"tessera::all_gather_into_runs_", comm::Kind::AllGatherIntoTensor, flat_bytes_of_all_ranks},
+    {"tessera::all_reduce", comm::Kind::AllReduce, larger_side_bytes},
+    {"tessera::all_reduce_", comm::Kind::AllReduce, larger_side_bytes},
+    {"tessera::all_reduce_coalesced", comm::Kind::AllReduceCoalesced, larger_side_bytes},
+    {"tessera::all_reduce_coalesced_", comm::Kind::AllReduceCoalesced, larger_side_bytes},
+    {"tessera::all_to_all", comm::Kind::AllToAllSingle, larger_side_bytes},
+    {"tessera::broadcast", comm::Kind::Broadcast, larger_side_bytes},
+    {"tessera::broadcast_", comm::Kind::Broadcast, larger_side_bytes},
+    {"tessera::reduce_scatter", comm::Kind::ReduceScatterTensor, padded_shard_bytes},
+    {"tessera::reduce_scatter_coalesced", comm::Kind::ReduceScatterCoalesced, padded_shard_bytes},
+    {"tessera::reduce_scatter_into_", comm::Kind::ReduceScatterTensor, larger_side_bytes},
+    {"tessera::reduce_scatter_runs_into_", comm::Kind::ReduceScatterTensor, flat_bytes_of_all_ranks},
 };
 
 const CollectiveRow* find_collective(const c10::OperatorHandle& op) {
@@ -92,9 +90,9 @@ const CollectiveRow* find_collective(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-Kind record_kind(const c10::OperatorHandle& op) {
+comm::Kind record_kind(const c10::OperatorHandle& op) {
   const auto* row = find_collective(op);
-  return row ? row->kind : Kind::Count;
+  return row ? row->kind : comm::Kind::Count;
 }
 
 Collective collective_of(const Program& program, const Node& node) {

@@ -281,12 +281,12 @@ class Parser {
     if (type.kind() == c10::TypeKind::OptionalType) list = type.containedTypes()[0].get();
     auto element = list->kind() == c10::TypeKind::ListType ? list->containedTypes()[0] : c10::AnyType::get();
     if (element->kind() == c10::TypeKind::SymIntType) element = c10::IntType::get();
-    c10::impl::GenericList made(element);
+    c10::impl::GenericList list_value(element);
     for (const auto& item : items)
-      made.push_back(element->kind() == c10::TypeKind::FloatType && item.isInt()
-                         ? c10::IValue(static_cast<double>(item.toInt()))
-                         : item);
-    return c10::IValue(std::move(made));
+      list_value.push_back(element->kind() == c10::TypeKind::FloatType && item.isInt()
+                               ? c10::IValue(static_cast<double>(item.toInt()))
+                               : item);
+    return c10::IValue(std::move(list_value));
   }
 
   c10::IValue read_constant(LineCursor& at, const c10::Type& type) {

@@ -89,7 +89,7 @@ class Verifier {
             " is a constant, and the op writes to it");
     });
     if (is_generated(node))
-      check(program_.kernels.count(generated_name(node)) > 0, "the program has no kernel with that name");
+      check(program_.kernels.count(generated_name(node)) > 0, "the program has no kernel of that name");
     if (kind == OpKind::Collective || kind == OpKind::Wait) check(group_of(node) >= 0, "the op has no group argument");
     node.each_result([&](ValueId id) { define(id); });
     if (kind == OpKind::Collective) inflight_.post(program_, node);

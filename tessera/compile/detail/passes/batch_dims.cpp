@@ -22,7 +22,6 @@ namespace tessera::compiler {
 namespace {
 
 using rules::OpQuery;
-using rules::Row;
 
 // A number of shards that divides the batch evenly.
 int64_t shard_count_for(int64_t batch) {
@@ -91,21 +90,21 @@ class BatchDims {
       return;
     }
     if (kind == OpKind::Collective) return;
-    auto made = by_rule(node, results);
+    auto inferred = by_rule(node, results);
     for (size_t i = 0; i < results.size(); i++) {
       if (results[i] == kNone) continue;
       // A scalar that is computed from a batch is reduced over it, whichever op computes it.
-      if (!made[i] && has_batch_dim && program_[results[i]].type.sizes.empty()) made[i] = Partial();
-      set(results[i], made[i]);
-      if (has_batch_dim && made[i] && made[i]->is_partial()) reduced_by_[node.name()]++;
+      if (!inferred[i] && has_batch_dim && program_[results[i]].type.sizes.empty()) inferred[i] = Partial();
+      set(results[i], inferred[i]);
+      if (has_batch_dim && inferred[i] && inferred[i]->is_partial()) reduced_by_[node.name()]++;
     }
   }
 
   // The placement of each result by the op's sharding rule; none: no batch dim, or no rule for it.
   std::vector<BatchPlacement> by_rule(const Node& node, const std::vector<ValueId>& results) {
-    std::vector<BatchPlacement> made(results.size());
+    std::vector<BatchPlacement> inferred(results.size());
     const auto* known = rules::registry().find(c10::str(node.op.operator_name()));
-    if (!known || known->lists == rules::ListMode::Elementwise) return made;
+    if (!known || known->lists == rules::ListMode::Elementwise) return inferred;
     std::vector<c10::IValue> args;
     OpQuery query{node.schema(), {}, {}};
     std::vector<BatchPlacement> placements;  // by query.tensors
@@ -115,19 +114,19 @@ class BatchDims {
     try {
       const auto rule = known->fn(query);
       if (rule.follow) {
-        if (placements.empty() || !placements[0]) return made;
+        if (placements.empty() || !placements[0]) return inferred;
         const auto out = rule.follow({*placements[0]}, {shards_});
-        for (auto& each : made) each = out[0];
-      } else if (const auto* row = best_row(rule.rows, placements)) {
+        for (auto& each : inferred) each = out[0];
+      } else if (const auto* strategy = best_strategy(rule.rows, placements)) {
         const bool in_place = node.schema().is_mutable();
-        for (size_t i = 0; i < results.size() && i < (in_place ? written.size() : row->out.size()); i++) {
-          const auto& at = in_place ? row->in[static_cast<size_t>(written[i])] : row->out[i];
-          made[i] = result_placement(at, placements);
+        for (size_t i = 0; i < results.size() && i < (in_place ? written.size() : strategy->out.size()); i++) {
+          const auto& at = in_place ? strategy->in[static_cast<size_t>(written[i])] : strategy->out[i];
+          inferred[i] = result_placement(at, placements);
         }
       }
     } catch (const c10::Error&) {  // the rule does not support these arguments
     }
-    return made;
+    return inferred;
   }
 
   void read_argument(const Node& node, size_t i, std::vector<c10::IValue>& args, OpQuery& query,
@@ -157,14 +156,15 @@ class BatchDims {
   }
 
   // The strategy whose input placements match; of several, the one that shards the fewest operands without a batch.
-  static const Row* best_row(const std::vector<Row>& rows, const std::vector<BatchPlacement>& placements) {
-    const Row* best = nullptr;
+  static const rules::Row* best_strategy(const std::vector<rules::Row>& strategies,
+                                         const std::vector<BatchPlacement>& placements) {
+    const rules::Row* best = nullptr;
     size_t fewest = 0;
-    for (const auto& row : rows) {
-      bool fits = row.in.size() == placements.size();
+    for (const auto& strategy : strategies) {
+      bool fits = strategy.in.size() == placements.size();
       size_t others = 0;
       for (size_t i = 0; fits && i < placements.size(); i++) {
-        const auto& in = row.in[i];
+        const auto& in = strategy.in[i];
         if (!placements[i]) {
           fits = !in.is_partial();
           others += in.is_sharded();
@@ -173,7 +173,7 @@ class BatchDims {
         }
       }
       if (!fits || (best && others >= fewest)) continue;
-      best = &row;
+      best = &strategy;
       fewest = others;
     }
     return best;

@@ -12,7 +12,7 @@
 //   %5 in %4 = tessera.wait(%4!, @dp)                       %5 in %4 = tessera.wait(%4!, @dp)
 //
 // Law: an all-gather may be posted earlier if its input is ready there. The bucket is posted at its first member; the
-// views, allocations and casts that later members need move up with them. All-gathers into runs become one such
+// views, allocations and casts that later members need move up with them. All-gathers into segments become one such
 // collective on the concatenated inputs. Waits stay.
 namespace tessera::compiler {
 namespace {
@@ -47,15 +47,15 @@ std::vector<AllGatherBucket> all_gather_buckets(const Program& program) {
   return buckets;
 }
 
-// All-gathers into runs: concatenates the flat inputs and gathers them into the runs of all members.
+// All-gathers into segments: concatenates the flat inputs and gathers them into the segments of all members.
 void join_all_gathers(Program& program, const AllGatherBucket& bucket, std::vector<Node>& to) {
-  const auto joined = join_runs(program, bucket.members);
+  const auto joined = join_segments(program, bucket.members);
   const auto& first = program.nodes[bucket.members[0].node];
   const auto device = program[joined.flat[0]].type.device;
   const auto flat = program.add(Type::contiguous(bucket.members[0].dtype, {joined.numel}, device));
   to.push_back({find_op("aten.cat"), {joined.flat, c10::IValue(0)}, {flat}, first.module});
   to.push_back({find_op("tessera.all_gather_into_runs_"),
-                {joined.tensors, flat, joined.runs, c10::IValue(joined.label), first.args[4]},
+                {joined.tensors, flat, joined.segments, c10::IValue(joined.label), first.args[4]},
                 {},
                 first.module});
 }
@@ -81,7 +81,7 @@ Matched bucket_all_gathers(Program& program) {
     const auto* bucket = begins[n];
     if (!bucket) continue;
     for (const auto needed : bucket->chain) append(static_cast<size_t>(needed));
-    if (bucket->members[0].of_runs)
+    if (bucket->members[0].of_segments)
       join_all_gathers(program, *bucket, nodes);
     else
       nodes.push_back(coalesced_collective(program, nodes_of(bucket->members), n));

@@ -20,7 +20,7 @@
 //
 // Law: a reduce-scatter may be posted later if the nodes that need its result move behind it. The bucket is posted at
 // its last member; the other ranks do the same, so the order of collectives stays equal on all ranks. Reduce-scatters
-// of runs write into one flat output, and each member's part is copied out after the wait.
+// of segments write into one flat output, and each member's part is copied out after the wait.
 namespace tessera::compiler {
 namespace {
 
@@ -76,9 +76,9 @@ class ReduceScatterBuckets {
     }
   }
 
-  // A member with runs: one wait is the only user of its result.
+  // A member with segments: one wait is the only user of its result.
   bool is_waited_for_once(const ShardedCollective& reduce) const {
-    if (!reduce.of_runs) return true;
+    if (!reduce.of_segments) return true;
     if (!program_[std::get<ValueId>(program_.nodes[reduce.node].args[0])].type.is_contiguous()) return false;
     const auto result = std::get<ValueId>(program_.nodes[reduce.node].results[0]);
     int readers = 0;
@@ -103,10 +103,11 @@ struct MemberResult {
 };
 using MemberResults = std::unordered_map<ValueId, MemberResult>;  // by the member's old result
 
-// Reduce-scatters of runs: allocates one flat output for the bucket. wait_for_member() copies each member's part out.
+// Reduce-scatters of segments: allocates one flat output for the bucket. wait_for_member() copies each member's part
+// out.
 void join_reduce_scatters(Program& program, const ReduceScatterBucket& bucket, MemberResults& results,
                           std::vector<Node>& to) {
-  const auto joined = join_runs(program, bucket.members);
+  const auto joined = join_segments(program, bucket.members);
   const auto last = program.nodes[bucket.members.back().node];
   const auto type = Type::contiguous(bucket.members[0].dtype, {joined.numel}, program[joined.flat.back()].type.device);
   const auto allocated = program.add(type), flat = program.add_in(allocated, type, 0);
@@ -123,7 +124,7 @@ void join_reduce_scatters(Program& program, const ReduceScatterBucket& bucket, M
                 {allocated},
                 last.module});
   to.push_back({find_op("tessera.reduce_scatter_runs_into_"),
-                {allocated, joined.tensors, joined.runs, last.args[3], c10::IValue(joined.label), last.args[5]},
+                {allocated, joined.tensors, joined.segments, last.args[3], c10::IValue(joined.label), last.args[5]},
                 {flat},
                 last.module});
 }
@@ -158,7 +159,7 @@ void rewrite_bucket(Program& program, const ReduceScatterBucket& bucket) {
   };
   for (size_t n = 0; n < program.nodes.size(); n++) {
     if (n == last) {
-      if (bucket.members[0].of_runs)
+      if (bucket.members[0].of_segments)
         join_reduce_scatters(program, bucket, results, nodes);
       else
         nodes.push_back(coalesced_collective(program, nodes_of(bucket.members), last));
@@ -176,14 +177,14 @@ void rewrite_bucket(Program& program, const ReduceScatterBucket& bucket) {
 
 Matched bucket_reduce_scatters(Program& program) {
   Matched matched;
-  int64_t made = 0;
+  int64_t bucket_count = 0;
   for (auto buckets = ReduceScatterBuckets(program).find(); !buckets.empty();
        buckets = ReduceScatterBuckets(program).find()) {
     rewrite_bucket(program, buckets[0]);
     matched.times += static_cast<int64_t>(buckets[0].members.size());
-    made++;
+    bucket_count++;
   }
-  matched.note = c10::str(matched.times, " reduce-scatters in ", made, " buckets");
+  matched.note = c10::str(matched.times, " reduce-scatters in ", bucket_count, " buckets");
   return matched;
 }
 

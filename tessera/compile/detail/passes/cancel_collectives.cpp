@@ -40,9 +40,9 @@ std::optional<AllGatherArgs> as_all_gather(const Node& node) {
                        std::get<c10::IValue>(node.args[1]).toInt(), std::get<c10::IValue>(node.args[2]).toIntVector()};
 }
 
-class Cancelling {
+class CancelCollectives {
  public:
-  explicit Cancelling(Program& program)
+  explicit CancelCollectives(Program& program)
       : program_(program),
         def_use_(program),
         replaced_(program),
@@ -271,6 +271,6 @@ class Cancelling {
 
 }  // namespace
 
-Matched cancel_collectives(Program& program) { return Cancelling(program).run(); }
+Matched cancel_collectives(Program& program) { return CancelCollectives(program).run(); }
 
 }  // namespace tessera::compiler

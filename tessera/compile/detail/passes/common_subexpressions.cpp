@@ -31,7 +31,7 @@ std::vector<char> unshareable_buffers(const Program& program) {
 Matched common_subexpressions(Program& program) {
   const auto fixed = unshareable_buffers(program);
   std::vector<int64_t> writes(static_cast<size_t>(program.buffers), 0);  // so far, by buffer
-  std::map<std::string, size_t> made;  // op, arguments and their write counts -> kept node
+  std::map<std::string, size_t> available;  // op, arguments and their write counts -> kept node
   ReplacedValues replaced(program);
   Matched matched;
   std::vector<Node> kept;
@@ -47,7 +47,7 @@ Matched common_subexpressions(Program& program) {
         print_arg(key, program, arg);
       }
       node.each_read([&](ValueId id) { key << ":" << writes[static_cast<size_t>(program.buffer_of(id))]; });
-      const auto [found, added] = made.emplace(key.str(), kept.size());
+      const auto [found, added] = available.emplace(key.str(), kept.size());
       if (!added) {
         std::vector<ValueId> first;
         kept[found->second].each_result([&](ValueId id) { first.push_back(id); });

@@ -20,9 +20,9 @@
 namespace tessera::compiler {
 namespace {
 
-class Folding {
+class ConstantFolder {
  public:
-  Folding(Program& program, int64_t max_bytes)
+  ConstantFolder(Program& program, int64_t max_bytes)
       : program_(program), max_bytes_(max_bytes), def_use_(program), known_(program.values.size()) {}
 
   Matched run() {
@@ -74,22 +74,22 @@ class Folding {
     for (size_t i = 0; i < node.args.size(); i++)
       stack.push_back(boxed(program_, node.args[i], node.schema().arguments()[i], known_));
     node.op.callBoxed(stack);
-    std::vector<std::pair<ValueId, at::Tensor>> made;
+    std::vector<std::pair<ValueId, at::Tensor>> results;
     for (size_t i = 0; i < node.results.size(); i++) {
       if (const auto* id = std::get_if<ValueId>(&node.results[i])) {
-        if (*id != kNone) made.emplace_back(*id, stack[i].toTensor());
+        if (*id != kNone) results.emplace_back(*id, stack[i].toTensor());
       } else if (const auto* list = std::get_if<ValueList>(&node.results[i])) {
         const auto tensors = stack[i].toTensorVector();
         for (size_t k = 0; k < list->size(); k++)
-          if ((*list)[k] != kNone) made.emplace_back((*list)[k], tensors[k]);
+          if ((*list)[k] != kNone) results.emplace_back((*list)[k], tensors[k]);
       }
     }
-    const bool as_expected = std::all_of(made.begin(), made.end(), [&](const auto& each) {
+    const bool as_expected = std::all_of(results.begin(), results.end(), [&](const auto& each) {
       const auto& [id, tensor] = each;
       return Type::of(tensor) == program_[id].type && tensor.storage_offset() == program_[id].offset;
     });
     if (!as_expected) return false;
-    for (auto& [id, tensor] : made) known_[static_cast<size_t>(id)] = std::move(tensor);
+    for (auto& [id, tensor] : results) known_[static_cast<size_t>(id)] = std::move(tensor);
     return true;
   }
 
@@ -118,7 +118,7 @@ class Folding {
 }  // namespace
 
 Matched constant_folding(Program& program, const PassSettings& settings) {
-  return Folding(program, settings.at("bytes")).run();
+  return ConstantFolder(program, settings.at("bytes")).run();
 }
 
 }  // namespace tessera::compiler

@@ -54,9 +54,9 @@ struct FusionGroup {
   std::set<int32_t> local;        // buffers that only this group uses; set by find_locals()
 };
 
-class Fusion {
+class PointwiseFusion {
  public:
-  explicit Fusion(Program& program) : program_(program) {}
+  explicit PointwiseFusion(Program& program) : program_(program) {}
 
   Matched run() {
     for (size_t n = 0; n < program_.nodes.size(); n++) {
@@ -239,6 +239,6 @@ class Fusion {
 
 }  // namespace
 
-Matched fuse_pointwise(Program& program) { return Fusion(program).run(); }
+Matched fuse_pointwise(Program& program) { return PointwiseFusion(program).run(); }
 
 }  // namespace tessera::compiler

@@ -18,15 +18,15 @@ std::string_view trimmed(std::string_view text) {
   return text;
 }
 
-std::string settings_of(const PassInfo& row) {
+std::string settings_of(const PassInfo& info) {
   std::vector<std::string> keys;
-  for (const auto& [key, value] : row.settings) keys.push_back(c10::str(key, "=", value));
+  for (const auto& [key, value] : info.settings) keys.push_back(c10::str(key, "=", value));
   return keys.empty() ? "it has no settings" : "it has " + c10::Join(", ", keys);
 }
 
 // "bytes=1024, dim=0"
-PassSettings read_settings(const PassInfo& row, std::string_view text) {
-  auto settings = row.settings;
+PassSettings read_settings(const PassInfo& info, std::string_view text) {
+  auto settings = info.settings;
   while (!trimmed(text).empty()) {
     const auto comma = std::min(text.find(','), text.size());
     const auto one = trimmed(text.substr(0, comma));
@@ -34,13 +34,13 @@ PassSettings read_settings(const PassInfo& row, std::string_view text) {
     const auto equals = one.find('=');
     const auto key = std::string(trimmed(one.substr(0, std::min(equals, one.size()))));
     const auto found = settings.find(key);
-    TESSERA_CHECK(found != settings.end(), UsageError, "pass ", row.name, ": unknown setting \"", key, "\"; ",
-                  settings_of(row));
+    TESSERA_CHECK(found != settings.end(), UsageError, "pass ", info.name, ": unknown setting \"", key, "\"; ",
+                  settings_of(info));
     const auto value = equals == std::string_view::npos ? std::string_view() : trimmed(one.substr(equals + 1));
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), found->second);
     TESSERA_CHECK(!value.empty() && error == std::errc() && end == value.data() + value.size(), UsageError, "pass ",
-                  row.name, ": ", key, " is \"", value, "\"; write an integer, for example ", key, "=",
-                  row.settings.at(key));
+                  info.name, ": ", key, " is \"", value, "\"; write an integer, for example ", key, "=",
+                  info.settings.at(key));
   }
   return settings;
 }
@@ -48,7 +48,7 @@ PassSettings read_settings(const PassInfo& row, std::string_view text) {
 }  // namespace
 
 const std::vector<PassInfo>& known_passes() {
-  static const std::vector<PassInfo> rows = {
+  static const std::vector<PassInfo> passes = {
       {"functionalise", "replaces in-place ops on the program's own memory by functional ones", functionalise},
       {"fold_views", "removes views that alias exactly the memory of an earlier value", fold_views},
       {"constant_folding", "runs ops on constants at compile time", constant_folding, {{"bytes", 65536}}},
@@ -84,7 +84,7 @@ const std::vector<PassInfo>& known_passes() {
       {"fuse_pointwise", "fuses consecutive pointwise ops into one generated function", fuse_pointwise},
       {"in_place_ops", "makes pointwise ops in-place if their operand is not used again", in_place_ops},
   };
-  return rows;
+  return passes;
 }
 
 Pass find_pass(const std::string& text) {
@@ -98,11 +98,11 @@ Pass find_pass(const std::string& text) {
     settings.remove_suffix(1);
   }
   std::vector<std::string> names;
-  for (const auto& row : known_passes()) {
-    if (name == row.name)
-      return {text, [&row, given = read_settings(row, settings)](Program& p) { return row.run(p, given); },
-              row.reorders};
-    names.emplace_back(row.name);
+  for (const auto& info : known_passes()) {
+    if (name == info.name)
+      return {text, [&info, given = read_settings(info, settings)](Program& p) { return info.run(p, given); },
+              info.reorders};
+    names.emplace_back(info.name);
   }
   TESSERA_FAIL(UsageError, "no pass is called ", name, "; there are ", c10::Join(", ", names));
 }

@@ -86,18 +86,18 @@ class PlaceRedistributes {
     const bool cast = op.name() == "aten._to_copy";
     if (!is_pure(op) || op.results.size() != 1 || !(cast || is_pointwise(op.op)) || only_tensor(op) != carried.back())
       return false;
-    const auto made = result(op);
-    if (!is_internal(gathered) || !is_internal(made) || program_[made].offset != 0) return false;
-    if (cast && type(made).itemsize() >= type(gathered).itemsize()) return false;
-    if (!cast && type(made).itemsize() > type(gathered).itemsize()) return false;
-    if (type(made).sizes != type(carried.back()).sizes || type(made).strides != type(carried.back()).strides ||
-        type(made).device != type(gathered).device)
+    const auto op_result = result(op);
+    if (!is_internal(gathered) || !is_internal(op_result) || program_[op_result].offset != 0) return false;
+    if (cast && type(op_result).itemsize() >= type(gathered).itemsize()) return false;
+    if (!cast && type(op_result).itemsize() > type(gathered).itemsize()) return false;
+    if (type(op_result).sizes != type(carried.back()).sizes ||
+        type(op_result).strides != type(carried.back()).strides || type(op_result).device != type(gathered).device)
       return false;
 
     auto moved = op;
     moved.args[0] = x;
     auto wanted = type(x);
-    wanted.dtype = type(made).dtype;
+    wanted.dtype = type(op_result).dtype;
     if (!wanted.is_contiguous() || !has_result_type(moved, wanted)) return false;
     const auto shard = program_.add(wanted);
     moved.results = {shard};
@@ -106,7 +106,7 @@ class PlaceRedistributes {
     for (const auto id : carried) program_.values[at(id)].type.dtype = wanted.dtype;
     removed_[at(next)] = 1;
     nodes.push_back(at(next));
-    replace_by(carried.back(), made);
+    replace_by(carried.back(), op_result);
     mark_in_rewrite(nodes);
     return true;
   }
@@ -174,12 +174,13 @@ class PlaceRedistributes {
     auto& add = program_.nodes[sum];
     const auto *a = std::get_if<ValueId>(&add.args[0]), *b = std::get_if<ValueId>(&add.args[1]);
     const auto* alpha = constant_or_null(add.args[2]);
-    const auto made = result(add);
-    if (!a || !b || *a == *b || !alpha || !alpha->isScalar() || !is_internal(made)) return false;
-    if (type(*a) != type(made) || type(*b) != type(made) || !c10::isFloatingType(type(made).dtype)) return false;
+    const auto op_result = result(add);
+    if (!a || !b || *a == *b || !alpha || !alpha->isScalar() || !is_internal(op_result)) return false;
+    if (type(*a) != type(op_result) || type(*b) != type(op_result) || !c10::isFloatingType(type(op_result).dtype))
+      return false;
     auto first = operand_of(*a, static_cast<int32_t>(sum)), second = operand_of(*b, static_cast<int32_t>(sum));
     if (!first || !second || !same(node(first->reduce).args[2], node(second->reduce).args[2])) return false;
-    if (type(first->x) != type(made) || type(second->x) != type(made)) return false;
+    if (type(first->x) != type(op_result) || type(second->x) != type(op_result)) return false;
     // The merged all-reduce is posted at the later of the two, where both inputs are ready.
     const auto& late = first->reduce > second->reduce ? *first : *second;
     const auto& early = first->reduce > second->reduce ? *second : *first;
@@ -195,12 +196,12 @@ class PlaceRedistributes {
     auto local_sum = add;
     local_sum.args[0] = scaled(*first);
     local_sum.args[1] = scaled(*second);
-    const auto local = program_.add(type(made));
+    const auto local = program_.add(type(op_result));
     local_sum.results = {local};
     posted.push_back(std::move(local_sum));
     node(late.reduce).args[0] = local;
     removed_[at(early.reduce)] = removed_[at(early.wait)] = removed_[sum] = 1;
-    replace_by(result(node(late.wait)), made);
+    replace_by(result(node(late.wait)), op_result);
     mark_in_rewrite({sum, at(early.reduce), at(early.wait), at(late.reduce), at(late.wait)});
     return true;
   }

@@ -15,7 +15,7 @@ namespace {
 struct ShardedOp {
   const char* name;
   ShardedKind kind;
-  bool of_runs;
+  bool of_segments;
 };
 constexpr ShardedOp kShardedOps[] = {
     {"tessera.all_gather", ShardedKind::AllGather, false},
@@ -24,10 +24,10 @@ constexpr ShardedOp kShardedOps[] = {
     {"tessera.reduce_scatter_runs_into_", ShardedKind::ReduceScatter, true},
 };
 
-// Bytes of the unsharded side. The flat tensors of collectives of runs have the same size on all ranks.
+// Bytes of the unsharded side. The flat tensors of collectives of segments have the same size on all ranks.
 int64_t unsharded_bytes(const Program& program, const Node& node, const ShardedOp& op) {
   const bool gathers = op.kind == ShardedKind::AllGather;
-  if (op.of_runs) {
+  if (op.of_segments) {
     const auto flat = std::get<ValueId>(node.args[gathers ? 1 : 0]);
     const auto ranks = program.groups[static_cast<size_t>(group_of(node))].ranks.size();
     return program[flat].type.bytes() * static_cast<int64_t>(ranks);
@@ -51,7 +51,7 @@ std::optional<ShardedCollective> sharded_collective(const Program& program, size
     ValueId any = kNone;  // all arguments have one dtype
     node.each_read([&](ValueId id) { any = id; });
     return ShardedCollective{
-        n, op.kind, op.of_runs, group_of(node), program[any].type.dtype, unsharded_bytes(program, node, op)};
+        n, op.kind, op.of_segments, group_of(node), program[any].type.dtype, unsharded_bytes(program, node, op)};
   }
   return {};
 }
@@ -64,7 +64,7 @@ std::vector<ShardedCollective> sharded_collectives(const Program& program, Shard
 }
 
 bool can_share(const ShardedCollective& a, const ShardedCollective& b) {
-  return a.kind == b.kind && a.of_runs == b.of_runs && a.group == b.group && a.dtype == b.dtype;
+  return a.kind == b.kind && a.of_segments == b.of_segments && a.group == b.group && a.dtype == b.dtype;
 }
 
 std::vector<size_t> nodes_of(const std::vector<ShardedCollective>& members) {
@@ -93,30 +93,30 @@ InputChain input_chain(const Program& program, const Dependencies& dependencies,
   return chain;
 }
 
-JoinedRuns join_runs(const Program& program, const std::vector<ShardedCollective>& members) {
-  // all_gather_into_runs_(tensors, flat, runs, label, group)
-  // reduce_scatter_runs_into_(flat, tensors, runs, op, label, group)
+JoinedSegments join_segments(const Program& program, const std::vector<ShardedCollective>& members) {
+  // all_gather_into_runs_(tensors, flat, segments, label, group)
+  // reduce_scatter_runs_into_(flat, tensors, segments, op, label, group)
   const bool gathers = members[0].kind == ShardedKind::AllGather;
-  JoinedRuns joined;
-  comm::Runs runs;
+  JoinedSegments joined;
+  comm::Runs segments;
   std::vector<std::string> labels;
   for (const auto& member : members) {
     const auto& node = program.nodes[member.node];
     const auto& tensors = std::get<ValueList>(node.args[gathers ? 0 : 1]);
     const auto first = static_cast<int32_t>(joined.tensors.size());
     const auto own = comm::runs_from(std::get<c10::IValue>(node.args[2]).toIntVector());
-    runs.resize(std::max(runs.size(), own.size()));
+    segments.resize(std::max(segments.size(), own.size()));
     for (size_t r = 0; r < own.size(); r++)
-      for (auto run : own[r]) {
-        if (run.tensor != comm::kPadding) run.tensor += first;
-        runs[r].push_back(run);
+      for (auto segment : own[r]) {
+        if (segment.tensor != comm::kPadding) segment.tensor += first;
+        segments[r].push_back(segment);
       }
     joined.tensors.insert(joined.tensors.end(), tensors.begin(), tensors.end());
     joined.flat.push_back(std::get<ValueId>(node.args[gathers ? 1 : 0]));
     joined.numel += program[joined.flat.back()].type.numel();
     labels.push_back(std::get<c10::IValue>(node.args[gathers ? 3 : 4]).toStringRef());
   }
-  joined.runs = comm::numbers_of(runs);
+  joined.segments = comm::numbers_of(segments);
   joined.label = c10::Join(", ", labels);
   return joined;
 }

@@ -7,7 +7,7 @@
 #include <vector>
 
 // What the passes on all-gathers and reduce-scatters share. Each collective exists in two forms: on a single tensor,
-// and between one flat tensor and runs of several full tensors (comm/detail/runs_ops.h). The passes decide only by
+// and between one flat tensor and segments of several full tensors (comm/detail/runs_ops.h). The passes decide only by
 // order, dtypes and bytes of unsharded tensors. These are equal on all ranks, so the resulting order of collectives is
 // too.
 namespace tessera::compiler {
@@ -18,7 +18,7 @@ enum class ShardedKind : uint8_t { AllGather, ReduceScatter };
 struct ShardedCollective {
   size_t node;
   ShardedKind kind;
-  bool of_runs;
+  bool of_segments;
   int32_t group;
   c10::ScalarType dtype;
   int64_t bytes;  // of the unsharded tensor
@@ -38,14 +38,14 @@ struct InputChain {
 // Nodes up to `from` stay where they are.
 InputChain input_chain(const Program& program, const Dependencies& dependencies, size_t node, int32_t from);
 
-// The arguments of several collectives of runs as those of one. The flat tensors are concatenated.
-struct JoinedRuns {
+// The arguments of several collectives of segments as those of one. The flat tensors are concatenated.
+struct JoinedSegments {
   ValueList flat = {};     // the flat tensors: inputs of all-gathers, outputs of reduce-scatters
   int64_t numel = 0;       // of all flat tensors
   ValueList tensors = {};  // the full tensors
-  c10::IValue runs = {};
+  c10::IValue segments = {};
   std::string label = {};
 };
-JoinedRuns join_runs(const Program& program, const std::vector<ShardedCollective>& members);
+JoinedSegments join_segments(const Program& program, const std::vector<ShardedCollective>& members);
 
 }  // namespace tessera::compiler
