@@ -1,5 +1,5 @@
-// Every pass there is, in the order of their table, on real training steps: verified after each, and the step is still
-// the eager one.
+// All passes, in the order of known_passes(), on training steps. The program is verified after each pass, and the
+// results equal eager.
 #include "tessera/compile/api/compile.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/mlp.h"
@@ -34,10 +34,10 @@ struct ConvNetImpl : torch::nn::Cloneable<ConvNetImpl> {
 };
 TESSERA_MODULE(ConvNet);
 
-const auto kStep = [](auto& model, auto& opt, const at::Tensor& x) {
+const auto kMutatingStep = [](auto& model, auto& opt, const at::Tensor& x) {
   opt.zero_grad();
   const auto y = model(x);
-  const auto positions = torch::arange(y.size(1)).to(y.scalar_type()) / 4;  // depends on nothing
+  const auto positions = torch::arange(y.size(1)).to(y.scalar_type()) / 4;  // a constant
   auto loss = (y.tanh() - positions).pow_(2).mul_(0.5).mean();
   loss.backward();
   opt.step();
@@ -46,18 +46,18 @@ const auto kStep = [](auto& model, auto& opt, const at::Tensor& x) {
 
 PassList every_pass() {
   PassList passes;
-  for (const auto& row : compiler::known_passes()) passes.emplace_back(row.name);
+  for (const auto& pass : compiler::known_passes()) passes.emplace_back(pass.name);
   return passes;
 }
 
 template <class Model, class MakeOptimizer>
-void expect_the_eager_step(Model start, MakeOptimizer make_optimizer, at::IntArrayRef shape) {
+void expect_same_as_eager(Model start, MakeOptimizer make_optimizer, at::IntArrayRef shape) {
   auto eager = clone(start), model = clone(start);
   auto eager_opt = make_optimizer(*eager), opt = make_optimizer(*model);
-  auto step = compile(kStep, {.passes = every_pass(), .codegen = false, .verified = true});
+  auto step = compile(kMutatingStep, {.passes = every_pass(), .codegen = false, .verified = true});
   for (int i = 0; i < 3; i++) {
     const auto x = torch::randn(shape);
-    const auto wanted = kStep(eager, eager_opt, x), found = step(model, opt, x);
+    const auto wanted = kMutatingStep(eager, eager_opt, x), found = step(model, opt, x);
     EXPECT_TRUE(at::allclose(found, wanted, 1e-5, 1e-7)) << i;
     for (size_t p = 0; p < eager->parameters().size(); p++) {
       EXPECT_TRUE(at::allclose(model->parameters()[p], eager->parameters()[p], 1e-5, 1e-7)) << i << ", parameter " << p;
@@ -66,7 +66,8 @@ void expect_the_eager_step(Model start, MakeOptimizer make_optimizer, at::IntArr
     for (size_t b = 0; b < eager->buffers().size(); b++)
       EXPECT_TRUE(at::allclose(model->buffers()[b], eager->buffers()[b])) << i << ", buffer " << b;
   }
-  EXPECT_EQ(step.report().size(), compiler::known_passes().size() + 1) << step.report();  // one by lower()
+  EXPECT_EQ(step.report().size(), compiler::known_passes().size() + 1)
+      << step.report();  // lower() adds in_place_collectives
   for (const auto* name : {"functionalise", "constant_folding", "batch_dims", "fuse_pointwise"})
     for (const auto& each : step.report())
       if (each.name == name) {
@@ -75,29 +76,30 @@ void expect_the_eager_step(Model start, MakeOptimizer make_optimizer, at::IntArr
 }
 
 TEST(AllPasses, Mlp) {
-  expect_the_eager_step(
+  expect_same_as_eager(
       MLP(models::mlp_module()),
       [](auto& module) { return optim::SGD(module.parameters(), optim::SGD::Options{.lr = 0.1, .momentum = 0.9}); },
       {8, 10});
 }
 
 TEST(AllPasses, ConvNet) {
-  expect_the_eager_step(ConvNet(), [](auto& module) { return optim::Adam(module.parameters(), {.lr = 0.01}); },
-                        {6, 3, 8, 8});
+  expect_same_as_eager(ConvNet(), [](auto& module) { return optim::Adam(module.parameters(), {.lr = 0.01}); },
+                       {6, 3, 8, 8});
 }
 
-TEST(AllPasses, CutOverRanks) {
+TEST(AllPasses, DataParallelOnTwoRanks) {
   const MLP start(models::mlp_module());
   const auto x = torch::randn({2, 8, 10});
   for (const std::string style : {"replicate", "fully_shard"}) {
     auto eager = clone(start);
     optim::SGD eager_opt(eager->parameters(), {.lr = 0.1});
-    for (int i = 0; i < 3; i++) kStep(eager, eager_opt, x.view({16, 10}));
+    for (int i = 0; i < 3; i++) kMutatingStep(eager, eager_opt, x.view({16, 10}));
     run_ranks(2, [&](Rank& me) {
       auto model = clone(start);
       optim::SGD opt(model->parameters(), {.lr = 0.1});
-      auto step = compile(
-          kStep, {.parallel_mode = DataParallel(style), .passes = every_pass(), .codegen = false, .verified = true});
+      auto step =
+          compile(kMutatingStep,
+                  {.parallel_mode = DataParallel(style), .passes = every_pass(), .codegen = false, .verified = true});
       for (int i = 0; i < 3; i++) step(model, opt, x[me.rank]);
       for (size_t p = 0; p < eager->parameters().size(); p++)
         EXPECT_TRUE(at::allclose(DTensor(model->parameters()[p]).full_tensor(), eager->parameters()[p], 1e-5, 1e-6))

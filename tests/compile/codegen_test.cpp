@@ -1,14 +1,17 @@
-// Generated kernels: what is fused, that values have LibTorch's bits, and how built libraries are kept.
+// Generated kernels: what is fused, that results are bitwise equal to LibTorch's, and the cache of built libraries.
 #include "tessera/base/error.h"
-#include "tessera/compile/detail/codegen/compiler.h"
-#include "tessera/compile/detail/codegen/library.h"
-#include "tessera/compile/detail/codegen/pointwise.h"
-#include "tessera/compile/detail/ir/op_table.h"
+#include "tessera/compile/detail/codegen/kernel_library.h"
 #include "tessera/compile/detail/codegen/lower.h"
+#include "tessera/compile/detail/codegen/pointwise.h"
+#include "tessera/compile/detail/codegen/system_compiler.h"
+#include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/passes/passes.h"
 #include "tessera/compile/detail/replay/executable.h"
 #include "tessera/compile/detail/replay/interpret.h"
 #include "tessera/testing/expect_error.h"
+
+#include "captured_warnings.h"
+#include "expect_rewrite.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -24,10 +27,10 @@ namespace tessera::compiler {
 namespace {
 
 namespace fs = std::filesystem;
-using codegen::Library;
+using codegen::KernelLibrary;
 using testing::message_of;
 
-// A cache folder of the test's own.
+// Each test has its own kernel cache folder.
 class Codegen : public ::testing::Test {
  protected:
   Codegen() {
@@ -39,20 +42,15 @@ class Codegen : public ::testing::Test {
   fs::path folder_;
 };
 
-struct Warnings : c10::WarningHandler {
-  void process(const c10::Warning& warning) override { said.push_back(warning.msg()); }
-  std::vector<std::string> said;
-};
-
-// An environment variable for a while.
-class Environment {
+// Sets an environment variable while it is alive.
+class ScopedEnvironment {
  public:
-  Environment(const char* name, const std::string& value) : name_(name) {
+  ScopedEnvironment(const char* name, const std::string& value) : name_(name) {
     if (const char* before = std::getenv(name)) before_ = before;
     setenv(name, value.c_str(), 1);
   }
-  ~Environment() { before_ ? setenv(name_, before_->c_str(), 1) : unsetenv(name_); }
-  Environment(const Environment&) = delete;
+  ~ScopedEnvironment() { before_ ? setenv(name_, before_->c_str(), 1) : unsetenv(name_); }
+  ScopedEnvironment(const ScopedEnvironment&) = delete;
 
  private:
   const char* name_;
@@ -61,7 +59,8 @@ class Environment {
 
 Settings with_codegen() { return settings_from({.codegen = true, .verified = true}); }
 
-int64_t fused_by(const std::vector<PassReport>& lowering) {  // -1: the pass is not in the report
+// Matches of fuse_pointwise; -1 if the pass did not run.
+int64_t fused_by(const std::vector<PassReport>& lowering) {
   for (const auto& pass : lowering)
     if (pass.name == "fuse_pointwise") return pass.matched.times;
   return -1;
@@ -75,25 +74,6 @@ Program fused(const std::string& text) {
   return program;
 }
 
-std::unique_ptr<Executable> executable_for(const Program& program, const Tensors& inputs) {
-  std::vector<c10::Storage> bound(static_cast<size_t>(program.buffers));
-  for (size_t i = 0; i < inputs.size(); i++)
-    bound[static_cast<size_t>(program.buffer_of(program.inputs[i].value))] = inputs[i].storage();
-  return std::make_unique<Executable>(program, bound);
-}
-
-Tensors outputs_of(const Executable& executable) {
-  Tensors outputs;
-  for (const auto& output : executable.program().outputs) outputs.push_back(executable.output(output));
-  return outputs;
-}
-
-Tensors copies(const Tensors& tensors) {
-  Tensors made;
-  for (const auto& t : tensors) made.push_back(t.clone());
-  return made;
-}
-
 void expect_same_bits(const Tensors& found, const Tensors& wanted, const std::string& what) {
   ASSERT_EQ(found.size(), wanted.size());
   for (size_t i = 0; i < found.size(); i++) {
@@ -105,12 +85,13 @@ void expect_same_bits(const Tensors& found, const Tensors& wanted, const std::st
   }
 }
 
-// The program as it is, op by op through LibTorch, against its fused form, replayed and op by op; inputs it writes too.
+// The fused program, replayed and interpreted, equals the original program run op by op by LibTorch. Outputs and
+// mutated inputs are compared.
 void expect_same_as_aten(const std::string& text, const Tensors& inputs) {
-  const auto plain = parse(text);
+  const auto original = parse(text);
   const auto program = fused(text);
-  const auto wanted_inputs = copies(inputs), found_inputs = copies(inputs), interpreted_inputs = copies(inputs);
-  const auto wanted = interpret(plain, wanted_inputs);
+  const auto wanted_inputs = clones(inputs), found_inputs = clones(inputs), interpreted_inputs = clones(inputs);
+  const auto wanted = interpret(original, wanted_inputs);
   const auto executable = executable_for(program, found_inputs);
   executable->run();
   expect_same_bits(outputs_of(*executable), wanted, "replayed");
@@ -119,7 +100,8 @@ void expect_same_as_aten(const std::string& text, const Tensors& inputs) {
   expect_same_bits(interpreted_inputs, wanted_inputs, "inputs, interpreted");
 }
 
-std::string nodes_of(const Program& program) {  // without the kernels' text
+// The text of a program without the sources of its kernels.
+std::string nodes_of(const Program& program) {
   std::istringstream in(text_of(program));
   std::string text;
   for (std::string line; std::getline(in, line);)
@@ -127,8 +109,8 @@ std::string nodes_of(const Program& program) {  // without the kernels' text
   return text;
 }
 
-// Random numbers with what rounding and comparing can get wrong among them.
-at::Tensor awkward(int64_t n, c10::ScalarType dtype, size_t seed) {
+// Random numbers with special values: signed zeros, infinities, NaN, subnormal and very large numbers.
+at::Tensor special_values(int64_t n, c10::ScalarType dtype, size_t seed) {
   auto x = torch::randn({n}, dtype);
   const double special[] = {-0.0, INFINITY, -INFINITY, 1e-40, 0.25, 0.0, 3e38, NAN};
   for (int64_t i = 0; i < 8 && n > 8; i++) x[(i * 7 + static_cast<int64_t>(seed) * 11) % n] = special[i];
@@ -137,7 +119,8 @@ at::Tensor awkward(int64_t n, c10::ScalarType dtype, size_t seed) {
 
 const char* short_of(c10::ScalarType dtype) { return dtype == c10::kFloat ? "f32" : "f64"; }
 
-// A line for the op, on clones where it writes, and returns for what it gives.
+// Builds the text of a program of single ops. An op that mutates an argument gets a clone of it. All results are
+// returned.
 class ProgramText {
  public:
   void add_input(int64_t n, c10::ScalarType dtype) {
@@ -170,9 +153,9 @@ class ProgramText {
       else if (argument.name() == "exponent")
         args += "2";
       else if (argument.name() == "threshold")
-        args += "0.25";  // which some elements are
+        args += "0.25";  // some elements are equal to it
       else if (argument.type()->kind() == c10::TypeKind::NumberType)
-        args += "0.3";  // neither dtype has it
+        args += "0.3";  // cannot be represented exactly
       else
         args += argument.type()->kind() == c10::TypeKind::BoolType ? "false" : "none";
     }
@@ -196,22 +179,22 @@ class ProgramText {
   int next_ = 0;
 };
 
-TEST_F(Codegen, EveryRowHasTheBitsOfLibTorch) {
+TEST_F(Codegen, EveryPointwiseOpIsBitwiseEqualToLibTorch) {
   ProgramText text;
   Tensors inputs;
-  std::vector<std::tuple<int64_t, c10::ScalarType, std::vector<int>>> places;
+  std::vector<std::tuple<int64_t, c10::ScalarType, std::vector<int>>> operands;
   for (const auto dtype : {c10::kFloat, c10::kDouble})
     for (const int64_t n : {1, 7, 64, 1000}) {
-      if (dtype == c10::kDouble && n != 1000) continue;  // the compiler takes a second for each four
+      if (dtype == c10::kDouble && n != 1000) continue;  // each size costs compile time
       std::vector<int> ids;
       for (size_t i = 0; i < 4; i++) {
         ids.push_back(static_cast<int>(inputs.size()));
-        inputs.push_back(awkward(n, dtype, i));
+        inputs.push_back(special_values(n, dtype, i));
         text.add_input(n, dtype);
       }
-      places.emplace_back(n, dtype, ids);
+      operands.emplace_back(n, dtype, ids);
     }
-  for (const auto& [n, dtype, ids] : places)
+  for (const auto& [n, dtype, ids] : operands)
     for (const auto& name : codegen::pointwise_ops()) text.add_op(name, n, dtype, ids);
   for (const auto& node : fused(text.text()).nodes)
     EXPECT_TRUE(is_generated(node) || kind_of(node) == OpKind::Empty) << node.name();
@@ -231,7 +214,7 @@ return %7
 return %8
 )";
 
-TEST_F(Codegen, OpsThatFollowOneAnotherAreOneFunction) {
+TEST_F(Codegen, ChainOfPointwiseOpsIsOneKernel) {
   const auto program = fused(kChain);
   EXPECT_EQ(nodes_of(program), R"(input %0: f32[4, 2] argument "x"
 input %1: f32[8] parameter "w"
@@ -276,7 +259,7 @@ input %1: f32[5] argument "b"
 return %5
 )";
 
-TEST_F(Codegen, ABucketIsWrittenStraightIntoPlace) {
+TEST_F(Codegen, ConcatenationIsFused) {
   const auto program = fused(kBucket);
   EXPECT_EQ(nodes_of(program), R"(input %0: f32[3, 2] argument "a"
 input %1: f32[5] argument "b"
@@ -289,7 +272,7 @@ return %5
   expect_same_as_aten(kBucket, {torch::randn({3, 2}), torch::randn({5})});
 }
 
-TEST_F(Codegen, ForeachIsALoopForEachItem) {
+TEST_F(Codegen, ForeachOpHasOneLoopPerItem) {
   const std::string text = R"(input %0: f32[3, 2] argument "a"
 input %1: f64[5, 3]{1, 5} argument "b"
 [%2: f32[3, 2], %3: f64[5, 3]{1, 5}] = aten._foreach_div.Scalar([%0, %1], 7)
@@ -302,8 +285,8 @@ return %3
   expect_same_as_aten(text, {torch::randn({3, 2}), torch::randn({3, 5}, torch::kDouble).t()});
 }
 
-// Each of these would be wrong element by element.
-TEST_F(Codegen, MemoryThatOverlapsOtherwiseIsNotFused) {
+// A fused loop would give wrong values here: operands overlap at an offset, or have another element order.
+TEST_F(Codegen, OverlappingViewsAreNotFused) {
   const std::string text = R"(input %0: f32[10] argument "x"
 %1: f32[9] in %0 = aten.slice.Tensor(%0, 0, 0, 9, 1)
 %2: f32[9] in %0 + 1 = aten.slice.Tensor(%0, 0, 1, 10, 1)
@@ -324,9 +307,9 @@ return %11
   expect_same_as_aten(text, {torch::randn({10})});
 }
 
-// What is read before it is written must be memory, though only the function touches it; what is written first need
-// not.
-TEST_F(Codegen, MadeMemoryThatIsWrittenFirstIsAVariable) {
+// A buffer that only the kernel uses becomes a variable if the kernel writes it first. If the kernel reads it first, it
+// must be memory.
+TEST_F(Codegen, TemporaryBufferBecomesAVariable) {
   const std::string text = R"(input %0: f32[4] argument "x"
 %1: f32[4] = aten.empty.memory_format([4], 6, none, none, none, none)
 %2: f32[4] in %1 = aten.WRITE
@@ -343,7 +326,7 @@ return %3
   EXPECT_SAYS(with("neg_(%1!)"), "memory_format");
 }
 
-TEST_F(Codegen, CallsAreCountedAndListed) {
+TEST_F(Codegen, CallsAreCountedAndInTheListing) {
   auto program = parse(kBucket);
   EXPECT_EQ(fused_by(lower(program, with_codegen())), 1);
   const auto a = torch::randn({3, 2}), b = torch::randn({5});
@@ -357,11 +340,11 @@ TEST_F(Codegen, CallsAreCountedAndListed) {
     returned.push_back(executable->output(program.outputs[0]));
     EXPECT_EQ(executable->library()->calls("cpp_fused_cat_div_0"), before + i);
   }
-  for (int i = 1; i <= 3; i++)  // in memory of its own
+  for (int i = 1; i <= 3; i++)  // every run returns new memory
     EXPECT_TRUE(at::equal(returned[static_cast<size_t>(i - 1)], at::cat({a.flatten().fill_(i), b}) / 3));
   EXPECT_TRUE(executable->listing().ends_with("\ncpp_fused_cat_div_0([%5!], [%2, %3])  # ran 3\n"))
       << executable->listing();
-  // Memory is read where it lies when the program runs.
+  // Operands follow a rebinding.
   const auto other = torch::randn({8});
   executable->bind(program.buffer_of(program.inputs[1].value), other.storage(), 3);
   executable->run();
@@ -385,82 +368,77 @@ return %1
   at::set_num_threads(threads);
 }
 
-TEST_F(Codegen, WhatIsOnDiskIsNotBuiltAgain) {
+TEST_F(Codegen, LibrariesAreCachedOnDiskAndDamagedOnesRebuilt) {
   const auto kernels = fused(kBucket).kernels;
-  const auto before = Library::builds();
-  auto library = Library::load(kernels);
-  EXPECT_EQ(Library::builds(), before + 1);
-  EXPECT_EQ(Library::load(kernels), library);
+  const auto before = KernelLibrary::builds();
+  auto library = KernelLibrary::load(kernels);
+  EXPECT_EQ(KernelLibrary::builds(), before + 1);
+  EXPECT_EQ(KernelLibrary::load(kernels), library);
   const auto path = library->path();
   library.reset();
-  EXPECT_EQ(Library::load(kernels)->path(), path);
-  EXPECT_EQ(Library::builds(), before + 1);
+  EXPECT_EQ(KernelLibrary::load(kernels)->path(), path);
+  EXPECT_EQ(KernelLibrary::builds(), before + 1);
 
   const auto bytes = [&] {
     std::ifstream in(path, std::ios::binary);
     return std::string(std::istreambuf_iterator<char>(in), {});
   };
   const auto good = bytes();
-  const auto other = Library::load(fused(kChain).kernels);
-  EXPECT_EQ(Library::builds(), before + 2);
+  const auto other = KernelLibrary::load(fused(kChain).kernels);
+  EXPECT_EQ(KernelLibrary::builds(), before + 2);
   auto changed = good;
   changed[good.size() / 2] ^= 1;
   std::ifstream in(other->path(), std::ios::binary);
   const std::string foreign(std::istreambuf_iterator<char>(in), {});
-  int64_t damaged = 0;
+  int64_t rebuilt = 0;
   for (const auto& bad : {changed, good.substr(0, good.size() / 2), std::string(), foreign}) {
     std::ofstream(path, std::ios::binary) << bad;
-    Warnings warnings;
-    {
-      const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
-      EXPECT_NE(Library::load(kernels)->function("cpp_fused_cat_div_0"), nullptr);
-    }
-    EXPECT_EQ(Library::builds(), before + 3 + damaged);
+    CapturedWarnings warnings;
+    EXPECT_NE(KernelLibrary::load(kernels)->function("cpp_fused_cat_div_0"), nullptr);
+    EXPECT_EQ(KernelLibrary::builds(), before + 3 + rebuilt);
     EXPECT_EQ(bytes(), good);
-    // Once for each file.
-    ASSERT_EQ(warnings.said.size(), damaged == 0 ? 1u : 0u);
-    for (const auto& words : warnings.said) EXPECT_SAYS(words, path + " is damaged");
-    damaged++;
+    EXPECT_EQ(warnings.messages.size(), rebuilt == 0 ? 1u : 0u);  // one warning per file
+    EXPECT_EQ(warnings.count(path + " is damaged"), warnings.messages.size());
+    rebuilt++;
   }
 }
 
-TEST_F(Codegen, WithoutACompilerProgramsStayAsTheyAre) {
+TEST_F(Codegen, WithoutACompilerProgramsAreNotFused) {
   auto program = parse(kBucket);
   const auto text = text_of(program);
-  Warnings warnings;
-  const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+  CapturedWarnings warnings;
   {
-    const Environment compiler("CXX", "/nonexistent/c++"), path("PATH", "/nonexistent");
-    EXPECT_FALSE(codegen::available());
+    const ScopedEnvironment compiler("CXX", "/nonexistent/c++"), path("PATH", "/nonexistent");
+    EXPECT_FALSE(codegen::compiler_available());
     for (int i = 0; i < 2; i++) EXPECT_EQ(fused_by(lower(program, with_codegen())), -1);
-    EXPECT_ERROR(UsageError, Library::load({}), "no C++ compiler", "/nonexistent/c++");
+    EXPECT_ERROR(UsageError, KernelLibrary::load({}), "no C++ compiler", "/nonexistent/c++");
   }
-  EXPECT_TRUE(codegen::available());
-  ASSERT_EQ(warnings.said.size(), 1u);
-  EXPECT_SAYS(warnings.said[0], "replayed op by op");
+  EXPECT_TRUE(codegen::compiler_available());
+  ASSERT_EQ(warnings.messages.size(), 1u);
+  EXPECT_SAYS(warnings.messages[0], "replayed op by op");
 
   const auto broken = folder_ / "broken";
   std::ofstream(broken) << "#!/bin/sh\n[ \"$1\" = --version ] || { echo out of order; exit 3; }\n";
   fs::permissions(broken, fs::perms::owner_all);
-  const Environment compiler("CXX", broken.string());
+  const ScopedEnvironment compiler("CXX", broken.string());
   for (int i = 0; i < 2; i++) EXPECT_EQ(fused_by(lower(program, with_codegen())), -1);
-  ASSERT_EQ(warnings.said.size(), 2u);
-  EXPECT_SAYS(warnings.said[1], "ended with 3:\nout of order");
+  ASSERT_EQ(warnings.messages.size(), 2u);
+  EXPECT_SAYS(warnings.messages[1], "ended with exit code 3:\nout of order");
   EXPECT_EQ(text_of(program), text);
   EXPECT_EQ(fused_by(lower(program, settings_from({.codegen = false}))), -1);
 }
 
-TEST_F(Codegen, AFunctionBelongsToItsProgram) {
+TEST_F(Codegen, KernelCanOnlyBeCalledByItsProgram) {
   const auto x = torch::ones({2});
   const auto op = find_op("tessera.cpp_kernel");
   torch::jit::Stack stack{Tensors{x}, Tensors{}, "cpp_fused_div_0"};
   EXPECT_SAYS(message_of<UsageError>([&] { op.callBoxed(stack); }), "outside of a program");
   auto program = fused(kBucket);
   program.kernels.clear();
-  EXPECT_SAYS(message_of<InternalError>([&] { verify(program); }), "no kernel of that name");
+  EXPECT_SAYS(message_of<InternalError>([&] { verify(program); }), "no kernel with that name");
 }
 
-// Random programs of pointwise ops, views and writes over few buffers, so that they get in each other's way.
+// A random program of pointwise ops, views and mutations on few buffers, so that many ops depend on each other.
 class RandomProgram {
  public:
   explicit RandomProgram(unsigned seed) : random_(seed) {}
@@ -497,7 +475,7 @@ class RandomProgram {
       if (value.buffer == buffer) return value.id;
     return -1;
   }
-  std::string lies(const Value& value) const {
+  std::string alias_text(const Value& value) const {
     return c10::str("%", value.id, ": f32[", value.n, "] in %", root(value.buffer),
                     value.offset ? c10::str(" + ", value.offset) : "");
   }
@@ -505,19 +483,20 @@ class RandomProgram {
     const auto a = any(), b = like(a.n);
     switch (below(8)) {
       case 0:
-      case 1: {  // a view
+      case 1: {  // view
         const int n = std::max(1, a.n / 2), begin = below(a.n - n + 1);
         const Value made{next_++, a.buffer, a.offset + begin, n};
-        body_ << lies(made) << " = aten.slice.Tensor(%" << a.id << ", 0, " << begin << ", " << begin + n << ", 1)\n";
+        body_ << alias_text(made) << " = aten.slice.Tensor(%" << a.id << ", 0, " << begin << ", " << begin + n
+              << ", 1)\n";
         values_.push_back(made);
         return;
       }
       case 2:
-      case 3: {                     // writes
-        if (overlap(a, b)) return;  // LibTorch refuses
+      case 3: {                     // in-place op
+        if (overlap(a, b)) return;  // an error in LibTorch
         const Value made{next_++, a.buffer, a.offset, a.n};
         const bool add = below(2) == 0;
-        body_ << lies(made) << " = aten." << (add ? "add_.Tensor(%" : "copy_(%") << a.id << "!, %" << b.id
+        body_ << alias_text(made) << " = aten." << (add ? "add_.Tensor(%" : "copy_(%") << a.id << "!, %" << b.id
               << (add ? ", 1)\n" : ", false)\n");
         values_.push_back(made);
         return;
@@ -544,10 +523,10 @@ class RandomProgram {
   int next_ = 0, buffers_ = 0;
 };
 
-TEST_F(Codegen, RandomProgramsAreTheSame) {
+TEST_F(Codegen, RandomProgramsAreBitwiseEqual) {
   for (unsigned seed = 0; seed < 2; seed++) {
     auto text = RandomProgram(seed).text(120);
-    // All is returned at first; then only every fifth, so that the others can be variables.
+    // Seed 0 returns all values. Seed 1 returns every fifth, so that the others can become variables.
     std::string few;
     std::istringstream in(text);
     int returns = 0;

@@ -1,5 +1,5 @@
-// Passes over collectives, each on a program in text; what depends on ranks also on ranks.
-#include "after.h"
+// Passes that remove, merge or move collectives, each by text. What differs between ranks also runs on ranks.
+#include "expect_rewrite.h"
 
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/compile/api/compile.h"
@@ -12,8 +12,8 @@ namespace {
 using testing::Rank;
 using testing::run_ranks;
 
-TEST(CancelCollectives, GroupsOfOne) {
-  EXPECT_EQ(after("cancel_collectives", R"(group @dp [3]
+TEST(CancelCollectives, RemovesCollectivesOfGroupsOfOneRank) {
+  expect_rewrite("cancel_collectives", R"(group @dp [3]
 input %0: f32[4] argument "0"
 %1: f32[4] = tessera.all_reduce(%0, "avg", @dp)
 %2: f32[4] in %1 = tessera.wait(%1!, @dp)
@@ -23,8 +23,8 @@ input %0: f32[4] argument "0"
 %6: f32[4] in %5 = tessera.wait(%5!, @dp)
 return %4
 return %6
-)"),
-            R"(group @dp [3]
+)",
+                 R"(group @dp [3]
 input %0: f32[4] argument "0"
 %1: f32[2, 2] in %0 = aten.view(%0, [2, 2])
 %2: f32[2, 2] = aten.neg(%1)
@@ -34,27 +34,27 @@ return %3
 )");
 }
 
-TEST(CancelCollectives, ThisRanksPieceOfAGatherIsWhatItGave) {
+TEST(CancelCollectives, LocalShardOfAnAllGatherIsItsInput) {
   const std::string gather = R"( rank 1
 input %0: f32[2, 3] argument "0"
 %1: f32[5, 3] = tessera.all_gather(%0, 0, [3, 2], @dp)
 %2: f32[5, 3] in %1 = tessera.wait(%1!, @dp)
 [%3: f32[3, 3] in %1, %4: f32[2, 3] in %1 + 9] = aten.split_with_sizes(%2, [3, 2], 0)
 )";
-  EXPECT_EQ(after("cancel_collectives", "group @dp [0, 1]" + gather + "%5: f32[2, 3] = aten.neg(%4)\nreturn %5\n"),
-            R"(group @dp [0, 1] rank 1
+  expect_rewrite("cancel_collectives", "group @dp [0, 1]" + gather + "%5: f32[2, 3] = aten.neg(%4)\nreturn %5\n",
+                 R"(group @dp [0, 1] rank 1
 input %0: f32[2, 3] argument "0"
 %1: f32[2, 3] = aten.neg(%0)
 return %1
 )");
-  // the other's piece
+  // The shard of another rank is used as well, so the all-gather stays.
   EXPECT_EQ(matches("cancel_collectives",
                     "group @dp [0, 1]" + gather + "%5: f32[3, 3] = aten.neg(%3)\n%6: f32[2, 3] = aten.neg(%4)\n"),
             0);
 }
 
-TEST(CancelCollectives, AGatherOfWhatWasCutFromAWhole) {
-  EXPECT_EQ(after("cancel_collectives", R"(group @dp [0, 1] rank 0
+TEST(CancelCollectives, AllGatherOfAShardOfAReplicatedTensor) {
+  expect_rewrite("cancel_collectives", R"(group @dp [0, 1] rank 0
 input %0: f32[4, 3] argument "0"
 %1: f32[4, 3] = tessera.all_reduce(%0, "sum", @dp)
 %2: f32[4, 3] in %1 = tessera.wait(%1!, @dp)
@@ -67,8 +67,8 @@ input %0: f32[4, 3] argument "0"
 %9: f32[4, 3] = aten.exp(%8)
 return %6
 return %9
-)"),
-            R"(group @dp [0, 1] rank 0
+)",
+                 R"(group @dp [0, 1] rank 0
 input %0: f32[4, 3] argument "0"
 %1: f32[4, 3] = tessera.all_reduce(%0, "sum", @dp)
 %2: f32[4, 3] in %1 = tessera.wait(%1!, @dp)
@@ -80,8 +80,8 @@ return %5
 )");
 }
 
-TEST(CancelCollectives, TheSameSumTwice) {
-  EXPECT_EQ(after("cancel_collectives", R"(group @dp [0, 1]
+TEST(CancelCollectives, EqualAllReducesBecomeOne) {
+  expect_rewrite("cancel_collectives", R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 %1: f32[4] = tessera.all_reduce(%0, "sum", @dp)
 %2: f32[4] in %1 = tessera.wait(%1!, @dp)
@@ -89,8 +89,8 @@ input %0: f32[4] argument "0"
 %4: f32[4] in %3 = tessera.wait(%3!, @dp)
 %5: f32[4] = aten.add.Tensor(%2, %4, 1)
 return %5
-)"),
-            R"(group @dp [0, 1]
+)",
+                 R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 %1: f32[4] = tessera.all_reduce(%0, "sum", @dp)
 %2: f32[4] in %1 = tessera.wait(%1!, @dp)
@@ -99,8 +99,9 @@ return %3
 )");
 }
 
-// Both ranks read rows 0 and 1. For rank 0 that is its own piece, for rank 1 it is not: nobody may drop the gather.
-TEST(CancelCollectives, OnlyIfAllRanksWould) {
+// own = false: both ranks read rows 0 and 1. These are the local shard of rank 0 but not of rank 1, so both ranks must
+// keep the all-gather.
+TEST(CancelCollectives, RanksDecideTogether) {
   run_ranks(2, [](Rank& me) {
     const auto& group = me.world.group();
     for (const bool own : {true, false}) {
@@ -119,7 +120,7 @@ TEST(CancelCollectives, OnlyIfAllRanksWould) {
   });
 }
 
-TEST(MergeCollectives, WhatFollowsOneAnother) {
+TEST(MergeCollectives, CoalescesIndependentCollectivesUpToALimit) {
   const std::string reductions = R"(group @dp [0, 1]
 group @tp [0, 2]
 input %0: f32[4] argument "0"
@@ -142,7 +143,8 @@ return %10
 return %13
 return %14
 )";
-  EXPECT_EQ(after("merge_collectives", reductions), R"(group @dp [0, 1]
+  expect_rewrite("merge_collectives", reductions,
+                 R"(group @dp [0, 1]
 group @tp [0, 2]
 input %0: f32[4] argument "0"
 input %1: f32[2, 3] argument "1"
@@ -166,7 +168,7 @@ return %14
   EXPECT_EQ(matches("merge_collectives(bytes=40)", reductions), 1);
 }
 
-TEST(MergeCollectives, OnRanks) {
+TEST(MergeCollectives, ValuesOnTwoRanks) {
   run_ranks(2, [](Rank& me) {
     const auto& group = me.world.group();
     auto step = compile(
@@ -192,8 +194,8 @@ TEST(MergeCollectives, OnRanks) {
   });
 }
 
-TEST(PlaceRedistributes, CastsAndPointwiseOps) {
-  EXPECT_EQ(after("place_redistributes", R"(group @dp [0, 1]
+TEST(PlaceRedistributes, MovesAllGathersOverCastsAndPointwiseOps) {
+  expect_rewrite("place_redistributes", R"(group @dp [0, 1]
 input %0: f32[2, 3] argument "0"
 input %1: bf16[2, 3] argument "1"
 %2: f32[4, 3] = tessera.all_gather(%0, 0, [2, 2], @dp)
@@ -207,8 +209,8 @@ input %1: bf16[2, 3] argument "1"
 %10: f32[12] in %8 = aten.view(%9, [12])
 return %6
 return %10
-)"),
-            R"(group @dp [0, 1]
+)",
+                 R"(group @dp [0, 1]
 input %0: f32[2, 3] argument "0"
 input %1: bf16[2, 3] argument "1"
 %2: bf16[2, 3] = aten._to_copy(%0, 15, none, none, none, false, none)
@@ -223,15 +225,15 @@ input %1: bf16[2, 3] argument "1"
 return %6
 return %10
 )");
-  EXPECT_EQ(after("place_redistributes", R"(group @dp [0, 1]
+  expect_rewrite("place_redistributes", R"(group @dp [0, 1]
 input %0: f32[2, 3] argument "0"
 %1: f32[4, 3] = tessera.all_gather(%0, 0, [2, 2], @dp)
 %2: f32[4, 3] in %1 = tessera.wait(%1!, @dp)
 %3: f32[4, 3] = aten.relu(%2)
 %4: f32[] = aten.sum(%3, none)
 return %4
-)"),
-            R"(group @dp [0, 1]
+)",
+                 R"(group @dp [0, 1]
 input %0: f32[2, 3] argument "0"
 %1: f32[2, 3] = aten.relu(%0)
 %2: f32[4, 3] = tessera.all_gather(%1, 0, [2, 2], @dp)
@@ -241,7 +243,7 @@ return %4
 )");
 }
 
-TEST(PlaceRedistributes, SumsAreLinear) {
+TEST(PlaceRedistributes, MovesAllReducesOverLinearOps) {
   const std::string sums = R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 input %1: f32[4] argument "1"
@@ -254,7 +256,8 @@ input %1: f32[4] argument "1"
 %8: f32[4] = aten.exp(%7)
 return %8
 )";
-  EXPECT_EQ(after("place_redistributes", sums), R"(group @dp [0, 1]
+  expect_rewrite("place_redistributes", sums,
+                 R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 input %1: f32[4] argument "1"
 %2: f32[4] = aten.mul.Tensor(%0, 2)
@@ -264,10 +267,10 @@ input %1: f32[4] argument "1"
 %6: f32[4] = aten.exp(%5)
 return %6
 )");
-  auto maxima = sums;  // no sums
+  auto maxima = sums;  // max is not linear
   for (size_t at; (at = maxima.find("\"sum\"")) != std::string::npos;) maxima.replace(at, 5, "\"max\"");
   EXPECT_EQ(matches("place_redistributes", maxima), 0);
-  EXPECT_EQ(matches("place_redistributes", sums + "return %3\n"), 0);  // one of them is needed as it is
+  EXPECT_EQ(matches("place_redistributes", sums + "return %3\n"), 0);  // %3 has another use
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
-// The listing is the truth: what it says is sent is what is sent, in that order, and what it names is what runs.
-#include "tessera/compile/api/compile_backward.h"
-#include "tessera/compile/detail/codegen/library.h"
+// The listing of a compiled program names exactly the collectives that are posted, in order, and the kernels that run.
 #include "tessera/compile/api/compile.h"
+#include "tessera/compile/api/compile_backward.h"
+#include "tessera/compile/detail/codegen/kernel_library.h"
 #include "tessera/compile/detail/ir/collective.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
@@ -15,6 +15,8 @@
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/detail/file_check.h"
 #include "tessera/testing/ranks.h"
+
+#include "train_step.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -33,30 +35,31 @@ using testing::FileCheck;
 using testing::Rank;
 using testing::run_ranks;
 
-struct Sent {
+// A collective that was posted.
+struct Posted {
   Kind kind;
   int64_t bytes;
-  bool operator==(const Sent&) const = default;
-  friend std::ostream& operator<<(std::ostream& out, const Sent& sent) {
-    return out << sent.kind << " of " << sent.bytes << " bytes";
+  bool operator==(const Posted&) const = default;
+  friend std::ostream& operator<<(std::ostream& out, const Posted& posted) {
+    return out << posted.kind << " of " << posted.bytes << " bytes";
   }
 };
 
-// The collectives that this thread posts.
+// Records the collectives that this thread posts.
 class Records final : comm::Observer {
  public:
   Records() : scope_(this) {}
   void on_post(const comm::Record& record) override {
-    if (record.counted()) sent.push_back({record.kind, record.bytes});
+    if (record.counted()) posted.push_back({record.kind, record.bytes});
   }
-  std::vector<Sent> sent;
+  std::vector<Posted> posted;
 
  private:
   comm::ObserverScope scope_;
 };
 
-// The collectives that a listing names, read from its text alone.
-std::vector<Sent> named_in(const std::string& listing) {
+// The collectives in the text of a listing.
+std::vector<Posted> named_in(const std::string& listing) {
   const std::map<std::string, Kind> kinds = {
       {"all_reduce", Kind::AllReduce},
       {"all_reduce_", Kind::AllReduce},
@@ -72,7 +75,7 @@ std::vector<Sent> named_in(const std::string& listing) {
       {"broadcast", Kind::Broadcast},
       {"broadcast_", Kind::Broadcast},
   };
-  std::vector<Sent> named;
+  std::vector<Posted> named;
   std::istringstream in(listing);
   const std::regex op(R"(torch\.ops\._c10d_functional\.(\w+)\.default\()"), bytes(R"(# (\d+) bytes, ran \d+$)");
   for (std::string line; std::getline(in, line);) {
@@ -84,92 +87,84 @@ std::vector<Sent> named_in(const std::string& listing) {
   return named;
 }
 
-const auto train_step = [](auto& model, auto& opt, const at::Tensor& x) {
-  opt.zero_grad();
-  auto loss = model(x).pow(2).mean();
-  loss.backward();
-  opt.step();
-  return loss;
-};
-
-// What the calls sent after the first, which compiles; each call the same, and what the listing says.
+// The collectives of a call after the first, which compiles. Every call must post what the listing says.
 template <class Model>
-std::vector<Sent> sent_by(Model& model, const at::Tensor& x, const CompileOptions& options = {}) {
+std::vector<Posted> posted_by(Model& model, const at::Tensor& x, const CompileOptions& options = {}) {
   optim::SGD opt(model->parameters(), {.lr = 0.1});
   auto step = compile(train_step, options);
   step(model, opt, x);
-  std::vector<Sent> sent;
+  std::vector<Posted> posted;
   for (int call = 0; call < 2; call++) {
     Records records;
     step(model, opt, x);
-    EXPECT_EQ(records.sent, named_in(step.listing())) << step.listing();
-    sent = records.sent;
+    EXPECT_EQ(records.posted, named_in(step.listing())) << step.listing();
+    posted = records.posted;
   }
   EXPECT_EQ(step.cache().size(), 1u);
-  return sent;
+  return posted;
 }
 
-TEST(Listing, SaysWhatADdpStepSends) {
+TEST(Listing, CollectivesOfADdpStep) {
   const MLP start(models::mlp_module());
   run_ranks(2, [&](Rank&) {
-    for (const bool grouped : {true, false}) {
+    for (const bool fused : {true, false}) {
       const ReducerModeScope mode(ReducerMode::PerParameterAlways);
       DistributedDataParallel ddp(clone(start));
       CompileOptions options;
-      if (!grouped) options.passes = PassList{"dead_code"};
-      const auto sent = sent_by(ddp, torch::ones({8, 10}), options);
-      if (grouped) {
-        EXPECT_EQ(sent, (std::vector<Sent>{{Kind::AllReduce, 346 * 4}}));
+      if (!fused) options.passes = PassList{"dead_code"};
+      const auto posted = posted_by(ddp, torch::ones({8, 10}), options);
+      if (fused) {
+        EXPECT_EQ(posted, (std::vector<Posted>{{Kind::AllReduce, 346 * 4}}));
       } else {
-        EXPECT_EQ(sent.size(), 4u);
+        EXPECT_EQ(posted.size(), 4u);
       }
     }
-    DistributedDataParallel buckets(clone(start));  // the reducer's own
-    EXPECT_EQ(sent_by(buckets, torch::ones({8, 10})).size(), 1u);
+    DistributedDataParallel buckets(clone(start));  // with the buckets of the reducer
+    EXPECT_EQ(posted_by(buckets, torch::ones({8, 10})).size(), 1u);
   });
 }
 
-// On three ranks pieces differ, and travel padded: 16 rows as 6, 6, 4; 10 as 4, 4, 2.
-TEST(Listing, SaysWhatAFullyShardedStepSends) {
+// On three ranks the local shards differ and are padded: 16 rows are 6, 6, 4; 10 rows are 4, 4, 2.
+TEST(Listing, CollectivesOfAFullyShardedStep) {
   const MLP start(models::mlp_module());
   run_ranks(3, [&](Rank& me) {
     auto model = clone(start);
     const DataParallel mode("fully_shard", {.mesh = me.mesh("dp=3")});
-    auto sent = sent_by(model, torch::ones({8, 10}), {.parallel_mode = mode});
-    EXPECT_EQ(sent.size(), 8u);
+    auto posted = posted_by(model, torch::ones({8, 10}), {.parallel_mode = mode});
+    EXPECT_EQ(posted.size(), 8u);
     for (const auto kind : {Kind::AllGatherIntoTensor, Kind::ReduceScatterTensor})
       for (const int64_t bytes : {18 * 10 * 4, 18 * 4, 12 * 16 * 4, 12 * 4})
-        EXPECT_EQ(std::count(sent.begin(), sent.end(), Sent{kind, bytes}), 1) << Sent{kind, bytes};
+        EXPECT_EQ(std::count(posted.begin(), posted.end(), Posted{kind, bytes}), 1) << Posted{kind, bytes};
   });
 }
 
-// The same as a sharded module: all parameters of it together, in runs.
-TEST(Listing, SaysWhatAShardedModuleSends) {
+// fully_shard communicates all parameters of a module at once.
+TEST(Listing, CollectivesOfAFullyShardedModule) {
   const MLP start(models::mlp_module());
   run_ranks(2, [&](Rank& me) {
     auto model = clone(start);
     fully_shard(model, {.mesh = me.mesh("dp=2")});
-    const auto sent = sent_by(model, torch::ones({8, 10}));
-    EXPECT_GE(std::count(sent.begin(), sent.end(), Sent{Kind::AllGatherIntoTensor, 346 * 4}), 1);
-    EXPECT_EQ(std::count(sent.begin(), sent.end(), Sent{Kind::ReduceScatterTensor, 346 * 4}), 1);
+    const auto posted = posted_by(model, torch::ones({8, 10}));
+    EXPECT_GE(std::count(posted.begin(), posted.end(), Posted{Kind::AllGatherIntoTensor, 346 * 4}), 1);
+    EXPECT_EQ(std::count(posted.begin(), posted.end(), Posted{Kind::ReduceScatterTensor, 346 * 4}), 1);
   });
 }
 
-TEST(Listing, SaysWhatATensorParallelStepSends) {
+TEST(Listing, CollectivesOfATensorParallelStep) {
   const MLP start(models::mlp_module());
   run_ranks(2, [&](Rank& me) {
     auto model = clone(start);
     parallelize_module(model, me.mesh("tp=2"), {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}});
-    EXPECT_EQ(sent_by(model, torch::ones({8, 10})), (std::vector<Sent>{{Kind::AllReduce, 8 * 10 * 4}}));
+    EXPECT_EQ(posted_by(model, torch::ones({8, 10})), (std::vector<Posted>{{Kind::AllReduce, 8 * 10 * 4}}));
     auto other = clone(start);
     parallelize_module(other, me.mesh("tp=2"),
                        {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel{.output_layouts = Shard(0)}}});
-    const auto sent = sent_by(other, torch::ones({8, 10}));
-    EXPECT_GE(std::count(sent.begin(), sent.end(), Sent{Kind::ReduceScatterTensor, 8 * 10 * 4}), 1);
+    const auto posted = posted_by(other, torch::ones({8, 10}));
+    EXPECT_GE(std::count(posted.begin(), posted.end(), Posted{Kind::ReduceScatterTensor, 8 * 10 * 4}), 1);
   });
 }
 
-// All collectives that programs can have are known by what records call them.
+// ir/collective.cpp has the record kind of every collective op.
 TEST(Listing, EveryCollectiveHasAKind) {
   int count = 0;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -177,12 +172,12 @@ TEST(Listing, EveryCollectiveHasAKind) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (!op || compiler::kind_of(*op) != compiler::OpKind::Collective) continue;
     count++;
-    EXPECT_NE(compiler::record_kind(*op), Kind::Count) << name.name << " has no row in ir/collective.cpp";
+    EXPECT_NE(compiler::record_kind(*op), Kind::Count) << name.name << " is missing in ir/collective.cpp";
   }
   EXPECT_GE(count, 13);
 }
 
-const std::string kTwo = R"(group @dp [0, 1]
+const std::string kTwoCollectives = R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 input %1: f32[6] argument "1"
 %2: f32[4] = tessera.all_reduce(%0, "sum", @dp)
@@ -193,29 +188,29 @@ return %4
 return %5
 )";
 
-// The program object is what runs: edited, it lists and does something else.
-TEST(Listing, AnEditedProgramListsAndSendsAsItWasEdited) {
+// A program that is edited by hand lists and posts its collectives in the new order.
+TEST(Listing, EditedProgram) {
   run_ranks(2, [](Rank& me) {
-    auto program = compiler::parse(kTwo);
+    auto program = compiler::parse(kTwoCollectives);
     program.groups[0].group = me.group();
     const auto run = [&] {
       const auto a = torch::ones({4}), b = torch::full({6}, me.rank + 1.0);
       compiler::Executable executable(program, {a.storage(), b.storage()});
       Records records;
       executable.run();
-      EXPECT_EQ(records.sent, named_in(executable.listing())) << executable.listing();
+      EXPECT_EQ(records.posted, named_in(executable.listing())) << executable.listing();
       EXPECT_TRUE(at::equal(executable.output(program.outputs[0]), torch::full({4}, 2)));
       EXPECT_EQ(executable.output(program.outputs[1]).sum().item<double>(), 18);
-      return records.sent;
+      return records.posted;
     };
-    const Sent reduced{Kind::AllReduce, 16}, gathered{Kind::AllGatherIntoTensor, 48};
-    EXPECT_EQ(run(), (std::vector<Sent>{reduced, gathered}));
+    const Posted reduced{Kind::AllReduce, 16}, gathered{Kind::AllGatherIntoTensor, 48};
+    EXPECT_EQ(run(), (std::vector<Posted>{reduced, gathered}));
     std::swap(program.nodes[0], program.nodes[1]);
-    EXPECT_EQ(run(), (std::vector<Sent>{gathered, reduced}));
+    EXPECT_EQ(run(), (std::vector<Posted>{gathered, reduced}));
   });
 }
 
-// The first collective of a program goes behind the second, if nobody waits for it before.
+// A user's pass: swaps the first two collectives, if the wait of the first comes after the second.
 compiler::Matched swap_first_two(compiler::Program& program) {
   auto& nodes = program.nodes;
   const auto is_collective = [](const compiler::Node& node) { return kind_of(node) == compiler::OpKind::Collective; };
@@ -229,27 +224,26 @@ compiler::Matched swap_first_two(compiler::Program& program) {
   return {1};
 }
 
-// The same in a real step, by a pass of the user's.
-TEST(Listing, ASwapByAPassShowsInListingAndRecords) {
+TEST(Listing, UserPassThatSwapsCollectives) {
   const MLP start(models::mlp_module());
   run_ranks(2, [&](Rank&) {
-    std::vector<std::vector<Sent>> sent;
+    std::vector<std::vector<Posted>> posted;
     for (const bool swapped : {false, true}) {
       const ReducerModeScope mode(ReducerMode::PerParameterAlways);
       DistributedDataParallel ddp(clone(start));
       PassList passes{"schedule_comm_wait"};
       if (swapped) passes.emplace_back(compiler::Pass{"swap", swap_first_two});
-      sent.push_back(sent_by(ddp, torch::ones({8, 10}), {.passes = passes, .verified = true}));
+      posted.push_back(posted_by(ddp, torch::ones({8, 10}), {.passes = passes, .verified = true}));
     }
-    ASSERT_EQ(sent[0].size(), 4u);
-    std::swap(sent[0][0], sent[0][1]);
-    EXPECT_EQ(sent[0], sent[1]);
-    EXPECT_FALSE(sent[0][0] == sent[0][1]);
+    ASSERT_EQ(posted[0].size(), 4u);
+    std::swap(posted[0][0], posted[0][1]);
+    EXPECT_EQ(posted[0], posted[1]);
+    EXPECT_FALSE(posted[0][0] == posted[0][1]);
   });
 }
 
-// What PyTorch's test of bucketing looks for is there because of the pass, and not without it.
-TEST(Listing, WithoutTheFusionPassTheTokensAreNotThere) {
+// The tokens that PyTorch's test of DDP fusion checks appear with the pass and only with it.
+TEST(Listing, FusionTokensNeedTheFusionPass) {
   const MLP start(models::four_linears());
   run_ranks(2, [&](Rank&) {
     for (const bool fused : {true, false}) {
@@ -265,8 +259,8 @@ TEST(Listing, WithoutTheFusionPassTheTokensAreNotThere) {
       auto scope = compile_backward({.passes = passes});
       loss.backward();
       const auto listing = scope.programs().at(0)->listing();
-      EXPECT_EQ(records.sent, named_in(listing)) << listing;
-      EXPECT_EQ(records.sent.size(), fused ? 3u : 8u);
+      EXPECT_EQ(records.posted, named_in(listing)) << listing;
+      EXPECT_EQ(records.posted.size(), fused ? 3u : 8u);
       FileCheck check;
       for (int i = 0; i < 3; i++)
         check.check("aten.flatten.using_ints(")
@@ -278,14 +272,15 @@ TEST(Listing, WithoutTheFusionPassTheTokensAreNotThere) {
   });
 }
 
-std::set<std::string> functions_in(const std::string& listing) {
+// The generated kernels in a listing.
+std::set<std::string> kernels_in(const std::string& listing) {
   std::set<std::string> names;
   const std::regex name(R"((^|\n)(cpp_fused_\w+)\()");
   for (std::sregex_iterator i(listing.begin(), listing.end(), name), end; i != end; i++) names.insert((*i)[2]);
   return names;
 }
 
-TEST(Listing, NamesFunctionsThatRunOncePerCall) {
+TEST(Listing, GeneratedKernelsRunOncePerCall) {
   MLP model(models::mlp_module());
   optim::AdamW opt(model->parameters(), {.foreach = false});
   const auto x = torch::ones({8, 10});
@@ -294,7 +289,7 @@ TEST(Listing, NamesFunctionsThatRunOncePerCall) {
   step(model, opt, x);
   const auto* library = step.executable().library();
   ASSERT_NE(library, nullptr);
-  const auto names = functions_in(step.listing());
+  const auto names = kernels_in(step.listing());
   ASSERT_GE(names.size(), 2u) << step.listing();
   void* loaded = dlopen(library->path().c_str(), RTLD_NOW | RTLD_NOLOAD);
   ASSERT_NE(loaded, nullptr) << library->path() << " is not loaded";

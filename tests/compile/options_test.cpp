@@ -1,14 +1,17 @@
-// How a function is compiled: passes with settings, passes that match nothing, order left alone, another runner.
+// CompileOptions: passes with settings, passes that match nothing, reorder, custom runners.
 #include "tessera/compile/api/options.h"
 
 #include "tessera/comm/functional_collectives.h"
-#include "tessera/compile/api/compile_backward.h"
 #include "tessera/compile/api/compile.h"
+#include "tessera/compile/api/compile_backward.h"
 #include "tessera/compile/detail/replay/interpret.h"
 #include "tessera/models/mlp.h"
 #include "tessera/nn/module_tree.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
+
+#include "captured_warnings.h"
+#include "train_step.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -20,53 +23,43 @@ using models::MLP;
 using testing::Rank;
 using testing::run_ranks;
 
-// Keeps what is warned of while it is alive, on this thread.
-class Warnings final : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override { said.push_back(warning.msg()); }
-  std::vector<std::string> said;
-
- private:
-  c10::WarningUtils::WarningHandlerGuard guard_{this};
-};
-
-TEST(PassNames, MayCarrySettings) {
+TEST(PassNames, CanHaveSettings) {
   EXPECT_EQ(compiler::find_pass("fold_views").name, "fold_views");
   EXPECT_EQ(compiler::find_pass("fold_views()").name, "fold_views()");
   EXPECT_ERROR(UsageError, compiler::find_pass("fold_view"), "no pass is called fold_view;", "fold_views");
-  EXPECT_ERROR(UsageError, compiler::find_pass("fold_views(much=3)"), "no setting \"much\"", "it has no settings");
+  EXPECT_ERROR(UsageError, compiler::find_pass("fold_views(much=3)"), "unknown setting \"much\"", "it has no settings");
   EXPECT_ERROR(UsageError, compiler::find_pass("fold_views(much=3"), "closing bracket");
 }
 
-at::Tensor twice(const at::Tensor& x) { return x.relu() * x.relu(); }
+at::Tensor relu_squared(const at::Tensor& x) { return x.relu() * x.relu(); }
 
-TEST(IdlePasses, AreSaidOnceForEachFunction) {
+TEST(UnmatchedPasses, WarnOncePerFunction) {
   for (int i = 0; i < 2; i++) {
-    Warnings warnings;
-    auto step = compile(twice, {.passes = PassList{"common_subexpressions", "schedule_comm_wait"}});
+    CapturedWarnings warnings;
+    auto step = compile(relu_squared, {.passes = PassList{"common_subexpressions", "schedule_comm_wait"}});
     step(torch::ones({3}));
-    step(torch::ones({4}));  // compiled again
-    std::erase_if(warnings.said, [](const auto& said) { return said.find("matched nothing") == std::string::npos; });
-    ASSERT_EQ(warnings.said.size(), 1u);
-    EXPECT_NE(warnings.said[0].find("schedule_comm_wait"), std::string::npos);
+    step(torch::ones({4}));  // recompiles
+    EXPECT_EQ(warnings.count("matched nothing"), 1u);
+    EXPECT_EQ(warnings.count("matched nothing: schedule_comm_wait"), 1u);
     const auto report = c10::str(step.report());
     EXPECT_NE(report.find("common_subexpressions: 1 in "), std::string::npos) << report;
     EXPECT_NE(report.find("schedule_comm_wait: 0 in "), std::string::npos) << report;
     EXPECT_NE(report.find("fuse_pointwise: 1 in "), std::string::npos) << report;
   }
-  Warnings warnings;
-  compile(twice)(torch::ones({3}));
-  EXPECT_TRUE(warnings.said.empty());
+  CapturedWarnings warnings;
+  compile(relu_squared)(torch::ones({3}));
+  EXPECT_TRUE(warnings.messages.empty());
 }
 
-TEST(IdlePasses, AreErrorsWhereAsked) {
-  auto step = compile(twice, {.passes = PassList{"schedule_comm_wait"}, .fullgraph = false, .strict_passes = true});
+TEST(UnmatchedPasses, AreErrorsWithStrictPasses) {
+  auto step =
+      compile(relu_squared, {.passes = PassList{"schedule_comm_wait"}, .fullgraph = false, .strict_passes = true});
   EXPECT_ERROR(UsageError, step(torch::ones({3})), "schedule_comm_wait", "matched nothing");
-  auto other = compile(twice, {.passes = PassList{"common_subexpressions"}, .strict_passes = true});
+  auto other = compile(relu_squared, {.passes = PassList{"common_subexpressions"}, .strict_passes = true});
   EXPECT_TRUE(at::equal(other(torch::ones({3})), torch::ones({3})));
 }
 
-TEST(Reorder, OffLeavesCommunicationWhereItWas) {
+TEST(Reorder, FalseKeepsTheOrderOfCommunication) {
   run_ranks(2, [](Rank& me) {
     const auto& group = me.world.group();
     for (const bool reorder : {true, false}) {
@@ -84,7 +77,7 @@ TEST(Reorder, OffLeavesCommunicationWhereItWas) {
   });
 }
 
-TEST(CompileBackward, ByAnotherRunner) {
+TEST(CompileBackward, CustomRunner) {
   const MLP start(models::mlp_module());
   auto eager = clone(start), model = clone(start);
   int made = 0, calls = 0;
@@ -103,17 +96,16 @@ TEST(CompileBackward, ByAnotherRunner) {
     EXPECT_EQ(made, i + 1);
     EXPECT_EQ(calls, i + 1);
     EXPECT_EQ(scope.programs().at(0)->runs(), 1);
-    for (size_t p = 0; p < eager->parameters().size(); p++)
-      EXPECT_TRUE(at::equal(model->parameters()[p].grad(), eager->parameters()[p].grad())) << i;
+    expect_equal_bits(*model, *eager);
   }
   reset_compile_caches();
 }
 
-TEST(CompileBackward, ARunnerThatGivesTooLittle) {
+TEST(CompileBackward, RunnerWithTooFewOutputs) {
   MLP model(models::mlp_module());
   const auto loss = model(torch::ones({8, 10})).sum();
   auto scope = compile_backward([](const compiler::Program&) { return [](const Tensors&) { return Tensors(); }; });
-  EXPECT_ERROR(UsageError, loss.backward(), "gave 0 outputs");
+  EXPECT_ERROR(UsageError, loss.backward(), "returned 0 outputs");
   reset_compile_caches();
 }
 

@@ -1,30 +1,19 @@
-// Each pass, on a program in text: what it was, what becomes of it. A pass that did nothing would fail here.
-#include "tessera/compile/detail/passes/pass.h"
+// Passes of data parallelism and the basic cleanups, each by text: the program before and after.
+#include "expect_rewrite.h"
 
-#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 namespace tessera::compiler {
 namespace {
 
-std::string after(const char* pass, const std::string& text) {
-  auto program = parse(text);
-  verify(program);
-  EXPECT_GT(find_pass(pass).run(program).times, 0);
-  verify(program);
-  renumber(program);
-  verify(program);
-  return text_of(program);
-}
-
 TEST(Passes, FoldViews) {
-  EXPECT_EQ(after("fold_views", R"(input %0: f32[2, 3] argument "0"
+  expect_rewrite("fold_views", R"(input %0: f32[2, 3] argument "0"
 %1: f32[3, 2]{1, 3} in %0 = aten.t(%0)
 %2: f32[2, 3] in %0 = aten.t(%1)
 %3: f32[2, 3] = aten.relu(%2)
 return %3
-)"),
-            R"(input %0: f32[2, 3] argument "0"
+)",
+                 R"(input %0: f32[2, 3] argument "0"
 %1: f32[3, 2]{1, 3} in %0 = aten.t(%0)
 %2: f32[2, 3] = aten.relu(%0)
 return %2
@@ -32,7 +21,7 @@ return %2
 }
 
 TEST(Passes, CommonSubexpressions) {
-  EXPECT_EQ(after("common_subexpressions", R"(input %0: f32[3] argument "0"
+  expect_rewrite("common_subexpressions", R"(input %0: f32[3] argument "0"
 %1: f32[3] = aten.relu(%0)
 %2: f32[3] = aten.relu(%0)
 %3: f32[3] = aten.mul.Tensor(%1, %2)
@@ -40,8 +29,8 @@ TEST(Passes, CommonSubexpressions) {
 %5: f32[3] = aten.relu(%0)
 %6: f32[3] = aten.mul.Tensor(%3, %5)
 return %6
-)"),
-            R"(input %0: f32[3] argument "0"
+)",
+                 R"(input %0: f32[3] argument "0"
 %1: f32[3] = aten.relu(%0)
 %2: f32[3] = aten.mul.Tensor(%1, %1)
 %3: f32[3] in %0 = aten.zero_(%0!)
@@ -52,22 +41,22 @@ return %5
 }
 
 TEST(Passes, DeadCode) {
-  EXPECT_EQ(after("dead_code", R"(input %0: f32[2, 3] argument "0"
+  expect_rewrite("dead_code", R"(input %0: f32[2, 3] argument "0"
 %1: f32[3, 2]{1, 3} in %0 = aten.t(%0)
 %2: f32[2, 3] = aten.relu(%0)
 %3: f32[2, 3] in %2 = aten.mul_.Tensor(%2!, 2)
 %4: f32[2, 3] = aten.neg(%0)
 %5: f32[2, 3] in %0 = aten.zero_(%0!)
 return %4
-)"),
-            R"(input %0: f32[2, 3] argument "0"
+)",
+                 R"(input %0: f32[2, 3] argument "0"
 %1: f32[2, 3] = aten.neg(%0)
 %2: f32[2, 3] in %0 = aten.zero_(%0!)
 return %1
 )");
 }
 
-// Two gradients of a bucket and one that fills the next; the first was there before, the others were not.
+// Two gradients that fill one bucket, and a third in the next. The first is copied into an existing .grad.
 const std::string kReductions = R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 input %1: f32[512, 512] argument "1"
@@ -90,7 +79,8 @@ gradient %15 "last"
 )";
 
 TEST(Passes, FuseDdpWithConcatOp) {
-  EXPECT_EQ(after("fuse_ddp_with_concat_op", kReductions), R"(group @dp [0, 1]
+  expect_rewrite("fuse_ddp_with_concat_op", kReductions,
+                 R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 input %1: f32[512, 512] argument "1"
 input %2: f32[4] gradient "bias"
@@ -116,7 +106,8 @@ gradient %19 "last"
 }
 
 TEST(Passes, FuseDdpWithCoalescedOp) {
-  EXPECT_EQ(after("fuse_ddp_with_coalesced_op", kReductions), R"(group @dp [0, 1]
+  expect_rewrite("fuse_ddp_with_coalesced_op", kReductions,
+                 R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 input %1: f32[512, 512] argument "1"
 input %2: f32[4] gradient "bias"
@@ -136,8 +127,8 @@ gradient %15 "last"
 )");
 }
 
-// A bucket reads its gradients where the last is there: none of them may be written before.
-TEST(Passes, AGradientThatIsWrittenEndsItsBucket) {
+// A bucket is filled when its last gradient is computed, so no gradient in it may be mutated before that.
+TEST(Passes, MutatedGradientIsNotBucketed) {
   auto program = parse(R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 %1: f32[4] = aten.neg(%0)
@@ -155,10 +146,10 @@ gradient %9 "b"
   EXPECT_EQ(find_pass("fuse_ddp_with_concat_op").run(program).times, 0);
 }
 
-// Parameters by themselves, and units of them in runs: two of each kind that follow one another, and one, of what was
-// written in between, that has to wait.
+// First: two all-gathers of parameters are coalesced; a third one reads a parameter that is mutated in between, and
+// stays. Second: two all-gathers of FSDP units, which write runs of flat buffers, become one.
 TEST(Passes, BucketAllGathers) {
-  EXPECT_EQ(after("bucket_all_gathers", R"(group @dp [0, 1]
+  expect_rewrite("bucket_all_gathers", R"(group @dp [0, 1]
 input %0: f32[4] parameter "a"
 input %1: f32[2, 3] parameter "b"
 %2: f32[8] = tessera.all_gather(%0, 0, [4, 4], @dp)
@@ -174,8 +165,8 @@ input %1: f32[2, 3] parameter "b"
 return %4
 return %8
 return %11
-)"),
-            R"(group @dp [0, 1]
+)",
+                 R"(group @dp [0, 1]
 input %0: f32[4] parameter "a"
 input %1: f32[2, 3] parameter "b"
 %2: f32[3, 2]{1, 3} in %1 = aten.t(%1)
@@ -191,7 +182,7 @@ return %7
 return %8
 return %11
 )");
-  EXPECT_EQ(after("bucket_all_gathers", R"(group @dp [0, 1]
+  expect_rewrite("bucket_all_gathers", R"(group @dp [0, 1]
 input %0: f32[4] parameter "a"
 input %1: f32[2] parameter "b"
 %2: f32[8] = aten.empty.memory_format([8], 6, none, device("cpu"), none, none)
@@ -203,8 +194,8 @@ tessera.all_gather_into_runs_([%5!], %1, [1, 0, 0, 2, 2, 0, 2, 1, -1, 0, 1], "se
 %6: f32[3] in %5 = tessera.wait(%5!, @dp)
 return %4
 return %6
-)"),
-            R"(group @dp [0, 1]
+)",
+                 R"(group @dp [0, 1]
 input %0: f32[4] parameter "a"
 input %1: f32[2] parameter "b"
 %2: f32[8] = aten.empty.memory_format([8], 6, none, device("cpu"), none, none)
@@ -220,7 +211,7 @@ return %7
 }
 
 TEST(Passes, PrefetchAllGathers) {
-  EXPECT_EQ(after("prefetch_all_gathers", R"(group @dp [0, 1]
+  expect_rewrite("prefetch_all_gathers", R"(group @dp [0, 1]
 input %0: f32[4] parameter "a"
 input %1: f32[4] parameter "b"
 %2: f32[8] = tessera.all_gather(%0, 0, [4, 4], @dp)
@@ -232,8 +223,8 @@ input %1: f32[4] parameter "b"
 %8: f32[4, 2] in %7 = tessera.wait(%7!, @dp)
 return %5
 return %8
-)"),
-            R"(group @dp [0, 1]
+)",
+                 R"(group @dp [0, 1]
 input %0: f32[4] parameter "a"
 input %1: f32[4] parameter "b"
 %2: f32[8] = tessera.all_gather(%0, 0, [4, 4], @dp)
@@ -249,7 +240,7 @@ return %8
 }
 
 TEST(Passes, BucketReduceScatters) {
-  EXPECT_EQ(after("bucket_reduce_scatters", R"(group @dp [0, 1]
+  expect_rewrite("bucket_reduce_scatters", R"(group @dp [0, 1]
 input %0: f32[8] argument "0"
 %1: f32[8] = aten.neg(%0)
 %2: f32[4] = tessera.reduce_scatter(%1, 0, [4, 4], "sum", @dp)
@@ -260,8 +251,8 @@ input %0: f32[8] argument "0"
 %7: f32[4] in %6 = tessera.wait(%6!, @dp)
 gradient %4 "a"
 gradient %7 "b"
-)"),
-            R"(group @dp [0, 1]
+)",
+                 R"(group @dp [0, 1]
 input %0: f32[8] argument "0"
 %1: f32[8] = aten.neg(%0)
 %2: f32[8] = aten.relu(%0)
@@ -272,7 +263,7 @@ input %0: f32[8] argument "0"
 gradient %6 "a"
 gradient %7 "b"
 )");
-  EXPECT_EQ(after("bucket_reduce_scatters", R"(group @dp [0, 1]
+  expect_rewrite("bucket_reduce_scatters", R"(group @dp [0, 1]
 input %0: f32[8] argument "0"
 %1: f32[4] = aten.empty.memory_format([4], 6, none, device("cpu"), none, none)
 %2: f32[4] in %1 = tessera.reduce_scatter_runs_into_(%1!, [%0], [1, 0, 0, 4, 1, 0, 4, 4], "sum", "last", @dp)
@@ -283,8 +274,8 @@ input %0: f32[8] argument "0"
 %7: f32[4] in %4 = tessera.wait(%5!, @dp)
 gradient %6 "a"
 gradient %7 "b"
-)"),
-            R"(group @dp [0, 1]
+)",
+                 R"(group @dp [0, 1]
 input %0: f32[8] argument "0"
 %1: f32[4] = aten.empty.memory_format([4], 6, none, device("cpu"), none, none)
 %2: f32[8] = aten.relu(%0)
@@ -303,7 +294,7 @@ gradient %11 "b"
 }
 
 TEST(Passes, HoistCommunication) {
-  EXPECT_EQ(after("hoist_communication", R"(group @dp [0, 1]
+  expect_rewrite("hoist_communication", R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 %1: f32[4] = aten.neg(%0)
 %2: f32[4] = aten.relu(%0)
@@ -312,8 +303,8 @@ input %0: f32[4] argument "0"
 %5: f32[4] in %4 = tessera.wait(%4!, @dp)
 return %2
 return %5
-)"),
-            R"(group @dp [0, 1]
+)",
+                 R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 %1: f32[4] = aten.neg(%0)
 %2: f32[4] = aten.div.Tensor(%1, 2)
@@ -326,7 +317,7 @@ return %5
 }
 
 TEST(Passes, ScheduleCommWait) {
-  EXPECT_EQ(after("schedule_comm_wait", R"(group @dp [0, 1]
+  expect_rewrite("schedule_comm_wait", R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 %1: f32[4] = aten.neg(%0)
 %2: f32[4] = tessera.all_reduce(%1, "sum", @dp)
@@ -338,8 +329,8 @@ input %0: f32[4] argument "0"
 %8: f32[2, 2] = aten.neg(%4)
 return %8
 return %7
-)"),
-            R"(group @dp [0, 1]
+)",
+                 R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 %1: f32[4] = aten.neg(%0)
 %2: f32[4] = tessera.all_reduce(%1, "sum", @dp)
@@ -355,7 +346,7 @@ return %8
 }
 
 TEST(Passes, InPlaceCollectives) {
-  EXPECT_EQ(after("in_place_collectives", R"(group @dp [0, 1]
+  expect_rewrite("in_place_collectives", R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 %1: f32[4] = aten.neg(%0)
 %2: f32[4] = tessera.all_reduce(%1, "sum", @dp)
@@ -368,8 +359,8 @@ input %0: f32[4] argument "0"
 %11: f32[4] in %9 = tessera.wait(%9!, @dp)
 return %10
 return %11
-)"),
-            R"(group @dp [0, 1]
+)",
+                 R"(group @dp [0, 1]
 input %0: f32[4] argument "0"
 %1: f32[4] = aten.neg(%0)
 %2: f32[4] in %1 = tessera.all_reduce_(%1!, "sum", @dp)
@@ -385,7 +376,7 @@ return %9
 )");
 }
 
-TEST(Program, TextReadsBackAsItWas) {
+TEST(Program, PrintedTextParsesToTheSameProgram) {
   const std::string other = R"(number $lr
 input %0: f32[2, 3] parameter "w"
 input %1: bf16[2, 3]{1, 2} argument "0"

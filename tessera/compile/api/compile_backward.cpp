@@ -1,84 +1,100 @@
 #include "tessera/compile/api/compile_backward.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/warn_once.h"
-#include "tessera/compile/detail/backward/graph.h"
+#include "tessera/base/error.h"
 #include "tessera/compile/api/counters.h"
+#include "tessera/compile/detail/api/step_program.h"
+#include "tessera/compile/detail/backward/backward_graph.h"
 
-#include <algorithm>
 #include <atomic>
 
 namespace tessera {
 namespace {
 
-using compiler::CompiledProgram;
+constexpr size_t kMaxBackwardPrograms = 32;  // per thread
 
-constexpr size_t kPrograms = 32;  // kept, of a thread
-
-std::vector<std::shared_ptr<CompiledProgram>>& programs_of_thread() {
-  thread_local std::vector<std::shared_ptr<CompiledProgram>> it;
+compiler::ProgramCache<compiler::StepProgram>& backward_cache() {
+  thread_local compiler::ProgramCache<compiler::StepProgram> it;
   return it;
 }
 
-// Two runners cannot be compared: each scope with one keeps programs of its own.
-std::string words_of(const compiler::Settings& settings) {
+// The part of the cache key that depends on the options. Runners cannot be compared, so a scope with a runner does not
+// share its programs.
+std::string options_key(const compiler::Settings& settings) {
   static std::atomic<int64_t> runners{0};
-  std::string words = settings.backend + (settings.codegen ? " codegen" : "");
-  if (settings.run_with) words += c10::str(" runner ", runners++);
-  for (const auto& pass : settings.passes) words += " " + pass.name;
-  return words;
+  std::string key = settings.backend + (settings.codegen ? " codegen" : "");
+  if (settings.run_with) key += c10::str(" runner ", runners++);
+  for (const auto& pass : settings.passes) key += " " + pass.name;
+  return key;
 }
 
-}  // namespace
-
-CompiledBackwardScope::CompiledBackwardScope(const CompileOptions& options)
-    : settings_(with_hoisting(compiler::settings_from(options))),
-      words_(words_of(settings_)),
-      scope_([this](const detail::BackwardCall& call) { return take(call); }) {}
-
-// Autograd adds to gradients as they come; behind a compiled forward they come all at once. What hooks do with each
-// goes to where it is there, so that buckets fill while backward goes on.
-compiler::Settings CompiledBackwardScope::with_hoisting(compiler::Settings settings) {
+// Eager backward delivers gradients one by one; the backward of a compiled forward delivers all at once.
+// hoist_communication moves the work of gradient hooks to where each gradient is computed, so that buckets fill during
+// backward.
+compiler::Settings backward_settings(const CompileOptions& options) {
+  auto settings = compiler::settings_from(options);
   if (settings.reorder) settings.passes.insert(settings.passes.begin(), compiler::find_pass("hoist_communication"));
   return settings;
 }
 
-torch::autograd::variable_list CompiledBackwardScope::take(const detail::BackwardCall& call) {
-  auto graph = compiler::read_graph(call);
-  if (call.create_graph) graph.refused = "create_graph asks for a graph of the backward";
-  if (!graph.refused.empty()) {
+}  // namespace
+
+class CompiledBackwardScope::Impl {
+ public:
+  explicit Impl(const CompileOptions& options)
+      : settings_(backward_settings(options)),
+        options_key_(options_key(settings_)),
+        scope_([this](const detail::BackwardCall& call) { return run(call); }) {}
+
+  const std::vector<std::shared_ptr<const compiler::Executable>>& programs() const { return programs_; }
+
+ private:
+  torch::autograd::variable_list run(const detail::BackwardCall& call);
+
+  compiler::Settings settings_;
+  compiler::UnmatchedPasses unmatched_passes_;
+  std::string options_key_;
+  std::vector<std::shared_ptr<const compiler::Executable>> programs_;
+  detail::BackwardScope scope_;
+};
+
+torch::autograd::variable_list CompiledBackwardScope::Impl::run(const detail::BackwardCall& call) {
+  auto graph = compiler::read_backward_graph(call);
+  if (call.create_graph) graph.unsupported = "create_graph = true needs an autograd graph of the backward";
+  if (!graph.unsupported.empty()) {
     TESSERA_CHECK(!settings_.fullgraph, UsageError,
-                  "compile_backward: this backward cannot be compiled: ", graph.refused);
-    warn_once("compile_backward/" + graph.refused,
-              "compile_backward: a backward runs as it is, because " + graph.refused);
+                  "compile_backward: this backward cannot be compiled: ", graph.unsupported);
+    warn_once("compile_backward/" + graph.unsupported,
+              "compile_backward: a backward falls back to eager, because " + graph.unsupported);
     return call.run(call.keep_graph);
   }
-  compiler::Arguments arguments;
-  arguments.what = "backward";
+  compiler::CallArguments arguments;
+  arguments.program_name = "backward";
   arguments.leaves = graph.leaves;
   arguments.tensors = graph.saved;
-  arguments.words = {graph.key, words_};
-  const auto signature = compiler::signature_of(arguments);
-  auto& programs = programs_of_thread();
-  auto found = std::find_if(programs.begin(), programs.end(),
-                            [&](const auto& program) { return program->fits(arguments, signature); });
-  if (found == programs.end()) {
-    auto made = std::make_shared<CompiledProgram>(
+  arguments.strings = {graph.key, options_key_};
+  auto program = backward_cache().find(arguments, compiler::cache_key_of(arguments));
+  if (!program) {
+    program = std::make_shared<compiler::StepProgram>(
         arguments, [&] { return call.run(true); }, settings_, true);
-    idle_.look_at(made->report(), settings_);
-    if (programs.size() == kPrograms) programs.pop_back();
-    found = programs.insert(programs.begin(), std::move(made));
+    unmatched_passes_.check(program->report(), settings_);
+    backward_cache().insert(program, kMaxBackwardPrograms);
   }
-  const auto program = *found;
-  std::rotate(programs.begin(), found, found + 1);
   programs_.emplace_back(program, &program->executable());
   auto returned = program->run(arguments);
-  if (!call.keep_graph) compiler::release(graph);
+  if (!call.keep_graph) compiler::release_saved_tensors(graph);
   return returned;
 }
 
+CompiledBackwardScope::CompiledBackwardScope(const CompileOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+CompiledBackwardScope::~CompiledBackwardScope() = default;
+
+const std::vector<std::shared_ptr<const compiler::Executable>>& CompiledBackwardScope::programs() const {
+  return impl_->programs();
+}
+
 void reset_compile_caches() {
-  programs_of_thread().clear();
+  backward_cache().clear();
   counters().clear();
 }
 

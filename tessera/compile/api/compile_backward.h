@@ -1,48 +1,48 @@
 #pragma once
-#include "tessera/compile/detail/api/compiled_step.h"
-#include "tessera/nn/detail/engine.h"
+#include "tessera/base/visit.h"
+#include "tessera/compile/api/options.h"
 
-#include <functional>
 #include <memory>
-#include <string>
 #include <type_traits>
 #include <vector>
 
 namespace tessera {
 
-// While alive, backward() on this thread runs as one program: what the graph's nodes do, adding to gradients, and hooks
-// on them, a reducer's collectives among them. A graph of the same kind with the same leaves runs the program of
-// before, also in another scope with the same options. What cannot be compiled (create_graph, saved-tensor hooks of
-// before) runs as it is, and that is said once; with fullgraph it is an error.
+// While it is alive, backward() on this thread is compiled, as with torch._dynamo.compiled_autograd.
+// One program runs the nodes of the autograd graph, the accumulation into .grad, and hooks on gradients, including the
+// collectives of a DDP reducer. A graph with the same nodes and leaves reuses its program, also in a later scope with
+// the same options. Graphs that cannot be compiled (create_graph, saved-tensor hooks that ran in forward) fall back to
+// eager with one warning; with fullgraph they are an error.
 //
 //   auto scope = compile_backward({.passes = {{"fuse_ddp_with_coalesced_op", "schedule_comm_wait"}}});
 //   loss.backward();
 //   std::cout << scope.programs()[0]->listing();
-//
-// compile_backward(f) has backwards run by what f makes of them: f(program) gives a function that is called with a
-// tensor for each of the program's inputs and returns its outputs (compiler::Runner).
 class CompiledBackwardScope {
  public:
+  // Prefer compile_backward().
   explicit CompiledBackwardScope(const CompileOptions& options);
+  ~CompiledBackwardScope();
   CompiledBackwardScope(const CompiledBackwardScope&) = delete;
 
-  // Those that ran in this scope, in order.
-  const std::vector<std::shared_ptr<const compiler::Executable>>& programs() const { return programs_; }
+  // The programs that ran in this scope, one entry per backward(), in order.
+  const std::vector<std::shared_ptr<const compiler::Executable>>& programs() const;
 
  private:
-  static compiler::Settings with_hoisting(compiler::Settings settings);
-  torch::autograd::variable_list take(const detail::BackwardCall& call);
-
-  compiler::Settings settings_;
-  compiler::IdlePasses idle_;
-  std::string words_;  // what the programs of this scope are kept under
-  std::vector<std::shared_ptr<const compiler::Executable>> programs_;
-  detail::BackwardScope scope_;
+  class Impl;
+  std::unique_ptr<Impl> impl_;
 };
+
+// Compiles backward() on this thread while the result is alive. See CompiledBackwardScope.
 [[nodiscard]] inline CompiledBackwardScope compile_backward(const CompileOptions& options = {}) {
   return CompiledBackwardScope(options);
 }
 
+// The same with a custom runner: make_runner(program) returns a function from input tensors to output tensors, which
+// runs the program in place of the built-in replay (CompileOptions::run_with).
+//
+//   auto scope = compile_backward([](const compiler::Program& program) {
+//     return [program](const Tensors& inputs) { return compiler::interpret(program, inputs); };
+//   });
 template <class F>
 requires std::is_invocable_r_v<compiler::Runner, F&, const compiler::Program&>
 [[nodiscard]] CompiledBackwardScope compile_backward(F make_runner, CompileOptions options = {}) {
@@ -50,7 +50,7 @@ requires std::is_invocable_r_v<compiler::Runner, F&, const compiler::Program&>
   return CompiledBackwardScope(options);
 }
 
-// Forgets all programs that compile_backward has made on this thread, and the counters.
+// Drops all programs that compile_backward() has cached on this thread, and clears the counters.
 void reset_compile_caches();
 
 }  // namespace tessera

@@ -1,37 +1,43 @@
 #pragma once
-#include "tessera/tracing/detail/compiling_scope.h"
-#include "tessera/compile/detail/trace/arguments.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/placement/placement.h"
 
 #include <string>
-#include <vector>
 
 namespace tessera {
 
+// Options of DataParallel.
 struct DataParallelOptions {
-  int64_t input_batch_dim = 0;    // of every tensor among the arguments
-  DeviceMesh mesh = {};           // one axis; none: all ranks
-  int64_t shard_at_least = 4096;  // "default": smaller parameters are replicated
+  int64_t input_batch_dim = 0;    // the batch dim of every tensor argument of the step
+  DeviceMesh mesh = {};           // a mesh of one axis; not given: all ranks
+  int64_t shard_at_least = 4096;  // style "default": parameters with fewer elements are replicated
 };
 
-// A step written for one rank becomes one for all ranks of a mesh, each with its own part of the batch:
+// Compiles a step written for one rank into a data-parallel step (CompileOptions::parallel_mode). Each rank of the mesh
+// passes its own part of the batch.
 //
-//   "replicate"     every rank has all parameters; gradients are averaged                 (DDP)
-//   "fully_shard"   a rank has a piece of each, dim 0 cut; they are gathered for the step,
-//                   and gradients are averaged into pieces                                (ZeRO)
-//   "default"       parameters that are large and can be cut evenly are cut, others not
+//   style           parameters                                      gradients                              like
+//   "replicate"     replicated                                      averaged by all-reduce                 DDP
+//   "fully_shard"   Shard(0), all-gathered for the step             averaged by reduce-scatter             FSDP, ZeRO-3
+//   "default"       large, evenly divisible ones as "fully_shard", the others as "replicate"
 //
-// Parameters and state of the optimizer become distributed tensors in place when the step is first compiled, by the
-// values of the first rank. Within the step a rank sees whole parameters and its own batch: factories of the batch's
-// size, and a loss that is returned, are its own, too. A gradient is the mean over the ranks from the moment it is
-// there, so clipping sees the mean.
+// The first compilation turns parameters, gradients and optimizer state into DTensors in place, with the values of the
+// first rank. Inside the step a rank sees unsharded parameters and its own batch; a returned loss is that rank's loss.
+// A gradient is averaged as soon as backward has computed it, so gradient clipping works on the average.
+//
+//   auto step = compile(train_step, {.parallel_mode = DataParallel("fully_shard", {.mesh = mesh["dp"]})});
+//   for (...) step(model, opt, batch_of_this_rank);
 class DataParallel {
  public:
-  explicit DataParallel(std::string style, DataParallelOptions options = {});  // UsageError for another style
+  // UsageError if the style is unknown or the mesh has more than one axis.
+  explicit DataParallel(std::string style, DataParallelOptions options = {});
+  // "replicate", "fully_shard" or "default".
   const std::string& style() const { return style_; }
+  // As passed to the constructor.
   const DataParallelOptions& options() const { return options_; }
+  // The mesh of the options, or a mesh of all ranks with one axis "dp".
   DeviceMesh mesh() const;
+  // The placement that this style gives to a parameter.
   Placement placement(const at::Tensor& parameter) const;
 
  private:
@@ -39,30 +45,4 @@ class DataParallel {
   DataParallelOptions options_;
 };
 
-namespace compiler {
-
-// UsageError unless there is one module, at most one optimizer, and tensors with the batch dim.
-void check(const DataParallel& mode, const Arguments& arguments);
-// In place: parameters, buffers, gradients, state of the optimizer.
-void partition(const DataParallel& mode, const Arguments& arguments);
-
-// While a step is traced: its parameters are whole, and their gradients become means.
-class WholeParameters final : public CompilingListener {
- public:
-  WholeParameters() = default;
-  ~WholeParameters() override;
-  WholeParameters(const WholeParameters&) = delete;
-  void open(const DataParallel& mode, const Arguments& arguments);
-  void close();
-  void before_optimizer_step() override { close(); }
-
- private:
-  struct Each {
-    at::Tensor parameter, distributed;
-    unsigned hook;
-  };
-  std::vector<Each> open_;
-};
-
-}  // namespace compiler
 }  // namespace tessera

@@ -2,45 +2,74 @@
 #include "tessera/compile/api/data_parallel.h"
 #include "tessera/compile/detail/passes/pass.h"
 #include "tessera/compile/detail/replay/executable.h"
-#include "tessera/compile/detail/report/trace.h"
+#include "tessera/compile/detail/report/compile_trace.h"
 
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
+// Options of compile() and compile_backward(), the counterpart of the arguments of torch.compile.
+//
+//   auto step = compile(train_step, {.passes = PassList{"dead_code", "merge_collectives(bytes=1048576)"},
+//                                    .fullgraph = false});
 namespace tessera {
 
-// A pass by its name, or one of yours: a callable that rewrites the program and says how often it matched.
+// One pass of the compiler: a built-in pass by name, or your own.
+//
+//   PassChoice{"fold_views"}
+//   PassChoice{"merge_collectives(bytes=26214400)"}                   a built-in pass with settings
+//   PassChoice{compiler::Pass{"mine", [](compiler::Program& p) { ...; return compiler::Matched{times}; }}}
+//
+// UsageError if the name is unknown; the message lists the names.
 struct PassChoice : compiler::Pass {
+  // A built-in pass by name, with or without settings.
   PassChoice(const char* name) : Pass(compiler::find_pass(name)) {}         // NOLINT(google-explicit-constructor)
   PassChoice(const std::string& name) : Pass(compiler::find_pass(name)) {}  // NOLINT(google-explicit-constructor)
-  PassChoice(compiler::Pass pass) : Pass(std::move(pass)) {}                // NOLINT(google-explicit-constructor)
+  // Your own pass.
+  PassChoice(compiler::Pass pass) : Pass(std::move(pass)) {}  // NOLINT(google-explicit-constructor)
 };
+
+// Passes in the order in which they run: PassList{"fold_views", "dead_code"}.
 using PassList = std::vector<PassChoice>;
 
-// What is not given is as the innermost CompileScope says, else as stated.
+// How a function is compiled. An option that is not given has the value of the innermost CompileScope, or else the
+// default stated here.
 struct CompileOptions {
-  std::optional<DataParallel> parallel_mode = {};  // of a step: it is cut over ranks
-  std::optional<PassList> passes = {};             // in this order; not given: default_passes()
-  std::optional<bool> codegen = {};                // pointwise kernels are generated; on
-  std::optional<bool> fullgraph = {};              // what cannot be compiled is an error; off: it runs as it is; on
-  std::optional<std::string> backend = {};         // "tessera"; "eager": nothing is compiled
-  std::optional<bool> verified = {};               // the program is checked after every pass; off
-  std::optional<size_t> cache_size = {};           // programs for different arguments that are kept; 8
-  std::optional<bool> reorder = {};                // passes that move communication (hoist_communication,
-                                                   // schedule_comm_wait, ...) are run; on
-  std::optional<bool> strict_passes = {};          // one of `passes` that matches nothing is an error; off: it is said
-                                                   // once for each compiled function
-  std::optional<compiler::MakeRunner> run_with = {};  // what runs programs; not given: replay
-  // Is told every program that is compiled, pass by pass; not given: pages are written where TESSERA_TRACE_DIR says.
+  // Makes a step written for one rank data parallel over a mesh. Only for steps. Default: off.
+  std::optional<DataParallel> parallel_mode = {};
+  // Passes to run. Default: fold_views, common_subexpressions, dead_code, hoist_communication,
+  // fuse_ddp_with_concat_op, schedule_comm_wait.
+  std::optional<PassList> passes = {};
+  // Generate C++ kernels that fuse pointwise ops. Default: true. Without a C++ compiler: one warning, no fusion.
+  std::optional<bool> codegen = {};
+  // What cannot be compiled is an error. false: it falls back to eager, with one warning. Default: true.
+  std::optional<bool> fullgraph = {};
+  // "tessera" compiles; "eager" calls the function unchanged. Default: "tessera".
+  std::optional<std::string> backend = {};
+  // Verify the program after every pass. Slow; for debugging passes. Default: false.
+  std::optional<bool> verified = {};
+  // How many programs are cached per compiled function, for calls with different shapes or modes. Default: 8.
+  std::optional<size_t> cache_size = {};
+  // Run the passes that move communication (hoist_communication, schedule_comm_wait, ...). Default: true.
+  std::optional<bool> reorder = {};
+  // A pass of `passes` that matches nothing is an error. false: one warning per compiled function. Default: false.
+  std::optional<bool> strict_passes = {};
+  // Runs programs instead of the built-in replay: called once per program, returns a function from input tensors to
+  // output tensors. Default: replay.
+  std::optional<compiler::MakeRunner> run_with = {};
+  // Receives every compiled program with its stages, pass by pass. Default: if the environment variable
+  // TESSERA_TRACE_DIR is set, HTML pages in that folder; otherwise none.
   std::optional<compiler::TraceSink> trace = {};
 };
 
-// While alive, the defaults of compile and compile_backward on this thread.
+// While it is alive, `options` are the defaults of compile() and compile_backward() on this thread.
+//
+//   const CompileScope scope({.codegen = false});
 class CompileScope {
  public:
+  // Scopes nest: options that are not given keep the value of the outer scope.
   explicit CompileScope(CompileOptions options);
+  // Restores the defaults of the outer scope.
   ~CompileScope();
   CompileScope(const CompileScope&) = delete;
 
@@ -48,32 +77,4 @@ class CompileScope {
   CompileOptions before_;
 };
 
-namespace compiler {
-
-// Everything decided.
-struct Settings {
-  std::optional<DataParallel> parallel_mode;
-  std::vector<Pass> passes;
-  bool codegen, fullgraph, verified;
-  std::string backend;
-  size_t cache_size;
-  bool asked_for_passes, strict_passes;  // `passes` are not the default ones
-  bool reorder;
-  MakeRunner run_with;
-  TraceSink trace;  // null: nobody wants to know
-};
-Settings settings_from(const CompileOptions& options);
-PassList default_passes();
-
-// Says of each pass that was asked for and matched nothing in any of a function's programs that it did, once.
-class IdlePasses {
- public:
-  // `report`: of all programs of one call. With strict_passes it is a UsageError.
-  void look_at(const std::vector<PassReport>& report, const Settings& settings);
-
- private:
-  std::set<std::string> said_;
-};
-
-}  // namespace compiler
 }  // namespace tessera

@@ -1,6 +1,6 @@
 #pragma once
 #include "tessera/base/visit.h"
-#include "tessera/compile/detail/replay/executable.h"
+#include "tessera/compile/detail/backward/backward_program.h"
 
 #include <torch/csrc/autograd/function.h>
 
@@ -9,18 +9,7 @@
 
 namespace tessera::compiler {
 
-// A backward program that compiled forwards share. See compiled_module.h.
-struct BackwardProgram;
-
-// Passes a gradient on. See CompiledForward::run.
-struct DeliverNode : torch::autograd::Node {
-  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
-    return std::move(gradients);
-  }
-  std::string name() const override { return "DeliverBackward"; }
-};
-
-// Stands in the autograd graph for all that a compiled forward did: runs its backward program.
+// The autograd node of a compiled forward. It runs the backward program.
 class CompiledNode : public torch::autograd::Node {
  public:
   explicit CompiledNode(std::shared_ptr<BackwardProgram> program) : program_(std::move(program)) {}
@@ -28,17 +17,24 @@ class CompiledNode : public torch::autograd::Node {
   std::string name() const override { return "CompiledBackward"; }
   void release_variables() override { saved_.clear(); }
 
-  void save(Tensors saved) {
-    saved_ = std::move(saved);
-    for (const auto& t : saved_) versions_.push_back(t._version());
-  }
+  void save(Tensors saved);
   const Tensors& saved() const { return saved_; }
   const std::shared_ptr<BackwardProgram>& program() const { return program_; }
 
  private:
   std::shared_ptr<BackwardProgram> program_;
   Tensors saved_;
-  std::vector<int64_t> versions_;  // when they were saved
+  std::vector<int64_t> versions_;  // of the saved tensors, to detect later writes
+};
+
+// An identity node behind each result of CompiledNode.
+// Of the nodes that are ready, autograd runs the one that was created last. ModuleProgram creates these nodes in the
+// order that makes gradients arrive as in eager mode.
+struct DeliverNode : torch::autograd::Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override {
+    return std::move(gradients);
+  }
+  std::string name() const override { return "DeliverBackward"; }
 };
 
 }  // namespace tessera::compiler

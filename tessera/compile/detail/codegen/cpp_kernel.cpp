@@ -12,13 +12,13 @@
 namespace tessera::compiler::codegen {
 namespace {
 
-constexpr int64_t kWorthAThread = 32768;  // elements, as of LibTorch's own loops
+constexpr int64_t kElementsPerThread = 32768;  // as at::internal::GRAIN_SIZE
 
-thread_local const Library* current = nullptr;
+thread_local const KernelLibrary* current_library = nullptr;
 
-void cpp_kernel(at::TensorList outs, at::TensorList ins, std::string_view name) {
-  TESSERA_CHECK(current, UsageError, "tessera::cpp_kernel(", name,
-                ") is called outside of a program; generated functions belong to the program they were made for");
+void run_cpp_kernel(at::TensorList outs, at::TensorList ins, std::string_view name) {
+  TESSERA_CHECK(current_library, UsageError, "tessera::cpp_kernel(", name,
+                ") is called outside of a program; a generated kernel can only be called by its program");
   std::vector<void*> operands;
   int64_t elements = 0;
   for (const auto& out : outs) {
@@ -26,21 +26,23 @@ void cpp_kernel(at::TensorList outs, at::TensorList ins, std::string_view name) 
     elements += out.numel();
   }
   for (const auto& in : ins) operands.push_back(const_cast<void*>(in.const_data_ptr()));
-  call(current->function(std::string(name)), operands.data(), elements);
+  call_kernel(current_library->function(std::string(name)), operands.data(), elements);
 }
 
 TORCH_LIBRARY_FRAGMENT(tessera, m) { m.def("cpp_kernel(Tensor(a!)[] outs, Tensor[] ins, str name) -> ()"); }
-TORCH_LIBRARY_IMPL(tessera, CPU, m) { m.impl("cpp_kernel", &cpp_kernel); }
+TORCH_LIBRARY_IMPL(tessera, CPU, m) { m.impl("cpp_kernel", &run_cpp_kernel); }
 
 }  // namespace
 
-LibraryScope::LibraryScope(const Library* library) : before_(current) { current = library; }
-LibraryScope::~LibraryScope() { current = before_; }
+KernelLibraryScope::KernelLibraryScope(const KernelLibrary* library) : before_(current_library) {
+  current_library = library;
+}
+KernelLibraryScope::~KernelLibraryScope() { current_library = before_; }
 
-void call(Function function, void* const* operands, int64_t elements) {
-  const auto parts = elements < 2 * kWorthAThread || at::in_parallel_region()
+void call_kernel(KernelFunction function, void* const* operands, int64_t elements) {
+  const auto parts = elements < 2 * kElementsPerThread || at::in_parallel_region()
                          ? 1
-                         : std::min<int64_t>(at::get_num_threads(), elements / kWorthAThread);
+                         : std::min<int64_t>(at::get_num_threads(), elements / kElementsPerThread);
   if (parts == 1) return function(operands, 0, 1);
   at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
     for (auto part = begin; part < end; part++) function(operands, part, parts);

@@ -1,22 +1,22 @@
 #pragma once
-#include "tessera/compile/detail/codegen/library.h"
+#include "tessera/compile/detail/codegen/kernel_library.h"
 
-// The op tessera::cpp_kernel(Tensor(a!)[] outs, Tensor[] ins, str name): calls a generated function. Two programs may
-// each have a cpp_fused_div_0, so the name is looked up in the library of the program that runs.
+// The op tessera::cpp_kernel(Tensor(a!)[] outs, Tensor[] ins, str name) calls a generated kernel by name. Two programs
+// can have kernels of the same name, so the name is looked up in the library of the program that runs.
 namespace tessera::compiler::codegen {
 
-// While alive, the library in which tessera::cpp_kernel looks on this thread.
-class LibraryScope {
+// While it is alive, tessera::cpp_kernel on this thread looks up names in `library`.
+class KernelLibraryScope {
  public:
-  explicit LibraryScope(const Library* library);
-  ~LibraryScope();
-  LibraryScope(const LibraryScope&) = delete;
+  explicit KernelLibraryScope(const KernelLibrary* library);
+  ~KernelLibraryScope();
+  KernelLibraryScope(const KernelLibraryScope&) = delete;
 
  private:
-  const Library* before_;
+  const KernelLibrary* before_;
 };
 
-// On as many threads as `elements` are worth. Which thread computes an element does not change it.
-void call(Function function, void* const* operands, int64_t elements);
+// Calls a kernel, with several threads if it has many elements. The result does not depend on the number of threads.
+void call_kernel(KernelFunction function, void* const* operands, int64_t elements);
 
 }  // namespace tessera::compiler::codegen

@@ -1,24 +1,24 @@
 #include "tessera/compile/detail/codegen/lower.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/warn_once.h"
-#include "tessera/compile/detail/codegen/compiler.h"
-#include "tessera/compile/detail/codegen/library.h"
+#include "tessera/base/error.h"
+#include "tessera/compile/detail/codegen/kernel_library.h"
+#include "tessera/compile/detail/codegen/system_compiler.h"
 
 namespace tessera::compiler {
 namespace {
 
 std::vector<PassReport> generate_kernels(Program& program, bool verified) {
-  if (!codegen::available()) {
+  if (!codegen::compiler_available()) {
     warn_once("codegen/no compiler",
-              "codegen: there is no C++ compiler (CXX, or c++, g++, clang++ in PATH); programs are replayed op by op");
+              "codegen: found no C++ compiler (CXX, or c++, g++, clang++ in PATH); programs are replayed op by op");
     return {};
   }
   auto fused = program;
   auto report = run_passes(fused, {find_pass("fuse_pointwise")}, verified);
   if (report[0].matched.times == 0) return report;
   try {
-    codegen::Library::load(fused.kernels);  // kept on disk, where the executable finds it
+    codegen::KernelLibrary::load(fused.kernels);  // into the disk cache, where the executable finds it
   } catch (const UsageError& error) {
     warn_once("codegen/failed", c10::str(error.what_without_backtrace(), "\nprograms are replayed op by op"));
     return {};
@@ -30,7 +30,7 @@ std::vector<PassReport> generate_kernels(Program& program, bool verified) {
 }  // namespace
 
 std::vector<PassReport> lower(Program& program, const Settings& settings) {
-  if (settings.run_with) return {};  // whoever runs it wants ops it knows
+  if (settings.run_with) return {};  // custom runners see the original ops
   auto report = run_passes(program, {find_pass("in_place_collectives")}, settings.verified);
   if (settings.codegen)
     for (auto& each : generate_kernels(program, settings.verified)) report.push_back(std::move(each));

@@ -1,11 +1,11 @@
 #pragma once
-#include "tessera/compile/api/options.h"
+#include "tessera/compile/detail/api/compile_settings.h"
 
 namespace tessera::compiler {
 
-// What is done to a program after its passes, as the settings say, so that it runs well: collectives work in place,
-// pointwise ops become generated functions. Where they cannot be built (no compiler, say), that is said once and the
-// program stays as it is. For a runner that is not ours nothing is done.
+// Lowers a program after its passes: collectives become in-place ones, pointwise ops become generated kernels.
+// If kernels cannot be built, for example without a compiler, it warns once and leaves the ops. A program for a custom
+// runner (CompileOptions::run_with) is not lowered.
 std::vector<PassReport> lower(Program& program, const Settings& settings);
 
 }  // namespace tessera::compiler

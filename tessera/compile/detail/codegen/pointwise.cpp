@@ -6,17 +6,17 @@
 namespace tessera::compiler::codegen {
 namespace {
 
-struct PointwiseRow {
+struct PointwiseFormula {
   const char* name;
   const char* formula;
-  int must = -1;       // this argument
-  double must_be = 0;  // is this number
+  int checked_argument = -1;  // if >= 0, this argument
+  double required = 0;        // must be this number
 };
 
-// Each is at most one rounding, which is the same in C and in LibTorch's vectorised kernels (alpha = 1 too: a fused
-// multiply-add of 1 * b rounds once). Missing on purpose: what rounds twice, where LibTorch's compiler may have fused
-// (addcmul, lerp), and transcendental functions, which are Sleef's or MKL's there.
-constexpr PointwiseRow kRows[] = {
+// Each formula rounds at most once, so that C and LibTorch's vectorized kernels agree bitwise (with alpha = 1 as well:
+// a fused multiply-add of 1 * b rounds once). Missing on purpose: ops that round twice, which LibTorch's compiler may
+// have fused (addcmul, lerp), and transcendental functions, for which LibTorch calls Sleef or MKL.
+constexpr PointwiseFormula kPointwiseFormulas[] = {
     {"aten.add.Scalar", "$0 + $1", 2, 1},
     {"aten.add.Tensor", "$0 + $1", 2, 1},
     {"aten.add_.Scalar", "$0 + $1", 2, 1},
@@ -35,7 +35,7 @@ constexpr PointwiseRow kRows[] = {
     {"aten.neg", "-$0"},
     {"aten.neg_", "-$0"},
     {"aten.pow.Tensor_Scalar", "$0 * $0", 1, 2},
-    {"aten.relu", "$0 < 0 ? 0 : $0"},  // not a number stays that
+    {"aten.relu", "$0 < 0 ? 0 : $0"},  // NaN stays NaN
     {"aten.relu_", "$0 < 0 ? 0 : $0"},
     {"aten.sub.Scalar", "$0 - $1", 2, 1},
     {"aten.sub.Tensor", "$0 - $1", 2, 1},
@@ -61,23 +61,23 @@ constexpr PointwiseRow kRows[] = {
     {"aten._foreach_zero_", "0"},
 };
 
-const PointwiseRow* find_row(const std::string& name) {
-  for (const auto& row : kRows)
-    if (name == row.name) return &row;
+const PointwiseFormula* find_formula(const std::string& name) {
+  for (const auto& each : kPointwiseFormulas)
+    if (name == each.name) return &each;
   return nullptr;
 }
 
-std::optional<double> number_in(const Arg& arg) {
+std::optional<double> constant_number(const Arg& arg) {
   const auto* constant = std::get_if<c10::IValue>(&arg);
   if (!constant || !(constant->isInt() || constant->isDouble())) return {};
   return constant->toScalar().toDouble();
 }
 
-bool names_operand(std::string_view formula, size_t i) {
+bool formula_uses(std::string_view formula, size_t i) {
   return formula.find("$" + std::to_string(i)) != std::string_view::npos;
 }
 
-// No two elements in one place, and no gaps.
+// Is stored without gaps and without overlapping elements, in any order of dims.
 bool is_dense(const Type& type) {
   std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
   for (size_t d = 0; d < type.sizes.size(); d++)
@@ -91,50 +91,50 @@ bool is_dense(const Type& type) {
   return true;
 }
 
-bool is_ours(const Type& type) {
+bool is_supported(const Type& type) {
   return (type.dtype == c10::kFloat || type.dtype == c10::kDouble) && type.device.is_cpu() && type.numel() > 0;
 }
 
-bool fits(const Program& program, const Assignment& made) {
+bool can_generate(const Program& program, const Assignment& made) {
   if (made.into == kNone) return false;
   const auto& type = program[made.into].type;
-  if (!is_ours(type) || !is_dense(type)) return false;
+  if (!is_supported(type) || !is_dense(type)) return false;
   for (size_t i = 0; i < made.operands.size(); i++) {
-    if (!names_operand(made.formula, i)) continue;  // an argument that does not matter
+    if (!formula_uses(made.formula, i)) continue;
     if (const auto* id = std::get_if<ValueId>(&made.operands[i])) {
       if (*id == kNone || program[*id].type.dtype != type.dtype || !program[*id].type.device.is_cpu() ||
-          !in_step(program[*id].type, type))
+          !same_element_layout(program[*id].type, type))
         return false;
-    } else if (!number_in(made.operands[i])) {
+    } else if (!constant_number(made.operands[i])) {
       return false;
     }
   }
   return true;
 }
 
-// Along the first dim, what is joined lies one behind the other.
-std::vector<Assignment> read_cat(const Program& program, const Node& node) {
-  const auto* pieces = std::get_if<ValueList>(&node.args[0]);
+// A concatenation along dim 0 stores its inputs one after the other.
+std::vector<Assignment> cat_assignment(const Program& program, const Node& node) {
+  const auto* cat_inputs = std::get_if<ValueList>(&node.args[0]);
   const auto* into = std::get_if<ValueId>(&node.results[0]);
-  const auto dim = number_in(node.args[1]);
-  if (!pieces || !into || *into == kNone || !dim) return {};
+  const auto dim = constant_number(node.args[1]);
+  if (!cat_inputs || !into || *into == kNone || !dim) return {};
   const auto& type = program[*into].type;
-  if (!is_ours(type) || !type.is_contiguous()) return {};
+  if (!is_supported(type) || !type.is_contiguous()) return {};
   if (*dim != 0 && *dim != -static_cast<double>(type.sizes.size())) return {};
-  for (const auto id : *pieces)
+  for (const auto id : *cat_inputs)
     if (id == kNone || program[id].type.dtype != type.dtype || !program[id].type.is_contiguous()) return {};
-  return {{*into, "", {}, *pieces}};
+  return {{*into, "", {}, *cat_inputs}};
 }
 
 }  // namespace
 
 std::vector<std::string> pointwise_ops() {
   std::vector<std::string> names;
-  for (const auto& row : kRows) names.emplace_back(row.name);
+  for (const auto& each : kPointwiseFormulas) names.emplace_back(each.name);
   return names;
 }
 
-bool in_step(const Type& a, const Type& b) {
+bool same_element_layout(const Type& a, const Type& b) {
   if (a.numel() != b.numel()) return false;
   if (a.is_contiguous() && b.is_contiguous()) return true;
   if (a.sizes != b.sizes || !is_dense(a)) return false;
@@ -145,21 +145,23 @@ bool in_step(const Type& a, const Type& b) {
 
 std::vector<Assignment> assignments_of(const Program& program, const Node& node) {
   const auto name = node.name();
-  if (name == "aten.cat") return read_cat(program, node);
-  const auto* row = find_row(name);
-  if (!row || (row->must >= 0 && number_in(node.args[static_cast<size_t>(row->must)]) != row->must_be)) return {};
+  if (name == "aten.cat") return cat_assignment(program, node);
+  const auto* entry = find_formula(name);
+  if (!entry) return {};
+  const auto checked = entry->checked_argument;
+  if (checked >= 0 && constant_number(node.args[static_cast<size_t>(checked)]) != entry->required) return {};
   const auto& target = node.schema().is_mutable() ? node.args[0] : node.results[0];
   const auto* each = std::get_if<ValueList>(&target);
   std::vector<Assignment> found(each ? each->size() : 1);
   for (size_t k = 0; k < found.size(); k++) {
     found[k].into = each ? (*each)[k] : std::get<ValueId>(target);
-    found[k].formula = row->formula;
+    found[k].formula = entry->formula;
     for (size_t i = 0; i < node.args.size(); i++) {
       const auto* list = std::get_if<ValueList>(&node.args[i]);
       const auto operand = list ? Arg((*list)[k]) : node.args[i];
-      found[k].operands.push_back(names_operand(row->formula, i) ? operand : Arg(c10::IValue()));
+      found[k].operands.push_back(formula_uses(entry->formula, i) ? operand : Arg(c10::IValue()));
     }
-    if (!fits(program, found[k])) return {};
+    if (!can_generate(program, found[k])) return {};
   }
   return found;
 }

@@ -1,7 +1,7 @@
 #include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/passes/passes.h"
-#include "tessera/compile/detail/replay/boxing.h"
+#include "tessera/compile/detail/replay/boxed_arguments.h"
 #include "tessera/tracing/op_mode.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>

@@ -1,4 +1,4 @@
-#include "tessera/compile/detail/codegen/source.h"
+#include "tessera/compile/detail/codegen/kernel_source.h"
 #include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/passes/passes.h"
@@ -18,30 +18,30 @@ namespace tessera::compiler {
 namespace {
 
 using codegen::Assignment;
-using codegen::Place;
-using codegen::place_of;
+using codegen::location_of;
+using codegen::MemoryLocation;
 
 constexpr size_t kMaxOpsPerLoop = 32;  // more would run out of registers
 constexpr size_t kMaxOpsInName = 10;   // as in PyTorch Inductor
 
 // A memory access of a loop.
 struct LoopAccess {
-  Place place;
+  MemoryLocation location;
   int64_t begin, end;  // bytes of the buffer
   bool written;
   bool shifted;  // element i of the loop is not element i of the value: an operand of cat
   size_t loop;
 
   LoopAccess(const Program& program, ValueId id, bool written, bool shifted, size_t loop)
-      : place(place_of(program, id)), written(written), shifted(shifted), loop(loop) {
+      : location(location_of(program, id)), written(written), shifted(shifted), loop(loop) {
     const auto& value = program[id];
     begin = value.offset * value.type.itemsize();
     end = begin + value.type.span() * value.type.itemsize();
   }
   bool conflicts_with(const LoopAccess& other) const {
-    if (place.buffer != other.place.buffer || end <= other.begin || other.end <= begin) return false;
+    if (location.buffer != other.location.buffer || end <= other.begin || other.end <= begin) return false;
     if (!written && !other.written) return false;
-    return place != other.place || shifted || other.shifted || loop != other.loop;
+    return location != other.location || shifted || other.shifted || loop != other.loop;
   }
 };
 
@@ -80,7 +80,7 @@ class PointwiseFusion {
   // Adds the accesses of the assignment to the group. False, without an effect, if they conflict with the group's.
   bool add_accesses(const Assignment& each, size_t loop) {
     std::vector<LoopAccess> accesses;
-    for (const auto part : each.pieces) accesses.emplace_back(program_, part, false, true, loop);
+    for (const auto part : each.cat_inputs) accesses.emplace_back(program_, part, false, true, loop);
     for (size_t i = 0; i < each.operands.size(); i++)
       if (const auto* id = std::get_if<ValueId>(&each.operands[i]))
         accesses.emplace_back(program_, *id, false, false, loop);
@@ -94,9 +94,9 @@ class PointwiseFusion {
     for (const auto& access : accesses) {
       const bool was_written =
           std::any_of(group_.accesses.begin(), group_.accesses.end(),
-                      [&](const LoopAccess& other) { return other.written && other.place == access.place; });
-      if (!access.written && !was_written) group_.read_before.insert(access.place.buffer);
-      group_.touched.insert(access.place.buffer);
+                      [&](const LoopAccess& other) { return other.written && other.location == access.location; });
+      if (!access.written && !was_written) group_.read_before.insert(access.location.buffer);
+      group_.touched.insert(access.location.buffer);
     }
     group_.accesses.insert(group_.accesses.end(), accesses.begin(), accesses.end());
     return true;
@@ -116,8 +116,8 @@ class PointwiseFusion {
   bool join(size_t n, const Assignment& next) {
     if (group_.loops.size() != 1 || group_.loops[0].size() == kMaxOpsPerLoop) return false;
     auto& loop = group_.loops[0];
-    if (!codegen::in_step(program_[loop[0].into].type, program_[next.into].type)) return false;
-    const auto is_cat = [](const Assignment& each) { return !each.pieces.empty(); };
+    if (!codegen::same_element_layout(program_[loop[0].into].type, program_[next.into].type)) return false;
+    const auto is_cat = [](const Assignment& each) { return !each.cat_inputs.empty(); };
     if (is_cat(next) && std::any_of(loop.begin(), loop.end(), is_cat)) return false;
     if (!add_accesses(next, 0)) return false;
     loop.push_back(next);
@@ -127,7 +127,7 @@ class PointwiseFusion {
 
   // A group of one cat is not fused: LibTorch's cat is as fast.
   void close() {
-    const bool cat_alone = group_.nodes.size() == 1 && !group_.loops[0][0].pieces.empty();
+    const bool cat_alone = group_.nodes.size() == 1 && !group_.loops[0][0].cat_inputs.empty();
     if (!group_.nodes.empty() && !cat_alone) groups_.push_back(std::move(group_));
     group_ = {};
   }
@@ -210,7 +210,8 @@ class PointwiseFusion {
     program_.nodes = std::move(kept);
   }
 
-  // Results of functional ops are allocated for the kernel to fill. Results of in-place ops are the written argument.
+  // Results of functional ops are allocated for the kernel to fill. Results of in-place ops are the written
+  // argument.
   void define_results(const Node& node, const std::set<int32_t>& local, ReplacedValues& replaced,
                       std::vector<Node>& kept) const {
     const bool in_place = node.schema().is_mutable();

@@ -1,7 +1,7 @@
 #include "tessera/compile/detail/replay/interpret.h"
 
 #include "tessera/compile/detail/codegen/cpp_kernel.h"
-#include "tessera/compile/detail/replay/boxing.h"
+#include "tessera/compile/detail/replay/boxed_arguments.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/stack.h>
@@ -10,8 +10,8 @@ namespace tessera::compiler {
 
 Tensors interpret(const Program& program, const Tensors& inputs) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  const auto library = program.kernels.empty() ? nullptr : codegen::Library::load(program.kernels);
-  const codegen::LibraryScope generated(library.get());
+  const auto library = program.kernels.empty() ? nullptr : codegen::KernelLibrary::load(program.kernels);
+  const codegen::KernelLibraryScope generated(library.get());
   Tensors values(program.values.size());
   for (size_t i = 0; i < inputs.size(); i++) values[static_cast<size_t>(program.inputs[i].value)] = inputs[i];
   for (const auto& input : program.inputs)
@@ -22,8 +22,8 @@ Tensors interpret(const Program& program, const Tensors& inputs) {
   for (const auto& node : program.nodes) {
     stack.clear();
     for (size_t i = 0; i < node.args.size(); i++) {
-      const auto* live = std::get_if<Live>(&node.args[i]);
-      stack.push_back(live ? number_of(*live, numbers)
+      const auto* live = std::get_if<RuntimeScalar>(&node.args[i]);
+      stack.push_back(live ? scalar_value(*live, numbers)
                            : boxed(program, node.args[i], node.schema().arguments()[i], values));
     }
     node.op.callBoxed(stack);

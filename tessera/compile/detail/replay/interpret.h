@@ -4,9 +4,9 @@
 
 namespace tessera::compiler {
 
-// Runs a program op by op through the dispatcher, views included, each result in memory of its own: slow, and seen by
-// tracers and debug modes. `inputs`: a tensor for each of program.inputs, of its type. Gives the outputs. Constants
-// that the program carries need not be among the inputs.
+// Runs a program op by op through the dispatcher, including views. Each op allocates its results.
+// Slower than Executable, but tracers and debug modes see every op.
+// `inputs`: one tensor per program input, of its type; constants of the program may be omitted. Returns the outputs.
 Tensors interpret(const Program& program, const Tensors& inputs);
 
 }  // namespace tessera::compiler

@@ -7,21 +7,22 @@
 
 namespace tessera::compiler {
 
-// Where the buffers of a program lie in its arena: two that are in use at the same time do not overlap. Pure.
+// The offsets of a program's temporary buffers in one arena. Buffers with overlapping lifetimes do not overlap in
+// memory.
 //
 //   lifetimes   a ######            arena   | a | b  |
-//               b    ########               |  c |            c lies where a lay
+//               b    ########               |  c |            c reuses the memory of a
 //               c         ######
 struct MemoryPlan {
-  static constexpr int64_t kElsewhere = -1;  // not in the arena: external, put out, or brought along by its op
-  static constexpr int64_t kAlign = 64;      // as LibTorch's allocator: kernels take other paths, and round otherwise
-  std::vector<int64_t> offsets;              // by buffer
+  static constexpr int64_t kOutside = -1;  // not in the arena: an input, an output, or allocated by its op
+  static constexpr int64_t kAlign = 64;    // as LibTorch's allocator: unaligned, a kernel may round differently
+  std::vector<int64_t> offsets;            // by buffer
   int64_t arena_bytes = 0;
-  int64_t total_bytes = 0;  // of the buffers in it, if each had its own
+  int64_t total_bytes = 0;  // sum of the sizes of the buffers in the arena
 };
 std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan);
 
-// `elsewhere`: by buffer.
-MemoryPlan plan_memory(const Program& program, const std::vector<char>& elsewhere);
+// `outside`: by buffer, whether it stays out of the arena.
+MemoryPlan plan_memory(const Program& program, const std::vector<char>& outside);
 
 }  // namespace tessera::compiler

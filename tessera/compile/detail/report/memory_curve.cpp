@@ -21,7 +21,7 @@ MemoryCurve memory_curve(const Program& program, const MemoryPlan* plan) {
     }
   for (size_t b = 0; b < alive.size(); b++) {
     if (external[b] || alive[b].first < 0) continue;
-    const bool in_arena = plan && plan->offsets[b] != MemoryPlan::kElsewhere;
+    const bool in_arena = plan && plan->offsets[b] != MemoryPlan::kOutside;
     for (auto n = static_cast<size_t>(alive[b].first); n <= static_cast<size_t>(alive[b].last); n++) {
       curve.own[n] += bytes[b];
       if (in_arena) curve.arena[n] += bytes[b];

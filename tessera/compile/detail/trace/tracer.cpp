@@ -1,32 +1,37 @@
 #include "tessera/compile/detail/trace/tracer.h"
 
-#include "tessera/tracing/detail/compiling_scope.h"
-#include "tessera/base/error.h"
 #include "tessera/base/detail/module_name.h"
+#include "tessera/base/error.h"
 #include "tessera/compile/detail/ir/op_table.h"
-#include "tessera/compile/detail/trace/plain.h"
-#include "tessera/compile/detail/trace/stand_in.h"
+#include "tessera/compile/detail/trace/collective_placeholder.h"
+#include "tessera/dtensor/detail/meta.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
-
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/custom_class.h>
+
 #include <algorithm>
 
 namespace tessera::compiler {
 namespace {
 
-bool is_group(const c10::IValue& value) {
-  return value.isObject() && value.type()->str().find("Group") != std::string::npos;
+using tessera::detail::local_or_self;
+
+bool is_communicator(const c10::IValue& value) {
+  return value.isObject() &&
+         value.type().get() == c10::getCustomClassType<c10::intrusive_ptr<comm::Communicator>>().get();
 }
 
-// A storage as bytes.
-at::Tensor bytes_of(const c10::intrusive_ptr<c10::StorageImpl>& storage) {
+// A byte tensor over all of a storage.
+at::Tensor storage_as_bytes(const c10::intrusive_ptr<c10::StorageImpl>& storage) {
   const auto size = static_cast<int64_t>(storage->nbytes());
   return at::empty({0}, at::TensorOptions(at::kByte).device(storage->device()))
       .set_(c10::Storage(storage), 0, {size}, {1});
 }
 
+// aten::squeeze_ -> aten::squeeze: the view op of an op that changes the sizes of its argument in place.
 std::optional<c10::OperatorHandle> view_of_in_place_view(const c10::OperatorHandle& op) {
   const auto tags = op.getTags();
   if (std::find(tags.begin(), tags.end(), at::Tag::inplace_view) == tags.end()) return {};
@@ -41,28 +46,28 @@ std::optional<c10::OperatorHandle> view_of_in_place_view(const c10::OperatorHand
 
 }  // namespace
 
-Tracer::Tracer(const std::vector<Lifted>& lifted, LiveNumbers numbers) : numbers_(std::move(numbers)) {
+Tracer::Tracer(const std::vector<Lifted>& lifted, RuntimeScalars scalars) : scalars_(std::move(scalars)) {
   for (const auto& each : lifted)
-    if (each.handle.defined() && plain_of(each.handle).has_storage()) {
-      const auto& plain = plain_of(each.handle);
-      const auto value = input(plain, each.role, each.name);
-      auto& memory = memory_[static_cast<size_t>(program_.buffer_of(value))];
-      if (!memory.handle.defined() || memory.handle.is_same(plain)) memory.handle = each.handle;
+    if (each.tensor.defined() && local_or_self(each.tensor).has_storage()) {
+      const auto& local = local_or_self(each.tensor);
+      const auto value = input(local, each.role, each.name);
+      auto& buffer = buffers_[static_cast<size_t>(program_.buffer_of(value))];
+      if (!buffer.owner.defined() || buffer.owner.is_same(local)) buffer.owner = each.tensor;
     }
 }
 
 Tracer::~Tracer() = default;
 
-Tracer::Key Tracer::key_of(int32_t buffer, const at::Tensor& t) {
+Tracer::ValueKey Tracer::key_of(int32_t buffer, const at::Tensor& t) {
   return {buffer, t.storage_offset(), t.sizes().vec(), t.strides().vec(), t.scalar_type()};
 }
 
-// A value in memory that was there before.
+// Adds an external buffer, unless it is known, and an input for this view of it.
 ValueId Tracer::input(const at::Tensor& t, Role role, const std::string& name) {
   const auto* storage = t.storage().unsafeGetStorageImpl();
-  const auto [found, added] = buffers_.try_emplace(storage, static_cast<int32_t>(memory_.size()));
+  const auto [found, added] = buffer_ids_.try_emplace(storage, static_cast<int32_t>(buffers_.size()));
   if (added) {
-    memory_.push_back({.weak = t.storage().getWeakStorageImpl(), .handle = t, .external = true});
+    buffers_.push_back({.weak = t.storage().getWeakStorageImpl(), .owner = t, .external = true});
     program_.buffers++;
   }
   auto& value = values_.try_emplace(key_of(found->second, t), kNone).first->second;
@@ -81,13 +86,14 @@ Arg Tracer::read_tensor(const at::Tensor& t, Role role) {
     return number.isFloatingPoint() ? c10::IValue(number.toDouble()) : c10::IValue(number);
   }
   TESSERA_CHECK(t.has_storage() && t.layout() == c10::kStrided, UsageError, "compile: a tensor of layout ", t.layout(),
-                in_module(), " cannot be part of a program");
-  const auto known = buffers_.find(t.storage().unsafeGetStorageImpl());
-  if (known != buffers_.end()) {
-    memory_[static_cast<size_t>(known->second)].used = true;
+                in_module(), " cannot be traced; convert it to a strided tensor outside of the step");
+  const auto known = buffer_ids_.find(t.storage().unsafeGetStorageImpl());
+  if (known != buffer_ids_.end()) {
+    buffers_[static_cast<size_t>(known->second)].used = true;
     const auto found = values_.find(key_of(known->second, t));
     if (found != values_.end()) return found->second;
-    if (!memory_[static_cast<size_t>(known->second)].external) {  // a view that no op made: set_data of a part, say
+    // A view that no op returned, for example one by set_data.
+    if (!buffers_[static_cast<size_t>(known->second)].external) {
       program_.values.push_back({Type::of(t), known->second, t.storage_offset()});
       const auto value = static_cast<ValueId>(program_.values.size() - 1);
       values_[key_of(known->second, t)] = value;
@@ -102,7 +108,7 @@ Arg Tracer::read_tensor(const at::Tensor& t, Role role) {
       if (program_.buffer_of(each.value) == known->second) role = each.role;
   }
   const auto value = input(t, role, c10::str("captured ", program_.inputs.size()));
-  memory_[static_cast<size_t>(program_.buffer_of(value))].used = true;
+  buffers_[static_cast<size_t>(program_.buffer_of(value))].used = true;
   return value;
 }
 
@@ -141,24 +147,25 @@ Arg Tracer::read(const c10::IValue& value, const c10::OperatorHandle& op, size_t
       return list;
     }
   }
-  if (is_group(value)) return group(value.toCustomClass<comm::Communicator>());
-  if (auto live = numbers_.find(program_, op, argument, value)) return *live;
-  if (value.isGenerator()) return c10::IValue();  // the default one: others cannot be told apart in a program
+  if (is_communicator(value)) return group(value.toCustomClass<comm::Communicator>());
+  if (auto scalar = scalars_.find(program_, op, argument, value)) return *scalar;
+  if (value.isGenerator()) return c10::IValue();  // programs use the default generator only
   return value;
 }
 
 ValueId Tracer::value_in_list(const at::Tensor& t) {
   const auto arg = read_tensor(t, Role::Captured);
   if (const auto* value = std::get_if<ValueId>(&arg)) return *value;
-  return input(t, Role::Captured, c10::str("captured ", program_.inputs.size()));  // a number: in lists it is a tensor
+  // A wrapped number is a tensor in a list.
+  return input(t, Role::Captured, c10::str("captured ", program_.inputs.size()));
 }
 
 ValueId Tracer::define_tensor(const at::Tensor& t) {
   if (!t.defined()) return kNone;
   const auto* storage = t.storage().unsafeGetStorageImpl();
-  const auto [found, added] = buffers_.try_emplace(storage, static_cast<int32_t>(memory_.size()));
+  const auto [found, added] = buffer_ids_.try_emplace(storage, static_cast<int32_t>(buffers_.size()));
   if (added) {
-    memory_.push_back({.weak = t.storage().getWeakStorageImpl(), .used = true});
+    buffers_.push_back({.weak = t.storage().getWeakStorageImpl(), .used = true});
     program_.buffers++;
   }
   program_.values.push_back({Type::of(t), found->second, t.storage_offset()});
@@ -177,9 +184,9 @@ Arg Tracer::define(const c10::IValue& value) {
 
 void Tracer::save_before_write(const Node& node) {
   node.each_write([&](ValueId id) {
-    auto& memory = memory_[static_cast<size_t>(program_.buffer_of(id))];
-    if (!memory.external || memory.before.defined()) return;
-    memory.before = bytes_of(memory.weak.lock()).clone();
+    auto& buffer = buffers_[static_cast<size_t>(program_.buffer_of(id))];
+    if (!buffer.external || buffer.saved_bytes.defined()) return;
+    buffer.saved_bytes = storage_as_bytes(buffer.weak.lock()).clone();
   });
 }
 
@@ -188,22 +195,23 @@ void Tracer::note_leaves(const c10::IValue& argument) {
     for (const at::Tensor& t : argument.toTensorList()) note_leaves(t);
   } else if (argument.isTensor()) {
     const auto& t = argument.toTensor();
-    // A view made without grad mode, as backward makes them of what was saved, counts as a leaf that requires grad.
-    if (t.defined() && t.requires_grad() && t.is_leaf() && !t.is_view() && !made(plain_of(t)) &&
+    // is_leaf() is also true for views made without grad mode, which backward makes of saved tensors.
+    if (t.defined() && t.requires_grad() && t.is_leaf() && !t.is_view() && !was_allocated(local_or_self(t)) &&
         !CompilingScope::is_inner_leaf(t.unsafeGetTensorImpl()) && known_leaves_.insert(t.unsafeGetTensorImpl()).second)
       leaves_.push_back({t, t.grad()});
   }
 }
 
 void Tracer::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  // In backward what was saved of a leaf is there, as another tensor; the leaf itself was seen in forward.
+  // Ops of backward use a saved tensor instead of the leaf itself. The leaf was noted in forward.
   if (torch::autograd::get_current_graph_task_id() == -1)
     for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) note_leaves(argument);
-  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);  // its pieces come next
+  // An op on DTensors calls ops on local tensors, which are recorded.
+  if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);
   const auto kind = kind_of(op);
   TESSERA_CHECK(kind != OpKind::Reads, UsageError, "compile: ", op.operator_name(), in_module(),
-                " depends on values, which a compiled step cannot: keep the number in a tensor, or compute it outside "
-                "of the step");
+                " depends on values, but a compiled step cannot read values on the host: keep the number in a tensor, "
+                "or compute it outside of the step");
   const auto& schema = op.schema();
   const auto begin = stack->size() - schema.arguments().size();
   Node node{op, {}, {}, running_module()};
@@ -214,57 +222,57 @@ void Tracer::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     save_before_write(node);
   }
   if (kind == OpKind::Collective || kind == OpKind::Wait)
-    stand_in(op, stack);
+    push_collective_placeholder(op, stack);
   else
     next(op, keys, stack);
-  // squeeze_, t_, ...: the tensor shows its memory otherwise from now on, and nothing is written.
+  // squeeze_, t_, ... change sizes and strides but write no memory: recorded as squeeze, t, ...
   if (const auto view = view_of_in_place_view(op)) node.op = *view;
   const auto first = stack->size() - schema.returns().size();
   for (size_t i = 0; i < schema.returns().size(); i++) node.results.push_back(define((*stack)[first + i]));
   program_.nodes.push_back(std::move(node));
 }
 
-ValueId Tracer::value_of(const at::Tensor& plain) {
-  if (!plain.defined()) return kNone;
-  const auto arg = read_tensor(plain, Role::Captured);
+ValueId Tracer::value_of(const at::Tensor& local) {
+  if (!local.defined()) return kNone;
+  const auto arg = read_tensor(local, Role::Captured);
   const auto* value = std::get_if<ValueId>(&arg);
-  return value ? *value : input(plain, Role::Captured, "number");
+  return value ? *value : input(local, Role::Captured, "number");
 }
 
-void Tracer::put_out(const at::Tensor& plain, Output::Kind kind, std::string name) {
-  program_.outputs.push_back({value_of(plain), kind, std::move(name)});
+void Tracer::add_output(const at::Tensor& local, Output::Kind kind, std::string name) {
+  program_.outputs.push_back({value_of(local), kind, std::move(name)});
 }
 
-bool Tracer::was_used(const at::Tensor& plain) const {
-  const auto found = buffers_.find(plain.storage().unsafeGetStorageImpl());
-  return found != buffers_.end() && memory_[static_cast<size_t>(found->second)].used;
+bool Tracer::was_used(const at::Tensor& local) const {
+  const auto found = buffer_ids_.find(local.storage().unsafeGetStorageImpl());
+  return found != buffer_ids_.end() && buffers_[static_cast<size_t>(found->second)].used;
 }
 
-bool Tracer::made(const at::Tensor& plain) const {
-  const auto found = buffers_.find(plain.storage().unsafeGetStorageImpl());
-  return found != buffers_.end() && !memory_[static_cast<size_t>(found->second)].external;
+bool Tracer::was_allocated(const at::Tensor& local) const {
+  const auto found = buffer_ids_.find(local.storage().unsafeGetStorageImpl());
+  return found != buffer_ids_.end() && !buffers_[static_cast<size_t>(found->second)].external;
 }
 
-void Tracer::restore() {
-  for (auto& memory : memory_) {
-    if (!memory.before.defined()) continue;
-    if (const auto storage = memory.weak.lock()) bytes_of(storage).copy_(memory.before);
-    memory.before.reset();
+void Tracer::restore_memory() {
+  for (auto& buffer : buffers_) {
+    if (!buffer.saved_bytes.defined()) continue;
+    if (const auto storage = buffer.weak.lock()) storage_as_bytes(storage).copy_(buffer.saved_bytes);
+    buffer.saved_bytes.reset();
   }
 }
 
 Tracer::Result Tracer::finish() {
   Result result;
-  std::vector<char> out(memory_.size(), 0);
+  std::vector<char> is_output(buffers_.size(), 0);
   for (const auto& output : program_.outputs)
-    if (output.value != kNone) out[static_cast<size_t>(program_.buffer_of(output.value))] = 1;
-  for (size_t b = 0; b < memory_.size(); b++) {
-    auto& memory = memory_[b];
-    auto storage = memory.weak.lock();
-    if (!memory.external && storage && !out[b])
+    if (output.value != kNone) is_output[static_cast<size_t>(program_.buffer_of(output.value))] = 1;
+  for (size_t b = 0; b < buffers_.size(); b++) {
+    auto& buffer = buffers_[b];
+    auto storage = buffer.weak.lock();
+    if (!buffer.external && storage && !is_output[b])
       program_.outputs.push_back({first_value_in(static_cast<int32_t>(b)), Output::Kind::Kept});
     result.storages.emplace_back(std::move(storage));
-    result.handles.push_back(memory.external ? std::move(memory.handle) : at::Tensor());
+    result.owners.push_back(buffer.external ? std::move(buffer.owner) : at::Tensor());
   }
   result.program = std::move(program_);
   return result;

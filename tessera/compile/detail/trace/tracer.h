@@ -1,7 +1,7 @@
 #pragma once
-#include "tessera/tracing/op_mode.h"
 #include "tessera/compile/detail/ir/program.h"
-#include "tessera/compile/detail/trace/live_numbers.h"
+#include "tessera/compile/detail/trace/runtime_scalars.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <c10/core/Storage.h>
 
@@ -13,61 +13,64 @@
 #include <unordered_set>
 #include <vector>
 
-// A step becomes a program by running once, on this thread, below autograd: ops on plain tensors are written down, with
-// what an op on distributed tensors does to this rank's pieces in its place. Nothing is communicated: collectives give
-// zeros of the right shape. Nothing lasts: what the step wrote to memory of before is put back.
+// Tracing runs the user's function once on this thread and records each op below autograd, as make_fx does in PyTorch.
+// An op on DTensors is recorded as the ops on this rank's local tensors. Collectives do not communicate: they return
+// zeros of the right sizes. Restoring afterwards undoes all writes to memory that existed before (see trace_run.h).
 namespace tessera::compiler {
 
-// Memory that is known before the step runs.
+// A tensor that exists before the step runs and becomes an input (placeholder) of the program.
 struct Lifted {
-  at::Tensor handle;  // plain, or distributed: then its piece counts
+  at::Tensor tensor;  // for a DTensor the local tensor becomes the input
   Role role = Role::Argument;
   std::string name;
 };
 
+// Records ops into a Program. Buffers of the program correspond to storages:
+//   external buffer   memory that existed before the run (inputs, captured tensors)
+//   other buffers     memory that the traced function allocates
 class Tracer final : public OpMode {
  public:
-  Tracer(const std::vector<Lifted>& lifted, LiveNumbers numbers);
+  Tracer(const std::vector<Lifted>& lifted, RuntimeScalars scalars);
   ~Tracer() override;
 
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override;
 
-  size_t nodes() const { return program_.nodes.size(); }  // so far
-  void add_input(const at::Tensor& plain, Role role, const std::string& name) { input(plain, role, name); }
+  size_t nodes() const { return program_.nodes.size(); }  // recorded so far
+  void add_input(const at::Tensor& local, Role role, const std::string& name) { input(local, role, name); }
 
-  // After the step.
-  ValueId value_of(const at::Tensor& plain);  // kNone: undefined
-  void put_out(const at::Tensor& plain, Output::Kind kind, std::string name);
-  bool was_used(const at::Tensor& plain) const;  // is its memory read or written?
-  bool made(const at::Tensor& plain) const;      // by the step
-  // Leaves that the step computed with, in that order, and the gradient each had when it was first seen.
+  // After the traced function has returned. `local`: a plain tensor, not a DTensor.
+  void add_output(const at::Tensor& local, Output::Kind kind, std::string name);
+  bool was_used(const at::Tensor& local) const;       // an op read or wrote its memory
+  bool was_allocated(const at::Tensor& local) const;  // by the traced function
+  // Leaf tensors that ops have used, in order of first use, with the gradient each had then.
   struct Leaf {
-    at::Tensor handle, gradient;
+    at::Tensor tensor, gradient;
   };
   const std::vector<Leaf>& leaves() const { return leaves_; }
-  void restore();  // memory of before; once
+  void restore_memory();  // undoes all writes to external buffers; a second call does nothing
 
   struct Result {
     Program program;
-    // By buffer, the memory it is bound to: of inputs the tensor it was found in, of kept ones the storage.
-    std::vector<at::Tensor> handles;
-    std::vector<c10::Storage> storages;
+    std::vector<at::Tensor> owners;      // by buffer: of an external one, the tensor it was found in
+    std::vector<c10::Storage> storages;  // by buffer: null if the memory is freed
   };
-  // Values made by the step that somebody outside still holds become outputs. Requires: restored.
+  // Values that the function allocated and that are still alive elsewhere become outputs of kind Kept.
+  // Requires: restore_memory() was called.
   Result finish();
 
  private:
-  using Key = std::tuple<int32_t, int64_t, std::vector<int64_t>, std::vector<int64_t>, c10::ScalarType>;
-  struct Memory {
-    c10::weak_intrusive_ptr<c10::StorageImpl> weak;  // strong ones would change what autograd does in place
-    at::Tensor handle = {};                          // of memory of before
+  using ValueKey = std::tuple<int32_t, int64_t, std::vector<int64_t>, std::vector<int64_t>, c10::ScalarType>;
+  struct Buffer {
+    c10::weak_intrusive_ptr<c10::StorageImpl> weak;  // a strong reference would change in-place decisions of autograd
+    at::Tensor owner = {};                           // of an external buffer
     bool external = false, used = false;
-    at::Tensor before = {};  // its bytes, if they were written
+    at::Tensor saved_bytes = {};  // content before the first write to an external buffer
   };
 
   Arg read(const c10::IValue& value, const c10::OperatorHandle& op, size_t argument);
   Arg read_tensor(const at::Tensor& t, Role role);
   ValueId value_in_list(const at::Tensor& t);
+  ValueId value_of(const at::Tensor& local);  // kNone: undefined
   ValueId first_value_in(int32_t buffer) const;
   Arg define(const c10::IValue& value);
   ValueId define_tensor(const at::Tensor& t);
@@ -75,13 +78,13 @@ class Tracer final : public OpMode {
   Arg group(const comm::Group& group);
   void save_before_write(const Node& node);
   void note_leaves(const c10::IValue& argument);
-  static Key key_of(int32_t buffer, const at::Tensor& t);
+  static ValueKey key_of(int32_t buffer, const at::Tensor& t);
 
   Program program_;
-  LiveNumbers numbers_;
-  std::unordered_map<const void*, int32_t> buffers_;  // by storage
-  std::vector<Memory> memory_;                        // by buffer
-  std::map<Key, ValueId> values_;                     // the latest of each
+  RuntimeScalars scalars_;
+  std::unordered_map<const void*, int32_t> buffer_ids_;  // by storage
+  std::vector<Buffer> buffers_;
+  std::map<ValueKey, ValueId> values_;  // the latest value of each view
   std::vector<Leaf> leaves_;
   std::unordered_set<const void*> known_leaves_;
 };

@@ -1,0 +1,40 @@
+#include "tessera/compile/detail/api/build_executable.h"
+
+#include "tessera/compile/detail/codegen/lower.h"
+#include "tessera/compile/detail/ir/program_agreement.h"
+#include "tessera/compile/detail/report/compile_trace.h"
+
+#include <iterator>
+
+namespace tessera::compiler {
+
+std::unique_ptr<Executable> build_executable(Program program, const char* name, const Settings& settings,
+                                             std::vector<PassReport>& report,
+                                             const std::function<std::vector<c10::Storage>(const Program&)>& bind,
+                                             Program* before_lowering) {
+  const auto append = [&](std::vector<PassReport> entries) {
+    report.insert(report.end(), std::make_move_iterator(entries.begin()), std::make_move_iterator(entries.end()));
+  };
+  TraceRecorder record(settings.trace, name, program);
+  append(run_passes(program, settings.passes, settings.verified));
+  if (before_lowering) *before_lowering = program;
+  append(lower(program, settings));
+  agree_on(program);
+  const auto storages = bind(program);
+  auto executable = std::make_unique<Executable>(std::move(program), storages, settings.run_with);
+  record.finish(*executable);
+  return executable;
+}
+
+std::vector<c10::Storage> shared_storages(const Program& program, std::vector<c10::Storage> traced) {
+  auto shared = program.external_buffers();
+  for (const auto& output : program.outputs)
+    if (output.value != kNone && output.kind != Output::Kind::Return)
+      shared[static_cast<size_t>(program.buffer_of(output.value))] = 1;
+  traced.resize(shared.size());  // passes may have added buffers
+  for (size_t b = 0; b < shared.size(); b++)
+    if (!shared[b]) traced[b] = c10::Storage();
+  return traced;
+}
+
+}  // namespace tessera::compiler

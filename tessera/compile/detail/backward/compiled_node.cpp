@@ -1,0 +1,22 @@
+#include "tessera/compile/detail/backward/compiled_node.h"
+
+#include "tessera/base/error.h"
+
+namespace tessera::compiler {
+
+void CompiledNode::save(Tensors saved) {
+  saved_ = std::move(saved);
+  for (const auto& t : saved_) versions_.push_back(t._version());
+}
+
+torch::autograd::variable_list CompiledNode::apply(torch::autograd::variable_list&& gradients) {
+  TESSERA_CHECK(!saved_.empty() || program_->saved_buffers.empty(), UsageError,
+                "backward through a compiled module a second time, after its saved tensors were freed; pass "
+                "retain_graph to the first backward");
+  for (size_t i = 0; i < saved_.size(); i++)
+    TESSERA_CHECK(saved_[i]._version() == versions_[i], UsageError, "a tensor of shape ", saved_[i].sizes(),
+                  " that the backward of a compiled module needs was modified in place after forward; clone it first");
+  return program_->run(saved_, std::move(gradients));
+}
+
+}  // namespace tessera::compiler

@@ -1,0 +1,52 @@
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+// Builds and loads generated kernels, with a cache on disk.
+//
+//   Program::kernels --> one source file --> <cache>/<hash>.so --> functions, and a call counter for each
+//
+// The hash covers source, compiler, flags and processor. A cached file whose checksum does not match is rebuilt, with a
+// warning. A file is written under a temporary name and then renamed, so that processes can share a cache folder.
+namespace tessera::compiler::codegen {
+
+// A generated kernel. Computes part `part` of `parts` of all elements. `operands`: addresses of the written tensors,
+// then of those that are only read.
+using KernelFunction = void (*)(void* const* operands, int64_t part, int64_t parts);
+
+// A loaded shared library with the kernels of one program.
+class KernelLibrary {
+ public:
+  // Name -> C++ source of `void name(void* const* operands, int64_t part, int64_t parts)`, which counts its calls in
+  // `int64_t name_calls`.
+  using Kernels = std::map<std::string, std::string>;
+
+  // Reuses a library that this process has loaded, or loads one from the disk cache, or builds it. UsageError without a
+  // compiler, if the compiler fails, or if the cache folder cannot be written.
+  static std::shared_ptr<const KernelLibrary> load(const Kernels& kernels);
+  ~KernelLibrary();
+  KernelLibrary(const KernelLibrary&) = delete;
+
+  KernelFunction function(const std::string& name) const;  // InternalError if the name is unknown
+  int64_t calls(const std::string& name) const;            // of this function so far, by all threads
+  const std::string& path() const { return path_; }
+
+  static int64_t builds();  // how often this process has run the compiler
+
+ private:
+  struct Symbol {
+    KernelFunction function;
+    const int64_t* calls;
+  };
+  KernelLibrary(std::string path, void* handle) : path_(std::move(path)), handle_(handle) {}
+  static std::shared_ptr<const KernelLibrary> open(const std::string& path, const Kernels& kernels);
+  const Symbol& symbol(const std::string& name) const;
+
+  std::string path_;
+  void* handle_;
+  std::map<std::string, Symbol> symbols_;
+};
+
+}  // namespace tessera::compiler::codegen

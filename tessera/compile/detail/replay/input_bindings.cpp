@@ -1,0 +1,88 @@
+#include "tessera/compile/detail/replay/input_bindings.h"
+
+#include "tessera/dtensor/detail/meta.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace tessera::compiler {
+namespace {
+
+using tessera::detail::local_or_self;
+
+const void* storage_id(const at::Tensor& t) { return local_or_self(t).storage().unsafeGetStorageImpl(); }
+
+}  // namespace
+
+InputBindings::InputBindings(const Program& program, const Tracer::Result& traced, const CallArguments& arguments,
+                             const std::vector<OldGradient>& gradients) {
+  std::unordered_map<const void*, const OldGradient*> by_storage;
+  for (const auto& each : gradients) by_storage.emplace(storage_id(each.gradient), &each);
+  const auto external = program.external_buffers();
+  std::vector<char> written(external.size(), 0);
+  for (const auto& node : program.nodes)
+    node.each_write([&](ValueId id) { written[static_cast<size_t>(program.buffer_of(id))] = 1; });
+  std::vector<char> is_other_input(external.size(), 0);
+  for (const auto& input : program.inputs)
+    if (input.role != Role::Argument) is_other_input[static_cast<size_t>(program.buffer_of(input.value))] = 1;
+  for (size_t b = 0; b < external.size(); b++) {
+    if (!external[b] || !traced.owners[b].defined()) continue;  // the memory of a constant never moves
+    Binding each{static_cast<int32_t>(b), traced.owners[b]};
+    each.written = written[b];
+    const void* storage = traced.storages[b].unsafeGetStorageImpl();
+    for (size_t a = 0; a < arguments.tensors.size() && each.argument < 0; a++)
+      if (arguments.tensors[a].defined() && storage_id(arguments.tensors[a]) == storage)
+        each.argument = static_cast<int>(a);
+    if (each.argument >= 0 && is_other_input[b]) aliased_.emplace_back(each.argument, storage);
+    const auto old = by_storage.find(storage);
+    const auto& local = local_or_self(old == by_storage.end() ? owner(each, arguments) : old->second->gradient);
+    if (each.argument < 0 && old != by_storage.end()) each.parameter = old->second->parameter;
+    if (each.argument >= 0 || each.parameter.defined()) each.fixed.reset();
+    each.traced_offset = each.bound_offset = local.storage_offset();
+    each.bound = storage;
+    bindings_.push_back(std::move(each));
+  }
+}
+
+const at::Tensor& InputBindings::owner(const Binding& each, const CallArguments& arguments) {
+  if (each.argument >= 0) return arguments.tensors[static_cast<size_t>(each.argument)];
+  return each.parameter.defined() ? each.parameter.grad() : each.fixed;
+}
+
+bool InputBindings::fits(const CallArguments& arguments) const {
+  std::vector<const void*> given;
+  for (const auto& t : arguments.tensors) given.push_back(t.defined() ? storage_id(t) : nullptr);
+  for (const auto& [argument, storage] : aliased_)
+    if (given[static_cast<size_t>(argument)] != storage) return false;
+  for (const auto& each : bindings_)
+    if (each.argument < 0) {
+      if (std::find(given.begin(), given.end(), storage_id(owner(each, arguments))) != given.end()) return false;
+    }
+  return true;
+}
+
+void InputBindings::bind(Executable& executable, const CallArguments& arguments) {
+  for (auto& each : bindings_) {
+    const auto& tensor = owner(each, arguments);
+    const auto& local = local_or_self(tensor);
+    const void* storage = local.storage().unsafeGetStorageImpl();
+    const auto offset = local.storage_offset();
+    if (storage != each.bound || offset != each.bound_offset) {
+      executable.bind(each.buffer, local.storage(), offset - each.traced_offset);
+      each.bound = storage;
+      each.bound_offset = offset;
+    }
+    if (each.written) {
+      tensor.unsafeGetTensorImpl()->bump_version();
+      if (!tensor.is_same(local)) local.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+}
+
+at::Tensor InputBindings::tensor_of(int32_t buffer, const CallArguments& arguments) const {
+  for (const auto& each : bindings_)
+    if (each.buffer == buffer) return owner(each, arguments);
+  return {};
+}
+
+}  // namespace tessera::compiler
