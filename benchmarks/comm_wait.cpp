@@ -10,7 +10,7 @@ namespace {
 class CommWaitObserver : public comm::Observer {
  public:
   void on_post(const comm::Record& record) override {
-    if (record.kind == comm::Kind::Wait) wait_start_ = record.posted;
+    if (record.kind == comm::CommKind::Wait) wait_start_ = record.posted;
   }
   void on_done(const comm::Record& record) override {
     in_flight_ += record.done - record.posted;

@@ -76,7 +76,7 @@ void run(int64_t ranks, const EmitRow& emit) {
       for (auto& block : model->h) sizes.root -= numel_of(block->parameters());
       plain = second_step(count, model);
     }
-    const auto promise = testing::promise_of(sizes, ranks, plain.forward - plain.before);
+    const auto promise = testing::memory_bound(sizes, ranks, plain.forward - plain.before);
     for (const auto& variant : kVariants) {
       CountingAllocator count;
       GPT2 model(kConfig);

@@ -32,11 +32,11 @@ ts::BucketResult top_k_hook(const std::shared_ptr<TopKState>& state, ts::GradBuc
   const auto group = bucket.group();
   const int64_t ranks = group->size();
   const std::vector<int64_t> sizes(static_cast<size_t>(ranks), k);          // k elements per rank
-  const auto all_indices = ts::comm::all_gather(indices, 0, sizes, group);  // asynchronous
-  const auto all_values = ts::comm::all_gather(values, 0, sizes, group);
+  const auto all_indices = ts::funcol::all_gather(indices, 0, sizes, group);  // asynchronous
+  const auto all_values = ts::funcol::all_gather(values, 0, sizes, group);
   return [=] {
-    ts::comm::wait(all_indices, group);
-    ts::comm::wait(all_values, group);
+    ts::funcol::wait(all_indices, group);
+    ts::funcol::wait(all_values, group);
     return torch::zeros({n}, values.options()).index_add_(0, all_indices, all_values).div_(ranks);  // the mean
   };
 }

@@ -151,13 +151,13 @@ void save(const StateDict& dict, const std::string& path, const Values& values, 
   const at::NoGradGuard no_grad;
   const auto what = c10::str("saving '", path, "'");
   Saver saver(dict, path, values, options);
-  const auto plan_text = comm::decide(
+  const auto plan_text = comm::gather_decide_broadcast(
       world.group(), what, [&] { return saver.local_plan(); },
       [&](const Messages& plans) { return saver.global_plan(plans); });
   saver.report("planned");
   const auto plan = Manifest::parse(plan_text, "the global save plan");
   try {
-    comm::decide(
+    comm::gather_decide_broadcast(
         world.group(), what,
         [&] {
           auto written = saver.write(plan, world.rank());

@@ -29,7 +29,7 @@ void print_env(std::ostream& out) {
     out << "  " << std::left << std::setw(29) << backend.name << std::setw(15)
         << (backend.available() ? "available" : "not available") << backend.help << '\n';
   out << "\nBackend 'auto', by process group\n";
-  for (const auto& row : comm::auto_rows())
+  for (const auto& row : comm::auto_choices())
     out << "  " << std::left << std::setw(22) << row.ranks << row.choice << '\n';
 }
 

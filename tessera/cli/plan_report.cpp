@@ -82,7 +82,7 @@ void fill(PlanReport& report, const Config& full_config) {
   const FakeWorld world(request.ranks);
   const auto mesh = init_device_mesh("cpu", {request.ranks}, {"tp"});
   auto model = deferred_init([&] { return make_model(config); });
-  const auto works = work_out(*model, mesh, report.plan);
+  const auto works = resolve_plan(*model, mesh, report.plan);
   parallelize_module(model, mesh, report.plan);
   materialize(*model);
 
@@ -122,7 +122,7 @@ std::string megabytes(int64_t bytes) {
 std::string traffic_text(const ModuleTraffic& traffic) {
   return traffic.count == 0 ? "-" : traffic.collectives + "  " + megabytes(traffic.bytes);
 }
-std::string parameter_text(const ParameterWork& p) {
+std::string parameter_text(const ParameterPlan& p) {
   return c10::str(p.name, " ", at::IntArrayRef(p.sizes), " ", p.placement, " ", at::IntArrayRef(p.local_sizes));
 }
 

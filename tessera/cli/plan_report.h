@@ -29,7 +29,7 @@ struct ModuleTraffic {
 struct PlanReportRow {
   std::string module;  // all layers in one row: h.*.attn
   int64_t count = 1;   // number of such modules
-  ModuleWork work;     // of the first one
+  ModulePlan work;     // of the first one
   ModuleTraffic forward, backward;
 };
 

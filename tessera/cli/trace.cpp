@@ -2,7 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/compile/api/compile.h"
-#include "tessera/compile/detail/report/page.h"
+#include "tessera/compile/detail/report/trace_page.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/data_parallel/reducer_mode.h"

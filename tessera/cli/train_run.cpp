@@ -123,7 +123,7 @@ void run_training(const TrainConfig& given) {
   const auto world = init();
   const bool is_rank_0 = world.rank() == 0;
   if (config.metrics.output.empty())  // started by another launcher: rank 0 chooses the name
-    config.metrics.output = comm::decide(
+    config.metrics.output = comm::gather_decide_broadcast(
         world.group(), "the output folder", [] { return std::string(); },
         [&](const auto&) { return new_output_folder(config); });
   if (is_rank_0) prepare_output(config);

@@ -197,7 +197,7 @@ World init(InitOptions options) {
       state->hosts.empty() ? comm::has_core_per_rank(state->size) : comm::has_core_per_rank(state->hosts, state->rank);
   if (needs_liveness_monitor(*state)) {
     state->liveness = comm::watch::LivenessMonitor::start(state->store, state->hosts, state->rank, state->timeout);
-    tell_errors_to(comm::watch::LivenessMonitor::report_failure_of_process);
+    set_error_callback(comm::watch::LivenessMonitor::report_failure_of_process);
     record_uncaught_errors();
   }
   std::vector<int64_t> everyone(static_cast<size_t>(state->size));

@@ -18,7 +18,7 @@ namespace tessera {
 //
 // Example:  CommDebugMode mode;
 //           auto y = DTensor(torch::mm(x, w)).redistribute({Replicate()});
-//           EXPECT_EQ(mode.get_comm_counts().of(comm::Kind::AllReduce), 1);
+//           EXPECT_EQ(mode.get_comm_counts().of(comm::CommKind::AllReduce), 1);
 //           std::cout << mode.debug_string();
 class CommDebugMode final : public comm::Observer, public detail::OpObserver {
  public:

@@ -123,7 +123,7 @@ class Agent {
     const auto at = options_.rdzv_endpoint.empty() ? Address{"127.0.0.1", 0} : parse_address(options_.rdzv_endpoint);
     store_address_ = at;
     if (options_.node_rank == 0) {
-      store_ = comm::detail::keep_store(at.host, at.port, options_.rdzv_timeout, store_address_.port);
+      store_ = comm::detail::host_tcp_store(at.host, at.port, options_.rdzv_timeout, store_address_.port);
     } else {
       const Signals::UnblockScope ctrl_c_interrupts(signals_);
       store_ = comm::detail::tcp_store(at.host, at.port, false, options_.rdzv_timeout);

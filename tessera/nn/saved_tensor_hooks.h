@@ -25,7 +25,7 @@ namespace tessera {
 
 // Returns a saved tensor. Backward calls it on the thread that needs the tensor, once for each use.
 using Unpack = std::function<at::Tensor()>;
-// Packs a tensor and returns its unpack function, which must return the same values, sizes, dtype and device. Returns
+// Accepts a tensor and returns its unpack function, which must return the same values, sizes, dtype and device. Returns
 // an empty function to decline. Runs with gradients disabled. It must not store `t` itself: `t` may own the graph that
 // will own the packed tensor. Store a VersionedTensor, or anything that the tensor can be computed from.
 using Pack = std::function<Unpack(const at::Tensor& t)>;

@@ -20,7 +20,7 @@ void distribute(Module& module, const DeviceMesh& mesh, const ModulePlan& plan, 
   for (const auto& p : plan.parameters) {
     auto& parameter = parameters[p.name];
     distribute_in_place(parameter, mesh, {p.placement}, {p.communicates ? source : std::nullopt});
-    detail::meta_of(parameter).takes_plain = !plan.hooked;
+    detail::meta_of(parameter).accepts_plain = !plan.hooked;
   }
 }
 
@@ -33,7 +33,7 @@ void check_agreement(const DeviceMesh& mesh, const std::vector<ModulePlan>& plan
     for (const auto& p : plan.parameters)
       lines.push_back(c10::str(plan.path, ".", p.name, " ", c10::IntArrayRef(p.sizes), " ", p.placement));
   }
-  comm::agree(mesh.get_group(), "parallelize_module", lines);
+  comm::require_same_on_all_ranks(mesh.get_group(), "parallelize_module", lines);
 }
 
 }  // namespace

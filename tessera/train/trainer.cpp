@@ -42,7 +42,7 @@ double peak_tflops(const TrainConfig& config, at::Device device) {
 // All ranks use the checkpoint that rank 0 finds.
 std::string agree_on_checkpoint(const TrainConfig& config, const World& world) {
   if (config.checkpoint.resume.empty()) return "";
-  return comm::decide(
+  return comm::gather_decide_broadcast(
       world.group(), "resuming", [] { return std::string(); }, [&](const auto&) { return find_checkpoint(config); });
 }
 

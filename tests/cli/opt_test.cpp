@@ -35,10 +35,10 @@ TEST(Opt, PassesRunInOrderAndReport) {
 %1: f32[2, 3] = aten.relu(%0)
 return %1
 )");
-  EXPECT_SAYS(report, "fold_views");
-  EXPECT_SAYS(report, "matched once");
-  EXPECT_SAYS(report, "matched nothing");
-  EXPECT_SAYS(report, " ms");
+  EXPECT_CONTAINS(report, "fold_views");
+  EXPECT_CONTAINS(report, "matched once");
+  EXPECT_CONTAINS(report, "matched nothing");
+  EXPECT_CONTAINS(report, " ms");
   EXPECT_LT(report.find("fold_views"), report.find("dead_code"));
   EXPECT_EQ(opt({}, kProgram), kProgram);
   EXPECT_EQ(opt({{"dead_code"}}, opt({{"fold_views"}}, kProgram)), opt({{"fold_views", "dead_code"}}, kProgram));
@@ -74,18 +74,18 @@ TEST(Opt, ExitCodesAndOutput) {
   EXPECT_EQ(good.out, "input %0: f32[2, 3] argument \"0\"\n%1: f32[2, 3] = aten.relu(%0)\nreturn %1\n");
   const auto unknown = run({"--pass=fold_vews", file});
   EXPECT_EQ(unknown.exit_code, 2);
-  EXPECT_SAYS(unknown.out, "fold_vews");
+  EXPECT_CONTAINS(unknown.out, "fold_vews");
   EXPECT_EQ(std::count(unknown.out.begin(), unknown.out.end(), '\n'), 1) << unknown.out;
   std::remove(file.c_str());
   const auto missing = run({file});
   EXPECT_EQ(missing.exit_code, 2);
-  EXPECT_SAYS(missing.out, "cannot read");
+  EXPECT_CONTAINS(missing.out, "cannot read");
 }
 
 TEST(Opt, ListsThePasses) {
   std::ostringstream out;
   list_passes(out);
-  EXPECT_SAYS(out.str(), "fuse_ddp_with_concat_op");
+  EXPECT_CONTAINS(out.str(), "fuse_ddp_with_concat_op");
 }
 
 }  // namespace

@@ -48,8 +48,8 @@ TEST(PeerGpt, HasTheLossesOfThePlainModel) {
       const auto losses = train(*model, tokens);
       for (size_t step = 0; step < losses.size(); step++) EXPECT_NEAR(losses[step], expected[step], 1e-5) << step;
       // Per block two in forward and two in backward, one in backward of the output, three in the loss.
-      EXPECT_EQ(comm.get_comm_counts().of(comm::Kind::AllReduce), 3 * (4 * sizes.layers + 1 + 3));
-      EXPECT_EQ(comm.get_total_counts(), comm.get_comm_counts().of(comm::Kind::AllReduce));
+      EXPECT_EQ(comm.get_comm_counts().of(comm::CommKind::AllReduce), 3 * (4 * sizes.layers + 1 + 3));
+      EXPECT_EQ(comm.get_total_counts(), comm.get_comm_counts().of(comm::CommKind::AllReduce));
     });
 }
 

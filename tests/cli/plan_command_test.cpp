@@ -23,16 +23,16 @@ std::string plan(const std::string& arguments) {
 
 TEST(PlanCommand, PlansATrainingRun) {
   const auto text = plan("--model gpt-tiny --mesh dp=2,tp=2 --layers 2 --training.batch 8");
-  EXPECT_SAYS(text, "on 4 ranks, mesh dp=2,tp=2: a step of 8 x 8 tokens");
-  EXPECT_SAYS(text, "dp    all_reduce of gradients, in buckets");
-  EXPECT_SAYS(text, "optimizer state");
-  EXPECT_SAYS(plan("--ranks 1024 --batch 1024"), "on 1024 ranks, mesh dp=1024");
-  EXPECT_SAYS(plan("--ranks 4 --fsdp"), "all_gather of parameters");
+  EXPECT_CONTAINS(text, "on 4 ranks, mesh dp=2,tp=2: a step of 8 x 8 tokens");
+  EXPECT_CONTAINS(text, "dp    all_reduce of gradients, in buckets");
+  EXPECT_CONTAINS(text, "optimizer state");
+  EXPECT_CONTAINS(plan("--ranks 1024 --batch 1024"), "on 1024 ranks, mesh dp=1024");
+  EXPECT_CONTAINS(plan("--ranks 4 --fsdp"), "all_gather of parameters");
 }
 
 TEST(PlanCommand, ReportsATensorParallelPlan) {
-  EXPECT_SAYS(plan("--model gpt-tiny --tp 4 --seq 8 --batch 2"), "gpt-tiny on tp=4, a batch of 2 x 8 tokens");
-  EXPECT_SAYS(plan("--model gpt-tiny --print-plan"), "h.*.attn.c_attn = colwise(sections=3)");
+  EXPECT_CONTAINS(plan("--model gpt-tiny --tp 4 --seq 8 --batch 2"), "gpt-tiny on tp=4, a batch of 2 x 8 tokens");
+  EXPECT_CONTAINS(plan("--model gpt-tiny --print-plan"), "h.*.attn.c_attn = colwise(sections=3)");
   EXPECT_ERROR(UsageError, plan("--tp 0"), "cannot plan for 0 ranks");
 }
 

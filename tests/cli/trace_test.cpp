@@ -87,8 +87,8 @@ TEST(Trace, ThePageHasPassesCollectivesAndKernels) {
   EXPECT_EQ(page.find("http"), std::string::npos);  // the page loads nothing
   const auto sharded =
       make_trace_page({.model = "mlp", .parallel = "fully_shard", .ranks = 3, .passes = {{"dead_code"}}});
-  EXPECT_SAYS(sharded, "<td>reduce_scatter_tensor</td>");
-  EXPECT_SAYS(sharded, "dead_code</a>");
+  EXPECT_CONTAINS(sharded, "<td>reduce_scatter_tensor</td>");
+  EXPECT_CONTAINS(sharded, "dead_code</a>");
   EXPECT_EQ(sharded.find("fold_views"), std::string::npos);
 }
 
@@ -111,7 +111,7 @@ TEST(Trace, AnUnwritablePageIsOnlyAWarning) {
       compile([](const at::Tensor& x) { return x * 2; }, {.trace = compiler::trace_into("/dev/null/no_such_folder")});
   EXPECT_TRUE(at::equal(step(torch::ones({3})), torch::full({3}, 2.0)));
   ASSERT_EQ(warnings.messages.size(), 1u);
-  EXPECT_SAYS(warnings.messages[0], "cannot write /dev/null/no_such_folder/step-0.rank0.html");
+  EXPECT_CONTAINS(warnings.messages[0], "cannot write /dev/null/no_such_folder/step-0.rank0.html");
 }
 
 // So a program copied from a page is valid input of `tessera opt`.
@@ -150,7 +150,7 @@ TEST(Trace, TraceDirWritesAPagePerCompilation) {
   module(torch::ones({5, 3}));
   unsetenv("TESSERA_TRACE_DIR");
   for (const char* name : {"step-0", "step-1", "forward-0", "backward-0"})
-    EXPECT_SAYS(read(folder.path() / (std::string(name) + ".rank0.html")), "id=passes");
+    EXPECT_CONTAINS(read(folder.path() / (std::string(name) + ".rank0.html")), "id=passes");
   EXPECT_EQ(std::distance(fs::directory_iterator(folder.path()), {}), 4);
   auto quiet = compile([](const at::Tensor& x) { return x * 2; });
   quiet(torch::ones({3}));

@@ -52,7 +52,7 @@ TEST(BackendChoice, NcclIsUsedForDeviceTensorsOnly) {
 TEST(BackendChoice, RequestedBackendIsUsed) {
   const std::vector<Host> hosts{host("a", 1), host("b", 2)};
   EXPECT_EQ(choose_backend("gloo", {0, 1}, {}).backend, "gloo");
-  EXPECT_SAYS(testing::message_of<UsageError>([&] {
+  EXPECT_CONTAINS(testing::error_message<UsageError>([&] {
                 choose_backend("shm", {0, 1}, hosts);
               }),
               "backend 'shm' needs ranks that can share memory, but rank 0 is on a and rank 1 on b; use 'auto' or");
@@ -64,7 +64,7 @@ TEST(Hosts, ParsePrintedText) {
   EXPECT_FALSE(h.cores.empty());
   h.visible = "0,1";
   EXPECT_EQ(parse_host(to_text(h)), h);
-  EXPECT_SAYS(testing::message_of<CommError>([] { parse_host("nonsense"); }), "nonsense");
+  EXPECT_CONTAINS(testing::error_message<CommError>([] { parse_host("nonsense"); }), "nonsense");
 }
 
 TEST(Hosts, CoresAreCountedOncePerMachine) {

@@ -14,7 +14,7 @@
 namespace tessera::comm::watch {
 namespace {
 
-using testing::message_of;
+using testing::error_message;
 using Body = std::function<void(Comparer&, int rank)>;
 
 region::CollectiveFingerprint fingerprint_of(uint64_t number, c10::ScalarType dtype = c10::ScalarType::Float) {
@@ -65,20 +65,20 @@ TEST(Comparer, EqualCollectivesPass) {
 
 TEST(Comparer, DifferentSizesFail) {
   on_three([](Comparer& comparer, int rank) {
-    const auto message = message_of<CommError>([&] { compare(comparer, 0, rank == 2 ? 20 : 16); });
-    EXPECT_SAYS(message, "rank 0 expects 16 bytes from rank 4, which posted 20");
-    EXPECT_SAYS(message, "allreduce_ #0 of Float on group 'dp' (ranks 0,2,4)");
+    const auto message = error_message<CommError>([&] { compare(comparer, 0, rank == 2 ? 20 : 16); });
+    EXPECT_CONTAINS(message, "rank 0 expects 16 bytes from rank 4, which posted 20");
+    EXPECT_CONTAINS(message, "allreduce_ #0 of Float on group 'dp' (ranks 0,2,4)");
     EXPECT_NO_THROW(compare(comparer, 1, 16)) << "no rank has posted the failed one, so the group is still usable";
   });
 }
 
 TEST(Comparer, DifferentCollectivesFail) {
   on_three([](Comparer& comparer, int rank) {
-    const auto message = message_of<CommError>(
+    const auto message = error_message<CommError>(
         [&] { compare(comparer, 0, 16, rank == 1 ? c10::ScalarType::Int : c10::ScalarType::Float); });
-    EXPECT_SAYS(message, "ranks disagree on group 'dp'");
-    EXPECT_SAYS(message, "rank 2 posted allreduce_ #0 of Int");
-    EXPECT_SAYS(message, "of Float");
+    EXPECT_CONTAINS(message, "ranks disagree on group 'dp'");
+    EXPECT_CONTAINS(message, "rank 2 posted allreduce_ #0 of Int");
+    EXPECT_CONTAINS(message, "of Float");
   });
 }
 

@@ -25,7 +25,7 @@ using testing::run_ranks;
 
 template <class Call>
 void expect_error(const char* part, Call&& call) {
-  EXPECT_SAYS(testing::message_of<UsageError>(call), part);
+  EXPECT_CONTAINS(testing::error_message<UsageError>(call), part);
 }
 
 // Two ranks, each a thread that calls init(options(rank)) itself.

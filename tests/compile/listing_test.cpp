@@ -29,7 +29,7 @@
 namespace tessera {
 namespace {
 
-using comm::Kind;
+using comm::CommKind;
 using models::MLP;
 using testing::FileCheck;
 using testing::Rank;
@@ -61,19 +61,19 @@ class Records final : comm::Observer {
 // The collectives in the text of a listing.
 std::vector<Posted> named_in(const std::string& listing) {
   const std::map<std::string, Kind> kinds = {
-      {"all_reduce", Kind::AllReduce},
-      {"all_reduce_", Kind::AllReduce},
-      {"all_reduce_coalesced", Kind::AllReduceCoalesced},
-      {"all_reduce_coalesced_", Kind::AllReduceCoalesced},
-      {"all_gather_into_tensor", Kind::AllGatherIntoTensor},
-      {"all_gather_into_tensor_out", Kind::AllGatherIntoTensor},
-      {"all_gather_into_tensor_coalesced", Kind::AllGatherCoalesced},
-      {"reduce_scatter_tensor", Kind::ReduceScatterTensor},
-      {"reduce_scatter_tensor_out", Kind::ReduceScatterTensor},
-      {"reduce_scatter_tensor_coalesced", Kind::ReduceScatterCoalesced},
-      {"all_to_all_single", Kind::AllToAllSingle},
-      {"broadcast", Kind::Broadcast},
-      {"broadcast_", Kind::Broadcast},
+      {"all_reduce", CommKind::AllReduce},
+      {"all_reduce_", CommKind::AllReduce},
+      {"all_reduce_coalesced", CommKind::AllReduceCoalesced},
+      {"all_reduce_coalesced_", CommKind::AllReduceCoalesced},
+      {"all_gather_into_tensor", CommKind::AllGatherIntoTensor},
+      {"all_gather_into_tensor_out", CommKind::AllGatherIntoTensor},
+      {"all_gather_into_tensor_coalesced", CommKind::AllGatherCoalesced},
+      {"reduce_scatter_tensor", CommKind::ReduceScatterTensor},
+      {"reduce_scatter_tensor_out", CommKind::ReduceScatterTensor},
+      {"reduce_scatter_tensor_coalesced", CommKind::ReduceScatterCoalesced},
+      {"all_to_all_single", CommKind::AllToAllSingle},
+      {"broadcast", CommKind::Broadcast},
+      {"broadcast_", CommKind::Broadcast},
   };
   std::vector<Posted> named;
   std::istringstream in(listing);
@@ -114,7 +114,7 @@ TEST(Listing, CollectivesOfADdpStep) {
       if (!fused) options.passes = PassList{"dead_code"};
       const auto posted = posted_by(ddp, torch::ones({8, 10}), options);
       if (fused) {
-        EXPECT_EQ(posted, (std::vector<Posted>{{Kind::AllReduce, 346 * 4}}));
+        EXPECT_EQ(posted, (std::vector<Posted>{{CommKind::AllReduce, 346 * 4}}));
       } else {
         EXPECT_EQ(posted.size(), 4u);
       }
@@ -132,7 +132,7 @@ TEST(Listing, CollectivesOfAFullyShardedStep) {
     const DataParallel mode("fully_shard", {.mesh = me.mesh("dp=3")});
     auto posted = posted_by(model, torch::ones({8, 10}), {.parallel_mode = mode});
     EXPECT_EQ(posted.size(), 8u);
-    for (const auto kind : {Kind::AllGatherIntoTensor, Kind::ReduceScatterTensor})
+    for (const auto kind : {CommKind::AllGatherIntoTensor, CommKind::ReduceScatterTensor})
       for (const int64_t bytes : {18 * 10 * 4, 18 * 4, 12 * 16 * 4, 12 * 4})
         EXPECT_EQ(std::count(posted.begin(), posted.end(), Posted{kind, bytes}), 1) << Posted{kind, bytes};
   });
@@ -145,8 +145,8 @@ TEST(Listing, CollectivesOfAFullyShardedModule) {
     auto model = clone(start);
     fully_shard(model, {.mesh = me.mesh("dp=2")});
     const auto posted = posted_by(model, torch::ones({8, 10}));
-    EXPECT_GE(std::count(posted.begin(), posted.end(), Posted{Kind::AllGatherIntoTensor, 346 * 4}), 1);
-    EXPECT_EQ(std::count(posted.begin(), posted.end(), Posted{Kind::ReduceScatterTensor, 346 * 4}), 1);
+    EXPECT_GE(std::count(posted.begin(), posted.end(), Posted{CommKind::AllGatherIntoTensor, 346 * 4}), 1);
+    EXPECT_EQ(std::count(posted.begin(), posted.end(), Posted{CommKind::ReduceScatterTensor, 346 * 4}), 1);
   });
 }
 
@@ -155,12 +155,12 @@ TEST(Listing, CollectivesOfATensorParallelStep) {
   run_ranks(2, [&](Rank& me) {
     auto model = clone(start);
     parallelize_module(model, me.mesh("tp=2"), {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}});
-    EXPECT_EQ(posted_by(model, torch::ones({8, 10})), (std::vector<Posted>{{Kind::AllReduce, 8 * 10 * 4}}));
+    EXPECT_EQ(posted_by(model, torch::ones({8, 10})), (std::vector<Posted>{{CommKind::AllReduce, 8 * 10 * 4}}));
     auto other = clone(start);
     parallelize_module(other, me.mesh("tp=2"),
                        {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel{.output_layouts = Shard(0)}}});
     const auto posted = posted_by(other, torch::ones({8, 10}));
-    EXPECT_GE(std::count(posted.begin(), posted.end(), Posted{Kind::ReduceScatterTensor, 8 * 10 * 4}), 1);
+    EXPECT_GE(std::count(posted.begin(), posted.end(), Posted{CommKind::ReduceScatterTensor, 8 * 10 * 4}), 1);
   });
 }
 
@@ -172,7 +172,7 @@ TEST(Listing, EveryCollectiveHasAKind) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (!op || compiler::kind_of(*op) != compiler::OpKind::Collective) continue;
     count++;
-    EXPECT_NE(compiler::record_kind(*op), Kind::Count) << name.name << " is missing in ir/collective.cpp";
+    EXPECT_NE(compiler::record_kind(*op), CommKind::Count) << name.name << " is missing in ir/collective.cpp";
   }
   EXPECT_GE(count, 13);
 }
@@ -203,7 +203,7 @@ TEST(Listing, EditedProgram) {
       EXPECT_EQ(executable.output(program.outputs[1]).sum().item<double>(), 18);
       return records.posted;
     };
-    const Posted reduced{Kind::AllReduce, 16}, gathered{Kind::AllGatherIntoTensor, 48};
+    const Posted reduced{CommKind::AllReduce, 16}, gathered{CommKind::AllGatherIntoTensor, 48};
     EXPECT_EQ(run(), (std::vector<Posted>{reduced, gathered}));
     std::swap(program.nodes[0], program.nodes[1]);
     EXPECT_EQ(run(), (std::vector<Posted>{gathered, reduced}));

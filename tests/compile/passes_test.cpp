@@ -186,11 +186,11 @@ return %11
 input %0: f32[4] parameter "a"
 input %1: f32[2] parameter "b"
 %2: f32[8] = aten.empty.memory_format([8], 6, none, device("cpu"), none, none)
-tessera.all_gather_into_runs_([%2!], %0, [1, 0, 0, 4, 1, 0, 4, 4], "first", @dp)
+tessera.all_gather_into_segments_([%2!], %0, [1, 0, 0, 4, 1, 0, 4, 4], "first", @dp)
 %3: f32[8] in %2 = tessera.wait(%2!, @dp)
 %4: f32[8] = aten.relu(%3)
 %5: f32[3] = aten.empty.memory_format([3], 6, none, device("cpu"), none, none)
-tessera.all_gather_into_runs_([%5!], %1, [1, 0, 0, 2, 2, 0, 2, 1, -1, 0, 1], "second", @dp)
+tessera.all_gather_into_segments_([%5!], %1, [1, 0, 0, 2, 2, 0, 2, 1, -1, 0, 1], "second", @dp)
 %6: f32[3] in %5 = tessera.wait(%5!, @dp)
 return %4
 return %6
@@ -201,7 +201,7 @@ input %1: f32[2] parameter "b"
 %2: f32[8] = aten.empty.memory_format([8], 6, none, device("cpu"), none, none)
 %3: f32[3] = aten.empty.memory_format([3], 6, none, device("cpu"), none, none)
 %4: f32[6] = aten.cat([%0, %1], 0)
-tessera.all_gather_into_runs_([%2!, %3!], %4, [2, 0, 0, 4, 1, 0, 2, 3, 0, 4, 4, 1, 2, 1, -1, 0, 1], "first, second", @dp)
+tessera.all_gather_into_segments_([%2!, %3!], %4, [2, 0, 0, 4, 1, 0, 2, 3, 0, 4, 4, 1, 2, 1, -1, 0, 1], "first, second", @dp)
 %5: f32[8] in %2 = tessera.wait(%2!, @dp)
 %6: f32[8] = aten.relu(%5)
 %7: f32[3] in %3 = tessera.wait(%3!, @dp)
@@ -266,10 +266,10 @@ gradient %7 "b"
   expect_rewrite("bucket_reduce_scatters", R"(group @dp [0, 1]
 input %0: f32[8] argument "0"
 %1: f32[4] = aten.empty.memory_format([4], 6, none, device("cpu"), none, none)
-%2: f32[4] in %1 = tessera.reduce_scatter_runs_into_(%1!, [%0], [1, 0, 0, 4, 1, 0, 4, 4], "sum", "last", @dp)
+%2: f32[4] in %1 = tessera.reduce_scatter_segments_into_(%1!, [%0], [1, 0, 0, 4, 1, 0, 4, 4], "sum", "last", @dp)
 %3: f32[8] = aten.relu(%0)
 %4: f32[4] = aten.empty.memory_format([4], 6, none, device("cpu"), none, none)
-%5: f32[4] in %4 = tessera.reduce_scatter_runs_into_(%4!, [%3], [1, 0, 0, 4, 1, 0, 4, 4], "sum", "first", @dp)
+%5: f32[4] in %4 = tessera.reduce_scatter_segments_into_(%4!, [%3], [1, 0, 0, 4, 1, 0, 4, 4], "sum", "first", @dp)
 %6: f32[4] in %1 = tessera.wait(%2!, @dp)
 %7: f32[4] in %4 = tessera.wait(%5!, @dp)
 gradient %6 "a"
@@ -281,7 +281,7 @@ input %0: f32[8] argument "0"
 %2: f32[8] = aten.relu(%0)
 %3: f32[4] = aten.empty.memory_format([4], 6, none, device("cpu"), none, none)
 %4: f32[8] = aten.empty.memory_format([8], 6, none, device("cpu"), none, none)
-%5: f32[8] in %4 = tessera.reduce_scatter_runs_into_(%4!, [%0, %2], [2, 0, 0, 4, 1, 0, 4, 2, 0, 4, 4, 1, 4, 4], "sum", "last, first", @dp)
+%5: f32[8] in %4 = tessera.reduce_scatter_segments_into_(%4!, [%0, %2], [2, 0, 0, 4, 1, 0, 4, 2, 0, 4, 4, 1, 4, 4], "sum", "last, first", @dp)
 %6: f32[8] in %4 = tessera.wait(%5!, @dp)
 %7: f32[4] in %4 = aten.as_strided(%6, [4], [1], 0)
 %8: f32[4] in %1 = aten.copy_(%1!, %7, false)

@@ -16,7 +16,7 @@ namespace tessera {
 namespace {
 
 using namespace fixtures;
-using testing::message_of;
+using testing::error_message;
 
 MLP mlp(int64_t width = 16) {
   return MLP(models::MLPConfig{.layers = {{"net1", 10, width}, {"net2", width, 10}}, .seed = 5});
@@ -25,8 +25,8 @@ MLP mlp(int64_t width = 16) {
 TEST(DataParallelErrors, ParametersDifferAcrossRanks) {
   run_ranks(3, [](Rank& me) {
     auto model = mlp(me.rank == 2 ? 8 : 16);
-    const auto said = message_of<UsageError>([&] { DistributedDataParallel ddp(model); });
-    EXPECT_SAYS(said, "Rank 2 has 'net1.weight Float[8, 10]' where the first rank has 'net1.weight Float[16, 10]'");
+    const auto said = error_message<UsageError>([&] { DistributedDataParallel ddp(model); });
+    EXPECT_CONTAINS(said, "Rank 2 has 'net1.weight Float[8, 10]' where the first rank has 'net1.weight Float[16, 10]'");
     EXPECT_EQ(model->layers[0]->weight.size(0), me.rank == 2 ? 8 : 16);  // nothing was broadcast
   });
 }
@@ -268,7 +268,7 @@ TEST(DataParallelErrors, NotReplicated) {
   auto model = mlp();
   EXPECT_ERROR(UsageError, replicated(*model), "MLP was not given to replicate()");
   torch::nn::Linear plain(2, 2);
-  EXPECT_ERROR(UsageError, replicate(*plain), "a hook was asked for on Linear");
+  EXPECT_ERROR(UsageError, replicate(*plain), "Linear cannot have hooks");
 }
 
 }  // namespace

@@ -17,8 +17,8 @@
 namespace tessera {
 namespace {
 
-using testing::HostReads;
-using testing::message_of;
+using testing::HostReadCounter;
+using testing::error_message;
 using testing::Rank;
 using testing::run_ranks;
 using torch::nn::BatchNormOptions;
@@ -185,7 +185,7 @@ TEST(SyncBatchNorm, DoesNotCopyToTheHost) {
   run_ranks(2, [](Rank&) {
     nn::BatchNorm1d norm(BatchNormOptions(3).momentum(std::nullopt));
     convert_sync_batchnorm(*norm);
-    HostReads mode;
+    HostReadCounter mode;
     const OpModeScope on(mode);
     norm(numbers({2, 3}, 0).requires_grad_()).sum().backward();
     EXPECT_EQ(mode.reads, 0);

@@ -19,7 +19,7 @@ namespace tessera {
 namespace {
 
 using comm::Family;
-using comm::Kind;
+using comm::CommKind;
 using testing::Rank;
 using testing::run_ranks;
 
@@ -105,9 +105,9 @@ TEST(CommDebugMode, BackwardIsCounted) {
     auto x = distribute_tensor(numbers(8, 12).requires_grad_(), mesh, {Shard(0)});
     CommDebugMode mode;
     auto y = x.redistribute({Shard(1)});
-    EXPECT_EQ(mode.get_comm_counts().of(Kind::AllToAllSingle), 1);
+    EXPECT_EQ(mode.get_comm_counts().of(CommKind::AllToAllSingle), 1);
     y.mul(y).sum().backward();
-    EXPECT_EQ(mode.get_comm_counts().of(Kind::AllToAllSingle), 2) << mode.debug_string();
+    EXPECT_EQ(mode.get_comm_counts().of(CommKind::AllToAllSingle), 2) << mode.debug_string();
   });
 }
 
@@ -261,11 +261,11 @@ TEST(CommDebugMode, MisuseThrows) {
 TEST(CommCounts, ComparesAndPrints) {
   CommCounts counts{{"c10d_functional.all_reduce", 2}, {"c10d.broadcast_", 0}};
   EXPECT_EQ(counts["c10d_functional.all_reduce"], 2);
-  EXPECT_EQ(counts.of(Kind::AllReduce), 2);
-  EXPECT_EQ(counts.of(Kind::AllReduce, Family::C10d), 0);
+  EXPECT_EQ(counts.of(CommKind::AllReduce), 2);
+  EXPECT_EQ(counts.of(CommKind::AllReduce, Family::C10d), 0);
   EXPECT_EQ(counts["c10d._allgather_base_"], 0);
   EXPECT_EQ(counts.by_name().size(), 1u);
-  counts.add(Kind::Broadcast, Family::C10d);
+  counts.add(CommKind::Broadcast, Family::C10d);
   EXPECT_EQ(c10::str(counts), "{c10d.broadcast_: 1, c10d_functional.all_reduce: 2}");
   EXPECT_EQ(counts.total(), 3);
   EXPECT_THROW(counts["all_reduce"], UsageError);                          // unknown, always 0

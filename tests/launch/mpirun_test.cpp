@@ -17,7 +17,7 @@ TEST(Mpirun, RanksFormOneWorld) {
   for (int rank = 0; rank < 3; rank++)
     EXPECT_EQ(count(ran.text, c10::str("sum 6 on rank ", rank, " of 3, ", rank, " of 3 here; Open MPI")), 2)
         << ran.text;
-  for (int rank = 0; rank < 2; rank++) EXPECT_SAYS(ran.text, c10::str("sum 3 on rank ", rank, " of 2"));
+  for (int rank = 0; rank < 2; rank++) EXPECT_CONTAINS(ran.text, c10::str("sum 3 on rank ", rank, " of 2"));
 }
 
 }  // namespace

@@ -18,8 +18,8 @@ TEST(TesseraRun, RanksFormOneWorldTwice) {
 TEST(TesseraRun, AnUncaughtExceptionIsReported) {
   const auto ran = shell("\"$TESSERA\" run -n 2 -- \"$PROBE\" throw 1");
   EXPECT_EQ(ran.exit_code, 134) << ran.text;  // abort
-  EXPECT_SAYS(ran.text, "tessera run: rank 1 (pid ");
-  EXPECT_SAYS(ran.text, "error: std::runtime_error: it \"broke\"\non rank 1\n");
+  EXPECT_CONTAINS(ran.text, "tessera run: rank 1 (pid ");
+  EXPECT_CONTAINS(ran.text, "error: std::runtime_error: it \"broke\"\non rank 1\n");
 }
 
 TEST(TesseraRun, ARecordedExceptionIsReported) {
@@ -43,8 +43,8 @@ TEST(TesseraRun, SignalsAreForwarded) {
             "echo $$ >> up; while :; do sleep 0.01; done' > out & "
             "await 2; kill -USR1 $!; until [ $(grep -c USR1 out) = 2 ]; do sleep 0.01; done;"
             "kill -TERM $!; wait $!; echo code $?; gone; cat out");
-  EXPECT_SAYS(ran.text, "code 143\n");
-  EXPECT_SAYS(ran.text, "tessera run: stopped by signal 15 (Terminated) on ");
+  EXPECT_CONTAINS(ran.text, "code 143\n");
+  EXPECT_CONTAINS(ran.text, "tessera run: stopped by signal 15 (Terminated) on ");
   EXPECT_EQ(count(ran.text, "got TERM"), 2) << ran.text;
 }
 
@@ -52,8 +52,8 @@ TEST(TesseraRun, NohupIgnoresSighup) {
   const auto ran = shell(kStart +
                          "nohup \"$TESSERA\" run -n 2 -- sh -c 'echo $$ >> up; until [ -e go ]; do sleep 0.01; done; "
                          "echo done $RANK' & await 2; kill -HUP $!; touch go; wait $!; echo code $?");
-  EXPECT_SAYS(ran.text, "[rank 1] done 1");
-  EXPECT_SAYS(ran.text, "code 0\n");
+  EXPECT_CONTAINS(ran.text, "[rank 1] done 1");
+  EXPECT_CONTAINS(ran.text, "code 0\n");
 }
 
 TEST(TesseraRun, TheSecondSignalKills) {
@@ -61,7 +61,7 @@ TEST(TesseraRun, TheSecondSignalKills) {
       shell(kStart +
             "\"$TESSERA\" run -n 2 --grace 1000 -- sh -c 'trap \"echo $$ >> up\" TERM; echo $$ >> up;"
             "while :; do sleep 0.01; done' & await 2; kill $!; await 4; kill $!; wait $!; echo code $?; gone");
-  EXPECT_SAYS(ran.text, "code 143\n");
+  EXPECT_CONTAINS(ran.text, "code 143\n");
 }
 
 TEST(TesseraRun, ASignalAfterAFailureKeepsTheFailure) {
@@ -69,8 +69,8 @@ TEST(TesseraRun, ASignalAfterAFailureKeepsTheFailure) {
                          "\"$TESSERA\" run -n 2 --grace 1000 --max-restarts 1 -- sh -c 'trap \"echo $$ >> up\" TERM;"
                          "if [ $RANK = 1 ]; then until [ -e ready ]; do sleep 0.01; done; exit 7; fi;"
                          "touch ready; while :; do sleep 0.01; done' & await 1; kill $!; wait $!; echo code $?");
-  EXPECT_SAYS(ran.text, "exited with code 7 on ");
-  EXPECT_SAYS(ran.text, "code 7\n");
+  EXPECT_CONTAINS(ran.text, "exited with code 7 on ");
+  EXPECT_CONTAINS(ran.text, "code 7\n");
 }
 
 TEST(TesseraRun, NoProcessIsLeftAfterSigkill) {
@@ -78,21 +78,21 @@ TEST(TesseraRun, NoProcessIsLeftAfterSigkill) {
       shell(kStart +
             "export TMPDIR=$PWD; \"$TESSERA\" run -n 2 -- sh -c 'sleep 1000 & echo $! >> up; echo $$ >> up;"
             "wait' & await 4; kill -9 $!; gone; while [ -e tessera-run-* ]; do sleep 0.01; done; echo all gone");
-  EXPECT_SAYS(ran.text, "all gone\n");
+  EXPECT_CONTAINS(ran.text, "all gone\n");
 }
 
 TEST(TesseraRun, AClosedStandardOutputEndsTheJob) {
   const auto ran = shell(kStart +
                          "(\"$TESSERA\" run -n 2 -- sh -c 'echo $$ >> up; while :; do echo y; done'; echo code $? >&2)"
                          " | head -n 1; gone");
-  EXPECT_SAYS(ran.text, "code 141\n");
+  EXPECT_CONTAINS(ran.text, "code 141\n");
 }
 
 TEST(TesseraRun, CommandLineErrorsAndOptions) {
   const auto says = [](const std::string& arguments, int code, const std::string& part) {
     const auto ran = shell("\"$TESSERA\" run " + arguments);
     EXPECT_EQ(ran.exit_code, code) << ran.text;
-    EXPECT_SAYS(ran.text, part);
+    EXPECT_CONTAINS(ran.text, part);
   };
   says("-n 2 ./app --lr 3", 2, "unknown option './app'; write -- before the program");
   says("-- true", 2, "-n");
@@ -106,8 +106,8 @@ TEST(TesseraBench, RunsOnProcesses) {
   const auto ran = shell("\"$TESSERA\" bench noop");
   if (ran.text.find("cannot start the program") != std::string::npos) GTEST_SKIP() << ran.text;
   EXPECT_EQ(ran.exit_code, 0) << ran.text;
-  EXPECT_SAYS(ran.text, "empty/1/-/wall");
-  EXPECT_SAYS(ran.text, "empty/2/-/wall");
+  EXPECT_CONTAINS(ran.text, "empty/1/-/wall");
+  EXPECT_CONTAINS(ran.text, "empty/2/-/wall");
 }
 
 }  // namespace

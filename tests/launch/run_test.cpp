@@ -114,15 +114,15 @@ TEST_F(Run, RanksShownFiltersOutputNotLogs) {
 TEST_F(Run, ReportsTheFirstFailureAndItsExitCode) {
   const auto result = ran(script(3, "if [ $RANK = 1 ]; then echo the reason >&2; exit 7; fi; exec sleep 100"));
   EXPECT_EQ(result.code, 7);
-  EXPECT_SAYS(result.err, "tessera run: rank 1 (pid ");
-  EXPECT_SAYS(result.err, ") exited with code 7 on ");
-  EXPECT_SAYS(result.err, "last lines of standard error:\n    the reason\n");
+  EXPECT_CONTAINS(result.err, "tessera run: rank 1 (pid ");
+  EXPECT_CONTAINS(result.err, ") exited with code 7 on ");
+  EXPECT_CONTAINS(result.err, "last lines of standard error:\n    the reason\n");
 }
 
 TEST_F(Run, ExitCodeOfAKilledRankIs128PlusSignal) {
   const auto result = ran(script(2, "[ $RANK = 0 ] && kill -9 $$; exec sleep 100"));
   EXPECT_EQ(result.code, 137);
-  EXPECT_SAYS(result.err, "was killed by signal 9 (Killed)");
+  EXPECT_CONTAINS(result.err, "was killed by signal 9 (Killed)");
 }
 
 TEST_F(Run, ARankIsKilledAfterTheGracePeriod) {
@@ -158,8 +158,8 @@ TEST_F(Run, TheFirstErrorFileIsTheRootCause) {
                                         "until [ -e go ]; do sleep 0.01; done; sleep 0.02; " +
                                         write + "exit 4"));
   EXPECT_EQ(result.code, 5);
-  EXPECT_SAYS(result.err, "rank 1 (pid ");
-  EXPECT_SAYS(result.err, "error: by 1\n");
+  EXPECT_CONTAINS(result.err, "rank 1 (pid ");
+  EXPECT_CONTAINS(result.err, "error: by 1\n");
 }
 
 TEST_F(Run, RestartsAllRanks) {
@@ -168,9 +168,9 @@ TEST_F(Run, RestartsAllRanks) {
   options.log_dir = folder_;
   const auto result = ran(options);
   EXPECT_EQ(result.code, 0);
-  EXPECT_SAYS(result.err, "exited with code 4");
-  EXPECT_SAYS(result.err, "restarting all ranks (restart 2 of 3)");
-  EXPECT_SAYS(read(folder_ / "rank_0.out"), "start 2\n");
+  EXPECT_CONTAINS(result.err, "exited with code 4");
+  EXPECT_CONTAINS(result.err, "restarting all ranks (restart 2 of 3)");
+  EXPECT_CONTAINS(read(folder_ / "rank_0.out"), "start 2\n");
 }
 
 TEST_F(Run, ReportsThatNoRestartsAreLeft) {
@@ -178,8 +178,8 @@ TEST_F(Run, ReportsThatNoRestartsAreLeft) {
   options.max_restarts = 2;
   const auto result = ran(options);
   EXPECT_EQ(result.code, 4);
-  EXPECT_SAYS(result.err, "restarting all ranks (restart 2 of 2)");
-  EXPECT_SAYS(result.err, "no restarts left (--max-restarts 2)");
+  EXPECT_CONTAINS(result.err, "restarting all ranks (restart 2 of 2)");
+  EXPECT_CONTAINS(result.err, "no restarts left (--max-restarts 2)");
 }
 
 TEST_F(Run, RanksInheritOnlyTheStandardDescriptors) {
@@ -207,7 +207,7 @@ TEST_F(Run, PinnedRanksHaveTheirOwnCores) {
                         "[ $RANK != 0 ] || grep Cpus_allowed_list /proc/self/status");
   options.pin = true;
   const auto result = ran(options);
-  EXPECT_SAYS(result.out, "[rank 0] Cpus_allowed_list:");
+  EXPECT_CONTAINS(result.out, "[rank 0] Cpus_allowed_list:");
   EXPECT_EQ(result.out.find_first_of(",-", result.out.find(':')), std::string::npos) << result.out;
 }
 
@@ -252,8 +252,8 @@ TEST_F(Run, ATakenPortIsReported) {
   setenv("TESSERA", TESSERA_PROGRAM, 1);
   const auto result = ran(options);
   EXPECT_EQ(result.code, 1);
-  EXPECT_SAYS(result.err, "cannot listen on 127.0.0.1:" + free_port + ": Address already in use");
-  EXPECT_SAYS(result.err, "choose another one");
+  EXPECT_CONTAINS(result.err, "cannot listen on 127.0.0.1:" + free_port + ": Address already in use");
+  EXPECT_CONTAINS(result.err, "choose another one");
 }
 
 TEST(Address, ParsesHostAndPort) {

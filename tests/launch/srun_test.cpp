@@ -12,8 +12,8 @@ TEST(Srun, RanksFormOneWorld) {
   if (ran.exit_code == 77) GTEST_SKIP() << ran.text;
   EXPECT_EQ(ran.exit_code, 0) << ran.text;
   for (int rank = 0; rank < 3; rank++)
-    EXPECT_SAYS(ran.text, c10::str("sum 6 on rank ", rank, " of 3, ", rank, " of 3 here; Slurm"));
-  EXPECT_SAYS(ran.text, "sum 1 on rank 0 of 1");
+    EXPECT_CONTAINS(ran.text, c10::str("sum 6 on rank ", rank, " of 3, ", rank, " of 3 here; Slurm"));
+  EXPECT_CONTAINS(ran.text, "sum 1 on rank 0 of 1");
 }
 
 // Runs the unmodified scripts of examples/slurm on one node and prints their output.
@@ -32,10 +32,10 @@ TEST(Sbatch, RunsAProgramAndTraining) {
     job 2 --cpus-per-task=1 "$examples/train.sbatch" --mesh dp=2 --layers 1 --steps 3; ls "$out/outputs/2")");
   if (ran.exit_code == 77) GTEST_SKIP() << ran.text;
   EXPECT_EQ(ran.exit_code, 0) << ran.text;
-  EXPECT_SAYS(ran.text, "sum 3 on rank 1 of 2, 1 of 2 here; Slurm");
-  EXPECT_SAYS(ran.text, "on 2 ranks, mesh dp=2");  // the plan
-  EXPECT_SAYS(ran.text, "step:  1  loss");
-  EXPECT_SAYS(ran.text, "metrics.jsonl\n");
+  EXPECT_CONTAINS(ran.text, "sum 3 on rank 1 of 2, 1 of 2 here; Slurm");
+  EXPECT_CONTAINS(ran.text, "on 2 ranks, mesh dp=2");  // the plan
+  EXPECT_CONTAINS(ran.text, "step:  1  loss");
+  EXPECT_CONTAINS(ran.text, "metrics.jsonl\n");
 }
 
 TEST(Sbatch, RunsTorchrun) {
@@ -43,7 +43,7 @@ TEST(Sbatch, RunsTorchrun) {
     job 1 "$examples/torchrun.sbatch" "$PROBE" sum)");
   if (ran.exit_code == 77) GTEST_SKIP() << ran.text;
   EXPECT_EQ(ran.exit_code, 0) << ran.text;
-  EXPECT_SAYS(ran.text, "sum 3 on rank 1 of 2, 1 of 2 here; RANK and WORLD_SIZE");
+  EXPECT_CONTAINS(ran.text, "sum 3 on rank 1 of 2, 1 of 2 here; RANK and WORLD_SIZE");
 }
 
 }  // namespace

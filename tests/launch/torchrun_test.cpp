@@ -21,11 +21,11 @@ bool has_torchrun() {
 TEST(Torchrun, RanksFormOneWorldAndTheErrorIsReported) {
   if (!has_torchrun()) GTEST_SKIP() << "no Python with torch, so no torchrun";
   const auto ran = shell(torchrun("--nproc-per-node 2 \"$PROBE\" catch 1"));
-  EXPECT_SAYS(ran.text, "sum 3 on rank 0 of 2, 0 of 2 here");
-  EXPECT_SAYS(ran.text, "sum 3 on rank 1 of 2, 1 of 2 here");
+  EXPECT_CONTAINS(ran.text, "sum 3 on rank 0 of 2, 0 of 2 here");
+  EXPECT_CONTAINS(ran.text, "sum 3 on rank 1 of 2, 1 of 2 here");
   EXPECT_EQ(ran.exit_code, 1);
-  EXPECT_SAYS(ran.text, "Root Cause");
-  EXPECT_SAYS(ran.text, "traceback : std::runtime_error: it \"broke\"");
+  EXPECT_CONTAINS(ran.text, "Root Cause");
+  EXPECT_CONTAINS(ran.text, "traceback : std::runtime_error: it \"broke\"");
 }
 
 }  // namespace

@@ -18,17 +18,17 @@ Shell train(const std::string& arguments, const std::string& before = "", const 
 TEST(TesseraTrain, FourRanksFromOneCommand) {
   const auto ran = train("--mesh dp=2,tp=2 --steps 3 --log-every 1 --output out", "",
                          "ls out out/tb; cat out/metrics.jsonl; cat out/config.toml;");
-  EXPECT_SAYS(ran.text, "code 0\n");
-  EXPECT_SAYS(ran.text, "training gpt-tiny, 0.01M parameters, on arithmetic: 3 steps of 8 x 8 tokens, mesh dp=2,tp=2");
+  EXPECT_CONTAINS(ran.text, "code 0\n");
+  EXPECT_CONTAINS(ran.text, "training gpt-tiny, 0.01M parameters, on arithmetic: 3 steps of 8 x 8 tokens, mesh dp=2,tp=2");
   for (const std::string step : {"\nstep:  1  loss:  5.", "\nstep:  2  loss:  5.", "\nstep:  3  loss:  5."})
     EXPECT_EQ(count(ran.text, step), 1) << ran.text;  // only rank 0 prints, without a prefix
-  EXPECT_SAYS(ran.text, "eval at step:  3  loss:");
-  EXPECT_SAYS(ran.text, "outputs: out/ (config.toml, metrics.jsonl, tb/)");
-  EXPECT_SAYS(ran.text, "events.out.tfevents.");
-  EXPECT_SAYS(ran.text, "{\"step\":3,\"loss\":");
-  EXPECT_SAYS(ran.text, "\"samples_read\":24,\"parameter_bytes\":[");
-  EXPECT_SAYS(ran.text, "\"comm\":{\"dp\":{\"collectives\":");
-  EXPECT_SAYS(ran.text, "mesh = \"dp=2,tp=2\"");
+  EXPECT_CONTAINS(ran.text, "eval at step:  3  loss:");
+  EXPECT_CONTAINS(ran.text, "outputs: out/ (config.toml, metrics.jsonl, tb/)");
+  EXPECT_CONTAINS(ran.text, "events.out.tfevents.");
+  EXPECT_CONTAINS(ran.text, "{\"step\":3,\"loss\":");
+  EXPECT_CONTAINS(ran.text, "\"samples_read\":24,\"parameter_bytes\":[");
+  EXPECT_CONTAINS(ran.text, "\"comm\":{\"dp\":{\"collectives\":");
+  EXPECT_CONTAINS(ran.text, "mesh = \"dp=2,tp=2\"");
   EXPECT_EQ(ran.text.find('\x1b'), std::string::npos) << "no colours and no progress bar without a terminal";
 }
 
@@ -36,36 +36,36 @@ TEST(TesseraTrain, ThePrintedConfigReadsBackAndFlagsOverrideIt) {
   const auto ran =
       train("--lr 3e-4 --print-config > a.toml; \"$TESSERA\" train --config a.toml --steps 7 --print-config > b.toml",
             "", "diff a.toml b.toml;");
-  EXPECT_SAYS(ran.text, "< steps = 1000");
-  EXPECT_SAYS(ran.text, "> steps = 7");
+  EXPECT_CONTAINS(ran.text, "< steps = 1000");
+  EXPECT_CONTAINS(ran.text, "> steps = 7");
   EXPECT_EQ(count(ran.text, "<"), 1) << ran.text;
 }
 
 TEST(TesseraTrain, TrainsOnATextFileWithOneRank) {
   const auto ran = train("--data text --seq-len 8 --steps 2 --sample-tokens 3 --output out",
                          "for i in 1 2 3 4 5 6 7 8 9; do echo some text of bytes >> text; done; ");
-  EXPECT_SAYS(ran.text, "code 0\n");
-  EXPECT_SAYS(ran.text, "on text: 2 steps of 8 x 8 tokens, mesh dp=1");
+  EXPECT_CONTAINS(ran.text, "code 0\n");
+  EXPECT_CONTAINS(ran.text, "on text: 2 steps of 8 x 8 tokens, mesh dp=1");
 }
 
 TEST(TesseraTrain, ResumesFromACheckpointOnAnotherMesh) {
   const auto again = "\"$TESSERA\" train" + kTiny + " --mesh tp=2 --steps 6 --output out --resume auto --log-every 1;";
   const auto ran = train("--mesh dp=2 --steps 4 --checkpoint-every 2 --output out", "",
                          again + "ls out/checkpoints; grep -c grad_norm out/metrics.jsonl;");
-  EXPECT_SAYS(ran.text, "\ncheckpoint: out/checkpoints/step-2\n");
-  EXPECT_SAYS(ran.text, "\ncheckpoint: out/checkpoints/step-4\n");
-  EXPECT_SAYS(ran.text, "outputs: out/ (config.toml, metrics.jsonl, tb/, checkpoints/)");
-  EXPECT_SAYS(ran.text, "\nresumed from out/checkpoints/step-4 at step 4\n");
+  EXPECT_CONTAINS(ran.text, "\ncheckpoint: out/checkpoints/step-2\n");
+  EXPECT_CONTAINS(ran.text, "\ncheckpoint: out/checkpoints/step-4\n");
+  EXPECT_CONTAINS(ran.text, "outputs: out/ (config.toml, metrics.jsonl, tb/, checkpoints/)");
+  EXPECT_CONTAINS(ran.text, "\nresumed from out/checkpoints/step-4 at step 4\n");
   EXPECT_EQ(count(ran.text, "\nstep:  5  loss:"), 1) << ran.text;
-  EXPECT_SAYS(ran.text, "\nstep-2\nstep-4\n6\n");  // the folders, then the number of metric lines: 4 + 2
-  EXPECT_SAYS(ran.text, "code 0\n");
+  EXPECT_CONTAINS(ran.text, "\nstep-2\nstep-4\n6\n");  // the folders, then the number of metric lines: 4 + 2
+  EXPECT_CONTAINS(ran.text, "code 0\n");
 }
 
 TEST(TesseraTrain, AMissedAccuracyIsAFailure) {
   const auto ran = train("--steps 2 --accuracy 0.9 -n 2 --output out");
-  EXPECT_SAYS(ran.text,
+  EXPECT_CONTAINS(ran.text,
               "tessera train: the validation accuracy is 0.0%, below the required 90.0% (--accuracy)");
-  EXPECT_SAYS(ran.text, "code 1\n");
+  EXPECT_CONTAINS(ran.text, "code 1\n");
 }
 
 struct BadInput {
@@ -99,9 +99,9 @@ TEST(TesseraTrain, WrongInputIsOneLine) {
   for (const auto& c : cases) {
     SCOPED_TRACE(c.arguments);
     const auto ran = train(c.arguments, c.setup);
-    EXPECT_SAYS(ran.text, c.message);
+    EXPECT_CONTAINS(ran.text, c.message);
     EXPECT_EQ(count(ran.text, "\n"), 2) << ran.text;  // the message and `code`
-    EXPECT_SAYS(ran.text, "code 2\n");
+    EXPECT_CONTAINS(ran.text, "code 2\n");
   }
 }
 
@@ -112,7 +112,7 @@ TEST(TesseraTrain, ATokenBeyondTheVocabularyIsOneLine) {
             "head -c 4000 /dev/zero > x.bin; printf '\\377\\377' >> x.bin; head -c 4000 /dev/zero >> x.bin;");
   EXPECT_EQ(count(ran.text, "token 65535 at position 2000 of 'x.bin'"), 1)
       << ran.text;
-  EXPECT_SAYS(ran.text, "code 2\n");
+  EXPECT_CONTAINS(ran.text, "code 2\n");
 }
 
 TEST(TesseraTrain, CtrlCPrintsOneLineAndLeavesNoProcess) {
@@ -123,10 +123,10 @@ TEST(TesseraTrain, CtrlCPrintsOneLineAndLeavesNoProcess) {
               " --steps 1000000 --output $PWD/out -n " + ranks +
               " > log 2>&1 & until grep -q 'step: 10' log; do sleep 0.05; done; kill -INT $!; wait $!; echo code $?; "
               "grep -c tessera log; tail -n 1 log; pgrep -f \"output.*$PWD/out\" || echo none left");
-    EXPECT_SAYS(ran.text, "code 130\n1\n");
-    EXPECT_SAYS(ran.text, ranks == "1" ? "tessera train: interrupted; outputs so far are in "
+    EXPECT_CONTAINS(ran.text, "code 130\n1\n");
+    EXPECT_CONTAINS(ran.text, ranks == "1" ? "tessera train: interrupted; outputs so far are in "
                                        : "tessera train: stopped by signal 2 (Interrupt)");
-    EXPECT_SAYS(ran.text, "none left");
+    EXPECT_CONTAINS(ran.text, "none left");
   }
 }
 

@@ -28,11 +28,11 @@ class TwoHosts : public ::testing::Test {
 
 TEST_F(TwoHosts, RanksAreNumberedByNodeRank) {
   const auto ran = two_hosts(run(0, "-n 1 -- \"$PROBE\" sum"), run(1, "-n 2 -- \"$PROBE\" sum"));
-  EXPECT_SAYS(ran.text, "a: [rank 0] sum 6 on rank 0 of 3, 0 of 1 here");
-  EXPECT_SAYS(ran.text, "b: [rank 1] sum 6 on rank 1 of 3, 0 of 2 here");
-  EXPECT_SAYS(ran.text, "b: [rank 2] sum 6 on rank 2 of 3, 1 of 2 here");
-  EXPECT_SAYS(ran.text, "a: code 0\n");
-  EXPECT_SAYS(ran.text, "b: code 0\n");
+  EXPECT_CONTAINS(ran.text, "a: [rank 0] sum 6 on rank 0 of 3, 0 of 1 here");
+  EXPECT_CONTAINS(ran.text, "b: [rank 1] sum 6 on rank 1 of 3, 0 of 2 here");
+  EXPECT_CONTAINS(ran.text, "b: [rank 2] sum 6 on rank 2 of 3, 1 of 2 here");
+  EXPECT_CONTAINS(ran.text, "a: code 0\n");
+  EXPECT_CONTAINS(ran.text, "b: code 0\n");
 }
 
 TEST_F(TwoHosts, BothHostsReportAFailure) {
@@ -40,13 +40,13 @@ TEST_F(TwoHosts, BothHostsReportAFailure) {
       " -n 1 --max-restarts 1 -- sh -c 'echo start $TORCHELASTIC_RESTART_COUNT;"
       "if [ $RANK = 1 ]; then exit $((5 + TORCHELASTIC_RESTART_COUNT)); fi; exec sleep 1000'";
   const auto ran = two_hosts(run(0, app), run(1, app));
-  EXPECT_SAYS(ran.text, "a: [rank 0] start 1");
-  EXPECT_SAYS(ran.text, "b: [rank 1] start 1");
+  EXPECT_CONTAINS(ran.text, "a: [rank 0] start 1");
+  EXPECT_CONTAINS(ran.text, "b: [rank 1] start 1");
   for (const std::string host : {"a", "b"}) {
-    EXPECT_SAYS(ran.text, host + ": tessera run: rank 1 (pid ");
-    EXPECT_SAYS(ran.text, "exited with code 6 on host-b");
-    EXPECT_SAYS(ran.text, host + ": tessera run: no restarts left (--max-restarts 1)");
-    EXPECT_SAYS(ran.text, host + ": code 6\n");
+    EXPECT_CONTAINS(ran.text, host + ": tessera run: rank 1 (pid ");
+    EXPECT_CONTAINS(ran.text, "exited with code 6 on host-b");
+    EXPECT_CONTAINS(ran.text, host + ": tessera run: no restarts left (--max-restarts 1)");
+    EXPECT_CONTAINS(ran.text, host + ": code 6\n");
   }
 }
 
@@ -54,17 +54,17 @@ TEST_F(TwoHosts, LosingTheStoreIsReported) {
   const auto ran =
       two_hosts("\"$TESSERA\" run -n 1 --nnodes 2 --rdzv 10.77.0.1:29400 -- sh -c 'kill -9 $PPID' ; echo code $?",
                 run(1, "-n 1 -- sleep 1000"));
-  EXPECT_SAYS(ran.text, "a: code 137");
-  EXPECT_SAYS(ran.text, "lost the connection to the store at 10.77.0.1:29400, which the launcher of node 0 serves");
-  EXPECT_SAYS(ran.text, "b: code 1\n");
+  EXPECT_CONTAINS(ran.text, "a: code 137");
+  EXPECT_CONTAINS(ran.text, "lost the connection to the store at 10.77.0.1:29400, which the launcher of node 0 serves");
+  EXPECT_CONTAINS(ran.text, "b: code 1\n");
 }
 
 TEST_F(TwoHosts, DifferentNnodesIsAnError) {
   const auto ran = two_hosts(run(0, "-n 1 -- true", 3), run(1, "-n 1 -- true"));
-  EXPECT_SAYS(ran.text, "b: tessera: ");
-  EXPECT_SAYS(ran.text, "--nnodes 2");
-  EXPECT_SAYS(ran.text, "--nnodes 3");
-  EXPECT_SAYS(ran.text, "use the same value on all hosts");
+  EXPECT_CONTAINS(ran.text, "b: tessera: ");
+  EXPECT_CONTAINS(ran.text, "--nnodes 2");
+  EXPECT_CONTAINS(ran.text, "--nnodes 3");
+  EXPECT_CONTAINS(ran.text, "use the same value on all hosts");
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace tessera::models {
 namespace {
 
-using testing::message_of;
+using testing::error_message;
 
 TEST(Sizes, ParameterCountsAreThePublishedOnes) {
   const std::map<std::string, int64_t> expected{
@@ -26,19 +26,19 @@ TEST(Sizes, AllConfigurationsAreValid) {
 }
 
 TEST(Sizes, AnUnknownNameThrowsWithSuggestions) {
-  EXPECT_SAYS(message_of<UsageError>([] { find_config("gpt2-124"); }),
+  EXPECT_CONTAINS(error_message<UsageError>([] { find_config("gpt2-124"); }),
               "unknown model 'gpt2-124'; did you mean 'gpt2-124m'");
-  EXPECT_SAYS(message_of<UsageError>([] { find_config("?"); }), "models are: gpt-tiny, gpt2-124m");
+  EXPECT_CONTAINS(error_message<UsageError>([] { find_config("?"); }), "models are: gpt-tiny, gpt2-124m");
 }
 
 TEST(Config, CheckThrowsForInvalidFields) {
-  EXPECT_SAYS(message_of<UsageError>([] { check(GPT2Config{.n_head = 5, .n_embd = 12}); }),
+  EXPECT_CONTAINS(error_message<UsageError>([] { check(GPT2Config{.n_head = 5, .n_embd = 12}); }),
               "n_embd 12 is not a multiple of n_head 5, in GPT2(");
-  EXPECT_SAYS(message_of<UsageError>([] { check(GPT2Config{.dropout = 1}); }), "dropout is 1");
-  EXPECT_SAYS(message_of<UsageError>([] { check(LlamaConfig{.n_heads = 6, .n_kv_heads = 4, .dim = 24}); }),
+  EXPECT_CONTAINS(error_message<UsageError>([] { check(GPT2Config{.dropout = 1}); }), "dropout is 1");
+  EXPECT_CONTAINS(error_message<UsageError>([] { check(LlamaConfig{.n_heads = 6, .n_kv_heads = 4, .dim = 24}); }),
               "n_heads 6 is not a multiple of n_kv_heads 4");
-  EXPECT_SAYS(message_of<UsageError>([] { check(LlamaConfig{.n_heads = 8, .dim = 24}); }), "2 x n_heads");
-  EXPECT_SAYS(message_of<UsageError>([] { check(LlamaConfig{.n_layers = 0}); }), "n_layers is 0");
+  EXPECT_CONTAINS(error_message<UsageError>([] { check(LlamaConfig{.n_heads = 8, .dim = 24}); }), "2 x n_heads");
+  EXPECT_CONTAINS(error_message<UsageError>([] { check(LlamaConfig{.n_layers = 0}); }), "n_layers is 0");
 }
 
 }  // namespace

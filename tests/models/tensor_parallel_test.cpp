@@ -23,7 +23,7 @@
 namespace tessera::models {
 namespace {
 
-using comm::Kind;
+using comm::CommKind;
 using testing::Rank;
 using testing::run_ranks;
 
@@ -54,9 +54,9 @@ std::ostream& operator<<(std::ostream& out, const PhaseComm& c) {
 }
 PhaseComm counted(const CommDebugMode& mode) {
   const auto& counts = mode.get_comm_counts();
-  PhaseComm c{.all_reduce = counts.of(Kind::AllReduce),
-              .all_gather = counts.of(Kind::AllGatherIntoTensor),
-              .reduce_scatter = counts.of(Kind::ReduceScatterTensor)};
+  PhaseComm c{.all_reduce = counts.of(CommKind::AllReduce),
+              .all_gather = counts.of(CommKind::AllGatherIntoTensor),
+              .reduce_scatter = counts.of(CommKind::ReduceScatterTensor)};
   c.other = counts.total() - c.all_reduce - c.all_gather - c.reduce_scatter;
   return c;
 }

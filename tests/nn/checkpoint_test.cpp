@@ -20,7 +20,7 @@
 namespace tessera {
 namespace {
 
-using testing::message_of;
+using testing::error_message;
 using testing::Rank;
 using testing::run_ranks;
 
@@ -211,7 +211,7 @@ TEST(Checkpoint, BackwardTwiceHasTheSameGradients) {
   expect_same_bits(run(false), run(true));
   auto l = loss(true);
   l.backward();
-  EXPECT_SAYS(message_of([&] { l.backward(); }), "second time");
+  EXPECT_CONTAINS(error_message([&] { l.backward(); }), "second time");
 }
 
 TEST(Checkpoint, DoubleBackwardHasTheSameGradients) {
@@ -377,7 +377,7 @@ std::string error_of(First first, Then then, CheckpointOptions options = {}) {
   ModuleNameScope running("net.block");
   auto y = checkpoint(
       options, [&](at::Tensor x) { return runs++ == 0 ? first(x) : then(x); }, x);
-  auto message = message_of<UsageError>([&] { y.sum().backward(); });
+  auto message = error_message<UsageError>([&] { y.sum().backward(); });
   EXPECT_TRUE(detail::packers().empty());
   return message;
 }
@@ -387,35 +387,35 @@ TEST(CheckpointDifference, TheErrorNamesAnOtherShape) {
                          [](at::Tensor x) {
                            return torch::cat({x, x}).exp().sum();
                          });
-  EXPECT_SAYS(said, "aten::cat in module net.block");
+  EXPECT_CONTAINS(said, "aten::cat in module net.block");
   const auto shape = error_of([](at::Tensor x) { return x.narrow(0, 0, 4).exp().sum(); },
                           [](at::Tensor x) { return x.narrow(0, 0, 2).exp().sum(); });
-  EXPECT_SAYS(shape, "tensor 0 of the 1");
-  EXPECT_SAYS(shape, "Float[4, 4] on cpu, saved by aten::exp in module net.block in forward");
-  EXPECT_SAYS(shape, "Float[2, 4] on cpu, saved by aten::exp in module net.block in recomputation");
+  EXPECT_CONTAINS(shape, "tensor 0 of the 1");
+  EXPECT_CONTAINS(shape, "Float[4, 4] on cpu, saved by aten::exp in module net.block in forward");
+  EXPECT_CONTAINS(shape, "Float[2, 4] on cpu, saved by aten::exp in module net.block in recomputation");
 }
 
 TEST(CheckpointDifference, TheErrorNamesAnExtraOp) {
   // Also for an op that saves no tensor. PyTorch would compute wrong gradients here.
   const auto adds =
       error_of([](at::Tensor x) { return x.sin().exp(); }, [](at::Tensor x) { return (x.sin() + 1).exp(); });
-  EXPECT_SAYS(adds, "differentiable op 1 was aten::exp in module net.block in forward and is aten::add");
+  EXPECT_CONTAINS(adds, "differentiable op 1 was aten::exp in module net.block in forward and is aten::add");
   const auto saves =
       error_of([](at::Tensor x) { return x.sin().exp(); }, [](at::Tensor x) { return x.sin().tanh().exp(); });
-  EXPECT_SAYS(saves, "saved by aten::exp");
-  EXPECT_SAYS(saves, "saved by aten::tanh");
+  EXPECT_CONTAINS(saves, "saved by aten::exp");
+  EXPECT_CONTAINS(saves, "saved by aten::tanh");
 }
 
 TEST(CheckpointDifference, TheErrorNamesAMissingOp) {
   const auto said = error_of([](at::Tensor x) { return x.sin().exp(); }, [](at::Tensor x) { return x.sin(); });
-  EXPECT_SAYS(said, "forward saved 2 tensors for backward, recomputation only 1");
-  EXPECT_SAYS(said, "saved by aten::exp in module net.block");
+  EXPECT_CONTAINS(said, "forward saved 2 tensors for backward, recomputation only 1");
+  EXPECT_CONTAINS(said, "saved by aten::exp in module net.block");
 }
 
 TEST(CheckpointDifference, TheErrorNamesAnOpAfterTheEndOfForward) {
   const auto said = error_of([](at::Tensor x) { return x.sin().exp(); },
                              [](at::Tensor x) { return x.sin().exp().tanh(); }, {.early_stop = false});
-  EXPECT_SAYS(said, "forward saved 2 tensors for backward, recomputation also saves Float[4, 4] on cpu by aten::tanh");
+  EXPECT_CONTAINS(said, "forward saved 2 tensors for backward, recomputation also saves Float[4, 4] on cpu by aten::tanh");
 }
 
 TEST(CheckpointDifference, WithoutDeterminismCheckNothingIsThrown) {
@@ -441,11 +441,11 @@ TEST(CheckpointDifference, AnInPlaceWriteToASavedTensorIsDetected) {
         return y;
       },
       x);
-  EXPECT_SAYS(message_of([&] { y.sum().backward(); }), "modified in place");
+  EXPECT_CONTAINS(error_message([&] { y.sum().backward(); }), "modified in place");
   auto z = x * 1;
   auto out = checkpoint([](const at::Tensor& z) { return z.exp().sin(); }, z);
   z.mul_(2);
-  EXPECT_SAYS(message_of([&] { out.sum().backward(); }), "modified by an inplace operation");
+  EXPECT_CONTAINS(error_message([&] { out.sum().backward(); }), "modified by an inplace operation");
 }
 
 // ---- memory ----
@@ -549,9 +549,9 @@ TEST(CheckpointDistributed, TheErrorNamesOtherPlacements) {
     int runs = 0;
     auto y = checkpoint(
         [&](const at::Tensor& x) { return DTensor(x).redistribute({runs++ == 0 ? Shard(0) : Shard(1)}).exp(); }, x);
-    const auto said = message_of<UsageError>([&] { y.sum().backward(); });
-    EXPECT_SAYS(said, "f32[4, 4][S(0)] on mesh(tp=2), saved by aten::exp in forward");
-    EXPECT_SAYS(said, "f32[4, 4][S(1)] on mesh(tp=2), saved by aten::exp in recomputation");
+    const auto said = error_message<UsageError>([&] { y.sum().backward(); });
+    EXPECT_CONTAINS(said, "f32[4, 4][S(0)] on mesh(tp=2), saved by aten::exp in forward");
+    EXPECT_CONTAINS(said, "f32[4, 4][S(1)] on mesh(tp=2), saved by aten::exp in recomputation");
   });
 }
 

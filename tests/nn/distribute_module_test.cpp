@@ -112,7 +112,7 @@ TEST(DistributeModule, AParameterWithTakesPlainReturnsPlainGradients) {
     distribute_in_place(model->up->weight, mesh, {Shard(0)});
     distribute_in_place(model->up->bias, mesh, {Shard(0)});
     EXPECT_ERROR(UsageError, model(x), "plain tensor");
-    detail::meta_of(model->up->weight).takes_plain = true;
+    detail::meta_of(model->up->weight).accepts_plain = true;
     for (int step = 0; step < 2; step++) {
       model->zero_grad();
       const auto y = model(x);

@@ -15,7 +15,7 @@
 namespace tessera {
 namespace {
 
-using testing::message_of;
+using testing::error_message;
 
 // A packer that logs its calls and accepts tensors of one size, or all.
 Packer logging(std::vector<std::string>& log, const std::string& name, int64_t numel = -1) {
@@ -100,10 +100,10 @@ TEST(SavedTensorHooks, ADeclinedTensorIsSavedAsUsual) {
 
     auto z = x.exp();
     z.add_(1);
-    const auto said = message_of([&] { z.sum().backward(); });
-    EXPECT_SAYS(said, "modified in place");
-    EXPECT_SAYS(said, "version 1");
-    EXPECT_SAYS(said, "clone()");
+    const auto said = error_message([&] { z.sum().backward(); });
+    EXPECT_CONTAINS(said, "modified in place");
+    EXPECT_CONTAINS(said, "version 1");
+    EXPECT_CONTAINS(said, "clone()");
   }
   EXPECT_EQ(count.live_bytes(), 0);  // no reference cycle
 }
@@ -145,9 +145,9 @@ TEST(SavedTensorHooks, ScopesEndOnException) {
 TEST(SavedTensorHooks, APackerForAllTensorsMustNotDecline) {
   auto x = torch::rand({3}, torch::requires_grad());
   SavedTensorHooks scope({Accepts::AllTensors, [](const at::Tensor&) { return Unpack(); }});
-  const auto said = message_of([&] { x.exp(); });
-  EXPECT_SAYS(said, "Accepts::AllTensors declined");
-  EXPECT_SAYS(said, "Accepts::SomeTensors");
+  const auto said = error_message([&] { x.exp(); });
+  EXPECT_CONTAINS(said, "Accepts::AllTensors declined");
+  EXPECT_CONTAINS(said, "Accepts::SomeTensors");
 }
 
 TEST(SaveOnCpu, DoesNotCopyCpuTensors) {
@@ -166,14 +166,14 @@ TEST(SaveOnCpu, DoesNotCopyCpuTensors) {
     return x.exp();
   }();
   z.mul_(2);
-  EXPECT_SAYS(message_of([&] { z.sum().backward(); }), "modified in place");
+  EXPECT_CONTAINS(error_message([&] { z.sum().backward(); }), "modified in place");
 }
 
 TEST(SaveOnCpu, PinMemoryWithoutCudaThrows) {
   if (torch::cuda::is_available()) GTEST_SKIP() << "this machine has CUDA";
-  const auto said = message_of([&] { SaveOnCpu({.pin_memory = true}); });
-  EXPECT_SAYS(said, "pin_memory");
-  EXPECT_SAYS(said, "no CUDA device");
+  const auto said = error_message([&] { SaveOnCpu({.pin_memory = true}); });
+  EXPECT_CONTAINS(said, "pin_memory");
+  EXPECT_CONTAINS(said, "no CUDA device");
   EXPECT_TRUE(detail::packers().empty());
 }
 

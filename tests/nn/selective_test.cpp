@@ -18,7 +18,7 @@
 namespace tessera {
 namespace {
 
-using testing::message_of;
+using testing::error_message;
 using testing::Rank;
 using testing::Recorder;
 using testing::run_ranks;
@@ -115,7 +115,7 @@ TEST(Selective, AnInPlaceWriteAfterForwardIsDetected) {
     torch::NoGradGuard no_grad;
     y.first.add_(1);
   }
-  EXPECT_SAYS(message_of([&] { y.second.sum().backward(); }), "modified in place");
+  EXPECT_CONTAINS(error_message([&] { y.second.sum().backward(); }), "modified in place");
 }
 
 // A saved random op does not run again, but the random ops after it must produce the same numbers.
@@ -180,16 +180,16 @@ TEST(Selective, AnExtraCallOfASavedOpThrows) {
         return net(x);
       },
       net.x);
-  const auto said = message_of<UsageError>([&] { y.sum().backward(); });
-  EXPECT_SAYS(said, "recomputation calls aten::mm, whose outputs were saved, at a point where forward did not");
+  const auto said = error_message<UsageError>([&] { y.sum().backward(); });
+  EXPECT_CONTAINS(said, "recomputation calls aten::mm, whose outputs were saved, at a point where forward did not");
 }
 
 TEST(Selective, KeepOpsChecksNames) {
-  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::no_such_op"}); }), "unknown op 'aten::no_such_op'");
-  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"mm"}); }), "with its namespace");
-  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::reshape"}); }), "is composite");
-  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::add_"}); }), "writes its arguments");
-  EXPECT_SAYS(message_of<UsageError>([] { keep_ops({"aten::t"}); }), "returns or writes its arguments");
+  EXPECT_CONTAINS(error_message<UsageError>([] { keep_ops({"aten::no_such_op"}); }), "unknown op 'aten::no_such_op'");
+  EXPECT_CONTAINS(error_message<UsageError>([] { keep_ops({"mm"}); }), "with its namespace");
+  EXPECT_CONTAINS(error_message<UsageError>([] { keep_ops({"aten::reshape"}); }), "is composite");
+  EXPECT_CONTAINS(error_message<UsageError>([] { keep_ops({"aten::add_"}); }), "writes its arguments");
+  EXPECT_CONTAINS(error_message<UsageError>([] { keep_ops({"aten::t"}); }), "returns or writes its arguments");
   keep_ops({"aten::sum.dim_IntList", "aten::sum", "aten::_scaled_dot_product_flash_attention_for_cpu"});
 }
 

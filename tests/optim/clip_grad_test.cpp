@@ -14,7 +14,7 @@
 namespace tessera::optim {
 namespace {
 
-using testing::message_of;
+using testing::error_message;
 using testing::Rank;
 using testing::run_ranks;
 
@@ -61,8 +61,8 @@ TEST(ClipGrad, MixedMeshesGiveTheNormOfPlainGradients) {
         const auto total = clip_grad_norm_(params, 0.7, {.norm_type = p, .foreach = foreach});
         mode.exit();
         // One for tp, one for dp and tp, one for the 1-d mesh.
-        EXPECT_EQ(mode.get_comm_counts().of(comm::Kind::AllReduce), 3) << mode.debug_string();
-        EXPECT_EQ(mode.get_comm_counts().of(comm::Kind::AllReduce), mode.get_total_counts());
+        EXPECT_EQ(mode.get_comm_counts().of(comm::CommKind::AllReduce), 3) << mode.debug_string();
+        EXPECT_EQ(mode.get_comm_counts().of(comm::CommKind::AllReduce), mode.get_total_counts());
         EXPECT_FALSE(is_dtensor(total));
         EXPECT_TRUE(torch::allclose(total, reference, 1e-6)) << p << ": " << total << reference;
         for (size_t i = 0; i < params.size(); i++)

@@ -15,7 +15,7 @@
 namespace tessera::optim {
 namespace {
 
-using testing::message_of;
+using testing::error_message;
 using testing::Rank;
 using testing::run_ranks;
 
@@ -57,7 +57,7 @@ TEST(GradScaler, AllRanksSkipAStepWithInf) {
       GradScaler scaler({.init_scale = 4});
       const auto step = [&](float last) {
         p.mutable_grad() = distribute_tensor(torch::tensor({4.f, 4.f, 4.f, last}), mesh, {Shard(0)});
-        testing::HostReads mode;
+        testing::HostReadCounter mode;
         {
           const OpModeScope on(mode);
           scaler.step(optimizer);

@@ -16,8 +16,8 @@
 namespace tessera::optim {
 namespace {
 
-using testing::HostReads;
-using testing::message_of;
+using testing::HostReadCounter;
+using testing::error_message;
 using testing::Rank;
 using testing::run_ranks;
 
@@ -169,7 +169,7 @@ TEST(Optimizer, StepCopiesNothingToTheHost) {
       const auto optimizer = one.make(params);
       for (int64_t step = 0; step < 2; step++) {
         set_gradients(params, placed, step);
-        HostReads mode;
+        HostReadCounter mode;
         const OpModeScope on(mode);
         clip_grad_norm_(params, 0.1);
         clip_grad_value_(params, 0.1);
@@ -178,7 +178,7 @@ TEST(Optimizer, StepCopiesNothingToTheHost) {
         EXPECT_EQ(mode.reads, 0) << one.name;
       }
     }
-    HostReads mode;  // detects a read
+    HostReadCounter mode;  // detects a read
     const OpModeScope on(mode);
     torch::ones(1).item<float>();
     EXPECT_EQ(mode.reads, 1);

@@ -11,7 +11,7 @@
 namespace tessera::optim {
 namespace {
 
-using testing::message_of;
+using testing::error_message;
 
 SGD make_optimizer(const LearningRate& lr = 1) { return SGD(Tensors{torch::zeros(1)}, {.lr = lr}); }
 
@@ -52,7 +52,7 @@ TEST(Schedulers, TensorLearningRateIsReadOnlyAfterOtherWrites) {
   auto optimizer = make_optimizer(lr);
   CosineAnnealingLR cosine(optimizer, 10);
   ExponentialLR chained(optimizer, 0.9);
-  testing::HostReads mode;
+  testing::HostReadCounter mode;
   {
     const OpModeScope on(mode);
     for (int step = 0; step < 3; step++) cosine.step(), chained.step();

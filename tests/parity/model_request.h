@@ -1,6 +1,6 @@
 #pragma once
 #include "run_python.h"
-#include "tessera/models/detail/config.h"
+#include "tessera/models/detail/model_config.h"
 #include "tessera/state/state_dict.h"
 
 #include <c10/util/StringUtil.h>

@@ -16,7 +16,7 @@ namespace {
 using OptimizerRef = std::shared_ptr<torch::optim::Optimizer>;
 using test::cloned;
 using test::Names;
-using testing::message_of;
+using testing::error_message;
 using testing::Rank;
 using testing::run_ranks;
 
@@ -156,14 +156,14 @@ TEST(OptimizerState, StrictReportsEveryMismatchAndChangesNothing) {
   dict.insert("state.0.bias.momentum", torch::ones({5}));
   dict.insert("param_groups.1.lr", torch::ones({}));
   dict.erase("param_groups.0.eps");
-  const auto said = message_of<UsageError>([&] { load_optimizer_state_dict(optimizer, *net, dict); });
-  EXPECT_SAYS(said, "does not fit this Adam of 1 groups");
-  EXPECT_SAYS(said, "missing state.0.weight.step");
-  EXPECT_SAYS(said, "missing param_groups.0.eps");
-  EXPECT_SAYS(said, "unexpected state.5.bias.exp_avg");
-  EXPECT_SAYS(said, "unexpected state.0.bias.momentum");
-  EXPECT_SAYS(said, "unexpected param_groups.1.lr");
-  EXPECT_SAYS(said, "mismatched state.2.bias.exp_avg expected [2] found [7]");
+  const auto said = error_message<UsageError>([&] { load_optimizer_state_dict(optimizer, *net, dict); });
+  EXPECT_CONTAINS(said, "does not fit this Adam of 1 groups");
+  EXPECT_CONTAINS(said, "missing state.0.weight.step");
+  EXPECT_CONTAINS(said, "missing param_groups.0.eps");
+  EXPECT_CONTAINS(said, "unexpected state.5.bias.exp_avg");
+  EXPECT_CONTAINS(said, "unexpected state.0.bias.momentum");
+  EXPECT_CONTAINS(said, "unexpected param_groups.1.lr");
+  EXPECT_CONTAINS(said, "mismatched state.2.bias.exp_avg expected [2] found [7]");
   auto unchanged = [&](const std::string& name) {
     return optimizer_state_dict(optimizer, *net).at(name).equal(before.at(name));
   };
@@ -193,9 +193,9 @@ TEST(OptimizerState, LoadingADictWithoutStateRemovesTheState) {
 TEST(OptimizerState, UnknownOptimizersAndModulesThrow) {
   auto net = make_net();
   torch::optim::LBFGS lbfgs(net->parameters());
-  EXPECT_SAYS(message_of<UsageError>([&] { optimizer_state_dict(lbfgs, *net); }), "Adagrad, Adam, AdamW, RMSprop, SGD");
+  EXPECT_CONTAINS(error_message<UsageError>([&] { optimizer_state_dict(lbfgs, *net); }), "Adagrad, Adam, AdamW, RMSprop, SGD");
   torch::optim::SGD sgd(net->parameters(), 0.1);
-  EXPECT_SAYS(message_of<UsageError>([&] { optimizer_state_dict(sgd, *torch::nn::Linear(1, 1)); }),
+  EXPECT_CONTAINS(error_message<UsageError>([&] { optimizer_state_dict(sgd, *torch::nn::Linear(1, 1)); }),
               "parameter 0 of group 0 of this SGD, of sizes [5, 3], is not in Linear");
 }
 

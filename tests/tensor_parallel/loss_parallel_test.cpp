@@ -32,7 +32,7 @@ Comms comms_of(Call call) {
   CommDebugMode mode;
   call();
   const auto& counts = mode.get_comm_counts();
-  return {counts.of(comm::Kind::AllReduce), counts.of(comm::Kind::AllGather)};
+  return {counts.of(comm::CommKind::AllReduce), counts.of(comm::CommKind::AllGather)};
 }
 
 // The same values on every rank. Thread ranks share the generator of the process, so the values are generated once.

@@ -38,10 +38,10 @@ TEST(TrainConfig, OptionsAreSetByName) {
 
 TEST(TrainConfig, PrintsToml) {
   const auto text = c10::str(with({{"data.path", "a \"b\".txt"}, {"optimizer.lr", "1"}}));
-  EXPECT_SAYS(text, "[model]\nname = \"gpt-tiny\"  # ");
-  EXPECT_SAYS(text, "\n[data]\npath = \"a \\\"b\\\".txt\"  # ");
-  EXPECT_SAYS(text, "\nlr = 1.0  # ");
-  EXPECT_SAYS(text, "\nfsdp = false  # ");
+  EXPECT_CONTAINS(text, "[model]\nname = \"gpt-tiny\"  # ");
+  EXPECT_CONTAINS(text, "\n[data]\npath = \"a \\\"b\\\".txt\"  # ");
+  EXPECT_CONTAINS(text, "\nlr = 1.0  # ");
+  EXPECT_CONTAINS(text, "\nfsdp = false  # ");
 }
 
 TEST(TrainConfig, SizesReplaceThoseOfTheNamedModel) {

@@ -110,8 +110,8 @@ TEST(CheckReplicas, FindsADifferingRank) {
       DTensor(weight.detach()).to_local()[0][0] += 1e-6;
     }
     const bool compares_with_rank_3 = me.rank % 2 == 1;  // in the same dp group
-    const auto said = testing::message_of<CommError>(compare);
-    EXPECT_SAYS(
+    const auto said = testing::error_message<CommError>(compare);
+    EXPECT_CONTAINS(
         said,
         compares_with_rank_3
             ? "now: 1 of 28 replicated parameters differ between ranks of axis 'dp': h.1.mlp.c_fc.weight"

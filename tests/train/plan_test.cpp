@@ -76,10 +76,10 @@ TEST(TrainPlan, PlansAThousandRanksInSeconds) {
   ASSERT_EQ(plan.parameter_bytes.size(), 1024u);
   std::ostringstream text;
   text << plan;
-  EXPECT_SAYS(text.str(), "h.*.attn.c_attn.weight");
-  EXPECT_SAYS(text.str(), "on 1024 ranks, mesh dp=16,fsdp=16,tp=4");
-  EXPECT_SAYS(text.str(), "all_gather of parameters");
-  EXPECT_SAYS(text.str(), "activations");
+  EXPECT_CONTAINS(text.str(), "h.*.attn.c_attn.weight");
+  EXPECT_CONTAINS(text.str(), "on 1024 ranks, mesh dp=16,fsdp=16,tp=4");
+  EXPECT_CONTAINS(text.str(), "all_gather of parameters");
+  EXPECT_CONTAINS(text.str(), "activations");
   config.model.name = "llama-70b";
   config.parallel.mesh = "dp=16,fsdp=8,tp=8";
   const auto then = std::chrono::steady_clock::now();
@@ -93,11 +93,11 @@ TEST(TrainPlan, ListsAllConfigErrors) {
   config.parallel.mesh = "dp=3,tp=4";
   const auto errors = config_errors(config, 12);
   ASSERT_EQ(errors.size(), 2u);
-  EXPECT_SAYS(errors[0], "a batch of 8 samples is not divisible by 3 data-parallel ranks");
-  EXPECT_SAYS(errors[1], "gpt-tiny has 2 heads, which are not divisible by tp=4");
+  EXPECT_CONTAINS(errors[0], "a batch of 8 samples is not divisible by 3 data-parallel ranks");
+  EXPECT_CONTAINS(errors[1], "gpt-tiny has 2 heads, which are not divisible by tp=4");
   EXPECT_ERROR(UsageError, plan_training(config, 12), "a batch of 8");
   ASSERT_EQ(config_errors(config, 8).size(), 1u);
-  EXPECT_SAYS(config_errors(config, 8)[0], "needs 12 ranks, but there are 8");
+  EXPECT_CONTAINS(config_errors(config, 8)[0], "needs 12 ranks, but there are 8");
   EXPECT_ERROR(UsageError, plan_training(config, 0), "at least 1");
 }
 

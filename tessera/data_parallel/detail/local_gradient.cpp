@@ -40,7 +40,7 @@ void set_local_gradient(const at::Tensor& parameter, const at::Tensor& local) {
     return;
   }
   auto gradient = tessera::detail::wrap(local, tessera::detail::meta_of(parameter).spec);
-  tessera::detail::meta_of(gradient).escaped = true;
+  tessera::detail::meta_of(gradient).has_plain_alias = true;
   parameter.mutable_grad() = std::move(gradient);
 }
 

@@ -9,12 +9,12 @@ namespace tessera {
 namespace {
 
 using comm::Family;
-using comm::Kind;
+using comm::CommKind;
 
 template <class F>
 void for_each_name(F f) {
   for (auto family : {Family::Functional, Family::C10d})
-    for (int k = 0; k < static_cast<int>(Kind::Count); k++)
+    for (int k = 0; k < static_cast<int>(CommKind::Count); k++)
       if (comm::is_counted(static_cast<CommKind>(k))) f(comm_name(static_cast<CommKind>(k), family));
 }
 

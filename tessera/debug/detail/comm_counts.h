@@ -12,7 +12,7 @@ namespace tessera {
 
 // The name of a collective in PyTorch's CommDebugMode: "c10d_functional.all_reduce" for the collectives of
 // redistribution, "c10d.allreduce_" for the in-place collectives of c10d.
-std::string comm_name(comm::Kind kind, comm::Family family = comm::Family::Functional);
+std::string comm_name(comm::CommKind kind, comm::Family family = comm::Family::Functional);
 
 // The number of collectives by name: a value with == and <<. Names with count 0 are not listed.
 // Example:  EXPECT_EQ(mode.get_comm_counts(), (CommCounts{{"c10d_functional.all_reduce", 2}}));
@@ -24,11 +24,11 @@ class CommCounts {
   CommCounts(std::initializer_list<Map::value_type> counts);
 
   int64_t operator[](std::string_view name) const;  // throws UsageError for an unknown name
-  int64_t of(comm::Kind kind, comm::Family family = comm::Family::Functional) const;
+  int64_t of(comm::CommKind kind, comm::Family family = comm::Family::Functional) const;
   int64_t total() const;
   const Map& by_name() const { return counts_; }
 
-  void add(comm::Kind kind, comm::Family family);
+  void add(comm::CommKind kind, comm::Family family);
   bool operator==(const CommCounts&) const = default;
 
  private:

@@ -130,7 +130,7 @@ void CheckpointFrame::run_again(Recomputation& run) {
   auto tensors = inputs();  // first of all: an outer checkpoint may have to recompute them
   const RecomputingScope recomputing;
   const ForwardState::Scope state(state_);
-  const ForwardInBackward forward;
+  const RecomputeScope forward;
   const at::AutoGradMode with_gradients(true);
   auto packers = filtering_packers_;  // other active packers must not see the tensors of this recomputation
   packers.push_back(std::make_shared<const Packer>(

@@ -3,7 +3,7 @@
 #include "tessera/optim/detail/option_dict.h"
 #include "tessera/optim/optimizer.h"
 #include "tessera/tracing/detail/compiling_scope.h"
-#include "tessera/tracing/detail/live_number.h"
+#include "tessera/tracing/detail/runtime_scalar.h"
 
 #include <string>
 #include <utility>
@@ -85,7 +85,7 @@ class OptimizerOf : public Optimizer {
   void update(size_t group, TensorLists& lists, const Scaling* scaling) override {
     if (!compiling()) return update(options_[group], lists, scaling);
     auto options = options_[group];
-    if (!options.lr.is_tensor()) options.lr = live_number("lr", [this, group] { return lr(group); });
+    if (!options.lr.is_tensor()) options.lr = runtime_scalar("lr", [this, group] { return lr(group); });
     update(options, lists, scaling);
   }
   void update(const Options& o, TensorLists& lists, const Scaling* scaling) {

@@ -3,7 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/detail/libtorch_autograd_compat.h"
 #include "tessera/comm/functional_collectives.h"
-#include "tessera/dtensor/detail/edges.h"
+#include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/tensor_parallel/detail/vocab_parallel_loss.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -212,7 +212,7 @@ Tensor denominator(const VocabParallelLoss& loss) {
   for (auto& p : partial) p = p.is_sharded() ? Partial() : Replicate();
   const auto partial_spec = intern(spec.mesh, partial, {}, {}, spec.dtype, spec.device);
   const Placements replicated(partial.size(), Replicate());
-  return detail::move(detail::wrap(local, partial_spec), with_placements(*partial_spec, replicated));
+  return detail::redistribute_no_grad(detail::wrap(local, partial_spec), with_placements(*partial_spec, replicated));
 }
 
 Tensor reduced(const VocabParallelLoss& loss, const Tensor& losses, at::Reduction::Reduction reduction) {

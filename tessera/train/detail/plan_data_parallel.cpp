@@ -76,7 +76,7 @@ struct FsdpUnit {
 
 // The units of ParallelModel: each block, and the root with the rest.
 std::vector<FsdpUnit> units_of(const MeshShape& mesh, const PlanParameters& parameters) {
-  std::map<int64_t, std::vector<data_parallel::fsdp::Extent>> by_block;
+  std::map<int64_t, std::vector<data_parallel::fsdp::ParamShape>> by_block;
   for (const auto& p : parameters) by_block[block_of(p.name)].push_back({p.compute_sizes, 0});
   std::vector<FsdpUnit> units;
   for (auto& [block, extents] : by_block)
@@ -176,7 +176,7 @@ int64_t unsharded_bytes(const TrainConfig& config, const MeshShape& mesh, const 
   if (!has_axis(mesh, "fsdp") || (extent(mesh, "fsdp") == 1 && each == kFloatBytes)) return 0;
   int64_t root = 0, largest = 0;
   for (const auto& [block, layout] : units_of(mesh, parameters)) {
-    const int64_t bytes = (layout.gathered_numel() + layout.landing_numel()) * each;
+    const int64_t bytes = (layout.gathered_numel() + layout.staging_numel()) * each;
     block < 0 ? root += bytes : largest = std::max(largest, bytes);
   }
   return root + 2 * largest;  // the block that computes and the prefetched one

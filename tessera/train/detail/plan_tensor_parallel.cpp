@@ -70,7 +70,7 @@ TrafficByKind run_step(LanguageModel& model, const BatchShape& shape) {
   count.set_phase(" in backward");
   loss.backward();
   count.set_phase(" of gradients");
-  optim::detail::summed_gradients(root.parameters());
+  optim::detail::reduce_partial_gradients(root.parameters());
   return count.seen();
 }
 

@@ -178,8 +178,8 @@ TEST(FullyShardFaults, ARankThatFailsStopsTheOthers) {
         for (int i = 0; i < 2; i++) stack_loss(model, x).backward();
       });
     });
-    EXPECT_SAYS(said, "rank 1 (the first to fail): a fault");
-    EXPECT_SAYS(said, "3 of 3 ranks failed");
+    EXPECT_CONTAINS(said, "rank 1 (the first to fail): a fault");
+    EXPECT_CONTAINS(said, "3 of 3 ranks failed");
   }
 }
 

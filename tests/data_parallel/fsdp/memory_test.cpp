@@ -52,7 +52,7 @@ void check(Rank& me, Shard shard) {
     sizes.root -= kConfig.n_layer * sizes.largest;
     plain = third_step(count, model);
   }
-  const auto prediction = testing::promise_of(sizes, me.size(), plain.forward - plain.before);
+  const auto prediction = testing::memory_bound(sizes, me.size(), plain.forward - plain.before);
   for (const bool keep : {false, true}) {
     CountingAllocator count;
     GPT2 model(kConfig);

@@ -16,7 +16,7 @@ using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 // rank and the reason, within this time.
 constexpr std::chrono::milliseconds kAbortReasonDelay(900);
 
-std::string message_of(const std::exception& error) {
+std::string error_message(const std::exception& error) {
   const auto* known = dynamic_cast<const c10::Error*>(&error);
   return known ? known->what_without_backtrace() : error.what();
 }
@@ -98,7 +98,7 @@ class CheckedLauncher::P2PWork final : public c10d::Work {
     try {
       if (inner_->wait(timeout)) return true;
     } catch (const std::exception& thrown) {
-      error = message_of(thrown);
+      error = error_message(thrown);
     }
     std::unique_lock lock(launcher_->mutex_);
     launcher_->changed_.wait_for(lock, kAbortReasonDelay, [&] { return !launcher_->abort_reason_.empty(); });
@@ -168,7 +168,7 @@ void CheckedLauncher::launch_compared() {
           running_.push_back(work);
           launched.push_back(work);
         } catch (const std::exception& thrown) {
-          error = message_of(thrown);
+          error = error_message(thrown);
         }
       work->launch = nullptr;
       if (!error.empty()) {
@@ -204,7 +204,7 @@ void CheckedLauncher::on_inner_done(const CheckedWorkPtr& work, c10::ivalue::Fut
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       after();
     } catch (const std::exception& thrown) {
-      error = message_of(thrown);
+      error = error_message(thrown);
     }
   {
     std::lock_guard lock(mutex_);

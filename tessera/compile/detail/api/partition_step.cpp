@@ -51,7 +51,7 @@ void partition_parameters(const DataParallel& mode, const CallArguments& argumen
       auto state = optimizer->state(p);
       if (state.empty()) continue;
       StateDict distributed;
-      for (const auto& row : optimizer->rows())
+      for (const auto& row : optimizer->state_entries())
         if (const auto* value = state.find(row.name))
           distributed.insert(row.name, row.like_parameter ? distribute_tensor(*value, mesh, {placement}) : *value);
       states.emplace_back(optimizer, std::move(distributed));

@@ -16,7 +16,7 @@ void partition_parameters(const DataParallel& mode, const CallArguments& argumen
 
 // While a step is traced: parameters are unsharded, and a hook averages and shards each gradient.
 // Parameters are sharded again before the optimizer step.
-class UnshardedParameters final : public CompilingListener {
+class UnshardedParameters final : public TraceObserver {
  public:
   UnshardedParameters() = default;
   ~UnshardedParameters() override;

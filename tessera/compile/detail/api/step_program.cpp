@@ -32,7 +32,7 @@ bool StepProgram::GradientGuard::holds() const {
 StepProgram::StepProgram(const CallArguments& arguments, const std::function<Tensors()>& step, const Settings& settings,
                          bool adds_to_gradients)
     : key_(cache_key_of(arguments)) {
-  const auto scope = adds_to_gradients ? CompilingScope::Of::Part : CompilingScope::Of::Step;
+  const auto scope = adds_to_gradients ? CompilingScope::Region::Part : CompilingScope::Region::Step;
   bool gradient_placeholders = !adds_to_gradients;
   constexpr int kMaxTraces = 8;  // the second trace finds all captured leaves, unless the step creates new ones
   for (int traces = 0; traces < kMaxTraces;) {
@@ -47,7 +47,7 @@ StepProgram::StepProgram(const CallArguments& arguments, const std::function<Ten
 }
 
 StepProgram::TraceOutcome StepProgram::trace(const CallArguments& given, const std::function<Tensors()>& step,
-                                             const Settings& settings, CompilingScope::Of scope,
+                                             const Settings& settings, CompilingScope::Region scope,
                                              bool gradient_placeholders) {
   auto arguments = given;
   arguments.leaves.insert(arguments.leaves.end(), captured_.begin(), captured_.end());
@@ -75,7 +75,7 @@ StepProgram::TraceOutcome StepProgram::trace(const CallArguments& given, const s
 
 // Runs the step under the tracer and adds its results as outputs. false: RestartTrace was thrown.
 bool StepProgram::record(TraceRun& run, const CallArguments& arguments, const std::function<Tensors()>& step,
-                         const Settings& settings, CompilingScope::Of scope) {
+                         const Settings& settings, CompilingScope::Region scope) {
   CompilingScope::take_guards();  // of an earlier trace that failed
   CompilingScope::take_effects();
   try {

@@ -45,9 +45,9 @@ class StepProgram {
     Restarted,          // one-time setup ran while tracing: trace again
   };
   TraceOutcome trace(const CallArguments& given, const std::function<Tensors()>& step, const Settings& settings,
-                     CompilingScope::Of scope, bool gradient_placeholders);
+                     CompilingScope::Region scope, bool gradient_placeholders);
   bool record(TraceRun& run, const CallArguments& arguments, const std::function<Tensors()>& step,
-              const Settings& settings, CompilingScope::Of scope);
+              const Settings& settings, CompilingScope::Region scope);
   bool collect_captured_leaves(TraceRun& run, const Settings& settings);
   void collect_gradients(TraceRun& run, bool reads_old_gradients);
   void build(Tracer::Result traced, const TraceRun& run, const CallArguments& arguments, const Settings& settings);

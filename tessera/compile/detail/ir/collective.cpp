@@ -61,25 +61,25 @@ int64_t flat_bytes_of_all_ranks(const Program& program, const Node& node) {
 
 struct CollectiveRow {
   const char* op;
-  comm::Kind kind;
+  comm::CommKind kind;
   int64_t (*bytes)(const Program& program, const Node& node);
 };
 constexpr CollectiveRow kCollectives[] = {
-    {"tessera::all_gather", comm::Kind::AllGatherIntoTensor, padded_shard_bytes},
-    {"tessera::all_gather_coalesced", comm::Kind::AllGatherCoalesced, padded_shard_bytes},
-    {"tessera::all_gather_into_", comm::Kind::AllGatherIntoTensor, larger_side_bytes},
-    {"tessera::all_gather_into_runs_", comm::Kind::AllGatherIntoTensor, flat_bytes_of_all_ranks},
-    {"tessera::all_reduce", comm::Kind::AllReduce, larger_side_bytes},
-    {"tessera::all_reduce_", comm::Kind::AllReduce, larger_side_bytes},
-    {"tessera::all_reduce_coalesced", comm::Kind::AllReduceCoalesced, larger_side_bytes},
-    {"tessera::all_reduce_coalesced_", comm::Kind::AllReduceCoalesced, larger_side_bytes},
-    {"tessera::all_to_all", comm::Kind::AllToAllSingle, larger_side_bytes},
-    {"tessera::broadcast", comm::Kind::Broadcast, larger_side_bytes},
-    {"tessera::broadcast_", comm::Kind::Broadcast, larger_side_bytes},
-    {"tessera::reduce_scatter", comm::Kind::ReduceScatterTensor, padded_shard_bytes},
-    {"tessera::reduce_scatter_coalesced", comm::Kind::ReduceScatterCoalesced, padded_shard_bytes},
-    {"tessera::reduce_scatter_into_", comm::Kind::ReduceScatterTensor, larger_side_bytes},
-    {"tessera::reduce_scatter_runs_into_", comm::Kind::ReduceScatterTensor, flat_bytes_of_all_ranks},
+    {"tessera::all_gather", comm::CommKind::AllGatherIntoTensor, padded_shard_bytes},
+    {"tessera::all_gather_coalesced", comm::CommKind::AllGatherCoalesced, padded_shard_bytes},
+    {"tessera::all_gather_into_", comm::CommKind::AllGatherIntoTensor, larger_side_bytes},
+    {"tessera::all_gather_into_segments_", comm::CommKind::AllGatherIntoTensor, flat_bytes_of_all_ranks},
+    {"tessera::all_reduce", comm::CommKind::AllReduce, larger_side_bytes},
+    {"tessera::all_reduce_", comm::CommKind::AllReduce, larger_side_bytes},
+    {"tessera::all_reduce_coalesced", comm::CommKind::AllReduceCoalesced, larger_side_bytes},
+    {"tessera::all_reduce_coalesced_", comm::CommKind::AllReduceCoalesced, larger_side_bytes},
+    {"tessera::all_to_all", comm::CommKind::AllToAllSingle, larger_side_bytes},
+    {"tessera::broadcast", comm::CommKind::Broadcast, larger_side_bytes},
+    {"tessera::broadcast_", comm::CommKind::Broadcast, larger_side_bytes},
+    {"tessera::reduce_scatter", comm::CommKind::ReduceScatterTensor, padded_shard_bytes},
+    {"tessera::reduce_scatter_coalesced", comm::CommKind::ReduceScatterCoalesced, padded_shard_bytes},
+    {"tessera::reduce_scatter_into_", comm::CommKind::ReduceScatterTensor, larger_side_bytes},
+    {"tessera::reduce_scatter_segments_into_", comm::CommKind::ReduceScatterTensor, flat_bytes_of_all_ranks},
 };
 
 const CollectiveRow* find_collective(const c10::OperatorHandle& op) {
@@ -90,9 +90,9 @@ const CollectiveRow* find_collective(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-comm::Kind record_kind(const c10::OperatorHandle& op) {
+comm::CommKind record_kind(const c10::OperatorHandle& op) {
   const auto* row = find_collective(op);
-  return row ? row->kind : comm::Kind::Count;
+  return row ? row->kind : comm::CommKind::Count;
 }
 
 Collective collective_of(const Program& program, const Node& node) {

@@ -7,13 +7,13 @@ namespace tessera::compiler {
 // What a collective of a program sends, in the form of the communication record of the call (comm/detail/records.h).
 // So a listing, the page of a compile trace and the records of a run can be compared line by line.
 struct Collective {
-  comm::Kind kind = comm::Kind::Count;  // Count: an op that is not in the table of collective.cpp
+  comm::CommKind kind = comm::CommKind::Count;  // Count: an op that is not in the table of collective.cpp
   int64_t bytes = 0;                    // of the unsharded tensor, padding included
   int32_t group = -1;                   // index into Program::groups
   bool operator==(const Collective&) const = default;
 };
 
-comm::Kind record_kind(const c10::OperatorHandle& op);
+comm::CommKind record_kind(const c10::OperatorHandle& op);
 // Requires: kind_of(node) is OpKind::Collective.
 Collective collective_of(const Program& program, const Node& node);
 

@@ -117,7 +117,7 @@ class BatchDims {
         if (placements.empty() || !placements[0]) return inferred;
         const auto out = rule.follow({*placements[0]}, {shards_});
         for (auto& each : inferred) each = out[0];
-      } else if (const auto* strategy = best_strategy(rule.rows, placements)) {
+      } else if (const auto* strategy = best_strategy(rule.strategies, placements)) {
         const bool in_place = node.schema().is_mutable();
         for (size_t i = 0; i < results.size() && i < (in_place ? written.size() : strategy->out.size()); i++) {
           const auto& at = in_place ? strategy->in[static_cast<size_t>(written[i])] : strategy->out[i];
@@ -156,9 +156,9 @@ class BatchDims {
   }
 
   // The strategy whose input placements match; of several, the one that shards the fewest operands without a batch.
-  static const rules::Row* best_strategy(const std::vector<rules::Row>& strategies,
+  static const rules::Strategy* best_strategy(const std::vector<rules::Strategy>& strategies,
                                          const std::vector<BatchPlacement>& placements) {
-    const rules::Row* best = nullptr;
+    const rules::Strategy* best = nullptr;
     size_t fewest = 0;
     for (const auto& strategy : strategies) {
       bool fits = strategy.in.size() == placements.size();

@@ -54,7 +54,7 @@ void join_all_gathers(Program& program, const AllGatherBucket& bucket, std::vect
   const auto device = program[joined.flat[0]].type.device;
   const auto flat = program.add(Type::contiguous(bucket.members[0].dtype, {joined.numel}, device));
   to.push_back({find_op("aten.cat"), {joined.flat, c10::IValue(0)}, {flat}, first.module});
-  to.push_back({find_op("tessera.all_gather_into_runs_"),
+  to.push_back({find_op("tessera.all_gather_into_segments_"),
                 {joined.tensors, flat, joined.segments, c10::IValue(joined.label), first.args[4]},
                 {},
                 first.module});

@@ -123,7 +123,7 @@ void join_reduce_scatters(Program& program, const ReduceScatterBucket& bucket, M
                  c10::IValue(type.device), none, none},
                 {allocated},
                 last.module});
-  to.push_back({find_op("tessera.reduce_scatter_runs_into_"),
+  to.push_back({find_op("tessera.reduce_scatter_segments_into_"),
                 {allocated, joined.tensors, joined.segments, last.args[3], c10::IValue(joined.label), last.args[5]},
                 {flat},
                 last.module});

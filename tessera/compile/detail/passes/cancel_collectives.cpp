@@ -192,7 +192,7 @@ class CancelCollectives {
     std::ostringstream line;
     for (const auto& each : candidates) line << each.number << " ";
     try {
-      comm::agree(info.group, "cancel_collectives", {line.str()});
+      comm::require_same_on_all_ranks(info.group, "cancel_collectives", {line.str()});
     } catch (const UsageError&) {
       return false;
     }

@@ -20,7 +20,7 @@ namespace {
 bool is_all_gather_op(const Node& node) {
   const auto name = node.name();
   return name == "tessera.all_gather" || name == "tessera.all_gather_coalesced" ||
-         name == "tessera.all_gather_into_runs_" || name == "tessera.all_gather_into_";
+         name == "tessera.all_gather_into_segments_" || name == "tessera.all_gather_into_";
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #include "tessera/compile/detail/passes/sharded_collectives.h"
 
-#include "tessera/comm/detail/runs_ops.h"
+#include "tessera/comm/detail/segment_ops.h"
 #include "tessera/compile/detail/ir/op_table.h"
 
 #include <c10/util/StringUtil.h>
@@ -19,9 +19,9 @@ struct ShardedOp {
 };
 constexpr ShardedOp kShardedOps[] = {
     {"tessera.all_gather", ShardedKind::AllGather, false},
-    {"tessera.all_gather_into_runs_", ShardedKind::AllGather, true},
+    {"tessera.all_gather_into_segments_", ShardedKind::AllGather, true},
     {"tessera.reduce_scatter", ShardedKind::ReduceScatter, false},
-    {"tessera.reduce_scatter_runs_into_", ShardedKind::ReduceScatter, true},
+    {"tessera.reduce_scatter_segments_into_", ShardedKind::ReduceScatter, true},
 };
 
 // Bytes of the unsharded side. The flat tensors of collectives of segments have the same size on all ranks.
@@ -94,21 +94,21 @@ InputChain input_chain(const Program& program, const Dependencies& dependencies,
 }
 
 JoinedSegments join_segments(const Program& program, const std::vector<ShardedCollective>& members) {
-  // all_gather_into_runs_(tensors, flat, segments, label, group)
-  // reduce_scatter_runs_into_(flat, tensors, segments, op, label, group)
+  // all_gather_into_segments_(tensors, flat, segments, label, group)
+  // reduce_scatter_segments_into_(flat, tensors, segments, op, label, group)
   const bool gathers = members[0].kind == ShardedKind::AllGather;
   JoinedSegments joined;
-  comm::Runs segments;
+  comm::Segments segments;
   std::vector<std::string> labels;
   for (const auto& member : members) {
     const auto& node = program.nodes[member.node];
     const auto& tensors = std::get<ValueList>(node.args[gathers ? 0 : 1]);
     const auto first = static_cast<int32_t>(joined.tensors.size());
-    const auto own = comm::runs_from(std::get<c10::IValue>(node.args[2]).toIntVector());
+    const auto own = comm::segments_from_ints(std::get<c10::IValue>(node.args[2]).toIntVector());
     segments.resize(std::max(segments.size(), own.size()));
     for (size_t r = 0; r < own.size(); r++)
       for (auto segment : own[r]) {
-        if (segment.tensor != comm::kPadding) segment.tensor += first;
+        if (segment.tensor != comm::kPaddingSegment) segment.tensor += first;
         segments[r].push_back(segment);
       }
     joined.tensors.insert(joined.tensors.end(), tensors.begin(), tensors.end());
@@ -116,7 +116,7 @@ JoinedSegments join_segments(const Program& program, const std::vector<ShardedCo
     joined.numel += program[joined.flat.back()].type.numel();
     labels.push_back(std::get<c10::IValue>(node.args[gathers ? 3 : 4]).toStringRef());
   }
-  joined.segments = comm::numbers_of(segments);
+  joined.segments = comm::segments_to_ints(segments);
   joined.label = c10::Join(", ", labels);
   return joined;
 }

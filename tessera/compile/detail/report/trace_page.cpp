@@ -71,7 +71,7 @@ void write_collectives(std::ostream& out, const Program& program, size_t first_n
     if (kind_of(node) != OpKind::Collective) continue;
     const auto collective = collective_of(program, node);
     std::ostringstream kind, ranks;
-    if (collective.kind == comm::Kind::Count)
+    if (collective.kind == comm::CommKind::Count)
       kind << node.name();
     else
       kind << collective.kind;

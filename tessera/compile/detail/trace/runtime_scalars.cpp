@@ -1,7 +1,7 @@
 #include "tessera/compile/detail/trace/runtime_scalars.h"
 
 #include "tessera/dtensor/random.h"
-#include "tessera/tracing/detail/live_number.h"
+#include "tessera/tracing/detail/runtime_scalar.h"
 
 #include <cmath>
 
@@ -25,7 +25,7 @@ std::optional<RuntimeScalar> RuntimeScalars::find(Program& program, const c10::O
                                                   const c10::IValue& value) {
   if (value.isDouble()) {
     const double number = value.toDouble();
-    auto marked = live_number_behind(std::abs(number));
+    auto marked = find_runtime_scalar(std::abs(number));
     if (!marked) return {};
     for (const auto& [marker, index] : rates_)
       if (marker == std::abs(number)) return RuntimeScalar{index, std::signbit(number)};

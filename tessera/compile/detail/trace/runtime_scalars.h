@@ -7,7 +7,7 @@
 namespace tessera::compiler {
 
 // Finds the numbers among op arguments that the program must read on every run instead of keeping as constants:
-//   - learning rates, which optimizers mark with live_number() (tracing/detail/live_number.h);
+//   - learning rates, which optimizers mark with runtime_scalar() (tracing/detail/runtime_scalar.h);
 //   - seed and offset of Tessera's random stream.
 class RuntimeScalars {
  public:
@@ -20,7 +20,7 @@ class RuntimeScalars {
 
  private:
   int64_t seed_, offset_;
-  std::vector<std::pair<double, int32_t>> rates_;  // marker double of a live_number, index in program.numbers
+  std::vector<std::pair<double, int32_t>> rates_;  // marker double of a runtime_scalar, index in program.numbers
   int32_t stream_ = -1;                            // index of "seed" in program.numbers; "draws" follows it
   bool own_stream_ = false;                        // the current op draws from Tessera's stream, not from another seed
 };

@@ -91,7 +91,7 @@ size_t argument(const RecordedOp& op, const char* name) {
 // The local index of a global index along `dim`. nullopt: another rank owns it.
 std::optional<int64_t> local_index(const TensorSpec& spec, int64_t dim, int64_t index) {
   int64_t before = 0;
-  for (const auto& run : spec.runs(dim)) {
+  for (const auto& run : spec.local_ranges(dim)) {
     if (index >= run.begin && index < run.end) return before + index - run.begin;
     before += run.end - run.begin;
   }
@@ -129,7 +129,7 @@ bool localize_arguments(const RecordedOp& op, const TensorSpec& spec, std::vecto
       arguments[argument(op, "size")] = c10::IntArrayRef(spec.local_sizes);
       return true;
     case LocalRule::Random:
-      arguments[argument(op, "runs")] = spec.run_list();
+      arguments[argument(op, "runs")] = spec.range_list();
       return true;
     case LocalRule::Elementwise:
       return true;

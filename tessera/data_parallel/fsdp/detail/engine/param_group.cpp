@@ -65,7 +65,7 @@ ParamGroup::ParamGroup(std::string name, std::vector<FSDPParam> params, ShardLay
       options_(options),
       accumulators_(params_.size()) {
   tessera::detail::register_kernels();
-  packer_ = std::make_shared<Packer>(Packer{Packs::Some, [this](const at::Tensor& t) { return pack(t); }});
+  packer_ = std::make_shared<Packer>(Packer{Accepts::SomeTensors, [this](const at::Tensor& t) { return pack(t); }});
   if (!params_.empty()) shard_parameters();
   gradients_ = std::make_unique<ParamGroupGradients>(*this);
 }

@@ -114,7 +114,7 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
   bool take_new_values();  // copies new values to the shard; returns whether there were any
   void abandon();          // after an error: parameters are sharded, no collective is in flight, .grad is as before
 
-  // Packs what autograd saves of unsharded parameters.
+  // Accepts what autograd saves of unsharded parameters.
   const PackerRef& packer() const { return packer_; }
   // Parameter i in its sharded form, as a view of a buffer that is laid out like flat_param().
   at::Tensor sharded_view(size_t i, const at::Tensor& shard) const;

@@ -53,7 +53,7 @@ Tensors run(ShardedModule& sharded, const Module& module, const Tensors& inputs,
     schedule->before_forward(scheduled);
     Tensors outputs;
     {
-      const PackScope pack(scheduled.group->packer());
+      const SavedTensorHooks pack(scheduled.group->packer());
       outputs = cast_to(forward(cast_to(inputs, scheduled.cast_inputs)), scheduled.cast_outputs);
     }
     schedule->after_forward(scheduled, &module, outputs);

@@ -2,8 +2,8 @@
 
 #include "tessera/data_parallel/detail/local_gradient.h"
 #include "tessera/data_parallel/fsdp/detail/engine/trace_state.h"
-#include "tessera/dtensor/detail/edges.h"
-#include "tessera/dtensor/detail/gather_at_use.h"
+#include "tessera/dtensor/detail/autograd_functions.h"
+#include "tessera/dtensor/detail/all_gather_on_use.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/register.h"
 #include "tessera/nn/grad_hooks.h"
@@ -55,9 +55,9 @@ struct UnhookedGradient : std::enable_shared_from_this<UnhookedGradient> {
     };
     auto sum = tessera::detail::wrap(scaled, with_current_placements());
     placements.back() = spec->placements.back();
-    sum = tessera::detail::move(sum, with_current_placements());
+    sum = tessera::detail::redistribute_no_grad(sum, with_current_placements());
     placements = spec->placements;
-    return tessera::detail::move(sum, with_current_placements());
+    return tessera::detail::redistribute_no_grad(sum, with_current_placements());
   }
 };
 
@@ -69,7 +69,7 @@ void shard_unhooked_params(const std::vector<FSDPParam>& params, const std::shar
   for (const auto& [name, tensor, unsharded_spec, sharded_spec] : params) {
     auto parameter = tensor;
     distribute_in_place(parameter, sharded_spec->mesh, sharded_spec->placements, {.src_data_rank = std::nullopt});
-    tessera::detail::mark_gather_at_use(parameter);
+    tessera::detail::mark_all_gather_on_use(parameter);
     if (!parameter.requires_grad()) continue;
     auto gradient = std::make_shared<UnhookedGradient>(name, sharded_spec, scheduled);
     // Weak: the parameter owns its hooks.

@@ -18,7 +18,7 @@ namespace {
 constexpr double kMissing = -std::numeric_limits<double>::infinity();
 
 // True if the state entry has the shape of the parameter (a moment), false if it is a scalar (step).
-bool is_like_parameter(const std::vector<OptimizerAccess::Row>& entries, const std::string& name) {
+bool is_like_parameter(const std::vector<OptimizerAccess::StateEntry>& entries, const std::string& name) {
   for (const auto& entry : entries)
     if (entry.name == name) return entry.like_parameter;
   return false;
@@ -76,7 +76,7 @@ void FlatOptimizer::gather() {
 
 void FlatOptimizer::gather_flat(FlatGroup& flat_group) const {
   const auto& group = flat_group.group();
-  const auto entries = rows();
+  const auto entries = state_entries();
   for (const auto& [name, value] : optimizer_.state(group.flat_param())) {
     const auto gathered = is_like_parameter(entries, name) ? gather_shard(group, value) : at::Tensor();
     for (size_t i = 0; i < group.params().size(); i++)
@@ -91,7 +91,7 @@ void FlatOptimizer::gather_flat(FlatGroup& flat_group) const {
 // entries exist, their dtypes, and the values of scalars.
 void FlatOptimizer::gather_local_shards(FlatGroup& flat_group) const {
   const auto& group = flat_group.group();
-  const auto entries = rows();
+  const auto entries = state_entries();
   const auto n = static_cast<int64_t>(group.params().size()), columns = static_cast<int64_t>(entries.size());
   std::vector<StateDict> local(static_cast<size_t>(n));
   auto table = at::full({n, columns}, kMissing, at::kDouble);
@@ -149,7 +149,7 @@ StateDict FlatOptimizer::state(const at::Tensor& parameter) const {
 void FlatOptimizer::check(const StateDict& dict) const {
   for (const auto& flat_group : flat_groups_) {
     if (!flat_group.has_flat_parameter()) continue;
-    for (const auto& entry : rows()) {
+    for (const auto& entry : state_entries()) {
       if (entry.like_parameter) continue;
       std::string first_name;
       const at::Tensor* first = nullptr;
@@ -179,7 +179,7 @@ void FlatOptimizer::set_state(const at::Tensor& parameter, StateDict state) {
 void FlatOptimizer::set_flat(FlatGroup& flat_group, size_t param, const StateDict& state) {
   const auto& group = flat_group.group();
   flat_group.has_loaded = true;
-  const auto entries = rows();
+  const auto entries = state_entries();
   for (const auto& [name, value] : state) {
     auto& loaded = flat_group.loaded;
     if (!is_like_parameter(entries, name)) {
@@ -197,7 +197,7 @@ void FlatOptimizer::set_local_shards(const FlatGroup& flat_group, size_t param, 
   const auto& tensor = group.params()[param].tensor;
   const auto rank = group.shard_group()->rank();
   StateDict local;
-  const auto entries = rows();
+  const auto entries = state_entries();
   // If this rank has no element of the parameter, its optimizer never creates state for it.
   const bool is_local = group.layout().range_in_shard(param, rank).size > 0;
   for (const auto& [name, value] : state) {

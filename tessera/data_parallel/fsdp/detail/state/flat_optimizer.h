@@ -30,8 +30,8 @@ class FlatOptimizer final : public OptimizerAccess {
   void check_options(size_t group, const StateDict& options) const override {
     optimizer_.check_options(group, options);
   }
-  std::vector<OptimizerAccess::Row> rows() const override { return optimizer_.rows(); }
-  bool has_rows_from_the_start() const override { return optimizer_.has_rows_from_the_start(); }
+  std::vector<OptimizerAccess::StateEntry> state_entries() const override { return optimizer_.state_entries(); }
+  bool has_state_before_first_step() const override { return optimizer_.has_state_before_first_step(); }
   StateDict state(const at::Tensor& parameter) const override;
   void set_state(const at::Tensor& parameter, StateDict state) override;
 

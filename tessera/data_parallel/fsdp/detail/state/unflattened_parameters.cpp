@@ -32,7 +32,7 @@ at::Tensor shard_over_both(const ShardedModule& sharded, const FSDPParam& param,
   }
   const auto spec =
       intern(joint->mesh, joint->placements, joint->sizes, joint->strides, unsharded.scalar_type(), unsharded.device());
-  const auto runs = shard_runs(Shard(0), unsharded.size(0), sharded.mesh.size(*sharded.shard_axis),
+  const auto runs = shard_ranges(Shard(0), unsharded.size(0), sharded.mesh.size(*sharded.shard_axis),
                                sharded.mesh.get_local_rank(*sharded.shard_axis));
   const auto local = runs.empty() ? Run{0, 0} : runs[0];
   return tessera::detail::wrap(unsharded.narrow(0, local.begin, local.end - local.begin).clone(), spec);
@@ -92,7 +92,7 @@ at::Tensor StateDictForm::convert_flat(const ShardedModule& sharded, const FSDPP
     const auto spec =
         intern(sharded.mesh, placements, unsharded.sizes(), tessera::contiguous_strides(unsharded.sizes()),
                unsharded.scalar_type(), unsharded.device());
-    const auto runs = spec->runs(0);
+    const auto runs = spec->local_ranges(0);
     const int64_t begin = runs.empty() ? 0 : runs[0].begin;
     converted = tessera::detail::wrap(unsharded.narrow(0, begin, spec->local_sizes[0]).clone(), spec);
   }
