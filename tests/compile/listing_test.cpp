@@ -37,7 +37,7 @@ using testing::run_ranks;
 
 // A collective that was posted.
 struct Posted {
-  Kind kind;
+  CommKind kind;
   int64_t bytes;
   bool operator==(const Posted&) const = default;
   friend std::ostream& operator<<(std::ostream& out, const Posted& posted) {
@@ -60,7 +60,7 @@ class Records final : comm::Observer {
 
 // The collectives in the text of a listing.
 std::vector<Posted> named_in(const std::string& listing) {
-  const std::map<std::string, Kind> kinds = {
+  const std::map<std::string, CommKind> kinds = {
       {"all_reduce", CommKind::AllReduce},
       {"all_reduce_", CommKind::AllReduce},
       {"all_reduce_coalesced", CommKind::AllReduceCoalesced},
