@@ -64,8 +64,8 @@ void measure(const std::string& name, int64_t steps, const Make& make, const F& 
   const auto begin = std::chrono::steady_clock::now();
   compiled(*model, opt, batch);
   const std::chrono::duration<double, std::milli> first = std::chrono::steady_clock::now() - begin;
-  const auto ms = medians_ms(
-      me.group(), steps, {[&] { compiled(*model, opt, batch); }, [&] { step(*eager, eager_opt, batch); }});
+  const auto ms =
+      medians_ms(me.group(), steps, {[&] { compiled(*model, opt, batch); }, [&] { step(*eager, eager_opt, batch); }});
   std::ostringstream note;
   note << std::fixed << std::setprecision(2) << ms[0] / ms[1] << " of eager; first call " << std::setprecision(0)
        << first.count() << " ms; arena of " << compiled.executable().memory();
@@ -73,9 +73,7 @@ void measure(const std::string& name, int64_t steps, const Make& make, const F& 
 }
 
 // The data of one rank.
-CompileBatch mlp_batch(int64_t rank) {
-  return {at::randn({8, 10}, generator(1 + static_cast<uint64_t>(rank))), {}};
-}
+CompileBatch mlp_batch(int64_t rank) { return {at::randn({8, 10}, generator(1 + static_cast<uint64_t>(rank))), {}}; }
 CompileBatch gpt_batch(int64_t rank) {
   const auto tokens = at::randint(256, {4, 129}, generator(2 + static_cast<uint64_t>(rank)), at::kLong);
   return {tokens.narrow(1, 0, 128).contiguous(), tokens.narrow(1, 1, 128).flatten()};

@@ -21,7 +21,6 @@ namespace tessera::bench {
 namespace tp_bench {
 namespace {
 
-
 at::Generator same_on_all_ranks() { return generator(1); }
 
 template <class Model>
@@ -50,9 +49,7 @@ Step gpt_ours(Optimizer optimizer, const DeviceMesh& mesh) {
   parallelize_module(*model, mesh, peer_gpt_plan());
   return gpt_step(model, optimizer);
 }
-Step gpt_plain(Optimizer optimizer) {
-  return gpt_step(std::make_shared<PeerGpt<TorchLayers>>(), optimizer);
-}
+Step gpt_plain(Optimizer optimizer) { return gpt_step(std::make_shared<PeerGpt<TorchLayers>>(), optimizer); }
 
 struct Case {
   StepCase step;
@@ -70,8 +67,7 @@ constexpr Case kCases[] = {
 void run(int64_t ranks, const EmitRow& emit) {
   run_process_ranks("tp", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
     const auto mesh = me.mesh({ranks}, {"tp"});
-    for (const auto& c : kCases)
-      emit_step_row(me, c.step, c.ours(c.optimizer, mesh), c.plain(c.optimizer), emit);
+    for (const auto& c : kCases) emit_step_row(me, c.step, c.ours(c.optimizer, mesh), c.plain(c.optimizer), emit);
   });
 }
 

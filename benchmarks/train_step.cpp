@@ -79,8 +79,7 @@ std::vector<double> medians_ms(const comm::Group& group, int64_t steps, const st
       const double start = now_us(TimerClock::Wall);
       for (int64_t step = 0; step < steps; step++) functions[i]();
       group->barrier().wait();
-      if (repetition >= 0)
-        samples[i].push_back((now_us(TimerClock::Wall) - start) * 1e-3 / static_cast<double>(steps));
+      if (repetition >= 0) samples[i].push_back((now_us(TimerClock::Wall) - start) * 1e-3 / static_cast<double>(steps));
     }
   std::vector<double> medians;
   for (auto& each : samples) {

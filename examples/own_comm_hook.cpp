@@ -31,7 +31,7 @@ ts::BucketResult top_k_hook(const std::shared_ptr<TopKState>& state, ts::GradBuc
 
   const auto group = bucket.group();
   const int64_t ranks = group->size();
-  const std::vector<int64_t> sizes(static_cast<size_t>(ranks), k);          // k elements per rank
+  const std::vector<int64_t> sizes(static_cast<size_t>(ranks), k);            // k elements per rank
   const auto all_indices = ts::funcol::all_gather(indices, 0, sizes, group);  // asynchronous
   const auto all_values = ts::funcol::all_gather(values, 0, sizes, group);
   return [=] {

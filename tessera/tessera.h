@@ -1,7 +1,7 @@
 #pragma once
 
-// Every public header of the library, for programs that link Tessera::tessera. Models, data, trainer and launcher are in
-// tessera/train.h, helpers for tests in tessera/testing/. Code of the library itself includes what it uses.
+// Every public header of the library, for programs that link Tessera::tessera. Models, data, trainer and launcher are
+// in tessera/train.h, helpers for tests in tessera/testing/. Code of the library itself includes what it uses.
 #include "tessera/base/error.h"
 #include "tessera/base/error_file.h"
 #include "tessera/base/reduce_op.h"

@@ -5,6 +5,7 @@
 #define TESSERA_VERSION_MINOR 1
 #define TESSERA_VERSION_PATCH 0
 
+// The same as text: "0.1.0".
 #define TESSERA_STRINGIFY_(x) #x
 #define TESSERA_STRINGIFY(x) TESSERA_STRINGIFY_(x)
 #define TESSERA_VERSION                    \

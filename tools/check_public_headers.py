@@ -6,7 +6,8 @@
     check_public_headers.py --write      writes the list
     check_public_headers.py --planted    a test of this script: it must report the undocumented symbols of a sample
 
-A symbol is a type, function, alias, constant or macro at namespace scope, or a public member of a type. It is documented
+A symbol is a type, function, alias, constant or macro at namespace scope, or a public member of a type; the comment of a
+type also documents its converting constructors. It is documented
 by a comment above it or behind it. A comment above the first of several declarations without blank lines between them
 documents all of them."""
 import pathlib
@@ -17,7 +18,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIST = ROOT / "tools/public_headers.txt"
 MOST = 90
 SKIP = re.compile(  # lines that declare nothing that a user calls
-    r"\s*(?:#(?!define)|namespace\b|using [\w:]+;|public:|private:|protected:|friend\b|template\b.*>\s*$|requires\b|[})]|using namespace|"
+    r"\s*(?:#(?!define)|namespace\b|using [\w:<>,() ]+::\w+;|using Impl = |explicit \w+\(|\[\[nodiscard\]\] \w+\(|#define \w+_\(|public:|private:|protected:|friend\b|template\b.*>\s*$|requires\b|[})]|using namespace|"
     r"static_assert|extern template|~|explicit operator|TESSERA_MODULE|TORCH_|(?:class|struct|enum(?: class)?) [\w:<>]+;|"
     r"case |default:|return\b|if\b|for\b|else\b|while\b|\[\[nodiscard\]\]$|[:,])"
 )

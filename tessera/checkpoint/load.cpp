@@ -169,7 +169,8 @@ LoadReport load(const StateDict& dict, const std::string& path, const LoadOption
     loader.plan();
     return std::string();
   };
-  comm::gather_decide_broadcast(world.group(), c10::str("loading '", path, "'"), plan, [](const auto&) { return std::string(); });
+  comm::gather_decide_broadcast(world.group(), c10::str("loading '", path, "'"), plan,
+                                [](const auto&) { return std::string(); });
   loader.execute();
   return loader.report();
 }

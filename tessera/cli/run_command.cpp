@@ -1,5 +1,5 @@
-#include "tessera/base/error.h"
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
 #include "tessera/launch/launcher.h"
 

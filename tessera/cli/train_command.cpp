@@ -24,9 +24,8 @@ using train::TrainConfig;
 std::vector<std::string> flags_of(const TrainConfig& config) {
   std::map<std::string, std::string> default_text;
   const TrainConfig defaults;
-  train::visit_options(defaults, [&](const OptionInfo& info, const auto& value) {
-    default_text[info.key] = train::option_text(value);
-  });
+  train::visit_options(
+      defaults, [&](const OptionInfo& info, const auto& value) { default_text[info.key] = train::option_text(value); });
   std::vector<std::string> flags;
   train::visit_options(config, [&](const OptionInfo& info, const auto& value) {
     if (const auto text = train::option_text(value); default_text[info.key] != text)

@@ -34,9 +34,7 @@ namespace {
 
 using train::TrainConfig;
 
-[[noreturn]] void training_failed(const std::string& why) {
-  throw TrainingFailed({__func__, __FILE__, __LINE__}, why);
-}
+[[noreturn]] void training_failed(const std::string& why) { throw TrainingFailed({__func__, __FILE__, __LINE__}, why); }
 
 std::string millions(int64_t count) {
   std::ostringstream text;
@@ -91,8 +89,8 @@ void on_interrupt(int) {
   _exit(128 + SIGINT);
 }
 void exit_on_interrupt(const TrainConfig& config) {
-  std::snprintf(interrupted_line, sizeof interrupted_line,
-                "\ntessera train: interrupted; outputs so far are in %s/\n", config.metrics.output.c_str());
+  std::snprintf(interrupted_line, sizeof interrupted_line, "\ntessera train: interrupted; outputs so far are in %s/\n",
+                config.metrics.output.c_str());
   // Keep an ignored SIGINT ignored, as nohup and shells expect.
   if (std::signal(SIGINT, on_interrupt) == SIG_IGN) std::signal(SIGINT, SIG_IGN);
 }
@@ -146,8 +144,7 @@ void run_training(const TrainConfig& given) {
                     percent(required) + " (--accuracy)");
   if (is_rank_0 && required > 0)
     std::cout << "accuracy: " << percent(result.eval.accuracy) << " of " << result.eval.samples
-              << " validation answers are correct (required: " << percent(required) << ")"
-              << std::endl;
+              << " validation answers are correct (required: " << percent(required) << ")" << std::endl;
 }
 
 void exit_with_error(const std::exception& error) {

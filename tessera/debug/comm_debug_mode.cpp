@@ -1,7 +1,7 @@
 #include "tessera/debug/comm_debug_mode.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/module_name.h"
+#include "tessera/base/error.h"
 #include "tessera/redistribute/detail/execute.h"
 
 namespace tessera {

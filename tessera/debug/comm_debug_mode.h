@@ -28,9 +28,9 @@ class CommDebugMode final : public comm::Observer, public detail::OpObserver {
   CommDebugMode(const CommDebugMode&) = delete;
   CommDebugMode& operator=(const CommDebugMode&) = delete;
 
-  void exit();                             // stops to count; the counts stay readable. UsageError if not the innermost
-  void enter();                            // resets and starts to count. UsageError if it is open
-  void reset();                            // sets all counts to zero
+  void exit();                            // stops to count; the counts stay readable. UsageError if not the innermost
+  void enter();                           // resets and starts to count. UsageError if it is open
+  void reset();                           // sets all counts to zero
   bool is_open() const { return open_; }  // true between enter() and exit()
 
   // The number of collectives by name, and of all collectives.

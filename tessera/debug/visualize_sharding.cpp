@@ -122,7 +122,7 @@ std::string visualize_sharding(c10::IntArrayRef sizes, const DeviceMesh& mesh, P
   TESSERA_CHECK(static_cast<int64_t>(placements.size()) == mesh.ndim(), UsageError, "visualize_sharding: mesh(", mesh,
                 ") has ", mesh.ndim(), " axes, but ", placements.size(), " placements are given; write one per axis");
   const DrawnSharding layout{sizes, mesh, normalize(placements, static_cast<int64_t>(sizes.size())),
-                      dims_to_draw(sizes, dims)};
+                             dims_to_draw(sizes, dims)};
   return c10::str(sizes, to_string(layout.placements), " on mesh(", mesh, ")\n", draw(layout));
 }
 

@@ -136,8 +136,8 @@ class Agent {
 
   std::optional<HostAssignment> join() {
     if (hosts_) return hosts_->join(settings_.restarts, signals_);
-    return HostAssignment{0, 1, 0, options_.nproc_per_node, options_.nproc_per_node, store_address_.host,
-                          store_address_.port, run_id_};
+    return HostAssignment{
+        0, 1, 0, options_.nproc_per_node, options_.nproc_per_node, store_address_.host, store_address_.port, run_id_};
   }
 
   RankOutput output(const HostAssignment& assignment) {

@@ -237,8 +237,7 @@ DeviceMesh DeviceMesh::from_group(const std::vector<comm::Group>& groups, const 
   state->world = World::current();
   check_shape(device_type, state->shape, state->ranks, state->names, state->world);
   TESSERA_CHECK(groups.size() == state->shape.size(), UsageError, "a mesh of ", state->shape.size(),
-                " axes needs one group per axis; found ",
-                groups.size());
+                " axes needs one group per axis; found ", groups.size());
   state->coordinate = find_coordinate(*state);
   TESSERA_CHECK(!state->coordinate.empty(), UsageError, "rank ", state->world.rank(),
                 " is not in the mesh of these groups");
@@ -289,8 +288,7 @@ int64_t DeviceMesh::axis(const Axis& which) const {
 }
 
 comm::Group DeviceMesh::get_group(std::optional<Axis> which) const {
-  TESSERA_CHECK(which || ndim() == 1, UsageError, "get_group() on mesh ", *this, ": name one of its ", ndim(),
-                " axes");
+  TESSERA_CHECK(which || ndim() == 1, UsageError, "get_group() on mesh ", *this, ": name one of its ", ndim(), " axes");
   TESSERA_CHECK(!state_->coordinate.empty(), UsageError, "rank ", state_->world.rank(), " is not in mesh ", *this);
   return state_->groups[static_cast<size_t>(which ? axis(*which) : 0)];
 }

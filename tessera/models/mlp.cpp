@@ -36,8 +36,8 @@ MLPConfig four_linears(int64_t width) {
 MLPImpl::MLPImpl(MLPConfig config) : config(std::move(config)) {
   for (size_t i = 1; i < this->config.layers.size(); i++) {
     const auto &before = this->config.layers[i - 1], &layer = this->config.layers[i];
-    TESSERA_CHECK(before.out == layer.in, UsageError, "MLP: ", before.name, " returns ", before.out,
-                  " features, but ", layer.name, " takes ", layer.in);
+    TESSERA_CHECK(before.out == layer.in, UsageError, "MLP: ", before.name, " returns ", before.out, " features, but ",
+                  layer.name, " takes ", layer.in);
   }
   MLPImpl::reset();
 }

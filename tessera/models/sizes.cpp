@@ -1,7 +1,7 @@
 #include "tessera/models/sizes.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/nearest_names.h"
+#include "tessera/base/error.h"
 
 namespace tessera::models {
 

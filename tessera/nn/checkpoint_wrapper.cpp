@@ -24,8 +24,8 @@ Module& checkpoint_wrapper(Module& module, CheckpointOptions options) {
 }
 
 Module& remove_checkpoint_wrapper(Module& module) {
-  detail::remove_around_hooks(
-      module, [](const AroundHook& hook) { return hook.target<CheckpointedForward>() != nullptr; });
+  detail::remove_around_hooks(module,
+                              [](const AroundHook& hook) { return hook.target<CheckpointedForward>() != nullptr; });
   return module;
 }
 

@@ -1,7 +1,7 @@
 #include "tessera/nn/grad_hooks.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/libtorch_autograd_compat.h"
+#include "tessera/base/error.h"
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>

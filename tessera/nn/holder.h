@@ -33,13 +33,12 @@ namespace detail {
 // replaces one does not change the caller's variable. Other objects that forward takes by non-const reference are
 // stored by reference, so forward can write to them.
 template <class Arg, class Value = std::remove_cvref_t<Arg>>
-using Stored =
-    std::conditional_t<std::is_lvalue_reference_v<Arg> &&
-                           (!std::is_copy_constructible_v<Value> ||
-                            (!std::is_const_v<std::remove_reference_t<Arg>> && std::is_class_v<Value> &&
-                             !IsVector<Value>::value && !IsTuple<Value>::value && !IsOptional<Value>::value &&
-                             !std::is_base_of_v<at::TensorBase, Value>)),
-                       std::remove_reference_t<Arg>&, Value>;
+using Stored = std::conditional_t<std::is_lvalue_reference_v<Arg> &&
+                                      (!std::is_copy_constructible_v<Value> ||
+                                       (!std::is_const_v<std::remove_reference_t<Arg>> && std::is_class_v<Value> &&
+                                        !IsVector<Value>::value && !IsTuple<Value>::value &&
+                                        !IsOptional<Value>::value && !std::is_base_of_v<at::TensorBase, Value>)),
+                                  std::remove_reference_t<Arg>&, Value>;
 
 template <class... Args>
 void check_visitable(const char* what) {
@@ -182,7 +181,7 @@ class HookedForward<HookedModule, R (C::*)(Args...) const> : public HookedForwar
 // the hooks.
 std::shared_ptr<Module> clone_hooked(const Module& module, const ModuleHooks* hooks,
                                      std::shared_ptr<Module> (*clone_plain)(const Module& module,
-                                                                           const std::optional<torch::Device>& device),
+                                                                            const std::optional<torch::Device>& device),
                                      std::shared_ptr<Module> (*wrap)(const Module& plain),
                                      const std::optional<torch::Device>& device);
 
@@ -221,7 +220,7 @@ class Hooked final : public Impl,
 
  private:
   [[gnu::cold]] static std::shared_ptr<Module> clone_plain(const Module& self,
-                                                          const std::optional<torch::Device>& device) {
+                                                           const std::optional<torch::Device>& device) {
     return static_cast<const Hooked&>(self).Impl::clone(device);
   }
   template <class... Given>

@@ -117,10 +117,10 @@ bool has_hook_point(const Module& module) { return dynamic_cast<const HookPoint*
 
 HookPoint& hook_point(Module& module) {
   auto* point = dynamic_cast<HookPoint*>(&module);
-  TESSERA_CHECK(point, UsageError, class_name(module),
-                " cannot have hooks, because no Tessera holder created it. Declare it as tessera::nn::",
-                class_name(module), " (for a module of torch::nn) or with TESSERA_MODULE(", class_name(module),
-                ") instead of TORCH_MODULE");
+  TESSERA_CHECK(
+      point, UsageError, class_name(module),
+      " cannot have hooks, because no Tessera holder created it. Declare it as tessera::nn::", class_name(module),
+      " (for a module of torch::nn) or with TESSERA_MODULE(", class_name(module), ") instead of TORCH_MODULE");
   return *point;
 }
 

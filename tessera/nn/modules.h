@@ -1,7 +1,7 @@
 #pragma once
-#include "tessera/nn/holder.h"
 #include "tessera/nn/detail/module_list.h"
 #include "tessera/nn/detail/rms_norm.h"
+#include "tessera/nn/holder.h"
 
 #include <torch/nn/modules.h>
 

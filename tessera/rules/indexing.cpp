@@ -195,9 +195,9 @@ Sizes index_strides(const OpQuery& query, const Indexing& how) {
 
 // index(self, indices)
 Rule index(const OpQuery& query) {
-  TESSERA_CHECK(
-      !has_mask(query, 1), ShardingError, "aten::index.Tensor with a mask: the size of the result depends on the ",
-      "data, so it has no placement; write where or masked_fill, or index the local tensors in local_map");
+  TESSERA_CHECK(!has_mask(query, 1), ShardingError,
+                "aten::index.Tensor with a mask: the size of the result depends on the ",
+                "data, so it has no placement; write where or masked_fill, or index the local tensors in local_map");
   Indexing how(query, 1);
   Rule rule;
   rule.outs = {{how.sizes, index_strides(query, how)}};

@@ -150,8 +150,7 @@ Rule linear_backward(const OpQuery& query) {
 // matmul of vectors, matrices and broadcast batches.
 Rule matmul(const OpQuery& query) {
   auto lhs = query.tensor(0).sizes, rhs = query.tensor(1).sizes;
-  TESSERA_CHECK(!lhs.empty() && !rhs.empty(), UsageError,
-                "aten::matmul: an operand has no dims; write a * b instead");
+  TESSERA_CHECK(!lhs.empty() && !rhs.empty(), UsageError, "aten::matmul: an operand has no dims; write a * b instead");
   size_t lhs_batch = lhs.size() > 2 ? lhs.size() - 2 : 0, rhs_batch = rhs.size() > 2 ? rhs.size() - 2 : 0;
   size_t batch = std::max(lhs_batch, rhs_batch);
   auto shared = batch_letters(batch);

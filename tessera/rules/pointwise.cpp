@@ -68,10 +68,9 @@ const struct PointwisePartialOp {
   const char* op;
   const std::vector<PartialStrategy>& partials;
 } kPointwisePartialOps[] = {
-    {"add.Tensor", kAddition}, {"sub.Tensor", kAddition}, {"add.Scalar", kShift},
-    {"sub.Scalar", kShift},    {"mul.Scalar", kLinear},   {"div.Scalar", kLinear},
-    {"neg", kNegation},        {"deg2rad", kLinear},      {"lerp.Scalar", kInterpolation},
-    {"rad2deg", kLinear},      {"where.self", kChoice},
+    {"add.Tensor", kAddition},       {"sub.Tensor", kAddition}, {"add.Scalar", kShift},  {"sub.Scalar", kShift},
+    {"mul.Scalar", kLinear},         {"div.Scalar", kLinear},   {"neg", kNegation},      {"deg2rad", kLinear},
+    {"lerp.Scalar", kInterpolation}, {"rad2deg", kLinear},      {"where.self", kChoice},
 };
 
 // Ops that keep no partial: a partial input is reduced first. Each is also registered in its in-place form, if ATen has

@@ -1,11 +1,11 @@
 #include "tessera/state/load_state_dict.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/nearest_names.h"
+#include "tessera/base/error.h"
+#include "tessera/nn/module_tree.h"
 #include "tessera/state/detail/fit_value.h"
 #include "tessera/state/detail/module_slots.h"
 #include "tessera/state/detail/plan_load.h"
-#include "tessera/nn/module_tree.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_has_compatible_shallow_copy_type.h>

@@ -1,10 +1,10 @@
 #include "tessera/state/optimizer_state.h"
 
 #include "tessera/base/error.h"
+#include "tessera/nn/module_tree.h"
 #include "tessera/state/detail/fit_value.h"
 #include "tessera/state/detail/module_slots.h"
 #include "tessera/state/detail/plan_load.h"
-#include "tessera/nn/module_tree.h"
 
 #include <ATen/core/grad_mode.h>
 

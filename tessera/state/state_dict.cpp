@@ -1,7 +1,7 @@
 #include "tessera/state/state_dict.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/nearest_names.h"
+#include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/state/detail/module_slots.h"
 

@@ -23,7 +23,7 @@ namespace tessera {
 //           if (const at::Tensor* w = dict.find("layers.0.attn.wq.weight")) ...
 class StateDict {
  public:
-  using Item = std::pair<std::string, at::Tensor>;
+  using Item = std::pair<std::string, at::Tensor>;  // name and value
 
   // An empty dict, or one with these items.
   StateDict() = default;

@@ -1,7 +1,7 @@
 #include "tessera/tensor_parallel/plan.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/warn_once.h"
+#include "tessera/base/error.h"
 #include "tessera/tensor_parallel/detail/glob.h"
 
 #include <unordered_map>

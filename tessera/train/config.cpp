@@ -1,7 +1,7 @@
 #include "tessera/train/config.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/nearest_names.h"
+#include "tessera/base/error.h"
 #include "tessera/train/detail/config_options.h"
 #include "tessera/train/detail/plan_file.h"
 
@@ -17,9 +17,8 @@ requires std::is_arithmetic_v<T> T parse_number(std::string_view key, const std:
   T value{};
   const auto* last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, value);
-  TESSERA_CHECK(
-      error == std::errc() && end == last, UsageError, key, " is '", text, "'; write ",
-      std::is_integral_v<T> ? (std::is_signed_v<T> ? "an integer" : "an integer of at least 0") : "a number");
+  TESSERA_CHECK(error == std::errc() && end == last, UsageError, key, " is '", text, "'; write ",
+                std::is_integral_v<T> ? (std::is_signed_v<T> ? "an integer" : "an integer of at least 0") : "a number");
   return value;
 }
 

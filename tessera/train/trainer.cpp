@@ -83,8 +83,8 @@ Trainer::StepOutcome Trainer::step() {
   metrics.data_seconds = loader_.seconds_waited();
   {
     const TrafficCount traffic;
-    const auto result = train_step_.forward_backward(loaded.batch.input.to(device_), loaded.batch.target.to(device_),
-                                                        loaded.counted);
+    const auto result =
+        train_step_.forward_backward(loaded.batch.input.to(device_), loaded.batch.target.to(device_), loaded.counted);
     metrics.grad_norm = result.grad_norm.item<double>();
     metrics.traffic = traffic.by_axis();
     metrics.loss = mean_over_data(result.loss, &metrics.max_loss);

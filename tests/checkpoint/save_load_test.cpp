@@ -220,16 +220,16 @@ TEST(Checkpoint, DamageIsDetected) {
   bad[good.size() - 1] ^= 1;
   write(file, bad);
   EXPECT_CONTAINS(load_error({{"w", w}, {"b", b}}, {.verify = true}),
-              "the bytes of 'b' [0:2] are damaged: their checksum is");
+                  "the bytes of 'b' [0:2] are damaged: their checksum is");
   EXPECT_TRUE(w.equal(at::zeros({4})));
   EXPECT_CONTAINS(load_error({{"w", w}, {"b", b}}, {}), "nothing was thrown");
   write(file, good.substr(0, good.size() - 1));
   EXPECT_CONTAINS(load_error({{"w", w}, {"b", b}}, {}),
-              "the tensors have 24 bytes, and 23 are in the file: it is truncated");
+                  "the tensors have 24 bytes, and 23 are in the file: it is truncated");
   fs::remove(file);
   write_safetensors(file, {{"w", at::ones({4})}, {"b", at::ones({3})}});
   EXPECT_CONTAINS(load_error({{"w", w}, {"b", b}}, {}),
-              "'b' [0:2] of dtype Float was saved in this file, and Float[3] is there now");
+                  "'b' [0:2] of dtype Float was saved in this file, and Float[3] is there now");
   write(folder / "x/tessera.json", "{");
   EXPECT_CONTAINS(load_error({{"w", w}, {"b", b}}, {}), "tessera.json");
 }

@@ -47,7 +47,9 @@ TEST(Bench, TableHasAHeaderAndOneLinePerRow) {
   std::getline(lines, miss);
   EXPECT_FALSE(std::getline(lines, end));
   EXPECT_NE(head.find("plain"), std::string::npos);
-  EXPECT_EQ(head.find("ours") + 4, hit.find("0.5") + 3) << "figures are aligned with their header\n" << head << '\n' << hit;
+  EXPECT_EQ(head.find("ours") + 4, hit.find("0.5") + 3) << "figures are aligned with their header\n"
+                                                        << head << '\n'
+                                                        << hit;
   EXPECT_NE(miss.find("cold"), std::string::npos);
 }
 

@@ -50,7 +50,8 @@ TEST(MemoryCurve, CountsBytesInUseAtEachNode) {
 %4: f32[8] = aten.neg(%0)
 return %3
 )");
-  EXPECT_EQ(compiler::memory_curve(program).own, (std::vector<int64_t>{32, 64, 96, 96}));  // %3 is an output, so it stays alive
+  EXPECT_EQ(compiler::memory_curve(program).own,
+            (std::vector<int64_t>{32, 64, 96, 96}));  // %3 is an output, so it stays alive
 }
 
 class Folder {

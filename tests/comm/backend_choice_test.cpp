@@ -53,9 +53,9 @@ TEST(BackendChoice, RequestedBackendIsUsed) {
   const std::vector<Host> hosts{host("a", 1), host("b", 2)};
   EXPECT_EQ(choose_backend("gloo", {0, 1}, {}).backend, "gloo");
   EXPECT_CONTAINS(testing::error_message<UsageError>([&] {
-                choose_backend("shm", {0, 1}, hosts);
-              }),
-              "backend 'shm' needs ranks that can share memory, but rank 0 is on a and rank 1 on b; use 'auto' or");
+                    choose_backend("shm", {0, 1}, hosts);
+                  }),
+                  "backend 'shm' needs ranks that can share memory, but rank 0 is on a and rank 1 on b; use 'auto' or");
 }
 
 TEST(Hosts, ParsePrintedText) {

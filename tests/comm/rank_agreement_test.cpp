@@ -30,12 +30,13 @@ TEST(RequireSameOnAllRanks, EveryRankThrowsTheDifference) {
     const auto error_of = [&](std::vector<std::string> lines) {
       return error_message<UsageError>([&] { require_same_on_all_ranks(me.group(), "a test", lines); });
     };
-    EXPECT_CONTAINS(error_of({"one", me.rank == 2 ? "three" : "two"}),
-                "a test: the ranks of group 'world' differ. Rank 2 has 'three' where the first rank has 'two' (line 2 "
-                "of 2; the first "
-                "rank is rank 0)");
+    EXPECT_CONTAINS(
+        error_of({"one", me.rank == 2 ? "three" : "two"}),
+        "a test: the ranks of group 'world' differ. Rank 2 has 'three' where the first rank has 'two' (line 2 "
+        "of 2; the first "
+        "rank is rank 0)");
     EXPECT_CONTAINS(error_of(me.rank >= 2 ? std::vector<std::string>{"one"} : std::vector<std::string>{"one", "two"}),
-                "Rank 2 has only 1 line(s) where the first rank has 'two'");
+                    "Rank 2 has only 1 line(s) where the first rank has 'two'");
     EXPECT_CONTAINS(error_of({"it", "goes", "on"}), "nothing was thrown");
   });
 }

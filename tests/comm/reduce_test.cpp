@@ -80,12 +80,12 @@ TEST(Reduce, NanPropagatesThroughMinAndMax) {
 
 TEST(Reduce, UndefinedOpsAreRefused) {
   EXPECT_CONTAINS(testing::error_message<UsageError>([] { check_reducible(WireOp::Max, c10::kComplexFloat); }),
-              "cannot reduce ComplexFloat with max");
+                  "cannot reduce ComplexFloat with max");
   EXPECT_CONTAINS(testing::error_message<UsageError>([] { check_reducible(WireOp::BitOr, c10::kFloat); }),
-              "cannot reduce Float with bor");
+                  "cannot reduce Float with bor");
   EXPECT_CONTAINS(testing::error_message<UsageError>([] { check_reducible(WireOp::Avg, c10::kInt); }), "with avg");
   EXPECT_CONTAINS(testing::error_message<UsageError>([] { check_reducible(static_cast<WireOp>(8), c10::kFloat); }),
-              "with this op");
+                  "with this op");
 }
 
 }  // namespace

@@ -110,8 +110,8 @@ TEST(Shm, WithoutDevShmTheErrorNamesOtherBackends) {
   const auto report = in_own_mounts(no_shm, [] { return shm_report("shm"); });
   if (report.empty()) GTEST_SKIP() << "this machine does not allow mounts in a user namespace";
   EXPECT_CONTAINS(report,
-              "backend 'shm' needs ranks that can share memory, but rank 0 has no shared memory (/dev/shm: No "
-              "such file or directory); use 'auto' or 'gloo'");
+                  "backend 'shm' needs ranks that can share memory, but rank 0 has no shared memory (/dev/shm: No "
+                  "such file or directory); use 'auto' or 'gloo'");
   EXPECT_EQ(in_own_mounts(no_shm, [] { return shm_report("auto"); }), "fine");
 }
 

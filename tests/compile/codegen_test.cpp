@@ -349,7 +349,8 @@ TEST_F(Codegen, CallsAreCountedAndInTheListing) {
   executable->bind(program.buffer_of(program.inputs[1].value), other.storage(), 3);
   executable->run();
   EXPECT_TRUE(at::equal(executable->output(program.outputs[0]), at::cat({a.flatten(), other.slice(0, 3)}) / 3));
-  EXPECT_CONTAINS(error_message<InternalError>([&] { executable->library()->calls("cpp_fused_add_7"); }), "cpp_fused_add_7");
+  EXPECT_CONTAINS(error_message<InternalError>([&] { executable->library()->calls("cpp_fused_add_7"); }),
+                  "cpp_fused_add_7");
 }
 
 TEST_F(Codegen, LargeLoopsAreSplitOverThreads) {

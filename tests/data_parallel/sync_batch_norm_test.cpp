@@ -17,8 +17,8 @@
 namespace tessera {
 namespace {
 
-using testing::HostReadCounter;
 using testing::error_message;
+using testing::HostReadCounter;
 using testing::Rank;
 using testing::run_ranks;
 using torch::nn::BatchNormOptions;

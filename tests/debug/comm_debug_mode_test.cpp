@@ -1,8 +1,8 @@
 // Programs, and the exact collectives that they must post: number, names and causing op.
 #include "tessera/debug/comm_debug_mode.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/module_name.h"
+#include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/testing/ranks.h"
@@ -18,8 +18,8 @@
 namespace tessera {
 namespace {
 
-using comm::Family;
 using comm::CommKind;
+using comm::Family;
 using testing::Rank;
 using testing::run_ranks;
 

@@ -233,8 +233,7 @@ TEST_F(Run, BadOptionsAreUsageErrors) {
   std::ofstream(plain) << "echo";
   std::ofstream(broken) << "no program";
   fs::permissions(broken, fs::perms::owner_all);
-  EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.command = {plain.string()}; })), "is not executable",
-               "chmod +x");
+  EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.command = {plain.string()}; })), "is not executable", "chmod +x");
   EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.command = {broken.string()}; })), "cannot execute",
                "Exec format error");
   EXPECT_ERROR(UsageError, ran(with([&](auto& o) { o.command = {folder_.string() + "/"}; })), "not found");

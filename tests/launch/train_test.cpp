@@ -19,7 +19,8 @@ TEST(TesseraTrain, FourRanksFromOneCommand) {
   const auto ran = train("--mesh dp=2,tp=2 --steps 3 --log-every 1 --output out", "",
                          "ls out out/tb; cat out/metrics.jsonl; cat out/config.toml;");
   EXPECT_CONTAINS(ran.text, "code 0\n");
-  EXPECT_CONTAINS(ran.text, "training gpt-tiny, 0.01M parameters, on arithmetic: 3 steps of 8 x 8 tokens, mesh dp=2,tp=2");
+  EXPECT_CONTAINS(ran.text,
+                  "training gpt-tiny, 0.01M parameters, on arithmetic: 3 steps of 8 x 8 tokens, mesh dp=2,tp=2");
   for (const std::string step : {"\nstep:  1  loss:  5.", "\nstep:  2  loss:  5.", "\nstep:  3  loss:  5."})
     EXPECT_EQ(count(ran.text, step), 1) << ran.text;  // only rank 0 prints, without a prefix
   EXPECT_CONTAINS(ran.text, "eval at step:  3  loss:");
@@ -63,8 +64,7 @@ TEST(TesseraTrain, ResumesFromACheckpointOnAnotherMesh) {
 
 TEST(TesseraTrain, AMissedAccuracyIsAFailure) {
   const auto ran = train("--steps 2 --accuracy 0.9 -n 2 --output out");
-  EXPECT_CONTAINS(ran.text,
-              "tessera train: the validation accuracy is 0.0%, below the required 90.0% (--accuracy)");
+  EXPECT_CONTAINS(ran.text, "tessera train: the validation accuracy is 0.0%, below the required 90.0% (--accuracy)");
   EXPECT_CONTAINS(ran.text, "code 1\n");
 }
 
@@ -84,15 +84,13 @@ TEST(TesseraTrain, WrongInputIsOneLine) {
       {"--mesh dp=3", "a batch of 8 samples is not divisible by 3 data-parallel ranks x 1 accumulation steps"},
       {"--data nowhere.txt", "No such file or directory"},
       {"--data empty", "'empty'", "touch empty;"},
-      {"--data x.bin", "--data-format",
-       "echo abcd > x.bin;"},
+      {"--data x.bin", "--data-format", "echo abcd > x.bin;"},
       {"--output /dev/null/x", "tessera train: cannot create the output folder '/dev/null/x': Not a directory"},
       {"--resume nowhere", "'nowhere'"},
       {"--resume auto", "tessera train: --resume auto needs --output or --checkpoint-folder"},
       {"--steps ten", "tessera train: training.steps is 'ten'; write an integer"},
       {"--precision fp8", "tessera train: training.precision is 'fp8'; allowed: fp32, bf16, fp16"},
-      {"--config x.toml",
-       "tessera train: x.toml, line 2: unknown option 'training.step'; ",
+      {"--config x.toml", "tessera train: x.toml, line 2: unknown option 'training.step'; ",
        "printf '[training]\\nstep = 3\\n' > x.toml;"},
       {"--config x.toml", "tessera train: cannot read x.toml, line 1: ", "echo '[training' > x.toml;"},
   };
@@ -110,8 +108,7 @@ TEST(TesseraTrain, ATokenBeyondTheVocabularyIsOneLine) {
   const auto ran =
       train("--data x.bin --data-format uint16 --seq-len 8 -n 2 --steps 50 --output out",
             "head -c 4000 /dev/zero > x.bin; printf '\\377\\377' >> x.bin; head -c 4000 /dev/zero >> x.bin;");
-  EXPECT_EQ(count(ran.text, "token 65535 at position 2000 of 'x.bin'"), 1)
-      << ran.text;
+  EXPECT_EQ(count(ran.text, "token 65535 at position 2000 of 'x.bin'"), 1) << ran.text;
   EXPECT_CONTAINS(ran.text, "code 2\n");
 }
 
@@ -125,7 +122,7 @@ TEST(TesseraTrain, CtrlCPrintsOneLineAndLeavesNoProcess) {
               "grep -c tessera log; tail -n 1 log; pgrep -f \"output.*$PWD/out\" || echo none left");
     EXPECT_CONTAINS(ran.text, "code 130\n1\n");
     EXPECT_CONTAINS(ran.text, ranks == "1" ? "tessera train: interrupted; outputs so far are in "
-                                       : "tessera train: stopped by signal 2 (Interrupt)");
+                                           : "tessera train: stopped by signal 2 (Interrupt)");
     EXPECT_CONTAINS(ran.text, "none left");
   }
 }

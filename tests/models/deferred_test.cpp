@@ -16,11 +16,11 @@
 namespace tessera::models {
 namespace {
 
+using test::kGpt;
+using test::kLlama;
 using testing::CountingAllocator;
 using testing::Rank;
 using testing::run_ranks;
-using test::kGpt;
-using test::kLlama;
 
 template <class Model, class Config>
 Model deferred(const Config& config) {

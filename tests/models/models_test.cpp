@@ -17,12 +17,12 @@
 namespace tessera::models {
 namespace {
 
+using test::kGpt;
+using test::kLlama;
 using testing::close;
 using testing::error_message;
 using testing::Rank;
 using testing::run_ranks;
-using test::kGpt;
-using test::kLlama;
 
 template <class Config>
 Config with(Config config, void (*change)(Config&)) {
@@ -135,12 +135,14 @@ TEST(Models, InvalidInputsThrow) {
   EXPECT_CONTAINS(error_message<UsageError>([&] { gpt(tokens); }), "the sequence has 9 tokens, but max_seq_len is 8");
   EXPECT_CONTAINS(error_message<UsageError>([&] { llama(tokens); }), "the sequence has 9 tokens, but max_seq_len is 8");
   EXPECT_CONTAINS(error_message<UsageError>([&] { gpt(tokens[0]); }), "takes tokens (B, T); found sizes [9]");
-  EXPECT_CONTAINS(error_message<UsageError>([&] { loss(torch::ones({2, 3, 4}), tokens); }),
-              "found sizes [2, 3, 4] and [1, 9]");
   EXPECT_CONTAINS(error_message<UsageError>([&] {
-                MLP(MLPConfig{{{"a", 2, 3}, {"b", 4, 5}}});
-              }),
-              "a returns 3 features, but b takes 4");
+                    loss(torch::ones({2, 3, 4}), tokens);
+                  }),
+                  "found sizes [2, 3, 4] and [1, 9]");
+  EXPECT_CONTAINS(error_message<UsageError>([&] {
+                    MLP(MLPConfig{{{"a", 2, 3}, {"b", 4, 5}}});
+                  }),
+                  "a returns 3 features, but b takes 4");
 }
 
 // The placement of the parameters whose names have this suffix, on the mesh axis "tp". Others are replicated.

@@ -27,16 +27,16 @@ TEST(Sizes, AllConfigurationsAreValid) {
 
 TEST(Sizes, AnUnknownNameThrowsWithSuggestions) {
   EXPECT_CONTAINS(error_message<UsageError>([] { find_config("gpt2-124"); }),
-              "unknown model 'gpt2-124'; did you mean 'gpt2-124m'");
+                  "unknown model 'gpt2-124'; did you mean 'gpt2-124m'");
   EXPECT_CONTAINS(error_message<UsageError>([] { find_config("?"); }), "models are: gpt-tiny, gpt2-124m");
 }
 
 TEST(Config, CheckThrowsForInvalidFields) {
   EXPECT_CONTAINS(error_message<UsageError>([] { check(GPT2Config{.n_head = 5, .n_embd = 12}); }),
-              "n_embd 12 is not a multiple of n_head 5, in GPT2(");
+                  "n_embd 12 is not a multiple of n_head 5, in GPT2(");
   EXPECT_CONTAINS(error_message<UsageError>([] { check(GPT2Config{.dropout = 1}); }), "dropout is 1");
   EXPECT_CONTAINS(error_message<UsageError>([] { check(LlamaConfig{.n_heads = 6, .n_kv_heads = 4, .dim = 24}); }),
-              "n_heads 6 is not a multiple of n_kv_heads 4");
+                  "n_heads 6 is not a multiple of n_kv_heads 4");
   EXPECT_CONTAINS(error_message<UsageError>([] { check(LlamaConfig{.n_heads = 8, .dim = 24}); }), "2 x n_heads");
   EXPECT_CONTAINS(error_message<UsageError>([] { check(LlamaConfig{.n_layers = 0}); }), "n_layers is 0");
 }

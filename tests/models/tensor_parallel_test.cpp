@@ -146,7 +146,7 @@ std::vector<Trained> train_on(int64_t n, const Model& plain, const PlanOptions& 
 
 template <class Model, class Config>
 void expect_same_losses(const Config& config, const Data& data, int steps, const std::vector<int64_t>& worlds,
-                         StepComm (*comm)(int64_t, const PlanOptions&)) {
+                        StepComm (*comm)(int64_t, const PlanOptions&)) {
   const auto plain = make_model<Model>(config);
   auto alone = clone(plain);
   const auto expected = train(alone, data, steps).losses;

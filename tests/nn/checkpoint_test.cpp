@@ -1,7 +1,7 @@
 #include "tessera/nn/checkpoint.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/module_name.h"
+#include "tessera/base/error.h"
 #include "tessera/comm/world.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
@@ -384,12 +384,12 @@ std::string error_of(First first, Then then, CheckpointOptions options = {}) {
 
 TEST(CheckpointDifference, TheErrorNamesAnOtherShape) {
   const auto said = error_of([](at::Tensor x) { return x.exp().sum(); },
-                         [](at::Tensor x) {
-                           return torch::cat({x, x}).exp().sum();
-                         });
+                             [](at::Tensor x) {
+                               return torch::cat({x, x}).exp().sum();
+                             });
   EXPECT_CONTAINS(said, "aten::cat in module net.block");
   const auto shape = error_of([](at::Tensor x) { return x.narrow(0, 0, 4).exp().sum(); },
-                          [](at::Tensor x) { return x.narrow(0, 0, 2).exp().sum(); });
+                              [](at::Tensor x) { return x.narrow(0, 0, 2).exp().sum(); });
   EXPECT_CONTAINS(shape, "tensor 0 of the 1");
   EXPECT_CONTAINS(shape, "Float[4, 4] on cpu, saved by aten::exp in module net.block in forward");
   EXPECT_CONTAINS(shape, "Float[2, 4] on cpu, saved by aten::exp in module net.block in recomputation");
@@ -415,12 +415,13 @@ TEST(CheckpointDifference, TheErrorNamesAMissingOp) {
 TEST(CheckpointDifference, TheErrorNamesAnOpAfterTheEndOfForward) {
   const auto said = error_of([](at::Tensor x) { return x.sin().exp(); },
                              [](at::Tensor x) { return x.sin().exp().tanh(); }, {.early_stop = false});
-  EXPECT_CONTAINS(said, "forward saved 2 tensors for backward, recomputation also saves Float[4, 4] on cpu by aten::tanh");
+  EXPECT_CONTAINS(said,
+                  "forward saved 2 tensors for backward, recomputation also saves Float[4, 4] on cpu by aten::tanh");
 }
 
 TEST(CheckpointDifference, WithoutDeterminismCheckNothingIsThrown) {
   EXPECT_EQ(error_of([](at::Tensor x) { return x.sin().exp(); }, [](at::Tensor x) { return x.sin().tanh(); },
-                 {.determinism_check = false}),
+                     {.determinism_check = false}),
             "nothing was thrown");
 }
 

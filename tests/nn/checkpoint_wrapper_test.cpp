@@ -163,7 +163,7 @@ TEST(CheckpointWrapper, AnArgumentByReferenceThrowsInRecomputation) {
   ByReference cache{torch::ones({3})};
   auto y = reader(x, cache);
   EXPECT_CONTAINS(error_message<UsageError>([&] { y.sum().backward(); }),
-              "CacheReader takes an argument by non-const reference");
+                  "CacheReader takes an argument by non-const reference");
 }
 
 TEST(CheckpointWrapper, WorksOnADistributedModel) {

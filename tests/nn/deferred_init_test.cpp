@@ -88,8 +88,9 @@ TEST(DeferredInit, OpsWithoutAMetaKernelWork) {
     const auto mask = torch::ones({4, 4}, torch::kBool).tril();
     return torch::where(mask, torch::zeros({4, 4}), torch::full({4, 4}, -1.0));
   });
-  expect_same_as_eager(
-      [] { return torch::zeros({4, 4}).masked_fill(torch::ones({4, 4}, torch::kBool).triu(1), -1.0); });
+  expect_same_as_eager([] {
+    return torch::zeros({4, 4}).masked_fill(torch::ones({4, 4}, torch::kBool).triu(1), -1.0);
+  });
   expect_same_as_eager([] { return torch::arange(5).index_select(0, torch::tensor({3, 1})); });
   expect_same_as_eager([] { return torch::nonzero(torch::arange(3)); });
   expect_same_as_eager([] { return torch::arange(-2, 3).abs(); });
@@ -97,10 +98,10 @@ TEST(DeferredInit, OpsWithoutAMetaKernelWork) {
     auto out = torch::empty({0});
     return torch::abs_out(out, torch::arange(-2, 3, torch::kFloat)).add_(1);
   });
-  EXPECT_CONTAINS(error_message<UsageError>([] { deferred_init([] {
-                                            return torch::relu(torch::zeros({5000, 5000}));
-                                          }); }),
-              "aten::relu has no kernel for the meta device, and its arguments, 100000000 bytes, are too large");
+  EXPECT_CONTAINS(error_message<UsageError>([] {
+                    deferred_init([] { return torch::relu(torch::zeros({5000, 5000})); });
+                  }),
+                  "aten::relu has no kernel for the meta device, and its arguments, 100000000 bytes, are too large");
   // As large, but its decomposition has in-place ops only.
   deferred_init([] { return torch::zeros({5000, 5000}).masked_fill(torch::ones({5000, 5000}, torch::kBool), -1.0); });
 }
@@ -302,13 +303,13 @@ TEST(DeferredInit, RealTensorsAreReadInMaterialize) {
   auto module = deferred_init([&] { return One([&] { return torch::ones({3}) * given; }); });
   given.add_(1);
   EXPECT_CONTAINS(error_message<UsageError>([&] { materialize(module); }),
-              "a real tensor of sizes [3] that the initialization reads was modified");
+                  "a real tensor of sizes [3] that the initialization reads was modified");
   EXPECT_TRUE(is_deferred(module->value));
   auto without = torch::empty({3}, torch::kMeta);
   auto reads = deferred_init([&] { return One([&] { return torch::ones({3}) * without; }); });
   EXPECT_CONTAINS(error_message<UsageError>([&] { materialize(reads); }), "on the meta device that was not made in");
   EXPECT_CONTAINS(error_message<UsageError>([&] { deferred_init([&] { given.copy_(torch::ones({3})); }); }),
-              "aten::copy_ writes a deferred value to a real tensor");
+                  "aten::copy_ writes a deferred value to a real tensor");
 }
 
 // The requested device need not exist, because nothing is allocated on it.
@@ -341,48 +342,52 @@ TEST(DeferredInit, SubmodulesCanBeMaterializedFirst) {
 TEST(DeferredInit, Errors) {
   auto linear = deferred_init([] { return torch::nn::Linear(3, 2); });
   EXPECT_CONTAINS(error_message<UsageError>([&] {
-                linear(torch::ones({1, 3}));
-              }),
-              "on a tensor made in deferred_init, which has no values yet. Call materialize(module) first");
+                    linear(torch::ones({1, 3}));
+                  }),
+                  "on a tensor made in deferred_init, which has no values yet. Call materialize(module) first");
   EXPECT_CONTAINS(error_message<UsageError>([&] {
-                torch::NoGradGuard no_grad;
-                linear->bias.fill_(1);
-              }),
-              "aten::fill_.Scalar on a tensor made in deferred_init");
+                    torch::NoGradGuard no_grad;
+                    linear->bias.fill_(1);
+                  }),
+                  "aten::fill_.Scalar on a tensor made in deferred_init");
   EXPECT_CONTAINS(error_message([&] { linear->weight.data_ptr<float>()[0] = 1; }), "has no memory yet");
   EXPECT_CONTAINS(error_message<UsageError>([&] { linear->bias.detach()[0].item<float>(); }),
-              "aten::item needs the value of a tensor made in deferred_init");
-  EXPECT_CONTAINS(error_message<UsageError>([&] { deferred_init([&] { materialize(linear); }); }), "inside deferred_init");
+                  "aten::item needs the value of a tensor made in deferred_init");
+  EXPECT_CONTAINS(error_message<UsageError>([&] { deferred_init([&] { materialize(linear); }); }),
+                  "inside deferred_init");
   EXPECT_EQ(linear->weight.size(1), 3);
   materialize(linear);
   const auto before = linear->weight.clone();
   EXPECT_CONTAINS(error_message<UsageError>([&] { materialize(linear); }),
-              "materialize(Linear): no tensor is deferred ('weight' has values, for example): the module was "
-              "materialized before");
+                  "materialize(Linear): no tensor is deferred ('weight' has values, for example): the module was "
+                  "materialized before");
   EXPECT_TRUE(torch::equal(linear->weight, before));
 
   EXPECT_CONTAINS(error_message<UsageError>([] { deferred_init([] { return torch::zeros({1}).item<float>(); }); }),
-              "aten::item needs the value of a tensor made in deferred_init");
-  EXPECT_CONTAINS(error_message<UsageError>([] { deferred_init([] { return torch::ones({2}).equal(torch::ones({2})); }); }),
-              "aten::equal needs the value");
-  EXPECT_CONTAINS(error_message([] { deferred_init([] { return at::tensor({1, 2}); }); }),
-              "torch::tensor({...}) is a real tensor");
+                  "aten::item needs the value of a tensor made in deferred_init");
+  EXPECT_CONTAINS(
+      error_message<UsageError>([] { deferred_init([] { return torch::ones({2}).equal(torch::ones({2})); }); }),
+      "aten::equal needs the value");
+  EXPECT_CONTAINS(error_message([] { deferred_init([] {
+                                       return at::tensor({1, 2});
+                                     }); }),
+                  "torch::tensor({...}) is a real tensor");
   EXPECT_CONTAINS(error_message<UsageError>([] { deferred_init([] { return torch::poisson(torch::ones({2})); }); }),
-              "aten::poisson generates random numbers that tessera::random does not support");
+                  "aten::poisson generates random numbers that tessera::random does not support");
   EXPECT_CONTAINS(error_message<UsageError>([] {
-                deferred_init([] { return torch::empty({2}).uniform_(0, 1, at::detail::createCPUGenerator()); });
-              }),
-              "was given a generator");
+                    deferred_init([] { return torch::empty({2}).uniform_(0, 1, at::detail::createCPUGenerator()); });
+                  }),
+                  "was given a generator");
 
   EXPECT_CONTAINS(error_message([] { deferred_init([] { torch::nn::Linear(2, 2)->weight.mul_(2); }); }),
-              "a leaf Variable that requires grad");
+                  "a leaf Variable that requires grad");
   EXPECT_CONTAINS(error_message<UsageError>([] { deferred_init([] { torch::nn::Linear(2, 2)->weight.normal_(); }); }),
-              "requires grad and is to be overwritten");
+                  "requires grad and is to be overwritten");
 
   torch::nn::Linear meta(torch::nn::LinearOptions(2, 2));
   meta->to(torch::kMeta);
   EXPECT_CONTAINS(error_message<UsageError>([&] { materialize(meta); }),
-              "materialize(Linear): 'weight' is on the meta device but was not made in deferred_init");
+                  "materialize(Linear): 'weight' is on the meta device but was not made in deferred_init");
   EXPECT_TRUE(meta->weight.is_meta());
   materialize(*std::make_shared<torch::nn::ReLUImpl>());  // nothing to do
 }

@@ -230,34 +230,34 @@ TEST(DeferredSharded, Errors) {
     auto linear = deferred_init([] { return torch::nn::Linear(4, 6); });
     for (auto& p : linear->parameters()) distribute_in_place(p, mesh, {Shard(0)});
     EXPECT_CONTAINS(error_message<UsageError>([&] {
-                  torch::NoGradGuard no_grad;
-                  linear->bias.fill_(1);
-                }),
-                "aten::fill_.Scalar on a tensor made in deferred_init");
+                      torch::NoGradGuard no_grad;
+                      linear->bias.fill_(1);
+                    }),
+                    "aten::fill_.Scalar on a tensor made in deferred_init");
     EXPECT_CONTAINS(error_message<UsageError>([&] {
-                  deferred_init([&] {
-                    torch::NoGradGuard no_grad;
-                    linear->bias.fill_(1);
-                  });
-                }),
-                "on a local shard, sizes [3], of a deferred tensor of sizes [6]");
+                      deferred_init([&] {
+                        torch::NoGradGuard no_grad;
+                        linear->bias.fill_(1);
+                      });
+                    }),
+                    "on a local shard, sizes [3], of a deferred tensor of sizes [6]");
     materialize(linear);
     EXPECT_CONTAINS(error_message<UsageError>([&] { materialize(linear); }),
-                "materialize(Linear): no tensor is deferred ('weight' has values");
+                    "materialize(Linear): no tensor is deferred ('weight' has values");
 
     struct OneBuffer : torch::nn::Module {
       explicit OneBuffer(const at::Tensor& t) { register_buffer("value", t); }
     };
     auto inside = deferred_init([&] { return std::make_shared<OneBuffer>(zeros({6}, mesh, {Shard(0)})); });
     EXPECT_CONTAINS(error_message<UsageError>([&] { materialize(*inside); }),
-                "'value' has sizes [6] but was made with [3]. Create the full tensor inside deferred_init");
+                    "'value' has sizes [6] but was made with [3]. Create the full tensor inside deferred_init");
 
     torch::nn::Linear meta(torch::nn::LinearOptions(2, 2));
     meta->to(torch::kMeta);
     for (auto& p : meta->parameters()) distribute_in_place(p, mesh, {Shard(0)});
     EXPECT_FALSE(is_deferred(meta->weight));
     EXPECT_CONTAINS(error_message<UsageError>([&] { materialize(meta); }),
-                "'weight' is on the meta device but was not made in deferred_init");
+                    "'weight' is on the meta device but was not made in deferred_init");
   });
 }
 

@@ -5,9 +5,9 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/testing/detail/counting_allocator.h"
+#include "tessera/testing/detail/recorder.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
-#include "tessera/testing/detail/recorder.h"
 
 #include <torch/torch.h>
 

@@ -16,8 +16,8 @@
 namespace tessera::optim {
 namespace {
 
-using testing::HostReadCounter;
 using testing::error_message;
+using testing::HostReadCounter;
 using testing::Rank;
 using testing::run_ranks;
 

@@ -1,8 +1,8 @@
 #include "tessera/redistribute/detail/execute.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/functional_collectives.h"
 #include "tessera/comm/detail/records.h"
+#include "tessera/comm/functional_collectives.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>

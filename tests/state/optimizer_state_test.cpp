@@ -193,10 +193,11 @@ TEST(OptimizerState, LoadingADictWithoutStateRemovesTheState) {
 TEST(OptimizerState, UnknownOptimizersAndModulesThrow) {
   auto net = make_net();
   torch::optim::LBFGS lbfgs(net->parameters());
-  EXPECT_CONTAINS(error_message<UsageError>([&] { optimizer_state_dict(lbfgs, *net); }), "Adagrad, Adam, AdamW, RMSprop, SGD");
+  EXPECT_CONTAINS(error_message<UsageError>([&] { optimizer_state_dict(lbfgs, *net); }),
+                  "Adagrad, Adam, AdamW, RMSprop, SGD");
   torch::optim::SGD sgd(net->parameters(), 0.1);
   EXPECT_CONTAINS(error_message<UsageError>([&] { optimizer_state_dict(sgd, *torch::nn::Linear(1, 1)); }),
-              "parameter 0 of group 0 of this SGD, of sizes [5, 3], is not in Linear");
+                  "parameter 0 of group 0 of this SGD, of sizes [5, 3], is not in Linear");
 }
 
 // A user-defined optimizer, with one number and one tensor per parameter.

@@ -14,11 +14,11 @@
 namespace tessera {
 namespace {
 
+using test::cloned;
+using test::Names;
 using testing::error_message;
 using testing::Rank;
 using testing::run_ranks;
-using test::cloned;
-using test::Names;
 
 // A module with a list of blocks, a norm with buffers, and one weight that has two names.
 struct BlockImpl : torch::nn::Module {
@@ -134,7 +134,7 @@ TEST(LoadStateDict, StrictReportsEveryMismatchAndChangesNothing) {
   dict.erase("scale");
   dict.insert("scale", torch::empty({4}, torch::kMeta));
   EXPECT_CONTAINS(error_message<UsageError>([&] { load_state_dict(*net, dict, {.strict = false}); }),
-              "the value is on the meta device");
+                  "the value is on the meta device");
   EXPECT_TRUE(equal(state_dict(*net), before));
 }
 
@@ -233,9 +233,9 @@ TEST(LoadStateDict, ErrorsContainGlobalSizes) {
     torch::nn::Linear linear(3, 4);
     distribute_in_place(linear->weight, me.mesh("tp=2"), {Shard(0)});
     EXPECT_CONTAINS(error_message<UsageError>([&] {
-                  load_state_dict(*linear, {{"weight", torch::ones({2, 3})}, {"bias", torch::ones({4})}});
-                }),
-                "weight of Linear is [4, 3] in the module and [2, 3] in the dict");
+                      load_state_dict(*linear, {{"weight", torch::ones({2, 3})}, {"bias", torch::ones({4})}});
+                    }),
+                    "weight of Linear is [4, 3] in the module and [2, 3] in the dict");
     std::ostringstream text;
     text << state_dict(*linear);
     EXPECT_CONTAINS(text.str(), "weight  Float[4, 3] [S(0)] on mesh(tp=2)\n");

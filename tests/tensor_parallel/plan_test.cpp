@@ -36,8 +36,8 @@ TEST(Plan, KeepsTheOrderOfEntries) {
 TEST(Plan, AnInvalidEntryThrowsAndDoesNotChangeThePlan) {
   Plan plan = {{"a", ColwiseParallel()}};
   EXPECT_CONTAINS(error_message<UsageError>([&] { plan.add("a", RowwiseParallel()); }),
-              "plan entry 'a': the new style is rowwise, but the pattern already has colwise; use one style per "
-              "pattern");
+                  "plan entry 'a': the new style is rowwise, but the pattern already has colwise; use one style per "
+                  "pattern");
   EXPECT_CONTAINS(error_message<UsageError>([&] { plan.add("b", PrepareModuleInput()); }), "prepare_input: no layouts");
   EXPECT_EQ(plan, (Plan{{"a", ColwiseParallel()}}));
 }
@@ -54,14 +54,14 @@ TEST(Plan, ResolveReturnsTheMatchingModules) {
 TEST(Plan, AModuleThatMatchesTwoEntriesThrows) {
   const Plan plan = {{"layers.*.up", ColwiseParallel()}, {"layers.1.*", RowwiseParallel()}};
   EXPECT_CONTAINS(error_message<UsageError>([&] { resolve(plan, kModel); }),
-              "module 'layers.1.up' matches two entries, 'layers.*.up' = colwise and 'layers.1.*' = rowwise");
+                  "module 'layers.1.up' matches two entries, 'layers.*.up' = colwise and 'layers.1.*' = rowwise");
 }
 
 TEST(Plan, AnUnmatchedPatternThrowsOrWarns) {
   const Plan plan = {{"layers.*.upp", ColwiseParallel()}, {"norm", SequenceParallel()}};
   EXPECT_CONTAINS(error_message<UsageError>([&] { resolve(plan, kModel); }),
-              "plan entry 'layers.*.upp' matches no module: no child of 'layers.0' matches 'upp'; it has up, down. "
-              "Nearest names: layers.0.up");
+                  "plan entry 'layers.*.upp' matches no module: no child of 'layers.0' matches 'upp'; it has up, down. "
+                  "Nearest names: layers.0.up");
   struct CollectWarnings : c10::WarningHandler {
     void process(const c10::Warning& warning) override { text += warning.msg(); }
     std::string text;

@@ -77,7 +77,8 @@ TEST(PlanText, ErrorsContainThePositionAndWhatIsExpected) {
   };
   for (const auto& bad : kBad)
     EXPECT_CONTAINS(error_message<UsageError>([&] { parse_plan(bad.first); }), bad.second) << "\nin: " << bad.first;
-  EXPECT_CONTAINS(error_message<UsageError>([] { parse_style("colwise, rowwise"); }), "column 8: found ','; nothing follows");
+  EXPECT_CONTAINS(error_message<UsageError>([] { parse_style("colwise, rowwise"); }),
+                  "column 8: found ','; nothing follows");
 }
 
 Placement any_placement() {

@@ -307,7 +307,7 @@ TEST(VocabParallelCrossEntropy, DoubleBackwardThrows) {
     const auto loss = vocab_parallel_cross_entropy(x, target);
     const auto gradient = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
     EXPECT_CONTAINS(error_message([&] { gradient.sum().backward(); }),
-                "derivative for the gradient of a vocab-parallel loss is not implemented");
+                    "derivative for the gradient of a vocab-parallel loss is not implemented");
     loss.backward();
     EXPECT_CONTAINS(error_message([&] { loss.backward(); }), "backward through the graph a second time");
   });
@@ -325,28 +325,28 @@ TEST(VocabParallelCrossEntropy, InvalidArgumentsThrowBeforeCommunication) {
       return text;
     };
     EXPECT_CONTAINS(said(torch::rand({3})),
-                "target is Float; pass class indices, as Long. Probabilities need unsharded classes");
+                    "target is Float; pass class indices, as Long. Probabilities need unsharded classes");
     EXPECT_CONTAINS(said({}), "target is undefined");
     EXPECT_CONTAINS(
         said(target.slice(0, 0, 2)),
         "scores of sizes [3, 4] need a target of sizes [3]; found [2]. A plain target is the global target");
     EXPECT_CONTAINS(said(target, {.weight = torch::ones({2})}),
-                "weight is Float of sizes [2]; pass a Float tensor with one value for each of the 4 classes");
+                    "weight is Float of sizes [2]; pass a Float tensor with one value for each of the 4 classes");
     EXPECT_CONTAINS(said(target, {.weight = torch::ones({4}, torch::kDouble)}), "weight is Double");
     EXPECT_CONTAINS(said(target, {.label_smoothing = 1.5}), "label_smoothing is 1.5; it must be between 0 and 1");
     EXPECT_CONTAINS(said(target, {.reduction = static_cast<at::Reduction::Reduction>(7)}), "reduction is 7; use");
     const auto other_mesh = distribute_tensor(target, me.mesh("other=2"), {Replicate()});
     EXPECT_CONTAINS(said(other_mesh), "distribute both over the same mesh");
     EXPECT_CONTAINS(error_message<UsageError>([&] { vocab_parallel_nll_loss(x, target, {.label_smoothing = 0.1}); }),
-                "use vocab_parallel_cross_entropy, which takes logits, for label smoothing");
+                    "use vocab_parallel_cross_entropy, which takes logits, for label smoothing");
     for (int64_t bad : {4, -1})
       EXPECT_CONTAINS(error_message<c10::IndexError>([&] {
-                    vocab_parallel_cross_entropy(x, torch::tensor({int64_t{0}, int64_t{1}, bad}));
-                  }),
-                  c10::str("target ", bad, " is out of bounds; classes are 0 to 3, and ignore_index is -100"));
+                        vocab_parallel_cross_entropy(x, torch::tensor({int64_t{0}, int64_t{1}, bad}));
+                      }),
+                      c10::str("target ", bad, " is out of bounds; classes are 0 to 3, and ignore_index is -100"));
     const auto loss = vocab_parallel_cross_entropy(x.detach().set_requires_grad(true), target, {.reduction = kNone});
     EXPECT_CONTAINS(error_message<UsageError>([&] { loss.backward(torch::ones({3})); }),
-                "backward of a vocab-parallel loss: the gradient is a plain tensor of sizes [3]");
+                    "backward of a vocab-parallel loss: the gradient is a plain tensor of sizes [3]");
   });
 }
 

@@ -28,8 +28,7 @@ TEST(TrainConfig, OptionsAreSetByName) {
   TrainConfig same;
   EXPECT_ERROR(UsageError, set_option(same, "training.step", "7"), "unknown option 'training.step'",
                "'training.steps'");
-  EXPECT_ERROR(UsageError, set_option(same, "training.steps", "7x"),
-               "training.steps is '7x'; write an integer");
+  EXPECT_ERROR(UsageError, set_option(same, "training.steps", "7x"), "training.steps is '7x'; write an integer");
   EXPECT_ERROR(UsageError, set_option(same, "training.seed", "-1"), "write an integer of at least 0");
   EXPECT_ERROR(UsageError, set_option(same, "optimizer.lr", ""), "optimizer.lr is ''; write a number");
   EXPECT_ERROR(UsageError, set_option(same, "parallel.fsdp", "yes"), "write true or false");

@@ -111,11 +111,10 @@ TEST(CheckReplicas, FindsADifferingRank) {
     }
     const bool compares_with_rank_3 = me.rank % 2 == 1;  // in the same dp group
     const auto said = testing::error_message<CommError>(compare);
-    EXPECT_CONTAINS(
-        said,
-        compares_with_rank_3
-            ? "now: 1 of 28 replicated parameters differ between ranks of axis 'dp': h.1.mlp.c_fc.weight"
-            : "now: replicated parameters differ between other ranks");
+    EXPECT_CONTAINS(said,
+                    compares_with_rank_3
+                        ? "now: 1 of 28 replicated parameters differ between ranks of axis 'dp': h.1.mlp.c_fc.weight"
+                        : "now: replicated parameters differ between other ranks");
   });
 }
 

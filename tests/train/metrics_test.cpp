@@ -5,8 +5,8 @@
 #include "tessera/train/detail/console.h"
 #include "tessera/train/detail/device.h"
 #include "tessera/train/detail/event_file.h"
-#include "tessera/train/detail/metrics_file.h"
 #include "tessera/train/detail/loss_monitor.h"
+#include "tessera/train/detail/metrics_file.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,9 +1,9 @@
 // A resumed run continues as if it had not been interrupted.
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/checkpoint/folders.h"
 #include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/safetensors_file.h"
-#include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/testing/expect_error.h"
 #include "tests/checkpoint/new_folder.h"
@@ -90,8 +90,8 @@ TEST(Resume, RestoresAllState) {
     const char *key, *value, *mesh;
   };
   for (const auto& c : {Case{"training.precision", "fp16", "fsdp=2"}, Case{"model.dropout", "0.2", ""},
-                          Case{"model.dropout", "0.2", "tp=1"}, Case{"training.compile", "true", "dp=2"},
-                          Case{"training.accumulate", "2", "fsdp=2"}, Case{"guard.spike", "50", ""}}) {
+                        Case{"model.dropout", "0.2", "tp=1"}, Case{"training.compile", "true", "dp=2"},
+                        Case{"training.accumulate", "2", "fsdp=2"}, Case{"guard.spike", "50", ""}}) {
     SCOPED_TRACE(c10::str(c.key, " on ", c.mesh));
     const NewFolder folder;
     auto config = short_run();

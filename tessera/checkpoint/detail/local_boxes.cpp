@@ -61,7 +61,8 @@ LocalBoxes local_boxes(const std::string& name, const at::Tensor& tensor) {
   if (spec && !spec->mesh.get_coordinate()) return boxes;  // this rank is not in the mesh
   using Ranges = decltype(spec->local_ranges(0));
   std::vector<Ranges> ranges;
-  for (int64_t d = 0; d < tensor.dim(); d++) ranges.push_back(spec ? spec->local_ranges(d) : Ranges{{0, tensor.size(d)}});
+  for (int64_t d = 0; d < tensor.dim(); d++)
+    ranges.push_back(spec ? spec->local_ranges(d) : Ranges{{0, tensor.size(d)}});
   boxes.parts = parts_of(ranges);
   return boxes;
 }

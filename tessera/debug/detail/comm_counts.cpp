@@ -8,8 +8,8 @@
 namespace tessera {
 namespace {
 
-using comm::Family;
 using comm::CommKind;
+using comm::Family;
 
 template <class F>
 void for_each_name(F f) {

@@ -75,8 +75,8 @@ std::optional<HostAssignment> HostRendezvous::join(int64_t restarts, const Signa
 
 std::optional<HostAssignment> HostRendezvous::wait_for_hosts(int64_t restarts, const Signals& signals) {
   restarts_ = restarts;
-  const Announcement me{options_.nproc_per_node, options_.nnodes, options_.max_restarts, getpid(), options_.run_id,
-                        options_.host};
+  const Announcement me{options_.nproc_per_node, options_.nnodes, options_.max_restarts, getpid(),
+                        options_.run_id,         options_.host};
   const auto host_key = [&](int64_t node) { return key(c10::str("host_", node)); };
   const std::string found = text_of(store_->compareSet(host_key(options_.node_rank), {}, bytes(to_text(me))));
   TESSERA_CHECK(found == to_text(me), UsageError, "two launchers use --node-rank ", options_.node_rank, ": one on ",

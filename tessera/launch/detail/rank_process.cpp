@@ -1,7 +1,7 @@
 #include "tessera/launch/detail/rank_process.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/error.h"
 
 #include <fcntl.h>
 #include <linux/close_range.h>
@@ -75,8 +75,7 @@ Command find_command(const std::vector<std::string>& arguments) {
   if (name.find('/') != std::string::npos) {
     TESSERA_CHECK(is_file(name), UsageError, "program '", name, "' not found");
     TESSERA_CHECK(is_executable(name), UsageError, "'", name,
-                  "' is not executable; run chmod +x, or start it with its interpreter:  -- sh ",
-                  name);
+                  "' is not executable; run chmod +x, or start it with its interpreter:  -- sh ", name);
     return {name, arguments};
   }
   std::istringstream folders(setting("PATH"));

@@ -23,7 +23,7 @@ at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table) {
   const auto angles = replicate_like(x, table);
   const int64_t half = angles.size(-1) / 2;
   const auto cos = angles.narrow(-1, 0, half).unsqueeze(1),
-             sin = angles.narrow(-1, half, half).unsqueeze(1);             // (T, 1, D/2)
+             sin = angles.narrow(-1, half, half).unsqueeze(1);            // (T, 1, D/2)
   const auto pairs = x.to(table.scalar_type()).unflatten(-1, {half, 2});  // (B, T, H, D/2, 2)
   const auto even = pairs.select(-1, 0), odd = pairs.select(-1, 1);
   const auto rotated = at::stack({even.mul(cos).sub(odd.mul(sin)), even.mul(sin).add(odd.mul(cos))}, -1);

@@ -1,7 +1,7 @@
 #include "tessera/nn/detail/backward_hooks.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/libtorch_autograd_compat.h"
+#include "tessera/base/error.h"
 #include "tessera/nn/module_tree.h"
 
 #include <ATen/core/grad_mode.h>

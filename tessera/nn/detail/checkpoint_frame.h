@@ -1,8 +1,8 @@
 #pragma once
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/forward_state.h"
-#include "tessera/nn/detail/selective_cache.h"
 #include "tessera/nn/detail/op_log.h"
+#include "tessera/nn/detail/selective_cache.h"
 #include "tessera/nn/saved_tensor_hooks.h"
 #include "tessera/placement/detail/tensor_spec.h"
 

@@ -50,7 +50,7 @@ void copy_hooks(const Module& from, Module& to) {
 
 std::shared_ptr<Module> clone_hooked(const Module& module, const ModuleHooks* hooks,
                                      std::shared_ptr<Module> (*clone_plain)(const Module& module,
-                                                                           const std::optional<torch::Device>& device),
+                                                                            const std::optional<torch::Device>& device),
                                      std::shared_ptr<Module> (*wrap)(const Module& plain),
                                      const std::optional<torch::Device>& device) {
   const bool outermost = clones_running == 0;

@@ -1,7 +1,7 @@
 #include "tessera/nn/detail/engine.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/python_process.h"
+#include "tessera/base/error.h"
 #include "tessera/nn/saved_tensor_hooks.h"
 
 #include <torch/csrc/autograd/engine.h>

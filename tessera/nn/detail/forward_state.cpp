@@ -36,10 +36,9 @@ RngStates RngStates::capture(const std::vector<at::Tensor>& inputs) {
       devices.push_back(t.device());
     if (const auto* spec = spec_or_null(t)) {
       const auto& world = spec->mesh.state()->world;
-      const bool known =
-          same_world(world, states.world_) ||
-          std::any_of(states.others_.begin(), states.others_.end(),
-                      [&](const auto& other) { return same_world(other.first, world); });
+      const bool known = same_world(world, states.world_) ||
+                         std::any_of(states.others_.begin(), states.others_.end(),
+                                     [&](const auto& other) { return same_world(other.first, world); });
       if (!known && world) states.others_.emplace_back(world, world.random());
     }
   }

@@ -41,9 +41,8 @@ KeepPolicy keep_ops(const std::vector<std::string>& names) {
       kept.insert(*op);
       found = true;
     }
-    TESSERA_CHECK(
-        known, UsageError, "keep_ops: unknown op '", name,
-        "'; write the name with its namespace, as in aten::mm, or with its overload, as in aten::add.Tensor");
+    TESSERA_CHECK(known, UsageError, "keep_ops: unknown op '", name,
+                  "'; write the name with its namespace, as in aten::mm, or with its overload, as in aten::add.Tensor");
     TESSERA_CHECK(found || !composite, UsageError, "keep_ops: ", name,
                   " is composite: only the ops of its decomposition run; name those (for aten::linear: aten::addmm, "
                   "aten::mm)");

@@ -1,7 +1,7 @@
 #include "tessera/nn/detail/selective_cache.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/module_name.h"
+#include "tessera/base/error.h"
 #include "tessera/dtensor/detail/meta.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>

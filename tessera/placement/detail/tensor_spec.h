@@ -1,8 +1,8 @@
 #pragma once
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/placement/placement.h"
-#include "tessera/placement/detail/shard.h"
 #include "tessera/placement/detail/dtensor_impl.h"
+#include "tessera/placement/detail/shard.h"
+#include "tessera/placement/placement.h"
 
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>

@@ -15,8 +15,8 @@ namespace {
 using redistribute::Move;
 using rules::ArgFix;
 using rules::OpQuery;
-using rules::Strategy;
 using rules::Rule;
+using rules::Strategy;
 
 constexpr double kImpossible = std::numeric_limits<double>::infinity();
 
@@ -180,11 +180,10 @@ struct AxisChooser {
   Call call{full.entry, full.args, {}, full.mesh, full.in_backward};  // for a list op, only the element that failed
   for (int i : sub.index) call.tensors.push_back(full.tensors[i]);
   if (!call.entry.writes.empty())
-    TESSERA_FAIL(
-        ShardingError, describe(call),
-        ": an in-place op keeps the placements of the tensor that it writes, and no strategy on mesh axis '",
-        mesh.axis_name(axis),
-        "' has them. Redistribute the written tensor first, or use the op that returns a new tensor.");
+    TESSERA_FAIL(ShardingError, describe(call),
+                 ": an in-place op keeps the placements of the tensor that it writes, and no strategy on mesh axis '",
+                 mesh.axis_name(axis),
+                 "' has them. Redistribute the written tensor first, or use the op that returns a new tensor.");
   TESSERA_FAIL(ShardingError, describe(call), ": no sharding strategy is possible on mesh axis '", mesh.axis_name(axis),
                "'. Redistribute an input, or use local_map.");
 }

@@ -23,9 +23,9 @@ struct OpEntry {
   bool view = false;                      // the result aliases the first argument
   // We bump the versions of list elements, because no ADInplaceOrView kernel does.
   bool writes_list = false;
-  bool random = false;                    // draws random numbers
-  bool inplace_view = false;              // t_, squeeze_: changes the sizes and strides of its argument
-  bool may_copy = false;                  // a view by its schema, but its callers need only the values (reshape)
+  bool random = false;        // draws random numbers
+  bool inplace_view = false;  // t_, squeeze_: changes the sizes and strides of its argument
+  bool may_copy = false;      // a view by its schema, but its callers need only the values (reshape)
 
   OpEntry(c10::OperatorHandle op, size_t id, std::string name) : op(op), id(id), name(std::move(name)) {}
   size_t num_args() const { return kinds.size(); }

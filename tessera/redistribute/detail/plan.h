@@ -1,6 +1,6 @@
 #pragma once
-#include "tessera/placement/placement.h"
 #include "tessera/placement/detail/shard.h"
+#include "tessera/placement/placement.h"
 
 #include <c10/util/ArrayRef.h>
 

@@ -36,9 +36,7 @@ class PlanTable final : public tessera::detail::MeshAttachment {
   static constexpr size_t kMost = 2048;
   using Key = std::pair<const TensorSpec*, const TensorSpec*>;
   struct Hash {
-    size_t operator()(const Key& key) const {
-      return hash_combine(hash_combine(0, key.first), key.second);
-    }
+    size_t operator()(const Key& key) const { return hash_combine(hash_combine(0, key.first), key.second); }
   };
   struct Entry {
     SpecRef from, to;  // keep alive the specs whose addresses are the key

@@ -14,7 +14,7 @@ inline constexpr Placement Pproduct{.kind = Placement::Kind::Partial, .op = Redu
 inline constexpr Placement Pmax{.kind = Placement::Kind::Partial, .op = ReduceOp::Max};
 inline constexpr Placement Pmin{.kind = Placement::Kind::Partial, .op = ReduceOp::Min};
 inline constexpr Placement Pmask{.kind = Placement::Kind::MaskPartial};
-inline constexpr Placement kLinearPartials[] = {Psum, Pavg};      // kept by linear ops: f(a + b) = f(a) + f(b)
+inline constexpr Placement kLinearPartials[] = {Psum, Pavg};  // kept by linear ops: f(a + b) = f(a) + f(b)
 // Kept by linear elementwise ops of one tensor, which map zero to zero.
 inline constexpr Placement kZeroKeeping[] = {Psum, Pavg, Pmask};
 // Every partial but norms, which have any p.

@@ -1,6 +1,6 @@
 #pragma once
-#include "tessera/placement/placement.h"
 #include "tessera/placement/detail/shard.h"
+#include "tessera/placement/placement.h"
 
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
@@ -103,7 +103,7 @@ struct Rule {
   std::vector<ArgFix> special_fixes;
   // Arguments that the schema marks as written but the call does not write (grads of fused Adam).
   std::vector<int> not_written;
-  double flops = 0;              // multiply-adds of the global op; 0: one per output element
+  double flops = 0;  // multiply-adds of the global op; 0: one per output element
 
   // An op that is called on the distributed tensors with the same arguments, instead of a strategy. Example: the mean
   // of a loss whose denominator depends on the data needs two sums. `strategies` and `outs` are then empty.
@@ -146,8 +146,8 @@ class Registry {
            bool reads_scalars = false);
   // Registers the rule of `like` for `op`.
   void same_as(std::string_view op, std::string_view like);
-  const OpRule* find(std::string_view op) const;                                 // null: no rule
-  std::vector<std::string> names() const;                                        // sorted
+  const OpRule* find(std::string_view op) const;  // null: no rule
+  std::vector<std::string> names() const;         // sorted
   // Grows with each change, so that caches can clear themselves.
   uint64_t version() const { return version_.load(std::memory_order_acquire); }
 

@@ -21,8 +21,7 @@ std::vector<IndexRange> held_elements(PlacementsRef placements, c10::IntArrayRef
     } else {
       for (auto outer : held)
         for (auto i = outer.begin; i < outer.end; i++)
-          for (const auto& range : ranges)
-            append_range(next, {i * sizes[d] + range.begin, i * sizes[d] + range.end});
+          for (const auto& range : ranges) append_range(next, {i * sizes[d] + range.begin, i * sizes[d] + range.end});
     }
     held = std::move(next);
   }
@@ -115,8 +114,7 @@ class GroupFollower {
             if (out_inner > 0 && unit % out_inner == 0 && unit / out_inner > 1) add(Shard(dim, unit / out_inner));
         }
         int64_t parts = outer * (shard.is_shard() ? 1 : shard.factor);
-        if (out_outer > 0 && parts % out_outer == 0 && parts / out_outer > 1)
-          add(StridedShard(dim, parts / out_outer));
+        if (out_outer > 0 && parts % out_outer == 0 && parts / out_outer > 1) add(StridedShard(dim, parts / out_outer));
       }
       out_outer *= own;
     }

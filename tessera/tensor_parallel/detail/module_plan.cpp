@@ -4,8 +4,8 @@
 #include "tessera/dtensor/detail/meta.h"
 #include "tessera/nn/attention_heads.h"
 #include "tessera/nn/detail/hookable.h"
-#include "tessera/nn/module_tree.h"
 #include "tessera/nn/detail/rms_norm.h"
+#include "tessera/nn/module_tree.h"
 #include "tessera/placement/detail/shard.h"
 
 #include <torch/nn/modules/dropout.h>
@@ -223,8 +223,8 @@ void pass_shardings_between(Module& root, std::vector<ModulePlan>& plans) {
 }  // namespace
 
 std::vector<ModulePlan> resolve_plan(Module& root, const DeviceMesh& mesh, const Plan& plan, Unmatched unmatched) {
-  TESSERA_CHECK(mesh.ndim() == 1, UsageError, "parallelize_module needs a 1-D mesh, and ", mesh, " has ",
-                mesh.ndim(), " axes: select one, as in mesh[\"tp\"]");
+  TESSERA_CHECK(mesh.ndim() == 1, UsageError, "parallelize_module needs a 1-D mesh, and ", mesh, " has ", mesh.ndim(),
+                " axes: select one, as in mesh[\"tp\"]");
   std::vector<std::string> paths;
   for (const auto& item : root.named_modules()) paths.push_back(item.key());
   ModulePlanner planner(root, mesh);

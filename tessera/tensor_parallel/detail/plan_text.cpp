@@ -1,7 +1,7 @@
 #include "tessera/tensor_parallel/detail/plan_text.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/nearest_names.h"
+#include "tessera/base/error.h"
 #include "tessera/tensor_parallel/detail/style_text.h"
 
 #include <algorithm>

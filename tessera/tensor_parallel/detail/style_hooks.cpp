@@ -1,7 +1,7 @@
 #include "tessera/tensor_parallel/detail/style_hooks.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/module_name.h"
+#include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/placement/detail/shard.h"
 

@@ -1,7 +1,7 @@
 #include "tessera/tensor_parallel/detail/vocab_parallel_cross_entropy.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/libtorch_autograd_compat.h"
+#include "tessera/base/error.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/tensor_parallel/detail/vocab_parallel_loss.h"

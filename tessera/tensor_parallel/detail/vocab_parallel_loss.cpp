@@ -1,8 +1,8 @@
 #include "tessera/tensor_parallel/detail/vocab_parallel_loss.h"
 
 #include "tessera/base/error.h"
-#include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/detail/autograd_functions.h"
+#include "tessera/dtensor/dtensor.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/core/grad_mode.h>
@@ -87,7 +87,8 @@ VocabParallelLoss prepare_loss(const char* op, const Tensor& scores, const Tenso
   const auto& spec = *meta_of(loss.scores).spec;
   const int64_t dim = class_dim(scores);
   loss.classes = {dim, {}, scores.size(dim), options.ignore_index};
-  for (const auto& run : spec.local_ranges(dim)) loss.classes.runs.insert(loss.classes.runs.end(), {run.begin, run.end});
+  for (const auto& run : spec.local_ranges(dim))
+    loss.classes.runs.insert(loss.classes.runs.end(), {run.begin, run.end});
   for (size_t axis = 0; axis < placements.size(); axis++)
     if (placements[axis].is_sharded(dim)) loss.groups.push_back(spec.mesh.get_group(static_cast<int64_t>(axis)));
 

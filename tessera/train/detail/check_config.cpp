@@ -1,6 +1,6 @@
 // Checks a config, and computes values that depend on several options.
-#include "tessera/base/error.h"
 #include "tessera/base/detail/nearest_names.h"
+#include "tessera/base/error.h"
 #include "tessera/data/token_file.h"
 #include "tessera/train/config.h"
 
@@ -47,28 +47,26 @@ void check_minimums(std::initializer_list<Minimum<T>> minimums) {
 }
 
 void check_ranges(const TrainConfig& c) {
-  check_minimums<int64_t>(
-      {{"training.steps", c.training.steps, 1},
-       {"training.batch", c.training.batch, 1},
-       {"training.accumulate", c.training.accumulate, 1},
-       {"data.seq_len", c.data.seq_len, 0},
-       {"data.prefetch", c.data.prefetch, 1},
-       {"optimizer.warmup", c.optimizer.warmup, 0},
-       {"eval.every", c.eval.every, 0},
-       {"eval.samples", c.eval.samples, 1},
-       {"eval.sample_tokens", c.eval.sample_tokens, 0},
-       {"guard.checksum_every", c.guard.checksum_every, 0},
-       {"checkpoint.every", c.checkpoint.every, 0},
-       {"checkpoint.keep", c.checkpoint.keep, 0},
-       {"metrics.log_every", c.metrics.log_every, 1}});
-  check_minimums<double>(
-      {{"optimizer.lr", c.optimizer.lr, 0},
-       {"optimizer.clip", c.optimizer.clip, 0},
-       {"optimizer.weight_decay", c.optimizer.weight_decay, 0},
-       {"optimizer.min_factor", c.optimizer.min_factor, 0},
-       {"eval.temperature", c.eval.temperature, 0},
-       {"guard.spike", c.guard.spike, 0},
-       {"metrics.peak_tflops", c.metrics.peak_tflops, 0}});
+  check_minimums<int64_t>({{"training.steps", c.training.steps, 1},
+                           {"training.batch", c.training.batch, 1},
+                           {"training.accumulate", c.training.accumulate, 1},
+                           {"data.seq_len", c.data.seq_len, 0},
+                           {"data.prefetch", c.data.prefetch, 1},
+                           {"optimizer.warmup", c.optimizer.warmup, 0},
+                           {"eval.every", c.eval.every, 0},
+                           {"eval.samples", c.eval.samples, 1},
+                           {"eval.sample_tokens", c.eval.sample_tokens, 0},
+                           {"guard.checksum_every", c.guard.checksum_every, 0},
+                           {"checkpoint.every", c.checkpoint.every, 0},
+                           {"checkpoint.keep", c.checkpoint.keep, 0},
+                           {"metrics.log_every", c.metrics.log_every, 1}});
+  check_minimums<double>({{"optimizer.lr", c.optimizer.lr, 0},
+                          {"optimizer.clip", c.optimizer.clip, 0},
+                          {"optimizer.weight_decay", c.optimizer.weight_decay, 0},
+                          {"optimizer.min_factor", c.optimizer.min_factor, 0},
+                          {"eval.temperature", c.eval.temperature, 0},
+                          {"guard.spike", c.guard.spike, 0},
+                          {"metrics.peak_tflops", c.metrics.peak_tflops, 0}});
   TESSERA_CHECK(c.optimizer.decay_share > 0 && c.optimizer.decay_share <= 1, UsageError, "optimizer.decay_share is ",
                 c.optimizer.decay_share, "; it must be above 0 and at most 1");
   TESSERA_CHECK(c.eval.accuracy >= 0 && c.eval.accuracy <= 1, UsageError, "eval.accuracy is ", c.eval.accuracy,
@@ -192,9 +190,8 @@ std::string checkpoint_folder(const TrainConfig& c) {
 void check(const TrainConfig& c, int64_t ranks) {
   check_allowed_values(c);
   check_ranges(c);
-  TESSERA_CHECK(
-      c.checkpoint.resume != "auto" || !checkpoint_folder(c).empty(), UsageError,
-      "--resume auto needs --output or --checkpoint-folder: by default, each run has a new output folder");
+  TESSERA_CHECK(c.checkpoint.resume != "auto" || !checkpoint_folder(c).empty(), UsageError,
+                "--resume auto needs --output or --checkpoint-folder: by default, each run has a new output folder");
   model_config(c.model);
   sequence_length(c);
   const auto mesh = mesh_shape(c, ranks);

@@ -77,9 +77,8 @@ ReplicaDifference compare_along(const DeviceMesh& mesh, const std::string& axis,
   for (size_t k = 0; k < compared.size(); k++)
     if (differ[static_cast<int64_t>(k)].item<bool>() && found.count++ < 4) names += " " + compared[k]->name;
   if (found.count > 0)
-    found.text =
-        c10::str(found.count, " of ", compared.size(), " replicated parameters differ between ranks of axis '",
-                 axis, "':", names, found.count > 4 ? " ..." : "");
+    found.text = c10::str(found.count, " of ", compared.size(), " replicated parameters differ between ranks of axis '",
+                          axis, "':", names, found.count > 4 ? " ..." : "");
   return found;
 }
 

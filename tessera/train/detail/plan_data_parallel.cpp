@@ -42,7 +42,7 @@ std::vector<std::string> gradient_order(const models::Config& config) {
   const FakeWorld world(1);
   auto model = deferred_init([&] {
     return make_language_model(std::visit([](const auto& c) -> models::Config { return tiny(c); },
-                                   with_blocks(config, std::min<int64_t>(blocks, 2))));
+                                          with_blocks(config, std::min<int64_t>(blocks, 2))));
   });
   auto& root = module_of(model);
   materialize(root);
@@ -110,9 +110,8 @@ std::vector<PlannedTraffic> bucket_traffic(const TrainConfig& config, const Plan
 }
 
 std::vector<PlannedTraffic> fsdp_traffic(const TrainConfig& config, const MeshShape& mesh,
-                                            const PlanParameters& parameters) {
-  const int64_t shards = extent(mesh, "fsdp"), replicas = extent(mesh, "dp"),
-                microbatches = config.training.accumulate;
+                                         const PlanParameters& parameters) {
+  const int64_t shards = extent(mesh, "fsdp"), replicas = extent(mesh, "dp"), microbatches = config.training.accumulate;
   PlannedTraffic gathers{"fsdp", "all_gather of parameters", {}}, scatters{"fsdp", "reduce_scatter of gradients", {}},
       reduces{"dp", "all_reduce of sharded gradients", {}};
   for (const auto& [block, layout] : units_of(mesh, parameters)) {

@@ -53,8 +53,9 @@ void allocate_parameters(torch::nn::Module& root) {
       continue;
     }
     const auto& spec = *tessera::detail::meta_of(p).spec;
-    p.set_data(tessera::detail::wrap(at::empty(spec.local_sizes, spec.dtype),
-                            intern(spec.mesh, spec.placements, spec.sizes, spec.strides, spec.dtype, at::kCPU)));
+    p.set_data(
+        tessera::detail::wrap(at::empty(spec.local_sizes, spec.dtype),
+                              intern(spec.mesh, spec.placements, spec.sizes, spec.strides, spec.dtype, at::kCPU)));
   }
 }
 

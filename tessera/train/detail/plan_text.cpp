@@ -1,6 +1,6 @@
-#include "tessera/train/plan.h"
 #include "tessera/train/detail/plan_traffic.h"
 #include "tessera/train/detail/text_table.h"
+#include "tessera/train/plan.h"
 
 #include <algorithm>
 #include <iomanip>

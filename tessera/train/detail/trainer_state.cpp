@@ -10,10 +10,10 @@
 // The learning rate schedule is a function of the step, and the optimizer options are in the config. Both come from the
 // config of the resumed run, not from the checkpoint.
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/checkpoint/folders.h"
 #include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/save.h"
-#include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/data_parallel/fsdp/state_dict.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/train/detail/check_replicas.h"
@@ -127,8 +127,8 @@ void Trainer::resume(const std::string& path) {
   const auto manifest = dcp::open_source(path).manifest;
   const auto saved = check_values(path, manifest.values, config_);
   const int64_t step = saved.number("step");
-  TESSERA_CHECK(step_ == 0 && step >= 0, UsageError,
-                "resume() must be called before the first step; ", step_, " steps were made");
+  TESSERA_CHECK(step_ == 0 && step >= 0, UsageError, "resume() must be called before the first step; ", step_,
+                " steps were made");
 
   auto& module = model_.module();
   const auto parameters = get_model_state_dict(module);

@@ -149,7 +149,7 @@ TEST(FullyShardTensorParallel, ErrorsForParametersThatCannotBeShardedOnceMore) {
     EXPECT_CONTAINS(refused(mesh, {Replicate(), Shard(0)}, mesh["dp"]), "uses the axis 'dp'");
     EXPECT_CONTAINS(refused(me.mesh("x=4"), {Shard(0)}, mesh["dp"]), "slice both from one");
     EXPECT_CONTAINS(refused(me.mesh(std::vector<int64_t>{4}), {Shard(0)}, mesh["dp"]),
-                "the axes of both meshes need names");
+                    "the axes of both meshes need names");
   });
 }
 

@@ -8,8 +8,8 @@ namespace tessera::compiler {
 // So a listing, the page of a compile trace and the records of a run can be compared line by line.
 struct Collective {
   comm::CommKind kind = comm::CommKind::Count;  // Count: an op that is not in the table of collective.cpp
-  int64_t bytes = 0;                    // of the unsharded tensor, padding included
-  int32_t group = -1;                   // index into Program::groups
+  int64_t bytes = 0;                            // of the unsharded tensor, padding included
+  int32_t group = -1;                           // index into Program::groups
   bool operator==(const Collective&) const = default;
 };
 

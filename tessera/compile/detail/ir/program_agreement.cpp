@@ -34,7 +34,8 @@ std::vector<std::string> collectives_on(const Program& program, int32_t group) {
 void agree_on(const Program& program) {
   for (size_t g = 0; g < program.groups.size(); g++)
     if (program.groups[g].group && program.groups[g].group->size() > 1)
-      comm::require_same_on_all_ranks(program.groups[g].group, "compile", collectives_on(program, static_cast<int32_t>(g)));
+      comm::require_same_on_all_ranks(program.groups[g].group, "compile",
+                                      collectives_on(program, static_cast<int32_t>(g)));
 }
 
 }  // namespace tessera::compiler

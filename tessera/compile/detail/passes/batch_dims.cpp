@@ -157,7 +157,7 @@ class BatchDims {
 
   // The strategy whose input placements match; of several, the one that shards the fewest operands without a batch.
   static const rules::Strategy* best_strategy(const std::vector<rules::Strategy>& strategies,
-                                         const std::vector<BatchPlacement>& placements) {
+                                              const std::vector<BatchPlacement>& placements) {
     const rules::Strategy* best = nullptr;
     size_t fewest = 0;
     for (const auto& strategy : strategies) {

@@ -133,9 +133,9 @@ void write_buffers(std::ostream& out, const CompileTrace& trace, size_t first_no
     html::row(out,
               {"%" + std::to_string(first[b]), html::escaped(c10::str(program[first[b]].type)), html::bytes(bytes[b]),
                line(alive[b].first) + " to " + (is_output[b] ? "the end" : line(alive[b].last)),
-               is_output[b]                       ? "output"
+               is_output[b]                     ? "output"
                : offset == MemoryPlan::kOutside ? "allocated by its op"
-                                                  : "arena + " + std::to_string(offset)});
+                                                : "arena + " + std::to_string(offset)});
   }
   out << "</table>\n";
 }

@@ -1,7 +1,7 @@
 #include "tessera/nn/detail/deferred/meta_run.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/module_name.h"
+#include "tessera/base/error.h"
 #include "tessera/nn/detail/deferred/record.h"
 #include "tessera/nn/detail/deferred/replay.h"
 

@@ -1,8 +1,8 @@
 #include "tessera/nn/detail/deferred/op_recorder.h"
 
 #include "tessera/base/error.h"
-#include "tessera/nn/detail/deferred/record.h"
 #include "tessera/nn/detail/deferred/meta_run.h"
+#include "tessera/nn/detail/deferred/record.h"
 
 #include <algorithm>
 

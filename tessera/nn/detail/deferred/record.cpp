@@ -1,7 +1,7 @@
 #include "tessera/nn/detail/deferred/record.h"
 
-#include "tessera/base/error.h"
 #include "tessera/base/detail/module_name.h"
+#include "tessera/base/error.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/dtensor/register.h"
 #include "tessera/nn/detail/deferred/call.h"

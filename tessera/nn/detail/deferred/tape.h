@@ -35,8 +35,8 @@ struct Value {
 
 struct RecordedOp {
   c10::OperatorHandle op;
-  std::vector<c10::IValue> arguments;         // with an undefined tensor in the place of each value
-  std::vector<std::pair<size_t, Id>> inputs;  // (index among all tensor arguments, lists flattened; value)
+  std::vector<c10::IValue> arguments;                      // with an undefined tensor in the place of each value
+  std::vector<std::pair<size_t, Id>> inputs;               // (index among all tensor arguments, lists flattened; value)
   std::vector<std::pair<at::Tensor, uint32_t>> constants;  // real tensors among the arguments, with their versions
   std::vector<Id> outputs;                                 // one per output tensor; kNone: undefined
   std::vector<Id> written;                                 // the values that the op writes to

@@ -6,8 +6,8 @@ namespace tessera::train {
 
 std::string device_name(at::Device device) {
   cudaDeviceProp properties;
-  const bool known = device.is_cuda() &&
-                     cudaGetDeviceProperties(&properties, device.has_index() ? device.index() : 0) == cudaSuccess;
+  const bool known =
+      device.is_cuda() && cudaGetDeviceProperties(&properties, device.has_index() ? device.index() : 0) == cudaSuccess;
   return known ? properties.name : "";
 }
 

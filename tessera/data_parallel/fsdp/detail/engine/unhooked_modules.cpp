@@ -2,8 +2,8 @@
 
 #include "tessera/data_parallel/detail/local_gradient.h"
 #include "tessera/data_parallel/fsdp/detail/engine/trace_state.h"
-#include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/dtensor/detail/all_gather_on_use.h"
+#include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/register.h"
 #include "tessera/nn/grad_hooks.h"
