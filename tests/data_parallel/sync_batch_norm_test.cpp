@@ -177,7 +177,7 @@ TEST(SyncBatchNorm, ConvertsAModelInPlace) {
     first(numbers({2, 4}, 0)).sum().backward();  // only weight and bias: their gradients are local
     EXPECT_EQ(mode.get_total_counts(), 1);
     EXPECT_ERROR(UsageError, convert_sync_batchnorm(*model), "batch norm '1'", "group 'dp'", "asked for 'world'");
-    EXPECT_ERROR(UsageError, convert_sync_batchnorm(*model, mesh), "say which of its 2 axes");
+    EXPECT_ERROR(UsageError, convert_sync_batchnorm(*model, mesh), "name one of its 2 axes");
   });
 }
 

@@ -37,8 +37,8 @@ DeviceMesh joint_mesh(const std::string& name, const TensorSpec& unsharded, cons
 }
 
 // Elements [begin, end) of the concatenation of `runs`, again as runs.
-Runs slice_runs(const Runs& runs, int64_t begin, int64_t end) {
-  Runs sliced;
+IndexRanges slice_runs(const IndexRanges& runs, int64_t begin, int64_t end) {
+  IndexRanges sliced;
   int64_t position = 0;
   for (const auto& run : runs) {
     const int64_t from = std::max(begin, position), to = std::min(end, position + run.end - run.begin);
@@ -71,7 +71,7 @@ SpecRef joint_spec(const std::string& name, const TensorSpec& unsharded, const D
                      unsharded.device);
   const int64_t size = unsharded.local_sizes[static_cast<size_t>(dim)];
   const auto local = shard_ranges(Shard(dim), size, mesh.size(shard_axis), mesh.get_local_rank(shard_axis));
-  const auto expected = local.empty() ? Runs() : slice_runs(unsharded.runs(dim), local[0].begin, local[0].end);
+  const auto expected = local.empty() ? IndexRanges() : slice_runs(unsharded.local_ranges(dim), local[0].begin, local[0].end);
   TESSERA_CHECK(spec->local_ranges(dim) == expected, UsageError, "fully_shard: parameter ", name, " is ",
                 unsharded.describe(), ", and its local tensor cannot be sharded once more along dim ", dim,
                 "; shard another dim with shard_placement_fn");

@@ -34,7 +34,7 @@ at::Tensor shard_over_both(const ShardedModule& sharded, const FSDPParam& param,
       intern(joint->mesh, joint->placements, joint->sizes, joint->strides, unsharded.scalar_type(), unsharded.device());
   const auto runs = shard_ranges(Shard(0), unsharded.size(0), sharded.mesh.size(*sharded.shard_axis),
                                  sharded.mesh.get_local_rank(*sharded.shard_axis));
-  const auto local = runs.empty() ? Run{0, 0} : runs[0];
+  const auto local = runs.empty() ? IndexRange{0, 0} : runs[0];
   return tessera::detail::wrap(unsharded.narrow(0, local.begin, local.end - local.begin).clone(), spec);
 }
 
