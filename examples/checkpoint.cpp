@@ -2,6 +2,7 @@
 // them into a tensor-parallel model, and checks that both models continue with the same losses.
 //   tessera run -n 4 -- ./example_checkpoint
 #include <tessera/tessera.h>
+#include <tessera/train.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -51,7 +52,7 @@ int main() {
   ts::dcp::load(parameters, *ts::dcp::latest(folder), {.prefix = "model."});
   // A new optimizer has no state, so load into empty tensors with the saved sizes and the parameters' placements.
   ts::optim::AdamW other(tensor_parallel->parameters(), {.lr = 1e-2});
-  auto state = ts::dcp::optimizer_state_like(ts::dcp::open_source(path).manifest, "optimizer.", parameters);
+  auto state = ts::dcp::optimizer_state_like(path, "optimizer.", parameters);
   ts::dcp::load(state, path, {.prefix = "optimizer."});
   ts::set_optimizer_state_dict(other, *tensor_parallel, state);
 

@@ -2,6 +2,7 @@
 // Trains a small GPT-2, and checks the number of local parameters and that the loss falls.
 //   tessera run -n 4 -- ./example_fsdp
 #include <tessera/tessera.h>
+#include <tessera/train.h>
 #include <torch/torch.h>
 
 #include <iostream>

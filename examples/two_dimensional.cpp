@@ -6,6 +6,7 @@
 //
 //   tessera run -n 4 -- ./example_two_dimensional
 #include <tessera/tessera.h>
+#include <tessera/train.h>
 #include <torch/torch.h>
 
 #include <iostream>

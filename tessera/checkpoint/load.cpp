@@ -175,6 +175,10 @@ LoadReport load(const StateDict& dict, const std::string& path, const LoadOption
   return loader.report();
 }
 
+StateDict optimizer_state_like(const std::string& path, const std::string& prefix, const StateDict& model) {
+  return optimizer_state_like(open_source(path).manifest, prefix, model);
+}
+
 StateDict optimizer_state_like(const Manifest& manifest, const std::string& prefix, const StateDict& model) {
   const at::NoGradGuard no_grad;
   const std::string state = "state.";

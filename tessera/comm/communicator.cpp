@@ -1,5 +1,6 @@
 #include "tessera/comm/communicator.h"
 
+#include "tessera/base/detail/libtorch_compat.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/backends.h"
 #include "tessera/comm/detail/communicator_post.h"
@@ -48,8 +49,8 @@ class ProcessGroupTable {
 std::vector<c10::intrusive_ptr<c10d::Backend>> backends_of(c10d::ProcessGroup& process_group) {
   std::vector<c10::intrusive_ptr<c10d::Backend>> found;
   for (const at::DeviceType device : {at::kCPU, at::kCUDA}) {
-    if (!process_group.hasBackendForDeviceType(device)) continue;
-    auto backend = process_group.getBackend(device);
+    auto backend = libtorch::backend_or_null(process_group, device);
+    if (!backend) continue;
     if (found.empty() || found[0] != backend) found.push_back(std::move(backend));
   }
   TESSERA_CHECK(!found.empty(), UsageError,

@@ -31,8 +31,8 @@ using fixtures::kVocabulary;
 using testing::Rank;
 using testing::run_ranks;
 
-struct ConvNetImpl : torch::nn::Cloneable<ConvNetImpl> {
-  ConvNetImpl() { reset(); }
+struct TrainedConvNetImpl : torch::nn::Cloneable<TrainedConvNetImpl> {
+  TrainedConvNetImpl() { reset(); }
   void reset() override {
     conv = register_module("conv", nn::Conv2d(torch::nn::Conv2dOptions(2, 4, 3).padding(1)));
     norm = register_module("norm", nn::BatchNorm2d(4));
@@ -47,9 +47,9 @@ struct ConvNetImpl : torch::nn::Cloneable<ConvNetImpl> {
   nn::BatchNorm2d norm{nullptr};
   nn::Linear up{nullptr}, down{nullptr};
 };
-TESSERA_MODULE(ConvNet);
+TESSERA_MODULE(TrainedConvNet);
 
-constexpr int64_t kSteps = 20, kBatch = 4;
+constexpr int64_t kTrainingSteps = 20, kBatch = 4;
 struct Batch {
   at::Tensor x, y;
   friend void tessera_visit(Batch& batch, auto&& field) { field(batch.x), field(batch.y); }
@@ -70,12 +70,12 @@ struct ModelTraits<models::MLP> {
   }
 };
 template <>
-struct ModelTraits<ConvNet> {
-  static ConvNet make() { return {}; }
+struct ModelTraits<TrainedConvNet> {
+  static TrainedConvNet make() { return {}; }
   static Batch data() { return {torch::randn({kBatch, 2, 6, 6}), torch::randint(5, {kBatch})}; }
   static at::Tensor loss(const at::Tensor& out, const at::Tensor& y) { return torch::cross_entropy_loss(out, y); }
   static Plan plan() { return {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}}; }
-  static void each_unit(ConvNet& model, auto&& f) { f(model->conv), f(model->up), f(model->down); }
+  static void each_unit(TrainedConvNet& model, auto&& f) { f(model->conv), f(model->up), f(model->down); }
 };
 template <class Model, const auto& config>
 struct Transformer {
@@ -126,17 +126,17 @@ const auto kStep = [](auto& model, auto& opt, const Batch& batch) {
   return loss;
 };
 
-struct Trained {
+struct TrainingResult {
   std::vector<at::Tensor> losses, parameters;
 };
 
 // Trains a model eagerly, or compiled if there are options.
 template <class Model, class Opt>
-Trained train(Model model, Parallelism parallelism, const Opt& make_optimizer, const std::vector<Batch>& batches,
-              Rank& me, const std::optional<CompileOptions>& options) {
+TrainingResult train(Model model, Parallelism parallelism, const Opt& make_optimizer, const std::vector<Batch>& batches,
+                     Rank& me, const std::optional<CompileOptions>& options) {
   parallelize(model, parallelism, me);
   auto opt = make_optimizer(model->parameters());
-  Trained trained;
+  TrainingResult trained;
   const auto run = [&](auto& step, auto& callable) {
     for (const auto& batch : batches) trained.losses.push_back(full_tensor(step(callable, opt, batch)).clone());
   };
@@ -174,7 +174,7 @@ const PassList kReassociatingPasses = {"functionalise",
                                        "merge_collectives",
                                        "schedule_comm_wait"};
 
-void expect_same(const Trained& found, const Trained& wanted, bool exact) {
+void expect_same(const TrainingResult& found, const TrainingResult& wanted, bool exact) {
   for (size_t i = 0; i < wanted.losses.size(); i++) {
     if (exact) {
       ASSERT_TRUE(at::equal(found.losses[i], wanted.losses[i])) << "step " << i;
@@ -196,7 +196,7 @@ void compare_all() {
     const auto start = ModelTraits<Model>::make();
     std::vector<std::vector<Batch>> data(4);  // by data-parallel rank
     for (auto& of_rank : data)
-      for (int64_t i = 0; i < kSteps; i++) of_rank.push_back(ModelTraits<Model>::data());
+      for (int64_t i = 0; i < kTrainingSteps; i++) of_rank.push_back(ModelTraits<Model>::data());
     run_ranks(ranks_of(parallelism), [&](Rank& me) {
       const bool data_parallel =
           parallelism == Parallelism::DDP || parallelism == Parallelism::FSDP || parallelism == Parallelism::FSDPxTP;
@@ -219,7 +219,7 @@ void compare_all() {
 }
 
 TEST(CompiledTraining, MLP) { compare_all<models::MLP>(); }
-TEST(CompiledTraining, ConvNet) { compare_all<ConvNet>(); }
+TEST(CompiledTraining, TrainedConvNet) { compare_all<TrainedConvNet>(); }
 TEST(CompiledTraining, GPT2) { compare_all<models::GPT2>(); }
 TEST(CompiledTraining, Llama) { compare_all<models::Llama>(); }
 

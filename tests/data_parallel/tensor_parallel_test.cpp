@@ -27,7 +27,7 @@ namespace {
 using namespace fixtures;
 using comm::CommKind;
 
-constexpr testing::Tolerance kLoose{1e-4, 1e-5};
+constexpr testing::Tolerance kTensorParallelTolerance{1e-4, 1e-5};
 // Local shards of odd size: 22 features over two tp ranks.
 const auto kLlama = [] {
   auto config = kTinyLlama;
@@ -58,8 +58,10 @@ void expect_equal(const Module& parallel, const Module& plain, const std::vector
     EXPECT_TRUE(found[i].key().ends_with(name)) << found[i].key();
     EXPECT_EQ(layout(found[i].value()), placements[i]) << name;
     EXPECT_EQ(layout(found[i].value().grad()), placements[i]) << name;
-    EXPECT_EQ(close(full_value(found[i].value().detach()), wanted[i].value().detach(), kLoose), "") << name;
-    EXPECT_EQ(close(full_value(found[i].value().grad()), wanted[i].value().grad(), kLoose), "") << name << ".grad";
+    EXPECT_EQ(close(full_value(found[i].value().detach()), wanted[i].value().detach(), kTensorParallelTolerance), "")
+        << name;
+    EXPECT_EQ(close(full_value(found[i].value().grad()), wanted[i].value().grad(), kTensorParallelTolerance), "")
+        << name << ".grad";
   }
 }
 

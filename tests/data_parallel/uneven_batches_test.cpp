@@ -9,10 +9,10 @@ namespace {
 
 using namespace fixtures;
 
-constexpr int64_t kRanks = 3, kShort = 1;
+constexpr int64_t kUnevenRanks = 3, kShort = 1;
 
 // Rank 1 has two batches, the others have four.
-void train(Rank& me) {
+void train_uneven(Rank& me) {
   models::MLP model(models::mlp_module());
   DistributedDataParallel ddp(model);
   torch::manual_seed(me.rank);
@@ -33,7 +33,7 @@ void expect_named(const std::string& report, const std::vector<int64_t>& left_ov
 TEST(UnevenBatches, Threads) {
   std::string report = "nobody failed";
   try {
-    testing::run_ranks(kRanks, train);
+    testing::run_ranks(kUnevenRanks, train_uneven);
   } catch (const std::exception& error) {
     report = error.what();
   }
@@ -43,9 +43,9 @@ TEST(UnevenBatches, Threads) {
 void expect_named_by_processes(const char* backend) {
   std::string report = "nobody failed";
   try {
-    testing::spawn_ranks(kRanks,
+    testing::spawn_ranks(kUnevenRanks,
                          [](Rank& me) {
-                           train(me);
+                           train_uneven(me);
                            destroy();
                            std::_Exit(0);  // exits like a finished program, without the last barrier of run_ranks
                          },

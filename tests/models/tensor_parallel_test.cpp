@@ -33,15 +33,15 @@ constexpr double kTolerance = 1e-5;
 // except for rounding errors (the bias of the keys) would become a full step, which depends on the number of ranks.
 constexpr double kEps = 1e-5;
 
-const GPT2Config kGpt{.vocab_size = 13, .max_seq_len = 9, .n_layer = kLayers, .n_head = 4, .n_embd = 16};
-const LlamaConfig kLlama{.vocab_size = 11,
-                         .max_seq_len = 9,
-                         .n_layers = kLayers,
-                         .n_heads = 8,
-                         .n_kv_heads = 4,
-                         .dim = 32,
-                         .ffn_dim = 42,
-                         .rope_theta = 100};
+const GPT2Config kGptFourHeads{.vocab_size = 13, .max_seq_len = 9, .n_layer = kLayers, .n_head = 4, .n_embd = 16};
+const LlamaConfig kLlamaFourHeads{.vocab_size = 11,
+                                  .max_seq_len = 9,
+                                  .n_layers = kLayers,
+                                  .n_heads = 8,
+                                  .n_kv_heads = 4,
+                                  .dim = 32,
+                                  .ffn_dim = 42,
+                                  .rope_theta = 100};
 
 // The number of collectives of a phase of a step.
 struct PhaseComm {
@@ -199,31 +199,31 @@ StepComm llama_comm(int64_t n, const PlanOptions& options) {
 }
 
 TEST(TensorParallelModels, Gpt2HasTheLossesOfThePlainModel) {
-  expect_same_losses<GPT2>(kGpt, Data(13, 7), 20, {1, 2, 4}, gpt2_comm);
+  expect_same_losses<GPT2>(kGptFourHeads, Data(13, 7), 20, {1, 2, 4}, gpt2_comm);
 }
 TEST(TensorParallelModels, LlamaHasTheLossesOfThePlainModel) {
-  expect_same_losses<Llama>(kLlama, Data(11, 6), 20, {1, 2, 4}, llama_comm);
+  expect_same_losses<Llama>(kLlamaFourHeads, Data(11, 6), 20, {1, 2, 4}, llama_comm);
 }
 TEST(TensorParallelModels, TiedLlamaHasTheLossesOfThePlainModel) {
-  auto config = kLlama;
+  auto config = kLlamaFourHeads;
   config.tied = true;
   expect_same_losses<Llama>(config, Data(11, 7), 4, {2, 4}, llama_comm);
 }
 
 // With 4 ranks the last one has an empty shard of the sequence and of the vocabulary.
 TEST(TensorParallelModels, EmptyShardsHaveTheSameLosses) {
-  auto gpt = kGpt;
+  auto gpt = kGptFourHeads;
   gpt.vocab_size = 9;
   gpt.bias = false;
   expect_same_losses<GPT2>(gpt, Data(9, 3), 4, {4}, gpt2_comm);
-  auto llama = kLlama;
+  auto llama = kLlamaFourHeads;
   llama.vocab_size = 9;
   llama.ffn_dim = 9;
   expect_same_losses<Llama>(llama, Data(9, 3), 4, {4}, llama_comm);
 }
 
 GPT2 model_with_dropout(double outside_attention, double in_attention) {
-  auto config = kGpt;
+  auto config = kGptFourHeads;
   config.dropout = outside_attention;
   auto model = make_model<GPT2>(config);
   for (auto& block : model->h) block->attn->config.dropout = in_attention;
@@ -259,7 +259,7 @@ TEST(TensorParallelModels, DropoutInAttentionKeepsRanksEqual) {
 }
 
 TEST(TensorParallelModels, HeadsThatAreNotDivisibleByTheRanksThrow) {
-  auto config = kLlama;
+  auto config = kLlamaFourHeads;
   config.n_kv_heads = 2;
   run_ranks(4, [&](Rank& me) {
     Llama model(config);

@@ -61,7 +61,7 @@ Tensors step(Net& net, const at::Tensor& x) {
   return grads;
 }
 
-void expect_same_bits(const Tensors& a, const Tensors& b) {
+void expect_equal_tensors(const Tensors& a, const Tensors& b) {
   ASSERT_EQ(a.size(), b.size());
   for (size_t i = 0; i < a.size(); i++) EXPECT_TRUE(a[i].equal(b[i])) << i;
 }
@@ -73,11 +73,11 @@ TEST(CheckpointWrapper, KeepsGradientsAndParameterNames) {
   const auto names = net->named_parameters().keys();
   for (auto& block : *net->blocks) EXPECT_EQ(&checkpoint_wrapper(block), &block);
   for (auto& block : *net->blocks) block->runs = 0;
-  expect_same_bits(plain, step(net, x));
+  expect_equal_tensors(plain, step(net, x));
   EXPECT_EQ(net->named_parameters().keys(), names);
   for (auto& block : *net->blocks) EXPECT_EQ(block->runs, 2);
   for (auto& block : *net->blocks) EXPECT_EQ(&remove_checkpoint_wrapper(block), &block);
-  expect_same_bits(plain, step(net, x));
+  expect_equal_tensors(plain, step(net, x));
   for (auto& block : *net->blocks) EXPECT_EQ(block->runs, 3);
 }
 
@@ -89,12 +89,12 @@ TEST(CheckpointWrapper, CheckFnSelectsModulesAndWrappersNest) {
   apply_activation_checkpointing(*net, [](const std::string& name, const Module&) {
     return name == "blocks.0" || name == "blocks.2" || name == "blocks.2.down";
   });
-  expect_same_bits(plain, step(net, x));
+  expect_equal_tensors(plain, step(net, x));
   EXPECT_EQ((*net->blocks)[0]->runs, 2);
   EXPECT_EQ((*net->blocks)[1]->runs, 1);
   EXPECT_EQ((*net->blocks)[2]->runs, 2);
   auto copy = clone(net);
-  expect_same_bits(plain, step(copy, x));
+  expect_equal_tensors(plain, step(copy, x));
   EXPECT_EQ((*copy->blocks)[0]->runs - (*net->blocks)[0]->runs, 2);
 }
 
@@ -183,7 +183,7 @@ TEST(CheckpointWrapper, WorksOnADistributedModel) {
     const auto x = distribute_tensor(random::uniform_(local), mesh, {Replicate()});
     const auto plain = step(net, x);
     for (auto& block : *net->blocks) checkpoint_wrapper(block, {.keep = keep_ops({"aten::addmm", "aten::mm"})});
-    expect_same_bits(plain, step(net, x));
+    expect_equal_tensors(plain, step(net, x));
   });
 }
 

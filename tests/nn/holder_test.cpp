@@ -10,8 +10,8 @@ namespace {
 
 using Linear = Holder<torch::nn::LinearImpl>;
 
-struct NetImpl : torch::nn::Cloneable<NetImpl> {
-  NetImpl() { reset(); }
+struct HookedNetImpl : torch::nn::Cloneable<HookedNetImpl> {
+  HookedNetImpl() { reset(); }
   void reset() override {
     up = register_module("up", Linear(3, 4));
     down = register_module("down", Linear(4, 3));
@@ -19,10 +19,10 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
   torch::Tensor forward(torch::Tensor x, double scale = 1) { return down(torch::relu(up(x))) * scale; }
   Linear up{nullptr}, down{nullptr};
 };
-TESSERA_MODULE(Net);
+TESSERA_MODULE(HookedNet);
 
 TEST(Holder, ReplacesTorchModuleHolder) {
-  Net net;
+  HookedNet net;
   const auto x = torch::randn({2, 3});
   EXPECT_EQ(net->parameters().size(), 4u);
   EXPECT_TRUE(torch::equal(net(x, 2.0), net(x) * 2));

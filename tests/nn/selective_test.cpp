@@ -39,14 +39,14 @@ at::Tensor grad_of(const at::Tensor& p) {
   return grad;
 }
 
-struct Net {
+struct SelectiveNet {
   at::Tensor x = torch::rand({4, 8}, torch::requires_grad()), w1 = torch::rand({8, 8}, torch::requires_grad()),
              w2 = torch::rand({8, 8}, torch::requires_grad());
   at::Tensor operator()(const at::Tensor& x) const { return torch::mm(torch::tanh(torch::mm(x, w1)), w2).sigmoid(); }
 };
 
 TEST(Selective, SavedOpsDoNotRunAgain) {
-  Net net;
+  SelectiveNet net;
   net(net.x).sum().backward();
   const auto gx = grad_of(net.x), gw = grad_of(net.w1);
   struct Case {
@@ -77,7 +77,7 @@ TEST(Selective, SavedOpsDoNotRunAgain) {
 
 // With retain_graph the saved outputs are used by both backwards.
 TEST(Selective, BackwardTwiceUsesSavedOutputsTwice) {
-  Net net;
+  SelectiveNet net;
   auto plain = net(net.x).sum();
   plain.backward({}, true), plain.backward();
   const auto expected = grad_of(net.x);
@@ -152,7 +152,7 @@ TEST(Selective, OnlySavedOutputsUseMemory) {
 }
 
 TEST(Selective, NestedCheckpointsHaveTheSameGradients) {
-  Net net;
+  SelectiveNet net;
   net(net(net.x)).sum().backward();
   const auto expected = grad_of(net.x);
   const auto inner = [&](const at::Tensor& x) { return checkpoint(net, x); };
@@ -168,7 +168,7 @@ TEST(Selective, NestedCheckpointsHaveTheSameGradients) {
 
 // Saved outputs are matched by call order, so an extra call is an error even if it has no gradient.
 TEST(Selective, AnExtraCallOfASavedOpThrows) {
-  Net net;
+  SelectiveNet net;
   int runs = 0;
   auto y = checkpoint(
       {.keep = keep_ops({"aten::mm"})},
@@ -221,7 +221,7 @@ TEST(Selective, SavedOpsOnDistributedTensorsDoNotRunAgain) {
 
 // A recorder around forward and backward records the ops that run, and no others.
 TEST(Selective, ARecorderSeesOnlyOpsThatRun) {
-  Net net;
+  SelectiveNet net;
   at::Tensor loss;
   Recorder recorder;
   loss = checkpoint({.keep = keep_ops({"aten::mm"})}, net, net.x).sum();

@@ -1,5 +1,6 @@
 // Norms and clipping of plain, distributed and Partial gradients on several meshes, some with empty local tensors.
 #include "tessera/optim/clip_grad.h"
+#include "tests/fixtures/full_tensor.h"
 
 #include "tessera/base/error.h"
 #include "tessera/debug/comm_debug_mode.h"
@@ -29,7 +30,6 @@ at::Tensor parameter_with(const at::Tensor& gradient) {
   p.mutable_grad() = gradient;
   return p;
 }
-at::Tensor full_or_self(const at::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
 
 // Four ranks. One plain gradient, three sharded over tp of a 2x2 mesh, one over both axes, one over a 1-d mesh of four.
 Tensors gradients(Rank& me) {
@@ -53,7 +53,7 @@ TEST(ClipGrad, MixedMeshesGiveTheNormOfPlainGradients) {
         Tensors params, expected;
         for (const auto& g : gradients(me)) {
           params.push_back(parameter_with(g));
-          expected.push_back(parameter_with(full_or_self(g).clone()));
+          expected.push_back(parameter_with(fixtures::full_tensor(g).clone()));
         }
         const auto reference = clip_grad_norm_(expected, 0.7, {.norm_type = p});
         const CommPolicyScope strict(CommPolicy::Error);
@@ -66,7 +66,8 @@ TEST(ClipGrad, MixedMeshesGiveTheNormOfPlainGradients) {
         EXPECT_FALSE(is_dtensor(total));
         EXPECT_TRUE(torch::allclose(total, reference, 1e-6)) << p << ": " << total << reference;
         for (size_t i = 0; i < params.size(); i++)
-          EXPECT_TRUE(torch::allclose(full_or_self(params[i].grad()), expected[i].grad(), 1e-5, 1e-7)) << p << " " << i;
+          EXPECT_TRUE(torch::allclose(fixtures::full_tensor(params[i].grad()), expected[i].grad(), 1e-5, 1e-7))
+              << p << " " << i;
       }
   });
 }
@@ -79,7 +80,7 @@ TEST(ClipGrad, PartialGradientsAreReducedOnce) {
     const auto total = clip_grad_norm_({p}, 1, {.norm_type = kInf});
     EXPECT_EQ(total.item<float>(), 3);
     EXPECT_TRUE(DTensor(p.grad()).placements()[0].is_replicate());
-    EXPECT_TRUE(torch::allclose(full_or_self(p.grad()), torch::ones(2)));
+    EXPECT_TRUE(torch::allclose(fixtures::full_tensor(p.grad()), torch::ones(2)));
   });
 }
 
@@ -89,7 +90,7 @@ TEST(ClipGrad, ClipGradValueClampsElements) {
     const auto p = parameter_with(distribute_tensor(torch::tensor({-3., -1., 0.5, 3.}), mesh, {Shard(0)}));
     const auto before = p.grad()._version();
     clip_grad_value_({p, torch::zeros(2)}, 1);  // the second parameter has no gradient
-    EXPECT_TRUE(torch::equal(full_or_self(p.grad()), torch::tensor({-1., -1., 0.5, 1.})));
+    EXPECT_TRUE(torch::equal(fixtures::full_tensor(p.grad()), torch::tensor({-1., -1., 0.5, 1.})));
     EXPECT_GT(p.grad()._version(), before);
   });
 }

@@ -19,7 +19,7 @@ using testing::error_message;
 using testing::Rank;
 using testing::run_ranks;
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 TEST(GradScaler, ScaledStepEqualsUnscaledStep) {
   for (const bool fused : {false, true})
@@ -63,14 +63,14 @@ TEST(GradScaler, AllRanksSkipAStepWithInf) {
           scaler.step(optimizer);
         }
         EXPECT_EQ(mode.reads, 0);
-        EXPECT_EQ(scaler.found_inf(optimizer).item<float>(), last == kInf ? 1 : 0);
+        EXPECT_EQ(scaler.found_inf(optimizer).item<float>(), last == kInfinity ? 1 : 0);
         {
           const OpModeScope on(mode);
           scaler.update();
         }
         EXPECT_EQ(mode.reads, 0);
       };
-      step(kInf);
+      step(kInfinity);
       EXPECT_TRUE(torch::equal(DTensor(p).full_tensor(), torch::ones(4))) << fused;
       EXPECT_EQ(scaler.get_scale(), 2);
       step(4);  // gradients are 2; the skipped step left no momentum
@@ -84,7 +84,7 @@ TEST(GradScaler, SkippedStepsAreNotCounted) {
   auto p = torch::ones(2, torch::requires_grad());
   AdamW optimizer({p}, {.fused = true});
   GradScaler scaler;
-  for (const float g : {1.f, kInf, 1.f}) {
+  for (const float g : {1.f, kInfinity, 1.f}) {
     p.mutable_grad() = torch::full(2, g);
     scaler.step(optimizer);
     scaler.update();

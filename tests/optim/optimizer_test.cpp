@@ -8,6 +8,7 @@
 #include "tessera/testing/detail/host_reads.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
+#include "tests/fixtures/full_tensor.h"
 
 #include <torch/torch.h>
 
@@ -77,7 +78,6 @@ std::vector<MeshPlacements> layouts(const Rank& me) {
 torch::Tensor distribute(const torch::Tensor& t, const MeshPlacements& layout) {
   return layout.mesh ? at::Tensor(distribute_tensor(t, layout.mesh, layout.placements, {.src_data_rank = {}})) : t;
 }
-torch::Tensor full_or_self(const torch::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
 
 Tensors distributed_parameters(const std::vector<MeshPlacements>& layouts) {
   Tensors all;
@@ -108,7 +108,8 @@ TEST(Optimizer, DistributedParametersGetTheValuesOfPlainOnesWithoutCommunication
           EXPECT_EQ(mode.get_total_counts(), 0) << one.name << "\n" << mode.debug_string();
         }
         for (size_t i = 0; i < params.size(); i++) {
-          EXPECT_TRUE(torch::allclose(full_or_self(params[i]), expected[i], 1e-6, 1e-7)) << one.name << " " << i;
+          EXPECT_TRUE(torch::allclose(fixtures::full_tensor(params[i]), expected[i], 1e-6, 1e-7))
+              << one.name << " " << i;
           for (const auto& [name, t] : optimizer->state(params[i]))
             EXPECT_EQ(is_dtensor(t), name != "step" && is_dtensor(params[i])) << one.name << " " << name;
         }
@@ -135,7 +136,7 @@ TEST(Optimizer, GradientsAreRedistributedToTheirParametersPlacements) {
       mode.exit();
       EXPECT_EQ(mode.get_total_counts(), 2) << one.name << mode.debug_string();
       for (size_t i = 0; i < 2; i++)
-        EXPECT_TRUE(torch::allclose(full_or_self(params[i]), expected[i], 1e-6, 1e-6)) << one.name << i;
+        EXPECT_TRUE(torch::allclose(fixtures::full_tensor(params[i]), expected[i], 1e-6, 1e-6)) << one.name << i;
     }
   });
 }
@@ -236,7 +237,8 @@ TEST(Optimizer, StateIsSavedAndLoadedByName) {
         set_gradients(other, 3);
         optimizer->step();
         loaded->step();
-        EXPECT_TRUE(torch::equal(full_or_self(net->weight), full_or_self(other->weight))) << one.name << " " << dim;
+        EXPECT_TRUE(torch::equal(fixtures::full_tensor(net->weight), fixtures::full_tensor(other->weight)))
+            << one.name << " " << dim;
         EXPECT_TRUE(torch::equal(net->bias, other->bias)) << one.name;
       }
   });

@@ -2,6 +2,7 @@
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/ranks.h"
+#include "tests/fixtures/full_tensor.h"
 
 #include <torch/torch.h>
 
@@ -24,7 +25,6 @@ const ShapeAndPlacement kLayouts[] = {{{5, 4}, Shard(0)}, {{7}, Replicate()}, {{
 torch::Tensor value(const std::vector<int64_t>& shape, double shift) {
   return torch::sin(torch::arange(c10::multiply_integers(shape), torch::kFloat) * 0.7 + shift).view(shape);
 }
-torch::Tensor full_or_self(const torch::Tensor& t) { return is_dtensor(t) ? DTensor(t).full_tensor() : t; }
 
 // sum of (p - target)^4 / 4: no step reaches the minimum, and all elements have different gradients.
 struct Problem {
@@ -73,7 +73,8 @@ const std::vector<TorchCase>& elementwise() {
 
 void expect_same(const Problem& ours, const Problem& plain, const std::string& what) {
   for (size_t i = 0; i < plain.parameters.size(); i++) {
-    EXPECT_TRUE(torch::allclose(full_or_self(ours.parameters[i]), plain.parameters[i], 1e-5, 1e-6)) << what << " " << i;
+    EXPECT_TRUE(torch::allclose(fixtures::full_tensor(ours.parameters[i]), plain.parameters[i], 1e-5, 1e-6))
+        << what << " " << i;
     EXPECT_EQ(DTensor(ours.parameters[i]).placements(), PlacementsRef(Placements{kLayouts[i].placement}))
         << what << " " << i;
   }

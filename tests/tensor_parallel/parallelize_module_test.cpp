@@ -79,7 +79,7 @@ TEST(ParallelizeModule, CommunicatesOnlyAlongItsAxis) {
     };
     CommDebugMode comm;
     parallelize_module(model, mesh["tp"], kPair);
-    EXPECT_EQ(count(comm, Kind::Scatter), 3);
+    EXPECT_EQ(count(comm, CommKind::Scatter), 3);
     EXPECT_EQ(count(comm, CommKind::Broadcast), 1);
     comm.reset();
     const auto y = model(data[me.rank / 2]);

@@ -10,8 +10,8 @@ namespace {
 
 using testing::error_message;
 
-const std::vector<std::string> kModel = {"",         "layers",      "layers.0",      "layers.0.up", "layers.0.down",
-                                         "layers.1", "layers.1.up", "layers.1.down", "norm"};
+const std::vector<std::string> kModuleNames = {
+    "", "layers", "layers.0", "layers.0.up", "layers.0.down", "layers.1", "layers.1.up", "layers.1.down", "norm"};
 
 void expect_size(const Plan& plan, size_t size) { EXPECT_EQ(plan.size(), size); }
 
@@ -46,20 +46,20 @@ TEST(Plan, ResolveReturnsTheMatchingModules) {
   const Plan plan = {{"layers.*.down", RowwiseParallel()},
                      {"", PrepareModuleOutput{.output_layouts = Shard(0), .desired_output_layouts = Replicate()}},
                      {"layers.0.up", ColwiseParallel()}};
-  EXPECT_EQ(resolve(plan, kModel),
+  EXPECT_EQ(resolve(plan, kModuleNames),
             (std::vector<PlannedModule>{{"layers.0.down", 0}, {"layers.1.down", 0}, {"", 1}, {"layers.0.up", 2}}));
-  EXPECT_TRUE(resolve(Plan(), kModel).empty());
+  EXPECT_TRUE(resolve(Plan(), kModuleNames).empty());
 }
 
 TEST(Plan, AModuleThatMatchesTwoEntriesThrows) {
   const Plan plan = {{"layers.*.up", ColwiseParallel()}, {"layers.1.*", RowwiseParallel()}};
-  EXPECT_CONTAINS(error_message<UsageError>([&] { resolve(plan, kModel); }),
+  EXPECT_CONTAINS(error_message<UsageError>([&] { resolve(plan, kModuleNames); }),
                   "module 'layers.1.up' matches two entries, 'layers.*.up' = colwise and 'layers.1.*' = rowwise");
 }
 
 TEST(Plan, AnUnmatchedPatternThrowsOrWarns) {
   const Plan plan = {{"layers.*.upp", ColwiseParallel()}, {"norm", SequenceParallel()}};
-  EXPECT_CONTAINS(error_message<UsageError>([&] { resolve(plan, kModel); }),
+  EXPECT_CONTAINS(error_message<UsageError>([&] { resolve(plan, kModuleNames); }),
                   "plan entry 'layers.*.upp' matches no module: no child of 'layers.0' matches 'upp'; it has up, down. "
                   "Nearest names: layers.0.up");
   struct CollectWarnings : c10::WarningHandler {
@@ -68,7 +68,7 @@ TEST(Plan, AnUnmatchedPatternThrowsOrWarns) {
   } warnings;
   {
     c10::WarningUtils::WarningHandlerGuard guard(&warnings);
-    EXPECT_EQ(resolve(plan, kModel, Unmatched::Warn), (std::vector<PlannedModule>{{"norm", 1}}));
+    EXPECT_EQ(resolve(plan, kModuleNames, Unmatched::Warn), (std::vector<PlannedModule>{{"norm", 1}}));
   }
   EXPECT_CONTAINS(warnings.text, "plan entry 'layers.*.upp' matches no module");
   EXPECT_CONTAINS(warnings.text, "The entry is skipped.");

@@ -1,6 +1,8 @@
 #pragma once
 #include <torch/headeronly/version.h>
 
+#include <exception>
+
 // The only file that depends on the version of LibTorch. 2.13 is the main target, 2.11 the minimum.
 #if TORCH_VERSION_MAJOR < 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 11)
 #error "Tessera needs LibTorch 2.11 or newer"
@@ -24,6 +26,21 @@ auto reduce_scatter_single(ProcessGroup& group, Tensor& out, Tensor& in, const O
     return group.reduce_scatter_single(out, in, options...);
   else
     return group._reduce_scatter_base(out, in, options...);
+}
+
+// The backend of a ProcessGroup for a type of device, or null. 2.11 can only try.
+template <class ProcessGroup, class DeviceType>
+auto backend_or_null(ProcessGroup& group, DeviceType device) -> decltype(group.getBackend(device)) {
+  if constexpr (requires { group.hasBackendForDeviceType(device); }) {
+    if (!group.hasBackendForDeviceType(device)) return {};
+    return group.getBackend(device);
+  } else {
+    try {
+      return group.getBackend(device);
+    } catch (const std::exception&) {
+      return {};
+    }
+  }
 }
 
 }  // namespace tessera::libtorch

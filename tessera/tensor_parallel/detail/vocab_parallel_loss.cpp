@@ -70,7 +70,7 @@ Tensor local_with_placements(const Tensor& t, const char* name, const TensorSpec
   const auto& spec = *meta_of(t).spec;
   TESSERA_CHECK(spec.mesh == scores.mesh, UsageError, op, ": ", name, " is ", spec.describe(), ", the scores are ",
                 scores.describe(), "; distribute both over the same mesh");
-  return local_of(move(t, with_placements(spec, placements)));
+  return local_of(redistribute_no_grad(t, with_placements(spec, placements)));
 }
 
 }  // namespace

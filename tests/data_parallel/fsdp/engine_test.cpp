@@ -106,8 +106,8 @@ TEST(FullyShardEngine, SubmodulesRunAfterTheModel) {
   });
 }
 
-struct TwiceImpl : torch::nn::Cloneable<TwiceImpl> {
-  TwiceImpl() { reset(); }
+struct SharedBlockImpl : torch::nn::Cloneable<SharedBlockImpl> {
+  SharedBlockImpl() { reset(); }
   void reset() override {
     a = register_module("a", MLP(models::mlp_module()));
     b = register_module("b", MLP(models::mlp_module()));
@@ -115,12 +115,12 @@ struct TwiceImpl : torch::nn::Cloneable<TwiceImpl> {
   at::Tensor forward(at::Tensor x) { return a(b(a(x)) + b(x)); }
   MLP a{nullptr}, b{nullptr};
 };
-TESSERA_MODULE(Twice);
+TESSERA_MODULE(SharedBlock);
 
 TEST(FullyShardEngine, AModuleRunsTwiceInOneForward) {
-  const Twice start;
+  const SharedBlock start;
   const auto data = batches(2);
-  const auto loss = [](Twice& m, const at::Tensor& x) { return m(x).pow(2).mean(); };
+  const auto loss = [](SharedBlock& m, const at::Tensor& x) { return m(x).pow(2).mean(); };
   for (const bool reshard : {true, false})
     run_ranks(2, [&](Rank& me) {
       auto plain = clone(start), model = clone(start);
@@ -308,8 +308,8 @@ struct ProjectImpl : torch::nn::Module {
   at::Tensor weight;
 };
 TESSERA_MODULE(Project);
-struct TiedImpl : torch::nn::Module {
-  TiedImpl() {
+struct TiedBlocksImpl : torch::nn::Module {
+  TiedBlocksImpl() {
     const auto weight = torch::linspace(-1, 1, 110).view({11, 10}).narrow(0, 1, 10).sin().set_requires_grad(true);
     in = register_module("in", Project(weight));
     middle = register_module("middle", MLP(models::mlp_module()));
@@ -319,14 +319,14 @@ struct TiedImpl : torch::nn::Module {
   Project in{nullptr}, out{nullptr};
   MLP middle{nullptr};
 };
-TESSERA_MODULE(Tied);
+TESSERA_MODULE(TiedBlocks);
 
 TEST(FullyShardEngine, TiedParametersInOneGroup) {
   const auto data = batches(2);
-  const auto loss = [](Tied& m, const at::Tensor& x) { return m(x).pow(2).mean(); };
+  const auto loss = [](TiedBlocks& m, const at::Tensor& x) { return m(x).pow(2).mean(); };
   for (const bool apart : {false, true})  // in the root's group, and in their own group
     run_ranks(2, [&](Rank& me) {
-      Tied plain, model;
+      TiedBlocks plain, model;
       const FullyShardOptions options{.mesh = me.mesh("dp=2")};
       fully_shard(model->middle, options);
       if (apart) fully_shard({model->in.ptr(), model->out.ptr()}, options);
@@ -338,7 +338,7 @@ TEST(FullyShardEngine, TiedParametersInOneGroup) {
 
 TEST(FullyShardEngine, TiedParametersInTwoGroupsAreAnError) {
   run_ranks(2, [](Rank& me) {
-    Tied model;
+    TiedBlocks model;
     const FullyShardOptions options{.mesh = me.mesh("dp=2")};
     fully_shard(model->in, options);
     fully_shard(model, options);

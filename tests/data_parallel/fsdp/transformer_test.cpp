@@ -56,7 +56,7 @@ ShardFn<Model> over_tensor_parallel(Api api) {
 }
 
 template <class Model>
-struct Case {
+struct TransformerCase {
   const char* name;
   int64_t ranks;
   ShardFn<Model> shard;
@@ -65,7 +65,7 @@ struct Case {
 };
 
 template <class Model>
-std::vector<Case<Model>> cases() {
+std::vector<TransformerCase<Model>> cases() {
   using S = ShardingStrategy;
   const auto strategy = [](S s, bool orig) { return FSDPOptions{.sharding_strategy = s, .use_orig_params = orig}; };
   const MixedPrecisionPolicy bf16{.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
@@ -91,7 +91,7 @@ std::vector<Case<Model>> cases() {
 }
 
 template <class Model>
-void expect_losses_of_one_rank(const Model& start, const std::vector<Case<Model>>& cases) {
+void expect_losses_of_one_rank(const Model& start, const std::vector<TransformerCase<Model>>& cases) {
   const auto data = random_tokens();
   auto alone = clone(start);
   const auto wanted = train(alone, data, 0, 1);

@@ -71,7 +71,8 @@ SpecRef joint_spec(const std::string& name, const TensorSpec& unsharded, const D
                      unsharded.device);
   const int64_t size = unsharded.local_sizes[static_cast<size_t>(dim)];
   const auto local = shard_ranges(Shard(dim), size, mesh.size(shard_axis), mesh.get_local_rank(shard_axis));
-  const auto expected = local.empty() ? IndexRanges() : slice_runs(unsharded.local_ranges(dim), local[0].begin, local[0].end);
+  const auto expected =
+      local.empty() ? IndexRanges() : slice_runs(unsharded.local_ranges(dim), local[0].begin, local[0].end);
   TESSERA_CHECK(spec->local_ranges(dim) == expected, UsageError, "fully_shard: parameter ", name, " is ",
                 unsharded.describe(), ", and its local tensor cannot be sharded once more along dim ", dim,
                 "; shard another dim with shard_placement_fn");
