@@ -10,6 +10,7 @@
 #include "tests/fixtures/data_parallel.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace tessera {
 namespace {
