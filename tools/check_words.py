@@ -73,15 +73,19 @@ def main(arguments):
         return 1 if missed else 0
     exceptions = list(allowed())
     files = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard", "--", *arguments], cwd=ROOT, text=True)
+    any_pattern = re.compile("|".join(f"(?:{pattern})" for pattern, _, _ in TABLE))
     found = 0
     for name in files.splitlines():
         path = ROOT / name
         if path.suffix not in SUFFIXES or not path.is_file() or name in ("tools/check_words.py", "tools/words_allowed.txt"):
             continue
-        mine = [text for where, text in exceptions if where.search(name)]
-        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
-            for text in mine:
-                line = text.sub("", line)
+        text = path.read_text(errors="replace")
+        if not any_pattern.search(text):
+            continue
+        mine = [words for where, words in exceptions if where.search(name)]
+        for number, line in enumerate(text.splitlines(), 1):
+            for exception in mine:
+                line = exception.sub("", line)
             for pattern, advice, _ in table:
                 if match := pattern.search(line):
                     print(f"{name}:{number}: '{match[0]}' -> {advice}: {line.strip()[:110]}")

@@ -45,8 +45,8 @@ Placement Placement::with_dim(int64_t d) const {
 }
 
 uint64_t Placement::hash() const {
-  uint64_t h = static_cast<uint64_t>(kind) | static_cast<uint64_t>(static_cast<uint8_t>(dim)) << 8 |
-               static_cast<uint64_t>(op) << 16;
+  uint64_t h = hash_combine(0, static_cast<uint64_t>(kind) | static_cast<uint64_t>(static_cast<uint8_t>(dim)) << 8 |
+                                   static_cast<uint64_t>(op) << 16);
   h = hash_combine(h, static_cast<uint64_t>(factor));
   return hash_combine(h, std::bit_cast<uint64_t>(norm + 0.0));  // + 0.0: -0.0 == 0.0
 }

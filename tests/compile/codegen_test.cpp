@@ -436,7 +436,7 @@ TEST_F(Codegen, KernelCanOnlyBeCalledByItsProgram) {
   EXPECT_CONTAINS(error_message<UsageError>([&] { op.callBoxed(stack); }), "outside of a program");
   auto program = fused(kBucket);
   program.kernels.clear();
-  EXPECT_CONTAINS(error_message<InternalError>([&] { verify(program); }), "no kernel with that name");
+  EXPECT_CONTAINS(error_message<InternalError>([&] { verify(program); }), "no kernel of that name");
 }
 
 // A random program of pointwise ops, views and mutations on few buffers, so that many ops depend on each other.

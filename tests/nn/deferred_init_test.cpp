@@ -382,7 +382,7 @@ TEST(DeferredInit, Errors) {
   EXPECT_CONTAINS(error_message([] { deferred_init([] { torch::nn::Linear(2, 2)->weight.mul_(2); }); }),
                   "a leaf Variable that requires grad");
   EXPECT_CONTAINS(error_message<UsageError>([] { deferred_init([] { torch::nn::Linear(2, 2)->weight.normal_(); }); }),
-                  "requires grad and is to be overwritten");
+                  "requires grad and would be overwritten");
 
   torch::nn::Linear meta(torch::nn::LinearOptions(2, 2));
   meta->to(torch::kMeta);

@@ -8,8 +8,10 @@ namespace tessera {
 
 // Adds one 64-bit word to a hash. The order of the words counts. One multiplication (128-bit product, folded).
 //
-//   uint64_t h = sizes.size();
+//   uint64_t h = 0;
 //   for (int64_t size : sizes) h = hash_combine(h, static_cast<uint64_t>(size));
+//
+// Start with a constant or with a hash: a small start value and a small word would cancel each other.
 constexpr uint64_t hash_combine(uint64_t hash, uint64_t word) {
   const auto product = static_cast<unsigned __int128>(hash ^ word ^ 0x9E3779B97F4A7C15ull) * 0xD6E8FEB86659FD93ull;
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);

@@ -17,7 +17,7 @@ namespace {
 
 uint64_t hash_of(PlacementsRef placements, c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
                  c10::Device device) {
-  uint64_t h = hash_combine(sizes.size(), static_cast<uint64_t>(dtype));
+  uint64_t h = hash_combine(0, static_cast<uint64_t>(dtype) | static_cast<uint64_t>(sizes.size()) << 8);
   h = hash_combine(h, static_cast<uint64_t>(device.type()) << 8 | static_cast<uint8_t>(device.index()));
   for (const auto& p : placements) h = hash_combine(h, p.hash());
   for (auto size : sizes) h = hash_combine(h, static_cast<uint64_t>(size));

@@ -129,7 +129,7 @@ bool localize_arguments(const RecordedOp& op, const TensorSpec& spec, std::vecto
       arguments[argument(op, "size")] = c10::IntArrayRef(spec.local_sizes);
       return true;
     case LocalRule::Random:
-      arguments[argument(op, "runs")] = spec.range_list();
+      arguments[argument(op, "ranges")] = spec.range_list();
       return true;
     case LocalRule::Elementwise:
       return true;
