@@ -13,8 +13,13 @@ namespace tessera::testing {
 namespace {
 
 // View replay: autograd must replay view ops on DTensors. One torch thread: each rank uses one core.
+// The lock: after a fork, the first set_num_threads() replaces LibTorch's thread pool, without a lock of its own.
 void set_up_thread() {
-  at::set_num_threads(1);
+  static std::mutex mutex;
+  {
+    const std::lock_guard lock(mutex);
+    at::set_num_threads(1);
+  }
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
 }
 

@@ -72,22 +72,6 @@ TEST(ViewRules, HoldByBruteForce) {
                               });
 }
 
-// All shapes of up to three dims with 12 and 16 elements, each viewed as each other one.
-TEST(ViewRules, EveryReshapeOfTwelveAndSixteenElements) {
-  const std::vector<std::vector<int64_t>> shapes[] = {
-      {{12}, {2, 6}, {6, 2}, {3, 4}, {4, 3}, {2, 2, 3}, {2, 3, 2}, {3, 2, 2}, {1, 12}, {12, 1}, {3, 1, 4}},
-      {{16}, {2, 8}, {8, 2}, {4, 4}, {2, 2, 4}, {4, 2, 2}, {2, 4, 2}, {1, 4, 4}}};
-  int64_t kept = 0;
-  for (const auto& family : shapes)
-    for (const auto& from : family)
-      for (const auto& to : family) {
-        auto report = verify_rule({"aten::view", {numbers(from), ints(to)}, {}});
-        EXPECT_TRUE(report.wrong.empty()) << c10::IntArrayRef(from) << " -> " << c10::IntArrayRef(to) << "\n" << report;
-        kept += report.kept;
-      }
-  EXPECT_GT(kept, 10000);  // a rule that keeps no sharding would pass the test
-}
-
 TEST(ViewRules, KeptShardings) {
   // (batch, sequence, features) to (batch * sequence, features)
   EXPECT_EQ(follow({4, 6, 5}, {24, 5}, {2}, {Shard(0)}), Placements{Shard(0)});

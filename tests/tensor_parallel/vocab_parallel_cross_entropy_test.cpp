@@ -334,7 +334,7 @@ TEST(VocabParallelCrossEntropy, InvalidArgumentsThrowBeforeCommunication) {
                     "weight is Float of sizes [2]; pass a Float tensor with one value for each of the 4 classes");
     EXPECT_CONTAINS(said(target, {.weight = torch::ones({4}, torch::kDouble)}), "weight is Double");
     EXPECT_CONTAINS(said(target, {.label_smoothing = 1.5}), "label_smoothing is 1.5; it must be between 0 and 1");
-    EXPECT_CONTAINS(said(target, {.reduction = static_cast<at::Reduction::Reduction>(7)}), "reduction is 7; use");
+    EXPECT_CONTAINS(said(target, {.reduction = at::Reduction::END}), "reduction is 3; use");
     const auto other_mesh = distribute_tensor(target, me.mesh("other=2"), {Replicate()});
     EXPECT_CONTAINS(said(other_mesh), "distribute both over the same mesh");
     EXPECT_CONTAINS(error_message<UsageError>([&] { vocab_parallel_nll_loss(x, target, {.label_smoothing = 0.1}); }),
