@@ -33,8 +33,8 @@ function(tessera_precompiled target)
   endif()
 endfunction()
 
-# Compiles the files of one layer together, at most `TESSERA_UNITY_BYTES` of source per translation unit. Headers are
-# then parsed, and templates instantiated, once per unit instead of once per file.
+# Compiles the files of a layer together, and small layers with the next one, at most `TESSERA_UNITY_BYTES` of source per
+# translation unit. Headers are then parsed, and templates instantiated, once per unit instead of once per file.
 set(TESSERA_UNITY_BYTES 120000 CACHE STRING "Source bytes per translation unit of a unity build")
 mark_as_advanced(TESSERA_UNITY_BYTES)
 function(tessera_unity target)  # optional argument: bytes per unit of this target
@@ -59,12 +59,15 @@ function(tessera_unity target)  # optional argument: bytes per unit of this targ
     string(REGEX REPLACE "^((tessera|tests)/)?([^/]+)/.*" "\\3" layer ${path})
     file(SIZE ${source} size)
     math(EXPR bytes "${bytes} + ${size}")
-    if(NOT layer STREQUAL layer_before OR bytes GREATER most)
+    # A unit ends at its limit, and at the end of a layer if it is not small.
+    math(EXPR before "${bytes} - ${size}")
+    if(number EQUAL 0 OR bytes GREATER most OR (NOT layer STREQUAL layer_before AND before GREATER 30000))
       math(EXPR number "${number} + 1")
       set(bytes ${size})
-      set(layer_before ${layer})
+      set(name ${layer}_${number})
     endif()
-    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${layer}_${number})
+    set(layer_before ${layer})
+    set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${name})
   endforeach()
 endfunction()
 
