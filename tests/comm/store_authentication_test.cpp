@@ -1,11 +1,14 @@
 #include "tessera/comm/detail/store/authentication.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/detail/store/server_loop.h"
 #include "tessera/testing/expect_error.h"
 #include "tests/comm/store_test_server.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <future>
 
@@ -55,6 +58,32 @@ TEST(StoreAuthentication, FiftyWrongSecretsAreRefused) {
   }
   EXPECT_EQ(successes, 0);
   EXPECT_EQ(owner->get("region"), value_of("/dev/shm/mine"));
+}
+
+// In a child process, as another user: reads the environment of this process, then tries to join without the secret.
+// Returns the number of successes.
+int attack_as_another_user(const SocketAddress& address, uid_t user) {
+  const pid_t parent = getpid(), child = fork();
+  if (child == 0) {
+    if (setgid(user) != 0 || setuid(user) != 0) _exit(99);
+    int successes = access(c10::str("/proc/", parent, "/environ").c_str(), R_OK) == 0 ? 1 : 0;
+    for (int i = 0; i < 50; i++) try {
+        join(address, make_job_secret());
+        successes++;
+      } catch (const c10::Error&) {
+      }
+    _exit(successes);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(StoreAuthentication, AnotherUserOfTheHostCannotJoin) {
+  if (getuid() != 0) GTEST_SKIP() << "needs root to change the user id";
+  const TestServer server;
+  EXPECT_EQ(attack_as_another_user(server.address, 65534), 0);
+  EXPECT_EQ(server.client()->getNumKeys(), 0);
 }
 
 TEST(StoreAuthentication, ShortSecretsAreRefused) {
@@ -193,6 +222,17 @@ TEST(StoreAuthentication, SilentClientsAreDroppedAndDelayNobody) {
     EXPECT_TRUE(connection.is_closed_by_peer());
   }
   EXPECT_EQ(StoreServer::kHandshakeLimit, 5s);
+}
+
+TEST(StoreAuthentication, TheOldestOfTooManySilentClientsAreReplaced) {
+  const TestServer server;
+  std::vector<RawConnection> silent;
+  for (size_t i = 0; i < ServerLoop::kMaxHandshakes + 20; i++) silent.emplace_back(server.address);
+  const auto began = Clock::now();
+  EXPECT_EQ(server.client(10s)->add("count", 1), 1);
+  EXPECT_EQ(silent.front().receive(kServerHelloBytes).size(), kServerHelloBytes);
+  EXPECT_TRUE(silent.front().is_closed_by_peer());
+  EXPECT_LT(Clock::now() - began, StoreServer::kHandshakeLimit / 2);
 }
 
 TEST(StoreAuthentication, AnotherProgramAtThePortIsNamed) {

@@ -24,7 +24,7 @@ class ServerLoop {
  public:
   // A new client beyond this number replaces the one that is longest in its handshake. A client with the secret needs
   // one round trip, so connections that stay silent cannot keep it out.
-  static constexpr size_t kMaxHandshakes = 1024;
+  static constexpr size_t kMaxHandshakes = 256;
 
   // How long the server accepts nobody after the process has run out of descriptors.
   static constexpr std::chrono::milliseconds kAcceptPause{100};

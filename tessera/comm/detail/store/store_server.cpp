@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -39,18 +40,23 @@ StoreServer::StoreServer(Descriptor listening_socket, std::string_view secret,
     : secret_(secret),
       listening_socket_(std::move(listening_socket)),
       address_(listening_address(listening_socket_.get())),
-      stop_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+      stop_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      owner_(getpid()) {
   TESSERA_CHECK(stop_event_.get() >= 0, CommError, "the store at ", to_text(address_),
                 " cannot be stopped without an eventfd: ", std::strerror(errno), "; raise the limit of open files");
   auto loop = std::make_unique<ServerLoop>(listening_socket_.get(), stop_event_.get(), secret_, handshake_limit);
   const AllSignalsBlocked inherited_by_the_thread;
-  thread_ = std::thread([loop = std::move(loop)] { loop->run(); });
-  pthread_setname_np(thread_.native_handle(), "tessera-store");
+  thread_ = std::make_unique<std::thread>([loop = std::move(loop)] { loop->run(); });
+  pthread_setname_np(thread_->native_handle(), "tessera-store");
 }
 
 StoreServer::~StoreServer() {
+  if (getpid() != owner_) {
+    (void)thread_.release();  // the thread is not in this process, and the event belongs to the parent too
+    return;
+  }
   eventfd_write(stop_event_.get(), 1);
-  thread_.join();
+  thread_->join();
 }
 
 }  // namespace tessera::comm::store

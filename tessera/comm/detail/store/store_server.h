@@ -2,6 +2,10 @@
 #include "tessera/comm/detail/store/authentication.h"
 #include "tessera/comm/detail/store/tcp_socket.h"
 
+#include <sys/types.h>
+
+#include <chrono>
+#include <memory>
 #include <string_view>
 #include <thread>
 
@@ -24,7 +28,8 @@ class StoreServer {
   // Takes ownership of a socket that listens already.
   StoreServer(Descriptor listening_socket, std::string_view secret,
               std::chrono::milliseconds handshake_limit = kHandshakeLimit);
-  // Closes all connections; clients that wait get a CommError at once.
+  // Closes all connections; clients that wait get a CommError at once. In a child after fork(), the server of the
+  // parent continues.
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
@@ -36,7 +41,8 @@ class StoreServer {
   const Descriptor listening_socket_;
   const SocketAddress address_;
   const Descriptor stop_event_;
-  std::thread thread_;
+  const pid_t owner_;  // the process of the thread
+  std::unique_ptr<std::thread> thread_;
 };
 
 }  // namespace tessera::comm::store

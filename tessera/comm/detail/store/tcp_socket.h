@@ -11,7 +11,7 @@ namespace tessera::comm::store {
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 inline constexpr Deadline kNoDeadline = Deadline::max();
-// c10d's meaning of a time-out: 0 is none. A negative one is over at once.
+// As in c10d: a time-out of 0 means no limit. A negative one is over at once.
 Deadline deadline_after(std::chrono::milliseconds timeout);
 // For poll() and epoll_wait(): rounded up; -1 is without limit.
 int milliseconds_until(Deadline deadline);
