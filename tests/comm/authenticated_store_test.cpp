@@ -1,14 +1,15 @@
 #include "tessera/comm/detail/store/authenticated_store.h"
 
+#include "store_test_server.h"
 #include "tessera/base/error.h"
 #include "tessera/testing/expect_error.h"
-#include "tests/comm/store_test_server.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <functional>
 #include <future>
+#include <limits>
 #include <thread>
 
 namespace tessera::comm::store {
@@ -155,7 +156,8 @@ TEST(AuthenticatedStore, ATimeOutNamesTheKeyAndTheServerAndKeepsTheStoreUsable) 
   EXPECT_LT(waited, 1.5);
   EXPECT_ERROR(CommError, store->get("c"), "get of key 'c'", "waited 0.05 s", "no rank has set", where);
   EXPECT_ERROR(CommError, store->multiGet({"a", "d"}), "for key 'd'");
-  EXPECT_ERROR(CommError, store->wait({"e"}, -1ms), "for key 'e'");
+  for (const int64_t negative : {int64_t{-1}, std::numeric_limits<int64_t>::min()})
+    EXPECT_ERROR(CommError, store->wait({"e"}, std::chrono::milliseconds(negative)), "for key 'e'");
   EXPECT_EQ(store->get("a"), value_of("1"));
 }
 

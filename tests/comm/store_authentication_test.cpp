@@ -1,9 +1,9 @@
 #include "tessera/comm/detail/store/authentication.h"
 
+#include "store_test_server.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/store/server_loop.h"
 #include "tessera/testing/expect_error.h"
-#include "tests/comm/store_test_server.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -95,17 +95,17 @@ TEST(StoreAuthentication, ShortSecretsAreRefused) {
 
 TEST(StoreAuthentication, RequestsWithoutAProofAreNotExecuted) {
   const TestServer server;
-  RawConnection stranger(server.address);
-  stranger.receive(kServerHelloBytes);
+  RawConnection attacker(server.address);
+  attacker.receive(kServerHelloBytes);
   FrameMac mac{Digest{}};
   const std::string hello = std::string(kMagic) + random_bytes(kNonceBytes) + random_bytes(kDigestBytes);
-  stranger.send(hello + frame_of(make_message(RequestCode::Set, {"key", "value"}), mac));
-  EXPECT_EQ(stranger.receive(kVerdictBytes).substr(0, 1), "R");
-  EXPECT_TRUE(stranger.is_closed_by_peer());
+  attacker.send(hello + frame_of(make_message(RequestCode::Set, {"key", "value"}), mac));
+  EXPECT_EQ(attacker.receive(kVerdictBytes).substr(0, 1), "R");
+  EXPECT_TRUE(attacker.is_closed_by_peer());
   EXPECT_EQ(server.client()->getNumKeys(), 0);
 }
 
-// A stranger's server sends the client's own proof back as its proof.
+// A server without the secret sends the client's own proof back.
 TEST(StoreAuthentication, AReflectedProofIsNotAProofOfTheServer) {
   const auto listener = listen_on({"127.0.0.1", 0});
   auto client = std::async(std::launch::async, [&] {
@@ -119,22 +119,19 @@ TEST(StoreAuthentication, AReflectedProofIsNotAProofOfTheServer) {
   client.get();
 }
 
-// The other direction: the server's own nonce as the client's nonce, and the proof of another connection.
+// A client without the secret sends the server's nonce as its own, or the nonce and the proofs of another connection.
 TEST(StoreAuthentication, NoncesAndProofsOfOtherConnectionsAreRefused) {
   const TestServer server;
   const RawClient genuine(server);
   EXPECT_EQ(genuine.verdict.substr(0, 1), "A");
-  for (const bool own_nonce : {false, true}) {
-    RawConnection stranger(server.address);
-    const std::string hello = stranger.receive(kServerHelloBytes);
-    const std::string nonce(own_nonce ? parse_server_hello(hello).nonce : genuine.nonce);
+  for (const bool reflect : {false, true})
     for (const std::string_view proof : {view(genuine.keys->client_proof), view(genuine.keys->server_proof)}) {
-      RawConnection next(server.address);
-      next.receive(kServerHelloBytes);
-      next.send(std::string(kMagic) + nonce + std::string(proof));
-      EXPECT_EQ(next.receive(kVerdictBytes).substr(0, 1), "R");
+      RawConnection attacker(server.address);
+      const std::string hello = attacker.receive(kServerHelloBytes);
+      const std::string nonce(reflect ? parse_server_hello(hello).nonce : genuine.nonce);
+      attacker.send(std::string(kMagic) + nonce + std::string(proof));
+      EXPECT_EQ(attacker.receive(kVerdictBytes).substr(0, 1), "R");
     }
-  }
 }
 
 TEST(StoreAuthentication, ARecordedConnectionCannotBeReplayed) {
@@ -170,7 +167,7 @@ TEST(StoreAuthentication, ARepeatedReorderedOrChangedFrameClosesTheConnection) {
   EXPECT_EQ(server.client()->add("count", 0), 1);
 }
 
-// A stranger passes the handshake between a client and the server on, and then writes into the connection.
+// A process without the secret relays the handshake between a client and the server. Then it changes a message.
 TEST(StoreAuthentication, ARelayWithoutTheSecretCannotAddOrChangeMessages) {
   const TestServer server;
   for (const bool change_reply : {false, true}) {
@@ -195,7 +192,7 @@ TEST(StoreAuthentication, ARelayWithoutTheSecretCannotAddOrChangeMessages) {
     to_client.socket = Descriptor();
     client.get();
   }
-  EXPECT_EQ(server.client()->add("count", 0), 1);  // the request that was passed on as it was
+  EXPECT_EQ(server.client()->add("count", 0), 1);  // only the unchanged request was executed
 }
 
 TEST(StoreAuthentication, GarbageIsDroppedAndOthersAreServed) {
@@ -203,10 +200,10 @@ TEST(StoreAuthentication, GarbageIsDroppedAndOthersAreServed) {
   const auto owner = server.client();
   std::mt19937 random(5);
   for (int i = 0; i < 200; i++) {
-    RawConnection stranger(server.address);
+    RawConnection attacker(server.address);
     std::string bytes = random_text(random, 400) + std::string(kClientHelloBytes, 'x');
     if (i % 2) bytes.replace(0, kMagic.size(), kMagic);
-    stranger.send(bytes);
+    attacker.send(bytes);
     EXPECT_EQ(owner->add("served", 1), i + 1);
   }
   EXPECT_EQ(owner->getNumKeys(), 1);

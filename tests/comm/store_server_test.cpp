@@ -1,8 +1,8 @@
 #include "tessera/comm/detail/store/store_server.h"
 
+#include "store_test_server.h"
 #include "tessera/base/error.h"
 #include "tessera/testing/expect_error.h"
-#include "tests/comm/store_test_server.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

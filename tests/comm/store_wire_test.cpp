@@ -1,7 +1,7 @@
 #include "tessera/comm/detail/store/wire.h"
 
+#include "store_test_server.h"
 #include "tessera/comm/detail/store/server_session.h"
-#include "tests/comm/store_test_server.h"
 
 #include <gtest/gtest.h>
 

@@ -9,8 +9,7 @@ namespace tessera::comm::store {
 namespace {
 
 constexpr const char* kServerHasStopped =
-    "; the process that runs the store (rank 0, or the launcher) has stopped: "
-    "look for its error first";
+    "; the process that runs the store (rank 0, or the launcher) has stopped: look for its error first";
 
 }  // namespace
 
@@ -53,10 +52,9 @@ std::string ClientConnection::authenticate(const JobSecret& secret, Deadline dea
   if (send_all(fd, reply, deadline) != Transfer::Done ||
       receive_until(fd, verdict, kVerdictBytes, deadline) != Transfer::Done)
     return "it closed the connection during authentication";
-  TESSERA_CHECK(
-      verdict[0] != 'R', UsageError, "the store at ", where,
-      " refuses this process: its secret is not that of "
-      "the job. Start all ranks with the same TESSERA_JOB_SECRET, or give this job another port (MASTER_PORT)");
+  TESSERA_CHECK(verdict[0] != 'R', UsageError, "the store at ", where,
+                " refuses this process, which has another secret",
+                ". Start all ranks with the same TESSERA_JOB_SECRET, or give this job another port (MASTER_PORT)");
   const bool is_proof = equal_in_constant_time(std::string_view(verdict).substr(1), view(keys.server_proof));
   TESSERA_CHECK(verdict[0] == 'A' && is_proof, CommError, "the process at ", where,
                 " does not have the secret of this job. It is the store of another job or user: choose another port "

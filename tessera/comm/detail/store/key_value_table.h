@@ -14,7 +14,7 @@ namespace tessera::comm::store {
 class KeyValueTable {
  public:
   struct Result {
-    std::optional<Message> reply = {};           // nothing: a Get or Wait needs a key that does not exist yet
+    std::optional<Message> reply = {};           // nullopt: a Get or Wait needs a key that does not exist yet
     std::string missing_key = {};                // that key
     std::vector<std::string> written_keys = {};  // requests that wait for these can be executed again
   };

@@ -19,7 +19,8 @@ class ServerSession {
   explicit ServerSession(const JobSecret& secret);
 
   void receive(std::string_view bytes) { input_ += bytes; }
-  // The next complete request that has a valid tag. Nothing: more bytes are needed, or the session is closed.
+  // The next complete request that has a valid tag. nullopt: more bytes are needed, or the session
+  // is closed.
   std::optional<Message> next_request();
   // A reply that is larger than a frame becomes a refusal.
   void reply(const Message& message);

@@ -51,7 +51,7 @@ struct Connected {
 };
 Connected connect_once(const SocketAddress& address, Deadline deadline);
 
-// Non-blocking, without Nagle's delay, with keep-alive.
+// Options of a connection: non-blocking, without Nagle's delay, with keep-alive probes.
 void prepare_stream(int fd);
 
 // The result of send_all() and receive_until().

@@ -69,7 +69,7 @@ Message make_message(ReplyCode code, std::vector<std::string> fields = {}, int64
 
 std::string encode_body(const Message& message);
 size_t body_bytes(const Message& message);  // the size of encode_body(message)
-// Nothing: the bytes are not exactly one message.
+// nullopt: the bytes are not exactly one message.
 std::optional<Message> parse_body(std::string_view bytes);
 // True if the code is a RequestCode with an allowed number of fields.
 bool is_request(const Message& message);
