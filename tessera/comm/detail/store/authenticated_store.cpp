@@ -27,7 +27,7 @@ std::string describe_request(const char* operation, const Message& request) {
 
 AuthenticatedStore::AuthenticatedStore(AuthenticatedStoreOptions options)
     : Store(options.timeout), options_(std::move(options)), secret_(options_.secret) {
-  idle_connections_.push_back(ClientConnection::open(options_.server, secret_, deadline_after(timeout_), true));
+  idle_connections_.push_back(ClientConnection::open(options_.server, secret_, deadline_after(timeout_)));
 }
 
 c10::intrusive_ptr<c10d::Store> AuthenticatedStore::clone() {
@@ -110,7 +110,7 @@ Message AuthenticatedStore::call(const char* operation, const Message& request) 
 
   Deadline deadline = deadline_after(timeout);
   if (deadline != kNoDeadline) deadline = std::max(deadline, Clock::now()) + kReplyDelay;
-  auto connection = take_connection(deadline);
+  auto connection = take_connection(deadline, purpose);
   const Message reply = connection->call(request, deadline, purpose);
   {
     const std::lock_guard lock(mutex_);
@@ -125,7 +125,7 @@ Message AuthenticatedStore::call(const char* operation, const Message& request) 
   return reply;
 }
 
-std::unique_ptr<ClientConnection> AuthenticatedStore::take_connection(Deadline deadline) {
+std::unique_ptr<ClientConnection> AuthenticatedStore::take_connection(Deadline deadline, const std::string& purpose) {
   {
     const std::lock_guard lock(mutex_);
     if (!idle_connections_.empty()) {
@@ -134,7 +134,7 @@ std::unique_ptr<ClientConnection> AuthenticatedStore::take_connection(Deadline d
       return connection;
     }
   }
-  return ClientConnection::open(options_.server, secret_, deadline, false);
+  return ClientConnection::open(options_.server, secret_, deadline, purpose);
 }
 
 }  // namespace tessera::comm::store

@@ -60,7 +60,7 @@ class AuthenticatedStore : public c10d::Store {
   // Executes the request on a free connection. Throws CommError on time-out, UsageError if the server refuses it.
   Message call(const char* operation, const Message& request);
   Message call_with_timeout(const char* operation, Message request, std::chrono::milliseconds timeout);
-  std::unique_ptr<ClientConnection> take_connection(Deadline deadline);
+  std::unique_ptr<ClientConnection> take_connection(Deadline deadline, const std::string& purpose);
 
   const AuthenticatedStoreOptions options_;
   const JobSecret secret_;

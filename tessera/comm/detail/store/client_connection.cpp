@@ -14,7 +14,7 @@ constexpr const char* kServerHasStopped =
 }  // namespace
 
 std::unique_ptr<ClientConnection> ClientConnection::open(const SocketAddress& server, const JobSecret& secret,
-                                                         Deadline deadline, bool wait_for_server) {
+                                                         Deadline deadline, const std::string& purpose) {
   const auto began = Clock::now();
   for (;;) {
     auto connected = connect_once(server, deadline);
@@ -25,8 +25,8 @@ std::unique_ptr<ClientConnection> ClientConnection::open(const SocketAddress& se
       if (problem.empty()) return connection;
     }
     // A server that closes during the handshake may have too many clients. One that is gone refuses the next try.
-    TESSERA_CHECK(wait_for_server || connected.error == 0, CommError, "the store at ", to_text(server), " is gone (",
-                  problem, ")", kServerHasStopped);
+    TESSERA_CHECK(purpose.empty() || connected.error == 0, CommError, "store, ", purpose, ": the server at ",
+                  to_text(server), " is gone (", problem, ")", kServerHasStopped);
     const std::chrono::duration<double> waited = Clock::now() - began;
     TESSERA_CHECK(Clock::now() < deadline, CommError, "no store answers at ", to_text(server), " (", problem,
                   ") after ", waited.count(),

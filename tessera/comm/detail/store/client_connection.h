@@ -13,12 +13,13 @@ namespace tessera::comm::store {
 class ClientConnection {
  public:
   // Connects, proves to the server that this process has the secret, and checks that the server has it.
-  // With wait_for_server, tries again until the deadline while nobody listens there.
+  // `purpose` describes the request that needs the connection, for errors: "get of key 'x'". An empty one is the first
+  // connection of a client: it tries again until the deadline while nobody listens there.
   // Throws UsageError if the server refuses the secret, CommError if there is no server that has it.
   static std::unique_ptr<ClientConnection> open(const SocketAddress& server, const JobSecret& secret, Deadline deadline,
-                                                bool wait_for_server);
+                                                const std::string& purpose = "");
 
-  // Sends a request and returns its reply. `purpose` describes the request in errors: "get of key 'x'".
+  // Sends a request and returns its reply.
   // Throws CommError if the connection fails, or if no reply comes before the deadline. The object is unusable then.
   Message call(const Message& request, Deadline deadline, const std::string& purpose);
 
