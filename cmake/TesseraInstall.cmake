@@ -7,7 +7,7 @@ configure_package_config_file(cmake/TesseraConfig.cmake.in ${CMAKE_CURRENT_BINAR
                               INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/TesseraConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
-if(NOT PROJECT_IS_TOP_LEVEL)
+if(NOT PROJECT_IS_TOP_LEVEL OR TESSERA_SOURCES)  # a part of the library is not installed
   return()
 endif()
 

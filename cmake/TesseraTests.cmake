@@ -238,12 +238,15 @@ if(PYTHON3)
   add_test(NAME words COMMAND ${PYTHON3} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_words.py)
   add_test(NAME words.planted COMMAND ${PYTHON3} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_words.py --expect)
 endif()
-set(shipped $<TARGET_FILE:tessera> $<TARGET_FILE:tessera_train>)
+set(shipped $<TARGET_FILE:tessera>)
+if(TARGET tessera_train)
+  list(APPEND shipped $<TARGET_FILE:tessera_train>)
+endif()
 if(TARGET tessera_program)
   list(APPEND shipped $<TARGET_FILE:tessera_program>)
 endif()
 add_test(NAME no_python COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_no_python ${shipped})
-if(NOT TESSERA_SANITIZE)
+if(NOT TESSERA_SANITIZE AND NOT TESSERA_SOURCES)
   add_test(NAME consumer
            COMMAND ${CMAKE_COMMAND} -DBUILD=${CMAKE_BINARY_DIR} -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}
                    -DCOMPILER=${CMAKE_CXX_COMPILER}
@@ -253,7 +256,11 @@ if(NOT TESSERA_SANITIZE)
   set_tests_properties(consumer PROPERTIES TIMEOUT 900 PROCESSORS 2)
 endif()
 
-# Examples run alone and on four ranks, and say the same.
+if(TESSERA_SOURCES)  # a part of the library: no consumer, no examples
+  return()
+endif()
+
+# Examples run alone and on four ranks, with the same result.
 if(TARGET tessera_program)
   set(four_ranks tessera_program run -n 4 --)
 else()
