@@ -227,6 +227,10 @@ foreach(layer ${layers})
   endforeach()
 endforeach()
 
+if(TESSERA_SOURCES)  # a part of the library: no checks of the sources, no consumer, no examples
+  return()
+endif()
+
 # Checks of the source and of what was built.
 find_program(PYTHON3 python3)
 if(PYTHON3)
@@ -246,7 +250,7 @@ if(TARGET tessera_program)
   list(APPEND shipped $<TARGET_FILE:tessera_program>)
 endif()
 add_test(NAME no_python COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_no_python ${shipped})
-if(NOT TESSERA_SANITIZE AND NOT TESSERA_SOURCES)
+if(NOT TESSERA_SANITIZE)
   add_test(NAME consumer
            COMMAND ${CMAKE_COMMAND} -DBUILD=${CMAKE_BINARY_DIR} -DSOURCE=${CMAKE_CURRENT_SOURCE_DIR}
                    -DCOMPILER=${CMAKE_CXX_COMPILER}
@@ -254,10 +258,6 @@ if(NOT TESSERA_SANITIZE AND NOT TESSERA_SOURCES)
                    "-DFLAGS_DEBUG=${CMAKE_CXX_FLAGS_DEBUG}" -DMOLD=${TESSERA_HAS_MOLD} "-DGENERATOR=${CMAKE_GENERATOR}"
                    -DTORCH=${TESSERA_TORCH_DIR} -P ${CMAKE_CURRENT_SOURCE_DIR}/tests/consumer/run.cmake)
   set_tests_properties(consumer PROPERTIES TIMEOUT 900 PROCESSORS 2)
-endif()
-
-if(TESSERA_SOURCES)  # a part of the library: no consumer, no examples
-  return()
 endif()
 
 # Examples run alone and on four ranks, with the same result.
