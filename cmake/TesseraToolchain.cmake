@@ -36,7 +36,8 @@ endfunction()
 # Compiles the files of a layer together, and small layers with the next one, at most `TESSERA_UNITY_BYTES` of source per
 # translation unit. Headers are then parsed, and templates instantiated, once per unit instead of once per file.
 set(TESSERA_UNITY_BYTES 120000 CACHE STRING "Source bytes per translation unit of a unity build")
-mark_as_advanced(TESSERA_UNITY_BYTES)
+set(TESSERA_SINGLE_FILES "" CACHE STRING "In a unity build, compile sources whose paths match this expression one by one")
+mark_as_advanced(TESSERA_UNITY_BYTES TESSERA_SINGLE_FILES)
 function(tessera_unity target)  # optional argument: bytes per unit of this target
   set(most ${TESSERA_UNITY_BYTES})
   if(ARGN)
@@ -57,6 +58,12 @@ function(tessera_unity target)  # optional argument: bytes per unit of this targ
   foreach(source ${sources})
     file(RELATIVE_PATH path ${CMAKE_CURRENT_SOURCE_DIR} ${source})
     string(REGEX REPLACE "^((tessera|tests)/)?([^/]+)/.*" "\\3" layer ${path})
+    if(TESSERA_SINGLE_FILES AND source MATCHES "${TESSERA_SINGLE_FILES}")
+      set_source_files_properties(${source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+      if(path MATCHES "^tests/")  # a new test alone leaves the units of the others as they are
+        continue()
+      endif()
+    endif()
     file(SIZE ${source} size)
     math(EXPR bytes "${bytes} + ${size}")
     # A unit ends at its limit, and at the end of a layer if it is not small.
