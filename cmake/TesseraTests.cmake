@@ -12,12 +12,17 @@ set(TESSERA_TEST_TIMEOUT 300 CACHE STRING "Seconds after which a test has failed
 function(tessera_test_flags target)
   tessera_our_code(${target})
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Og>)  # tests run for milliseconds, compile for seconds
-  if(TESSERA_PCH AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  if(test_headers AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     target_compile_options(${target} PRIVATE -fpch-preprocess)  # ccache asks for it
   endif()
 endfunction()
 
-# Tests choose between two precompiled headers by what they include.
+# Tests choose between two precompiled headers by what they include. A unity build of some of the tests has too few units
+# to gain from them.
+set(test_headers ${TESSERA_PCH})
+if(TESSERA_TEST_FILES AND TESSERA_UNITY)
+  set(test_headers OFF)
+endif()
 function(tessera_test_headers name)
   add_library(${name} OBJECT ${CMAKE_BINARY_DIR}/${name}.cpp)
   if(NOT EXISTS ${CMAKE_BINARY_DIR}/${name}.cpp)
@@ -27,7 +32,7 @@ function(tessera_test_headers name)
   target_link_libraries(${name} PRIVATE tessera GTest::gtest)
   tessera_test_flags(${name})
 endfunction()
-if(TESSERA_PCH)
+if(test_headers)
   tessera_test_headers(test_headers_aten <ATen/core/Tensor.h> <ATen/ops/ones.h>)
   tessera_test_headers(test_headers_torch <torch/torch.h>)
   set_target_properties(test_headers_aten test_headers_torch PROPERTIES EXCLUDE_FROM_ALL ON)
@@ -124,7 +129,7 @@ function(tessera_test_program target layer)
   if(all_includes MATCHES "ProcessGroupWrapper")  # whose header includes gloo's
     target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/tessera/comm/detail/gloo_stub)
   endif()
-  if(TESSERA_PCH)
+  if(test_headers)
     if(all_includes MATCHES "torch/(torch|nn|optim|data)[/.]|ATen/ATen.h|tessera/(tessera.h|nn/)")
       target_precompile_headers(${target} REUSE_FROM test_headers_torch)
     else()
