@@ -72,8 +72,9 @@ format-check: bootstrap-format
 	@clang-format --dry-run -Werror $(SOURCES)
 headers: bootstrap  # each public header compiles alone
 	@tools/compile_headers
-tidy: bootstrap-tidy
-	@$(call configured,dev)
-	@clang-tidy -p build/dev --quiet $(filter tessera/%.cpp,$(SOURCES))
+tidy: bootstrap-tidy bootstrap-clang  # the units of the clang build: headers are read once per unit
+	@$(call configured,clang)
+	@sed -n 's/.*"file": "\(.*\/tessera[a-z_]*\.dir\/Unity\/.*\)".*/\1/p' build/clang/compile_commands.json | \
+	 xargs -P $(J) -n 1 clang-tidy -p build/clang --quiet
 clean:
 	@rm -rf build
