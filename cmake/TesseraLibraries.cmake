@@ -60,7 +60,7 @@ set_source_files_properties(${file_gloo} ${file_random_ops} ${files_sums} ${file
 
 tessera_library(tessera TYPE SHARED
   LAYERS base tracing comm mesh placement rules redistribute propagate dtensor nn state tensor_parallel data_parallel
-         optim checkpoint compile debug
+         optim checkpoint compile debug pipelining
   LINKS Tessera::torch
   HEADERS <ATen/core/Tensor.h> <ATen/core/dispatch/Dispatcher.h> <torch/csrc/autograd/function.h>
           <torch/csrc/distributed/c10d/ProcessGroup.hpp> <torch/library.h>)

@@ -1,0 +1,77 @@
+#include "tessera/pipelining/detail/schedules.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <iomanip>
+#include <sstream>
+
+#include "tessera/base/error.h"
+#include "tessera/pipelining/detail/lowering.h"
+#include "tessera/testing/expect_error.h"
+
+namespace tessera::pipelining {
+namespace {
+
+std::string fingerprint(const ActionTable& table) {
+  uint64_t value = 0xcbf29ce484222325;
+  for (const char c : to_csv(table)) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  std::ostringstream out;
+  out << std::hex << std::setw(8) << std::setfill('0') << (value >> 32);
+  return out.str();
+}
+
+// tests/parity/pipeline_tables.py wrote the file.
+TEST(Schedules, EqualPyTorchsEntryByEntry) {
+  std::ifstream file(std::string(TESSERA_PARITY_SCRIPTS) + "/../pipelining/pytorch_tables.txt");
+  std::string name, compute, with_communication;
+  PipelineShape shape;
+  int64_t tables = 0;
+  while (file >> name >> shape.ranks >> shape.stages_per_rank >> shape.microbatches >> compute >> with_communication) {
+    SCOPED_TRACE(::testing::Message() << name << " ranks " << shape.ranks << " stages per rank "
+                                      << shape.stages_per_rank << " microbatches " << shape.microbatches);
+    ActionTable table = compute_schedule(name, shape);
+    if (with_communication == "-") {
+      for (RankActions& row : table) row = add_reduce_grad(row, shape.microbatches);
+      EXPECT_EQ(fingerprint(table), compute);
+    } else {
+      EXPECT_EQ(fingerprint(table), compute);
+      EXPECT_EQ(fingerprint(lower_schedule(table, stage_ranks(name, shape), shape.microbatches)), with_communication);
+    }
+    ++tables;
+  }
+  EXPECT_GE(tables, 1000);
+}
+
+TEST(Schedules, TextIsReadBack) {
+  for (const std::string& name : schedule_names()) {
+    const PipelineShape shape{4, name == "GPipe" || name == "1F1B" ? 1 : 2, 8};
+    const ActionTable table = lower_schedule(compute_schedule(name, shape), stage_ranks(name, shape), 8);
+    EXPECT_EQ(parse_csv(to_csv(table)), table) << name;
+  }
+}
+
+TEST(Schedules, WrongTextIsNamed) {
+  for (const char* text :
+       {"F0", "2X0", "2F", "-1F0", "1UNSHARD3", "(0F0;1B0", "(0F0;1B0)F", "99999999999999999999F0", "1F0 "})
+    EXPECT_THROW(parse_action(text), UsageError) << text;
+  EXPECT_ERROR(UsageError, parse_csv("0F0,0F1\n1F0,,1Q1\n"), "line 2, column 3");
+}
+
+TEST(Schedules, ShapesThatDoNotExistAreRefused) {
+  EXPECT_ERROR(UsageError, compute_schedule("1F1B", {2, 2, 4}), "Interleaved1F1B");
+  EXPECT_ERROR(UsageError, compute_schedule("ZBVZeroBubble", {2, 1, 4}), "4 stages");
+  EXPECT_ERROR(UsageError, compute_schedule("DualPipeV", {4, 2, 4}), "8 stages");
+  EXPECT_ERROR(UsageError, compute_schedule("Interleaved1F1B", {4, 2, 9}), "8 or 10");
+  EXPECT_ERROR(UsageError, compute_schedule("ZeroBubble", {4, 2, 8}), "ZBVZeroBubble");
+  EXPECT_ERROR(UsageError, compute_schedule("GPipe", {0, 1, 8}), "at least 1");
+}
+
+TEST(Schedules, TableThatCannotRunIsRefused) {
+  // Rank 1 wants to go back before it has gone forward with microbatch 0, which rank 0 sends last.
+  const ActionTable planted = parse_csv("0F1,0B1,0F0,0B0\n1F0,1B0,1F1,1B1\n");
+  EXPECT_ERROR(UsageError, add_send_recv(planted, {0, 1}), "waits for ever");
+}
+
+}  // namespace
+}  // namespace tessera::pipelining
