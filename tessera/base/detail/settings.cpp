@@ -50,6 +50,8 @@ constexpr Setting kSettings[] = {
     {"TORCHELASTIC_USE_AGENT_STORE", "", "True: the launcher runs the store of env://"},
     {"WORLD_SIZE", "", "number of ranks, for env://"},
     {"XDG_CACHE_HOME", "", "its folder tessera has the built kernels if TESSERA_CACHE_DIR is not given"},
+    {"XDG_STATE_HOME", "",
+     "its folder tessera has the key that authenticates built kernels; empty: .local/state of HOME"},
     {"TESSERA_BACKEND", "auto",
      "backend when init() names none: auto, threads, shm, gloo, nccl, fake, or a registered one"},
     {"TESSERA_BENCH_ROWS", "", "set in the child processes of tessera bench: the file for their results"},
