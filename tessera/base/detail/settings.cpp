@@ -55,7 +55,8 @@ constexpr Setting kSettings[] = {
     {"TESSERA_BACKEND", "auto",
      "backend when init() names none: auto, threads, shm, gloo, nccl, fake, or a registered one"},
     {"TESSERA_BENCH_ROWS", "", "set in the child processes of tessera bench: the file for their results"},
-    {"TESSERA_CACHE_DIR", "", "folder of built kernels; ranks can share it, and it can be deleted at any time"},
+    {"TESSERA_CACHE_DIR", "",
+     "folder of built kernels, which this user alone can write; ranks can share it, and it can be deleted at any time"},
     {"TESSERA_CHECK_COLLECTIVES", "first",
      "gloo: compare the collectives of all ranks before they run; first: always on one host, the first 64 of a group "
      "across hosts; always; never"},

@@ -116,7 +116,7 @@ class LineCursor {
 };
 
 constexpr int64_t kMostDims = 64;
-constexpr int kDeepestList = 4;  // schemas have lists of lists at most
+constexpr int kDeepestList = 4;                          // schemas have lists of lists at most
 constexpr int64_t kMostConstantSpan = int64_t{1} << 20;  // memory of a constant, whose elements are in the text
 
 class Parser {
