@@ -39,7 +39,8 @@ StepProgram::StepProgram(const CallArguments& arguments, const std::function<Ten
     const auto outcome = trace(arguments, step, settings, scope, gradient_placeholders);
     if (outcome == TraceOutcome::Done) return;
     if (outcome == TraceOutcome::ReadsOldGradients) gradient_placeholders = false;
-    if (outcome != TraceOutcome::Restarted) traces++;
+    if (outcome == TraceOutcome::Restarted) traces_ = {};
+    if (outcome != TraceOutcome::Restarted && outcome != TraceOutcome::Unconfirmed) traces++;
   }
   TESSERA_FAIL(UsageError, "compile: every run of the step uses a new leaf tensor that requires gradients, of shape ",
                captured_.back().sizes(),
@@ -51,12 +52,14 @@ StepProgram::TraceOutcome StepProgram::trace(const CallArguments& given, const s
                                              bool gradient_placeholders) {
   auto arguments = given;
   arguments.leaves.insert(arguments.leaves.end(), captured_.begin(), captured_.end());
-  TraceRun run(lift(arguments), gradient_placeholders);
+  TraceRun run(lift(arguments), gradient_placeholders, traces_.generators());
 
   if (!record(run, arguments, step, settings, scope)) return TraceOutcome::Restarted;
-  draws_ = run.draws();
+  stream_ = run.random().advance();
   guards_ = CompilingScope::take_guards();
   on_replay_ = CompilingScope::take_effects();
+  const bool is_step = scope == CompilingScope::Region::Step;
+  if (is_step) traces_.check_captured(run.tracer());
   if (collect_captured_leaves(run, settings)) return TraceOutcome::FoundLeaves;
 
   const auto was_read = [&](const TraceRun::SavedGradient& each) {
@@ -69,7 +72,10 @@ StepProgram::TraceOutcome StepProgram::trace(const CallArguments& given, const s
 
   collect_gradients(run, reads_old_gradients);
   run.restore_memory();
-  build(run.tracer().finish(), run, arguments, settings);
+  auto traced = run.tracer().finish();
+  if (is_step && !traces_.confirms(traced)) return TraceOutcome::Unconfirmed;
+  traces_ = {};
+  build(std::move(traced), run, arguments, settings);
   return TraceOutcome::Done;
 }
 
@@ -83,7 +89,7 @@ bool StepProgram::record(TraceRun& run, const CallArguments& arguments, const st
     CompilingScope compiling(&unsharded, scope);
     const OpModeScope recording(run.tracer());
     if (settings.parallel_mode) unsharded.unshard(*settings.parallel_mode, arguments);
-    const auto returned = step();
+    const auto returned = run.call(step);
     unsharded.reshard();
     const at::NoGradGuard no_grad;
     returned_specs_.clear();
@@ -94,6 +100,7 @@ bool StepProgram::record(TraceRun& run, const CallArguments& arguments, const st
     run.wait_for_gradients();
     run.check_inputs_have_no_new_history();
     compiling.finish();
+    run.check_inputs_have_their_shapes();
   } catch (const RestartTrace&) {
     return false;
   }
@@ -143,8 +150,8 @@ void StepProgram::collect_gradients(TraceRun& run, bool reads_old_gradients) {
 
 void StepProgram::build(Tracer::Result traced, const TraceRun& run, const CallArguments& arguments,
                         const Settings& settings) {
-  TESSERA_CHECK(!traced.program.nodes.empty(), UsageError,
-                "compile: the step runs no tensor op; there is nothing to compile");
+  TESSERA_CHECK(!traced.program.nodes.empty() || !traced.program.outputs.empty(), UsageError,
+                "compile: the step runs no tensor op and returns no tensor; there is nothing to compile");
   std::vector<InputBindings::OldGradient> old_gradients;
   for (const auto& each : run.gradients())
     if (each.gradient.defined()) old_gradients.push_back({each.parameter, each.gradient});
@@ -199,7 +206,7 @@ Tensors StepProgram::run(const CallArguments& arguments) {
   bindings_.bind(*executable_, arguments);
   detach_shared_gradients();
   executable_->run();
-  advance_stream(draws_);
+  stream_.apply();
   for (auto& each : gradients_) {
     if (!each.parameter.grad().is_same(each.gradient)) each.parameter.mutable_grad() = each.gradient;
     if (each.storage_uses == 0) each.storage_uses = local_or_self(each.gradient).storage().use_count();
@@ -215,7 +222,7 @@ Tensors StepProgram::run(const CallArguments& arguments) {
 }
 
 Tensors StepCache::call(CallArguments arguments, const std::function<Tensors()>& step) {
-  if (settings_.backend == "eager") return step();
+  if (settings_.backend == "eager" || compiling()) return step();  // part of the program of the outer step
   // A leaf is guarded by identity: the program keeps the memory of its gradient.
   for (const auto& t : arguments.tensors)
     if (t.defined() && t.is_leaf() && t.requires_grad()) arguments.leaves.push_back(t);

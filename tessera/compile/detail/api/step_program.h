@@ -2,6 +2,7 @@
 #include "tessera/compile/detail/api/program_cache.h"
 #include "tessera/compile/detail/replay/executable.h"
 #include "tessera/compile/detail/replay/input_bindings.h"
+#include "tessera/compile/detail/trace/repeated_traces.h"
 #include "tessera/compile/detail/trace/trace_run.h"
 #include "tessera/tracing/detail/compiling_scope.h"
 
@@ -43,6 +44,7 @@ class StepProgram {
     ReadsOldGradients,  // trace again without gradient placeholders
     FoundLeaves,        // trace again with the captured leaves as inputs
     Restarted,          // one-time setup ran while tracing: trace again
+    Unconfirmed,        // trace again: the second trace must give the same program
   };
   TraceOutcome trace(const CallArguments& given, const std::function<Tensors()>& step, const Settings& settings,
                      CompilingScope::Region scope, bool gradient_placeholders);
@@ -65,7 +67,8 @@ class StepProgram {
   std::vector<SpecRef> returned_specs_;  // null: a plain tensor
   std::vector<CompilingScope::Guard> guards_;
   std::vector<CompilingScope::Effect> on_replay_;  // changes to host state, repeated on every run
-  int64_t draws_ = 0;                              // from the random stream, on every run
+  RandomStateGuard::Advance stream_;               // of Tessera's random stream, on every run
+  RepeatedTraces traces_;
   std::vector<PassReport> report_;
 };
 
