@@ -67,7 +67,7 @@ class Tracer final : public OpMode {
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_left() const;
 
   // Inputs whose sizes, strides, dtype or memory the function has changed in place (t_, resize_, set_data). Restores
-  // them and returns a description of the first one; none if there are none.
+  // them and returns a description of the first one; none: nothing has changed.
   std::optional<std::string> restore_changed_inputs();
 
   struct Result {
