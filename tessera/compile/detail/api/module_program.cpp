@@ -22,8 +22,8 @@ using tessera::detail::local_or_self;
 
 ModuleProgram::ModuleProgram(const CallArguments& arguments, const TracedFunction& forward, const Settings& settings) {
   TraceRun run(lift(arguments));
-  auto recorded = record(run.tracer(), arguments, forward);
-  draws_ = run.draws();
+  auto recorded = record(run, arguments, forward);
+  stream_ = run.random().advance();
   guards_ = CompilingScope::take_guards();
   run.restore_memory();
   auto traced = run.tracer().finish();
@@ -38,13 +38,14 @@ ModuleProgram::ModuleProgram(const CallArguments& arguments, const TracedFunctio
 }
 
 // Runs forward, and the backward of its results, under the tracer.
-ModuleProgram::Recorded ModuleProgram::record(Tracer& tracer, const CallArguments& arguments,
+ModuleProgram::Recorded ModuleProgram::record(TraceRun& run, const CallArguments& arguments,
                                               const TracedFunction& forward) {
+  auto& tracer = run.tracer();
   CompilingScope::take_guards();  // of an earlier trace that failed
   const CompilingScope compiling;
   const OpModeScope recording(tracer);
   Recorded recorded;
-  const auto outputs = forward(nullptr);
+  const auto outputs = run.call([&] { return forward(nullptr); });
   Tensors roots, root_gradients;
   for (const auto& t : outputs) {
     const auto local = t.defined() ? local_or_self(t) : at::Tensor();
@@ -154,7 +155,7 @@ std::function<void()> ModuleProgram::save_before_run(const CallArguments& argume
 Tensors ModuleProgram::run(const CallArguments& arguments) {
   bindings_.bind(*executable_, arguments);
   executable_->run();
-  advance_stream(draws_);
+  stream_.apply();
   Tensors returned, saved;
   for (const auto& output : executable_->program().outputs) {
     auto tensor = executable_->output(output);
@@ -191,7 +192,7 @@ void ModuleProgram::add_autograd_node(Tensors& returned, Tensors saved, const Ca
 
 CallResult ModuleCache::call(const CallArguments& arguments, const TracedFunction& forward) {
   const auto settings = settings_from(options_);
-  if (settings.backend == "eager") return {forward(nullptr), nullptr};
+  if (settings.backend == "eager" || compiling()) return {forward(nullptr), nullptr};  // part of the outer program
   return programs_.call(arguments, settings, forward, {.what = "module", .fall_back = !settings.fullgraph});
 }
 

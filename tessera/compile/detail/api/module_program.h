@@ -35,7 +35,7 @@ class ModuleProgram {
     Tensors output_gradients;  // inputs of backward
     BackwardProgram backward;  // specs and types are filled in
   };
-  Recorded record(Tracer& tracer, const CallArguments& arguments, const TracedFunction& forward);
+  Recorded record(TraceRun& run, const CallArguments& arguments, const TracedFunction& forward);
   void record_backward(Tracer& tracer, const CallArguments& arguments, const Tensors& roots,
                        const Tensors& root_gradients, BackwardProgram& backward);
   void build_backward(Recorded recorded, SplitProgram& split, const Tracer::Result& traced,
@@ -54,7 +54,7 @@ class ModuleProgram {
   Tensors differentiated_parameters_;             // results of backward are their gradients, followed by
   std::vector<size_t> differentiated_arguments_;  // those of these tensor arguments
   std::vector<int32_t> saved_inputs_;             // buffers of parameters and arguments that backward reads
-  int64_t draws_ = 0;                             // from the random stream, on every run
+  RandomStateGuard::Advance stream_;              // of Tessera's random stream, on every run
   std::vector<PassReport> report_;
   ResultPrototype prototype_;
 };

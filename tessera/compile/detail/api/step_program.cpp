@@ -93,9 +93,10 @@ StepProgram::TraceOutcome StepProgram::trace_until_settled(const CallArguments& 
   for (int traces = 0; traces < kMaxTraces;) {
     const auto outcome = trace(arguments, request);
     if (outcome == TraceOutcome::ReadsOldGradients) gradient_placeholders_ = false;
+    if (outcome == TraceOutcome::Restarted) traces_ = {};
     if (outcome == TraceOutcome::ReadsOldGradients || outcome == TraceOutcome::FoundLeaves)
       traces++;
-    else if (outcome != TraceOutcome::Restarted)
+    else if (outcome != TraceOutcome::Restarted && outcome != TraceOutcome::Unconfirmed)
       return outcome;
   }
   TESSERA_FAIL(UsageError, "compile: every run of the step uses a new leaf tensor that requires gradients, of shape ",
@@ -137,14 +138,16 @@ void StepProgram::find_number_inputs(const CallArguments& arguments, const Trace
 StepProgram::TraceOutcome StepProgram::trace(const CallArguments& given, TraceRequest& request) {
   auto arguments = given;
   arguments.leaves.insert(arguments.leaves.end(), captured_.begin(), captured_.end());
-  TraceRun run(lift(arguments), gradient_placeholders_);
+  TraceRun run(lift(arguments), gradient_placeholders_, traces_.generators());
 
   LiveNumberScope live(live_, given.numbers.size());
   if (request.marks) live.substitute(request.marks->negative, request.marks->only);
   if (!record(run, arguments, request)) return TraceOutcome::Restarted;
-  draws_ = run.draws();
+  stream_ = run.random().advance();
   guards_ = CompilingScope::take_guards();
   on_replay_ = CompilingScope::take_effects();
+  const bool is_step = request.scope == CompilingScope::Region::Step;
+  if (is_step) traces_.check_captured(run.tracer());
   if (collect_captured_leaves(run, request.settings)) return TraceOutcome::FoundLeaves;
   const bool found_live = live.variables().size() > live_.size();
   live_ = live.variables();
@@ -165,6 +168,8 @@ StepProgram::TraceOutcome StepProgram::trace(const CallArguments& given, TraceRe
     *request.text_only = TraceText(traced);
     return TraceOutcome::Done;
   }
+  if (is_step && !traces_.confirms(traced)) return TraceOutcome::Unconfirmed;
+  traces_ = {};
   traced_text_ = TraceText(traced);
   if (!mark_number_inputs(traced.program, given)) return TraceOutcome::NumbersDiffer;
   build(std::move(traced), run, arguments, request.settings);
@@ -231,10 +236,10 @@ bool StepProgram::record(TraceRun& run, const CallArguments& arguments, TraceReq
     Tensors returned;
     if (request.marks) {
       const NumberProbe probe;
-      returned = request.step();
+      returned = run.call(request.step);
       request.host_has_read = probe.host_has_read();
     } else {
-      returned = request.step();
+      returned = run.call(request.step);
     }
     unsharded.reshard();
     const at::NoGradGuard no_grad;
@@ -246,6 +251,7 @@ bool StepProgram::record(TraceRun& run, const CallArguments& arguments, TraceReq
     run.wait_for_gradients();
     run.check_inputs_have_no_new_history();
     compiling.finish();
+    run.check_inputs_have_their_shapes();
   } catch (const RestartTrace&) {
     return false;
   } catch (...) {
@@ -298,8 +304,8 @@ void StepProgram::collect_gradients(TraceRun& run, bool reads_old_gradients) {
 
 void StepProgram::build(Tracer::Result traced, const TraceRun& run, const CallArguments& arguments,
                         const Settings& settings) {
-  TESSERA_CHECK(!traced.program.nodes.empty(), UsageError,
-                "compile: the step runs no tensor op; there is nothing to compile");
+  TESSERA_CHECK(!traced.program.nodes.empty() || !traced.program.outputs.empty(), UsageError,
+                "compile: the step runs no tensor op and returns no tensor; there is nothing to compile");
   captured_tensors_.clear();
   for (const auto& leaf : captured_) captured_tensors_.push_back({leaf, {}});
   for (const auto& input : traced.program.inputs) {
@@ -414,11 +420,12 @@ std::string StepProgram::why_not(const CallArguments& arguments, const ThreadSta
 TraceText StepProgram::trace_for_check(const CallArguments& arguments, const TracedFunction& function,
                                        const Settings& settings) {
   auto collected = [this] {
-    return std::tie(draws_, guards_, on_replay_, captured_, gradients_, external_gradients_, without_gradient_,
+    return std::tie(stream_, guards_, on_replay_, captured_, gradients_, external_gradients_, without_gradient_,
                     gradient_guards_, returned_specs_, gradient_placeholders_, live_, reached_modules_);
   };
   const auto kept = std::apply([](const auto&... each) { return std::tuple(each...); }, collected());
   TraceText now;
+  traces_ = {};
   const std::function<Tensors()> step = [&] { return function(nullptr); };
   TraceRequest request{step, settings, CompilingScope::Region::Step};
   request.text_only = &now;
@@ -476,7 +483,7 @@ Tensors StepProgram::run(const CallArguments& arguments) {
   bindings_.bind(*executable_, arguments);
   detach_shared_gradients();
   executable_->run();
-  advance_stream(draws_);
+  stream_.apply();
   for (auto& each : gradients_) {
     if (!each.parameter.grad().is_same(each.gradient)) each.parameter.mutable_grad() = each.gradient;
     if (each.storage_uses == 0) each.storage_uses = local_or_self(each.gradient).storage().use_count();
@@ -493,7 +500,8 @@ Tensors StepProgram::run(const CallArguments& arguments) {
 }
 
 CallResult StepCache::call(CallArguments arguments, const TracedFunction& step) {
-  if (settings_.backend == "eager") return {step(nullptr), nullptr};
+  // Inside a traced step, the function is part of the program of that step.
+  if (settings_.backend == "eager" || compiling()) return {step(nullptr), nullptr};
   // A leaf is guarded by identity: the program keeps the memory of its gradient.
   for (const auto& t : arguments.tensors)
     if (t.defined() && t.is_leaf() && t.requires_grad()) arguments.leaves.push_back(t);

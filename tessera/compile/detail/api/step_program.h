@@ -3,6 +3,7 @@
 #include "tessera/compile/detail/api/trace_text.h"
 #include "tessera/compile/detail/replay/executable.h"
 #include "tessera/compile/detail/replay/input_bindings.h"
+#include "tessera/compile/detail/trace/repeated_traces.h"
 #include "tessera/compile/detail/trace/trace_run.h"
 #include "tessera/tracing/detail/compiling_scope.h"
 
@@ -63,6 +64,7 @@ class StepProgram {
     FoundLiveNumbers,   // find out what they are used for, and trace again
     NumbersDiffer,      // number by number, find out what they are used for, and trace again
     Restarted,          // one-time setup ran while tracing: trace again
+    Unconfirmed,        // trace again: the second trace must give the same program
   };
   // Two traces with marks in place of numbers (tracing/detail/number_input.h).
   struct NumberTraces {
@@ -123,7 +125,8 @@ class StepProgram {
   std::vector<SpecRef> returned_specs_;  // null: a plain tensor
   std::vector<CompilingScope::Guard> guards_;
   std::vector<CompilingScope::Effect> on_replay_;  // changes to host state, repeated on every run
-  int64_t draws_ = 0;                              // from the random stream, on every run
+  RandomStateGuard::Advance stream_;               // of Tessera's random stream, on every run
+  RepeatedTraces traces_;
   std::vector<PassReport> report_;
   ResultPrototype prototype_;
 };

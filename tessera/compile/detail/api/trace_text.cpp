@@ -1,7 +1,9 @@
 #include "tessera/compile/detail/api/trace_text.h"
 
+#include "tessera/base/detail/hash.h"
 #include "tessera/compile/detail/ir/print.h"
 #include "tessera/tracing/detail/number_input.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <algorithm>
 #include <bit>
@@ -11,6 +13,12 @@
 namespace tessera::compiler {
 namespace {
 
+uint64_t hash_of(const at::Tensor& t) {
+  const OpModesOff off;
+  const auto bytes = t.detach().cpu().contiguous();
+  return hash_bytes(bytes.const_data_ptr(), static_cast<size_t>(bytes.nbytes()));
+}
+
 // Names of values that two traces of one function have in common.
 class ValueNames {
  public:
@@ -19,9 +27,12 @@ class ValueNames {
       const auto buffer = static_cast<size_t>(traced.program.buffer_of(input.value));
       std::ostringstream name;
       name << input.role << " ";
-      if (input.role != Role::Captured)
+      const bool known = buffer < traced.owners.size() && traced.owners[buffer].defined();
+      if (input.name.starts_with("constant ") && known)  // numbers that the step has written into a tensor
+        name << "constant " << hash_of(traced.owners[buffer]);
+      else if (input.role != Role::Captured)
         name << "\"" << input.name << "\"";
-      else if (buffer < traced.owners.size() && traced.owners[buffer].defined())
+      else if (known)
         name << traced.owners[buffer].unsafeGetTensorImpl();
       names_[input.value] = name.str();
     }

@@ -2,6 +2,8 @@
 #include "tessera/compile/detail/ir/constant_text.h"
 #include "tessera/compile/detail/ir/program.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstring>
@@ -207,6 +209,8 @@ class Parser {
     type = Type::contiguous(type.dtype, at.integers("[", "]"));
     if (at.peek("{")) type.strides = at.integers("{", "}");
     if (at.take("cuda:")) type.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(at.integer()));
+    type.conj = at.take("conj");
+    type.neg = at.take("neg");
     auto batch_dim = Value::kNoBatch;
     if (at.take("batch ")) batch_dim = at.take("reduced") ? Value::kBatchReduced : static_cast<int32_t>(at.integer());
     ValueId value;
@@ -293,6 +297,7 @@ class Parser {
     if (at.take("none")) return {};
     if (at.take("true")) return true;
     if (at.take("false")) return false;
+    if (at.take("generator")) return at::detail::createCPUGenerator();  // a program as text does not have the original
     if (at.peek("\"")) return at.quoted();
     if (at.take("device(")) {
       c10::Device device(at.quoted());
