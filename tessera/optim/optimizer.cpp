@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <atomic>
 #include <unordered_set>
 
 namespace tessera::optim {
@@ -165,6 +166,11 @@ void Optimizer::keep_new_state_on_replay() {
         });
       });
     }
+}
+
+uint64_t Optimizer::next_generation() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
 }
 
 void Optimizer::step(const Scaling* scaling) {

@@ -98,8 +98,8 @@ class Optimizer : public OptimizerAccess {
 
   // A new state tensor with the sizes and placements of the parameter.
   static at::Tensor state_like(const at::Tensor& parameter, bool zeroed);
-  // Increments generation().
-  void changed() { generation_++; }
+  // Gives the optimizer a new generation().
+  void changed() { generation_ = next_generation(); }
 
  private:
   struct ParamState {
@@ -134,7 +134,8 @@ class Optimizer : public OptimizerAccess {
   std::vector<std::vector<ParamState>> groups_;
   std::unordered_map<const void*, ParamIndex> index_;  // by TensorImpl
   std::vector<std::optional<double>> initial_lr_;
-  uint64_t generation_ = 0;
+  static uint64_t next_generation();  // a number that no optimizer has had
+  uint64_t generation_ = next_generation();
   size_t scheduled_in_trace_ = 0;  // CompilingScope::serial() of the trace in which a scheduler was stepped
 };
 
