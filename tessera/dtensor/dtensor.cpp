@@ -1,5 +1,6 @@
 #include "tessera/dtensor/dtensor.h"
 
+#include "tessera/base/detail/same_storage.h"
 #include "tessera/base/error.h"
 #include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/dtensor/register.h"
@@ -100,7 +101,7 @@ at::Tensor scatter_and_broadcast(const at::Tensor& t, const TensorSpec& spec, co
   for (const auto& [axis, placement] : distribution_order(spec.placements, spec.mesh))
     local = placement.is_sharded() ? scatter(local, placement, *spec.mesh.get_group(axis), options)
                                    : broadcast(local, *spec.mesh.get_group(axis), options);
-  return local.is_alias_of(t) ? local.clone(at::MemoryFormat::Contiguous) : local;
+  return same_storage(local, t) ? local.clone(at::MemoryFormat::Contiguous) : local;
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ std::vector<OptimizerAccess::StateEntry> AdamOf<Options>::state_entries() const 
 // Fused kernels read `step` on the parameter's device. The others compute a few scalars from it, on the host.
 template <class Options>
 at::Device AdamOf<Options>::step_device(size_t group, const at::Tensor& parameter) const {
-  return this->group_options(group).fused ? detail::local_or_self(parameter).device() : at::Device(at::kCPU);
+  return this->options_of(group).fused ? detail::local_or_self(parameter).device() : at::Device(at::kCPU);
 }
 
 template <class Options>
@@ -67,7 +67,7 @@ void AdamOf<Options>::add_missing_state(size_t group, const at::Tensor& paramete
     state.push_back(this->state_like(parameter, true));
     state.push_back(this->state_like(parameter, true));
   }
-  if (this->group_options(group).amsgrad && state.size() == kMaxExpAvgSq)
+  if (this->options_of(group).amsgrad && state.size() == kMaxExpAvgSq)
     state.push_back(this->state_like(parameter, true));
 }
 

@@ -91,7 +91,7 @@ class AdamOf final : public OptimizerOf<Options> {
 
  private:
   void add_missing_state(size_t group, const at::Tensor& parameter, Tensors& state) const override;
-  size_t state_size(size_t group) const override { return this->group_options(group).amsgrad ? 4 : 3; }
+  size_t state_size(size_t group) const override { return this->options_of(group).amsgrad ? 4 : 3; }
   at::Device step_device(size_t group, const at::Tensor& parameter) const override;
   void update_foreach(const Options& options, TensorLists& lists) const override;
   void update_fused(const Options& options, TensorLists& lists, const Scaling* scaling) const override;
@@ -105,5 +105,103 @@ using Adam = AdamOf<AdamOptions>;
 // Example:  optim::AdamW opt(model->parameters(), {.lr = 3e-4, .fused = true});
 //           optim::AdamW opt({{matrices, {.weight_decay = 0.1}}, {vectors, {.weight_decay = 0}}});
 using AdamW = AdamOf<AdamWOptions>;
+
+// Options of RMSprop, with the names and defaults of torch.optim.RMSprop.
+struct RMSpropOptions {
+  LearningRate lr = 1e-2;               // a number or a tensor of one element
+  double alpha = 0.99;                  // smoothing constant of the squared gradients
+  double eps = 1e-8;                    // added to the denominator
+  double weight_decay = 0;              // L2 penalty
+  double momentum = 0;                  // momentum factor
+  bool centered = false;                // divide by an estimate of the standard deviation instead of the second moment
+  bool maximize = false;                // maximize the objective instead of minimizing it
+  std::optional<bool> foreach = {};     // false: one parameter after the other; the results are bitwise equal
+  static constexpr bool fused = false;  // LibTorch has no fused kernel
+
+  // Name of the optimizer in messages and state dicts.
+  static constexpr const char* kKind = "RMSprop";
+  // Throws UsageError for values out of range.
+  void check() const;
+  // Calls f(name, value) for each option that is saved.
+  template <class Self, class F>
+  static void visit(Self& o, F f) {
+    f("lr", o.lr);
+    f("alpha", o.alpha);
+    f("eps", o.eps);
+    f("weight_decay", o.weight_decay);
+    f("momentum", o.momentum);
+    f("centered", o.centered);
+    f("maximize", o.maximize);
+  }
+};
+
+// RMSprop, bitwise equal to PyTorch's if the learning rate is a number.
+//
+//   g <- g + weight_decay p      v <- alpha v + (1 - alpha) g^2      centered: a <- alpha a + (1 - alpha) g
+//   d <- sqrt(v) + eps           centered: d <- sqrt(v - a^2) + eps
+//   p <- p - lr g / d            momentum: buf <- momentum buf + g / d, p <- p - lr buf
+//
+// Example:  optim::RMSprop opt(model->parameters(), {.lr = 1e-3, .momentum = 0.9});
+class RMSprop final : public OptimizerOf<RMSpropOptions> {
+ public:
+  // Parameters with options, or parameter groups (see OptimizerOf).
+  using OptimizerOf::OptimizerOf;
+  // step, square_avg and, if the group uses them, grad_avg and momentum_buffer.
+  std::vector<StateEntry> state_entries() const override;
+
+ private:
+  void add_missing_state(size_t group, const at::Tensor& parameter, Tensors& state) const override;
+  size_t state_size(size_t group) const override;
+  bool has_fused_kernel() const override { return false; }
+  void update_foreach(const Options& options, TensorLists& lists) const override;
+  void update_fused(const Options& options, TensorLists& lists, const Scaling* scaling) const override;
+};
+
+// Options of Adagrad, with the names and defaults of torch.optim.Adagrad.
+struct AdagradOptions {
+  LearningRate lr = 1e-2;                // a number or a tensor of one element
+  double lr_decay = 0;                   // the learning rate of step t is lr / (1 + (t - 1) lr_decay)
+  double weight_decay = 0;               // L2 penalty
+  double initial_accumulator_value = 0;  // of the sum of squared gradients
+  double eps = 1e-10;                    // added to the denominator
+  bool maximize = false;                 // maximize the objective instead of minimizing it
+  std::optional<bool> foreach = {};      // false: one parameter after the other; the results are bitwise equal
+  bool fused = false;                    // one fused kernel per list of parameters, on the CPU; rounds differently
+
+  // Name of the optimizer in messages and state dicts.
+  static constexpr const char* kKind = "Adagrad";
+  // Throws UsageError for values out of range.
+  void check() const;
+  // Calls f(name, value) for each option that is saved.
+  template <class Self, class F>
+  static void visit(Self& o, F f) {
+    f("lr", o.lr);
+    f("lr_decay", o.lr_decay);
+    f("weight_decay", o.weight_decay);
+    f("initial_accumulator_value", o.initial_accumulator_value);
+    f("eps", o.eps);
+    f("maximize", o.maximize);
+  }
+};
+
+// Adagrad, bitwise equal to PyTorch's.
+//
+//   g <- g + weight_decay p      sum <- sum + g^2      p <- p - lr / (1 + (t - 1) lr_decay)  g / (sqrt(sum) + eps)
+//
+// Example:  optim::Adagrad opt(model->parameters(), {.lr = 0.1});
+class Adagrad final : public OptimizerOf<AdagradOptions> {
+ public:
+  // Parameters with options, or parameter groups (see OptimizerOf).
+  using OptimizerOf::OptimizerOf;
+  // step and sum.
+  std::vector<StateEntry> state_entries() const override;
+
+ private:
+  void add_missing_state(size_t group, const at::Tensor& parameter, Tensors& state) const override;
+  size_t state_size(size_t) const override { return 2; }
+  at::Device step_device(size_t group, const at::Tensor& parameter) const override;
+  void update_foreach(const Options& options, TensorLists& lists) const override;
+  void update_fused(const Options& options, TensorLists& lists, const Scaling* scaling) const override;
+};
 
 }  // namespace tessera::optim

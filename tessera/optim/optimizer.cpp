@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <atomic>
 #include <unordered_set>
 
 namespace tessera::optim {
@@ -101,8 +102,8 @@ void Optimizer::check_gradient(size_t group, size_t index, const std::vector<Sta
                   spec->mesh, ") and its gradient on mesh(", gradient_spec->mesh, ")");
   }
   for (size_t s = 0; s < param.state.size(); s++)
-    TESSERA_CHECK(!entries[s].like_parameter || detail::same_placement(param.state[s], p), UsageError, name(),
-                  " was redistributed after its first step, but its state ", entries[s].name,
+    TESSERA_CHECK(!entries[s].like_parameter || !param.state[s].defined() || detail::same_placement(param.state[s], p),
+                  UsageError, name(), " was redistributed after its first step, but its state ", entries[s].name,
                   " was not; distribute before the first step, or save the state before and load it after");
   if (spec) param.checked_spec = tessera::detail::meta_of(p).spec;
 }
@@ -140,11 +141,14 @@ void Optimizer::redistribute_gradients(std::vector<std::vector<ParamUpdate>>& up
 }
 
 bool Optimizer::supports_scaling(size_t group) const {
-  return is_fused(group) || std::all_of(groups_[group].begin(), groups_[group].end(), [](const auto& param) {
-           const auto& local = detail::local_or_self(param.parameter);
-           return local.is_cpu() && local.is_non_overlapping_and_dense();
-         });
+  if (is_fused(group) || !has_fused_kernel()) return is_fused(group);
+  return std::all_of(groups_[group].begin(), groups_[group].end(), [](const auto& param) {
+    const auto& local = detail::local_or_self(param.parameter);
+    return local.is_cpu() && local.is_non_overlapping_and_dense();
+  });
 }
+
+void Optimizer::scheduled_in_trace() { scheduled_in_trace_ = CompilingScope::serial(); }
 
 // State that is created while a step is traced belongs to the program. Removes it after tracing and installs it when
 // the program first runs.
@@ -164,9 +168,18 @@ void Optimizer::keep_new_state_on_replay() {
     }
 }
 
+uint64_t Optimizer::next_generation() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
 void Optimizer::step(const Scaling* scaling) {
   const at::NoGradGuard no_grad;
   if (compiling()) {
+    TESSERA_CHECK(
+        scheduled_in_trace_ != CompilingScope::serial(), UsageError, kind(),
+        ": the compiled step calls step() of a learning-rate scheduler, and then step() of the optimizer; step "
+        "the scheduler after the optimizer, as in PyTorch, or outside of the compiled step");
     CompilingScope::before_optimizer_step();
     CompilingScope::add_guard([this] { return static_cast<int64_t>(generation_); });
     keep_new_state_on_replay();
@@ -222,7 +235,8 @@ void Optimizer::run_updates(size_t group, const std::vector<const ParamUpdate*>&
     detail::mark_written(update->param->parameter, fused);
     if (scaling) detail::mark_written(*update->gradient, fused);
     if (fused)
-      for (const auto& written : update->param->local_state) detail::mark_written(written, fused);
+      for (const auto& written : update->param->local_state)
+        if (written.defined()) detail::mark_written(written, fused);
   }
 }
 
@@ -255,7 +269,8 @@ StateDict Optimizer::state(const at::Tensor& parameter) const {
   const auto& param = groups_[at.group][at.index];
   const auto entries = state_entries();
   StateDict dict;
-  for (size_t s = 0; s < param.state.size(); s++) dict.insert(entries[s].name, param.state[s].detach());
+  for (size_t s = 0; s < param.state.size(); s++)
+    if (param.state[s].defined()) dict.insert(entries[s].name, param.state[s].detach());
   return dict;
 }
 
@@ -266,7 +281,11 @@ void Optimizer::set_state(const at::Tensor& parameter, StateDict dict) {
   Tensors kept;
   for (const auto& entry : state_entries()) {
     const at::Tensor* found = dict.find(entry.name);
-    if (!found) break;            // optional entries are last
+    if (!found && entry.required) break;  // optional entries are last
+    if (!found) {
+      kept.emplace_back();
+      continue;
+    }
     if (!entry.like_parameter) {  // other optimizers may store `step` as an integer
       kept.push_back(found->to(step_device(at.group, parameter), at::kFloat).view(c10::IntArrayRef()));
       continue;
@@ -280,6 +299,7 @@ void Optimizer::set_state(const at::Tensor& parameter, StateDict dict) {
     copy.copy_(*found);
     kept.push_back(copy);
   }
+  while (!kept.empty() && !kept.back().defined()) kept.pop_back();
   auto& param = groups_[at.group][at.index];
   param.state = std::move(kept);
   param.local_state = detail::local_tensors_of(param.state);

@@ -54,6 +54,8 @@ class Optimizer : public OptimizerAccess {
   virtual void set_lr(size_t group, double lr) = 0;
   // Whether the group uses fused kernels.
   virtual bool is_fused(size_t group) const = 0;
+  // While a step is traced, a scheduler that changes the learning rate after step() calls it: step() must not follow.
+  void scheduled_in_trace();
   // Whether step(Scaling) supports the group. Only fused kernels can skip a step without the host. Groups that are not
   // fused use them too if all parameters are on the CPU and dense in memory.
   bool supports_scaling(size_t group) const;
@@ -89,18 +91,20 @@ class Optimizer : public OptimizerAccess {
   virtual size_t state_size(size_t group) const = 0;
   // Updates the lists.
   virtual void update(size_t group, TensorLists& lists, const Scaling* scaling) = 0;
+  // Whether update() can take a Scaling.
+  virtual bool has_fused_kernel() const { return true; }
   // The device of state tensors that are not like the parameter.
   virtual at::Device step_device(size_t group, const at::Tensor& parameter) const;
 
   // A new state tensor with the sizes and placements of the parameter.
   static at::Tensor state_like(const at::Tensor& parameter, bool zeroed);
-  // Increments generation().
-  void changed() { generation_++; }
+  // Gives the optimizer a new generation().
+  void changed() { generation_ = next_generation(); }
 
  private:
   struct ParamState {
     at::Tensor parameter;
-    Tensors state;              // empty before the first step
+    Tensors state;              // empty before the first step; undefined for entries that the options do not need
     Tensors local_state = {};   // local tensors of `state`, cached
     SpecRef checked_spec = {};  // the spec of the parameter when check_gradient last passed
   };
@@ -130,7 +134,9 @@ class Optimizer : public OptimizerAccess {
   std::vector<std::vector<ParamState>> groups_;
   std::unordered_map<const void*, ParamIndex> index_;  // by TensorImpl
   std::vector<std::optional<double>> initial_lr_;
-  uint64_t generation_ = 0;
+  static uint64_t next_generation();  // a number that no optimizer has had
+  uint64_t generation_ = next_generation();
+  size_t scheduled_in_trace_ = 0;  // CompilingScope::serial() of the trace in which a scheduler was stepped
 };
 
 namespace detail {

@@ -1,6 +1,7 @@
 #include "tessera/optim/schedulers.h"
 
 #include "tessera/base/error.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
@@ -47,7 +48,25 @@ void LRScheduler::start() {
   starting_ = false;
 }
 
+bool LRScheduler::step_in_each_run() {
+  if (!compiling() || starting_) return false;
+  stepped_in_trace_ = CompilingScope::serial();
+  optimizer_.scheduled_in_trace();
+  CompilingScope::on_replay([this] { step(); });
+  return true;
+}
+
+void LRScheduler::note_read() const {
+  if (!compiling()) return;
+  TESSERA_CHECK(
+      stepped_in_trace_ != CompilingScope::serial(), UsageError,
+      "the compiled step reads last_lr() or last_epoch() of a scheduler after its step(), which runs after the "
+      "program; read it before step(), or outside of the compiled step");
+  CompilingScope::add_guard([this] { return last_epoch_; });
+}
+
 void LRScheduler::step() {
+  if (step_in_each_run()) return;
   TESSERA_CHECK(optimizer_.group_count() == base_lr_.size(), UsageError, "the scheduler was created for ",
                 base_lr_.size(), " parameter groups, and the optimizer now has ", optimizer_.group_count(),
                 "; create it after the last add_param_group()");
@@ -210,6 +229,7 @@ SequentialLR::SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<LRS
 size_t SequentialLR::index_at(int64_t epoch) const { return static_cast<size_t>(count_up_to(milestones_, epoch)); }
 
 void SequentialLR::step() {
+  if (step_in_each_run()) return;
   last_epoch_++;
   const size_t i = index_at(last_epoch_);
   auto& scheduler = *schedulers_[i];

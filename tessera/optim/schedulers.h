@@ -7,7 +7,8 @@
 #include <vector>
 
 // Learning-rate schedulers with PyTorch's names, arguments and values. Call step() after the optimizer's step(). They
-// run on the host. A tensor learning rate is written in place, so a compiled step sees the new value.
+// run on the host. A tensor learning rate is written in place, so a compiled step sees the new value. In a compiled
+// step, call step() after the optimizer's step(); it then runs after each run of the program.
 //
 // Example:  optim::CosineAnnealingLR schedule(opt, total_steps, 1e-5);
 //           optim::LambdaLR schedule(opt, optim::cosine_with_warmup(100, 10'000));
@@ -22,9 +23,15 @@ class LRScheduler {
   // Sets the next learning rate of all groups.
   virtual void step();
   // Number of steps; 0 after construction.
-  int64_t last_epoch() const { return last_epoch_; }
+  int64_t last_epoch() const {
+    note_read();
+    return last_epoch_;
+  }
   // The present learning rates by group.
-  const std::vector<double>& last_lr() const { return last_lr_; }
+  const std::vector<double>& last_lr() const {
+    note_read();
+    return last_lr_;
+  }
   // The optimizer that this scheduler controls.
   Optimizer& optimizer() const { return optimizer_; }
 
@@ -45,6 +52,9 @@ class LRScheduler {
   // The closed form: the learning rate at last_epoch, from the initial one alone. None if there is only next().
   virtual std::optional<double> at_epoch(size_t) const { return std::nullopt; }
 
+  // While a step is traced: registers step() for each run, and returns true.
+  bool step_in_each_run();
+
   Optimizer& optimizer_;
   std::vector<double> base_lr_, last_lr_;
   int64_t last_epoch_ = -1;
@@ -54,6 +64,8 @@ class LRScheduler {
  private:
   friend class SequentialLR;
   void update(std::optional<int64_t> epoch);
+  void note_read() const;        // in a traced step: a guard
+  size_t stepped_in_trace_ = 0;  // CompilingScope::serial() of the trace
 };
 
 // Multiplies the learning rate by gamma every `step_size` steps.

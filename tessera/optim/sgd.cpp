@@ -24,7 +24,7 @@ void SGDOptions::check() const {
 
 // Zeros, although the first update overwrites them: a fused update may be skipped because of an inf gradient.
 void SGD::add_missing_state(size_t group, const at::Tensor& parameter, Tensors& state) const {
-  if (group_options(group).momentum != 0 && state.empty()) state.push_back(state_like(parameter, true));
+  if (options_of(group).momentum != 0 && state.empty()) state.push_back(state_like(parameter, true));
 }
 
 void SGD::update_foreach(const Options& o, TensorLists& lists) const {

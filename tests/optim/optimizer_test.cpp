@@ -46,6 +46,17 @@ std::vector<OptimizerCase> cases() {
   add<Adam>(all, "Adam", {.lr = 0.01, .weight_decay = 0.1, .maximize = true});
   add<AdamW>(all, "AdamW", {.lr = 0.01, .amsgrad = true});
   add<AdamW>(all, "AdamW tensor lr", {.lr = torch::tensor(0.01)});
+  add<Adagrad>(all, "Adagrad", {.lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.1, .initial_accumulator_value = 0.2});
+  const auto rmsprop = [&](const std::string& name, RMSprop::Options options) {
+    for (const bool foreach : {false, true}) {
+      options.foreach = foreach;
+      all.push_back({name + (foreach ? " foreach" : " loop"),
+                     [options](Tensors params) { return std::make_unique<RMSprop>(params, options); }});
+    }
+  };
+  rmsprop("RMSprop", {.lr = 0.01, .weight_decay = 0.1, .maximize = true});
+  rmsprop("RMSprop momentum", {.lr = 0.01, .momentum = 0.9});
+  rmsprop("RMSprop centered", {.lr = torch::tensor(0.01), .momentum = 0.9, .centered = true});
   return all;
 }
 

@@ -4,7 +4,8 @@ import json
 import torch
 from harness import respond
 
-KINDS = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
+KINDS = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW,
+         "RMSprop": torch.optim.RMSprop, "Adagrad": torch.optim.Adagrad}
 
 
 def parameters(tensors, prefix, dtype):

@@ -63,6 +63,30 @@ std::map<std::string, OptimCase> make_cases() {
       {"adamw tensor lr fused",
        {R"("kind": "AdamW", "lr": 0.1, "tensor_lr": true, "fused": true)",
         maker<AdamW>({.lr = torch::tensor(0.1), .fused = true})}},
+      {"rmsprop", {R"("kind": "RMSprop", "lr": 0.03)", maker<RMSprop>({.lr = 0.03})}},
+      {"rmsprop loop",
+       {R"("kind": "RMSprop", "lr": 0.03, "alpha": 0.9, "eps": 1e-4, "weight_decay": 0.1, "maximize": true,
+           "foreach": false)",
+        maker<RMSprop>(
+            {.lr = 0.03, .alpha = 0.9, .eps = 1e-4, .weight_decay = 0.1, .maximize = true, .foreach = false})}},
+      {"rmsprop centered",
+       {R"("kind": "RMSprop", "lr": 0.03, "centered": true)", maker<RMSprop>({.lr = 0.03, .centered = true})}},
+      {"rmsprop momentum",
+       {R"("kind": "RMSprop", "lr": 0.03, "momentum": 0.9, "foreach": true)",
+        maker<RMSprop>({.lr = 0.03, .momentum = 0.9, .foreach = true})}},
+      {"rmsprop momentum centered",
+       {R"("kind": "RMSprop", "lr": 0.03, "momentum": 0.9, "centered": true)",
+        maker<RMSprop>({.lr = 0.03, .momentum = 0.9, .centered = true})}},
+      {"rmsprop tensor lr",
+       {R"("kind": "RMSprop", "lr": 0.03, "tensor_lr": true)", maker<RMSprop>({.lr = torch::tensor(0.03)}), at::kFloat,
+        1e-5}},
+      {"rmsprop bf16",
+       {R"("kind": "RMSprop", "lr": 0.03, "momentum": 0.9, "dtype": "bfloat16")",
+        maker<RMSprop>({.lr = 0.03, .momentum = 0.9}), at::kBFloat16}},
+      {"adagrad bf16",
+       {R"("kind": "Adagrad", "lr": 0.1, "dtype": "bfloat16")", maker<Adagrad>({.lr = 0.1}), at::kBFloat16}},
+      {"adagrad tensor lr",
+       {R"("kind": "Adagrad", "lr": 0.1, "tensor_lr": true)", maker<Adagrad>({.lr = torch::tensor(0.1)})}},
   };
   const struct {
     const char* name;
@@ -97,6 +121,18 @@ std::map<std::string, OptimCase> make_cases() {
                      .maximize = true,
                      .foreach = variant.foreach,
                      .fused = variant.fused}));
+    add("adagrad", R"("kind": "Adagrad", "lr": 0.1)",
+        maker<Adagrad>({.lr = 0.1, .foreach = variant.foreach, .fused = variant.fused}));
+    add("adagrad all", R"("kind": "Adagrad", "lr": 0.1, "lr_decay": 0.2, "weight_decay": 0.1,
+                          "initial_accumulator_value": 0.3, "eps": 1e-6, "maximize": true)",
+        maker<Adagrad>({.lr = 0.1,
+                        .lr_decay = 0.2,
+                        .weight_decay = 0.1,
+                        .initial_accumulator_value = 0.3,
+                        .eps = 1e-6,
+                        .maximize = true,
+                        .foreach = variant.foreach,
+                        .fused = variant.fused}));
     add("adamw", R"("kind": "AdamW", "lr": 0.03)",
         maker<AdamW>({.lr = 0.03, .foreach = variant.foreach, .fused = variant.fused}));
     add("adamw amsgrad", R"("kind": "AdamW", "lr": 0.03, "weight_decay": 0.3, "amsgrad": true)",

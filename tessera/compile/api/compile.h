@@ -1,7 +1,8 @@
 #pragma once
+#include "tessera/compile/detail/api/call_with_numbers.h"
 #include "tessera/compile/detail/api/module_program.h"
-#include "tessera/compile/detail/api/result_prototype.h"
 #include "tessera/compile/detail/api/step_program.h"
+#include "tessera/tracing/detail/number_input.h"
 
 #include <memory>
 #include <optional>
@@ -13,37 +14,89 @@
 // The counterpart of torch.compile for C++: compile(step) for a training step, compile(module) for a module.
 namespace tessera {
 
+// A variable that a compiled step captures and that changes between calls. live() creates it.
+template <class T>
+class Live {
+ public:
+  explicit Live(const T& variable) : variable_(&variable) {}
+  // The present value.
+  operator T() const { return value(); }  // NOLINT(google-explicit-constructor)
+  T value() const {
+    if constexpr (std::is_same_v<T, double>) {
+      return read_live_number(variable_);
+    } else {
+      if (compiling()) add_guard();
+      return *variable_;
+    }
+  }
+
+ private:
+  void add_guard() const {
+    if constexpr (std::is_base_of_v<at::TensorBase, T>) {
+      // The guard holds the tensor, so that no other tensor gets its address.
+      CompilingScope::add_guard([at = variable_, traced = *variable_] { return int64_t{at->is_same(traced)}; });
+    } else if constexpr (std::is_convertible_v<const T&, std::string_view>) {
+      CompilingScope::add_guard([at = variable_] {
+        const std::string_view text = *at;
+        return static_cast<int64_t>(hash_bytes(text.data(), text.size()));
+      });
+    } else {
+      static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>,
+                    "live: only numbers, enums, strings and tensors can be live; pass other objects as arguments");
+      CompilingScope::add_guard([at = variable_] { return static_cast<int64_t>(hash_bytes(at, sizeof(T))); });
+    }
+  }
+  const T* variable_;
+};
+
+// Declares a captured variable that changes between calls of a compiled step. A double is an input of the program, as a
+// double argument is. Another value of another type recompiles. The variable must outlive the step.
+//
+//   double beta = 0;
+//   auto step = compile([&, beta = live(beta)](const at::Tensor& x) { return loss(x) + beta * penalty(x); });
+template <class T>
+Live<T> live(const T& variable) {
+  return Live<T>(variable);
+}
+template <class T>
+Live<T> live(const T&& variable) = delete;  // a temporary does not outlive the step
+
 // A compiled function. The first call traces it, compiles a program and runs the program; later calls run the program.
 // Created by compile().
 template <class F>
 class CompiledStep {
  public:
   // Prefer compile().
-  CompiledStep(F step, const CompileOptions& options)
-      : step_(std::move(step)), cache_(std::make_shared<compiler::StepCache>(compiler::settings_from(options))) {}
+  CompiledStep(F step, const CompileOptions& options) : step_(std::move(step)) {
+    auto settings = compiler::settings_from(options);
+    settings.has_captures = !std::is_empty_v<F> && !std::is_pointer_v<F> && !settings.captures_none;
+    cache_ = std::make_shared<compiler::StepCache>(std::move(settings));
+  }
 
   // Calls the function by its program. A call whose guards fail (other shapes, dtypes, placements, modes) recompiles.
+  // Inside a step that is compiled itself, the function is a part of that step.
   template <class... Args>
   auto operator()(Args&&... args) {
     using Result = std::remove_cvref_t<std::invoke_result_t<F&, Args&...>>;
+    if (compiling()) return static_cast<Result>(step_(args...));
     compiler::CallArguments arguments;
     (arguments.add(args), ...);
     if constexpr (std::is_void_v<Result>) {
-      cache_->call(std::move(arguments), [&] {
-        step_(args...);
+      cache_->call(std::move(arguments), [&](const std::vector<double>* numbers) {
+        compiler::call_with_numbers(step_, numbers, args...);
         return Tensors();
       });
     } else {
       static_assert(can_visit<Result>,
                     "compile: the result type needs tessera_visit, which lists its tensors (base/visit.h)");
       std::optional<Result> result;
-      const auto tensors = cache_->call(std::move(arguments), [&] {
-        result.emplace(step_(args...));
+      const auto call = cache_->call(std::move(arguments), [&](const std::vector<double>* numbers) {
+        result.emplace(compiler::call_with_numbers(step_, numbers, args...));
         auto found = tensors_of(*result);
         assign_tensors(*result, Tensors(found.size()));
         return found;
       });
-      return prototype_.with_tensors(std::move(result), tensors);
+      return compiler::result_of(std::move(result), call);
     }
   }
 
@@ -53,13 +106,14 @@ class CompiledStep {
   const compiler::Executable& executable() const { return cache_->last().executable(); }
   // The program that ran last as text, one op per line, with how often each has run and the bytes of collectives.
   std::string listing() const { return executable().listing(); }
+  // Why each compilation after the first was necessary: "argument 0 is f32[64, 10], it was f32[32, 10]".
+  const std::vector<std::string>& recompiles() const { return cache_->recompiles(); }
   // The passes of the program that ran last: name, number of matches, time.
   const std::vector<compiler::PassReport>& report() const { return cache_->last().report(); }
 
  private:
   F step_;
   std::shared_ptr<compiler::StepCache> cache_;
-  compiler::ResultPrototype prototype_;
 };
 
 // Compiles a training step, or any function of tensors. Its arguments may be modules, optimizers of tessera::optim,
@@ -75,8 +129,12 @@ class CompiledStep {
 //   });
 //   for (...) step(model, opt, batch);
 //
-// Returned tensors do not require gradients. Numbers among the arguments are constants of the program: another value
-// recompiles. Learning rates, step counts and random numbers are read on every call.
+// Returned tensors do not require gradients. Learning rates, step counts, random numbers, and numbers of type double
+// among the arguments are read on every call. If the step computes with a number on the host (arithmetic, a comparison,
+// a size), it is a constant of the program, and another value recompiles; so do other integers, enums and strings.
+//
+// The step must not depend on anything else that changes between calls. See live() for captured variables. A step that
+// captures anything is traced again on calls 2, 4, 8, ..., and an error names the first op that has changed.
 template <class F>
 requires(!std::is_base_of_v<torch::detail::ModuleHolderIndicator, F>)
     CompiledStep<F> compile(F step, const CompileOptions& options = {}) {
@@ -97,15 +155,16 @@ class CompiledModule {
     using Result = std::remove_cvref_t<decltype(module_(args...))>;
     static_assert(can_visit<Result>,
                   "compile: the result type needs tessera_visit, which lists its tensors (base/visit.h)");
+    if (compiling()) return static_cast<Result>(module_(args...));
     compiler::CallArguments arguments;
     arguments.add(module_);
     (arguments.add(args), ...);
     std::optional<Result> result;
-    const auto tensors = cache_->call(arguments, [&] {
+    const auto call = cache_->call(arguments, [&](const std::vector<double>*) {
       result.emplace(module_(args...));
       return tensors_of(*result);
     });
-    return prototype_.with_tensors(std::move(result), tensors);
+    return compiler::result_of(std::move(result), call);
   }
 
   // The module that was compiled. Parameters are shared with it.
@@ -115,11 +174,12 @@ class CompiledModule {
   auto& operator*() { return *module_; }
   // The programs that are cached, one per set of guards: compiled.cache().size().
   const compiler::ModuleCache& cache() const { return *cache_; }
+  // Why each compilation after the first was necessary.
+  const std::vector<std::string>& recompiles() const { return cache_->recompiles(); }
 
  private:
   H module_;
   std::shared_ptr<compiler::ModuleCache> cache_;
-  compiler::ResultPrototype prototype_;
 };
 
 // Compiles a module holder: forward and backward become two programs, the rest of the module is unchanged.

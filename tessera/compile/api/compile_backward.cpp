@@ -73,10 +73,10 @@ torch::autograd::variable_list CompiledBackwardScope::Impl::run(const detail::Ba
   arguments.leaves = graph.leaves;
   arguments.tensors = graph.saved;
   arguments.strings = {graph.key, options_key_};
-  auto program = backward_cache().find(arguments, compiler::cache_key_of(arguments));
+  auto program = backward_cache().find(arguments, compiler::ThreadState::now());
   if (!program) {
     program = std::make_shared<compiler::StepProgram>(
-        arguments, [&] { return call.run(true); }, settings_, true);
+        arguments, [&](const std::vector<double>*) { return call.run(true); }, settings_, true);
     unmatched_passes_.check(program->report(), settings_);
     backward_cache().insert(program, kMaxBackwardPrograms);
   }

@@ -32,6 +32,14 @@ struct PassChoice : compiler::Pass {
 // Passes in the order in which they run: PassList{"fold_views", "dead_code"}.
 using PassList = std::vector<PassChoice>;
 
+// What a compiled step may assume about variables that it captures, or reaches through pointers.
+enum class Captures : uint8_t {
+  // A step that captures anything is traced again on calls 2, 4, 8, ...; a difference is an error.
+  Checked,
+  // The step reads nothing that can change, besides its arguments and values behind live(). It is not checked.
+  None,
+};
+
 // How a function is compiled. An option that is not given has the value of the innermost CompileScope, or else the
 // default stated here.
 struct CompileOptions {
@@ -60,6 +68,13 @@ struct CompileOptions {
   // Receives every compiled program with its stages, pass by pass. Default: if the environment variable
   // TESSERA_TRACE_DIR is set, HTML pages in that folder; otherwise none.
   std::optional<compiler::TraceSink> trace = {};
+  // Trace the function again on each of the first n calls, and compare with the program. A difference is an error that
+  // names the first op. Host code with effects (counters, logging) runs in these traces too. Default: 0.
+  std::optional<int64_t> check = {};
+  // How often a function may be recompiled before it is an error. Default: 64.
+  std::optional<size_t> recompile_limit = {};
+  // See Captures. Only for steps. Default: Captures::Checked.
+  std::optional<Captures> captures = {};
 };
 
 // While it is alive, `options` are the defaults of compile() and compile_backward() on this thread.

@@ -1,11 +1,15 @@
 #include "tessera/data_parallel/detail/reducer.h"
 
+#include "tessera/base/detail/same_storage.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/collective_label.h"
 #include "tessera/comm/detail/inplace_ops.h"
 #include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
+#include "tessera/tracing/detail/compiling_scope.h"
+#include "tessera/tracing/detail/restart_trace.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <ATen/ScalarOps.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -36,7 +40,7 @@ at::Tensor view_in(const at::Tensor& flat, int64_t offset, const at::Tensor& lik
 }
 
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.data_ptr() == b.data_ptr() && a.strides() == b.strides();
+  return same_storage(a, b) && a.storage_offset() == b.storage_offset() && a.strides() == b.strides();
 }
 
 std::string to_text(const std::vector<size_t>& order) {
@@ -145,7 +149,11 @@ void Reducer::before_forward(bool sync) {
   abandon();
   sync_ = sync;
   // With find_unused_parameters buckets are not rebuilt: another rank may not have seen all gradients.
-  if (sync && !rebuilt_ && !finds_unused() && order_.size() == parameters_.size()) rebuild();
+  if (!sync || rebuilt_ || finds_unused() || order_.size() != parameters_.size()) return;
+  if (!compiling()) return rebuild();
+  const OpModesOff off;
+  rebuild();
+  throw RestartTrace{};  // the program uses the new buckets, but does not make them
 }
 
 void Reducer::after_forward(const Tensors& outputs) {

@@ -1,6 +1,7 @@
 #include "tessera/dtensor/detail/dispatch.h"
 
 #include "tessera/base/detail/deferred_key.h"
+#include "tessera/base/detail/same_storage.h"
 #include "tessera/base/error.h"
 #include "tessera/dtensor/detail/all_gather_on_use.h"
 #include "tessera/dtensor/detail/arguments.h"
@@ -231,8 +232,7 @@ void run_local(BoxedCall& call, const Decision& decision) {
 
 // Stores the geometry of a local view, so that a typed kernel can make the view again without running the op.
 void cache_view(Decision& decision, const at::Tensor& in, const at::Tensor& out) {
-  if (decision.view || decision.redistributes || !in.has_storage() || !out.has_storage() ||
-      !out.storage().is_alias_of(in.storage()))
+  if (decision.view || decision.redistributes || !in.has_storage() || !out.has_storage() || !same_storage(out, in))
     return;
   Decision::ViewShape view;
   view.in_sizes.assign(in.sizes().begin(), in.sizes().end());

@@ -1,7 +1,9 @@
 #include "tessera/nn/detail/forward_state.h"
 
 #include "tessera/dtensor/detail/meta.h"
+#include "tessera/dtensor/detail/rng_state.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
@@ -14,9 +16,17 @@
 namespace tessera::detail {
 namespace {
 
-at::Tensor state_of(at::Generator& generator) {
+at::Tensor host_state_of(at::Generator& generator) {
   std::lock_guard lock(generator.mutex());
   return generator.get_state();
+}
+
+// A compiled step reads and sets the states in every run, so the trace records these as ops.
+at::Tensor state_of(at::Generator& generator) { return compiling() ? rng_state(generator) : host_state_of(generator); }
+void set_state_of(at::Generator& generator, const at::Tensor& state) {
+  if (compiling()) return set_rng_state(state, generator);
+  std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
 }
 
 bool same_world(const World& a, const World& b) { return (!a && !b) || (a && b && &a.state() == &b.state()); }
@@ -61,17 +71,14 @@ RngStates RngStates::now() const {
 
 void RngStates::drop_unused_generators() {
   std::erase_if(generators_, [](auto& each) {
-    const auto now = state_of(each.first);  // a CPU byte tensor, for every device
+    const auto now = host_state_of(each.first);  // a CPU byte tensor, for every device
     return now.nbytes() == each.second.nbytes() &&
            std::memcmp(now.const_data_ptr(), each.second.const_data_ptr(), now.nbytes()) == 0;
   });
 }
 
 void RngStates::restore() const {
-  for (auto [generator, state] : generators_) {
-    std::lock_guard lock(generator.mutex());
-    generator.set_state(state);
-  }
+  for (auto [generator, state] : generators_) set_state_of(generator, state);
   const World::Scope scope(world_);
   random::state() = world_state_;
   for (const auto& [world, state] : others_) world.random() = state;

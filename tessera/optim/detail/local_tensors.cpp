@@ -10,7 +10,7 @@ namespace tessera::optim::detail {
 Tensors local_tensors_of(const Tensors& tensors) {
   Tensors locals;
   locals.reserve(tensors.size());
-  for (const auto& t : tensors) locals.push_back(local_or_self(t));
+  for (const auto& t : tensors) locals.push_back(t.defined() ? local_or_self(t) : t);
   return locals;
 }
 

@@ -5,6 +5,8 @@
 #include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/tracing/detail/runtime_scalar.h"
 
+#include <bit>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,8 +44,14 @@ class OptimizerOf : public Optimizer {
     options_.push_back(group.options);
     changed();
   }
-  // The options of a group.
-  const Options& group_options(size_t group) const { return options_.at(group); }
+  // The options of a group. In a step that is being compiled: another value, of the learning rate too, recompiles it.
+  const Options& group_options(size_t group) const {
+    if (compiling()) {
+      CompilingScope::add_guard([this] { return static_cast<int64_t>(generation()); });
+      guard_lr(group);
+    }
+    return options_.at(group);
+  }
   // Replaces the options of a group.
   void set_group_options(size_t group, const Options& options) {
     options.check();
@@ -52,8 +60,14 @@ class OptimizerOf : public Optimizer {
   }
 
   // See Optimizer and OptimizerAccess.
-  double lr(size_t group) const override { return options_.at(group).lr.number(); }
-  void set_lr(size_t group, double lr) override { options_.at(group).lr.set(lr); }
+  double lr(size_t group) const override {
+    if (compiling()) guard_lr(group);
+    return options_.at(group).lr.number();
+  }
+  void set_lr(size_t group, double lr) override {
+    if (compiling()) set_lr_in_trace(group);
+    options_.at(group).lr.set(lr);
+  }
   bool is_fused(size_t group) const override { return options_.at(group).fused; }
   std::string kind() const override { return Options::kKind; }
 
@@ -81,12 +95,37 @@ class OptimizerOf : public Optimizer {
   // Updates the lists with a fused kernel.
   virtual void update_fused(const Options& options, TensorLists& lists, const Scaling* scaling) const = 0;
 
+  // group_options() for the optimizer itself, which needs no guard: it reads the learning rate in each run.
+  const Options& options_of(size_t group) const { return options_.at(group); }
+
  private:
   void update(size_t group, TensorLists& lists, const Scaling* scaling) override {
     if (!compiling()) return update(options_[group], lists, scaling);
     auto options = options_[group];
-    if (!options.lr.is_tensor()) options.lr = runtime_scalar("lr", [this, group] { return lr(group); });
+    // A learning rate that the step has set itself is a constant of the program.
+    if (!options.lr.is_tensor() && !lr_is_set_in_trace(group))
+      options.lr = runtime_scalar("lr", [this, group] { return lr(group); });
     update(options, lists, scaling);
+  }
+
+  void guard_lr(size_t group) const {
+    if (options_.at(group).lr.is_tensor()) return;  // reading it is an error of its own
+    CompilingScope::add_guard([this, group] { return std::bit_cast<int64_t>(options_.at(group).lr.number()); });
+  }
+  bool lr_is_set_in_trace(size_t group) const {
+    const auto found = lr_set_in_trace_.find(group);
+    return found != lr_set_in_trace_.end() && found->second == CompilingScope::serial();
+  }
+  // The number is host state: it is restored after the trace and set again after each run. A tensor is written by an
+  // op.
+  void set_lr_in_trace(size_t group) {
+    if (options_.at(group).lr.is_tensor() || lr_is_set_in_trace(group)) return;
+    lr_set_in_trace_[group] = CompilingScope::serial();
+    CompilingScope::on_trace_end([this, group, before = options_.at(group).lr.number()](bool finished) {
+      const double last = options_.at(group).lr.number();
+      options_.at(group).lr.set(before);
+      if (finished) CompilingScope::on_replay([this, group, last] { options_.at(group).lr.set(last); });
+    });
   }
   void update(const Options& o, TensorLists& lists, const Scaling* scaling) {
     if (o.fused || scaling) return update_fused(o, lists, scaling);
@@ -107,6 +146,7 @@ class OptimizerOf : public Optimizer {
   }
 
   std::vector<Options> options_;
+  std::map<size_t, size_t> lr_set_in_trace_;  // group -> CompilingScope::serial() of the trace
 };
 
 }  // namespace tessera::optim

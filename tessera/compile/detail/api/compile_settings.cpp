@@ -21,10 +21,20 @@ CompileOptions& scope_defaults() {
 // The fields of `a`; where one is not given, that of `b`.
 CompileOptions merge_options(const CompileOptions& a, const CompileOptions& b) {
   const auto first = [](const auto& x, const auto& y) { return x ? x : y; };
-  return {first(a.parallel_mode, b.parallel_mode), first(a.passes, b.passes),   first(a.codegen, b.codegen),
-          first(a.fullgraph, b.fullgraph),         first(a.backend, b.backend), first(a.verified, b.verified),
-          first(a.cache_size, b.cache_size),       first(a.reorder, b.reorder), first(a.strict_passes, b.strict_passes),
-          first(a.run_with, b.run_with),           first(a.trace, b.trace)};
+  return {first(a.parallel_mode, b.parallel_mode),
+          first(a.passes, b.passes),
+          first(a.codegen, b.codegen),
+          first(a.fullgraph, b.fullgraph),
+          first(a.backend, b.backend),
+          first(a.verified, b.verified),
+          first(a.cache_size, b.cache_size),
+          first(a.reorder, b.reorder),
+          first(a.strict_passes, b.strict_passes),
+          first(a.run_with, b.run_with),
+          first(a.trace, b.trace),
+          first(a.check, b.check),
+          first(a.recompile_limit, b.recompile_limit),
+          first(a.captures, b.captures)};
 }
 
 }  // namespace
@@ -49,7 +59,10 @@ Settings settings_from(const CompileOptions& options) {
                     all.strict_passes.value_or(false),
                     all.reorder.value_or(true),
                     all.run_with.value_or(nullptr),
-                    all.trace.value_or(nullptr)};
+                    all.trace.value_or(nullptr),
+                    all.check.value_or(0),
+                    all.recompile_limit.value_or(64),
+                    all.captures.value_or(Captures::Checked) == Captures::None};
   if (!all.trace && setting_is_set("TESSERA_TRACE_DIR")) settings.trace = trace_into(setting("TESSERA_TRACE_DIR"));
   for (const auto& pass : all.passes ? *all.passes : default_passes())
     if (settings.reorder || !pass.reorders) settings.passes.push_back(pass);

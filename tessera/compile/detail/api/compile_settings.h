@@ -20,6 +20,10 @@ struct Settings {
   bool reorder;
   MakeRunner run_with;
   TraceSink trace;  // null: no compile trace is recorded
+  int64_t check;    // the first calls are checked by another trace
+  size_t recompile_limit;
+  bool captures_none;         // the user says that the function captures nothing that changes
+  bool has_captures = false;  // the function captures variables
 };
 
 // Fills in what is not given: first from the innermost CompileScope, then from the documented defaults.

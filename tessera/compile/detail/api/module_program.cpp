@@ -5,6 +5,7 @@
 #include "tessera/compile/detail/backward/compiled_node.h"
 #include "tessera/compile/detail/trace/local_tensors.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -19,12 +20,10 @@ using tessera::detail::local_or_self;
 
 }  // namespace
 
-ModuleProgram::ModuleProgram(const CallArguments& arguments, const std::function<Tensors()>& forward,
-                             const Settings& settings)
-    : key_(cache_key_of(arguments)) {
+ModuleProgram::ModuleProgram(const CallArguments& arguments, const TracedFunction& forward, const Settings& settings) {
   TraceRun run(lift(arguments));
-  auto recorded = record(run.tracer(), arguments, forward);
-  draws_ = run.draws();
+  auto recorded = record(run, arguments, forward);
+  stream_ = run.random().advance();
   guards_ = CompilingScope::take_guards();
   run.restore_memory();
   auto traced = run.tracer().finish();
@@ -35,16 +34,18 @@ ModuleProgram::ModuleProgram(const CallArguments& arguments, const std::function
   if (!recorded.output_gradients.empty()) build_backward(std::move(recorded), split, traced, arguments, settings);
   executable_ = build_executable(std::move(split.first), "forward", settings, report_,
                                  [&](const Program& program) { return shared_storages(program, traced.storages); });
+  signature_ = Signature(arguments, std::vector<bool>(arguments.numbers.size(), true));
 }
 
 // Runs forward, and the backward of its results, under the tracer.
-ModuleProgram::Recorded ModuleProgram::record(Tracer& tracer, const CallArguments& arguments,
-                                              const std::function<Tensors()>& forward) {
+ModuleProgram::Recorded ModuleProgram::record(TraceRun& run, const CallArguments& arguments,
+                                              const TracedFunction& forward) {
+  auto& tracer = run.tracer();
   CompilingScope::take_guards();  // of an earlier trace that failed
   const CompilingScope compiling;
   const OpModeScope recording(tracer);
   Recorded recorded;
-  const auto outputs = forward();
+  const auto outputs = run.call([&] { return forward(nullptr); });
   Tensors roots, root_gradients;
   for (const auto& t : outputs) {
     const auto local = t.defined() ? local_or_self(t) : at::Tensor();
@@ -112,14 +113,49 @@ void ModuleProgram::build_backward(Recorded recorded, SplitProgram& split, const
   backward_ = std::move(backward);
 }
 
-bool ModuleProgram::fits(const CallArguments&, const CacheKey& key) const {
-  return key == key_ && std::all_of(guards_.begin(), guards_.end(), [](const auto& guard) { return guard.holds(); });
+bool ModuleProgram::fits(const CallArguments& arguments, const ThreadState& now, std::string* why) const {
+  const auto fails = [&](const char* reason) {
+    if (why) *why = reason;
+    return false;
+  };
+  if (!signature_.holds(arguments, now, why)) return false;
+  if (!std::all_of(guards_.begin(), guards_.end(), [](const auto& guard) { return guard.holds(); }))
+    return fails("the state of FSDP or DDP, or a ts::live() value has changed");
+  if (!bindings_.fits(arguments) || (backward_ && !backward_bindings_.fits(arguments)))
+    return fails("an argument shares memory with a parameter, or no longer does");
+  return true;
+}
+
+std::string ModuleProgram::why_not(const CallArguments& arguments, const ThreadState& now) const {
+  std::string why;
+  fits(arguments, now, &why);
+  return why;
+}
+
+std::function<void()> ModuleProgram::save_before_run(const CallArguments& arguments) const {
+  const at::NoGradGuard no_grad;
+  std::vector<std::pair<at::Tensor, at::Tensor>> memory;
+  const auto& program = executable_->program();
+  const auto external = program.external_buffers();
+  for (const auto& node : program.nodes)
+    node.each_write([&](ValueId id) {
+      if (!external[static_cast<size_t>(program.buffer_of(id))]) return;
+      const auto t = bindings_.tensor_of(program.buffer_of(id), arguments);
+      if (t.defined()) memory.emplace_back(local_or_self(t).detach(), local_or_self(t).detach().clone());
+    });
+  return [memory, generator = at::detail::getDefaultCPUGenerator(),
+          state = at::detail::getDefaultCPUGenerator().get_state(), stream = random::state()]() mutable {
+    const at::NoGradGuard guard;
+    for (auto& [tensor, before] : memory) tensor.copy_(before);
+    generator.set_state(state);
+    random::state() = stream;
+  };
 }
 
 Tensors ModuleProgram::run(const CallArguments& arguments) {
   bindings_.bind(*executable_, arguments);
   executable_->run();
-  advance_stream(draws_);
+  stream_.apply();
   Tensors returned, saved;
   for (const auto& output : executable_->program().outputs) {
     auto tensor = executable_->output(output);
@@ -129,6 +165,7 @@ Tensors ModuleProgram::run(const CallArguments& arguments) {
       saved.push_back(std::move(tensor));
   }
   if (backward_ && at::GradMode::is_enabled()) add_autograd_node(returned, std::move(saved), arguments);
+  if (executable_->runs() == 1) signature_.exclude_changed_members();
   return returned;
 }
 
@@ -153,9 +190,9 @@ void ModuleProgram::add_autograd_node(Tensors& returned, Tensors saved, const Ca
     if (requires_grad_[i]) torch::autograd::set_history(returned[i], node);
 }
 
-Tensors ModuleCache::call(const CallArguments& arguments, const std::function<Tensors()>& forward) {
+CallResult ModuleCache::call(const CallArguments& arguments, const TracedFunction& forward) {
   const auto settings = settings_from(options_);
-  if (settings.backend == "eager") return forward();
+  if (settings.backend == "eager" || compiling()) return {forward(nullptr), nullptr};  // part of the outer program
   return programs_.call(arguments, settings, forward, {.what = "module", .fall_back = !settings.fullgraph});
 }
 

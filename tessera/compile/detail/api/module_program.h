@@ -16,12 +16,18 @@ namespace tessera::compiler {
 // AOTAutograd does. A run of forward puts a CompiledNode into the autograd graph, which runs the backward program.
 class ModuleProgram {
  public:
-  // Traces `forward`, which returns its result tensors, and its backward.
-  ModuleProgram(const CallArguments& arguments, const std::function<Tensors()>& forward, const Settings& settings);
+  // Traces `forward` and its backward.
+  ModuleProgram(const CallArguments& arguments, const TracedFunction& forward, const Settings& settings);
   // Do all guards hold for this call?
-  bool fits(const CallArguments& arguments, const CacheKey& key) const;
+  bool fits(const CallArguments& arguments, const ThreadState& now) const { return fits(arguments, now, nullptr); }
+  // The first guard that does not hold.
+  std::string why_not(const CallArguments& arguments, const ThreadState& now) const;
+  void check_again_if_due(const CallArguments&, const TracedFunction&, const Settings&) {}
+  // Copies the memory that a run writes, and the random state. The result restores it.
+  std::function<void()> save_before_run(const CallArguments& arguments) const;
   Tensors run(const CallArguments& arguments);
   const std::vector<PassReport>& report() const { return report_; }  // of both programs, backward first
+  ResultPrototype& prototype() { return prototype_; }
 
  private:
   struct Recorded {
@@ -29,14 +35,16 @@ class ModuleProgram {
     Tensors output_gradients;  // inputs of backward
     BackwardProgram backward;  // specs and types are filled in
   };
-  Recorded record(Tracer& tracer, const CallArguments& arguments, const std::function<Tensors()>& forward);
+  Recorded record(TraceRun& run, const CallArguments& arguments, const TracedFunction& forward);
   void record_backward(Tracer& tracer, const CallArguments& arguments, const Tensors& roots,
                        const Tensors& root_gradients, BackwardProgram& backward);
   void build_backward(Recorded recorded, SplitProgram& split, const Tracer::Result& traced,
                       const CallArguments& arguments, const Settings& settings);
   void add_autograd_node(Tensors& returned, Tensors saved, const CallArguments& arguments) const;
 
-  CacheKey key_;
+  bool fits(const CallArguments& arguments, const ThreadState& now, std::string* why) const;
+
+  Signature signature_;
   std::vector<CompilingScope::Guard> guards_;
   std::unique_ptr<Executable> executable_;  // of forward
   InputBindings bindings_, backward_bindings_;
@@ -46,8 +54,9 @@ class ModuleProgram {
   Tensors differentiated_parameters_;             // results of backward are their gradients, followed by
   std::vector<size_t> differentiated_arguments_;  // those of these tensor arguments
   std::vector<int32_t> saved_inputs_;             // buffers of parameters and arguments that backward reads
-  int64_t draws_ = 0;                             // from the random stream, on every run
+  RandomStateGuard::Advance stream_;              // of Tessera's random stream, on every run
   std::vector<PassReport> report_;
+  ResultPrototype prototype_;
 };
 
 // The programs of one compiled module.
@@ -55,8 +64,9 @@ class ModuleCache {
  public:
   explicit ModuleCache(CompileOptions options) : options_(std::move(options)) {}
   // Returns the results of forward. The call that compiles also runs the program.
-  Tensors call(const CallArguments& arguments, const std::function<Tensors()>& forward);
+  CallResult call(const CallArguments& arguments, const TracedFunction& forward);
   size_t size() const { return programs_.programs().size(); }
+  const std::vector<std::string>& recompiles() const { return programs_.recompiles(); }
 
  private:
   CompileOptions options_;

@@ -1,28 +1,50 @@
 #pragma once
 #include "tessera/base/error.h"
-#include "tessera/compile/detail/api/cache_key.h"
 #include "tessera/compile/detail/api/compile_settings.h"
+#include "tessera/compile/detail/api/result_prototype.h"
+#include "tessera/compile/detail/api/signature.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
 namespace tessera::compiler {
+
+// The user's function with the arguments of one call; returns the tensors of its result.
+// `numbers`: if not null, replace the numbers of the call (CallArguments::numbers), to find out what they are used for.
+using TracedFunction = std::function<Tensors(const std::vector<double>* numbers)>;
+
+// What one call of a compiled function has returned.
+struct CallResult {
+  Tensors tensors;
+  ResultPrototype* prototype = nullptr;  // of the program that ran; null: the function ran in eager mode
+};
+
+// The result of a call: `made` is the one that the function has returned, if this call has run it.
+template <class Result>
+Result result_of(std::optional<Result> made, const CallResult& call) {
+  if (call.prototype) return call.prototype->with_tensors(std::move(made), call.tensors);
+  assign_tensors(*made, call.tensors);
+  return std::move(*made);
+}
 
 // Compiled programs, the most recently used first. Program is StepProgram or ModuleProgram.
 template <class Program>
 class ProgramCache {
  public:
   // The program whose guards hold for this call, which becomes the first; null on a cache miss.
-  std::shared_ptr<Program> find(const CallArguments& arguments, const CacheKey& key) {
-    const auto found = std::find_if(programs_.begin(), programs_.end(),
-                                    [&](const auto& program) { return program->fits(arguments, key); });
-    if (found == programs_.end()) return nullptr;
-    std::rotate(programs_.begin(), found, found + 1);
-    return programs_.front();
+  std::shared_ptr<Program> find(const CallArguments& arguments, const ThreadState& now) {
+    for (auto each = programs_.begin(); each != programs_.end(); each++) {
+      if (!(*each)->fits(arguments, now)) continue;
+      if (each != programs_.begin()) std::rotate(programs_.begin(), each, each + 1);
+      return programs_.front();
+    }
+    return nullptr;
   }
   // Evicts the least recently used program if there are `capacity` already.
   void insert(std::shared_ptr<Program> program, size_t capacity) {
@@ -43,37 +65,78 @@ class FunctionCache {
   struct Policy {
     const char* what;       // "step" or "module", for messages
     bool fall_back = true;  // to eager, if the function cannot be compiled; false: the error is thrown
-    std::function<void(const CacheKey&)> before_compile = {};  // on a cache miss
+    std::function<void()> before_compile = {};  // on a cache miss
   };
 
-  Tensors call(const CallArguments& arguments, const Settings& settings, const std::function<Tensors()>& eager,
-               const Policy& policy) {
-    const auto key = cache_key_of(arguments);
-    if (const auto hit = cache_.find(arguments, key)) return hit->run(arguments);
-    if (policy.before_compile) policy.before_compile(key);
-    if (std::find(not_compilable_.begin(), not_compilable_.end(), key) != not_compilable_.end()) return eager();
+  CallResult call(const CallArguments& arguments, const Settings& settings, const TracedFunction& function,
+                  const Policy& policy) {
+    const auto now = ThreadState::now();
+    if (const auto hit = cache_.find(arguments, now)) {
+      hit->check_again_if_due(arguments, function, settings);
+      return run(*hit, arguments, function, policy);
+    }
+    const auto is_known = [&](const Signature& failed) { return failed.holds(arguments, now); };
+    if (std::any_of(not_compilable_.begin(), not_compilable_.end(), is_known)) return {function(nullptr), nullptr};
+    note_recompile(arguments, now, settings, policy);
+    if (policy.before_compile) policy.before_compile();
     std::shared_ptr<Program> program;
     try {
-      program = std::make_shared<Program>(arguments, eager, settings);
-    } catch (const UsageError& error) {
+      TESSERA_CHECK(
+          recompiles_.size() <= settings.recompile_limit, UsageError, "compile: the ", policy.what, " was compiled ",
+          recompiles_.size(), " times, which is CompileOptions::recompile_limit. The last reason: ",
+          recompiles_.empty() ? "" : recompiles_.back(), ". Make that equal in all calls, or raise the limit");
+      program = std::make_shared<Program>(arguments, function, settings);
+      unmatched_passes_.check(program->report(), settings);
+    } catch (const std::exception& error) {
       if (!policy.fall_back) throw;
-      if (!std::exchange(warned_, true))
-        TORCH_WARN("compile: the ", policy.what, " falls back to eager: ", error.what_without_backtrace());
-      not_compilable_.push_back(key);
-      return eager();
+      return fall_back(error, arguments, function, policy);
     }
-    unmatched_passes_.check(program->report(), settings);
     cache_.insert(program, settings.cache_size);
-    return program->run(arguments);
+    return run(*program, arguments, function, policy);
   }
 
   const std::vector<std::shared_ptr<Program>>& programs() const { return cache_.programs(); }
+  // Why each compilation after the first was necessary.
+  const std::vector<std::string>& recompiles() const { return recompiles_; }
 
  private:
+  CallResult run(Program& program, const CallArguments& arguments, const TracedFunction& function,
+                 const Policy& policy) {
+    if (!policy.fall_back) return {program.run(arguments), &program.prototype()};
+    auto restore = program.save_before_run(arguments);
+    try {
+      return {program.run(arguments), &program.prototype()};
+    } catch (const std::exception& error) {
+      restore();
+      return fall_back(error, arguments, function, policy);
+    }
+  }
+  // Runs the function in eager mode, now and in later calls like this one. Warns once per reason.
+  CallResult fall_back(const std::exception& error, const CallArguments& arguments, const TracedFunction& function,
+                       const Policy& policy) {
+    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+    const std::string reason = torch_error ? torch_error->what_without_backtrace() : error.what();
+    if (warned_.insert(reason).second) TORCH_WARN("compile: the ", policy.what, " falls back to eager: ", reason);
+    if (not_compilable_.size() >= kMaxNotCompilable) not_compilable_.erase(not_compilable_.begin());
+    not_compilable_.emplace_back(arguments, std::vector<bool>(arguments.numbers.size(), false));
+    return {function(nullptr), nullptr};
+  }
+  void note_recompile(const CallArguments& arguments, const ThreadState& now, const Settings& settings,
+                      const Policy& policy) {
+    if (programs().empty()) return;
+    auto reason = programs().front()->why_not(arguments, now);
+    if (warned_.insert(reason).second)
+      TORCH_WARN("compile: the ", policy.what, " is recompiled, because ", reason, "; at most ", settings.cache_size,
+                 " programs are cached");
+    recompiles_.push_back(std::move(reason));
+  }
+
+  static constexpr size_t kMaxNotCompilable = 64;
   ProgramCache<Program> cache_;
-  std::vector<CacheKey> not_compilable_;  // calls that fall back to eager
+  std::vector<Signature> not_compilable_;  // calls that fall back to eager
+  std::vector<std::string> recompiles_;
+  std::set<std::string> warned_;  // reasons
   UnmatchedPasses unmatched_passes_;
-  bool warned_ = false;
 };
 
 }  // namespace tessera::compiler

@@ -8,19 +8,17 @@
 namespace tessera::compiler {
 
 // The result of a traced call without its tensors. Programs return tensors only; this puts them into a copy of the
-// result type of the user's function, a struct or tuple for example.
+// result of the user's function, a struct or a list of some length for example. One per program.
 class ResultPrototype {
  public:
-  // `traced`: the result of the function if this call has run it; none if a cached program ran.
+  // `traced`: the result of the function if this call has traced it; none if a cached program ran.
   template <class Result>
   Result with_tensors(std::optional<Result> traced, const Tensors& tensors) {
-    if (!stored_) stored_ = std::make_shared<std::optional<Result>>();
-    auto& prototype = *std::static_pointer_cast<std::optional<Result>>(stored_);
     if (traced) {
       assign_tensors(*traced, Tensors(tensors_of(*traced).size()));
-      prototype = std::move(traced);
+      stored_ = std::make_shared<Result>(std::move(*traced));
     }
-    Result returned = *prototype;
+    Result returned = *std::static_pointer_cast<Result>(stored_);
     assign_tensors(returned, tensors);
     return returned;
   }

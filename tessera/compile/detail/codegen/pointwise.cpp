@@ -92,7 +92,8 @@ bool is_dense(const Type& type) {
 }
 
 bool is_supported(const Type& type) {
-  return (type.dtype == c10::kFloat || type.dtype == c10::kDouble) && type.device.is_cpu() && type.numel() > 0;
+  return (type.dtype == c10::kFloat || type.dtype == c10::kDouble) && type.device.is_cpu() && type.numel() > 0 &&
+         !type.neg;
 }
 
 bool can_generate(const Program& program, const Assignment& made) {
@@ -103,7 +104,7 @@ bool can_generate(const Program& program, const Assignment& made) {
     if (!formula_uses(made.formula, i)) continue;
     if (const auto* id = std::get_if<ValueId>(&made.operands[i])) {
       if (*id == kNone || program[*id].type.dtype != type.dtype || !program[*id].type.device.is_cpu() ||
-          !same_element_layout(program[*id].type, type))
+          program[*id].type.neg || !same_element_layout(program[*id].type, type))
         return false;
     } else if (!constant_number(made.operands[i])) {
       return false;
@@ -122,7 +123,9 @@ std::vector<Assignment> cat_assignment(const Program& program, const Node& node)
   if (!is_supported(type) || !type.is_contiguous()) return {};
   if (*dim != 0 && *dim != -static_cast<double>(type.sizes.size())) return {};
   for (const auto id : *cat_inputs)
-    if (id == kNone || program[id].type.dtype != type.dtype || !program[id].type.is_contiguous()) return {};
+    if (id == kNone || program[id].type.dtype != type.dtype || program[id].type.neg ||
+        !program[id].type.is_contiguous())
+      return {};
   return {{*into, "", {}, *cat_inputs}};
 }
 

@@ -11,6 +11,7 @@ enum class OpKind : uint8_t {
   Collective,  // results are in flight until a wait
   Wait,
   Random,  // draws random numbers: is never removed, merged or moved past another draw
+  Check,   // throws if the program must not continue: is never removed
   Reads,   // returns a value to the host, or has a data-dependent output shape: cannot be compiled
 };
 

@@ -2,6 +2,8 @@
 #include "tessera/compile/detail/ir/constant_text.h"
 #include "tessera/compile/detail/ir/program.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstring>
@@ -259,6 +261,8 @@ class Parser {
     if (at.take("cuda:"))
       type.device = c10::Device(
           c10::kCUDA, static_cast<c10::DeviceIndex>(at.integer_in(0, std::numeric_limits<c10::DeviceIndex>::max())));
+    type.conj = at.take("conj");
+    type.neg = at.take("neg");
     return type;
   }
 
@@ -334,6 +338,7 @@ class Parser {
     if (at.take("none")) return {};
     if (at.take("true")) return true;
     if (at.take("false")) return false;
+    if (at.take("generator")) return at::detail::createCPUGenerator();  // a program as text does not have the original
     if (at.peek("\"")) return at.quoted();
     if (at.take("device(")) {
       c10::Device device(at.quoted());

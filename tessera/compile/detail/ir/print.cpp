@@ -63,6 +63,8 @@ void print_constant(std::ostream& out, const c10::IValue& value) {
     print_quoted(out, value.toStringRef());
   } else if (value.isDevice()) {
     out << "device(\"" << value.toDevice() << "\")";
+  } else if (value.isGenerator()) {
+    out << "generator";
   } else if (value.isList()) {
     print_bracketed(out, value.toListRef(), [&](const c10::IValue& item) { print_constant(out, item); });
   } else if (value.isComplexDouble()) {

@@ -35,10 +35,12 @@ void print_comma_separated(std::ostream& out, const std::vector<int64_t>& list) 
 
 Type Type::contiguous(c10::ScalarType dtype, std::vector<int64_t> sizes, c10::Device device) {
   auto strides = contiguous_strides(sizes);
-  return {dtype, std::move(sizes), std::move(strides), device};
+  return {dtype, std::move(sizes), std::move(strides), device, false, false};
 }
 
-Type Type::of(const at::Tensor& t) { return {t.scalar_type(), t.sizes().vec(), t.strides().vec(), t.device()}; }
+Type Type::of(const at::Tensor& t) {
+  return {t.scalar_type(), t.sizes().vec(), t.strides().vec(), t.device(), t.is_conj(), t.is_neg()};
+}
 
 int64_t Type::numel() const {
   int64_t n = 1;
@@ -99,6 +101,8 @@ std::ostream& operator<<(std::ostream& out, const Type& type) {
     out << "}";
   }
   if (!type.device.is_cpu()) out << " " << type.device;
+  if (type.conj) out << " conj";
+  if (type.neg) out << " neg";
   return out;
 }
 

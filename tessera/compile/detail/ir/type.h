@@ -15,11 +15,13 @@ namespace tessera::compiler {
 //   f32[128, 50]            contiguous, on the CPU
 //   f32[50, 32]{1, 50}      with these strides
 //   bf16[4] cuda:0          on another device
+//   c64[4] conj             a lazy conjugate: the memory has the other sign. Also "neg" and "conj neg"
 struct Type {
   c10::ScalarType dtype = c10::kFloat;
   std::vector<int64_t> sizes = {};
   std::vector<int64_t> strides = {};
   c10::Device device = c10::kCPU;
+  bool conj = false, neg = false;
 
   static Type contiguous(c10::ScalarType dtype, std::vector<int64_t> sizes, c10::Device device = c10::kCPU);
   static Type of(const at::Tensor& t);

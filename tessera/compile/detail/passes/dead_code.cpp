@@ -8,8 +8,8 @@
 //   return %2                                      return %2
 //
 // Law: a node without side effects whose results and writes are not read can go. Side effects are collectives (other
-// ranks take part), draws (they advance the random generator) and writes to memory of the caller. The pass walks
-// backwards: a node is live if it writes a buffer that is read later; a view is live if its value is used later.
+// ranks take part), draws (they advance the random generator), checks and writes to memory of the caller. The pass
+// walks backwards: a node is live if it writes a buffer that is read later; a view is live if its value is used later.
 namespace tessera::compiler {
 
 Matched dead_code(Program& program) {
@@ -24,7 +24,8 @@ Matched dead_code(Program& program) {
   for (size_t n = program.nodes.size(); n-- > 0;) {
     auto& node = program.nodes[n];
     const auto kind = kind_of(node);
-    bool needed = kind == OpKind::Collective || kind == OpKind::Wait || kind == OpKind::Random;
+    bool needed = kind == OpKind::Collective || kind == OpKind::Wait || kind == OpKind::Check ||
+                  (kind == OpKind::Random && node.name() != "tessera.rng_state");
     const bool view = is_view(program, node);
     node.each_result([&](ValueId id) {
       needed |=

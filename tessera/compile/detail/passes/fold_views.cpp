@@ -16,12 +16,13 @@
 namespace tessera::compiler {
 
 Matched fold_views(Program& program) {
-  using Region = std::tuple<int32_t, int64_t, c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
+  using Region = std::tuple<int32_t, int64_t, c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>, bool, bool>;
   std::map<Region, ValueId> first;
   ReplacedValues replaced(program);
   const auto region = [&](ValueId id) {
     const auto& value = program[id];
-    return Region{value.buffer, value.offset, value.type.dtype, value.type.sizes, value.type.strides};
+    const auto& type = value.type;
+    return Region{value.buffer, value.offset, type.dtype, type.sizes, type.strides, type.conj, type.neg};
   };
   Matched matched;
   std::vector<Node> kept;

@@ -147,6 +147,8 @@ at::Tensor Executable::tensor_for(ValueId id) const {
                                                c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(value.type.dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(value.type.sizes, value.type.strides,
                                                       std::optional<int64_t>(value.offset));
+  if (value.type.conj) tensor._set_conj(true);
+  if (value.type.neg) tensor._set_neg(true);
   return tensor;
 }
 
@@ -229,9 +231,12 @@ void Executable::give_new_memory(int32_t buffer) {
 // Makes the memory of a result the memory of its value, which is already an argument of later calls.
 void Executable::take_result(const at::Tensor& result, ValueId id, bool replace_storage) {
   const auto& value = program_[id];
+  TESSERA_CHECK(result.defined(), InternalError, "an op did not return %", id, ", of type ", value.type,
+                ", which it returned in the trace");
   auto* impl = result.unsafeGetTensorImpl();
-  const bool same_layout =
-      impl->storage_offset() == value.offset && impl->strides() == c10::IntArrayRef(value.type.strides);
+  const bool same_layout = impl->storage_offset() == value.offset &&
+                           impl->strides() == c10::IntArrayRef(value.type.strides) &&
+                           result.is_conj() == value.type.conj && result.is_neg() == value.type.neg;
   if (C10_UNLIKELY(!same_layout)) {
     tensors_[static_cast<size_t>(id)].copy_(result);
   } else if (replace_storage) {
@@ -271,7 +276,7 @@ void Executable::run() {
   if (runner_) return run_by_runner();
   const OpModesOff no_modes;  // an op mode must not see the ops that kernels call internally
   const at::AutoDispatchBelowADInplaceOrView below;
-  const at::NoGradGuard no_grad;
+  const at::AutoGradMode grad_mode(true);  // as in the trace: the kernel of LSTM returns its workspace only then
   numbers_.clear();
   for (const auto& number : program_.numbers) numbers_.push_back(number.read());
   for (auto& call : calls_) {

@@ -2,6 +2,8 @@
 
 #include "tessera/base/error.h"
 
+#include <c10/util/Type.h>
+
 #include <unordered_map>
 
 namespace tessera::compiler {
@@ -10,6 +12,38 @@ void CallArguments::refuse_torch_optimizer() {
   TESSERA_FAIL(UsageError,
                "compile: an optimizer of torch::optim counts its steps on the host, and the count would become a "
                "constant of the program; use the optimizer of the same name in tessera::optim");
+}
+
+void CallArguments::refuse_missing_members(const std::type_info& type, size_t listed, size_t members) {
+  TESSERA_FAIL(UsageError, "compile: tessera_visit of ", c10::demangle(type.name()), " lists ", listed, " of its ",
+               members,
+               " members. A member that is not listed could change between calls without being seen; list all of them");
+}
+
+void CallArguments::scalar(const c10::Scalar& value) {
+  if (value.isFloatingPoint()) return number(value.toDouble());
+  if (value.isComplex()) {
+    const auto complex = value.toComplexDouble();
+    return leaf(Kind::Complex, static_cast<int64_t>(hash_bytes(&complex, sizeof(complex))));
+  }
+  leaf(Kind::Options, value.isBoolean());
+  leaf(Kind::Integer, value.isBoolean() ? value.toBool() : value.toLong());
+}
+
+void CallArguments::options(const c10::TensorOptions& value) {
+  const auto bits = [](bool given, int64_t what) { return given ? what + 1 : 0; };
+  leaf(Kind::Options, bits(value.has_dtype(), static_cast<int64_t>(c10::typeMetaToScalarType(value.dtype()))));
+  leaf(Kind::Options,
+       bits(value.has_device(), static_cast<int64_t>(value.device().type()) * 1024 + value.device().index()));
+  leaf(Kind::Options, bits(value.has_layout(), static_cast<int64_t>(value.layout())));
+  leaf(Kind::Options, bits(value.has_requires_grad(), value.requires_grad()));
+  leaf(Kind::Options, bits(value.has_pinned_memory(), value.pinned_memory()));
+  leaf(Kind::Options, value.has_memory_format() ? static_cast<int64_t>(*value.memory_format_opt()) + 1 : 0);
+}
+
+void CallArguments::generator(const at::Generator& value) {
+  leaf(Kind::Generator,
+       static_cast<int64_t>(reinterpret_cast<intptr_t>(value.defined() ? value.unsafeGetGeneratorImpl() : nullptr)));
 }
 
 std::vector<Lifted> lift(const CallArguments& arguments) {

@@ -1,25 +1,33 @@
 #include "tessera/compile/detail/trace/random_state_guard.h"
 
-#include <ATen/CPUGeneratorImpl.h>
-
 namespace tessera::compiler {
+namespace {
 
-RandomStateGuard::RandomStateGuard()
-    : generator_(at::detail::getDefaultCPUGenerator()),
-      generator_state_(generator_.get_state()),
-      stream_state_(random::state()) {}
+constexpr uint64_t kTracedSeed = 0x5eed0f7e55e7a000, kTracedOffset = uint64_t{1} << 40;
 
-RandomStateGuard::~RandomStateGuard() {
-  generator_.set_state(generator_state_);
-  random::state() = stream_state_;
+}  // namespace
+
+RandomStateGuard::RandomStateGuard() : before_(random::state()) {
+  random::state().seed = kTracedSeed;
+  random::state().offset = kTracedOffset;
 }
 
-int64_t RandomStateGuard::draws() const { return static_cast<int64_t>(random::state().offset - stream_state_.offset); }
+RandomStateGuard::~RandomStateGuard() { random::state() = before_; }
+
+RandomStateGuard::Advance RandomStateGuard::advance() const {
+  const auto& now = random::state();
+  if (now.seed != kTracedSeed) return {now.seed, now.offset};
+  return {{}, now.offset - kTracedOffset};
+}
+
+void RandomStateGuard::Advance::apply() const {
+  auto& state = random::state();
+  state.offset = seed ? draws : state.offset + draws;
+  if (seed) state.seed = *seed;
+}
 
 RuntimeScalars RandomStateGuard::runtime_scalars() const {
-  return {static_cast<int64_t>(stream_state_.seed), static_cast<int64_t>(stream_state_.offset)};
+  return {static_cast<int64_t>(kTracedSeed), static_cast<int64_t>(kTracedOffset)};
 }
-
-void advance_stream(int64_t draws) { random::state().offset += static_cast<uint64_t>(draws); }
 
 }  // namespace tessera::compiler

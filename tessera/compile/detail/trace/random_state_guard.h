@@ -2,28 +2,31 @@
 #include "tessera/compile/detail/trace/runtime_scalars.h"
 #include "tessera/dtensor/random.h"
 
-#include <ATen/core/Generator.h>
+#include <cstdint>
+#include <optional>
 
 namespace tessera::compiler {
 
-// Restores the random state of this thread on destruction: LibTorch's CPU generator and Tessera's stream.
-// A traced run thus draws no random numbers from the user's point of view.
+// Tessera's random stream of this thread, in one traced run. The run starts with a seed and a count of draws that no
+// user has, so that the draws that continue the user's stream differ from those after a manual_seed() or in a
+// SeedScope. The destructor restores the user's stream. GeneratorStates does the same for the generators of LibTorch.
 class RandomStateGuard {
  public:
   RandomStateGuard();
   ~RandomStateGuard();
   RandomStateGuard(const RandomStateGuard&) = delete;
 
-  int64_t draws() const;  // from Tessera's stream since construction
+  // What the run did to the stream: it advanced it by some draws, or it set a seed.
+  struct Advance {
+    std::optional<uint64_t> seed;  // set by manual_seed()
+    uint64_t draws = 0;            // since the start of the run, or since the seed was set
+    void apply() const;            // to the stream of this thread
+  };
+  Advance advance() const;
   RuntimeScalars runtime_scalars() const;
 
  private:
-  at::Generator generator_;
-  at::Tensor generator_state_;
-  RandomState stream_state_;
+  RandomState before_;
 };
-
-// Advances Tessera's stream by the draws of one run of a program.
-void advance_stream(int64_t draws);
 
 }  // namespace tessera::compiler

@@ -37,18 +37,32 @@ std::vector<const void*> grad_fns_of(const std::vector<Lifted>& inputs) {
 
 }  // namespace
 
-TraceRun::TraceRun(std::vector<Lifted> inputs, bool gradient_placeholders)
+TraceRun::TraceRun(std::vector<Lifted> inputs, bool gradient_placeholders, const std::vector<at::Generator>& generators)
     : gradients_(save_gradients(inputs, gradient_placeholders)),
       inputs_(std::move(inputs)),
       histories_(grad_fns_of(inputs_)),
-      tracer_(inputs_, random_.runtime_scalars()) {
+      tracer_(inputs_, random_.runtime_scalars(), generators) {
   for (const auto& each : gradients_)
     if (each.placeholder.defined()) each.parameter.mutable_grad() = each.placeholder;
 }
 
 TraceRun::~TraceRun() {
+  tracer_.restore_changed_inputs();
   tracer_.restore_memory();
   for (const auto& each : gradients_) each.parameter.mutable_grad() = each.gradient;
+}
+
+Tensors TraceRun::call(const std::function<Tensors()>& function) {
+  try {
+    auto returned = function();
+    tracer_.function_returned();
+    return returned;
+  } catch (const c10::Error& error) {
+    tracer_.allow_memory_access();
+    if (const auto message = Tracer::memory_access_error(error.what_without_backtrace()))
+      TESSERA_FAIL(UsageError, *message);
+    throw;
+  }
 }
 
 bool TraceRun::any_gradient_undefined() const {
@@ -69,6 +83,13 @@ void TraceRun::check_inputs_have_no_new_history() const {
                  ", with autograd recording, so the next call would backpropagate through this one; write under "
                  "torch::NoGradGuard, or to a copy");
   }
+}
+
+void TraceRun::check_inputs_have_their_shapes() {
+  if (const auto changed = tracer_.restore_changed_inputs())
+    TESSERA_FAIL(UsageError, "compile: the step changed the sizes, strides or memory of ", *changed,
+                 " in place (t_, resize_, set_data or the like), which a compiled step cannot do again; assign the "
+                 "result to a new tensor");
 }
 
 }  // namespace tessera::compiler

@@ -4,18 +4,26 @@
 #include "tessera/base/error.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/trace/collective_placeholder.h"
+#include "tessera/compile/detail/trace/thread_ranks.h"
 #include "tessera/dtensor/detail/meta.h"
 #include "tessera/tracing/detail/compiling_scope.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/custom_class.h>
 
 #include <algorithm>
+#include <cstring>
 
 namespace tessera::compiler {
 namespace {
+
+constexpr const char* kMemoryAccess =
+    "compile: the step reads the memory of a tensor by a pointer (accessor, data_ptr, or an op that does so on the "
+    "host, such as tensor_split with a tensor), so it depends on values, and a compiled step cannot read values on the "
+    "host: use ops on tensors, or read the memory outside of the step";
 
 using tessera::detail::local_or_self;
 
@@ -29,6 +37,37 @@ at::Tensor storage_as_bytes(const c10::intrusive_ptr<c10::StorageImpl>& storage)
   const auto size = static_cast<int64_t>(storage->nbytes());
   return at::empty({0}, at::TensorOptions(at::kByte).device(storage->device()))
       .set_(c10::Storage(storage), 0, {size}, {1});
+}
+
+// Does the op overwrite its argument without reading it? An argument that is only partly overwritten counts.
+bool overwrites(const c10::OperatorHandle& op, size_t argument) {
+  if (!writes_argument(op, argument)) return false;
+  if (op.schema().arguments()[argument].is_out() || kind_of(op) == OpKind::Random) return true;
+  const auto& name = op.operator_name().name;
+  return name.starts_with("tessera::") || name.ends_with("copy_") || name.ends_with("fill_") || name.ends_with("zero_");
+}
+
+// Does the op return a view of its argument?
+bool views_argument(const c10::OperatorHandle& op, size_t argument) {
+  const auto* alias = op.schema().arguments()[argument].alias_info();
+  return alias && !alias->isWrite();
+}
+
+bool has_integer_indices(const c10::IValue& indices) {
+  for (const c10::IValue& index : indices.toListRef())
+    if (index.isTensor() && index.toTensor().defined() &&
+        (index.toTensor().scalar_type() == at::kBool || index.toTensor().scalar_type() == at::kByte))
+      return false;
+  return true;
+}
+
+const at::Generator& generator_of(const torch::jit::Stack& stack, size_t arguments) {
+  static const auto* by_default = new at::Generator(at::detail::getDefaultCPUGenerator());
+  static thread_local at::Generator found;
+  found = *by_default;
+  for (const auto& value : torch::jit::last(stack, arguments))
+    if (value.isGenerator()) found = value.toGenerator();
+  return found;
 }
 
 // aten::squeeze_ -> aten::squeeze: the view op of an op that changes the sizes of its argument in place.
@@ -46,20 +85,31 @@ std::optional<c10::OperatorHandle> view_of_in_place_view(const c10::OperatorHand
 
 }  // namespace
 
-Tracer::Tracer(const std::vector<Lifted>& lifted, RuntimeScalars scalars) : scalars_(std::move(scalars)) {
+Tracer::Tracer(const std::vector<Lifted>& lifted, RuntimeScalars scalars, const std::vector<at::Generator>& generators)
+    : scalars_(std::move(scalars)), generators_(generators) {
   for (const auto& each : lifted)
     if (each.tensor.defined() && local_or_self(each.tensor).has_storage()) {
       const auto& local = local_or_self(each.tensor);
+      const auto noted = inputs_before_.size();
       const auto value = input(local, each.role, each.name);
+      if (inputs_before_.size() == noted) note_input(local, each.role, each.name);
       auto& buffer = buffers_[static_cast<size_t>(program_.buffer_of(value))];
       if (!buffer.owner.defined() || buffer.owner.is_same(local)) buffer.owner = each.tensor;
     }
+  // Memory of arguments may be read by other threads meanwhile, through other tensors.
+  for (auto& buffer : buffers_) {
+    const bool argument = std::any_of(lifted.begin(), lifted.end(), [&](const Lifted& each) {
+      return each.role == Role::Argument && each.tensor.defined() && each.tensor.is_same(buffer.owner);
+    });
+    buffer.protect = argument && !ranks_are_threads() && local_or_self(buffer.owner).storage().use_count() <= 2;
+  }
+  for (size_t b = 0; b < buffers_.size(); b++) set_protected(static_cast<int32_t>(b), true);
 }
 
-Tracer::~Tracer() = default;
+Tracer::~Tracer() { allow_memory_access(); }
 
 Tracer::ValueKey Tracer::key_of(int32_t buffer, const at::Tensor& t) {
-  return {buffer, t.storage_offset(), t.sizes().vec(), t.strides().vec(), t.scalar_type()};
+  return {buffer, t.storage_offset(), t.sizes().vec(), t.strides().vec(), t.scalar_type(), t.is_conj(), t.is_neg()};
 }
 
 // Adds an external buffer, unless it is known, and an input for this view of it.
@@ -75,7 +125,23 @@ ValueId Tracer::input(const at::Tensor& t, Role role, const std::string& name) {
   program_.values.push_back({Type::of(t), found->second, t.storage_offset()});
   value = static_cast<ValueId>(program_.values.size() - 1);
   program_.inputs.push_back({value, role, name});
+  if (added) note_input(t, role, name);
   return value;
+}
+
+void Tracer::note_input(const at::Tensor& t, Role role, const std::string& name) {
+  const OpModesOff off;
+  if (!t.is_inference()) inputs_before_.push_back({t, t.variable_data(), role, name});
+}
+
+void Tracer::check_strided(const at::Tensor& t) {
+  if (t.layout() == c10::kStrided && t.has_storage()) return;
+  const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
+  TESSERA_FAIL(UsageError, "compile: a tensor of layout ", t.layout(), in_module(), " cannot be traced; ",
+               in_backward
+                   ? "backward computed a sparse gradient: set sparse(false) in the options of nn::Embedding or "
+                     "nn::EmbeddingBag"
+                   : "convert it to a strided tensor outside of the step");
 }
 
 Arg Tracer::read_tensor(const at::Tensor& t, Role role) {
@@ -85,8 +151,7 @@ Arg Tracer::read_tensor(const at::Tensor& t, Role role) {
     const auto number = t.item();
     return number.isFloatingPoint() ? c10::IValue(number.toDouble()) : c10::IValue(number);
   }
-  TESSERA_CHECK(t.has_storage() && t.layout() == c10::kStrided, UsageError, "compile: a tensor of layout ", t.layout(),
-                in_module(), " cannot be traced; convert it to a strided tensor outside of the step");
+  check_strided(t);
   const auto known = buffer_ids_.find(t.storage().unsafeGetStorageImpl());
   if (known != buffer_ids_.end()) {
     buffers_[static_cast<size_t>(known->second)].used = true;
@@ -149,7 +214,7 @@ Arg Tracer::read(const c10::IValue& value, const c10::OperatorHandle& op, size_t
   }
   if (is_communicator(value)) return group(value.toCustomClass<comm::Communicator>());
   if (auto scalar = scalars_.find(program_, op, argument, value)) return *scalar;
-  if (value.isGenerator()) return c10::IValue();  // programs use the default generator only
+  if (value.isGenerator() && value.toGenerator() == at::detail::getDefaultCPUGenerator()) return c10::IValue();
   return value;
 }
 
@@ -162,6 +227,7 @@ ValueId Tracer::value_in_list(const at::Tensor& t) {
 
 ValueId Tracer::define_tensor(const at::Tensor& t) {
   if (!t.defined()) return kNone;
+  check_strided(t);
   const auto* storage = t.storage().unsafeGetStorageImpl();
   const auto [found, added] = buffer_ids_.try_emplace(storage, static_cast<int32_t>(buffers_.size()));
   if (added) {
@@ -190,6 +256,122 @@ void Tracer::save_before_write(const Node& node) {
   });
 }
 
+void Tracer::set_protected(int32_t id, bool on) {
+  auto& buffer = buffers_[static_cast<size_t>(id)];
+  on = on && buffer.protect && !memory_access_;
+  if (on == buffer.is_protected) return;
+  buffer.is_protected = on;
+  const auto storage = buffer.weak.lock();
+  if (!storage) return;
+  if (on)
+    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kMemoryAccess);  // keeps the data
+  else
+    storage->clear_data_ptr_access_error_msg_();
+}
+
+void Tracer::set_protected(const Node& node, bool on) {
+  const auto set = [&](ValueId id) { set_protected(program_.buffer_of(id), on); };
+  node.each_read(set);
+  node.each_result(set);
+}
+
+void Tracer::allow_memory_access() {
+  memory_access_ = true;
+  for (size_t b = 0; b < buffers_.size(); b++) set_protected(static_cast<int32_t>(b), false);
+}
+
+std::optional<std::string> Tracer::memory_access_error(const std::string& what) {
+  return what.find(kMemoryAccess) == std::string::npos ? std::nullopt : std::optional<std::string>(kMemoryAccess);
+}
+
+void Tracer::function_returned() {
+  for (const auto& generator : generators_.generators()) record_seed(generator);
+  allow_memory_access();
+}
+
+// Memory that an op such as empty() returned and the host has filled, as torch::tensor(list) does: its content is a
+// constant of the program.
+void Tracer::keep_numbers_from_host(const c10::OperatorHandle& op, const std::vector<Arg>& args) {
+  const auto keep = [&](ValueId id, size_t argument) {
+    if (id == kNone || views_argument(op, argument)) return;
+    const auto b = static_cast<size_t>(program_.buffer_of(id));
+    if (!buffers_[b].unwritten) return;
+    buffers_[b].unwritten = false;
+    buffers_[b].protect = true;
+    const auto storage = buffers_[b].weak.lock();
+    if (!storage || storage->nbytes() == 0 || overwrites(op, argument)) return;
+    const OpModesOff off;
+    const auto bytes = storage_as_bytes(storage);
+    const auto first = first_value_in(static_cast<int32_t>(b));
+    const auto base = program_[first];
+    const auto constant = bytes.clone()
+                              .narrow(0, 0, base.type.span() * base.type.itemsize())
+                              .view(base.type.dtype)
+                              .as_strided(base.type.sizes, base.type.strides);
+    const auto from = input(constant, Role::Captured, c10::str("constant ", program_.inputs.size()));
+    program_.values.push_back(base);
+    const auto written = static_cast<ValueId>(program_.values.size() - 1);
+    program_.nodes.push_back({find_op("aten.copy_"), {first, from, c10::IValue(false)}, {written}, running_module()});
+  };
+  for (size_t i = 0; i < args.size(); i++) {
+    if (const auto* id = std::get_if<ValueId>(&args[i])) keep(*id, i);
+    if (const auto* list = std::get_if<ValueList>(&args[i]))
+      for (const auto id : *list) keep(id, i);
+  }
+}
+
+void Tracer::record_seed(const at::Generator& generator) {
+  const auto state = generators_.set_on_host(generator);
+  if (!state) return;
+  const auto value = input(*state, Role::Captured, c10::str("constant ", program_.inputs.size()));
+  const bool by_default = generator == at::detail::getDefaultCPUGenerator();
+  program_.nodes.push_back({find_op("tessera.set_rng_state"),
+                            {value, by_default ? c10::IValue() : c10::IValue(generator)},
+                            {},
+                            running_module()});
+}
+
+// torch::equal() of a tensor with itself, or of tensors of different sizes, has one answer. Otherwise the program
+// checks in each run that the answer is the same.
+bool Tracer::equal(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto a = torch::jit::peek(*stack, 0, 2).toTensor(), b = torch::jit::peek(*stack, 1, 2).toTensor();
+  Node node{find_op("tessera.check_equal"),
+            {read_tensor(a, Role::Captured), read_tensor(b, Role::Captured)},
+            {},
+            running_module()};
+  const auto *x = std::get_if<ValueId>(&node.args[0]), *y = std::get_if<ValueId>(&node.args[1]);
+  const bool same_memory = x && y && program_.buffer_of(*x) == program_.buffer_of(*y) &&
+                           program_[*x].type == program_[*y].type && program_[*x].offset == program_[*y].offset;
+  if (same_memory) {
+    torch::jit::drop(*stack, 2);
+    return true;
+  }
+  keep_numbers_from_host(op, node.args);
+  set_protected(node, false);
+  next(op, keys, stack);
+  set_protected(node, true);
+  const bool answer = torch::jit::pop(*stack).toBool();
+  if (a.sizes() != b.sizes()) return answer;
+  node.args.emplace_back(c10::IValue(answer));
+  program_.nodes.push_back(std::move(node));
+  return answer;
+}
+
+std::optional<std::string> Tracer::restore_changed_inputs() {
+  std::optional<std::string> first;
+  const OpModesOff off;
+  for (const auto& each : inputs_before_) {
+    const auto &now = each.tensor, &before = each.alias;
+    if (is_dtensor(now)) continue;  // FSDP has sharded it, and restores it itself
+    if (now.has_storage() && now.storage().unsafeGetStorageImpl() == before.storage().unsafeGetStorageImpl() &&
+        Type::of(now) == Type::of(before) && now.storage_offset() == before.storage_offset())
+      continue;
+    if (!first) first = c10::str(each.role, " ", each.name, ", of shape ", before.sizes());
+    now.set_data(before);
+  }
+  return first;
+}
+
 void Tracer::note_leaves(const c10::IValue& argument) {
   if (argument.isTensorList()) {
     for (const at::Tensor& t : argument.toTensorList()) note_leaves(t);
@@ -208,15 +390,25 @@ void Tracer::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) note_leaves(argument);
   // An op on DTensors calls ops on local tensors, which are recorded.
   if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);
-  const auto kind = kind_of(op);
+  auto kind = kind_of(op);
+  if (op.operator_name().name == "aten::index" && has_integer_indices(torch::jit::peek(*stack, 1, 2)))
+    kind = OpKind::Plain;  // only a mask gives a shape that depends on values
+  if (op.operator_name().name == "aten::equal") return torch::jit::push(*stack, equal(op, keys, stack));
   TESSERA_CHECK(kind != OpKind::Reads, UsageError, "compile: ", op.operator_name(), in_module(),
-                " depends on values, but a compiled step cannot read values on the host: keep the number in a tensor, "
-                "or compute it outside of the step");
+                " depends on values, but a compiled step cannot read values on the host: ",
+                op.operator_name().name == "aten::index" || op.operator_name().name == "aten::nonzero"
+                    ? "instead of a mask as an index use torch::where, or integer indices"
+                    : "keep the number in a tensor, or compute it outside of the step");
   const auto& schema = op.schema();
+  const bool draws = kind == OpKind::Random && !op.operator_name().name.starts_with("tessera::philox_");
+  if (draws) record_seed(generator_of(*stack, schema.arguments().size()));
   const auto begin = stack->size() - schema.arguments().size();
   Node node{op, {}, {}, running_module()};
   node.args.reserve(schema.arguments().size());
   for (size_t i = 0; i < schema.arguments().size(); i++) node.args.push_back(read((*stack)[begin + i], op, i));
+  const auto generator = draws ? generator_of(*stack, schema.arguments().size()) : at::Generator();
+  set_protected(node, false);
+  keep_numbers_from_host(op, node.args);
   {
     const OpModesOff off;
     save_before_write(node);
@@ -225,10 +417,23 @@ void Tracer::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     push_collective_placeholder(op, stack);
   else
     next(op, keys, stack);
+  if (draws) generators_.drew(generator);
   // squeeze_, t_, ... change sizes and strides but write no memory: recorded as squeeze, t, ...
   if (const auto view = view_of_in_place_view(op)) node.op = *view;
   const auto first = stack->size() - schema.returns().size();
   for (size_t i = 0; i < schema.returns().size(); i++) node.results.push_back(define((*stack)[first + i]));
+  node.each_result([&](ValueId id) {
+    auto& buffer = buffers_[static_cast<size_t>(program_.buffer_of(id))];
+    if (buffer.external) return;
+    if (kind == OpKind::Empty) {
+      buffer.unwritten = true;
+      if (const auto storage = buffer.weak.lock(); storage && storage->nbytes() > 0 && storage->device().is_cpu())
+        std::memset(storage->mutable_data(), 0, storage->nbytes());  // traces of one step have the same constants
+    } else if (!buffer.unwritten) {
+      buffer.protect = op.operator_name().name != "tessera::rng_state";  // activation checkpointing compares states
+    }
+  });
+  set_protected(node, true);
   program_.nodes.push_back(std::move(node));
 }
 
@@ -253,10 +458,41 @@ bool Tracer::was_allocated(const at::Tensor& local) const {
   return found != buffer_ids_.end() && !buffers_[static_cast<size_t>(found->second)].external;
 }
 
+std::vector<at::Tensor> Tracer::captured() const {
+  std::vector<at::Tensor> all;
+  for (const auto& input : program_.inputs) {
+    const auto& owner = buffers_[static_cast<size_t>(program_.buffer_of(input.value))].owner;
+    if (input.role == Role::Captured && !input.name.starts_with("constant ") && owner.defined() &&
+        !owner.requires_grad() && !is_dtensor(owner))
+      all.push_back(owner);
+  }
+  return all;
+}
+
+std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> Tracer::storages_left() const {
+  std::unordered_set<const void*> gradients;
+  const auto add = [&](const at::Tensor& leaf) {
+    if (leaf.grad().defined() && local_or_self(leaf.grad()).has_storage())
+      gradients.insert(local_or_self(leaf.grad()).storage().unsafeGetStorageImpl());
+  };
+  for (const auto& leaf : leaves_) add(leaf.tensor);
+  for (const auto& each : inputs_before_)
+    if (each.role == Role::Parameter) add(each.tensor);
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> all;
+  for (const auto& buffer : buffers_)
+    if (!buffer.external)
+      if (const auto storage = buffer.weak.lock(); storage && !gradients.count(storage.get()))
+        all.push_back(buffer.weak);
+  return all;
+}
+
 void Tracer::restore_memory() {
+  allow_memory_access();
   for (auto& buffer : buffers_) {
     if (!buffer.saved_bytes.defined()) continue;
-    if (const auto storage = buffer.weak.lock()) storage_as_bytes(storage).copy_(buffer.saved_bytes);
+    // resize_ may have enlarged it
+    if (const auto storage = buffer.weak.lock())
+      storage_as_bytes(storage).narrow(0, 0, buffer.saved_bytes.numel()).copy_(buffer.saved_bytes);
     buffer.saved_bytes.reset();
   }
 }

@@ -1,5 +1,6 @@
 #include "tessera/data_parallel/fsdp/detail/engine/param_group.h"
 
+#include "tessera/base/detail/same_storage.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/collective_label.h"
 #include "tessera/comm/detail/segment_ops.h"
@@ -337,7 +338,7 @@ Unpack ParamGroup::pack(const at::Tensor& saved) {
   if (!unsharded_) return {};
   const bool distributed = is_dtensor(saved);
   const auto& local = distributed ? tessera::detail::local_of(saved) : saved;
-  if (!local.has_storage() || !local.is_alias_of(all_gather_output_)) return {};
+  if (!local.has_storage() || !same_storage(local, all_gather_output_)) return {};
   SpecRef spec = distributed ? tessera::detail::meta_of(saved).spec : SpecRef();
   return [self = shared_from_this(), spec, sizes = local.sizes().vec(), strides = local.strides().vec(),
           offset = local.storage_offset(), version = version()] {

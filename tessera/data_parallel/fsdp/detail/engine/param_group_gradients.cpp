@@ -1,5 +1,6 @@
 #include "tessera/data_parallel/fsdp/detail/engine/param_group_gradients.h"
 
+#include "tessera/base/detail/same_storage.h"
 #include "tessera/comm/detail/collective_label.h"
 #include "tessera/comm/detail/inplace_ops.h"
 #include "tessera/comm/detail/segment_ops.h"
@@ -238,7 +239,8 @@ void ParamGroupGradients::find_flat_param_grad() {
     if (!gradient.defined() || range.size == 0) continue;
     const auto& local = local_or_self(gradient);
     if (!shard.defined()) shard = layout.enclosing_shard(i, rank, local);
-    if (!shard.defined() || !shard.is_alias_of(local) || local.storage_offset() != shard.storage_offset() + range.begin)
+    if (!shard.defined() || !same_storage(shard, local) ||
+        local.storage_offset() != shard.storage_offset() + range.begin)
       return flat_param.mutable_grad().reset();
   }
   flat_param.mutable_grad() = shard;

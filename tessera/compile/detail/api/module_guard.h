@@ -1,0 +1,63 @@
+#pragma once
+#include "tessera/compile/detail/api/tensor_guard.h"
+#include "tessera/compile/detail/trace/call_arguments.h"
+
+#include <torch/nn/module.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace tessera {
+class HookPoint;
+}
+
+namespace tessera::compiler {
+
+// The state of a module tree that a program is specialized for, as one flat table:
+//   the tree                  which submodules, parameters and buffers each module has registered
+//   parameters and buffers    identity and TensorGuard. The table holds them, so an address is never reused.
+//   modes                     train or eval
+//   hooks                     module hooks of Holders
+//   members                   the options of LibTorch's modules; for the root, all bytes of the object outside of its
+//                             torch::nn::Module part
+// A submodule of another class has members that cannot be seen: is_complete() is false.
+class ModuleGuard {
+ public:
+  ModuleGuard(const torch::nn::Module& root, CallArguments::ModuleObject object);
+  // The check is a loop over the table. `why`: if not null, gets the first difference.
+  bool holds(const torch::nn::Module& root, std::string* why = nullptr) const;
+  // Excludes members that a run of the program has changed itself. Call it after the first run.
+  void exclude_changed_members();
+  bool is_complete() const { return complete_; }
+
+ private:
+  struct Entry {
+    const torch::nn::Module* module;
+    std::string name;
+    bool training;
+    const HookPoint* hook_point;  // null: the module cannot have hooks
+    uint64_t hooks;               // hash of the ids of its hooks
+    size_t children, tensors;     // numbers of entries in the lists below
+  };
+  struct Members {
+    const char* begin;
+    std::string bytes, name;
+    std::vector<bool> ignored = {};  // by byte; empty: none
+    bool hold() const;
+  };
+  void add(const torch::nn::Module& module, const std::string& name);
+  void add_members(const void* begin, size_t size, const std::string& name);
+
+  std::vector<Entry> entries_;  // pre-order: a submodule is looked at only if its parent still has it
+  std::vector<const torch::nn::Module*> children_;
+  std::vector<std::pair<at::Tensor, TensorGuard>> tensors_;
+  std::vector<Members> members_;
+  bool complete_ = true;
+};
+
+// The options of a module that has a class of torch::nn: begin and size of its member `options`. {nullptr, 0} if the
+// class has none. Returns false for other classes.
+bool find_torch_options(const torch::nn::Module& module, const void*& begin, size_t& size);
+
+}  // namespace tessera::compiler

@@ -1,0 +1,36 @@
+#pragma once
+#include "tessera/placement/detail/tensor_spec.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <string>
+
+namespace tessera::compiler {
+
+// The properties of a tensor that a program is specialized for: dtype, device, sizes, strides, layout, requires_grad,
+// conj and neg bits, placements, hooks on its gradient. Not its memory: programs rebind that on every run.
+class TensorGuard {
+ public:
+  TensorGuard() = default;  // of an undefined tensor
+  explicit TensorGuard(const at::Tensor& t);
+  bool holds(const at::Tensor& t) const;
+  // "f32[3, 4], which requires a gradient": the properties of `t`, for messages.
+  static std::string describe(const at::Tensor& t);
+  // What differs, as "f64[3], it was f32[3]"; "" if the guard holds.
+  std::string difference(const at::Tensor& t) const;
+
+ private:
+  static bool same_layout(const c10::TensorImpl& impl, const c10::SmallVector<int64_t, 8>& sizes_and_strides);
+  uint64_t keys_ = 0;  // of the dispatcher: device, layout, conj, neg, inference, distributed
+  caffe2::TypeMeta dtype_;
+  bool requires_grad_ = false;
+  int hooks_ = 0;
+  c10::SmallVector<int64_t, 8> sizes_and_strides_;
+  SpecRef spec_;                                    // of a DTensor
+  c10::SmallVector<int64_t, 8> local_layout_ = {};  // sizes and strides of the local tensor of a DTensor
+  c10::Device device_ = c10::kCPU;
+  std::string text_;
+};
+
+}  // namespace tessera::compiler

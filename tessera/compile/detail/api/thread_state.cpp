@@ -1,0 +1,78 @@
+#include "tessera/compile/detail/api/thread_state.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/StringUtil.h>
+
+namespace tessera::compiler {
+namespace {
+
+struct StateField {
+  const char* name;
+  int bits;
+  uint64_t (*read)();
+};
+
+// The fields of ThreadState::modes, from the lowest bit.
+constexpr StateField kThreadStateFields[] = {
+    {"grad mode", 1, [] { return uint64_t{at::GradMode::is_enabled()}; }},
+    {"inference mode", 1, [] { return uint64_t{c10::InferenceMode::is_enabled()}; }},
+    {"autocast on the CPU", 1, [] { return uint64_t{at::autocast::is_autocast_enabled(at::kCPU)}; }},
+    {"autocast on CUDA", 1, [] { return uint64_t{at::autocast::is_autocast_enabled(at::kCUDA)}; }},
+    {"the autocast cache", 1, [] { return uint64_t{at::autocast::is_autocast_cache_enabled()}; }},
+    {"the autocast dtype of the CPU", 8,
+     [] { return static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCPU)); }},
+    {"the autocast dtype of CUDA", 8,
+     [] { return static_cast<uint64_t>(at::autocast::get_autocast_dtype(at::kCUDA)); }},
+    {"the default dtype", 8, [] { return static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()); }},
+    {"deterministic algorithms", 1, [] { return uint64_t{at::globalContext().deterministicAlgorithms()}; }},
+    {"the warning instead of an error of deterministic algorithms", 1,
+     [] { return uint64_t{at::globalContext().deterministicAlgorithmsWarnOnly()}; }},
+    {"the filling of uninitialized memory", 1,
+     [] { return uint64_t{at::globalContext().deterministicFillUninitializedMemory()}; }},
+    {"deterministic cuDNN", 1, [] { return uint64_t{at::globalContext().deterministicCuDNN()}; }},
+    {"flash attention", 1, [] { return uint64_t{at::globalContext().userEnabledFlashSDP()}; }},
+    {"memory efficient attention", 1, [] { return uint64_t{at::globalContext().userEnabledMemEfficientSDP()}; }},
+    {"math attention", 1, [] { return uint64_t{at::globalContext().userEnabledMathSDP()}; }},
+};
+
+// 0 on a machine without CUDA.
+int64_t current_stream() {
+  static const bool has_cuda = at::hasCUDA() && at::getNumGPUs() > 0;
+  if (!has_cuda) return 0;
+  const auto* cuda = c10::impl::getDeviceGuardImpl(c10::kCUDA);
+  return static_cast<int64_t>(cuda->getStream(cuda->getDevice()).hash());
+}
+
+}  // namespace
+
+ThreadState ThreadState::now() {
+  ThreadState state;
+  int shift = 0;
+  for (const auto& field : kThreadStateFields) {
+    state.modes |= field.read() << shift;
+    shift += field.bits;
+  }
+  state.stream = current_stream();
+  return state;
+}
+
+std::string ThreadState::difference(const ThreadState& before) const {
+  int shift = 0;
+  for (const auto& field : kThreadStateFields) {
+    const auto mask = (uint64_t{1} << field.bits) - 1;
+    const auto is = modes >> shift & mask, was = before.modes >> shift & mask;
+    shift += field.bits;
+    if (is == was) continue;
+    if (field.bits == 1) return c10::str(field.name, is ? " is on, it was off" : " is off, it was on");
+    return c10::str(field.name, " is ", static_cast<c10::ScalarType>(is), ", it was ",
+                    static_cast<c10::ScalarType>(was));
+  }
+  return stream == before.stream ? "" : "the current CUDA stream is another one";
+}
+
+}  // namespace tessera::compiler
