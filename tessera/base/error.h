@@ -21,6 +21,11 @@ struct ShardingError : c10::Error {
 struct CommError : c10::Error {
   using c10::Error::Error;
 };
+// The machine failed: the disk is full, a device has an I/O error, memory or file descriptors are used up. The call was
+// right.
+struct SystemError : c10::Error {
+  using c10::Error::Error;
+};
 // A defect of this library. The message ends with "(internal error, please report)".
 struct InternalError : c10::Error {
   using c10::Error::Error;

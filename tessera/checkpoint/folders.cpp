@@ -1,5 +1,6 @@
 #include "tessera/checkpoint/folders.h"
 
+#include "tessera/base/detail/system_error.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/detail/disk.h"
 #include "tessera/checkpoint/detail/manifest.h"
@@ -40,7 +41,7 @@ std::vector<fs::path> entries_of(const std::string& parent) {
 void remove_folder(const fs::path& path) {
   std::error_code error;
   fs::remove_all(path, error);
-  TESSERA_CHECK(!error, UsageError, "cannot remove '", path.string(), "': ", error.message());
+  if (error) raise_errno(error.value(), c10::str("cannot remove '", path.string(), "'"));
 }
 
 }  // namespace

@@ -11,7 +11,9 @@ namespace tessera::dcp {
 struct LoadOptions {
   bool strict = true;       // missing names and wrong sizes are errors; false: reports them and loads the rest
   std::string prefix = "";  // loads only saved names with this prefix; the dict has them without it
-  bool verify = false;      // compares the checksums of the shards that are read; reads these shards completely
+  // Compares the checksums of the shards that are read, which reads these shards completely. false: a damaged file can
+  // give wrong values. Checkpoints of other programs have no checksums.
+  bool verify = true;
 };
 
 // Loads the checkpoint at `path` into the tensors of a state dict, by name (torch.distributed.checkpoint.load).

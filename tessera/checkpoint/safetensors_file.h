@@ -45,7 +45,8 @@ struct WriteOptions {
   std::function<void()> after_each = {};             // is called after each tensor
 };
 // Writes a new file. Tensors may be on any device and have any strides. Returns the CRC-32C of each tensor's bytes.
-// Throws UsageError, with path and system error, if it fails: for example if the disk is full or the file exists.
+// If it fails, throws with path and system error: UsageError, for example if the file exists, or SystemError, for
+// example if the disk is full.
 std::vector<uint32_t> write_safetensors(const std::string& path,
                                         const std::vector<std::pair<std::string, at::Tensor>>& tensors,
                                         const WriteOptions& options = {});

@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/save.h"
 
 #include "tessera/base/detail/json.h"
+#include "tessera/base/detail/system_error.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/detail/disk.h"
 #include "tessera/checkpoint/detail/local_boxes.h"
@@ -74,7 +75,7 @@ std::string Saver::global_plan(const Messages& local_plans) {
   std::error_code error;
   fs::remove_all(partial_, error);
   if (!error) fs::create_directories(partial_, error);
-  TESSERA_CHECK(!error, UsageError, "cannot create the folder '", partial_, "': ", error.message());
+  if (error) raise_errno(error.value(), c10::str("cannot create the folder '", partial_, "'"));
   return plan.to_json();
 }
 
@@ -165,7 +166,9 @@ void save(const StateDict& dict, const std::string& path, const Values& values, 
           return written;
         },
         [&](const Messages& written) { return saver.finish(plan, written); });
-  } catch (const UsageError&) {  // all ranks have stopped writing
+  } catch (const CommError&) {  // a rank was lost, and others can still be writing
+    throw;
+  } catch (const c10::Error&) {  // all ranks have stopped writing
     if (world.rank() == 0) saver.remove_partial_data();
     throw;
   }

@@ -26,10 +26,10 @@ struct SaveOptions {
 //
 // The data is written to `path`.partial, which is renamed when all ranks have written everything to disk. So a crash at
 // any time leaves older checkpoints intact. The next save removes what a crash left.
-// All ranks must call it. If a rank fails (for example: disk full), all ranks throw UsageError, and `path` is
-// unchanged. (If an old checkpoint cannot be removed, it throws too, but the new one is complete.) Values are those of
-// rank 0.
-// Example:  dcp::save(state_dict(*model), dcp::step_folder("out", 1000), {{"step", 1000}});
+// All ranks must call it. If a rank fails, all ranks throw, and `path` is unchanged: SystemError if the disk is full or
+// fails, UsageError for a wrong path or dict. (If an old checkpoint cannot be removed, it throws too, but the new one
+// is complete.) Values are those of rank 0. Example:  dcp::save(state_dict(*model), dcp::step_folder("out", 1000),
+// {{"step", 1000}});
 void save(const StateDict& dict, const std::string& path, const Values& values = {}, const SaveOptions& options = {},
           const World& world = World::current());
 

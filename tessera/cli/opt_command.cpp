@@ -1,23 +1,18 @@
+#include "tessera/base/detail/text_file.h"
 #include "tessera/base/error.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/opt.h"
 
-#include <fstream>
 #include <iostream>
 #include <iterator>
 #include <memory>
-#include <sstream>
 
 namespace tessera::cli {
 namespace {
 
 std::string read_text(const std::string& file) {
   if (file == "-") return std::string(std::istreambuf_iterator<char>(std::cin), {});
-  std::ifstream in(file);
-  std::ostringstream text;
-  TESSERA_CHECK(in && text << in.rdbuf(), UsageError, "cannot read '", file,
-                "'; name a file with a program, or - for standard input");
-  return text.str();
+  return read_text_file(file, "the program");
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 #include "tessera/base/error.h"
+#include "tessera/cli/check_arguments.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/plan_report.h"
 #include "tessera/cli/train_flags.h"
 #include "tessera/tensor_parallel/detail/plan_text.h"
+#include "tessera/train/detail/config_options.h"
 #include "tessera/train/detail/plan_file.h"
 #include "tessera/train/plan.h"
 
@@ -16,6 +18,7 @@ namespace {
 struct PlanArguments {
   TrainFlags flags;
   std::optional<int64_t> ranks, tp, sequence;
+  std::optional<double> device_memory;  // in GB
   std::string plan_file;
   bool print_plan = false;
 
@@ -46,7 +49,9 @@ void print_training_plan(const PlanArguments& arguments) {
   std::string list;
   for (const auto& error : errors) list += "\n  " + error;
   TESSERA_CHECK(errors.empty(), UsageError, "this config cannot run:", list);
-  std::cout << train::plan_training(config, ranks);
+  auto plan = train::plan_training(config, ranks);
+  if (arguments.device_memory) plan.device_memory = static_cast<int64_t>(*arguments.device_memory * 1e9);
+  std::cout << plan;
 }
 
 void run_plan(const PlanArguments& arguments) {
@@ -67,11 +72,19 @@ void add_plan_command(CLI::App& app) {
   auto arguments = std::make_shared<PlanArguments>();
   auto* command = app.add_subcommand(
       "plan", "Check a training config or a tensor-parallel plan, and predict placements, memory and communication");
-  command->add_option("-n,--ranks", arguments->ranks,
-                      "Number of ranks of the training run (default: the size of --mesh)");
-  command->add_option("--tp", arguments->tp,
-                      "Report the tensor-parallel plan layer by layer, for this number of ranks (default 2)");
-  command->add_option("--seq", arguments->sequence, "Layer-by-layer report: sequence length (default 128)");
+  command
+      ->add_option("-n,--ranks", arguments->ranks, "Number of ranks of the training run (default: the size of --mesh)")
+      ->check(in_range(1, train::kMaxRanks));
+  command
+      ->add_option("--device-memory", arguments->device_memory,
+                   "Memory of each rank's device in GB (default: of a device of this host)")
+      ->check(in_range(0, 1e6));
+  command
+      ->add_option("--tp", arguments->tp,
+                   "Report the tensor-parallel plan layer by layer, for this number of ranks (default 2)")
+      ->check(in_range(1, 4096));
+  command->add_option("--seq", arguments->sequence, "Layer-by-layer report: sequence length (default 128)")
+      ->check(in_range(1, 65536));
   command->add_option("--plan", arguments->plan_file, "Layer-by-layer report: plan file (default: the model's plan)");
   command->add_flag("--print-plan", arguments->print_plan,
                     "Print the tensor-parallel plan, to edit and pass to --plan, and exit");

@@ -132,6 +132,10 @@ PlanReport make_plan_report(const PlanRequest& request) {
   TESSERA_CHECK(request.ranks >= 1, UsageError, "cannot plan for ", request.ranks, " ranks; use at least 1");
   TESSERA_CHECK(request.batch >= 1 && request.sequence >= 1, UsageError, "the batch ", request.batch, " x ",
                 request.sequence, " is empty");
+  // One layer runs on this host.
+  constexpr int64_t kMaxTokens = 1 << 16;
+  TESSERA_CHECK(request.batch <= kMaxTokens / request.sequence, UsageError, "the batch ", request.batch, " x ",
+                request.sequence, " has more than ", kMaxTokens, " tokens; use a smaller --batch or --seq");
   PlanReport report;
   report.request = request;
   const auto& config = models::find_config(request.model);

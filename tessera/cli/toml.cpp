@@ -1,4 +1,5 @@
 // Reads config files with toml++. Builds without toml++ have no_toml.cpp instead.
+#include "tessera/base/detail/text_file.h"
 #include "tessera/base/error.h"
 #include "tessera/cli/train_config_file.h"
 
@@ -25,9 +26,10 @@ std::string text_of(const toml::node& node, const std::string& where) {
 }  // namespace
 
 void read_train_config(train::TrainConfig& config, const std::string& file) {
+  const auto contents = read_text_file(file, "the config file");
   toml::table root;
   try {
-    root = toml::parse_file(file);
+    root = toml::parse(contents, file);
   } catch (const toml::parse_error& error) {
     TESSERA_FAIL(UsageError, "cannot read ", file, ", line ", error.source().begin.line, ": ", error.description());
   }

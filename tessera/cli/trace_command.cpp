@@ -1,8 +1,8 @@
-#include "tessera/base/error.h"
+#include "tessera/base/detail/text_file.h"
+#include "tessera/cli/check_arguments.h"
 #include "tessera/cli/commands.h"
 #include "tessera/cli/trace.h"
 
-#include <fstream>
 #include <iostream>
 #include <memory>
 
@@ -22,11 +22,13 @@ void add_trace_command(CLI::App& app) {
   for (const auto& mode : parallel_modes()) modes += std::string("\n  ") + mode.name + ": " + mode.help;
   command->add_option("--model", request.model, "Model: mlp, or a model name of tessera train")->capture_default_str();
   command->add_option("--parallel", request.parallel, modes)->capture_default_str();
-  command->add_option("--ranks", request.ranks, "Number of ranks, as threads of one process")->capture_default_str();
+  command->add_option("--ranks", request.ranks, "Number of ranks, as threads of one process")
+      ->check(in_range(1, 64))
+      ->capture_default_str();
   command->add_option("--passes", arguments->passes, "Comma-separated passes in order; see tessera opt --list")
       ->delimiter(',');
-  command->add_option("--batch", request.batch, "Batch size per rank")->capture_default_str();
-  command->add_option("--seq", request.sequence, "Sequence length")->capture_default_str();
+  command->add_option("--batch", request.batch, "Batch size per rank")->check(in_range(1, 4096))->capture_default_str();
+  command->add_option("--seq", request.sequence, "Sequence length")->check(in_range(1, 65536))->capture_default_str();
   command->add_option("-o,--output", arguments->file, "Output file")->required();
   command->footer(
       "Example:\n  tessera trace --model gpt-tiny --parallel tp -o page.html\n"
@@ -34,11 +36,7 @@ void add_trace_command(CLI::App& app) {
   command->callback([arguments, command] {
     auto request = arguments->request;
     if (command->count("--passes") > 0) request.passes = arguments->passes;
-    std::ofstream out(arguments->file, std::ios::binary);
-    TESSERA_CHECK(out, UsageError, "cannot write '", arguments->file, "'");
-    out << make_trace_page(request);
-    out.close();
-    TESSERA_CHECK(out, UsageError, "cannot write all of '", arguments->file, "'");
+    write_text_file(arguments->file, make_trace_page(request));
     std::cout << arguments->file << '\n';
   });
 }

@@ -1,6 +1,7 @@
 #include "tessera/cli/train_run.h"
 
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/detail/text_file.h"
 #include "tessera/base/error.h"
 #include "tessera/base/error_file.h"
 #include "tessera/cli/exit_code.h"
@@ -9,6 +10,7 @@
 #include "tessera/train/detail/console.h"
 #include "tessera/train/detail/event_file.h"
 #include "tessera/train/detail/metrics_file.h"
+#include "tessera/train/detail/output_folder.h"
 #include "tessera/train/trainer.h"
 
 #include <unistd.h>
@@ -16,11 +18,9 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
-#include <filesystem>
-#include <fstream>
 #include <iomanip>
 #include <iostream>
+#include <optional>
 #include <sstream>
 
 namespace tessera::cli {
@@ -64,18 +64,29 @@ void add_sinks(train::Trainer& trainer, const TrainConfig& config) {
                                                                      .log_every = config.metrics.log_every,
                                                                      .steps_made = trainer.steps_made(),
                                                                      .colour = terminal && !setting_is_set("NO_COLOR"),
-                                                                     .bar = terminal}));
+                                                                     .terminal = terminal ? STDOUT_FILENO : -1}));
   const auto& folder = config.metrics.output;
-  trainer.add(std::make_shared<train::MetricsFile>(folder + "/metrics.jsonl", trainer.steps_made() > 0));
+  trainer.add(std::make_shared<train::MetricsFile>(folder + "/metrics.jsonl", trainer.steps_made()));
   if (config.metrics.tensorboard)
-    trainer.add(std::make_shared<train::EventFile>(folder + "/tb", config.metrics.log_every));
+    trainer.add(std::make_shared<train::EventFile>(folder + "/tb", config.metrics.log_every, trainer.steps_made()));
+}
+
+// Without control characters, which a terminal would obey. A model of bytes can generate any of them.
+std::string printable(const std::string& text) {
+  std::string shown;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool control = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7f;
+    shown += control ? '?' : c;
+  }
+  return shown;
 }
 
 void print_outputs(const TrainConfig& config, const train::TrainResult& result) {
   const auto& folder = config.metrics.output;
   if (!result.sample.empty()) {
-    std::ofstream(folder + "/sample.txt") << result.sample << '\n';
-    std::cout << "sample: " << result.sample << '\n';
+    write_text_file(folder + "/sample.txt", result.sample + "\n");
+    std::cout << "sample: " << printable(result.sample) << '\n';
   }
   std::cout << "outputs: " << folder << "/ (config.toml, metrics.jsonl" << (config.metrics.tensorboard ? ", tb/" : "")
             << (config.checkpoint.every > 0 && config.checkpoint.folder.empty() ? ", checkpoints/" : "") << ")"
@@ -97,34 +108,14 @@ void exit_on_interrupt(const TrainConfig& config) {
 
 }  // namespace
 
-std::string new_output_folder(const TrainConfig& config) {
-  const auto now = std::time(nullptr);
-  std::tm local{};
-  localtime_r(&now, &local);
-  std::ostringstream name;
-  name << "outputs/" << std::put_time(&local, "%Y%m%d-%H%M%S") << "-" << config.model.name;
-  return name.str();
-}
-
-void prepare_output(const TrainConfig& config) {
-  const auto& folder = config.metrics.output;
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  TESSERA_CHECK(!error, UsageError, "cannot create the output folder '", folder, "': ", error.message());
-  std::ofstream file(folder + "/config.toml");
-  file << config << std::flush;
-  TESSERA_CHECK(file, UsageError, "cannot write into the output folder '", folder, "': ", std::strerror(errno));
-}
-
-void run_training(const TrainConfig& given) {
+void run_training(const TrainConfig& given, bool overwrite) {
   auto config = given;
   const auto world = init();
   const bool is_rank_0 = world.rank() == 0;
-  if (config.metrics.output.empty())  // started by another launcher: rank 0 chooses the name
-    config.metrics.output = comm::gather_decide_broadcast(
-        world.group(), "the output folder", [] { return std::string(); },
-        [&](const auto&) { return new_output_folder(config); });
-  if (is_rank_0) prepare_output(config);
+  std::optional<train::OutputFolder> output;  // of rank 0
+  config.metrics.output = comm::gather_decide_broadcast(
+      world.group(), "the output folder", [] { return std::string(); },
+      [&](const auto&) { return output.emplace(config, overwrite).path(); });
   if (world.size() == 1) exit_on_interrupt(config);
   train::TrainResult result;
   {
@@ -132,6 +123,8 @@ void run_training(const TrainConfig& given) {
     train::Trainer trainer(config, world);
     if (is_rank_0 && !trainer.resumed_from().empty())
       std::cout << "resumed from " << trainer.resumed_from() << " at step " << trainer.steps_made() << std::endl;
+    else if (is_rank_0 && config.checkpoint.resume == "auto")
+      std::cout << "no checkpoint in " << train::checkpoint_folder(config) << "; starting at step 0" << std::endl;
     if (is_rank_0) add_sinks(trainer, config);
     result = trainer.run();
   }

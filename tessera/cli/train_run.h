@@ -1,18 +1,13 @@
 #pragma once
 #include "tessera/train/config.h"
 
-#include <string>
+#include <exception>
 
 namespace tessera::cli {
 
-// A new name, as outputs/20260131-174502-gpt-tiny.
-std::string new_output_folder(const train::TrainConfig& config);
-// Creates the output folder and writes config.toml into it. Throws UsageError if it cannot.
-void prepare_output(const train::TrainConfig& config);
-
 // Trains as one rank of the world, which may have one rank. Throws if training fails or does not reach the required
-// accuracy.
-void run_training(const train::TrainConfig& config);
+// accuracy. `overwrite`: see train::OutputFolder.
+void run_training(const train::TrainConfig& config, bool overwrite);
 
 // Exits with exit_code_of(error). The message goes to the error file of the launcher, or to standard error if there is
 // no launcher.

@@ -25,6 +25,8 @@ class Dataset {
   // Number of targets per sample that are not kIgnored. It is equal for all samples, so every rank knows the number of
   // targets in a batch.
   virtual int64_t counted() const { return length(); }
+  // Whether each token is one byte of text.
+  virtual bool has_byte_tokens() const { return false; }
   // Reads one sample. Both spans have length() elements.
   virtual void read(int64_t sample, std::span<int64_t> input, std::span<int64_t> target) const = 0;
 

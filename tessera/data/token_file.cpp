@@ -65,6 +65,7 @@ class TokenWindows final : public Dataset {
   int64_t samples() const override { return count_; }
   int64_t length() const override { return options_.length; }
   int64_t vocab_size() const override { return options_.vocab_size; }
+  bool has_byte_tokens() const override { return file_->layout() == TokenLayout::Text; }
   void read(int64_t sample, std::span<int64_t> input, std::span<int64_t> target) const override {
     const int64_t start = (first_ + sample) * options_.length;
     file_->read(start, input, options_.vocab_size);

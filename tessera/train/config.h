@@ -84,7 +84,7 @@ struct EvalOptions {
   int64_t samples = 512;       // validation samples, at most
   double accuracy = 0;         // required exact-match accuracy at the end, 0 to 1; 0: none
   int64_t sample_tokens = 64;  // length of the text generated at the end; 0: none
-  double temperature = 0;      // of the generated text; 0: greedy
+  double temperature = -1;     // of the generated text; 0: greedy; negative: 0 for arithmetic, 0.8 for text
   // Memberwise.
   bool operator==(const EvalOptions&) const = default;
 };
@@ -137,8 +137,8 @@ struct TrainConfig {
 std::ostream& operator<<(std::ostream& out, const TrainConfig& config);
 
 // Sets one option from text, as in set_option(config, "training.steps", "100").
-// Throws UsageError for an unknown key, with the nearest known key, and for text of the wrong type. The config is then
-// unchanged.
+// Throws UsageError for an unknown key, with the nearest known key, for text of the wrong type, and for a number out of
+// its range. The config is then unchanged.
 void set_option(TrainConfig& config, std::string_view key, const std::string& text);
 
 // The text of a value, as set_option() reads it. Numbers have the fewest digits that read back exactly.

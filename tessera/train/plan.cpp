@@ -4,6 +4,7 @@
 #include "tessera/comm/detail/fake_world.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/placement/detail/shard.h"
+#include "tessera/train/detail/device.h"
 #include "tessera/train/detail/parallel_model.h"
 #include "tessera/train/detail/plan_traffic.h"
 
@@ -105,7 +106,9 @@ int64_t activation_bytes(const TrainConfig& config, const MeshShape& mesh) {
   const int64_t in_blocks = config.training.activation_checkpoint ? blocks * dim + in_block : blocks * in_block;
   const int64_t element_bytes = config.training.precision == "fp32" ? 4 : 2;
   const int64_t logits_bytes = 2 * 4 * (config.parallel.loss_parallel ? vocab / tp : vocab);  // and log-softmax
-  return tokens * ((in_blocks + 2 * dim) * element_bytes + logits_bytes);
+  const double bytes =
+      static_cast<double>(tokens) * static_cast<double>((in_blocks + 2 * dim) * element_bytes + logits_bytes);
+  return static_cast<int64_t>(std::min(bytes, 0x1p60));  // int64_t would overflow for impossible sizes
 }
 
 std::vector<PlannedMemory> memory_of(const TrainPlan& plan, const PlanParameters& parameters) {
@@ -151,6 +154,12 @@ void append(std::vector<PlannedTraffic>& to, const std::vector<PlannedTraffic>& 
 
 }  // namespace
 
+int64_t TrainPlan::memory_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& part : memory) bytes += part.bytes;
+  return bytes;
+}
+
 std::map<std::string, Traffic> TrainPlan::traffic_by_axis() const {
   std::map<std::string, Traffic> by_axis;
   for (const auto& planned : traffic) {
@@ -186,6 +195,7 @@ TrainPlan plan_training(const TrainConfig& config, int64_t ranks) {
   plan.config = config;
   plan.mesh = mesh_shape(config, ranks);
   plan.ranks = ranks;
+  plan.device_memory = device_memory_bytes(at::Device(config.training.device));
   const auto has = [&](const char* axis) {
     return std::find(plan.mesh.names.begin(), plan.mesh.names.end(), axis) != plan.mesh.names.end();
   };

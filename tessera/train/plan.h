@@ -48,6 +48,10 @@ struct TrainPlan {
   std::vector<int64_t> parameter_bytes;      // per rank
   std::vector<PlannedTraffic> traffic;       // per step, from the second step on (the first rebuilds the buckets)
   std::vector<PlannedMemory> memory;         // of rank 0, which has the largest local shards
+  int64_t device_memory = 0;                 // bytes of the device of a rank; 0: unknown
+
+  // The sum of `memory`.
+  int64_t memory_bytes() const;
 
   // Totals per mesh axis, as StepMetrics::traffic.
   std::map<std::string, Traffic> traffic_by_axis() const;
@@ -56,7 +60,8 @@ struct TrainPlan {
 // All reasons why the config cannot run on this number of ranks. Empty: it can run.
 std::vector<std::string> config_errors(const TrainConfig& config, int64_t ranks);
 
-// Makes the plan. Throws UsageError if config_errors() is not empty. Requires: this thread has no world.
+// Makes the plan, for a device of this host. Throws UsageError if config_errors() is not empty. Requires: this thread
+// has no world.
 TrainPlan plan_training(const TrainConfig& config, int64_t ranks);
 
 // Prints tables of parameters, collectives and memory. Equal blocks are one row.

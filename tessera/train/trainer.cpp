@@ -4,6 +4,7 @@
 #include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/train/detail/check_replicas.h"
 #include "tessera/train/detail/device.h"
+#include "tessera/train/detail/memory_check.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -16,6 +17,8 @@ using Clock = std::chrono::steady_clock;
 
 const TrainConfig& checked(const TrainConfig& config, const World& world) {
   check(config, world.size());
+  check_device(config.training.device);
+  check_memory(config, world.size(), 1);
   TESSERA_CHECK(config.checkpoint.every == 0 || !checkpoint_folder(config).empty(), UsageError, "checkpoint.every is ",
                 config.checkpoint.every,
                 ", but the checkpoint folder is not set; set checkpoint.folder or metrics.output");
@@ -107,13 +110,12 @@ Trainer::StepOutcome Trainer::step() {
   return outcome;
 }
 
-// One collective per data axis, and a second one for the maximum at steps that are logged.
 double Trainer::mean_over_data(const at::Tensor& loss, double* max_loss) {
-  auto sum = loss.detach().to(at::kDouble).view({1}).clone(), max = sum.clone();
-  model_.sum_over_data(sum);
-  if (step_ == 1 || step_ % config_.metrics.log_every == 0) model_.max_over_data(max);
-  *max_loss = max.item<double>();
-  return sum.item<double>() / static_cast<double>(model_.data_ranks());
+  const auto losses = model_.gather_over_data(loss.detach().to(at::kDouble)).cpu();
+  const double mean = losses.mean().item<double>();
+  *max_loss = losses.max().item<double>();  // NaN if a loss is NaN
+  if (*max_loss < mean) *max_loss = mean;   // rounding of the mean of equal losses
+  return mean;
 }
 
 void Trainer::measure(StepMetrics& metrics, double seconds) const {
@@ -140,10 +142,12 @@ std::string Trainer::sample() {
   const int64_t length = data_.held_out->length(), counted = data_.held_out->counted();
   // If only the answer counts for the loss, generate as many tokens as it has.
   const int64_t generated = counted < length ? counted : config_.eval.sample_tokens;
+  // Greedy text repeats itself. An answer is not text: only the most likely one counts.
+  double temperature = config_.eval.temperature;
+  if (temperature < 0) temperature = eval_kind(*data_.held_out) == EvalKind::Answers ? 0 : 0.8;
   return data_.held_out->show(generate(
       model_, std::move(tokens),
-      {.tokens = generated, .context = length, .temperature = config_.eval.temperature, .seed = config_.training.seed},
-      device_));
+      {.tokens = generated, .context = length, .temperature = temperature, .seed = config_.training.seed}, device_));
 }
 
 TrainResult Trainer::run() {

@@ -36,7 +36,7 @@ void expect_loads(const std::string& path, double value) {
   run_ranks(3, [&](Rank& me) {
     const auto mesh = me.mesh("dp=3");
     const auto found = dict(mesh, 0), wanted = dict(mesh, value);
-    load(found, path, {.verify = true});
+    load(found, path);
     for (const std::string name : {"w", "v"})
       EXPECT_TRUE(DTensor(found.at(name)).to_local().equal(DTensor(wanted.at(name)).to_local()));
     EXPECT_TRUE(found.at("b").equal(wanted.at("b")));

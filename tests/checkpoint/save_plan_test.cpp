@@ -93,7 +93,11 @@ TEST(Manifest, ParseErrorsNameTheProblem) {
   const ErrorCase cases[] = {
       {"", "JSON"},
       {"{}", "it: there is no 'tessera_checkpoint'"},
-      {R"({"tessera_checkpoint":2})", "it: the format version is 2, and this library reads version 1"},
+      {R"({"tessera_checkpoint":3})", "it: the format version is 3, and this library reads versions 1 and 2"},
+      {R"({"tessera_checkpoint":2,"values":{},"tensors":{}})", "it: it has no checksum, so it is damaged"},
+      {R"({"tessera_checkpoint":2,"values":{},"tensors":{},"crc32c":7})", "it: it is damaged: the checksum is "},
+      {R"({"tessera_checkpoint":1,"values":{},"tensors":{},"crc32c":7})",
+       "'crc32c' is not a member of format version 1"},
       {R"({"tessera_checkpoint":1,"values":{"a":[]}})", "it: value 'a': "},
       {R"({"tessera_checkpoint":1,"values":{},"tensors":{"w":{}}})", "it: tensor 'w': there is no 'dtype'"},
       {R"({"tessera_checkpoint":1,"values":{},"tensors":{"w":{"dtype":"F32","shape":[-1],"pieces":[]}}})",

@@ -2,7 +2,8 @@
 #include <span>
 #include <string>
 
-// Durable file operations. All throw UsageError with the path and the system's error message.
+// Durable file operations. All throw UsageError for a wrong path and SystemError for a full disk (system_error.h), with
+// the path and the system's error message.
 namespace tessera::dcp {
 
 // A new file. An existing file is an error.

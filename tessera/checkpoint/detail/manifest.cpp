@@ -1,5 +1,6 @@
 #include "tessera/checkpoint/detail/manifest.h"
 
+#include "tessera/base/detail/crc32c.h"
 #include "tessera/base/detail/json.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/detail/reshard.h"
@@ -7,17 +8,41 @@
 
 #include <algorithm>
 
-// The format on disk. The key "pieces" is from version 1 and stays, so that old checkpoints can be read.
+// The format on disk. The last member is the CRC-32C of all text before it. Version 1, which is also read, does not
+// have it. The key "pieces" is from version 1.
 //
-// {"tessera_checkpoint":1,
+// {"tessera_checkpoint":2,
 //  "values":{"step":10},
 //  "tensors":{"w":{"dtype":"F32","shape":[4,3],"pieces":[{"file":"shard-00001-model-00001-of-00001.safetensors",
-//                                                         "offsets":[0,0],"sizes":[2,3],"crc32c":17}]}}}
+//                                                         "offsets":[0,0],"sizes":[2,3],"crc32c":17}]}},
+//  "crc32c":19}
 namespace tessera::dcp {
 namespace {
 
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2, kVersionWithoutChecksum = 1;
 constexpr const char* kShardsKey = "pieces";
+constexpr const char* kChecksumKey = "crc32c";
+const std::string kBeforeChecksum = ",\"crc32c\":";
+
+void check_version(const Json& json) {
+  const int64_t version = json.at("tessera_checkpoint").number();
+  TESSERA_CHECK(version == kVersion || version == kVersionWithoutChecksum, UsageError, "the format version is ",
+                version, ", and this library reads versions 1 and ", kVersion);
+  for (const auto& [name, value] : json.members())
+    TESSERA_CHECK(name == "tessera_checkpoint" || name == "values" || name == "tensors" ||
+                      (name == kChecksumKey && version == kVersion),
+                  UsageError, "'", name, "' is not a member of format version ", version);
+}
+
+void check_text(const std::string& text, const Json& json) {
+  if (json.at("tessera_checkpoint").number() == kVersionWithoutChecksum) return;
+  const auto end = text.rfind(kBeforeChecksum);
+  const Json* saved = json.find(kChecksumKey);
+  TESSERA_CHECK(saved && end != std::string::npos, UsageError, "it has no checksum, so it is damaged");
+  const uint32_t found = crc32c(std::string_view(text).substr(0, end));
+  TESSERA_CHECK(saved->number() == found, UsageError, "it is damaged: the checksum is ", found, ", and it was ",
+                saved->number());
+}
 
 Json array_of(const Sizes& sizes) { return Json::Array(sizes.begin(), sizes.end()); }
 
@@ -80,19 +105,20 @@ std::string Manifest::to_json() const {
   for (const auto& [name, value] : values)
     json_values.emplace_back(name, std::visit([](const auto& v) { return Json(v); }, value));
   for (const auto& tensor : tensors) json_tensors.emplace_back(tensor.name, dcp::to_json(tensor));
-  return Json(Json::Object{{"tessera_checkpoint", kVersion},
-                           {"values", std::move(json_values)},
-                           {"tensors", std::move(json_tensors)}})
-      .dump();
+  auto text = Json(Json::Object{{"tessera_checkpoint", kVersion},
+                                {"values", std::move(json_values)},
+                                {"tensors", std::move(json_tensors)}})
+                  .dump();
+  text.pop_back();  // the closing brace
+  return c10::str(text, kBeforeChecksum, crc32c(text), "}");
 }
 
 Manifest Manifest::parse(const std::string& text, const std::string& what) {
   const auto json = Json::parse(text, what);
   std::string where = what;
   try {
-    const int64_t version = json.at("tessera_checkpoint").number();
-    TESSERA_CHECK(version == kVersion, UsageError, "the format version is ", version,
-                  ", and this library reads version ", kVersion);
+    check_version(json);
+    check_text(text, json);
     Manifest manifest;
     for (const auto& [name, value] : json.at("values").members()) {
       where = c10::str(what, ": value '", name, "'");

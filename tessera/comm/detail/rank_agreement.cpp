@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
+#include <new>
 #include <string_view>
 
 namespace tessera::comm {
@@ -92,17 +93,32 @@ std::string difference_of_lines(const Lines& first, const Lines& other, int64_t 
                   std::max(first.size(), other.size()), "; the first rank is rank ", first_rank, ")");
 }
 
-// "+" and the text, or "-" and the message of the error that text() has thrown.
+// "+" and the text, or the kind and the message of the error that text() has thrown: "!" SystemError, "#"
+// InternalError, "-" all others.
 std::string text_or_error(const std::function<std::string()>& text) {
   try {
     return "+" + text();
+  } catch (const SystemError& error) {
+    return c10::str("!", error.what_without_backtrace());
+  } catch (const InternalError& error) {
+    return c10::str("#", error.what_without_backtrace());
   } catch (const c10::Error& error) {
     return c10::str("-", error.what_without_backtrace());
+  } catch (const std::bad_alloc& error) {
+    return c10::str("!", error.what());
   } catch (const std::exception& error) {
     return c10::str("-", error.what());
   }
 }
-bool is_error(const std::string& result) { return result.empty() || result.front() == '-'; }
+bool is_error(const std::string& result) { return result.empty() || result.front() != '+'; }
+
+// The kind of an error that has several causes: the machine, then the library, then the call.
+char kind_of_errors(const Lines& results) {
+  const auto any = [&](char kind) {
+    return std::any_of(results.begin(), results.end(), [&](const auto& r) { return !r.empty() && r.front() == kind; });
+  };
+  return any('!') ? '!' : any('#') ? '#' : '-';
+}
 
 // The errors of all ranks as one message. Equal errors are listed once, with their ranks. "": no rank failed.
 std::string errors_in(const Lines& results, const Group& group) {
@@ -129,7 +145,7 @@ std::string errors_in(const Lines& results, const Group& group) {
 std::string decide_or_error(const Lines& all, const Group& group,
                             const std::function<std::string(const Lines&)>& decide) {
   const auto errors = errors_in(all, group);
-  if (!errors.empty()) return "-" + errors;
+  if (!errors.empty()) return kind_of_errors(all) + errors;
   Lines texts;
   for (const auto& text : all) texts.push_back(text.substr(1));
   return text_or_error([&] { return decide(texts); });
@@ -191,8 +207,11 @@ std::string gather_decide_broadcast(const Group& group, const std::string& what,
       verdict = exchange.get("verdict", 0);
     }
   }
-  TESSERA_CHECK(!is_error(verdict), UsageError, what, ": ", verdict.substr(1));
-  return verdict.substr(1);
+  if (!is_error(verdict)) return verdict.substr(1);
+  const auto message = c10::str(what, ": ", verdict.substr(1));
+  TESSERA_CHECK(verdict.front() != '!', SystemError, message);
+  if (verdict.front() == '#') throw InternalError({__func__, __FILE__, __LINE__}, message);  // it has the request to report
+  TESSERA_FAIL(UsageError, message);
 }
 
 }  // namespace tessera::comm

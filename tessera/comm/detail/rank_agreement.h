@@ -19,8 +19,9 @@ void require_same_on_all_ranks(const Group& group, const std::string& what, cons
 std::string broadcast_text(const Group& group, const std::string& what, const std::string& text);
 
 // Gathers text() of every rank on rank 0, calls decide(texts) there, and returns its result on every rank.
-// `texts` is in rank order. If text() or decide() throws on any rank, all ranks throw one UsageError that says which
-// ranks failed. If text() throws, decide() is not called. The store keeps only the last result.
+// `texts` is in rank order. If text() or decide() throws on any rank, all ranks throw one error that says which ranks
+// failed: SystemError or InternalError if a rank threw it, else UsageError. If text() throws, decide() is not called.
+// The store keeps only the last result.
 // Example:
 //   gather_decide_broadcast(group, "save", [&] { write(); return ""; }, [&](const auto&) { rename(); return ""; });
 std::string gather_decide_broadcast(const Group& group, const std::string& what,

@@ -3,6 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/data/token_file.h"
 #include "tessera/train/config.h"
+#include "tessera/train/detail/config_options.h"
 
 #include <algorithm>
 
@@ -34,43 +35,13 @@ void check_allowed_values(const TrainConfig& c) {
   data::parse_token_layout(c.data.format);
 }
 
-template <class T>
-struct Minimum {
-  const char* key;
-  T value, min;
-};
-
-template <class T>
-void check_minimums(std::initializer_list<Minimum<T>> minimums) {
-  for (const auto& m : minimums)
-    TESSERA_CHECK(m.value >= m.min, UsageError, m.key, " is ", m.value, "; it must be at least ", m.min);
-}
-
+// set_option() checks the same. A program can set the fields directly.
 void check_ranges(const TrainConfig& c) {
-  check_minimums<int64_t>({{"training.steps", c.training.steps, 1},
-                           {"training.batch", c.training.batch, 1},
-                           {"training.accumulate", c.training.accumulate, 1},
-                           {"data.seq_len", c.data.seq_len, 0},
-                           {"data.prefetch", c.data.prefetch, 1},
-                           {"optimizer.warmup", c.optimizer.warmup, 0},
-                           {"eval.every", c.eval.every, 0},
-                           {"eval.samples", c.eval.samples, 1},
-                           {"eval.sample_tokens", c.eval.sample_tokens, 0},
-                           {"guard.checksum_every", c.guard.checksum_every, 0},
-                           {"checkpoint.every", c.checkpoint.every, 0},
-                           {"checkpoint.keep", c.checkpoint.keep, 0},
-                           {"metrics.log_every", c.metrics.log_every, 1}});
-  check_minimums<double>({{"optimizer.lr", c.optimizer.lr, 0},
-                          {"optimizer.clip", c.optimizer.clip, 0},
-                          {"optimizer.weight_decay", c.optimizer.weight_decay, 0},
-                          {"optimizer.min_factor", c.optimizer.min_factor, 0},
-                          {"eval.temperature", c.eval.temperature, 0},
-                          {"guard.spike", c.guard.spike, 0},
-                          {"metrics.peak_tflops", c.metrics.peak_tflops, 0}});
-  TESSERA_CHECK(c.optimizer.decay_share > 0 && c.optimizer.decay_share <= 1, UsageError, "optimizer.decay_share is ",
-                c.optimizer.decay_share, "; it must be above 0 and at most 1");
-  TESSERA_CHECK(c.eval.accuracy >= 0 && c.eval.accuracy <= 1, UsageError, "eval.accuracy is ", c.eval.accuracy,
-                "; it must be from 0 to 1");
+  visit_options(c, [&](const OptionInfo& info, const auto& value) {
+    if constexpr (std::is_arithmetic_v<std::remove_cvref_t<decltype(value)>>)
+      TESSERA_CHECK(!info.range || info.range->contains(static_cast<double>(value)), UsageError, info.key, " is ",
+                    option_text(value), "; it must be ", *info.range);
+  });
 }
 
 std::string divisors(int64_t n) {
@@ -148,7 +119,9 @@ int64_t sequence_length(const TrainConfig& c) {
 int64_t ranks_of(const ParallelOptions& options) {
   if (options.mesh.empty()) return 0;
   int64_t ranks = 1;
-  for (const auto n : parse_mesh(options, 1).shape) ranks *= n;
+  for (const auto n : parse_mesh(options, 1).shape)
+    TESSERA_CHECK(!__builtin_mul_overflow(ranks, n, &ranks) && ranks <= kMaxRanks, UsageError, "mesh '", options.mesh,
+                  "' has more than ", kMaxRanks, " ranks");
   return ranks;
 }
 
@@ -188,6 +161,8 @@ std::string checkpoint_folder(const TrainConfig& c) {
 }
 
 void check(const TrainConfig& c, int64_t ranks) {
+  TESSERA_CHECK(ranks >= 1 && ranks <= kMaxRanks, UsageError, "the number of ranks is ", ranks,
+                "; it must be from 1 to ", kMaxRanks);
   check_allowed_values(c);
   check_ranges(c);
   TESSERA_CHECK(c.checkpoint.resume != "auto" || !checkpoint_folder(c).empty(), UsageError,

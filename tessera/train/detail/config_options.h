@@ -1,37 +1,62 @@
 #pragma once
 #include "tessera/train/config.h"
 
+#include <iosfwd>
+#include <optional>
+
 // The table of all options of TrainConfig. Command line flags, TOML files and print-outs are generated from it.
 namespace tessera::train {
+
+// The values that a number may have. Prints as "from 0 to 10", "above 0 and at most 1".
+struct OptionRange {
+  double min, max;
+  bool above_min = false, below_max = false;  // the bound itself is not allowed
+
+  bool contains(double value) const {  // false for NaN
+    return (above_min ? value > min : value >= min) && (below_max ? value < max : value <= max);
+  }
+};
+std::ostream& operator<<(std::ostream& out, const OptionRange& range);
 
 struct OptionInfo {
   const char* key;         // "training.steps": flag --training.steps, and `steps` in the TOML table [training]
   const char* short_flag;  // "--steps", or ""
   const char* help;
+  std::optional<OptionRange> range = {};  // of a number
 };
+
+// Bounds that keep products of sizes within 63 bits, and every check fast.
+constexpr OptionRange kSteps{1, 1e9}, kStepsOrOff{0, 1e9}, kFraction{0, 1};
+constexpr int64_t kMaxRanks = 1 << 17;
 
 // Calls f(info, value) for each option.
 template <class Config, class F>
 void visit_options(Config& c, F f) {
   f({"model.name", "--model", "Model name, from gpt-tiny to llama-70b"}, c.model.name);
-  f({"model.vocab_size", "", "Vocabulary size (0: as the named model)"}, c.model.vocab_size);
-  f({"model.max_seq_len", "", "Maximum sequence length (0: as the named model)"}, c.model.max_seq_len);
-  f({"model.layers", "--layers", "Number of transformer blocks (0: as the named model)"}, c.model.layers);
-  f({"model.heads", "--heads", "Number of attention heads (0: as the named model)"}, c.model.heads);
-  f({"model.kv_heads", "", "Number of key/value heads of Llama (0: as the named model)"}, c.model.kv_heads);
-  f({"model.dim", "--dim", "Embedding dimension (0: as the named model)"}, c.model.dim);
-  f({"model.ffn_dim", "", "Hidden dimension of the feed-forward layer of Llama (0: as the named model)"},
+  f({"model.vocab_size", "", "Vocabulary size (0: as the named model)", {{0, 1 << 24}}}, c.model.vocab_size);
+  f({"model.max_seq_len", "", "Maximum sequence length (0: as the named model)", {{0, 1 << 24}}}, c.model.max_seq_len);
+  f({"model.layers", "--layers", "Number of transformer blocks (0: as the named model)", {{0, 10000}}}, c.model.layers);
+  f({"model.heads", "--heads", "Number of attention heads (0: as the named model)", {{0, 65536}}}, c.model.heads);
+  f({"model.kv_heads", "", "Number of key/value heads of Llama (0: as the named model)", {{0, 65536}}},
+    c.model.kv_heads);
+  f({"model.dim", "--dim", "Embedding dimension (0: as the named model)", {{0, 1 << 20}}}, c.model.dim);
+  f({"model.ffn_dim",
+     "",
+     "Hidden dimension of the feed-forward layer of Llama (0: as the named model)",
+     {{0, 1 << 22}}},
     c.model.ffn_dim);
-  f({"model.dropout", "", "Dropout probability of GPT-2 (negative: as the named model)"}, c.model.dropout);
+  f({"model.dropout", "", "Dropout probability of GPT-2 (negative: as the named model)", {{-1, 1, false, true}}},
+    c.model.dropout);
 
   f({"data.path", "--data", "Training data: arithmetic (built in), a text file, or a file of tokens"}, c.data.path);
   f({"data.format", "--data-format", "Format of the data file: auto, text, llm.c, uint16 or uint32"}, c.data.format);
   f({"data.validation_path", "", "Validation data file (empty: the end of the training file)"}, c.data.validation_path);
-  f({"data.validation_fraction", "", "Fraction of the training file used for validation"}, c.data.validation_fraction);
-  f({"data.digits", "--digits", "Digits of the numbers in arithmetic"}, c.data.digits);
-  f({"data.seq_len", "--seq-len", "Tokens per sample (0: the model's maximum)"}, c.data.seq_len);
+  f({"data.validation_fraction", "", "Fraction of the training file used for validation", {{0, 1, true, true}}},
+    c.data.validation_fraction);
+  f({"data.digits", "--digits", "Digits of the numbers in arithmetic", {{1, 8}}}, c.data.digits);
+  f({"data.seq_len", "--seq-len", "Tokens per sample (0: the model's maximum)", {{0, 1 << 24}}}, c.data.seq_len);
   f({"data.last_batch", "", "Incomplete last batch of an epoch: drop or pad"}, c.data.last_batch);
-  f({"data.prefetch", "", "Number of batches to read ahead"}, c.data.prefetch);
+  f({"data.prefetch", "", "Number of batches to read ahead", {{1, 1024}}}, c.data.prefetch);
 
   f({"parallel.mesh", "--mesh",
      "Mesh axes and sizes, as in dp=2,tp=2; axes are dp, fsdp, tp (empty: dp over all ranks)"},
@@ -46,9 +71,9 @@ void visit_options(Config& c, F f) {
   f({"parallel.loss_parallel", "--loss-parallel", "Compute the loss on logits sharded over tp"},
     c.parallel.loss_parallel);
 
-  f({"training.steps", "--steps", "Number of training steps"}, c.training.steps);
-  f({"training.batch", "--batch", "Global batch size in samples"}, c.training.batch);
-  f({"training.accumulate", "--accumulate", "Gradient accumulation steps"}, c.training.accumulate);
+  f({"training.steps", "--steps", "Number of training steps", kSteps}, c.training.steps);
+  f({"training.batch", "--batch", "Global batch size in samples", {{1, 1 << 24}}}, c.training.batch);
+  f({"training.accumulate", "--accumulate", "Gradient accumulation steps", {{1, 1 << 24}}}, c.training.accumulate);
   f({"training.precision", "--precision", "Compute precision: fp32, bf16 or fp16; parameters stay fp32"},
     c.training.precision);
   f({"training.activation_checkpoint", "--activation-checkpoint", "Recompute each block in backward to save memory"},
@@ -57,48 +82,52 @@ void visit_options(Config& c, F f) {
   f({"training.seed", "--seed", "Random seed of weights and data order"}, c.training.seed);
   f({"training.device", "--device", "Device: cpu or cuda"}, c.training.device);
 
-  f({"optimizer.lr", "--lr", "Peak learning rate"}, c.optimizer.lr);
-  f({"optimizer.beta1", "", "AdamW beta1"}, c.optimizer.beta1);
-  f({"optimizer.beta2", "", "AdamW beta2"}, c.optimizer.beta2);
-  f({"optimizer.eps", "", "AdamW epsilon"}, c.optimizer.eps);
-  f({"optimizer.weight_decay", "--weight-decay", "AdamW weight decay of matrices; vectors have none"},
+  f({"optimizer.lr", "--lr", "Peak learning rate", {{0, 1e6}}}, c.optimizer.lr);
+  f({"optimizer.beta1", "", "AdamW beta1", {{0, 1, false, true}}}, c.optimizer.beta1);
+  f({"optimizer.beta2", "", "AdamW beta2", {{0, 1, false, true}}}, c.optimizer.beta2);
+  f({"optimizer.eps", "", "AdamW epsilon", {{0, 1}}}, c.optimizer.eps);
+  f({"optimizer.weight_decay", "--weight-decay", "AdamW weight decay of matrices; vectors have none", {{0, 1e6}}},
     c.optimizer.weight_decay);
-  f({"optimizer.clip", "--clip", "Maximum gradient norm (0: no clipping)"}, c.optimizer.clip);
+  f({"optimizer.clip", "--clip", "Maximum gradient norm (0: no clipping)", {{0, 1e9}}}, c.optimizer.clip);
   f({"optimizer.schedule", "--schedule", "Learning rate schedule: constant, cosine, linear or wsd"},
     c.optimizer.schedule);
-  f({"optimizer.warmup", "--warmup", "Learning rate warmup steps"}, c.optimizer.warmup);
-  f({"optimizer.min_factor", "", "Final learning rate as a fraction of lr"}, c.optimizer.min_factor);
-  f({"optimizer.decay_share", "", "Fraction of the steps in the decay phase of wsd"}, c.optimizer.decay_share);
+  f({"optimizer.warmup", "--warmup", "Learning rate warmup steps", kStepsOrOff}, c.optimizer.warmup);
+  f({"optimizer.min_factor", "", "Final learning rate as a fraction of lr", kFraction}, c.optimizer.min_factor);
+  f({"optimizer.decay_share", "", "Fraction of the steps in the decay phase of wsd", {{0, 1, true}}},
+    c.optimizer.decay_share);
 
-  f({"eval.every", "--eval-every", "Steps between validations (0: only at the end)"}, c.eval.every);
-  f({"eval.samples", "--eval-samples", "Maximum number of validation samples"}, c.eval.samples);
+  f({"eval.every", "--eval-every", "Steps between validations (0: only at the end)", kStepsOrOff}, c.eval.every);
+  f({"eval.samples", "--eval-samples", "Maximum number of validation samples", kSteps}, c.eval.samples);
   f({"eval.accuracy", "--accuracy",
-     "Required validation accuracy at the end, 0 to 1; below it the exit code is 1 (0: off)"},
+     "Required validation accuracy at the end, 0 to 1; below it the exit code is 1 (0: off)", kFraction},
     c.eval.accuracy);
-  f({"eval.sample_tokens", "--sample-tokens", "Tokens of the text generated at the end (0: none)"},
+  f({"eval.sample_tokens", "--sample-tokens", "Tokens of the text generated at the end (0: none)", {{0, 1 << 20}}},
     c.eval.sample_tokens);
-  f({"eval.temperature", "--temperature", "Sampling temperature of the generated text (0: greedy)"},
+  f({"eval.temperature",
+     "--temperature",
+     "Sampling temperature of the generated text (0: greedy; negative: 0 for arithmetic, 0.8 for text)",
+     {{-1, 1000}}},
     c.eval.temperature);
 
   f({"guard.on_nan", "--on-nan", "If loss or gradient norm is not finite: stop, skip or ignore the step"},
     c.guard.on_nan);
   f({"guard.on_spike", "--on-spike", "On a loss spike: stop, skip or ignore the step"}, c.guard.on_spike);
-  f({"guard.spike", "--spike", "Loss-spike threshold in standard deviations (0: off)"}, c.guard.spike);
+  f({"guard.spike", "--spike", "Loss-spike threshold in standard deviations (0: off)", {{0, 1e9}}}, c.guard.spike);
   f({"guard.checksum_every", "--checksum-every",
-     "Steps between checks that replicated parameters are equal on all ranks (0: off)"},
+     "Steps between checks that replicated parameters are equal on all ranks (0: off)", kStepsOrOff},
     c.guard.checksum_every);
 
   f({"metrics.output", "--output", "Output folder (empty: outputs/<time>-<model>)"}, c.metrics.output);
-  f({"metrics.log_every", "--log-every", "Steps between log lines"}, c.metrics.log_every);
+  f({"metrics.log_every", "--log-every", "Steps between log lines", kSteps}, c.metrics.log_every);
   f({"metrics.tensorboard", "", "Write TensorBoard event files"}, c.metrics.tensorboard);
-  f({"metrics.peak_tflops", "", "Peak TFLOPS of a rank's device, for MFU (0: looked up by device name)"},
+  f({"metrics.peak_tflops", "", "Peak TFLOPS of a rank's device, for MFU (0: looked up by device name)", {{0, 1e9}}},
     c.metrics.peak_tflops);
 
-  f({"checkpoint.every", "--checkpoint-every", "Steps between checkpoints, plus one at the end (0: none)"},
+  f({"checkpoint.every", "--checkpoint-every", "Steps between checkpoints, plus one at the end (0: none)", kStepsOrOff},
     c.checkpoint.every);
   f({"checkpoint.folder", "--checkpoint-folder", "Checkpoint folder (empty: checkpoints/ in the output folder)"},
     c.checkpoint.folder);
-  f({"checkpoint.keep", "--checkpoint-keep", "Number of checkpoints to keep (0: all)"}, c.checkpoint.keep);
+  f({"checkpoint.keep", "--checkpoint-keep", "Number of checkpoints to keep (0: all)", kStepsOrOff}, c.checkpoint.keep);
   f({"checkpoint.resume", "--resume", "Checkpoint to resume from; auto: the latest one, if any"}, c.checkpoint.resume);
 }
 

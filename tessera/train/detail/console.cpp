@@ -1,5 +1,8 @@
 #include "tessera/train/detail/console.h"
 
+#include <c10/util/StringUtil.h>
+#include <sys/ioctl.h>
+
 #include <iomanip>
 #include <ostream>
 #include <sstream>
@@ -17,6 +20,11 @@ std::string with_commas(double number) {  // 6667 -> "6,667"
     text += digits[i];
   }
   return text;
+}
+
+int64_t terminal_columns(int fd) {
+  winsize size{};
+  return ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 1 ? size.ws_col : 80;
 }
 
 // Formats "name: value  name: value".
@@ -55,10 +63,13 @@ std::string step_line(const StepMetrics& m, bool colour) {
 
 std::string eval_line(const EvalMetrics& m, bool colour) {
   Fields fields(colour);
-  fields.add(Colour::Red, "eval at step", 2, 0, m.step)
-      .add(Colour::Green, "loss", 8, 5, m.loss)
-      .add(Colour::Green, "exact_match", 0, 2, 100 * m.accuracy, "%")
-      .add(Colour::Blue, "samples", 0, 0, m.samples);
+  fields.add(Colour::Red, "eval at step", 2, 0, m.step).add(Colour::Green, "loss", 8, 5, m.loss);
+  if (m.kind == EvalKind::Answers)
+    fields.add(Colour::Green, "exact_match", 0, 2, 100 * m.accuracy, "%");
+  else
+    fields.add(Colour::Green, "perplexity", 0, 2, m.perplexity());
+  if (m.kind == EvalKind::Bytes) fields.add(Colour::Green, "bits_per_byte", 0, 3, m.bits_per_byte());
+  fields.add(Colour::Blue, "samples", 0, 0, m.samples);
   return fields.text();
 }
 
@@ -86,7 +97,7 @@ void Console::on_step(const StepMetrics& metrics) {
     line(step_line(since, options_.colour));
     tokens_ = seconds_ = 0;
   }
-  if (options_.bar && metrics.step < options_.steps) draw_bar(metrics.step);
+  if (options_.terminal >= 0 && metrics.step < options_.steps) draw_bar(metrics.step);
 }
 
 void Console::on_eval(const EvalMetrics& metrics) { line(eval_line(metrics, options_.colour)); }
@@ -94,13 +105,18 @@ void Console::on_eval(const EvalMetrics& metrics) { line(eval_line(metrics, opti
 void Console::on_checkpoint(const std::string& path) { line("checkpoint: " + path); }
 
 void Console::draw_bar(int64_t step) {
-  constexpr int64_t kWidth = 30;
   const double elapsed = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
   const auto steps_done = static_cast<double>(step - options_.steps_made);
   const double left = elapsed * static_cast<double>(options_.steps - step) / steps_done;
-  const auto filled = static_cast<size_t>(kWidth * step / options_.steps);
-  out_ << "\r\x1b[K[" << std::string(filled, '#') << std::string(kWidth - filled, '.') << "] " << step << "/"
-       << options_.steps << "  " << static_cast<int64_t>(left + 0.5) << " s left" << std::flush;
+  auto text = c10::str(step, "/", options_.steps, "  ", static_cast<int64_t>(left + 0.5), " s left");
+  // One line on any terminal: "\r" returns to the start of the last line only, so a bar that wraps would stay.
+  const int64_t columns = terminal_columns(options_.terminal) - 1;
+  const int64_t width = std::min<int64_t>(30, columns - static_cast<int64_t>(text.size()) - 3);
+  if (width >= 5) {
+    const auto filled = static_cast<size_t>(width * step / options_.steps);
+    text = "[" + std::string(filled, '#') + std::string(static_cast<size_t>(width) - filled, '.') + "] " + text;
+  }
+  out_ << "\r\x1b[K" << text.substr(0, static_cast<size_t>(columns)) << std::flush;
   bar_shown_ = true;
 }
 

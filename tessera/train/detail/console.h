@@ -16,7 +16,7 @@ struct ConsoleOptions {
   int64_t steps = 0, log_every = 10;
   int64_t steps_made = 0;  // before this run, if resumed
   bool colour = false;
-  bool bar = false;  // progress bar; only for a terminal
+  int terminal = -1;  // file descriptor of a terminal, for a progress bar; -1: none
 };
 
 // Prints a line for the first step and then every log_every steps, with the throughput since the last line. On a

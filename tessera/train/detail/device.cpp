@@ -1,7 +1,14 @@
 #include "tessera/train/detail/device.h"
 
+#include "tessera/base/error.h"
+
+#include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
 
 namespace tessera::train {
 namespace {
@@ -24,6 +31,20 @@ double known_peak_tflops(std::string_view device_name, std::string_view precisio
     if (device_name.find(peak.part_of_name) != std::string_view::npos)
       return precision == "fp32" ? peak.fp32_tflops : peak.half_tflops;
   return 0;
+}
+
+void check_device(const std::string& type) {
+  TESSERA_CHECK(type != "cuda" || at::globalContext().hasCUDA(), UsageError,
+                "training.device is cuda, but LibTorch finds no CUDA device: it is built for CPUs, or this host has no "
+                "usable GPU; use --device cpu");
+}
+
+int64_t device_memory_bytes(at::Device device) {
+  if (!device.is_cpu()) return cuda_memory_bytes(device);
+  const int64_t host = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGE_SIZE);
+  int64_t limit = 0;
+  std::ifstream("/sys/fs/cgroup/memory.max") >> limit;  // "max" if it is not limited
+  return limit > 0 ? std::min(host, limit) : host;
 }
 
 double peak_memory_gib(at::Device device) {

@@ -51,7 +51,13 @@ EvalMetrics evaluate(ParallelModel& model, const data::Dataset& dataset, int64_t
   const auto n = static_cast<double>(samples);
   return {.loss = sums[0].item<double>() / (n * static_cast<double>(dataset.counted())),
           .accuracy = sums[1].item<double>() / n,
-          .samples = samples};
+          .samples = samples,
+          .kind = eval_kind(dataset)};
+}
+
+EvalKind eval_kind(const data::Dataset& dataset) {
+  if (dataset.counted() < dataset.length()) return EvalKind::Answers;
+  return dataset.has_byte_tokens() ? EvalKind::Bytes : EvalKind::Tokens;
 }
 
 std::vector<int64_t> generate(ParallelModel& model, std::vector<int64_t> tokens, const GenerateOptions& options,

@@ -11,6 +11,9 @@ namespace tessera::train {
 EvalMetrics evaluate(ParallelModel& model, const data::Dataset& dataset, int64_t samples, int64_t batch,
                      at::Device device);
 
+// What validation on this dataset measures.
+EvalKind eval_kind(const data::Dataset& dataset);
+
 struct GenerateOptions {
   int64_t tokens;          // to generate
   int64_t context;         // tokens that the model sees at a time

@@ -1,12 +1,11 @@
 #include "tessera/train/detail/event_file.h"
 
 #include "tessera/base/detail/crc32c.h"
-#include "tessera/base/error.h"
+#include "tessera/base/detail/system_error.h"
 
 #include <unistd.h>
 
 #include <bit>
-#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -63,6 +62,10 @@ std::string scalar_event(double wall_time, int64_t step, const Scalars& scalars)
   return field(1, wall_time) + field(2, step) + field(5, std::string_view(summary));
 }
 
+std::string restart_event(double wall_time, int64_t step) {
+  return field(1, wall_time) + field(2, step) + field(7, std::string_view(field(1, int64_t{1})));
+}
+
 }  // namespace detail
 
 namespace {
@@ -77,21 +80,16 @@ std::string new_path(const std::string& folder) {
 
 }  // namespace
 
-EventFile::EventFile(const std::string& folder, int64_t log_every)
-    : path_(new_path(folder)), log_every_(log_every), file_(nullptr, std::fclose) {
+EventFile::EventFile(const std::string& folder, int64_t log_every, int64_t resumed_step) : log_every_(log_every) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  file_.reset(std::fopen(path_.c_str(), "wb"));
-  TESSERA_CHECK(file_, UsageError, "cannot write ", path_, ": ", std::strerror(errno));
+  if (error) raise_errno(error.value(), c10::str("cannot create the folder '", folder, "'"));
+  file_ = std::make_unique<AppendedFile>(new_path(folder), /*keep=*/false);
   write(detail::version_event(now()));
+  if (resumed_step > 0) write(detail::restart_event(now(), resumed_step + 1));
 }
 
-void EventFile::write(const std::string& event) {
-  const auto record = detail::tf_record(event);
-  const bool written = std::fwrite(record.data(), 1, record.size(), file_.get()) == record.size();
-  TESSERA_CHECK(std::fflush(file_.get()) == 0 && written, UsageError, "cannot write ", path_, ": ",
-                std::strerror(errno));
-}
+void EventFile::write(const std::string& event) { file_->append(detail::tf_record(event)); }
 
 void EventFile::on_step(const StepMetrics& m) {
   if (m.step != 1 && m.step % log_every_ != 0) return;
@@ -115,9 +113,14 @@ void EventFile::on_step(const StepMetrics& m) {
 }
 
 void EventFile::on_eval(const EvalMetrics& m) {
-  write(detail::scalar_event(now(), m.step,
-                             {{"validation_metrics/loss", static_cast<float>(m.loss)},
-                              {"validation_metrics/exact_match", static_cast<float>(m.accuracy)}}));
+  Scalars scalars{{"validation_metrics/loss", static_cast<float>(m.loss)}};
+  if (m.kind == EvalKind::Answers)
+    scalars.emplace_back("validation_metrics/exact_match", static_cast<float>(m.accuracy));
+  else
+    scalars.emplace_back("validation_metrics/perplexity", static_cast<float>(m.perplexity()));
+  if (m.kind == EvalKind::Bytes)
+    scalars.emplace_back("validation_metrics/bits_per_byte", static_cast<float>(m.bits_per_byte()));
+  write(detail::scalar_event(now(), m.step, scalars));
 }
 
 }  // namespace tessera::train

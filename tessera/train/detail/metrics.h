@@ -1,9 +1,11 @@
 #pragma once
 #include "tessera/comm/detail/records.h"
 
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numbers>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,7 +39,7 @@ class TrafficCount final : private comm::Observer {
 struct StepMetrics {
   int64_t step = 0;     // from 1
   double loss = 0;      // mean over the targets of the global batch
-  double max_loss = 0;  // largest mean of a data-parallel rank
+  double max_loss = 0;  // largest loss of a data-parallel rank; `loss` is their mean
   double grad_norm = 0, lr = 0;
   double seconds = 0, data_seconds = 0;         // of this rank
   double tokens_per_second = 0;                 // global tokens per second / ranks
@@ -50,12 +52,23 @@ struct StepMetrics {
   std::string skipped = {};                     // why the update was skipped; empty: it was not
 };
 
+// What a validation measures besides the loss.
+enum class EvalKind : uint8_t {
+  Answers,  // exact-match accuracy: each sample has a question and an answer
+  Tokens,   // perplexity: all tokens are targets
+  Bytes,    // perplexity and bits per byte: the tokens are bytes of text
+};
+
 // Metrics of one validation.
 struct EvalMetrics {
   int64_t step = 0;
-  double loss = 0;
+  double loss = 0;      // mean over the targets, in nats
   double accuracy = 0;  // fraction of samples whose counted targets were all predicted
   int64_t samples = 0;
+  EvalKind kind = EvalKind::Answers;
+
+  double perplexity() const { return std::exp(loss); }
+  double bits_per_byte() const { return loss / std::numbers::ln2; }  // of EvalKind::Bytes
 };
 
 // A destination of metrics, such as a file or the console.

@@ -3,7 +3,10 @@
 #include "tessera/base/detail/json.h"
 #include "tessera/base/error.h"
 
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <sstream>
 
 namespace tessera::train {
 namespace {
@@ -13,6 +16,27 @@ Json json_number(double value) {
   if (!std::isfinite(value)) return {};
   const bool is_integer = std::abs(value) < 1e15 && value == std::trunc(value);
   return is_integer ? Json(static_cast<int64_t>(value)) : Json(value);
+}
+
+// Removes the lines after a step, and what is not a line of metrics: a run that was killed may have written part of
+// one. Returns the step of the last validation that is left; 0: none.
+int64_t keep_steps(const std::string& path, int64_t last_step) {
+  if (!std::filesystem::exists(path)) return 0;
+  std::istringstream all(read_text_file(path, "the metrics"));
+  std::string kept;
+  int64_t last_eval = 0;
+  for (std::string line; std::getline(all, line);) {
+    try {
+      const auto json = Json::parse(line, path);
+      const int64_t step = json.at("step").number();
+      if (step > last_step) continue;
+      if (json.find("eval_loss")) last_eval = step;
+      kept += line + "\n";
+    } catch (const UsageError&) {  // not a line of metrics
+    }
+  }
+  write_text_file(path, kept);
+  return last_eval;
 }
 
 }  // namespace
@@ -42,21 +66,22 @@ std::string json_line(const StepMetrics& m) {
 }
 
 std::string json_line(const EvalMetrics& m) {
-  return Json(Json::Object{{"step", m.step},
-                           {"eval_loss", json_number(m.loss)},
-                           {"exact_match", json_number(m.accuracy)},
-                           {"eval_samples", m.samples}})
-      .dump();
+  Json::Object line{{"step", m.step}, {"eval_loss", json_number(m.loss)}};
+  if (m.kind == EvalKind::Answers)
+    line.emplace_back("exact_match", json_number(m.accuracy));
+  else
+    line.emplace_back("perplexity", json_number(m.perplexity()));
+  if (m.kind == EvalKind::Bytes) line.emplace_back("bits_per_byte", json_number(m.bits_per_byte()));
+  line.emplace_back("eval_samples", m.samples);
+  return Json(std::move(line)).dump();
 }
 
-MetricsFile::MetricsFile(const std::string& path, bool append)
-    : path_(path), file_(path, append ? std::ios::app : std::ios::out) {
-  TESSERA_CHECK(file_, UsageError, "cannot write ", path);
-}
+MetricsFile::MetricsFile(const std::string& path, int64_t resumed_step)
+    : last_eval_(resumed_step > 0 ? keep_steps(path, resumed_step) : 0), file_(path, resumed_step > 0) {}
 
-void MetricsFile::write(const std::string& line) {
-  file_ << line << std::endl;
-  TESSERA_CHECK(file_, UsageError, "cannot write ", path_);
+void MetricsFile::on_eval(const EvalMetrics& metrics) {
+  if (metrics.step > last_eval_) file_.append(json_line(metrics) + "\n");
+  last_eval_ = std::max(last_eval_, metrics.step);
 }
 
 }  // namespace tessera::train

@@ -1,7 +1,7 @@
 #pragma once
+#include "tessera/base/detail/text_file.h"
 #include "tessera/train/detail/metrics.h"
 
-#include <fstream>
 #include <string>
 
 namespace tessera::train {
@@ -10,19 +10,18 @@ namespace tessera::train {
 std::string json_line(const StepMetrics& metrics);
 std::string json_line(const EvalMetrics& metrics);
 
-// Writes metrics.jsonl: one line per step and per validation, flushed after each.
+// Writes metrics.jsonl: one line per step and per validation, each in one write.
 class MetricsFile final : public MetricsSink {
  public:
-  // `append`: keeps existing lines, for a resumed run. Throws UsageError if the file cannot be written.
-  explicit MetricsFile(const std::string& path, bool append = false);
-  void on_step(const StepMetrics& metrics) override { write(json_line(metrics)); }
-  void on_eval(const EvalMetrics& metrics) override { write(json_line(metrics)); }
+  // A resumed run keeps the lines up to its step, so that each step is in the file once. 0: a new file.
+  // Throws UsageError or SystemError if the file cannot be written.
+  explicit MetricsFile(const std::string& path, int64_t resumed_step = 0);
+  void on_step(const StepMetrics& metrics) override { file_.append(json_line(metrics) + "\n"); }
+  void on_eval(const EvalMetrics& metrics) override;
 
  private:
-  void write(const std::string& line);
-
-  std::string path_;
-  std::ofstream file_;
+  int64_t last_eval_;  // step of the last validation in the file
+  AppendedFile file_;
 };
 
 }  // namespace tessera::train

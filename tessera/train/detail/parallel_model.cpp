@@ -7,6 +7,8 @@
 #include "tessera/nn/deferred_init.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 
 namespace tessera::train {
@@ -81,8 +83,11 @@ void ParallelModel::sum_over_data(at::Tensor& values) const {
   for_each_data_axis([&](const std::string& axis) { mesh_.get_group(axis)->all_reduce(values, ReduceOp::Sum).wait(); });
 }
 
-void ParallelModel::max_over_data(at::Tensor& values) const {
-  for_each_data_axis([&](const std::string& axis) { mesh_.get_group(axis)->all_reduce(values, ReduceOp::Max).wait(); });
+at::Tensor ParallelModel::gather_over_data(const at::Tensor& value) const {
+  auto all = at::zeros({data_ranks()}, value.options());
+  all[data_rank()] = value;
+  sum_over_data(all);
+  return all;
 }
 
 void ParallelModel::set_gradient_sync(bool sync) {

@@ -27,9 +27,10 @@ class ParallelModel {
   bool has_axis(const std::string& name) const;
   int64_t data_ranks() const;  // number of data-parallel ranks (dp x fsdp)
   int64_t data_rank() const;   // index of this rank among them
-  // Reduce over the data-parallel ranks, in place. No communication if there is one.
+  // Sums over the data-parallel ranks, in place. No communication if there is one.
   void sum_over_data(at::Tensor& values) const;
-  void max_over_data(at::Tensor& values) const;
+  // The values of all data-parallel ranks. One collective per data axis, as sum_over_data().
+  at::Tensor gather_over_data(const at::Tensor& value) const;
 
   // false: the next backward accumulates gradients locally, without communication.
   void set_gradient_sync(bool sync);

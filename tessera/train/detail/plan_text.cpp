@@ -50,12 +50,10 @@ TextTable traffic_table(const TrainPlan& plan) {
 
 TextTable memory_table(const TrainPlan& plan) {
   TextTable lines{{"kind", "bytes"}};
-  int64_t all = 0;
-  for (const auto& row : plan.memory) {
+  for (const auto& row : plan.memory)
     lines.push_back({row.kind, (row.estimate ? "about " : "") + bytes_text(row.bytes)});
-    all += row.bytes;
-  }
-  lines.push_back({"total", "about " + bytes_text(all)});
+  lines.push_back({"total", "about " + bytes_text(plan.memory_bytes())});
+  if (plan.device_memory > 0) lines.push_back({"memory of the device", bytes_text(plan.device_memory)});
   return lines;
 }
 
@@ -67,7 +65,9 @@ std::ostream& operator<<(std::ostream& out, const TrainPlan& plan) {
   out << config.model.name << ", " << models::parameter_count(model_config(config.model)) << " parameters, on "
       << plan.ranks << " rank" << (plan.ranks == 1 ? "" : "s") << ", mesh " << plan.mesh << ": a step of "
       << config.training.batch << " x " << sequence_length(config) << " tokens, " << config.training.precision
-      << ". This config can run.\n\nParameters\n";
+      << ". This config "
+      << (plan.device_memory > 0 && plan.memory_bytes() > plan.device_memory ? "does not fit" : "can run")
+      << ".\n\nParameters\n";
   print_table(out, parameter_table(plan), "  ");
   out << "  bytes per rank: ";
   if (*min != *max) out << *min << " to ";
@@ -79,6 +79,11 @@ std::ostream& operator<<(std::ostream& out, const TrainPlan& plan) {
     print_table(out, traffic_table(plan), "  ");
   out << "\nMemory of rank 0\n";
   print_table(out, memory_table(plan), "  ");
+  if (plan.device_memory > 0 && plan.memory_bytes() > plan.device_memory)
+    out << "  It does not fit: a rank needs about " << bytes_text(plan.memory_bytes()) << ", and its device has "
+        << bytes_text(plan.device_memory)
+        << ".\n  Use more ranks on fsdp or tp, a smaller --batch, --accumulate or --activation-checkpoint; for another "
+           "device, --device-memory.\n";
   return out;
 }
 

@@ -81,6 +81,11 @@ SavedValues check_values(const std::string& path, const dcp::Values& values, con
   const auto& model = saved.get<std::string>("model");
   TESSERA_CHECK(model == model_text(config), UsageError, "cannot resume from '", path, "': its model is ", model,
                 ", but the config has ", model_text(config));
+  // Counters of steps and samples. A larger one overflows in the first step.
+  for (const auto& [name, max] : {std::pair("step", int64_t{1} << 40), std::pair("samples_read", int64_t{1} << 61),
+                                  std::pair("position", int64_t{1} << 61), std::pair("ranks", int64_t{1} << 40)})
+    TESSERA_CHECK(saved.number(name) >= 0 && saved.number(name) <= max, UsageError, "cannot resume from '", path,
+                  "': its ", name, " is ", saved.number(name), "; it must be from 0 to ", max);
   return saved;
 }
 
@@ -127,8 +132,7 @@ void Trainer::resume(const std::string& path) {
   const auto manifest = dcp::open_source(path).manifest;
   const auto saved = check_values(path, manifest.values, config_);
   const int64_t step = saved.number("step");
-  TESSERA_CHECK(step_ == 0 && step >= 0, UsageError, "resume() must be called before the first step; ", step_,
-                " steps were made");
+  TESSERA_CHECK(step_ == 0, UsageError, "resume() must be called before the first step; ", step_, " steps were made");
 
   auto& module = model_.module();
   const auto parameters = get_model_state_dict(module);
@@ -160,7 +164,14 @@ void Trainer::resume(const std::string& path) {
   sampler_position_ = saved.number("position");
   samples_read_ = saved.number("samples_read");
   loader_.set_position(sampler_position_);
-  for (; step_ < step; step_++) scheduler_.step();
+  if (step > 0) {  // the schedule is a function of the step
+    auto position = scheduler_.state_dict();
+    position.at("last_epoch").fill_(step - 1);
+    position.at("step_count").fill_(step);
+    scheduler_.load_state_dict(position);
+    scheduler_.step();
+  }
+  step_ = step;
   resumed_from_ = path;
   if (config_.guard.checksum_every > 0) check_replicas(module, model_.mesh(), c10::str("after loading '", path, "'"));
 }

@@ -1,4 +1,4 @@
-// JSON parser and printer, as safetensors headers and manifests need them.
+// JSON parser and printer: strict, as file headers and manifests need them.
 #include "tessera/base/detail/json.h"
 
 #include "tessera/base/error.h"
@@ -8,7 +8,7 @@
 
 #include <limits>
 
-namespace tessera::dcp {
+namespace tessera {
 namespace {
 
 TEST(Json, PrintsWhatItParses) {
@@ -69,4 +69,4 @@ TEST(Json, TypeErrorsShowTheValue) {
 }
 
 }  // namespace
-}  // namespace tessera::dcp
+}  // namespace tessera
