@@ -1,5 +1,6 @@
 #pragma once
 #include "tessera/data_parallel/detail/replica.h"
+#include "tessera/data_parallel/detail/wrapper_module.h"
 #include "tessera/nn/holder.h"
 
 #include <memory>
@@ -19,7 +20,7 @@ namespace tessera {
 //
 // H: a holder (TESSERA_MODULE, TORCH_MODULE) or a std::shared_ptr of a module with a forward.
 template <class H>
-class DistributedDataParallelImpl : public torch::nn::Module {
+class DistributedDataParallelImpl : public torch::nn::Module, public data_parallel::WrapperModule {
  public:
   // Wraps a module. All ranks of the group call it.
   explicit DistributedDataParallelImpl(H wrapped, const DDPOptions& options = {})
@@ -41,7 +42,7 @@ class DistributedDataParallelImpl : public torch::nn::Module {
   }
 
   // auto guard = ddp->no_sync();   gradients are accumulated on this rank while it is alive. Run forward inside it too.
-  [[nodiscard]] data_parallel::NoSync no_sync() { return data_parallel::NoSync(*replica_); }
+  [[nodiscard]] data_parallel::NoSync no_sync() { return data_parallel::NoSync(replica_); }
   // The same as a setting of the following forward passes.
   void set_requires_gradient_sync(bool sync) { replica_->set_requires_gradient_sync(sync); }
 

@@ -1,6 +1,7 @@
 #include "tessera/data_parallel/replicate.h"
 
 #include "tessera/base/error.h"
+#include "tessera/data_parallel/fsdp/detail/api/ignored_modules.h"
 #include "tessera/nn/module_tree.h"
 #include "tessera/tracing/op_mode.h"
 
@@ -64,6 +65,9 @@ torch::nn::Module& replicate(torch::nn::Module& module, const ReplicateOptions& 
                 " is replicated already; call replicate() once, or gradients are averaged twice");
   TESSERA_CHECK(!options.device_mesh || options.device_mesh.ndim() == 1, UsageError, "replicate: device_mesh ",
                 options.device_mesh, " has ", options.device_mesh.ndim(), " axes; give the one to average over");
+  TESSERA_CHECK(!data_parallel::fsdp::is_module_container(module), UsageError, "replicate: a ", class_name(module),
+                " has no forward, so nothing would average its gradients; call replicate for the module around it, or ",
+                "for each module in it");
   hook_point(module);  // throws if it has none
   auto state = std::make_shared<ReplicateState>();
   state->module = &module;

@@ -7,6 +7,7 @@
 
 #include <torch/nn/module.h>
 
+#include <mutex>
 #include <ostream>
 
 namespace tessera {
@@ -86,9 +87,28 @@ void collect(const torch::nn::Module& module, const std::string& prefix, std::ve
   for (const auto& child : module.named_children()) collect(*child.value(), prefix + child.key() + ".", slots);
 }
 
+struct Preparations {
+  std::mutex mutex;
+  std::vector<std::function<void(const torch::nn::Module&)>> all;
+};
+Preparations& preparations() {
+  static auto* it = new Preparations;
+  return *it;
+}
+
 }  // namespace
 
+void before_slots(std::function<void(const torch::nn::Module&)> prepare) {
+  const std::lock_guard lock(preparations().mutex);
+  preparations().all.push_back(std::move(prepare));
+}
+
 std::vector<ModuleSlot> slots_of(const torch::nn::Module& module) {
+  auto& [mutex, all] = preparations();
+  std::unique_lock lock(mutex);
+  const auto now = all;
+  lock.unlock();
+  for (const auto& prepare : now) prepare(module);
   std::vector<ModuleSlot> slots;
   collect(module, "", slots);
   std::erase_if(slots, [](const ModuleSlot& slot) { return !slot.tensor.defined(); });

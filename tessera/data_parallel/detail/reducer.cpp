@@ -68,16 +68,47 @@ Reducer::Reducer(NamedTensors parameters, comm::Group group, ReducerOptions opti
       stopped_ranks_(group_),
       scale_(at::native::wrapped_scalar_tensor(1.0 / static_cast<double>(group_->size()))),
       states_(parameters_.size()) {
+  make_first_buckets();
+}
+
+std::shared_ptr<Reducer> Reducer::make(NamedTensors parameters, comm::Group group, ReducerOptions options) {
+  const std::shared_ptr<Reducer> reducer(new Reducer(std::move(parameters), std::move(group), options));
+  const std::weak_ptr<Reducer> weak = reducer;
+  for (size_t i = 0; i < reducer->parameters_.size(); i++)
+    reducer->handles_.push_back(
+        register_hook_on_any_leaf(reducer->parameters_[i].value, [&](const at::Tensor& parameter) {
+          return register_post_accumulate_grad_hook(parameter, [weak, i](const at::Tensor&) {
+            if (const auto self = weak.lock()) self->gradient_accumulated(i);
+          });
+        }));
+  return reducer;
+}
+
+// Frozen parameters leave their bucket, but not before their gradients are reduced. Equal on all ranks.
+bool Reducer::belongs_in_bucket(size_t i) const {
+  return parameters_[i].value.requires_grad() || (states_[i].in_bucket && unreduced_passes_ > 0);
+}
+
+void Reducer::make_first_buckets() {
+  num_in_buckets_ = 0;
+  for (size_t i = 0; i < states_.size(); i++) num_in_buckets_ += states_[i].in_bucket = belongs_in_bucket(i);
+  for (auto& state : states_) state.expected = 1;
+  order_.clear();
+  rebuilt_ = graph_recorded_ = false;
   // The order in which gradients become ready is not known yet. So the first pass uses one bucket for all gradients.
   // With find_unused_parameters some gradients may never be ready, so the final buckets are made now: as in PyTorch,
   // filled from the first parameter on, and reduced from the last bucket on.
-  auto plan = fill_buckets(items(), first_to_last(parameters_.size()),
-                           finds_unused() ? options_.limits : BucketLimits{kUnlimited, kUnlimited});
+  auto plan =
+      fill_buckets(items(), in_buckets(), finds_unused() ? options_.limits : BucketLimits{kUnlimited, kUnlimited});
   std::sort(plan.begin(), plan.end(), [](const Bucket& a, const Bucket& b) { return a.front() > b.front(); });
   make_buckets(std::move(plan));
-  for (size_t i = 0; i < parameters_.size(); i++)
-    handles_.push_back(register_post_accumulate_grad_hook(parameters_[i].value,
-                                                          [this, i](const at::Tensor&) { gradient_accumulated(i); }));
+}
+
+std::vector<size_t> Reducer::in_buckets() const {
+  std::vector<size_t> which;
+  for (size_t i = 0; i < states_.size(); i++)
+    if (states_[i].in_bucket) which.push_back(i);
+  return which;
 }
 
 Reducer::~Reducer() {
@@ -133,7 +164,7 @@ void Reducer::rebuild() {
   const auto old_slots = slots_;
   make_buckets(fill_buckets(items(), order, options_.limits));
   if (!options_.gradient_as_bucket_view) return;
-  for (size_t i = 0; i < parameters_.size(); i++) {  // move gradients that are views of the old buckets
+  for (const size_t i : in_buckets()) {  // move gradients that are views of the old buckets
     const auto& [name, value] = parameters_[i];
     if (!value.grad().defined()) continue;
     const auto& local = local_gradient(value, name);
@@ -148,18 +179,29 @@ void Reducer::before_forward(bool sync) {
   const at::NoGradGuard no_grad;
   abandon();
   sync_ = sync;
+  if (!sync) return;
+  bool same = true;
+  for (size_t i = 0; i < states_.size(); i++) same &= states_[i].in_bucket == belongs_in_bucket(i);
   // With find_unused_parameters buckets are not rebuilt: another rank may not have seen all gradients.
-  if (!sync || rebuilt_ || finds_unused() || order_.size() != parameters_.size()) return;
-  if (!compiling()) return rebuild();
+  const bool seen_all = !rebuilt_ && !finds_unused() && order_.size() == num_in_buckets_ && num_in_buckets_ > 0;
+  if (same && !seen_all) return;
+  const auto make_buckets = [&] { same ? rebuild() : make_first_buckets(); };
+  if (!compiling()) return make_buckets();
   const OpModesOff off;
-  rebuild();
+  make_buckets();
   throw RestartTrace{};  // the program uses the new buckets, but does not make them
 }
 
 void Reducer::after_forward(const Tensors& outputs) {
-  if (!options_.static_graph) return;
   for (const auto& output : outputs)
-    if (output.defined() && output.requires_grad()) output.register_hook([this](const at::Tensor&) { begin_pass(); });
+    if (output.defined() && output.requires_grad())
+      output.register_hook([self = shared_from_this()](const at::Tensor&) {
+        // With static_graph backward may be nested. With find_unused_parameters it may compute no gradient at all,
+        // and still takes part in the reduction (not in autograd::grad, which accumulates nothing).
+        const at::NoGradGuard no_grad;
+        const auto* inputs = torch::autograd::get_current_graph_task_exec_info();
+        if (self->options_.static_graph || (self->finds_unused() && (!inputs || inputs->empty()))) self->begin_pass();
+      });
 }
 
 // After a pass that failed: waits for the collectives that it started.
@@ -176,21 +218,29 @@ void Reducer::begin_pass() {
   graph_task_ = task;
   passes_++;
   for (auto& state : states_) state.ready = state.used = false, state.calls = 0;
-  if (!sync_) return;
+  unreduced_passes_ += !sync_;
+  if (!sync_ || num_in_buckets_ == 0) return;
   in_pass_ = true;
   reduced_passes_++;
   num_started_ = 0;
-  if (order_.size() < parameters_.size()) order_.clear();  // left by a pass that failed
+  if (order_.size() < num_in_buckets_) order_.clear();  // left by a pass that failed
   for (size_t b = 0; b < buckets_.size(); b++) buckets_[b].pending = plan_[b].size();
-  torch::autograd::Engine::get_default_engine().queue_callback([this] { finish_pass(); });
+  torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->finish_pass(); });
+  std::vector<bool> requires_grad;
+  for (const auto& parameter : parameters_) requires_grad.push_back(parameter.value.requires_grad());
+  frozen_ = RequiresGradHash(requires_grad);
+  any_frozen_ = false;
   if (is_recording_graph()) return;
-  for (size_t i = 0; i < states_.size(); i++) {
-    const bool unused = finds_unused() ? !will_accumulate(parameters_[i].value) : states_[i].expected == 0;
+  for (const size_t i : in_buckets()) {
+    const bool frozen = !parameters_[i].value.requires_grad();  // after the forward, or gradients wait since no_sync()
+    const bool unused = frozen || (finds_unused() ? !will_accumulate(parameters_[i].value) : states_[i].expected == 0);
+    any_frozen_ |= frozen;
     if (unused) mark_ready(i);
   }
 }
 
 void Reducer::gradient_accumulated(size_t i) {
+  if (!parameters_[i].value.requires_grad()) return;  // frozen after its forward: LibTorch adds no gradient
   const at::NoGradGuard no_grad;
   begin_pass();
   auto& state = states_[i];
@@ -199,6 +249,9 @@ void Reducer::gradient_accumulated(size_t i) {
     state.unsynced = true;
     return;
   }
+  TESSERA_CHECK(state.in_bucket, UsageError, "parameter ", parameters_[i].name, " got a gradient in backward pass ",
+                passes_, ", but was frozen in the last forward with synchronization; call requires_grad_(true) before ",
+                "that forward");
   if (is_recording_graph()) {
     std::erase(order_, i);
     order_.push_back(i);
@@ -208,17 +261,22 @@ void Reducer::gradient_accumulated(size_t i) {
   TESSERA_CHECK(state.calls == state.expected, UsageError, "parameter ", parameters_[i].name, " got its gradient ",
                 state.calls, " times in backward pass ", passes_, " (expected: ", state.expected,
                 "); static_graph promises that the graph does not change");
-  if (order_.size() < parameters_.size() && !rebuilt_) order_.push_back(i);
   state.used = true;
   mark_ready(i);
 }
 
 // Copies the gradient of parameter i, or zeros, to its bucket and starts buckets that are complete.
 void Reducer::mark_ready(size_t i) {
+  if (!rebuilt_ && !finds_unused() && std::find(order_.begin(), order_.end(), i) == order_.end()) order_.push_back(i);
   states_[i].ready = true;
-  states_[i].used |= states_[i].unsynced;
+  states_[i].used |= has_unreduced_gradient(i);
   copy_to_bucket(i);
   if (--buckets_[slots_[i].bucket].pending == 0) start_ready_buckets();
+}
+
+// False after zero_grad().
+bool Reducer::has_unreduced_gradient(size_t i) const {
+  return states_[i].unsynced && parameters_[i].value.grad().defined();
 }
 
 void Reducer::copy_to_bucket(size_t i) {
@@ -259,9 +317,10 @@ void Reducer::start_ready_buckets() {
 
 void Reducer::start_bucket(BucketState& bucket) {
   bucket.label = "pass " + std::to_string(pass_number()) + " bucket " + std::to_string(num_started_) + " of " +
-                 std::to_string(buckets_.size());  // c10::str takes longer than the rest of a small bucket
-  const comm::CollectiveLabel label(bucket.label.c_str(),
-                                    static_cast<int32_t>(pass_number() * 4096 + static_cast<int64_t>(num_started_)));
+                 std::to_string(buckets_.size()) + frozen_.text();  // c10::str takes longer than a small bucket
+  const comm::CollectiveLabel label(
+      bucket.label.c_str(),
+      frozen_.number(static_cast<int32_t>(pass_number() * 4096 + static_cast<int64_t>(num_started_))));
   if (!hook_) {
     comm::all_reduce_(bucket.flat, ReduceOp::Sum, group_);
     bucket.result = bucket.flat;
@@ -278,30 +337,28 @@ void Reducer::start_bucket(BucketState& bucket) {
 // ranks differ.
 void Reducer::record_static_graph() {
   std::vector<std::string> lines;
-  for (size_t i = 0; i < states_.size(); i++) {
+  for (const size_t i : in_buckets()) {
     states_[i].expected = states_[i].calls;
     states_[i].used = states_[i].calls > 0;
     lines.push_back(c10::str(parameters_[i].name, " with ", states_[i].calls, " gradients per pass"));
-    if (states_[i].calls == 0) order_.push_back(i);
   }
   comm::require_same_on_all_ranks(group_, "static_graph", lines);
   graph_recorded_ = true;
-  for (size_t i = 0; i < states_.size(); i++) mark_ready(i);
+  for (const size_t i : in_buckets()) mark_ready(i);
 }
 
 // At the end of backward: a parameter that is not ready has no gradient, or one from a pass under no_sync(). Otherwise
 // it is unused, which is an error.
 void Reducer::handle_missing_gradients() {
   std::vector<size_t> unused;
-  for (size_t i = 0; i < states_.size(); i++) {
+  for (const size_t i : in_buckets()) {
     if (states_[i].ready) continue;
-    const bool has_gradient = states_[i].unsynced || (!options_.static_graph && will_accumulate(parameters_[i].value));
-    if (!has_gradient) {
+    const bool has_gradient =
+        has_unreduced_gradient(i) || (!options_.static_graph && will_accumulate(parameters_[i].value));
+    if (has_gradient)
+      mark_ready(i);
+    else
       unused.push_back(i);
-      continue;
-    }
-    if (!rebuilt_) order_.push_back(i);
-    mark_ready(i);
   }
   TESSERA_CHECK(unused.empty(), UsageError, "parameters ", join_names(names(unused)), " got no gradient in backward ",
                 "pass ", passes_, " of rank ", group_->ranks()[static_cast<size_t>(group_->rank())], ". ",
@@ -313,7 +370,7 @@ void Reducer::handle_missing_gradients() {
 // Which parameters have a gradient on some rank. The others keep their .grad.
 std::vector<bool> Reducer::used_on_any_rank() {
   std::vector<bool> used(states_.size(), true);
-  if (!finds_unused()) {
+  if (!finds_unused() && !any_frozen_) {
     for (size_t i = 0; i < states_.size(); i++) used[i] = states_[i].expected > 0 || states_[i].used;
     return used;
   }
@@ -365,6 +422,7 @@ void Reducer::finish_pass() {
     fail_in(at, error);
   }
   for (auto& state : states_) state.unsynced = false;
+  unreduced_passes_ = 0;
   in_pass_ = false;
 }
 

@@ -3,6 +3,7 @@
 #include "tessera/data_parallel/comm_hook.h"
 #include "tessera/data_parallel/detail/buckets.h"
 #include "tessera/data_parallel/detail/named_tensor.h"
+#include "tessera/data_parallel/detail/requires_grad_agreement.h"
 #include "tessera/data_parallel/detail/stopped_ranks.h"
 #include "tessera/nn/grad_hooks.h"
 
@@ -33,24 +34,29 @@ struct ReducerOptions {
 //
 // It consists of registered ops (mul.out, tessera::all_reduce_, tessera::wait, copy_), so a tracer records it.
 // A backward reduces the current .grad, so gradients that were accumulated under no_sync() are reduced by the next one.
-class Reducer {
+//
+// Parameters may be frozen and unfrozen at any time, on all ranks. Buckets have the parameters that required a gradient
+// in the last forward with synchronization. A frozen parameter stays in its bucket until its gradients of passes under
+// no_sync() are reduced. Each bucket's collective carries a hash of what is frozen, so ranks that differ get an error.
+class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  // Requires: every rank has the same parameters in the same order; each is a leaf that requires a gradient.
-  Reducer(NamedTensors parameters, comm::Group group, ReducerOptions options);
+  // Registers hooks on the parameters, which refer to the reducer weakly. Outputs of forward keep the reducer alive.
+  // Requires: every rank has the same parameters in the same order; each is a leaf.
+  static std::shared_ptr<Reducer> make(NamedTensors parameters, comm::Group group, ReducerOptions options);
   ~Reducer();
   Reducer(const Reducer&) = delete;
 
-  // Before a forward. `sync`: whether the following backward passes reduce. Rebuilds the buckets once, in the order in
-  // which gradients became ready in the first pass.
+  // Before a forward. `sync`: whether the following backward passes reduce. Makes new buckets if parameters were frozen
+  // or unfrozen. Rebuilds the buckets once, in the order in which gradients became ready in the first pass.
   void before_forward(bool sync);
-  // After a forward. Needed only with static_graph, where backward may be nested.
+  // After a forward.
   void after_forward(const Tensors& outputs);
 
   void set_hook(CommHook hook);                                   // replaces the all-reduce
   void set_step(ParameterStep step) { step_ = std::move(step); }  // called after each bucket
 
   const NamedTensors& parameters() const { return parameters_; }
-  const Buckets& buckets() const { return plan_; }  // the current ones; indices of parameters
+  const Buckets& buckets() const { return plan_; }  // the current ones; indices of parameters()
   bool rebuilt() const { return rebuilt_; }
   int64_t passes() const { return passes_; }  // backward passes so far, with or without reduction
 
@@ -66,6 +72,7 @@ class Reducer {
     size_t bucket = 0, slot = 0;
   };
   struct ParameterState {
+    bool in_bucket = false;
     bool ready = false;     // in this pass
     bool used = false;      // it has a gradient to reduce
     bool unsynced = false;  // .grad has gradients that are not reduced yet
@@ -73,6 +80,9 @@ class Reducer {
     int expected = 1;       // calls until it is ready; static_graph records it in the first pass. 0: never used
   };
 
+  Reducer(NamedTensors parameters, comm::Group group, ReducerOptions options);
+  bool belongs_in_bucket(size_t i) const;
+  void make_first_buckets();
   void gradient_accumulated(size_t i);
   void begin_pass();
   void abandon();
@@ -92,7 +102,9 @@ class Reducer {
   at::Tensor& view_of(size_t i) { return buckets_[slots_[i].bucket].views[slots_[i].slot]; }
   bool is_recording_graph() const { return options_.static_graph && !graph_recorded_; }
   bool finds_unused() const { return options_.find_unused_parameters && !options_.static_graph; }
+  bool has_unreduced_gradient(size_t i) const;
   std::vector<BucketItem> items() const;
+  std::vector<size_t> in_buckets() const;  // the parameters that are in a bucket
   std::vector<std::string> names(const std::vector<size_t>& which) const;
   int64_t pass_number() const { return options_.uneven_accumulation ? reduced_passes_ : passes_; }
 
@@ -109,13 +121,16 @@ class Reducer {
   std::vector<BucketState> buckets_;
   std::vector<BucketSlot> slots_;
   std::vector<ParameterState> states_;
+  size_t num_in_buckets_ = 0;
 
   bool sync_ = true;
   bool in_pass_ = false;
   int graph_task_ = -1;        // id of the current backward
   size_t num_started_ = 0;     // buckets whose collective has started
   std::vector<size_t> order_;  // in which gradients became ready in the first reduced pass
-  int64_t passes_ = 0, reduced_passes_ = 0;
+  int64_t passes_ = 0, reduced_passes_ = 0, unreduced_passes_ = 0;  // unreduced: since the last reduction
+  RequiresGradHash frozen_;                                         // of the current pass
+  bool any_frozen_ = false;                                         // in a bucket, in the current pass
   bool rebuilt_ = false, graph_recorded_ = false;
 };
 

@@ -61,9 +61,8 @@ Replica::Replica(std::string what, NamedTensors parameters, NamedTensors buffers
       mode_(mode),
       buffers_stale_(!options.init_sync) {
   for (const auto& buffer : buffers) buffers_.push_back(buffer.value);
-  trainable_ = trainable();
-  TESSERA_CHECK(!trainable_.empty(), UsageError, what_, ": none of the module's ", parameters_.size(),
-                " parameters requires a gradient, so there is nothing to average; use the module without it");
+  TESSERA_CHECK(!parameters_.empty(), UsageError, what_,
+                ": the module has no parameters, so there is nothing to average; use the module without it");
   const auto device = local_or_self(parameters_[0].value).device();
   for (const auto& parameter : parameters_) {
     const auto& local = local_or_self(parameter.value);
@@ -75,19 +74,13 @@ Replica::Replica(std::string what, NamedTensors parameters, NamedTensors buffers
   }
   limits_from(what_, options_);
   check_agreement();
+  frozen_.start(parameters_);
   if (options_.init_sync) {
     Tensors all = buffers_;
     for (const auto& parameter : parameters_) all.push_back(parameter.value);
     broadcast_from_first(all, group_);
   }
   if (mode_ == ReducerMode::Buckets) make_reducer();
-}
-
-std::vector<size_t> Replica::trainable() const {
-  std::vector<size_t> which;
-  for (size_t i = 0; i < parameters_.size(); i++)
-    if (parameters_[i].value.requires_grad()) which.push_back(i);
-  return which;
 }
 
 void Replica::check_agreement() const {
@@ -106,18 +99,15 @@ void Replica::check_agreement() const {
 }
 
 void Replica::make_reducer() {
-  NamedTensors chosen;
-  for (const size_t i : trainable_) chosen.push_back(parameters_[i]);
   if (mode_ == ReducerMode::Buckets) {
-    reducer_ = std::make_unique<Reducer>(
-        std::move(chosen), group_,
-        ReducerOptions{limits_from(what_, options_), options_.find_unused_parameters, options_.gradient_as_bucket_view,
-                       options_.static_graph, options_.uneven_accumulation});
+    reducer_ = Reducer::make(parameters_, group_,
+                             {limits_from(what_, options_), options_.find_unused_parameters,
+                              options_.gradient_as_bucket_view, options_.static_graph, options_.uneven_accumulation});
     if (hook_) reducer_->set_hook(hook_);
     if (step_) reducer_->set_step(step_);
     return;
   }
-  per_parameter_ = std::make_unique<PerParameterReducer>(std::move(chosen), group_);
+  per_parameter_ = PerParameterReducer::make(parameters_, group_);
   if (hook_) per_parameter_->add_hook(hook_);
 }
 
@@ -129,15 +119,7 @@ void Replica::set_requires_gradient_sync(bool sync) {
 void Replica::before_forward() {
   if (torch::autograd::get_current_graph_task_id() != -1) return;  // activation checkpointing runs forward again
   if (mode_ == ReducerMode::PerParameter && !per_parameter_ && !compiling()) mode_ = ReducerMode::Buckets;
-  const auto now = trainable();
-  if (now != trainable_) {  // parameters were frozen or unfrozen
-    TESSERA_CHECK(!now.empty(), UsageError, what_,
-                  ": no parameter requires a gradient; unfreeze one with requires_grad_(true)");
-    trainable_ = now;
-    check_agreement();
-    reducer_.reset();
-    per_parameter_.reset();
-  }
+  if (sync_ && c10::GradMode::is_enabled()) frozen_.check(what_, parameters_, {group_});
   if (!reducer_ && !per_parameter_) make_reducer();
   if (reducer_) reducer_->before_forward(sync_);
   if (per_parameter_) per_parameter_->set_sync(sync_);

@@ -4,6 +4,7 @@
 #include "tessera/data_parallel/detail/options.h"
 #include "tessera/data_parallel/detail/per_parameter_reducer.h"
 #include "tessera/data_parallel/detail/reducer.h"
+#include "tessera/data_parallel/detail/requires_grad_agreement.h"
 #include "tessera/data_parallel/reducer_mode.h"
 
 #include <memory>
@@ -11,7 +12,8 @@
 
 namespace tessera::data_parallel {
 
-// Keeps one module equal on all ranks of a group. DistributedDataParallel and replicate share it.
+// Keeps one module equal on all ranks of a group. DistributedDataParallel and replicate share it. Parameters may be
+// frozen, all of them too (the discriminator of a GAN while its generator trains).
 class Replica {
  public:
   // Checks over the store that all ranks have the same parameters, then broadcasts the first rank's values (init_sync).
@@ -32,7 +34,6 @@ class Replica {
 
  private:
   void make_reducer();
-  std::vector<size_t> trainable() const;
   void check_agreement() const;
 
   std::string what_;
@@ -41,27 +42,28 @@ class Replica {
   comm::Group group_;
   DDPOptions options_;
   ReducerMode mode_;
-  std::vector<size_t> trainable_;  // the parameters of the current reducer
+  RequiresGradAgreement frozen_;
   CommHook hook_;
   ParameterStep step_;
   bool sync_ = true;
   bool forward_is_compiled_ = false;  // a replayed step does not call before_forward()
   bool buffers_stale_ = false;
-  std::unique_ptr<Reducer> reducer_;
-  std::unique_ptr<PerParameterReducer> per_parameter_;
+  std::shared_ptr<Reducer> reducer_;
+  std::shared_ptr<PerParameterReducer> per_parameter_;
 };
 
 // While alive, forward and backward passes accumulate gradients on this rank without communication.
 class NoSync {
  public:
-  explicit NoSync(Replica& replica) : replica_(replica), before_(replica.requires_gradient_sync()) {
-    replica.set_requires_gradient_sync(false);
+  explicit NoSync(std::shared_ptr<Replica> replica)
+      : replica_(std::move(replica)), before_(replica_->requires_gradient_sync()) {
+    replica_->set_requires_gradient_sync(false);
   }
-  ~NoSync() { replica_.set_requires_gradient_sync(before_); }
+  ~NoSync() { replica_->set_requires_gradient_sync(before_); }
   NoSync(const NoSync&) = delete;
 
  private:
-  Replica& replica_;
+  std::shared_ptr<Replica> replica_;  // the guard may outlive the module
   bool before_;
 };
 

@@ -77,9 +77,11 @@ class FSDPModule {
   // Frees the unsharded parameters of this module.
   void reshard();
 
-  // False: backward keeps unsharded gradients on this rank. A later backward with sync reduces them.
+  // False: backward keeps unsharded gradients on this rank, as .grad. A later backward with sync reduces them, also
+  // those of modules that it does not use. zero_grad() discards them.
   void set_requires_gradient_sync(bool sync, bool recurse = true);
   // For HSDP. False: backward reduce-scatters gradients and defers the all-reduce over replicas to a later backward.
+  // Until then .grad is the sum over this replica's ranks only.
   void set_requires_all_reduce(bool all_reduce, bool recurse = true);
   // See ReshardAfterForward.
   void set_reshard_after_forward(bool reshard, bool recurse = true);

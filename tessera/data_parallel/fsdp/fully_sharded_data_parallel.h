@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/data_parallel/detail/wrapper_module.h"
 #include "tessera/data_parallel/fsdp/detail/api/clip_grad.h"
 #include "tessera/data_parallel/fsdp/detail/api/options.h"
 #include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
@@ -48,7 +49,7 @@ class FSDPNoSync {
 //
 // H: a holder (TESSERA_MODULE).
 template <class H>
-class FullyShardedDataParallelImpl : public torch::nn::Module {
+class FullyShardedDataParallelImpl : public torch::nn::Module, public data_parallel::WrapperModule {
  public:
   // Shards `wrapped`. If it throws UsageError, nothing was changed.
   explicit FullyShardedDataParallelImpl(H wrapped, const FSDPOptions& options = {})

@@ -8,8 +8,8 @@
 #include <concepts>
 
 // State dicts of modules and optimizers (PyTorch: torch.distributed.checkpoint.state_dict), for plain, DDP, FSDP and
-// tensor parallel modules. Names and shapes are those before sharding, so that a dict that was saved on one mesh can be
-// loaded on another mesh or into a plain module.
+// tensor parallel modules. Names and shapes are those before sharding and wrapping, without the "module." of wrappers,
+// so that a dict that was saved on one mesh can be loaded on another mesh or into a plain module.
 //
 //   full       all values are full plain tensors
 //   sharded    sharded values are DTensors. With fully_shard: the parameter itself. With FullyShardedDataParallel:

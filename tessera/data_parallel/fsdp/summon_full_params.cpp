@@ -240,6 +240,9 @@ void check_can_summon(const std::vector<std::shared_ptr<ShardedModule>>& found, 
     TESSERA_CHECK(!options.with_grads || !sharded->group().options().flat_parameter, UsageError, kSummon, "(",
                   class_name(module), "): with_grads, but the gradients of ", sharded->group().name(),
                   " belong to its flat parameter; wrap it with use_orig_params");
+    TESSERA_CHECK(!options.with_grads || !sharded->group().gradients().shows_unreduced(), UsageError, kSummon, "(",
+                  class_name(module), "): with_grads, but the gradients of ", sharded->group().name(),
+                  " are not reduced yet; run a backward with synchronization first");
   }
 }
 

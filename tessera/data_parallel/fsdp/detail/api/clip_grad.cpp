@@ -52,6 +52,8 @@ void add_sharding_groups(const TensorSpec& spec, CommGroups& sharded_over) {
 }
 
 void add_param_group(const ParamGroup& group, std::vector<GradientsByGroups>& entries) {
+  TESSERA_CHECK(!group.gradients().shows_unreduced(), UsageError, "clip_grad_norm_: the gradients of parameter group ",
+                group.name(), " are not reduced yet (backward without synchronization); run a backward with it first");
   const auto& shard_group = group.shard_group();
   for (size_t i = 0; i < group.params().size(); i++) {
     const auto& param = group.params()[i];

@@ -107,6 +107,7 @@ void set_up_module_tree(ShardedModule& root) {
     sharded->schedule = schedule;
     schedule->add(sharded->scheduled, name_of(*sharded));
   }
+  schedule->start();
 }
 
 }  // namespace tessera::data_parallel::fsdp

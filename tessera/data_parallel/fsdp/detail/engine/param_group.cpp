@@ -151,7 +151,10 @@ void ParamGroup::accept_writes(bool writeback) {
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < params_.size(); i++) {
     const auto range = layout_.range_in_shard(i, shard_group_->rank());
-    if (writeback && !unsharded_aliases_shard() && range.size > 0) {
+    // The tensor may have other memory than the buffer: a copy on the CPU, or what set_data() gave it.
+    const bool aliases_shard =
+        unsharded_aliases_shard() && local_or_self(params_[i].tensor).is_alias_of(all_gather_output_);
+    if (writeback && !aliases_shard && range.size > 0) {
       // Unchanged values are not written: backward may still need this version of the shard.
       const auto local = layout_.shard_of(i, local_or_self(params_[i].tensor).detach(), shard_group_->rank());
       const auto in_shard = flat_param_.narrow(0, range.begin, range.size).view(local.sizes());
@@ -237,9 +240,33 @@ void ParamGroup::finish_all_gather() {
   staging_.reset();
 }
 
+// The unflattened parameters require a gradient if the flat parameter does: only that one is in the module.
+void ParamGroup::follow_flat_param() {
+  if (!options_.flat_parameter) return;
+  for (auto& param : params_)
+    if (param.tensor.requires_grad() != flat_param_.requires_grad())
+      param.tensor.requires_grad_(flat_param_.requires_grad());
+}
+
+at::Tensor ParamGroup::shard_differs_from_buffer() const {
+  const at::NoGradGuard no_grad;
+  const auto shard = flat_param_.detach().to(all_gather_output_.options());
+  auto differs = at::zeros({1}, all_gather_output_.options().dtype(at::kInt));
+  for (size_t i = 0; i < params_.size(); i++) {
+    const auto range = layout_.range_in_shard(i, shard_group_->rank());
+    if (range.size == 0) continue;
+    const auto gathered =
+        layout_.shard_of(i, all_gather_layout().unsharded_param(i, all_gather_output_), shard_group_->rank());
+    const auto same = gathered.reshape({-1}).ne(shard.narrow(0, range.begin, range.size));
+    differs.logical_or_(same.any());
+  }
+  return differs;
+}
+
 void ParamGroup::wait_for_unshard() {
   if (unsharded_ || params_.empty()) return;
   unshard();
+  follow_flat_param();
   const at::NoGradGuard no_grad;
   finish_all_gather();
   unsharded_ = true;

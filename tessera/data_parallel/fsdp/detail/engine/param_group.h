@@ -109,6 +109,15 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
   void accept_writes(bool writeback);
   bool is_unsharded() const { return unsharded_; }
   bool has_unsharded_buffer() const { return all_gather_output_.defined(); }
+  // True if the unsharded buffer can be compared with the shard: it is a complete copy.
+  bool has_copy_of_shard() const { return all_gather_done_ && !params_.empty() && !unsharded_aliases_shard(); }
+  // An int tensor of one element: 1 if this rank's shard is not what it was when the buffer was all-gathered, however
+  // it was written to. Version counters do not count writes through .data() or an earlier to_local(). Requires:
+  // has_copy_of_shard().
+  at::Tensor shard_differs_from_buffer() const;
+  void forget_reshard_shard() { reshard_shard_.reset(); }  // see reshard_to()
+  // Dtype of the gradient reduction.
+  c10::ScalarType reduce_dtype() const { return options_.reduce_dtype.value_or(unsharded_dtype()); }
   // True if parameters got new storage since the last unshard (materialize, set_data, another dtype).
   bool has_new_values() const;
   bool take_new_values();  // copies new values to the shard; returns whether there were any
@@ -126,6 +135,7 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
   void copy_values_to_shard();
   void wait_for_all_gather();
   void finish_all_gather();
+  void follow_flat_param();
   void switch_to_unsharded(size_t i, const at::Tensor& unsharded);
   void switch_to_sharded();
   void free_buffer();

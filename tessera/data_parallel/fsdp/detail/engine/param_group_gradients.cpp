@@ -6,11 +6,14 @@
 #include "tessera/comm/detail/segment_ops.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
+#include "tessera/data_parallel/detail/requires_grad_agreement.h"
 #include "tessera/data_parallel/fsdp/detail/engine/param_group.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/tracing/detail/compiling_scope.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/count_nonzero.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/StreamGuard.h>
@@ -18,21 +21,34 @@
 #include <algorithm>
 
 namespace tessera::data_parallel::fsdp {
+namespace {
+
+// The first elements. Autograd does not treat them as a view, because optimizers call detach_() on gradients.
+at::Tensor below_autograd_narrow(const at::Tensor& buffer, int64_t numel) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return buffer.numel() == numel ? buffer : buffer.narrow(0, 0, numel);
+}
+
+}  // namespace
 
 ParamGroupGradients::ParamGroupGradients(ParamGroup& group)
     : group_(group),
       unsharded_grads_(group.params().size()),
       ready_(group.params().size(), 0),
       deferred_(group.params().size(), 0),
-      saved_grads_(group.params().size()) {
+      saved_grads_(group.params().size()),
+      shown_(group.options().flat_parameter ? 1 : group.params().size()) {
   for (size_t i = 0; i < group.params().size(); i++) {
-    const auto& tensor = group.params()[i].tensor;
-    if (!tensor.requires_grad()) continue;
+    const auto& tensor = group.params()[i].tensor;  // a frozen one may be unfrozen later
     // Runs before autograd adds the gradient to .grad, which must then be empty or unsharded.
-    const auto pre_hook =
-        tensor.register_hook([this](const at::Tensor&) { group_.notify_before_backward(/*needs_values=*/false); });
-    hooks_.emplace_back([tensor, pre_hook] { tensor.remove_hook(pre_hook); });
-    hooks_.push_back(register_post_accumulate_grad_hook(tensor, [this, i](const at::Tensor&) { gradient_ready(i); }));
+    hooks_.push_back(register_hook_on_any_leaf(tensor, [this](const at::Tensor& leaf) {
+      const auto hook =
+          leaf.register_hook([this](const at::Tensor&) { group_.notify_before_backward(/*needs_values=*/false); });
+      return GradHookHandle([leaf, hook] { leaf.remove_hook(hook); });
+    }));
+    hooks_.push_back(register_hook_on_any_leaf(tensor, [this, i](const at::Tensor& leaf) {
+      return register_post_accumulate_grad_hook(leaf, [this, i](const at::Tensor&) { gradient_ready(i); });
+    }));
   }
 }
 
@@ -57,6 +73,7 @@ double ParamGroupGradients::predivide_factor(c10::ScalarType dtype) const {
 }
 
 void ParamGroupGradients::begin_backward() {
+  take_unreduced();
   in_backward_ = true;
   num_pending_ = 0;
   const auto& params = group_.params();
@@ -70,6 +87,7 @@ void ParamGroupGradients::gradient_ready(size_t i) {
   if (!in_backward_) return;  // the module did not run through the schedule
   const at::NoGradGuard no_grad;
   const auto& [name, tensor, unsharded_spec, sharded_spec] = group_.params()[i];
+  if (!tensor.requires_grad()) return;  // frozen after its forward: LibTorch adds no gradient
   if (sharded_spec && is_dtensor(tensor.grad()) && DTensor(tensor.grad()).device_mesh() == sharded_spec->mesh) {
     // The sharded parameter itself was used, for example in a penalty: this is the gradient of the shard.
     auto sharded_grad = std::exchange(tensor.mutable_grad(), {});
@@ -91,6 +109,10 @@ void ParamGroupGradients::gradient_ready(size_t i) {
 }
 
 bool ParamGroupGradients::any_ready() const { return std::find(ready_.begin(), ready_.end(), 1) != ready_.end(); }
+bool ParamGroupGradients::any_trainable() const {
+  const auto& params = group_.params();
+  return std::any_of(params.begin(), params.end(), [](const FSDPParam& param) { return param.tensor.requires_grad(); });
+}
 
 void ParamGroupGradients::free_unsharded_grads() {
   std::fill(unsharded_grads_.begin(), unsharded_grads_.end(), at::Tensor());
@@ -99,26 +121,63 @@ void ParamGroupGradients::free_unsharded_grads() {
 void ParamGroupGradients::reduce_scatter(bool all_reduce) {
   in_backward_ = false;
   all_reduce_ = all_reduce;
-  if (!any_ready()) return restore_saved_grads();
+  const bool has_deferred = all_reduce && deferred_all_reduce_.defined();
+  // If this rank has no gradient of the group, another rank may have one.
+  const bool reduces = compiling() ? any_ready() : any_trainable() || has_unsharded_passes_;
+  if (!reduces && !has_deferred) return restore_saved_grads();
   const at::NoGradGuard no_grad;
+  includes_earlier_passes_ = std::exchange(has_unsharded_passes_, false) || has_deferred_passes_;
   const c10::OptionalStreamGuard stream(group_.streams().reduce_scatter);
   const auto& layout = group_.layout();
-  at::TensorOptions options;
+  auto options = at::TensorOptions(group_.device()).dtype(group_.reduce_dtype());
   for (const auto& gradient : unsharded_grads_)
     if (gradient.defined()) options = gradient.options();
+  if (has_deferred) options = deferred_all_reduce_.options();
+  flags_ = make_flags(options);
+  const auto numel = layout.shard_numel() + flags_.numel();
   in_flight_ = InFlight::ReduceScatter;
-  if (group_.shard_group()->size() == 1) {
-    reduced_ = at::zeros({layout.shard_numel()}, options);
+  std::vector<bool> requires_grad;
+  for (const auto& param : group_.params()) requires_grad.push_back(param.tensor.requires_grad());
+  const RequiresGradHash frozen(requires_grad);
+  label_ = group_.name() + frozen.text();
+  label_number_ = frozen.number(group_.index());
+  if (group_.shard_group()->size() == 1 || !reduces) {
+    reduced_ = at::zeros({numel}, options);
     for (size_t i = 0; i < ready_.size(); i++)
       if (ready_[i]) layout.unsharded_param(i, reduced_).copy_(std::exchange(unsharded_grads_[i], {}));
+    if (flags_.numel() > 0) reduced_.narrow(0, layout.shard_numel(), flags_.numel()).copy_(flags_);
     return;
   }
-  reduced_ = at::empty({layout.shard_numel()}, options);
+  reduced_ = at::empty({numel}, options);
   for (auto& gradient : unsharded_grads_)
     if (!gradient.defined()) gradient = at::empty({0}, options);  // gradient_segments() pads in its place
-  const comm::CollectiveLabel label(group_.name().c_str(), group_.index());
-  comm::reduce_scatter_segments_into_(reduced_, unsharded_grads_, layout.gradient_segments(ready_), ReduceOp::Sum,
-                                      group_.shard_group());
+  auto inputs = unsharded_grads_;
+  auto segments = layout.gradient_segments(ready_);
+  if (flags_.numel() > 0) {
+    for (auto& of_rank : segments) of_rank.push_back({static_cast<int32_t>(inputs.size()), 0, flags_.numel()});
+    inputs.push_back(flags_);
+  }
+  const comm::CollectiveLabel label(label_.c_str(), label_number_);
+  comm::reduce_scatter_segments_into_(reduced_, inputs, segments, ReduceOp::Sum, group_.shard_group());
+}
+
+// One flag per parameter: this rank has a gradient of it. In a compiled step they are not exchanged, because the step
+// does not depend on values: a parameter that this rank does not use has no gradient there.
+at::Tensor ParamGroupGradients::make_flags(at::TensorOptions options) const {
+  if (compiling()) return at::empty({0}, options);
+  auto flags = at::empty({static_cast<int64_t>(ready_.size())}, at::kFloat);
+  for (size_t i = 0; i < ready_.size(); i++) flags.data_ptr<float>()[i] = ready_[i];
+  return flags.to(options);
+}
+
+// Adds the parameters of which only other ranks have a gradient.
+void ParamGroupGradients::read_flags(const at::Tensor& flags) {
+  bool may_miss = false;
+  for (size_t i = 0; i < deferred_.size(); i++)
+    may_miss |= !deferred_[i] && (group_.params()[i].tensor.requires_grad() || includes_earlier_passes_);
+  if (!may_miss || flags.numel() == 0) return;
+  const auto read = flags.to(at::kCPU, at::kFloat);
+  for (size_t i = 0; i < deferred_.size(); i++) deferred_[i] |= read.data_ptr<float>()[i] > 0;
 }
 
 void ParamGroupGradients::all_reduce() {
@@ -130,9 +189,14 @@ void ParamGroupGradients::all_reduce() {
   in_flight_ = InFlight::None;
   const auto& replicas = group_.replicate_group();
   if (!replicas || replicas->size() == 1 || !all_reduce_) return;
-  if (deferred_all_reduce_.defined()) reduced_.add_(std::exchange(deferred_all_reduce_, {}));
+  if (deferred_all_reduce_.defined()) {
+    // A compiled step has no flags.
+    const auto both = std::min(reduced_.numel(), deferred_all_reduce_.numel());
+    reduced_.narrow(0, 0, both).add_(deferred_all_reduce_.narrow(0, 0, both));
+    deferred_all_reduce_.reset();
+  }
   in_flight_ = InFlight::AllReduce;
-  const comm::CollectiveLabel label(group_.name().c_str(), group_.index());
+  const comm::CollectiveLabel label(label_.c_str(), label_number_);
   comm::all_reduce_(reduced_, ReduceOp::Sum, replicas);
 }
 
@@ -146,8 +210,15 @@ void ParamGroupGradients::wait_for_reduction() {
   for (size_t i = 0; i < ready_.size(); i++) deferred_[i] |= std::exchange(ready_[i], 0);
   if (!all_reduce_ && group_.replicate_group()) {
     deferred_all_reduce_ = deferred_all_reduce_.defined() ? deferred_all_reduce_.add_(reduced) : reduced;
-    return restore_saved_grads();
+    has_deferred_passes_ = true;
+    restore_saved_grads();
+    return show_unreduced();
   }
+  has_deferred_passes_ = false;
+  const auto numel = group_.layout().shard_numel();
+  read_flags(reduced.narrow(0, numel, reduced.numel() - numel));
+  reduced = below_autograd_narrow(reduced, numel);
+  if (std::find(deferred_.begin(), deferred_.end(), 1) == deferred_.end()) return restore_saved_grads();
   const double postdivide_factor = divide_factor() / predivide_factor(reduced.scalar_type());
   if (postdivide_factor != 1) reduced.div_(postdivide_factor);
   const auto& flat_param = group_.flat_param();
@@ -212,11 +283,113 @@ void ParamGroupGradients::drop_unused_flat_param_grad() {
 
 void ParamGroupGradients::end_backward() {
   in_backward_ = false;
+  has_unsharded_passes_ = true;
   restore_saved_grads();
+  show_unreduced();
+}
+
+// ---- gradients that are not reduced yet
+
+// In a compiled step they are not shown: they are state of the program.
+void ParamGroupGradients::show_unreduced() {
+  if (compiling()) return;
+  const at::NoGradGuard no_grad;
+  const bool has_deferred = deferred_all_reduce_.defined();
+  if (group_.options().flat_parameter) {
+    auto& gradient = shown_[0];
+    if (any_ready())
+      show(gradient, group_.flat_param(), collect_in_one_buffer());
+    else if (has_deferred)
+      show(gradient, group_.flat_param(), below_autograd_narrow(deferred_all_reduce_, group_.layout().shard_numel()));
+    return;
+  }
+  for (size_t i = 0; i < shown_.size(); i++) {
+    const auto& param = group_.params()[i].tensor;
+    if (ready_[i])
+      show(shown_[i], param, unsharded_grads_[i]);
+    else if (has_deferred && deferred_[i])
+      show(shown_[i], param, group_.sharded_view(i, deferred_all_reduce_));
+  }
+}
+
+void ParamGroupGradients::show(Shown& shown, const at::Tensor& holder, at::Tensor gradient) {
+  shown.version = gradient._version();
+  shown.gradient = gradient;
+  shown.reduced = std::exchange(holder.mutable_grad(), std::move(gradient));
+}
+
+// For a flat parameter: the unsharded gradients as views of one buffer, which is its .grad.
+at::Tensor ParamGroupGradients::collect_in_one_buffer() {
+  const auto& layout = group_.layout();
+  for (size_t i = 0; i < ready_.size(); i++) {
+    auto& gradient = unsharded_grads_[i];
+    if (!ready_[i]) continue;
+    if (!unsharded_flat_grad_.defined())
+      unsharded_flat_grad_ = at::zeros({layout.gathered_numel()}, gradient.options());
+    if (gradient.is_alias_of(unsharded_flat_grad_)) continue;
+    const auto place = layout.unsharded_param(i, unsharded_flat_grad_);
+    place.copy_(gradient.view(place.sizes()));
+    gradient = place;
+  }
+  return unsharded_flat_grad_;
+}
+
+bool ParamGroupGradients::has_shown() const {
+  return std::any_of(shown_.begin(), shown_.end(), [](const Shown& shown) { return shown.gradient.defined(); });
+}
+
+bool ParamGroupGradients::shows_unreduced() const {
+  for (size_t i = 0; i < shown_.size(); i++) {
+    const auto& holder = group_.options().flat_parameter ? group_.flat_param() : group_.params()[i].tensor;
+    if (shown_[i].gradient.defined() && holder.grad().is_same(shown_[i].gradient)) return true;
+  }
+  return false;
+}
+
+bool ParamGroupGradients::take_unreduced() {
+  if (!has_shown()) return false;
+  const at::NoGradGuard no_grad;
+  if (group_.options().flat_parameter) {
+    take(shown_[0], group_.flat_param(), 0, ready_.size());
+    unsharded_flat_grad_.reset();
+    return true;
+  }
+  for (size_t i = 0; i < shown_.size(); i++)
+    if (shown_[i].gradient.defined()) take(shown_[i], group_.params()[i].tensor, i, i + 1);
+  return true;
+}
+
+void ParamGroupGradients::take(Shown& shown, const at::Tensor& holder, size_t first_param, size_t end_param) {
+  auto& gradient = holder.mutable_grad();
+  const auto before = std::exchange(shown, {});
+  if (!gradient.is_same(before.gradient)) {  // zero_grad(), or the user has set another gradient
+    for (size_t i = first_param; i < end_param; i++) discard_unreduced(i);
+    return;
+  }
+  // After zero_grad(false) the other parts are zero too: gradients that were reduced before, or deferred.
+  if (gradient._version() != before.version && local_or_self(gradient).count_nonzero().item<int64_t>() == 0) {
+    if (before.reduced.defined()) local_or_self(before.reduced).zero_();
+    if (deferred_all_reduce_.defined())
+      for (size_t i = first_param; i < end_param; i++)
+        group_.layout().param_in_shard(i, group_.shard_group()->rank(), deferred_all_reduce_).zero_();
+  }
+  gradient = before.reduced;
+}
+
+void ParamGroupGradients::discard_unreduced(size_t i) {
+  unsharded_grads_[i].reset();
+  ready_[i] = 0;
+  if (!deferred_all_reduce_.defined()) return;
+  deferred_[i] = 0;
+  const auto& layout = group_.layout();
+  layout.param_in_shard(i, group_.shard_group()->rank(), deferred_all_reduce_).zero_();
+  if (deferred_all_reduce_.numel() > layout.shard_numel())
+    deferred_all_reduce_[layout.shard_numel() + static_cast<int64_t>(i)].zero_();
 }
 
 ParamGroupGradients::State ParamGroupGradients::state() const {
-  return {unsharded_grads_, ready_, deferred_all_reduce_, deferred_, divide_factor_};
+  return {unsharded_grads_,     ready_,        deferred_all_reduce_, deferred_, has_unsharded_passes_,
+          has_deferred_passes_, divide_factor_};
 }
 
 void ParamGroupGradients::restore(const State& state) {
@@ -224,6 +397,8 @@ void ParamGroupGradients::restore(const State& state) {
   ready_ = state.ready;
   deferred_all_reduce_ = state.deferred_all_reduce;
   deferred_ = state.deferred;
+  has_unsharded_passes_ = state.has_unsharded_passes;
+  has_deferred_passes_ = state.has_deferred_passes;
   divide_factor_ = state.divide_factor;
 }
 
@@ -247,12 +422,14 @@ void ParamGroupGradients::find_flat_param_grad() {
 }
 
 void ParamGroupGradients::abandon() {
+  take_unreduced();
   const bool has_saved_grads = in_backward_ || is_reducing();
   in_backward_ = false;
   discard(reduced_, in_flight_ == InFlight::AllReduce ? group_.replicate_group() : group_.shard_group());
   in_flight_ = InFlight::None;
   free_unsharded_grads();
   deferred_all_reduce_.reset();
+  has_unsharded_passes_ = has_deferred_passes_ = false;
   std::fill(ready_.begin(), ready_.end(), 0);
   std::fill(deferred_.begin(), deferred_.end(), 0);
   if (has_saved_grads) restore_saved_grads();

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace tessera::data_parallel::fsdp {
@@ -20,6 +21,12 @@ class ParamGroup;
 //   all_reduce()            waits for it and posts the all-reduce over replicate_group
 //   wait_for_reduction()    adds the saved gradients and sets .grad
 //
+// Gradients that are not reduced yet are .grad between two backward passes, as in DDP: unsharded after a pass without
+// reduction, sharded if only the all-reduce over replicas is deferred. So zero_grad() discards them.
+//
+// A parameter may be unused on some ranks. Each reduction carries one flag per parameter, so that every rank knows
+// which parameters have a gradient.
+//
 // It reads its ParamGroup and writes only to .grad of the group's tensors.
 class ParamGroupGradients {
  public:
@@ -28,7 +35,8 @@ class ParamGroupGradients {
   ~ParamGroupGradients();
   ParamGroupGradients(const ParamGroupGradients&) = delete;
 
-  void begin_backward();  // starts a backward that may reach the group
+  // Starts a backward that may reach the group.
+  void begin_backward();
   bool in_backward() const { return in_backward_; }
   bool is_waiting() const { return in_backward_ && num_pending_ > 0; }  // some gradients are not ready
   // Starts the reduce-scatter of the gradients received so far. With all_reduce = false the all-reduce over replicas is
@@ -38,7 +46,15 @@ class ParamGroupGradients {
   void wait_for_reduction();  // waits, adds the saved gradients, and sets .grad
   bool is_reducing() const { return reduced_.defined(); }
   void end_backward();  // without a reduction: ready gradients stay for the next backward
-  void abandon();       // after an error: frees all gradients and restores the saved .grad
+  // True if passes before this backward left gradients that a reduction must take along. Equal on all ranks, also if
+  // zero_grad() has discarded the gradients.
+  bool has_unreduced(bool all_reduce) const {
+    return !in_backward_ && !is_reducing() && (has_unsharded_passes_ || (all_reduce && has_deferred_passes_));
+  }
+  // Takes back the gradients that .grad shows. Returns whether there were any.
+  bool take_unreduced();
+  bool shows_unreduced() const;  // some .grad is not reduced
+  void abandon();                // after an error: frees all gradients and restores the saved .grad
 
   // What a sharded group keeps from one backward to the next.
   struct State {
@@ -46,6 +62,7 @@ class ParamGroupGradients {
     std::vector<char> ready;                  // which parameters have one
     at::Tensor deferred_all_reduce;           // reduce-scattered, not all-reduced
     std::vector<char> deferred;               // which parameters are in it
+    bool has_unsharded_passes, has_deferred_passes;
     std::optional<double> divide_factor;
   };
   State state() const;
@@ -61,8 +78,23 @@ class ParamGroupGradients {
   void set_divide_factor(std::optional<double> factor) { divide_factor_ = factor; }
 
  private:
+  // .grad while it shows a gradient that is not reduced.
+  struct Shown {
+    at::Tensor gradient = {};
+    int64_t version = 0;
+    at::Tensor reduced = {};  // .grad from before
+  };
   void gradient_ready(size_t i);
   bool any_ready() const;
+  bool any_trainable() const;
+  bool has_shown() const;
+  void show_unreduced();
+  void show(Shown& shown, const at::Tensor& holder, at::Tensor gradient);
+  void take(Shown& shown, const at::Tensor& holder, size_t first_param, size_t end_param);
+  void discard_unreduced(size_t i);
+  at::Tensor collect_in_one_buffer();
+  at::Tensor make_flags(at::TensorOptions options) const;
+  void read_flags(const at::Tensor& flags);
   void free_unsharded_grads();
   void accumulate(const at::Tensor& reduced_shard);
   bool accumulate_in_place(const at::Tensor& reduced_shard);
@@ -80,9 +112,17 @@ class ParamGroupGradients {
   at::Tensor reduced_;                       // output of the collective in flight
   enum class InFlight : uint8_t { None, ReduceScatter, AllReduce } in_flight_ = InFlight::None;
   bool all_reduce_ = true;
-  at::Tensor deferred_all_reduce_;       // reduce-scattered gradients that wait for their all-reduce
-  std::vector<char> deferred_;           // per parameter: its gradient is in a reduction or in deferred_all_reduce_
-  std::vector<at::Tensor> saved_grads_;  // per parameter: .grad from before this backward
+  at::Tensor deferred_all_reduce_;        // reduce-scattered gradients that wait for their all-reduce
+  std::vector<char> deferred_;            // per parameter: its gradient is in a reduction or in deferred_all_reduce_
+  std::vector<at::Tensor> saved_grads_;   // per parameter: .grad from before this backward
+  std::vector<Shown> shown_;              // per parameter; one entry for a flat parameter
+  at::Tensor unsharded_flat_grad_;        // flat parameter: the buffer that unsharded_grads_ are views of, while shown
+  at::Tensor flags_;                      // input of the reduction in flight
+  bool has_unsharded_passes_ = false;     // backward passes without reduce-scatter since the last one
+  bool has_deferred_passes_ = false;      // the same for the all-reduce
+  bool includes_earlier_passes_ = false;  // the reduction in flight has gradients of such passes
+  std::string label_;                     // of the reduction in flight
+  int32_t label_number_ = 0;
 };
 
 }  // namespace tessera::data_parallel::fsdp

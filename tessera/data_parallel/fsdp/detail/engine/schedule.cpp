@@ -1,10 +1,14 @@
 #include "tessera/data_parallel/fsdp/detail/engine/schedule.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/detail/collective_label.h"
+#include "tessera/comm/detail/inplace_ops.h"
+#include "tessera/comm/functional_collectives.h"
 #include "tessera/data_parallel/fsdp/detail/engine/trace_state.h"
 #include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -35,6 +39,45 @@ void Schedule::add(std::shared_ptr<ScheduledGroup> scheduled, std::string name) 
       {std::move(name), static_cast<int32_t>(groups_.size()), streams_, buffer_pool_, weak_from_this()});
   last_order_.push_back(scheduled.get());
   groups_.push_back(std::move(scheduled));
+}
+
+void Schedule::start() {
+  for (const auto& scheduled : groups_) {
+    const auto& group = *scheduled->group;
+    if (group.params().empty()) continue;
+    const auto prefix = group.index() == 0 ? "" : group.name() + ".";
+    for (const auto& param : group.params()) params_.push_back({prefix + param.name, param.tensor});
+    for (const auto& ranks : {group.shard_group(), group.replicate_group()})
+      if (ranks && !contains(comm_groups_, ranks)) comm_groups_.push_back(ranks);
+  }
+  frozen_.start(params_);
+}
+
+// Before an outermost forward: frees unsharded buffers whose shard was written to on some rank since the all-gather.
+// The version counters that unshard() compares do not count writes through .data() or a local tensor.
+void Schedule::discard_stale_buffers() {
+  for (const auto& ranks : comm_groups_) {
+    std::vector<ParamGroup*> kept;
+    std::vector<at::Tensor> differs;
+    for (const auto& scheduled : groups_) {
+      auto& group = *scheduled->group;
+      if (group.shard_group() != ranks) continue;
+      group.forget_reshard_shard();
+      if (!group.has_copy_of_shard()) continue;
+      kept.push_back(&group);
+      differs.push_back(group.shard_differs_from_buffer());
+    }
+    if (kept.empty()) continue;
+    auto all = at::cat(differs);
+    if (ranks->size() > 1) {
+      const comm::CollectiveLabel label("unsharded buffers", static_cast<int32_t>(kept.size()));
+      comm::all_reduce_(all, ReduceOp::Max, ranks);
+      funcol::wait(all, ranks);
+    }
+    all = all.cpu();
+    for (size_t i = 0; i < kept.size(); i++)
+      if (all.data_ptr<int32_t>()[i]) kept[i]->reshard();
+  }
 }
 
 ScheduledGroup* Schedule::neighbor(const ScheduledGroup& scheduled, int step) const {
@@ -81,6 +124,8 @@ void Schedule::before_forward(ScheduledGroup& scheduled) {
   if (compiling()) snapshot_in_traced_step();
   if (forward_depth_++ == 0) {
     if (graph_task_ != -1) abandon(), forward_depth_ = 1;
+    if (at::GradMode::is_enabled()) frozen_.check("the forward of a sharded module", params_, comm_groups_);
+    discard_stale_buffers();
     if (&scheduled == &root()) order_.clear();  // otherwise a submodule runs by itself, for example after the model
   }
   if (!contains(running_, &scheduled)) running_.push_back(&scheduled);
@@ -190,6 +235,11 @@ void Schedule::reduce_gradients(ScheduledGroup& scheduled) {
   if (!has_frozen_param(*scheduled.group)) reshard_after_backward(scheduled);
   if (scheduled.prefetch_backward == BackwardPrefetch::Post) prefetch(scheduled, scheduled.backward_prefetch, -1);
   if (!scheduled.sync) return gradients.end_backward();
+  start_reduction(scheduled);
+}
+
+void Schedule::start_reduction(ScheduledGroup& scheduled) {
+  auto& gradients = scheduled.group->gradients();
   gradients.reduce_scatter(scheduled.all_reduce);
   if (!gradients.is_reducing()) return;
   for (auto* earlier : reducing_) earlier->group->gradients().all_reduce();
@@ -207,6 +257,12 @@ void Schedule::finish_oldest_reduction() {
 void Schedule::end_backward() {
   for (auto& scheduled : groups_)
     if (scheduled->group->gradients().in_backward()) reduce_gradients(*scheduled);
+  for (auto& scheduled : groups_) {
+    auto& gradients = scheduled->group->gradients();
+    if (!scheduled->sync || !gradients.has_unreduced(scheduled->all_reduce)) continue;
+    gradients.begin_backward();
+    start_reduction(*scheduled);
+  }
   while (root().is_last_backward && !reducing_.empty()) finish_oldest_reduction();
   for (auto& scheduled : groups_)
     if (scheduled->group->is_unsharded() || scheduled->reshard_after_backward) reshard_after_backward(*scheduled);

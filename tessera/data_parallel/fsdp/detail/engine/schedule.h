@@ -1,5 +1,6 @@
 #pragma once
 #include "tessera/base/visit.h"
+#include "tessera/data_parallel/detail/requires_grad_agreement.h"
 #include "tessera/data_parallel/fsdp/detail/engine/param_group.h"
 
 #include <deque>
@@ -45,14 +46,18 @@ struct ScheduledGroup {
 //   forward of k     unshards k and prefetches k+1; then reshards k (not the root: its backward is next)
 //   backward of k    unshards k and prefetches k-1. When the gradients of k are ready, reshards k and starts its
 //                    reduce-scatter, which overlaps with backward of k-1. The all-reduce over replicas follows.
-//   end of backward  reduces the remaining groups, waits for all reductions, reshards all groups
+//   end of backward  reduces the remaining groups, also those of which only earlier backward passes without
+//                    synchronization have gradients; waits for all reductions, reshards all groups
 //
+// Unsharded buffers that outlive a forward or backward are compared with the shards before the next forward uses them.
 // The order is that of the last forward, or of registration before the first forward. A forward inside backward
 // (activation checkpointing) unshards its group and changes nothing else.
 class Schedule : public BackwardEvents, public std::enable_shared_from_this<Schedule> {
  public:
   // The first group is the root's. `name`: path of its module.
   void add(std::shared_ptr<ScheduledGroup> scheduled, std::string name);
+  // After the last add(). Requires: the ranks have compared their groups.
+  void start();
 
   // `module`: which module of the group runs.
   void before_forward(ScheduledGroup& scheduled);
@@ -67,11 +72,13 @@ class Schedule : public BackwardEvents, public std::enable_shared_from_this<Sche
   void gradients_ready(ParamGroup& group) override;
 
  private:
+  void discard_stale_buffers();
   void end_forward(ScheduledGroup& scheduled, bool has_graph);
   void before_backward(ScheduledGroup& scheduled, bool needs_values);
   void begin_graph_task(int graph_task);
   void snapshot_in_traced_step();
   void reduce_gradients(ScheduledGroup& scheduled);
+  void start_reduction(ScheduledGroup& scheduled);
   void finish_oldest_reduction();
   void reshard_after_backward(ScheduledGroup& scheduled);
   void end_backward();
@@ -79,6 +86,9 @@ class Schedule : public BackwardEvents, public std::enable_shared_from_this<Sche
   ScheduledGroup* neighbor(const ScheduledGroup& scheduled, int step) const;
 
   std::vector<std::shared_ptr<ScheduledGroup>> groups_;
+  NamedTensors params_;                   // of all groups
+  std::vector<comm::Group> comm_groups_;  // over which they are sharded and replicated
+  RequiresGradAgreement frozen_;
   std::vector<ScheduledGroup*> order_, last_order_;  // of the current forward, and of the one before
   std::vector<ScheduledGroup*> running_;             // forward has begun and not ended
   int forward_depth_ = 0;                            // of nested forward calls

@@ -4,9 +4,11 @@
 #include "tessera/data_parallel/fsdp/detail/api/parameter_ownership.h"
 #include "tessera/data_parallel/fsdp/detail/engine/module_tree_setup.h"
 #include "tessera/nn/module_tree.h"
+#include "tessera/state/detail/module_slots.h"
 #include "tessera/tracing/op_mode.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <map>
@@ -25,6 +27,19 @@ std::mutex registry_mutex;
 std::map<const Module*, RegisteredModule>& registry() {
   static auto* it = new std::map<const Module*, RegisteredModule>;  // never destroyed: a static module may come later
   return *it;
+}
+
+// A state dict has sharded values, also between forward and backward. The buffer is kept, so that backward does not
+// communicate: one rank alone may ask for its state dict.
+void reshard_for_state_dict(const Module& module) {
+  for (const auto& sharded : find_sharded_modules(module)) {
+    if (sharded->summoned || !sharded->group().is_unsharded()) continue;
+    TESSERA_CHECK(
+        (!sharded->schedule || !sharded->schedule->in_forward()) && torch::autograd::get_current_graph_task_id() == -1,
+        UsageError, "the state dict of ", class_name(module), " was requested inside of its forward or ",
+        "backward, while the parameters of ", sharded->group().name(), " are unsharded; request it outside");
+    sharded->group().reshard_keep_buffer();
+  }
 }
 
 Tensors cast_to(const Tensors& tensors, std::optional<c10::ScalarType> dtype) {
@@ -101,6 +116,8 @@ void check_can_attach(const char* what, Module& module) {
 
 std::shared_ptr<ShardedModule> register_modules(std::vector<Module*> modules, std::shared_ptr<ScheduledGroup> scheduled,
                                                 bool keep_alive) {
+  static const bool once = (tessera::detail::before_slots(reshard_for_state_dict), true);
+  static_cast<void>(once);
   auto sharded = std::make_shared<ShardedModule>(std::move(modules), std::move(scheduled));
   std::vector<RegisteredModule> expired;  // destroyed after the lock is released: their destructor takes it
   const std::lock_guard lock(registry_mutex);

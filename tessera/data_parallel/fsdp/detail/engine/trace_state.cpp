@@ -69,7 +69,8 @@ void snapshot_in_traced_step(const std::shared_ptr<ScheduledGroup>& scheduled) {
                 "not run); call reshard() on its module, or run such a forward under torch::NoGradGuard");
   {
     const OpModesOff not_recorded;
-    if (group.take_new_values()) throw RestartTrace();
+    const bool shows_unreduced = group.gradients().take_unreduced();  // the traced step begins without them
+    if (group.take_new_values() || shows_unreduced) throw RestartTrace();
     group.reshard();  // every replay all-gathers into its own buffer
   }
   if (group.options().flat_parameter)

@@ -1,6 +1,7 @@
 #include "tessera/data_parallel/fsdp/detail/state/unflattened_parameters.h"
 
 #include "tessera/base/error.h"
+#include "tessera/data_parallel/detail/wrapper_module.h"
 #include "tessera/data_parallel/fsdp/detail/engine/joint_spec.h"
 #include "tessera/data_parallel/fsdp/detail/state/gather_shard.h"
 #include "tessera/dtensor/dtensor.h"
@@ -38,6 +39,16 @@ at::Tensor shard_over_both(const ShardedModule& sharded, const FSDPParam& param,
   return tessera::detail::wrap(unsharded.narrow(0, local.begin, local.end - local.begin).clone(), spec);
 }
 
+// The prefix of names below each module, with and without the "module." of wrappers.
+void collect_prefixes(const Module& module, const std::string& prefix, const std::string& without_wrappers,
+                      std::unordered_map<std::string, std::string>& found) {
+  found[prefix] = without_wrappers;
+  const bool wraps = dynamic_cast<const WrapperModule*>(&module) != nullptr;
+  for (const auto& child : module.named_children())
+    collect_prefixes(*child.value(), prefix + child.key() + ".",
+                     wraps && child.key() == "module" ? without_wrappers : without_wrappers + child.key() + ".", found);
+}
+
 }  // namespace
 
 UnflattenedParameters::UnflattenedParameters(torch::nn::Module& module) {
@@ -60,7 +71,11 @@ UnflattenedParameters::UnflattenedParameters(torch::nn::Module& module) {
   slots = tessera::detail::slots_of(module);
   for (const auto& sharded : flat_modules)
     if (sharded->registration) sharded->registration->register_flat();
+  std::unordered_map<std::string, std::string> prefixes;
+  collect_prefixes(module, "", "", prefixes);
   for (auto& slot : slots) {
+    const auto end_of_prefix = slot.name.rfind('.') + 1;  // 0: a parameter of the module itself
+    slot.name = prefixes.at(slot.name.substr(0, end_of_prefix)) + slot.name.substr(end_of_prefix);
     const auto found = refs.find(slot.tensor.unsafeGetTensorImpl());
     flat_refs.push_back(found == refs.end() ? FlatParamRef{} : found->second);
     if (found == refs.end()) continue;
