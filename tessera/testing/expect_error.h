@@ -28,5 +28,6 @@ std::string error_message(Call&& call) {
 #define EXPECT_ERROR(Kind, call, ...)                                                                       \
   do {                                                                                                      \
     const std::string error_message_found = ::tessera::testing::error_message<Kind>([&] { (void)(call); }); \
-    for (const std::string part : {__VA_ARGS__}) EXPECT_CONTAINS(error_message_found, part);                \
+    for (const std::string& part : std::initializer_list<std::string>{__VA_ARGS__})                         \
+      EXPECT_CONTAINS(error_message_found, part);                                                           \
   } while (false)

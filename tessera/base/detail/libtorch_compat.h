@@ -43,4 +43,16 @@ auto backend_or_null(ProcessGroup& group, DeviceType device) -> decltype(group.g
   }
 }
 
+// Refuses access to the memory of a storage with `message`, or allows it again; the data stays. 2.11 cannot allow it
+// again, so there it is never refused.
+template <class StorageImpl, class Message>
+void refuse_memory_access(StorageImpl& storage, bool refuse, const Message& message) {
+  if constexpr (requires { storage.clear_data_ptr_access_error_msg_(); }) {
+    if (refuse)
+      storage.release_data_and_set_meta_custom_data_ptr_error_msg_(message);
+    else
+      storage.clear_data_ptr_access_error_msg_();
+  }
+}
+
 }  // namespace tessera::libtorch

@@ -1,5 +1,6 @@
 #include "tessera/compile/detail/trace/tracer.h"
 
+#include "tessera/base/detail/libtorch_compat.h"
 #include "tessera/base/detail/module_name.h"
 #include "tessera/base/error.h"
 #include "tessera/compile/detail/ir/op_table.h"
@@ -262,11 +263,7 @@ void Tracer::set_protected(int32_t id, bool on) {
   if (on == buffer.is_protected) return;
   buffer.is_protected = on;
   const auto storage = buffer.weak.lock();
-  if (!storage) return;
-  if (on)
-    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kMemoryAccess);  // keeps the data
-  else
-    storage->clear_data_ptr_access_error_msg_();
+  if (storage) libtorch::refuse_memory_access(*storage, on, std::string(kMemoryAccess));
 }
 
 void Tracer::set_protected(const Node& node, bool on) {
