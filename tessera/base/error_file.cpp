@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <ctime>
+#include <deque>
 #include <mutex>
 #include <typeinfo>
 
@@ -32,10 +33,32 @@ void write_once(const std::string& path, const std::string& text) {
 
 std::atomic<void (*)(const std::string&)> error_callback = nullptr;
 
+// The last few notes. Threads of one process may note losses at the same time.
+struct CulpritNotes {
+  static constexpr size_t kKept = 16;
+  std::mutex mutex;
+  std::deque<std::pair<int64_t, std::string>> notes;  // newest first
+};
+CulpritNotes& culprit_notes() {
+  static auto* const notes = new CulpritNotes;  // never destroyed: threads of a world may outlive main()
+  return *notes;
+}
+
+// The file is written first. The other ranks fail because of the callback, and the launcher reports the oldest file.
 void record(const std::string& message) {
-  if (auto* callback = error_callback.load()) callback(message);
   if (setting_is_set("TORCHELASTIC_ERROR_FILE"))
-    write_once(setting("TORCHELASTIC_ERROR_FILE"), detail::error_file_text(message, std::time(nullptr)));
+    write_once(setting("TORCHELASTIC_ERROR_FILE"),
+               detail::error_file_text(message, std::time(nullptr), detail::culprit_of(message)));
+  if (auto* callback = error_callback.load()) callback(message);
+}
+
+// The handler of the C++ runtime prints what(), which has the backtrace of a c10::Error.
+void print_without_backtrace(const c10::Error& error) {
+  const std::string text =
+      c10::str("terminate called after throwing an instance of '", c10::demangle(typeid(error).name()),
+               "'\n  what():  ", error.what_without_backtrace(), "\n");
+  (void)!write(STDERR_FILENO, text.data(), text.size());
+  std::abort();
 }
 
 std::terminate_handler handler_before = nullptr;
@@ -44,6 +67,9 @@ std::terminate_handler handler_before = nullptr;
   if (const auto error = std::current_exception()) {
     try {
       std::rethrow_exception(error);
+    } catch (const c10::Error& known) {
+      record_error(known);
+      if (setting("TORCH_SHOW_CPP_STACKTRACES") != "1") print_without_backtrace(known);
     } catch (const std::exception& known) {
       record_error(known);
     } catch (...) {
@@ -58,9 +84,25 @@ std::terminate_handler handler_before = nullptr;
 
 }  // namespace
 
-std::string detail::error_file_text(const std::string& message, int64_t seconds) {
-  const Json extra = Json::Object{{"timestamp", std::to_string(seconds)}};
-  const Json inner = Json::Object{{"message", message}, {"extraInfo", extra}};
+void detail::note_culprit(int64_t rank, const std::string& why) {
+  auto& all = culprit_notes();
+  const std::lock_guard lock(all.mutex);
+  all.notes.emplace_front(rank, why);
+  if (all.notes.size() > CulpritNotes::kKept) all.notes.pop_back();
+}
+
+int64_t detail::culprit_of(const std::string& message) {
+  auto& all = culprit_notes();
+  const std::lock_guard lock(all.mutex);
+  for (const auto& [rank, why] : all.notes)
+    if (message.find(why) != std::string::npos) return rank;
+  return -1;
+}
+
+std::string detail::error_file_text(const std::string& message, int64_t seconds, int64_t culprit) {
+  Json::Object extra{{"timestamp", std::to_string(seconds)}};
+  if (culprit >= 0) extra.emplace_back("culprit", std::to_string(culprit));
+  const Json inner = Json::Object{{"message", message}, {"extraInfo", Json(extra)}};
   return Json(Json::Object{{"message", inner}}).dump() + "\n";
 }
 
@@ -72,6 +114,17 @@ std::string detail::message_in(const std::string& text) {
     return message ? message->text() : "";
   } catch (const UsageError&) {  // not JSON: a launcher shows the exit code instead
     return "";
+  }
+}
+
+int64_t detail::culprit_in(const std::string& text) {
+  try {
+    const auto json = Json::parse(text, "the error file");
+    const Json* found = json.find("message");
+    for (const char* key : {"extraInfo", "culprit"}) found = found ? found->find(key) : nullptr;
+    return found ? std::stoll(found->text()) : -1;
+  } catch (const std::exception&) {  // the file of another library
+    return -1;
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include <iomanip>
 #include <iostream>
+#include <string_view>
 
 namespace tessera::cli {
 namespace {
@@ -20,7 +21,8 @@ void print_env(std::ostream& out) {
       << "Launcher  " << comm::read_environment() << "\n\nSettings\n";
   for (const Setting& s : all_settings()) {
     const bool is_set = setting_is_set(s.name);
-    std::string value = setting(s.name);
+    const bool is_secret = s.name == std::string_view("TESSERA_JOB_SECRET");
+    const std::string value = is_secret && is_set ? "(set)" : setting(s.name);
     out << "  " << std::left << std::setw(29) << s.name << std::setw(14) << (value.empty() ? "-" : value)
         << (is_set ? " environment  " : " default      ") << s.help << '\n';
   }

@@ -109,6 +109,7 @@ Environment read_environment(const Variables& variables) {
                 found.size, " ranks (", launcher->rank, ", ", launcher->size, ")");
   found.local_rank = number(variables, launcher->local_rank, found.rank);
   found.local_size = local_size(*launcher, variables, found);
+  found.one_machine = !variables(launcher->local_size).empty() && found.local_size == found.size;
   if (found.size > 1) find_rendezvous(*launcher, variables, found);
   found.launcher_hosts_store = variables("TORCHELASTIC_USE_AGENT_STORE") == "True";
   found.restarts = number(variables, "TORCHELASTIC_RESTART_COUNT", 0);

@@ -20,6 +20,7 @@ struct Environment {
   std::string job;
   bool launcher_hosts_store = false;  // false: rank 0 hosts the store
   int64_t restarts = 0;               // number of restarts so far (torchrun)
+  bool one_machine = false;           // the launcher says that all ranks are on this machine
   bool operator==(const Environment&) const = default;
 };
 // One line for people: "Slurm: rank 5 of 7, 1 of 2 here; rank 0's store at gpu07:20195".

@@ -38,10 +38,9 @@ void choose_rank(World::State& state, const InitOptions& options, const comm::En
                 launched.launcher, "); omit world_size, or start ", state.size, " ranks");
 }
 
-c10::intrusive_ptr<c10d::Store> open_store(const InitOptions& options, const World::State& state,
-                                           comm::Environment launched) {
-  if (options.store) return options.store;
-  if (state.requested_backend == "fake") return c10::make_intrusive<c10d::HashStore>();
+comm::detail::Rendezvous open_store(const InitOptions& options, const World::State& state, comm::Environment launched) {
+  if (options.store) return {options.store};
+  if (state.requested_backend == "fake") return {c10::make_intrusive<c10d::HashStore>()};
   if (launched.host.empty() && launched.job.empty()) {  // rank and size are options
     launched.host = setting("MASTER_ADDR");
     launched.port = setting_int("MASTER_PORT");
@@ -152,8 +151,11 @@ comm::Group World::shared_group(const std::vector<int64_t>& ranks) const {
 }
 
 void World::abort(const std::string& reason) const {
-  if (state_->liveness) state_->liveness->report_failure(reason);
-  for (const auto& group : state_->groups) group->abort(reason);
+  const std::string me = c10::str("rank ", state_->rank, " ");
+  const std::string why = reason.starts_with(me) ? reason : c10::str(me, "called World::abort: ", reason);
+  tessera::detail::note_culprit(state_->rank, why);
+  if (state_->liveness) state_->liveness->report_failure(why);
+  for (const auto& group : state_->groups) group->abort(why);
 }
 
 // A rank is a thread: its world, policies and observers are thread-local and must hold in backward too. Autograd would
@@ -190,9 +192,11 @@ World init(InitOptions options) {
   state->requested_backend = options.backend.empty() ? setting("TESSERA_BACKEND") : options.backend;
   comm::check_backend(state->requested_backend);
   choose_rank(*state, options, launched);
-  state->store = open_store(options, *state, launched);
+  const auto rendezvous = open_store(options, *state, launched);
+  state->store = rendezvous.store;
   if (comm::needs_hosts(state->requested_backend, state->size))
-    state->hosts = comm::exchange_hosts(*state->store, state->rank, state->size, state->timeout);
+    state->hosts =
+        comm::exchange_hosts(*state->store, state->rank, state->size, state->timeout, rendezvous.absent_ranks);
   state->core_per_rank =
       state->hosts.empty() ? comm::has_core_per_rank(state->size) : comm::has_core_per_rank(state->hosts, state->rank);
   if (needs_liveness_monitor(*state)) {

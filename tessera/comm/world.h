@@ -51,7 +51,8 @@ class World {
 
   // The group of these ranks that meshes share: created by the first call, then reused. Only the members may call it.
   comm::Group shared_group(const std::vector<int64_t>& ranks) const;
-  // Fails all operations, in every group of this rank, on all ranks, with a CommError that contains `reason`.
+  // Fails all operations, in every group of this rank, on all ranks, with a CommError that names this rank and contains
+  // `reason`.
   void abort(const std::string& reason) const;
 
   // The World of this thread, set by init() or by World::Scope. Throws UsageError if the thread has none.

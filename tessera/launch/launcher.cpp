@@ -3,6 +3,7 @@
 #include "tessera/base/detail/settings.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/rendezvous.h"
+#include "tessera/comm/detail/store/authentication.h"
 #include "tessera/launch/detail/host_rendezvous.h"
 #include "tessera/launch/detail/local_ranks.h"
 
@@ -12,6 +13,7 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <sstream>
 
@@ -69,6 +71,10 @@ RankSettings settings_of(const RunOptions& o, const std::string& folder) {
   s.pin = o.pin;
   s.cores = cores_here();
   s.error_dir = folder;
+  // Several hosts need the same secret, which only the user can give them.
+  s.job_secret = setting_is_set("TESSERA_JOB_SECRET") ? setting("TESSERA_JOB_SECRET")
+                 : o.nnodes == 1                      ? comm::store::make_job_secret()
+                                                      : comm::detail::kPublicSecret;
   for (const char* name : {"OMP_NUM_THREADS", "TESSERA_GLOO_HOST"})
     if (setting_is_set(name)) s.user_set.insert(name);
   return s;
@@ -122,11 +128,17 @@ class Agent {
   void open_store() {
     const auto at = options_.rdzv_endpoint.empty() ? Address{"127.0.0.1", 0} : parse_address(options_.rdzv_endpoint);
     store_address_ = at;
+    const std::string& secret = settings_.job_secret;
     if (options_.node_rank == 0) {
-      store_ = comm::detail::host_tcp_store(at.host, at.port, options_.rdzv_timeout, store_address_.port);
+      store_ = comm::detail::host_store(at.host, at.port, secret, options_.rdzv_timeout, store_address_.port);
+      if (secret == comm::detail::kPublicSecret)
+        print(
+            c10::str("warning: no TESSERA_JOB_SECRET: every process that reaches ", at.host, ":", at.port,
+                     " can join this job. Set the same secret on all hosts:  export TESSERA_JOB_SECRET=$(openssl rand "
+                     "-hex 32)"));
     } else {
       const Signals::UnblockScope ctrl_c_interrupts(signals_);
-      store_ = comm::detail::tcp_store(at.host, at.port, false, options_.rdzv_timeout);
+      store_ = comm::detail::join_store(at.host, at.port, secret, options_.rdzv_timeout);
     }
     if (options_.nnodes > 1)
       hosts_.emplace(store_, HostRendezvous::Options{options_.node_rank, options_.nnodes, options_.nproc_per_node,
@@ -158,6 +170,7 @@ class Agent {
     LocalRanks& ranks = *started;
     failure_.reset();
     succeeded_ = false;
+    reported_absent_.clear();
     while (ranks.running() > 0 || !(succeeded_ || failure_ || ranks.first_failure())) {
       for (const int signal : ranks.poll_events(milliseconds(hosts_ ? 100 : 60'000))) handle(signal, ranks);
       if (out_.closed() && !ranks.stopping())
@@ -165,6 +178,7 @@ class Agent {
       // Report it to the other hosts at once. Otherwise a failure there that follows from it could be reported first.
       if (ranks.first_failure() && !ranks.stopping())
         hosts_ ? fail(failure_report(ranks), ranks, SIGTERM) : ranks.stop(SIGTERM, options_.grace_period);
+      if (!ranks.stopping()) report_absent_ranks(ranks);
       if (hosts_) exchange_status(ranks);
       if (!hosts_ && ranks.running() == 0) succeeded_ = true;
     }
@@ -194,7 +208,29 @@ class Agent {
     ranks.stop(signal, options_.grace_period);
   }
 
+  // Ranks that wait for others to join read it.
+  void report_absent_ranks(const LocalRanks& ranks) {
+    auto absent = ranks.absent();
+    if (absent == reported_absent_) return;
+    try {
+      for (const auto& [rank, why] : reported_absent_)
+        if (!absent.contains(rank)) comm::detail::report_absent_rank(*store_, settings_.restarts, rank, "");
+      for (const auto& [rank, why] : absent)
+        if (!reported_absent_.contains(rank)) comm::detail::report_absent_rank(*store_, settings_.restarts, rank, why);
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): heartbeat() reports that the store is gone
+    }
+    reported_absent_ = std::move(absent);
+  }
+
+  // ^Z: the ranks have process groups of their own, so the terminal stops the launcher only.
+  void stop_with_ranks(LocalRanks& ranks) {
+    ranks.send_signal(SIGSTOP);
+    raise(SIGSTOP);  // until SIGCONT, from `fg` or `bg`
+    ranks.send_signal(SIGCONT);
+  }
+
   void handle(int signal, LocalRanks& ranks) {
+    if (signal == SIGTSTP) return stop_with_ranks(ranks);
     for (const auto& forwarded : Signals::kForwarded) {
       if (forwarded.signal != signal) continue;
       if (!forwarded.ends_job) {
@@ -241,12 +277,13 @@ class Agent {
 
   JobFailure failure_report(const LocalRanks& ranks) const {
     const RankExit cause = ranks.root_cause();
-    const auto error = ranks.error_message(cause.rank);
+    const auto error = ranks.error_message(cause.rank), culprit = ranks.culprit();
     std::ostringstream text;
     if (options_.brief_errors && !error.empty()) {
       text << without_type(error) << " (on rank " << cause.rank << ")";
       return {cause.exit_code, true, text.str()};
     }
+    if (!culprit.empty()) text << culprit << "; because of it, ";
     text << cause << " on " << host_name();
     if (options_.nproc_per_node > 1) text << "; the other ranks were stopped";
     if (!error.empty()) text << "\n  error: " << error;
@@ -266,11 +303,12 @@ class Agent {
   OutputSink out_, err_;
   Address store_address_;
   c10::intrusive_ptr<c10d::Store> store_;
-  std::optional<HostRendezvous> hosts_;  // only with several hosts
-  std::optional<JobFailure> failure_;    // of the current worker group, on any host
-  bool stop_requested_ = false;          // by a signal
-  bool succeeded_ = false;               // all ranks of the current worker group, on all hosts
-  int64_t reported_success_ = -1;        // the last restart number whose success was reported
+  std::optional<HostRendezvous> hosts_;             // only with several hosts
+  std::optional<JobFailure> failure_;               // of the current worker group, on any host
+  bool stop_requested_ = false;                     // by a signal
+  bool succeeded_ = false;                          // all ranks of the current worker group, on all hosts
+  std::map<int64_t, std::string> reported_absent_;  // ranks that the store lists as absent
+  int64_t reported_success_ = -1;                   // the last restart number whose success was reported
   LocalRanks::Clock::time_point next_heartbeat_{};
 };
 

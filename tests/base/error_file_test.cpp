@@ -49,6 +49,33 @@ TEST_F(ErrorFile, KeepsTheFirstError) {
   EXPECT_EQ(detail::message_in(text()), "tessera::UsageError: first");  // without backtrace
 }
 
+// A rank that fails because of another one names it, but only for the error that the note is about.
+TEST_F(ErrorFile, NamesTheCulprit) {
+  detail::note_culprit(2, "rank 2 has died");
+  EXPECT_EQ(detail::culprit_of("rank 0, allreduce_ #1: rank 2 has died; it was late"), 2);
+  EXPECT_EQ(detail::culprit_of("disk full"), -1);
+  record_error(std::runtime_error("rank 0: rank 2 has died"));
+  EXPECT_EQ(detail::culprit_in(text()), 2);
+  EXPECT_EQ(detail::message_in(text()), "std::runtime_error: rank 0: rank 2 has died");
+  for (const char* other : {"", "{}", R"({"message":"x"})", R"({"message":{"extraInfo":{"culprit":"x"}}})"})
+    EXPECT_EQ(detail::culprit_in(other), -1);
+}
+
+// The other ranks fail because of the callback. The launcher must find the older file first.
+TEST_F(ErrorFile, IsWrittenBeforeTheOtherRanksAreNotified) {
+  static std::string file_at_callback;
+  static std::string path;
+  path = file_;
+  set_error_callback([](const std::string&) {
+    std::ostringstream all;
+    all << std::ifstream(path).rdbuf();
+    file_at_callback = all.str();
+  });
+  record_error(std::runtime_error("why"));
+  set_error_callback(nullptr);
+  EXPECT_EQ(detail::message_in(file_at_callback), "std::runtime_error: why");
+}
+
 TEST_F(ErrorFile, IsNotWrittenWithoutTheVariable) {
   unsetenv("TORCHELASTIC_ERROR_FILE");
   record_error(std::runtime_error("x"));
@@ -76,6 +103,26 @@ TEST_F(ErrorFileDeathTest, UncaughtErrorsAreRecorded) {
       },
       ::testing::KilledBySignal(SIGABRT), "far");  // the previous terminate handler still runs
   EXPECT_EQ(detail::message_in(text()), "std::out_of_range: far");
+}
+
+// what() of a c10::Error has twenty lines of backtrace. A rank that fails prints them above the report of the launcher.
+TEST_F(ErrorFileDeathTest, UncaughtErrorsArePrintedWithoutABacktrace) {
+  const std::function<void()> near = [] { TESSERA_FAIL(UsageError, "near"); };
+  const auto thrower = [&]() noexcept { near(); };
+  EXPECT_EXIT(
+      {
+        record_uncaught_errors();
+        thrower();
+      },
+      ::testing::KilledBySignal(SIGABRT),
+      "^terminate called after throwing an instance of 'tessera::UsageError'\n  what\\(\\):  near\n$");
+  EXPECT_EXIT(
+      {
+        setenv("TORCH_SHOW_CPP_STACKTRACES", "1", 1);
+        record_uncaught_errors();
+        thrower();
+      },
+      ::testing::KilledBySignal(SIGABRT), "near.*\nException raised from");
 }
 
 }  // namespace

@@ -42,9 +42,19 @@ TEST(Environment, ReadsTheVariablesOfEveryLauncher) {
                   {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
                   {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
                   {"OMPI_MCA_ess_base_jobid", "99"}}),
-            (Environment{"Open MPI", 1, 2, 1, 2, "", 0, "Open MPI-99", false, 0}));
+            (Environment{"Open MPI", 1, 2, 1, 2, "", 0, "Open MPI-99", false, 0, true}));
   EXPECT_EQ(read({{"PMI_RANK", "0"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "0"}, {"MPI_LOCALNRANKS", "2"}}),
-            (Environment{"PMI", 0, 2, 0, 2, "", 0, "PMI-" + std::to_string(getppid()), false, 0}));
+            (Environment{"PMI", 0, 2, 0, 2, "", 0, "PMI-" + std::to_string(getppid()), false, 0, true}));
+}
+
+// RANK, WORLD_SIZE and MASTER_ADDR alone do not say where the other ranks are.
+TEST(Environment, OneMachineIsNotAssumed) {
+  Set set{{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "head"}};
+  EXPECT_FALSE(read(set).one_machine);
+  set["LOCAL_WORLD_SIZE"] = "2";
+  EXPECT_FALSE(read(set).one_machine);
+  set["LOCAL_WORLD_SIZE"] = "4";
+  EXPECT_TRUE(read(set).one_machine);
 }
 
 const Set kSlurm{{"SLURM_PROCID", "5"},     {"SLURM_STEP_NUM_TASKS", "7"},
@@ -56,7 +66,7 @@ TEST(Environment, SlurmGivesHostAndPort) {
   EXPECT_EQ(read(kSlurm), (Environment{"Slurm", 5, 7, 1, 2, "gpu07", 20000 + 1 + 2 * 97, "", false, 0}));
   auto here = kSlurm;
   here["SLURM_STEP_TASKS_PER_NODE"] = "7", here["SLURM_NODEID"] = "0";
-  EXPECT_EQ(read(here), (Environment{"Slurm", 5, 7, 1, 7, "", 0, "Slurm-24001-2", false, 0}));
+  EXPECT_EQ(read(here), (Environment{"Slurm", 5, 7, 1, 7, "", 0, "Slurm-24001-2", false, 0, true}));
 }
 
 TEST(Environment, InnermostLauncherWins) {

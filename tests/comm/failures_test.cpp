@@ -49,7 +49,7 @@ TEST(Failures, DifferentSizes) {
     at::Tensor x = at::ones({me.rank == 2 ? 5 : 4});
     me.group()->all_reduce(x, ReduceOp::Sum).wait();
   });
-  expect_has(report, {"ranks disagree", "expects 16 bytes from rank 2, which posted 20"});
+  expect_has(report, {"ranks disagree", "rank 2 differs from most ranks: ", "bytes from rank", "which posted"});
 }
 
 TEST(Failures, DifferentDtypesOpsRootsAndNumbers) {

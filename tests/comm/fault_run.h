@@ -70,6 +70,9 @@ class RunningFaultCase {
       const std::string text = text_of(r);
       std::vector<std::string> wanted{"error at", c10::str("ank ", case_.faulty_rank)};  // "Rank" or "rank"
       if (fault) wanted.insert(wanted.end(), fault->says.begin(), fault->says.end());
+      const bool disagree = fault && !fault->says.empty() && fault->says[0] == "disagree";
+      if (disagree && case_.ranks > 2)
+        wanted.push_back(c10::str("rank ", case_.faulty_rank, " differs from most ranks"));
       if (fault && fault->names) {
         wanted.push_back("group 'world'");
         wanted.push_back(c10::str(comm::kind_name(row.kind, comm::Family::C10d), " #", case_.rounds, " ('", kTensor));

@@ -2,7 +2,6 @@
 #include "tessera/comm/detail/watch/liveness_monitor.h"
 
 #include "tessera/base/error.h"
-#include "tessera/comm/detail/listen.h"
 #include "tessera/comm/detail/region/shared_region.h"
 #include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/detail/watch/comparer.h"
@@ -231,14 +230,20 @@ TEST(Sockets, OneHostListensOnLoopbackOnly) {
 }
 
 TEST(Sockets, StoreOfOneHostListensOnLoopbackOnly) {
-  const auto free_port = detail::listen_at("127.0.0.1", 0);
-  close(free_port.fd);
   Environment launched;
   launched.launcher = "a test";
   launched.size = launched.local_size = 2;
+  launched.one_machine = true;
   launched.host = "0.0.0.0";
-  launched.port = free_port.port;
-  const auto store = detail::open_store({"env://", 0, 2, std::chrono::seconds(10)}, launched);
+  launched.port = 20000 + getpid() % 10000;
+  const auto join = [&](int64_t rank) {
+    return std::async(std::launch::async, [&launched, rank] {
+      return detail::open_store({"env://", rank, 2, std::chrono::seconds(10)}, launched).store;
+    });
+  };
+  auto one = join(1), zero = join(0);
+  const auto store = zero.get();
+  one.get();
   ASSERT_FALSE(listening_addresses().empty());
   for (const auto& address : listening_addresses()) EXPECT_EQ(address, "0100007F");
 }

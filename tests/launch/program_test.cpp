@@ -29,6 +29,35 @@ TEST(TesseraRun, ARecordedExceptionIsReported) {
   EXPECT_EQ(count(ran.text, "sum 3 on rank 1 of 2"), 2) << ran.text;  // the restarted ranks use the same store
 }
 
+// Rank 1 records its error and calls exit(3), which takes longer than the abort of the ranks that it breaks.
+TEST(TesseraRun, TheExitCodeIsThatOfTheRankThatFailedFirst) {
+  const auto ran = shell("\"$TESSERA\" run -n 3 -- \"$PROBE\" exit 1");
+  EXPECT_EQ(ran.exit_code, 3) << ran.text;
+  EXPECT_CONTAINS(ran.text, "tessera run: rank 1 (pid ");
+  EXPECT_CONTAINS(ran.text, ") exited with code 3 on ");
+  EXPECT_EQ(ran.text.find("frame #"), std::string::npos) << "a backtrace: " << ran.text;
+}
+
+// The launcher knows that a rank will not join, and tells the others.
+TEST(TesseraRun, ARankThatExitsBeforeInitIsTheCause) {
+  const auto ran = shell(
+      "export TESSERA_TIMEOUT_S=50;"
+      "\"$TESSERA\" run -n 3 -- sh -c '[ $RANK = 1 ] && exit 0; exec \"$PROBE\" sum'");
+  EXPECT_EQ(ran.exit_code, 134) << ran.text;  // not 124, the end of the shell's patience
+  EXPECT_CONTAINS(ran.text, "tessera run: rank 1 (pid ");
+  EXPECT_CONTAINS(ran.text, ") exited with code 0; because of it, rank ");
+  EXPECT_CONTAINS(ran.text, "waits for all 3 ranks to join: rank 1 (pid ");
+}
+
+TEST(TesseraRun, ARankThatIsStoppedBeforeInitIsTheCause) {
+  const auto ran = shell(
+      "export TESSERA_TIMEOUT_S=50;"
+      "\"$TESSERA\" run -n 2 -- sh -c '[ $RANK = 0 ] && kill -STOP $$; exec \"$PROBE\" sum'");
+  EXPECT_EQ(ran.exit_code, 134) << ran.text;
+  EXPECT_CONTAINS(ran.text, "tessera run: rank 0 (pid ");
+  EXPECT_CONTAINS(ran.text, ") is stopped by a signal (SIGSTOP or ^Z); because of it, rank 1 (pid ");
+}
+
 // Ranks append their pid to the file `up`. `await N` waits for N lines; `gone` waits until these processes have ended.
 const std::string kStart =
     "cd $(mktemp -d); touch up; trap 'rm -rf \"$PWD\"' EXIT;"
@@ -46,6 +75,20 @@ TEST(TesseraRun, SignalsAreForwarded) {
   EXPECT_CONTAINS(ran.text, "code 143\n");
   EXPECT_CONTAINS(ran.text, "tessera run: stopped by signal 15 (Terminated) on ");
   EXPECT_EQ(count(ran.text, "got TERM"), 2) << ran.text;
+}
+
+// ^Z reaches the launcher only: each rank has a process group of its own.
+TEST(TesseraRun, CtrlZStopsAndContinuesAllRanks) {
+  const auto ran = shell(kStart +
+                         "state() { for p in \"$@\"; do sed 's/.*) \\(.\\).*/\\1/' /proc/$p/stat; done | tr -d '\\n'; };"
+                         "until_state() { w=$1; shift; until [ $(state \"$@\") = $w ]; do sleep 0.01; done; };"
+                         "env --default-signal=TSTP \"$TESSERA\" run -n 2 -- sh -c 'echo $$ >> up;"
+                         "exec sleep 1000' & launcher=$!; await 2; ranks=$(cat up);"
+                         "kill -TSTP $launcher; until_state TTT $launcher $ranks; echo all stopped;"
+                         "kill -CONT $launcher; until_state SSS $launcher $ranks; echo all continued;"
+                         "kill $launcher; wait $launcher; echo code $?; gone");
+  EXPECT_CONTAINS(ran.text, "all stopped\nall continued\n");
+  EXPECT_CONTAINS(ran.text, "code 143\n");
 }
 
 TEST(TesseraRun, NohupIgnoresSighup) {

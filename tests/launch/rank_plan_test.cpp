@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <sstream>
 
 namespace tessera::launch {
 namespace {
@@ -18,6 +19,7 @@ TEST(RankPlan, SetsTheVariablesOfTorchrun) {
   settings.restarts = 1, settings.max_restarts = 4;
   settings.cores = {0, 1, 2, 3, 4, 5, 6};
   settings.error_dir = "/e";
+  settings.job_secret = "the secret";
   const auto plans = plan_ranks(assignment, settings);
   ASSERT_EQ(plans.size(), 3u);
   EXPECT_EQ(plans[2].rank, 4);
@@ -40,8 +42,13 @@ TEST(RankPlan, SetsTheVariablesOfTorchrun) {
                                                     {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                                                     {"TORCHELASTIC_ERROR_FILE", "/e/rank_4.1.json"},
                                                     {"TESSERA_RUN", "1"},
+                                                    {"TESSERA_JOB_SECRET", "the secret"},
                                                     {"OMP_NUM_THREADS", "2"}};
   EXPECT_EQ(variables(plans[2]), expected);
+  std::ostringstream text;
+  text << plans[2];
+  EXPECT_NE(text.str().find(" TESSERA_JOB_SECRET=(set)"), std::string::npos) << text.str();
+  EXPECT_EQ(text.str().find("the secret"), std::string::npos) << text.str();
 }
 
 TEST(RankPlan, ThreadsDefaultToCoresPerRank) {

@@ -29,13 +29,15 @@ TEST(ShellLoop, RanksFormOneWorld) {
   for (int rank = 0; rank < 3; rank++) EXPECT_CONTAINS(ran.text, c10::str("sum 6 on rank ", rank, " of 3"));
 }
 
+// With a secret the store is at MASTER_PORT. Without one, rank 0 takes any port and gives it to its own user only.
 TEST(ShellLoop, ListensOnLoopbackOnly) {
   const int port = free_port();
-  const auto ran = shell(
-      c10::str("export MASTER_PORT=", port, " WORLD_SIZE=2; RANK=0 \"$PROBE\" sum & hex=$(printf %04X ", port, ");",
-               "until grep -q \":$hex 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6; do sleep 0.01; done;"
-               "grep -h \":$hex 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6 | sed 's/^[^:]*://; s/:.*//'; "
-               "RANK=1 \"$PROBE\" sum; wait"));
+  const auto ran =
+      shell(c10::str("export TESSERA_JOB_SECRET=0123456789abcdef MASTER_PORT=", port,
+                     " WORLD_SIZE=2; RANK=0 \"$PROBE\" sum & hex=$(printf %04X ", port, ");",
+                     "until grep -q \":$hex 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6; do sleep 0.01; done;"
+                     "grep -h \":$hex 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6 | sed 's/^[^:]*://; s/:.*//'; "
+                     "RANK=1 \"$PROBE\" sum; wait"));
   EXPECT_CONTAINS(ran.text, " 0100007F\n");
   EXPECT_EQ(count(ran.text, " 00000000"), 0) << ran.text;
 }

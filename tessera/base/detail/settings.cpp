@@ -48,6 +48,7 @@ constexpr Setting kSettings[] = {
     {"TORCHELASTIC_ERROR_FILE", "", "file where a rank writes its error for torchrun and tessera run"},
     {"TORCHELASTIC_RESTART_COUNT", "0", "how many times the launcher has restarted the ranks"},
     {"TORCHELASTIC_USE_AGENT_STORE", "", "True: the launcher runs the store of env://"},
+    {"TORCH_SHOW_CPP_STACKTRACES", "", "1: an uncaught error of a rank is printed with its backtrace"},
     {"WORLD_SIZE", "", "number of ranks, for env://"},
     {"XDG_CACHE_HOME", "", "its folder tessera has the built kernels if TESSERA_CACHE_DIR is not given"},
     {"XDG_STATE_HOME", "",
@@ -62,6 +63,9 @@ constexpr Setting kSettings[] = {
      "across hosts; always; never"},
     {"TESSERA_GLOO_HOST", "",
      "host name or address whose interface gloo uses; empty: loopback on one host, else gloo's own choice"},
+    {"TESSERA_JOB_SECRET", "",
+     "secret of the job, at least 16 characters, the same on all ranks: who has it may join; tessera run makes one per "
+     "job on one host"},
     {"TESSERA_PEERS", "", "tessera bench: folder of the peer scripts; empty: benchmarks/peers of the source tree"},
     {"TESSERA_PYTHON", "", "tessera bench: the Python that runs peers; empty: .venv/bin/python, then python3"},
     {"TESSERA_RUN", "", "set by tessera run: init() makes standard output line-buffered"},

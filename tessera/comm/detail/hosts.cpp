@@ -2,7 +2,9 @@
 
 #include "tessera/base/detail/settings.h"
 #include "tessera/base/error.h"
+#include "tessera/base/error_file.h"
 #include "tessera/comm/backends.h"
+#include "tessera/comm/detail/watch/store_wait.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -103,19 +105,32 @@ Host parse_host(const std::string& text) {
   return host;
 }
 
-std::vector<Host> exchange_hosts(c10d::Store& store, int64_t rank, int64_t size, std::chrono::milliseconds timeout) {
+std::vector<Host> exchange_hosts(c10d::Store& store, int64_t rank, int64_t size, std::chrono::milliseconds timeout,
+                                 const std::function<AbsentRanks()>& absent_ranks) {
   const auto bytes = [](const std::string& text) { return std::vector<uint8_t>(text.begin(), text.end()); };
   store.set(key_of(rank), bytes(to_text(this_host())));
+  const auto fail = [&](int64_t culprit, const std::string& why) {
+    tessera::detail::note_culprit(culprit, why);
+    TESSERA_FAIL(CommError, "rank ", rank, " waits for all ", size, " ranks to join: ", why);
+  };
+  const auto absent = [&]() -> std::string {
+    for (const auto& [r, why] : absent_ranks())
+      if (r < size && !store.check({key_of(r)})) fail(r, why);
+    return "";
+  };
   std::vector<Host> hosts;
   for (int64_t r = 0; r < size; r++) {
+    std::string text;
     try {
-      store.wait({key_of(r)}, timeout);
-    } catch (const std::exception& error) {
-      TESSERA_FAIL(CommError, "rank ", rank, " waited ", static_cast<double>(timeout.count()) / 1000.0, " s for rank ",
-                   r, " of ", size, " to join. Was it started, with the same rendezvous address?");
+      text = watch::wait_for_key(store, key_of(r), timeout, absent_ranks ? absent : std::function<std::string()>());
+    } catch (const UsageError&) {  // a store that refuses this process
+      throw;
+    } catch (const c10::Error& error) {
+      if (tessera::detail::culprit_of(error.what_without_backtrace()) >= 0) throw;
+      fail(r, c10::str("waited ", static_cast<double>(timeout.count()) / 1000.0, " s for rank ", r, " of ", size,
+                       ". Was it started, with the same rendezvous address?"));
     }
-    const auto text = store.get(key_of(r));
-    hosts.push_back(parse_host(std::string(text.begin(), text.end())));
+    hosts.push_back(parse_host(text));
   }
   return hosts;
 }

@@ -1,6 +1,8 @@
 #pragma once
 #include <chrono>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -26,8 +28,14 @@ Host this_host();
 std::string to_text(const Host& host);
 Host parse_host(const std::string& text);
 
+// By rank: why it cannot join the world any more, as its launcher knows: "rank 1 (pid 17) exited with code 0".
+using AbsentRanks = std::map<int64_t, std::string>;
+
 // Every rank calls it once. Returns the hosts of all ranks, in rank order.
-std::vector<Host> exchange_hosts(c10d::Store& store, int64_t rank, int64_t size, std::chrono::milliseconds timeout);
+// A rank that waits calls `absent_ranks` a few times per second. It throws CommError if one of these ranks has not
+// joined. `absent_ranks` may be null.
+std::vector<Host> exchange_hosts(c10d::Store& store, int64_t rank, int64_t size, std::chrono::milliseconds timeout,
+                                 const std::function<AbsentRanks()>& absent_ranks = {});
 
 // True if each rank on the machine of `rank` has its own core, so that a rank may busy-wait for a moment.
 bool has_core_per_rank(const std::vector<Host>& hosts, int64_t rank);

@@ -21,10 +21,9 @@ using Addresses = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
 Addresses resolve(const char* host, int64_t port) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
   const int error = getaddrinfo(host, std::to_string(port).c_str(), &hints, &found);
-  TESSERA_CHECK(error == 0, UsageError, "'", host ? host : "*", "' cannot be resolved: ", gai_strerror(error));
+  TESSERA_CHECK(error == 0, UsageError, "'", host, "' cannot be resolved: ", gai_strerror(error));
   return {found, freeaddrinfo};
 }
 
@@ -33,27 +32,6 @@ bool is_loopback(const sockaddr* address) {
     return ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr) >> 24 == 127;
   return address->sa_family == AF_INET6 &&
          IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
-}
-
-uint16_t port_of(int fd) {
-  sockaddr_storage bound{};
-  socklen_t length = sizeof bound;
-  getsockname(fd, reinterpret_cast<sockaddr*>(&bound), &length);
-  return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
-                                           : reinterpret_cast<sockaddr_in&>(bound).sin_port);
-}
-
-int try_listen(const addrinfo& at) {
-  const int fd = ::socket(at.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return -1;
-  const int yes = 1, no = 0;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // a port can be reused at once after its owner has ended
-  if (at.ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);  // accepts IPv4 too
-  if (::bind(fd, at.ai_addr, at.ai_addrlen) == 0 && ::listen(fd, SOMAXCONN) == 0) return fd;
-  const int error = errno;
-  ::close(fd);
-  errno = error;
-  return -1;
 }
 
 // Returns 0 or errno. Waits at most one second for a host that does not answer.
@@ -94,26 +72,6 @@ bool is_loopback(const std::string& host) {
   for (const auto* a = addresses.get(); a; a = a->ai_next)
     if (!is_loopback(a->ai_addr)) return false;
   return true;
-}
-
-Listener listen_at(const std::string& host, int64_t port) {
-  TESSERA_CHECK(port >= 0 && port < 65536, UsageError, "port ", port, " for rendezvous on ", host,
-                "; ports are 1 to 65535");
-  const bool loopback_only = is_loopback(host);
-  const auto addresses = resolve(loopback_only ? host.c_str() : nullptr, port);
-  int error = 0;
-  // The IPv6 wildcard accepts IPv4 too. Loopback may have both families, and clients try IPv4 first.
-  for (const int family : {loopback_only ? AF_INET : AF_INET6, loopback_only ? AF_INET6 : AF_INET})
-    for (const auto* a = addresses.get(); a; a = a->ai_next) {
-      if (a->ai_family != family) continue;
-      const int fd = try_listen(*a);
-      if (fd >= 0) return {fd, port_of(fd)};
-      if (error != EADDRINUSE) error = errno;
-    }
-  TESSERA_FAIL(CommError, "cannot listen on ", host, ":", port, ": ", std::strerror(error),
-               error == EADDRINUSE ? ". Another job may use this port: choose another one (MASTER_PORT, --rdzv), or "
-                                     "let `tessera run` on one host find a free one"
-                                   : "");
 }
 
 }  // namespace tessera::comm::detail

@@ -1,6 +1,8 @@
 #include "tessera/comm/detail/rank_agreement.h"
 
 #include "tessera/base/error.h"
+#include "tessera/base/error_file.h"
+#include "tessera/comm/detail/odd_rank_out.h"
 #include "tessera/comm/detail/watch/monitored_backend.h"
 #include "tessera/comm/detail/watch/store_wait.h"
 
@@ -37,9 +39,11 @@ class StoreExchange {
       const std::string lost = this->lost();
       TESSERA_CHECK(lost.empty(), CommError, "rank ", global(group_.rank()), " waits in ", what_, " on group '",
                     group_.name(), "': ", lost);
-      TESSERA_FAIL(CommError, "rank ", global(group_.rank()), " waited ",
-                   static_cast<double>(group_.timeout().count()) / 1000.0, " s for rank ", global(from), " of group '",
-                   group_.name(), "' in ", what_, "; it has not responded");
+      const std::string why = c10::str(
+          "rank ", global(group_.rank()), " waited ", static_cast<double>(group_.timeout().count()) / 1000.0,
+          " s for rank ", global(from), " of group '", group_.name(), "' in ", what_, "; it has not responded");
+      tessera::detail::note_culprit(global(from), why);
+      TESSERA_FAIL(CommError, why);
     }
   }
   void erase(const std::string& key) { store().deleteKey(prefix_ + key); }
@@ -79,8 +83,8 @@ Lines split(const std::string& text) {
   return lines;
 }
 
-// The first line that differs, from both ranks.
-std::string difference_of_lines(const Lines& first, const Lines& other, int64_t first_rank) {
+// The first line that differs, from both ranks. `first` are the lines of `first_rank`.
+std::string difference_of_lines(const Lines& first, const Lines& other, int64_t first_rank, bool is_first_of_group) {
   const size_t same =
       std::mismatch(first.begin(), first.begin() + static_cast<ptrdiff_t>(std::min(first.size(), other.size())),
                     other.begin())
@@ -89,8 +93,38 @@ std::string difference_of_lines(const Lines& first, const Lines& other, int64_t 
   const auto line = [&](const Lines& lines) {
     return same < lines.size() ? "'" + lines[same] + "'" : c10::str("only ", lines.size(), " line(s)");
   };
-  return c10::str(line(other), " where the first rank has ", line(first), " (line ", same + 1, " of ",
-                  std::max(first.size(), other.size()), "; the first rank is rank ", first_rank, ")");
+  const std::string lines = c10::str(" (line ", same + 1, " of ", std::max(first.size(), other.size()));
+  if (!is_first_of_group) return c10::str(line(other), " where rank ", first_rank, " has ", line(first), lines, ")");
+  return c10::str(line(other), " where the first rank has ", line(first), lines, "; the first rank is rank ",
+                  first_rank, ")");
+}
+
+// How the ranks differ. If most ranks agree, it names one that does not, and the culprit is noted. "": all are equal.
+std::string difference_of_texts(const std::vector<std::string>& texts, const std::string& what, const Group& group) {
+  size_t differs = 1, reference = 0;
+  while (differs < texts.size() && texts[differs] == texts[0]) differs++;
+  if (differs == texts.size()) return "";
+  const int odd = odd_rank_out(static_cast<int>(texts.size()), [&](int a, int b) {
+    return texts[static_cast<size_t>(a)] == texts[static_cast<size_t>(b)];
+  });
+  if (odd >= 0) differs = static_cast<size_t>(odd), reference = odd == 0 ? 1 : 0;
+  const auto global = [&](size_t r) { return group->ranks()[r]; };
+  const std::string why =
+      c10::str(what, ": the ranks of group '", group->name(), "' differ. Rank ", global(differs), " has ",
+               difference_of_lines(split(texts[reference]), split(texts[differs]), global(reference), reference == 0));
+  if (odd >= 0) tessera::detail::note_culprit(global(differs), why);
+  return why;
+}
+
+// A verdict in the store: "culprit text"; "": all ranks agree.
+std::string to_verdict(const std::string& text) {
+  return text.empty() ? "" : c10::str(tessera::detail::culprit_of(text), " ", text);
+}
+std::string read_verdict(const std::string& verdict) {
+  if (verdict.empty()) return "";
+  const std::string text = verdict.substr(verdict.find(' ') + 1);
+  if (const int64_t culprit = std::stoll(verdict); culprit >= 0) tessera::detail::note_culprit(culprit, text);
+  return text;
 }
 
 // "+" and the text, or the kind and the message of the error that text() has thrown: "!" SystemError, "#"
@@ -136,19 +170,24 @@ std::string errors_in(const Lines& results, const Group& group) {
   }
   const bool all_same = ranks_by_error.size() == 1 && std::all_of(results.begin(), results.end(), is_error);
   std::string all;
+  int64_t first_failed = -1;
+  for (size_t r = results.size(); r-- > 0;)
+    if (is_error(results[r])) first_failed = group->ranks()[r];
   for (const auto& [text, ranks] : ranks_by_error)
     all += (all.empty() ? "" : "\n") +
            (all_same ? "" : c10::str(ranks.find(',') == ranks.npos ? "rank " : "ranks ", ranks, ": ")) + text;
+  if (!all_same && !all.empty()) tessera::detail::note_culprit(first_failed, all);
   return all;
 }
 
 std::string decide_or_error(const Lines& all, const Group& group,
                             const std::function<std::string(const Lines&)>& decide) {
   const auto errors = errors_in(all, group);
-  if (!errors.empty()) return kind_of_errors(all) + errors;
+  if (!errors.empty()) return kind_of_errors(all) + to_verdict(errors);
   Lines texts;
   for (const auto& text : all) texts.push_back(text.substr(1));
-  return text_or_error([&] { return decide(texts); });
+  const auto decided = text_or_error([&] { return decide(texts); });
+  return is_error(decided) ? decided.front() + to_verdict(decided.substr(1)) : decided;
 }
 
 }  // namespace
@@ -159,17 +198,16 @@ void require_same_on_all_ranks(const Group& group, const std::string& what, cons
   const auto own = join(lines);
   std::string verdict;
   if (group->rank() == 0) {
+    std::vector<std::string> texts{own};
     for (int64_t r = 1; r < group->size(); r++) {
-      const auto theirs = exchange.get(std::to_string(r), r);
-      if (verdict.empty() && theirs != own)
-        verdict = c10::str(what, ": the ranks of group '", group->name(), "' differ. Rank ", exchange.global(r),
-                           " has ", difference_of_lines(lines, split(theirs), exchange.global(0)));
+      texts.push_back(exchange.get(std::to_string(r), r));
       exchange.erase(std::to_string(r));
     }
-    exchange.put("verdict", verdict);
+    verdict = difference_of_texts(texts, what, group);
+    exchange.put("verdict", to_verdict(verdict));
   } else {
     exchange.put(std::to_string(group->rank()), own);
-    verdict = exchange.get("verdict", 0);
+    verdict = read_verdict(exchange.get("verdict", 0));
   }
   TESSERA_CHECK(verdict.empty(), UsageError, verdict);
 }
@@ -208,7 +246,7 @@ std::string gather_decide_broadcast(const Group& group, const std::string& what,
     }
   }
   if (!is_error(verdict)) return verdict.substr(1);
-  const auto message = c10::str(what, ": ", verdict.substr(1));
+  const auto message = c10::str(what, ": ", read_verdict(verdict.substr(1)));
   TESSERA_CHECK(verdict.front() != '!', SystemError, message);
   if (verdict.front() == '#') throw InternalError({__func__, __FILE__, __LINE__}, message);  // it has the request to report
   TESSERA_FAIL(UsageError, message);

@@ -10,7 +10,7 @@
 namespace tessera::comm {
 
 // Returns if all ranks pass the same lines. Else all ranks throw the same UsageError. It names the first rank that
-// differs and shows the first line that differs, from both ranks.
+// differs from most ranks and shows the first line that differs, from both ranks.
 // `what` names the caller in errors.
 // Example:  require_same_on_all_ranks(group, "DistributedDataParallel", {"net1.weight Float[16, 10]", ...});
 void require_same_on_all_ranks(const Group& group, const std::string& what, const std::vector<std::string>& lines);

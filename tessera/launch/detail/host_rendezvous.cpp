@@ -94,6 +94,7 @@ std::optional<HostAssignment> HostRendezvous::wait_for_hosts(int64_t restarts, c
                     " s; start `tessera run --node-rank ", node, "` on that host");
       TESSERA_CHECK(!store_->check({"ended"}), CommError, "the job has ended: ", text_of(store_->get("ended")));
       store_->add(c10::str("heartbeats_", options_.node_rank), 1);
+      signals.stop_if_requested();
       pollfd waiting{signals.stop_fd(), POLLIN, 0};
       if (poll(&waiting, 1, kPollMs) > 0) return std::nullopt;
     }

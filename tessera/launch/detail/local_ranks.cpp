@@ -49,8 +49,19 @@ RankExit rank_exit(int64_t rank, pid_t pid, int status) {
   return {rank, pid, WEXITSTATUS(status), 0};
 }
 
+// How long a rank that has written its error file may take to exit: static destructors of LibTorch and of the program.
+constexpr std::chrono::milliseconds kTimeToExit(3000);
+// As in the liveness monitor of the ranks.
+constexpr std::chrono::milliseconds kStoppedBeforeAbsent(3000);
+
 // A killed rank writes no error file. SIGABRT is different: an uncaught exception ends with it.
 bool was_killed(const RankExit& exit) { return exit.signal != 0 && exit.signal != SIGABRT; }
+
+std::string read_file(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
 
 int64_t write_time_ns(const std::string& path) {  // -1: no such file
   struct stat found {};
@@ -78,6 +89,9 @@ struct LocalRanks::LocalRank {
   LineStream out, err;
   RankProcess process;
   std::optional<RankExit> exit;
+  std::optional<Clock::time_point> stopped_since;  // by a signal; nullopt: it runs
+  bool signalled = false;                          // by stop()
+  bool was_running = false, was_stopped = false;   // when stop() was called
 };
 
 LocalRanks::LocalRanks(const Command& command, const std::vector<RankPlan>& plans, const RankOutput& output,
@@ -110,16 +124,30 @@ int64_t LocalRanks::running() const {
   return std::count_if(ranks_.begin(), ranks_.end(), [](const auto& m) { return m->process.pid > 0 && !m->exit; });
 }
 
+std::chrono::milliseconds LocalRanks::time_to_next_deadline(std::chrono::milliseconds at_most) const {
+  const auto now = Clock::now();
+  const auto include = [&](Clock::time_point deadline) {
+    if (deadline > now) at_most = std::min(at_most, std::chrono::ceil<std::chrono::milliseconds>(deadline - now));
+  };
+  if (kill_deadline_) include(*kill_deadline_);
+  if (late_signal_deadline_) include(*late_signal_deadline_);
+  for (const auto& m : ranks_)
+    if (m->stopped_since) include(*m->stopped_since + kStoppedBeforeAbsent);
+  return at_most;
+}
+
 std::vector<int> LocalRanks::poll_events(std::chrono::milliseconds timeout) {
-  if (kill_deadline_) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(*kill_deadline_ - Clock::now());
-    if (left.count() <= 0) {
-      send_signal(SIGKILL);
-      kill_deadline_.reset();
-    } else {
-      timeout = std::min(timeout, left + std::chrono::milliseconds(1));
-    }
+  const auto now = Clock::now();
+  if (late_signal_deadline_ && *late_signal_deadline_ <= now) {
+    late_signal_deadline_.reset();
+    for (auto& m : ranks_)
+      if (m->process.pid > 0 && !m->exit && !m->signalled) kill(-m->process.pid, SIGTERM);
   }
+  if (kill_deadline_ && *kill_deadline_ <= now) {
+    kill_deadline_.reset();
+    send_signal(SIGKILL);
+  }
+  timeout = time_to_next_deadline(timeout);
   std::vector<pollfd> waiting{{signals_.fd(), POLLIN, 0}, {signals_.stop_fd(), POLLIN, 0}};
   for (auto& rank : ranks_)
     for (const int fd : {rank->process.out, rank->process.err}) waiting.push_back({fd, POLLIN, 0});  // -1: skipped
@@ -154,6 +182,7 @@ void LocalRanks::reap() {
   std::vector<RankExit> failed;
   for (auto& m : ranks_) {
     const pid_t pid = m->process.pid;
+    if (pid > 0 && !m->exit) read_stops(*m);
     siginfo_t info{};
     if (pid <= 0 || m->exit || waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
         info.si_pid == 0)
@@ -177,6 +206,25 @@ void LocalRanks::reap() {
   first_failure_ = killed != failed.end() ? *killed : failed.front();
 }
 
+void LocalRanks::read_stops(LocalRank& rank) {
+  siginfo_t info{};
+  while (waitid(P_PID, static_cast<id_t>(rank.process.pid), &info, WSTOPPED | WCONTINUED | WNOHANG) == 0 &&
+         info.si_pid != 0) {
+    if (info.si_code == CLD_CONTINUED) rank.stopped_since.reset();
+    if (info.si_code == CLD_STOPPED) rank.stopped_since = Clock::now();
+    info = {};
+  }
+}
+
+std::map<int64_t, std::string> LocalRanks::absent() const {
+  std::map<int64_t, std::string> found;
+  for (const auto& m : ranks_) {
+    const bool stopped = m->stopped_since && Clock::now() >= *m->stopped_since + kStoppedBeforeAbsent;
+    if ((m->exit && m->exit->ok()) || (!m->exit && stopped)) found[m->plan.rank] = what_it_did(m->plan.rank);
+  }
+  return found;
+}
+
 void LocalRanks::drain_all(int& fd, LineStream& stream) {
   for (;;) {
     pollfd ready{fd, POLLIN, 0};
@@ -191,38 +239,81 @@ void LocalRanks::send_signal(int signal) {
 }
 
 void LocalRanks::stop(int signal, std::chrono::milliseconds grace_period) {
+  const auto now = Clock::now();
+  for (auto& m : ranks_) {
+    if (m->process.pid <= 0 || m->exit) continue;
+    if (!stopping_) m->was_running = true, m->was_stopped = m->stopped_since.has_value();
+    if (signal == SIGTERM && first_failure_ && write_time_ns(m->plan.error_file) >= 0) {
+      late_signal_deadline_ = now + kTimeToExit;
+      continue;
+    }
+    m->signalled = true;
+    kill(-m->process.pid, signal);
+  }
   stopping_ = true;
-  send_signal(signal);
   send_signal(SIGCONT);  // a stopped process does not handle other signals
-  kill_deadline_ = Clock::now() + grace_period;
+  kill_deadline_ = now + grace_period;
+}
+
+const LocalRanks::LocalRank* LocalRanks::find_local(int64_t rank) const {
+  for (const auto& m : ranks_)
+    if (m->plan.rank == rank) return m.get();
+  return nullptr;
 }
 
 const LocalRanks::LocalRank& LocalRanks::find(int64_t rank) const {
-  for (const auto& m : ranks_)
-    if (m->plan.rank == rank) return *m;
-  TESSERA_FAIL(InternalError, "rank ", rank, " does not run on this host");
+  const LocalRank* found = find_local(rank);
+  TESSERA_CHECK(found, InternalError, "rank ", rank, " does not run on this host");
+  return *found;
 }
 
 RankExit LocalRanks::root_cause() const {
   const RankExit& first = *first_failure_;
-  int64_t earliest = write_time_ns(find(first.rank).plan.error_file);
+  const LocalRank* cause = &find(first.rank);
+  int64_t earliest = write_time_ns(cause->plan.error_file);
   if (was_killed(first) || earliest < 0) return first;
-  RankExit cause = first;
   for (const auto& m : ranks_) {
     const int64_t at = write_time_ns(m->plan.error_file);
     if (at < 0 || at >= earliest) continue;
     earliest = at;
-    cause = m->exit.value_or(RankExit{m->plan.rank, m->process.pid, first.exit_code, first.signal});
+    cause = m.get();
   }
-  if (was_killed(cause))  // the launcher killed it afterwards
-    cause.exit_code = first.exit_code, cause.signal = first.signal;
-  return cause;
+  // A victim may name another victim, which names the culprit.
+  for (size_t i = 0; i < ranks_.size(); i++) {
+    const LocalRank* named = find_local(tessera::detail::culprit_in(read_file(cause->plan.error_file)));
+    if (!named || named == cause || write_time_ns(named->plan.error_file) < 0) break;
+    cause = named;
+  }
+  RankExit exit = cause->exit.value_or(RankExit{cause->plan.rank, cause->process.pid, first.exit_code, first.signal});
+  if (was_killed(exit) || exit.ok())  // the launcher killed it afterwards, or it has no code of its own
+    exit.exit_code = first.exit_code, exit.signal = first.signal;
+  return exit;
+}
+
+std::string LocalRanks::culprit() const {
+  const int64_t cause = root_cause().rank;
+  const int64_t named = tessera::detail::culprit_in(read_file(find(cause).plan.error_file));
+  if (named < 0 || named == cause || was_killed(*first_failure_)) return "";
+  const LocalRank* local = find_local(named);
+  if (!local) return c10::str("rank ", named, " on another host is the cause");
+  return write_time_ns(local->plan.error_file) >= 0 ? "" : what_it_did(named);
+}
+
+std::string LocalRanks::what_it_did(int64_t rank) const {
+  const LocalRank& m = find(rank);
+  std::ostringstream text;
+  if (m.exit && !m.was_running) {
+    text << *m.exit;
+    return text.str();
+  }
+  text << "rank " << rank << " (pid " << m.process.pid << ") ";
+  const bool stopped = m.was_stopped || m.stopped_since;
+  text << (stopped ? "is stopped by a signal (SIGSTOP or ^Z)" : "was still running");
+  return text.str();
 }
 
 std::string LocalRanks::error_message(int64_t rank) const {
-  std::ostringstream text;
-  text << std::ifstream(find(rank).plan.error_file).rdbuf();
-  return tessera::detail::message_in(text.str());
+  return tessera::detail::message_in(read_file(find(rank).plan.error_file));
 }
 
 std::vector<std::string> LocalRanks::stderr_tail(int64_t rank) const {

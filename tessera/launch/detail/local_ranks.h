@@ -4,6 +4,7 @@
 #include "tessera/launch/detail/rank_process.h"
 
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -47,12 +48,19 @@ class LocalRanks {
   bool stopping() const { return stopping_; }
   void send_signal(int signal);  // to the process group of every running rank
   // Sends `signal` to all running ranks. Sends SIGKILL to those that still run after `grace_period`.
+  // SIGTERM: a rank that has written its error file is about to exit with its own code, so it gets the signal later.
   void stop(int signal, std::chrono::milliseconds grace_period);
   const std::optional<RankExit>& first_failure() const { return first_failure_; }
-  // The rank that wrote its error file first. If no rank did, the rank of first_failure().
-  // Requires: first_failure() has a value. If the rank still runs, its exit code and signal are those of
-  // first_failure().
+  // By rank: "rank 1 (pid 17) exited with code 0", or "... is stopped by a signal" if it has been for three seconds.
+  // Other ranks may wait for such a rank to join.
+  std::map<int64_t, std::string> absent() const;
+  // The rank that wrote its error file first, or the culprit that this file names, if that rank has an error file too.
+  // If no rank has one, the rank of first_failure(). Requires: first_failure() has a value. If the rank still runs, its
+  // exit code and signal are those of first_failure().
   RankExit root_cause() const;
+  // If the error file of the root cause says that a rank without an error file is the culprit: what that rank did, as
+  // in "rank 2 (pid 17) exited with code 0". Else "".
+  std::string culprit() const;
   std::string error_message(int64_t rank) const;             // from the error file; empty: none
   std::vector<std::string> stderr_tail(int64_t rank) const;  // the last lines of its standard error
   std::vector<std::string> incomplete_logs() const;          // log files that could not be written completely
@@ -62,6 +70,10 @@ class LocalRanks {
   void reap();
   static void drain(int& fd, LineStream& stream);
   static void drain_all(int& fd, LineStream& stream);
+  void read_stops(LocalRank& rank);
+  std::chrono::milliseconds time_to_next_deadline(std::chrono::milliseconds at_most) const;
+  std::string what_it_did(int64_t rank) const;
+  const LocalRank* find_local(int64_t rank) const;  // null: it runs on another host
   const LocalRank& find(int64_t rank) const;
 
   const Signals& signals_;
@@ -69,6 +81,7 @@ class LocalRanks {
   std::vector<std::unique_ptr<LocalRank>> ranks_;
   bool stopping_ = false;
   std::optional<Clock::time_point> kill_deadline_;
+  std::optional<Clock::time_point> late_signal_deadline_;  // then ranks with an error file get SIGTERM too
   std::optional<RankExit> first_failure_;
 };
 

@@ -6,6 +6,11 @@
 #include <ostream>
 
 namespace tessera::launch {
+namespace {
+
+constexpr const char* kSecret = "TESSERA_JOB_SECRET";
+
+}  // namespace
 
 std::vector<int> cores_of(int64_t i, int64_t n, const std::vector<int>& cores) {
   const auto count = static_cast<int64_t>(cores.size());
@@ -45,6 +50,7 @@ std::vector<RankPlan> plan_ranks(const HostAssignment& host, const RankSettings&
         {"TORCHELASTIC_USE_AGENT_STORE", "True"},
         {"TORCHELASTIC_ERROR_FILE", plan.error_file},
         {"TESSERA_RUN", "1"},
+        {kSecret, settings.job_secret},
     };
     if (settings.threads_per_rank > 0 || !settings.user_set.contains("OMP_NUM_THREADS"))
       plan.variables.emplace_back("OMP_NUM_THREADS", text(threads));
@@ -58,7 +64,7 @@ std::vector<RankPlan> plan_ranks(const HostAssignment& host, const RankSettings&
 std::ostream& operator<<(std::ostream& out, const RankPlan& plan) {
   out << "rank " << plan.rank;
   if (!plan.cores.empty()) out << " on cores " << c10::Join(",", plan.cores);
-  for (const auto& [name, value] : plan.variables) out << ' ' << name << '=' << value;
+  for (const auto& [name, value] : plan.variables) out << ' ' << name << '=' << (name == kSecret ? "(set)" : value);
   return out;
 }
 

@@ -26,6 +26,7 @@ struct RankSettings {
   bool pin = false;                     // pins each rank to its own cores
   std::vector<int> cores = {};          // cores that this process may use
   std::string error_dir = {};           // folder of the ranks' error files
+  std::string job_secret = {};          // of the store; it is in the environment of the ranks, and nowhere else
   std::set<std::string> user_set = {};  // environment variables that the user has set; they override our defaults
 };
 
@@ -37,7 +38,7 @@ struct RankPlan {
   bool direct_output = false;  // inherits the launcher's standard output instead of a pipe
   bool operator==(const RankPlan&) const = default;
 };
-std::ostream& operator<<(std::ostream& out, const RankPlan& plan);
+std::ostream& operator<<(std::ostream& out, const RankPlan& plan);  // without the secret
 
 std::vector<RankPlan> plan_ranks(const HostAssignment& assignment, const RankSettings& settings);
 

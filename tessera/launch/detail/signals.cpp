@@ -15,11 +15,14 @@ sigset_t signal_set(bool ends_job) {
   sigset_t set;
   sigemptyset(&set);
   if (!ends_job) sigaddset(&set, SIGCHLD);
-  for (const auto& forwarded : Signals::kForwarded) {
+  const auto add_unless_ignored = [&](int signal) {
     struct sigaction current {};
-    sigaction(forwarded.signal, nullptr, &current);
-    if (forwarded.ends_job == ends_job && current.sa_handler != SIG_IGN) sigaddset(&set, forwarded.signal);
-  }
+    sigaction(signal, nullptr, &current);
+    if (current.sa_handler != SIG_IGN) sigaddset(&set, signal);
+  };
+  if (!ends_job) add_unless_ignored(SIGTSTP);
+  for (const auto& forwarded : Signals::kForwarded)
+    if (forwarded.ends_job == ends_job) add_unless_ignored(forwarded.signal);
   return set;
 }
 
@@ -50,6 +53,14 @@ std::vector<int> Signals::read() const {
   for (const int fd : {fd_, stop_fd_})
     while (::read(fd, &info, sizeof info) == sizeof info) received.push_back(static_cast<int>(info.ssi_signo));
   return received;
+}
+
+void Signals::stop_if_requested() const {
+  sigset_t stop;
+  sigemptyset(&stop);
+  sigaddset(&stop, SIGTSTP);
+  const timespec no_wait{};
+  if (sigtimedwait(&stop, nullptr, &no_wait) == SIGTSTP) raise(SIGSTOP);
 }
 
 void Signals::restore() const {

@@ -12,10 +12,13 @@ class Signals {
   Signals();
   ~Signals();
   Signals(const Signals&) = delete;
-  int fd() const { return fd_; }            // readable: a child has exited, or a signal that only ranks handle
+  int fd() const { return fd_; }            // readable: a child has exited or stopped, ^Z, or a signal for the ranks
   int stop_fd() const { return stop_fd_; }  // readable: a signal that ends the job
   std::vector<int> read() const;            // pending signals, each once; does not block
-  void restore() const;                     // restores the original mask; for a child between fork and exec
+  // Stops this process if ^Z (SIGTSTP) is pending, until SIGCONT. For waits without ranks; with ranks, read() returns
+  // it.
+  void stop_if_requested() const;
+  void restore() const;  // restores the original mask; for a child between fork and exec
 
   // Restores the original mask while alive, so that Ctrl-C interrupts a blocking call.
   class UnblockScope {

@@ -1,6 +1,8 @@
 #include "tessera/comm/detail/region/exchange.h"
 
 #include "tessera/base/error.h"
+#include "tessera/base/error_file.h"
+#include "tessera/comm/detail/odd_rank_out.h"
 #include "tessera/comm/detail/records.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -49,7 +51,8 @@ Exchange::Exchange(std::shared_ptr<Region> region, int rank, GroupInfo group, Op
 
 std::string Exchange::name_of(int rank) const { return c10::str("rank ", group_.ranks[static_cast<size_t>(rank)]); }
 
-void Exchange::fail(const std::string& why) {
+void Exchange::fail(const std::string& why, int culprit) {
+  if (culprit >= 0) tessera::detail::note_culprit(group_.ranks[static_cast<size_t>(culprit)], why);
   region_->abort(why);
   failure_ = why;
   const auto fail_operation = [&](const OperationPtr& op) {
@@ -96,8 +99,10 @@ OperationPtr Exchange::post(Transfer transfer) {
       if (region_->slot(r, index).consumed.load(std::memory_order_acquire) < posted_ / kRing) return r;
     return -1;
   };
-  if (awaited_rank() >= 0 && !progress_until(lock, awaited_rank, Clock::now() + timeout()))
-    fail(c10::str(timeout_message(*op, awaited_rank(), timeout()), ": it is ", kRing, " collectives behind"));
+  if (awaited_rank() >= 0 && !progress_until(lock, awaited_rank, Clock::now() + timeout())) {
+    const int late = awaited_rank();
+    fail(c10::str(timeout_message(*op, late, timeout()), ": it is ", kRing, " collectives behind"), late);
+  }
   check_not_failed(op->transfer.fingerprint);
   op->number = posted_++;
   put_into_slot(*op);
@@ -131,24 +136,50 @@ void Exchange::put_into_slot(Operation& op) {
   region_->ring(rank_);
 }
 
-// Checks that rank r has posted the same collective, with an input of the size that this rank expects.
-bool Exchange::check_peer(const Operation& op, int r, const CollectiveFingerprint& theirs, int64_t input_bytes) {
+int64_t Exchange::input_bytes(const Operation& op, int r) {
+  const int index = static_cast<int>(op.number % kRing);
+  return lengths(region_->slot_data(r, index))[op.transfer.per_rank_inputs ? rank_ : 0];
+}
+
+// Rank r must have posted the same collective, with an input of the size that this rank expects.
+std::string Exchange::difference_from(const Operation& op, int r) {
   const Transfer& t = op.transfer;
   const CollectiveFingerprint& mine = t.fingerprint;
-  if (const std::string text =
+  const CollectiveFingerprint& theirs = region_->slot(r, static_cast<int>(op.number % kRing)).fingerprint;
+  if (std::string text =
           difference(mine, theirs, group_.ranks[static_cast<size_t>(rank_)], group_.ranks[static_cast<size_t>(r)]);
-      !text.empty()) {
-    fail(c10::str("ranks disagree on group '", group_.group, "': ", text));
-    return false;
-  }
+      !text.empty())
+    return text;
   const size_t from = static_cast<size_t>(r);
   const int64_t expected =
       t.reduced ? (t.per_rank_inputs ? t.inputs[static_cast<size_t>(rank_)] : t.inputs[0]).size : t.outputs[from].size;
   const bool needed = t.reduced || t.outputs[from].data != nullptr || expected > 0;
-  if (needed && input_bytes != expected)
-    fail(c10::str("ranks disagree on group '", group_.group, "' in ", describe(mine), ": ", name_of(rank_), " expects ",
-                  expected, " bytes from ", name_of(r), ", which posted ", input_bytes));
-  return failure_.empty();
+  if (!needed || input_bytes(op, r) == expected) return "";
+  return c10::str(name_of(rank_), " expects ", expected, " bytes from ", name_of(r), ", which posted ",
+                  input_bytes(op, r), " in ", describe(mine));
+}
+
+bool Exchange::check_peers(const Operation& op) {
+  for (int r = 0; r < size_; r++)
+    if (r != rank_ && C10_UNLIKELY(!difference_from(op, r).empty())) {
+      fail_with_difference(op, r);
+      return false;
+    }
+  return true;
+}
+
+// If most ranks agree, the error says which one does not. `r` is the first rank that this one disagrees with.
+void Exchange::fail_with_difference(const Operation& op, int r) {
+  const int index = static_cast<int>(op.number % kRing);
+  int odd = odd_rank_out(size_, [&](int a, int b) {
+    return difference(region_->slot(a, index).fingerprint, region_->slot(b, index).fingerprint, a, b).empty() &&
+           input_bytes(op, a) == input_bytes(op, b);
+  });
+  // Inputs of an all_to_all differ rightly. So the odd rank must be one that this rank disagrees with.
+  if (odd >= 0 && odd != rank_ && difference_from(op, odd).empty()) odd = -1;
+  const std::string text = difference_from(op, odd >= 0 && odd != rank_ ? odd : r);
+  const std::string blame = odd >= 0 ? c10::str(name_of(odd), " differs from most ranks: ") : "";
+  fail(c10::str("ranks disagree on group '", group_.group, "': ", blame, text), odd);
 }
 
 // True once all peers have published the collective and their fingerprints match.
@@ -159,11 +190,10 @@ bool Exchange::read_fingerprints(Operation& op) {
       op.awaited_rank = r;
       return false;
     }
+  if (!check_peers(op)) return false;
   op.chunked.assign(static_cast<size_t>(size_), false);
-  const size_t mine = op.transfer.per_rank_inputs ? static_cast<size_t>(rank_) : 0;
   for (int r = 0; r < size_; r++) {
     const CollectiveFingerprint& theirs = region_->slot(r, index).fingerprint;
-    if (r != rank_ && !check_peer(op, r, theirs, lengths(region_->slot_data(r, index))[mine])) return false;
     op.chunked[static_cast<size_t>(r)] = theirs.chunks > 0;
     op.chunks = std::max(op.chunks, theirs.chunks);
   }

@@ -136,13 +136,18 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   // exchange.cpp: slots and fingerprints. All functions below require that mutex_ is locked.
   void put_into_slot(Operation& op);
   bool read_fingerprints(Operation& op);
-  bool check_peer(const Operation& op, int r, const CollectiveFingerprint& theirs, int64_t input_bytes);
+  std::string difference_from(const Operation& op, int r);  // "": rank r has posted the same collective
+  bool check_peers(const Operation& op);
+  void fail_with_difference(const Operation& op, int r);
+  int64_t input_bytes(const Operation& op, int r);  // of rank r, for this rank
   void read_slots(Operation& op);
   void advance_all();  // does everything that needs no waiting
   bool advance(Operation& op);
   void complete(Operation& op);
-  void fail(const std::string& why);  // fails all operations and aborts the group, so that peers do not wait
-  void fail_with_abort_reason();      // a peer has aborted the group
+  // Fails all operations and aborts the group, so that peers do not wait. `culprit`: the rank that caused it; -1:
+  // unknown.
+  void fail(const std::string& why, int culprit = -1);
+  void fail_with_abort_reason();  // a peer has aborted the group
   void check_not_failed(const CollectiveFingerprint& posted);
   std::string with_context(const CollectiveFingerprint& fingerprint, const std::string& why) const;
   std::string name_of(int rank) const;

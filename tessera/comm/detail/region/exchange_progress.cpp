@@ -132,7 +132,7 @@ bool Exchange::progress_until(Lock& lock, const std::function<int()>& awaited_ra
     if (region_->has_left(rank)) {
       advance_all();  // with the data that it published before
       if (awaited_rank() != rank) continue;
-      fail(left_message(rank));
+      fail(left_message(rank), rank);
       return true;
     }
     const auto now = Clock::now();
@@ -153,7 +153,8 @@ void Exchange::wait(Operation& op, std::chrono::milliseconds timeout) {
     };
     if (!progress_until(lock, awaited_rank, Clock::now() + timeout)) {
       const Operation& oldest = op.peer >= 0 ? op : *collectives_.front();
-      fail(timeout_message(oldest, awaited_rank(), timeout));
+      const int late = awaited_rank();
+      fail(timeout_message(oldest, late, timeout), late);
     }
     complete_futures(lock);
     TESSERA_CHECK(op.done, InternalError, "no rank to wait for, but the operation is not done");
@@ -171,7 +172,7 @@ bool Exchange::poll(Operation& op) {
   };
   if (const int rank = awaited_rank(); !op.done && rank >= 0 && region_->has_left(rank)) {
     advance_all();
-    if (!op.done && awaited_rank() == rank) fail(left_message(rank));
+    if (!op.done && awaited_rank() == rank) fail(left_message(rank), rank);
   }
   complete_futures(lock);
   return op.done.load(std::memory_order_acquire);
@@ -229,7 +230,7 @@ void Exchange::run_progress_thread() {
     const OperationPtr op = oldest();  // each operation gets the full timeout
     const auto awaited_rank = [&] { return stopping_ || !op || oldest() != op ? -1 : op->awaited_rank; };
     if (!progress_until(lock, awaited_rank, Clock::now() + timeout()))
-      fail(timeout_message(*op, op->awaited_rank, timeout()));
+      fail(timeout_message(*op, op->awaited_rank, timeout()), op->awaited_rank);
     complete_futures(lock);
   }
 }

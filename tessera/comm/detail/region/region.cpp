@@ -1,6 +1,7 @@
 #include "tessera/comm/detail/region/region.h"
 
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/error_file.h"
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -89,6 +90,7 @@ void Region::abort(const std::string& reason) {
     const size_t length = std::min(reason.size(), sizeof(h.reason) - 1);
     std::memcpy(h.reason, reason.data(), length);
     h.reason[length] = 0;
+    h.culprit.store(tessera::detail::culprit_of(reason));
     h.abort_state.store(2);
   }
   for (int r = 0; r < layout_.ranks; r++) ring(r);
@@ -96,7 +98,12 @@ void Region::abort(const std::string& reason) {
 
 std::string Region::abort_reason() {
   for (int i = 0; i < 1000; i++) {
-    if (header().abort_state.load(std::memory_order_acquire) == 2) return header().reason;
+    if (header().abort_state.load(std::memory_order_acquire) == 2) {
+      const std::string reason = header().reason;
+      const int64_t culprit = header().culprit.load();
+      if (culprit >= 0 && tessera::detail::culprit_of(reason) < 0) tessera::detail::note_culprit(culprit, reason);
+      return reason;
+    }
     sched_yield();  // the reason is being written; its writer may have died meanwhile
   }
   return "a peer failed";

@@ -76,7 +76,8 @@ struct alignas(64) Member {
 struct alignas(64) RegionHeader {
   std::atomic<uint32_t> abort_state;  // 0: not aborted, 1: `reason` is being written, 2: `reason` is valid
   std::atomic<uint32_t> mapped;       // members that have mapped the region; counted if ranks are processes
-  char reason[1016];
+  std::atomic<int64_t> culprit;       // the rank that caused the abort; -1: unknown. Valid with `reason`
+  char reason[1008];
 };
 
 // Sizes of a region for `ranks` ranks, and the offsets of its parts. One rank takes about
@@ -128,9 +129,10 @@ class Region {
   void leave(int rank, uint64_t collectives);
   bool has_left(int rank) { return member(rank).left.load(std::memory_order_acquire) != 0; }
 
-  void abort(const std::string& reason);  // wakes all ranks; only the first reason is stored
+  // Wakes all ranks. Only the first reason is stored, with the rank that was noted as its culprit (base/error_file.h).
+  void abort(const std::string& reason);
   bool aborted() { return header().abort_state.load(std::memory_order_acquire) != 0; }
-  std::string abort_reason();
+  std::string abort_reason();  // also notes the culprit in this process
 
  private:
   template <class T>

@@ -26,6 +26,25 @@ void wait_for_members(Region& region) {
   for (int i = 0; i < 500 && region.header().mapped.load() < all && !region.aborted(); i++) usleep(1000);
 }
 
+// The path came through a store. Memory of make() belongs to this user, has no name, and no other user can open it.
+// Anything else is not ours, whoever put its path there.
+void check_is_private(int fd, const std::string& path) {
+  struct stat found {};
+  TESSERA_CHECK(fstat(fd, &found) == 0, CommError, "cannot inspect the shared memory ", path, ": ",
+                std::strerror(errno));
+  std::string wrong;
+  if (!S_ISREG(found.st_mode))
+    wrong = "is not a file in memory";
+  else if (found.st_uid != geteuid())
+    wrong = c10::str("belongs to user ", found.st_uid, ", not to user ", geteuid());
+  else if (found.st_nlink != 0)
+    wrong = "has a name in a folder";
+  else if ((found.st_mode & 07777) != 0600)
+    wrong = "can be opened by other users";
+  TESSERA_CHECK(wrong.empty(), CommError, "the shared memory ", path, " ", wrong,
+                ". It was not created by a rank of this job: another process may have changed the store");
+}
+
 std::string mib(double bytes) { return c10::str(static_cast<int64_t>(bytes / (1 << 20) + 0.5), " MiB"); }
 
 }  // namespace
@@ -71,11 +90,12 @@ SharedMemory SharedMemory::make(size_t bytes) {
 }
 
 SharedMemory SharedMemory::open(const std::string& path, size_t bytes) {
-  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK);  // a FIFO or a device must not block
   TESSERA_CHECK(fd >= 0, CommError, "cannot open the shared memory ", path, ": ", std::strerror(errno),
                 "; has the process that created it ended?");
   SharedMemory closed_on_error;
   closed_on_error.fd_ = fd;
+  check_is_private(fd, path);
   struct stat found {};
   TESSERA_CHECK(fstat(fd, &found) == 0 && static_cast<size_t>(found.st_size) == bytes, CommError, "shared memory ",
                 path, " has ", found.st_size, " bytes instead of ", bytes,

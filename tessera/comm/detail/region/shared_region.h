@@ -14,7 +14,8 @@ class SharedMemory {
   // Creates zeroed memory. All pages are allocated at once: a page that cannot be allocated later would raise SIGBUS in
   // the middle of a collective. Throws CommError.
   static SharedMemory make(size_t bytes);
-  // Opens memory that another process of the same user created; `path` is the path() there. Throws CommError.
+  // Opens memory that another process of the same user created with make(); `path` is the path() there.
+  // Throws CommError, also if the file belongs to another user, has a name, or can be opened by other users.
   static SharedMemory open(const std::string& path, size_t bytes);
 
   SharedMemory() = default;

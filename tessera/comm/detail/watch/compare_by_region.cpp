@@ -1,4 +1,6 @@
 #include "tessera/base/error.h"
+#include "tessera/base/error_file.h"
+#include "tessera/comm/detail/odd_rank_out.h"
 #include "tessera/comm/detail/records.h"
 #include "tessera/comm/detail/region/exchange.h"
 #include "tessera/comm/detail/region/shared_region.h"
@@ -88,14 +90,30 @@ class RegionComparer final : public Comparer {
 }  // namespace
 
 std::string difference_of_sizes(const std::vector<SendRecvBytes>& all_sizes, const std::vector<int64_t>& ranks) {
-  for (size_t r = 0; r < all_sizes.size(); r++)
-    for (size_t s = 0; s < all_sizes.size(); s++) {
-      const int64_t expected = all_sizes[r].recv[s], posted = all_sizes[s].send[r];
-      if (expected >= 0 && posted >= 0 && expected != posted)
-        return c10::str("ranks disagree: rank ", ranks[r], " expects ", expected, " bytes from rank ", ranks[s],
-                        ", which posted ", posted);
-    }
-  return "";
+  const auto mismatch = [&](size_t r, size_t s) {
+    const int64_t expected = all_sizes[r].recv[s], posted = all_sizes[s].send[r];
+    return expected >= 0 && posted >= 0 && expected != posted;
+  };
+  const auto text = [&](size_t r, size_t s) {
+    return c10::str("rank ", ranks[r], " expects ", all_sizes[r].recv[s], " bytes from rank ", ranks[s],
+                    ", which posted ", all_sizes[s].send[r]);
+  };
+  std::string first;
+  for (size_t r = 0; r < all_sizes.size() && first.empty(); r++)
+    for (size_t s = 0; s < all_sizes.size() && first.empty(); s++)
+      if (mismatch(r, s)) first = text(r, s);
+  if (first.empty()) return "";
+  const int odd = odd_rank_out(static_cast<int>(ranks.size()), [&](int a, int b) {
+    const auto r = static_cast<size_t>(a), s = static_cast<size_t>(b);
+    return !mismatch(r, s) && !mismatch(s, r);
+  });
+  if (odd < 0) return "ranks disagree: " + first;
+  const auto culprit = static_cast<size_t>(odd);
+  for (size_t r = all_sizes.size(); r-- > 0;)
+    if (mismatch(r, culprit)) first = text(r, culprit);
+  const std::string why = c10::str("ranks disagree: rank ", ranks[culprit], " differs from most ranks: ", first);
+  tessera::detail::note_culprit(ranks[culprit], why);
+  return why;
 }
 
 std::shared_ptr<Comparer> compare_by_region(const ConnectOptions& options) {

@@ -1,4 +1,6 @@
 #include "tessera/base/error.h"
+#include "tessera/base/error_file.h"
+#include "tessera/comm/detail/odd_rank_out.h"
 #include "tessera/comm/detail/region/collective_fingerprint.h"
 #include "tessera/comm/detail/watch/comparer.h"
 #include "tessera/comm/detail/watch/store_wait.h"
@@ -136,21 +138,41 @@ class StoreComparer final : public Comparer {
     const auto key = [&](const auto& part) { return c10::str(comparison.number, "/", part); };
     if (options_.rank != 0) {
       store_->set(key(options_.rank), pack(comparison.fingerprint, comparison.sizes));
-      return wait(key("verdict"));
+      const std::string verdict = wait(key("verdict"));  // "culprit text"
+      const size_t space = verdict.find(' ');
+      if (space == std::string::npos) return "";
+      const std::string text = verdict.substr(space + 1);
+      if (const int64_t culprit = std::stoll(verdict); culprit >= 0) tessera::detail::note_culprit(culprit, text);
+      return text;
     }
     std::vector<SendRecvBytes> all_sizes(static_cast<size_t>(options_.size), comparison.sizes);
-    std::string verdict;
+    std::vector<region::CollectiveFingerprint> all(static_cast<size_t>(options_.size), comparison.fingerprint);
     for (int r = 1; r < options_.size; r++) {
-      region::CollectiveFingerprint theirs{};
-      unpack(wait(key(r)), theirs, all_sizes[static_cast<size_t>(r)]);
-      if (verdict.empty()) verdict = difference(comparison.fingerprint, theirs, global(0), global(r));
+      unpack(wait(key(r)), all[static_cast<size_t>(r)], all_sizes[static_cast<size_t>(r)]);
       store_->deleteKey(key(r));
     }
+    std::string verdict = difference_of_fingerprints(all);
     if (verdict.empty()) verdict = difference_of_sizes(all_sizes, options_.ranks);
-    store_->set(key("verdict"), Bytes(verdict.begin(), verdict.end()));
+    const std::string stored = verdict.empty() ? "" : c10::str(tessera::detail::culprit_of(verdict), " ", verdict);
+    store_->set(key("verdict"), Bytes(stored.begin(), stored.end()));
     if (comparison.number > 0)
       store_->deleteKey(c10::str(comparison.number - 1, "/verdict"));  // all ranks have read it
     return verdict;
+  }
+
+  std::string difference_of_fingerprints(const std::vector<region::CollectiveFingerprint>& all) const {
+    const auto compared = [&](int a, int b) {
+      return difference(all[static_cast<size_t>(a)], all[static_cast<size_t>(b)], global(a), global(b));
+    };
+    std::string first;
+    for (int r = 1; r < options_.size && first.empty(); r++) first = compared(0, r);
+    if (first.empty()) return "";
+    const int odd = odd_rank_out(options_.size, [&](int a, int b) { return compared(a, b).empty(); });
+    if (odd < 0) return first;
+    const std::string why =
+        c10::str("rank ", global(odd), " differs from most ranks: ", odd == 0 ? first : compared(0, odd));
+    tessera::detail::note_culprit(global(odd), why);
+    return why;
   }
 
   std::string wait(const std::string& key) {

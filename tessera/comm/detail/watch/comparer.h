@@ -38,8 +38,8 @@ struct Comparer {
   virtual void leave() = 0;                                // the last call
 };
 
-// Describes the first two ranks whose sizes do not match; "": all match. `all_sizes` has one entry per rank of the
-// group.
+// Describes two ranks whose sizes do not match; "": all match. `all_sizes` has one entry per rank of the group. If one
+// rank does not match the others, the text says so, and the rank is noted as the culprit.
 std::string difference_of_sizes(const std::vector<SendRecvBytes>& all_sizes, const std::vector<int64_t>& global_ranks);
 
 // Compares every collective, through shared memory. Returns when all members are connected.

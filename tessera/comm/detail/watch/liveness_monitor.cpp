@@ -1,6 +1,7 @@
 #include "tessera/comm/detail/watch/liveness_monitor.h"
 
 #include "tessera/base/error.h"
+#include "tessera/base/error_file.h"
 #include "tessera/comm/detail/watch/process_status.h"
 #include "tessera/comm/detail/watch/store_wait.h"
 
@@ -8,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
+#include <optional>
 
 namespace tessera::comm::watch {
 namespace {
@@ -28,9 +30,21 @@ uint64_t hash_of(const std::string& key) { return std::max<uint64_t>(1, std::has
 // Opens the table that the first rank of this machine creates. Until then only the process of that rank can be checked.
 std::shared_ptr<RankStatusTable> open_status_table(c10d::Store& store, const std::string& key, int ranks,
                                                    int64_t leader, pid_t pid, std::chrono::milliseconds timeout) {
-  const auto lost = [=]() -> std::string {
-    if (process_status(pid).alive) return "";
-    return c10::str("rank ", leader, " (pid ", pid, ") has died before it created the rank status table");
+  std::optional<std::chrono::steady_clock::time_point> stopped_since;
+  const auto find_lost = [&]() -> std::string {
+    const ProcessStatus process = process_status(pid);
+    const std::string name = c10::str("rank ", leader, " (pid ", pid, ") ");
+    if (!process.alive) return name + "has died before it created the rank status table";
+    const auto now = std::chrono::steady_clock::now();
+    if (!process.stopped) stopped_since.reset();
+    if (process.stopped && !stopped_since) stopped_since = now;
+    const bool lost = stopped_since && now - *stopped_since >= kStoppedBeforeLost * kHeartbeatInterval;
+    return lost ? name + "is stopped by a signal (SIGSTOP or ^Z)" : "";
+  };
+  const auto lost = [&] {
+    const std::string why = find_lost();
+    if (!why.empty()) tessera::detail::note_culprit(leader, why);
+    return why;
   };
   try {
     return std::make_shared<RankStatusTable>(ranks, wait_for_key(store, key, timeout, lost));
@@ -118,7 +132,8 @@ void LivenessMonitor::leave() {
 }
 
 void LivenessMonitor::report_failure(const std::string& message) {
-  table_->record_first_failure(rank_, message);
+  const int64_t culprit = tessera::detail::culprit_of(message);
+  table_->record_first_failure(culprit >= 0 ? culprit : rank_, message);
   table_->fail(local_rank_, message);
 }
 
@@ -224,6 +239,7 @@ std::string LivenessMonitor::lost_reason(int64_t lost_rank) const {
   const int64_t first = table_->first_failed_rank();
   if (first >= 0 && lost_rank != first && why.find(c10::str("rank ", first, " ")) == std::string::npos)
     why += "; before that, " + table_->first_failure();
+  tessera::detail::note_culprit(first >= 0 ? first : lost_rank, why);
   return why;
 }
 

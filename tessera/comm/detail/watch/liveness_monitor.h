@@ -69,7 +69,7 @@ class LivenessMonitor {
   void mark_lost(int64_t rank, const std::string& why);
   void abort_groups();
   int64_t lost_rank_among(const std::vector<int64_t>& ranks) const;  // -1: none
-  std::string lost_reason(int64_t lost_rank) const;
+  std::string lost_reason(int64_t lost_rank) const;                  // also notes the culprit
   std::string last_collective_text(const MonitoredGroup& group, int64_t rank) const;
   void read_losses_from_store();
 

@@ -1,0 +1,101 @@
+// One rank of a job does something wrong at a random instant, also before and during init(). `tessera run` then ends
+// soon, its headline names that rank, and nothing is left behind. `make soak` runs 300 rounds.
+#include "tessera/base/detail/settings.h"
+#include "tests/launch/shell.h"
+
+#include <c10/util/StringUtil.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <random>
+#include <sstream>
+
+namespace tessera::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct FaultRound {
+  std::string kind;
+  int64_t ranks = 3, faulty_rank = 0, milliseconds = 0;
+  std::string backend = "shm";
+};
+std::string to_text(const FaultRound& round) {
+  return c10::str(round.kind, " on rank ", round.faulty_rank, " of ", round.ranks, " after ", round.milliseconds,
+                  " ms, ", round.backend);
+}
+
+// The kinds of tests/launch/probe.cpp. A rank that merely computes on is found by the time-out.
+constexpr const char* kRoundKinds[] = {"kill",        "segv",       "stop",   "exit0",       "exit3",
+                                       "abort",       "throw",      "record", "world abort", "wrong size",
+                                       "wrong dtype", "wrong call", "compute"};
+constexpr double kTimeoutSeconds = 4;
+
+double seconds_now() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+}
+
+std::string headline(const std::string& output) {
+  std::istringstream lines(output);
+  for (std::string line; std::getline(lines, line);)
+    if (line.starts_with("tessera run: ")) return line;
+  return "";
+}
+
+// What is wrong with the end of the round; "": nothing. `seconds`: from the fault to the end, without the time-out.
+std::string wrong_end(const FaultRound& round, double most_seconds) {
+  std::string folder = ::testing::TempDir() + "faultXXXXXX";
+  if (!mkdtemp(folder.data())) return "no temporary folder";
+  const std::string fault_file = folder + "/fault";
+  const auto ran = shell(c10::str("export TMPDIR=", folder, " TESSERA_TIMEOUT_S=", kTimeoutSeconds,
+                                  " TESSERA_BACKEND=", round.backend, " OMP_NUM_THREADS=1; exec \"$TESSERA\" run -n ",
+                                  round.ranks, " -- \"$PROBE\" fault '", round.kind, "' ", round.faulty_rank, " ",
+                                  round.milliseconds, " ", fault_file));
+  const double ended = seconds_now();
+  double fault_ms = 0;
+  std::ifstream(fault_file) >> fault_ms;
+  std::ostringstream wrong;
+  const double after = ended - fault_ms / 1000 - (round.kind == "compute" ? kTimeoutSeconds : 0);
+  if (fault_ms == 0) wrong << "  the fault did not happen\n";
+  if (after > most_seconds) wrong << "  ended " << after << " s after the fault\n";
+  if (ran.exit_code == 0) wrong << "  exited with code 0\n";
+  if (!headline(ran.text).starts_with(c10::str("tessera run: rank ", round.faulty_rank, " (pid ")))
+    wrong << "  the headline does not name rank " << round.faulty_rank << "\n";
+  if (ran.text.find("\nframe #") != std::string::npos || ran.text.find("] frame #") != std::string::npos)
+    wrong << "  a backtrace\n";
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path() != fault_file) wrong << "  left " << entry.path() << "\n";
+  if (shell(c10::str("pgrep -f ", fault_file)).text.find_first_of("0123456789") != std::string::npos)
+    wrong << "  a process is left\n";
+  fs::remove_all(folder);
+  return wrong.str().empty() ? "" : to_text(round) + "\n" + wrong.str() + ran.text;
+}
+
+TEST(FaultRounds, EndSoonNameTheCulpritAndLeaveNothing) {
+  const bool soak = setting("TESSERA_SOAK") == "1";
+  const int count = soak ? 300 : 4;
+  std::mt19937 random(soak ? 300 : static_cast<unsigned>(std::size(kRoundKinds)));
+  const auto below = [&](size_t n) { return static_cast<int64_t>(random() % n); };
+  int failed = 0;
+  for (int i = 0; i < count; i++) {
+    FaultRound round;
+    round.kind = kRoundKinds[soak ? static_cast<size_t>(i) % std::size(kRoundKinds) : static_cast<size_t>(3 * i + 2)];
+    round.ranks = 3 + below(2);  // a majority exists
+    round.faulty_rank = below(static_cast<size_t>(round.ranks));
+    round.milliseconds = below(1200);
+    round.backend = below(2) ? "shm" : "gloo";
+    // A loaded machine may be slow; the soak runs alone.
+    const auto wrong = wrong_end(round, soak ? 5 : 30);
+    failed += !wrong.empty();
+    EXPECT_EQ(wrong, "");
+  }
+  std::cout << count - failed << " of " << count << " rounds ended as they should\n";
+}
+
+}  // namespace
+}  // namespace tessera::testing
