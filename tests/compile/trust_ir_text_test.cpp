@@ -36,7 +36,7 @@ TEST(TrustIrText, ParseRefusesWithTheLine) {
       {"kernel f \"\"\nkernel f \"\"", "f is already declared above"},
       {"%0: f32[1] = aten.full(" + std::string(100'000, '['), "a list of at most 4 levels"},
   };
-  for (const auto& each : cases) EXPECT_ERROR(UsageError, parse(each.text), each.message, "line ");
+  for (const auto& each : cases) EXPECT_ERROR(UsageError, parse(each.text), each.message, std::string("line "));
 }
 
 TEST(TrustIrText, VerifyRefusesArgumentsThatDoNotMatchTheSchema) {
