@@ -15,6 +15,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/count_nonzero.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/StreamGuard.h>
 
@@ -27,6 +28,15 @@ namespace {
 at::Tensor below_autograd_narrow(const at::Tensor& buffer, int64_t numel) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return buffer.numel() == numel ? buffer : buffer.narrow(0, 0, numel);
+}
+
+// Adds two reduced shards in place. One of a compiled step has no flags.
+at::Tensor sum_of(const at::Tensor& a, const at::Tensor& b) {
+  if (a.numel() == b.numel()) return a.add_(b);
+  const auto& larger = a.numel() > b.numel() ? a : b;
+  const auto& smaller = a.numel() > b.numel() ? b : a;
+  larger.narrow(0, 0, smaller.numel()).add_(smaller);
+  return larger;
 }
 
 }  // namespace
@@ -134,7 +144,7 @@ void ParamGroupGradients::reduce_scatter(bool all_reduce) {
     if (gradient.defined()) options = gradient.options();
   if (has_deferred) options = deferred_all_reduce_.options();
   flags_ = make_flags(options);
-  const auto numel = layout.shard_numel() + flags_.numel();
+  const int64_t num_flags = flags_.defined() ? flags_.numel() : 0, numel = layout.shard_numel() + num_flags;
   in_flight_ = InFlight::ReduceScatter;
   std::vector<bool> requires_grad;
   for (const auto& param : group_.params()) requires_grad.push_back(param.tensor.requires_grad());
@@ -145,7 +155,7 @@ void ParamGroupGradients::reduce_scatter(bool all_reduce) {
     reduced_ = at::zeros({numel}, options);
     for (size_t i = 0; i < ready_.size(); i++)
       if (ready_[i]) layout.unsharded_param(i, reduced_).copy_(std::exchange(unsharded_grads_[i], {}));
-    if (flags_.numel() > 0) reduced_.narrow(0, layout.shard_numel(), flags_.numel()).copy_(flags_);
+    if (num_flags > 0) reduced_.narrow(0, layout.shard_numel(), num_flags).copy_(flags_);
     return;
   }
   reduced_ = at::empty({numel}, options);
@@ -153,8 +163,8 @@ void ParamGroupGradients::reduce_scatter(bool all_reduce) {
     if (!gradient.defined()) gradient = at::empty({0}, options);  // gradient_segments() pads in its place
   auto inputs = unsharded_grads_;
   auto segments = layout.gradient_segments(ready_);
-  if (flags_.numel() > 0) {
-    for (auto& of_rank : segments) of_rank.push_back({static_cast<int32_t>(inputs.size()), 0, flags_.numel()});
+  if (num_flags > 0) {
+    for (auto& of_rank : segments) of_rank.push_back({static_cast<int32_t>(inputs.size()), 0, num_flags});
     inputs.push_back(flags_);
   }
   const comm::CollectiveLabel label(label_.c_str(), label_number_);
@@ -164,7 +174,9 @@ void ParamGroupGradients::reduce_scatter(bool all_reduce) {
 // One flag per parameter: this rank has a gradient of it. In a compiled step they are not exchanged, because the step
 // does not depend on values: a parameter that this rank does not use has no gradient there.
 at::Tensor ParamGroupGradients::make_flags(at::TensorOptions options) const {
-  if (compiling()) return at::empty({0}, options);
+  if (compiling()) return {};
+  if (std::find(ready_.begin(), ready_.end(), 0) == ready_.end())
+    return at::ones({static_cast<int64_t>(ready_.size())}, options);
   auto flags = at::empty({static_cast<int64_t>(ready_.size())}, at::kFloat);
   for (size_t i = 0; i < ready_.size(); i++) flags.data_ptr<float>()[i] = ready_[i];
   return flags.to(options);
@@ -175,7 +187,7 @@ void ParamGroupGradients::read_flags(const at::Tensor& flags) {
   bool may_miss = false;
   for (size_t i = 0; i < deferred_.size(); i++)
     may_miss |= !deferred_[i] && (group_.params()[i].tensor.requires_grad() || includes_earlier_passes_);
-  if (!may_miss || flags.numel() == 0) return;
+  if (!may_miss) return;
   const auto read = flags.to(at::kCPU, at::kFloat);
   for (size_t i = 0; i < deferred_.size(); i++) deferred_[i] |= read.data_ptr<float>()[i] > 0;
 }
@@ -189,12 +201,7 @@ void ParamGroupGradients::all_reduce() {
   in_flight_ = InFlight::None;
   const auto& replicas = group_.replicate_group();
   if (!replicas || replicas->size() == 1 || !all_reduce_) return;
-  if (deferred_all_reduce_.defined()) {
-    // A compiled step has no flags.
-    const auto both = std::min(reduced_.numel(), deferred_all_reduce_.numel());
-    reduced_.narrow(0, 0, both).add_(deferred_all_reduce_.narrow(0, 0, both));
-    deferred_all_reduce_.reset();
-  }
+  if (deferred_all_reduce_.defined()) reduced_ = sum_of(reduced_, std::exchange(deferred_all_reduce_, {}));
   in_flight_ = InFlight::AllReduce;
   const comm::CollectiveLabel label(label_.c_str(), label_number_);
   comm::all_reduce_(reduced_, ReduceOp::Sum, replicas);
@@ -208,15 +215,15 @@ void ParamGroupGradients::wait_for_reduction() {
   in_flight_ = InFlight::None;
   auto reduced = std::exchange(reduced_, {});
   for (size_t i = 0; i < ready_.size(); i++) deferred_[i] |= std::exchange(ready_[i], 0);
+  const auto numel = group_.layout().shard_numel();
+  if (reduced.numel() > numel && !compiling()) read_flags(reduced.narrow(0, numel, reduced.numel() - numel));
   if (!all_reduce_ && group_.replicate_group()) {
-    deferred_all_reduce_ = deferred_all_reduce_.defined() ? deferred_all_reduce_.add_(reduced) : reduced;
+    deferred_all_reduce_ = deferred_all_reduce_.defined() ? sum_of(deferred_all_reduce_, reduced) : reduced;
     has_deferred_passes_ = true;
     restore_saved_grads();
     return show_unreduced();
   }
   has_deferred_passes_ = false;
-  const auto numel = group_.layout().shard_numel();
-  read_flags(reduced.narrow(0, numel, reduced.numel() - numel));
   reduced = below_autograd_narrow(reduced, numel);
   if (std::find(deferred_.begin(), deferred_.end(), 1) == deferred_.end()) return restore_saved_grads();
   const double postdivide_factor = divide_factor() / predivide_factor(reduced.scalar_type());
@@ -283,7 +290,7 @@ void ParamGroupGradients::drop_unused_flat_param_grad() {
 
 void ParamGroupGradients::end_backward() {
   in_backward_ = false;
-  has_unsharded_passes_ = true;
+  has_unsharded_passes_ = !ready_.empty();
   restore_saved_grads();
   show_unreduced();
 }
