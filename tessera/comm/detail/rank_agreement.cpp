@@ -246,9 +246,10 @@ std::string gather_decide_broadcast(const Group& group, const std::string& what,
     }
   }
   if (!is_error(verdict)) return verdict.substr(1);
-  const auto message = c10::str(what, ": ", read_verdict(verdict.substr(1)));
-  TESSERA_CHECK(verdict.front() != '!', SystemError, message);
-  if (verdict.front() == '#') throw InternalError({__func__, __FILE__, __LINE__}, message);  // it has the request to report
+  const char kind = verdict.empty() ? '-' : verdict.front();
+  const auto message = c10::str(what, ": ", verdict.empty() ? "" : read_verdict(verdict.substr(1)));
+  TESSERA_CHECK(kind != '!', SystemError, message);
+  if (kind == '#') throw InternalError({__func__, __FILE__, __LINE__}, message);  // it has the request to report
   TESSERA_FAIL(UsageError, message);
 }
 
