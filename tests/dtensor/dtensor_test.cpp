@@ -183,9 +183,9 @@ TEST(DTensor, ParametersAreConvertedInPlaceForEveryHandle) {
       plain(x).pow(2).sum().backward();
       adam.step(), plain_adam.step();
     }
-    EXPECT_TRUE(torch::allclose(DTensor(handle.detach()).full_tensor(), plain->weight, 1e-5, 1e-6));
-    EXPECT_NEAR(torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0),
-                torch::nn::utils::clip_grad_norm_(plain->parameters(), 1.0), 1e-5);
+    EXPECT_TRUE(torch::allclose(DTensor(handle.detach()).full_tensor(), plain->weight, 1e-4, 1e-5));
+    const double norm = torch::nn::utils::clip_grad_norm_(plain->parameters(), 1.0);
+    EXPECT_NEAR(torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0), norm, 1e-5 * norm);
 
     net->to(torch::kDouble);
     EXPECT_EQ(DTensor(net->weight).to_local().dtype(), torch::kDouble);
