@@ -147,6 +147,8 @@ TEST(ReducerMode, OneAllReducePerParameter) {
     }
     run(eager, 0, 1);
     eager->zero_grad();
+    run(eager, 0, 1);  // rebuilds the buckets, which a trace would do before it starts again
+    eager->zero_grad();
     const CompilingScope compiling;  // no effect: the first forward was eager
     run(eager, 0, 1);
   });
