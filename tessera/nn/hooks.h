@@ -63,8 +63,8 @@ class HookList {
   using Entries = std::vector<std::shared_ptr<const Entry>>;
 
   void add(uint64_t id, Hook hook, HookOptions options) {
-    auto entry = std::make_shared<const Entry>(Entry{id, std::move(hook), std::move(options)});
-    entries_.insert(options.prepend ? entries_.begin() : entries_.end(), std::move(entry));
+    const auto place = options.prepend ? entries_.begin() : entries_.end();
+    entries_.insert(place, std::make_shared<const Entry>(Entry{id, std::move(hook), std::move(options)}));
   }
   void remove(uint64_t id) {
     std::erase_if(entries_, [&](const auto& entry) { return entry->id == id; });
@@ -101,7 +101,7 @@ class HookPoint {
  public:
   HookPoint() = default;
   HookPoint(const HookPoint&) {}  // a copy starts without hooks; clone() copies them explicitly
-  HookPoint& operator=(const HookPoint&) { return *this; }
+  HookPoint& operator=(const HookPoint&) { return *this; }  // NOLINT(bugprone-unhandled-self-assignment)
 
   // Null if no hook was registered yet. Each call of the module tests this.
   const detail::ModuleHooks* hooks() const { return hooks_.get(); }

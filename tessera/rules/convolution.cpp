@@ -35,7 +35,7 @@ Rule convolution(const OpQuery& query) {
   Rule rule;
   rule.outs = {{sizes, either_channels_last(input, weight) ? channels_last(sizes) : Sizes{}}};
   rule.flops = static_cast<double>(numel_of(transposed ? input.sizes : sizes)) *
-               static_cast<double>(numel_of(weight.sizes) / weight.sizes[0]);
+               static_cast<double>(numel_of(weight.sizes)) / static_cast<double>(weight.sizes[0]);
   set_special_with_out_sizes(rule, "tessera::convolution_local");
   add_replicated_strategy(rule, query);
   StrategyBuilder(rule, query).in(0, S(0)).out(0, S(0));
@@ -60,7 +60,7 @@ Rule convolution_backward(const OpQuery& query) {
                {Sizes(weight.sizes), last ? channels_last(weight.sizes) : Sizes{}},
                contiguous_out(grad.sizes.slice(1, 1))};
   rule.flops = 2.0 * static_cast<double>(numel_of(transposed ? input.sizes : grad.sizes)) *
-               static_cast<double>(numel_of(weight.sizes) / weight.sizes[0]);
+               static_cast<double>(numel_of(weight.sizes)) / static_cast<double>(weight.sizes[0]);
   rule.special = "tessera::convolution_backward_local";
   if (!query.is_none(3) && mask[2]) rule.fixes = {{.arg = 3, .what = ArgFix::What::OutSizes, .tensor = 2}};
   add_replicated_strategy(rule, query);
