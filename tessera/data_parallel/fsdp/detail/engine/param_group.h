@@ -115,6 +115,9 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
   // it was written to. Version counters do not count writes through .data() or an earlier to_local(). Requires:
   // has_copy_of_shard().
   at::Tensor shard_differs_from_buffer() const;
+  void free_stale_buffer() {  // if version counters tell that the shard was written to
+    if (is_stale()) free_buffer();
+  }
   void forget_reshard_shard() { reshard_shard_.reset(); }  // see reshard_to()
   // Dtype of the gradient reduction.
   c10::ScalarType reduce_dtype() const { return options_.reduce_dtype.value_or(unsharded_dtype()); }

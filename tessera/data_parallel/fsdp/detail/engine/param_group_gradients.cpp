@@ -395,8 +395,15 @@ void ParamGroupGradients::discard_unreduced(size_t i) {
 }
 
 ParamGroupGradients::State ParamGroupGradients::state() const {
-  return {unsharded_grads_,     ready_,        deferred_all_reduce_, deferred_, has_unsharded_passes_,
-          has_deferred_passes_, divide_factor_};
+  return {.unsharded_grads = unsharded_grads_,
+          .ready = ready_,
+          .deferred_all_reduce = deferred_all_reduce_,
+          .deferred = deferred_,
+          .has_unsharded_passes = has_unsharded_passes_,
+          .has_deferred_passes = has_deferred_passes_,
+          .shown = shown_,
+          .unsharded_flat_grad = unsharded_flat_grad_,
+          .divide_factor = divide_factor_};
 }
 
 void ParamGroupGradients::restore(const State& state) {
@@ -406,6 +413,8 @@ void ParamGroupGradients::restore(const State& state) {
   deferred_ = state.deferred;
   has_unsharded_passes_ = state.has_unsharded_passes;
   has_deferred_passes_ = state.has_deferred_passes;
+  shown_ = state.shown;
+  unsharded_flat_grad_ = state.unsharded_flat_grad;
   divide_factor_ = state.divide_factor;
 }
 

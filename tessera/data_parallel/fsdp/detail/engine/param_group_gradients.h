@@ -56,6 +56,12 @@ class ParamGroupGradients {
   bool shows_unreduced() const;  // some .grad is not reduced
   void abandon();                // after an error: frees all gradients and restores the saved .grad
 
+  // .grad while it shows a gradient that is not reduced.
+  struct Shown {
+    at::Tensor gradient = {};
+    int64_t version = 0;
+    at::Tensor reduced = {};  // .grad from before
+  };
   // What a sharded group keeps from one backward to the next.
   struct State {
     std::vector<at::Tensor> unsharded_grads;  // not reduced
@@ -63,6 +69,8 @@ class ParamGroupGradients {
     at::Tensor deferred_all_reduce;           // reduce-scattered, not all-reduced
     std::vector<char> deferred;               // which parameters are in it
     bool has_unsharded_passes, has_deferred_passes;
+    std::vector<Shown> shown;
+    at::Tensor unsharded_flat_grad;
     std::optional<double> divide_factor;
   };
   State state() const;
@@ -78,12 +86,6 @@ class ParamGroupGradients {
   void set_divide_factor(std::optional<double> factor) { divide_factor_ = factor; }
 
  private:
-  // .grad while it shows a gradient that is not reduced.
-  struct Shown {
-    at::Tensor gradient = {};
-    int64_t version = 0;
-    at::Tensor reduced = {};  // .grad from before
-  };
   void gradient_ready(size_t i);
   bool any_ready() const;
   bool any_trainable() const;

@@ -63,6 +63,7 @@ void Schedule::discard_stale_buffers() {
       auto& group = *scheduled->group;
       if (group.shard_group() != ranks) continue;
       group.forget_reshard_shard();
+      group.free_stale_buffer();
       if (!group.has_copy_of_shard()) continue;
       kept.push_back(&group);
       differs.push_back(group.shard_differs_from_buffer());

@@ -69,40 +69,44 @@ void snapshot_in_traced_step(const std::shared_ptr<ScheduledGroup>& scheduled) {
                 "not run); call reshard() on its module, or run such a forward under torch::NoGradGuard");
   {
     const OpModesOff not_recorded;
-    const bool shows_unreduced = group.gradients().take_unreduced();  // the traced step begins without them
-    if (group.take_new_values() || shows_unreduced) throw RestartTrace();
+    if (group.take_new_values()) throw RestartTrace();
     group.reshard();  // every replay all-gathers into its own buffer
   }
   if (group.options().flat_parameter)
     for (const auto& param : group.params()) CompilingScope::add_inner_leaf(param.tensor.unsafeGetTensorImpl());
   CompilingScope::add_guard([scheduled] { return hash_state(*scheduled); });
+  const auto gradients_before = group.gradients().state();
+  {
+    const OpModesOff not_recorded;
+    group.gradients().take_unreduced();
+  }
   const auto flat_param_grad = group.flat_param().defined() ? group.flat_param().grad() : at::Tensor();
-  CompilingScope::on_trace_end([scheduled, settings_before = *scheduled, gradients_before = group.gradients().state(),
-                                flat_param_grad](bool finished) {
-    auto& group = *scheduled->group;
-    const ScheduledGroup settings_after = *scheduled;
-    const auto gradients_after = group.gradients().state();
-    const bool is_reducing = group.gradients().is_reducing();
-    group.abandon();
-    *scheduled = settings_before;
-    group.gradients().restore(gradients_before);
-    if (group.flat_param().defined() && !group.options().flat_parameter)
-      group.flat_param().mutable_grad() = flat_param_grad;
-    if (!finished) return;
-    TESSERA_CHECK(!is_reducing, UsageError, "parameter group ", group.name(),
-                  ": its gradients are still being reduced at the end of the compiled step "
-                  "(set_is_last_backward(false)); call set_is_last_backward(true) before the step's last backward");
-    CompilingScope::on_replay([scheduled, gradients_after] {
-      scheduled->group->gradients().restore(gradients_after);
-      scheduled->group->gradients().find_flat_param_grad();
-    });
-    if (hash_settings(settings_after) != hash_settings(settings_before))
-      CompilingScope::on_replay([scheduled, settings_after] {
-        const auto trace_serial = scheduled->trace_serial;
-        *scheduled = settings_after;
-        scheduled->trace_serial = trace_serial;
+  CompilingScope::on_trace_end(
+      [scheduled, settings_before = *scheduled, gradients_before, flat_param_grad](bool finished) {
+        auto& group = *scheduled->group;
+        const ScheduledGroup settings_after = *scheduled;
+        const auto gradients_after = group.gradients().state();
+        const bool is_reducing = group.gradients().is_reducing();
+        group.abandon();
+        *scheduled = settings_before;
+        group.gradients().restore(gradients_before);
+        if (group.flat_param().defined() && !group.options().flat_parameter)
+          group.flat_param().mutable_grad() = flat_param_grad;
+        if (!finished) return;
+        TESSERA_CHECK(!is_reducing, UsageError, "parameter group ", group.name(),
+                      ": its gradients are still being reduced at the end of the compiled step "
+                      "(set_is_last_backward(false)); call set_is_last_backward(true) before the step's last backward");
+        CompilingScope::on_replay([scheduled, gradients_after] {
+          scheduled->group->gradients().restore(gradients_after);
+          scheduled->group->gradients().find_flat_param_grad();
+        });
+        if (hash_settings(settings_after) != hash_settings(settings_before))
+          CompilingScope::on_replay([scheduled, settings_after] {
+            const auto trace_serial = scheduled->trace_serial;
+            *scheduled = settings_after;
+            scheduled->trace_serial = trace_serial;
+          });
       });
-  });
   scheduled->trace_serial = CompilingScope::serial();
 }
 
