@@ -122,15 +122,22 @@ void check_group_ranks(const World::State& state, const std::vector<int64_t>& ra
 
 World::World(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-int64_t World::rank() const { return state_->rank; }
-int64_t World::size() const { return state_->size; }
-const comm::Group& World::group() const { return state_->group; }
-const std::string& World::backend() const { return state_->backend; }
-const c10::intrusive_ptr<c10d::Store>& World::store() const { return state_->store; }
-RandomState& World::random() const { return state_->random; }
+namespace {
+World::State& checked(const std::shared_ptr<World::State>& state) {
+  TESSERA_CHECK(state, UsageError, "this World is empty: it was default-constructed; use init() or World::current()");
+  return *state;
+}
+}  // namespace
+
+int64_t World::rank() const { return checked(state_).rank; }
+int64_t World::size() const { return checked(state_).size; }
+const comm::Group& World::group() const { return checked(state_).group; }
+const std::string& World::backend() const { return checked(state_).backend; }
+const c10::intrusive_ptr<c10d::Store>& World::store() const { return checked(state_).store; }
+RandomState& World::random() const { return checked(state_).random; }
 
 comm::Group World::new_group(const std::vector<int64_t>& ranks, const std::string& name) const {
-  check_group_ranks(*state_, ranks);
+  check_group_ranks(checked(state_), ranks);
   const std::string list = c10::str(c10::Join(",", ranks));
   const int64_t number = state_->groups_made[ranks]++;
   auto group = connect_group(*state_, ranks, c10::str("group/", list, "/", number),
@@ -140,7 +147,7 @@ comm::Group World::new_group(const std::vector<int64_t>& ranks, const std::strin
 }
 
 comm::Group World::shared_group(const std::vector<int64_t>& ranks) const {
-  comm::Group& group = state_->shared_groups[ranks];
+  comm::Group& group = checked(state_).shared_groups[ranks];
   if (!group) {
     check_group_ranks(*state_, ranks);
     const std::string list = c10::str(c10::Join(",", ranks));
@@ -151,7 +158,7 @@ comm::Group World::shared_group(const std::vector<int64_t>& ranks) const {
 }
 
 void World::abort(const std::string& reason) const {
-  const std::string me = c10::str("rank ", state_->rank, " ");
+  const std::string me = c10::str("rank ", checked(state_).rank, " ");
   const std::string why = reason.starts_with(me) ? reason : c10::str(me, "called World::abort: ", reason);
   tessera::detail::note_culprit(state_->rank, why);
   if (state_->liveness) state_->liveness->report_failure(why);

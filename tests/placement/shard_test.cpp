@@ -3,9 +3,11 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/chunk.h>
 #include <gtest/gtest.h>
+
 #include <rapidcheck.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace tessera {
 namespace {
@@ -145,6 +147,24 @@ TEST(Shard, IsEvenMeansEqualSizes) {
     });
     RC_ASSERT(is_even(c.placements, c.shape, 0, c.size) == equal);
   }));
+}
+
+// Sizes and blocks of any number, as a file or a user may give them: the shards are consecutive and cover the dim.
+TEST(Shard, HugeSizesAndBlocks) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (int64_t size : {int64_t{0}, int64_t{5}, kMost / 2, kMost - 1, kMost})
+    for (int64_t block : {int64_t{1}, int64_t{3}, kMost / 2, kMost})
+      for (int64_t n : {1, 2, 3, 7}) {
+        int64_t end = 0;
+        for (int64_t i = 0; i < n; i++) {
+          for (const auto& range : shard_ranges(Shard(0, block), size, n, i)) {
+            EXPECT_EQ(range.begin, end);
+            EXPECT_LT(range.begin, range.end);
+            end = range.end;
+          }
+        }
+        EXPECT_EQ(end, size) << "block " << block << ", " << n << " ranks";
+      }
 }
 
 }  // namespace

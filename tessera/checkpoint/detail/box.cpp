@@ -1,5 +1,7 @@
 #include "tessera/checkpoint/detail/box.h"
 
+#include "tessera/base/error.h"
+
 #include <algorithm>
 #include <ostream>
 #include <string>
@@ -30,8 +32,18 @@ void split_around(Box box, const Box& hole, std::vector<Box>& parts) {
 
 int64_t Box::numel() const {
   int64_t numel = 1;
-  for (const int64_t size : sizes) numel *= size;
+  for (const int64_t size : sizes)
+    TESSERA_CHECK(size >= 0 && !__builtin_mul_overflow(numel, size, &numel), UsageError, "a box of sizes ",
+                  c10::IntArrayRef(sizes), " has no number of indices");
   return numel;
+}
+
+int64_t Box::end(size_t dim) const {
+  int64_t end = 0;
+  TESSERA_CHECK(offsets[dim] >= 0 && sizes[dim] >= 0 && !__builtin_add_overflow(offsets[dim], sizes[dim], &end),
+                UsageError, "dim ", dim, " of a box with offsets ", c10::IntArrayRef(offsets), " and sizes ",
+                c10::IntArrayRef(sizes), " is not a range of indices");
+  return end;
 }
 
 std::ostream& operator<<(std::ostream& out, const Box& box) {

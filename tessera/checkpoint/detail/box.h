@@ -14,8 +14,10 @@ struct Box {
 
   // All indices of a tensor of these sizes.
   static Box full(c10::IntArrayRef sizes) { return {Sizes(sizes.size(), 0), Sizes(sizes.begin(), sizes.end())}; }
+  // Both throw UsageError for a box that is no range of indices, or whose number of indices is not an int64: the
+  // numbers may come from a file.
   int64_t numel() const;
-  int64_t end(size_t dim) const { return offsets[dim] + sizes[dim]; }
+  int64_t end(size_t dim) const;
   bool operator==(const Box&) const = default;
 };
 std::ostream& operator<<(std::ostream& out, const Box& box);

@@ -7,13 +7,19 @@
 namespace tessera {
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t ceil_div(int64_t a, int64_t b) { return a / b + (a % b != 0); }
+
+// min(a * b, most), also if the product is not an int64. Requires: none is negative.
+int64_t product_up_to(int64_t a, int64_t b, int64_t most) {
+  int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? most : std::min(product, most);
+}
 
 // The chunk of rank i when positions 0..size-1 are split in n chunks that begin at multiples of block.
 //   10 over 4 -> [0,3) [3,6) [6,9) [9,10)       5 over 4 -> [0,2) [2,4) [4,5) [5,5)
 IndexRange chunk(int64_t size, int64_t n, int64_t i, int64_t block = 1) {
-  int64_t each = ceil_div(ceil_div(size, block), n) * block;
-  return {std::min(i * each, size), std::min((i + 1) * each, size)};
+  const int64_t each = product_up_to(ceil_div(ceil_div(size, block), n), block, size);
+  return {product_up_to(i, each, size), product_up_to(i + 1, each, size)};
 }
 
 // The global indices at the positions `taken` of the list `held`.
