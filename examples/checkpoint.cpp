@@ -44,9 +44,14 @@ int main() {
   ts::dcp::save(saved, path, {{"step", 5}}, {.overwrite = true});
 
   // Load in place into the parameters of a tensor-parallel model. Each rank reads only the bytes that it needs.
+  const auto plan = ts::models::tensor_parallel_plan(config);
+  {
+    torch::manual_seed(7);  // the same values on every rank
+    ts::models::GPT2 plain(config);
+    ts::check_parallel(plain, mesh, plan, input.narrow(0, 0, 1));  // throws if the plan is wrong
+  }
   auto tensor_parallel = ts::deferred_init([&] { return ts::models::GPT2(config); });
-  ts::parallelize_module(tensor_parallel, mesh, ts::models::tensor_parallel_plan(config),
-                         {.src_data_rank = std::nullopt});
+  ts::parallelize_module(tensor_parallel, mesh, plan, {.src_data_rank = std::nullopt});
   ts::materialize(tensor_parallel);
   auto parameters = ts::get_model_state_dict(*tensor_parallel);
   ts::dcp::load(parameters, *ts::dcp::latest(folder), {.prefix = "model."});

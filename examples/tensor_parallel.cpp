@@ -27,10 +27,16 @@ int main() {
   auto mesh = ts::init_device_mesh("cpu", {ts::get_world_size()}, {"tp"});
   ts::manual_seed(7);
 
+  // Compare with the plain module first: it runs a small one of the same class, and throws if a value differs.
+  const ts::Plan plan = {{"up", ts::ColwiseParallel()}, {"down", ts::RowwiseParallel()}};
+  torch::manual_seed(7);  // the same values on every rank
+  FeedForward small(8);
+  ts::check_parallel(small, mesh, plan, ts::random::randn({2, 8}));
+
   // Create without memory, shard, then initialize the shards: no rank ever holds a full matrix. The values do not
   // depend on the number of ranks.
   auto model = ts::deferred_init([] { return FeedForward(32); });
-  ts::parallelize_module(model, mesh, {{"up", ts::ColwiseParallel()}, {"down", ts::RowwiseParallel()}});
+  ts::parallelize_module(model, mesh, plan);
   ts::materialize(model);
 
   torch::Tensor x = ts::random::randn({16, 32}), y = ts::random::randn({16, 32});  // the same on every rank

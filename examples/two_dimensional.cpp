@@ -20,8 +20,14 @@ int main() {
   ts::manual_seed(7);
 
   const ts::models::GPT2Config config{.vocab_size = 64, .max_seq_len = 16, .n_layer = 2, .n_head = 2, .n_embd = 32};
+  const auto plan = ts::models::tensor_parallel_plan(config);
+  {
+    torch::manual_seed(7);  // the same values on every rank
+    ts::models::GPT2 plain(config);
+    ts::check_parallel(plain, mesh["tp"], plan, torch::arange(16).view({2, 8}));  // throws if the plan is wrong
+  }
   auto model = ts::deferred_init([&] { return ts::models::GPT2(config); });
-  ts::parallelize_module(model, mesh["tp"], ts::models::tensor_parallel_plan(config), {.src_data_rank = std::nullopt});
+  ts::parallelize_module(model, mesh["tp"], plan, {.src_data_rank = std::nullopt});
   ts::materialize(model);                                // values do not depend on the mesh
   ts::replicate(*model, {{.device_mesh = mesh["dp"]}});  // averages gradients over dp
   ts::optim::AdamW optimizer(model->parameters(), {.lr = 1e-2});

@@ -2,9 +2,11 @@
 
 #include "tessera/base/error.h"
 #include "tessera/nn/detail/backward_hooks.h"
+#include "tessera/nn/detail/exchange_hooks.h"
 #include "tessera/nn/module_tree.h"
 
 #include <atomic>
+#include <utility>
 
 namespace tessera {
 namespace detail {
@@ -41,6 +43,9 @@ struct HookAccess {
   }
   static void set(HookPoint& point, const ModuleHooks& hooks) { point.hooks_ = std::make_shared<ModuleHooks>(hooks); }
   static ModuleHooks* get(HookPoint& point) { return point.hooks_.get(); }
+  static std::shared_ptr<ModuleHooks> exchange(HookPoint& point, std::shared_ptr<ModuleHooks> hooks) {
+    return std::exchange(point.hooks_, std::move(hooks));
+  }
 };
 
 HookHandle add_hook(Module& module, ForwardPreHook hook, HookOptions options) {
@@ -59,6 +64,9 @@ HookHandle add_backward_hook(Module& module, BackwardHook hook, HookOptions opti
   return HookAccess::add(module, &ModuleHooks::backward, std::move(hook), std::move(options));
 }
 void set_hooks(HookPoint& point, const ModuleHooks& hooks) { HookAccess::set(point, hooks); }
+std::shared_ptr<ModuleHooks> exchange_hooks(HookPoint& point, std::shared_ptr<ModuleHooks> hooks) {
+  return HookAccess::exchange(point, std::move(hooks));
+}
 
 void remove_around_hooks(Module& module, const std::function<bool(const AroundHook&)>& matches) {
   auto* hooks = HookAccess::get(hook_point(module));

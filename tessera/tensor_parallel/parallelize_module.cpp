@@ -4,8 +4,10 @@
 #include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/detail/hookable.h"
+#include "tessera/nn/detail/replicated_over.h"
 #include "tessera/nn/module_tree.h"
 #include "tessera/tensor_parallel/detail/module_plan.h"
+#include "tessera/tensor_parallel/detail/plain_dropout.h"
 #include "tessera/tensor_parallel/detail/style_hooks.h"
 
 #include <ATen/core/grad_mode.h>
@@ -52,6 +54,8 @@ Module& parallelize_module(Module& module, const DeviceMesh& mesh, const Plan& p
     if (module_plan.hooked) attach_style_hooks(*target, mesh, module_plan);
   }
   for (const auto& path : dropouts) attach_dropout_hooks(*hookable(module, path), mesh);
+  install_plain_dropout();
+  set_replicated_over(module, mesh);
   return module;
 }
 

@@ -4,6 +4,7 @@
 #include "tessera/tensor_parallel/plan.h"
 
 #include <optional>
+#include <tuple>
 #include <type_traits>
 
 namespace tessera {
@@ -48,6 +49,52 @@ requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H> H& paralleli
     H& holder, const Plan& plan, const ParallelizeOptions& options = {}) {
   parallelize_module(static_cast<torch::nn::Module&>(*holder.ptr()), plan, options);
   return holder;
+}
+
+// Checks a plan and the code of the model: runs the model plain and parallelized on the same inputs, and compares the
+// outputs of all modules, the result, and the gradients of inputs and parameters. Call it once before
+// parallelize_module, with a small input. It leaves the model as it was; the model need not be cloneable.
+//
+// Throws the same UsageError on all ranks of the mesh if a value differs. The error names the first module that
+// differs, in the order of execution, and says what to write: in the plan (`.sections = 3` for a fused q, k, v; a
+// missing entry), or in the code (`view({b, t, heads, -1})` on a local tensor divides the head dim).
+//
+// Collective: all ranks of the mesh call it, with equal inputs. Pass a DTensor where a style expects a local shard as
+// input of the model. The result of the model must be replicated or a DTensor. Dropout is compared too. The model must
+// not be parallelized or wrapped yet, and not be on the meta device.
+//
+// Example:  check_parallel(model, mesh["tp"], plan, tokens);
+//           parallelize_module(model, mesh["tp"], plan);
+template <class H, class... Inputs>
+requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H>
+void check_parallel(H& model, const DeviceMesh& mesh, const Plan& plan, const Inputs&... inputs);
+// The same over the mesh of the innermost MeshScope.
+template <class H, class... Inputs>
+requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H>
+void check_parallel(H& model, const Plan& plan, const Inputs&... inputs);
+// The same for any module: `forward` runs the model on the inputs and returns its outputs. It can compute a loss too.
+void check_parallel(torch::nn::Module& model, const DeviceMesh& mesh, const Plan& plan, const Tensors& inputs,
+                    const ForwardCall& forward);
+
+// Implementation.
+
+template <class H, class... Inputs>
+requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H>
+void check_parallel(H& model, const DeviceMesh& mesh, const Plan& plan, const Inputs&... inputs) {
+  std::tuple<Inputs...> args(inputs...);
+  check_parallel(static_cast<torch::nn::Module&>(*model.ptr()), mesh, plan, tensors_of(args),
+                 [&](const Tensors& tensors) {
+                   auto given = args;
+                   assign_tensors(given, tensors);
+                   auto result = std::apply([&](auto&... each) { return model(each...); }, given);
+                   return tensors_of(result);
+                 });
+}
+
+template <class H, class... Inputs>
+requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H>
+void check_parallel(H& model, const Plan& plan, const Inputs&... inputs) {
+  check_parallel(model, DeviceMesh::current(), plan, inputs...);
 }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 #include "model_request.h"
 #include "run_python.h"
 
+#include "tessera/base/detail/libtorch_compat.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/loss.h"
@@ -13,7 +14,6 @@
 #include "tests/fixtures/transformers.h"
 
 #include <torch/torch.h>
-#include <torch/version.h>
 
 #include <map>
 #include <optional>
@@ -32,7 +32,7 @@ using testing::run_ranks;
 // all-gather along dim 1 returned a local tensor that is not contiguous, and the Linear after it threw ("view size is
 // not compatible with input tensor's size and stride"). GPT-2 has one layer and Llama few steps on several
 // ranks, because with more processes than cores each collective of PyTorch takes milliseconds.
-constexpr int64_t kTokens = TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 13 ? 8 : 7;
+constexpr int64_t kTokens = libtorch::kAtLeast213 ? 7 : 8;
 
 GPT2Config parallel_gpt2() {
   auto config = fixtures::kTinyGPT2FourHeads;

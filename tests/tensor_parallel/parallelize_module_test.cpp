@@ -254,7 +254,8 @@ struct PlainMembersImpl : torch::nn::Module {
 };
 TORCH_MODULE(PlainMembers);
 
-TEST(ParallelizeModule, TypedTorchMembersWorkWithoutHooks) {
+// Without a hook only a style that returns the DTensor of the sharded weight can hold. Others are refused at once.
+TEST(ParallelizeModule, TypedTorchMembersCannotHaveHooks) {
   PlainMembers plain;
   const auto data = torch::randn({3, 4});
   const auto expected = plain(data);
@@ -265,12 +266,17 @@ TEST(ParallelizeModule, TypedTorchMembersWorkWithoutHooks) {
       for (auto& item : model->named_parameters()) item->copy_(plain->named_parameters()[item.key()]);
     }
     const auto mesh = me.mesh("tp=2");
-    EXPECT_ERROR(UsageError, parallelize_module(*model, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}}),
-                 "'down'", "tessera::nn::Linear instead of torch::nn::Linear");
-    EXPECT_ERROR(UsageError, parallelize_module(*model, mesh, {{"up", ColwiseParallel{.input_layouts = Shard(0)}}}),
-                 "'up'", "tessera::nn::Linear");
+    EXPECT_ERROR(UsageError, parallelize_module(*model, mesh, {{"down", RowwiseParallel()}}), "'down'",
+                 "tessera::nn::Linear instead of torch::nn::Linear");
+    for (const auto& style : {ColwiseParallel(), ColwiseParallel{.input_layouts = Shard(0), .use_local_output = false},
+                              ColwiseParallel{.output_layouts = Replicate(), .use_local_output = false},
+                              ColwiseParallel{.output_layouts = Shard(0), .use_local_output = false}})
+      EXPECT_ERROR(UsageError, parallelize_module(*model, mesh, {{"up", style}}), "'up', a Linear",
+                   "cannot have a hook", "tessera::nn::Linear instead of torch::nn::Linear",
+                   "use_local_output = false");
+    EXPECT_ERROR(UsageError, parallelize_module(*model->up, mesh, ColwiseParallel()), "tessera::nn::Linear");
     for (const auto& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));
-    parallelize_module(*model, mesh, {{"up", ColwiseParallel()}});
+    parallelize_module(*model, mesh, {{"up", ColwiseParallel{.use_local_output = false}}});
     const DTensor y = model(data);
     EXPECT_EQ(y.placements()[0], Shard(1));
     EXPECT_EQ(close(y.full_tensor(), expected), "");
@@ -326,6 +332,15 @@ TEST(ParallelizeModule, InvalidInputsThrow) {
     nn::Identity two;
     parallelize_module(two, mesh, PrepareModuleInput{{Shard(0), Shard(0)}, {Replicate(), Replicate()}});
     EXPECT_ERROR(UsageError, two(torch::ones({2})), "module Identity", "has 2 input layouts", "has 1");
+    const auto uneven = torch::ones({2, me.rank == 0 ? 3 : 2, 8});
+    nn::Linear col(8, 4);
+    parallelize_module(col, mesh, ColwiseParallel{.input_layouts = Shard(1)});
+    for (auto call = 0; call < 2; call++)
+      EXPECT_ERROR(UsageError, col(uneven), "the input in module Linear has the layout S(1)",
+                   "equal sizes on all ranks", "'[2, 2, 8]'", "'[2, 3, 8]'", "pass a DTensor");
+    nn::LayerNorm norm(torch::nn::LayerNormOptions({8}));
+    parallelize_module(norm, mesh, SequenceParallel());
+    EXPECT_ERROR(UsageError, norm(uneven), "the input in module LayerNorm has the layout S(1)");
     const auto other = me.mesh("other=2");
     EXPECT_ERROR(UsageError, row(DTensor::from_local(torch::ones({3, 4}), other, {Shard(1)})), "other");
   });

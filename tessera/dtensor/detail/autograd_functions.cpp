@@ -3,6 +3,7 @@
 #include "tessera/base/detail/libtorch_autograd_compat.h"
 #include "tessera/base/detail/module_name.h"
 #include "tessera/base/error.h"
+#include "tessera/dtensor/detail/local_origin.h"
 #include "tessera/dtensor/detail/observer.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -10,6 +11,8 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty_strided.h>
 #include <torch/csrc/autograd/functions/utils.h>
+
+#include <unordered_set>
 
 namespace tessera::detail {
 
@@ -142,6 +145,20 @@ at::Tensor redistribute(const at::Tensor& t, PlacementsRef placements) {
   const auto& from = meta_of(t).spec;
   auto to = with_placements(*from, placements);
   return with_history<RedistributeBackward>(t, from, [&] { return redistribute_no_grad(t, to); });
+}
+
+// Breadth first: the result is the nearest one.
+SpecRef local_origin(const at::Tensor& t) {
+  const auto& last = t.grad_fn();
+  if (!last) return {};
+  std::vector<const Node*> nodes{last.get()};
+  std::unordered_set<const Node*> seen{last.get()};
+  for (size_t i = 0; i < nodes.size(); i++) {
+    if (const auto* to_local = dynamic_cast<const ToLocalBackward*>(nodes[i])) return to_local->spec;
+    for (const auto& edge : nodes[i]->next_edges())
+      if (edge.function && seen.insert(edge.function.get()).second) nodes.push_back(edge.function.get());
+  }
+  return {};
 }
 
 }  // namespace tessera::detail

@@ -1,3 +1,4 @@
+#include "tessera/nn/detail/replicated_over.h"
 #include "tessera/nn/holder.h"
 
 namespace tessera {
@@ -44,6 +45,9 @@ void copy_hooks(const Module& from, Module& to) {
   });
   for_each_hooked(
       [&](const std::string&, const ModuleHooks& hooks, Module& copy) { set_hooks(hook_point(copy), hooks); });
+  for_each_pair("", from, to, [](const std::string&, const Module& a, Module& b) {
+    if (const auto mesh = replicated_over(a)) set_replicated_over(b, mesh);
+  });
 }
 
 }  // namespace

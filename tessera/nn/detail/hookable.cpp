@@ -31,18 +31,19 @@ const std::unordered_map<std::type_index, MakeHooked>& torch_modules() {
   return *functions;
 }
 
-[[noreturn]] void fail_not_hookable(std::string_view name, const Module& module) {
+[[noreturn]] void fail_no_hooks(std::string_view name, const Module& module, std::string_view or_else = "") {
   const auto kind = class_name(module);
   const bool of_torch = torch_modules().contains(typeid(module));
   TESSERA_FAIL(UsageError, "module '", name, "', a ", kind,
                ", cannot have a hook: its parent calls forward directly. Declare it as ",
                of_torch ? "tessera::nn::" + kind + " instead of torch::nn::" + kind
-                        : "TESSERA_MODULE(" + kind + ") instead of TORCH_MODULE(" + kind + ")");
+                        : "TESSERA_MODULE(" + kind + ") instead of TORCH_MODULE(" + kind + ")",
+               or_else);
 }
 
 AnyModule hooked_version(const Module& plain, std::string_view name) {
   const auto found = torch_modules().find(typeid(plain));
-  if (found == torch_modules().end()) fail_not_hookable(name, plain);
+  if (found == torch_modules().end()) fail_no_hooks(name, plain);
   return found->second(plain);
 }
 
@@ -69,11 +70,15 @@ bool can_be_hooked(Module& root, std::string_view name) {
   return torch_modules().contains(typeid(*module)) && caller_of(root, name, *module).first;
 }
 
+void fail_not_hookable(Module& root, std::string_view name, std::string_view or_else) {
+  fail_no_hooks(name, *get_submodule(root, name), or_else);
+}
+
 std::shared_ptr<Module> hookable(Module& root, std::string_view name) {
   auto module = get_submodule(root, name);
   if (has_hook_point(*module)) return module;
   const auto [sequential, child] = caller_of(root, name, *module);
-  if (!sequential) fail_not_hookable(name, *module);
+  if (!sequential) fail_no_hooks(name, *module);
   *child = hooked_version(*module, name);
   sequential->replace_module(std::string(name.substr(name.rfind('.') + 1)), child->ptr());
   return child->ptr();

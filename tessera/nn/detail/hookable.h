@@ -20,6 +20,9 @@ std::shared_ptr<Module> hookable(Module& root, std::string_view name);
 // Whether hookable(root, name) would succeed. Changes nothing.
 bool can_be_hooked(Module& root, std::string_view name);
 
+// Throws the UsageError of hookable(root, name): it says what to write instead, and ends with `or_else`.
+[[noreturn]] void fail_not_hookable(Module& root, std::string_view name, std::string_view or_else = "");
+
 // Makes the module of an AnyModule hookable. Supports the classes of torch::nn. Throws UsageError for others.
 void make_hookable(torch::nn::AnyModule& module);
 

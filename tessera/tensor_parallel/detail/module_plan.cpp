@@ -78,9 +78,10 @@ ParameterPlan plan_parameter(const std::string& path, const std::string& name, c
   return plan;
 }
 
+// The numbers of ranks, up to 1024, that divide n.
 std::string divisors(int64_t n) {
   std::string text;
-  for (int64_t d = 1; d <= n; d++)
+  for (int64_t d = 1; d <= std::min<int64_t>(n, 1024); d++)
     if (n % d == 0) text += (text.empty() ? "" : ", ") + std::to_string(d);
   return text;
 }
@@ -154,13 +155,18 @@ class ModulePlanner {
     shard_parameters(plan, module, kColwise, style, "ColwiseParallel");
     plan.output_sharding = feature_placement(style, plan.path).with_dim(-1);
     plan.hooked = can_be_hooked(root_, plan.path);
-    if (!plan.hooked && !style.input_layouts.is_replicate()) hookable(root_, plan.path);  // throws
+    // Without hooks the output is the DTensor that the sharded weight gives. Any other style would only fail in
+    // forward.
+    const bool without_hooks = style.input_layouts.is_replicate() && style.output_layouts.is_sharded() &&
+                               style.output_layouts.dim == -1 && !style.use_local_output;
+    if (!without_hooks)
+      need_hook(plan,
+                ", or write use_local_output = false with the default layouts, which returns a DTensor without a hook");
   }
   void fill(ModulePlan& plan, Module& module, const RowwiseParallel& style) {
     shard_parameters(plan, module, kRowwise, style, "RowwiseParallel");
     if (is_linear(module)) plan.input_sharding = feature_placement(style, plan.path).with_dim(-1);
-    plan.hooked = can_be_hooked(root_, plan.path);
-    if (!plan.hooked && !(is_embedding(module) && style.input_layouts.is_replicate())) hookable(root_, plan.path);
+    need_hook(plan);
   }
   void fill(ModulePlan& plan, Module& module, const SequenceParallel&) {
     for (const auto& item : module.named_parameters(/*recurse=*/false))
@@ -171,8 +177,8 @@ class ModulePlanner {
   void fill(ModulePlan& plan, Module&, const Prepare&) {
     need_hook(plan);
   }
-  void need_hook(const ModulePlan& plan) {
-    if (!can_be_hooked(root_, plan.path)) hookable(root_, plan.path);  // throws
+  void need_hook(const ModulePlan& plan, const char* or_else = "") {
+    if (!can_be_hooked(root_, plan.path)) fail_not_hookable(root_, plan.path, or_else);
   }
 
   Module& root_;

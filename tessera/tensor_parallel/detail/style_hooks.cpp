@@ -2,8 +2,10 @@
 
 #include "tessera/base/detail/module_name.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/placement/detail/shard.h"
+#include "tessera/tensor_parallel/detail/plain_dropout.h"
 
 namespace tessera {
 namespace {
@@ -17,12 +19,42 @@ struct LayoutChange {
   bool local = false;    // pass on the local tensor, not the DTensor
   int64_t last_dim = 0;  // the global size of the last dim if `from` shards it; 0: unknown, local sizes are equal
   const char* what = "input";
+  // Whether the ranks have compared the sizes of a plain tensor. Shared by the calls of one hook.
+  std::shared_ptr<bool> compared = std::make_shared<bool>(false);
 };
+
+// Plain tensors that are sharded must have equal sizes on all ranks; otherwise each rank would assume another global
+// size. The ranks compare the sizes in the first call. All ranks must make the same calls, so a later size of one rank
+// alone cannot start a comparison: then the first collective fails, with the context that redistribute_value() adds.
+void compare_local_sizes(const at::Tensor& t, const DeviceMesh& mesh, const LayoutChange& change) {
+  if (*change.compared) return;
+  comm::require_same_on_all_ranks(
+      mesh.get_group(),
+      c10::str("the ", change.what, in_module(), " has the layout ", change.from,
+               ", so plain tensors must have equal sizes on all ranks. For uneven shards pass a DTensor: ",
+               "use_local_output = false in the style before it, or DTensor::from_local with shape and stride"),
+      {c10::str(t.sizes())});
+  *change.compared = true;
+}
+
+at::Tensor redistribute_value(const DTensor& t, const Placement& to, const LayoutChange& change) {
+  try {
+    return t.redistribute({to});
+  } catch (c10::Error& error) {
+    error.add_context(c10::str("the ", change.what, in_module(), ", ", t.spec().describe(),
+                               ", was being redistributed to ", to, ". A plain tensor with the layout ", change.from,
+                               " must have equal sizes on all ranks"));
+    throw;
+  }
+}
 
 // Makes a DTensor of a local tensor.
 at::Tensor from_local(const at::Tensor& t, const DeviceMesh& mesh, const LayoutChange& change) {
   const auto from = normalize({change.from}, t.dim())[0];
-  if (!from.is_sharded(t.dim() - 1) || change.last_dim == 0) return DTensor::from_local(t, mesh, {from});
+  if (!from.is_sharded(t.dim() - 1) || change.last_dim == 0) {
+    if (from.is_sharded()) compare_local_sizes(t, mesh, change);
+    return DTensor::from_local(t, mesh, {from});
+  }
   const auto n = mesh.size(), rank = mesh.get_coordinate()->at(0);
   const auto expected = shard_size(from, change.last_dim, n, rank);
   TESSERA_CHECK(t.size(-1) == expected, UsageError, "the ", change.what, in_module(), " has the layout ", change.from,
@@ -44,21 +76,24 @@ at::Tensor prepare(const at::Tensor& t, const DeviceMesh& mesh, const LayoutChan
   TESSERA_CHECK(dtensor.device_mesh() == mesh, UsageError, "the ", change.what, in_module(), " is on ",
                 dtensor.device_mesh(), ", but its style is for ", mesh, "; distribute it over the same mesh");
   const auto to = normalize({change.to}, t.dim())[0];
-  if (dtensor.placements()[0] != to) moved = dtensor.redistribute({to});
+  if (dtensor.placements()[0] != to) moved = redistribute_value(dtensor, to, change);
   return change.local ? DTensor(moved).to_local() : moved;
 }
 
 // Changes the tensors by position, as the Prepare styles list them.
 Replacement prepare_all(const Tensors& tensors, const DeviceMesh& mesh, const Layouts& from, const Layouts& to,
-                        bool local, int64_t features, const char* what) {
+                        bool local, int64_t features, const char* what, const std::shared_ptr<bool>& compared) {
   TESSERA_CHECK(tensors.size() == from.size(), UsageError, "the style", in_module(), " has ", from.size(), " ", what,
                 " layouts, but the module has ", tensors.size(), " tensor ", what,
                 "s; write one layout for each, _ to leave one unchanged");
   Tensors prepared = tensors;
   for (size_t i = 0; i < tensors.size(); i++) {
     if (!from[i]) continue;
-    prepared[i] = prepare(tensors[i], mesh, {*from[i], to[i].value_or(*from[i]), local, features, what});
+    // One flag for all tensors of the first call.
+    const auto flag = *compared ? compared : std::make_shared<bool>(false);
+    prepared[i] = prepare(tensors[i], mesh, {*from[i], to[i].value_or(*from[i]), local, features, what, flag});
   }
+  *compared = true;
   return prepared;
 }
 
@@ -125,21 +160,54 @@ struct StyleHooks {
 
   void inputs(const Layouts& given, const Layouts& desired, bool local) const {
     const auto from = with_sharding(given, plan.input_sharding), to = with_sharding(desired, plan.input_sharding);
-    register_forward_pre_hook(
-        module, [mesh = mesh, from, to, local, features = plan.in_features](Module&, const Tensors& tensors) {
-          return prepare_all(tensors, mesh, from, to, local, features, "input");
-        });
+    register_forward_pre_hook(module, [mesh = mesh, from, to, local, features = plan.in_features,
+                                       compared = std::make_shared<bool>(false)](Module&, const Tensors& tensors) {
+      return prepare_all(tensors, mesh, from, to, local, features, "input", compared);
+    });
   }
   void outputs(const Layouts& given, const Layouts& desired, bool local) const {
     const auto from = with_sharding(given, plan.output_sharding), to = with_sharding(desired, plan.output_sharding);
-    register_forward_hook(module, [mesh = mesh, from, to, local, features = plan.in_features](Module&, const Tensors&,
-                                                                                              const Tensors& tensors) {
-      return prepare_all(tensors, mesh, from, to, local, features, "output");
-    });
+    register_forward_hook(
+        module, [mesh = mesh, from, to, local, features = plan.in_features, compared = std::make_shared<bool>(false)](
+                    Module&, const Tensors&, const Tensors& tensors) {
+          return prepare_all(tensors, mesh, from, to, local, features, "output", compared);
+        });
+  }
+};
+
+struct DeclaredInputs {
+  const ModulePlan& plan;
+  Layouts operator()(const ColwiseParallel& s) const { return s.input_layouts; }
+  Layouts operator()(const RowwiseParallel& s) const { return with_sharding(s.input_layouts, plan.input_sharding); }
+  Layouts operator()(const SequenceParallel& s) const { return Shard(s.sequence_dim); }
+  Layouts operator()(const PrepareModuleInput& s) const { return with_sharding(s.input_layouts, plan.input_sharding); }
+  Layouts operator()(const PrepareModuleOutput&) const { return {}; }
+  Layouts operator()(const PrepareModuleInputOutput& s) const {
+    return with_sharding(s.input_layouts, plan.input_sharding);
+  }
+};
+
+struct DeclaredOutputs {
+  const ModulePlan& plan;
+  Layouts operator()(const ColwiseParallel& s) const { return with_sharding(s.output_layouts, plan.output_sharding); }
+  Layouts operator()(const RowwiseParallel& s) const { return s.output_layouts; }
+  Layouts operator()(const SequenceParallel& s) const { return Shard(s.sequence_dim); }
+  Layouts operator()(const PrepareModuleInput&) const { return {}; }
+  Layouts operator()(const PrepareModuleOutput& s) const { return desired(s.output_layouts, s.desired_output_layouts); }
+  Layouts operator()(const PrepareModuleInputOutput& s) const {
+    return desired(s.output_layouts, s.desired_output_layouts);
+  }
+  Layouts desired(Layouts given, const Layouts& wanted) const {
+    for (size_t i = 0; i < given.size(); i++)
+      if (wanted[i]) given.each[i] = wanted[i];
+    return with_sharding(given, plan.output_sharding);
   }
 };
 
 }  // namespace
+
+Layouts declared_inputs(const ModulePlan& plan) { return std::visit(DeclaredInputs{plan}, plan.style); }
+Layouts declared_outputs(const ModulePlan& plan) { return std::visit(DeclaredOutputs{plan}, plan.style); }
 
 void attach_style_hooks(Module& module, const DeviceMesh& mesh, const ModulePlan& plan) {
   std::visit(StyleHooks{module, mesh, plan}, plan.style);
@@ -148,7 +216,9 @@ void attach_style_hooks(Module& module, const DeviceMesh& mesh, const ModulePlan
 void attach_dropout_hooks(Module& module, const DeviceMesh& mesh) {
   register_around_hook(module, [mesh](Module&, const Tensors& inputs, const ForwardCall& forward) {
     if (is_dtensor(inputs[0])) return forward(inputs);
-    return Tensors{DTensor(forward({DTensor::from_local(inputs[0], mesh)})[0]).to_local()};
+    auto input = distributed_dropout_input(inputs[0], "nn::Dropout");
+    if (!input.defined()) input = DTensor::from_local(inputs[0], mesh);
+    return Tensors{DTensor(forward({input})[0]).to_local()};
   });
 }
 

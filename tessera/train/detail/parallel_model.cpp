@@ -7,6 +7,7 @@
 #include "tessera/nn/deferred_init.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -46,6 +47,9 @@ ParallelModel::ParallelModel(const TrainConfig& config, DeviceMesh mesh, Init in
     fsdp_module_ = fsdp_module(fully_shard(root, {.mesh = axes, .mp_policy = policy}));
   }
   if (init == Init::Deferred) return;
+  // Dropout on plain tensors draws from LibTorch's generator, which starts with another seed in every process. Ranks
+  // with different samples draw different masks.
+  at::manual_seed(config.training.seed + static_cast<uint64_t>(data_rank()));
   materialize(root, c10::Device(config.training.device));
   if (has_axis("dp") && !has_axis("fsdp") && mesh_.size("dp") > 1) {
     ReplicateOptions options;

@@ -1,0 +1,39 @@
+#pragma once
+#include "tessera/mesh/device_mesh.h"
+
+#include <ATen/core/Tensor.h>
+
+// Dropout on plain tensors of a parallelized model. A style returns local tensors as plain tensors (use_local_output).
+// LibTorch's kernels would draw from each rank's own generator: a replicated tensor would get another mask on every
+// rank, and the shards of a tensor could get equal masks. The kernels here find the placement of the plain tensor and
+// draw by global index, as torch::nn::Dropout on a DTensor does:
+//
+//   in a PlainDropoutScope                       replicated over the mesh of the scope
+//   computed from the to_local() of a DTensor    that placement, where the sizes allow it; else an error
+//   inside of a parallelized module              replicated
+//   otherwise                                    LibTorch's kernel
+//
+// They serve torch::dropout and its variants, and the dropout of torch::scaled_dot_product_attention.
+namespace tessera {
+
+// Installs the kernels for all following calls in this process. Repeated calls have no effect.
+void install_plain_dropout();
+
+// While alive, dropout on a plain tensor of this thread draws as on a tensor that is replicated over the mesh.
+class PlainDropoutScope {
+ public:
+  explicit PlainDropoutScope(const DeviceMesh& mesh);
+  ~PlainDropoutScope();
+  PlainDropoutScope(const PlainDropoutScope&) = delete;
+
+ private:
+  const DeviceMesh* before_;
+  DeviceMesh mesh_;
+};
+
+// The DTensor of which the plain tensor `t`, the input of a dropout, is the local tensor. An undefined tensor if `t` is
+// not part of a parallelized model. Throws UsageError if `t` is computed from a shard and its own placement is unknown.
+// `op` names the dropout in errors. Differentiable.
+at::Tensor distributed_dropout_input(const at::Tensor& t, const char* op);
+
+}  // namespace tessera

@@ -1,0 +1,178 @@
+// Dropout of plain tensors in a parallelized model: functional dropout draws what nn::Dropout draws, on every rank.
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/random.h"
+#include "tessera/nn/modules.h"
+#include "tessera/tensor_parallel/parallelize_module.h"
+#include "tessera/testing/assert_close.h"
+#include "tessera/testing/expect_error.h"
+#include "tessera/testing/ranks.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera {
+namespace {
+
+using testing::close;
+using testing::Rank;
+using testing::run_ranks;
+
+enum class DropoutKind { Module, Function, InPlace, TorchFunctional, Alpha };
+
+// Dropout of a sharded tensor, of a replicated one, and of the input, as a module or as a function.
+struct DropoutsImpl : torch::nn::Cloneable<DropoutsImpl> {
+  explicit DropoutsImpl(DropoutKind kind) : kind(kind) { reset(); }
+  void reset() override {
+    embed = register_module("embed", nn::Linear(4, 4));
+    if (kind == DropoutKind::Module) drop1 = register_module("drop1", nn::Dropout(0.5));
+    up = register_module("up", nn::Linear(4, 6));
+    if (kind == DropoutKind::Module) drop2 = register_module("drop2", nn::Dropout(0.5));
+    down = register_module("down", nn::Linear(6, 4));
+    if (kind == DropoutKind::Module) drop3 = register_module("drop3", nn::Dropout(0.5));
+  }
+  torch::Tensor dropped(nn::Dropout& module, const torch::Tensor& x) {
+    switch (kind) {
+      case DropoutKind::Module:
+        return module(x);
+      case DropoutKind::Function:
+        return torch::dropout(x, 0.5, is_training());
+      case DropoutKind::InPlace: {
+        auto y = x * 1;
+        return torch::dropout_(y, 0.5, is_training());
+      }
+      case DropoutKind::TorchFunctional:
+        return torch::nn::functional::dropout(
+            x, torch::nn::functional::DropoutFuncOptions().p(0.5).training(is_training()));
+      case DropoutKind::Alpha:
+        return torch::alpha_dropout(x, 0.5, is_training());
+    }
+    return {};
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto y = dropped(drop1, embed(x));  // embed is not in the plan
+    return dropped(drop3, y + down(dropped(drop2, torch::gelu(up(y)))));
+  }
+  DropoutKind kind;
+  nn::Linear embed{nullptr}, up{nullptr}, down{nullptr};
+  nn::Dropout drop1{nullptr}, drop2{nullptr}, drop3{nullptr};
+};
+TESSERA_MODULE(Dropouts);
+
+template <class H>
+void fill_same(H& model) {
+  torch::NoGradGuard no_grad;
+  const random::SeedScope seed(3);
+  for (auto& p : model->parameters()) random::uniform_(p, -1, 1);
+}
+
+// The outputs of n ranks, and the gradients of `embed`.
+std::vector<Tensors> run_dropouts(int64_t n, DropoutKind kind) {
+  std::vector<Tensors> each(static_cast<size_t>(n));
+  run_ranks(n, [&](Rank& me) {
+    torch::manual_seed(me.rank);  // LibTorch's generators differ between ranks
+    Dropouts model(kind);
+    fill_same(model);
+    const Layouts sharded = Shard(-1);
+    Plan plan{{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
+    if (kind == DropoutKind::Module)
+      plan.add("drop2", PrepareModuleInputOutput{sharded, sharded, false, sharded, sharded});
+    parallelize_module(model, me.mesh("tp=" + std::to_string(n)), plan);
+    manual_seed(7);
+    const auto y = model(torch::ones({3, 4}));
+    y.sum().backward();
+    each[me.rank] = {y.detach(), model->embed->weight.grad()};
+  });
+  return each;
+}
+
+TEST(TrustDropout, FunctionsDrawWhatTheModuleDraws) {
+  const auto expected = run_dropouts(1, DropoutKind::Module)[0];
+  EXPECT_GT((expected[0] == 0).sum().item<int64_t>(), 0);
+  for (const auto kind :
+       {DropoutKind::Module, DropoutKind::Function, DropoutKind::InPlace, DropoutKind::TorchFunctional})
+    for (const int64_t n : {2, 3, 4})
+      for (const auto& found : run_dropouts(n, kind)) {
+        SCOPED_TRACE(c10::str("kind ", static_cast<int>(kind), ", ", n, " ranks"));
+        EXPECT_EQ(close(found, expected), "");
+      }
+  const auto alpha = run_dropouts(1, DropoutKind::Alpha)[0];
+  for (const auto& found : run_dropouts(2, DropoutKind::Alpha)) EXPECT_EQ(close(found, alpha), "");
+}
+
+TEST(TrustDropout, ACloneDrawsTheSame) {
+  run_ranks(2, [](Rank& me) {
+    torch::manual_seed(me.rank);
+    Dropouts model(DropoutKind::Function);
+    fill_same(model);
+    parallelize_module(model, me.mesh("tp=2"), {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+    auto copy = clone(model);
+    manual_seed(7);
+    const auto y = model(torch::ones({3, 4}));
+    manual_seed(7);
+    EXPECT_TRUE(torch::equal(copy(torch::ones({3, 4})), y));
+  });
+}
+
+// Attention weights (B, H, T, T) of local heads.
+struct AttentionDropoutImpl : torch::nn::Module {
+  explicit AttentionDropoutImpl(bool fused_kernel) : fused_kernel(fused_kernel) {
+    qkv = register_module("qkv", nn::Linear(12, 36));
+    wo = register_module("wo", nn::Linear(12, 12));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto parts = qkv(x).view({2, 3, 3, -1, 2}).unbind(2);  // (B, T, H, D)
+    const auto q = parts[0].transpose(1, 2), k = parts[1].transpose(1, 2), v = parts[2].transpose(1, 2);
+    const auto y = fused_kernel
+                       ? torch::scaled_dot_product_attention(q, k, v, {}, 0.4, /*is_causal=*/true)
+                       : torch::dropout(torch::softmax(q.matmul(k.transpose(-1, -2)), -1), 0.4, true).matmul(v);
+    return wo(y.transpose(1, 2).flatten(2));
+  }
+  bool fused_kernel;
+  nn::Linear qkv{nullptr}, wo{nullptr};
+};
+TESSERA_MODULE(AttentionDropout);
+
+TEST(TrustDropout, AttentionDrawsByGlobalHead) {
+  const auto run = [](int64_t n, const Plan& plan) {
+    std::vector<Tensors> each(static_cast<size_t>(n));
+    run_ranks(n, [&](Rank& me) {
+      torch::manual_seed(me.rank);
+      AttentionDropout model(true);
+      fill_same(model);
+      parallelize_module(model, me.mesh("tp=" + std::to_string(n)), plan);
+      manual_seed(7);
+      const auto y = model(torch::linspace(-1, 1, 72).view({2, 3, 12}));
+      y.pow(2).sum().backward();
+      each[me.rank] = {y.detach(), DTensor(model->qkv->weight.grad()).full_tensor().detach()};
+    });
+    return each;
+  };
+  const Plan plan{{"qkv", ColwiseParallel{.sections = 3}}, {"wo", RowwiseParallel()}};
+  const auto expected = run(1, plan)[0];
+  for (const int64_t n : {2, 3})  // 6 heads
+    for (const auto& found : run(n, plan)) EXPECT_EQ(close(found, expected), "") << n;
+}
+
+TEST(TrustDropout, AShardWithoutAKnownPlacementThrows) {
+  run_ranks(2, [](Rank& me) {
+    AttentionDropout model(false);
+    parallelize_module(model, me.mesh("tp=2"), {{"qkv", ColwiseParallel{.sections = 3}}, {"wo", RowwiseParallel()}});
+    EXPECT_ERROR(UsageError, model(torch::ones({2, 3, 12})), "torch::dropout", "module AttentionDropout",
+                 "placement is not known", "nn::Dropout");
+  });
+}
+
+// Other models of the process are not affected.
+TEST(TrustDropout, AModelThatIsNotParallelizedUsesLibTorch) {
+  run_dropouts(2, DropoutKind::Function);  // installs the kernels
+  Dropouts plain(DropoutKind::Function);
+  const auto before = random::state().offset;
+  torch::manual_seed(5);
+  const auto y = plain(torch::ones({3, 4}));
+  torch::manual_seed(5);
+  EXPECT_TRUE(torch::equal(plain(torch::ones({3, 4})), y));
+  EXPECT_EQ(random::state().offset, before);
+}
+
+}  // namespace
+}  // namespace tessera
