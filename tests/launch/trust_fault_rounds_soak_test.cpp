@@ -47,7 +47,19 @@ std::string headline(const std::string& output) {
   return "";
 }
 
-// What is wrong with the end of the round; "": nothing. `seconds`: from the fault to the end, without the time-out.
+// The command line of a process that has this argument; "": there is none.
+std::string command_with(const std::string& argument) {
+  std::error_code ended;  // processes end while this loop runs
+  for (const auto& process : fs::directory_iterator("/proc", ended)) {
+    std::ostringstream command;
+    command << std::ifstream(process.path() / "cmdline").rdbuf();
+    if (command.str().find(argument) != std::string::npos) return process.path().string() + ": " + command.str();
+  }
+  return "";
+}
+
+// What is wrong with the end of the round; "": nothing. `most_seconds`: from the fault to the end, without the
+// time-out.
 std::string wrong_end(const FaultRound& round, double most_seconds) {
   std::string folder = ::testing::TempDir() + "faultXXXXXX";
   if (!mkdtemp(folder.data())) return "no temporary folder";
@@ -70,8 +82,7 @@ std::string wrong_end(const FaultRound& round, double most_seconds) {
     wrong << "  a backtrace\n";
   for (const auto& entry : fs::directory_iterator(folder))
     if (entry.path() != fault_file) wrong << "  left " << entry.path() << "\n";
-  if (shell(c10::str("pgrep -f ", fault_file)).text.find_first_of("0123456789") != std::string::npos)
-    wrong << "  a process is left\n";
+  if (const auto left = command_with(fault_file); !left.empty()) wrong << "  a process is left: " << left << "\n";
   fs::remove_all(folder);
   return wrong.str().empty() ? "" : to_text(round) + "\n" + wrong.str() + ran.text;
 }
