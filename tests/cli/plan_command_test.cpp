@@ -33,7 +33,8 @@ TEST(PlanCommand, PlansATrainingRun) {
 TEST(PlanCommand, ReportsATensorParallelPlan) {
   EXPECT_CONTAINS(plan("--model gpt-tiny --tp 4 --seq 8 --batch 2"), "gpt-tiny on tp=4, a batch of 2 x 8 tokens");
   EXPECT_CONTAINS(plan("--model gpt-tiny --print-plan"), "h.*.attn.c_attn = colwise(sections=3)");
-  EXPECT_ERROR(UsageError, plan("--tp 0"), "cannot plan for 0 ranks");
+  EXPECT_THROW(plan("--tp 0"), CLI::ValidationError);
+  EXPECT_ERROR(UsageError, plan("--tp 2 --seq 65536 --batch 2"), "has more than 65536 tokens");
 }
 
 TEST(PlanCommand, ListsAllConfigErrors) {

@@ -78,7 +78,7 @@ TEST(Console, PrintsTheFirstStepAndEveryTenth) {
 TEST(Console, HasAProgressBarOnATerminal) {
   std::ostringstream out;
   {
-    Console console(out, {.steps = 20, .log_every = 10, .bar = true});
+    Console console(out, {.steps = 20, .log_every = 10, .terminal = 0});  // of any width
     auto metrics = some_step();
     console.on_step(metrics);
   }
@@ -99,7 +99,8 @@ TEST(MetricsFile, HasOneLineOfJsonPerStep) {
   EXPECT_CONTAINS(json_line(skipped), R"(,"skipped":"the loss is \"nan\""})");
   EXPECT_EQ(json_line(EvalMetrics{.step = 5, .loss = 0.5, .accuracy = 0.25, .samples = 8}),
             R"({"step":5,"eval_loss":0.5,"exact_match":0.25,"eval_samples":8})");
-  EXPECT_ERROR(UsageError, MetricsFile("/nowhere/metrics.jsonl"), "cannot write /nowhere/metrics.jsonl");
+  EXPECT_ERROR(UsageError, MetricsFile("/nowhere/metrics.jsonl"),
+               "cannot write '/nowhere/metrics.jsonl': No such file");
 }
 
 std::string hex(std::string_view bytes) {
