@@ -47,9 +47,12 @@ int64_t line_of_wrong_character(std::string_view text) {
       if (text[i] == '#') end = "\n";
     } else if (rest.starts_with(end)) {
       i += end.size() - 1;
+      for (int more = 0; more < 2 && end.size() == 3 && text.substr(i + 1).starts_with(end[0]); more++)
+        i++;  // """a"""""
       end = {};
     } else if (text[i] == '\\' && end[0] == '"') {
       i++;
+      line += i < text.size() && text[i] == '\n';
     } else if (text[i] == '\n' && end.size() == 1) {  // toml++ reports it
       end = {};
     }
