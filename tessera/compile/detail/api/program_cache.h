@@ -93,11 +93,11 @@ class FunctionCache {
           recompiles_.size(), " times, which is CompileOptions::recompile_limit. The last reason: ",
           recompiles_.empty() ? "" : recompiles_.back(), ". Make that equal in all calls, or raise the limit");
       program = std::make_shared<Program>(arguments, function, settings);
-      unmatched_passes_.check(program->report(), settings);
     } catch (const std::exception& error) {
       if (!policy.fall_back) throw;
       return fall_back(error, arguments, function, policy);
     }
+    unmatched_passes_.check(program->report(), settings);
     cache_.insert(program, settings.cache_size);
     return run(*program, arguments, function, policy);
   }

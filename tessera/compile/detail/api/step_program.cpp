@@ -153,7 +153,7 @@ StepProgram::TraceOutcome StepProgram::trace(const CallArguments& given, TraceRe
   guards_ = CompilingScope::take_guards();
   on_replay_ = CompilingScope::take_effects();
   const bool is_step = request.scope == CompilingScope::Region::Step;
-  if (is_step) traces_.check_captured(run.tracer());
+  if (is_step && !request.text_only) traces_.check_captured(run.tracer());
   if (collect_captured_leaves(run, request.settings)) return TraceOutcome::FoundLeaves;
   const bool found_live = live.variables().size() > live_.size();
   live_ = live.variables();
