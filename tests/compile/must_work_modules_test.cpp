@@ -210,10 +210,12 @@ TEST(MustWork, TensorsOfNumbersMadeInTheStep) {
               auto list = torch::tensor(std::vector<float>{1, 2, 3});
               auto written = torch::tensor(std::vector<float>{1, 2, 3});
               written.mul_(x);
-              auto whole = torch::tensor(std::vector<int64_t>{2, 0, 1});
+              auto order = torch::tensor(std::vector<int64_t>{2, 0, 1});
+              std::vector<float> numbers = {4, 5, 6};
+              const auto blob = torch::from_blob(numbers.data(), {3});
               return std::vector<at::Tensor>{x * list,
                                              written,
-                                             x.index_select(0, whole),
+                                             x.index_select(0, order),
                                              x + torch::tensor(3.0),
                                              x + torch::tensor({1.0f, 5.0f, 2.0f}),
                                              torch::tensor({4, 5}),
