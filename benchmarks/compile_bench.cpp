@@ -18,6 +18,7 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 
+#include <algorithm>
 #include <chrono>
 #include <iomanip>
 #include <memory>
@@ -51,6 +52,25 @@ const auto gpt_step = [](auto& model, auto& opt, const CompileBatch& batch) {
   return loss;
 };
 
+// Times the check of the guards: hot, and directly after a step, when the caches of the processor hold other data.
+template <class Step, class Model>
+void measure_guards(const std::string& name, int64_t steps, Step& compiled, Model& model, optim::AdamW& opt,
+                    const CompileBatch& batch, testing::Rank& me, const EmitRow& emit) {
+  using Clock = std::chrono::steady_clock;
+  const auto hot = medians_ms(me.group(), 1000, {[&] { compiled.is_cached(model, opt, batch); }});
+  std::vector<double> cold;
+  for (int64_t i = 0; i < std::max<int64_t>(steps, 10); i++) {
+    compiled(model, opt, batch);
+    const auto begin = Clock::now();
+    compiled.is_cached(model, opt, batch);
+    cold.push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
+  }
+  std::nth_element(cold.begin(), cold.begin() + static_cast<ptrdiff_t>(cold.size() / 2), cold.end());
+  std::ostringstream note;
+  note << std::fixed << std::setprecision(1) << "after a step " << cold[cold.size() / 2] << " us";
+  if (me.rank == 0) emit({.name = name + "_guards", .unit = "us", .ours = hot[0] * 1000, .note = note.str()});
+}
+
 // Times the compiled and the eager step, on two models from `make`. `steps` is per repetition.
 template <class Make, class F>
 void measure(const std::string& name, int64_t steps, const Make& make, const F& step, const CompileBatch& batch,
@@ -70,6 +90,7 @@ void measure(const std::string& name, int64_t steps, const Make& make, const F& 
   note << std::fixed << std::setprecision(2) << ms[0] / ms[1] << " of eager; first call " << std::setprecision(0)
        << first.count() << " ms; arena of " << compiled.executable().memory();
   if (me.rank == 0) emit({.name = name, .unit = "ms", .ours = ms[0], .plain = ms[1], .note = note.str()});
+  measure_guards(name, steps, compiled, *model, opt, batch, me, emit);
 }
 
 // The data of one rank.

@@ -2,6 +2,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/tracing/detail/compiling_scope.h"
+#include "tessera/tracing/detail/restart_trace.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
@@ -150,6 +152,25 @@ bool Optimizer::supports_scaling(size_t group) const {
 
 void Optimizer::scheduled_in_trace() { scheduled_in_trace_ = CompilingScope::serial(); }
 
+// Creates state before the step is traced, where the first step with such state equals one that creates it: one program
+// then serves the first call and all others.
+void Optimizer::make_neutral_state() {
+  bool made = false;
+  for (size_t g = 0; g < groups_.size(); g++) {
+    if (!new_state_is_neutral(g)) continue;
+    for (auto& param : groups_[g]) {
+      if (!param.parameter.grad().defined() || param.state.size() >= state_size(g)) continue;
+      const OpModesOff off;
+      add_missing_state(g, param.parameter, param.state);
+      param.local_state = detail::local_tensors_of(param.state);
+      made = true;
+    }
+  }
+  if (!made) return;
+  changed();
+  throw RestartTrace();
+}
+
 // State that is created while a step is traced belongs to the program. Removes it after tracing and installs it when
 // the program first runs.
 void Optimizer::keep_new_state_on_replay() {
@@ -181,6 +202,7 @@ void Optimizer::step(const Scaling* scaling) {
         ": the compiled step calls step() of a learning-rate scheduler, and then step() of the optimizer; step "
         "the scheduler after the optimizer, as in PyTorch, or outside of the compiled step");
     CompilingScope::before_optimizer_step();
+    make_neutral_state();
     CompilingScope::add_guard([this] { return static_cast<int64_t>(generation_); });
     keep_new_state_on_replay();
   }

@@ -87,6 +87,8 @@ class Optimizer : public OptimizerAccess {
   void add_group(const Tensors& params);
   // Appends the missing state tensors of a parameter to `state`.
   virtual void add_missing_state(size_t group, const at::Tensor& parameter, Tensors& state) const = 0;
+  // Does a first step with the state of add_missing_state() equal one of a parameter without state, bit by bit?
+  virtual bool new_state_is_neutral(size_t /*group*/) const { return true; }
   // Number of state tensors per parameter.
   virtual size_t state_size(size_t group) const = 0;
   // Updates the lists.
@@ -123,6 +125,7 @@ class Optimizer : public OptimizerAccess {
   };
 
   void step(const Scaling* scaling);
+  void make_neutral_state();
   void keep_new_state_on_replay();
   std::vector<std::vector<ParamUpdate>> plan_updates();
   static void redistribute_gradients(std::vector<std::vector<ParamUpdate>>& updates);

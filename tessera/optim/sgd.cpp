@@ -9,6 +9,7 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_neg.h>
 #include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/fill.h>
 
 namespace tessera::optim {
 
@@ -22,10 +23,14 @@ void SGDOptions::check() const {
   detail::check_implementation(kKind, foreach, fused);
 }
 
-// Zeros, although the first update overwrites them: a fused update may be skipped because of an inf gradient.
+// Zeros, although the first update overwrites them: a fused update may be skipped because of an inf gradient. Negative
+// ones, because -0.0 * momentum + gradient has the bits of the gradient, also where that is -0.0.
 void SGD::add_missing_state(size_t group, const at::Tensor& parameter, Tensors& state) const {
-  if (options_of(group).momentum != 0 && state.empty()) state.push_back(state_like(parameter, true));
+  if (options_of(group).momentum == 0 || !state.empty()) return;
+  state.push_back(state_like(parameter, true));
+  detail::local_or_self(state[0]).fill_(-0.0);
 }
+bool SGD::new_state_is_neutral(size_t group) const { return options_of(group).dampening == 0; }
 
 void SGD::update_foreach(const Options& o, TensorLists& lists) const {
   auto gradients = lists.gradients;

@@ -46,6 +46,7 @@ class SGD final : public OptimizerOf<SGDOptions> {
 
  private:
   void add_missing_state(size_t group, const at::Tensor& parameter, Tensors& state) const override;
+  bool new_state_is_neutral(size_t group) const override;
   size_t state_size(size_t group) const override { return options_of(group).momentum != 0; }
   void update_foreach(const Options& options, TensorLists& lists) const override;
   void update_fused(const Options& options, TensorLists& lists, const Scaling* scaling) const override;

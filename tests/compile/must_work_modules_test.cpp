@@ -213,6 +213,8 @@ TEST(MustWork, TensorsOfNumbersMadeInTheStep) {
               auto written = torch::tensor(std::vector<float>{1, 2, 3});
               written.mul_(x);
               auto order = torch::tensor(std::vector<int64_t>{2, 0, 1});
+              std::vector<float> numbers = {4, 5, 6};
+              const auto blob = torch::from_blob(numbers.data(), {3});
               return std::vector<at::Tensor>{x * list,
                                              written,
                                              x.index_select(0, order),

@@ -32,6 +32,7 @@ class Live {
 
  private:
   void add_guard() const {
+    LiveNumberScope::note_read();
     if constexpr (std::is_base_of_v<at::TensorBase, T>) {
       // The guard holds the tensor, so that no other tensor gets its address.
       CompilingScope::add_guard([at = variable_, traced = *variable_] { return int64_t{at->is_same(traced)}; });
@@ -100,6 +101,13 @@ class CompiledStep {
     }
   }
 
+  // True if a call with these arguments would run a cached program. Checks the guards, and runs nothing.
+  template <class... Args>
+  bool is_cached(Args&&... args) const {
+    compiler::CallArguments arguments;
+    (arguments.add(args), ...);
+    return cache_->has_program_for(std::move(arguments));
+  }
   // The programs that are cached, one per set of guards: step.cache().size().
   const compiler::StepCache& cache() const { return *cache_; }
   // The program that ran last. UsageError before the first call.

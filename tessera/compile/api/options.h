@@ -40,6 +40,14 @@ enum class Captures : uint8_t {
   None,
 };
 
+// How ranks make sure that they recompile together.
+enum class Agree : uint8_t {
+  // A cache hit does not communicate. If some ranks recompile and others do not, all throw at their next collective.
+  OnError,
+  // All ranks of the world exchange one number on every call. If one recompiles, all do.
+  EveryCall,
+};
+
 // How a function is compiled. An option that is not given has the value of the innermost CompileScope, or else the
 // default stated here.
 struct CompileOptions {
@@ -75,6 +83,8 @@ struct CompileOptions {
   std::optional<size_t> recompile_limit = {};
   // See Captures. Only for steps. Default: Captures::Checked.
   std::optional<Captures> captures = {};
+  // See Agree. Default: Agree::OnError.
+  std::optional<Agree> agree = {};
 };
 
 // While it is alive, `options` are the defaults of compile() and compile_backward() on this thread.

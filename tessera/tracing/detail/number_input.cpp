@@ -83,6 +83,7 @@ LiveNumberScope::LiveNumberScope(std::vector<const double*> variables, size_t fi
 LiveNumberScope::~LiveNumberScope() { current() = outer_; }
 
 double LiveNumberScope::read(const double* variable) {
+  any_read_ = true;
   const auto found = std::find(variables_.begin(), variables_.end(), variable);
   const auto index = first_ + static_cast<size_t>(found - variables_.begin());
   if (found == variables_.end()) variables_.push_back(variable);

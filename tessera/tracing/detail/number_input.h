@@ -48,12 +48,17 @@ class LiveNumberScope {
   // The numbers that get marks instead of their values: all (`only` == -1), or one.
   void substitute(bool negative, int only = -1) { substitutes_ = true, negative_ = negative, only_ = only; }
   double read(const double* variable);
+  // Whether the step has read any live variable, of whatever type.
+  bool any_read() const { return any_read_; }
+  static void note_read() {
+    if (current()) current()->any_read_ = true;
+  }
   static LiveNumberScope*& current();
 
  private:
   std::vector<const double*> variables_;
   size_t first_;
-  bool substitutes_ = false, negative_ = false;
+  bool substitutes_ = false, negative_ = false, any_read_ = false;
   int only_ = -1;
   LiveNumberScope* outer_;
 };

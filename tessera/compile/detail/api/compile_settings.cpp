@@ -34,7 +34,8 @@ CompileOptions merge_options(const CompileOptions& a, const CompileOptions& b) {
           first(a.trace, b.trace),
           first(a.check, b.check),
           first(a.recompile_limit, b.recompile_limit),
-          first(a.captures, b.captures)};
+          first(a.captures, b.captures),
+          first(a.agree, b.agree)};
 }
 
 }  // namespace
@@ -62,6 +63,7 @@ Settings settings_from(const CompileOptions& options) {
                     all.trace.value_or(nullptr),
                     all.check.value_or(0),
                     all.recompile_limit.value_or(64),
+                    all.agree.value_or(Agree::OnError) == Agree::EveryCall,
                     all.captures.value_or(Captures::Checked) == Captures::None};
   if (!all.trace && setting_is_set("TESSERA_TRACE_DIR")) settings.trace = trace_into(setting("TESSERA_TRACE_DIR"));
   for (const auto& pass : all.passes ? *all.passes : default_passes())

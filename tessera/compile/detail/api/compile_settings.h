@@ -22,6 +22,7 @@ struct Settings {
   TraceSink trace;  // null: no compile trace is recorded
   int64_t check;    // the first calls are checked by another trace
   size_t recompile_limit;
+  bool agree_every_call;
   bool captures_none;         // the user says that the function captures nothing that changes
   bool has_captures = false;  // the function captures variables
 };

@@ -28,6 +28,7 @@ class ModuleProgram {
   Tensors run(const CallArguments& arguments);
   const std::vector<PassReport>& report() const { return report_; }  // of both programs, backward first
   ResultPrototype& prototype() { return prototype_; }
+  const Executable& executable() const { return *executable_; }  // of forward
 
  private:
   struct Recorded {

@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/base/error.h"
 #include "tessera/compile/detail/api/compile_settings.h"
+#include "tessera/compile/detail/api/recompile_agreement.h"
 #include "tessera/compile/detail/api/result_prototype.h"
 #include "tessera/compile/detail/api/signature.h"
 
@@ -71,13 +72,19 @@ class FunctionCache {
   CallResult call(const CallArguments& arguments, const Settings& settings, const TracedFunction& function,
                   const Policy& policy) {
     const auto now = ThreadState::now();
-    if (const auto hit = cache_.find(arguments, now)) {
+    auto hit = cache_.find(arguments, now);
+    std::string agreed_reason;
+    if (settings.agree_every_call && any_rank(!hit) && hit) {
+      hit = nullptr;
+      agreed_reason = "another rank recompiles";
+    }
+    if (hit) {
       hit->check_again_if_due(arguments, function, settings);
       return run(*hit, arguments, function, policy);
     }
     const auto is_known = [&](const Signature& failed) { return failed.holds(arguments, now); };
     if (std::any_of(not_compilable_.begin(), not_compilable_.end(), is_known)) return {function(nullptr), nullptr};
-    note_recompile(arguments, now, settings, policy);
+    note_recompile(arguments, now, settings, policy, agreed_reason);
     if (policy.before_compile) policy.before_compile();
     std::shared_ptr<Program> program;
     try {
@@ -86,11 +93,11 @@ class FunctionCache {
           recompiles_.size(), " times, which is CompileOptions::recompile_limit. The last reason: ",
           recompiles_.empty() ? "" : recompiles_.back(), ". Make that equal in all calls, or raise the limit");
       program = std::make_shared<Program>(arguments, function, settings);
-      unmatched_passes_.check(program->report(), settings);
     } catch (const std::exception& error) {
       if (!policy.fall_back) throw;
       return fall_back(error, arguments, function, policy);
     }
+    unmatched_passes_.check(program->report(), settings);
     cache_.insert(program, settings.cache_size);
     return run(*program, arguments, function, policy);
   }
@@ -102,13 +109,24 @@ class FunctionCache {
  private:
   CallResult run(Program& program, const CallArguments& arguments, const TracedFunction& function,
                  const Policy& policy) {
-    if (!policy.fall_back) return {program.run(arguments), &program.prototype()};
+    if (!policy.fall_back) return run_with_peers(program, arguments);
     auto restore = program.save_before_run(arguments);
     try {
       return {program.run(arguments), &program.prototype()};
     } catch (const std::exception& error) {
       restore();
       return fall_back(error, arguments, function, policy);
+    }
+  }
+  // Adds to an error of communication which peer recompiles instead of running its program.
+  static CallResult run_with_peers(Program& program, const CallArguments& arguments) {
+    try {
+      return {program.run(arguments), &program.prototype()};
+    } catch (const std::exception& error) {
+      const auto peers = recompiles_of_peers(program.executable().program());
+      if (peers.empty()) throw;
+      const auto* known = dynamic_cast<const c10::Error*>(&error);
+      TESSERA_FAIL(UsageError, peers, known ? known->what_without_backtrace() : error.what());
     }
   }
   // Runs the function in eager mode, now and in later calls like this one. Warns once per reason.
@@ -122,9 +140,10 @@ class FunctionCache {
     return {function(nullptr), nullptr};
   }
   void note_recompile(const CallArguments& arguments, const ThreadState& now, const Settings& settings,
-                      const Policy& policy) {
+                      const Policy& policy, const std::string& agreed_reason) {
     if (programs().empty()) return;
-    auto reason = programs().front()->why_not(arguments, now);
+    auto reason = agreed_reason.empty() ? programs().front()->why_not(arguments, now) : agreed_reason;
+    if (!settings.agree_every_call) announce_recompile(programs().front()->executable().program(), reason);
     if (warned_.insert(reason).second)
       TORCH_WARN("compile: the ", policy.what, " is recompiled, because ", reason, "; at most ", settings.cache_size,
                  " programs are cached");

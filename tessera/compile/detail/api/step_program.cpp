@@ -41,12 +41,18 @@ class ReachedModules final : public OpMode {
   std::unordered_set<const void*> known_;
 };
 
-// A trace that fails has changed the gradients of leaves that are not inputs yet.
+// A trace that fails or is restarted has changed the gradients of leaves that are not inputs yet.
 void restore_gradients_of_captured_leaves(TraceRun& run) {
   std::unordered_set<const void*> inputs;
   for (const auto& each : run.gradients()) inputs.insert(each.parameter.unsafeGetTensorImpl());
   for (const auto& leaf : run.tracer().leaves())
     if (!inputs.count(leaf.tensor.unsafeGetTensorImpl())) leaf.tensor.mutable_grad() = leaf.gradient;
+}
+
+// A leaf is guarded by identity: the program keeps the memory of its gradient.
+void add_leaves(CallArguments& arguments) {
+  for (const auto& t : arguments.tensors)
+    if (t.defined() && t.is_leaf() && t.requires_grad()) arguments.leaves.push_back(t);
 }
 
 void collect_tree(const torch::nn::Module& module, std::unordered_set<const void*>& tree) {
@@ -84,7 +90,7 @@ StepProgram::StepProgram(const CallArguments& arguments, const TracedFunction& f
   number_traces_.clear();
   signature_ = Signature(arguments, number_is_key_);
   guard_captures(arguments);
-  check_again_ = live_.empty() && (settings.has_captures || !signature_.is_complete());
+  check_again_ = !reads_live_ && !settings.captures_none && (settings.has_captures || !signature_.is_complete());
 }
 
 // Traces until the inputs are known: Done, FoundLiveNumbers or NumbersDiffer.
@@ -147,10 +153,11 @@ StepProgram::TraceOutcome StepProgram::trace(const CallArguments& given, TraceRe
   guards_ = CompilingScope::take_guards();
   on_replay_ = CompilingScope::take_effects();
   const bool is_step = request.scope == CompilingScope::Region::Step;
-  if (is_step) traces_.check_captured(run.tracer());
+  if (is_step && !request.text_only) traces_.check_captured(run.tracer());
   if (collect_captured_leaves(run, request.settings)) return TraceOutcome::FoundLeaves;
   const bool found_live = live.variables().size() > live_.size();
   live_ = live.variables();
+  reads_live_ |= live.any_read();
   if (found_live && !request.text_only) return TraceOutcome::FoundLiveNumbers;
 
   const auto was_read = [&](const TraceRun::SavedGradient& each) {
@@ -253,6 +260,7 @@ bool StepProgram::record(TraceRun& run, const CallArguments& arguments, TraceReq
     compiling.finish();
     run.check_inputs_have_their_shapes();
   } catch (const RestartTrace&) {
+    restore_gradients_of_captured_leaves(run);
     return false;
   } catch (...) {
     restore_gradients_of_captured_leaves(run);
@@ -499,12 +507,17 @@ Tensors StepProgram::run(const CallArguments& arguments) {
   return returned;
 }
 
+bool StepCache::has_program_for(CallArguments arguments) const {
+  add_leaves(arguments);
+  const auto now = ThreadState::now();
+  const auto& programs = programs_.programs();
+  return std::any_of(programs.begin(), programs.end(), [&](const auto& each) { return each->fits(arguments, now); });
+}
+
 CallResult StepCache::call(CallArguments arguments, const TracedFunction& step) {
   // Inside a traced step, the function is part of the program of that step.
   if (settings_.backend == "eager" || compiling()) return {step(nullptr), nullptr};
-  // A leaf is guarded by identity: the program keeps the memory of its gradient.
-  for (const auto& t : arguments.tensors)
-    if (t.defined() && t.is_leaf() && t.requires_grad()) arguments.leaves.push_back(t);
+  add_leaves(arguments);
   if (settings_.parallel_mode) check_data_parallel_arguments(*settings_.parallel_mode, arguments);
   return programs_.call(arguments, settings_, step,
                         {.what = "step",

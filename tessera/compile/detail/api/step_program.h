@@ -113,7 +113,7 @@ class StepProgram {
   std::vector<bool> number_is_key_;                                                               // of the call
   std::shared_ptr<std::vector<double>> number_values_ = std::make_shared<std::vector<double>>();  // read by runs
   TraceText traced_text_;
-  bool check_again_ = false;
+  bool check_again_ = false, reads_live_ = false;
   int64_t calls_ = 0;
   std::unique_ptr<Executable> executable_;
   InputBindings bindings_;
@@ -140,6 +140,7 @@ class StepCache {
   const StepProgram& last() const;  // the most recently used program; UsageError before the first call
   size_t size() const { return programs_.programs().size(); }
   const std::vector<std::string>& recompiles() const { return programs_.recompiles(); }
+  bool has_program_for(CallArguments arguments) const;
 
  private:
   void before_compile(const CallArguments& arguments);

@@ -19,9 +19,15 @@ InputBindings::InputBindings(const Program& program, const Tracer::Result& trace
   std::unordered_map<const void*, const OldGradient*> by_storage;
   for (const auto& each : gradients) by_storage.emplace(storage_id(each.gradient), &each);
   const auto external = program.external_buffers();
-  std::vector<char> written(external.size(), 0);
-  for (const auto& node : program.nodes)
+  std::vector<char> written(external.size(), 0), used(external.size(), 0);
+  const auto use = [&](ValueId id) { used[static_cast<size_t>(program.buffer_of(id))] = 1; };
+  for (const auto& node : program.nodes) {
     node.each_write([&](ValueId id) { written[static_cast<size_t>(program.buffer_of(id))] = 1; });
+    node.each_read(use);
+    node.each_result(use);
+  }
+  for (const auto& output : program.outputs)
+    if (output.value != kNone) use(output.value);
   std::vector<char> is_other_input(external.size(), 0);
   for (const auto& input : program.inputs)
     if (input.role != Role::Argument) is_other_input[static_cast<size_t>(program.buffer_of(input.value))] = 1;
@@ -34,6 +40,7 @@ InputBindings::InputBindings(const Program& program, const Tracer::Result& trace
       if (arguments.tensors[a].defined() && storage_id(arguments.tensors[a]) == storage)
         each.argument = static_cast<int>(a);
     if (each.argument >= 0 && is_other_input[b]) aliased_.emplace_back(each.argument, storage);
+    if (!used[b]) continue;  // a gradient that the step only replaces: it may be undefined later
     const auto old = by_storage.find(storage);
     const auto& local = local_or_self(old == by_storage.end() ? owner(each, arguments) : old->second->gradient);
     if (each.argument < 0 && old != by_storage.end()) each.parameter = old->second->parameter;
@@ -54,10 +61,12 @@ bool InputBindings::fits(const CallArguments& arguments) const {
   for (const auto& t : arguments.tensors) given.push_back(t.defined() ? storage_id(t) : nullptr);
   for (const auto& [argument, storage] : aliased_)
     if (given[static_cast<size_t>(argument)] != storage) return false;
-  for (const auto& each : bindings_)
-    if (each.argument < 0) {
-      if (std::find(given.begin(), given.end(), storage_id(owner(each, arguments))) != given.end()) return false;
-    }
+  for (const auto& each : bindings_) {
+    if (each.argument >= 0) continue;
+    const auto& tensor = owner(each, arguments);
+    if (!tensor.defined()) return false;
+    if (std::find(given.begin(), given.end(), storage_id(tensor)) != given.end()) return false;
+  }
   return true;
 }
 

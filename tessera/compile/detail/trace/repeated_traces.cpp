@@ -68,7 +68,8 @@ void RepeatedTraces::check_captured(const Tracer& tracer) {
       " (h = y.detach(), or the state of an optimizer of torch::optim). A compiled step does not run its host "
       "code again: write h.copy_(y) under torch::NoGradGuard, or pass h as an argument and return the new "
       "one; use the optimizer of the same name in tessera::optim");
-  if (!std::exchange(any_, true)) before_ = captured;
+  if (!std::exchange(any_, true))  // aliases: the tracer counts references to captured tensors
+    for (const auto& t : captured) before_.push_back(t.variable_data());
   left_ = std::move(left);
 }
 

@@ -13,13 +13,16 @@ namespace {
 
 const void* grad_fn_of(const at::Tensor& t) { return t.defined() ? t.grad_fn().get() : nullptr; }
 
-// Saves the gradients of all parameters that require one. Placeholders become inputs.
+// Saves the gradients of all parameters that require or have one; a frozen one may have one. Placeholders become
+// inputs.
 std::vector<TraceRun::SavedGradient> save_gradients(std::vector<Lifted>& inputs, bool placeholders) {
   std::vector<TraceRun::SavedGradient> saved;
   for (size_t i = 0, n = inputs.size(); i < n; i++) {
-    if (inputs[i].role != Role::Parameter || !inputs[i].tensor.requires_grad()) continue;
+    if (inputs[i].role != Role::Parameter) continue;
     TraceRun::SavedGradient each{inputs[i].tensor, inputs[i].tensor.grad(), {}, inputs[i].name};
-    if (!each.gradient.defined() && placeholders) {
+    const bool frozen = !inputs[i].tensor.requires_grad();
+    if (frozen && !each.gradient.defined()) continue;
+    if (!frozen && !each.gradient.defined() && placeholders) {
       const at::NoGradGuard no_grad;
       each.placeholder = at::zeros_like(each.parameter);
       inputs.push_back({each.placeholder, Role::Gradient, each.name});

@@ -132,7 +132,11 @@ ValueId Tracer::input(const at::Tensor& t, Role role, const std::string& name) {
 
 void Tracer::note_input(const at::Tensor& t, Role role, const std::string& name) {
   const OpModesOff off;
-  if (!t.is_inference()) inputs_before_.push_back({t, t.variable_data(), role, name});
+  if (t.is_inference()) return;
+  inputs_before_.push_back({t, t.variable_data(), role, name});
+  // from_blob() in the function: the memory may be freed when it returns.
+  if (role == Role::Captured && t.storage().nbytes() > 0 && !t.storage().data_ptr().get_context())
+    inputs_before_.back().copy = storage_as_bytes(t.storage().getWeakStorageImpl().lock()).clone();
 }
 
 void Tracer::check_strided(const at::Tensor& t) {
@@ -494,7 +498,32 @@ void Tracer::restore_memory() {
   }
 }
 
+// Tensors that the function made without an op (from_blob, a number as a tensor) and that only the tracer references
+// now: constants of the program, not variables that the function captured.
+void Tracer::keep_temporary_tensors() {
+  std::vector<char> written(buffers_.size(), 0);
+  for (const auto& node : program_.nodes)
+    node.each_write([&](ValueId id) { written[static_cast<size_t>(program_.buffer_of(id))] = 1; });
+  for (auto& input : program_.inputs) {
+    const auto b = static_cast<size_t>(program_.buffer_of(input.value));
+    auto& owner = buffers_[b].owner;
+    if (input.role != Role::Captured || input.name.starts_with("constant ") || !owner.defined() || is_dtensor(owner))
+      continue;
+    const auto before = std::find_if(inputs_before_.begin(), inputs_before_.end(),
+                                     [&](const InputBefore& each) { return each.tensor.is_same(owner); });
+    if (before == inputs_before_.end() || owner.use_count() > 2) continue;
+    TESSERA_CHECK(!written[b], UsageError, "compile: the step makes a tensor of shape ", owner.sizes(),
+                  " without an op (from_blob, for example) and writes to it; clone() it first");
+    input.name = c10::str("constant ", input.value);
+    if (!before->copy.defined()) continue;
+    before->tensor = owner =
+        before->copy.view(owner.scalar_type()).as_strided(owner.sizes(), owner.strides(), owner.storage_offset());
+    buffers_[b].weak = owner.storage().getWeakStorageImpl();
+  }
+}
+
 Tracer::Result Tracer::finish() {
+  keep_temporary_tensors();
   Result result;
   std::vector<char> is_output(buffers_.size(), 0);
   for (const auto& output : program_.outputs)

@@ -96,6 +96,7 @@ class Tracer final : public OpMode {
     at::Tensor tensor, alias;  // `alias` has the sizes, strides and memory
     Role role;
     std::string name;
+    at::Tensor copy = {};  // of memory that the tensor does not own
   };
 
   Arg read(const c10::IValue& value, const c10::OperatorHandle& op, size_t argument);
@@ -115,6 +116,7 @@ class Tracer final : public OpMode {
   void keep_numbers_from_host(const c10::OperatorHandle& op, const std::vector<Arg>& args);
   bool equal(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
   void record_seed(const at::Generator& generator);
+  void keep_temporary_tensors();
   void note_leaves(const c10::IValue& argument);
   static ValueKey key_of(int32_t buffer, const at::Tensor& t);
 
