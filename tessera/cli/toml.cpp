@@ -30,7 +30,7 @@ std::string text_of(const toml::node& node, const std::string& where) {
   TESSERA_FAIL(UsageError, where, " must be a string, a number, true or false");
 }
 
-// The line of the first character outside of strings and comments that TOML does not have there; 0 if there is none.
+// The line of the first character outside of strings and comments that TOML does not have there; 0: all are allowed.
 // toml++ 3.3 has undefined behaviour for such characters from U+00A1 on (`default: TOML_UNREACHABLE`).
 int64_t line_of_wrong_character(std::string_view text) {
   constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";

@@ -47,7 +47,7 @@ std::string headline(const std::string& output) {
   return "";
 }
 
-// The command line of a process that has this argument; "": there is none.
+// The command line of a process that has this argument; "": not found.
 std::string command_with(const std::string& argument) {
   std::error_code ended;  // processes end while this loop runs
   for (const auto& process : fs::directory_iterator("/proc", ended)) {
