@@ -88,9 +88,10 @@ const WrapperKind kWrapperKinds[] = {
 enum class GradSync : uint8_t { All, None, NoAllReduce };
 
 // One rank's data parallel module, behind the same calls for each kind.
-class Trainee {
+class SequenceTrainee {
  public:
-  Trainee(Branches model, const WrapperKind& kind, uint32_t variant, Rank& me) : model_(model), wrapper_(kind.wrapper) {
+  SequenceTrainee(Branches model, const WrapperKind& kind, uint32_t variant, Rank& me)
+      : model_(model), wrapper_(kind.wrapper) {
     auto ddp = kind.ddp;
     ddp.bucket_cap_mb = 100.0 / (1 << 20);
     ddp.gradient_as_bucket_view = variant & 1;
@@ -426,7 +427,7 @@ class SequenceRun {
   Rank& me_;
   Branches plain_;
   optim::SGD plain_optimizer_;
-  Trainee trainee_;
+  SequenceTrainee trainee_;
   optim::SGD optimizer_;
   bool unreduced_ = false;  // gradients of a pass without synchronization wait for a later one
   bool uneven_ = false;     // ranks used different submodules in such a pass

@@ -194,7 +194,7 @@ void Reducer::before_forward(bool sync) {
 
 void Reducer::after_forward(const Tensors& outputs) {
   for (const auto& output : outputs)
-    if (output.defined() && output.requires_grad())
+    if (output.defined() && output.requires_grad() && !output.is_leaf())  // a leaf would keep the hook for good
       output.register_hook([self = shared_from_this()](const at::Tensor&) {
         // With static_graph backward may be nested. With find_unused_parameters it may compute no gradient at all,
         // and still takes part in the reduction (not in autograd::grad, which accumulates nothing).
