@@ -10,6 +10,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <ctime>
 #include <deque>
@@ -87,6 +88,8 @@ std::terminate_handler handler_before = nullptr;
 void detail::note_culprit(int64_t rank, const std::string& why) {
   auto& all = culprit_notes();
   const std::lock_guard lock(all.mutex);
+  const auto known = std::find(all.notes.begin(), all.notes.end(), std::pair(rank, why));
+  if (known != all.notes.end()) return;
   all.notes.emplace_front(rank, why);
   if (all.notes.size() > CulpritNotes::kKept) all.notes.pop_back();
 }

@@ -93,11 +93,28 @@ TEST(Rendezvous, WithASecret) {
   environment.host = "127.0.0.1", environment.port = port;
   setenv("TESSERA_JOB_SECRET", "0123456789abcdef", 1);
   auto zero = join(0, 3, environment), one = join(1, 3, environment);
-  zero.get()->set("key", std::vector<uint8_t>{7});
+  const auto server = zero.get();  // it runs as long as this client
+  server->set("key", std::vector<uint8_t>{7});
   EXPECT_EQ(one.get()->get("key"), (std::vector<uint8_t>{7}));
   setenv("TESSERA_JOB_SECRET", "another secret 0123", 1);
   EXPECT_ERROR(UsageError, join(2, 3, environment).get(), "has another secret", "the same TESSERA_JOB_SECRET");
   unsetenv("TESSERA_JOB_SECRET");
+}
+
+// Ranks on several machines: the same store, with a secret that everybody knows.
+TEST(Rendezvous, SeveralMachinesWithoutASecretWarnOnce) {
+  int64_t port = 0;
+  { const auto gone = host_store("127.0.0.1", 0, store::make_job_secret(), 1s, port); }
+  Environment environment;
+  environment.host = "0.0.0.0", environment.port = port;  // not a loopback address
+  ::testing::internal::CaptureStderr();
+  auto zero = join(0, 2, environment), one = join(1, 2, environment);
+  const auto server = zero.get();  // it runs as long as this client
+  server->set("key", std::vector<uint8_t>{7});
+  EXPECT_EQ(one.get()->get("key"), (std::vector<uint8_t>{7}));
+  const std::string warned = ::testing::internal::GetCapturedStderr();
+  EXPECT_CONTAINS(warned, "no TESSERA_JOB_SECRET: every process that reaches 0.0.0.0:");
+  EXPECT_EQ(warned.find("no TESSERA_JOB_SECRET"), warned.rfind("no TESSERA_JOB_SECRET")) << warned;
 }
 
 TEST(Rendezvous, ARankOfTesseraRunWithoutASecretIsRefused) {

@@ -79,14 +79,15 @@ TEST(TesseraRun, SignalsAreForwarded) {
 
 // ^Z reaches the launcher only: each rank has a process group of its own.
 TEST(TesseraRun, CtrlZStopsAndContinuesAllRanks) {
-  const auto ran = shell(kStart +
-                         "state() { for p in \"$@\"; do sed 's/.*) \\(.\\).*/\\1/' /proc/$p/stat; done | tr -d '\\n'; };"
-                         "until_state() { w=$1; shift; until [ $(state \"$@\") = $w ]; do sleep 0.01; done; };"
-                         "env --default-signal=TSTP \"$TESSERA\" run -n 2 -- sh -c 'echo $$ >> up;"
-                         "exec sleep 1000' & launcher=$!; await 2; ranks=$(cat up);"
-                         "kill -TSTP $launcher; until_state TTT $launcher $ranks; echo all stopped;"
-                         "kill -CONT $launcher; until_state SSS $launcher $ranks; echo all continued;"
-                         "kill $launcher; wait $launcher; echo code $?; gone");
+  const auto ran =
+      shell(kStart +
+            "state() { for p in \"$@\"; do sed 's/.*) \\(.\\).*/\\1/' /proc/$p/stat; done | tr -d '\\n'; };"
+            "until_state() { w=$1; shift; until [ $(state \"$@\") = $w ]; do sleep 0.01; done; };"
+            "env --default-signal=TSTP \"$TESSERA\" run -n 2 -- sh -c 'echo $$ >> up;"
+            "exec sleep 1000' & launcher=$!; await 2; ranks=$(cat up);"
+            "kill -TSTP $launcher; until_state TTT $launcher $ranks; echo all stopped;"
+            "kill -CONT $launcher; until_state SSS $launcher $ranks; echo all continued;"
+            "kill $launcher; wait $launcher; echo code $?; gone");
   EXPECT_CONTAINS(ran.text, "all stopped\nall continued\n");
   EXPECT_CONTAINS(ran.text, "code 143\n");
 }

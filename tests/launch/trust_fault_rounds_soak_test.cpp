@@ -32,7 +32,7 @@ std::string to_text(const FaultRound& round) {
 constexpr const char* kRoundKinds[] = {"kill",        "segv",       "stop",   "exit0",       "exit3",
                                        "abort",       "throw",      "record", "world abort", "wrong size",
                                        "wrong dtype", "wrong call", "compute"};
-constexpr double kTimeoutSeconds = 4;
+constexpr double kTimeoutSeconds = 10;  // on a loaded machine, ranks may need seconds to join
 
 double seconds_now() {
   timespec now{};
@@ -47,7 +47,7 @@ std::string headline(const std::string& output) {
   return "";
 }
 
-// The command line of a process that has this argument; "": not found.
+// The command line of a process that has this argument; "": no process has it.
 std::string command_with(const std::string& argument) {
   std::error_code ended;  // processes end while this loop runs
   for (const auto& process : fs::directory_iterator("/proc", ended)) {

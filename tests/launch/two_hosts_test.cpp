@@ -33,6 +33,17 @@ TEST_F(TwoHosts, RanksAreNumberedByNodeRank) {
   EXPECT_CONTAINS(ran.text, "b: [rank 2] sum 6 on rank 2 of 3, 1 of 2 here");
   EXPECT_CONTAINS(ran.text, "a: code 0\n");
   EXPECT_CONTAINS(ran.text, "b: code 0\n");
+  EXPECT_EQ(count(ran.text, "a: tessera run: warning: no TESSERA_JOB_SECRET"), 1) << ran.text;
+  EXPECT_EQ(count(ran.text, "no TESSERA_JOB_SECRET"), 1) << ran.text;
+}
+
+TEST_F(TwoHosts, AHostWithAnotherSecretIsRefused) {
+  const std::string secret = "export TESSERA_JOB_SECRET=0123456789abcdef";
+  const auto ran = two_hosts(secret + "; export TESSERA_TIMEOUT_S=2; " + run(0, "-n 1 -- true"),
+                             secret + "0; export TESSERA_TIMEOUT_S=2; " + run(1, "-n 1 -- true"));
+  EXPECT_CONTAINS(ran.text, "b: tessera: the store at 10.77.0.1:29400 refuses this process, which has another secret");
+  EXPECT_CONTAINS(ran.text, "a: tessera: node 1 of 2 has not joined");
+  EXPECT_EQ(count(ran.text, "no TESSERA_JOB_SECRET"), 0) << ran.text;
 }
 
 TEST_F(TwoHosts, BothHostsReportAFailure) {

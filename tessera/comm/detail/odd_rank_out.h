@@ -3,7 +3,8 @@
 
 namespace tessera::comm {
 
-// Of n ranks that should agree: the first rank that disagrees with a strict majority. -1: all agree, or no majority does.
+// Of n ranks that should agree: the first rank that disagrees with a strict majority.
+// -1: all agree, or no majority does.
 //   {a a b a} -> 2;   {b a a} -> 0;   {a b} -> -1;   {a b c} -> -1
 // Called only after ranks have been found to differ: it compares all pairs.
 inline int odd_rank_out(int n, const std::function<bool(int, int)>& agree) {
