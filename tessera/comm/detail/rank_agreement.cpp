@@ -210,7 +210,8 @@ std::string gather_decide_broadcast(const Group& group, const std::string& what,
   if (!is_error(verdict)) return verdict.substr(1);
   const auto message = c10::str(what, ": ", verdict.substr(1));
   TESSERA_CHECK(verdict.front() != '!', SystemError, message);
-  if (verdict.front() == '#') throw InternalError({__func__, __FILE__, __LINE__}, message);  // it has the request to report
+  if (verdict.front() == '#')
+    throw InternalError({__func__, __FILE__, __LINE__}, message);  // it has the request to report
   TESSERA_FAIL(UsageError, message);
 }
 
