@@ -46,6 +46,10 @@ class Executable {
   // Allocates new memory for a buffer that the program writes. The old memory stays with its other owners.
   void give_new_memory(int32_t buffer);
   void run();
+  // Calls `then` after the next run, with the milliseconds of each node; 0: it needs no kernel. The destructor calls it
+  // with an empty list if there is no next run.
+  using NodeTimes = std::vector<double>;
+  void time_next_run(std::function<void(const NodeTimes&)> then) { after_next_run_ = std::move(then); }
   // After run(). A returned value has memory that no later run writes; other outputs are where they are bound.
   at::Tensor output(const Output& output) const;
 
@@ -84,6 +88,8 @@ class Executable {
   void prepare_results(KernelCall& call, const Node& node) const;
   void renew_returned_buffers(const std::vector<char>& external);
   void run_by_runner();
+  NodeTimes run_calls();
+  void run_call(KernelCall& call);
   void call_generated(const KernelCall& call);
   std::vector<char> used_buffers() const;
   at::Tensor tensor_for(ValueId value) const;
@@ -104,6 +110,7 @@ class Executable {
   std::vector<void*> operands_;
   int64_t runs_ = 0;
   Runner runner_;  // null: replay
+  std::function<void(const NodeTimes&)> after_next_run_;
 };
 
 }  // namespace tessera::compiler
