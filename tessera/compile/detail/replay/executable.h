@@ -47,7 +47,7 @@ class Executable {
   void give_new_memory(int32_t buffer);
   void run();
   // Calls `then` after the next run, with the milliseconds of each node; 0: it needs no kernel. The destructor calls it
-  // with an empty list if there is no next run.
+  // with an empty list if the program does not run again.
   using NodeTimes = std::vector<double>;
   void time_next_run(std::function<void(const NodeTimes&)> then) { after_next_run_ = std::move(then); }
   // After run(). A returned value has memory that no later run writes; other outputs are where they are bound.
