@@ -88,6 +88,7 @@ OpKind kind_of(const c10::OperatorHandle& op) {
 }
 
 bool writes_argument(const c10::OperatorHandle& op, size_t argument) {
+  if (argument >= op.schema().arguments().size()) return false;  // of an invalid node, which verify() prints
   const auto* alias = op.schema().arguments()[argument].alias_info();
   if (alias && alias->isWrite()) return true;
   return (argument == 3 || argument == 4) && updates_running_statistics(op);

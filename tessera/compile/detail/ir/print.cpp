@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <iomanip>
 #include <ostream>
 #include <sstream>
 
@@ -87,9 +86,9 @@ void print_value(std::ostream& out, ValueId id) {
 }
 
 void print_definition(std::ostream& out, const Program& program, const std::vector<ValueId>& first, ValueId id) {
-  const auto& value = program[id];
   print_value(out, id);
   if (id == kNone) return;
+  const auto& value = program[id];
   out << ": " << value.type;
   if (value.batch_dim == Value::kBatchReduced) out << " batch reduced";
   if (value.batch_dim >= 0) out << " batch " << value.batch_dim;
@@ -175,7 +174,8 @@ std::ostream& operator<<(std::ostream& out, const Program& program) {
   for (const auto& input : program.inputs) {
     out << "input ";
     print_definition(out, program, first, input.value);
-    out << " " << input.role << " " << std::quoted(input.name);
+    out << " " << input.role << " ";
+    print_quoted(out, input.name);
     if (const auto elements = elements_of(input.constant)) {
       out << " = ";
       print_bracketed(out, *elements, [&](double element) { print_double(out, element); });
@@ -189,7 +189,10 @@ std::ostream& operator<<(std::ostream& out, const Program& program) {
   for (const auto& output : program.outputs) {
     out << kOutputs[static_cast<size_t>(output.kind)] << " ";
     print_value(out, output.value);
-    if (!output.name.empty()) out << " " << std::quoted(output.name);
+    if (!output.name.empty()) {
+      out << " ";
+      print_quoted(out, output.name);
+    }
     out << "\n";
   }
   return out;
