@@ -321,6 +321,7 @@ at::Tensor Executable::output(const Output& output) const {
 
 std::string Executable::listing() const {
   std::ostringstream out;
+  print_declarations(out, program_, false);
   auto call = calls_.begin();
   for (size_t n = 0; n < program_.nodes.size(); n++) {
     const auto& node = program_.nodes[n];
@@ -343,6 +344,7 @@ std::string Executable::listing() const {
     }
     out << "\n";
   }
+  print_outputs(out, program_);
   return out.str();
 }
 

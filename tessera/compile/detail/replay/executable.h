@@ -54,7 +54,8 @@ class Executable {
   at::Tensor output(const Output& output) const;
 
   // The program, one node per line, with op names as in PyTorch's generated code, the number of runs, and the bytes of
-  // collectives as their records count them. A line without a number of runs is a view, which needs no kernel.
+  // collectives as their records count them. A line without a number of runs is a view, which needs no kernel. parse()
+  // reads it; the sources of kernels are left out.
   std::string listing() const;
   int64_t runs() const { return runs_; }
   // The generated kernels; null if the program has none.
