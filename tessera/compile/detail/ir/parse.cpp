@@ -1,5 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/compile/detail/ir/constant_text.h"
+#include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/ir/program.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <regex>
 #include <sstream>
 #include <utility>
 
@@ -100,6 +102,21 @@ class LineCursor {
       list.push_back(integer());
     }
     return list;
+  }
+  size_t count_arguments() {  // of the list in parentheses that follows
+    skip();
+    size_t commas = 0, depth = 0;
+    bool any = false;
+    for (size_t i = at_; i < text_.size(); i++) {
+      const char c = text_[i];
+      if (c == '"')
+        for (i++; i < text_.size() && text_[i] != '"'; i++) i += text_[i] == '\\';
+      if (c == '(' || c == '[') depth++;
+      if ((c == ')' || c == ']') && --depth == 0) break;
+      any |= depth > 0 && c != '(' && c != ' ';
+      commas += depth == 1 && c == ',';
+    }
+    return any ? commas + 1 : 0;
   }
   std::string comment() {  // what follows #, to the end of the line
     skip();
@@ -206,7 +223,9 @@ class Parser {
       while (at.take(","));
       at.expect("=");
     }
-    Node node{find_op(at.word()), {}, std::move(results)};
+    const auto name = at.word();
+    const bool is_kernel = program_.kernels.count(name) > 0;  // listing() prints a call of a kernel by its name
+    Node node{is_kernel ? find_op("tessera.cpp_kernel") : op_named(name, at.count_arguments()), {}, std::move(results)};
     at.expect("(");
     const auto& arguments = node.schema().arguments();
     while (!at.take(")")) {
@@ -214,9 +233,23 @@ class Parser {
       if (node.args.size() == arguments.size()) at.fail(c10::str("\")\": ", node.name(), " takes no more arguments"));
       node.args.push_back(read_arg(at, *arguments[node.args.size()].type()));
     }
+    if (is_kernel) node.args.emplace_back(c10::IValue(name));
     if (node.args.size() != arguments.size()) at.fail(c10::str(arguments.size(), " arguments"));
-    node.module = at.comment();
+    node.module = without_runs(at.comment());
     program_.nodes.push_back(std::move(node));
+  }
+
+  // listing() prints collectives by the names that PyTorch has for them; some are ops with different arguments.
+  static c10::OperatorHandle op_named(const std::string& name, size_t arguments) {
+    for (const auto& op : ops_listed_as(name))
+      if (op.schema().arguments().size() == arguments) return op;
+    return find_op(name);
+  }
+
+  // The module of a comment, without what listing() adds: "net1  # 128 bytes, ran 3".
+  static std::string without_runs(const std::string& comment) {
+    static const std::regex runs(R"((^|\s*# )(\d+ bytes, )?ran \d+$)");
+    return std::regex_replace(comment, runs, "");
   }
 
   Arg read_result(LineCursor& at) {
@@ -261,6 +294,10 @@ class Parser {
     if (at.take("cuda:"))
       type.device = c10::Device(
           c10::kCUDA, static_cast<c10::DeviceIndex>(at.integer_in(0, std::numeric_limits<c10::DeviceIndex>::max())));
+<<<<<<< HEAD
+=======
+    if (at.peek("conj") && !c10::isComplexType(dtype)) at.fail("a complex dtype before conj");
+>>>>>>> h-work
     type.conj = at.take("conj");
     type.neg = at.take("neg");
     return type;

@@ -157,7 +157,7 @@ void print_node(std::ostream& out, const Program& program, const Node& node) {
   print_node(out, program, first_in_buffer(program), node);
 }
 
-std::ostream& operator<<(std::ostream& out, const Program& program) {
+void print_declarations(std::ostream& out, const Program& program, bool sources) {
   const auto first = first_in_buffer(program);
   for (const auto& group : program.groups) {
     out << "group @" << group.name << " ";
@@ -168,7 +168,7 @@ std::ostream& operator<<(std::ostream& out, const Program& program) {
   for (const auto& number : program.numbers) out << "number $" << number.name << "\n";
   for (const auto& [name, source] : program.kernels) {
     out << "kernel " << name << " ";
-    print_quoted(out, source);
+    print_quoted(out, sources ? source : "");
     out << "\n";
   }
   for (const auto& input : program.inputs) {
@@ -182,10 +182,9 @@ std::ostream& operator<<(std::ostream& out, const Program& program) {
     }
     out << "\n";
   }
-  for (const auto& node : program.nodes) {
-    print_node(out, program, first, node);
-    out << "\n";
-  }
+}
+
+void print_outputs(std::ostream& out, const Program& program) {
   for (const auto& output : program.outputs) {
     out << kOutputs[static_cast<size_t>(output.kind)] << " ";
     print_value(out, output.value);
@@ -195,6 +194,16 @@ std::ostream& operator<<(std::ostream& out, const Program& program) {
     }
     out << "\n";
   }
+}
+
+std::ostream& operator<<(std::ostream& out, const Program& program) {
+  print_declarations(out, program);
+  const auto first = first_in_buffer(program);
+  for (const auto& node : program.nodes) {
+    print_node(out, program, first, node);
+    out << "\n";
+  }
+  print_outputs(out, program);
   return out;
 }
 
