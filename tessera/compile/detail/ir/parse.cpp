@@ -294,10 +294,7 @@ class Parser {
     if (at.take("cuda:"))
       type.device = c10::Device(
           c10::kCUDA, static_cast<c10::DeviceIndex>(at.integer_in(0, std::numeric_limits<c10::DeviceIndex>::max())));
-<<<<<<< HEAD
-=======
     if (at.peek("conj") && !c10::isComplexType(dtype)) at.fail("a complex dtype before conj");
->>>>>>> h-work
     type.conj = at.take("conj");
     type.neg = at.take("neg");
     return type;
