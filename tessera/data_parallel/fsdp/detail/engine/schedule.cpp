@@ -46,7 +46,10 @@ void Schedule::start() {
     const auto& group = *scheduled->group;
     if (group.params().empty()) continue;
     const auto prefix = group.index() == 0 ? "" : group.name() + ".";
-    for (const auto& param : group.params()) params_.push_back({prefix + param.name, param.tensor});
+    if (group.options().flat_parameter)
+      params_.push_back({prefix + "flat_param", group.flat_param()});
+    else
+      for (const auto& param : group.params()) params_.push_back({prefix + param.name, param.tensor});
     for (const auto& ranks : {group.shard_group(), group.replicate_group()})
       if (ranks && !contains(comm_groups_, ranks)) comm_groups_.push_back(ranks);
   }
