@@ -2,6 +2,7 @@
 
 #include "tessera/base/detail/same_storage.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/detail/collective_label.h"
 #include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/dtensor/register.h"
 #include "tessera/placement/detail/take_ranges.h"
@@ -34,26 +35,65 @@ void check_plain(const at::Tensor& t, const char* function) {
                 detail::meta_of(t).spec->describe(), "; use redistribute to change its placements");
 }
 
-// Checks that every rank has a local tensor of the sizes that its placement gives. All axes are gathered before the
-// first check, so that no rank waits for one that threw.
-void compare_across_ranks(const at::Tensor& local, const TensorSpec& spec) {
-  const auto mine = at::tensor(local.sizes().vec(), at::kLong);
-  std::vector<at::Tensor> found;
-  for (int64_t axis = 0; axis < spec.mesh.ndim(); axis++) {
-    found.push_back(at::empty({spec.mesh.size(axis) * local.dim()}, mine.options()));
-    spec.mesh.get_group(axis)->all_gather_into_tensor(found.back(), mine).wait();
+// What ranks compare of their tensors.
+struct TensorMetadata {
+  c10::ScalarType dtype;
+  std::vector<int64_t> sizes;
+};
+
+// The metadata of every rank's tensor, in the order of mesh.ranks(). All ranks get the same, so either all of them
+// throw or none.
+std::vector<TensorMetadata> gather_metadata(const at::Tensor& t, const DeviceMesh& mesh) {
+  constexpr int64_t kMostDims = 62;
+  std::vector<int64_t> words = {static_cast<int64_t>(t.scalar_type()), t.dim()};
+  TESSERA_CHECK(t.dim() <= kMostDims, UsageError, "a DTensor has at most ", kMostDims, " dims, this tensor ", t.dim());
+  words.insert(words.end(), t.sizes().begin(), t.sizes().end());
+  words.resize(2 + kMostDims);
+  auto all = at::tensor(words, at::kLong).to(mesh.device_type());
+  for (int64_t axis = mesh.ndim() - 1; axis >= 0; axis--) {
+    auto gathered = at::empty({mesh.size(axis) * all.numel()}, all.options());
+    mesh.get_group(axis)->all_gather_into_tensor(gathered, all).wait();
+    all = gathered;
   }
-  for (int64_t axis = 0; axis < spec.mesh.ndim(); axis++) {
-    auto coordinate = spec.mesh.state()->coordinate;
-    for (int64_t r = 0; r < spec.mesh.size(axis); r++) {
-      coordinate[axis] = r;
-      const auto expected = local_sizes(spec.placements, spec.mesh.shape(), coordinate, spec.sizes);
-      const c10::IntArrayRef theirs(found[axis].const_data_ptr<int64_t>() + r * local.dim(), local.dim());
-      TESSERA_CHECK(theirs == c10::IntArrayRef(expected), UsageError, "from_local: rank ", r, " of mesh axis '",
-                    spec.mesh.state()->axis_name(axis), "' has a local tensor of sizes ", theirs, "; for ",
-                    spec.describe(), " it should have ", c10::IntArrayRef(expected),
-                    ". Give the global shape and stride if shards are uneven.");
+  all = all.cpu();
+  std::vector<TensorMetadata> found;
+  for (int64_t rank = 0; rank < mesh.size(); rank++) {
+    const auto* row = all.const_data_ptr<int64_t>() + rank * (2 + kMostDims);
+    found.push_back({static_cast<c10::ScalarType>(row[0]), {row + 2, row + 2 + row[1]}});
+  }
+  return found;
+}
+
+template <class... What>
+[[noreturn]] void fail_rank(size_t position, const TensorMetadata& found, const DeviceMesh& mesh,
+                            PlacementsRef placements, const What&... what) {
+  TESSERA_FAIL(UsageError, "from_local with ", to_string(placements), " on mesh(", mesh, "): rank ",
+               mesh.ranks()[position], " has a local tensor of ", c10::toString(found.dtype),
+               c10::IntArrayRef(found.sizes), what...);
+}
+
+void check_same_kind(const std::vector<TensorMetadata>& found, const DeviceMesh& mesh, PlacementsRef placements) {
+  for (size_t i = 1; i < found.size(); i++)
+    if (found[i].dtype != found[0].dtype || found[i].sizes.size() != found[0].sizes.size())
+      fail_rank(i, found[i], mesh, placements, ", rank ", mesh.ranks()[0], " one of ", c10::toString(found[0].dtype),
+                c10::IntArrayRef(found[0].sizes), "; all ranks must have the same dtype and number of dims");
+}
+
+// Checks that every rank has the sizes that its placement gives.
+void check_local_sizes(const std::vector<TensorMetadata>& found, const TensorSpec& spec) {
+  const auto& mesh = spec.mesh;
+  std::vector<int64_t> coordinate(static_cast<size_t>(mesh.ndim()));
+  for (size_t i = 0; i < found.size(); i++) {
+    auto position = static_cast<int64_t>(i);
+    for (int64_t axis = mesh.ndim() - 1; axis >= 0; axis--) {
+      coordinate[axis] = position % mesh.shape()[axis];
+      position /= mesh.shape()[axis];
     }
+    const auto expected = local_sizes(spec.placements, mesh.shape(), coordinate, spec.sizes);
+    if (c10::IntArrayRef(found[i].sizes) != c10::IntArrayRef(expected))
+      fail_rank(i, found[i], mesh, spec.placements, "; for the global sizes ", c10::IntArrayRef(spec.sizes),
+                " it should have ", c10::IntArrayRef(expected),
+                ". Give the global shape and stride if shards are uneven.");
   }
 }
 
@@ -72,6 +112,13 @@ ShardOrder distribution_order(PlacementsRef placements, const DeviceMesh& mesh) 
     }
   }
   return steps;
+}
+
+// A number that differs for tensors of different sizes or dtypes.
+int32_t label_number(const at::Tensor& t) {
+  uint64_t h = static_cast<uint64_t>(t.scalar_type()) + 1;
+  for (auto size : t.sizes()) h = (h * 1'000'003) ^ static_cast<uint64_t>(size + 1);
+  return static_cast<int32_t>(h % 2'147'483'629) + 1;
 }
 
 at::Tensor broadcast(const at::Tensor& t, comm::Communicator& group, const DistributeOptions& options) {
@@ -111,10 +158,23 @@ DTensor::DTensor(const at::Tensor& t) : at::Tensor(t) {
                 " is not a DTensor; make one with distribute_tensor or DTensor::from_local");
 }
 
+void DTensor::fail_not_distributed() const {
+  TESSERA_CHECK(defined(), UsageError,
+                "this DTensor is undefined: it was default-constructed; make one with distribute_tensor or from_local");
+  TESSERA_FAIL(UsageError, "this handle was a DTensor and refers to a plain tensor of sizes ", sizes(),
+               " now: its data was replaced by set_data()");
+}
+
 DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, PlacementsRef placements,
                             FromLocalOptions options) {
   detail::register_kernels();
   check_plain(local, "from_local");
+  TESSERA_CHECK(mesh, UsageError, "from_local: no mesh given");
+  std::vector<TensorMetadata> of_all_ranks;
+  if (options.run_check) {
+    of_all_ranks = gather_metadata(local, mesh);
+    check_same_kind(of_all_ranks, mesh, placements);
+  }
   const auto to = normalized_for(placements, mesh, local.dim(), "from_local");
   TESSERA_CHECK(options.shape.has_value() == options.stride.has_value(), UsageError,
                 "from_local: give shape and stride both or neither; only ", options.shape ? "shape" : "stride",
@@ -133,7 +193,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
     strides = local.is_contiguous() ? tessera::contiguous_strides(sizes) : strides_in_order_of(sizes, local.strides());
   }
   auto spec = intern(mesh, to, sizes, strides, local.scalar_type(), local.device());
-  if (options.run_check) compare_across_ranks(local, *spec);
+  check_local_sizes(of_all_ranks, *spec);
   TESSERA_CHECK(local.sizes() == c10::IntArrayRef(spec->local_sizes), UsageError,
                 "from_local: the local tensor has sizes ", local.sizes(), "; for ", spec->describe(),
                 " it should have ", c10::IntArrayRef(spec->local_sizes));
@@ -147,8 +207,9 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, Pla
 }
 
 at::Tensor DTensor::to_local(PlacementsRef grad_placements) const {
+  const auto& mesh = spec().mesh;
   return detail::to_local(
-      *this, grad_placements.empty() ? Placements() : normalized_for(grad_placements, spec().mesh, dim(), "to_local"));
+      *this, grad_placements.empty() ? Placements() : normalized_for(grad_placements, mesh, dim(), "to_local"));
 }
 
 DTensor DTensor::redistribute(PlacementsRef placements) const {
@@ -196,6 +257,9 @@ DTensor distribute_tensor(const at::Tensor& t, const DeviceMesh& mesh, Placement
                     "distribute_tensor: src_data_rank ", *options.src_data_rank, " is not on every axis of mesh(", mesh,
                     ")");
 
+  // Ranks that pass different tensors get an error with this text, instead of each other's values.
+  const auto what = c10::str("distribute_tensor of ", c10::toString(t.scalar_type()), t.sizes());
+  const comm::CollectiveLabel label(what.c_str(), label_number(t));
   at::NoGradGuard no_grad;
   auto spec = intern(mesh, to, t.sizes(), tessera::contiguous_strides(t.sizes()), t.scalar_type(), t.device());
   auto local = t.is_meta() ? detail::local_without_storage(t, *spec) : scatter_and_broadcast(t, *spec, options);
@@ -216,7 +280,15 @@ void distribute_in_place(at::Tensor& t, const DeviceMesh& mesh, PlacementsRef pl
 
 std::ostream& operator<<(std::ostream& out, const DTensor& t) {
   if (!t.defined()) return out << "DTensor(undefined)";
-  return out << "DTensor(" << t.spec().describe() << ")";
+  constexpr int64_t kMostValues = 1000;
+  const auto& spec = t.spec();
+  auto& meta = detail::meta_of(t);
+  const auto& local = meta.pending ? detail::local_of(t) : meta.local;  // printing must not communicate
+  out << "DTensor(" << spec.describe() << ")";
+  if (spec.mesh.state()->coordinate.empty()) return out << ", not on this rank";
+  out << "\nlocal tensor of rank " << spec.mesh.get_rank() << ", " << local.sizes();
+  if (local.is_meta() || local.numel() > kMostValues) return out;
+  return out << ":\n" << local.detach();
 }
 
 }  // namespace tessera

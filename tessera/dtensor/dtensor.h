@@ -30,7 +30,7 @@ struct FromLocalOptions {
 //           at::Tensor plain = DTensor(y).full_tensor();
 class DTensor : public at::Tensor {
  public:
-  // An undefined tensor.
+  // An undefined tensor. Every method that this class adds throws UsageError for it.
   DTensor() = default;
   // A handle to the same tensor. Throws UsageError if `t` is plain.
   DTensor(const at::Tensor& t);  // NOLINT(google-explicit-constructor)
@@ -56,7 +56,13 @@ class DTensor : public at::Tensor {
   // The mesh over which the tensor is distributed.
   DeviceMesh device_mesh() const { return spec().mesh; }
   // Mesh, placements, global and local sizes, dtype and device.
-  const TensorSpec& spec() const { return *detail::meta_of(*this).spec; }
+  const TensorSpec& spec() const {
+    if (C10_UNLIKELY(!is_dtensor(*this))) fail_not_distributed();
+    return *detail::meta_of(*this).spec;
+  }
+
+ private:
+  [[noreturn]] void fail_not_distributed() const;
 };
 
 // Options of distribute_tensor.
@@ -92,8 +98,10 @@ DTensor randn(c10::IntArrayRef size, const DeviceMesh& mesh, PlacementsRef place
 DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, PlacementsRef placements = {},
                at::TensorOptions options = {});
 
-// Prints dtype, sizes, placements and mesh: DTensor(Float[8, 10] [S(0), R] on mesh(dp=2,tp=2)). For the values print
-// full_tensor() or to_local().
+// Prints dtype, sizes, placements, mesh and this rank's local tensor, without communication:
+//   DTensor(Float[8, 10] [S(0), R] on mesh(dp=2,tp=2))
+//   local tensor of rank 3, [4, 10]: ...
+// For the global value print full_tensor().
 std::ostream& operator<<(std::ostream& out, const DTensor& t);
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #include "tessera/comm/detail/world_state.h"
 #include "tessera/mesh/detail/intern.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -21,10 +22,25 @@ int64_t product(const std::vector<int64_t>& xs) {
   return std::accumulate(xs.begin(), xs.end(), int64_t{1}, std::multiplies<>());
 }
 
+bool is_device_type(const std::string& text) {
+  try {
+    (void)c10::Device(text);
+    return true;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
 void check_shape(const std::string& device_type, const std::vector<int64_t>& shape, const std::vector<int64_t>& ranks,
                  const std::vector<std::string>& names, const World& world) {
   TESSERA_CHECK(device_type.find(':') == std::string::npos, UsageError, "device type '", device_type,
                 "' has an index; write only the type, as in \"cuda\"");
+  TESSERA_CHECK(is_device_type(device_type), UsageError, "a mesh of device type '", device_type,
+                "': LibTorch has no such device; write \"cpu\" or \"cuda\"");
+  TESSERA_CHECK(
+      device_type != "cuda" || at::hasCUDA(), UsageError,
+      "a mesh of device type 'cuda', but this process has no CUDA: LibTorch was built without it, or finds no ",
+      "GPU and driver; write \"cpu\"");
   TESSERA_CHECK(!shape.empty(), UsageError, "a mesh needs at least one axis");
   for (int64_t extent : shape)
     TESSERA_CHECK(extent > 0, UsageError, "mesh of shape ", c10::Join("x", shape),
@@ -183,8 +199,9 @@ DeviceMesh::DeviceMesh(const std::string& device_type, std::vector<std::vector<i
 DeviceMesh DeviceMesh::operator[](const std::string& name) const { return (*this)[std::vector<std::string>{name}]; }
 
 DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
-  TESSERA_CHECK(!state_->names.empty(), UsageError, "mesh ", *this, " has no axis names, so it cannot be sliced by '",
-                c10::Join(",", names), "'; give names to init_device_mesh");
+  TESSERA_CHECK(!checked_state().names.empty(), UsageError, "mesh ", *this,
+                " has no axis names, so it cannot be sliced by '", c10::Join(",", names),
+                "'; give names to init_device_mesh");
   if (names == state_->names) return *this;
   std::vector<int64_t> axes, shape;
   for (const auto& name : names) {
@@ -214,7 +231,7 @@ DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
 
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
   std::string joined = name;
-  if (joined.empty()) joined = joined_name(*state_, all_axes(*state_));
+  if (joined.empty()) joined = joined_name(checked_state(), all_axes(*state_));
   return DeviceMesh(
       make_mesh(state_->world, device_type(), {size()}, ranks(), {joined}, state_->root ? state_->root : state_));
 }
@@ -263,11 +280,15 @@ DeviceMesh DeviceMesh::from_group(const std::vector<comm::Group>& groups, const 
   return DeviceMesh(std::move(state));
 }
 
-int64_t DeviceMesh::size() const { return static_cast<int64_t>(state_->ranks.size()); }
-int64_t DeviceMesh::size(const Axis& which) const { return state_->shape[static_cast<size_t>(axis(which))]; }
+void DeviceMesh::fail_no_mesh() {
+  TESSERA_FAIL(UsageError, "this DeviceMesh is empty: it was default-constructed; make one with init_device_mesh");
+}
+
+int64_t DeviceMesh::size() const { return static_cast<int64_t>(checked_state().ranks.size()); }
+int64_t DeviceMesh::size(const Axis& which) const { return checked_state().shape[static_cast<size_t>(axis(which))]; }
 
 at::Tensor DeviceMesh::mesh() const {
-  at::Tensor ranks = at::empty(state_->shape, at::kLong);
+  at::Tensor ranks = at::empty(checked_state().shape, at::kLong);
   std::copy(state_->ranks.begin(), state_->ranks.end(), ranks.mutable_data_ptr<int64_t>());
   return ranks;
 }
@@ -280,7 +301,7 @@ int64_t DeviceMesh::axis(const Axis& which) const {
     return axis;
   }
   const auto& name = std::get<std::string>(which);
-  const auto& known = state_->names;
+  const auto& known = checked_state().names;
   auto place = std::find(known.begin(), known.end(), name);
   TESSERA_CHECK(place != known.end(), UsageError, "mesh ", *this, " has no axis '", name, "'; ",
                 known.empty() ? "its axes have no names" : c10::str("it has ", c10::Join(", ", known)));
@@ -289,21 +310,23 @@ int64_t DeviceMesh::axis(const Axis& which) const {
 
 comm::Group DeviceMesh::get_group(std::optional<Axis> which) const {
   TESSERA_CHECK(which || ndim() == 1, UsageError, "get_group() on mesh ", *this, ": name one of its ", ndim(), " axes");
-  TESSERA_CHECK(!state_->coordinate.empty(), UsageError, "rank ", state_->world.rank(), " is not in mesh ", *this);
+  TESSERA_CHECK(!checked_state().coordinate.empty(), UsageError, "rank ", state_->world.rank(), " is not in mesh ",
+                *this);
   return state_->groups[static_cast<size_t>(which ? axis(*which) : 0)];
 }
 
-int64_t DeviceMesh::get_rank() const { return state_->world.rank(); }
+int64_t DeviceMesh::get_rank() const { return checked_state().world.rank(); }
 
 int64_t DeviceMesh::get_local_rank(std::optional<Axis> which) const {
   TESSERA_CHECK(which || ndim() == 1, UsageError, "get_local_rank() on mesh ", *this, ": name one of its ", ndim(),
                 " axes");
-  TESSERA_CHECK(!state_->coordinate.empty(), UsageError, "rank ", state_->world.rank(), " is not in mesh ", *this);
+  TESSERA_CHECK(!checked_state().coordinate.empty(), UsageError, "rank ", state_->world.rank(), " is not in mesh ",
+                *this);
   return state_->coordinate[static_cast<size_t>(which ? axis(*which) : 0)];
 }
 
 std::optional<std::vector<int64_t>> DeviceMesh::get_coordinate() const {
-  if (state_->coordinate.empty()) return {};
+  if (checked_state().coordinate.empty()) return {};
   return state_->coordinate;
 }
 
@@ -313,6 +336,7 @@ bool DeviceMesh::operator==(const DeviceMesh& other) const {
 }
 
 size_t DeviceMesh::hash() const {
+  if (!state_) return 0;
   uint64_t h = std::hash<std::string>()(state_->device_type);
   for (int64_t extent : state_->shape) h = hash_combine(h, static_cast<uint64_t>(extent));
   for (int64_t rank : state_->ranks) h = hash_combine(h, static_cast<uint64_t>(rank));

@@ -56,7 +56,7 @@ class DeviceMesh {
   // An axis, by index or by name.
   using Axis = std::variant<int64_t, std::string>;
 
-  // No mesh: operator bool gives false.
+  // No mesh: operator bool gives false, everything else throws UsageError.
   DeviceMesh() = default;
   // A mesh of the given ranks: an integer CPU tensor of any shape, or nested lists. Every rank of the world must
   // construct it.
@@ -78,17 +78,17 @@ class DeviceMesh {
                                const at::Tensor& ranks, std::vector<std::string> names = {});
 
   explicit operator bool() const { return state_.defined(); }  // false for a default-constructed mesh
-  int64_t ndim() const { return state_->ndim(); }              // number of axes
+  int64_t ndim() const { return checked_state().ndim(); }      // number of axes
   int64_t size() const;                                        // number of ranks
   int64_t size(const Axis& axis) const;                        // number of ranks along one axis
   // Size of each axis.
-  const std::vector<int64_t>& shape() const { return state_->shape; }
+  const std::vector<int64_t>& shape() const { return checked_state().shape; }
   // Name of each axis, or empty.
-  const std::vector<std::string>& names() const { return state_->names; }
+  const std::vector<std::string>& names() const { return checked_state().names; }
   // "cpu" or "cuda".
-  const std::string& device_type() const { return state_->device_type; }
+  const std::string& device_type() const { return checked_state().device_type; }
   // Global ranks in row-major order.
-  const std::vector<int64_t>& ranks() const { return state_->ranks; }
+  const std::vector<int64_t>& ranks() const { return checked_state().ranks; }
   // The ranks as a tensor of shape().
   at::Tensor mesh() const;
 
@@ -115,6 +115,12 @@ class DeviceMesh {
   static bool has_current();
 
  private:
+  detail::MeshState& checked_state() const {
+    if (C10_UNLIKELY(!state_)) fail_no_mesh();
+    return *state_;
+  }
+  [[noreturn]] static void fail_no_mesh();
+
   c10::intrusive_ptr<detail::MeshState> state_;
 };
 

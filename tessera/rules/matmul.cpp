@@ -55,12 +55,17 @@ Rule einsum(const OpQuery& query, const std::string& text, int lhs_arg, int rhs_
   Rule rule;
   Sizes sizes;
   for (char letter : e.out) sizes.push_back(size_of(e, letter, lhs, rhs, query));
-  if (fresh_outputs(query.schema) > 0) rule.outs = {contiguous_out(sizes)};
+  const auto* bias = added < 0 ? nullptr : query.find_tensor(added);
+  if (fresh_outputs(query.schema) > 0)
+    rule.outs = {contiguous_out(sizes)};
+  else if (bias)
+    TESSERA_CHECK(bias->sizes == c10::IntArrayRef(sizes), UsageError, query.schema.operator_name(),
+                  ": the tensor that it writes has sizes ", bias->sizes, ", the result ", c10::IntArrayRef(sizes),
+                  "; use the op that returns a new tensor");
   rule.flops = 1;
   for (char letter : letters) rule.flops *= static_cast<double>(size_of(e, letter, lhs, rhs, query));
 
   add_replicated_strategy(rule, query);
-  const auto* bias = added < 0 ? nullptr : query.find_tensor(added);
   for (char letter : letters) {
     StrategyBuilder strategy(rule, query);
     strategy.in(lhs_arg, shard_of(e.lhs, letter, R)).in(rhs_arg, shard_of(e.rhs, letter, R));

@@ -21,6 +21,8 @@ struct View {
     std::iota(map.out_dim.begin(), map.out_dim.end(), 0);
   }
   void drop(int64_t d) {
+    TESSERA_CHECK(d < static_cast<int64_t>(sizes.size()), UsageError, "a view without dim ", d,
+                  " of a tensor of sizes ", c10::IntArrayRef(sizes));
     sizes.erase(sizes.begin() + d);
     strides.erase(strides.begin() + d);
     for (auto& o : map.out_dim) o = o == d ? -1 : o > d ? o - 1 : o;
@@ -273,6 +275,8 @@ Rule diagonal(const OpQuery& query) {
   const auto& self = query.tensor(0);
   auto ndim = static_cast<int64_t>(self.sizes.size());
   int64_t offset = query.int_at(1), a = query.dim_at(2, ndim), b = query.dim_at(3, ndim);
+  TESSERA_CHECK(a != b, UsageError, "aten::diagonal: dim1 and dim2 are both ", a, "; write two different dims of ",
+                self.sizes);
   int64_t rows = self.sizes[a] + std::min<int64_t>(offset, 0), columns = self.sizes[b] - std::max<int64_t>(offset, 0);
   View view(self);
   int64_t stride = self.strides[a] + self.strides[b];

@@ -48,7 +48,9 @@ Model made(const Config& config) {
   return model;
 }
 
-std::string layout(const at::Tensor& t) { return is_dtensor(t) ? c10::str(DTensor(t)) : c10::str("plain ", t.sizes()); }
+std::string layout(const at::Tensor& t) {
+  return is_dtensor(t) ? DTensor(t).spec().describe() : c10::str("plain ", t.sizes());
+}
 // Every parameter and gradient keeps its name and placements and has the plain module's values.
 void expect_equal(const Module& parallel, const Module& plain, const std::vector<std::string>& placements) {
   const auto found = parallel.named_parameters(), wanted = plain.named_parameters();

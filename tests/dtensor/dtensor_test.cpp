@@ -74,7 +74,7 @@ TEST(DTensor, FromLocalRejectsWrongShapes) {
     const auto across = error_message<UsageError>([&] {
       DTensor::from_local(torch::ones({2 + me.rank, 4}), mesh, {Shard(0)}, {.run_check = true});
     });
-    EXPECT_CONTAINS(across, "mesh axis 'x'");
+    EXPECT_CONTAINS(across, "[S(0)] on mesh(x=2)");
     EXPECT_CONTAINS(
         error_message<UsageError>([&] { DTensor::from_local(torch::ones({2}), mesh, {Shard(0)}, {.shape = {{4}}}); }),
         "both or neither");

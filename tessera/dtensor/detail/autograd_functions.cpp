@@ -3,6 +3,7 @@
 #include "tessera/base/detail/libtorch_autograd_compat.h"
 #include "tessera/base/detail/module_name.h"
 #include "tessera/base/error.h"
+#include "tessera/dtensor/detail/dispatch.h"
 #include "tessera/dtensor/detail/local_origin.h"
 #include "tessera/dtensor/detail/observer.h"
 
@@ -10,6 +11,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty_strided.h>
+#include <c10/core/AutogradState.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/functions/utils.h>
 
 #include <unordered_set>
@@ -35,8 +38,10 @@ at::Tensor redistribute_no_grad(const at::Tensor& t, const SpecRef& to, bool is_
   if (from->device.is_meta()) return wrap(local_without_storage(local_of(t), *to), to);  // no values to send
   if (auto* observer = op_observer()) observer->redistributes(0, *from, *to, is_explicit);
   const auto& plan = redistribute::plan_between(*from, *to);
-  auto result = redistribute::execute(plan, local_of(t), *from, *to);
+  const auto& local = local_of(t);
+  auto result = redistribute::execute(plan, local, *from, *to);
   if (auto* observer = op_observer()) observer->redistributed();
+  if (result.tensor.is_same(local)) return wrap_alias(local, to, t);  // only the placements change
   return wrap(std::move(result.tensor), to, std::move(result.pending));
 }
 
@@ -50,13 +55,17 @@ const at::Tensor& check_dtensor_gradient(const at::Tensor& gradient, const char*
   return gradient;
 }
 
-// An alias that shares memory and version counter.
+// The placements of a gradient that is exchanged with a plain tensor.
+Placements without_partial(PlacementsRef placements) {
+  Placements to(placements.begin(), placements.end());
+  for (auto& p : to)
+    if (p.is_partial()) p = Replicate();
+  return to;
+}
+
 at::Tensor alias_of(const at::Tensor& t) {
   at::AutoDispatchBelowADInplaceOrView below;
-  auto out = at::alias(t);
-  if (!t.is_inference() && !out.is_inference())
-    out.unsafeGetTensorImpl()->set_version_counter(t.unsafeGetTensorImpl()->version_counter());
-  return out;
+  return at::alias(t);
 }
 
 // Base class of the autograd nodes below. Under a debug mode, backward runs under the name of the module that made the
@@ -73,16 +82,44 @@ struct SpecNode : Node {
   virtual at::Tensor gradient_of(const at::Tensor& gradient) = 0;
 };
 
+// How autograd makes a view of ours again. It calls this for the base, after a write through another view, and for the
+// gradient of the base, in the backward of a write through this view.
+template <class F>
+struct ReplayedView final : torch::autograd::ViewFunc {
+  F replay;
+  explicit ReplayedView(F f) : replay(std::move(f)) {}
+  at::Tensor operator()(const at::Tensor& base) const override { return replay(base); }
+  std::unique_ptr<ViewFunc> clone_and_set(std::optional<std::vector<c10::SymInt>>,
+                                          std::optional<std::vector<at::Tensor>>) const override {
+    return std::make_unique<ReplayedView>(replay);
+  }
+};
+
+bool shares_memory(const at::Tensor& input, const at::Tensor& out) {
+  if (input.is_meta() || (is_dtensor(out) && meta_of(out).pending)) return false;
+  return local_or_self(input).is_alias_of(local_or_self(out));
+}
+
 // Returns make() with `Backward` as its grad_fn. Each Backward calls only differentiable functions, so double backward
-// works.
-template <class Backward, class Make>
-at::Tensor with_history(const at::Tensor& input, SpecRef spec, Make make) {
-  if (!at::GradMode::is_enabled() || !input.requires_grad()) return make();
+// works. A result that shares the memory of `input` is a view of it for autograd: both have one version counter, and a
+// write through one changes the history of the other. Without grad mode only the counter is shared, so that the result
+// does not keep the graph of the input.
+template <class Backward, class Make, class Replay>
+at::Tensor with_history(const at::Tensor& input, SpecRef spec, Make make, Replay replay) {
+  auto out = make();
+  const bool records = at::GradMode::is_enabled();
+  if (!input.is_inference() && !out.is_inference() && shares_memory(input, out)) {
+    share_version_counter(input, out);
+    if (records) {
+      c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+      out = torch::autograd::as_view(input, out, true, true, std::make_unique<ReplayedView<Replay>>(std::move(replay)));
+    }
+  }
+  if (!records || !input.requires_grad()) return out;
   auto node = libtorch::make_node<Backward>();
   node->spec = std::move(spec);
   if (op_observer()) node->module = running_module();
   node->set_next_edges(torch::autograd::collect_next_edges(input));
-  auto out = make();
   torch::autograd::set_history(out, node);
   return out;
 }
@@ -96,10 +133,7 @@ struct RedistributeBackward final : SpecNode {  // spec: of the input
 
 struct FromLocalBackward final : SpecNode {
   at::Tensor gradient_of(const at::Tensor& g) override {
-    Placements to(spec->placements);
-    for (auto& p : to)
-      if (p.is_partial()) p = Replicate();
-    return to_local(redistribute(check_dtensor_gradient(g, "from_local"), to), {});
+    return to_local(redistribute(check_dtensor_gradient(g, "from_local"), without_partial(spec->placements)), {});
   }
 };
 
@@ -125,26 +159,48 @@ at::Tensor match_strides(const at::Tensor& local, const TensorSpec& spec) {
 }
 
 at::Tensor from_local(const at::Tensor& local, const SpecRef& spec) {
-  return with_history<FromLocalBackward>(local, spec, [&] {
+  const auto make = [&] {
     auto out = wrap(alias_of(local), spec);
     meta_of(out).has_plain_alias = true;
     return out;
-  });
+  };
+  const auto replay = [spec](const at::Tensor& base) {
+    const auto placements = in_backward() ? without_partial(spec->placements) : spec->placements;
+    return from_local(base,
+                      intern(spec->mesh, placements, spec->sizes, spec->strides, base.scalar_type(), base.device()));
+  };
+  return with_history<FromLocalBackward>(local, spec, make, replay);
 }
 
 at::Tensor to_local(const at::Tensor& t, PlacementsRef grad_placements) {
   auto spec = meta_of(t).spec;
   if (!grad_placements.empty()) spec = with_placements(*spec, grad_placements);
-  return with_history<ToLocalBackward>(t, spec, [&] {
-    meta_of(t).has_plain_alias = true;
+  const auto make = [&] {
+    set_plain_alias(t);
     return alias_of(local_of(t));
-  });
+  };
+  const auto replay = [value = meta_of(t).spec, gradient = Placements(grad_placements)](const at::Tensor& base) {
+    const auto found = meta_of(base).spec;
+    if (PlacementsRef(found->placements) != PlacementsRef(value->placements)) {
+      // A gradient with other placements. Autograd made it for this call, so it can change in place.
+      const auto to = with_placements(*found, without_partial(value->placements));
+      const auto placed = redistribute_no_grad(base, to);
+      replace(base, local_of(placed), to);
+    }
+    return to_local(base, gradient);
+  };
+  return with_history<ToLocalBackward>(t, spec, make, replay);
 }
 
 at::Tensor redistribute(const at::Tensor& t, PlacementsRef placements) {
   const auto& from = meta_of(t).spec;
   auto to = with_placements(*from, placements);
-  return with_history<RedistributeBackward>(t, from, [&] { return redistribute_no_grad(t, to); });
+  const auto replay = [from, to](const at::Tensor& base) {
+    const bool is_gradient = PlacementsRef(meta_of(base).spec->placements) != PlacementsRef(from->placements);
+    return is_gradient ? at::alias(base) : redistribute(base, to->placements);
+  };
+  return with_history<RedistributeBackward>(
+      t, from, [&] { return redistribute_no_grad(t, to); }, replay);
 }
 
 // Breadth first: the result is the nearest one.

@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/detail/all_gather_on_use.h"
 #include "tessera/dtensor/detail/arguments.h"
+#include "tessera/dtensor/detail/gathered_view.h"
 #include "tessera/dtensor/detail/redistribute_inputs.h"
 #include "tessera/tracing/detail/tracer_key.h"
 
@@ -49,6 +50,12 @@ class OpObserverScope {
   std::vector<const TensorSpec*> outputs_;
 };
 
+// An argument that the op writes although its schema does not declare it.
+struct HiddenWrite {
+  at::Tensor given, local;
+  const TensorSpec* spec;  // of `local` if it is a redistributed copy, else null
+};
+
 // One boxed call during the five steps. `args` are the op's arguments at the top of the stack. The steps change them in
 // place: DTensors become local tensors, and run_local() replaces the arguments by the results.
 struct BoxedCall {
@@ -58,9 +65,11 @@ struct BoxedCall {
   PromotedArgs promoted;
   OpObserverScope observer;
   Key key;
-  c10::SmallVector<IValue, 2> written;    // arguments that the op writes, before they become local tensors
-  at::Tensor view_base, view_base_local;  // of a view op: the tensor that it aliases, and its local tensor
-  c10::DispatchKeySet local_keys;         // of all local tensors
+  c10::SmallVector<IValue, 2> written;        // arguments that the op writes, before they become local tensors
+  at::Tensor view_base, view_base_local;      // of a view op: the tensor that it aliases, and its local tensor
+  c10::intrusive_ptr<GatheredBase> gathered;  // of a view op that redistributed its base
+  std::vector<HiddenWrite> hidden_writes;
+  c10::DispatchKeySet local_keys;  // of all local tensors
 
   BoxedCall(const OpEntry& entry, Stack* stack)
       : entry(entry), stack(stack), args(stack->data() + (stack->size() - entry.num_args())) {}
@@ -172,14 +181,20 @@ void redistribute_inputs(BoxedCall& call, const Decision& decision) {
   if (C10_UNLIKELY(decision.redistributes)) redistributed = redistribute_where_needed(call, decision);
   auto next = redistributed.begin();
   int index = 0;
-  replace_tensors(entry, call.args, [&](const at::Tensor& t, int) {
+  replace_tensors(entry, call.args, [&](const at::Tensor& t, int arg) {
     const bool is_next = next != redistributed.end() && next->index == index;
+    const auto* to = is_next ? next->to : nullptr;
     index++;
     at::Tensor local = is_next ? std::move((next++)->local) : local_or_self(t);
     call.local_keys = call.local_keys | local.key_set();
+    if (C10_UNLIKELY(entry.hidden != nullptr) && entry.is_written_hidden(arg, call.arguments()))
+      call.hidden_writes.push_back({t, local, to});
     return local;
   });
-  if (entry.view) call.view_base_local = call.args[0].toTensor();
+  if (!entry.view) return;
+  call.view_base_local = call.args[0].toTensor();
+  if (C10_UNLIKELY(decision.redistributes) && decision.want[0] && !entry.may_copy)
+    call.gathered = make_gathered_base(call.view_base, call.view_base_local, decision.want[0]);
 }
 
 // ---- run_local ----
@@ -203,19 +218,14 @@ void run_chosen_op(const OpEntry& entry, const Decision& decision, c10::Dispatch
   run_below_autograd(*decision.special, keys, stack);
 }
 
-// The op wrote to the local tensor. Autograd must see that the DTensor changed too.
-void bump_local_version(const at::Tensor& t) {
-  if (is_dtensor(t) && !meta_of(t).local.is_inference()) meta_of(t).local.unsafeGetTensorImpl()->bump_version();
-}
-
-void bump_versions(const OpEntry& entry, c10::ArrayRef<IValue> written) {
+void after_writes(const OpEntry& entry, c10::ArrayRef<IValue> written) {
   for (const auto& v : written) {
     if (v.isTensor() && v.toTensor().defined()) {
-      bump_local_version(v.toTensor());
+      after_write(v.toTensor());
     } else if (v.isList()) {
       for (const auto& x : v.toListRef()) {
         if (!x.isTensor() || !x.toTensor().defined()) continue;
-        bump_local_version(x.toTensor());
+        after_write(x.toTensor());
         if (entry.writes_list && !x.toTensor().is_inference()) x.toTensor().unsafeGetTensorImpl()->bump_version();
       }
     }
@@ -225,7 +235,12 @@ void bump_versions(const OpEntry& entry, c10::ArrayRef<IValue> written) {
 // Runs the op on the local tensors. The results replace the arguments on the stack.
 void run_local(BoxedCall& call, const Decision& decision) {
   run_chosen_op(call.entry, decision, call.local_keys, call.stack);
-  if (!call.written.empty()) bump_versions(call.entry, call.written);
+  if (!call.written.empty()) after_writes(call.entry, call.written);
+  for (const auto& write : call.hidden_writes)
+    if (write.spec)
+      copy_from_placements(write.given, write.local, *write.spec);
+    else
+      after_write(write.given);
 }
 
 // ---- wrap_outputs ----
@@ -245,18 +260,19 @@ void cache_view(Decision& decision, const at::Tensor& in, const at::Tensor& out)
 
 // The DTensor of a view. It has the dispatch keys of its base, as inference mode requires. Its local tensor shares the
 // version counter of the base's local tensor.
-at::Tensor wrap_view(at::Tensor local, const SpecRef& spec, const at::Tensor& base_local,
-                     c10::DispatchKeySet base_keys) {
-  if (!local.is_inference() && !base_local.is_inference())
-    local.unsafeGetTensorImpl()->set_version_counter(base_local.unsafeGetTensorImpl()->version_counter());
+at::Tensor wrap_view(const BoxedCall& call, at::Tensor local, const SpecRef& spec) {
+  share_version_counter(call.view_base_local, local);
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);  // CopySlices must not take as_strided
   auto out = wrap(std::move(local), spec);
-  static_cast<DTensorImpl*>(out.unsafeGetTensorImpl())->adopt_keys(base_keys);
+  static_cast<DTensorImpl*>(out.unsafeGetTensorImpl())->adopt_keys(call.view_base.key_set());
+  meta_of(out).gathered = call.gathered ? call.gathered : meta_of(call.view_base).gathered;
   return out;
 }
 
 // Output number `index` of the decision. An op without a rule runs on replicated inputs, so its outputs are replicated.
 Decision::Out& decided_output(const BoxedCall& call, Decision& decision, size_t index, const at::Tensor& local) {
+  TESSERA_CHECK(local.layout() == at::kStrided, ShardingError, call.entry.name, " returns a tensor of layout ",
+                local.layout(), "; a DTensor has strided local tensors. Call it on to_local() or full_tensor().");
   if (decision.kind == Decision::Kind::Replicated) {
     if (decision.outs.size() <= index) decision.outs.emplace_back();
     auto& out = decision.outs[index];
@@ -293,7 +309,7 @@ void wrap_outputs(BoxedCall& call, Decision& decision) {
       auto spec = next_spec(local);
       if (entry.view && call.view_base.defined()) {
         if (entry.num_returns() == 1) cache_view(decision, call.view_base_local, local);
-        v = wrap_view(std::move(local), spec, call.view_base_local, call.view_base.key_set());
+        v = wrap_view(call, std::move(local), spec);
       } else {
         v = wrap(std::move(local), std::move(spec));
       }
@@ -301,8 +317,7 @@ void wrap_outputs(BoxedCall& call, Decision& decision) {
       c10::List<at::Tensor> list;
       for (const at::Tensor& local : v.toTensorList()) {
         auto spec = next_spec(local);
-        list.push_back(entry.view ? wrap_view(local, spec, call.view_base_local, call.view_base.key_set())
-                                  : wrap(local, std::move(spec)));
+        list.push_back(entry.view ? wrap_view(call, local, spec) : wrap(local, std::move(spec)));
       }
       v = std::move(list);
     }

@@ -85,7 +85,7 @@ Tensor& fill_local(const char* op, Tensor& self, const MaybeGenerator& generator
   const BelowAutograd below;
   with_draw(random_state(*spec->mesh.state()), spec->sizes, spec->range_list(),
             [&](const Draw& draw) { f(local, draw); });
-  if (!local.is_inference()) local.unsafeGetTensorImpl()->bump_version();
+  after_write(self);
   return self;
 }
 

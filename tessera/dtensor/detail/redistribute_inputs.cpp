@@ -19,16 +19,16 @@ namespace {
 //   - a parameter: its gathered value would stay in memory,
 //   - a tensor whose local tensor is also visible as a plain one: a rank that writes to it would redistribute again
 //     while its peers use the cached value.
+//   - a view that communicated: its values depend on its base.
 bool is_worth_caching(const at::Tensor& t, const TensorSpec& from) {
-  return !meta_of(t).has_plain_alias && !t.is_inference() && (from.has_partial() || !t.is_leaf());
+  return !t.is_inference() && (from.has_partial() || !t.is_leaf()) && !meta_of(t).gathered && !has_plain_alias(t);
 }
 
 bool find_cached(const at::Tensor& t, RedistributedInput& input) {
   const auto& meta = meta_of(t);
   const auto& cached = meta.cached;
-  if (tracing() || meta.has_plain_alias || !cached.local.defined() || cached.spec.get() != input.to ||
-      meta.local.is_inference() || cached.source_version != meta.local._version() ||
-      cached.version != cached.local._version())
+  if (tracing() || !cached.local.defined() || cached.spec.get() != input.to || meta.local.is_inference() ||
+      cached.source_version != meta.local._version() || cached.version != cached.local._version() || has_plain_alias(t))
     return false;
   input.local = cached.local;
   return true;

@@ -123,6 +123,7 @@ class TypedKernel<Ret(Args...)> final : public c10::OperatorKernel {
             c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
             auto out = wrap(make_view(local, *decision->view), decision->outs[0].spec);
             static_cast<DTensorImpl*>(out.unsafeGetTensorImpl())->adopt_keys(base.key_set());
+            if (C10_UNLIKELY(static_cast<bool>(meta_of(base).gathered))) meta_of(out).gathered = meta_of(base).gathered;
             return out;
           }
         }
@@ -162,8 +163,7 @@ class TypedKernel<Ret(Args...)> final : public c10::OperatorKernel {
     } else if constexpr (std::is_same_v<Ret, at::Tensor&>) {
       auto& self = std::get<0>(std::forward_as_tuple(args...));
       call(locals);
-      if (is_dtensor(self) && !meta_of(self).local.is_inference())
-        meta_of(self).local.unsafeGetTensorImpl()->bump_version();
+      after_write(self);
       return self;
     } else {
       static_assert(std::is_void_v<Ret>);
@@ -211,7 +211,7 @@ class TypedKernel<Ret(Args...)> final : public c10::OperatorKernel {
       for (const auto& t : value) {
         if (t.is_inference()) continue;
         t.unsafeGetTensorImpl()->bump_version();
-        if (is_dtensor(t)) meta_of(t).local.unsafeGetTensorImpl()->bump_version();
+        after_write(t);
       }
     }
   }

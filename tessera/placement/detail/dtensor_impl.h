@@ -25,6 +25,16 @@ struct DTensorImpl final : c10::TensorImpl {
     is_non_overlapping_and_dense_ = other.is_non_overlapping_and_dense_;
     storage_access_should_throw_ = other.storage_access_should_throw_;
   }
+  // The error texts of data_ptr(), with which at::print also fails, and of storage(), which torch::save reads. The
+  // first is a member of every tensor, so it is short. Requires: the tensor has a BackendMeta.
+  void set_data_ptr_error() {
+    extra_meta_->custom_data_ptr_error_msg_ =
+        "a DTensor has no data_ptr(): use to_local() or full_tensor(), or print DTensor(t)";
+  }
+  const char* tensorimpl_type_name() const override {
+    return "a distributed tensor (tessera::DTensor). Its data are DTensor(t).to_local() and DTensor(t).full_tensor(): "
+           "save one of these, or use dcp::save";
+  }
   // A view made in inference mode must have its base's keys.
   void adopt_keys(c10::DispatchKeySet keys) { key_set_ = keys; }
 

@@ -191,7 +191,8 @@ struct AxisChooser {
 [[noreturn]] void fail_no_rule(const Call& call) {
   TESSERA_FAIL(ShardingError, describe(call), ": ", call.entry.name,
                " has no sharding rule and cannot be decomposed. Write one of: register_sharding(\"", call.entry.name,
-               "\", strategies); local_map(...) around the call; .redistribute() of the inputs to Replicate.");
+               "\", strategies); local_map(...) around the call; .redistribute() of the inputs to Replicate; "
+               "to_local() or full_tensor() for plain tensors.");
 }
 
 [[noreturn]] void fail_view(const Call& call, int64_t axis) {

@@ -60,6 +60,11 @@ void read_schema(OpEntry& entry, const c10::FunctionSchema& schema) {
 
 bool OpEntry::is_written(int arg) const { return std::find(writes.begin(), writes.end(), arg) != writes.end(); }
 
+bool OpEntry::is_written_hidden(int arg, c10::ArrayRef<c10::IValue> call) const {
+  if (!hidden || std::find(hidden->args.begin(), hidden->args.end(), arg) == hidden->args.end()) return false;
+  return hidden->only_if < 0 || call[static_cast<size_t>(hidden->only_if)].toBool();
+}
+
 const rules::OpRule* OpEntry::rule() const {
   const auto& registry = rules::registry();
   const auto version = registry.version();
@@ -79,6 +84,7 @@ OpEntry& entry_of(const c10::OperatorHandle& op) {
   e.all.emplace_back(op, e.all.size(), name);
   auto& entry = e.all.back();
   read_schema(entry, op.schema());
+  entry.hidden = rules::hidden_writes(name);
   entry.random = op.hasTag(at::Tag::nondeterministic_seeded);
   entry.inplace_view = op.hasTag(at::Tag::inplace_view);
   entry.may_copy = name == "aten::_reshape_alias" || name == "aten::_unsafe_view";

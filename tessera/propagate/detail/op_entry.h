@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/rules/detail/hidden_writes.h"
 #include "tessera/rules/detail/rule.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -23,14 +24,16 @@ struct OpEntry {
   bool view = false;                      // the result aliases the first argument
   // We bump the versions of list elements, because no ADInplaceOrView kernel does.
   bool writes_list = false;
-  bool random = false;        // draws random numbers
-  bool inplace_view = false;  // t_, squeeze_: changes the sizes and strides of its argument
-  bool may_copy = false;      // a view by its schema, but its callers need only the values (reshape)
+  bool random = false;                          // draws random numbers
+  bool inplace_view = false;                    // t_, squeeze_: changes the sizes and strides of its argument
+  bool may_copy = false;                        // a view by its schema, but its callers need only the values (reshape)
+  const rules::HiddenWrites* hidden = nullptr;  // writes that the schema does not declare; may be null
 
   OpEntry(c10::OperatorHandle op, size_t id, std::string name) : op(op), id(id), name(std::move(name)) {}
   size_t num_args() const { return kinds.size(); }
   size_t num_returns() const { return return_of.size(); }
   bool is_written(int arg) const;
+  bool is_written_hidden(int arg, c10::ArrayRef<c10::IValue> args) const;  // in this call, by OpEntry::hidden
   // The present rule, or null. It is looked up again after a registration. Thread ranks share entries.
   const rules::OpRule* rule() const;
 

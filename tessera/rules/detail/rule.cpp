@@ -24,6 +24,11 @@ void check_strategies(const Rule& rule, const OpQuery& query) {
 
 }  // namespace
 
+void DimsRef::fail(size_t dim) const {
+  TESSERA_FAIL(UsageError, "an op that needs dim ", static_cast<int64_t>(dim), " got a tensor with ", size(),
+               " dims, of sizes or strides ", c10::IntArrayRef(*this));
+}
+
 const TensorArg* OpQuery::find_tensor(int arg, int element) const {
   int i = index_of(arg, element);
   return i < 0 ? nullptr : &tensors[static_cast<size_t>(i)];

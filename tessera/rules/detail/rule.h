@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <unordered_map>
 #include <vector>
 
@@ -31,9 +32,26 @@
 // sharded in the same way, so they must have equal sizes. propagate/ chooses one strategy for each mesh axis.
 namespace tessera::rules {
 
+// Sizes or strides of a tensor argument. A rule runs before ATen has checked the arguments, so operator[] throws
+// UsageError for a dim that the tensor does not have.
+class DimsRef : public c10::IntArrayRef {
+ public:
+  DimsRef() = default;
+  template <class Dims>
+  requires std::is_constructible_v<c10::IntArrayRef, const Dims&> DimsRef(const Dims& dims)
+      : ArrayRef(dims) {}  // NOLINT(google-explicit-constructor)
+  const int64_t& operator[](size_t dim) const {
+    if (dim >= size()) fail(dim);
+    return ArrayRef::operator[](dim);
+  }
+
+ private:
+  [[noreturn]] void fail(size_t dim) const;
+};
+
 // A tensor argument, or an element of a tensor list argument, with its global sizes and strides.
 struct TensorArg {
-  c10::IntArrayRef sizes, strides;
+  DimsRef sizes, strides;
   c10::ScalarType dtype;
   int arg;           // index into the schema's arguments
   int element;       // position in the list, or -1

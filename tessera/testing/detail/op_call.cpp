@@ -1,6 +1,9 @@
 #include "tessera/testing/detail/op_call.h"
 
 #include "tessera/base/error.h"
+#include "tessera/rules/detail/hidden_writes.h"
+
+#include <algorithm>
 
 namespace tessera::testing {
 namespace {
@@ -25,8 +28,9 @@ OpCall::OpCall(const Sample& sample) : op_(find_op(sample.op)), args_(sample.arg
                   " arguments, and '", arguments[i].name(), "' has no default");
     args_.push_back(*arguments[i].default_value());
   }
+  const auto* hidden = rules::hidden_writes(sample.op);
   for (int a = 0; a < static_cast<int>(args_.size()); a++) {
-    bool written = is_written(arguments[a]);
+    bool written = is_written(arguments[a]) || (hidden && std::count(hidden->args.begin(), hidden->args.end(), a) > 0);
     auto& value = args_[a];
     auto add = [&](const at::Tensor& tensor, int element) {
       if (!tensor.defined()) return;

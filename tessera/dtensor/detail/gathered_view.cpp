@@ -1,0 +1,64 @@
+#include "tessera/dtensor/detail/gathered_view.h"
+
+#include "tessera/comm/functional_collectives.h"
+#include "tessera/dtensor/detail/observer.h"
+#include "tessera/dtensor/policy.h"
+#include "tessera/redistribute/detail/execute.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/StringUtil.h>
+
+namespace tessera::detail {
+namespace {
+
+uint32_t version_of(const at::Tensor& t) { return t.is_inference() ? 0 : static_cast<uint32_t>(t._version()); }
+
+// `local` with the placements of `to`. It is implicit communication, so
+// CommPolicy applies.
+at::Tensor redistributed(const at::Tensor& local, const TensorSpec& from, const TensorSpec& to, const char* what) {
+  const auto& plan = redistribute::plan_between(from, to);
+  if (plan.communicates() && comm_policy() != CommPolicy::Allow)
+    check_policy(c10::str(what, " redistributes ", from.describe(), " to ", to_string(to.placements), "."));
+  if (auto* observer = op_observer()) observer->redistributes(0, from, to, false);
+  auto result = redistribute::execute(plan, local, from, to);
+  if (result.pending) funcol::wait(result.tensor, result.pending);
+  if (auto* observer = op_observer()) observer->redistributed();
+  return result.tensor;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<GatheredBase> make_gathered_base(const at::Tensor& base, const at::Tensor& copy, SpecRef spec) {
+  const auto& local = meta_of(base).local;
+  if (copy.is_alias_of(local)) return {};
+  auto gathered = c10::make_intrusive<GatheredBase>();
+  gathered->base = base;
+  gathered->copy = copy;
+  gathered->spec = std::move(spec);
+  gathered->version = version_of(local);
+  return gathered;
+}
+
+void refresh(GatheredBase& gathered) {
+  const auto& local = local_of(gathered.base);
+  if (version_of(local) == gathered.version) return;
+  at::AutoDispatchBelowADInplaceOrView below;
+  const auto& from = *meta_of(gathered.base).spec;
+  gathered.copy.copy_(redistributed(local, from, *gathered.spec, "a view in backward whose base was written"));
+  if (!gathered.copy.is_inference()) gathered.copy.unsafeGetTensorImpl()->bump_version();
+  gathered.version = version_of(local);
+}
+
+void copy_from_placements(const at::Tensor& to, const at::Tensor& local, const TensorSpec& spec) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  const at::Tensor& target = local_of(to);
+  target.copy_(redistributed(local, spec, *meta_of(to).spec, "the write-back to a tensor"));
+  after_write(to);
+}
+
+void write_back(GatheredBase& gathered) {
+  copy_from_placements(gathered.base, gathered.copy, *gathered.spec);
+  gathered.version = version_of(meta_of(gathered.base).local);
+}
+
+}  // namespace tessera::detail

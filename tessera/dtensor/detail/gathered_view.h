@@ -1,0 +1,24 @@
+#pragma once
+#include "tessera/dtensor/detail/meta.h"
+
+// Views that communicate. They are allowed in backward only: autograd formulas,
+// hooks and custom functions take views of gradients in any placements, and
+// write to them. See GatheredBase.
+namespace tessera::detail {
+
+// `copy` is the local tensor of `base` in the placements of `spec`. Null if it
+// shares the memory of the base.
+c10::intrusive_ptr<GatheredBase> make_gathered_base(const at::Tensor& base, const at::Tensor& copy, SpecRef spec);
+
+// Takes over writes to the base. Communicates if there were any.
+void refresh(GatheredBase& gathered);
+
+// Writes the copy to the base, and to the base of that if it is a view that
+// communicated too. Communicates.
+void write_back(GatheredBase& gathered);
+
+// Writes `local`, which has the placements of `spec`, to the DTensor `to`.
+// Communicates if placements differ.
+void copy_from_placements(const at::Tensor& to, const at::Tensor& local, const TensorSpec& spec);
+
+}  // namespace tessera::detail
