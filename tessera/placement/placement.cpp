@@ -20,12 +20,17 @@ Placement Shard(int64_t dim, int64_t block) {
   return {.kind = Placement::Kind::Shard, .dim = static_cast<int8_t>(dim), .factor = block};
 }
 
-Placement StridedShard(int64_t dim, int64_t split_factor) {
+Placement StridedShard(int64_t dim, int64_t split_factor, int64_t block) {
   TESSERA_CHECK(std::abs(dim) < 64, UsageError, "StridedShard(", dim, "): a tensor has fewer than 64 dims");
   TESSERA_CHECK(split_factor >= 1, UsageError, "StridedShard(", dim, ", ", split_factor,
                 "): the split factor is the number of parts that ",
                 "are split before this axis; it must be at least 1");
-  return {.kind = Placement::Kind::StridedShard, .dim = static_cast<int8_t>(dim), .factor = split_factor};
+  TESSERA_CHECK(block >= 1 && block <= std::numeric_limits<int32_t>::max(), UsageError, "StridedShard(", dim, ", ",
+                split_factor, ", ", block, "): the block size must be at least 1 and below 2^31");
+  return {.kind = Placement::Kind::StridedShard,
+          .dim = static_cast<int8_t>(dim),
+          .block = static_cast<int32_t>(block),
+          .factor = split_factor};
 }
 
 Placement Partial(ReduceOp op) { return {.kind = Placement::Kind::Partial, .op = op}; }
@@ -46,7 +51,7 @@ Placement Placement::with_dim(int64_t d) const {
 
 uint64_t Placement::hash() const {
   uint64_t h = hash_combine(0, static_cast<uint64_t>(kind) | static_cast<uint64_t>(static_cast<uint8_t>(dim)) << 8 |
-                                   static_cast<uint64_t>(op) << 16);
+                                   static_cast<uint64_t>(op) << 16 | static_cast<uint64_t>(block) << 32);
   h = hash_combine(h, static_cast<uint64_t>(factor));
   return hash_combine(h, std::bit_cast<uint64_t>(norm + 0.0));  // + 0.0: -0.0 == 0.0
 }
@@ -58,7 +63,8 @@ std::string to_string(const Placement& p) {
     case Placement::Kind::Shard:
       return p.factor == 1 ? c10::str("S(", int{p.dim}, ")") : c10::str("S(", int{p.dim}, ",", p.factor, ")");
     case Placement::Kind::StridedShard:
-      return c10::str("SS(", int{p.dim}, ",", p.factor, ")");
+      return p.block == 1 ? c10::str("SS(", int{p.dim}, ",", p.factor, ")")
+                          : c10::str("SS(", int{p.dim}, ",", p.factor, ",", p.block, ")");
     case Placement::Kind::Partial:
       return c10::str("P(", p.op, ")");
     case Placement::Kind::NormPartial: {
@@ -90,7 +96,7 @@ std::string_view trim(std::string_view s) {
 
 [[noreturn]] void refuse(std::string_view text) {
   TESSERA_FAIL(UsageError, "'", text,
-               "' is not a placement; write R, S(dim), S(dim,block), SS(dim,factor), P(sum), "
+               "' is not a placement; write R, S(dim), S(dim,block), SS(dim,factor), SS(dim,factor,block), P(sum), "
                "P(avg), P(product), P(max), P(min), P(norm,p) or P(mask)");
 }
 
@@ -127,10 +133,16 @@ Placement parse_placement(std::string_view text) {
     refuse(text);
   }
   int64_t dim = 0, factor = 1;
+  int32_t block = 1;
+  const auto second_comma = second.find(',');
+  if (head == "SS" && second_comma != second.npos) {
+    if (!read_number(trim(second.substr(second_comma + 1)), block) || block < 1) refuse(text);
+    second = trim(second.substr(0, second_comma));
+  }
   if (!read_number(first, dim) || dim <= -64 || dim >= 64) refuse(text);
   if (has_second && (!read_number(second, factor) || factor < 1)) refuse(text);
   if (head == "S") return Shard(dim, factor);
-  if (head == "SS" && has_second) return StridedShard(dim, factor);
+  if (head == "SS" && has_second) return StridedShard(dim, factor, block);
   refuse(text);
 }
 
@@ -162,7 +174,7 @@ Placements normalize(PlacementsRef placements, int64_t ndim) {
     if (!p.is_sharded()) continue;
     TESSERA_CHECK(p.dim >= -ndim && p.dim < ndim, UsageError, p, " of a tensor with ", ndim, " dims; dims are ", -ndim,
                   " to ", ndim - 1);
-    TESSERA_CHECK(p.factor >= 1, UsageError, p, ": block or factor must be at least 1");
+    TESSERA_CHECK(p.factor >= 1 && p.block >= 1, UsageError, p, ": block or factor must be at least 1");
     if (p.dim < 0) p.dim = static_cast<int8_t>(p.dim + ndim);
   }
   return result;

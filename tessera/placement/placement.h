@@ -18,11 +18,12 @@ namespace tessera {
 //   S(d)         dim d is sharded as at::chunk splits it: ceil(size/n) each, the last shards are shorter or empty
 //   S(d,b)       as S(d), but shards begin only at multiples of b (attention heads; rows of a flattened dim)
 //   SS(d,k)      strided: dim d is first split in k parts, and each part in n; rank i has the i-th split of each part
+//   SS(d,k,b)    as SS(d,k), but splits begin only at multiples of b in their part (heads of a fused q, k, v)
 //   P(op)        partial: the value is the reduction of the local tensors of all ranks: sum, avg, product, max, min
 //   P(norm,p)    partial: each rank has the p-norm of its elements; the value is the p-norm of these norms
 //   P(mask)      partial: one rank has each element, the others have zero there; it is reduced like a sum
 //
-// S(d), S(d,b) and SS(d,k) are the three ways to shard a dim. A sharding strategy that lists S(d) holds for all three.
+// S(d), S(d,b), SS(d,k) and SS(d,k,b) are the ways to shard a dim. A sharding strategy that lists S(d) holds for all.
 //
 // Example:  Placements p = {Replicate(), Shard(0)};  to_string(p) == "[R, S(0)]"
 struct Placement {
@@ -32,12 +33,13 @@ struct Placement {
   Kind kind = Kind::Replicate;  // which of the fields below apply
   int8_t dim = 0;               // Shard, StridedShard: the sharded dim
   ReduceOp op = ReduceOp::Sum;  // Partial: the reduction that gives the value
+  int32_t block = 1;            // StridedShard: block size in each part
   int64_t factor = 1;           // Shard: block size; StridedShard: number of parts that are split before this axis
   double norm = 0;              // NormPartial: p, which may be infinite
 
   // True for R.
   bool is_replicate() const { return kind == Kind::Replicate; }
-  // True for every way to shard: S(d), S(d,b), SS(d,k); with an argument, only if it shards dim d.
+  // True for every way to shard: S(d), S(d,b), SS(d,k), SS(d,k,b); with an argument, only if it shards dim d.
   bool is_sharded() const { return kind == Kind::Shard || kind == Kind::StridedShard; }
   bool is_sharded(int64_t d) const { return is_sharded() && dim == d; }
   // True for S(d) and S(d,b), as in PyTorch: a strided shard does not count.
@@ -57,7 +59,7 @@ static_assert(sizeof(Placement) <= 24);
 // or p that no tensor can have.
 Placement Replicate();
 Placement Shard(int64_t dim, int64_t block = 1);
-Placement StridedShard(int64_t dim, int64_t split_factor);
+Placement StridedShard(int64_t dim, int64_t split_factor, int64_t block = 1);
 Placement Partial(ReduceOp op = ReduceOp::Sum);
 Placement NormPartial(double p);
 Placement MaskPartial();

@@ -205,7 +205,7 @@ CheckedModel seeded_model(int64_t heads, bool fused, SplitHeads split, double dr
 TEST(CheckParallel, RightPlansAreAcceptedAndMistakesNamed) {
   std::mt19937 random(11);
   const auto pick = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  constexpr int kCases = 30;
+  constexpr int kCases = 24;  // each mistake once
   for (int c = 0; c < kCases; c++) {
     const Mistake* mistake = c % 2 == 0 ? nullptr : &mistakes()[static_cast<size_t>(c / 2) % mistakes().size()];
     const int64_t ranks = pick(3) == 0 ? 4 : 2, heads = 4;

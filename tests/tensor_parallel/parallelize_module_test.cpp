@@ -310,7 +310,7 @@ TEST(ParallelizeModule, InvalidPlansThrowAndChangeNothing) {
     expect_error({{"net1", ColwiseParallel()}, {"net3", RowwiseParallel()}}, {"net3", "net1"});
     expect_error({{"net1", ColwiseParallel()}, {"net*", RowwiseParallel()}}, {"net1", "net*"});
     expect_error({{"", ColwiseParallel()}}, {"MLP", "supports Linear and Embedding"});
-    expect_error({{"net1", ColwiseParallel{.sections = 3}}}, {"'net1'", "3 sections", "are not divisible by 2"});
+    expect_error({{"net1", ColwiseParallel{.sections = 3}}}, {"'net1'", "16 features are not 3 equal sections"});
     expect_error({{"net1", ColwiseParallel{.sections = {4, 12}}}}, {"different sizes"});
     EXPECT_ERROR(UsageError, parallelize_module(model, me.mesh("a=2,b=1,c=1"), kPair), "needs a 1-D mesh",
                  "mesh[\"tp\"]");

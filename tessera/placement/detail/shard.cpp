@@ -49,7 +49,7 @@ size_t leading_axes_giving(int64_t parts, const ShardOrder& order, c10::IntArray
 
 int64_t shard_size(const Placement& placement, int64_t size, int64_t n, int64_t i) {
   if (placement.is_shard() || placement.factor == 1) {
-    auto [begin, end] = chunk(size, n, i, placement.is_shard() ? placement.factor : 1);
+    auto [begin, end] = chunk(size, n, i, placement.is_shard() ? placement.factor : placement.block);
     return end - begin;
   }
   int64_t held = 0;
@@ -72,21 +72,23 @@ IndexRanges shard_ranges(const Placement& placement, int64_t size, int64_t n, in
   }
   for (int64_t j = 0; j < placement.factor; j++) {
     auto part = chunk(size, placement.factor, j);
-    auto own = chunk(part.end - part.begin, n, i);
+    auto own = chunk(part.end - part.begin, n, i, placement.block);
     append_range(ranges, {part.begin + own.begin, part.begin + own.end});
   }
   return ranges;
 }
 
 // Goes from right to left. A plain shard is inserted before the axes found so far. A strided shard is inserted after
-// the axes that its factor counts, or before all axes if no such axes exist. So the last axis of the order can always
+// the axes that its factor counts, or before all axes if no such axes exist. With a block its factor counts sections of
+// the dim, not axes. So the last axis of the order can always
 // be undone without a change to the others.
 ShardOrder shard_order(PlacementsRef placements, c10::IntArrayRef mesh_shape, int64_t d) {
   ShardOrder order;
   for (auto axis = static_cast<int64_t>(placements.size()) - 1; axis >= 0; axis--) {
     auto placement = placements[axis];
     if (!placement.is_sharded(d)) continue;
-    size_t position = placement.is_shard() ? 0 : leading_axes_giving(placement.factor, order, mesh_shape);
+    const bool counts_axes = !placement.is_shard() && placement.block == 1;
+    size_t position = counts_axes ? leading_axes_giving(placement.factor, order, mesh_shape) : 0;
     if (position > 0) placement = Shard(d);
     order.insert(order.begin() + position, AxisShard{axis, placement});
   }
@@ -127,12 +129,13 @@ int64_t extent_after(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10:
 Placements drop_redundant_blocks(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef sizes) {
   Placements out(placements.begin(), placements.end());
   for (size_t a = 0; a < out.size(); a++) {
-    if (!out[a].is_shard() || out[a].factor == 1) continue;
+    if (!out[a].is_sharded() || (out[a].is_shard() ? out[a].factor : out[a].block) == 1) continue;
     const auto dim = out[a].dim;
     const bool alone = std::count_if(out.begin(), out.end(), [&](const auto& p) { return p.is_sharded(dim); }) == 1;
     const int64_t size = sizes[dim], n = mesh_shape[a];
     // All shards but the last ones have the size of the first.
-    if (alone && shard_size(out[a], size, n, 0) == shard_size(Shard(dim), size, n, 0)) out[a].factor = 1;
+    const auto without = out[a].is_shard() ? Shard(dim) : StridedShard(dim, out[a].factor);
+    if (alone && shard_size(out[a], size, n, 0) == shard_size(without, size, n, 0)) out[a] = without;
   }
   return out;
 }

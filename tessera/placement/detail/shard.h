@@ -36,6 +36,7 @@ void append_range(Ranges& ranges, IndexRange range) {
 
 // Number of indices that rank i of n has when `placement` shards `size` indices. Requires placement.is_sharded().
 // Examples:  S(0), size 10, n 4 -> 3 3 3 1      S(0,4), size 12, n 2 -> 8 4      SS(0,2), size 10, n 4 -> 4 4 2 0
+//            SS(0,2,2), size 12, n 2 -> 8 4
 int64_t shard_size(const Placement& placement, int64_t size, int64_t n, int64_t i);
 std::vector<int64_t> shard_sizes(const Placement& placement, int64_t size, int64_t n);  // of every rank
 
@@ -65,7 +66,7 @@ Sizes local_sizes(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::In
 int64_t extent_after(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef coordinate, int64_t d,
                      int64_t size, int64_t axes);
 
-// Replaces S(d,b) by S(d) where both give every rank the same shard.
+// Replaces S(d,b) by S(d), and SS(d,k,b) by SS(d,k), where both give every rank the same shard.
 // Example:  S(0,4), size 24, n 2 -> S(0)       S(0,4), size 24, n 4 -> S(0,4): 8 8 8 0, not 6 6 6 6
 Placements drop_redundant_blocks(PlacementsRef placements, c10::IntArrayRef mesh_shape, c10::IntArrayRef sizes);
 

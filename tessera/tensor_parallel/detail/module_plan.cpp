@@ -48,11 +48,7 @@ Placement feature_placement(const ColwiseParallel& style, const std::string& pat
           std::equal(style.sections.sizes.begin() + 1, style.sections.sizes.end(), style.sections.sizes.begin()),
       UsageError, "module '", path, "': sections=", style.sections,
       ": sections of different sizes cannot be sharded in one weight; make them separate modules (wq, wk, wv)");
-  TESSERA_CHECK(style.sections.count == 1 || style.block == 1, UsageError, "module '", path,
-                "': sections=", style.sections, " with block=", style.block,
-                ": sections are sharded evenly, without blocks; choose a number of ranks that divides the heads, and ",
-                "omit the block");
-  return style.sections.count > 1 ? StridedShard(0, style.sections.count) : Shard(0, style.block);
+  return style.sections.count > 1 ? StridedShard(0, style.sections.count, style.block) : Shard(0, style.block);
 }
 Placement feature_placement(const RowwiseParallel& style, const std::string&) { return Shard(0, style.block); }
 
@@ -93,11 +89,11 @@ void check_heads(const std::string& path, const AttentionHeads& heads, const Pla
   const int64_t sections = placement.kind == Placement::Kind::StridedShard ? placement.factor : 1;
   const int64_t each = features / sections, count = each / width;
   if (each % width != 0 || count % n == 0) return;
-  if (placement.is_shard() && placement.factor % width == 0) return;
+  const int64_t block = placement.is_shard() ? placement.factor : placement.block;
+  if (block % width == 0) return;
   TESSERA_FAIL(UsageError, "module '", path, "' has ", count, " heads of ", width, " features, and ", n,
-               " ranks would split a head. Use ", divisors(count), " ranks",
-               sections == 1 ? c10::str(", or block=", width, " in its style, which gives some ranks fewer heads")
-                             : std::string());
+               " ranks would split a head. Use ", divisors(count), " ranks, or block=", width,
+               " in its style, which gives some ranks fewer heads");
 }
 
 const AttentionHeads* attention_parent(Module& root, const std::string& path) {
@@ -139,16 +135,23 @@ class ModulePlanner {
       const auto features = parameter->size(rule.shard_dim);
       if (const auto* heads = attention_parent(root_, plan.path); heads && is_linear(module))
         check_heads(plan.path, *heads, features_placement, features, mesh_.size());
-      const auto sections = features_placement.factor;
-      TESSERA_CHECK(features_placement.is_shard() || features % (sections * mesh_.size()) == 0, UsageError, "module '",
-                    plan.path, "': ", sections, " sections of ", features / sections, " features are not divisible by ",
-                    mesh_.size(), " ranks; sections are sharded evenly");
+      if (!features_placement.is_shard()) check_sections(plan.path, features_placement, features);
     }
     TESSERA_CHECK(known, UsageError, "module '", plan.path, "', a ", plan.kind, ": ", name,
                   " supports Linear and Embedding. Use a Prepare style for its inputs and outputs, or ",
                   "distribute_module");
     if (const auto* linear = dynamic_cast<const torch::nn::LinearImpl*>(&module))
       plan.in_features = linear->options.in_features();
+  }
+
+  void check_sections(const std::string& path, const Placement& placement, int64_t features) const {
+    const int64_t sections = placement.factor, block = placement.block, n = mesh_.size();
+    TESSERA_CHECK(features % sections == 0 && features / sections % block == 0, UsageError, "module '", path,
+                  "': ", features, " features are not ", sections, " equal sections",
+                  block > 1 ? c10::str(" of complete blocks of ", block) : std::string());
+    TESSERA_CHECK(block > 1 || features % (sections * n) == 0, UsageError, "module '", path, "': ", sections,
+                  " sections of ", features / sections, " features are not divisible by ", n,
+                  " ranks; write block = the features of a head, which gives some ranks fewer heads");
   }
 
   void fill(ModulePlan& plan, Module& module, const ColwiseParallel& style) {

@@ -85,7 +85,7 @@ PlacedSizes placed_attention(const at::Tensor& query, std::vector<int64_t> local
   const auto n = origin.mesh.size(), rank = origin.mesh.get_coordinate()->at(0);
   if (from.dim == dims - 1 && heads >= 0 && width > 0) {
     const auto sections = from.kind == Placement::Kind::StridedShard ? from.factor : 1;
-    const int64_t block = from.is_shard() ? from.factor : 1;
+    const int64_t block = from.is_shard() ? from.factor : from.block;
     placed.placement = Shard(heads, std::max<int64_t>(block / width, 1));
     placed.sizes[heads] = spec.sizes[from.dim] / sections / width;
   } else if (from.dim == 0) {
