@@ -12,8 +12,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <typeinfo>
 
@@ -21,15 +24,16 @@ namespace tessera {
 namespace {
 
 // Writes the text under another name and then links it to `path`. So a reader never finds a part of it, and link()
-// keeps an earlier error.
-void write_once(const std::string& path, const std::string& text) {
+// keeps an earlier error. Returns whether it wrote the file.
+bool write_once(const std::string& path, const std::string& text) {
   const std::string draft = path + "." + std::to_string(getpid());
   const int file = open(draft.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  if (file < 0) return;  // the rank is ending; the launcher still has its exit code
+  if (file < 0) return false;  // the rank is ending; the launcher still has its exit code
   const bool complete = write(file, text.data(), text.size()) == static_cast<ssize_t>(text.size());
   close(file);
-  if (complete) (void)!link(draft.c_str(), path.c_str());
+  const bool linked = complete && link(draft.c_str(), path.c_str()) == 0;
   unlink(draft.c_str());
+  return linked;
 }
 
 std::atomic<void (*)(const std::string&)> error_callback = nullptr;
@@ -45,41 +49,46 @@ CulpritNotes& culprit_notes() {
   return *notes;
 }
 
-// The file is written first. The other ranks fail because of the callback, and the launcher reports the oldest file.
-void record(const std::string& message) {
-  if (setting_is_set("TORCHELASTIC_ERROR_FILE"))
-    write_once(setting("TORCHELASTIC_ERROR_FILE"),
-               detail::error_file_text(message, std::time(nullptr), detail::culprit_of(message)));
+// Returns whether the error file has this message. Then the launcher shows it. The file is written first: the other
+// ranks fail because of the callback, and the launcher reports the oldest file.
+bool record(const std::string& message) {
+  const bool written = setting_is_set("TORCHELASTIC_ERROR_FILE") &&
+                       write_once(setting("TORCHELASTIC_ERROR_FILE"),
+                                  detail::error_file_text(message, std::time(nullptr), detail::culprit_of(message)));
   if (auto* callback = error_callback.load()) callback(message);
+  return written;
 }
 
-// The handler of the C++ runtime prints what(), which has the backtrace of a c10::Error.
-void print_without_backtrace(const c10::Error& error) {
-  const std::string text =
-      c10::str("terminate called after throwing an instance of '", c10::demangle(typeid(error).name()),
-               "'\n  what():  ", error.what_without_backtrace(), "\n");
-  (void)!write(STDERR_FILENO, text.data(), text.size());
-  std::abort();
+// "tessera::UsageError: message", with or without the backtrace.
+std::string text_of(const std::exception& error, bool backtrace) {
+  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
+  return c10::demangle(typeid(error).name()) + ": " +
+         (c10_error && !backtrace ? c10_error->what_without_backtrace() : error.what());
 }
 
 std::terminate_handler handler_before = nullptr;
 
+// Reports an error once: by the launcher, or here. The handler of libstdc++ would print it a second time, with a
+// backtrace of 20 lines. A handler of the program itself still runs.
 [[noreturn]] void record_and_terminate() {
+  std::string text = "std::terminate was called";
+  bool shown = false;
+  const bool backtrace = setting_is_set("TORCH_SHOW_CPP_STACKTRACES");
   if (const auto error = std::current_exception()) {
     try {
       std::rethrow_exception(error);
-    } catch (const c10::Error& known) {
-      record_error(known);
-      if (setting("TORCH_SHOW_CPP_STACKTRACES") != "1") print_without_backtrace(known);
     } catch (const std::exception& known) {
-      record_error(known);
+      shown = record(text_of(known, false)) && !backtrace;
+      text = text_of(known, backtrace);
     } catch (...) {
-      record("an exception that is not a std::exception");
+      text = "an exception that is not a std::exception";
+      shown = record(text);
     }
   } else {
-    record("std::terminate was called");
+    shown = record(text);
   }
-  if (handler_before) handler_before();
+  if (handler_before && handler_before != __gnu_cxx::__verbose_terminate_handler) handler_before();
+  if (!shown) std::fprintf(stderr, "%s\n", text.c_str());
   std::abort();
 }
 
@@ -131,10 +140,7 @@ int64_t detail::culprit_in(const std::string& text) {
   }
 }
 
-void record_error(const std::exception& error) {
-  const auto* c10_error = dynamic_cast<const c10::Error*>(&error);
-  record(c10::demangle(typeid(error).name()) + ": " + (c10_error ? c10_error->what_without_backtrace() : error.what()));
-}
+void record_error(const std::exception& error) { record(text_of(error, false)); }
 
 void set_error_callback(void (*callback)(const std::string& message)) { error_callback.store(callback); }
 

@@ -14,9 +14,9 @@ namespace tessera {
 // Example:  catch (const std::exception& error) { tessera::record_error(error); return 1; }
 void record_error(const std::exception& error);
 
-// From now on, an uncaught exception on any thread is recorded before the process ends. It installs a terminate handler
-// and calls the previous one. A c10::Error is printed without its backtrace, unless TORCH_SHOW_CPP_STACKTRACES is 1.
-// init() calls it if a launcher asks for an error file.
+// From now on, an uncaught exception on any thread is recorded before the process ends. Without a launcher, it is
+// printed on one line; TORCH_SHOW_CPP_STACKTRACES=1 adds the backtrace. It installs a terminate handler and calls the
+// previous one, if that is not the default. init() calls it.
 void record_uncaught_errors();
 
 // Sets the callback that gets the message of each recorded error, before the process ends and after the error file is

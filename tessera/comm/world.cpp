@@ -189,7 +189,7 @@ World init(InitOptions options) {
   TESSERA_CHECK(!World::has_current(), UsageError, "this thread already has a world of ", World::current().size(),
                 " ranks; call destroy() before another init()");
   auto state = std::make_shared<World::State>();
-  if (setting_is_set("TORCHELASTIC_ERROR_FILE")) record_uncaught_errors();
+  record_uncaught_errors();
   if (setting_is_set("TESSERA_RUN")) std::setvbuf(stdout, nullptr, _IOLBF, 0);  // a pipe would buffer lines
   const bool from_env = options.init_method == "env://" && !options.store;
   const auto launched = from_env ? comm::read_environment() : comm::Environment();
@@ -209,7 +209,6 @@ World init(InitOptions options) {
   if (needs_liveness_monitor(*state)) {
     state->liveness = comm::watch::LivenessMonitor::start(state->store, state->hosts, state->rank, state->timeout);
     set_error_callback(comm::watch::LivenessMonitor::report_failure_of_process);
-    record_uncaught_errors();
   }
   std::vector<int64_t> everyone(static_cast<size_t>(state->size));
   for (size_t r = 0; r < everyone.size(); r++) everyone[r] = static_cast<int64_t>(r);

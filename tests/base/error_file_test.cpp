@@ -91,18 +91,31 @@ TEST_F(ErrorFile, InnermostMessageIsFound) {
     EXPECT_EQ(detail::message_in(broken), "");
 }
 
+void throw_uncaught(const std::function<void()>& thrower) {
+  record_uncaught_errors();
+  record_uncaught_errors();
+  [&]() noexcept { thrower(); }();
+}
+const std::function<void()> kThrowFar = [] { throw std::out_of_range("far"); };
+const std::function<void()> kThrowUsage = [] { TESSERA_FAIL(UsageError, "far"); };
+
 using ErrorFileDeathTest = ErrorFile;
-TEST_F(ErrorFileDeathTest, UncaughtErrorsAreRecorded) {
-  const std::function<void()> far = [] { throw std::out_of_range("far"); };
-  const auto thrower = [&]() noexcept { far(); };
+TEST_F(ErrorFileDeathTest, UncaughtErrorsAreShownOnce) {
+  const auto aborts = ::testing::KilledBySignal(SIGABRT);
+  EXPECT_EXIT(throw_uncaught(kThrowFar), aborts, "^$");  // the launcher shows it
+  EXPECT_EQ(detail::message_in(text()), "std::out_of_range: far");
+  EXPECT_EXIT(throw_uncaught(kThrowFar), aborts, "^std::out_of_range: far\n$");  // the file keeps the first error
+  unsetenv("TORCHELASTIC_ERROR_FILE");
+  EXPECT_EXIT(throw_uncaught(kThrowUsage), aborts, "^tessera::UsageError: far\n$");  // without a backtrace
+  setenv("TORCH_SHOW_CPP_STACKTRACES", "1", 1);
+  EXPECT_EXIT(throw_uncaught(kThrowUsage), aborts, "^tessera::UsageError: far\nException raised from ");
+  unsetenv("TORCH_SHOW_CPP_STACKTRACES");
   EXPECT_EXIT(
       {
-        record_uncaught_errors();
-        record_uncaught_errors();
-        thrower();
+        std::set_terminate([] { std::fprintf(stderr, "own handler\n"), std::_Exit(9); });
+        throw_uncaught(kThrowUsage);
       },
-      ::testing::KilledBySignal(SIGABRT), "far");  // the previous terminate handler still runs
-  EXPECT_EQ(detail::message_in(text()), "std::out_of_range: far");
+      ::testing::ExitedWithCode(9), "own handler");
 }
 
 // what() of a c10::Error has twenty lines of backtrace. A rank that fails prints them above the report of the launcher.

@@ -18,15 +18,19 @@ const std::string kTrustSetup =
     "run() { name=$1; shift; \"$TESSERA\" train $tiny \"$@\" > log.$name 2>&1; "
     "echo $name: $? $(tail -n 1 log.$name); };";
 
-TEST(Program, RunsDoNotDestroyEachOther) {
+TEST(Program, RunsThatStartTogetherHaveDifferentFolders) {
   const auto ran = shell(kTrustSetup +
                          "run a --steps 3 & run b --steps 3 & wait; ls outputs | wc -l; cat outputs/*/metrics.jsonl | "
-                         "grep -c grad_norm; cat outputs/*/metrics.jsonl | grep -c '\"step\":3,\"loss\"';"
+                         "grep -c grad_norm; cat outputs/*/metrics.jsonl | grep -c '\"step\":3,\"loss\"'");
+  EXPECT_CONTAINS(ran.text, "\n2\n6\n2\n");  // two folders with three steps each
+}
+
+TEST(Program, AReusedOutputFolderNeedsResumeOrOverwrite) {
+  const auto ran = shell(kTrustSetup +
                          "run c --steps 4 --checkpoint-every 2 --output out; run d --steps 1 --output out;"
                          "run e --steps 6 --output out --resume out/checkpoints/step-2 -n 2;"
                          "grep -o '\"step\":[0-9]*,\"loss\"' out/metrics.jsonl | tr -d '\\n'; echo;"
                          "run f --steps 1 --output out --overwrite; ls out; wc -l < out/metrics.jsonl");
-  EXPECT_CONTAINS(ran.text, "\n2\n6\n2\n");  // two folders with three steps each
   EXPECT_CONTAINS(ran.text, "d: 2 tessera train: the output folder 'out' has config.toml of an earlier run; choose");
   EXPECT_CONTAINS(ran.text, "e: 0 ");
   std::string once;

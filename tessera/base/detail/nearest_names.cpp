@@ -2,22 +2,23 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace tessera {
 namespace {
 
-// Levenshtein distance, one row of the table at a time:
-//   row[j] = number of edits from the first i letters of `a` to the first j letters of `b`
+// Number of letters that are changed, added, removed, or exchanged with the next one (optimal string alignment). Rows
+// of the table:  row[j] = edits from the first i letters of `a` to the first j letters of `b`
 size_t distance(const std::string& a, const std::string& b) {
-  std::vector<size_t> row(b.size() + 1);
+  std::vector<size_t> before, last, row(b.size() + 1);
   std::iota(row.begin(), row.end(), size_t{0});
   for (size_t i = 1; i <= a.size(); i++) {
-    size_t diagonal = row[0];
+    before = std::exchange(last, row);
     row[0] = i;
     for (size_t j = 1; j <= b.size(); j++) {
-      const size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({changed, row[j] + 1, row[j - 1] + 1});
+      const size_t changed = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      row[j] = std::min({changed, last[j] + 1, row[j - 1] + 1});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) row[j] = std::min(row[j], before[j - 2] + 1);
     }
   }
   return row[b.size()];

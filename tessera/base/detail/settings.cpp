@@ -48,7 +48,7 @@ constexpr Setting kSettings[] = {
     {"TORCHELASTIC_ERROR_FILE", "", "file where a rank writes its error for torchrun and tessera run"},
     {"TORCHELASTIC_RESTART_COUNT", "0", "how many times the launcher has restarted the ranks"},
     {"TORCHELASTIC_USE_AGENT_STORE", "", "True: the launcher runs the store of env://"},
-    {"TORCH_SHOW_CPP_STACKTRACES", "", "1: an uncaught error of a rank is printed with its backtrace"},
+    {"TORCH_SHOW_CPP_STACKTRACES", "", "not empty: an uncaught error is printed with its backtrace"},
     {"WORLD_SIZE", "", "number of ranks, for env://"},
     {"XDG_CACHE_HOME", "", "its folder tessera has the built kernels if TESSERA_CACHE_DIR is not given"},
     {"XDG_STATE_HOME", "",
