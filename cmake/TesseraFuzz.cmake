@@ -1,7 +1,8 @@
-# The fuzzers (preset fuzz): the program tessera_fuzz with libFuzzer and the targets of tests/fuzz. The files below, which
-# parse, are compiled into it under the address and undefined-behaviour sanitizers. All else, such as the schemas of our
-# ops, comes from the libraries of the preset release: build that first. tools/run_fuzzers runs the program.
-set(TESSERA_FUZZ_LIBRARIES ${CMAKE_CURRENT_SOURCE_DIR}/build/release/lib CACHE PATH "The built libraries for the fuzzers")
+# The fuzzers (preset fuzz): the program tessera_fuzz with libFuzzer and the targets of tests/fuzz. The files below,
+# which parse, are compiled into it under the address and undefined-behaviour sanitizers. All else, such as the schemas
+# of our ops, comes from the libraries of the preset release: build that first. tools/run_fuzzers runs the program.
+set(TESSERA_FUZZ_LIBRARIES ${CMAKE_CURRENT_SOURCE_DIR}/build/release/lib
+    CACHE PATH "The built libraries for the fuzzers")
 set(parsers
     base/detail/json base/detail/mapped_file
     mesh/mesh_shape placement/placement

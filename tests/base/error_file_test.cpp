@@ -118,25 +118,5 @@ TEST_F(ErrorFileDeathTest, UncaughtErrorsAreShownOnce) {
       ::testing::ExitedWithCode(9), "own handler");
 }
 
-// what() of a c10::Error has twenty lines of backtrace. A rank that fails prints them above the report of the launcher.
-TEST_F(ErrorFileDeathTest, UncaughtErrorsArePrintedWithoutABacktrace) {
-  const std::function<void()> near = [] { TESSERA_FAIL(UsageError, "near"); };
-  const auto thrower = [&]() noexcept { near(); };
-  EXPECT_EXIT(
-      {
-        record_uncaught_errors();
-        thrower();
-      },
-      ::testing::KilledBySignal(SIGABRT),
-      "^terminate called after throwing an instance of 'tessera::UsageError'\n  what\\(\\):  near\n$");
-  EXPECT_EXIT(
-      {
-        setenv("TORCH_SHOW_CPP_STACKTRACES", "1", 1);
-        record_uncaught_errors();
-        thrower();
-      },
-      ::testing::KilledBySignal(SIGABRT), "near.*\nException raised from");
-}
-
 }  // namespace
 }  // namespace tessera
