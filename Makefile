@@ -8,7 +8,7 @@ GENERATOR = $(if $(shell command -v ninja),,-G "Unix Makefiles")
 CTEST = ctest -j$(J) --preset
 
 .DEFAULT_GOAL := build
-.PHONY: bootstrap build program train test dev debug asan tsan sanitize clang cuda soak bench install check format \
+.PHONY: bootstrap build program train test dev debug asan tsan sanitize fuzz clang cuda soak bench install check format \
         format-check tidy headers nightly clean
 
 test: build
@@ -21,6 +21,13 @@ train: program
 build: build-release
 soak: build
 	@$(CTEST) soak
+	@$(MAKE) --no-print-directory fuzz FUZZ=120
+# Fuzzers of the parsers, FUZZ seconds each: libFuzzer under the address and undefined-behaviour sanitizers.
+FUZZ ?= 600
+fuzz: build bootstrap-fuzz
+	@$(call configured,fuzz)
+	@cmake --build --preset fuzz -j$(J)
+	@tools/run_fuzzers $(FUZZ) $(J)
 debug asan tsan clang cuda: %: build-%
 	@$(CTEST) $@
 bench: build

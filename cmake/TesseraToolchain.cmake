@@ -105,8 +105,10 @@ if(TESSERA_SANITIZE)
   if(TESSERA_SANITIZE MATCHES undefined)
     add_compile_options(-fno-sanitize=vptr -fno-sanitize-recover=undefined)
   endif()
-  # g++ warns of more than there is in instrumented code; the other builds see the real ones.
-  add_compile_options(-Wno-maybe-uninitialized -Wno-stringop-overflow)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+    # g++ warns of more than there is in instrumented code; the other builds see the real ones.
+    add_compile_options(-Wno-maybe-uninitialized -Wno-stringop-overflow)
+  endif()
   if(TESSERA_SANITIZE MATCHES thread AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)
     add_compile_options(-Wno-tsan)  # "atomic_thread_fence is not supported": in LibTorch's headers
   endif()

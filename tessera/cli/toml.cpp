@@ -2,9 +2,16 @@
 #include "tessera/base/error.h"
 #include "tessera/cli/train_config_file.h"
 
+// toml++ 3.3 asserts, or lets the compiler assume, that a key follows "[". Without that it looks and reports.
+#pragma push_macro("NDEBUG")
+#undef NDEBUG
+#define TOML_ASSERT(expr) static_assert(true)
 #include <toml++/toml.h>
+#pragma pop_macro("NDEBUG")
 
 #include <charconv>
+#include <fstream>
+#include <iterator>
 
 namespace tessera::cli {
 namespace {
@@ -22,10 +29,45 @@ std::string text_of(const toml::node& node, const std::string& where) {
   TESSERA_FAIL(UsageError, where, " must be a string, a number, true or false");
 }
 
+// The line of the first character outside of strings and comments that TOML does not have there; 0 if there is none.
+// toml++ 3.3 has undefined behaviour for such characters from U+00A1 on (`default: TOML_UNREACHABLE`).
+int64_t line_of_wrong_character(std::string_view text) {
+  constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
+  int64_t line = 1;
+  std::string_view end;  // of the string or comment that `i` is in; empty: outside
+  for (size_t i = 0; i < text.size(); i++) {
+    const auto rest = text.substr(i);
+    line += text[i] == '\n';
+    if (end.empty()) {
+      if (static_cast<unsigned char>(text[i]) >= 0x80) return line;
+      for (const std::string_view quotes : {"\"\"\"", "'''", "\"", "'"})
+        if (end.empty() && rest.starts_with(quotes)) end = quotes;
+      i += end.empty() ? 0 : end.size() - 1;
+      if (text[i] == '#') end = "\n";
+    } else if (rest.starts_with(end)) {
+      i += end.size() - 1;
+      for (int more = 0; more < 2 && end.size() == 3 && text.substr(i + 1).starts_with(end[0]); more++)
+        i++;  // """a"""""
+      end = {};
+    } else if (text[i] == '\\' && end[0] == '"') {
+      i++;
+      line += i < text.size() && text[i] == '\n';
+    } else if (text[i] == '\n' && end.size() == 1) {  // toml++ reports it
+      end = {};
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
 void read_train_config(train::TrainConfig& config, const std::string& file) {
   toml::table root;
+  std::ifstream in(file, std::ios::binary);
+  const auto wrong = line_of_wrong_character(std::string(std::istreambuf_iterator<char>(in), {}));
+  TESSERA_CHECK(wrong == 0, UsageError, "cannot read ", file, ", line ", wrong,
+                ": a character that is not ASCII is outside of quotes; write keys and numbers in ASCII");
   try {
     root = toml::parse_file(file);
   } catch (const toml::parse_error& error) {

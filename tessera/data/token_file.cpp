@@ -16,6 +16,7 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 
 constexpr int64_t kHeaderInts = 256;
 constexpr int64_t kHeaderBytes = kHeaderInts * 4;
+constexpr int64_t kLongestSample = int64_t{1} << 40;
 
 struct HeaderFormat {
   int32_t magic, version;
@@ -78,8 +79,8 @@ class TokenWindows final : public Dataset {
 };
 
 int64_t windows_in(const TokenFile& file, const WindowOptions& options) {
-  TESSERA_CHECK(options.length >= 1, UsageError, "the sample length is ", options.length,
-                " tokens; it must be at least 1");
+  TESSERA_CHECK(options.length >= 1 && options.length <= kLongestSample, UsageError, "the sample length is ",
+                options.length, " tokens; it must be from 1 to ", kLongestSample);
   return (file.size() - 1) / options.length;
 }
 

@@ -27,12 +27,20 @@ void split(std::string_view text, char at, Visit visit) {
   }
 }
 
+void check_ranks(const MeshShape& mesh, std::string_view text) {
+  int64_t ranks = 1;
+  for (const int64_t extent : mesh.shape)
+    TESSERA_CHECK(!__builtin_mul_overflow(ranks, extent, &ranks), UsageError, "mesh '", text,
+                  "' has more than 2^63 ranks");
+}
+
 }  // namespace
 
 MeshShape parse_mesh_shape(std::string_view text) {
   MeshShape mesh;
   if (text.find('=') == std::string_view::npos) {
     split(text, 'x', [&](std::string_view part) { mesh.shape.push_back(parse_extent(part, text)); });
+    check_ranks(mesh, text);
     return mesh;
   }
   split(text, ',', [&](std::string_view part) {
@@ -45,6 +53,7 @@ MeshShape parse_mesh_shape(std::string_view text) {
     mesh.names.push_back(name);
     mesh.shape.push_back(parse_extent(part.substr(equals + 1), text));
   });
+  check_ranks(mesh, text);
   return mesh;
 }
 

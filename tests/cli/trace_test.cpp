@@ -5,6 +5,7 @@
 #include "tessera/compile/api/compile.h"
 #include "tessera/compile/detail/report/diff.h"
 #include "tessera/compile/detail/report/memory_curve.h"
+#include "tessera/compile/detail/report/trace_page.h"
 #include "tessera/nn/modules.h"
 #include "tessera/testing/detail/file_check.h"
 #include "tessera/testing/expect_error.h"
@@ -15,6 +16,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <sstream>
 
 namespace tessera::cli {
 namespace {
@@ -77,6 +79,9 @@ TEST(Trace, ThePageHasPassesCollectivesAndKernels) {
   FileCheck()
       .check("id=passes")
       .check("fuse_ddp_with_concat_op</a></td><td>1</td>")
+      .check("Times of the first run")
+      .check("<td>kernel cpp_fused_")
+      .check("id=slowest")
       .check("id=collectives")
       .check("<td>all_reduce</td><td>1384</td>")  // all 346 parameters in one all-reduce
       .check("<td>0, 1</td>")
@@ -115,6 +120,24 @@ TEST(Trace, AnUnwritablePageIsOnlyAWarning) {
   EXPECT_CONTAINS(warnings.messages[0], "cannot write /dev/null/no_such_folder/step-0.rank0.html");
 }
 
+TEST(Trace, APageSaysWhyItsProgramWasRecompiled) {
+  std::vector<compiler::CompileTrace> traces;
+  auto step = compile([](const at::Tensor& x) { return x * 2; },
+                      {.trace = [&](const compiler::CompileTrace& trace) { traces.push_back(trace); }});
+  step(torch::ones({3}));
+  step(torch::ones({4}));
+  ASSERT_EQ(traces.size(), 2u);
+  EXPECT_EQ(traces[0].recompiled_because, "");
+  EXPECT_CONTAINS(traces[1].recompiled_because, "f32[4]");
+  for (const auto& trace : traces) {
+    ASSERT_EQ(trace.milliseconds.size(), trace.stages.back().program.nodes.size());
+    EXPECT_GT(trace.milliseconds.back(), 0);
+  }
+  std::ostringstream page;
+  compiler::trace_page(page, traces[1], "step");
+  EXPECT_CONTAINS(page.str(), "<p id=recompiled>Recompiled, because ");
+}
+
 // So a program copied from a page is valid input of `tessera opt`.
 TEST(Trace, ProgramsParseAfterEveryPass) {
   size_t stages = 0;
@@ -139,7 +162,8 @@ TEST(Trace, ProgramsParseAfterEveryPass) {
   EXPECT_GT(stages, compiler::default_passes().size() + 2);  // plus tracing and lowering
 }
 
-// With TESSERA_TRACE_DIR every compilation writes a page. A compiled module has two programs.
+// With TESSERA_TRACE_DIR every compilation writes a page, after the first run of the program. A compiled module has two
+// programs.
 TEST(Trace, TraceDirWritesAPagePerCompilation) {
   const Folder folder;
   setenv("TESSERA_TRACE_DIR", folder.path().c_str(), 1);
@@ -148,7 +172,7 @@ TEST(Trace, TraceDirWritesAPagePerCompilation) {
   step(torch::ones({3}));
   step(torch::ones({4}));  // compiled again
   auto module = compile(tessera::nn::Linear(3, 2));
-  module(torch::ones({5, 3}));
+  module(torch::ones({5, 3})).sum().backward();
   unsetenv("TESSERA_TRACE_DIR");
   for (const char* name : {"step-0", "step-1", "forward-0", "backward-0"})
     EXPECT_CONTAINS(read(folder.path() / (std::string(name) + ".rank0.html")), "id=passes");

@@ -342,7 +342,7 @@ TEST_F(Codegen, CallsAreCountedAndInTheListing) {
   }
   for (int i = 1; i <= 3; i++)  // every run returns new memory
     EXPECT_TRUE(at::equal(returned[static_cast<size_t>(i - 1)], at::cat({a.flatten().fill_(i), b}) / 3));
-  EXPECT_TRUE(executable->listing().ends_with("\ncpp_fused_cat_div_0([%5!], [%2, %3])  # ran 3\n"))
+  EXPECT_NE(executable->listing().find("\ncpp_fused_cat_div_0([%5!], [%2, %3])  # ran 3\n"), std::string::npos)
       << executable->listing();
   // Operands follow a rebinding.
   const auto other = torch::randn({8});

@@ -87,6 +87,17 @@ std::vector<Posted> named_in(const std::string& listing) {
   return named;
 }
 
+// A listing is the text of its program, without the sources of kernels. So `tessera opt` reads it.
+void expect_listing_is_the_program(const compiler::Executable& executable) {
+  auto listed = compiler::parse(executable.listing());
+  verify(listed);
+  auto program = executable.program();
+  for (auto& [name, source] : program.kernels) source.clear();
+  renumber(program);
+  renumber(listed);
+  EXPECT_EQ(compiler::text_of(listed), compiler::text_of(program));
+}
+
 // The collectives of a call after the first, which compiles. Every call must post what the listing says.
 template <class Model>
 std::vector<Posted> posted_by(Model& model, const at::Tensor& x, const CompileOptions& options = {}) {
@@ -101,6 +112,7 @@ std::vector<Posted> posted_by(Model& model, const at::Tensor& x, const CompileOp
     posted = records.posted;
   }
   EXPECT_EQ(step.cache().size(), 1u);
+  expect_listing_is_the_program(step.executable());
   return posted;
 }
 

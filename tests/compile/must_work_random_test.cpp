@@ -160,6 +160,42 @@ TEST(MustWork, CheckpointWithPlainDropout) {
           3);
 }
 
+struct DroppingImpl : torch::nn::Module {
+  bool stream = false;
+  torch::nn::Linear linear{nullptr};
+  explicit DroppingImpl(bool stream_of_tessera) : stream(stream_of_tessera) {
+    linear = register_module("linear", torch::nn::Linear(6, 6));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const auto block = [this](const at::Tensor& t) {
+      return linear(stream ? random::dropout(t, 0.4, true) : torch::dropout(t, 0.4, true)).sin();
+    };
+    return checkpoint(block, checkpoint(block, x));
+  }
+};
+TORCH_MODULE(Dropping);
+
+// The state is saved by the forward program. Draws between forward and backward do not matter.
+TEST(MustWork, CheckpointWithDropoutInACompiledModule) {
+  expect_same_calls(
+      [](const bool compiled) {
+        Dropping model(false);
+        auto forward = std::make_shared<decltype(compile(model, quick()))>(compile(model, quick()));
+        return [=](int) mutable {
+          model->zero_grad();
+          auto y = compiled ? (*forward)(torch::ones({4, 6})) : model(torch::ones({4, 6}));
+          const auto between = torch::rand({3});
+          y.pow(2).sum().backward();
+          auto all = tensors_of_module(*model);
+          all.insert(all.end(), {y, between, torch::rand({3})});
+          return all;
+        };
+      },
+      3);
+  auto forward = compile(Dropping(true), quick());
+  EXPECT_ERROR(UsageError, forward(torch::ones({4, 6})), "random stream", "train step");
+}
+
 // The same in eager mode: gradients with and without the checkpoint are equal.
 TEST(MustWork, CheckpointWithPlainDropoutInEagerMode) {
   MLP model(models::mlp_module());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <ostream>
+#include <string>
 
 namespace tessera::dcp {
 namespace {
@@ -35,8 +36,11 @@ int64_t Box::numel() const {
 
 std::ostream& operator<<(std::ostream& out, const Box& box) {
   out << '[';
-  for (size_t d = 0; d < box.sizes.size(); d++)
-    out << (d ? ", " : "") << box.offsets[d] << ':' << box.offsets[d] + box.sizes[d];
+  for (size_t d = 0; d < box.sizes.size(); d++) {
+    int64_t end = 0;  // a box of an untrusted file can exceed 64 bits, and is shown in the error
+    const bool fits = !__builtin_add_overflow(box.offsets[d], box.sizes[d], &end);
+    out << (d ? ", " : "") << box.offsets[d] << ':' << (fits ? std::to_string(end) : "overflow");
+  }
   return out << ']';
 }
 

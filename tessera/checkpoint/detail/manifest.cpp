@@ -52,7 +52,11 @@ SavedTensor parse_tensor(const std::string& name, const Json& json) {
                   "' is in another folder");
     TESSERA_CHECK(saved.box.offsets.size() == saved.box.sizes.size(), UsageError, "a shard has ",
                   saved.box.offsets.size(), " offsets and ", saved.box.sizes.size(), " sizes");
-    if (const Json* checksum = shard.find("crc32c")) saved.checksum = static_cast<uint32_t>(checksum->number());
+    if (const Json* checksum = shard.find("crc32c")) {
+      saved.checksum = static_cast<uint32_t>(checksum->number());
+      TESSERA_CHECK(*saved.checksum == checksum->number(), UsageError, "crc32c ", checksum->number(),
+                    " does not have 32 bits");
+    }
     tensor.shards.push_back(std::move(saved));
   }
   return tensor;

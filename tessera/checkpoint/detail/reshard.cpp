@@ -51,8 +51,10 @@ ReshardPlan reshard(const std::vector<Box>& saved, const std::vector<Box>& neede
 std::string tiling_error(c10::IntArrayRef sizes, const std::vector<Box>& boxes) {
   const auto full = Box::full(sizes);
   int64_t numel = 1, found = 0;
-  for (const int64_t size : sizes)  // sizes may come from an untrusted file
-    if (size < 0 || __builtin_mul_overflow(numel, size, &numel)) return c10::str("these sizes are not valid: ", sizes);
+  for (const int64_t size : sizes)  // sizes may come from an untrusted file; LibTorch counts empty dims as 1 in strides
+    if (size < 0 || __builtin_mul_overflow(numel, std::max<int64_t>(size, 1), &numel))
+      return c10::str("these sizes are not valid: ", sizes);
+  numel = full.numel();
   for (const auto& box : boxes) {
     if (box.sizes.size() != sizes.size())
       return c10::str("shard ", box, " has ", box.sizes.size(), " dims, and the tensor has ", sizes.size());

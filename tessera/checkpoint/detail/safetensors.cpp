@@ -39,10 +39,13 @@ constexpr std::string_view kMetadata = "__metadata__";
 
 // The bytes of a tensor; none if the number overflows.
 std::optional<uint64_t> tensor_bytes(const std::vector<int64_t>& shape, c10::ScalarType dtype) {
-  uint64_t bytes = c10::elementSize(dtype);
-  for (const int64_t size : shape)
-    if (size < 0 || __builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes)) return std::nullopt;
-  return bytes;
+  auto bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  bool is_empty = false;
+  for (const int64_t size : shape) {  // LibTorch counts an empty dim as 1 in strides, and these must not overflow
+    if (size < 0 || __builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) return std::nullopt;
+    is_empty |= size == 0;
+  }
+  return is_empty ? 0 : static_cast<uint64_t>(bytes);
 }
 
 TensorEntry parse_entry(const std::string& name, const Json& json, const std::string& file) {

@@ -15,7 +15,7 @@ std::unique_ptr<Executable> build_executable(Program program, const char* name, 
   const auto append = [&](std::vector<PassReport> entries) {
     report.insert(report.end(), std::make_move_iterator(entries.begin()), std::make_move_iterator(entries.end()));
   };
-  TraceRecorder record(settings.trace, name, program);
+  TraceRecorder record(settings.trace, name, program, settings.recompiled_because);
   append(run_passes(program, settings.passes, settings.verified));
   if (before_lowering) *before_lowering = program;
   append(lower(program, settings));

@@ -1,6 +1,7 @@
 #include "tessera/compile/detail/api/module_program.h"
 
 #include "tessera/base/detail/libtorch_autograd_compat.h"
+#include "tessera/base/error.h"
 #include "tessera/compile/detail/api/build_executable.h"
 #include "tessera/compile/detail/backward/compiled_node.h"
 #include "tessera/compile/detail/trace/local_tensors.h"
@@ -18,6 +19,18 @@ namespace {
 
 using tessera::detail::local_or_self;
 
+// Activation checkpointing draws again in backward, from the stream at the time of the forward. The backward program
+// would read the stream at its own time.
+void check_draws_of_backward(const Program& backward) {
+  for (const auto& node : backward.nodes)
+    for (const auto& arg : node.args)
+      TESSERA_CHECK(
+          !std::holds_alternative<RuntimeScalar>(arg) || !node.op.operator_name().name.starts_with("tessera::philox_"),
+          UsageError,
+          "compile: the backward of this module draws from Tessera's random stream (activation checkpointing "
+          "with dropout), which a compiled module cannot do; compile the train step instead");
+}
+
 }  // namespace
 
 ModuleProgram::ModuleProgram(const CallArguments& arguments, const TracedFunction& forward, const Settings& settings) {
@@ -30,6 +43,7 @@ ModuleProgram::ModuleProgram(const CallArguments& arguments, const TracedFunctio
   std::erase_if(traced.program.outputs, [](const Output& output) { return output.kind == Output::Kind::Kept; });
 
   auto split = split_forward_backward(traced.program, recorded.forward_nodes, returned_specs_.size());
+  check_draws_of_backward(split.second);
   bindings_ = InputBindings(split.first, traced, arguments);
   if (!recorded.output_gradients.empty()) build_backward(std::move(recorded), split, traced, arguments, settings);
   executable_ = build_executable(std::move(split.first), "forward", settings, report_,

@@ -92,7 +92,9 @@ class FunctionCache {
           recompiles_.size() <= settings.recompile_limit, UsageError, "compile: the ", policy.what, " was compiled ",
           recompiles_.size(), " times, which is CompileOptions::recompile_limit. The last reason: ",
           recompiles_.empty() ? "" : recompiles_.back(), ". Make that equal in all calls, or raise the limit");
-      program = std::make_shared<Program>(arguments, function, settings);
+      auto compile_settings = settings;
+      if (!programs().empty()) compile_settings.recompiled_because = recompiles_.back();
+      program = std::make_shared<Program>(arguments, function, compile_settings);
     } catch (const std::exception& error) {
       if (!policy.fall_back) throw;
       return fall_back(error, arguments, function, policy);

@@ -3,17 +3,19 @@
 #include "tessera/base/detail/settings.h"
 #include "tessera/base/detail/warn_once.h"
 #include "tessera/base/error.h"
+#include "tessera/compile/detail/codegen/kernel_key.h"
+#include "tessera/compile/detail/codegen/private_files.h"
 #include "tessera/compile/detail/codegen/system_compiler.h"
 
-#include <c10/util/hash.h>
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
-#include <optional>
 
 namespace fs = std::filesystem;
 
@@ -21,9 +23,6 @@ namespace tessera::compiler::codegen {
 namespace {
 
 std::atomic<int64_t> builds_of_process{0};
-
-constexpr size_t kChecksumDigits = 40;  // hexadecimal, at the end of the file, where dlopen ignores them
-std::string sha1_hex(const std::string& bytes) { return c10::sha1(bytes).str(); }
 
 fs::path kernel_cache_folder() {
   if (setting_is_set("TESSERA_CACHE_DIR")) return setting("TESSERA_CACHE_DIR");
@@ -39,63 +38,56 @@ std::string source_file_of(const KernelLibrary::Kernels& kernels) {
   return text + "\n}\n";
 }
 
-std::optional<std::string> read_bytes(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return {};
-  return std::string(std::istreambuf_iterator<char>(in), {});
-}
-
-void write_bytes(const fs::path& path, const std::string& bytes) {
-  std::ofstream out(path, std::ios::binary);
-  out << bytes;
-  out.close();
-  TESSERA_CHECK(out, UsageError, "codegen: cannot write ", path.string(),
-                "; set TESSERA_CACHE_DIR to a folder that can be written");
-}
-
-// A file under a unique temporary name. keep() renames it to the wanted name; otherwise it is deleted.
-class TemporaryFile {
+// A folder inside of the cache folder in which one library is built. Nobody else can reach into it, so the compiler may
+// create files with any mode. It is deleted at the end.
+class BuildFolder {
  public:
-  explicit TemporaryFile(const fs::path& wanted) : wanted_(wanted), path_(wanted) {
-    static std::atomic<int64_t> next{0};
-    path_.replace_filename(c10::str(wanted.stem().string(), ".", getpid(), ".", next++, wanted.extension().string()));
+  explicit BuildFolder(const fs::path& cache) : path_((cache / "build.XXXXXX").string()) {
+    TESSERA_CHECK(mkdtemp(path_.data()), UsageError, "codegen: cannot create a folder in ", cache.string(), ": ",
+                  std::strerror(errno), "; set TESSERA_CACHE_DIR to a folder that can be written");
   }
-  ~TemporaryFile() {
+  ~BuildFolder() {
     std::error_code ignored;
-    fs::remove(path_, ignored);
+    fs::remove_all(path_, ignored);
   }
-  const fs::path& path() const { return path_; }
-  void keep() const {
-    std::error_code failed;
-    fs::rename(path_, wanted_, failed);
-    TESSERA_CHECK(!failed, UsageError, "codegen: cannot rename ", path_.string(), " to ", wanted_.string(), ": ",
-                  failed.message());
-  }
+  BuildFolder(const BuildFolder&) = delete;
+  std::string file(const char* name) const { return path_ + "/" + name; }
 
  private:
-  fs::path wanted_, path_;
+  std::string path_;
 };
 
-void build_library_file(const SystemCompiler& compiler, const std::string& source, const fs::path& path) {
+void rename_file(const std::string& from, const fs::path& to) {
   std::error_code failed;
-  fs::create_directories(path.parent_path(), failed);
-  auto source_path = path;
-  source_path.replace_extension(".cpp");
-  const TemporaryFile source_file(source_path), library_file(path);
-  write_bytes(source_file.path(), source);
-  builds_of_process++;
-  build_shared_library(compiler, source_file.path().string(), library_file.path().string());
-  auto bytes = read_bytes(library_file.path());
-  TESSERA_CHECK(bytes, UsageError, "codegen: ", compiler.command[0], " did not write ", library_file.path().string());
-  write_bytes(library_file.path(), *bytes + sha1_hex(*bytes));
-  source_file.keep();  // for people who want to read it
-  library_file.keep();
+  fs::rename(from, to, failed);
+  TESSERA_CHECK(!failed, UsageError, "codegen: cannot rename ", from, " to ", to.string(), ": ", failed.message());
 }
 
-bool has_valid_checksum(const std::string& bytes) {
-  if (bytes.size() <= kChecksumDigits) return false;
-  const auto end = bytes.size() - kChecksumDigits;
-  return sha1_hex(bytes.substr(0, end)) == bytes.substr(end);
+// The name is part of the message: a file of another kernel is not accepted under this name.
+std::string mac_of_library(const KernelKey& key, const fs::path& path, const std::string& bytes) {
+  return key.mac(path.filename().string() + '\0' + bytes);
+}
+
+void build_library_file(const SystemCompiler& compiler, const KernelKey& key, const std::string& source,
+                        const fs::path& path) {
+  const BuildFolder folder(path.parent_path());
+  const auto source_file = folder.file("kernels.cpp"), built = folder.file("built.so"), file = folder.file("file.so");
+  write_private_file(source_file, source);
+  builds_of_process++;
+  build_shared_library(compiler, source_file, built);
+  std::ifstream in(built, std::ios::binary);
+  TESSERA_CHECK(in, UsageError, "codegen: ", compiler.command[0], " did not write ", built);
+  const std::string bytes(std::istreambuf_iterator<char>(in), {});
+  write_private_file(file, bytes + mac_of_library(key, path, bytes));  // dlopen ignores what follows the library
+  auto source_path = path;
+  rename_file(source_file, source_path.replace_extension(".cpp"));  // for people who want to read it
+  rename_file(file, path);
+}
+
+bool has_valid_mac(const KernelKey& key, const fs::path& path, const std::string& bytes) {
+  if (bytes.size() <= KernelKey::kMacDigits) return false;
+  const auto end = bytes.size() - KernelKey::kMacDigits;
+  return mac_of_library(key, path, bytes.substr(0, end)) == bytes.substr(end);
 }
 
 }  // namespace
@@ -109,7 +101,9 @@ std::shared_ptr<const KernelLibrary> KernelLibrary::load(const Kernels& kernels)
   TESSERA_CHECK(compiler, UsageError, "codegen: found no C++ compiler; CXX is \"", setting("CXX"),
                 "\", and c++, g++ and clang++ are not in PATH");
   const auto source = source_file_of(kernels);
-  const auto path = (kernel_cache_folder() / (sha1_hex(compiler->identity + source) + ".so")).string();
+  const auto key = KernelKey::of_user();
+  const auto folder = private_folder(kernel_cache_folder(), "codegen: the kernel cache folder");
+  const auto path = folder + "/" + key.mac(compiler->identity + source) + ".so";
 
   // Ranks can be threads: the first one builds, the others wait and share the result.
   static std::mutex mutex;
@@ -117,10 +111,10 @@ std::shared_ptr<const KernelLibrary> KernelLibrary::load(const Kernels& kernels)
   const std::lock_guard lock(mutex);
   auto& here = (*loaded)[path];
   auto library = here.lock();
-  if (!library) library = open(path, kernels);
+  if (!library) library = open(path, key, kernels);
   if (!library) {
-    build_library_file(*compiler, source, path);
-    library = open(path, kernels);
+    build_library_file(*compiler, key, source, path);
+    library = open(path, key, kernels);
     TESSERA_CHECK(library, InternalError, "codegen: ", path,
                   " cannot be loaded although it was just built; please report this");
   }
@@ -128,15 +122,17 @@ std::shared_ptr<const KernelLibrary> KernelLibrary::load(const Kernels& kernels)
   return library;
 }
 
-// Null if the file does not exist or is damaged.
-std::shared_ptr<const KernelLibrary> KernelLibrary::open(const std::string& path, const Kernels& kernels) {
-  const auto bytes = read_bytes(path);
-  if (!bytes) return {};
+// Null if the file does not exist, is damaged, or could have been written by another user.
+std::shared_ptr<const KernelLibrary> KernelLibrary::open(const std::string& path, const KernelKey& key,
+                                                         const Kernels& kernels) {
+  const auto file = read_private_file(path);
+  if (!file.bytes && file.refused.empty()) return {};
   const auto damaged = [&](const std::string& how) {
     warn_once("codegen/" + path, c10::str("codegen: ", path, " is damaged (", how, "); it is rebuilt"));
     return nullptr;
   };
-  if (!has_valid_checksum(*bytes)) return damaged("its checksum does not match");
+  if (!file.bytes) return damaged(file.refused);
+  if (!has_valid_mac(key, path, *file.bytes)) return damaged("its checksum does not match");
   auto* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) return damaged(dlerror());
   const std::shared_ptr<KernelLibrary> library(new KernelLibrary(path, handle));

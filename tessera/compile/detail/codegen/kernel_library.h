@@ -8,9 +8,13 @@
 //
 //   Program::kernels --> one source file --> <cache>/<hash>.so --> functions, and a call counter for each
 //
-// The hash covers source, compiler, flags and processor. A cached file whose checksum does not match is rebuilt, with a
-// warning. A file is written under a temporary name and then renamed, so that processes can share a cache folder.
+// The hash covers source, compiler, flags, processor and the user's key (kernel_key.h). A file is code of this user
+// only if nobody else could write it (private_files.h) and if it ends with the MAC of its name and bytes under that
+// key. Any other file of that name is rebuilt, with a warning. A cache folder that others can write is not used:
+// UsageError. A file is built in a folder of its own and then renamed, so that processes can share a cache folder.
 namespace tessera::compiler::codegen {
+
+class KernelKey;
 
 // A generated kernel. Computes part `part` of `parts` of all elements. `operands`: addresses of the written tensors,
 // then of those that are only read.
@@ -24,7 +28,7 @@ class KernelLibrary {
   using Kernels = std::map<std::string, std::string>;
 
   // Reuses a library that this process has loaded, or loads one from the disk cache, or builds it. UsageError without a
-  // compiler, if the compiler fails, or if the cache folder cannot be written.
+  // compiler, if the compiler fails, or if the cache folder cannot be written or others can write it.
   static std::shared_ptr<const KernelLibrary> load(const Kernels& kernels);
   ~KernelLibrary();
   KernelLibrary(const KernelLibrary&) = delete;
@@ -41,7 +45,8 @@ class KernelLibrary {
     const int64_t* calls;
   };
   KernelLibrary(std::string path, void* handle) : path_(std::move(path)), handle_(handle) {}
-  static std::shared_ptr<const KernelLibrary> open(const std::string& path, const Kernels& kernels);
+  static std::shared_ptr<const KernelLibrary> open(const std::string& path, const KernelKey& key,
+                                                   const Kernels& kernels);
   const Symbol& symbol(const std::string& name) const;
 
   std::string path_;

@@ -3,15 +3,21 @@
 #include "tessera/compile/detail/ir/op_table.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace tessera::compiler {
 namespace {
+
+constexpr auto kMost = std::numeric_limits<int64_t>::max();
+// For factors and terms that are not negative: at most kMost.
+int64_t product(int64_t a, int64_t b) { return __builtin_mul_overflow(a, b, &a) ? kMost : a; }
+int64_t sum(int64_t a, int64_t b) { return __builtin_add_overflow(a, b, &a) ? kMost : a; }
 
 int64_t arg_bytes(const Program& program, const Arg& arg) {
   if (const auto* id = std::get_if<ValueId>(&arg)) return *id == kNone ? 0 : program[*id].type.bytes();
   int64_t bytes = 0;
   if (const auto* list = std::get_if<ValueList>(&arg))
-    for (const auto id : *list) bytes += id == kNone ? 0 : program[id].type.bytes();
+    for (const auto id : *list) bytes = sum(bytes, id == kNone ? 0 : program[id].type.bytes());
   return bytes;
 }
 
@@ -30,22 +36,31 @@ std::vector<int64_t> integers(const Arg& arg) {
   return found;
 }
 
+ValueList values_in(const Arg& arg) {
+  const auto* one = std::get_if<ValueId>(&arg);
+  return one ? ValueList{*one} : std::get<ValueList>(arg);
+}
+
+size_t ranks_of_group(const Program& program, const Node& node) {
+  return program.groups[static_cast<size_t>(group_of(node))].ranks.size();
+}
+
 // Bytes of an all-gather or reduce-scatter, whose local shards are padded to the largest one. Argument 1 is the sharded
 // dim of each tensor, argument 2 the shard sizes of all ranks along it.
 //   sizes [4, 3], 8 bytes per index of the dim:   2 ranks x 4 x 8 bytes
 int64_t padded_shard_bytes(const Program& program, const Node& node) {
   const auto dims = integers(node.args[1]), sizes = integers(node.args[2]);
-  const auto* one = std::get_if<ValueId>(&node.args[0]);
-  const auto values = one ? ValueList{*one} : std::get<ValueList>(node.args[0]);
-  const auto ranks = sizes.size() / values.size();
+  const auto values = values_in(node.args[0]);
+  const auto ranks = ranks_of_group(program, node);
   int64_t bytes = 0;
   for (size_t i = 0; i < values.size(); i++) {
     const auto& type = program[values[i]].type;
     const auto begin = sizes.begin() + static_cast<ptrdiff_t>(i * ranks);
     int64_t slice = type.itemsize();  // bytes of one index of the sharded dim
     for (size_t d = 0; d < type.sizes.size(); d++)
-      if (static_cast<int64_t>(d) != dims[i]) slice *= type.sizes[d];
-    bytes += slice * *std::max_element(begin, begin + static_cast<ptrdiff_t>(ranks)) * static_cast<int64_t>(ranks);
+      if (static_cast<int64_t>(d) != dims[i]) slice = product(slice, type.sizes[d]);
+    const auto largest = *std::max_element(begin, begin + static_cast<ptrdiff_t>(ranks));
+    bytes = sum(bytes, product(product(slice, largest), static_cast<int64_t>(ranks)));
   }
   return bytes;
 }
@@ -56,7 +71,7 @@ int64_t flat_bytes_of_all_ranks(const Program& program, const Node& node) {
   int64_t part = 0;
   for (const auto& arg : node.args)
     if (std::holds_alternative<ValueId>(arg)) part = arg_bytes(program, arg);
-  return part * static_cast<int64_t>(program.groups[static_cast<size_t>(group_of(node))].ranks.size());
+  return product(part, static_cast<int64_t>(ranks_of_group(program, node)));
 }
 
 struct CollectiveRow {
@@ -93,6 +108,26 @@ const CollectiveRow* find_collective(const c10::OperatorHandle& op) {
 comm::CommKind record_kind(const c10::OperatorHandle& op) {
   const auto* row = find_collective(op);
   return row ? row->kind : comm::CommKind::Count;
+}
+
+std::string collective_error(const Program& program, const Node& node) {
+  const auto* row = find_collective(node.op);
+  if (!row || row->bytes != padded_shard_bytes) return "";
+  const auto dims = integers(node.args[1]), sizes = integers(node.args[2]);
+  const auto values = values_in(node.args[0]);
+  const auto ranks = ranks_of_group(program, node);
+  if (ranks == 0) return "the group has no ranks";
+  if (dims.size() != values.size() || sizes.size() != values.size() * ranks)
+    return c10::str(values.size(), " tensors on ", ranks, " ranks have ", dims.size(), " dims and ", sizes.size(),
+                    " shard sizes");
+  for (size_t i = 0; i < values.size(); i++) {
+    if (values[i] == kNone) return "a tensor is undefined";
+    const auto ndim = static_cast<int64_t>(program[values[i]].type.sizes.size());
+    if (dims[i] < 0 || dims[i] >= ndim) return c10::str("dim ", dims[i], " of a tensor of ", ndim, " dims");
+  }
+  for (const auto size : sizes)
+    if (size < 0) return c10::str("a shard size is ", size);
+  return "";
 }
 
 Collective collective_of(const Program& program, const Node& node) {

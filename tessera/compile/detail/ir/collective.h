@@ -14,7 +14,11 @@ struct Collective {
 };
 
 comm::CommKind record_kind(const c10::OperatorHandle& op);
-// Requires: kind_of(node) is OpKind::Collective.
+// Why the dims and shard sizes of a collective do not match its tensors and its group; "" if they do. verify() asks.
+// Requires: the arguments match the schema.
+std::string collective_error(const Program& program, const Node& node);
+// Requires: kind_of(node) is OpKind::Collective, and collective_error() is "". A number of bytes that exceeds 2^63 is
+// the largest integer.
 Collective collective_of(const Program& program, const Node& node);
 
 // The node that waits for the collective `node`: the first later wait on a buffer that the collective writes.

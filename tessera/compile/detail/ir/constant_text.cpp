@@ -6,6 +6,7 @@
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace tessera::compiler {
 namespace {
@@ -19,8 +20,12 @@ std::optional<std::vector<double>> elements_of(const at::Tensor& constant) {
   const OpModesOff modes_off;
   const at::NoGradGuard no_grad;
   const auto as_double = constant.to(at::kCPU, at::kDouble).contiguous();
-  return std::vector<double>(as_double.const_data_ptr<double>(),
-                             as_double.const_data_ptr<double>() + as_double.numel());
+  std::vector<double> elements(as_double.const_data_ptr<double>(),
+                               as_double.const_data_ptr<double>() + as_double.numel());
+  if (c10::isIntegralType(constant.scalar_type(), true) &&
+      std::any_of(elements.begin(), elements.end(), [](double e) { return std::abs(e) > kMostExactInteger; }))
+    return {};
+  return elements;
 }
 
 at::Tensor constant_of(const Type& type, const std::vector<double>& elements) {

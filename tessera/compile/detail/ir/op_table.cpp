@@ -77,6 +77,13 @@ bool updates_running_statistics(const c10::OperatorHandle& op) {
 
 }  // namespace
 
+std::vector<c10::OperatorHandle> ops_listed_as(const std::string& name) {
+  std::vector<c10::OperatorHandle> found;
+  for (const auto& row : kOpTable)
+    if (row.listed_as && name == row.listed_as) found.push_back(find_op(row.name));
+  return found;
+}
+
 const OpRow* row_of(const Node& node) { return find_op_row(node.op.operator_name()); }
 
 OpKind kind_of(const c10::OperatorHandle& op) {
@@ -88,6 +95,7 @@ OpKind kind_of(const c10::OperatorHandle& op) {
 }
 
 bool writes_argument(const c10::OperatorHandle& op, size_t argument) {
+  if (argument >= op.schema().arguments().size()) return false;  // of an invalid node, which verify() prints
   const auto* alias = op.schema().arguments()[argument].alias_info();
   if (alias && alias->isWrite()) return true;
   return (argument == 3 || argument == 4) && updates_running_statistics(op);

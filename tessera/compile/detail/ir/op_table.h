@@ -21,6 +21,8 @@ struct OpRow {
   const char* listed_as;  // name in program.listing(); null: its own name
 };
 const OpRow* row_of(const Node& node);
+// The ops that program.listing() prints by this name.
+std::vector<c10::OperatorHandle> ops_listed_as(const std::string& name);
 OpKind kind_of(const c10::OperatorHandle& op);
 inline OpKind kind_of(const Node& node) { return kind_of(node.op); }
 

@@ -1,5 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/compile/detail/ir/constant_text.h"
+#include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/ir/program.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -7,8 +8,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <limits>
 #include <map>
+#include <regex>
 #include <sstream>
+#include <utility>
 
 namespace tessera::compiler {
 namespace {
@@ -62,6 +66,11 @@ class LineCursor {
     at_ = static_cast<size_t>(end - text_.data());
     return value;
   }
+  int64_t integer_in(int64_t least, int64_t most) {
+    const auto value = integer();
+    if (value < least || value > most) fail(c10::str("an integer from ", least, " to ", most, ", not ", value));
+    return value;
+  }
   c10::IValue number() {
     skip();
     const auto* begin = text_.data() + at_;
@@ -79,8 +88,8 @@ class LineCursor {
     std::string found;
     for (; at_ < text_.size() && text_[at_] != '"'; at_++) {
       const bool escaped = text_[at_] == '\\';
-      if (escaped) at_++;
-      if (at_ < text_.size()) found += escaped && text_[at_] == 'n' ? '\n' : text_[at_];
+      if (escaped && ++at_ == text_.size()) break;
+      found += escaped && text_[at_] == 'n' ? '\n' : text_[at_];
     }
     expect("\"");
     return found;
@@ -94,9 +103,26 @@ class LineCursor {
     }
     return list;
   }
+  size_t count_arguments() {  // of the list in parentheses that follows
+    skip();
+    size_t commas = 0, depth = 0;
+    bool any = false;
+    for (size_t i = at_; i < text_.size(); i++) {
+      const char c = text_[i];
+      if (c == '"')
+        for (i++; i < text_.size() && text_[i] != '"'; i++) i += text_[i] == '\\';
+      if (c == '(' || c == '[') depth++;
+      if ((c == ')' || c == ']') && --depth == 0) break;
+      any |= depth > 0 && c != '(' && c != ' ';
+      commas += depth == 1 && c == ',';
+    }
+    return any ? commas + 1 : 0;
+  }
   std::string comment() {  // what follows #, to the end of the line
     skip();
-    return take("#") ? std::string(text_.substr(std::min(text_.find_first_not_of(' ', at_), text_.size()))) : "";
+    if (!take("#")) return "";
+    skip();
+    return std::string(text_.substr(std::exchange(at_, text_.size())));
   }
 
  private:
@@ -108,6 +134,10 @@ class LineCursor {
   int number_;
 };
 
+constexpr int64_t kMostDims = 64;
+constexpr int kDeepestList = 4;                          // schemas have lists of lists at most
+constexpr int64_t kMostConstantSpan = int64_t{1} << 20;  // memory of a constant, whose elements are in the text
+
 class Parser {
  public:
   Program run(const std::string& text) {
@@ -118,6 +148,7 @@ class Parser {
       if (at.at_end()) continue;
       try {
         read(at);
+        if (!at.at_end()) at.fail("the end of the line");
       } catch (const c10::Error& error) {  // errors of op names, dtypes and devices do not have the line number yet
         const std::string message = error.what_without_backtrace();
         if (message.starts_with("line ")) throw;
@@ -130,14 +161,16 @@ class Parser {
  private:
   void read(LineCursor& at) {
     if (at.take("group @")) {
-      auto name = at.name();
+      auto name = new_name(at, program_.groups);
       program_.groups.push_back({std::move(name), at.integers("[", "]")});
-      if (at.take("rank ")) program_.groups.back().rank = at.integer();
+      auto& group = program_.groups.back();
+      if (at.take("rank ")) group.rank = at.integer_in(0, static_cast<int64_t>(group.ranks.size()) - 1);
     } else if (at.take("number $")) {
-      program_.numbers.push_back({at.name()});
+      program_.numbers.push_back({new_name(at, program_.numbers)});
     } else if (at.take("kernel ")) {
       auto name = at.word();
-      program_.kernels[std::move(name)] = at.quoted();
+      if (!program_.kernels.emplace(name, at.quoted()).second)
+        at.fail(c10::str("a new kernel; ", name, " is already declared above"));
     } else if (at.take("input ")) {
       const auto value = define(at);
       const auto role = role_named(at);
@@ -154,14 +187,27 @@ class Parser {
     }
   }
 
+  template <class Items>
+  std::string new_name(LineCursor& at, const Items& items) {
+    auto name = at.name();
+    for (const auto& item : items)
+      if (item.name == name) at.fail(c10::str("a new name; ", name, " is already declared above"));
+    return name;
+  }
+
   at::Tensor read_elements(LineCursor& at, const Type& type) {
     std::vector<double> elements;
     at.expect("[");
     while (!at.take("]")) {
       if (!elements.empty()) at.expect(",");
-      elements.push_back(at.number().toScalar().toDouble());
+      const auto number = at.number();
+      elements.push_back(number.toScalar().toDouble());
+      if (number.isInt() && (number.toInt() > kMostExactInteger || number.toInt() < -kMostExactInteger))
+        at.fail("an integer below 2^53");
     }
     if (static_cast<int64_t>(elements.size()) != type.numel()) at.fail(c10::str(type.numel(), " elements in the list"));
+    if (type.span() > kMostConstantSpan)
+      at.fail(c10::str("strides of at most ", kMostConstantSpan, " elements in all"));
     return constant_of(type, elements);
   }
 
@@ -177,7 +223,9 @@ class Parser {
       while (at.take(","));
       at.expect("=");
     }
-    Node node{find_op(at.word()), {}, std::move(results)};
+    const auto name = at.word();
+    const bool is_kernel = program_.kernels.count(name) > 0;  // listing() prints a call of a kernel by its name
+    Node node{is_kernel ? find_op("tessera.cpp_kernel") : op_named(name, at.count_arguments()), {}, std::move(results)};
     at.expect("(");
     const auto& arguments = node.schema().arguments();
     while (!at.take(")")) {
@@ -185,9 +233,23 @@ class Parser {
       if (node.args.size() == arguments.size()) at.fail(c10::str("\")\": ", node.name(), " takes no more arguments"));
       node.args.push_back(read_arg(at, *arguments[node.args.size()].type()));
     }
+    if (is_kernel) node.args.emplace_back(c10::IValue(name));
     if (node.args.size() != arguments.size()) at.fail(c10::str(arguments.size(), " arguments"));
-    node.module = at.comment();
+    node.module = without_runs(at.comment());
     program_.nodes.push_back(std::move(node));
+  }
+
+  // listing() prints collectives by the names that PyTorch has for them; some are ops with different arguments.
+  static c10::OperatorHandle op_named(const std::string& name, size_t arguments) {
+    for (const auto& op : ops_listed_as(name))
+      if (op.schema().arguments().size() == arguments) return op;
+    return find_op(name);
+  }
+
+  // The module of a comment, without what listing() adds: "net1  # 128 bytes, ran 3".
+  static std::string without_runs(const std::string& comment) {
+    static const std::regex runs(R"((^|\s*# )(\d+ bytes, )?ran \d+$)");
+    return std::regex_replace(comment, runs, "");
   }
 
   Arg read_result(LineCursor& at) {
@@ -204,18 +266,14 @@ class Parser {
     at.expect("%");
     const auto name = at.integer();
     at.expect(":");
-    Type type;
-    type.dtype = dtype_from(at.word());
-    type = Type::contiguous(type.dtype, at.integers("[", "]"));
-    if (at.peek("{")) type.strides = at.integers("{", "}");
-    if (at.take("cuda:")) type.device = c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(at.integer()));
-    type.conj = at.take("conj");
-    type.neg = at.take("neg");
+    auto type = read_type(at);
     auto batch_dim = Value::kNoBatch;
-    if (at.take("batch ")) batch_dim = at.take("reduced") ? Value::kBatchReduced : static_cast<int32_t>(at.integer());
+    if (at.take("batch "))
+      batch_dim = at.take("reduced") ? Value::kBatchReduced : static_cast<int32_t>(at.integer_in(0, kMostDims));
     ValueId value;
     if (at.take("in ")) {
       const auto base = use(at);
+      if (base == kNone) at.fail("a value that has memory, not undefined");
       value = program_.add_in(base, std::move(type), at.take("+") ? at.integer() : 0);
     } else {
       value = program_.add(std::move(type));
@@ -223,6 +281,23 @@ class Parser {
     program_.values.back().batch_dim = batch_dim;
     if (!values_.emplace(name, value).second) at.fail(c10::str("a new value; %", name, " is already defined above"));
     return value;
+  }
+
+  static Type read_type(LineCursor& at) {
+    const auto dtype = dtype_from(at.word());
+    auto sizes = at.integers("[", "]");
+    if (const auto error = sizes_error(dtype, sizes); !error.empty())
+      at.fail(c10::str("the sizes of a tensor: ", error));
+    auto type = Type::contiguous(dtype, std::move(sizes));
+    if (at.peek("{")) type.strides = at.integers("{", "}");
+    if (const auto error = type_error(type); !error.empty()) at.fail(c10::str("the strides of a tensor: ", error));
+    if (at.take("cuda:"))
+      type.device = c10::Device(
+          c10::kCUDA, static_cast<c10::DeviceIndex>(at.integer_in(0, std::numeric_limits<c10::DeviceIndex>::max())));
+    if (at.peek("conj") && !c10::isComplexType(dtype)) at.fail("a complex dtype before conj");
+    type.conj = at.take("conj");
+    type.neg = at.take("neg");
+    return type;
   }
 
   ValueId use(LineCursor& at) {
@@ -293,7 +368,7 @@ class Parser {
     return c10::IValue(std::move(list_value));
   }
 
-  c10::IValue read_constant(LineCursor& at, const c10::Type& type) {
+  c10::IValue read_constant(LineCursor& at, const c10::Type& type, int depth = 0) {
     if (at.take("none")) return {};
     if (at.take("true")) return true;
     if (at.take("false")) return false;
@@ -312,14 +387,21 @@ class Parser {
       return c10::complex<double>(real, imaginary);
     }
     if (at.take("[")) {
+      if (depth == kDeepestList) at.fail(c10::str("a list of at most ", kDeepestList, " levels"));
       std::vector<c10::IValue> items;
       while (!at.take("]")) {
         if (!items.empty()) at.expect(",");
-        items.push_back(read_constant(at, type));
+        items.push_back(read_constant(at, type, depth + 1));
       }
       return list_of(items, type);
     }
-    return at.number();
+    auto number = at.number();
+    return number.isInt() && wants_float(type) ? c10::IValue(static_cast<double>(number.toInt())) : number;
+  }
+
+  static bool wants_float(const c10::Type& type) {
+    if (type.kind() == c10::TypeKind::OptionalType) return wants_float(*type.containedTypes()[0]);
+    return type.kind() == c10::TypeKind::FloatType;
   }
 
   Program program_;

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <iomanip>
 #include <ostream>
 #include <sstream>
 
@@ -87,9 +86,9 @@ void print_value(std::ostream& out, ValueId id) {
 }
 
 void print_definition(std::ostream& out, const Program& program, const std::vector<ValueId>& first, ValueId id) {
-  const auto& value = program[id];
   print_value(out, id);
   if (id == kNone) return;
+  const auto& value = program[id];
   out << ": " << value.type;
   if (value.batch_dim == Value::kBatchReduced) out << " batch reduced";
   if (value.batch_dim >= 0) out << " batch " << value.batch_dim;
@@ -158,7 +157,7 @@ void print_node(std::ostream& out, const Program& program, const Node& node) {
   print_node(out, program, first_in_buffer(program), node);
 }
 
-std::ostream& operator<<(std::ostream& out, const Program& program) {
+void print_declarations(std::ostream& out, const Program& program, bool sources) {
   const auto first = first_in_buffer(program);
   for (const auto& group : program.groups) {
     out << "group @" << group.name << " ";
@@ -169,29 +168,42 @@ std::ostream& operator<<(std::ostream& out, const Program& program) {
   for (const auto& number : program.numbers) out << "number $" << number.name << "\n";
   for (const auto& [name, source] : program.kernels) {
     out << "kernel " << name << " ";
-    print_quoted(out, source);
+    print_quoted(out, sources ? source : "");
     out << "\n";
   }
   for (const auto& input : program.inputs) {
     out << "input ";
     print_definition(out, program, first, input.value);
-    out << " " << input.role << " " << std::quoted(input.name);
+    out << " " << input.role << " ";
+    print_quoted(out, input.name);
     if (const auto elements = elements_of(input.constant)) {
       out << " = ";
       print_bracketed(out, *elements, [&](double element) { print_double(out, element); });
     }
     out << "\n";
   }
+}
+
+void print_outputs(std::ostream& out, const Program& program) {
+  for (const auto& output : program.outputs) {
+    out << kOutputs[static_cast<size_t>(output.kind)] << " ";
+    print_value(out, output.value);
+    if (!output.name.empty()) {
+      out << " ";
+      print_quoted(out, output.name);
+    }
+    out << "\n";
+  }
+}
+
+std::ostream& operator<<(std::ostream& out, const Program& program) {
+  print_declarations(out, program);
+  const auto first = first_in_buffer(program);
   for (const auto& node : program.nodes) {
     print_node(out, program, first, node);
     out << "\n";
   }
-  for (const auto& output : program.outputs) {
-    out << kOutputs[static_cast<size_t>(output.kind)] << " ";
-    print_value(out, output.value);
-    if (!output.name.empty()) out << " " << std::quoted(output.name);
-    out << "\n";
-  }
+  print_outputs(out, program);
   return out;
 }
 

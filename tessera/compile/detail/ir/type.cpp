@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 
+#include <algorithm>
 #include <ostream>
 #include <utility>
 
@@ -21,7 +22,7 @@ std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {
   int64_t next = 1;
   for (size_t d = sizes.size(); d-- > 0;) {
     strides[d] = next;
-    next *= std::max<int64_t>(sizes[d], 1);
+    if (__builtin_mul_overflow(next, std::max<int64_t>(sizes[d], 1), &next)) next = 0;  // no tensor has such sizes
   }
   return strides;
 }
@@ -61,6 +62,33 @@ bool Type::is_contiguous() const {
     next *= sizes[d];
   }
   return true;
+}
+
+std::string sizes_error(c10::ScalarType dtype, const std::vector<int64_t>& sizes) {
+  auto bytes = static_cast<int64_t>(c10::elementSize(dtype));  // as if empty dims had one element: of the strides
+  for (const auto size : sizes) {
+    if (size < 0) return c10::str("a size is ", size);
+    if (__builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) return "it has more than 2^63 bytes";
+  }
+  return "";
+}
+
+std::string type_error(const Type& type) {
+  auto error = sizes_error(type.dtype, type.sizes);
+  if (!error.empty()) return error;
+  if (type.sizes.size() != type.strides.size())
+    return c10::str("it has ", type.sizes.size(), " sizes and ", type.strides.size(), " strides");
+  int64_t last = 0, bytes = 0;
+  for (size_t d = 0; d < type.sizes.size(); d++) {
+    if (type.strides[d] < 0) return c10::str("a stride is ", type.strides[d]);
+    int64_t reach = 0;
+    if (__builtin_mul_overflow(std::max<int64_t>(type.sizes[d] - 1, 0), type.strides[d], &reach) ||
+        __builtin_add_overflow(last, reach, &last))
+      return "its strides exceed 2^63";
+  }
+  if (__builtin_add_overflow(last, 1, &last) || __builtin_mul_overflow(last, type.itemsize(), &bytes))
+    return "its strides exceed 2^63";
+  return "";
 }
 
 std::ostream& operator<<(std::ostream& out, const Type& type) {

@@ -35,6 +35,12 @@ struct Type {
 };
 std::ostream& operator<<(std::ostream& out, const Type& type);
 
+// Why no tensor can have these sizes: a negative one, or more than 2^63 bytes; "" if one can. All other functions of
+// types need valid sizes.
+std::string sizes_error(c10::ScalarType dtype, const std::vector<int64_t>& sizes);
+// The same for sizes and strides.
+std::string type_error(const Type& type);
+
 const char* short_name(c10::ScalarType dtype);            // "f32"
 c10::ScalarType dtype_from(std::string_view short_name);  // throws UsageError for an unknown name
 

@@ -1,8 +1,10 @@
 #include "tessera/base/error.h"
+#include "tessera/compile/detail/ir/collective.h"
 #include "tessera/compile/detail/ir/inflight_collectives.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/ir/print.h"
 #include "tessera/compile/detail/ir/program.h"
+#include "tessera/compile/detail/ir/schema_match.h"
 
 #include <sstream>
 
@@ -56,10 +58,17 @@ class Verifier {
     defined = 1;
     const auto& value = program_[id];
     check(value.buffer >= 0 && value.buffer < program_.buffers, "%", id, " has no buffer");
-    check(value.type.sizes.size() == value.type.strides.size(), "%", id, " has different numbers of sizes and strides");
+    const auto error = type_error(value.type);
+    check(error.empty(), "%", id, " is not the type of a tensor: ", error);
+    const auto ndim = static_cast<int64_t>(value.type.sizes.size());
+    check(value.batch_dim < ndim, "%", id, " has batch dim ", value.batch_dim, " of ", ndim, " dims");
     // The first value of a buffer defines its size. In an external buffer the first value may be a view.
     auto& bytes = bytes_[static_cast<size_t>(value.buffer)];
-    const auto end = value.type.span() == 0 ? 0 : (value.offset + value.type.span()) * value.type.itemsize();
+    int64_t end = 0;
+    const bool fits = value.offset >= 0 && !__builtin_add_overflow(value.offset, value.type.span(), &end) &&
+                      !__builtin_mul_overflow(end, value.type.itemsize(), &end);
+    check(fits, "%", id, " has offset ", value.offset);
+    if (value.type.numel() == 0) end = 0;
     if (bytes < 0 || !node_)
       bytes = std::max(bytes, end);
     else
@@ -78,6 +87,12 @@ class Verifier {
           schema.arguments().size());
     check(node.results.size() == schema.returns().size(), node.results.size(), " results for a schema of ",
           schema.returns().size());
+    for (size_t i = 0; i < node.args.size(); i++)
+      check(argument_fits(node.args[i], *schema.arguments()[i].type()), "argument ", schema.arguments()[i].name(),
+            " does not match the schema, ", schema);
+    for (size_t i = 0; i < node.results.size(); i++)
+      check(result_fits(node.results[i], *schema.returns()[i].type()), "result ", i, " does not match the schema, ",
+            schema);
     node.each_read([&](ValueId id) { check_defined(id); });
     const auto kind = kind_of(node);
     if (kind != OpKind::Wait)
@@ -91,6 +106,10 @@ class Verifier {
     if (is_generated(node))
       check(program_.kernels.count(generated_name(node)) > 0, "the program has no kernel of that name");
     if (kind == OpKind::Collective || kind == OpKind::Wait) check(group_of(node) >= 0, "the op has no group argument");
+    if (kind == OpKind::Collective) {
+      const auto wrong = collective_error(program_, node);
+      check(wrong.empty(), wrong);
+    }
     node.each_result([&](ValueId id) { define(id); });
     if (kind == OpKind::Collective) inflight_.post(program_, node);
     if (kind == OpKind::Wait) inflight_.wait(program_, node);

@@ -13,7 +13,9 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <chrono>
 #include <sstream>
+#include <utility>
 
 namespace tessera::compiler {
 namespace {
@@ -59,7 +61,9 @@ Executable::Executable(Program program, const std::vector<c10::Storage>& bound, 
   prepare();
 }
 
-Executable::~Executable() = default;
+Executable::~Executable() {
+  if (after_next_run_) after_next_run_({});
+}
 
 void Executable::prepare() {
   const at::AutoDispatchBelowADInplaceOrView below;
@@ -273,28 +277,42 @@ void Executable::run_by_runner() {
 }
 
 void Executable::run() {
-  if (runner_) return run_by_runner();
+  NodeTimes times;
+  if (runner_)
+    run_by_runner();
+  else
+    times = run_calls();
+  if (after_next_run_) std::exchange(after_next_run_, nullptr)(times);
+}
+
+// The times are empty if nobody has asked for them.
+Executable::NodeTimes Executable::run_calls() {
+  using Clock = std::chrono::steady_clock;
   const OpModesOff no_modes;  // an op mode must not see the ops that kernels call internally
   const at::AutoDispatchBelowADInplaceOrView below;
   const at::AutoGradMode grad_mode(true);  // as in the trace: the kernel of LSTM returns its workspace only then
   numbers_.clear();
   for (const auto& number : program_.numbers) numbers_.push_back(number.read());
+  NodeTimes times(after_next_run_ ? program_.nodes.size() : 0, 0.0);
   for (auto& call : calls_) {
-    for (const auto buffer : call.new_memory) give_new_memory(buffer);
-    if (call.generated) {
-      call_generated(call);
-      call.runs++;
-      continue;
-    }
-    for (const auto& [i, live] : call.live) call.kernel.arguments[i] = scalar_value(live, numbers_);
-    call.kernel.call(stack_);
-    for (const auto& [i, id] : call.results) take_result(stack_[i].toTensor(), id, call.replaces_storage);
-    for (const auto& [i, at, id] : call.list_results)
-      take_result(stack_[i].toTensorList()[static_cast<size_t>(at)], id, call.replaces_storage);
-    call.runs++;
+    const auto start = times.empty() ? Clock::time_point() : Clock::now();
+    run_call(call);
+    if (!times.empty()) times[call.node] = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   }
   stack_.clear();
   runs_++;
+  return times;
+}
+
+void Executable::run_call(KernelCall& call) {
+  for (const auto buffer : call.new_memory) give_new_memory(buffer);
+  call.runs++;
+  if (call.generated) return call_generated(call);
+  for (const auto& [i, live] : call.live) call.kernel.arguments[i] = scalar_value(live, numbers_);
+  call.kernel.call(stack_);
+  for (const auto& [i, id] : call.results) take_result(stack_[i].toTensor(), id, call.replaces_storage);
+  for (const auto& [i, at, id] : call.list_results)
+    take_result(stack_[i].toTensorList()[static_cast<size_t>(at)], id, call.replaces_storage);
 }
 
 at::Tensor Executable::output(const Output& output) const {
@@ -303,6 +321,7 @@ at::Tensor Executable::output(const Output& output) const {
 
 std::string Executable::listing() const {
   std::ostringstream out;
+  print_declarations(out, program_, false);
   auto call = calls_.begin();
   for (size_t n = 0; n < program_.nodes.size(); n++) {
     const auto& node = program_.nodes[n];
@@ -325,6 +344,7 @@ std::string Executable::listing() const {
     }
     out << "\n";
   }
+  print_outputs(out, program_);
   return out.str();
 }
 

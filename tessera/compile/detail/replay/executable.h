@@ -46,11 +46,16 @@ class Executable {
   // Allocates new memory for a buffer that the program writes. The old memory stays with its other owners.
   void give_new_memory(int32_t buffer);
   void run();
+  // Calls `then` after the next run, with the milliseconds of each node; 0: it needs no kernel. The destructor calls it
+  // with an empty list if the program does not run again.
+  using NodeTimes = std::vector<double>;
+  void time_next_run(std::function<void(const NodeTimes&)> then) { after_next_run_ = std::move(then); }
   // After run(). A returned value has memory that no later run writes; other outputs are where they are bound.
   at::Tensor output(const Output& output) const;
 
   // The program, one node per line, with op names as in PyTorch's generated code, the number of runs, and the bytes of
-  // collectives as their records count them. A line without a number of runs is a view, which needs no kernel.
+  // collectives as their records count them. A line without a number of runs is a view, which needs no kernel. parse()
+  // reads it; the sources of kernels are left out.
   std::string listing() const;
   int64_t runs() const { return runs_; }
   // The generated kernels; null if the program has none.
@@ -84,6 +89,8 @@ class Executable {
   void prepare_results(KernelCall& call, const Node& node) const;
   void renew_returned_buffers(const std::vector<char>& external);
   void run_by_runner();
+  NodeTimes run_calls();
+  void run_call(KernelCall& call);
   void call_generated(const KernelCall& call);
   std::vector<char> used_buffers() const;
   at::Tensor tensor_for(ValueId value) const;
@@ -104,6 +111,7 @@ class Executable {
   std::vector<void*> operands_;
   int64_t runs_ = 0;
   Runner runner_;  // null: replay
+  std::function<void(const NodeTimes&)> after_next_run_;
 };
 
 }  // namespace tessera::compiler

@@ -41,8 +41,11 @@ TraceSink trace_into(std::string folder) {
   };
 }
 
-TraceRecorder::TraceRecorder(const TraceSink& sink, std::string what, const Program& traced) : sink_(sink) {
+TraceRecorder::TraceRecorder(const TraceSink& sink, std::string what, const Program& traced,
+                             std::string recompiled_because)
+    : sink_(sink) {
   if (!sink_) return;
+  trace_.recompiled_because = std::move(recompiled_because);
   trace_.what = std::move(what);
   if (World::has_current()) {
     trace_.rank = World::current().rank();
@@ -56,12 +59,15 @@ void TraceRecorder::after_pass(const Program& program, const PassReport& report)
   trace_.stages.push_back({report, program});
 }
 
-void TraceRecorder::finish(const Executable& executable) {
+void TraceRecorder::finish(Executable& executable) {
   if (!sink_) return;
   scope_.reset();
   trace_.stages.push_back({{"runs", {}, 0}, executable.program()});
   trace_.memory = executable.memory();
-  sink_(trace_);
+  executable.time_next_run([sink = sink_, trace = std::move(trace_)](const Executable::NodeTimes& times) mutable {
+    trace.milliseconds = times;
+    sink(trace);
+  });
 }
 
 }  // namespace tessera::compiler

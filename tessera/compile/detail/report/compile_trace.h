@@ -21,8 +21,10 @@ struct TraceStage {
 struct CompileTrace {
   std::string what;  // "step", "forward", "backward"
   int64_t rank = 0, ranks = 1;
-  std::vector<TraceStage> stages;  // the first is "traced", the last "runs"
-  MemoryPlan memory;               // of the last stage
+  std::vector<TraceStage> stages;    // the first is "traced", the last "runs"
+  MemoryPlan memory;                 // of the last stage
+  std::string recompiled_because;    // empty: the first program of its function
+  std::vector<double> milliseconds;  // of the first run, by node of the last stage; empty: it did not run
 };
 
 using TraceSink = std::function<void(const CompileTrace&)>;
@@ -33,8 +35,8 @@ TraceSink trace_into(std::string folder);
 // Records all passes on this thread from construction to finish(), if there is a sink.
 class TraceRecorder final : PassObserver {
  public:
-  TraceRecorder(const TraceSink& sink, std::string what, const Program& traced);
-  void finish(const Executable& executable);  // calls the sink
+  TraceRecorder(const TraceSink& sink, std::string what, const Program& traced, std::string recompiled_because);
+  void finish(Executable& executable);  // the sink is called after the first run, or when the executable is freed
   void after_pass(const Program& program, const PassReport& report) override;
 
  private:

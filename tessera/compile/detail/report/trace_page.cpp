@@ -17,7 +17,7 @@
 namespace tessera::compiler {
 namespace {
 
-constexpr size_t kListedBuffers = 20;
+constexpr size_t kListedBuffers = 20, kListedNodes = 20;
 
 std::string fixed_point(double number, int digits) {
   std::ostringstream text;
@@ -154,6 +154,52 @@ void write_stages(std::ostream& out, const CompileTrace& trace, const std::vecto
   }
 }
 
+// Ops by name, generated kernels one by one, the slowest first; then the slowest lines.
+void write_times(std::ostream& out, const Program& program, const std::vector<double>& milliseconds,
+                 size_t first_node) {
+  if (milliseconds.empty()) return;
+  struct OpTotals {
+    std::string name;
+    int64_t calls = 0;
+    double milliseconds = 0;
+  };
+  std::map<std::string, OpTotals> by_name;
+  std::vector<size_t> slowest;
+  double total = 0;
+  for (size_t n = 0; n < program.nodes.size(); n++) {
+    if (milliseconds[n] == 0) continue;  // a view
+    const auto& node = program.nodes[n];
+    auto& totals = by_name[is_generated(node) ? "kernel " + generated_name(node) : node.name()];
+    totals.calls++;
+    totals.milliseconds += milliseconds[n];
+    total += milliseconds[n];
+    slowest.push_back(n);
+  }
+  std::vector<OpTotals> ops;
+  for (auto& [name, totals] : by_name) ops.push_back({name, totals.calls, totals.milliseconds});
+  std::stable_sort(ops.begin(), ops.end(),
+                   [](const auto& a, const auto& b) { return a.milliseconds > b.milliseconds; });
+  out << "<h2>Times of the first run</h2>\n<p>" << fixed_point(total, 3) << " ms in " << slowest.size()
+      << " kernels. One-time costs of the first call of a kernel are included.</p>\n<div class=long><table id=times>\n";
+  html::row(out, {"op or kernel", "calls", "ms", "share"}, "th");
+  for (const auto& op : ops)
+    html::row(out, {html::escaped(op.name), std::to_string(op.calls), fixed_point(op.milliseconds, 3),
+                    fixed_point(100 * op.milliseconds / total, 1) + " %"});
+  out << "</table></div>\n";
+  std::stable_sort(slowest.begin(), slowest.end(),
+                   [&](size_t a, size_t b) { return milliseconds[a] > milliseconds[b]; });
+  slowest.resize(std::min(slowest.size(), kListedNodes));
+  out << "<table id=slowest>\n";
+  html::row(out, {"line", "op or kernel", "ms", "module"}, "th");
+  for (const auto n : slowest) {
+    const auto& node = program.nodes[n];
+    html::row(out, {std::to_string(first_node + n + 1),
+                    html::escaped(is_generated(node) ? "kernel " + generated_name(node) : node.name()),
+                    fixed_point(milliseconds[n], 3), html::escaped(node.module)});
+  }
+  out << "</table>\n";
+}
+
 void write_kernels(std::ostream& out, const Program& program) {
   if (program.kernels.empty()) return;
   out << "<h2>Generated functions</h2>\n";
@@ -186,7 +232,10 @@ void trace_page(std::ostream& out, const CompileTrace& trace, const std::string&
       << ": " << trace.stages.front().program.nodes.size() << " nodes when traced, " << program.nodes.size()
       << " after all passes; " << totals.count << (totals.count == 1 ? " collective of " : " collectives of ")
       << html::bytes(totals.bytes) << " per call; an arena of " << html::bytes(trace.memory.arena_bytes) << ".</p>\n";
+  if (!trace.recompiled_because.empty())
+    out << "<p id=recompiled>Recompiled, because " << html::escaped(trace.recompiled_because) << ".</p>\n";
   write_passes(out, trace);
+  write_times(out, program, trace.milliseconds, first_node);
   out << "<h2>Memory in use</h2>\n";
   write_curve(out, program, curve, trace.memory);
   write_collectives(out, program, first_node);

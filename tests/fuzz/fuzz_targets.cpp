@@ -1,0 +1,28 @@
+#include "fuzz_targets.h"
+
+#include <c10/util/Logging.h>
+
+namespace tessera::fuzz {
+namespace {
+
+constexpr FuzzTarget kTargets[] = {
+    {"ir", fuzz_ir},
+    {"json", fuzz_json},
+    {"manifest", fuzz_manifest},
+    {"mesh", fuzz_mesh},
+    {"placement", fuzz_placement},
+    {"plan", fuzz_plan},
+    {"safetensors", fuzz_safetensors},
+    {"token_file", fuzz_token_file},
+    {"toml", fuzz_toml},
+};
+
+}  // namespace
+
+std::span<const FuzzTarget> fuzz_targets() { return kTargets; }
+
+void leave_out_backtraces() {
+  c10::SetStackTraceFetcher([] { return std::string(); });
+}
+
+}  // namespace tessera::fuzz
