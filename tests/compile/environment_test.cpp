@@ -67,7 +67,7 @@ struct Environment {
     by_name = {{"a", torch::randn({3})}, {"b", torch::randn({3})}};
     captured_tensor = torch::randn({3});
     captured_model = nn::Linear(3, 3);
-    captured_drop = torch::nn::Dropout(0.25);
+    captured_drop = nn::Dropout(0.25);
     renew();
   }
   // A new model and a new optimizer, at the addresses of the old ones.
@@ -106,7 +106,7 @@ struct Environment {
   at::Tensor captured_tensor;
   std::vector<double> captured_list{0.5};
   nn::Linear captured_model{nullptr};
-  torch::nn::Dropout captured_drop{nullptr};
+  nn::Dropout captured_drop{nullptr};
 
   // Thread state, set around each call.
   bool grad_mode = true, inference = false, autocast = false, autocast_cache = true, deterministic = false;

@@ -28,9 +28,7 @@ class ValueNames {
       std::ostringstream name;
       name << input.role << " ";
       const bool known = buffer < traced.owners.size() && traced.owners[buffer].defined();
-      // Numbers that the step has written into a tensor. Nothing but the trace holds it.
-      const bool constant = known && traced.owners[buffer].use_count() == 1 && input.role == Role::Captured;
-      if ((input.name.starts_with("constant ") && known) || constant)
+      if (input.name.starts_with("constant ") && known)  // numbers that the step has written into a tensor
         name << "constant " << hash_of(traced.owners[buffer]);
       else if (input.role != Role::Captured)
         name << "\"" << input.name << "\"";
