@@ -150,7 +150,7 @@ void Reducer::before_forward(bool sync) {
   sync_ = sync;
   // With find_unused_parameters buckets are not rebuilt: another rank may not have seen all gradients.
   if (!sync || rebuilt_ || finds_unused() || order_.size() != parameters_.size()) return;
-  if (!compiling()) return rebuild();
+  if (!CompilingScope::is_step()) return rebuild();
   const OpModesOff off;
   rebuild();
   throw RestartTrace{};  // the program uses the new buckets, but does not make them
