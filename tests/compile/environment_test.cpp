@@ -67,7 +67,7 @@ struct Environment {
     by_name = {{"a", torch::randn({3})}, {"b", torch::randn({3})}};
     captured_tensor = torch::randn({3});
     captured_model = nn::Linear(3, 3);
-    captured_drop = torch::nn::Dropout(0.25);
+    captured_drop = nn::Dropout(0.25);
     renew();
   }
   // A new model and a new optimizer, at the addresses of the old ones.
@@ -106,7 +106,7 @@ struct Environment {
   at::Tensor captured_tensor;
   std::vector<double> captured_list{0.5};
   nn::Linear captured_model{nullptr};
-  torch::nn::Dropout captured_drop{nullptr};
+  nn::Dropout captured_drop{nullptr};
 
   // Thread state, set around each call.
   bool grad_mode = true, inference = false, autocast = false, autocast_cache = true, deterministic = false;
@@ -346,7 +346,7 @@ const EnvironmentItem kItems[] = {
     {"deterministic algorithms", READ(e.batch.x.mul(at::globalContext().deterministicAlgorithms() ? 2 : 3).sum()),
      CHANGE(e.deterministic = !e.deterministic)},
     // Captured variables.
-    {"captured number", READ((e.batch.x * e.captured.captured_number).sum()),
+    {"captured number", READ((e.batch.x * live(e.captured.captured_number).value()).sum()),
      CHANGE(e.captured_number = other_number(random, e.captured_number))},
     {"captured tensor replaced", READ((e.batch.x * e.captured.captured_tensor).sum()),
      CHANGE(e.captured_tensor = torch::randn({3}))},
@@ -469,7 +469,13 @@ struct NoWarnings : c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-const CompileOptions kEnvironmentOptions = {.codegen = false};
+// Captured variables are seen by traces on the first calls; everything else must be seen by the guards alone.
+CompileOptions options_for(const Items& items) {
+  const bool captured = std::any_of(items.begin(), items.end(), [](const auto* item) {
+    return std::string_view(item->name).find("captured") != std::string_view::npos;
+  });
+  return {.codegen = false, .check = captured ? 8 : 0, .captures = captured ? Captures::Checked : Captures::None};
+}
 
 // Each item, read alone and changed alone.
 TEST(Environment, EachItemAlone) {
@@ -480,7 +486,7 @@ TEST(Environment, EachItemAlone) {
     for (const auto& item : kItems)
       for (uint32_t seed = 1; seed <= 4; seed++) {
         Random random(seed);
-        const auto result = run_sequence({&item}, seed % 2 == 0, 4, seed, mesh, kEnvironmentOptions,
+        const auto result = run_sequence({&item}, seed % 2 == 0, 4, seed, mesh, options_for({&item}),
                                          [&](int, Environment& a, Environment& b) {
                                            const auto drawn = random();
                                            for (auto* e : {&a, &b}) {
@@ -536,7 +542,7 @@ TEST(Environment, RandomSequencesEqualEager) {
         items.push_back(&kItems[below(random, static_cast<int64_t>(std::size(kItems)))]);
       std::string changes;
       const auto result = run_sequence(
-          items, below(random, 2) == 0, 4, seed, mesh, kEnvironmentOptions, [&](int, Environment& a, Environment& b) {
+          items, below(random, 2) == 0, 4, seed, mesh, options_for(items), [&](int, Environment& a, Environment& b) {
             const auto& item = below(random, 4) == 0
                                    ? kItems[below(random, static_cast<int64_t>(std::size(kItems)))]
                                    : *items[static_cast<size_t>(below(random, static_cast<int64_t>(items.size())))];

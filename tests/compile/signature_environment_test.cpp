@@ -130,6 +130,15 @@ TEST(Captures, AChangedVariableIsAnError) {
                "0.5", "ts::live");
 }
 
+// A module of a holder of LibTorch cannot be seen from outside of its forward.
+TEST(Captures, TrainingModeOfAPlainCapturedModule) {
+  torch::nn::Dropout drop(0.5);
+  auto step = compile([&](const at::Tensor& x) { return drop(x); }, {.codegen = false});
+  for (int i = 0; i < 3; i++) step(torch::ones({2}));
+  drop->eval();
+  EXPECT_ERROR(UsageError, step(torch::ones({2})), "has changed since the step was traced");
+}
+
 TEST(Captures, CheckOption) {
   double beta = 0.5;
   auto step = compile([&](const at::Tensor& x) { return x * beta; }, {.codegen = false, .check = 8});

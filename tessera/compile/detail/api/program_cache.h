@@ -95,11 +95,11 @@ class FunctionCache {
       auto compile_settings = settings;
       if (!programs().empty()) compile_settings.recompiled_because = recompiles_.back();
       program = std::make_shared<Program>(arguments, function, compile_settings);
-      unmatched_passes_.check(program->report(), settings);
     } catch (const std::exception& error) {
       if (!policy.fall_back) throw;
       return fall_back(error, arguments, function, policy);
     }
+    unmatched_passes_.check(program->report(), settings);
     cache_.insert(program, settings.cache_size);
     return run(*program, arguments, function, policy);
   }

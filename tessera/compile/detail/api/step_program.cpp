@@ -318,7 +318,8 @@ void StepProgram::build(Tracer::Result traced, const TraceRun& run, const CallAr
   for (const auto& leaf : captured_) captured_tensors_.push_back({leaf, {}});
   for (const auto& input : traced.program.inputs) {
     const auto& owner = traced.owners[static_cast<size_t>(traced.program.buffer_of(input.value))];
-    if (input.role == Role::Captured && owner.defined()) captured_tensors_.push_back({owner, {}});
+    if (input.role == Role::Captured && owner.defined() && !input.name.starts_with("constant "))
+      captured_tensors_.push_back({owner, {}});
   }
   std::vector<InputBindings::OldGradient> old_gradients;
   for (const auto& each : run.gradients())
@@ -441,9 +442,11 @@ TraceText StepProgram::trace_for_check(const CallArguments& arguments, const Tra
     trace_until_settled(arguments, request);
   } catch (...) {
     collected() = kept;
+    traces_ = {};
     throw;
   }
   collected() = kept;
+  traces_ = {};
   return now;
 }
 
