@@ -265,6 +265,13 @@ TEST(MustWork, TransposeResizeAndSetDataOnArguments) {
     EXPECT_TRUE(equal_bits(y, z));
   };
   refused([](at::Tensor x) { return x.t_().sum(0); }, "t_");
+  struct TransposingImpl : torch::nn::Module {
+    at::Tensor forward(at::Tensor x) { return x.t_() * 2; }
+  };
+  auto module = compile(torch::nn::ModuleHolder<TransposingImpl>(std::make_shared<TransposingImpl>()), quick());
+  const auto given = torch::ones({2, 3});
+  EXPECT_ERROR(UsageError, module(given), "in place", "argument 0");
+  EXPECT_EQ(given.sizes(), at::IntArrayRef({2, 3}));
   refused([](at::Tensor x) { return x.resize_({3}).sum(); }, "resize_");
   refused(
       [](at::Tensor x) {

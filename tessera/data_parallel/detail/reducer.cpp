@@ -186,7 +186,7 @@ void Reducer::before_forward(bool sync) {
   const bool seen_all = !rebuilt_ && !finds_unused() && order_.size() == num_in_buckets_ && num_in_buckets_ > 0;
   if (same && !seen_all) return;
   const auto make_new = [&] { same ? rebuild() : make_first_buckets(); };
-  if (!compiling()) return make_new();
+  if (!CompilingScope::is_step()) return make_new();
   const OpModesOff off;
   make_new();
   throw RestartTrace{};  // the program uses the new buckets, but does not make them

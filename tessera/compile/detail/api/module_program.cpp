@@ -36,6 +36,7 @@ void check_draws_of_backward(const Program& backward) {
 ModuleProgram::ModuleProgram(const CallArguments& arguments, const TracedFunction& forward, const Settings& settings) {
   TraceRun run(lift(arguments));
   auto recorded = record(run, arguments, forward);
+  run.check_inputs_have_their_shapes();
   stream_ = run.random().advance();
   guards_ = CompilingScope::take_guards();
   run.restore_memory();
