@@ -144,5 +144,11 @@ TEST(SecondUser, AttacksAJob) {
   for (const pid_t process : job.processes()) EXPECT_FALSE(contains(c10::str("/proc/", process, "/cmdline"), secret));
 }
 
+TEST(JobSecret, IsNotPrinted) {
+  const auto ran = shell("TESSERA_JOB_SECRET=0123456789abcdef \"$TESSERA\" env");
+  EXPECT_EQ(ran.text.find("0123456789abcdef"), std::string::npos) << ran.text;
+  EXPECT_NE(ran.text.find("TESSERA_JOB_SECRET           (set) "), std::string::npos) << ran.text;
+}
+
 }  // namespace
 }  // namespace tessera::testing

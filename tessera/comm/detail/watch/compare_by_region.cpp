@@ -7,6 +7,7 @@
 #include "tessera/comm/detail/watch/comparer.h"
 
 #include <cstring>
+#include <future>
 
 // A comparison is an all_gather of SendRecvBytes. The region compares the fingerprints, as for every collective.
 namespace tessera::comm::watch {
@@ -123,7 +124,21 @@ std::shared_ptr<Comparer> compare_by_region(const ConnectOptions& options) {
   connecting.dtype = static_cast<uint8_t>(c10::ScalarType::Undefined);
   connecting.root = -1;
   std::strncpy(connecting.tensor_name, "connecting", sizeof(connecting.tensor_name) - 1);
-  comparer->post(connecting, SendRecvBytes(options.size), {})->wait(options.timeout);
+  // The monitor does not know this group yet, so a rank that is lost now does not abort it.
+  const auto connected = std::make_shared<std::promise<void>>();
+  const auto check = comparer->post(connecting, SendRecvBytes(options.size), [connected] { connected->set_value(); });
+  const auto done = connected->get_future();
+  try {
+    while (done.wait_for(std::chrono::milliseconds(100)) != std::future_status::ready)
+      if (const std::string why = options.lost ? options.lost() : ""; !why.empty()) {
+        comparer->abort_with(why);
+        TESSERA_FAIL(CommError, why);
+      }
+    check->wait(options.timeout);
+  } catch (...) {
+    comparer->leave();  // ends its progress thread
+    throw;
+  }
   return comparer;
 }
 
