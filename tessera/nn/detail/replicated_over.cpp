@@ -32,8 +32,8 @@ void set_replicated_over(Module& module, const DeviceMesh& mesh) {
   std::erase_if(all.by_address, [](const auto& item) { return item.second.module.expired(); });
   all.by_address.erase(&module);
   if (!mesh) return;
-  all.by_address.emplace(
-      &module, ParallelizedModule{module.weak_from_this(), c10::weak_intrusive_ptr(mesh.state_ptr())});
+  all.by_address.emplace(&module,
+                         ParallelizedModule{module.weak_from_this(), c10::weak_intrusive_ptr(mesh.state_ptr())});
 }
 
 DeviceMesh replicated_over(const Module& module) {
