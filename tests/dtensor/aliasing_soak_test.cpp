@@ -170,7 +170,8 @@ class AliasSequence {
     dist_.push_back(dist.set_requires_grad(requires_grad));
     plain_.push_back(value.clone().set_requires_grad(requires_grad));
     leaves_.push_back(dist_.size() - 1);
-    log_ << "  " << dist_.size() - 1 << " = leaf " << DTensor(dist).spec().describe() << (requires_grad ? " requires_grad" : "") << "\n";
+    log_ << "  " << dist_.size() - 1 << " = leaf " << DTensor(dist).spec().describe()
+         << (requires_grad ? " requires_grad" : "") << "\n";
   }
 
   AliasChoice draw(size_t values) {

@@ -9,10 +9,11 @@
 namespace tessera::compiler {
 
 void CallArguments::refuse_torch_optimizer() {
-  TESSERA_FAIL(UsageError,
-               "compile: an optimizer of torch::optim counts its steps on the host, and the count would become a "
-               "constant of the program; use the optimizer of the same name in tessera::optim (SGD, Adam, AdamW, RMSprop, "
-               "Adagrad), or step it outside of the compiled step (LBFGS)");
+  TESSERA_FAIL(
+      UsageError,
+      "compile: an optimizer of torch::optim counts its steps on the host, and the count would become a "
+      "constant of the program; use the optimizer of the same name in tessera::optim (SGD, Adam, AdamW, RMSprop, "
+      "Adagrad), or step it outside of the compiled step (LBFGS)");
 }
 
 void CallArguments::refuse_missing_members(const std::type_info& type, size_t listed, size_t members) {
