@@ -55,7 +55,8 @@ Rule nll_loss(const OpQuery& query, const std::string& mean) {
     rule.decompose = mean;
     return rule;
   }
-  rule.outs = {contiguous_out(reduction == kNone ? c10::IntArrayRef(target.sizes) : c10::IntArrayRef{}), contiguous_out({})};
+  rule.outs = {contiguous_out(reduction == kNone ? c10::IntArrayRef(target.sizes) : c10::IntArrayRef{}),
+               contiguous_out({})};
   rule.flops = static_cast<double>(numel_of(target.sizes));
   add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++) {
