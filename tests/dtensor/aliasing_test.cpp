@@ -11,6 +11,13 @@
 namespace tessera::test {
 namespace {
 
+std::vector<std::pair<Placement, bool>> with_both(const std::vector<Placement>& placements) {
+  std::vector<std::pair<Placement, bool>> all;
+  for (const auto& p : placements)
+    for (bool flag : {false, true}) all.emplace_back(p, flag);
+  return all;
+}
+
 // f on a DTensor beside f on a plain tensor, for every placement of the value and of the result's gradient.
 template <class F>
 void expect_gradients_like_plain(const at::Tensor& value, F f) {
@@ -25,9 +32,10 @@ void expect_gradients_like_plain(const at::Tensor& value, F f) {
   };
   run_ranks(2, [&](Rank& me) {
     const auto mesh = me.mesh("x=2");
+    // redistribute() gives the gradient the placement of the value; a product does not.
     for (const auto& p : placements_of(value.dim()))
-      for (const auto& q : placements_of(expected.dim())) {
-        SCOPED_TRACE(c10::str("value ", p, ", gradient ", q));
+      for (const auto& [q, redistributes] : with_both(placements_of(expected.dim()))) {
+        SCOPED_TRACE(c10::str("value ", p, ", gradient ", q, redistributes ? " of redistribute" : " of a product"));
         at::Tensor x = distribute_tensor(value, mesh, {p}).set_requires_grad(true);
         at::Tensor y;
         try {
@@ -36,7 +44,12 @@ void expect_gradients_like_plain(const at::Tensor& value, F f) {
           continue;  // a view in forward
         }
         expect_value(y, expected);
-        (DTensor(y).redistribute({q}) * distribute_tensor(weights, mesh, {q})).sum().backward();
+        if (redistributes) y = DTensor(y).redistribute({q});
+        try {
+          (y * distribute_tensor(weights, mesh, {q})).sum().backward();
+        } catch (const ShardingError&) {
+          continue;  // a formula of autograd writes to a partial gradient
+        }
         expect_value(x.grad(), plain.grad());
       }
   });
