@@ -118,8 +118,11 @@ std::vector<PlannedTraffic> fsdp_traffic(const TrainConfig& config, const MeshSh
     const int64_t times = (block < 0 ? 1 : 2) * microbatches;  // blocks in forward and in backward, the root once
     gathers.traffic.collectives += times;
     gathers.traffic.bytes += times * layout.shard_numel() * shards * compute_bytes(config);
-    scatters.traffic.collectives++, scatters.traffic.bytes += layout.shard_numel() * shards * kFloatBytes;
-    reduces.traffic.collectives++, reduces.traffic.bytes += layout.shard_numel() * kFloatBytes;
+    // An eager step also reduces one flag per parameter: whether the rank has a gradient of it.
+    const int64_t flags = config.training.compile ? 0 : static_cast<int64_t>(layout.num_params());
+    const int64_t shard_bytes = (layout.shard_numel() + flags) * kFloatBytes;
+    scatters.traffic.collectives++, scatters.traffic.bytes += shard_bytes * shards;
+    reduces.traffic.collectives++, reduces.traffic.bytes += shard_bytes;
   }
   std::vector<PlannedTraffic> traffic;
   if (shards > 1) traffic = {gathers, scatters};
