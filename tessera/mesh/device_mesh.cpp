@@ -230,8 +230,8 @@ DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
 }
 
 DeviceMesh DeviceMesh::flatten(const std::string& name) const {
-  std::string joined = name;
-  if (joined.empty()) joined = joined_name(checked_state(), all_axes(*state_));
+  const auto& state = checked_state();
+  const std::string joined = name.empty() ? joined_name(state, all_axes(state)) : name;
   return DeviceMesh(
       make_mesh(state_->world, device_type(), {size()}, ranks(), {joined}, state_->root ? state_->root : state_));
 }

@@ -2,6 +2,7 @@
 
 #include "tessera/base/detail/libtorch_autograd_compat.h"
 #include "tessera/base/detail/module_name.h"
+#include "tessera/base/detail/same_storage.h"
 #include "tessera/base/error.h"
 #include "tessera/dtensor/detail/dispatch.h"
 #include "tessera/dtensor/detail/local_origin.h"
@@ -97,7 +98,7 @@ struct ReplayedView final : torch::autograd::ViewFunc {
 
 bool shares_memory(const at::Tensor& input, const at::Tensor& out) {
   if (input.is_meta() || (is_dtensor(out) && meta_of(out).pending)) return false;
-  return local_or_self(input).is_alias_of(local_or_self(out));
+  return same_storage(local_or_self(input), local_or_self(out));
 }
 
 // Returns make() with `Backward` as its grad_fn. Each Backward calls only differentiable functions, so double backward

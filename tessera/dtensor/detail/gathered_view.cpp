@@ -1,5 +1,6 @@
 #include "tessera/dtensor/detail/gathered_view.h"
 
+#include "tessera/base/detail/same_storage.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/dtensor/detail/observer.h"
 #include "tessera/dtensor/policy.h"
@@ -30,7 +31,7 @@ at::Tensor redistributed(const at::Tensor& local, const TensorSpec& from, const 
 
 c10::intrusive_ptr<GatheredBase> make_gathered_base(const at::Tensor& base, const at::Tensor& copy, SpecRef spec) {
   const auto& local = meta_of(base).local;
-  if (copy.is_alias_of(local)) return {};
+  if (same_storage(copy, local)) return {};
   auto gathered = c10::make_intrusive<GatheredBase>();
   gathered->base = base;
   gathered->copy = copy;

@@ -153,7 +153,7 @@ void ParamGroup::accept_writes(bool writeback) {
     const auto range = layout_.range_in_shard(i, shard_group_->rank());
     // The tensor may have other memory than the buffer: a copy on the CPU, or what set_data() gave it.
     const bool aliases_shard =
-        unsharded_aliases_shard() && local_or_self(params_[i].tensor).is_alias_of(all_gather_output_);
+        unsharded_aliases_shard() && same_storage(local_or_self(params_[i].tensor), all_gather_output_);
     if (writeback && !aliases_shard && range.size > 0) {
       // Unchanged values are not written: backward may still need this version of the shard.
       const auto local = layout_.shard_of(i, local_or_self(params_[i].tensor).detach(), shard_group_->rank());

@@ -333,7 +333,7 @@ at::Tensor ParamGroupGradients::collect_in_one_buffer() {
     if (!ready_[i]) continue;
     if (!unsharded_flat_grad_.defined())
       unsharded_flat_grad_ = at::zeros({layout.gathered_numel()}, gradient.options());
-    if (gradient.is_alias_of(unsharded_flat_grad_)) continue;
+    if (same_storage(gradient, unsharded_flat_grad_)) continue;
     const auto place = layout.unsharded_param(i, unsharded_flat_grad_);
     place.copy_(gradient.view(place.sizes()));
     gradient = place;
