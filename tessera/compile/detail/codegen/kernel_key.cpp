@@ -2,15 +2,13 @@
 
 #include "tessera/base/detail/settings.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/detail/store/sha256.h"
 #include "tessera/compile/detail/codegen/private_files.h"
 
-#include <c10/util/hash.h>
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/random.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -18,7 +16,6 @@ namespace tessera::compiler::codegen {
 namespace {
 
 constexpr size_t kSecretBytes = 32;
-constexpr size_t kHashBlockBytes = 64;
 
 std::string state_folder() {
   if (setting_is_set("XDG_STATE_HOME")) return setting("XDG_STATE_HOME") + "/tessera";
@@ -42,27 +39,11 @@ class FolderLock {
 };
 
 void create_key(const std::string& path) {
-  std::string secret(kSecretBytes, '\0');
-  TESSERA_CHECK(getrandom(secret.data(), secret.size(), 0) == static_cast<ssize_t>(secret.size()), InternalError,
-                "codegen: the kernel gave no random bytes");
   const auto temporary = c10::str(path, ".", getpid());
   unlink(temporary.c_str());  // of a process that was killed here
-  write_private_file(temporary, secret);
+  write_private_file(temporary, comm::store::random_bytes(kSecretBytes));
   TESSERA_CHECK(rename(temporary.c_str(), path.c_str()) == 0, UsageError, "codegen: cannot create ", path, ": ",
                 std::strerror(errno));
-}
-
-std::string bytes_of_hex(const std::string& hex) {
-  std::string bytes;
-  for (size_t i = 0; i + 1 < hex.size(); i += 2) bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
-  return bytes;
-}
-
-std::string padded_secret(const std::string& secret, char with) {
-  auto padded = secret;
-  padded.resize(kHashBlockBytes, '\0');
-  std::transform(padded.begin(), padded.end(), padded.begin(), [&](char c) { return static_cast<char>(c ^ with); });
-  return padded;
 }
 
 }  // namespace
@@ -86,8 +67,14 @@ KernelKey KernelKey::of_user() {
 }
 
 std::string KernelKey::mac(const std::string& bytes) const {
-  const auto inner = bytes_of_hex(c10::sha1(padded_secret(secret_, 0x36) + bytes).str());
-  return c10::sha1(padded_secret(secret_, 0x5c) + inner).str();
+  constexpr std::string_view kDigits = "0123456789abcdef";
+  std::string text;
+  for (const char c : comm::store::hmac_sha256(secret_, bytes)) {
+    const auto byte = static_cast<unsigned char>(c);
+    text += kDigits[byte >> 4];
+    text += kDigits[byte & 15];
+  }
+  return text;
 }
 
 }  // namespace tessera::compiler::codegen

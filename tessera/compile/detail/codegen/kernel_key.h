@@ -12,9 +12,9 @@ class KernelKey {
   // Reads or creates the key. UsageError if that fails, or if others could write it (private_files.h).
   static KernelKey of_user();
 
-  // HMAC-SHA1 of the bytes under this key, 40 hexadecimal digits. (HMAC does not need a hash without collisions.)
+  // HMAC-SHA256 of the bytes under this key, 64 hexadecimal digits.
   std::string mac(const std::string& bytes) const;
-  static constexpr size_t kMacDigits = 40;
+  static constexpr size_t kMacDigits = 64;
 
  private:
   explicit KernelKey(std::string secret) : secret_(std::move(secret)) {}
