@@ -136,7 +136,9 @@ class FunctionCache {
                        const Policy& policy) {
     const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
     const std::string reason = torch_error ? torch_error->what_without_backtrace() : error.what();
-    if (warned_.insert(reason).second) TORCH_WARN("compile: the ", policy.what, " falls back to eager: ", reason);
+    if (warned_.insert(reason).second) {
+      TORCH_WARN("compile: the ", policy.what, " falls back to eager: ", reason);
+    }
     if (not_compilable_.size() >= kMaxNotCompilable) not_compilable_.erase(not_compilable_.begin());
     not_compilable_.emplace_back(arguments, std::vector<bool>(arguments.numbers.size(), false));
     return {function(nullptr), nullptr};
@@ -146,9 +148,10 @@ class FunctionCache {
     if (programs().empty()) return;
     auto reason = agreed_reason.empty() ? programs().front()->why_not(arguments, now) : agreed_reason;
     if (!settings.agree_every_call) announce_recompile(programs().front()->executable().program(), reason);
-    if (warned_.insert(reason).second)
+    if (warned_.insert(reason).second) {
       TORCH_WARN("compile: the ", policy.what, " is recompiled, because ", reason, "; at most ", settings.cache_size,
                  " programs are cached");
+    }
     recompiles_.push_back(std::move(reason));
   }
 

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 
 // Coalescing: consecutive collectives of one kind on a group become one coalesced collective of at most `bytes`.
 //
@@ -102,7 +103,7 @@ void merge_bucket(Program& program, const MergeBucket& bucket) {
     const bool member = next < bucket.members.size() && bucket.members[next] == n;
     if (member) next++;
     if (n == last) {
-      nodes.push_back(std::move(merged));
+      nodes.push_back(std::exchange(merged, {}));
       for (auto& node : later) nodes.push_back(std::move(node));
     } else if (!member) {
       (n < last && bucket.delayed[n] == kDelayed ? later : nodes).push_back(std::move(program.nodes[n]));
