@@ -303,6 +303,36 @@ Rule unfold(const OpQuery& query) {
   return follows(query, std::move(view));
 }
 
+// view_as_real(self): the last dim of the result has the real and the imaginary part.
+Rule view_as_real(const OpQuery& query) {
+  View view(query.tensor(0));
+  for (auto& stride : view.strides) stride *= 2;
+  view.sizes.push_back(2);
+  view.strides.push_back(1);
+  Rule rule = follows(query, std::move(view));
+  rule.special = "tessera::view_as_real_local";
+  return rule;
+}
+
+Rule view_as_complex(const OpQuery& query) {
+  View view(query.tensor(0));
+  const auto last = static_cast<int64_t>(view.sizes.size()) - 1;
+  TESSERA_CHECK(last >= 0 && view.sizes[last] == 2, UsageError, "aten::view_as_complex: the last dim of ",
+                query.tensor(0).sizes, " must have size 2");
+  view.drop(last);
+  for (auto& stride : view.strides) stride /= 2;
+  return follows(query, std::move(view));
+}
+
+// The op that copies a view: view_copy, slice_copy, ... Its result is contiguous.
+RuleFn copied(Rule (*view)(const OpQuery&)) {
+  return [view](const OpQuery& query) {
+    Rule rule = view(query);
+    for (auto& out : rule.outs) out.strides.clear();
+    return rule;
+  };
+}
+
 // as_strided reads the memory of the global tensor, which local shards do not have. So the input must be R or partial.
 Rule as_strided(const OpQuery& query) {
   View view(query.tensor(0));
@@ -317,7 +347,9 @@ Rule as_strided(const OpQuery& query) {
 
 void register_view(Registry& to) {
   Family family(to, "view");
-  for (const auto* op : {"detach", "alias", "lift_fresh", "_neg_view"}) family.op(op, identity);
+  for (const auto* op : {"detach", "alias", "lift_fresh", "_neg_view", "_conj"}) family.op(op, identity);
+  family.op("view_as_real", view_as_real);
+  family.op("view_as_complex", view_as_complex);
   family.op("detach_", identity);
   family.op_and_in_place("t", t);
   for (const auto* op : {"transpose.int", "transpose_"}) family.op(op, transpose);
@@ -341,6 +373,23 @@ void register_view(Registry& to) {
   family.op("diagonal", diagonal);
   family.op("unfold", unfold);
   family.op("as_strided", as_strided);
+  for (const auto* op : {"detach_copy", "alias_copy", "_neg_view_copy", "_conj_copy"}) family.op(op, copied(identity));
+  family.op("view_copy", copied(view));
+  family.op("view_copy.dtype", copied(view_dtype));
+  family.op("expand_copy", copied(expand));
+  family.op("t_copy", copied(t));
+  family.op("transpose_copy.int", copied(transpose));
+  family.op("permute_copy", copied(permute));
+  family.op("unsqueeze_copy", copied(unsqueeze));
+  family.op("slice_copy.Tensor", copied(slice));
+  family.op("select_copy.int", copied(select));
+  family.op("split_copy.Tensor", copied(split));
+  family.op("split_with_sizes_copy", copied(split_with_sizes));
+  family.op("unbind_copy.int", copied(unbind));
+  family.op("diagonal_copy", copied(diagonal));
+  family.op("unfold_copy", copied(unfold));
+  family.op("view_as_real_copy", copied(view_as_real));
+  family.op("view_as_complex_copy", copied(view_as_complex));
 }
 
 }  // namespace tessera::rules
