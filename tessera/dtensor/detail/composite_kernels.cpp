@@ -1,8 +1,10 @@
 #include "tessera/dtensor/detail/dispatch.h"
+#include "tessera/dtensor/policy.h"
 
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/ops/_unsafe_view.h>
+#include <ATen/ops/arange.h>
 #include <torch/library.h>
 
 #include <unordered_set>
@@ -22,12 +24,24 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef shape) {
   return at::_unsafe_view(self.clone(at::MemoryFormat::Contiguous), sizes);
 }
 
+// one_hot(self, num_classes). LibTorch's code scatters into plain zeros.
+at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
+  TORCH_CHECK(self.scalar_type() == at::kLong, "one_hot is only applicable to index tensor of type LongTensor.");
+  TORCH_CHECK(num_classes != -1 || self.numel() > 0, "Can not infer total number of classes from empty tensor.");
+  if (num_classes == -1) num_classes = self.max().item<int64_t>() + 1;
+  TORCH_CHECK(num_classes >= 1, "num_classes should be positive");
+  const ImplicitReplication classes_are_plain;
+  return self.unsqueeze(-1).eq(at::arange(num_classes, self.options())).to(at::kLong);
+}
+
 }  // namespace
 
 void register_composite_kernels(torch::Library& aten, torch::Library& aten_autograd,
                                 std::unordered_set<std::string>& done) {
   aten_autograd.impl("reshape", TORCH_FN(reshape));
   aten.impl("reshape", TORCH_FN(reshape));  // inference mode skips the autograd key
+  aten_autograd.impl("one_hot", TORCH_FN(one_hot));
+  aten.impl("one_hot", TORCH_FN(one_hot));
   // LibTorch's own reshape calls this op, with strides that are valid for a plain tensor only.
   aten.impl("_reshape_alias",
             [](const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef) { return reshape(self, size); });
