@@ -12,6 +12,9 @@ constexpr std::string_view kDataDependent = "the sizes of the result depend on t
 constexpr std::string_view kAllElements = "every result element can depend on all input elements";
 constexpr std::string_view kHostValue = "it returns a value of the host";
 constexpr std::string_view kFlatPositions = "positions count through the flattened tensor";
+constexpr std::string_view kBatchStatistics = "statistics are computed over the batch";
+constexpr std::string_view kNoiseOfAll = "its noise is drawn for the full tensor";
+constexpr std::string_view kEmptyMaximum = "a local tensor without elements has no maximum";
 constexpr std::string_view kBags = "bags begin at positions that depend on the data";
 
 struct GatheredOp {
@@ -21,6 +24,7 @@ struct GatheredOp {
 
 // In LibTorch's list of ops, without those that only sparse, quantized or nested tensors have.
 constexpr GatheredOp kGathered[] = {
+    {"_batch_norm_with_update_functional", kBatchStatistics},
     {"_ctc_loss", kAllElements},
     {"_ctc_loss.Tensor", kAllElements},
     {"_ctc_loss_backward", kAllElements},
@@ -29,6 +33,7 @@ constexpr GatheredOp kGathered[] = {
     {"_embedding_bag_dense_backward", kBags},
     {"_embedding_bag_forward_only", kBags},
     {"_embedding_bag_per_sample_weights_backward", kBags},
+    {"_foreach_max", kEmptyMaximum},
     {"_pdist_backward", kAllElements},
     {"_pdist_forward", kAllElements},
     {"_unique", kDataDependent},
@@ -48,6 +53,7 @@ constexpr GatheredOp kGathered[] = {
     {"nonzero_static", kFlatPositions},
     {"put", kFlatPositions},
     {"repeat_interleave.Tensor", kDataDependent},
+    {"rrelu_with_noise_functional", kNoiseOfAll},
     {"segment_reduce", kAllElements},
     {"take", kFlatPositions},
     {"unique_consecutive", kDataDependent},

@@ -307,7 +307,7 @@ void register_indexing(Registry& to) {
   for (const auto* op : {"isin.Tensor_Tensor", "isin.Tensor_Scalar"}) family.op(op, isin);
   family.op("index.Tensor", index);
   family.op_and_in_place("index_put", index_put);
-  family.op("_index_put_impl_", index_put);
+  family.op_and_in_place("_index_put_impl", index_put);
 }
 
 }  // namespace tessera::rules

@@ -65,6 +65,7 @@ TEST(IndexingRules, HoldByBruteForce) {
                                     {"aten::isin.Tensor_Tensor", {integers({5, 3}, 9), integers({4}, 9)}, {}},
                                     {"aten::isin.Tensor_Scalar", {integers({5, 3}, 9), 3}, {}},
                                 });
+  samples.push_back({"aten::_index_put_impl", {y, indices({std::nullopt, i}), numbers({6, 3}), true}, {}});
   samples.push_back({"aten::_index_put_impl_", {y, indices({i.slice(0, 0, 3)}), numbers({3, 4, 3}), true}, {}});
   expect_family_holds("indexing", samples);
 }

@@ -55,13 +55,16 @@ bool matches(const c10::FunctionSchema& functional, const c10::FunctionSchema& o
     written += is_written(argument);
   }
   for (const auto& result : op.returns()) fresh += !is_written(result);
-  if (functional.arguments().size() < inputs.size() || functional.returns().size() != fresh + written) return false;
-  for (size_t i = inputs.size(); i < functional.arguments().size(); i++)
-    if (!is_tensor_option(functional.arguments()[i])) return false;  // of factories: eye.m has dtype, eye.m_out has not
-  for (size_t i = 0; i < inputs.size(); i++)
-    if (functional.arguments()[i].name() != inputs[i]->name() ||
-        *functional.arguments()[i].type() != *inputs[i]->type())
-      return false;
+  if (functional.returns().size() != fresh + written) return false;
+  size_t matched = 0;
+  for (const auto& argument : functional.arguments()) {
+    const auto same = std::find_if(inputs.begin(), inputs.end(), [&](const auto* input) {
+      return input->name() == argument.name() && *input->type() == *argument.type();
+    });
+    matched += same != inputs.end();
+    if (same == inputs.end() && !is_tensor_option(argument)) return false;  // eye.m has dtype, eye.m_out has not
+  }
+  if (matched != inputs.size()) return false;
   return true;
 }
 
