@@ -97,6 +97,14 @@ Rule batched(const OpQuery& query, const BatchOp& row) {
   return rule;
 }
 
+// _linalg_solve_ex(A, B). B is a batch of vectors if it has one dim less than A.
+Rule solve(const OpQuery& query) {
+  static constexpr BatchOp kMatrices{"", "22>2210"}, kVectors{"", "21>1210"};
+  const auto a = query.tensor(0).sizes, b = query.tensor(1).sizes;
+  const bool vectors = b.size() == 1 || (b.size() + 1 == a.size() && b == a.slice(0, a.size() - 1));
+  return batched(query, vectors ? kVectors : kMatrices);
+}
+
 // Outputs that a call leaves empty ([0]: _linalg_svd without vectors) have no batch dim: they are R.
 Rule batched_with_empty_outputs(const OpQuery& query, const BatchOp& row) {
   Rule rule = batched(query, row);
@@ -174,7 +182,6 @@ constexpr BatchOp kLinalg[] = {
     {"_linalg_det", "2>021"},
     {"_linalg_eigh", "2>12"},
     {"_linalg_slogdet", "2>0021"},
-    {"_linalg_solve_ex", "22>2210"},
     {"_linalg_svd", "2>212"},
     {"cholesky", "2>2", column_major_like_0},
     {"cholesky_inverse", "2>2", column_major_like_0},
@@ -391,6 +398,7 @@ void register_batch(Registry& to) {
   Family family(to, "batch");
   for (const auto& row : kLinalg)
     family.op(row.op, [&row](const OpQuery& q) { return batched_with_empty_outputs(q, row); });
+  family.op("_linalg_solve_ex", solve);
   for (const auto& row : kImages) family.op(row.op, [&row](const OpQuery& q) { return batched(q, row); });
   for (const std::string op :
        {"_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_lanczos2d_aa", "_upsample_nearest_exact1d",

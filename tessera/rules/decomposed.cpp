@@ -32,7 +32,6 @@ void register_decomposed(Registry& to) {
            "cholesky_solve",
            "count_nonzero",
            "dist",
-           "mvlgamma",
            "rot90",
        })
     family.op(op, [name = "aten::" + op](const OpQuery&) {

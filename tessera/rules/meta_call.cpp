@@ -18,8 +18,9 @@ constexpr std::string_view kReadsStorage[] = {"aten::as_strided", "aten::as_stri
 
 at::Tensor meta_tensor(const TensorArg& tensor, const c10::IValue& given) {
   at::Tensor meta = at::detail::empty_strided_meta(tensor.sizes, tensor.strides, tensor.dtype);
-  if (!tensor.distributed && given.isTensor() && given.toTensor().defined())
-    meta.unsafeGetTensorImpl()->set_wrapped_number(given.toTensor().unsafeGetTensorImpl()->is_wrapped_number());
+  const bool is_plain = !tensor.distributed && given.isTensor() && given.toTensor().defined();
+  if (is_plain && given.toTensor().unsafeGetTensorImpl()->is_wrapped_number())
+    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
   return meta;
 }
 

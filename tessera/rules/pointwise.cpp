@@ -338,8 +338,8 @@ void register_pointwise(Registry& to) {
     family.op_and_in_place(op, [](const OpQuery& query) { return elementwise(query); });
   for (const auto& row : kPointwisePartialOps)
     family.op_and_in_place(row.op, [&row](const OpQuery& query) { return elementwise(query, row.partials); });
-  for (const auto* op :
-       {"pow.Scalar", "masked_fill.Scalar", "masked_fill.Tensor", "log_sigmoid_forward", "_standard_gamma_grad"})
+  for (const auto* op : {"pow.Scalar", "masked_fill.Scalar", "masked_fill.Tensor", "log_sigmoid_forward",
+                         "_standard_gamma_grad", "mvlgamma"})
     family.op(op, contiguous_elementwise);
   // Used by LibTorch's Adam with amsgrad.
   for (const auto* op : {"maximum.out", "minimum.out"}) family.op(op, into_out);

@@ -290,8 +290,13 @@ Rule diagonal(const OpQuery& query) {
 Rule unfold(const OpQuery& query) {
   const auto& self = query.tensor(0);
   auto ndim = static_cast<int64_t>(self.sizes.size());
-  TESSERA_CHECK(ndim > 0, UsageError, "aten::unfold of a tensor without dims");
   int64_t dim = query.dim_at(1, ndim), size = query.int_at(2), step = query.int_at(3);
+  if (ndim == 0) {  // a window of the one element, or none
+    View view(self);
+    view.sizes = {size};
+    view.strides = {1};
+    return follows(query, std::move(view));
+  }
   TESSERA_CHECK(step > 0 && size <= self.sizes[dim], UsageError, "aten::unfold: windows of ", size, " every ", step,
                 " of dim ", dim, " of ", self.sizes);
   View view(self);

@@ -38,6 +38,8 @@ std::vector<Sample> linalg_samples() {
       {"aten::_linalg_eigh", {a, "L", false}, {}},
       {"aten::_linalg_solve_ex", {a, b}, {}},
       {"aten::_linalg_solve_ex", {one, numbers({3, 4})}, {}},
+      {"aten::_linalg_solve_ex", {one, numbers({3})}, {}},
+      {"aten::_linalg_solve_ex", {a, numbers({5, 2, 3})}, {}},
       {"aten::_linalg_svd", {tall, false, true}, {}},
       {"aten::_linalg_svd", {tall, false, false}, {}},
       {"aten::cholesky", {a}, {}},

@@ -71,6 +71,7 @@ TEST(ViewRules, HoldByBruteForce) {
                                   {"aten::unbind.int", {y, 2}, {}},
                                   {"aten::diagonal", {y, 1, 1, 2}, {}},
                                   {"aten::unfold", {x, 0, 3, 2}, {}},
+                                  {"aten::unfold", {numbers({}), 0, 1, 1}, {}},
                                   {"aten::as_strided", {x, ints({3, 2}), ints({2, 3}), 1}, {}},
                                   {"aten::_conj", {complex}, {}},
                                   {"aten::view_as_real", {complex}, {}},

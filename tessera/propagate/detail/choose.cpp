@@ -198,19 +198,12 @@ struct AxisChooser {
 }
 
 [[noreturn]] void fail_view(const Call& call, int64_t axis) {
-  TESSERA_FAIL(ShardingError, describe(call),
-               ": the result cannot be a view, because it cannot keep the sharding on mesh axis '",
+  TESSERA_FAIL(ShardingError, describe(call), ": an in-place view cannot keep the sharding on mesh axis '",
                call.mesh->axis_name(axis),
-               "'. Write .redistribute(...) to Replicate on that axis first, or reshape() if a copy is acceptable.");
+               "'. Write .redistribute(...) to Replicate on that axis first, or use the form that returns a view.");
 }
 
 // ---- the decision ----
-
-// split, chunk, unbind. Autograd forbids in-place ops on their results, so they may communicate. Without grad mode a
-// write to a result is written back to the base, as in backward.
-bool returns_list(const OpEntry& entry) {
-  return entry.op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType;
-}
 
 struct DecisionBuilder {
   const Call& call;
@@ -275,8 +268,7 @@ struct DecisionBuilder {
       }
       const auto axis = lost - kept.begin();
       TESSERA_CHECK(!in[axis].is_replicate(), InternalError, describe(call), ": the view rule rejects Replicate");
-      const bool must_alias = call.entry.view && !call.entry.may_copy && !returns_list(call.entry);
-      if (mesh.shape[axis] > 1 && must_alias && !call.in_backward) fail_view(call, axis);
+      if (mesh.shape[axis] > 1 && call.entry.inplace_view) fail_view(call, axis);
       in[axis] = Replicate();
     }
     // On an axis of one rank no data moves, so the input keeps its placement.

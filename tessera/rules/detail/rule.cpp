@@ -51,8 +51,9 @@ const TensorArg* OpQuery::find_tensor(int arg, int element) const {
 
 const TensorArg& OpQuery::tensor(int arg, int element) const {
   const auto* found = find_tensor(arg, element);
-  TESSERA_CHECK(found, InternalError, schema.operator_name(), ": argument ", arg, " (element ", element,
-                ") is not a tensor in this call");
+  TESSERA_CHECK(found, UsageError, schema.operator_name(), ": argument ", arg, " '",
+                schema.arguments()[static_cast<size_t>(arg)].name(), "' has no tensor",
+                element < 0 ? std::string() : c10::str(" at position ", element), " in this call");
   return *found;
 }
 

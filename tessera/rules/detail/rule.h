@@ -72,7 +72,7 @@ struct OpQuery {
   // Global sizes and strides of the new outputs, from a call of the op on meta tensors. None if LibTorch cannot do it.
   std::optional<std::vector<OutInfo>> dense_outs = std::nullopt;
 
-  const TensorArg& tensor(int arg, int element = -1) const;       // throws InternalError if absent
+  const TensorArg& tensor(int arg, int element = -1) const;       // throws UsageError if absent
   const TensorArg* find_tensor(int arg, int element = -1) const;  // null if absent or undefined
   int index_of(int arg, int element = -1) const;                  // its index in `tensors`, or -1
   // Values of the arguments that are not tensors.
