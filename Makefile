@@ -9,7 +9,7 @@ CTEST = ctest -j$(J) --preset
 
 .DEFAULT_GOAL := build
 .PHONY: bootstrap build program train test dev debug asan tsan sanitize fuzz clang cuda soak bench install check format \
-        format-check tidy headers nightly clean
+        format-check parity-ops parity-refresh tidy headers nightly clean
 
 test: build
 	@$(CTEST) release
@@ -21,6 +21,15 @@ train: program
 build: build-release
 soak: build
 	@$(CTEST) soak
+	@$(MAKE) --no-print-directory parity-ops
+# PyTorch's operator database on distributed tensors. parity-refresh writes the two samples per entry that `make test` runs;
+# parity-ops dumps SAMPLES per entry and runs them.
+SAMPLES ?= 40
+parity-refresh: bootstrap
+	@.venv/bin/python tests/parity/op_db.py tests/parity/op_db 2
+parity-ops: build
+	@mkdir -p build/op_db && .venv/bin/python tests/parity/op_db.py build/op_db $(SAMPLES)
+	@TESSERA_OP_DB=build/op_db build/release/tests/test_parity --gtest_filter='OpDb.*'
 	@$(MAKE) --no-print-directory fuzz FUZZ=120
 # Fuzzers of the parsers, FUZZ seconds each: libFuzzer under the address and undefined-behaviour sanitizers.
 FUZZ ?= 600

@@ -19,6 +19,12 @@ else()
   list(FILTER program_sources EXCLUDE REGEX "/cli/toml\\.cpp$")
 endif()
 
+# `tessera rules coverage` has the list of ops in it, so that the program needs no file of the sources.
+set(pytorch_ops ${CMAKE_CURRENT_SOURCE_DIR}/tools/pytorch_dtensor_ops.txt)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${pytorch_ops})
+file(READ ${pytorch_ops} TESSERA_PYTORCH_OPS)
+configure_file(${CMAKE_CURRENT_SOURCE_DIR}/cmake/pytorch_ops.cpp.in ${CMAKE_CURRENT_BINARY_DIR}/pytorch_ops.cpp @ONLY)
+
 function(tessera_program_main target name part main)
   add_executable(${target} ${main})
   tessera_our_code(${target})
@@ -26,7 +32,7 @@ function(tessera_program_main target name part main)
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name})
 endfunction()
 
-add_library(tessera_cli STATIC ${program_sources})  # apart from main.cpp, so that tests can link it
+add_library(tessera_cli STATIC ${program_sources} ${CMAKE_CURRENT_BINARY_DIR}/pytorch_ops.cpp)  # apart from main.cpp, so that tests can link it
 tessera_our_code(tessera_cli)
 target_link_libraries(tessera_cli PUBLIC tessera_train tessera_testing CLI11::CLI11)
 tessera_unity(tessera_cli 35000)  # it is built last, by all cores

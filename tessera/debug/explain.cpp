@@ -95,9 +95,13 @@ void print_decision(std::ostream& out, const Call& call, const Decision& decisio
     case Decision::Kind::Decompose:
       out << "  no rule; it decomposes into other ops, each with its own decision\n";
       return;
-    case Decision::Kind::Replicated:
-      out << "  no rule; all inputs are replicated, so the op runs on the local tensors\n";
+    case Decision::Kind::Functional:
+      out << "  no rule; " << decision.special->operator_name()
+          << " runs, and its result is copied into the argument\n";
       return;
+    case Decision::Kind::Replicated:
+      out << "  gathered: all inputs are redistributed to Replicate, and so is the result\n";
+      break;
     case Decision::Kind::Strategies:
       break;
   }

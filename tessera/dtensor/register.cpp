@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/detail/dispatch.h"
+#include "tessera/dtensor/detail/own_kernels.h"
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -36,6 +37,11 @@ void dispatch_without_rule(const c10::OperatorHandle& op, c10::DispatchKeySet, t
   dispatch_boxed(propagate::entry_of(op), stack);
 }
 
+std::unordered_set<std::string>& own_kernels() {
+  static auto* names = new std::unordered_set<std::string>;
+  return *names;
+}
+
 // Registers every op except composite ones. These decompose above our key into ops that have a kernel here. A kernel
 // for a composite op would hide its decomposition from autograd.
 void register_everything() {
@@ -43,6 +49,7 @@ void register_everything() {
   auto& aten = library("aten", kDTensorKey);
   std::unordered_set<std::string> done;
   register_special_kernels(aten, done);
+  own_kernels() = done;
   register_hot_kernels(aten, done);
   register_composite_kernels(aten, library("aten", c10::DispatchKey::AutogradPrivateUse3), done);
   for (const auto& name : dispatcher.getAllOpNames()) {
@@ -67,6 +74,11 @@ void register_everything() {
 void register_kernels() {
   static std::once_flag once;
   std::call_once(once, register_everything);
+}
+
+const std::unordered_set<std::string>& ops_with_own_kernel() {
+  register_kernels();
+  return own_kernels();
 }
 
 }  // namespace detail

@@ -22,6 +22,9 @@ void register_all(Registry& to) {
   register_indexing(to);       // index, gather, scatter, ...
   register_arranging(to);      // flip, roll, tril, pad, slice_scatter
   register_foreach(to);        // _foreach_*, _fused_adam_, ...
+  register_batch(to);          // linalg, fft, upsample, padding, ...: only batch dims can be sharded
+  register_decomposed(to);     // rot90, dist, ...: LibTorch's composite code runs on the distributed tensors
+  register_gathered(to);       // nonzero, unique, histc, ...: all inputs replicated
 }
 
 }  // namespace tessera::rules

@@ -3,6 +3,8 @@
 #include "tessera/rules/detail/families.h"
 #include "tessera/rules/detail/geometry.h"
 
+#include <c10/core/WrapDimMinimal.h>
+
 #include <algorithm>
 
 // Ops that move elements or replace them by a constant: flip, roll, repeat, pad, tril, slice_scatter. Dims along which
@@ -23,7 +25,7 @@ Rule rearranged(const OpQuery& query, OutInfo out, const std::vector<bool>& move
 
 std::vector<bool> marked(size_t ndim, const std::vector<int64_t>& dims) {
   std::vector<bool> result(ndim, false);
-  for (auto d : dims) result.at(static_cast<size_t>(d < 0 ? d + static_cast<int64_t>(ndim) : d)) = true;
+  for (auto d : dims) result.at(static_cast<size_t>(c10::maybe_wrap_dim(d, static_cast<int64_t>(ndim)))) = true;
   return result;
 }
 
@@ -54,6 +56,8 @@ Rule triangle(const OpQuery& query) {
 Rule repeat(const OpQuery& query) {
   const auto& self = query.tensor(0);
   auto repeats = query.ints_at(1);
+  TESSERA_CHECK(repeats.size() >= self.sizes.size(), UsageError, "aten::repeat of sizes ", self.sizes, ": repeats ",
+                repeats, " has fewer dims");
   auto lead = repeats.size() - self.sizes.size();
   Sizes sizes(repeats.begin(), repeats.end());
   for (size_t d = 0; d < self.sizes.size(); d++) sizes[lead + d] *= self.sizes[d];
@@ -98,6 +102,46 @@ Rule scattered_part(const OpQuery& query, bool src_lacks_dim) {
   return rule;
 }
 
+// diag_embed(self, offset, dim1, dim2): the last dim of self becomes a diagonal of two new dims.
+Rule diag_embed(const OpQuery& query) {
+  const auto& self = query.tensor(0);
+  const auto ndim = static_cast<int64_t>(self.sizes.size()) + 1;  // of the result
+  const int64_t low = std::min(query.dim_at(2, ndim), query.dim_at(3, ndim));
+  const int64_t high = std::max(query.dim_at(2, ndim), query.dim_at(3, ndim));
+  TESSERA_CHECK(low != high && ndim >= 2, UsageError, "aten::diag_embed of sizes ", self.sizes,
+                ": dim1 and dim2 must differ");
+  const int64_t side = self.sizes[self.sizes.size() - 1] + std::abs(query.int_at(1));
+  Sizes sizes;
+  std::vector<int64_t> out_dim;  // of each dim of self but the last
+  for (int64_t d = 0; d < ndim; d++) {
+    const bool on_diagonal = d == low || d == high;
+    sizes.push_back(on_diagonal ? side : self.sizes[out_dim.size()]);
+    if (!on_diagonal) out_dim.push_back(d);
+  }
+  Rule rule;
+  rule.outs = {contiguous_out(sizes)};
+  add_replicated_strategy(rule, query);
+  for (size_t d = 0; d < out_dim.size(); d++) rule.add_strategy({S(static_cast<int64_t>(d))}, {S(out_dim[d])});
+  for (auto p : kZeroKeeping) add_uniform_strategy(rule, query, p);
+  return rule;
+}
+
+// diagonal_scatter(self, src, offset, dim1, dim2): a copy of self with src on a diagonal. The diagonal is the last dim
+// of src.
+Rule diagonal_scatter(const OpQuery& query) {
+  const auto& self = query.tensor(0);
+  const auto ndim = static_cast<int64_t>(self.sizes.size());
+  const int64_t low = std::min(query.dim_at(3, ndim), query.dim_at(4, ndim));
+  const int64_t high = std::max(query.dim_at(3, ndim), query.dim_at(4, ndim));
+  Rule rule;
+  rule.outs = {{Sizes(self.sizes), like_strides(self.sizes, self.strides, std::nullopt)}};
+  add_replicated_strategy(rule, query);
+  for (int64_t d = 0; d < ndim; d++)
+    if (d != low && d != high) rule.add_strategy({S(d), S(d - (d > low) - (d > high))}, {S(d)});
+  for (auto p : kAnyPartial) add_uniform_strategy(rule, query, p);
+  return rule;
+}
+
 }  // namespace
 
 void register_arranging(Registry& to) {
@@ -108,6 +152,8 @@ void register_arranging(Registry& to) {
   family.op("repeat", repeat);
   family.op("constant_pad_nd", pad);
   family.op("slice_scatter", [](const OpQuery& q) { return scattered_part(q, false); });
+  family.op("diag_embed", diag_embed);
+  family.op("diagonal_scatter", diagonal_scatter);
   family.op("select_scatter", [](const OpQuery& q) { return scattered_part(q, true); });
 }
 

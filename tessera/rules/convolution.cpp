@@ -1,3 +1,4 @@
+#include "tessera/base/error.h"
 #include "tessera/rules/detail/build.h"
 #include "tessera/rules/detail/families.h"
 #include "tessera/rules/detail/geometry.h"
@@ -16,7 +17,7 @@ bool either_channels_last(const TensorArg& a, const TensorArg& b) {
 }
 
 // Element i of a list that has one value for all spatial dims, or one value for each.
-int64_t at(const std::vector<int64_t>& values, size_t i) { return values.size() == 1 ? values[0] : values[i]; }
+int64_t at(const std::vector<int64_t>& values, size_t i) { return values.size() == 1 ? values[0] : values.at(i); }
 
 // convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 //   input (N, C, ...)   weight (O, C / groups, ...), transposed (C, O / groups, ...)   output (N, O, ...)
@@ -26,6 +27,13 @@ Rule convolution(const OpQuery& query) {
        output_padding = query.ints_at(7);
   bool transposed = query.bool_at(6);
   int64_t groups = query.int_at(8);
+  TESSERA_CHECK(input.sizes.size() == weight.sizes.size() && input.sizes.size() >= 3, UsageError,
+                query.schema.operator_name(), ": an input of sizes ", input.sizes, " and a weight of sizes ",
+                weight.sizes, "; they must have the same number of dims, at least 3");
+  for (size_t i = 0; i + 2 < input.sizes.size(); i++)
+    TESSERA_CHECK(at(stride, i) > 0 && at(dilation, i) > 0 && at(padding, i) >= 0, UsageError,
+                  query.schema.operator_name(), ": stride ", stride, ", dilation ", dilation, " and padding ", padding,
+                  "; stride and dilation must be positive, padding must not be negative");
   Sizes sizes = {input.sizes[0], transposed ? weight.sizes[1] * groups : weight.sizes[0]};
   for (size_t i = 0; i + 2 < input.sizes.size(); i++) {
     int64_t in = input.sizes[i + 2], reach = at(dilation, i) * (weight.sizes[i + 2] - 1);
@@ -91,18 +99,19 @@ Rule pooled(const OpQuery& query, Sizes out_sizes, const std::string& special) {
   return rule;
 }
 
-int64_t pooled_size(int64_t in, int64_t kernel, int64_t pad, int64_t stride, int64_t dilation, bool ceil) {
-  int64_t last = in + 2 * pad - dilation * (kernel - 1) - 1;
-  int64_t out = (last + (ceil ? stride - 1 : 0)) / stride + 1;
-  if (ceil && (out - 1) * stride >= in + pad) out--;  // a window must begin inside the input or the left pad
-  return out;
+// The sizes of an image with at least a channel and two spatial dims.
+Sizes image_sizes(const OpQuery& query) {
+  const auto sizes = query.tensor(0).sizes;
+  TESSERA_CHECK(sizes.size() >= 3, UsageError, query.schema.operator_name(), ": an image of sizes ", sizes,
+                "; it needs (C, H, W) or (N, C, H, W)");
+  return Sizes(sizes);
 }
 
 Sizes pooled_sizes(const OpQuery& query, int dilation_arg, int ceil_arg) {
   auto kernel = query.ints_at(1), stride = query.ints_at(2), padding = query.ints_at(3);
   auto dilation = dilation_arg < 0 ? std::vector<int64_t>{1} : query.ints_at(dilation_arg);
   if (stride.empty()) stride = kernel;
-  Sizes sizes(query.tensor(0).sizes);
+  Sizes sizes = image_sizes(query);
   for (size_t i = 0; i < 2; i++) {
     auto& size = sizes[sizes.size() - 2 + i];
     size = pooled_size(size, at(kernel, i), at(padding, i), at(stride, i), at(dilation, i), query.bool_at(ceil_arg));
@@ -119,7 +128,7 @@ Rule avg_pool(const OpQuery& query) {
 }
 
 Rule adaptive_pool(const OpQuery& query) {
-  Sizes sizes(query.tensor(0).sizes);
+  Sizes sizes = image_sizes(query);
   auto asked = query.ints_at(1);
   for (size_t i = 0; i < 2; i++) sizes[sizes.size() - 2 + i] = at(asked, i);
   return pooled(query, sizes, "tessera::_adaptive_avg_pool2d_or_zeros");

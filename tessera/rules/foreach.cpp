@@ -149,6 +149,17 @@ Rule foreach_norm(const OpQuery& query) {
   return rule;
 }
 
+// _foreach_powsum(self, ord, dtype): the sum of |x|^ord of each tensor.
+Rule foreach_powsum(const OpQuery& query) {
+  const auto& self = query.tensors[0];
+  Rule rule;
+  rule.outs = {contiguous_out({})};
+  rule.flops = static_cast<double>(numel_of(self.sizes));
+  add_replicated_strategy(rule, query);
+  for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++) rule.add_strategy({S(d)}, {Psum});
+  return rule;
+}
+
 // _amp_foreach_non_finite_check_and_unscale_(self, found_inf, inv_scale). A rank without an infinity does not change
 // found_inf, so the result over all ranks is the max. If self is sharded, found_inf must be P(max).
 Rule unscale(const OpQuery& query) {
@@ -175,6 +186,7 @@ void register_foreach(Registry& to) {
     add(row.op, [&row](const OpQuery& q) { return over_lists(q, row.partials); });
   for (const auto* op : kFusedOptimizerOps) family.op(op, fused, ListMode::Elementwise);
   family.op("_foreach_norm.Scalar", foreach_norm, ListMode::Elementwise, /*reads_scalars=*/true);
+  family.op("_foreach_powsum.Scalar", foreach_powsum, ListMode::Elementwise);
   family.op("_amp_foreach_non_finite_check_and_unscale_", unscale, ListMode::Elementwise);
 }
 

@@ -195,9 +195,11 @@ Sizes index_strides(const OpQuery& query, const Indexing& how) {
 
 // index(self, indices)
 Rule index(const OpQuery& query) {
-  TESSERA_CHECK(!has_mask(query, 1), ShardingError,
-                "aten::index.Tensor with a mask: the size of the result depends on the ",
-                "data, so it has no placement; write where or masked_fill, or index the local tensors in local_map");
+  if (has_mask(query, 1)) {  // the size of the result depends on the data
+    Rule rule;
+    rule.gathered = true;
+    return rule;
+  }
   Indexing how(query, 1);
   Rule rule;
   rule.outs = {{how.sizes, index_strides(query, how)}};
@@ -247,6 +249,44 @@ Rule index_put(const OpQuery& query) {
   return rule;
 }
 
+// scatter_reduce(self, dim, index, src, reduce, include_self), index_reduce: like scatter, and a reduction other than a
+// sum is not linear.
+Rule scatter_reduce(const OpQuery& query) { return scatter(query, false); }
+
+// searchsorted(sorted_sequence, self): the sequence has one dim, or the leading dims of self.
+Rule searchsorted(const OpQuery& query) {
+  const auto &sequence = query.tensor(0), &self = query.tensor(1);
+  Rule rule;
+  rule.outs = {contiguous_out(self.sizes)};
+  add_replicated_strategy(rule, query);
+  const bool one_sequence = ndim_of(sequence) == 1;
+  for (int64_t d = 0; d < ndim_of(self); d++) {
+    StrategyBuilder strategy(rule, query);
+    strategy.in(1, S(d)).out(0, S(d));
+    if (!one_sequence && d + 1 < ndim_of(self)) strategy.in(0, S(d)).in(5, S(d));
+  }
+  return rule;
+}
+
+// bucketize(self, boundaries)
+Rule bucketize(const OpQuery& query) {
+  Rule rule;
+  rule.outs = {contiguous_out(query.tensor(0).sizes)};
+  add_replicated_strategy(rule, query);
+  for (int64_t d = 0; d < ndim_of(query.tensor(0)); d++) StrategyBuilder(rule, query).in(0, S(d)).out(0, S(d));
+  return rule;
+}
+
+// isin(elements, test_elements)
+Rule isin(const OpQuery& query) {
+  const auto& elements = query.tensor(0);
+  Rule rule;
+  rule.outs = query.dense_outs.value_or(std::vector<OutInfo>{contiguous_out(elements.sizes)});
+  add_replicated_strategy(rule, query);
+  for (int64_t d = 0; d < ndim_of(elements); d++) StrategyBuilder(rule, query).in(0, S(d)).out(0, S(d));
+  return rule;
+}
+
 }  // namespace
 
 void register_indexing(Registry& to) {
@@ -260,9 +300,14 @@ void register_indexing(Registry& to) {
   family.op_and_in_place("index_copy", [](const OpQuery& q) { return along_index(q, false, false); });
   for (const auto* op : {"index_fill.int_Scalar", "index_fill.int_Tensor"})
     family.op_and_in_place(op, [](const OpQuery& q) { return along_index(q, false, true); });
+  family.op_and_in_place("scatter_reduce.two", scatter_reduce);
+  family.op_and_in_place("index_reduce", [](const OpQuery& q) { return along_index(q, false, false); });
+  family.op("searchsorted.Tensor", searchsorted);
+  family.op("bucketize.Tensor", bucketize);
+  for (const auto* op : {"isin.Tensor_Tensor", "isin.Tensor_Scalar"}) family.op(op, isin);
   family.op("index.Tensor", index);
   family.op_and_in_place("index_put", index_put);
-  family.op("_index_put_impl_", index_put);
+  family.op_and_in_place("_index_put_impl", index_put);
 }
 
 }  // namespace tessera::rules

@@ -203,6 +203,8 @@ void register_matmul(Registry& to) {
   Family family(to, "matmul");
   for (const auto& row : kEinsum)
     family.op(row.op, [&row](const OpQuery& query) { return einsum(query, row.text, row.lhs, row.rhs, row.added); });
+  family.op(
+      "_foreach_mm", [](const OpQuery& query) { return einsum(query, "mk,kn->mn", 0, 1); }, ListMode::Elementwise);
   family.op("linear", linear);
   family.op("linear_backward", linear_backward);
   family.op("matmul", matmul);

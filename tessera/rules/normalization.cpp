@@ -1,3 +1,4 @@
+#include "tessera/base/error.h"
 #include "tessera/rules/detail/build.h"
 #include "tessera/rules/detail/families.h"
 #include "tessera/rules/detail/geometry.h"
@@ -14,18 +15,26 @@ Sizes statistics_sizes(c10::IntArrayRef sizes, size_t normalized) {
   return result;
 }
 
+// The number of dims before the normalised ones.
+size_t leading_dims(const OpQuery& query, const TensorArg& input, size_t normalized) {
+  TESSERA_CHECK(normalized >= 1 && normalized <= input.sizes.size(), UsageError, query.schema.operator_name(),
+                ": a normalized_shape of ", normalized, " dims for an input of sizes ", input.sizes);
+  return input.sizes.size() - normalized;
+}
+
 // native_layer_norm(input, normalized_shape, weight, bias, eps) -> out, mean, rstd
 // _fused_rms_norm(input, normalized_shape, weight, eps)         -> out, rstd
 Rule layer_norm(const OpQuery& query) {
   const auto& input = query.tensor(0);
   auto normalized = query.ints_at(1).size();
+  const auto leading = leading_dims(query, input, normalized);
   Rule rule;
   rule.outs.assign(static_cast<size_t>(fresh_outputs(query.schema)),
                    contiguous_out(statistics_sizes(input.sizes, normalized)));
   rule.outs[0] = contiguous_out(input.sizes);
   rule.flops = 4.0 * static_cast<double>(numel_of(input.sizes));
   add_replicated_strategy(rule, query);
-  for (size_t d = 0; d < input.sizes.size() - normalized; d++) {
+  for (size_t d = 0; d < leading; d++) {
     StrategyBuilder strategy(rule, query);
     strategy.in(0, S(static_cast<int64_t>(d)));
     for (size_t i = 0; i < rule.outs.size(); i++) strategy.out(i, S(static_cast<int64_t>(d)));
@@ -38,13 +47,14 @@ Rule layer_norm(const OpQuery& query) {
 Rule layer_norm_backward(const OpQuery& query, std::initializer_list<int> statistics, int mask_arg, size_t outs) {
   const auto& input = query.tensor(1);
   auto normalized = query.ints_at(2);
+  const auto leading = leading_dims(query, input, normalized.size());
   auto mask = query.args[static_cast<size_t>(mask_arg)].toBoolList();
   Rule rule;
   rule.outs.assign(outs, contiguous_out(normalized));
   rule.outs[0] = contiguous_out(input.sizes);
   rule.flops = 8.0 * static_cast<double>(numel_of(input.sizes));
   add_replicated_strategy(rule, query);
-  for (size_t d = 0; d < input.sizes.size() - normalized.size(); d++) {
+  for (size_t d = 0; d < leading; d++) {
     StrategyBuilder strategy(rule, query);
     auto shard = S(static_cast<int64_t>(d));
     strategy.in(0, shard).in(1, shard);

@@ -138,6 +138,20 @@ const char* const kPointwiseShardOnlyOps[] = {
     "special_i1e",
     "special_log_ndtr",
     "special_ndtri",
+    "special_airy_ai",
+    "special_bessel_j0",
+    "special_bessel_j1",
+    "special_bessel_y0",
+    "special_bessel_y1",
+    "special_modified_bessel_i0",
+    "special_modified_bessel_i1",
+    "special_modified_bessel_k0",
+    "special_modified_bessel_k1",
+    "special_scaled_modified_bessel_k0",
+    "special_scaled_modified_bessel_k1",
+    "special_spherical_bessel_j0",
+    "polygamma",
+    "frexp.Tensor",
     // activations with parameters
     "celu",
     "elu",
@@ -189,6 +203,25 @@ const char* const kPointwiseShardOnlyOps[] = {
     "rsub.Tensor",
     "special_xlog1py",
     "xlogy.Tensor",
+    "__lshift__.Tensor",
+    "__rshift__.Tensor",
+    "igamma",
+    "igammac",
+    "special_zeta",
+    "complex",
+    "polar",
+    "special_chebyshev_polynomial_t",
+    "special_chebyshev_polynomial_u",
+    "special_chebyshev_polynomial_v",
+    "special_chebyshev_polynomial_w",
+    "special_hermite_polynomial_h",
+    "special_hermite_polynomial_he",
+    "special_laguerre_polynomial_l",
+    "special_legendre_polynomial_p",
+    "special_shifted_chebyshev_polynomial_t",
+    "special_shifted_chebyshev_polynomial_u",
+    "special_shifted_chebyshev_polynomial_v",
+    "special_shifted_chebyshev_polynomial_w",
     "clamp.Tensor",
     "clamp_min.Tensor",
     "clamp_max.Tensor",
@@ -212,6 +245,43 @@ const char* const kPointwiseShardOnlyOps[] = {
     "rsub.Scalar",
     "xlogy.Scalar_Other",
     "xlogy.Scalar_Self",
+    "__lshift__.Scalar",
+    "__rshift__.Scalar",
+    "bitwise_and.Scalar_Tensor",
+    "bitwise_or.Scalar_Tensor",
+    "bitwise_xor.Scalar_Tensor",
+    "bitwise_left_shift.Scalar_Tensor",
+    "bitwise_left_shift.Tensor_Scalar",
+    "bitwise_right_shift.Scalar_Tensor",
+    "bitwise_right_shift.Tensor_Scalar",
+    "special_xlog1py.other_scalar",
+    "special_xlog1py.self_scalar",
+    "special_zeta.other_scalar",
+    "special_zeta.self_scalar",
+    "special_chebyshev_polynomial_t.n_scalar",
+    "special_chebyshev_polynomial_t.x_scalar",
+    "special_chebyshev_polynomial_u.n_scalar",
+    "special_chebyshev_polynomial_u.x_scalar",
+    "special_chebyshev_polynomial_v.n_scalar",
+    "special_chebyshev_polynomial_v.x_scalar",
+    "special_chebyshev_polynomial_w.n_scalar",
+    "special_chebyshev_polynomial_w.x_scalar",
+    "special_hermite_polynomial_h.n_scalar",
+    "special_hermite_polynomial_h.x_scalar",
+    "special_hermite_polynomial_he.n_scalar",
+    "special_hermite_polynomial_he.x_scalar",
+    "special_laguerre_polynomial_l.n_scalar",
+    "special_laguerre_polynomial_l.x_scalar",
+    "special_legendre_polynomial_p.n_scalar",
+    "special_legendre_polynomial_p.x_scalar",
+    "special_shifted_chebyshev_polynomial_t.n_scalar",
+    "special_shifted_chebyshev_polynomial_t.x_scalar",
+    "special_shifted_chebyshev_polynomial_u.n_scalar",
+    "special_shifted_chebyshev_polynomial_u.x_scalar",
+    "special_shifted_chebyshev_polynomial_v.n_scalar",
+    "special_shifted_chebyshev_polynomial_v.x_scalar",
+    "special_shifted_chebyshev_polynomial_w.n_scalar",
+    "special_shifted_chebyshev_polynomial_w.x_scalar",
     "masked_fill_.Scalar",
     // three tensors
     "addcdiv",
@@ -237,9 +307,11 @@ const char* const kPointwiseShardOnlyOps[] = {
     "threshold_backward",
     "_prelu_kernel_backward",
     "native_dropout_backward",
+    "log_sigmoid_backward",
+    "rrelu_with_noise_backward",
 };
 
-// pow(2, x) and masked_fill: unlike other elementwise ops, they give a contiguous result for all operands.
+// pow(2, x), masked_fill and others: unlike other elementwise ops, they give a contiguous result for all operands.
 Rule contiguous_elementwise(const OpQuery& query) {
   Rule rule = elementwise(query);
   for (auto& out : rule.outs) out.strides.clear();
@@ -266,7 +338,8 @@ void register_pointwise(Registry& to) {
     family.op_and_in_place(op, [](const OpQuery& query) { return elementwise(query); });
   for (const auto& row : kPointwisePartialOps)
     family.op_and_in_place(row.op, [&row](const OpQuery& query) { return elementwise(query, row.partials); });
-  for (const auto* op : {"pow.Scalar", "masked_fill.Scalar", "masked_fill.Tensor"})
+  for (const auto* op : {"pow.Scalar", "masked_fill.Scalar", "masked_fill.Tensor", "log_sigmoid_forward",
+                         "_standard_gamma_grad", "mvlgamma"})
     family.op(op, contiguous_elementwise);
   // Used by LibTorch's Adam with amsgrad.
   for (const auto* op : {"maximum.out", "minimum.out"}) family.op(op, into_out);

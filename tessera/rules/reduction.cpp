@@ -2,6 +2,8 @@
 #include "tessera/rules/detail/families.h"
 #include "tessera/rules/detail/geometry.h"
 
+#include <c10/core/WrapDimMinimal.h>
+
 #include <cmath>
 #include <limits>
 
@@ -26,8 +28,10 @@ Reduced reduced_dims(const OpQuery& query, int tensor_arg, int dim_arg, int keep
   bool keep = keep_arg >= 0 && query.bool_at(keep_arg);
   Reduced result;
   result.dims.assign(sizes.size(), asked.empty());
-  for (auto dim : asked)
-    if (ndim > 0) result.dims.at(static_cast<size_t>(dim < 0 ? dim + ndim : dim)) = true;
+  for (auto dim : asked) {
+    const auto reduced = c10::maybe_wrap_dim(dim, ndim);
+    if (ndim > 0) result.dims[static_cast<size_t>(reduced)] = true;
+  }
   for (int64_t d = 0; d < ndim; d++) {
     result.out_dim.push_back(static_cast<int64_t>(result.out_sizes.size()));
     if (!result.dims[d]) {
@@ -109,6 +113,9 @@ const struct ReductionOp {
     {"mean.dim", 1, 2, [](auto& q, auto& r) { return mean(q, r, "tessera::mean_of.dim"); }, false},
     {"prod", -1, -1, [](auto& q, auto& r) { return reduction(q, r, Pproduct, {Pproduct}); }, false},
     {"prod.dim_int", 1, 2, [](auto& q, auto& r) { return reduction(q, r, Pproduct, {Pproduct}); }, false},
+    {"nansum", 1, 2, [](auto& q, auto& r) { return reduction(q, r, Psum, {}); }, false},
+    {"count_nonzero.dim_IntList", 1, -1, [](auto& q, auto& r) { return reduction(q, r, Psum, {}); }, false},
+    {"linalg__powsum", 2, 3, [](auto& q, auto& r) { return reduction(q, r, Psum, {}); }, false},
     {"amax", 1, 2, [](auto& q, auto& r) { return extreme(q, r, Pmax, "tessera::amax_or_lowest"); }, false},
     {"amin", 1, 2, [](auto& q, auto& r) { return extreme(q, r, Pmin, "tessera::amin_or_highest"); }, false},
     {"max", -1, -1, [](auto& q, auto& r) { return extreme(q, r, Pmax, "tessera::max_or_lowest"); }, false},
@@ -128,6 +135,14 @@ const struct ReductionOp {
     {"var.correction", 1, 3, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
     {"std.correction", 1, 3, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
     {"var_mean.correction", 1, 3, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"std_mean.correction", 1, 3, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"aminmax", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"_aminmax", -1, -1, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"_aminmax.dim", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"nanmedian", -1, -1, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"nanmedian.dim", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"mode", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
+    {"kthvalue", 2, 3, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
     {"logsumexp", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
     {"max.dim", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
     {"min.dim", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
@@ -143,6 +158,15 @@ const struct ReductionOp {
     {"any.dims", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
 };
 
+// trace(self): a sum of the diagonal, linear. A rank cannot know which elements of its shard are on the diagonal.
+Rule trace(const OpQuery& query) {
+  Rule rule;
+  rule.outs = {contiguous_out({})};
+  add_replicated_strategy(rule, query);
+  for (auto p : kLinearPartials) add_uniform_strategy(rule, query, p);
+  return rule;
+}
+
 }  // namespace
 
 void register_reduction(Registry& to) {
@@ -151,6 +175,7 @@ void register_reduction(Registry& to) {
     family.op(
         row.op, [&row](const OpQuery& query) { return row.fn(query, reduced_dims(query, 0, row.dim, row.keep)); },
         ListMode::Joint, row.reads_scalars);
+  family.op("trace", trace);
 }
 
 }  // namespace tessera::rules

@@ -36,6 +36,34 @@ Rule cumsum(const OpQuery& query) {
   return along(query, 1, Sizes(query.tensors[0].sizes), kLinearPartials);  // linear
 }
 
+// renorm(self, p, dim, maxnorm) scales each slice along `dim` by its norm, which needs all other dims.
+Rule renorm(const OpQuery& query) {
+  const auto& self = query.tensors[0];
+  int64_t dim = query.dim_at(2, static_cast<int64_t>(self.sizes.size()));
+  Rule rule;
+  if (fresh_outputs(query.schema) > 0) rule.outs = {contiguous_out(self.sizes)};
+  add_replicated_strategy(rule, query);
+  add_uniform_strategy(rule, query, S(dim));
+  return rule;
+}
+
+// linalg_cross(self, other, dim): the two tensors broadcast.
+Rule cross(const OpQuery& query) {
+  Rule rule;
+  const auto sizes = broadcast_sizes(query);
+  const auto ndim = static_cast<int64_t>(sizes.size());
+  const int64_t dim = query.dim_at(2, ndim);
+  rule.outs = query.dense_outs.value_or(std::vector<OutInfo>{contiguous_out(sizes)});
+  add_replicated_strategy(rule, query);
+  for (int64_t d = 0; d < ndim; d++)
+    if (d != dim)
+      StrategyBuilder(rule, query)
+          .in(0, broadcast_shard(query.tensor(0), sizes, d))
+          .in(1, broadcast_shard(query.tensor(1), sizes, d))
+          .out(0, S(d));
+  return rule;
+}
+
 Rule topk(const OpQuery& query) {
   Sizes sizes(query.tensors[0].sizes);
   if (!sizes.empty()) sizes[query.dim_at(2, static_cast<int64_t>(sizes.size()))] = query.int_at(1);
@@ -67,8 +95,12 @@ void register_scan(Registry& to) {
     family.op(op, [](const OpQuery& q) { return along_same_sizes(q, 1); });
   for (const auto* op : {"_softmax_backward_data", "_log_softmax_backward_data"})
     family.op(op, [](const OpQuery& q) { return along_same_sizes(q, 2); });
-  family.op("cumsum", cumsum);
-  family.op("cumprod", [](const OpQuery& q) { return along_same_sizes(q, 1); });
+  family.op_and_in_place("cumsum", cumsum);
+  family.op_and_in_place("cumprod", [](const OpQuery& q) { return along_same_sizes(q, 1); });
+  for (const auto* op : {"logcumsumexp", "_logcumsumexp", "cummax", "cummin"})
+    family.op(op, [](const OpQuery& q) { return along_same_sizes(q, 1); });
+  family.op_and_in_place("renorm", renorm);
+  family.op("linalg_cross", cross);
   family.op("sort", [](const OpQuery& q) { return same_geometry(q, 1); });
   family.op("sort.stable", [](const OpQuery& q) { return same_geometry(q, 2); });
   family.op("topk", topk);

@@ -290,8 +290,13 @@ Rule diagonal(const OpQuery& query) {
 Rule unfold(const OpQuery& query) {
   const auto& self = query.tensor(0);
   auto ndim = static_cast<int64_t>(self.sizes.size());
-  TESSERA_CHECK(ndim > 0, UsageError, "aten::unfold of a tensor without dims");
   int64_t dim = query.dim_at(1, ndim), size = query.int_at(2), step = query.int_at(3);
+  if (ndim == 0) {  // a window of the one element, or none
+    View view(self);
+    view.sizes = {size};
+    view.strides = {1};
+    return follows(query, std::move(view));
+  }
   TESSERA_CHECK(step > 0 && size <= self.sizes[dim], UsageError, "aten::unfold: windows of ", size, " every ", step,
                 " of dim ", dim, " of ", self.sizes);
   View view(self);
@@ -301,6 +306,36 @@ Rule unfold(const OpQuery& query) {
   view.sizes.push_back(size);
   view.strides.push_back(self.strides[dim]);
   return follows(query, std::move(view));
+}
+
+// view_as_real(self): the last dim of the result has the real and the imaginary part.
+Rule view_as_real(const OpQuery& query) {
+  View view(query.tensor(0));
+  for (auto& stride : view.strides) stride *= 2;
+  view.sizes.push_back(2);
+  view.strides.push_back(1);
+  Rule rule = follows(query, std::move(view));
+  rule.special = "tessera::view_as_real_local";
+  return rule;
+}
+
+Rule view_as_complex(const OpQuery& query) {
+  View view(query.tensor(0));
+  const auto last = static_cast<int64_t>(view.sizes.size()) - 1;
+  TESSERA_CHECK(last >= 0 && view.sizes[last] == 2, UsageError, "aten::view_as_complex: the last dim of ",
+                query.tensor(0).sizes, " must have size 2");
+  view.drop(last);
+  for (auto& stride : view.strides) stride /= 2;
+  return follows(query, std::move(view));
+}
+
+// The op that copies a view: view_copy, slice_copy, ... Its result is contiguous.
+RuleFn copied(Rule (*view)(const OpQuery&)) {
+  return [view](const OpQuery& query) {
+    Rule rule = view(query);
+    for (auto& out : rule.outs) out.strides.clear();
+    return rule;
+  };
 }
 
 // as_strided reads the memory of the global tensor, which local shards do not have. So the input must be R or partial.
@@ -317,7 +352,9 @@ Rule as_strided(const OpQuery& query) {
 
 void register_view(Registry& to) {
   Family family(to, "view");
-  for (const auto* op : {"detach", "alias", "lift_fresh", "_neg_view"}) family.op(op, identity);
+  for (const auto* op : {"detach", "alias", "lift_fresh", "_neg_view", "_conj"}) family.op(op, identity);
+  family.op("view_as_real", view_as_real);
+  family.op("view_as_complex", view_as_complex);
   family.op("detach_", identity);
   family.op_and_in_place("t", t);
   for (const auto* op : {"transpose.int", "transpose_"}) family.op(op, transpose);
@@ -341,6 +378,23 @@ void register_view(Registry& to) {
   family.op("diagonal", diagonal);
   family.op("unfold", unfold);
   family.op("as_strided", as_strided);
+  for (const auto* op : {"detach_copy", "alias_copy", "_neg_view_copy", "_conj_copy"}) family.op(op, copied(identity));
+  family.op("view_copy", copied(view));
+  family.op("view_copy.dtype", copied(view_dtype));
+  family.op("expand_copy", copied(expand));
+  family.op("t_copy", copied(t));
+  family.op("transpose_copy.int", copied(transpose));
+  family.op("permute_copy", copied(permute));
+  family.op("unsqueeze_copy", copied(unsqueeze));
+  family.op("slice_copy.Tensor", copied(slice));
+  family.op("select_copy.int", copied(select));
+  family.op("split_copy.Tensor", copied(split));
+  family.op("split_with_sizes_copy", copied(split_with_sizes));
+  family.op("unbind_copy.int", copied(unbind));
+  family.op("diagonal_copy", copied(diagonal));
+  family.op("unfold_copy", copied(unfold));
+  family.op("view_as_real_copy", copied(view_as_real));
+  family.op("view_as_complex_copy", copied(view_as_complex));
 }
 
 }  // namespace tessera::rules

@@ -1,3 +1,4 @@
+#include "tessera/base/error.h"
 #include "tessera/rules/detail/build.h"
 #include "tessera/rules/detail/families.h"
 
@@ -8,6 +9,10 @@ namespace {
 
 // `out_dim[d]`: the dim of the result for dim d of the gradient, or -1 if it must not be sharded.
 Rule put_into_zeros(const OpQuery& query, const std::vector<int64_t>& out_dim) {
+  const auto out_ndim = static_cast<int64_t>(query.ints_at(1).size());
+  for (auto d : out_dim)
+    TESSERA_CHECK(d < out_ndim, UsageError, query.schema.operator_name(), ": a gradient of sizes ",
+                  query.tensor(0).sizes, " does not belong to a tensor of sizes ", query.ints_at(1));
   Rule rule;
   rule.outs = {contiguous_out(query.ints_at(1))};
   rule.fixes = {{.arg = 1, .what = ArgFix::What::OutSizes}};
@@ -18,11 +23,18 @@ Rule put_into_zeros(const OpQuery& query, const std::vector<int64_t>& out_dim) {
   return rule;
 }
 
+void check_gradient_dims(const OpQuery& query, size_t ndim) {
+  TESSERA_CHECK(ndim > 0 && query.tensor(0).sizes.size() == ndim, UsageError, query.schema.operator_name(),
+                ": a gradient of sizes ", query.tensor(0).sizes, " does not belong to a tensor of sizes ",
+                query.ints_at(1));
+}
+
 // slice_backward(grad, input_sizes, dim, start, end, step)
 Rule slice_backward(const OpQuery& query) {
   auto sizes = query.ints_at(1);
   auto dim = query.dim_at(2, static_cast<int64_t>(sizes.size()));
   auto dims = all_dims(query.tensor(0));
+  check_gradient_dims(query, sizes.size());
   bool all_of_it = sizes[dim] == query.tensor(0).sizes[dim];
   if (!all_of_it) dims[dim] = -1;
   return put_into_zeros(query, dims);
@@ -41,6 +53,7 @@ Rule diagonal_backward(const OpQuery& query) {
   auto ndim = static_cast<int64_t>(query.ints_at(1).size());
   int64_t low = std::min(query.dim_at(3, ndim), query.dim_at(4, ndim));
   int64_t high = std::max(query.dim_at(3, ndim), query.dim_at(4, ndim));
+  check_gradient_dims(query, query.ints_at(1).size() - 1);
   auto dims = all_dims(query.tensor(0));
   for (auto& d : dims) {
     d += d >= low;
@@ -52,6 +65,7 @@ Rule diagonal_backward(const OpQuery& query) {
 
 // unfold_backward(grad, input_sizes, dim, size, step). The last dim of the gradient is the position in a window.
 Rule unfold_backward(const OpQuery& query) {
+  check_gradient_dims(query, query.ints_at(1).size() + 1);
   auto dims = all_dims(query.tensor(0));
   dims[query.dim_at(2, static_cast<int64_t>(query.ints_at(1).size()))] = -1;
   dims.back() = -1;

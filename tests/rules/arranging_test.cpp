@@ -24,6 +24,10 @@ TEST(ArrangingRules, HoldByBruteForce) {
                                        {"aten::constant_pad_nd", {y, ints({1, 2}), 0.5}, {}},
                                        {"aten::constant_pad_nd", {y, ints({0, 0, 1, 0})}, {}},
                                        {"aten::slice_scatter", {y, numbers({2, 2, 3}), 1, 1, 5, 2}, {}},
+                                       {"aten::diag_embed", {x}, {}},
+                                       {"aten::diag_embed", {y, -1, 0, 2}, {}},
+                                       {"aten::diagonal_scatter", {y, numbers({3, 2}), 0, 0, 1}, {}},
+                                       {"aten::diagonal_scatter", {y, numbers({2, 2}), 1, 1, 2}, {}},
                                        {"aten::select_scatter", {y, numbers({2, 3}), 1, 2}, {}},
                                    });
 }

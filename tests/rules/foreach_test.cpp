@@ -22,6 +22,7 @@ std::vector<Sample> by_hand() {
   }
   for (double p : {2.0, 1.0, 0.0, std::numeric_limits<double>::infinity()})
     samples.push_back({"aten::_foreach_norm.Scalar", {x, p}, {}});
+  samples.push_back({"aten::_foreach_powsum.Scalar", {x, 3.0}, {}});
   samples.push_back({"aten::_amp_foreach_non_finite_check_and_unscale_",
                      {list({numbers({5, 3}).to(at::kFloat), numbers({4}).to(at::kFloat).div(0)}),
                       at::scalar_tensor(0.0, at::kFloat), at::scalar_tensor(0.5, at::kFloat)},

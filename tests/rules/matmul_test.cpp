@@ -11,6 +11,10 @@ const auto batch_b = [] { return numbers({2, 3, 4}); };
 TEST(MatmulRules, HoldByBruteForce) {
   expect_family_holds("matmul",
                       {
+                          {"aten::_foreach_mm",
+                           {c10::List<at::Tensor>({numbers({5, 3}), numbers({4, 2})}),
+                            c10::List<at::Tensor>({numbers({3, 4}), numbers({2, 5})})},
+                           {}},
                           {"aten::mm", {a(), b()}, {}},
                           {"aten::mm", {numbers({3, 5}).t(), numbers({4, 3}).t()}, {}},
                           {"aten::bmm", {batch_a(), batch_b()}, {}},

@@ -58,9 +58,11 @@ TEST(RuleOracle, FindsAMeanOfMeans) {
 
 // A family without a test has ops without samples.
 TEST(RuleOracle, EveryFamilyHasATest) {
-  const std::set<std::string> tested = {"arranging", "attention", "convolution", "copy", "embedding", "factories",
-                                        "foreach",   "indexing",  "joining",     "loss", "matmul",    "normalization",
-                                        "pointwise", "random",    "reduction",   "scan", "view",      "view_backward"};
+  // "decomposed" and "gathered" have no strategies: tests/dtensor/every_op_test.cpp runs these ops.
+  const std::set<std::string> tested = {
+      "arranging",     "attention", "batch",    "convolution", "copy",    "decomposed", "embedding",
+      "factories",     "foreach",   "gathered", "indexing",    "joining", "loss",       "matmul",
+      "normalization", "pointwise", "random",   "reduction",   "scan",    "view",       "view_backward"};
   std::set<std::string> registered;
   for (const auto& name : rules::registry().names()) registered.insert(rules::registry().find(name)->family);
   EXPECT_EQ(registered, tested);

@@ -29,6 +29,16 @@ TEST(ScanRules, HoldByBruteForce) {
                                   {"aten::sort.stable", {x, true, 0, false}, {}},
                                   {"aten::topk", {y, 2, 1}, {}},
                                   {"aten::glu", {y, 2}, {}},
+                                  {"aten::cumsum_", {y.clone(), 1}, {}},
+                                  {"aten::cumprod_", {y.clone(), 1}, {}},
+                                  {"aten::logcumsumexp", {y, 1}, {}},
+                                  {"aten::_logcumsumexp", {y, 1}, {}},
+                                  {"aten::cummax", {y, 1}, {}},
+                                  {"aten::cummin", {t, 0}, {}},
+                                  {"aten::renorm", {y, 2.0, 1, 0.5}, {}},
+                                  {"aten::renorm_", {y.clone(), 2.0, 1, 0.5}, {}},
+                                  {"aten::linalg_cross", {numbers({5, 3}), numbers({5, 3}).mul(0.5), 1}, {}},
+                                  {"aten::linalg_cross", {numbers({2, 5, 3}), numbers({1, 5, 3}), -1}, {}},
                                   {"aten::glu_backward", {numbers({2, 5, 2}), y, 2}, {}},
                               });
 }

@@ -2,6 +2,8 @@
 
 #include "tessera/rules/detail/view_map.h"
 
+#include <ATen/ops/complex.h>
+
 namespace tessera::testing {
 namespace {
 
@@ -18,6 +20,7 @@ const Placement kNone = MaskPartial();
 
 TEST(ViewRules, HoldByBruteForce) {
   auto x = numbers({5, 3}), y = numbers({2, 4, 3}), t = numbers({3, 5}).t(), ones = numbers({1, 4, 1, 3});
+  auto complex = at::complex(x, x.mul(0.5));
   expect_family_holds("view", {
                                   {"aten::detach", {x}, {}},
                                   {"aten::alias", {t}, {}},
@@ -68,7 +71,32 @@ TEST(ViewRules, HoldByBruteForce) {
                                   {"aten::unbind.int", {y, 2}, {}},
                                   {"aten::diagonal", {y, 1, 1, 2}, {}},
                                   {"aten::unfold", {x, 0, 3, 2}, {}},
+                                  {"aten::unfold", {numbers({}), 0, 1, 1}, {}},
                                   {"aten::as_strided", {x, ints({3, 2}), ints({2, 3}), 1}, {}},
+                                  {"aten::_conj", {complex}, {}},
+                                  {"aten::view_as_real", {complex}, {}},
+                                  {"aten::view_as_real", {complex.t()}, {}},
+                                  {"aten::view_as_complex", {numbers({5, 3, 2})}, {}},
+                                  {"aten::detach_copy", {x}, {}},
+                                  {"aten::alias_copy", {t}, {}},
+                                  {"aten::_neg_view_copy", {x}, {}},
+                                  {"aten::_conj_copy", {complex}, {}},
+                                  {"aten::view_copy", {y, ints({8, 3})}, {}},
+                                  {"aten::view_copy.dtype", {x, static_cast<int64_t>(at::kInt)}, {}},
+                                  {"aten::expand_copy", {numbers({5, 1}), ints({2, -1, 3})}, {}},
+                                  {"aten::t_copy", {x}, {}},
+                                  {"aten::transpose_copy.int", {y, 0, -1}, {}},
+                                  {"aten::permute_copy", {y, ints({2, 0, 1})}, {}},
+                                  {"aten::unsqueeze_copy", {y, 1}, {}},
+                                  {"aten::slice_copy.Tensor", {y, 1, 1, 4, 2}, {}},
+                                  {"aten::select_copy.int", {y, 1, -1}, {}},
+                                  {"aten::split_copy.Tensor", {x, 2, 0}, {}},
+                                  {"aten::split_with_sizes_copy", {x, ints({1, 4}), 0}, {}},
+                                  {"aten::unbind_copy.int", {y, 2}, {}},
+                                  {"aten::diagonal_copy", {y, 1, 1, 2}, {}},
+                                  {"aten::unfold_copy", {x, 0, 3, 2}, {}},
+                                  {"aten::view_as_real_copy", {complex}, {}},
+                                  {"aten::view_as_complex_copy", {numbers({5, 3, 2})}, {}},
                               });
 }
 

@@ -1,8 +1,13 @@
+#include "tessera/dtensor/detail/arguments.h"
 #include "tessera/dtensor/detail/dispatch.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/policy.h"
 
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/ops/_unsafe_view.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/tensor_split.h>
 #include <torch/library.h>
 
 #include <unordered_set>
@@ -22,12 +27,51 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef shape) {
   return at::_unsafe_view(self.clone(at::MemoryFormat::Contiguous), sizes);
 }
 
+// one_hot(self, num_classes). LibTorch's code scatters into plain zeros.
+at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
+  TORCH_CHECK(self.scalar_type() == at::kLong, "one_hot is only applicable to index tensor of type LongTensor.");
+  TORCH_CHECK(num_classes != -1 || self.numel() > 0, "Can not infer total number of classes from empty tensor.");
+  if (num_classes == -1) num_classes = self.max().item<int64_t>() + 1;
+  TORCH_CHECK(num_classes >= 1, "num_classes should be positive");
+  const ImplicitReplication classes_are_plain;
+  return self.unsqueeze(-1).eq(at::arange(num_classes, self.options())).to(at::kLong);
+}
+
+// Composite ops whose code makes tensors of its own, such as masks and windows. They are plain and equal on all ranks,
+// so they count as Replicate. Plain tensors that the caller gave are rejected first, as elsewhere.
+constexpr const char* kMakesPlainTensors[] = {"istft", "scaled_dot_product_attention", "stft", "stft.center"};
+
+struct WithPlainTensors final : c10::OperatorKernel {
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    const auto& entry = propagate::entry_of(op);
+    promote_plain_tensors(entry, stack->data() + (stack->size() - entry.num_args()));
+    const ImplicitReplication made_here;
+    op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
+  }
+};
+
+// tensor_split by a tensor of indices. LibTorch's code reads their memory.
+std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& indices, int64_t dim) {
+  const auto plain = is_dtensor(indices) ? DTensor(indices).full_tensor() : indices;
+  if (plain.dim() == 0) return at::tensor_split(self, plain.item<int64_t>(), dim);
+  const auto list = plain.to(at::kLong).contiguous();
+  return at::tensor_split(self, at::IntArrayRef(list.const_data_ptr<int64_t>(), static_cast<size_t>(list.numel())),
+                          dim);
+}
+
 }  // namespace
 
 void register_composite_kernels(torch::Library& aten, torch::Library& aten_autograd,
                                 std::unordered_set<std::string>& done) {
   aten_autograd.impl("reshape", TORCH_FN(reshape));
   aten.impl("reshape", TORCH_FN(reshape));  // inference mode skips the autograd key
+  for (const char* name : kMakesPlainTensors)
+    for (auto* library : {&aten_autograd, &aten})
+      library->impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<WithPlainTensors>()));
+  aten_autograd.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
+  aten.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
+  aten_autograd.impl("one_hot", TORCH_FN(one_hot));
+  aten.impl("one_hot", TORCH_FN(one_hot));
   // LibTorch's own reshape calls this op, with strides that are valid for a plain tensor only.
   aten.impl("_reshape_alias",
             [](const at::Tensor& self, c10::SymIntArrayRef size, c10::SymIntArrayRef) { return reshape(self, size); });

@@ -7,8 +7,11 @@
 #include "tessera/dtensor/detail/arguments.h"
 #include "tessera/dtensor/detail/gathered_view.h"
 #include "tessera/dtensor/detail/redistribute_inputs.h"
+#include "tessera/dtensor/policy.h"
+#include "tessera/dtensor/random.h"
 #include "tessera/tracing/detail/tracer_key.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
 #include <c10/core/AutogradState.h>
@@ -80,6 +83,7 @@ void run_on_plain_tensors(BoxedCall& call);
 void read(BoxedCall& call);
 Decision& choose(BoxedCall& call);
 void decompose(BoxedCall& call, const Decision& decision);
+void run_functional_form(BoxedCall& call, const Decision& decision);
 void run_inplace_view(BoxedCall& call, Decision& decision);
 void redistribute_inputs(BoxedCall& call, const Decision& decision);
 void run_local(BoxedCall& call, const Decision& decision);
@@ -94,6 +98,7 @@ void dispatch_boxed(const OpEntry& entry, Stack* stack) {
   read(call);
   Decision& decision = choose(call);
   if (decision.kind == Decision::Kind::Decompose) return decompose(call, decision);
+  if (decision.kind == Decision::Kind::Functional) return run_functional_form(call, decision);
   if (entry.inplace_view) return run_inplace_view(call, decision);
   redistribute_inputs(call, decision);
   run_local(call, decision);
@@ -158,6 +163,22 @@ void replace_static_arguments(BoxedCall& call, const Decision& decision) {
   for (const auto& [arg, value] : decision.fixes) call.args[arg] = value;
 }
 
+// A random op without a kernel of its own runs on replicated tensors. Every rank gives it a generator with the same
+// seed, so that replicas draw equal numbers.
+void set_equal_generator(BoxedCall& call) {
+  const auto& entry = call.entry;
+  const auto arg = entry.op.schema().argumentIndexWithName("generator");
+  TESSERA_CHECK(arg && !tracing(), ShardingError, entry.name,
+                tracing() ? " cannot be compiled, because a compiled step would draw the same numbers in every run."
+                          : " has no argument 'generator', so replicas would draw different numbers.",
+                " Call it on full_tensor(), or inside local_map.");
+  TESSERA_CHECK(call.args[*arg].isNone(), UsageError, entry.name,
+                " on a distributed tensor was given a generator. The values are counter-based and the same on every "
+                "mesh: omit the generator and call tessera::manual_seed");
+  auto& state = random_state(*call.key.mesh());
+  call.args[*arg] = at::detail::createCPUGenerator(hash_combine(state.seed, state.offset++));
+}
+
 // Communicates. Returns the redistributed inputs in the order of the call's tensors.
 std::vector<RedistributedInput> redistribute_where_needed(const BoxedCall& call, const Decision& decision) {
   std::vector<RedistributedInput> inputs;
@@ -174,6 +195,7 @@ std::vector<RedistributedInput> redistribute_where_needed(const BoxedCall& call,
 void redistribute_inputs(BoxedCall& call, const Decision& decision) {
   const auto& entry = call.entry;
   replace_static_arguments(call, decision);
+  if (C10_UNLIKELY(entry.random && decision.kind == Decision::Kind::Replicated)) set_equal_generator(call);
   for (int arg : entry.writes) call.written.push_back(call.args[arg]);
   if (entry.view) call.view_base = call.args[0].toTensor();
 
@@ -337,6 +359,53 @@ void run_on_plain_tensors(BoxedCall& call) {
 void decompose(BoxedCall& call, const Decision& decision) {
   if (const auto op = decision.special) return op->callBoxed(call.stack);  // a copy: ops below may clear the cache
   call.entry.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *call.stack);
+}
+
+void copy_result(const OpEntry& entry, const at::Tensor& to, const at::Tensor& result) {
+  if (!to.defined() || !result.defined()) return;
+  TESSERA_CHECK(to.sizes() == result.sizes(), UsageError, entry.name, ": the result has sizes ", result.sizes(),
+                ", but the tensor that it writes has ", to.sizes(),
+                "; pass a tensor of these sizes, or use the form that returns a new tensor");
+  TORCH_CHECK(at::canCast(result.scalar_type(), to.scalar_type()), "result type ", result.scalar_type(),
+              " can't be cast to the desired output type ", to.scalar_type());
+  to.copy_(result);
+}
+
+// The functional form runs on the DTensors, and its last results are copied into the arguments that the op writes.
+void run_functional_form(BoxedCall& call, const Decision& decision) {
+  const auto& entry = call.entry;
+  const auto functional = *decision.special;  // a copy: ops below may clear the cache
+  for (int arg : entry.writes) call.written.push_back(call.args[arg]);
+  std::optional<at::AutoDispatchBelowADInplaceOrView> below;
+  if (!below_autograd()) below.emplace();
+  const ImplicitReplication factories_give_plain_results;
+  Stack results;
+  for (const auto& argument : functional.schema().arguments()) {
+    const auto given = entry.op.schema().argumentIndexWithName(argument.name());
+    const bool is_dtype_of_factory = !given && argument.name() == "dtype";
+    if (given)
+      results.push_back(call.args[*given]);
+    else if (is_dtype_of_factory && call.written[0].isTensor())
+      results.emplace_back(call.written[0].toTensor().scalar_type());
+    else
+      results.push_back(*argument.default_value());
+  }
+  functional.callBoxed(results);
+  const size_t fresh = results.size() - call.written.size();
+  for (size_t i = 0; i < call.written.size(); i++) {
+    if (call.written[i].isTensor()) {
+      copy_result(entry, call.written[i].toTensor(), results[fresh + i].toTensor());
+    } else if (call.written[i].isTensorList()) {
+      const auto to = call.written[i].toTensorVector(), from = results[fresh + i].toTensorVector();
+      TESSERA_CHECK(to.size() == from.size(), UsageError, entry.name, ": there are ", from.size(), " results, but ",
+                    to.size(), " tensors to write them to");
+      for (size_t e = 0; e < to.size(); e++) copy_result(entry, to[e], from[e]);
+    }
+  }
+  torch::jit::drop(*call.stack, entry.num_args());
+  size_t next = 0;
+  for (const auto written : entry.return_of)
+    call.stack->push_back(written >= 0 ? call.written[written] : std::move(results[next++]));
 }
 
 // t_, squeeze_ and similar ops change the geometry of `self`. Other tensors may share its local tensor, so the op

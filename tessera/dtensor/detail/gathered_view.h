@@ -1,9 +1,9 @@
 #pragma once
 #include "tessera/dtensor/detail/meta.h"
 
-// Views that communicate. They are allowed in backward only: autograd formulas,
-// hooks and custom functions take views of gradients in any placements, and
-// write to them. See GatheredBase.
+// Views that communicate, because they cannot keep the sharding of their base:
+// x[1] of S(0). Autograd formulas, hooks and custom functions take such views of
+// gradients too. See GatheredBase.
 namespace tessera::detail {
 
 // `copy` is the local tensor of `base` in the placements of `spec`. Null if it

@@ -1,8 +1,10 @@
 #include "tessera/propagate/detail/choose.h"
 
 #include "tessera/base/error.h"
+#include "tessera/propagate/detail/route.h"
 #include "tessera/redistribute/detail/cost.h"
 #include "tessera/redistribute/detail/transition.h"
+#include "tessera/rules/detail/meta_call.h"
 
 #include <algorithm>
 #include <cmath>
@@ -190,16 +192,15 @@ struct AxisChooser {
 
 [[noreturn]] void fail_no_rule(const Call& call) {
   TESSERA_FAIL(ShardingError, describe(call), ": ", call.entry.name,
-               " has no sharding rule and cannot be decomposed. Write one of: register_sharding(\"", call.entry.name,
+               " has no sharding rule and no functional form. Write one of: register_sharding(\"", call.entry.name,
                "\", strategies); local_map(...) around the call; .redistribute() of the inputs to Replicate; "
                "to_local() or full_tensor() for plain tensors.");
 }
 
 [[noreturn]] void fail_view(const Call& call, int64_t axis) {
-  TESSERA_FAIL(ShardingError, describe(call),
-               ": the result cannot be a view, because it cannot keep the sharding on mesh axis '",
+  TESSERA_FAIL(ShardingError, describe(call), ": an in-place view cannot keep the sharding on mesh axis '",
                call.mesh->axis_name(axis),
-               "'. Write .redistribute(...) to Replicate on that axis first, or reshape() if a copy is acceptable.");
+               "'. Write .redistribute(...) to Replicate on that axis first, or use the form that returns a view.");
 }
 
 // ---- the decision ----
@@ -267,7 +268,7 @@ struct DecisionBuilder {
       }
       const auto axis = lost - kept.begin();
       TESSERA_CHECK(!in[axis].is_replicate(), InternalError, describe(call), ": the view rule rejects Replicate");
-      if (mesh.shape[axis] > 1 && call.entry.view && !call.entry.may_copy && !call.in_backward) fail_view(call, axis);
+      if (mesh.shape[axis] > 1 && call.entry.inplace_view) fail_view(call, axis);
       in[axis] = Replicate();
     }
     // On an axis of one rank no data moves, so the input keeps its placement.
@@ -304,6 +305,7 @@ struct DecisionBuilder {
       const int64_t n = mesh.shape[axis];
       if (trace) trace->axes.push_back({element, static_cast<int64_t>(axis), {}});
       const auto best = chooser.best(static_cast<int64_t>(axis), n, trace ? &trace->axes.back() : nullptr);
+      if (!best.strategy && use_functional_form()) return;
       if (!best.strategy) fail_no_strategy(call, sub, static_cast<int64_t>(axis));
       for (size_t i = 0; i < in.size(); i++) {
         const auto* spec = call.tensors[sub.index[i]].spec;
@@ -318,6 +320,36 @@ struct DecisionBuilder {
     if (special) use_special(sub, rule);
   }
 
+  // An in-place op without a strategy that keeps the written tensor runs as its functional form.
+  bool use_functional_form() {
+    if (call.entry.writes.empty()) return false;
+    const auto functional = functional_form(call.entry.op);
+    if (!functional) return false;
+    decision.kind = Decision::Kind::Functional;
+    decision.special = functional;
+    decision.simple = false;
+    return true;
+  }
+
+  // Redistributes every input to Replicate.
+  void gather() {
+    decision.kind = Decision::Kind::Replicated;
+    decision.simple = false;
+    const Placements replicated(call.mesh->shape.size(), Replicate());
+    for (size_t i = 0; i < call.tensors.size(); i++) {
+      const auto& tensor = call.tensors[i];
+      if (!tensor.spec) continue;
+      Placements want = replicated;
+      for (size_t a = 0; a < want.size(); a++)  // one rank: no data moves
+        if (call.mesh->shape[a] == 1) want[a] = tensor.spec->placements[a];
+      require(static_cast<int>(i), want);
+      const bool moves = decision.want[i] != nullptr;
+      TESSERA_CHECK(!moves || !call.entry.is_written(tensor.arg), ShardingError, describe(call), ": ", call.entry.name,
+                    " runs on replicated tensors only, and it writes argument ", tensor.arg,
+                    ". Redistribute that tensor to Replicate first.");
+    }
+  }
+
   void use_special(const SubCall& sub, const Rule& rule) {
     decision.special = entry_of(rule.special).op;
     decision.special_args = rule.special_args;
@@ -329,15 +361,17 @@ struct DecisionBuilder {
     const size_t first_out = decision.outs.size();
     if (!rule.decompose.empty()) {
       decision.kind = Decision::Kind::Decompose;
-      decision.special = entry_of(rule.decompose).op;
+      if (rule.decompose != call.entry.name) decision.special = entry_of(rule.decompose).op;
       decision.simple = false;
       return;
     }
+    if (rule.gathered) return gather();
     if (rule.follow) {
       follow(sub, rule);
       if (!rule.special.empty()) use_special(sub, rule);
     } else {
       choose_each_axis(sub, rule, element);
+      if (decision.kind == Decision::Kind::Functional) return;
     }
     for (const auto& fix : rule.fixes) {
       decision.fixes.emplace_back(fix.arg, value_of(fix, sub, first_out));
@@ -345,14 +379,6 @@ struct DecisionBuilder {
     }
   }
 };
-
-bool all_replicated(const Call& call) {
-  for (const auto& t : call.tensors)
-    if (t.spec)
-      for (size_t a = 0; a < t.spec->placements.size(); a++)
-        if (!t.spec->placements[a].is_replicate() && call.mesh->shape[a] > 1) return false;
-  return true;
-}
 
 }  // namespace
 
@@ -372,30 +398,40 @@ std::unique_ptr<Decision> choose_strategy(const Call& call, Trace* trace) {
     if (t.spec) decision->pinned.push_back(SpecRef::reclaim_copy(t.spec));
 
   const auto* rule = call.entry.rule();
+  DecisionBuilder builder{call, *decision, trace};
   if (!rule) {
-    decision->simple = false;
-    const auto& op = call.entry.op;
-    const bool functional = call.entry.writes.empty() && !call.entry.view;
-    if (functional && op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd))
-      decision->kind = Decision::Kind::Decompose;
-    else if (functional && !call.entry.random && all_replicated(call))
-      decision->kind = Decision::Kind::Replicated;
-    else
-      fail_no_rule(call);
+    const auto route = route_of(call.entry);
+    switch (route.route) {
+      case Route::Functional:
+        decision->kind = Decision::Kind::Functional;
+        decision->special = route.functional;
+        decision->simple = false;
+        break;
+      case Route::Decompose:
+        decision->kind = Decision::Kind::Decompose;
+        decision->simple = false;
+        break;
+      case Route::Gathered:
+        builder.gather();
+        // An op of another library is not gathered silently: its author knows the strategies.
+        if (decision->redistributes && !call.entry.name.starts_with("aten::")) fail_no_rule(call);
+        break;
+      case Route::Rule:
+      case Route::None:
+        fail_no_rule(call);
+    }
     return decision;
   }
-
-  DecisionBuilder builder{call, *decision, trace};
   if (rule->lists == rules::ListMode::Joint) {
     auto sub = make_sub_call(call, -1);
-    builder.add(sub, rule->fn(sub.query), -1);
+    builder.add(sub, rules::evaluate(*rule, call.entry.op, sub.query), -1);
     return decision;
   }
   int elements = 0;
   for (const auto& t : call.tensors) elements = std::max(elements, t.element + 1);
-  for (int i = 0; i < elements; i++) {
+  for (int i = 0; i < elements && decision->kind != Decision::Kind::Functional; i++) {
     auto sub = make_sub_call(call, i);
-    builder.add(sub, rule->fn(sub.query), i);
+    builder.add(sub, rules::evaluate(*rule, call.entry.op, sub.query), i);
   }
   return decision;
 }

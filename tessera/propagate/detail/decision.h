@@ -15,8 +15,10 @@ namespace tessera::propagate {
 struct Decision {
   // Strategies: the rule's strategies, or the placements of a view, apply.
   // Decompose: `special` runs on the distributed tensors, or the op's composite kernel.
-  // Replicated: all inputs are replicated, so the op runs on the local tensors without a rule.
-  enum class Kind : uint8_t { Strategies, Decompose, Replicated };
+  // Functional: `special` is the functional form of an op that writes arguments. It runs on the distributed tensors,
+  // and its results are copied into these arguments. Replicated: all inputs are redistributed to Replicate, and the op
+  // runs on the local tensors. The sizes of its results come from the local results.
+  enum class Kind : uint8_t { Strategies, Decompose, Functional, Replicated };
 
   uint64_t hash = 0;
   c10::SmallVector<uint64_t, 16> key;

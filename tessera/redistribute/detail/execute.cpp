@@ -29,6 +29,9 @@ class Redistribution {
  public:
   Redistribution(const Plan& plan, const at::Tensor& local, const TensorSpec& from, const TensorSpec& to)
       : plan_(plan), mesh_(*from.mesh.state()), sizes_(from.sizes), state_(from.placements), x_(local) {
+    // Collectives read memory, and the memory of conj() and of imag() of it has other values.
+    if (C10_UNLIKELY(!plan.steps.empty() && (local.is_conj() || local.is_neg())))
+      x_ = local.resolve_conj().resolve_neg();
     if (!to.prototype->is_contiguous() && !plan.steps.empty()) set_memory_order(to.strides);
   }
 

@@ -22,5 +22,8 @@ void register_indexing(Registry& to);
 void register_arranging(Registry& to);
 void register_factories(Registry& to);
 void register_foreach(Registry& to);
+void register_batch(Registry& to);
+void register_decomposed(Registry& to);
+void register_gathered(Registry& to);
 
 }  // namespace tessera::rules

@@ -1,6 +1,8 @@
 #define AT_PER_OPERATOR_HEADERS  // ExpandUtils.h would otherwise include every op
 #include "tessera/rules/detail/geometry.h"
 
+#include "tessera/base/error.h"
+
 #include <ATen/ExpandUtils.h>
 #include <ATen/TensorUtils.h>
 #include <c10/core/Contiguity.h>
@@ -132,6 +134,14 @@ std::optional<Sizes> view_strides(c10::IntArrayRef sizes, c10::IntArrayRef strid
   auto found = at::detail::computeStride(sizes, strides, view_sizes);
   if (!found) return std::nullopt;
   return to_sizes(*found);
+}
+
+int64_t pooled_size(int64_t in, int64_t kernel, int64_t pad, int64_t stride, int64_t dilation, bool ceil) {
+  TESSERA_CHECK(stride > 0, UsageError, "a pooling or unfolding with stride ", stride, "; it must be positive");
+  int64_t last = in + 2 * pad - dilation * (kernel - 1) - 1;
+  int64_t out = (last + (ceil ? stride - 1 : 0)) / stride + 1;
+  if (ceil && (out - 1) * stride >= in + pad) out--;  // a window must begin inside the input or the left pad
+  return out;
 }
 
 }  // namespace tessera::rules

@@ -27,4 +27,7 @@ std::optional<Sizes> view_strides(c10::IntArrayRef sizes, c10::IntArrayRef strid
 Sizes channels_last(c10::IntArrayRef sizes);  // 4 or 5 dims
 bool is_channels_last(c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
+// The number of windows of a pooling or unfolding along one dim. The stride must be positive.
+int64_t pooled_size(int64_t in, int64_t kernel, int64_t pad, int64_t stride, int64_t dilation, bool ceil);
+
 }  // namespace tessera::rules

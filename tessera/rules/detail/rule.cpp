@@ -2,6 +2,8 @@
 
 #include "tessera/base/error.h"
 
+#include <c10/core/WrapDimMinimal.h>
+
 #include <algorithm>
 
 namespace tessera::rules {
@@ -22,6 +24,19 @@ void check_strategies(const Rule& rule, const OpQuery& query) {
                   " tensors and the rule has the sizes of ", rule.outs.size(), " outputs");
 }
 
+// A rule that reads wrong arguments may throw an error of the standard library. It becomes a UsageError.
+Rule without_foreign_errors(const RuleFn& fn, const OpQuery& query) {
+  TESSERA_CHECK(!query.tensors.empty(), UsageError, query.schema.operator_name(), ": the call has no tensors");
+  try {
+    return fn(query);
+  } catch (const c10::Error&) {
+    throw;
+  } catch (const std::exception& e) {
+    TESSERA_FAIL(UsageError, query.schema.operator_name(), ": the sharding rule cannot read these arguments (",
+                 e.what(), "); compare them with ", query.schema);
+  }
+}
+
 }  // namespace
 
 void DimsRef::fail(size_t dim) const {
@@ -36,8 +51,9 @@ const TensorArg* OpQuery::find_tensor(int arg, int element) const {
 
 const TensorArg& OpQuery::tensor(int arg, int element) const {
   const auto* found = find_tensor(arg, element);
-  TESSERA_CHECK(found, InternalError, schema.operator_name(), ": argument ", arg, " (element ", element,
-                ") is not a tensor in this call");
+  TESSERA_CHECK(found, UsageError, schema.operator_name(), ": argument ", arg, " '",
+                schema.arguments()[static_cast<size_t>(arg)].name(), "' has no tensor",
+                element < 0 ? std::string() : c10::str(" at position ", element), " in this call");
   return *found;
 }
 
@@ -50,10 +66,7 @@ int OpQuery::index_of(int arg, int element) const {
 int64_t OpQuery::int_at(int arg) const { return args[static_cast<size_t>(arg)].toInt(); }
 
 int64_t OpQuery::dim_at(int arg, int64_t ndim) const {
-  int64_t dim = int_at(arg), span = std::max<int64_t>(ndim, 1);  // a 0-dim tensor accepts 0 and -1
-  TESSERA_CHECK(-span <= dim && dim < span, UsageError, schema.operator_name(), ": dim ", dim, " of a tensor with ",
-                ndim, " dims; write a dim from ", -span, " to ", span - 1);
-  return dim < 0 ? dim + span : dim;
+  return c10::maybe_wrap_dim(int_at(arg), ndim);  // throws the error of the dense op
 }
 
 bool OpQuery::bool_at(int arg) const { return args[static_cast<size_t>(arg)].toBool(); }
@@ -71,7 +84,7 @@ std::vector<int64_t> OpQuery::ints_at(int arg) const {
 
 void Registry::add(std::string_view op, std::string_view family, RuleFn fn, ListMode lists, bool reads_scalars) {
   auto checked = [fn = std::move(fn)](const OpQuery& query) {
-    Rule rule = fn(query);
+    Rule rule = without_foreign_errors(fn, query);
     check_strategies(rule, query);
     std::erase_if(rule.strategies, [&](const Strategy& strategy) { return !usable(strategy, query); });
     return rule;

@@ -58,14 +58,21 @@ struct TensorArg {
   bool distributed;  // false: a plain tensor of one element, equal on all ranks; strategies must give it R
 };
 
+// Geometry of an output.
+struct OutInfo {
+  Sizes sizes, strides;  // global; strides empty: contiguous
+};
+
 // One call of an op: its tensors, and its other arguments by value.
 struct OpQuery {
   const c10::FunctionSchema& schema;
   c10::ArrayRef<c10::IValue> args;  // as called; a rule must not read the tensors in it
   std::vector<TensorArg> tensors;   // defined ones only, in schema order
   bool in_backward = false;
+  // Global sizes and strides of the new outputs, from a call of the op on meta tensors. None if LibTorch cannot do it.
+  std::optional<std::vector<OutInfo>> dense_outs = std::nullopt;
 
-  const TensorArg& tensor(int arg, int element = -1) const;       // throws InternalError if absent
+  const TensorArg& tensor(int arg, int element = -1) const;       // throws UsageError if absent
   const TensorArg* find_tensor(int arg, int element = -1) const;  // null if absent or undefined
   int index_of(int arg, int element = -1) const;                  // its index in `tensors`, or -1
   // Values of the arguments that are not tensors.
@@ -104,10 +111,6 @@ struct ArgFix {
   int dim = 0;
 };
 
-struct OutInfo {
-  Sizes sizes, strides;  // global; strides empty: contiguous
-};
-
 // What a rule function returns for a query.
 struct Rule {
   std::vector<Strategy> strategies;  // of equally cheap ones the first is chosen
@@ -124,8 +127,13 @@ struct Rule {
   double flops = 0;  // multiply-adds of the global op; 0: one per output element
 
   // An op that is called on the distributed tensors with the same arguments, instead of a strategy. Example: the mean
-  // of a loss whose denominator depends on the data needs two sums. `strategies` and `outs` are then empty.
+  // of a loss whose denominator depends on the data needs two sums. The op's own name: its composite kernel.
+  // `strategies` and `outs` are then empty.
   std::string decompose;
+
+  // The only strategy is all-Replicate, and the sizes of the results come from the local results (PyTorch: a
+  // replicate-only strategy). For ops whose output sizes depend on the data, and for those that need all elements.
+  bool gathered = false;
 
   // For views, which have no strategies. Computes the output placements from the input placements of all axes together.
   // The result has std::nullopt for an axis whose sharding the view cannot keep. That axis is gathered in backward;

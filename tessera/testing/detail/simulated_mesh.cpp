@@ -8,6 +8,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/rand_like.h>
 #include <ATen/ops/randint_like.h>
+#include <ATen/ops/real.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -26,6 +27,7 @@ int64_t mesh_size(c10::IntArrayRef mesh_shape) {
 }
 
 Tensor random_like(const Tensor& x) {  // 0.25 to 1.25, or 1 to 3
+  if (x.is_complex()) return at::rand_like(x).add_(0.25);
   if (!at::isFloatingType(x.scalar_type())) return at::randint_like(x, 1, 4);
   return at::rand_like(x).add_(0.25);
 }
@@ -48,7 +50,7 @@ std::vector<Tensor> split_by_norm(const Tensor& x, double p, int64_t n) {
 std::vector<Tensor> split_partial(const Tensor& x, const Placement& p, int64_t n) {
   if (p.kind == Placement::Kind::NormPartial) return split_by_norm(x, p.norm, n);
   std::vector<Tensor> terms;
-  auto owner = at::randint_like(x, 0, n);
+  auto owner = at::randint_like(x.is_complex() ? at::real(x) : x, 0, n);
   auto of_owner = [&](int64_t i) { return owner.eq(i).to(x.scalar_type()); };
   auto of_others = [&](int64_t i) { return owner.ne(i).to(x.scalar_type()); };
   auto with_rest = [&](auto combine, auto rest) {  // random values, then the rest

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-// Replacements for aten ops that throw, or stop the process, on a local tensor without elements. tessera::NAME_or_zeros
-// takes the arguments of aten::NAME and the local sizes of each output. If the first tensor has no elements, its
-// outputs are zeros of those sizes (often without elements too). Otherwise it calls aten::NAME.
+// Replacements for aten ops that throw, stop the process, or give wrong sizes for a local tensor without elements.
+// tessera::NAME_or_zeros takes the arguments of aten::NAME and the local sizes of each output. If the first tensor has
+// no elements, its outputs are zeros of those sizes (often without elements too). Otherwise it calls aten::NAME.
 namespace tessera {
 namespace {
 
@@ -36,6 +36,8 @@ constexpr OrZerosOp kOrZerosOps[] = {
     {"max_pool2d_with_indices_backward", "", "s", -1},
     {"native_batch_norm", "", "saa", -1},
     {"native_batch_norm_backward", "", "saa", 9},
+    {"pixel_shuffle", "", "s", -1},
+    {"pixel_unshuffle", "", "s", -1},
 };
 
 at::ScalarType output_type(char letter, at::ScalarType first) {
