@@ -11,7 +11,6 @@
 #include "tessera/models/llama.h"
 #include "tessera/models/loss.h"
 #include "tessera/models/mlp.h"
-#include "tessera/models/plans.h"
 #include "tessera/models/sizes.h"
 #include "tessera/train/config.h"
 #include "tessera/train/plan.h"

@@ -1,8 +1,8 @@
 #include "tessera/models/gpt2.h"
 
 #include "tessera/models/detail/replicate_like.h"
+#include "tessera/tensor_parallel/context_parallel.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/gelu.h>
 #include <torch/nn/init.h>
 
@@ -86,14 +86,35 @@ void GPT2Impl::init_weights() {
   }
 }
 
-at::Tensor GPT2Impl::forward(const at::Tensor& tokens) {
+at::Tensor GPT2Impl::embed(const at::Tensor& tokens) {
   check_tokens("GPT2", tokens, config.max_seq_len);
-  const auto positions = replicate_like(tokens, at::arange(tokens.size(1), tokens.device()));
+  const auto positions = replicate_like(tokens, sequence_positions(tokens.size(1), tokens.device()));
   // A statement of its own: the order of wte and wpe, and so that of their gradients, must not depend on the compiler.
   const auto words = wte(tokens);
-  auto x = drop(words + wpe(positions));
+  return drop(words + wpe(positions));
+}
+
+at::Tensor GPT2Impl::head(const at::Tensor& x) { return lm_head(ln_f(x), wte->weight); }
+
+at::Tensor GPT2Impl::forward(const at::Tensor& tokens) {
+  auto x = embed(tokens);
   for (auto& block : h) x = block(x);
-  return lm_head(ln_f(x), wte->weight);
+  return head(x);
+}
+
+pipelining::PipelineLayers pipeline_layers(const GPT2& model) {
+  pipelining::PipelineLayers layers;
+  layers.push_back({"wte",
+                    [model = GPT2(model)](const at::Tensor& tokens) mutable { return model->embed(tokens); },
+                    {model->wte.ptr(), model->wpe.ptr(), model->drop.ptr()}});
+  auto blocks = model->h;
+  for (auto& block : blocks)
+    layers.push_back(
+        {c10::str("h.", layers.size() - 1), [block](const at::Tensor& x) mutable { return block(x); }, {block.ptr()}});
+  layers.push_back({"ln_f",
+                    [model = GPT2(model)](const at::Tensor& x) mutable { return model->head(x); },
+                    {model->ln_f.ptr(), model->lm_head.ptr(), model->wte.ptr()}});
+  return layers;
 }
 
 }  // namespace tessera::models
