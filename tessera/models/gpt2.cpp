@@ -28,9 +28,9 @@ void GPT2AttentionImpl::reset() {
 at::Tensor GPT2AttentionImpl::forward(const at::Tensor& x) {
   const int64_t batch = x.size(0), length = x.size(1);
   const auto qkv = c_attn(x).view({batch, length, 3, -1, config.head_dim()});
-  auto section = [&](int64_t i) { return qkv.select(2, i); };  // (B, T, H, D)
+  const auto parts = qkv.unbind(2);  // q, k, v (B, T, H, D); its backward is one stack
   const double dropout = is_training() ? config.dropout : 0.0;
-  return resid_dropout(c_proj(causal_attention(section(0), section(1), section(2), dropout)));
+  return resid_dropout(c_proj(causal_attention(parts[0], parts[1], parts[2], dropout)));
 }
 
 GPT2MLPImpl::GPT2MLPImpl(const GPT2Config& config) : config(config) { GPT2MLPImpl::reset(); }

@@ -495,13 +495,13 @@ Tensors StepProgram::run(const CallArguments& arguments) {
   detach_shared_gradients();
   executable_->run();
   stream_.apply();
-  for (auto& each : gradients_) {
+  for (auto& each : gradients_)
     if (!each.parameter.grad().is_same(each.gradient)) each.parameter.mutable_grad() = each.gradient;
-    if (each.storage_uses == 0) each.storage_uses = local_or_self(each.gradient).storage().use_count();
-  }
   for (const auto& each : external_gradients_) each.parameter.mutable_grad() = each.gradient;
   for (const auto& parameter : without_gradient_) parameter.mutable_grad().reset();
   for (const auto& repeat : on_replay_) repeat();
+  for (auto& each : gradients_)  // after the effects: FSDP keeps a reference to its flat gradient
+    if (each.storage_uses == 0) each.storage_uses = local_or_self(each.gradient).storage().use_count();
   Tensors returned;
   for (const auto& output : executable_->program().outputs)
     if (output.kind == Output::Kind::Return)
