@@ -13,6 +13,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
@@ -37,6 +38,11 @@ c10::Storage allocate_storage(int64_t bytes, c10::Device device) {
   auto* allocator = c10::GetAllocator(device.type());
   return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes),
                       allocator->allocate(static_cast<size_t>(bytes)), allocator, true);
+}
+
+// Returns memory that LibTorch's allocator keeps for later to the device.
+void free_cached_memory(c10::Device device) {
+  if (!device.is_cpu()) c10::getDeviceAllocator(device.type())->emptyCache();
 }
 
 void synchronize(c10::Device device) {
@@ -128,8 +134,10 @@ void Executable::allocate_buffers() {
   const auto used = used_buffers();
   std::vector<c10::Device> devices(storages_.size(), c10::kCPU);
   for (const auto& value : program_.values) devices[static_cast<size_t>(value.buffer)] = value.type.device;
-  for (const auto& arena : plan_.arenas)
+  for (const auto& arena : plan_.arenas) {
+    free_cached_memory(arena.device);  // of the trace
     arenas_.push_back(at::empty({arena.bytes}, at::device(arena.device).dtype(at::kByte)));
+  }
   for (size_t b = 0; b < storages_.size(); b++) {
     if (storages_[b]) continue;
     if (plan_.offsets[b] != MemoryPlan::kOutside) {
@@ -418,6 +426,7 @@ void Executable::capture_graph() {
     copy.copy_(given);
   }
   arguments_are_copies_ = true;
+  free_cached_memory(device);  // a graph has a pool of its own
   try {
     graph_ = cuda::Graph::capture(device, [&] { run_calls(); });
     runs_--;  // nothing has run yet
