@@ -154,6 +154,17 @@ std::vector<OutInfo> distances(const OpQuery& query) {  // _cdist_forward(x1 (..
   return {contiguous_out(sizes)};
 }
 
+// _cdist_backward(grad (..., P, R), x1, ...): the gradient of x1 before its batch dims are summed to those of x1.
+std::vector<OutInfo> distances_backward(const OpQuery& query) {
+  const auto grad = query.tensor(0).sizes, x1 = query.tensor(1).sizes;
+  TESSERA_CHECK(grad.size() >= 2 && x1.size() >= 2, UsageError, "aten::_cdist_backward of sizes ", grad, " and ", x1);
+  if (numel_of(grad) == 0 || numel_of(x1) == 0) return {contiguous_out(x1)};
+  Sizes sizes(grad.slice(0, grad.size() - 2));
+  sizes.push_back(x1[x1.size() - 2]);
+  sizes.push_back(x1[x1.size() - 1]);
+  return {contiguous_out(sizes)};
+}
+
 std::vector<OutInfo> sampled(const OpQuery& query) {  // grid_sampler: input (N, C, ...), grid (N, ..., 2 or 3)
   const auto input = query.tensor(0).sizes, grid = query.tensor(1).sizes;
   Sizes sizes = {input[0], input[1]};
@@ -174,6 +185,15 @@ Rule grid_sampler_backward(const OpQuery& query) {
     rule.outs[0] = {};
     for (auto& strategy : rule.strategies) strategy.out[0] = R;
   }
+  return rule;
+}
+
+// For an empty local batch ATen's kernel gives the sizes of x1, so a batch that is broadcast is not sharded.
+Rule cdist_backward(const OpQuery& query) {
+  static constexpr BatchOp kRow{"", "2222>2", distances_backward};
+  Rule rule = batched(query, kRow);
+  const auto grad = query.tensor(0).sizes, x1 = query.tensor(1).sizes;
+  if (grad.slice(0, grad.size() - 2) != x1.slice(0, x1.size() - 2)) rule.strategies.resize(1);
   return rule;
 }
 
@@ -207,7 +227,6 @@ constexpr BatchOp kLinalg[] = {
      }},
     {"triangular_solve", "22>22"},
     {"_cdist_forward", "22>2", distances},
-    {"_cdist_backward", "22222>2", like_tensor<1>},
 };
 
 // Images (N, C, ...). ATen's kernels accept an empty batch, but not a batch without channels, so only N is sharded.
@@ -399,6 +418,7 @@ void register_batch(Registry& to) {
   for (const auto& row : kLinalg)
     family.op(row.op, [&row](const OpQuery& q) { return batched_with_empty_outputs(q, row); });
   family.op("_linalg_solve_ex", solve);
+  family.op("_cdist_backward", cdist_backward);
   for (const auto& row : kImages) family.op(row.op, [&row](const OpQuery& q) { return batched(q, row); });
   for (const std::string op :
        {"_upsample_bicubic2d_aa", "_upsample_bilinear2d_aa", "_upsample_lanczos2d_aa", "_upsample_nearest_exact1d",

@@ -66,6 +66,9 @@ Rule einsum(const OpQuery& query, const std::string& text, int lhs_arg, int rhs_
   for (char letter : letters) rule.flops *= static_cast<double>(size_of(e, letter, lhs, rhs, query));
 
   add_replicated_strategy(rule, query);
+  // ATen's addmv gives a result of one element for an empty local matrix and a bias of one element.
+  const bool is_addmv = bias && e.rhs.size() == 1;
+  if (is_addmv && numel_of(bias->sizes) == 1 && sizes[0] != 1) return rule;
   for (char letter : letters) {
     StrategyBuilder strategy(rule, query);
     strategy.in(lhs_arg, shard_of(e.lhs, letter, R)).in(rhs_arg, shard_of(e.rhs, letter, R));

@@ -67,6 +67,9 @@ std::vector<Sample> linalg_samples() {
       {"aten::_cdist_forward", {numbers({5, 4, 3}), numbers({5, 2, 3}), 2.0, c10::IValue()}, {}},
       {"aten::_cdist_forward", {numbers({5, 4, 3}), numbers({2, 3}), 1.0, c10::IValue()}, {}},
       {"aten::_cdist_backward",
+       {numbers({5, 4, 2}), numbers({1, 4, 3}), numbers({5, 2, 3}), 2.0, numbers({5, 4, 2})},
+       {}},
+      {"aten::_cdist_backward",
        {numbers({5, 4, 2}), numbers({5, 4, 3}), numbers({5, 2, 3}), 2.0, numbers({5, 4, 2})},
        {}},
   };

@@ -25,6 +25,7 @@ TEST(MatmulRules, HoldByBruteForce) {
                           {"aten::addmm", {numbers({5, 1}), a(), b()}, {}},
                           {"aten::addmm", {numbers({5, 4}), a(), b(), 0.5, 2.0}, {}},
                           {"aten::addmm", {numbers({}), a(), b()}, {0}},
+                          {"aten::addmv", {numbers({1}), a(), numbers({3})}, {}},
                           {"aten::addmm_", {numbers({5, 4}), a(), b()}, {}},
                           {"aten::addmv", {numbers({5}), a(), numbers({3})}, {}},
                           {"aten::addmv_", {numbers({5}), a(), numbers({3})}, {}},

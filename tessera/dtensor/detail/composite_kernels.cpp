@@ -39,7 +39,13 @@ at::Tensor one_hot(const at::Tensor& self, int64_t num_classes) {
 
 // Composite ops whose code makes tensors of its own, such as masks and windows. They are plain and equal on all ranks,
 // so they count as Replicate. Plain tensors that the caller gave are rejected first, as elsewhere.
-constexpr const char* kMakesPlainTensors[] = {"istft", "scaled_dot_product_attention", "stft", "stft.center"};
+constexpr const char* kMakesPlainTensors[] = {
+    "combinations", "istft",           "linalg_matrix_power",          "nanquantile", "nanquantile.scalar",
+    "quantile",     "quantile.scalar", "scaled_dot_product_attention", "stft",        "stft.center"};
+
+// Composite ops without a derivative whose code writes into plain tensors. They run gathered.
+constexpr const char* kGatheredComposites[] = {"linalg_matrix_rank", "linalg_matrix_rank.atol_rtol_float",
+                                               "linalg_matrix_rank.atol_rtol_tensor", "linalg_matrix_rank.tol_tensor"};
 
 struct WithPlainTensors final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
@@ -68,6 +74,10 @@ void register_composite_kernels(torch::Library& aten, torch::Library& aten_autog
   for (const char* name : kMakesPlainTensors)
     for (auto* library : {&aten_autograd, &aten})
       library->impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<WithPlainTensors>()));
+  for (const std::string name : kGatheredComposites) {
+    const auto& entry = propagate::entry_of("aten::" + name);
+    aten.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunctor(std::make_unique<BoxedOpKernel>(entry)));
+  }
   aten_autograd.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
   aten.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
   aten_autograd.impl("one_hot", TORCH_FN(one_hot));

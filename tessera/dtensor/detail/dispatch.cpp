@@ -53,7 +53,8 @@ class OpObserverScope {
   std::vector<const TensorSpec*> outputs_;
 };
 
-// An argument that the op writes although its schema does not declare it.
+// An argument that the op writes although its schema does not declare it, or a redistributed copy of an argument that
+// it writes.
 struct HiddenWrite {
   at::Tensor given, local;
   const TensorSpec* spec;  // of `local` if it is a redistributed copy, else null
@@ -209,7 +210,8 @@ void redistribute_inputs(BoxedCall& call, const Decision& decision) {
     index++;
     at::Tensor local = is_next ? std::move((next++)->local) : local_or_self(t);
     call.local_keys = call.local_keys | local.key_set();
-    if (C10_UNLIKELY(entry.hidden != nullptr) && entry.is_written_hidden(arg, call.arguments()))
+    const bool hidden = entry.hidden != nullptr && entry.is_written_hidden(arg, call.arguments());
+    if (C10_UNLIKELY(hidden || (to != nullptr && decision.kind == Decision::Kind::Replicated && entry.is_written(arg))))
       call.hidden_writes.push_back({t, local, to});
     return local;
   });

@@ -305,7 +305,7 @@ struct DecisionBuilder {
       const int64_t n = mesh.shape[axis];
       if (trace) trace->axes.push_back({element, static_cast<int64_t>(axis), {}});
       const auto best = chooser.best(static_cast<int64_t>(axis), n, trace ? &trace->axes.back() : nullptr);
-      if (!best.strategy && use_functional_form()) return;
+      if (!best.strategy && run_without_strategy()) return;
       if (!best.strategy) fail_no_strategy(call, sub, static_cast<int64_t>(axis));
       for (size_t i = 0; i < in.size(); i++) {
         const auto* spec = call.tensors[sub.index[i]].spec;
@@ -320,18 +320,20 @@ struct DecisionBuilder {
     if (special) use_special(sub, rule);
   }
 
-  // An in-place op without a strategy that keeps the written tensor runs as its functional form.
-  bool use_functional_form() {
-    if (call.entry.writes.empty()) return false;
-    const auto functional = functional_form(call.entry.op);
-    if (!functional) return false;
-    decision.kind = Decision::Kind::Functional;
-    decision.special = functional;
+  // An op without a strategy that keeps the tensors it writes runs as its functional form, or gathered.
+  bool run_without_strategy() {
+    if (call.entry.writes.empty() || !call.entry.name.starts_with("aten::")) return false;
     decision.simple = false;
+    if (auto functional = functional_form(call.entry.op)) {
+      decision.kind = Decision::Kind::Functional;
+      decision.special = std::move(functional);
+    } else {
+      gather();
+    }
     return true;
   }
 
-  // Redistributes every input to Replicate.
+  // Redistributes every input to Replicate. Arguments that the op writes are written back.
   void gather() {
     decision.kind = Decision::Kind::Replicated;
     decision.simple = false;
@@ -343,10 +345,6 @@ struct DecisionBuilder {
       for (size_t a = 0; a < want.size(); a++)  // one rank: no data moves
         if (call.mesh->shape[a] == 1) want[a] = tensor.spec->placements[a];
       require(static_cast<int>(i), want);
-      const bool moves = decision.want[i] != nullptr;
-      TESSERA_CHECK(!moves || !call.entry.is_written(tensor.arg), ShardingError, describe(call), ": ", call.entry.name,
-                    " runs on replicated tensors only, and it writes argument ", tensor.arg,
-                    ". Redistribute that tensor to Replicate first.");
     }
   }
 
@@ -371,7 +369,7 @@ struct DecisionBuilder {
       if (!rule.special.empty()) use_special(sub, rule);
     } else {
       choose_each_axis(sub, rule, element);
-      if (decision.kind == Decision::Kind::Functional) return;
+      if (decision.kind != Decision::Kind::Strategies) return;
     }
     for (const auto& fix : rule.fixes) {
       decision.fixes.emplace_back(fix.arg, value_of(fix, sub, first_out));
@@ -429,7 +427,7 @@ std::unique_ptr<Decision> choose_strategy(const Call& call, Trace* trace) {
   }
   int elements = 0;
   for (const auto& t : call.tensors) elements = std::max(elements, t.element + 1);
-  for (int i = 0; i < elements && decision->kind != Decision::Kind::Functional; i++) {
+  for (int i = 0; i < elements && decision->kind == Decision::Kind::Strategies; i++) {
     auto sub = make_sub_call(call, i);
     builder.add(sub, rules::evaluate(*rule, call.entry.op, sub.query), i);
   }

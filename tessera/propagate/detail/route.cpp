@@ -68,18 +68,28 @@ bool matches(const c10::FunctionSchema& functional, const c10::FunctionSchema& o
   return true;
 }
 
+// The composite code of a decomposed op calls its in-place form, which must not call it back.
+bool is_decomposed(const c10::OperatorHandle& op) {
+  const auto* rule = entry_of(op).rule();
+  return rule && rule->family == "decomposed";
+}
+
 // These change the memory of a tensor, not its values: a copy of the functional result would be something else.
 constexpr std::string_view kChangesMemory[] = {"aten::set_", "aten::resize_", "aten::resize_as_",
                                                "aten::_resize_output_", "aten::resize_as_sparse_"};
+
+bool changes_memory(const c10::OperatorHandle& op) {
+  return std::count(std::begin(kChangesMemory), std::end(kChangesMemory), op.operator_name().name) > 0;
+}
 
 }  // namespace
 
 std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op) {
   const auto& name = op.operator_name().name;
-  if (std::count(std::begin(kChangesMemory), std::end(kChangesMemory), name) > 0) return std::nullopt;
+  if (changes_memory(op)) return std::nullopt;
   for (const auto& base : {without_in_place_mark(name), name + "_functional"})
     for (const auto& other : overloads_of(base))
-      if (writes_nothing(other.schema()) && matches(other.schema(), op.schema())) return other;
+      if (writes_nothing(other.schema()) && matches(other.schema(), op.schema()) && !is_decomposed(other)) return other;
   return std::nullopt;
 }
 
