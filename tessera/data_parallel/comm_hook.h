@@ -5,9 +5,11 @@
 #include <ATen/core/ivalue.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 // DDP communication hooks: replace the all-reduce of a bucket of gradients. A hook starts its communication and returns
 // the tensor that will have the reduced values; backward continues meanwhile. The hook itself divides by the number of
@@ -87,6 +89,34 @@ CommHook make_comm_hook(State state, Hook hook) {
 BucketResult allreduce_hook(const comm::Group& group, GradBucket& bucket);
 BucketResult fp16_compress_hook(const comm::Group& group, GradBucket& bucket);
 BucketResult bf16_compress_hook(const comm::Group& group, GradBucket& bucket);
+
+// The state of powerSGD_hook, with the names and defaults of PyTorch's PowerSGDState.
+struct PowerSGDState {
+  comm::Group process_group = {};         // none: the bucket's group
+  int64_t matrix_approximation_rank = 1;  // columns of the factors P and Q
+  int64_t start_powerSGD_iter = 1000;     // iterations with a plain all-reduce before
+  double min_compression_rate = 2;        // a smaller gain is not worth it: such tensors are all-reduced as they are
+  bool use_error_feedback = true;         // adds what was lost to the next gradient
+  bool warm_start = true;                 // starts from the last Q; false: from a new random Q in each iteration
+  uint64_t random_seed = 0;               // of Q, equal on all ranks
+
+  // The memory of a bucket between iterations. Used by the hook.
+  struct Memory {
+    at::Tensor error, q;  // the lost part of the last gradients; the factors Q, one after the other
+  };
+  int64_t iter = 0;                                // iterations so far
+  std::vector<Memory> memory = {};                 // by bucket
+  std::shared_ptr<void> random = {};               // the generator of seeds
+};
+
+// PowerSGD (Vogels et al. 2019): sends factors of low rank instead of gradients. Each gradient is a matrix M (its first
+// dim, and the others together). All ranks have the same Q:
+//
+//   P = mean of M Q       orthogonalize P       Q = mean of M^T P       the gradient becomes P Q^T
+//
+// The values are those of PyTorch's powerSGD_hook.
+// Example:  ddp->register_comm_hook(std::make_shared<PowerSGDState>(), powerSGD_hook);
+BucketResult powerSGD_hook(const std::shared_ptr<PowerSGDState>& state, GradBucket& bucket);  // NOLINT: PyTorch's name
 
 // Optimizer step in backward: when the gradients of a bucket are reduced, DDP calls it for each parameter of the bucket
 // and then frees the gradient. Use one optimizer per parameter.

@@ -2,10 +2,13 @@
 #include "tessera/data_parallel/detail/replica.h"
 #include "tessera/data_parallel/detail/wrapper_module.h"
 #include "tessera/nn/holder.h"
+#include "tessera/placement/detail/tensor_spec.h"
 
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace tessera {
 
@@ -82,5 +85,15 @@ class DistributedDataParallel : public Holder<DistributedDataParallelImpl<H>> {
             std::make_shared<Hooked<DistributedDataParallelImpl<H>>>(std::move(module), options)) {}
   explicit DistributedDataParallel(std::nullptr_t) : Holder<DistributedDataParallelImpl<H>>(nullptr) {}
 };
+
+// A parameter that is a DTensor.
+struct DistributedParameter {
+  std::string name;  // its path in the module
+  SpecRef spec;      // its mesh and placements
+};
+// For PyTorch users: PyTorch requires this call before DistributedDataParallel of a module with DTensor parameters, and
+// replaces them by their local tensors. Tessera does not: DDP reduces the local tensors. This function returns the
+// DTensor parameters. Throws UsageError if one is on a mesh that this rank is not part of.
+std::vector<DistributedParameter> pre_dp_module_transform(const torch::nn::Module& module);
 
 }  // namespace tessera

@@ -1,4 +1,4 @@
-#include "tessera/data_parallel/pre_dp_module_transform.h"
+#include "tessera/data_parallel/distributed_data_parallel.h"
 
 #include "tessera/base/error.h"
 #include "tessera/data_parallel/detail/named_tensor.h"

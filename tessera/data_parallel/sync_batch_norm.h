@@ -5,6 +5,9 @@
 
 #include <torch/nn/modules/batchnorm.h>
 
+#include <type_traits>
+#include <utility>
+
 // Batch norm over the global batch: all samples of all ranks of a group (PyTorch: SyncBatchNorm). In training mode each
 // rank normalizes its local batch with the mean and variance of the global batch, and running statistics are those of
 // the global batch. Local batches may have different sizes or be empty. Values and gradients are those of plain batch
@@ -25,6 +28,14 @@ namespace tessera {
 //           convert_sync_batchnorm(*model, mesh["dp"]);
 void convert_sync_batchnorm(Module& module, comm::Group group = {});
 void convert_sync_batchnorm(Module& module, const DeviceMesh& mesh);  // a mesh with one axis
+// The same for a holder, which it returns, as in PyTorch.
+// Example:  DistributedDataParallel ddp(convert_sync_batchnorm(Net()));
+template <class H>
+requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H>
+H convert_sync_batchnorm(H holder, comm::Group group = {}) {
+  convert_sync_batchnorm(static_cast<Module&>(*holder), std::move(group));
+  return holder;
+}
 
 namespace nn {
 

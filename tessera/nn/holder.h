@@ -185,6 +185,9 @@ std::shared_ptr<Module> clone_hooked(const Module& module, const ModuleHooks* ho
                                      std::shared_ptr<Module> (*wrap)(const Module& plain),
                                      const std::optional<torch::Device>& device);
 
+// Throws UsageError if the module has a distributed parameter or buffer: torch::save would need its storage.
+void check_saved_as_one_file(const Module& module);
+
 }  // namespace detail
 
 // Impl, with hooks. Holders create it; it derives from Impl, so dynamic_cast<Impl*> works.
@@ -210,6 +213,12 @@ class Hooked final : public Impl,
   // reason: if a parent without a holder calls this clone(), the hooks of the copy would be lost.
   std::shared_ptr<Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override {
     return detail::clone_hooked(*this, hooks(), &clone_plain, &wrap_plain, device);
+  }
+
+  // torch::save. Throws UsageError, which names the functions to call, if a parameter is distributed.
+  [[gnu::cold]] void save(torch::serialize::OutputArchive& archive) const override {
+    detail::check_saved_as_one_file(*this);
+    Impl::save(archive);
   }
 
   // A Hooked<Impl> that shares parameters and children with `plain`. Null if `plain` is not an Impl.

@@ -1,6 +1,8 @@
 #include "tessera/nn/module_tree.h"
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/nn/holder.h"
 
 #include <c10/util/Type.h>
 
@@ -99,6 +101,22 @@ std::string path_of(const ModuleFrame& frame) {
   }
   const auto own = class_name(module);
   return frame.outer ? frame.outer->name(*frame.outer) + "/" + own : own;  // not registered below an enclosing module
+}
+
+}  // namespace detail
+namespace detail {
+
+void check_saved_as_one_file(const Module& module) {
+  const auto check = [&](const auto& named) {
+    for (const auto& item : named)
+      TESSERA_CHECK(
+          !item.value().defined() || !is_dtensor(item.value()), UsageError, "torch::save: '", item.key(), "' of ",
+          class_name(module), " is ", DTensor(item.value().detach()),
+          ", a distributed tensor, of which a rank has one shard. Use ts::torch_save(model, path) for a file that "
+          "torch::load reads, or ts::TrainingState for a checkpoint");
+  };
+  check(module.named_parameters());
+  check(module.named_buffers());
 }
 
 }  // namespace detail

@@ -5,6 +5,9 @@
 
 #include <torch/nn/modules.h>
 
+#include <string>
+#include <vector>
+
 // The modules of torch::nn with holders that support hooks. Write tessera::nn::Linear(3, 4) instead of
 // torch::nn::Linear(3, 4). The module classes are those of LibTorch. ModuleList, ModuleDict and RMSNorm are Tessera's
 // own.
@@ -31,6 +34,10 @@
 // clang-format on
 
 namespace tessera::nn {
+
+// The other names of torch::nn are here too: LinearOptions, Module, functional, init, utils. So a program that says
+// `namespace nn = torch::nn;` gets modules with hooks from `namespace nn = tessera::nn;`.
+using namespace torch::nn;  // NOLINT(google-build-using-namespace)
 
 // tessera::nn::Linear and so on: the holders of the modules above.
 #define TESSERA_HOLDER(Name) TESSERA_MODULE_IMPL(Name, ::torch::nn::Name##Impl);
@@ -94,4 +101,28 @@ class Sequential : public Holder<SequentialImpl> {
   }
 };
 
+// Low-rank adapters for fine-tuning (Hu et al. 2021): a Linear computes W x + b + alpha / rank B (A x). W and b are
+// frozen, and A and B are trained.
+//
+//   nn::lora::add(*model, {.rank = 8, .targets = {"wq", "wv"}});       // before fully_shard and the optimizer
+//   optim::AdamW optimizer(nn::lora::parameters(*model), {.lr = 1e-4});
+//   nn::lora::merge(*model);                                           // after the training: the adapters are part of W
+namespace lora {
+
+// Options of add.
+struct Options {
+  int64_t rank = 8;                       // rows of A, columns of B
+  double alpha = 16;                      // the adapter's output is multiplied by alpha / rank
+  std::vector<std::string> targets = {};  // names of Linear modules, or their last parts; empty: every Linear
+};
+// Adds the parameters lora_A and lora_B to Linear modules and freezes all other parameters. A is random, so use the same
+// seed on all ranks, and B is 0: the module computes what it did before. Returns the names of these modules. Throws
+// UsageError, and changes nothing, if a target has no Linear module with hooks (nn::Linear), or has an adapter already.
+std::vector<std::string> add(Module& module, const Options& options = {});
+// lora_A and lora_B of all adapters.
+std::vector<at::Tensor> parameters(const Module& module);
+// Adds alpha / rank B A to W and sets B to 0. The module computes the same as before. Requires: W, A and B are plain.
+void merge(Module& module);
+
+}  // namespace lora
 }  // namespace tessera::nn

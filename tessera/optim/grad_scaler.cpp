@@ -12,8 +12,10 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/Type.h>
 
 #include <algorithm>
+#include <typeinfo>
 #include <utility>
 
 namespace tessera::optim {
@@ -31,6 +33,19 @@ at::Tensor max_over_meshes(at::Tensor found_inf, const Tensors& tensors) {
     found_inf = detail::local_or_self(partial.redistribute(Placements(axes, Replicate())));
   }
   return found_inf;
+}
+
+// "AdamW", or "torch::optim::AdamW".
+std::string name_of(const torch::optim::Optimizer& optimizer) {
+  const auto* own = dynamic_cast<const Optimizer*>(&optimizer);
+  return own ? own->kind() : c10::demangle(typeid(optimizer).name());
+}
+
+Tensors parameters_of(const torch::optim::Optimizer& optimizer) {
+  Tensors all;
+  for (const auto& group : optimizer.param_groups())
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  return all;
 }
 
 }  // namespace
@@ -59,7 +74,7 @@ at::Tensor GradScaler::scale(const at::Tensor& loss) {
   return loss * scale_.view(c10::IntArrayRef()).clone();  // update() writes to it, and backward needs what it was
 }
 
-GradScaler::OptimizerState& GradScaler::state_of(const Optimizer& optimizer) {
+GradScaler::OptimizerState& GradScaler::state_of(const torch::optim::Optimizer& optimizer) {
   for (auto& one : per_optimizer_states_)
     if (one.optimizer == &optimizer) return one;
   if (compiling() && per_optimizer_states_.empty())  // this state exists only while tracing, not in replays
@@ -72,10 +87,10 @@ GradScaler::OptimizerState& GradScaler::state_of(const Optimizer& optimizer) {
   return per_optimizer_states_.emplace_back(OptimizerState{&optimizer, {}});
 }
 
-void GradScaler::check_gradients(Optimizer& optimizer, OptimizerState& state, bool unscale) {
+void GradScaler::check_gradients(torch::optim::Optimizer& optimizer, OptimizerState& state, bool unscale) {
   const at::NoGradGuard no_grad;
-  const auto gradients = detail::reduce_partial_gradients(optimizer.parameters());
-  TESSERA_CHECK(!gradients.empty(), UsageError, "GradScaler: no parameter of this ", optimizer.kind(),
+  const auto gradients = detail::reduce_partial_gradients(parameters_of(optimizer));
+  TESSERA_CHECK(!gradients.empty(), UsageError, "GradScaler: no parameter of this ", name_of(optimizer),
                 " has a gradient; call backward() first");
   for (const auto& gradient : gradients)
     TESSERA_CHECK(!unscale || gradient.scalar_type() != at::kHalf, UsageError, "GradScaler: a gradient of sizes ",
@@ -96,27 +111,31 @@ void GradScaler::check_gradients(Optimizer& optimizer, OptimizerState& state, bo
   state.unscaled = unscale;
 }
 
-void GradScaler::unscale_(Optimizer& optimizer) {
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (!options_.enabled) return;
   auto& state = state_of(optimizer);
-  TESSERA_CHECK(!state.unscaled && !state.stepped, UsageError, "GradScaler: the gradients of this ", optimizer.kind(),
+  TESSERA_CHECK(!state.unscaled && !state.stepped, UsageError, "GradScaler: the gradients of this ", name_of(optimizer),
                 " were already unscaled since the last update()");
   check_gradients(optimizer, state, true);
 }
 
-void GradScaler::step(Optimizer& optimizer) {
-  if (!options_.enabled) return optimizer.step();
+void GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (!options_.enabled) {
+    optimizer.step();
+    return;
+  }
   auto& state = state_of(optimizer);
-  TESSERA_CHECK(!state.stepped, UsageError, "GradScaler: this ", optimizer.kind(),
+  TESSERA_CHECK(!state.stepped, UsageError, "GradScaler: this ", name_of(optimizer),
                 " has already stepped since the last update()");
-  bool fused = true, supports_scaling = true;
-  for (size_t g = 0; g < optimizer.group_count(); g++) {
-    fused = fused && optimizer.is_fused(g);
-    supports_scaling = supports_scaling && optimizer.supports_scaling(g);
+  auto* own = dynamic_cast<Optimizer*>(&optimizer);
+  bool fused = own, supports_scaling = own;
+  for (size_t g = 0; own && g < own->group_count(); g++) {
+    fused = fused && own->is_fused(g);
+    supports_scaling = supports_scaling && own->supports_scaling(g);
   }
   if (!state.unscaled) check_gradients(optimizer, state, !fused);
   if (supports_scaling)
-    optimizer.step({state.unscaled ? at::ones_like(scale_) : scale_, state.found_inf});
+    own->step({state.unscaled ? at::ones_like(scale_) : scale_, state.found_inf});
   else if (state.found_inf.item<float>() == 0)
     optimizer.step();
   state.stepped = true;
@@ -138,10 +157,10 @@ void GradScaler::update() {
 
 double GradScaler::get_scale() const { return options_.enabled ? scale_.item<double>() : 1; }
 
-at::Tensor GradScaler::found_inf(const Optimizer& optimizer) const {
+at::Tensor GradScaler::found_inf(const torch::optim::Optimizer& optimizer) const {
   for (const auto& one : per_optimizer_states_)
     if (one.optimizer == &optimizer && one.found_inf.defined()) return one.found_inf;
-  TESSERA_FAIL(UsageError, "GradScaler: the gradients of this ", optimizer.kind(),
+  TESSERA_FAIL(UsageError, "GradScaler: the gradients of this ", name_of(optimizer),
                " were not checked since the last update(); call unscale_ or step first");
 }
 

@@ -25,9 +25,10 @@ struct GradScalerOptions {
 //   scaler.step(opt);
 //   scaler.update();
 //
+// Takes optimizers of tessera::optim and torch::optim.
 // No value is copied to the host, so the step can be compiled: fused kernels skip a step on the device. (On the CPU,
 // groups that are not fused are updated by fused kernels too. On other devices they need to know on the host whether to
-// step.)
+// step. So do optimizers of torch::optim, on every device.)
 class GradScaler {
  public:
   // Throws UsageError for options out of range.
@@ -37,9 +38,9 @@ class GradScaler {
   at::Tensor scale(const at::Tensor& loss);
   // Divides the gradients by the scale, in place. Throws UsageError if they are already unscaled since the last update,
   // and for fp16 gradients: fp16 parameters do not need a scaler.
-  void unscale_(Optimizer& optimizer);
+  void unscale_(torch::optim::Optimizer& optimizer);
   // Unscales if needed, then steps unless a gradient is inf or NaN.
-  void step(Optimizer& optimizer);
+  void step(torch::optim::Optimizer& optimizer);
   // Adjusts the scale. Call it once, after the step of all optimizers.
   void update();
 
@@ -50,7 +51,7 @@ class GradScaler {
   // The scale as a tensor float[1], without a copy to the host.
   const at::Tensor& scale_tensor() const { return scale_; }
   // Whether a gradient was inf or NaN since the last update: float[1], 1 or 0.
-  at::Tensor found_inf(const Optimizer& optimizer) const;
+  at::Tensor found_inf(const torch::optim::Optimizer& optimizer) const;
   // scale and growth_tracker.
   StateDict state_dict() const;
   // Restores what state_dict returned.
@@ -58,12 +59,12 @@ class GradScaler {
 
  private:
   struct OptimizerState {
-    const Optimizer* optimizer;
+    const torch::optim::Optimizer* optimizer;
     at::Tensor found_inf;
     bool unscaled = false, stepped = false;
   };
-  OptimizerState& state_of(const Optimizer& optimizer);
-  void check_gradients(Optimizer& optimizer, OptimizerState& state, bool unscale);
+  OptimizerState& state_of(const torch::optim::Optimizer& optimizer);
+  void check_gradients(torch::optim::Optimizer& optimizer, OptimizerState& state, bool unscale);
   void move_to(at::Device device);
 
   GradScalerOptions options_;

@@ -8,6 +8,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros_like.h>
+#include <torch/serialize/archive.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,8 +21,10 @@ std::string Optimizer::name_of(size_t group, size_t index, const at::Tensor& par
                   parameter.defined() ? c10::str(", ", parameter.scalar_type(), parameter.sizes(), ",") : "");
 }
 
-void Optimizer::add_group(const Tensors& params) {
-  const size_t g = groups_.size();
+Optimizer::Optimizer(std::unique_ptr<torch::optim::OptimizerOptions> defaults)
+    : torch::optim::Optimizer(std::vector<torch::optim::OptimizerParamGroup>{}, std::move(defaults)) {}
+
+void Optimizer::check_parameters(size_t g, const Tensors& params) const {
   TESSERA_CHECK(!params.empty(), UsageError, kind(), ": group ", g, " has no parameters");
   std::unordered_set<const void*> seen;
   for (size_t i = 0; i < params.size(); i++) {
@@ -34,22 +37,44 @@ void Optimizer::add_group(const Tensors& params) {
                   " does not have a floating-point dtype");
     TESSERA_CHECK(seen.insert(p.unsafeGetTensorImpl()).second, UsageError, name_of(g, i, p),
                   " is in this group twice; pass each parameter once");
-    const auto found = index_.find(p.unsafeGetTensorImpl());
-    TESSERA_CHECK(found == index_.end(), UsageError, name_of(g, i, p), " is already parameter ", found->second.index,
-                  " of group ", found->second.group, "; pass each parameter once");
-  }
-  groups_.emplace_back();
-  initial_lr_.emplace_back();
-  for (size_t i = 0; i < params.size(); i++) {
-    groups_[g].push_back({params[i], {}});
-    index_.emplace(params[i].unsafeGetTensorImpl(), ParamIndex{g, i});
+    const auto found = find_parameter(p, g);
+    TESSERA_CHECK(!found, UsageError, name_of(g, i, p), " is already parameter ", found->index, " of group ",
+                  found->group, "; pass each parameter once");
   }
 }
 
+void Optimizer::add_group(const Tensors& params, std::unique_ptr<torch::optim::OptimizerOptions> options) {
+  check_parameters(param_groups_.size(), params);
+  param_groups_.emplace_back(params, std::move(options));
+}
+
+// Through LibTorch's interface a caller can add groups, replace parameters, write options and erase state. Checks new
+// groups, and gives the optimizer a new generation if anything has changed since the last call.
+void Optimizer::sync() const {
+  uint64_t hash = 0;
+  const auto mix = [&](uint64_t value) { hash = (hash ^ value) * 0x9E3779B97F4A7C15u; };
+  for (size_t g = 0; g < param_groups_.size(); g++) {
+    mix(option_writes(g));
+    mix(param_groups_[g].params().size());
+    for (const auto& p : param_groups_[g].params()) mix(reinterpret_cast<uintptr_t>(p.unsafeGetTensorImpl()));
+  }
+  const bool erased = state_.size() < seen_states_;
+  seen_states_ = state_.size();
+  if (hash == seen_groups_ && !erased) return;
+  for (size_t g = 0; g < param_groups_.size(); g++) check_parameters(g, param_groups_[g].params());
+  seen_groups_ = hash;
+  generation_ = next_generation();
+}
+
+uint64_t Optimizer::generation() const {
+  sync();
+  return generation_;
+}
+
 void Optimizer::zero_grad(bool set_to_none) {
-  for (auto& group : groups_)
-    for (auto& param : group) {
-      auto& gradient = param.parameter.mutable_grad();
+  for (auto& group : param_groups_)
+    for (auto& parameter : group.params()) {
+      auto& gradient = parameter.mutable_grad();
       if (!gradient.defined()) continue;
       if (set_to_none)
         gradient.reset();
@@ -60,12 +85,12 @@ void Optimizer::zero_grad(bool set_to_none) {
 
 Tensors Optimizer::parameters() const {
   Tensors all;
-  for (const auto& group : groups_)
-    for (const auto& param : group) all.push_back(param.parameter);
+  for (const auto& group : param_groups_) all.insert(all.end(), group.params().begin(), group.params().end());
   return all;
 }
 
 double Optimizer::initial_lr(size_t group) {
+  if (initial_lr_.size() < group_count()) initial_lr_.resize(group_count());
   auto& initial = initial_lr_.at(group);
   if (!initial) initial = lr(group);
   return *initial;
@@ -81,12 +106,11 @@ at::Tensor Optimizer::state_like(const at::Tensor& parameter, bool zeroed) {
 
 // ---- a step
 
-void Optimizer::check_gradient(size_t group, size_t index, const std::vector<StateEntry>& entries) {
-  auto& param = groups_[group][index];
-  const auto &p = param.parameter, &gradient = p.grad();
+void Optimizer::check_gradient(ParamIndex at, ParamState& param, const std::vector<StateEntry>& entries) const {
+  const auto &p = param_groups_[at.group].params()[at.index], &gradient = p.grad();
   const auto *spec = tessera::detail::spec_or_null(p), *gradient_spec = tessera::detail::spec_or_null(gradient);
   if (spec && spec == gradient_spec && spec == param.checked_spec.get()) return;  // checked in an earlier step
-  const auto name = [&] { return name_of(group, index, p); };
+  const auto name = [&] { return name_of(at.group, at.index, p); };
   TESSERA_CHECK(gradient.layout() == at::kStrided, UsageError, name(), " has a gradient of layout ", gradient.layout(),
                 "; only dense gradients are supported: call to_dense() on it");
   TESSERA_CHECK(gradient.sizes() == p.sizes() && gradient.scalar_type() == p.scalar_type(), UsageError, name(),
@@ -94,7 +118,7 @@ void Optimizer::check_gradient(size_t group, size_t index, const std::vector<Sta
   TESSERA_CHECK(is_dtensor(p) == is_dtensor(gradient), UsageError, name(), " is ",
                 is_dtensor(p) ? "distributed, but its gradient is plain" : "plain, but its gradient is distributed",
                 "; both must be distributed, or both plain");
-  TESSERA_CHECK(!is_fused(group) || detail::local_or_self(p).is_non_overlapping_and_dense(), UsageError, name(),
+  TESSERA_CHECK(!is_fused(at.group) || detail::local_or_self(p).is_non_overlapping_and_dense(), UsageError, name(),
                 " is not dense in memory (strides ", detail::local_or_self(p).strides(),
                 "), which fused kernels do not support: make it contiguous, or set fused = false");
   if (spec) {
@@ -112,17 +136,18 @@ void Optimizer::check_gradient(size_t group, size_t index, const std::vector<Sta
 
 std::vector<std::vector<Optimizer::ParamUpdate>> Optimizer::plan_updates() {
   const auto entries = state_entries();
-  std::vector<std::vector<ParamUpdate>> updates(groups_.size());
-  for (size_t g = 0; g < groups_.size(); g++) {
-    updates[g].reserve(groups_[g].size());
-    for (size_t i = 0; i < groups_[g].size(); i++) {
-      auto& param = groups_[g][i];
-      const auto& gradient = param.parameter.grad();
+  std::vector<std::vector<ParamUpdate>> updates(param_groups_.size());
+  for (size_t g = 0; g < param_groups_.size(); g++) {
+    const auto& params = param_groups_[g].params();
+    updates[g].reserve(params.size());
+    for (size_t i = 0; i < params.size(); i++) {
+      const auto& gradient = params[i].grad();
       if (!gradient.defined()) continue;
-      check_gradient(g, i, entries);
+      auto& param = state_of(params[i]);
+      check_gradient({g, i}, param, entries);
       const auto* local_gradient =
-          detail::same_placement(gradient, param.parameter) ? &detail::local_or_self(gradient) : nullptr;
-      updates[g].push_back({&param, &gradient, &detail::local_or_self(param.parameter), local_gradient});
+          detail::same_placement(gradient, params[i]) ? &detail::local_or_self(gradient) : nullptr;
+      updates[g].push_back({&params[i], &param, &gradient, &detail::local_or_self(params[i]), local_gradient});
     }
   }
   return updates;
@@ -134,8 +159,7 @@ void Optimizer::redistribute_gradients(std::vector<std::vector<ParamUpdate>>& up
     for (auto& update : group)
       if (!update.local_gradient) moving.push_back(&update);
   // Starts all redistributions before the first wait, which detail::local_or_self() does.
-  for (auto* update : moving)
-    update->redistributed = detail::redistribute_like(*update->gradient, update->param->parameter);
+  for (auto* update : moving) update->redistributed = detail::redistribute_like(*update->gradient, *update->parameter);
   for (auto* update : moving) {
     update->gradient = &update->redistributed;
     update->local_gradient = &detail::local_or_self(update->redistributed);
@@ -144,8 +168,9 @@ void Optimizer::redistribute_gradients(std::vector<std::vector<ParamUpdate>>& up
 
 bool Optimizer::supports_scaling(size_t group) const {
   if (is_fused(group) || !has_fused_kernel()) return is_fused(group);
-  return std::all_of(groups_[group].begin(), groups_[group].end(), [](const auto& param) {
-    const auto& local = detail::local_or_self(param.parameter);
+  const auto& params = param_groups_.at(group).params();
+  return std::all_of(params.begin(), params.end(), [](const auto& parameter) {
+    const auto& local = detail::local_or_self(parameter);
     return local.is_cpu() && local.is_non_overlapping_and_dense();
   });
 }
@@ -156,12 +181,14 @@ void Optimizer::scheduled_in_trace() { scheduled_in_trace_ = CompilingScope::ser
 // with such state differs from one that creates it, is_new marks it.
 void Optimizer::make_state_before_tracing() {
   bool made = false;
-  for (size_t g = 0; g < groups_.size(); g++)
-    for (auto& param : groups_[g]) {
-      if (!param.parameter.grad().defined() || param.state.size() >= state_size(g)) continue;
+  for (size_t g = 0; g < param_groups_.size(); g++)
+    for (const auto& parameter : param_groups_[g].params()) {
+      if (!parameter.grad().defined()) continue;
+      auto& param = state_of(parameter);
+      if (param.state.size() >= state_size(g)) continue;
       const OpModesOff off;
       if (param.state.empty() && !new_state_is_neutral(g)) param.is_new = std::make_shared<bool>(true);
-      add_missing_state(g, param.parameter, param.state);
+      add_missing_state(g, parameter, param.state);
       param.local_state = detail::local_tensors_of(param.state);
       made = true;
     }
@@ -175,8 +202,19 @@ uint64_t Optimizer::next_generation() {
   return ++last;
 }
 
-void Optimizer::step(const Scaling* scaling) {
+at::Tensor Optimizer::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode grad_mode(true);
+    loss = closure();
+  }
+  step_with(nullptr);
+  return loss;
+}
+
+void Optimizer::step_with(const Scaling* scaling) {
   const at::NoGradGuard no_grad;
+  sync();
   if (compiling()) {
     TESSERA_CHECK(
         scheduled_in_trace_ != CompilingScope::serial(), UsageError, kind(),
@@ -184,9 +222,9 @@ void Optimizer::step(const Scaling* scaling) {
         "the scheduler after the optimizer, as in PyTorch, or outside of the compiled step");
     CompilingScope::before_optimizer_step();
     make_state_before_tracing();
-    CompilingScope::add_guard([this] { return static_cast<int64_t>(generation_); });
+    CompilingScope::add_guard([this] { return static_cast<int64_t>(generation()); });
   }
-  for (size_t g = 0; scaling && g < groups_.size(); g++)
+  for (size_t g = 0; scaling && g < param_groups_.size(); g++)
     TESSERA_CHECK(supports_scaling(g), UsageError, kind(), ": group ", g,
                   " is not fused and needs unscaled gradients; call GradScaler::unscale_ first, or set fused = true");
   auto updates = plan_updates();
@@ -196,10 +234,10 @@ void Optimizer::step(const Scaling* scaling) {
     std::vector<const ParamUpdate*> parts[2];  // 1: parameters whose first step this is
     for (auto& part : parts) part.reserve(updates[g].size());
     for (auto& update : updates[g]) {
-      auto& param = *update.param;
+      auto& param = *update.param_state;
       update.first_step = param.state.empty() || (param.is_new && *param.is_new);
       if (param.state.size() < size) {
-        add_missing_state(g, param.parameter, param.state);
+        add_missing_state(g, *update.parameter, param.state);
         param.local_state = detail::local_tensors_of(param.state);
         changed();
       }
@@ -214,7 +252,7 @@ void Optimizer::step(const Scaling* scaling) {
 // or in an eager step before it. The program holds while all of them are new, or none is.
 std::function<bool()> Optimizer::first_run_of(const std::vector<const ParamUpdate*>& updates) {
   std::vector<std::shared_ptr<bool>> flags;
-  for (const auto* update : updates) flags.push_back(update->param->is_new);
+  for (const auto* update : updates) flags.push_back(update->param_state->is_new);
   CompilingScope::add_guard([flags] {
     return int64_t{std::all_of(flags.begin(), flags.end(), [&](const auto& flag) { return *flag == *flags[0]; })};
   });
@@ -244,16 +282,16 @@ void Optimizer::run_updates(size_t group, const std::vector<const ParamUpdate*>&
         lists.gradients.push_back(at::empty_like(*each.local_parameter).copy_(*each.local_gradient));
       else
         lists.gradients.push_back(*each.local_gradient);
-      for (size_t s = 0; s < size; s++) lists.state[s].push_back(each.param->local_state[s]);
+      for (size_t s = 0; s < size; s++) lists.state[s].push_back(each.param_state->local_state[s]);
     }
     update(group, lists, scaling);
   }
   for (const auto* update : updates) {
-    if (update->param->is_new && !compiling()) *update->param->is_new = false;
-    detail::mark_written(update->param->parameter, fused);
+    if (update->param_state->is_new && !compiling()) *update->param_state->is_new = false;
+    detail::mark_written(*update->parameter, fused);
     if (scaling) detail::mark_written(*update->gradient, fused);
     if (fused)
-      for (const auto& written : update->param->local_state)
+      for (const auto& written : update->param_state->local_state)
         if (written.defined()) detail::mark_written(written, fused);
   }
 }
@@ -268,34 +306,50 @@ Optimizer::TensorLists Optimizer::TensorLists::only(size_t i) const {
 
 std::vector<Tensors> Optimizer::groups() const {
   std::vector<Tensors> all;
-  for (const auto& group : groups_) {
-    all.emplace_back();
-    for (const auto& param : group) all.back().push_back(param.parameter);
-  }
+  for (const auto& group : param_groups_) all.push_back(group.params());
   return all;
 }
 
-const Optimizer::ParamIndex& Optimizer::index_of(const at::Tensor& parameter) const {
-  const auto found = index_.find(parameter.unsafeGetTensorImpl());
-  TESSERA_CHECK(found != index_.end(), UsageError, kind(), ": a tensor of sizes ", parameter.sizes(),
-                " is not one of its parameters");
-  return found->second;
+std::optional<Optimizer::ParamIndex> Optimizer::find_parameter(const at::Tensor& parameter, size_t groups) const {
+  for (size_t g = 0; g < groups; g++) {
+    const auto& params = param_groups_[g].params();
+    for (size_t i = 0; i < params.size(); i++)
+      if (params[i].is_same(parameter)) return ParamIndex{g, i};
+  }
+  return std::nullopt;
+}
+
+Optimizer::ParamIndex Optimizer::index_of(const at::Tensor& parameter) const {
+  const auto found = find_parameter(parameter, param_groups_.size());
+  TESSERA_CHECK(found, UsageError, kind(), ": a tensor of sizes ", parameter.sizes(), " is not one of its parameters");
+  return *found;
+}
+
+Optimizer::ParamState* Optimizer::find_state(const at::Tensor& parameter) const {
+  const auto found = state_.find(parameter.unsafeGetTensorImpl());
+  return found == state_.end() ? nullptr : static_cast<ParamState*>(found->second.get());
+}
+
+Optimizer::ParamState& Optimizer::state_of(const at::Tensor& parameter) {
+  auto& state = state_[parameter.unsafeGetTensorImpl()];
+  if (!state) state = std::make_unique<ParamState>();
+  return static_cast<ParamState&>(*state);
 }
 
 StateDict Optimizer::state(const at::Tensor& parameter) const {
-  const auto& at = index_of(parameter);
-  const auto& param = groups_[at.group][at.index];
+  index_of(parameter);
+  const auto* param = find_state(parameter);
   const auto entries = state_entries();
   StateDict dict;
-  for (size_t s = 0; s < param.state.size(); s++)
-    if (param.state[s].defined()) dict.insert(entries[s].name, param.state[s].detach());
+  for (size_t s = 0; param && s < param->state.size(); s++)
+    if (param->state[s].defined()) dict.insert(entries[s].name, param->state[s].detach());
   return dict;
 }
 
 void Optimizer::set_state(const at::Tensor& parameter, StateDict dict) {
   const at::NoGradGuard no_grad;
   changed();
-  const auto& at = index_of(parameter);
+  const auto at = index_of(parameter);
   Tensors kept;
   for (const auto& entry : state_entries()) {
     const at::Tensor* found = dict.find(entry.name);
@@ -318,11 +372,69 @@ void Optimizer::set_state(const at::Tensor& parameter, StateDict dict) {
     kept.push_back(copy);
   }
   while (!kept.empty() && !kept.back().defined()) kept.pop_back();
-  auto& param = groups_[at.group][at.index];
+  auto& param = state_of(parameter);
   param.state = std::move(kept);
   param.local_state = detail::local_tensors_of(param.state);
   param.checked_spec.reset();
   param.is_new.reset();
+}
+
+// ---- torch::save
+
+namespace {
+
+std::string archive_key(const char* what, size_t group, size_t index, const std::string& name) {
+  return c10::str(what, ".", group, ".", index, ".", name);
+}
+
+}  // namespace
+
+void Optimizer::save(torch::serialize::OutputArchive& archive) const {
+  for (const auto& p : parameters())
+    TESSERA_CHECK(!is_dtensor(p), UsageError, "torch::save: this ", kind(), " has a parameter of sizes ", p.sizes(),
+                  " that is distributed (", DTensor(p).spec().describe(),
+                  "). A file of one rank would have its local shards only: save the training with "
+                  "ts::TrainingState(...).save(dir), or the state alone with ts::dcp::save(dir, "
+                  "ts::optimizer_state_dict(optimizer, *model))");
+  archive.write("kind", c10::IValue(kind()));
+  const auto groups = this->groups();
+  for (size_t g = 0; g < groups.size(); g++) {
+    for (const auto& [name, value] : options(g)) archive.write(archive_key("options", g, 0, name), value);
+    for (size_t i = 0; i < groups[g].size(); i++)
+      for (const auto& [name, value] : state(groups[g][i])) archive.write(archive_key("state", g, i, name), value);
+  }
+}
+
+void Optimizer::load(torch::serialize::InputArchive& archive) {
+  c10::IValue saved;
+  TESSERA_CHECK(archive.try_read("kind", saved) && saved.isString() && saved.toStringRef() == kind(), UsageError,
+                "torch::load: the file has no state of ", kind(),
+                saved.isString() ? " but of " + saved.toStringRef() : "",
+                "; load it into the optimizer class that saved it");
+  const auto groups = this->groups();
+  std::vector<StateDict> new_options(groups.size());
+  std::vector<std::pair<at::Tensor, StateDict>> new_state;
+  at::Tensor value;
+  for (size_t g = 0; g < groups.size(); g++) {
+    for (const auto& [name, unused] : options(g)) {
+      TESSERA_CHECK(archive.try_read(archive_key("options", g, 0, name), value), UsageError,
+                    "torch::load: the file has no ", name, " of group ", g, "; this ", kind(), " has ", groups.size(),
+                    " groups");
+      new_options[g].insert(name, value);
+    }
+    check_options(g, new_options[g]);
+    for (size_t i = 0; i < groups[g].size(); i++) {
+      new_state.push_back({groups[g][i], {}});
+      for (const auto& entry : state_entries()) {
+        if (!archive.try_read(archive_key("state", g, i, entry.name), value)) continue;
+        TESSERA_CHECK(!entry.like_parameter || value.sizes() == groups[g][i].sizes(), UsageError,
+                      "torch::load: ", entry.name, " of ", name_of(g, i, groups[g][i]), " has sizes ", value.sizes());
+        new_state.back().second.insert(entry.name, value.to(groups[g][i].device()));
+      }
+    }
+  }
+  for (const auto& [parameter, dict] : new_state) set_state(parameter, dict);
+  for (size_t g = 0; g < groups.size(); g++) set_options(g, new_options[g]);
 }
 
 // ---- options

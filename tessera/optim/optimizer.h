@@ -2,11 +2,12 @@
 #include "tessera/optim/detail/local_tensors.h"
 #include "tessera/state/optimizer_state.h"
 
+#include <torch/optim/optimizer.h>
+
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 namespace tessera::optim {
@@ -18,16 +19,21 @@ struct ParamGroup {
   Options options = {};  // of this group
 };
 
-// Base class of all optimizers here; OptimizerOf adds the options. Parameters may be plain, or distributed over any
-// meshes with any placements except Partial. Each rank updates its local tensors. Nothing is communicated, except that
-// a gradient with other placements than its parameter (for example Partial) is redistributed first. No value is copied
-// to the host: `step` is a tensor, and the learning rate may be one.
+// Base class of all optimizers here; OptimizerOf adds the options. It is a torch::optim::Optimizer: schedulers of
+// torch::optim and functions that take a torch::optim::Optimizer& accept it. Parameters may be plain, or distributed
+// over any meshes with any placements except Partial. Each rank updates its local tensors. Nothing is communicated,
+// except that a gradient with other placements than its parameter (for example Partial) is redistributed first. No
+// value is copied to the host: `step` is a tensor, and the learning rate may be one.
 //
 //   step()    check all gradients -> redistribute gradients -> create missing state -> update, list by list
 //
 // Parameters without gradient are skipped. State and options are saved and loaded by name with optimizer_state_dict and
 // load_optimizer_state_dict (state/optimizer_state.h).
-class Optimizer : public OptimizerAccess {
+//
+// Parameters and options are in param_groups(), and state in state(), as LibTorch has them. The options of a group are
+// also LibTorch's options of that name (optim::AdamW: torch::optim::AdamWOptions); the next step uses what is written
+// to them. The state of a parameter has another class than LibTorch's: read it with state(parameter).
+class Optimizer : public torch::optim::Optimizer, public OptimizerAccess {
  public:
   // The scale of a GradScaler, and whether a gradient is inf or NaN (1.0 or 0.0): tensors of one float. Only fused
   // kernels take it: they divide gradients by `scale` and skip the update if found_inf is 1.
@@ -35,20 +41,17 @@ class Optimizer : public OptimizerAccess {
     at::Tensor scale, found_inf;
   };
 
-  // An optimizer without groups.
-  Optimizer() = default;
-  Optimizer(const Optimizer&) = delete;  // copies would share the state
-
-  // Updates all parameters. If it throws UsageError or ShardingError, nothing has changed.
-  void step() { step(nullptr); }
+  // Updates all parameters. If it throws UsageError or ShardingError, nothing has changed. Calls the closure first, if
+  // there is one, and returns its loss.
+  at::Tensor step(LossClosure closure = nullptr) override;
   // The same for gradients that are still scaled; GradScaler calls it.
-  void step(const Scaling& scaling) { step(&scaling); }
+  void step(const Scaling& scaling) { step_with(&scaling); }
   // Clears all gradients; set_to_none = false fills them with zeros instead.
   void zero_grad(bool set_to_none = true);
 
   // Number of parameter groups.
-  size_t group_count() const { return groups_.size(); }
-  // The parameters of all groups.
+  size_t group_count() const { return param_groups_.size(); }
+  // The parameters of all groups. (torch::optim::Optimizer::parameters() has those of the first group.)
   Tensors parameters() const;
   // The learning rate of a group.
   virtual double lr(size_t group) const = 0;
@@ -67,12 +70,18 @@ class Optimizer : public OptimizerAccess {
 
   // The parameters by group.
   std::vector<Tensors> groups() const override;
+  using torch::optim::Optimizer::state;
   // The state of a parameter; aliases. Empty before its first step.
   StateDict state(const at::Tensor& parameter) const override;
   // Replaces the state of a parameter.
   void set_state(const at::Tensor& parameter, StateDict state) override;
   // Changes with groups, options and state tensors; compiled steps use it as a guard.
-  uint64_t generation() const override { return generation_; }
+  uint64_t generation() const override;
+
+  // torch::save and torch::load. Throws UsageError for distributed parameters: a file of one rank would have its local
+  // shards only.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
 
  protected:
   // Local tensors of one device and dtype that are updated together. state[i] has entry i of state_entries() for all
@@ -87,8 +96,14 @@ class Optimizer : public OptimizerAccess {
     TensorLists only(size_t i) const;  // lists of one parameter
   };
 
+  // An optimizer without groups. `defaults` are the options of groups that are added without options.
+  explicit Optimizer(std::unique_ptr<torch::optim::OptimizerOptions> defaults);
+
   // Checks `params` and adds a group.
-  void add_group(const Tensors& params);
+  void add_group(const Tensors& params, std::unique_ptr<torch::optim::OptimizerOptions> options);
+  // Throws UsageError if the options of a group are not of the optimizer's class. Returns the number of writes to them
+  // through LibTorch's interface, without those to the learning rate.
+  virtual uint64_t option_writes(size_t group) const = 0;
   // Appends the missing state tensors of a parameter to `state`.
   virtual void add_missing_state(size_t group, const at::Tensor& parameter, Tensors& state) const = 0;
   // Does a first step with the state of add_missing_state() equal one of a parameter without state, bit by bit? If not,
@@ -109,18 +124,21 @@ class Optimizer : public OptimizerAccess {
   void changed() { generation_ = next_generation(); }
 
  private:
-  struct ParamState {
-    at::Tensor parameter;
-    Tensors state;              // empty before the first step; undefined for entries that the options do not need
-    Tensors local_state = {};   // local tensors of `state`, cached
-    SpecRef checked_spec = {};  // the spec of the parameter when check_gradient last passed
+  // The state of a parameter, in state().
+  struct ParamState final : torch::optim::OptimizerParamState {
+    Tensors state;         // empty before the first step; undefined for entries that the options do not need
+    Tensors local_state;   // local tensors of `state`, cached
+    SpecRef checked_spec;  // the spec of the parameter when check_gradient last passed
     // True until the first step with state that was created before it, for a compiled step. Null: no such state.
-    std::shared_ptr<bool> is_new = {};
+    std::shared_ptr<bool> is_new;
+
+    std::unique_ptr<OptimizerParamState> clone() const override { return std::make_unique<ParamState>(*this); }
   };
   // One parameter in one step. Caches what is found by following pointers: with many small parameters a step takes as
   // long as the memory it touches.
   struct ParamUpdate {
-    ParamState* param;
+    const at::Tensor* parameter;
+    ParamState* param_state;
     const at::Tensor* gradient;
     const at::Tensor* local_parameter;
     const at::Tensor* local_gradient;  // null: the gradient needs redistribution
@@ -131,22 +149,27 @@ class Optimizer : public OptimizerAccess {
     size_t group, index;
   };
 
-  void step(const Scaling* scaling);
+  void step_with(const Scaling* scaling);
+  void sync() const;
   void make_state_before_tracing();
   std::vector<std::vector<ParamUpdate>> plan_updates();
   static void redistribute_gradients(std::vector<std::vector<ParamUpdate>>& updates);
-  void check_gradient(size_t group, size_t index, const std::vector<StateEntry>& entries);
+  void check_gradient(ParamIndex at, ParamState& param, const std::vector<StateEntry>& entries) const;
   static std::function<bool()> first_run_of(const std::vector<const ParamUpdate*>& updates);
   void run_updates(size_t group, const std::vector<const ParamUpdate*>& updates, const Scaling* scaling);
+  void check_parameters(size_t group, const Tensors& params) const;
   std::string name_of(size_t group, size_t index, const at::Tensor& parameter) const;
-  const ParamIndex& index_of(const at::Tensor& parameter) const;
+  std::optional<ParamIndex> find_parameter(const at::Tensor& parameter, size_t groups) const;
+  ParamIndex index_of(const at::Tensor& parameter) const;
+  ParamState* find_state(const at::Tensor& parameter) const;  // nullptr if it has none
+  ParamState& state_of(const at::Tensor& parameter);          // adds an empty one
 
-  std::vector<std::vector<ParamState>> groups_;
-  std::unordered_map<const void*, ParamIndex> index_;  // by TensorImpl
   std::vector<std::optional<double>> initial_lr_;
   static uint64_t next_generation();  // a number that no optimizer has had
-  uint64_t generation_ = next_generation();
-  size_t scheduled_in_trace_ = 0;  // CompilingScope::serial() of the trace in which a scheduler was stepped
+  mutable uint64_t generation_ = next_generation();
+  mutable uint64_t seen_groups_ = 0;  // a hash of param_groups(), see sync()
+  mutable size_t seen_states_ = 0;    // entries of state()
+  size_t scheduled_in_trace_ = 0;     // CompilingScope::serial() of the trace in which a scheduler was stepped
 };
 
 namespace detail {

@@ -37,8 +37,20 @@ void check_factor(const char* kind, const char* name, double value, bool allow_z
 
 // ---- LRScheduler
 
-LRScheduler::LRScheduler(Optimizer& optimizer) : optimizer_(optimizer) {
-  for (size_t g = 0; g < optimizer.group_count(); g++) base_lr_.push_back(optimizer.initial_lr(g));
+LRScheduler::LRScheduler(torch::optim::Optimizer& optimizer)
+    : optimizer_(optimizer), own_(dynamic_cast<Optimizer*>(&optimizer)) {
+  for (size_t g = 0; g < optimizer.param_groups().size(); g++) base_lr_.push_back(own_ ? own_->initial_lr(g) : lr(g));
+}
+
+double LRScheduler::lr(size_t group) const {
+  return own_ ? own_->lr(group) : optimizer_.param_groups()[group].options().get_lr();
+}
+
+void LRScheduler::set_lr(size_t group, double lr) {
+  if (own_)
+    own_->set_lr(group, lr);
+  else
+    optimizer_.param_groups()[group].options().set_lr(lr);
 }
 
 void LRScheduler::start() {
@@ -51,7 +63,7 @@ void LRScheduler::start() {
 bool LRScheduler::step_in_each_run() {
   if (!compiling() || starting_) return false;
   stepped_in_trace_ = CompilingScope::serial();
-  optimizer_.scheduled_in_trace();
+  if (own_) own_->scheduled_in_trace();
   CompilingScope::on_replay([this] { step(); });
   return true;
 }
@@ -67,8 +79,8 @@ void LRScheduler::note_read() const {
 
 void LRScheduler::step() {
   if (step_in_each_run()) return;
-  TESSERA_CHECK(optimizer_.group_count() == base_lr_.size(), UsageError, "the scheduler was created for ",
-                base_lr_.size(), " parameter groups, and the optimizer now has ", optimizer_.group_count(),
+  TESSERA_CHECK(optimizer_.param_groups().size() == base_lr_.size(), UsageError, "the scheduler was created for ",
+                base_lr_.size(), " parameter groups, and the optimizer now has ", optimizer_.param_groups().size(),
                 "; create it after the last add_param_group()");
   step_count_++;
   update(std::nullopt);
@@ -79,8 +91,8 @@ void LRScheduler::update(std::optional<int64_t> epoch) {
   last_lr_.clear();
   for (size_t g = 0; g < base_lr_.size(); g++) {
     const auto closed = epoch ? at_epoch(g) : std::nullopt;
-    last_lr_.push_back(closed ? *closed : next(g, optimizer_.lr(g)));
-    optimizer_.set_lr(g, last_lr_.back());
+    last_lr_.push_back(closed ? *closed : next(g, lr(g)));
+    set_lr(g, last_lr_.back());
   }
 }
 
@@ -110,7 +122,7 @@ void LRScheduler::load_state_dict(const StateDict& dict) {
 
 // ---- the schedulers
 
-StepLR::StepLR(Optimizer& optimizer, int64_t step_size, double gamma)
+StepLR::StepLR(torch::optim::Optimizer& optimizer, int64_t step_size, double gamma)
     : LRScheduler(optimizer), step_size_(step_size), gamma_(gamma) {
   check_positive("StepLR", "step_size", step_size);
   start();
@@ -122,7 +134,7 @@ std::optional<double> StepLR::at_epoch(size_t group) const {
   return base_lr_[group] * std::pow(gamma_, to_double(last_epoch_ / step_size_));
 }
 
-MultiStepLR::MultiStepLR(Optimizer& optimizer, std::vector<int64_t> milestones, double gamma)
+MultiStepLR::MultiStepLR(torch::optim::Optimizer& optimizer, std::vector<int64_t> milestones, double gamma)
     : LRScheduler(optimizer), milestones_(std::move(milestones)), gamma_(gamma) {
   std::sort(milestones_.begin(), milestones_.end());
   start();
@@ -135,7 +147,7 @@ std::optional<double> MultiStepLR::at_epoch(size_t group) const {
   return base_lr_[group] * std::pow(gamma_, to_double(count_up_to(milestones_, last_epoch_)));
 }
 
-ConstantLR::ConstantLR(Optimizer& optimizer, double factor, int64_t total_iters)
+ConstantLR::ConstantLR(torch::optim::Optimizer& optimizer, double factor, int64_t total_iters)
     : LRScheduler(optimizer), factor_(factor), total_iters_(total_iters) {
   check_factor("ConstantLR", "factor", factor, false);  // PyTorch accepts 0, and divides by it at the end
   start();
@@ -148,7 +160,7 @@ std::optional<double> ConstantLR::at_epoch(size_t group) const {
   return base_lr_[group] * (factor_ + (last_epoch_ >= total_iters_ ? 1.0 : 0.0) * (1 - factor_));
 }
 
-LinearLR::LinearLR(Optimizer& optimizer, double start_factor, double end_factor, int64_t total_iters)
+LinearLR::LinearLR(torch::optim::Optimizer& optimizer, double start_factor, double end_factor, int64_t total_iters)
     : LRScheduler(optimizer), start_(start_factor), end_(end_factor), total_iters_(total_iters) {
   check_factor("LinearLR", "start_factor", start_factor, false);
   check_factor("LinearLR", "end_factor", end_factor, true);
@@ -166,13 +178,15 @@ std::optional<double> LinearLR::at_epoch(size_t group) const {
          (start_ + (end_ - start_) * to_double(std::min(total_iters_, last_epoch_)) / to_double(total_iters_));
 }
 
-ExponentialLR::ExponentialLR(Optimizer& optimizer, double gamma) : LRScheduler(optimizer), gamma_(gamma) { start(); }
+ExponentialLR::ExponentialLR(torch::optim::Optimizer& optimizer, double gamma) : LRScheduler(optimizer), gamma_(gamma) {
+  start();
+}
 double ExponentialLR::next(size_t, double lr) const { return starting_ ? lr : lr * gamma_; }
 std::optional<double> ExponentialLR::at_epoch(size_t group) const {
   return base_lr_[group] * std::pow(gamma_, to_double(last_epoch_));
 }
 
-CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, int64_t t_max, double eta_min)
+CosineAnnealingLR::CosineAnnealingLR(torch::optim::Optimizer& optimizer, int64_t t_max, double eta_min)
     : LRScheduler(optimizer), t_max_(t_max), eta_min_(eta_min) {
   check_positive("CosineAnnealingLR", "t_max", t_max);
   start();
@@ -191,19 +205,19 @@ std::optional<double> CosineAnnealingLR::at_epoch(size_t group) const {
                         (1 + std::cos(std::numbers::pi * to_double(last_epoch_) / to_double(t_max_))) / 2;
 }
 
-LambdaLR::LambdaLR(Optimizer& optimizer, Factor factor)
-    : LambdaLR(optimizer, std::vector<Factor>(optimizer.group_count(), factor)) {}
-LambdaLR::LambdaLR(Optimizer& optimizer, std::vector<Factor> factors)
+LambdaLR::LambdaLR(torch::optim::Optimizer& optimizer, Factor factor)
+    : LambdaLR(optimizer, std::vector<Factor>(optimizer.param_groups().size(), factor)) {}
+LambdaLR::LambdaLR(torch::optim::Optimizer& optimizer, std::vector<Factor> factors)
     : LRScheduler(optimizer), factors_(std::move(factors)) {
-  TESSERA_CHECK(factors_.size() == optimizer.group_count(), UsageError, "LambdaLR: ", factors_.size(),
-                " functions were given for ", optimizer.group_count(), " parameter groups");
+  TESSERA_CHECK(factors_.size() == optimizer.param_groups().size(), UsageError, "LambdaLR: ", factors_.size(),
+                " functions were given for ", optimizer.param_groups().size(), " parameter groups");
   start();
 }
 double LambdaLR::next(size_t group, double) const { return base_lr_[group] * factors_[group](last_epoch_); }
 
 // ---- SequentialLR
 
-SequentialLR::SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<LRScheduler>> schedulers,
+SequentialLR::SequentialLR(torch::optim::Optimizer& optimizer, std::vector<std::shared_ptr<LRScheduler>> schedulers,
                            std::vector<int64_t> milestones)
     : LRScheduler(optimizer), schedulers_(std::move(schedulers)), milestones_(std::move(milestones)) {
   TESSERA_CHECK(!schedulers_.empty() && milestones_.size() + 1 == schedulers_.size(), UsageError,
@@ -217,9 +231,14 @@ SequentialLR::SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<LRS
     TESSERA_CHECK(!dynamic_cast<SequentialLR*>(schedulers_[i].get()), UsageError, "SequentialLR: scheduler ", i,
                   " is a SequentialLR itself; pass its schedulers and milestones instead");
   }
-  // Each constructor has set the learning rate. Undoes this for all but the first scheduler.
-  for (size_t g = 0; g < base_lr_.size(); g++) optimizer.set_lr(g, base_lr_[g]);
-  for (const auto& scheduler : schedulers_) scheduler->last_epoch_--;
+  // Each constructor has set the learning rate. Undoes this for all but the first scheduler. An optimizer of
+  // torch::optim does not record its initial learning rates: the first scheduler has them.
+  base_lr_ = schedulers_[0]->base_lr_;
+  for (size_t g = 0; g < base_lr_.size(); g++) set_lr(g, base_lr_[g]);
+  for (const auto& scheduler : schedulers_) {
+    scheduler->base_lr_ = base_lr_;
+    scheduler->last_epoch_--;
+  }
   last_epoch_ = 0;
   auto& first = *schedulers_[index_at(0)];
   first.start();

@@ -6,9 +6,10 @@
 #include <optional>
 #include <vector>
 
-// Learning-rate schedulers with PyTorch's names, arguments and values. Call step() after the optimizer's step(). They
-// run on the host. A tensor learning rate is written in place, so a compiled step sees the new value. In a compiled
-// step, call step() after the optimizer's step(); it then runs after each run of the program.
+// Learning-rate schedulers with PyTorch's names, arguments and values, for optimizers of tessera::optim and
+// torch::optim. Call step() after the optimizer's step(). They run on the host. A tensor learning rate is written in
+// place, so a compiled step sees the new value. In a compiled step, call step() after the optimizer's step(); it then
+// runs after each run of the program.
 //
 // Example:  optim::CosineAnnealingLR schedule(opt, total_steps, 1e-5);
 //           optim::LambdaLR schedule(opt, optim::cosine_with_warmup(100, 10'000));
@@ -33,7 +34,7 @@ class LRScheduler {
     return last_lr_;
   }
   // The optimizer that this scheduler controls.
-  Optimizer& optimizer() const { return optimizer_; }
+  torch::optim::Optimizer& optimizer() const { return optimizer_; }
 
   // The position in the schedule, not the schedule itself: load it into a scheduler with the same arguments. The
   // learning rate is part of the optimizer's state.
@@ -43,7 +44,7 @@ class LRScheduler {
 
  protected:
   // Requires: the optimizer outlives the scheduler. The constructor of the derived class calls start().
-  explicit LRScheduler(Optimizer& optimizer);
+  explicit LRScheduler(torch::optim::Optimizer& optimizer);
   // Sets the first learning rate.
   void start();
 
@@ -55,7 +56,7 @@ class LRScheduler {
   // While a step is traced: registers step() for each run, and returns true.
   bool step_in_each_run();
 
-  Optimizer& optimizer_;
+  torch::optim::Optimizer& optimizer_;
   std::vector<double> base_lr_, last_lr_;
   int64_t last_epoch_ = -1;
   int64_t step_count_ = 0;
@@ -64,15 +65,18 @@ class LRScheduler {
  private:
   friend class SequentialLR;
   void update(std::optional<int64_t> epoch);
+  double lr(size_t group) const;
+  void set_lr(size_t group, double lr);
   void note_read() const;        // in a traced step: a guard
   size_t stepped_in_trace_ = 0;  // CompilingScope::serial() of the trace
+  Optimizer* own_;               // optimizer_ as one of tessera::optim, or nullptr
 };
 
 // Multiplies the learning rate by gamma every `step_size` steps.
 class StepLR final : public LRScheduler {
  public:
   // Requires: step_size > 0.
-  StepLR(Optimizer& optimizer, int64_t step_size, double gamma = 0.1);
+  StepLR(torch::optim::Optimizer& optimizer, int64_t step_size, double gamma = 0.1);
 
  private:
   double next(size_t group, double lr) const override;
@@ -85,7 +89,7 @@ class StepLR final : public LRScheduler {
 class MultiStepLR final : public LRScheduler {
  public:
   // Milestones are step numbers, in any order.
-  MultiStepLR(Optimizer& optimizer, std::vector<int64_t> milestones, double gamma = 0.1);
+  MultiStepLR(torch::optim::Optimizer& optimizer, std::vector<int64_t> milestones, double gamma = 0.1);
 
  private:
   double next(size_t group, double lr) const override;
@@ -98,7 +102,7 @@ class MultiStepLR final : public LRScheduler {
 class ConstantLR final : public LRScheduler {
  public:
   // Requires: 0 < factor <= 1.
-  explicit ConstantLR(Optimizer& optimizer, double factor = 1.0 / 3, int64_t total_iters = 5);
+  explicit ConstantLR(torch::optim::Optimizer& optimizer, double factor = 1.0 / 3, int64_t total_iters = 5);
 
  private:
   double next(size_t group, double lr) const override;
@@ -111,7 +115,7 @@ class ConstantLR final : public LRScheduler {
 class LinearLR final : public LRScheduler {
  public:
   // Requires: 0 < start_factor <= 1, 0 <= end_factor <= 1, total_iters > 0.
-  explicit LinearLR(Optimizer& optimizer, double start_factor = 1.0 / 3, double end_factor = 1.0,
+  explicit LinearLR(torch::optim::Optimizer& optimizer, double start_factor = 1.0 / 3, double end_factor = 1.0,
                     int64_t total_iters = 5);
 
  private:
@@ -125,7 +129,7 @@ class LinearLR final : public LRScheduler {
 class ExponentialLR final : public LRScheduler {
  public:
   // lr = initial lr * gamma^step
-  ExponentialLR(Optimizer& optimizer, double gamma);
+  ExponentialLR(torch::optim::Optimizer& optimizer, double gamma);
 
  private:
   double next(size_t group, double lr) const override;
@@ -137,7 +141,7 @@ class ExponentialLR final : public LRScheduler {
 class CosineAnnealingLR final : public LRScheduler {
  public:
   // Requires: t_max > 0.
-  CosineAnnealingLR(Optimizer& optimizer, int64_t t_max, double eta_min = 0);
+  CosineAnnealingLR(torch::optim::Optimizer& optimizer, int64_t t_max, double eta_min = 0);
 
  private:
   double next(size_t group, double lr) const override;
@@ -152,9 +156,9 @@ class LambdaLR final : public LRScheduler {
   // From the number of steps to a factor.
   using Factor = std::function<double(int64_t)>;
   // One function for all groups.
-  LambdaLR(Optimizer& optimizer, Factor factor);
+  LambdaLR(torch::optim::Optimizer& optimizer, Factor factor);
   // One function per group.
-  LambdaLR(Optimizer& optimizer, std::vector<Factor> factors);
+  LambdaLR(torch::optim::Optimizer& optimizer, std::vector<Factor> factors);
 
  private:
   double next(size_t group, double lr) const override;
@@ -165,7 +169,7 @@ class LambdaLR final : public LRScheduler {
 class SequentialLR final : public LRScheduler {
  public:
   // Requires: all schedulers were created with this optimizer, in this order; one milestone between two schedulers.
-  SequentialLR(Optimizer& optimizer, std::vector<std::shared_ptr<LRScheduler>> schedulers,
+  SequentialLR(torch::optim::Optimizer& optimizer, std::vector<std::shared_ptr<LRScheduler>> schedulers,
                std::vector<int64_t> milestones);
   // See LRScheduler. The state includes that of all schedulers.
   void step() override;
@@ -185,5 +189,24 @@ class SequentialLR final : public LRScheduler {
 //   warmup_stable_decay  /~~~~~~\_      1 for `stable` steps, then linear over `decay` steps
 LambdaLR::Factor cosine_with_warmup(int64_t warmup, int64_t total, double floor = 0);
 LambdaLR::Factor warmup_stable_decay(int64_t warmup, int64_t stable, int64_t decay, double floor = 0);
+
+// Options of find_lr.
+struct FindLROptions {
+  double min_lr = 1e-8, max_lr = 1;  // the first and the last learning rate
+  int64_t steps = 100;               // the learning rate grows by one factor per step
+  double early_stop_threshold = 4;   // ends when the smoothed loss is this many times the best one
+  double smoothing = 0.95;           // of the exponential average of losses
+};
+// The result of find_lr.
+struct FindLRResult {
+  std::vector<double> lrs, losses;  // of the steps that were made
+  double suggestion = 0;            // where the smoothed loss falls most steeply; 0 if it never falls
+};
+// The learning-rate range test: trains with growing learning rates, and restores the module and the optimizer. `step`
+// makes one step of the training with the next batch and returns the loss, the same on all ranks (mean_over_ranks).
+// Example:  auto found = optim::find_lr(*model, optimizer, [&] { return train_step(model, optimizer, next_batch()); });
+//           optimizer.set_lr(0, found.suggestion);
+FindLRResult find_lr(torch::nn::Module& module, torch::optim::Optimizer& optimizer, const std::function<double()>& step,
+                     const FindLROptions& options = {});
 
 }  // namespace tessera::optim

@@ -11,6 +11,8 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+
 namespace tessera {
 namespace {
 
@@ -148,6 +150,78 @@ TEST(CommHook, StepsInBackward) {
       opt.step();
     }
     EXPECT_EQ(close(values_of(*ddp), values_of(*plain), kExact), "");
+  });
+}
+
+// With factors of full rank nothing is lost; with rank 1 less is sent, and error feedback makes up for the loss: the
+// sum of the gradients over many steps comes close to the true sum.
+TEST(CommHook, PowerSGD) {
+  const MLP start(models::mlp_module());
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto plain = clone(start);
+    accumulate_means(plain, data, square_loss);
+    const auto wanted = gradients_of(*plain);
+    for (const int64_t rank : {1, 16})
+      for (const bool warm : {false, true}) {
+        auto model = clone(start);
+        DistributedDataParallel ddp(model, {.bucket_cap_mb = kTinyMb});
+        auto state = std::make_shared<PowerSGDState>();
+        state->matrix_approximation_rank = rank;
+        state->start_powerSGD_iter = 2;
+        state->min_compression_rate = rank == 1 ? 2 : 0.01;
+        state->warm_start = warm;
+        ddp->register_comm_hook(state, powerSGD_hook);
+        Tensors sum;
+        constexpr int kSteps = 40;
+        for (int step = 0; step < kSteps; step++) {
+          ddp->zero_grad();
+          CommDebugMode comm;
+          ddp(data[static_cast<size_t>(me.rank)]).pow(2).mean().backward();
+          if (rank == 1 && step == kSteps - 1) {
+            EXPECT_LT(comm.get_bytes_by_axis().begin()->second, (160 + 16 + 160 + 10) * 4 / 2);
+          }
+          const auto found = gradients_of(*ddp);
+          for (size_t i = 0; i < found.size(); i++) {
+            if (step < 2 || rank == 16) {
+              EXPECT_EQ(close(found[i], wanted[i], {1e-4, 1e-5}), "") << step << " " << i;
+            }
+            if (sum.size() <= i) sum.push_back(torch::zeros_like(found[i]));
+            sum[i] += found[i] / kSteps;
+          }
+        }
+        for (size_t i = 0; i < sum.size(); i++) {
+          const auto error = (sum[i] - wanted[i]).norm().item<double>() / wanted[i].norm().item<double>();
+          EXPECT_LT(error, 0.2) << "rank " << rank << ", parameter " << i;
+        }
+        EXPECT_EQ(state->iter, kSteps);
+      }
+  });
+}
+
+// A guard can be kept in a container, and the last one that is destroyed ends it.
+TEST(CommHook, NoSyncMoves) {
+  const MLP start(models::mlp_module());
+  run_ranks(2, [&](Rank& me) {
+    auto model = clone(start);
+    DistributedDataParallel ddp(model);
+    const auto sends = [&] {
+      CommDebugMode comm;
+      ddp(batches(2)[static_cast<size_t>(me.rank)]).sum().backward();
+      return comm.get_total_counts() > 0;
+    };
+    std::optional<data_parallel::NoSync> kept;
+    {
+      auto guard = ddp->no_sync();
+      kept = std::move(guard);
+    }
+    EXPECT_FALSE(sends());
+    std::vector<data_parallel::NoSync> list;
+    list.push_back(std::move(*kept));
+    kept.reset();
+    EXPECT_FALSE(sends());
+    list.clear();
+    EXPECT_TRUE(sends());
   });
 }
 

@@ -1,6 +1,5 @@
 // Errors of data parallelism: each names the rank and the parameter, before a wrong value can be used.
 #include "tessera/data_parallel/distributed_data_parallel.h"
-#include "tessera/data_parallel/pre_dp_module_transform.h"
 #include "tessera/data_parallel/replicate.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/deferred_init.h"

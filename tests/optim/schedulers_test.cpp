@@ -19,7 +19,7 @@ SGD make_optimizer(const LearningRate& lr = 1) { return SGD(Tensors{torch::zeros
 std::vector<double> values(LRScheduler& scheduler, int steps) {
   std::vector<double> rates;
   for (int i = 0; i < steps; i++) {
-    rates.push_back(scheduler.optimizer().lr(0));
+    rates.push_back(scheduler.optimizer().param_groups()[0].options().get_lr());
     scheduler.step();
   }
   return rates;

@@ -11,7 +11,7 @@ from harness import respond
 from ranks import on_ranks, options_of
 from torch import nn
 from torch.distributed._composable.replicate import replicate
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 warnings.filterwarnings("ignore")
@@ -52,7 +52,24 @@ def bf16_compress(state, bucket):  # without NCCL, DDP rejects the hook by its n
     return default_hooks.bf16_compress_hook(state, bucket)
 
 
-HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": bf16_compress}
+def power_sgd_state():
+    return powerSGD_hook.PowerSGDState(
+        None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=1, random_seed=3
+    )
+
+
+# name: state and hook
+HOOKS = {
+    "fp16": (lambda: None, default_hooks.fp16_compress_hook),
+    "bf16": (lambda: None, bf16_compress),
+    "powersgd": (power_sgd_state, powerSGD_hook.powerSGD_hook),
+}
+
+
+def register_hook(wrapped, name):
+    state, hook = HOOKS[name]
+    wrapped.register_comm_hook(state(), hook)
+
 
 
 def wrap(model, options):
@@ -66,11 +83,11 @@ def wrap(model, options):
     if options.get("api") == "replicate":
         replicate(model, **arguments)
         if "hook" in options:
-            model.register_comm_hook(None, HOOKS[options["hook"]])
+            register_hook(model, options["hook"])
         return model, model.set_requires_gradient_sync, lambda: replicate.state(model)._ddp
     ddp = DistributedDataParallel(model, **arguments)
     if "hook" in options:
-        ddp.register_comm_hook(None, HOOKS[options["hook"]])
+        register_hook(ddp, options["hook"])
 
     def set_sync(sync):
         ddp.require_backward_grad_sync = sync  # as no_sync() does

@@ -2,7 +2,6 @@
 // mesh. The original compares parameters and gradients in loops over empty lists. Here each one is compared on every
 // rank, before and after the step, and must be a DTensor with the same name.
 #include "tessera/data_parallel/distributed_data_parallel.h"
-#include "tessera/data_parallel/pre_dp_module_transform.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/mlp.h"

@@ -193,9 +193,13 @@ TEST(OptimizerState, LoadingADictWithoutStateRemovesTheState) {
 
 TEST(OptimizerState, UnknownOptimizersAndModulesThrow) {
   auto net = make_net();
-  torch::optim::LBFGS lbfgs(net->parameters());
-  EXPECT_CONTAINS(error_message<UsageError>([&] { optimizer_state_dict(lbfgs, *net); }),
-                  "Adagrad, Adam, AdamW, RMSprop, SGD");
+  struct Unknown : torch::optim::Optimizer {
+    explicit Unknown(std::vector<torch::Tensor> p)
+        : Optimizer(std::move(p), std::make_unique<torch::optim::SGDOptions>(1)) {}
+    torch::Tensor step(LossClosure) override { return {}; }
+  } unknown(net->parameters());
+  EXPECT_CONTAINS(error_message<UsageError>([&] { optimizer_state_dict(unknown, *net); }),
+                  "Adagrad, Adam, AdamW, LBFGS, RMSprop, SGD");
   torch::optim::SGD sgd(net->parameters(), 0.1);
   EXPECT_CONTAINS(error_message<UsageError>([&] { optimizer_state_dict(sgd, *torch::nn::Linear(1, 1)); }),
                   "parameter 0 of group 0 of this SGD, of sizes [5, 3], is not in Linear");

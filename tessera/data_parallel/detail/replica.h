@@ -8,6 +8,7 @@
 #include "tessera/data_parallel/reducer_mode.h"
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace tessera::data_parallel {
@@ -52,18 +53,30 @@ class Replica {
   std::shared_ptr<PerParameterReducer> per_parameter_;
 };
 
-// While alive, forward and backward passes accumulate gradients on this rank without communication.
+// While alive, forward and backward passes accumulate gradients on this rank without communication. It can be moved, for
+// example into a std::optional or a list of guards.
 class NoSync {
  public:
   explicit NoSync(std::shared_ptr<Replica> replica)
       : replica_(std::move(replica)), before_(replica_->requires_gradient_sync()) {
     replica_->set_requires_gradient_sync(false);
   }
-  ~NoSync() { replica_->set_requires_gradient_sync(before_); }
-  NoSync(const NoSync&) = delete;
+  ~NoSync() { release(); }
+  NoSync(NoSync&& other) noexcept = default;
+  NoSync& operator=(NoSync&& other) noexcept {
+    if (this == &other) return *this;
+    release();
+    replica_ = std::move(other.replica_);
+    before_ = other.before_;
+    return *this;
+  }
 
  private:
-  std::shared_ptr<Replica> replica_;  // the guard may outlive the module
+  void release() {
+    if (const auto replica = std::exchange(replica_, nullptr)) replica->set_requires_gradient_sync(before_);
+  }
+
+  std::shared_ptr<Replica> replica_;  // the guard may outlive the module; null after a move
   bool before_;
 };
 

@@ -33,7 +33,7 @@ struct DTensorImpl final : c10::TensorImpl {
   }
   const char* tensorimpl_type_name() const override {
     return "a distributed tensor (tessera::DTensor). Its data are DTensor(t).to_local() and DTensor(t).full_tensor(): "
-           "save one of these, or use dcp::save";
+           "save a module with ts::torch_save or ts::TrainingState, and tensors with dcp::save";
   }
   // A view made in inference mode must have its base's keys.
   void adopt_keys(c10::DispatchKeySet keys) { key_set_ = keys; }

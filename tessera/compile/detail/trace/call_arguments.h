@@ -128,7 +128,9 @@ class CallArguments {
     } else if constexpr (std::is_base_of_v<OptimizerAccess, V>) {
       optimizers.push_back(const_cast<V*>(&value));  // NOLINT(cppcoreguidelines-pro-type-const-cast)
     } else if constexpr (std::is_base_of_v<torch::optim::Optimizer, V>) {
-      refuse_torch_optimizer();
+      auto* own = dynamic_cast<OptimizerAccess*>(const_cast<V*>(&value));  // NOLINT(*-const-cast)
+      if (!own) refuse_torch_optimizer();
+      optimizers.push_back(own);
     } else if constexpr (requires { static_cast<torch::nn::Module&>(*value); }) {
       using Pointed = std::remove_cvref_t<decltype(*value)>;
       const bool exact = std::is_same_v<Pointed, torch::nn::Module> ? false : typeid(*value) == typeid(Pointed);
