@@ -36,8 +36,6 @@ bool splits_along_rows(const at::Tensor& large, const at::Tensor& small, int64_t
          large.sizes().slice(1) == small.sizes().slice(1);
 }
 
-at::Tensor bytes_view(const at::Tensor& x) { return x.contiguous().view({-1}).view(at::kByte); }
-
 }  // namespace
 
 Work Communicator::all_reduce(at::Tensor& x, ReduceOp op, Options options) {
@@ -121,7 +119,7 @@ Work Communicator::all_gather_coalesced(Tensors outs, Tensors ins, Options optio
     TESSERA_CHECK(outs[i].numel() == ins[i].numel() * size() && outs[i].scalar_type() == ins[i].scalar_type(),
                   UsageError, "all_gather_coalesced: output ", i, " is ", outs[i].sizes(), ", input ", ins[i].sizes(),
                   "; on ", size(), " ranks it must have ", size(), " times the elements and the same dtype");
-    parts.push_back(bytes_view(ins[i]));
+    parts.push_back(detail::as_bytes(ins[i]));
   }
   at::Tensor wire_in = at::cat(parts);
   at::Tensor gathered = at::empty({size() * wire_in.numel()}, wire_in.options());

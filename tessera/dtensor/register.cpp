@@ -15,6 +15,7 @@ namespace detail {
 
 void register_hot_kernels(torch::Library& aten, std::unordered_set<std::string>& done);      // hot_kernels.cpp
 void register_special_kernels(torch::Library& aten, std::unordered_set<std::string>& done);  // special_kernels.cpp
+bool accept_any_data(const at::Tensor& self, const at::Tensor& from);                        // special_kernels.cpp
 void register_composite_kernels(torch::Library& aten, torch::Library& aten_autograd,
                                 std::unordered_set<std::string>& done);  // composite_kernels.cpp
 
@@ -61,8 +62,7 @@ void register_everything() {
   }
   // set_data() may replace a parameter on the meta device by a DTensor or by a tensor with memory. It calls this op at
   // the Meta key, which has a higher priority than ours.
-  library("aten", c10::DispatchKey::Meta)
-      .impl("_has_compatible_shallow_copy_type", [](const at::Tensor&, const at::Tensor&) { return true; });
+  library("aten", c10::DispatchKey::Meta).impl("_has_compatible_shallow_copy_type", TORCH_FN(accept_any_data));
   library("_", kDTensorKey).fallback(torch::CppFunction::makeFromBoxedFunction<&dispatch_without_rule>());
   // AutogradPrivateUse3 has no fallback, unlike the autograd keys of other backends. This fallback reports, as theirs
   // do, a backward through an op that has no derivative.

@@ -5,11 +5,25 @@
 
 namespace tessera::rules {
 
+namespace {
+
+// An in-place op cannot change the sizes of its tensor. Local ops cannot check that: local sizes may match, and some
+// ops check nothing for an empty shard.
+void check_written_sizes(const OpQuery& query, c10::IntArrayRef sizes) {
+  const auto* written = query.schema.arguments().empty() ? nullptr : query.schema.arguments()[0].alias_info();
+  if (!written || !written->isWrite() || query.tensors.empty()) return;
+  TESSERA_CHECK(c10::IntArrayRef(query.tensors[0].sizes) == sizes, UsageError, query.schema.operator_name(),
+                ": self has sizes ", query.tensors[0].sizes, ", which doesn't match the broadcast shape ", sizes);
+}
+
+}  // namespace
+
 Rule elementwise(const OpQuery& query, c10::ArrayRef<PartialStrategy> partials) {
   Rule rule;
   auto sizes = broadcast_sizes(query);
   auto outs = static_cast<size_t>(fresh_outputs(query.schema));
   if (outs > 0) rule.outs.assign(outs, {sizes, pointwise_strides(sizes, query.tensors)});
+  check_written_sizes(query, sizes);
   add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < static_cast<int64_t>(sizes.size()); d++) {
     Placements in;

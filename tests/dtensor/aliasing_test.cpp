@@ -301,6 +301,24 @@ TEST(SharedMemory, AWriteThroughAnAliasHasAGradient) {
     });
 }
 
+// The result of a redistribution that is still in flight has its memory already.
+TEST(SharedMemory, AnAliasOfAPendingResultHasAGradient) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh("x=2");
+    const auto value = at::arange(6.) + 1;
+    for (const bool through_alias : {false, true}) {
+      at::Tensor x = distribute_tensor(value, mesh, {Shard(0)}).set_requires_grad(true);
+      const at::Tensor gathered = DTensor(x * 1).redistribute({Replicate()});
+      const at::Tensor alias = DTensor(gathered).redistribute({Replicate()});
+      (through_alias ? alias : gathered).mul_(3);
+      const at::Tensor other = through_alias ? gathered : alias;
+      expect_value(other, value * 3);
+      (other * other).sum().backward();
+      expect_value(x.grad(), value * 18);
+    }
+  });
+}
+
 TEST(SharedMemory, AViewOfALeafIsRefused) {
   run_ranks(2, [](Rank& me) {
     const auto x = distribute_tensor(at::arange(6.), me.mesh("x=2"), {Shard(0)}).set_requires_grad(true);

@@ -73,6 +73,33 @@ TEST(FirstContact, PlainFunctionsSayThatTheTensorIsDistributed) {
     auto parameter = torch::ones({4});
     distribute_in_place(parameter, me.mesh("x=2"), {Shard(0)});
     EXPECT_ERROR(c10::Error, parameter.data_ptr(), "DTensor", "to_local()");
+    parameter.set_data(t * 2);  // a parameter has a TensorImpl of its own, which copies the text
+    EXPECT_ERROR(c10::Error, parameter.data_ptr(), "DTensor", "to_local()");
+    const at::Tensor plain_again = t * 2;
+    plain_again.set_data(torch::ones({2}));
+    EXPECT_TRUE(plain_again.has_storage());
+    EXPECT_EQ(plain_again.data_ptr<float>()[1], 1);
+  });
+}
+
+// Rank 2 has an empty shard, for which LibTorch's copy_ checks nothing.
+TEST(FirstContact, AllRanksRejectAnInPlaceOpThatWouldChangeTheSizes) {
+  run_ranks(3, [](Rank& me) {
+    const auto mesh = me.mesh("x=3");
+    const at::Tensor row = distribute_tensor(torch::zeros({1, 4}), mesh, {Shard(1)}),
+                     rows = distribute_tensor(torch::ones({5, 4}), mesh, {Shard(1)});
+    EXPECT_ERROR(c10::Error, row.copy_(rows), "[1, 4]", "doesn't match the broadcast shape [5, 4]");
+    EXPECT_ERROR(c10::Error, row.add_(rows), "[1, 4]", "doesn't match the broadcast shape [5, 4]");
+    EXPECT_ERROR(c10::Error, row.mul_(rows), "[1, 4]", "doesn't match the broadcast shape [5, 4]");
+  });
+}
+
+// A shard of one element is contiguous with any stride. cat() gathers two of them in one collective, as bytes.
+TEST(FirstContact, OneElementWithAnotherStride) {
+  run_ranks(2, [](Rank& me) {
+    const at::Tensor x = distribute_tensor(torch::arange(24.).view({2, 3, 4}), me.mesh("x=2"), {Shard(0)});
+    const at::Tensor y = x.select(2, 2).slice(1, 1, 2);  // [2, 1], strides [12, 4]
+    expect_value(torch::cat({y, y}, 0), torch::tensor({6., 18., 6., 18.}).view({4, 1}));
   });
 }
 

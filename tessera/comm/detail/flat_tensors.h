@@ -16,6 +16,13 @@ inline int64_t bytes_of(const std::vector<at::Tensor>& xs) {
   return total;
 }
 
+// The bytes of a contiguous tensor as a flat one with the same memory; those of another tensor as a copy. A tensor of
+// one element is contiguous with any stride, and view() keeps the stride.
+inline at::Tensor as_bytes(const at::Tensor& x) {
+  const auto flat = x.contiguous().view({-1});
+  return (flat.stride(0) == 1 ? flat : flat.as_strided(flat.sizes(), {1})).view(at::kByte);
+}
+
 inline void check_same_dtype(const char* what, const std::vector<at::Tensor>& xs) {
   for (const auto& x : xs)
     TESSERA_CHECK(x.scalar_type() == xs[0].scalar_type(), UsageError, what, " of ", xs[0].scalar_type(), " and ",

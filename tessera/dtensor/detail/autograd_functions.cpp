@@ -96,9 +96,10 @@ struct ReplayedView final : torch::autograd::ViewFunc {
   }
 };
 
+// Does not wait for a pending collective: its result has its storage already.
 bool shares_memory(const at::Tensor& input, const at::Tensor& out) {
-  if (input.is_meta() || (is_dtensor(out) && meta_of(out).pending)) return false;
-  return same_storage(local_or_self(input), local_or_self(out));
+  const auto memory = [](const at::Tensor& t) -> const at::Tensor& { return is_dtensor(t) ? meta_of(t).local : t; };
+  return !input.is_meta() && same_storage(memory(input), memory(out));
 }
 
 // Returns make() with `Backward` as its grad_fn. Each Backward calls only differentiable functions, so double backward

@@ -26,11 +26,11 @@ struct DTensorImpl final : c10::TensorImpl {
     storage_access_should_throw_ = other.storage_access_should_throw_;
   }
   // The error texts of data_ptr(), with which at::print also fails, and of storage(), which torch::save reads. The
-  // first is a member of every tensor, so it is short. Requires: the tensor has a BackendMeta.
-  void set_data_ptr_error() {
-    extra_meta_->custom_data_ptr_error_msg_ =
-        "a DTensor has no data_ptr(): use to_local() or full_tensor(), or print DTensor(t)";
-  }
+  // first is a member of every tensor. A new tensor gets a text so short that std::string allocates nothing for it.
+  // data_ptr() calls has_storage() before it throws, which replaces the text. Requires: the tensor has a BackendMeta.
+  static constexpr const char* kShortDataPtrError = "use to_local()";
+  void set_data_ptr_error() { extra_meta_->custom_data_ptr_error_msg_ = kShortDataPtrError; }
+  bool has_storage() const override;
   const char* tensorimpl_type_name() const override {
     return "a distributed tensor (tessera::DTensor). Its data are DTensor(t).to_local() and DTensor(t).full_tensor(): "
            "save a module with ts::torch_save or ts::TrainingState, and tensors with dcp::save";

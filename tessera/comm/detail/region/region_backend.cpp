@@ -121,8 +121,6 @@ void copy_overlapping_inputs(Transfer& t, int rank) {
   t.keep.push_back(copies);
 }
 
-at::Tensor as_bytes(const at::Tensor& x) { return x.reshape({-1}).view(at::kByte); }
-
 // Runs `first`, then `second`. Either may be null.
 std::function<void()> in_sequence(std::function<void()> first, std::function<void()> second) {
   if (!first) return second;
@@ -276,7 +274,9 @@ RegionBackend::WorkPtr RegionBackend::allgather_into_tensor_coalesced(Tensors& o
     TESSERA_CHECK(outs[i].nbytes() == ins[i].nbytes() * static_cast<size_t>(getSize()), UsageError,
                   "allgather_into_tensor_coalesced on ", getSize(), " ranks: output ", i, " has ", outs[i].nbytes(),
                   " bytes for an input of ", ins[i].nbytes());
-    parts.push_back(as_bytes(ins[i]));
+    TESSERA_CHECK(outs[i].is_contiguous(), UsageError, "allgather_into_tensor_coalesced: output ", i,
+                  " is not contiguous");
+    parts.push_back(detail::as_bytes(ins[i]));
   }
   const at::Tensor in = at::cat(parts), out = at::empty({getSize(), in.numel()}, in.options());
   HostTensors host;
@@ -289,7 +289,7 @@ RegionBackend::WorkPtr RegionBackend::allgather_into_tensor_coalesced(Tensors& o
     int64_t offset = 0;
     for (const auto& each : outs) {
       const int64_t bytes = static_cast<int64_t>(each.nbytes()) / n;
-      as_bytes(each).view({n, -1}).copy_(out.narrow(1, offset, bytes));
+      detail::as_bytes(each).view({n, -1}).copy_(out.narrow(1, offset, bytes));
       offset += bytes;
     }
   };
