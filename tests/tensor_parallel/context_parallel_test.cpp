@@ -105,8 +105,8 @@ TEST(ContextParallel, CollectiveCounts) {
       };
       const auto counted = [](const CommDebugMode& mode) {
         const auto& counts = mode.get_comm_counts();
-        return Counts{counts.of(CommKind::AllGather), counts.of(CommKind::ReduceScatter),
-                      counts.of(CommKind::AllToAll)};
+        return Counts{counts.of(CommKind::AllGatherIntoTensor), counts.of(CommKind::ReduceScatterTensor),
+                      counts.of(CommKind::AllToAllSingle)};
       };
       at::Tensor out;
       const bool ulysses = each.options.method == ContextMethod::Ulysses;
