@@ -59,7 +59,7 @@ set_source_files_properties(${file_gloo} ${file_random_ops} ${files_sums} ${file
                             SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
 
 tessera_library(tessera TYPE SHARED
-  LAYERS base tracing comm mesh placement rules redistribute propagate dtensor nn state tensor_parallel data_parallel
+  LAYERS base tracing comm cuda mesh placement rules redistribute propagate dtensor nn state tensor_parallel data_parallel
          optim checkpoint compile debug pipelining
   LINKS Tessera::torch
   HEADERS <ATen/core/Tensor.h> <ATen/core/dispatch/Dispatcher.h> <torch/csrc/autograd/function.h>

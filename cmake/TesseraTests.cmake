@@ -199,8 +199,8 @@ function(tessera_test_entries target layer file)
   set_tests_properties(${entries} PROPERTIES TIMEOUT ${timeout} LABELS "${labels}" ENVIRONMENT "${test_environment}"
                                              FAIL_REGULAR_EXPRESSION "Running 0 tests")
 
-  # A skipped test prints its reason, and ctest counts it: no GPU, no launcher, no browser, no PyTorch.
-  if(name MATCHES "(cuda|browser)$" OR layer MATCHES "^(seeds|parity|launch)$")
+  # A skipped test prints its reason, and ctest counts it: no GPU, no NVRTC, no launcher, no browser, no PyTorch.
+  if(name MATCHES "(cuda|browser|nvrtc)$" OR layer MATCHES "^(seeds|parity|launch)$")
     set_tests_properties(${entries} PROPERTIES SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\]")
   endif()
   if(name STREQUAL compile.trust_cache)  # without root, one of its tests is skipped

@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/models/plans.h"
+#include "tessera/models/sizes.h"
 #include "tessera/tensor_parallel/detail/module_plan.h"
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "tessera/data/batch.h"
+#include "tessera/data/dataset.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>

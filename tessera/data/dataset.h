@@ -1,10 +1,13 @@
 #pragma once
 #include "tessera/data/sampler.h"
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace tessera::data {
 
@@ -35,6 +38,14 @@ class Dataset {
   // Tokens as readable text.
   virtual std::string show(std::span<const int64_t> tokens) const;
 };
+
+// The samples that one rank reads for a step.
+struct Batch {
+  at::Tensor input, target;  // (rows, length), kLong; padding rows have input 0 and target kIgnored
+};
+
+// Reads the samples `rows` (with kPadding for padding rows), as GlobalBatch::rows_of returns them.
+Batch read_batch(const Dataset& dataset, const std::vector<int64_t>& rows);
 
 // The training and the validation part of a dataset. They have no sample in common.
 struct Split {

@@ -1,8 +1,8 @@
 #include "tessera/models/gpt2.h"
 
 #include "tessera/models/detail/replicate_like.h"
+#include "tessera/tensor_parallel/context_parallel.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/gelu.h>
 #include <torch/nn/init.h>
 
@@ -28,9 +28,9 @@ void GPT2AttentionImpl::reset() {
 at::Tensor GPT2AttentionImpl::forward(const at::Tensor& x) {
   const int64_t batch = x.size(0), length = x.size(1);
   const auto qkv = c_attn(x).view({batch, length, 3, -1, config.head_dim()});
-  auto section = [&](int64_t i) { return qkv.select(2, i); };  // (B, T, H, D)
+  const auto parts = qkv.unbind(2);  // q, k, v (B, T, H, D); its backward is one stack
   const double dropout = is_training() ? config.dropout : 0.0;
-  return resid_dropout(c_proj(causal_attention(section(0), section(1), section(2), dropout)));
+  return resid_dropout(c_proj(causal_attention(parts[0], parts[1], parts[2], dropout)));
 }
 
 GPT2MLPImpl::GPT2MLPImpl(const GPT2Config& config) : config(config) { GPT2MLPImpl::reset(); }
@@ -86,14 +86,35 @@ void GPT2Impl::init_weights() {
   }
 }
 
-at::Tensor GPT2Impl::forward(const at::Tensor& tokens) {
+at::Tensor GPT2Impl::embed(const at::Tensor& tokens) {
   check_tokens("GPT2", tokens, config.max_seq_len);
-  const auto positions = replicate_like(tokens, at::arange(tokens.size(1), tokens.device()));
+  const auto positions = replicate_like(tokens, sequence_positions(tokens.size(1), tokens.device()));
   // A statement of its own: the order of wte and wpe, and so that of their gradients, must not depend on the compiler.
   const auto words = wte(tokens);
-  auto x = drop(words + wpe(positions));
+  return drop(words + wpe(positions));
+}
+
+at::Tensor GPT2Impl::head(const at::Tensor& x) { return lm_head(ln_f(x), wte->weight); }
+
+at::Tensor GPT2Impl::forward(const at::Tensor& tokens) {
+  auto x = embed(tokens);
   for (auto& block : h) x = block(x);
-  return lm_head(ln_f(x), wte->weight);
+  return head(x);
+}
+
+pipelining::PipelineLayers pipeline_layers(const GPT2& model) {
+  pipelining::PipelineLayers layers;
+  layers.push_back({"wte",
+                    [model = GPT2(model)](const at::Tensor& tokens) mutable { return model->embed(tokens); },
+                    {model->wte.ptr(), model->wpe.ptr(), model->drop.ptr()}});
+  auto blocks = model->h;
+  for (auto& block : blocks)
+    layers.push_back(
+        {c10::str("h.", layers.size() - 1), [block](const at::Tensor& x) mutable { return block(x); }, {block.ptr()}});
+  layers.push_back({"ln_f",
+                    [model = GPT2(model)](const at::Tensor& x) mutable { return model->head(x); },
+                    {model->ln_f.ptr(), model->lm_head.ptr(), model->wte.ptr()}});
+  return layers;
 }
 
 }  // namespace tessera::models

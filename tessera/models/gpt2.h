@@ -3,6 +3,7 @@
 #include "tessera/models/detail/model_config.h"
 #include "tessera/nn/attention_heads.h"
 #include "tessera/nn/modules.h"
+#include "tessera/pipelining/schedule.h"
 
 // GPT-2: learned positions, pre-norm blocks, one Linear for query, key and value. Names are those of nanoGPT and
 // Hugging Face (with the weight layout of nn.Linear):
@@ -65,6 +66,8 @@ struct GPT2Impl : torch::nn::Cloneable<GPT2Impl> {
   // 0, norms are 1.
   void init_weights();
   at::Tensor forward(const at::Tensor& tokens);  // (B, T), kLong -> logits (B, T, vocab)
+  at::Tensor embed(const at::Tensor& tokens);    // the first step of forward: (B, T) -> (B, T, C)
+  at::Tensor head(const at::Tensor& x);          // the last step of forward: (B, T, C) -> logits
 
   // The configuration, and the submodules under their names.
   GPT2Config config;
@@ -75,5 +78,9 @@ struct GPT2Impl : torch::nn::Cloneable<GPT2Impl> {
   TiedHead lm_head{nullptr};
 };
 TESSERA_MODULE(GPT2);  // the holder of GPT2Impl
+
+// The model as a chain, for pipeline parallelism: "wte", "h.0", ..., "ln_f". The first and the last layer use
+// wte.weight.
+pipelining::PipelineLayers pipeline_layers(const GPT2& model);
 
 }  // namespace tessera::models

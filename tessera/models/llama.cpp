@@ -1,6 +1,8 @@
 #include "tessera/models/llama.h"
 
+#include "tessera/base/error.h"
 #include "tessera/models/detail/rope.h"
+#include "tessera/tensor_parallel/context_parallel.h"
 
 #include <ATen/ops/silu.h>
 #include <torch/nn/init.h>
@@ -45,14 +47,18 @@ LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config) : config(config) { Lla
 
 void LlamaBlockImpl::reset() {
   attention = register_module("attention", LlamaAttention(config));
-  feed_forward = register_module("feed_forward", LlamaFeedForward(config));
+  if (config.moe.n_experts > 0)
+    moe = register_module("moe", MoE(config.dim, config.ffn_dim, config.moe));
+  else
+    feed_forward = register_module("feed_forward", LlamaFeedForward(config));
   attention_norm = register_module("attention_norm", nn::RMSNorm(config.dim, config.norm_eps));
   ffn_norm = register_module("ffn_norm", nn::RMSNorm(config.dim, config.norm_eps));
 }
 
 at::Tensor LlamaBlockImpl::forward(const at::Tensor& x, const at::Tensor& rope) {
   const auto y = x + attention(attention_norm(x), rope);
-  return y + feed_forward(ffn_norm(y));
+  const auto z = ffn_norm(y);
+  return y + (moe.is_empty() ? feed_forward(z) : moe(z));
 }
 
 LlamaImpl::LlamaImpl(const LlamaConfig& config) : config(config) {
@@ -77,21 +83,80 @@ void LlamaImpl::init_weights() {
   torch::nn::init::normal_(tok_embeddings->weight, 0, kInitStd);
   for (auto& layer : layers) {
     auto& attention = *layer->attention;
+    for (auto* w : {&attention.wq, &attention.wk, &attention.wv}) init_linear(*w, kInitStd);
+    if (!layer->moe.is_empty()) {
+      init_linear(attention.wo, residual_std);
+      layer->moe->init_weights(kInitStd, residual_std);
+      continue;
+    }
     auto& feed_forward = *layer->feed_forward;
-    for (auto* w : {&attention.wq, &attention.wk, &attention.wv, &feed_forward.w1, &feed_forward.w3})
-      init_linear(*w, kInitStd);
+    for (auto* w : {&feed_forward.w1, &feed_forward.w3}) init_linear(*w, kInitStd);
     for (auto* w : {&attention.wo, &feed_forward.w2}) init_linear(*w, residual_std);
   }
   if (!config.tied) init_linear(output, kInitStd);
 }
 
-at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {
+at::Tensor LlamaImpl::embed(const at::Tensor& tokens) {
   check_tokens("Llama", tokens, config.max_seq_len);
-  auto x = tok_embeddings(tokens);
-  const auto rope = rope_table(tokens.size(1), config.head_dim(), config.rope_theta, x.device());
-  for (auto& layer : layers) x = layer(x, rope);
-  x = norm(x);
-  return config.tied ? tied_output(x, tok_embeddings->weight) : output(x);
+  return tok_embeddings(tokens);
+}
+
+at::Tensor LlamaImpl::rope(const at::Tensor& embedded) const {
+  return rope_table(sequence_positions(embedded.size(1), embedded.device()), config.head_dim(), config.rope_theta);
+}
+
+at::Tensor LlamaImpl::head(const at::Tensor& x) {
+  const auto y = norm(x);
+  return config.tied ? tied_output(y, tok_embeddings->weight) : output(y);
+}
+
+at::Tensor LlamaImpl::forward(const at::Tensor& tokens) {
+  auto x = embed(tokens);
+  const auto angles = rope(x);
+  for (auto& layer : layers) x = layer(x, angles);
+  return head(x);
+}
+
+pipelining::PipelineLayers pipeline_layers(const Llama& model) {
+  pipelining::PipelineLayers chain;
+  chain.push_back({"tok_embeddings",
+                   [model = Llama(model)](const at::Tensor& tokens) mutable { return model->embed(tokens); },
+                   {model->tok_embeddings.ptr()}});
+  auto layers = model->layers;
+  for (auto& layer : layers)
+    chain.push_back({c10::str("layers.", chain.size() - 1),
+                     [model = Llama(model), layer](const at::Tensor& x) mutable { return layer(x, model->rope(x)); },
+                     {layer.ptr()}});
+  std::vector<std::shared_ptr<torch::nn::Module>> head = {model->norm.ptr()};
+  if (model->config.tied)
+    head.insert(head.end(), {model->tied_output.ptr(), model->tok_embeddings.ptr()});
+  else
+    head.push_back(model->output.ptr());
+  chain.push_back(
+      {"norm", [model = Llama(model)](const at::Tensor& x) mutable { return model->head(x); }, std::move(head)});
+  return chain;
+}
+
+void expert_parallel(const Llama& model, const DeviceMesh& mesh) {
+  const LlamaConfig& config = model->config;
+  TESSERA_CHECK(config.moe.n_experts > 0, UsageError, "expert_parallel: the model has no experts: ", config,
+                ". Write LlamaConfig::moe.n_experts");
+  auto layers = model->layers;
+  for (auto& layer : layers) layer->moe->expert_parallel(mesh);
+}
+
+std::vector<RouterStatistics> router_statistics(const Llama& model) {
+  std::vector<RouterStatistics> all;
+  auto layers = model->layers;
+  for (auto& layer : layers)
+    if (!layer->moe.is_empty()) all.push_back(layer->moe->statistics());
+  return all;
+}
+
+void update_expert_bias(const Llama& model, const comm::Group& group) {
+  auto layers = model->layers;
+  for (auto& layer : layers)
+    if (!layer->moe.is_empty()) layer->moe->update_bias(group);
 }
 
 }  // namespace tessera::models

@@ -1,6 +1,8 @@
 #include "tessera/models/loss.h"
 
 #include "tessera/base/error.h"
+#include "tessera/cuda/detail/cross_entropy.h"
+#include "tessera/dtensor/dtensor.h"
 
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -13,6 +15,11 @@ at::Tensor reduced_loss(const at::Tensor& logits, const at::Tensor& targets, at:
   TESSERA_CHECK(logits.dim() == 3 && targets.sizes() == logits.sizes().slice(0, 2), UsageError,
                 "loss takes logits (B, T, vocab) and targets (B, T); found sizes ", logits.sizes(), " and ",
                 targets.sizes());
+  if (!is_dtensor(logits) && cuda::has_cross_entropy(logits)) {
+    const auto rows = cuda::cross_entropy_rows(logits.flatten(0, 1), targets.flatten());
+    if (reduction == at::Reduction::Sum) return rows.sum();
+    return rows.sum() / targets.ne(-100).sum();
+  }
   const bool low_precision = logits.scalar_type() == at::kHalf || logits.scalar_type() == at::kBFloat16;
   const auto precise = low_precision ? logits.to(at::kFloat) : logits;
   return at::cross_entropy_loss(precise.flatten(0, 1), targets.flatten(), {}, reduction);

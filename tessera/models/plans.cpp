@@ -1,4 +1,4 @@
-#include "tessera/models/plans.h"
+#include "tessera/models/sizes.h"
 
 #include <string>
 
@@ -52,6 +52,25 @@ layers.*.feed_forward.w2    = rowwise(output=S(1), local=false)
 norm                        = sequence
 )";
 
+// A mixture of experts is replicated over tp: every rank computes all of its tokens. Along the sequence, they are
+// gathered before it.
+constexpr const char* kExperts = R"(
+tok_embeddings             = rowwise(input=R)
+layers.*.attention         = prepare_input(from=[R, _], to=[R, _])
+layers.*.attention.w[qkv]  = colwise
+layers.*.attention.wo      = rowwise
+)";
+constexpr const char* kExpertsSequence = R"(
+tok_embeddings              = rowwise(input=R, output=S(1), local=false)
+layers.*.attention_norm     = sequence
+layers.*.attention          = prepare_input(from=[S(1), _], to=[R, _])
+layers.*.attention.w[qkv]   = colwise
+layers.*.attention.wo       = rowwise(output=S(1), local=false)
+layers.*.ffn_norm           = sequence
+layers.*.moe                = prepare_input_output(input_from=S(1), input_to=R, input_local=true, output_from=R, output_to=S(1), output_local=false)
+norm                        = sequence
+)";
+
 // The plan entry of a tied head, whose weight is sharded along the vocabulary.
 std::string tied_head(const std::string& name, const PlanOptions& options) {
   const std::string input = options.sequence_parallel ? "S(1)" : "R";
@@ -72,8 +91,10 @@ Plan tensor_parallel_plan(const GPT2Config&, const PlanOptions& options) {
 }
 
 Plan tensor_parallel_plan(const LlamaConfig& config, const PlanOptions& options) {
-  return parse_plan((options.sequence_parallel ? kLlamaSequence : kLlama) +
-                    (config.tied ? tied_head("output", options) : untied_head("output", options)));
+  const bool experts = config.moe.n_experts > 0;
+  return parse_plan(
+      (options.sequence_parallel ? (experts ? kExpertsSequence : kLlamaSequence) : (experts ? kExperts : kLlama)) +
+      (config.tied ? tied_head("output", options) : untied_head("output", options)));
 }
 
 Plan tensor_parallel_plan(const Config& config, const PlanOptions& options) {

@@ -152,41 +152,22 @@ bool Optimizer::supports_scaling(size_t group) const {
 
 void Optimizer::scheduled_in_trace() { scheduled_in_trace_ = CompilingScope::serial(); }
 
-// Creates state before the step is traced, where the first step with such state equals one that creates it: one program
-// then serves the first call and all others.
-void Optimizer::make_neutral_state() {
+// Creates state before the step is traced: one program then serves the first call and all others. Where the first step
+// with such state differs from one that creates it, is_new marks it.
+void Optimizer::make_state_before_tracing() {
   bool made = false;
-  for (size_t g = 0; g < groups_.size(); g++) {
-    if (!new_state_is_neutral(g)) continue;
+  for (size_t g = 0; g < groups_.size(); g++)
     for (auto& param : groups_[g]) {
       if (!param.parameter.grad().defined() || param.state.size() >= state_size(g)) continue;
       const OpModesOff off;
+      if (param.state.empty() && !new_state_is_neutral(g)) param.is_new = std::make_shared<bool>(true);
       add_missing_state(g, param.parameter, param.state);
       param.local_state = detail::local_tensors_of(param.state);
       made = true;
     }
-  }
   if (!made) return;
   changed();
   throw RestartTrace();
-}
-
-// State that is created while a step is traced belongs to the program. Removes it after tracing and installs it when
-// the program first runs.
-void Optimizer::keep_new_state_on_replay() {
-  for (auto& group : groups_)
-    for (auto& param : group) {
-      if (!param.state.empty()) continue;
-      CompilingScope::on_trace_end([this, &param](bool finished) {
-        const auto state = std::exchange(param.state, {}), local_state = std::exchange(param.local_state, {});
-        if (!finished || state.empty()) return;
-        CompilingScope::on_replay([this, &param, state, local_state] {
-          param.state = state;
-          param.local_state = local_state;
-          changed();
-        });
-      });
-    }
 }
 
 uint64_t Optimizer::next_generation() {
@@ -202,9 +183,8 @@ void Optimizer::step(const Scaling* scaling) {
         ": the compiled step calls step() of a learning-rate scheduler, and then step() of the optimizer; step "
         "the scheduler after the optimizer, as in PyTorch, or outside of the compiled step");
     CompilingScope::before_optimizer_step();
-    make_neutral_state();
+    make_state_before_tracing();
     CompilingScope::add_guard([this] { return static_cast<int64_t>(generation_); });
-    keep_new_state_on_replay();
   }
   for (size_t g = 0; scaling && g < groups_.size(); g++)
     TESSERA_CHECK(supports_scaling(g), UsageError, kind(), ": group ", g,
@@ -217,7 +197,7 @@ void Optimizer::step(const Scaling* scaling) {
     for (auto& part : parts) part.reserve(updates[g].size());
     for (auto& update : updates[g]) {
       auto& param = *update.param;
-      update.first_step = param.state.empty();
+      update.first_step = param.state.empty() || (param.is_new && *param.is_new);
       if (param.state.size() < size) {
         add_missing_state(g, param.parameter, param.state);
         param.local_state = detail::local_tensors_of(param.state);
@@ -230,6 +210,20 @@ void Optimizer::step(const Scaling* scaling) {
   }
 }
 
+// For parameters with new state. In a trace the first step has not happened: it does in the first run of the program,
+// or in an eager step before it. The program holds while all of them are new, or none is.
+std::function<bool()> Optimizer::first_run_of(const std::vector<const ParamUpdate*>& updates) {
+  std::vector<std::shared_ptr<bool>> flags;
+  for (const auto* update : updates) flags.push_back(update->param->is_new);
+  CompilingScope::add_guard([flags] {
+    return int64_t{std::all_of(flags.begin(), flags.end(), [&](const auto& flag) { return *flag == *flags[0]; })};
+  });
+  CompilingScope::on_replay([flags] {
+    for (const auto& flag : flags) *flag = false;
+  });
+  return [flag = flags[0]] { return *flag; };
+}
+
 void Optimizer::run_updates(size_t group, const std::vector<const ParamUpdate*>& updates, const Scaling* scaling) {
   const bool fused = is_fused(group) || scaling;
   const size_t size = state_size(group);
@@ -237,6 +231,7 @@ void Optimizer::run_updates(size_t group, const std::vector<const ParamUpdate*>&
   for (const auto& indices : detail::by_device_and_dtype(updates.size(), local)) {
     TensorLists lists;
     lists.first_step = updates[indices[0]]->first_step;
+    if (lists.first_step && compiling()) lists.is_first_run = first_run_of(updates);
     lists.parameters.reserve(indices.size());
     lists.gradients.reserve(indices.size());
     lists.state.resize(size);
@@ -254,6 +249,7 @@ void Optimizer::run_updates(size_t group, const std::vector<const ParamUpdate*>&
     update(group, lists, scaling);
   }
   for (const auto* update : updates) {
+    if (update->param->is_new && !compiling()) *update->param->is_new = false;
     detail::mark_written(update->param->parameter, fused);
     if (scaling) detail::mark_written(*update->gradient, fused);
     if (fused)
@@ -263,7 +259,7 @@ void Optimizer::run_updates(size_t group, const std::vector<const ParamUpdate*>&
 }
 
 Optimizer::TensorLists Optimizer::TensorLists::only(size_t i) const {
-  TensorLists one{{parameters[i]}, {gradients[i]}, {}, first_step};
+  TensorLists one{{parameters[i]}, {gradients[i]}, {}, first_step, is_first_run};
   for (const auto& list : state) one.state.push_back({list[i]});
   return one;
 }
@@ -326,6 +322,7 @@ void Optimizer::set_state(const at::Tensor& parameter, StateDict dict) {
   param.state = std::move(kept);
   param.local_state = detail::local_tensors_of(param.state);
   param.checked_spec.reset();
+  param.is_new.reset();
 }
 
 // ---- options

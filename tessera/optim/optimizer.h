@@ -2,6 +2,8 @@
 #include "tessera/optim/detail/local_tensors.h"
 #include "tessera/state/optimizer_state.h"
 
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -79,6 +81,8 @@ class Optimizer : public OptimizerAccess {
     Tensors parameters, gradients;
     std::vector<Tensors> state;
     bool first_step = false;  // the state was created in this step
+    // In a compiled step whose state was created before it was traced: is this run the first step? Null elsewhere.
+    std::function<bool()> is_first_run = {};
 
     TensorLists only(size_t i) const;  // lists of one parameter
   };
@@ -87,7 +91,8 @@ class Optimizer : public OptimizerAccess {
   void add_group(const Tensors& params);
   // Appends the missing state tensors of a parameter to `state`.
   virtual void add_missing_state(size_t group, const at::Tensor& parameter, Tensors& state) const = 0;
-  // Does a first step with the state of add_missing_state() equal one of a parameter without state, bit by bit?
+  // Does a first step with the state of add_missing_state() equal one of a parameter without state, bit by bit? If not,
+  // update() must handle TensorLists::is_first_run.
   virtual bool new_state_is_neutral(size_t /*group*/) const { return true; }
   // Number of state tensors per parameter.
   virtual size_t state_size(size_t group) const = 0;
@@ -109,6 +114,8 @@ class Optimizer : public OptimizerAccess {
     Tensors state;              // empty before the first step; undefined for entries that the options do not need
     Tensors local_state = {};   // local tensors of `state`, cached
     SpecRef checked_spec = {};  // the spec of the parameter when check_gradient last passed
+    // True until the first step with state that was created before it, for a compiled step. Null: no such state.
+    std::shared_ptr<bool> is_new = {};
   };
   // One parameter in one step. Caches what is found by following pointers: with many small parameters a step takes as
   // long as the memory it touches.
@@ -125,11 +132,11 @@ class Optimizer : public OptimizerAccess {
   };
 
   void step(const Scaling* scaling);
-  void make_neutral_state();
-  void keep_new_state_on_replay();
+  void make_state_before_tracing();
   std::vector<std::vector<ParamUpdate>> plan_updates();
   static void redistribute_gradients(std::vector<std::vector<ParamUpdate>>& updates);
   void check_gradient(size_t group, size_t index, const std::vector<StateEntry>& entries);
+  static std::function<bool()> first_run_of(const std::vector<const ParamUpdate*>& updates);
   void run_updates(size_t group, const std::vector<const ParamUpdate*>& updates, const Scaling* scaling);
   std::string name_of(size_t group, size_t index, const at::Tensor& parameter) const;
   const ParamIndex& index_of(const at::Tensor& parameter) const;

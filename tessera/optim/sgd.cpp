@@ -1,6 +1,7 @@
 #include "tessera/optim/sgd.h"
 
 #include "tessera/base/error.h"
+#include "tessera/tracing/detail/runtime_scalar.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -32,17 +33,28 @@ void SGD::add_missing_state(size_t group, const at::Tensor& parameter, Tensors& 
 }
 bool SGD::new_state_is_neutral(size_t group) const { return options_of(group).dampening == 0; }
 
+namespace {
+
+// What depends on whether a run of a compiled step is the first step. New state is -0.0, so a first step without
+// dampening gives the gradient itself, as PyTorch's first step does.
+double at_first_run(const char* name, double first, double later, const std::function<bool()>& is_first_run) {
+  if (!is_first_run) return later;
+  return runtime_scalar(name, [first, later, is_first_run] { return is_first_run() ? first : later; });
+}
+
+}  // namespace
+
 void SGD::update_foreach(const Options& o, TensorLists& lists) const {
   auto gradients = lists.gradients;
   if (o.maximize) gradients = at::_foreach_neg(gradients);
   if (o.weight_decay != 0) gradients = at::_foreach_add(gradients, lists.parameters, o.weight_decay);
   if (o.momentum != 0) {
     const auto& buffers = lists.state[0];
-    if (lists.first_step) {
+    if (lists.first_step && !lists.is_first_run) {
       at::_foreach_copy_(buffers, gradients);
     } else {
       at::_foreach_mul_(buffers, detail::op_math_scalar(buffers, o.momentum));
-      at::_foreach_add_(buffers, gradients, 1 - o.dampening);
+      at::_foreach_add_(buffers, gradients, at_first_run("gradient_weight", 1, 1 - o.dampening, lists.is_first_run));
     }
     gradients = o.nesterov ? at::_foreach_add(gradients, buffers, o.momentum) : buffers;
   }
@@ -59,7 +71,8 @@ void SGD::update_fused(const Options& o, TensorLists& lists, const Scaling* scal
   const std::optional<at::Tensor> found_inf = scaling ? std::optional(scaling->found_inf) : std::nullopt;
   const auto call = [&](const auto& lr) {
     at::_fused_sgd_(lists.parameters, lists.gradients, o.momentum != 0 ? lists.state[0] : Tensors{}, o.weight_decay,
-                    o.momentum, lr, o.dampening, o.nesterov, o.maximize, lists.first_step, scale, found_inf);
+                    o.momentum, lr, at_first_run("dampening", 0, o.dampening, lists.is_first_run), o.nesterov,
+                    o.maximize, lists.first_step && !lists.is_first_run, scale, found_inf);
   };
   if (o.lr.is_tensor())
     call(o.lr.tensor());

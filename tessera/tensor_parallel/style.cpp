@@ -1,4 +1,4 @@
-#include "tessera/tensor_parallel/style.h"
+#include "tessera/tensor_parallel/detail/style.h"
 
 #include "tessera/base/error.h"
 #include "tessera/tensor_parallel/detail/style_text.h"

@@ -1,6 +1,5 @@
 #pragma once
 #include "tessera/mesh/device_mesh.h"
-#include "tessera/models/plans.h"
 #include "tessera/models/sizes.h"
 
 #include <iosfwd>

@@ -9,7 +9,7 @@
 #include "tessera/models/gpt2.h"
 #include "tessera/models/loss.h"
 #include "tessera/models/mlp.h"
-#include "tessera/models/plans.h"
+#include "tessera/models/sizes.h"
 #include "tessera/nn/deferred_init.h"
 #include "tessera/nn/hooks.h"
 #include "tessera/nn/module_tree.h"

@@ -7,7 +7,7 @@
 #include "tessera/models/llama.h"
 #include "tessera/models/loss.h"
 #include "tessera/models/mlp.h"
-#include "tessera/models/plans.h"
+#include "tessera/models/sizes.h"
 #include "tessera/nn/module_tree.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"

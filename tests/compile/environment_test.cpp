@@ -21,6 +21,19 @@
 namespace tessera {
 namespace {
 
+// A class of the user inside of the model.
+struct EnvironmentPartImpl : torch::nn::Module {
+  bool halved = false;  // in the padding after the members of torch::nn::Module
+  int64_t times = 2;
+  std::string reduction = "sum";
+  std::vector<double> weights{0.5};
+  at::Tensor forward(const at::Tensor& x) const {
+    const auto y = x * static_cast<double>(times) * (halved ? 0.5 : 1) * weights[0];
+    return reduction == "sum" ? y.sum() : y.mean();
+  }
+};
+TORCH_MODULE(EnvironmentPart);
+
 // The model of an environment. It is not in a holder, so a new one can be created at the address of the old one.
 struct EnvironmentNet : torch::nn::Module {
   explicit EnvironmentNet(const DeviceMesh& mesh) {
@@ -29,6 +42,7 @@ struct EnvironmentNet : torch::nn::Module {
     drop = register_module("drop", nn::Dropout(0.25));
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({3})));
     bag = register_module("bag", std::make_shared<torch::nn::Module>());
+    part = register_module("part", EnvironmentPart());
     row = register_parameter("row", torch::randn({4}));
     matrix = register_parameter("matrix", torch::randn({2, 3}));
     placed = register_parameter("placed", distribute_tensor(torch::randn({4}), mesh, {Shard(0)}), false);
@@ -38,6 +52,7 @@ struct EnvironmentNet : torch::nn::Module {
   nn::Dropout drop{nullptr};
   torch::nn::LayerNorm norm{nullptr};
   std::shared_ptr<torch::nn::Module> bag;
+  EnvironmentPart part{nullptr};
   at::Tensor row, matrix, placed, state;
   double scale = 0.5;
 };
@@ -74,6 +89,7 @@ struct Environment {
   void renew() {
     optimizer.reset();
     model.reset();
+    hook.reset();
     model.emplace(mesh);
     renew_optimizer();
   }
@@ -107,6 +123,7 @@ struct Environment {
   std::vector<double> captured_list{0.5};
   nn::Linear captured_model{nullptr};
   nn::Dropout captured_drop{nullptr};
+  std::optional<unsigned> hook;  // on a gradient of the model
 
   // Thread state, set around each call.
   bool grad_mode = true, inference = false, autocast = false, autocast_cache = true, deterministic = false;
@@ -256,7 +273,42 @@ const EnvironmentItem kItems[] = {
      CHANGE(e.model->norm->options.eps(other_number(random, 0)))},
     {"number in a module", READ((e.batch.x * e.model->scale).sum()),
      CHANGE(e.model->scale = other_number(random, e.model->scale))},
+    {"bool in a submodule", READ(e.model->part(e.batch.x)), CHANGE(e.model->part->halved = !e.model->part->halved)},
+    {"integer in a submodule", READ(e.model->part(e.batch.x)),
+     CHANGE(e.model->part->times = 1 + (e.model->part->times + below(random, 2)) % 4)},
+    {"string in a submodule", READ(e.model->part(e.batch.x)),
+     CHANGE(e.model->part->reduction = e.model->part->reduction == "sum" ? "mean" : "sum")},
+    {"submodule of an own class replaced", READ(e.model->part(e.batch.x)),
+     CHANGE(e.model->part = e.model->replace_module("part", EnvironmentPart());
+            e.model->part->times = 3 + below(random, 3))},
+    {"memory of a parameter", READ(e.model->row.pow(2).sum()),
+     CHANGE(e.model->row.set_data(torch::randn(e.model->row.sizes())))},
+    {"hook on a gradient", READ(e.model->row.pow(2).sum()),
+     CHANGE(if (!e.model->row.requires_grad()) return; if (e.hook) e.model->row.remove_hook(*e.hook);
+            const double by = other_number(random, 0);
+            e.hook = e.model->row.register_hook([by](const at::Tensor& g) { return g * by; }))},
+    {"gradient set outside", READ(e.model->matrix.pow(2).sum()),
+     CHANGE(auto& g = e.model->matrix.mutable_grad(); if (below(random, 2)) g.reset();
+            else g = below(random, 2) ? torch::randn(e.model->matrix.sizes()) : torch::randn({3, 2}).t())},
+    // Optimizers.
+    {"learning rate", READ(e.model->row.pow(2).sum()), CHANGE(e.optimizer->set_lr(0, other_number(random, 0)))},
+    {"momentum", READ(e.model->row.pow(2).sum()),
+     CHANGE(auto o = e.optimizer->group_options(0); o.momentum = other_number(random, o.momentum) / 4;
+            e.optimizer->set_group_options(0, o))},
+    {"dampening", READ(e.model->row.pow(2).sum()),
+     CHANGE(auto o = e.optimizer->group_options(0); o.dampening = other_number(random, o.dampening) / 4;
+            e.optimizer->set_group_options(0, o))},
     // Arguments.
+    {"argument expanded", READ(e.other.pow(2).sum()),
+     CHANGE(e.other = below(random, 2) ? torch::randn({1, 3}).expand({2, 3}) : torch::randn({2, 3}))},
+    {"storage offset of an argument", READ(e.other.pow(2).sum()),
+     CHANGE(e.other = torch::randn({4, 3}).narrow(0, below(random, 3), 2))},
+    {"argument of no elements", READ(e.other.sum() + 1), CHANGE(e.other = torch::randn({below(random, 2), 3}))},
+    {"undefined argument", READ(e.z.defined() ? at::real(e.z).sum() : e.batch.x.sum()),
+     CHANGE(e.z = e.z.defined() ? at::Tensor() : torch::randn({3}, at::kComplexFloat))},
+    {"history of an argument", READ(e.other.pow(2).sum() + e.model->row.sum()),
+     CHANGE(const at::AutoGradMode on(true);
+            e.other = (e.captured_model->weight * (1 + below(random, 3))).narrow(0, 0, 2))},
     {"argument sizes", READ(e.other.pow(2).sum()), CHANGE(e.other = torch::randn({2 + below(random, 3), 3}))},
     {"argument strides", READ(e.other.pow(2)[1].sum()), CHANGE(e.other = torch::randn({3, 2}).t())},
     {"argument dtype", READ(e.other.mul(2)),
@@ -350,6 +402,8 @@ const EnvironmentItem kItems[] = {
      CHANGE(e.captured_number = other_number(random, e.captured_number))},
     {"captured tensor replaced", READ((e.batch.x * e.captured.captured_tensor).sum()),
      CHANGE(e.captured_tensor = torch::randn({3}))},
+    {"vector in a submodule (captured)", READ(e.model->part(e.batch.x)),
+     CHANGE(e.model->part->weights[0] = other_number(random, e.model->part->weights[0]))},
     {"captured list", READ(e.batch.x.sum() * static_cast<double>(e.captured.captured_list.size())),
      CHANGE(e.captured_list.push_back(1))},
     {"training mode of a captured module", READ(e.captured.captured_drop(e.batch.x).sum()),
@@ -378,7 +432,10 @@ struct EnvironmentStep {
                      double beta, int64_t count, bool flag) const {
     const View view{&model,  optimizer, batch, other,  z,       pair, numbers, maybe, coefficients, scalar,
                     options, reduction, first, second, by_name, beta, count,   flag,  *captured};
-    if (trains) optimizer.zero_grad();
+    const bool accumulates = std::any_of(items.begin(), items.end(), [](const auto* item) {
+      return item->name == std::string_view("gradient set outside");
+    });
+    if (trains && !accumulates) optimizer.zero_grad();
     Tensors returned;
     auto loss = torch::zeros({}, at::kFloat);
     for (const auto* item : items) {
@@ -425,6 +482,7 @@ Tensors memory_of(Environment& e) {
 // What compile() may say instead of running a step, and why each is in the list.
 constexpr const char* kRefusals[] = {
     "has changed since the step was traced",  // a captured variable without ts::live
+    "has an autograd history",                // backward runs into the graph of an argument
 };
 
 struct SequenceResult {

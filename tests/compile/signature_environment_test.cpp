@@ -117,6 +117,9 @@ TEST(Signature, StatefulStepsCompileOnce) {
   train([](at::Tensor& p) { return optim::Adam({p}, {.lr = 0.1, .fused = true}); });
   train([](at::Tensor& p) { return optim::SGD({p}, {.lr = 0.1, .momentum = 0.9}); });
   train([](at::Tensor& p) { return optim::SGD({p}, {.lr = 0.1, .momentum = 0.9, .fused = true}); });
+  for (const bool fused : {false, true})
+    train(
+        [&](at::Tensor& p) { return optim::SGD({p}, {.lr = 0.1, .momentum = 0.9, .dampening = 0.3, .fused = fused}); });
 }
 
 TEST(Captures, AChangedVariableIsAnError) {

@@ -1,6 +1,6 @@
 // Generated additions, token files, batches and prefetching.
 #include "tessera/base/error.h"
-#include "tessera/data/batch.h"
+#include "tessera/data/dataset.h"
 #include "tessera/data/detail/arithmetic.h"
 #include "tessera/data/detail/prefetch.h"
 #include "tessera/data/token_file.h"

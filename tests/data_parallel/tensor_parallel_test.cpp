@@ -7,7 +7,7 @@
 #include "tessera/models/gpt2.h"
 #include "tessera/models/llama.h"
 #include "tessera/models/loss.h"
-#include "tessera/models/plans.h"
+#include "tessera/models/sizes.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/state/load_state_dict.h"

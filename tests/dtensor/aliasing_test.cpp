@@ -3,6 +3,7 @@
 #include "compare_with_plain.h"
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/policy.h"
 #include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
@@ -72,6 +73,66 @@ TEST(BackwardWrites, InAHook) {
     auto y = x * 2;
     y.register_hook(with_first_row_zero);
     return y.cos();
+  });
+}
+
+// A hook on a leaf runs in the node that makes .grad, which detaches the gradient too.
+at::Tensor with_first_row_zero_by_detach(const at::Tensor& gradient) {
+  const auto g = gradient.sin();
+  g.slice(0, 0, 1).detach().zero_();
+  g.select(1, 1).detach().detach().mul_(3);
+  const auto flat = g.view({-1}).detach();
+  flat.slice(0, 2, 7, 2).detach().add_(1);
+  return g * 2;
+}
+
+TEST(BackwardWrites, ToADetachedViewInAHookOnALeaf) {
+  expect_gradients_like_plain(at::linspace(-1, 1, 20, at::kDouble).view({4, 5}), [](const at::Tensor& x) {
+    x.register_hook(with_first_row_zero_by_detach);
+    return x.cos();
+  });
+}
+
+struct AfterAccumulation : torch::autograd::PostAccumulateGradHook {
+  void operator()(const torch::autograd::Variable& leaf) override {
+    const at::Tensor gradient = leaf.grad();
+    leaf.mutable_grad().reset();  // as an optimizer that runs in backward does
+    leaf.mutable_grad() = with_first_row_zero_by_detach(gradient);
+  }
+};
+TEST(BackwardWrites, ToADetachedViewInAHookAfterAccumulation) {
+  expect_gradients_like_plain(at::linspace(-1, 1, 20, at::kDouble).view({4, 5}), [](const at::Tensor& x) {
+    torch::autograd::impl::set_post_acc_grad_hooks(x, std::make_unique<AfterAccumulation>());
+    return x.cos();
+  });
+}
+
+// unbind gives a row, a slice of which communicates: the sequence 100,098 of dtensor.aliasing_soak.
+TEST(BackwardWrites, ToADetachedSliceOfARowInAHookOnALeaf) {
+  expect_gradients_like_plain(at::linspace(-1, 1, 20, at::kDouble).view({5, 4}), [](const at::Tensor& x) {
+    x.register_hook([](const at::Tensor& gradient) {
+      const auto g = gradient * 0.5;
+      g.unbind(0).at(1).squeeze().slice(0, 0, 2).detach().sigmoid_();
+      return g;
+    });
+    return x.cos();
+  });
+}
+
+// The gradient is a view that communicated. As .grad it is a tensor of its own: writes to it do not communicate.
+TEST(BackwardWrites, GradIsATensorOfItsOwn) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh("x=2");
+    for (const bool hooked : {false, true}) {
+      at::Tensor x = distribute_tensor(at::arange(8.), mesh).set_requires_grad(true);
+      if (hooked && me.rank == 0) x.register_hook([](const at::Tensor& g) { EXPECT_EQ(g.detach().numel(), 8); });
+      const auto weights = distribute_tensor(at::arange(8.).view({2, 4}), mesh, {Shard(1)});
+      (x.view({2, 4}) * weights).sum().backward();
+      expect_value(x.grad(), at::arange(8.));
+      const CommPolicyScope no_communication(CommPolicy::Error);
+      x.grad().mul_(2);
+      expect_value(x.grad(), at::arange(8.) * 2);
+    }
   });
 }
 

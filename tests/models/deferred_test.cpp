@@ -4,13 +4,14 @@
 #include "tessera/dtensor/random.h"
 #include "tessera/models/gpt2.h"
 #include "tessera/models/llama.h"
-#include "tessera/models/plans.h"
+#include "tessera/models/sizes.h"
 #include "tessera/nn/deferred_init.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/detail/counting_allocator.h"
 #include "tessera/testing/ranks.h"
 #include "tests/models/small_models.h"
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 namespace tessera::models {

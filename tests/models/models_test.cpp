@@ -12,6 +12,7 @@
 #include "tessera/testing/ranks.h"
 #include "tests/models/small_models.h"
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 namespace tessera::models {

@@ -16,7 +16,7 @@ TEST(Sizes, ParameterCountsAreThePublishedOnes) {
   const std::map<std::string, int64_t> expected{
       {"gpt2-124m", 124'439'808},    {"gpt2-350m", 354'823'168},    {"gpt2-774m", 774'030'080},
       {"gpt2-1558m", 1'557'611'200}, {"llama-1b", 1'235'814'400},   {"llama-3b", 3'212'749'824},
-      {"llama-8b", 8'030'261'248},   {"llama-70b", 70'553'706'496},
+      {"llama-8b", 8'030'261'248},   {"llama-70b", 70'553'706'496}, {"mixtral-8x7b", 46'702'792'704},
   };
   for (const auto& [name, count] : expected) EXPECT_EQ(parameter_count(find_config(name)), count) << name;
 }
@@ -39,6 +39,8 @@ TEST(Config, CheckThrowsForInvalidFields) {
                   "n_heads 6 is not a multiple of n_kv_heads 4");
   EXPECT_CONTAINS(error_message<UsageError>([] { check(LlamaConfig{.n_heads = 8, .dim = 24}); }), "2 x n_heads");
   EXPECT_CONTAINS(error_message<UsageError>([] { check(LlamaConfig{.n_layers = 0}); }), "n_layers is 0");
+  EXPECT_CONTAINS(error_message<UsageError>([] { check(LlamaConfig{.moe = {.n_experts = 2, .top_k = 3}}); }),
+                  "top_k is 3 and must be in 1 to n_experts 2");
 }
 
 }  // namespace

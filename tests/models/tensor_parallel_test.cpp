@@ -7,7 +7,7 @@
 #include "tessera/models/gpt2.h"
 #include "tessera/models/llama.h"
 #include "tessera/models/loss.h"
-#include "tessera/models/plans.h"
+#include "tessera/models/sizes.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/expect_error.h"

@@ -8,6 +8,7 @@
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <limits>

@@ -10,6 +10,7 @@
 #include "tessera/testing/ranks.h"
 #include "tests/fixtures/full_tensor.h"
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>

@@ -6,6 +6,7 @@
 #include "tessera/testing/detail/host_reads.h"
 #include "tessera/testing/expect_error.h"
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 namespace tessera::optim {

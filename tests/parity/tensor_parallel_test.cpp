@@ -6,7 +6,7 @@
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/loss.h"
-#include "tessera/models/plans.h"
+#include "tessera/models/sizes.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/ranks.h"

@@ -6,6 +6,7 @@
 #include "tessera/testing/ranks.h"
 #include "tests/state/state_dict_helpers.h"
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -71,6 +72,7 @@ class CompiledStep {
   CompiledStep(F step, const CompileOptions& options) : step_(std::move(step)) {
     auto settings = compiler::settings_from(options);
     settings.has_captures = !std::is_empty_v<F> && !std::is_pointer_v<F> && !settings.captures_none;
+    settings.attempt.function = compiler::function_key(typeid(F).name());
     cache_ = std::make_shared<compiler::StepCache>(std::move(settings));
   }
 
@@ -85,7 +87,7 @@ class CompiledStep {
     if constexpr (std::is_void_v<Result>) {
       cache_->call(std::move(arguments), [&](const std::vector<double>* numbers) {
         compiler::call_with_numbers(step_, numbers, args...);
-        return Tensors();
+        return compiler::TracedResult();
       });
     } else {
       static_assert(can_visit<Result>,
@@ -93,9 +95,7 @@ class CompiledStep {
       std::optional<Result> result;
       const auto call = cache_->call(std::move(arguments), [&](const std::vector<double>* numbers) {
         result.emplace(compiler::call_with_numbers(step_, numbers, args...));
-        auto found = tensors_of(*result);
-        assign_tensors(*result, Tensors(found.size()));
-        return found;
+        return compiler::take_values(*result);
       });
       return compiler::result_of(std::move(result), call);
     }
@@ -142,7 +142,8 @@ class CompiledStep {
 // a size), it is a constant of the program, and another value recompiles; so do other integers, enums and strings.
 //
 // The step must not depend on anything else that changes between calls. See live() for captured variables. A step that
-// captures anything is traced again on calls 2, 4, 8, ..., and an error names the first op that has changed.
+// captures anything is checked on calls 1, 2, 4, 8, ...: it is traced again, and runs in eager mode and compiled from
+// the same state. A difference is an error that names the first op, or tensor, that differs.
 template <class F>
 requires(!std::is_base_of_v<torch::detail::ModuleHolderIndicator, F>)
     CompiledStep<F> compile(F step, const CompileOptions& options = {}) {
@@ -154,8 +155,11 @@ template <class H>
 class CompiledModule {
  public:
   // Prefer compile().
-  CompiledModule(H module, const CompileOptions& options)
-      : module_(std::move(module)), cache_(std::make_shared<compiler::ModuleCache>(options)) {}
+  CompiledModule(H module, const CompileOptions& options) : module_(std::move(module)) {
+    auto settings = compiler::settings_from(options);
+    settings.attempt.function = compiler::function_key(typeid(H).name());
+    cache_ = std::make_shared<compiler::ModuleCache>(std::move(settings));
+  }
 
   // Calls forward by its program. backward() of the results runs the backward program.
   template <class... Args>
@@ -168,9 +172,9 @@ class CompiledModule {
     arguments.add(module_);
     (arguments.add(args), ...);
     std::optional<Result> result;
-    const auto call = cache_->call(arguments, [&](const std::vector<double>*) {
-      result.emplace(module_(args...));
-      return tensors_of(*result);
+    const auto call = cache_->call(arguments, [&](const std::vector<double>* numbers) {
+      result.emplace(compiler::call_with_numbers(module_, numbers, args...));
+      return compiler::take_values(*result);
     });
     return compiler::result_of(std::move(result), call);
   }
@@ -195,6 +199,10 @@ class CompiledModule {
 //   auto compiled = compile(model);
 //   auto loss = compiled(x).sum();
 //   loss.backward();
+//
+// Numbers of type double among the arguments are read on every call. Members of the module and of its submodules are
+// guarded: another value recompiles. If a member has elements on the heap (a std::vector), calls 1, 2, 4, 8, ... are
+// checked against eager mode, as those of a step with captured variables.
 template <class H>
 requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H> CompiledModule<H> compile(
     H module, const CompileOptions& options = {}) {

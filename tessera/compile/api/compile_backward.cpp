@@ -76,12 +76,16 @@ torch::autograd::variable_list CompiledBackwardScope::Impl::run(const detail::Ba
   auto program = backward_cache().find(arguments, compiler::ThreadState::now());
   if (!program) {
     program = std::make_shared<compiler::StepProgram>(
-        arguments, [&](const std::vector<double>*) { return call.run(true); }, settings_, true);
+        arguments,
+        [&](const std::vector<double>*) {
+          return compiler::TracedResult{call.run(true), {}};
+        },
+        settings_, true);
     unmatched_passes_.check(program->report(), settings_);
     backward_cache().insert(program, kMaxBackwardPrograms);
   }
   programs_.emplace_back(program, &program->executable());
-  auto returned = program->run(arguments);
+  auto returned = program->run(arguments).tensors;
   if (!call.keep_graph) compiler::release_saved_tensors(graph);
   return returned;
 }

@@ -34,7 +34,8 @@ using PassList = std::vector<PassChoice>;
 
 // What a compiled step may assume about variables that it captures, or reaches through pointers.
 enum class Captures : uint8_t {
-  // A step that captures anything is traced again on calls 2, 4, 8, ...; a difference is an error.
+  // A step that captures anything is checked on calls 1, 2, 4, 8, ...: it is traced again, and runs in eager mode and
+  // compiled from the same state. A difference is an error. Modules with members that no guard sees are checked too.
   Checked,
   // The step reads nothing that can change, besides its arguments and values behind live(). It is not checked.
   None,
@@ -42,9 +43,12 @@ enum class Captures : uint8_t {
 
 // How ranks make sure that they recompile together.
 enum class Agree : uint8_t {
-  // A cache hit does not communicate. If some ranks recompile and others do not, all throw at their next collective.
+  // A cache hit does not communicate. If some ranks recompile and others do not, all throw at their next collective. If
+  // a
+  // rank cannot compile, all that communicate with it throw, or fall back to eager (fullgraph = false).
   OnError,
-  // All ranks of the world exchange one number on every call. If one recompiles, all do.
+  // All ranks of the world exchange one number on every call. If one recompiles, all do; if one runs in eager mode, all
+  // do.
   EveryCall,
 };
 
@@ -53,8 +57,8 @@ enum class Agree : uint8_t {
 struct CompileOptions {
   // Makes a step written for one rank data parallel over a mesh. Only for steps. Default: off.
   std::optional<DataParallel> parallel_mode = {};
-  // Passes to run. Default: fold_views, common_subexpressions, dead_code, hoist_communication,
-  // fuse_ddp_with_concat_op, schedule_comm_wait.
+  // Passes to run. Default: fold_views, common_subexpressions, fold_casts, dead_code, hoist_communication,
+  // fuse_ddp_with_concat_op, schedule_comm_wait, fuse_bias, cuda_kernels.
   std::optional<PassList> passes = {};
   // Generate C++ kernels that fuse pointwise ops. Default: true. Without a C++ compiler: one warning, no fusion.
   std::optional<bool> codegen = {};
@@ -76,12 +80,13 @@ struct CompileOptions {
   // Receives every compiled program with its stages, pass by pass. Default: if the environment variable
   // TESSERA_TRACE_DIR is set, HTML pages in that folder; otherwise none.
   std::optional<compiler::TraceSink> trace = {};
-  // Trace the function again on each of the first n calls, and compare with the program. A difference is an error that
-  // names the first op. Host code with effects (counters, logging) runs in these traces too. Default: 0.
+  // Check each of the first n calls: trace the function again, run it in eager mode and compiled from the same state,
+  // and compare. A difference is an error that names the first op, or tensor. Host code with effects (counters,
+  // logging) runs in these traces and runs too. Default: 0.
   std::optional<int64_t> check = {};
   // How often a function may be recompiled before it is an error. Default: 64.
   std::optional<size_t> recompile_limit = {};
-  // See Captures. Only for steps. Default: Captures::Checked.
+  // See Captures. Default: Captures::Checked.
   std::optional<Captures> captures = {};
   // See Agree. Default: Agree::OnError.
   std::optional<Agree> agree = {};

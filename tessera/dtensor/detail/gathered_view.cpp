@@ -8,6 +8,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 namespace tessera::detail {
 namespace {
@@ -37,7 +38,14 @@ c10::intrusive_ptr<GatheredBase> make_gathered_base(const at::Tensor& base, cons
   gathered->copy = copy;
   gathered->spec = std::move(spec);
   gathered->version = version_of(local);
+  gathered->node = torch::autograd::get_current_node().get();
   return gathered;
+}
+
+bool becomes_grad(const at::Tensor& view) {
+  const auto node = torch::autograd::get_current_node();
+  const auto* accumulates = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
+  return accumulates && !accumulates->variable.grad().defined() && meta_of(view).gathered->node != node.get();
 }
 
 void refresh(GatheredBase& gathered) {

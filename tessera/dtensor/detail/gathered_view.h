@@ -10,6 +10,11 @@ namespace tessera::detail {
 // shares the memory of the base.
 c10::intrusive_ptr<GatheredBase> make_gathered_base(const at::Tensor& base, const at::Tensor& copy, SpecRef spec);
 
+// True if AccumulateGrad detaches the gradient `view` to make it the .grad of a leaf. Such a .grad is a tensor of its
+// own: writes to it do not reach the base. Hooks of the leaf run in the same node, before and after; a view that a hook
+// made is an alias like any other.
+bool becomes_grad(const at::Tensor& view);
+
 // Takes over writes to the base. Communicates if there were any.
 void refresh(GatheredBase& gathered);
 

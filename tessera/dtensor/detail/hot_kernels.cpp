@@ -1,6 +1,6 @@
+#include "tessera/dtensor/detail/gathered_view.h"
 #include "tessera/dtensor/detail/typed_kernel.h"
 
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/library.h>
 
 #include <unordered_set>
@@ -24,11 +24,6 @@ struct HotOps {
   }
 };
 
-// A gradient that becomes the .grad of a leaf. Writes to it need not reach the tensor of which it is a view.
-bool becomes_grad() {
-  return dynamic_cast<const torch::autograd::AccumulateGrad*>(torch::autograd::get_current_node().get()) != nullptr;
-}
-
 // detach shares the local tensor and the spec. It needs no decision.
 Tensor detach(const Tensor& t) {
   if (C10_UNLIKELY(op_observer() != nullptr)) {
@@ -36,7 +31,11 @@ Tensor detach(const Tensor& t) {
     op_observer()->begin_op(propagate::entry_of("aten::detach"), {spec});
     op_observer()->end_op({spec});
   }
-  if (C10_UNLIKELY(static_cast<bool>(meta_of(t).gathered)) && becomes_grad()) return wrap(local_of(t), meta_of(t).spec);
+  if (C10_UNLIKELY(static_cast<bool>(meta_of(t).gathered)) && becomes_grad(t)) {
+    auto grad = wrap(local_of(t), meta_of(t).spec);
+    meta_of(grad).has_plain_alias = meta_of(t).has_plain_alias;
+    return grad;
+  }
   return share(t);
 }
 

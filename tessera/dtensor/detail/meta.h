@@ -21,6 +21,7 @@ struct GatheredBase final : c10::intrusive_ptr_target {
   at::Tensor copy;       // its local tensor in the placements of `spec`
   SpecRef spec;          // of `copy`
   uint32_t version = 0;  // of the base's local tensor when both had the same values
+  const void* node;      // the autograd node in which the view was made; only compared
 };
 
 // Version counters. The counter of the DTensor is the one that autograd checks; plain tensors that share the memory

@@ -1,6 +1,7 @@
 #include "tessera/models/detail/layers.h"
 
 #include "tessera/base/error.h"
+#include "tessera/tensor_parallel/context_parallel.h"
 
 #include <ATen/ops/linear.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
@@ -24,8 +25,9 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
 
 void check_tokens(const char* model, const at::Tensor& tokens, int64_t max_seq_len) {
   TESSERA_CHECK(tokens.dim() == 2, UsageError, model, " takes tokens (B, T); found sizes ", tokens.sizes());
-  TESSERA_CHECK(tokens.size(1) <= max_seq_len, UsageError, model, ": the sequence has ", tokens.size(1),
-                " tokens, but max_seq_len is ", max_seq_len);
+  const int64_t length = sequence_length(tokens.size(1));
+  TESSERA_CHECK(length <= max_seq_len, UsageError, model, ": the sequence has ", length, " tokens, but max_seq_len is ",
+                max_seq_len);
 }
 
 double residual_init_std(int64_t n_layers) { return kInitStd / std::sqrt(2.0 * static_cast<double>(n_layers)); }

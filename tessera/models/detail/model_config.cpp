@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 
+#include <algorithm>
 #include <ostream>
 
 namespace tessera::models {
@@ -44,6 +45,14 @@ void check(const LlamaConfig& c) {
                 c.n_heads, ": rotary embeddings rotate pairs of features of a head, in ", c);
   TESSERA_CHECK(c.n_heads % c.n_kv_heads == 0, UsageError, "n_heads ", c.n_heads, " is not a multiple of n_kv_heads ",
                 c.n_kv_heads, ", in ", c);
+  const MoEConfig& moe = c.moe;
+  TESSERA_CHECK(moe.n_experts >= 0 && moe.n_shared_experts >= 0, UsageError, "n_experts and n_shared_experts must not ",
+                "be negative, in ", c);
+  if (moe.n_experts == 0) return;
+  TESSERA_CHECK(moe.top_k >= 1 && moe.top_k <= moe.n_experts, UsageError, "top_k is ", moe.top_k,
+                " and must be in 1 to n_experts ", moe.n_experts, ", in ", c);
+  TESSERA_CHECK(moe.capacity_factor >= 0 && moe.aux_loss_weight >= 0 && moe.bias_update_rate >= 0, UsageError,
+                "capacity_factor, aux_loss_weight and bias_update_rate must not be negative, in ", c);
 }
 
 int64_t parameter_count(const GPT2Config& c) {
@@ -57,7 +66,9 @@ int64_t parameter_count(const GPT2Config& c) {
 int64_t parameter_count(const LlamaConfig& c) {
   const int64_t kv_width = c.n_kv_heads * c.head_dim();
   const int64_t attention = 2 * c.dim * c.dim + 2 * c.dim * kv_width;
-  const int64_t layer = attention + 3 * c.dim * c.ffn_dim + 2 * c.dim;
+  const int64_t feed_forwards = std::max<int64_t>(c.moe.n_experts + c.moe.n_shared_experts, 1);
+  const int64_t router = c.moe.n_experts * c.dim;
+  const int64_t layer = attention + feed_forwards * 3 * c.dim * c.ffn_dim + router + 2 * c.dim;
   return (c.tied ? 1 : 2) * c.vocab_size * c.dim + c.n_layers * layer + c.dim;
 }
 
@@ -68,9 +79,14 @@ std::ostream& operator<<(std::ostream& out, const GPT2Config& c) {
 }
 
 std::ostream& operator<<(std::ostream& out, const LlamaConfig& c) {
-  return out << "Llama(vocab_size=" << c.vocab_size << ", max_seq_len=" << c.max_seq_len << ", n_layers=" << c.n_layers
-             << ", n_heads=" << c.n_heads << ", n_kv_heads=" << c.n_kv_heads << ", dim=" << c.dim
-             << ", ffn_dim=" << c.ffn_dim << ", rope_theta=" << c.rope_theta << ", tied=" << c.tied << ")";
+  out << "Llama(vocab_size=" << c.vocab_size << ", max_seq_len=" << c.max_seq_len << ", n_layers=" << c.n_layers
+      << ", n_heads=" << c.n_heads << ", n_kv_heads=" << c.n_kv_heads << ", dim=" << c.dim << ", ffn_dim=" << c.ffn_dim
+      << ", rope_theta=" << c.rope_theta << ", tied=" << c.tied;
+  if (c.moe.n_experts > 0)
+    out << ", n_experts=" << c.moe.n_experts << ", top_k=" << c.moe.top_k
+        << ", n_shared_experts=" << c.moe.n_shared_experts << ", capacity_factor=" << c.moe.capacity_factor
+        << ", aux_loss_weight=" << c.moe.aux_loss_weight << ", bias_update_rate=" << c.moe.bias_update_rate;
+  return out << ")";
 }
 
 }  // namespace tessera::models

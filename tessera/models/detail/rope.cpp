@@ -11,11 +11,11 @@
 
 namespace tessera::models {
 
-at::Tensor rope_table(int64_t positions, int64_t head_dim, double theta, c10::Device device) {
+at::Tensor rope_table(const at::Tensor& positions, int64_t head_dim, double theta) {
   at::NoGradGuard no_grad;
-  const auto options = at::TensorOptions(device).dtype(at::kFloat);
+  const auto options = at::TensorOptions(positions.device()).dtype(at::kFloat);
   const auto frequency = at::pow(theta, at::arange(0, head_dim, 2, options).div(head_dim)).reciprocal();  // (D/2)
-  const auto angle = at::outer(at::arange(positions, options), frequency);                                // (T, D/2)
+  const auto angle = at::outer(positions.to(options), frequency);                                         // (T, D/2)
   return at::cat({angle.cos(), angle.sin()}, -1);
 }
 

@@ -6,8 +6,8 @@
 // order.
 namespace tessera::models {
 
-// A float tensor (T, D) for the positions 0 to T - 1: D/2 cosines, then D/2 sines.
-at::Tensor rope_table(int64_t positions, int64_t head_dim, double theta, c10::Device device);
+// A float tensor (T, D) for T positions: D/2 cosines, then D/2 sines.
+at::Tensor rope_table(const at::Tensor& positions, int64_t head_dim, double theta);
 
 // Rotates x (B, T, H, D). Computes in the dtype of the table and returns the dtype of x. The heads may be all heads,
 // local heads, or distributed. With a distributed x, a plain table is treated as replicated.

@@ -294,6 +294,8 @@ std::vector<std::string> schedule_names() {
   return names;
 }
 
+std::string canonical_name(std::string_view name) { return std::string(schedule_named(name).name); }
+
 ActionTable compute_schedule(std::string_view name, const PipelineShape& shape) {
   const ScheduleKind& kind = schedule_named(name);
   TESSERA_CHECK(shape.ranks >= 1 && shape.stages_per_rank >= 1 && shape.microbatches >= 1, UsageError, kind.name,

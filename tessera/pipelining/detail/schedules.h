@@ -21,6 +21,9 @@ struct PipelineShape {
 // GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV.
 std::vector<std::string> schedule_names();
 
+// The name as PyTorch writes it. Throws UsageError if it is unknown.
+std::string canonical_name(std::string_view name);
+
 // The compute actions of every rank. Case of `name` does not matter. Throws UsageError if the name is unknown, or if
 // the schedule does not exist for this shape.
 ActionTable compute_schedule(std::string_view name, const PipelineShape& shape);

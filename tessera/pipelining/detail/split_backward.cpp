@@ -162,6 +162,20 @@ Tensors backward_input(const Tensors& outputs, const Tensors& gradients, const T
   return input_gradients;
 }
 
+Tensors full_backward(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs) {
+  edge_list roots;
+  Tensors root_gradients;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].requires_grad() || !gradients[i].defined()) continue;
+    roots.push_back(torch::autograd::impl::gradient_edge(outputs[i]));
+    root_gradients.push_back(gradients[i]);
+  }
+  if (!roots.empty()) run_engine(roots, root_gradients, {}, /*keep_graph=*/false, /*accumulate=*/true);
+  Tensors found;
+  for (const at::Tensor& input : inputs) found.push_back(input.defined() ? input.grad() : at::Tensor());
+  return found;
+}
+
 void WeightBackward::run() {
   for (const Pass& pass : std::exchange(passes_, {}))
     run_engine(pass.roots, pass.gradients, pass.parameters, /*keep_graph=*/false, /*accumulate=*/true);

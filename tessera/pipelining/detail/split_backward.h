@@ -36,4 +36,9 @@ std::vector<at::Tensor> backward_input(const std::vector<at::Tensor>& outputs, c
                                        const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& parameters,
                                        WeightBackward& weights);
 
+// The same in one pass: accumulates into the gradients of the parameters and returns the gradients of `inputs`, which
+// are leaves.
+std::vector<at::Tensor> full_backward(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& gradients,
+                                      const std::vector<at::Tensor>& inputs);
+
 }  // namespace tessera::pipelining

@@ -6,6 +6,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/detail/replicated_over.h"
 #include "tessera/placement/detail/shard.h"
+#include "tessera/tensor_parallel/detail/context_state.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
@@ -109,10 +110,13 @@ at::Tensor call_composite(const at::Tensor& q, const at::Tensor& k, const at::Te
   return stack.back().toTensor();
 }
 
-// As LibTorch's _scaled_dot_product_attention_math, with a mask that is drawn by global index.
+// In the scope of a ContextParallel: over the tokens of all ranks. With dropout: as LibTorch's
+// _scaled_dot_product_attention_math, with a mask that is drawn by global index.
 at::Tensor attention(const at::Tensor& q, const at::Tensor& key, const at::Tensor& value,
                      const std::optional<at::Tensor>& mask, double p, bool causal, std::optional<double> scale,
                      bool gqa) {
+  if (const auto& context = current_context_parallel())
+    return context_parallel_attention(context, q, key, value, mask, p, causal, scale, gqa, call_composite);
   const auto origin = p > 0 && p < 1 && q.dim() >= 3 ? dropout_origin(q) : std::nullopt;
   if (!origin) return call_composite(q, key, value, mask, p, causal, scale, gqa);
   const auto shared = gqa ? q.size(-3) / key.size(-3) : 1;

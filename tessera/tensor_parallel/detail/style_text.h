@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/tensor_parallel/style.h"
+#include "tessera/tensor_parallel/detail/style.h"
 
 #include <tuple>
 

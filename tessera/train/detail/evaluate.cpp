@@ -1,6 +1,6 @@
 #include "tessera/train/detail/evaluate.h"
 
-#include "tessera/data/batch.h"
+#include "tessera/data/dataset.h"
 #include "tessera/dtensor/detail/full_tensor_or_self.h"
 #include "tessera/models/loss.h"
 #include "tessera/tensor_parallel/loss_parallel.h"

@@ -1,5 +1,5 @@
 #pragma once
-#include "tessera/data/batch.h"
+#include "tessera/data/dataset.h"
 #include "tessera/data/detail/prefetch.h"
 #include "tessera/train/config.h"
 

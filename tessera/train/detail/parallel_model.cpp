@@ -18,13 +18,7 @@ namespace {
 MixedPrecisionPolicy precision_of(const TrainConfig& config) {
   if (config.training.precision == "fp32") return {};
   const auto dtype = config.training.precision == "bf16" ? at::kBFloat16 : at::kHalf;
-  return {.param_dtype = dtype, .reduce_dtype = at::kFloat, .output_dtype = at::kFloat};
-}
-
-// Between blocks, activations keep the compute dtype.
-MixedPrecisionPolicy block_policy(MixedPrecisionPolicy policy) {
-  policy.output_dtype.reset();
-  return policy;
+  return {.param_dtype = dtype, .reduce_dtype = at::kFloat};  // the loss converts logits itself
 }
 
 }  // namespace
@@ -43,7 +37,7 @@ ParallelModel::ParallelModel(const TrainConfig& config, DeviceMesh mesh, Init in
   if (has_axis("fsdp")) {
     const auto axes = has_axis("dp") ? mesh_[std::vector<std::string>{"dp", "fsdp"}] : mesh_["fsdp"];
     const auto policy = precision_of(config);
-    for (const auto& block : blocks) fully_shard(*block, {.mesh = axes, .mp_policy = block_policy(policy)});
+    for (const auto& block : blocks) fully_shard(*block, {.mesh = axes, .mp_policy = policy});
     fsdp_module_ = fsdp_module(fully_shard(root, {.mesh = axes, .mp_policy = policy}));
   }
   if (init == Init::Deferred) return;

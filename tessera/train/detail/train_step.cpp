@@ -57,7 +57,7 @@ TrainStep::TrainStep(const TrainConfig& config, ParallelModel& model, optim::Ada
           };
         };
         if (config.training.compile)
-          bind(compile(eager));
+          bind(compile(eager, {.captures = Captures::None}));  // nothing that it captures changes
         else
           bind(eager);
       },

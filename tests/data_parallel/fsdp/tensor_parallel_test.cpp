@@ -6,7 +6,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/llama.h"
 #include "tessera/models/loss.h"
-#include "tessera/models/plans.h"
+#include "tessera/models/sizes.h"
 #include "tessera/nn/module_tree.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/optim/sgd.h"

@@ -1,6 +1,6 @@
 // A transformer trained for 20 steps: the losses are those of one rank, whatever the sharding.
 #include "tessera/models/loss.h"
-#include "tessera/models/plans.h"
+#include "tessera/models/sizes.h"
 #include "tessera/nn/checkpoint_wrapper.h"
 #include "tessera/optim/adam.h"
 #include "tessera/tensor_parallel/parallelize_module.h"

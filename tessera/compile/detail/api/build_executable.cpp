@@ -19,9 +19,9 @@ std::unique_ptr<Executable> build_executable(Program program, const char* name, 
   append(run_passes(program, settings.passes, settings.verified));
   if (before_lowering) *before_lowering = program;
   append(lower(program, settings));
-  agree_on(program);
   const auto storages = bind(program);
   auto executable = std::make_unique<Executable>(std::move(program), storages, settings.run_with);
+  agree_on(executable->program(), settings.attempt);  // last: nothing fails on one rank only after it
   record.finish(*executable);
   return executable;
 }

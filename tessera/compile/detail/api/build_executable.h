@@ -12,7 +12,7 @@ namespace tessera::compiler {
 //   report            the entries of all passes are appended
 //   bind              gives the storages of the lowered program, by buffer (see Executable)
 //   before_lowering   if not null, gets the program after the passes
-// Throws UsageError on all ranks if their programs post different collectives.
+// Throws UsageError on all ranks if their programs post different collectives, or if a rank could not compile.
 std::unique_ptr<Executable> build_executable(Program program, const char* name, const Settings& settings,
                                              std::vector<PassReport>& report,
                                              const std::function<std::vector<c10::Storage>(const Program&)>& bind,

@@ -76,8 +76,9 @@ Settings settings_from(const CompileOptions& options) {
 }
 
 PassList default_passes() {
-  return {"fold_views",          "common_subexpressions",   "dead_code",
-          "hoist_communication", "fuse_ddp_with_concat_op", "schedule_comm_wait"};
+  return {"fold_views",          "common_subexpressions",   "fold_casts",         "dead_code",
+          "hoist_communication", "fuse_ddp_with_concat_op", "schedule_comm_wait", "fuse_bias",
+          "cuda_kernels"};
 }
 
 void UnmatchedPasses::check(const std::vector<PassReport>& report, const Settings& settings) {

@@ -1,5 +1,6 @@
 #pragma once
 #include "tessera/compile/api/options.h"
+#include "tessera/compile/detail/ir/program_agreement.h"
 
 #include <optional>
 #include <set>
@@ -26,6 +27,7 @@ struct Settings {
   bool captures_none;                   // the user says that the function captures nothing that changes
   bool has_captures = false;            // the function captures variables
   std::string recompiled_because = {};  // for the compile trace; set for one compilation
+  CompileAttempt attempt = {};          // the function, and its compilations so far
 };
 
 // Fills in what is not given: first from the innermost CompileScope, then from the documented defaults.

@@ -3,6 +3,10 @@
 #include "tessera/base/detail/hash.h"
 #include "tessera/nn/hooks.h"
 
+#include <dlfcn.h>
+#include <malloc.h>
+
+#include <algorithm>
 #include <cstring>
 
 namespace tessera::compiler {
@@ -29,10 +33,15 @@ struct ChildrenOf {
   using type = ModuleDict torch::nn::Module::*;
   friend type member_of(ChildrenOf);
 };
+struct TrainingFlagOf {
+  using type = bool torch::nn::Module::*;
+  friend type member_of(TrainingFlagOf);
+};
 // An explicit instantiation may name private members.
 template struct MemberAccess<ParametersOf, &torch::nn::Module::parameters_>;
 template struct MemberAccess<BuffersOf, &torch::nn::Module::buffers_>;
 template struct MemberAccess<ChildrenOf, &torch::nn::Module::children_>;
+template struct MemberAccess<TrainingFlagOf, &torch::nn::Module::is_training_>;
 
 const TensorDict& parameters_of(const torch::nn::Module& m) { return m.*member_of(ParametersOf()); }
 const TensorDict& buffers_of(const torch::nn::Module& m) { return m.*member_of(BuffersOf()); }
@@ -51,29 +60,87 @@ uint64_t hash_of_hooks(const HookPoint* point) {
   return count == 0 ? 0 : hash;
 }
 
+// The two words of a shared_ptr: the object, and the block with its counts.
+struct SharedWords {
+  const char *object, *counts;
+};
+SharedWords words_of(const std::shared_ptr<torch::nn::Module>& pointer) {
+  static_assert(sizeof(pointer) == sizeof(SharedWords));
+  SharedWords words{};
+  std::memcpy(static_cast<void*>(&words), static_cast<const void*>(&pointer), sizeof(words));
+  return words;
+}
+
 }  // namespace
 
+// make_shared puts the object directly behind its two counts. The block ends where the object ends, or a few bytes
+// later.
+CallArguments::ModuleObject ModuleGuard::object_of(const std::shared_ptr<torch::nn::Module>& pointer) {
+#ifdef __GLIBCXX__
+  constexpr size_t kCounts = 16;
+  const auto* counts = words_of(pointer).counts;
+  const auto* object = static_cast<const char*>(dynamic_cast<const void*>(pointer.get()));
+  if (!counts || object != counts + kCounts) return {};
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the function does not write
+  return {object, malloc_usable_size(const_cast<char*>(counts)) - kCounts};
+#else
+  return {};
+#endif
+}
+
 ModuleGuard::ModuleGuard(const torch::nn::Module& root, CallArguments::ModuleObject object) {
-  add(root, "");
-  const void* options = nullptr;
-  size_t size = 0;
-  if (find_torch_options(root, options, size)) return;  // add() has them
+  add(root, object, "");
+  for (const auto& each : members_)
+    if (each.of_own_class && points_to_unseen_memory(each)) complete_ = false;
+}
+
+// The members before and after the torch::nn::Module part of the object. The first ones after it can be in the padding
+// behind its last member, is_training_.
+void ModuleGuard::add_object(const torch::nn::Module& module, CallArguments::ModuleObject object,
+                             const std::string& name) {
   if (object.size == 0) {
     complete_ = false;
     return;
   }
-  // The members before and after the torch::nn::Module part of the object.
   const auto* begin = static_cast<const char*>(object.begin);
-  const auto* base = reinterpret_cast<const char*>(&root);
-  const auto* base_end = base + sizeof(torch::nn::Module);
-  complete_ = true;
-  for (size_t i = 1; i < entries_.size(); i++)
-    if (!find_torch_options(*entries_[i].module, options, size)) complete_ = false;
-  add_members(begin, static_cast<size_t>(base - begin), "");
-  add_members(base_end, static_cast<size_t>(begin + object.size - base_end), "");
+  const auto* base = reinterpret_cast<const char*>(&module);
+  const auto* base_end = reinterpret_cast<const char*>(&(module.*member_of(TrainingFlagOf()))) + 1;
+  add_members(begin, static_cast<size_t>(base - begin), name, true);
+  add_members(base_end, static_cast<size_t>(begin + object.size - base_end), name, true);
 }
 
-void ModuleGuard::add(const torch::nn::Module& module, const std::string& name) {
+// Does a word of the members look like a pointer to memory that the guard does not contain? Known are the object
+// itself (a short string), submodules, parameters, buffers, and data of the program (tables of virtual functions).
+bool ModuleGuard::points_to_unseen_memory(const Members& members) const {
+  constexpr uintptr_t kFirstPage = 1 << 16, kEndOfUserSpace = uintptr_t{1} << 47;
+  const auto is_known = [&](uintptr_t word) {
+    const auto* at = reinterpret_cast<const char*>(word);  // NOLINT(performance-no-int-to-ptr)
+    if (at >= members.begin && at < members.begin + members.bytes.size()) return true;
+    for (const auto& entry : entries_) {
+      if (at == reinterpret_cast<const char*>(entry.module)) return true;
+      for (const auto& item : children_of(*entry.module)) {
+        const auto words = words_of(item.value());
+        if (at == words.object || at == words.counts) return true;
+      }
+    }
+    const auto is_tensor = [&](const auto& each) {
+      return at == reinterpret_cast<const char*>(each.first.unsafeGetTensorImpl());
+    };
+    if (std::any_of(tensors_.begin(), tensors_.end(), is_tensor)) return true;
+    Dl_info info{};
+    return dladdr(at, &info) != 0;
+  };
+  const auto begin = reinterpret_cast<uintptr_t>(members.begin), end = begin + members.bytes.size();
+  for (auto at = (begin + sizeof(uintptr_t) - 1) / sizeof(uintptr_t) * sizeof(uintptr_t); at + sizeof(uintptr_t) <= end;
+       at += sizeof(uintptr_t)) {
+    uintptr_t word = 0;
+    std::memcpy(&word, members.bytes.data() + (at - begin), sizeof(word));
+    if (word >= kFirstPage && word < kEndOfUserSpace && !is_known(word)) return true;
+  }
+  return false;
+}
+
+void ModuleGuard::add(const torch::nn::Module& module, CallArguments::ModuleObject object, const std::string& name) {
   const auto* hook_point = dynamic_cast<const HookPoint*>(&module);
   const auto &parameters = parameters_of(module), &buffers = buffers_of(module);
   const auto& children = children_of(module);
@@ -85,17 +152,17 @@ void ModuleGuard::add(const torch::nn::Module& module, const std::string& name) 
   const void* options = nullptr;
   size_t size = 0;
   if (!find_torch_options(module, options, size))
-    complete_ = false;
+    add_object(module, object, name);
   else if (options)
-    add_members(options, size, name);
+    add_members(options, size, name, false);
   for (const auto& item : children)
-    if (item.value()) add(*item.value(), name.empty() ? item.key() : name + "." + item.key());
+    if (item.value()) add(*item.value(), object_of(item.value()), name.empty() ? item.key() : name + "." + item.key());
 }
 
-void ModuleGuard::add_members(const void* begin, size_t size, const std::string& name) {
+void ModuleGuard::add_members(const void* begin, size_t size, const std::string& name, bool of_own_class) {
   if (size == 0) return;
   const auto* bytes = static_cast<const char*>(begin);
-  members_.push_back({bytes, std::string(bytes, size), name});
+  members_.push_back({bytes, std::string(bytes, size), name, of_own_class});
 }
 
 bool ModuleGuard::Members::hold() const {

@@ -19,9 +19,10 @@ namespace tessera::compiler {
 //   parameters and buffers    identity and TensorGuard. The table holds them, so an address is never reused.
 //   modes                     train or eval
 //   hooks                     module hooks of Holders
-//   members                   the options of LibTorch's modules; for the root, all bytes of the object outside of its
-//                             torch::nn::Module part
-// A submodule of another class has members that cannot be seen: is_complete() is false.
+//   members                   the options of LibTorch's modules; for other classes, all bytes of the object outside of
+//                             its torch::nn::Module part
+// is_complete() is false if members can change unseen: elements of a std::vector, a long string, what a pointer points
+// to, or an object whose size is unknown because make_shared did not create it.
 class ModuleGuard {
  public:
   ModuleGuard(const torch::nn::Module& root, CallArguments::ModuleObject object);
@@ -30,6 +31,8 @@ class ModuleGuard {
   // Excludes members that a run of the program has changed itself. Call it after the first run.
   void exclude_changed_members();
   bool is_complete() const { return complete_; }
+  // The bytes of a module that make_shared has created. The size is 0 for other objects.
+  static CallArguments::ModuleObject object_of(const std::shared_ptr<torch::nn::Module>& pointer);
 
  private:
   struct Entry {
@@ -43,11 +46,14 @@ class ModuleGuard {
   struct Members {
     const char* begin;
     std::string bytes, name;
+    bool of_own_class;               // not the options of a class of LibTorch
     std::vector<bool> ignored = {};  // by byte; empty: none
     bool hold() const;
   };
-  void add(const torch::nn::Module& module, const std::string& name);
-  void add_members(const void* begin, size_t size, const std::string& name);
+  void add(const torch::nn::Module& module, CallArguments::ModuleObject object, const std::string& name);
+  void add_members(const void* begin, size_t size, const std::string& name, bool of_own_class);
+  void add_object(const torch::nn::Module& module, CallArguments::ModuleObject object, const std::string& name);
+  bool points_to_unseen_memory(const Members& members) const;
 
   std::vector<Entry> entries_;  // pre-order: a submodule is looked at only if its parent still has it
   std::vector<const torch::nn::Module*> children_;

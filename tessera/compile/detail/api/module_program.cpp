@@ -6,8 +6,8 @@
 #include "tessera/compile/detail/backward/compiled_node.h"
 #include "tessera/compile/detail/trace/local_tensors.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -31,77 +31,99 @@ void check_draws_of_backward(const Program& backward) {
           "with dropout), which a compiled module cannot do; compile the train step instead");
 }
 
+// A tensor that forward stores in a member would be the one of the trace forever.
+void refuse_kept_tensors(Program& program) {
+  for (const auto& output : program.outputs)
+    TESSERA_CHECK(output.kind != Output::Kind::Kept, UsageError,
+                  "compile: the forward of the module keeps a tensor of shape ",
+                  at::IntArrayRef(program[output.value].type.sizes),
+                  " in a variable, for example a member, which a compiled module cannot update; return it, or copy it "
+                  "into a buffer with copy_()");
+}
+
 }  // namespace
 
 ModuleProgram::ModuleProgram(const CallArguments& arguments, const TracedFunction& forward, const Settings& settings) {
-  TraceRun run(lift(arguments));
-  auto recorded = record(run, arguments, forward);
-  run.check_inputs_have_their_shapes();
-  stream_ = run.random().advance();
-  guards_ = CompilingScope::take_guards();
-  run.restore_memory();
-  auto traced = run.tracer().finish();
-  std::erase_if(traced.program.outputs, [](const Output& output) { return output.kind == Output::Kind::Kept; });
-
-  auto split = split_forward_backward(traced.program, recorded.forward_nodes, returned_specs_.size());
-  check_draws_of_backward(split.second);
-  bindings_ = InputBindings(split.first, traced, arguments);
-  if (!recorded.output_gradients.empty()) build_backward(std::move(recorded), split, traced, arguments, settings);
-  executable_ = build_executable(std::move(split.first), "forward", settings, report_,
-                                 [&](const Program& program) { return shared_storages(program, traced.storages); });
-  signature_ = Signature(arguments, std::vector<bool>(arguments.numbers.size(), true));
+  compile(arguments, forward, settings, CompilingScope::Region::Part, true);
 }
 
 // Runs forward, and the backward of its results, under the tracer.
-ModuleProgram::Recorded ModuleProgram::record(TraceRun& run, const CallArguments& arguments,
-                                              const TracedFunction& forward) {
+void ModuleProgram::record(TraceRun& run, const CallArguments& arguments, TraceRequest& request) {
   auto& tracer = run.tracer();
-  CompilingScope::take_guards();  // of an earlier trace that failed
-  const CompilingScope compiling;
+  CompilingScope compiling;
   const OpModeScope recording(tracer);
-  Recorded recorded;
-  const auto outputs = run.call([&] { return forward(nullptr); });
+  recorded_ = {};
+  returned_specs_.clear();
+  const auto outputs = call_function(run, request);
   Tensors roots, root_gradients;
   for (const auto& t : outputs) {
     const auto local = t.defined() ? local_or_self(t) : at::Tensor();
     returned_specs_.push_back(spec_or_null(t));
-    requires_grad_.push_back(t.defined() && t.requires_grad());
+    recorded_.requires_grad.push_back(t.defined() && t.requires_grad());
     tracer.add_output(local, Output::Kind::Return, "");
-    if (!requires_grad_.back()) continue;
+    if (!recorded_.requires_grad.back()) continue;
     const OpModesOff off;
     auto gradient = at::zeros_like(local, at::MemoryFormat::Contiguous);
     tracer.add_input(gradient, Role::Gradient, c10::str("output ", returned_specs_.size() - 1));
-    recorded.output_gradients.push_back(gradient);
-    recorded.backward.gradient_specs.push_back(returned_specs_.back());
-    recorded.backward.gradient_types.push_back(Type::of(gradient));
+    recorded_.output_gradients.push_back(gradient);
+    recorded_.gradient_specs.push_back(returned_specs_.back());
+    recorded_.gradient_types.push_back(Type::of(gradient));
     roots.push_back(t);
     root_gradients.push_back(wrap_with_spec(gradient, returned_specs_.back()));
   }
-  recorded.forward_nodes = tracer.nodes();
-  if (!roots.empty()) record_backward(tracer, arguments, roots, root_gradients, recorded.backward);
-  return recorded;
+  recorded_.forward_nodes = tracer.nodes();
+  if (!roots.empty()) record_backward(tracer, arguments, roots, root_gradients);
+  compiling.finish();
+  run.check_inputs_have_their_shapes();
 }
 
 void ModuleProgram::record_backward(Tracer& tracer, const CallArguments& arguments, const Tensors& roots,
-                                    const Tensors& root_gradients, BackwardProgram& backward) {
+                                    const Tensors& root_gradients) {
   for (const auto* module : arguments.modules)
     for (const auto& p : module->parameters())
-      if (p.requires_grad()) differentiated_parameters_.push_back(p);
-  auto inputs = differentiated_parameters_;
+      if (p.requires_grad()) recorded_.differentiated_parameters.push_back(p);
+  for (const auto& leaf : arguments.leaves) recorded_.differentiated_parameters.push_back(leaf);
   for (size_t a = 0; a < arguments.tensors.size(); a++)
-    if (arguments.tensors[a].defined() && arguments.tensors[a].requires_grad()) {
-      differentiated_arguments_.push_back(a);
-      inputs.push_back(arguments.tensors[a]);
-    }
+    if (arguments.tensors[a].defined() && arguments.tensors[a].requires_grad())
+      recorded_.differentiated_arguments.push_back(a);
+  const auto inputs = differentiated(arguments);
+  if (inputs.empty()) {  // captured leaves are found after this trace
+    recorded_.output_gradients.clear();
+    return;
+  }
   for (const auto& gradient : torch::autograd::grad(roots, inputs, root_gradients, false, false, true)) {
-    backward.result_specs.push_back(spec_or_null(gradient));
+    recorded_.result_specs.push_back(spec_or_null(gradient));
     tracer.add_output(gradient.defined() ? local_or_self(gradient) : at::Tensor(), Output::Kind::Return, "");
   }
 }
 
-void ModuleProgram::build_backward(Recorded recorded, SplitProgram& split, const Tracer::Result& traced,
-                                   const CallArguments& arguments, const Settings& settings) {
-  auto backward = std::make_shared<BackwardProgram>(std::move(recorded.backward));
+// The tensors whose gradients backward computes, in order.
+Tensors ModuleProgram::differentiated(const CallArguments& arguments) const {
+  auto inputs = recorded_.differentiated_parameters;
+  for (const auto a : recorded_.differentiated_arguments) inputs.push_back(arguments.tensors[a]);
+  return inputs;
+}
+
+void ModuleProgram::build(Tracer::Result traced, const TraceRun& /*run*/, const CallArguments& arguments,
+                          const Settings& settings) {
+  refuse_kept_tensors(traced.program);
+  auto split = split_forward_backward(traced.program, recorded_.forward_nodes, returned_specs_.size());
+  check_draws_of_backward(split.second);
+  bindings_ = InputBindings(split.first, traced, arguments);
+  if (!recorded_.output_gradients.empty()) build_backward(split, traced, arguments, settings);
+  recorded_.output_gradients.clear();
+  executable_ = build_executable(std::move(split.first), "forward", settings, report_,
+                                 [&](const Program& program) { return shared_storages(program, traced.storages); });
+  find_written_buffers(executable_->program());
+}
+
+void ModuleProgram::build_backward(SplitProgram& split, const Tracer::Result& traced, const CallArguments& arguments,
+                                   const Settings& settings) {
+  auto backward = std::make_shared<BackwardProgram>();
+  backward->gradient_specs = recorded_.gradient_specs;
+  backward->gradient_types = recorded_.gradient_types;
+  backward->result_specs = recorded_.result_specs;
+  backward->numbers = number_values_;
   const auto external = traced.program.external_buffers();
   backward_bindings_ = InputBindings(traced.program, traced, arguments);
   backward->saved_buffers = split.saved;
@@ -117,7 +139,7 @@ void ModuleProgram::build_backward(Recorded recorded, SplitProgram& split, const
     saved.push_back(buffer);
     backward->saved_offsets.push_back(local_or_self(backward_bindings_.tensor_of(buffer, arguments)).storage_offset());
   }
-  for (const auto& gradient : recorded.output_gradients)
+  for (const auto& gradient : recorded_.output_gradients)
     for (size_t b = 0; b < external.size(); b++)
       if (traced.storages[b].unsafeGetStorageImpl() == gradient.storage().unsafeGetStorageImpl())
         backward->gradient_buffers.push_back(static_cast<int32_t>(b));
@@ -128,46 +150,21 @@ void ModuleProgram::build_backward(Recorded recorded, SplitProgram& split, const
   backward_ = std::move(backward);
 }
 
-bool ModuleProgram::fits(const CallArguments& arguments, const ThreadState& now, std::string* why) const {
-  const auto fails = [&](const char* reason) {
-    if (why) *why = reason;
-    return false;
-  };
-  if (!signature_.holds(arguments, now, why)) return false;
-  if (!std::all_of(guards_.begin(), guards_.end(), [](const auto& guard) { return guard.holds(); }))
-    return fails("the state of FSDP or DDP, or a ts::live() value has changed");
-  if (!bindings_.fits(arguments) || (backward_ && !backward_bindings_.fits(arguments)))
-    return fails("an argument shares memory with a parameter, or no longer does");
-  return true;
-}
-
-std::string ModuleProgram::why_not(const CallArguments& arguments, const ThreadState& now) const {
-  std::string why;
-  fits(arguments, now, &why);
-  return why;
-}
-
-std::function<void()> ModuleProgram::save_before_run(const CallArguments& arguments) const {
-  const at::NoGradGuard no_grad;
-  std::vector<std::pair<at::Tensor, at::Tensor>> memory;
-  const auto& program = executable_->program();
-  const auto external = program.external_buffers();
-  for (const auto& node : program.nodes)
-    node.each_write([&](ValueId id) {
-      if (!external[static_cast<size_t>(program.buffer_of(id))]) return;
-      const auto t = bindings_.tensor_of(program.buffer_of(id), arguments);
-      if (t.defined()) memory.emplace_back(local_or_self(t).detach(), local_or_self(t).detach().clone());
-    });
-  return [memory, generator = at::detail::getDefaultCPUGenerator(),
-          state = at::detail::getDefaultCPUGenerator().get_state(), stream = random::state()]() mutable {
-    const at::NoGradGuard guard;
-    for (auto& [tensor, before] : memory) tensor.copy_(before);
-    generator.set_state(state);
-    random::state() = stream;
+std::function<void()> ModuleProgram::keep_collected() {
+  return [this, kept = recorded_, others = TracedProgram::keep_collected()] {
+    recorded_ = kept;
+    others();
   };
 }
 
-Tensors ModuleProgram::run(const CallArguments& arguments) {
+bool ModuleProgram::more_guards_hold(const CallArguments& arguments, std::string* why) const {
+  if (!backward_ || backward_bindings_.fits(arguments)) return true;
+  if (why) *why = "an argument shares memory with a parameter, or no longer does";
+  return false;
+}
+
+Returned ModuleProgram::run(const CallArguments& arguments) {
+  set_numbers(arguments);
   bindings_.bind(*executable_, arguments);
   executable_->run();
   stream_.apply();
@@ -180,15 +177,15 @@ Tensors ModuleProgram::run(const CallArguments& arguments) {
       saved.push_back(std::move(tensor));
   }
   if (backward_ && at::GradMode::is_enabled()) add_autograd_node(returned, std::move(saved), arguments);
-  if (executable_->runs() == 1) signature_.exclude_changed_members();
-  return returned;
+  for (const auto& repeat : on_replay_) repeat();
+  if (executable_->runs() == 1) exclude_changed_members();
+  return {std::move(returned), returned_numbers()};
 }
 
 // returned <- CompiledNode <- one DeliverNode per result <- the parameter or argument
 void ModuleProgram::add_autograd_node(Tensors& returned, Tensors saved, const CallArguments& arguments) const {
   for (const auto buffer : saved_inputs_) saved.push_back(backward_bindings_.tensor_of(buffer, arguments));
-  auto inputs = differentiated_parameters_;
-  for (const auto a : differentiated_arguments_) inputs.push_back(arguments.tensors[a]);
+  const auto inputs = differentiated(arguments);
   torch::autograd::edge_list edges;
   for (const auto& t : inputs) edges.push_back(torch::autograd::impl::gradient_edge(t));
   const auto& order = backward_->result_order;
@@ -200,15 +197,64 @@ void ModuleProgram::add_autograd_node(Tensors& returned, Tensors saved, const Ca
   }
   auto node = libtorch::make_node<CompiledNode>(backward_);
   node->set_next_edges(std::move(edges));
-  node->save(std::move(saved));
+  node->save(std::move(saved), *number_values_);
   for (size_t i = 0; i < returned.size(); i++)
-    if (requires_grad_[i]) torch::autograd::set_history(returned[i], node);
+    if (recorded_.requires_grad[i]) torch::autograd::set_history(returned[i], node);
+}
+
+// Results, written memory, and the gradients for a gradient of ones.
+TracedProgram::CheckedTensors ModuleProgram::checked_tensors(const CallArguments& arguments, const Tensors& returned,
+                                                             bool /*exact*/) const {
+  CheckedTensors all;
+  const auto add = [&](std::string name, const at::Tensor& t) {
+    const at::NoGradGuard no_grad;
+    all.push_back({std::move(name), t.defined() ? local_or_self(t).detach().clone() : at::Tensor()});
+  };
+  for (size_t i = 0; i < returned.size(); i++) add(c10::str("result ", i), returned[i]);
+  for (auto& each : written_memory(arguments)) all.push_back(std::move(each));
+  if (!backward_ || !at::GradMode::is_enabled()) return all;
+  Tensors roots, gradients;
+  for (size_t i = 0; i < returned.size(); i++)
+    if (recorded_.requires_grad[i] && returned[i].requires_grad()) {
+      roots.push_back(returned[i]);
+      gradients.push_back(at::ones_like(returned[i]));
+    }
+  const auto inputs = differentiated(arguments);
+  if (roots.empty() || inputs.empty()) return all;
+  const auto computed = torch::autograd::grad(roots, inputs, gradients, true, false, true);
+  for (size_t i = 0; i < computed.size(); i++)
+    add(c10::str("gradient ", i), computed[i].defined() ? computed[i] : at::zeros_like(inputs[i]));
+  return all;
+}
+
+// First forward itself, then the program, both from the state before. The call leaves what the program leaves.
+Returned ModuleProgram::run_beside_eager(const CallArguments& arguments, const TracedFunction& function, bool exact) {
+  auto before = save_before_run(arguments);
+  try {
+    CheckedTensors wanted;
+    {
+      const auto eager = function(nullptr);
+      wanted = checked_tensors(arguments, eager.tensors, exact);
+    }
+    before.restore();
+    auto returned = run(arguments);
+    const auto numbers = *number_values_;
+    auto state = save_before_run(arguments);  // backward can draw
+    const auto found = checked_tensors(arguments, returned.tensors, exact);
+    state.restore();
+    *number_values_ = numbers;
+    compare_with_eager(found, wanted, exact, "The state is the one before the call.");
+    return returned;
+  } catch (...) {
+    before.restore();
+    throw;
+  }
 }
 
 CallResult ModuleCache::call(const CallArguments& arguments, const TracedFunction& forward) {
-  const auto settings = settings_from(options_);
-  if (settings.backend == "eager" || compiling()) return {forward(nullptr), nullptr};  // part of the outer program
-  return programs_.call(arguments, settings, forward, {.what = "module", .fall_back = !settings.fullgraph});
+  // Inside a traced step, the module is part of the program of that step.
+  if (settings_.backend == "eager" || compiling()) return {{forward(nullptr).tensors}, nullptr};
+  return programs_.call(arguments, settings_, forward, {.what = "module", .fall_back = !settings_.fullgraph});
 }
 
 }  // namespace tessera::compiler

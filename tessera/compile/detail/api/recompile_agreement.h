@@ -4,19 +4,34 @@
 
 #include <string>
 
-// Ranks that recompile must do so together. A cache hit does not communicate, so a rank that recompiles alone is found
-// at the next collective of its peers.
+// Ranks must run their programs together. A cache hit does not communicate, so a rank that recompiles alone, or stops
+// with an error of its own, is found at the next collective of its peers.
 namespace tessera::compiler {
 
-// Before this rank recompiles. Publishes the reason in the store, and posts a barrier on every group of the program
-// that ran last. If all ranks recompile, the barriers complete. If a peer runs its program instead, its next collective
-// on the group meets this barrier, and both throw.   UsageError: a peer does not recompile.
-void announce_recompile(const Program& last, const std::string& reason);
+// What a rank does instead of running its program.
+enum class Departure : uint8_t {
+  Recompiles,
+  Stops,  // an error of its own ends the call
+};
 
-// After a run of `program` has thrown `error`: adds which peer recompiles and why. "": none does.
-std::string recompiles_of_peers(const Program& program);
+// Publishes the reason in the store, and posts a barrier on every group of the program that ran last. If all ranks do
+// the same, the barriers complete. If a peer runs its program instead, its next collective on the group meets this
+// barrier, and both throw.   UsageError: a peer runs its program.
+void announce(Departure departure, const Program& last, const std::string& reason);
 
-// CompileOptions::agree: true if any rank of the current world has `wanted`. Communicates.
-bool any_rank(bool wanted);
+// After a run of `program` has thrown: which peer did not run it, and why. "": all did.
+std::string departures_of_peers(const Program& program);
+
+// CompileOptions::agree: the largest value of all ranks of the current world. Communicates.
+int64_t largest_of_ranks(int64_t value);
+
+// A key for the compiled functions of one type: all ranks create their functions in the same order.
+std::string function_key(const char* type);
+
+// The message of an error, without a backtrace.
+std::string message_of(const std::exception& error);
+
+// Did communication fail, so that peers know of it already?
+bool is_communication_error(const std::exception& error);
 
 }  // namespace tessera::compiler

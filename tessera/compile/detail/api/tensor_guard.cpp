@@ -21,14 +21,16 @@ c10::SmallVector<int64_t, 8> layout_of(const at::Tensor& t) {
   return layout;
 }
 
-// Hooks that the user has registered on the gradient.
+// Hooks that the user has registered on the gradient: 0 if there are none, and another number for other hooks. A hook
+// that is removed leaves its position, so a new one has a position that none had before.
 int hooks_on(const at::Tensor& t) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(t);
   if (!meta) return 0;
-  int count = meta->post_acc_grad_hooks_ ? 1 : 0;
+  int sum = meta->post_acc_grad_hooks_ ? 1 : 0;
   if (meta->cpp_hooks_list_)
-    for (const auto& hook : *meta->cpp_hooks_list_) count += hook ? 1 : 0;
-  return count;
+    for (size_t i = 0; i < meta->cpp_hooks_list_->size(); i++)
+      if ((*meta->cpp_hooks_list_)[i]) sum = sum * 31 + static_cast<int>(i) + 2;
+  return sum;
 }
 
 }  // namespace
@@ -80,14 +82,14 @@ std::string TensorGuard::describe(const at::Tensor& t) {
   if (t.is_neg()) out << " with its neg bit set";
   if (t.is_conj()) out << " with its conj bit set";
   if (t.is_inference()) out << " of inference mode";
-  if (const auto hooks = hooks_on(t)) out << " with " << hooks << " hooks";
+  if (hooks_on(t)) out << " with hooks";
   return out.str();
 }
 
 std::string TensorGuard::difference(const at::Tensor& t) const {
   if (holds(t)) return "";
   const auto now = describe(t), before = keys_ ? text_ : "undefined";
-  return now == before ? now + " of another kind or layout" : now + ", it was " + before;
+  return now == before ? now + " of another kind or layout, or with other hooks" : now + ", it was " + before;
 }
 
 }  // namespace tessera::compiler

@@ -88,7 +88,7 @@ std::string with_constants(const TraceText& text, size_t line) {
 
 }  // namespace
 
-TraceText::TraceText(const Tracer::Result& traced) {
+TraceText::TraceText(const Tracer::Result& traced, const ResultLeaves& returned) {
   const auto& program = traced.program;
   ValueNames names(traced);
   for (size_t n = 0; n < program.nodes.size(); n++) {
@@ -116,6 +116,11 @@ TraceText::TraceText(const Tracer::Result& traced) {
     if (output.kind != Output::Kind::Kept)
       lines.push_back(c10::str(output.kind == Output::Kind::Return ? "return " : "gradient ", names[output.value], " ",
                                output.name));
+  for (size_t i = 0; i < returned.numbers.size(); i++) {
+    constants.push_back({lines.size(), i, returned.numbers[i]});
+    lines.push_back(c10::str("return number ", i, ", #"));
+  }
+  if (!returned.others.empty()) lines.push_back("return" + returned.others);
 }
 
 std::string difference(const TraceText& now, const TraceText& before, const std::vector<NumberUse>& uses,

@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/compile/detail/api/result_leaves.h"
 #include "tessera/compile/detail/trace/tracer.h"
 
 #include <string>
@@ -13,16 +14,16 @@ struct TraceText {
     size_t node, argument;
     double value;
   };
-  std::vector<std::string> lines;  // of the nodes, then of the outputs
+  std::vector<std::string> lines;  // of the nodes, of the outputs, of the numbers in the result
   std::vector<Constant> constants;
 
   TraceText() = default;
-  explicit TraceText(const Tracer::Result& traced);
+  TraceText(const Tracer::Result& traced, const ResultLeaves& returned);
 };
 
 // A constant of a trace that is a number of the call.
 struct NumberUse {
-  size_t node, argument;  // in the traced program
+  size_t node, argument;  // in the traced program; a node after its last one: number `argument` of the result
   size_t number;
   bool negated;
 };

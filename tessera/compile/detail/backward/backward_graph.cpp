@@ -59,6 +59,7 @@ class BackwardGraphReader {
     if (dynamic_cast<DeliverNode*>(node)) return;
     if (const auto* compiled = dynamic_cast<CompiledNode*>(node)) {
       append_number(graph_.key, reinterpret_cast<int64_t>(compiled->program().get()));
+      append_bytes(graph_.key, compiled->numbers().data(), compiled->numbers().size() * sizeof(double));
       for (const auto& t : compiled->saved()) call_.tensor_args.add(t);
       return;
     }

@@ -24,6 +24,8 @@ struct BackwardProgram {
   std::vector<Type> gradient_types;
   std::vector<SpecRef> gradient_specs;  // an incoming gradient is redistributed to this spec; null: a plain tensor
 
+  std::shared_ptr<std::vector<double>> numbers;  // of the call of forward, which the program reads; may be null
+
   std::vector<SpecRef> result_specs;
   std::vector<size_t> result_order;  // indices of results in the order in which eager backward computes them
 

@@ -4,8 +4,9 @@
 
 namespace tessera::compiler {
 
-void CompiledNode::save(Tensors saved) {
+void CompiledNode::save(Tensors saved, std::vector<double> numbers) {
   saved_ = std::move(saved);
+  numbers_ = std::move(numbers);
   for (const auto& t : saved_) versions_.push_back(t._version());
 }
 
@@ -16,6 +17,7 @@ torch::autograd::variable_list CompiledNode::apply(torch::autograd::variable_lis
   for (size_t i = 0; i < saved_.size(); i++)
     TESSERA_CHECK(saved_[i]._version() == versions_[i], UsageError, "a tensor of shape ", saved_[i].sizes(),
                   " that the backward of a compiled module needs was modified in place after forward; clone it first");
+  if (program_->numbers) *program_->numbers = numbers_;  // a later forward may have had others
   return program_->run(saved_, std::move(gradients));
 }
 

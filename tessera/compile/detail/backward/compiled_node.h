@@ -17,13 +17,16 @@ class CompiledNode : public torch::autograd::Node {
   std::string name() const override { return "CompiledBackward"; }
   void release_variables() override { saved_.clear(); }
 
-  void save(Tensors saved);
+  // `numbers`: those of the call of forward.
+  void save(Tensors saved, std::vector<double> numbers);
   const Tensors& saved() const { return saved_; }
+  const std::vector<double>& numbers() const { return numbers_; }
   const std::shared_ptr<BackwardProgram>& program() const { return program_; }
 
  private:
   std::shared_ptr<BackwardProgram> program_;
   Tensors saved_;
+  std::vector<double> numbers_;
   std::vector<int64_t> versions_;  // of the saved tensors, to detect later writes
 };
 

@@ -95,14 +95,14 @@ std::optional<MergeBucket> find_bucket(const Program& program, const Dependencie
 
 void merge_bucket(Program& program, const MergeBucket& bucket) {
   const auto last = bucket.members.back();
-  auto merged = coalesced_collective(program, bucket.members, last);
+  const auto merged = coalesced_collective(program, bucket.members, last);
   std::vector<Node> nodes, later;
   size_t next = 0;
   for (size_t n = 0; n < program.nodes.size(); n++) {
     const bool member = next < bucket.members.size() && bucket.members[next] == n;
     if (member) next++;
     if (n == last) {
-      nodes.push_back(std::move(merged));
+      nodes.push_back(merged);
       for (auto& node : later) nodes.push_back(std::move(node));
     } else if (!member) {
       (n < last && bucket.delayed[n] == kDelayed ? later : nodes).push_back(std::move(program.nodes[n]));

@@ -51,6 +51,7 @@ const std::vector<PassInfo>& known_passes() {
   static const std::vector<PassInfo> passes = {
       {"functionalise", "replaces in-place ops on the program's own memory by functional ones", functionalise},
       {"fold_views", "removes views that alias exactly the memory of an earlier value", fold_views},
+      {"fold_casts", "copies from the value that was cast, without the cast", fold_casts},
       {"constant_folding", "runs ops on constants at compile time", constant_folding, {{"bytes", 65536}}},
       {"common_subexpressions", "computes equal expressions once", common_subexpressions},
       {"dead_code", "removes ops whose results are not used", dead_code},
@@ -80,6 +81,8 @@ const std::vector<PassInfo>& known_passes() {
        overlap_communication,
        {{"bytes", 0}},
        true},
+      {"cuda_kernels", "on CUDA, replaces layer norm and sums over rows by fused kernels", cuda_kernels},
+      {"fuse_bias", "on CUDA, adds a bias inside of the matrix product", fuse_bias},
       {"in_place_collectives", "makes all-reduces in-place if their input is not used again", in_place_collectives},
       {"fuse_pointwise", "fuses consecutive pointwise ops into one generated function", fuse_pointwise},
       {"in_place_ops", "makes pointwise ops in-place if their operand is not used again", in_place_ops},

@@ -6,6 +6,7 @@ namespace tessera::compiler {
 
 Matched functionalise(Program& program);
 Matched fold_views(Program& program);
+Matched fold_casts(Program& program);
 Matched constant_folding(Program& program, const PassSettings& settings);
 Matched common_subexpressions(Program& program);
 Matched dead_code(Program& program);
@@ -21,6 +22,8 @@ Matched prefetch_all_gathers(Program& program);
 Matched bucket_reduce_scatters(Program& program);
 Matched schedule_comm_wait(Program& program);
 Matched overlap_communication(Program& program, const PassSettings& settings);
+Matched cuda_kernels(Program& program);
+Matched fuse_bias(Program& program);
 Matched in_place_collectives(Program& program);
 Matched in_place_ops(Program& program);
 Matched fuse_pointwise(Program& program);

@@ -3,6 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/compile/detail/codegen/cpp_kernel.h"
 #include "tessera/compile/detail/ir/collective.h"
+#include "tessera/compile/detail/ir/dependencies.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/ir/print.h"
 #include "tessera/compile/detail/replay/boxed_arguments.h"
@@ -12,18 +13,40 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
 namespace tessera::compiler {
 namespace {
 
+c10::Storage storage_without_memory(int64_t bytes, c10::Device device) {
+  return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes), c10::DataPtr(nullptr, device),
+                      c10::GetAllocator(device.type()), true);
+}
+
+c10::DataPtr& data_of(const c10::Storage& storage) {
+  return const_cast<c10::DataPtr&>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
+}
+
 c10::Storage allocate_storage(int64_t bytes, c10::Device device) {
   auto* allocator = c10::GetAllocator(device.type());
   return c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes),
                       allocator->allocate(static_cast<size_t>(bytes)), allocator, true);
+}
+
+// Returns memory that LibTorch's allocator keeps for later to the device.
+void free_cached_memory(c10::Device device) {
+  if (!device.is_cpu()) c10::getDeviceAllocator(device.type())->emptyCache();
+}
+
+void synchronize(c10::Device device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
 c10::DeviceType device_of(const Program& program, const Node& node) {
@@ -35,6 +58,9 @@ c10::DeviceType device_of(const Program& program, const Node& node) {
   node.each_result(check);
   return device;
 }
+
+constexpr int64_t kRunsBeforeGraph = 2;  // libraries allocate workspaces and choose algorithms in the first runs
+constexpr int64_t kMaxGraphs = 4;
 
 // Is every result one defined tensor, not a list?
 bool all_results_are_tensors(const Node& node) {
@@ -52,7 +78,9 @@ Executable::Executable(Program program, const std::vector<c10::Storage>& bound, 
       tensors_(program_.values.size()),
       values_in_(static_cast<size_t>(program_.buffers)),
       returned_(static_cast<size_t>(program_.buffers), 0),
-      bytes_(program_.buffer_bytes()) {
+      allocated_by_op_(static_cast<size_t>(program_.buffers), 0),
+      bytes_(program_.buffer_bytes()),
+      is_argument_(static_cast<size_t>(program_.buffers), 0) {
   for (size_t b = 0; b < storages_.size() && b < bound.size(); b++) storages_[b] = bound[b];
   for (const auto& input : program_.inputs)
     if (input.constant.defined())
@@ -72,9 +100,13 @@ void Executable::prepare() {
   if (runner_) return;
   for (size_t n = 0; n < program_.nodes.size(); n++) prepare_call(n, program_.nodes[n]);
   renew_returned_buffers(program_.external_buffers());
+  free_after_last_use();
+  for (const auto& input : program_.inputs)
+    if (input.role == Role::Argument) is_argument_[static_cast<size_t>(program_.buffer_of(input.value))] = 1;
+  why_no_graph_ = find_why_no_graph();
 }
 
-// Bound buffers, outputs, and results that their op allocates. Sets returned_.
+// Bound buffers, outputs, and results that their op allocates. Sets returned_ and allocated_by_op_.
 std::vector<char> Executable::buffers_outside_arena() {
   std::vector<char> outside(storages_.size(), 0);
   for (size_t b = 0; b < storages_.size(); b++) outside[b] = static_cast<bool>(storages_[b]);
@@ -88,8 +120,12 @@ std::vector<char> Executable::buffers_outside_arena() {
   for (const auto& node : program_.nodes) {
     if (is_view(program_, node) || node.schema().is_mutable() || kind_of(node) == OpKind::Empty) continue;
     if (all_results_are_tensors(node) && out_overload(node.op, device_of(program_, node))) continue;
-    node.each_result([&](ValueId id) { outside[static_cast<size_t>(program_.buffer_of(id))] = 1; });
+    node.each_result([&](ValueId id) {
+      const auto b = static_cast<size_t>(program_.buffer_of(id));
+      allocated_by_op_[b] = !outside[b] && !external[b];
+    });
   }
+  for (size_t b = 0; b < outside.size(); b++) outside[b] |= allocated_by_op_[b];
   if (runner_) outside.assign(outside.size(), 1);
   return outside;
 }
@@ -98,13 +134,19 @@ void Executable::allocate_buffers() {
   const auto used = used_buffers();
   std::vector<c10::Device> devices(storages_.size(), c10::kCPU);
   for (const auto& value : program_.values) devices[static_cast<size_t>(value.buffer)] = value.type.device;
-  arena_ = at::empty({plan_.arena_bytes}, at::kByte);
+  for (const auto& arena : plan_.arenas) {
+    free_cached_memory(arena.device);  // of the trace
+    arenas_.push_back(at::empty({arena.bytes}, at::device(arena.device).dtype(at::kByte)));
+  }
   for (size_t b = 0; b < storages_.size(); b++) {
     if (storages_[b]) continue;
-    if (plan_.offsets[b] != MemoryPlan::kOutside && devices[b].is_cpu()) {
-      auto* begin = static_cast<char*>(arena_.data_ptr()) + plan_.offsets[b];
+    if (plan_.offsets[b] != MemoryPlan::kOutside) {
+      const auto arena = static_cast<size_t>(&plan_.arena(devices[b]) - plan_.arenas.data());
+      auto* begin = static_cast<char*>(arenas_[arena].data_ptr()) + plan_.offsets[b];
       storages_[b] = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes_[b]),
-                                  c10::DataPtr(begin, c10::kCPU), nullptr, false);
+                                  c10::DataPtr(begin, devices[b]), nullptr, false);
+    } else if (allocated_by_op_[b]) {
+      storages_[b] = storage_without_memory(bytes_[b], devices[b]);
     } else {
       storages_[b] = allocate_storage(used[b] ? bytes_[b] : 0, devices[b]);
     }
@@ -126,6 +168,17 @@ void Executable::renew_returned_buffers(const std::vector<char>& external) {
     };
     program_.nodes[call.node].each_read(see);  // an in-place op may be the first to fill an empty tensor
     program_.nodes[call.node].each_result(see);
+  }
+}
+
+// A temporary that its op allocates has memory until the last call that uses it, as in eager mode.
+void Executable::free_after_last_use() {
+  const auto alive = lifetimes(program_);
+  for (size_t b = 0; b < alive.size(); b++) {
+    if (!allocated_by_op_[b] || alive[b].first < 0) continue;
+    const auto later = std::upper_bound(calls_.begin(), calls_.end(), static_cast<size_t>(alive[b].last),
+                                        [](size_t node, const KernelCall& call) { return node < call.node; });
+    if (later != calls_.begin()) std::prev(later)->last_used.push_back(static_cast<int32_t>(b));
   }
 }
 
@@ -219,6 +272,25 @@ void Executable::call_generated(const KernelCall& call) {
 }
 
 void Executable::bind(int32_t buffer, const c10::Storage& storage, int64_t shift) {
+  if (graph_ && is_argument_[static_cast<size_t>(buffer)]) {
+    for (const auto& input : program_.inputs) {  // the graph reads the copy
+      if (program_.buffer_of(input.value) != buffer) continue;
+      const auto& copy = tensors_[static_cast<size_t>(input.value)];
+      auto given = copy.alias();
+      given.unsafeGetTensorImpl()->set_storage_keep_dtype(storage);
+      given.unsafeGetTensorImpl()->set_storage_offset(program_[input.value].offset + shift);
+      copy.copy_(given);
+    }
+    return;
+  }
+  if (!is_argument_[static_cast<size_t>(buffer)]) {
+    graph_.reset();
+    runs_with_these_addresses_ = 0;
+  }
+  point_to(buffer, storage, shift);
+}
+
+void Executable::point_to(int32_t buffer, const c10::Storage& storage, int64_t shift) {
   storages_[static_cast<size_t>(buffer)] = storage;
   for (const auto id : values_in_[static_cast<size_t>(buffer)]) {
     auto* impl = tensors_[static_cast<size_t>(id)].unsafeGetTensorImpl();
@@ -228,8 +300,13 @@ void Executable::bind(int32_t buffer, const c10::Storage& storage, int64_t shift
 }
 
 void Executable::give_new_memory(int32_t buffer) {
+  graph_.reset();
+  renew(buffer);
+}
+
+void Executable::renew(int32_t buffer) {
   const auto& old = storages_[static_cast<size_t>(buffer)];
-  bind(buffer, allocate_storage(bytes_[static_cast<size_t>(buffer)], old.device()), 0);
+  point_to(buffer, allocate_storage(bytes_[static_cast<size_t>(buffer)], old.device()), 0);
 }
 
 // Makes the memory of a result the memory of its value, which is already an argument of later calls.
@@ -242,14 +319,12 @@ void Executable::take_result(const at::Tensor& result, ValueId id, bool replace_
                            impl->strides() == c10::IntArrayRef(value.type.strides) &&
                            result.is_conj() == value.type.conj && result.is_neg() == value.type.neg;
   if (C10_UNLIKELY(!same_layout)) {
+    if (allocated_by_op_[static_cast<size_t>(value.buffer)]) renew(value.buffer);
     tensors_[static_cast<size_t>(id)].copy_(result);
   } else if (replace_storage) {
-    bind(value.buffer, result.storage(), 0);
+    point_to(value.buffer, result.storage(), 0);
   } else {
-    const auto data = [](const c10::Storage& storage) -> c10::DataPtr& {
-      return const_cast<c10::DataPtr&>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
-    };
-    std::swap(data(storages_[static_cast<size_t>(value.buffer)]), data(impl->storage()));
+    std::swap(data_of(storages_[static_cast<size_t>(value.buffer)]), data_of(impl->storage()));
   }
 }
 
@@ -261,7 +336,7 @@ void Executable::run_by_runner() {
   TESSERA_CHECK(outputs.size() == program_.outputs.size(), UsageError, "the runner of a program returned ",
                 outputs.size(), " outputs; the program has ", program_.outputs.size());
   for (size_t b = 0; b < returned_.size(); b++)
-    if (returned_[b]) give_new_memory(static_cast<int32_t>(b));
+    if (returned_[b]) renew(static_cast<int32_t>(b));
   const at::AutoDispatchBelowADInplaceOrView below;
   for (size_t i = 0; i < outputs.size(); i++) {
     const auto id = program_.outputs[i].value;
@@ -280,6 +355,8 @@ void Executable::run() {
   NodeTimes times;
   if (runner_)
     run_by_runner();
+  else if (why_no_graph_.empty() && runs_with_these_addresses_ >= kRunsBeforeGraph && !after_next_run_)
+    run_graph();
   else
     times = run_calls();
   if (after_next_run_) std::exchange(after_next_run_, nullptr)(times);
@@ -288,35 +365,115 @@ void Executable::run() {
 // The times are empty if nobody has asked for them.
 Executable::NodeTimes Executable::run_calls() {
   using Clock = std::chrono::steady_clock;
+  graph_.reset();             // calls allocate their results elsewhere
   const OpModesOff no_modes;  // an op mode must not see the ops that kernels call internally
   const at::AutoDispatchBelowADInplaceOrView below;
   const at::AutoGradMode grad_mode(true);  // as in the trace: the kernel of LSTM returns its workspace only then
   numbers_.clear();
   for (const auto& number : program_.numbers) numbers_.push_back(number.read());
   NodeTimes times(after_next_run_ ? program_.nodes.size() : 0, 0.0);
+  const auto now = [&] {
+    if (times.empty()) return Clock::time_point();
+    for (const auto& arena : plan_.arenas) synchronize(arena.device);
+    return Clock::now();
+  };
   for (auto& call : calls_) {
-    const auto start = times.empty() ? Clock::time_point() : Clock::now();
+    const auto start = now();
     run_call(call);
-    if (!times.empty()) times[call.node] = std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+    if (!times.empty()) times[call.node] = std::chrono::duration<double, std::milli>(now() - start).count();
   }
   stack_.clear();
   runs_++;
+  runs_with_these_addresses_++;
   return times;
 }
 
+std::string Executable::find_why_no_graph() const {
+  std::optional<c10::Device> device;
+  for (const auto& call : calls_) {
+    const auto& node = program_.nodes[call.node];
+    std::string why;
+    if (kind_of(node) == OpKind::Collective) why = "it communicates";
+    if (call.generated) why = "it runs on the CPU";
+    if (!call.live.empty()) why = "it takes a number that is read on every run";
+    const auto see = [&](ValueId id) {
+      const auto& here = program_[id].type.device;
+      if (!device) device = here;
+      if (!here.is_cuda() || here != *device) why = c10::str("it uses a tensor on ", here);
+    };
+    node.each_read(see);
+    node.each_result(see);
+    node.each_write([&](ValueId id) {
+      if (is_argument_[static_cast<size_t>(program_.buffer_of(id))]) why = "it writes to an argument of the step";
+    });
+    if (!why.empty()) return c10::str(node.name(), ": ", why);
+  }
+  for (const auto& input : program_.inputs)
+    if (input.role == Role::Argument && program_[input.value].type.span() != program_[input.value].type.numel())
+      return "argument " + input.name + " has gaps or overlaps in memory";
+  return device ? "" : "the program is empty";
+}
+
+// Gives the graph memory of its own for the arguments, and records all calls.
+void Executable::capture_graph() {
+  const auto device = plan_.arenas.empty() ? program_[program_.inputs.at(0).value].type.device : plan_.arenas[0].device;
+  for (const auto& input : program_.inputs) {
+    if (input.role != Role::Argument) continue;
+    const auto buffer = program_.buffer_of(input.value);
+    auto& copy = tensors_[static_cast<size_t>(input.value)];
+    const auto given = copy.alias();
+    point_to(buffer, allocate_storage(bytes_[static_cast<size_t>(buffer)], device), 0);
+    copy.copy_(given);
+  }
+  arguments_are_copies_ = true;
+  free_cached_memory(device);  // a graph has a pool of its own
+  try {
+    graph_ = cuda::Graph::capture(device, [&] { run_calls(); });
+    runs_--;  // nothing has run yet
+    graphs_++;
+  } catch (const std::exception& error) {
+    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+    why_no_graph_ = torch_error ? torch_error->what_without_backtrace() : error.what();
+    TORCH_WARN("compile: the step runs without a CUDA graph: ", why_no_graph_);
+  }
+}
+
+void Executable::run_graph() {
+  if (!graph_ && graphs_ == kMaxGraphs) why_no_graph_ = "the memory of its parameters or gradients moves between calls";
+  if (!graph_ && why_no_graph_.empty()) capture_graph();
+  if (!graph_) {
+    run_calls();
+    return;
+  }
+  graph_->replay();
+  runs_++;
+  for (auto& call : calls_) call.runs++;
+}
+
 void Executable::run_call(KernelCall& call) {
-  for (const auto buffer : call.new_memory) give_new_memory(buffer);
+  for (const auto buffer : call.new_memory) renew(buffer);
   call.runs++;
-  if (call.generated) return call_generated(call);
-  for (const auto& [i, live] : call.live) call.kernel.arguments[i] = scalar_value(live, numbers_);
-  call.kernel.call(stack_);
-  for (const auto& [i, id] : call.results) take_result(stack_[i].toTensor(), id, call.replaces_storage);
-  for (const auto& [i, at, id] : call.list_results)
-    take_result(stack_[i].toTensorList()[static_cast<size_t>(at)], id, call.replaces_storage);
+  if (call.generated) {
+    call_generated(call);
+  } else {
+    for (const auto& [i, live] : call.live) call.kernel.arguments[i] = scalar_value(live, numbers_);
+    call.kernel.call(stack_);
+    for (const auto& [i, id] : call.results) take_result(stack_[i].toTensor(), id, call.replaces_storage);
+    for (const auto& [i, at, id] : call.list_results)
+      take_result(stack_[i].toTensorList()[static_cast<size_t>(at)], id, call.replaces_storage);
+    if (!call.last_used.empty()) stack_.clear();  // its results are the last owners of memory
+  }
+  for (const auto buffer : call.last_used) {
+    const auto& storage = storages_[static_cast<size_t>(buffer)];
+    data_of(storage) = c10::DataPtr(nullptr, storage.device());
+  }
 }
 
 at::Tensor Executable::output(const Output& output) const {
-  return output.value == kNone ? at::Tensor() : tensor_for(output.value);
+  if (output.value == kNone) return {};
+  auto value = tensor_for(output.value);
+  const bool of_graph = graph_ && returned_[static_cast<size_t>(program_.buffer_of(output.value))];
+  return of_graph ? value.clone() : value;
 }
 
 std::string Executable::listing() const {

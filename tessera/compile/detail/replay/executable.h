@@ -4,6 +4,7 @@
 #include "tessera/compile/detail/ir/program.h"
 #include "tessera/compile/detail/replay/memory_plan.h"
 #include "tessera/compile/detail/replay/op_kernel.h"
+#include "tessera/cuda/detail/graph.h"
 
 #include <c10/core/Storage.h>
 
@@ -21,6 +22,10 @@
 //   in-place op                       writes into its arguments
 //   generated kernel                  is called directly
 //   any other                         allocates its result, which becomes the memory of the value
+//
+// On one CUDA device the calls are captured into a CUDA graph on the third run and replayed from then on, unless
+// why_no_graph() has a reason. A graph has fixed addresses: arguments are copied to memory of the executable, returned
+// values out of it, and when other memory moves the graph is captured anew.
 namespace tessera::compiler {
 
 // A custom way to run a program: takes one tensor per input, mutates them as the program does, returns the outputs.
@@ -40,6 +45,11 @@ class Executable {
 
   const Program& program() const { return program_; }
   const MemoryPlan& memory() const { return plan_; }
+
+  // Must the arguments be bound before every run, even if their memory has not moved?
+  bool copies_arguments() const { return arguments_are_copies_; }
+  // Why no CUDA graph is captured; empty: it is, or will be.
+  const std::string& why_no_graph() const { return why_no_graph_; }
 
   // Rebinds a buffer. Values in it begin `shift` elements later than in the program.
   void bind(int32_t buffer, const c10::Storage& storage, int64_t shift);
@@ -75,6 +85,7 @@ class Executable {
     std::vector<ListResult> list_results = {};
     bool replaces_storage = false;                // a result replaces the storage of its value, not only the bytes
     std::vector<int32_t> new_memory = {};         // buffers of returned values, which get new memory before the call
+    std::vector<int32_t> last_used = {};          // buffers that ops allocate, whose memory is freed after the call
     codegen::KernelFunction generated = nullptr;  // is called instead of `kernel`
     ValueList operands = {};                      // of the generated kernel; it writes the first `outs`
     size_t outs = 0;
@@ -88,8 +99,14 @@ class Executable {
   void prepare_generated(KernelCall& call, const Node& node) const;
   void prepare_results(KernelCall& call, const Node& node) const;
   void renew_returned_buffers(const std::vector<char>& external);
+  void free_after_last_use();
   void run_by_runner();
   NodeTimes run_calls();
+  std::string find_why_no_graph() const;
+  void run_graph();
+  void capture_graph();
+  void renew(int32_t buffer);
+  void point_to(int32_t buffer, const c10::Storage& storage, int64_t shift);
   void run_call(KernelCall& call);
   void call_generated(const KernelCall& call);
   std::vector<char> used_buffers() const;
@@ -99,17 +116,23 @@ class Executable {
   Program program_;
   std::shared_ptr<const codegen::KernelLibrary> library_;
   MemoryPlan plan_;
-  at::Tensor arena_;
+  std::vector<at::Tensor> arenas_;               // by arena of the plan
   std::vector<c10::Storage> storages_;           // by buffer
   std::vector<at::Tensor> tensors_;              // by value
   std::vector<std::vector<ValueId>> values_in_;  // by buffer
   std::vector<char> returned_;                   // by buffer: gets new memory on every run
+  std::vector<char> allocated_by_op_;            // by buffer: a temporary that has memory from its op to its last use
   std::vector<int64_t> bytes_;                   // by buffer
   std::vector<KernelCall> calls_;
   std::vector<c10::IValue> numbers_;
   torch::jit::Stack stack_;
   std::vector<void*> operands_;
   int64_t runs_ = 0;
+  std::unique_ptr<cuda::Graph> graph_;
+  std::string why_no_graph_;
+  std::vector<char> is_argument_;  // by buffer
+  bool arguments_are_copies_ = false;
+  int64_t runs_with_these_addresses_ = 0, graphs_ = 0;
   Runner runner_;  // null: replay
   std::function<void(const NodeTimes&)> after_next_run_;
 };

@@ -76,7 +76,7 @@ void InputBindings::bind(Executable& executable, const CallArguments& arguments)
     const auto& local = local_or_self(tensor);
     const void* storage = local.storage().unsafeGetStorageImpl();
     const auto offset = local.storage_offset();
-    if (storage != each.bound || offset != each.bound_offset) {
+    if (storage != each.bound || offset != each.bound_offset || (each.argument >= 0 && executable.copies_arguments())) {
       executable.bind(each.buffer, local.storage(), offset - each.traced_offset);
       each.bound = storage;
       each.bound_offset = offset;

@@ -73,9 +73,10 @@ void RepeatedTraces::check_captured(const Tracer& tracer) {
   left_ = std::move(left);
 }
 
-bool RepeatedTraces::confirms(const Tracer::Result& traced) {
+bool RepeatedTraces::confirms(const Tracer::Result& traced, const std::string& returned) {
   const OpModesOff off;
   auto text = text_of(traced.program);
+  if (!returned.empty()) text += "return numbers" + returned;
   auto constants = constants_of(traced);
   if (!text_) {
     text_ = std::move(text);

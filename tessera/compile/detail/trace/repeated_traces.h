@@ -18,7 +18,8 @@ class RepeatedTraces {
   // the values that it had before the first trace, in its present tensor.
   void check_captured(const Tracer& tracer);
   // After a complete trace. False: it is the first one, trace again. UsageError if the second one is another program.
-  bool confirms(const Tracer::Result& traced);
+  // `returned`: what the function returns besides tensors.
+  bool confirms(const Tracer::Result& traced, const std::string& returned);
   // The generators that the traces drew from.
   const std::vector<at::Generator>& generators() const { return generators_; }
 

@@ -1,0 +1,536 @@
+#include "tessera/compile/detail/api/traced_program.h"
+
+#include "tessera/base/detail/module_name.h"
+#include "tessera/base/error.h"
+#include "tessera/compile/detail/ir/op_table.h"
+#include "tessera/compile/detail/trace/local_tensors.h"
+#include "tessera/compile/detail/trace/thread_ranks.h"
+#include "tessera/nn/module_tree.h"
+#include "tessera/tracing/detail/number_input.h"
+#include "tessera/tracing/detail/restart_trace.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <unordered_set>
+
+namespace tessera::compiler {
+namespace {
+
+using tessera::detail::local_or_self;
+
+// Notes the modules whose forward runs, through their holders.
+class ReachedModules final : public OpMode {
+ public:
+  explicit ReachedModules(std::vector<const torch::nn::Module*>& modules) : modules_(modules) { modules_.clear(); }
+  void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) override {
+    for (const auto* frame = innermost_module(); frame; frame = frame->outer)
+      if (frame->name == &tessera::detail::path_of) {
+        const auto* module = static_cast<const torch::nn::Module*>(frame->module);
+        if (known_.insert(module).second) modules_.push_back(module);
+      }
+    next(op, keys, stack);
+  }
+
+ private:
+  std::vector<const torch::nn::Module*>& modules_;
+  std::unordered_set<const void*> known_;
+};
+
+// A trace that fails or is restarted has changed the gradients of leaves that are not inputs yet.
+void restore_gradients_of_captured_leaves(TraceRun& run) {
+  std::unordered_set<const void*> inputs;
+  for (const auto& each : run.gradients()) inputs.insert(each.parameter.unsafeGetTensorImpl());
+  for (const auto& leaf : run.tracer().leaves())
+    if (!inputs.count(leaf.tensor.unsafeGetTensorImpl())) leaf.tensor.mutable_grad() = leaf.gradient;
+}
+
+void collect_tree(const torch::nn::Module& module, std::unordered_set<const void*>& tree) {
+  tree.insert(&module);
+  for (const auto& child : module.children())
+    if (child) collect_tree(*child, tree);
+}
+
+bool draws_from_generators(const Program& program) {
+  return std::any_of(program.nodes.begin(), program.nodes.end(), [](const Node& node) {
+    return kind_of(node) == OpKind::Random && !node.op.operator_name().name.starts_with("tessera::philox_");
+  });
+}
+
+// The node that writes a buffer last.
+std::string writer_of(const Program& program, int32_t buffer) {
+  for (size_t n = program.nodes.size(); n-- > 0;) {
+    bool writes = false;
+    const auto test = [&](ValueId id) { writes |= program.buffer_of(id) == buffer; };
+    program.nodes[n].each_write(test);
+    program.nodes[n].each_result(test);
+    if (writes) return c10::str(", which op ", n, ", ", program.nodes[n].name(), ", computes,");
+  }
+  return "";
+}
+
+// Relative and absolute tolerance of sums in another order, by dtype.
+std::pair<double, double> tolerance_of(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kHalf:
+      return {1e-2, 1e-5};
+    case c10::kBFloat16:
+      return {1e-1, 1e-5};
+    case c10::kDouble:
+    case c10::kComplexDouble:
+      return {1e-7, 1e-7};
+    default:
+      return {1.3e-5, 1e-5};
+  }
+}
+
+// The first element that differs, in the order of memory: "element 3 is 0.5, in eager mode 0.25". "": equal.
+// `exact`: equal values, where NaN equals NaN. Otherwise within the tolerance, relative to the largest element.
+std::string difference_of_values(const at::Tensor& compiled, const at::Tensor& eager, bool exact) {
+  const at::NoGradGuard no_grad;
+  const OpModesOff off;
+  const auto describe = [](const at::Tensor& t) { return t.defined() ? TensorGuard::describe(t) : "undefined"; };
+  if (!compiled.defined() || !eager.defined())
+    return compiled.defined() == eager.defined() ? ""
+                                                 : "is " + describe(compiled) + ", in eager mode " + describe(eager);
+  if (compiled.sizes() != eager.sizes() || compiled.scalar_type() != eager.scalar_type())
+    return "is " + describe(compiled) + ", in eager mode " + describe(eager);
+  if (compiled.numel() == 0) return "";
+  const auto a = compiled.detach().resolve_conj().resolve_neg().flatten();
+  const auto b = eager.detach().resolve_conj().resolve_neg().flatten();
+  auto differs = a != b;
+  if (b.is_floating_point() || b.is_complex()) {
+    differs = differs & ~(a.isnan() & b.isnan());
+    if (!exact) {
+      const auto [relative, absolute] = tolerance_of(b.scalar_type());
+      const auto magnitude = b.abs().nan_to_num(0, 0, 0).max();
+      differs = differs & ~((a - b).abs() <= absolute + relative * magnitude);
+    }
+  }
+  if (!differs.any().item<bool>()) return "";
+  const auto at = differs.to(at::kByte).argmax().item<int64_t>();
+  const auto text = [&](const at::Tensor& t) {
+    const auto number = t[at].item();
+    if (number.isComplex()) return c10::str(number.toComplexDouble());
+    return number.isFloatingPoint() ? c10::str(number.toDouble()) : c10::str(number.toLong());
+  };
+  return c10::str("differs: element ", at, " is ", text(a), ", in eager mode ", text(b));
+}
+
+}  // namespace
+
+void TracedProgram::compile(const CallArguments& arguments, const TracedFunction& function, const Settings& settings,
+                            CompilingScope::Region region, bool confirmed) {
+  region_ = region;
+  confirmed_ = confirmed;
+  const std::function<Tensors()> run = [&] { return call_and_keep_numbers(function, nullptr); };
+  TraceRequest request{run, settings};
+  number_is_key_.assign(arguments.numbers.size(), !confirmed);
+  if (!arguments.numbers.empty() && confirmed) find_number_inputs(arguments, function, settings, false);
+  for (;;) {
+    const auto outcome = trace_until_settled(arguments, request);
+    if (outcome == TraceOutcome::Done) break;
+    find_number_inputs(arguments, function, settings, outcome == TraceOutcome::NumbersDiffer);
+  }
+  number_traces_.clear();
+  signature_ = Signature(arguments, number_is_key_);
+  guard_captures(arguments);
+  check_again_ =
+      confirmed && !reads_live_ && !settings.captures_none && (settings.has_captures || !signature_.is_complete());
+  if (confirmed)
+    check_values_ = same_on_all_peers(executable_->program(), c10::str("checks ", check_again_, " ", settings.check));
+}
+
+Tensors TracedProgram::call_and_keep_numbers(const TracedFunction& function, const std::vector<double>* numbers) {
+  auto result = function(numbers);
+  leaves_ = std::move(result.leaves);
+  return std::move(result.tensors);
+}
+
+// Traces until the inputs are known: Done, FoundLiveNumbers or NumbersDiffer.
+TracedProgram::TraceOutcome TracedProgram::trace_until_settled(const CallArguments& arguments, TraceRequest& request) {
+  constexpr int kMaxTraces = 8;  // the second trace finds all captured leaves, unless the function creates new ones
+  for (int traces = 0; traces < kMaxTraces;) {
+    const auto outcome = trace(arguments, request);
+    if (outcome == TraceOutcome::ReadsOldGradients) gradient_placeholders_ = false;
+    if (outcome == TraceOutcome::Restarted) traces_ = {};
+    if (outcome == TraceOutcome::ReadsOldGradients || outcome == TraceOutcome::FoundLeaves)
+      traces++;
+    else if (outcome != TraceOutcome::Restarted && outcome != TraceOutcome::Unconfirmed)
+      return outcome;
+  }
+  TESSERA_FAIL(UsageError, "compile: every run of the step uses a new leaf tensor that requires gradients, of shape ",
+               captured_.back().sizes(),
+               ", and keeps it alive; create it outside of the step, or release it before the step returns");
+}
+
+// Traces the function with marks in place of numbers, all at once or one by one. A number without traces is a key.
+void TracedProgram::find_number_inputs(const CallArguments& arguments, const TracedFunction& function,
+                                       const Settings& settings, bool one_by_one) {
+  constexpr size_t kMaxNumbers = 16;  // that are traced one by one
+  const size_t numbers = arguments.numbers.size() + live_.size();
+  number_traces_.clear();
+  const auto try_marks = [&](int only) {
+    NumberTraces traces{only, {}, {}};
+    for (const bool negative : {false, true}) {
+      auto values = arguments.numbers;
+      for (size_t i = 0; i < values.size(); i++)
+        if (only < 0 || static_cast<size_t>(only) == i) values[i] = number_mark(i, negative);
+      const std::function<Tensors()> run = [&] { return call_and_keep_numbers(function, &values); };
+      TraceRequest request{run, settings};
+      request.text_only = negative ? &traces.negative : &traces.positive;
+      request.marks = MarkedNumbers{negative, only};
+      try {
+        trace_until_settled(arguments, request);
+      } catch (const std::exception&) {  // for example a check of the number's range; a real error is thrown again
+        return false;
+      }
+      if (request.host_has_read) return false;
+    }
+    number_traces_.push_back(std::move(traces));
+    return true;
+  };
+  if (!one_by_one && try_marks(-1)) return;
+  if (numbers == 1 && !one_by_one) return;
+  for (size_t i = 0; i < numbers && numbers <= kMaxNumbers; i++) try_marks(static_cast<int>(i));
+}
+
+TracedProgram::TraceOutcome TracedProgram::trace(const CallArguments& given, TraceRequest& request) {
+  auto arguments = given;
+  arguments.leaves.insert(arguments.leaves.end(), captured_.begin(), captured_.end());
+  TraceRun run(lift(arguments), gradient_placeholders_, traces_.generators());
+
+  LiveNumberScope live(live_, given.numbers.size());
+  if (request.marks) live.substitute(request.marks->negative, request.marks->only);
+  if (!record_or_restart(run, arguments, request)) return TraceOutcome::Restarted;
+  stream_ = run.random().advance();
+  guards_ = CompilingScope::take_guards();
+  on_replay_ = CompilingScope::take_effects();
+  if (confirmed_) traces_.check_captured(run.tracer());
+  if (collect_captured_leaves(run, arguments, request.settings)) return TraceOutcome::FoundLeaves;
+  const bool found_live = live.variables().size() > live_.size();
+  live_ = live.variables();
+  reads_live_ |= live.any_read();
+  if (found_live && !request.text_only) return TraceOutcome::FoundLiveNumbers;
+  if (const auto outcome = collect(run); outcome != TraceOutcome::Done) return outcome;
+
+  run.restore_memory();
+  auto traced = run.tracer().finish();
+  if (request.text_only) {
+    *request.text_only = TraceText(traced, leaves_);
+    return TraceOutcome::Done;
+  }
+  if (confirmed_ && !traces_.confirms(traced, leaves_.text())) return TraceOutcome::Unconfirmed;
+  generators_ = draws_from_generators(traced.program) ? traces_.generators() : std::vector<at::Generator>();
+  traces_ = {};
+  traced_text_ = TraceText(traced, leaves_);
+  returned_numbers_ = leaves_.numbers;
+  if (!mark_number_inputs(traced.program, given)) return TraceOutcome::NumbersDiffer;
+  note_captured_tensors(traced);
+  build(std::move(traced), run, arguments, request.settings);
+  return TraceOutcome::Done;
+}
+
+// Runs the function under the tracer. false: RestartTrace was thrown.
+bool TracedProgram::record_or_restart(TraceRun& run, const CallArguments& arguments, TraceRequest& request) {
+  CompilingScope::take_guards();  // of an earlier trace that failed
+  CompilingScope::take_effects();
+  try {
+    record(run, arguments, request);
+  } catch (const RestartTrace&) {
+    restore_gradients_of_captured_leaves(run);
+    return false;
+  } catch (...) {
+    restore_gradients_of_captured_leaves(run);
+    throw;
+  }
+  return true;
+}
+
+Tensors TracedProgram::call_function(TraceRun& run, TraceRequest& request) {
+  ReachedModules reached(reached_modules_);
+  const OpModeScope noting_modules(reached);
+  if (!request.marks) return run.call(request.function);
+  const NumberProbe probe;
+  auto returned = run.call(request.function);
+  request.host_has_read = probe.host_has_read();
+  return returned;
+}
+
+// Replaces constants that are numbers of the call by runtime scalars. False: the traces with marks for all numbers at
+// once differ from this one.
+bool TracedProgram::mark_number_inputs(Program& program, const CallArguments& arguments) {
+  const auto numbers = numbers_of(arguments);
+  std::vector<bool> is_input(numbers.size(), false);
+  number_uses_.clear();
+  returned_number_uses_.clear();
+  for (const auto& traces : number_traces_) {
+    std::vector<NumberUse> uses;
+    bool found = find_number_uses(traced_text_, traces.positive, traces.negative, numbers, uses);
+    for (const auto& use : uses)  // a number in place of a tensor: replay cannot exchange it
+      if (use.node < program.nodes.size())
+        found &= program.nodes[use.node].schema().arguments()[use.argument].type()->kind() != c10::TypeKind::TensorType;
+    if (!found && traces.only < 0 && numbers.size() > 1) return false;
+    if (!found) continue;
+    if (traces.only < 0)
+      is_input.assign(numbers.size(), true);
+    else
+      is_input[static_cast<size_t>(traces.only)] = true;
+    number_uses_.insert(number_uses_.end(), uses.begin(), uses.end());
+  }
+  std::sort(number_uses_.begin(), number_uses_.end(),
+            [](const auto& a, const auto& b) { return std::pair(a.node, a.argument) < std::pair(b.node, b.argument); });
+  for (size_t i = 0; i < number_is_key_.size(); i++) number_is_key_[i] = !is_input[i];
+  // A live number that is not an input is guarded.
+  for (size_t i = 0; i < live_.size(); i++)
+    if (!is_input[number_is_key_.size() + i]) {
+      const auto read = [variable = live_[i]] { return std::bit_cast<int64_t>(*variable); };
+      guards_.push_back({read, read()});
+    }
+  std::map<size_t, int32_t> indices;
+  for (const auto& use : number_uses_) {
+    if (use.node >= program.nodes.size()) {
+      returned_number_uses_.push_back(use);
+      continue;
+    }
+    const auto [index, added] = indices.try_emplace(use.number, static_cast<int32_t>(program.numbers.size()));
+    if (added)
+      program.numbers.push_back({c10::str("number", use.number),
+                                 [values = number_values_, i = use.number] { return c10::IValue((*values)[i]); }});
+    program.nodes[use.node].args[use.argument] = RuntimeScalar{index->second, use.negated};
+  }
+  return true;
+}
+
+// The numbers of the call, then those behind ts::live().
+std::vector<double> TracedProgram::numbers_of(const CallArguments& arguments) const {
+  auto numbers = arguments.numbers;
+  for (const auto* variable : live_) numbers.push_back(*variable);
+  return numbers;
+}
+
+// Those of the trace, but for numbers of the call.
+std::vector<double> TracedProgram::returned_numbers() const {
+  auto numbers = returned_numbers_;
+  for (const auto& use : returned_number_uses_) {
+    const auto number = (*number_values_)[use.number];
+    numbers[use.argument] = use.negated ? -number : number;
+  }
+  return numbers;
+}
+
+// Were there leaves that are not inputs yet? A leaf that only the tracer references was created by the function itself.
+bool TracedProgram::collect_captured_leaves(TraceRun& run, const CallArguments& arguments, const Settings& settings) {
+  std::unordered_set<const void*> inputs;
+  for (const auto& each : run.gradients()) inputs.insert(each.parameter.unsafeGetTensorImpl());
+  for (const auto& each : arguments.tensors) inputs.insert(each.unsafeGetTensorImpl());
+  const auto before = captured_.size();
+  for (const auto& leaf : run.tracer().leaves()) {
+    if (inputs.count(leaf.tensor.unsafeGetTensorImpl()) || leaf.tensor.use_count() == 1) continue;
+    captured_.push_back(leaf.tensor);
+    leaf.tensor.mutable_grad() = leaf.gradient;
+  }
+  if (captured_.size() == before) return false;
+  TESSERA_CHECK(!settings.parallel_mode, UsageError, "compile: the step uses a parameter of shape ",
+                captured_.back().sizes(),
+                " that is not part of its arguments (a lambda that captures its model?); with DataParallel pass the "
+                "model as an argument, otherwise its parameters would not be distributed");
+  return true;
+}
+
+void TracedProgram::note_captured_tensors(const Tracer::Result& traced) {
+  captured_tensors_.clear();
+  for (const auto& leaf : captured_) captured_tensors_.push_back({leaf, {}});
+  for (const auto& input : traced.program.inputs) {
+    const auto& owner = traced.owners[static_cast<size_t>(traced.program.buffer_of(input.value))];
+    if (input.role == Role::Captured && owner.defined() && !input.name.starts_with("constant "))
+      captured_tensors_.push_back({owner, {}});
+  }
+}
+
+// Guards for what the function uses although it is not among its arguments.
+void TracedProgram::guard_captures(const CallArguments& arguments) {
+  for (auto& each : captured_tensors_) each.guard = TensorGuard(each.tensor);
+  for (auto& each : captured_tensors_) each.uses = each.tensor.use_count();
+  std::unordered_set<const void*> known;
+  for (const auto* module : arguments.modules) collect_tree(*module, known);
+  for (const auto* module : std::exchange(reached_modules_, {})) {
+    if (known.count(module)) continue;
+    // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): for a weak pointer
+    auto weak = const_cast<torch::nn::Module*>(module)->weak_from_this();
+    const auto alive = weak.lock();
+    if (!alive) continue;  // not in a holder: the checks of captured variables see it
+    captured_modules_.push_back({std::move(weak), ModuleGuard(*module, ModuleGuard::object_of(alive))});
+    collect_tree(*module, known);
+  }
+}
+
+bool TracedProgram::fits(const CallArguments& arguments, const ThreadState& now, std::string* why) const {
+  const auto fails = [&](const char* reason) {
+    if (why) *why = reason;
+    return false;
+  };
+  if (!signature_.holds(arguments, now, why)) return false;
+  for (const auto& [tensor, guard, uses] : captured_tensors_) {
+    if (tensor.use_count() < uses) return fails("a captured tensor was replaced");
+    if (!guard.holds(tensor)) {
+      if (why) *why = "a captured tensor is " + guard.difference(tensor);
+      return false;
+    }
+  }
+  for (const auto& [module, guard] : captured_modules_) {
+    const auto alive = module.lock();
+    if (!alive) return fails("a captured module was replaced");
+    if (!guard.holds(*alive, why)) {
+      if (why) *why = "of a captured module, " + *why;
+      return false;
+    }
+  }
+  if (!std::all_of(guards_.begin(), guards_.end(), [](const auto& guard) { return guard.holds(); }))
+    return fails("the state of an optimizer, of FSDP or DDP, or a ts::live() value has changed");
+  if (!more_guards_hold(arguments, why)) return false;
+  if (!bindings_.fits(arguments)) return fails("an argument shares memory with a parameter, or no longer does");
+  return true;
+}
+
+std::string TracedProgram::why_not(const CallArguments& arguments, const ThreadState& now) const {
+  std::string why;
+  fits(arguments, now, &why);
+  return why;
+}
+
+void TracedProgram::exclude_changed_members() {
+  signature_.exclude_changed_members();
+  for (auto& [module, guard] : captured_modules_)
+    if (const auto alive = module.lock()) guard.exclude_changed_members();
+}
+
+// ---- checks
+
+std::function<void()> TracedProgram::keep_collected() {
+  auto collected = [this] {
+    return std::tie(stream_, guards_, on_replay_, captured_, returned_specs_, gradient_placeholders_, live_,
+                    reached_modules_, leaves_);
+  };
+  auto kept = std::apply([](const auto&... each) { return std::tuple(each...); }, collected());
+  return [collected, kept = std::move(kept)] { collected() = kept; };
+}
+
+// Traces the function once more, and compares with the trace of the program. "": equal.
+std::string TracedProgram::difference_of_trace(const CallArguments& arguments, const TracedFunction& function,
+                                               const Settings& settings) {
+  const auto restore = keep_collected();
+  TraceText now;
+  traces_ = {};
+  const std::function<Tensors()> run = [&] { return call_and_keep_numbers(function, nullptr); };
+  TraceRequest request{run, settings};
+  request.text_only = &now;
+  try {
+    trace_until_settled(arguments, request);
+  } catch (...) {
+    restore();
+    traces_ = {};
+    throw;
+  }
+  restore();
+  traces_ = {};
+  return difference(now, traced_text_, number_uses_, numbers_of(arguments));
+}
+
+std::optional<Returned> TracedProgram::check_if_due(const CallArguments& arguments, const TracedFunction& function,
+                                                    const Settings& settings) {
+  const auto call = ++calls_;
+  const bool is_power_of_two = (call & (call - 1)) == 0;
+  if (call > settings.check && !(check_again_ && is_power_of_two)) return {};
+  const auto text = call == 1 ? "" : difference_of_trace(arguments, function, settings);
+  TESSERA_CHECK(text.empty(), UsageError,
+                "compile: something that the step reads and that is not among its arguments, for example a captured "
+                "variable, has changed since the step was traced: ",
+                text,
+                ". Results since the last check may be wrong. Pass it as an argument, or declare it with ts::live(x)");
+  if (!can_run_beside_eager(settings)) return {};
+  auto returned = run_beside_eager(arguments, function, is_exact(settings));
+  exclude_changed_members();
+  return returned;
+}
+
+// Not with DataParallel, whose step runs on unsharded parameters while it is traced only. Not if ranks are threads that
+// draw from one generator: the two runs would get other numbers.
+bool TracedProgram::can_run_beside_eager(const Settings& settings) const {
+  return check_values_ && !settings.parallel_mode && !(ranks_are_threads() && !generators_.empty());
+}
+
+// Equal bits, unless ranks add in another order, or the program is not made by built-in passes alone.
+bool TracedProgram::is_exact(const Settings& settings) const {
+  const auto is_known = [](const Pass& pass) {
+    const auto& all = known_passes();
+    return std::any_of(all.begin(), all.end(), [&](const PassInfo& info) { return pass.name.starts_with(info.name); });
+  };
+  return !settings.run_with && !has_peers(executable_->program()) &&
+         std::all_of(settings.passes.begin(), settings.passes.end(), is_known);
+}
+
+void TracedProgram::find_written_buffers(const Program& program) {
+  const auto external = program.external_buffers();
+  std::set<int32_t> written;
+  for (const auto& node : program.nodes)
+    node.each_write([&](ValueId id) {
+      if (external[static_cast<size_t>(program.buffer_of(id))]) written.insert(program.buffer_of(id));
+    });
+  written_buffers_.assign(written.begin(), written.end());
+}
+
+SavedState TracedProgram::save_before_run(const CallArguments& arguments) const {
+  SavedState state(generators_);
+  for (const auto buffer : written_buffers_) state.add_memory(bindings_.tensor_of(buffer, arguments));
+  return state;
+}
+
+TracedProgram::CheckedTensors TracedProgram::written_memory(const CallArguments& arguments) const {
+  CheckedTensors all;
+  const auto& program = executable_->program();
+  for (const auto buffer : written_buffers_) {
+    const auto input = std::find_if(program.inputs.begin(), program.inputs.end(),
+                                    [&](const Input& each) { return program.buffer_of(each.value) == buffer; });
+    const auto owner = bindings_.tensor_of(buffer, arguments);
+    if (input == program.inputs.end() || input->role == Role::Gradient || !owner.defined()) continue;
+    std::ostringstream name;
+    name << input->role << " " << input->name;
+    all.push_back({name.str(), storage_as_tensor(local_or_self(owner)).clone(), buffer});
+  }
+  for (auto generator : generators_) {
+    const std::lock_guard lock(generator.mutex());
+    all.push_back({"the state of a random generator", generator.get_state()});
+  }
+  return all;
+}
+
+void TracedProgram::compare_with_eager(const CheckedTensors& compiled, const CheckedTensors& eager, bool exact,
+                                       const char* state) const {
+  // An optimizer can amplify another order of sums: what it updates is compared only if equal bits are expected.
+  const auto is_updated_by_optimizer = [&](int32_t buffer) {
+    const auto& inputs = executable_->program().inputs;
+    return std::any_of(inputs.begin(), inputs.end(), [&](const Input& input) {
+      return executable_->program().buffer_of(input.value) == buffer &&
+             (input.role == Role::Parameter || input.role == Role::State);
+    });
+  };
+  for (size_t i = 0; i < compiled.size(); i++) {
+    const auto& [name, value, buffer] = compiled[i];
+    if (!exact && is_updated_by_optimizer(buffer)) continue;
+    const bool on_cpu = !value.defined() || value.is_cpu();  // kernels on other devices add in any order
+    const auto text = difference_of_values(value, i < eager.size() ? eager[i].value : at::Tensor(), exact && on_cpu);
+    TESSERA_CHECK(text.empty(), UsageError,
+                  "compile: a compiled program differs from eager mode, from the same state: ", name,
+                  writer_of(executable_->program(), buffer), " ", text, ". ", state,
+                  " Results since the last check may be wrong. Please report it, with the program (listing()); "
+                  "{.passes = PassList{}, .codegen = false} shows whether a pass is the cause");
+  }
+}
+
+}  // namespace tessera::compiler

@@ -1,0 +1,14 @@
+#pragma once
+#include <string>
+
+// NVRTC, NVIDIA's compiler library, compiles kernels at run time. It is loaded when it is first needed: Tessera has no
+// link-time dependency on it, and kernels can be compiled on machines without a GPU.
+namespace tessera::cuda {
+
+// Can the library be loaded? It is looked for as LibTorch's wheel installs it and on the loader's path.
+bool nvrtc_available();
+
+// Compiles CUDA C++ for an architecture, "sm_90a" for example, to a cubin. UsageError with the compiler's output.
+std::string compile_to_cubin(const std::string& source, const std::string& architecture);
+
+}  // namespace tessera::cuda

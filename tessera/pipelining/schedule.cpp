@@ -1,0 +1,143 @@
+#include "tessera/pipelining/schedule.h"
+
+#include "tessera/base/error.h"
+#include "tessera/pipelining/detail/check_table.h"
+#include "tessera/pipelining/detail/lowering.h"
+#include "tessera/pipelining/detail/pipeline_step.h"
+#include "tessera/pipelining/detail/schedules.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <functional>
+
+namespace tessera::pipelining {
+
+struct PipelineSchedule::Plan {
+  ActionTable actions;          // of a step, with communication
+  ActionTable forward_actions;  // of eval(), with communication
+  std::vector<int64_t> stage_ranks;
+};
+
+namespace {
+
+ActionTable forward_only(const ActionTable& compute) {
+  ActionTable table(compute.size());
+  for (size_t rank = 0; rank < compute.size(); ++rank)
+    for (const std::optional<Action>& entry : compute[rank]) {
+      if (!entry) continue;
+      for (const Action& action : parts_of(*entry))
+        if (action.type == ActionType::Forward) table[rank].emplace_back(action);
+    }
+  return table;
+}
+
+// What all ranks must agree on. Each has a name for the message.
+struct ScheduleFact {
+  const char* name;
+  int64_t value;
+};
+
+void check_ranks_agree(const std::vector<ScheduleFact>& facts, const comm::Group& group, const at::Device& device) {
+  std::vector<int64_t> values;
+  for (const ScheduleFact& fact : facts) values.push_back(fact.value);
+  const at::Tensor mine = at::tensor(values).to(device);
+  at::Tensor all = at::empty({group->size() * mine.size(0)}, mine.options());
+  group->all_gather_into_tensor(all, mine).wait();
+  const at::Tensor rows = all.cpu().view({group->size(), mine.size(0)});
+  for (int64_t rank = 0; rank < group->size(); ++rank)
+    for (size_t i = 0; i < facts.size(); ++i) {
+      const int64_t first = rows[0][static_cast<int64_t>(i)].item<int64_t>();
+      const int64_t other = rows[rank][static_cast<int64_t>(i)].item<int64_t>();
+      TESSERA_CHECK(other == first, UsageError, "the ranks of a pipeline disagree about ", facts[i].name, ": rank ",
+                    group->ranks()[0], " has ", first, " and rank ", group->ranks()[rank], " has ", other);
+    }
+}
+
+std::string list_of(const std::vector<int64_t>& numbers) {
+  std::string text;
+  for (const int64_t number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
+  return text.empty() ? "none" : text;
+}
+
+// The stages that this rank has must be those that the schedule gives to it.
+void check_stages(const std::string& schedule, const std::vector<PipelineStage>& stages,
+                  const std::vector<int64_t>& stage_ranks, int64_t rank) {
+  std::vector<int64_t> expected, found;
+  for (size_t stage = 0; stage < stage_ranks.size(); ++stage)
+    if (stage_ranks[stage] == rank) expected.push_back(static_cast<int64_t>(stage));
+  for (const PipelineStage& stage : stages) found.push_back(stage.stage_index());
+  TESSERA_CHECK(found == expected, UsageError, schedule, " gives rank ", rank, " of the pipeline the stages ",
+                list_of(expected), ", and it has ", list_of(found),
+                ". build_stages() makes the stages that a schedule needs");
+}
+
+}  // namespace
+
+PipelineSchedule::PipelineSchedule(const std::string& name, std::vector<PipelineStage> stages, int64_t n_microbatches,
+                                   LossFn loss_fn, const GroupRef& group, const ScheduleOptions& options)
+    : name_(canonical_name(name)),
+      stages_(std::move(stages)),
+      n_microbatches_(n_microbatches),
+      loss_fn_(std::move(loss_fn)),
+      group_(group.group()),
+      options_(options) {
+  std::ranges::sort(stages_, {}, &PipelineStage::stage_index);
+  const int64_t num_stages = stages_.empty() ? 0 : stages_[0].num_stages();
+  const std::vector<at::Tensor> parameters = stages_.empty() ? std::vector<at::Tensor>() : stages_[0].parameters();
+  check_ranks_agree({{"the number of microbatches", n_microbatches},
+                     {"the number of stages of the model", num_stages},
+                     {"the number of stages per rank", static_cast<int64_t>(stages_.size())},
+                     {"the schedule (hash of its name and its CSV)",
+                      static_cast<int64_t>(std::hash<std::string>()(name_ + ':' + options.csv))},
+                     {"scale_grads", options.scale_grads}},
+                    group_, parameters.empty() ? at::Device(at::kCPU) : parameters[0].device());
+  const PipelineShape shape{group_->size(), static_cast<int64_t>(stages_.size()), n_microbatches};
+  TESSERA_CHECK(shape.stages() == num_stages, UsageError, name_, " with ", shape.ranks, " ranks and ",
+                shape.stages_per_rank, " stages per rank has ", shape.stages(), " stages, and the model has ",
+                num_stages, ". Split the model into ", shape.stages(), " stages");
+  auto plan = std::make_shared<Plan>();
+  ActionTable compute;
+  if (options.csv.empty()) {
+    compute = compute_schedule(name_, shape);
+    plan->stage_ranks = stage_ranks(name_, shape);
+  } else {
+    compute = parse_csv(options.csv);
+    check_compute_table(compute, shape);
+    plan->stage_ranks = stage_ranks_of(compute, shape.stages());
+  }
+  check_stages(name_, stages_, plan->stage_ranks, group_->rank());
+  plan->actions = lower_schedule(compute, plan->stage_ranks, n_microbatches);
+  plan->forward_actions = add_send_recv(forward_only(compute), plan->stage_ranks);
+  plan_ = std::move(plan);
+}
+
+// Ranks in the middle of a pipeline send more messages than those at its ends. Collectives of a group are compared by
+// their number, and messages count. So messages have a group of their own.
+comm::Group PipelineSchedule::message_group() {
+  if (messages_) return messages_;
+  messages_ = group_->size() > 1 && World::has_current()
+                  ? World::current().new_group(group_->ranks(), group_->name() + " pipeline")
+                  : group_;
+  return messages_;
+}
+
+std::vector<at::Tensor> PipelineSchedule::step(const at::Tensor& input, const at::Tensor& target) {
+  TESSERA_CHECK(loss_fn_, UsageError, name_, ": step() needs the loss_fn of the constructor. Without one, call eval()");
+  const StepOptions options{name_, plan_->stage_ranks, n_microbatches_, loss_fn_, options_.scale_grads};
+  return run_step(plan_->actions[group_->rank()], stages_, message_group(), options, input, target).losses;
+}
+
+at::Tensor PipelineSchedule::eval(const at::Tensor& input) {
+  const LossFn none;
+  const StepOptions options{name_, plan_->stage_ranks, n_microbatches_, none, options_.scale_grads};
+  const StepResult result =
+      run_step(plan_->forward_actions[group_->rank()], stages_, message_group(), options, input, at::Tensor());
+  return result.outputs.empty() ? at::Tensor() : at::cat(result.outputs);
+}
+
+std::string PipelineSchedule::to_csv() const { return pipelining::to_csv(plan_->actions); }
+
+}  // namespace tessera::pipelining

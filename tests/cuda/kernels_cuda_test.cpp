@@ -1,0 +1,106 @@
+#include "tessera/cuda/detail/fused_kernels.h"
+#include "tests/cuda/losses.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera::cuda {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+void call_kernel(const char* name, const Tensors& outs, const Tensors& ins, const std::vector<double>& numbers = {}) {
+  std::vector<c10::IValue> stack = {outs, ins, numbers, std::string(name)};
+  c10::Dispatcher::singleton().findSchemaOrThrow("tessera::cuda_kernel", "").callBoxed(stack);
+}
+
+bool close(const at::Tensor& a, const at::Tensor& b, double rtol, double atol) {
+  return at::allclose(a.to(at::kFloat), b.to(at::kFloat), rtol, atol);
+}
+
+at::TensorOptions bf16_on_cuda() { return at::device(at::kCUDA).dtype(at::kBFloat16); }
+
+class FusedKernels : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
+    torch::manual_seed(2);
+  }
+};
+
+TEST_F(FusedKernels, CrossEntropyIsLibTorchs) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const int64_t classes : {8, 64, 50304}) {
+      ASSERT_TRUE(has_cross_entropy(torch::empty({1, classes}, at::device(at::kCUDA).dtype(dtype))));
+      expect_as_libtorch(at::Device(at::kCUDA, 0), dtype, 33, classes);
+    }
+}
+
+struct LayerNormCase {
+  at::Tensor x, addend, grad, weight, bias;
+  int64_t length;
+  LayerNormCase(int64_t rows, int64_t length)
+      : x(torch::randn({rows, length}, bf16_on_cuda()) * 3 + 1),
+        addend(torch::randn_like(x)),
+        grad(torch::randn_like(x)),
+        weight(torch::randn({length}, bf16_on_cuda())),
+        bias(torch::randn({length}, bf16_on_cuda())),
+        length(length) {}
+};
+
+TEST_F(FusedKernels, LayerNormIsLibTorchs) {
+  for (const int64_t rows : {1, 7, 8, 4099})
+    for (const int64_t length : {256, 768, 1024}) {
+      SCOPED_TRACE(c10::str(rows, " x ", length));
+      const LayerNormCase c(rows, length);
+      ASSERT_TRUE(has_layer_norm(c.x.device(), c.x.scalar_type(), length));
+      const auto [y, mean, rstd] = at::native_layer_norm(c.x, {length}, c.weight, c.bias, 1e-5);
+      Tensors found = {at::empty_like(y), at::empty_like(mean), at::empty_like(rstd)};
+      call_kernel("layer_norm", found, {c.x, c.weight, c.bias}, {1e-5});
+      EXPECT_TRUE(close(found[0], y, 1e-2, 1e-2) && close(found[1], mean, 1e-4, 1e-5) &&
+                  close(found[2], rstd, 1e-4, 0));
+
+      const auto total = c.x + c.addend;
+      const auto [y2, mean2, rstd2] = at::native_layer_norm(total, {length}, c.weight, c.bias, 1e-5);
+      Tensors added = {at::empty_like(total), at::empty_like(y), at::empty_like(mean), at::empty_like(rstd)};
+      call_kernel("add_layer_norm", added, {c.x, c.addend, c.weight, c.bias}, {1e-5});
+      EXPECT_TRUE(at::equal(added[0], total));
+      EXPECT_TRUE(close(added[1], y2, 1e-2, 1e-2) && close(added[2], mean2, 1e-4, 1e-5));
+      EXPECT_TRUE(close(added[3], rstd2, 1e-4, 0));
+    }
+}
+
+TEST_F(FusedKernels, LayerNormBackwardIsLibTorchs) {
+  for (const int64_t rows : {1, 7, 8, 4099})
+    for (const int64_t length : {256, 768, 1024}) {
+      SCOPED_TRACE(c10::str(rows, " x ", length));
+      const LayerNormCase c(rows, length);
+      const auto [y, mean, rstd] = at::native_layer_norm(c.x, {length}, c.weight, c.bias, 1e-5);
+      const auto [dx, dw, db] =
+          at::native_layer_norm_backward(c.grad, c.x, {length}, mean, rstd, c.weight, c.bias, {true, true, true});
+      const double scale = 1e-2 * std::sqrt(static_cast<double>(rows));
+      for (const bool adds : {false, true}) {
+        Tensors found = {adds ? c.addend.clone() : at::empty_like(dx), at::empty_like(dw), at::empty_like(db)};
+        call_kernel(adds ? "layer_norm_backward_add" : "layer_norm_backward", found,
+                    {c.grad, c.x, mean, rstd, c.weight});
+        EXPECT_TRUE(close(found[0], adds ? c.addend + dx : dx, 1e-2, 2e-2));
+        EXPECT_TRUE(close(found[1], dw, 1e-2, scale) && close(found[2], db, 1e-2, scale));
+      }
+    }
+}
+
+TEST_F(FusedKernels, SumRowsIsLibTorchsSum) {
+  for (const int64_t rows : {1, 7, 4099, 32768})
+    for (const int64_t columns : {8, 264, 768, 3072}) {
+      SCOPED_TRACE(c10::str(rows, " x ", columns));
+      const auto x = torch::randn({rows, columns}, bf16_on_cuda());
+      ASSERT_TRUE(has_sum_rows(x.device(), x.scalar_type(), columns));
+      const auto sum = at::empty({columns}, x.options());
+      call_kernel("sum_rows", {sum}, {x});
+      EXPECT_TRUE(close(sum, x.to(at::kFloat).sum(0), 1e-2, 1e-2));
+    }
+}
+
+}  // namespace
+}  // namespace tessera::cuda

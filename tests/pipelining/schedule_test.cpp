@@ -1,0 +1,232 @@
+#include "tessera/pipelining/schedule.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <csignal>
+#include <mutex>
+#include <stdexcept>
+
+#include "tessera/base/error.h"
+#include "tessera/pipelining/detail/pipeline_step.h"
+#include "tessera/pipelining/detail/schedules.h"
+#include "tessera/testing/expect_error.h"
+#include "tessera/testing/ranks.h"
+#include "tessera/testing/spawn.h"
+
+namespace tessera::pipelining {
+namespace {
+
+using tessera::testing::Rank;
+using tessera::testing::run_ranks;
+
+// A model of `stages` residual blocks. All ranks make the same one.
+struct Blocks {
+  explicit Blocks(int64_t stages) {
+    static std::mutex generator;  // ranks are threads and share LibTorch's
+    const std::lock_guard lock(generator);
+    torch::manual_seed(7);
+    for (int64_t i = 0; i < stages; ++i) {
+      torch::nn::Sequential block(torch::nn::Linear(6, 12), torch::nn::GELU(), torch::nn::Linear(12, 6),
+                                  torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})));
+      block->to(torch::kDouble);
+      blocks.push_back(block);
+    }
+    input = torch::randn({11, 6}, torch::kDouble);  // 11 rows: microbatches differ in size
+    target = torch::randn({11, 6}, torch::kDouble);
+  }
+  PipelineStage stage(int64_t index) {
+    torch::nn::Sequential block = blocks[index];
+    return {[block](const at::Tensor& x) mutable { return block->forward(x) + x; }, block->parameters(), index,
+            static_cast<int64_t>(blocks.size())};
+  }
+  std::vector<torch::nn::Sequential> blocks;
+  torch::Tensor input, target;
+};
+
+at::Tensor squared_error(const at::Tensor& output, const at::Tensor& target) {
+  return (output - target).square().mean();
+}
+
+void expect_same_as_one_rank(const PipelineShape& shape, const std::string& schedule, const std::string& backend) {
+  SCOPED_TRACE(::testing::Message() << schedule << " ranks " << shape.ranks << " microbatches " << shape.microbatches);
+  run_ranks(shape.ranks,
+            [&](Rank& me) {
+              Blocks plain(shape.stages());
+              std::vector<at::Tensor> losses;
+              const std::vector<at::Tensor> targets = plain.target.tensor_split(shape.microbatches);
+              for (const at::Tensor& rows : plain.input.tensor_split(shape.microbatches)) {
+                at::Tensor x = rows;
+                for (int64_t i = 0; i < shape.stages(); ++i) x = plain.stage(i).forward(x);
+                losses.push_back(squared_error(x, targets[losses.size()]));
+                (losses.back() / static_cast<double>(shape.microbatches)).backward();
+              }
+
+              Blocks model(shape.stages());
+              std::vector<PipelineStage> mine;
+              const std::vector<int64_t> rank_of = stage_ranks(schedule, shape);
+              for (int64_t i = shape.stages() - 1; i >= 0; --i)
+                if (rank_of[i] == me.rank) mine.push_back(model.stage(i));
+              PipelineSchedule pipeline(schedule, mine, shape.microbatches, squared_error, me.group());
+              const at::Tensor output = pipeline.eval(model.input);
+              EXPECT_EQ(output.defined(), rank_of.back() == me.rank);
+              if (output.defined()) {
+                at::Tensor x = plain.input;
+                for (int64_t i = 0; i < shape.stages(); ++i) x = plain.stage(i).forward(x);
+                EXPECT_TRUE(output.allclose(x, 1e-9, 1e-9));
+              }
+              for (int step = 1; step <= 2; ++step) {  // gradients accumulate over steps
+                const std::vector<at::Tensor> found = pipeline.step(model.input, model.target);
+                ASSERT_EQ(found.size(), rank_of.back() == me.rank ? losses.size() : 0);
+                for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].allclose(losses[i], 1e-9, 1e-9));
+                for (const PipelineStage& stage : mine) {
+                  const std::vector<at::Tensor> expected = plain.stage(stage.stage_index()).parameters();
+                  for (size_t i = 0; i < expected.size(); ++i)
+                    EXPECT_TRUE(stage.parameters()[i].grad().allclose(step * expected[i].grad(), 1e-9, 1e-9))
+                        << "stage " << stage.stage_index() << " parameter " << i;
+                }
+              }
+            },
+            {.backend = backend});
+}
+
+TEST(PipelineSchedule, EverySchedulesGradientsAreThoseOfOneRank) {
+  for (const std::string& schedule : schedule_names()) {
+    const int64_t local = schedule == "GPipe" || schedule == "1F1B" ? 1 : 2;
+    for (const int64_t ranks : {1, 2, 4})
+      for (const int64_t microbatches : {4, 8}) {
+        if (schedule == "DualPipeV" && microbatches < 2 * ranks) continue;
+        expect_same_as_one_rank({ranks, local, microbatches}, schedule, "threads");
+      }
+  }
+}
+
+TEST(PipelineSchedule, RunsOverSharedMemoryAndGloo) {
+  for (const char* backend : {"shm", "gloo"}) expect_same_as_one_rank({2, 2, 4}, "ZBVZeroBubble", backend);
+}
+
+TEST(PipelineSchedule, FailingStageIsNamed) {
+  run_ranks(1, [](Rank& me) {
+    Blocks model(1);
+    const PipelineStage plain = model.stage(0);
+    PipelineStage stage(
+        [plain, calls = 0](const at::Tensor& x) mutable {
+          TESSERA_CHECK(++calls < 3, UsageError, "planted");
+          return plain.forward(x);
+        },
+        plain.parameters(), 0, 1);
+    ScheduleGPipe pipeline({stage}, 4, squared_error, me.group());
+    EXPECT_ERROR(UsageError, pipeline.step(model.input, model.target), "planted", "0F2", "GPipe");
+  });
+}
+
+TEST(PipelineSchedule, AnErrorNamesTheActionsThatARankWaitsFor) {
+  const std::vector<int64_t> global_ranks = {4, 6, 8};
+  EXPECT_EQ(awaited_actions({0, 1, 2}, 2, 3, true, global_ranks), "1SEND_F3 of rank 6, which needs 0SEND_F3 of rank 4");
+  EXPECT_EQ(awaited_actions({0, 1, 2}, 1, 0, false, global_ranks),
+            "2SEND_B0 of rank 8, which needs 1SEND_F0 of rank 6, which needs 0SEND_F0 of rank 4");
+  EXPECT_EQ(awaited_actions({0, 1, 1, 0}, 3, 2, true, {0, 1}), "2SEND_F2 of rank 1, which needs 0SEND_F2 of rank 0");
+}
+
+// Three stages on three ranks; the one in the middle fails in its third forward. Whatever it throws, all ranks learn
+// the action.
+TEST(PipelineSchedule, FailingRankIsNamedWithItsActionOnAllRanks) {
+  for (const bool of_torch : {true, false}) {
+    std::string all;
+    try {
+      run_ranks(3, [&](Rank& me) {
+        Blocks model(3);
+        const PipelineStage plain = model.stage(me.rank);
+        PipelineStage stage(
+            [plain, of_torch, rank = me.rank, calls = 0](const at::Tensor& x) mutable {
+              if (rank == 1 && ++calls == 3) {
+                TESSERA_CHECK(!of_torch, UsageError, "planted");
+                throw std::runtime_error("planted");
+              }
+              return plain.forward(x);
+            },
+            plain.parameters(), me.rank, 3);
+        ScheduleGPipe pipeline({stage}, 4, squared_error, me.group());
+        pipeline.step(model.input, model.target);
+      });
+    } catch (const std::exception& error) {
+      all = error.what();
+    }
+    EXPECT_CONTAINS(all, "3 of 3 ranks failed");
+    EXPECT_CONTAINS(all, "planted");
+    EXPECT_CONTAINS(all, "in the action 1F2 of rank 1");
+    EXPECT_CONTAINS(all, "of rank 1, which needs 0SEND_F");  // rank 2 waits for rank 1, which waits for rank 0
+  }
+}
+
+// A rank that is killed in its third forward: the peers tell the action that it began.
+TEST(PipelineSchedule, KilledRankIsNamedWithItsAction) {
+  std::string all;
+  try {
+    tessera::testing::spawn_ranks(3,
+                                  [&](Rank& me) {
+                                    Blocks model(3);
+                                    const PipelineStage plain = model.stage(me.rank);
+                                    PipelineStage stage(
+                                        [plain, rank = me.rank, calls = 0](const at::Tensor& x) mutable {
+                                          if (rank == 1 && ++calls == 3) raise(SIGKILL);
+                                          return plain.forward(x);
+                                        },
+                                        plain.parameters(), me.rank, 3);
+                                    ScheduleGPipe pipeline({stage}, 4, squared_error, me.group());
+                                    pipeline.step(model.input, model.target);
+                                  },
+                                  {.backend = "shm"});
+  } catch (const std::exception& error) {
+    all = error.what();
+  }
+  EXPECT_CONTAINS(all, "1F2");
+}
+
+TEST(PipelineSchedule, StagesThatTheScheduleDoesNotGiveAreRefused) {
+  run_ranks(2, [](Rank& me) {
+    Blocks model(4);
+    const std::vector<PipelineStage> looped = {model.stage(me.rank), model.stage(me.rank + 2)};
+    EXPECT_ERROR(UsageError, ScheduleZBVZeroBubble(looped, 4, squared_error, me.group()), "ZBVZeroBubble",
+                 me.rank == 0 ? "the stages 0, 3, and it has 0, 2" : "the stages 1, 2, and it has 1, 3",
+                 "build_stages()");
+    EXPECT_ERROR(UsageError, Schedule1F1B(looped, 4, squared_error, me.group()), "one stage per rank",
+                 "Interleaved1F1B");
+    EXPECT_ERROR(UsageError, Schedule1F1B({looped[0]}, 4, squared_error, me.group()), "has 2 stages", "the model has 4",
+                 "Split the model into 2 stages");
+    EXPECT_ERROR(UsageError, PipelineSchedule("1F2B", looped, 4, squared_error, me.group()), "1F2B", "1F1B");
+    EXPECT_ERROR(UsageError, ScheduleInterleaved1F1B(looped, 3 + me.rank, squared_error, me.group()),
+                 "disagree about the number of microbatches: rank 0 has 3 and rank 1 has 4");
+    EXPECT_ERROR(UsageError, ScheduleDualPipeV(looped, 3, squared_error, me.group()), "at least as many microbatches");
+    ScheduleInterleaved1F1B pipeline(looped, 4, squared_error, me.group());
+    if (me.rank == 0)
+      EXPECT_ERROR(UsageError, pipeline.step(model.input.slice(0, 0, 3), model.target), "3 rows", "4 microbatches");
+    ScheduleInterleaved1F1B without_loss(looped, 4, {}, me.group());
+    EXPECT_ERROR(UsageError, without_loss.step(model.input, model.target), "loss_fn", "eval()");
+  });
+  EXPECT_ERROR(UsageError, PipelineStage([](const at::Tensor& x) { return x; }, {}, 2, 2), "stage 2 of 2 stages");
+}
+
+TEST(PipelineSchedule, TableOfTheUser) {
+  run_ranks(2, [](Rank& me) {
+    const auto with = [&](const std::string& csv) {
+      Blocks model(2);
+      return ScheduleGPipe({model.stage(me.rank)}, 2, squared_error, me.group(), {.csv = csv});
+    };
+    Blocks model(2);
+    with("0F0,0F1,0I0,0W0,0B1\n,1F0,1B0,1F1,1I1,1W1\n").step(model.input, model.target);
+    EXPECT_ERROR(UsageError, with("0F0,0F1,0B0,0B1\n"), "1 lines for 2 ranks");
+    EXPECT_ERROR(UsageError, with("0F0,0F1,0B0,0B1\n1F0,1F1,1B0\n"), "no 1B1");
+    EXPECT_ERROR(UsageError, with("0F0,0F1,0I0,0B1\n1F0,1F1,1B0,1B1\n"), "no 0W0");
+    EXPECT_ERROR(UsageError, with("0F0,0F1,0B0,0B1\n1F0,1F1,1F1,1B0,1B1\n"), "1F1 of rank 1 twice");
+    EXPECT_ERROR(UsageError, with("0B0,0F0,0F1,0B1\n1F0,1F1,1B0,1B1\n"), "0B0 of rank 0 before its forward");
+    EXPECT_ERROR(UsageError, with("0F0,0F1,0B0,0B1,1F0\n1F0,1F1,1B0,1B1\n"), "Write each stage on one rank");
+    EXPECT_ERROR(UsageError, with("0F0,0F1,0F2\n1F0,1F1\n"), "0F2", "2 microbatches");
+    EXPECT_ERROR(UsageError, with("0F0,0SEND_F0\n1F0\n"), "0SEND_F0", "compute actions only");
+    EXPECT_ERROR(UsageError, with("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n"), "waits for ever");
+    EXPECT_ERROR(UsageError, with("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1X1\n"), "1X1");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::pipelining

@@ -1,0 +1,243 @@
+#include "tessera/tensor_parallel/context_parallel.h"
+
+#include "tessera/base/error.h"
+#include "tessera/debug/comm_debug_mode.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/models/gpt2.h"
+#include "tessera/models/llama.h"
+#include "tessera/models/loss.h"
+#include "tessera/models/sizes.h"
+#include "tessera/tensor_parallel/parallelize_module.h"
+#include "tessera/testing/assert_close.h"
+#include "tessera/testing/expect_error.h"
+#include "tessera/testing/ranks.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace tessera {
+namespace {
+
+using comm::CommKind;
+using testing::Rank;
+using testing::run_ranks;
+
+struct ContextCase {
+  const char* name;
+  ContextParallelOptions options;
+  bool causal = true;
+};
+const std::vector<ContextCase>& context_cases() {
+  static const std::vector<ContextCase> cases = {
+      {"all-gather, zigzag", {}},
+      {"all-gather, unbalanced", {.load_balance = LoadBalance::None}},
+      {"all-gather, not causal", {}, false},
+      {"all-to-all, zigzag", {.rotate = RotateMethod::AllToAll}},
+      {"all-to-all, unbalanced", {.rotate = RotateMethod::AllToAll, .load_balance = LoadBalance::None}},
+      {"all-to-all, not causal", {.rotate = RotateMethod::AllToAll}, false},
+      {"Ulysses", {.method = ContextMethod::Ulysses}},
+      {"Ulysses, not causal", {.method = ContextMethod::Ulysses}, false},
+  };
+  return cases;
+}
+
+// Values that do not depend on the rank and its generator.
+torch::Tensor waves(at::IntArrayRef sizes, double frequency) {
+  const int64_t count = c10::multiply_integers(sizes);
+  return torch::arange(count, torch::kDouble).mul(frequency).sin().view(sizes).mul(2);
+}
+
+at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, bool causal,
+                  const std::optional<at::Tensor>& mask = {}) {
+  return at::scaled_dot_product_attention(q, k, v, mask, 0.0, causal);
+}
+
+// The result and the gradients of attention on all tokens.
+std::vector<at::Tensor> attention_on_one_rank(std::vector<at::Tensor> qkv, const at::Tensor& weights, bool causal,
+                                              const std::optional<at::Tensor>& mask = {}) {
+  for (at::Tensor& x : qkv) x = x.clone().requires_grad_();
+  const at::Tensor out = attend(qkv[0], qkv[1], qkv[2], causal, mask);
+  (out * weights).sum().backward();
+  return {out.detach(), qkv[0].grad(), qkv[1].grad(), qkv[2].grad()};
+}
+
+std::vector<at::Tensor> context_parallel_attention_of(const DeviceMesh& mesh, const ContextParallelOptions& options,
+                                                      std::vector<at::Tensor> qkv, const at::Tensor& weights,
+                                                      bool causal) {
+  at::Tensor out;
+  std::vector<at::Tensor> results;
+  const ContextParallel context(mesh, options);
+  for (at::Tensor& x : qkv) x = context.shard(x, 2).requires_grad_();
+  out = attend(qkv[0], qkv[1], qkv[2], causal);
+  (out * context.shard(weights, 2)).sum().backward();
+  for (const at::Tensor& x : {out.detach(), qkv[0].grad(), qkv[1].grad(), qkv[2].grad()})
+    results.push_back(context.unshard(x, 2));
+  return results;
+}
+
+TEST(ContextParallel, EqualsOneRank) {
+  const std::vector<at::Tensor> qkv = {waves({2, 4, 16, 6}, 0.7), waves({2, 4, 16, 6}, 1.1), waves({2, 4, 16, 6}, 1.9)};
+  const at::Tensor weights = waves({2, 4, 16, 6}, 0.3);
+  for (const int64_t n : {1, 2, 4})
+    for (const ContextCase& each : context_cases()) {
+      SCOPED_TRACE(::testing::Message() << each.name << " on " << n);
+      const std::vector<at::Tensor> expected = attention_on_one_rank(qkv, weights, each.causal);
+      run_ranks(n, [&](Rank& me) {
+        const auto found = context_parallel_attention_of(me.mesh({n}, {"cp"}), each.options, qkv, weights, each.causal);
+        EXPECT_EQ(testing::close(found, expected, {1e-9, 1e-9}), "") << each.name << " rank " << me.rank;
+      });
+    }
+}
+
+TEST(ContextParallel, CollectiveCounts) {
+  const int64_t n = 4;
+  run_ranks(n, [&](Rank& me) {
+    const auto mesh = me.mesh({n}, {"cp"});
+    for (const ContextCase& each : context_cases()) {
+      SCOPED_TRACE(each.name);
+      const ContextParallel context(mesh, each.options);
+      std::vector<at::Tensor> qkv;
+      for (const double frequency : {0.7, 1.1, 1.9})
+        qkv.push_back(context.shard(waves({1, 4, 16, 6}, frequency), 2).requires_grad_());
+      struct Counts {
+        int64_t all_gather, reduce_scatter, all_to_all;
+        bool operator==(const Counts&) const = default;
+      };
+      const auto counted = [](const CommDebugMode& mode) {
+        const auto& counts = mode.get_comm_counts();
+        return Counts{counts.of(CommKind::AllGather), counts.of(CommKind::ReduceScatter),
+                      counts.of(CommKind::AllToAll)};
+      };
+      at::Tensor out;
+      const bool ulysses = each.options.method == ContextMethod::Ulysses;
+      const bool rotates = each.options.rotate == RotateMethod::AllToAll;
+      {
+        CommDebugMode forward;
+        out = attend(qkv[0], qkv[1], qkv[2], each.causal);
+        EXPECT_EQ(counted(forward), ulysses ? (Counts{0, 0, 2}) : rotates ? (Counts{0, 0, n - 1}) : (Counts{1, 0, 0}));
+      }
+      CommDebugMode backward;
+      out.sum().backward();
+      EXPECT_EQ(counted(backward), ulysses   ? (Counts{0, 0, 2})
+                                   : rotates ? (Counts{0, 0, 2 * n - 1})
+                                             : (Counts{1, 1, 0}));
+    }
+  });
+}
+
+// A token attends only to earlier tokens of its document. Documents end inside of the parts of ranks.
+TEST(ContextParallel, Documents) {
+  const std::vector<at::Tensor> qkv = {waves({2, 2, 16, 6}, 0.7), waves({2, 2, 16, 6}, 1.1), waves({2, 2, 16, 6}, 1.9)};
+  const at::Tensor weights = waves({2, 2, 16, 6}, 0.3);
+  const at::Tensor shared = torch::tensor({0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2});
+  const at::Tensor per_sample = torch::stack({shared, torch::arange(16).div(3, "floor")});
+  for (const at::Tensor& documents : {shared, per_sample})
+    for (const bool causal : {true, false}) {
+      at::Tensor mask = documents.unsqueeze(-1) == documents.unsqueeze(-2);
+      if (causal) mask = mask.tril();
+      if (mask.dim() == 3) mask = mask.unsqueeze(1);
+      const std::vector<at::Tensor> expected = attention_on_one_rank(qkv, weights, false, mask);
+      for (const RotateMethod rotate : {RotateMethod::AllGather, RotateMethod::AllToAll})
+        for (const LoadBalance balance : {LoadBalance::None, LoadBalance::HeadTail})
+          run_ranks(2, [&](Rank& me) {
+            const auto mesh = me.mesh({2}, {"cp"});
+            ContextParallelOptions options{.rotate = rotate, .load_balance = balance};
+            options.documents = ContextParallel(mesh, options).shard(documents, -1);
+            const auto found = context_parallel_attention_of(mesh, options, qkv, weights, causal);
+            EXPECT_EQ(testing::close(found, expected, {1e-9, 1e-9}), "") << "rank " << me.rank;
+          });
+    }
+}
+
+// Losses and gradients of a model on cp x tp ranks are those of one rank.
+template <class Model, class Config>
+void expect_model_like_one_rank(const Config& config, const std::string& axes, int64_t ranks,
+                                const ContextParallelOptions& options) {
+  SCOPED_TRACE(axes);
+  const at::Tensor tokens = torch::arange(32).mul(7).remainder(config.vocab_size).view({2, 16});
+  const at::Tensor targets = torch::arange(32).mul(5).remainder(config.vocab_size).view({2, 16});
+  torch::manual_seed(5);
+  Model plain(config);
+  plain->to(torch::kDouble);
+  const at::Tensor expected = models::loss(plain(tokens), targets);
+  expected.backward();
+  run_ranks(ranks, [&](Rank& me) {
+    const auto mesh = me.mesh(axes);
+    Model model = clone(plain);
+    model->zero_grad();
+    if (mesh.ndim() > 1)
+      parallelize_module(model, mesh["tp"], models::tensor_parallel_plan(config), {.src_data_rank = std::nullopt});
+    const ContextParallel context(mesh["cp"], options);
+    at::Tensor loss = models::loss(model(context.shard(tokens, 1)), context.shard(targets, 1));
+    loss.backward();
+    at::Tensor mean = loss.detach().clone();
+    mesh.get_group("cp")->all_reduce(mean, ReduceOp::Avg).wait();
+    EXPECT_NEAR(mean.item<double>(), expected.item<double>(), 1e-9);
+    for (const auto& item : model->named_parameters()) {
+      at::Tensor gradient = item.value().grad();
+      gradient = (is_dtensor(gradient) ? DTensor(gradient).full_tensor() : gradient).contiguous();
+      mesh.get_group("cp")->all_reduce(gradient, ReduceOp::Avg).wait();
+      EXPECT_EQ(testing::close(gradient, get_parameter(*plain, item.key()).grad(), {1e-9, 1e-9}), "") << item.key();
+    }
+  });
+}
+
+TEST(ContextParallel, ModelsHaveTheLossesAndGradientsOfOneRank) {
+  const models::GPT2Config gpt{.vocab_size = 24, .max_seq_len = 16, .n_layer = 2, .n_head = 4, .n_embd = 16};
+  const models::LlamaConfig llama{.vocab_size = 24,
+                                  .max_seq_len = 16,
+                                  .n_layers = 2,
+                                  .n_heads = 4,
+                                  .n_kv_heads = 2,
+                                  .dim = 16,
+                                  .ffn_dim = 24,
+                                  .rope_theta = 10000};
+  for (const ContextParallelOptions& options :
+       {ContextParallelOptions{}, ContextParallelOptions{.rotate = RotateMethod::AllToAll},
+        ContextParallelOptions{.method = ContextMethod::Ulysses}})
+    for (const auto& [axes, ranks] : std::vector<std::pair<std::string, int64_t>>{{"cp=2", 2}, {"cp=2,tp=2", 4}}) {
+      expect_model_like_one_rank<models::GPT2>(gpt, axes, ranks, options);
+      expect_model_like_one_rank<models::Llama>(llama, axes, ranks, options);
+    }
+}
+
+TEST(ContextParallel, ShardAndPositions) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh({2}, {"cp"});
+    EXPECT_TRUE(sequence_positions(3, at::kCPU).equal(torch::arange(3)));
+    EXPECT_EQ(sequence_length(3), 3);
+    const ContextParallel outer(mesh);
+    const at::Tensor zigzag = me.rank == 0 ? torch::tensor({0, 1, 6, 7}) : torch::tensor({2, 3, 4, 5});
+    EXPECT_TRUE(sequence_positions(4, at::kCPU).equal(zigzag));
+    EXPECT_EQ(sequence_length(4), 8);
+    EXPECT_TRUE(outer.shard(torch::arange(8), 0).equal(zigzag));
+    {
+      const ContextParallel inner(mesh, {.load_balance = LoadBalance::None});
+      EXPECT_TRUE(inner.shard(torch::arange(8), -1).equal(torch::arange(4) + 4 * me.rank));
+    }
+    EXPECT_TRUE(outer.unshard(zigzag, -1).equal(torch::arange(8)));  // the outer scope is back
+    EXPECT_TRUE(sequence_positions(4, at::kCPU).equal(zigzag));
+  });
+}
+
+TEST(ContextParallel, Errors) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh({2}, {"cp"});
+    EXPECT_ERROR(UsageError,
+                 ContextParallel(mesh, {.method = ContextMethod::Ulysses, .load_balance = LoadBalance::HeadTail}),
+                 "Ulysses", "LoadBalance::None");
+    const ContextParallel context(mesh);
+    EXPECT_ERROR(UsageError, context.shard(torch::zeros({3, 6}), 1), "6 tokens", "multiple of 4", "Pad", "8");
+    const at::Tensor x = torch::zeros({1, 3, 4, 2});
+    EXPECT_ERROR(UsageError, at::scaled_dot_product_attention(x, x, x, {}, 0.5), "dropout_p", "Write 0");
+    EXPECT_ERROR(UsageError, at::scaled_dot_product_attention(x, x, x, torch::ones({4, 4}, torch::kBool)), "attn_mask",
+                 "documents");
+    EXPECT_ERROR(UsageError, attend(x, torch::zeros({1, 3, 5, 2}), x, false), "as many keys as queries");
+    EXPECT_ERROR(UsageError, attend(x.narrow(2, 0, 3), x.narrow(2, 0, 3), x.narrow(2, 0, 3), true), "even number");
+    const ContextParallel ulysses(mesh, {.method = ContextMethod::Ulysses});
+    EXPECT_ERROR(UsageError, attend(x, x, x, true), "3 heads", "2 ranks", "ContextMethod::Ring");
+  });
+}
+
+}  // namespace
+}  // namespace tessera
