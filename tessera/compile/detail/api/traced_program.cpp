@@ -142,8 +142,7 @@ void TracedProgram::compile(const CallArguments& arguments, const TracedFunction
   guard_captures(arguments);
   check_again_ =
       confirmed && !reads_live_ && !settings.captures_none && (settings.has_captures || !signature_.is_complete());
-  if (confirmed)
-    check_values_ = same_on_all_peers(executable_->program(), c10::str("checks ", check_again_, " ", settings.check));
+  check_values_ = confirmed;
 }
 
 Tensors TracedProgram::call_and_keep_numbers(const TracedFunction& function, const std::vector<double>* numbers) {
@@ -459,20 +458,21 @@ std::optional<Returned> TracedProgram::check_if_due(const CallArguments& argumen
   return returned;
 }
 
-// Not with DataParallel, whose step runs on unsharded parameters while it is traced only. Not if ranks are threads that
-// draw from one generator: the two runs would get other numbers.
+// Not of a function that communicates: every collective would be posted twice, and FSDP keeps gradients that are not
+// reduced yet elsewhere than a program does. Not if ranks are threads that draw from one generator: the two runs would
+// get other numbers.
 bool TracedProgram::can_run_beside_eager(const Settings& settings) const {
-  return check_values_ && !settings.parallel_mode && !(ranks_are_threads() && !generators_.empty());
+  return check_values_ && !settings.parallel_mode && executable_->program().groups.empty() &&
+         !(ranks_are_threads() && !generators_.empty());
 }
 
-// Equal bits, unless ranks add in another order, or the program is not made by built-in passes alone.
+// Equal bits, unless the program is not made by built-in passes alone.
 bool TracedProgram::is_exact(const Settings& settings) const {
   const auto is_known = [](const Pass& pass) {
     const auto& all = known_passes();
     return std::any_of(all.begin(), all.end(), [&](const PassInfo& info) { return pass.name.starts_with(info.name); });
   };
-  return !settings.run_with && !has_peers(executable_->program()) &&
-         std::all_of(settings.passes.begin(), settings.passes.end(), is_known);
+  return !settings.run_with && std::all_of(settings.passes.begin(), settings.passes.end(), is_known);
 }
 
 void TracedProgram::find_written_buffers(const Program& program) {
