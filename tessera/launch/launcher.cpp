@@ -1,6 +1,7 @@
 #include "tessera/launch/launcher.h"
 
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/detail/system_error.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/detail/store/authentication.h"
@@ -40,8 +41,7 @@ std::vector<int> cores_here() {
 
 std::string new_temporary_folder() {
   std::string path = setting("TMPDIR") + "/tessera-run-XXXXXX";
-  TESSERA_CHECK(mkdtemp(path.data()), UsageError, "cannot create a folder in TMPDIR, ", setting("TMPDIR"), ": ",
-                std::strerror(errno));
+  TESSERA_CHECK_ERRNO(mkdtemp(path.data()), "cannot create a folder in TMPDIR, ", setting("TMPDIR"));
   return path;
 }
 
@@ -120,7 +120,7 @@ class Agent {
     if (options_.log_dir.empty()) return;
     std::error_code error;
     std::filesystem::create_directories(options_.log_dir, error);
-    TESSERA_CHECK(!error, UsageError, "cannot create the folder --log-dir ", options_.log_dir, ": ", error.message());
+    if (error) raise_errno(error.value(), c10::str("cannot create the folder --log-dir ", options_.log_dir));
   }
 
   // On one host the store listens on loopback, on a free port. The launcher serves it, so ranks do not wait for rank 0,
@@ -172,7 +172,7 @@ class Agent {
     succeeded_ = false;
     reported_absent_.clear();
     while (ranks.running() > 0 || !(succeeded_ || failure_ || ranks.first_failure())) {
-      for (const int signal : ranks.poll_events(milliseconds(hosts_ ? 100 : 60'000))) handle(signal, ranks);
+      for (const int signal : ranks.poll_events(milliseconds(hosts_ ? 100 : 1000))) handle(signal, ranks);
       if (out_.closed() && !ranks.stopping())
         fail({128 + SIGPIPE, false, "the reader of our standard output has closed it"}, ranks, SIGTERM);
       // Report it to the other hosts at once. Otherwise a failure there that follows from it could be reported first.

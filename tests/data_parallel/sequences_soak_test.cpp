@@ -457,6 +457,14 @@ Sequence shortest_failing(Sequence sequence) {
   return sequence;
 }
 
+// Sequences that once failed. 8512: a rank whose shard has only frozen elements kept a stale buffer. 12227: a frozen
+// group that one rank alone passed through in backward was reduced by that rank alone. 13289: a parameter that was
+// unfrozen under no_sync() alone was not reduced.
+TEST(SequencesSoak, SequencesThatFailed) {
+  for (const uint32_t seed : {8512, 12227, 13289})
+    EXPECT_EQ(run_sequence(draw_sequence(kWrapperKinds[seed % std::size(kWrapperKinds)], seed)), "") << seed;
+}
+
 TEST(SequencesSoak, EqualThePlainModule) {
   const uint32_t count = testing::long_soak() ? 20'000 : 500;
   std::map<const WrapperKind*, int> failed;

@@ -242,6 +242,56 @@ TEST(DataParallelTrust, FlatParameterWithoutSync) {
   });
 }
 
+// The optimizer writes to the shard of rank 1 only, because rank 0 has nothing but frozen elements of the flat
+// parameter. All ranks must find that the unsharded buffer, which the evaluation keeps, is stale.
+TEST(DataParallelTrust, ARankWithFrozenElementsOnly) {
+  const auto start = mlp();
+  const auto x = batches(1)[0];
+  run_ranks(2, [&](Rank& me) {
+    auto model = clone(start), plain = clone(start);
+    for (const auto& each : {model, plain}) {
+      set_all_requires_grad(*each, false);
+      each->parameters().back().requires_grad_(true);
+    }
+    FullyShardedDataParallel fsdp(
+        model,
+        {.device_mesh = me.mesh("dp=2"), .sharding_strategy = ShardingStrategy::ShardGradOp, .use_orig_params = true});
+    optim::SGD optimizer(fsdp->parameters(), {.lr = 0.5}), plain_optimizer(plain->parameters(), {.lr = 0.5});
+    for (int pass = 0; pass < 2; pass++) {
+      square_loss(model, x).backward();
+      square_loss(plain, x).backward();
+      const at::NoGradGuard no_grad;
+      EXPECT_EQ(close(fsdp(x), plain(x)), "");
+      optimizer.step();
+      plain_optimizer.step();
+      EXPECT_EQ(close(fsdp(x), plain(x)), "");
+    }
+  });
+}
+
+// A parameter that requires a gradient in passes under no_sync() alone is reduced by the next pass, although frozen.
+TEST(DataParallelTrust, UnfrozenUnderNoSyncOnly) {
+  const auto start = mlp();
+  const auto data = batches(2);
+  run_ranks(2, [&](Rank& me) {
+    auto model = clone(start), plain = clone(start);
+    auto last = model->parameters().back(), plain_last = plain->parameters().back();
+    last.requires_grad_(false);
+    DistributedDataParallel ddp(model);
+    last.requires_grad_(true);
+    {
+      const auto guard = ddp->no_sync();
+      ddp(batch_of(data, me)).pow(2).mean().backward();
+    }
+    last.requires_grad_(false);
+    ddp(batch_of(data, me)).pow(2).mean().backward();
+    accumulate_means(plain, data, square_loss);
+    plain_last.requires_grad_(false);
+    accumulate_means(plain, data, square_loss);
+    EXPECT_EQ(close(gradients_of(*model), gradients_of(*plain)), "");
+  });
+}
+
 // A module from torch::nn, which cannot have hooks.
 TEST(DataParallelTrust, ModulesWithoutHooks) {
   const auto data = batches(2);

@@ -38,6 +38,23 @@ TEST(TesseraRun, TheExitCodeIsThatOfTheRankThatFailedFirst) {
   EXPECT_EQ(ran.text.find("frame #"), std::string::npos) << "a backtrace: " << ran.text;
 }
 
+// Exit code 2 is for wrong input, 1 for what the machine cannot do now.
+TEST(TesseraRun, AFailureOfTheMachineIsNotWrongInput) {
+  const auto files = shell("ulimit -n 64; \"$TESSERA\" run -n 60 -- sleep 100");
+  EXPECT_EQ(files.exit_code, 1) << files.text;
+  EXPECT_CONTAINS(files.text, "cannot create a pipe for a rank (`ulimit -n` shows the limit of open files): Too many");
+
+  const auto disk = shell(
+      "disk=$(mktemp -d); export disk; unshare -m sh -c '"
+      "mount -t tmpfs -o nr_inodes=1 tmpfs $disk || exit;"
+      "TMPDIR=$disk \"$TESSERA\" run -n 1 -- true; echo code $?;"
+      "\"$TESSERA\" run --log-dir $disk/x -n 1 -- true; echo code $?'; rmdir $disk");
+  if (disk.text.find("code") == std::string::npos) GTEST_SKIP() << "a small disk needs root, for mount: " << disk.text;
+  EXPECT_CONTAINS(disk.text, "cannot create a folder in TMPDIR, ");
+  EXPECT_CONTAINS(disk.text, "cannot create the folder --log-dir ");
+  EXPECT_EQ(count(disk.text, ": No space left on device\ncode 1\n"), 2) << disk.text;
+}
+
 // The launcher knows that a rank will not join, and tells the others.
 TEST(TesseraRun, ARankThatExitsBeforeInitIsTheCause) {
   const auto ran = shell(

@@ -9,18 +9,23 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <random>
+
 namespace tessera::testing {
 namespace {
 
-int free_port() {  // the system is not likely to assign it again soon
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+// Below the ports that the system gives to connections (32768 and more on Linux): no other program takes it meanwhile.
+int free_port() {
+  std::random_device random;
   sockaddr_in at{};
   at.sin_family = AF_INET;
-  socklen_t length = sizeof at;
-  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&at), length), 0);
-  getsockname(fd, reinterpret_cast<sockaddr*>(&at), &length);
-  close(fd);
-  return ntohs(at.sin_port);
+  for (;;) {
+    const int port = static_cast<int>(10'000 + random() % 20'000), fd = socket(AF_INET, SOCK_STREAM, 0);
+    at.sin_port = htons(static_cast<uint16_t>(port));
+    const bool is_free = bind(fd, reinterpret_cast<sockaddr*>(&at), sizeof at) == 0;
+    close(fd);
+    if (is_free) return port;
+  }
 }
 
 TEST(ShellLoop, RanksFormOneWorld) {

@@ -86,7 +86,8 @@ std::shared_ptr<Reducer> Reducer::make(NamedTensors parameters, comm::Group grou
 
 // Frozen parameters leave their bucket, but not before their gradients are reduced. Equal on all ranks.
 bool Reducer::belongs_in_bucket(size_t i) const {
-  return parameters_[i].value.requires_grad() || (states_[i].in_bucket && unreduced_passes_ > 0);
+  const bool may_have_gradient = states_[i].in_bucket || states_[i].trained_unsynced;
+  return parameters_[i].value.requires_grad() || (may_have_gradient && unreduced_passes_ > 0);
 }
 
 void Reducer::make_first_buckets() {
@@ -179,7 +180,10 @@ void Reducer::before_forward(bool sync) {
   const at::NoGradGuard no_grad;
   abandon();
   sync_ = sync;
-  if (!sync) return;
+  if (!sync) {
+    for (size_t i = 0; i < states_.size(); i++) states_[i].trained_unsynced |= parameters_[i].value.requires_grad();
+    return;
+  }
   bool same = true;
   for (size_t i = 0; i < states_.size(); i++) same &= states_[i].in_bucket == belongs_in_bucket(i);
   // With find_unused_parameters buckets are not rebuilt: another rank may not have seen all gradients.
@@ -421,7 +425,7 @@ void Reducer::finish_pass() {
   } catch (const CommError& error) {
     fail_in(at, error);
   }
-  for (auto& state : states_) state.unsynced = false;
+  for (auto& state : states_) state.unsynced = state.trained_unsynced = false;
   unreduced_passes_ = 0;
   in_pass_ = false;
 }

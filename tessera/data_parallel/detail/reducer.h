@@ -73,11 +73,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
   struct ParameterState {
     bool in_bucket = false;
-    bool ready = false;     // in this pass
-    bool used = false;      // it has a gradient to reduce
-    bool unsynced = false;  // .grad has gradients that are not reduced yet
-    int calls = 0;          // of its hook in this pass
-    int expected = 1;       // calls until it is ready; static_graph records it in the first pass. 0: never used
+    bool ready = false;             // in this pass
+    bool used = false;              // it has a gradient to reduce
+    bool unsynced = false;          // .grad has gradients that are not reduced yet
+    bool trained_unsynced = false;  // required a gradient in a forward without sync since the last reduction
+    int calls = 0;                  // of its hook in this pass
+    int expected = 1;               // calls until it is ready; static_graph records it in the first pass. 0: never used
   };
 
   Reducer(NamedTensors parameters, comm::Group group, ReducerOptions options);

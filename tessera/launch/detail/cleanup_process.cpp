@@ -1,6 +1,6 @@
 #include "tessera/launch/detail/cleanup_process.h"
 
-#include "tessera/base/error.h"
+#include "tessera/base/detail/system_error.h"
 
 #include <fcntl.h>
 #include <linux/close_range.h>
@@ -43,10 +43,9 @@ namespace {
 
 CleanupProcess::CleanupProcess(const std::string& folder) {
   int ends[2];
-  TESSERA_CHECK(pipe2(ends, O_CLOEXEC) == 0, InternalError, "cannot create a pipe for the cleanup process: errno ",
-                errno);
+  TESSERA_CHECK_ERRNO(pipe2(ends, O_CLOEXEC) == 0, "cannot create a pipe for the cleanup process");
   pid_ = fork();
-  TESSERA_CHECK(pid_ >= 0, InternalError, "cannot start the cleanup process: errno ", errno);
+  TESSERA_CHECK_ERRNO(pid_ >= 0, "cannot start the cleanup process");
   if (pid_ == 0) {
     close(ends[1]);
     run_cleanup_process(ends[0], folder);

@@ -1,5 +1,6 @@
 #include "tessera/launch/detail/local_ranks.h"
 
+#include "tessera/base/detail/system_error.h"
 #include "tessera/base/error.h"
 #include "tessera/base/error_file.h"
 
@@ -28,7 +29,7 @@ struct LogFile {
     if (output.log_dir.empty()) return;
     path = c10::str(output.log_dir, "/rank_", rank, ending);
     fd = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (output.append ? O_APPEND : O_TRUNC), 0644);
-    TESSERA_CHECK(fd >= 0, UsageError, "cannot write the log file ", path, ": ", std::strerror(errno));
+    TESSERA_CHECK_ERRNO(fd >= 0, "cannot write the log file ", path);
     sink.emplace(fd);
   }
   ~LogFile() {
@@ -125,40 +126,44 @@ int64_t LocalRanks::running() const {
 }
 
 std::chrono::milliseconds LocalRanks::time_to_next_deadline(std::chrono::milliseconds at_most) const {
-  const auto now = Clock::now();
-  const auto include = [&](Clock::time_point deadline) {
-    if (deadline > now) at_most = std::min(at_most, std::chrono::ceil<std::chrono::milliseconds>(deadline - now));
+  const auto include = [&, now = Clock::now()](Clock::time_point deadline) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - now);
+    at_most = std::clamp(left, std::chrono::milliseconds(0), at_most);  // it may have passed since the last poll
   };
   if (kill_deadline_) include(*kill_deadline_);
   if (late_signal_deadline_) include(*late_signal_deadline_);
   for (const auto& m : ranks_)
-    if (m->stopped_since) include(*m->stopped_since + kStoppedBeforeAbsent);
+    if (m->stopped_since && !m->exit && !is_absent(*m)) include(*m->stopped_since + kStoppedBeforeAbsent);
   return at_most;
 }
 
-std::vector<int> LocalRanks::poll_events(std::chrono::milliseconds timeout) {
-  const auto now = Clock::now();
-  if (late_signal_deadline_ && *late_signal_deadline_ <= now) {
+void LocalRanks::send_due_signals() {
+  if (late_signal_deadline_ && *late_signal_deadline_ <= now_) {
     late_signal_deadline_.reset();
     for (auto& m : ranks_)
       if (m->process.pid > 0 && !m->exit && !m->signalled) kill(-m->process.pid, SIGTERM);
   }
-  if (kill_deadline_ && *kill_deadline_ <= now) {
+  if (kill_deadline_ && *kill_deadline_ <= now_) {
     kill_deadline_.reset();
     send_signal(SIGKILL);
   }
+}
+
+std::vector<int> LocalRanks::poll_events(std::chrono::milliseconds timeout) {
   timeout = time_to_next_deadline(timeout);
   std::vector<pollfd> waiting{{signals_.fd(), POLLIN, 0}, {signals_.stop_fd(), POLLIN, 0}};
   for (auto& rank : ranks_)
     for (const int fd : {rank->process.out, rank->process.err}) waiting.push_back({fd, POLLIN, 0});  // -1: skipped
-  poll(waiting.data(), waiting.size(), static_cast<int>(timeout.count()));
+  const int events = poll(waiting.data(), waiting.size(), static_cast<int>(timeout.count()));
+  now_ = Clock::now();
+  send_due_signals();
   for (size_t i = 0; i < ranks_.size(); i++) {
     LocalRank& m = *ranks_[i];
     if (waiting[2 + 2 * i].revents) drain(m.process.out, m.out);
     if (waiting[3 + 2 * i].revents) drain(m.process.err, m.err);
   }
   auto received = signals_.read();
-  if (std::erase(received, SIGCHLD) > 0) reap();
+  if (std::erase(received, SIGCHLD) > 0 || events == 0) reap();
   return received;
 }
 
@@ -216,12 +221,15 @@ void LocalRanks::read_stops(LocalRank& rank) {
   }
 }
 
+bool LocalRanks::is_absent(const LocalRank& rank) const {
+  if (rank.exit) return rank.exit->ok();
+  return rank.stopped_since && *rank.stopped_since + kStoppedBeforeAbsent <= now_;
+}
+
 std::map<int64_t, std::string> LocalRanks::absent() const {
   std::map<int64_t, std::string> found;
-  for (const auto& m : ranks_) {
-    const bool stopped = m->stopped_since && Clock::now() >= *m->stopped_since + kStoppedBeforeAbsent;
-    if ((m->exit && m->exit->ok()) || (!m->exit && stopped)) found[m->plan.rank] = what_it_did(m->plan.rank);
-  }
+  for (const auto& m : ranks_)
+    if (is_absent(*m)) found[m->plan.rank] = what_it_did(m->plan.rank);
   return found;
 }
 

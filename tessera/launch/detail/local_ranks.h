@@ -72,6 +72,8 @@ class LocalRanks {
   static void drain_all(int& fd, LineStream& stream);
   void read_stops(LocalRank& rank);
   std::chrono::milliseconds time_to_next_deadline(std::chrono::milliseconds at_most) const;
+  void send_due_signals();
+  bool is_absent(const LocalRank& rank) const;
   std::string what_it_did(int64_t rank) const;
   const LocalRank* find_local(int64_t rank) const;  // null: it runs on another host
   const LocalRank& find(int64_t rank) const;
@@ -80,6 +82,7 @@ class LocalRanks {
   CleanupProcess& cleanup_;
   std::vector<std::unique_ptr<LocalRank>> ranks_;
   bool stopping_ = false;
+  Clock::time_point now_{};  // of the last poll. A deadline counts as passed by this time alone, so none is missed
   std::optional<Clock::time_point> kill_deadline_;
   std::optional<Clock::time_point> late_signal_deadline_;  // then ranks with an error file get SIGTERM too
   std::optional<RankExit> first_failure_;

@@ -1,6 +1,7 @@
 #include "tessera/launch/detail/rank_process.h"
 
 #include "tessera/base/detail/settings.h"
+#include "tessera/base/detail/system_error.h"
 #include "tessera/base/error.h"
 
 #include <fcntl.h>
@@ -12,7 +13,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <sstream>
 
 extern char** environ;
@@ -50,8 +50,8 @@ struct Pipe {
   int read_end = -1, write_end = -1;
   Pipe() {
     int ends[2];
-    TESSERA_CHECK(pipe2(ends, O_CLOEXEC) == 0, UsageError, "cannot create a pipe for a rank: ", std::strerror(errno),
-                  "; `ulimit -n` shows the limit of open files");
+    TESSERA_CHECK_ERRNO(pipe2(ends, O_CLOEXEC) == 0,
+                        "cannot create a pipe for a rank (`ulimit -n` shows the limit of open files)");
     read_end = ends[0], write_end = ends[1];
   }
   ~Pipe() {
@@ -99,7 +99,7 @@ RankProcess start_rank(const Command& command, const RankPlan& plan, const Signa
   Pipe out, err, exec_error;  // `exec_error` carries errno of execve(); a successful execve() closes it
 
   const pid_t pid = fork();
-  TESSERA_CHECK(pid >= 0, UsageError, "cannot start rank ", plan.rank, ": ", std::strerror(errno));
+  TESSERA_CHECK_ERRNO(pid >= 0, "cannot start rank ", plan.rank);
   if (pid == 0) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -123,7 +123,7 @@ RankProcess start_rank(const Command& command, const RankPlan& plan, const Signa
   }
   if (n == sizeof error) {
     waitpid(pid, nullptr, 0);
-    TESSERA_FAIL(UsageError, "cannot execute '", command.path, "': ", std::strerror(error));
+    raise_errno(error, c10::str("cannot execute '", command.path, "'"));
   }
   return {pid, plan.direct_output ? -1 : out.take_read_end(), err.take_read_end()};
 }

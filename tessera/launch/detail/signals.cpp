@@ -1,12 +1,10 @@
 #include "tessera/launch/detail/signals.h"
 
-#include "tessera/base/error.h"
+#include "tessera/base/detail/system_error.h"
 
 #include <pthread.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
-
-#include <cerrno>
 
 namespace tessera::launch {
 namespace {
@@ -37,7 +35,7 @@ Signals::Signals() {
   sigaction(SIGPIPE, &ignore, &original_sigpipe_);  // writing to a closed pipe gives EPIPE instead
   fd_ = signalfd(-1, &others, SFD_CLOEXEC | SFD_NONBLOCK);
   stop_fd_ = signalfd(-1, &stops, SFD_CLOEXEC | SFD_NONBLOCK);
-  TESSERA_CHECK(fd_ >= 0 && stop_fd_ >= 0, InternalError, "cannot create a signalfd: errno ", errno);
+  TESSERA_CHECK_ERRNO(fd_ >= 0 && stop_fd_ >= 0, "cannot create a signalfd");
 }
 
 Signals::~Signals() {

@@ -14,6 +14,7 @@
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/StreamGuard.h>
 
@@ -250,8 +251,10 @@ void ParamGroup::follow_flat_param() {
 
 at::Tensor ParamGroup::shard_differs_from_buffer() const {
   const at::NoGradGuard no_grad;
+  const auto options = all_gather_output_.options().dtype(at::kInt);
+  if (is_stale()) return at::ones({1}, options);
   const auto shard = flat_param_.detach().to(all_gather_output_.options());
-  auto differs = at::zeros({1}, all_gather_output_.options().dtype(at::kInt));
+  auto differs = at::zeros({1}, options);
   for (size_t i = 0; i < params_.size(); i++) {
     const auto range = layout_.range_in_shard(i, shard_group_->rank());
     if (range.size == 0) continue;

@@ -290,10 +290,12 @@ void ParamGroupGradients::drop_unused_flat_param_grad() {
 
 void ParamGroupGradients::end_backward() {
   in_backward_ = false;
-  has_unsharded_passes_ = !ready_.empty();
+  count_unsharded_pass();
   restore_saved_grads();
   show_unreduced();
 }
+
+void ParamGroupGradients::count_unsharded_pass() { has_unsharded_passes_ = has_unsharded_passes_ || any_trainable(); }
 
 // ---- gradients that are not reduced yet
 

@@ -46,6 +46,9 @@ class ParamGroupGradients {
   void wait_for_reduction();  // waits, adds the saved gradients, and sets .grad
   bool is_reducing() const { return reduced_.defined(); }
   void end_backward();  // without a reduction: ready gradients stay for the next backward
+  // After a backward without a reduction, also one that did not reach the group on this rank. Requires a reduction of
+  // the group later, even if it is frozen until then. All ranks decide the same: only trainable parameters count.
+  void count_unsharded_pass();
   // True if passes before this backward left gradients that a reduction must take along. Equal on all ranks, also if
   // zero_grad() has discarded the gradients.
   bool has_unreduced(bool all_reduce) const {

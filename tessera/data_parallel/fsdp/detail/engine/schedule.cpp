@@ -57,7 +57,8 @@ void Schedule::start() {
 }
 
 // Before an outermost forward: frees unsharded buffers whose shard was written to on some rank since the all-gather.
-// The version counters that unshard() compares do not count writes through .data() or a local tensor.
+// The version counters that unshard() compares do not count writes through .data() or a local tensor, and ranks may
+// disagree about them: an optimizer does not write to a shard that has only frozen or unused parameters.
 void Schedule::discard_stale_buffers() {
   for (const auto& ranks : comm_groups_) {
     std::vector<ParamGroup*> kept;
@@ -66,7 +67,7 @@ void Schedule::discard_stale_buffers() {
       auto& group = *scheduled->group;
       if (group.shard_group() != ranks) continue;
       group.forget_reshard_shard();
-      group.free_stale_buffer();
+      if (!group.has_copy_of_shard() || compiling()) group.free_stale_buffer();
       if (!group.has_copy_of_shard()) continue;
       kept.push_back(&group);
       differs.push_back(group.shard_differs_from_buffer());
@@ -263,6 +264,7 @@ void Schedule::end_backward() {
     if (scheduled->group->gradients().in_backward()) reduce_gradients(*scheduled);
   for (auto& scheduled : groups_) {
     auto& gradients = scheduled->group->gradients();
+    if (!scheduled->sync && !compiling()) gradients.count_unsharded_pass();  // another rank may have used the group
     if (!scheduled->sync || !gradients.has_unreduced(scheduled->all_reduce)) continue;
     gradients.begin_backward();
     start_reduction(*scheduled);
