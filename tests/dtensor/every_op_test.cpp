@@ -152,6 +152,28 @@ TEST(EveryOp, OutFormsWriteTheTensorWithItsPlacements) {
   });
 }
 
+// An op with out= arguments and others that it writes: each gets its own value.
+TEST(EveryOp, OutFormsThatAlsoWriteOtherArguments) {
+  const auto value = torch::randn({6, 3, 2});
+  auto plain = std::vector<at::Tensor>{torch::zeros({3}), torch::ones({3}), torch::empty({6, 3, 2}), torch::empty({3}),
+                                       torch::empty({3})};
+  const auto run = [](const at::Tensor& x, std::vector<at::Tensor>& t) {
+    at::_native_batch_norm_legit_out(t[2], t[3], t[4], x, {}, {}, t[0], t[1], /*training=*/true, 0.1, 1e-5);
+  };
+  run(value, plain);
+  run_ranks(2, [&](Rank& me) {
+    const auto mesh = me.mesh("x=2");
+    for (const auto& p : {Replicate(), Shard(0), Shard(1)}) {
+      std::vector<at::Tensor> found;
+      for (const auto& t :
+           {torch::zeros({3}), torch::ones({3}), torch::zeros({6, 3, 2}), torch::zeros({3}), torch::zeros({3})})
+        found.push_back(distribute_tensor(t, mesh, {Replicate()}));
+      run(distribute_tensor(value, mesh, {p}), found);
+      for (size_t i = 0; i < found.size(); i++) expect_value(found[i], plain[i]);
+    }
+  });
+}
+
 // ---- gathered ops ----
 
 TEST(EveryOp, GatheredOpsGiveReplicatedResults) {

@@ -393,17 +393,21 @@ void run_functional_form(BoxedCall& call, const Decision& decision) {
       results.push_back(*argument.default_value());
   }
   functional.callBoxed(results);
-  const size_t fresh = results.size() - call.written.size();
-  for (size_t i = 0; i < call.written.size(); i++) {
-    if (call.written[i].isTensor()) {
-      copy_result(entry, call.written[i].toTensor(), results[fresh + i].toTensor());
-    } else if (call.written[i].isTensorList()) {
-      const auto to = call.written[i].toTensorVector(), from = results[fresh + i].toTensorVector();
-      TESSERA_CHECK(to.size() == from.size(), UsageError, entry.name, ": there are ", from.size(), " results, but ",
-                    to.size(), " tensors to write them to");
-      for (size_t e = 0; e < to.size(); e++) copy_result(entry, to[e], from[e]);
+  size_t next_written = results.size() - call.written.size();
+  for (const bool out : {true, false})  // out= arguments come first
+    for (size_t i = 0; i < call.written.size(); i++) {
+      if (entry.op.schema().arguments()[entry.writes[i]].is_out() != out) continue;
+      const auto& to = call.written[i];
+      const auto& result = results[next_written++];
+      if (to.isTensor()) {
+        copy_result(entry, to.toTensor(), result.toTensor());
+      } else if (to.isTensorList()) {
+        const auto targets = to.toTensorVector(), values = result.toTensorVector();
+        TESSERA_CHECK(targets.size() == values.size(), UsageError, entry.name, ": there are ", values.size(),
+                      " results, but ", targets.size(), " tensors to write them to");
+        for (size_t e = 0; e < targets.size(); e++) copy_result(entry, targets[e], values[e]);
+      }
     }
-  }
   torch::jit::drop(*call.stack, entry.num_args());
   size_t next = 0;
   for (const auto written : entry.return_of)

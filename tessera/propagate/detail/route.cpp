@@ -68,6 +68,10 @@ bool matches(const c10::FunctionSchema& functional, const c10::FunctionSchema& o
   return true;
 }
 
+bool has_out(const c10::FunctionSchema& schema) {
+  return std::any_of(schema.arguments().begin(), schema.arguments().end(), [](const auto& a) { return a.is_out(); });
+}
+
 // The composite code of a decomposed op calls its in-place form, which must not call it back.
 bool is_decomposed(const c10::OperatorHandle& op) {
   const auto* rule = entry_of(op).rule();
@@ -89,7 +93,9 @@ std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op
   if (changes_memory(op)) return std::nullopt;
   for (const auto& base : {without_in_place_mark(name), name + "_functional"})
     for (const auto& other : overloads_of(base))
-      if (writes_nothing(other.schema()) && matches(other.schema(), op.schema()) && !is_decomposed(other)) return other;
+      if (writes_nothing(other.schema()) && matches(other.schema(), op.schema()) &&
+          (has_out(op.schema()) || !is_decomposed(other)))
+        return other;
   return std::nullopt;
 }
 

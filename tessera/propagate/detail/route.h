@@ -18,7 +18,8 @@ enum class Route : uint8_t {
 
 struct OpRoute {
   Route route;
-  // For Route::Functional. Its results are the new results of the op, then the values of the arguments it writes.
+  // For Route::Functional. Its results are the new results of the op, then the values of the out= arguments, then those
+  // of the other arguments that it writes.
   std::optional<c10::OperatorHandle> functional;
 };
 
