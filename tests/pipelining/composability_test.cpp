@@ -197,7 +197,8 @@ TEST(Composability, CheckpointsLoadOnAnyNumberOfStages) {
       models::GPT2 model = clone(saved);
       for (const at::Tensor& parameter : model->parameters()) parameter.data().zero_();
       const StateDict dict = stage_state_dict(*model, stages_of(model, each.stages, each.schedule, me.group()));
-      dcp::load(dict, path, {}, me.world);
+      const LoadReport report = dcp::load(dict, path, {.strict = false}, me.world);  // other stages have other names
+      EXPECT_TRUE(report.missing.empty() && report.mismatched.empty()) << report;
       for (const auto& [name, tensor] : dict) EXPECT_TRUE(tensor.equal(get_parameter(*saved, name))) << name;
       EXPECT_TRUE(each.ranks > 1 || dict.size() == saved->parameters().size());
     });
