@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_rules_command(app);
   const int ours = count_own_arguments(argc, argv);
   tessera::cli::add_run_command(app, {argv + std::min(ours + 1, argc), argv + argc});
+  tessera::cli::add_selftest_command(app);
   tessera::cli::add_trace_command(app);
   tessera::cli::add_train_command(app);
   return tessera::cli::run_program(app, ours, argv);

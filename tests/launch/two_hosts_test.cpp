@@ -37,6 +37,16 @@ TEST_F(TwoHosts, RanksAreNumberedByNodeRank) {
   EXPECT_EQ(count(ran.text, "no TESSERA_JOB_SECRET"), 1) << ran.text;
 }
 
+TEST_F(TwoHosts, Selftest) {
+  const std::string app =
+      "-n 2 -- \"$TESSERA\" selftest --backends gloo --plant wrong:3 -o /tmp/tessera-two-hosts-$$.txt";
+  const auto ran = two_hosts(run(0, app), run(1, app) + "; rm -f /tmp/tessera-two-hosts-*.txt");
+  EXPECT_CONTAINS(ran.text, "4 ranks over gloo");
+  EXPECT_CONTAINS(ran.text, "rank 3 on host-b sends wrong values: 4 of 4");
+  EXPECT_EQ(count(ran.text, "is slow"), 0) << ran.text;
+  EXPECT_CONTAINS(ran.text, "fully_shard");
+}
+
 TEST_F(TwoHosts, AHostWithAnotherSecretIsRefused) {
   const std::string secret = "export TESSERA_JOB_SECRET=0123456789abcdef";
   const auto ran = two_hosts(secret + "; export TESSERA_TIMEOUT_S=2; " + run(0, "-n 1 -- true"),
