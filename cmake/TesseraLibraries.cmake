@@ -67,6 +67,9 @@ tessera_library(tessera TYPE SHARED
 tessera_library(tessera_train TYPE SHARED
   LAYERS data models launch train
   LINKS tessera)
+if(TARGET tessera_train)  # its time is spent in LibTorch; -O1 saves a fifth of the compile time
+  target_compile_options(tessera_train PRIVATE $<$<CONFIG:Release>:-O1>)
+endif()
 tessera_library(tessera_testing TYPE STATIC
   LAYERS testing
   LINKS tessera)
