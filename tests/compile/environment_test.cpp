@@ -28,9 +28,10 @@ struct EnvironmentPartImpl : torch::nn::Module {
   std::string reduction = "sum";
   std::vector<double> weights{0.5};
   at::Tensor forward(const at::Tensor& x) const {
-    const auto y = x * static_cast<double>(times) * (halved ? 0.5 : 1) * weights[0];
+    const auto y = x * static_cast<double>(times) * (halved ? 0.5 : 1);
     return reduction == "sum" ? y.sum() : y.mean();
   }
+  at::Tensor weighted(const at::Tensor& x) const { return (x * weights[0]).sum(); }
 };
 TORCH_MODULE(EnvironmentPart);
 
@@ -402,7 +403,7 @@ const EnvironmentItem kItems[] = {
      CHANGE(e.captured_number = other_number(random, e.captured_number))},
     {"captured tensor replaced", READ((e.batch.x * e.captured.captured_tensor).sum()),
      CHANGE(e.captured_tensor = torch::randn({3}))},
-    {"vector in a submodule (captured)", READ(e.model->part(e.batch.x)),
+    {"vector in a submodule (captured)", READ(e.model->part->weighted(e.batch.x)),
      CHANGE(e.model->part->weights[0] = other_number(random, e.model->part->weights[0]))},
     {"captured list", READ(e.batch.x.sum() * static_cast<double>(e.captured.captured_list.size())),
      CHANGE(e.captured_list.push_back(1))},
