@@ -235,11 +235,20 @@ TEST(Options, EveryOtherNumberIsRefusedWithItsBound) {
 
 TEST(Options, NumbersAreTypedInHelp) {
   const auto app = all_commands();
-  const auto help = app->get_subcommand("train")->help();
-  for (const std::string part :
-       {"--steps,--training.steps INT=1000", "--lr,--optimizer.lr FLOAT=0.001", "--seed,--training.seed UINT=0",
-        "--model,--model.name TEXT=gpt-tiny", "Number of training steps; from 1 to 1000000000"})
-    EXPECT_CONTAINS(help, part);
+  const auto* train = app->get_subcommand("train");
+  struct TypedOption {
+    std::string name, other_name, type, default_value;
+  };
+  for (const auto& expected : std::vector<TypedOption>{{"--steps", "--training.steps", "INT", "1000"},
+                                                       {"--lr", "--optimizer.lr", "FLOAT", "0.001"},
+                                                       {"--seed", "--training.seed", "UINT", "0"},
+                                                       {"--model", "--model.name", "TEXT", "gpt-tiny"}}) {
+    const auto* option = train->get_option(expected.name);
+    EXPECT_EQ(option, train->get_option(expected.other_name));
+    EXPECT_EQ(option->get_type_name(), expected.type) << expected.name;
+    EXPECT_EQ(option->get_default_str(), expected.default_value) << expected.name;
+  }
+  EXPECT_CONTAINS(train->help(), "Number of training steps; from 1 to 1000000000");
 }
 
 std::vector<std::string> names_of(const CLI::App& app) {

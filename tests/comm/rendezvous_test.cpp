@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <future>
+#include <random>
 
 namespace tessera::comm::detail {
 namespace {
@@ -22,6 +23,18 @@ std::future<Store> join(int64_t rank, int64_t size, const Environment& environme
   return std::async(std::launch::async, [=] {
     return open_store({"env://", rank, size, std::chrono::milliseconds(20s)}, environment).store;
   });
+}
+
+// A free port below those that the system gives to connections (32768 and more on Linux): a connection of another
+// program cannot take it before the test does.
+int64_t free_port_for_store() {
+  std::random_device random;
+  for (;;) try {
+      int64_t port = 10'000 + random() % 20'000;
+      host_store("127.0.0.1", port, store::make_job_secret(), 1s, port);
+      return port;
+    } catch (const CommError&) {  // in use
+    }
 }
 
 // The store of `tessera run`.
@@ -87,10 +100,8 @@ TEST(Rendezvous, OnOneMachineWithoutASecret) {
 }
 
 TEST(Rendezvous, WithASecret) {
-  int64_t port = 0;
-  { const auto gone = host_store("127.0.0.1", 0, store::make_job_secret(), 1s, port); }
   Environment environment;
-  environment.host = "127.0.0.1", environment.port = port;
+  environment.host = "127.0.0.1", environment.port = free_port_for_store();
   setenv("TESSERA_JOB_SECRET", "0123456789abcdef", 1);
   auto zero = join(0, 3, environment), one = join(1, 3, environment);
   const auto server = zero.get();  // it runs as long as this client
@@ -103,10 +114,8 @@ TEST(Rendezvous, WithASecret) {
 
 // Ranks on several machines: the same store, with a secret that everybody knows.
 TEST(Rendezvous, SeveralMachinesWithoutASecretWarnOnce) {
-  int64_t port = 0;
-  { const auto gone = host_store("127.0.0.1", 0, store::make_job_secret(), 1s, port); }
   Environment environment;
-  environment.host = "0.0.0.0", environment.port = port;  // not a loopback address
+  environment.host = "0.0.0.0", environment.port = free_port_for_store();  // not a loopback address
   ::testing::internal::CaptureStderr();
   auto zero = join(0, 2, environment), one = join(1, 2, environment);
   const auto server = zero.get();  // it runs as long as this client
@@ -143,10 +152,9 @@ TEST(Rendezvous, AnAbsentRankIsNamed) {
 }
 
 TEST(Rendezvous, TimeoutNamesWhatIsMissing) {
-  int64_t port = 0;
   const std::string secret = store::make_job_secret();
-  { const auto gone = host_store("127.0.0.1", 0, secret, 1s, port); }
-  EXPECT_ERROR(CommError, join_store("127.0.0.1", port, secret, 1ms), "no store answers at 127.0.0.1:", "refused");
+  EXPECT_ERROR(CommError, join_store("127.0.0.1", free_port_for_store(), secret, 1ms),
+               "no store answers at 127.0.0.1:", "refused");
   Environment environment;
   environment.job = "nobody-" + std::to_string(getpid());
   EXPECT_ERROR(CommError, open_store({"env://", 1, 2, 1ms}, environment), "for rank 0 of job 'nobody-");

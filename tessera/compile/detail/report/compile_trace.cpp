@@ -1,5 +1,6 @@
 #include "tessera/compile/detail/report/compile_trace.h"
 
+#include "tessera/base/detail/text_file.h"
 #include "tessera/base/detail/warn_once.h"
 #include "tessera/comm/world.h"
 #include "tessera/compile/detail/replay/executable.h"
@@ -8,9 +9,9 @@
 #include <c10/util/StringUtil.h>
 
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <mutex>
+#include <sstream>
 
 namespace tessera::compiler {
 namespace {
@@ -32,12 +33,14 @@ TraceSink trace_into(std::string folder) {
     const auto path = fs::path(folder) / c10::str(trace.what, "-", number, ".rank", trace.rank, ".html");
     std::error_code failed;
     fs::create_directories(folder, failed);
-    std::ofstream out(path, std::ios::binary);
-    trace_page(out, trace, path.stem().string());
-    out.close();
-    if (!out)  // not an error: one rank must not stop alone
-      warn_once("compile/trace/" + folder, c10::str("compile: cannot write ", path.string(),
+    std::ostringstream page;
+    trace_page(page, trace, path.stem().string());
+    try {
+      write_text_file(path.string(), page.str());
+    } catch (const c10::Error& error) {  // not an error: one rank must not stop alone
+      warn_once("compile/trace/" + folder, c10::str("compile: ", error.what_without_backtrace(),
                                                     "; set TESSERA_TRACE_DIR to a folder that can be written to"));
+    }
   };
 }
 
