@@ -36,7 +36,8 @@ bool splits_along_rows(const at::Tensor& large, const at::Tensor& small, int64_t
          large.sizes().slice(1) == small.sizes().slice(1);
 }
 
-at::Tensor bytes_view(const at::Tensor& x) { return x.contiguous().view({-1}).view(at::kByte); }
+// as_strided, because a tensor of one element is contiguous with any stride, and view(dtype) needs stride 1.
+at::Tensor bytes_view(const at::Tensor& x) { return x.contiguous().as_strided({x.numel()}, {1}).view(at::kByte); }
 
 }  // namespace
 

@@ -121,7 +121,8 @@ void copy_overlapping_inputs(Transfer& t, int rank) {
   t.keep.push_back(copies);
 }
 
-at::Tensor as_bytes(const at::Tensor& x) { return x.reshape({-1}).view(at::kByte); }
+// as_strided, because a tensor of one element is contiguous with any stride, and view(dtype) needs stride 1.
+at::Tensor as_bytes(const at::Tensor& x) { return x.contiguous().as_strided({x.numel()}, {1}).view(at::kByte); }
 
 // Runs `first`, then `second`. Either may be null.
 std::function<void()> in_sequence(std::function<void()> first, std::function<void()> second) {
