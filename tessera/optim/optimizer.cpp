@@ -269,7 +269,7 @@ void Optimizer::run_updates(size_t group, const std::vector<const ParamUpdate*>&
   for (const auto& indices : detail::by_device_and_dtype(updates.size(), local)) {
     TensorLists lists;
     lists.first_step = updates[indices[0]]->first_step;
-    if (updates[indices[0]]->param->is_new && lists.first_step && compiling())
+    if (updates[indices[0]]->param_state->is_new && lists.first_step && compiling())
       lists.is_first_run = first_run_of(updates);
     lists.parameters.reserve(indices.size());
     lists.gradients.reserve(indices.size());

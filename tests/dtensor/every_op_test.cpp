@@ -11,6 +11,7 @@
 #include <torch/torch.h>
 
 #include <functional>
+#include <limits>
 
 namespace tessera::test {
 namespace {
@@ -302,6 +303,30 @@ TEST(EveryOp, ComplexNumbers) {
     const at::Tensor x = distribute_tensor(z, me.mesh("x=2"), {Shard(0)});
     EXPECT_TRUE(torch::allclose(DTensor(x.conj()).full_tensor(), z.conj()));
     EXPECT_TRUE(torch::allclose(DTensor(at::imag(x.conj())).full_tensor(), at::imag(z.conj())));
+  });
+}
+
+// A local tensor of one element counts as contiguous with any stride.
+TEST(EveryOp, RealPartsOfOneElementPerRank) {
+  const auto z = at::complex(torch::randn({3, 2}), torch::randn({3, 2}));
+  run_ranks(2, [&](Rank& me) {
+    const at::Tensor x = distribute_tensor(z, me.mesh("x=2"), {Shard(0)});
+    EXPECT_TRUE(torch::equal(DTensor(at::imag(x)).full_tensor(), at::imag(z)));
+    const auto columns = DTensor(at::real(x)).redistribute({Shard(1)});
+    EXPECT_TRUE(torch::equal(columns.full_tensor(), at::real(z)));
+    const auto plain = z.slice(0, 0, 2).slice(1, 0, 1);  // one element per rank
+    const at::Tensor one = distribute_tensor(plain, me.mesh("x=2"), {Shard(0)});
+    EXPECT_TRUE(torch::equal(DTensor(at::real(one)).full_tensor(), at::real(plain)));
+    // Both inputs are gathered by one collective.
+    expect_value(at::block_diag({at::real(one), at::imag(one)}), at::block_diag({at::real(plain), at::imag(plain)}));
+    EXPECT_TRUE(torch::allclose(DTensor(at::real(x).sum(0)).full_tensor(), at::real(z).sum(0)));
+    expect_value(at::real(x).norm(std::numeric_limits<double>::infinity()),
+                 at::real(z).norm(std::numeric_limits<double>::infinity()));
+  });
+  run_ranks(4, [&](Rank& me) {
+    const at::Tensor x = distribute_tensor(z, me.mesh("x=4"), {Shard(0)});
+    const double inf = std::numeric_limits<double>::infinity();
+    expect_value(x.norm(inf), z.norm(inf));
   });
 }
 

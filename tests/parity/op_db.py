@@ -120,7 +120,7 @@ def dump_host_value(op, sample, tensors_out):
         args[name] = encode(value, {})
     result = op(sample.input, *sample.args, **sample.kwargs)
     return {"constants": 0, "inputs": inputs, "nodes": [{"op": schema.name, "args": args}], "outputs": [],
-            "value": result, "random": False, "makes_tensors": False, "grad": [False] * inputs,
+            "value": encode(result, {}), "random": False, "makes_tensors": False, "grad": [False] * inputs,
             "has_grad": [False] * inputs}
 
 

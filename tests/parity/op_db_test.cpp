@@ -234,7 +234,7 @@ std::string replay(const OpDb& db, size_t number, const DeviceMesh& mesh, Spread
 
   if (const auto* value = program.find("value")) {
     const auto found = run.value(static_cast<int64_t>(all)).toScalar(), expected = number_of(*value).toScalar();
-    return std::abs(found.toDouble() - expected.toDouble()) < 1e-5 ? "" : "another value";
+    return std::abs(found.toComplexDouble() - expected.toComplexDouble()) < 1e-5 ? "" : "another value";
   }
   std::vector<at::Tensor> through, cotangents;
   const bool is_random = *program.at("random").get_if<bool>();

@@ -101,7 +101,8 @@ at::Tensor min_or_highest(const at::Tensor& self) {
 
 // The norm of an empty local tensor is zero. For every p > 0 it does not change the p-norm over all ranks.
 at::Tensor zeros_for(const at::Tensor& self, at::IntArrayRef dim, bool keepdim, std::optional<at::ScalarType> dtype) {
-  return at::zeros(reduced_sizes(self, dim, keepdim), self.options().dtype(dtype.value_or(self.scalar_type())));
+  const auto type = c10::toRealValueType(dtype.value_or(self.scalar_type()));
+  return at::zeros(reduced_sizes(self, dim, keepdim), self.options().dtype(type));
 }
 
 at::Tensor norm_or_zero(const at::Tensor& self, const at::Scalar& p) {
