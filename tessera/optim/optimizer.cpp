@@ -415,22 +415,26 @@ void Optimizer::load(torch::serialize::InputArchive& archive) {
   const auto groups = this->groups();
   std::vector<StateDict> new_options(groups.size());
   std::vector<std::pair<at::Tensor, StateDict>> new_state;
-  at::Tensor value;
+  const auto read = [&](const std::string& key) {
+    at::Tensor value;  // a new one for each key: LibTorch reads into a tensor that is defined
+    return archive.try_read(key, value) ? std::optional(value) : std::nullopt;
+  };
   for (size_t g = 0; g < groups.size(); g++) {
     for (const auto& [name, unused] : options(g)) {
-      TESSERA_CHECK(archive.try_read(archive_key("options", g, 0, name), value), UsageError,
-                    "torch::load: the file has no ", name, " of group ", g, "; this ", kind(), " has ", groups.size(),
-                    " groups");
-      new_options[g].insert(name, value);
+      const auto value = read(archive_key("options", g, 0, name));
+      TESSERA_CHECK(value, UsageError, "torch::load: the file has no ", name, " of group ", g, "; this ", kind(),
+                    " has ", groups.size(), " groups");
+      new_options[g].insert(name, *value);
     }
     check_options(g, new_options[g]);
     for (size_t i = 0; i < groups[g].size(); i++) {
       new_state.push_back({groups[g][i], {}});
       for (const auto& entry : state_entries()) {
-        if (!archive.try_read(archive_key("state", g, i, entry.name), value)) continue;
-        TESSERA_CHECK(!entry.like_parameter || value.sizes() == groups[g][i].sizes(), UsageError,
-                      "torch::load: ", entry.name, " of ", name_of(g, i, groups[g][i]), " has sizes ", value.sizes());
-        new_state.back().second.insert(entry.name, value.to(groups[g][i].device()));
+        const auto value = read(archive_key("state", g, i, entry.name));
+        if (!value) continue;
+        TESSERA_CHECK(!entry.like_parameter || value->sizes() == groups[g][i].sizes(), UsageError,
+                      "torch::load: ", entry.name, " of ", name_of(g, i, groups[g][i]), " has sizes ", value->sizes());
+        new_state.back().second.insert(entry.name, value->to(groups[g][i].device()));
       }
     }
   }
