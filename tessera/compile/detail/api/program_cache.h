@@ -179,9 +179,9 @@ class FunctionCache {
   static void end_with_peers(Program& program, const std::exception& error) {
     const auto& ran = program.executable().program();
     if (!has_peers(ran)) return;
-    const auto peers = departures_of_peers(ran);
+    const auto peers = announcements_of_peers(ran);
     TESSERA_CHECK(peers.empty(), UsageError, peers, message_of(error));
-    if (!is_communication_error(error)) announce(Departure::Stops, ran, message_of(error));
+    if (!is_communication_error(error)) announce(Announcement::Stops, ran, message_of(error));
   }
   // Runs the function in eager mode, now and in later calls like this one. Warns once per reason.
   CallResult fall_back(const std::exception& error, const CallArguments& arguments, const TracedFunction& function,
@@ -198,7 +198,8 @@ class FunctionCache {
                       const Policy& policy, const std::string& agreed_reason) {
     if (programs().empty()) return;
     auto reason = agreed_reason.empty() ? programs().front()->why_not(arguments, now) : agreed_reason;
-    if (!settings.agree_every_call) announce(Departure::Recompiles, programs().front()->executable().program(), reason);
+    if (!settings.agree_every_call)
+      announce(Announcement::Recompiles, programs().front()->executable().program(), reason);
     if (warned_.insert(reason).second) {
       TORCH_WARN("compile: the ", policy.what, " is recompiled, because ", reason, "; at most ", settings.cache_size,
                  " programs are cached");

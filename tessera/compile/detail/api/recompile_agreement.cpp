@@ -16,49 +16,49 @@
 namespace tessera::compiler {
 namespace {
 
-std::string departure_key(int64_t rank) { return c10::str("compile/departure/", rank); }
+std::string announcement_key(int64_t rank) { return c10::str("compile/announcement/", rank); }
 
-const char* text_of_departure(Departure departure) {
-  return departure == Departure::Recompiles ? " recompiles its step, because " : " stops its step, because ";
+const char* text_of_announcement(Announcement announcement) {
+  return announcement == Announcement::Recompiles ? " recompiles its step, because " : " stops its step, because ";
 }
 
 int64_t global_rank(const comm::Group& group) { return group->ranks()[static_cast<size_t>(group->rank())]; }
 
 }  // namespace
 
-void announce(Departure departure, const Program& last, const std::string& reason) {
+void announce(Announcement announcement, const Program& last, const std::string& reason) {
   std::vector<const comm::Group*> groups;
   for (const auto& each : last.groups)
     if (has_peers(each.group)) groups.push_back(&each.group);
   std::vector<c10::intrusive_ptr<c10d::Work>> barriers;
-  const auto text = text_of_departure(departure) + reason;
+  const auto text = text_of_announcement(announcement) + reason;
   for (const auto* group : groups)
     if ((*group)->store())
-      (*group)->store()->set(departure_key(global_rank(*group)), std::vector<uint8_t>(text.begin(), text.end()));
+      (*group)->store()->set(announcement_key(global_rank(*group)), std::vector<uint8_t>(text.begin(), text.end()));
   try {
     // All are posted before the first wait: peers may wait on any of the groups.
     for (const auto* group : groups) barriers.push_back((*group)->backend()->barrier());
     for (const auto& barrier : barriers) barrier->wait();
   } catch (const std::exception& error) {
     TESSERA_FAIL(UsageError, "compile: rank ", global_rank(*groups.front()), text, ", and not all of its peers do. ",
-                 departure == Departure::Recompiles
+                 announcement == Announcement::Recompiles
                      ? "Give all ranks the same shapes, modes and numbers, or set CompileOptions::agree to "
                        "Agree::EveryCall. "
                      : "",
                  message_of(error));
   }
   for (const auto* group : groups)
-    if ((*group)->store()) (*group)->store()->deleteKey(departure_key(global_rank(*group)));
+    if ((*group)->store()) (*group)->store()->deleteKey(announcement_key(global_rank(*group)));
 }
 
-std::string departures_of_peers(const Program& program) {
+std::string announcements_of_peers(const Program& program) {
   std::string text;
   for (const auto& each : program.groups) {
     if (!has_peers(each.group) || !each.group->store()) continue;
     for (const auto rank : each.group->ranks()) {
       try {
-        if (rank == global_rank(each.group) || !each.group->store()->check({departure_key(rank)})) continue;
-        const auto reason = each.group->store()->get(departure_key(rank));
+        if (rank == global_rank(each.group) || !each.group->store()->check({announcement_key(rank)})) continue;
+        const auto reason = each.group->store()->get(announcement_key(rank));
         text = c10::str("compile: rank ", rank, std::string(reason.begin(), reason.end()), ", and rank ",
                         global_rank(each.group), " (this one) does not. ");
       } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the store may be gone; the first error counts

@@ -9,7 +9,7 @@
 namespace tessera::compiler {
 
 // What a rank does instead of running its program.
-enum class Departure : uint8_t {
+enum class Announcement : uint8_t {
   Recompiles,
   Stops,  // an error of its own ends the call
 };
@@ -17,10 +17,10 @@ enum class Departure : uint8_t {
 // Publishes the reason in the store, and posts a barrier on every group of the program that ran last. If all ranks do
 // the same, the barriers complete. If a peer runs its program instead, its next collective on the group meets this
 // barrier, and both throw.   UsageError: a peer runs its program.
-void announce(Departure departure, const Program& last, const std::string& reason);
+void announce(Announcement announcement, const Program& last, const std::string& reason);
 
 // After a run of `program` has thrown: which peer did not run it, and why. "": all did.
-std::string departures_of_peers(const Program& program);
+std::string announcements_of_peers(const Program& program);
 
 // CompileOptions::agree: the largest value of all ranks of the current world. Communicates.
 int64_t largest_of_ranks(int64_t value);

@@ -21,7 +21,7 @@ c10::SmallVector<int64_t, 8> layout_of(const at::Tensor& t) {
   return layout;
 }
 
-// Hooks that the user has registered on the gradient: 0 if there are none, and another number for other hooks. A hook
+// Hooks that the user has registered on the gradient: 0 without hooks, and another number for other hooks. A hook
 // that is removed leaves its position, so a new one has a position that none had before.
 int hooks_on(const at::Tensor& t) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(t);

@@ -46,7 +46,7 @@ std::string failure_key(const CompileAttempt& attempt, int64_t rank) {
 }
 
 // The store of the world, where failures are published: a rank that could not trace does not know the groups of its
-// program. Null: there are no peers, or failures are not published.
+// program. Null: the program has no peers, or failures are not published.
 c10d::Store* store_of_failures(const CompileAttempt& attempt) {
   if (attempt.function.empty() || !World::has_current()) return nullptr;
   const auto world = World::current();
