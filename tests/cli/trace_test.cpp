@@ -117,7 +117,7 @@ TEST(Trace, AnUnwritablePageIsOnlyAWarning) {
       compile([](const at::Tensor& x) { return x * 2; }, {.trace = compiler::trace_into("/dev/null/no_such_folder")});
   EXPECT_TRUE(at::equal(step(torch::ones({3})), torch::full({3}, 2.0)));
   ASSERT_EQ(warnings.messages.size(), 1u);
-  EXPECT_CONTAINS(warnings.messages[0], "cannot write /dev/null/no_such_folder/step-0.rank0.html");
+  EXPECT_CONTAINS(warnings.messages[0], "cannot write '/dev/null/no_such_folder/step-0.rank0.html'");
 }
 
 TEST(Trace, APageSaysWhyItsProgramWasRecompiled) {

@@ -244,6 +244,16 @@ TEST(Communicator, SendRecvInOrder) {
   });
 }
 
+TEST(Communicator, MessagesOfTwoRanksDoNotCountAsCollectives) {
+  run_ranks(3, [](Rank& me) {
+    at::Tensor x = at::full({2}, 5.0);
+    if (me.rank == 0) me.group()->send(x, 1, 0).wait();
+    if (me.rank == 1) me.group()->recv(x, 0, 0).wait();
+    me.group()->all_reduce(x, ReduceOp::Sum).wait();  // was: ranks disagree, #1 and #0
+    EXPECT_TRUE(x.equal(at::full({2}, 15.0)));
+  });
+}
+
 TEST(Communicator, LargeTensorsAreSentInChunks) {
   run_ranks(3, [](Rank& me) {
     const int64_t n = 700'001;  // several chunks, and not a multiple of one

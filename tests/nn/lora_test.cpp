@@ -51,7 +51,7 @@ TEST(Lora, Targets) {
   EXPECT_EQ(nn::lora::add(*net, {.rank = 1, .targets = {"2"}}), std::vector<std::string>{"2"});
   EXPECT_ERROR(UsageError, nn::lora::add(*net, {.targets = {"2"}}), "'2'", "already");
   EXPECT_ERROR(UsageError, nn::lora::add(*net, {.targets = {"wq"}}), "Sequential", "target");
-  EXPECT_ERROR(UsageError, nn::lora::add(*torch::nn::Linear(2, 2)), "ts::nn::Linear");
+  EXPECT_ERROR(UsageError, nn::lora::add(*torch::nn::Sequential(torch::nn::Linear(2, 2))), "ts::nn::Linear");
   EXPECT_ERROR(UsageError, nn::lora::add(*net, {.rank = 0}), "rank is 0");
 }
 

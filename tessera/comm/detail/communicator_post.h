@@ -28,7 +28,8 @@ struct Communicator::Impl {
     Work work;
   };
   std::string backend_name;
-  std::atomic<uint64_t> sequence{0};
+  std::atomic<uint64_t> sequence{0};  // of collectives, which all ranks post in one order
+  std::atomic<uint64_t> messages{0};  // of sends and receives, which only two ranks have in common
   std::atomic<size_t> pending_count{0};
   std::mutex mutex;
   std::vector<Pending> pending;  // oldest first
@@ -49,7 +50,8 @@ struct Communicator::Impl {
 // Posts a collective: numbers it, notifies observers, adds context to errors. In a group of one it completes at once.
 template <class Call>
 Work Communicator::post(CommKind kind, Options options, int64_t bytes, c10::ScalarType dtype, Call&& call) {
-  const uint64_t sequence = impl_->sequence.fetch_add(1, std::memory_order_relaxed);
+  const bool message = kind == CommKind::Send || kind == CommKind::Recv;
+  const uint64_t sequence = (message ? impl_->messages : impl_->sequence).fetch_add(1, std::memory_order_relaxed);
   const CollectiveLabel* label = CollectiveLabel::current();
   if (label && !*options.tensor_name) options.tensor_name = label->name();
   RECORD_FUNCTION(kind_name(kind, options.family), c10::ArrayRef<const c10::IValue>{});
