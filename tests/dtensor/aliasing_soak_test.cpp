@@ -4,6 +4,7 @@
 // refuses (ShardingError, UsageError) must change nothing. A failure prints the seed and the sequence.
 // 500 sequences; 20,000 with TESSERA_SOAK=1 (make soak).
 #include "tessera/base/error.h"
+#include "tessera/dtensor/detail/meta.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/detail/soak.h"
 #include "tessera/testing/ranks.h"
@@ -298,6 +299,8 @@ class AliasSequence {
                     [=](Tensors& v) { return is_dtensor(v[at]) ? DTensor(v[at]).redistribute(to) : at::alias(v[at]); });
       }
       case 6: {
+        // The local tensor of a view that communicated is a copy: writes to it do not reach the base.
+        if (tessera::detail::meta_of(dist_[at]).gathered) return;
         const double x = static_cast<double>(below(5)) * 0.5 - 0.75;
         return both(c10::str("mul_ ", x, " of the local tensor of ", at), [=](Tensors& v) {
           const at::NoGradGuard no_grad;
@@ -308,6 +311,7 @@ class AliasSequence {
       case 7:
         // from_local copies other memory orders. The gradient of a partial local tensor is partial, by definition.
         if (!plain_[at].is_contiguous() || DTensor(dist_[at]).spec().has_partial()) return;
+        if (tessera::detail::meta_of(dist_[at]).gathered) return;
         return both(c10::str("from_local of the local tensor of ", at), [=](Tensors& v) -> Tensor {
           if (!is_dtensor(v[at])) return at::alias(v[at]);
           const DTensor d(v[at]);

@@ -68,7 +68,8 @@ const DataParallelCase kDataParallelCases[] = {
     {.name = "static", .static_graph = true},
     {.name = "fp16", .hook = "fp16"},
     {.name = "bf16 view", .view = true, .hook = "bf16"},
-    {.name = "powersgd", .hook = "powersgd"},
+    // One bucket: over gloo, PyTorch's hook confuses the all-reduces of several.
+    {.name = "powersgd", .cap = 1 << 20, .hook = "powersgd"},
     {.name = "no_sync", .passes = 3},
     {.name = "no_sync view", .view = true, .passes = 3},
     {.name = "replicate", .replicate = true},
@@ -218,7 +219,7 @@ void train(H model, const DataParallelCase& c, Rank& me, const Message& request,
   EXPECT_EQ(first_bytes, response.texts.at(key + "bucket_sizes"));
   const auto rebuilt = texts_of(*wrapped.reducer());
   EXPECT_EQ(wrapped.reducer()->rebuilt(), !c.unused);
-  EXPECT_GE(wrapped.reducer()->buckets().size(), 3u);
+  EXPECT_GE(wrapped.reducer()->buckets().size(), c.hook == "powersgd" ? 1u : 3u);
   EXPECT_EQ(wrapped.reducer()->rebuilt() ? rebuilt.bytes : "", response.texts.at(key + "rebuilt_bucket_sizes"));
   EXPECT_EQ(wrapped.reducer()->rebuilt() ? rebuilt.indices : "",
             response.texts.at(key + "rebuilt_per_bucket_param_indices"));

@@ -50,10 +50,11 @@ bool becomes_grad(const at::Tensor& view) {
 
 void refresh(GatheredBase& gathered) {
   const auto& local = local_of(gathered.base);
-  if (version_of(local) == gathered.version) return;
+  // A plain alias of the base (to_local) may have been written, which no version counts.
+  if (version_of(local) == gathered.version && !has_plain_alias(gathered.base)) return;
   at::AutoDispatchBelowADInplaceOrView below;
   const auto& from = *meta_of(gathered.base).spec;
-  gathered.copy.copy_(redistributed(local, from, *gathered.spec, "a view in backward whose base was written"));
+  gathered.copy.copy_(redistributed(local, from, *gathered.spec, "a view whose base was written"));
   if (!gathered.copy.is_inference()) gathered.copy.unsafeGetTensorImpl()->bump_version();
   gathered.version = version_of(local);
 }
