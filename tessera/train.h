@@ -1,7 +1,7 @@
 #pragma once
 
-// Everything, for programs that link Tessera::train: the library of tessera/tessera.h, models, data sets and loaders, the
-// trainer and the launcher.
+// Everything, for programs that link Tessera::train: the library of tessera/tessera.h, models, data sets and loaders,
+// the trainer and the launcher.
 #include "tessera/data/data_loader.h"
 #include "tessera/data/dataset.h"
 #include "tessera/data/sampler.h"

@@ -82,9 +82,9 @@ comm::Work barrier(const GroupRef& group = {}, bool async_op = false);
 // the group calls these functions, and every rank gets the same result.
 // Example:  if (any_rank(std::isnan(loss.item<double>()))) break;
 //           scheduler.step(mean_over_ranks(validation_loss));      // ReduceLROnPlateau
-bool any_rank(bool mine, const GroupRef& group = {});                 // true on at least one rank
-bool all_ranks(bool mine, const GroupRef& group = {});                // true on every rank
-double mean_over_ranks(double mine, const GroupRef& group = {});      // the mean of the numbers of all ranks
+bool any_rank(bool mine, const GroupRef& group = {});             // true on at least one rank
+bool all_ranks(bool mine, const GroupRef& group = {});            // true on every rank
+double mean_over_ranks(double mine, const GroupRef& group = {});  // the mean of the numbers of all ranks
 // The elementwise mean, as a new tensor without gradient history. Requires: a floating-point tensor, of the same sizes
 // on all ranks.
 at::Tensor mean_over_ranks(const at::Tensor& mine, const GroupRef& group = {});

@@ -104,9 +104,9 @@ struct PowerSGDState {
   struct Memory {
     at::Tensor error, q;  // the lost part of the last gradients; the factors Q, one after the other
   };
-  int64_t iter = 0;                                // iterations so far
-  std::vector<Memory> memory = {};                 // by bucket
-  std::shared_ptr<void> random = {};               // the generator of seeds
+  int64_t iter = 0;                   // iterations so far
+  std::vector<Memory> memory = {};    // by bucket
+  std::shared_ptr<void> random = {};  // the generator of seeds
 };
 
 // PowerSGD (Vogels et al. 2019): sends factors of low rank instead of gradients. Each gradient is a matrix M (its first

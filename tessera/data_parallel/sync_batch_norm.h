@@ -31,8 +31,8 @@ void convert_sync_batchnorm(Module& module, const DeviceMesh& mesh);  // a mesh 
 // The same for a holder, which it returns, as in PyTorch.
 // Example:  DistributedDataParallel ddp(convert_sync_batchnorm(Net()));
 template <class H>
-requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H>
-H convert_sync_batchnorm(H holder, comm::Group group = {}) {
+requires std::is_base_of_v<torch::detail::ModuleHolderIndicator, H> H convert_sync_batchnorm(H holder,
+                                                                                             comm::Group group = {}) {
   convert_sync_batchnorm(static_cast<Module&>(*holder), std::move(group));
   return holder;
 }

@@ -106,7 +106,8 @@ class Sequential : public Holder<SequentialImpl> {
 //
 //   nn::lora::add(*model, {.rank = 8, .targets = {"wq", "wv"}});       // before fully_shard and the optimizer
 //   optim::AdamW optimizer(nn::lora::parameters(*model), {.lr = 1e-4});
-//   nn::lora::merge(*model);                                           // after the training: the adapters are part of W
+//   nn::lora::merge(*model);                                           // after the training: the adapters are part of
+//   W
 namespace lora {
 
 // Options of add.
@@ -115,9 +116,10 @@ struct Options {
   double alpha = 16;                      // the adapter's output is multiplied by alpha / rank
   std::vector<std::string> targets = {};  // names of Linear modules, or their last parts; empty: every Linear
 };
-// Adds the parameters lora_A and lora_B to Linear modules and freezes all other parameters. A is random, so use the same
-// seed on all ranks, and B is 0: the module computes what it did before. Returns the names of these modules. Throws
-// UsageError, and changes nothing, if a target has no Linear module with hooks (nn::Linear), or has an adapter already.
+// Adds the parameters lora_A and lora_B to Linear modules and freezes all other parameters. A is random, so use the
+// same seed on all ranks, and B is 0: the module computes what it did before. Returns the names of these modules.
+// Throws UsageError, and changes nothing, if a target has no Linear module with hooks (nn::Linear), or has an adapter
+// already.
 std::vector<std::string> add(Module& module, const Options& options = {});
 // lora_A and lora_B of all adapters.
 std::vector<at::Tensor> parameters(const Module& module);

@@ -1,6 +1,6 @@
 // `tessera selftest`: passes here, and names planted faults.
-#include "tessera/base/error.h"
 #include "tessera/cli/selftest.h"
+#include "tessera/base/error.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 

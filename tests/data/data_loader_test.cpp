@@ -125,8 +125,8 @@ TEST(DataLoader, ALoopThatIsLeftStartsTheNextEpoch) {
 TEST(DataLoader, Errors) {
   run_ranks(3, [&](Rank&) {
     EXPECT_ERROR(UsageError, data::make_data_loader(Numbers(), 8), "8", "not divisible by 3 ranks");
-    EXPECT_ERROR(UsageError, data::make_data_loader(Numbers(), torch::data::DataLoaderOptions(30).drop_last(true)), "23",
-                 "never fill");
+    EXPECT_ERROR(UsageError, data::make_data_loader(Numbers(), torch::data::DataLoaderOptions(30).drop_last(true)),
+                 "23", "never fill");
     EXPECT_ERROR(UsageError, data::make_data_loader(Numbers(), 3)->set_position(-1), "-1");
   });
 }

@@ -53,8 +53,8 @@ class Replica {
   std::shared_ptr<PerParameterReducer> per_parameter_;
 };
 
-// While alive, forward and backward passes accumulate gradients on this rank without communication. It can be moved, for
-// example into a std::optional or a list of guards.
+// While alive, forward and backward passes accumulate gradients on this rank without communication. It can be moved,
+// for example into a std::optional or a list of guards.
 class NoSync {
  public:
   explicit NoSync(std::shared_ptr<Replica> replica)
