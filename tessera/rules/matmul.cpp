@@ -118,6 +118,7 @@ std::string batch_letters(size_t count, char first = 'A') {
 // linear(input, weight, bias). The batch has any number of dims, and each can be sharded. ATen's composite kernel folds
 // them into one dim, so it cannot keep the sharding of the second.
 Rule linear(const OpQuery& query) {
+  TESSERA_CHECK(!query.tensor(0).sizes.empty(), UsageError, "aten::linear: the input has no dims");
   auto batch = batch_letters(query.tensor(0).sizes.size() - 1);
   if (query.tensor(1).sizes.size() == 1) return einsum(query, batch + "k,k->" + batch, 0, 1, 2);
   return einsum(query, batch + "k,nk->" + batch + "n", 0, 1, 2);
@@ -127,6 +128,9 @@ Rule linear(const OpQuery& query) {
 //   input "Ak", grad "An", weight "nk":   grad_input "An,nk->Ak"   grad_weight "An,Ak->nk"   grad_bias "An->n"
 Rule linear_backward(const OpQuery& query) {
   const auto &input = query.tensor(0), &grad = query.tensor(1), &weight = query.tensor(2);
+  TESSERA_CHECK(!input.sizes.empty() && grad.sizes.size() == input.sizes.size() && weight.sizes.size() == 2, UsageError,
+                "linear_backward takes an input and a gradient of as many dims, and a weight of 2 dims; found sizes ",
+                input.sizes, ", ", grad.sizes, " and ", weight.sizes);
   auto batch = batch_letters(input.sizes.size() - 1);
   const std::string of_input = batch + "k", of_grad = batch + "n", of_weight = "nk";
   auto mask = query.args[3].toBoolList();
