@@ -19,6 +19,8 @@
 
 #include <torch/torch.h>
 
+#include <mutex>
+
 #include <cmath>
 #include <functional>
 #include <sstream>
@@ -91,6 +93,8 @@ const std::vector<SchedulerCase>& all_schedulers() {
 }
 
 Net make_net() {
+  static std::mutex mutex;  // ranks are threads with one generator: seed and draws belong together
+  const std::lock_guard lock(mutex);
   torch::manual_seed(3);
   return Net(nn::Linear(6, 8), nn::Tanh(), nn::Linear(8, 3));
 }
