@@ -40,6 +40,19 @@ bool covers_buffer(const Program& program, ValueId id, const std::vector<int64_t
 
 const c10::IValue* constant_or_null(const Arg& arg) { return std::get_if<c10::IValue>(&arg); }
 
+bool is_one(const Arg& arg) {
+  const auto* constant = constant_or_null(arg);
+  return constant && constant->isScalar() && constant->toScalar().toDouble() == 1.0;
+}
+
+Node allocation_of(const Program& program, ValueId id) {
+  const auto& type = program[id].type;
+  return {find_op("aten.empty_strided"),
+          {c10::IValue(type.sizes), c10::IValue(type.strides), c10::IValue(static_cast<int64_t>(type.dtype)),
+           c10::IValue(), c10::IValue(type.device), c10::IValue()},
+          {id}};
+}
+
 int64_t group_size(const Program& program, int32_t group) {
   return static_cast<int64_t>(program.groups[static_cast<size_t>(group)].ranks.size());
 }

@@ -43,6 +43,12 @@ bool covers_buffer(const Program& program, ValueId id, const std::vector<int64_t
 // The constant in an argument; null if the argument is a value, a group or a runtime scalar.
 const c10::IValue* constant_or_null(const Arg& arg);
 
+// Is the argument the constant 1?
+bool is_one(const Arg& arg);
+
+// The node that allocates the memory of a value without writing it.
+Node allocation_of(const Program& program, ValueId id);
+
 int64_t group_size(const Program& program, int32_t group);
 
 // The values of each buffer.

@@ -64,10 +64,6 @@ class CudaKernels {
     return constant && constant->isIntList() && constant->toIntList().size() == 1 &&
            cuda::has_layer_norm(type.device, type.dtype, type.sizes.back());
   }
-  static bool is_one(const Arg& alpha) {
-    const auto* constant = constant_or_null(alpha);
-    return constant && constant->isScalar() && constant->toScalar().toDouble() == 1.0;
-  }
   // Does no node between the two use (or, with `writes`, write) the buffer of the value?
   bool untouched(size_t after, size_t before, ValueId id, bool writes) const {
     for (size_t n = after + 1; n < before; n++) {
@@ -169,21 +165,13 @@ class CudaKernels {
     return 1;
   }
 
-  Node allocation_of(ValueId id) const {
-    const auto& type = program_[id].type;
-    return {find_op("aten.empty_strided"),
-            {c10::IValue(type.sizes), c10::IValue(type.strides), c10::IValue(static_cast<int64_t>(type.dtype)),
-             c10::IValue(), c10::IValue(type.device), c10::IValue()},
-            {id}};
-  }
-
   void rewrite() {
     std::vector<Node> kept;
     for (size_t n = 0; n < program_.nodes.size(); n++) {
       auto& node = program_.nodes[n];
       if (removed_[n]) continue;
       if (const auto& kernel = replacement_[n]) {
-        for (const auto id : kernel->allocated) kept.push_back(allocation_of(id));
+        for (const auto id : kernel->allocated) kept.push_back(allocation_of(program_, id));
         kept.push_back({find_op("tessera.cuda_kernel"),
                         {kernel->outs, kernel->ins, c10::IValue(kernel->numbers), c10::IValue(kernel->name)},
                         {},

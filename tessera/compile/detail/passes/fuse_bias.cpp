@@ -22,11 +22,6 @@ struct BiasedProduct {
   ValueId bias;
 };
 
-bool is_one(const Arg& arg) {
-  const auto* constant = constant_or_null(arg);
-  return constant && constant->isScalar() && constant->toScalar().toDouble() == 1.0;
-}
-
 std::optional<BiasedProduct> biased_product(const Program& program, size_t product) {
   const auto& mm = program.nodes[product];
   if (mm.name() != "aten.mm") return {};

@@ -176,14 +176,6 @@ class PointwiseFusion {
     return name + "_" + std::to_string(program_.kernels.size());
   }
 
-  Node allocation_of(ValueId id) const {
-    const auto& type = program_[id].type;
-    return {find_op("aten.empty_strided"),
-            {c10::IValue(type.sizes), c10::IValue(type.strides), c10::IValue(static_cast<int64_t>(type.dtype)),
-             c10::IValue(), c10::IValue(type.device), c10::IValue()},
-            {id}};
-  }
-
   void rewrite() {
     std::set<int32_t> local;
     for (const auto& group : groups_) local.insert(group.local.begin(), group.local.end());
@@ -219,7 +211,7 @@ class PointwiseFusion {
       if (in_place)
         replaced.set(id, replaced(std::get<ValueId>(node.args[0])));
       else if (!local.count(program_.buffer_of(id)))
-        kept.push_back(allocation_of(id));
+        kept.push_back(allocation_of(program_, id));
     });
   }
 
