@@ -71,7 +71,7 @@ program:
 	@$(call configured,release)
 	@NINJA_STATUS='build %p  ' cmake --build --preset release -j$(J) --target tessera_program
 bootstrap:
-	@tools/bootstrap program tests
+	@tools/bootstrap program tests parity
 build-clang: bootstrap-clang
 bootstrap-%:
 	@tools/bootstrap $*

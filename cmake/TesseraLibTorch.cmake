@@ -74,7 +74,7 @@ target_link_libraries(Tessera::torch INTERFACE Threads::Threads ${CMAKE_DL_LIBS}
 set(torch_libraries torch_cpu c10)
 if(TESSERA_CUDA)
   find_package(CUDAToolkit REQUIRED)
-  target_link_libraries(Tessera::torch INTERFACE CUDA::cudart)
+  target_link_libraries(Tessera::torch INTERFACE CUDA::cudart CUDA::cublasLt)
   list(APPEND torch_libraries torch_cuda c10_cuda)
 endif()
 foreach(library ${torch_libraries})

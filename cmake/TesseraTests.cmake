@@ -64,6 +64,8 @@ if(TARGET tessera_program)
   tessera_test_flags(launch_probe)
   target_link_libraries(launch_probe PRIVATE tessera_train tessera_testing)
   set_target_properties(launch_probe PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  add_library(count_syncs MODULE tests/fixtures/count_syncs.cpp)  # for LD_PRELOAD
+  target_link_libraries(count_syncs PRIVATE ${CMAKE_DL_LIBS})
 endif()
 
 # Sets in the caller: `includes`, the #include lines of a test file and of headers beside it.
@@ -138,12 +140,13 @@ function(tessera_test_program target layer)
     endif()
   endif()
   if(starts_program)
-    add_dependencies(${target} tessera_program launch_probe)
+    add_dependencies(${target} tessera_program launch_probe count_syncs)
     if(TARGET tessera_bench)
       add_dependencies(${target} tessera_bench)
     endif()
     target_compile_definitions(${target} PRIVATE "TESSERA_PROGRAM=\"$<TARGET_FILE:tessera_program>\""
-                                                 "TESSERA_PROBE=\"$<TARGET_FILE:launch_probe>\"")
+                                                 "TESSERA_PROBE=\"$<TARGET_FILE:launch_probe>\""
+                                                 "TESSERA_COUNT_SYNCS=\"$<TARGET_FILE:count_syncs>\"")
   endif()
   set(python $<$<BOOL:${tessera_torch_python}>:${tessera_torch_python}>)
   target_compile_definitions(${target} PRIVATE "TESSERA_TORCH_PYTHON=\"${python}\"" "TESSERA_PARITY_PYTHON=\"${python}\""

@@ -82,6 +82,7 @@ struct Environment {
     second = {torch::randn({3})};
     by_name = {{"a", torch::randn({3})}, {"b", torch::randn({3})}};
     captured_tensor = torch::randn({3});
+    group_tensor = torch::randn({3});
     captured_model = nn::Linear(3, 3);
     captured_drop = nn::Dropout(0.25);
     renew();
@@ -121,6 +122,7 @@ struct Environment {
 
   double captured_number = 0.5;
   at::Tensor captured_tensor;
+  at::Tensor group_tensor;  // a parameter of the optimizer alone
   std::vector<double> captured_list{0.5};
   nn::Linear captured_model{nullptr};
   nn::Dropout captured_drop{nullptr};
@@ -248,9 +250,9 @@ const EnvironmentItem kItems[] = {
      }()),
      CHANGE(
          e.model->bag->register_parameter("p" + std::to_string(e.model->bag->parameters().size()), torch::randn({2})))},
-    {"parameters of an optimizer group", READ(e.model->row.sum() + e.captured.captured_tensor.sum()),
-     CHANGE(e.captured_tensor = new_leaf(torch::randn({3}));
-            e.optimizer->add_param_group({{e.captured_tensor}, {.lr = 0.2, .momentum = 0.5}}))},
+    {"parameters of an optimizer group", READ(e.model->row.sum() + e.captured.group_tensor.sum()),
+     CHANGE(e.group_tensor = new_leaf(torch::randn({3}));
+            e.optimizer->add_param_group({{e.group_tensor}, {.lr = 0.2, .momentum = 0.5}}))},
     {"submodule replaced", READ(e.model->body(e.batch.x).sum()),
      CHANGE(e.model->body = e.model->replace_module("body", nn::Linear(3, 3)); e.renew_optimizer())},
     {"submodule of another class", READ([&] {
@@ -405,8 +407,8 @@ const EnvironmentItem kItems[] = {
      CHANGE(e.captured_tensor = torch::randn({3}))},
     {"vector in a submodule (captured)", READ(e.model->part->weighted(e.batch.x)),
      CHANGE(e.model->part->weights[0] = other_number(random, e.model->part->weights[0]))},
-    {"captured list", READ(e.batch.x.sum() * static_cast<double>(e.captured.captured_list.size())),
-     CHANGE(e.captured_list.push_back(1))},
+    {"captured list", READ((e.batch.x * live(e.captured.captured_list[0]).value()).sum()),
+     CHANGE(e.captured_list[0] = other_number(random, e.captured_list[0]))},
     {"training mode of a captured module", READ(e.captured.captured_drop(e.batch.x).sum()),
      CHANGE(e.captured_drop->train(!e.captured_drop->is_training()))},
     {"captured module replaced", READ(e.captured.captured_model(e.batch.x).sum()),
@@ -475,7 +477,7 @@ Tensors memory_of(Environment& e) {
   auto all = e.model->parameters();
   for (const auto& t : e.model->buffers()) all.push_back(t);
   for (const auto& p : e.captured_model->parameters()) all.push_back(p);
-  all.insert(all.end(), {e.batch.x, e.other, e.captured_tensor});
+  all.insert(all.end(), {e.batch.x, e.other, e.captured_tensor, e.group_tensor});
   for (size_t i = 0, n = all.size(); i < n; i++) all.push_back(all[i].is_leaf() ? all[i].grad() : at::Tensor());
   return all;
 }
@@ -592,9 +594,10 @@ TEST(Environment, RandomSequencesEqualEager) {
     NoWarnings none;
     const c10::WarningUtils::WarningHandlerGuard quiet(&none);
     const auto mesh = me.mesh("x=1");
-    const uint32_t sequences = testing::long_soak() ? 50'000 : 2'000;
+    const auto seeds = testing::soak_seeds(1, 2'000, 50'000);
+    const uint32_t sequences = seeds.end - seeds.first;
     uint32_t refused = 0;
-    for (uint32_t seed = 1; seed <= sequences; seed++) {
+    for (uint32_t seed = seeds.first; seed < seeds.end; seed++) {
       Random random(seed);
       Items items;
       for (int64_t n = 1 + below(random, 3); n > 0; n--)

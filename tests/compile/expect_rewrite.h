@@ -89,6 +89,14 @@ inline void expect_rewrite(const char* pass, const std::string& before, const st
   EXPECT_EQ(text_of(parse(text_of(program))), text_of(program));
 }
 
+// The program after the pass.
+inline std::string rewritten(const char* pass, const std::string& text) {
+  auto program = parse(text);
+  find_pass(pass).run(program);
+  verify(program);
+  return text_of(program);
+}
+
 // How often the pass matches.
 inline int64_t matches(const char* pass, const std::string& text) {
   auto program = parse(text);

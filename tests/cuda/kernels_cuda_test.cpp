@@ -102,5 +102,36 @@ TEST_F(FusedKernels, SumRowsIsLibTorchsSum) {
     }
 }
 
+// Row-major and transposed operands, as in forward, in input gradients and in weight gradients.
+TEST_F(FusedKernels, MatmulIsLibTorchs) {
+  for (const bool transposed_a : {false, true})
+    for (const bool transposed_b : {false, true})
+      for (const int64_t rows : {8, 136, 4096}) {
+        SCOPED_TRACE(c10::str(rows, transposed_a ? ", a transposed" : "", transposed_b ? ", b transposed" : ""));
+        const int64_t inner = 64, columns = 264;
+        const auto a = transposed_a ? torch::randn({inner, rows}, bf16_on_cuda()).t()
+                                    : torch::randn({rows, inner}, bf16_on_cuda());
+        const auto b = transposed_b ? torch::randn({columns, inner}, bf16_on_cuda()).t()
+                                    : torch::randn({inner, columns}, bf16_on_cuda());
+        const auto bias = torch::randn({columns}, bf16_on_cuda());
+        const auto product = at::mm(a.to(at::kFloat), b.to(at::kFloat));
+        const auto out = at::empty({rows, columns}, bf16_on_cuda()), aux = at::empty_like(out);
+        call_kernel("matmul", {out}, {a, b});
+        EXPECT_TRUE(close(out, product, 1e-2, 1e-2));
+        call_kernel("matmul_bias", {out}, {a, b, bias});
+        EXPECT_TRUE(close(out, product + bias, 1e-2, 1e-2));
+        call_kernel("matmul_gelu", {out, aux}, {a, b, bias});
+        EXPECT_TRUE(close(aux, product + bias, 1e-2, 1e-2));
+        EXPECT_TRUE(close(out, at::gelu(product + bias, "tanh"), 1e-2, 2e-2));
+        const auto sum = at::empty({columns}, bf16_on_cuda());
+        const auto wanted = at::gelu_backward(product, aux.to(at::kFloat), "tanh");
+        call_kernel("matmul_gelu_grad", {out}, {a, b, aux});
+        EXPECT_TRUE(close(out, wanted, 1e-2, 5e-2));
+        call_kernel("matmul_gelu_grad_bias", {out, sum}, {a, b, aux});
+        EXPECT_TRUE(close(out, wanted, 1e-2, 5e-2));
+        EXPECT_TRUE(close(sum, wanted.sum(0), 1e-2, 0.1 * std::sqrt(static_cast<double>(rows))));
+      }
+}
+
 }  // namespace
 }  // namespace tessera::cuda

@@ -466,9 +466,9 @@ TEST(SequencesSoak, SequencesThatFailed) {
 }
 
 TEST(SequencesSoak, EqualThePlainModule) {
-  const uint32_t count = testing::long_soak() ? 20'000 : 500;
+  const auto seeds = testing::soak_seeds(1, 500, 20'000);
   std::map<const WrapperKind*, int> failed;
-  for (uint32_t seed = 1; seed <= count; seed++) {
+  for (uint32_t seed = seeds.first; seed < seeds.end; seed++) {
     const auto& kind = kWrapperKinds[seed % std::size(kWrapperKinds)];
     const auto sequence = draw_sequence(kind, seed);
     if (run_sequence(sequence).empty() || failed[&kind]++ > 0) continue;

@@ -349,5 +349,22 @@ TEST(SharedMemory, AnAliasWithoutGradKeepsNoGraph) {
   });
 }
 
+// A redistribution has memory of its own, as clone() has: views that need dense memory work on it.
+TEST(Aliasing, RedistributionOfAViewIsDense) {
+  testing::run_ranks(3, [](testing::Rank& me) {
+    const auto mesh = me.mesh("x=3");
+    const auto x = torch::arange(20.0).reshape({4, 5});
+    for (const auto& from : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())})
+      for (const auto& to : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
+        const auto part = distribute_tensor(x, mesh, {from}).slice(1, 0, 5, 2);
+        if (DTensor(part).placements()[0] == to) continue;  // shares the memory
+        const auto dense = DTensor(part).redistribute({to});
+        EXPECT_EQ(dense.strides(), x.slice(1, 0, 5, 2).clone().strides()) << from << " to " << to;
+        EXPECT_TRUE(at::equal(DTensor(dense.view({12})).full_tensor(), x.slice(1, 0, 5, 2).reshape({12})))
+            << from << " to " << to;
+      }
+  });
+}
+
 }  // namespace
 }  // namespace tessera::test

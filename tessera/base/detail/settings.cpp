@@ -72,6 +72,7 @@ constexpr Setting kSettings[] = {
     {"TESSERA_SLOT_BYTES", "16384",
      "shm, threads: a collective of at most this many bytes per rank is sent in one part"},
     {"TESSERA_SOAK", "", "tests: 1 runs the long versions"},
+    {"TESSERA_SOAK_PART", "1/1", "tests: K/N runs part K of N of each long generator, to share it among N processes"},
     {"TESSERA_SPAWN", "", "set in the child processes of spawn_ranks: call, rank, number of ranks and rendezvous file"},
     {"TESSERA_STAGE_BYTES", "262144",
      "shm, threads: chunk size in bytes of a larger collective; a rank has four chunks"},

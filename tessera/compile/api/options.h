@@ -58,7 +58,7 @@ struct CompileOptions {
   // Makes a step written for one rank data parallel over a mesh. Only for steps. Default: off.
   std::optional<DataParallel> parallel_mode = {};
   // Passes to run. Default: fold_views, common_subexpressions, fold_casts, dead_code, hoist_communication,
-  // fuse_ddp_with_concat_op, schedule_comm_wait, fuse_bias, cuda_kernels.
+  // fuse_ddp_with_concat_op, schedule_comm_wait, fuse_bias, cublas_epilogues, cuda_kernels.
   std::optional<PassList> passes = {};
   // Generate C++ kernels that fuse pointwise ops. Default: true. Without a C++ compiler: one warning, no fusion.
   std::optional<bool> codegen = {};

@@ -3,6 +3,7 @@
 #include "tessera/base/error.h"
 #include "tessera/cuda/detail/kernel.h"
 #include "tessera/cuda/detail/layer_norm_source.h"
+#include "tessera/cuda/detail/matmul.h"
 #include "tessera/cuda/detail/sum_rows_source.h"
 
 #include <ATen/ops/empty.h>
@@ -100,6 +101,27 @@ void sum_rows(at::TensorList outs, at::TensorList ins, at::ArrayRef<double>) {
                       static_cast<int>(parts), outs[0].mutable_data_ptr());
 }
 
+void matmul_plain(at::TensorList outs, at::TensorList ins, at::ArrayRef<double>) {
+  matmul({.out = outs[0], .a = ins[0], .b = ins[1]});
+}
+
+void matmul_bias(at::TensorList outs, at::TensorList ins, at::ArrayRef<double>) {
+  matmul({.out = outs[0], .a = ins[0], .b = ins[1], .bias = ins[2], .epilogue = Epilogue::Bias});
+}
+
+void matmul_gelu(at::TensorList outs, at::TensorList ins, at::ArrayRef<double>) {
+  matmul({.out = outs[0], .a = ins[0], .b = ins[1], .bias = ins[2], .aux = outs[1], .epilogue = Epilogue::Gelu});
+}
+
+void matmul_gelu_grad(at::TensorList outs, at::TensorList ins, at::ArrayRef<double>) {
+  matmul({.out = outs[0], .a = ins[0], .b = ins[1], .aux = ins[2], .epilogue = Epilogue::GeluGrad});
+}
+
+void matmul_gelu_grad_bias(at::TensorList outs, at::TensorList ins, at::ArrayRef<double>) {
+  matmul(
+      {.out = outs[0], .a = ins[0], .b = ins[1], .bias = outs[1], .aux = ins[2], .epilogue = Epilogue::GeluGradBias});
+}
+
 using FusedKernel = void (*)(at::TensorList outs, at::TensorList ins, at::ArrayRef<double> numbers);
 const std::map<std::string_view, FusedKernel> kFusedKernels = {
     {"layer_norm", layer_norm},
@@ -107,6 +129,11 @@ const std::map<std::string_view, FusedKernel> kFusedKernels = {
     {"layer_norm_backward", layer_norm_backward},
     {"layer_norm_backward_add", layer_norm_backward_add},
     {"sum_rows", sum_rows},
+    {"matmul", matmul_plain},
+    {"matmul_bias", matmul_bias},
+    {"matmul_gelu", matmul_gelu},
+    {"matmul_gelu_grad", matmul_gelu_grad},
+    {"matmul_gelu_grad_bias", matmul_gelu_grad_bias},
 };
 
 void run_fused_kernel(at::TensorList outs, at::TensorList ins, at::ArrayRef<double> numbers, std::string_view name) {

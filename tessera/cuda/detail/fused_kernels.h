@@ -14,9 +14,14 @@
 //   layer_norm_backward      grad_input, grad_weight, grad_bias         grad, input, mean, rstd, weight
 //   layer_norm_backward_add  sum (in place), grad_weight, grad_bias     grad, input, mean, rstd, weight
 //   sum_rows                 sum                                        input
+//   matmul                   product                                    a, b
+//   matmul_bias              product                                    a, b, bias
+//   matmul_gelu              gelu, product                              a, b, bias
+//   matmul_gelu_grad         product * gelu'(aux)                       a, b, aux
+//   matmul_gelu_grad_bias    product * gelu'(aux), sum of its rows      a, b, aux
 //
-// Tensors are contiguous bfloat16; mean and rstd are float. Layer norm is over the last dim, sum_rows over all others.
-// Every element is read and written once, and sums are made in a fixed order.
+// Tensors are bfloat16, contiguous but for a and b (matmul.h); mean and rstd are float. Layer norm is over the last
+// dim, sum_rows over all others. Every element is read and written once, and sums are made in a fixed order.
 namespace tessera::cuda {
 
 bool has_layer_norm(c10::Device device, c10::ScalarType dtype, int64_t length);

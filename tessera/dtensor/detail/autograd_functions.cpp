@@ -197,6 +197,10 @@ at::Tensor to_local(const at::Tensor& t, PlacementsRef grad_placements) {
 at::Tensor redistribute(const at::Tensor& t, PlacementsRef placements) {
   const auto& from = meta_of(t).spec;
   auto to = with_placements(*from, placements);
+  // The result has memory of its own, without gaps: its strides are those of clone().
+  if (C10_UNLIKELY(!from->prototype->is_non_overlapping_and_dense()) &&
+      !redistribute::plan_between(*from, *to).only_relabels())
+    to = intern(to->mesh, placements, to->sizes, strides_in_order_of(to->sizes, to->strides), to->dtype, to->device);
   const auto replay = [from, to](const at::Tensor& base) {
     const bool is_gradient = PlacementsRef(meta_of(base).spec->placements) != PlacementsRef(from->placements);
     return is_gradient ? at::alias(base) : redistribute(base, to->placements);

@@ -200,9 +200,7 @@ class Redistribution {
                      [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
     wire_dims_.resize(strides.size());
     for (size_t i = 0; i < strides.size(); i++) wire_dims_[memory_order_[i]] = static_cast<int64_t>(i);
-    bool only_relabels = std::all_of(plan_.steps.begin(), plan_.steps.end(),
-                                     [](const PlanStep& step) { return step.move == Move::Nothing; });
-    if (only_relabels)
+    if (plan_.only_relabels())
       memory_order_.clear();
     else
       x_ = x_.permute(memory_order_);

@@ -22,6 +22,10 @@ bool communicates(Move move) { return move >= Move::AllGather; }
 
 bool Plan::communicates() const { return collectives() > 0; }
 
+bool Plan::only_relabels() const {
+  return std::all_of(steps.begin(), steps.end(), [](const PlanStep& step) { return step.move == Move::Nothing; });
+}
+
 int Plan::collectives() const {
   return static_cast<int>(std::count_if(steps.begin(), steps.end(),
                                         [](const PlanStep& step) { return redistribute::communicates(step.move); }));

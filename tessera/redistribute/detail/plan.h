@@ -46,6 +46,7 @@ struct Plan {
   std::vector<PlanStep> steps;
   double cost = 0;  // microseconds by the model in cost.h
   bool communicates() const;
+  bool only_relabels() const;  // the local tensor stays as it is
   int collectives() const;
 };
 std::string to_string(const Plan& plan, c10::ArrayRef<std::string> axis_names = {});  // "tp: all_gather S(0)->R 320 B"

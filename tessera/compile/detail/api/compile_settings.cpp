@@ -76,9 +76,11 @@ Settings settings_from(const CompileOptions& options) {
 }
 
 PassList default_passes() {
-  return {"fold_views",          "common_subexpressions",   "fold_casts",         "dead_code",
-          "hoist_communication", "fuse_ddp_with_concat_op", "schedule_comm_wait", "fuse_bias",
-          "cuda_kernels"};
+  return {"fold_views",          "common_subexpressions",
+          "fold_casts",          "dead_code",
+          "hoist_communication", "fuse_ddp_with_concat_op",
+          "schedule_comm_wait",  "fuse_bias",
+          "cublas_epilogues",    "cuda_kernels"};
 }
 
 void UnmatchedPasses::check(const std::vector<PassReport>& report, const Settings& settings) {

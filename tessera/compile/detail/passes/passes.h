@@ -22,6 +22,7 @@ Matched prefetch_all_gathers(Program& program);
 Matched bucket_reduce_scatters(Program& program);
 Matched schedule_comm_wait(Program& program);
 Matched overlap_communication(Program& program, const PassSettings& settings);
+Matched cublas_epilogues(Program& program);
 Matched cuda_kernels(Program& program);
 Matched fuse_bias(Program& program);
 Matched in_place_collectives(Program& program);
