@@ -95,6 +95,7 @@ void add_train_command(CLI::App& app) {
       "on Ctrl-C.\n"
       "Examples:\n"
       "  tessera train --mesh dp=2,tp=2 --steps 600 --accuracy 0.95\n"
+      "  tessera train --mesh pp=2,dp=2 --pipeline-schedule Interleaved1F1B --microbatches 8\n"
       "  tessera train --mesh fsdp=4 --data book.txt --seq-len 128 --precision bf16\n"
       "  tessera train --print-config > my.toml; tessera train --config my.toml --lr 3e-4\n"
       "  torchrun --no-python --nproc-per-node 8 tessera train --mesh fsdp=4,tp=2 --model gpt2-124m --data tokens.bin");

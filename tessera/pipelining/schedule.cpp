@@ -114,27 +114,17 @@ PipelineSchedule::PipelineSchedule(const std::string& name, std::vector<Pipeline
   plan_ = std::move(plan);
 }
 
-// Ranks in the middle of a pipeline send more messages than those at its ends. Collectives of a group are compared by
-// their number, and messages count. So messages have a group of their own.
-comm::Group PipelineSchedule::message_group() {
-  if (messages_) return messages_;
-  messages_ = group_->size() > 1 && World::has_current()
-                  ? World::current().new_group(group_->ranks(), group_->name() + " pipeline")
-                  : group_;
-  return messages_;
-}
-
 std::vector<at::Tensor> PipelineSchedule::step(const at::Tensor& input, const at::Tensor& target) {
   TESSERA_CHECK(loss_fn_, UsageError, name_, ": step() needs the loss_fn of the constructor. Without one, call eval()");
   const StepOptions options{name_, plan_->stage_ranks, n_microbatches_, loss_fn_, options_.scale_grads};
-  return run_step(plan_->actions[group_->rank()], stages_, message_group(), options, input, target).losses;
+  return run_step(plan_->actions[group_->rank()], stages_, group_, options, input, target).losses;
 }
 
 at::Tensor PipelineSchedule::eval(const at::Tensor& input) {
   const LossFn none;
   const StepOptions options{name_, plan_->stage_ranks, n_microbatches_, none, options_.scale_grads};
   const StepResult result =
-      run_step(plan_->forward_actions[group_->rank()], stages_, message_group(), options, input, at::Tensor());
+      run_step(plan_->forward_actions[group_->rank()], stages_, group_, options, input, at::Tensor());
   return result.outputs.empty() ? at::Tensor() : at::cat(result.outputs);
 }
 

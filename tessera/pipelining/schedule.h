@@ -151,13 +151,12 @@ class PipelineSchedule {
 
  private:
   struct Plan;
-  comm::Group message_group();
 
   std::string name_;
   std::vector<PipelineStage> stages_;
   int64_t n_microbatches_;
   LossFn loss_fn_;
-  comm::Group group_, messages_;  // messages_: the same ranks; made by the first step
+  comm::Group group_;
   ScheduleOptions options_;
   std::shared_ptr<const Plan> plan_;  // the actions of all ranks
 };

@@ -20,6 +20,10 @@ struct ModelOptions {
   // Sizes that replace those of the named model. 0: as the named model.
   int64_t vocab_size = 0, max_seq_len = 0, layers = 0, heads = 0, kv_heads = 0, dim = 0, ffn_dim = 0;
   double dropout = -1;  // of GPT-2; negative: as the named model
+  // A mixture of experts in a Llama (models/llama.h). 0 and negative: as the named model.
+  int64_t experts = 0, top_k = 0;
+  int64_t shared_experts = -1;
+  double capacity_factor = -1, aux_loss_weight = -1, bias_update_rate = -1;
   // Memberwise.
   bool operator==(const ModelOptions&) const = default;
 };
@@ -40,11 +44,18 @@ struct DataOptions {
 
 // [parallel]: how the model is distributed.
 struct ParallelOptions {
-  std::string mesh = "";           // axes dp (replicated), fsdp (sharded), tp (tensor parallel); empty: dp
-  bool fsdp = false;               // treats the axis dp as fsdp
-  std::string tp_plan = "";        // file with a tensor-parallel plan; empty: the plan of the model
-  bool sequence_parallel = false;  // shards activations along the sequence over tp
-  bool loss_parallel = false;      // keeps logits sharded over tp for the loss
+  // Axes: pp (pipeline stages), dp (replicated), fsdp (sharded), cp (parts of sequences), tp (tensor parallel), and ep
+  // (experts), which has ranks of dp, fsdp and cp and adds none. Empty: dp.
+  std::string mesh = "";
+  bool fsdp = false;                         // treats the axis dp as fsdp
+  std::string tp_plan = "";                  // file with a tensor-parallel plan; empty: the plan of the model
+  bool sequence_parallel = false;            // shards activations along the sequence over tp
+  bool loss_parallel = false;                // keeps logits sharded over tp for the loss
+  std::string pipeline_schedule = "1F1B";    // of pp: a name of pipelining::PipelineSchedule
+  int64_t pipeline_stages = 0;               // of the model; 0: one per rank of pp for GPipe and 1F1B, otherwise two
+  int64_t microbatches = 0;                  // of pp; 0: the largest divisor of the rows of a rank up to 2 x pp
+  std::string context_method = "ring";       // of cp: "ring" or "ulysses"
+  std::string context_rotate = "allgather";  // of a ring: "allgather" or "alltoall"
   // Memberwise.
   bool operator==(const ParallelOptions&) const = default;
 };
@@ -152,13 +163,15 @@ models::Config model_config(const ModelOptions& options);
 // Tokens per sample. Throws UsageError if it exceeds the model's maximum.
 int64_t sequence_length(const TrainConfig& config);
 
-// The mesh shape for this number of ranks, with the axes in the order dp, fsdp, tp.
-// Has the axes that parallel.mesh names. bf16 and fp16 need fsdp for mixed precision, so they add an axis fsdp of size
-// 1 if it is missing.
-// Throws UsageError if the mesh has another number of ranks or another axis.
+// The mesh shape for this number of ranks, with the axes in the order pp, dp, fsdp, cp, tp.
+// Has the axes that parallel.mesh names, without ep. bf16 and fp16 need fsdp for mixed precision, so they add an axis
+// fsdp of size 1 if it is missing. Throws UsageError if the mesh has another number of ranks or another axis.
 MeshShape mesh_shape(const TrainConfig& config, int64_t ranks);
-// Ranks of parallel.mesh; 0 if it is empty.
+// Ranks of parallel.mesh; 0 if it is empty. The axis ep adds none.
 int64_t ranks_of(const ParallelOptions& options);
+// The size of the axis ep of parallel.mesh; 1 if it has none. The axis has `ep` consecutive ranks of the product of dp,
+// fsdp and cp; the other ranks of the product have the same experts.
+int64_t expert_ranks(const ParallelOptions& options);
 // The size of an axis; 1 if the mesh does not have it.
 int64_t extent(const MeshShape& mesh, std::string_view axis);
 
@@ -166,7 +179,8 @@ int64_t extent(const MeshShape& mesh, std::string_view axis);
 std::string checkpoint_folder(const TrainConfig& config);
 
 // Checks everything that needs no data, ranks or memory: allowed values, ranges, divisibility of the batch by the
-// data-parallel ranks and of the heads by tp. Throws UsageError for the first problem.
+// data-parallel ranks and microbatches, of the heads by tp, of the sequence by cp and of the experts by ep, and the
+// pipeline schedule. Throws UsageError for the first problem.
 void check(const TrainConfig& config, int64_t ranks);
 
 // The plan by which parallelize_module() shards the model over tp.

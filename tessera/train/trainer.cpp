@@ -5,6 +5,7 @@
 #include "tessera/train/detail/check_replicas.h"
 #include "tessera/train/detail/device.h"
 #include "tessera/train/detail/memory_check.h"
+#include "tessera/train/detail/router.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -64,7 +65,7 @@ Trainer::Trainer(const TrainConfig& config, const World& world)
       device_(config.training.device),
       data_(open_data(config)),
       model_(config, make_mesh(config, world)),
-      optimizer_(make_optimizer(config.optimizer, model_.module())),
+      optimizer_(make_optimizer(config.optimizer, model_)),
       scheduler_(*optimizer_, learning_rate_factor(config.optimizer, config.training.steps)),
       train_step_(config, model_, *optimizer_),
       loader_(data_.training, sampler_options(config, *data_.training), model_.data_rank(), model_.data_ranks(),
@@ -72,7 +73,7 @@ Trainer::Trainer(const TrainConfig& config, const World& world)
       loss_monitor_(config.guard),
       parameter_bytes_(all_gather_number(world, model_.parameter_bytes())),
       peak_tflops_(peak_tflops(config, device_)) {
-  if (config.guard.checksum_every > 0) check_replicas(model_.module(), model_.mesh(), "before the first step");
+  if (config.guard.checksum_every > 0) check_replicas(model_, "before the first step");
   if (const auto path = agree_on_checkpoint(config, world); !path.empty()) resume(path);
 }
 
@@ -99,6 +100,7 @@ Trainer::StepOutcome Trainer::step() {
     train_step_.skip();
     metrics.skipped = outcome.verdict.reason;
   }
+  metrics.router = router_metrics(model_, outcome.verdict.action == LossMonitor::Action::Continue);
   scheduler_.step();
   samples_read_ += loaded.samples;
   sampler_position_ = loaded.position;
@@ -106,12 +108,14 @@ Trainer::StepOutcome Trainer::step() {
   metrics.parameter_bytes = parameter_bytes_;
   measure(metrics, std::chrono::duration<double>(Clock::now() - start).count());
   const int64_t every = config_.guard.checksum_every;
-  if (every > 0 && step_ % every == 0) check_replicas(model_.module(), model_.mesh(), c10::str("after step ", step_));
+  if (every > 0 && step_ % every == 0) check_replicas(model_, c10::str("after step ", step_));
   return outcome;
 }
 
 double Trainer::mean_over_data(const at::Tensor& loss, double* max_loss) {
-  const auto losses = model_.gather_over_data(loss.detach().to(at::kDouble)).cpu();
+  auto of_rank = loss.detach().to(at::kDouble);
+  model_.sum_over_stages(of_rank);  // ranks without the last stage have 0
+  const auto losses = model_.gather_over_data(of_rank).cpu();
   const double mean = losses.mean().item<double>();
   *max_loss = losses.max().item<double>();  // NaN if a loss is NaN
   if (*max_loss < mean) *max_loss = mean;   // rounding of the mean of equal losses

@@ -102,7 +102,7 @@ TEST(CheckReplicas, FindsADifferingRank) {
   config.parallel.mesh = "dp=2,tp=2";
   run_ranks(4, [&](Rank& me) {
     Trainer trainer(config, me.world);
-    const auto compare = [&] { check_replicas(trainer.model().module(), trainer.model().mesh(), "now"); };
+    const auto compare = [&] { check_replicas(trainer.model(), "now"); };
     EXPECT_NO_THROW(compare());
     if (me.rank == 3) {
       const at::NoGradGuard no_grad;

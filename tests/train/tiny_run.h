@@ -10,6 +10,8 @@
 #include <torch/torch.h>
 
 #include <functional>
+#include <map>
+#include <mutex>
 
 namespace tessera::train {
 
@@ -29,7 +31,7 @@ inline TrainConfig tiny() {
 }
 
 struct TrainRun {
-  std::vector<std::pair<std::string, at::Tensor>> weights;  // before the first step
+  std::map<std::string, at::Tensor> weights;  // before the first step, of all pipeline stages
   std::vector<double> losses;
   int64_t samples_read = 0;
   std::map<std::string, Traffic> traffic;  // of the last step
@@ -43,12 +45,17 @@ using Setup = std::function<void(Trainer&, const Rank&)>;
 inline TrainRun run(TrainConfig config, const std::string& mesh, const Setup& setup = {}) {
   config.parallel.mesh = mesh;
   TrainRun result;
+  std::mutex mutex;
+  std::map<std::string, at::Tensor> weights;
   run_ranks(std::max<int64_t>(1, ranks_of(config.parallel)), [&](Rank& me) {
     const CompileScope no_codegen({.codegen = false});
     Trainer trainer(config, me.world);
     TrainRun mine;
-    for (const auto& item : trainer.model().module().named_parameters())
-      mine.weights.emplace_back(item.key(), tessera::detail::full_tensor_or_self(item->detach()).clone());
+    for (const auto& [name, parameter] : trainer.model().parameters()) {
+      const auto full = tessera::detail::full_tensor_or_self(parameter.detach()).clone();
+      const std::lock_guard lock(mutex);
+      weights[name] = full;
+    }
     if (setup) setup(trainer, me);
     for (int64_t i = 0; i < config.training.steps; i++) {
       const auto metrics = trainer.step().metrics;
@@ -60,15 +67,14 @@ inline TrainRun run(TrainConfig config, const std::string& mesh, const Setup& se
     }
     if (me.rank == 0) result = mine;
   });
+  result.weights = std::move(weights);
   return result;
 }
 
 inline void expect_same(const TrainRun& got, const TrainRun& want, double relative = 1e-5) {
   ASSERT_EQ(got.weights.size(), want.weights.size());
-  for (size_t i = 0; i < got.weights.size(); i++) {
-    EXPECT_EQ(got.weights[i].first, want.weights[i].first);
-    EXPECT_TRUE(at::equal(got.weights[i].second, want.weights[i].second)) << got.weights[i].first;
-  }
+  for (const auto& [name, weight] : got.weights)
+    EXPECT_TRUE(want.weights.contains(name) && at::equal(weight, want.weights.at(name))) << name;
   ASSERT_EQ(got.losses.size(), want.losses.size());
   for (size_t i = 0; i < got.losses.size(); i++)
     EXPECT_NEAR(got.losses[i], want.losses[i], relative * want.losses[i]) << "step " << i + 1;

@@ -5,6 +5,7 @@
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/detail/layers.h"
+#include "tessera/nn/checkpoint.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -186,8 +187,10 @@ void MoEImpl::expert_parallel(const DeviceMesh& mesh) {
 }
 
 at::Tensor MoEImpl::experts(const at::Tensor& x, const std::vector<int64_t>& rows) const {
-  const at::Tensor gated = at::silu(grouped_linear(x, local_of(w1), rows));
-  return grouped_linear(gated * grouped_linear(x, local_of(w3), rows), local_of(w2), rows);
+  // Under mixed precision, FSDP casts all parameters but those that are sharded over ep.
+  const auto weight = [&](const at::Tensor& w) { return local_of(w).to(x.scalar_type()); };
+  const at::Tensor gated = at::silu(grouped_linear(x, weight(w1), rows));
+  return grouped_linear(gated * grouped_linear(x, weight(w3), rows), weight(w2), rows);
 }
 
 // Rows for each expert travel to the rank of the expert, and the results travel back.
@@ -231,19 +234,29 @@ at::Tensor MoEImpl::forward(const at::Tensor& x) {
   at::Tensor y = at::zeros_like(tokens).index_add(0, routing.token, weighted);
   if (!shared_w1.is_empty()) y = y + shared_w2(at::silu(shared_w1(tokens)) * shared_w3(tokens));
 
-  statistics_.dropped += routing.dropped();
-  for (size_t e = 0; e < routing.chosen.size(); ++e) statistics_.tokens_per_expert[e] += routing.chosen[e];
-  statistics_.aux_loss = (statistics_.aux_loss * static_cast<double>(forwards_) + routing.aux_loss.item<double>()) /
-                         static_cast<double>(forwards_ + 1);
-  ++forwards_;
+  if (is_training() && !recomputing()) {
+    statistics_.dropped += routing.dropped();
+    for (size_t e = 0; e < routing.chosen.size(); ++e) statistics_.tokens_per_expert[e] += routing.chosen[e];
+    statistics_.aux_loss = (statistics_.aux_loss * static_cast<double>(forwards_) + routing.aux_loss.item<double>()) /
+                           static_cast<double>(forwards_ + 1);
+    ++forwards_;
+  }
   return attach_loss(y.view(x.sizes()), routing.aux_loss, config.aux_loss_weight * aux_loss_scale);
 }
 
 void MoEImpl::update_bias(const comm::Group& group) {
+  at::Tensor counts = at::tensor(statistics_.tokens_per_expert);
+  if (group && expert_bias.defined()) {
+    counts = counts.to(expert_bias.device());
+    group->all_reduce(counts, ReduceOp::Sum).wait();
+  }
+  update_bias(counts);
+}
+
+void MoEImpl::update_bias(const at::Tensor& tokens_per_expert) {
   const at::NoGradGuard no_grad;
   if (expert_bias.defined()) {
-    at::Tensor counts = at::tensor(statistics_.tokens_per_expert).to(expert_bias.options());
-    if (group) group->all_reduce(counts, ReduceOp::Sum).wait();
+    const at::Tensor counts = tokens_per_expert.to(expert_bias.options());
     expert_bias.add_((counts.mean() - counts).sign(), config.bias_update_rate);
   }
   statistics_ = {};

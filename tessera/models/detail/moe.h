@@ -31,7 +31,7 @@ at::Tensor grouped_linear(const at::Tensor& x, const at::Tensor& w, const std::v
 at::Tensor exchange_rows(const at::Tensor& x, const std::vector<int64_t>& send, const std::vector<int64_t>& recv,
                          const comm::Group& group);
 
-// The sums since the last reset, over the tokens of this rank.
+// The sums since the last reset, over the tokens of this rank in training mode.
 struct RouterStatistics {
   std::vector<int64_t> tokens_per_expert;  // choices, dropped ones included
   int64_t dropped = 0;
@@ -56,6 +56,8 @@ struct MoEImpl : torch::nn::Cloneable<MoEImpl> {
   // Moves the bias of each expert by bias_update_rate towards balance, and resets the statistics. With `group`, the
   // choices of all its ranks count.
   void update_bias(const comm::Group& group = {});
+  // The same for these choices per expert, (E).
+  void update_bias(const at::Tensor& tokens_per_expert);
   // The gradient of the auxiliary loss is added in backward, times this: 1 / number of microbatches or data ranks, if
   // the loss is divided by it.
   double aux_loss_scale = 1;

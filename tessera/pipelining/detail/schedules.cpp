@@ -296,12 +296,17 @@ std::vector<std::string> schedule_names() {
 
 std::string canonical_name(std::string_view name) { return std::string(schedule_named(name).name); }
 
-ActionTable compute_schedule(std::string_view name, const PipelineShape& shape) {
+void check_schedule(std::string_view name, const PipelineShape& shape) {
   const ScheduleKind& kind = schedule_named(name);
   TESSERA_CHECK(shape.ranks >= 1 && shape.stages_per_rank >= 1 && shape.microbatches >= 1, UsageError, kind.name,
                 " of ", shape.ranks, " ranks, ", shape.stages_per_rank, " stages per rank and ", shape.microbatches,
                 " microbatches: each must be at least 1");
   kind.check(kind.name, shape);
+}
+
+ActionTable compute_schedule(std::string_view name, const PipelineShape& shape) {
+  check_schedule(name, shape);
+  const ScheduleKind& kind = schedule_named(name);
   ActionTable table;
   for (int64_t rank = 0; rank < shape.ranks; ++rank) table.push_back(kind.of_rank(shape, rank));
   return kind.waits_for_inputs ? wait_for_inputs(table) : table;

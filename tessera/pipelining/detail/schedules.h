@@ -24,8 +24,11 @@ std::vector<std::string> schedule_names();
 // The name as PyTorch writes it. Throws UsageError if it is unknown.
 std::string canonical_name(std::string_view name);
 
-// The compute actions of every rank. Case of `name` does not matter. Throws UsageError if the name is unknown, or if
-// the schedule does not exist for this shape.
+// Throws UsageError if the name is unknown, or if the schedule does not exist for this shape.
+void check_schedule(std::string_view name, const PipelineShape& shape);
+
+// The compute actions of every rank. Case of `name` does not matter. Throws UsageError as
+// check_schedule().
 ActionTable compute_schedule(std::string_view name, const PipelineShape& shape);
 
 // The rank of each stage: stage modulo ranks, and a V (0 1 2 2 1 0) for ZBVZeroBubble and DualPipeV.

@@ -58,6 +58,8 @@ const char* interned(const Action& action) {
 
 }  // namespace
 
+int64_t message_header_bytes() { return sizeof(MessageHeader); }
+
 void StageMessages::send(const at::Tensor& x, int64_t to, const at::Device& device, const Action& action) {
   const at::Tensor local = x.defined() && is_dtensor(x) ? DTensor(x).to_local() : x;
   const MessageHeader header = header_of(x, local);

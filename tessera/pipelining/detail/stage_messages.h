@@ -19,6 +19,9 @@ struct MessageKey {
   auto operator<=>(const MessageKey&) const = default;
 };
 
+// Bytes of the header of a message.
+int64_t message_header_bytes();
+
 // Messages of one step. Sends return at once; their tensors live until the end of the step. Two ranks exchange messages
 // in one order, that of the schedule: before a message come all that were announced before it.
 //

@@ -4,13 +4,14 @@
 #include "tessera/data/token_file.h"
 #include "tessera/train/config.h"
 #include "tessera/train/detail/config_options.h"
+#include "tessera/train/detail/pipeline_shape.h"
 
 #include <algorithm>
 
 namespace tessera::train {
 namespace {
 
-constexpr const char* kAxes[] = {"dp", "fsdp", "tp"};  // in the order of the mesh
+constexpr const char* kAxes[] = {"pp", "dp", "fsdp", "cp", "tp"};  // in the order of the mesh
 
 struct AllowedValues {
   const char* key;
@@ -25,6 +26,8 @@ void check_allowed_values(const TrainConfig& c) {
                                   {"training.precision", c.training.precision, {"fp32", "bf16", "fp16"}},
                                   {"training.device", c.training.device, {"cpu", "cuda"}},
                                   {"optimizer.schedule", c.optimizer.schedule, {"constant", "cosine", "linear", "wsd"}},
+                                  {"parallel.context_method", c.parallel.context_method, {"ring", "ulysses"}},
+                                  {"parallel.context_rotate", c.parallel.context_rotate, {"allgather", "alltoall"}},
                                   {"guard.on_nan", c.guard.on_nan, actions},
                                   {"guard.on_spike", c.guard.on_spike, actions}}) {
     if (std::find(w.allowed.begin(), w.allowed.end(), w.value) != w.allowed.end()) continue;
@@ -51,6 +54,9 @@ std::string divisors(int64_t n) {
   return text;
 }
 
+int64_t block_count(const models::GPT2Config& c) { return c.n_layer; }
+int64_t block_count(const models::LlamaConfig& c) { return c.n_layers; }
+
 void check_heads(const TrainConfig& c, int64_t tp) {
   if (!c.parallel.tp_plan.empty()) return;  // a custom plan may not shard the heads
   const auto config = model_config(c.model);
@@ -67,8 +73,93 @@ void check_heads(const TrainConfig& c, int64_t tp) {
   }
 }
 
+bool has_name(const MeshShape& mesh, std::string_view axis) {
+  return std::find(mesh.names.begin(), mesh.names.end(), axis) != mesh.names.end();
+}
+
+void check_pipeline(const TrainConfig& c, const MeshShape& mesh) {
+  const auto& p = c.parallel;
+  const std::string schedule = pipelining::canonical_name(p.pipeline_schedule);
+  if (!has_name(mesh, "pp")) {
+    TESSERA_CHECK(p.microbatches == 0, UsageError, "parallel.microbatches is ", p.microbatches, ", but mesh '", p.mesh,
+                  "' has no axis pp; add pp, as in pp=2, or use --accumulate ", p.microbatches);
+    TESSERA_CHECK(p.pipeline_stages == 0, UsageError, "parallel.pipeline_stages is ", p.pipeline_stages, ", but mesh '",
+                  p.mesh, "' has no axis pp; add pp, as in pp=2");
+    TESSERA_CHECK(p.pipeline_schedule == ParallelOptions().pipeline_schedule, UsageError, "the pipeline schedule is ",
+                  schedule, ", but mesh '", p.mesh, "' has no axis pp; add pp, as in pp=2");
+    return;
+  }
+  const int64_t pp = extent(mesh, "pp"), rows = c.training.batch / (extent(mesh, "dp") * extent(mesh, "fsdp"));
+  TESSERA_CHECK(c.training.accumulate == 1, UsageError, "training.accumulate is ", c.training.accumulate,
+                ", but mesh '", p.mesh, "' has an axis pp, whose microbatches accumulate; use --microbatches ",
+                c.training.accumulate * pp, " and remove --accumulate");
+  TESSERA_CHECK(!c.training.compile, UsageError, "training.compile is set, but mesh '", p.mesh,
+                "' has an axis pp: pipeline schedules run eagerly; remove --compile");
+  TESSERA_CHECK(p.pipeline_stages % pp == 0, UsageError, "parallel.pipeline_stages is ", p.pipeline_stages,
+                ", which is not divisible by pp=", pp, "; use ", pp, " or ", 2 * pp);
+  const auto shape = pipeline_shape(c, mesh);
+  TESSERA_CHECK(rows % shape.microbatches == 0, UsageError, "a rank has ", rows, " rows of a batch of ",
+                c.training.batch, ", which are not divisible by ", shape.microbatches,
+                " microbatches; use --microbatches of ", divisors(rows));
+  pipelining::check_schedule(schedule, shape);
+  const auto model = model_config(c.model);
+  const int64_t layers = 2 + std::visit([](const auto& m) { return block_count(m); }, model);
+  TESSERA_CHECK(shape.stages() <= layers, UsageError, schedule, " on pp=", pp, " has ", shape.stages(), " stages, and ",
+                c.model.name, " has ", layers, " layers (", layers - 2,
+                " blocks, embedding and head): use fewer stages, or --layers ", shape.stages() - 2);
+  const bool is_v = pipelining::stage_ranks(schedule, shape).back() == 0 && pp > 1;
+  TESSERA_CHECK(!is_v || !has_name(mesh, "fsdp") || !has_tied_embedding(model), UsageError, schedule,
+                " gives one rank the first and the last stage, which share the embedding of ", c.model.name,
+                ", and fsdp (and so bf16 and fp16) shards a parameter in one stage only; use --pipeline-schedule ",
+                "Interleaved1F1B or InterleavedZeroBubble, or a mesh without fsdp");
+}
+
+void check_context(const TrainConfig& c, const MeshShape& mesh) {
+  const int64_t cp = extent(mesh, "cp"), length = sequence_length(c);
+  if (cp == 1) return;
+  const bool ulysses = c.parallel.context_method == "ulysses";
+  const int64_t parts = ulysses ? cp : 2 * cp;
+  TESSERA_CHECK(length % parts == 0, UsageError, "samples have ", length, " tokens, which are not divisible by ", parts,
+                " (cp=", cp, ulysses ? "" : " x 2 parts per rank, for balance", "); use --seq-len ",
+                length / parts > 0 ? length / parts * parts : parts,
+                c.data.path == "arithmetic" ? " with a data file, or other --digits" : "");
+  TESSERA_CHECK(!c.training.compile, UsageError, "training.compile is set, but mesh '", c.parallel.mesh,
+                "' has an axis cp, which the compiler does not support; remove --compile");
+  const auto model = model_config(c.model);
+  const auto* gpt = std::get_if<models::GPT2Config>(&model);
+  TESSERA_CHECK(!gpt || gpt->dropout == 0, UsageError, "model.dropout is ", gpt ? gpt->dropout : 0,
+                ", which attention over cp does not support; use --model.dropout 0");
+  const int64_t heads = (gpt ? gpt->n_head : std::get<models::LlamaConfig>(model).n_heads) / extent(mesh, "tp");
+  TESSERA_CHECK(!ulysses || heads % cp == 0, UsageError, "ulysses divides ", heads, " heads of a rank among cp=", cp,
+                " ranks; use cp of ", divisors(heads), ", or --context-method ring");
+  TESSERA_CHECK(c.training.device == "cpu" || !c.training.activation_checkpoint, UsageError,
+                "training.activation_checkpoint on ", c.training.device, " recomputes attention on another thread, ",
+                "outside of the context-parallel scope; remove --activation-checkpoint or the axis cp");
+}
+
+void check_experts(const TrainConfig& c, const MeshShape& mesh) {
+  const int64_t ep = expert_ranks(c.parallel);
+  if (ep == 1) return;
+  const int64_t ranks = extent(mesh, "dp") * extent(mesh, "fsdp") * extent(mesh, "cp");
+  TESSERA_CHECK(ranks % ep == 0, UsageError, "mesh '", c.parallel.mesh, "': ep=", ep,
+                " has ranks of dp, fsdp and cp, and does not divide their product ", ranks, "; use ep of ",
+                divisors(ranks), ", or add dp=", ep);
+  const auto model = model_config(c.model);
+  const auto* llama = std::get_if<models::LlamaConfig>(&model);
+  const int64_t experts = llama ? llama->moe.n_experts : 0;
+  TESSERA_CHECK(experts > 0, UsageError, "mesh '", c.parallel.mesh, "' has an axis ep, and ", c.model.name,
+                " has no experts; use --model mixtral-tiny or --experts ", 2 * ep, " with a Llama, or remove ep");
+  TESSERA_CHECK(experts % ep == 0, UsageError, c.model.name, " has ", experts,
+                " experts, which are not divisible by ep=", ep, "; use ep of ", divisors(experts));
+  TESSERA_CHECK(!c.training.compile, UsageError, "training.compile is set, but mesh '", c.parallel.mesh,
+                "' has an axis ep, which the compiler does not support; remove --compile");
+}
+
 void set_if_positive(int64_t& field, int64_t value) {
   if (value > 0) field = value;
+}
+void set_if_not_negative(auto& field, auto value) {
+  if (value >= 0) field = value;
 }
 void check_not_set(const char* key, bool is_set, const std::string& model) {
   TESSERA_CHECK(!is_set, UsageError, key, " is set, but ", model, " has no such option");
@@ -78,7 +169,7 @@ MeshShape parse_mesh(const ParallelOptions& options, int64_t ranks) {
   if (options.mesh.empty()) return {{ranks}, {"dp"}};
   auto mesh = parse_mesh_shape(options.mesh);
   TESSERA_CHECK(!mesh.names.empty(), UsageError, "mesh '", options.mesh,
-                "' has no axis names; name each axis dp, fsdp or tp, as in dp=2,tp=2");
+                "' has no axis names; name each axis pp, dp, fsdp, cp, tp or ep, as in dp=2,tp=2");
   return mesh;
 }
 
@@ -89,6 +180,7 @@ models::Config model_config(const ModelOptions& o) {
   if (auto* gpt = std::get_if<models::GPT2Config>(&config)) {
     check_not_set("model.kv_heads", o.kv_heads > 0, o.name);
     check_not_set("model.ffn_dim", o.ffn_dim > 0, o.name);
+    check_not_set("model.experts", o.experts > 0, o.name);
     set_if_positive(gpt->vocab_size, o.vocab_size), set_if_positive(gpt->max_seq_len, o.max_seq_len);
     set_if_positive(gpt->n_layer, o.layers), set_if_positive(gpt->n_head, o.heads), set_if_positive(gpt->n_embd, o.dim);
     if (o.dropout >= 0) gpt->dropout = o.dropout;
@@ -100,8 +192,22 @@ models::Config model_config(const ModelOptions& o) {
     set_if_positive(llama.n_layers, o.layers), set_if_positive(llama.n_heads, o.heads);
     set_if_positive(llama.dim, o.dim);
     set_if_positive(llama.n_kv_heads, o.kv_heads), set_if_positive(llama.ffn_dim, o.ffn_dim);
+    auto& moe = llama.moe;
+    set_if_positive(moe.n_experts, o.experts), set_if_positive(moe.top_k, o.top_k);
+    set_if_not_negative(moe.n_shared_experts, o.shared_experts);
+    set_if_not_negative(moe.capacity_factor, o.capacity_factor);
+    set_if_not_negative(moe.aux_loss_weight, o.aux_loss_weight);
+    set_if_not_negative(moe.bias_update_rate, o.bias_update_rate);
     models::check(llama);
   }
+  const auto* llama = std::get_if<models::LlamaConfig>(&config);
+  if (!llama || llama->moe.n_experts == 0)
+    for (const auto& [key, is_set] :
+         {std::pair("model.top_k", o.top_k > 0), std::pair("model.shared_experts", o.shared_experts > 0),
+          std::pair("model.capacity_factor", o.capacity_factor > 0),
+          std::pair("model.aux_loss_weight", o.aux_loss_weight > 0),
+          std::pair("model.bias_update_rate", o.bias_update_rate > 0)})
+      TESSERA_CHECK(!is_set, UsageError, key, " is set, but ", o.name, " has no experts; set model.experts of a Llama");
   return config;
 }
 
@@ -119,10 +225,33 @@ int64_t sequence_length(const TrainConfig& c) {
 int64_t ranks_of(const ParallelOptions& options) {
   if (options.mesh.empty()) return 0;
   int64_t ranks = 1;
-  for (const auto n : parse_mesh(options, 1).shape)
-    TESSERA_CHECK(!__builtin_mul_overflow(ranks, n, &ranks) && ranks <= kMaxRanks, UsageError, "mesh '", options.mesh,
-                  "' has more than ", kMaxRanks, " ranks");
+  const auto mesh = parse_mesh(options, 1);
+  for (size_t i = 0; i < mesh.shape.size(); i++) {
+    if (mesh.names[i] == "ep") continue;
+    TESSERA_CHECK(!__builtin_mul_overflow(ranks, mesh.shape[i], &ranks) && ranks <= kMaxRanks, UsageError, "mesh '",
+                  options.mesh, "' has more than ", kMaxRanks, " ranks");
+  }
   return ranks;
+}
+
+int64_t expert_ranks(const ParallelOptions& options) {
+  return options.mesh.empty() ? 1 : extent(parse_mesh(options, 1), "ep");
+}
+
+pipelining::PipelineShape pipeline_shape(const TrainConfig& c, const MeshShape& mesh) {
+  const int64_t pp = extent(mesh, "pp"), rows = c.training.batch / (extent(mesh, "dp") * extent(mesh, "fsdp"));
+  const std::string schedule = pipelining::canonical_name(c.parallel.pipeline_schedule);
+  pipelining::PipelineShape shape{pp, schedule == "GPipe" || schedule == "1F1B" ? 1 : 2, c.parallel.microbatches};
+  if (c.parallel.pipeline_stages > 0) shape.stages_per_rank = c.parallel.pipeline_stages / pp;
+  if (shape.microbatches == 0)
+    for (shape.microbatches = std::max<int64_t>(1, std::min(rows, 2 * pp)); rows % shape.microbatches != 0;)
+      shape.microbatches--;
+  return shape;
+}
+
+bool has_tied_embedding(const models::Config& config) {
+  const auto* llama = std::get_if<models::LlamaConfig>(&config);
+  return !llama || llama->tied;
 }
 
 int64_t extent(const MeshShape& mesh, std::string_view axis) {
@@ -134,9 +263,10 @@ int64_t extent(const MeshShape& mesh, std::string_view axis) {
 MeshShape mesh_shape(const TrainConfig& config, int64_t ranks) {
   auto requested = parse_mesh(config.parallel, ranks);
   for (auto& name : requested.names) {
-    TESSERA_CHECK(std::find(std::begin(kAxes), std::end(kAxes), name) != std::end(kAxes), UsageError, "mesh '",
-                  config.parallel.mesh, "': unknown axis '", name,
-                  "'; allowed: dp (replicated), fsdp (sharded) and tp (tensor parallel)");
+    TESSERA_CHECK(name == "ep" || std::find(std::begin(kAxes), std::end(kAxes), name) != std::end(kAxes), UsageError,
+                  "mesh '", config.parallel.mesh, "': unknown axis '", name,
+                  "'; allowed: pp (pipeline stages), dp (replicated), fsdp (sharded), cp (parts of sequences), tp ",
+                  "(tensor parallel) and ep (experts, on ranks of dp, fsdp and cp)");
     if (name == "dp" && config.parallel.fsdp) name = "fsdp";
   }
   TESSERA_CHECK(std::count(requested.names.begin(), requested.names.end(), "fsdp") <= 1, UsageError, "mesh '",
@@ -178,6 +308,9 @@ void check(const TrainConfig& c, int64_t ranks) {
     check_heads(c, tp);
     tensor_parallel_plan(c);
   }
+  check_pipeline(c, mesh);
+  check_context(c, mesh);
+  check_experts(c, mesh);
 }
 
 }  // namespace tessera::train

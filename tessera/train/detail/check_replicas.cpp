@@ -20,23 +20,25 @@ struct LocalParameter {
   std::vector<Placement> placements;
 
   bool is_replicated_along(const std::string& axis) const {
-    if (!mesh) return true;
+    if (!mesh) return axis != "edp";
     const auto& names = mesh.names();
+    const bool is_expert = std::find(names.begin(), names.end(), "ep") != names.end();
+    if (is_expert) return axis == "edp" || axis == "tp";
     const auto at = std::find(names.begin(), names.end(), axis);
-    return at == names.end() || placements[static_cast<size_t>(at - names.begin())].is_replicate();
+    return axis != "edp" && (at == names.end() || placements[static_cast<size_t>(at - names.begin())].is_replicate());
   }
 };
 
-std::vector<LocalParameter> local_parameters(const torch::nn::Module& module) {
+std::vector<LocalParameter> local_parameters(const ParallelModel& model) {
   std::vector<LocalParameter> parameters;
-  for (const auto& item : module.named_parameters()) {
-    const auto p = item->detach();
+  for (const auto& [name, parameter] : model.parameters()) {
+    const auto p = parameter.detach();
     if (!is_dtensor(p)) {
-      parameters.push_back({item.key(), p, {}, {}});
+      parameters.push_back({name, p, {}, {}});
       continue;
     }
     const DTensor d(p);
-    parameters.push_back({item.key(), d.to_local(), d.device_mesh(), {d.placements().begin(), d.placements().end()}});
+    parameters.push_back({name, d.to_local(), d.device_mesh(), {d.placements().begin(), d.placements().end()}});
   }
   return parameters;
 }
@@ -84,18 +86,21 @@ ReplicaDifference compare_along(const DeviceMesh& mesh, const std::string& axis,
 
 }  // namespace
 
-void check_replicas(const torch::nn::Module& module, const DeviceMesh& mesh, const std::string& when) {
+void check_replicas(const ParallelModel& model, const std::string& when) {
   const at::NoGradGuard no_grad;
-  const auto parameters = local_parameters(module);
+  const auto parameters = local_parameters(model);
   std::vector<at::Tensor> checksums(parameters.size());
   std::string found;
   auto any = at::zeros({1}, at::TensorOptions(at::kLong).device(parameters.at(0).local.device()));
-  for (const auto& axis : mesh.names()) {
-    if (mesh.size(axis) == 1) continue;
+  const auto compare = [&](const DeviceMesh& mesh, const std::string& axis) {
     const auto difference = compare_along(mesh, axis, parameters, checksums);
     any += difference.count;
     if (found.empty()) found = difference.text;
-  }
+  };
+  const auto& mesh = model.mesh();
+  for (const auto& axis : mesh.names())
+    if (mesh.size(axis) > 1 && axis != "pp") compare(mesh, axis);
+  if (model.expert_mesh() && model.expert_mesh().size("edp") > 1) compare(model.expert_mesh(), "edp");
   // All ranks throw together, also those whose own axes show no difference.
   for (const auto& axis : mesh.names())
     if (mesh.size(axis) > 1) mesh.get_group(axis)->all_reduce(any, ReduceOp::Max).wait();

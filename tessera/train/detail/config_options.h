@@ -26,7 +26,7 @@ struct OptionInfo {
 };
 
 // Bounds that keep products of sizes within 63 bits, and every check fast.
-constexpr OptionRange kSteps{1, 1e9}, kStepsOrOff{0, 1e9}, kFraction{0, 1};
+constexpr OptionRange kSteps{1, 1e9}, kStepsOrOff{0, 1e9}, kFraction{0, 1}, kStagesOrAuto{0, 10000};
 constexpr int64_t kMaxRanks = 1 << 17;
 
 // Calls f(info, value) for each option.
@@ -47,6 +47,23 @@ void visit_options(Config& c, F f) {
     c.model.ffn_dim);
   f({"model.dropout", "", "Dropout probability of GPT-2 (negative: as the named model)", {{-1, 1, false, true}}},
     c.model.dropout);
+  f({"model.experts", "--experts", "Number of experts of Llama (0: as the named model)", {{0, 65536}}},
+    c.model.experts);
+  f({"model.top_k", "", "Experts per token (0: as the named model)", {{0, 65536}}}, c.model.top_k);
+  f({"model.shared_experts", "", "Experts that every token uses (-1: as the named model)", {{-1, 65536}}},
+    c.model.shared_experts);
+  f({"model.capacity_factor", "", "Capacity of an expert (0: dropless; negative: as the named model)", {{-1, 1e6}}},
+    c.model.capacity_factor);
+  f({"model.aux_loss_weight",
+     "",
+     "Weight of the loss that balances the experts (negative: as the named model)",
+     {{-1, 1e6}}},
+    c.model.aux_loss_weight);
+  f({"model.bias_update_rate",
+     "",
+     "Update rate of the bias that balances the experts (negative: as the named model)",
+     {{-1, 1e6}}},
+    c.model.bias_update_rate);
 
   f({"data.path", "--data", "Training data: arithmetic (built in), a text file, or a file of tokens"}, c.data.path);
   f({"data.format", "--data-format", "Format of the data file: auto, text, llm.c, uint16 or uint32"}, c.data.format);
@@ -59,7 +76,8 @@ void visit_options(Config& c, F f) {
   f({"data.prefetch", "", "Number of batches to read ahead", {{1, 1024}}}, c.data.prefetch);
 
   f({"parallel.mesh", "--mesh",
-     "Mesh axes and sizes, as in dp=2,tp=2; axes are dp, fsdp, tp (empty: dp over all ranks)"},
+     "Mesh axes and sizes, as in pp=2,dp=2,tp=2; axes are pp, dp, fsdp, cp, tp, and ep inside dp, fsdp and cp (empty: "
+     "dp over all ranks)"},
     c.parallel.mesh);
   f({"parallel.fsdp", "--fsdp", "Shard parameters over the axis dp (FSDP) instead of replicating them"},
     c.parallel.fsdp);
@@ -70,6 +88,20 @@ void visit_options(Config& c, F f) {
     c.parallel.sequence_parallel);
   f({"parallel.loss_parallel", "--loss-parallel", "Compute the loss on logits sharded over tp"},
     c.parallel.loss_parallel);
+  f({"parallel.pipeline_schedule", "--pipeline-schedule",
+     "Pipeline schedule: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV"},
+    c.parallel.pipeline_schedule);
+  f({"parallel.pipeline_stages", "--pipeline-stages",
+     "Pipeline stages of the model (0: one per rank of pp for GPipe and 1F1B, otherwise two)", kStagesOrAuto},
+    c.parallel.pipeline_stages);
+  f({"parallel.microbatches",
+     "--microbatches",
+     "Microbatches of a pipeline step (0: the largest divisor of a rank's rows up to 2 x pp)",
+     {{0, 1 << 20}}},
+    c.parallel.microbatches);
+  f({"parallel.context_method", "--context-method", "Context parallelism: ring or ulysses"}, c.parallel.context_method);
+  f({"parallel.context_rotate", "--context-rotate", "How a ring moves keys and values: allgather or alltoall"},
+    c.parallel.context_rotate);
 
   f({"training.steps", "--steps", "Number of training steps", kSteps}, c.training.steps);
   f({"training.batch", "--batch", "Global batch size in samples", {{1, 1 << 24}}}, c.training.batch);

@@ -10,10 +10,14 @@ auto& blocks(models::LlamaImpl& model) { return model.layers; }
 
 struct FlopSizes {
   int64_t layers, dim;
-  int64_t lookup_only;  // embedding parameters that take part in no matrix product
+  int64_t unused;  // parameters that take part in no matrix product of a token: embeddings, experts not chosen
 };
 FlopSizes flop_sizes(const models::GPT2Config& c) { return {c.n_layer, c.n_embd, c.max_seq_len * c.n_embd}; }
-FlopSizes flop_sizes(const models::LlamaConfig& c) { return {c.n_layers, c.dim, c.tied ? 0 : c.vocab_size * c.dim}; }
+FlopSizes flop_sizes(const models::LlamaConfig& c) {
+  const int64_t experts =
+      c.moe.n_experts > 0 ? c.n_layers * (c.moe.n_experts - c.moe.top_k) * 3 * c.dim * c.ffn_dim : 0;
+  return {c.n_layers, c.dim, (c.tied ? 0 : c.vocab_size * c.dim) + experts};
+}
 
 }  // namespace
 
@@ -41,7 +45,7 @@ at::Tensor logits_of(LanguageModel& model, const at::Tensor& tokens) {
 
 double flops_per_token(const models::Config& config, int64_t length) {
   const auto sizes = std::visit([](const auto& c) { return flop_sizes(c); }, config);
-  const auto multiplied = static_cast<double>(models::parameter_count(config) - sizes.lookup_only);
+  const auto multiplied = static_cast<double>(models::parameter_count(config) - sizes.unused);
   return 6 * multiplied + 12 * static_cast<double>(sizes.layers * sizes.dim * length);
 }
 

@@ -22,9 +22,13 @@ MinMemory min_memory(const TrainConfig& config, int64_t ranks) {
   const double vocab = number(std::visit([](const auto& m) { return m.vocab_size; }, model));
   constexpr double kState = 16;   // fp32 parameter, gradient and two moments
   constexpr double kTokens = 16;  // int64 input and target
-  const double batches = number(config.data.prefetch) + 1, logits = 4 * vocab / tp / number(config.training.accumulate);
-  return {kState * number(models::parameter_count(model)) / (number(extent(mesh, "fsdp")) * tp),
-          length * (batches * kTokens + logits) / data_ranks};
+  const double cp = number(extent(mesh, "cp")), ep = number(expert_ranks(config.parallel));
+  // With pp, a rank may have no head.
+  const double logits = extent(mesh, "pp") > 1 ? 0 : 4 * vocab / tp / number(config.training.accumulate) / cp;
+  const double batches = number(config.data.prefetch) + 1;
+  return {
+      kState * number(models::parameter_count(model)) / (number(extent(mesh, "fsdp") * extent(mesh, "pp")) * tp * ep),
+      length * (batches * kTokens + logits) / data_ranks};
 }
 
 double gigabytes(double bytes) { return std::round(bytes / 1e8) / 10; }

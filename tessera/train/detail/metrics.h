@@ -18,7 +18,8 @@ struct Traffic {
   bool operator==(const Traffic&) const = default;
 };
 
-// Counts the collectives that this thread starts while alive, by process group, which has the name of a mesh axis.
+// Counts the collectives and the sends that this thread starts while alive, by process group, which has the name of a
+// mesh axis.
 class TrafficCount final : private comm::Observer {
  public:
   TrafficCount() : scope_(this) {}
@@ -26,13 +27,21 @@ class TrafficCount final : private comm::Observer {
 
  private:
   void on_post(const comm::Record& record) override {
-    if (!record.counted()) return;
+    if (!record.counted() && record.kind != comm::CommKind::Send) return;
     auto& traffic = by_axis_[record.group];
     traffic.collectives++;
     traffic.bytes += record.bytes;
   }
   std::map<std::string, Traffic> by_axis_;
   comm::ObserverScope scope_;
+};
+
+// What the routers of a mixture of experts did in one step.
+struct RouterMetrics {
+  double aux_loss = 0;  // mean over layers and microbatches; 1 if the experts are balanced
+  double dropped = 0;   // fraction of the choices of experts above their capacity
+  double max_load = 0;  // tokens of the busiest expert of a layer / mean of the layer's experts; 1 if balanced
+  bool operator==(const RouterMetrics&) const = default;
 };
 
 // Metrics of one step. Equal on all ranks unless a comment says otherwise.
@@ -49,6 +58,7 @@ struct StepMetrics {
   int64_t samples_read = 0;                     // since the start, over all ranks
   std::vector<int64_t> parameter_bytes = {};    // per rank
   std::map<std::string, Traffic> traffic = {};  // of this rank in this step, by mesh axis
+  std::optional<RouterMetrics> router = {};     // with experts
   std::string skipped = {};                     // why the update was skipped; empty: it was not
 };
 

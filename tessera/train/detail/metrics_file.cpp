@@ -61,6 +61,10 @@ std::string json_line(const StepMetrics& m) {
   line.emplace_back("samples_read", m.samples_read);
   line.emplace_back("parameter_bytes", std::move(parameter_bytes));
   line.emplace_back("comm", std::move(comm));
+  if (m.router)
+    line.emplace_back("router", Json::Object{{"aux_loss", json_number(m.router->aux_loss)},
+                                             {"dropped", json_number(m.router->dropped)},
+                                             {"max_load", json_number(m.router->max_load)}});
   if (!m.skipped.empty()) line.emplace_back("skipped", m.skipped);
   return Json(std::move(line)).dump();
 }

@@ -25,7 +25,7 @@ models::GPT2Config tiny(models::GPT2Config config) {
   return config;
 }
 models::LlamaConfig tiny(models::LlamaConfig config) {
-  config.n_heads = config.n_kv_heads = 1;
+  config.n_heads = config.n_kv_heads = 1;  // the experts stay
   config.dim = config.ffn_dim = config.vocab_size = config.max_seq_len = 2;
   return config;
 }
@@ -70,17 +70,20 @@ int64_t numel_of(const std::vector<int64_t>& sizes) {
 }
 
 struct FsdpUnit {
-  int64_t block;  // -1: the root
+  int64_t block;  // -1: the root of a stage
   ShardLayout layout;
 };
 
-// The units of ParallelModel: each block, and the root with the rest.
-std::vector<FsdpUnit> units_of(const MeshShape& mesh, const PlanParameters& parameters) {
-  std::map<int64_t, std::vector<data_parallel::fsdp::ParamShape>> by_block;
-  for (const auto& p : parameters) by_block[block_of(p.name)].push_back({p.compute_sizes, 0});
+// The units of ParallelModel: each block, and the root of each stage with the rest. Experts over ep are in none.
+std::vector<FsdpUnit> units_of(const MeshShape& mesh, const PlanParameters& parameters, const PlanStages& stages) {
   std::vector<FsdpUnit> units;
-  for (auto& [block, extents] : by_block)
-    units.push_back({block, ShardLayout::per_parameter(std::move(extents), extent(mesh, "fsdp"))});
+  for (const auto& stage : stages.stages) {
+    std::map<int64_t, std::vector<data_parallel::fsdp::ParamShape>> by_block;
+    for (const size_t i : stage.parameters)
+      if (!parameters[i].is_expert) by_block[block_of(parameters[i].name)].push_back({parameters[i].compute_sizes, 0});
+    for (auto& [block, extents] : by_block)
+      units.push_back({block, ShardLayout::per_parameter(std::move(extents), extent(mesh, "fsdp"))});
+  }
   return units;
 }
 
@@ -109,12 +112,37 @@ std::vector<PlannedTraffic> bucket_traffic(const TrainConfig& config, const Plan
   return {total};
 }
 
+std::vector<PlannedTraffic> reduced_traffic(const TrainConfig& config, const MeshShape& mesh,
+                                            const PlanParameters& parameters, const PlanStages& stages) {
+  const int64_t ep = expert_ranks(config.parallel);
+  const int64_t copies = extent(mesh, "dp") * extent(mesh, "fsdp") * extent(mesh, "cp") / ep;
+  const bool replicates = extent(mesh, "pp") == 1 && ep == 1 && !has_axis(mesh, "cp");
+  std::vector<PlannedTraffic> planned;
+  const auto add = [&](const char* axis, bool of_experts) {
+    PlannedTraffic total{axis, of_experts ? "all_reduce of gradients of experts" : "all_reduce of gradients", {}};
+    for (const auto& stage : stages.stages) {
+      int64_t bytes = 0;
+      for (const size_t i : stage.parameters)
+        if (parameters[i].is_expert == of_experts) bytes += numel_of(parameters[i].local_sizes) * kFloatBytes;
+      if (bytes == 0) continue;
+      total.traffic.collectives++;
+      total.traffic.bytes += bytes;
+    }
+    planned.push_back(total);
+  };
+  if (extent(mesh, "dp") > 1 && !has_axis(mesh, "fsdp") && !replicates) add("dp", false);
+  if (extent(mesh, "cp") > 1) add("cp", false);
+  if (ep > 1 && copies > 1) add("edp", true);
+  return planned;
+}
+
 std::vector<PlannedTraffic> fsdp_traffic(const TrainConfig& config, const MeshShape& mesh,
-                                         const PlanParameters& parameters) {
-  const int64_t shards = extent(mesh, "fsdp"), replicas = extent(mesh, "dp"), microbatches = config.training.accumulate;
+                                         const PlanParameters& parameters, const PlanStages& stages) {
+  const int64_t shards = extent(mesh, "fsdp"), replicas = extent(mesh, "dp"), microbatches = stages.microbatches;
   PlannedTraffic gathers{"fsdp", "all_gather of parameters", {}}, scatters{"fsdp", "reduce_scatter of gradients", {}},
       reduces{"dp", "all_reduce of sharded gradients", {}};
-  for (const auto& [block, layout] : units_of(mesh, parameters)) {
+  gathers.estimate = !stages.stage_ranks.empty();  // the root of a stage is gathered once or twice per microbatch
+  for (const auto& [block, layout] : units_of(mesh, parameters, stages)) {
     const int64_t times = (block < 0 ? 1 : 2) * microbatches;  // blocks in forward and in backward, the root once
     gathers.traffic.collectives += times;
     gathers.traffic.bytes += times * layout.shard_numel() * shards * compute_bytes(config);
@@ -130,7 +158,8 @@ std::vector<PlannedTraffic> fsdp_traffic(const TrainConfig& config, const MeshSh
   return traffic;
 }
 
-std::vector<PlannedTraffic> grad_norm_traffic(const TrainConfig& config, const PlanParameters& parameters) {
+std::vector<PlannedTraffic> grad_norm_traffic(const TrainConfig& config, const MeshShape& mesh,
+                                              const PlanParameters& parameters) {
   std::vector<std::pair<DeviceMesh, std::vector<bool>>> kinds;  // parameters that are sharded over the same axes
   for (const auto& p : parameters) {
     if (!p.spec) continue;
@@ -141,8 +170,8 @@ std::vector<PlannedTraffic> grad_norm_traffic(const TrainConfig& config, const P
     if (any_sharded && std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) kinds.push_back(kind);
   }
   std::vector<DeviceMesh> meshes;
-  for (const auto& [mesh, sharded] : kinds)
-    if (std::find(meshes.begin(), meshes.end(), mesh) == meshes.end()) meshes.push_back(mesh);
+  for (const auto& [kind_mesh, sharded] : kinds)
+    if (std::find(meshes.begin(), meshes.end(), kind_mesh) == meshes.end()) meshes.push_back(kind_mesh);
 
   // Runs the same redistribution as clip_grad_norm_() and GradScaler in the fake world, because the redistribution
   // planner decides which axes to reduce together.
@@ -155,29 +184,35 @@ std::vector<PlannedTraffic> grad_norm_traffic(const TrainConfig& config, const P
   std::vector<PlannedTraffic> planned;
   {
     const TrafficCount count;
-    for (const auto& [mesh, sharded] : kinds) {
+    for (const auto& [kind_mesh, sharded] : kinds) {
       Placements partial;
       for (const bool is_sharded : sharded) partial.push_back(is_sharded ? NormPartial(2) : Replicate());
-      reduce(mesh, partial, {});
+      reduce(kind_mesh, partial, {});
     }
     for (const auto& [axis, traffic] : count.by_axis())
       planned.push_back({axis, "all_reduce of the gradient norm", traffic});
   }
   if (config.training.precision == "fp16") {
     const TrafficCount count;
-    for (const auto& mesh : meshes)
-      reduce(mesh, Placements(static_cast<size_t>(mesh.ndim()), Partial(ReduceOp::Max)), {1});
+    for (const auto& each : meshes)
+      reduce(each, Placements(static_cast<size_t>(each.ndim()), Partial(ReduceOp::Max)), {1});
     for (const auto& [axis, traffic] : count.by_axis())
       planned.push_back({axis, "all_reduce of the inf check (fp16)", traffic});
+  }
+  if (extent(mesh, "pp") > 1) {
+    planned.push_back({"pp", "all_reduce of the gradient norm", {1, kFloatBytes}});
+    if (config.training.precision == "fp16")
+      planned.push_back({"pp", "all_reduce of the inf check (fp16)", {1, kFloatBytes}});
   }
   return planned;
 }
 
-int64_t unsharded_bytes(const TrainConfig& config, const MeshShape& mesh, const PlanParameters& parameters) {
+int64_t unsharded_bytes(const TrainConfig& config, const MeshShape& mesh, const PlanParameters& parameters,
+                        const PlanStages& stages) {
   const int64_t each = compute_bytes(config);
   if (!has_axis(mesh, "fsdp") || (extent(mesh, "fsdp") == 1 && each == kFloatBytes)) return 0;
   int64_t root = 0, largest = 0;
-  for (const auto& [block, layout] : units_of(mesh, parameters)) {
+  for (const auto& [block, layout] : units_of(mesh, parameters, stages)) {
     const int64_t bytes = (layout.gathered_numel() + layout.staging_numel()) * each;
     block < 0 ? root += bytes : largest = std::max(largest, bytes);
   }

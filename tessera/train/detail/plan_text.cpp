@@ -42,7 +42,8 @@ TextTable parameter_table(const TrainPlan& plan) {
 TextTable traffic_table(const TrainPlan& plan) {
   TextTable lines{{"axis", "what", "collectives", "bytes"}};
   for (const auto& row : plan.traffic)
-    lines.push_back({row.axis, row.what, std::to_string(row.traffic.collectives), bytes_text(row.traffic.bytes)});
+    lines.push_back({row.axis, row.what, (row.estimate ? "about " : "") + std::to_string(row.traffic.collectives),
+                     (row.estimate ? "about " : "") + bytes_text(row.traffic.bytes)});
   for (const auto& [axis, traffic] : plan.traffic_by_axis())
     lines.push_back({axis, "total", std::to_string(traffic.collectives), bytes_text(traffic.bytes)});
   return lines;
@@ -54,6 +55,24 @@ TextTable memory_table(const TrainPlan& plan) {
     lines.push_back({row.kind, (row.estimate ? "about " : "") + bytes_text(row.bytes)});
   lines.push_back({"total", "about " + bytes_text(plan.memory_bytes())});
   if (plan.device_memory > 0) lines.push_back({"memory of the device", bytes_text(plan.device_memory)});
+  return lines;
+}
+
+std::string percent_text(double share) {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << 100 * share << " %";
+  return text.str();
+}
+
+TextTable pipeline_table(const PlannedPipeline& pipeline) {
+  TextTable lines{{"pp", "stages", "blocks", "memory", "busy"}};
+  for (size_t rank = 0; rank < pipeline.ranks.size(); rank++) {
+    const auto& row = pipeline.ranks[rank];
+    std::string stages;
+    for (const int64_t stage : row.stages) stages += (stages.empty() ? "" : ", ") + std::to_string(stage);
+    lines.push_back({std::to_string(rank), stages, std::to_string(row.blocks), "about " + bytes_text(row.memory_bytes),
+                     percent_text(row.busy)});
+  }
   return lines;
 }
 
@@ -77,12 +96,19 @@ std::ostream& operator<<(std::ostream& out, const TrainPlan& plan) {
     out << "  none\n";
   else
     print_table(out, traffic_table(plan), "  ");
-  out << "\nMemory of rank 0\n";
+  if (plan.pipeline) {
+    out << "\nPipeline " << plan.pipeline->schedule << ": " << plan.pipeline->stages << " stages, "
+        << plan.pipeline->microbatches << " microbatches, bubble " << percent_text(plan.pipeline->bubble)
+        << " of the time (by floating-point operations)\n";
+    print_table(out, pipeline_table(*plan.pipeline), "  ");
+  }
+  out << "\nMemory of rank " << plan.memory_rank << '\n';
   print_table(out, memory_table(plan), "  ");
   if (plan.device_memory > 0 && plan.memory_bytes() > plan.device_memory)
     out << "  It does not fit: a rank needs about " << bytes_text(plan.memory_bytes()) << ", and its device has "
         << bytes_text(plan.device_memory)
-        << ".\n  Use more ranks on fsdp or tp, a smaller --batch, --accumulate or --activation-checkpoint; for another "
+        << ".\n  Use more ranks on fsdp, tp or pp, a smaller --batch, --accumulate or --activation-checkpoint; for "
+           "another "
            "device, --device-memory.\n";
   return out;
 }

@@ -6,7 +6,9 @@
 #include "tessera/optim/clip_grad.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <limits>
 
@@ -18,6 +20,7 @@ struct TrainStep::State {
   optim::GradScaler scaler;
   int64_t accumulate;
   double clip;
+  int64_t microbatches;  // of the pipeline or of accumulation
 };
 
 namespace {
@@ -36,14 +39,57 @@ at::Tensor accumulate_gradients(TrainStep::State& state, Model& model, const at:
     state.scaler.scale(loss).backward();
     total = total.defined() ? total + loss.detach() : loss.detach();
   }
+  state.model.reduce_gradients();
   return total;
+}
+
+// The same through the stages of a pipeline, whose microbatches take the place of accumulation.
+at::Tensor run_stages(TrainStep::State& state, const at::Tensor& input, const at::Tensor& target,
+                      const at::Tensor& scale) {
+  state.model.module().zero_grad();
+  const LossParallel loss_parallel;
+  auto total = at::zeros_like(scale);
+  state.model.step_stages(input, target, [&](const at::Tensor& logits, const at::Tensor& target) {
+    const auto loss = tessera::detail::full_tensor_or_self(models::loss_sum(logits, target)) * scale;
+    total += loss.detach();
+    return state.scaler.scale(loss);
+  });
+  return total;
+}
+
+// With stages, the norm of the gradients of all stages.
+at::Tensor clip_gradients(TrainStep::State& state) {
+  const double max_norm = state.clip > 0 ? state.clip : std::numeric_limits<double>::infinity();
+  if (!state.model.has_stages()) return optim::clip_grad_norm_(state.optimizer.parameters(), max_norm);
+  const at::NoGradGuard no_grad;
+  const auto counted = state.model.counted_parameters();
+  auto squares = optim::get_total_norm(optim::detail::reduce_partial_gradients(counted)).square();
+  state.model.sum_over_stages(squares);
+  const auto norm = squares.sqrt();
+  optim::clip_grads_with_norm_(state.optimizer.parameters(), max_norm, norm);
+  return norm;
+}
+
+// A router's loss is averaged over microbatches and ranks, and has the scale of the loss.
+void set_aux_loss_scale(TrainStep::State& state) {
+  const auto experts = state.model.experts();
+  if (experts.empty()) return;
+  const double scale = state.scaler.get_scale() / static_cast<double>(state.microbatches);
+  for (auto [layer, moe] : experts) moe->aux_loss_scale = scale;
 }
 
 }  // namespace
 
 TrainStep::TrainStep(const TrainConfig& config, ParallelModel& model, optim::AdamW& optimizer)
     : state_(new State{model, optimizer, optim::GradScaler({.enabled = config.training.precision == "fp16"}),
-                       config.training.accumulate, config.optimizer.clip}) {
+                       config.training.accumulate, config.optimizer.clip,
+                       model.has_stages() ? model.microbatches() : config.training.accumulate}) {
+  if (model.has_stages()) {
+    run_ = [state = state_](const at::Tensor& input, const at::Tensor& target, const at::Tensor& scale) {
+      return run_stages(*state, input, target, scale);
+    };
+    return;
+  }
   std::visit(
       [&](auto& holder) {
         using Model = std::remove_reference_t<decltype(holder)>;
@@ -67,32 +113,42 @@ TrainStep::TrainStep(const TrainConfig& config, ParallelModel& model, optim::Ada
 TrainStep::~TrainStep() = default;
 
 StepResult TrainStep::forward_backward(const at::Tensor& input, const at::Tensor& target, int64_t counted) {
-  auto& [model, optimizer, scaler, accumulate, clip] = *state_;
-  const double scale = static_cast<double>(model.data_ranks()) / static_cast<double>(counted);
-  const auto loss = run_(input, target, at::scalar_tensor(scale, input.options().dtype(at::kFloat)));
-  scaler.unscale_(optimizer);
-  const double max_norm = clip > 0 ? clip : std::numeric_limits<double>::infinity();
-  return {loss, optim::clip_grad_norm_(optimizer.parameters(), max_norm)};
+  auto& state = *state_;
+  const double scale = static_cast<double>(state.model.loss_ranks()) / static_cast<double>(counted);
+  set_aux_loss_scale(state);
+  // Backward may recompute attention, so the scope includes it.
+  const auto context = state.model.context_scope();
+  const auto mine = [&](const at::Tensor& x) { return context ? context->shard(x, 1) : x; };
+  const auto loss = run_(mine(input), mine(target), at::scalar_tensor(scale, input.options().dtype(at::kFloat)));
+  state.scaler.unscale_(state.optimizer);
+  if (state.scaler.enabled() && state.model.has_stages()) {  // all stages skip a step together
+    auto found_inf = state.scaler.found_inf(state.optimizer);
+    state.model.sum_over_stages(found_inf);
+    found_inf.clamp_max_(1);
+  }
+  return {loss, clip_gradients(state)};
 }
 
 void TrainStep::update() {
-  auto& [model, optimizer, scaler, accumulate, clip] = *state_;
-  scaler.step(optimizer);
-  scaler.update();
+  state_->scaler.step(state_->optimizer);
+  state_->scaler.update();
 }
 
 void TrainStep::skip() { state_->scaler.update(); }
 
 optim::GradScaler& TrainStep::scaler() { return state_->scaler; }
 
-std::unique_ptr<optim::AdamW> make_optimizer(const OptimizerOptions& o, const torch::nn::Module& module) {
+std::unique_ptr<optim::AdamW> make_optimizer(const OptimizerOptions& o, const ParallelModel& model) {
   const optim::AdamWOptions options{
       .lr = o.lr, .betas = {o.beta1, o.beta2}, .eps = o.eps, .weight_decay = o.weight_decay, .fused = true};
   auto without_decay = options;
   without_decay.weight_decay = 0;
   optim::AdamW::Group matrices{{}, options}, vectors{{}, without_decay};
-  for (const auto& p : module.parameters()) (p.dim() > 1 ? matrices : vectors).params.push_back(p);
-  return std::make_unique<optim::AdamW>(std::vector<optim::AdamW::Group>{matrices, vectors});
+  for (const auto& [name, p] : model.parameters()) (p.dim() > 1 ? matrices : vectors).params.push_back(p);
+  std::vector<optim::AdamW::Group> groups;
+  for (auto* group : {&matrices, &vectors})  // a pipeline stage may have no vectors
+    if (!group->params.empty()) groups.push_back(std::move(*group));
+  return std::make_unique<optim::AdamW>(std::move(groups));
 }
 
 }  // namespace tessera::train

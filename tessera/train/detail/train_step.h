@@ -9,15 +9,17 @@
 namespace tessera::train {
 
 struct StepResult {
-  at::Tensor loss;       // of this rank, scaled so that the mean over the data-parallel ranks is the global mean
+  // Of this rank, scaled so that the mean over the ranks with different tokens is the global mean. With pipeline
+  // stages: 0 on ranks without the last one.
+  at::Tensor loss;
   at::Tensor grad_norm;  // before clipping; the same on every rank
 };
 
 // Forward, backward and gradient clipping of a batch, compiled if configured. The optimizer update is separate, so that
 // a step can be skipped.
 //
-// The loss of a rank is (data ranks / counted targets of the global batch) x (sum over its own targets). Data
-// parallelism averages gradients, so the result is the gradient of the mean over the global batch, also with padding.
+// The loss of a rank is (loss ranks / counted targets of the global batch) x (sum over its own targets). Gradients are
+// averaged over the loss ranks, so the result is the gradient of the mean over the global batch, also with padding.
 class TrainStep {
  public:
   TrainStep(const TrainConfig& config, ParallelModel& model, optim::AdamW& optimizer);
@@ -36,7 +38,7 @@ class TrainStep {
   std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)> run_;
 };
 
-std::unique_ptr<optim::AdamW> make_optimizer(const OptimizerOptions& options, const torch::nn::Module& module);
+std::unique_ptr<optim::AdamW> make_optimizer(const OptimizerOptions& options, const ParallelModel& model);
 // The learning rate factor as a function of the number of steps made.
 std::function<double(int64_t)> learning_rate_factor(const OptimizerOptions& options, int64_t steps);
 

@@ -89,6 +89,34 @@ SavedValues check_values(const std::string& path, const dcp::Values& values, con
   return saved;
 }
 
+// The entries of the parameters and buffers of this rank. `parameter_of` returns the name of the parameter.
+template <class F>
+StateDict entries_of_rank(const StateDict& dict, const ParallelModel& model, F parameter_of) {
+  if (!model.has_stages()) return dict;
+  StateDict mine;
+  for (const auto& [name, tensor] : dict)
+    if (model.has_parameter(parameter_of(name))) mine.insert(name, tensor);
+  return mine;
+}
+StateDict model_entries(const StateDict& dict, const ParallelModel& model) {
+  return entries_of_rank(dict, model, [](const std::string& name) { return name; });
+}
+// "state.h.0.ln_1.weight.exp_avg" is of h.0.ln_1.weight.
+StateDict optimizer_entries(const StateDict& dict, const ParallelModel& model) {
+  return entries_of_rank(dict, model, [](const std::string& name) {
+    const auto begin = std::string("state.").size(), end = name.rfind('.');
+    return name.starts_with("state.") && end > begin ? name.substr(begin, end - begin) : name;
+  });
+}
+
+// With pipeline stages, the checkpoint has the names of other stages too.
+void load_entries(const StateDict& dict, const std::string& path, const std::string& prefix, bool has_stages,
+                  const World& world) {
+  const auto report = dcp::load(dict, path, {.strict = !has_stages, .prefix = prefix}, world);
+  TESSERA_CHECK(!has_stages || (report.missing.empty() && report.mismatched.empty()), UsageError,
+                "cannot resume from '", path, "': it does not fit the stages of this rank: ", report);
+}
+
 }  // namespace
 
 std::string find_checkpoint(const TrainConfig& config) {
@@ -101,7 +129,7 @@ std::string find_checkpoint(const TrainConfig& config) {
 void Trainer::save(const std::string& path) {
   auto& module = model_.module();
   StateDict dict;
-  dict.insert_all(kModel, get_model_state_dict(module));
+  dict.insert_all(kModel, model_entries(get_model_state_dict(module), model_));
   dict.insert_all(kOptimizer + "state.", get_optimizer_state_dict(*optimizer_, module).under("state."));
   if (train_step_.scaler().enabled()) dict.insert_all(kScaler, train_step_.scaler().state_dict());
   dict.insert(kLosses, at::tensor(loss_monitor_.losses(), at::kDouble));
@@ -135,16 +163,16 @@ void Trainer::resume(const std::string& path) {
   TESSERA_CHECK(step_ == 0, UsageError, "resume() must be called before the first step; ", step_, " steps were made");
 
   auto& module = model_.module();
-  const auto parameters = get_model_state_dict(module);
-  const auto state = dcp::optimizer_state_like(manifest, kOptimizer, parameters);
+  const auto parameters = model_entries(get_model_state_dict(module), model_);
+  const auto state = optimizer_entries(dcp::optimizer_state_like(manifest, kOptimizer, parameters), model_);
   StateDict rest{{kLosses, empty_like_saved(manifest, kLosses, path)}};
   const bool same_ranks = saved.number("ranks") == world_.size();
   if (same_ranks) rest.insert(generator_name(world_), empty_like_saved(manifest, generator_name(world_), path));
-  dcp::load(parameters, path, {.prefix = kModel}, world_);
-  dcp::load(state, path, {.prefix = kOptimizer}, world_);
+  load_entries(parameters, path, kModel, model_.has_stages(), world_);
+  load_entries(state, path, kOptimizer, model_.has_stages(), world_);
   dcp::load(rest, path, {.strict = false}, world_);  // the other entries are loaded above
 
-  set_model_state_dict(module, parameters);
+  if (!model_.has_stages()) set_model_state_dict(module, parameters);  // stages are aliases, and loaded
   auto optimizer = get_optimizer_state_dict(*optimizer_, module);
   for (const auto& name : optimizer.names())
     if (name.starts_with("state.")) optimizer.erase(name);
@@ -173,7 +201,7 @@ void Trainer::resume(const std::string& path) {
   }
   step_ = step;
   resumed_from_ = path;
-  if (config_.guard.checksum_every > 0) check_replicas(module, model_.mesh(), c10::str("after loading '", path, "'"));
+  if (config_.guard.checksum_every > 0) check_replicas(model_, c10::str("after loading '", path, "'"));
 }
 
 }  // namespace tessera::train

@@ -1,4 +1,5 @@
-// Trainings on meshes with pp, dp, fsdp, cp, tp and ep have the losses and parameters of one rank.
+// Trainings on meshes with pp, dp, fsdp, cp, tp and ep have the losses and parameters of one rank, in float64. `make
+// soak` runs all meshes, every test run some.
 #include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/save.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"
@@ -12,7 +13,8 @@
 #include "tessera/tensor_parallel/context_parallel.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/ranks.h"
+#include "tessera/testing/detail/soak.h"
+#include "tessera/testing/spawn.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -92,10 +94,22 @@ struct PipelineCase {
   std::string schedule = "1F1B";
   int64_t microbatches = 4;
   bool sequence_parallel = false;
+  bool always = false;     // not only in `make soak`
+  bool processes = false;  // ranks are processes with shared memory, instead of threads
 };
+
+PipelineCase always(PipelineCase each) {
+  each.always = true;
+  return each;
+}
+PipelineCase in_processes(PipelineCase each) {
+  each.processes = true;
+  return each;
+}
 
 template <class Model, class Config>
 void expect_like_one_rank(const PipelineCase& each, const Config& config) {
+  if (!each.always && !tessera::testing::long_soak()) return;
   SCOPED_TRACE(each.mesh + " " + each.schedule);
   torch::manual_seed(3);
   Model initial(config);
@@ -104,7 +118,7 @@ void expect_like_one_rank(const PipelineCase& each, const Config& config) {
   const MeshShape shape = parse_mesh_shape(each.mesh);
   const int64_t ranks = c10::multiply_integers(shape.shape);
   const auto has = [&](const char* axis) { return std::ranges::find(shape.names, axis) != shape.names.end(); };
-  run_ranks(ranks, [&](Rank& me) {
+  const auto body = [&](Rank& me) {
     const DeviceMesh mesh = me.mesh(each.mesh);
     Model model = clone(initial);
     if constexpr (std::is_same_v<Model, models::Llama>)
@@ -170,7 +184,11 @@ void expect_like_one_rank(const PipelineCase& each, const Config& config) {
                 "")
           << name << " on rank " << me.rank;
     }
-  });
+  };
+  if (each.processes)
+    tessera::testing::spawn_ranks(ranks, body, {.backend = "shm"});
+  else
+    run_ranks(ranks, body);
 }
 
 // A checkpoint of four stages loads on two, with a schedule that gives a rank the first and the last of four, and on
@@ -212,7 +230,7 @@ TEST(Composability, Gpt) {
            {"pp=2", "Interleaved1F1B"},
            {"pp=2", "LoopedBFS"},
            {"pp=2", "InterleavedZeroBubble"},
-           {"pp=2", "ZBVZeroBubble"},
+           always({"pp=2", "ZBVZeroBubble"}),
            {"pp=2", "DualPipeV"},
            {"pp=4"},
            {"pp=2,dp=2"},
@@ -222,7 +240,9 @@ TEST(Composability, Gpt) {
            {"pp=2,fsdp=2"},
            {"pp=2,cp=2"},
            {"pp=2,dp=2,tp=2", "Interleaved1F1B"},
-           {"pp=2,dp=2,cp=2,tp=2", "1F1B"},
+           always({"pp=2,dp=2,cp=2,tp=2", "1F1B"}),
+           {"pp=2,cp=4", "GPipe"},
+           {"pp=4,dp=2,tp=2"},
        })
     expect_like_one_rank<models::GPT2>(each, kGpt);
 }
@@ -232,18 +252,34 @@ TEST(Composability, Llama) {
            {"pp=2", "ZBVZeroBubble"},
            {"pp=2,cp=2", "InterleavedZeroBubble"},
            {"pp=2,tp=2", "Interleaved1F1B"},
-           {"pp=2,fsdp=2", "LoopedBFS"},
+           always({"pp=2,fsdp=2", "LoopedBFS"}),
            {"pp=2,fsdp=2", "ZBVZeroBubble"},
            {"pp=2,dp=2,tp=2"},
+           {"pp=2,cp=2,tp=2", "ZBVZeroBubble"},
+           {"pp=1,cp=4,tp=2"},
+           {"pp=3,fsdp=2", "DualPipeV", 6},
        })
     expect_like_one_rank<models::Llama>(each, kLlama);
-  expect_like_one_rank<models::Llama>({"pp=2,dp=2"}, tied_llama());
+  expect_like_one_rank<models::Llama>(always({"pp=2,dp=2"}), tied_llama());
   expect_like_one_rank<models::Llama>({"pp=2,fsdp=2"}, tied_llama());
 }
 
 TEST(Composability, Mixtral) {
-  expect_like_one_rank<models::Llama>({"pp=2,ep=2"}, mixtral());
-  expect_like_one_rank<models::Llama>({"pp=2,ep=2,tp=2", "ZBVZeroBubble"}, mixtral());
+  for (const PipelineCase& each : std::vector<PipelineCase>{
+           always({"pp=2,ep=2"}),
+           {"pp=2,ep=2,tp=2", "ZBVZeroBubble"},
+           {"pp=1,ep=4"},
+           {"pp=2,dp=2,ep=2", "Interleaved1F1B"},
+       })
+    expect_like_one_rank<models::Llama>(each, mixtral());
+}
+
+TEST(Composability, Processes) {
+  expect_like_one_rank<models::GPT2>(always(in_processes({"pp=2", "ZBVZeroBubble"})), kGpt);
+  expect_like_one_rank<models::GPT2>(in_processes({"pp=2,dp=2", "ZBVZeroBubble"}), kGpt);
+  expect_like_one_rank<models::GPT2>(in_processes({"pp=2,tp=2", "1F1B", 4, true}), kGpt);
+  expect_like_one_rank<models::Llama>(in_processes({"pp=2,fsdp=2"}), kLlama);
+  expect_like_one_rank<models::Llama>(in_processes({"pp=2,ep=2", "Interleaved1F1B"}), mixtral());
 }
 
 }  // namespace
