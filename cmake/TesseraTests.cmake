@@ -316,6 +316,30 @@ foreach(example ${examples})
                        ENVIRONMENT "${test_environment}")
 endforeach()
 
+# LibTorch programs and their versions for several ranks: counts the changed lines and compares the losses.
+if(TARGET tessera_program AND PYTHON3)
+  file(GLOB ported CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/examples/ported/*/*.cpp)
+  foreach(source ${ported})
+    get_filename_component(version ${source} NAME_WE)
+    get_filename_component(folder ${source} DIRECTORY)
+    get_filename_component(name ${folder} NAME)
+    add_executable(${name}_${version} ${source})
+    tessera_our_code(${name}_${version})
+    target_link_libraries(${name}_${version} PRIVATE tessera_train)
+    tessera_precompiled(${name}_${version} REUSE_FROM ${first_example})
+    set_target_properties(${name}_${version} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/ported)
+    list(APPEND ported_names ${name})
+  endforeach()
+  list(REMOVE_DUPLICATES ported_names)
+  foreach(name ${ported_names})
+    add_test(NAME examples.ported.${name}
+             COMMAND ${PYTHON3} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_ported.py --tessera $<TARGET_FILE:tessera_program>
+                     --programs ${CMAKE_BINARY_DIR}/bin/ported ${CMAKE_CURRENT_SOURCE_DIR}/examples/ported/${name})
+    set_tests_properties(examples.ported.${name} PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS soak
+                         ENVIRONMENT "${test_environment}")
+  endforeach()
+endif()
+
 # A process with Python's autograd engine in it is refused.
 if(tessera_torch_python AND NOT TESSERA_SANITIZE)
   add_library(python_refused_probe SHARED tests/python_refused/probe.cpp)
