@@ -89,12 +89,12 @@ int main(int argc, char** argv) {
   ts::fully_shard(discriminator);
   auto loader = ts::data::make_data_loader<torch::data::samplers::SequentialSampler>(
       Digits(folder).map(torch::data::transforms::Normalize<>(0.5, 0.5)).map(torch::data::transforms::Stack<>()),
-      torch::data::DataLoaderOptions(kBatch).workers(2));
+      torch::data::DataLoaderOptions(kBatch).drop_last(true));
   torch::optim::Adam generator_optimizer(generator->parameters(), torch::optim::AdamOptions(2e-4).betas({0.5, 0.5}));
   torch::optim::Adam discriminator_optimizer(discriminator->parameters(),
                                              torch::optim::AdamOptions(2e-4).betas({0.5, 0.5}));
   std::ofstream log(ts::get_rank() == 0 ? folder + "/losses.txt" : "/dev/null", std::ios::app);
-  log.precision(10);
+  log.precision(17);
   ts::TrainingState state{generator, discriminator, generator_optimizer, discriminator_optimizer, loader};
   state.load(folder);
   int64_t& step = state.step;

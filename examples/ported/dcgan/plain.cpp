@@ -83,12 +83,12 @@ int main(int argc, char** argv) {
   Discriminator discriminator;
   auto loader = torch::data::make_data_loader<torch::data::samplers::SequentialSampler>(
       Digits(folder).map(torch::data::transforms::Normalize<>(0.5, 0.5)).map(torch::data::transforms::Stack<>()),
-      torch::data::DataLoaderOptions(kBatch).workers(2));
+      torch::data::DataLoaderOptions(kBatch).drop_last(true));
   torch::optim::Adam generator_optimizer(generator->parameters(), torch::optim::AdamOptions(2e-4).betas({0.5, 0.5}));
   torch::optim::Adam discriminator_optimizer(discriminator->parameters(),
                                              torch::optim::AdamOptions(2e-4).betas({0.5, 0.5}));
   std::ofstream log(folder + "/losses.txt", std::ios::app);
-  log.precision(10);
+  log.precision(17);
   int64_t step = 0;
   while (step < steps) {
     for (auto& batch : *loader) {

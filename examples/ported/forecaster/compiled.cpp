@@ -57,11 +57,11 @@ int main(int argc, char** argv) {
   ts::fully_shard(model);
   auto loader = ts::data::make_data_loader<torch::data::samplers::SequentialSampler>(
       Waves().map(torch::data::transforms::Stack<>()), 16);
-  ts::optim::Adam optimizer(model->parameters(), {.lr = 3e-3});
+  torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(3e-3));
   auto compiled_step = ts::compile(train_step);
   torch::optim::StepLR scheduler(optimizer, 10, 0.9);
   std::ofstream log(ts::get_rank() == 0 ? folder + "/losses.txt" : "/dev/null", std::ios::app);
-  log.precision(10);
+  log.precision(17);
   ts::TrainingState state{model, optimizer, scheduler, loader};
   state.load(folder);
   int64_t& step = state.step;

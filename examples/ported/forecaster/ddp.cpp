@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
   torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(3e-3));
   torch::optim::StepLR scheduler(optimizer, 10, 0.9);
   std::ofstream log(ts::get_rank() == 0 ? folder + "/losses.txt" : "/dev/null", std::ios::app);
-  log.precision(10);
+  log.precision(17);
   int64_t step = 0;
   while (step < steps) {
     for (auto& batch : *loader) {

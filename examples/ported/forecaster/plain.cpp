@@ -56,7 +56,7 @@ int main(int argc, char** argv) {
   torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(3e-3));
   torch::optim::StepLR scheduler(optimizer, 10, 0.9);
   std::ofstream log(folder + "/losses.txt", std::ios::app);
-  log.precision(10);
+  log.precision(17);
   int64_t step = 0;
   while (step < steps) {
     for (auto& batch : *loader) {

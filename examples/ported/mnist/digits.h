@@ -1,6 +1,7 @@
 // MNIST in its file format (IDX). Where a folder has no such files, digits are drawn and written in this format.
 #pragma once
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -12,7 +13,7 @@ class Digits : public torch::data::datasets::Dataset<Digits> {
  public:
   explicit Digits(const std::string& folder) {
     const auto images = folder + "/train-images-idx3-ubyte", labels = folder + "/train-labels-idx1-ubyte";
-    if (!std::filesystem::exists(labels)) draw(images, labels, 640);
+    if (!std::filesystem::exists(labels)) draw(images, labels, 1000);
     images_ = read(images, 3).to(torch::kFloat).unsqueeze(1) / 255;
     labels_ = read(labels, 1).to(torch::kLong);
   }
@@ -24,13 +25,14 @@ class Digits : public torch::data::datasets::Dataset<Digits> {
  private:
   // An IDX file: 0, 0, 8 (bytes), number of dims, the sizes as big-endian int32, the bytes.
   static void write(const std::string& path, const torch::Tensor& t) {
-    std::ofstream out(path + ".new", std::ios::binary);
+    const auto unfinished = path + "." + std::to_string(getpid());  // several processes may write the same file
+    std::ofstream out(unfinished, std::ios::binary);
     out.put(0).put(0).put(8).put(static_cast<char>(t.dim()));
     for (const int64_t size : t.sizes())
       for (int shift = 24; shift >= 0; shift -= 8) out.put(static_cast<char>(size >> shift));
     out.write(static_cast<const char*>(t.data_ptr()), t.numel());
     out.close();
-    std::filesystem::rename(path + ".new", path);
+    std::filesystem::rename(unfinished, path);
   }
   static torch::Tensor read(const std::string& path, int64_t dims) {
     std::ifstream in(path, std::ios::binary);

@@ -47,10 +47,10 @@ int main(int argc, char** argv) {
   ts::fully_shard(model);
   auto loader = ts::data::make_data_loader<torch::data::samplers::SequentialSampler>(
       Digits(folder).map(torch::data::transforms::Normalize<>(0.1307, 0.3081)).map(torch::data::transforms::Stack<>()),
-      torch::data::DataLoaderOptions(64).workers(2));
+      torch::data::DataLoaderOptions(64).workers(1));
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.5));
   std::ofstream log(ts::get_rank() == 0 ? folder + "/losses.txt" : "/dev/null", std::ios::app);
-  log.precision(10);
+  log.precision(17);
   ts::TrainingState state{model, optimizer, loader};
   state.load(folder);
   int64_t& step = state.step;

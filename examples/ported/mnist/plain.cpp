@@ -42,10 +42,10 @@ int main(int argc, char** argv) {
   Net model;
   auto loader = torch::data::make_data_loader<torch::data::samplers::SequentialSampler>(
       Digits(folder).map(torch::data::transforms::Normalize<>(0.1307, 0.3081)).map(torch::data::transforms::Stack<>()),
-      torch::data::DataLoaderOptions(64).workers(2));
+      torch::data::DataLoaderOptions(64).workers(1));
   torch::optim::SGD optimizer(model->parameters(), torch::optim::SGDOptions(0.01).momentum(0.5));
   std::ofstream log(folder + "/losses.txt", std::ios::app);
-  log.precision(10);
+  log.precision(17);
   int64_t step = 0;
   while (step < steps) {
     for (auto& batch : *loader) {

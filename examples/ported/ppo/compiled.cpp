@@ -79,10 +79,10 @@ int main(int argc, char** argv) {
   ActorCritic model;
   ActorCritic target;
   ts::fully_shard(model);
-  ts::optim::Adam optimizer(model->parameters(), {.lr = 1e-2});
+  torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(1e-2));
   auto compiled_step = ts::compile(train_step);
   std::ofstream log(ts::get_rank() == 0 ? folder + "/losses.txt" : "/dev/null", std::ios::app);
-  log.precision(10);
+  log.precision(17);
   const int64_t count = kEnvironments / ts::get_world_size(), first = ts::get_rank() * count;
   ts::TrainingState state{model, target, optimizer};
   state.load(folder);

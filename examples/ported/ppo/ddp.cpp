@@ -79,7 +79,7 @@ int main(int argc, char** argv) {
   ActorCritic target;
   torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(1e-2));
   std::ofstream log(tessera::get_rank() == 0 ? folder + "/losses.txt" : "/dev/null", std::ios::app);
-  log.precision(10);
+  log.precision(17);
   const int64_t count = kEnvironments / tessera::get_world_size(), first = tessera::get_rank() * count;
   for (int64_t step = 0; step < steps; step++) {
     // The actors play with the target network, which follows the model slowly.

@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
   ts::fully_shard(model);
   torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(1e-2));
   std::ofstream log(ts::get_rank() == 0 ? folder + "/losses.txt" : "/dev/null", std::ios::app);
-  log.precision(10);
+  log.precision(17);
   const int64_t count = kEnvironments / ts::get_world_size(), first = ts::get_rank() * count;
   ts::TrainingState state{model, target, optimizer};
   state.load(folder);

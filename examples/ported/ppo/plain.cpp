@@ -77,7 +77,7 @@ int main(int argc, char** argv) {
   ActorCritic target;
   torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(1e-2));
   std::ofstream log(folder + "/losses.txt", std::ios::app);
-  log.precision(10);
+  log.precision(17);
   const int64_t first = 0, count = kEnvironments;
   for (int64_t step = 0; step < steps; step++) {
     // The actors play with the target network, which follows the model slowly.

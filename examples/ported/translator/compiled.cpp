@@ -64,11 +64,11 @@ int main(int argc, char** argv) {
   ts::fully_shard(model);
   auto loader = ts::data::make_data_loader<torch::data::samplers::SequentialSampler>(
       Sentences().map(torch::data::transforms::Stack<>()), 16);
-  ts::optim::AdamW optimizer(model->parameters(), {.lr = 2e-3});
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(2e-3));
   auto compiled_step = ts::compile(train_step);
   torch::optim::StepLR scheduler(optimizer, 10, 0.8);
   std::ofstream log(ts::get_rank() == 0 ? folder + "/losses.txt" : "/dev/null", std::ios::app);
-  log.precision(10);
+  log.precision(17);
   ts::TrainingState state{model, optimizer, scheduler, loader};
   state.load(folder);
   int64_t& step = state.step;

@@ -68,7 +68,7 @@ int main(int argc, char** argv) {
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(2e-3));
   torch::optim::StepLR scheduler(optimizer, 10, 0.8);
   std::ofstream log(ts::get_rank() == 0 ? folder + "/losses.txt" : "/dev/null", std::ios::app);
-  log.precision(10);
+  log.precision(17);
   ts::TrainingState state{model, optimizer, scheduler, loader};
   state.load(folder);
   int64_t& step = state.step;

@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(2e-3));
   torch::optim::StepLR scheduler(optimizer, 10, 0.8);
   std::ofstream log(folder + "/losses.txt", std::ios::app);
-  log.precision(10);
+  log.precision(17);
   int64_t step = 0;
   while (step < steps) {
     for (auto& batch : *loader) {
