@@ -100,4 +100,5 @@ int main(int argc, char** argv) {
     }
   }
   tessera::destroy();
+  return 0;
 }

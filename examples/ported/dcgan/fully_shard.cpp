@@ -108,4 +108,5 @@ int main(int argc, char** argv) {
     }
   }
   ts::destroy();
+  return 0;
 }

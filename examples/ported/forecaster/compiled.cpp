@@ -75,4 +75,5 @@ int main(int argc, char** argv) {
     }
   }
   ts::destroy();
+  return 0;
 }

@@ -71,4 +71,5 @@ int main(int argc, char** argv) {
     }
   }
   ts::destroy();
+  return 0;
 }

@@ -59,4 +59,5 @@ int main(int argc, char** argv) {
     }
   }
   ts::destroy();
+  return 0;
 }

@@ -111,4 +111,5 @@ int main(int argc, char** argv) {
       target->parameters()[i].lerp_(ts::DTensor(model->parameters()[i]).full_tensor(), 0.5);
   }
   ts::destroy();
+  return 0;
 }

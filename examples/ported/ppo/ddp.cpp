@@ -104,4 +104,5 @@ int main(int argc, char** argv) {
     for (size_t i = 0; i < target->parameters().size(); i++) target->parameters()[i].lerp_(model->parameters()[i], 0.5);
   }
   tessera::destroy();
+  return 0;
 }

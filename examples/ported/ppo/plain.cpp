@@ -101,4 +101,5 @@ int main(int argc, char** argv) {
     const torch::NoGradGuard no_grad;
     for (size_t i = 0; i < target->parameters().size(); i++) target->parameters()[i].lerp_(model->parameters()[i], 0.5);
   }
+  return 0;
 }

@@ -77,4 +77,5 @@ int main(int argc, char** argv) {
     }
   }
   ts::destroy();
+  return 0;
 }

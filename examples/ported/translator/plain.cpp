@@ -74,4 +74,5 @@ int main(int argc, char** argv) {
       log << step++ << " " << loss.item<double>() << std::endl;
     }
   }
+  return 0;
 }

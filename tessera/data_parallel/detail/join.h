@@ -40,7 +40,7 @@ class Join {
   // Of an active rank. Throws UsageError on all ranks if other active ranks announce another phase, or if a rank has
   // joined and throw_on_early_termination is set.
   void announce(Phase phase);
-  // Of a rank that has joined. Returns the phase of the active ranks; Joined if there are none left.
+  // Of a rank that has joined. Returns the phase of the active ranks; Joined if no rank is active.
   Phase shadow();
 
   // After announce() or shadow(): the number of active ranks, and the last one.

@@ -74,7 +74,9 @@ class SubstituteOf final : public Torch, public SubstituteOptimizer {
   static TorchOptions& options_of(AnyOptimizer& optimizer, size_t group) {
     return static_cast<TorchOptions&>(optimizer.param_groups().at(group).options());
   }
-  static int64_t steps_of(const Seen& seen) { return static_cast<int64_t>(*seen.step.template const_data_ptr<float>()); }
+  static int64_t steps_of(const Seen& seen) {
+    return static_cast<int64_t>(*seen.step.template const_data_ptr<float>());
+  }
 
   bool has_same_parameters() const {
     const auto& groups = original_.param_groups();
@@ -82,8 +84,8 @@ class SubstituteOf final : public Torch, public SubstituteOptimizer {
       const auto is_same = [](const at::Tensor& p, const at::Tensor& q) { return p.is_same(q); };
       return std::equal(a.params().begin(), a.params().end(), b.params().begin(), b.params().end(), is_same);
     };
-    return own_ && std::equal(groups.begin(), groups.end(), this->param_groups_.begin(), this->param_groups_.end(),
-                              same_group);
+    return own_ &&
+           std::equal(groups.begin(), groups.end(), this->param_groups_.begin(), this->param_groups_.end(), same_group);
   }
   void take_over_parameters() {
     std::vector<typename Own::Group> groups;
@@ -188,7 +190,7 @@ torch::optim::Optimizer& SubstituteOptimizers::of(torch::optim::Optimizer& optim
   return substitute->as_torch();
 }
 
-void SubstituteOptimizers::write_originals() {
+void SubstituteOptimizers::write_back() {
   for (auto* substitute : std::exchange(in_call_, {})) substitute->write_original();
 }
 

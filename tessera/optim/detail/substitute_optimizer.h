@@ -42,8 +42,8 @@ class SubstituteOptimizers {
     return static_cast<T&>(of(static_cast<torch::optim::Optimizer&>(optimizer)));
   }
   void start_call() { in_call_.clear(); }
-  // After a call: the originals that of() was called for since start_call() get what has changed.
-  void write_originals();
+  // After a call: the optimizers that of() was called for since start_call() get what has changed.
+  void write_back();
 
  private:
   struct Entry {

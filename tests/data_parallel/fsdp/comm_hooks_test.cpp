@@ -1,5 +1,5 @@
-// Comm hooks of FullyShardedDataParallel and custom collectives of fully_shard: gradients are those without them, and the
-// hooks get what PyTorch's get.
+// Comm hooks of FullyShardedDataParallel and custom collectives of fully_shard: gradients are those without them, and
+// the hooks get what PyTorch's get.
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/testing/expect_error.h"
@@ -82,8 +82,8 @@ TEST(FSDPCommHooks, WrongHooks) {
     EXPECT_ERROR(UsageError, fsdp->register_comm_hook(0, plain_hook), "hook(state, grad, output)");
     fsdp->register_comm_hook(0, sharded_hook);
     EXPECT_ERROR(UsageError, fsdp->register_comm_hook(0, sharded_hook), "already");
-    FullyShardedDataParallel whole(mlp(), {.sharding_strategy = ShardingStrategy::NoShard});
-    EXPECT_ERROR(UsageError, whole->register_comm_hook(0, sharded_hook), "NO_SHARD", "hook(state, grad)");
+    FullyShardedDataParallel unsharded(mlp(), {.sharding_strategy = ShardingStrategy::NoShard});
+    EXPECT_ERROR(UsageError, unsharded->register_comm_hook(0, sharded_hook), "NO_SHARD", "hook(state, grad)");
     FullyShardedDataParallel hybrid(
         mlp(), {.device_mesh = me.mesh({2, 1}, {"r", "s"}), .sharding_strategy = ShardingStrategy::HybridShard});
     EXPECT_ERROR(UsageError, hybrid->register_comm_hook(0, sharded_hook), "hook(state, grad)");
@@ -121,9 +121,9 @@ TEST(FSDPCommHooks, CustomCollectivesOfFullyShard) {
         const auto train = [&](MLP& model) {
           for (int64_t pass = 0; pass < 2; pass++) model(data[me.rank + pass * n]).pow(2).mean().backward();
         };
-        const FullyShardOptions options{
-            .mesh = me.mesh({n}, {"fsdp"}),
-            .shard_placement_fn = [&](const at::Tensor& p) { return std::optional(std::min(dim, p.dim() - 1)); }};
+        const FullyShardOptions options{.mesh = me.mesh({n}, {"fsdp"}), .shard_placement_fn = [&](const at::Tensor& p) {
+                                          return std::optional(std::min(dim, p.dim() - 1));
+                                        }};
         auto plain = clone(start), model = clone(start);
         fully_shard(plain, options);
         fully_shard(model, options);

@@ -8,8 +8,8 @@ namespace tessera::compiler {
 namespace detail {
 
 template <class T>
-inline constexpr bool needs_substitute = std::is_base_of_v<torch::optim::Optimizer, T> &&
-                                         !std::is_base_of_v<OptimizerAccess, T> && !std::is_const_v<T>;
+inline constexpr bool needs_substitute =
+    std::is_base_of_v<torch::optim::Optimizer, T> && !std::is_base_of_v<OptimizerAccess, T> && !std::is_const_v<T>;
 
 template <class T>
 T& substitute_for(optim::detail::SubstituteOptimizers& substitutes, T& value) {
@@ -30,10 +30,10 @@ auto with_substitutes(optim::detail::SubstituteOptimizers& substitutes, F f, Arg
     substitutes.start_call();
     if constexpr (std::is_void_v<decltype(f(args...))>) {
       f(detail::substitute_for(substitutes, args)...);
-      substitutes.write_originals();
+      substitutes.write_back();
     } else {
       auto result = f(detail::substitute_for(substitutes, args)...);
-      substitutes.write_originals();
+      substitutes.write_back();
       return result;
     }
   }
