@@ -87,7 +87,7 @@ std::string placements_of(const at::Tensor& t) {
   return text;
 }
 
-int64_t ranks_of(const PlannedMesh& axes) {
+int64_t ranks_of_axes(const PlannedMesh& axes) {
   int64_t ranks = 1;
   for (const auto& [name, size] : axes) {
     TESSERA_CHECK(size >= 1, UsageError, "plan: axis '", name, "' has size ", size, "; use at least 1");
@@ -104,7 +104,7 @@ int64_t ranks_of(const PlannedMesh& axes) {
 namespace train::planning {
 
 struct StepRecorder::State {
-  explicit State(PlannedMesh given) : axes(std::move(given)), world(ranks_of(axes)) {
+  explicit State(PlannedMesh given) : axes(std::move(given)), world(ranks_of_axes(axes)) {
     std::vector<int64_t> shape;
     std::vector<std::string> names;
     for (const auto& [name, size] : axes) shape.push_back(size), names.push_back(name);
@@ -125,7 +125,7 @@ void StepRecorder::parallelize(torch::nn::Module& module, const Plan& tensor_par
   const auto& mesh = state_->mesh;
   if (state_->has("tp")) parallelize_module(module, mesh["tp"], tensor_parallel, {.src_data_rank = std::nullopt});
   if (!state_->has("fsdp")) return;
-  fully_shard(module, {.mesh = state_->has("dp") ? mesh[{"dp", "fsdp"}] : mesh["fsdp"]});
+  fully_shard(module, {.mesh = state_->has("dp") ? mesh[std::vector<std::string>{"dp", "fsdp"}] : mesh["fsdp"]});
 }
 
 std::optional<DeviceMesh> StepRecorder::replicas() const {

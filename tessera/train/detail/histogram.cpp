@@ -21,7 +21,7 @@ at::Tensor counted_values(const at::Tensor& t) {
   auto values = tessera::detail::local_or_self(t).detach().reshape({-1});
   if (is_dtensor(t)) {
     const auto& spec = DTensor(t).spec();
-    const auto& coordinate = *spec.mesh.get_coordinate();
+    const auto coordinate = *spec.mesh.get_coordinate();
     for (size_t i = 0; i < spec.placements.size(); i++)
       if (!spec.placements[i].is_sharded() && coordinate[i] != 0) values = values.narrow(0, 0, 0);
   }
