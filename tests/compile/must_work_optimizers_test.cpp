@@ -180,7 +180,7 @@ void expect_torch_optimizer_works(const Options& options, const char* name) {
 TEST(MustWork, OptimizersOfTorch) {
   namespace to = torch::optim;
   expect_torch_optimizer_works<to::SGD>(to::SGDOptions(0.1), "SGD");
-  expect_torch_optimizer_works<to::SGD>(to::SGDOptions(0.1).momentum(0.9).dampening(0.5), "SGD with momentum");
+  expect_torch_optimizer_works<to::SGD>(to::SGDOptions(0.1).momentum(0.9).nesterov(true), "SGD with momentum");
   expect_torch_optimizer_works<to::Adam>(to::AdamOptions(0.1).amsgrad(true), "Adam");
   expect_torch_optimizer_works<to::AdamW>(to::AdamWOptions(0.1), "AdamW");
   expect_torch_optimizer_works<to::RMSprop>(to::RMSpropOptions(0.01).momentum(0.5).centered(true), "RMSprop");

@@ -2,6 +2,7 @@
 // the hooks get what PyTorch's get.
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/expect_error.h"
 #include "tests/fixtures/data_parallel.h"
 
