@@ -78,7 +78,7 @@ TEST(StepPlan, ParametersAndMemory) {
   const auto planned = plan(make_planned, {{"fsdp", 2}, {"tp", 2}}, planned_tp(), torch::ones({3, 6}));
   ASSERT_EQ(planned.parameters.size(), 4u);
   EXPECT_EQ(planned.parameters[0].name, "up.weight");
-  EXPECT_EQ(planned.parameters[0].placements, "fsdp S(0), tp S(0)");
+  EXPECT_EQ(planned.parameters[0].placements, "fsdp SS(0,2), tp S(0)");
   EXPECT_EQ(planned.parameters[0].local_sizes, (std::vector<int64_t>{2, 6}));
   const int64_t bytes = 4 * (2 * 6 + 2 + 3 * 4 + 3);  // rank 0 has 3 of the 5 rows of down
   EXPECT_EQ(planned.memory[0], (train::PlannedMemory{"parameters", bytes}));
@@ -86,7 +86,7 @@ TEST(StepPlan, ParametersAndMemory) {
   EXPECT_GT(planned.memory[3].bytes, 0);
   std::ostringstream text;
   text << planned;
-  for (const char* part : {"Mesh fsdp=2 tp=2", "down.bias", "all_gather", "saved for backward", "total"})
+  for (const char* part : {"Mesh fsdp=2 tp=2", "down.bias", "allgather_base", "saved for backward", "total"})
     EXPECT_CONTAINS(text.str(), part);
   EXPECT_ERROR(UsageError, plan(make_planned, {{"xy", 2}}, {}, torch::ones({3, 6})), "axis 'xy'", "dp, fsdp and tp");
 }
