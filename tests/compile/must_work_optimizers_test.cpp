@@ -133,8 +133,8 @@ Tensors torch_optimizer_values(torch::optim::Optimizer& optimizer) {
   return all;
 }
 
-// An argument: the calls, and eager steps between them, are those of the optimizer itself. Its step in a program is that
-// of tessera::optim, which rounds as PyTorch does in Python, so bits may differ.
+// An argument: the calls, and eager steps between them, are those of the optimizer itself. Its step in a program is
+// that of tessera::optim, which rounds as PyTorch does in Python, so bits may differ.
 template <class Optimizer, class Options>
 void expect_torch_optimizer_works(const Options& options, const char* name) {
   SCOPED_TRACE(name);

@@ -1,5 +1,5 @@
-// DistributedDataParallel::join: ranks with different numbers of batches. tests/parity/data_parallel_test.cpp compares it
-// with PyTorch's.
+// DistributedDataParallel::join: ranks with different numbers of batches. tests/parity/data_parallel_test.cpp compares
+// it with PyTorch's.
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/nn/modules.h"
 #include "tessera/optim/sgd.h"
@@ -25,7 +25,8 @@ struct JoinNetImpl : torch::nn::Module {
 TESSERA_MODULE(JoinNet);
 
 at::Tensor join_batch(int64_t rank, int64_t step) {
-  return torch::cos(torch::arange(20).view({5, 4}) * (1.0 + static_cast<double>(rank) + 0.3 * static_cast<double>(step)));
+  return torch::cos(torch::arange(20).view({5, 4}) *
+                    (1.0 + static_cast<double>(rank) + 0.3 * static_cast<double>(step)));
 }
 int64_t batches_of(int64_t rank) { return 2 * rank; }  // rank 0 has none
 

@@ -16,8 +16,8 @@ struct WordsImpl : torch::nn::Module {
   explicit WordsImpl(bool only_embedding, bool bag = false) {
     const auto table = torch::sin(torch::arange(40).view({10, 4}) * 1.7);
     if (bag)
-      words_bag = register_module("words", torch::nn::EmbeddingBag(
-                                               torch::nn::EmbeddingBagOptions(10, 4).mode(torch::kSum).sparse(true)));
+      words_bag = register_module(
+          "words", torch::nn::EmbeddingBag(torch::nn::EmbeddingBagOptions(10, 4).mode(torch::kSum).sparse(true)));
     else
       words = register_module("words", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 4).sparse(true)));
     if (!only_embedding) linear = register_module("linear", torch::nn::Linear(4, 1));

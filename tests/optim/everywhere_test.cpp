@@ -229,13 +229,15 @@ template <class Model>
 std::vector<double> train_compiled_step(Model& model, TorchOptimizer& optimizer, const SchedulerCase& scheduler,
                                         const std::function<at::Tensor(const at::Tensor&)>& part,
                                         const std::function<double(const at::Tensor&)>& mean) {
-  auto step = compile([](Model& m, TorchOptimizer& o, const at::Tensor& x, const at::Tensor& y) {
-    o.zero_grad();
-    auto loss = torch::mse_loss(m(x), y);
-    loss.backward();
-    o.step();
-    return loss.detach();
-  }, {.codegen = false});
+  auto step = compile(
+      [](Model& m, TorchOptimizer& o, const at::Tensor& x, const at::Tensor& y) {
+        o.zero_grad();
+        auto loss = torch::mse_loss(m(x), y);
+        loss.backward();
+        o.step();
+        return loss.detach();
+      },
+      {.codegen = false});
   const auto after_step = scheduler.make(optimizer);
   std::vector<double> trace;
   for (int i = 0; i < kSteps; i++) {

@@ -90,7 +90,8 @@ const DataParallelCase kDataParallelCases[] = {
     {.name = "replicate no_sync view", .view = true, .replicate = true, .passes = 2},
     {.name = "replicate bf16", .replicate = true, .hook = "bf16"},
     {.name = "join", .ranks = {2, 4}, .join = "all"},
-    {.name = "join active unused view", .unused = true, .view = true, .join = "active"},
+    // Without find_unused_parameters: PyTorch's rank that has joined repeats which parameters its last batch used.
+    {.name = "join active view", .view = true, .join = "active"},
     {.name = "join bf16", .hook = "bf16", .join = "all"},
     {.name = "sparse", .model = "sparse", .ranks = {2, 4}},
     {.name = "sparse no_sync", .model = "sparse", .passes = 2},
@@ -138,10 +139,10 @@ Message make_request() {
       return one;
     };
     for (const std::string what : {"/inputs", "/targets"})
-      request.tensors[c.name + what] = c.model == "sparse" && what == "/inputs"
-                                           ? torch::randint(13, shape({5}), torch::kLong)
-                                       : c.model == "gpt2" ? torch::randint(kGpt.vocab_size, shape({2, 7}), torch::kLong)
-                                                         : torch::randn(shape({5, 6}));
+      request.tensors[c.name + what] =
+          c.model == "sparse" && what == "/inputs" ? torch::randint(13, shape({5}), torch::kLong)
+          : c.model == "gpt2"                      ? torch::randint(kGpt.vocab_size, shape({2, 7}), torch::kLong)
+                                                   : torch::randn(shape({5, 6}));
     if (c.model == "gpt2")
       add_weights(c.name, *models::GPT2(kGpt));
     else if (c.model == "sparse")

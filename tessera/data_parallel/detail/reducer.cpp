@@ -357,8 +357,8 @@ void Reducer::copy_to_bucket(size_t i) {
 void Reducer::fail_in(size_t bucket, const CommError& error) {
   in_pass_ = false;
   TESSERA_FAIL(CommError, "backward pass ", passes_, ", gradients of ",
-               join_names(names(plan_.empty() ? Bucket() : plan_[std::min(bucket, plan_.size() - 1)])), ": ", error.what_without_backtrace(),
-               stopped_ranks_.describe());
+               join_names(names(plan_.empty() ? Bucket() : plan_[std::min(bucket, plan_.size() - 1)])), ": ",
+               error.what_without_backtrace(), stopped_ranks_.describe());
 }
 
 // Every rank starts buckets in the same order, whatever the order in which gradients become ready.

@@ -102,10 +102,10 @@ void Replica::check_agreement() const {
 
 void Replica::make_reducer() {
   if (mode_ == ReducerMode::Buckets) {
-    reducer_ = Reducer::make(parameters_, group_,
-                             {limits_from(what_, options_), options_.find_unused_parameters,
-                              options_.gradient_as_bucket_view, options_.static_graph, options_.uneven_accumulation,
-                              sparse_});
+    reducer_ =
+        Reducer::make(parameters_, group_,
+                      {limits_from(what_, options_), options_.find_unused_parameters, options_.gradient_as_bucket_view,
+                       options_.static_graph, options_.uneven_accumulation, sparse_});
     if (hook_) reducer_->set_hook(hook_);
     if (step_) reducer_->set_step(step_);
     return;
@@ -121,9 +121,10 @@ void Replica::set_requires_gradient_sync(bool sync) {
 
 void Replica::before_forward() {
   if (torch::autograd::get_current_graph_task_id() != -1) return;  // activation checkpointing runs forward again
-  TESSERA_CHECK(sparse_.empty() || !compiling(), UsageError, what_,
-                ": the module has an embedding with sparse(true). A compiled step needs gradients of fixed size: create ",
-                "the embedding with sparse(false), or do not compile the step");
+  TESSERA_CHECK(
+      sparse_.empty() || !compiling(), UsageError, what_,
+      ": the module has an embedding with sparse(true). A compiled step needs gradients of fixed size: create ",
+      "the embedding with sparse(false), or do not compile the step");
   if (mode_ == ReducerMode::PerParameter && !per_parameter_ && !compiling()) mode_ = ReducerMode::Buckets;
   const bool joins = join_ && sync_ && c10::GradMode::is_enabled();
   if (joins) join_->announce(Join::Phase::Forward);
