@@ -320,6 +320,44 @@ foreach(example ${examples})
                        ENVIRONMENT "${test_environment}")
 endforeach()
 
+# LibTorch programs and their versions for several ranks (examples/ported): counts the changed lines and compares losses.
+# plain.cpp is a program without Tessera. The other versions of a folder are one program, each version in a namespace:
+# headers take most of the time of a compilation. Its first argument is the version.
+if(TARGET tessera_program AND PYTHON3 AND NOT TESSERA_SANITIZE)
+  file(GLOB ported CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/examples/ported/*/plain.cpp)
+  foreach(plain ${ported})
+    get_filename_component(folder ${plain} DIRECTORY)
+    get_filename_component(name ${folder} NAME)
+    set(text "")
+    set(calls "")
+    foreach(version ddp fully_shard compiled)
+      tessera_read_includes(${folder}/${version}.cpp)
+      list(JOIN includes "\n" includes)
+      string(PREPEND text "${includes}\n")
+      string(APPEND text "namespace ${version} {\n#include \"${folder}/${version}.cpp\"\n}\n")
+      string(APPEND calls "  if (version == \"${version}\") return ${version}::main(argc - 1, argv + 1);\n")
+    endforeach()
+    string(APPEND text "int main(int argc, char** argv) {\n  const std::string version = argc > 1 ? argv[1] : \"\";\n"
+                       "${calls}  return 2;\n}\n")
+    file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/ported/${name}.cpp CONTENT "${text}" @ONLY)
+    add_executable(ported_${name} ${CMAKE_BINARY_DIR}/ported/${name}.cpp)
+    target_link_libraries(ported_${name} PRIVATE tessera_train)
+    add_executable(ported_${name}_plain ${plain})
+    target_link_libraries(ported_${name}_plain PRIVATE Tessera::torch)
+    foreach(target ported_${name} ported_${name}_plain)
+      tessera_our_code(${target})
+      target_include_directories(${target} PRIVATE ${folder})
+      target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Og>)
+      set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/ported)
+    endforeach()
+    add_test(NAME examples.ported.${name}
+             COMMAND ${PYTHON3} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_ported.py --tessera $<TARGET_FILE:tessera_program>
+                     --programs ${CMAKE_BINARY_DIR}/bin/ported ${folder})
+    set_tests_properties(examples.ported.${name} PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS soak
+                         ENVIRONMENT "${test_environment}")
+  endforeach()
+endif()
+
 # A process with Python's autograd engine in it is refused.
 if(tessera_torch_python AND NOT TESSERA_SANITIZE)
   add_library(python_refused_probe SHARED tests/python_refused/probe.cpp)

@@ -418,13 +418,20 @@ SelftestFaults parse_selftest_fault(const std::string& text) {
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), number);
     return error == std::errc() && end == part.data() + part.size() && number >= 0;
   };
-  const auto dash = text.find('-');
-  bool ok = text.empty();
-  if (text.starts_with("wrong:")) ok = read(std::string_view(text).substr(6), faults.wrong_rank);
-  if (text.starts_with("slow:") && dash != std::string::npos)
-    ok = read(std::string_view(text).substr(5, dash - 5), faults.slow_from) &&
-         read(std::string_view(text).substr(dash + 1), faults.slow_to) && faults.slow_from < faults.slow_to;
-  TESSERA_CHECK(ok, UsageError, "--plant '", text, "': write wrong:RANK, or slow:RANK-RANK with the lower rank first");
+  const auto read_one = [&](std::string_view fault) {
+    const auto dash = fault.find('-');
+    if (fault.starts_with("wrong:")) return read(fault.substr(6), faults.wrong_rank);
+    if (!fault.starts_with("slow:") || dash == std::string::npos) return false;
+    return read(fault.substr(5, dash - 5), faults.slow_from) && read(fault.substr(dash + 1), faults.slow_to) &&
+           faults.slow_from < faults.slow_to;
+  };
+  std::string_view left = text;
+  while (!left.empty()) {
+    const auto comma = std::min(left.find(','), left.size());
+    TESSERA_CHECK(read_one(left.substr(0, comma)), UsageError, "--plant '", text,
+                  "': write wrong:RANK, slow:RANK-RANK with the lower rank first, or both with a comma between them");
+    left.remove_prefix(std::min(comma + 1, left.size()));
+  }
   return faults;
 }
 

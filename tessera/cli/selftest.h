@@ -22,7 +22,7 @@ struct SelftestFaults {
   int64_t wrong_rank = -1;               // sends a wrong value
   int64_t slow_from = -1, slow_to = -1;  // a link with 50 ms of delay
 };
-// Parses "wrong:2" and "slow:1-2". Throws UsageError for other text.
+// Parses "wrong:2", "slow:1-2" and "wrong:2,slow:1-2". Throws UsageError for other text.
 SelftestFaults parse_selftest_fault(const std::string& text);
 
 // Runs all checks. All ranks call it.

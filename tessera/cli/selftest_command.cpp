@@ -145,7 +145,7 @@ void add_selftest_command(CLI::App& app) {
       ->capture_default_str();
   command->add_flag("--nccl", arguments->nccl, "Also over nccl, with one rank per CUDA device");
   command->add_option("--plant", arguments->plant,
-                      "Plant a fault that the test must find: wrong:RANK or slow:RANK-RANK");
+                      "Plant faults that the test must find: wrong:RANK and slow:RANK-RANK");
   command->add_option("-o,--output", arguments->file, "File for the report")->capture_default_str();
   command->footer(
       "Examples:\n  tessera selftest                     # this host: threads, shm and gloo\n"

@@ -1,6 +1,8 @@
 #pragma once
+#include "tessera/base/reduce_op.h"
 #include "tessera/base/visit.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/work.h"
 
 #include <ATen/core/ivalue.h>
 
@@ -117,6 +119,51 @@ struct PowerSGDState {
 // The values are those of PyTorch's powerSGD_hook.
 // Example:  ddp->register_comm_hook(std::make_shared<PowerSGDState>(), powerSGD_hook);
 BucketResult powerSGD_hook(const std::shared_ptr<PowerSGDState>& state, GradBucket& bucket);  // NOLINT: PyTorch's name
+
+// ---- hooks of FSDP
+
+// Replaces the all-gather of fully_shard: FSDPModule::set_custom_all_gather (PyTorch: AllGather).
+class AllGather {
+ public:
+  virtual ~AllGather() = default;
+  // The memory for `output`.
+  virtual at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options);
+  // Starts to write the inputs of all ranks, one after the other, to `output`. An empty Work: it is done.
+  virtual comm::Work operator()(at::Tensor& output, const at::Tensor& input, const comm::Group& group,
+                                bool async_op) = 0;
+};
+
+// Replaces the reduce-scatter of fully_shard: FSDPModule::set_custom_reduce_scatter (PyTorch: ReduceScatter).
+class ReduceScatter {
+ public:
+  virtual ~ReduceScatter() = default;
+  // The memory for `input`.
+  virtual at::Tensor allocate(at::IntArrayRef sizes, const at::TensorOptions& options);
+  // Starts to write the reduction of this rank's part of all inputs to `output`. An empty Work: it is done.
+  virtual comm::Work operator()(at::Tensor& output, const at::Tensor& input, const comm::Group& group, ReduceOp op,
+                                bool async_op) = 0;
+};
+
+// Hooks for FullyShardedDataParallel::register_comm_hook (PyTorch: algorithms._comm_hooks). `grad`: the unsharded
+// gradients of a wrapped module in one 1-D tensor; `output` gets this rank's shard of the mean.
+// Example:  fsdp->register_comm_hook(comm_hooks::DefaultState(group), comm_hooks::bf16_compress_hook);
+namespace comm_hooks {
+
+// The group to reduce over. As in PyTorch, gradients are divided before and after the sum.
+struct DefaultState {
+  // Sets the factors for the size of the group.
+  explicit DefaultState(comm::Group group);
+  comm::Group process_group;                                                  // to reduce over
+  double gradient_predivide_factor = 1.0, gradient_postdivide_factor = 1.0;  // their product is the number of ranks
+};
+// The mean, in place; for ShardingStrategy::NO_SHARD.
+void allreduce_hook(DefaultState& state, at::Tensor& grad);
+// The mean, as without a hook; for sharded strategies. The others communicate in another dtype.
+void reduce_scatter_hook(DefaultState& state, at::Tensor& grad, at::Tensor& output);
+void fp16_compress_hook(DefaultState& state, at::Tensor& grad, at::Tensor& output);
+void bf16_compress_hook(DefaultState& state, at::Tensor& grad, at::Tensor& output);
+
+}  // namespace comm_hooks
 
 // Optimizer step in backward: when the gradients of a bucket are reduced, DDP calls it for each parameter of the bucket
 // and then frees the gradient. Use one optimizer per parameter.

@@ -4,6 +4,7 @@
 #include "tessera/nn/holder.h"
 #include "tessera/placement/detail/tensor_spec.h"
 
+#include <concepts>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -29,9 +30,7 @@ class DistributedDataParallelImpl : public torch::nn::Module, public data_parall
   explicit DistributedDataParallelImpl(H wrapped, const DDPOptions& options = {})
       : torch::nn::Module("DistributedDataParallel"),
         module(std::move(wrapped)),
-        replica_(std::make_shared<data_parallel::Replica>("DistributedDataParallel",
-                                                          data_parallel::parameters_of(*module),
-                                                          data_parallel::buffers_of(*module), options)) {
+        replica_(std::make_shared<data_parallel::Replica>("DistributedDataParallel", *module, options)) {
     register_module("module", module);
   }
 
@@ -48,6 +47,17 @@ class DistributedDataParallelImpl : public torch::nn::Module, public data_parall
   [[nodiscard]] data_parallel::NoSync no_sync() { return data_parallel::NoSync(replica_); }
   // The same as a setting of the following forward passes.
   void set_requires_gradient_sync(bool sync) { replica_->set_requires_gradient_sync(sync); }
+
+  // Runs `body`, the training loop, on ranks with different numbers of batches (PyTorch: with ddp.join()). A rank whose
+  // loop has ended takes part in the reductions of the others, with zeros. At the end all ranks get the parameters and
+  // buffers of the last rank; optimizer state is as each rank left it. All ranks call it. If the body of a rank throws,
+  // its exception leaves join() at once. In the body every forward with synchronization is a collective; a rank may use
+  // no_sync(), and forward passes without gradients, as it likes.
+  //   ddp->join([&] { for (auto& batch : batches) train_step(ddp, optimizer, batch); });
+  template <std::invocable Body>
+  void join(Body&& body, const JoinOptions& options = {}) {
+    replica_->join([&] { body(); }, options);
+  }
 
   // Replaces the all-reduce by hook(state, bucket); see data_parallel/comm_hook.h. At most one hook.
   template <class State, class Hook>

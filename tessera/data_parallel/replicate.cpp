@@ -45,8 +45,7 @@ std::shared_ptr<ReplicateState> find_replicate_state(const Module& module) {
 data_parallel::Replica& replica_of(ReplicateState& state, const Module& module) {
   if (!state.replica) {
     const OpModesOff once;  // setup is not part of a compiled step
-    state.replica.emplace("replicate", data_parallel::parameters_of(module, state.options.ignored_modules),
-                          data_parallel::buffers_of(module, state.options.ignored_modules), state.options, state.mode);
+    state.replica.emplace("replicate", module, state.options, state.options.ignored_modules, state.mode);
     for (auto& hook : state.queued_hooks) state.replica->register_comm_hook(std::move(hook));
     state.queued_hooks.clear();
   }

@@ -39,7 +39,7 @@ class SavedTraining {
 
 // The learning rate at the steepest descent of the smoothed losses, as central differences over equal factors.
 double steepest(const std::vector<double>& lrs, const std::vector<double>& smoothed) {
-  double best = 0, lr = 0;
+  double best = smoothed.empty() ? 0 : -1e-9 * std::abs(smoothed[0]), lr = 0;  // a constant loss has rounding errors
   for (size_t i = 1; i + 1 < smoothed.size(); i++)
     if (const double slope = (smoothed[i + 1] - smoothed[i - 1]) / 2; slope < best) {
       best = slope;

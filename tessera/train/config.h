@@ -114,7 +114,9 @@ struct MetricsOptions {
   std::string output = "";  // output folder; empty: nothing is written
   int64_t log_every = 10;   // steps between log lines
   bool tensorboard = true;  // writes TensorBoard event files
-  double peak_tflops = 0;   // peak of a rank's device, for MFU; 0: looked up by device name
+  // Steps between histograms of weights and gradients in TensorBoard; 0: none.
+  int64_t histograms_every = 0;
+  double peak_tflops = 0;  // peak of a rank's device, for MFU; 0: looked up by device name
   // Memberwise.
   bool operator==(const MetricsOptions&) const = default;
 };

@@ -1,14 +1,22 @@
 #pragma once
+#include "tessera/data_parallel/distributed_data_parallel.h"
+#include "tessera/nn/deferred_init.h"
+#include "tessera/tensor_parallel/plan.h"
 #include "tessera/train/config.h"
 #include "tessera/train/detail/metrics.h"
 
+#include <concepts>
+#include <functional>
 #include <iosfwd>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-// Predicts memory and communication of a training run from its config, for any number of ranks, in one process.
+// Predicts memory and communication for any number of ranks, in one process: plan_training() of a training run from its
+// config, tessera::plan() of a module of yours. tessera::report() measures a step of yours on real ranks.
 namespace tessera::train {
 
 // A parameter and its local shard on rank 0, or on the first rank of the pipeline that has it.
@@ -93,3 +101,82 @@ TrainPlan plan_training(const TrainConfig& config, int64_t ranks);
 std::ostream& operator<<(std::ostream& out, const TrainPlan& plan);
 
 }  // namespace tessera::train
+
+namespace tessera {
+
+// Axes of a mesh and their sizes, outermost first: {{"dp", 2}, {"fsdp", 4}, {"tp", 2}}.
+using PlannedMesh = std::vector<std::pair<std::string, int64_t>>;
+
+// One training step of a module on a mesh, as rank 0 sees it. plan() makes it.
+struct StepPlan {
+  PlannedMesh mesh;                                 // the input
+  std::vector<train::PlannedParameter> parameters;  // in the order of named_parameters()
+  std::vector<train::PlannedTraffic> traffic;       // of one step, from the second step on
+  std::vector<train::PlannedMemory> memory;         // of rank 0, which has the largest local shards
+  // Totals per mesh axis.
+  std::map<std::string, train::Traffic> traffic_by_axis() const;
+};
+// Prints tables of parameters, collectives and memory.
+std::ostream& operator<<(std::ostream& out, const StepPlan& plan);
+
+namespace train::planning {
+
+// Runs a step in a world without peers, and records it. For plan().
+class StepRecorder {
+ public:
+  explicit StepRecorder(PlannedMesh axes);
+  ~StepRecorder();
+  StepRecorder(const StepRecorder&) = delete;
+  // Shards the module over the axes tp and fsdp.
+  void parallelize(torch::nn::Module& module, const Plan& tensor_parallel);
+  // The axis over which gradients are averaged by DistributedDataParallel, if there is one.
+  std::optional<DeviceMesh> replicas() const;
+  // Runs two steps and records the second one.
+  StepPlan run(torch::nn::Module& module, const std::function<Tensors()>& forward);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace train::planning
+
+// Predicts a training step of a module of yours: parameters and their placements, collectives and memory. It runs two
+// steps as rank 0 of a world without peers, and needs memory for the local shards of that rank only.
+//   make       returns a new module holder; runs in deferred_init
+//   axes       "dp": DistributedDataParallel, or replicas of fsdp; "fsdp": fully_shard; "tp": parallelize_module with
+//              `tensor_parallel`. Other names are an error
+//   inputs     of forward, on one rank. The loss is the sum of the means of all outputs
+// Requires: this thread has no world. Throws UsageError as the functions that it calls.
+// Example:  std::cout << ts::plan([] { return Net(64); }, {{"fsdp", 8}, {"tp", 2}},
+//                                 {{"up", ts::ColwiseParallel()}, {"down", ts::RowwiseParallel()}}, x);
+template <std::invocable Make, class... Inputs>
+StepPlan plan(Make make, const PlannedMesh& axes, const Plan& tensor_parallel, const Inputs&... inputs) {
+  train::planning::StepRecorder recorder(axes);
+  auto model = deferred_init(make);
+  recorder.parallelize(*model, tensor_parallel);
+  materialize(*model);
+  if (const auto replicas = recorder.replicas()) {
+    DistributedDataParallel ddp(model, {.device_mesh = *replicas});
+    return recorder.run(*model, [&] { return tensors_of(ddp(inputs...)); });
+  }
+  return recorder.run(*model, [&] { return tensors_of(model(inputs...)); });
+}
+
+// What a step of yours took, on this rank. report() makes it.
+struct StepReport {
+  int64_t steps = 0;                                   // measured
+  double median_seconds = 0, slowest_seconds = 0;      // of a step
+  std::map<std::string, train::Traffic> traffic = {};  // of one step, by mesh axis
+  double memory_gib = 0;                               // peak of this rank so far
+};
+// Prints a table.
+std::ostream& operator<<(std::ostream& out, const StepReport& report);
+
+// Runs `step` steps + 1 times and measures it; the first call, which may compile, does not count. All ranks call it if
+// the step communicates. Put what the step needs into it: batches, optimizer, scheduler.
+// Example:  auto measured = ts::report([&] { train_step(model, optimizer, next_batch()); });
+//           if (ts::get_rank() == 0) std::cout << measured;
+StepReport report(const std::function<void()>& step, int64_t steps = 10, at::Device device = at::kCPU);
+
+}  // namespace tessera

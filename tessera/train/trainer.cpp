@@ -159,6 +159,10 @@ TrainResult Trainer::run() {
   while (step_ < config_.training.steps) {
     const auto outcome = step();
     for (const auto& sink : sinks_) sink->on_step(outcome.metrics);
+    if (const int64_t every = config_.metrics.histograms_every; every > 0 && step_ % every == 0) {
+      const auto histograms = histograms_of(model_.module());  // a collective: every rank calls it
+      for (const auto& sink : sinks_) sink->on_histograms(step_, histograms);
+    }
     if (outcome.verdict.action == LossMonitor::Action::Stop) {
       result.stopped = c10::str("step ", step_, ": ", outcome.verdict.reason);
       break;

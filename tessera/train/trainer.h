@@ -11,6 +11,35 @@
 #include <string>
 #include <vector>
 
+namespace tessera {
+
+namespace train {
+class EventFile;
+}
+
+// Writes TensorBoard event files from a training loop of yours (PyTorch: torch.utils.tensorboard.SummaryWriter). All
+// ranks create it and make the same calls; rank 0 writes.
+// Example:  ts::SummaryWriter writer("runs/1");
+//           writer.add_scalar("loss", loss, step);
+//           writer.add_histograms(*model, step);          // weights, and gradients after backward
+class SummaryWriter {
+ public:
+  // Creates a file in `log_dir`.
+  explicit SummaryWriter(const std::string& log_dir);
+  ~SummaryWriter();
+  // A number, the one of rank 0.
+  void add_scalar(const std::string& tag, double value, int64_t step);
+  // The values of a tensor. Of a distributed tensor each element counts once; all ranks of its mesh call it.
+  void add_histogram(const std::string& tag, const at::Tensor& values, int64_t step);
+  // The parameters ("weights/name") and their gradients ("gradients/name").
+  void add_histograms(const torch::nn::Module& module, int64_t step);
+
+ private:
+  std::unique_ptr<train::EventFile> file_;  // of rank 0
+};
+
+}  // namespace tessera
+
 namespace tessera::train {
 
 // What Trainer::run() returns.

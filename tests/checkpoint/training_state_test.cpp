@@ -268,5 +268,22 @@ TEST(TrainingState, TorchSaveAndLoadOfAShardedModel) {
   }
 }
 
+// A module of TORCH_MODULE has no Tessera code that torch::save could call.
+struct UnhookedNetImpl : torch::nn::Module {
+  UnhookedNetImpl() { linear = register_module("linear", torch::nn::Linear(4, 4)); }
+  torch::nn::Linear linear{nullptr};
+};
+TORCH_MODULE(UnhookedNet);
+
+TEST(TrainingState, TorchSaveOfAShardedTorchModuleNamesTheCall) {
+  run_ranks(2, [](Rank& me) {
+    UnhookedNet net;
+    fully_shard(net, {.mesh = me.mesh({2}, {"fsdp"})});
+    std::stringstream text;
+    EXPECT_ERROR(c10::Error, torch::save(net, text), "distributed parameters", "ts::torch_save(model, path)",
+                 "ts::TrainingState");
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -65,13 +65,6 @@ TEST(CompileErrors, StepWithoutTensorOps) {
   EXPECT_ERROR(UsageError, step(), "nothing to compile");
 }
 
-TEST(CompileErrors, OptimizerOfTorch) {
-  MLP model(models::mlp_module());
-  torch::optim::SGD opt(model->parameters(), 0.1);
-  auto step = compile([](auto&, auto& o) { o.step(); });
-  EXPECT_ERROR(UsageError, step(model, opt), "tessera::optim");
-}
-
 TEST(CompileErrors, MutationOfAnArgumentThatAutogradRecords) {
   MLP model(models::mlp_module());
   auto step = compile([](auto& m, const at::Tensor& x, at::Tensor sum) {

@@ -39,11 +39,12 @@ TEST_F(TwoHosts, RanksAreNumberedByNodeRank) {
 
 TEST_F(TwoHosts, Selftest) {
   const std::string app =
-      "-n 2 -- \"$TESSERA\" selftest --backends gloo --plant wrong:3 -o /tmp/tessera-two-hosts-$$.txt";
+      "-n 2 -- \"$TESSERA\" selftest --backends gloo --plant wrong:3,slow:0-2 -o /tmp/tessera-two-hosts-$$.txt";
   const auto ran = two_hosts(run(0, app), run(1, app) + "; rm -f /tmp/tessera-two-hosts-*.txt");
   EXPECT_CONTAINS(ran.text, "4 ranks over gloo");
   EXPECT_CONTAINS(ran.text, "rank 3 on host-b sends wrong values: 4 of 4");
-  EXPECT_EQ(count(ran.text, "is slow"), 0) << ran.text;
+  EXPECT_CONTAINS(ran.text, "the link between rank 0 on host-a and rank 2 on host-b is slow");
+  EXPECT_EQ(count(ran.text, "is slow"), 1) << ran.text;
   EXPECT_CONTAINS(ran.text, "fully_shard");
 }
 

@@ -40,10 +40,20 @@ class Net(nn.Module):
         return x + self.odd(x) if branches & 2 else x
 
 
+class SparseNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(13, 6, sparse=True)
+        self.l0, self.l1 = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x, branches):
+        return self.l1(torch.tanh(self.l0(self.words(x))))
+
+
 def model_of(options, case, tensors):
     if options["model"] == "gpt2":
         return models.model_of(options["settings"].replace(",", " "), case, tensors)
-    model, start = Net(), f"{case}/weights/"
+    model, start = SparseNet() if options["model"] == "sparse" else Net(), f"{case}/weights/"
     model.load_state_dict({k[len(start) :]: v for k, v in tensors.items() if k.startswith(start)}, strict=True)
     return model
 
@@ -111,7 +121,8 @@ def train(case, options, rank, tensors):
     optimizer = torch.optim.SGD(model.parameters(), lr=float(options["lr"]))
     inputs, targets = tensors[f"{case}/inputs"], tensors[f"{case}/targets"]
     losses = []
-    for step in range(inputs.size(0)):
+
+    def one_step(step):
         optimizer.zero_grad()
         for micro in range(inputs.size(1)):
             set_sync(micro + 1 == inputs.size(1))
@@ -124,10 +135,21 @@ def train(case, options, rank, tensors):
             losses.append(loss.detach())
         for name, p in parameters.items():
             if p.grad is not None:
-                out[f"grads/{step}/{name}"] = p.grad.clone()
+                out[f"grads/{step}/{name}"] = p.grad.to_dense().clone()
         optimizer.step()
         for name, p in parameters.items():
             out[f"parameters/{step}/{name}"] = p.detach().clone()
+
+    steps = inputs.size(0)
+    if "join" in options:  # ranks with an even number have half of the batches
+        with wrapped.join(divide_by_initial_world_size=options["join"] == "all"):
+            for step in range(steps if rank % 2 else steps // 2):
+                one_step(step)
+        for name, p in parameters.items():
+            out[f"parameters/{steps}/{name}"] = p.detach().clone()
+    else:
+        for step in range(steps):
+            one_step(step)
     out["losses"] = torch.stack(losses)
     data = ddp()._get_ddp_logging_data()
     for key in ("bucket_sizes", "rebuilt_bucket_sizes", "rebuilt_per_bucket_param_indices"):

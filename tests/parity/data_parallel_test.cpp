@@ -49,6 +49,19 @@ struct NetImpl : torch::nn::Cloneable<NetImpl> {
 };
 TESSERA_MODULE(Net);
 
+struct SparseNetImpl : torch::nn::Cloneable<SparseNetImpl> {
+  SparseNetImpl() { SparseNetImpl::reset(); }
+  void reset() override {
+    words = register_module("words", torch::nn::Embedding(torch::nn::EmbeddingOptions(13, 6).sparse(true)));
+    l0 = register_module("l0", torch::nn::Linear(6, 6));
+    l1 = register_module("l1", torch::nn::Linear(6, 6));
+  }
+  at::Tensor forward(const at::Tensor& x, int64_t) { return l1(torch::tanh(l0(words(x)))); }
+  torch::nn::Embedding words{nullptr};
+  torch::nn::Linear l0{nullptr}, l1{nullptr};
+};
+TESSERA_MODULE(SparseNet);
+
 using CompressHook = BucketResult (*)(const comm::Group&, GradBucket&);
 struct DataParallelCase {
   std::string name;
@@ -57,7 +70,8 @@ struct DataParallelCase {
   int64_t cap = 200;  // bytes per bucket
   bool unused = false, view = false, static_graph = false, replicate = false;
   std::string hook = "";
-  int64_t passes = 1;  // only the last one reduces gradients
+  int64_t passes = 1;     // only the last one reduces gradients
+  std::string join = "";  // ranks with an even number have half of the batches; gradients are divided by all or active
   double lr = 0.5;
 };
 const DataParallelCase kDataParallelCases[] = {
@@ -75,6 +89,13 @@ const DataParallelCase kDataParallelCases[] = {
     {.name = "replicate", .replicate = true},
     {.name = "replicate no_sync view", .view = true, .replicate = true, .passes = 2},
     {.name = "replicate bf16", .replicate = true, .hook = "bf16"},
+    {.name = "join", .ranks = {2, 4}, .join = "all"},
+    // Without find_unused_parameters: PyTorch's rank that has joined repeats which parameters its last batch used.
+    {.name = "join active view", .view = true, .join = "active"},
+    {.name = "join bf16", .hook = "bf16", .join = "all"},
+    {.name = "sparse", .model = "sparse", .ranks = {2, 4}},
+    {.name = "sparse no_sync", .model = "sparse", .passes = 2},
+    {.name = "sparse join", .model = "sparse", .join = "active"},
     {.name = "gpt2", .model = "gpt2", .ranks = {2, 4}, .cap = 4000, .lr = 0.3},
     {.name = "gpt2 replicate view", .model = "gpt2", .cap = 4000, .view = true, .replicate = true, .lr = 0.3},
 };
@@ -99,7 +120,8 @@ std::string options_text(const DataParallelCase& c) {
   std::replace(settings.begin(), settings.end(), ' ', ',');
   return c10::str("model=", c.model, " ranks=", ranks, " cap=", c.cap, " lr=", c.lr, c.unused ? " unused=1" : "",
                   c.view ? " view=1" : "", c.static_graph ? " static=1" : "", c.replicate ? " api=replicate" : "",
-                  c.hook.empty() ? "" : " hook=" + c.hook, " settings=", settings);
+                  c.hook.empty() ? "" : " hook=" + c.hook, c.join.empty() ? "" : " join=" + c.join,
+                  " settings=", settings);
 }
 
 Message make_request() {
@@ -116,11 +138,15 @@ Message make_request() {
       one.insert(one.begin(), leading.begin(), leading.end());
       return one;
     };
-    for (const char* what : {"/inputs", "/targets"})
-      request.tensors[c.name + what] = c.model == "gpt2" ? torch::randint(kGpt.vocab_size, shape({2, 7}), torch::kLong)
-                                                         : torch::randn(shape({5, 6}));
+    for (const std::string what : {"/inputs", "/targets"})
+      request.tensors[c.name + what] =
+          c.model == "sparse" && what == "/inputs" ? torch::randint(13, shape({5}), torch::kLong)
+          : c.model == "gpt2"                      ? torch::randint(kGpt.vocab_size, shape({2, 7}), torch::kLong)
+                                                   : torch::randn(shape({5, 6}));
     if (c.model == "gpt2")
       add_weights(c.name, *models::GPT2(kGpt));
+    else if (c.model == "sparse")
+      add_weights(c.name, *SparseNet());
     else
       add_weights(c.name, *Net());
   }
@@ -150,6 +176,7 @@ struct WrappedModel {
   std::function<at::Tensor(const at::Tensor& x, int64_t branches)> call;
   std::function<void(bool)> set_sync;
   std::function<const data_parallel::Reducer*()> reducer;  // null before the first forward of replicate()
+  std::function<void(const std::function<void()>& body, const JoinOptions& options)> join = {};
 };
 template <class H>
 WrappedModel wrap(H model, const DataParallelCase& c, auto forward) {
@@ -167,7 +194,8 @@ WrappedModel wrap(H model, const DataParallelCase& c, auto forward) {
   DistributedDataParallel ddp(model, options);
   register_hook(*ddp, c.hook);
   return {[=](const at::Tensor& x, int64_t branches) mutable { return forward(ddp, x, branches); },
-          [=](bool sync) mutable { ddp->set_requires_gradient_sync(sync); }, [=] { return ddp->replica().reducer(); }};
+          [=](bool sync) mutable { ddp->set_requires_gradient_sync(sync); }, [=] { return ddp->replica().reducer(); },
+          [=](const std::function<void()>& body, const JoinOptions& options) mutable { ddp->join(body, options); }};
 }
 
 // In four steps: both branches on all ranks; one branch on each rank; one branch on rank 0 only; none.
@@ -188,12 +216,14 @@ void train(H model, const DataParallelCase& c, Rank& me, const Message& request,
   }
   const auto parameters = model->named_parameters();
   const auto wrapped = wrap(model, c, forward);
-  optim::SGD optimizer(model->parameters(), {.lr = c.lr});
+  std::unique_ptr<torch::optim::Optimizer> optimizer =
+      std::make_unique<optim::SGD>(model->parameters(), optim::SGDOptions{.lr = c.lr});
+  if (c.model == "sparse") optimizer = std::make_unique<torch::optim::SGD>(model->parameters(), c.lr);
   const auto same = [&](const at::Tensor& ours, const std::string& name) {
     const auto found = response.tensors.find(key + name);
     ASSERT_EQ(ours.defined(), found != response.tensors.end()) << name;
     if (!ours.defined()) return;
-    if (me.size() > 2 || c.hook == "powersgd")
+    if (me.size() > 2 || c.model == "sparse" || c.hook == "powersgd")
       EXPECT_EQ(close(ours, found->second), "") << name;  // the order of the sum may differ
     else
       EXPECT_TRUE(torch::equal(ours, found->second)) << name << ": " << close(ours, found->second, {0, 0});
@@ -201,8 +231,8 @@ void train(H model, const DataParallelCase& c, Rank& me, const Message& request,
   const auto inputs = request.tensors.at(c.name + "/inputs"), targets = request.tensors.at(c.name + "/targets");
   std::vector<at::Tensor> losses;
   std::string first_bytes;
-  for (int64_t step = 0; step < kSteps; step++) {
-    optimizer.zero_grad();
+  const auto one_step = [&](int64_t step) {
+    optimizer->zero_grad();
     for (int64_t pass = 0; pass < c.passes; pass++) {
       wrapped.set_sync(pass + 1 == c.passes);
       const auto output = wrapped.call(inputs[step][pass][me.rank], branches_of(c, step, me.rank));
@@ -211,11 +241,26 @@ void train(H model, const DataParallelCase& c, Rank& me, const Message& request,
       value.backward();
       losses.push_back(value.detach());
     }
-    for (const auto& item : parameters) same(item.value().grad(), c10::str("grads/", step, "/", item.key()));
-    optimizer.step();
+    for (const auto& item : parameters) {
+      const auto& gradient = item.value().grad();
+      same(gradient.defined() ? gradient.to_dense() : gradient, c10::str("grads/", step, "/", item.key()));
+    }
+    optimizer->step();
     for (const auto& item : parameters) same(item.value().detach(), c10::str("parameters/", step, "/", item.key()));
+  };
+  const auto all_steps = [&](int64_t steps) {
+    for (int64_t step = 0; step < steps; step++) one_step(step);
+  };
+  if (c.join.empty()) {
+    all_steps(kSteps);
+  } else {
+    wrapped.join([&] { all_steps(me.rank % 2 ? kSteps : kSteps / 2); },
+                 {.divide_by_initial_world_size = c.join == "all"});
+    for (const auto& item : parameters) same(item.value().detach(), c10::str("parameters/", kSteps, "/", item.key()));
   }
   same(torch::stack(losses), "losses");
+  if (c.model == "sparse") return;  // PyTorch has a bucket for each sparse gradient
+  if (!c.join.empty()) return;      // and logs other buckets after a join
   EXPECT_EQ(first_bytes, response.texts.at(key + "bucket_sizes"));
   const auto rebuilt = texts_of(*wrapped.reducer());
   EXPECT_EQ(wrapped.reducer()->rebuilt(), !c.unused);
@@ -223,6 +268,15 @@ void train(H model, const DataParallelCase& c, Rank& me, const Message& request,
   EXPECT_EQ(wrapped.reducer()->rebuilt() ? rebuilt.bytes : "", response.texts.at(key + "rebuilt_bucket_sizes"));
   EXPECT_EQ(wrapped.reducer()->rebuilt() ? rebuilt.indices : "",
             response.texts.at(key + "rebuilt_per_bucket_param_indices"));
+}
+
+void train_net(const DataParallelCase& c, Rank& me, const Message& request, const Response& response) {
+  const auto forward = [](auto& model, const at::Tensor& x, int64_t branches) { return model(x, branches); };
+  const auto loss = [](const at::Tensor& y, const at::Tensor& target) { return torch::mse_loss(y, target); };
+  if (c.model == "sparse")
+    train(SparseNet(), c, me, request, response, forward, loss);
+  else
+    train(Net(), c, me, request, response, forward, loss);
 }
 
 TEST(DataParallelParity, TrainsLikePyTorch) {
@@ -237,10 +291,7 @@ TEST(DataParallelParity, TrainsLikePyTorch) {
               models::GPT2(kGpt), c, me, request, response,
               [](auto& model, const at::Tensor& x, int64_t) { return model(x); }, models::loss);
         else
-          train(
-              Net(), c, me, request, response,
-              [](auto& model, const at::Tensor& x, int64_t branches) { return model(x, branches); },
-              [](const at::Tensor& y, const at::Tensor& target) { return torch::mse_loss(y, target); });
+          train_net(c, me, request, response);
       });
 }
 

@@ -1,14 +1,18 @@
 // Metrics on the console, as JSON and as TensorBoard events; the loss monitor.
 #include "tessera/base/detail/crc32c.h"
 #include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/expect_error.h"
+#include "tessera/testing/ranks.h"
 #include "tessera/train/detail/console.h"
 #include "tessera/train/detail/device.h"
 #include "tessera/train/detail/event_file.h"
 #include "tessera/train/detail/loss_monitor.h"
 #include "tessera/train/detail/metrics_file.h"
+#include "tessera/train/trainer.h"
 
 #include <gtest/gtest.h>
+#include <torch/torch.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -16,6 +20,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <numeric>
 #include <sstream>
 
 namespace tessera::train {
@@ -162,6 +167,73 @@ TEST(EventFile, HasTheTagsOfTorchtitan) {
                                 "time_metrics/data_loading(s)", "memory/max_active(GiB)", "comm/dp/bytes"})
     EXPECT_CONTAINS(records[1], tag);
   EXPECT_CONTAINS(records[2], "validation_metrics/loss");
+}
+
+TEST(Histogram, CountsEachElementOnce) {
+  const auto values = torch::cat({torch::arange(101, torch::kFloat) / 100, torch::tensor({NAN, INFINITY})});
+  const auto plain = histograms_of(std::vector<at::Tensor>{values})[0];
+  EXPECT_EQ(plain.num, 101);
+  EXPECT_EQ(plain.min, 0);
+  EXPECT_EQ(plain.max, 1);
+  EXPECT_NEAR(plain.sum, 50.5, 1e-4);
+  EXPECT_EQ(plain.limits.size(), 64u);
+  EXPECT_EQ(plain.limits.back(), 1);
+  EXPECT_EQ(std::accumulate(plain.counts.begin(), plain.counts.end(), 0.0), 101);
+  for (const int64_t n : {1, 2, 3})
+    testing::run_ranks(n, [&](testing::Rank& me) {
+      const auto mesh = me.mesh({n}, {"dp"});
+      for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
+        const auto found = histograms_of(
+            std::vector<at::Tensor>{distribute_tensor(values, mesh, {placement}, {.src_data_rank = {}})})[0];
+        EXPECT_EQ(found.counts, plain.counts) << n << placement;
+        EXPECT_NEAR(found.sum_squares, plain.sum_squares, 1e-9);
+      }
+      // A partial tensor: each rank has an n-th of the values.
+      const auto partial = DTensor::from_local(values / n, mesh, {Partial()});
+      EXPECT_EQ(histograms_of(std::vector<at::Tensor>{partial})[0].num, 101);
+    });
+  const auto constant = histograms_of(std::vector<at::Tensor>{torch::ones({4})})[0];
+  EXPECT_EQ(constant, (Histogram{1, 1, 4, 4, 4, {1}, {4}}));
+  EXPECT_EQ(histograms_of(std::vector<at::Tensor>{torch::full({2}, NAN)})[0], Histogram());
+}
+
+TEST(Histogram, HasTheBytesOfTensorBoard) {
+  // tag "a", a value 2 twice: min, max 2, num 2, sum 4, squares 8, one bucket.
+  EXPECT_EQ(hex(detail::histogram_event(1.5, 3, {{"a", Histogram{2, 2, 2, 4, 8, {2}, {2}}}})),
+            "09000000000000f83f1003"
+            "2a48"  // summary of 72 bytes
+            "0a46"  // value
+            "0a0161"
+            "2a41"  // histo of 65 bytes
+            "090000000000000040"
+            "110000000000000040"
+            "190000000000000040"
+            "210000000000001040"
+            "290000000000002040"
+            "32080000000000000040"
+            "3a080000000000000040");
+}
+
+TEST(SummaryWriter, WritesScalarsAndHistogramsOfAModule) {
+  const auto folder = std::filesystem::temp_directory_path() / c10::str("tessera_writer_", getpid());
+  testing::run_ranks(2, [&](testing::Rank&) {
+    SummaryWriter writer(folder.string());
+    torch::nn::Linear net(3, 2);
+    net(torch::ones({1, 3})).sum().backward();
+    writer.add_scalar("loss", 0.5, 1);
+    writer.add_histograms(*net, 1);
+    writer.add_histogram("inputs", torch::ones({3}), 1);
+  });
+  std::vector<std::string> files;
+  for (const auto& file : std::filesystem::directory_iterator(folder)) files.push_back(file.path().string());
+  ASSERT_EQ(files.size(), 1u) << "rank 0 alone writes";
+  const auto records = read_records(files[0]);
+  std::filesystem::remove_all(folder);
+  ASSERT_EQ(records.size(), 4u);
+  EXPECT_CONTAINS(records[1], "loss");
+  for (const char* tag : {"weights/weight", "gradients/weight", "weights/bias", "gradients/bias"})
+    EXPECT_CONTAINS(records[2], tag);
+  EXPECT_CONTAINS(records[3], "inputs");
 }
 
 using Action = LossMonitor::Action;

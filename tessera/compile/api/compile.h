@@ -2,6 +2,7 @@
 #include "tessera/compile/detail/api/call_with_numbers.h"
 #include "tessera/compile/detail/api/module_program.h"
 #include "tessera/compile/detail/api/step_program.h"
+#include "tessera/compile/detail/api/with_substitutes.h"
 #include "tessera/tracing/detail/number_input.h"
 
 #include <memory>
@@ -82,6 +83,36 @@ class CompiledStep {
   auto operator()(Args&&... args) {
     using Result = std::remove_cvref_t<std::invoke_result_t<F&, Args&...>>;
     if (compiling()) return static_cast<Result>(step_(args...));
+    return compiler::with_substitutes(*substitutes_, [this](auto&... each) { return call(each...); }, args...);
+  }
+
+  // True if a call with these arguments would run a cached program. Checks the guards, and runs nothing.
+  template <class... Args>
+  bool is_cached(Args&&... args) const {
+    return compiler::with_substitutes(
+        *substitutes_,
+        [this](auto&... each) {
+          compiler::CallArguments arguments;
+          (arguments.add(each), ...);
+          return cache_->has_program_for(std::move(arguments));
+        },
+        args...);
+  }
+  // The programs that are cached, one per set of guards: step.cache().size().
+  const compiler::StepCache& cache() const { return *cache_; }
+  // The program that ran last. UsageError before the first call.
+  const compiler::Executable& executable() const { return cache_->last().executable(); }
+  // The program that ran last as text, one op per line, with how often each has run and the bytes of collectives.
+  std::string listing() const { return executable().listing(); }
+  // Why each compilation after the first was necessary: "argument 0 is f32[64, 10], it was f32[32, 10]".
+  const std::vector<std::string>& recompiles() const { return cache_->recompiles(); }
+  // The passes of the program that ran last: name, number of matches, time.
+  const std::vector<compiler::PassReport>& report() const { return cache_->last().report(); }
+
+ private:
+  template <class... Args>
+  auto call(Args&... args) {
+    using Result = std::remove_cvref_t<std::invoke_result_t<F&, Args&...>>;
     compiler::CallArguments arguments;
     (arguments.add(args), ...);
     if constexpr (std::is_void_v<Result>) {
@@ -101,32 +132,15 @@ class CompiledStep {
     }
   }
 
-  // True if a call with these arguments would run a cached program. Checks the guards, and runs nothing.
-  template <class... Args>
-  bool is_cached(Args&&... args) const {
-    compiler::CallArguments arguments;
-    (arguments.add(args), ...);
-    return cache_->has_program_for(std::move(arguments));
-  }
-  // The programs that are cached, one per set of guards: step.cache().size().
-  const compiler::StepCache& cache() const { return *cache_; }
-  // The program that ran last. UsageError before the first call.
-  const compiler::Executable& executable() const { return cache_->last().executable(); }
-  // The program that ran last as text, one op per line, with how often each has run and the bytes of collectives.
-  std::string listing() const { return executable().listing(); }
-  // Why each compilation after the first was necessary: "argument 0 is f32[64, 10], it was f32[32, 10]".
-  const std::vector<std::string>& recompiles() const { return cache_->recompiles(); }
-  // The passes of the program that ran last: name, number of matches, time.
-  const std::vector<compiler::PassReport>& report() const { return cache_->last().report(); }
-
- private:
   F step_;
   std::shared_ptr<compiler::StepCache> cache_;
+  std::shared_ptr<optim::detail::SubstituteOptimizers> substitutes_ =
+      std::make_shared<optim::detail::SubstituteOptimizers>();
 };
 
-// Compiles a training step, or any function of tensors. Its arguments may be modules, optimizers of tessera::optim,
-// tensors, tuples, structs with tessera_visit, and numbers. It may run forward, backward, gradient clipping, optimizer
-// steps and collectives.
+// Compiles a training step, or any function of tensors. Its arguments may be modules, optimizers of tessera::optim and
+// torch::optim (except LBFGS), tensors, tuples, structs with tessera_visit, and numbers. It may run forward, backward,
+// gradient clipping, optimizer steps and collectives.
 //
 //   auto step = compile([](auto& model, auto& opt, const Batch& batch) {
 //     opt.zero_grad();

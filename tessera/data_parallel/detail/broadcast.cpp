@@ -15,7 +15,7 @@ constexpr int64_t kMaxBufferBytes = int64_t{250} << 20;
 
 }  // namespace
 
-void broadcast_from_first(const Tensors& tensors, const comm::Group& group) {
+void broadcast_from(int64_t rank_in_group, const Tensors& tensors, const comm::Group& group) {
   if (group->size() == 1) return;
   const at::NoGradGuard no_grad;
   Tensors locals;
@@ -28,7 +28,7 @@ void broadcast_from_first(const Tensors& tensors, const comm::Group& group) {
     Tensors members;
     for (const size_t i : bucket) members.push_back(locals[i]);
     const auto buffer = comm::detail::flatten(members);
-    comm::broadcast_(buffer, 0, group);
+    comm::broadcast_(buffer, rank_in_group, group);
     funcol::wait(buffer, group);
     comm::detail::unflatten_into(members, buffer);
   }

@@ -2,6 +2,8 @@
 
 #include "tessera/dtensor/detail/meta.h"
 
+#include <torch/nn/modules/embedding.h>
+
 #include <algorithm>
 #include <unordered_set>
 
@@ -31,6 +33,19 @@ NamedTensors parameters_of(const torch::nn::Module& module, const std::vector<co
   TensorCollector collector{ignored, /*buffers=*/false};
   collector.visit(module, "");
   return std::move(collector.found);
+}
+
+std::vector<at::Tensor> sparse_parameters_of(const torch::nn::Module& module,
+                                             const std::vector<const torch::nn::Module*>& ignored) {
+  if (std::find(ignored.begin(), ignored.end(), &module) != ignored.end()) return {};
+  std::vector<at::Tensor> found;
+  if (const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&module))
+    if (embedding->options.sparse()) found.push_back(embedding->weight);
+  if (const auto* bag = dynamic_cast<const torch::nn::EmbeddingBagImpl*>(&module))
+    if (bag->options.sparse()) found.push_back(bag->weight);
+  for (const auto& child : module.children())
+    for (const auto& parameter : sparse_parameters_of(*child, ignored)) found.push_back(parameter);
+  return found;
 }
 
 NamedTensors buffers_of(const torch::nn::Module& module, const std::vector<const torch::nn::Module*>& ignored) {

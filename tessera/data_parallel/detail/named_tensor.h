@@ -17,6 +17,9 @@ using NamedTensors = std::vector<NamedTensor>;
 // parameter is listed once, under its first name.
 NamedTensors parameters_of(const torch::nn::Module& module, const std::vector<const torch::nn::Module*>& ignored = {});
 NamedTensors buffers_of(const torch::nn::Module& module, const std::vector<const torch::nn::Module*>& ignored = {});
+// Of parameters_of(): those of an Embedding or EmbeddingBag with sparse(true), whose gradients are sparse.
+std::vector<at::Tensor> sparse_parameters_of(const torch::nn::Module& module,
+                                             const std::vector<const torch::nn::Module*>& ignored = {});
 
 // The type of the device that the parameters are on: "cuda". "cpu" if the list is empty or on the meta device.
 std::string device_type_of(const NamedTensors& parameters);

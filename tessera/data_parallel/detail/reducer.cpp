@@ -7,6 +7,7 @@
 #include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/data_parallel/detail/local_gradient.h"
+#include "tessera/data_parallel/detail/sparse_gradient.h"
 #include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/tracing/detail/restart_trace.h"
 #include "tessera/tracing/op_mode.h"
@@ -68,6 +69,9 @@ Reducer::Reducer(NamedTensors parameters, comm::Group group, ReducerOptions opti
       stopped_ranks_(group_),
       scale_(at::native::wrapped_scalar_tensor(1.0 / static_cast<double>(group_->size()))),
       states_(parameters_.size()) {
+  for (size_t i = 0; i < states_.size(); i++)
+    for (const auto& sparse : options_.sparse) states_[i].sparse |= sparse.is_same(parameters_[i].value);
+  has_sparse_ = !options_.sparse.empty();
   make_first_buckets();
 }
 
@@ -85,7 +89,7 @@ std::shared_ptr<Reducer> Reducer::make(NamedTensors parameters, comm::Group grou
 }
 
 // Frozen parameters leave their bucket, but not before their gradients are reduced. Equal on all ranks.
-bool Reducer::belongs_in_bucket(size_t i) const {
+bool Reducer::is_reduced(size_t i) const {
   const bool may_have_gradient = states_[i].in_bucket || states_[i].trained_unsynced;
   return parameters_[i].value.requires_grad() || (may_have_gradient && unreduced_passes_ > 0);
 }
@@ -223,17 +227,10 @@ void Reducer::begin_pass() {
   passes_++;
   for (auto& state : states_) state.ready = state.used = false, state.calls = 0;
   unreduced_passes_ += !sync_;
-  if (!sync_ || num_in_buckets_ == 0) return;
-  in_pass_ = true;
-  reduced_passes_++;
-  num_started_ = 0;
-  if (order_.size() < num_in_buckets_) order_.clear();  // left by a pass that failed
-  for (size_t b = 0; b < buckets_.size(); b++) buckets_[b].pending = plan_[b].size();
+  if (!sync_ || (num_in_buckets_ == 0 && !has_sparse_)) return;
+  if (join_) join_->announce(Join::Phase::Backward);
+  start_reduction();
   torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->finish_pass(); });
-  std::vector<bool> requires_grad;
-  for (const auto& parameter : parameters_) requires_grad.push_back(parameter.value.requires_grad());
-  frozen_ = RequiresGradHash(requires_grad);
-  any_frozen_ = false;
   if (is_recording_graph()) return;
   for (const size_t i : in_buckets()) {
     const bool frozen = !parameters_[i].value.requires_grad();  // after the forward, or gradients wait since no_sync()
@@ -241,6 +238,56 @@ void Reducer::begin_pass() {
     any_frozen_ |= frozen;
     if (unused) mark_ready(i);
   }
+}
+
+// The state of a new pass with reduction.
+void Reducer::start_reduction() {
+  in_pass_ = true;
+  reduced_passes_++;
+  num_started_ = 0;
+  if (join_) scale_ = at::native::wrapped_scalar_tensor(join_->scale());
+  if (order_.size() < num_in_buckets_) order_.clear();  // left by a pass that failed
+  for (size_t b = 0; b < buckets_.size(); b++) buckets_[b].pending = plan_[b].size();
+  std::vector<bool> requires_grad;
+  for (const auto& parameter : parameters_) requires_grad.push_back(parameter.value.requires_grad());
+  frozen_ = RequiresGradHash(requires_grad);
+  any_frozen_ = false;
+}
+
+double Reducer::scale() const { return join_ ? join_->scale() : 1.0 / static_cast<double>(group_->size()); }
+
+void Reducer::set_join(Join* join) {
+  join_ = join;
+  options_.uneven_accumulation = true;  // from now on, labels count the reduced passes, which all ranks have
+  if (!join) scale_ = at::native::wrapped_scalar_tensor(scale());
+}
+
+void Reducer::shadow_backward() {
+  const at::NoGradGuard no_grad;
+  TESSERA_CHECK(!is_recording_graph(), UsageError,
+                "join: this rank has no batch at all, and static_graph records the graph in the first backward of ",
+                "every rank; give each rank one batch, or do not set static_graph");
+  abandon();
+  passes_++;
+  for (auto& state : states_) state.ready = state.used = false, state.calls = 0;
+  start_reduction();
+  const auto kept = std::move(buckets_);  // .grad may be a view of them
+  make_buckets(plan_);
+  for (auto& bucket : buckets_) bucket.flat.zero_();
+  for (const size_t i : in_buckets())
+    if (!rebuilt_ && !finds_unused() && std::find(order_.begin(), order_.end(), i) == order_.end()) order_.push_back(i);
+  try {
+    start_ready_buckets();
+    const auto used = used_on_any_rank();
+    for (auto& bucket : buckets_) bucket.result.take(group_);
+    for (size_t i = 0; i < states_.size(); i++)
+      if (states_[i].sparse && is_reduced(i) && used[i])
+        reduce_sparse_gradient({}, parameters_[i].value, scale(), group_, parameters_[i].name);
+  } catch (const CommError& error) {
+    fail_in(num_started_, error);
+  }
+  buckets_ = kept;
+  in_pass_ = false;
 }
 
 void Reducer::gradient_accumulated(size_t i) {
@@ -251,6 +298,10 @@ void Reducer::gradient_accumulated(size_t i) {
   state.calls++;
   if (!sync_) {
     state.unsynced = true;
+    return;
+  }
+  if (state.sparse) {
+    state.ready = state.used = true;
     return;
   }
   TESSERA_CHECK(state.in_bucket, UsageError, "parameter ", parameters_[i].name, " got a gradient in backward pass ",
@@ -306,8 +357,8 @@ void Reducer::copy_to_bucket(size_t i) {
 void Reducer::fail_in(size_t bucket, const CommError& error) {
   in_pass_ = false;
   TESSERA_FAIL(CommError, "backward pass ", passes_, ", gradients of ",
-               join_names(names(plan_[std::min(bucket, plan_.size() - 1)])), ": ", error.what_without_backtrace(),
-               stopped_ranks_.describe());
+               join_names(names(plan_.empty() ? Bucket() : plan_[std::min(bucket, plan_.size() - 1)])), ": ",
+               error.what_without_backtrace(), stopped_ranks_.describe());
 }
 
 // Every rank starts buckets in the same order, whatever the order in which gradients become ready.
@@ -364,6 +415,10 @@ void Reducer::handle_missing_gradients() {
     else
       unused.push_back(i);
   }
+  for (size_t i = 0; i < states_.size(); i++)
+    if (states_[i].sparse && parameters_[i].value.requires_grad() && !states_[i].ready && !has_unreduced_gradient(i) &&
+        !options_.find_unused_parameters)
+      unused.push_back(i);
   TESSERA_CHECK(unused.empty(), UsageError, "parameters ", join_names(names(unused)), " got no gradient in backward ",
                 "pass ", passes_, " of rank ", group_->ranks()[static_cast<size_t>(group_->rank())], ". ",
                 options_.static_graph ? "static_graph promises that the graph does not change"
@@ -380,7 +435,7 @@ std::vector<bool> Reducer::used_on_any_rank() {
   }
   std::vector<int32_t> here;
   for (const auto& state : states_) here.push_back(state.used);
-  const auto counts = at::tensor(here).to(buckets_[0].flat.device());
+  const auto counts = at::tensor(here).to(local_or_self(parameters_[0].value).device());
   const comm::CollectiveLabel label("used parameters", static_cast<int32_t>(pass_number() * 4096 + 4095));
   comm::all_reduce_(counts, ReduceOp::Sum, group_);
   funcol::wait(counts, group_);
@@ -422,12 +477,22 @@ void Reducer::finish_pass() {
         if (used[i]) copy_from_bucket(i);
       if (step_) step_bucket(plan_[at], used);
     }
+    reduce_sparse(used);
   } catch (const CommError& error) {
     fail_in(at, error);
   }
   for (auto& state : states_) state.unsynced = state.trained_unsynced = false;
   unreduced_passes_ = 0;
   in_pass_ = false;
+}
+
+void Reducer::reduce_sparse(const std::vector<bool>& used) {
+  for (size_t i = 0; i < states_.size(); i++) {
+    if (!states_[i].sparse || !is_reduced(i) || !used[i]) continue;
+    const auto& [name, value] = parameters_[i];
+    value.mutable_grad() = reduce_sparse_gradient(value.grad(), value, scale(), group_, name);
+    if (step_) step_bucket({i}, used);
+  }
 }
 
 void Reducer::step_bucket(const Bucket& bucket, const std::vector<bool>& used) {

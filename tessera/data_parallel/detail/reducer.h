@@ -2,6 +2,7 @@
 #include "tessera/comm/communicator.h"
 #include "tessera/data_parallel/comm_hook.h"
 #include "tessera/data_parallel/detail/buckets.h"
+#include "tessera/data_parallel/detail/join.h"
 #include "tessera/data_parallel/detail/named_tensor.h"
 #include "tessera/data_parallel/detail/requires_grad_agreement.h"
 #include "tessera/data_parallel/detail/stopped_ranks.h"
@@ -24,6 +25,7 @@ struct ReducerOptions {
   bool gradient_as_bucket_view = false;
   bool static_graph = false;
   bool uneven_accumulation = false;
+  std::vector<at::Tensor> sparse = {};  // parameters with sparse gradients
 };
 
 // Averages gradients over the ranks of a group while backward computes the remaining ones (PyTorch: Reducer).
@@ -31,6 +33,8 @@ struct ReducerOptions {
 //   gradient of p is ready          it is copied into its bucket, times 1/ranks
 //   a bucket has all gradients      its all-reduce starts, after those of earlier buckets, and overlaps with backward
 //   end of backward                 waits for the buckets in order and copies the results to p.grad
+//
+// A sparse gradient is in no bucket: the end of backward all-gathers its indices and values. Comm hooks do not get it.
 //
 // It consists of registered ops (mul.out, tessera::all_reduce_, tessera::wait, copy_), so a tracer records it.
 // A backward reduces the current .grad, so gradients that were accumulated under no_sync() are reduced by the next one.
@@ -51,6 +55,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void before_forward(bool sync);
   // After a forward.
   void after_forward(const Tensors& outputs);
+
+  // Ranks with different numbers of batches. While `join` is not null, each reduction is announced to it.
+  void set_join(Join* join);
+  // Of a rank that has joined: takes part in one backward of the other ranks, with zeros, and keeps all gradients.
+  void shadow_backward();
 
   void set_hook(CommHook hook);                                   // replaces the all-reduce
   void set_step(ParameterStep step) { step_ = std::move(step); }  // called after each bucket
@@ -73,6 +82,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
   struct ParameterState {
     bool in_bucket = false;
+    bool sparse = false;            // its gradient is in no bucket
     bool ready = false;             // in this pass
     bool used = false;              // it has a gradient to reduce
     bool unsynced = false;          // .grad has gradients that are not reduced yet
@@ -82,8 +92,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   };
 
   Reducer(NamedTensors parameters, comm::Group group, ReducerOptions options);
-  bool belongs_in_bucket(size_t i) const;
+  bool is_reduced(size_t i) const;
+  bool belongs_in_bucket(size_t i) const { return !states_[i].sparse && is_reduced(i); }
   void make_first_buckets();
+  void start_reduction();
+  void reduce_sparse(const std::vector<bool>& used);
   void gradient_accumulated(size_t i);
   void begin_pass();
   void abandon();
@@ -108,6 +121,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<size_t> in_buckets() const;  // the parameters that are in a bucket
   std::vector<std::string> names(const std::vector<size_t>& which) const;
   int64_t pass_number() const { return options_.uneven_accumulation ? reduced_passes_ : passes_; }
+  double scale() const;
 
   NamedTensors parameters_;
   comm::Group group_;
@@ -115,7 +129,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   StoppedRanks stopped_ranks_;
   CommHook hook_;
   ParameterStep step_;
-  at::Tensor scale_;  // 1/ranks
+  at::Tensor scale_;  // 1/ranks; in a join what it says
+  Join* join_ = nullptr;
+  bool has_sparse_ = false;
   std::vector<GradHookHandle> handles_;
 
   Buckets plan_;

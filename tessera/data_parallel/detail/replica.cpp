@@ -9,6 +9,7 @@
 #include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -52,15 +53,16 @@ void check_mesh(const std::string& what, const NamedTensor& parameter, const com
 
 }  // namespace
 
-Replica::Replica(std::string what, NamedTensors parameters, NamedTensors buffers, const DDPOptions& options,
-                 ReducerMode mode)
+Replica::Replica(std::string what, const torch::nn::Module& module, const DDPOptions& options,
+                 const std::vector<const torch::nn::Module*>& ignored, ReducerMode mode)
     : what_(std::move(what)),
-      parameters_(std::move(parameters)),
+      parameters_(parameters_of(module, ignored)),
+      sparse_(sparse_parameters_of(module, ignored)),
       group_(ddp_group(what_, options)),
       options_(options),
       mode_(mode),
       buffers_stale_(!options.init_sync) {
-  for (const auto& buffer : buffers) buffers_.push_back(buffer.value);
+  for (const auto& buffer : buffers_of(module, ignored)) buffers_.push_back(buffer.value);
   TESSERA_CHECK(!parameters_.empty(), UsageError, what_,
                 ": the module has no parameters, so there is nothing to average; use the module without it");
   const auto device = local_or_self(parameters_[0].value).device();
@@ -100,9 +102,10 @@ void Replica::check_agreement() const {
 
 void Replica::make_reducer() {
   if (mode_ == ReducerMode::Buckets) {
-    reducer_ = Reducer::make(parameters_, group_,
-                             {limits_from(what_, options_), options_.find_unused_parameters,
-                              options_.gradient_as_bucket_view, options_.static_graph, options_.uneven_accumulation});
+    reducer_ =
+        Reducer::make(parameters_, group_,
+                      {limits_from(what_, options_), options_.find_unused_parameters, options_.gradient_as_bucket_view,
+                       options_.static_graph, options_.uneven_accumulation, sparse_});
     if (hook_) reducer_->set_hook(hook_);
     if (step_) reducer_->set_step(step_);
     return;
@@ -118,15 +121,55 @@ void Replica::set_requires_gradient_sync(bool sync) {
 
 void Replica::before_forward() {
   if (torch::autograd::get_current_graph_task_id() != -1) return;  // activation checkpointing runs forward again
+  TESSERA_CHECK(
+      sparse_.empty() || !compiling(), UsageError, what_,
+      ": the module has an embedding with sparse(true). A compiled step needs gradients of fixed size: create ",
+      "the embedding with sparse(false), or do not compile the step");
   if (mode_ == ReducerMode::PerParameter && !per_parameter_ && !compiling()) mode_ = ReducerMode::Buckets;
+  const bool joins = join_ && sync_ && c10::GradMode::is_enabled();
+  if (joins) join_->announce(Join::Phase::Forward);
   if (sync_ && c10::GradMode::is_enabled()) frozen_.check(what_, parameters_, {group_});
   if (!reducer_ && !per_parameter_) make_reducer();
-  if (reducer_) reducer_->before_forward(sync_);
+  if (reducer_ && (joins || !join_ || !sync_)) reducer_->before_forward(sync_);
   if (per_parameter_) per_parameter_->set_sync(sync_);
   forward_is_compiled_ |= compiling();
+  if (join_ && !joins) return;  // ranks that have joined do not see this forward
   if (std::exchange(buffers_stale_, sync_ && c10::GradMode::is_enabled()) && options_.broadcast_buffers &&
       !buffers_.empty())
-    broadcast_from_first(buffers_, group_);
+    broadcast_from(joins ? join_->last_active() : 0, buffers_, group_);
+}
+
+// The collectives of a forward of the other ranks.
+void Replica::shadow_forward() {
+  reducer_->before_forward(true);
+  if (std::exchange(buffers_stale_, true) && options_.broadcast_buffers && !buffers_.empty())
+    broadcast_from(join_->last_active(), buffers_, group_);
+}
+
+void Replica::join(const std::function<void()>& body, const JoinOptions& options) {
+  if (!options.enable) return body();
+  TESSERA_CHECK(mode_ == ReducerMode::Buckets && !compiling() && reducer_, UsageError, what_,
+                ": join() needs the reducer with buckets, in eager mode; give each rank as many batches instead");
+  TESSERA_CHECK(!join_, UsageError, what_, ": join() is called inside of join()");
+  join_ = std::make_unique<Join>(group_, local_or_self(parameters_[0].value).device(), options);
+  reducer_->set_join(join_.get());
+  const auto leave = c10::make_scope_exit([&] {
+    reducer_->set_join(nullptr);
+    join_.reset();
+  });
+  body();
+  const at::NoGradGuard no_grad;
+  for (;;) {
+    const auto phase = join_->shadow();
+    if (phase == Join::Phase::Joined) break;
+    if (phase == Join::Phase::Forward)
+      shadow_forward();
+    else
+      reducer_->shadow_backward();
+  }
+  Tensors all = buffers_;
+  for (const auto& parameter : parameters_) all.push_back(parameter.value);
+  broadcast_from(join_->last_joiner(), all, group_);
 }
 
 void Replica::after_forward(const Tensors& outputs) {

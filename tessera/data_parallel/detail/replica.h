@@ -7,6 +7,7 @@
 #include "tessera/data_parallel/detail/requires_grad_agreement.h"
 #include "tessera/data_parallel/reducer_mode.h"
 
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -19,8 +20,9 @@ class Replica {
  public:
   // Checks over the store that all ranks have the same parameters, then broadcasts the first rank's values (init_sync).
   // `what` begins error messages. If it throws, nothing was changed.
-  Replica(std::string what, NamedTensors parameters, NamedTensors buffers, const DDPOptions& options,
-          ReducerMode mode = ReducerModeScope::current());
+  // Parameters at and below `ignored` modules are left alone.
+  Replica(std::string what, const torch::nn::Module& module, const DDPOptions& options,
+          const std::vector<const torch::nn::Module*>& ignored = {}, ReducerMode mode = ReducerModeScope::current());
 
   void before_forward();
   void after_forward(const Tensors& outputs);
@@ -30,15 +32,20 @@ class Replica {
   void set_requires_gradient_sync(bool sync);
   bool requires_gradient_sync() const { return sync_; }
 
+  // Runs `body` on ranks with different numbers of batches; see DistributedDataParallelImpl::join.
+  void join(const std::function<void()>& body, const JoinOptions& options);
+
   const comm::Group& group() const { return group_; }
   const Reducer* reducer() const { return reducer_.get(); }  // null in the per-parameter modes
 
  private:
   void make_reducer();
+  void shadow_forward();
   void check_agreement() const;
 
   std::string what_;
   NamedTensors parameters_;
+  Tensors sparse_;  // parameters with sparse gradients
   Tensors buffers_;
   comm::Group group_;
   DDPOptions options_;
@@ -51,6 +58,7 @@ class Replica {
   bool buffers_stale_ = false;
   std::shared_ptr<Reducer> reducer_;
   std::shared_ptr<PerParameterReducer> per_parameter_;
+  std::unique_ptr<Join> join_;  // while join() runs
 };
 
 // While alive, forward and backward passes accumulate gradients on this rank without communication. It can be moved,

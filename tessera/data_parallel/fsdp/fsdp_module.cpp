@@ -108,6 +108,15 @@ void FSDPModule::set_gradient_divide_factor(double factor) {
   TESSERA_CHECK(factor > 0, UsageError, "set_gradient_divide_factor(", factor, "): the factor must be above 0");
   state_->group().gradients().set_divide_factor(factor);
 }
+void FSDPModule::set_custom_all_gather(std::shared_ptr<AllGather> comm) {
+  state_->group().set_custom_all_gather(std::move(comm));
+}
+void FSDPModule::set_custom_reduce_scatter(std::shared_ptr<ReduceScatter> comm) {
+  state_->group().gradients().hooks().custom_reduce_scatter = std::move(comm);
+}
+void FSDPModule::set_all_reduce_hook(std::function<void(at::Tensor& reduced)> hook) {
+  state_->group().gradients().hooks().after_reduction = std::move(hook);
+}
 void FSDPModule::set_unshard_in_backward(bool unshard) { state_->scheduled->unshard_in_backward = unshard; }
 void FSDPModule::reset_iter_state() {
   if (state_->schedule) state_->schedule->abandon();

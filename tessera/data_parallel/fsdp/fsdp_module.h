@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/base/visit.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/data_parallel/comm_hook.h"
 
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -95,6 +96,14 @@ class FSDPModule {
   void set_modules_to_backward_prefetch(const std::vector<std::reference_wrapper<torch::nn::Module>>& modules);
   // Divides the sum of gradients by `factor`, not by the number of ranks.
   void set_gradient_divide_factor(double factor);
+  // Replaces the all-gather of this module's parameters, and the reduce-scatter of their gradients; see
+  // data_parallel/comm_hook.h. Null: the default.
+  void set_custom_all_gather(std::shared_ptr<AllGather> comm);
+  void set_custom_reduce_scatter(std::shared_ptr<ReduceScatter> comm);
+  // Calls hook(reduced) in each backward with the mean of the gradients of this module on this rank, after the
+  // reduce-scatter (HSDP: after the all-reduce) and before they are added to .grad. It may change them in place, for
+  // example all-reduce them over more ranks.
+  void set_all_reduce_hook(std::function<void(at::Tensor& reduced)> hook);
   // False: backward does not need this module's parameter values (an embedding), so it does not all-gather them.
   void set_unshard_in_backward(bool unshard);
   // Resets the state after an exception. It runs by itself if the exception leaves the outermost forward or backward().

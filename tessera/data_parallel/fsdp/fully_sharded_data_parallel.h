@@ -8,7 +8,9 @@
 
 #include <torch/nn/module.h>
 
+#include <functional>
 #include <memory>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,9 @@ namespace detail {
 
 // Shards a module in place, with hooks. If it throws UsageError, nothing was changed.
 void shard_flat(torch::nn::Module& module, const FSDPOptions& options);
+// Registers a comm hook on all sharded modules at and below `module`; one of the two is set.
+void register_fsdp_comm_hook(torch::nn::Module& module, std::function<void(at::Tensor&, at::Tensor&)> reduce_scatter,
+                             std::function<void(at::Tensor&)> all_reduce);
 // This rank's flat parameters of the sharded modules at and below `module`.
 Tensors flat_params_of(const torch::nn::Module& module);
 
@@ -77,6 +82,21 @@ class FullyShardedDataParallelImpl : public torch::nn::Module, public data_paral
   // Unshards the parameters while the returned object is alive.
   [[nodiscard]] SummonFullParams summon_full_params(SummonOptions options = {}) {
     return SummonFullParams(*module, options);
+  }
+
+  // Replaces the reduction of gradients by hook(state, grad, output), or with ShardingStrategy::NO_SHARD by
+  // hook(state, grad), in place. `grad`: the unsharded gradients of a wrapped module in one 1-D tensor; `output` gets
+  // this rank's shard. The hook divides by the number of ranks. Register it once, before the first forward. Throws
+  // UsageError for hybrid strategies. data_parallel/comm_hook.h has PyTorch's hooks.
+  template <class State, class Hook>
+  void register_comm_hook(State state, Hook hook) {
+    auto shared = std::make_shared<std::pair<State, Hook>>(std::move(state), std::move(hook));  // for all modules
+    if constexpr (std::is_invocable_v<Hook&, State&, at::Tensor&, at::Tensor&>)
+      detail::register_fsdp_comm_hook(
+          *module, [shared](at::Tensor& grad, at::Tensor& output) { shared->second(shared->first, grad, output); }, {});
+    else
+      detail::register_fsdp_comm_hook(*module, {},
+                                      [shared](at::Tensor& grad) { shared->second(shared->first, grad); });
   }
 
   // auto guard = fsdp->no_sync();    gradients are accumulated unsharded on this rank while it is alive

@@ -10,6 +10,8 @@
 #include <ATen/ops/full.h>
 #include <torch/library.h>
 
+#include <mutex>
+#include <string>
 #include <unordered_set>
 
 // Kernels of ops that return a host value instead of a tensor: item(), equal(), comparisons of metadata. Sharding rules
@@ -65,8 +67,27 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
+namespace {
+
+// A parameter that set_data() makes distributed keeps its plain TensorImpl, and gets a copy of the error texts of `from`:
+// of data_ptr(), and of storage(), which torch::save reads.
+template <class Impl>
+void set_error_texts(Impl& from) {
+  static std::mutex mutex;  // threads may share a tensor
+  const std::lock_guard lock(mutex);
+  if constexpr (requires { from.release_storage_and_set_meta_custom_data_ptr_error_msg_(std::string()); })
+    from.release_storage_and_set_meta_custom_data_ptr_error_msg_(
+        "a DTensor has no data_ptr() and no storage: use to_local() or full_tensor(), or print DTensor(t). A module with "
+        "distributed parameters is saved with ts::torch_save(model, path), for a file that torch::load reads, or with "
+        "ts::TrainingState; tensors are saved with ts::dcp::save");
+  else
+    (void)from.has_storage();  // sets the text of data_ptr(), see DTensorImpl
+}
+
+}  // namespace
+
 bool accept_any_data(const at::Tensor& /*self*/, const at::Tensor& from) {
-  (void)from.has_storage();  // self gets a copy of the error text of data_ptr(), see DTensorImpl
+  if (is_dtensor(from)) set_error_texts(*from.unsafeGetTensorImpl());
   return true;
 }
 

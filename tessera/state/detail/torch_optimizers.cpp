@@ -1,105 +1,25 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/state/detail/torch_optimizer_fields.h"
 #include "tessera/state/optimizer_state.h"
 
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
 #include <torch/optim/lbfgs.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
 
 #include <deque>
 #include <memory>
 #include <tuple>
 
-// Implements OptimizerAccess for LibTorch's optimizers. `visit` lists the fields of each class once. Reading, writing
-// and state_entries() use it.
+// Implements OptimizerAccess for LibTorch's optimizers. visit_fields lists the fields of each class once. Reading,
+// writing and state_entries() use it.
 namespace tessera {
 namespace {
 
 namespace optim = torch::optim;
+using torch_fields::visit_fields;
 using Betas = std::tuple<double, double>;
-constexpr bool kOptional = false;  // exists only with some options: amsgrad, momentum, centered
-
-template <class F>
-void visit(optim::SGDOptions& o, F f) {
-  f("lr", o.lr());
-  f("momentum", o.momentum());
-  f("dampening", o.dampening());
-  f("weight_decay", o.weight_decay());
-  f("nesterov", o.nesterov());
-}
-template <class F>
-void visit(optim::SGDParamState& s, F f) {
-  f("momentum_buffer", s.momentum_buffer());
-}
-
-template <class Options, class F>
-void visit_adam_options(Options& o, F f) {
-  f("lr", o.lr());
-  f("betas", o.betas());
-  f("eps", o.eps());
-  f("weight_decay", o.weight_decay());
-  f("amsgrad", o.amsgrad());
-}
-template <class State, class F>
-void visit_adam_state(State& s, F f) {
-  f("step", s.step());
-  f("exp_avg", s.exp_avg());
-  f("exp_avg_sq", s.exp_avg_sq());
-  f("max_exp_avg_sq", s.max_exp_avg_sq(), kOptional);
-}
-template <class F>
-void visit(optim::AdamOptions& o, F f) {
-  visit_adam_options(o, f);
-}
-template <class F>
-void visit(optim::AdamWOptions& o, F f) {
-  visit_adam_options(o, f);
-}
-template <class F>
-void visit(optim::AdamParamState& s, F f) {
-  visit_adam_state(s, f);
-}
-template <class F>
-void visit(optim::AdamWParamState& s, F f) {
-  visit_adam_state(s, f);
-}
-
-template <class F>
-void visit(optim::RMSpropOptions& o, F f) {
-  f("lr", o.lr());
-  f("alpha", o.alpha());
-  f("eps", o.eps());
-  f("weight_decay", o.weight_decay());
-  f("momentum", o.momentum());
-  f("centered", o.centered());
-}
-template <class F>
-void visit(optim::RMSpropParamState& s, F f) {
-  f("step", s.step());
-  f("square_avg", s.square_avg());
-  f("momentum_buffer", s.momentum_buffer(), kOptional);
-  f("grad_avg", s.grad_avg(), kOptional);
-}
-
-template <class F>
-void visit(optim::AdagradOptions& o, F f) {
-  f("lr", o.lr());
-  f("lr_decay", o.lr_decay());
-  f("weight_decay", o.weight_decay());
-  f("initial_accumulator_value", o.initial_accumulator_value());
-  f("eps", o.eps());
-}
-template <class F>
-void visit(optim::AdagradParamState& s, F f) {
-  f("step", s.step());
-  f("sum", s.sum());
-}
 
 at::Tensor to_tensor(double v) { return at::scalar_tensor(v, at::kDouble); }
 at::Tensor to_tensor(int64_t v) { return at::scalar_tensor(v, at::kLong); }
@@ -116,7 +36,7 @@ void from_tensor(const at::Tensor& t, at::Tensor& v) { v = t; }
 template <class Fields>
 StateDict read(Fields& fields) {
   StateDict dict;
-  visit(fields, [&](const char* name, auto& value, bool = true) {
+  visit_fields(fields, [&](const char* name, auto& value, bool = true) {
     const auto tensor = to_tensor(value);
     if (tensor.defined()) dict.insert(name, tensor);
   });
@@ -124,7 +44,7 @@ StateDict read(Fields& fields) {
 }
 template <class Fields>
 void write(Fields& fields, const StateDict& dict) {
-  visit(fields, [&](const char* name, auto& value, bool = true) {
+  visit_fields(fields, [&](const char* name, auto& value, bool = true) {
     if (const at::Tensor* tensor = dict.find(name)) from_tensor(*tensor, value);
   });
 }
@@ -146,7 +66,7 @@ class TorchOptimizer final : public OptimizerAccess {
   std::vector<StateEntry> state_entries() const override {
     State state;
     std::vector<StateEntry> entries;
-    visit(state, [&](const char* name, auto& value, bool required = true) {
+    visit_fields(state, [&](const char* name, auto& value, bool required = true) {
       entries.push_back({name, std::is_same_v<decltype(value), at::Tensor&>, required});
     });
     return entries;

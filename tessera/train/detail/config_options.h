@@ -152,6 +152,9 @@ void visit_options(Config& c, F f) {
   f({"metrics.output", "--output", "Output folder (empty: outputs/<time>-<model>)"}, c.metrics.output);
   f({"metrics.log_every", "--log-every", "Steps between log lines", kSteps}, c.metrics.log_every);
   f({"metrics.tensorboard", "", "Write TensorBoard event files"}, c.metrics.tensorboard);
+  f({"metrics.histograms_every", "", "Steps between histograms of weights and gradients in TensorBoard (0: none)",
+     kStepsOrOff},
+    c.metrics.histograms_every);
   f({"metrics.peak_tflops", "", "Peak TFLOPS of a rank's device, for MFU (0: looked up by device name)", {{0, 1e9}}},
     c.metrics.peak_tflops);
 

@@ -62,6 +62,21 @@ std::string scalar_event(double wall_time, int64_t step, const Scalars& scalars)
   return field(1, wall_time) + field(2, step) + field(5, std::string_view(summary));
 }
 
+std::string histogram_event(double wall_time, int64_t step, const NamedHistograms& histograms) {
+  const auto packed = [](uint64_t number, const std::vector<double>& values) {
+    std::string bytes;
+    for (const double value : values) bytes += bytes_of(value);
+    return field(number, std::string_view(bytes));
+  };
+  std::string summary;
+  for (const auto& [tag, h] : histograms) {
+    const auto proto = field(1, h.min) + field(2, h.max) + field(3, h.num) + field(4, h.sum) + field(5, h.sum_squares) +
+                       packed(6, h.limits) + packed(7, h.counts);
+    summary += field(1, field(1, std::string_view(tag)) + field(5, std::string_view(proto)));
+  }
+  return field(1, wall_time) + field(2, step) + field(5, std::string_view(summary));
+}
+
 std::string restart_event(double wall_time, int64_t step) {
   return field(1, wall_time) + field(2, step) + field(7, std::string_view(field(1, int64_t{1})));
 }
@@ -110,6 +125,14 @@ void EventFile::on_step(const StepMetrics& m) {
     scalars.emplace_back("comm/" + axis + "/bytes", static_cast<float>(traffic.bytes));
   }
   write(detail::scalar_event(now(), m.step, scalars));
+}
+
+void EventFile::write_scalars(int64_t step, const Scalars& scalars) {
+  write(detail::scalar_event(now(), step, scalars));
+}
+
+void EventFile::on_histograms(int64_t step, const NamedHistograms& histograms) {
+  write(detail::histogram_event(now(), step, histograms));
 }
 
 void EventFile::on_eval(const EvalMetrics& m) {

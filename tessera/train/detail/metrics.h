@@ -1,5 +1,6 @@
 #pragma once
 #include "tessera/comm/detail/records.h"
+#include "tessera/train/detail/histogram.h"
 
 #include <cmath>
 #include <cstdint>
@@ -87,7 +88,8 @@ class MetricsSink {
   virtual ~MetricsSink() = default;
   virtual void on_step(const StepMetrics&) {}  // every step
   virtual void on_eval(const EvalMetrics&) {}
-  virtual void on_checkpoint(const std::string& /*path*/) {}  // after it is complete
+  virtual void on_histograms(int64_t /*step*/, const NamedHistograms&) {}  // of weights and gradients
+  virtual void on_checkpoint(const std::string& /*path*/) {}               // after it is complete
 };
 
 }  // namespace tessera::train

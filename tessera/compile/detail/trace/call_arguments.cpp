@@ -1,6 +1,7 @@
 #include "tessera/compile/detail/trace/call_arguments.h"
 
 #include "tessera/base/error.h"
+#include "tessera/optim/detail/substitute_optimizer.h"
 
 #include <c10/util/Type.h>
 
@@ -8,12 +9,11 @@
 
 namespace tessera::compiler {
 
-void CallArguments::refuse_torch_optimizer() {
-  TESSERA_FAIL(
-      UsageError,
-      "compile: an optimizer of torch::optim counts its steps on the host, and the count would become a "
-      "constant of the program; use the optimizer of the same name in tessera::optim (SGD, Adam, AdamW, RMSprop, "
-      "Adagrad), or step it outside of the compiled step (LBFGS)");
+OptimizerAccess* CallArguments::own_optimizer(torch::optim::Optimizer& optimizer) {
+  if (auto* own = dynamic_cast<OptimizerAccess*>(&optimizer)) return own;
+  auto* substitute = dynamic_cast<optim::detail::SubstituteOptimizer*>(&optimizer);
+  TESSERA_CHECK(substitute, InternalError, "compile: a torch::optim::Optimizer without a substitute");
+  return &substitute->own();
 }
 
 void CallArguments::refuse_missing_members(const std::type_info& type, size_t listed, size_t members) {

@@ -128,9 +128,7 @@ class CallArguments {
     } else if constexpr (std::is_base_of_v<OptimizerAccess, V>) {
       optimizers.push_back(const_cast<V*>(&value));  // NOLINT(cppcoreguidelines-pro-type-const-cast)
     } else if constexpr (std::is_base_of_v<torch::optim::Optimizer, V>) {
-      auto* own = dynamic_cast<OptimizerAccess*>(const_cast<V*>(&value));  // NOLINT(*-const-cast)
-      if (!own) refuse_torch_optimizer();
-      optimizers.push_back(own);
+      optimizers.push_back(own_optimizer(const_cast<V&>(value)));  // NOLINT(cppcoreguidelines-pro-type-const-cast)
     } else if constexpr (requires { static_cast<torch::nn::Module&>(*value); }) {
       using Pointed = std::remove_cvref_t<decltype(*value)>;
       const bool exact = std::is_same_v<Pointed, torch::nn::Module> ? false : typeid(*value) == typeid(Pointed);
@@ -204,7 +202,7 @@ class CallArguments {
     leaf(Kind::Tensors, static_cast<int64_t>(tensors.size() - tensors_before));
   }
 
-  [[noreturn]] static void refuse_torch_optimizer();
+  static OptimizerAccess* own_optimizer(torch::optim::Optimizer& optimizer);
   [[noreturn]] static void refuse_missing_members(const std::type_info& type, size_t listed, size_t members);
 
   uint32_t argument_ = 0;

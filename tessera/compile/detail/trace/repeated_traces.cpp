@@ -16,8 +16,8 @@ namespace {
 constexpr const char* kKeepStateInTensors =
     "a compiled step runs its host code only once. Counters and the like: keep them in tensors that the step updates "
     "in "
-    "place, or pass them as arguments. Optimizers of torch::optim count their steps on the host: use the one of the "
-    "same name in tessera::optim";
+    "place, or pass them as arguments. An optimizer of torch::optim counts its steps on the host: pass it as an argument "
+    "of the step";
 
 // The first line that differs, in both texts.
 std::pair<std::string, std::string> first_difference(const std::string& a, const std::string& b) {
@@ -67,7 +67,7 @@ void RepeatedTraces::check_captured(const Tracer& tracer) {
       assigned ? assigned->sizes() : at::IntArrayRef(),
       " (h = y.detach(), or the state of an optimizer of torch::optim). A compiled step does not run its host "
       "code again: write h.copy_(y) under torch::NoGradGuard, or pass h as an argument and return the new "
-      "one; use the optimizer of the same name in tessera::optim");
+      "one; pass the optimizer as an argument of the step");
   if (!std::exchange(any_, true))  // aliases: the tracer counts references to captured tensors
     for (const auto& t : captured) before_.push_back(t.variable_data());
   left_ = std::move(left);

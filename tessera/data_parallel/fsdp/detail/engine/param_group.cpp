@@ -220,6 +220,12 @@ void ParamGroup::unshard() {
   const auto& layout = all_gather_layout();
   if (!buffer_pool_) buffer_pool_ = std::make_shared<BufferPool>();
   all_gather_output_ = buffer_pool_->allocate(layout.gathered_numel(), all_gather_input_.options());
+  if (custom_all_gather_) {
+    custom_output_ = custom_all_gather_->allocate({layout.ranks() * layout.shard_numel()}, all_gather_input_.options());
+    const comm::CollectiveLabel label(name_.c_str(), index_);
+    custom_work_ = (*custom_all_gather_)(custom_output_, all_gather_input_, all_gather_group_, /*async_op=*/true);
+    return;
+  }
   if (layout.staging_numel() > 0) staging_ = at::empty({layout.staging_numel()}, all_gather_input_.options());
   std::vector<at::Tensor> outputs{all_gather_output_};
   if (staging_.defined()) outputs.push_back(staging_);
@@ -228,6 +234,7 @@ void ParamGroup::unshard() {
 }
 
 void ParamGroup::wait_for_all_gather() {
+  if (auto work = std::exchange(custom_work_, {})) work.wait();
   funcol::wait(all_gather_output_, all_gather_group_);
   if (staging_.defined()) funcol::wait(staging_, all_gather_group_);
 }
@@ -237,8 +244,21 @@ void ParamGroup::finish_all_gather() {
   wait_for_all_gather();
   all_gather_input_.reset();
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  if (custom_output_.defined()) return copy_from_custom_output();
   all_gather_layout().copy_from_staging(staging_, all_gather_output_);
   staging_.reset();
+}
+
+void ParamGroup::copy_from_custom_output() {
+  const auto& layout = all_gather_layout();
+  const auto output = std::exchange(custom_output_, {});
+  for (int64_t rank = 0; rank < layout.ranks(); rank++) {
+    const auto shard = output.narrow(0, rank * layout.shard_numel(), layout.shard_numel());
+    for (size_t i = 0; i < params_.size(); i++)
+      if (layout.range_in_shard(i, rank).size > 0)
+        layout.shard_of(i, layout.unsharded_param(i, all_gather_output_), rank)
+            .copy_(layout.param_in_shard(i, rank, shard));
+  }
 }
 
 // The unflattened parameters require a gradient if the flat parameter does: only that one is in the module.

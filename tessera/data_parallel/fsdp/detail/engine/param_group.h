@@ -80,6 +80,7 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
   const ParamGroupOptions& options() const { return options_; }
   c10::Device device() const { return device_; }  // the compute device
   const FSDPStreams& streams() const { return streams_; }
+  void set_custom_all_gather(std::shared_ptr<AllGather> custom) { custom_all_gather_ = std::move(custom); }
   ParamGroupGradients& gradients() { return *gradients_; }
   const ParamGroupGradients& gradients() const { return *gradients_; }
 
@@ -138,6 +139,7 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
   void copy_values_to_shard();
   void wait_for_all_gather();
   void finish_all_gather();
+  void copy_from_custom_output();
   void follow_flat_param();
   void switch_to_unsharded(size_t i, const at::Tensor& unsharded);
   void switch_to_sharded();
@@ -166,6 +168,9 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
   PackerRef packer_;
 
   at::Tensor all_gather_input_, all_gather_output_, staging_;
+  std::shared_ptr<AllGather> custom_all_gather_;  // may be null
+  comm::Work custom_work_;                        // of the custom all-gather in flight
+  at::Tensor custom_output_;                      // the shards of all ranks, one after the other
   comm::Group all_gather_group_;  // shard_group_ or reshard_group_
   int64_t all_gather_version_ = 0;
   bool all_gather_done_ = false;

@@ -67,6 +67,7 @@ ParamGroupGradients::~ParamGroupGradients() {
 }
 
 double ParamGroupGradients::divide_factor() const {
+  if (reduction_hooks_.reduce_scatter || reduction_hooks_.all_reduce) return 1;
   const auto& replicas = group_.replicate_group();
   const auto ranks = group_.shard_group()->size() * (replicas ? replicas->size() : 1);
   return divide_factor_.value_or(static_cast<double>(ranks));
@@ -151,6 +152,8 @@ void ParamGroupGradients::reduce_scatter(bool all_reduce) {
   const RequiresGradHash frozen(requires_grad);
   label_ = group_.name() + frozen.text();
   label_number_ = frozen.number(group_.index());
+  if (reduces && (reduction_hooks_.reduce_scatter || reduction_hooks_.custom_reduce_scatter))
+    return reduce_scatter_by_hook(options);
   if (group_.shard_group()->size() == 1 || !reduces) {
     reduced_ = at::zeros({numel}, options);
     for (size_t i = 0; i < ready_.size(); i++)
@@ -169,6 +172,43 @@ void ParamGroupGradients::reduce_scatter(bool all_reduce) {
   }
   const comm::CollectiveLabel label(label_.c_str(), label_number_);
   comm::reduce_scatter_segments_into_(reduced_, inputs, segments, ReduceOp::Sum, group_.shard_group());
+}
+
+// The hook gets copies of the gradients in one buffer. The flags have a collective of their own.
+void ParamGroupGradients::reduce_scatter_by_hook(const at::TensorOptions& options) {
+  const auto& layout = group_.layout();
+  const auto& shards = group_.shard_group();
+  const int64_t num_flags = flags_.defined() ? flags_.numel() : 0;
+  const auto& custom = reduction_hooks_.custom_reduce_scatter;
+  const std::vector<int64_t> sizes{shards->size() * layout.shard_numel()};
+  custom_input_ = custom ? custom->allocate(sizes, options) : at::empty(sizes, options);
+  const auto segments = layout.gradient_segments(ready_);
+  int64_t offset = 0;
+  for (const auto& of_rank : segments)
+    for (const auto& segment : of_rank) {
+      const auto place = custom_input_.narrow(0, std::exchange(offset, offset + segment.size), segment.size);
+      if (segment.tensor == comm::kPaddingSegment)
+        place.zero_();
+      else
+        place.copy_(
+            unsharded_grads_[static_cast<size_t>(segment.tensor)].view({-1}).narrow(0, segment.begin, segment.size));
+    }
+  reduced_ = at::empty({layout.shard_numel() + num_flags}, options);
+  auto shard = reduced_.narrow(0, 0, layout.shard_numel());
+  const comm::CollectiveLabel label(label_.c_str(), label_number_);
+  if (custom)
+    custom_work_ = (*custom)(shard, custom_input_, shards, ReduceOp::Sum, /*async_op=*/true);
+  else
+    reduction_hooks_.reduce_scatter(custom_input_, shard);
+  reduce_flags(shards);
+}
+
+// Sums the flags, in their place after the shard.
+void ParamGroupGradients::reduce_flags(const comm::Group& group) {
+  if (!flags_.defined()) return;
+  auto sum = flags_.clone();
+  group->all_reduce(sum, ReduceOp::Sum).wait();
+  reduced_.narrow(0, group_.layout().shard_numel(), sum.numel()).copy_(sum);
 }
 
 // One flag per parameter: this rank has a gradient of it. In a compiled step they are not exchanged, because the step
@@ -196,14 +236,21 @@ void ParamGroupGradients::all_reduce() {
   if (in_flight_ != InFlight::ReduceScatter) return;
   const at::NoGradGuard no_grad;
   const c10::OptionalStreamGuard stream(group_.streams().reduce_scatter);
+  if (auto work = std::exchange(custom_work_, {})) work.wait();
   funcol::wait(reduced_, group_.shard_group());
+  custom_input_.reset();
   free_unsharded_grads();
   in_flight_ = InFlight::None;
   const auto& replicas = group_.replicate_group();
   if (!replicas || replicas->size() == 1 || !all_reduce_) return;
   if (deferred_all_reduce_.defined()) reduced_ = sum_of(reduced_, std::exchange(deferred_all_reduce_, {}));
-  in_flight_ = InFlight::AllReduce;
   const comm::CollectiveLabel label(label_.c_str(), label_number_);
+  if (reduction_hooks_.all_reduce) {
+    auto gradient = reduced_.narrow(0, 0, group_.layout().shard_numel());
+    reduction_hooks_.all_reduce(gradient);
+    return reduce_flags(replicas);
+  }
+  in_flight_ = InFlight::AllReduce;
   comm::all_reduce_(reduced_, ReduceOp::Sum, replicas);
 }
 
@@ -228,6 +275,7 @@ void ParamGroupGradients::wait_for_reduction() {
   if (std::find(deferred_.begin(), deferred_.end(), 1) == deferred_.end()) return restore_saved_grads();
   const double postdivide_factor = divide_factor() / predivide_factor(reduced.scalar_type());
   if (postdivide_factor != 1) reduced.div_(postdivide_factor);
+  if (reduction_hooks_.after_reduction) reduction_hooks_.after_reduction(reduced);
   const auto& flat_param = group_.flat_param();
   const auto dtype = group_.options().keep_low_precision_grads ? reduced.scalar_type() : flat_param.scalar_type();
   accumulate(reduced.to(flat_param.options().requires_grad(false).dtype(dtype)));
@@ -443,6 +491,11 @@ void ParamGroupGradients::abandon() {
   take_unreduced();
   const bool has_saved_grads = in_backward_ || is_reducing();
   in_backward_ = false;
+  try {
+    if (auto work = std::exchange(custom_work_, {})) work.wait();
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the first error is reported
+  }
+  custom_input_.reset();
   discard(reduced_, in_flight_ == InFlight::AllReduce ? group_.replicate_group() : group_.shard_group());
   in_flight_ = InFlight::None;
   free_unsharded_grads();

@@ -1,9 +1,12 @@
 #pragma once
+#include "tessera/data_parallel/comm_hook.h"
 #include "tessera/nn/grad_hooks.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +14,16 @@
 namespace tessera::data_parallel::fsdp {
 
 class ParamGroup;
+
+// What replaces, or follows, the reduction of a group's gradients.
+struct ReductionHooks {
+  // FSDP1's comm hook: writes this rank's shard of the reduced gradients to `shard`. Divides itself. `unsharded` has the
+  // shards of all ranks, one after the other.
+  std::function<void(at::Tensor& unsharded, at::Tensor& shard)> reduce_scatter = {};
+  std::function<void(at::Tensor& gradient)> all_reduce = {};    // the same without shards, in place
+  std::shared_ptr<ReduceScatter> custom_reduce_scatter = {};    // does not divide
+  std::function<void(at::Tensor& reduced)> after_reduction = {};  // may change the mean
+};
 
 // The gradients of one ParamGroup: accumulates unsharded gradients, reduce-scatters them in one buffer, all-reduces the
 // result over replicas (HSDP) and sets .grad of the sharded parameters.
@@ -87,6 +100,7 @@ class ParamGroupGradients {
 
   // Divisor of the gradient sum; none: the number of ranks.
   void set_divide_factor(std::optional<double> factor) { divide_factor_ = factor; }
+  ReductionHooks& hooks() { return reduction_hooks_; }
 
  private:
   void gradient_ready(size_t i);
@@ -100,6 +114,8 @@ class ParamGroupGradients {
   at::Tensor collect_in_one_buffer();
   at::Tensor make_flags(at::TensorOptions options) const;
   void read_flags(const at::Tensor& flags);
+  void reduce_scatter_by_hook(const at::TensorOptions& options);
+  void reduce_flags(const comm::Group& group);
   void free_unsharded_grads();
   void accumulate(const at::Tensor& reduced_shard);
   bool accumulate_in_place(const at::Tensor& reduced_shard);
@@ -126,6 +142,9 @@ class ParamGroupGradients {
   bool has_unsharded_passes_ = false;     // backward passes without reduce-scatter since the last one
   bool has_deferred_passes_ = false;      // the same for the all-reduce
   bool includes_earlier_passes_ = false;  // the reduction in flight has gradients of such passes
+  ReductionHooks reduction_hooks_;
+  comm::Work custom_work_;                // of the custom reduce-scatter in flight
+  at::Tensor custom_input_;               // its input
   std::string label_;                     // of the reduction in flight
   int32_t label_number_ = 0;
 };

@@ -80,9 +80,9 @@ void ShardLayout::set_gathered_layout() {
     auto& segments = gather_segments_[static_cast<size_t>(r)];
     for (size_t i = 0; i < shapes_.size(); i++) {
       const int64_t padded = max_param_shard_numel(i), size = range_in_shard(i, r).size;
-      if (has_contiguous_shards(i))
+      if (size > 0 && has_contiguous_shards(i))  // an empty shard would begin after the end of the buffer
         segments.push_back({0, gathered_offsets_[i] + r * padded, size});
-      else
+      else if (size > 0)
         segments.push_back({1, staging_offsets_[i] + r * padded, size});
       if (size < padded) segments.push_back({comm::kPaddingSegment, 0, padded - size});
     }
