@@ -30,6 +30,7 @@ PAGES = [
     ("docs/porting.md", "tutorials/porting.md", "From LibTorch to four ranks", "Tutorials"),
     ("docs/migration.md", "tutorials/migration.md", "From Python's DDP, FSDP and TP", "Tutorials"),
     ("docs/concepts.md", "concepts.md", "Concepts", ""),
+    ("examples/slurm/README.md", "tutorials/slurm.md", "On a Slurm cluster", "Tutorials"),
     ("packaging/README.md", "howto/packages.md", "Install and package", "How to"),
     ("docs/security.md", "howto/security.md", "Security", "How to"),
     ("docs/benchmarks.md", "howto/benchmarks.md", "Benchmarks", "How to"),

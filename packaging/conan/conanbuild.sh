@@ -1,0 +1,1 @@
+. "/work/main/packaging/conan/conanbuildenv-release-x86_64.sh"

@@ -1,0 +1,1 @@
+. "/work/main/packaging/conan/conanrunenv-release-x86_64.sh"

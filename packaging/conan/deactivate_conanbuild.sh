@@ -1,0 +1,1 @@
+. "/work/main/packaging/conan/deactivate_conanbuildenv-release-x86_64.sh"

@@ -1,0 +1,1 @@
+& "$PSScriptRoot/deactivate_conanrunenv-release-x86_64.ps1"

@@ -1,0 +1,1 @@
+. "/work/main/packaging/conan/deactivate_conanrunenv-release-x86_64.sh"
