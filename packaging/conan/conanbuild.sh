@@ -1,1 +1,0 @@
-. "/work/main/packaging/conan/conanbuildenv-release-x86_64.sh"

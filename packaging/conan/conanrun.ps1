@@ -1,1 +1,0 @@
-& "$PSScriptRoot/conanrunenv-release-x86_64.ps1"

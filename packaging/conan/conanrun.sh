@@ -1,1 +1,0 @@
-. "/work/main/packaging/conan/conanrunenv-release-x86_64.sh"

@@ -1,1 +1,0 @@
-. "/work/main/packaging/conan/deactivate_conanbuildenv-release-x86_64.sh"

@@ -1,1 +1,0 @@
-& "$PSScriptRoot/deactivate_conanrunenv-release-x86_64.ps1"
