@@ -29,6 +29,7 @@ def milliseconds(call):
 
 def work(rank, world):
     if world != 2:
+        dist.barrier()  # all have connected
         return
     mesh = init_device_mesh("cpu", (world,))
     dicts = [{f"layers.{i}.weight": full((2048, 2048), v + i, device_mesh=mesh, placements=[Shard(0)]) for i in range(64)}
