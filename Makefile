@@ -8,7 +8,7 @@ GENERATOR = $(if $(shell command -v ninja),,-G "Unix Makefiles")
 CTEST = ctest -j$(J) --preset
 
 .DEFAULT_GOAL := build
-.PHONY: bootstrap build program train test dev debug asan tsan sanitize fuzz clang cuda soak bench install check format \
+.PHONY: bootstrap build program train test dev debug asan tsan sanitize fuzz clang cuda soak bench install packages docs check format \
         format-check parity-ops parity-refresh tidy headers nightly clean
 
 test: build
@@ -44,6 +44,14 @@ bench: build
 PREFIX ?= /usr/local
 install: build
 	@cmake --install build/release --prefix $(PREFIX)
+
+# Makes the packages of what is built and tests each in a clean prefix; packaging/README.md.
+packages: build bootstrap-packages
+	@for package in archive deb wheel conan vcpkg; do CONAN=$(CURDIR)/build/conan/bin/conan packaging/test_$$package || exit 1; done
+
+# The documentation site, without network: build/docs/site/index.html. A browser, where there is one, opens it and searches.
+docs: program bootstrap-docs
+	@python3 tools/build_docs.py && tools/check_docs_site build/docs/site
 
 # One translation unit per file: a change costs one file. T names a layer: make dev T=rules
 T ?=

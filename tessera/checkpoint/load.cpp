@@ -1,21 +1,21 @@
 #include "tessera/checkpoint/load.h"
 
-#include "tessera/base/detail/crc32c.h"
 #include "tessera/base/detail/nearest_names.h"
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/checkpoint/detail/local_boxes.h"
 #include "tessera/checkpoint/detail/reshard.h"
-#include "tessera/checkpoint/safetensors_file.h"
+#include "tessera/checkpoint/detail/shard_reader.h"
 #include "tessera/comm/detail/rank_agreement.h"
+#include "tessera/data_parallel/fsdp/state_dict.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <map>
+#include <optional>
+#include <regex>
 #include <sstream>
 #include <unordered_map>
 
@@ -35,8 +35,7 @@ class Loader {
  private:
   struct LoadItem {
     LocalBoxes into;
-    std::vector<const TensorEntry*> entries;  // by saved shard; null: not needed on this rank
-    std::vector<const SafetensorsFile*> files;
+    std::vector<at::Tensor> values;  // by saved shard; undefined: not needed on this rank
     std::vector<Box> saved;
     std::vector<BoxCopy> copies;
   };
@@ -44,23 +43,31 @@ class Loader {
   void compare(const std::unordered_map<std::string, const SavedTensor*>& saved);
   std::string explain() const;
   void plan_tensor(const std::string& name, const at::Tensor& tensor, const SavedTensor& saved);
-  const SafetensorsFile& open(const std::string& file);
-  void verify(const SavedShard& shard, const SafetensorsFile& file, const TensorEntry& entry);
 
   const StateDict& dict_;
   const std::string& path_;
   const LoadOptions& options_;
   CheckpointSource source_;
+  std::vector<std::string> names_;  // of the checkpoint, as in the dict, in the order of the manifest
   LoadReport report_;
   std::vector<LoadItem> items_;
-  std::map<std::string, SafetensorsFile> files_;
+  std::optional<ShardReader> reader_;
 };
 
 void Loader::plan() {
   source_ = open_source(path_);
+  reader_.emplace(source_.folder);
   std::unordered_map<std::string, const SavedTensor*> saved;
-  for (const auto& tensor : source_.manifest.tensors)
-    if (tensor.name.starts_with(options_.prefix)) saved.emplace(tensor.name.substr(options_.prefix.size()), &tensor);
+  for (const auto& tensor : source_.manifest.tensors) {
+    if (!tensor.name.starts_with(options_.prefix)) continue;
+    auto name = tensor.name.substr(options_.prefix.size());
+    if (options_.rename) name = options_.rename(name);
+    if (name.empty()) continue;
+    const auto [known, is_new] = saved.emplace(name, &tensor);
+    TESSERA_CHECK(is_new, UsageError, "'", known->second->name, "' and '", tensor.name,
+                  "' of the checkpoint are both '", name, "' after renaming");
+    names_.push_back(name);
+  }
   compare(saved);
   TESSERA_CHECK(!options_.strict || report_.empty(), UsageError, explain());
   for (const auto& [name, tensor] : dict_) {
@@ -78,11 +85,8 @@ void Loader::compare(const std::unordered_map<std::string, const SavedTensor*>& 
     else if (const auto& sizes = found->second->sizes; tensor.sizes() != c10::IntArrayRef(sizes))
       report_.mismatched.push_back({name, tensor.sizes().vec(), {sizes.begin(), sizes.end()}});
   }
-  for (const auto& tensor : source_.manifest.tensors) {  // in the order of the manifest
-    if (!tensor.name.starts_with(options_.prefix)) continue;
-    const auto name = tensor.name.substr(options_.prefix.size());
+  for (const auto& name : names_)
     if (!dict_.contains(name)) report_.unexpected.push_back(name);
-  }
 }
 
 std::string Loader::explain() const {
@@ -109,42 +113,17 @@ std::string Loader::explain() const {
   return text.str();
 }
 
-const SafetensorsFile& Loader::open(const std::string& file) {
-  const auto known = files_.find(file);
-  if (known != files_.end()) return known->second;
-  const auto path = (std::filesystem::path(source_.folder) / file).string();
-  return files_.emplace(file, SafetensorsFile(path)).first->second;
-}
-
-void Loader::verify(const SavedShard& shard, const SafetensorsFile& file, const TensorEntry& entry) {
-  if (!shard.checksum) return;
-  const uint32_t found = crc32c(file.bytes(entry));
-  TESSERA_CHECK(found == *shard.checksum, UsageError, file.path(), ": the bytes of '", entry.name, "' ", shard.box,
-                " are damaged: their checksum is ", found, ", and it was ", *shard.checksum);
-}
-
 void Loader::plan_tensor(const std::string& name, const at::Tensor& tensor, const SavedTensor& saved) {
-  LoadItem item{.into = local_boxes(name, tensor), .entries = {}, .files = {}, .saved = {}, .copies = {}};
+  LoadItem item{.into = local_boxes(name, tensor), .values = {}, .saved = {}, .copies = {}};
   for (const auto& shard : saved.shards) item.saved.push_back(shard.box);
-  item.entries.resize(item.saved.size());
-  item.files.resize(item.saved.size());
+  item.values.resize(item.saved.size());
   auto plan = reshard(item.saved, item.into.boxes());
   TESSERA_CHECK(plan.missing.empty(), UsageError, "'", saved.name, "' ", tensor.sizes(), ": ", plan.missing.front(),
                 " was not saved");
   item.copies = std::move(plan.copies);
   for (const auto& copy : item.copies) {
-    if (item.entries[copy.saved]) continue;
-    const auto& shard = saved.shards[copy.saved];
-    const auto& file = open(shard.file);
-    const auto* entry = file.find(saved.name);
-    TESSERA_CHECK(
-        entry && entry->dtype == saved.dtype && c10::IntArrayRef(entry->shape) == shard.box.sizes, UsageError,
-        file.path(), ": '", saved.name, "' ", shard.box, " of dtype ", saved.dtype, " was saved in this file, and ",
-        entry ? c10::str(entry->dtype, c10::IntArrayRef(entry->shape)) : std::string("no tensor of that name"),
-        " is there now");
-    if (options_.verify) verify(shard, file, *entry);
-    item.entries[copy.saved] = entry;
-    item.files[copy.saved] = &file;
+    auto& values = item.values[copy.saved];
+    if (!values.defined()) values = reader_->read(saved, saved.shards[copy.saved], options_.verify);
   }
   items_.push_back(std::move(item));
 }
@@ -152,12 +131,21 @@ void Loader::plan_tensor(const std::string& name, const at::Tensor& tensor, cons
 void Loader::execute() const {
   for (const auto& item : items_)
     for (const auto& copy : item.copies) {
-      auto from = item.files[copy.saved]->tensor(*item.entries[copy.saved]);
+      auto from = item.values[copy.saved];
       const auto& box = item.saved[copy.saved];
       for (size_t d = 0; d < copy.box.sizes.size(); d++)
         from = from.narrow(static_cast<int64_t>(d), copy.box.offsets[d] - box.offsets[d], copy.box.sizes[d]);
       item.into.view(item.into.parts[copy.needed], copy.box).copy_(from);
     }
+}
+
+// load() of a process without a world.
+LoadReport load_alone(const StateDict& dict, const std::string& path, const LoadOptions& options) {
+  const at::NoGradGuard no_grad;
+  Loader loader(dict, path, options);
+  loader.plan();
+  loader.execute();
+  return loader.report();
 }
 
 }  // namespace
@@ -200,3 +188,28 @@ StateDict optimizer_state_like(const Manifest& manifest, const std::string& pref
 }
 
 }  // namespace tessera::dcp
+
+namespace tessera {
+
+LoadReport load_safetensors(torch::nn::Module& module, const std::string& path, const LoadSafetensorsOptions& options) {
+  std::vector<std::pair<std::regex, std::string>> rules;
+  for (const auto& rule : options.key_map) try {
+      rules.emplace_back(rule.pattern, rule.name);
+    } catch (const std::regex_error& error) {
+      TESSERA_FAIL(UsageError, "'", rule.pattern, "' of the key map is not a regular expression: ", error.what());
+    }
+  dcp::LoadOptions load_options{.strict = options.strict};
+  if (!rules.empty())
+    load_options.rename = [&](const std::string& name) {
+      for (const auto& [pattern, replacement] : rules)
+        if (std::smatch match; std::regex_match(name, match, pattern)) return match.format(replacement);
+      return name;
+    };
+  const auto dict = get_model_state_dict(module);
+  const auto report =
+      World::has_current() ? dcp::load(dict, path, load_options) : dcp::load_alone(dict, path, load_options);
+  set_model_state_dict(module, dict, {.strict = options.strict});  // flat parameters were gathered copies
+  return report;
+}
+
+}  // namespace tessera

@@ -3,7 +3,13 @@
 #include "tessera/comm/world.h"
 #include "tessera/state/load_state_dict.h"
 
+#include <functional>
 #include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
 
 namespace tessera::dcp {
 
@@ -14,6 +20,8 @@ struct LoadOptions {
   // Compares the checksums of the shards that are read, which reads these shards completely. false: a damaged file can
   // give wrong values. Checkpoints of other programs have no checksums.
   bool verify = true;
+  // The name in the dict of a saved name, without `prefix`; "": the tensor is left out. Not set: the same name.
+  std::function<std::string(const std::string&)> rename = {};
 };
 
 // Loads the checkpoint at `path` into the tensors of a state dict, by name (torch.distributed.checkpoint.load).
@@ -37,3 +45,28 @@ StateDict optimizer_state_like(const std::string& path, const std::string& prefi
 StateDict optimizer_state_like(const Manifest& manifest, const std::string& prefix, const StateDict& model);
 
 }  // namespace tessera::dcp
+
+namespace tessera {
+
+// A rule of a key map: a saved name that matches `pattern`, a regular expression for the full name, becomes `name`, in
+// which $1 is the first group. An empty name leaves the tensor out.
+struct KeyRule {
+  std::string pattern, name;
+};
+// Options of load_safetensors().
+struct LoadSafetensorsOptions {
+  std::vector<KeyRule> key_map = {};  // the first rule that matches; other names stay
+  bool strict = true;                 // throws unless every name fits; false: loads what fits and reports the rest
+};
+// Loads weights into a module, plain or with distributed parameters. `path` is a .safetensors file, or any checkpoint
+// that dcp::load reads, such as a folder of Hugging Face. Each rank reads only the bytes that it needs. Parameters keep
+// their dtype and placements. All ranks must call it; without init() it loads in this process alone.
+//
+// Returns which names are missing, unexpected or have other sizes. Throws UsageError if that is anything and `strict`
+// is set, for a pattern that is not a regular expression, and if two saved names become one. Nothing has changed then.
+// Example:  auto report = ts::load_safetensors(*model, "gpt.safetensors",
+//                                              {.key_map = {{"transformer\\.(.*)", "$1"}, {"lm_head\\..*", ""}}});
+LoadReport load_safetensors(torch::nn::Module& module, const std::string& path,
+                            const LoadSafetensorsOptions& options = {});
+
+}  // namespace tessera

@@ -4,6 +4,7 @@
 #include "tessera/state/state_dict.h"
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -32,5 +33,48 @@ struct SaveOptions {
 // {{"step", 1000}});
 void save(const StateDict& dict, const std::string& path, const Values& values = {}, const SaveOptions& options = {},
           const World& world = World::current());
+
+// A save in the background: the future that torch.distributed.checkpoint.async_save returns. The destructor waits; an
+// error that no wait() has thrown becomes a warning.
+class AsyncSave {
+ public:
+  AsyncSave();                                 // no save
+  AsyncSave(AsyncSave&&) noexcept;             // `other` then has no save
+  AsyncSave& operator=(AsyncSave&&) noexcept;  // waits for the save that this object had
+  ~AsyncSave();
+
+  explicit operator bool() const;  // whether it has a save, complete or not
+  bool done() const;               // the save has ended on this rank; true without a save
+  bool complete() const;           // there is a save, and its checkpoint is complete
+  // The folder of the checkpoint. Throws UsageError without a save.
+  const std::string& path() const;
+  // Returns when the checkpoint is complete. Throws what save() throws, the same error on all ranks, once.
+  void wait();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+  friend AsyncSave async_save(const StateDict&, const std::string&, const Values&, const SaveOptions&, AsyncSave,
+                              const World&);
+};
+
+// As save(), but returns when the tensors are copied (staged), and writes the copies on a thread while training goes on
+// (torch.distributed.checkpoint.async_save). Each rank copies only what it writes. Errors of the plan, such as a wrong
+// path, are thrown at once on all ranks; errors of the disk by wait(). The checkpoint is complete, and has its name,
+// when wait() has returned; a crash before that leaves older checkpoints intact.
+//
+// All ranks must call it. It waits for `previous` first and copies into its memory, so pass the last one in a loop. One
+// save at a time writes into a folder of checkpoints: UsageError if another one does. Call wait() before destroy().
+// `options.on_stage` is called on the thread after "planned".
+//
+// Example:  dcp::AsyncSave saving;
+//           for (int64_t step = 1; step <= steps; step++) {
+//             train_step();
+//             if (step % 100 == 0)
+//               saving = dcp::async_save(dict, dcp::step_folder("out", step), {}, {}, std::move(saving));
+//           }
+//           saving.wait();
+AsyncSave async_save(const StateDict& dict, const std::string& path, const Values& values = {},
+                     const SaveOptions& options = {}, AsyncSave previous = {}, const World& world = World::current());
 
 }  // namespace tessera::dcp

@@ -8,6 +8,7 @@
 namespace tessera::cli {
 
 void add_bench_command(CLI::App& app);
+void add_ckpt_command(CLI::App& app);
 void add_env_command(CLI::App& app);
 void add_opt_command(CLI::App& app);
 void add_plan_command(CLI::App& app);

@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   app.footer(tessera::cli::kExitCodeHelp);
   app.set_version_flag("--version", "tessera " TESSERA_VERSION);
   tessera::cli::add_bench_command(app);
+  tessera::cli::add_ckpt_command(app);
   tessera::cli::add_env_command(app);
   tessera::cli::add_opt_command(app);
   tessera::cli::add_plan_command(app);

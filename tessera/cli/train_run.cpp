@@ -57,6 +57,12 @@ void print_header(const TrainConfig& config, const World& world) {
             << (config.training.compile ? ", compiled" : "") << std::endl;
 }
 
+void print_resumed(const train::Trainer& trainer) {
+  std::cout << "resumed from " << trainer.resumed_from() << " at step " << trainer.steps_made() << '\n';
+  for (const auto& change : trainer.resume_changes()) std::cout << "changed: " << change << '\n';
+  std::cout << std::flush;
+}
+
 void add_sinks(train::Trainer& trainer, const TrainConfig& config) {
   const bool terminal = isatty(STDOUT_FILENO) == 1;
   trainer.add(std::make_shared<train::Console>(std::cout,
@@ -122,7 +128,7 @@ void run_training(const TrainConfig& given, bool overwrite) {
     if (is_rank_0) print_header(config, world);
     train::Trainer trainer(config, world);
     if (is_rank_0 && !trainer.resumed_from().empty())
-      std::cout << "resumed from " << trainer.resumed_from() << " at step " << trainer.steps_made() << std::endl;
+      print_resumed(trainer);
     else if (is_rank_0 && config.checkpoint.resume == "auto")
       std::cout << "no checkpoint in " << train::checkpoint_folder(config) << "; starting at step 0" << std::endl;
     if (is_rank_0) add_sinks(trainer, config);

@@ -126,6 +126,7 @@ struct CheckpointOptions {
   int64_t every = 0;        // steps between checkpoints, plus one at the end; 0: none
   std::string folder = "";  // parent of the checkpoints step-N; empty: checkpoints/ in the output folder
   int64_t keep = 3;         // checkpoints to keep; 0: all
+  bool async = false;       // writes checkpoints in the background
   std::string resume = "";  // checkpoint to resume from, or "auto": the latest one in the folder, if any
   // Memberwise.
   bool operator==(const CheckpointOptions&) const = default;

@@ -174,6 +174,8 @@ TrainResult Trainer::run() {
       for (const auto& sink : sinks_) sink->on_eval(result.eval);
     }
   }
+  saving_.wait();
+  report_background_save();
   if (result.stopped.empty() && result.eval.step != step_) {  // the checkpoint already had all steps
     result.eval = evaluate();
     for (const auto& sink : sinks_) sink->on_eval(result.eval);

@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/checkpoint/save.h"
 #include "tessera/optim/schedulers.h"
 #include "tessera/train/detail/evaluate.h"
 #include "tessera/train/detail/loader.h"
@@ -91,6 +92,9 @@ class Trainer {
   void resume(const std::string& path);
   // The checkpoint that this trainer resumed from; "" if none.
   const std::string& resumed_from() const { return resumed_from_; }
+  // Options of batch, data, schedule and mesh that differ from those of the resumed checkpoint, one line each, with
+  // what the difference changes.
+  const std::vector<std::string>& resume_changes() const { return resume_changes_; }
 
   // The model on its mesh.
   ParallelModel& model() { return model_; }
@@ -103,6 +107,9 @@ class Trainer {
   double mean_over_data(const at::Tensor& loss, double* max);
   void measure(StepMetrics& metrics, double seconds) const;
   void save_if_due();
+  void report_background_save();
+  StateDict checkpoint_dict();
+  dcp::Values checkpoint_values() const;
 
   World world_;
   TrainConfig config_;
@@ -120,6 +127,9 @@ class Trainer {
   int64_t step_ = 0, samples_read_ = 0;
   int64_t sampler_position_ = 0;
   std::string resumed_from_;
+  std::vector<std::string> resume_changes_;
+  dcp::AsyncSave saving_;         // with checkpoint.async: the last checkpoint
+  bool saving_reported_ = false;  // the sinks know that it is complete
 };
 
 }  // namespace tessera::train

@@ -49,6 +49,7 @@ struct CrashPoint {
   int ranks;
   int count;      // of earlier calls with this stage
   bool survives;  // the new checkpoint is complete
+  bool asynchronous = false;
 };
 std::ostream& operator<<(std::ostream& out, const CrashPoint& at) { return out << at.name; }
 
@@ -66,7 +67,10 @@ TEST_P(Crash, LastCompleteCheckpointLoads) {
     const auto die = [&](std::string_view stage) {
       if (stage == at.stage && me.rank + 1 == me.size() && seen++ == at.count) kill(getpid(), SIGKILL);
     };
-    save(dict(mesh, 2), step_folder(parent, 2), {}, {.on_stage = die});
+    if (at.asynchronous)
+      async_save(dict(mesh, 2), step_folder(parent, 2), {}, {.on_stage = die}).wait();
+    else
+      save(dict(mesh, 2), step_folder(parent, 2), {}, {.on_stage = die});
     ADD_FAILURE() << "rank " << me.rank << " was not killed";
   };
   EXPECT_THROW(spawn_ranks(at.ranks, body, {.timeout = std::chrono::seconds(20)}), std::exception);
@@ -88,7 +92,9 @@ INSTANTIATE_TEST_SUITE_P(
     Every, Crash,
     ::testing::Values(CrashPoint{"planned", "planned", 1, 0, false}, CrashPoint{"first_shard", "shard", 1, 0, false},
                       CrashPoint{"later_shard", "shard", 2, 1, false}, CrashPoint{"written", "written", 1, 0, false},
-                      CrashPoint{"complete", "complete", 1, 0, false}, CrashPoint{"renamed", "renamed", 1, 0, true}),
+                      CrashPoint{"complete", "complete", 1, 0, false}, CrashPoint{"renamed", "renamed", 1, 0, true},
+                      CrashPoint{"async_shard", "shard", 2, 0, false, true},
+                      CrashPoint{"async_complete", "complete", 1, 0, false, true}),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace

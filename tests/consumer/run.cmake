@@ -1,4 +1,4 @@
-# Installs the build, then builds and runs the consumer against it. Then builds and runs it with FetchContent, with only
+# Installs the build, then builds and runs the consumer against it; partial.cmake installs parts of it. Then builds and runs it with FetchContent, with only
 # the sources that the consumer needs, because all sources would double the build time.
 set(work ${BUILD}/consumer)
 file(REMOVE_RECURSE ${work})
@@ -35,6 +35,8 @@ run_consumer(${work}/installed/consumer)
 if(EXISTS ${work}/prefix/bin/tessera)
   step(${work}/prefix/bin/tessera --version)
 endif()
+
+include(${CMAKE_CURRENT_LIST_DIR}/partial.cmake)
 
 step(${CMAKE_COMMAND} ${flags} -B ${work}/fetched -DFETCH_FROM=${SOURCE} -DTORCH_DIR=${TORCH} -DTESSERA_WERROR=ON
      -DTESSERA_PCH=OFF -DTESSERA_SOURCES=/tessera/base/)

@@ -1,8 +1,9 @@
 """Checkpoints of Tessera and of Python (packages safetensors and torch.distributed.checkpoint).
 
 texts["ours"] is a folder that Tessera saved. Its tensors are returned twice: safetensors/... as read with safetensors
-and assembled from the offsets, and dcp/... as read with torch.distributed.checkpoint.load.
-texts["theirs"] is an empty folder. The tensors theirs/... are written there in four forms."""
+and assembled from the offsets, and dcp/... as read with torch.distributed.checkpoint.load. texts["ours_distcp"] is the
+same as .distcp files; distcp/... are its tensors as dcp.load reads them, texts["values"] its other values.
+texts["theirs"] is an empty folder. The tensors theirs/... are written there in five forms."""
 import glob
 import importlib.util
 import json
@@ -67,6 +68,18 @@ def write_all(folder, tensors):
     save_file(tensors, folder + "/one.safetensors", metadata={"format": "pt"})
     dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(folder + "/consolidated"), no_dist=True)
     dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(folder + "/shards", save_distributed=True), no_dist=True)
+    # Tensors that share a storage, and one that is not contiguous, beside objects.
+    dcp.save({**tensors, "view": torch.arange(12.0).view(3, 4)[:, 1:3], "step": 7, "lr": 0.5, "note": "text",
+              "other": {"a": [1, 2]}}, checkpoint_id=folder + "/distcp", no_dist=True)
+
+
+def read_distcp(folder, like):
+    """The tensors as dcp.load reads them, and the objects."""
+    dict_ = {name: torch.zeros_like(t) for name, t in like.items()}
+    objects = {"step": None, "note": None, "lr": None}
+    loaded = dict_ | objects
+    dcp.load(loaded, checkpoint_id=folder, no_dist=True)
+    return {name: loaded[name] for name in dict_}, {name: loaded[name] for name in objects}
 
 
 def both_ways(tensors, texts):
@@ -79,7 +92,9 @@ def both_ways(tensors, texts):
     read = read_with_safetensors(texts["ours"])
     out = {"safetensors/" + name: t for name, t in read.items()}
     out.update({"dcp/" + name: t for name, t in read_with_dcp(texts["ours"], read).items()})
-    return out, {}
+    distcp, values = read_distcp(texts["ours_distcp"], read)
+    out.update({"distcp/" + name: t for name, t in distcp.items()})
+    return out, {"values": repr(values)}
 
 
 respond(both_ways)

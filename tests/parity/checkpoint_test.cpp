@@ -1,6 +1,8 @@
 // Python reads checkpoints of Tessera, and Tessera reads checkpoints of Python.
 #include "run_python.h"
 #include "tessera/checkpoint/detail/checkpoint_source.h"
+#include "tessera/checkpoint/detail/distcp.h"
+#include "tessera/checkpoint/detail/shard_reader.h"
 #include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/save.h"
 #include "tessera/dtensor/dtensor.h"
@@ -65,10 +67,16 @@ const parity::Response& python() {
         dict.insert(saved.name, saved.placements.empty() ? saved.value.clone()
                                                          : distribute_tensor(saved.value.clone(), mesh,
                                                                              saved.placements, {.src_data_rank = {}}));
-      save(dict, folder().path + "/ours", {{"step", 1}});
+      save(dict, folder().path + "/ours", {{"step", 1}, {"lr", 0.25}, {"note", "text"}});
     });
+    const auto ours = open_source(folder().path + "/ours");
+    ShardReader reader(ours.folder);
+    write_distcp(ours.manifest, folder().path + "/ours_distcp",
+                 [&](const auto& tensor, const auto& shard) { return reader.read(tensor, shard, true); });
     parity::Message request;
-    request.texts = {{"ours", folder().path + "/ours"}, {"theirs", folder().path + "/theirs"}};
+    request.texts = {{"ours", folder().path + "/ours"},
+                     {"ours_distcp", folder().path + "/ours_distcp"},
+                     {"theirs", folder().path + "/theirs"}};
     for (const auto& saved : saved_tensors()) request.tensors[std::string("theirs/") + saved.name] = saved.value;
     auto found = parity::run_python("checkpoint.py", request);
     if (found.texts.count("skipped")) found.skipped = "Python packages are missing: " + found.texts.at("skipped");
@@ -79,7 +87,8 @@ const parity::Response& python() {
 
 TEST(CheckpointParity, PythonReadsOurCheckpoints) {
   SKIP_WITHOUT_PYTHON(python());
-  for (const std::string reader : {"safetensors/", "dcp/"})
+  EXPECT_EQ(python().texts.at("values"), "{'step': 1, 'note': 'text', 'lr': 0.25}");
+  for (const std::string reader : {"safetensors/", "dcp/", "distcp/"})
     for (const auto& saved : saved_tensors()) {
       const auto found = python().tensors.find(reader + saved.name);
       ASSERT_NE(found, python().tensors.end()) << reader << saved.name;
@@ -88,9 +97,15 @@ TEST(CheckpointParity, PythonReadsOurCheckpoints) {
     }
 }
 
+TEST(CheckpointParity, WeReadPythonsObjects) {
+  SKIP_WITHOUT_PYTHON(python());
+  const Values expected{{"step", 7}, {"lr", 0.5}, {"note", "text"}};  // not the dict, which a Value cannot hold
+  EXPECT_EQ(read_values(folder().path + "/theirs/distcp"), expected);
+}
+
 TEST(CheckpointParity, WeReadPythonsCheckpoints) {
   SKIP_WITHOUT_PYTHON(python());
-  for (const std::string form : {"one.safetensors", "index", "consolidated", "shards"})
+  for (const std::string form : {"one.safetensors", "index", "consolidated", "shards", "distcp"})
     run_ranks(2, [&](Rank& me) {
       const auto mesh = me.mesh("dp=2");
       StateDict dict;
@@ -98,7 +113,13 @@ TEST(CheckpointParity, WeReadPythonsCheckpoints) {
         dict.insert(saved.name, saved.value.dim() == 0 ? at::zeros_like(saved.value)
                                                        : zeros(saved.value.sizes(), mesh, {Shard(0)},
                                                                at::TensorOptions(saved.value.scalar_type())));
+      const bool has_more = form == "distcp";
+      if (has_more) dict.insert("view", zeros({3, 2}, mesh, {Shard(0)}));
       load(dict, folder().path + "/theirs/" + form);
+      if (has_more) {
+        const auto expected = at::arange(12, at::kFloat).view({3, 4}).narrow(1, 1, 2);
+        EXPECT_TRUE(fixtures::full_tensor(dict.at("view")).equal(expected));
+      }
       for (const auto& saved : saved_tensors()) {
         EXPECT_TRUE(fixtures::full_tensor(dict.at(saved.name)).equal(saved.value)) << form << " " << saved.name;
       }

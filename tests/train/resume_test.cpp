@@ -198,5 +198,70 @@ TEST(Resume, ErrorsAreOneLine) {
   EXPECT_EQ(train(with_dropout, "", 1, folder / "x", "").losses.size(), 1u);
 }
 
+// Counts calls of on_checkpoint.
+struct CheckpointCount final : MetricsSink {
+  std::vector<std::string> paths;
+  void on_checkpoint(const std::string& path) override { paths.push_back(path); }
+};
+
+TEST(Resume, FromAnAsynchronousCheckpointItIsBitIdentical) {
+  const NewFolder folder;
+  auto config = short_run();
+  config.parallel.mesh = "fsdp=2";
+  config.eval.sample_tokens = 0;
+  config.checkpoint = {.every = 5, .folder = folder.path(), .keep = 2, .async = true};
+  run_ranks(2, [&](Rank& me) {
+    Trainer trainer(config, me.world);
+    const auto count = std::make_shared<CheckpointCount>();
+    trainer.add(count);
+    trainer.run();
+    ASSERT_EQ(count->paths.size(), 4u);
+    EXPECT_EQ(count->paths.back(), dcp::step_folder(folder.path(), 20));
+  });
+  EXPECT_EQ(dcp::steps_in(folder.path()).size(), 2u);
+  const auto uninterrupted = train(short_run(), "fsdp=2", 20, "", "");
+  const auto second = train(short_run(), "fsdp=2", 5, dcp::step_folder(folder.path(), 15), "");
+  EXPECT_EQ(second.losses, tail(uninterrupted, 15).losses);
+}
+
+TEST(Resume, SaysWhichOptionsDifferAndWhatThatChanges) {
+  const NewFolder folder;
+  train(short_run(), "dp=2", 10, "", folder / "half");
+  const auto changes_with = [&](const std::function<void(TrainConfig&)>& change) {
+    auto config = short_run();
+    config.parallel.mesh = "dp=2";
+    config.checkpoint.resume = folder / "half";
+    change(config);
+    std::vector<std::string> changes;
+    run_ranks(ranks_of(config.parallel), [&](Rank& me) {
+      const auto found = Trainer(config, me.world).resume_changes();
+      if (me.rank == 0) changes = found;
+    });
+    return changes;
+  };
+  using Lines = std::vector<std::string>;
+  EXPECT_EQ(changes_with([](TrainConfig&) {}), Lines());
+  EXPECT_EQ(changes_with([](TrainConfig& c) { c.data.prefetch = 7, c.eval.every = 3, c.training.compile = true; }),
+            Lines());
+  EXPECT_EQ(changes_with([](TrainConfig& c) { c.training.batch = 4; }),
+            Lines{"training.batch is 4, and was 8; the data continue after sample 80, and later batches have other "
+                  "samples"});
+  EXPECT_EQ(changes_with([](TrainConfig& c) { c.training.seed = 4; }),
+            Lines{"training.seed is 4, and was 3; the order of the data after sample 80 is that of the new seed"});
+  EXPECT_EQ(changes_with([](TrainConfig& c) { c.optimizer.schedule = "constant"; }),
+            Lines{"optimizer.schedule is constant, and was cosine; the learning rate of step 11 is 0.005, and would "
+                  "have been " +
+                  option_text(5e-3 * learning_rate_factor(short_run().optimizer, 20)(10))});
+  EXPECT_EQ(changes_with([](TrainConfig& c) { c.parallel.mesh = "tp=2"; }),
+            Lines{"parallel.mesh is tp=2, and was dp=2; the same samples; sums are rounded differently"});
+  const auto several = changes_with([](TrainConfig& c) { c.data.digits = 1, c.optimizer.clip = 2; });
+  ASSERT_EQ(several.size(), 2u);
+  EXPECT_EQ(several[0],
+            "data.digits is 1, and was 2; sample 80 of the new data is next, which is not what follows in "
+            "the old data");
+  EXPECT_EQ(several[1], c10::str("optimizer.clip is ", option_text(2.0), ", and was ", option_text(1.0),
+                                 "; later steps update differently"));
+}
+
 }  // namespace
 }  // namespace tessera::train

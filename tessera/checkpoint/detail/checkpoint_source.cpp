@@ -2,6 +2,7 @@
 
 #include "tessera/base/detail/json.h"
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/detail/distcp.h"
 #include "tessera/checkpoint/folders.h"
 #include "tessera/checkpoint/safetensors_file.h"
 
@@ -118,7 +119,7 @@ Manifest read_headers(const std::string& folder) {
     if (entry.path().extension() == ".safetensors") files.insert(entry.path().filename().string());
   const auto steps = steps_in(folder);
   TESSERA_CHECK(!files.empty(), UsageError, "'", folder, "' is not a checkpoint: it has no ", kManifestName, ", no ",
-                kIndexName, " and no *.safetensors file",
+                kIndexName, ", no *.safetensors file and no ", kDistcpMetadata,
                 steps.empty() ? "" : c10::str("; did you mean '", steps.back().second, "'?"));
   ManifestBuilder builder(folder);
   for (const auto& file : files) builder.add(file);
@@ -144,11 +145,13 @@ CheckpointSource open_source(const std::string& path) {
   }
   if (fs::exists(fs::path(path) / kManifestName)) return {path, read_manifest(path)};
   if (fs::exists(fs::path(path) / kIndexName)) return {path, read_index(path)};
+  if (fs::exists(fs::path(path) / kDistcpMetadata)) return {path, read_distcp(path)};
   return {path, read_headers(path)};
 }
 
 Values read_values(const std::string& path) {
   const auto manifest = fs::path(path) / kManifestName;
+  if (fs::exists(fs::path(path) / kDistcpMetadata)) return read_distcp(path).values;
   return fs::exists(manifest) ? read_manifest(path).values : Values{};
 }
 

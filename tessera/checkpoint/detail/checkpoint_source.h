@@ -15,6 +15,7 @@ struct CheckpointSource {
 //
 //   a folder with tessera.json                    written by save()
 //   a folder with model.safetensors.index.json    of Hugging Face: the files that the index names
+//   a folder with .metadata and *.distcp          of torch.distributed.checkpoint (distcp.h)
 //   a folder with *.safetensors                   all of them; files of DCP have the offsets of each shard as metadata
 //   a file                                        one .safetensors file
 //
@@ -22,7 +23,7 @@ struct CheckpointSource {
 // cover their tensor.
 CheckpointSource open_source(const std::string& path);
 
-// The saved values; {} for a checkpoint without tessera.json.
+// The saved values; {} for a checkpoint that has none: one of another program, unless it is a .distcp one.
 Values read_values(const std::string& path);
 
 }  // namespace tessera::dcp

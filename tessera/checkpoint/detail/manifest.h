@@ -17,11 +17,18 @@ using Value = std::variant<int64_t, double, std::string>;
 // Values by name.
 using Values = std::map<std::string, Value>;
 
+// Bytes of a file.
+struct ByteRange {
+  uint64_t begin = 0, size = 0;
+  bool operator==(const ByteRange&) const = default;
+};
+
 // One box of a tensor in one file.
 struct SavedShard {
-  std::string file;                  // name in the checkpoint's folder
-  Box box;                           // global indices
-  std::optional<uint32_t> checksum;  // CRC-32C of its bytes
+  std::string file;                     // name in the checkpoint's folder
+  Box box;                              // global indices
+  std::optional<uint32_t> checksum;     // CRC-32C of its bytes
+  std::optional<ByteRange> range = {};  // of a .distcp file: its archive
   bool operator==(const SavedShard&) const = default;
 };
 

@@ -163,6 +163,8 @@ void visit_options(Config& c, F f) {
   f({"checkpoint.folder", "--checkpoint-folder", "Checkpoint folder (empty: checkpoints/ in the output folder)"},
     c.checkpoint.folder);
   f({"checkpoint.keep", "--checkpoint-keep", "Number of checkpoints to keep (0: all)", kStepsOrOff}, c.checkpoint.keep);
+  f({"checkpoint.async", "--checkpoint-async", "Write checkpoints in the background while training goes on"},
+    c.checkpoint.async);
   f({"checkpoint.resume", "--resume", "Checkpoint to resume from; auto: the latest one, if any"}, c.checkpoint.resume);
 }
 

@@ -5,7 +5,9 @@
 //   scaler.scale, ...                     with fp16
 //   guard.losses                          window of the loss monitor
 //   generator.<rank>                      state of LibTorch's default generator (dropout on plain tensors)
-//   values                                step, samples_read, sampler position, state of tessera::random, model
+//   values                                step, samples_read, sampler position, state of tessera::random, model, and
+//   the
+//                                         options that a resumed run is compared with (resume_changes.h)
 //
 // The learning rate schedule is a function of the step, and the optimizer options are in the config. Both come from the
 // config of the resumed run, not from the checkpoint.
@@ -17,6 +19,7 @@
 #include "tessera/data_parallel/fsdp/state_dict.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/train/detail/check_replicas.h"
+#include "tessera/train/detail/resume_changes.h"
 #include "tessera/train/trainer.h"
 
 #include <ATen/Context.h>
@@ -30,6 +33,7 @@
 namespace tessera::train {
 namespace {
 
+const std::string kOptions = "options";
 const std::string kModel = "model.", kOptimizer = "optimizer.", kScaler = "scaler.", kLosses = "guard.losses";
 
 // The model as one line of text. Dropout is not part of it.
@@ -126,7 +130,7 @@ std::string find_checkpoint(const TrainConfig& config) {
   return path;
 }
 
-void Trainer::save(const std::string& path) {
+StateDict Trainer::checkpoint_dict() {
   auto& module = model_.module();
   StateDict dict;
   dict.insert_all(kModel, model_entries(get_model_state_dict(module), model_));
@@ -134,25 +138,48 @@ void Trainer::save(const std::string& path) {
   if (train_step_.scaler().enabled()) dict.insert_all(kScaler, train_step_.scaler().state_dict());
   dict.insert(kLosses, at::tensor(loss_monitor_.losses(), at::kDouble));
   dict.insert(generator_name(world_), generator_state(device_));
+  return dict;
+}
+
+dcp::Values Trainer::checkpoint_values() const {
   const auto& random = random::state();
-  dcp::save(dict, path,
-            {{"step", step_},
-             {"samples_read", samples_read_},
-             {"position", sampler_position_},
-             {"random_seed", static_cast<int64_t>(random.seed)},
-             {"random_offset", static_cast<int64_t>(random.offset)},
-             {"ranks", world_.size()},
-             {"mesh", c10::str(model_.mesh())},
-             {"model", model_text(config_)}},
-            {.overwrite = true, .keep_latest = config_.checkpoint.keep}, world_);
+  return {{"step", step_},
+          {"samples_read", samples_read_},
+          {"position", sampler_position_},
+          {"random_seed", static_cast<int64_t>(random.seed)},
+          {"random_offset", static_cast<int64_t>(random.offset)},
+          {"ranks", world_.size()},
+          {"mesh", c10::str(model_.mesh())},
+          {"model", model_text(config_)},
+          {kOptions, saved_options(config_)}};
+}
+
+void Trainer::save(const std::string& path) {
+  dcp::save(checkpoint_dict(), path, checkpoint_values(), {.overwrite = true, .keep_latest = config_.checkpoint.keep},
+            world_);
 }
 
 void Trainer::save_if_due() {
+  report_background_save();
   const int64_t every = config_.checkpoint.every;
   if (every == 0 || (step_ % every != 0 && step_ != config_.training.steps)) return;
   const auto path = dcp::step_folder(checkpoint_folder(config_), step_);
-  save(path);
-  for (const auto& sink : sinks_) sink->on_checkpoint(path);
+  if (!config_.checkpoint.async) {
+    save(path);
+    for (const auto& sink : sinks_) sink->on_checkpoint(path);
+    return;
+  }
+  saving_.wait();
+  report_background_save();
+  saving_ = dcp::async_save(checkpoint_dict(), path, checkpoint_values(),
+                            {.overwrite = true, .keep_latest = config_.checkpoint.keep}, std::move(saving_), world_);
+  saving_reported_ = false;
+}
+
+void Trainer::report_background_save() {
+  if (saving_reported_ || !saving_.complete()) return;
+  for (const auto& sink : sinks_) sink->on_checkpoint(saving_.path());
+  saving_reported_ = true;
 }
 
 void Trainer::resume(const std::string& path) {
@@ -201,6 +228,7 @@ void Trainer::resume(const std::string& path) {
   }
   step_ = step;
   resumed_from_ = path;
+  resume_changes_ = train::resume_changes(manifest.values, config_);
   if (config_.guard.checksum_every > 0) check_replicas(model_, c10::str("after loading '", path, "'"));
 }
 

@@ -1,0 +1,84 @@
+// Time to save and load a checkpoint of 1 GB: 64 float tensors that two processes have sharded on dim 0, on the disk of
+// the temporary folder, fsync included; the best of three. save: dcp::save. load: dcp::load of the file that was just
+// written, checksums included. stall: how long async_save keeps the step from going on; plain is the synchronous save.
+// The peer is torch.distributed.checkpoint with FileSystemWriter, its default (async_save: with its default stager).
+#include "benchmarks/harness/bench.h"
+#include "benchmarks/harness/process_ranks.h"
+#include "tessera/base/error.h"
+#include "tessera/checkpoint/load.h"
+#include "tessera/checkpoint/save.h"
+#include "tessera/dtensor/dtensor.h"
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+
+namespace tessera::bench {
+namespace checkpoint_bench {
+namespace {
+
+constexpr int64_t kTensors = 64, kRows = 2048, kColumns = 2048;  // 16 MB each
+constexpr int kRepeats = 3;
+
+StateDict one_gigabyte(const DeviceMesh& mesh, double value) {
+  StateDict dict;
+  for (int64_t i = 0; i < kTensors; i++)
+    dict.insert(c10::str("layers.", i, ".weight"),
+                full({kRows, kColumns}, value + static_cast<double>(i), mesh, {Shard(0)}));
+  return dict;
+}
+
+// Milliseconds from the moment that all ranks are here until this rank returns.
+template <class Call>
+double milliseconds(testing::Rank& me, Call&& call) {
+  me.world.group()->barrier().wait();
+  const auto start = std::chrono::steady_clock::now();
+  call();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+void run(int64_t ranks, const EmitRow& emit) {
+  run_process_ranks("checkpoint", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
+    const auto mesh = me.mesh(std::vector<int64_t>{ranks});
+    const auto folder = (std::filesystem::temp_directory_path() / "tessera-bench-checkpoint").string();
+    const auto dict = one_gigabyte(mesh, 1), loaded = one_gigabyte(mesh, 0);
+    double save = 1e9, load = 1e9, stall = 1e9, total = 1e9;
+    dcp::AsyncSave saving;
+    for (int i = 0; i < kRepeats; i++) {
+      save = std::min(save, milliseconds(me, [&] { dcp::save(dict, folder, {}, {.overwrite = true}); }));
+      load = std::min(load, milliseconds(me, [&] { dcp::load(loaded, folder); }));
+      for (const auto& [name, tensor] : loaded)
+        TESSERA_CHECK(DTensor(tensor).to_local().equal(DTensor(dict.at(name)).to_local()), InternalError, name,
+                      " differs after save and load");
+      total = std::min(total, milliseconds(me, [&] {
+                         stall = std::min(stall, milliseconds(me, [&] {
+                                            saving = dcp::async_save(dict, folder, {}, {.overwrite = true},
+                                                                     std::move(saving));
+                                          }));
+                         saving.wait();
+                       }));
+    }
+    if (me.rank == 0) {
+      std::filesystem::remove_all(folder);
+      const auto name = [&](const char* variant) { return c10::str("1gb/", ranks, "/fp32/", variant); };
+      emit({.name = name("save"), .unit = "ms", .ours = save});
+      emit({.name = name("load"), .unit = "ms", .ours = load});
+      emit({.name = name("async_stall"),
+            .unit = "ms",
+            .ours = stall,
+            .plain = save,
+            .note = c10::str(static_cast<int>(1000 * stall / save) / 10.0, " % of a save; complete after ",
+                             static_cast<int64_t>(total), " ms")});
+    }
+  });
+}
+
+}  // namespace
+}  // namespace checkpoint_bench
+
+void register_checkpoint(BenchRegistry& registry) {
+  registry.add({"checkpoint", "time to save and load a checkpoint of 1 GB, and the stall of an asynchronous save",
+                [](const EmitRow& emit) { checkpoint_bench::run(2, emit); }});
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,3 @@
+from tessera import main
+
+main()
