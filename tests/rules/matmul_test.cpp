@@ -102,8 +102,8 @@ TEST(MatmulRules, ScaledProductsOfShards) {
     const auto rows = run(x.narrow(0, 3, 2), w, by_row ? scale_a.narrow(0, 3, 2) : scale_a, scale_b, bias);
     const auto columns =
         run(x, w.narrow(1, 7, 20), scale_a, by_row ? scale_b.narrow(1, 7, 20) : scale_b, bias.narrow(0, 7, 20));
-    const auto sum = run(x.narrow(1, 0, 20), w.narrow(0, 0, 20), scale_a, scale_b, bias) +
-                     run(x.narrow(1, 20, 12), w.narrow(0, 20, 12), scale_a, scale_b, none);
+    const auto sum = run(x.narrow(1, 0, 20), w.narrow(0, 0, 20), scale_a, scale_b, bias)
+                         .add(run(x.narrow(1, 20, 12), w.narrow(0, 20, 12), scale_a, scale_b, none));
     EXPECT_TRUE(at::allclose(rows, full.narrow(0, 3, 2), 0.02, 0.02));
     EXPECT_TRUE(at::allclose(columns, full.narrow(1, 7, 20), 0.02, 0.02));
     EXPECT_TRUE(at::allclose(sum, full, 0.03, 0.05));
