@@ -32,7 +32,6 @@ const std::vector<ExampleCall>& example_calls() {
       {"aten::addmm", {"4", "8x6", "6x4"}},
       {"aten::bmm", {"2x8x6", "2x6x4"}},
       {"aten::linear", {"2x8x6", "4x6", "4"}},
-      {"aten::_grouped_mm", {"3x8x6", "3x6x4"}},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", {"2x4x8x6", "2x4x8x6", "2x4x8x6"}},
       {"aten::_scaled_dot_product_flash_attention", {"2x4x8x6", "2x4x8x6", "2x4x8x6"}},
       {"aten::embedding", {"10x6", "i8"}},

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dispatch, _redistribute, init_device_mesh
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 WORLD = 4
@@ -136,7 +137,7 @@ def main():
         for case in cases_of(tensors[:program["inputs"]]):
             case = case + ["R"] * program["constants"]
             try:
-                with torch.no_grad(), dist.tensor.experimental.implicit_replication():
+                with torch.no_grad(), implicit_replication():
                     values = [place(t, p, mesh) for t, p in zip(tensors, case)]
                     moved = 0
                     run(program, values)

@@ -12,7 +12,7 @@ const auto b = [] { return numbers({3, 4}); };
 const auto batch_a = [] { return numbers({2, 5, 3}); };
 const auto batch_b = [] { return numbers({2, 3, 4}); };
 
-at::Tensor in_bfloat16(c10::IntArrayRef sizes) { return numbers(sizes).to(at::kBFloat16); }
+at::Tensor in_float32(c10::IntArrayRef sizes) { return numbers(sizes).to(at::kFloat); }
 at::Tensor ends(const std::vector<int>& ends) { return at::tensor(ends, at::kInt); }
 
 TEST(MatmulRules, HoldByBruteForce) {
@@ -57,10 +57,10 @@ TEST(MatmulRules, HoldByBruteForce) {
           {"aten::matmul", {numbers({2, 1, 5, 3}), numbers({6, 3, 4})}, {}},
           {"aten::matmul", {numbers({3}), numbers({2, 3, 4})}, {}},
           {"aten::matmul", {numbers({5}), numbers({5})}, {}},
-          {"aten::_grouped_mm", {in_bfloat16({3, 5, 8}), in_bfloat16({3, 8, 16})}, {}},
-          {"aten::_grouped_mm", {in_bfloat16({7, 8}), in_bfloat16({3, 8, 16}), ends({2, 2, 7})}, {}},
-          {"aten::_grouped_mm", {in_bfloat16({3, 5, 8}), in_bfloat16({8, 7}), ends({2, 2, 7})}, {}},
-          {"aten::_grouped_mm", {in_bfloat16({5, 8}), in_bfloat16({8, 16}), ends({2, 3, 8})}, {}},
+          {"aten::_grouped_mm", {in_float32({3, 5, 8}), in_float32({3, 8, 16})}, {}},
+          {"aten::_grouped_mm", {in_float32({7, 8}), in_float32({3, 8, 16}), ends({2, 2, 7})}, {}},
+          {"aten::_grouped_mm", {in_float32({3, 5, 8}), in_float32({8, 16}), ends({2, 2, 16})}, {}},
+          {"aten::_grouped_mm", {in_float32({5, 8}), in_float32({8, 16}), ends({2, 3, 8})}, {}},
       },
       // They need another result dtype, which CPU kernels do not have.
       // _scaled_mm: below, because simulated ranks cannot join float8 tensors.

@@ -1,12 +1,9 @@
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_grouped_mm.h>
 #include <ATen/ops/_scaled_mm.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
-
-#include <numeric>
 
 // Matrix products of local shards. ATen's CUDA kernels need sizes that are multiples of 16 or of 16 bytes, and local
 // shards can have any size (rules/matmul.cpp). For other sizes these ops compute the same by other kernels.
@@ -42,16 +39,36 @@ bool is_aligned(const at::Tensor& t) {
   return (last == 1 && before * bytes % 16 == 0) || (before == 1 && last * bytes % 16 == 0);
 }
 
+// Group by group. Reads `offs` on the host.
+at::Tensor grouped_mm_by_group(const at::Tensor& self, const at::Tensor& mat2, const OptionalTensor& offs,
+                               at::IntArrayRef out) {
+  const bool rows = self.dim() == 2, columns = mat2.dim() == 2;
+  auto result = at::zeros(out, self.options());
+  const auto ends = offs && offs->defined() ? offs->to(at::kCPU, at::kLong) : at::Tensor();
+  const int64_t groups = ends.defined() ? ends.numel() : self.size(0);
+  int64_t begin = 0;
+  for (int64_t g = 0; g < groups; g++) {
+    const int64_t end = ends.defined() ? ends[g].item<int64_t>() : 0, count = end - begin;
+    if (rows && columns)
+      result[g].copy_(at::matmul(self.narrow(1, begin, count), mat2.narrow(0, begin, count)));
+    else if (rows)
+      result.narrow(0, begin, count).copy_(at::matmul(self.narrow(0, begin, count), mat2[g]));
+    else if (columns)
+      result.narrow(1, begin, count).copy_(at::matmul(self[g], mat2.narrow(1, begin, count)));
+    else
+      result[g].copy_(at::matmul(self[g], mat2[g]));
+    begin = end;
+  }
+  return result;
+}
+
 at::Tensor grouped_mm_local(const at::Tensor& self, const at::Tensor& mat2, const OptionalTensor& offs,
                             const OptionalTensor& bias, std::optional<at::ScalarType> out_dtype, at::IntArrayRef out) {
-  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::_grouped_mm", "");
-  if (self.numel() == 0 || mat2.numel() == 0)
-    return at::zeros(out, self.options().dtype(out_dtype.value_or(self.scalar_type())));
-  if (!self.is_cuda() || (is_aligned(self) && is_aligned(mat2) && out.back() * int64_t{2} % 16 == 0))
+  const auto dtype = out_dtype.value_or(self.scalar_type());
+  if (self.numel() == 0 || mat2.numel() == 0) return at::zeros(out, self.options().dtype(dtype));
+  if (is_aligned(self) && is_aligned(mat2) && out.back() * self.element_size() % 16 == 0)
     return at::_grouped_mm(self, mat2, offs, bias, out_dtype);
-  torch::jit::Stack stack{self, mat2, offs, bias, out_dtype};
-  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
-  return stack.at(0).toTensor();
+  return grouped_mm_by_group(self, mat2, offs, out).to(dtype);
 }
 
 }  // namespace
