@@ -22,15 +22,17 @@ build: build-release
 soak: build
 	@$(CTEST) soak
 	@$(MAKE) --no-print-directory parity-ops
-# PyTorch's operator database on distributed tensors. parity-refresh writes the two samples per entry that `make test` runs;
-# parity-ops dumps SAMPLES per entry and runs them.
+	@$(MAKE) --no-print-directory fuzz FUZZ=120
+# PyTorch's operator database on distributed tensors. parity-refresh writes the samples that `make test` runs: two per entry,
+# and one of each other dtype. parity-ops dumps SAMPLES of each and runs them in every combination.
 SAMPLES ?= 40
 parity-refresh: bootstrap
-	@.venv/bin/python tests/parity/op_db.py tests/parity/op_db 2
+	@.venv/bin/python tests/parity/op_db.py tests/parity/op_db 2 1
+	@.venv/bin/python tests/parity/op_bytes.py tests/parity/op_db
 parity-ops: build
-	@mkdir -p build/op_db && .venv/bin/python tests/parity/op_db.py build/op_db $(SAMPLES)
-	@TESSERA_OP_DB=build/op_db build/release/tests/test_parity --gtest_filter='OpDb.*'
-	@$(MAKE) --no-print-directory fuzz FUZZ=120
+	@mkdir -p build/op_db && .venv/bin/python tests/parity/op_db.py build/op_db $(SAMPLES) $(SAMPLES)
+	@.venv/bin/python tests/parity/op_bytes.py build/op_db
+	@TESSERA_OP_DB=build/op_db build/release/tests/test_parity --gtest_filter='OpDb.*:OpBytes.*'
 # Fuzzers of the parsers, FUZZ seconds each: libFuzzer under the address and undefined-behaviour sanitizers.
 FUZZ ?= 600
 fuzz: build bootstrap-fuzz

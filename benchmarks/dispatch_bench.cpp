@@ -1,10 +1,11 @@
-// Dispatch overhead of ops on DTensors, with a hit and with a miss of the decision cache. Plain is the same op on a
-// plain tensor with the local sizes. 8 x 8, no_grad, one thread per rank. With four ranks as threads on a 2 x 2 mesh,
-// thread CPU time counts, because there are more ranks than cores.
+// Dispatch overhead of ops on DTensors, with a hit and with a miss of the decision cache, and the time to register all
+// rules. Plain is the same op on a plain tensor with the local sizes. 8 x 8, no_grad, one thread per rank. With four
+// ranks as threads on a 2 x 2 mesh, thread CPU time counts, because there are more ranks than cores.
 #include "benchmarks/harness/bench.h"
 #include "benchmarks/harness/bench_timer.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/propagate/detail/decision.h"
+#include "tessera/rules/detail/rule.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>
@@ -110,11 +111,21 @@ void run(int ranks, std::vector<int64_t> shape, std::vector<std::string> names, 
   });
 }
 
+// The registration of all rules, which a process does once at its first op on a DTensor.
+void time_registration(const EmitRow& emit) {
+  const auto time = time_us({.iterations = 20}, [] {
+    rules::Registry registry;
+    rules::register_all(registry);
+  });
+  emit({.name = "register_all_rules/1/-/ms", .unit = "ms", .ours = time.median_us / 1000});
+}
+
 }  // namespace
 }  // namespace dispatch_bench
 
 void register_dispatch(BenchRegistry& registry) {
   registry.add({"dispatch", "dispatch overhead of ops on DTensors", [](const EmitRow& emit) {
+                  dispatch_bench::time_registration(emit);
                   dispatch_bench::run(1, {1}, {"tp"}, emit);
                   dispatch_bench::run(4, {2, 2}, {"dp", "tp"}, emit);
                 }});

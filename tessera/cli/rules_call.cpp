@@ -118,7 +118,7 @@ std::string strategy_text(const rules::Strategy& strategy) {
   return text;
 }
 
-std::vector<std::string> strategies_of(const Sample& sample) {
+std::vector<std::string> strategies_of_sample(const Sample& sample) {
   const auto* rule = rules::registry().find(sample.op);
   std::vector<std::string> lines;
   if (!rule) return lines;
@@ -132,10 +132,14 @@ std::vector<std::string> strategies_of(const Sample& sample) {
 
 }  // namespace
 
+std::vector<std::string> strategies_of(const std::string& op, const std::vector<std::string>& call) {
+  return strategies_of_sample(read_call(op, call).sample);
+}
+
 void show_op(const std::string& op, const std::vector<std::string>& call, bool json, std::ostream& out) {
   const auto found = testing::find_op(op);
   const auto coverage = coverage_of(op);
-  const auto lines = call.empty() ? std::vector<std::string>{} : strategies_of(read_call(op, call).sample);
+  const auto lines = call.empty() ? std::vector<std::string>{} : strategies_of(op, call);
   if (json) {
     Json::Array list;
     for (const auto& line : lines) list.emplace_back(line);

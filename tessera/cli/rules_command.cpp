@@ -11,7 +11,7 @@ void add_rules_command(CLI::App& app) {
   struct RulesArguments {
     std::string action, op, mesh = "x=4";
     std::vector<std::string> call;
-    bool json = false;
+    bool json = false, markdown = false;
   };
   auto arguments = std::make_shared<RulesArguments>();
   auto* command = app.add_subcommand("rules", "Show which ops have sharding strategies, and test them");
@@ -22,6 +22,7 @@ void add_rules_command(CLI::App& app) {
   command->add_option("call", arguments->call, "Sizes of its tensors, as 8x10, then other arguments, as dim=1");
   command->add_option("--mesh", arguments->mesh, "Mesh of explain")->capture_default_str();
   command->add_flag("--json", arguments->json, "Print JSON");
+  command->add_flag("--markdown", arguments->markdown, "Print the page docs/ops.md (coverage)");
   command->footer(
       "Examples:\n  tessera rules coverage\n  tessera rules show aten::mm 8x10 10x4\n"
       "  tessera rules verify aten::sum.dim_IntList 5x3 \"dim=[1]\"\n"
@@ -38,6 +39,7 @@ void add_rules_command(CLI::App& app) {
     }
     const auto ops = coverage_of_list(pytorch_ops());
     if (a.action == "missing") return print_missing(ops, a.json, std::cout);
+    if (a.markdown) return print_coverage_markdown(ops, std::cout);
     a.json ? print_coverage_json(ops, std::cout) : print_coverage(ops, std::cout);
   });
 }

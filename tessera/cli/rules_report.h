@@ -26,12 +26,16 @@ std::vector<OpCoverage> coverage_of_list(std::string_view names);  // one name p
 // The numbers, then the gathered ops with their reasons and the ops without a strategy.
 void print_coverage(const std::vector<OpCoverage>& ops, std::ostream& out);
 void print_coverage_json(const std::vector<OpCoverage>& ops, std::ostream& out);
+// The page docs/ops.md: the ops by route and family, then the strategies of example calls.
+void print_coverage_markdown(const std::vector<OpCoverage>& ops, std::ostream& out);
 // The ops without a strategy, and the gathered ones without a reason.
 void print_missing(const std::vector<OpCoverage>& ops, bool json, std::ostream& out);
 
 // A call as text: sizes for each tensor, then other arguments by name.
 //   {"8x10", "10x4"} for aten::mm      {"5x3", "dim=[1]", "keepdim=true"} for aten::sum.dim_IntList
 // "i5x3" has integers, "b5x3" booleans, "c5x3" complex numbers. "5x3:S(0)" has placements, which only explain reads.
+// The strategies of the call over one mesh axis, one line each.
+std::vector<std::string> strategies_of(const std::string& op, const std::vector<std::string>& call);
 // Prints route, family, schema, and the strategies of the call if sizes are given.
 void show_op(const std::string& op, const std::vector<std::string>& call, bool json, std::ostream& out);
 // Tests all strategies of the call by brute force. Without a call: samples made from the schema. Without an op: all

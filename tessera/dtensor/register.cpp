@@ -3,10 +3,12 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/detail/dispatch.h"
 #include "tessera/dtensor/detail/own_kernels.h"
+#include "tessera/propagate/detail/route.h"
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_set>
 
@@ -43,6 +45,14 @@ std::unordered_set<std::string>& own_kernels() {
   return *names;
 }
 
+// LibTorch's code for the out= form of a composite op writes to plain buffers, or to views of the out= argument that
+// may be copies here. Its functional form runs instead.
+bool runs_functional_form(const c10::OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(), [](const auto& argument) { return argument.is_out(); }) &&
+         propagate::functional_form(op).has_value();
+}
+
 // Registers every op except composite ones. These decompose above our key into ops that have a kernel here. A kernel
 // for a composite op would hide its decomposition from autograd.
 void register_everything() {
@@ -56,7 +66,9 @@ void register_everything() {
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = dispatcher.findOp(name);
-    if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
+    if (!op || !op->hasSchema()) continue;
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) && !runs_functional_form(*op))
+      continue;
     const auto& entry = propagate::entry_of(*op);
     if (!done.contains(entry.name)) register_boxed(aten, entry);
   }

@@ -32,6 +32,7 @@ void register_decomposed(Registry& to) {
            "cholesky_solve",
            "count_nonzero",
            "dist",
+           "resize_as_",
            "rot90",
        })
     family.op(op, [name = "aten::" + op](const OpQuery&) {

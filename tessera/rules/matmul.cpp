@@ -204,6 +204,71 @@ Rule matmul(const OpQuery& query) {
   return rule;
 }
 
+// _scaled_mm(self (M, K), mat2 (K, N), scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum). A scale is one
+// value per tensor, or one per row of self (M, 1) and column of mat2 (1, N). Scales of blocks along K are replicated
+// with everything else.
+Rule scaled_mm(const OpQuery& query) {
+  const auto self = query.tensor(0).sizes, mat2 = query.tensor(1).sizes;
+  TESSERA_CHECK(self.size() == 2 && mat2.size() == 2 && self[1] == mat2[0], UsageError, "aten::_scaled_mm: sizes ",
+                self, " and ", mat2, " do not match; write (M, K) and (K, N)");
+  const auto& scale_a = query.tensor(2);
+  const auto& scale_b = query.tensor(3);
+  Rule rule;
+  rule.outs = {contiguous_out({self[0], mat2[1]})};
+  rule.flops = static_cast<double>(self[0]) * static_cast<double>(self[1]) * static_cast<double>(mat2[1]);
+  rule.special = "tessera::_scaled_mm_local";
+  add_replicated_strategy(rule, query);
+  const bool one_a = numel_of(scale_a.sizes) == 1, one_b = numel_of(scale_b.sizes) == 1;
+  const bool by_row = scale_a.sizes == c10::IntArrayRef({self[0], 1});
+  const bool by_column = scale_b.sizes == c10::IntArrayRef({1, mat2[1]});
+  if ((!one_a && !by_row) || (!one_b && !by_column)) return rule;
+  StrategyBuilder(rule, query).in(0, S(0)).in(2, one_a ? R : S(0)).out(0, S(0)).special();
+  StrategyBuilder(rule, query).in(1, S(1)).in(3, one_b ? R : S(1)).in(4, S(0)).out(0, S(1)).special();
+  const auto dtype = query.is_none(6) ? query.tensor(0).dtype : static_cast<c10::ScalarType>(query.int_at(6));
+  if (c10::elementSize(dtype) > 1)  // no sum of float8
+    StrategyBuilder(rule, query).in(0, S(1)).in(1, S(0)).in(4, Psum).out(0, Psum).special();
+  return rule;
+}
+
+// _grouped_mm(self, mat2, offs, bias, out_dtype). Groups are a dim, or ranges of rows that end at the values of `offs`:
+//   (T, K) (G, K, N) -> (T, N)       groups of T
+//   (G, M, K) (K, T) -> (M, T)       groups of T
+//   (M, T) (T, N)    -> (G, M, N)    groups of T
+//   (G, M, K) (G, K, N) -> (G, M, N)
+// T is not sharded, because `offs` has global positions. "." stands for T and for the G that belongs to it.
+Rule grouped_mm(const OpQuery& query) {
+  const auto self = query.tensor(0).sizes, mat2 = query.tensor(1).sizes;
+  TESSERA_CHECK((self.size() == 2 || self.size() == 3) && (mat2.size() == 2 || mat2.size() == 3), UsageError,
+                "aten::_grouped_mm takes matrices or batches of them; found sizes ", self, " and ", mat2);
+  const bool rows = self.size() == 2, columns = mat2.size() == 2;
+  const auto* offs = query.find_tensor(2);
+  TESSERA_CHECK(!(rows || columns) || offs, UsageError, "aten::_grouped_mm of sizes ", self, " and ", mat2,
+                " needs offs, the end of each group");
+  const Einsum e = rows && columns ? Einsum{"m.", ".n", ".mn"}
+                   : rows          ? Einsum{".k", ".kn", ".n"}
+                   : columns       ? Einsum{".mk", "k.", "m."}
+                                   : Einsum{"gmk", "gkn", "gmn"};
+  Rule rule;
+  Sizes sizes;
+  for (char letter : e.out)
+    sizes.push_back(letter != '.'     ? size_of(e, letter, query.tensor(0), query.tensor(1), query)
+                    : rows && columns ? offs->sizes[0]
+                    : rows            ? self[0]
+                                      : mat2[1]);
+  rule.outs = {contiguous_out(sizes)};
+  rule.flops = static_cast<double>(numel_of(self)) * static_cast<double>(mat2.back());
+  set_special_with_out_sizes(rule, "tessera::_grouped_mm_local");
+  add_replicated_strategy(rule, query);
+  for (char letter : std::string("gmnk"))
+    if ((e.lhs + e.rhs).find(letter) != std::string::npos)
+      StrategyBuilder(rule, query)
+          .in(0, shard_of(e.lhs, letter, R))
+          .in(1, shard_of(e.rhs, letter, R))
+          .out(0, shard_of(e.out, letter, Psum))
+          .special();
+  return rule;
+}
+
 }  // namespace
 
 void register_matmul(Registry& to) {
@@ -215,6 +280,8 @@ void register_matmul(Registry& to) {
   family.op("linear", linear);
   family.op("linear_backward", linear_backward);
   family.op("matmul", matmul);
+  family.op("_scaled_mm", scaled_mm);
+  family.op("_grouped_mm", grouped_mm);
 }
 
 }  // namespace tessera::rules

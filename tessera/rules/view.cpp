@@ -118,6 +118,22 @@ Rule view(const OpQuery& query) {
   return rule;
 }
 
+// resize_(self, size, memory_format) to as many elements: the elements keep their order in memory.
+Rule resize(const OpQuery& query) {
+  const auto& self = query.tensor(0);
+  const auto asked = query.ints_at(1);
+  const bool is_same = self.sizes == c10::IntArrayRef(asked);
+  TESSERA_CHECK(numel_of(self.sizes) == numel_of(asked), UsageError, "aten::resize_ of a distributed tensor of sizes ",
+                self.sizes, " to ", asked, ": it keeps the number of elements. Make a new tensor instead.");
+  TESSERA_CHECK(is_same || is_contiguous(self.sizes, self.strides), UsageError,
+                "aten::resize_ of a distributed tensor of sizes ", self.sizes, " and strides ", self.strides, " to ",
+                asked, ": its elements are not in memory order. Write contiguous() first.");
+  Rule rule = is_same ? identity(query) : view(query);
+  rule.fixes = {{.arg = 1, .what = ArgFix::What::OutSizes}};
+  rule.special = "tessera::resize";
+  return rule;
+}
+
 // _reshape_alias(self, size, stride)
 Rule reshape_alias(const OpQuery& query) {
   Rule rule = view(query);
@@ -361,6 +377,7 @@ void register_view(Registry& to) {
   family.op("permute", permute);
   for (const auto* op : {"view", "_unsafe_view"}) family.op(op, view);
   family.op("_reshape_alias", reshape_alias);
+  family.op("resize_", resize);
   family.op("view.dtype", view_dtype);
   family.op("expand", expand);
   family.op_and_in_place("squeeze",

@@ -3,6 +3,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/dtensor/policy.h"
+#include "tessera/testing/expect_error.h"
 
 #include <ATen/autocast_mode.h>
 #include <c10/core/InferenceMode.h>
@@ -37,6 +38,35 @@ TEST(View, FlattensAndSplitsShardedDims) {
   });
   expect_view_like_plain(value, {Replicate(), Shard(0), Shard(1), Shard(2)},
                          [](const at::Tensor& x) { return x.reshape({-1}); });
+}
+
+// resize_ to as many elements changes the geometry of the tensor. Others that share its memory stay as they are.
+TEST(View, ResizeKeepsTheElements) {
+  const auto value = torch::randn({4, 5, 6});
+  run_ranks(3, [&](Rank& me) {
+    for (const auto& p : {Replicate(), Shard(0), Shard(1), Shard(2)}) {
+      SCOPED_TRACE(to_string(p));
+      at::Tensor d = distribute_tensor(value, me.mesh("x=3"), {p});
+      const auto alias = d.alias();
+      EXPECT_EQ(d.resize_({20, 6}).sizes(), (std::vector<int64_t>{20, 6}));
+      d.mul_(2);
+      expect_value_and_strides(d, value.mul(2).view({20, 6}));
+      expect_value_and_strides(alias, value.mul(2));
+      expect_value_and_strides(d.clone().resize_as_(alias), value.mul(2));
+    }
+    at::Tensor d = distribute_tensor(value, me.mesh("x=3"), {Shard(0)});
+    EXPECT_ERROR(UsageError, d.resize_({4, 5}), "[4, 5, 6]", "[4, 5]", "number of elements");
+    EXPECT_ERROR(UsageError, d.transpose(0, 1).resize_({20, 6}), "memory order", "contiguous()");
+    EXPECT_EQ(d.sizes(), value.sizes());
+  });
+  run_ranks(4, [&](Rank& me) {  // [S(0), S(1)] cannot be flattened
+    at::Tensor d = distribute_tensor(value, me.mesh("x=2,y=2"), {Shard(0), Shard(1)});
+    {
+      const auto alias = d.alias();
+      EXPECT_ERROR(ShardingError, d.resize_({20, 6}), "in-place view", "redistribute");
+    }
+    expect_value_and_strides(d.resize_({20, 6}), value.view({20, 6}));
+  });
 }
 
 // [B, S, D] @ [D, N] folds B and S; either may be sharded.

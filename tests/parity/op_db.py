@@ -1,9 +1,12 @@
-"""Dumps PyTorch's operator database: python op_db.py FOLDER [samples per entry].
+"""Dumps PyTorch's operator database: python op_db.py FOLDER [samples per entry [samples per other dtype]].
 
 An entry of op_db is often a Python function, so a sample is stored as the ATen program that it runs
 (make_fx(pre_dispatch=True)): inputs, ops in order, outputs, and the gradients of the inputs. FOLDER/op_db.json has the
 programs, FOLDER/op_db.safetensors the tensors. tests/parity/op_db_test.cpp replays them on distributed tensors.
+An entry has samples of its first dtype (float32 if it takes that), and of bfloat16, int64 and complex64 if it takes them.
 """
+import contextlib
+import enum
 import json
 import math
 import sys
@@ -24,13 +27,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-DTYPES = [torch.float32, torch.int64, torch.bool, torch.complex64]
+FIRST_DTYPES = [torch.float32, torch.int64, torch.bool, torch.complex64, torch.float8_e4m3fn]
+OTHER_DTYPES = [torch.bfloat16, torch.int64, torch.complex64]
 STORED = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
-          torch.uint8, torch.bool, torch.complex64, torch.complex128}
+          torch.uint8, torch.uint64, torch.bool, torch.complex32, torch.complex64, torch.complex128,
+          torch.float8_e4m3fn, torch.float8_e5m2}
 MOST_ELEMENTS = 1500  # of one sample, results included; entries without such a sample get one of up to 40,000
+MOST_ELEMENTS_OF_OTHER_DTYPES = 400
+# CPU kernels run the samples of this entry too, although op_db lists it for CUDA alone.
+ALSO_ON_CPU = {"nn.functional.batch_norm.without_cudnn": torch.float32}
 SCALAR_TYPES = {torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5,
                 torch.float32: 6, torch.float64: 7, torch.complex32: 8, torch.complex64: 9, torch.complex128: 10,
-                torch.bool: 11, torch.bfloat16: 15}
+                torch.bool: 11, torch.bfloat16: 15, torch.float8_e5m2: 23, torch.float8_e4m3fn: 24, torch.uint64: 29}
 MEMORY_FORMATS = {torch.contiguous_format: 0, torch.preserve_format: 1, torch.channels_last: 2,
                   torch.channels_last_3d: 3}
 
@@ -45,6 +53,8 @@ def encode(value, ids):
         return {"v": ids[value]}
     if isinstance(value, (list, tuple)):
         return [encode(v, ids) for v in value]
+    if isinstance(value, enum.Enum):
+        return encode(value.value, ids)
     if isinstance(value, (bool, int, str, type(None))):
         return value
     if isinstance(value, float):
@@ -124,18 +134,68 @@ def dump_host_value(op, sample, tensors_out):
             "has_grad": [False] * inputs}
 
 
+# Functions that check values on the host before they compute: gaussian_nll_loss raises if any(var < 0). A trace has no
+# values. The checks of these samples do not raise, so the condition is False.
+CHECKS_VALUES = {"nn.functional.gaussian_nll_loss"}
+
+
+@contextlib.contextmanager
+def conditions_are_false():
+    before = torch.Tensor.__bool__
+    torch.Tensor.__bool__ = lambda self: False
+    try:
+        yield
+    finally:
+        torch.Tensor.__bool__ = before
+
+
+# Entries that are custom ops with a backward in Python. Their program has forward and backward, as functional ops. The
+# gradients are results.
+CUSTOM_OPS = {"nn.functional.linear_cross_entropy.chunked", "nn.functional.linear_cross_entropy.chunked_none"}
+
+
+def custom_op_bodies():
+    from torch.nn.modules import linear_cross_entropy as module
+
+    ops = torch.ops.torch_nn
+    return {ops._linear_cross_entropy_batch_chunked.default: module._linear_cross_entropy_batch_chunked._init_fn,
+            ops._linear_cross_entropy_batch_chunked_no_reduction.default:
+                module._linear_cross_entropy_batch_chunked_no_reduction._init_fn}
+
+
+def with_backward(run, wants):
+    def run_both(*tensors):
+        leaves = [t.detach().requires_grad_(w) for t, w in zip(tensors, wants)]
+        with torch.enable_grad():
+            results = run(*leaves)
+        through = [r for r in results if r.requires_grad]
+        asked = [t for t in leaves if t.requires_grad]
+        gradients = torch.autograd.grad(through, asked, [cotangent(r) for r in through])
+        return [r.detach() for r in results] + list(gradients)
+
+    return run_both
+
+
+def trace(run, tensors, name):
+    if name in CUSTOM_OPS:
+        both = make_fx(run, decomposition_table=custom_op_bodies())(*tensors)
+        return make_fx(torch.func.functionalize(both))(*tensors)
+    with conditions_are_false() if name in CHECKS_VALUES else contextlib.nullcontext():
+        return make_fx(run, pre_dispatch=True)(*tensors)
+
+
 def cotangent(t):
     n = t.numel()
     return torch.linspace(0.5, 1.5, n, dtype=torch.float64).to(t.dtype).reshape(t.shape)
 
 
-def dump(op, sample, tensors_out, most_elements):
+def dump(op, name, sample, tensors_out, most_elements):
     leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     at = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
     given = [leaves[i].detach().clone(memory_format=torch.preserve_format) for i in at]
     if any(t.layout != torch.strided or t.is_quantized or t.dtype not in STORED for t in given):
         raise Skip("sparse, or a dtype that is not stored")
-    wants = [leaves[i].requires_grad and given[k].is_floating_point() for k, i in enumerate(at)]
+    wants = [leaves[i].requires_grad and (t.is_floating_point() or t.is_complex()) for t, i in zip(given, at)]
 
     def run(*tensors):
         full = list(leaves)
@@ -145,8 +205,11 @@ def dump(op, sample, tensors_out, most_elements):
         result = op(input, *args, **kwargs)
         return [r for r in tree_flatten(result)[0] if isinstance(r, torch.Tensor)]
 
+    if name in CUSTOM_OPS:
+        run = with_backward(run, wants)
+        wants = [False] * len(wants)
     torch.manual_seed(0)
-    traced = make_fx(run, pre_dispatch=True)(*[t.clone() for t in given])
+    traced = trace(run, [t.clone(memory_format=torch.preserve_format) for t in given], name)
     stored = list(given)
     program = to_program(traced, stored)
     random = any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in traced.graph.nodes
@@ -183,57 +246,82 @@ def dump(op, sample, tensors_out, most_elements):
     return program
 
 
+def samples_of(op, name, dtype, count, most_elements, most_elements_of_one):
+    """Up to `count` programs with their tensors, small ones if there are any, else one that is larger. And why not."""
+    why = "no sample"
+    grad = op.supports_autograd and (name in ALSO_ON_CPU or dtype in op.supported_backward_dtypes("cpu"))
+    for most, wanted in ((most_elements, count), (most_elements_of_one, 1)):
+        found = []
+        torch.manual_seed(0)
+        try:
+            for number, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=grad)):
+                if len(found) == wanted or number > max(60, 2 * count):
+                    break
+                tensors = {}
+                try:
+                    if op.name in HOST_VALUES:
+                        program = dump_host_value(op, sample, tensors)
+                    else:
+                        program = dump(op, name, sample, tensors, most)
+                except Exception as e:  # noqa: BLE001
+                    why = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:100]
+                    continue
+                program["name"], program["sample"] = name, number
+                found.append((program, tensors))
+        except Exception as e:  # noqa: BLE001
+            why = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:100]
+        if found:
+            return found, ""
+    return [], why
+
+
+class Dump:
+    def __init__(self):
+        self.programs, self.tensors = [], {}
+
+    def add(self, program, found):
+        key = f"{len(self.programs)}"
+        self.programs.append(program)
+        for k, t in found.items():
+            if k[0] == "i" and not t.is_contiguous():
+                program.setdefault("strides", {})[k] = list(t.stride())
+            t = t.contiguous().resolve_conj().resolve_neg().clone()  # save_file needs contiguous tensors
+            self.tensors[f"{key}.{k}" + ("c" if t.is_complex() else "")] = torch.view_as_real(t) if t.is_complex() else t
+
+
 def main():
     from safetensors.torch import save_file
 
     folder, count = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 2
+    other_count = int(sys.argv[3]) if len(sys.argv) > 3 else 1
+    only = sys.argv[4:]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    programs, tensors, skipped = [], {}, {}
+    out, skipped = Dump(), {}
     for op in op_db:
         name = op.name + ("." + op.variant_test_name if op.variant_test_name else "")
-        dtype = next((d for d in DTYPES if op.supports_dtype(d, "cpu")), None)
-        if not dtype:
-            skipped[name] = "no dtype"
+        if only and name not in only:
             continue
-        taken, why = 0, "no sample"
-        grad = op.supports_autograd and dtype.is_floating_point
-        for most_elements, most in ((MOST_ELEMENTS, count), (40000, 1)):
-            if taken > 0:
-                break
-            torch.manual_seed(0)
-            try:
-                for number, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=grad)):
-                    if taken == most or number > 60:
-                        break
-                    found = {}
-                    try:
-                        if op.name in HOST_VALUES:
-                            program = dump_host_value(op, sample, found)
-                        else:
-                            program = dump(op, sample, found, most_elements)
-                    except Exception as e:  # noqa: BLE001
-                        why = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:100]
-                        continue
-                    key = f"{len(programs)}"
-                    program["name"], program["sample"] = name, number
-                    programs.append(program)
-                    for k, t in found.items():
-                        if k[0] == "i" and not t.is_contiguous():
-                            program.setdefault("strides", {})[k] = list(t.stride())
-                        t = t.contiguous().resolve_conj().resolve_neg().clone()  # save_file needs contiguous tensors
-                        tensors[f"{key}.{k}" + ("c" if t.is_complex() else "")] = (
-                            torch.view_as_real(t) if t.is_complex() else t)
-                    taken += 1
-            except Exception as e:  # noqa: BLE001
-                why = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:100]
-        if taken == 0:
+        first = next((d for d in FIRST_DTYPES if op.supports_dtype(d, "cpu")), ALSO_ON_CPU.get(name))
+        if not first:
+            skipped[name] = "no dtype on CPU"
+            continue
+        found, why = samples_of(op, name, first, count, MOST_ELEMENTS, 40000)
+        if not found:
             skipped[name] = why
-    save_file(tensors, f"{folder}/op_db.safetensors")
+        for other in OTHER_DTYPES:
+            if found and other != first and op.supports_dtype(other, "cpu"):
+                more, _ = samples_of(op, name, other, other_count, MOST_ELEMENTS_OF_OTHER_DTYPES, MOST_ELEMENTS)
+                for program, _ in more:
+                    program["other_dtype"] = str(other).removeprefix("torch.")
+                found += more
+        for program, tensors in found:
+            out.add(program, tensors)
+    save_file(out.tensors, f"{folder}/op_db.safetensors")
     with open(f"{folder}/op_db.json", "w") as f:
-        json.dump({"torch": torch.__version__, "entries": len(op_db), "skipped": skipped, "programs": programs}, f,
+        json.dump({"torch": torch.__version__, "entries": len(op_db), "skipped": skipped, "programs": out.programs}, f,
                   separators=(",", ":"))
-    print(f"{len(op_db)} entries, {len(programs)} programs, {len(skipped)} entries skipped")
+    print(f"{len(op_db)} entries, {len(out.programs)} programs, {len(skipped)} entries skipped")
     for name, why in skipped.items():
         print(f"  {name}: {why}")
 

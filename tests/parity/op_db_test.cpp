@@ -1,21 +1,22 @@
 // PyTorch's operator database on distributed tensors. tests/parity/op_db.py dumped each sample as an ATen program with
 // its inputs, results and gradients; here the programs run on DTensors with many placements, on uneven and empty
-// shards, with autograd above them.
-#include "tessera/base/detail/json.h"
-#include "tessera/base/detail/text_file.h"
+// shards, with autograd above them. They also run with the in-place and out= forms of their ops, and compiled.
+// `make test` runs the samples of tests/parity/op_db; `make parity-ops` dumps more, and runs all combinations.
+#include "op_db_forms.h"
+#include "op_db_replay.h"
+
 #include "tessera/base/error.h"
-#include "tessera/checkpoint/safetensors_file.h"
+#include "tessera/compile/api/compile.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/policy.h"
-#include "tessera/testing/detail/op_call.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cstdlib>
+#include <iomanip>
 #include <iostream>
-#include <limits>
 #include <map>
 #include <optional>
 #include <random>
@@ -24,146 +25,67 @@
 namespace tessera::parity {
 namespace {
 
-using c10::IValue;
-using c10::TypeKind;
+// ---- combinations ----
 
-// ---- the file ----
+enum class Spread { Replicated, Dim0, Dim1, LastDim, Random };
 
-struct OpDb {
-  Json json;
-  dcp::SafetensorsFile file;
-
-  explicit OpDb(const std::string& folder)
-      : json(Json::parse(read_text_file(folder + "/op_db.json", "the programs"), "op_db.json")),
-        file(folder + "/op_db.safetensors") {}
-
-  // A copy, or an undefined tensor.
-  at::Tensor tensor(size_t program, char kind, size_t i) const {
-    const auto name = c10::str(program, ".", kind, i);
-    if (const auto* entry = file.find(name)) return file.tensor(*entry).clone();
-    const auto* complex = file.find(name + "c");  // real and imaginary parts
-    return complex ? at::view_as_complex(file.tensor(*complex).clone()) : at::Tensor();
-  }
+struct Combination {
+  const char* name;
+  const char* dtype;  // of the samples; "": the first dtype of the entry, float32 if it takes that
+  std::vector<int64_t> mesh;
+  Spread spread;
+  Form form = Form::Functional;
+  size_t every = 1;  // `make test` runs every n-th sample
 };
 
-// ---- arguments ----
-
-IValue number_of(const Json& json) {
-  if (const auto* b = json.get_if<bool>()) return *b;
-  if (const auto* i = json.get_if<int64_t>()) return *i;
-  if (const auto* d = json.get_if<double>()) return *d;
-  if (const auto* special = json.find("float"))
-    return special->text() == "nan" ? std::numeric_limits<double>::quiet_NaN()
-                                    : (special->text()[0] == '-' ? -1 : 1) * std::numeric_limits<double>::infinity();
-  if (const auto* complex = json.find("complex")) {
-    const auto part = [&](size_t i) {
-      const auto& item = complex->items()[i];
-      const auto* d = item.get_if<double>();
-      return d ? *d : static_cast<double>(item.number());
-    };
-    return c10::complex<double>(part(0), part(1));
-  }
-  return json.at("int").number();
+const std::vector<Combination>& combinations() {
+  static const std::vector<Combination> all = {
+      {"float32, R", "", {2}, Spread::Replicated, Form::Functional, 4},
+      {"float32, S(0)", "", {2}, Spread::Dim0},
+      {"float32, S(1)", "", {2}, Spread::Dim1},
+      {"float32, S(-1)", "", {2}, Spread::LastDim, Form::Functional, 2},
+      {"float32, random placements", "", {2}, Spread::Random},
+      {"float32, S(0), 4 ranks", "", {4}, Spread::Dim0, Form::Functional, 2},
+      {"float32, random placements, 4 ranks", "", {4}, Spread::Random, Form::Functional, 2},
+      {"float32, random placements, 2 x 2", "", {2, 2}, Spread::Random, Form::Functional, 2},
+      {"bfloat16, random placements", "bfloat16", {2}, Spread::Random},
+      {"bfloat16, random placements, 2 x 2", "bfloat16", {2, 2}, Spread::Random, Form::Functional, 4},
+      {"int64, random placements", "int64", {2}, Spread::Random},
+      {"int64, random placements, 2 x 2", "int64", {2, 2}, Spread::Random, Form::Functional, 4},
+      {"complex64, random placements", "complex64", {2}, Spread::Random},
+      {"complex64, random placements, 2 x 2", "complex64", {2, 2}, Spread::Random, Form::Functional, 4},
+      {"float32, in-place forms", "", {2}, Spread::Random, Form::InPlace, 2},
+      {"float32, out= forms", "", {2}, Spread::Random, Form::Out, 2},
+      {"float32, compiled", "", {2}, Spread::Random, Form::Compiled, 8},
+  };
+  return all;
 }
 
-double real_of(const Json& json) {
-  const auto value = number_of(json);
-  return value.isInt() ? static_cast<double>(value.toInt()) : value.isBool() ? value.toBool() : value.toDouble();
+Placements placements_of(const at::Tensor& t, Spread spread, int64_t axes, std::minstd_rand& random) {
+  const auto one = [&]() -> Placement {
+    if (t.dim() == 0) return Replicate();
+    switch (spread) {
+      case Spread::Replicated:
+        return Replicate();
+      case Spread::Dim0:
+        return Shard(0);
+      case Spread::Dim1:
+        return t.dim() > 1 ? Shard(1) : Replicate();
+      case Spread::LastDim:
+        return Shard(t.dim() - 1);
+      case Spread::Random: {
+        const auto d = static_cast<int64_t>(random() % static_cast<unsigned>(t.dim() + 1));
+        return d == t.dim() ? Replicate() : Shard(d);
+      }
+    }
+    return Replicate();
+  };
+  Placements placements;
+  for (int64_t axis = 0; axis < axes; axis++) placements.push_back(one());
+  return placements;
 }
 
-class Replay {
- public:
-  explicit Replay(std::vector<IValue> inputs) : values_(std::move(inputs)) {}
-
-  void run(const Json& node) {
-    const auto& op = node.at("op").text();
-    if (op == "getitem") {
-      const auto& items = node.at("args").items();
-      const auto& list = values_[items[0].at("v").number()];
-      const auto i = static_cast<size_t>(items[1].number());
-      values_.push_back(list.isTuple() ? list.toTupleRef().elements()[i] : list.toListRef()[i]);
-      return;
-    }
-    const auto handle = testing::find_op(op);
-    torch::jit::Stack stack;
-    for (const auto& argument : handle.schema().arguments()) {
-      const auto* given = node.at("args").find(argument.name());
-      stack.push_back(given ? value_of(*given, argument.real_type()) : *argument.default_value());
-    }
-    handle.callBoxed(stack);
-    if (stack.size() == 1)
-      values_.push_back(stack[0]);
-    else
-      values_.emplace_back(c10::ivalue::Tuple::create(std::vector<IValue>(stack.begin(), stack.end())));
-  }
-
-  const IValue& value(int64_t id) const { return values_[static_cast<size_t>(id)]; }
-
- private:
-  IValue value_of(const Json& json, const c10::TypePtr& type) const {
-    if (const auto* id = json.find("v")) return values_[id->number()];
-    if (json.get_if<std::nullptr_t>()) return {};
-    if (const auto* device = json.find("device")) return c10::Device(device->text());
-    if (const auto optional = type->cast<c10::OptionalType>()) return value_of(json, optional->getElementType());
-    if (const auto list = type->cast<c10::ListType>()) return list_of(json, list->getElementType());
-    switch (type->kind()) {
-      case TypeKind::TensorType: {  // a number
-        const auto value = number_of(json);
-        auto scalar = at::scalar_to_tensor(value.toScalar());
-        scalar.unsafeGetTensorImpl()->set_wrapped_number(true);
-        return scalar;
-      }
-      case TypeKind::FloatType:
-        return real_of(json);
-      case TypeKind::StringType:
-        return json.text();
-      default:
-        if (const auto* text = json.get_if<std::string>()) return *text;
-        return number_of(json);
-    }
-  }
-
-  IValue list_of(const Json& json, const c10::TypePtr& element) const {
-    const auto* items = json.get_if<Json::Array>();
-    const Json::Array one = items ? *items : Json::Array{json};  // int[2] accepts one int
-    if (element->kind() == TypeKind::TensorType) {
-      c10::List<at::Tensor> list;
-      for (const auto& item : one) list.push_back(value_of(item, element).toTensor());
-      return list;
-    }
-    if (const auto optional = element->cast<c10::OptionalType>();
-        optional && optional->getElementType()->kind() == TypeKind::TensorType) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const auto& item : one) {
-        const auto value = value_of(item, element);
-        list.push_back(value.isTensor() ? std::optional(value.toTensor()) : std::nullopt);
-      }
-      return list;
-    }
-    if (element->kind() == TypeKind::BoolType) {
-      c10::List<bool> list;
-      for (const auto& item : one) list.push_back(number_of(item).toBool());
-      return list;
-    }
-    if (element->kind() == TypeKind::FloatType) {
-      c10::List<double> list;
-      for (const auto& item : one) list.push_back(real_of(item));
-      return list;
-    }
-    if (element->kind() == TypeKind::NumberType) {
-      c10::impl::GenericList list(c10::NumberType::get());
-      for (const auto& item : one) list.push_back(number_of(item));
-      return list;
-    }
-    std::vector<int64_t> list;
-    for (const auto& item : one) list.push_back(number_of(item).toInt());
-    return list;
-  }
-
-  std::vector<IValue> values_;
-};
-
-// ---- one program ----
+// ---- comparison ----
 
 at::Tensor cotangent(const at::Tensor& t) {
   return at::linspace(0.5, 1.5, t.numel(), at::kDouble).to(t.scalar_type()).reshape(t.sizes());
@@ -174,96 +96,225 @@ at::Tensor plain_of(const at::Tensor& t) {
   return (is_dtensor(value) ? DTensor(value).full_tensor() : value).resolve_conj().resolve_neg();
 }
 
-std::string difference(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
-  const auto x = plain_of(found);
-  if (x.sizes() != expected.sizes()) return c10::str(what, " has sizes ", x.sizes(), ", PyTorch's ", expected.sizes());
-  if (x.scalar_type() != expected.scalar_type())
-    return c10::str(what, " is ", x.scalar_type(), ", PyTorch's ", expected.scalar_type());
-  if (x.numel() == 0 || at::allclose(x, expected, 5e-4, 2e-4, /*equal_nan=*/true)) return "";
-  const auto off = x.sub(expected).abs().to(at::kDouble);
-  return c10::str(what, " differs from PyTorch's by up to ", off.max().item<double>(), "; its largest value is ",
-                  expected.abs().to(at::kDouble).max().item<double>());
+// Small dtypes have no kernels to compare with.
+at::Tensor comparable(const at::Tensor& t) {
+  if (t.scalar_type() == at::kComplexHalf) return at::view_as_complex(at::view_as_real(t).to(at::kFloat));
+  if (t.is_floating_point() && t.element_size() < 4) return t.to(at::kFloat);
+  return t.scalar_type() == at::kUInt64 ? t.view(at::kLong) : t;
 }
 
-enum class Spread { Replicated, Dim0, Dim1, LastDim, Random };
-constexpr const char* kSpreadNames[] = {"R", "S(0)", "S(1)", "S(-1)", "random placements"};
+bool is_close(const at::Tensor& x, const at::Tensor& expected, at::ScalarType dtype) {
+  if (!x.is_floating_point() && !x.is_complex()) return at::equal(x, expected);
+  const auto bytes = static_cast<int64_t>(c10::elementSize(c10::toRealValueType(dtype)));
+  if (bytes >= 4) return at::allclose(x, expected, 5e-4, 2e-4, /*equal_nan=*/true);
+  // Sums in another order: an error of a few units of the largest value.
+  const double unit = bytes == 1 ? 0.07 : 0.02;
+  const auto finite = expected.abs().nan_to_num(0, 0, 0);
+  const double largest = std::max(1.0, finite.max().item<double>());
+  return at::allclose(x, expected, 2 * unit, unit * largest, /*equal_nan=*/true);
+}
 
-Placement place(const at::Tensor& t, Spread spread, std::minstd_rand& random) {
-  if (t.dim() == 0) return Replicate();
-  switch (spread) {
-    case Spread::Replicated:
-      return Replicate();
-    case Spread::Dim0:
-      return Shard(0);
-    case Spread::Dim1:
-      return t.dim() > 1 ? Shard(1) : Replicate();
-    case Spread::LastDim:
-      return Shard(t.dim() - 1);
-    case Spread::Random: {
-      const auto d = static_cast<int64_t>(random() % static_cast<unsigned>(t.dim() + 1));
-      return d == t.dim() ? Replicate() : Shard(d);
+std::string difference(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
+  const auto full = plain_of(found);
+  if (full.sizes() != expected.sizes())
+    return c10::str(what, " has sizes ", full.sizes(), ", PyTorch's ", expected.sizes());
+  if (full.scalar_type() != expected.scalar_type())
+    return c10::str(what, " is ", full.scalar_type(), ", PyTorch's ", expected.scalar_type());
+  const auto x = comparable(full), y = comparable(expected);
+  if (x.numel() == 0 || is_close(x, y, expected.scalar_type())) return "";
+  const auto off = x.sub(y).abs().to(at::kDouble);
+  return c10::str(what, " differs from PyTorch's by up to ", off.max().item<double>(), "; its largest value is ",
+                  y.abs().to(at::kDouble).max().item<double>());
+}
+
+// ---- one program ----
+
+bool flag(const Json& json) { return *json.get_if<bool>(); }
+
+// A program with its inputs on a mesh.
+struct PlacedProgram {
+  const OpDb& db;
+  size_t number;
+  const Json& json;
+  DeviceMesh mesh;
+  size_t inputs, all;  // all: with constants
+  Tensors leaves;
+
+  PlacedProgram(const OpDb& db, size_t number, const DeviceMesh& mesh, Spread spread)
+      : db(db),
+        number(number),
+        json(db.program(number)),
+        mesh(mesh),
+        inputs(static_cast<size_t>(json.at("inputs").number())),
+        all(inputs + static_cast<size_t>(json.at("constants").number())) {
+    std::minstd_rand random(static_cast<unsigned>(number) + 1);
+    for (size_t i = 0; i < all; i++) {
+      const auto t = db.input(number, i);
+      at::Tensor x =
+          distribute_tensor(t, mesh, placements_of(t, i < inputs ? spread : Spread::Replicated, mesh.ndim(), random));
+      if (wants_grad(i)) x.set_requires_grad(true);
+      leaves.push_back(x);
     }
   }
-  return Replicate();
+
+  bool wants_grad(size_t i) const { return i < inputs && flag(json.at("grad").items()[i]); }
+  bool has_grad(size_t i) const { return flag(json.at("has_grad").items()[i]); }
+  bool any_grad() const {
+    for (size_t i = 0; i < inputs; i++)
+      if (has_grad(i)) return true;
+    return false;
+  }
+  bool is_random() const { return flag(json.at("random")); }
+  bool makes_tensors() const { return flag(json.at("makes_tensors")); }
+  size_t results() const { return json.at("outputs").items().size(); }
+  at::Tensor result(const Replay& run, size_t i) const {
+    return run.value(json.at("outputs").items()[i].number()).toTensor();
+  }
+  // The inputs of the first node: leaves are multiplied by 1, because programs write in place.
+  std::vector<IValue> values(const Tensors& of) const {
+    std::vector<IValue> values;
+    for (size_t i = 0; i < all; i++) values.emplace_back(wants_grad(i) ? of[i] * 1 : of[i]);
+    return values;
+  }
+  // "" if the result is as expected.
+  std::string compare(const at::Tensor& found, size_t i) const {
+    const auto expected = db.tensor(number, 'o', i);
+    if (!is_random()) return difference(found, expected, c10::str("result ", i));
+    return found.sizes() == expected.sizes() ? "" : c10::str("result ", i, " has another size");
+  }
+  std::string compare_gradient(const at::Tensor& found, size_t i) const {
+    if (!found.defined()) return c10::str("input ", i, " has no gradient");
+    return difference(found, db.tensor(number, 'g', i), c10::str("the gradient of input ", i));
+  }
+};
+
+struct Outcome {
+  std::string why;       // "": it passes
+  bool has_form = true;  // false: no op of the program has the form
+};
+
+// The gradients of the leaves that have one, in order.
+Tensors gradients(const PlacedProgram& program, const Tensors& results, const Tensors& leaves) {
+  Tensors through, seeds, asked;
+  for (const auto& result : results) {
+    if (!result.requires_grad()) continue;
+    through.push_back(result);
+    const auto seed = cotangent(result.detach());
+    seeds.push_back(seed);
+  }
+  for (size_t i = 0; i < program.inputs; i++)
+    if (program.has_grad(i)) asked.push_back(leaves[i]);
+  return torch::autograd::grad(through, asked, seeds, std::nullopt, false, /*allow_unused=*/true);
 }
 
-// Runs the program on this rank. Returns what differs, or "".
-std::string replay(const OpDb& db, size_t number, const DeviceMesh& mesh, Spread spread) {
-  const auto& program = db.json.at("programs").items()[number];
-  std::minstd_rand random(static_cast<unsigned>(number) + 1);
-  const auto inputs = static_cast<size_t>(program.at("inputs").number());
-  const auto all = inputs + static_cast<size_t>(program.at("constants").number());
-  const auto& wants = program.at("grad").items();
-  std::vector<at::Tensor> leaves;
-  std::vector<IValue> values;
-  for (size_t i = 0; i < all; i++) {
-    auto t = db.tensor(number, 'i', i);
-    if (const auto* strides = program.find("strides"))
-      if (const auto* own = strides->find(c10::str("i", i)))
-        t = at::empty_strided(t.sizes(), own->numbers(), t.options()).copy_(t);
-    const bool wants_grad = i < inputs && *wants[i].get_if<bool>();
-    at::Tensor x = distribute_tensor(t, mesh, {place(t, i < inputs ? spread : Spread::Replicated, random)});
-    if (wants_grad) x.set_requires_grad(true);
-    leaves.push_back(x);
-    values.emplace_back(wants_grad ? x * 1 : x);
+// Whether the plain tensors of the in-place form have gradients: LibTorch refuses some.
+bool plain_backward_works(const PlacedProgram& program, const Tensors& results, const Tensors& leaves) {
+  try {
+    gradients(program, results, leaves);
+    return true;
+  } catch (const std::exception&) {
+    return false;
   }
-  std::optional<ImplicitReplication> plain_is_replicated;
-  if (*program.at("makes_tensors").get_if<bool>()) plain_is_replicated.emplace();
-  Replay run(std::move(values));
-  for (const auto& node : program.at("nodes").items()) run.run(node);
+}
 
-  if (const auto* value = program.find("value")) {
-    const auto found = run.value(static_cast<int64_t>(all)).toScalar(), expected = number_of(*value).toScalar();
-    return std::abs(found.toComplexDouble() - expected.toComplexDouble()) < 1e-5 ? "" : "another value";
+Outcome run_eager(const PlacedProgram& program, Form form) {
+  std::optional<ImplicitReplication> plain_is_replicated;
+  if (program.makes_tensors()) plain_is_replicated.emplace();
+  c10::AutoGradMode grad_mode(form != Form::Out);
+  Replay run(program.values(program.leaves));
+  Tensors plain_leaves;
+  for (size_t i = 0; i < program.all; i++) {
+    if (form == Form::Functional) break;
+    plain_leaves.push_back(program.db.input(program.number, i));
+    if (program.wants_grad(i)) plain_leaves.back().set_requires_grad(true);
   }
-  std::vector<at::Tensor> through, cotangents;
-  const bool is_random = *program.at("random").get_if<bool>();
-  const auto& outputs = program.at("outputs").items();
-  for (size_t i = 0; i < outputs.size(); i++) {
-    const auto found = run.value(outputs[i].number()).toTensor();
-    const auto expected = db.tensor(number, 'o', i);
-    if (is_random && found.sizes() != expected.sizes()) return "another size";
-    if (!is_random)
-      if (auto why = difference(found, expected, c10::str("result ", i)); !why.empty()) return why;
+  Replay plain(form == Form::Functional ? std::vector<IValue>() : program.values(plain_leaves));
+  FormRunner forms(form, program.mesh, static_cast<unsigned>(program.number) + 7);
+  Outcome outcome{"", form == Form::Functional};
+  for (const auto& node : program.json.at("nodes").items()) {
+    if (form != Form::Functional && forms.run(node, plain, run)) {
+      outcome.has_form = true;
+      continue;
+    }
+    run.run(node);
+    if (form != Form::Functional) plain.run(node);
+  }
+  if (!outcome.has_form) return outcome;
+
+  if (const auto* value = program.json.find("value")) {
+    const auto found = run.value(static_cast<int64_t>(program.all)).toScalar(), expected = number_of(*value).toScalar();
+    if (std::abs(found.toComplexDouble() - expected.toComplexDouble()) >= 1e-5) outcome.why = "another value";
+    return outcome;
+  }
+  Tensors through, cotangents, plain_results;
+  for (size_t i = 0; i < program.results(); i++) {
+    const auto found = program.result(run, i);
+    if (outcome.why = program.compare(found, i); !outcome.why.empty()) return outcome;
+    if (form != Form::Functional) plain_results.push_back(program.result(plain, i));
     if (!found.requires_grad()) continue;
     through.push_back(found);
-    const auto seed = cotangent(expected);
-    cotangents.push_back(is_dtensor(found) ? at::Tensor(distribute_tensor(seed, mesh, {Replicate()})) : seed);
+    const auto seed = cotangent(program.db.tensor(program.number, 'o', i));
+    const Placements replicated(static_cast<size_t>(program.mesh.ndim()), Replicate());
+    cotangents.push_back(is_dtensor(found) ? at::Tensor(distribute_tensor(seed, program.mesh, replicated)) : seed);
   }
-  const auto& has_grad = program.at("has_grad").items();
-  const bool any =
-      std::any_of(has_grad.begin(), has_grad.end(), [](const auto& g) { return *g.template get_if<bool>(); });
-  if (!any || is_random) return "";
+  if (!program.any_grad() || program.is_random() || form == Form::Out) return outcome;
+  if (form == Form::InPlace && !plain_backward_works(program, plain_results, plain_leaves)) return outcome;
   torch::autograd::backward(through, cotangents);
-  for (size_t i = 0; i < inputs; i++) {
-    if (!*has_grad[i].get_if<bool>()) continue;
-    if (!leaves[i].grad().defined()) return c10::str("input ", i, " has no gradient");
-    if (auto why = difference(leaves[i].grad(), db.tensor(number, 'g', i), c10::str("the gradient of input ", i));
-        !why.empty())
-      return why;
-  }
-  return "";
+  for (size_t i = 0; i < program.inputs; i++)
+    if (program.has_grad(i))
+      if (outcome.why = program.compare_gradient(program.leaves[i].grad(), i); !outcome.why.empty()) return outcome;
+  return outcome;
 }
+
+// Forward and backward as one compiled function. The first call traces, the second runs the program.
+Outcome run_compiled(const PlacedProgram& program) {
+  Tensors seeds;
+  const Placements replicated(static_cast<size_t>(program.mesh.ndim()), Replicate());
+  for (size_t i = 0; i < program.results(); i++)
+    seeds.emplace_back(
+        distribute_tensor(cotangent(program.db.tensor(program.number, 'o', i)), program.mesh, replicated));
+  const bool with_backward = program.any_grad() && !program.is_random();
+  auto step = compile(
+      [&program, with_backward](const Tensors& leaves, const Tensors& seeds) {
+        std::optional<ImplicitReplication> plain_is_replicated;
+        if (program.makes_tensors()) plain_is_replicated.emplace();
+        Replay run(program.values(leaves));
+        for (const auto& node : program.json.at("nodes").items()) run.run(node);
+        Tensors results, through, cotangents, asked;
+        for (size_t i = 0; i < program.results(); i++) {
+          results.push_back(program.result(run, i));
+          if (!results[i].requires_grad()) continue;
+          through.push_back(results[i]);
+          cotangents.push_back(is_dtensor(results[i]) ? seeds[i] : DTensor(seeds[i]).to_local());
+        }
+        for (auto& result : results) result = result.detach();
+        if (!with_backward) return results;
+        for (size_t i = 0; i < program.inputs; i++)
+          if (program.has_grad(i)) asked.push_back(leaves[i]);
+        for (auto& gradient : torch::autograd::grad(through, asked, cotangents)) results.push_back(gradient);
+        return results;
+      },
+      {.codegen = false, .captures = Captures::None});
+  for (int call = 0; call < 2; call++) {
+    const auto found = step(program.leaves, seeds);
+    std::string why;
+    for (size_t i = 0; i < program.results() && why.empty(); i++) why = program.compare(found[i], i);
+    size_t next = program.results();
+    for (size_t i = 0; i < program.inputs && with_backward && why.empty(); i++)
+      if (program.has_grad(i)) why = program.compare_gradient(found[next++], i);
+    if (!why.empty()) return {c10::str("call ", call + 1, ": ", why)};
+  }
+  return {};
+}
+
+Outcome run_program(const OpDb& db, size_t number, const Combination& combination) {
+  static const std::vector<std::string> kAxes = {"x", "y"};
+  const std::vector<std::string> names(kAxes.begin(), kAxes.begin() + static_cast<int64_t>(combination.mesh.size()));
+  const PlacedProgram program(db, number, init_device_mesh("cpu", combination.mesh, names), combination.spread);
+  return combination.form == Form::Compiled ? run_compiled(program) : run_eager(program, combination.form);
+}
+
+// ---- all programs ----
 
 // The first line, or the line of the first rank that failed.
 std::string first_line_of(const std::exception& e) {
@@ -273,70 +324,140 @@ std::string first_line_of(const std::exception& e) {
   return text.substr(0, std::min<size_t>(text.find('\n'), 300));
 }
 
-// Entries that do not pass, and why.
-std::map<std::string, std::string> failures(const OpDb& db, const std::vector<int64_t>& worlds,
-                                            const std::vector<Spread>& spreads) {
-  std::map<std::string, std::string> failed;
-  const auto& programs = db.json.at("programs").items();
-  const char* only = std::getenv("TESSERA_OP_DB_ENTRY");
-  for (size_t p = 0; p < programs.size(); p++) {
-    const auto& name = programs[p].at("name").text();
-    if (only && name != only) continue;
-    for (auto n : worlds)
-      for (auto spread : spreads) {
-        if (failed.contains(name) && !only) continue;
-        std::string why;
-        try {
-          std::vector<std::string> found(static_cast<size_t>(n));
-          testing::run_ranks(n,
-                             [&](testing::Rank& me) {
-                               found[static_cast<size_t>(me.rank)] =
-                                   replay(db, p, init_device_mesh("cpu", {n}, {"x"}), spread);
-                             },
-                             {.timeout = std::chrono::seconds(20)});
-          for (const auto& each : found)
-            if (!each.empty()) why = each;
-        } catch (const std::exception& e) {
-          why = first_line_of(e);
-        }
-        if (!why.empty()) {
-          failed[name] = c10::str(kSpreadNames[static_cast<int>(spread)], " on ", n, " ranks: ", why);
-          if (only) std::cout << name << "  " << failed[name] << "\n";
-        }
-      }
+Outcome run_on_ranks(const OpDb& db, size_t number, const Combination& combination) {
+  int64_t ranks = 1;
+  for (auto n : combination.mesh) ranks *= n;
+  std::vector<Outcome> found(static_cast<size_t>(ranks));
+  try {
+    testing::run_ranks(
+        ranks, [&](testing::Rank& me) { found[static_cast<size_t>(me.rank)] = run_program(db, number, combination); },
+        {.timeout = std::chrono::seconds(20)});
+  } catch (const std::exception& e) {
+    return {first_line_of(e)};
   }
-  return failed;
+  for (const auto& each : found)
+    if (!each.why.empty()) return each;
+  return found[0];
 }
 
-// Entries that do not run here, and why.
-const std::map<std::string, std::string>& exceptions() {
+// The result of one combination.
+struct Summary {
+  std::set<std::string> entries;              // with a sample of the dtype, and with the form
+  std::map<std::string, std::string> failed;  // and why
+};
+
+Summary run_combination(const OpDb& db, const Combination& combination, bool all_samples) {
+  Summary summary;
+  const auto& programs = db.json.at("programs").items();
+  const char* only = std::getenv("TESSERA_OP_DB_ENTRY");
+  size_t of_dtype = 0;
+  for (size_t p = 0; p < programs.size(); p++) {
+    const auto& name = programs[p].at("name").text();
+    const auto* other = programs[p].find("other_dtype");
+    if ((other ? other->text() : std::string()) != combination.dtype) continue;
+    if (only ? name != only : !all_samples && of_dtype++ % combination.every != 0) continue;
+    if (summary.failed.contains(name) && !only) continue;
+    if (combination.form == Form::Compiled && programs[p].find("value")) continue;  // it returns a value of the host
+    if (std::getenv("TESSERA_OP_DB_VERBOSE")) std::cerr << combination.name << ": " << name << std::endl;
+    const auto outcome = run_on_ranks(db, p, combination);
+    if (outcome.has_form || !outcome.why.empty()) summary.entries.insert(name);
+    if (!outcome.why.empty()) summary.failed.emplace(name, outcome.why);
+  }
+  return summary;
+}
+
+// Entries that compile() refuses, and why. Entries without a program are in the dump, with the reason.
+const std::map<std::string, std::string>& not_compiled() {
   static const std::map<std::string, std::string> names = {
-      {"nn.functional.linear_cross_entropy.chunked", "an op that Python defines"},
-      {"nn.functional.linear_cross_entropy.chunked_none", "an op that Python defines"},
-      {"resize_", "changes the memory of its argument"},
-      {"resize_as_", "changes the memory of its argument"},
+      {"_native_batch_norm_legit", "known defect: the replay differs from eager mode"},
+      {"_segment_reduce.lengths", "known defect: the replay differs from eager mode"},
+      {"argwhere", "it reads values on the host"},
+      {"bincount", "it reads values on the host"},
+      {"broadcast_shapes", "it runs no op"},
+      {"chalf", "complex32 is not supported"},
+      {"cholesky", "known defect: the replay differs from eager mode"},
+      {"combinations", "it reads values on the host"},
+      {"corrcoef", "known defect: the replay differs from eager mode"},
+      {"cumprod", "it reads values on the host"},
+      {"index_fill", "it reads values on the host"},
+      {"index_put", "it reads values on the host"},
+      {"linalg.cholesky", "it reads values on the host"},
+      {"linalg.eig", "it reads values on the host"},
+      {"linalg.eigvals", "it reads values on the host"},
+      {"linalg.inv", "it reads values on the host"},
+      {"linalg.ldl_factor", "it reads values on the host"},
+      {"linalg.lstsq", "it reads values on the host"},
+      {"linalg.lstsq.grad_oriented", "it reads values on the host"},
+      {"linalg.lu_factor", "it reads values on the host"},
+      {"linalg.solve", "it reads values on the host"},
+      {"linalg.tensorinv", "it reads values on the host"},
+      {"linalg.tensorsolve", "it reads values on the host"},
+      {"lu_solve", "known defect: the replay differs from eager mode"},
+      {"lu_unpack", "known defect: the replay differs from eager mode"},
+      {"masked.cumprod", "it reads values on the host"},
+      {"masked_fill", "it reads values on the host"},
+      {"masked_select", "it reads values on the host"},
+      {"max.reduction_no_dim", "it reads values on the host"},
+      {"min.reduction_no_dim", "it reads values on the host"},
+      {"nanmedian", "it reads values on the host"},
+      {"narrow", "it reads values on the host"},
+      {"nn.functional.ctc_loss", "it reads values on the host"},
+      {"nn.functional.one_hot", "it reads values on the host"},
+      {"nn.functional.rrelu", "its numbers are drawn for the full tensor"},
+      {"nonzero", "it reads values on the host"},
+      {"prod", "it reads values on the host"},
+      {"tensor_split", "it reads values on the host"},
+      {"unique", "it reads values on the host"},
+      {"unique_consecutive", "it reads values on the host"},
   };
   return names;
+}
+
+// PyTorch's own test of DTensor (test/distributed/tensor/test_dtensor_ops.py) expects these numbers of entries to fail:
+// 73 + 5 xfail and 36 + 1 skipped, 168 without a strategy; 43 more in compiled form. It runs float32 on even shards of
+// one axis of 4, ignores failures in backward, and has no test of the other combinations.
+constexpr int64_t kPyTorchPasses = 702 - 73 - 5 - 36 - 1 - 168, kPyTorchPassesCompiled = kPyTorchPasses - 43;
+
+std::string pytorch_passes(const Combination& combination) {
+  if (combination.form == Form::Compiled) return c10::str(kPyTorchPassesCompiled);
+  const bool tested = combination.form == Form::Functional && combination.dtype[0] == 0 && combination.mesh.size() == 1;
+  return tested ? c10::str(kPyTorchPasses) : "not tested";
 }
 
 TEST(OpDb, EntriesRunOnDistributedTensors) {
   at::set_num_threads(1);
   const char* folder = std::getenv("TESSERA_OP_DB");  // another dump, as `make parity-ops` makes it
+  const char* only = std::getenv("TESSERA_OP_DB_COMBINATION");
   const OpDb db(folder ? folder : TESSERA_PARITY_SCRIPTS "/op_db");
-  auto failed = failures(db, {2}, {Spread::Replicated, Spread::Dim0, Spread::Dim1, Spread::LastDim, Spread::Random});
-  for (const auto& [name, why] : failures(db, {4}, {Spread::Dim0, Spread::Random})) failed.emplace(name, why);
-  for (const auto& [name, why] : failed) {
-    std::cout << "  " << name << "  " << why << "\n";
-    EXPECT_TRUE(exceptions().contains(name)) << name << "  " << why;
-  }
-  const auto& skipped = db.json.at("skipped").members();
-  for (const auto& [name, why] : skipped) std::cout << "  " << name << "  no program: " << why.text() << "\n";
   const auto entries = db.json.at("entries").number();
+  const auto& skipped = db.json.at("skipped").members();
+  std::map<std::string, std::string> failed;
+  std::ostringstream table;
+  table << std::left << std::setw(40) << "combination" << std::setw(10) << "entries" << std::setw(10) << "pass"
+        << "PyTorch's DTensor\n";
+  for (const auto& combination : combinations()) {
+    if (only && std::string(combination.name).find(only) == std::string::npos) continue;
+    const auto summary = run_combination(db, combination, folder != nullptr);
+    table << std::setw(40) << combination.name << std::setw(10) << summary.entries.size() << std::setw(10)
+          << summary.entries.size() - summary.failed.size() << pytorch_passes(combination) << '\n';
+    for (const auto& [name, why] : summary.failed) {
+      std::cout << "  " << name << "  " << combination.name << ": " << why << std::endl;
+      const bool expected = combination.form == Form::Compiled && not_compiled().contains(name);
+      EXPECT_TRUE(expected) << name << "  " << combination.name << ": " << why;
+      if (combination.form != Form::Compiled) failed.emplace(name, why);
+    }
+    const auto pass_compiled = entries - static_cast<int64_t>(skipped.size() + summary.failed.size());
+    if (combination.form == Form::Compiled) {
+      EXPECT_GE(pass_compiled, 640);
+    }
+  }
+  for (const auto& [name, why] : skipped) std::cout << "  " << name << "  no program: " << why.text() << "\n";
   const auto pass = entries - static_cast<int64_t>(skipped.size() + failed.size());
-  std::cout << entries << " entries of op_db, " << db.json.at("programs").items().size() << " programs: " << pass
-            << " entries pass, " << failed.size() << " do not, " << skipped.size()
-            << " have no program. PyTorch's own DTensor passes about 420.\n";
-  EXPECT_GE(pass, folder ? 0 : 680);
+  std::cout << table.str() << entries << " entries of op_db, " << db.json.at("programs").items().size()
+            << " programs: " << pass << " entries pass in every combination, " << failed.size() << " do not, "
+            << skipped.size() << " have no program. PyTorch's own DTensor passes " << kPyTorchPasses
+            << " in its one combination.\n";
+  EXPECT_GE(pass, 690);
 }
 
 }  // namespace

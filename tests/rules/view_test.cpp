@@ -43,6 +43,8 @@ TEST(ViewRules, HoldByBruteForce) {
                                   {"aten::view", {numbers({12, 8}), ints({16, 6})}, {}},
                                   {"aten::view", {ones, ints({4, 3, 1})}, {}},
                                   {"aten::view", {numbers({3, 4, 2}).transpose(1, 2), ints({1, 3, 2, 4})}, {}},
+                                  {"aten::resize_", {y.clone(), ints({8, 3})}, {}},
+                                  {"aten::resize_", {t.clone(), ints({5, 3})}, {}},
                                   {"aten::_unsafe_view", {numbers({4, 9}), ints({2, 2, 3, 3})}, {}},
                                   {"aten::_reshape_alias", {y, ints({2, 12}), ints({12, 1})}, {}},
                                   {"aten::view.dtype", {x, static_cast<int64_t>(at::kLong)}, {}},

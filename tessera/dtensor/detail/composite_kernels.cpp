@@ -7,6 +7,7 @@
 #include <ATen/TensorUtils.h>
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/max_pool1d_with_indices.h>
 #include <ATen/ops/tensor_split.h>
 #include <torch/library.h>
 
@@ -25,6 +26,23 @@ at::Tensor reshape(const at::Tensor& self, c10::SymIntArrayRef shape) {
   const bool alias = at::detail::computeStride(self.sizes(), self.strides(), sizes).has_value();
   if (alias && propagate::view_keeps_shards(view, *meta_of(self).spec, sizes)) return self.view(sizes);
   return at::_unsafe_view(self.clone(at::MemoryFormat::Contiguous), sizes);
+}
+
+// resize_ to as many elements is a view in place. Where that cannot keep the shards, the tensor is redistributed to new
+// memory, if no other tensor shares its present memory.
+const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat> format) {
+  static const auto &entry = propagate::entry_of("aten::resize_"), &view = propagate::entry_of("aten::view");
+  const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
+  const bool is_view = self.numel() == c10::multiply_integers(sizes) && self.is_contiguous();
+  if (is_view && !propagate::view_keeps_shards(view, *meta_of(self).spec, sizes) &&
+      local_of(self).storage().use_count() == 1) {
+    const auto moved = reshape(self, size);
+    replace(self, local_of(moved), meta_of(moved).spec);
+    return self;
+  }
+  torch::jit::Stack stack{self, sizes.vec(), format};
+  dispatch_boxed(entry, &stack);
+  return self;
 }
 
 // one_hot(self, num_classes). LibTorch's code scatters into plain zeros.
@@ -65,6 +83,12 @@ std::vector<at::Tensor> tensor_split(const at::Tensor& self, const at::Tensor& i
                           dim);
 }
 
+// LibTorch's code reads the memory of a tensor that does not require gradients.
+at::Tensor max_pool1d(const at::Tensor& self, at::IntArrayRef kernel_size, at::IntArrayRef stride,
+                      at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
+  return std::get<0>(at::max_pool1d_with_indices(self, kernel_size, stride, padding, dilation, ceil_mode));
+}
+
 }  // namespace
 
 void register_composite_kernels(torch::Library& aten, torch::Library& aten_autograd,
@@ -80,6 +104,10 @@ void register_composite_kernels(torch::Library& aten, torch::Library& aten_autog
   }
   aten_autograd.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
   aten.impl("tensor_split.tensor_indices_or_sections", TORCH_FN(tensor_split));
+  aten.impl("resize_", TORCH_FN(resize));
+  done.insert("aten::resize_");
+  aten_autograd.impl("max_pool1d", TORCH_FN(max_pool1d));
+  aten.impl("max_pool1d", TORCH_FN(max_pool1d));
   aten_autograd.impl("one_hot", TORCH_FN(one_hot));
   aten.impl("one_hot", TORCH_FN(one_hot));
   // LibTorch's own reshape calls this op, with strides that are valid for a plain tensor only.

@@ -12,8 +12,10 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/topk.h>
+#include <ATen/ops/view_as_real.h>
 #include <torch/library.h>
 
+#include <cmath>
 #include <limits>
 #include <unordered_set>
 
@@ -92,10 +94,18 @@ Tensor& fill_local(const char* op, Tensor& self, const MaybeGenerator& generator
 // ---- fills ----
 
 Tensor& uniform_(Tensor& self, double from, double to, MaybeGenerator g) {
+  if (self.is_complex()) {
+    at::view_as_real(self).uniform_(from, to, g);
+    return self;
+  }
   return fill_local("uniform_", self, g,
                     [&](Tensor& local, const Draw& draw) { random_ops::uniform_(local, from, to, draw); });
 }
 Tensor& normal_(Tensor& self, double mean, double std, MaybeGenerator g) {
+  if (self.is_complex()) {  // each part has half of the variance
+    at::view_as_real(self).normal_(mean, std / std::sqrt(2.0), g);
+    return self;
+  }
   return fill_local("normal_", self, g,
                     [&](Tensor& local, const Draw& draw) { random_ops::normal_(local, mean, std, draw); });
 }

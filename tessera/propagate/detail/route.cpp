@@ -91,7 +91,7 @@ bool changes_memory(const c10::OperatorHandle& op) {
 std::optional<c10::OperatorHandle> functional_form(const c10::OperatorHandle& op) {
   const auto& name = op.operator_name().name;
   if (changes_memory(op)) return std::nullopt;
-  for (const auto& base : {without_in_place_mark(name), name + "_functional"})
+  for (const auto& base : {without_in_place_mark(name), without_in_place_mark(name) + "_functional"})
     for (const auto& other : overloads_of(base))
       if (writes_nothing(other.schema()) && matches(other.schema(), op.schema()) &&
           (has_out(op.schema()) || !is_decomposed(other)))

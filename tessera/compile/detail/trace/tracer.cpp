@@ -389,6 +389,11 @@ void Tracer::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
   // Ops of backward use a saved tensor instead of the leaf itself. The leaf was noted in forward.
   if (torch::autograd::get_current_graph_task_id() == -1)
     for (const auto& argument : torch::jit::last(*stack, op.schema().arguments().size())) note_leaves(argument);
+  // A tensor of zeros without memory (the gradient of sgn). Only the dispatcher knows that key, and a replay has none.
+  if (op.operator_name().name == "aten::_efficientzerotensor") {
+    static const auto zeros = c10::Dispatcher::singleton().findSchemaOrThrow("aten::zeros", "");
+    return zeros.callBoxed(stack);
+  }
   // An op on DTensors calls ops on local tensors, which are recorded.
   if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);
   auto kind = kind_of(op);

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,17 @@
 namespace tessera {
 namespace {
 
-// The dtype of an output: that of the first tensor, its accumulation type, or that of indices.
-enum class OutputType : char { Same = 's', Accumulated = 'a', Index = 'i' };
+// The dtype of an output: that of the first tensor, its accumulation type, that of indices, or uint64. Undefined: a
+// tensor that the op does not set. QueryLength, KeyLength: an int, the size of dim 2 of the first or second tensor.
+enum class OutputType : char {
+  Same = 's',
+  Accumulated = 'a',
+  Index = 'i',
+  UInt64 = 'u',
+  Undefined = '-',
+  QueryLength = 'q',
+  KeyLength = 'k'
+};
 
 struct OrZerosOp {
   const char* op;
@@ -23,11 +33,25 @@ struct OrZerosOp {
   int mask;           // the argument with the output mask, or -1
 };
 
+bool is_int(char letter) {
+  return letter == static_cast<char>(OutputType::QueryLength) || letter == static_cast<char>(OutputType::KeyLength);
+}
+size_t tensor_outputs(const OrZerosOp& row) {
+  const std::string_view types(row.types);
+  return types.size() - static_cast<size_t>(std::count_if(types.begin(), types.end(), is_int));
+}
+
 constexpr OrZerosOp kOrZerosOps[] = {
     {"_adaptive_avg_pool2d", "", "s", -1},
     {"_adaptive_avg_pool2d_backward", "", "s", -1},
     {"_native_batch_norm_legit", "", "saa", -1},
     {"_native_batch_norm_legit", "no_stats", "saa", -1},
+    {"_scaled_dot_product_cudnn_attention", "", "sa--qkii-", -1},
+    {"_scaled_dot_product_cudnn_attention_backward", "", "sss", -1},
+    {"_scaled_dot_product_efficient_attention", "", "saii", -1},
+    {"_scaled_dot_product_efficient_attention_backward", "", "ssss", 10},
+    {"_scaled_dot_product_flash_attention", "", "sa--qkuus", -1},
+    {"_scaled_dot_product_flash_attention_backward", "", "sss", -1},
     {"_scaled_dot_product_flash_attention_for_cpu", "", "sa", -1},
     {"_scaled_dot_product_flash_attention_for_cpu_backward", "", "sss", -1},
     {"avg_pool2d", "", "s", -1},
@@ -48,6 +72,12 @@ at::ScalarType output_type(char letter, at::ScalarType first) {
       return at::toOpMathType(first);
     case OutputType::Index:
       return at::kLong;
+    case OutputType::UInt64:
+      return at::kUInt64;
+    case OutputType::Undefined:
+    case OutputType::QueryLength:
+    case OutputType::KeyLength:
+      break;
   }
   return first;
 }
@@ -57,19 +87,28 @@ class OrZeros final : public c10::OperatorKernel {
   OrZeros(const OrZerosOp& row, c10::OperatorHandle op) : row_(row), op_(std::move(op)) {}
 
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    size_t outputs = std::string_view(row_.types).size();
-    auto sizes = torch::jit::pop(*stack, outputs);
+    auto sizes = torch::jit::pop(*stack, tensor_outputs(row_));
     auto own = op_.schema().arguments().size();
     auto first = torch::jit::peek(*stack, 0, own).toTensor();
     if (first.numel() > 0) return op_.callBoxed(stack);
-    std::vector<at::Tensor> results;
-    for (size_t i = 0; i < outputs; i++) {
-      bool wanted = row_.mask < 0 || torch::jit::peek(*stack, static_cast<size_t>(row_.mask), own).toBoolList()[i];
-      auto options = first.options().dtype(output_type(row_.types[i], first.scalar_type()));
-      results.push_back(wanted ? at::zeros(sizes[i].toIntVector(), options) : at::Tensor());
+    std::vector<c10::IValue> results;
+    size_t next = 0;  // of `sizes`
+    for (size_t i = 0; row_.types[i] != 0; i++) {
+      const char letter = row_.types[i];
+      if (is_int(letter)) {
+        const size_t from = letter == static_cast<char>(OutputType::KeyLength);
+        results.emplace_back(torch::jit::peek(*stack, from, own).toTensor().size(2));
+        continue;
+      }
+      const auto& size = sizes[next++];
+      const bool wanted =
+          letter != static_cast<char>(OutputType::Undefined) &&
+          (row_.mask < 0 || torch::jit::peek(*stack, static_cast<size_t>(row_.mask), own).toBoolList()[i]);
+      auto options = first.options().dtype(output_type(letter, first.scalar_type()));
+      results.emplace_back(wanted ? at::zeros(size.toIntVector(), options) : at::Tensor());
     }
     torch::jit::drop(*stack, own);
-    for (auto& result : results) stack->emplace_back(std::move(result));
+    for (auto& result : results) stack->push_back(std::move(result));
   }
 
  private:
@@ -82,7 +121,7 @@ c10::FunctionSchema or_zeros_schema(const OrZerosOp& row, const c10::FunctionSch
   for (const auto& a : aten.arguments())  // none is keyword-only, because positional ones follow
     arguments.emplace_back(a.name(), a.type(), a.real_type(), a.N(), std::nullopt, false,
                            a.alias_info() ? std::optional(*a.alias_info()) : std::nullopt);
-  for (size_t i = 0; i < std::string_view(row.types).size(); i++)
+  for (size_t i = 0; i < tensor_outputs(row); i++)
     arguments.emplace_back("out" + std::to_string(i), c10::ListType::ofInts());
   return {std::string("tessera::") + row.op + "_or_zeros", row.overload, std::move(arguments), aten.returns()};
 }

@@ -1,0 +1,156 @@
+"""Counts the bytes that PyTorch's DTensor moves for the programs of op_db: python op_bytes.py FOLDER.
+
+FOLDER is a dump of op_db.py. Its first sample of each entry runs on DTensors of a fake world of four ranks, with one
+input sharded or partial and the others replicated, and with all inputs sharded. FOLDER/op_bytes.json gets, for each
+program, the placements of the inputs and the bytes that the redistributions of the forward move per rank; "error" where
+PyTorch raises. tests/parity/op_bytes_test.cpp counts the same for Tessera.
+"""
+import json
+import sys
+import warnings
+
+import torch
+import torch.distributed as dist
+from safetensors import safe_open
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dispatch, _redistribute, init_device_mesh
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+WORLD = 4
+moved = 0
+
+
+def bytes_of(source, target, elements, size):
+    """Bytes that leave a rank when one axis is redistributed; the same formula is in op_bytes_test.cpp."""
+    n, total = WORLD, elements * size
+    if source == target or source.is_replicate():
+        return 0
+    if source.is_partial():
+        return (2 if target.is_replicate() else 1) * total * (n - 1) // n
+    if target.is_replicate() or target.is_partial():
+        return total * (n - 1) // n
+    return total * (n - 1) // n // n
+
+
+original = _redistribute.redistribute_local_tensor
+
+
+def counted(local, current, target, *args, **kwargs):
+    global moved
+    moved += bytes_of(current.placements[0], target.placements[0], target.tensor_meta.shape.numel(), local.element_size())
+    return original(local, current, target, *args, **kwargs)
+
+
+_redistribute.redistribute_local_tensor = counted
+_dispatch.redistribute_local_tensor = counted
+
+
+def decode(value, values):
+    if isinstance(value, list):
+        return [decode(v, values) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if "v" in value:
+        return values[value["v"]]
+    if "float" in value:
+        return float(value["float"])
+    if "complex" in value:
+        return complex(*value["complex"])
+    if "device" in value:
+        return torch.device(value["device"])
+    return value["int"]
+
+
+DTYPES = {0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
+          7: torch.float64, 8: torch.complex32, 9: torch.complex64, 10: torch.complex128, 11: torch.bool,
+          15: torch.bfloat16}
+FORMATS = {0: torch.contiguous_format, 1: torch.preserve_format, 2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+def run(program, values):
+    values = list(values)
+    for node in program["nodes"]:
+        if node["op"] == "getitem":
+            values.append(values[node["args"][0]["v"]][node["args"][1]])
+            continue
+        name = node["op"].split("::")[1]
+        name, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, name), overload or "default")
+        kwargs = {}
+        for argument in op._schema.arguments:
+            given = node["args"].get(argument.name)
+            if argument.name in node["args"]:
+                kwargs[argument.name] = decode(given, values)
+            if isinstance(given, dict) and "int" in given:
+                kinds = DTYPES if "dtype" in argument.name else FORMATS if "format" in argument.name else {0: torch.strided}
+                kwargs[argument.name] = kinds[given["int"]]
+        values.append(op(**kwargs))
+    return values
+
+
+def cases_of(tensors):
+    """Placements of the inputs: one sharded or partial, the others replicated; then all sharded along one dim."""
+    found = []
+    for i, t in enumerate(tensors):
+        for d in range(min(t.dim(), 3)):
+            found.append([f"S({d})" if j == i else "R" for j in range(len(tensors))])
+        if t.is_floating_point() and t.dim() > 0:
+            found.append(["P" if j == i else "R" for j in range(len(tensors))])
+    for d in (0, 1):
+        found.append([f"S({d})" if t.dim() > d else "R" for t in tensors])
+    unique = []
+    for case in found:
+        if case not in unique and any(p != "R" for p in case):
+            unique.append(case)
+    return unique
+
+
+def place(t, placement, mesh):
+    if placement == "P":
+        return DTensor.from_local(t, mesh, [Partial()], run_check=False)
+    where = Replicate() if placement == "R" else Shard(int(placement[2:-1]))
+    return dist.tensor.distribute_tensor(t, mesh, [where], src_data_rank=None)
+
+
+def main():
+    global moved
+    folder = sys.argv[1]
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
+    mesh = init_device_mesh("cpu", (WORLD,))
+    programs = json.load(open(f"{folder}/op_db.json"))["programs"]
+    file = safe_open(f"{folder}/op_db.safetensors", "pt")
+    keys = set(file.keys())
+    result, seen, errors = [], set(), 0
+    for number, program in enumerate(programs):
+        if program["name"] in seen or "other_dtype" in program or "value" in program or program["random"]:
+            continue
+        seen.add(program["name"])
+        names = [f"{number}.i{i}" for i in range(program["inputs"] + program["constants"])]
+        tensors = [file.get_tensor(n) if n in keys else torch.view_as_complex(file.get_tensor(n + "c")) for n in names]
+        for i, t in enumerate(tensors):
+            strides = program.get("strides", {}).get(f"i{i}")
+            if strides:
+                tensors[i] = torch.empty_strided(t.shape, strides, dtype=t.dtype).copy_(t)
+        counts = []
+        for case in cases_of(tensors[:program["inputs"]]):
+            case = case + ["R"] * program["constants"]
+            try:
+                with torch.no_grad(), implicit_replication():
+                    values = [place(t, p, mesh) for t, p in zip(tensors, case)]
+                    moved = 0
+                    run(program, values)
+                    counts.append([case, moved])
+            except Exception:  # noqa: BLE001
+                errors += 1
+                counts.append([case, "error"])
+        result.append({"program": number, "name": program["name"], "cases": counts})
+    with open(f"{folder}/op_bytes.json", "w") as f:
+        json.dump({"torch": torch.__version__, "world": WORLD, "programs": result}, f, separators=(",", ":"))
+    total = sum(len(p["cases"]) for p in result)
+    print(f"{len(result)} programs, {total} cases; PyTorch raises in {errors}")
+
+
+if __name__ == "__main__":
+    main()
