@@ -68,7 +68,7 @@ void expect_same_as_eager(Model start, MakeOptimizer make_optimizer, at::IntArra
   }
   EXPECT_EQ(step.report().size(), compiler::known_passes().size() + 1)
       << step.report();  // lower() adds in_place_collectives
-  for (const auto* name : {"functionalise", "constant_folding", "batch_dims", "fuse_pointwise"})
+  for (const auto* name : {"functionalise", "constant_folding", "batch_dims", "fuse_small_ops"})
     for (const auto& each : step.report())
       if (each.name == name) {
         EXPECT_GT(each.matched.times, 0) << step.report();
