@@ -1,9 +1,9 @@
 // Time of a compiled train step and of the same step in eager mode (plain), both with Tessera's fused AdamW: an MLP (10
 // -> 16 -> 10, batch 8) and a small GPT (peer_gpt.h, batch 4 x 128), on one rank and on two processes with tensor and
 // with data parallelism. The note has the ratio to eager and the time of the first call: tracing, passes, building
-// kernels (if not cached), and running. For one rank there are also rows with two threads, with Numerics::Strict, the
-// peak memory of a step as the CPU allocator counts it, and the share of the roof: the rate of the step in its matrix
-// products, divided by that of a product of 2048 x 2048 matrices with as many threads.
+// kernels (if not cached), and running. All with Numerics::Fast. For one rank there are also rows with two threads,
+// with Numerics::Strict, the peak memory of a step as the CPU allocator counts it, and the share of the roof: the rate
+// of the step in its matrix products, divided by that of a product of 2048 x 2048 matrices with as many threads.
 #include "benchmarks/harness/bench.h"
 #include "benchmarks/harness/process_ranks.h"
 #include "benchmarks/peer_gpt.h"
@@ -81,7 +81,8 @@ void measure_guards(const std::string& name, int64_t steps, Step& compiled, Mode
 // compiled one.
 template <class Make, class F>
 double measure(const std::string& name, int64_t steps, const Make& make, const F& step, const CompileBatch& batch,
-               testing::Rank& me, const EmitRow& emit, const CompileOptions& compile_options = {}) {
+               testing::Rank& me, const EmitRow& emit,
+               const CompileOptions& compile_options = {.numerics = Numerics::Fast}) {
   auto eager = make(), model = make();
   const optim::AdamW::Options options{.fused = true};
   optim::AdamW eager_opt(eager->parameters(), options), opt(model->parameters(), options);
@@ -135,7 +136,7 @@ int64_t peak_bytes_of_gpt_step(bool compiled) {
   Gpt model;
   optim::AdamW opt(model.parameters(), {.fused = true});
   const auto batch = gpt_batch(0);
-  auto step = compile(gpt_step);
+  auto step = compile(gpt_step, {.numerics = Numerics::Fast});
   for (int i = 0; i < 4; i++) {
     count.reset_peak();
     compiled&& i > 0 ? step(model, opt, batch) : gpt_step(model, opt, batch);

@@ -99,7 +99,7 @@ struct CompileOptions {
   std::optional<Captures> captures = {};
   // See Agree. Default: Agree::OnError.
   std::optional<Agree> agree = {};
-  // See Numerics. Needs codegen. Default: TESSERA_NUMERICS, or else Numerics::Fast.
+  // See Numerics. Needs codegen. Default: TESSERA_NUMERICS, or else Numerics::Strict.
   std::optional<Numerics> numerics = {};
 };
 
