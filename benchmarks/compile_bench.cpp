@@ -1,7 +1,9 @@
 // Time of a compiled train step and of the same step in eager mode (plain), both with Tessera's fused AdamW: an MLP (10
 // -> 16 -> 10, batch 8) and a small GPT (peer_gpt.h, batch 4 x 128), on one rank and on two processes with tensor and
 // with data parallelism. The note has the ratio to eager and the time of the first call: tracing, passes, building
-// kernels (if not cached), and running.
+// kernels (if not cached), and running. All with Numerics::Fast. For one rank there are also rows with two threads,
+// with Numerics::Strict, the peak memory of a step as the CPU allocator counts it, and the share of the roof: the rate
+// of the step in its matrix products, divided by that of a product of 2048 x 2048 matrices with as many threads.
 #include "benchmarks/harness/bench.h"
 #include "benchmarks/harness/process_ranks.h"
 #include "benchmarks/peer_gpt.h"
@@ -13,8 +15,12 @@
 #include "tessera/optim/adam.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
+#include "tessera/testing/detail/counting_allocator.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 
@@ -71,16 +77,18 @@ void measure_guards(const std::string& name, int64_t steps, Step& compiled, Mode
   if (me.rank == 0) emit({.name = name + "_guards", .unit = "us", .ours = hot[0] * 1000, .note = note.str()});
 }
 
-// Times the compiled and the eager step, on two models from `make`. `steps` is per repetition.
+// Times the compiled and the eager step, on two models from `make`. `steps` is per repetition. Returns the time of the
+// compiled one.
 template <class Make, class F>
-void measure(const std::string& name, int64_t steps, const Make& make, const F& step, const CompileBatch& batch,
-             testing::Rank& me, const EmitRow& emit) {
+double measure(const std::string& name, int64_t steps, const Make& make, const F& step, const CompileBatch& batch,
+               testing::Rank& me, const EmitRow& emit,
+               const CompileOptions& compile_options = {.numerics = Numerics::Fast}) {
   auto eager = make(), model = make();
   const optim::AdamW::Options options{.fused = true};
   optim::AdamW eager_opt(eager->parameters(), options), opt(model->parameters(), options);
   step(*eager, eager_opt, batch);
   step(*model, opt, batch);
-  auto compiled = compile(step);
+  auto compiled = compile(step, compile_options);
   const auto begin = std::chrono::steady_clock::now();
   compiled(*model, opt, batch);
   const std::chrono::duration<double, std::milli> first = std::chrono::steady_clock::now() - begin;
@@ -91,6 +99,7 @@ void measure(const std::string& name, int64_t steps, const Make& make, const F& 
        << first.count() << " ms; arena of " << compiled.executable().memory();
   if (me.rank == 0) emit({.name = name, .unit = "ms", .ours = ms[0], .plain = ms[1], .note = note.str()});
   measure_guards(name, steps, compiled, *model, opt, batch, me, emit);
+  return ms[0];
 }
 
 // The data of one rank.
@@ -100,11 +109,66 @@ CompileBatch gpt_batch(int64_t rank) {
   return {tokens.narrow(1, 0, 128).contiguous(), tokens.narrow(1, 1, 128).flatten()};
 }
 
+// Floating-point operations of the linear layers of a GPT step: two per weight and token in forward, four in backward.
+double gpt_product_flops(const PeerGptSizes& s, int64_t tokens) {
+  const auto weights = s.layers * (4 * s.dim * s.dim + 8 * s.dim * s.dim) + s.dim * s.vocabulary;
+  return 6.0 * static_cast<double>(tokens) * static_cast<double>(weights);
+}
+
+// GFLOP/s of a product of 2048 x 2048 matrices.
+double roof_of_products(testing::Rank& me) {
+  constexpr int64_t kSize = 2048;
+  const auto a = at::randn({kSize, kSize}), b = at::randn({kSize, kSize});
+  auto out = at::empty({kSize, kSize});
+  return 2e-6 * kSize * kSize * kSize / medians_ms(me.group(), 1, {[&] { at::mm_out(out, a, b); }})[0];
+}
+
+void emit_share_of_roof(const std::string& name, double ms, testing::Rank& me, const EmitRow& emit) {
+  const auto roof = roof_of_products(me), rate = gpt_product_flops({}, 512) / ms * 1e-6;
+  std::ostringstream note;
+  note << std::fixed << std::setprecision(0) << rate << " of " << roof << " GFLOP/s";
+  emit({.name = name, .unit = "share", .ours = rate / roof, .note = note.str()});
+}
+
+// The peak memory of a step: parameters, optimizer state, gradients, activations.
+int64_t peak_bytes_of_gpt_step(bool compiled) {
+  testing::CountingAllocator count;
+  Gpt model;
+  optim::AdamW opt(model.parameters(), {.fused = true});
+  const auto batch = gpt_batch(0);
+  auto step = compile(gpt_step, {.numerics = Numerics::Fast});
+  for (int i = 0; i < 4; i++) {
+    count.reset_peak();
+    compiled&& i > 0 ? step(model, opt, batch) : gpt_step(model, opt, batch);
+  }
+  return count.peak_bytes();
+}
+
+void emit_memory(const EmitRow& emit) {
+  const auto ours = static_cast<double>(peak_bytes_of_gpt_step(true)) * 1e-6,
+             eager = static_cast<double>(peak_bytes_of_gpt_step(false)) * 1e-6;
+  std::ostringstream note;
+  note << std::fixed << std::setprecision(2) << ours / eager << " of eager";
+  emit({.name = "gpt/1/-/peak_memory", .unit = "MB", .ours = ours, .plain = eager, .note = note.str()});
+}
+
 void run_one_rank(testing::Rank& me, const EmitRow& emit) {
-  measure(
-      "mlp/1/-/step", 1000, [] { return std::make_shared<Mlp>(); }, mlp_step, mlp_batch(0), me, emit);
-  measure(
-      "gpt/1/-/step", 3, [] { return std::make_shared<Gpt>(); }, gpt_step, gpt_batch(0), me, emit);
+  const auto mlp = [] { return std::make_shared<Mlp>(); };
+  const auto gpt = [] { return std::make_shared<Gpt>(); };
+  const CompileOptions strict{.numerics = Numerics::Strict};
+  measure("mlp/1/-/step", 1000, mlp, mlp_step, mlp_batch(0), me, emit);
+  measure("mlp/1/-/strict", 1000, mlp, mlp_step, mlp_batch(0), me, emit, strict);
+  const auto ms = measure("gpt/1/-/step", 3, gpt, gpt_step, gpt_batch(0), me, emit);
+  emit({.name = "gpt/1/-/jax", .unit = "ms", .ours = ms, .note = "the same step; the peer is JAX"});
+  emit_share_of_roof("gpt/1/-/share_of_roof", ms, me, emit);
+  measure("gpt/1/-/strict", 3, gpt, gpt_step, gpt_batch(0), me, emit, strict);
+  emit_memory(emit);
+  const auto threads = at::get_num_threads();
+  at::set_num_threads(2);
+  const auto ms2 = measure("gpt/1/-/two_threads", 3, gpt, gpt_step, gpt_batch(0), me, emit);
+  emit({.name = "gpt/1/-/two_threads_jax", .unit = "ms", .ours = ms2, .note = "the same step; the peer is JAX"});
+  emit_share_of_roof("gpt/1/-/share_of_roof_two_threads", ms2, me, emit);
+  at::set_num_threads(threads);
 }
 
 void run_tensor_parallel(testing::Rank& me, const EmitRow& emit) {

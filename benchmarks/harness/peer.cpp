@@ -79,12 +79,13 @@ PeerFigures run_peer(const std::string& bench, std::ostream& log) {
     log << "no peer figures: no Python with torch found; set TESSERA_PYTHON\n";
     return {};
   }
-  auto [exit_code, out] = run_child({python, script.string()});
+  const auto child = run_child({python, script.string()});
+  const auto exit_code = child.exit_code;
   if (exit_code != 0) {
     log << "no peer figures: " << python << ' ' << script.string() << " failed with exit code " << exit_code << '\n';
     return {};
   }
-  return parse_peer_lines(out);
+  return parse_peer_lines(child.out);
 }
 
 }  // namespace tessera::bench

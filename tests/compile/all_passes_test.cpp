@@ -44,9 +44,14 @@ const auto kMutatingStep = [](auto& model, auto& opt, const at::Tensor& x) {
   return loss;
 };
 
+// All but those of Numerics::Fast: Adam amplifies roundings of a gradient that is zero, that of a bias before batch
+// norm.
 PassList every_pass() {
   PassList passes;
-  for (const auto& pass : compiler::known_passes()) passes.emplace_back(pass.name);
+  for (const auto& pass : compiler::known_passes()) {
+    const std::string name = pass.name;
+    if (name != "fast_products" && name != "fuse_small_ops") passes.emplace_back(name);
+  }
   return passes;
 }
 
@@ -66,8 +71,7 @@ void expect_same_as_eager(Model start, MakeOptimizer make_optimizer, at::IntArra
     for (size_t b = 0; b < eager->buffers().size(); b++)
       EXPECT_TRUE(at::allclose(model->buffers()[b], eager->buffers()[b])) << i << ", buffer " << b;
   }
-  EXPECT_EQ(step.report().size(), compiler::known_passes().size() + 1)
-      << step.report();  // lower() adds in_place_collectives
+  EXPECT_EQ(step.report().size(), every_pass().size() + 1) << step.report();  // lower() adds in_place_collectives
   for (const auto* name : {"functionalise", "constant_folding", "batch_dims", "fuse_pointwise"})
     for (const auto& each : step.report())
       if (each.name == name) {

@@ -96,8 +96,10 @@ TEST_F(TrustCache, FilesAndFoldersArePrivateWithAnyUmask) {
   EXPECT_EQ(mode_of(fs::path(path).replace_extension(".cpp")), 0600u);
   EXPECT_EQ(mode_of(top_ / "state" / "tessera" / "kernel_key"), 0600u);
   EXPECT_EQ(mode_of(top_ / "state"), 0700u);
+  EXPECT_EQ(mode_of(top_ / "cache" / "lock"), 0600u);
   for (const auto& entry : fs::directory_iterator(top_ / "cache"))
-    EXPECT_TRUE(entry.path().stem() == path.stem()) << entry.path() << " is left behind";
+    EXPECT_TRUE(entry.path().stem() == path.stem() || entry.path().filename() == "lock")
+        << entry.path() << " is left behind";
 }
 
 TEST_F(TrustCache, FoldersThatOthersCanWriteAreNotUsed) {

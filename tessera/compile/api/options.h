@@ -52,6 +52,15 @@ enum class Agree : uint8_t {
   EveryCall,
 };
 
+// How close the results of a compiled function are to those of eager mode, on the CPU.
+enum class Numerics : uint8_t {
+  // Equal bits: every sum has LibTorch's order.
+  Strict,
+  // Generated kernels may add in another order and use another library for matrix products, as torch.compile does.
+  // Results are within the tolerances of torch.testing.assert_close.
+  Fast,
+};
+
 // How a function is compiled. An option that is not given has the value of the innermost CompileScope, or else the
 // default stated here.
 struct CompileOptions {
@@ -90,6 +99,8 @@ struct CompileOptions {
   std::optional<Captures> captures = {};
   // See Agree. Default: Agree::OnError.
   std::optional<Agree> agree = {};
+  // See Numerics. Needs codegen. Default: TESSERA_NUMERICS, or else Numerics::Strict.
+  std::optional<Numerics> numerics = {};
 };
 
 // While it is alive, `options` are the defaults of compile() and compile_backward() on this thread.

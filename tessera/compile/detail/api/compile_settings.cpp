@@ -35,7 +35,15 @@ CompileOptions merge_options(const CompileOptions& a, const CompileOptions& b) {
           first(a.check, b.check),
           first(a.recompile_limit, b.recompile_limit),
           first(a.captures, b.captures),
-          first(a.agree, b.agree)};
+          first(a.agree, b.agree),
+          first(a.numerics, b.numerics)};
+}
+
+Numerics default_numerics() {
+  const auto text = setting("TESSERA_NUMERICS");
+  TESSERA_CHECK(text == "strict" || text == "fast", UsageError, "TESSERA_NUMERICS is \"", text,
+                "\"; write strict or fast");
+  return text == "strict" ? Numerics::Strict : Numerics::Fast;
 }
 
 }  // namespace
@@ -64,6 +72,7 @@ Settings settings_from(const CompileOptions& options) {
                     all.check.value_or(0),
                     all.recompile_limit.value_or(64),
                     all.agree.value_or(Agree::OnError) == Agree::EveryCall,
+                    all.numerics.value_or(default_numerics()),
                     all.captures.value_or(Captures::Checked) == Captures::None};
   if (!all.trace && setting_is_set("TESSERA_TRACE_DIR")) settings.trace = trace_into(setting("TESSERA_TRACE_DIR"));
   for (const auto& pass : all.passes ? *all.passes : default_passes())

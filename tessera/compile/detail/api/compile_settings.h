@@ -24,6 +24,7 @@ struct Settings {
   int64_t check;    // the first calls are checked by another trace
   size_t recompile_limit;
   bool agree_every_call;
+  Numerics numerics;
   bool captures_none;                   // the user says that the function captures nothing that changes
   bool has_captures = false;            // the function captures variables
   std::string recompiled_because = {};  // for the compile trace; set for one compilation

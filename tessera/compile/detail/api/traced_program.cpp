@@ -472,6 +472,8 @@ bool TracedProgram::is_exact(const Settings& settings) const {
     const auto& all = known_passes();
     return std::any_of(all.begin(), all.end(), [&](const PassInfo& info) { return pass.name.starts_with(info.name); });
   };
+  for (const auto& pass : report_)  // which Numerics::Fast runs
+    if ((pass.name == "fast_products" || pass.name == "fuse_small_ops") && pass.matched.times > 0) return false;
   return !settings.run_with && std::all_of(settings.passes.begin(), settings.passes.end(), is_known);
 }
 

@@ -16,7 +16,7 @@ constexpr int64_t kElementsPerThread = 32768;  // as at::internal::GRAIN_SIZE
 
 thread_local const KernelLibrary* current_library = nullptr;
 
-void run_cpp_kernel(at::TensorList outs, at::TensorList ins, std::string_view name) {
+void run_cpp_kernel_with(at::TensorList outs, at::TensorList ins, std::string_view name, const double* numbers) {
   TESSERA_CHECK(current_library, UsageError, "tessera::cpp_kernel(", name,
                 ") is called outside of a program; a generated kernel can only be called by its program");
   std::vector<void*> operands;
@@ -26,11 +26,29 @@ void run_cpp_kernel(at::TensorList outs, at::TensorList ins, std::string_view na
     elements += out.numel();
   }
   for (const auto& in : ins) operands.push_back(const_cast<void*>(in.const_data_ptr()));
+  operands.push_back(const_cast<double*>(numbers));
   call_kernel(current_library->function(std::string(name)), operands.data(), elements);
 }
 
-TORCH_LIBRARY_FRAGMENT(tessera, m) { m.def("cpp_kernel(Tensor(a!)[] outs, Tensor[] ins, str name) -> ()"); }
-TORCH_LIBRARY_IMPL(tessera, CPU, m) { m.impl("cpp_kernel", &run_cpp_kernel); }
+void run_cpp_kernel(at::TensorList outs, at::TensorList ins, std::string_view name) {
+  run_cpp_kernel_with(outs, ins, name, nullptr);
+}
+void run_cpp_kernel_with_numbers(at::TensorList outs, at::TensorList ins, std::string_view name, double number0,
+                                 double number1, double number2, double number3) {
+  const double numbers[] = {number0, number1, number2, number3};
+  run_cpp_kernel_with(outs, ins, name, numbers);
+}
+
+TORCH_LIBRARY_FRAGMENT(tessera, m) {
+  m.def("cpp_kernel(Tensor(a!)[] outs, Tensor[] ins, str name) -> ()");
+  m.def(
+      "cpp_kernel.numbers(Tensor(a!)[] outs, Tensor[] ins, str name, float number0, float number1, float number2, "
+      "float number3) -> ()");
+}
+TORCH_LIBRARY_IMPL(tessera, CPU, m) {
+  m.impl("cpp_kernel", &run_cpp_kernel);
+  m.impl("cpp_kernel.numbers", &run_cpp_kernel_with_numbers);
+}
 
 }  // namespace
 

@@ -2,7 +2,8 @@
 #include "tessera/compile/detail/codegen/kernel_library.h"
 
 // The op tessera::cpp_kernel(Tensor(a!)[] outs, Tensor[] ins, str name) calls a generated kernel by name. Two programs
-// can have kernels of the same name, so the name is looked up in the library of the program that runs.
+// can have kernels of the same name, so the name is looked up in the library of the program that runs. The overload
+// `numbers` has four numbers more; the kernel gets their address after those of the tensors.
 namespace tessera::compiler::codegen {
 
 // While it is alive, tessera::cpp_kernel on this thread looks up names in `library`.

@@ -8,7 +8,12 @@
 #include "tessera/compile/detail/codegen/system_compiler.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdlib>
@@ -24,7 +29,9 @@ namespace {
 
 std::atomic<int64_t> builds_of_process{0};
 
-fs::path kernel_cache_folder() {
+}  // namespace
+
+std::string kernel_cache_folder() {
   if (setting_is_set("TESSERA_CACHE_DIR")) return setting("TESSERA_CACHE_DIR");
   if (setting_is_set("XDG_CACHE_HOME")) return fs::path(setting("XDG_CACHE_HOME")) / "tessera";
   TESSERA_CHECK(setting_is_set("HOME"), UsageError,
@@ -32,8 +39,10 @@ fs::path kernel_cache_folder() {
   return fs::path(setting("HOME")) / ".cache" / "tessera";
 }
 
+namespace {
+
 std::string source_file_of(const KernelLibrary::Kernels& kernels) {
-  std::string text = "#include <cstdint>\nextern \"C\" {\n";
+  std::string text = "#include <cmath>\n#include <cstdint>\nextern \"C\" {\n";
   for (const auto& [name, source] : kernels) text += "\n" + source;
   return text + "\n}\n";
 }
@@ -56,6 +65,53 @@ class BuildFolder {
  private:
   std::string path_;
 };
+
+// While it is alive, no other process builds a library in this folder: of many that start together, one builds and the
+// others wait. The lock ends with its process. Without it, on a file system without locks, each process builds.
+class BuildLock {
+ public:
+  explicit BuildLock(const std::string& folder)
+      : file_(::open((folder + "/lock").c_str(), O_CREAT | O_RDWR | O_CLOEXEC | O_NOFOLLOW, 0600)) {
+    while (file_ >= 0 && flock(file_, LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+  ~BuildLock() {
+    if (file_ >= 0) close(file_);
+  }
+  BuildLock(const BuildLock&) = delete;
+
+ private:
+  int file_;
+};
+
+// Deletes the libraries that were loaded longest ago, with their sources, until the folder is within its bound. A
+// process that has one loaded keeps it. `kept`: the library that was just built.
+void delete_least_used(const fs::path& folder, const fs::path& kept) {
+  struct CachedFile {
+    fs::file_time_type used;
+    fs::path path;
+    int64_t bytes;
+  };
+  std::vector<CachedFile> files;
+  int64_t total = 0;
+  std::error_code failed;  // files may disappear: other processes delete too
+  for (const auto& entry : fs::directory_iterator(folder, failed)) {
+    const auto extension = entry.path().extension();
+    if (extension != ".so" && extension != ".cpp") continue;
+    const CachedFile file{entry.last_write_time(failed), entry.path(), static_cast<int64_t>(entry.file_size(failed))};
+    if (failed) continue;
+    files.push_back(file);
+    total += file.bytes;
+  }
+  std::sort(files.begin(), files.end(), [](const CachedFile& a, const CachedFile& b) { return a.used < b.used; });
+  const auto bound = setting_int("TESSERA_CACHE_MB") * 1'000'000;
+  for (const auto& file : files) {
+    if (total <= bound) break;
+    if (file.path.stem() == kept.stem()) continue;
+    fs::remove(file.path, failed);
+    total -= file.bytes;
+  }
+}
 
 void rename_file(const std::string& from, const fs::path& to) {
   std::error_code failed;
@@ -82,6 +138,7 @@ void build_library_file(const SystemCompiler& compiler, const KernelKey& key, co
   auto source_path = path;
   rename_file(source_file, source_path.replace_extension(".cpp"));  // for people who want to read it
   rename_file(file, path);
+  delete_least_used(path.parent_path(), path);
 }
 
 bool has_valid_mac(const KernelKey& key, const fs::path& path, const std::string& bytes) {
@@ -113,8 +170,12 @@ std::shared_ptr<const KernelLibrary> KernelLibrary::load(const Kernels& kernels)
   auto library = here.lock();
   if (!library) library = open(path, key, kernels);
   if (!library) {
-    build_library_file(*compiler, key, source, path);
-    library = open(path, key, kernels);
+    const BuildLock build_lock(folder);
+    library = open(path, key, kernels);  // another process may have built it meanwhile
+    if (!library) {
+      build_library_file(*compiler, key, source, path);
+      library = open(path, key, kernels);
+    }
     TESSERA_CHECK(library, InternalError, "codegen: ", path,
                   " cannot be loaded although it was just built; please report this");
   }
@@ -142,6 +203,7 @@ std::shared_ptr<const KernelLibrary> KernelLibrary::open(const std::string& path
     if (!function || !calls) return damaged("it does not define " + name);
     library->symbols_[name] = {reinterpret_cast<KernelFunction>(function), static_cast<const int64_t*>(calls)};
   }
+  utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // it was used now
   return library;
 }
 

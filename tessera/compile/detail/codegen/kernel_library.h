@@ -11,10 +11,14 @@
 // The hash covers source, compiler, flags, processor and the user's key (kernel_key.h). A file is code of this user
 // only if nobody else could write it (private_files.h) and if it ends with the MAC of its name and bytes under that
 // key. Any other file of that name is rebuilt, with a warning. A cache folder that others can write is not used:
-// UsageError. A file is built in a folder of its own and then renamed, so that processes can share a cache folder.
+// UsageError. A file is built in a folder of its own and then renamed, so that processes can share a cache folder; one
+// process builds at a time. The folder is bounded (TESSERA_CACHE_MB).
 namespace tessera::compiler::codegen {
 
 class KernelKey;
+
+// TESSERA_CACHE_DIR, or `tessera` in the user's cache folder. It may not exist. UsageError if the user has none.
+std::string kernel_cache_folder();
 
 // A generated kernel. Computes part `part` of `parts` of all elements. `operands`: addresses of the written tensors,
 // then of those that are only read.

@@ -9,8 +9,6 @@
 namespace tessera::compiler::codegen {
 namespace {
 
-const char* c_type(c10::ScalarType dtype) { return dtype == c10::kFloat ? "float" : "double"; }
-
 template <class T>
 std::string float_literal(T number, const char* suffix) {
   if (std::isnan(number)) return std::string("__builtin_nan") + suffix + "(\"\")";
@@ -20,13 +18,6 @@ std::string float_literal(T number, const char* suffix) {
   if (shown.find_first_of(".e") == std::string::npos) shown += ".0";
   shown += suffix;
   return shown[0] == '-' ? "(" + shown + ")" : shown;
-}
-
-// Rounds to the dtype, as LibTorch rounds a number that is combined with a tensor.
-std::string constant_literal(const c10::IValue& number, c10::ScalarType dtype) {
-  if (dtype == c10::kDouble) return float_literal(number.toScalar().toDouble(), "");
-  return float_literal(number.isInt() ? static_cast<float>(number.toInt()) : static_cast<float>(number.toDouble()),
-                       "f");
 }
 
 class KernelWriter {
@@ -101,7 +92,7 @@ class KernelWriter {
       if (!each.cat_inputs.empty())
         define(each.into, pointer(cat_input, source_.ins, "in") + "[i]");
       else
-        define(each.into, formula_of(each, read));
+        define(each.into, formula_text(each, program_[each.into].type.dtype, read));
       if (!is_local_(program_.buffer_of(each.into))) written.push_back(each.into);
     }
     std::map<MemoryLocation, char> stored;
@@ -112,23 +103,6 @@ class KernelWriter {
     loops_ << "  }\n";
   }
 
-  template <class Read>
-  std::string formula_of(const Assignment& each, const Read& read) const {
-    std::string text;
-    for (const char* c = each.formula; *c; c++) {
-      if (*c != '$') {
-        text += *c;
-        continue;
-      }
-      const auto& operand = each.operands[static_cast<size_t>(*++c - '0')];
-      if (const auto* id = std::get_if<ValueId>(&operand))
-        text += read(*id);
-      else
-        text += constant_literal(std::get<c10::IValue>(operand), program_[each.into].type.dtype);
-    }
-    return text;
-  }
-
   const Program& program_;
   const std::function<bool(int32_t)>& is_local_;
   KernelSource source_;
@@ -137,6 +111,31 @@ class KernelWriter {
 };
 
 }  // namespace
+
+const char* c_type(c10::ScalarType dtype) { return dtype == c10::kFloat ? "float" : "double"; }
+
+std::string constant_literal(const c10::IValue& number, c10::ScalarType dtype) {
+  if (dtype == c10::kDouble) return float_literal(number.toScalar().toDouble(), "");
+  return float_literal(number.isInt() ? static_cast<float>(number.toInt()) : static_cast<float>(number.toDouble()),
+                       "f");
+}
+
+std::string formula_text(const Assignment& assignment, c10::ScalarType dtype,
+                         const std::function<std::string(ValueId)>& read) {
+  std::string text;
+  for (const char* c = assignment.formula; *c; c++) {
+    if (*c != '$') {
+      text += *c;
+      continue;
+    }
+    const auto& operand = assignment.operands[static_cast<size_t>(*++c - '0')];
+    if (const auto* id = std::get_if<ValueId>(&operand))
+      text += read(*id);
+    else
+      text += constant_literal(std::get<c10::IValue>(operand), dtype);
+  }
+  return text;
+}
 
 KernelSource write_kernel(const Program& program, const std::string& name,
                           const std::vector<std::vector<Assignment>>& loops,

@@ -13,6 +13,13 @@ struct KernelSource {
   ValueList outs, ins;  // written ones; ones that are only read
 };
 
+const char* c_type(c10::ScalarType dtype);  // "float" or "double"
+// Rounds to the dtype, as LibTorch rounds a number that is combined with a tensor.
+std::string constant_literal(const c10::IValue& number, c10::ScalarType dtype);
+// The formula with its operands. read: the text that stands for a value.
+std::string formula_text(const Assignment& assignment, c10::ScalarType dtype,
+                         const std::function<std::string(ValueId)>& read);
+
 // loops: each is a list of assignments with the same element layout. A loop does not access memory that another writes.
 // is_local: buffers that only this kernel uses. They become local variables.
 //

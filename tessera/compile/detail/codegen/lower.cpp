@@ -8,15 +8,18 @@
 namespace tessera::compiler {
 namespace {
 
-std::vector<PassReport> generate_kernels(Program& program, bool verified) {
+std::vector<PassReport> generate_kernels(Program& program, const Settings& settings) {
   if (!codegen::compiler_available()) {
     warn_once("codegen/no compiler",
               "codegen: found no C++ compiler (CXX, or c++, g++, clang++ in PATH); programs are replayed op by op");
     return {};
   }
   auto fused = program;
-  auto report = run_passes(fused, {find_pass("fuse_pointwise")}, verified);
-  if (report[0].matched.times == 0) return report;
+  std::vector<Pass> passes;
+  if (settings.numerics == Numerics::Fast) passes.push_back(find_pass("fuse_small_ops"));
+  passes.push_back(find_pass("fuse_pointwise"));
+  auto report = run_passes(fused, passes, settings.verified);
+  if (fused.kernels.empty()) return report;
   try {
     codegen::KernelLibrary::load(fused.kernels);  // into the disk cache, where the executable finds it
   } catch (const UsageError& error) {
@@ -32,8 +35,12 @@ std::vector<PassReport> generate_kernels(Program& program, bool verified) {
 std::vector<PassReport> lower(Program& program, const Settings& settings) {
   if (settings.run_with) return {};  // custom runners see the original ops
   auto report = run_passes(program, {find_pass("in_place_collectives")}, settings.verified);
-  if (settings.codegen)
-    for (auto& each : generate_kernels(program, settings.verified)) report.push_back(std::move(each));
+  const auto append = [&](std::vector<PassReport> more) {
+    for (auto& each : more) report.push_back(std::move(each));
+  };
+  if (settings.codegen && settings.numerics == Numerics::Fast)
+    append(run_passes(program, {find_pass("fast_products")}, settings.verified));
+  if (settings.codegen) append(generate_kernels(program, settings));
   return report;
 }
 

@@ -146,26 +146,34 @@ bool same_element_layout(const Type& a, const Type& b) {
   return true;
 }
 
-std::vector<Assignment> assignments_of(const Program& program, const Node& node) {
-  const auto name = node.name();
-  if (name == "aten.cat") return cat_assignment(program, node);
-  const auto* entry = find_formula(name);
-  if (!entry) return {};
-  const auto checked = entry->checked_argument;
-  if (checked >= 0 && constant_number(node.args[static_cast<size_t>(checked)]) != entry->required) return {};
+std::vector<Assignment> pointwise_of(const Node& node, const char* other_formula) {
+  const auto* entry = find_formula(node.name());
+  const auto checked = entry ? entry->checked_argument : -1;
+  if (checked >= 0 && constant_number(node.args[static_cast<size_t>(checked)]) != entry->required) entry = nullptr;
+  const auto* formula = entry ? entry->formula : other_formula;
+  if (!formula) return {};
   const auto& target = node.schema().is_mutable() ? node.args[0] : node.results[0];
   const auto* each = std::get_if<ValueList>(&target);
   std::vector<Assignment> found(each ? each->size() : 1);
   for (size_t k = 0; k < found.size(); k++) {
     found[k].into = each ? (*each)[k] : std::get<ValueId>(target);
-    found[k].formula = entry->formula;
+    found[k].formula = formula;
     for (size_t i = 0; i < node.args.size(); i++) {
       const auto* list = std::get_if<ValueList>(&node.args[i]);
       const auto operand = list ? Arg((*list)[k]) : node.args[i];
-      found[k].operands.push_back(formula_uses(entry->formula, i) ? operand : Arg(c10::IValue()));
+      const bool used = formula_uses(formula, i);
+      if (used && !std::holds_alternative<ValueId>(operand) && !constant_number(operand)) return {};
+      found[k].operands.push_back(used ? operand : Arg(c10::IValue()));
     }
-    if (!can_generate(program, found[k])) return {};
   }
+  return found;
+}
+
+std::vector<Assignment> assignments_of(const Program& program, const Node& node) {
+  if (node.name() == "aten.cat") return cat_assignment(program, node);
+  auto found = pointwise_of(node, nullptr);
+  for (const auto& each : found)
+    if (!can_generate(program, each)) return {};
   return found;
 }
 

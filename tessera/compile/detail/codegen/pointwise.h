@@ -20,6 +20,9 @@ struct Assignment {
 // What a node computes, if a kernel can be generated for it: one assignment, or one per item of a _foreach op.
 // Otherwise empty. The results are bitwise equal to those of LibTorch's kernel.
 std::vector<Assignment> assignments_of(const Program& program, const Node& node);
+// The same for operands of any type and layout, which the caller must check. other_formula: for a node that has no
+// formula of at most one rounding; may be null.
+std::vector<Assignment> pointwise_of(const Node& node, const char* other_formula);
 std::vector<std::string> pointwise_ops();  // names of all ops that have a formula
 
 // Do the two types store element i at the same distance from their first element, for all i?

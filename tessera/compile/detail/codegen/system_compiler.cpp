@@ -19,6 +19,9 @@ namespace {
 constexpr const char* kCompilerFlags[] = {
     "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-s"};
 
+// A compiler that hangs must not stop the training: the program is replayed op by op.
+constexpr std::chrono::seconds kVersionLimit{10};
+
 std::vector<std::string> split_at_spaces(const std::string& text) {
   std::istringstream in(text);
   std::vector<std::string> words;
@@ -34,23 +37,12 @@ bool is_executable(const std::string& name) {
   return false;
 }
 
-// The processor, on which -march=native depends.
-std::string processor_model() {
-  std::ifstream in("/proc/cpuinfo");
-  std::string text;
-  for (std::string line; std::getline(in, line) && !line.empty();)  // an empty line ends the first core
-    if (line.starts_with("model name") || line.starts_with("flags") || line.starts_with("Features") ||
-        line.starts_with("CPU part"))
-      text += line + "\n";
-  return text;
-}
-
 std::optional<SystemCompiler> try_compiler(const std::string& text) {
   auto command = split_at_spaces(text);
   if (command.empty() || !is_executable(command[0])) return {};
   auto print_version = command;
   print_version.emplace_back("--version");
-  const auto version = run_child(print_version, ChildErrors::InOutput);
+  const auto version = run_child(print_version, ChildErrors::InOutput, kVersionLimit);
   if (version.exit_code != 0) return {};
   std::string identity = text + "\n" + version.out + processor_model();
   for (const auto* flag : kCompilerFlags) {
@@ -61,6 +53,16 @@ std::optional<SystemCompiler> try_compiler(const std::string& text) {
 }
 
 }  // namespace
+
+std::string processor_model() {
+  std::ifstream in("/proc/cpuinfo");
+  std::string text;
+  for (std::string line; std::getline(in, line) && !line.empty();)  // an empty line ends the first core
+    if (line.starts_with("model name") || line.starts_with("flags") || line.starts_with("Features") ||
+        line.starts_with("CPU part"))
+      text += line + "\n";
+  return text;
+}
 
 std::optional<SystemCompiler> find_compiler() {
   static std::mutex mutex;
@@ -77,7 +79,10 @@ void build_shared_library(const SystemCompiler& compiler, const std::string& sou
                           const std::string& library_file) {
   auto command = compiler.command;
   for (const auto& word : {source_file, std::string("-o"), library_file}) command.push_back(word);
-  const auto result = run_child(command, ChildErrors::InOutput);
+  const std::chrono::seconds limit(setting_int("TESSERA_COMPILER_TIMEOUT_S"));
+  const auto result = run_child(command, ChildErrors::InOutput, limit);
+  TESSERA_CHECK(!result.timed_out, UsageError, "codegen: ", c10::Join(" ", command), " did not end within ",
+                limit.count(), " s and was killed; TESSERA_COMPILER_TIMEOUT_S is the limit");
   TESSERA_CHECK(result.exit_code == 0, UsageError, "codegen: ", c10::Join(" ", command), " ended with exit code ",
                 result.exit_code, ":\n", result.out);
 }

@@ -15,6 +15,9 @@ struct SystemCompiler {
 std::optional<SystemCompiler> find_compiler();
 inline bool compiler_available() { return find_compiler().has_value(); }
 
+// Model and features of the processor, on which -march=native depends.
+std::string processor_model();
+
 // Builds a shared library. UsageError with the compiler's output if that fails.
 void build_shared_library(const SystemCompiler& compiler, const std::string& source_file,
                           const std::string& library_file);

@@ -5,14 +5,15 @@
 #include <algorithm>
 #include <optional>
 
-// Adds a bias inside of the matrix product, on CUDA: the library adds it before it stores a tile.
+// Adds a bias inside of the matrix product: the library adds it before it stores a tile.
 //
 //   %2: f32[6, 4] = aten.mm(%0, %1)
 //   %3: f32[2, 3, 4] in %2 = aten._unsafe_view(%2, ...)      %2: f32[6, 4] = aten.addmm(%bias, %0, %1, 1, 1)
 //   %4: f32[2, 3, 4] in %2 = aten.add_.Tensor(%3!, %bias, 1) -> %3: f32[2, 3, 4] in %2 = aten._unsafe_view(%2, ...)
 //
 // Law: mm(a, b) + bias = addmm(bias, a, b). The product is computed where the sum was; between them there may only be
-// views. The sum is rounded once instead of twice, so bits differ from eager mode: the CPU keeps the two ops.
+// views. The sum is rounded once instead of twice, so bits differ from eager mode: on the CPU only with Numerics::Fast
+// (fast_products).
 namespace tessera::compiler {
 namespace {
 
@@ -22,12 +23,12 @@ struct BiasedProduct {
   ValueId bias;
 };
 
-std::optional<BiasedProduct> biased_product(const Program& program, size_t product) {
+std::optional<BiasedProduct> biased_product(const Program& program, size_t product, c10::DeviceType device) {
   const auto& mm = program.nodes[product];
   if (mm.name() != "aten.mm") return {};
   const auto result = std::get<ValueId>(mm.results[0]);
   const auto& type = program[result].type;
-  if (!type.device.is_cuda() || !type.is_contiguous()) return {};
+  if (type.device.type() != device || !type.is_contiguous()) return {};
   for (size_t n = product + 1; n < program.nodes.size(); n++) {
     const auto& node = program.nodes[n];
     if (is_view(program, node)) continue;
@@ -47,12 +48,12 @@ std::optional<BiasedProduct> biased_product(const Program& program, size_t produ
 
 }  // namespace
 
-Matched fuse_bias(Program& program) {
+Matched fuse_bias_on(Program& program, c10::DeviceType device) {
   Matched matched;
   ReplacedValues replaced(program);
   std::vector<Node> kept;
   for (size_t n = 0; n < program.nodes.size(); n++) {
-    const auto found = biased_product(program, n);
+    const auto found = biased_product(program, n, device);
     if (!found) {
       kept.push_back(std::move(program.nodes[n]));
       replaced.rewrite_reads(kept.back());
@@ -82,5 +83,7 @@ Matched fuse_bias(Program& program) {
   program.nodes = std::move(kept);
   return matched;
 }
+
+Matched fuse_bias(Program& program) { return fuse_bias_on(program, c10::kCUDA); }
 
 }  // namespace tessera::compiler

@@ -259,6 +259,7 @@ void Executable::prepare_generated(KernelCall& call, const Node& node) const {
   for (const auto id : call.operands) call.elements += program_[id].type.numel();
   const auto& ins = std::get<ValueList>(node.args[1]);
   call.operands.insert(call.operands.end(), ins.begin(), ins.end());
+  call.numbers.assign(node.args.begin() + 3, node.args.end());
 }
 
 // Reads the addresses of the operands anew: buffers can be rebound between runs.
@@ -268,6 +269,13 @@ void Executable::call_generated(const KernelCall& call) {
     auto* impl = tensors_[static_cast<size_t>(call.operands[i])].unsafeGetTensorImpl();
     operands_.push_back(i < call.outs ? impl->mutable_data() : const_cast<void*>(impl->data()));
   }
+  kernel_numbers_.clear();
+  for (const auto& number : call.numbers) {
+    const auto* live = std::get_if<RuntimeScalar>(&number);
+    kernel_numbers_.push_back(
+        (live ? scalar_value(*live, numbers_) : std::get<c10::IValue>(number)).toScalar().toDouble());
+  }
+  operands_.push_back(kernel_numbers_.data());
   codegen::call_kernel(call.generated, operands_.data(), call.elements);
 }
 

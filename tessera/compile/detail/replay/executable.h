@@ -89,6 +89,7 @@ class Executable {
     codegen::KernelFunction generated = nullptr;  // is called instead of `kernel`
     ValueList operands = {};                      // of the generated kernel; it writes the first `outs`
     size_t outs = 0;
+    std::vector<Arg> numbers = {};  // the numbers that the generated kernel takes
     int64_t elements = 0;
     int64_t runs = 0;
   };
@@ -127,6 +128,7 @@ class Executable {
   std::vector<c10::IValue> numbers_;
   torch::jit::Stack stack_;
   std::vector<void*> operands_;
+  std::vector<double> kernel_numbers_;
   int64_t runs_ = 0;
   std::unique_ptr<cuda::Graph> graph_;
   std::string why_no_graph_;

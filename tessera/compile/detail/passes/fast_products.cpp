@@ -1,0 +1,89 @@
+#include "tessera/compile/detail/codegen/product_choice.h"
+#include "tessera/compile/detail/codegen/tiled_product.h"
+#include "tessera/compile/detail/ir/def_use.h"
+#include "tessera/compile/detail/passes/passes.h"
+
+#include <ATen/Parallel.h>
+
+#include <optional>
+
+// Adds biases inside of matrix products on the CPU, and replaces large products by tiled ones
+// (codegen/tiled_product.h) where these are faster.
+//
+//                                                           %3: f32[512, 256] = aten.empty_strided(...)
+//   %3: f32[512, 256] = aten.addmm(%2, %0, %1, 1, 1)   ->   tessera.tiled_product(%3!, %0, %1, %2)
+//
+// Law: both compute a @ b + bias; sums are in another order, so bits differ from eager mode. Ranks must choose alike,
+// or replicas would differ: in a program that communicates the choice is not measured, the tiled product is used.
+namespace tessera::compiler {
+namespace {
+
+constexpr double kSmallestProduct = 1 << 20;  // multiplications; below, the copy of a transposed operand costs too much
+
+struct ProductArguments {
+  ValueId out, a, b, bias;
+};
+
+ValueId value_or_none(const Arg& arg) {
+  const auto* id = std::get_if<ValueId>(&arg);
+  return id ? *id : kNone;
+}
+
+std::optional<ProductArguments> product_of(const Node& node) {
+  const auto name = node.name();
+  if (name == "aten.mm")
+    return ProductArguments{value_or_none(node.results[0]), value_or_none(node.args[0]), value_or_none(node.args[1]),
+                            kNone};
+  if (name == "aten.addmm" && is_one(node.args[3]) && is_one(node.args[4]))
+    return ProductArguments{value_or_none(node.results[0]), value_or_none(node.args[1]), value_or_none(node.args[2]),
+                            value_or_none(node.args[0])};
+  return {};
+}
+
+// Whether the matrix is transposed in memory; none if it has neither order.
+std::optional<bool> is_transposed(const Type& type) {
+  if (type.dtype != c10::kFloat || !type.device.is_cpu() || type.neg || type.sizes.size() != 2) return {};
+  if (type.strides[1] == 1 && type.strides[0] >= type.sizes[1]) return false;
+  if (type.strides[0] == 1 && type.strides[1] >= type.sizes[0]) return true;
+  return {};
+}
+
+bool use_tiles(const Program& program, const ProductArguments& product) {
+  if (product.out == kNone || product.a == kNone || product.b == kNone) return false;
+  const auto &out = program[product.out].type, &a = program[product.a].type, &b = program[product.b].type;
+  const auto a_transposed = is_transposed(a), b_transposed = is_transposed(b);
+  if (!a_transposed || !b_transposed || is_transposed(out) != false || !out.is_contiguous()) return false;
+  const codegen::ProductShape shape{a.sizes[0],    b.sizes[1],    a.sizes[1],
+                                    *a_transposed, *b_transposed, at::get_num_threads()};
+  if (static_cast<double>(shape.m) * static_cast<double>(shape.n) * static_cast<double>(shape.k) < kSmallestProduct)
+    return false;
+  if (product.bias != kNone) {
+    const auto& bias = program[product.bias].type;
+    if (bias.dtype != c10::kFloat || bias.sizes.size() != 1 || bias.sizes[0] != shape.n || !bias.is_contiguous() ||
+        bias.neg)
+      return false;
+  }
+  return program.groups.empty() ? codegen::tiled_product_is_faster(shape) : codegen::has_tiled_product();
+}
+
+}  // namespace
+
+Matched fast_products(Program& program) {
+  auto matched = fuse_bias_on(program, c10::kCPU);
+  std::vector<Node> kept;
+  for (auto& node : program.nodes) {
+    const auto product = product_of(node);
+    if (!product || !use_tiles(program, *product)) {
+      kept.push_back(std::move(node));
+      continue;
+    }
+    kept.push_back(allocation_of(program, product->out));
+    const auto bias = product->bias == kNone ? Arg(c10::IValue()) : Arg(product->bias);
+    kept.push_back({find_op("tessera.tiled_product"), {product->out, product->a, product->b, bias}, {}, node.module});
+    matched.times++;
+  }
+  program.nodes = std::move(kept);
+  return matched;
+}
+
+}  // namespace tessera::compiler
