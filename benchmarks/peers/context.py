@@ -52,7 +52,7 @@ class RingAttention(torch.autograd.Function):
                 scores = scores_of(q, kv[0], step == 0)
                 block_lse = scores.logsumexp(-1, keepdim=True)
                 block = (scores - block_lse).exp() @ kv[1]
-                if out is None:
+                if step == 0:
                     out, lse = block, block_lse
                 else:
                     merged = torch.logaddexp(lse, block_lse)

@@ -153,7 +153,7 @@ namespace comm_hooks {
 struct DefaultState {
   // Sets the factors for the size of the group.
   explicit DefaultState(comm::Group group);
-  comm::Group process_group;                                                  // to reduce over
+  comm::Group process_group;                                                 // to reduce over
   double gradient_predivide_factor = 1.0, gradient_postdivide_factor = 1.0;  // their product is the number of ranks
 };
 // The mean, in place; for ShardingStrategy::NO_SHARD.

@@ -51,7 +51,8 @@ TEST(Selftest, FaultText) {
   EXPECT_EQ(parse_selftest_fault("slow:1-3").slow_to, 3);
   EXPECT_EQ(parse_selftest_fault("wrong:2,slow:1-3").wrong_rank, 2);
   EXPECT_EQ(parse_selftest_fault("wrong:2,slow:1-3").slow_from, 1);
-  for (const auto* text : {"wrong", "wrong:x", "slow:3-1", "slow:1", "late:1", "wrong:-1", "wrong:1,late:2", ",wrong:1"})
+  for (const auto* text :
+       {"wrong", "wrong:x", "slow:3-1", "slow:1", "late:1", "wrong:-1", "wrong:1,late:2", ",wrong:1"})
     EXPECT_ERROR(UsageError, parse_selftest_fault(text), "--plant", text);
 }
 

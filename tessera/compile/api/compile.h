@@ -83,7 +83,8 @@ class CompiledStep {
   auto operator()(Args&&... args) {
     using Result = std::remove_cvref_t<std::invoke_result_t<F&, Args&...>>;
     if (compiling()) return static_cast<Result>(step_(args...));
-    return compiler::with_substitutes(*substitutes_, [this](auto&... each) { return call(each...); }, args...);
+    return compiler::with_substitutes(
+        *substitutes_, [this](auto&... each) { return call(each...); }, args...);
   }
 
   // True if a call with these arguments would run a cached program. Checks the guards, and runs nothing.

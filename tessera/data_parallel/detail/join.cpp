@@ -27,7 +27,9 @@ void Join::exchange(Phase mine) {
   const auto expected = phases_[static_cast<size_t>(last_active_)];
   std::vector<int64_t> forward, backward, joined;
   for (size_t r = 0; r < phases_.size(); r++)
-    (phases_[r] == Phase::Forward ? forward : phases_[r] == Phase::Backward ? backward : joined)
+    (phases_[r] == Phase::Forward    ? forward
+     : phases_[r] == Phase::Backward ? backward
+                                     : joined)
         .push_back(group_->ranks()[r]);
   TESSERA_CHECK(expected == Phase::Forward ? backward.empty() : forward.empty(), UsageError, "join: ranks ",
                 c10::IntArrayRef(forward), " run a forward and ranks ", c10::IntArrayRef(backward),

@@ -14,7 +14,8 @@ namespace tessera::data_parallel {
 at::Tensor reduce_sparse_gradient(const at::Tensor& gradient, const at::Tensor& like, double scale,
                                   const comm::Group& group, const std::string& name) {
   TESSERA_CHECK(!gradient.defined() || gradient.layout() == c10::kSparse, UsageError, "the gradient of ", name, " is ",
-                gradient.layout(), ", but its embedding was created with sparse(true), and only sparse gradients of it ",
+                gradient.layout(),
+                ", but its embedding was created with sparse(true), and only sparse gradients of it ",
                 "can be reduced. If the parameter is also used elsewhere, create the embedding with sparse(false)");
   const auto make = [&](const at::Tensor& indices, const at::Tensor& values) {
     return at::_sparse_coo_tensor_unsafe(indices, values, like.sizes(), like.options().layout(c10::kSparse));

@@ -239,14 +239,16 @@ void detail::register_fsdp_comm_hook(torch::nn::Module& module,
   const auto all = data_parallel::fsdp::find_sharded_modules(module);
   for (const auto& sharded : all) {
     auto& group = sharded->group();
-    const bool has_replicas = group.replicate_group() != nullptr, shards = !has_replicas || group.shard_group()->size() > 1;
+    const bool has_replicas = group.replicate_group() != nullptr,
+               shards = !has_replicas || group.shard_group()->size() > 1;
     TESSERA_CHECK(!has_replicas || !shards, UsageError, "register_comm_hook: parameter group ", group.name(),
                   " is sharded and replicated, and a comm hook replaces one collective; hybrid strategies take none");
     TESSERA_CHECK(!group.gradients().hooks().reduce_scatter && !group.gradients().hooks().all_reduce, UsageError,
                   "register_comm_hook: a comm hook is registered already; register only one");
     TESSERA_CHECK(shards == static_cast<bool>(reduce_scatter), UsageError, "register_comm_hook: parameter group ",
-                  group.name(), shards ? " is sharded and needs a hook(state, grad, output)"
-                                       : " is not sharded (NO_SHARD) and needs a hook(state, grad)");
+                  group.name(),
+                  shards ? " is sharded and needs a hook(state, grad, output)"
+                         : " is not sharded (NO_SHARD) and needs a hook(state, grad)");
   }
   for (const auto& sharded : all) {
     sharded->group().gradients().hooks().reduce_scatter = reduce_scatter;

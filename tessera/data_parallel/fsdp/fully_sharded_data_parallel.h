@@ -95,8 +95,7 @@ class FullyShardedDataParallelImpl : public torch::nn::Module, public data_paral
       detail::register_fsdp_comm_hook(
           *module, [shared](at::Tensor& grad, at::Tensor& output) { shared->second(shared->first, grad, output); }, {});
     else
-      detail::register_fsdp_comm_hook(*module, {},
-                                      [shared](at::Tensor& grad) { shared->second(shared->first, grad); });
+      detail::register_fsdp_comm_hook(*module, {}, [shared](at::Tensor& grad) { shared->second(shared->first, grad); });
   }
 
   // auto guard = fsdp->no_sync();    gradients are accumulated unsharded on this rank while it is alive

@@ -69,15 +69,16 @@ bool equal(const at::Tensor& a, const at::Tensor& b) {
 
 namespace {
 
-// A parameter that set_data() makes distributed keeps its plain TensorImpl, and gets a copy of the error texts of `from`:
-// of data_ptr(), and of storage(), which torch::save reads.
+// A parameter that set_data() makes distributed keeps its plain TensorImpl, and gets a copy of the error texts of
+// `from`: of data_ptr(), and of storage(), which torch::save reads.
 template <class Impl>
 void set_error_texts(Impl& from) {
   static std::mutex mutex;  // threads may share a tensor
   const std::lock_guard lock(mutex);
   if constexpr (requires { from.release_storage_and_set_meta_custom_data_ptr_error_msg_(std::string()); })
     from.release_storage_and_set_meta_custom_data_ptr_error_msg_(
-        "a DTensor has no data_ptr() and no storage: use to_local() or full_tensor(), or print DTensor(t). A module with "
+        "a DTensor has no data_ptr() and no storage: use to_local() or full_tensor(), or print DTensor(t). A module "
+        "with "
         "distributed parameters is saved with ts::torch_save(model, path), for a file that torch::load reads, or with "
         "ts::TrainingState; tensors are saved with ts::dcp::save");
   else

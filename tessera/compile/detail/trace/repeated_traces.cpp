@@ -16,7 +16,8 @@ namespace {
 constexpr const char* kKeepStateInTensors =
     "a compiled step runs its host code only once. Counters and the like: keep them in tensors that the step updates "
     "in "
-    "place, or pass them as arguments. An optimizer of torch::optim counts its steps on the host: pass it as an argument "
+    "place, or pass them as arguments. An optimizer of torch::optim counts its steps on the host: pass it as an "
+    "argument "
     "of the step";
 
 // The first line that differs, in both texts.

@@ -171,7 +171,7 @@ class ParamGroup : public std::enable_shared_from_this<ParamGroup> {
   std::shared_ptr<AllGather> custom_all_gather_;  // may be null
   comm::Work custom_work_;                        // of the custom all-gather in flight
   at::Tensor custom_output_;                      // the shards of all ranks, one after the other
-  comm::Group all_gather_group_;  // shard_group_ or reshard_group_
+  comm::Group all_gather_group_;                  // shard_group_ or reshard_group_
   int64_t all_gather_version_ = 0;
   bool all_gather_done_ = false;
   bool unsharded_ = false;

@@ -17,11 +17,11 @@ class ParamGroup;
 
 // What replaces, or follows, the reduction of a group's gradients.
 struct ReductionHooks {
-  // FSDP1's comm hook: writes this rank's shard of the reduced gradients to `shard`. Divides itself. `unsharded` has the
-  // shards of all ranks, one after the other.
+  // FSDP1's comm hook: writes this rank's shard of the reduced gradients to `shard`. Divides itself. `unsharded` has
+  // the shards of all ranks, one after the other.
   std::function<void(at::Tensor& unsharded, at::Tensor& shard)> reduce_scatter = {};
-  std::function<void(at::Tensor& gradient)> all_reduce = {};    // the same without shards, in place
-  std::shared_ptr<ReduceScatter> custom_reduce_scatter = {};    // does not divide
+  std::function<void(at::Tensor& gradient)> all_reduce = {};      // the same without shards, in place
+  std::shared_ptr<ReduceScatter> custom_reduce_scatter = {};      // does not divide
   std::function<void(at::Tensor& reduced)> after_reduction = {};  // may change the mean
 };
 
@@ -143,9 +143,9 @@ class ParamGroupGradients {
   bool has_deferred_passes_ = false;      // the same for the all-reduce
   bool includes_earlier_passes_ = false;  // the reduction in flight has gradients of such passes
   ReductionHooks reduction_hooks_;
-  comm::Work custom_work_;                // of the custom reduce-scatter in flight
-  at::Tensor custom_input_;               // its input
-  std::string label_;                     // of the reduction in flight
+  comm::Work custom_work_;   // of the custom reduce-scatter in flight
+  at::Tensor custom_input_;  // its input
+  std::string label_;        // of the reduction in flight
   int32_t label_number_ = 0;
 };
 
