@@ -124,10 +124,11 @@ Rule resize(const OpQuery& query) {
   const auto asked = query.ints_at(1);
   const bool is_same = self.sizes == c10::IntArrayRef(asked);
   TESSERA_CHECK(numel_of(self.sizes) == numel_of(asked), UsageError, "aten::resize_ of a distributed tensor of sizes ",
-                self.sizes, " to ", asked, ": it keeps the number of elements. Make a new tensor instead.");
+                self.sizes, " to ", c10::IntArrayRef(asked),
+                ": it keeps the number of elements. Make a new tensor instead.");
   TESSERA_CHECK(is_same || is_contiguous(self.sizes, self.strides), UsageError,
                 "aten::resize_ of a distributed tensor of sizes ", self.sizes, " and strides ", self.strides, " to ",
-                asked, ": its elements are not in memory order. Write contiguous() first.");
+                c10::IntArrayRef(asked), ": its elements are not in memory order. Write contiguous() first.");
   Rule rule = is_same ? identity(query) : view(query);
   rule.fixes = {{.arg = 1, .what = ArgFix::What::OutSizes}};
   rule.special = "tessera::resize";

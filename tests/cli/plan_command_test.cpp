@@ -42,7 +42,7 @@ TEST(PlanCommand, ListsAllConfigErrors) {
                "this config cannot run:\n  a batch of 64 samples is not divisible by 3",
                "\n  gpt-tiny has 4 heads, which are not divisible by tp=8");
   EXPECT_ERROR(UsageError, plan("--mesh dp=2 --ranks 4"), "needs 2 ranks, but there are 4");
-  EXPECT_ERROR(UsageError, plan("--mesh pp=2"), "unknown axis 'pp'");
+  EXPECT_ERROR(UsageError, plan("--mesh zz=2"), "unknown axis 'zz'");
   EXPECT_ERROR(UsageError, plan("--ranks 2 --model gpt-huge"), "gpt-huge");
 }
 

@@ -108,13 +108,13 @@ input %4: bf16[16, 24] cuda:0 parameter "down"
 tessera.cuda_kernel([%5!, %6!], [%0, %1, %2], [], "matmul_gelu")
 %7: bf16[2, 4, 24] cuda:0 in %6 = aten._unsafe_view(%6, [2, 4, 24])
 %8: bf16[8, 24] cuda:0 = aten.empty_strided([8, 24], [24, 1], 15, none, device("cuda:0"), none)
-%9: bf16[1, 24] cuda:0 = aten.empty_strided([1, 24], [24, 1], 15, none, device("cuda:0"), none)
-tessera.cuda_kernel([%8!, %9!], [%3, %4, %7], [], "matmul_gelu_grad_bias")
-%10: bf16[2, 4, 24] cuda:0 in %8 = aten._unsafe_view(%8, [2, 4, 24])
-%11: bf16[8, 24] cuda:0 in %8 = aten.view(%10, [8, 24])
+tessera.cuda_kernel([%8!], [%3, %4, %7], [], "matmul_gelu_grad")
+%9: bf16[2, 4, 24] cuda:0 in %8 = aten._unsafe_view(%8, [2, 4, 24])
+%10: bf16[8, 24] cuda:0 in %8 = aten.view(%9, [8, 24])
+%11: bf16[1, 24] cuda:0 = aten.sum.dim_IntList(%10, [0], true, none)
 return %5
+return %10
 return %11
-return %9
 )");
 }
 

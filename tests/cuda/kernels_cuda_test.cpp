@@ -123,13 +123,9 @@ TEST_F(FusedKernels, MatmulIsLibTorchs) {
         call_kernel("matmul_gelu", {out, aux}, {a, b, bias});
         EXPECT_TRUE(close(aux, product + bias, 1e-2, 1e-2));
         EXPECT_TRUE(close(out, at::gelu(product + bias, "tanh"), 1e-2, 2e-2));
-        const auto sum = at::empty({columns}, bf16_on_cuda());
         const auto wanted = at::gelu_backward(product, aux.to(at::kFloat), "tanh");
         call_kernel("matmul_gelu_grad", {out}, {a, b, aux});
         EXPECT_TRUE(close(out, wanted, 1e-2, 5e-2));
-        call_kernel("matmul_gelu_grad_bias", {out, sum}, {a, b, aux});
-        EXPECT_TRUE(close(out, wanted, 1e-2, 5e-2));
-        EXPECT_TRUE(close(sum, wanted.sum(0), 1e-2, 0.1 * std::sqrt(static_cast<double>(rows))));
       }
 }
 

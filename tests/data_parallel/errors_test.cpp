@@ -244,14 +244,6 @@ TEST(DataParallelErrors, SecondDerivatives) {
   });
 }
 
-TEST(DataParallelErrors, SparseGradients) {
-  run_ranks(2, [](Rank&) {
-    nn::Embedding table(torch::nn::EmbeddingOptions(8, 4).sparse(true));
-    DistributedDataParallel ddp(table);
-    EXPECT_ERROR(UsageError, ddp(torch::tensor({1, 2})).sum().backward(), "weight is Sparse", "sparse(false)");
-  });
-}
-
 TEST(DataParallelErrors, CommHookThatReturnsTooFewValues) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank&) {

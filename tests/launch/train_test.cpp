@@ -89,7 +89,7 @@ TEST(TesseraTrain, WrongInputIsOneLine) {
   const BadInput cases[] = {
       {"--model gpt-tiy", "gpt-tiy"},
       {"--mesh dp=2,tp=2 -n 3", "tessera train: mesh 'dp=2,tp=2' needs 4 ranks, but -n is 3"},
-      {"--mesh dp=2,pp=2", "unknown axis 'pp'; allowed: dp (replicated), fsdp"},
+      {"--mesh dp=2,zz=2", "unknown axis 'zz'; allowed: "},
       {"--mesh tp=4", "tessera train: gpt-tiny has 2 heads, which are not divisible by tp=4; use tp of 1, 2"},
       {"--mesh dp=3", "a batch of 8 samples is not divisible by 3 data-parallel ranks x 1 accumulation steps"},
       {"--data nowhere.txt", "No such file or directory"},

@@ -117,11 +117,6 @@ void matmul_gelu_grad(at::TensorList outs, at::TensorList ins, at::ArrayRef<doub
   matmul({.out = outs[0], .a = ins[0], .b = ins[1], .aux = ins[2], .epilogue = Epilogue::GeluGrad});
 }
 
-void matmul_gelu_grad_bias(at::TensorList outs, at::TensorList ins, at::ArrayRef<double>) {
-  matmul(
-      {.out = outs[0], .a = ins[0], .b = ins[1], .bias = outs[1], .aux = ins[2], .epilogue = Epilogue::GeluGradBias});
-}
-
 using FusedKernel = void (*)(at::TensorList outs, at::TensorList ins, at::ArrayRef<double> numbers);
 const std::map<std::string_view, FusedKernel> kFusedKernels = {
     {"layer_norm", layer_norm},
@@ -133,7 +128,6 @@ const std::map<std::string_view, FusedKernel> kFusedKernels = {
     {"matmul_bias", matmul_bias},
     {"matmul_gelu", matmul_gelu},
     {"matmul_gelu_grad", matmul_gelu_grad},
-    {"matmul_gelu_grad_bias", matmul_gelu_grad_bias},
 };
 
 void run_fused_kernel(at::TensorList outs, at::TensorList ins, at::ArrayRef<double> numbers, std::string_view name) {

@@ -18,7 +18,6 @@
 //   matmul_bias              product                                    a, b, bias
 //   matmul_gelu              gelu, product                              a, b, bias
 //   matmul_gelu_grad         product * gelu'(aux)                       a, b, aux
-//   matmul_gelu_grad_bias    product * gelu'(aux), sum of its rows      a, b, aux
 //
 // Tensors are bfloat16, contiguous but for a and b (matmul.h); mean and rstd are float. Layer norm is over the last
 // dim, sum_rows over all others. Every element is read and written once, and sums are made in a fixed order.

@@ -7,10 +7,9 @@ namespace tessera::cuda {
 
 enum class Epilogue : uint8_t {
   None,
-  Bias,          // out = a b + bias
-  Gelu,          // aux = a b + bias, out = gelu(aux), approximated by tanh
-  GeluGrad,      // out = a b * gelu'(aux)
-  GeluGradBias,  // as GeluGrad, and bias = sum of the rows of out
+  Bias,      // out = a b + bias
+  Gelu,      // aux = a b + bias, out = gelu(aux), approximated by tanh
+  GeluGrad,  // out = a b * gelu'(aux)
 };
 
 // out = a b. `a` and `b` are matrices, row by row or column by column (a transposed view); `out` has the elements of a

@@ -19,10 +19,10 @@ Tensors fsdp_gradients(const torch::nn::Module& module) {
 }
 
 // Gradients of two passes of an FSDP1 wrapper, of which the second accumulates.
-Tensors train_with_hook(Rank& me, const MLP& start, ShardingStrategy strategy, const auto& register_hook) {
+Tensors train_with_hook(Rank& me, const MLP& start, const Tensors& data, ShardingStrategy strategy,
+                        const auto& register_hook) {
   FullyShardedDataParallel fsdp(clone(start), {.sharding_strategy = strategy});
   register_hook(fsdp);
-  const auto data = batches(2 * me.size());
   for (int64_t pass = 0; pass < 2; pass++) fsdp(data[me.rank + pass * me.size()]).pow(2).mean().backward();
   Tensors all;
   for (const auto& flat : fsdp->flat_params()) all.push_back(flat.grad().clone());
@@ -31,32 +31,35 @@ Tensors train_with_hook(Rank& me, const MLP& start, ShardingStrategy strategy, c
 
 TEST(FSDPCommHooks, DefaultHooksAreTheReductionWithoutAHook) {
   const auto start = mlp();
-  for (const int64_t n : {1, 2, 3, 4})
+  for (const int64_t n : {1, 2, 3, 4}) {
+    const auto data = batches(2 * n);
     run_ranks(n, [&](Rank& me) {
       const auto none = [](auto&) {};
-      const auto plain = train_with_hook(me, start, ShardingStrategy::FullShard, none);
+      const auto plain = train_with_hook(me, start, data, ShardingStrategy::FullShard, none);
       const auto hooked = [&](auto hook) {
-        return train_with_hook(me, start, ShardingStrategy::FullShard, [&](auto& fsdp) {
+        return train_with_hook(me, start, data, ShardingStrategy::FullShard, [&](auto& fsdp) {
           fsdp->register_comm_hook(comm_hooks::DefaultState(me.group()), hook);
         });
       };
       EXPECT_EQ(close(hooked(comm_hooks::reduce_scatter_hook), plain, {1e-5, 1e-6}), "") << n;
       EXPECT_EQ(close(hooked(comm_hooks::bf16_compress_hook), plain, {3e-2, 1e-3}), "") << n;
       EXPECT_EQ(close(hooked(comm_hooks::fp16_compress_hook), plain, {1e-2, 1e-3}), "") << n;
-      const auto unsharded = train_with_hook(me, start, ShardingStrategy::NoShard, none);
-      const auto with = train_with_hook(me, start, ShardingStrategy::NoShard, [&](auto& fsdp) {
+      const auto unsharded = train_with_hook(me, start, data, ShardingStrategy::NoShard, none);
+      const auto with = train_with_hook(me, start, data, ShardingStrategy::NoShard, [&](auto& fsdp) {
         fsdp->register_comm_hook(comm_hooks::DefaultState(me.group()), comm_hooks::allreduce_hook);
       });
       EXPECT_EQ(close(with, unsharded, {1e-5, 1e-6}), "") << n;
     });
+  }
 }
 
 // A hook without communication: the rank's own part of its own gradients.
 TEST(FSDPCommHooks, GetUnsharedGradientsAndTheShard) {
   const auto start = mlp();
+  const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     auto plain = clone(start);
-    const auto x = batches(2)[me.rank];
+    const auto& x = data[static_cast<size_t>(me.rank)];
     plain(x).pow(2).mean().backward();
     Tensors parts;
     for (const auto& p : plain->parameters()) parts.push_back(p.grad().flatten());
@@ -116,9 +119,9 @@ struct OwnReduceScatter final : ReduceScatter {
 TEST(FSDPCommHooks, CustomCollectivesOfFullyShard) {
   const auto start = mlp();
   for (const int64_t n : {1, 2, 3})
-    for (const int64_t dim : {0, 1})  // shards of dim 1 are not contiguous
+    for (const int64_t dim : {0, 1}) {  // shards of dim 1 are not contiguous
+      const auto data = batches(2 * n);
       run_ranks(n, [&](Rank& me) {
-        const auto data = batches(2 * n);
         const auto train = [&](MLP& model) {
           for (int64_t pass = 0; pass < 2; pass++) model(data[me.rank + pass * n]).pow(2).mean().backward();
         };
@@ -146,6 +149,7 @@ TEST(FSDPCommHooks, CustomCollectivesOfFullyShard) {
         EXPECT_GE(gather->calls, n == 1 ? 0 : 2);
         EXPECT_EQ(scatter->calls, 2);
       });
+    }
 }
 
 }  // namespace

@@ -11,9 +11,8 @@
 //   %2 = aten.addmm(%bias, %0, %1, 1, 1)         outs (%3, %2) of matmul_gelu(%0, %1, %bias)
 //   %3 = aten.gelu(%2, "tanh")                ->
 //
-//   %5 = aten.mm(%4, %w)                         outs (%5, %7) of matmul_gelu_grad_bias(%4, %w, %2)
+//   %5 = aten.mm(%4, %w)                         out %5 of matmul_gelu_grad(%4, %w, %2)
 //   %6 = aten.gelu_backward(%5, %2, "tanh")   ->
-//   %7 = aten.sum.dim_IntList(%6, [0], ...)
 //
 // Law: they compute the same in float and round once. The derivative is written into the memory of the product.
 namespace tessera::compiler {
@@ -143,38 +142,12 @@ class CublasEpilogues {
         program_[derivative].offset == 0 && def_use_.def_node[static_cast<size_t>(aux)] < static_cast<int32_t>(n) &&
         !is_written_between(n, *user, aux) && !def_use_.retained[static_cast<size_t>(program_.buffer_of(derivative))];
     if (!fits) return false;
-    const auto sum = sum_of_rows(*user, derivative);
-    products_[n] = {{result}, {a, b, aux}, sum ? "matmul_gelu_grad_bias" : "matmul_gelu_grad"};
-    if (sum) {
-      products_[n]->outs.push_back(value_of(program_.nodes[*sum].results[0]));
-      removed_[*sum] = 1;
-    }
+    products_[n] = {{result}, {a, b, aux}, "matmul_gelu_grad"};
     removed_[*user] = 1;
     replaced_.set(derivative, grad);
     auto& moved = values_[static_cast<size_t>(program_.buffer_of(derivative))];
     moves_.emplace_back(moved, grad);
     return true;
-  }
-
-  // The sum over all dims but the last of a value that node `from` computes.
-  std::optional<size_t> sum_of_rows(size_t from, ValueId x) const {
-    for (size_t m = from + 1; m < program_.nodes.size(); m++) {
-      const auto& node = program_.nodes[m];
-      if (node.name() == "aten.sum.dim_IntList" && is_same_memory(value_of(node.args[0]), x)) {
-        const auto sum = value_of(node.results[0]);
-        const auto* dims = constant_or_null(node.args[1]);
-        const auto* dtype = constant_or_null(node.args[3]);
-        const auto& type = program_[value_of(node.args[0])].type;
-        if (!is_contiguous_bf16(sum) || !dims || !dims->isIntList() || !dtype || !dtype->isNone()) return {};
-        const auto ndim = static_cast<int64_t>(type.sizes.size());
-        bool has_last = false;
-        for (const int64_t dim : dims->toIntList()) has_last |= (dim < 0 ? dim + ndim : dim) == ndim - 1;
-        const bool is_row = !has_last && static_cast<int64_t>(dims->toIntList().size()) == ndim - 1;
-        return is_row ? std::optional(m) : std::nullopt;
-      }
-      if (is_written_between(m - 1, m + 1, x)) return {};
-    }
-    return {};
   }
 
   void rewrite() {

@@ -81,7 +81,7 @@ const std::vector<PassInfo>& known_passes() {
        overlap_communication,
        {{"bytes", 0}},
        true},
-      {"cublas_epilogues", "on CUDA, computes gelu and bias gradients inside of the matrix products", cublas_epilogues},
+      {"cublas_epilogues", "on CUDA, computes gelu and its derivative inside of the matrix products", cublas_epilogues},
       {"cuda_kernels", "on CUDA, replaces layer norm and sums over rows by fused kernels", cuda_kernels},
       {"fuse_bias", "on CUDA, adds a bias inside of the matrix product", fuse_bias},
       {"in_place_collectives", "makes all-reduces in-place if their input is not used again", in_place_collectives},

@@ -80,8 +80,6 @@ cublasLtEpilogue_t to_cublas(Epilogue epilogue) {
       return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
     case Epilogue::GeluGrad:
       return CUBLASLT_EPILOGUE_DGELU;
-    case Epilogue::GeluGradBias:
-      return CUBLASLT_EPILOGUE_DGELU_BGRAD;
   }
   TESSERA_FAIL(InternalError, "unknown epilogue");
 }
