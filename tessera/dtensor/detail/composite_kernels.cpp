@@ -34,8 +34,12 @@ const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size, std::
   static const auto &entry = propagate::entry_of("aten::resize_"), &view = propagate::entry_of("aten::view");
   const auto sizes = C10_AS_INTARRAYREF_SLOW(size);
   const bool is_view = self.numel() == c10::multiply_integers(sizes) && self.is_contiguous();
-  if (is_view && !propagate::view_keeps_shards(view, *meta_of(self).spec, sizes) && local_of(self).use_count() == 1 &&
-      local_of(self).storage().use_count() == 1) {
+  if (is_view && !propagate::view_keeps_shards(view, *meta_of(self).spec, sizes)) {
+    const auto& local = local_of(self);
+    TESSERA_CHECK(
+        local.use_count() == 1 && local.storage().use_count() == 1, ShardingError, "aten::resize_ of ",
+        meta_of(self).spec->describe(), " to ", sizes,
+        ": an in-place view cannot keep these shards, and other tensors share the memory; redistribute first");
     const auto moved = reshape(self, size);
     replace(self, local_of(moved), meta_of(moved).spec);
     return self;
