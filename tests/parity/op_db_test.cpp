@@ -369,13 +369,12 @@ Summary run_combination(const OpDb& db, const Combination& combination, bool all
 // Entries that compile() refuses, and why. Entries without a program are in the dump, with the reason.
 const std::map<std::string, std::string>& not_compiled() {
   static const std::map<std::string, std::string> names = {
-      {"_native_batch_norm_legit", "known defect: the replay differs from eager mode"},
-      {"_segment_reduce.lengths", "known defect: the replay differs from eager mode"},
+      {"_segment_reduce.lengths", "it checks values, which a trace of collectives does not have"},
       {"argwhere", "it reads values on the host"},
       {"bincount", "it reads values on the host"},
       {"broadcast_shapes", "it runs no op"},
       {"chalf", "complex32 is not supported"},
-      {"cholesky", "known defect: the replay differs from eager mode"},
+      {"cholesky", "it checks values, which a trace of collectives does not have"},
       {"combinations", "it reads values on the host"},
       {"corrcoef", "known defect: the replay differs from eager mode"},
       {"cumprod", "it reads values on the host"},
@@ -392,8 +391,8 @@ const std::map<std::string, std::string>& not_compiled() {
       {"linalg.solve", "it reads values on the host"},
       {"linalg.tensorinv", "it reads values on the host"},
       {"linalg.tensorsolve", "it reads values on the host"},
-      {"lu_solve", "known defect: the replay differs from eager mode"},
-      {"lu_unpack", "known defect: the replay differs from eager mode"},
+      {"lu_solve", "it checks values, which a trace of collectives does not have"},
+      {"lu_unpack", "it checks values, which a trace of collectives does not have"},
       {"masked.cumprod", "it reads values on the host"},
       {"masked_fill", "it reads values on the host"},
       {"masked_select", "it reads values on the host"},

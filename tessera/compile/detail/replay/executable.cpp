@@ -69,6 +69,14 @@ bool all_results_are_tensors(const Node& node) {
   return !node.results.empty();
 }
 
+// Does the op allocate this result? An op that writes to arguments may return them and new tensors.
+bool is_new_memory(const Program& program, const Node& node, ValueId result) {
+  bool is_new = true;
+  if (node.schema().is_mutable())
+    node.each_read([&](ValueId id) { is_new &= program.buffer_of(id) != program.buffer_of(result); });
+  return is_new;
+}
+
 }  // namespace
 
 Executable::Executable(Program program, const std::vector<c10::Storage>& bound, const MakeRunner& make_runner)
@@ -118,9 +126,10 @@ std::vector<char> Executable::buffers_outside_arena() {
     returned_[b] |= output.kind == Output::Kind::Return && !external[b] && !storages_[b];
   }
   for (const auto& node : program_.nodes) {
-    if (is_view(program_, node) || node.schema().is_mutable() || kind_of(node) == OpKind::Empty) continue;
-    if (all_results_are_tensors(node) && out_overload(node.op, device_of(program_, node))) continue;
+    if (is_view(program_, node) || kind_of(node) == OpKind::Empty) continue;
+    if (results_out_overload(node)) continue;
     node.each_result([&](ValueId id) {
+      if (!is_new_memory(program_, node, id)) return;
       const auto b = static_cast<size_t>(program_.buffer_of(id));
       allocated_by_op_[b] = !outside[b] && !external[b];
     });
@@ -209,12 +218,18 @@ at::Tensor Executable::tensor_for(ValueId id) const {
   return tensor;
 }
 
+// The overload that writes all results of the node into given memory. None if a result is an argument.
+std::optional<c10::OperatorHandle> Executable::results_out_overload(const Node& node) const {
+  if (!all_results_are_tensors(node)) return {};
+  bool all_new = true;
+  node.each_result([&](ValueId id) { all_new &= is_new_memory(program_, node, id); });
+  return all_new ? out_overload(node.op, device_of(program_, node)) : std::nullopt;
+}
+
 void Executable::prepare_call(size_t n, const Node& node) {
   if (is_view(program_, node) || kind_of(node) == OpKind::Empty) return;
   const auto device = device_of(program_, node);
-  const bool writes = node.schema().is_mutable();
-  std::optional<c10::OperatorHandle> out;
-  if (!writes && all_results_are_tensors(node)) out = out_overload(node.op, device);
+  const auto out = results_out_overload(node);
   KernelCall call{n, op_kernel_for(out ? *out : node.op, device)};
   if (is_generated(node)) {
     prepare_generated(call, node);
@@ -230,7 +245,7 @@ void Executable::prepare_call(size_t n, const Node& node) {
   if (out) {
     for (const auto& result : node.results)
       call.kernel.arguments.emplace_back(tensors_[static_cast<size_t>(std::get<ValueId>(result))]);
-  } else if (!writes) {
+  } else {
     prepare_results(call, node);
   }
   calls_.push_back(std::move(call));
@@ -244,10 +259,11 @@ void Executable::prepare_results(KernelCall& call, const Node& node) const {
       [&](ValueId id) { call.replaces_storage |= returned_[static_cast<size_t>(program_.buffer_of(id))] != 0; });
   for (size_t i = 0; i < node.results.size(); i++) {
     if (const auto* id = std::get_if<ValueId>(&node.results[i])) {
-      if (*id != kNone) call.results.emplace_back(i, *id);
+      if (*id != kNone && is_new_memory(program_, node, *id)) call.results.emplace_back(i, *id);
     } else if (const auto* list = std::get_if<ValueList>(&node.results[i])) {
       for (size_t k = 0; k < list->size(); k++)
-        if ((*list)[k] != kNone) call.list_results.push_back({i, static_cast<int64_t>(k), (*list)[k]});
+        if ((*list)[k] != kNone && is_new_memory(program_, node, (*list)[k]))
+          call.list_results.push_back({i, static_cast<int64_t>(k), (*list)[k]});
     }
   }
 }

@@ -96,6 +96,7 @@ class Executable {
   void prepare();
   std::vector<char> buffers_outside_arena();
   void allocate_buffers();
+  std::optional<c10::OperatorHandle> results_out_overload(const Node& node) const;
   void prepare_call(size_t n, const Node& node);
   void prepare_generated(KernelCall& call, const Node& node) const;
   void prepare_results(KernelCall& call, const Node& node) const;
