@@ -2,8 +2,7 @@
 #   Tessera::tessera   distributed tensors, parallelism, compiler, checkpoints
 #   Tessera::train     trainer, data sets, models, launcher
 #   Tessera::testing   ranks as threads or processes, the rule oracle, and other helpers for tests
-# HEADERS are precompiled; a library of a few translation units needs none. SETUP_LAYERS run once per module or per program:
-# they are compiled with -Og, which takes two thirds of the time of -O2.
+
 function(tessera_sources_of layers)  # -> sources
   set(sources "")
   foreach(layer ${layers})
@@ -22,6 +21,8 @@ function(tessera_sources_of layers)  # -> sources
   set(sources "${sources}" PARENT_SCOPE)
 endfunction()
 
+# HEADERS are precompiled; a library of a few translation units needs none. SETUP_LAYERS run once per module or per program:
+# they are compiled with -Og, which takes two thirds of the time of -O2.
 function(tessera_library target)
   cmake_parse_arguments(arg "" "TYPE" "LAYERS;SETUP_LAYERS;LINKS;HEADERS" ${ARGN})
   tessera_sources_of("${arg_LAYERS}")
@@ -84,7 +85,7 @@ tessera_library(tessera TYPE SHARED
 tessera_library(tessera_train TYPE SHARED
   LAYERS data models launch train
   LINKS tessera)
-if(TARGET tessera_train)  # its time is spent in LibTorch; -Og saves a third of the compile time
+if(TARGET tessera_train)  # its time is spent in LibTorch, as that of SETUP_LAYERS
   target_compile_options(tessera_train PRIVATE $<$<CONFIG:Release>:-Og>)
 endif()
 tessera_library(tessera_testing TYPE STATIC
