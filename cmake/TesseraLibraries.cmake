@@ -24,7 +24,7 @@ endfunction()
 # HEADERS are precompiled; a library of a few translation units needs none. SETUP_LAYERS run once per module or per program:
 # they are compiled with -Og, which takes two thirds of the time of -O2.
 function(tessera_library target)
-  cmake_parse_arguments(arg "" "TYPE" "LAYERS;SETUP_LAYERS;LINKS;HEADERS" ${ARGN})
+  cmake_parse_arguments(arg "" "TYPE" "LAYERS;HEADERS;SETUP_LAYERS;LINKS" ${ARGN})
   tessera_sources_of("${arg_LAYERS}")
   if(NOT sources)  # TESSERA_SOURCES selects nothing of this library
     return()
@@ -58,6 +58,15 @@ function(tessera_library target)
   add_library(Tessera::${name} ALIAS ${target})
 endfunction()
 
+# For targets whose time is spent in LibTorch: compiled as SETUP_LAYERS, with their precompiled header.
+function(tessera_setup_code target)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Og>)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON DEFINE_SYMBOL "")
+  if(TARGET tessera_setup)
+    tessera_precompiled(${target} REUSE_FROM tessera_setup)
+  endif()
+endfunction()
+
 # Files with compile options of their own. They are compiled alone, without the precompiled header.
 #   gloo.cpp        LibTorch ships no gloo headers; stand-ins declare what this one file needs
 #   random_ops.cpp  a fused multiply-add would change random bits on processors that have one; without errno and
@@ -72,22 +81,24 @@ set_source_files_properties(${file_gloo} PROPERTIES INCLUDE_DIRECTORIES
 set_source_files_properties(${file_random_ops} PROPERTIES COMPILE_OPTIONS
                             "-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
 set_source_files_properties(${files_sums} PROPERTIES COMPILE_OPTIONS "-O3;-fno-trapping-math")
-set(file_hookable tessera/nn/detail/hookable.cpp)
-set_source_files_properties(${file_gloo} ${file_random_ops} ${files_sums} ${file_hookable} PROPERTIES
-                            SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
+set_source_files_properties(${file_gloo} ${file_random_ops} ${files_sums} PROPERTIES SKIP_PRECOMPILE_HEADERS ON
+                                                                                     SKIP_UNITY_BUILD_INCLUSION ON)
+set_source_files_properties(tessera/nn/detail/hookable.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
 tessera_library(tessera TYPE SHARED
   LAYERS base tracing comm cuda mesh placement rules redistribute propagate dtensor data_parallel optim compile
-  SETUP_LAYERS nn state tensor_parallel checkpoint debug pipelining
-  LINKS Tessera::torch
   HEADERS <ATen/core/Tensor.h> <ATen/core/dispatch/Dispatcher.h> <torch/csrc/autograd/function.h>
-          <torch/csrc/distributed/c10d/ProcessGroup.hpp> <torch/library.h>)
+          <torch/csrc/distributed/c10d/ProcessGroup.hpp> <torch/library.h>
+  SETUP_LAYERS nn state tensor_parallel checkpoint debug pipelining
+  LINKS Tessera::torch)
 tessera_library(tessera_train TYPE SHARED
   LAYERS data models launch train
   LINKS tessera)
-if(TARGET tessera_train)  # its time is spent in LibTorch, as that of SETUP_LAYERS
-  target_compile_options(tessera_train PRIVATE $<$<CONFIG:Release>:-Og>)
-endif()
 tessera_library(tessera_testing TYPE STATIC
   LAYERS testing
   LINKS tessera)
+foreach(target tessera_train tessera_testing)
+  if(TARGET ${target})
+    tessera_setup_code(${target})
+  endif()
+endforeach()

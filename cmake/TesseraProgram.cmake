@@ -33,8 +33,8 @@ function(tessera_program_main target name part main)
 endfunction()
 
 add_library(tessera_cli STATIC ${program_sources} ${CMAKE_CURRENT_BINARY_DIR}/pytorch_ops.cpp)  # apart from main.cpp, so that tests can link it
-target_compile_options(tessera_cli PRIVATE $<$<CONFIG:Release>:-Og>)  # as tessera_train
 tessera_our_code(tessera_cli)
+tessera_setup_code(tessera_cli)
 target_link_libraries(tessera_cli PUBLIC tessera_train tessera_testing CLI11::CLI11)
 tessera_unity(tessera_cli 55000)  # it is built last, by two cores
 if(TESSERA_TOML_INCLUDE)

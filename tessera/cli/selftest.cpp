@@ -11,7 +11,13 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 
-#include <torch/torch.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -52,7 +58,7 @@ struct SelftestRun {
 
   // The values that a rank contributes: 1000 rank + index.
   at::Tensor pattern(int64_t of_rank, int64_t count = 64) const {
-    return torch::arange(count, torch::TensorOptions(device).dtype(torch::kFloat)) +
+    return at::arange(count, c10::TensorOptions(device).dtype(at::kFloat)) +
            1000.0 * static_cast<double>(of_rank);
   }
   at::Tensor contribution(int64_t count = 64) const {
@@ -92,9 +98,9 @@ std::string join(const std::vector<std::string>& texts, const char* separator) {
 // wrong for most ranks, from a wrong receiver, for whom the values of most ranks are wrong.
 std::string check_contributions(const SelftestRun& run) {
   const auto count = run.pattern(0).numel();
-  auto all = torch::zeros({run.size() * count}, torch::TensorOptions(run.device));
+  auto all = at::zeros({run.size() * count}, c10::TensorOptions(run.device));
   all_gather_into_tensor(all, run.contribution());
-  auto wrong = torch::zeros({run.size(), run.size()}, torch::TensorOptions(run.device));  // (receiver, sender)
+  auto wrong = at::zeros({run.size(), run.size()}, c10::TensorOptions(run.device));  // (receiver, sender)
   for (int64_t from = 0; from < run.size(); from++)
     if (!all.narrow(0, from * count, count).equal(run.pattern(from))) wrong[run.rank()][from] = 1;
   all_reduce(wrong);
@@ -126,7 +132,7 @@ struct CollectiveCheck {
 };
 
 at::Tensor sum_of_patterns(const SelftestRun& run) {
-  auto sum = torch::zeros_like(run.pattern(0));
+  auto sum = at::zeros_like(run.pattern(0));
   for (int64_t r = 0; r < run.size(); r++) sum += run.pattern(r);
   return sum;
 }
@@ -137,7 +143,7 @@ Tensors all_patterns(const SelftestRun& run) {
 }
 Tensors empty_like_each(const Tensors& tensors) {
   Tensors all;
-  for (const auto& t : tensors) all.push_back(torch::zeros_like(t));
+  for (const auto& t : tensors) all.push_back(at::zeros_like(t));
   return all;
 }
 
@@ -166,12 +172,12 @@ const std::vector<CollectiveCheck>& collective_checks() {
        [](const Run& run) {
          auto outs = empty_like_each(all_patterns(run));
          all_gather(outs, run.contribution());
-         return std::pair(torch::cat(outs), torch::cat(all_patterns(run)));
+         return std::pair(at::cat(outs), at::cat(all_patterns(run)));
        }},
       {"reduce_scatter",
        [](const Run& run) {
-         auto in = torch::cat(Tensors(static_cast<size_t>(run.size()), run.contribution()));
-         auto out = torch::zeros_like(run.pattern(0));
+         auto in = at::cat(Tensors(static_cast<size_t>(run.size()), run.contribution()));
+         auto out = at::zeros_like(run.pattern(0));
          reduce_scatter_tensor(out, in);
          return std::pair(out, sum_of_patterns(run));
        }},
@@ -183,7 +189,7 @@ const std::vector<CollectiveCheck>& collective_checks() {
        }},
       {"scatter",
        [](const Run& run) {
-         auto out = torch::zeros_like(run.pattern(0));
+         auto out = at::zeros_like(run.pattern(0));
          scatter(out, run.rank() == 0 ? all_patterns(run) : Tensors{}, 0);
          return std::pair(out, run.pattern(run.rank()));
        }},
@@ -191,7 +197,7 @@ const std::vector<CollectiveCheck>& collective_checks() {
        [](const Run& run) {
          auto outs = run.rank() == 0 ? empty_like_each(all_patterns(run)) : Tensors{};
          gather(outs, run.contribution(), 0);
-         return run.rank() == 0 ? std::pair(torch::cat(outs), torch::cat(all_patterns(run)))
+         return run.rank() == 0 ? std::pair(at::cat(outs), at::cat(all_patterns(run)))
                                 : std::pair(run.pattern(0), run.pattern(0));
        }},
       {"reduce",
@@ -202,14 +208,14 @@ const std::vector<CollectiveCheck>& collective_checks() {
        }},
       {"all_to_all",
        [](const Run& run) {
-         auto in = run.contribution(run.size()), out = torch::zeros_like(in), expected = torch::zeros_like(in);
+         auto in = run.contribution(run.size()), out = at::zeros_like(in), expected = at::zeros_like(in);
          all_to_all_single(out, in);
          for (int64_t r = 0; r < run.size(); r++) expected[r] = run.pattern(r, run.size())[run.rank()];
          return std::pair(out, expected);
        }},
       {"send and recv around a ring",
        [](const Run& run) {
-         auto in = torch::zeros_like(run.pattern(0));
+         auto in = at::zeros_like(run.pattern(0));
          const auto out = run.contribution();
          const int64_t before = (run.rank() + run.size() - 1) % run.size();
          if (run.size() == 1) return std::pair(out, run.pattern(0));
@@ -249,7 +255,7 @@ std::vector<std::pair<int64_t, int64_t>> pairs_to_measure(int64_t ranks) {
 
 // The shortest of several round trips of 1 MiB, in ms; at rank a. One pair at a time.
 double measure_link(const SelftestRun& run, int64_t a, int64_t b) {
-  auto data = torch::zeros({1 << 18}, torch::TensorOptions(run.device));
+  auto data = at::zeros({1 << 18}, c10::TensorOptions(run.device));
   const bool slow = run.faults.slow_from == a && run.faults.slow_to == b;
   double best = 0;
   for (int repeat = 0; repeat < 7; repeat++) {
@@ -271,7 +277,7 @@ double measure_link(const SelftestRun& run, int64_t a, int64_t b) {
 std::string check_links(const SelftestRun& run) {
   const auto pairs = pairs_to_measure(run.size());
   auto times =
-      torch::zeros({static_cast<int64_t>(pairs.size())}, torch::TensorOptions(run.device).dtype(torch::kFloat));
+      at::zeros({static_cast<int64_t>(pairs.size())}, c10::TensorOptions(run.device).dtype(at::kFloat));
   for (size_t i = 0; i < pairs.size(); i++) {
     barrier();
     times[static_cast<int64_t>(i)] = measure_link(run, pairs[i].first, pairs[i].second);
@@ -304,8 +310,8 @@ std::string check_links(const SelftestRun& run) {
 
 nn::Sequential make_selftest_net(at::Device device) {
   nn::Sequential net(nn::Linear(8, 16), nn::Tanh(), nn::Linear(16, 4));
-  const torch::NoGradGuard no_grad;
-  for (auto& p : net->parameters()) p.copy_(torch::sin(torch::arange(p.numel()) * 1.3 + p.numel()).view_as(p) * 0.3);
+  const at::NoGradGuard no_grad;
+  for (auto& p : net->parameters()) p.copy_(at::sin(at::arange(p.numel()) * 1.3 + p.numel()).view_as(p) * 0.3);
   net->to(device);
   return net;
 }
@@ -318,7 +324,7 @@ std::vector<double> train_selftest_net(const SelftestRun& run, const Tensors& pa
   std::vector<double> losses;
   const int64_t rows = 2 * run.size();
   for (int step = 0; step < 3; step++) {
-    auto x = torch::sin(torch::arange(rows * 8).view({rows, 8}) * (0.2 + step)).to(run.device);
+    auto x = at::sin(at::arange(rows * 8).view({rows, 8}) * (0.2 + step)).to(run.device);
     if (!full_batch) x = x.narrow(0, 2 * run.rank(), 2).contiguous();
     optimizer.zero_grad();
     losses.push_back(mean_over_ranks(loss(x, x.narrow(1, 0, 4).cos()).item<double>()));
@@ -329,7 +335,7 @@ std::vector<double> train_selftest_net(const SelftestRun& run, const Tensors& pa
 template <class Model>
 NetLoss loss_of(Model& model) {
   return [&model](const at::Tensor& x, const at::Tensor& y) {
-    auto loss = torch::mse_loss(model(x), y);
+    auto loss = at::mse_loss(model(x), y);
     loss.backward();
     return loss.detach();
   };
