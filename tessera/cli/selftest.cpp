@@ -58,8 +58,7 @@ struct SelftestRun {
 
   // The values that a rank contributes: 1000 rank + index.
   at::Tensor pattern(int64_t of_rank, int64_t count = 64) const {
-    return at::arange(count, c10::TensorOptions(device).dtype(at::kFloat)) +
-           1000.0 * static_cast<double>(of_rank);
+    return at::arange(count, c10::TensorOptions(device).dtype(at::kFloat)) + 1000.0 * static_cast<double>(of_rank);
   }
   at::Tensor contribution(int64_t count = 64) const {
     auto mine = pattern(rank(), count);
@@ -276,8 +275,7 @@ double measure_link(const SelftestRun& run, int64_t a, int64_t b) {
 
 std::string check_links(const SelftestRun& run) {
   const auto pairs = pairs_to_measure(run.size());
-  auto times =
-      at::zeros({static_cast<int64_t>(pairs.size())}, c10::TensorOptions(run.device).dtype(at::kFloat));
+  auto times = at::zeros({static_cast<int64_t>(pairs.size())}, c10::TensorOptions(run.device).dtype(at::kFloat));
   for (size_t i = 0; i < pairs.size(); i++) {
     barrier();
     times[static_cast<int64_t>(i)] = measure_link(run, pairs[i].first, pairs[i].second);
