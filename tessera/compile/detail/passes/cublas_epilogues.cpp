@@ -1,5 +1,4 @@
-#include "tessera/compile/detail/ir/def_use.h"
-#include "tessera/compile/detail/ir/op_table.h"
+#include "tessera/compile/detail/passes/cuda_rewrite.h"
 #include "tessera/compile/detail/passes/passes.h"
 
 #include <algorithm>
@@ -18,31 +17,19 @@
 namespace tessera::compiler {
 namespace {
 
-class CublasEpilogues {
+class CublasEpilogues : CudaRewrite {
  public:
-  explicit CublasEpilogues(Program& program)
-      : program_(program), def_use_(program), values_(values_by_buffer(program)), replaced_(program) {
-    removed_.assign(program.nodes.size(), 0);
-    products_.resize(program.nodes.size());
-  }
+  using CudaRewrite::CudaRewrite;
 
   Matched run() {
     Matched matched;
     for (size_t n = 0; n < program_.nodes.size(); n++) matched.times += product(n);
     if (matched.times > 0) rewrite();
+    for (const auto& [values, now] : moves_) move_views(program_, values, now);
     return matched;
   }
 
  private:
-  struct Product {
-    ValueList outs, ins;  // all outputs are allocated before it
-    const char* kernel;
-  };
-
-  static ValueId value_of(const Arg& arg) {
-    const auto* id = std::get_if<ValueId>(&arg);
-    return id ? *id : kNone;
-  }
   bool is_bf16_on_cuda(ValueId id) const {
     return id != kNone && program_[id].type.dtype == c10::kBFloat16 && program_[id].type.device.is_cuda();
   }
@@ -89,14 +76,14 @@ class CublasEpilogues {
     if (!is_contiguous_bf16(result) || !is_operand(a) || !is_operand(b) || program_[result].type.sizes[1] % 8 != 0)
       return 0;
     if (!has_bias) {
-      if (!gelu_grad(n, result, a, b)) products_[n] = {{result}, {a, b}, "matmul"};
+      if (!gelu_grad(n, result, a, b)) kernels_[n] = {{result}, {result}, {a, b}, {}, "matmul"};
       return 1;
     }
     const auto bias = value_of(node.args[0]);
     const bool is_row = is_contiguous_bf16(bias) && program_[bias].type.sizes.size() == 1 && is_one(node.args[3]) &&
                         is_one(node.args[4]) && program_[bias].type.sizes[0] == program_[result].type.sizes[1];
     if (!is_row) return 0;
-    if (!gelu(n, result, {a, b, bias})) products_[n] = {{result}, {a, b, bias}, "matmul_bias"};
+    if (!gelu(n, result, {a, b, bias})) kernels_[n] = {{result}, {result}, {a, b, bias}, {}, "matmul_bias"};
     return 1;
   }
 
@@ -106,7 +93,7 @@ class CublasEpilogues {
       if (node.name() == "aten.gelu" && is_same_memory(value_of(node.args[0]), result)) {
         const auto out = value_of(node.results[0]);
         if (!is_tanh(node.args[1]) || !is_contiguous_bf16(out)) return false;
-        products_[n] = {{out, result}, ins, "matmul_gelu"};
+        kernels_[n] = {{out, result}, {out, result}, ins, {}, "matmul_gelu"};
         removed_[m] = 1;
         return true;
       }
@@ -142,43 +129,15 @@ class CublasEpilogues {
         program_[derivative].offset == 0 && def_use_.def_node[static_cast<size_t>(aux)] < static_cast<int32_t>(n) &&
         !is_written_between(n, *user, aux) && !def_use_.retained[static_cast<size_t>(program_.buffer_of(derivative))];
     if (!fits) return false;
-    products_[n] = {{result}, {a, b, aux}, "matmul_gelu_grad"};
+    kernels_[n] = {{result}, {result}, {a, b, aux}, {}, "matmul_gelu_grad"};
     removed_[*user] = 1;
     replaced_.set(derivative, grad);
-    auto& moved = values_[static_cast<size_t>(program_.buffer_of(derivative))];
-    moves_.emplace_back(moved, grad);
+    moves_.emplace_back(values_[static_cast<size_t>(program_.buffer_of(derivative))], grad);
     return true;
   }
 
-  void rewrite() {
-    std::vector<Node> kept;
-    for (size_t n = 0; n < program_.nodes.size(); n++) {
-      auto& node = program_.nodes[n];
-      if (removed_[n]) continue;
-      if (const auto& product = products_[n]) {
-        for (const auto id : product->outs) kept.push_back(allocation_of(program_, id));
-        kept.push_back({find_op("tessera.cuda_kernel"),
-                        {product->outs, product->ins, c10::IValue(std::vector<double>()), c10::IValue(product->kernel)},
-                        {},
-                        node.module});
-      } else {
-        kept.push_back(std::move(node));
-      }
-      replaced_.rewrite_reads(kept.back());
-    }
-    replaced_.rewrite_outputs(program_);
-    program_.nodes = std::move(kept);
-    for (const auto& [values, now] : moves_) move_views(program_, values, now);
-  }
-
-  Program& program_;
-  const DefUse def_use_;
-  std::vector<std::vector<ValueId>> values_;
-  ReplacedValues replaced_;
-  std::vector<char> removed_;                     // by node
-  std::vector<std::optional<Product>> products_;  // by node
-  std::vector<std::pair<std::vector<ValueId>, ValueId>>
-      moves_;  // the values of a buffer, and the value that replaces it
+  // The values of a buffer, and the value that replaces it.
+  std::vector<std::pair<std::vector<ValueId>, ValueId>> moves_;
 };
 
 }  // namespace

@@ -1,5 +1,4 @@
-#include "tessera/compile/detail/ir/def_use.h"
-#include "tessera/compile/detail/ir/op_table.h"
+#include "tessera/compile/detail/passes/cuda_rewrite.h"
 #include "tessera/compile/detail/passes/passes.h"
 #include "tessera/cuda/detail/fused_kernels.h"
 
@@ -16,13 +15,9 @@
 namespace tessera::compiler {
 namespace {
 
-class CudaKernels {
+class CudaKernels : CudaRewrite {
  public:
-  explicit CudaKernels(Program& program)
-      : program_(program), def_use_(program), values_(values_by_buffer(program)), replaced_(program) {
-    removed_.assign(program.nodes.size(), 0);
-    replacement_.resize(program.nodes.size());
-  }
+  using CudaRewrite::CudaRewrite;
 
   Matched run() {
     Matched matched;
@@ -38,17 +33,6 @@ class CudaKernels {
   }
 
  private:
-  // The outputs of a kernel, those that it must allocate among them, and its inputs.
-  struct KernelNode {
-    ValueList outs, allocated, ins;
-    std::vector<double> numbers;
-    const char* name;
-  };
-
-  static ValueId value_of(const Arg& arg) {
-    const auto* id = std::get_if<ValueId>(&arg);
-    return id ? *id : kNone;
-  }
   bool is_bf16(ValueId id) const {
     return id != kNone && program_[id].type.dtype == c10::kBFloat16 && program_[id].type.is_contiguous();
   }
@@ -75,7 +59,7 @@ class CudaKernels {
         program_.nodes[n].each_read(see);
         program_.nodes[n].each_result(see);
       }
-      if (touched || replacement_[n]) return false;
+      if (touched || kernels_[n]) return false;
     }
     return true;
   }
@@ -102,14 +86,14 @@ class CudaKernels {
     const auto eps = std::get<c10::IValue>(node.args[4]).toDouble();
     if (const auto add = sum_before(n, x)) {
       const auto& terms = program_.nodes[*add].args;
-      replacement_[n] = {{x, y, mean, rstd},
-                         {x, y, mean, rstd},
-                         {value_of(terms[0]), value_of(terms[1]), weight, bias},
-                         {eps},
-                         "add_layer_norm"};
+      kernels_[n] = {{x, y, mean, rstd},
+                     {x, y, mean, rstd},
+                     {value_of(terms[0]), value_of(terms[1]), weight, bias},
+                     {eps},
+                     "add_layer_norm"};
       removed_[*add] = 1;
     } else {
-      replacement_[n] = {{y, mean, rstd}, {y, mean, rstd}, {x, weight, bias}, {eps}, "layer_norm"};
+      kernels_[n] = {{y, mean, rstd}, {y, mean, rstd}, {x, weight, bias}, {eps}, "layer_norm"};
     }
     return 1;
   }
@@ -126,11 +110,11 @@ class CudaKernels {
     if (const auto sum = sum_after(n, dx)) {
       const auto& add = program_.nodes[*sum];
       const auto into = value_of(add.args[0]);
-      replacement_[n] = {{into, dweight, dbias}, {dweight, dbias}, ins, {}, "layer_norm_backward_add"};
+      kernels_[n] = {{into, dweight, dbias}, {dweight, dbias}, ins, {}, "layer_norm_backward_add"};
       removed_[*sum] = 1;
       replaced_.set(value_of(add.results[0]), replaced_(into));
     } else {
-      replacement_[n] = {{dx, dweight, dbias}, {dx, dweight, dbias}, ins, {}, "layer_norm_backward"};
+      kernels_[n] = {{dx, dweight, dbias}, {dx, dweight, dbias}, ins, {}, "layer_norm_backward"};
     }
     return 1;
   }
@@ -161,36 +145,9 @@ class CudaKernels {
     for (const int64_t dim : dims->toIntList()) summed[static_cast<size_t>(dim < 0 ? dim + ndim : dim)] = 1;
     const bool all_but_last = !summed.back() && std::count(summed.begin(), summed.end(), 1) == ndim - 1;
     if (!all_but_last || !cuda::has_sum_rows(type.device, type.dtype, type.sizes.back())) return 0;
-    replacement_[n] = {{sum}, {sum}, {x}, {}, "sum_rows"};
+    kernels_[n] = {{sum}, {sum}, {x}, {}, "sum_rows"};
     return 1;
   }
-
-  void rewrite() {
-    std::vector<Node> kept;
-    for (size_t n = 0; n < program_.nodes.size(); n++) {
-      auto& node = program_.nodes[n];
-      if (removed_[n]) continue;
-      if (const auto& kernel = replacement_[n]) {
-        for (const auto id : kernel->allocated) kept.push_back(allocation_of(program_, id));
-        kept.push_back({find_op("tessera.cuda_kernel"),
-                        {kernel->outs, kernel->ins, c10::IValue(kernel->numbers), c10::IValue(kernel->name)},
-                        {},
-                        node.module});
-      } else {
-        kept.push_back(std::move(node));
-      }
-      replaced_.rewrite_reads(kept.back());
-    }
-    replaced_.rewrite_outputs(program_);
-    program_.nodes = std::move(kept);
-  }
-
-  Program& program_;
-  const DefUse def_use_;
-  const std::vector<std::vector<ValueId>> values_;
-  ReplacedValues replaced_;
-  std::vector<char> removed_;                           // by node
-  std::vector<std::optional<KernelNode>> replacement_;  // by node
 };
 
 }  // namespace
