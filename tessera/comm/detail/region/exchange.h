@@ -176,7 +176,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   bool progress_other_groups();
   void mark_active();
   void complete_futures(Lock& lock);
-  // The oldest send that waits for its peer to make room, without a future; null: there is none.
+  // The oldest send that waits for its peer to make room, without a future. Null if every send is complete.
   OperationPtr waiting_send() const;
   void want_progress();  // starts or wakes the progress thread
   void run_progress_thread();

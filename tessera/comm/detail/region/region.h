@@ -15,8 +15,8 @@
 // Chunks.    A larger input is sent in chunks through the rank's kStagingBuffers staging buffers. Chunk i uses buffer
 //            i % kStagingBuffers.
 // Channels.  A P2PChannel carries the send/recv messages from one rank to one other rank, through a ring of bytes. A
-//            message is a MessageHead and its bytes, filled up to whole cache lines. As many messages as fit are in the
-//            ring at once; a larger one passes through it in parts.
+//            message is a MessageHead and its bytes, padded to a multiple of the cache line. As many messages as fit
+//            are in the ring at once; a larger one passes through it in parts.
 //
 // All counters only grow. They mean the same on every rank, because all ranks run the same collectives:
 //
