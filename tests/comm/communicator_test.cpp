@@ -8,6 +8,9 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <future>
+
 namespace tessera {
 namespace {
 
@@ -234,13 +237,59 @@ TEST(Communicator, SendRecvInOrder) {
     const int64_t next = (me.rank + 1) % 3, before = (me.rank + 2) % 3;
     std::vector<comm::Work> works;
     Tensors got{at::empty({4}), at::empty({50000}), at::empty({1})};
-    for (int64_t i = 0; i < 3; i++) {  // the second is larger than a channel buffer
+    for (int64_t i = 0; i < 3; i++) {  // the second is larger than a channel
       works.push_back(me.group()->send(at::full(got[static_cast<size_t>(i)].sizes(), 10.0 * i + me.rank), next, i));
       works.push_back(me.group()->recv(got[static_cast<size_t>(i)], before, i));
     }
     for (size_t i = works.size(); i-- > 0;) works[i].wait();  // in any order
     for (int64_t i = 0; i < 3; i++)
       EXPECT_TRUE(got[static_cast<size_t>(i)].equal(at::full(got[static_cast<size_t>(i)].sizes(), 10.0 * i + before)));
+  });
+}
+
+// A rank that sends and then computes for long must not delay the receiver. Here it computes until the receiver has
+// everything: small messages that wait in the channel together, one that is larger than the channel, one without bytes.
+TEST(Communicator, MessagesArriveWithoutFurtherCallsOfTheSender) {
+  for (const char* backend : {"threads", "shm", "gloo"}) {
+    std::promise<void> received;
+    run_ranks(2,
+              [&](Rank& me) {
+                std::vector<at::Tensor> values;
+                for (const int64_t size : {5, 1, 0, 3000, 1'000'000, 7, 100'000, 2})
+                  values.push_back(at::arange(size, at::kFloat).remainder(1000) + static_cast<int64_t>(values.size()));
+                if (me.rank == 0) {
+                  std::vector<comm::Work> works;
+                  for (const at::Tensor& x : values) works.push_back(me.group()->send(x, 1));
+                  received.get_future().wait();
+                  for (comm::Work& work : works) work.wait();
+                  return;
+                }
+                try {
+                  for (const at::Tensor& x : values) {
+                    at::Tensor y = at::empty_like(x);
+                    me.group()->recv(y, 0).wait();
+                    EXPECT_TRUE(y.equal(x)) << x.numel() << " over " << backend;
+                  }
+                } catch (const std::exception& error) {
+                  ADD_FAILURE() << backend << ": " << error.what();
+                }
+                received.set_value();
+              },
+              {.backend = backend, .timeout = std::chrono::seconds(20)});
+  }
+}
+
+// A message that nobody receives, and does not fit, fails nothing: neither other messages nor the end of the ranks.
+TEST(Communicator, MessageThatNobodyReceives) {
+  run_ranks(3, [](Rank& me) {
+    const at::Tensor large = at::ones({1'000'000});
+    comm::Work lost;
+    if (me.rank == 0) lost = me.group()->send(large, 1);
+    at::Tensor x = at::full({2}, 3.0), y = at::zeros({2});
+    if (me.rank == 0) me.group()->send(x, 2).wait();
+    if (me.rank == 2) me.group()->recv(y, 0).wait();
+    me.group()->all_reduce(x, ReduceOp::Sum).wait();
+    EXPECT_TRUE(x.equal(at::full({2}, 9.0)));
   });
 }
 

@@ -44,7 +44,7 @@ Exchange::Exchange(std::shared_ptr<Region> region, int rank, GroupInfo group, Op
       group_(std::move(group)),
       timeout_(options.timeout),
       spins_(options.spin ? 1 : 0) {
-  p2p_chunks_sent_.resize(static_cast<size_t>(size_));
+  p2p_bytes_sent_.resize(static_cast<size_t>(size_));
   recvs_posted_.resize(static_cast<size_t>(size_));
   recvs_completed_.resize(static_cast<size_t>(size_));
 }

@@ -96,14 +96,16 @@ struct Operation : c10::intrusive_ptr_target {
   // Messages only:
   int peer = -1;  // -1: a collective
   bool sends = false;
-  uint64_t base = 0;    // chunks that the channel carried before this message
+  uint64_t base = 0;    // bytes that the channel carried before this message
+  uint64_t length = 0;  // bytes in the ring of the channel; 0: not known yet
+  uint64_t moved = 0;   // of them, written or read by this rank
   uint64_t ticket = 0;  // recv: its number among the receives from the same peer
 };
 using OperationPtr = c10::intrusive_ptr<Operation>;
 
 // One rank's endpoint of a region. Any thread that waits for an operation of the group advances all operations of it.
-// Once a future has been requested, a progress thread advances them too. The collectives of one group complete in the
-// order in which they were posted. Different groups are independent.
+// A progress thread advances them too, once a future has been requested or a send did not fit into its channel. The
+// collectives of one group complete in the order in which they were posted. Different groups are independent.
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
   struct Options {
@@ -174,6 +176,9 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   bool progress_other_groups();
   void mark_active();
   void complete_futures(Lock& lock);
+  // The oldest send that waits for its peer to make room, without a future. Null if every send is complete.
+  OperationPtr waiting_send() const;
+  void want_progress();  // starts or wakes the progress thread
   void run_progress_thread();
 
   const std::shared_ptr<Region> region_;
@@ -188,7 +193,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   uint64_t chunks_completed_ = 0;                         // chunks of the completed collectives
   std::deque<OperationPtr> collectives_;                  // in flight, oldest first
   std::vector<OperationPtr> messages_;                    // in flight
-  std::vector<uint64_t> p2p_chunks_sent_;                 // by peer; posted sends included
+  std::vector<uint64_t> p2p_bytes_sent_;                  // by peer; posted sends included
   std::vector<uint64_t> recvs_posted_, recvs_completed_;  // by peer
   std::string failure_;                                   // not empty: the group is unusable
 

@@ -195,9 +195,7 @@ FuturePtr Exchange::future(Operation& op, const std::vector<at::Tensor>& results
     complete_futures(lock);
   } else {
     if (stopping_) fail(c10::str("group '", group_.group, "' is closed"));
-    if (!stopping_ && !thread_.joinable())
-      thread_ = std::thread([self = shared_from_this()] { self->run_progress_thread(); });
-    progress_wanted_.notify_one();
+    want_progress();
     complete_futures(lock);
   }
   return future;
@@ -219,18 +217,40 @@ void Exchange::complete_futures(Lock& lock) {
   }
 }
 
+void Exchange::want_progress() {
+  if (stopping_) return;
+  if (!thread_.joinable()) thread_ = std::thread([self = shared_from_this()] { self->run_progress_thread(); });
+  progress_wanted_.notify_one();
+}
+
+// A peer that has left, or an abort, fails a send only when somebody waits for it.
+OperationPtr Exchange::waiting_send() const {
+  if (region_->aborted()) return nullptr;
+  for (const OperationPtr& op : messages_)
+    if (op->sends && !op->future && !region_->has_left(op->peer)) return op;
+  return nullptr;
+}
+
 void Exchange::run_progress_thread() {
   Lock lock(mutex_);
   for (;;) {
-    progress_wanted_.wait(lock, [&] { return stopping_ || futures_ > 0; });
+    progress_wanted_.wait(lock, [&] { return stopping_ || futures_ > 0 || waiting_send(); });
     if (stopping_) return;
-    const auto oldest = [&] {
-      return !collectives_.empty() ? collectives_.front() : !messages_.empty() ? messages_[0] : nullptr;
-    };
-    const OperationPtr op = oldest();  // each operation gets the full timeout
-    const auto awaited_rank = [&] { return stopping_ || !op || oldest() != op ? -1 : op->awaited_rank; };
-    if (!progress_until(lock, awaited_rank, Clock::now() + timeout()))
-      fail(timeout_message(*op, op->awaited_rank, timeout()), op->awaited_rank);
+    if (futures_ == 0) {
+      const OperationPtr send = waiting_send();
+      const auto awaited_rank = [&] {
+        return stopping_ || futures_ > 0 || waiting_send() != send ? -1 : send->awaited_rank;
+      };
+      progress_until(lock, awaited_rank, Clock::time_point::max());
+    } else {
+      const auto oldest = [&] {
+        return !collectives_.empty() ? collectives_.front() : !messages_.empty() ? messages_[0] : nullptr;
+      };
+      const OperationPtr op = oldest();  // each operation gets the full timeout
+      const auto awaited_rank = [&] { return stopping_ || !op || oldest() != op ? -1 : op->awaited_rank; };
+      if (!progress_until(lock, awaited_rank, Clock::now() + timeout()))
+        fail(timeout_message(*op, op->awaited_rank, timeout()), op->awaited_rank);
+    }
     complete_futures(lock);
   }
 }

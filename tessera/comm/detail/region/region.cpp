@@ -34,7 +34,7 @@ size_t RegionLayout::channel_data() const {
   return staging_data() + count(ranks * kStagingBuffers) * static_cast<size_t>(staging_bytes);
 }
 size_t RegionLayout::total() const {
-  return channel_data() + count(ranks * ranks * kChannelBuffers) * static_cast<size_t>(channel_bytes);
+  return channel_data() + count(ranks * ranks) * static_cast<size_t>(channel_bytes);
 }
 
 RegionLayout RegionLayout::of(int ranks) {
@@ -43,7 +43,7 @@ RegionLayout RegionLayout::of(int ranks) {
   // A slot must hold one length per peer. A staging buffer must hold one cache line per peer.
   layout.slot_bytes = round_up_to_line(std::max<int64_t>(setting_int("TESSERA_SLOT_BYTES"), 64 + 8 * ranks));
   layout.staging_bytes = round_up_to_line(std::max<int64_t>(setting_int("TESSERA_STAGE_BYTES"), 64 * ranks));
-  layout.channel_bytes = round_up_to_line(std::clamp<int64_t>((512 << 10) / ranks, 2 << 10, 32 << 10));
+  layout.channel_bytes = round_up_to_line(std::clamp<int64_t>((1 << 20) / ranks, 4 << 10, 64 << 10));
   return layout;
 }
 
@@ -54,9 +54,8 @@ char* Region::staging_buffer(int rank, uint64_t chunk) {
   const size_t index = count(rank * kStagingBuffers) + chunk % kStagingBuffers;
   return base_ + layout_.staging_data() + index * static_cast<size_t>(layout_.staging_bytes);
 }
-char* Region::channel_buffer(int from, int to, uint64_t chunk) {
-  const size_t index = count((from * layout_.ranks + to) * kChannelBuffers) + chunk % kChannelBuffers;
-  return base_ + layout_.channel_data() + index * static_cast<size_t>(layout_.channel_bytes);
+char* Region::channel_ring(int from, int to) {
+  return base_ + layout_.channel_data() + count(from * layout_.ranks + to) * static_cast<size_t>(layout_.channel_bytes);
 }
 
 // The waiter increments `waiters`, reads `rings`, tests the condition, and sleeps if `rings` is unchanged.

@@ -14,7 +14,9 @@
 //            A slot holds the fingerprint of the collective, and the rank's input if the input fits.
 // Chunks.    A larger input is sent in chunks through the rank's kStagingBuffers staging buffers. Chunk i uses buffer
 //            i % kStagingBuffers.
-// Channels.  A P2PChannel carries the send/recv messages from one rank to one other rank.
+// Channels.  A P2PChannel carries the send/recv messages from one rank to one other rank, through a ring of bytes. A
+//            message is a MessageHead and its bytes, padded to a multiple of the cache line. As many messages as fit
+//            are in the ring at once; a larger one passes through it in parts.
 //
 // All counters only grow. They mean the same on every rank, because all ranks run the same collectives:
 //
@@ -27,7 +29,6 @@ namespace tessera::comm::region {
 
 constexpr int kRing = 8;
 constexpr int kStagingBuffers = 4;
-constexpr int kChannelBuffers = 2;
 
 // Identifies a collective. The ranks compare fingerprints to check that all of them post the same collective
 // (c10d::ProcessGroupWrapper does the same).
@@ -56,10 +57,14 @@ struct alignas(64) ChunkCounters {
 };
 
 struct alignas(64) P2PChannel {
-  std::atomic<uint64_t> published;  // chunks; written by the sender
-  std::atomic<uint64_t> consumed;   // chunks; written by the receiver
-  int64_t bytes;                    // size of the message whose chunks are being published
+  std::atomic<uint64_t> published;  // bytes; written by the sender
+  std::atomic<uint64_t> consumed;   // bytes; written by the receiver
+};
+
+// Precedes the bytes of a message in a channel.
+struct alignas(64) MessageHead {
   CollectiveFingerprint fingerprint;
+  int64_t bytes;
 };
 
 struct alignas(64) Doorbell {
@@ -81,12 +86,12 @@ struct alignas(64) RegionHeader {
 };
 
 // Sizes of a region for `ranks` ranks, and the offsets of its parts. One rank takes about
-//   kRing * slot_bytes + kStagingBuffers * staging_bytes + 2 * ranks * channel_bytes     (default, 4 ranks: 1.5 MiB)
+//   kRing * slot_bytes + kStagingBuffers * staging_bytes + ranks * channel_bytes     (default, 4 ranks: 1.5 MiB)
 struct RegionLayout {
   int ranks = 0;
   int64_t slot_bytes = 0;
   int64_t staging_bytes = 0;  // one staging buffer
-  int64_t channel_bytes = 0;  // one of the kChannelBuffers buffers of a channel
+  int64_t channel_bytes = 0;  // the ring of one channel
 
   static RegionLayout of(int ranks);  // reads the settings TESSERA_SLOT_BYTES and TESSERA_STAGE_BYTES
 
@@ -118,7 +123,7 @@ class Region {
   P2PChannel& channel(int from, int to) { return at<P2PChannel>(layout_.channels(), from * layout_.ranks + to); }
   char* slot_data(int rank, int index);
   char* staging_buffer(int rank, uint64_t chunk);
-  char* channel_buffer(int from, int to, uint64_t chunk);
+  char* channel_ring(int from, int to);
 
   void ring(int rank);  // call it after a change to a counter of `rank`
   // Sleeps until `rank` rings its doorbell or `until` is reached.

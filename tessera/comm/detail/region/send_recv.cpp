@@ -3,26 +3,74 @@
 #include <algorithm>
 #include <cstring>
 
-// send and recv: one channel per ordered pair of ranks, with kChannelBuffers buffers. Messages keep the order in which
-// they were sent. The counters mean the same as those of slots, except that the receiver writes `consumed`.
+// send and recv: one channel per ordered pair of ranks. Messages keep the order in which they were sent. A send is
+// complete when its bytes are in the ring of the channel. If they do not fit, the progress thread writes the rest as
+// the receiver makes room, so a sender that computes for long delays nobody.
 namespace tessera::comm::region {
+namespace {
+
+constexpr uint64_t kHeadBytes = sizeof(MessageHead);
+
+// The bytes that a message takes in the ring.
+uint64_t ring_bytes(int64_t message_bytes) {
+  return kHeadBytes + static_cast<uint64_t>(round_up_to_line(message_bytes));
+}
+
+// The ring of a channel. Positions grow for ever; position p is at p % size.
+struct ChannelRing {
+  char* data;
+  uint64_t size;
+
+  // Bytes that are written or read before the other side hears of them. Both sides work on a large message at once.
+  uint64_t part() const { return size / 4; }
+  void write(uint64_t position, const void* from, uint64_t n) const {
+    for_both_ends(position, n, [&](char* to, uint64_t begin, uint64_t count) {
+      std::memcpy(to, static_cast<const char*>(from) + begin, count);
+    });
+  }
+  void read(uint64_t position, void* to, uint64_t n) const {
+    for_both_ends(position, n, [&](const char* from, uint64_t begin, uint64_t count) {
+      std::memcpy(static_cast<char*>(to) + begin, from, count);
+    });
+  }
+
+ private:
+  // Calls f(memory, begin, count) for the part before the end of the ring, and for the part that starts at its begin.
+  template <class F>
+  void for_both_ends(uint64_t position, uint64_t n, F f) const {
+    const uint64_t at = position % size, first = std::min(n, size - at);
+    if (first > 0) f(data + at, uint64_t{0}, first);
+    if (n > first) f(data, first, n - first);
+  }
+};
+
+// The bytes of a message, without head and padding, in ring bytes [begin, end) of it.
+struct PayloadRange {
+  uint64_t begin, size;
+};
+PayloadRange payload_in(uint64_t begin, uint64_t end, int64_t message_bytes) {
+  const auto clip = [&](uint64_t at) {
+    return std::min(at - std::min(at, kHeadBytes), static_cast<uint64_t>(message_bytes));
+  };
+  return {clip(begin), clip(end) - clip(begin)};
+}
+
+}  // namespace
 
 OperationPtr Exchange::post_send(Transfer transfer, int to) {
   auto op = c10::make_intrusive<Operation>();
-  const int64_t buffer_bytes = region_->layout().channel_bytes;
   op->transfer = std::move(transfer);
-  op->peer = to;
+  op->peer = op->awaited_rank = to;
   op->sends = true;
-  op->chunks =
-      static_cast<uint64_t>(std::max<int64_t>(1, (op->transfer.inputs[0].size + buffer_bytes - 1) / buffer_bytes));
-  op->transfer.fingerprint.chunks = op->chunks;
+  op->length = ring_bytes(op->transfer.inputs[0].size);
   Lock lock(mutex_);
   check_not_failed(op->transfer.fingerprint);
-  op->base = p2p_chunks_sent_[static_cast<size_t>(to)];
-  p2p_chunks_sent_[static_cast<size_t>(to)] += op->chunks;
+  op->base = p2p_bytes_sent_[static_cast<size_t>(to)];
+  p2p_bytes_sent_[static_cast<size_t>(to)] += op->length;
   messages_.push_back(op);
   mark_active();
   advance_all();
+  if (!op->done.load(std::memory_order_relaxed)) want_progress();
   complete_futures(lock);
   return op;
 }
@@ -30,7 +78,7 @@ OperationPtr Exchange::post_send(Transfer transfer, int to) {
 OperationPtr Exchange::post_recv(Transfer transfer, int from) {
   auto op = c10::make_intrusive<Operation>();
   op->transfer = std::move(transfer);
-  op->peer = from;
+  op->peer = op->awaited_rank = from;
   Lock lock(mutex_);
   check_not_failed(op->transfer.fingerprint);
   op->ticket = recvs_posted_[static_cast<size_t>(from)]++;
@@ -41,63 +89,64 @@ OperationPtr Exchange::post_recv(Transfer transfer, int from) {
   return op;
 }
 
-bool Exchange::advance_p2p(Operation& op) {
-  op.awaited_rank = op.peer;
-  return op.sends ? advance_send(op) : advance_recv(op);
-}
+bool Exchange::advance_p2p(Operation& op) { return op.sends ? advance_send(op) : advance_recv(op); }
 
-// A message waits for the messages sent before it, and for a buffer that the receiver has consumed.
+// A message waits for the messages sent before it, and for room in the ring.
 bool Exchange::advance_send(Operation& op) {
-  const int64_t buffer_bytes = region_->layout().channel_bytes;
   const Bytes& input = op.transfer.inputs[0];
   P2PChannel& channel = region_->channel(rank_, op.peer);
-  while (op.written < op.chunks && channel.published.load(std::memory_order_relaxed) == op.base + op.written) {
-    const uint64_t consumed = channel.consumed.load(std::memory_order_acquire);
-    if (consumed + kChannelBuffers <= op.base + op.written) break;
-    if (op.written == 0) {
-      if (consumed < op.base) break;  // the receiver still needs the fingerprint of the previous message
-      channel.fingerprint = op.transfer.fingerprint;
-      channel.bytes = input.size;
+  const ChannelRing ring = {region_->channel_ring(rank_, op.peer),
+                            static_cast<uint64_t>(region_->layout().channel_bytes)};
+  while (op.moved < op.length) {
+    const uint64_t position = channel.published.load(std::memory_order_relaxed);
+    if (position != op.base + op.moved) return false;
+    const uint64_t room = ring.size - (position - channel.consumed.load(std::memory_order_acquire));
+    const uint64_t n = std::min({room, ring.part(), op.length - op.moved});
+    if (n == 0 || (op.moved == 0 && n < kHeadBytes)) return false;
+    if (op.moved == 0) {
+      const MessageHead head{op.transfer.fingerprint, input.size};
+      ring.write(position, &head, kHeadBytes);
     }
-    const int64_t from = static_cast<int64_t>(op.written) * buffer_bytes, n = std::min(buffer_bytes, input.size - from);
-    if (n > 0)
-      std::memcpy(region_->channel_buffer(rank_, op.peer, op.base + op.written), input.data + from,
-                  static_cast<size_t>(n));
-    op.written++;
-    channel.published.store(op.base + op.written, std::memory_order_release);
+    const PayloadRange payload = payload_in(op.moved, op.moved + n, input.size);
+    ring.write(op.base + kHeadBytes + payload.begin, input.data + payload.begin, payload.size);
+    op.moved += n;
+    channel.published.store(position + n, std::memory_order_release);
     region_->ring(rank_);
   }
-  return op.written == op.chunks;
+  return true;
 }
 
 bool Exchange::advance_recv(Operation& op) {
   if (recvs_completed_[static_cast<size_t>(op.peer)] != op.ticket) return false;
-  const int64_t buffer_bytes = region_->layout().channel_bytes;
-  P2PChannel& channel = region_->channel(op.peer, rank_);
   const Bytes& output = op.transfer.outputs[0];
-  if (op.read == 0) {
-    op.base = channel.consumed.load(std::memory_order_relaxed);
-    if (channel.published.load(std::memory_order_acquire) <= op.base) return false;
-    const CollectiveFingerprint &theirs = channel.fingerprint, &mine = op.transfer.fingerprint;
-    if (theirs.tag != mine.tag || theirs.dtype != mine.dtype || channel.bytes != output.size) {
-      fail(c10::str(name_of(rank_), " receives ", output.size, " bytes of ", static_cast<c10::ScalarType>(mine.dtype),
-                    " with tag ", mine.tag, " on group '", group_.group, "', but the next message of ",
-                    name_of(op.peer), " is ", channel.bytes, " bytes of ", static_cast<c10::ScalarType>(theirs.dtype),
-                    " with tag ", theirs.tag));
-      return false;
+  P2PChannel& channel = region_->channel(op.peer, rank_);
+  const ChannelRing ring = {region_->channel_ring(op.peer, rank_),
+                            static_cast<uint64_t>(region_->layout().channel_bytes)};
+  while (op.length == 0 || op.moved < op.length) {
+    const uint64_t position = channel.consumed.load(std::memory_order_relaxed);
+    const uint64_t there = channel.published.load(std::memory_order_acquire) - position;
+    if (there == 0) return false;
+    if (op.length == 0) {  // a head is published in one part
+      MessageHead head;
+      ring.read(position, &head, kHeadBytes);
+      const CollectiveFingerprint &theirs = head.fingerprint, &mine = op.transfer.fingerprint;
+      if (theirs.tag != mine.tag || theirs.dtype != mine.dtype || head.bytes != output.size) {
+        fail(c10::str(name_of(rank_), " receives ", output.size, " bytes of ", static_cast<c10::ScalarType>(mine.dtype),
+                      " with tag ", mine.tag, " on group '", group_.group, "', but the next message of ",
+                      name_of(op.peer), " is ", head.bytes, " bytes of ", static_cast<c10::ScalarType>(theirs.dtype),
+                      " with tag ", theirs.tag));
+        return false;
+      }
+      op.base = position;
+      op.length = ring_bytes(head.bytes);
     }
-    op.chunks = theirs.chunks;
-  }
-  while (op.read < op.chunks && channel.published.load(std::memory_order_acquire) > op.base + op.read) {
-    const int64_t from = static_cast<int64_t>(op.read) * buffer_bytes, n = std::min(buffer_bytes, output.size - from);
-    if (n > 0)
-      std::memcpy(output.data + from, region_->channel_buffer(op.peer, rank_, op.base + op.read),
-                  static_cast<size_t>(n));
-    op.read++;
-    channel.consumed.store(op.base + op.read, std::memory_order_release);
+    const uint64_t n = std::min({there, ring.part(), op.length - op.moved});
+    const PayloadRange payload = payload_in(op.moved, op.moved + n, output.size);
+    ring.read(op.base + kHeadBytes + payload.begin, output.data + payload.begin, payload.size);
+    op.moved += n;
+    channel.consumed.store(position + n, std::memory_order_release);
     region_->ring(rank_);
   }
-  if (op.read < op.chunks) return false;
   recvs_completed_[static_cast<size_t>(op.peer)]++;
   return true;
 }
