@@ -4,12 +4,14 @@
 // close to eager mode instead of equal.
 #include "tessera/compile/api/compile.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/dtensor/policy.h"
 #include "tessera/testing/detail/soak.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <random>
 #include <sstream>
 
@@ -342,9 +344,95 @@ void compare_random_steps(uint32_t from, uint32_t count, bool codegen, Numerics 
   }
 }
 
+// The same steps on DTensors with random placements: the program has collectives, and passes move them.
+// A step that eager mode rejects on them, or that draws from the generator that ranks as threads share, is not used.
+std::string compare_on_ranks(const Step& step, const Data& data, const PassList& passes, const DeviceMesh& mesh,
+                             uint32_t seed, int& used) {
+  std::mt19937 random(seed);
+  const ImplicitReplication plain_is_replicated;
+  Data start;
+  for (const auto& t : data.values) {
+    const auto d = static_cast<int64_t>(random() % static_cast<unsigned>(t.dim() + 1));
+    const at::NoGradGuard no_grad;
+    Tensor x = distribute_tensor(t.clone(), mesh, {d == t.dim() ? Placement(Replicate()) : Placement(Shard(d))});
+    start.values.push_back(x.requires_grad_(t.requires_grad()));
+  }
+  for (const auto& choice : step.choices)
+    if (std::string(kOps[choice.op].name) == "dropout") return "";
+  try {
+    auto trial = start.clone();
+    for (int i = 0; i < 2; i++) step(trial);
+  } catch (const std::exception&) {
+    return "";
+  }
+  used++;
+  auto eager = start.clone(), compiled = start.clone();
+  auto replayed = compile(
+      [&](Data& d) {
+        const ImplicitReplication replicated;
+        return step(d);
+      },
+      {.passes = passes, .codegen = false, .verified = true, .captures = Captures::None});
+  const auto full = [](Tensors tensors) {
+    for (auto& t : tensors)
+      if (t.defined()) t = t.detach();
+    for (auto& t : tensors)
+      if (t.defined() && is_dtensor(t)) t = DTensor(t).full_tensor();
+    return tensors;
+  };
+  for (int call = 0; call < 3; call++) {
+    const auto wanted = step(eager), found = replayed(compiled);
+    const auto text = difference(full(found), full(wanted), "returned", same_bits) +
+                      difference(full(compiled.values), full(eager.values), "memory", same_bits) +
+                      difference(full(gradients_of(compiled)), full(gradients_of(eager)), "gradient", same_bits);
+    if (!text.empty()) return c10::str("call ", call, ": ", text, replayed.listing());
+  }
+  return "";
+}
+
+void compare_random_steps_on_ranks(uint32_t from, uint32_t count) {
+  for (uint32_t seed = from; seed < from + count; seed += 50) {
+    std::vector<Data> data;
+    std::vector<Step> steps;
+    std::vector<PassList> passes;
+    for (uint32_t i = 0; i < 50; i++) {
+      std::mt19937 random(seed + i);
+      data.push_back(random_data(random));
+      steps.push_back(draw_step(random, data.back()));
+      passes.push_back(draw_passes(random));
+      std::erase_if(passes.back(), [](const auto& pass) { return pass.name == "place_redistributes"; });  // rounds
+    }
+    std::atomic<int> all_used = 0;
+    testing::run_ranks(2, [&](testing::Rank& me) {
+      ResizeWarnings warnings;
+      const c10::WarningUtils::WarningHandlerGuard capture(&warnings);
+      const auto mesh = init_device_mesh("cpu", {2}, {"x"});
+      int used = 0;
+      for (uint32_t i = 0; i < 50; i++) {
+        std::string found;
+        try {
+          found = compare_on_ranks(steps[i], data[i], passes[i], mesh, seed + i, used);
+        } catch (const std::exception& error) {
+          found = error.what();
+        }
+        if (found.empty()) continue;
+        std::ostringstream names;
+        for (const auto& pass : passes[i]) names << " " << pass.name;
+        ADD_FAILURE() << "rank " << me.rank << ", seed " << seed + i << ", passes" << names.str() << "\n"
+                      << steps[i] << found;
+        return;
+      }
+      all_used += used;
+    });
+    if (::testing::Test::HasFailure()) return;
+    EXPECT_GE(all_used, 50) << "of 100";
+  }
+}
+
 const uint32_t kTimes = testing::long_soak() ? 20 : 1;
 
 TEST(RandomSteps, EqualEager) { compare_random_steps(1, 1980 * kTimes, false); }
+TEST(RandomSteps, EqualEagerOnRanks) { compare_random_steps_on_ranks(3'000'001, 100 * kTimes); }
 TEST(RandomSteps, EqualEagerWithGeneratedKernels) { compare_random_steps(1'000'001, 25 * kTimes, true); }
 TEST(RandomSteps, AreCloseToEagerWithFastNumerics) {
   compare_random_steps(2'000'001, 25 * kTimes, true, Numerics::Fast);

@@ -376,7 +376,6 @@ const std::map<std::string, std::string>& not_compiled() {
       {"chalf", "complex32 is not supported"},
       {"cholesky", "it checks values, which a trace of collectives does not have"},
       {"combinations", "it reads values on the host"},
-      {"corrcoef", "known defect: the replay differs from eager mode"},
       {"cumprod", "it reads values on the host"},
       {"index_fill", "it reads values on the host"},
       {"index_put", "it reads values on the host"},

@@ -320,11 +320,13 @@ struct DecisionBuilder {
     if (special) use_special(sub, rule);
   }
 
-  // An op without a strategy that keeps the tensors it writes runs as its functional form, or gathered.
+  // An op without a strategy that keeps the tensors it writes runs as its functional form, or gathered. A functional
+  // form ends with copy_, so copy_ itself, into P(max) for example, is gathered.
   bool run_without_strategy() {
     if (call.entry.writes.empty() || !call.entry.name.starts_with("aten::")) return false;
     decision.simple = false;
-    if (auto functional = functional_form(call.entry.op)) {
+    auto functional = call.entry.name == "aten::copy_" ? std::nullopt : functional_form(call.entry.op);
+    if (functional) {
       decision.kind = Decision::Kind::Functional;
       decision.special = std::move(functional);
     } else {

@@ -102,6 +102,8 @@ class Verifier {
     node.each_write([&](ValueId id) {
       check(!constant_[static_cast<size_t>(program_.buffer_of(id))], "%", id,
             " is a constant, and the op writes to it");
+      check(kind == OpKind::Wait || !inflight_.uses(program_.buffer_of(id)), "%", id,
+            " is written while a collective uses it");
     });
     if (is_generated(node))
       check(program_.kernels.count(generated_name(node)) > 0, "the program has no kernel of that name");
