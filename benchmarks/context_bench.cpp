@@ -1,4 +1,4 @@
-// Attention, forward and backward, with context parallelism on 1, 2 and 4 processes: causal, (1, 4 heads, 4096 tokens,
+// Attention, forward and backward, with context parallelism on 1, 2 and 4 processes: causal, (1, 4 heads, 8192 tokens,
 // 64), float, one thread per rank.
 //
 // attention: CPU milliseconds of all ranks together. `plain` is one rank's full attention.
@@ -19,7 +19,7 @@ namespace tessera::bench {
 namespace context_bench {
 namespace {
 
-constexpr int64_t kHeads = 4, kTokens = 4096, kHeadDim = 64;
+constexpr int64_t kHeads = 4, kTokens = 8192, kHeadDim = 64;
 
 double process_seconds() {
   timespec now;
@@ -46,7 +46,7 @@ struct AttentionCost {
 AttentionCost measure(testing::Rank& me, std::vector<at::Tensor> qkv) {
   AttentionCost cost;
   for (at::Tensor& x : qkv) x = x.detach().clone().requires_grad_();
-  for (int i = 0; i < 5; ++i) {
+  for (int i = 0; i < 3; ++i) {
     for (at::Tensor& x : qkv) x.mutable_grad() = at::Tensor();
     me.group()->barrier().wait();
     const double begin = process_seconds();
