@@ -13,6 +13,7 @@ import time
 import warnings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.update(MALLOC_MMAP_THRESHOLD_=str(1 << 30), MALLOC_TRIM_THRESHOLD_=str(1 << 30))  # for the ranks
 warnings.filterwarnings("ignore")
 
 import torch
