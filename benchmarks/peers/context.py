@@ -1,10 +1,10 @@
 """Ring attention in Python over gloo, for `tessera bench context`: 4 processes, CPU, one thread each; causal, (1, 4 heads,
-4096 tokens, 64), float, forward and backward. PyTorch's context_parallel has no kernel for the CPU, so this ring merges
+8192 tokens, 64), float, forward and backward. PyTorch's context_parallel has no kernel for the CPU, so this ring merges
 blocks of dense attention by their logsumexp, and leaves out blocks that the mask hides. Rank i has the i-th part of the
 sequence.
 
-Prints JSON lines: {"case": "attention/4/4096/all_to_all", "value": CPU ms of all ranks together} and the same for
-"slowest", the largest CPU time of a rank. The best of 5.
+Prints JSON lines: {"case": "attention/4/8192/all_to_all", "value": CPU ms of all ranks together} and the same for
+"slowest", the largest CPU time of a rank. The best of 3.
 """
 import json
 import os
@@ -13,13 +13,14 @@ import time
 import warnings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.update(MALLOC_MMAP_THRESHOLD_=str(1 << 30), MALLOC_TRIM_THRESHOLD_=str(1 << 30))  # for the ranks
 warnings.filterwarnings("ignore")
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-RANKS, HEADS, TOKENS, DIM = 4, 4, 4096, 64
+RANKS, HEADS, TOKENS, DIM = 4, 4, 8192, 64
 SCALE = DIM**-0.5
 
 
@@ -88,7 +89,7 @@ def run_rank(rank, store):
     expected = torch.nn.functional.scaled_dot_product_attention(*full, is_causal=True).chunk(RANKS, 2)[rank]
     assert torch.allclose(RingAttention.apply(q, k, v), expected, atol=1e-5)
     best = [1e30, 1e30]
-    for _ in range(5):
+    for _ in range(3):
         dist.barrier()
         begin = time.process_time()
         RingAttention.apply(q, k, v).sum().backward()

@@ -7,6 +7,7 @@
 #include "tessera/models/llama.h"
 #include "tessera/models/loss.h"
 #include "tessera/models/sizes.h"
+#include "tessera/tensor_parallel/detail/block_attention.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/expect_error.h"
@@ -14,6 +15,8 @@
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+
+#include <cmath>
 
 namespace tessera {
 namespace {
@@ -86,6 +89,32 @@ TEST(ContextParallel, EqualsOneRank) {
         const auto found = context_parallel_attention_of(me.mesh({n}, {"cp"}), each.options, qkv, weights, each.causal);
         EXPECT_EQ(testing::close(found, expected, {1e-9, 1e-9}), "") << each.name << " rank " << me.rank;
       });
+    }
+}
+
+// Longer causal blocks are computed in parts. The tokens come first in memory in half of the cases, as models have
+// them.
+TEST(ContextParallel, LongCausalBlocks) {
+  for (const int64_t tokens : {127, 128, 130, 256, 258, 512, 1032})
+    for (const bool tokens_first : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << tokens << " tokens" << (tokens_first ? ", first in memory" : ""));
+      const auto make = [&](double frequency) {
+        return tokens_first ? waves({2, tokens, 3, 8}, frequency).transpose(1, 2) : waves({2, 3, tokens, 8}, frequency);
+      };
+      const std::vector<at::Tensor> qkv = {make(0.7), make(1.1), make(1.9)};
+      const at::Tensor weights = make(0.3);
+      const std::vector<at::Tensor> expected = attention_on_one_rank(qkv, weights, /*causal=*/true);
+      const double scale = 1 / std::sqrt(8.0);
+      for (const auto dtype : {at::kDouble, at::kBFloat16}) {
+        const at::Tensor q = qkv[0].to(dtype), k = qkv[1].to(dtype), v = qkv[2].to(dtype);
+        const BlockResult result = block_attention(q, k, v, {.causal = true}, scale);
+        const BlockGradients found =
+            block_attention_backward(weights.to(dtype), q, k, v, result, {.causal = true}, scale);
+        const double tolerance = dtype == at::kDouble ? 1e-10 : 0.1;  // the inputs are rounded
+        std::vector<at::Tensor> all = {result.out, found.q, found.k, found.v};
+        for (at::Tensor& x : all) x = x.to(at::kDouble);
+        EXPECT_EQ(testing::close(all, expected, {tolerance, tolerance}), "") << dtype;
+      }
     }
 }
 

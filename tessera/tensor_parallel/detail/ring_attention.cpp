@@ -7,7 +7,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
@@ -135,49 +135,59 @@ struct RingGradients {
   at::Tensor kv;  // concatenated along D
 };
 
+// Writes the gradients of one block into `dkv`, which is for all keys of a rank.
+void write_gradients(at::Tensor dkv, const BlockGradients& found, const RingBlock& block) {
+  const int64_t width = found.k.size(-1), rest = dkv.size(-2) - block.keys;
+  first(dkv, block.keys).narrow(-1, 0, width).copy_(found.k);
+  first(dkv, block.keys).narrow(-1, width, found.v.size(-1)).copy_(found.v);
+  if (rest > 0) dkv.narrow(-2, block.keys, rest).zero_();
+}
+
 RingGradients ring_backward(const ContextParallelState& state, const at::Tensor& gradient, const at::Tensor& q,
                             const at::Tensor& k, const at::Tensor& v, const BlockResult& merged, bool causal,
                             double scale, const at::Tensor& documents) {
   const bool rotates = state.rotate == RotateMethod::AllToAll && state.ranks() > 1;
   const at::Tensor own = at::cat({k, v}, -1);
-  const auto precise = merged.out.scalar_type();
-  at::Tensor dq = at::zeros_like(q, q.options().dtype(precise));
+  const int64_t batch = own.size(0), width = k.size(-1);
+  const auto options = own.options().dtype(merged.out.scalar_type());
   // AllGather: the gradients for all ranks, reduced at the end. AllToAll: those for the keys that are here. They travel
   // behind their keys, and one rank further at the end.
-  std::vector<at::Tensor> for_rank(state.ranks());
-  at::Tensor travelling, arriving;
+  std::vector<int64_t> all_sizes = own.sizes().vec();
+  all_sizes[0] *= state.ranks();
+  const at::Tensor for_all = rotates ? at::Tensor() : at::empty(all_sizes, options);
+  at::Tensor dq, arriving;
   for_each_rank(state, own, [&](int64_t other, const at::Tensor& kv) {
-    at::Tensor dkv = at::zeros_like(own, own.options().dtype(precise));
+    at::Tensor dkv = rotates ? at::empty(own.sizes(), options) : for_all.narrow(0, other * batch, batch);
     const RingBlock block = block_with(state, other, q.size(-2), causal, documents);
-    if (!block.empty) {
-      const int64_t begin = block.query_begin, width = k.size(-1);
+    if (block.empty) {
+      dkv.zero_();
+    } else {
+      const int64_t begin = block.query_begin;
       const at::Tensor keys = first(kv.narrow(-1, 0, width), block.keys);
       const at::Tensor values = first(kv.narrow(-1, width, v.size(-1)), block.keys);
       const BlockResult part{from(merged.out, begin), from(merged.lse.unsqueeze(-1), begin).squeeze(-1)};
       const BlockGradients found =
           block_attention_backward(from(gradient, begin), from(q, begin), keys, values, part, block.mask, scale);
-      from(dq, begin).add_(found.q);
-      first(dkv, block.keys).narrow(-1, 0, width).add_(found.k);
-      first(dkv, block.keys).narrow(-1, width, v.size(-1)).add_(found.v);
+      if (!dq.defined())  // the first block is that of the own keys, with all queries
+        dq = found.q.to(options.dtype());
+      else
+        from(dq, begin).add_(found.q);
+      write_gradients(dkv, found, block);
     }
-    if (!rotates) {
-      for_rank[other] = dkv;
-      return;
-    }
+    if (!rotates) return;
     if (arriving.defined()) {
       funcol::wait(arriving, state.group);
       dkv.add_(arriving.view(dkv.sizes()));
     }
-    travelling = dkv;
-    arriving = start_rotation(travelling, state.group);
+    arriving = start_rotation(dkv, state.group);
   });
   if (rotates) {
     funcol::wait(arriving, state.group);
     return {dq, arriving.view(own.sizes())};
   }
-  if (state.ranks() == 1) return {dq, for_rank[0]};
-  const at::Tensor sum = funcol::reduce_scatter(
-      at::cat(for_rank, 0), 0, std::vector<int64_t>(state.ranks(), own.size(0)), ReduceOp::Sum, state.group);
+  if (state.ranks() == 1) return {dq, for_all};
+  const at::Tensor sum =
+      funcol::reduce_scatter(for_all, 0, std::vector<int64_t>(state.ranks(), batch), ReduceOp::Sum, state.group);
   funcol::wait(sum, state.group);
   return {dq, sum};
 }
