@@ -71,7 +71,7 @@ Rule repeat(const OpQuery& query) {
 }
 
 // constant_pad_nd(self, pad, value). `pad` has (before, after) of the last dim, then of the dim before it, and so on.
-// The value can be nonzero, so P(sum) is not kept; P(avg), P(max) and P(min) are.
+// P(sum) is kept if the value is zero; otherwise every rank would add it.
 Rule pad(const OpQuery& query) {
   const auto& self = query.tensor(0);
   auto pads = query.ints_at(1);
@@ -83,7 +83,11 @@ Rule pad(const OpQuery& query) {
     moves[ndim - 1 - i] = pads[2 * i] != 0 || pads[2 * i + 1] != 0;
   }
   bool last = is_channels_last(self.sizes, self.strides) && !is_contiguous(self.sizes, self.strides);
-  return rearranged(query, {sizes, last ? channels_last(sizes) : Sizes{}}, moves, {Pavg, Pmax, Pmin});
+  Rule rule = rearranged(query, {sizes, last ? channels_last(sizes) : Sizes{}}, moves, {Pavg, Pmax, Pmin});
+  const auto value = query.args[2].toScalar();
+  if (value.equal(0))
+    for (auto p : {Psum, Pmask}) add_uniform_strategy(rule, query, p);
+  return rule;
 }
 
 // slice_scatter(self, src, dim, ...), select_scatter(self, src, dim, index): a copy of self with src written into it.
@@ -150,7 +154,7 @@ void register_arranging(Registry& to) {
   family.op("roll", roll);
   for (const auto* op : {"tril", "triu"}) family.op_and_in_place(op, triangle);
   family.op("repeat", repeat);
-  family.op("constant_pad_nd", pad);
+  family.op("constant_pad_nd", pad, ListMode::Joint, /*reads_scalars=*/true);
   family.op("slice_scatter", [](const OpQuery& q) { return scattered_part(q, false); });
   family.op("diag_embed", diag_embed);
   family.op("diagonal_scatter", diagonal_scatter);

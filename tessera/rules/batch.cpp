@@ -47,6 +47,7 @@ struct BatchOp {
   // and a vector out. '-': not batched, replicated.
   const char* dims;
   OutSizes sizes = dense_outs;
+  int linear = -1;  // the argument of the schema in which output 0 is linear, or -1
 };
 
 int entry_dims(char letter) { return letter == '-' ? -1 : letter - '0'; }
@@ -94,12 +95,13 @@ Rule batched(const OpQuery& query, const BatchOp& row) {
     }
     rule.add_strategy(std::move(in), std::move(out));
   }
+  if (row.linear >= 0) add_linear_strategies(rule, query, row.linear);
   return rule;
 }
 
 // _linalg_solve_ex(A, B). B is a batch of vectors if it has one dim less than A.
 Rule solve(const OpQuery& query) {
-  static constexpr BatchOp kMatrices{"", "22>2210"}, kVectors{"", "21>1210"};
+  static constexpr BatchOp kMatrices{"", "22>2210", dense_outs, 1}, kVectors{"", "21>1210", dense_outs, 1};
   const auto a = query.tensor(0).sizes, b = query.tensor(1).sizes;
   const bool vectors = b.size() == 1 || (b.size() + 1 == a.size() && b == a.slice(0, a.size() - 1));
   return batched(query, vectors ? kVectors : kMatrices);
@@ -205,7 +207,7 @@ constexpr BatchOp kLinalg[] = {
     {"_linalg_svd", "2>212"},
     {"cholesky", "2>2", column_major_like_0},
     {"cholesky_inverse", "2>2", column_major_like_0},
-    {"_cholesky_solve_helper", "22>2", column_major_like_0},
+    {"_cholesky_solve_helper", "22>2", column_major_like_0, 0},
     {"linalg_cholesky_ex", "2>20"},
     {"linalg_eig", "2>12", eig_outs},
     {"_linalg_eigvals", "2>1", [](const OpQuery& q) { return std::vector{eig_outs(q)[0]}; }},
@@ -213,62 +215,64 @@ constexpr BatchOp kLinalg[] = {
     {"linalg_householder_product", "21>2", column_major_like_0},
     {"linalg_inv_ex", "2>20"},
     {"linalg_ldl_factor_ex", "2>210"},
-    {"linalg_ldl_solve", "212>2"},
+    {"linalg_ldl_solve", "212>2", dense_outs, 2},
     {"linalg_lu", "2>222"},
     {"linalg_lu_factor_ex", "2>210"},
-    {"linalg_lu_solve", "212>2"},
+    {"linalg_lu_solve", "212>2", dense_outs, 2},
     {"linalg_matrix_exp", "2>2", like_tensor<0>},
     {"linalg_qr", "2>22"},
-    {"linalg_solve_triangular", "22>2", [](const OpQuery& q) { return solved(q, 0, 1); }},
+    {"linalg_solve_triangular", "22>2", [](const OpQuery& q) { return solved(q, 0, 1); }, 1},
     {"lu_unpack", "21>222"},
     {"ormqr", "212>2",
      [](const OpQuery& q) {
        return std::vector<OutInfo>{{Sizes(q.tensor(2).sizes), column_major(q.tensor(2).sizes)}};
-     }},
-    {"triangular_solve", "22>22"},
+     },
+     2},
+    {"triangular_solve", "22>22", dense_outs, 0},
     {"_cdist_forward", "22>2", distances},
 };
 
-// Images (N, C, ...). ATen's kernels accept an empty batch, but not a batch without channels, so only N is sharded.
+// Images (N, C, ...). All but max pooling are linear in their first argument. ATen's kernels accept an empty batch, but
+// not a batch without channels, so only N is sharded.
 constexpr BatchOp kImages[] = {
-    {"_upsample_bicubic2d_aa", "3>3"},
-    {"_upsample_bilinear2d_aa", "3>3"},
-    {"_upsample_lanczos2d_aa", "3>3"},
-    {"_upsample_nearest_exact1d", "2>2"},
-    {"_upsample_nearest_exact2d", "3>3"},
-    {"_upsample_nearest_exact3d", "4>4"},
-    {"upsample_bicubic2d", "3>3"},
-    {"upsample_bilinear2d", "3>3"},
-    {"upsample_linear1d", "2>2"},
-    {"upsample_nearest1d", "2>2"},
-    {"upsample_nearest2d", "3>3"},
-    {"upsample_nearest3d", "4>4"},
-    {"upsample_trilinear3d", "4>4"},
-    {"reflection_pad1d", "2>2"},
-    {"reflection_pad3d", "4>4"},
-    {"replication_pad1d", "2>2"},
-    {"replication_pad2d", "3>3"},
-    {"replication_pad3d", "4>4"},
-    {"replication_pad1d_backward", "22>2"},
-    {"replication_pad2d_backward", "33>3", like_tensor<1>},
-    {"replication_pad3d_backward", "44>4", like_tensor<1>},
-    {"reflection_pad1d_backward", "22>2"},
-    {"reflection_pad2d_backward", "33>3", like_tensor<1>},
-    {"reflection_pad3d_backward", "44>4"},
+    {"_upsample_bicubic2d_aa", "3>3", dense_outs, 0},
+    {"_upsample_bilinear2d_aa", "3>3", dense_outs, 0},
+    {"_upsample_lanczos2d_aa", "3>3", dense_outs, 0},
+    {"_upsample_nearest_exact1d", "2>2", dense_outs, 0},
+    {"_upsample_nearest_exact2d", "3>3", dense_outs, 0},
+    {"_upsample_nearest_exact3d", "4>4", dense_outs, 0},
+    {"upsample_bicubic2d", "3>3", dense_outs, 0},
+    {"upsample_bilinear2d", "3>3", dense_outs, 0},
+    {"upsample_linear1d", "2>2", dense_outs, 0},
+    {"upsample_nearest1d", "2>2", dense_outs, 0},
+    {"upsample_nearest2d", "3>3", dense_outs, 0},
+    {"upsample_nearest3d", "4>4", dense_outs, 0},
+    {"upsample_trilinear3d", "4>4", dense_outs, 0},
+    {"reflection_pad1d", "2>2", dense_outs, 0},
+    {"reflection_pad3d", "4>4", dense_outs, 0},
+    {"replication_pad1d", "2>2", dense_outs, 0},
+    {"replication_pad2d", "3>3", dense_outs, 0},
+    {"replication_pad3d", "4>4", dense_outs, 0},
+    {"replication_pad1d_backward", "22>2", dense_outs, 0},
+    {"replication_pad2d_backward", "33>3", like_tensor<1>, 0},
+    {"replication_pad3d_backward", "44>4", like_tensor<1>, 0},
+    {"reflection_pad1d_backward", "22>2", dense_outs, 0},
+    {"reflection_pad2d_backward", "33>3", like_tensor<1>, 0},
+    {"reflection_pad3d_backward", "44>4", dense_outs, 0},
     {"adaptive_max_pool2d", "3>33"},
     {"adaptive_max_pool3d", "4>44"},
-    {"adaptive_max_pool2d_backward", "333>3"},
-    {"adaptive_max_pool3d_backward", "444>4"},
-    {"avg_pool3d", "4>4"},
-    {"avg_pool3d_backward", "44>4"},
+    {"adaptive_max_pool2d_backward", "333>3", dense_outs, 0},
+    {"adaptive_max_pool3d_backward", "444>4", dense_outs, 0},
+    {"avg_pool3d", "4>4", dense_outs, 0},
+    {"avg_pool3d_backward", "44>4", dense_outs, 0},
     {"fractional_max_pool2d", "32>33"},
     {"fractional_max_pool3d", "42>44"},
-    {"fractional_max_pool2d_backward", "333>3"},
-    {"fractional_max_pool3d_backward", "444>4", like_tensor<1>},
-    {"_adaptive_avg_pool3d_backward", "44>4", like_tensor<1>},
-    {"max_pool3d_with_indices_backward", "444>4", like_tensor<1>},
-    {"grid_sampler_2d", "33>3", sampled},
-    {"grid_sampler_3d", "44>4", sampled},
+    {"fractional_max_pool2d_backward", "333>3", dense_outs, 0},
+    {"fractional_max_pool3d_backward", "444>4", like_tensor<1>, 0},
+    {"_adaptive_avg_pool3d_backward", "44>4", like_tensor<1>, 0},
+    {"max_pool3d_with_indices_backward", "444>4", like_tensor<1>, 0},
+    {"grid_sampler_2d", "33>3", sampled, 0},
+    {"grid_sampler_3d", "44>4", sampled, 0},
 };
 
 int64_t of_each(const std::vector<int64_t>& values, size_t i) { return values.size() == 1 ? values[0] : values.at(i); }
@@ -280,16 +284,18 @@ Rule upsample_backward(const OpQuery& query) {
   rule.fixes = {{.arg = 2, .what = ArgFix::What::OutSizes}};
   add_replicated_strategy(rule, query);
   add_uniform_strategy(rule, query, S(0));
+  add_linear_strategies(rule, query, 0);
   return rule;
 }
 
 // Pooling, padding and unfolding of (N, C, ...) or (C, ...) whose output sizes LibTorch cannot give on meta tensors.
-Rule image_of_sizes(const OpQuery& query, Sizes sizes, size_t spatial) {
+Rule image_of_sizes(const OpQuery& query, Sizes sizes, size_t spatial, bool linear = true) {
   const bool has_batch = query.tensors[0].sizes.size() > spatial + 1;
   Rule rule;
   rule.outs.assign(static_cast<size_t>(fresh_outputs(query.schema)), contiguous_out(sizes));
   add_replicated_strategy(rule, query);
   if (has_batch) add_uniform_strategy(rule, query, S(0));
+  if (linear) add_linear_strategies(rule, query, 0);
   return rule;
 }
 
@@ -310,10 +316,10 @@ Rule reflection_pad2d(const OpQuery& query) {
 }
 
 // adaptive pooling and unpooling: the sizes are an argument.
-Rule of_asked_size(const OpQuery& query, int arg, size_t spatial) {
+Rule of_asked_size(const OpQuery& query, int arg, size_t spatial, bool linear = true) {
   auto asked = query.ints_at(arg);
   if (asked.size() == 1) asked.assign(spatial, asked[0]);
-  return image_of_sizes(query, with_spatial(query, asked), spatial);
+  return image_of_sizes(query, with_spatial(query, asked), spatial, linear);
 }
 
 Rule max_pool3d(const OpQuery& query) {
@@ -327,7 +333,7 @@ Rule max_pool3d(const OpQuery& query) {
   for (size_t i = 0; i < 3; i++)
     spatial.push_back(pooled_size(in[in.size() - 3 + i], of_each(kernel, i), of_each(padding, i), of_each(stride, i),
                                   of_each(dilation, i), query.bool_at(5)));
-  return image_of_sizes(query, with_spatial(query, spatial), 3);
+  return image_of_sizes(query, with_spatial(query, spatial), 3, /*linear=*/false);
 }
 
 // im2col(self (N, C, H, W), kernel_size, dilation, padding, stride) -> (N, C * kernel, L): L windows.
@@ -367,7 +373,7 @@ Rule col2im(const OpQuery& query) {
 
 // pixel_shuffle, pixel_unshuffle: ATen's kernels give wrong sizes for a local tensor without elements.
 Rule pixels(const OpQuery& query, const std::string& special) {
-  static constexpr BatchOp kRow{"", "3>3"};
+  static constexpr BatchOp kRow{"", "3>3", dense_outs, 0};
   Rule rule = batched(query, kRow);
   set_special_with_out_sizes(rule, special);
   for (auto& strategy : rule.strategies) strategy.special = strategy.in[0].is_sharded();
@@ -382,6 +388,7 @@ Rule channel_shuffle(const OpQuery& query) {
   add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < static_cast<int64_t>(self.sizes.size()); d++)
     if (d != 1) add_uniform_strategy(rule, query, S(d));
+  for (auto p : kAnyPartial) add_uniform_strategy(rule, query, p);
   return rule;
 }
 
@@ -428,8 +435,9 @@ void register_batch(Registry& to) {
   for (const auto* op : {"grid_sampler_2d_backward", "grid_sampler_3d_backward"}) family.op(op, grid_sampler_backward);
   family.op("reflection_pad2d", reflection_pad2d);
   family.op("_adaptive_avg_pool3d", [](const OpQuery& q) { return of_asked_size(q, 1, 3); });
-  family.op("max_unpool2d", [](const OpQuery& q) { return of_asked_size(q, 2, 2); });
-  family.op("max_unpool3d", [](const OpQuery& q) { return of_asked_size(q, 2, 3); });
+  // Of equal indices one entry is kept, and not the same one on every rank: not linear.
+  family.op("max_unpool2d", [](const OpQuery& q) { return of_asked_size(q, 2, 2, /*linear=*/false); });
+  family.op("max_unpool3d", [](const OpQuery& q) { return of_asked_size(q, 2, 3, /*linear=*/false); });
   family.op("max_pool3d_with_indices", max_pool3d);
   family.op("im2col", im2col);
   family.op("col2im", col2im);

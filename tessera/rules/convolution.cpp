@@ -124,22 +124,27 @@ Rule max_pool(const OpQuery& query) {
 }
 
 Rule avg_pool(const OpQuery& query) {
-  return pooled(query, pooled_sizes(query, -1, 4), "tessera::avg_pool2d_or_zeros");
+  Rule rule = pooled(query, pooled_sizes(query, -1, 4), "tessera::avg_pool2d_or_zeros");
+  add_linear_strategies(rule, query, 0);
+  return rule;
 }
 
 Rule adaptive_pool(const OpQuery& query) {
   Sizes sizes = image_sizes(query);
   auto asked = query.ints_at(1);
   for (size_t i = 0; i < 2; i++) sizes[sizes.size() - 2 + i] = at(asked, i);
-  return pooled(query, sizes, "tessera::_adaptive_avg_pool2d_or_zeros");
+  Rule rule = pooled(query, sizes, "tessera::_adaptive_avg_pool2d_or_zeros");
+  add_linear_strategies(rule, query, 0);
+  return rule;
 }
 
-// Backward of pooling. Arguments are grad_output, then self; the result has the sizes of self.
+// Backward of pooling. Arguments are grad_output, then self; the result has the sizes of self. Linear in the gradient.
 Rule pool_backward(const OpQuery& query, const std::string& special) {
   Rule rule = pooled(query, Sizes(query.tensor(1).sizes), special);
   const auto& self = query.tensor(1);
   bool last = is_channels_last(self.sizes, self.strides) && !is_contiguous(self.sizes, self.strides);
   rule.outs[0].strides = last ? channels_last(self.sizes) : Sizes{};
+  add_linear_strategies(rule, query, 0);
   return rule;
 }
 

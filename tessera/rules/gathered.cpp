@@ -55,7 +55,6 @@ constexpr GatheredOp kGathered[] = {
     {"repeat_interleave.Tensor", kDataDependent},
     {"rrelu_with_noise_functional", kNoiseOfAll},
     {"segment_reduce", kAllElements},
-    {"take", kFlatPositions},
     {"unique_consecutive", kDataDependent},
     {"unique_dim", kDataDependent},
     {"unique_dim_consecutive", kDataDependent},

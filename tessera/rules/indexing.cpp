@@ -46,6 +46,17 @@ Rule gather(const OpQuery& query) {
   return rule;
 }
 
+// take(self, index): self is read as one dim, so it is not sharded.
+Rule take(const OpQuery& query) {
+  const auto& index = query.tensor(1);
+  Rule rule;
+  rule.outs = {contiguous_out(index.sizes)};
+  add_replicated_strategy(rule, query);
+  for (int64_t d = 0; d < ndim_of(index); d++) StrategyBuilder(rule, query).in(1, S(d)).out(0, S(d));
+  for (auto p : kLinearPartials) StrategyBuilder(rule, query).in(0, p).out(0, p);
+  return rule;
+}
+
 // The output has the sizes of self. In-place forms have no output. Ops that begin with a clone keep the strides.
 void out_of_self_sizes(Rule& rule, const OpQuery& query, bool keeps_strides) {
   const auto& self = query.tensor(0);
@@ -265,15 +276,18 @@ Rule searchsorted(const OpQuery& query) {
     strategy.in(1, S(d)).out(0, S(d));
     if (!one_sequence && d + 1 < ndim_of(self)) strategy.in(0, S(d)).in(5, S(d));
   }
+  // A position is the number of smaller values: a sum over the shards. `sorter` has positions in the full sequence.
+  if (!query.find_tensor(5)) StrategyBuilder(rule, query).in(0, S(ndim_of(sequence) - 1)).out(0, Psum);
   return rule;
 }
 
-// bucketize(self, boundaries)
+// bucketize(self, boundaries). A bucket is the number of smaller boundaries: a sum over the shards.
 Rule bucketize(const OpQuery& query) {
   Rule rule;
   rule.outs = {contiguous_out(query.tensor(0).sizes)};
   add_replicated_strategy(rule, query);
   for (int64_t d = 0; d < ndim_of(query.tensor(0)); d++) StrategyBuilder(rule, query).in(0, S(d)).out(0, S(d));
+  StrategyBuilder(rule, query).in(1, S(0)).out(0, Psum);
   return rule;
 }
 
@@ -293,6 +307,7 @@ void register_indexing(Registry& to) {
   Family family(to, "indexing");
   family.op("index_select", index_select);
   family.op("gather", gather);
+  family.op("take", take);
   for (const auto* op : {"scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce"})
     family.op_and_in_place(op, [](const OpQuery& q) { return scatter(q, false); });
   family.op_and_in_place("scatter_add", [](const OpQuery& q) { return scatter(q, true); });

@@ -232,6 +232,18 @@ Rule slice(const OpQuery& query) {
   return follows(query, std::move(view));
 }
 
+// narrow_copy(self, dim, start, length)
+Rule narrow(const OpQuery& query) {
+  const auto& self = query.tensor(0);
+  const auto dim = query.dim_at(1, static_cast<int64_t>(self.sizes.size()));
+  View view(self);
+  TESSERA_CHECK(query.int_at(3) >= 0, UsageError, query.schema.operator_name(), ": length ", query.int_at(3),
+                "; it must not be negative");
+  view.sizes[dim] = query.int_at(3);
+  view.must_not_be_sharded(dim);
+  return follows(query, std::move(view));
+}
+
 Rule select(const OpQuery& query) {
   const auto& self = query.tensor(0);
   auto ndim = static_cast<int64_t>(self.sizes.size());
@@ -405,6 +417,7 @@ void register_view(Registry& to) {
   family.op("permute_copy", copied(permute));
   family.op("unsqueeze_copy", copied(unsqueeze));
   family.op("slice_copy.Tensor", copied(slice));
+  family.op("narrow_copy", copied(narrow));
   family.op("select_copy.int", copied(select));
   family.op("split_copy.Tensor", copied(split));
   family.op("split_with_sizes_copy", copied(split_with_sizes));

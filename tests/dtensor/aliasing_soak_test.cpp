@@ -141,6 +141,18 @@ struct DoubleInPlace : torch::autograd::Function<DoubleInPlace> {
   }
 };
 
+// True if the local tensor is dense where the global one is, with the same order of dims. Otherwise a later view
+// throws, or gives other strides than the plain one.
+bool has_the_memory_order_of(const Tensor& dist) {
+  const auto& spec = DTensor(dist).spec();
+  if (!spec.prototype->is_non_overlapping_and_dense()) return true;
+  const auto local = DTensor(dist.detach()).to_local();
+  const auto expected = strides_in_order_of(local.sizes(), spec.strides);
+  for (int64_t d = 0; d < local.dim(); d++)
+    if (local.numel() > 0 && local.size(d) > 1 && local.stride(d) != expected[d]) return false;
+  return true;
+}
+
 struct AliasCounts {
   std::atomic<int64_t> done = 0, rejected = 0, refused = 0, backwards = 0, refused_backwards = 0, detected = 0;
 };
@@ -383,6 +395,11 @@ class AliasSequence {
     } else if (dist.defined()) {
       if (!is_dtensor(dist)) {
         problem_ = what + " is plain";
+        return;
+      }
+      if (dist.strides() != plain.strides() || !has_the_memory_order_of(dist)) {
+        problem_ = c10::str(what, ", ", DTensor(dist).spec().describe(), ", has strides ", dist.strides(), ", local ",
+                            DTensor(dist.detach()).to_local().strides(), ", plain ", plain.strides());
         return;
       }
       const auto full = DTensor(dist.detach()).full_tensor();

@@ -119,6 +119,55 @@ TEST(BackwardWrites, ToADetachedSliceOfARowInAHookOnALeaf) {
   });
 }
 
+// The gradient of a sum is expanded: its strides are 0. A redistribution keeps them, because the memory order of a
+// product depends on them: the sequence 303,804 of dtensor.aliasing_soak.
+TEST(BackwardWrites, AnExpandedGradientHasTheMemoryOrderOfThePlainOne) {
+  expect_gradients_like_plain(at::linspace(-1, 1, 24, at::kDouble).view({2, 3, 4}), [](const at::Tensor& x) {
+    auto y = x.diagonal();  // (4, 2), the first dim is the inner one
+    y.register_hook([](const at::Tensor& gradient) {
+      auto g = gradient * 0.5;
+      EXPECT_EQ(g.strides(), (at::IntArrayRef{1, 4}));
+      g.transpose(0, 1).view({-1}).slice(0, 1, 4).mul_(3);
+      return g;
+    });
+    return x * 2 + y.cos().sum();
+  });
+}
+
+// A tensor of which several elements are one memory location, redistributed as an operand.
+TEST(SharedMemory, ProductsOfExpandedTensorsHaveTheStridesOfPlainOnes) {
+  const auto run = [](const auto& place, const auto& other) {
+    const auto turned = other(at::arange(24.).view({4, 3, 2})).permute({2, 1, 0});
+    const auto flat = other(at::arange(8.).view({4, 2})).t();
+    return std::vector<at::Tensor>{
+        place(at::arange(2.).view({2, 1, 1})).expand({2, 3, 4}) * turned,
+        place(at::arange(4.)).expand({2, 3, 4}) * turned,
+        place(at::arange(5.)).unfold(0, 4, 1) * flat,  // strides 1, 1
+        place(at::arange(5.)).unfold(0, 4, 1) + 1,
+        place(at::arange(1.)).expand({2, 4}).add(flat),
+    };
+  };
+  const auto same = [](const at::Tensor& t) { return t; };
+  const auto expected = run(same, same);
+  run_ranks(2, [&](Rank& me) {
+    const auto mesh = me.mesh("x=2");
+    const auto replicated = [&](const at::Tensor& t) -> at::Tensor { return distribute_tensor(t, mesh); };
+    for (int64_t d = 0; d < 2; d++) {
+      const auto sharded = [&](const at::Tensor& t) -> at::Tensor { return distribute_tensor(t, mesh, {Shard(d)}); };
+      const auto found = run(replicated, sharded);
+      for (size_t i = 0; i < expected.size(); i++) {
+        SCOPED_TRACE(c10::str("result ", i, ", dim ", d));
+        expect_value(found[i], expected[i]);
+        EXPECT_EQ(found[i].strides(), expected[i].strides());
+        const auto local = DTensor(found[i]).to_local();
+        const auto strides = strides_in_order_of(local.sizes(), found[i].strides());
+        for (int64_t dim = 0; dim < local.dim(); dim++)
+          EXPECT_TRUE(local.size(dim) <= 1 || local.stride(dim) == strides[dim]) << dim << ": " << local.strides();
+      }
+    }
+  });
+}
+
 // The gradient is a view that communicated. As .grad it is a tensor of its own: writes to it do not communicate.
 TEST(BackwardWrites, GradIsATensorOfItsOwn) {
   run_ranks(2, [](Rank& me) {

@@ -19,6 +19,7 @@ TEST(IndexingRules, HoldByBruteForce) {
       {"aten::gather", {numbers({3, 5}).t(), 1, integers({2, 5}, 3).t()}, {}},
       {"aten::gather", {x, 1, places}, {}},
       {"aten::gather", {x, 0, integers({4, 2}, 5)}, {}},
+      {"aten::take", {x, integers({4, 2}, 15)}, {}},
       {"aten::index.Tensor", {y, indices({std::nullopt, i})}, {}},
       {"aten::index.Tensor", {y, indices({i})}, {}},
       {"aten::index.Tensor", {y, indices({i, std::nullopt, integers({1}, 3)})}, {}},

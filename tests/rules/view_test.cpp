@@ -91,6 +91,7 @@ TEST(ViewRules, HoldByBruteForce) {
                                   {"aten::permute_copy", {y, ints({2, 0, 1})}, {}},
                                   {"aten::unsqueeze_copy", {y, 1}, {}},
                                   {"aten::slice_copy.Tensor", {y, 1, 1, 4, 2}, {}},
+                                  {"aten::narrow_copy", {y, 1, 1, 2}, {}},
                                   {"aten::select_copy.int", {y, 1, -1}, {}},
                                   {"aten::split_copy.Tensor", {x, 2, 0}, {}},
                                   {"aten::split_with_sizes_copy", {x, ints({1, 4}), 0}, {}},

@@ -1,6 +1,7 @@
 // Dropout of plain tensors in a parallelized model: functional dropout draws what nn::Dropout draws, on every rank.
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/nn/checkpoint.h"
 #include "tessera/nn/modules.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
@@ -159,6 +160,95 @@ TEST(TrustDropout, AShardWithoutAKnownPlacementThrows) {
     parallelize_module(model, me.mesh("tp=2"), {{"qkv", ColwiseParallel{.sections = 3}}, {"wo", RowwiseParallel()}});
     EXPECT_ERROR(UsageError, model(torch::ones({2, 3, 12})), "torch::dropout", "module AttentionDropout",
                  "placement is not known", "nn::Dropout");
+  });
+}
+
+// Without autograd history the placement of a shard is not known. The values are compared: a replicated tensor draws as
+// nn::Dropout does, a shard throws on every rank.
+TEST(TrustDropout, AShardWithoutHistoryThrows) {
+  const auto run = [](int64_t n, DropoutKind kind) {
+    std::vector<at::Tensor> each(static_cast<size_t>(n));
+    run_ranks(n, [&](Rank& me) {
+      const torch::NoGradGuard no_grad;
+      Dropouts model(kind);
+      fill_same(model);
+      const Layouts sharded = Shard(-1);
+      Plan plan{{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
+      if (kind == DropoutKind::Module)
+        plan.add("drop2", PrepareModuleInputOutput{sharded, sharded, false, sharded, sharded});
+      parallelize_module(model, me.mesh("tp=" + std::to_string(n)), plan);
+      for (int i = 0; i < 2; i++) {  // the second time a shard was returned before
+        manual_seed(7);
+        if (n > 1 && kind == DropoutKind::Function)
+          EXPECT_ERROR(UsageError, model(torch::ones({3, 4})), "torch::dropout", "module Dropouts",
+                       "differ between the ranks", "without autograd history", "nn::Dropout");
+        else
+          each[me.rank] = model(torch::ones({3, 4}));
+      }
+    });
+    return each;
+  };
+  const auto expected = run(1, DropoutKind::Module)[0];
+  EXPECT_EQ(close(run(1, DropoutKind::Function)[0], expected), "");
+  for (const auto& found : run(2, DropoutKind::Module)) EXPECT_EQ(close(found, expected), "");
+  run(2, DropoutKind::Function);
+  run(3, DropoutKind::Function);
+}
+
+TEST(TrustDropout, AShardOfFrozenParametersThrows) {
+  run_ranks(2, [](Rank& me) {
+    Dropouts model(DropoutKind::Function);
+    fill_same(model);
+    parallelize_module(model, me.mesh("tp=2"), {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+    for (auto& p : model->parameters()) p.set_requires_grad(false);
+    for (int i = 0; i < 2; i++)
+      EXPECT_ERROR(UsageError, model(torch::ones({3, 4})), "torch::dropout", "differ between the ranks");
+  });
+}
+
+// Recomputation draws what forward drew, also where the argument of the checkpoint is a local shard.
+enum class CheckpointBegins { Never, BeforeTheShard, AtTheShard, AfterAnOp };
+
+struct CheckpointedDropoutImpl : torch::nn::Module {
+  explicit CheckpointedDropoutImpl(CheckpointBegins begins) : begins(begins) {
+    up = register_module("up", nn::Linear(4, 6));
+    down = register_module("down", nn::Linear(6, 4));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto dropped = [](const torch::Tensor& h) { return torch::dropout(h, 0.5, true).sin(); };
+    switch (begins) {
+      case CheckpointBegins::Never:
+        return down(dropped(up(x)));
+      case CheckpointBegins::BeforeTheShard:
+        return down(checkpoint([&](const torch::Tensor& t) { return dropped(up(t)); }, x));
+      case CheckpointBegins::AtTheShard:
+        return down(checkpoint(dropped, up(x)));
+      case CheckpointBegins::AfterAnOp:
+        return down(checkpoint([&](const torch::Tensor& t) { return dropped(t * 1); }, up(x) * 1));
+    }
+    return {};
+  }
+  CheckpointBegins begins;
+  nn::Linear up{nullptr}, down{nullptr};
+};
+TESSERA_MODULE(CheckpointedDropout);
+
+TEST(TrustDropout, RecomputationDrawsWhatForwardDrew) {
+  run_ranks(2, [&](Rank& me) {
+    torch::manual_seed(me.rank);
+    Tensors expected;
+    for (const auto begins : {CheckpointBegins::Never, CheckpointBegins::BeforeTheShard, CheckpointBegins::AtTheShard,
+                              CheckpointBegins::AfterAnOp}) {
+      CheckpointedDropout model(begins);
+      fill_same(model);
+      parallelize_module(model, me.mesh("tp=2"), {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+      manual_seed(7);
+      const auto y = model(torch::linspace(-1, 1, 12).view({3, 4}));
+      y.pow(2).sum().backward();
+      const Tensors found = {y.detach(), DTensor(model->up->weight.grad()).full_tensor().detach()};
+      if (expected.empty()) expected = found;
+      EXPECT_EQ(close(found, expected), "") << static_cast<int>(begins);
+    }
   });
 }
 

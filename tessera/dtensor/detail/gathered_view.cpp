@@ -28,6 +28,13 @@ at::Tensor redistributed(const at::Tensor& local, const TensorSpec& from, const 
   return result.tensor;
 }
 
+// One element for each memory location: dims with stride 0 in `like` have size 1.
+at::Tensor without_repeats(at::Tensor t, const at::Tensor& like) {
+  for (int64_t d = 0; d < like.dim(); d++)
+    if (like.stride(d) == 0 && like.size(d) > 1) t = t.narrow(d, 0, 1);
+  return t;
+}
+
 }  // namespace
 
 c10::intrusive_ptr<GatheredBase> make_gathered_base(const at::Tensor& base, const at::Tensor& copy, SpecRef spec) {
@@ -54,7 +61,8 @@ void refresh(GatheredBase& gathered) {
   if (version_of(local) == gathered.version && !has_plain_alias(gathered.base)) return;
   at::AutoDispatchBelowADInplaceOrView below;
   const auto& from = *meta_of(gathered.base).spec;
-  gathered.copy.copy_(redistributed(local, from, *gathered.spec, "a view whose base was written"));
+  const auto values = redistributed(local, from, *gathered.spec, "a view whose base was written");
+  without_repeats(gathered.copy, gathered.copy).copy_(without_repeats(values, gathered.copy));
   if (!gathered.copy.is_inference()) gathered.copy.unsafeGetTensorImpl()->bump_version();
   gathered.version = version_of(local);
 }

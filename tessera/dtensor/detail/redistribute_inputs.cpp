@@ -7,6 +7,7 @@
 #include "tessera/redistribute/detail/execute.h"
 #include "tessera/tracing/detail/tracer_key.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/StringUtil.h>
 
 namespace tessera::detail {
@@ -61,6 +62,16 @@ redistribute::Local redistribute_one(const at::Tensor& t, const TensorSpec& from
   return redistribute::execute(redistribute::plan_between(*via, to), gathered.tensor, *via, to);
 }
 
+// A dim with stride 0 (expand) has stride 0 in the redistributed local tensor too. Ops choose the memory order of their
+// results by the strides of their operands, and the global strides of a result are chosen in the same way.
+at::Tensor expanded_like(at::Tensor local, const TensorSpec& spec) {
+  if (C10_LIKELY(spec.prototype->is_non_overlapping_and_dense())) return local;
+  at::AutoDispatchBelowADInplaceOrView below;
+  for (int64_t d = 0; d < local.dim(); d++)
+    if (spec.strides[d] == 0 && local.size(d) > 1) local = local.narrow(d, 0, 1).expand_as(local);
+  return local;
+}
+
 // Reports the end of the redistributions to the observer, also if one of them throws.
 struct RedistributedScope {
   OpObserver* observer = op_observer();
@@ -111,7 +122,7 @@ void redistribute_all(const OpEntry& entry, std::vector<RedistributedInput>& inp
   }
   for (size_t i = 0; i < open.size(); i++) {
     if (results[i].pending) funcol::wait(results[i].tensor, results[i].pending);
-    open[i]->local = std::move(results[i].tensor);
+    open[i]->local = expanded_like(std::move(results[i].tensor), *to[i]);
     cache_result(*open[i]->tensor, *open[i], *from[i]);
   }
 }

@@ -32,7 +32,8 @@ class Redistribution {
     // Collectives read memory, and the memory of conj() and of imag() of it has other values.
     if (C10_UNLIKELY(!plan.steps.empty() && (local.is_conj() || local.is_neg())))
       x_ = local.resolve_conj().resolve_neg();
-    if (!to.prototype->is_contiguous() && !plan.steps.empty()) set_memory_order(to.strides);
+    if (!to.prototype->is_contiguous() && !plan.steps.empty())
+      set_memory_order(strides_in_order_of(to.sizes, to.strides));
   }
 
   const PlanStep* next() const { return at_ < plan_.steps.size() ? &plan_.steps[at_] : nullptr; }
@@ -192,7 +193,8 @@ class Redistribution {
     at_++;
   }
 
-  // The result must have the memory order of the global strides, so the dims are sent in that order.
+  // The result must have the memory order of the global strides, so the dims are sent in that order. `strides` are
+  // dense.
   void set_memory_order(c10::IntArrayRef strides) {
     memory_order_.resize(strides.size());
     std::iota(memory_order_.begin(), memory_order_.end(), 0);

@@ -70,6 +70,12 @@ StrategyBuilder& StrategyBuilder::special(bool one_range) {
   return *this;
 }
 
+void add_linear_strategies(Rule& rule, const OpQuery& query, int arg) {
+  const auto dtype = query.tensor(arg).dtype;
+  if (!c10::isFloatingType(dtype) && !c10::isComplexType(dtype)) return;
+  for (auto p : kLinearPartials) StrategyBuilder(rule, query).in(arg, p).out(0, p);
+}
+
 Sizes broadcast_sizes(const OpQuery& query) {
   at::DimVector sizes;
   for (const auto& tensor : query.tensors) sizes = at::infer_size_dimvector(sizes, tensor.sizes);

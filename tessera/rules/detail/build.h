@@ -64,6 +64,10 @@ class StrategyBuilder {
   size_t strategy_;  // index in rule_.strategies
 };
 
+// Adds the strategies of an op that is linear in argument `arg` of the schema: if it is partial, so is output 0, and
+// all other tensors are replicated. Only for floating point and complex numbers: integers are rounded.
+void add_linear_strategies(Rule& rule, const OpQuery& query, int arg);
+
 // The sizes to which all tensors of the call broadcast.
 Sizes broadcast_sizes(const OpQuery& query);
 // The placement of an operand when dim d of the broadcast result is sharded: S(its dim) if its size is equal, else R.

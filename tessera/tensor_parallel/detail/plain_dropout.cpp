@@ -2,17 +2,25 @@
 
 #include "tessera/base/detail/module_name.h"
 #include "tessera/base/error.h"
+#include "tessera/comm/functional_collectives.h"
 #include "tessera/dtensor/detail/local_origin.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/replicated_over.h"
 #include "tessera/placement/detail/shard.h"
 #include "tessera/tensor_parallel/detail/context_state.h"
+#include "tessera/tracing/detail/tracer_key.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linspace.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -25,6 +33,9 @@ namespace tessera {
 namespace {
 
 thread_local constinit const DeviceMesh* scope_mesh = nullptr;
+thread_local constinit bool had_shard_without_history = false;
+
+constexpr const char* kAttention = "scaled_dot_product_attention with dropout_p";
 
 // What is known about the plain input of a dropout.
 struct DropoutOrigin {
@@ -34,11 +45,35 @@ struct DropoutOrigin {
   bool is_sharded() const { return spec && spec->placements[0].is_sharded(); }
 };
 
-std::optional<DropoutOrigin> dropout_origin(const at::Tensor& t) {
+// Compares two sums over the elements, one of them weighted by position.
+bool is_equal_on_all_ranks(const at::Tensor& t, const DeviceMesh& mesh) {
+  const at::NoGradGuard no_grad;
+  const auto values = t.detach().reshape({-1}).to(at::kDouble).nan_to_num();
+  const auto weights = at::linspace(1, 2, values.numel(), values.options());
+  const auto sums = at::stack({values.sum(), values.dot(weights), at::full({}, values.numel(), values.options())});
+  auto most = funcol::all_reduce(at::cat({sums, -sums}), ReduceOp::Max, mesh.get_group());
+  funcol::wait(most, mesh.get_group());
+  return at::equal(most.slice(0, 0, 3), -most.slice(0, 3, 6));
+}
+
+void check_is_replicated(const char* op, const at::Tensor& t, const DeviceMesh& mesh) {
+  const bool can_be_a_shard = had_shard_without_history || recomputing();
+  if (!can_be_a_shard || mesh.size() == 1 || tracing() || is_equal_on_all_ranks(t, mesh)) return;
+  TESSERA_FAIL(UsageError, op, in_module(), " on a plain tensor of sizes ", t.sizes(),
+               ": its values differ between the ranks of mesh(", mesh,
+               "), and without autograd history its placement is not known. Make it a submodule tessera::nn::Dropout ",
+               "with a Prepare style in the plan, or pass a DTensor: use_local_output = false, or DTensor::from_local ",
+               "with its placement. A checkpoint must begin before the shard is made");
+}
+
+std::optional<DropoutOrigin> dropout_origin(const at::Tensor& t, const char* op) {
   if (scope_mesh) return DropoutOrigin{*scope_mesh, {}};
   if (auto spec = detail::local_origin(t); spec && is_tensor_parallel_mesh(spec->mesh))
     return DropoutOrigin{spec->mesh, std::move(spec)};
-  if (auto mesh = running_module_is_replicated_over()) return DropoutOrigin{std::move(mesh), {}};
+  if (auto mesh = running_module_is_replicated_over()) {
+    check_is_replicated(op, t, mesh);
+    return DropoutOrigin{std::move(mesh), {}};
+  }
   return std::nullopt;
 }
 
@@ -93,11 +128,11 @@ PlacedSizes placed_attention(const at::Tensor& query, std::vector<int64_t> local
     placed.placement = Shard(0);
     placed.sizes[0] = spec.sizes[0];
   } else {
-    fail_unknown_placement("scaled_dot_product_attention with dropout_p", query, spec);
+    fail_unknown_placement(kAttention, query, spec);
   }
   const auto dim = placed.placement.dim;
   if (shard_size(placed.placement, placed.sizes[dim], n, rank) != query.size(dim))
-    fail_unknown_placement("scaled_dot_product_attention with dropout_p", query, spec);
+    fail_unknown_placement(kAttention, query, spec);
   return placed;
 }
 
@@ -117,7 +152,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& key, const at::Tenso
                      bool gqa) {
   if (const auto& context = current_context_parallel())
     return context_parallel_attention(context, q, key, value, mask, p, causal, scale, gqa, call_composite);
-  const auto origin = p > 0 && p < 1 && q.dim() >= 3 ? dropout_origin(q) : std::nullopt;
+  const auto origin = p > 0 && p < 1 && q.dim() >= 3 ? dropout_origin(q, kAttention) : std::nullopt;
   if (!origin) return call_composite(q, key, value, mask, p, causal, scale, gqa);
   const auto shared = gqa ? q.size(-3) / key.size(-3) : 1;
   const auto k = shared > 1 ? key.repeat_interleave(shared, -3) : key;
@@ -193,8 +228,12 @@ PlainDropoutScope::PlainDropoutScope(const DeviceMesh& mesh) : before_(scope_mes
 }
 PlainDropoutScope::~PlainDropoutScope() { scope_mesh = before_; }
 
+void note_local_tensor(const at::Tensor& local, const Placement& placement) {
+  had_shard_without_history |= placement.is_sharded() && !local.grad_fn();
+}
+
 at::Tensor distributed_dropout_input(const at::Tensor& t, const char* op) {
-  const auto origin = dropout_origin(t);
+  const auto origin = dropout_origin(t, op);
   return origin ? as_dtensor(t, origin->mesh, placed_like_origin(op, t, *origin)) : at::Tensor();
 }
 

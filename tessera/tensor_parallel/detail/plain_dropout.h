@@ -1,5 +1,6 @@
 #pragma once
 #include "tessera/mesh/device_mesh.h"
+#include "tessera/placement/placement.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -12,6 +13,10 @@
 //   computed from the to_local() of a DTensor    that placement, where the sizes allow it; else an error
 //   inside of a parallelized module              replicated
 //   otherwise                                    LibTorch's kernel
+//
+// A tensor without autograd history (no_grad, frozen parameters, the argument of a checkpoint that is recomputed) can
+// be a shard although no to_local() is found. Then the ranks compare its values: replicated if they are equal, else an
+// error.
 //
 // They serve torch::dropout and its variants, and the dropout of torch::scaled_dot_product_attention.
 namespace tessera {
@@ -30,6 +35,10 @@ class PlainDropoutScope {
   const DeviceMesh* before_;
   DeviceMesh mesh_;
 };
+
+// A style calls this for each local tensor that it passes on. After a shard without autograd history, dropout on this
+// thread compares the values of tensors whose placement is not known.
+void note_local_tensor(const at::Tensor& local, const Placement& placement);
 
 // The DTensor of which the plain tensor `t`, the input of a dropout, is the local tensor. An undefined tensor if `t` is
 // not part of a parallelized model. Throws UsageError if `t` is computed from a shard and its own placement is unknown.

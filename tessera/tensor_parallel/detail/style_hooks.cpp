@@ -77,7 +77,10 @@ at::Tensor prepare(const at::Tensor& t, const DeviceMesh& mesh, const LayoutChan
                 dtensor.device_mesh(), ", but its style is for ", mesh, "; distribute it over the same mesh");
   const auto to = normalize({change.to}, t.dim())[0];
   if (dtensor.placements()[0] != to) moved = redistribute_value(dtensor, to, change);
-  return change.local ? DTensor(moved).to_local() : moved;
+  if (!change.local) return moved;
+  auto local = DTensor(moved).to_local();
+  note_local_tensor(local, to);
+  return local;
 }
 
 // Changes the tensors by position, as the Prepare styles list them.
