@@ -6,6 +6,7 @@
 #include "tessera/compile/detail/passes/passes.h"
 #include "tessera/models/mlp.h"
 #include "tessera/optim/adam.h"
+#include "tessera/testing/detail/counting_allocator.h"
 #include "tessera/testing/expect_error.h"
 
 #include "expect_rewrite.h"
@@ -371,6 +372,39 @@ TEST(Numerics, FastIsCloseToEagerModeAndStrictIsEqual) {
                        [](const auto& found, const auto& wanted) { EXPECT_TRUE(at::equal(found, wanted)); });
   expect_step_is_close({.numerics = Numerics::Fast},
                        [](const auto& found, const auto& wanted) { EXPECT_TRUE(is_close(found, wanted)); });
+}
+
+// Gradients share memory with activations, and activations of gelu and layer norm are recomputed.
+TEST(Numerics, AFastStepNeedsLessMemoryThanEagerMode) {
+  const auto peak = [](bool compiled) {
+    torch::manual_seed(5);
+    testing::CountingAllocator count;
+    torch::nn::Sequential model;
+    for (int i = 0; i < 3; i++) {
+      model->push_back(torch::nn::LayerNorm(torch::nn::LayerNormOptions({128})));
+      model->push_back(torch::nn::Linear(128, 512));
+      model->push_back(torch::nn::GELU());
+      model->push_back(torch::nn::Linear(512, 128));
+    }
+    optim::AdamW opt(model->parameters(), {.fused = true});
+    const auto x = torch::randn({512, 128});
+    auto step = compile(
+        [](auto& sequential, auto& optimizer, const at::Tensor& in) {
+          optimizer.zero_grad();
+          auto loss = sequential->forward(in).pow(2).mean();
+          loss.backward();
+          optimizer.step();
+          return loss;
+        },
+        {.backend = compiled ? "tessera" : "eager", .captures = Captures::None, .numerics = Numerics::Fast});
+    for (int i = 0; i < 3; i++) {
+      count.reset_peak();
+      step(model, opt, x);
+    }
+    return count.peak_bytes();
+  };
+  const auto eager = peak(false), compiled = peak(true);
+  EXPECT_LT(static_cast<double>(compiled), 0.85 * static_cast<double>(eager)) << compiled << " and " << eager;
 }
 
 TEST(Numerics, AFastMlpStepIsOneFunction) {

@@ -201,6 +201,53 @@ return %1
   for (const auto* text : kNotInPlace) EXPECT_EQ(matches("in_place_ops", text), 0) << text;
 }
 
+// %2 would be alive at the peak, which is %5: it is computed again for %8, with the view that %8 reads.
+TEST(Recompute, CheapValuesThatLiveOverThePeak) {
+  expect_rewrite("recompute", R"(input %0: f32[128, 128] argument "0"
+%1: f32[128, 128] = aten.mm(%0, %0)
+%2: f32[128, 128] = aten.gelu(%1, "none")
+%3: f32[128, 128]{1, 128} in %2 = aten.t(%2)
+%4: f32[128, 128] = aten.mm(%0, %2)
+%5: f32[256, 128] = aten.cat([%0, %4], 0)
+%6: f32[] = aten.sum(%5, none)
+%7: f32[128, 128] = aten.mm(%4, %4)
+%8: f32[128, 128] = aten.mm(%3, %7)
+%9: f32[128, 128] = aten.gelu_backward(%8, %1, "none")
+return %6
+return %9
+)",
+                 R"(input %0: f32[128, 128] argument "0"
+%1: f32[128, 128] = aten.mm(%0, %0)
+%2: f32[128, 128] = aten.gelu(%1, "none")
+%3: f32[128, 128]{1, 128} in %2 = aten.t(%2)
+%4: f32[128, 128] = aten.mm(%0, %2)
+%5: f32[256, 128] = aten.cat([%0, %4], 0)
+%6: f32[] = aten.sum(%5, none)
+%7: f32[128, 128] = aten.mm(%4, %4)
+%8: f32[128, 128] = aten.gelu(%1, "none")
+%9: f32[128, 128]{1, 128} in %8 = aten.as_strided(%8, [128, 128], [1, 128], 0)
+%10: f32[128, 128] = aten.mm(%9, %7)
+%11: f32[128, 128] = aten.gelu_backward(%10, %1, "none")
+return %6
+return %11
+)");
+}
+
+TEST(Recompute, NotIfAnOperandIsWrittenOrFreed) {
+  for (const auto* last : {"%6: f32[128, 128] = aten.mm(%2, %4)\nreturn %6\n",  // %1 is not used there
+                           "%6: f32[128, 128] in %1 = aten.neg_(%1!)\n%7: f32[128, 128] = aten.mm(%2, %6)\n"
+                           "%8: f32[128, 128] = aten.mm(%7, %6)\nreturn %8\n"})
+    EXPECT_EQ(matches("recompute", std::string(R"(input %0: f32[128, 128] argument "0"
+%1: f32[128, 128] = aten.mm(%0, %0)
+%2: f32[128, 128] = aten.gelu(%1, "none")
+%3: f32[128, 128] = aten.mm(%0, %2)
+%4: f32[128, 128] = aten.mm(%3, %3)
+%5: f32[256, 128] = aten.cat([%0, %4], 0)
+)") + last),
+              0)
+        << last;
+}
+
 TEST(BatchDims, FollowsTheBatchDimThroughOps) {
   expect_rewrite("batch_dims", R"(input %0: f32[8, 8] argument "0"
 input %1: f32[8, 8] parameter "w"

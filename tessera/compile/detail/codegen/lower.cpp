@@ -38,9 +38,12 @@ std::vector<PassReport> lower(Program& program, const Settings& settings) {
   const auto append = [&](std::vector<PassReport> more) {
     for (auto& each : more) report.push_back(std::move(each));
   };
-  if (settings.codegen && settings.numerics == Numerics::Fast)
-    append(run_passes(program, {find_pass("fast_products")}, settings.verified));
+  const bool fast = settings.codegen && settings.numerics == Numerics::Fast;
+  // A cheap value is recomputed before kernels are generated, so that they can contain it. After that, ops are in-place
+  // where it is safe, and the peak is elsewhere.
+  if (fast) append(run_passes(program, {find_pass("fast_products"), find_pass("recompute")}, settings.verified));
   if (settings.codegen) append(generate_kernels(program, settings));
+  if (fast) append(run_passes(program, {find_pass("in_place_ops"), find_pass("recompute")}, settings.verified));
   return report;
 }
 

@@ -50,24 +50,23 @@ void transpose_4x4(const float* in, int64_t in_stride, float* out, int64_t out_s
   for (int64_t i = 0; i < 4; i++) *reinterpret_cast<Float4*>(out + i * out_stride) = columns[i];
 }
 
-// out (columns, rows) = transpose of in (rows, columns). In blocks that fit in the first-level cache.
+// out (columns, rows) = transpose of in (rows, columns). Reads four rows from begin to end. The written cache lines
+// stay in the first-level cache until they are full, unless out_stride is a multiple of 4 KB: see padded().
 void transpose(const float* in, int64_t in_stride, int64_t rows, int64_t columns, float* out, int64_t out_stride) {
-  constexpr int64_t kBlock = 32;
-  for (int64_t r0 = 0; r0 < rows; r0 += kBlock)
-    for (int64_t c0 = 0; c0 < columns; c0 += kBlock) {
-      const auto r1 = std::min(r0 + kBlock, rows), c1 = std::min(c0 + kBlock, columns);
-      auto r = r0;
-      for (; r + 4 <= r1; r += 4) {
-        auto c = c0;
-        for (; c + 4 <= c1; c += 4)
-          transpose_4x4(in + r * in_stride + c, in_stride, out + c * out_stride + r, out_stride);
-        for (; c < c1; c++)
-          for (int64_t i = r; i < r + 4; i++) out[c * out_stride + i] = in[i * in_stride + c];
-      }
-      for (; r < r1; r++)
-        for (auto c = c0; c < c1; c++) out[c * out_stride + r] = in[r * in_stride + c];
-    }
+  int64_t r = 0;
+  for (; r + 4 <= rows; r += 4) {
+    int64_t c = 0;
+    for (; c + 4 <= columns; c += 4)
+      transpose_4x4(in + r * in_stride + c, in_stride, out + c * out_stride + r, out_stride);
+    for (; c < columns; c++)
+      for (int64_t i = r; i < r + 4; i++) out[c * out_stride + i] = in[i * in_stride + c];
+  }
+  for (; r < rows; r++)
+    for (int64_t c = 0; c < columns; c++) out[c * out_stride + r] = in[r * in_stride + c];
 }
+
+// The stride of a copy with rows of this length. Without the padding, rows of a power of two map to few cache sets.
+int64_t padded(int64_t columns) { return columns + 16; }
 
 at::DataPtr allocate_floats(int64_t count) {
   return c10::GetCPUAllocator()->allocate(static_cast<size_t>(count) * sizeof(float));
@@ -77,28 +76,29 @@ float* floats(const at::DataPtr& memory) { return static_cast<float*>(memory.get
 // The matrix in row-major order; `memory` owns it if it had to be copied.
 Matrix by_rows(const Matrix& b, at::DataPtr& memory) {
   if (!b.transposed) return b;
-  memory = allocate_floats(b.rows * b.columns);
+  const auto stride = padded(b.columns);
+  memory = allocate_floats(b.rows * stride);
   constexpr int64_t kColumnsPerTask = 64;
   at::parallel_for(0, (b.columns + kColumnsPerTask - 1) / kColumnsPerTask, 1, [&](int64_t begin, int64_t end) {
     const auto first = begin * kColumnsPerTask, last = std::min(end * kColumnsPerTask, b.columns);
-    transpose(b.data + first * b.stride, b.stride, last - first, b.rows, floats(memory) + first, b.columns);
+    transpose(b.data + first * b.stride, b.stride, last - first, b.rows, floats(memory) + first, stride);
   });
-  return {floats(memory), b.rows, b.columns, b.columns, false};
+  return {floats(memory), b.rows, b.columns, stride, false};
 }
 
 void multiply_tiles(float* out, int64_t out_stride, const Matrix& a, const Matrix& b, const float* bias) {
   const auto n = b.columns, k = b.rows, tiles = (a.rows + kRowsPerTile - 1) / kRowsPerTile;
   at::parallel_for(0, tiles, 1, [&](int64_t begin, int64_t end) {
     at::DataPtr rows_of_tile;
-    if (a.transposed) rows_of_tile = allocate_floats(kRowsPerTile * k);
+    if (a.transposed) rows_of_tile = allocate_floats(kRowsPerTile * padded(k));
     for (auto tile = begin; tile < end; tile++) {
       const auto first = tile * kRowsPerTile, rows = std::min(kRowsPerTile, a.rows - first);
       auto* into = out + first * out_stride;
       const auto* from = a.data + first * a.stride;
       auto stride = a.stride;
       if (a.transposed) {
-        transpose(a.data + first, a.stride, k, rows, floats(rows_of_tile), k);
-        from = floats(rows_of_tile), stride = k;
+        transpose(a.data + first, a.stride, k, rows, floats(rows_of_tile), padded(k));
+        from = floats(rows_of_tile), stride = padded(k);
       }
       for (int64_t i = 0; bias && i < rows; i++) std::copy(bias, bias + n, into + i * out_stride);
       for (int64_t j = 0; j < n; j += kColumnsPerTile)

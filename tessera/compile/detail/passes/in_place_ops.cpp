@@ -4,10 +4,13 @@
 #include "tessera/compile/detail/passes/op_variants.h"
 #include "tessera/compile/detail/passes/passes.h"
 #include "tessera/compile/detail/replay/memory_plan.h"
+#include "tessera/compile/detail/replay/op_kernel.h"
 
 // Makes pointwise ops in-place if their first operand is not used afterwards. Reduces peak memory.
 //
 //   %2: f32[8] = aten.tanh(%1)     ->     %2: f32[8] in %1 = aten.tanh_(%1!)
+//
+// An op without an in-place variant gets its operand as out= argument.
 //
 // Law: an op may write into an input that is dead after it. The operand covers a buffer of the program and has the type
 // of the result. Other operands in that buffer have the same offset and type, so element i is read before it is
@@ -35,20 +38,25 @@ class InPlaceOps {
  private:
   bool rewrite(size_t n, Node& node) {
     if (node.results.size() != 1 || !is_pure(node) || !is_pointwise(node.op)) return false;
-    const auto* x = std::get_if<ValueId>(&node.args[0]);
-    const auto* result = std::get_if<ValueId>(&node.results[0]);
-    if (!x || !result || *x == kNone || *result == kNone || !can_reuse(*x, *result, n)) return false;
+    if (!std::holds_alternative<ValueId>(node.args[0]) || !std::holds_alternative<ValueId>(node.results[0]))
+      return false;
+    const auto x = std::get<ValueId>(node.args[0]), result = std::get<ValueId>(node.results[0]);
+    if (x == kNone || result == kNone || !can_reuse(x, result, n)) return false;
     bool others_fit = true;
     node.each_read([&](ValueId id) {
-      others_fit &= program_.buffer_of(id) != program_.buffer_of(*x) ||
-                    (program_[id].offset == 0 && program_[id].type == program_[*x].type);
+      others_fit &= program_.buffer_of(id) != program_.buffer_of(x) ||
+                    (program_[id].offset == 0 && program_[id].type == program_[x].type);
     });
     if (!others_fit) return false;
-    const auto variant = in_place_variant(node.op);
-    if (!variant) return false;
-    node.op = *variant;
-    const auto from = static_cast<size_t>(program_.buffer_of(*result)),
-               to = static_cast<size_t>(program_.buffer_of(*x));
+    if (const auto variant = in_place_variant(node.op)) {
+      node.op = *variant;
+    } else if (const auto out = out_overload(node.op, program_[x].type.device.type())) {
+      node.op = *out;
+      node.args.emplace_back(x);
+    } else {
+      return false;
+    }
+    const auto from = static_cast<size_t>(program_.buffer_of(result)), to = static_cast<size_t>(program_.buffer_of(x));
     for (const auto id : in_buffer_[from]) {
       program_.values[static_cast<size_t>(id)].buffer = static_cast<int32_t>(to);
       in_buffer_[to].push_back(id);

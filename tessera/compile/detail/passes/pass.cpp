@@ -87,6 +87,7 @@ const std::vector<PassInfo>& known_passes() {
       {"in_place_collectives", "makes all-reduces in-place if their input is not used again", in_place_collectives},
       {"fast_products", "on the CPU, tiles large matrix products where that is faster; changes rounding",
        fast_products},
+      {"recompute", "on the CPU, computes cheap values again in backward if that lowers the peak of memory", recompute},
       {"fuse_small_ops", "fuses consecutive small ops into one generated function; changes rounding", fuse_small_ops},
       {"fuse_pointwise", "fuses consecutive pointwise ops into one generated function", fuse_pointwise},
       {"in_place_ops", "makes pointwise ops in-place if their operand is not used again", in_place_ops},

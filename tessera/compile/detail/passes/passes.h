@@ -28,6 +28,7 @@ Matched fuse_bias(Program& program);  // on CUDA
 Matched fuse_bias_on(Program& program, c10::DeviceType device);
 Matched in_place_collectives(Program& program);
 Matched in_place_ops(Program& program);
+Matched recompute(Program& program);
 Matched fast_products(Program& program);
 Matched fuse_small_ops(Program& program);
 Matched fuse_pointwise(Program& program);

@@ -89,12 +89,41 @@ Executable::Executable(Program program, const std::vector<c10::Storage>& bound, 
       allocated_by_op_(static_cast<size_t>(program_.buffers), 0),
       bytes_(program_.buffer_bytes()),
       is_argument_(static_cast<size_t>(program_.buffers), 0) {
-  for (size_t b = 0; b < storages_.size() && b < bound.size(); b++) storages_[b] = bound[b];
+  if (make_runner) runner_ = make_runner(program_);
+  const auto mine = memory_is_not_shared();
+  for (size_t b = 0; b < storages_.size() && b < bound.size(); b++)
+    if (!mine[b]) storages_[b] = bound[b];
   for (const auto& input : program_.inputs)
     if (input.constant.defined())
       storages_[static_cast<size_t>(program_.buffer_of(input.value))] = input.constant.storage();
-  if (make_runner) runner_ = make_runner(program_);
   prepare();
+}
+
+// By buffer: 1 if memory that is bound to it would be wasted. These are old gradients that the program replaces and
+// never reads, and new gradients on the CPU, which are in the arena: until the program writes them, temporaries use
+// their memory.
+std::vector<char> Executable::memory_is_not_shared() const {
+  std::vector<char> mine(storages_.size(), 0);
+  if (runner_) return mine;
+  const auto used = used_buffers(), external = program_.external_buffers();
+  for (const auto& input : program_.inputs) {
+    const auto b = static_cast<size_t>(program_.buffer_of(input.value));
+    mine[b] = input.role == Role::Gradient && !used[b];
+  }
+  for (const auto& output : program_.outputs) {
+    if (output.value == kNone || output.kind != Output::Kind::Gradient) continue;
+    const auto b = static_cast<size_t>(program_.buffer_of(output.value));
+    mine[b] = !external[b] && program_[output.value].type.device.is_cpu();
+  }
+  for (const auto& output : program_.outputs)
+    if (output.value != kNone && output.kind != Output::Kind::Gradient)
+      mine[static_cast<size_t>(program_.buffer_of(output.value))] = 0;
+  for (const auto& node : program_.nodes)
+    if (!is_view(program_, node) && kind_of(node) != OpKind::Empty && !results_out_overload(node))
+      node.each_result([&](ValueId id) {  // the op allocates it
+        if (is_new_memory(program_, node, id)) mine[static_cast<size_t>(program_.buffer_of(id))] = 0;
+      });
+  return mine;
 }
 
 Executable::~Executable() {
@@ -119,10 +148,11 @@ std::vector<char> Executable::buffers_outside_arena() {
   std::vector<char> outside(storages_.size(), 0);
   for (size_t b = 0; b < storages_.size(); b++) outside[b] = static_cast<bool>(storages_[b]);
   const auto external = program_.external_buffers();
+  const auto mine = memory_is_not_shared();
   for (const auto& output : program_.outputs) {
     if (output.value == kNone) continue;
     const auto b = static_cast<size_t>(program_.buffer_of(output.value));
-    outside[b] = 1;
+    outside[b] = !mine[b];
     returned_[b] |= output.kind == Output::Kind::Return && !external[b] && !storages_[b];
   }
   for (const auto& node : program_.nodes) {
@@ -143,17 +173,12 @@ void Executable::allocate_buffers() {
   const auto used = used_buffers();
   std::vector<c10::Device> devices(storages_.size(), c10::kCPU);
   for (const auto& value : program_.values) devices[static_cast<size_t>(value.buffer)] = value.type.device;
-  for (const auto& arena : plan_.arenas) {
-    free_cached_memory(arena.device);  // of the trace
-    arenas_.push_back(at::empty({arena.bytes}, at::device(arena.device).dtype(at::kByte)));
-  }
+  for (const auto& arena : plan_.arenas) free_cached_memory(arena.device);  // of the trace
+  allocate_arenas();
   for (size_t b = 0; b < storages_.size(); b++) {
     if (storages_[b]) continue;
     if (plan_.offsets[b] != MemoryPlan::kOutside) {
-      const auto arena = static_cast<size_t>(&plan_.arena(devices[b]) - plan_.arenas.data());
-      auto* begin = static_cast<char*>(arenas_[arena].data_ptr()) + plan_.offsets[b];
-      storages_[b] = c10::Storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(bytes_[b]),
-                                  c10::DataPtr(begin, devices[b]), nullptr, false);
+      storages_[b] = storage_in_arena(b, devices[b]);
     } else if (allocated_by_op_[b]) {
       storages_[b] = storage_without_memory(bytes_[b], devices[b]);
     } else {
@@ -164,6 +189,28 @@ void Executable::allocate_buffers() {
     values_in_[static_cast<size_t>(program_.values[v].buffer)].push_back(static_cast<ValueId>(v));
     tensors_[v] = tensor_for(static_cast<ValueId>(v));
   }
+}
+
+void Executable::allocate_arenas() {
+  arenas_.clear();
+  for (const auto& arena : plan_.arenas)
+    arenas_.push_back(at::empty({arena.bytes}, at::device(arena.device).dtype(at::kByte)));
+}
+
+// Outputs, which the caller may keep, own their arena.
+c10::Storage Executable::storage_in_arena(size_t buffer, c10::Device device) {
+  const auto& arena = arenas_[static_cast<size_t>(&plan_.arena(device) - plan_.arenas.data())];
+  auto* begin = static_cast<char*>(arena.data_ptr()) + plan_.offsets[buffer];
+  const auto bytes = static_cast<size_t>(bytes_[buffer]);
+  const bool is_output = std::any_of(program_.outputs.begin(), program_.outputs.end(), [&](const Output& output) {
+    return output.value != kNone && program_.buffer_of(output.value) == static_cast<int32_t>(buffer);
+  });
+  if (!is_output)
+    return c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(begin, device), nullptr, false);
+  const auto free_owner = [](void* owner) { delete static_cast<at::Tensor*>(owner); };
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes,
+                      c10::DataPtr(begin, new at::Tensor(arena), free_owner, device), c10::GetAllocator(device.type()),
+                      true);
 }
 
 // Lets the first call that touches a returned buffer allocate new memory for it.
@@ -325,7 +372,13 @@ void Executable::point_to(int32_t buffer, const c10::Storage& storage, int64_t s
 
 void Executable::give_new_memory(int32_t buffer) {
   graph_.reset();
-  renew(buffer);
+  if (plan_.offsets[static_cast<size_t>(buffer)] == MemoryPlan::kOutside) return renew(buffer);
+  if (!arenas_in_use_) return;  // it is new: another buffer was given new memory since the last run
+  arenas_in_use_ = false;
+  allocate_arenas();
+  for (size_t b = 0; b < storages_.size(); b++)
+    if (plan_.offsets[b] != MemoryPlan::kOutside)
+      point_to(static_cast<int32_t>(b), storage_in_arena(b, storages_[b].device()), 0);
 }
 
 void Executable::renew(int32_t buffer) {
@@ -389,7 +442,8 @@ void Executable::run() {
 // The times are empty if nobody has asked for them.
 Executable::NodeTimes Executable::run_calls() {
   using Clock = std::chrono::steady_clock;
-  graph_.reset();             // calls allocate their results elsewhere
+  graph_.reset();  // calls allocate their results elsewhere
+  arenas_in_use_ = true;
   const OpModesOff no_modes;  // an op mode must not see the ops that kernels call internally
   const at::AutoDispatchBelowADInplaceOrView below;
   const at::AutoGradMode grad_mode(true);  // as in the trace: the kernel of LSTM returns its workspace only then

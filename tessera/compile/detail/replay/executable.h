@@ -37,7 +37,8 @@ using MakeRunner = std::function<Runner(const Program& program)>;
 class Executable {
  public:
   // `bound`: by buffer, the storage of memory that is shared with the environment (inputs, gradients, kept state); null
-  // for buffers that the executable allocates.
+  // for buffers that the executable allocates. Gradients that the program computes on the CPU, and old gradients that
+  // it does not read, are not taken from `bound`.
   // `make_runner`: if given, its runner runs the program, and no kernels are prepared.
   Executable(Program program, const std::vector<c10::Storage>& bound, const MakeRunner& make_runner = {});
   ~Executable();
@@ -53,7 +54,8 @@ class Executable {
 
   // Rebinds a buffer. Values in it begin `shift` elements later than in the program.
   void bind(int32_t buffer, const c10::Storage& storage, int64_t shift);
-  // Allocates new memory for a buffer that the program writes. The old memory stays with its other owners.
+  // Allocates new memory for a buffer that the program writes; of a gradient in the arena, a new arena. The old memory
+  // stays with its other owners.
   void give_new_memory(int32_t buffer);
   void run();
   // Calls `then` after the next run, with the milliseconds of each node; 0: it needs no kernel. The destructor calls it
@@ -94,7 +96,10 @@ class Executable {
     int64_t runs = 0;
   };
   void prepare();
+  std::vector<char> memory_is_not_shared() const;
   std::vector<char> buffers_outside_arena();
+  void allocate_arenas();
+  c10::Storage storage_in_arena(size_t buffer, c10::Device device);
   void allocate_buffers();
   std::optional<c10::OperatorHandle> results_out_overload(const Node& node) const;
   void prepare_call(size_t n, const Node& node);
@@ -119,6 +124,7 @@ class Executable {
   std::shared_ptr<const codegen::KernelLibrary> library_;
   MemoryPlan plan_;
   std::vector<at::Tensor> arenas_;               // by arena of the plan
+  bool arenas_in_use_ = false;                   // a run has written to them
   std::vector<c10::Storage> storages_;           // by buffer
   std::vector<at::Tensor> tensors_;              // by value
   std::vector<std::vector<ValueId>> values_in_;  // by buffer

@@ -38,7 +38,10 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
 MemoryPlan plan_memory(const Program& program, const std::vector<char>& outside) {
   MemoryPlan plan;
   const auto bytes = program.buffer_bytes();
-  const auto alive = lifetimes(program);
+  auto alive = lifetimes(program);
+  for (const auto& output : program.outputs)  // the caller reads it after the last node
+    if (output.value != kNone)
+      alive[static_cast<size_t>(program.buffer_of(output.value))].last = static_cast<int32_t>(program.nodes.size());
   plan.offsets.assign(bytes.size(), MemoryPlan::kOutside);
   std::vector<c10::Device> devices(bytes.size(), c10::kCPU);
   for (const auto& value : program.values) devices[static_cast<size_t>(value.buffer)] = value.type.device;
