@@ -96,6 +96,7 @@ Trainer::StepOutcome Trainer::step() {
     const TrafficCount traffic;
     const auto result =
         train_step_.forward_backward(loaded.batch.input.to(device_), loaded.batch.target.to(device_), loaded.counted);
+    saving_.wait_staging();  // forward and backward change nothing that a checkpoint has
     metrics.grad_norm = result.grad_norm.item<double>();
     metrics.traffic = traffic.by_axis();
     metrics.loss = mean_over_data(result.loss, &metrics.max_loss);
