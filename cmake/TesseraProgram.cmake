@@ -24,6 +24,11 @@ set(pytorch_ops ${CMAKE_CURRENT_SOURCE_DIR}/tools/pytorch_dtensor_ops.txt)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${pytorch_ops})
 file(READ ${pytorch_ops} TESSERA_PYTORCH_OPS)
 configure_file(${CMAKE_CURRENT_SOURCE_DIR}/cmake/pytorch_ops.cpp.in ${CMAKE_CURRENT_BINARY_DIR}/pytorch_ops.cpp @ONLY)
+# The page of `tessera report`, likewise.
+set(report_page ${CMAKE_CURRENT_SOURCE_DIR}/tessera/cli/report_page.html)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${report_page})
+file(READ ${report_page} TESSERA_REPORT_PAGE)
+configure_file(${CMAKE_CURRENT_SOURCE_DIR}/cmake/report_page.cpp.in ${CMAKE_CURRENT_BINARY_DIR}/report_page.cpp @ONLY)
 
 function(tessera_program_main target name part main)
   add_executable(${target} ${main})
@@ -32,7 +37,10 @@ function(tessera_program_main target name part main)
   set_target_properties(${target} PROPERTIES OUTPUT_NAME ${name})
 endfunction()
 
-add_library(tessera_cli STATIC ${program_sources} ${CMAKE_CURRENT_BINARY_DIR}/pytorch_ops.cpp)  # apart from main.cpp, so that tests can link it
+add_library(tessera_cli STATIC ${program_sources} ${CMAKE_CURRENT_BINARY_DIR}/pytorch_ops.cpp
+            ${CMAKE_CURRENT_BINARY_DIR}/report_page.cpp)  # apart from main.cpp, so that tests can link it
+set_source_files_properties(${CMAKE_CURRENT_BINARY_DIR}/pytorch_ops.cpp ${CMAKE_CURRENT_BINARY_DIR}/report_page.cpp
+                            PROPERTIES SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)  # strings alone
 tessera_our_code(tessera_cli)
 tessera_setup_code(tessera_cli)
 target_link_libraries(tessera_cli PUBLIC tessera_train tessera_testing CLI11::CLI11)

@@ -54,7 +54,7 @@ struct AsyncSave::State {
 
   Saver saver;
   std::thread thread;
-  std::atomic<bool> done = false, failed = false;
+  std::atomic<bool> staged = false, done = false, failed = false;
   comm::Group group;         // of the thread
   std::exception_ptr error;  // after done; wait() takes it
 };
@@ -72,6 +72,10 @@ const std::string& AsyncSave::path() const {
   return state_->saver.path();
 }
 
+void AsyncSave::wait_staging() {
+  if (state_) state_->staged.wait(false);
+}
+
 void AsyncSave::wait() {
   if (!state_) return;
   if (state_->thread.joinable()) state_->thread.join();
@@ -86,16 +90,26 @@ AsyncSave async_save(const StateDict& dict, const std::string& path, const Value
   running.state_ = std::make_unique<AsyncSave::State>(path, options);
   auto& state = *running.state_;
   state.saver.plan(dict, values, world);
-  state.saver.stage(previous ? std::move(previous.state_->saver).take_memory() : std::map<std::string, at::Tensor>());
+  auto memory = previous ? std::move(previous.state_->saver).take_memory() : std::map<std::string, at::Tensor>();
+  const auto stage = [&state](std::map<std::string, at::Tensor> memory) {
+    state.saver.stage(std::move(memory));
+    state.staged = true;
+    state.staged.notify_all();
+  };
+  if (!options.async_staging) stage(std::move(memory));
   if (previous) remove_keys(previous.state_->group);  // all ranks have made the plan, so all have waited
   state.group = group_of_thread(world);
-  state.thread = std::thread([&state] {
+  state.thread = std::thread([&state, stage, memory = std::move(memory)]() mutable {
     try {
-      state.saver.write(state.group);
+      state.saver.write(state.group, [&] {
+        if (!state.staged) stage(std::move(memory));
+      });
     } catch (...) {
       state.error = std::current_exception();
       state.failed = true;
     }
+    state.staged = true;  // also if the copy failed
+    state.staged.notify_all();
     state.done = true;
   });
   return running;

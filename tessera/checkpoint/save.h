@@ -15,6 +15,9 @@ struct SaveOptions {
   bool overwrite = false;   // replaces an existing checkpoint of this name, atomically
   int64_t keep_latest = 0;  // for step folders: keeps this many checkpoints up to this one, itself included; 0: all
   bool sync = true;         // fsync before the rename; without it, a crash of the machine may lose the checkpoint
+  // Of async_save: copies the tensors in the background, too (PyTorch: StagingOptions.use_async_staging). The caller
+  // must call AsyncSave::wait_staging() before it changes them.
+  bool async_staging = false;
   // Called after each stage, for progress and crash tests: "planned", "shard" (after each one), "written" on every
   // rank; "complete", "renamed" on rank 0.
   std::function<void(std::string_view)> on_stage = {};
@@ -48,6 +51,9 @@ class AsyncSave {
   bool complete() const;           // there is a save, and its checkpoint is complete
   // The folder of the checkpoint. Throws UsageError without a save.
   const std::string& path() const;
+  // Returns when the tensors are copied and may change; at once without SaveOptions::async_staging. Throws nothing: an
+  // error of the copy is thrown by wait().
+  void wait_staging();
   // Returns when the checkpoint is complete. Throws what save() throws, the same error on all ranks, once.
   void wait();
 
@@ -74,6 +80,8 @@ class AsyncSave {
 //               saving = dcp::async_save(dict, dcp::step_folder("out", step), {}, {}, std::move(saving));
 //           }
 //           saving.wait();
+// With {.async_staging = true}, call saving.wait_staging() before optimizer.step(): forward and backward of the next
+// step run while the tensors are copied.
 AsyncSave async_save(const StateDict& dict, const std::string& path, const Values& values = {},
                      const SaveOptions& options = {}, AsyncSave previous = {}, const World& world = World::current());
 

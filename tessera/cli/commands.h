@@ -12,6 +12,7 @@ void add_ckpt_command(CLI::App& app);
 void add_env_command(CLI::App& app);
 void add_opt_command(CLI::App& app);
 void add_plan_command(CLI::App& app);
+void add_report_command(CLI::App& app);
 void add_rules_command(CLI::App& app);
 void add_run_command(CLI::App& app, const std::vector<std::string>& program);  // the arguments after --
 void add_selftest_command(CLI::App& app);

@@ -26,6 +26,7 @@ int main(int argc, char** argv) {
   tessera::cli::add_env_command(app);
   tessera::cli::add_opt_command(app);
   tessera::cli::add_plan_command(app);
+  tessera::cli::add_report_command(app);
   tessera::cli::add_rules_command(app);
   const int ours = count_own_arguments(argc, argv);
   tessera::cli::add_run_command(app, {argv + std::min(ours + 1, argc), argv + argc});

@@ -5,6 +5,7 @@
 #include "tessera/base/error.h"
 #include "tessera/base/error_file.h"
 #include "tessera/cli/exit_code.h"
+#include "tessera/cli/report.h"
 #include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/comm/world.h"
 #include "tessera/train/detail/console.h"
@@ -94,9 +95,20 @@ void print_outputs(const TrainConfig& config, const train::TrainResult& result) 
     write_text_file(folder + "/sample.txt", result.sample + "\n");
     std::cout << "sample: " << printable(result.sample) << '\n';
   }
-  std::cout << "outputs: " << folder << "/ (config.toml, metrics.jsonl" << (config.metrics.tensorboard ? ", tb/" : "")
+  std::cout << "outputs: " << folder << "/ (report.html, config.toml, metrics.jsonl"
+            << (config.metrics.tensorboard ? ", tb/" : "")
             << (config.checkpoint.every > 0 && config.checkpoint.folder.empty() ? ", checkpoints/" : "") << ")"
             << std::endl;
+}
+
+// A run that trained does not fail because its report cannot be written.
+void report_run(const std::string& folder, int64_t ranks, const std::string& stopped) {
+  try {
+    write_run_file(folder, ranks, stopped.empty() ? RunState::Completed : RunState::Stopped, stopped);
+    write_report(folder);
+  } catch (const std::exception& error) {
+    std::cerr << "tessera train: no report: " << error_text(error) << std::endl;
+  }
 }
 
 // Handles Ctrl-C without a launcher: prints one line and exits at once. Async-signal-safe.
@@ -122,7 +134,9 @@ void run_training(const TrainConfig& given, bool overwrite) {
   config.metrics.output = comm::gather_decide_broadcast(
       world.group(), "the output folder", [] { return std::string(); },
       [&](const auto&) { return output.emplace(config, overwrite).path(); });
-  if (world.size() == 1) exit_on_interrupt(config);
+  const int64_t ranks = world.size();
+  if (ranks == 1) exit_on_interrupt(config);
+  if (is_rank_0) write_run_file(config.metrics.output, ranks, RunState::Running);
   train::TrainResult result;
   {
     if (is_rank_0) print_header(config, world);
@@ -136,6 +150,7 @@ void run_training(const TrainConfig& given, bool overwrite) {
   }
   if (is_rank_0) print_outputs(config, result);
   destroy();
+  if (is_rank_0) report_run(config.metrics.output, ranks, result.stopped);
   if (!result.stopped.empty()) training_failed("stopped at " + result.stopped);
   const auto required = config.eval.accuracy;
   if (required > 0 && result.eval.accuracy < required)

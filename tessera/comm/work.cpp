@@ -4,6 +4,7 @@
 #include "tessera/comm/detail/work_state.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/record_function.h>
 
 namespace tessera::comm {
 
@@ -17,6 +18,7 @@ std::string describe(const Communicator& group, CommKind kind, Family family, ui
 void Work::wait() {
   if (!state_ || state_->finished) return;
   State& s = *state_;
+  RECORD_FUNCTION("tessera::wait", c10::ArrayRef<const c10::IValue>{});
   if (s.recorder) s.recorder->set_waiting(true);
   named_errors(*s.group, s.kind, s.family, s.sequence, s.tensor_name, [&] { return s.transfer->wait(); });
   if (s.recorder) s.recorder->set_waiting(false);

@@ -1,7 +1,9 @@
 #include "tessera/train/trainer.h"
 
+#include "tessera/base/detail/text_file.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/rank_agreement.h"
+#include "tessera/debug/detail/step_profiler.h"
 #include "tessera/train/detail/check_replicas.h"
 #include "tessera/train/detail/device.h"
 #include "tessera/train/detail/memory_check.h"
@@ -10,6 +12,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <chrono>
+#include <filesystem>
 
 namespace tessera::train {
 namespace {
@@ -77,7 +80,10 @@ Trainer::Trainer(const TrainConfig& config, const World& world)
   if (const auto path = agree_on_checkpoint(config, world); !path.empty()) resume(path);
 }
 
+Trainer::~Trainer() = default;
+
 Trainer::StepOutcome Trainer::step() {
+  begin_profile();
   const auto start = Clock::now();
   const auto loaded = loader_.next();
   StepOutcome outcome;
@@ -85,10 +91,12 @@ Trainer::StepOutcome Trainer::step() {
   metrics.step = ++step_;
   metrics.lr = optimizer_->lr(0);
   metrics.data_seconds = loader_.seconds_waited();
+  const auto recompiles = train_step_.recompiles().size();
   {
     const TrafficCount traffic;
     const auto result =
         train_step_.forward_backward(loaded.batch.input.to(device_), loaded.batch.target.to(device_), loaded.counted);
+    saving_.wait_staging();  // forward and backward change nothing that a checkpoint has
     metrics.grad_norm = result.grad_norm.item<double>();
     metrics.traffic = traffic.by_axis();
     metrics.loss = mean_over_data(result.loss, &metrics.max_loss);
@@ -100,6 +108,7 @@ Trainer::StepOutcome Trainer::step() {
     train_step_.skip();
     metrics.skipped = outcome.verdict.reason;
   }
+  if (const auto reasons = train_step_.recompiles(); reasons.size() > recompiles) metrics.recompiled = reasons.back();
   metrics.router = router_metrics(model_, outcome.verdict.action == LossMonitor::Action::Continue);
   scheduler_.step();
   samples_read_ += loaded.samples;
@@ -107,9 +116,38 @@ Trainer::StepOutcome Trainer::step() {
   metrics.samples_read = samples_read_;
   metrics.parameter_bytes = parameter_bytes_;
   measure(metrics, std::chrono::duration<double>(Clock::now() - start).count());
+  end_profile();
   const int64_t every = config_.guard.checksum_every;
   if (every > 0 && step_ % every == 0) check_replicas(model_, c10::str("after step ", step_));
   return outcome;
+}
+
+void Trainer::begin_profile() {
+  const int64_t at = config_.metrics.output.empty() ? 0 : config_.metrics.profile_step;
+  steps_of_run_++;
+  if (steps_of_run_ == std::max<int64_t>(at - 1, 1) && at > 0) profiler_ = std::make_unique<debug::StepProfiler>();
+  if (steps_of_run_ == at) profiler_->start();
+}
+
+// Every rank writes a file. `tessera report` reads them.
+void Trainer::end_profile() {
+  if (!profiler_ || steps_of_run_ != config_.metrics.profile_step) return;
+  auto profile = profiler_->stop();
+  profiler_.reset();
+  const auto clock = debug::align_clock(world_.group());
+  profile.rank = world_.rank();
+  profile.step = step_;
+  profile.start += clock.offset;
+  profile.clock_error = clock.error;
+  const auto folder = config_.metrics.output + "/profile";
+  comm::gather_decide_broadcast(
+      world_.group(), "writing the profile",
+      [&] {
+        std::filesystem::create_directories(folder);
+        write_text_file(c10::str(folder, "/rank-", profile.rank, ".json"), debug::to_json(profile));
+        return std::string();
+      },
+      [](const auto&) { return std::string(); });
 }
 
 double Trainer::mean_over_data(const at::Tensor& loss, double* max_loss) {

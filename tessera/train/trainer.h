@@ -17,6 +17,9 @@ namespace tessera {
 namespace train {
 class EventFile;
 }
+namespace debug {
+class StepProfiler;
+}
 
 // Writes TensorBoard event files from a training loop of yours (PyTorch: torch.utils.tensorboard.SummaryWriter). All
 // ranks create it and make the same calls; rank 0 writes.
@@ -66,6 +69,7 @@ class Trainer {
   // Builds the model and, if the config names a checkpoint, resumes from it. Throws UsageError for a config that
   // check() rejects and for data that cannot be read, before any collective.
   Trainer(const TrainConfig& config, const World& world);
+  ~Trainer();
 
   // Adds a destination for metrics. Usually only on rank 0.
   void add(std::shared_ptr<MetricsSink> sink) { sinks_.push_back(std::move(sink)); }
@@ -106,6 +110,8 @@ class Trainer {
  private:
   double mean_over_data(const at::Tensor& loss, double* max);
   void measure(StepMetrics& metrics, double seconds) const;
+  void begin_profile();
+  void end_profile();
   void save_if_due();
   void report_background_save();
   StateDict checkpoint_dict();
@@ -130,6 +136,8 @@ class Trainer {
   std::vector<std::string> resume_changes_;
   dcp::AsyncSave saving_;         // with checkpoint.async: the last checkpoint
   bool saving_reported_ = false;  // the sinks know that it is complete
+  std::unique_ptr<debug::StepProfiler> profiler_;
+  int64_t steps_of_run_ = 0;  // since the start or the resume
 };
 
 }  // namespace tessera::train

@@ -69,6 +69,46 @@ TEST(AsyncSave, HasTheValuesOfTheCall) {
     });
 }
 
+// With async_staging the copy is made on the thread; after wait_staging() the tensors may change.
+TEST(AsyncSave, WithAsyncStagingTensorsMayChangeAfterTheCopy) {
+  const NewFolder folder;
+  for (const int64_t ranks : {1, 2, 3})
+    run_ranks(ranks, [&](Rank& me) {
+      const auto mesh = me.mesh(std::vector<int64_t>{me.size()});
+      const auto parent = folder / std::to_string(ranks);
+      AsyncSave saving;
+      saving.wait_staging();               // without a save: nothing to wait for
+      for (const int64_t step : {1, 2}) {  // the second one copies into the memory of the first
+        std::promise<void> changed;
+        auto wait_for_change = [ready = changed.get_future().share()](std::string_view stage) {
+          if (stage == "shard") ready.wait();
+        };
+        const auto dict = async_dict(mesh, static_cast<double>(step));
+        saving = async_save(dict, step_folder(parent, step), {}, {.async_staging = true, .on_stage = wait_for_change},
+                            std::move(saving));
+        saving.wait_staging();
+        EXPECT_FALSE(saving.complete());
+        for (const auto& [name, tensor] : dict) tensor.fill_(100);
+        changed.set_value();
+      }
+      saving.wait();
+      for (const int64_t step : {1, 2}) expect_values(step_folder(parent, step), mesh, static_cast<double>(step));
+    });
+}
+
+TEST(AsyncSave, WithAsyncStagingAnErrorEndsTheWaitForTheCopy) {
+  const NewFolder folder;
+  run_ranks(2, [&](Rank& me) {
+    const auto mesh = me.mesh("dp=2");
+    auto fail = [&](std::string_view stage) {
+      if (stage == "shard" && me.rank == 1) throw std::runtime_error("no more");
+    };
+    auto saving = async_save(async_dict(mesh, 1), folder / "a", {}, {.async_staging = true, .on_stage = fail});
+    saving.wait_staging();
+    EXPECT_ERROR(UsageError, saving.wait(), "no more");
+  });
+}
+
 TEST(AsyncSave, KeepsTheLatest) {
   const NewFolder folder;
   run_ranks(2, [&](Rank& me) {

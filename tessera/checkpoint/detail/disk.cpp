@@ -12,6 +12,11 @@
 #include <filesystem>
 
 namespace tessera::dcp {
+namespace {
+
+constexpr ssize_t kEarlyBytes = 1 << 20;
+
+}  // namespace
 
 NewFile::NewFile(std::string path)
     : path_(std::move(path)), fd_(open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
@@ -27,6 +32,9 @@ void NewFile::write(std::span<const std::byte> bytes) {
     const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
     TESSERA_CHECK_ERRNO(written > 0, "cannot write '", path_, "'");
+    // The disk starts now, and not at the fsync, while the next bytes are copied and their checksum is computed.
+    if (written >= kEarlyBytes) (void)sync_file_range(fd_, written_, written, SYNC_FILE_RANGE_WRITE);
+    written_ += written;
     bytes = bytes.subspan(static_cast<size_t>(written));
   }
 }

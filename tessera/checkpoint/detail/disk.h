@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -20,6 +21,7 @@ class NewFile {
  private:
   std::string path_;
   int fd_;
+  int64_t written_ = 0;
 };
 
 void write_file(const std::string& path, const std::string& text, bool sync);

@@ -191,12 +191,17 @@ std::string Saver::finish(const Texts& written) {
   return "";
 }
 
-void Saver::write(const comm::Group& group) {
+void Saver::write(const comm::Group& group, const std::function<void()>& before) {
   const at::NoGradGuard no_grad;
   const auto in_use = std::move(folder_in_use_);
   try {
     comm::gather_decide_broadcast(
-        group, what_, [&] { return write_files(); }, [&](const Texts& written) { return finish(written); });
+        group, what_,
+        [&] {
+          if (before) before();
+          return write_files();
+        },
+        [&](const Texts& written) { return finish(written); });
   } catch (const CommError&) {  // a rank was lost, and others can still be writing
     throw;
   } catch (const c10::Error&) {  // all ranks have stopped writing

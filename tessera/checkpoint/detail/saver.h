@@ -14,7 +14,7 @@ namespace tessera::dcp {
 // The steps of one save on one rank. save() makes them one after the other, async_save() makes write() on a thread.
 //
 //   plan     all ranks: who writes what; rank 0 creates the folder
-//   stage    only async_save: copies the tensors of this rank's files
+//   stage    only async_save: copies the tensors of this rank's files, before it returns or at the start of write()
 //   write    all ranks: write files, report checksums; rank 0 writes the manifest and renames the folder
 class Saver {
  public:
@@ -25,7 +25,8 @@ class Saver {
   void stage(std::map<std::string, at::Tensor> memory);
   std::map<std::string, at::Tensor> take_memory() && { return std::move(memory_); }
   // Exchanges texts over the store of `group`, so each thread needs a group with a store of its own.
-  void write(const comm::Group& group);
+  // `before`: called first; if it throws on one rank, all ranks throw.
+  void write(const comm::Group& group, const std::function<void()>& before = {});
 
   const std::string& path() const { return path_; }
 

@@ -155,6 +155,10 @@ void visit_options(Config& c, F f) {
   f({"metrics.histograms_every", "", "Steps between histograms of weights and gradients in TensorBoard (0: none)",
      kStepsOrOff},
     c.metrics.histograms_every);
+  f({"metrics.profile_step", "--profile-step",
+     "Step since the start of the run that the report shows in detail: ops, collectives, memory (0: none)",
+     kStepsOrOff},
+    c.metrics.profile_step);
   f({"metrics.peak_tflops", "", "Peak TFLOPS of a rank's device, for MFU (0: looked up by device name)", {{0, 1e9}}},
     c.metrics.peak_tflops);
 

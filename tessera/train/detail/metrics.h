@@ -60,6 +60,7 @@ struct StepMetrics {
   std::vector<int64_t> parameter_bytes = {};    // per rank
   std::map<std::string, Traffic> traffic = {};  // of this rank in this step, by mesh axis
   std::optional<RouterMetrics> router = {};     // with experts
+  std::string recompiled = {};                  // why the step was compiled again; empty: it was not
   std::string skipped = {};                     // why the update was skipped; empty: it was not
 };
 

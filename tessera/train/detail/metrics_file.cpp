@@ -65,6 +65,7 @@ std::string json_line(const StepMetrics& m) {
     line.emplace_back("router", Json::Object{{"aux_loss", json_number(m.router->aux_loss)},
                                              {"dropped", json_number(m.router->dropped)},
                                              {"max_load", json_number(m.router->max_load)}});
+  if (!m.recompiled.empty()) line.emplace_back("recompiled", m.recompiled);
   if (!m.skipped.empty()) line.emplace_back("skipped", m.skipped);
   return Json(std::move(line)).dump();
 }

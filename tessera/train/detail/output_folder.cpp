@@ -20,7 +20,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kOutputs[] = {"config.toml", "metrics.jsonl", "sample.txt", "tb"};
+constexpr const char* kOutputs[] = {"config.toml", "metrics.jsonl", "profile", "report.html",
+                                    "run.json",    "sample.txt",    "tb",      "trace.json"};
 
 void create_folder(const std::string& folder) {
   std::error_code error;

@@ -102,10 +102,13 @@ TrainStep::TrainStep(const TrainConfig& config, ParallelModel& model, optim::Ada
             return step(holder, input, target, scale);
           };
         };
-        if (config.training.compile)
-          bind(compile(eager, {.captures = Captures::None}));  // nothing that it captures changes
-        else
+        if (config.training.compile) {
+          const auto compiled = compile(eager, {.captures = Captures::None});  // nothing that it captures changes
+          recompiles_ = [compiled] { return compiled.recompiles(); };          // copies share the programs
+          bind(compiled);
+        } else {
           bind(eager);
+        }
       },
       model.language_model());
 }

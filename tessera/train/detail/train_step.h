@@ -5,6 +5,8 @@
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 namespace tessera::train {
 
@@ -30,12 +32,15 @@ class TrainStep {
   void update();
   void skip();
   optim::GradScaler& scaler();  // enabled only with fp16
+  // Why each compilation after the first was necessary; empty if the step is not compiled.
+  std::vector<std::string> recompiles() const { return recompiles_ ? recompiles_() : std::vector<std::string>(); }
 
   struct State;
 
  private:
   std::shared_ptr<State> state_;
   std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)> run_;
+  std::function<std::vector<std::string>()> recompiles_;  // null: not compiled
 };
 
 std::unique_ptr<optim::AdamW> make_optimizer(const OptimizerOptions& options, const ParallelModel& model);

@@ -172,7 +172,8 @@ void Trainer::save_if_due() {
   saving_.wait();
   report_background_save();
   saving_ = dcp::async_save(checkpoint_dict(), path, checkpoint_values(),
-                            {.overwrite = true, .keep_latest = config_.checkpoint.keep}, std::move(saving_), world_);
+                            {.overwrite = true, .keep_latest = config_.checkpoint.keep, .async_staging = true},
+                            std::move(saving_), world_);  // step() waits for the copy before it changes anything
   saving_reported_ = false;
 }
 

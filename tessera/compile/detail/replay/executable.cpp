@@ -12,6 +12,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -455,9 +456,17 @@ Executable::NodeTimes Executable::run_calls() {
     for (const auto& arena : plan_.arenas) synchronize(arena.device);
     return Clock::now();
   };
+  const bool recorded = at::hasCallbacks();  // a profiler is active
   for (auto& call : calls_) {
     const auto start = now();
-    run_call(call);
+    if (recorded) {
+      const auto& node = program_.nodes[call.node];
+      RECORD_FUNCTION(is_generated(node) ? "kernel " + generated_name(node) : node.name(),
+                      c10::ArrayRef<const c10::IValue>{});
+      run_call(call);
+    } else {
+      run_call(call);
+    }
     if (!times.empty()) times[call.node] = std::chrono::duration<double, std::milli>(now() - start).count();
   }
   stack_.clear();
