@@ -72,6 +72,7 @@ endfunction()
 #   random_ops.cpp  a fused multiply-add would change random bits on processors that have one; without errno and
 #                   floating-point flags sqrt and selects are vectorised (normal_: 12 -> 5.6 ns per element)
 #   reduce, widen   sums over ranks: short loops that pay for vectorising
+#   product_tile    one fused multiply-add per term is the definition of a product under Numerics::Invariant
 #   hookable.cpp    one instantiation per class of torch::nn
 set(file_gloo tessera/comm/backends/gloo.cpp)
 set(file_random_ops tessera/dtensor/detail/random_ops.cpp)
@@ -81,12 +82,14 @@ set_source_files_properties(${file_gloo} PROPERTIES INCLUDE_DIRECTORIES
 set_source_files_properties(${file_random_ops} PROPERTIES COMPILE_OPTIONS
                             "-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
 set_source_files_properties(${files_sums} PROPERTIES COMPILE_OPTIONS "-O3;-fno-trapping-math")
-set_source_files_properties(${file_gloo} ${file_random_ops} ${files_sums} PROPERTIES SKIP_PRECOMPILE_HEADERS ON
-                                                                                     SKIP_UNITY_BUILD_INCLUSION ON)
+set(file_product_tile tessera/numerics/detail/product_tile.cpp)
+set_source_files_properties(${file_product_tile} PROPERTIES COMPILE_OPTIONS "-O3;-ffp-contract=fast")
+set_source_files_properties(${file_gloo} ${file_random_ops} ${files_sums} ${file_product_tile} PROPERTIES
+                            SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
 set_source_files_properties(tessera/nn/detail/hookable.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
 tessera_library(tessera TYPE SHARED
-  LAYERS base tracing comm cuda mesh placement rules redistribute propagate dtensor data_parallel optim compile
+  LAYERS base tracing comm cuda mesh placement rules redistribute propagate dtensor data_parallel optim compile numerics
   HEADERS <ATen/core/Tensor.h> <ATen/core/dispatch/Dispatcher.h> <torch/csrc/autograd/function.h>
           <torch/csrc/distributed/c10d/ProcessGroup.hpp> <torch/library.h>
   SETUP_LAYERS nn state tensor_parallel checkpoint debug pipelining

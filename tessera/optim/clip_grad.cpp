@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/placement/detail/tensor_spec.h"
+#include "tessera/tracing/detail/invariant_scope.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -110,6 +111,10 @@ at::Tensor get_total_norm(const Tensors& tensors, const NormOptions& options) {
   for (const auto& t : tensors) reduced.push_back(detail::reduce_partial(t));
 
   Tensors norms;
+  if (invariant_scope_is_open()) {  // the norms of the global tensors, in the order of the list
+    for (const auto& t : reduced) norms.push_back(detail::local_or_self(at::linalg_vector_norm(t, options.norm_type)));
+    reduced.clear();
+  }
   for (const auto& group : by_sharded_axes(reduced)) {
     const auto own = local_norms(group.tensors, options);
     if (group.mesh)

@@ -1,0 +1,128 @@
+#include "tessera/numerics/detail/elementwise.h"
+
+#include "tessera/base/error.h"
+#include "tessera/tracing/op_mode.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace tessera::numerics {
+namespace {
+
+constexpr int64_t kElements = 64;    // a multiple of every unrolled vector loop of ATen
+constexpr int64_t kChunk = 1 << 14;  // up to here ATen uses one thread, also for gelu, whose limit is the lowest
+constexpr uintptr_t kAlignment = 64;
+
+// A number, or a tensor of one element that takes part in type promotion as a number. Vector code broadcasts it.
+bool stays_scalar(const at::Tensor& t) { return t.dim() == 0; }
+
+// The dims in the memory order of the first dense tensor of full size, as ATen orders the result.
+std::vector<int64_t> memory_order(const std::vector<at::Tensor>& tensors, at::IntArrayRef sizes) {
+  std::vector<int64_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  for (const auto& t : tensors) {
+    if (t.sizes() != sizes || !t.is_non_overlapping_and_dense()) continue;
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t l, int64_t r) { return sizes[l] > 1 && sizes[r] > 1 && t.stride(l) > t.stride(r); });
+    break;
+  }
+  return order;
+}
+
+bool is_ready(const at::Tensor& t, int64_t count) {
+  return t.numel() == count && t.is_contiguous() && reinterpret_cast<uintptr_t>(t.const_data_ptr()) % kAlignment == 0;
+}
+
+struct ElementwiseCall {
+  const c10::OperatorHandle& op;
+  torch::jit::Stack* stack;
+  size_t first;                     // of the arguments on the stack
+  std::vector<size_t> positions;    // of the tensors that are not scalars
+  std::vector<at::Tensor> tensors;  // those tensors
+  std::vector<int64_t> sizes, order;
+  int64_t count = 1;
+
+  ElementwiseCall(const c10::OperatorHandle& op, torch::jit::Stack* stack)
+      : op(op), stack(stack), first(stack->size() - op.schema().arguments().size()) {
+    for (size_t i = first; i < stack->size(); i++) {
+      const auto& v = (*stack)[i];
+      if (!v.isTensor() || !v.toTensor().defined() || stays_scalar(v.toTensor())) continue;
+      positions.push_back(i);
+      tensors.push_back(v.toTensor());
+      sizes = sizes.empty() ? v.toTensor().sizes().vec() : at::infer_size(sizes, v.toTensor().sizes());
+    }
+    order = memory_order(tensors, sizes);
+    for (const auto size : sizes) count *= size;
+  }
+  bool writes_self() const {
+    const auto* alias = op.schema().arguments()[0].alias_info();
+    return alias && alias->isWrite();
+  }
+  // True if vector code computes every element of the call as it is.
+  bool runs_as_it_is() const {
+    if (count % kElements != 0 || (count > kChunk && at::get_num_threads() > 1)) return false;
+    return std::all_of(tensors.begin(), tensors.end(),
+                       [&](const at::Tensor& t) { return is_ready(t.sizes() == sizes ? t.permute(order) : t, count); });
+  }
+  // The tensor as a buffer of `padded` elements in memory order, 1 behind the last.
+  at::Tensor padded_buffer(const at::Tensor& t, int64_t padded) const {
+    auto buffer = at::empty({padded}, t.options());
+    std::vector<int64_t> permuted_sizes;
+    for (const auto d : order) permuted_sizes.push_back(sizes[static_cast<size_t>(d)]);
+    buffer.narrow(0, 0, count).view(permuted_sizes).copy_(t.expand(sizes).permute(order));
+    buffer.narrow(0, count, padded - count).fill_(1);
+    return buffer;
+  }
+  at::Tensor from_buffer(const at::Tensor& buffer) const {
+    std::vector<int64_t> permuted_sizes, back(order.size());
+    for (size_t i = 0; i < order.size(); i++) {
+      permuted_sizes.push_back(sizes[static_cast<size_t>(order[i])]);
+      back[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+    }
+    return buffer.narrow(0, 0, count).view(permuted_sizes).permute(back);
+  }
+};
+
+}  // namespace
+
+void run_elementwise(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const OpModesOff no_modes;
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const ElementwiseCall call(op, stack);
+  // A call of scalars alone has one element: scalar code on every mesh.
+  if (call.tensors.empty() || call.count == 0 || call.runs_as_it_is()) return op.callBoxed(stack);
+
+  const int64_t padded = (call.count + kElements - 1) / kElements * kElements;
+  std::vector<at::Tensor> buffers;
+  for (const auto& t : call.tensors) buffers.push_back(call.padded_buffer(t, padded));
+  at::Tensor result;
+  for (int64_t begin = 0; begin < padded; begin += kChunk) {
+    const int64_t length = std::min(kChunk, padded - begin);
+    torch::jit::Stack part(stack->begin() + static_cast<int64_t>(call.first), stack->end());
+    for (size_t i = 0; i < buffers.size(); i++)
+      part[call.positions[i] - call.first] = buffers[i].narrow(0, begin, length);
+    op.callBoxed(part);
+    if (call.writes_self()) continue;
+    TESSERA_CHECK(part.size() == 1 && part[0].isTensor(), InternalError, op.schema().operator_name(),
+                  " has more than one result");
+    if (!result.defined()) result = at::empty({padded}, part[0].toTensor().options());
+    result.narrow(0, begin, length).copy_(part[0].toTensor());
+  }
+  at::Tensor out;
+  if (call.writes_self()) {
+    out = (*stack)[call.first].toTensor();
+    TESSERA_CHECK(!stays_scalar(out), InternalError, op.schema().operator_name(), " writes to a scalar");
+    out.copy_(call.from_buffer(buffers[0]));
+  } else {
+    out = call.from_buffer(result);
+  }
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  stack->emplace_back(std::move(out));
+}
+
+}  // namespace tessera::numerics

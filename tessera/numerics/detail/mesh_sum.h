@@ -1,0 +1,30 @@
+#pragma once
+#include "tessera/numerics/detail/kernels.h"
+
+#include <ATen/core/ivalue.h>
+
+#include <functional>
+#include <vector>
+
+// An op that sums over a dim, on plain tensors or DTensors. On DTensors each rank computes the complete subtrees of its
+// terms, the ranks that shard the dim gather them, and every rank adds the rest of the tree. No result is partial.
+// Where a shard is not a range of complete leaves, the inputs are gathered instead: the same bits, more communication.
+namespace tessera::numerics {
+
+// The op, as the sharding rules know it, and its arguments.
+struct SummedOp {
+  const char* op;  // "aten::mm"
+  std::vector<c10::IValue> args;
+  int tensor = 0;   // which tensor argument has the summed dim
+  int64_t dim = 0;  // the summed dim
+};
+
+// The complete subtrees of this rank, (subtrees, local sizes of the result). `result_dim0`: the global indices of dim 0
+// of the result that this rank has.
+using SubtreeKernel =
+    std::function<at::Tensor(const std::vector<at::Tensor>& locals, const Terms& terms, IndexRange result_dim0)>;
+
+// `result_dim0_size`: of the global result.
+at::Tensor sum_over_mesh(const SummedOp& call, int64_t result_dim0_size, const SubtreeKernel& kernel);
+
+}  // namespace tessera::numerics

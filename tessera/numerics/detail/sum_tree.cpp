@@ -1,0 +1,134 @@
+#include "tessera/numerics/detail/sum_tree.h"
+
+#include "tessera/base/error.h"
+
+#include <algorithm>
+
+namespace tessera::numerics {
+namespace {
+
+// A node of the tree: leaves [first, last).
+struct LeafRange {
+  size_t first, last;
+};
+
+// The leaf boundary nearest to the middle of the node; the lower one of two. Requires at least two leaves.
+size_t split_of(const std::vector<int64_t>& bounds, LeafRange node) {
+  const int64_t twice_middle = bounds[node.first] + bounds[node.last];
+  size_t best = node.first + 1;
+  for (size_t i = best; i < node.last; i++)
+    if (std::abs(2 * bounds[i] - twice_middle) < std::abs(2 * bounds[best] - twice_middle)) best = i;
+  return best;
+}
+
+void append_subtrees(const std::vector<int64_t>& bounds, LeafRange node, IndexRange owned,
+                     std::vector<IndexRange>& subtrees) {
+  const int64_t begin = bounds[node.first], end = bounds[node.last];
+  if (end <= owned.begin || begin >= owned.end) return;
+  if (owned.begin <= begin && end <= owned.end) {
+    subtrees.push_back({begin, end});
+    return;
+  }
+  const auto middle = split_of(bounds, node);
+  append_subtrees(bounds, {node.first, middle}, owned, subtrees);
+  append_subtrees(bounds, {middle, node.last}, owned, subtrees);
+}
+
+// Appends the steps of a range inside a leaf, or of a node, and leaves its sum on the stack.
+void append_block_steps(int64_t begin, int64_t end, int64_t block, std::vector<SumStep>& steps) {
+  if (end - begin <= block) {
+    steps.push_back({begin, end});
+    return;
+  }
+  const int64_t middle = begin + (end - begin) / 2;
+  append_block_steps(begin, middle, block, steps);
+  append_block_steps(middle, end, block, steps);
+  steps.back().merges++;
+}
+
+void append_node_steps(const std::vector<int64_t>& bounds, LeafRange node, int64_t block, std::vector<SumStep>& steps) {
+  if (node.last - node.first == 1) return append_block_steps(bounds[node.first], bounds[node.last], block, steps);
+  const auto middle = split_of(bounds, node);
+  append_node_steps(bounds, {node.first, middle}, block, steps);
+  append_node_steps(bounds, {middle, node.last}, block, steps);
+  steps.back().merges++;
+}
+
+size_t index_of_bound(const std::vector<int64_t>& bounds, int64_t position) {
+  return static_cast<size_t>(std::lower_bound(bounds.begin(), bounds.end(), position) - bounds.begin());
+}
+
+// The slot of the node: a given subtree, or the sum of two slots.
+int64_t add_node(const std::vector<int64_t>& bounds, LeafRange node, const std::vector<IndexRange>& subtrees,
+                 std::vector<AddStep>& steps) {
+  const IndexRange range{bounds[node.first], bounds[node.last]};
+  const auto found = std::find(subtrees.begin(), subtrees.end(), range);
+  if (found != subtrees.end()) return found - subtrees.begin();
+  TESSERA_CHECK(node.last - node.first > 1, InternalError, "no subtree has the terms [", range.begin, ", ", range.end,
+                ")");
+  const auto middle = split_of(bounds, node);
+  const auto left = add_node(bounds, {node.first, middle}, subtrees, steps);
+  const auto right = add_node(bounds, {middle, node.last}, subtrees, steps);
+  steps.push_back({left, right});
+  return static_cast<int64_t>(subtrees.size() + steps.size()) - 1;
+}
+
+}  // namespace
+
+std::vector<int64_t> leaf_bounds(int64_t n) {
+  std::vector<int64_t> bounds;
+  for (const auto ranks : kRankCounts) {
+    const int64_t shard = (n + ranks - 1) / ranks;
+    for (int64_t r = 0; r <= ranks; r++) bounds.push_back(std::min(n, r * shard));
+  }
+  std::sort(bounds.begin(), bounds.end());
+  bounds.erase(std::unique(bounds.begin(), bounds.end()), bounds.end());
+  return bounds;
+}
+
+std::vector<IndexRange> complete_subtrees(int64_t n, IndexRange owned) {
+  std::vector<IndexRange> subtrees;
+  if (owned.begin == owned.end) return subtrees;
+  const auto bounds = leaf_bounds(n);
+  for (const auto end : {owned.begin, owned.end})
+    TESSERA_CHECK(std::binary_search(bounds.begin(), bounds.end(), end), ShardingError,
+                  "Numerics::Invariant: a sum of ", n, " terms is sharded into [", owned.begin, ", ", owned.end,
+                  ") on this rank, which is not a shard of 2, 3, 4, 6, 8, 12 or 24 ranks; shard the dim over one of "
+                  "these numbers of ranks, or redistribute it to Replicate");
+  append_subtrees(bounds, {0, bounds.size() - 1}, owned, subtrees);
+  return subtrees;
+}
+
+std::vector<SumStep> sum_steps(int64_t n, IndexRange owned, int64_t block) {
+  std::vector<SumStep> steps;
+  const auto bounds = leaf_bounds(n);
+  int number = 0;
+  for (const auto& subtree : complete_subtrees(n, owned)) {
+    append_node_steps(bounds, {index_of_bound(bounds, subtree.begin), index_of_bound(bounds, subtree.end)}, block,
+                      steps);
+    steps.back().subtree = number++;
+  }
+  for (auto& step : steps) {
+    step.begin -= owned.begin;
+    step.end -= owned.begin;
+  }
+  return steps;
+}
+
+int stack_depth(const std::vector<SumStep>& steps) {
+  int depth = 0, most = 0;
+  for (const auto& step : steps) {
+    depth += (step.subtree < 0 ? 1 : 0) - step.merges;
+    most = std::max(most, depth);
+  }
+  return most;
+}
+
+std::vector<AddStep> add_steps(int64_t n, const std::vector<IndexRange>& subtrees) {
+  const auto bounds = leaf_bounds(n);
+  std::vector<AddStep> steps;
+  add_node(bounds, {0, bounds.size() - 1}, subtrees, steps);
+  return steps;
+}
+
+}  // namespace tessera::numerics

@@ -1,0 +1,111 @@
+#include "tessera/numerics/detail/sum_tree.h"
+
+#include "tessera/base/error.h"
+#include "tessera/testing/expect_error.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+namespace {
+
+using tessera::IndexRange;
+using namespace tessera::numerics;
+
+std::vector<float> random_terms(int64_t n) {
+  std::mt19937 generator(static_cast<uint32_t>(n));
+  std::uniform_real_distribution<float> exponent(-12, 12);
+  std::vector<float> terms;
+  for (int64_t i = 0; i < n; i++) terms.push_back((i % 2 ? 1.0F : -1.0F) * std::exp2(exponent(generator)));
+  return terms;
+}
+
+// The shard of rank r of `ranks`, as at::chunk makes it.
+IndexRange shard_of(int64_t n, int64_t ranks, int64_t r) {
+  const int64_t size = (n + ranks - 1) / ranks;
+  return {std::min(n, r * size), std::min(n, (r + 1) * size)};
+}
+
+// Runs the steps on the terms of this rank.
+std::vector<float> run_sum_steps(const std::vector<float>& terms, IndexRange owned, int64_t block) {
+  std::vector<float> stack, subtrees;
+  for (const auto& step : sum_steps(static_cast<int64_t>(terms.size()), owned, block)) {
+    float sum = 0;
+    for (auto i = step.begin; i < step.end; i++) sum += terms[static_cast<size_t>(owned.begin + i)];
+    for (int merge = 0; merge < step.merges; merge++) {
+      sum = stack.back() + sum;
+      stack.pop_back();
+    }
+    (step.subtree < 0 ? stack : subtrees).push_back(sum);
+  }
+  EXPECT_TRUE(stack.empty());
+  return subtrees;
+}
+
+float sum_over_ranks(const std::vector<float>& terms, int64_t ranks, int64_t block) {
+  const auto n = static_cast<int64_t>(terms.size());
+  std::vector<IndexRange> ranges;
+  std::vector<float> slots;
+  for (int64_t r = 0; r < ranks; r++) {
+    const auto owned = shard_of(n, ranks, r);
+    for (const auto& range : complete_subtrees(n, owned)) ranges.push_back(range);
+    for (const auto value : run_sum_steps(terms, owned, block)) slots.push_back(value);
+  }
+  EXPECT_EQ(ranges.size(), slots.size());
+  for (const auto& step : add_steps(n, ranges))
+    slots.push_back(slots[static_cast<size_t>(step.left)] + slots[static_cast<size_t>(step.right)]);
+  return slots.back();
+}
+
+TEST(SumTree, TwentyFourTerms) {
+  EXPECT_EQ(leaf_bounds(24).size(), 25U);
+  EXPECT_EQ(complete_subtrees(24, {0, 24}), (std::vector<IndexRange>{{0, 24}}));
+  EXPECT_EQ(complete_subtrees(24, {12, 24}), (std::vector<IndexRange>{{12, 24}}));
+  EXPECT_EQ(complete_subtrees(24, {0, 8}), (std::vector<IndexRange>{{0, 6}, {6, 7}, {7, 8}}));
+  EXPECT_EQ(complete_subtrees(24, {8, 8}), (std::vector<IndexRange>{}));
+  EXPECT_EQ(leaf_bounds(0), (std::vector<int64_t>{0}));
+  EXPECT_EQ(leaf_bounds(1), (std::vector<int64_t>{0, 1}));
+}
+
+// The property that everything else rests on: even, uneven and empty shards, any number of ranks of the table.
+TEST(SumTree, EveryShardingGivesTheSameBits) {
+  int64_t orders_differ = 0;
+  for (const int64_t n : {1, 2, 3, 5, 7, 8, 23, 24, 25, 47, 96, 100, 255, 256, 257, 384, 1000, 4800})
+    for (const int64_t block : {1, 16, 256}) {
+      const auto terms = random_terms(n);
+      const float expected = sum_over_ranks(terms, 1, block);
+      for (const auto ranks : kRankCounts)
+        EXPECT_EQ(sum_over_ranks(terms, ranks, block), expected) << n << " " << ranks;
+      float in_rank_order = 0;  // the sum that the test must be able to reject: shards, then ranks in order
+      for (int64_t r = 0; r < 3; r++) {
+        float shard = 0;
+        const auto owned = shard_of(n, 3, r);
+        for (auto i = owned.begin; i < owned.end; i++) shard += terms[static_cast<size_t>(i)];
+        in_rank_order += shard;
+      }
+      orders_differ += in_rank_order != expected;
+    }
+  EXPECT_GT(orders_differ, 30);
+}
+
+TEST(SumTree, SubtreesCoverWhatARankOwns) {
+  for (int64_t n = 0; n < 300; n++)
+    for (const auto ranks : kRankCounts)
+      for (int64_t r = 0; r < ranks; r++) {
+        const auto owned = shard_of(n, ranks, r);
+        auto next = owned.begin;
+        for (const auto& range : complete_subtrees(n, owned)) {
+          ASSERT_EQ(range.begin, next);
+          next = range.end;
+        }
+        ASSERT_EQ(next, owned.end);
+      }
+}
+
+TEST(SumTree, OtherShardsAreRefused) {
+  EXPECT_ERROR(tessera::ShardingError, complete_subtrees(240, {0, 48}), "240 terms", "[0, 48)",
+               "2, 3, 4, 6, 8, 12 or 24");
+}
+
+}  // namespace
