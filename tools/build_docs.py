@@ -29,6 +29,7 @@ PAGES = [
     ("README.md", "index.md", "Tessera", ""),
     ("docs/porting.md", "tutorials/porting.md", "From LibTorch to four ranks", "Tutorials"),
     ("docs/migration.md", "tutorials/migration.md", "From Python's DDP, FSDP and TP", "Tutorials"),
+    ("docs/own_schedule.md", "tutorials/own_schedule.md", "A pipeline schedule of your own", "Tutorials"),
     ("docs/concepts.md", "concepts.md", "Concepts", ""),
     ("examples/slurm/README.md", "tutorials/slurm.md", "On a Slurm cluster", "Tutorials"),
     ("packaging/README.md", "howto/packages.md", "Install and package", "How to"),

@@ -36,7 +36,8 @@ TEST(Program, AReusedOutputFolderNeedsResumeOrOverwrite) {
   std::string once;
   for (int step = 1; step <= 6; step++) once += c10::str("\"step\":", step, ",\"loss\"");
   EXPECT_CONTAINS(ran.text, "\n" + once + "\n");
-  EXPECT_CONTAINS(ran.text, "\nconfig.toml\nmetrics.jsonl\ntb\n2\n");  // a step and a validation; no old checkpoints
+  EXPECT_CONTAINS(ran.text,
+                  "\nconfig.toml\nmetrics.jsonl\nreport.html\nrun.json\ntb\n2\n");  // two lines; no old checkpoints
 }
 
 TEST(Program, AFullDiskIsAFailureAndNotWrongInput) {
@@ -52,6 +53,23 @@ TEST(Program, AFullDiskIsAFailureAndNotWrongInput) {
   EXPECT_EQ(count(ran.text, ": No space left on device"), 2) << ran.text;
   EXPECT_CONTAINS(ran.text, "0000000  \\n\n");  // no part of a line
   EXPECT_CONTAINS(ran.text, "folder: 1 tessera train: ");
+}
+
+// Checkpoints fill a small disk. The save that does not fit fails; the earlier ones are complete, and no part is left.
+TEST(Program, ACheckpointThatDoesNotFitLeavesTheEarlierOnes) {
+  for (const std::string how : {"", "--checkpoint-async"}) {
+    const auto ran = shell(kTrustSetup +
+                           "mkdir disk; mount -t tmpfs -o size=400k tmpfs disk 2>/dev/null || { echo no mount; exit; };"
+                           "run full --steps 100 --output out --checkpoint-every 1 --checkpoint.keep 0 "
+                           "--checkpoint-folder disk " +
+                           how + "; ls disk; for c in disk/step-*; do \"$TESSERA\" ckpt verify $c; done");
+    if (ran.text.find("no mount") != std::string::npos) GTEST_SKIP() << "a small disk needs root, for mount";
+    EXPECT_CONTAINS(ran.text, "full: 1 tessera train: ");
+    EXPECT_EQ(count(ran.text, "No space left on device"), 1) << ran.text;
+    EXPECT_EQ(count(ran.text, ".partial"), count(ran.text, "cannot write 'disk/")) << ran.text;  // only in the message
+    EXPECT_CONTAINS(ran.text, "disk/step-1: ok, ");
+    EXPECT_EQ(count(ran.text, ": ok, "), count(ran.text, "\nstep-")) << ran.text;
+  }
 }
 
 }  // namespace

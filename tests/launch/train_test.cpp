@@ -33,7 +33,7 @@ TEST(TesseraTrain, FourRanksFromOneCommand) {
   for (const std::string step : {"\nstep:  1  loss:  5.", "\nstep:  2  loss:  5.", "\nstep:  3  loss:  5."})
     EXPECT_EQ(count(ran.text, step), 1) << ran.text;  // only rank 0 prints, without a prefix
   EXPECT_CONTAINS(ran.text, "eval at step:  3  loss:");
-  EXPECT_CONTAINS(ran.text, "outputs: out/ (config.toml, metrics.jsonl, tb/)");
+  EXPECT_CONTAINS(ran.text, "outputs: out/ (report.html, config.toml, metrics.jsonl, tb/)");
   EXPECT_CONTAINS(ran.text, "events.out.tfevents.");
   EXPECT_CONTAINS(ran.text, "{\"step\":3,\"loss\":");
   EXPECT_CONTAINS(ran.text, "\"samples_read\":24,\"parameter_bytes\":[");
@@ -65,7 +65,7 @@ TEST(TesseraTrain, ResumesFromACheckpointOnAnotherMesh) {
                          again + "ls out/checkpoints; grep -c grad_norm out/metrics.jsonl;");
   EXPECT_CONTAINS(ran.text, "\ncheckpoint: out/checkpoints/step-2\n");
   EXPECT_CONTAINS(ran.text, "\ncheckpoint: out/checkpoints/step-4\n");
-  EXPECT_CONTAINS(ran.text, "outputs: out/ (config.toml, metrics.jsonl, tb/, checkpoints/)");
+  EXPECT_CONTAINS(ran.text, "outputs: out/ (report.html, config.toml, metrics.jsonl, tb/, checkpoints/)");
   EXPECT_CONTAINS(ran.text, "\nresumed from out/checkpoints/step-4 at step 4\n");
   EXPECT_EQ(count(ran.text, "\nstep:  5  loss:"), 1) << ran.text;
   EXPECT_CONTAINS(ran.text, "\nstep-2\nstep-4\n6\n");  // the folders, then the number of metric lines: 4 + 2

@@ -2,7 +2,9 @@
 #include "tessera/testing/expect_error.h"
 #include "tests/launch/shell.h"
 
+#include <c10/util/StringUtil.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 namespace tessera::testing {
 namespace {
@@ -46,6 +48,24 @@ TEST_F(TwoHosts, Selftest) {
   EXPECT_CONTAINS(ran.text, "the link between rank 0 on host-a and rank 2 on host-b is slow");
   EXPECT_EQ(count(ran.text, "is slow"), 1) << ran.text;
   EXPECT_CONTAINS(ran.text, "fully_shard");
+}
+
+// Each host writes its shards. The second run resumes from what both have written.
+TEST_F(TwoHosts, TrainAndResumeFromAsynchronousCheckpoints) {
+  const std::string folder = ::testing::TempDir() + c10::str("two-hosts-checkpoints-", getpid());
+  const auto app = [&](const char* more) {
+    return "-n 1 -- \"$TESSERA\" train --mesh fsdp=2 --layers 1 --heads 2 --dim 16 --batch 8 --eval.samples 8 "
+           "--sample-tokens 0 --checkpoint-every 2 --checkpoint-async --output " +
+           folder + more;
+  };
+  const auto first = two_hosts(run(0, app(" --steps 4")), run(1, app(" --steps 4")));
+  EXPECT_CONTAINS(first.text, "a: code 0\n");
+  EXPECT_CONTAINS(first.text, "b: code 0\n");
+  const auto second = two_hosts(run(0, app(" --steps 6 --resume auto")), run(1, app(" --steps 6 --resume auto")));
+  EXPECT_CONTAINS(second.text, "resumed from " + folder + "/checkpoints/step-4 at step 4");
+  EXPECT_CONTAINS(second.text, "b: code 0\n");
+  const auto verified = shell("\"$TESSERA\" ckpt verify " + folder + "/checkpoints/step-6; rm -r " + folder);
+  EXPECT_CONTAINS(verified.text, "step-6: ok, ");
 }
 
 TEST_F(TwoHosts, AHostWithAnotherSecretIsRefused) {
