@@ -41,7 +41,8 @@ class DTensor : public at::Tensor {
                             FromLocalOptions options = {});
 
   // This rank's local tensor. Shares memory. Differentiable: the incoming gradient is taken to have the placements of
-  // this tensor, or grad_placements if given.
+  // this tensor, or grad_placements if given. The local tensor of a view that communicated is a copy, as in PyTorch: a
+  // write to it does not reach the base of the view.
   at::Tensor to_local(PlacementsRef grad_placements = {}) const;
   // The same value in other placements. Differentiable. The target must not be Partial, except on axes that already
   // are.

@@ -153,6 +153,13 @@ bool has_the_memory_order_of(const Tensor& dist) {
   return true;
 }
 
+// The stride of a dim of size 1 does not matter.
+bool equal_strides(const Tensor& a, const Tensor& b) {
+  bool equal = a.sizes() == b.sizes();
+  for (int64_t d = 0; equal && d < a.dim(); d++) equal = a.size(d) == 1 || a.stride(d) == b.stride(d);
+  return equal;
+}
+
 struct AliasCounts {
   std::atomic<int64_t> done = 0, rejected = 0, refused = 0, backwards = 0, refused_backwards = 0, detected = 0;
 };
@@ -397,7 +404,7 @@ class AliasSequence {
         problem_ = what + " is plain";
         return;
       }
-      if (dist.strides() != plain.strides() || !has_the_memory_order_of(dist)) {
+      if (!equal_strides(dist, plain) || !has_the_memory_order_of(dist)) {
         problem_ = c10::str(what, ", ", DTensor(dist).spec().describe(), ", has strides ", dist.strides(), ", local ",
                             DTensor(dist.detach()).to_local().strides(), ", plain ", plain.strides());
         return;

@@ -98,18 +98,21 @@ TEST(EveryOp, ArgumentErrorsAreThoseOfTheDenseOp) {
        [](const at::Tensor& x) {
          return at::max_pool2d(x.unsqueeze(0), {2, 2}, {1, 1}, {5, 5});
        }},
+      {"multinomial of zeros", [](const at::Tensor& x) { return at::multinomial(x * 0, 2); }},
+      {"multinomial in 3-D", [](const at::Tensor& x) { return at::multinomial(x.abs().unsqueeze(0), 1); }},
   };
   const auto value = torch::randn({5, 3});
   for (const auto& [name, call] : wrong) {
     const auto& f = call;
     const auto dense = first_line([&] { f(value); });
     ASSERT_NE(dense, "no error") << name;
-    run_ranks(2, [&](Rank& me) {
-      for (const auto& p : {Replicate(), Shard(0), Shard(1)}) {
-        const at::Tensor x = distribute_tensor(value, me.mesh("x=2"), {p});
-        EXPECT_EQ(first_line([&] { f(x); }), dense) << name << " " << to_string(p);
-      }
-    });
+    for (const int64_t n : {2, 4})  // of four ranks one has an empty shard
+      run_ranks(n, [&](Rank& me) {
+        for (const auto& p : {Replicate(), Shard(0), Shard(1)}) {
+          const at::Tensor x = distribute_tensor(value, me.mesh("x=" + std::to_string(n)), {p});
+          EXPECT_EQ(first_line([&] { f(x); }), dense) << name << " " << to_string(p) << " of " << n << " ranks";
+        }
+      });
   }
 }
 

@@ -4,12 +4,14 @@
 #include "tessera/dtensor/detail/random_ops.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/dtensor/random.h"
+#include "tessera/tracing/detail/tracer_key.h"
 
 #include <ATen/core/Generator.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/argmax.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/min.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/topk.h>
 #include <ATen/ops/view_as_real.h>
@@ -236,11 +238,22 @@ Tensor normal_tensor_tensor(const Tensor& mean, const Tensor& std, MaybeGenerato
   return normal_(out, 0, 1, g).mul_(std).add_(mean);
 }
 
+// Throws ATen's error on every rank if the weights of a row have no positive sum. ATen's kernel for CUDA does not tell
+// the host, so nothing is compared there.
+void check_probabilities(const Tensor& weights) {
+  if (!weights.device().is_cpu() || weights.numel() == 0 || tracing()) return;
+  const CommPolicyScope one_number(CommPolicy::Allow);
+  const auto least = at::min(weights.detach().sum(-1)).item<double>();
+  TESSERA_CHECK(least > 0, UsageError, "invalid multinomial distribution (sum of probabilities <= 0)");
+}
+
 // Divides each weight by an exponential random number. The largest quotient has a probability proportional to its
 // weight.
 Tensor multinomial(const Tensor& weights, c10::SymInt samples, bool replacement, MaybeGenerator g) {
   check_random_op("multinomial", weights, g);
+  TESSERA_CHECK(weights.dim() == 1 || weights.dim() == 2, UsageError, "prob_dist must be 1 or 2 dim");  // as ATen
   const int64_t n = samples.expect_int();
+  check_probabilities(weights);
   TESSERA_CHECK(n > 0 && (replacement || n <= weights.size(-1)), UsageError, "multinomial: ", n, " samples ",
                 replacement ? "with" : "without", " replacement of ", weights.size(-1), " categories");
   auto rows = weights;
