@@ -31,11 +31,6 @@ LONG = {
     "fully_shard": [(1, 2), (2, 4), (4, 1), (2, 2), (4, 4)],
     "compiled": [(1, 2), (2, 4), (4, 1), (2, 2)],
 }
-# Not run, with the reason. Remove the entry when the reason is gone.
-NOT_RUN = {
-    ("translator", "compiled"): "nn::MultiheadAttention compares query, key and value with torch::equal(), and a run of the "
-    "program finds another result than the trace",
-}
 
 
 def code(path):
@@ -125,9 +120,6 @@ def main():
         with tempfile.TemporaryDirectory() as temporary:
             runs = Runs(arguments, folder, temporary)
             for version, cases in (LONG if os.environ.get("TESSERA_SOAK") == "1" else SHORT).items():
-                if (folder.name, version) in NOT_RUN:
-                    print(f"{folder.name:12} {version} was NOT RUN: {NOT_RUN[folder.name, version]}")
-                    continue
                 for first, then in cases:
                     runs.check(version, first, then)
             errors += runs.errors

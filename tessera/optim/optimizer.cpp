@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
 #include <unordered_set>
 
 namespace tessera::optim {
@@ -181,13 +182,15 @@ void Optimizer::scheduled_in_trace() { scheduled_in_trace_ = CompilingScope::ser
 // with such state differs from one that creates it, is_new marks it.
 void Optimizer::make_state_before_tracing() {
   bool made = false;
+  const auto flags = std::make_shared<std::deque<bool>>();  // they share it, see made_together()
   for (size_t g = 0; g < param_groups_.size(); g++)
     for (const auto& parameter : param_groups_[g].params()) {
       if (!parameter.grad().defined()) continue;
       auto& param = state_of(parameter);
       if (param.state.size() >= state_size(g)) continue;
       const OpModesOff off;
-      if (param.state.empty() && !new_state_is_neutral(g)) param.is_new = std::make_shared<bool>(true);
+      if (param.state.empty() && !new_state_is_neutral(g))
+        param.is_new = std::shared_ptr<bool>(flags, &flags->emplace_back(true));
       add_missing_state(g, parameter, param.state);
       param.local_state = detail::local_tensors_of(param.state);
       made = true;
@@ -212,6 +215,14 @@ at::Tensor Optimizer::step(LossClosure closure) {
   return loss;
 }
 
+namespace {
+
+bool made_together(const std::shared_ptr<bool>& a, const std::shared_ptr<bool>& b) {
+  return !a.owner_before(b) && !b.owner_before(a);
+}
+
+}  // namespace
+
 void Optimizer::step_with(const Scaling* scaling) {
   const at::NoGradGuard no_grad;
   sync();
@@ -233,6 +244,9 @@ void Optimizer::step_with(const Scaling* scaling) {
     const size_t size = state_size(g);
     std::vector<const ParamUpdate*> parts[2];  // 1: parameters whose first step this is
     for (auto& part : parts) part.reserve(updates[g].size());
+    // In a trace: parameters with flags, those whose state was made for one trace together. So the traces of a step
+    // before and after its first run are equal.
+    std::vector<std::vector<const ParamUpdate*>> with_flags;
     for (auto& update : updates[g]) {
       auto& param = *update.param_state;
       update.first_step = param.state.empty() || (param.is_new && *param.is_new);
@@ -241,15 +255,26 @@ void Optimizer::step_with(const Scaling* scaling) {
         param.local_state = detail::local_tensors_of(param.state);
         changed();
       }
-      parts[update.first_step].push_back(&update);
+      if (!param.is_new || !compiling()) {
+        parts[update.first_step].push_back(&update);
+        continue;
+      }
+      const auto part = std::find_if(with_flags.begin(), with_flags.end(), [&](const auto& each) {
+        return each[0]->first_step == update.first_step && made_together(each[0]->param_state->is_new, param.is_new);
+      });
+      if (part == with_flags.end())
+        with_flags.push_back({&update});
+      else
+        part->push_back(&update);
     }
     for (const auto& part : parts)
       if (!part.empty()) run_updates(g, part, scaling);
+    for (const auto& part : with_flags) run_updates(g, part, scaling);
   }
 }
 
-// For parameters with new state. In a trace the first step has not happened: it does in the first run of the program,
-// or in an eager step before it. The program holds while all of them are new, or none is.
+// For parameters with state that was made for a trace. Their first step is the first run of the program, or an eager
+// step before it. The program holds while all of them are new, or none is.
 std::function<bool()> Optimizer::first_run_of(const std::vector<const ParamUpdate*>& updates) {
   std::vector<std::shared_ptr<bool>> flags;
   for (const auto* update : updates) flags.push_back(update->param_state->is_new);
@@ -269,8 +294,7 @@ void Optimizer::run_updates(size_t group, const std::vector<const ParamUpdate*>&
   for (const auto& indices : detail::by_device_and_dtype(updates.size(), local)) {
     TensorLists lists;
     lists.first_step = updates[indices[0]]->first_step;
-    if (updates[indices[0]]->param_state->is_new && lists.first_step && compiling())
-      lists.is_first_run = first_run_of(updates);
+    if (updates[indices[0]]->param_state->is_new && compiling()) lists.is_first_run = first_run_of(updates);
     lists.parameters.reserve(indices.size());
     lists.gradients.reserve(indices.size());
     lists.state.resize(size);

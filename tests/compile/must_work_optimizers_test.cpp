@@ -181,10 +181,39 @@ TEST(MustWork, OptimizersOfTorch) {
   namespace to = torch::optim;
   expect_torch_optimizer_works<to::SGD>(to::SGDOptions(0.1), "SGD");
   expect_torch_optimizer_works<to::SGD>(to::SGDOptions(0.1).momentum(0.9).nesterov(true), "SGD with momentum");
+  expect_torch_optimizer_works<to::SGD>(to::SGDOptions(0.1).momentum(0.9).dampening(0.3), "SGD with dampening");
   expect_torch_optimizer_works<to::Adam>(to::AdamOptions(0.1).amsgrad(true), "Adam");
   expect_torch_optimizer_works<to::AdamW>(to::AdamWOptions(0.1), "AdamW");
   expect_torch_optimizer_works<to::RMSprop>(to::RMSpropOptions(0.01).momentum(0.5).centered(true), "RMSprop");
   expect_torch_optimizer_works<to::Adagrad>(to::AdagradOptions(0.1).lr_decay(0.1), "Adagrad");
+}
+
+// The first step is without dampening. Checks trace the step again after it. From call 3 on, two more parameters have
+// gradients, so there are first steps again.
+TEST(MustWork, SGDWithDampening) {
+  for (const bool fused : {false, true})
+    expect_same_calls(
+        [=](const bool compiled) {
+          MLP model(models::mlp_module());
+          auto opt = std::make_shared<optim::SGD>(
+              model->parameters(),
+              optim::SGD::Options{.lr = 0.1, .momentum = 0.9, .dampening = 0.3, .foreach = !fused, .fused = fused});
+          auto step = as_is_or_compiled(train_step, compiled, {.codegen = false, .check = 8});
+          const auto train_net1 = [=](bool on) {
+            for (const auto& p : model->named_parameters())
+              if (p.key().starts_with("net1")) p.value().set_requires_grad(on);
+          };
+          train_net1(false);
+          return [=](int call) mutable {
+            if (call == 3) train_net1(true);
+            auto loss = step(model, *opt, torch::randn({8, 10}));
+            auto all = tensors_of_module(*model);
+            for (const auto& p : model->parameters())
+              for (const auto& [name, value] : opt->state(p)) all.push_back(value);
+            return all;
+          };
+        },
+        8);
 }
 
 // One program serves all learning rates and step counts; other options, and new state tensors, are another program.

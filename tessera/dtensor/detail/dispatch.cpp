@@ -7,6 +7,7 @@
 #include "tessera/dtensor/detail/arguments.h"
 #include "tessera/dtensor/detail/gathered_view.h"
 #include "tessera/dtensor/detail/redistribute_inputs.h"
+#include "tessera/dtensor/detail/rng_state.h"
 #include "tessera/dtensor/policy.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/tracing/detail/tracer_key.h"
@@ -169,15 +170,16 @@ void replace_static_arguments(BoxedCall& call, const Decision& decision) {
 void set_equal_generator(BoxedCall& call) {
   const auto& entry = call.entry;
   const auto arg = entry.op.schema().argumentIndexWithName("generator");
-  TESSERA_CHECK(arg && !tracing(), ShardingError, entry.name,
-                tracing() ? " cannot be compiled, because a compiled step would draw the same numbers in every run."
-                          : " has no argument 'generator', so replicas would draw different numbers.",
-                " Call it on full_tensor(), or inside local_map.");
+  TESSERA_CHECK(arg, ShardingError, entry.name,
+                " has no argument 'generator', so replicas would draw different numbers. Call it on full_tensor(), or "
+                "inside local_map.");
   TESSERA_CHECK(call.args[*arg].isNone(), UsageError, entry.name,
                 " on a distributed tensor was given a generator. The values are counter-based and the same on every "
                 "mesh: omit the generator and call tessera::manual_seed");
   auto& state = random_state(*call.key.mesh());
-  call.args[*arg] = at::detail::createCPUGenerator(hash_combine(state.seed, state.offset++));
+  static thread_local const auto generator = at::detail::createCPUGenerator();
+  seed_generator(generator, state.seed, state.offset++);
+  call.args[*arg] = generator;
 }
 
 // Communicates. Returns the redistributed inputs in the order of the call's tensors.

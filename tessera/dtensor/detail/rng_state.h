@@ -14,4 +14,7 @@ at::Tensor rng_state(const std::optional<at::Generator>& generator = {});
 // tessera::set_rng_state: sets the state that rng_state returned.
 void set_rng_state(const at::Tensor& state, const std::optional<at::Generator>& generator = {});
 
+// Seeds a generator by a draw of Tessera's random stream. In a traced step, each run does so with its own draw.
+void seed_generator(const at::Generator& generator, uint64_t seed, uint64_t offset);
+
 }  // namespace tessera::detail

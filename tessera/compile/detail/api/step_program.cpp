@@ -125,8 +125,6 @@ void StepProgram::collect_gradients(TraceRun& run, bool reads_old_gradients) {
 
 void StepProgram::build(Tracer::Result traced, const TraceRun& run, const CallArguments& arguments,
                         const Settings& settings) {
-  TESSERA_CHECK(!traced.program.nodes.empty() || !traced.program.outputs.empty(), UsageError,
-                "compile: the step runs no tensor op and returns no tensor; there is nothing to compile");
   std::vector<InputBindings::OldGradient> old_gradients;
   for (const auto& each : run.gradients())
     if (each.gradient.defined()) old_gradients.push_back({each.parameter, each.gradient});

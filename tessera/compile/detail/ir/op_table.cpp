@@ -38,6 +38,8 @@ constexpr OpRow kOpTable[] = {
     {"tessera.rng_state", OpKind::Random, nullptr},
     {"tessera.set_rng_state", OpKind::Random, nullptr},
     {"tessera.check_equal", OpKind::Check, nullptr},
+    {"tessera.check_value", OpKind::Check, nullptr},
+    {"aten._linalg_check_errors", OpKind::Check, nullptr},
     {"aten._local_scalar_dense", OpKind::Reads, nullptr},
     {"aten.item", OpKind::Reads, nullptr},
     {"aten.is_nonzero", OpKind::Reads, nullptr},

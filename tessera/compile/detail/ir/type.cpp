@@ -10,11 +10,11 @@ namespace tessera::compiler {
 namespace {
 
 constexpr std::pair<c10::ScalarType, const char*> kDtypeNames[] = {
-    {c10::kFloat, "f32"},        {c10::kDouble, "f64"}, {c10::kHalf, "f16"},         {c10::kBFloat16, "bf16"},
-    {c10::kLong, "i64"},         {c10::kInt, "i32"},    {c10::kShort, "i16"},        {c10::kChar, "i8"},
-    {c10::kByte, "u8"},          {c10::kBool, "bool"},  {c10::kComplexFloat, "c64"}, {c10::kComplexDouble, "c128"},
-    {c10::kUInt16, "u16"},       {c10::kUInt32, "u32"}, {c10::kUInt64, "u64"},       {c10::kFloat8_e4m3fn, "f8e4"},
-    {c10::kFloat8_e5m2, "f8e5"},
+    {c10::kFloat, "f32"},        {c10::kDouble, "f64"},      {c10::kHalf, "f16"},         {c10::kBFloat16, "bf16"},
+    {c10::kLong, "i64"},         {c10::kInt, "i32"},         {c10::kShort, "i16"},        {c10::kChar, "i8"},
+    {c10::kByte, "u8"},          {c10::kBool, "bool"},       {c10::kComplexFloat, "c64"}, {c10::kComplexDouble, "c128"},
+    {c10::kUInt16, "u16"},       {c10::kUInt32, "u32"},      {c10::kUInt64, "u64"},       {c10::kFloat8_e4m3fn, "f8e4"},
+    {c10::kFloat8_e5m2, "f8e5"}, {c10::kComplexHalf, "c32"},
 };
 
 std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& sizes) {

@@ -18,9 +18,21 @@ void check_equal_kernel(const at::Tensor& a, const at::Tensor& b, bool traced) {
       "and value). Pass the same tensor where they are equal");
 }
 
+// tessera::check_value: an integer or a flag that a formula of backward has read on the host.
+void check_value_kernel(const at::Tensor& x, const at::Scalar& traced) {
+  const auto now = x.item();
+  TESSERA_CHECK(now.toLong() == traced.toLong(), UsageError, "compile: the backward of the step reads a value that is ",
+                now.toLong(), " in this run; it was ", traced.toLong(),
+                " when the step was compiled, and the formula depends on it. It tells whether there is a special case, "
+                "such as a NaN in the input of max(), or a zero in the input of prod() or cumprod(). Run the step in "
+                "eager mode for such inputs");
+}
+
 TORCH_LIBRARY_FRAGMENT(tessera, m) {
   m.def("check_equal(Tensor a, Tensor b, bool traced) -> ()",
         torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(check_equal_kernel)));
+  m.def("check_value(Tensor x, Scalar traced) -> ()",
+        torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd, TORCH_FN(check_value_kernel)));
 }
 
 }  // namespace

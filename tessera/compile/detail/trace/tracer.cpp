@@ -54,14 +54,6 @@ bool views_argument(const c10::OperatorHandle& op, size_t argument) {
   return alias && !alias->isWrite();
 }
 
-bool has_integer_indices(const c10::IValue& indices) {
-  for (const c10::IValue& index : indices.toListRef())
-    if (index.isTensor() && index.toTensor().defined() &&
-        (index.toTensor().scalar_type() == at::kBool || index.toTensor().scalar_type() == at::kByte))
-      return false;
-  return true;
-}
-
 const at::Generator& generator_of(const torch::jit::Stack& stack, size_t arguments) {
   static const auto* by_default = new at::Generator(at::detail::getDefaultCPUGenerator());
   static thread_local at::Generator found;
@@ -236,7 +228,7 @@ ValueId Tracer::define_tensor(const at::Tensor& t) {
   const auto* storage = t.storage().unsafeGetStorageImpl();
   const auto [found, added] = buffer_ids_.try_emplace(storage, static_cast<int32_t>(buffers_.size()));
   if (added) {
-    buffers_.push_back({.weak = t.storage().getWeakStorageImpl(), .used = true});
+    buffers_.push_back({.weak = t.storage().getWeakStorageImpl(), .used = true, .constant = true});
     program_.buffers++;
   }
   program_.values.push_back({Type::of(t), found->second, t.storage_offset()});
@@ -333,7 +325,7 @@ void Tracer::record_seed(const at::Generator& generator) {
 }
 
 // torch::equal() of a tensor with itself, or of tensors of different sizes, has one answer. Otherwise the program
-// checks in each run that the answer is the same.
+// checks in each run that the answer is the same. Different tensors that depend on collectives are taken for unequal.
 bool Tracer::equal(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto a = torch::jit::peek(*stack, 0, 2).toTensor(), b = torch::jit::peek(*stack, 1, 2).toTensor();
   Node node{find_op("tessera.check_equal"),
@@ -348,9 +340,16 @@ bool Tracer::equal(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torc
     return true;
   }
   keep_numbers_from_host(op, node.args);
-  set_protected(node, false);
-  next(op, keys, stack);
-  set_protected(node, true);
+  const bool is_flag = a.dim() == 0 && a.scalar_type() == at::kBool;  // a check of a composite op, as in cov()
+  if (any_unknown(node) && !is_flag) {
+    // Placeholders are all zeros, and so would be what is computed of them.
+    torch::jit::drop(*stack, 2);
+    stack->emplace_back(false);
+  } else {
+    set_protected(node, false);
+    next(op, keys, stack);
+    set_protected(node, true);
+  }
   const bool answer = torch::jit::pop(*stack).toBool();
   if (a.sizes() != b.sizes()) return answer;
   node.args.emplace_back(c10::IValue(answer));
@@ -394,12 +393,13 @@ void Tracer::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     static const auto zeros = c10::Dispatcher::singleton().findSchemaOrThrow("aten::zeros", "");
     return zeros.callBoxed(stack);
   }
+  if (op.operator_name().name == "aten::_linalg_check_errors") return check_errors_at_run(op, stack);
   // An op on DTensors calls ops on local tensors, which are recorded.
   if (keys.has_backend(c10::BackendComponent::PrivateUse3Bit)) return next(op, keys, stack);
   auto kind = kind_of(op);
-  if (op.operator_name().name == "aten::index" && has_integer_indices(torch::jit::peek(*stack, 1, 2)))
-    kind = OpKind::Plain;  // only a mask gives a shape that depends on values
   if (op.operator_name().name == "aten::equal") return torch::jit::push(*stack, equal(op, keys, stack));
+  if (kind == OpKind::Reads && has_fixed_sizes(op, *stack)) kind = OpKind::Plain;
+  if (kind == OpKind::Reads && read_on_host(op, keys, stack)) return;
   TESSERA_CHECK(kind != OpKind::Reads, UsageError, "compile: ", op.operator_name(), in_module(),
                 " depends on values, but a compiled step cannot read values on the host: ",
                 op.operator_name().name == "aten::index" || op.operator_name().name == "aten::nonzero"
@@ -419,11 +419,15 @@ void Tracer::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     const OpModesOff off;
     save_before_write(node);
   }
-  if (kind == OpKind::Collective || kind == OpKind::Wait)
+  if (kind == OpKind::Collective || kind == OpKind::Wait) {
     push_collective_placeholder(op, stack);
-  else
+  } else {
+    if (any_unknown(node)) replace_rejected_values(node, *stack);
     next(op, keys, stack);
+  }
   if (draws) generators_.drew(generator);
+  if (op.operator_name().name == "tessera::philox_seed_generator")
+    generators_.drew(std::get<c10::IValue>(node.args[0]).toGenerator());  // each run seeds it
   // squeeze_, t_, ... change sizes and strides but write no memory: recorded as squeeze, t, ...
   if (const auto view = view_of_in_place_view(op)) node.op = *view;
   const auto first = stack->size() - schema.returns().size();
@@ -439,8 +443,35 @@ void Tracer::run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
       buffer.protect = op.operator_name().name != "tessera::rng_state";  // activation checkpointing compares states
     }
   });
+  note_values(node, kind);
   set_protected(node, true);
   program_.nodes.push_back(std::move(node));
+}
+
+bool Tracer::any_unknown(const Node& node) const {
+  bool found = false;
+  node.each_read([&](ValueId id) { found |= buffers_[static_cast<size_t>(program_.buffer_of(id))].unknown; });
+  return found;
+}
+
+bool Tracer::all_constant(const Node& node) const {
+  bool all = true;
+  for (const auto& arg : node.args)
+    all &= !std::holds_alternative<RuntimeScalar>(arg) && !std::holds_alternative<GroupName>(arg);
+  node.each_read([&](ValueId id) { all &= buffers_[static_cast<size_t>(program_.buffer_of(id))].constant; });
+  return all;
+}
+
+void Tracer::note_values(const Node& node, OpKind kind) {
+  const bool unknown = kind == OpKind::Collective || any_unknown(node);
+  const bool constant = (kind == OpKind::Plain || kind == OpKind::Empty) && all_constant(node);
+  const auto note = [&](ValueId id) {
+    auto& buffer = buffers_[static_cast<size_t>(program_.buffer_of(id))];
+    buffer.unknown |= unknown;
+    buffer.constant &= constant;
+  };
+  node.each_result(note);
+  node.each_write(note);
 }
 
 ValueId Tracer::value_of(const at::Tensor& local) {

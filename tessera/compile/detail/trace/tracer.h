@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/ir/program.h"
 #include "tessera/compile/detail/trace/generator_states.h"
 #include "tessera/compile/detail/trace/runtime_scalars.h"
@@ -90,6 +91,8 @@ class Tracer final : public OpMode {
     bool unwritten = false;       // allocated by an op such as empty(); no op has written to it yet
     bool protect = false;         // data_ptr() throws between ops
     bool is_protected = false;
+    bool unknown = false;   // depends on a collective, whose result a trace does not have
+    bool constant = false;  // depends on no input and no random number: the same in every run
   };
   // An input as it was before the run.
   struct InputBefore {
@@ -115,6 +118,17 @@ class Tracer final : public OpMode {
   void set_protected(const Node& node, bool on);
   void keep_numbers_from_host(const c10::OperatorHandle& op, const std::vector<Arg>& args);
   bool equal(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  bool any_unknown(const Node& node) const;
+  bool all_constant(const Node& node) const;
+  void note_values(const Node& node, OpKind kind);
+  // In tracer_host_reads.cpp.
+  bool has_fixed_sizes(const c10::OperatorHandle& op, const torch::jit::Stack& stack);
+  bool is_constant(const at::Tensor& t);
+  bool read_on_host(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  void read_number(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+  at::Scalar assumed_number(const at::Tensor& t) const;
+  void check_errors_at_run(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+  void replace_rejected_values(const Node& node, torch::jit::Stack& stack) const;
   void record_seed(const at::Generator& generator);
   void keep_temporary_tensors();
   void note_leaves(const c10::IValue& argument);
