@@ -194,23 +194,22 @@ void Executable::allocate_buffers() {
 
 void Executable::allocate_arenas() {
   arenas_.clear();
-  for (const auto& arena : plan_.arenas)
-    arenas_.push_back(at::empty({arena.bytes}, at::device(arena.device).dtype(at::kByte)));
+  for (const auto& arena : plan_.arenas) arenas_.push_back(allocate_storage(arena.bytes, arena.device));
 }
 
 // Outputs, which the caller may keep, own their arena.
 c10::Storage Executable::storage_in_arena(size_t buffer, c10::Device device) {
   const auto& arena = arenas_[static_cast<size_t>(&plan_.arena(device) - plan_.arenas.data())];
-  auto* begin = static_cast<char*>(arena.data_ptr()) + plan_.offsets[buffer];
+  auto* begin = static_cast<char*>(arena.mutable_data()) + plan_.offsets[buffer];
   const auto bytes = static_cast<size_t>(bytes_[buffer]);
   const bool is_output = std::any_of(program_.outputs.begin(), program_.outputs.end(), [&](const Output& output) {
     return output.value != kNone && program_.buffer_of(output.value) == static_cast<int32_t>(buffer);
   });
   if (!is_output)
     return c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(begin, device), nullptr, false);
-  const auto free_owner = [](void* owner) { delete static_cast<at::Tensor*>(owner); };
+  const auto free_owner = [](void* owner) { delete static_cast<c10::Storage*>(owner); };
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes,
-                      c10::DataPtr(begin, new at::Tensor(arena), free_owner, device), c10::GetAllocator(device.type()),
+                      c10::DataPtr(begin, new c10::Storage(arena), free_owner, device), c10::GetAllocator(device.type()),
                       true);
 }
 

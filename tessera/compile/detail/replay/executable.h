@@ -123,7 +123,7 @@ class Executable {
   Program program_;
   std::shared_ptr<const codegen::KernelLibrary> library_;
   MemoryPlan plan_;
-  std::vector<at::Tensor> arenas_;               // by arena of the plan
+  std::vector<c10::Storage> arenas_;             // by arena of the plan
   bool arenas_in_use_ = false;                   // a run has written to them
   std::vector<c10::Storage> storages_;           // by buffer
   std::vector<at::Tensor> tensors_;              // by value
