@@ -209,8 +209,8 @@ c10::Storage Executable::storage_in_arena(size_t buffer, c10::Device device) {
     return c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(begin, device), nullptr, false);
   const auto free_owner = [](void* owner) { delete static_cast<c10::Storage*>(owner); };
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes,
-                      c10::DataPtr(begin, new c10::Storage(arena), free_owner, device), c10::GetAllocator(device.type()),
-                      true);
+                      c10::DataPtr(begin, new c10::Storage(arena), free_owner, device),
+                      c10::GetAllocator(device.type()), true);
 }
 
 // Lets the first call that touches a returned buffer allocate new memory for it.
