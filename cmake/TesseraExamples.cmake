@@ -1,6 +1,6 @@
 # The examples as programs, and their tests. TesseraTests.cmake includes this file.
 
-# Makes a program of each file. Arguments: a name for them all, the folder of the programs, the libraries, then names and
+# Builds a program from each file. Arguments: a name for them all, the folder of the programs, the libraries, then names and
 # files by turns. LibTorch's headers take most of the time of a compilation, so a unity build compiles the files as one,
 # each in a namespace, and the programs are links to that one: its main() calls the main() of the name that started it.
 function(tessera_example_programs all folder libraries)
