@@ -11,28 +11,26 @@
 namespace tessera::fuzz {
 namespace {
 
-// A folder with one file of values, as the metadata of the corpus name it. The caller writes the metadata.
-const std::string& distcp_folder() {
-  static const std::string folder = [] {
-    std::string path = (std::filesystem::temp_directory_path() / "fuzz_distcp_XXXXXX").string();
+// A folder in memory with one file of values, as the metadata of the corpus name it. The caller writes the metadata.
+struct DistcpFolder {
+  std::string path = "/dev/shm/fuzz_distcp_XXXXXX";
+  DistcpFolder() {
     require(mkdtemp(path.data()) != nullptr, "no temporary folder");
     dcp::Manifest values;
     values.values = {{"step", int64_t{3}}};
     dcp::write_distcp(values, path, {});
-    std::atexit([] { std::filesystem::remove_all(distcp_folder()); });
-    return path;
-  }();
-  return folder;
-}
+  }
+  ~DistcpFolder() { std::filesystem::remove_all(path); }
+};
 
 }  // namespace
 
 void fuzz_distcp(std::string_view input) {
   if (input.empty()) return;  // no file to map
-  const auto& folder = distcp_folder();
-  std::ofstream(folder + "/" + dcp::kDistcpMetadata, std::ios::binary) << input;
+  static const DistcpFolder folder;
+  std::ofstream(folder.path + "/" + dcp::kDistcpMetadata, std::ios::binary) << input;
   try {
-    for (const auto& tensor : dcp::read_distcp(folder).tensors) {
+    for (const auto& tensor : dcp::read_distcp(folder.path).tensors) {
       int64_t covered = 0;
       for (const auto& shard : tensor.shards) {
         covered += shard.box.numel();
