@@ -20,6 +20,9 @@
 //   auto stages = pipelining::build_stages(*model, split, "1F1B", mesh["pp"]);
 //   pipelining::Schedule1F1B schedule(stages, /*n_microbatches=*/8, loss_fn, mesh["pp"]);
 //   auto losses = schedule.step(input, target);                  // accumulates gradients; then step the optimizer
+namespace tessera {
+struct CompileOptions;  // tessera/compile/api/options.h
+}
 namespace tessera::pipelining {
 
 // From the output of the last stage and the target of one microbatch to a loss.
@@ -75,7 +78,8 @@ class PipelineStage {
   // All parameters and buffers of the stage are below this module, so fully_shard(), materialize() and optimizers take
   // it. Its forward runs the stage.
   torch::nn::Module& module() const { return *module_.ptr(); }
-  at::Tensor forward(const at::Tensor& x) const { return module_(x); }          // runs the stage, with hooks
+  // Runs the stage, with hooks; its program, if compile_stage() was called.
+  at::Tensor forward(const at::Tensor& x) const { return compiled_ ? compiled_(x) : module_(x); }
   std::vector<at::Tensor> parameters() const { return module_->parameters(); }  // shared ones included
 
   // The actions UNSHARD, RESHARD and REDUCE_GRAD of the schedule, for a stage whose parameters are sharded or
@@ -89,9 +93,11 @@ class PipelineStage {
   std::vector<std::string> names = {};
 
  private:
+  friend void compile_stage(PipelineStage&, const CompileOptions&);
   PipelineStage(StageModule module, int64_t stage_index, int64_t num_stages);
 
   StageModule module_;
+  StageForward compiled_;  // empty: the stage runs eagerly
   int64_t stage_index_, num_stages_;
 };
 
@@ -114,6 +120,15 @@ void average_gradients(PipelineStage& stage, const GroupRef& group);
 // Blocks inside of the stage may be sharded too, before it.
 // Example:  fully_shard(stage.module(), {.mesh = mesh["fsdp"]});   use_fully_shard(stage);
 void use_fully_shard(PipelineStage& stage);
+
+// Compiles a stage into three programs: F, the forward; I, the gradient of its input; W, the gradients of its
+// parameters. The schedule runs each where its table has the action; B runs I and W. Each shape of a microbatch has its
+// own programs. Call it after parallelize_module(), before the schedule is made. Throws UsageError for a stage of
+// fully_shard(), which must run eagerly.
+// Example:  for (PipelineStage& stage : stages) compile_stage(stage);
+void compile_stage(PipelineStage& stage);
+// The same with options of compile().
+void compile_stage(PipelineStage& stage, const CompileOptions& options);
 
 // Options of a schedule.
 struct ScheduleOptions {

@@ -101,6 +101,10 @@ struct CompileOptions {
   std::optional<Agree> agree = {};
   // See Numerics. Needs codegen. Default: TESSERA_NUMERICS, or else Numerics::Strict.
   std::optional<Numerics> numerics = {};
+  // For compile(module): the backward is two programs, one for the gradients of the arguments and one for those of the
+  // parameters, and a backward that needs only one kind runs only that. A pipeline schedule runs them at different
+  // times (I and W). Default: false.
+  std::optional<bool> split_backward = {};
 };
 
 // While it is alive, `options` are the defaults of compile() and compile_backward() on this thread.

@@ -93,8 +93,9 @@ void check_pipeline(const TrainConfig& c, const MeshShape& mesh) {
   TESSERA_CHECK(c.training.accumulate == 1, UsageError, "training.accumulate is ", c.training.accumulate,
                 ", but mesh '", p.mesh, "' has an axis pp, whose microbatches accumulate; use --microbatches ",
                 c.training.accumulate * pp, " and remove --accumulate");
-  TESSERA_CHECK(!c.training.compile, UsageError, "training.compile is set, but mesh '", p.mesh,
-                "' has an axis pp: pipeline schedules run eagerly; remove --compile");
+  TESSERA_CHECK(!c.training.compile || !has_name(mesh, "fsdp"), UsageError, "training.compile is set, but mesh '",
+                p.mesh, "' has the axes pp and fsdp (and so has bf16 and fp16): stages of fsdp run eagerly; use dp in ",
+                "place of fsdp, or remove --compile");
   TESSERA_CHECK(p.pipeline_stages % pp == 0, UsageError, "parallel.pipeline_stages is ", p.pipeline_stages,
                 ", which is not divisible by pp=", pp, "; use ", pp, " or ", 2 * pp);
   const auto shape = pipeline_shape(c, mesh);

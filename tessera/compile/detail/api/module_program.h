@@ -39,6 +39,7 @@ class ModuleProgram final : public TracedProgram {
                        const Tensors& root_gradients);
   void build_backward(SplitProgram& split, const Tracer::Result& traced, const CallArguments& arguments,
                       const Settings& settings);
+  Program split_off_weights(Program& program, BackwardProgram& backward, const Settings& settings) const;
   void add_autograd_node(Tensors& returned, Tensors saved, const CallArguments& arguments) const;
   Tensors differentiated(const CallArguments& arguments) const;
   CheckedTensors checked_tensors(const CallArguments& arguments, const Tensors& returned, bool exact) const;
