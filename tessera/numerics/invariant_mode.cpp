@@ -153,7 +153,8 @@ class InvariantMode final : public OpMode {
         return numerics::run_elementwise(op, stack);
       case InvariantForm::Rewrite: {
         if (!has_floats(top(*stack, arguments))) return run_integers(op, keys, stack, distributed);
-        if (distributed && rewrite->kind == numerics::RewriteKind::Local) return run_exact(op, keys, stack, true);
+        if (distributed && numerics::runs_on_local_tensors(*rewrite, *stack, arguments))
+          return run_exact(op, keys, stack, true);
         const at::AutoDispatchBelowADInplaceOrView below;
         return rewrite->run(stack, arguments);
       }
