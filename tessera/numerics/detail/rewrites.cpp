@@ -481,6 +481,50 @@ void run_attention_backward(Stack* stack, size_t count) {
              call.by_heads(product(p.transpose(1, 2), dy)));
 }
 
+// ---- fused optimizers ----
+
+// self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, lr, beta1, beta2, weight_decay, eps, amsgrad,
+// maximize, grad_scale, found_inf
+void run_fused_adam(Stack* stack, size_t count, bool decoupled) {
+  Arguments args(stack, count);
+  TESSERA_CHECK(
+      !args.optional_tensor(13) && !args.optional_tensor(14), UsageError,
+      "Numerics::Invariant: fused Adam with a gradient scaler; scalers are for float16, which is not covered");
+  const OpModesOff no_modes;
+  const auto parameters = args[0].toTensorVector(), gradients = args[1].toTensorVector(),
+             exp_avgs = args[2].toTensorVector(), exp_avg_sqs = args[3].toTensorVector(),
+             largest = args[4].toTensorVector(), steps = args[5].toTensorVector();
+  const double lr = args[6].isTensor() ? args.tensor(6).item<double>() : args.number(6);
+  const double beta1 = args.number(7), beta2 = args.number(8), decay = args.number(9), eps = args.number(10);
+  const bool amsgrad = args[11].toBool(), maximize = args[12].toBool();
+  for (size_t i = 0; i < parameters.size(); i++) {
+    const auto& p = parameters[i];
+    check_dtype(p, "fused Adam");
+    const auto strides = p.strides();
+    for (const auto* t : {&gradients[i], &exp_avgs[i], &exp_avg_sqs[i]})
+      TESSERA_CHECK(t->strides() == strides && t->is_non_overlapping_and_dense(), UsageError,
+                    "Numerics::Invariant: fused Adam of a parameter with strides ", strides,
+                    " and a gradient or state ", "with strides ", t->strides(), "; use .foreach = true");
+    const double t = steps[i].item<double>();
+    const AdamStep step{.weight_factor = decoupled ? 1 - lr * decay : 1,
+                        .l2 = decoupled ? 0 : decay,
+                        .beta1 = beta1,
+                        .beta2 = beta2,
+                        .eps = eps,
+                        .step_size = lr / (1 - std::pow(beta1, t)),
+                        .root_of_correction2 = std::sqrt(1 - std::pow(beta2, t)),
+                        .maximize = maximize};
+    AT_DISPATCH_FLOATING_TYPES(p.scalar_type(), "fused_adam", [&] {
+      adam_elements<scalar_t>(step, p.numel(), p.data_ptr<scalar_t>(), gradients[i].const_data_ptr<scalar_t>(),
+                              exp_avgs[i].data_ptr<scalar_t>(), exp_avg_sqs[i].data_ptr<scalar_t>(),
+                              amsgrad ? largest[i].data_ptr<scalar_t>() : nullptr);
+    });
+  }
+  args.reply();
+}
+void run_adam(Stack* stack, size_t count) { run_fused_adam(stack, count, false); }
+void run_adamw(Stack* stack, size_t count) { run_fused_adam(stack, count, true); }
+
 }  // namespace
 
 bool runs_on_local_tensors(const OpRewrite& rewrite, const Stack& stack, size_t count) {
@@ -491,6 +535,10 @@ bool runs_on_local_tensors(const OpRewrite& rewrite, const Stack& stack, size_t 
 
 const std::map<std::string, OpRewrite>& op_rewrites() {
   static const std::map<std::string, OpRewrite> rewrites = {
+      {"aten::_fused_adam_", {run_adam, RewriteKind::Local}},
+      {"aten::_fused_adam_.tensor_lr", {run_adam, RewriteKind::Local}},
+      {"aten::_fused_adamw_", {run_adamw, RewriteKind::Local}},
+      {"aten::_fused_adamw_.tensor_lr", {run_adamw, RewriteKind::Local}},
       {"aten::_log_softmax", {run_log_softmax, RewriteKind::Sequence}},
       {"aten::_log_softmax_backward_data", {run_log_softmax_backward, RewriteKind::Sequence}},
       {"aten::_softmax", {run_softmax, RewriteKind::Sequence}},

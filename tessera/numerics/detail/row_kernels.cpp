@@ -234,6 +234,24 @@ struct RowLoops {
         for (int64_t k = row * n; k < (row + 1) * n; k++) dp[k] = p[k] * (dp[k] - delta[row]) * scale;
     }
   };
+
+  struct Adam {
+    T weight_factor, l2, beta1_rest, beta2, beta2_rest, eps, step_size, root_of_correction2, sign;
+    T *parameter, *exp_avg, *exp_avg_sq, *largest_sq;
+    const T* gradient;
+    [[gnu::always_inline]] inline void run(int64_t first, int64_t last) const {
+      for (int64_t i = first; i < last; i++) {
+        const T p = parameter[i] * weight_factor, g = sign * gradient[i] + l2 * p;
+        const T m = exp_avg[i] + beta1_rest * (g - exp_avg[i]);
+        const T v = beta2 * exp_avg_sq[i] + beta2_rest * (g * g);
+        exp_avg[i] = m;
+        exp_avg_sq[i] = v;
+        T square = v;
+        if (largest_sq) square = largest_sq[i] = v > largest_sq[i] ? v : largest_sq[i];
+        parameter[i] = p - step_size * (m / (std::sqrt(square) / root_of_correction2 + eps));
+      }
+    }
+  };
 };
 
 // The file is compiled with -ffp-contract=off, so every version gives the same bits.
@@ -308,6 +326,18 @@ void score_gradients(const T* p, T* dp, int64_t rows, int64_t n, const T* delta,
   run_rows(typename RowLoops<T>::ScoreGradients{p, dp, n, delta, static_cast<T>(scale)}, rows, n);
 }
 
+template <class T>
+void adam_elements(const AdamStep& step, int64_t n, T* parameter, const T* gradient, T* exp_avg, T* exp_avg_sq,
+                   T* largest_sq) {
+  run_rows(typename RowLoops<T>::Adam{static_cast<T>(step.weight_factor), static_cast<T>(step.l2),
+                                      static_cast<T>(1 - step.beta1), static_cast<T>(step.beta2),
+                                      static_cast<T>(1 - step.beta2), static_cast<T>(step.eps),
+                                      static_cast<T>(step.step_size), static_cast<T>(step.root_of_correction2),
+                                      static_cast<T>(step.maximize ? -1 : 1), parameter, exp_avg, exp_avg_sq,
+                                      largest_sq, gradient},
+           n, 1);
+}
+
 #define TESSERA_ROW_KERNELS(T)                                                                                     \
   template void sum_rows(const T*, int64_t, const RowSteps&, T*, int64_t);                                         \
   template void norm_rows(const T*, int64_t, const RowSteps&, const T*, const T*, double, T*, T*, T*);             \
@@ -315,7 +345,8 @@ void score_gradients(const T* p, T* dp, int64_t rows, int64_t n, const T* delta,
                                    T*);                                                                            \
   template void shift_scores(T*, int64_t, int64_t, int64_t, double, bool, T*, const T*);                           \
   template void divide_by_sums(T*, int64_t, const RowSteps&, T*);                                                  \
-  template void score_gradients(const T*, T*, int64_t, int64_t, const T*, double)
+  template void score_gradients(const T*, T*, int64_t, int64_t, const T*, double);                                 \
+  template void adam_elements(const AdamStep&, int64_t, T*, const T*, T*, T*, T*)
 TESSERA_ROW_KERNELS(float);
 TESSERA_ROW_KERNELS(double);
 #undef TESSERA_ROW_KERNELS

@@ -54,4 +54,18 @@ void divide_by_sums(T* x, int64_t rows, const RowSteps& steps, T* sums);
 template <class T>
 void score_gradients(const T* p, T* dp, int64_t rows, int64_t n, const T* delta, double scale);
 
+// One step of Adam or AdamW with numbers that depend on the step alone.
+struct AdamStep {
+  double weight_factor;  // AdamW: 1 - lr * weight_decay, of the parameter
+  double l2;             // Adam: weight_decay, times the parameter is added to the gradient
+  double beta1, beta2, eps;
+  double step_size;            // lr / (1 - beta1^t)
+  double root_of_correction2;  // sqrt(1 - beta2^t)
+  bool maximize;
+};
+// Updates n elements. `largest_sq` (amsgrad) can be null.
+template <class T>
+void adam_elements(const AdamStep& step, int64_t n, T* parameter, const T* gradient, T* exp_avg, T* exp_avg_sq,
+                   T* largest_sq);
+
 }  // namespace tessera::numerics
