@@ -73,6 +73,7 @@ endfunction()
 #                   floating-point flags sqrt and selects are vectorised (normal_: 12 -> 5.6 ns per element)
 #   reduce, widen   sums over ranks: short loops that pay for vectorising
 #   product_tile    one fused multiply-add per term is the definition of a product under Numerics::Invariant
+#   row_kernels     the same loops without fused multiply-add, whose bits would depend on the processor
 #   hookable.cpp    one instantiation per class of torch::nn
 set(file_gloo tessera/comm/backends/gloo.cpp)
 set(file_random_ops tessera/dtensor/detail/random_ops.cpp)
@@ -84,7 +85,10 @@ set_source_files_properties(${file_random_ops} PROPERTIES COMPILE_OPTIONS
 set_source_files_properties(${files_sums} PROPERTIES COMPILE_OPTIONS "-O3;-fno-trapping-math")
 set(file_product_tile tessera/numerics/detail/product_tile.cpp)
 set_source_files_properties(${file_product_tile} PROPERTIES COMPILE_OPTIONS "-O3;-ffp-contract=fast")
-set_source_files_properties(${file_gloo} ${file_random_ops} ${files_sums} ${file_product_tile} PROPERTIES
+set(file_row_kernels tessera/numerics/detail/row_kernels.cpp)
+set_source_files_properties(${file_row_kernels} PROPERTIES COMPILE_OPTIONS
+                            "-O3;-ffp-contract=off;-fno-math-errno;-fno-trapping-math")
+set_source_files_properties(${file_gloo} ${file_random_ops} ${files_sums} ${file_product_tile} ${file_row_kernels} PROPERTIES
                             SKIP_PRECOMPILE_HEADERS ON SKIP_UNITY_BUILD_INCLUSION ON)
 set_source_files_properties(tessera/nn/detail/hookable.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 

@@ -2,8 +2,8 @@
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/numerics/detail/elementwise.h"
-#include "tessera/numerics/detail/invariant_numerics.h"
 #include "tessera/numerics/detail/rewrites.h"
+#include "tessera/numerics/numerics.h"
 #include "tessera/rules/detail/rule.h"
 #include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/tracing/detail/invariant_scope.h"
@@ -26,20 +26,20 @@ using torch::jit::Stack;
 const std::set<std::string, std::less<>> kExactFamilies = {"arranging", "copy",          "factories", "joining",
                                                            "random",    "view_backward", "view"};
 const std::set<std::string, std::less<>> kExactOps = {
-    "aten::_fused_sdp_choice", "aten::_local_scalar_dense", "aten::_unsafe_view", "aten::abs", "aten::amax",
-    "aten::amin", "aten::arange", "aten::arange.start", "aten::arange.start_step", "aten::ceil", "aten::clamp",
-    "aten::clamp_min", "aten::copy_", "aten::div.Scalar", "aten::div.Tensor", "aten::div_.Scalar", "aten::div_.Tensor",
-    "aten::embedding", "aten::empty.memory_format", "aten::empty_strided", "aten::eq.Scalar", "aten::eq.Tensor",
-    "aten::equal", "aten::fill_.Scalar", "aten::fill_.Tensor", "aten::floor", "aten::full", "aten::gather",
-    "aten::ge.Scalar", "aten::ge.Tensor", "aten::gt.Scalar", "aten::gt.Tensor", "aten::index_select", "aten::isfinite",
-    "aten::isnan", "aten::le.Scalar", "aten::le.Tensor", "aten::lt.Scalar", "aten::lt.Tensor",
-    "aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::masked_fill_.Scalar", "aten::max", "aten::maximum",
-    "aten::min", "aten::minimum", "aten::mul.Scalar", "aten::mul.Tensor", "aten::mul_.Scalar", "aten::mul_.Tensor",
-    "aten::ne.Scalar", "aten::ne.Tensor", "aten::neg", "aten::neg_", "aten::ones", "aten::reciprocal", "aten::relu",
-    "aten::relu_", "aten::reshape", "aten::resolve_conj", "aten::resolve_neg", "aten::scalar_tensor",
-    "aten::set_.source_Tensor", "aten::sgn", "aten::sign", "aten::sqrt", "aten::sqrt_", "aten::threshold",
-    "aten::threshold_backward", "aten::where.ScalarOther", "aten::where.ScalarSelf", "aten::where.self", "aten::zero_",
-    "aten::zeros",
+    "aten::_fused_sdp_choice", "aten::_has_compatible_shallow_copy_type", "aten::_local_scalar_dense",
+    "aten::_unsafe_view", "aten::abs", "aten::amax", "aten::amin", "aten::arange", "aten::arange.start",
+    "aten::arange.start_step", "aten::ceil", "aten::clamp", "aten::clamp_min", "aten::copy_", "aten::div.Scalar",
+    "aten::div.Tensor", "aten::div_.Scalar", "aten::div_.Tensor", "aten::embedding", "aten::empty.memory_format",
+    "aten::empty_strided", "aten::eq.Scalar", "aten::eq.Tensor", "aten::equal", "aten::fill_.Scalar",
+    "aten::fill_.Tensor", "aten::floor", "aten::full", "aten::gather", "aten::ge.Scalar", "aten::ge.Tensor",
+    "aten::gt.Scalar", "aten::gt.Tensor", "aten::index_select", "aten::isfinite", "aten::isnan", "aten::le.Scalar",
+    "aten::le.Tensor", "aten::lt.Scalar", "aten::lt.Tensor", "aten::masked_fill.Scalar", "aten::masked_fill.Tensor",
+    "aten::masked_fill_.Scalar", "aten::max", "aten::maximum", "aten::min", "aten::minimum", "aten::mul.Scalar",
+    "aten::mul.Tensor", "aten::mul_.Scalar", "aten::mul_.Tensor", "aten::ne.Scalar", "aten::ne.Tensor", "aten::neg",
+    "aten::neg_", "aten::ones", "aten::reciprocal", "aten::relu", "aten::relu_", "aten::reshape", "aten::resolve_conj",
+    "aten::resolve_neg", "aten::scalar_tensor", "aten::set_.source_Tensor", "aten::sgn", "aten::sign", "aten::sqrt",
+    "aten::sqrt_", "aten::threshold", "aten::threshold_backward", "aten::where.ScalarOther", "aten::where.ScalarSelf",
+    "aten::where.self", "aten::zero_", "aten::zeros",
     // Collectives that move data, and local forms of ops above.
     "tessera::all_gather", "tessera::all_gather.out", "tessera::all_gather_coalesced", "tessera::all_gather_into_",
     "tessera::all_gather_into_segments_", "tessera::all_to_all", "tessera::all_to_all.out", "tessera::amax_or_lowest",
@@ -153,7 +153,8 @@ class InvariantMode final : public OpMode {
         return numerics::run_elementwise(op, stack);
       case InvariantForm::Rewrite: {
         if (!has_floats(top(*stack, arguments))) return run_integers(op, keys, stack, distributed);
-        if (distributed && rewrite->kind == numerics::RewriteKind::Local) return run_exact(op, keys, stack, true);
+        if (distributed && numerics::runs_on_local_tensors(*rewrite, *stack, arguments))
+          return run_exact(op, keys, stack, true);
         const at::AutoDispatchBelowADInplaceOrView below;
         return rewrite->run(stack, arguments);
       }
@@ -234,17 +235,17 @@ class InvariantMode final : public OpMode {
 
 }  // namespace
 
-struct InvariantNumerics::State {
+struct NumericsScope::State {
   InvariantMode mode;
   OpModeScope scope{mode};
 };
 
-InvariantNumerics::InvariantNumerics() {
-  if (invariant_scope_is_open()) return;
+NumericsScope::NumericsScope(Numerics numerics) {
+  if (numerics != Numerics::Invariant || invariant_scope_is_open()) return;
   state_ = std::make_unique<State>();
   invariant_scope_is_open() = true;
 }
-InvariantNumerics::~InvariantNumerics() {
+NumericsScope::~NumericsScope() {
   if (state_) invariant_scope_is_open() = false;
 }
 

@@ -6,7 +6,7 @@
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"
-#include "tessera/data_parallel/reducer_mode.h"
+#include "tessera/data_parallel/detail/reducer_mode.h"
 #include "tessera/data_parallel/replicate.h"
 #include "tessera/models/mlp.h"
 #include "tessera/nn/module_tree.h"

@@ -2,7 +2,7 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/gpt2.h"
 #include "tessera/models/loss.h"
-#include "tessera/numerics/detail/invariant_numerics.h"
+#include "tessera/numerics/numerics.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/testing/ranks.h"
@@ -60,8 +60,8 @@ struct GPTRank {
     const ts::DistributeOptions own{.src_data_rank = std::nullopt};
     const auto tokens = ts::distribute_tensor(text.narrow(1, 0, 12).contiguous(), mesh, rows, own);
     const auto targets = ts::distribute_tensor(text.narrow(1, 1, 12).contiguous(), mesh, rows, own);
-    std::optional<ts::InvariantNumerics> scope;
-    if (invariant) scope.emplace();
+    std::optional<ts::NumericsScope> scope;
+    if (invariant) scope.emplace(ts::Numerics::Invariant);
     auto handle = model;
     auto loss = ts::models::loss(handle(tokens), targets);
     loss.backward();
@@ -84,7 +84,7 @@ std::string train_gpt(const GPTMesh& layout, const ts::models::GPT2& start) {
     for (int step = 0; step < 3; step++) {
       optimizer.zero_grad();
       add(rank.backward(step, true));
-      const ts::InvariantNumerics scope;
+      const ts::NumericsScope scope(ts::Numerics::Invariant);
       add(ts::optim::clip_grad_norm_(rank.model->parameters(), 0.5));
       optimizer.step();
     }

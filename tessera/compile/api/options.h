@@ -3,6 +3,7 @@
 #include "tessera/compile/detail/passes/pass.h"
 #include "tessera/compile/detail/replay/executable.h"
 #include "tessera/compile/detail/report/compile_trace.h"
+#include "tessera/numerics/numerics.h"
 
 #include <optional>
 #include <string>
@@ -50,15 +51,6 @@ enum class Agree : uint8_t {
   // All ranks of the world exchange one number on every call. If one recompiles, all do; if one runs in eager mode, all
   // do.
   EveryCall,
-};
-
-// How close the results of a compiled function are to those of eager mode, on the CPU.
-enum class Numerics : uint8_t {
-  // Equal bits: every sum has LibTorch's order.
-  Strict,
-  // Generated kernels may add in another order and use another library for matrix products, as torch.compile does.
-  // Results are within the tolerances of torch.testing.assert_close.
-  Fast,
 };
 
 // How a function is compiled. An option that is not given has the value of the innermost CompileScope, or else the

@@ -169,6 +169,13 @@ int64_t ParallelModel::data_rank() const {
   return rank;
 }
 
+DeviceMesh ParallelModel::data_mesh() const {
+  std::vector<std::string> axes;
+  for (const auto& axis : kRowAxes)
+    if (has_axis(axis)) axes.push_back(axis);
+  return axes.empty() ? DeviceMesh() : mesh_[axes];
+}
+
 int64_t ParallelModel::loss_ranks() const { return data_ranks() * (has_axis("cp") ? mesh_.size("cp") : 1); }
 
 void ParallelModel::sum_over_data(at::Tensor& values) const {

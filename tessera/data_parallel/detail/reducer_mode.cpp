@@ -1,4 +1,4 @@
-#include "tessera/data_parallel/reducer_mode.h"
+#include "tessera/data_parallel/detail/reducer_mode.h"
 
 #include <ostream>
 #include <utility>
