@@ -7,10 +7,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace tessera::dcp {
 namespace {
+
+constexpr size_t kPartBytes = 768 << 10;
 
 std::span<const std::byte> byte_span(const at::Tensor& contiguous) {
   return {static_cast<const std::byte*>(contiguous.const_data_ptr()), contiguous.nbytes()};
@@ -64,14 +67,19 @@ std::vector<uint32_t> write_safetensors(const std::string& path,
     header.tensors.push_back({.name = name, .dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()});
   }
   const auto start = write_header(header);  // sorts the tensors
-  NewFile file(path);
+  const uint64_t data_bytes = header.tensors.empty() ? 0 : header.tensors.back().end;
+  NewFile file(path, static_cast<int64_t>(start.size() + data_bytes));
   file.write(std::as_bytes(std::span(start)));
   std::vector<uint32_t> checksums(tensors.size());
   for (const auto& entry : header.tensors) {
     const size_t i = index.at(entry.name);
     const auto value = tensors[i].second.detach().cpu().contiguous();
-    checksums[i] = crc32c(byte_span(value));
-    file.write(byte_span(value));
+    for (auto rest = byte_span(value); !rest.empty();) {  // parts that stay in the cache of the processor
+      const auto part = rest.first(std::min(rest.size(), kPartBytes));
+      checksums[i] = crc32c(part, checksums[i]);
+      file.write(part);
+      rest = rest.subspan(part.size());
+    }
     if (options.after_each) options.after_each();
   }
   file.finish(options.sync);

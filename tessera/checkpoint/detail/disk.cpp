@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -14,13 +15,21 @@
 namespace tessera::dcp {
 namespace {
 
-constexpr ssize_t kEarlyBytes = 1 << 20;
+// Bytes of one write(). A larger one makes the kernel look for large blocks of free memory, which can take seconds.
+constexpr size_t kWriteBytes = 256 << 10;
+constexpr int64_t kFlushBytes = 8 << 20;
 
 }  // namespace
 
-NewFile::NewFile(std::string path)
+NewFile::NewFile(std::string path, int64_t bytes)
     : path_(std::move(path)), fd_(open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
   TESSERA_CHECK_ERRNO(fd_ >= 0, "cannot create the file '", path_, "'");
+  // Blocks that are reserved at once are neighbours, and writes need not search for free ones.
+  if (bytes == 0 || fallocate(fd_, FALLOC_FL_KEEP_SIZE, 0, bytes) == 0 || errno != ENOSPC) return;
+  const int error = errno;
+  close(std::exchange(fd_, -1));
+  unlink(path_.c_str());
+  raise_errno(error, c10::str("cannot write '", path_, "', which needs ", bytes, " bytes"));
 }
 
 NewFile::~NewFile() {
@@ -29,13 +38,15 @@ NewFile::~NewFile() {
 
 void NewFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t written = ::write(fd_, bytes.data(), bytes.size());
+    const ssize_t written = ::write(fd_, bytes.data(), std::min(bytes.size(), kWriteBytes));
     if (written < 0 && errno == EINTR) continue;
     TESSERA_CHECK_ERRNO(written > 0, "cannot write '", path_, "'");
-    // The disk starts now, and not at the fsync, while the next bytes are copied and their checksum is computed.
-    if (written >= kEarlyBytes) (void)sync_file_range(fd_, written_, written, SYNC_FILE_RANGE_WRITE);
     written_ += written;
     bytes = bytes.subspan(static_cast<size_t>(written));
+    if (written_ - flushed_ < kFlushBytes) continue;
+    // The disk starts now, and not at the fsync, while the next bytes are copied and their checksum is computed.
+    (void)sync_file_range(fd_, flushed_, written_ - flushed_, SYNC_FILE_RANGE_WRITE);
+    flushed_ = written_;
   }
 }
 

@@ -10,7 +10,9 @@ namespace tessera::dcp {
 // A new file. An existing file is an error.
 class NewFile {
  public:
-  explicit NewFile(std::string path);
+  // `bytes`, if given: the size that it will have. The space is reserved, so a full disk is an error at once; the size
+  // that the file system shows grows with what is written.
+  explicit NewFile(std::string path, int64_t bytes = 0);
   ~NewFile();
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
@@ -21,7 +23,7 @@ class NewFile {
  private:
   std::string path_;
   int fd_;
-  int64_t written_ = 0;
+  int64_t written_ = 0, flushed_ = 0;
 };
 
 void write_file(const std::string& path, const std::string& text, bool sync);
