@@ -2,6 +2,8 @@
 #include "tessera/comm/collectives.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/modules.h"
+#include "tessera/pipelining/detail/schedules.h"
+#include "tessera/pipelining/detail/simulate.h"
 #include "tessera/pipelining/detail/stage_module.h"
 #include "tessera/state/state_dict.h"
 
@@ -134,8 +136,14 @@ void compile_stage(PipelineStage& stage, const CompileOptions& options);
 struct ScheduleOptions {
   bool scale_grads = true;  // gradients are those of the mean of the microbatches' losses; false: of their sum
   // Compute actions in PyTorch's CSV form, one line per rank, instead of those of the named schedule. Line r uses the
-  // stages that rank r has.
+  // stages that rank r has. Ranks may have different numbers of stages.
   std::string csv = {};
+};
+
+// What PipelineSchedule::profile() has measured, and what follows from it. to_svg(profile.simulation) draws it.
+struct ScheduleProfile {
+  std::vector<StageCost> stages;  // of all ranks, per microbatch: seconds, and bytes that autograd keeps
+  Simulation simulation;          // of a step: seconds, bubble(), and per rank the actions and the peak in bytes
 };
 
 // Runs the stages of a pipeline on microbatches, in the order of a schedule (PyTorch: get_schedule_class(name)). The
@@ -159,6 +167,12 @@ class PipelineSchedule {
   // Forward only, without gradients. Returns the output of the last stage on its rank, an undefined tensor elsewhere.
   at::Tensor eval(const at::Tensor& input);
 
+  // Runs a step, as step() does, and measures each stage; then simulates the schedule with these costs, or
+  // `other_schedule` with the same number of stages per rank. Where the table has B, I and W are given half of it each.
+  // A stage of compile_stage() counts no bytes. Call step() once before, so that no first call is measured.
+  // Example:  if (schedule.profile(x, y, "ZBVZeroBubble").simulation.seconds < ...
+  ScheduleProfile profile(const at::Tensor& input, const at::Tensor& target, const std::string& other_schedule = {});
+
   const std::string& name() const { return name_; }                     // as PyTorch writes it
   const std::vector<PipelineStage>& stages() const { return stages_; }  // of this rank
   // The actions of all ranks, with communication, in PyTorch's CSV form: "0UNSHARD,0F0,0SEND_F0,0F1,..."
@@ -166,6 +180,7 @@ class PipelineSchedule {
 
  private:
   struct Plan;
+  PipelineShape shape() const;
 
   std::string name_;
   std::vector<PipelineStage> stages_;

@@ -158,12 +158,15 @@ TEST(FiveAxes, CheckpointsLoadOnOtherStagesAndMeshes) {
   train("pp=2", 4, "", folder / "two");
   train("pp=2,fsdp=2", 4, "", folder / "sharded");
   train("dp=2", 4, "", folder / "none");
+  train("pp=2,dp=2,fsdp=2", 4, "", folder / "hybrid");
   for (const auto& [from, mesh] : std::vector<std::pair<std::string, std::string>>{{"two", "pp=2"},
                                                                                    {"two", "pp=4"},
                                                                                    {"two", "dp=2"},
                                                                                    {"two", "pp=2,tp=2"},
                                                                                    {"sharded", "pp=3"},
-                                                                                   {"none", "pp=2,fsdp=2"}}) {
+                                                                                   {"none", "pp=2,fsdp=2"},
+                                                                                   {"hybrid", "dp=2,fsdp=2"},
+                                                                                   {"hybrid", "pp=4"}}) {
     SCOPED_TRACE(from + " on " + mesh);
     const auto resumed = train(mesh, 4, folder / from, "");
     for (size_t i = 0; i < 4; i++) EXPECT_NEAR(resumed[i], uninterrupted[i + 4], 1e-5 * uninterrupted[i + 4]) << i;

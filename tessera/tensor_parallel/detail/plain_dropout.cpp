@@ -3,6 +3,7 @@
 #include "tessera/base/detail/module_name.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/functional_collectives.h"
+#include "tessera/dtensor/detail/attention_of_scope.h"
 #include "tessera/dtensor/detail/local_origin.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/checkpoint.h"
@@ -197,6 +198,19 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& key, const at::Tenso
   return (weights * keep).matmul(v);
 }
 
+// Attention on DTensors in the scope of a ContextParallel: each rank has its heads (tp) of its tokens (cp).
+bool dtensor_attention(torch::jit::Stack& stack) {
+  const auto& context = current_context_parallel();
+  if (!context) return false;
+  const auto args = torch::jit::last(stack, 8);
+  at::Tensor result = context_parallel_attention_of_dtensors(
+      context, args[0].toTensor(), args[1].toTensor(), args[2].toTensor(), args[3].toOptional<at::Tensor>(),
+      args[4].toDouble(), args[5].toBool(), args[6].toOptional<double>(), args[7].toBool(), call_composite);
+  torch::jit::drop(stack, 8);
+  torch::jit::push(stack, std::move(result));
+  return true;
+}
+
 // The ops that take (input, p, train), and their variants in place.
 constexpr const char* kDropouts[] = {
     "dropout",       "dropout_",       "feature_dropout",       "feature_dropout_",
@@ -224,11 +238,8 @@ struct PlainDropout final : c10::OperatorKernel {
 };
 
 // Kernels at these keys take precedence over the decomposition of a composite op. Never destroyed.
-void install_at(c10::DispatchKey key) {
-  auto& aten = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-  for (const char* name : kDropouts)
-    aten.impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PlainDropout>(name)));
-  aten.impl("scaled_dot_product_attention", TORCH_FN(attention));
+torch::Library& kernels_at(c10::DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
 }
 
 }  // namespace
@@ -236,8 +247,17 @@ void install_at(c10::DispatchKey key) {
 void install_plain_dropout() {
   static std::once_flag once;
   std::call_once(once, [] {
-    install_at(c10::DispatchKey::AutogradCPU);
-    install_at(c10::DispatchKey::AutogradCUDA);
+    constexpr const char* kSdpa = "scaled_dot_product_attention";
+    for (const auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA}) {
+      auto& aten = kernels_at(key);
+      for (const char* name : kDropouts)
+        aten.impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PlainDropout>(name)));
+      aten.impl(kSdpa, TORCH_FN(attention));
+    }
+    // Inference mode skips the autograd keys.
+    for (const auto key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA})
+      kernels_at(key).impl(kSdpa, TORCH_FN(attention));
+    detail::attention_of_scope = dtensor_attention;
   });
   dropout_ran_outside = false;  // earlier ones do not belong to the model that is being parallelized
 }
