@@ -34,5 +34,8 @@ endfunction()
 
 tessera_doc_blocks(README.md tests/docs/readme_test.cpp)
 tessera_doc_blocks(docs/concepts.md tests/docs/concepts_test.cpp)
+tessera_doc_blocks(docs/first_program.md tests/docs/first_program_test.cpp)
+tessera_doc_blocks(docs/own_op.md tests/docs/own_op_test.cpp)
 tessera_doc_blocks(docs/own_schedule.md tests/docs/own_schedule_test.cpp)
 tessera_doc_blocks(docs/porting.md tests/docs/porting_test.cpp)
+tessera_doc_blocks(docs/weights.md tests/docs/weights_test.cpp)

@@ -19,7 +19,10 @@ import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import check_examples
 import check_public_headers
+import public_symbols
+from public_symbols import comment_text, symbols_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 STAGE = ROOT / "build/docs/pages"
@@ -27,11 +30,14 @@ STAGE = ROOT / "build/docs/pages"
 # Source files that become pages: path in the repository, path in the site, title, section.
 PAGES = [
     ("README.md", "index.md", "Tessera", ""),
+    ("docs/first_program.md", "tutorials/first_program.md", "A first program", "Tutorials"),
     ("docs/porting.md", "tutorials/porting.md", "From LibTorch to four ranks", "Tutorials"),
     ("docs/migration.md", "tutorials/migration.md", "From Python's DDP, FSDP and TP", "Tutorials"),
+    ("docs/own_op.md", "tutorials/own_op.md", "An op of your own", "Tutorials"),
     ("docs/own_schedule.md", "tutorials/own_schedule.md", "A pipeline schedule of your own", "Tutorials"),
     ("docs/concepts.md", "concepts.md", "Concepts", ""),
     ("examples/slurm/README.md", "tutorials/slurm.md", "On a Slurm cluster", "Tutorials"),
+    ("docs/weights.md", "howto/weights.md", "Bring your weights, see your run", "How to"),
     ("packaging/README.md", "howto/packages.md", "Install and package", "How to"),
     ("docs/security.md", "howto/security.md", "Security", "How to"),
     ("docs/benchmarks.md", "howto/benchmarks.md", "Benchmarks", "How to"),
@@ -69,121 +75,10 @@ def rewrite_links(text, source, target, places):
 
 
 # --- API ---------------------------------------------------------------------------------------------------------------
-def comment_text(lines):
-    """A // comment as Markdown. Lines that are indented more than prose are code."""
-    out, in_code = [], False
-    for line in lines:
-        text = re.sub(r"^\s*// ?", "", line)
-        is_code = text.startswith("  ") or re.match(r"Example:", text) is not None
-        if is_code and not in_code:
-            out += ["", "```cpp"]
-        if in_code and not is_code and text.strip():
-            out += ["```", ""]
-        if text.strip() or is_code:
-            in_code = is_code
-        out.append(text)
-    if in_code:
-        out.append("```")
-    # A table or a drawing is not C++.
-    return re.sub(r"```cpp\n([^;`]*)```", r"```text\n\1```", "\n".join(out))
-
-
-def without_private(lines):
-    """The public part of a class."""
-    out, hidden, depth = [], False, 0
-    for number, line in enumerate(lines):
-        code = check_public_headers.strip(line)
-        if depth == 1 and re.match(r"\s*(private|protected):", code):
-            hidden = True
-        elif depth == 1 and re.match(r"\s*public:", code):
-            hidden = False
-        last = number == len(lines) - 1
-        if not hidden or last:
-            out.append(line)
-        depth += code.count("{") - code.count("}")
-    while len(out) > 2 and not out[-2].strip():
-        del out[-2]
-    return out
-
-
-def without_body(lines):
-    """The declaration of a function that is defined: up to the { outside of its parentheses."""
-    text, parens = "\n".join(lines), 0
-    for i, c in enumerate(text):
-        parens += (c == "(") - (c == ")")
-        if c == "{" and parens == 0 and text[:i].rstrip()[-1:] != "=":
-            return (text[:i].rstrip() + ";").splitlines()
-    return lines
-
-
-def symbols_of(text):
-    """(name, comment lines, declaration lines) of each declaration at namespace scope."""
-    lines = text.splitlines()
-    comment, depth, i = [], 0, 0
-    namespaces = 0
-    hidden_from = 0  # the level of a detail namespace; 0: outside
-    while i < len(lines):
-        line = lines[i]
-        code = check_public_headers.strip(line).strip()
-        opened = re.match(r"(inline )?namespace\s+([\w:]*)\s*\{", code)
-        if opened and "}" not in code:
-            namespaces += 1
-            if "detail" in opened[2].split("::") and not hidden_from:
-                hidden_from = namespaces
-            comment = []
-        elif code.startswith("}") and "namespace" in line:
-            if hidden_from == namespaces:
-                hidden_from = 0
-            namespaces -= 1
-            comment = []
-        elif line.strip().startswith("//"):
-            comment.append(line)
-        elif not line.strip():
-            comment = []
-        elif code.startswith("#") and not code.startswith("#define"):
-            comment = []
-        elif code.startswith("#define"):
-            body = [line]
-            while lines[i].rstrip().endswith("\\"):
-                i += 1
-                body.append(lines[i])
-            name = re.match(r"#define (\w+)", code)[1]
-            if not name.endswith("_"):
-                yield name, comment, body[:1] if len(body) > 3 else body
-        else:
-            start, braces, parens = i, 0, 0
-            while True:
-                code = check_public_headers.strip(lines[i])
-                braces += code.count("{") - code.count("}")
-                parens += code.count("(") - code.count(")")
-                if braces <= 0 and parens <= 0 and re.search(r"[;}]\s*$", code.rstrip()):
-                    break
-                i += 1
-                if i >= len(lines):
-                    return
-            body = lines[start : i + 1]
-            first = " ".join(check_public_headers.strip(l).strip() for l in body[:3])
-            first = re.sub(r"^template\s*<[^{;]*?>\s*(requires [^{;]*? )?(?=(class|struct|[\w:<>,&* ]+\())", "", first)
-            type_match = re.match(r"(?:template\s*<.*?>\s*)?(?:class|struct|enum class|enum|union)\s+(\w+)", first)
-            call = re.search(r"(operator\S+|[\w~]+)\s*\(", first)
-            alias = re.match(r"using\s+(\w+)\s*=", first)
-            constant = re.search(r"(\w+)\s*(?:\[\])?\s*(?:=|\{|;)", first)
-            is_forward = re.match(r"(class|struct)\s+[\w:]+;$", first)
-            match = type_match or alias or call or constant
-            if match and not hidden_from and not is_forward and not first.startswith(("static_assert", "extern template", "friend")):
-                if type_match:
-                    body = without_private(body)
-                elif call and not alias and check_public_headers.strip(body[-1]).rstrip().endswith("}"):
-                    body = without_body(body)
-                yield match[1], comment, body
-            if i + 1 < len(lines) and not lines[i + 1].strip():
-                comment = []
-        i += 1
-
-
-def api_pages():
-    """One page per public header. Returns [(path, title)], and the number of symbols."""
+def api_pages(places):
+    """One page per public header. Returns [(path, title)], and the number of symbols. Every symbol has an example."""
     pages, count = [], 0
+    own, others = check_examples.regions(), list(check_examples.pages())
     for header in (ROOT / "tools/public_headers.txt").read_text().split():
         if not header.startswith("tessera/"):
             continue
@@ -193,15 +88,28 @@ def api_pages():
             raise SystemExit(f"{header}:{missing[0][0]}: this symbol has no comment: {missing[0][1]}")
         found = list(symbols_of(text))
         page = f"api/{header[len('tessera/'):-2].replace('/', '.')}.md"
+        shown = set()
         out = [f"# {header}", "", f"```cpp\n#include <{header}>\n```", ""]
         before = None
+        introduction = public_symbols.introduction(text)
+        out += [comment_text(introduction), ""]
+        if header in own:
+            out += ["## Example", "", "```cpp", "\n\n".join(own[header]), "```", ""]
         for name, comment, body in found:
             count += 1
+            example = check_examples.example_of(header, name, own, others)
+            if example is None:
+                raise SystemExit(f"{header}: {name} has no example; tools/check_examples.py")
             if comment is not before or not comment:
                 out += [f"## {name} {{: #{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-') or 'operator'}-{count} }}", ""]
                 if comment:
                     out += [comment_text(comment), ""]
             out += ["```cpp", *body, "```", ""]
+            source, code = example
+            if source and name not in shown:
+                place = places.get(source) or f"api/{source[len('tessera/'):-2].replace('/', '.')}.md"
+                out += [f"Example, from [{source}](../{place}):", "", "```cpp", code, "```", ""]
+                shown.add(name)
             before = comment
         target = STAGE / page
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -224,6 +132,26 @@ def cli_page(program):
     (STAGE / "reference").mkdir(exist_ok=True)
     (STAGE / "reference/cli.md").write_text("\n".join(out))
     return len(commands)
+
+
+def check_commands(program, pages):
+    """The commands `tessera ...` of a page have only options that the program has."""
+    helps = {}
+    for source, _, _, _ in pages:
+        for line in re.findall(r"^    tessera (.*)$", (ROOT / source).read_text(), re.M):
+            command, *words = re.sub(r"\s#.*| -- .*", "", line).split()
+            if command.startswith("-"):
+                continue
+            helps.setdefault(command, None)
+            if helps[command] is None:
+                done = subprocess.run([program, command, "--help"], capture_output=True, text=True)
+                if done.returncode:
+                    raise SystemExit(f"{source}: `tessera {line}`: there is no command {command}")
+                helps[command] = done.stdout
+            for word in words:
+                option = word.split("=")[0]
+                if re.match(r"--?[a-z]", option) and not re.search(rf"(^|[\s,]){re.escape(option)}[\s,=:]", helps[command]):
+                    raise SystemExit(f"{source}: `tessera {line}`: the program has no option {option}")
 
 
 def ops_page(program):
@@ -370,7 +298,9 @@ def main():
         (STAGE / target).write_text(rewrite_links((ROOT / source).read_text(), source, target, places))
         nav.setdefault(section, []).append((target, title))
     nav["Examples"] = example_pages()
-    nav["API"], symbols = api_pages()
+    places |= {f"examples/{pathlib.Path(page).stem}.cpp": page for page, _ in nav["Examples"]}
+    nav["API"], symbols = api_pages(places)
+    check_commands(arguments.program, pages)
     commands, ops, errors = cli_page(arguments.program), ops_page(arguments.program), errors_page()
     nav["Reference"] = [("reference/cli.md", "Program"), ("reference/ops.md", "Ops"), ("reference/errors.md", "Errors")]
 

@@ -29,12 +29,14 @@ struct LoadOptions {
 // checkpoint was saved. Each rank reads only the bytes that it needs; no tensor data is communicated. All checks come
 // first, on all ranks: if it throws UsageError, it throws on all ranks and nothing has changed. All ranks must call it.
 // Ranks on several hosts need a shared file system.
-//
 // Example:  auto dict = state_dict(*model);            // aliases of the parameters
 //           dcp::load(dict, "out/step-1000");          // fills the parameters
 //           auto step = dcp::read_values("out/step-1000").at("step");
 LoadReport load(const StateDict& dict, const std::string& path, const LoadOptions& options = {},
                 const World& world = World::current());
+
+// The values of a checkpoint (step, seed, ...); {} if it has none: one of another program, unless it is a .distcp one.
+Values read_values(const std::string& path);
 
 // A state dict to load optimizer state into before the first step, when the optimizer has no state yet: one tensor per
 // saved name with `prefix`, with the saved dtype. A tensor with the sizes of its parameter (state.<parameter>.<entry>)

@@ -20,8 +20,7 @@
 //   ddp->register_comm_hook(nullptr, bf16_compress_hook);                       // nullptr: DDP's own group
 //   ddp->register_comm_hook(my_state, [](MyState& state, GradBucket& bucket) {
 //     auto x = bucket.buffer().div_(bucket.group()->size());
-//     comm::all_reduce_(x, ReduceOp::Sum, bucket.group());                      // starts it, without wait
-//     return x;
+//     return funcol::all_reduce(x, ReduceOp::Sum, bucket.group());              // starts it; DDP waits for it
 //   });
 namespace tessera {
 

@@ -11,16 +11,16 @@ namespace tessera::launch {
 
 // Options of run(). The names follow torchrun.
 struct RunOptions {
-  std::vector<std::string> command;              // the program and its arguments
-  int64_t nproc_per_node = 1;                    // ranks on this host
-  int64_t nnodes = 1;                            // hosts of the job
-  int64_t node_rank = 0;                         // index of this host
-  std::string rdzv_endpoint;                     // host:port of the store, on node 0; may be empty if nnodes is 1
-  std::optional<std::set<int64_t>> ranks_shown;  // ranks whose output is shown; nullopt: all
-  std::string log_dir;                           // folder for one log file per rank and stream; empty: no logs
-  int64_t threads_per_rank = 0;                  // OMP_NUM_THREADS; 0: the inherited value, else cores / ranks
-  bool pin = false;                              // pins each rank to its own cores
-  int64_t max_restarts = 0;                      // restarts of the worker group after a rank fails
+  std::vector<std::string> command = {};              // the program and its arguments
+  int64_t nproc_per_node = 1;                         // ranks on this host
+  int64_t nnodes = 1;                                 // hosts of the job
+  int64_t node_rank = 0;                              // index of this host
+  std::string rdzv_endpoint = {};                     // host:port of the store, on node 0; may be empty if nnodes is 1
+  std::optional<std::set<int64_t>> ranks_shown = {};  // ranks whose output is shown; nullopt: all
+  std::string log_dir = {};                           // folder for one log file per rank and stream; empty: no logs
+  int64_t threads_per_rank = 0;                       // OMP_NUM_THREADS; 0: the inherited value, else cores / ranks
+  bool pin = false;                                   // pins each rank to its own cores
+  int64_t max_restarts = 0;                           // restarts of the worker group after a rank fails
   bool direct_output = false;  // local rank 0 inherits our standard output, so that it can detect a terminal
   bool brief_errors = false;   // reports a failed rank in one line: its error message, if it wrote an error file
   std::string program_name = "tessera run";                           // prefix of the launcher's own messages

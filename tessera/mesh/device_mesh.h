@@ -50,7 +50,7 @@ struct MeshState : c10::intrusive_ptr_target {
 
 // Ranks arranged as an n-dimensional array with named axes (PyTorch: DeviceMesh). It is a handle: copies share the
 // state.
-// Example:  auto mesh = init_device_mesh("cpu", {2, 4}, {"dp", "tp"});   mesh["tp"].size() == 4
+// Example:  auto mesh = init_device_mesh("cpu", {2, 4}, {"dp", "tp"});   // mesh["tp"].size() == 4
 class DeviceMesh {
  public:
   // An axis, by index or by name.

@@ -26,7 +26,7 @@ enum class MultiGradMode : uint8_t { All, Any };
 // PyTorch's register_multi_grad_hook. With All, hook(gradients) runs once per backward, after the backward computed all
 // gradients of `tensors` that it computes at all; the other gradients are undefined. With Any, the hook runs once per
 // backward, with the first gradient only.
-// Example:  register_multi_grad_hook({a, b}, [](const Tensors& grads) { log_norm(grads); });
+// Example:  register_multi_grad_hook({a, b}, [&](const Tensors& grads) { log_norm(grads); });
 GradHookHandle register_multi_grad_hook(const Tensors& tensors, std::function<void(const Tensors&)> hook,
                                         MultiGradMode mode = MultiGradMode::All);
 

@@ -204,7 +204,8 @@ struct FindLRResult {
 };
 // The learning-rate range test: trains with growing learning rates, and restores the module and the optimizer. `step`
 // makes one step of the training with the next batch and returns the loss, the same on all ranks (mean_over_ranks).
-// Example:  auto found = optim::find_lr(*model, optimizer, [&] { return train_step(model, optimizer, next_batch()); });
+// Example:  auto step = [&] { return train_step(model, optimizer, next_batch()).item<double>(); };
+//           auto found = optim::find_lr(*model, optimizer, step);
 //           optimizer.set_lr(0, found.suggestion);
 FindLRResult find_lr(torch::nn::Module& module, torch::optim::Optimizer& optimizer, const std::function<double()>& step,
                      const FindLROptions& options = {});

@@ -25,7 +25,7 @@ namespace tessera {
 //
 // S(d), S(d,b), SS(d,k) and SS(d,k,b) are the ways to shard a dim. A sharding strategy that lists S(d) holds for all.
 //
-// Example:  Placements p = {Replicate(), Shard(0)};  to_string(p) == "[R, S(0)]"
+// Example:  Placements p = {Replicate(), Shard(0)};  // to_string(p) == "[R, S(0)]"
 struct Placement {
   // Which of the forms above this is.
   enum class Kind : uint8_t { Replicate, Shard, StridedShard, Partial, NormPartial, MaskPartial };

@@ -121,7 +121,7 @@ std::ostream& operator<<(std::ostream& out, const StepPlan& plan);
 
 namespace train::planning {
 
-// Runs a step in a world without peers, and records it. For plan().
+// Internal: runs a step in a world without peers, and records it. For plan().
 class StepRecorder {
  public:
   explicit StepRecorder(PlannedMesh axes);

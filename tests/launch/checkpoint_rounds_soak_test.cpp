@@ -1,6 +1,7 @@
 // A training with asynchronous checkpoints is killed (kill -9) at random instants: one rank, all ranks, or the
 // launcher. It resumes each time, and at the end each step has the loss of a run that was never killed: so no
 // checkpoint was broken, and each sample was used exactly once. 6 kills; `make soak` makes 50.
+// The learning rate is constant, so that the number of steps can be chosen after the last kill.
 #include "tessera/base/detail/json.h"
 #include "tessera/base/detail/settings.h"
 #include "tessera/base/detail/text_file.h"
@@ -44,6 +45,8 @@ pid_t start_training(const std::string& folder, int64_t steps, const std::vector
                                  "8",
                                  "--warmup",
                                  "1",
+                                 "--schedule",
+                                 "constant",
                                  "--eval-samples",
                                  "8",
                                  "--sample-tokens",
@@ -83,6 +86,11 @@ void wait_for_end(int pidfd) {
 
 void wait_milliseconds(unsigned long count) { std::this_thread::sleep_for(std::chrono::milliseconds(count)); }
 
+bool has_ended(pid_t pid) {  // and is a child that nobody has waited for
+  siginfo_t about{};
+  return waitid(P_PID, static_cast<id_t>(pid), &about, WEXITED | WNOHANG | WNOWAIT) == 0 && about.si_pid == pid;
+}
+
 int exit_code(pid_t pid) {
   int status = 0;
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
@@ -106,7 +114,7 @@ std::map<int64_t, std::string> steps_of(const std::string& folder) {
 TEST(CheckpointRounds, AKilledTrainingLosesNothing) {
   const bool soak = setting("TESSERA_SOAK") == "1";
   const int kills = soak ? 50 : 6;
-  const int64_t steps = soak ? 4000 : 500;
+  constexpr int64_t kEndless = 1'000'000;
   std::string root = ::testing::TempDir() + "roundsXXXXXX";
   ASSERT_TRUE(mkdtemp(root.data()));
   const auto killed = root + "/killed", reference = root + "/reference";
@@ -116,12 +124,14 @@ TEST(CheckpointRounds, AKilledTrainingLosesNothing) {
   int while_training = 0, while_saving = 0;
   for (int i = 0; i < kills; i++) {
     const auto latest_before = dcp::latest(killed + "/checkpoints");
-    const pid_t launcher = start_training(killed, steps, checkpoints);
+    const pid_t launcher = start_training(killed, kEndless, checkpoints);
     if (i % 4 == 3) {  // any instant, also before training starts
       wait_milliseconds(random() % 1500);
     } else {  // soon after a checkpoint of this run is complete: others are being written
-      for (int waited = 0; waited < 60'000 && dcp::latest(killed + "/checkpoints") == latest_before; waited++)
+      for (int waited = 0; waited < 60'000 && dcp::latest(killed + "/checkpoints") == latest_before; waited++) {
+        ASSERT_FALSE(has_ended(launcher)) << read_text_file(killed + ".log", "the log");
         wait_milliseconds(1);
+      }
       wait_milliseconds(random() % 200);
     }
     auto ranks = children_of(launcher);
@@ -136,13 +146,15 @@ TEST(CheckpointRounds, AKilledTrainingLosesNothing) {
       for (const pid_t rank : ranks) kill(rank, SIGKILL);
     exit_code(launcher);
     for (const int end : ends) wait_for_end(end);  // they hold the lock of the folder
-    const auto latest = dcp::latest(killed + "/checkpoints");
-    while_training += latest.has_value();
+    while_training += dcp::latest(killed + "/checkpoints").has_value();
     for (const auto& [step, path] : dcp::steps_in(killed + "/checkpoints")) {
       while_saving += fs::exists(dcp::partial_folder(dcp::step_folder(killed + "/checkpoints", step + 1)));
       EXPECT_NO_THROW(dcp::open_source(path)) << path;
     }
   }
+  const auto latest = dcp::latest(killed + "/checkpoints");
+  ASSERT_TRUE(latest);
+  const int64_t steps = dcp::step_of(*latest).value() + 3;
   ASSERT_EQ(exit_code(start_training(killed, steps, checkpoints)), 0) << read_text_file(killed + ".log", "the log");
   ASSERT_EQ(exit_code(start_training(reference, steps, {})), 0) << read_text_file(reference + ".log", "the log");
   const auto expected = steps_of(reference), found = steps_of(killed);

@@ -4,6 +4,7 @@
 #include "tessera/base/error.h"
 #include "tessera/checkpoint/detail/distcp.h"
 #include "tessera/checkpoint/folders.h"
+#include "tessera/checkpoint/load.h"
 #include "tessera/checkpoint/safetensors_file.h"
 
 #include <algorithm>

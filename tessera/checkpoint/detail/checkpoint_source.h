@@ -23,7 +23,4 @@ struct CheckpointSource {
 // cover their tensor.
 CheckpointSource open_source(const std::string& path);
 
-// The saved values; {} for a checkpoint that has none: one of another program, unless it is a .distcp one.
-Values read_values(const std::string& path);
-
 }  // namespace tessera::dcp

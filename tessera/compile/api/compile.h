@@ -56,7 +56,7 @@ class Live {
 // double argument is. Another value of another type recompiles. The variable must outlive the step.
 //
 //   double beta = 0;
-//   auto step = compile([&, beta = live(beta)](const at::Tensor& x) { return loss(x) + beta * penalty(x); });
+//   auto step = compile([&, beta = live(beta)](const at::Tensor& x) { return loss(x) + beta.value() * penalty(x); });
 template <class T>
 Live<T> live(const T& variable) {
   return Live<T>(variable);

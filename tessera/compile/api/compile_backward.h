@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/base/visit.h"
 #include "tessera/compile/api/options.h"
+#include "tessera/compile/detail/replay/interpret.h"
 
 #include <memory>
 #include <type_traits>

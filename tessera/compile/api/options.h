@@ -18,7 +18,7 @@ namespace tessera {
 // One pass of the compiler: a built-in pass by name, or your own.
 //
 //   PassChoice{"fold_views"}
-//   PassChoice{"merge_collectives(bytes=26214400)"}                   a built-in pass with settings
+//   PassChoice{"merge_collectives(bytes=26214400)"}                   // a built-in pass with settings
 //   PassChoice{compiler::Pass{"mine", [](compiler::Program& p) { ...; return compiler::Matched{times}; }}}
 //
 // UsageError if the name is unknown; the message lists the names.
