@@ -35,7 +35,7 @@ void add_rules_command(CLI::App& app) {
     TESSERA_CHECK(!a.op.empty() || (a.action != "show" && a.action != "explain"), UsageError, "rules ", a.action,
                   " needs an op, as aten::add.Tensor");
     if (a.action == "show") return show_op(a.op, a.call, a.json, std::cout);
-    if (a.action == "explain") return explain_op(a.op, a.call, a.mesh, std::cout);
+    if (a.action == "explain") return explain_op(a.op, a.call, a.mesh, a.json, std::cout);
     if (a.action == "verify") {
       TESSERA_CHECK(verify_op(a.op, a.call, a.json, std::cout), SystemError, "rules verify: a strategy is wrong");
       return;

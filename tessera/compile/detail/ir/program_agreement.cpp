@@ -28,8 +28,10 @@ std::vector<std::string> collectives_on(const Program& program, int32_t group) {
     std::ostringstream line;
     line << node.name();
     node.each_read([&](ValueId id) { line << " " << short_name(program[id].type.dtype); });
+    // From one kind of shard of a dim to another, each rank has its own sizes to send and to receive.
+    const bool own_sizes = node.name() == "tessera.all_to_all";
     for (const auto& arg : node.args)
-      if (std::holds_alternative<c10::IValue>(arg)) {
+      if (const auto* value = std::get_if<c10::IValue>(&arg); value && !(own_sizes && value->isIntList())) {
         line << " ";
         print_arg(line, program, arg);
       }
