@@ -35,8 +35,8 @@ using PassList = std::vector<PassChoice>;
 
 // What a compiled step may assume about variables that it captures, or reaches through pointers.
 enum class Captures : uint8_t {
-  // A step that captures anything is checked on calls 1, 2, 4, 8, ...: it is traced again, and runs in eager mode and
-  // compiled from the same state. A difference is an error. Modules with members that no guard sees are checked too.
+  // Calls 2, 4, 8, ... trace the function again. A step that captures anything, and modules with members that no guard
+  // sees, also run in eager mode and compiled from the same state, on calls 1, 2, 4, 8, ... A difference is an error.
   Checked,
   // The step reads nothing that can change, besides its arguments and values behind live(). It is not checked.
   None,

@@ -12,6 +12,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
@@ -216,6 +217,11 @@ Returned ModuleProgram::run(const CallArguments& arguments) {
 
 // returned <- CompiledNode <- one DeliverNode per result <- the parameter or argument
 void ModuleProgram::add_autograd_node(Tensors& returned, Tensors saved, const CallArguments& arguments) const {
+  // A write into a result changes the saved tensor with the same memory.
+  for (const auto& t : saved)
+    for (const auto& result : returned)
+      if (result.defined() && t.is_alias_of(local_or_self(result)))
+        torch::autograd::impl::set_version_counter(t, torch::autograd::impl::version_counter(result));
   for (const auto buffer : saved_inputs_) saved.push_back(backward_bindings_.tensor_of(buffer, arguments));
   const auto inputs = differentiated(arguments);
   torch::autograd::edge_list edges;

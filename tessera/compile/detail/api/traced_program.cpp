@@ -2,6 +2,7 @@
 
 #include "tessera/base/detail/module_name.h"
 #include "tessera/base/error.h"
+#include "tessera/compile/detail/api/classic_locale.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/trace/local_tensors.h"
 #include "tessera/compile/detail/trace/thread_ranks.h"
@@ -10,6 +11,7 @@
 #include "tessera/tracing/detail/restart_trace.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 
 #include <algorithm>
 #include <bit>
@@ -122,10 +124,25 @@ std::string difference_of_values(const at::Tensor& compiled, const at::Tensor& e
   return c10::str("differs: element ", at, " is ", text(a), ", in eager mode ", text(b));
 }
 
+// A wrapped number is a constant of the trace, and a tangent is in none of the inputs. Anomaly mode reads values.
+void check_inputs(const CallArguments& arguments) {
+  TESSERA_CHECK(!torch::autograd::AnomalyMode::is_enabled() || !torch::autograd::AnomalyMode::should_check_nan(),
+                UsageError,
+                "compile: anomaly mode looks for NaN in every gradient, so the step depends on values, which a program "
+                "cannot read; turn it off, or call the step itself");
+  for (const auto& [tensor, role, name] : lift(arguments))
+    TESSERA_CHECK(!TensorGuard(tensor).cannot_be_input(), UsageError, "compile: ", role, " ", name, " is ",
+                  TensorGuard::describe(tensor),
+                  ", which cannot be an input of a program: clone() a wrapped number, or pass the number itself; use "
+                  "forward-mode AD outside of the compiled step");
+}
+
 }  // namespace
 
 void TracedProgram::compile(const CallArguments& arguments, const TracedFunction& function, const Settings& settings,
                             CompilingScope::Region region, bool confirmed) {
+  check_inputs(arguments);
+  const ClassicLocaleScope numbers_in_text;
   region_ = region;
   confirmed_ = confirmed;
   const std::function<Tensors()> run = [&] { return call_and_keep_numbers(function, nullptr); };
@@ -140,9 +157,8 @@ void TracedProgram::compile(const CallArguments& arguments, const TracedFunction
   number_traces_.clear();
   signature_ = Signature(arguments, number_is_key_);
   guard_captures(arguments);
-  check_again_ =
-      confirmed && !reads_live_ && !settings.captures_none && (settings.has_captures || !signature_.is_complete());
-  check_values_ = confirmed;
+  check_again_ = confirmed && !reads_live_ && !settings.captures_none;
+  check_values_ = settings.has_captures || !signature_.is_complete();
 }
 
 Tensors TracedProgram::call_and_keep_numbers(const TracedFunction& function, const std::vector<double>* numbers) {
@@ -174,6 +190,7 @@ void TracedProgram::find_number_inputs(const CallArguments& arguments, const Tra
   constexpr size_t kMaxNumbers = 16;  // that are traced one by one
   const size_t numbers = arguments.numbers.size() + live_.size();
   number_traces_.clear();
+  if (!NumberProbe::is_possible()) return;  // all numbers are keys
   const auto try_marks = [&](int only) {
     NumberTraces traces{only, {}, {}};
     for (const bool negative : {false, true}) {
@@ -444,15 +461,16 @@ std::string TracedProgram::difference_of_trace(const CallArguments& arguments, c
 std::optional<Returned> TracedProgram::check_if_due(const CallArguments& arguments, const TracedFunction& function,
                                                     const Settings& settings) {
   const auto call = ++calls_;
-  const bool is_power_of_two = (call & (call - 1)) == 0;
-  if (call > settings.check && !(check_again_ && is_power_of_two)) return {};
+  const bool asked = call <= settings.check, again = check_again_ && (call & (call - 1)) == 0;
+  if (!asked && !again) return {};
+  const ClassicLocaleScope numbers_in_text;
   const auto text = call == 1 ? "" : difference_of_trace(arguments, function, settings);
   TESSERA_CHECK(text.empty(), UsageError,
                 "compile: something that the step reads and that is not among its arguments, for example a captured "
                 "variable, has changed since the step was traced: ",
                 text,
                 ". Results since the last check may be wrong. Pass it as an argument, or declare it with ts::live(x)");
-  if (!can_run_beside_eager(settings)) return {};
+  if (!(asked || check_values_) || !can_run_beside_eager(settings)) return {};
   auto returned = run_beside_eager(arguments, function, is_exact(settings));
   exclude_changed_members();
   return returned;
@@ -462,7 +480,7 @@ std::optional<Returned> TracedProgram::check_if_due(const CallArguments& argumen
 // reduced yet elsewhere than a program does. Not if ranks are threads that draw from one generator: the two runs would
 // get other numbers.
 bool TracedProgram::can_run_beside_eager(const Settings& settings) const {
-  return check_values_ && !settings.parallel_mode && executable_->program().groups.empty() &&
+  return confirmed_ && !settings.parallel_mode && executable_->program().groups.empty() &&
          !(ranks_are_threads() && !generators_.empty());
 }
 

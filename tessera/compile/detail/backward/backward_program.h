@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/base/visit.h"
 #include "tessera/compile/detail/replay/executable.h"
+#include "tessera/compile/detail/replay/one_caller.h"
 #include "tessera/placement/detail/tensor_spec.h"
 
 #include <memory>
@@ -33,6 +34,8 @@ struct BackwardProgram {
 
   std::vector<SpecRef> result_specs;
   std::vector<size_t> result_order;  // indices of results in the order in which eager backward computes them
+
+  OneCaller caller;
 
   // `saved`: one per saved buffer. An undefined gradient counts as zeros.
   Tensors run(const Tensors& saved, Tensors gradients);

@@ -3,6 +3,8 @@
 #include "tessera/base/error.h"
 #include "tessera/tracing/detail/tracer_key.h"
 
+#include <ATen/core/grad_mode.h>
+
 namespace tessera::compiler {
 namespace {
 
@@ -34,6 +36,10 @@ torch::autograd::variable_list CompiledNode::apply(torch::autograd::variable_lis
   for (size_t i = 0; i < saved_.size(); i++)
     TESSERA_CHECK(saved_[i]._version() == versions_[i], UsageError, "a tensor of shape ", saved_[i].sizes(),
                   " that the backward of a compiled module needs was modified in place after forward; clone it first");
+  TESSERA_CHECK(!at::GradMode::is_enabled(), UsageError,
+                "backward through a compiled module with create_graph: its gradients have no graph. Compile the step "
+                "that computes both derivatives, or call the module itself, orig_mod()");
+  const OneCaller::Scope calls(program_->caller);
   if (program_->numbers) *program_->numbers = numbers_;  // a later forward may have had others
   return program_->weights ? run_parts(gradients) : program_->run(saved_, std::move(gradients));
 }

@@ -143,20 +143,4 @@ void agree_on(const Program& program, const CompileAttempt& attempt) {
   }
 }
 
-bool same_on_all_peers(const Program& program, const std::string& text) {
-  bool same = true;
-  for (const auto& each : program.groups) {
-    if (!has_peers(each.group) || !each.group->store()) continue;
-    const auto own = same ? text : "differs";
-    same &= comm::gather_decide_broadcast(
-                each.group, "compile", [&] { return own; },
-                [](const std::vector<std::string>& texts) {
-                  const bool equal =
-                      std::all_of(texts.begin(), texts.end(), [&](const auto& t) { return t == texts[0]; });
-                  return std::string(equal && texts[0] != "differs" ? "same" : "differs");
-                }) == "same";
-  }
-  return same;
-}
-
 }  // namespace tessera::compiler
