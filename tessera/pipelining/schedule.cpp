@@ -133,6 +133,8 @@ ScheduleProfile PipelineSchedule::profile(const at::Tensor& input, const at::Ten
   TESSERA_CHECK(loss_fn_, UsageError, name_, ": profile() needs the loss_fn of the constructor");
   ActionTable actions = plan_->actions;
   if (!other_schedule.empty()) {
+    TESSERA_CHECK(options_.csv.empty(), UsageError, "profile: the schedule has a table of yours, and ", other_schedule,
+                  " may need other stages. Make a schedule without ScheduleOptions::csv");
     const PipelineShape shape = this->shape();
     actions =
         lower_schedule(compute_schedule(other_schedule, shape), stage_ranks(other_schedule, shape), n_microbatches_);
