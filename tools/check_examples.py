@@ -44,8 +44,8 @@ def normalized(code):
 
 
 def uses(code, symbol):
-    """Whether the code names the symbol. A module is named by its holder: Linear for LinearImpl."""
-    code = re.sub(r"//.*", "", code)
+    """Whether the code names the symbol, and not one of torch. A module is named by its holder: Linear for LinearImpl."""
+    code = re.sub(r"//.*|\b(torch|std|at)::(\w+::)*\w+", "", code)
     if symbol.startswith("operator"):
         return symbol[len("operator"):] in code
     return re.search(rf"\b{re.escape(symbol)}\b", code) or (

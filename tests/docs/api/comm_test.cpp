@@ -239,6 +239,7 @@ TEST(ApiDTensor, DTensor) {
     auto v = ts::distribute_tensor(weight, mesh, {ts::Shard(0), ts::Shard(1)}, own);
     auto random = ts::rand({4, 4}, mesh, {ts::Shard(0), ts::Replicate()});
     auto units = ts::ones({4, 4}, mesh);
+    auto numbers = ts::arange(8, mesh, {ts::Shard(0), ts::Replicate()});
     // end
     EXPECT_EQ(plain[0][0].item<double>(), 6);
     EXPECT_EQ(z.size(0), 3);

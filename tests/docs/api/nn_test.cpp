@@ -475,6 +475,7 @@ TEST(ApiOptim, Schedulers) {
   ts::optim::SGD other(model->parameters(), {.lr = 0.1});
   // example: tessera/optim/schedulers.h
 
+  ts::optim::StepLR halves(other, /*step_size=*/10, /*gamma=*/0.5);
   MultiStepLR drops(other, {30, 60}, /*gamma=*/0.1);
   ConstantLR smaller(other, /*factor=*/0.5, /*total_iters=*/10);
   ExponentialLR decays(other, /*gamma=*/0.99);
