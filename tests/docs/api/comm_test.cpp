@@ -161,7 +161,7 @@ TEST(ApiComm, Backends) {
   // example: tessera/comm/backends.h
   for (const ts::comm::BackendInfo& info : ts::comm::backends())
     std::cout << info.name << (info.available() ? "" : " (not available)") << ": " << info.help << "\n";
-  ts::comm::check_backend("gloo");  // UsageError with the list of names if there is no such backend
+  ts::comm::check_backend("gloo");  // UsageError with the list of names for another one
 
   const ts::comm::Connect connect = [](const ts::comm::ConnectOptions& options) {
     return ts::comm::connect("gloo", options);  // or a c10d::Backend of yours

@@ -160,7 +160,7 @@ TEST(ApiNn, Lora) {
 // example: tessera/nn/attention_heads.h
 struct AttentionImpl : torch::nn::Cloneable<AttentionImpl>, AttentionHeads {
   void reset() override {}
-  int64_t head_dim() const override { return 64; }  // tensor parallelism shards whole heads
+  int64_t head_dim() const override { return 64; }  // tensor parallelism shards by heads
 };
 // end
 
