@@ -98,7 +98,7 @@ def api_pages(places):
         for name, comment, body in found:
             count += 1
             example = check_examples.example_of(header, name, own, others)
-            if example is None:
+            if not example:
                 raise SystemExit(f"{header}: {name} has no example; tools/check_examples.py")
             if comment is not before or not comment:
                 out += [f"## {name} {{: #{re.sub(r'[^a-z0-9]+', '-', name.lower()).strip('-') or 'operator'}-{count} }}", ""]
@@ -142,11 +142,10 @@ def check_commands(program, pages):
             command, *words = re.sub(r"\s#.*| -- .*", "", line).split()
             if command.startswith("-"):
                 continue
-            helps.setdefault(command, None)
-            if helps[command] is None:
+            if command not in helps:
                 done = subprocess.run([program, command, "--help"], capture_output=True, text=True)
                 if done.returncode:
-                    raise SystemExit(f"{source}: `tessera {line}`: there is no command {command}")
+                    raise SystemExit(f"{source}: `tessera {line}`: unknown command {command}")
                 helps[command] = done.stdout
             for word in words:
                 option = word.split("=")[0]

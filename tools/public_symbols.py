@@ -131,7 +131,7 @@ def symbols_of(text):
             is_forward = re.match(r"(class|struct)\s+[\w:]+;$", first)
             match = type_match or alias or made_by_macro or call or constant
             is_internal = any(line.startswith("// Internal:") for line in comment)
-            if match and not is_internal and not hidden_from and not is_forward and not first.startswith(("static_assert", "extern template", "friend")):
+            if match and not is_internal and not hidden_from and not is_forward and not first.startswith(("static_assert", "extern template", "friend", "struct std::", "template <> struct std::")):
                 if type_match:
                     body = without_private(body)
                 elif call and not alias and check_public_headers.strip(body[-1]).rstrip().endswith("}"):

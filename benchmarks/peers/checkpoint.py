@@ -44,6 +44,7 @@ def work(rank, world):
             best[name] = min(best[name], taken)
             if result is not None and hasattr(result, "result"):
                 result.result()
+    best["load_unverified"] = best["load"]  # DCP has no checksums
     for name, value in best.items():
         if rank == 0:
             print(json.dumps({"case": f"1gb/{world}/fp32/{name}", "value": round(value, 4)}), flush=True)

@@ -161,7 +161,7 @@ TEST(ApiComm, Backends) {
   // example: tessera/comm/backends.h
   for (const ts::comm::BackendInfo& info : ts::comm::backends())
     std::cout << info.name << (info.available() ? "" : " (not available)") << ": " << info.help << "\n";
-  ts::comm::check_backend("gloo");  // UsageError with the list of names if there is no such backend
+  ts::comm::check_backend("gloo");  // UsageError with the list of names for another one
 
   const ts::comm::Connect connect = [](const ts::comm::ConnectOptions& options) {
     return ts::comm::connect("gloo", options);  // or a c10d::Backend of yours
@@ -239,6 +239,7 @@ TEST(ApiDTensor, DTensor) {
     auto v = ts::distribute_tensor(weight, mesh, {ts::Shard(0), ts::Shard(1)}, own);
     auto random = ts::rand({4, 4}, mesh, {ts::Shard(0), ts::Replicate()});
     auto units = ts::ones({4, 4}, mesh);
+    auto numbers = ts::arange(8, mesh, {ts::Shard(0), ts::Replicate()});
     // end
     EXPECT_EQ(plain[0][0].item<double>(), 6);
     EXPECT_EQ(z.size(0), 3);

@@ -160,7 +160,7 @@ TEST(ApiNn, Lora) {
 // example: tessera/nn/attention_heads.h
 struct AttentionImpl : torch::nn::Cloneable<AttentionImpl>, AttentionHeads {
   void reset() override {}
-  int64_t head_dim() const override { return 64; }  // tensor parallelism shards whole heads
+  int64_t head_dim() const override { return 64; }  // tensor parallelism shards by heads
 };
 // end
 
@@ -475,6 +475,7 @@ TEST(ApiOptim, Schedulers) {
   ts::optim::SGD other(model->parameters(), {.lr = 0.1});
   // example: tessera/optim/schedulers.h
 
+  ts::optim::StepLR halves(other, /*step_size=*/10, /*gamma=*/0.5);
   MultiStepLR drops(other, {30, 60}, /*gamma=*/0.1);
   ConstantLR smaller(other, /*factor=*/0.5, /*total_iters=*/10);
   ExponentialLR decays(other, /*gamma=*/0.99);
