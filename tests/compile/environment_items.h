@@ -188,17 +188,17 @@ inline const EnvironmentItem kItems[] = {
      CHANGE(const c10::InferenceMode on(below(random, 2) == 1); e.other = torch::randn({2, 3}))},
     {"argument that is a wrapped number", READ(torch::ones({2}, at::kInt).mul(e.number_tensor)),
      CHANGE(e.number_tensor = torch::full({}, other_number(random, 0), at::kDouble);
-            e.number_tensor.unsafeGetTensorImpl()->set_wrapped_number(below(random, 4) == 0))},
+            e.number_tensor.unsafeGetTensorImpl()->set_wrapped_number(below(random, 8) == 0))},
     {"argument of zeros without memory", READ(e.other.mul(2).sum()),
      CHANGE(e.other = below(random, 2) ? at::_efficientzerotensor({2, 3}) : torch::randn({2, 3}))},
     {"layout of an argument", READ(e.other.sum()),
-     CHANGE(e.other = below(random, 4) == 0 ? torch::randn({2, 3}).to_sparse() : torch::randn({2, 3}))},
+     CHANGE(e.other = below(random, 8) == 0 ? torch::randn({2, 3}).to_sparse() : torch::randn({2, 3}))},
     {"tangent of an argument", READ([&] {
        const auto y = e.other.mul(2);
        return y._fw_grad(0).defined() ? y + y._fw_grad(0) : y;
      }()),
      CHANGE(e.other = torch::randn({2, 3});
-            if (below(random, 4) == 0) {
+            if (below(random, 8) == 0) {
               static const auto level = torch::autograd::ForwardADLevel::get_next_idx();
               TORCH_CHECK(level == 0);
               e.other = at::_make_dual(e.other, torch::randn({2, 3}), 0);
@@ -315,7 +315,7 @@ inline const EnvironmentItem kItems[] = {
     {"deterministic algorithms", READ(e.batch.x.mul(at::globalContext().deterministicAlgorithms() ? 2 : 3).sum()),
      CHANGE(e.deterministic = !e.deterministic)},
     {"anomaly mode", READ(e.batch.x.mul(torch::autograd::AnomalyMode::is_enabled() ? 2 : 3).sum()),
-     CHANGE(e.anomaly = below(random, 4) == 0)},
+     CHANGE(e.anomaly = below(random, 8) == 0)},
     {"dispatch keys excluded", READ(e.model->row.pow(2).sum()), CHANGE(e.below_autograd = !e.below_autograd)},
     {"oneDNN", READ(e.batch.x.mul(at::globalContext().userEnabledMkldnn() ? 2 : 3).sum()), CHANGE(e.mkldnn = !e.mkldnn)},
     // Captured variables.

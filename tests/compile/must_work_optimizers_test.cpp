@@ -23,6 +23,7 @@ using same_as_eager::equal_bits;
 using same_as_eager::expect_same_calls;
 using same_as_eager::quick;
 using same_as_eager::tensors_of_module;
+using same_as_eager::with_module;
 
 TEST(MustWork, SchedulerInsideTheStep) {
   for (const bool tensor_lr : {false, true})
@@ -88,9 +89,7 @@ TEST(MustWork, LearningRateSetInsideTheStep) {
           return [=](int call) mutable {
             if (call == 2) opt->set_lr(0, 0.3);
             auto loss = step(model, torch::randn({8, 10}));
-            auto all = tensors_of_module(*model);
-            all.push_back(torch::tensor(opt->lr(0), torch::kDouble));
-            return all;
+            return with_module(torch::tensor(opt->lr(0), torch::kDouble), *model);
           };
         },
         4);
@@ -115,9 +114,7 @@ TEST(MustWork, NumbersReadFromOptionsInside) {
           if (call == 3) opt->set_group_options(0, {.lr = 0.3, .momentum = 0.2});
           if (call == 4) opt->set_lr(0, 0.1);
           auto loss = step(model, torch::randn({8, 10}));
-          auto all = tensors_of_module(*model);
-          all.push_back(loss);
-          return all;
+          return with_module(loss, *model);
         };
       },
       6);

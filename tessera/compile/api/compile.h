@@ -1,5 +1,6 @@
 #pragma once
 #include "tessera/compile/detail/api/call_with_numbers.h"
+#include "tessera/compile/detail/api/classic_locale.h"
 #include "tessera/compile/detail/api/module_program.h"
 #include "tessera/compile/detail/api/step_program.h"
 #include "tessera/compile/detail/api/with_substitutes.h"
@@ -117,7 +118,10 @@ class CompiledStep {
   // The program that ran last. UsageError before the first call.
   const compiler::Executable& executable() const { return cache_->last().executable(); }
   // The program that ran last as text, one op per line, with how often each has run and the bytes of collectives.
-  std::string listing() const { return executable().listing(); }
+  std::string listing() const {
+    const compiler::ClassicLocaleScope numbers_in_text;
+    return executable().listing();
+  }
   // Why each compilation after the first was necessary: "argument 0 is f32[64, 10], it was f32[32, 10]".
   const std::vector<std::string>& recompiles() const { return cache_->recompiles(); }
   // The passes of the program that ran last: name, number of matches, time.
