@@ -77,6 +77,7 @@ Step step_of(Parallel parallel, const DeviceMesh& mesh, bool invariant) {
   auto shards = std::make_shared<VirtualShards>(*model, shares_rows ? mesh : DeviceMesh());
   return [=]() mutable {
     const NumericsScope scope(Numerics::Invariant);
+    optimizer->zero_grad();
     for (int64_t i = 0; i < shards->local_count(); i++) {
       loss_of(model, shards->rows(in, i), shards->rows(target, i)).backward();
       shards->add_gradients();

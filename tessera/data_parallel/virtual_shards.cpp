@@ -80,6 +80,7 @@ struct VirtualShards::State {
   std::vector<int64_t> counts;     // per rank of the group
   size_t next_step = 0;
   std::vector<Gradients> stack, subtrees;
+  Gradients last;  // .grad that reduce_gradients() has set, of parameters without fully_shard()
 
   int64_t shards_per_rank() const { return count / ranks.size(); }
   IndexRange owned_by(int64_t number) const { return {number * shards_per_rank(), (number + 1) * shards_per_rank()}; }
@@ -172,6 +173,9 @@ void VirtualShards::add_gradients() {
     TESSERA_CHECK(parameter.grad().defined(), UsageError, "VirtualShards: parameter ", name,
                   " has no gradient of virtual shard ", first() + static_cast<int64_t>(state.next_step),
                   "; use it in every loss, or freeze it before VirtualShards is constructed");
+    TESSERA_CHECK(state.last.empty() || !state.last[i].defined() || !parameter.grad().is_same(state.last[i]),
+                  UsageError, "VirtualShards: .grad of parameter ", name,
+                  " has the gradient of the last step too; call zero_grad() ", "before the first virtual shard");
     // fully_shard() shows the local unsharded gradient.
     sum.push_back(state.sharded[i].group ? parameter.grad() : data_parallel::local_gradient(parameter, name));
     parameter.mutable_grad().reset();
@@ -222,8 +226,12 @@ void VirtualShards::reduce_gradients() {
     }
     rest = std::move(others);
   }
-  for (size_t i = 0; i < sums.size(); i++)
-    if (!state.sharded[i].group) data_parallel::set_local_gradient(state.parameters[i].value, sums[i]);
+  state.last.assign(sums.size(), at::Tensor());
+  for (size_t i = 0; i < sums.size(); i++) {
+    if (state.sharded[i].group) continue;
+    data_parallel::set_local_gradient(state.parameters[i].value, sums[i]);
+    state.last[i] = state.parameters[i].value.grad();
+  }
   for (const auto& sharded : state.modules) {
     auto& group = sharded->group();
     Gradients unsharded(group.params().size());

@@ -14,6 +14,7 @@ namespace tessera {
 //   ts::fully_shard(model, {.mesh = mesh["dp"]});                  // or replicate, or DistributedDataParallel
 //   ts::VirtualShards shards(*model, mesh["dp"]);
 //   const ts::NumericsScope scope(ts::Numerics::Invariant);
+//   optimizer.zero_grad();
 //   for (int64_t i = 0; i < shards.local_count(); i++) {
 //     auto loss = loss_sum(model(shards.rows(x, i)), shards.rows(y, i)) / rows_of_global_batch;
 //     loss.backward();
@@ -46,7 +47,7 @@ class VirtualShards {
   at::Tensor rows(const at::Tensor& rows_of_rank, int64_t i) const;
 
   // After the backward of a virtual shard: takes .grad of each parameter. Throws UsageError for a parameter that
-  // requires a gradient and has none.
+  // requires a gradient and has none, or has that of the last step too. Call zero_grad() before the first one.
   void add_gradients();
   // After the last local virtual shard, on every rank: sets .grad to the sum over all virtual shards. Parameters of
   // fully_shard() get their shard of it.

@@ -145,7 +145,10 @@ const std::vector<InvariantCase> kInvariantCases = {
 
 void expect_same_bits(const TrainConfig& config) {
   const auto one_rank = train_on_threads(config, "");
-  for (const auto& each : kInvariantCases) {
+  const auto size = static_cast<uint32_t>(kInvariantCases.size());
+  const auto part = tessera::testing::soak_seeds(0, size, size);
+  for (auto i = part.first; i < part.end; i++) {
+    const auto& each = kInvariantCases[i];
     if (each.only_soak && !tessera::testing::long_soak()) continue;
     auto changed = config;
     std::string options;

@@ -362,10 +362,16 @@ void check_no_class_weights(const Arguments& args, size_t weight) {
                 "Numerics::Invariant: nll_loss with class weights; weight the losses of the samples instead");
 }
 
+// Targets beside sharded scores may be plain: every rank has all of them.
+Tensor targets_like(const Tensor& scores, const Tensor& target) {
+  if (!is_dtensor(scores) || is_dtensor(target)) return target;
+  return DTensor::from_local(target, DTensor(scores).device_mesh());
+}
+
 void run_nll_loss(Stack* stack, size_t count) {  // self, target, weight, reduction, ignore_index -> loss, total_weight
   Arguments args(stack, count);
   check_no_class_weights(args, 2);
-  const auto log_p = args.tensor(0), target = args.tensor(1);
+  const auto log_p = args.tensor(0), target = targets_like(log_p, args.tensor(1));
   const auto reduction = args[3].toInt();
   const auto counts = target.ne(args[4].toInt());
   const auto picked = at::gather(log_p, 1, at::where(counts, target, 0).unsqueeze(1)).squeeze(1);
@@ -379,7 +385,7 @@ void run_nll_loss(Stack* stack, size_t count) {  // self, target, weight, reduct
 void run_nll_loss_backward(Stack* stack, size_t count) {
   Arguments args(stack, count);  // grad_output, self, target, weight, reduction, ignore_index, total_weight
   check_no_class_weights(args, 3);
-  const auto log_p = args.tensor(1), target = args.tensor(2);
+  const auto log_p = args.tensor(1), target = targets_like(log_p, args.tensor(2));
   auto g = args.tensor(0);
   if (args[4].toInt() == at::Reduction::Mean) g = g / args.tensor(6);
   const auto rows = at::where(target.ne(args[5].toInt()), -g, 0.0).unsqueeze(1);  // (N, 1)
