@@ -10,8 +10,7 @@ namespace tessera {
 // In which order terms are added, on the CPU.
 enum class Numerics : uint8_t {
   // LibTorch's order. It depends on the mesh, on shapes and on the number of threads. A compiled function has the bits
-  // of
-  // eager mode.
+  // of eager mode.
   Strict,
   // Generated kernels of a compiled function may add in another order and use another library for matrix products, as
   // torch.compile does. Results are within the tolerances of torch.testing.assert_close.

@@ -258,9 +258,8 @@ PassList draw_passes(std::mt19937& random) {
   if (random() % 3 == 0) return compiler::default_passes();
   PassList passes;
   for (const auto& pass : compiler::known_passes()) {
-    const std::string name = pass.name;
-    const bool is_for_codegen = name == "fuse_pointwise" || name == "fuse_small_ops" || name == "fast_products";
-    if (!is_for_codegen && random() % 2 == 0) passes.emplace_back(name);
+    const bool is_for_codegen = pass.is_fast_only || std::string(pass.name) == "fuse_pointwise";
+    if (!is_for_codegen && random() % 2 == 0) passes.emplace_back(pass.name);
   }
   if (random() % 4 == 0) std::shuffle(passes.begin(), passes.end(), random);
   return passes;

@@ -489,12 +489,16 @@ bool TracedProgram::can_run_beside_eager(const Settings& settings) const {
 bool TracedProgram::is_exact(const Settings& settings) const {
   for (const auto& node : executable_->program().nodes)
     if (node.op.operator_name().name == "aten::linalg_lstsq") return false;
-  const auto is_known = [](const Pass& pass) {
-    const auto& all = known_passes();
+  const auto& all = known_passes();
+  const auto is_known = [&](const Pass& pass) {
     return std::any_of(all.begin(), all.end(), [&](const PassInfo& info) { return pass.name.starts_with(info.name); });
   };
-  for (const auto& pass : report_)  // which Numerics::Fast runs
-    if ((pass.name == "fast_products" || pass.name == "fuse_small_ops") && pass.matched.times > 0) return false;
+  const auto changes_rounding = [&](const PassReport& pass) {
+    return pass.matched.times > 0 && std::any_of(all.begin(), all.end(), [&](const PassInfo& info) {
+             return info.is_fast_only && pass.name == info.name;
+           });
+  };
+  if (std::any_of(report_.begin(), report_.end(), changes_rounding)) return false;
   return !settings.run_with && std::all_of(settings.passes.begin(), settings.passes.end(), is_known);
 }
 

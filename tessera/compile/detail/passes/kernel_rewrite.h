@@ -7,12 +7,13 @@
 
 namespace tessera::compiler {
 
-// What the passes that put kernels of tessera/cuda into a program share: a pass fills `kernels_` and `removed_`, by
-// node, then calls rewrite().
-class CudaRewrite {
+// What the passes that put kernels of Tessera into a program share: a pass fills `kernels_` and `removed_`, by node,
+// then calls rewrite(). `op` calls a kernel by name: "tessera.cuda_kernel" or "tessera.cpu_kernel".
+class KernelRewrite {
  public:
-  explicit CudaRewrite(Program& program)
+  KernelRewrite(Program& program, const char* op)
       : program_(program),
+        op_(op),
         def_use_(program),
         values_(values_by_buffer(program)),
         replaced_(program),
@@ -38,7 +39,7 @@ class CudaRewrite {
       if (removed_[n]) continue;
       if (const auto& kernel = kernels_[n]) {
         for (const auto id : kernel->allocated) kept.push_back(allocation_of(program_, id));
-        kept.push_back({find_op("tessera.cuda_kernel"),
+        kept.push_back({find_op(op_),
                         {kernel->outs, kernel->ins, c10::IValue(kernel->numbers), c10::IValue(kernel->name)},
                         {},
                         node.module});
@@ -52,6 +53,7 @@ class CudaRewrite {
   }
 
   Program& program_;
+  const char* op_;
   const DefUse def_use_;
   const std::vector<std::vector<ValueId>> values_;  // by buffer
   ReplacedValues replaced_;
