@@ -1,6 +1,7 @@
 #include "tessera/compile/detail/ir/collective.h"
 
 #include "tessera/compile/detail/ir/op_table.h"
+#include "tessera/compile/detail/ir/schema_match.h"
 
 #include <algorithm>
 #include <limits>
@@ -111,6 +112,10 @@ comm::CommKind record_kind(const c10::OperatorHandle& op) {
 }
 
 std::string collective_error(const Program& program, const Node& node) {
+  const auto& parameters = node.schema().arguments();
+  for (size_t i = 0; i < node.args.size(); i++)  // other ops take a number for a tensor, or one of each run
+    if (!std::holds_alternative<GroupName>(node.args[i]) && !result_fits(node.args[i], *parameters[i].type()))
+      return c10::str("argument ", parameters[i].name(), " of a collective must be a tensor, a constant or a group");
   const auto* row = find_collective(node.op);
   if (!row || row->bytes != padded_shard_bytes) return "";
   const auto dims = integers(node.args[1]), sizes = integers(node.args[2]);
