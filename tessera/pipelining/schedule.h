@@ -125,9 +125,10 @@ void use_fully_shard(PipelineStage& stage);
 
 // Compiles a stage into three programs: F, the forward; I, the gradient of its input; W, the gradients of its
 // parameters. The schedule runs each where its table has the action; B runs I and W. Each shape of a microbatch has its
-// own programs. Call it after parallelize_module(), before the schedule is made. Throws UsageError for a stage of
-// fully_shard(), which must run eagerly.
-// Example:  for (PipelineStage& stage : stages) compile_stage(stage);
+// own programs; eval() runs eagerly. Call it after parallelize_module(), before the schedule is made. Throws UsageError
+// for a stage of fully_shard(), which must run eagerly.
+//
+//   for (PipelineStage& stage : stages) compile_stage(stage);
 void compile_stage(PipelineStage& stage);
 // The same with options of compile().
 void compile_stage(PipelineStage& stage, const CompileOptions& options);

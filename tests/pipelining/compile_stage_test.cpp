@@ -92,6 +92,7 @@ TEST(CompileStage, InputAndWeightGradientsAreTwoPrograms) {
         {first, last}, 4, [](const at::Tensor& y, const at::Tensor& t) { return (y - t).square().mean(); }, me.group());
     const at::Tensor x = torch::randn({8, 4});
     schedule.step(x, x);
+    for (int64_t rows = 4; rows < 9; ++rows) schedule.eval(torch::randn({rows, 4}));  // other sizes do not compile
     EXPECT_EQ(products, (std::map<std::string, int64_t>{{"forward", 2}, {"backward", 2}, {"backward_weights", 2}}));
   });
 }

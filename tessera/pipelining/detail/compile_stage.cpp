@@ -3,6 +3,8 @@
 #include "tessera/data_parallel/fsdp/detail/engine/sharded_module.h"
 #include "tessera/pipelining/schedule.h"
 
+#include <ATen/core/grad_mode.h>
+
 namespace tessera::pipelining {
 
 void compile_stage(PipelineStage& stage) { compile_stage(stage, {}); }
@@ -12,7 +14,10 @@ void compile_stage(PipelineStage& stage, const CompileOptions& options) {
                 stage.stage_index(), ", which must run eagerly. Remove compile_stage(), or use average_gradients()");
   CompileOptions split = options;
   split.split_backward = true;
-  stage.compiled_ = [compiled = compile(stage.module_, split)](const at::Tensor& x) mutable { return compiled(x); };
+  // eval() has inputs of many sizes, such as a text that grows: it does not compile.
+  stage.compiled_ = [eager = stage.module_, compiled = compile(stage.module_, split)](const at::Tensor& x) mutable {
+    return at::GradMode::is_enabled() ? compiled(x) : eager(x);
+  };
 }
 
 }  // namespace tessera::pipelining

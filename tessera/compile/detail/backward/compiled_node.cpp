@@ -50,9 +50,9 @@ torch::autograd::variable_list CompiledNode::run_parts(const Tensors& gradients)
   bool for_parameters = false, for_arguments = false;
   for (size_t i = 0; i < results; i++)
     if (task_should_compute_output(i)) (i < parameters ? for_parameters : for_arguments) = true;
-  // A tracer must see all ops.
   auto part = std::exchange(first_part_, {});
   Tensors computed(results);
+  // A tracer must see all ops, so it uses no result of an earlier run.
   if (for_arguments || tracing() || !part.is_of(gradients)) {
     auto found = program_->run(saved_, gradients);
     const auto arguments = found.begin() + static_cast<ptrdiff_t>(results - parameters);
