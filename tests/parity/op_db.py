@@ -7,6 +7,7 @@ An entry has samples of its first dtype (float32 if it takes that), and of bfloa
 """
 import contextlib
 import enum
+import itertools
 import json
 import math
 import sys
@@ -253,10 +254,11 @@ def samples_of(op, name, dtype, count, most_elements, most_elements_of_one):
     for most, wanted in ((most_elements, count), (most_elements_of_one, 1)):
         found = []
         torch.manual_seed(0)
-        samples = iter(op.sample_inputs("cpu", dtype, requires_grad=grad))
         try:
+            # A list: a generator that is freed inside of a trace prints an error.
+            samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=grad), max(60, 2 * count)))
             for number, sample in enumerate(samples):
-                if len(found) == wanted or number > max(60, 2 * count):
+                if len(found) == wanted:
                     break
                 tensors = {}
                 try:
@@ -271,8 +273,6 @@ def samples_of(op, name, dtype, count, most_elements, most_elements_of_one):
                 found.append((program, tensors))
         except Exception as e:  # noqa: BLE001
             why = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:100]
-        finally:
-            getattr(samples, "close", lambda: None)()  # a generator that is freed inside of a trace prints an error
         if found:
             return found, ""
     return [], why
