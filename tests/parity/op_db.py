@@ -7,6 +7,7 @@ An entry has samples of its first dtype (float32 if it takes that), and of bfloa
 """
 import contextlib
 import enum
+import gc
 import itertools
 import json
 import math
@@ -255,9 +256,8 @@ def samples_of(op, name, dtype, count, most_elements, most_elements_of_one):
         found = []
         torch.manual_seed(0)
         try:
-            # A list: a generator that is freed inside of a trace prints an error.
-            samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=grad), max(60, 2 * count)))
-            for number, sample in enumerate(samples):
+            samples = op.sample_inputs("cpu", dtype, requires_grad=grad)
+            for number, sample in enumerate(itertools.islice(samples, max(60, 2 * count))):
                 if len(found) == wanted:
                     break
                 tensors = {}
@@ -301,7 +301,10 @@ def main():
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     out, skipped = Dump(), {}
-    for op in op_db:
+    gc.disable()  # a generator of samples that is freed inside of a trace prints an error
+    for number, op in enumerate(op_db):
+        if number % 25 == 0:
+            gc.collect()
         name = op.name + ("." + op.variant_test_name if op.variant_test_name else "")
         if only and name not in only:
             continue
