@@ -191,6 +191,22 @@ def cotangent(t):
     return torch.linspace(0.5, 1.5, n, dtype=torch.float64).to(t.dtype).reshape(t.shape)
 
 
+def rounding_error(run, given, wants, results, gradients):
+    """The largest difference of these values of a small dtype to those of float64 inputs; 0 if float64 does not run."""
+    try:
+        exact = [t.double() if t.is_floating_point() else t.clone() for t in given]
+        exact = [t.requires_grad_(w) for t, w in zip(exact, wants)]
+        found = run(*[t * 1 if w else t for t, w in zip(exact, wants)])
+        through = [(f, r) for f, r in zip(found, results) if r.requires_grad]
+        torch.autograd.backward([f for f, _ in through], [cotangent(r).double() for _, r in through])
+        pairs = [(r, f) for r, f in zip(results, found) if r.is_floating_point()]
+        pairs += [(g, t.grad) for g, t in zip(gradients, exact) if g is not None]
+        errors = [(a.double() - b.double()).abs().nan_to_num(0, 0, 0).max().item() for a, b in pairs if a.numel() > 0]
+        return max(errors, default=0.0)
+    except Exception:  # noqa: BLE001
+        return 0.0
+
+
 def dump(op, name, sample, tensors_out, most_elements):
     leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     at = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
@@ -226,6 +242,8 @@ def dump(op, name, sample, tensors_out, most_elements):
     if op.supports_autograd and through and any(wants):
         torch.autograd.backward(through, [cotangent(r) for r in through])
         gradients = [t.grad for t in leaves_again]
+        if any(t.dtype == torch.bfloat16 for t in given):
+            program["rounding_error"] = rounding_error(run, given, wants, results, gradients)
     names = [n["op"].split(".")[0] for n in program["nodes"]]
     undefined = any(n in ("aten::empty", "aten::empty_like", "aten::empty_permuted", "aten::empty_strided",
                           "aten::new_empty", "aten::new_empty_strided") for n in names)
