@@ -211,9 +211,8 @@ bool verify_op(const std::string& op, const std::vector<std::string>& call, bool
   out << samples.size() << " calls, " << strategies << " strategies, " << cases << " cases, " << wrong.size()
       << " wrong\n";
   if (op.empty())
-    out << "These are the ops whose arguments can be made from the schema. For another op, name it and give the sizes "
-           "of "
-           "its tensors; the tests of the rules have samples of every op.\n";
+    out << "These are the ops whose arguments can be made from the schema.\n"
+           "For another op, name it and give the sizes of its tensors.\n";
   return right;
 }
 

@@ -7,6 +7,8 @@ An entry has samples of its first dtype (float32 if it takes that), and of bfloa
 """
 import contextlib
 import enum
+import gc
+import itertools
 import json
 import math
 import sys
@@ -189,6 +191,22 @@ def cotangent(t):
     return torch.linspace(0.5, 1.5, n, dtype=torch.float64).to(t.dtype).reshape(t.shape)
 
 
+def rounding_error(run, given, wants, results, gradients):
+    """The largest difference of these values of a small dtype to those of float64 inputs; 0 if float64 does not run."""
+    try:
+        exact = [t.double() if t.is_floating_point() else t.clone() for t in given]
+        exact = [t.requires_grad_(w) for t, w in zip(exact, wants)]
+        found = run(*[t * 1 if w else t for t, w in zip(exact, wants)])
+        through = [(f, r) for f, r in zip(found, results) if r.requires_grad]
+        torch.autograd.backward([f for f, _ in through], [cotangent(r).double() for _, r in through])
+        pairs = [(r, f) for r, f in zip(results, found) if r.is_floating_point()]
+        pairs += [(g, t.grad) for g, t in zip(gradients, exact) if g is not None]
+        errors = [(a.double() - b.double()).abs().nan_to_num(0, 0, 0).max().item() for a, b in pairs if a.numel() > 0]
+        return max(errors, default=0.0)
+    except Exception:  # noqa: BLE001
+        return 0.0
+
+
 def dump(op, name, sample, tensors_out, most_elements):
     leaves, spec = tree_flatten((sample.input, sample.args, sample.kwargs))
     at = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
@@ -224,6 +242,8 @@ def dump(op, name, sample, tensors_out, most_elements):
     if op.supports_autograd and through and any(wants):
         torch.autograd.backward(through, [cotangent(r) for r in through])
         gradients = [t.grad for t in leaves_again]
+        if any(t.dtype == torch.bfloat16 for t in given):
+            program["rounding_error"] = rounding_error(run, given, wants, results, gradients)
     names = [n["op"].split(".")[0] for n in program["nodes"]]
     undefined = any(n in ("aten::empty", "aten::empty_like", "aten::empty_permuted", "aten::empty_strided",
                           "aten::new_empty", "aten::new_empty_strided") for n in names)
@@ -253,10 +273,10 @@ def samples_of(op, name, dtype, count, most_elements, most_elements_of_one):
     for most, wanted in ((most_elements, count), (most_elements_of_one, 1)):
         found = []
         torch.manual_seed(0)
-        samples = iter(op.sample_inputs("cpu", dtype, requires_grad=grad))
         try:
-            for number, sample in enumerate(samples):
-                if len(found) == wanted or number > max(60, 2 * count):
+            samples = op.sample_inputs("cpu", dtype, requires_grad=grad)
+            for number, sample in enumerate(itertools.islice(samples, max(60, 2 * count))):
+                if len(found) == wanted:
                     break
                 tensors = {}
                 try:
@@ -271,8 +291,6 @@ def samples_of(op, name, dtype, count, most_elements, most_elements_of_one):
                 found.append((program, tensors))
         except Exception as e:  # noqa: BLE001
             why = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:100]
-        finally:
-            getattr(samples, "close", lambda: None)()  # a generator that is freed inside of a trace prints an error
         if found:
             return found, ""
     return [], why
@@ -301,7 +319,10 @@ def main():
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     out, skipped = Dump(), {}
-    for op in op_db:
+    gc.disable()  # a generator of samples that is freed inside of a trace prints an error
+    for number, op in enumerate(op_db):
+        if number % 25 == 0:
+            gc.collect()
         name = op.name + ("." + op.variant_test_name if op.variant_test_name else "")
         if only and name not in only:
             continue
