@@ -190,7 +190,7 @@ inline const EnvironmentItem kItems[] = {
      CHANGE(e.number_tensor = torch::full({}, other_number(random, 0), at::kDouble);
             e.number_tensor.unsafeGetTensorImpl()->set_wrapped_number(below(random, 8) == 0))},
     {"argument of zeros without memory", READ(e.other.mul(2).sum()),
-     CHANGE(e.other = below(random, 2) ? at::_efficientzerotensor({2, 3}) : torch::randn({2, 3}))},
+     CHANGE(e.other = below(random, 8) == 0 ? at::_efficientzerotensor({2, 3}) : torch::randn({2, 3}))},
     {"layout of an argument", READ(e.other.sum()),
      CHANGE(e.other = below(random, 8) == 0 ? torch::randn({2, 3}).to_sparse() : torch::randn({2, 3}))},
     {"tangent of an argument", READ([&] {

@@ -52,7 +52,7 @@ constexpr const char* kRefusals[] = {
     "has changed since the step was traced",  // a captured variable without ts::live
     "has an autograd history",                // backward runs into the graph of an argument
     "of layout Sparse cannot be traced",      // a sparse argument
-    "cannot be an input of a program",        // a wrapped number, or a tangent
+    "cannot be an input of a program",        // a wrapped number, zeros, or a tangent
     "anomaly mode looks for NaN",             // which reads values
 };
 

@@ -188,7 +188,6 @@ TEST(MustWork, AnyLocale) {
     const auto x = torch::rand({3000});
     EXPECT_TRUE(equal_bits(step(x, a), body(x, a)));
   }
-  EXPECT_NE(step.listing().find("1234.5"), std::string::npos);  // `tessera opt` reads it
   std::locale::global(before);
 }
 

@@ -70,6 +70,30 @@ TEST(Signature, NumbersThatTheHostReadsAreKeys) {
   check("used twice", [](const at::Tensor& x, double a) { return x * a + (a > 1 ? 1 : 0); });
 }
 
+// A function object that lists its members: they are inputs and keys, as arguments are.
+struct VisitedStep {
+  at::Tensor weight;
+  double scale = 2;
+  std::vector<std::string> names;
+  at::Tensor operator()(const at::Tensor& x) const { return x * weight * scale * static_cast<double>(names.size()); }
+  friend void tessera_visit(VisitedStep& s, auto&& field) { field(s.weight), field(s.scale), field(s.names); }
+};
+
+TEST(Signature, FunctionObjectsThatAreVisited) {
+  const VisitedStep plain{torch::randn({3}), 3, {"a", "b"}};
+  auto step = compile(plain, {.codegen = false});
+  for (int i = 0; i < 5; i++) {
+    plain.weight.add_(1);
+    const auto x = torch::randn({3});
+    EXPECT_TRUE(at::equal(step(x), plain(x)));
+  }
+  EXPECT_EQ(step.cache().size(), 1u);
+  plain.weight.t_();
+  plain.weight.unsqueeze_(0);  // another shape of a member recompiles
+  EXPECT_TRUE(at::equal(step(torch::ones({3})), plain(torch::ones({3}))));
+  EXPECT_EQ(step.cache().size(), 2u);
+}
+
 TEST(Signature, RecompilesSayWhy) {
   CapturedWarnings warnings;
   auto step = compile([](const at::Tensor& x, int64_t n) { return x * n; }, {.codegen = false});

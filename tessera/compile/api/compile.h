@@ -74,7 +74,7 @@ class CompiledStep {
   // Prefer compile().
   CompiledStep(F step, const CompileOptions& options) : step_(std::move(step)) {
     auto settings = compiler::settings_from(options);
-    settings.has_captures = !std::is_empty_v<F> && !std::is_pointer_v<F> && !settings.captures_none;
+    settings.has_captures = !std::is_empty_v<F> && !std::is_pointer_v<F> && !kVisitable && !settings.captures_none;
     settings.attempt.function = compiler::function_key(typeid(F).name());
     cache_ = std::make_shared<compiler::StepCache>(std::move(settings));
   }
@@ -128,11 +128,15 @@ class CompiledStep {
   const std::vector<compiler::PassReport>& report() const { return cache_->last().report(); }
 
  private:
+  // A class with tessera_visit lists all that it holds.
+  static constexpr bool kVisitable = tessera::detail::HasTesseraVisit<F>;
+
   template <class... Args>
   compiler::CallArguments arguments_of(Args&... args) const {
     compiler::CallArguments arguments;
     (arguments.add(args), ...);
     for (auto* own : substitutes_->own_of_captured()) arguments.optimizers.push_back(own);
+    if constexpr (kVisitable) arguments.add_captures(step_);
     return arguments;
   }
   template <class... Args>
@@ -179,7 +183,8 @@ class CompiledStep {
 // among the arguments are read on every call. If the step computes with a number on the host (arithmetic, a comparison,
 // a size), it is a constant of the program, and another value recompiles; so do other integers, enums and strings.
 //
-// The step must not depend on anything else that changes between calls. See live() for captured variables. A step can
+// The step must not depend on anything else that changes between calls. See live() for captured variables. A function
+// object with tessera_visit lists its members, which are inputs or keys as arguments are. A step can
 // also read global variables, and hooks have variables of their own, so calls 2, 4, 8, ... trace it again. A step that
 // captures anything also runs in eager mode and compiled from the same state, on calls 1, 2, 4, 8, ... A difference is
 // an error that names the first op, or tensor, that differs.

@@ -69,6 +69,7 @@ TensorGuard::TensorGuard(const at::Tensor& t) : text_(describe(t)) {
   requires_grad_ = t.requires_grad();
   autograd_ = autograd_of(t);
   wrapped_number_ = t.unsafeGetTensorImpl()->is_wrapped_number();
+  zero_tensor_ = t._is_zerotensor();
   sizes_and_strides_ = layout_of(t);
   device_ = t.device();
   if (const auto* spec = tessera::detail::spec_or_null(t)) {
@@ -114,6 +115,7 @@ std::string TensorGuard::describe(const at::Tensor& t) {
   const auto autograd = autograd_of(t);
   if (autograd.hooks) out << " with hooks";
   if (autograd.has_tangent) out << " with a tangent";
+  if (t._is_zerotensor()) out << " of zeros without memory";
   if (t.unsafeGetTensorImpl()->is_wrapped_number()) out << " that is a wrapped number";
   return out.str();
 }

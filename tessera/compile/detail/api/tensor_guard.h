@@ -20,8 +20,9 @@ class TensorGuard {
   static std::string describe(const at::Tensor& t);
   // What differs, as "f64[3], it was f32[3]"; "" if the guard holds.
   std::string difference(const at::Tensor& t) const;
-  // Is the tensor a wrapped number, or has it a tangent of forward-mode AD? A program cannot have such inputs.
-  bool cannot_be_input() const { return wrapped_number_ || autograd_.has_tangent; }
+  // Is the tensor a wrapped number, zeros without memory, or has it a tangent of forward-mode AD? A program cannot have
+  // such inputs.
+  bool cannot_be_input() const { return wrapped_number_ || zero_tensor_ || autograd_.has_tangent; }
 
   struct Autograd {
     size_t hooks = 0;  // 0: none
@@ -35,7 +36,7 @@ class TensorGuard {
   uint64_t keys_ = 0;  // of the dispatcher: device, layout, conj, neg, inference, distributed
   caffe2::TypeMeta dtype_;
   bool requires_grad_ = false;
-  bool wrapped_number_ = false;
+  bool wrapped_number_ = false, zero_tensor_ = false;
   Autograd autograd_;
   c10::SmallVector<int64_t, 8> sizes_and_strides_;
   SpecRef spec_;                                    // of a DTensor

@@ -133,8 +133,7 @@ void check_inputs(const CallArguments& arguments) {
   for (const auto& [tensor, role, name] : lift(arguments))
     TESSERA_CHECK(!TensorGuard(tensor).cannot_be_input(), UsageError, "compile: ", role, " ", name, " is ",
                   TensorGuard::describe(tensor),
-                  ", which cannot be an input of a program: clone() a wrapped number, or pass the number itself; use "
-                  "forward-mode AD outside of the compiled step");
+                  ", which cannot be an input of a program: clone() it; use forward-mode AD outside of the step");
 }
 
 }  // namespace

@@ -83,6 +83,13 @@ class CallArguments {
     argument_++;
   }
 
+  // Adds what the function itself holds: its numbers are keys.
+  template <class T>
+  void add_captures(T& function) {
+    numbers_are_keys_ = true;
+    visit(function);
+  }
+
   // The bytes of a module object, which hold its members.
   struct ModuleObject {
     const void* begin = nullptr;
