@@ -129,10 +129,12 @@ at::Tensor exact_sum_over_ranks(const at::Tensor& x, const comm::Group& group, c
   funcol::wait(all, group);
   const OpModesOff no_modes;
   const auto bits = all.view(all.element_size() == 8 ? at::kLong : all.element_size() == 4 ? at::kInt : at::kShort);
-  TESSERA_CHECK(bits.ne(0).sum(0).le(1).all().item<bool>(), UsageError, "Numerics::Invariant: ", op, " over group '",
-                group->name(),
-                "' sums values of several ranks. Its bits depend on the number of ranks. Let an op on "
-                "DTensors compute the sum, or call the collective outside of the scope.");
+  TESSERA_CHECK(
+      bits.ne(0).sum(0).le(1).all().item<bool>(), UsageError, "Numerics::Invariant: ", op, " over group '",
+      group->name(),
+      "' sums values of several ranks. Its bits depend on the number of ranks. Reduce "
+      "gradients by VirtualShards, let an op on DTensors compute other sums, or call the collective outside of "
+      "the scope.");
   return bits.sum(0, false, bits.scalar_type()).view(x.scalar_type());  // keeps -0
 }
 

@@ -76,7 +76,11 @@ std::string effect_of(const std::string& key, const dcp::Values& saved, const Tr
                       option_text(was));
     return key == "training.steps" ? "the schedule ends at another step" : "later steps update differently";
   }
-  if (key == "training.accumulate" || key == "training.precision" || key.starts_with("parallel."))
+  const bool invariant = before.training.numerics == "invariant" && now.training.numerics == "invariant";
+  if (invariant && (key == "training.accumulate" || key.starts_with("parallel.")))
+    return "the same samples and the same bits: numerics are invariant";
+  if (key == "training.accumulate" || key == "training.precision" || key == "training.numerics" ||
+      key == "training.virtual_shards" || key.starts_with("parallel."))
     return "the same samples; sums are rounded differently";
   return "later steps differ";
 }
