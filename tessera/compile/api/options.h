@@ -56,8 +56,8 @@ enum class Agree : uint8_t {
 enum class Numerics : uint8_t {
   // Equal bits: every sum has LibTorch's order.
   Strict,
-  // Kernels of Tessera may add in another order, as those of torch.compile do. Results are within the tolerances of
-  // torch.testing.assert_close.
+  // Generated kernels may add in another order and use another library for matrix products, as torch.compile does.
+  // Results are within the tolerances of torch.testing.assert_close.
   Fast,
 };
 
@@ -99,7 +99,7 @@ struct CompileOptions {
   std::optional<Captures> captures = {};
   // See Agree. Default: Agree::OnError.
   std::optional<Agree> agree = {};
-  // See Numerics. Needs codegen. Default: TESSERA_NUMERICS, or else Numerics::Fast.
+  // See Numerics. Needs codegen. Default: TESSERA_NUMERICS, or else Numerics::Strict.
   std::optional<Numerics> numerics = {};
 };
 
