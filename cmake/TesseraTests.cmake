@@ -39,9 +39,8 @@ if(test_headers)
 endif()
 
 # Ranks are threads or processes of a test, so LibTorch's own loops use one thread. Generated kernels are cached in the
-# build folder, and so is their key. Most tests of compiled steps expect the bits of eager mode; those of Numerics::Fast
-# ask for it.
-set(test_environment OMP_NUM_THREADS=1 TESSERA_NUMERICS=strict TESSERA_CACHE_DIR=${CMAKE_BINARY_DIR}/kernels
+# build folder, and so is their key.
+set(test_environment OMP_NUM_THREADS=1 TESSERA_CACHE_DIR=${CMAKE_BINARY_DIR}/kernels
                      XDG_STATE_HOME=${CMAKE_BINARY_DIR}/state)
 if(TESSERA_SANITIZE MATCHES address)
   list(APPEND test_environment ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1

@@ -87,7 +87,7 @@ at::Tensor leaf(at::IntArrayRef sizes) { return torch::randn(sizes).requires_gra
 
 TEST(CpuKernels, GeluAndItsBackward) {
   for (const std::string approximate : {"none", "tanh"})
-    for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{1}, {17}, {3, 5, 7}, {40, 1000}})
+    for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{17}, {40, 1000}})
       expect_exact({"gelu " + approximate,
                     {leaf(sizes), torch::randn(sizes)},
                     [=](const Tensors& in) { return (at::gelu(in[0] * 3, approximate) * in[1]).sum(); },
@@ -183,7 +183,7 @@ return %5
 }
 
 TEST(CpuKernels, LayerNormAndItsBackward) {
-  for (const int64_t columns : {1, 7, 64, 771})
+  for (const int64_t columns : {7, 771})
     expect_exact({"layer norm",
                   {leaf({5, 33, columns}), leaf({columns}), leaf({columns}), torch::randn({5, 33, columns})},
                   [=](const Tensors& in) {
@@ -196,23 +196,23 @@ TEST(CpuKernels, LayerNormAndItsBackward) {
 TEST(CpuKernels, AttentionAndItsBackward) {
   struct Shape {
     int64_t queries, keys, dim;
-    bool causal;
+    bool causal, transposed;
   };
-  for (const auto& [queries, keys, dim, causal] :
-       {Shape{1, 1, 1, false}, {128, 128, 64, true}, {70, 130, 33, false}, {200, 200, 16, true}})
-    for (const bool transposed : {false, true}) {
-      const auto heads = [&](int64_t length) {
-        return transposed ? leaf({2, length, 3, dim}) : leaf({2, 3, length, dim});
-      };
-      expect_exact({c10::str("attention ", queries, "x", keys, "x", dim),
-                    {heads(queries), heads(keys), heads(keys), torch::randn({2, 3, queries, dim})},
-                    [=](const Tensors& in) {
-                      const auto view = [&](size_t i) { return transposed ? in[i].transpose(1, 2) : in[i]; };
-                      const auto y = at::scaled_dot_product_attention(view(0), view(1), view(2), {}, 0.0, causal);
-                      return (y * in[3]).sum();
-                    },
-                    {"attention", "attention_backward"}});
-    }
+  for (const auto& shape :
+       {Shape{128, 128, 64, true, true}, {70, 130, 33, false, false}, {200, 200, 16, true, false}}) {
+    const auto heads = [&](int64_t length) {
+      return shape.transposed ? leaf({2, length, 3, shape.dim}) : leaf({2, 3, length, shape.dim});
+    };
+    expect_exact(
+        {c10::str("attention ", shape.queries, "x", shape.keys, "x", shape.dim),
+         {heads(shape.queries), heads(shape.keys), heads(shape.keys), torch::randn({2, 3, shape.queries, shape.dim})},
+         [shape](const Tensors& in) {
+           const auto view = [&](size_t i) { return shape.transposed ? in[i].transpose(1, 2) : in[i]; };
+           const auto y = at::scaled_dot_product_attention(view(0), view(1), view(2), {}, 0.0, shape.causal);
+           return (y * in[3]).sum();
+         },
+         {"attention", "attention_backward"}});
+  }
 }
 
 TEST(CpuKernels, CrossEntropyWithoutACopyOfTheLogits) {
@@ -267,11 +267,13 @@ TEST(CpuKernels, ProductsHaveTheSameBitsOnAllProcessors) {
       const auto a = layout % 2 ? torch::randn({k, m}).t() : torch::randn({m, k}),
                  b = layout / 2 ? torch::randn({n, k}).t() : torch::randn({k, n});
       const auto by_scalars = torch::zeros({m, n});
+      const auto left = a.accessor<float, 2>(), right = b.accessor<float, 2>();
+      auto exact = by_scalars.accessor<float, 2>();
       for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
           float sum = 0;
-          for (int64_t l = 0; l < k; l++) sum = std::fma(a[i][l].item<float>(), b[l][j].item<float>(), sum);
-          by_scalars[i][j] = sum;
+          for (int64_t l = 0; l < k; l++) sum = std::fma(left[i][l], right[l][j], sum);
+          exact[i][j] = sum;
         }
       for (const auto* kernels : all_cpu_kernels().kernels) {
         if (!kernels || std::string(kernels->name) == "baseline") continue;
