@@ -12,6 +12,7 @@ void register_dispatch(BenchRegistry& registry);    // dispatch_bench.cpp
 void register_fsdp(BenchRegistry& registry);        // fsdp_bench.cpp
 void register_memory(BenchRegistry& registry);      // memory_bench.cpp
 void register_noop(BenchRegistry& registry);        // noop_bench.cpp
+void register_numerics(BenchRegistry& registry);    // numerics_bench.cpp
 void register_optim(BenchRegistry& registry);       // optim_bench.cpp
 void register_pipeline(BenchRegistry& registry);    // pipeline_bench.cpp
 void register_tp(BenchRegistry& registry);          // tp_bench.cpp
@@ -26,6 +27,7 @@ void register_all_benches(BenchRegistry& registry) {
   register_fsdp(registry);
   register_memory(registry);
   register_noop(registry);
+  register_numerics(registry);
   register_optim(registry);
   register_pipeline(registry);
   register_tp(registry);

@@ -1,6 +1,7 @@
 // Dispatch overhead of ops on DTensors, with a hit and with a miss of the decision cache, and the time to register all
 // rules. Plain is the same op on a plain tensor with the local sizes. 8 x 8, no_grad, one thread per rank. With four
 // ranks as threads on a 2 x 2 mesh, thread CPU time counts, because there are more ranks than cores.
+#include "benchmarks/dispatch_misses.h"
 #include "benchmarks/harness/bench.h"
 #include "benchmarks/harness/bench_timer.h"
 #include "tessera/dtensor/dtensor.h"
@@ -108,6 +109,7 @@ void run(int ranks, std::vector<int64_t> shape, std::vector<std::string> names, 
       }
       me.world.group()->barrier().wait();
     }
+    if (!one_rank) time_misses(mesh, emit);
   });
 }
 

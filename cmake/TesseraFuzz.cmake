@@ -5,9 +5,10 @@ set(TESSERA_FUZZ_LIBRARIES ${CMAKE_CURRENT_SOURCE_DIR}/build/release/lib
     CACHE PATH "The built libraries for the fuzzers")
 set(parsers
     base/detail/json base/detail/mapped_file
-    mesh/mesh_shape placement/placement
-    checkpoint/detail/box checkpoint/detail/checkpoint_source checkpoint/detail/manifest checkpoint/detail/reshard
-    checkpoint/detail/safetensors checkpoint/safetensors_file
+    comm/detail/store/wire mesh/mesh_shape placement/placement
+    checkpoint/detail/box checkpoint/detail/checkpoint_source checkpoint/detail/distcp checkpoint/detail/manifest
+    checkpoint/detail/pickle checkpoint/detail/reshard checkpoint/detail/safetensors checkpoint/detail/zip_archive
+    checkpoint/safetensors_file pipelining/detail/action pipelining/detail/action_table
     compile/detail/ir/collective compile/detail/ir/constant_text compile/detail/ir/dependencies
     compile/detail/ir/inflight_collectives compile/detail/ir/op_table compile/detail/ir/parse compile/detail/ir/print
     compile/detail/ir/program compile/detail/ir/schema_match compile/detail/ir/type compile/detail/ir/verify

@@ -39,8 +39,9 @@ if(test_headers)
 endif()
 
 # Ranks are threads or processes of a test, so LibTorch's own loops use one thread. Generated kernels are cached in the
-# build folder, and so is their key.
-set(test_environment OMP_NUM_THREADS=1 TESSERA_CACHE_DIR=${CMAKE_BINARY_DIR}/kernels
+# build folder, and so is their key. Most tests of compiled steps expect the bits of eager mode; those of Numerics::Fast
+# ask for it.
+set(test_environment OMP_NUM_THREADS=1 TESSERA_NUMERICS=strict TESSERA_CACHE_DIR=${CMAKE_BINARY_DIR}/kernels
                      XDG_STATE_HOME=${CMAKE_BINARY_DIR}/state)
 if(TESSERA_SANITIZE MATCHES address)
   list(APPEND test_environment ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=1
@@ -292,78 +293,7 @@ if(NOT TESSERA_SANITIZE)
   set_tests_properties(consumer PROPERTIES TIMEOUT 900 PROCESSORS 2)
 endif()
 
-# Examples run alone and on four ranks, with the same result.
-if(TARGET tessera_program)
-  set(four_ranks tessera_program run -n 4 --)
-else()
-  set(four_ranks ${CMAKE_CURRENT_SOURCE_DIR}/examples/run_ranks.sh 4)
-endif()
-set(example_first_steps_says "c10d_functional.all_reduce: 1")
-set(example_data_parallel_says "equal weights, loss fell")
-set(example_tensor_parallel_says "loss 2.0195[0-9] to 0.063[0-9]")
-set(example_fsdp_says "holds its shard.*loss fell")
-set(example_two_dimensional_says "loss 4.170[0-9]* to 0.51")
-set(example_pipeline_says "loss 4.170[0-9]* to 0.51")
-set(example_compile_step_says "same losses as eager, falling")
-set(example_checkpoint_says "same losses")
-set(example_own_op_says "same result and gradient, 0 collectives")
-set(example_own_comm_hook_says "equal weights, loss fell")
-file(GLOB examples CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/examples/*.cpp)
-foreach(example ${examples})
-  get_filename_component(name ${example} NAME_WE)
-  add_executable(example_${name} ${example})
-  tessera_our_code(example_${name})
-  target_link_libraries(example_${name} PRIVATE tessera_train)
-  if(NOT first_example)
-    set(first_example example_${name})
-    tessera_precompiled(example_${name} PRIVATE <torch/torch.h>)
-  else()
-    tessera_precompiled(example_${name} REUSE_FROM ${first_example})
-  endif()
-  add_test(NAME examples.${name} COMMAND example_${name})
-  add_test(NAME examples.${name}.4 COMMAND ${four_ranks} $<TARGET_FILE:example_${name}>)
-  set_tests_properties(examples.${name} examples.${name}.4 PROPERTIES
-                       PASS_REGULAR_EXPRESSION "${example_${name}_says}" TIMEOUT 60
-                       ENVIRONMENT "${test_environment}")
-endforeach()
-
-# LibTorch programs and their versions for several ranks (examples/ported): counts the changed lines and compares losses.
-# plain.cpp is a program without Tessera. The other versions of a folder are one program, each version in a namespace:
-# headers take most of the time of a compilation. Its first argument is the version.
-if(TARGET tessera_program AND PYTHON3 AND NOT TESSERA_SANITIZE)
-  file(GLOB ported CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/examples/ported/*/plain.cpp)
-  foreach(plain ${ported})
-    get_filename_component(folder ${plain} DIRECTORY)
-    get_filename_component(name ${folder} NAME)
-    set(text "")
-    set(calls "")
-    foreach(version ddp fully_shard compiled)
-      tessera_read_includes(${folder}/${version}.cpp)
-      list(JOIN includes "\n" includes)
-      string(PREPEND text "${includes}\n")
-      string(APPEND text "namespace ${version} {\n#include \"${folder}/${version}.cpp\"\n}\n")
-      string(APPEND calls "  if (version == \"${version}\") return ${version}::main(argc - 1, argv + 1);\n")
-    endforeach()
-    string(APPEND text "int main(int argc, char** argv) {\n  const std::string version = argc > 1 ? argv[1] : \"\";\n"
-                       "${calls}  return 2;\n}\n")
-    file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/ported/${name}.cpp CONTENT "${text}" @ONLY)
-    add_executable(ported_${name} ${CMAKE_BINARY_DIR}/ported/${name}.cpp)
-    target_link_libraries(ported_${name} PRIVATE tessera_train)
-    add_executable(ported_${name}_plain ${plain})
-    target_link_libraries(ported_${name}_plain PRIVATE Tessera::torch)
-    foreach(target ported_${name} ported_${name}_plain)
-      tessera_our_code(${target})
-      target_include_directories(${target} PRIVATE ${folder})
-      target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-Og>)
-      set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin/ported)
-    endforeach()
-    add_test(NAME examples.ported.${name}
-             COMMAND ${PYTHON3} ${CMAKE_CURRENT_SOURCE_DIR}/tools/check_ported.py --tessera $<TARGET_FILE:tessera_program>
-                     --programs ${CMAKE_BINARY_DIR}/bin/ported ${folder})
-    set_tests_properties(examples.ported.${name} PROPERTIES TIMEOUT 120 PROCESSORS 2 LABELS soak
-                         ENVIRONMENT "${test_environment}")
-  endforeach()
-endif()
+include(TesseraExamples)
 
 # A process with Python's autograd engine in it is refused.
 if(tessera_torch_python AND NOT TESSERA_SANITIZE)

@@ -30,4 +30,5 @@ int main() {
               << mode.get_comm_counts() << "\n"  // {c10d_functional.all_reduce: 1}
               << mode.debug_string();            // each op and its collectives
   ts::destroy();
+  return 0;
 }

@@ -68,11 +68,9 @@ class Runs:
         return pathlib.Path(tempfile.mkdtemp(dir=self.temporary))
 
     def run(self, version, ranks, folder, steps):
-        if version == "plain":
-            command = [str(self.arguments.programs / f"ported_{self.name}_plain")]
-        else:
-            program = str(self.arguments.programs / f"ported_{self.name}")
-            command = [self.arguments.tessera, "run", "-n", str(ranks), "--", program, version]
+        command = [str(self.arguments.programs / f"{self.name}_{version}")]
+        if version != "plain":
+            command = [self.arguments.tessera, "run", "-n", str(ranks), "--"] + command
         command += [str(folder), str(steps)]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode != 0:

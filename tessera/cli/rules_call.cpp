@@ -159,16 +159,36 @@ void show_op(const std::string& op, const std::vector<std::string>& call, bool j
   if (call.empty()) out << "Give the sizes of its tensors to see the strategies of a call.\n";
 }
 
+namespace {
+
+// Samples of all ops of the families whose arguments can be made from the schema: tensors of one size and numbers.
+std::vector<Sample> samples_of_elementwise_ops() {
+  std::vector<Sample> samples;
+  for (const char* family : {"pointwise", "foreach"})
+    for (const auto& op : testing::ops_of_family(family)) {
+      try {
+        for (const auto& sample : testing::samples_by_schema(op)) {
+          const testing::OpCall call(sample);
+          auto tensors = call.tensors();
+          for (auto& t : tensors) t = t.clone();
+          call.run(tensors);  // throws if the op does not accept these arguments
+          if (!op.ends_with(".out")) samples.push_back(sample);
+        }
+      } catch (const c10::Error&) {
+        continue;  // one value for all tensors of a list, for example
+      }
+    }
+  return samples;
+}
+
+}  // namespace
+
 bool verify_op(const std::string& op, const std::vector<std::string>& call, bool json, std::ostream& out) {
   std::vector<Sample> samples;
   if (!call.empty())
     samples.push_back(read_call(op, call).sample);
-  else if (!op.empty())
-    samples = testing::samples_by_schema(op);
   else
-    for (const auto& name : testing::ops_of_family("pointwise"))
-      if (name != "aten::maximum.out" && name != "aten::minimum.out")
-        for (auto& sample : testing::samples_by_schema(name)) samples.push_back(std::move(sample));
+    samples = op.empty() ? samples_of_elementwise_ops() : testing::samples_by_schema(op);
   int64_t strategies = 0, cases = 0;
   Json::Array wrong;
   for (const auto& sample : samples) {
@@ -190,10 +210,14 @@ bool verify_op(const std::string& op, const std::vector<std::string>& call, bool
   for (const auto& line : wrong) out << "WRONG  " << line.text() << '\n';
   out << samples.size() << " calls, " << strategies << " strategies, " << cases << " cases, " << wrong.size()
       << " wrong\n";
+  if (op.empty())
+    out << "These are the ops whose arguments can be made from the schema. For another op, name it and give the sizes "
+           "of "
+           "its tensors; the tests of the rules have samples of every op.\n";
   return right;
 }
 
-void explain_op(const std::string& op, const std::vector<std::string>& call, const std::string& mesh_text,
+void explain_op(const std::string& op, const std::vector<std::string>& call, const std::string& mesh_text, bool json,
                 std::ostream& out) {
   auto text = read_call(op, call);
   int64_t ranks = 1;
@@ -226,7 +250,11 @@ void explain_op(const std::string& op, const std::vector<std::string>& call, con
       value = std::move(list);
     }
   }
-  out << explain(op, text.sample.args);
+  const auto lines = explain(op, text.sample.args);
+  if (json)
+    out << Json(Json::Object{{"op", op}, {"mesh", mesh_text}, {"explanation", lines}}).dump() << '\n';
+  else
+    out << lines;
 }
 
 }  // namespace tessera::cli

@@ -42,7 +42,7 @@ void show_op(const std::string& op, const std::vector<std::string>& call, bool j
 // elementwise and foreach ops. Returns false if a strategy is wrong.
 bool verify_op(const std::string& op, const std::vector<std::string>& call, bool json, std::ostream& out);
 // The decision for a call on a mesh ("dp=2,tp=4"): candidates with costs. See debug/explain.h.
-void explain_op(const std::string& op, const std::vector<std::string>& call, const std::string& mesh,
+void explain_op(const std::string& op, const std::vector<std::string>& call, const std::string& mesh, bool json,
                 std::ostream& out);
 
 }  // namespace tessera::cli

@@ -5,7 +5,7 @@
 #include "tessera/compile/detail/report/trace_page.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"
-#include "tessera/data_parallel/reducer_mode.h"
+#include "tessera/data_parallel/detail/reducer_mode.h"
 #include "tessera/models/gpt2.h"
 #include "tessera/models/llama.h"
 #include "tessera/models/loss.h"

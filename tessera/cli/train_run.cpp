@@ -74,6 +74,8 @@ void add_sinks(train::Trainer& trainer, const TrainConfig& config) {
                                                                      .terminal = terminal ? STDOUT_FILENO : -1}));
   const auto& folder = config.metrics.output;
   trainer.add(std::make_shared<train::MetricsFile>(folder + "/metrics.jsonl", trainer.steps_made()));
+  if (config.training.numerics == "invariant")
+    trainer.add(std::make_shared<train::LossFile>(folder + "/losses.txt", trainer.steps_made()));
   if (config.metrics.tensorboard)
     trainer.add(std::make_shared<train::EventFile>(folder + "/tb", config.metrics.log_every, trainer.steps_made()));
 }
@@ -96,6 +98,7 @@ void print_outputs(const TrainConfig& config, const train::TrainResult& result) 
     std::cout << "sample: " << printable(result.sample) << '\n';
   }
   std::cout << "outputs: " << folder << "/ (report.html, config.toml, metrics.jsonl"
+            << (config.training.numerics == "invariant" ? ", losses.txt" : "")
             << (config.metrics.tensorboard ? ", tb/" : "")
             << (config.checkpoint.every > 0 && config.checkpoint.folder.empty() ? ", checkpoints/" : "") << ")"
             << std::endl;

@@ -44,7 +44,7 @@ Work Communicator::all_reduce(at::Tensor& x, ReduceOp op, Options options) {
   if (op == ReduceOp::Avg && size() > 1) x.div_(size());
   Tensors wire{x.is_contiguous() ? x : x.contiguous()};
   c10d::AllreduceOptions c10d_options;
-  c10d_options.reduceOp = wire_op(op);
+  c10d_options.reduceOp = wire_op(op, x.scalar_type(), size());
   Work work = post(CommKind::AllReduce, options, bytes_of(x), x.scalar_type(),
                    [&] { return backend_->allreduce(wire, c10d_options); });
   if (!wire[0].is_same(x)) work.then([x = x, wire = wire[0]]() mutable { x.copy_(wire); });
@@ -57,7 +57,7 @@ Work Communicator::all_reduce_coalesced(Tensors xs, ReduceOp op, Options options
   check_same_dtype("all_reduce_coalesced", xs);
   Tensors wire{averaged(flatten(xs), op, size())};
   c10d::AllreduceOptions c10d_options;
-  c10d_options.reduceOp = wire_op(op);
+  c10d_options.reduceOp = wire_op(op, wire[0].scalar_type(), size());
   Work work = post(CommKind::AllReduceCoalesced, options, bytes_of(wire[0]), wire[0].scalar_type(),
                    [&] { return backend_->allreduce(wire, c10d_options); });
   work.then([xs = std::move(xs), flat = wire[0]] { unflatten_into(xs, flat); });
@@ -151,7 +151,7 @@ Work Communicator::reduce_scatter_tensor(at::Tensor& out, const at::Tensor& in, 
   if (!wire_in.is_contiguous()) wire_in = wire_in.contiguous();
   at::Tensor wire_out = out.is_contiguous() ? out : at::empty(out.sizes(), out.options());
   c10d::ReduceScatterOptions c10d_options;
-  c10d_options.reduceOp = wire_op(op);
+  c10d_options.reduceOp = wire_op(op, in.scalar_type(), size());
   const bool copy_back = !wire_out.is_same(out);
   if (!splits_along_rows(wire_in, wire_out, size())) {
     wire_in = wire_in.view({-1});
@@ -179,7 +179,7 @@ Work Communicator::reduce_scatter(at::Tensor& out, Tensors ins, ReduceOp op, Opt
   wire_in = averaged(wire_in, op, size()).view({-1});
   at::Tensor wire_out = at::empty({longest}, out.options());
   c10d::ReduceScatterOptions c10d_options;
-  c10d_options.reduceOp = wire_op(op);
+  c10d_options.reduceOp = wire_op(op, out.scalar_type(), size());
   Work work = post(CommKind::ReduceScatter, options, bytes_of(ins), out.scalar_type(),
                    [&] { return backend_->_reduce_scatter_base(wire_out, wire_in, c10d_options); });
   work.then([out = out, wire_out]() mutable { out.copy_(wire_out.narrow(0, 0, out.numel()).view(out.sizes())); });
@@ -202,7 +202,7 @@ Work Communicator::reduce_scatter_coalesced(Tensors outs, Tensors ins, ReduceOp 
   at::Tensor wire_in = averaged(at::cat(parts, 1), op, size()).view({-1});
   at::Tensor wire_out = at::empty({wire_in.numel() / size()}, wire_in.options());
   c10d::ReduceScatterOptions c10d_options;
-  c10d_options.reduceOp = wire_op(op);
+  c10d_options.reduceOp = wire_op(op, wire_in.scalar_type(), size());
   Work work = post(CommKind::ReduceScatterCoalesced, options, bytes_of(wire_in), wire_in.scalar_type(),
                    [&] { return backend_->_reduce_scatter_base(wire_out, wire_in, c10d_options); });
   work.then([outs = std::move(outs), wire_out] { unflatten_into(outs, wire_out); });
@@ -271,7 +271,7 @@ Work Communicator::reduce(at::Tensor& x, int64_t target, ReduceOp op, Options op
   // Sends a copy: some backends leave partial sums in the tensors of ranks that are not the target.
   Tensors wire{averaged(x, op, size()).clone(at::MemoryFormat::Contiguous)};
   c10d::ReduceOptions c10d_options;
-  c10d_options.reduceOp = wire_op(op);
+  c10d_options.reduceOp = wire_op(op, x.scalar_type(), size());
   c10d_options.rootRank = target;
   Work work = post(CommKind::Reduce, options, bytes_of(x), x.scalar_type(),
                    [&] { return backend_->reduce(wire, c10d_options); });

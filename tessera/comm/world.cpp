@@ -9,6 +9,7 @@
 #include "tessera/comm/detail/rendezvous.h"
 #include "tessera/comm/detail/watch/liveness_monitor.h"
 #include "tessera/comm/detail/watch/monitored_backend.h"
+#include "tessera/comm/detail/watch/thread_ranks.h"
 #include "tessera/comm/detail/world_state.h"
 #include "tessera/comm/environment.h"
 
@@ -79,6 +80,7 @@ comm::Group connect_group(const World::State& state, const std::vector<int64_t>&
   options.core_per_rank = state.core_per_rank;
   options.one_host = on_one_host(state, ranks);
   if (state.liveness) options.lost = [liveness = state.liveness, ranks] { return liveness->lost(ranks); };
+  if (state.thread_ranks) options.lost = [threads = state.thread_ranks, ranks] { return threads->lost(ranks); };
   const comm::BackendChoice choice = comm::choose_backend(state.requested_backend, ranks, state.hosts);
   auto backend = [&] {
     try {
@@ -96,12 +98,14 @@ comm::Group connect_group(const World::State& state, const std::vector<int64_t>&
   auto* monitored = dynamic_cast<comm::watch::MonitoredBackend*>(backend.get());
   auto group = c10::make_intrusive<comm::Communicator>(name, ranks, group_rank, std::move(backend), options.store,
                                                        state.timeout);
-  if (state.liveness && monitored && options.size > 1) {
+  if (monitored && options.size > 1) {
     c10::weak_intrusive_ptr<comm::Communicator> weak(group);
-    monitored->find_lost_rank = options.lost;
-    monitored->recorder = state.liveness->add(name, key, ranks, [weak](const std::string& why) {
+    const auto on_lost = [weak](const std::string& why) {
       if (auto alive = weak.lock()) alive->abort(why);
-    });
+    };
+    monitored->find_lost_rank = options.lost;
+    if (state.liveness) monitored->recorder = state.liveness->add(name, key, ranks, on_lost);
+    if (state.thread_ranks) state.thread_ranks->add(state.rank, ranks, on_lost);
   }
   return group;
 }
@@ -162,6 +166,7 @@ void World::abort(const std::string& reason) const {
   const std::string why = reason.starts_with(me) ? reason : c10::str(me, "called World::abort: ", reason);
   tessera::detail::note_culprit(state_->rank, why);
   if (state_->liveness) state_->liveness->report_failure(why);
+  if (state_->thread_ranks) state_->thread_ranks->report_failure(state_->rank, why);
   for (const auto& group : state_->groups) group->abort(why);
 }
 
@@ -209,6 +214,8 @@ World init(InitOptions options) {
   if (needs_liveness_monitor(*state)) {
     state->liveness = comm::watch::LivenessMonitor::start(state->store, state->hosts, state->rank, state->timeout);
     set_error_callback(comm::watch::LivenessMonitor::report_failure_of_process);
+  } else if (state->size > 1) {
+    state->thread_ranks = comm::watch::ThreadRanks::join(state->store, state->rank);
   }
   std::vector<int64_t> everyone(static_cast<size_t>(state->size));
   for (size_t r = 0; r < everyone.size(); r++) everyone[r] = static_cast<int64_t>(r);
@@ -228,6 +235,7 @@ void destroy() {
   if (auto meshes = std::exchange(state->meshes, nullptr)) meshes->clear();
   state->shared_groups.clear();
   if (state->liveness) state->liveness->stop();
+  if (state->thread_ranks) state->thread_ranks->leave(state->rank);
   for (auto& group : state->groups) group->close();
   state->groups.clear();
   if (state->liveness) state->liveness->leave();

@@ -19,7 +19,8 @@ void register_hot_kernels(torch::Library& aten, std::unordered_set<std::string>&
 void register_special_kernels(torch::Library& aten, std::unordered_set<std::string>& done);  // special_kernels.cpp
 bool accept_any_data(const at::Tensor& self, const at::Tensor& from);                        // special_kernels.cpp
 void register_composite_kernels(torch::Library& aten, torch::Library& aten_autograd,
-                                std::unordered_set<std::string>& done);  // composite_kernels.cpp
+                                std::unordered_set<std::string>& done);                // composite_kernels.cpp
+void register_host_free_kernels(torch::Library& aten, torch::Library& aten_autograd);  // host_free_kernels.cpp
 
 namespace {
 
@@ -62,7 +63,9 @@ void register_everything() {
   register_special_kernels(aten, done);
   own_kernels() = done;
   register_hot_kernels(aten, done);
-  register_composite_kernels(aten, library("aten", c10::DispatchKey::AutogradPrivateUse3), done);
+  auto& aten_autograd = library("aten", c10::DispatchKey::AutogradPrivateUse3);
+  register_composite_kernels(aten, aten_autograd, done);
+  register_host_free_kernels(aten, aten_autograd);
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = dispatcher.findOp(name);

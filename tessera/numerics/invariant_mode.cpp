@@ -2,14 +2,15 @@
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/numerics/detail/elementwise.h"
-#include "tessera/numerics/detail/invariant_numerics.h"
 #include "tessera/numerics/detail/rewrites.h"
+#include "tessera/numerics/numerics.h"
 #include "tessera/rules/detail/rule.h"
 #include "tessera/tracing/detail/compiling_scope.h"
 #include "tessera/tracing/detail/invariant_scope.h"
 #include "tessera/tracing/op_mode.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <optional>
@@ -22,24 +23,24 @@ namespace {
 using torch::jit::Stack;
 
 // Results do not depend on an order: data moves, comparisons, and functions that IEEE 754 rounds correctly, so that
-// scalar and vector code give the same bits. Random numbers are functions of the global index.
-const std::set<std::string, std::less<>> kExactFamilies = {"arranging", "copy",          "factories", "joining",
-                                                           "random",    "view_backward", "view"};
+// scalar and vector code give the same bits.
+const std::set<std::string, std::less<>> kExactFamilies = {"arranging", "copy",          "factories",
+                                                           "joining",   "view_backward", "view"};
 const std::set<std::string, std::less<>> kExactOps = {
-    "aten::_fused_sdp_choice", "aten::_local_scalar_dense", "aten::_unsafe_view", "aten::abs", "aten::amax",
-    "aten::amin", "aten::arange", "aten::arange.start", "aten::arange.start_step", "aten::ceil", "aten::clamp",
-    "aten::clamp_min", "aten::copy_", "aten::div.Scalar", "aten::div.Tensor", "aten::div_.Scalar", "aten::div_.Tensor",
-    "aten::embedding", "aten::empty.memory_format", "aten::empty_strided", "aten::eq.Scalar", "aten::eq.Tensor",
-    "aten::equal", "aten::fill_.Scalar", "aten::fill_.Tensor", "aten::floor", "aten::full", "aten::gather",
-    "aten::ge.Scalar", "aten::ge.Tensor", "aten::gt.Scalar", "aten::gt.Tensor", "aten::index_select", "aten::isfinite",
-    "aten::isnan", "aten::le.Scalar", "aten::le.Tensor", "aten::lt.Scalar", "aten::lt.Tensor",
-    "aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::masked_fill_.Scalar", "aten::max", "aten::maximum",
-    "aten::min", "aten::minimum", "aten::mul.Scalar", "aten::mul.Tensor", "aten::mul_.Scalar", "aten::mul_.Tensor",
-    "aten::ne.Scalar", "aten::ne.Tensor", "aten::neg", "aten::neg_", "aten::ones", "aten::reciprocal", "aten::relu",
-    "aten::relu_", "aten::reshape", "aten::resolve_conj", "aten::resolve_neg", "aten::scalar_tensor",
-    "aten::set_.source_Tensor", "aten::sgn", "aten::sign", "aten::sqrt", "aten::sqrt_", "aten::threshold",
-    "aten::threshold_backward", "aten::where.ScalarOther", "aten::where.ScalarSelf", "aten::where.self", "aten::zero_",
-    "aten::zeros",
+    "aten::_fused_sdp_choice", "aten::_has_compatible_shallow_copy_type", "aten::_local_scalar_dense",
+    "aten::_unsafe_view", "aten::abs", "aten::amax", "aten::amin", "aten::arange", "aten::arange.start",
+    "aten::arange.start_step", "aten::ceil", "aten::clamp", "aten::clamp_min", "aten::copy_", "aten::div.Scalar",
+    "aten::div.Tensor", "aten::div_.Scalar", "aten::div_.Tensor", "aten::embedding", "aten::empty.memory_format",
+    "aten::empty_strided", "aten::eq.Scalar", "aten::eq.Tensor", "aten::equal", "aten::fill_.Scalar",
+    "aten::fill_.Tensor", "aten::floor", "aten::full", "aten::gather", "aten::ge.Scalar", "aten::ge.Tensor",
+    "aten::gt.Scalar", "aten::gt.Tensor", "aten::index_select", "aten::isfinite", "aten::isnan", "aten::le.Scalar",
+    "aten::le.Tensor", "aten::lt.Scalar", "aten::lt.Tensor", "aten::masked_fill.Scalar", "aten::masked_fill.Tensor",
+    "aten::masked_fill_.Scalar", "aten::max", "aten::maximum", "aten::min", "aten::minimum", "aten::mul.Scalar",
+    "aten::mul.Tensor", "aten::mul.out", "aten::mul_.Scalar", "aten::mul_.Tensor", "aten::ne.Scalar", "aten::ne.Tensor",
+    "aten::neg", "aten::neg_", "aten::ones", "aten::reciprocal", "aten::relu", "aten::relu_", "aten::reshape",
+    "aten::resolve_conj", "aten::resolve_neg", "aten::scalar_tensor", "aten::set_.source_Tensor", "aten::sgn",
+    "aten::sign", "aten::sqrt", "aten::sqrt_", "aten::threshold", "aten::threshold_backward", "aten::where.ScalarOther",
+    "aten::where.ScalarSelf", "aten::where.self", "aten::zero_", "aten::zeros",
     // Collectives that move data, and local forms of ops above.
     "tessera::all_gather", "tessera::all_gather.out", "tessera::all_gather_coalesced", "tessera::all_gather_into_",
     "tessera::all_gather_into_segments_", "tessera::all_to_all", "tessera::all_to_all.out", "tessera::amax_or_lowest",
@@ -55,6 +56,7 @@ enum class InvariantForm : uint8_t {
   Rewrite,      // op_rewrites
   Composite,    // LibTorch's composite kernel, whose ops are intercepted
   Implicit,     // likewise, for a composite op that is called below autograd
+  Random,       // on DTensors: functions of the global index. On plain tensors LibTorch's generator draws other numbers
   Reduction,    // a collective that reduces
   None,
 };
@@ -74,6 +76,7 @@ OpForm form_of(const std::string& name) {
   const auto* rule = rules::registry().find(name);
   if (!rule) return {InvariantForm::None};
   if (kExactFamilies.count(rule->family)) return {InvariantForm::Exact};
+  if (std::string_view(rule->family) == "random") return {InvariantForm::Random};
   if (rule->family != "pointwise") return {InvariantForm::None};
   const auto overload = std::string_view(name).substr(0, name.find('.'));
   const bool adds = overload == "aten::add" || overload == "aten::sub" || overload == "aten::add_" ||
@@ -153,7 +156,8 @@ class InvariantMode final : public OpMode {
         return numerics::run_elementwise(op, stack);
       case InvariantForm::Rewrite: {
         if (!has_floats(top(*stack, arguments))) return run_integers(op, keys, stack, distributed);
-        if (distributed && rewrite->kind == numerics::RewriteKind::Local) return run_exact(op, keys, stack, true);
+        if (distributed && numerics::runs_on_local_tensors(*rewrite, *stack, arguments))
+          return run_exact(op, keys, stack, true);
         const at::AutoDispatchBelowADInplaceOrView below;
         return rewrite->run(stack, arguments);
       }
@@ -165,6 +169,11 @@ class InvariantMode final : public OpMode {
         const at::AutoDispatchBelowADInplaceOrView below;
         return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
       }
+      case InvariantForm::Random:
+        TESSERA_CHECK(distributed || in_distributed_op_, UsageError, "Numerics::Invariant: ", op.operator_name(),
+                      " draws from LibTorch's generator for a plain tensor, and by global index for a DTensor; use ",
+                      "DTensors for random numbers, and no dropout on plain tensors");
+        return run_exact(op, keys, stack, distributed);
       case InvariantForm::Reduction:
         return run_reduction(op, keys, stack);
       case InvariantForm::None:
@@ -174,9 +183,13 @@ class InvariantMode final : public OpMode {
 
  private:
   // No result stays partial: a later reduction would have the order of the mesh.
-  void run_exact(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, bool distributed) const {
-    next(op, keys, stack);
-    if (!distributed) return;
+  void run_exact(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, bool distributed) {
+    if (!distributed) return next(op, keys, stack);
+    {
+      const auto outer = c10::make_scope_exit([this, before = in_distributed_op_] { in_distributed_op_ = before; });
+      in_distributed_op_ = true;
+      next(op, keys, stack);
+    }
     const auto results = op.schema().returns().size();
     for (size_t i = stack->size() - results; i < stack->size(); i++) {
       auto& v = (*stack)[i];
@@ -191,7 +204,7 @@ class InvariantMode final : public OpMode {
   }
 
   // Sums of integers are exact. Any other op without an invariant kernel throws.
-  void run_integers(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, bool distributed) const {
+  void run_integers(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack, bool distributed) {
     const auto refuse = [&] {
       TESSERA_FAIL(
           UsageError, "Numerics::Invariant: ", op.operator_name(),
@@ -230,21 +243,23 @@ class InvariantMode final : public OpMode {
     torch::jit::drop(*stack, op.schema().arguments().size());
     stack->emplace_back(std::move(sum));
   }
+
+  bool in_distributed_op_ = false;
 };
 
 }  // namespace
 
-struct InvariantNumerics::State {
+struct NumericsScope::State {
   InvariantMode mode;
   OpModeScope scope{mode};
 };
 
-InvariantNumerics::InvariantNumerics() {
-  if (invariant_scope_is_open()) return;
+NumericsScope::NumericsScope(Numerics numerics) {
+  if (numerics != Numerics::Invariant || invariant_scope_is_open()) return;
   state_ = std::make_unique<State>();
   invariant_scope_is_open() = true;
 }
-InvariantNumerics::~InvariantNumerics() {
+NumericsScope::~NumericsScope() {
   if (state_) invariant_scope_is_open() = false;
 }
 
@@ -268,6 +283,9 @@ std::vector<InvariantOp> invariant_ops() {
       case InvariantForm::Composite:
       case InvariantForm::Implicit:
         ops.push_back({full, "decomposed"});
+        break;
+      case InvariantForm::Random:
+        ops.push_back({full, "on DTensors, by global index"});
         break;
       case InvariantForm::Reduction:
         ops.push_back({full, "if at most one rank has a nonzero value"});

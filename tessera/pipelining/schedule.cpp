@@ -89,24 +89,24 @@ PipelineSchedule::PipelineSchedule(const std::string& name, std::vector<Pipeline
   const std::vector<at::Tensor> parameters = stages_.empty() ? std::vector<at::Tensor>() : stages_[0].parameters();
   check_ranks_agree({{"the number of microbatches", n_microbatches},
                      {"the number of stages of the model", num_stages},
-                     {"the number of stages per rank", static_cast<int64_t>(stages_.size())},
+                     {"the number of stages per rank", options.csv.empty() ? static_cast<int64_t>(stages_.size()) : 0},
                      {"the schedule (hash of its name and its CSV)",
                       static_cast<int64_t>(std::hash<std::string>()(name_ + ':' + options.csv))},
                      {"scale_grads", options.scale_grads}},
                     group_, parameters.empty() ? at::Device(at::kCPU) : parameters[0].device());
-  const PipelineShape shape{group_->size(), static_cast<int64_t>(stages_.size()), n_microbatches};
-  TESSERA_CHECK(shape.stages() == num_stages, UsageError, name_, " with ", shape.ranks, " ranks and ",
-                shape.stages_per_rank, " stages per rank has ", shape.stages(), " stages, and the model has ",
-                num_stages, ". Split the model into ", shape.stages(), " stages");
   auto plan = std::make_shared<Plan>();
   ActionTable compute;
   if (options.csv.empty()) {
+    const PipelineShape shape = this->shape();
+    TESSERA_CHECK(shape.stages() == num_stages, UsageError, name_, " with ", shape.ranks, " ranks and ",
+                  shape.stages_per_rank, " stages per rank has ", shape.stages(), " stages, and the model has ",
+                  num_stages, ". Split the model into ", shape.stages(), " stages");
     compute = compute_schedule(name_, shape);
     plan->stage_ranks = stage_ranks(name_, shape);
   } else {
     compute = parse_csv(options.csv);
-    check_compute_table(compute, shape);
-    plan->stage_ranks = stage_ranks_of(compute, shape.stages());
+    check_compute_table(compute, {group_->size(), num_stages, n_microbatches});
+    plan->stage_ranks = stage_ranks_of(compute, num_stages);
   }
   check_stages(name_, stages_, plan->stage_ranks, group_->rank());
   plan->actions = lower_schedule(compute, plan->stage_ranks, n_microbatches);
@@ -116,16 +116,51 @@ PipelineSchedule::PipelineSchedule(const std::string& name, std::vector<Pipeline
 
 std::vector<at::Tensor> PipelineSchedule::step(const at::Tensor& input, const at::Tensor& target) {
   TESSERA_CHECK(loss_fn_, UsageError, name_, ": step() needs the loss_fn of the constructor. Without one, call eval()");
-  const StepOptions options{name_, plan_->stage_ranks, n_microbatches_, loss_fn_, options_.scale_grads};
+  const StepOptions options{name_, plan_->stage_ranks, n_microbatches_, loss_fn_, options_.scale_grads, nullptr};
   return run_step(plan_->actions[group_->rank()], stages_, group_, options, input, target).losses;
 }
 
 at::Tensor PipelineSchedule::eval(const at::Tensor& input) {
   const LossFn none;
-  const StepOptions options{name_, plan_->stage_ranks, n_microbatches_, none, options_.scale_grads};
+  const StepOptions options{name_, plan_->stage_ranks, n_microbatches_, none, options_.scale_grads, nullptr};
   const StepResult result =
       run_step(plan_->forward_actions[group_->rank()], stages_, group_, options, input, at::Tensor());
   return result.outputs.empty() ? at::Tensor() : at::cat(result.outputs);
+}
+
+ScheduleProfile PipelineSchedule::profile(const at::Tensor& input, const at::Tensor& target,
+                                          const std::string& other_schedule) {
+  TESSERA_CHECK(loss_fn_, UsageError, name_, ": profile() needs the loss_fn of the constructor");
+  ActionTable actions = plan_->actions;
+  if (!other_schedule.empty()) {
+    TESSERA_CHECK(options_.csv.empty(), UsageError, "profile: the schedule has a table of yours, and ", other_schedule,
+                  " may need other stages. Make a schedule without ScheduleOptions::csv");
+    const PipelineShape shape = this->shape();
+    actions =
+        lower_schedule(compute_schedule(other_schedule, shape), stage_ranks(other_schedule, shape), n_microbatches_);
+  }
+  std::vector<StageCost> costs(plan_->stage_ranks.size(), StageCost{0, 0, 0, 0, 0});
+  const StepOptions options{name_, plan_->stage_ranks, n_microbatches_, loss_fn_, options_.scale_grads, &costs};
+  run_step(plan_->actions[group_->rank()], stages_, group_, options, input, target);
+  // Each rank has measured its own stages. The sum over ranks has all.
+  std::vector<double> values;
+  for (const StageCost& cost : costs)
+    values.insert(values.end(), {cost.forward, cost.backward_input, cost.backward_weight, cost.activation});
+  const std::vector<at::Tensor> parameters = stages_[0].parameters();
+  at::Tensor sums = at::tensor(values, at::kDouble) / n_microbatches_;
+  if (!parameters.empty()) sums = sums.to(parameters[0].device());
+  group_->all_reduce(sums, ReduceOp::Sum).wait();
+  sums = sums.cpu();
+  const double* sum = sums.const_data_ptr<double>();
+  for (StageCost& cost : costs) {
+    cost = {sum[0], sum[1], sum[2], 0, sum[3]};
+    sum += 4;
+  }
+  return {costs, simulate(actions, costs)};
+}
+
+PipelineShape PipelineSchedule::shape() const {
+  return {group_->size(), static_cast<int64_t>(stages_.size()), n_microbatches_};
 }
 
 std::string PipelineSchedule::to_csv() const { return pipelining::to_csv(plan_->actions); }

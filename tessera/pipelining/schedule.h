@@ -2,6 +2,8 @@
 #include "tessera/comm/collectives.h"
 #include "tessera/mesh/device_mesh.h"
 #include "tessera/nn/modules.h"
+#include "tessera/pipelining/detail/schedules.h"
+#include "tessera/pipelining/detail/simulate.h"
 #include "tessera/pipelining/detail/stage_module.h"
 #include "tessera/state/state_dict.h"
 
@@ -20,6 +22,9 @@
 //   auto stages = pipelining::build_stages(*model, split, "1F1B", mesh["pp"]);
 //   pipelining::Schedule1F1B schedule(stages, /*n_microbatches=*/8, loss_fn, mesh["pp"]);
 //   auto losses = schedule.step(input, target);                  // accumulates gradients; then step the optimizer
+namespace tessera {
+struct CompileOptions;  // tessera/compile/api/options.h
+}
 namespace tessera::pipelining {
 
 // From the output of the last stage and the target of one microbatch to a loss.
@@ -75,7 +80,8 @@ class PipelineStage {
   // All parameters and buffers of the stage are below this module, so fully_shard(), materialize() and optimizers take
   // it. Its forward runs the stage.
   torch::nn::Module& module() const { return *module_.ptr(); }
-  at::Tensor forward(const at::Tensor& x) const { return module_(x); }          // runs the stage, with hooks
+  // Runs the stage, with hooks; its program, if compile_stage() was called.
+  at::Tensor forward(const at::Tensor& x) const { return compiled_ ? compiled_(x) : module_(x); }
   std::vector<at::Tensor> parameters() const { return module_->parameters(); }  // shared ones included
 
   // The actions UNSHARD, RESHARD and REDUCE_GRAD of the schedule, for a stage whose parameters are sharded or
@@ -89,9 +95,11 @@ class PipelineStage {
   std::vector<std::string> names = {};
 
  private:
+  friend void compile_stage(PipelineStage&, const CompileOptions&);
   PipelineStage(StageModule module, int64_t stage_index, int64_t num_stages);
 
   StageModule module_;
+  StageForward compiled_;  // empty: the stage runs eagerly
   int64_t stage_index_, num_stages_;
 };
 
@@ -115,12 +123,27 @@ void average_gradients(PipelineStage& stage, const GroupRef& group);
 // Example:  fully_shard(stage.module(), {.mesh = mesh["fsdp"]});   use_fully_shard(stage);
 void use_fully_shard(PipelineStage& stage);
 
+// Compiles a stage into three programs: F, the forward; I, the gradient of its input; W, the gradients of its
+// parameters. The schedule runs each where its table has the action; B runs I and W. Each shape of a microbatch has its
+// own programs. Call it after parallelize_module(), before the schedule is made. Throws UsageError for a stage of
+// fully_shard(), which must run eagerly.
+// Example:  for (PipelineStage& stage : stages) compile_stage(stage);
+void compile_stage(PipelineStage& stage);
+// The same with options of compile().
+void compile_stage(PipelineStage& stage, const CompileOptions& options);
+
 // Options of a schedule.
 struct ScheduleOptions {
   bool scale_grads = true;  // gradients are those of the mean of the microbatches' losses; false: of their sum
   // Compute actions in PyTorch's CSV form, one line per rank, instead of those of the named schedule. Line r uses the
-  // stages that rank r has.
+  // stages that rank r has. Ranks may have different numbers of stages.
   std::string csv = {};
+};
+
+// What PipelineSchedule::profile() has measured, and what follows from it. to_svg(profile.simulation) draws it.
+struct ScheduleProfile {
+  std::vector<StageCost> stages;  // of all ranks, per microbatch: seconds, and bytes that autograd keeps
+  Simulation simulation;          // of a step: seconds, bubble(), and per rank the actions and the peak in bytes
 };
 
 // Runs the stages of a pipeline on microbatches, in the order of a schedule (PyTorch: get_schedule_class(name)). The
@@ -144,6 +167,12 @@ class PipelineSchedule {
   // Forward only, without gradients. Returns the output of the last stage on its rank, an undefined tensor elsewhere.
   at::Tensor eval(const at::Tensor& input);
 
+  // Runs a step, as step() does, and measures each stage; then simulates the schedule with these costs, or
+  // `other_schedule` with the same number of stages per rank. Where the table has B, I and W are given half of it each.
+  // Times are those of the host. A stage of compile_stage() counts no bytes. Call step() once before, so that no first
+  // call is measured. Example:  if (schedule.profile(x, y, "ZBVZeroBubble").simulation.seconds < ...
+  ScheduleProfile profile(const at::Tensor& input, const at::Tensor& target, const std::string& other_schedule = {});
+
   const std::string& name() const { return name_; }                     // as PyTorch writes it
   const std::vector<PipelineStage>& stages() const { return stages_; }  // of this rank
   // The actions of all ranks, with communication, in PyTorch's CSV form: "0UNSHARD,0F0,0SEND_F0,0F1,..."
@@ -151,6 +180,7 @@ class PipelineSchedule {
 
  private:
   struct Plan;
+  PipelineShape shape() const;
 
   std::string name_;
   std::vector<PipelineStage> stages_;

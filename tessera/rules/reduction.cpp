@@ -89,6 +89,16 @@ Rule extreme(const OpQuery& query, const Reduced& reduced, Placement partial, co
   return rule;
 }
 
+// aminmax: both results.
+Rule both_extremes(const OpQuery& query, const Reduced& reduced) {
+  if (query.tensors[0].dtype == c10::kBool) return reduction(query, reduced, R, {});
+  Rule rule = reduction(query, reduced, Pmin, {});
+  for (auto& strategy : rule.strategies)
+    if (strategy.out[1] == Pmin) strategy.out[1] = Pmax;
+  special_where_sharded(rule, reduced, "tessera::aminmax_or_extremes");
+  return rule;
+}
+
 // The p-norm is the p-norm of the ranks' norms. p = 0 counts nonzeros, so the counts are summed. Negative p needs a
 // replicated input, because a rank without elements would need the value infinity.
 Rule reduction_norm(const OpQuery& query, const Reduced& reduced, double p, const std::string& special) {
@@ -118,6 +128,7 @@ const struct ReductionOp {
     {"linalg__powsum", 2, 3, [](auto& q, auto& r) { return reduction(q, r, Psum, {}); }, false},
     {"amax", 1, 2, [](auto& q, auto& r) { return extreme(q, r, Pmax, "tessera::amax_or_lowest"); }, false},
     {"amin", 1, 2, [](auto& q, auto& r) { return extreme(q, r, Pmin, "tessera::amin_or_highest"); }, false},
+    {"aminmax", 1, 2, both_extremes, false},
     {"max", -1, -1, [](auto& q, auto& r) { return extreme(q, r, Pmax, "tessera::max_or_lowest"); }, false},
     {"min", -1, -1, [](auto& q, auto& r) { return extreme(q, r, Pmin, "tessera::min_or_highest"); }, false},
     {"norm.Scalar", -1, -1,
@@ -136,7 +147,6 @@ const struct ReductionOp {
     {"std.correction", 1, 3, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
     {"var_mean.correction", 1, 3, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
     {"std_mean.correction", 1, 3, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
-    {"aminmax", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
     {"_aminmax", -1, -1, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
     {"_aminmax.dim", 1, 2, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},
     {"nanmedian", -1, -1, [](auto& q, auto& r) { return reduction(q, r, R, {}); }, false},

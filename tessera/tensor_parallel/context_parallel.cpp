@@ -2,6 +2,8 @@
 
 #include "tessera/base/error.h"
 #include "tessera/comm/functional_collectives.h"
+#include "tessera/dtensor/dtensor.h"
+#include "tessera/placement/detail/shard.h"
 #include "tessera/tensor_parallel/detail/context_state.h"
 #include "tessera/tensor_parallel/detail/plain_dropout.h"
 
@@ -120,6 +122,34 @@ at::Tensor context_parallel_attention(const std::shared_ptr<const ContextParalle
                 "scaled_dot_product_attention in a ContextParallel with LoadBalance::HeadTail: this rank has ",
                 q.size(-2), " tokens. It needs an even number: shard with ContextParallel::shard");
   return ring_attention(state, q, k, v, causal, scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1)))));
+}
+
+at::Tensor context_parallel_attention_of_dtensors(const std::shared_ptr<const ContextParallelState>& state,
+                                                  const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                  const std::optional<at::Tensor>& mask, double dropout_p, bool causal,
+                                                  std::optional<double> scale, bool gqa, Attention plain) {
+  for (const at::Tensor* x : {&q, &k, &v}) {
+    TESSERA_CHECK(is_dtensor(*x), UsageError,
+                  "scaled_dot_product_attention in a ContextParallel: query, key and value ",
+                  "are plain tensors and DTensors. Pass three DTensors or three plain tensors");
+    const DTensor distributed(*x);
+    for (const Placement& placement : distributed.placements())
+      TESSERA_CHECK(distributed.placements() == DTensor(q).placements() &&
+                        (placement.is_replicate() || (placement.is_sharded() && placement.dim < x->dim() - 2)),
+                    UsageError, "scaled_dot_product_attention in a ContextParallel: DTensors have placements ",
+                    to_string(DTensor(q).placements()), ", ", to_string(DTensor(k).placements()), " and ",
+                    to_string(DTensor(v).placements()),
+                    ". Redistribute all three to the same placement over heads or batch, such as S(1)");
+  }
+  const DTensor query(q);
+  const at::Tensor local =
+      context_parallel_attention(state, query.to_local(), DTensor(k).to_local(), DTensor(v).to_local(), mask, dropout_p,
+                                 causal, scale, gqa, plain);
+  std::vector<int64_t> sizes = q.sizes().vec();
+  sizes.back() = v.size(-1);
+  const auto strides = contiguous_strides(sizes);
+  return DTensor::from_local(local.contiguous(), query.device_mesh(), query.placements(),
+                             {.shape = sizes, .stride = std::vector<int64_t>(strides.begin(), strides.end())});
 }
 
 }  // namespace tessera

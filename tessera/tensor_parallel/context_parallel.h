@@ -45,10 +45,10 @@ struct ContextParallelOptions {
   at::Tensor documents = {};
 };
 
-// While alive, torch::scaled_dot_product_attention on plain tensors of this thread is context-parallel: its inputs
-// (..., heads, t, D) have the t tokens of this rank, and its result has too. Differentiable; backward() may run after
-// the scope, unless it recomputes an activation checkpoint. Attention with dropout_p is an error, and so is a mask for
-// a ring, which gives documents instead.
+// While alive, torch::scaled_dot_product_attention of this thread is context-parallel: its inputs (..., heads, t, D)
+// have the t tokens of this rank, and its result has too. They may be DTensors that are sharded over heads or batch.
+// Differentiable; backward() may run after the scope, unless it recomputes an activation checkpoint. Attention with
+// dropout_p is an error, and so is a mask for a ring, which gives documents instead.
 //
 // Collectives of one attention on n ranks:
 //

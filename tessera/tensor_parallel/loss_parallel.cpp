@@ -1,6 +1,7 @@
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 #include "tessera/tensor_parallel/detail/vocab_parallel_cross_entropy.h"
+#include "tessera/tracing/detail/invariant_scope.h"
 
 #include <ATen/ops/cross_entropy_loss_compositeimplicitautograd_dispatch.h>
 #include <ATen/ops/nll_loss2d_compositeimplicitautograd_dispatch.h>
@@ -16,6 +17,9 @@ using Weight = std::optional<Tensor>;
 
 thread_local int scopes_open = 0;
 
+// Under Numerics::Invariant, the composite losses sum over sharded classes in the order of global indices.
+bool is_active() { return scopes_open > 0 && !invariant_scope_is_open(); }
+
 CrossEntropyOptions options_of(const Weight& weight, int64_t reduction, const c10::SymInt& ignore_index,
                                double label_smoothing) {
   return {.weight = weight.value_or(Tensor()),
@@ -27,7 +31,7 @@ CrossEntropyOptions options_of(const Weight& weight, int64_t reduction, const c1
 Tensor cross_entropy_loss(const Tensor& self, const Tensor& target, const Weight& weight, int64_t reduction,
                           c10::SymInt ignore_index, double label_smoothing) {
   const bool probabilities = self.sizes() == target.sizes();  // LibTorch's criterion
-  if (scopes_open > 0 && !probabilities && classes_are_sharded(self))
+  if (is_active() && !probabilities && classes_are_sharded(self))
     return vocab_parallel_cross_entropy(self, target, options_of(weight, reduction, ignore_index, label_smoothing));
   return at::compositeimplicitautograd::cross_entropy_loss_symint(self, target, weight, reduction,
                                                                   std::move(ignore_index), label_smoothing);
@@ -38,7 +42,7 @@ using Nll = Tensor(const Tensor&, const Tensor&, const Weight&, int64_t, c10::Sy
 template <Nll* composite>
 Tensor nll_loss(const Tensor& self, const Tensor& target, const Weight& weight, int64_t reduction,
                 c10::SymInt ignore_index) {
-  if (scopes_open > 0 && classes_are_sharded(self))
+  if (is_active() && classes_are_sharded(self))
     return vocab_parallel_nll_loss(self, target, options_of(weight, reduction, ignore_index, 0));
   return composite(self, target, weight, reduction, std::move(ignore_index));
 }

@@ -1,12 +1,17 @@
 #include "tessera/testing/ranks.h"
 
+#include "tessera/base/detail/hash.h"
 #include "tessera/base/error.h"
+#include "tessera/testing/detail/rank_generator.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 #include <c10/core/AutogradState.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <atomic>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 namespace tessera::testing {
@@ -21,6 +26,12 @@ void set_up_thread() {
     at::set_num_threads(1);
   }
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
+}
+
+// Depends on the seed of the caller's generator, and differs between the runs of a process.
+uint64_t seed_of_run() {
+  static std::atomic<uint64_t> runs = 0;
+  return hash_combine(at::detail::getDefaultCPUGenerator().current_seed(), runs++);
 }
 
 std::string describe_failure(const std::exception_ptr& failure) {
@@ -50,8 +61,10 @@ void run_ranks(int64_t n, const Body& body, const RankOptions& options) {
   std::vector<std::exception_ptr> failures(static_cast<size_t>(n));
   std::mutex mutex;
   int64_t first = -1;  // the first rank to fail; the others may fail as a consequence
-  const auto run = [&](int64_t rank) {
+  const auto run = [&, seed = seed_of_run()](int64_t rank) {
     set_up_thread();
+    std::optional<RankGeneratorScope> generator;
+    if (n > 1) generator.emplace(hash_combine(seed, static_cast<uint64_t>(rank)));
     Rank me{rank, {}};
     try {
       InitOptions init_options;

@@ -30,7 +30,8 @@ struct RankOptions {
   std::chrono::milliseconds timeout{std::chrono::seconds(60)};  // of a collective
 };
 
-// Runs `body` on n ranks. Each rank is a thread with its own current World, one torch thread and view replay. If a rank
+// Runs `body` on n ranks. Each rank is a thread with its own current World, one torch thread and view replay. Several
+// ranks have their own default generators: torch::manual_seed() in `body` seeds the one of its rank. If a rank
 // throws, the collectives of the others fail too, and one exception reports every failed rank in order. Failed gtest
 // expectations in a body fail the test as usual.
 // Example:  run_ranks(4, [](Rank& me) { auto mesh = me.mesh("dp=2,tp=2"); ... });

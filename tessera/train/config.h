@@ -68,6 +68,8 @@ struct TrainingOptions {
   std::string precision = "fp32";      // "fp32", "bf16" or "fp16"; parameters stay fp32
   bool activation_checkpoint = false;  // recomputes each block in backward
   bool compile = false;                // compiles the step
+  std::string numerics = "default";    // "invariant": bits that do not depend on the mesh (docs/design/numerics.md)
+  int64_t virtual_shards = 24;         // of a batch under invariant numerics; part of the definition of its sums
   uint64_t seed = 0;                   // of weights and data order
   std::string device = "cpu";          // "cpu" or "cuda"
   // Memberwise.

@@ -314,6 +314,8 @@ std::vector<std::string> config_errors(const TrainConfig& config, int64_t ranks)
 TrainPlan plan_training(const TrainConfig& config, int64_t ranks) {
   TESSERA_CHECK(ranks >= 1, UsageError, "cannot plan for ", ranks, " ranks; use at least 1");
   check(config, ranks);
+  TESSERA_CHECK(config.training.numerics == "default", UsageError,
+                "a plan predicts the collectives and the memory of the default step; remove --numerics invariant");
   TrainPlan plan;
   plan.config = config;
   plan.mesh = mesh_shape(config, ranks);

@@ -69,8 +69,10 @@ TEST(RulesReport, VerifyTestsACall) {
 }
 
 TEST(RulesReport, ExplainPrintsTheDecision) {
-  const auto text = printed([](auto& out) { explain_op("aten::mm", {"64x10:S(0)", "10x4:S(0)"}, "tp=4", out); });
+  const auto text = printed([](auto& out) { explain_op("aten::mm", {"64x10:S(0)", "10x4:S(0)"}, "tp=4", false, out); });
   EXPECT_CONTAINS(text, "axis tp, 4 ranks");
+  const auto json = printed([](auto& out) { explain_op("aten::mm", {"64x10:S(0)", "10x4:S(0)"}, "tp=4", true, out); });
+  EXPECT_EQ(Json::parse(json, "explain").at("explanation").text(), text);
   EXPECT_CONTAINS(text, "all_gather");
 }
 

@@ -2,11 +2,13 @@
 // hangs.
 #include "tessera/base/error.h"
 #include "tessera/comm/communicator.h"
+#include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/ranks.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <barrier>
 #include <thread>
@@ -177,6 +179,64 @@ TEST(Failures, AbortReachesLaterCollectives) {
     }
     me.group()->barrier().wait();  // other groups are not affected
   });
+}
+
+// Everything in which a rank waits for another one that fails before it takes part. The error gives the reason, not
+// that a time-out has passed.
+TEST(Failures, AFailedThreadRankWakesTheOthers) {
+  struct Wait {
+    const char* what;
+    void (*run)(Rank& me);
+  };
+  const Wait kWaits[] = {
+      {"a collective", [](Rank& me) { me.group()->barrier().wait(); }},
+      {"a collective of a group that the failed rank has not created",
+       [](Rank& me) {
+         me.world.new_group({me.rank, 2})->barrier().wait();
+       }},
+      {"an exchange of texts", [](Rank& me) { comm::require_same_on_all_ranks(me.group(), "test", {"equal"}); }},
+      {"a decision",
+       [](Rank& me) {
+         comm::gather_decide_broadcast(
+             me.group(), "test", [] { return ""; }, [](const auto&) { return ""; });
+       }},
+      {"a broadcast text in a group that the failed rank has not created",
+       [](Rank& me) {
+         comm::broadcast_text(me.world.new_group({2, me.rank}), "test", "text");
+       }},
+  };
+  for (const auto& wait : kWaits) {
+    SCOPED_TRACE(wait.what);
+    const auto body = [&](Rank& me) {
+      if (me.rank == 2) throw std::runtime_error("it broke");
+      wait.run(me);
+    };
+    const auto report = failure_report(3, body, {.timeout = std::chrono::seconds(20)});
+    expect_has(report, {"3 of 3 ranks", "rank 2 (the first to fail): it broke"});
+    EXPECT_EQ(report.find("waited"), std::string::npos) << report;
+  }
+}
+
+TEST(Failures, AStoreServesALaterWorldAfterAFailure) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto run = [&](int64_t rank, bool fails) {
+    InitOptions options;
+    options.backend = "threads";
+    options.rank = rank;
+    options.world_size = 2;
+    options.store = store;
+    const auto world = init(options);
+    if (fails)
+      world.abort("I give up");
+    else
+      world.new_group({0, 1})->barrier().wait();
+    destroy();
+  };
+  for (const bool fails : {true, false}) {
+    std::thread other(run, 1, fails);
+    run(0, fails);
+    other.join();
+  }
 }
 
 TEST(Failures, BadArgumentsLeaveTheGroupUsable) {

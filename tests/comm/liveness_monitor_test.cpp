@@ -55,6 +55,37 @@ TEST(ProcessStatus, AliveStoppedAndEnded) {
   EXPECT_FALSE(watch::process_status(child).alive);
 }
 
+// Whether a process that is stopped at time 0, as an observer sees it at these instants, counts as lost at the last
+// one.
+bool is_lost_at_the_end(std::initializer_list<int> milliseconds_of_calls) {
+  watch::StoppedTime stopped;
+  const auto begin = watch::StoppedTime::Clock::now();
+  bool lost = false;
+  for (const int ms : milliseconds_of_calls) {
+    EXPECT_FALSE(lost) << "before " << ms;
+    lost = stopped.update(true, begin + std::chrono::milliseconds(ms));
+  }
+  return lost;
+}
+
+TEST(StoppedTime, CountsTimeAndNotCalls) {
+  EXPECT_FALSE(is_lost_at_the_end({100, 500, 900, 1300, 1599}));
+  EXPECT_TRUE(is_lost_at_the_end({100, 500, 900, 1300, 1600}));  // a loaded machine: four calls in 1.5 s
+}
+
+TEST(StoppedTime, AStopOfTheObserverIsNoTimeOfTheProcess) {
+  EXPECT_FALSE(is_lost_at_the_end({0, 100, 3'600'000, 3'600'100}));  // ^Z of the entire job, for an hour
+  watch::StoppedTime stopped;
+  const auto begin = watch::StoppedTime::Clock::now();
+  const auto at = [&](bool is_stopped, int ms) {
+    return stopped.update(is_stopped, begin + std::chrono::milliseconds(ms));
+  };
+  for (int ms = 0; ms < 1500; ms += 100) EXPECT_FALSE(at(true, ms));
+  EXPECT_FALSE(at(false, 1400));  // continued: it starts again
+  for (int ms = 1500; ms < 3000; ms += 100) EXPECT_FALSE(at(true, ms));
+  EXPECT_TRUE(at(true, 3000));
+}
+
 TEST(SharedMemory, HasNoName) {
   const auto made = region::SharedMemory::make(4096);
   struct stat found {};

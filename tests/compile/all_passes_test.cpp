@@ -48,10 +48,8 @@ const auto kMutatingStep = [](auto& model, auto& opt, const at::Tensor& x) {
 // norm.
 PassList every_pass() {
   PassList passes;
-  for (const auto& pass : compiler::known_passes()) {
-    const std::string name = pass.name;
-    if (name != "fast_products" && name != "fuse_small_ops") passes.emplace_back(name);
-  }
+  for (const auto& pass : compiler::known_passes())
+    if (!pass.is_fast_only) passes.emplace_back(pass.name);
   return passes;
 }
 

@@ -54,7 +54,6 @@ double largest_error(const at::Tensor& found, const at::Tensor& exact) {
 }
 
 TEST(TiledProduct, IsAsExactAsLibTorch) {
-  if (!codegen::has_tiled_product()) GTEST_SKIP() << "LibTorch has no brgemm for this processor";
   const int64_t shapes[][3] = {{0, 4, 5},  {4, 0, 5},    {4, 5, 0},      {1, 1, 1},      {1, 17, 33},
                                {17, 1, 5}, {3, 130, 64}, {129, 31, 257}, {256, 64, 128}, {300, 77, 19}};
   for (const auto& [m, n, k] : shapes)
@@ -64,7 +63,7 @@ TEST(TiledProduct, IsAsExactAsLibTorch) {
         const auto bias = has_bias ? std::optional(torch::randn({n})) : std::nullopt;
         const auto padded = torch::full({m, n + layout % 3}, 7.0);
         const auto out = padded.narrow(1, 0, n);
-        codegen::tiled_product(out, a, b, bias);
+        codegen::tiled_product(out, a, b, {.bias = bias});
         auto exact = at::mm(a.to(at::kDouble), b.to(at::kDouble));
         if (has_bias) exact += bias->to(at::kDouble);
         const auto plain = has_bias ? at::addmm(*bias, a, b) : at::mm(a, b);
@@ -75,14 +74,13 @@ TEST(TiledProduct, IsAsExactAsLibTorch) {
 }
 
 TEST(TiledProduct, HasTheSameBitsWithTwoThreads) {
-  if (!codegen::has_tiled_product()) GTEST_SKIP() << "LibTorch has no brgemm for this processor";
   const auto a = torch::randn({70, 300}).t(), b = torch::randn({90, 70}).t();
   const auto one = torch::empty({300, 90}), two = torch::empty({300, 90});
   const auto threads = at::get_num_threads();
   at::set_num_threads(1);
-  codegen::tiled_product(one, a, b, {});
+  codegen::tiled_product(one, a, b);
   at::set_num_threads(2);
-  codegen::tiled_product(two, a, b, {});
+  codegen::tiled_product(two, a, b);
   at::set_num_threads(threads);
   EXPECT_TRUE(at::equal(one, two));
 }
@@ -90,7 +88,7 @@ TEST(TiledProduct, HasTheSameBitsWithTwoThreads) {
 TEST(TiledProduct, RefusesOtherOperands) {
   const auto x = torch::ones({4, 4});
   const auto call = [&](const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
-                        const std::optional<at::Tensor>& bias) { codegen::tiled_product(out, a, b, bias); };
+                        const std::optional<at::Tensor>& bias) { codegen::tiled_product(out, a, b, {.bias = bias}); };
   EXPECT_ERROR(UsageError, call(x, x.to(at::kDouble), x, {}), "a is a Double tensor");
   EXPECT_ERROR(UsageError, call(x, x, torch::ones({8, 8}).slice(0, 0, 8, 2).slice(1, 0, 8, 2), {}),
                "b of shape [4, 4] has strides [16, 2]");
@@ -132,7 +130,6 @@ class CacheFolder {
 };
 
 TEST(ProductChoice, IsRememberedOnDisk) {
-  if (!codegen::has_tiled_product()) GTEST_SKIP() << "LibTorch has no brgemm for this processor";
   const ProductShape shape{64, 48, 32, false, true, 1};
   std::string header;
   {
@@ -158,7 +155,6 @@ TEST(ProductChoice, IsRememberedOnDisk) {
 }
 
 TEST(FastProducts, ReplaceLargeProductsAlone) {
-  if (!codegen::has_tiled_product()) GTEST_SKIP() << "LibTorch has no brgemm for this processor";
   const CacheFolder folder;
   std::ofstream file(folder.file());
   codegen::tiled_product_is_faster({32, 32, 32, false, false, 1});  // writes the first line
@@ -182,7 +178,7 @@ input %2: f32[128] parameter "bias"
 input %3: f32[8, 128] argument "1"
 %4: f32[128, 128]{1, 128} in %1 = aten.t(%1)
 %5: f32[128, 128] = aten.empty_strided([128, 128], [128, 1], 6, none, device("cpu"), none)
-tessera.tiled_product(%5!, %0, %4, %2)
+tessera.cpu_kernel([%5!], [%0, %4, %2], [], "matmul")
 %6: f32[8, 128] = aten.mm(%3, %5)
 return %5
 return %6

@@ -90,5 +90,18 @@ TEST(InFlightCollectives, APartialTensorDividedByItself) {
   });
 }
 
+// Two all-reduces become one coalesced op. The second input is not contiguous, its result is.
+TEST(InFlightCollectives, APartialTensorTimesItsTranspose) {
+  const auto values = torch::arange(2, torch::kFloat).add(1).view({1, 2});
+  testing::run_ranks(2, [&](testing::Rank&) {
+    const auto mesh = init_device_mesh("cpu", {2}, {"x"});
+    const at::Tensor x = DTensor::from_local(values, mesh, {Partial()});
+    const auto product = [](const at::Tensor& x) { return at::mm(x + x, (x + x).t()); };
+    auto compiled = compile(product, {.codegen = false, .captures = Captures::None});
+    for (int call = 0; call < 2; call++)
+      EXPECT_TRUE(at::equal(DTensor(compiled(x)).full_tensor(), values.mm(values.t()) * 16));
+  });
+}
+
 }  // namespace
 }  // namespace tessera

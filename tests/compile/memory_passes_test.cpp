@@ -248,6 +248,29 @@ TEST(Recompute, NotIfAnOperandIsWrittenOrFreed) {
         << last;
 }
 
+// %3 would be alive at the peak, which is %5. Its operand %2 is computed again with it.
+TEST(RecomputeProducts, WithinTheirShareOfTheWork) {
+  const std::string start = R"(input %0: f32[128, 128] argument "0"
+input %1: f32[128, 512] parameter "w"
+%2: f32[128, 128] = aten.gelu(%0, "none")
+%3: f32[128, 512] = aten.mm(%2, %1)
+%4: f32[] = aten.sum(%3, none)
+%5: f32[1024, 128] = aten.cat([%0, %0, %0, %0, %0, %0, %0, %0], 0)
+%6: f32[] = aten.sum(%5, none)
+)";
+  const auto text = start + R"(%7: f32[128, 512] = aten.mul.Tensor(%3, %6)
+return %4
+return %7
+)";
+  expect_rewrite("recompute_products(percent=100)", text, start + R"(%7: f32[128, 128] = aten.gelu(%0, "none")
+%8: f32[128, 512] = aten.mm(%7, %1)
+%9: f32[128, 512] = aten.mul.Tensor(%8, %6)
+return %4
+return %9
+)");
+  EXPECT_EQ(matches("recompute_products(percent=99)", text), 0);
+}
+
 TEST(BatchDims, FollowsTheBatchDimThroughOps) {
   expect_rewrite("batch_dims", R"(input %0: f32[8, 8] argument "0"
 input %1: f32[8, 8] parameter "w"

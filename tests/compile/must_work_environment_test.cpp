@@ -23,13 +23,7 @@ using same_as_eager::as_is_or_compiled;
 using same_as_eager::equal_bits;
 using same_as_eager::expect_same_calls;
 using same_as_eager::quick;
-using same_as_eager::tensors_of_module;
-
-Tensors with_module(const at::Tensor& result, const torch::nn::Module& module) {
-  auto all = tensors_of_module(module);
-  all.push_back(result);
-  return all;
-}
+using same_as_eager::with_module;
 
 TEST(MustWork, ZeroGradOutsideOfTheStep) {
   for (const bool to_none : {true, false})

@@ -19,7 +19,7 @@ using same_as_eager::as_is_or_compiled;
 using same_as_eager::equal_bits;
 using same_as_eager::expect_same_calls;
 using same_as_eager::quick;
-using same_as_eager::tensors_of_module;
+using same_as_eager::with_module;
 
 // Trains make_model() with AdamW by `loss_of(model, x)`, eager and compiled.
 template <class MakeModel, class LossOf>
@@ -41,9 +41,7 @@ void expect_same_module_training(const MakeModel& make_model, const LossOf& loss
         return [=](int call) mutable {
           if (call == 3) model->eval();
           auto loss = step(model, *opt, torch::randn(shape));
-          auto all = tensors_of_module(*model);
-          all.push_back(loss);
-          return all;
+          return with_module(loss, *model);
         };
       },
       4);

@@ -23,6 +23,7 @@ using same_as_eager::equal_bits;
 using same_as_eager::expect_same_calls;
 using same_as_eager::quick;
 using same_as_eager::tensors_of_module;
+using same_as_eager::with_module;
 
 TEST(MustWork, SchedulerInsideTheStep) {
   for (const bool tensor_lr : {false, true})
@@ -88,9 +89,7 @@ TEST(MustWork, LearningRateSetInsideTheStep) {
           return [=](int call) mutable {
             if (call == 2) opt->set_lr(0, 0.3);
             auto loss = step(model, torch::randn({8, 10}));
-            auto all = tensors_of_module(*model);
-            all.push_back(torch::tensor(opt->lr(0), torch::kDouble));
-            return all;
+            return with_module(torch::tensor(opt->lr(0), torch::kDouble), *model);
           };
         },
         4);
@@ -115,9 +114,7 @@ TEST(MustWork, NumbersReadFromOptionsInside) {
           if (call == 3) opt->set_group_options(0, {.lr = 0.3, .momentum = 0.2});
           if (call == 4) opt->set_lr(0, 0.1);
           auto loss = step(model, torch::randn({8, 10}));
-          auto all = tensors_of_module(*model);
-          all.push_back(loss);
-          return all;
+          return with_module(loss, *model);
         };
       },
       6);
@@ -133,21 +130,31 @@ Tensors torch_optimizer_values(torch::optim::Optimizer& optimizer) {
   return all;
 }
 
-// An argument: the calls, and eager steps between them, are those of the optimizer itself. Its step in a program is
-// that of tessera::optim, which rounds as PyTorch does in Python, so bits may differ.
+// How a step gets its optimizer.
+enum class Given { AsArgument, ByReference, BySharedPointer };
+
+// The calls, and eager steps between them, are those of the optimizer itself. Its step in a program is that of
+// tessera::optim, which rounds as PyTorch does in Python, so bits may differ.
 template <class Optimizer, class Options>
-void expect_torch_optimizer_works(const Options& options, const char* name) {
-  SCOPED_TRACE(name);
+void expect_torch_optimizer_works(const Options& options, Given given) {
   const auto run = [&](const bool compiled) {
     torch::manual_seed(7);
     MLP model(models::mlp_module());
-    Optimizer opt(model->parameters(), options);
+    const auto pointer = std::make_shared<Optimizer>(model->parameters(), options);
+    auto& opt = *pointer;
     torch::optim::StepLR scheduler(opt, 2, 0.5);
-    auto step = as_is_or_compiled(train_step, compiled);
+    auto by_argument = as_is_or_compiled(train_step, compiled);
+    auto by_reference =
+        as_is_or_compiled([&](auto& m, const at::Tensor& x) { return train_step(m, opt, x); }, compiled);
+    auto by_pointer =
+        as_is_or_compiled([pointer](auto& m, const at::Tensor& x) { return train_step(m, *pointer, x); }, compiled);
     std::vector<Tensors> seen;
     for (int call = 0; call < 8; call++) {
       const auto x = torch::randn({8, 10});
-      const auto loss = call == 5 ? train_step(model, opt, x) : step(model, opt, x);
+      const auto loss = call == 5                     ? train_step(model, opt, x)
+                        : given == Given::AsArgument  ? by_argument(model, opt, x)
+                        : given == Given::ByReference ? by_reference(model, x)
+                                                      : by_pointer(model, x);
       scheduler.step();
       if (call == 2) static_cast<Options&>(opt.param_groups()[0].options()).weight_decay(0.2);
       if (call == 6) {  // as a checkpoint does
@@ -175,6 +182,13 @@ void expect_torch_optimizer_works(const Options& options, const char* name) {
           << "call " << call << " value " << i << "\n"
           << compiled[call][i] << eager[call][i];
   }
+}
+
+template <class Optimizer, class Options>
+void expect_torch_optimizer_works(const Options& options, const char* name) {
+  SCOPED_TRACE(name);
+  for (const auto given : {Given::AsArgument, Given::ByReference, Given::BySharedPointer})
+    expect_torch_optimizer_works<Optimizer>(options, given);
 }
 
 TEST(MustWork, OptimizersOfTorch) {
@@ -231,11 +245,51 @@ TEST(MustWork, OptimizersOfTorchCompileOnce) {
   EXPECT_FALSE(step.is_cached(model, opt, torch::randn({8, 10})));
 }
 
+TEST(MustWork, CapturedOptimizersOfTorchCompileOnce) {
+  MLP model(models::mlp_module());
+  torch::optim::Adam opt(model->parameters(), torch::optim::AdamOptions(0.1));
+  auto step = compile([&](auto& m, const at::Tensor& x) { return train_step(m, opt, x); }, quick());
+  for (int call = 0; call < 5; call++) {
+    opt.param_groups()[0].options().set_lr(0.1 / (1 + call));
+    step(model, torch::randn({8, 10}));
+  }
+  EXPECT_EQ(step.cache().size(), 1u);
+  EXPECT_TRUE(step.recompiles().empty());
+  static_cast<torch::optim::AdamOptions&>(opt.param_groups()[0].options()).eps(1e-3);
+  EXPECT_FALSE(step.is_cached(model, torch::randn({8, 10})));
+}
+
 struct OwnTorchOptimizer : torch::optim::SGD {
   using torch::optim::SGD::SGD;
 };
 
-// Captured, they run on the host while the step is traced, and only then.
+// Behind a pointer, another optimizer can take the place of the captured one. The refusal leaves nothing behind.
+TEST(MustWork, OptimizersOfTorchBehindAPointer) {
+  MLP model(models::mlp_module());
+  auto opt = std::make_unique<torch::optim::Adam>(model->parameters(), torch::optim::AdamOptions(0.1));
+  const auto body = [&](auto& m, const at::Tensor& x) { return train_step(m, *opt, x).detach(); };
+  auto step = compile(body, quick());
+  const auto before = tensors_of_module(*model);
+  EXPECT_ERROR(UsageError, step(model, torch::randn({8, 10})), "torch::optim::Adam", "pointer", "as an argument");
+  same_as_eager::expect_equal_tensors(tensors_of_module(*model), before, "after the error");
+  EXPECT_TRUE(opt->state().empty());
+  expect_same_calls(
+      [](const bool compiled) {
+        MLP m(models::mlp_module());
+        auto owner = std::make_shared<std::unique_ptr<torch::optim::Adam>>(
+            std::make_unique<torch::optim::Adam>(m->parameters(), torch::optim::AdamOptions(0.1)));
+        auto falls_back =
+            as_is_or_compiled([owner](auto& net, const at::Tensor& x) { return train_step(net, **owner, x).detach(); },
+                              compiled, {.codegen = false, .fullgraph = false});
+        return [=](int call) mutable {
+          if (call == 3) owner->reset(new torch::optim::Adam(m->parameters(), torch::optim::AdamOptions(0.2)));
+          falls_back(m, torch::randn({8, 10}));
+          return tensors_of_module(*m);
+        };
+      },
+      6);
+}
+
 TEST(MustWork, OptimizersOfTorchThatAreRefused) {
   const auto step = [](auto& m, auto& o, const at::Tensor& x) {
     o.zero_grad();
@@ -245,15 +299,7 @@ TEST(MustWork, OptimizersOfTorchThatAreRefused) {
     return loss.detach();
   };
   MLP model(models::mlp_module());
-  const auto before = tensors_of_module(*model);
   torch::optim::Adam opt(model->parameters(), torch::optim::AdamOptions(0.1));
-  auto captured = compile([&](const at::Tensor& x) { return step(model, opt, x); }, quick());
-  const auto call = [&] {
-    for (int i = 0; i < 3; i++) captured(torch::randn({8, 10}));
-  };
-  EXPECT_ERROR(UsageError, call(), "host", "as an argument");
-  same_as_eager::expect_equal_tensors(tensors_of_module(*model), before, "after the error");
-
   torch::optim::StepLR scheduler(opt, 1, 0.5);
   auto scheduled = compile(
       [&](auto& m, auto& o, const at::Tensor& x) {
@@ -270,25 +316,23 @@ TEST(MustWork, OptimizersOfTorchThatAreRefused) {
   EXPECT_ERROR(UsageError, given(model, own, torch::randn({8, 10})), "OwnTorchOptimizer", "OptimizerAccess");
 }
 
-// They have no numbers on the host that change.
-template <class Optimizer, class Options>
-void expect_captured_torch_optimizer_works(const Options& options) {
-  expect_same_calls(
-      [&](const bool compiled) {
-        MLP model(models::mlp_module());
-        auto opt = std::make_shared<Optimizer>(model->parameters(), options);
-        auto step =
-            as_is_or_compiled([=](auto& m, const at::Tensor& x) { return train_step(m, *opt, x).detach(); }, compiled);
-        return [=](int) mutable {
-          step(model, torch::randn({8, 10}));
-          return tensors_of_module(*model);
-        };
-      },
-      3);
-}
-TEST(MustWork, OptimizersOfTorchWithoutStateOnTheHost) {
-  expect_captured_torch_optimizer_works<torch::optim::SGD>(torch::optim::SGDOptions(0.1));
-  expect_captured_torch_optimizer_works<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.1));
+// The rate that the step reads from the options is the one of the call. Of a captured optimizer, a check finds it.
+TEST(MustWork, NumbersReadFromOptionsOfTorchInside) {
+  MLP model(models::mlp_module());
+  torch::optim::SGD opt(model->parameters(), torch::optim::SGDOptions(0.1));
+  auto given = compile([](auto& o, const at::Tensor& x) { return x * o.param_groups()[0].options().get_lr(); },
+                       {.codegen = false, .captures = Captures::None});
+  auto reads = compile([&opt](const at::Tensor& x) { return x * opt.param_groups()[0].options().get_lr(); }, quick());
+  for (const double lr : {0.1, 0.2, 0.3, 0.1}) {
+    opt.param_groups()[0].options().set_lr(lr);
+    const auto x = torch::randn({3});
+    EXPECT_TRUE(equal_bits(given(opt, x), x * lr)) << lr;
+    if (lr == 0.2) {
+      EXPECT_ERROR(UsageError, reads(x), "has changed since the step was traced", "0.2");
+    } else if (lr == 0.1) {
+      EXPECT_TRUE(equal_bits(reads(x), x * lr));
+    }
+  }
 }
 
 // RMSprop and Adagrad of tessera::optim, with every option.
@@ -327,9 +371,8 @@ TEST(MustWork, RMSpropAndAdagrad) {
       });
 }
 
+// LBFGS evaluates its closure as often as the losses ask for: refused, or in eager mode; its closure can be compiled.
 TEST(MustWork, LBFGSOfTorch) {
-  MLP model(models::mlp_module());
-  torch::optim::LBFGS opt(model->parameters(), torch::optim::LBFGSOptions(0.1).max_iter(3));
   const auto step = [](auto& m, auto& o, const at::Tensor& x) {
     return o.step([&] {
       o.zero_grad();
@@ -338,10 +381,40 @@ TEST(MustWork, LBFGSOfTorch) {
       return loss;
     });
   };
+  MLP model(models::mlp_module());
+  torch::optim::LBFGS opt(model->parameters(), torch::optim::LBFGSOptions(0.1).max_iter(3));
   auto given = compile(step, quick());
   EXPECT_ERROR(UsageError, given(model, opt, torch::randn({8, 10})), "torch::optim::LBFGS", "closure");
   auto captured = compile([&](const at::Tensor& x) { return step(model, opt, x); }, quick());
-  EXPECT_ERROR(UsageError, captured(torch::randn({8, 10})), "depends on values");
+  EXPECT_ERROR(UsageError, captured(torch::randn({8, 10})), "torch::optim::LBFGS", "closure");
+  EXPECT_TRUE(opt.state().empty());
+  enum class Compiled { Argument, Captured, Closure };
+  for (const auto what : {Compiled::Argument, Compiled::Captured, Compiled::Closure})
+    expect_same_calls(
+        [=](const bool compiled) {
+          MLP m(models::mlp_module());
+          auto o = std::make_shared<torch::optim::LBFGS>(m->parameters(), torch::optim::LBFGSOptions(0.1).max_iter(3));
+          const CompileOptions eager_if_refused{.codegen = false, .fullgraph = false};
+          auto by_argument = as_is_or_compiled(step, compiled && what == Compiled::Argument, eager_if_refused);
+          auto by_capture = as_is_or_compiled([=](auto& net, const at::Tensor& x) { return step(net, *o, x); },
+                                              compiled && what == Compiled::Captured, eager_if_refused);
+          auto closure = as_is_or_compiled(
+              [](auto& net, const at::Tensor& x) {
+                for (auto& p : net->parameters()) p.mutable_grad().reset();
+                auto loss = net(x).pow(2).mean();
+                loss.backward();
+                return loss.detach();
+              },
+              compiled && what == Compiled::Closure);
+          return [=](int) mutable {
+            const auto x = torch::randn({8, 10});
+            if (what == Compiled::Argument) by_argument(m, *o, x);
+            if (what == Compiled::Captured) by_capture(m, x);
+            if (what == Compiled::Closure) o->step([&] { return closure(m, x); });
+            return tensors_of_module(*m);
+          };
+        },
+        3);
 }
 
 }  // namespace

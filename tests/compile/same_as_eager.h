@@ -37,6 +37,16 @@ inline Tensors tensors_of_module(const torch::nn::Module& module) {
   return all;
 }
 
+// The same, with what else is to be compared.
+inline Tensors with_module(const Tensors& results, const torch::nn::Module& module) {
+  auto all = tensors_of_module(module);
+  all.insert(all.end(), results.begin(), results.end());
+  return all;
+}
+inline Tensors with_module(const at::Tensor& result, const torch::nn::Module& module) {
+  return with_module(Tensors{result}, module);
+}
+
 // Both sides of a comparison: `make(compiled)` builds everything anew from the same seed and returns a function from
 // the number of the call to all tensors to compare. The random generator continues across the calls of each side.
 template <class Make>

@@ -1,5 +1,5 @@
 // What a call of a compiled step depends on: numbers, captured variables, reasons of recompilations, failures with
-// fullgraph = false, and ranks that recompile together. environment_test.cpp draws random cases.
+// fullgraph = false, and ranks that recompile together. environment_soak_test.cpp draws random cases.
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/compile/api/compile.h"
 #include "tessera/models/mlp.h"

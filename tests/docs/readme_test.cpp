@@ -49,10 +49,10 @@ TEST(ReadmePage, TheProgramRuns) { readme_page::readme_main(); }
 
 TEST(ReadmePage, TheLinesRun) {
   const TemporaryFolder folder;
-  tessera::testing::run_ranks(1, [](tessera::testing::Rank& me) {
+  tessera::testing::run_ranks(4, [](tessera::testing::Rank& me) {
     using readme_page::train_step;
     namespace ts = tessera;
-    const auto mesh = me.mesh("dp=1,tp=1");
+    const auto mesh = me.mesh("dp=2,tp=2");
     torch::manual_seed(7);
     readme_page::Model model;
     torch::nn::Linear net(8, 8);

@@ -288,6 +288,43 @@ TEST(EveryOp, ReductionsAndScans) {
   expect_same_value(value, [](const at::Tensor& x) { return x.clone().cumsum_(1); });
 }
 
+// LibTorch's derivatives of these ops select elements by a mask, or read indices on the host.
+TEST(EveryOp, GradientsOfFilledValuesNeedNoGather) {
+  const auto value = torch::randn({5, 3}, torch::kDouble);
+  run_ranks(2, [&](Rank& me) {
+    const auto mesh = me.mesh("x=2");
+    const auto run = [&](const TensorFn& place, const TensorFn& replicate) {
+      auto x = place(value).set_requires_grad(true), fill = replicate(torch::tensor(2.5, torch::kDouble));
+      fill.set_requires_grad(true);
+      const auto index = replicate(torch::tensor({0, 2}));
+      const auto y = x.masked_fill(x.detach().gt(0), fill).pow(2) + x.index_fill(1, index, fill).pow(3);
+      return torch::autograd::grad({y.sum()}, {x, fill});
+    };
+    const TensorFn same = [](const at::Tensor& t) { return t.clone(); };
+    const auto expected = run(same, same);
+    const CommPolicyScope strict(CommPolicy::Error);
+    const auto found =
+        run([&](const at::Tensor& t) -> at::Tensor { return distribute_tensor(t, mesh, {Shard(0)}); },
+            [&](const at::Tensor& t) -> at::Tensor { return distribute_tensor(t, mesh, {Replicate()}); });
+    for (size_t i = 0; i < 2; i++) expect_value(found[i], expected[i]);
+  });
+}
+
+// Twice: the first derivative scatters the gradient to the positions of the maxima.
+TEST(EveryOp, SecondDerivativesOfMaxima) {
+  const auto value = torch::randn({5, 3}, torch::kDouble);
+  const auto second = [](const at::Tensor& x) {
+    const auto y = std::get<0>(x.max(1)).pow(3).sum();
+    const auto first = torch::autograd::grad({y}, {x}, {}, true, /*create_graph=*/true)[0];
+    return torch::autograd::grad({first.pow(2).sum()}, {x})[0];
+  };
+  const auto expected = second(value.clone().set_requires_grad(true));
+  run_ranks(2, [&](Rank& me) {
+    for (const auto& p : single_placements(value))
+      expect_value(second(distribute_tensor(value, me.mesh("x=2"), {p}).set_requires_grad(true)), expected);
+  });
+}
+
 TEST(EveryOp, ComplexNumbers) {
   const auto value = torch::randn({5, 4}, torch::kDouble);
   const auto pairs = torch::randn({5, 3, 2}, torch::kDouble);

@@ -6,6 +6,7 @@ namespace tessera::fuzz {
 namespace {
 
 constexpr FuzzTarget kTargets[] = {
+    {"distcp", fuzz_distcp},
     {"ir", fuzz_ir},
     {"json", fuzz_json},
     {"manifest", fuzz_manifest},
@@ -13,8 +14,11 @@ constexpr FuzzTarget kTargets[] = {
     {"placement", fuzz_placement},
     {"plan", fuzz_plan},
     {"safetensors", fuzz_safetensors},
+    {"schedule", fuzz_schedule},
+    {"store_wire", fuzz_store_wire},
     {"token_file", fuzz_token_file},
     {"toml", fuzz_toml},
+    {"torch_archive", fuzz_torch_archive},
 };
 
 }  // namespace

@@ -23,6 +23,7 @@ std::span<const FuzzTarget> fuzz_targets();
 // Errors then have no backtrace, which takes most of the time of a refused input.
 void leave_out_backtraces();
 
+void fuzz_distcp(std::string_view input);
 void fuzz_ir(std::string_view input);
 void fuzz_json(std::string_view input);
 void fuzz_manifest(std::string_view input);
@@ -30,8 +31,11 @@ void fuzz_mesh(std::string_view input);
 void fuzz_placement(std::string_view input);
 void fuzz_plan(std::string_view input);
 void fuzz_safetensors(std::string_view input);
+void fuzz_schedule(std::string_view input);
+void fuzz_store_wire(std::string_view input);
 void fuzz_token_file(std::string_view input);
 void fuzz_toml(std::string_view input);
+void fuzz_torch_archive(std::string_view input);
 
 struct PropertyError : std::logic_error {
   using std::logic_error::logic_error;

@@ -1,15 +1,18 @@
 // One rank of a job does something wrong at a random instant, also before and during init(). `tessera run` then ends
 // soon, its headline names that rank, and nothing is left behind. `make soak` runs 300 rounds.
-#include "tessera/base/detail/settings.h"
+#include "tessera/testing/detail/soak.h"
 #include "tests/launch/shell.h"
 
 #include <c10/util/StringUtil.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
+#include <map>
 #include <random>
 #include <sstream>
 
@@ -58,11 +61,14 @@ std::string command_with(const std::string& argument) {
   return "";
 }
 
-// What is wrong with the end of the round; "": nothing. `most_seconds`: from the fault to the end, without the
-// time-out.
-std::string wrong_end(const FaultRound& round, double most_seconds) {
+struct RoundEnd {
+  std::string wrong;         // "": nothing
+  double seconds_after = 0;  // from the fault to the end, without the time-out
+};
+
+RoundEnd run_round(const FaultRound& round, double most_seconds) {
   std::string folder = ::testing::TempDir() + "faultXXXXXX";
-  if (!mkdtemp(folder.data())) return "no temporary folder";
+  if (!mkdtemp(folder.data())) return {"no temporary folder"};
   const std::string fault_file = folder + "/fault";
   const auto ran = shell(c10::str("export TMPDIR=", folder, " TESSERA_TIMEOUT_S=", kTimeoutSeconds,
                                   " TESSERA_BACKEND=", round.backend, " OMP_NUM_THREADS=1; exec \"$TESSERA\" run -n ",
@@ -84,28 +90,32 @@ std::string wrong_end(const FaultRound& round, double most_seconds) {
     if (entry.path() != fault_file) wrong << "  left " << entry.path() << "\n";
   if (const auto left = command_with(fault_file); !left.empty()) wrong << "  a process is left: " << left << "\n";
   fs::remove_all(folder);
-  return wrong.str().empty() ? "" : to_text(round) + "\n" + wrong.str() + ran.text;
+  return {wrong.str().empty() ? "" : to_text(round) + "\n" + wrong.str() + ran.text, after};
 }
 
 TEST(FaultRounds, EndSoonNameTheCulpritAndLeaveNothing) {
-  const bool soak = setting("TESSERA_SOAK") == "1";
-  const int count = soak ? 300 : 4;
-  std::mt19937 random(soak ? 300 : static_cast<unsigned>(std::size(kRoundKinds)));
-  const auto below = [&](size_t n) { return static_cast<int64_t>(random() % n); };
+  const auto seeds = soak_seeds(0, 4, 300);
   int failed = 0;
-  for (int i = 0; i < count; i++) {
+  std::map<std::string, double> longest;  // by kind
+  for (uint32_t seed = seeds.first; seed < seeds.end; seed++) {
+    std::mt19937 random(seed);
+    const auto below = [&](size_t n) { return static_cast<int64_t>(random() % n); };
     FaultRound round;
-    round.kind = kRoundKinds[soak ? static_cast<size_t>(i) % std::size(kRoundKinds) : static_cast<size_t>(3 * i + 2)];
+    round.kind = kRoundKinds[(long_soak() ? seed : 3 * seed + 2) % std::size(kRoundKinds)];
     round.ranks = 3 + below(2);  // a majority exists
     round.faulty_rank = below(static_cast<size_t>(round.ranks));
     round.milliseconds = below(1200);
     round.backend = below(2) ? "shm" : "gloo";
     // A loaded machine may be slow; the soak runs alone.
-    const auto wrong = wrong_end(round, soak ? 5 : 30);
-    failed += !wrong.empty();
-    EXPECT_EQ(wrong, "");
+    const auto end = run_round(round, long_soak() ? 5 : 30);
+    failed += !end.wrong.empty();
+    EXPECT_EQ(end.wrong, "") << "seed " << seed;
+    longest[round.kind] = std::max(longest[round.kind], end.seconds_after);
   }
-  std::cout << count - failed << " of " << count << " rounds ended as they should\n";
+  const auto count = static_cast<int>(seeds.end - seeds.first);
+  std::cout << count - failed << " of " << count << " rounds ended as they should. Seconds after the fault, at most:";
+  for (const auto& [kind, seconds] : longest) std::cout << " " << kind << " " << seconds << ",";
+  std::cout << "\n";
 }
 
 }  // namespace

@@ -84,49 +84,56 @@ TEST(MoE, EqualsTheDenseComputationTokenForToken) {
 }
 
 // Every rank has other tokens, and other numbers of tokens per expert.
-TEST(MoE, ExpertParallelismEqualsOneRank) {
+void expect_experts_like_one_rank(int64_t n, const std::string& backend) {
+  SCOPED_TRACE(backend);
   const MoEConfig config{.n_experts = 4, .top_k = 2, .n_shared_experts = 1, .aux_loss_weight = 0.1};
-  for (const int64_t n : {1, 2, 4})
-    run_ranks(n, [&](Rank& me) {
-      const auto tokens_of = [&](int64_t rank) { return some_tokens(7 + 2 * rank, 0.37 + 0.2 * rank); };
-      static std::mutex generator;  // ranks are threads and share LibTorch's
-      const auto build = [&] {
-        const std::lock_guard lock(generator);
-        return make_moe(config);
-      };
-      MoE plain = build(), moe = build();
-      std::vector<at::Tensor> outputs;
-      for (int64_t rank = 0; rank < n; ++rank) {  // the gradients of all ranks' tokens
-        outputs.push_back(plain(tokens_of(rank)));
-        weighted_sum(outputs.back()).backward();
-      }
+  run_ranks(n,
+            [&](Rank& me) {
+              const auto tokens_of = [&](int64_t rank) { return some_tokens(7 + 2 * rank, 0.37 + 0.2 * rank); };
+              static std::mutex generator;  // ranks are threads and share LibTorch's
+              const auto build = [&] {
+                const std::lock_guard lock(generator);
+                return make_moe(config);
+              };
+              MoE plain = build(), moe = build();
+              std::vector<at::Tensor> outputs;
+              for (int64_t rank = 0; rank < n; ++rank) {  // the gradients of all ranks' tokens
+                outputs.push_back(plain(tokens_of(rank)));
+                weighted_sum(outputs.back()).backward();
+              }
 
-      moe->expert_parallel(me.mesh({n}, {"ep"}));
-      EXPECT_EQ(to_string(DTensor(moe->w1).placements()), "[S(0)]");
-      at::Tensor y;
-      {
-        CommDebugMode forward;
-        y = moe(tokens_of(me.rank));
-        EXPECT_EQ(forward.get_comm_counts().of(CommKind::AllToAllSingle), 3);
-        EXPECT_EQ(forward.get_comm_counts().total(), 3);
-      }
-      EXPECT_EQ(close(y, outputs[me.rank], kClose), "");
-      {
-        CommDebugMode backward;
-        weighted_sum(y).backward();
-        EXPECT_EQ(backward.get_comm_counts().of(CommKind::AllToAllSingle), 1);  // the input needs no gradient
-      }
-      for (const auto& item : moe->named_parameters()) {
-        at::Tensor gradient = item.value().grad();
-        if (is_dtensor(gradient)) {
-          gradient = DTensor(gradient).full_tensor();
-        } else {
-          gradient = gradient.contiguous();
-          me.group()->all_reduce(gradient, ReduceOp::Sum).wait();
-        }
-        EXPECT_EQ(close(gradient, get_parameter(*plain, item.key()).grad(), kClose), "") << item.key();
-      }
-    });
+              moe->expert_parallel(me.mesh({n}, {"ep"}));
+              EXPECT_EQ(to_string(DTensor(moe->w1).placements()), "[S(0)]");
+              at::Tensor y;
+              {
+                CommDebugMode forward;
+                y = moe(tokens_of(me.rank));
+                EXPECT_EQ(forward.get_comm_counts().of(CommKind::AllToAllSingle), 3);
+                EXPECT_EQ(forward.get_comm_counts().total(), 3);
+              }
+              EXPECT_EQ(close(y, outputs[me.rank], kClose), "");
+              {
+                CommDebugMode backward;
+                weighted_sum(y).backward();
+                EXPECT_EQ(backward.get_comm_counts().of(CommKind::AllToAllSingle), 1);  // the input needs no gradient
+              }
+              for (const auto& item : moe->named_parameters()) {
+                at::Tensor gradient = item.value().grad();
+                if (is_dtensor(gradient)) {
+                  gradient = DTensor(gradient).full_tensor();
+                } else {
+                  gradient = gradient.contiguous();
+                  me.group()->all_reduce(gradient, ReduceOp::Sum).wait();
+                }
+                EXPECT_EQ(close(gradient, get_parameter(*plain, item.key()).grad(), kClose), "") << item.key();
+              }
+            },
+            {.backend = backend});
+}
+
+TEST(MoE, ExpertParallelismEqualsOneRank) {
+  for (const int64_t n : {1, 2, 4}) expect_experts_like_one_rank(n, "threads");
+  for (const char* backend : {"shm", "gloo"}) expect_experts_like_one_rank(2, backend);
 }
 
 TEST(MoE, CapacityDropsTheLastTokensOfAnExpert) {

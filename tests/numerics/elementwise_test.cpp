@@ -1,4 +1,4 @@
-#include "tessera/numerics/detail/invariant_numerics.h"
+#include "tessera/numerics/numerics.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -46,7 +46,7 @@ TEST(InvariantElementwise, AnElementHasTheSameBitsAtEveryOffsetAndLength) {
   int64_t differ_by_default = 0;
   for (const auto& [name, op] : kElementwiseOps) {
     differ_by_default += parts_that_differ(op, x) > 0;
-    const tessera::InvariantNumerics scope;
+    const tessera::NumericsScope scope(tessera::Numerics::Invariant);
     EXPECT_EQ(parts_that_differ(op, x), 0) << name;
   }
   EXPECT_GT(differ_by_default, 0);  // otherwise this test could not fail
@@ -57,7 +57,7 @@ TEST(InvariantElementwise, StridesBroadcastingAndThreadsDoNotMatter) {
   const int threads = at::get_num_threads();
   const auto large = torch::randn({100003});
   const auto all = [&] {
-    const tessera::InvariantNumerics scope;
+    const tessera::NumericsScope scope(tessera::Numerics::Invariant);
     return std::vector<at::Tensor>{at::gelu(x, "tanh"), at::gelu(x.t(), "tanh").t(), at::add(x, row, 0.7),
                                    at::add(x.t().contiguous().t(), row, 0.7), at::gelu(large, "tanh")};
   };

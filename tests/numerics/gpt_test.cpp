@@ -2,14 +2,17 @@
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/gpt2.h"
 #include "tessera/models/loss.h"
-#include "tessera/numerics/detail/invariant_numerics.h"
+#include "tessera/numerics/numerics.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/testing/ranks.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
+#include <iostream>
 #include <map>
 #include <mutex>
 
@@ -24,6 +27,20 @@ struct GPTMesh {
 };
 
 const ts::models::GPT2Config kSmallGPT = {.vocab_size = 64, .max_seq_len = 12, .n_layer = 2, .n_head = 6, .n_embd = 48};
+
+const ts::models::GPT2Config kWideGPT = {
+    .vocab_size = 256, .max_seq_len = 64, .n_layer = 2, .n_head = 6, .n_embd = 192};
+
+void copy_weights(const ts::models::GPT2& from, ts::models::GPT2& to) {
+  const at::NoGradGuard no_grad;
+  const auto values = from->parameters();
+  auto parameters = to->parameters();
+  for (size_t i = 0; i < values.size(); i++) parameters[i].copy_(values[i]);
+}
+at::Tensor wide_loss(ts::models::GPT2& model) {
+  const auto text = (torch::arange(8 * 65).view({8, 65}) * 37).remainder(251);
+  return ts::models::loss(model(text.narrow(1, 0, 64).contiguous()), text.narrow(1, 1, 64).contiguous());
+}
 
 // Over tp as Megatron: c_attn and c_fc by columns, c_proj by rows, the vocabulary; over fsdp the other dim, or dim 0.
 ts::Placements gpt_placements(const std::string& name, const at::Tensor& p) {
@@ -43,12 +60,7 @@ struct GPTRank {
   ts::models::GPT2 model{kSmallGPT};
 
   GPTRank(ts::testing::Rank& me, const GPTMesh& layout, const ts::models::GPT2& start) : mesh(me.mesh(layout.text())) {
-    {
-      const at::NoGradGuard no_grad;
-      const auto values = start->parameters();
-      auto parameters = model->parameters();
-      for (size_t i = 0; i < values.size(); i++) parameters[i].copy_(values[i]);
-    }
+    copy_weights(start, model);
     for (auto& item : model->named_parameters())
       ts::distribute_in_place(item.value(), mesh, gpt_placements(item.key(), item.value()),
                               {.src_data_rank = std::nullopt});
@@ -60,8 +72,8 @@ struct GPTRank {
     const ts::DistributeOptions own{.src_data_rank = std::nullopt};
     const auto tokens = ts::distribute_tensor(text.narrow(1, 0, 12).contiguous(), mesh, rows, own);
     const auto targets = ts::distribute_tensor(text.narrow(1, 1, 12).contiguous(), mesh, rows, own);
-    std::optional<ts::InvariantNumerics> scope;
-    if (invariant) scope.emplace();
+    std::optional<ts::NumericsScope> scope;
+    if (invariant) scope.emplace(ts::Numerics::Invariant);
     auto handle = model;
     auto loss = ts::models::loss(handle(tokens), targets);
     loss.backward();
@@ -84,7 +96,7 @@ std::string train_gpt(const GPTMesh& layout, const ts::models::GPT2& start) {
     for (int step = 0; step < 3; step++) {
       optimizer.zero_grad();
       add(rank.backward(step, true));
-      const ts::InvariantNumerics scope;
+      const ts::NumericsScope scope(ts::Numerics::Invariant);
       add(ts::optim::clip_grad_norm_(rank.model->parameters(), 0.5));
       optimizer.step();
     }
@@ -119,6 +131,38 @@ TEST(InvariantGPT, GradientsAreThoseOfTheDefault) {
   for (const auto& layout : {GPTMesh{1, 1, 1}, GPTMesh{2, 1, 1}, GPTMesh{1, 1, 2}})
     for (const auto& [name, gradient] : gpt_gradients(layout, start, true))
       EXPECT_LT((gradient - expected.at(name)).abs().max().item<double>(), 1e-6) << layout.text() << " " << name;
+}
+
+// Root mean square error of all gradients against float64, relative to their root mean square.
+double gradient_error(const ts::models::GPT2& start, ts::Numerics numerics, const std::vector<at::Tensor>& exact) {
+  ts::models::GPT2 model(kWideGPT);
+  copy_weights(start, model);
+  const ts::NumericsScope scope(numerics);
+  wide_loss(model).backward();
+  double error = 0, size = 0;
+  for (size_t i = 0; i < exact.size(); i++) {
+    const ts::OpModesOff plain;
+    const auto gradient = model->parameters()[i].grad().to(torch::kDouble);
+    error += (gradient - exact[i]).square().sum().item<double>();
+    size += exact[i].square().sum().item<double>();
+  }
+  return std::sqrt(error / size);
+}
+
+TEST(InvariantGPT, GradientsAreAsAccurateAsThoseOfTheDefault) {
+  torch::manual_seed(3);
+  const ts::models::GPT2 start(kWideGPT);
+  ts::models::GPT2 precise(kWideGPT);
+  precise->to(torch::kDouble);
+  copy_weights(start, precise);
+  wide_loss(precise).backward();
+  std::vector<at::Tensor> exact;
+  for (const auto& p : precise->parameters()) exact.push_back(p.grad());
+  const double by_default = gradient_error(start, ts::Numerics::Strict, exact);
+  const double invariant = gradient_error(start, ts::Numerics::Invariant, exact);
+  std::cout << "relative error of the gradients: default " << by_default << ", invariant " << invariant << "\n";
+  EXPECT_LT(invariant, 1.05 * by_default);
+  EXPECT_GT(invariant, 1e-9);  // the comparison is not of float64 with itself
 }
 
 TEST(InvariantGPT, GivesTheSameBitsOnEveryMesh) {

@@ -1,5 +1,5 @@
 #include "tessera/dtensor/dtensor.h"
-#include "tessera/numerics/detail/invariant_numerics.h"
+#include "tessera/numerics/numerics.h"
 #include "tessera/testing/spawn.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ TEST(InvariantProcesses, SumsHaveTheBitsOfPlainTensorsOverEachBackend) {
       const auto b_sharded = ts::distribute_tensor(b, mesh, {ts::Shard(0)}, own);
       at::Tensor product, sum, expected_product, expected_sum;
       {
-        const ts::InvariantNumerics scope;
+        const ts::NumericsScope scope(ts::Numerics::Invariant);
         product = torch::mm(a_sharded, b_sharded);
         sum = b_sharded.sum();
         expected_product = torch::mm(a, b);

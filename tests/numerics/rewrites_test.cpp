@@ -1,4 +1,4 @@
-#include "tessera/numerics/detail/invariant_numerics.h"
+#include "tessera/numerics/numerics.h"
 
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/policy.h"
@@ -87,7 +87,7 @@ Tensors run_call(const RewrittenCall& call) {
 TEST(InvariantRewrites, HaveTheValuesAndGradientsOfTheDefault) {
   for (const auto& call : rewritten_calls()) {
     const auto expected = run_call(call);
-    const tessera::InvariantNumerics scope;
+    const tessera::NumericsScope scope(tessera::Numerics::Invariant);
     const auto found = run_call(call);
     ASSERT_EQ(found.size(), expected.size());
     for (size_t i = 0; i < found.size(); i++) {
@@ -112,7 +112,7 @@ TEST(InvariantRewrites, HaveTheValuesAndGradientsOfTheDefaultOnDTensors) {
                 t, mesh, {&t == call.inputs.data() ? first : tessera::Replicate()}, {.src_data_rank = std::nullopt}));
           Tensors found;
           {
-            const tessera::InvariantNumerics scope;
+            const tessera::NumericsScope scope(tessera::Numerics::Invariant);
             const tessera::ImplicitReplication plain_factors;
             found = run_call(distributed);
           }
@@ -129,8 +129,7 @@ template <class Optimizer, class Options>
 at::Tensor after_steps(const Options& options, bool invariant) {
   const auto p = torch::sin(torch::arange(100, torch::kDouble)).requires_grad_();
   Optimizer optimizer({p}, options);
-  std::unique_ptr<tessera::InvariantNumerics> scope;
-  if (invariant) scope = std::make_unique<tessera::InvariantNumerics>();
+  const tessera::NumericsScope scope(invariant ? tessera::Numerics::Invariant : tessera::Numerics::Strict);
   for (int i = 1; i < 4; i++) {
     p.mutable_grad() = torch::cos(torch::arange(100, torch::kDouble) * i);
     optimizer.step();

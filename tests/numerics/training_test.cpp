@@ -1,7 +1,8 @@
 #include "tessera/comm/detail/store/sha256.h"
+#include "tessera/compile/api/compile.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/mlp.h"
-#include "tessera/numerics/detail/invariant_numerics.h"
+#include "tessera/numerics/numerics.h"
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/testing/expect_error.h"
@@ -59,8 +60,8 @@ std::string train_mlp(const TrainingMesh& layout, const Options& options, bool i
       const auto x = ts::distribute_tensor(batch, mesh, rows, {.src_data_rank = std::nullopt});
       const auto target =
           ts::distribute_tensor(batch.narrow(1, 0, 10).exp().contiguous(), mesh, rows, {.src_data_rank = std::nullopt});
-      std::optional<ts::InvariantNumerics> scope;
-      if (invariant) scope.emplace();
+      std::optional<ts::NumericsScope> scope;
+      if (invariant) scope.emplace(ts::Numerics::Invariant);
       optimizer.zero_grad();
       auto loss = torch::mse_loss(model(x), target);
       loss.backward();
@@ -105,11 +106,24 @@ TEST(InvariantTraining, TheDefaultGivesOtherBitsOnOtherMeshes) {
   EXPECT_NE(train_mlp<ts::optim::AdamW>({3, 1, 1}, options, false), one_rank);
 }
 
+TEST(InvariantTraining, CompiledFunctionsAreRefused) {
+  const auto x = torch::ones({4, 4});
+  auto doubled = ts::compile([](const at::Tensor& t) { return t + t; }, {.codegen = false});
+  doubled(x);
+  EXPECT_ERROR(ts::UsageError,
+               ts::compile([](const at::Tensor& t) { return t; }, {.numerics = ts::Numerics::Invariant}),
+               "no compiled form");
+  const ts::NumericsScope scope(ts::Numerics::Invariant);
+  EXPECT_ERROR(ts::UsageError, doubled(x), "a compiled program");
+  auto not_traced = ts::compile([](const at::Tensor& t) { return t * t; }, {.codegen = false});
+  EXPECT_ERROR(ts::UsageError, not_traced(x), "compile()");
+}
+
 TEST(InvariantTraining, SumsOfSeveralRanksAndUnknownOpsAreRefused) {
   ts::testing::run_ranks(2, [](ts::testing::Rank& me) {
     const auto mesh = me.mesh("dp=2");
     const auto x = ts::DTensor::from_local(torch::ones({4, 4}), mesh, {ts::Partial()});
-    const ts::InvariantNumerics scope;
+    const ts::NumericsScope scope(ts::Numerics::Invariant);
     EXPECT_ERROR(ts::UsageError, ts::DTensor(x).redistribute({ts::Replicate()}).to_local(), "tessera::all_reduce",
                  "several ranks");
     EXPECT_ERROR(ts::UsageError, torch::cumsum(torch::ones({4}), 0), "aten::cumsum", "invariant_ops()");

@@ -127,15 +127,19 @@ std::vector<double> train(TorchOptimizer& optimizer, const SchedulerCase& schedu
   return trace;
 }
 
-std::vector<double> train_plain(const EverywhereCase& one, const SchedulerCase& scheduler) {
-  auto net = make_net();
-  const auto optimizer = one.make(net->parameters());
-  return train(*optimizer, scheduler, [&](int step) {
+std::function<double(int)> full_batch_loss(Net& net) {
+  return [&net](int step) {
     const auto b = batch(step);
     auto loss = torch::mse_loss(net(b[0]), b[1]);
     loss.backward();
     return loss.item<double>();
-  });
+  };
+}
+
+std::vector<double> train_plain(const EverywhereCase& one, const SchedulerCase& scheduler) {
+  auto net = make_net();
+  const auto optimizer = one.make(net->parameters());
+  return train(*optimizer, scheduler, full_batch_loss(net));
 }
 
 void expect_near(const std::vector<double>& found, const std::vector<double>& expected, const std::string& what) {
@@ -173,12 +177,7 @@ std::vector<double> train_tensor_parallel(const EverywhereCase& one, const Sched
   auto net = make_net();
   parallelize_module(net, me.mesh({me.size()}, {"tp"}), {{"0", ColwiseParallel()}, {"2", RowwiseParallel()}});
   const auto optimizer = one.make(net->parameters());
-  return train(*optimizer, scheduler, [&](int step) {
-    const auto b = batch(step);
-    auto loss = torch::mse_loss(net(b[0]), b[1]);
-    loss.backward();
-    return loss.item<double>();
-  });
+  return train(*optimizer, scheduler, full_batch_loss(net));
 }
 std::vector<double> train_compiled(const EverywhereCase& one, const SchedulerCase& scheduler, Rank& me) {
   DistributedDataParallel ddp(make_net());

@@ -2,8 +2,9 @@
 
 FOLDER is a dump of op_db.py. Its first sample of each entry runs on DTensors of a fake world of four ranks, with one
 input sharded or partial and the others replicated, and with all inputs sharded. FOLDER/op_bytes.json gets, for each
-program, the placements of the inputs and the bytes that the redistributions of the forward move per rank; "error" where
-PyTorch raises. tests/parity/op_bytes_test.cpp counts the same for Tessera.
+program, the placements of the inputs, the bytes that the redistributions of the forward move per rank, and those to make
+the results replicated after it; "error" where PyTorch raises, "wrong" where nothing was moved and the local results, or
+written inputs, of this rank are not its part of the values. This rank is the last one: its shards are the smallest. tests/parity/op_bytes_test.cpp counts the same for Tessera.
 """
 import json
 import sys
@@ -12,11 +13,12 @@ import warnings
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _dispatch, _redistribute, init_device_mesh
+from torch.distributed.tensor import (DTensor, Partial, Replicate, Shard, _dispatch, _redistribute, _tp_conv,
+                                      init_device_mesh)
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-WORLD = 4
+WORLD, RANK = 4, 3
 moved = 0
 
 
@@ -43,6 +45,34 @@ def counted(local, current, target, *args, **kwargs):
 
 _redistribute.redistribute_local_tensor = counted
 _dispatch.redistribute_local_tensor = counted
+send_neighbours = _tp_conv._ring_send_recv_construct
+
+
+def counted_neighbours(local, left, right, *args):
+    """A convolution sends the edges of its input to the neighbours."""
+    global moved
+    moved += local[..., :1].numel() * (left + right) * local.element_size()
+    return send_neighbours(local, left, right, *args)
+
+
+_tp_conv._ring_send_recv_construct = counted_neighbours
+
+
+def bytes_to_replicate(result):
+    if not isinstance(result, DTensor):
+        return 0
+    return bytes_of(result.placements[0], Replicate(), result.numel(), result.element_size())
+
+
+def is_wrong(found, dense):
+    """Whether the local tensor of this rank is not its part of `dense`. A partial value cannot tell."""
+    if not isinstance(found, DTensor) or found.placements[0].is_partial():
+        return False
+    placement, local, part = found.placements[0], found.to_local(), dense
+    if placement.is_shard():
+        chunks = dense.chunk(WORLD, placement.dim)
+        part = chunks[RANK] if RANK < len(chunks) else dense.narrow(placement.dim, 0, 0)
+    return local.shape != part.shape or not torch.allclose(local, part, equal_nan=True)
 
 
 def decode(value, values):
@@ -117,12 +147,12 @@ def main():
     folder = sys.argv[1]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    dist.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
+    dist.init_process_group("fake", rank=RANK, world_size=WORLD, store=FakeStore())
     mesh = init_device_mesh("cpu", (WORLD,))
     programs = json.load(open(f"{folder}/op_db.json"))["programs"]
     file = safe_open(f"{folder}/op_db.safetensors", "pt")
     keys = set(file.keys())
-    result, seen, errors = [], set(), 0
+    result, seen, errors, wrong = [], set(), 0, 0
     for number, program in enumerate(programs):
         if program["name"] in seen or "other_dtype" in program or "value" in program or program["random"]:
             continue
@@ -134,14 +164,23 @@ def main():
             if strides:
                 tensors[i] = torch.empty_strided(t.shape, strides, dtype=t.dtype).copy_(t)
         counts = []
+        with torch.no_grad():
+            dense = run(program, [t.clone(memory_format=torch.preserve_format) for t in tensors])  # and written inputs
         for case in cases_of(tensors[:program["inputs"]]):
             case = case + ["R"] * program["constants"]
             try:
                 with torch.no_grad(), implicit_replication():
-                    values = [place(t, p, mesh) for t, p in zip(tensors, case)]
+                    given = [t.clone(memory_format=torch.preserve_format) for t in tensors]
+                    values = [place(t, p, mesh) for t, p in zip(given, case)]
                     moved = 0
-                    run(program, values)
-                    counts.append([case, moved])
+                    values = run(program, values)
+                    bytes_moved, results = moved, [values[o] for o in program["outputs"]]
+                    checked = [*program["outputs"], *range(len(tensors))]
+                    if moved == 0 and any(is_wrong(values[i], dense[i]) for i in checked):
+                        wrong += 1
+                        counts.append([case, "wrong"])
+                    else:
+                        counts.append([case, bytes_moved, sum(bytes_to_replicate(r) for r in results)])
             except Exception:  # noqa: BLE001
                 errors += 1
                 counts.append([case, "error"])
@@ -149,7 +188,7 @@ def main():
     with open(f"{folder}/op_bytes.json", "w") as f:
         json.dump({"torch": torch.__version__, "world": WORLD, "programs": result}, f, separators=(",", ":"))
     total = sum(len(p["cases"]) for p in result)
-    print(f"{len(result)} programs, {total} cases; PyTorch raises in {errors}")
+    print(f"{len(result)} programs, {total} cases; PyTorch raises in {errors}, and is wrong in {wrong}")
 
 
 if __name__ == "__main__":

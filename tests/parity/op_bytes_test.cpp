@@ -64,7 +64,8 @@ at::Tensor place_as(const at::Tensor& t, const std::string& placement, const Dev
 
 struct Counted {
   std::vector<MoveOfOp> moves;
-  std::string error;  // empty if nothing was thrown
+  int64_t to_replicate = 0;  // bytes to make the results replicated after the program
+  std::string error;         // empty if nothing was thrown
 
   int64_t bytes() const {
     int64_t sum = 0;
@@ -85,18 +86,26 @@ Counted count_bytes(const OpDb& db, size_t number, const Json& placements, const
   for (size_t i = 0; i < placements.items().size(); i++)
     values.emplace_back(place_as(db.input(number, i), placements.items()[i].text(), mesh));
   ByteCounter counter;
+  int64_t to_replicate = 0;
   try {
     Replay run(std::move(values));
     for (const auto& node : db.program(number).at("nodes").items()) run.run(node);
+    for (const auto& output : db.program(number).at("outputs").items()) {
+      const auto result = run.value(output.number()).toTensor();
+      if (is_dtensor(result))
+        to_replicate += moved_bytes(DTensor(result).placements()[0], Replicate(),
+                                    result.numel() * static_cast<int64_t>(result.element_size()));
+    }
   } catch (const std::exception& e) {
     const std::string text = e.what();
-    return {{}, text.substr(0, text.find('\n'))};
+    return {{}, 0, text.substr(0, text.find('\n'))};
   }
-  return {std::move(counter.moves), ""};
+  return {std::move(counter.moves), to_replicate, ""};
 }
 
 constexpr const char* kProduct =
-    "a partial factor is reduced before a product, once; the product would be reduced by each of its uses";
+    "a partial factor is reduced before its first product, once for all products that use it (query, key, value); "
+    "PyTorch's product is partial, and each product is reduced";
 constexpr const char* kAllReduce =
     "all-reduce where PyTorch reduce-scatters: its result is sharded, and the next use gathers it";
 constexpr const char* kConvolution =
@@ -178,7 +187,7 @@ TEST(OpBytes, NoMoreThanPyTorch) {
   const auto pytorch = Json::parse(read_text_file(folder + "/op_bytes.json", "PyTorch's bytes"), "op_bytes.json");
   const FakeWorld world(kRanks);
   const auto mesh = init_device_mesh("cpu", {kRanks}, {"x"});
-  int64_t fewer = 0, equal = 0, more = 0, only_here = 0;
+  int64_t fewer = 0, equal = 0, more = 0, only_here = 0, wrong_there = 0, deferred = 0;
   std::map<std::string, int64_t> cases_by_reason;
   for (const auto& program : pytorch.at("programs").items()) {
     const auto& name = program.at("name").text();
@@ -189,6 +198,7 @@ TEST(OpBytes, NoMoreThanPyTorch) {
       const bool raised = !ours.error.empty();
       if (raised || !theirs) {
         only_here += !raised;
+        wrong_there += !theirs && entry.items()[1].text() == "wrong";
         if (raised && theirs)
           std::cout << "  " << name << "  " << placements.dump() << " raises: " << ours.error << '\n';
         continue;
@@ -197,6 +207,11 @@ TEST(OpBytes, NoMoreThanPyTorch) {
       equal += ours.bytes() == *theirs;
       more += ours.bytes() > *theirs;
       if (ours.bytes() <= *theirs) continue;
+      // PyTorch's result is partial, or sharded: to read it takes the bytes that were moved here before.
+      if (ours.bytes() + ours.to_replicate <= *theirs + entry.items()[2].number()) {
+        deferred++;
+        continue;
+      }
       int64_t without_reason = 0;
       std::set<std::string> reasons;
       for (const auto& move : ours.moves)
@@ -205,12 +220,17 @@ TEST(OpBytes, NoMoreThanPyTorch) {
         else
           without_reason += move.bytes;
       for (const auto& reason : reasons) cases_by_reason[reason]++;
+      if (std::getenv("TESSERA_OP_BYTES_LIST"))
+        std::cout << "  " << name << "  " << placements.dump() << " moves " << ours.bytes() << " bytes, PyTorch "
+                  << *theirs << ": " << ours.text() << '\n';
       EXPECT_LE(given ? 0 : without_reason, *theirs) << name << "  " << placements.dump() << " moves " << ours.bytes()
                                                      << " bytes, PyTorch " << *theirs << ": " << ours.text();
     }
   }
   std::cout << "bytes moved beside PyTorch's DTensor, 4 ranks: fewer in " << fewer << " cases, equal in " << equal
-            << ", more in " << more << "; PyTorch raises in " << only_here << " more, which run here\n";
+            << ", more in " << more << "; PyTorch raises or is wrong (" << wrong_there << ") in " << only_here
+            << " others, which run here\n";
+  std::cout << "  more in " << deferred << ": no more once the results are replicated, too\n";
   for (const auto& [reason, cases] : cases_by_reason) std::cout << "  more in " << cases << ": " << reason << '\n';
   EXPECT_GE(fewer, 100);
 }

@@ -253,8 +253,9 @@ def samples_of(op, name, dtype, count, most_elements, most_elements_of_one):
     for most, wanted in ((most_elements, count), (most_elements_of_one, 1)):
         found = []
         torch.manual_seed(0)
+        samples = iter(op.sample_inputs("cpu", dtype, requires_grad=grad))
         try:
-            for number, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=grad)):
+            for number, sample in enumerate(samples):
                 if len(found) == wanted or number > max(60, 2 * count):
                     break
                 tensors = {}
@@ -270,6 +271,8 @@ def samples_of(op, name, dtype, count, most_elements, most_elements_of_one):
                 found.append((program, tensors))
         except Exception as e:  # noqa: BLE001
             why = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:100]
+        finally:
+            getattr(samples, "close", lambda: None)()  # a generator that is freed inside of a trace prints an error
         if found:
             return found, ""
     return [], why

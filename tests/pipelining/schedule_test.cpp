@@ -228,5 +228,82 @@ TEST(PipelineSchedule, TableOfTheUser) {
   });
 }
 
+// PyTorch's tests run such tables too (schedule_registry.py): stages in the shape of a V, ranks with different numbers
+// of stages and neighbouring stages on one rank, weight gradients late and in another order.
+TEST(PipelineSchedule, TablesWithOtherStagesPerRank) {
+  struct TableCase {
+    int64_t stages;
+    const char* csv;
+  };
+  for (const TableCase& each : {TableCase{4,
+                                          "0F0,0F1,3F0,3I0,3F1,3I1,0I0,0I1,3W1,0W1,3W0,0W0\n"
+                                          ",1F0,1F1,2F0,2F1,2I0,1I0,2I1,1I1,1W0,2W0,2W1,1W1\n"},
+                                TableCase{5,
+                                          "0F0,1F0,0F1,1F1,4F0,4B0,4F1,4I1,1B0,0I0,4W1,1B1,0B1,0W0\n"
+                                          "2F0,3F0,2F1,3F1,3B0,2B0,3I1,2B1,3W1\n"}})
+    run_ranks(2, [&](Rank& me) {
+      Blocks plain(each.stages), model(each.stages);
+      const std::vector<at::Tensor> targets = plain.target.tensor_split(2);
+      std::vector<at::Tensor> losses;
+      for (const at::Tensor& rows : plain.input.tensor_split(2)) {
+        at::Tensor x = rows;
+        for (int64_t i = 0; i < each.stages; ++i) x = plain.stage(i).forward(x);
+        losses.push_back(squared_error(x, targets[losses.size()]));
+        (losses.back() / 2).backward();
+      }
+      std::vector<PipelineStage> mine;
+      for (int64_t i = 0; i < each.stages; ++i) {
+        const bool of_rank_0 = i == 0 || i == each.stages - 1 || (each.stages == 5 && i == 1);
+        if (of_rank_0 == (me.rank == 0)) mine.push_back(model.stage(i));
+      }
+      ScheduleGPipe pipeline(mine, 2, squared_error, me.group(), {.csv = each.csv});
+      const std::vector<at::Tensor> found = pipeline.step(model.input, model.target);
+      ASSERT_EQ(found.size(), me.rank == 0 ? 2 : 0);
+      for (size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(found[i].allclose(losses[i], 1e-9, 1e-9));
+      for (const PipelineStage& stage : mine) {
+        const std::vector<at::Tensor> expected = plain.stage(stage.stage_index()).parameters();
+        for (size_t i = 0; i < expected.size(); ++i)
+          EXPECT_TRUE(stage.parameters()[i].grad().allclose(expected[i].grad(), 1e-9, 1e-9))
+              << each.stages << " stages, stage " << stage.stage_index() << " parameter " << i;
+      }
+    });
+}
+
+TEST(PipelineSchedule, ProfileMeasuresEveryStage) {
+  run_ranks(2, [](Rank& me) {
+    Blocks model(4), stepped(4);
+    const auto schedule_of = [&](Blocks& blocks) {
+      return ScheduleInterleavedZeroBubble({blocks.stage(me.rank), blocks.stage(me.rank + 2)}, 4, squared_error,
+                                           me.group());
+    };
+    auto schedule = schedule_of(model);
+    const ScheduleProfile profile = schedule.profile(model.input, model.target);
+    ASSERT_EQ(profile.stages.size(), 4);
+    for (size_t stage = 0; stage < 4; ++stage) {
+      const StageCost& cost = profile.stages[stage];
+      EXPECT_GT(cost.forward, 0);
+      EXPECT_GT(cost.backward_input + cost.backward_weight, 0);
+      // Microbatches of 11 / 4 rows, in float64. A block keeps its input (6), the inputs of GELU and of the second
+      // Linear (12 each) and of LayerNorm (6), and LayerNorm's mean and deviation (1 each). The input of the first
+      // stage is the batch of the caller.
+      EXPECT_DOUBLE_EQ(cost.activation, 11.0 / 4 * ((stage > 0 ? 6 : 0) + 12 + 12 + 6 + 2) * 8);
+    }
+    const Simulation& simulation = profile.simulation;
+    EXPECT_GT(simulation.seconds, 0);
+    ASSERT_EQ(simulation.ranks.size(), 2);
+    EXPECT_GE(simulation.ranks[0].peak, profile.stages[0].activation);
+    EXPECT_CONTAINS(to_svg(simulation), "<svg");
+    // The step was a step.
+    schedule_of(stepped).step(stepped.input, stepped.target);
+    for (const int64_t stage : {me.rank, me.rank + 2})
+      for (size_t i = 0; i < model.stage(stage).parameters().size(); ++i)
+        EXPECT_TRUE(model.stage(stage).parameters()[i].grad().equal(stepped.stage(stage).parameters()[i].grad()));
+
+    const Simulation other = schedule.profile(model.input, model.target, "zbvzerobubble").simulation;
+    EXPECT_EQ(other.ranks[0].actions.back().action.stage, 0);
+    EXPECT_ERROR(UsageError, schedule.profile(model.input, model.target, "GPipe"), "one stage per rank");
+  });
+}
+
 }  // namespace
 }  // namespace tessera::pipelining

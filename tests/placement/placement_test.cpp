@@ -1,6 +1,7 @@
 #include "tessera/placement/placement.h"
 
 #include "tessera/base/error.h"
+#include "tests/fixtures/any_placement.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -77,26 +78,8 @@ TEST(Placement, Predicates) {
 }
 
 TEST(Placement, ParsesWhatItPrintsAndHashesEqually) {
-  auto any = [] {
-    auto dim = *rc::gen::inRange<int64_t>(-8, 8);
-    auto factor = *rc::gen::inRange<int64_t>(1, 100);
-    switch (*rc::gen::inRange(0, 6)) {
-      case 0:
-        return Shard(dim, factor);
-      case 1:
-        return StridedShard(dim, factor);
-      case 2:
-        return Partial(static_cast<ReduceOp>(*rc::gen::inRange(0, 5)));
-      case 3:
-        return NormPartial(*rc::gen::suchThat(rc::gen::arbitrary<double>(), [](double p) { return p != 0 && p == p; }));
-      case 4:
-        return MaskPartial();
-      default:
-        return Replicate();
-    }
-  };
   EXPECT_TRUE(rc::check("parse(print(p)) == p", [&] {
-    auto a = any(), b = any();
+    const auto a = testing::any_placement(), b = testing::any_placement();
     RC_ASSERT(parse_placement(to_string(a)) == a);
     RC_ASSERT(parse_placements(to_string(Placements{a, b})) == (Placements{a, b}));
     if (a == b) RC_ASSERT(a.hash() == b.hash());

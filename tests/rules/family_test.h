@@ -1,7 +1,9 @@
 #pragma once
 #include "tessera/testing/detail/op_call.h"
 #include "tessera/testing/detail/sample_maker.h"
+#include "tessera/testing/detail/soak.h"
 #include "tessera/testing/rule_oracle.h"
+#include "tests/rules/strategy_gradients.h"
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -35,6 +37,12 @@ inline void expect_family_holds(const std::string& family, const std::vector<Sam
   EXPECT_TRUE(report.problems.empty()) << report;
   std::cout << report.family << ": " << report.ops << " ops, " << report.strategies << " strategies, " << report.cases
             << " cases; " << report.exempt << " ops exempt\n";
+  for (const int64_t ranks : long_soak() ? std::vector<int64_t>{2, 3, 4} : std::vector<int64_t>{2}) {
+    const auto gradients = verify_gradients(samples, ranks);
+    for (const auto& line : gradients.wrong) ADD_FAILURE() << line;
+    std::cout << report.family << ": gradients of " << gradients.ops << " ops on " << ranks << " ranks, "
+              << gradients.cases << " cases\n";
+  }
 }
 
 inline std::vector<Sample> samples_of_all(const std::string& family, const std::vector<std::string>& but = {}) {

@@ -5,7 +5,7 @@
 #include "tessera/compile/api/compile_backward.h"
 #include "tessera/compile/api/counters.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
-#include "tessera/data_parallel/reducer_mode.h"
+#include "tessera/data_parallel/detail/reducer_mode.h"
 #include "tessera/data_parallel/replicate.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"

@@ -178,6 +178,40 @@ TEST(ContextParallel, Documents) {
     }
 }
 
+// Heads are sharded over tp, as DTensors, in grad mode and in inference mode.
+TEST(ContextParallel, DTensorsAndInferenceMode) {
+  const std::vector<at::Tensor> qkv = {waves({2, 4, 16, 6}, 0.7), waves({2, 4, 16, 6}, 1.1), waves({2, 4, 16, 6}, 1.9)};
+  const at::Tensor weights = waves({2, 4, 16, 6}, 0.3);
+  const std::vector<at::Tensor> expected = attention_on_one_rank(qkv, weights, true);
+  for (const ContextParallelOptions& options :
+       {ContextParallelOptions{}, ContextParallelOptions{.rotate = RotateMethod::AllToAll},
+        ContextParallelOptions{.method = ContextMethod::Ulysses}})
+    run_ranks(4, [&](Rank& me) {
+      const auto mesh = me.mesh("cp=2,tp=2");
+      const ContextParallel context(mesh["cp"], options);
+      std::vector<at::Tensor> mine;
+      for (const at::Tensor& x : qkv)
+        mine.push_back(distribute_tensor(context.shard(x, 2), mesh["tp"], {Shard(1)}).requires_grad_());
+      const at::Tensor out = attend(mine[0], mine[1], mine[2], true);
+      EXPECT_EQ(to_string(DTensor(out).placements()), "[S(1)]");
+      (out * distribute_tensor(context.shard(weights, 2), mesh["tp"], {Shard(1)})).sum().backward();
+      const auto full = [&](const at::Tensor& x) {
+        return context.unshard(DTensor(x.detach()).full_tensor().contiguous(), 2);
+      };
+      EXPECT_EQ(testing::close({full(out), full(mine[0].grad()), full(mine[1].grad()), full(mine[2].grad())}, expected,
+                               {1e-9, 1e-9}),
+                "");
+      const c10::InferenceMode inference;
+      std::vector<at::Tensor> plain;
+      for (const at::Tensor& x : qkv) plain.push_back(context.shard(x, 2));
+      EXPECT_EQ(
+          testing::close(context.unshard(attend(plain[0], plain[1], plain[2], true), 2), expected[0], {1e-9, 1e-9}),
+          "");
+      const at::Tensor over_tokens = distribute_tensor(plain[0], mesh["tp"], {Shard(2)});
+      EXPECT_ERROR(UsageError, attend(over_tokens, over_tokens, over_tokens, true), "[S(2)]", "such as S(1)");
+    });
+}
+
 // Losses and gradients of a model on cp x tp ranks are those of one rank.
 template <class Model, class Config>
 void expect_model_like_one_rank(const Config& config, const std::string& axes, int64_t ranks,

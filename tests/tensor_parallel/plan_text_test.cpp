@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/testing/expect_error.h"
+#include "tests/fixtures/any_placement.h"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
@@ -11,6 +12,7 @@
 namespace tessera {
 namespace {
 
+using testing::any_placement;
 using testing::error_message;
 
 TEST(PlanText, ParsesAPlan) {
@@ -79,24 +81,6 @@ TEST(PlanText, ErrorsContainThePositionAndWhatIsExpected) {
     EXPECT_CONTAINS(error_message<UsageError>([&] { parse_plan(bad.first); }), bad.second) << "\nin: " << bad.first;
   EXPECT_CONTAINS(error_message<UsageError>([] { parse_style("colwise, rowwise"); }),
                   "column 8: found ','; nothing follows");
-}
-
-Placement any_placement() {
-  const auto dim = *rc::gen::inRange<int64_t>(-8, 8), factor = *rc::gen::inRange<int64_t>(1, 100);
-  switch (*rc::gen::inRange(0, 6)) {
-    case 0:
-      return Shard(dim, factor);
-    case 1:
-      return StridedShard(dim, factor);
-    case 2:
-      return Partial(static_cast<ReduceOp>(*rc::gen::inRange(0, 5)));
-    case 3:
-      return NormPartial(*rc::gen::element(1.0, 2.0, 0.1, std::numeric_limits<double>::infinity()));
-    case 4:
-      return MaskPartial();
-    default:
-      return Replicate();
-  }
 }
 
 Layouts any_layouts(size_t size) {

@@ -1,4 +1,5 @@
 // Dropout of plain tensors in a parallelized model: functional dropout draws what nn::Dropout draws, on every rank.
+#include "tessera/compile/api/compile.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/checkpoint.h"
@@ -250,6 +251,161 @@ TEST(TrustDropout, RecomputationDrawsWhatForwardDrew) {
       EXPECT_EQ(close(found, expected), "") << static_cast<int>(begins);
     }
   });
+}
+
+// Dropout in the code of a root, before a block with dropouts. The root may have a Tessera holder or not.
+struct DropoutRootImpl : torch::nn::Module {
+  explicit DropoutRootImpl(bool drops) : drops(drops) {
+    first = register_module("first", nn::Linear(4, 4));
+    block = register_module("block", Dropouts(DropoutKind::Function));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto y = first(x);
+    return block(drops ? torch::dropout(y, 0.5, true) : y);
+  }
+  bool drops;
+  nn::Linear first{nullptr};
+  Dropouts block{nullptr};
+};
+TESSERA_MODULE(DropoutRoot);
+TORCH_MODULE_IMPL(PlainDropoutRoot, DropoutRootImpl);
+
+template <class Root>
+std::vector<Tensors> run_dropout_root(int64_t n, bool drops, bool block_alone) {
+  std::vector<Tensors> each(static_cast<size_t>(n));
+  run_ranks(n, [&](Rank& me) {
+    torch::manual_seed(me.rank);
+    Root model(drops);
+    fill_same(model);
+    const auto mesh = me.mesh("tp=" + std::to_string(n));
+    if (block_alone)
+      parallelize_module(model->block, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+    else
+      parallelize_module(*model, mesh, {{"block.up", ColwiseParallel()}, {"block.down", RowwiseParallel()}});
+    manual_seed(7);
+    const auto y = model->forward(torch::ones({3, 4}));
+    y.sum().backward();
+    each[me.rank] = {y.detach(), model->first->weight.grad()};
+  });
+  return each;
+}
+
+TEST(TrustDropout, CodeAroundAParallelizedBlockDrawsTheSame) {
+  const auto expected = run_dropout_root<DropoutRoot>(1, true, false)[0];
+  for (const bool block_alone : {false, true})
+    for (const auto& found : run_dropout_root<DropoutRoot>(2, true, block_alone)) {
+      SCOPED_TRACE(block_alone);
+      EXPECT_EQ(close(found, expected), "");
+    }
+}
+
+TEST(TrustDropout, ModulesUnderARootWithoutAHolderDrawTheSame) {
+  const auto expected = run_dropout_root<DropoutRoot>(1, false, false)[0];
+  for (const auto& found : run_dropout_root<PlainDropoutRoot>(2, false, false)) EXPECT_EQ(close(found, expected), "");
+}
+
+// Outside of all modules with holders, a dropout can belong to any model.
+TEST(TrustDropout, CodeOfARootWithoutAHolderThrows) {
+  run_ranks(2, [](Rank& me) {
+    PlainDropoutRoot model(true);
+    fill_same(model);
+    torch::dropout(torch::ones({4}), 0.5, true);  // before the model is parallelized
+    parallelize_module(*model, me.mesh("tp=2"), {{"block.up", ColwiseParallel()}, {"block.down", RowwiseParallel()}});
+    model->eval();
+    model->drops = false;
+    EXPECT_TRUE(model->forward(torch::ones({3, 4})).defined());
+    model->drops = true;
+    for (int i = 0; i < 2; i++)
+      EXPECT_ERROR(UsageError, model->forward(torch::ones({3, 4})), "outside of the module that was parallelized",
+                   "TESSERA_MODULE(Net)");
+  });
+  run_ranks(2, [](Rank& me) {
+    PlainDropoutRoot model(true);
+    parallelize_module(*model, me.mesh("tp=2"), {{"block.up", ColwiseParallel()}, {"block.down", RowwiseParallel()}});
+    EXPECT_ERROR(UsageError, model->forward(torch::ones({3, 4})), "outside of the module that was parallelized");
+  });
+}
+
+// A style is not needed to know the mesh of an nn::Dropout. Its input is compared too.
+TEST(TrustDropout, AModuleOnAShardWithoutHistoryUnderARootWithoutAHolderThrows) {
+  run_ranks(2, [](Rank& me) {
+    const torch::NoGradGuard no_grad;
+    Dropouts model(DropoutKind::Module);
+    fill_same(model);
+    parallelize_module(model, me.mesh("tp=2"), {{"up", ColwiseParallel()}});
+    const auto shard = model->up(torch::ones({3, 4}));
+    EXPECT_ERROR(UsageError, model->drop2(shard), "nn::Dropout", "differ between the ranks");
+    EXPECT_TRUE(model->drop2(torch::ones({3, 4})).defined());
+  });
+}
+
+// A compiled step cannot compare values.
+TEST(TrustDropout, AShardOfFrozenParametersInACompiledStepThrows) {
+  run_ranks(2, [](Rank& me) {
+    Dropouts model(DropoutKind::Function);
+    fill_same(model);
+    parallelize_module(model, me.mesh("tp=2"), {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+    const auto x = torch::ones({3, 4});
+    {
+      const torch::NoGradGuard no_grad;  // a shard without history before the trace does not matter
+      model->up(x);
+    }
+    auto step = compile([](Dropouts& net, const torch::Tensor& t) {
+      auto loss = net(t).sum();
+      loss.backward();
+      return loss;
+    });
+    EXPECT_TRUE(step(model, x).defined());
+    for (auto& p : model->up->parameters()) p.set_requires_grad(false);
+    for (auto& p : model->embed->parameters()) p.set_requires_grad(false);
+    EXPECT_ERROR(UsageError, step(model, x), "torch::dropout", "a compiled step cannot compare");
+  });
+}
+
+// Layers of a recurrent network have dropout between them.
+struct RecurrentImpl : torch::nn::Module {
+  explicit RecurrentImpl(bool gru) : is_gru(gru) {
+    up = register_module("up", nn::Linear(4, 6));
+    down = register_module("down", nn::Linear(6, 4));
+    if (gru)
+      this->gru = register_module("gru", torch::nn::GRU(torch::nn::GRUOptions(4, 4).num_layers(3).dropout(0.5)));
+    else
+      lstm = register_module("lstm", torch::nn::LSTM(torch::nn::LSTMOptions(4, 4).num_layers(3).dropout(0.5)));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto run = [&](const torch::Tensor& t) { return is_gru ? std::get<0>(gru(t)) : std::get<0>(lstm(t)); };
+    return run(run(x) + down(up(x).relu()));
+  }
+  bool is_gru;
+  nn::Linear up{nullptr}, down{nullptr};
+  torch::nn::GRU gru{nullptr};
+  torch::nn::LSTM lstm{nullptr};
+};
+TESSERA_MODULE(Recurrent);
+
+TEST(TrustDropout, RecurrentNetworksDrawTheSame) {
+  for (const bool gru : {false, true})
+    for (const auto dtype : {torch::kFloat, torch::kDouble}) {
+      SCOPED_TRACE(c10::str(gru ? "gru " : "lstm ", dtype));
+      const auto run = [&](int64_t n) {
+        std::vector<Tensors> each(static_cast<size_t>(n));
+        run_ranks(n, [&](Rank& me) {
+          torch::manual_seed(me.rank);
+          Recurrent model(gru);
+          fill_same(model);
+          model->to(dtype);
+          parallelize_module(model, me.mesh("tp=" + std::to_string(n)),
+                             {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+          manual_seed(7);
+          const auto y = model(torch::ones({2, 3, 4}, dtype));
+          y.sum().backward();
+          each[me.rank] = {y.detach(), DTensor(model->up->weight.grad()).full_tensor().detach()};
+        });
+        return each;
+      };
+      const auto expected = run(1)[0];
+      for (const auto& found : run(2)) EXPECT_EQ(close(found, expected), "");
+    }
 }
 
 // Other models of the process are not affected.

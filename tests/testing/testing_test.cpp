@@ -30,6 +30,27 @@ TEST(RunRanks, EachRankHasItsOwnCurrentWorld) {
   EXPECT_FALSE(World::has_current());
 }
 
+// LibTorch has one default generator per process. Ranks that are threads draw what ranks that are processes draw.
+TEST(RunRanks, EachRankHasItsOwnDefaultGenerator) {
+  at::manual_seed(5);
+  const auto expected = at::rand({1000}), next = at::rand({10});
+  at::manual_seed(5);
+  EXPECT_TRUE(at::rand({1000}).equal(expected));
+  std::vector<at::Tensor> unseeded(4);
+  run_ranks(4, [&](Rank& me) {
+    unseeded[static_cast<size_t>(me.rank)] = at::rand({10});
+    for (int i = 0; i < 50; i++) {
+      at::manual_seed(5);
+      ASSERT_TRUE(at::rand({1000}).equal(expected)) << i;
+      ASSERT_TRUE(at::rand({10}).equal(next)) << i;
+      at::randperm(100);
+      at::dropout(expected, 0.5, true);
+    }
+  });
+  EXPECT_TRUE(at::rand({10}).equal(next)) << "the generator of the caller was used";
+  for (size_t r = 1; r < unseeded.size(); r++) EXPECT_FALSE(unseeded[r].equal(unseeded[0]));
+}
+
 TEST(RunRanks, FailedExpectationsInARankFailTheTest) {
   EXPECT_NONFATAL_FAILURE_ON_ALL_THREADS(run_ranks(2, [](Rank& me) { EXPECT_EQ(me.rank, 0) << "on purpose"; }),
                                          "on purpose");

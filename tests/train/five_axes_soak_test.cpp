@@ -59,26 +59,28 @@ void expect_like_one_rank(const TrainConfig& config, const std::vector<MeshCase>
 constexpr bool kAlways = false;
 
 TEST(FiveAxes, Gpt) {
-  expect_like_one_rank(gpt(),
-                       {
-                           {"pp=2", {}, kAlways},
-                           {"pp=2", {{"parallel.pipeline_schedule", "GPipe"}, {"parallel.microbatches", "8"}}},
-                           {"pp=2", {{"parallel.pipeline_schedule", "ZBVZeroBubble"}}, kAlways},
-                           {"pp=2", {{"parallel.pipeline_schedule", "DualPipeV"}}},
-                           {"pp=2", {{"parallel.pipeline_schedule", "LoopedBFS"}}},
-                           {"pp=2,dp=2", {{"parallel.pipeline_schedule", "InterleavedZeroBubble"}}},
-                           {"pp=2,fsdp=2", {{"parallel.pipeline_schedule", "Interleaved1F1B"}}},
-                           {"pp=2,tp=2", {{"parallel.sequence_parallel", "true"}, {"parallel.loss_parallel", "true"}}},
-                           {"pp=4"},
-                           {"cp=2", {}, kAlways},
-                           {"cp=4", {{"parallel.context_rotate", "alltoall"}}},
-                           {"cp=2", {{"parallel.context_method", "ulysses"}}},
-                           {"dp=2,cp=2", {{"training.accumulate", "2"}}},
-                           {"fsdp=2,cp=2", {{"training.activation_checkpoint", "true"}}},
-                           {"pp=2,cp=2,tp=2", {{"training.activation_checkpoint", "true"}}},
-                           {"pp=2,dp=2,fsdp=2"},
-                           {"pp=2,dp=2,cp=2,tp=2", {}, kAlways},
-                       });
+  expect_like_one_rank(
+      gpt(), {
+                 {"pp=2", {}, kAlways},
+                 {"pp=2", {{"parallel.pipeline_schedule", "GPipe"}, {"parallel.microbatches", "8"}}},
+                 {"pp=2", {{"parallel.pipeline_schedule", "ZBVZeroBubble"}}, kAlways},
+                 {"pp=2", {{"parallel.pipeline_schedule", "DualPipeV"}}},
+                 {"pp=2", {{"parallel.pipeline_schedule", "LoopedBFS"}}},
+                 {"pp=2,dp=2", {{"parallel.pipeline_schedule", "InterleavedZeroBubble"}}},
+                 {"pp=2,fsdp=2", {{"parallel.pipeline_schedule", "Interleaved1F1B"}}},
+                 {"pp=2,tp=2", {{"parallel.sequence_parallel", "true"}, {"parallel.loss_parallel", "true"}}},
+                 {"pp=4"},
+                 {"pp=2", {{"parallel.pipeline_schedule", "ZBVZeroBubble"}, {"training.compile", "true"}}, kAlways},
+                 {"pp=2,dp=2,tp=2", {{"training.compile", "true"}, {"training.activation_checkpoint", "true"}}},
+                 {"cp=2", {}, kAlways},
+                 {"cp=4", {{"parallel.context_rotate", "alltoall"}}},
+                 {"cp=2", {{"parallel.context_method", "ulysses"}}},
+                 {"dp=2,cp=2", {{"training.accumulate", "2"}}},
+                 {"fsdp=2,cp=2", {{"training.activation_checkpoint", "true"}}},
+                 {"pp=2,cp=2,tp=2", {{"training.activation_checkpoint", "true"}}},
+                 {"pp=2,dp=2,fsdp=2"},
+                 {"pp=2,dp=2,cp=2,tp=2", {}, kAlways},
+             });
 }
 
 TEST(FiveAxes, Llama) {
@@ -156,12 +158,15 @@ TEST(FiveAxes, CheckpointsLoadOnOtherStagesAndMeshes) {
   train("pp=2", 4, "", folder / "two");
   train("pp=2,fsdp=2", 4, "", folder / "sharded");
   train("dp=2", 4, "", folder / "none");
+  train("pp=2,dp=2,fsdp=2", 4, "", folder / "hybrid");
   for (const auto& [from, mesh] : std::vector<std::pair<std::string, std::string>>{{"two", "pp=2"},
                                                                                    {"two", "pp=4"},
                                                                                    {"two", "dp=2"},
                                                                                    {"two", "pp=2,tp=2"},
                                                                                    {"sharded", "pp=3"},
-                                                                                   {"none", "pp=2,fsdp=2"}}) {
+                                                                                   {"none", "pp=2,fsdp=2"},
+                                                                                   {"hybrid", "dp=2,fsdp=2"},
+                                                                                   {"hybrid", "pp=4"}}) {
     SCOPED_TRACE(from + " on " + mesh);
     const auto resumed = train(mesh, 4, folder / from, "");
     for (size_t i = 0; i < 4; i++) EXPECT_NEAR(resumed[i], uninterrupted[i + 4], 1e-5 * uninterrupted[i + 4]) << i;
@@ -209,7 +214,7 @@ TEST(FiveAxes, BadMeshesAreRefusedBeforeAnythingRuns) {
             {{"parallel.pipeline_schedule", "2F2B"}},
             "pipeline schedule '2F2B' is unknown. Write one of GPipe"},
            {"pp=2", {{"training.accumulate", "2"}}, "remove --accumulate"},
-           {"pp=2", {{"training.compile", "true"}}, "remove --compile"},
+           {"pp=2,fsdp=2", {{"training.compile", "true"}}, "use dp in place of fsdp, or remove --compile"},
            {"pp=2", {{"parallel.pipeline_stages", "3"}}, "not divisible by pp=2; use 2 or 4"},
            {"pp=2", {{"parallel.pipeline_schedule", "DualPipeV"}, {"parallel.microbatches", "2"}}, "at least as many"},
            {"pp=8", {}, "has 4 layers (2 blocks, embedding and head): use fewer stages, or --layers 6"},

@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -102,7 +103,7 @@ FilePlace parse_place(const PickleValue& info) {
                 "it was written with a transform, such as compression, which is not read");
   FilePlace place{info.attribute("relative_path").string(), {}};
   const int64_t begin = info.attribute("offset").integer(), size = info.attribute("length").integer();
-  TESSERA_CHECK(begin >= 0 && size >= 0, UsageError, "bytes ", begin, " to ", begin + size, " are not a range");
+  TESSERA_CHECK(begin >= 0 && size >= 0, UsageError, size, " bytes from byte ", begin, " on are not a range");
   TESSERA_CHECK(place.file.find('/') == std::string::npos, UsageError, "file '", place.file, "' is in another folder");
   place.range = {static_cast<uint64_t>(begin), static_cast<uint64_t>(size)};
   return place;
@@ -169,16 +170,17 @@ TensorPickle parse_tensor_pickle(const PickleValue& root) {
 
 // The elements of a storage that a tensor reaches; none if that overflows.
 std::optional<int64_t> reach(const TensorPickle& tensor) {
-  int64_t last = tensor.offset, numel = 1;
+  int64_t end = 0, numel = 1;
+  if (__builtin_add_overflow(tensor.offset, 1, &end)) return std::nullopt;
   for (size_t d = 0; d < tensor.sizes.size(); d++) {
     int64_t step = 0;
-    if (__builtin_mul_overflow(numel, tensor.sizes[d], &numel)) return std::nullopt;
-    if (tensor.sizes[d] == 0) return 0;
-    if (__builtin_mul_overflow(tensor.sizes[d] - 1, tensor.strides[d], &step) ||
-        __builtin_add_overflow(last, step, &last))
+    const int64_t size = std::max<int64_t>(tensor.sizes[d], 1);  // LibTorch multiplies the others, too
+    if (__builtin_mul_overflow(numel, size, &numel) || __builtin_mul_overflow(size - 1, tensor.strides[d], &step) ||
+        __builtin_add_overflow(end, step, &end))
       return std::nullopt;
   }
-  return last + 1;
+  const bool empty = std::find(tensor.sizes.begin(), tensor.sizes.end(), 0) != tensor.sizes.end();
+  return empty ? 0 : end;
 }
 
 void pickle_size(PickleWriter& out, const Sizes& sizes) {

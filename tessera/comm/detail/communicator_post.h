@@ -5,6 +5,7 @@
 #include "tessera/comm/detail/watch/last_collective_recorder.h"
 #include "tessera/comm/detail/watch/monitored_backend.h"
 #include "tessera/comm/detail/work_state.h"
+#include "tessera/tracing/op_mode.h"
 
 #include <ATen/record_function.h>
 
@@ -70,6 +71,7 @@ Work Communicator::post(CommKind kind, Options options, int64_t bytes, c10::Scal
   struct Reset {
     ~Reset() { detail::current_collective = nullptr; }
   } reset;
+  const OpModesOff no_modes;  // threads of a backend run with the state of this thread
   auto transfer = named_errors(*this, kind, options.family, sequence, options.tensor_name, call);
   if (record) record->started = std::chrono::steady_clock::now();
   if (size() == 1) {

@@ -94,7 +94,7 @@ Work reduce_scatter_segments(const Group& group, const at::Tensor& out, const Te
                 out.sizes(), " must be contiguous, and avg is not supported; divide the sum instead");
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   c10d::ReduceScatterOptions c10d_options;
-  c10d_options.reduceOp = detail::wire_op(op);
+  c10d_options.reduceOp = detail::wire_op(op, out.scalar_type(), ranks);
   const auto post = [&](const PostCall& call) {
     return post_on(*group, CommKind::ReduceScatterTensor, options, bytes_of_all(out, ranks), out.scalar_type(), call);
   };

@@ -8,7 +8,8 @@ namespace tessera {
 
 namespace comm::watch {
 class LivenessMonitor;
-}
+class ThreadRanks;
+}  // namespace comm::watch
 
 // Data of a higher layer that belongs to a world. destroy() clears it.
 struct WorldAttachment {
@@ -27,6 +28,7 @@ struct World::State {
   std::chrono::milliseconds timeout{};
   RandomState random;
   std::shared_ptr<comm::watch::LivenessMonitor> liveness;  // null if the ranks are threads of one process
+  std::shared_ptr<comm::watch::ThreadRanks> thread_ranks;  // null if there is a liveness monitor
   comm::Group group;
   std::vector<comm::Group> groups;                            // all groups, `group` included
   std::map<std::vector<int64_t>, comm::Group> shared_groups;  // by members

@@ -1,5 +1,6 @@
 #pragma once
 #include "tessera/compile/detail/api/call_with_numbers.h"
+#include "tessera/compile/detail/api/classic_locale.h"
 #include "tessera/compile/detail/api/module_program.h"
 #include "tessera/compile/detail/api/step_program.h"
 #include "tessera/compile/detail/api/with_substitutes.h"
@@ -65,7 +66,8 @@ template <class T>
 Live<T> live(const T&& variable) = delete;  // a temporary does not outlive the step
 
 // A compiled function. The first call traces it, compiles a program and runs the program; later calls run the program.
-// Created by compile().
+// Created by compile(). Copies share their programs. Two threads must not call it, or a copy, at the same time
+// (UsageError): each calls compile() itself.
 template <class F>
 class CompiledStep {
  public:
@@ -83,8 +85,21 @@ class CompiledStep {
   auto operator()(Args&&... args) {
     using Result = std::remove_cvref_t<std::invoke_result_t<F&, Args&...>>;
     if (compiling()) return static_cast<Result>(step_(args...));
-    return compiler::with_substitutes(
-        *substitutes_, [this](auto&... each) { return call(each...); }, args...);
+    const compiler::OneCaller::Scope calls(cache_->caller());
+    std::string refused;
+    ((refused += refused.empty() ? compiler::reason_against(args) : ""), ...);
+    if (!refused.empty()) {
+      cache_->refuse_or_warn(refused);
+      return static_cast<Result>(step_(args...));
+    }
+    const optim::detail::SubstituteOptimizers::Captured captured(*substitutes_, &step_, sizeof(F));
+    for (;;) {
+      try {
+        return compiler::with_substitutes(
+            *substitutes_, [this](auto&... each) { return call(each...); }, args...);
+      } catch (const optim::detail::FoundCapturedOptimizer&) {  // NOLINT(bugprone-empty-catch): again, with it
+      }
+    }
   }
 
   // True if a call with these arguments would run a cached program. Checks the guards, and runs nothing.
@@ -93,8 +108,7 @@ class CompiledStep {
     return compiler::with_substitutes(
         *substitutes_,
         [this](auto&... each) {
-          compiler::CallArguments arguments;
-          (arguments.add(each), ...);
+          auto arguments = arguments_of(each...);
           return cache_->has_program_for(std::move(arguments));
         },
         args...);
@@ -104,7 +118,10 @@ class CompiledStep {
   // The program that ran last. UsageError before the first call.
   const compiler::Executable& executable() const { return cache_->last().executable(); }
   // The program that ran last as text, one op per line, with how often each has run and the bytes of collectives.
-  std::string listing() const { return executable().listing(); }
+  std::string listing() const {
+    const compiler::ClassicLocaleScope numbers_in_text;
+    return executable().listing();
+  }
   // Why each compilation after the first was necessary: "argument 0 is f32[64, 10], it was f32[32, 10]".
   const std::vector<std::string>& recompiles() const { return cache_->recompiles(); }
   // The passes of the program that ran last: name, number of matches, time.
@@ -112,10 +129,16 @@ class CompiledStep {
 
  private:
   template <class... Args>
-  auto call(Args&... args) {
-    using Result = std::remove_cvref_t<std::invoke_result_t<F&, Args&...>>;
+  compiler::CallArguments arguments_of(Args&... args) const {
     compiler::CallArguments arguments;
     (arguments.add(args), ...);
+    for (auto* own : substitutes_->own_of_captured()) arguments.optimizers.push_back(own);
+    return arguments;
+  }
+  template <class... Args>
+  auto call(Args&... args) {
+    using Result = std::remove_cvref_t<std::invoke_result_t<F&, Args&...>>;
+    auto arguments = arguments_of(args...);
     if constexpr (std::is_void_v<Result>) {
       cache_->call(std::move(arguments), [&](const std::vector<double>* numbers) {
         compiler::call_with_numbers(step_, numbers, args...);
@@ -156,9 +179,10 @@ class CompiledStep {
 // among the arguments are read on every call. If the step computes with a number on the host (arithmetic, a comparison,
 // a size), it is a constant of the program, and another value recompiles; so do other integers, enums and strings.
 //
-// The step must not depend on anything else that changes between calls. See live() for captured variables. A step that
-// captures anything is checked on calls 1, 2, 4, 8, ...: it is traced again, and runs in eager mode and compiled from
-// the same state. A difference is an error that names the first op, or tensor, that differs.
+// The step must not depend on anything else that changes between calls. See live() for captured variables. A step can
+// also read global variables, and hooks have variables of their own, so calls 2, 4, 8, ... trace it again. A step that
+// captures anything also runs in eager mode and compiled from the same state, on calls 1, 2, 4, 8, ... A difference is
+// an error that names the first op, or tensor, that differs.
 template <class F>
 requires(!std::is_base_of_v<torch::detail::ModuleHolderIndicator, F>)
     CompiledStep<F> compile(F step, const CompileOptions& options = {}) {
@@ -183,6 +207,7 @@ class CompiledModule {
     static_assert(can_visit<Result>,
                   "compile: the result type needs tessera_visit, which lists its tensors (base/visit.h)");
     if (compiling()) return static_cast<Result>(module_(args...));
+    const compiler::OneCaller::Scope calls(cache_->caller());
     compiler::CallArguments arguments;
     arguments.add(module_);
     (arguments.add(args), ...);

@@ -3,6 +3,7 @@
 #include "tessera/compile/detail/passes/pass.h"
 #include "tessera/compile/detail/replay/executable.h"
 #include "tessera/compile/detail/report/compile_trace.h"
+#include "tessera/numerics/numerics.h"
 
 #include <optional>
 #include <string>
@@ -34,8 +35,8 @@ using PassList = std::vector<PassChoice>;
 
 // What a compiled step may assume about variables that it captures, or reaches through pointers.
 enum class Captures : uint8_t {
-  // A step that captures anything is checked on calls 1, 2, 4, 8, ...: it is traced again, and runs in eager mode and
-  // compiled from the same state. A difference is an error. Modules with members that no guard sees are checked too.
+  // Calls 2, 4, 8, ... trace the function again. A step that captures anything, and modules with members that no guard
+  // sees, also run in eager mode and compiled from the same state, on calls 1, 2, 4, 8, ... A difference is an error.
   Checked,
   // The step reads nothing that can change, besides its arguments and values behind live(). It is not checked.
   None,
@@ -50,15 +51,6 @@ enum class Agree : uint8_t {
   // All ranks of the world exchange one number on every call. If one recompiles, all do; if one runs in eager mode, all
   // do.
   EveryCall,
-};
-
-// How close the results of a compiled function are to those of eager mode, on the CPU.
-enum class Numerics : uint8_t {
-  // Equal bits: every sum has LibTorch's order.
-  Strict,
-  // Generated kernels may add in another order and use another library for matrix products, as torch.compile does.
-  // Results are within the tolerances of torch.testing.assert_close.
-  Fast,
 };
 
 // How a function is compiled. An option that is not given has the value of the innermost CompileScope, or else the
@@ -99,8 +91,12 @@ struct CompileOptions {
   std::optional<Captures> captures = {};
   // See Agree. Default: Agree::OnError.
   std::optional<Agree> agree = {};
-  // See Numerics. Needs codegen. Default: TESSERA_NUMERICS, or else Numerics::Strict.
+  // See Numerics. Needs codegen. Default: TESSERA_NUMERICS, or else Numerics::Fast.
   std::optional<Numerics> numerics = {};
+  // For compile(module): the backward is two programs, one for the gradients of the arguments and one for those of the
+  // parameters, and a backward that needs only one kind runs only that. A pipeline schedule runs them at different
+  // times (I and W). Default: false.
+  std::optional<bool> split_backward = {};
 };
 
 // While it is alive, `options` are the defaults of compile() and compile_backward() on this thread.

@@ -4,8 +4,8 @@
 #include "tessera/data_parallel/detail/options.h"
 #include "tessera/data_parallel/detail/per_parameter_reducer.h"
 #include "tessera/data_parallel/detail/reducer.h"
+#include "tessera/data_parallel/detail/reducer_mode.h"
 #include "tessera/data_parallel/detail/requires_grad_agreement.h"
-#include "tessera/data_parallel/reducer_mode.h"
 
 #include <functional>
 #include <memory>

@@ -1,4 +1,6 @@
+#include "tessera/base/error.h"
 #include "tessera/dtensor/detail/arguments.h"
+#include "tessera/dtensor/detail/attention_of_scope.h"
 #include "tessera/dtensor/detail/dispatch.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/policy.h"
@@ -72,6 +74,8 @@ constexpr const char* kGatheredComposites[] = {"linalg_matrix_rank", "linalg_mat
 struct WithPlainTensors final : c10::OperatorKernel {
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
     const auto& entry = propagate::entry_of(op);
+    if (entry.name == "aten::scaled_dot_product_attention")
+      if (const auto of_scope = attention_of_scope.load(); of_scope && of_scope(*stack)) return;
     promote_plain_tensors(entry, stack->data() + (stack->size() - entry.num_args()));
     const ImplicitReplication made_here;
     op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);

@@ -70,7 +70,14 @@ void refresh(GatheredBase& gathered) {
 void copy_from_placements(const at::Tensor& to, const at::Tensor& local, const TensorSpec& spec) {
   at::AutoDispatchBelowADInplaceOrView below;
   const at::Tensor& target = local_of(to);
-  target.copy_(redistributed(local, spec, *meta_of(to).spec, "the write-back to a tensor"));
+  const auto& end = *meta_of(to).spec;
+  // A shard that is written back to a partial tensor is gathered first: only R can become partial.
+  auto between = spec.placements;
+  for (size_t axis = 0; axis < between.size(); axis++)
+    if (end.placements[axis].is_partial() && between[axis] != end.placements[axis]) between[axis] = Replicate();
+  const auto gathered = with_placements(spec, between);
+  auto values = gathered.get() == &spec ? local : redistributed(local, spec, *gathered, "the write-back to a tensor");
+  target.copy_(redistributed(values, *gathered, end, "the write-back to a tensor"));
   after_write(to);
 }
 

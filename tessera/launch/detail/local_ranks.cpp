@@ -3,6 +3,7 @@
 #include "tessera/base/detail/system_error.h"
 #include "tessera/base/error.h"
 #include "tessera/base/error_file.h"
+#include "tessera/comm/detail/watch/process_status.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -50,10 +51,9 @@ RankExit rank_exit(int64_t rank, pid_t pid, int status) {
   return {rank, pid, WEXITSTATUS(status), 0};
 }
 
-// How long a rank that has written its error file may take to exit: static destructors of LibTorch and of the program.
-constexpr std::chrono::milliseconds kTimeToExit(3000);
-// As in the liveness monitor of the ranks.
-constexpr std::chrono::milliseconds kStoppedBeforeAbsent(3000);
+// How long the rank that is the root cause may take to exit: static destructors of LibTorch and of the program.
+constexpr std::chrono::milliseconds kTimeToExit(2000);
+using comm::watch::kStoppedBeforeLost;
 
 // A killed rank writes no error file. SIGABRT is different: an uncaught exception ends with it.
 bool was_killed(const RankExit& exit) { return exit.signal != 0 && exit.signal != SIGABRT; }
@@ -133,7 +133,7 @@ std::chrono::milliseconds LocalRanks::time_to_next_deadline(std::chrono::millise
   if (kill_deadline_) include(*kill_deadline_);
   if (late_signal_deadline_) include(*late_signal_deadline_);
   for (const auto& m : ranks_)
-    if (m->stopped_since && !m->exit && !is_absent(*m)) include(*m->stopped_since + kStoppedBeforeAbsent);
+    if (m->stopped_since && !m->exit && !is_absent(*m)) include(*m->stopped_since + kStoppedBeforeLost);
   return at_most;
 }
 
@@ -223,7 +223,7 @@ void LocalRanks::read_stops(LocalRank& rank) {
 
 bool LocalRanks::is_absent(const LocalRank& rank) const {
   if (rank.exit) return rank.exit->ok();
-  return rank.stopped_since && *rank.stopped_since + kStoppedBeforeAbsent <= now_;
+  return rank.stopped_since && *rank.stopped_since + kStoppedBeforeLost <= now_;
 }
 
 std::map<int64_t, std::string> LocalRanks::absent() const {
@@ -248,10 +248,11 @@ void LocalRanks::send_signal(int signal) {
 
 void LocalRanks::stop(int signal, std::chrono::milliseconds grace_period) {
   const auto now = Clock::now();
+  const int64_t cause = signal == SIGTERM && first_failure_ ? root_cause().rank : -1;
   for (auto& m : ranks_) {
     if (m->process.pid <= 0 || m->exit) continue;
     if (!stopping_) m->was_running = true, m->was_stopped = m->stopped_since.has_value();
-    if (signal == SIGTERM && first_failure_ && write_time_ns(m->plan.error_file) >= 0) {
+    if (m->plan.rank == cause) {
       late_signal_deadline_ = now + kTimeToExit;
       continue;
     }

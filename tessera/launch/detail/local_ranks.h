@@ -48,11 +48,11 @@ class LocalRanks {
   bool stopping() const { return stopping_; }
   void send_signal(int signal);  // to the process group of every running rank
   // Sends `signal` to all running ranks. Sends SIGKILL to those that still run after `grace_period`.
-  // SIGTERM: a rank that has written its error file is about to exit with its own code, so it gets the signal later.
+  // SIGTERM: the root cause of a failure is about to exit with its own code, so it gets the signal later.
   void stop(int signal, std::chrono::milliseconds grace_period);
   const std::optional<RankExit>& first_failure() const { return first_failure_; }
-  // By rank: "rank 1 (pid 17) exited with code 0", or "... is stopped by a signal" if it has been for three seconds.
-  // Other ranks may wait for such a rank to join.
+  // By rank: "rank 1 (pid 17) exited with code 0", or "... is stopped by a signal" if it has been for
+  // kStoppedBeforeLost. Other ranks may wait for such a rank to join.
   std::map<int64_t, std::string> absent() const;
   // The rank that wrote its error file first, or the culprit that this file names, if that rank has an error file too.
   // If no rank has one, the rank of first_failure(). Requires: first_failure() has a value. If the rank still runs, its
@@ -84,7 +84,7 @@ class LocalRanks {
   bool stopping_ = false;
   Clock::time_point now_{};  // of the last poll. A deadline counts as passed by this time alone, so none is missed
   std::optional<Clock::time_point> kill_deadline_;
-  std::optional<Clock::time_point> late_signal_deadline_;  // then ranks with an error file get SIGTERM too
+  std::optional<Clock::time_point> late_signal_deadline_;  // then the root cause gets SIGTERM too
   std::optional<RankExit> first_failure_;
 };
 

@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/numerics/detail/product_tile.h"
+#include "tessera/numerics/detail/row_kernels.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
@@ -16,14 +17,7 @@ namespace {
 
 // Terms that are added one after the other before the tree begins. Part of the definition of the sums.
 constexpr int64_t kProductBlock = 64;  // shorter than a K block of BLAS libraries, so errors are not larger
-constexpr int64_t kSumBlock = 16;      // as ATen's cascade sum
 constexpr int64_t kParallelWork = 1 << 15;
-
-void check_dtype(const at::Tensor& x, const char* what) {
-  TESSERA_CHECK(x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble), UsageError,
-                "Numerics::Invariant: ", what, " of ", x.scalar_type(), " on ", x.device(),
-                "; there are kernels for float32 and float64 on the CPU");
-}
 
 std::vector<int64_t> with_front(int64_t first, at::IntArrayRef rest) {
   std::vector<int64_t> sizes = {first};
@@ -56,9 +50,14 @@ void pack_rows(const Matrices<T>& m, int64_t batch, int64_t first, int64_t width
     }
     return;
   }
-  for (int64_t i = 0; i < width; i++)
-    for (int64_t k = 0; k < m.columns; k++)
-      panel[k * width + i] = i < rows ? data[i * m.row_stride + k * m.column_stride] : T(0);
+  constexpr int64_t kBlock = 16;  // columns: their part of the panel stays in the nearest cache
+  for (int64_t begin = 0; begin < m.columns; begin += kBlock) {
+    const int64_t end = std::min(m.columns, begin + kBlock);
+    for (int64_t i = 0; i < rows; i++)
+      for (int64_t k = begin; k < end; k++) panel[k * width + i] = data[i * m.row_stride + k * m.column_stride];
+    for (int64_t i = rows; i < width; i++)
+      for (int64_t k = begin; k < end; k++) panel[k * width + i] = 0;
+  }
 }
 
 template <class T>
@@ -152,6 +151,12 @@ void sum_over_dim(const T* x, int64_t outer, int64_t terms, int64_t inner, const
 
 }  // namespace
 
+void check_dtype(const at::Tensor& x, const char* what) {
+  TESSERA_CHECK(x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble), UsageError,
+                "Numerics::Invariant: ", what, " of ", x.scalar_type(), " on ", x.device(),
+                "; there are kernels for float32 and float64 on the CPU");
+}
+
 at::Tensor product_subtrees(const at::Tensor& a, const at::Tensor& b, const Terms& k, size_t kernel) {
   check_dtype(a, "a product");
   const auto steps = sum_steps(k.terms, k.owned, kProductBlock);
@@ -177,6 +182,11 @@ at::Tensor sum_subtrees(const at::Tensor& x, int64_t dim, const Terms& terms) {
   auto out = at::empty(with_front(subtrees, kept), x.options());
   if (out.numel() > 0)
     AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "sum_subtrees", [&] {
+      if (inner == 1 && outer >= 4) {  // neighbours are terms: rows are computed together instead
+        const int depth = stack_depth(steps);
+        return sum_rows<scalar_t>(contiguous.const_data_ptr<scalar_t>(), outer, {sizes[dim], steps, depth},
+                                  out.data_ptr<scalar_t>(), outer);
+      }
       sum_over_dim(contiguous.const_data_ptr<scalar_t>(), outer, sizes[dim], inner, steps, out.data_ptr<scalar_t>());
     });
   return out;

@@ -14,6 +14,9 @@ struct Terms {
 };
 inline Terms all_terms(int64_t n) { return {n, {0, n}}; }
 
+// Throws UsageError for a tensor that is not float32 or float64 on the CPU. `what`: "a product".
+void check_dtype(const at::Tensor& x, const char* what);
+
 // The complete subtrees of the product of a (B, M, K) and b (B, K, N), any strides: a tensor (subtrees, B, M, N).
 // Requires: K == size of k.owned.
 // `kernel`: which of tile_kernels() computes it, for tests.

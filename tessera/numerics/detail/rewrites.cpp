@@ -1,16 +1,22 @@
 #include "tessera/numerics/detail/rewrites.h"
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/numerics/detail/mesh_sum.h"
+#include "tessera/numerics/detail/row_kernels.h"
+#include "tessera/tracing/op_mode.h"
 
+#include <ATen/Dispatch.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/ops/_fused_rms_norm_backward.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/log.h>
-#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/native_layer_norm_backward.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/sqrt.h>
 #include <ATen/ops/where.h>
@@ -201,40 +207,94 @@ std::vector<int64_t> first_dims(const Tensor& x, size_t count) {
   return dims;
 }
 
-void run_layer_norm(Stack* stack, size_t count) {  // input, normalized_shape, weight, bias, eps -> y, mean, rstd
-  Arguments args(stack, count);
-  const auto x = args.tensor(0);
-  const auto dims = last_dims(x, args[1].toIntVector().size());
-  const auto size = static_cast<double>(count_over(x, dims));
-  const auto mean = sum_dims(x, dims, true) / size;
-  const auto centered = x - mean;
-  const auto rstd = at::rsqrt(sum_dims(centered * centered, dims, true) / size + args.number(4));
-  auto y = centered * rstd;
-  if (const auto weight = args.optional_tensor(2)) y = y * *weight;
-  if (const auto bias = args.optional_tensor(3)) y = y + *bias;
-  args.reply(y, mean, rstd);
+// Sizes of the statistics of a norm over the last `count` dims: one value per row.
+std::vector<int64_t> statistics_sizes(const Tensor& x, size_t count) {
+  auto sizes = x.sizes().vec();
+  std::fill(sizes.end() - static_cast<int64_t>(count), sizes.end(), 1);
+  return sizes;
 }
 
-// dx = rstd * (g - mean(g) - xhat * mean(g * xhat)), g = dy * weight
+// A contiguous tensor, or none. Its memory is null for none.
+template <class T>
+const T* memory_of(const std::optional<Tensor>& t) {
+  return t ? t->const_data_ptr<T>() : nullptr;
+}
+std::optional<Tensor> contiguous_or_none(const std::optional<Tensor>& t) {
+  return t ? std::optional(t->contiguous()) : std::nullopt;
+}
+
+struct NormResult {
+  Tensor y, mean, rstd;
+};
+// A norm of plain tensors over the last `dims` dims. An rms norm has no mean.
+NormResult norm(const Tensor& input, size_t dims, bool has_mean, const std::optional<Tensor>& weight_,
+                const std::optional<Tensor>& bias_, double eps) {
+  check_dtype(input, "a norm");
+  const OpModesOff no_modes;
+  const auto x = input.contiguous();
+  const auto weight = contiguous_or_none(weight_), bias = contiguous_or_none(bias_);
+  const auto steps = row_steps(count_over(x, last_dims(x, dims)));
+  const auto sizes = statistics_sizes(x, dims);
+  NormResult result{at::empty(x.sizes(), x.options()), has_mean ? at::empty(sizes, x.options()) : Tensor(),
+                    at::empty(sizes, x.options())};
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "norm", [&] {
+    norm_rows<scalar_t>(x.const_data_ptr<scalar_t>(), result.rstd.numel(), steps, memory_of<scalar_t>(weight),
+                        memory_of<scalar_t>(bias), eps, result.y.data_ptr<scalar_t>(),
+                        has_mean ? result.mean.data_ptr<scalar_t>() : nullptr, result.rstd.data_ptr<scalar_t>());
+  });
+  return result;
+}
+
+struct NormGradients {
+  Tensor dx, dweight, dbias;
+};
+// Of plain tensors.
+NormGradients norm_backward(const Tensor& dy_, const Tensor& x_, size_t dims, const std::optional<Tensor>& mean_,
+                            const Tensor& rstd_, const std::optional<Tensor>& weight_, bool of_input, bool of_weight) {
+  check_dtype(x_, "a norm");
+  const OpModesOff no_modes;
+  const auto dy = dy_.contiguous(), x = x_.contiguous(), rstd = rstd_.contiguous();
+  const auto mean = contiguous_or_none(mean_), weight = contiguous_or_none(weight_);
+  const auto steps = row_steps(count_over(x, last_dims(x, dims)));
+  NormGradients result;
+  if (of_input) result.dx = at::empty(x.sizes(), x.options());
+  const auto products = of_weight ? at::empty(x.sizes(), x.options()) : Tensor();
+  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "norm_backward", [&] {
+    norm_backward_rows<scalar_t>(dy.const_data_ptr<scalar_t>(), x.const_data_ptr<scalar_t>(), rstd.numel(), steps,
+                                 memory_of<scalar_t>(weight), memory_of<scalar_t>(mean),
+                                 rstd.const_data_ptr<scalar_t>(), of_input ? result.dx.data_ptr<scalar_t>() : nullptr,
+                                 of_weight ? products.data_ptr<scalar_t>() : nullptr);
+  });
+  if (of_weight) result.dweight = sum_dims(products, first_dims(x, dims), false);
+  return result;
+}
+
+void run_layer_norm(Stack* stack, size_t count) {  // input, normalized_shape, weight, bias, eps -> y, mean, rstd
+  Arguments args(stack, count);
+  auto result = norm(args.tensor(0), args[1].toIntVector().size(), true, args.optional_tensor(2),
+                     args.optional_tensor(3), args.number(4));
+  args.reply(result.y, result.mean, result.rstd);
+}
+
 void run_layer_norm_backward(
     Stack* stack, size_t count) {  // grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask
   Arguments args(stack, count);
   const auto dy = args.tensor(0), x = args.tensor(1), mean = args.tensor(3), rstd = args.tensor(4);
-  const auto row = args[2].toIntVector().size();
-  const auto dims = last_dims(x, row), rows = first_dims(x, row);
-  const auto size = static_cast<double>(count_over(x, dims));
-  const auto weight = args.optional_tensor(5);
+  const auto shape = args[2].toIntVector();
+  const auto weight = args.optional_tensor(5), bias = args.optional_tensor(6);
   const auto mask = args[7].toBoolList();
-  const auto normalized = (x - mean) * rstd;
-  Tensor dx, dweight, dbias;
-  if (mask[0]) {
-    const auto g = weight ? dy * *weight : dy;
-    const auto mean_g = sum_dims(g, dims, true) / size, mean_gx = sum_dims(g * normalized, dims, true) / size;
-    dx = rstd * (g - mean_g - normalized * mean_gx);
+  const auto rows = first_dims(x, shape.size());
+  NormGradients result;
+  if (!is_dtensor(dy) && !is_dtensor(x)) {
+    result = norm_backward(dy, x, shape.size(), mean, rstd, weight, mask[0], mask[1]);
+  } else {
+    if (mask[0])
+      result.dx =
+          std::get<0>(at::native_layer_norm_backward(dy, x, shape, mean, rstd, weight, bias, {true, false, false}));
+    if (mask[1]) result.dweight = sum_dims(dy * ((x - mean) * rstd), rows, false);
   }
-  if (mask[1]) dweight = sum_dims(dy * normalized, rows, false);
-  if (mask[2]) dbias = sum_dims(dy, rows, false);
-  args.reply(dx, dweight, dbias);
+  if (mask[2]) result.dbias = sum_dims(dy, rows, false);
+  args.reply(result.dx, result.dweight, result.dbias);
 }
 
 struct SoftmaxParts {
@@ -274,30 +334,25 @@ void run_log_softmax_backward(Stack* stack, size_t count) {
 void run_rms_norm(Stack* stack, size_t count) {  // input, normalized_shape, weight, eps -> y, rstd
   Arguments args(stack, count);
   const auto x = args.tensor(0);
-  const auto dims = last_dims(x, args[1].toIntVector().size());
   const double eps = args[3].isNone() ? (x.scalar_type() == at::kDouble ? 0x1p-52 : 0x1p-23) : args.number(3);
-  const auto rstd = at::rsqrt(sum_dims(x * x, dims, true) / static_cast<double>(count_over(x, dims)) + eps);
-  auto y = x * rstd;
-  if (const auto weight = args.optional_tensor(2)) y = y * *weight;
-  args.reply(y, rstd);
+  auto result = norm(x, args[1].toIntVector().size(), false, args.optional_tensor(2), std::nullopt, eps);
+  args.reply(result.y, result.rstd);
 }
 
 void run_rms_norm_backward(Stack* stack, size_t count) {  // grad_out, input, normalized_shape, rstd, weight, mask
   Arguments args(stack, count);
   const auto dy = args.tensor(0), x = args.tensor(1), rstd = args.tensor(3);
-  const auto row = args[2].toIntVector().size();
-  const auto dims = last_dims(x, row);
+  const auto shape = args[2].toIntVector();
   const auto weight = args.optional_tensor(4);
   const auto mask = args[5].toBoolList();
-  const auto normalized = x * rstd;
-  Tensor dx, dweight;
-  if (mask[0]) {
-    const auto g = weight ? dy * *weight : dy;
-    const auto mean_gx = sum_dims(g * normalized, dims, true) / static_cast<double>(count_over(x, dims));
-    dx = rstd * (g - normalized * mean_gx);
+  NormGradients result;
+  if (!is_dtensor(dy) && !is_dtensor(x)) {
+    result = norm_backward(dy, x, shape.size(), std::nullopt, rstd, weight, mask[0], mask[1]);
+  } else {
+    if (mask[0]) result.dx = std::get<0>(at::_fused_rms_norm_backward(dy, x, shape, rstd, weight, {true, false}));
+    if (mask[1]) result.dweight = sum_dims(dy * (x * rstd), first_dims(x, shape.size()), false);
   }
-  if (mask[1]) dweight = sum_dims(dy * normalized, first_dims(x, row), false);
-  args.reply(dx, dweight);
+  args.reply(result.dx, result.dweight);
 }
 
 // ---- negative log likelihood ----
@@ -307,10 +362,16 @@ void check_no_class_weights(const Arguments& args, size_t weight) {
                 "Numerics::Invariant: nll_loss with class weights; weight the losses of the samples instead");
 }
 
+// Targets beside sharded scores may be plain: every rank has all of them.
+Tensor targets_like(const Tensor& scores, const Tensor& target) {
+  if (!is_dtensor(scores) || is_dtensor(target)) return target;
+  return DTensor::from_local(target, DTensor(scores).device_mesh());
+}
+
 void run_nll_loss(Stack* stack, size_t count) {  // self, target, weight, reduction, ignore_index -> loss, total_weight
   Arguments args(stack, count);
   check_no_class_weights(args, 2);
-  const auto log_p = args.tensor(0), target = args.tensor(1);
+  const auto log_p = args.tensor(0), target = targets_like(log_p, args.tensor(1));
   const auto reduction = args[3].toInt();
   const auto counts = target.ne(args[4].toInt());
   const auto picked = at::gather(log_p, 1, at::where(counts, target, 0).unsqueeze(1)).squeeze(1);
@@ -324,7 +385,7 @@ void run_nll_loss(Stack* stack, size_t count) {  // self, target, weight, reduct
 void run_nll_loss_backward(Stack* stack, size_t count) {
   Arguments args(stack, count);  // grad_output, self, target, weight, reduction, ignore_index, total_weight
   check_no_class_weights(args, 3);
-  const auto log_p = args.tensor(1), target = args.tensor(2);
+  const auto log_p = args.tensor(1), target = targets_like(log_p, args.tensor(2));
   auto g = args.tensor(0);
   if (args[4].toInt() == at::Reduction::Mean) g = g / args.tensor(6);
   const auto rows = at::where(target.ne(args[5].toInt()), -g, 0.0).unsqueeze(1);  // (N, 1)
@@ -375,9 +436,24 @@ struct AttentionCall {
   }
 };
 
+// Attention without a mask tensor: the steps between the products are loops over rows.
 void run_attention(Stack* stack, size_t count) {
   Arguments args(stack, count);  // query, key, value, dropout_p, is_causal, attn_mask, scale -> output, logsumexp
   const AttentionCall call(args, 0, 3);
+  if (!call.mask.defined()) {
+    const auto p = product(call.q, call.k.transpose(1, 2));
+    const auto sizes = std::vector<int64_t>{p.size(0), p.size(1)};
+    const auto largest = at::empty(sizes, p.options()), sums = at::empty(sizes, p.options());
+    AT_DISPATCH_FLOATING_TYPES(p.scalar_type(), "attention", [&] {
+      auto* x = p.data_ptr<scalar_t>();
+      shift_scores<scalar_t>(x, largest.numel(), p.size(2), p.size(1), call.scale, call.causal,
+                             largest.data_ptr<scalar_t>(), nullptr);
+      p.exp_();
+      divide_by_sums<scalar_t>(x, largest.numel(), row_steps(p.size(2)), sums.data_ptr<scalar_t>());
+    });
+    const auto logsumexp = largest + at::log(sums);
+    return args.reply(call.by_heads(product(p, call.v)), logsumexp.view({call.heads[0], call.heads[1], -1}));
+  }
   const auto scores = call.scores();
   const auto largest = at::amax(scores, {2}, true);
   const auto exponentials = at::exp(scores - largest);
@@ -390,6 +466,20 @@ void run_attention_backward(Stack* stack, size_t count) {
   Arguments args(stack, count);  // grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale
   const AttentionCall call(args, 1, 6);
   const auto dy = AttentionCall::flat(args.tensor(0)), out = AttentionCall::flat(args.tensor(4));
+  if (!call.mask.defined()) {
+    const auto p = product(call.q, call.k.transpose(1, 2));
+    const auto logsumexp = args.tensor(5).contiguous(), delta = sum_dims(dy * out, {2}, false);
+    const auto ds = product(dy, call.v.transpose(1, 2));
+    AT_DISPATCH_FLOATING_TYPES(p.scalar_type(), "attention_backward", [&] {
+      shift_scores<scalar_t>(p.data_ptr<scalar_t>(), delta.numel(), p.size(2), p.size(1), call.scale, call.causal,
+                             nullptr, logsumexp.const_data_ptr<scalar_t>());
+      p.exp_();
+      score_gradients<scalar_t>(p.const_data_ptr<scalar_t>(), ds.data_ptr<scalar_t>(), delta.numel(), p.size(2),
+                                delta.const_data_ptr<scalar_t>(), call.scale);
+    });
+    return args.reply(call.by_heads(product(ds, call.k)), call.by_heads(product(ds.transpose(1, 2), call.q)),
+                      call.by_heads(product(p.transpose(1, 2), dy)));
+  }
   const auto p = at::exp(call.scores() - args.tensor(5).reshape({-1, call.q.size(1), 1}));
   const auto dp = product(dy, call.v.transpose(1, 2));
   const auto ds = (p * (dp - sum_dims(dy * out, {2}, true))) * call.scale;
@@ -397,10 +487,64 @@ void run_attention_backward(Stack* stack, size_t count) {
              call.by_heads(product(p.transpose(1, 2), dy)));
 }
 
+// ---- fused optimizers ----
+
+// self, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps, lr, beta1, beta2, weight_decay, eps, amsgrad,
+// maximize, grad_scale, found_inf
+void run_fused_adam(Stack* stack, size_t count, bool decoupled) {
+  Arguments args(stack, count);
+  TESSERA_CHECK(
+      !args.optional_tensor(13) && !args.optional_tensor(14), UsageError,
+      "Numerics::Invariant: fused Adam with a gradient scaler; scalers are for float16, which is not covered");
+  const OpModesOff no_modes;
+  const auto parameters = args[0].toTensorVector(), gradients = args[1].toTensorVector(),
+             exp_avgs = args[2].toTensorVector(), exp_avg_sqs = args[3].toTensorVector(),
+             largest = args[4].toTensorVector(), steps = args[5].toTensorVector();
+  const double lr = args[6].isTensor() ? args.tensor(6).item<double>() : args.number(6);
+  const double beta1 = args.number(7), beta2 = args.number(8), decay = args.number(9), eps = args.number(10);
+  const bool amsgrad = args[11].toBool(), maximize = args[12].toBool();
+  for (size_t i = 0; i < parameters.size(); i++) {
+    const auto& p = parameters[i];
+    check_dtype(p, "fused Adam");
+    const auto strides = p.strides();
+    for (const auto* t : {&gradients[i], &exp_avgs[i], &exp_avg_sqs[i]})
+      TESSERA_CHECK(t->strides() == strides && t->is_non_overlapping_and_dense(), UsageError,
+                    "Numerics::Invariant: fused Adam of a parameter with strides ", strides,
+                    " and a gradient or state ", "with strides ", t->strides(), "; use .foreach = true");
+    const double t = steps[i].item<double>();
+    const AdamStep step{.weight_factor = decoupled ? 1 - lr * decay : 1,
+                        .l2 = decoupled ? 0 : decay,
+                        .beta1 = beta1,
+                        .beta2 = beta2,
+                        .eps = eps,
+                        .step_size = lr / (1 - std::pow(beta1, t)),
+                        .root_of_correction2 = std::sqrt(1 - std::pow(beta2, t)),
+                        .maximize = maximize};
+    AT_DISPATCH_FLOATING_TYPES(p.scalar_type(), "fused_adam", [&] {
+      adam_elements<scalar_t>(step, p.numel(), p.data_ptr<scalar_t>(), gradients[i].const_data_ptr<scalar_t>(),
+                              exp_avgs[i].data_ptr<scalar_t>(), exp_avg_sqs[i].data_ptr<scalar_t>(),
+                              amsgrad ? largest[i].data_ptr<scalar_t>() : nullptr);
+    });
+  }
+  args.reply();
+}
+void run_adam(Stack* stack, size_t count) { run_fused_adam(stack, count, false); }
+void run_adamw(Stack* stack, size_t count) { run_fused_adam(stack, count, true); }
+
 }  // namespace
+
+bool runs_on_local_tensors(const OpRewrite& rewrite, const Stack& stack, size_t count) {
+  if (rewrite.kind != RewriteKind::NormBackward) return rewrite.kind == RewriteKind::Local;
+  const auto mask = stack.back().toBoolList();  // the last of the `count` arguments
+  return count > 0 && mask[0] && std::none_of(mask.begin() + 1, mask.end(), [](bool wanted) { return wanted; });
+}
 
 const std::map<std::string, OpRewrite>& op_rewrites() {
   static const std::map<std::string, OpRewrite> rewrites = {
+      {"aten::_fused_adam_", {run_adam, RewriteKind::Local}},
+      {"aten::_fused_adam_.tensor_lr", {run_adam, RewriteKind::Local}},
+      {"aten::_fused_adamw_", {run_adamw, RewriteKind::Local}},
+      {"aten::_fused_adamw_.tensor_lr", {run_adamw, RewriteKind::Local}},
       {"aten::_log_softmax", {run_log_softmax, RewriteKind::Sequence}},
       {"aten::_log_softmax_backward_data", {run_log_softmax_backward, RewriteKind::Sequence}},
       {"aten::_softmax", {run_softmax, RewriteKind::Sequence}},
@@ -415,10 +559,10 @@ const std::map<std::string, OpRewrite>& op_rewrites() {
       {"aten::mm", {run_mm, RewriteKind::Primitive}},
       {"aten::mse_loss", {run_mse_loss, RewriteKind::Sequence}},
       {"aten::mse_loss_backward", {run_mse_loss_backward, RewriteKind::Sequence}},
-      {"aten::native_layer_norm", {run_layer_norm, RewriteKind::Sequence}},
-      {"aten::native_layer_norm_backward", {run_layer_norm_backward, RewriteKind::Sequence}},
-      {"aten::_fused_rms_norm", {run_rms_norm, RewriteKind::Sequence}},
-      {"aten::_fused_rms_norm_backward", {run_rms_norm_backward, RewriteKind::Sequence}},
+      {"aten::native_layer_norm", {run_layer_norm, RewriteKind::Local}},
+      {"aten::native_layer_norm_backward", {run_layer_norm_backward, RewriteKind::NormBackward}},
+      {"aten::_fused_rms_norm", {run_rms_norm, RewriteKind::Local}},
+      {"aten::_fused_rms_norm_backward", {run_rms_norm_backward, RewriteKind::NormBackward}},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", {run_attention, RewriteKind::Local}},
       {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", {run_attention_backward, RewriteKind::Local}},
       {"aten::nll_loss_backward", {run_nll_loss_backward, RewriteKind::Sequence}},

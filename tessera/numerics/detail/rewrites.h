@@ -14,6 +14,8 @@ enum class RewriteKind : uint8_t {
   Primitive,  // a sum over one dim, of which ranks can have shards
   Sequence,   // calls other ops on the DTensors
   Local,      // the sharding rule shards no summed dim; the rewrite runs on local tensors
+  // Backward of a norm: the gradient of the input is Local, those of weight and bias are sums over rows, a Sequence.
+  NormBackward,
 };
 
 struct OpRewrite {
@@ -21,6 +23,9 @@ struct OpRewrite {
   void (*run)(torch::jit::Stack* stack, size_t count);
   RewriteKind kind;
 };
+
+// Whether a call on DTensors runs its rewrite on local tensors. `count` arguments are on top of the stack.
+bool runs_on_local_tensors(const OpRewrite& rewrite, const torch::jit::Stack& stack, size_t count);
 
 // By name: "aten::mm".
 const std::map<std::string, OpRewrite>& op_rewrites();

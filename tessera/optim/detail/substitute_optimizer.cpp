@@ -4,12 +4,14 @@
 #include "tessera/optim/adam.h"
 #include "tessera/optim/sgd.h"
 #include "tessera/state/detail/torch_optimizer_fields.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Type.h>
 #include <torch/optim/lbfgs.h>
 
 #include <algorithm>
+#include <cstring>
 #include <typeindex>
 #include <utility>
 
@@ -169,13 +171,21 @@ std::unique_ptr<SubstituteOptimizer> make_substitute(torch::optim::Optimizer& op
   if (dynamic_cast<OptimizerAccess*>(&optimizer)) return nullptr;
   for (const auto& make : kSubstitutes)
     if (auto made = make(optimizer)) return made;
-  TESSERA_CHECK(!dynamic_cast<to::LBFGS*>(&optimizer), UsageError,
-                "compile: torch::optim::LBFGS evaluates its closure as often as the losses ask for, which a program ",
-                "cannot. Compile the forward and backward of the closure, and step the optimizer outside of it");
-  TESSERA_FAIL(UsageError, "compile: an optimizer of class ", c10::demangle(typeid(optimizer).name()),
-               " keeps state on the host, which would become a constant of the program. A compiled step takes SGD, ",
-               "Adam, AdamW, RMSprop and Adagrad of torch::optim and tessera::optim, and classes that implement ",
-               "tessera::OptimizerAccess; step others outside of it");
+  TESSERA_FAIL(UsageError, SubstituteOptimizers::reason_against(optimizer));
+}
+
+std::string SubstituteOptimizers::reason_against(torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<OptimizerAccess*>(&optimizer)) return "";
+  for (const auto* known :
+       {&typeid(to::Adagrad), &typeid(to::Adam), &typeid(to::AdamW), &typeid(to::RMSprop), &typeid(to::SGD)})
+    if (typeid(optimizer) == *known) return "";
+  if (dynamic_cast<to::LBFGS*>(&optimizer))
+    return "compile: torch::optim::LBFGS evaluates its closure as often as the losses ask for, which a program cannot. "
+           "Compile the forward and backward of the closure, and step the optimizer outside of it";
+  return c10::str("compile: an optimizer of class ", c10::demangle(typeid(optimizer).name()),
+                  " keeps state on the host, which would become a constant of the program. A compiled step takes SGD, ",
+                  "Adam, AdamW, RMSprop and Adagrad of torch::optim and tessera::optim, and classes that implement ",
+                  "tessera::OptimizerAccess; step others outside of it");
 }
 
 torch::optim::Optimizer& SubstituteOptimizers::of(torch::optim::Optimizer& optimizer) {
@@ -190,8 +200,42 @@ torch::optim::Optimizer& SubstituteOptimizers::of(torch::optim::Optimizer& optim
   return substitute->as_torch();
 }
 
+void SubstituteOptimizers::start_call() {
+  in_call_.clear();
+  own_of_captured_.clear();
+  for (auto* optimizer : captured_) {
+    of(*optimizer);
+    own_of_captured_.push_back(&in_call_.back()->own());
+  }
+}
+
 void SubstituteOptimizers::write_back() {
-  for (auto* substitute : std::exchange(in_call_, {})) substitute->write_original();
+  for (auto* substitute : in_call_) substitute->write_original();
+  in_call_.clear();
+}
+
+std::optional<at::Tensor> SubstituteOptimizers::Captured::step(torch::optim::Optimizer& optimizer,
+                                                               torch::optim::Optimizer::LossClosure& closure) {
+  auto& captured = substitutes_.captured_;
+  const auto found = std::find(captured.begin(), captured.end(), &optimizer);
+  if (found != captured.end())
+    return substitutes_.own_of_captured_.at(static_cast<size_t>(found - captured.begin()))->step(std::move(closure));
+  if (!compiling()) return {};
+  const auto reason = reason_against(optimizer);
+  TESSERA_CHECK(reason.empty(), UsageError, reason);
+  TESSERA_CHECK(closure_has(optimizer), UsageError, "compile: the step reaches a torch::optim::",
+                c10::demangle(typeid(optimizer).name()).substr(std::string_view("torch::optim::").size()),
+                " through a pointer, so another optimizer can take its place unseen, and its step counts are on the "
+                "host. Pass it as an argument, or capture it by reference or by a shared_ptr");
+  captured.push_back(&optimizer);
+  throw FoundCapturedOptimizer();
+}
+
+bool SubstituteOptimizers::Captured::closure_has(const torch::optim::Optimizer& optimizer) const {
+  const void* address = &optimizer;
+  for (size_t at = 0; at + sizeof(address) <= bytes_; at += sizeof(address))
+    if (std::memcmp(closure_ + at, static_cast<const void*>(&address), sizeof(address)) == 0) return true;
+  return false;
 }
 
 }  // namespace tessera::optim::detail

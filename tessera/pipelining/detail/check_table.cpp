@@ -45,7 +45,7 @@ void record(MicrobatchState& state, const Action& action) {
 
 }  // namespace
 
-void check_compute_table(const ActionTable& table, const PipelineShape& shape) {
+void check_compute_table(const ActionTable& table, const TableShape& shape) {
   TESSERA_CHECK(static_cast<int64_t>(table.size()) == shape.ranks, UsageError, "the pipeline schedule has ",
                 table.size(), " lines for ", shape.ranks, " ranks. Write one line per rank");
   std::map<std::pair<int64_t, int64_t>, MicrobatchState> states;  // by stage and microbatch
@@ -54,10 +54,10 @@ void check_compute_table(const ActionTable& table, const PipelineShape& shape) {
     for (const std::optional<Action>& entry : table[rank]) {
       if (!entry) continue;
       for (const Action& action : parts_of(*entry)) {
-        TESSERA_CHECK(action.stage >= 0 && action.stage < shape.stages() && action.microbatch &&
+        TESSERA_CHECK(action.stage >= 0 && action.stage < shape.stages && action.microbatch &&
                           *action.microbatch >= 0 && *action.microbatch < shape.microbatches,
                       UsageError, "the pipeline schedule has ", action, " of rank ", rank, ", and there are ",
-                      shape.stages(), " stages and ", shape.microbatches, " microbatches. Both count from 0");
+                      shape.stages, " stages and ", shape.microbatches, " microbatches. Both count from 0");
         const size_t owner = rank_of.emplace(action.stage, rank).first->second;
         TESSERA_CHECK(owner == rank, UsageError, "the pipeline schedule has ", action, " of rank ", rank, ", and rank ",
                       owner, " has stage ", action.stage, " too. Write each stage on one rank");
@@ -66,7 +66,7 @@ void check_compute_table(const ActionTable& table, const PipelineShape& shape) {
         record(state, action);
       }
     }
-  for (int64_t stage = 0; stage < shape.stages(); ++stage)
+  for (int64_t stage = 0; stage < shape.stages; ++stage)
     for (int64_t microbatch = 0; microbatch < shape.microbatches; ++microbatch) {
       const MicrobatchState& state = states[{stage, microbatch}];
       const char* missing = !state.forward ? "F" : !state.input ? "B" : !state.weight ? "W" : nullptr;

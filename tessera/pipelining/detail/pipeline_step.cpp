@@ -1,7 +1,9 @@
 #include "tessera/pipelining/detail/pipeline_step.h"
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/detail/meta.h"
 #include "tessera/dtensor/dtensor.h"
+#include "tessera/nn/saved_tensor_hooks.h"
 #include "tessera/pipelining/detail/split_backward.h"
 #include "tessera/pipelining/detail/stage_messages.h"
 
@@ -11,6 +13,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <set>
 #include <stdexcept>
@@ -18,6 +21,7 @@
 namespace tessera::pipelining {
 namespace {
 
+using tessera::detail::local_or_self;
 using Tensors = std::vector<at::Tensor>;
 
 // What a rank keeps of a microbatch in a stage, from the forward until the gradients of the parameters are computed.
@@ -25,6 +29,30 @@ struct KeptMicrobatch {
   at::Tensor input;
   at::Tensor output;  // of the last stage: the loss
   WeightBackward weights;
+};
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+// Counts the memory that autograd keeps for backward while it is alive, without that of `others`: parameters, the
+// batch.
+class SavedBytes {
+ public:
+  explicit SavedBytes(const Tensors& others) {
+    for (const at::Tensor& other : others) counted_.insert(storage_of(other));
+  }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  static const void* storage_of(const at::Tensor& x) { return local_or_self(x).storage().unsafeGetStorageImpl(); }
+
+  std::set<const void*> counted_;
+  int64_t bytes_ = 0;
+  SavedTensorHooks hooks_{{Accepts::SomeTensors, [this](const at::Tensor& x) -> Unpack {
+                             if (counted_.insert(storage_of(x)).second)
+                               bytes_ += static_cast<int64_t>(local_or_self(x).storage().nbytes());
+                             return {};  // is saved as usual
+                           }}};
 };
 
 // One step of this rank.
@@ -47,7 +75,8 @@ class PipelineStep {
   StepResult run(const RankActions& actions) {
     for (const std::optional<Action>& action : actions) {
       if (!action) continue;
-      for (const Action& part : parts_of(*action)) named(part, [&] { perform(part); });
+      for (const Action& part : parts_of(*action))
+        named(part, [&] { options_.costs ? perform_and_measure(part) : perform(part); });
     }
     messages_.finish();
     add_shared_gradients();
@@ -80,6 +109,21 @@ class PipelineStep {
     TESSERA_CHECK(rows >= options_.n_microbatches, UsageError, "the ", what, " of a pipeline step has ", rows,
                   " rows for ", options_.n_microbatches, " microbatches. Write at most as many microbatches as rows");
     return x.tensor_split(options_.n_microbatches);
+  }
+
+  // Adds the time of a compute action to the costs of its stage, without the time in which it waits for a message.
+  void perform_and_measure(const Action& action) {
+    waited_ = 0;
+    const auto begin = Clock::now();
+    perform(action);
+    const double seconds = seconds_since(begin) - waited_;
+    StageCost& cost = (*options_.costs)[action.stage];
+    if (action.type == ActionType::Forward) cost.forward += seconds;
+    if (action.type == ActionType::BackwardInput) cost.backward_input += seconds;
+    if (action.type == ActionType::BackwardWeight) cost.backward_weight += seconds;
+    if (action.type != ActionType::FullBackward) return;
+    cost.backward_input += seconds / 2;
+    cost.backward_weight += seconds / 2;
   }
 
   void perform(const Action& action) {
@@ -121,7 +165,15 @@ class PipelineStep {
     const at::AutoGradMode grad_mode(training);
     KeptMicrobatch kept;
     kept.input = stage.stage_index() == 0 ? inputs_[microbatch] : output_before(stage, microbatch);
-    kept.output = stage.forward(kept.input);
+    if (options_.costs) {
+      Tensors others = stage.parameters();
+      if (stage.stage_index() == 0) others.push_back(kept.input);
+      const SavedBytes saved(others);
+      kept.output = stage.forward(kept.input);
+      (*options_.costs)[stage.stage_index()].activation += static_cast<double>(saved.bytes());
+    } else {
+      kept.output = stage.forward(kept.input);
+    }
     if (stage.stage_index() == last_stage_) {
       Tensors& results = training ? result_.losses : result_.outputs;
       if (training) kept.output = options_.loss_fn(kept.output, targets_[microbatch]);
@@ -146,9 +198,12 @@ class PipelineStep {
 
   at::Tensor take(const PipelineStage& stage, int64_t microbatch, bool forward) {
     const int64_t index = stage.stage_index();
+    const auto begin = Clock::now();
     try {
-      return messages_.take({index, microbatch, forward}, stage_ranks_[index + (forward ? -1 : 1)], device_of(stage),
-                            stage.mesh, current_);
+      at::Tensor x = messages_.take({index, microbatch, forward}, stage_ranks_[index + (forward ? -1 : 1)],
+                                    device_of(stage), stage.mesh, current_);
+      waited_ += seconds_since(begin);
+      return x;
     } catch (CommError& error) {
       error.add_context("this rank waited for " +
                         awaited_actions(stage_ranks_, index, microbatch, forward, group_->ranks()));
@@ -234,6 +289,7 @@ class PipelineStep {
   const int64_t last_stage_;
   StageMessages messages_;
   Action current_;
+  double waited_ = 0;  // seconds of the present action
   std::map<int64_t, const PipelineStage*> stages_;
   Tensors inputs_;
   Tensors targets_;

@@ -11,6 +11,8 @@ struct StepOptions {
   int64_t n_microbatches;
   const LossFn& loss_fn;  // empty: forward only
   bool scale_grads;
+  // By stage: gets the sums over the microbatches of this rank. Null: nothing is measured.
+  std::vector<StageCost>* costs;
 };
 
 // One entry per microbatch on the rank of the last stage, empty elsewhere.

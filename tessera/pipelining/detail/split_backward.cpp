@@ -85,6 +85,21 @@ edge_list edges_of(const Tensors& tensors) {
   return edges;
 }
 
+// Where a backward starts: outputs that have a graph and a gradient.
+struct BackwardRoots {
+  edge_list edges;
+  Tensors gradients;
+};
+BackwardRoots roots_of(const Tensors& outputs, const Tensors& gradients) {
+  BackwardRoots roots;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].requires_grad() || !gradients[i].defined()) continue;
+    roots.edges.push_back(torch::autograd::impl::gradient_edge(outputs[i]));
+    roots.gradients.push_back(gradients[i]);
+  }
+  return roots;
+}
+
 Tensors run_engine(const edge_list& roots, const Tensors& gradients, const edge_list& targets, bool keep_graph,
                    bool accumulate) {
   return torch::autograd::Engine::get_default_engine().execute(roots, gradients, keep_graph, /*create_graph=*/false,
@@ -95,13 +110,7 @@ Tensors run_engine(const edge_list& roots, const Tensors& gradients, const edge_
 
 Tensors backward_input(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs,
                        const Tensors& parameters, WeightBackward& weights) {
-  edge_list roots;
-  Tensors root_gradients;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (!outputs[i].requires_grad() || !gradients[i].defined()) continue;
-    roots.push_back(torch::autograd::impl::gradient_edge(outputs[i]));
-    root_gradients.push_back(gradients[i]);
-  }
+  const auto [roots, root_gradients] = roots_of(outputs, gradients);
   weights = {};
   const ReverseGraph graph(roots);
   edge_list parameter_edges = edges_of(parameters);
@@ -163,13 +172,7 @@ Tensors backward_input(const Tensors& outputs, const Tensors& gradients, const T
 }
 
 Tensors full_backward(const Tensors& outputs, const Tensors& gradients, const Tensors& inputs) {
-  edge_list roots;
-  Tensors root_gradients;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (!outputs[i].requires_grad() || !gradients[i].defined()) continue;
-    roots.push_back(torch::autograd::impl::gradient_edge(outputs[i]));
-    root_gradients.push_back(gradients[i]);
-  }
+  const auto [roots, root_gradients] = roots_of(outputs, gradients);
   if (!roots.empty()) run_engine(roots, root_gradients, {}, /*keep_graph=*/false, /*accumulate=*/true);
   Tensors found;
   for (const at::Tensor& input : inputs) found.push_back(input.defined() ? input.grad() : at::Tensor());

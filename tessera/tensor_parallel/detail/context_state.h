@@ -36,5 +36,11 @@ at::Tensor context_parallel_attention(const std::shared_ptr<const ContextParalle
                                       const at::Tensor& k, const at::Tensor& v, const std::optional<at::Tensor>& mask,
                                       double dropout_p, bool causal, std::optional<double> scale, bool gqa,
                                       Attention plain);
+// The same on DTensors whose placements shard batch or heads, such as S(1) over tp. Their tokens are those of this
+// rank.
+at::Tensor context_parallel_attention_of_dtensors(const std::shared_ptr<const ContextParallelState>& state,
+                                                  const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                                  const std::optional<at::Tensor>& mask, double dropout_p, bool causal,
+                                                  std::optional<double> scale, bool gqa, Attention plain);
 
 }  // namespace tessera

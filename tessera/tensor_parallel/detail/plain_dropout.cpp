@@ -3,13 +3,14 @@
 #include "tessera/base/detail/module_name.h"
 #include "tessera/base/error.h"
 #include "tessera/comm/functional_collectives.h"
+#include "tessera/dtensor/detail/attention_of_scope.h"
 #include "tessera/dtensor/detail/local_origin.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/nn/checkpoint.h"
 #include "tessera/nn/detail/replicated_over.h"
 #include "tessera/placement/detail/shard.h"
 #include "tessera/tensor_parallel/detail/context_state.h"
-#include "tessera/tracing/detail/tracer_key.h"
+#include "tessera/tracing/detail/compiling_scope.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
@@ -34,6 +35,11 @@ namespace {
 
 thread_local constinit const DeviceMesh* scope_mesh = nullptr;
 thread_local constinit bool had_shard_without_history = false;
+thread_local constinit size_t trace_with_such_a_shard = 0;  // CompilingScope::serial() of the last one
+
+// Whether styles, and dropouts of LibTorch's kernel, ran outside of all modules that could say to which model they
+// belong: forward of a root without a Tessera holder. Both: a dropout may belong to the parallelized model.
+thread_local constinit bool style_ran_outside = false, dropout_ran_outside = false;
 
 constexpr const char* kAttention = "scaled_dot_product_attention with dropout_p";
 
@@ -57,23 +63,37 @@ bool is_equal_on_all_ranks(const at::Tensor& t, const DeviceMesh& mesh) {
 }
 
 void check_is_replicated(const char* op, const at::Tensor& t, const DeviceMesh& mesh) {
-  const bool can_be_a_shard = had_shard_without_history || recomputing();
-  if (!can_be_a_shard || mesh.size() == 1 || tracing() || is_equal_on_all_ranks(t, mesh)) return;
-  TESSERA_FAIL(UsageError, op, in_module(), " on a plain tensor of sizes ", t.sizes(),
-               ": its values differ between the ranks of mesh(", mesh,
-               "), and without autograd history its placement is not known. Make it a submodule tessera::nn::Dropout ",
+  if (mesh.size() == 1) return;
+  if (compiling() ? trace_with_such_a_shard != CompilingScope::serial()
+                  : !(had_shard_without_history || recomputing()) || is_equal_on_all_ranks(t, mesh))
+    return;
+  TESSERA_FAIL(UsageError, op, in_module(), " on a plain tensor of sizes ", t.sizes(), ": ",
+               compiling() ? c10::str("a compiled step cannot compare its values between the ranks of mesh(", mesh, ")")
+                           : c10::str("its values differ between the ranks of mesh(", mesh, ")"),
+               ", and without autograd history its placement is not known. Make it a submodule tessera::nn::Dropout ",
                "with a Prepare style in the plan, or pass a DTensor: use_local_output = false, or DTensor::from_local ",
                "with its placement. A checkpoint must begin before the shard is made");
 }
 
-std::optional<DropoutOrigin> dropout_origin(const at::Tensor& t, const char* op) {
+void check_belongs_to_a_module() {
+  TESSERA_CHECK(!(style_ran_outside && dropout_ran_outside), UsageError,
+                "dropout and modules of a parallelized model run outside of the module that was parallelized",
+                in_module(), ": it is not known whether the dropout belongs to that model, and every rank would draw ",
+                "another mask. Call the parallelized module through its Tessera holder: write TESSERA_MODULE(Net) for ",
+                "TORCH_MODULE(Net), and put this code into its forward");
+}
+
+std::optional<DropoutOrigin> dropout_origin(const at::Tensor& t, const char* op, const DeviceMesh& known_mesh) {
   if (scope_mesh) return DropoutOrigin{*scope_mesh, {}};
   if (auto spec = detail::local_origin(t); spec && is_tensor_parallel_mesh(spec->mesh))
     return DropoutOrigin{spec->mesh, std::move(spec)};
-  if (auto mesh = running_module_is_replicated_over()) {
+  if (auto mesh = known_mesh ? known_mesh : running_module_is_replicated_over()) {
     check_is_replicated(op, t, mesh);
     return DropoutOrigin{std::move(mesh), {}};
   }
+  if (innermost_module()) return std::nullopt;  // of another model
+  dropout_ran_outside = true;
+  check_belongs_to_a_module();
   return std::nullopt;
 }
 
@@ -152,7 +172,7 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& key, const at::Tenso
                      bool gqa) {
   if (const auto& context = current_context_parallel())
     return context_parallel_attention(context, q, key, value, mask, p, causal, scale, gqa, call_composite);
-  const auto origin = p > 0 && p < 1 && q.dim() >= 3 ? dropout_origin(q, kAttention) : std::nullopt;
+  const auto origin = p > 0 && p < 1 && q.dim() >= 3 ? dropout_origin(q, kAttention, {}) : std::nullopt;
   if (!origin) return call_composite(q, key, value, mask, p, causal, scale, gqa);
   const auto shared = gqa ? q.size(-3) / key.size(-3) : 1;
   const auto k = shared > 1 ? key.repeat_interleave(shared, -3) : key;
@@ -176,6 +196,19 @@ at::Tensor attention(const at::Tensor& q, const at::Tensor& key, const at::Tenso
     keep = local.div_(1 - p);
   }
   return (weights * keep).matmul(v);
+}
+
+// Attention on DTensors in the scope of a ContextParallel: each rank has its heads (tp) of its tokens (cp).
+bool dtensor_attention(torch::jit::Stack& stack) {
+  const auto& context = current_context_parallel();
+  if (!context) return false;
+  const auto args = torch::jit::last(stack, 8);
+  at::Tensor result = context_parallel_attention_of_dtensors(
+      context, args[0].toTensor(), args[1].toTensor(), args[2].toTensor(), args[3].toOptional<at::Tensor>(),
+      args[4].toDouble(), args[5].toBool(), args[6].toOptional<double>(), args[7].toBool(), call_composite);
+  torch::jit::drop(stack, 8);
+  torch::jit::push(stack, std::move(result));
+  return true;
 }
 
 // The ops that take (input, p, train), and their variants in place.
@@ -205,11 +238,8 @@ struct PlainDropout final : c10::OperatorKernel {
 };
 
 // Kernels at these keys take precedence over the decomposition of a composite op. Never destroyed.
-void install_at(c10::DispatchKey key) {
-  auto& aten = *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-  for (const char* name : kDropouts)
-    aten.impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PlainDropout>(name)));
-  aten.impl("scaled_dot_product_attention", TORCH_FN(attention));
+torch::Library& kernels_at(c10::DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
 }
 
 }  // namespace
@@ -217,9 +247,19 @@ void install_at(c10::DispatchKey key) {
 void install_plain_dropout() {
   static std::once_flag once;
   std::call_once(once, [] {
-    install_at(c10::DispatchKey::AutogradCPU);
-    install_at(c10::DispatchKey::AutogradCUDA);
+    constexpr const char* kSdpa = "scaled_dot_product_attention";
+    for (const auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA}) {
+      auto& aten = kernels_at(key);
+      for (const char* name : kDropouts)
+        aten.impl(name, torch::CppFunction::makeFromBoxedFunctor(std::make_unique<PlainDropout>(name)));
+      aten.impl(kSdpa, TORCH_FN(attention));
+    }
+    // Inference mode skips the autograd keys.
+    for (const auto key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA})
+      kernels_at(key).impl(kSdpa, TORCH_FN(attention));
+    detail::attention_of_scope = dtensor_attention;
   });
+  dropout_ran_outside = false;  // earlier ones do not belong to the model that is being parallelized
 }
 
 PlainDropoutScope::PlainDropoutScope(const DeviceMesh& mesh) : before_(scope_mesh), mesh_(mesh) {
@@ -228,12 +268,20 @@ PlainDropoutScope::PlainDropoutScope(const DeviceMesh& mesh) : before_(scope_mes
 }
 PlainDropoutScope::~PlainDropoutScope() { scope_mesh = before_; }
 
-void note_local_tensor(const at::Tensor& local, const Placement& placement) {
-  had_shard_without_history |= placement.is_sharded() && !local.grad_fn();
+void note_style_runs(const DeviceMesh& mesh) {
+  if (mesh.size() == 1 || is_parallelized_module_running()) return;
+  style_ran_outside = true;
+  check_belongs_to_a_module();
 }
 
-at::Tensor distributed_dropout_input(const at::Tensor& t, const char* op) {
-  const auto origin = dropout_origin(t, op);
+void note_local_tensor(const at::Tensor& local, const Placement& placement) {
+  if (!placement.is_sharded() || local.grad_fn()) return;
+  had_shard_without_history = true;
+  if (compiling()) trace_with_such_a_shard = CompilingScope::serial();
+}
+
+at::Tensor distributed_dropout_input(const at::Tensor& t, const char* op, const DeviceMesh& mesh) {
+  const auto origin = dropout_origin(t, op, mesh);
   return origin ? as_dtensor(t, origin->mesh, placed_like_origin(op, t, *origin)) : at::Tensor();
 }
 

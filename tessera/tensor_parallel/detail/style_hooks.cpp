@@ -71,6 +71,7 @@ at::Tensor from_local(const at::Tensor& t, const DeviceMesh& mesh, const LayoutC
 
 at::Tensor prepare(const at::Tensor& t, const DeviceMesh& mesh, const LayoutChange& change) {
   if (!t.defined()) return t;
+  note_style_runs(mesh);
   auto moved = is_dtensor(t) ? t : from_local(t, mesh, change);
   const DTensor dtensor(moved);
   TESSERA_CHECK(dtensor.device_mesh() == mesh, UsageError, "the ", change.what, in_module(), " is on ",
@@ -219,8 +220,7 @@ void attach_style_hooks(Module& module, const DeviceMesh& mesh, const ModulePlan
 void attach_dropout_hooks(Module& module, const DeviceMesh& mesh) {
   register_around_hook(module, [mesh](Module&, const Tensors& inputs, const ForwardCall& forward) {
     if (is_dtensor(inputs[0])) return forward(inputs);
-    auto input = distributed_dropout_input(inputs[0], "nn::Dropout");
-    if (!input.defined()) input = DTensor::from_local(inputs[0], mesh);
+    const auto input = distributed_dropout_input(inputs[0], "nn::Dropout", mesh);
     return Tensors{DTensor(forward({input})[0]).to_local()};
   });
 }

@@ -62,13 +62,25 @@ std::optional<MarkedNumber> find_number_mark(double value) {
   return MarkedNumber{static_cast<size_t>(bits & kIndex), (bits & kSign) != 0};
 }
 
+bool NumberProbe::is_possible() {
+#ifdef __GLIBC__
+  return (fegetexcept() & FE_INVALID) == 0;
+#else
+  return true;
+#endif
+}
+
 NumberProbe::NumberProbe() {
   probe() = {};
+  std::fegetexceptflag(&flags_, FE_INVALID);
   callback_ =
       at::addThreadLocalCallback(at::RecordFunctionCallback(before_op, after_op).scopes({at::RecordScope::FUNCTION}));
   std::feclearexcept(FE_INVALID);
 }
-NumberProbe::~NumberProbe() { at::removeCallback(callback_); }
+NumberProbe::~NumberProbe() {
+  at::removeCallback(callback_);
+  std::fesetexceptflag(&flags_, FE_INVALID);
+}
 
 bool NumberProbe::host_has_read() const { return probe().host_has_read || std::fetestexcept(FE_INVALID) != 0; }
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <cfenv>
 #include <cstddef>
 #include <optional>
 #include <vector>
@@ -27,6 +28,8 @@ std::optional<MarkedNumber> find_number_mark(double value);
 // While alive, watches whether host code of this thread reads a mark.
 class NumberProbe {
  public:
+  // False if the program has asked for a signal at FE_INVALID (feenableexcept): marks would end it.
+  static bool is_possible();
   NumberProbe();
   ~NumberProbe();
   NumberProbe(const NumberProbe&) = delete;
@@ -35,6 +38,7 @@ class NumberProbe {
 
  private:
   unsigned long callback_;
+  std::fexcept_t flags_{};  // before
 };
 
 // The live numbers of the step that this thread traces.

@@ -25,6 +25,7 @@ void check_allowed_values(const TrainConfig& c) {
        std::vector<AllowedValues>{{"data.last_batch", c.data.last_batch, {"drop", "pad"}},
                                   {"training.precision", c.training.precision, {"fp32", "bf16", "fp16"}},
                                   {"training.device", c.training.device, {"cpu", "cuda"}},
+                                  {"training.numerics", c.training.numerics, {"default", "invariant"}},
                                   {"optimizer.schedule", c.optimizer.schedule, {"constant", "cosine", "linear", "wsd"}},
                                   {"parallel.context_method", c.parallel.context_method, {"ring", "ulysses"}},
                                   {"parallel.context_rotate", c.parallel.context_rotate, {"allgather", "alltoall"}},
@@ -93,8 +94,9 @@ void check_pipeline(const TrainConfig& c, const MeshShape& mesh) {
   TESSERA_CHECK(c.training.accumulate == 1, UsageError, "training.accumulate is ", c.training.accumulate,
                 ", but mesh '", p.mesh, "' has an axis pp, whose microbatches accumulate; use --microbatches ",
                 c.training.accumulate * pp, " and remove --accumulate");
-  TESSERA_CHECK(!c.training.compile, UsageError, "training.compile is set, but mesh '", p.mesh,
-                "' has an axis pp: pipeline schedules run eagerly; remove --compile");
+  TESSERA_CHECK(!c.training.compile || !has_name(mesh, "fsdp"), UsageError, "training.compile is set, but mesh '",
+                p.mesh, "' has the axes pp and fsdp (and so has bf16 and fp16): stages of fsdp run eagerly; use dp in ",
+                "place of fsdp, or remove --compile");
   TESSERA_CHECK(p.pipeline_stages % pp == 0, UsageError, "parallel.pipeline_stages is ", p.pipeline_stages,
                 ", which is not divisible by pp=", pp, "; use ", pp, " or ", 2 * pp);
   const auto shape = pipeline_shape(c, mesh);
@@ -153,6 +155,31 @@ void check_experts(const TrainConfig& c, const MeshShape& mesh) {
                 " experts, which are not divisible by ep=", ep, "; use ep of ", divisors(experts));
   TESSERA_CHECK(!c.training.compile, UsageError, "training.compile is set, but mesh '", c.parallel.mesh,
                 "' has an axis ep, which the compiler does not support; remove --compile");
+}
+
+// What has no invariant form is refused by name.
+void check_numerics(const TrainConfig& c, const MeshShape& mesh) {
+  if (c.training.numerics != "invariant") return;
+  const auto refuse = [](bool is_set, const std::string& what, const char* instead) {
+    TESSERA_CHECK(!is_set, UsageError, "training.numerics is invariant, which does not cover ", what, "; ", instead);
+  };
+  for (const char* axis : {"pp", "cp"})
+    refuse(extent(mesh, axis) > 1, c10::str("the axis ", axis, " of mesh '", c.parallel.mesh, "'"),
+           "use the axes dp, fsdp and tp");
+  const auto model = model_config(c.model);
+  const auto* gpt = std::get_if<models::GPT2Config>(&model);
+  refuse(!gpt && std::get<models::LlamaConfig>(model).moe.n_experts > 0, "a mixture of experts", "use a dense model");
+  refuse(gpt && gpt->dropout > 0, "dropout", "use --model.dropout 0");
+  refuse(c.training.precision != "fp32", "--precision " + c.training.precision, "use fp32");
+  refuse(c.training.device != "cpu", "--device " + c.training.device, "use cpu");
+  refuse(c.training.compile, "--compile", "remove it");
+  const int64_t shards = c.training.virtual_shards, data_ranks = extent(mesh, "dp") * extent(mesh, "fsdp");
+  TESSERA_CHECK(c.training.batch % shards == 0, UsageError, "a batch of ", c.training.batch,
+                " samples is not divisible by ", shards, " virtual shards; use --batch ",
+                (c.training.batch + shards - 1) / shards * shards, " or --virtual-shards of ",
+                divisors(c.training.batch));
+  TESSERA_CHECK(shards % data_ranks == 0, UsageError, shards, " virtual shards are not divisible by ", data_ranks,
+                " data-parallel ranks; use dp x fsdp of ", divisors(shards));
 }
 
 void set_if_positive(int64_t& field, int64_t value) {
@@ -311,6 +338,7 @@ void check(const TrainConfig& c, int64_t ranks) {
   check_pipeline(c, mesh);
   check_context(c, mesh);
   check_experts(c, mesh);
+  check_numerics(c, mesh);
 }
 
 }  // namespace tessera::train

@@ -111,6 +111,14 @@ void visit_options(Config& c, F f) {
   f({"training.activation_checkpoint", "--activation-checkpoint", "Recompute each block in backward to save memory"},
     c.training.activation_checkpoint);
   f({"training.compile", "--compile", "Compile the training step"}, c.training.compile);
+  f({"training.numerics", "--numerics",
+     "default, or invariant: losses and weights have the same bits on every mesh, with any --accumulate"},
+    c.training.numerics);
+  f({"training.virtual_shards",
+     "--virtual-shards",
+     "Virtual shards of a batch under invariant numerics; the data-parallel ranks divide them, and they the batch",
+     {{1, 1 << 20}}},
+    c.training.virtual_shards);
   f({"training.seed", "--seed", "Random seed of weights and data order"}, c.training.seed);
   f({"training.device", "--device", "Device: cpu or cuda"}, c.training.device);
 

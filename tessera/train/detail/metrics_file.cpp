@@ -2,9 +2,11 @@
 
 #include "tessera/base/detail/json.h"
 #include "tessera/base/error.h"
+#include "tessera/train/config.h"
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <sstream>
 
@@ -87,6 +89,27 @@ MetricsFile::MetricsFile(const std::string& path, int64_t resumed_step)
 void MetricsFile::on_eval(const EvalMetrics& metrics) {
   if (metrics.step > last_eval_) file_.append(json_line(metrics) + "\n");
   last_eval_ = std::max(last_eval_, metrics.step);
+}
+
+namespace {
+
+// Removes the lines after a step, and an incomplete last line. Returns whether lines are kept.
+bool keep_losses(const std::string& path, int64_t last_step) {
+  if (last_step == 0 || !std::filesystem::exists(path)) return false;
+  std::istringstream all(read_text_file(path, "the losses"));
+  std::string kept;
+  for (std::string line; std::getline(all, line) && !all.eof();)
+    if (std::atoll(line.c_str()) <= last_step) kept += line + "\n";
+  write_text_file(path, kept);
+  return true;
+}
+
+}  // namespace
+
+LossFile::LossFile(const std::string& path, int64_t resumed_step) : file_(path, keep_losses(path, resumed_step)) {}
+
+void LossFile::on_step(const StepMetrics& m) {
+  file_.append(option_text(m.step) + " " + option_text(m.loss) + " " + option_text(m.grad_norm) + "\n");
 }
 
 }  // namespace tessera::train

@@ -24,4 +24,16 @@ class MetricsFile final : public MetricsSink {
   AppendedFile file_;
 };
 
+// Writes losses.txt: a line "STEP LOSS GRAD_NORM" per step, with the fewest digits that read back exactly. Under
+// invariant numerics the file has the same bytes on every mesh.
+class LossFile final : public MetricsSink {
+ public:
+  // As MetricsFile.
+  explicit LossFile(const std::string& path, int64_t resumed_step = 0);
+  void on_step(const StepMetrics& metrics) override;
+
+ private:
+  AppendedFile file_;
+};
+
 }  // namespace tessera::train

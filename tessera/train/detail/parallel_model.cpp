@@ -1,5 +1,6 @@
 #include "tessera/train/detail/parallel_model.h"
 
+#include "tessera/compile/api/options.h"
 #include "tessera/data_parallel/fsdp/fully_shard.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
@@ -100,7 +101,10 @@ ParallelModel::ParallelModel(const TrainConfig& config, DeviceMesh mesh, Init in
   at::manual_seed(config.training.seed + static_cast<uint64_t>(data_rank() + stage_rank * data_ranks()));
   const c10::Device device(config.training.device);
   if (!has_stages()) materialize(root, device);
-  for (const auto& stage : stages_) materialize(stage.module(), device);
+  for (auto& stage : stages_) {
+    materialize(stage.module(), device);
+    if (config.training.compile) pipelining::compile_stage(stage, {.captures = Captures::None});
+  }
   if (has_stages())
     schedule_ = std::make_shared<pipelining::PipelineSchedule>(
         config.parallel.pipeline_schedule, stages_, microbatches_,
@@ -163,6 +167,13 @@ int64_t ParallelModel::data_rank() const {
   for (const auto& axis : kRowAxes)
     if (has_axis(axis)) rank = rank * mesh_.size(axis) + mesh_.get_local_rank(axis);
   return rank;
+}
+
+DeviceMesh ParallelModel::data_mesh() const {
+  std::vector<std::string> axes;
+  for (const auto& axis : kRowAxes)
+    if (has_axis(axis)) axes.push_back(axis);
+  return axes.empty() ? DeviceMesh() : mesh_[axes];
 }
 
 int64_t ParallelModel::loss_ranks() const { return data_ranks() * (has_axis("cp") ? mesh_.size("cp") : 1); }

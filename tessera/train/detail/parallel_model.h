@@ -44,9 +44,10 @@ class ParallelModel {
   const DeviceMesh& expert_mesh() const { return expert_mesh_; }
 
   bool has_axis(const std::string& name) const;
-  int64_t data_ranks() const;  // number of ranks with different rows (dp x fsdp)
-  int64_t data_rank() const;   // index of this rank among them
-  int64_t loss_ranks() const;  // number of ranks with different tokens (dp x fsdp x cp)
+  int64_t data_ranks() const;    // number of ranks with different rows (dp x fsdp)
+  int64_t data_rank() const;     // index of this rank among them
+  int64_t loss_ranks() const;    // number of ranks with different tokens (dp x fsdp x cp)
+  DeviceMesh data_mesh() const;  // the axes dp and fsdp; without state if the mesh has neither
   // Sums over the ranks with different tokens, in place. No communication if there is one.
   void sum_over_data(at::Tensor& values) const;
   // The values of all ranks with different tokens. One collective per axis, as sum_over_data().

@@ -1,13 +1,16 @@
 #include "tessera/train/detail/train_step.h"
 
 #include "tessera/compile/api/compile.h"
+#include "tessera/data_parallel/virtual_shards.h"
 #include "tessera/dtensor/detail/full_tensor_or_self.h"
 #include "tessera/models/loss.h"
+#include "tessera/numerics/numerics.h"
 #include "tessera/optim/clip_grad.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <limits>
@@ -21,6 +24,8 @@ struct TrainStep::State {
   int64_t accumulate;
   double clip;
   int64_t microbatches;  // of the pipeline or of accumulation
+  Numerics numerics = Numerics::Strict;  // eager steps
+  std::unique_ptr<VirtualShards> shards = {};  // with Numerics::Invariant
 };
 
 namespace {
@@ -41,6 +46,26 @@ at::Tensor accumulate_gradients(TrainStep::State& state, Model& model, const at:
   }
   state.model.reduce_gradients();
   return total;
+}
+
+// The same with invariant numerics: virtual shards take the place of accumulation. Returns the loss of the global
+// batch.
+template <class Model>
+at::Tensor accumulate_virtual_shards(TrainStep::State& state, Model& model, const at::Tensor& input,
+                                     const at::Tensor& target, const at::Tensor& scale) {
+  auto& shards = *state.shards;
+  model->zero_grad();
+  std::vector<at::Tensor> losses;
+  for (int64_t i = 0; i < shards.local_count(); i++) {
+    const LossParallel loss_parallel;
+    const auto sum = models::loss_sum(model(shards.rows(input, i)), shards.rows(target, i));
+    const auto loss = tessera::detail::full_tensor_or_self(sum) * scale;
+    loss.backward();
+    shards.add_gradients();
+    losses.push_back(loss.detach());
+  }
+  shards.reduce_gradients();
+  return shards.sum(at::stack(losses));
 }
 
 // The same through the stages of a pipeline, whose microbatches take the place of accumulation.
@@ -90,12 +115,18 @@ TrainStep::TrainStep(const TrainConfig& config, ParallelModel& model, optim::Ada
     };
     return;
   }
+  if (config.training.numerics == "invariant") {
+    state_->numerics = Numerics::Invariant;
+    state_->shards = std::make_unique<VirtualShards>(model.module(), model.data_mesh(), config.training.virtual_shards);
+    model.set_gradient_sync(false);
+  }
   std::visit(
       [&](auto& holder) {
         using Model = std::remove_reference_t<decltype(holder)>;
         const auto eager = [state = state_](Model& model, const at::Tensor& input, const at::Tensor& target,
                                             const at::Tensor& scale) {
-          return accumulate_gradients<Model>(*state, model, input, target, scale);
+          const auto accumulate = state->shards ? accumulate_virtual_shards<Model> : accumulate_gradients<Model>;
+          return accumulate(*state, model, input, target, scale);
         };
         const auto bind = [&](auto step) {
           run_ = [holder, step](const at::Tensor& input, const at::Tensor& target, const at::Tensor& scale) mutable {
@@ -117,7 +148,10 @@ TrainStep::~TrainStep() = default;
 
 StepResult TrainStep::forward_backward(const at::Tensor& input, const at::Tensor& target, int64_t counted) {
   auto& state = *state_;
-  const double scale = static_cast<double>(state.model.loss_ranks()) / static_cast<double>(counted);
+  // Virtual shards are summed, not averaged over ranks.
+  const auto loss_ranks = state.shards ? 1 : state.model.loss_ranks();
+  const double scale = static_cast<double>(loss_ranks) / static_cast<double>(counted);
+  const NumericsScope numerics(state.numerics);
   set_aux_loss_scale(state);
   // Backward may recompute attention, so the scope includes it.
   const auto context = state.model.context_scope();
@@ -133,6 +167,7 @@ StepResult TrainStep::forward_backward(const at::Tensor& input, const at::Tensor
 }
 
 void TrainStep::update() {
+  const NumericsScope numerics(state_->numerics);
   state_->scaler.step(state_->optimizer);
   state_->scaler.update();
 }

@@ -12,7 +12,7 @@ namespace tessera::train {
 
 struct StepResult {
   // Of this rank, scaled so that the mean over the ranks with different tokens is the global mean. With pipeline
-  // stages: 0 on ranks without the last one.
+  // stages: 0 on ranks without the last one. With invariant numerics: the global mean.
   at::Tensor loss;
   at::Tensor grad_norm;  // before clipping; the same on every rank
 };

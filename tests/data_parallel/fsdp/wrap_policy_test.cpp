@@ -1,4 +1,4 @@
-#include "tessera/data_parallel/fsdp/wrap_policy.h"
+#include "tessera/data_parallel/fsdp/detail/api/wrap_policy.h"
 
 #include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/optim/sgd.h"

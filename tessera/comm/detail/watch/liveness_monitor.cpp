@@ -2,14 +2,12 @@
 
 #include "tessera/base/error.h"
 #include "tessera/base/error_file.h"
-#include "tessera/comm/detail/watch/process_status.h"
 #include "tessera/comm/detail/watch/store_wait.h"
 
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
-#include <optional>
 
 namespace tessera::comm::watch {
 namespace {
@@ -17,7 +15,6 @@ namespace {
 constexpr std::chrono::milliseconds kHeartbeatInterval(100);
 // Counted in own heartbeats, not in seconds: if the entire job is stopped (^Z) and continued, no heartbeat is missed.
 constexpr int kMissedBeforeCheck = 2;                     // then the monitor checks the process
-constexpr int kStoppedBeforeLost = 30;                    // then a stopped process counts as lost
 constexpr std::chrono::milliseconds kDetectionTime(900);  // upper bound for the detection of a process that has ended
 constexpr uint64_t kStorePollInterval = 4;                // in heartbeats
 
@@ -30,15 +27,12 @@ uint64_t hash_of(const std::string& key) { return std::max<uint64_t>(1, std::has
 // Opens the table that the first rank of this machine creates. Until then only the process of that rank can be checked.
 std::shared_ptr<RankStatusTable> open_status_table(c10d::Store& store, const std::string& key, int ranks,
                                                    int64_t leader, pid_t pid, std::chrono::milliseconds timeout) {
-  std::optional<std::chrono::steady_clock::time_point> stopped_since;
+  StoppedTime stopped;
   const auto find_lost = [&]() -> std::string {
     const ProcessStatus process = process_status(pid);
     const std::string name = c10::str("rank ", leader, " (pid ", pid, ") ");
     if (!process.alive) return name + "has died before it created the rank status table";
-    const auto now = std::chrono::steady_clock::now();
-    if (!process.stopped) stopped_since.reset();
-    if (process.stopped && !stopped_since) stopped_since = now;
-    const bool lost = stopped_since && now - *stopped_since >= kStoppedBeforeLost * kHeartbeatInterval;
+    const bool lost = stopped.update(process.stopped, StoppedTime::Clock::now());
     return lost ? name + "is stopped by a signal (SIGSTOP or ^Z)" : "";
   };
   const auto lost = [&] {
@@ -181,7 +175,8 @@ std::string LivenessMonitor::check_peer(Peer& peer) {
   if (state == RankState::Left) return "";
   const uint64_t heartbeats = table_->heartbeats(peer.local_rank);
   if (heartbeats != std::exchange(peer.heartbeats, heartbeats)) {
-    peer.missed = peer.stopped = 0;
+    peer.missed = 0;
+    peer.stopped = {};
     return "";
   }
   if (++peer.missed < kMissedBeforeCheck) return "";
@@ -193,8 +188,7 @@ std::string LivenessMonitor::check_peer(Peer& peer) {
     if (last == RankState::Left) return "";
     return c10::str("rank ", peer.rank, " (pid ", peer.pid, ") has died: killed, crashed, or ended without destroy()");
   }
-  peer.stopped = process.stopped ? peer.stopped + 1 : 0;
-  if (peer.stopped < kStoppedBeforeLost) return "";
+  if (!peer.stopped.update(process.stopped, StoppedTime::Clock::now())) return "";
   return c10::str("rank ", peer.rank, " (pid ", peer.pid, ") is stopped by a signal (SIGSTOP or ^Z)");
 }
 

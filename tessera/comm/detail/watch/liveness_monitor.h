@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/comm/detail/hosts.h"
 #include "tessera/comm/detail/watch/last_collective_recorder.h"
+#include "tessera/comm/detail/watch/process_status.h"
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -16,7 +17,7 @@
 //
 //   heartbeats arrive                           alive, however long its main thread is busy
 //   no heartbeats, the process has ended        lost within half a second, unless it had called destroy()
-//   no heartbeats, the process is stopped       lost after three seconds
+//   no heartbeats, the process is stopped       lost after kStoppedBeforeLost
 //   no heartbeats, the process runs             alive: the machine is overloaded
 //   the rank has reported a failure             lost, with the reported message
 //
@@ -54,8 +55,8 @@ class LivenessMonitor {
     int local_rank = 0;
     pid_t pid = 0;
     uint64_t heartbeats = 0;
-    int missed = 0;   // own heartbeats since the last heartbeat of the peer
-    int stopped = 0;  // how many of these found the process stopped
+    int missed = 0;  // own heartbeats since the last heartbeat of the peer
+    StoppedTime stopped = {};
   };
   struct MonitoredGroup {
     std::string name;

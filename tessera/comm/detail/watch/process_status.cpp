@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <sstream>
 
 namespace tessera::comm::watch {
@@ -29,6 +30,14 @@ ProcessStatus process_status(pid_t pid) {
   found.alive = state != "Z" && state != "X";
   found.stopped = state == "T";
   return found;
+}
+
+bool StoppedTime::update(bool stopped, Clock::time_point now) {
+  constexpr std::chrono::nanoseconds kLongestPause = std::chrono::milliseconds(500);
+  const bool was_stopped = last_ != Clock::time_point();
+  total_ = stopped && was_stopped ? total_ + std::min(now - last_, kLongestPause) : std::chrono::nanoseconds(0);
+  last_ = stopped ? now : Clock::time_point();
+  return total_ >= kStoppedBeforeLost;
 }
 
 }  // namespace tessera::comm::watch

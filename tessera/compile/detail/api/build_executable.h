@@ -8,7 +8,7 @@
 namespace tessera::compiler {
 
 // The last stages of compilation: passes, lowering, executable.
-//   name              of the program in reports: "step", "forward", "backward"
+//   name              of the program in reports: "step", "forward", "backward", "backward_weights"
 //   report            the entries of all passes are appended
 //   bind              gives the storages of the lowered program, by buffer (see Executable)
 //   before_lowering   if not null, gets the program after the passes

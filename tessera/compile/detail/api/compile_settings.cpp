@@ -36,7 +36,8 @@ CompileOptions merge_options(const CompileOptions& a, const CompileOptions& b) {
           first(a.recompile_limit, b.recompile_limit),
           first(a.captures, b.captures),
           first(a.agree, b.agree),
-          first(a.numerics, b.numerics)};
+          first(a.numerics, b.numerics),
+          first(a.split_backward, b.split_backward)};
 }
 
 Numerics default_numerics() {
@@ -73,7 +74,11 @@ Settings settings_from(const CompileOptions& options) {
                     all.recompile_limit.value_or(64),
                     all.agree.value_or(Agree::OnError) == Agree::EveryCall,
                     all.numerics.value_or(default_numerics()),
+                    all.split_backward.value_or(false),
                     all.captures.value_or(Captures::Checked) == Captures::None};
+  TESSERA_CHECK(settings.numerics != Numerics::Invariant, UsageError,
+                "compile: Numerics::Invariant has no compiled form yet; open a NumericsScope and call the step without "
+                "compile()");
   if (!all.trace && setting_is_set("TESSERA_TRACE_DIR")) settings.trace = trace_into(setting("TESSERA_TRACE_DIR"));
   for (const auto& pass : all.passes ? *all.passes : default_passes())
     if (settings.reorder || !pass.reorders) settings.passes.push_back(pass);

@@ -25,6 +25,7 @@ struct Settings {
   size_t recompile_limit;
   bool agree_every_call;
   Numerics numerics;
+  bool split_backward;
   bool captures_none;                   // the user says that the function captures nothing that changes
   bool has_captures = false;            // the function captures variables
   std::string recompiled_because = {};  // for the compile trace; set for one compilation

@@ -60,6 +60,12 @@ uint64_t hash_of_hooks(const HookPoint* point) {
   return count == 0 ? 0 : hash;
 }
 
+// Do both belong to one owner? Unlike an address, an owner is not reused while a weak pointer exists.
+template <class A, class B>
+bool same_owner(const A& a, const B& b) {
+  return !a.owner_before(b) && !b.owner_before(a);
+}
+
 // The two words of a shared_ptr: the object, and the block with its counts.
 struct SharedWords {
   const char *object, *counts;
@@ -88,7 +94,8 @@ CallArguments::ModuleObject ModuleGuard::object_of(const std::shared_ptr<torch::
 #endif
 }
 
-ModuleGuard::ModuleGuard(const torch::nn::Module& root, CallArguments::ModuleObject object) {
+ModuleGuard::ModuleGuard(const torch::nn::Module& root, CallArguments::ModuleObject object)
+    : root_(root.weak_from_this()), root_type_(&typeid(root)) {
   add(root, object, "");
   for (const auto& each : members_)
     if (each.of_own_class && points_to_unseen_memory(each)) complete_ = false;
@@ -97,7 +104,7 @@ ModuleGuard::ModuleGuard(const torch::nn::Module& root, CallArguments::ModuleObj
 // The members before and after the torch::nn::Module part of the object. The first ones after it can be in the padding
 // behind its last member, is_training_.
 void ModuleGuard::add_object(const torch::nn::Module& module, CallArguments::ModuleObject object,
-                             const std::string& name) {
+                             const std::string& name, bool of_own_class) {
   if (object.size == 0) {
     complete_ = false;
     return;
@@ -105,8 +112,8 @@ void ModuleGuard::add_object(const torch::nn::Module& module, CallArguments::Mod
   const auto* begin = static_cast<const char*>(object.begin);
   const auto* base = reinterpret_cast<const char*>(&module);
   const auto* base_end = reinterpret_cast<const char*>(&(module.*member_of(TrainingFlagOf()))) + 1;
-  add_members(begin, static_cast<size_t>(base - begin), name, true);
-  add_members(base_end, static_cast<size_t>(begin + object.size - base_end), name, true);
+  add_members(begin, static_cast<size_t>(base - begin), name, of_own_class);
+  add_members(base_end, static_cast<size_t>(begin + object.size - base_end), name, of_own_class);
 }
 
 // Does a word of the members look like a pointer to memory that the guard does not contain? Known are the object
@@ -146,15 +153,11 @@ void ModuleGuard::add(const torch::nn::Module& module, CallArguments::ModuleObje
   const auto& children = children_of(module);
   entries_.push_back({&module, name, module.is_training(), hook_point, hash_of_hooks(hook_point), children.size(),
                       parameters.size() + buffers.size()});
-  for (const auto& item : children) children_.push_back(item.value().get());
+  for (const auto& item : children) children_.push_back(item.value());
   for (const auto& item : parameters) tensors_.emplace_back(item.value(), TensorGuard(item.value()));
   for (const auto& item : buffers) tensors_.emplace_back(item.value(), TensorGuard(item.value()));
-  const void* options = nullptr;
-  size_t size = 0;
-  if (!find_torch_options(module, options, size))
-    add_object(module, object, name);
-  else if (options)
-    add_members(options, size, name, false);
+  const auto torch_members = find_torch_members(module);
+  add_object(module, torch_members.size ? torch_members : object, name, !torch_members.size);
   for (const auto& item : children)
     if (item.value()) add(*item.value(), object_of(item.value()), name.empty() ? item.key() : name + "." + item.key());
 }
@@ -186,7 +189,8 @@ bool ModuleGuard::holds(const torch::nn::Module& root, std::string* why) const {
     if (why) *why = (entry.name.empty() ? "the module" : "module " + entry.name) + what;
     return false;
   };
-  if (&root != entries_.front().module) return fails(entries_.front(), " is another object");
+  if (&root != entries_.front().module || !same_owner(root_, root.weak_from_this()) || typeid(root) != *root_type_)
+    return fails(entries_.front(), " is another object");
   auto child = children_.begin();
   auto tensor = tensors_.begin();
   // Children and tensors are listed in pre-order, as the entries: those of an entry come before those of its
@@ -199,7 +203,7 @@ bool ModuleGuard::holds(const torch::nn::Module& root, std::string* why) const {
     const auto& children = children_of(module);
     if (children.size() != entry.children) return fails(entry, " has other submodules");
     for (const auto& item : children)
-      if (item.value().get() != *child++) return fails(entry, "." + item.key() + " was replaced");
+      if (!same_owner(item.value(), *child++)) return fails(entry, "." + item.key() + " was replaced");
     const auto &parameters = parameters_of(module), &buffers = buffers_of(module);
     if (parameters.size() + buffers.size() != entry.tensors) return fails(entry, " has other parameters or buffers");
     for (const auto* dict : {&parameters, &buffers})

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <string>
+#include <typeinfo>
 #include <vector>
 
 namespace tessera {
@@ -15,14 +16,14 @@ class HookPoint;
 namespace tessera::compiler {
 
 // The state of a module tree that a program is specialized for, as one flat table:
-//   the tree                  which submodules, parameters and buffers each module has registered
+//   the tree                  which submodules, parameters and buffers each module has registered. Weak pointers tell a
+//                             submodule from a later one at the same address
 //   parameters and buffers    identity and TensorGuard. The table holds them, so an address is never reused.
 //   modes                     train or eval
 //   hooks                     module hooks of Holders
-//   members                   the options of LibTorch's modules; for other classes, all bytes of the object outside of
-//                             its torch::nn::Module part
-// is_complete() is false if members can change unseen: elements of a std::vector, a long string, what a pointer points
-// to, or an object whose size is unknown because make_shared did not create it.
+//   members                   all bytes of the object outside of its torch::nn::Module part
+// is_complete() is false if members of your classes can change unseen: elements of a std::vector, a long string, what a
+// pointer points to, or an object whose size is unknown because make_shared did not create it.
 class ModuleGuard {
  public:
   ModuleGuard(const torch::nn::Module& root, CallArguments::ModuleObject object);
@@ -46,24 +47,27 @@ class ModuleGuard {
   struct Members {
     const char* begin;
     std::string bytes, name;
-    bool of_own_class;               // not the options of a class of LibTorch
+    bool of_own_class;               // not a class of LibTorch
     std::vector<bool> ignored = {};  // by byte; empty: none
     bool hold() const;
   };
+  using WeakModule = std::weak_ptr<const torch::nn::Module>;
   void add(const torch::nn::Module& module, CallArguments::ModuleObject object, const std::string& name);
   void add_members(const void* begin, size_t size, const std::string& name, bool of_own_class);
-  void add_object(const torch::nn::Module& module, CallArguments::ModuleObject object, const std::string& name);
+  void add_object(const torch::nn::Module& module, CallArguments::ModuleObject object, const std::string& name,
+                  bool of_own_class);
   bool points_to_unseen_memory(const Members& members) const;
 
   std::vector<Entry> entries_;  // pre-order: a submodule is looked at only if its parent still has it
-  std::vector<const torch::nn::Module*> children_;
+  WeakModule root_;             // empty: no shared_ptr owns it
+  const std::type_info* root_type_;
+  std::vector<WeakModule> children_;
   std::vector<std::pair<at::Tensor, TensorGuard>> tensors_;
   std::vector<Members> members_;
   bool complete_ = true;
 };
 
-// The options of a module that has a class of torch::nn: begin and size of its member `options`. {nullptr, 0} if the
-// class has none. Returns false for other classes.
-bool find_torch_options(const torch::nn::Module& module, const void*& begin, size_t& size);
+// The bytes of a module that has a class of torch::nn, without its hooks. The size is 0 for other classes.
+CallArguments::ModuleObject find_torch_members(const torch::nn::Module& module);
 
 }  // namespace tessera::compiler

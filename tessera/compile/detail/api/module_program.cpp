@@ -4,6 +4,7 @@
 #include "tessera/base/error.h"
 #include "tessera/compile/detail/api/build_executable.h"
 #include "tessera/compile/detail/backward/compiled_node.h"
+#include "tessera/compile/detail/ir/split_by_outputs.h"
 #include "tessera/compile/detail/trace/local_tensors.h"
 
 #include <ATen/core/grad_mode.h>
@@ -11,6 +12,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
@@ -144,10 +146,41 @@ void ModuleProgram::build_backward(SplitProgram& split, const Tracer::Result& tr
       if (traced.storages[b].unsafeGetStorageImpl() == gradient.storage().unsafeGetStorageImpl())
         backward->gradient_buffers.push_back(static_cast<int32_t>(b));
   backward->result_order = outputs_by_node(split.second);
-  backward->executable = build_executable(
-      std::move(split.second), "backward", settings, report_,
-      [&](const Program& program) { return shared_storages(program, traced.storages); }, &backward->before_lowering);
+  auto rest = split_off_weights(split.second, *backward, settings);
+  const auto build = [&](BackwardProgram& of, Program program, const char* name) {
+    of.executable = build_executable(
+        std::move(program), name, settings, report_,
+        [&](const Program& lowered) { return shared_storages(lowered, traced.storages); }, &of.before_lowering);
+  };
+  build(*backward, std::move(split.second), "backward");
+  if (backward->weights) build(*backward->weights, std::move(rest), "backward_weights");
   backward_ = std::move(backward);
+}
+
+// With split_backward: `program` becomes the part for the arguments. Returns the part for the parameters.
+Program ModuleProgram::split_off_weights(Program& program, BackwardProgram& backward, const Settings& settings) const {
+  const auto parameters = recorded_.differentiated_parameters.size();
+  if (!settings.split_backward || parameters == 0 || recorded_.differentiated_arguments.empty()) return {};
+  std::vector<char> of_argument(program.outputs.size(), 0);
+  std::fill(of_argument.begin() + static_cast<ptrdiff_t>(parameters), of_argument.end(), 1);
+  auto parts = split_by_outputs(std::move(program), of_argument);
+  auto weights = std::make_shared<BackwardProgram>();
+  weights->gradient_buffers = backward.gradient_buffers;
+  weights->gradient_types = backward.gradient_types;
+  weights->gradient_specs = backward.gradient_specs;
+  weights->saved_buffers = parts.saved;
+  weights->saved_offsets.assign(parts.saved.size(), 0);
+  weights->saved_by_forward = parts.saved.size() + backward.saved_by_forward;
+  const auto append = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+  append(weights->saved_buffers, backward.saved_buffers);
+  append(weights->saved_offsets, backward.saved_offsets);
+  const auto boundary = backward.result_specs.begin() + static_cast<ptrdiff_t>(parameters);
+  weights->result_specs.assign(backward.result_specs.begin(), boundary);
+  backward.result_specs.erase(backward.result_specs.begin(), boundary);
+  backward.result_specs.resize(backward.result_specs.size() + parts.saved.size());
+  backward.weights = std::move(weights);
+  program = std::move(parts.first);
+  return std::move(parts.second);
 }
 
 std::function<void()> ModuleProgram::keep_collected() {
@@ -184,6 +217,11 @@ Returned ModuleProgram::run(const CallArguments& arguments) {
 
 // returned <- CompiledNode <- one DeliverNode per result <- the parameter or argument
 void ModuleProgram::add_autograd_node(Tensors& returned, Tensors saved, const CallArguments& arguments) const {
+  // A write into a result changes the saved tensor with the same memory.
+  for (const auto& t : saved)
+    for (const auto& result : returned)
+      if (result.defined() && t.is_alias_of(local_or_self(result)))
+        torch::autograd::impl::set_version_counter(t, torch::autograd::impl::version_counter(result));
   for (const auto buffer : saved_inputs_) saved.push_back(backward_bindings_.tensor_of(buffer, arguments));
   const auto inputs = differentiated(arguments);
   torch::autograd::edge_list edges;

@@ -2,6 +2,7 @@
 #include "tessera/compile/detail/api/traced_program.h"
 #include "tessera/compile/detail/backward/backward_program.h"
 #include "tessera/compile/detail/ir/split_forward_backward.h"
+#include "tessera/compile/detail/replay/one_caller.h"
 
 #include <memory>
 #include <vector>
@@ -39,6 +40,7 @@ class ModuleProgram final : public TracedProgram {
                        const Tensors& root_gradients);
   void build_backward(SplitProgram& split, const Tracer::Result& traced, const CallArguments& arguments,
                       const Settings& settings);
+  Program split_off_weights(Program& program, BackwardProgram& backward, const Settings& settings) const;
   void add_autograd_node(Tensors& returned, Tensors saved, const CallArguments& arguments) const;
   Tensors differentiated(const CallArguments& arguments) const;
   CheckedTensors checked_tensors(const CallArguments& arguments, const Tensors& returned, bool exact) const;
@@ -57,10 +59,12 @@ class ModuleCache {
   CallResult call(const CallArguments& arguments, const TracedFunction& forward);
   size_t size() const { return programs_.programs().size(); }
   const std::vector<std::string>& recompiles() const { return programs_.recompiles(); }
+  OneCaller& caller() { return caller_; }
 
  private:
   Settings settings_;
   FunctionCache<ModuleProgram> programs_;
+  OneCaller caller_;
 };
 
 }  // namespace tessera::compiler

@@ -303,6 +303,11 @@ CallResult StepCache::call(CallArguments arguments, const TracedFunction& step) 
                          .before_compile = [&] { before_compile(arguments); }});
 }
 
+void StepCache::refuse_or_warn(const std::string& reason) {
+  TESSERA_CHECK(settings_.backend == "eager" || !settings_.fullgraph, UsageError, reason);
+  if (refused_.insert(reason).second) TORCH_WARN("the step falls back to eager: ", reason);
+}
+
 void StepCache::before_compile(const CallArguments& arguments) {
   if (settings_.parallel_mode && partitioned_ != arguments.modules.at(0)) {
     partition_parameters(*settings_.parallel_mode, arguments);

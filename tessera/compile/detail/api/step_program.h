@@ -1,7 +1,9 @@
 #pragma once
 #include "tessera/compile/detail/api/traced_program.h"
+#include "tessera/compile/detail/replay/one_caller.h"
 
 #include <optional>
+#include <set>
 #include <vector>
 
 namespace tessera::compiler {
@@ -59,6 +61,9 @@ class StepCache {
   size_t size() const { return programs_.programs().size(); }
   const std::vector<std::string>& recompiles() const { return programs_.recompiles(); }
   bool has_program_for(CallArguments arguments) const;
+  OneCaller& caller() { return caller_; }
+  // For a call that cannot be compiled: UsageError, or with fullgraph = false one warning per reason.
+  void refuse_or_warn(const std::string& reason);
 
  private:
   void before_compile(const CallArguments& arguments);
@@ -66,6 +71,8 @@ class StepCache {
   Settings settings_;
   const void* partitioned_ = nullptr;  // the module whose parameters DataParallel has distributed
   FunctionCache<StepProgram> programs_;
+  OneCaller caller_;
+  std::set<std::string> refused_;  // reasons of which it has warned
 };
 
 }  // namespace tessera::compiler

@@ -1,11 +1,16 @@
 #include "tessera/compile/detail/api/tensor_guard.h"
 
+#include "tessera/base/detail/hash.h"
 #include "tessera/compile/detail/ir/type.h"
 #include "tessera/dtensor/detail/meta.h"
 
+#include <malloc.h>
+#include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace tessera::compiler {
@@ -21,16 +26,38 @@ c10::SmallVector<int64_t, 8> layout_of(const at::Tensor& t) {
   return layout;
 }
 
+// A hook that replaces another one may get its address, so the bytes of the object count too: its class, and what it
+// has captured by value. Not for hooks of the library, which have counters; their owners add guards.
+template <class Hook>
+size_t hash_of_hook(size_t hash, const Hook& hook) {
+  const auto* object = dynamic_cast<const void*>(&hook);
+  hash = hash_combine(hash, std::bit_cast<uint64_t>(object));
+  if (std::string_view(typeid(hook).name()).starts_with("N7tessera")) return hash;
+  // NOLINTNEXTLINE(cppcoreguidelines-pro-type-const-cast): the function does not write
+  return hash_combine(hash, hash_bytes(object, malloc_usable_size(const_cast<void*>(object))));
+}
+
 // Hooks that the user has registered on the gradient: 0 without hooks, and another number for other hooks. A hook
-// that is removed leaves its position, so a new one has a position that none had before.
-int hooks_on(const at::Tensor& t) {
+// that is removed from a tensor leaves its position, so a new one has a position that none had before.
+size_t hash_of_hooks(const torch::autograd::AutogradMeta& meta) {
+  size_t hash = 0;
+  if (meta.post_acc_grad_hooks_) hash = hash_of_hook(1, *meta.post_acc_grad_hooks_);
+  if (meta.cpp_hooks_list_)
+    for (size_t i = 0; i < meta.cpp_hooks_list_->size(); i++)
+      if ((*meta.cpp_hooks_list_)[i]) hash = hash * 31 + i + 2;
+  if (meta.grad_accumulator_.expired()) return hash;
+  const auto accumulator = meta.grad_accumulator_.lock();
+  for (const auto& hook : accumulator->pre_hooks()) hash = hash_of_hook(hash + 1, *hook);
+  for (const auto& hook : accumulator->post_hooks()) hash = hash_of_hook(hash + 2, *hook);
+  return hash;
+}
+
+// What autograd knows of a tensor besides requires_grad.
+TensorGuard::Autograd autograd_of(const at::Tensor& t) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(t);
-  if (!meta) return 0;
-  int sum = meta->post_acc_grad_hooks_ ? 1 : 0;
-  if (meta->cpp_hooks_list_)
-    for (size_t i = 0; i < meta->cpp_hooks_list_->size(); i++)
-      if ((*meta->cpp_hooks_list_)[i]) sum = sum * 31 + static_cast<int>(i) + 2;
-  return sum;
+  if (!meta) return {};
+  return {hash_of_hooks(*meta), meta->fw_grad_ && !meta->fw_grad_->empty(), meta->retains_grad_,
+          meta->grad_dtype_.value_or(c10::ScalarType::Undefined)};
 }
 
 }  // namespace
@@ -40,7 +67,8 @@ TensorGuard::TensorGuard(const at::Tensor& t) : text_(describe(t)) {
   keys_ = t.key_set().raw_repr();
   dtype_ = t.dtype();
   requires_grad_ = t.requires_grad();
-  hooks_ = hooks_on(t);
+  autograd_ = autograd_of(t);
+  wrapped_number_ = t.unsafeGetTensorImpl()->is_wrapped_number();
   sizes_and_strides_ = layout_of(t);
   device_ = t.device();
   if (const auto* spec = tessera::detail::spec_or_null(t)) {
@@ -62,7 +90,8 @@ bool TensorGuard::holds(const at::Tensor& t) const {
   if (!t.defined()) return keys_ == 0;
   const auto& impl = *t.unsafeGetTensorImpl();
   if (impl.key_set().raw_repr() != keys_ || impl.dtype() != dtype_ || impl.requires_grad() != requires_grad_ ||
-      impl.device() != device_ || !same_layout(impl, sizes_and_strides_) || hooks_on(t) != hooks_)
+      impl.device() != device_ || !same_layout(impl, sizes_and_strides_) ||
+      impl.is_wrapped_number() != wrapped_number_ || autograd_of(t) != autograd_)
     return false;
   if (!spec_) return true;
   return tessera::detail::spec_or_null(t) == spec_.get() &&
@@ -82,7 +111,10 @@ std::string TensorGuard::describe(const at::Tensor& t) {
   if (t.is_neg()) out << " with its neg bit set";
   if (t.is_conj()) out << " with its conj bit set";
   if (t.is_inference()) out << " of inference mode";
-  if (hooks_on(t)) out << " with hooks";
+  const auto autograd = autograd_of(t);
+  if (autograd.hooks) out << " with hooks";
+  if (autograd.has_tangent) out << " with a tangent";
+  if (t.unsafeGetTensorImpl()->is_wrapped_number()) out << " that is a wrapped number";
   return out.str();
 }
 

@@ -9,7 +9,8 @@
 namespace tessera::compiler {
 
 // The properties of a tensor that a program is specialized for: dtype, device, sizes, strides, layout, requires_grad,
-// conj and neg bits, placements, hooks on its gradient. Not its memory: programs rebind that on every run.
+// conj and neg bits, placements, hooks on its gradient and on the accumulator of its gradient, the dtype of the
+// gradient. Not its memory: programs rebind that on every run.
 class TensorGuard {
  public:
   TensorGuard() = default;  // of an undefined tensor
@@ -19,13 +20,23 @@ class TensorGuard {
   static std::string describe(const at::Tensor& t);
   // What differs, as "f64[3], it was f32[3]"; "" if the guard holds.
   std::string difference(const at::Tensor& t) const;
+  // Is the tensor a wrapped number, or has it a tangent of forward-mode AD? A program cannot have such inputs.
+  bool cannot_be_input() const { return wrapped_number_ || autograd_.has_tangent; }
+
+  struct Autograd {
+    size_t hooks = 0;  // 0: none
+    bool has_tangent = false, retains_grad = false;
+    c10::ScalarType grad_dtype = c10::ScalarType::Undefined;
+    bool operator==(const Autograd&) const = default;
+  };
 
  private:
   static bool same_layout(const c10::TensorImpl& impl, const c10::SmallVector<int64_t, 8>& sizes_and_strides);
   uint64_t keys_ = 0;  // of the dispatcher: device, layout, conj, neg, inference, distributed
   caffe2::TypeMeta dtype_;
   bool requires_grad_ = false;
-  int hooks_ = 0;
+  bool wrapped_number_ = false;
+  Autograd autograd_;
   c10::SmallVector<int64_t, 8> sizes_and_strides_;
   SpecRef spec_;                                    // of a DTensor
   c10::SmallVector<int64_t, 8> local_layout_ = {};  // sizes and strides of the local tensor of a DTensor

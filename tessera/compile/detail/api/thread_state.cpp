@@ -3,10 +3,13 @@
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 
 namespace tessera::compiler {
 namespace {
@@ -37,6 +40,14 @@ constexpr StateField kThreadStateFields[] = {
     {"deterministic cuDNN", 1, [] { return uint64_t{at::globalContext().deterministicCuDNN()}; }},
     {"flash attention", 1, [] { return uint64_t{at::globalContext().userEnabledFlashSDP()}; }},
     {"memory efficient attention", 1, [] { return uint64_t{at::globalContext().userEnabledMemEfficientSDP()}; }},
+    {"cuDNN attention", 1, [] { return uint64_t{at::globalContext().userEnabledCuDNNSDP()}; }},
+    {"oneDNN", 1, [] { return uint64_t{at::globalContext().userEnabledMkldnn()}; }},
+    {"NNPACK", 1, [] { return uint64_t{at::globalContext().userEnabledNNPACK()}; }},
+    {"cuDNN", 1, [] { return uint64_t{at::globalContext().userEnabledCuDNN()}; }},
+    {"benchmarks of cuDNN", 1, [] { return uint64_t{at::globalContext().benchmarkCuDNN()}; }},
+    {"anomaly mode", 1, [] { return uint64_t{torch::autograd::AnomalyMode::is_enabled()}; }},
+    {"checks for NaN in anomaly mode", 1, [] { return uint64_t{torch::autograd::AnomalyMode::should_check_nan()}; }},
+    {"forward-mode AD", 1, [] { return uint64_t{c10::AutogradState::get_tls_state().get_fw_grad_mode()}; }},
     {"math attention", 1, [] { return uint64_t{at::globalContext().userEnabledMathSDP()}; }},
 };
 
@@ -57,6 +68,9 @@ ThreadState ThreadState::now() {
     state.modes |= field.read() << shift;
     shift += field.bits;
   }
+  const auto keys = c10::impl::tls_local_dispatch_key_set();
+  state.included_keys = keys.included_.raw_repr();
+  state.excluded_keys = keys.excluded_.raw_repr();
   state.stream = current_stream();
   return state;
 }
@@ -72,7 +86,10 @@ std::string ThreadState::difference(const ThreadState& before) const {
     return c10::str(field.name, " is ", static_cast<c10::ScalarType>(is), ", it was ",
                     static_cast<c10::ScalarType>(was));
   }
-  return stream == before.stream ? "" : "the current CUDA stream is another one";
+  if (stream != before.stream) return "the current CUDA stream is another one";
+  return included_keys == before.included_keys && excluded_keys == before.excluded_keys
+             ? ""
+             : "this thread includes or excludes other dispatch keys";
 }
 
 }  // namespace tessera::compiler

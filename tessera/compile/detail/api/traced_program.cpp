@@ -2,6 +2,7 @@
 
 #include "tessera/base/detail/module_name.h"
 #include "tessera/base/error.h"
+#include "tessera/compile/detail/api/classic_locale.h"
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/trace/local_tensors.h"
 #include "tessera/compile/detail/trace/thread_ranks.h"
@@ -10,6 +11,7 @@
 #include "tessera/tracing/detail/restart_trace.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 
 #include <algorithm>
 #include <bit>
@@ -122,10 +124,25 @@ std::string difference_of_values(const at::Tensor& compiled, const at::Tensor& e
   return c10::str("differs: element ", at, " is ", text(a), ", in eager mode ", text(b));
 }
 
+// A wrapped number is a constant of the trace, and a tangent is in none of the inputs. Anomaly mode reads values.
+void check_inputs(const CallArguments& arguments) {
+  TESSERA_CHECK(!torch::autograd::AnomalyMode::is_enabled() || !torch::autograd::AnomalyMode::should_check_nan(),
+                UsageError,
+                "compile: anomaly mode looks for NaN in every gradient, so the step depends on values, which a program "
+                "cannot read; turn it off, or call the step itself");
+  for (const auto& [tensor, role, name] : lift(arguments))
+    TESSERA_CHECK(!TensorGuard(tensor).cannot_be_input(), UsageError, "compile: ", role, " ", name, " is ",
+                  TensorGuard::describe(tensor),
+                  ", which cannot be an input of a program: clone() a wrapped number, or pass the number itself; use "
+                  "forward-mode AD outside of the compiled step");
+}
+
 }  // namespace
 
 void TracedProgram::compile(const CallArguments& arguments, const TracedFunction& function, const Settings& settings,
                             CompilingScope::Region region, bool confirmed) {
+  check_inputs(arguments);
+  const ClassicLocaleScope numbers_in_text;
   region_ = region;
   confirmed_ = confirmed;
   const std::function<Tensors()> run = [&] { return call_and_keep_numbers(function, nullptr); };
@@ -140,9 +157,8 @@ void TracedProgram::compile(const CallArguments& arguments, const TracedFunction
   number_traces_.clear();
   signature_ = Signature(arguments, number_is_key_);
   guard_captures(arguments);
-  check_again_ =
-      confirmed && !reads_live_ && !settings.captures_none && (settings.has_captures || !signature_.is_complete());
-  check_values_ = confirmed;
+  check_again_ = confirmed && !reads_live_ && !settings.captures_none;
+  check_values_ = settings.has_captures || !signature_.is_complete();
 }
 
 Tensors TracedProgram::call_and_keep_numbers(const TracedFunction& function, const std::vector<double>* numbers) {
@@ -174,6 +190,7 @@ void TracedProgram::find_number_inputs(const CallArguments& arguments, const Tra
   constexpr size_t kMaxNumbers = 16;  // that are traced one by one
   const size_t numbers = arguments.numbers.size() + live_.size();
   number_traces_.clear();
+  if (!NumberProbe::is_possible()) return;  // all numbers are keys
   const auto try_marks = [&](int only) {
     NumberTraces traces{only, {}, {}};
     for (const bool negative : {false, true}) {
@@ -444,15 +461,16 @@ std::string TracedProgram::difference_of_trace(const CallArguments& arguments, c
 std::optional<Returned> TracedProgram::check_if_due(const CallArguments& arguments, const TracedFunction& function,
                                                     const Settings& settings) {
   const auto call = ++calls_;
-  const bool is_power_of_two = (call & (call - 1)) == 0;
-  if (call > settings.check && !(check_again_ && is_power_of_two)) return {};
+  const bool asked = call <= settings.check, again = check_again_ && (call & (call - 1)) == 0;
+  if (!asked && !again) return {};
+  const ClassicLocaleScope numbers_in_text;
   const auto text = call == 1 ? "" : difference_of_trace(arguments, function, settings);
   TESSERA_CHECK(text.empty(), UsageError,
                 "compile: something that the step reads and that is not among its arguments, for example a captured "
                 "variable, has changed since the step was traced: ",
                 text,
                 ". Results since the last check may be wrong. Pass it as an argument, or declare it with ts::live(x)");
-  if (!can_run_beside_eager(settings)) return {};
+  if (!(asked || check_values_) || !can_run_beside_eager(settings)) return {};
   auto returned = run_beside_eager(arguments, function, is_exact(settings));
   exclude_changed_members();
   return returned;
@@ -462,18 +480,25 @@ std::optional<Returned> TracedProgram::check_if_due(const CallArguments& argumen
 // reduced yet elsewhere than a program does. Not if ranks are threads that draw from one generator: the two runs would
 // get other numbers.
 bool TracedProgram::can_run_beside_eager(const Settings& settings) const {
-  return check_values_ && !settings.parallel_mode && executable_->program().groups.empty() &&
+  return confirmed_ && !settings.parallel_mode && executable_->program().groups.empty() &&
          !(ranks_are_threads() && !generators_.empty());
 }
 
-// Equal bits, unless the program is not made by built-in passes alone.
+// Equal bits, unless the program is not made by built-in passes alone, or has an op that depends on uninitialised
+// memory: LibTorch's gelsy, the default of linalg_lstsq, pivots by an array that nobody has filled.
 bool TracedProgram::is_exact(const Settings& settings) const {
-  const auto is_known = [](const Pass& pass) {
-    const auto& all = known_passes();
+  for (const auto& node : executable_->program().nodes)
+    if (node.op.operator_name().name == "aten::linalg_lstsq") return false;
+  const auto& all = known_passes();
+  const auto is_known = [&](const Pass& pass) {
     return std::any_of(all.begin(), all.end(), [&](const PassInfo& info) { return pass.name.starts_with(info.name); });
   };
-  for (const auto& pass : report_)  // which Numerics::Fast runs
-    if ((pass.name == "fast_products" || pass.name == "fuse_small_ops") && pass.matched.times > 0) return false;
+  const auto changes_rounding = [&](const PassReport& pass) {
+    return pass.matched.times > 0 && std::any_of(all.begin(), all.end(), [&](const PassInfo& info) {
+             return info.is_fast_only && pass.name == info.name;
+           });
+  };
+  if (std::any_of(report_.begin(), report_.end(), changes_rounding)) return false;
   return !settings.run_with && std::all_of(settings.passes.begin(), settings.passes.end(), is_known);
 }
 

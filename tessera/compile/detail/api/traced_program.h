@@ -30,9 +30,10 @@ class TracedProgram {
   std::string why_not(const CallArguments& arguments, const ThreadState& now) const;
 
   virtual Returned run(const CallArguments& arguments) = 0;
-  // On calls 1, 2, 4, 8, ... of a function that can read what no guard sees: captured variables, elements of a vector
-  // in a module. Traces it again, then runs it in eager mode and compiled from the same state.
-  // Returns what the call returns, or nothing if this call is not checked. UsageError with the first difference.
+  // On calls 2, 4, 8, ... traces the function again: it can read what no guard sees, such as a global variable. If it
+  // has captured variables, or members of modules that no guard sees, calls 1, 2, 4, 8, ... also run it in eager mode
+  // and compiled from the same state. Returns what the call returns, or nothing if this call is not checked. UsageError
+  // with the first difference.
   std::optional<Returned> check_if_due(const CallArguments& arguments, const TracedFunction& function,
                                        const Settings& settings);
   // Saves everything that a run can change.
@@ -161,7 +162,7 @@ class TracedProgram {
   std::vector<double> returned_numbers_;         // of the trace that was compiled
   TraceText traced_text_;
   bool confirmed_ = true, check_again_ = false, reads_live_ = false;
-  bool check_values_ = true;  // the peers check too
+  bool check_values_ = true;  // in checks, run it in eager mode too
   int64_t calls_ = 0;
   std::vector<int32_t> written_buffers_;  // external buffers that the program writes
   std::vector<CompilingScope::Guard> guards_;

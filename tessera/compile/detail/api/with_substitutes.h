@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/optim/detail/substitute_optimizer.h"
 
+#include <string>
 #include <type_traits>
 
 namespace tessera::compiler {
@@ -21,21 +22,26 @@ T& substitute_for(optim::detail::SubstituteOptimizers& substitutes, T& value) {
 
 }  // namespace detail
 
+// Why an argument cannot be in a compiled step: "" if it can.
+template <class T>
+std::string reason_against(T& value) {
+  if constexpr (detail::needs_substitute<T>)
+    return optim::detail::SubstituteOptimizers::reason_against(value);
+  else
+    return "";
+}
+
 // Calls f(args...) with substitutes for optimizers of torch::optim. They get what the call has changed.
 template <class F, class... Args>
 auto with_substitutes(optim::detail::SubstituteOptimizers& substitutes, F f, Args&... args) {
-  if constexpr (!(detail::needs_substitute<Args> || ...)) {
-    return f(args...);
+  substitutes.start_call();
+  if constexpr (std::is_void_v<decltype(f(args...))>) {
+    f(detail::substitute_for(substitutes, args)...);
+    substitutes.write_back();
   } else {
-    substitutes.start_call();
-    if constexpr (std::is_void_v<decltype(f(args...))>) {
-      f(detail::substitute_for(substitutes, args)...);
-      substitutes.write_back();
-    } else {
-      auto result = f(detail::substitute_for(substitutes, args)...);
-      substitutes.write_back();
-      return result;
-    }
+    auto result = f(detail::substitute_for(substitutes, args)...);
+    substitutes.write_back();
+    return result;
   }
 }
 

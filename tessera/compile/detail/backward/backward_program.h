@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/base/visit.h"
 #include "tessera/compile/detail/replay/executable.h"
+#include "tessera/compile/detail/replay/one_caller.h"
 #include "tessera/placement/detail/tensor_spec.h"
 
 #include <memory>
@@ -26,8 +27,15 @@ struct BackwardProgram {
 
   std::shared_ptr<std::vector<double>> numbers;  // of the call of forward, which the program reads; may be null
 
+  // Set if CompileOptions::split_backward is: then the results of this program are the gradients of the arguments and
+  // the values that `weights` needs; `weights` computes the gradients of the parameters. Its first saved tensors are
+  // these values, then come those of this program.
+  std::shared_ptr<BackwardProgram> weights;
+
   std::vector<SpecRef> result_specs;
   std::vector<size_t> result_order;  // indices of results in the order in which eager backward computes them
+
+  OneCaller caller;
 
   // `saved`: one per saved buffer. An undefined gradient counts as zeros.
   Tensors run(const Tensors& saved, Tensors gradients);

@@ -9,13 +9,18 @@
 
 namespace tessera::compiler {
 
-// The autograd node of a compiled forward. It runs the backward program.
+// The autograd node of a compiled forward. It runs the backward program. Of a split program it runs the part that the
+// present backward needs: the gradients of the arguments, or of the parameters, or both. Its results are the gradients
+// of the parameters, then those of the arguments.
 class CompiledNode : public torch::autograd::Node {
  public:
   explicit CompiledNode(std::shared_ptr<BackwardProgram> program) : program_(std::move(program)) {}
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
   std::string name() const override { return "CompiledBackward"; }
-  void release_variables() override { saved_.clear(); }
+  void release_variables() override {
+    saved_.clear();
+    first_part_ = {};
+  }
 
   // `numbers`: those of the call of forward.
   void save(Tensors saved, std::vector<double> numbers);
@@ -24,7 +29,17 @@ class CompiledNode : public torch::autograd::Node {
   const std::shared_ptr<BackwardProgram>& program() const { return program_; }
 
  private:
+  // A run of the first part of a split program, for a later run of the second with the same gradients.
+  struct FirstPart {
+    Tensors gradients;              // of the outputs
+    std::vector<int64_t> versions;  // of these
+    Tensors for_weights;
+    bool is_of(const Tensors& others) const;
+  };
+  torch::autograd::variable_list run_parts(const Tensors& gradients);
+
   std::shared_ptr<BackwardProgram> program_;
+  FirstPart first_part_;
   Tensors saved_;
   std::vector<double> numbers_;
   std::vector<int64_t> versions_;  // of the saved tensors, to detect later writes

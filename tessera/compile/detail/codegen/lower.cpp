@@ -39,11 +39,17 @@ std::vector<PassReport> lower(Program& program, const Settings& settings) {
     for (auto& each : more) report.push_back(std::move(each));
   };
   const bool fast = settings.codegen && settings.numerics == Numerics::Fast;
-  // A cheap value is recomputed before kernels are generated, so that they can contain it. After that, ops are in-place
-  // where it is safe, and the peak is elsewhere.
-  if (fast) append(run_passes(program, {find_pass("fast_products"), find_pass("recompute")}, settings.verified));
+  // A value is recomputed before kernels are generated, so that they can contain it. When ops are in-place, the peak is
+  // elsewhere.
+  if (fast) {
+    constexpr const char* kFastPasses[] = {"fuse_cpu_bias", "recompute",          "in_place_ops(bytes=65536)",
+                                           "recompute",     "recompute_products", "fast_products",
+                                           "cpu_kernels"};
+    std::vector<Pass> passes;
+    for (const auto* name : kFastPasses) passes.push_back(find_pass(name));
+    append(run_passes(program, passes, settings.verified));
+  }
   if (settings.codegen) append(generate_kernels(program, settings));
-  if (fast) append(run_passes(program, {find_pass("in_place_ops"), find_pass("recompute")}, settings.verified));
   return report;
 }
 

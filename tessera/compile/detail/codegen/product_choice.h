@@ -20,7 +20,7 @@ std::optional<ProductShape> parse_product_shape(const std::string& text);  // no
 
 // Times both on a shape, alternately, and remembers the answer: in the process, and in the file "products" of the
 // kernel cache folder, for the processor and the version of LibTorch. Where the folder cannot be used, each process
-// measures for itself. False if has_tiled_product() is false.
+// measures for itself.
 bool tiled_product_is_faster(const ProductShape& shape);
 
 }  // namespace tessera::compiler::codegen

@@ -3,154 +3,84 @@
 #include "tessera/base/error.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/native/CPUBlas.h>
-#include <c10/core/CPUAllocator.h>
-#include <torch/library.h>
 
 #include <algorithm>
 
 namespace tessera::compiler::codegen {
 namespace {
 
-// A tile of b has 512 KB and stays in the second-level cache while a tile of a is multiplied with it.
-constexpr int64_t kRowsPerTile = 128, kColumnsPerTile = 256, kDepthOfTile = 512;
-
-// A matrix in memory. If it is transposed, element (i, j) is at j * stride + i, otherwise at i * stride + j.
-struct Matrix {
-  const float* data;
-  int64_t rows, columns, stride;
-  bool transposed;
-};
-
-Matrix matrix_of(const at::Tensor& t, const char* name) {
-  TESSERA_CHECK(t.dim() == 2 && t.scalar_type() == at::kFloat && t.is_cpu(), UsageError, "tiled_product: ", name,
-                " is a ", t.scalar_type(), " tensor of shape ", t.sizes(), " on ", t.device(),
-                "; it must be a float32 matrix on the CPU");
+StridedMatrix<float> matrix_of(const at::Tensor& t, const char* name) {
+  TESSERA_CHECK(
+      t.defined() && t.dim() == 2 && t.scalar_type() == at::kFloat && t.is_cpu() && !t.is_neg(), UsageError,
+      "tiled_product: ", name, " is ",
+      t.defined() ? c10::str("a ", t.scalar_type(), " tensor of shape ", t.sizes(), " on ", t.device()) : "undefined",
+      "; it must be a float32 matrix on the CPU");
   const auto rows = t.size(0), columns = t.size(1);
   const bool by_rows = (t.stride(1) == 1 || columns <= 1) && (t.stride(0) >= columns || rows <= 1);
   const bool by_columns = (t.stride(0) == 1 || rows <= 1) && (t.stride(1) >= rows || columns <= 1);
   TESSERA_CHECK(by_rows || by_columns, UsageError, "tiled_product: ", name, " of shape ", t.sizes(), " has strides ",
                 t.strides(), "; one of them must be 1. Call contiguous() first");
-  const auto* data = t.const_data_ptr<float>();
-  return by_rows ? Matrix{data, rows, columns, std::max(t.stride(0), columns), false}
-                 : Matrix{data, rows, columns, std::max(t.stride(1), rows), true};
+  auto* data = const_cast<float*>(t.const_data_ptr<float>());
+  return by_rows ? StridedMatrix<float>{data, std::max(t.stride(0), columns), 1}
+                 : StridedMatrix<float>{data, 1, std::max(t.stride(1), rows)};
+}
+StridedMatrix<const float> only_read(const StridedMatrix<float>& matrix) {
+  return {matrix.data, matrix.row, matrix.column};
 }
 
-using Float4 = float __attribute__((vector_size(16), aligned(4)));
-
-void transpose_4x4(const float* in, int64_t in_stride, float* out, int64_t out_stride) {
-  Float4 row[4];
-  for (int64_t i = 0; i < 4; i++) row[i] = *reinterpret_cast<const Float4*>(in + i * in_stride);
-  const auto a = __builtin_shufflevector(row[0], row[1], 0, 4, 1, 5),
-             b = __builtin_shufflevector(row[2], row[3], 0, 4, 1, 5),
-             c = __builtin_shufflevector(row[0], row[1], 2, 6, 3, 7),
-             d = __builtin_shufflevector(row[2], row[3], 2, 6, 3, 7);
-  const Float4 columns[4] = {__builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7),
-                             __builtin_shufflevector(c, d, 0, 1, 4, 5), __builtin_shufflevector(c, d, 2, 3, 6, 7)};
-  for (int64_t i = 0; i < 4; i++) *reinterpret_cast<Float4*>(out + i * out_stride) = columns[i];
+// As many elements as `out`, without gaps; the shape may be another.
+StridedMatrix<float> like_out(const at::Tensor& t, const at::Tensor& out, const char* name) {
+  TESSERA_CHECK(t.defined() && t.is_contiguous() && t.numel() == out.numel() && t.scalar_type() == at::kFloat &&
+                    t.is_cpu() && !t.is_neg(),
+                UsageError, "tiled_product: ", name, " must be a contiguous float32 tensor of ", out.numel(),
+                " elements on the CPU");
+  return {const_cast<float*>(t.const_data_ptr<float>()), out.size(1), 1};
 }
 
-// out (columns, rows) = transpose of in (rows, columns). Reads four rows from begin to end. The written cache lines
-// stay in the first-level cache until they are full, unless out_stride is a multiple of 4 KB: see padded().
-void transpose(const float* in, int64_t in_stride, int64_t rows, int64_t columns, float* out, int64_t out_stride) {
-  int64_t r = 0;
-  for (; r + 4 <= rows; r += 4) {
-    int64_t c = 0;
-    for (; c + 4 <= columns; c += 4)
-      transpose_4x4(in + r * in_stride + c, in_stride, out + c * out_stride + r, out_stride);
-    for (; c < columns; c++)
-      for (int64_t i = r; i < r + 4; i++) out[c * out_stride + i] = in[i * in_stride + c];
-  }
-  for (; r < rows; r++)
-    for (int64_t c = 0; c < columns; c++) out[c * out_stride + r] = in[r * in_stride + c];
+bool reads_operand(ProductEpilogue epilogue) {
+  return epilogue == ProductEpilogue::GeluBackward || epilogue == ProductEpilogue::GeluTanhBackward;
+}
+bool writes_result(ProductEpilogue epilogue) {
+  return epilogue == ProductEpilogue::Gelu || epilogue == ProductEpilogue::GeluTanh;
 }
 
-// The stride of a copy with rows of this length. Without the padding, rows of a power of two map to few cache sets.
-int64_t padded(int64_t columns) { return columns + 16; }
-
-at::DataPtr allocate_floats(int64_t count) {
-  return c10::GetCPUAllocator()->allocate(static_cast<size_t>(count) * sizeof(float));
-}
-float* floats(const at::DataPtr& memory) { return static_cast<float*>(memory.get()); }
-
-// The matrix in row-major order; `memory` owns it if it had to be copied.
-Matrix by_rows(const Matrix& b, at::DataPtr& memory) {
-  if (!b.transposed) return b;
-  const auto stride = padded(b.columns);
-  memory = allocate_floats(b.rows * stride);
-  constexpr int64_t kColumnsPerTask = 64;
-  at::parallel_for(0, (b.columns + kColumnsPerTask - 1) / kColumnsPerTask, 1, [&](int64_t begin, int64_t end) {
-    const auto first = begin * kColumnsPerTask, last = std::min(end * kColumnsPerTask, b.columns);
-    transpose(b.data + first * b.stride, b.stride, last - first, b.rows, floats(memory) + first, stride);
-  });
-  return {floats(memory), b.rows, b.columns, stride, false};
-}
-
-void multiply_tiles(float* out, int64_t out_stride, const Matrix& a, const Matrix& b, const float* bias) {
-  const auto n = b.columns, k = b.rows, tiles = (a.rows + kRowsPerTile - 1) / kRowsPerTile;
-  at::parallel_for(0, tiles, 1, [&](int64_t begin, int64_t end) {
-    at::DataPtr rows_of_tile;
-    if (a.transposed) rows_of_tile = allocate_floats(kRowsPerTile * padded(k));
-    for (auto tile = begin; tile < end; tile++) {
-      const auto first = tile * kRowsPerTile, rows = std::min(kRowsPerTile, a.rows - first);
-      auto* into = out + first * out_stride;
-      const auto* from = a.data + first * a.stride;
-      auto stride = a.stride;
-      if (a.transposed) {
-        transpose(a.data + first, a.stride, k, rows, floats(rows_of_tile), padded(k));
-        from = floats(rows_of_tile), stride = padded(k);
-      }
-      for (int64_t i = 0; bias && i < rows; i++) std::copy(bias, bias + n, into + i * out_stride);
-      for (int64_t j = 0; j < n; j += kColumnsPerTile)
-        for (int64_t l = 0; l < k; l += kDepthOfTile)
-          at::native::cpublas::brgemm(rows, std::min(kColumnsPerTile, n - j), std::min(kDepthOfTile, k - l), stride,
-                                      b.stride, out_stride, bias || l > 0, from + l, b.data + l * b.stride + j,
-                                      into + j, false);
-    }
+// By columns if there are enough of them, because then no two threads copy the same panel.
+void multiply_in_parallel(const ProductOperands& product) {
+  const auto& kernels = cpu_kernels();
+  const auto panels = (product.n + kernels.product_columns - 1) / kernels.product_columns;
+  const auto threads = at::get_num_threads();
+  if (threads == 1) return kernels.multiply(product, 0, product.m, 0, product.n);
+  if (panels >= 2 * threads)
+    return at::parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) {
+      kernels.multiply(product, 0, product.m, begin * kernels.product_columns,
+                       std::min(end * kernels.product_columns, product.n));
+    });
+  constexpr int64_t kRowsPerTask = 24;  // a multiple of the rows of all tiles
+  at::parallel_for(0, (product.m + kRowsPerTask - 1) / kRowsPerTask, 1, [&](int64_t begin, int64_t end) {
+    kernels.multiply(product, begin * kRowsPerTask, std::min(end * kRowsPerTask, product.m), 0, product.n);
   });
 }
-
-TORCH_LIBRARY_FRAGMENT(tessera, m) { m.def("tiled_product(Tensor(a!) out, Tensor a, Tensor b, Tensor? bias) -> ()"); }
-TORCH_LIBRARY_IMPL(tessera, CPU, m) { m.impl("tiled_product", &tiled_product); }
 
 }  // namespace
 
-bool has_tiled_product() {
-  static const bool found = [] {
-    const float a[16] = {2}, b[16] = {3};
-    float c[16] = {};
-    try {
-      at::native::cpublas::brgemm(1, 16, 1, 1, 16, 16, false, a, b, c, false);
-    } catch (const c10::Error&) {
-      return false;  // LibTorch was built without it, or the processor has no AVX-512
-    }
-    return c[0] == 6;
-  }();
-  return found;
-}
-
 void tiled_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
-                   const std::optional<at::Tensor>& bias) {
+                   const TiledProductOptions& options) {
   const auto left = matrix_of(a, "a"), right = matrix_of(b, "b"), into = matrix_of(out, "out");
-  TESSERA_CHECK(
-      left.columns == right.rows && into.rows == left.rows && into.columns == right.columns && !into.transposed,
-      UsageError, "tiled_product: a is ", a.sizes(), ", b is ", b.sizes(), ", out is ", out.sizes(), " with strides ",
-      out.strides(), "; write a (m, k), b (k, n), out (m, n) by rows");
+  TESSERA_CHECK(a.size(1) == b.size(0) && out.size(0) == a.size(0) && out.size(1) == b.size(1) && into.column == 1,
+                UsageError, "tiled_product: a is ", a.sizes(), ", b is ", b.sizes(), ", out is ", out.sizes(),
+                " with strides ", out.strides(), "; write a (m, k), b (k, n), out (m, n) by rows");
+  const auto& bias = options.bias;
   const auto has_bias = bias && bias->defined();
-  TESSERA_CHECK(!has_bias || (bias->dim() == 1 && bias->size(0) == right.columns && bias->is_contiguous() &&
+  TESSERA_CHECK(!has_bias || (bias->dim() == 1 && bias->size(0) == b.size(1) && bias->is_contiguous() &&
                               bias->scalar_type() == at::kFloat && bias->is_cpu()),
-                UsageError, "tiled_product: the bias must be a contiguous float32 vector of ", right.columns,
+                UsageError, "tiled_product: the bias must be a contiguous float32 vector of ", b.size(1),
                 " elements on the CPU");
-  if (out.numel() == 0) return;
-  const auto* added = has_bias ? bias->const_data_ptr<float>() : nullptr;
-  if (left.columns == 0) {
-    for (int64_t i = 0; i < into.rows; i++)
-      for (int64_t j = 0; j < into.columns; j++)
-        out.mutable_data_ptr<float>()[i * into.stride + j] = added ? added[j] : 0;
-    return;
-  }
-  at::DataPtr copy;
-  multiply_tiles(out.mutable_data_ptr<float>(), into.stride, left, by_rows(right, copy), added);
+  ProductOperands product{out.size(0), out.size(1), a.size(1), only_read(left), only_read(right), into};
+  product.bias = has_bias ? bias->const_data_ptr<float>() : nullptr;
+  product.epilogue = options.epilogue;
+  if (reads_operand(options.epilogue)) product.operand = only_read(like_out(options.operand, out, "the operand"));
+  if (writes_result(options.epilogue)) product.result = like_out(options.result, out, "the result");
+  if (out.numel() > 0) multiply_in_parallel(product);
 }
 
 }  // namespace tessera::compiler::codegen

@@ -1,27 +1,27 @@
 #pragma once
+#include "tessera/compile/detail/kernels/cpu_kernels.h"
+
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <optional>
 
-// Matrix products in float32 on the CPU by oneDNN's kernel for small blocks (at::native::cpublas::brgemm), tile by
-// tile.
+// Matrix products in float32 on the CPU by our own kernel (kernels/cpu_kernels.h), panel by panel.
 //
-//   out (m, n) = a (m, k) @ b (k, n) + bias (n)
+//   out (m, n) = a (m, k) @ b (k, n) + bias (n), then the epilogue
 //
-// A tile is a block of rows of `out`. If b is transposed in memory, as the weight of a linear layer is, it is copied to
-// row-major order once per product; of a, each tile copies its own rows. Bits differ from at::mm: sums over k are in
-// another order. The result does not depend on the number of threads.
-//
-// The op tessera::tiled_product(Tensor(a!) out, Tensor a, Tensor b, Tensor? bias) calls it.
+// A panel is a block of columns of b. It is copied to the first-level cache and multiplied with all rows of a. Bits
+// differ from at::mm: sums over k are in another order. They do not depend on the number of threads.
 namespace tessera::compiler::codegen {
 
-// Does this processor have the kernel?
-bool has_tiled_product();
+struct TiledProductOptions {
+  std::optional<at::Tensor> bias = {};
+  ProductEpilogue epilogue = ProductEpilogue::None;
+  at::Tensor operand = {}, result = {};  // of the epilogue: contiguous, with as many elements as out
+};
 
 // Requires: float32 on the CPU. out: rows without gaps between elements. a and b: unit stride in one of the two dims.
 // UsageError otherwise.
 void tiled_product(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
-                   const std::optional<at::Tensor>& bias);
+                   const TiledProductOptions& options = {});
 
 }  // namespace tessera::compiler::codegen

@@ -28,8 +28,10 @@ std::vector<std::string> collectives_on(const Program& program, int32_t group) {
     std::ostringstream line;
     line << node.name();
     node.each_read([&](ValueId id) { line << " " << short_name(program[id].type.dtype); });
+    // From one kind of shard of a dim to another, each rank has its own sizes to send and to receive.
+    const bool own_sizes = node.name() == "tessera.all_to_all";
     for (const auto& arg : node.args)
-      if (std::holds_alternative<c10::IValue>(arg)) {
+      if (const auto* value = std::get_if<c10::IValue>(&arg); value && !(own_sizes && value->isIntList())) {
         line << " ";
         print_arg(line, program, arg);
       }
@@ -139,22 +141,6 @@ void agree_on(const Program& program, const CompileAttempt& attempt) {
     wait_for_peers(group, attempt);
     comm::require_same_on_all_ranks(group, "compile", collectives_on(program, static_cast<int32_t>(g)));
   }
-}
-
-bool same_on_all_peers(const Program& program, const std::string& text) {
-  bool same = true;
-  for (const auto& each : program.groups) {
-    if (!has_peers(each.group) || !each.group->store()) continue;
-    const auto own = same ? text : "differs";
-    same &= comm::gather_decide_broadcast(
-                each.group, "compile", [&] { return own; },
-                [](const std::vector<std::string>& texts) {
-                  const bool equal =
-                      std::all_of(texts.begin(), texts.end(), [&](const auto& t) { return t == texts[0]; });
-                  return std::string(equal && texts[0] != "differs" ? "same" : "differs");
-                }) == "same";
-  }
-  return same;
 }
 
 }  // namespace tessera::compiler

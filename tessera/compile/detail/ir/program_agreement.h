@@ -23,9 +23,6 @@ void withdraw_failure(const CompileAttempt& attempt);
 // If a peer could not compile: UsageError with its rank and reason.
 void agree_on(const Program& program, const CompileAttempt& attempt);
 
-// True if all ranks of the groups of `program` pass the same text. Communicates.
-bool same_on_all_peers(const Program& program, const std::string& text);
-
 // False for a group of one rank, and for one that does not communicate.
 bool has_peers(const comm::Group& group);
 bool has_peers(const Program& program);

@@ -1,4 +1,4 @@
-#include "tessera/compile/detail/passes/cuda_rewrite.h"
+#include "tessera/compile/detail/passes/kernel_rewrite.h"
 #include "tessera/compile/detail/passes/passes.h"
 
 #include <algorithm>
@@ -17,9 +17,9 @@
 namespace tessera::compiler {
 namespace {
 
-class CublasEpilogues : CudaRewrite {
+class CublasEpilogues : KernelRewrite {
  public:
-  using CudaRewrite::CudaRewrite;
+  explicit CublasEpilogues(Program& program) : KernelRewrite(program, "tessera.cuda_kernel") {}
 
   Matched run() {
     Matched matched;

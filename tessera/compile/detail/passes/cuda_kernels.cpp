@@ -1,4 +1,4 @@
-#include "tessera/compile/detail/passes/cuda_rewrite.h"
+#include "tessera/compile/detail/passes/kernel_rewrite.h"
 #include "tessera/compile/detail/passes/passes.h"
 #include "tessera/cuda/detail/fused_kernels.h"
 
@@ -15,9 +15,9 @@
 namespace tessera::compiler {
 namespace {
 
-class CudaKernels : CudaRewrite {
+class CudaKernels : KernelRewrite {
  public:
-  using CudaRewrite::CudaRewrite;
+  explicit CudaKernels(Program& program) : KernelRewrite(program, "tessera.cuda_kernel") {}
 
   Matched run() {
     Matched matched;

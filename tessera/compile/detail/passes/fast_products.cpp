@@ -1,5 +1,4 @@
 #include "tessera/compile/detail/codegen/product_choice.h"
-#include "tessera/compile/detail/codegen/tiled_product.h"
 #include "tessera/compile/detail/ir/def_use.h"
 #include "tessera/compile/detail/passes/passes.h"
 
@@ -7,11 +6,10 @@
 
 #include <optional>
 
-// Adds biases inside of matrix products on the CPU, and replaces large products by tiled ones
-// (codegen/tiled_product.h) where these are faster.
+// Replaces large matrix products on the CPU by our own (codegen/tiled_product.h) where these are faster.
 //
 //                                                           %3: f32[512, 256] = aten.empty_strided(...)
-//   %3: f32[512, 256] = aten.addmm(%2, %0, %1, 1, 1)   ->   tessera.tiled_product(%3!, %0, %1, %2)
+//   %3: f32[512, 256] = aten.addmm(%2, %0, %1, 1, 1)   ->   tessera.cpu_kernel([%3!], [%0, %1, %2], [], "matmul")
 //
 // Law: both compute a @ b + bias; sums are in another order, so bits differ from eager mode. Ranks must choose alike,
 // or replicas would differ: in a program that communicates the choice is not measured, the tiled product is used.
@@ -63,13 +61,13 @@ bool use_tiles(const Program& program, const ProductArguments& product) {
         bias.neg)
       return false;
   }
-  return program.groups.empty() ? codegen::tiled_product_is_faster(shape) : codegen::has_tiled_product();
+  return !program.groups.empty() || codegen::tiled_product_is_faster(shape);
 }
 
 }  // namespace
 
 Matched fast_products(Program& program) {
-  auto matched = fuse_bias_on(program, c10::kCPU);
+  Matched matched;
   std::vector<Node> kept;
   for (auto& node : program.nodes) {
     const auto product = product_of(node);
@@ -78,8 +76,13 @@ Matched fast_products(Program& program) {
       continue;
     }
     kept.push_back(allocation_of(program, product->out));
-    const auto bias = product->bias == kNone ? Arg(c10::IValue()) : Arg(product->bias);
-    kept.push_back({find_op("tessera.tiled_product"), {product->out, product->a, product->b, bias}, {}, node.module});
+    ValueList ins = {product->a, product->b};
+    if (product->bias != kNone) ins.push_back(product->bias);
+    kept.push_back(
+        {find_op("tessera.cpu_kernel"),
+         {ValueList{product->out}, std::move(ins), c10::IValue(std::vector<double>()), c10::IValue("matmul")},
+         {},
+         node.module});
     matched.times++;
   }
   program.nodes = std::move(kept);

@@ -13,7 +13,7 @@
 //
 // Law: mm(a, b) + bias = addmm(bias, a, b). The product is computed where the sum was; between them there may only be
 // views. The sum is rounded once instead of twice, so bits differ from eager mode: on the CPU only with Numerics::Fast
-// (fast_products).
+// (fuse_cpu_bias).
 namespace tessera::compiler {
 namespace {
 
@@ -47,6 +47,8 @@ std::optional<BiasedProduct> biased_product(const Program& program, size_t produ
 }
 
 }  // namespace
+
+namespace {
 
 Matched fuse_bias_on(Program& program, c10::DeviceType device) {
   Matched matched;
@@ -84,6 +86,9 @@ Matched fuse_bias_on(Program& program, c10::DeviceType device) {
   return matched;
 }
 
+}  // namespace
+
 Matched fuse_bias(Program& program) { return fuse_bias_on(program, c10::kCUDA); }
+Matched fuse_cpu_bias(Program& program) { return fuse_bias_on(program, c10::kCPU); }
 
 }  // namespace tessera::compiler

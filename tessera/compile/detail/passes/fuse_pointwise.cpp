@@ -4,6 +4,7 @@
 #include "tessera/compile/detail/passes/passes.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 // Kernel fusion: consecutive pointwise ops over the same number of elements become one generated C++ function. Views
@@ -215,18 +216,27 @@ class PointwiseFusion {
     });
   }
 
+  // Groups with the same ops and sizes, as equal layers have them, share a kernel: the compiler's time does not grow
+  // with the number of layers.
   Node kernel_of(const FusionGroup& group, const std::string& module) {
-    const auto name = name_of(group);
-    auto source = codegen::write_kernel(program_, name, group.loops,
-                                        [&](int32_t buffer) { return group.local.count(buffer) > 0; });
-    program_.kernels[name] = std::move(source.text);
-    return {find_op("tessera.cpp_kernel"), {source.outs, source.ins, c10::IValue(name)}, {}, module};
+    const auto write = [&](const std::string& name) {
+      return codegen::write_kernel(program_, name, group.loops,
+                                   [&](int32_t buffer) { return group.local.count(buffer) > 0; });
+    };
+    auto source = write("kernel");
+    const auto [name, is_new] = name_by_source_.try_emplace(source.text);
+    if (is_new) {
+      name->second = name_of(group);
+      program_.kernels[name->second] = write(name->second).text;
+    }
+    return {find_op("tessera.cpp_kernel"), {source.outs, source.ins, c10::IValue(name->second)}, {}, module};
   }
 
   Program& program_;
   FusionGroup group_;  // the open one
   std::vector<FusionGroup> groups_;
   std::vector<int32_t> group_of_;  // by node
+  std::map<std::string, std::string> name_by_source_;
 };
 
 }  // namespace

@@ -20,8 +20,9 @@ namespace {
 
 class InPlaceOps {
  public:
-  explicit InPlaceOps(Program& program)
+  InPlaceOps(Program& program, int64_t smallest)
       : program_(program),
+        smallest_(smallest),
         def_use_(program),
         alive_(lifetimes(program)),
         bytes_(program.buffer_bytes()),
@@ -70,7 +71,7 @@ class InPlaceOps {
     const auto b = static_cast<size_t>(program_.buffer_of(x)), r = static_cast<size_t>(program_.buffer_of(result));
     return b != r && !def_use_.external[b] && !def_use_.has_output[b] && !def_use_.external[r] &&
            !def_use_.has_output[r] && program_[x].type == program_[result].type && program_[result].offset == 0 &&
-           covers_buffer(program_, x, bytes_) && alive_[b].last == static_cast<int32_t>(n);
+           covers_buffer(program_, x, bytes_) && bytes_[b] >= smallest_ && alive_[b].last == static_cast<int32_t>(n);
   }
 
   int64_t arena_bytes() const {
@@ -80,6 +81,7 @@ class InPlaceOps {
   }
 
   Program& program_;
+  const int64_t smallest_;  // bytes
   const DefUse def_use_;
   std::vector<Lifetime> alive_;
   const std::vector<int64_t> bytes_;
@@ -88,6 +90,8 @@ class InPlaceOps {
 
 }  // namespace
 
-Matched in_place_ops(Program& program) { return InPlaceOps(program).run(); }
+Matched in_place_ops(Program& program, const PassSettings& settings) {
+  return InPlaceOps(program, settings.at("bytes")).run();
+}
 
 }  // namespace tessera::compiler

@@ -55,6 +55,7 @@ struct PassInfo {
   PassFunction run;
   PassSettings settings = {};  // names and defaults
   bool reorders = false;
+  bool is_fast_only = false;  // for Numerics::Fast: results have other bits than in eager mode
 };
 const std::vector<PassInfo>& known_passes();
 // Parses "name" or "name(key=value, key=value)". UsageError lists the passes, or the settings, that exist.

@@ -24,11 +24,13 @@ Matched schedule_comm_wait(Program& program);
 Matched overlap_communication(Program& program, const PassSettings& settings);
 Matched cublas_epilogues(Program& program);
 Matched cuda_kernels(Program& program);
+Matched cpu_kernels(Program& program);
 Matched fuse_bias(Program& program);  // on CUDA
-Matched fuse_bias_on(Program& program, c10::DeviceType device);
+Matched fuse_cpu_bias(Program& program);
 Matched in_place_collectives(Program& program);
-Matched in_place_ops(Program& program);
+Matched in_place_ops(Program& program, const PassSettings& settings);
 Matched recompute(Program& program);
+Matched recompute_products(Program& program, const PassSettings& settings);
 Matched fast_products(Program& program);
 Matched fuse_small_ops(Program& program);
 Matched fuse_pointwise(Program& program);

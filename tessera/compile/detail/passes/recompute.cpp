@@ -19,6 +19,10 @@
 //   %4: f32[8] = aten.mv(%3, %2)                    %4: f32[8] = aten.mv(%3, %9)
 //   %5: f32[8] = aten.gelu_backward(%4, %1, "none") %5: f32[8] = aten.gelu_backward(%4, %1, "none")
 //
+// recompute_products does the same for a few matrix products, because their results are the largest values: those of
+// the least work per byte, together at most some percent of the work of all products. A layer norm before the product
+// is computed again with it.
+//
 // Law: a pure op gives the same values again if nothing has written its operands in between.
 namespace tessera::compiler {
 namespace {
@@ -29,31 +33,81 @@ bool is_cheap(const Node& node) {
   return is_pure(node) && (node.name() == "aten.native_layer_norm" || is_pointwise(node.op));
 }
 
+// Multiplications of a matrix product on the CPU; 0 for other nodes.
+double work_of(const Program& program, const Node& node) {
+  const auto name = node.name();
+  if (name != "aten.mm" && name != "aten.addmm") return 0;
+  const auto* a = std::get_if<ValueId>(&node.args[name == "aten.addmm"]);
+  const auto* out = std::get_if<ValueId>(&node.results[0]);
+  if (!a || !out || *a == kNone || *out == kNone || !program[*out].type.device.is_cpu()) return 0;
+  return static_cast<double>(program[*out].type.numel()) * static_cast<double>(program[*a].type.sizes[1]);
+}
+
 class Recompute {
  public:
   explicit Recompute(Program& program) : program_(program) {}
 
   // Returns the number of ops that are added. If the peak would not be lower, none.
   int64_t run() {
-    read_program();
-    const auto curve = memory_curve(program_, nullptr).own;
-    if (curve.empty()) return 0;
-    peak_ = static_cast<int32_t>(std::max_element(curve.begin(), curve.end()) - curve.begin());
-    for (size_t n = 0; n < static_cast<size_t>(peak_); n++) consider(n);
-    if (copies_.empty()) return 0;
-    const auto before = program_;
-    rewrite();
-    if (memory_curve(program_, nullptr).peak() < curve[static_cast<size_t>(peak_)])
-      return static_cast<int64_t>(copies_.size());
-    program_ = before;
+    find_peak();
+    for (int32_t n = 0; n < peak_; n++)
+      if (is_cheap(program_.nodes[static_cast<size_t>(n)])) consider(static_cast<size_t>(n));
+    return rewrite_if_lower() ? static_cast<int64_t>(copies_.size()) : 0;
+  }
+
+  // Recomputes the result of one product of at most this much work. Returns its work; 0 if none lowers the peak.
+  double run_product(double most_work) {
+    find_peak();
+    struct Candidate {
+      double work;
+      Copy copy;
+      int32_t buffer;
+    };
+    std::vector<Candidate> candidates;
+    for (int32_t n = 0; n < peak_; n++) {
+      const auto work = work_of(program_, program_.nodes[static_cast<size_t>(n)]);
+      if (work == 0 || work > most_work) continue;
+      copies_.clear(), recomputed_.clear();
+      consider(static_cast<size_t>(n));
+      if (!copies_.empty()) candidates.push_back({work, copies_[0], *recomputed_.begin()});
+    }
+    const auto bytes = [&](const Candidate& each) {
+      return static_cast<double>(bytes_[static_cast<size_t>(each.buffer)]);
+    };
+    std::stable_sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& c) {
+      const auto x = a.work / bytes(a), y = c.work / bytes(c);
+      return x != y ? x < y : bytes(a) > bytes(c);  // equal: the first one, whose result would be kept longest
+    });
+    for (const auto& each : candidates) {
+      copies_ = {each.copy}, recomputed_ = {each.buffer};
+      if (rewrite_if_lower()) return each.work;
+    }
     return 0;
   }
 
  private:
   struct Copy {
     size_t node;
-    size_t at;  // the first use after the peak: the op runs again before this node
+    size_t at;                      // the first use after the peak: the op runs again before this node
+    std::vector<size_t> producers;  // cheap nodes that compute operands for this copy alone
   };
+
+  void find_peak() {
+    read_program();
+    const auto curve = memory_curve(program_, nullptr).own;
+    const auto peak = std::max_element(curve.begin(), curve.end());
+    peak_ = static_cast<int32_t>(peak - curve.begin());
+    peak_bytes_ = curve.empty() ? 0 : *peak;
+  }
+
+  bool rewrite_if_lower() {
+    if (copies_.empty()) return false;
+    const auto before = program_;
+    rewrite();
+    if (memory_curve(program_, nullptr).peak() < peak_bytes_) return true;
+    program_ = before;
+    return false;
+  }
 
   // Where each buffer is used and written, by nodes that run.
   void read_program() {
@@ -81,7 +135,6 @@ class Recompute {
 
   void consider(size_t n) {
     const auto& node = program_.nodes[n];
-    if (!is_cheap(node)) return;
     ValueId found = kNone;
     size_t at = 0;
     node.each_result([&](ValueId id) {
@@ -95,12 +148,16 @@ class Recompute {
       found = id;
       at = static_cast<size_t>(*next);
     });
-    if (found == kNone || !operands_stay(n, at)) return;
+    if (found == kNone) return;
+    Copy copy{n, at, {}};
+    if (!operands_stay(n, at, is_cheap(node) ? nullptr : &copy.producers)) return;
     recomputed_.insert(program_.buffer_of(found));
-    copies_.push_back({n, at});
+    copies_.push_back(std::move(copy));
   }
 
-  bool operands_stay(size_t n, size_t at) const {
+  // Are the operands of node n in memory before node `at`? producers: if not null, gets the cheap nodes that compute
+  // those that are not.
+  bool operands_stay(size_t n, size_t at, std::vector<size_t>* producers) const {
     bool stay = true;
     program_.nodes[n].each_read([&](ValueId id) {
       const auto b = program_.buffer_of(id);
@@ -110,22 +167,39 @@ class Recompute {
       const bool written = std::any_of(writes.begin(), writes.end(), [&](int32_t w) {
         return w > static_cast<int32_t>(n) && w < static_cast<int32_t>(at);
       });
-      stay &= alive && !written && !recomputed_.count(b);
+      if (alive && !written && !recomputed_.count(b)) return;
+      const auto by = writes.size() == 1 ? static_cast<size_t>(writes[0]) : n;
+      if (!stay || !producers || by >= n || !is_cheap(program_.nodes[by]) || !operands_stay(by, at, nullptr)) {
+        stay = false;
+      } else if (std::find(producers->begin(), producers->end(), by) == producers->end()) {
+        producers->push_back(by);
+      }
     });
     return stay;
   }
 
   void rewrite() {
     auto old_nodes = std::move(program_.nodes);
-    std::map<size_t, std::vector<Node>> again_before;
-    for (const auto& copy : copies_) again_before[copy.at].push_back(old_nodes[copy.node]);
-    std::map<int32_t, ValueId> new_result;  // by buffer that is not kept: the result of the second run
-    std::map<ValueId, ValueId> new_value;   // values in these buffers: the same part of the new result
+    struct SecondRun {
+      std::vector<Node> producers;
+      Node node;
+    };
+    std::map<size_t, std::vector<SecondRun>> again_before;
+    for (const auto& copy : copies_) {
+      SecondRun again{{}, old_nodes[copy.node]};
+      for (const auto producer : copy.producers) again.producers.push_back(old_nodes[producer]);
+      again_before[copy.at].push_back(std::move(again));
+    }
     std::vector<Node> nodes;
-    const auto moved = [&](ValueId id) {
-      const auto result = new_result.find(program_.buffer_of(id));
-      if (result == new_result.end()) return id;
-      const auto [at, is_new] = new_value.try_emplace(id, kNone);
+    // The results of second runs, which later nodes read instead of the first ones.
+    struct NewValues {
+      std::map<int32_t, ValueId> result;  // by buffer of the first run
+      std::map<ValueId, ValueId> value;   // values in these buffers: the same part of the new result
+    };
+    const auto moved = [&](NewValues& now, ValueId id) {
+      const auto result = now.result.find(program_.buffer_of(id));
+      if (result == now.result.end()) return id;
+      const auto [at, is_new] = now.value.try_emplace(id, kNone);
       if (is_new) {
         const auto value = program_[id];
         at->second = program_.add_in(result->second, value.type, value.offset);
@@ -136,24 +210,32 @@ class Recompute {
       }
       return at->second;
     };
+    const auto run_again = [&](Node node, NewValues& now, const auto& is_replaced) {
+      for (auto& each : node.results) {
+        auto* id = std::get_if<ValueId>(&each);
+        if (!id || *id == kNone) continue;
+        const auto old = *id;
+        *id = program_.add(program_[old].type);
+        if (!is_replaced(program_.buffer_of(old))) continue;
+        now.result[program_.buffer_of(old)] = *id;
+        now.value[old] = *id;
+      }
+      nodes.push_back(std::move(node));
+    };
+    NewValues now;
     for (size_t n = 0; n < old_nodes.size(); n++) {
       for (auto& again : again_before[n]) {
-        for (auto& each : again.results) {
-          auto* id = std::get_if<ValueId>(&each);
-          if (!id || *id == kNone) continue;
-          const auto old = *id;
-          *id = program_.add(program_[old].type);
-          if (!recomputed_.count(program_.buffer_of(old))) continue;
-          new_result[program_.buffer_of(old)] = *id;
-          new_value[old] = *id;
-        }
-        nodes.push_back(std::move(again));
+        NewValues of_producers;
+        for (auto& producer : again.producers)
+          run_again(std::move(producer), of_producers, [](int32_t) { return true; });
+        again.node.replace_reads([&](ValueId id) { return moved(of_producers, id); });
+        run_again(std::move(again.node), now, [&](int32_t buffer) { return recomputed_.count(buffer) > 0; });
       }
       auto& node = old_nodes[n];
-      node.replace_reads(moved);
+      node.replace_reads([&](ValueId id) { return moved(now, id); });
       node.each_result([&](ValueId id) {  // a view that is taken after the second run
-        const auto result = new_result.find(program_.buffer_of(id));
-        if (result != new_result.end())
+        const auto result = now.result.find(program_.buffer_of(id));
+        if (result != now.result.end())
           program_.values[static_cast<size_t>(id)].buffer = program_.buffer_of(result->second);
       });
       nodes.push_back(std::move(node));
@@ -166,6 +248,7 @@ class Recompute {
   std::vector<char> kept_;                           // by buffer: memory of the caller
   std::vector<int64_t> bytes_;
   int32_t peak_ = 0;
+  int64_t peak_bytes_ = 0;
   std::vector<Copy> copies_;
   std::set<int32_t> recomputed_;  // buffers of `copies_`
 };
@@ -177,6 +260,22 @@ Matched recompute(Program& program) {
   const auto before = memory_curve(program, nullptr).peak();
   Matched matched;
   while (const auto times = Recompute(program).run()) matched.times += times;
+  if (matched.times > 0)
+    matched.note = c10::str("peak of ", before, " bytes, now ", memory_curve(program, nullptr).peak());
+  return matched;
+}
+
+Matched recompute_products(Program& program, const PassSettings& settings) {
+  const auto before = memory_curve(program, nullptr).peak();
+  double budget = 0;
+  for (const auto& node : program.nodes) budget += work_of(program, node);
+  budget *= 0.01 * static_cast<double>(settings.at("percent"));
+  Matched matched;
+  while (const auto work = Recompute(program).run_product(budget)) {
+    budget -= work;
+    matched.times++;
+    while (const auto times = Recompute(program).run()) matched.times += times;
+  }
   if (matched.times > 0)
     matched.note = c10::str("peak of ", before, " bytes, now ", memory_curve(program, nullptr).peak());
   return matched;

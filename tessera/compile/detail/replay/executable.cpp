@@ -7,6 +7,7 @@
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/ir/print.h"
 #include "tessera/compile/detail/replay/boxed_arguments.h"
+#include "tessera/tracing/detail/invariant_scope.h"
 #include "tessera/tracing/op_mode.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -429,6 +430,9 @@ void Executable::run_by_runner() {
 }
 
 void Executable::run() {
+  TESSERA_CHECK(!invariant_scope_is_open(), UsageError,
+                "Numerics::Invariant: a compiled program was called in this scope, and its kernels have no invariant "
+                "form yet; call the step without compile()");
   NodeTimes times;
   if (runner_)
     run_by_runner();

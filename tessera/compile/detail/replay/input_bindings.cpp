@@ -4,13 +4,25 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace tessera::compiler {
 namespace {
 
 using tessera::detail::local_or_self;
 
-const void* storage_id(const at::Tensor& t) { return local_or_self(t).storage().unsafeGetStorageImpl(); }
+// Null for a sparse tensor.
+const void* storage_id(const at::Tensor& t) {
+  const auto& local = local_or_self(t);
+  return local.has_storage() ? local.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+int64_t bytes_between(const at::Tensor& from, const at::Tensor& to) {
+  const auto first_byte = [](const at::Tensor& t) {
+    return local_or_self(t).storage_offset() * static_cast<int64_t>(local_or_self(t).itemsize());
+  };
+  return first_byte(to) - first_byte(from);
+}
 
 }  // namespace
 
@@ -49,6 +61,15 @@ InputBindings::InputBindings(const Program& program, const Tracer::Result& trace
     each.bound = storage;
     bindings_.push_back(std::move(each));
   }
+  std::unordered_map<const void*, at::Tensor> owners;
+  for (const auto& each : bindings_)
+    if (each.fixed.defined()) owners.emplace(each.bound, each.fixed);
+  for (const auto& [tensor, role, name] : lift(arguments)) {
+    if (role == Role::Argument || role == Role::Gradient || !local_or_self(tensor).has_storage()) continue;
+    const auto found = owners.find(storage_id(tensor));
+    if (found != owners.end() && !found->second.is_same(tensor))
+      shared_.push_back({tensor, found->second, bytes_between(found->second, tensor)});
+  }
 }
 
 const at::Tensor& InputBindings::owner(const Binding& each, const CallArguments& arguments) {
@@ -61,13 +82,22 @@ bool InputBindings::fits(const CallArguments& arguments) const {
   for (const auto& t : arguments.tensors) given.push_back(t.defined() ? storage_id(t) : nullptr);
   for (const auto& [argument, storage] : aliased_)
     if (given[static_cast<size_t>(argument)] != storage) return false;
+  bool moved = false;
   for (const auto& each : bindings_) {
     if (each.argument >= 0) continue;
     const auto& tensor = owner(each, arguments);
     if (!tensor.defined()) return false;
-    if (std::find(given.begin(), given.end(), storage_id(tensor)) != given.end()) return false;
+    const auto* storage = storage_id(tensor);
+    if (std::find(given.begin(), given.end(), storage) != given.end()) return false;
+    moved |= storage != each.bound;
   }
-  return true;
+  for (const auto& [tensor, owner, bytes] : shared_)
+    if (storage_id(tensor) != storage_id(owner) || bytes_between(owner, tensor) != bytes) return false;
+  if (!moved) return true;
+  std::unordered_set<const void*> storages;  // each buffer of the program has its own
+  return std::all_of(bindings_.begin(), bindings_.end(), [&](const Binding& each) {
+    return each.argument >= 0 || storages.insert(storage_id(owner(each, arguments))).second;
+  });
 }
 
 void InputBindings::bind(Executable& executable, const CallArguments& arguments) {

@@ -20,7 +20,7 @@ class InputBindings {
   InputBindings(const Program& program, const Tracer::Result& traced, const CallArguments& arguments,
                 const std::vector<OldGradient>& gradients = {});
 
-  // Do the arguments alias the other inputs exactly as at tracing?
+  // Do the inputs share memory exactly as at tracing, arguments and others?
   bool fits(const CallArguments& arguments) const;
   // Rebinds buffers whose memory has moved. Bumps the version of every tensor that the program mutates.
   void bind(Executable& executable, const CallArguments& arguments);
@@ -38,8 +38,14 @@ class InputBindings {
     int64_t bound_offset = 0;
     bool written = false;
   };
+  // A parameter or state tensor in the buffer of another one, the owner.
+  struct SharedMemory {
+    at::Tensor tensor, owner;
+    int64_t bytes = 0;  // from the first byte of the owner to its own
+  };
   static const at::Tensor& owner(const Binding& each, const CallArguments& arguments);
   std::vector<Binding> bindings_;
+  std::vector<SharedMemory> shared_;
   std::vector<std::pair<int, const void*>> aliased_;  // arguments that share their storage with another input
 };
 

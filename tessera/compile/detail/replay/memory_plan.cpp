@@ -3,7 +3,8 @@
 #include "tessera/compile/detail/ir/dependencies.h"
 
 #include <algorithm>
-#include <numeric>
+#include <functional>
+#include <optional>
 #include <ostream>
 
 namespace tessera::compiler {
@@ -34,23 +35,15 @@ std::ostream& operator<<(std::ostream& out, const MemoryPlan& plan) {
   return out << plan.arena_bytes << " bytes for buffers of " << plan.total_bytes;
 }
 
-// Places the largest buffer first, each at the lowest offset that fits.
-MemoryPlan plan_memory(const Program& program, const std::vector<char>& outside) {
+namespace {
+
+// Places the buffers in this order, each at the lowest offset that fits.
+MemoryPlan place_buffers(const std::vector<size_t>& order, const std::vector<int64_t>& bytes,
+                         const std::vector<Lifetime>& alive, const std::vector<c10::Device>& devices) {
   MemoryPlan plan;
-  const auto bytes = program.buffer_bytes();
-  auto alive = lifetimes(program);
-  for (const auto& output : program.outputs)  // the caller reads it after the last node
-    if (output.value != kNone)
-      alive[static_cast<size_t>(program.buffer_of(output.value))].last = static_cast<int32_t>(program.nodes.size());
   plan.offsets.assign(bytes.size(), MemoryPlan::kOutside);
-  std::vector<c10::Device> devices(bytes.size(), c10::kCPU);
-  for (const auto& value : program.values) devices[static_cast<size_t>(value.buffer)] = value.type.device;
-  std::vector<size_t> order(bytes.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return bytes[a] > bytes[b]; });
   std::vector<PlacedBuffer> placed;  // ordered by begin
   for (const auto b : order) {
-    if (outside[b] || alive[b].first < 0) continue;
     const auto size = align_up(bytes[b], alignment_on(devices[b]));
     int64_t begin = 0;
     for (const auto& other : placed) {
@@ -70,6 +63,34 @@ MemoryPlan plan_memory(const Program& program, const std::vector<char>& outside)
   }
   for (const auto& arena : plan.arenas) plan.arena_bytes += arena.bytes;
   return plan;
+}
+
+}  // namespace
+
+// Tries several orders: the largest buffers first, the longest lived first, and both together. Fragments differ.
+MemoryPlan plan_memory(const Program& program, const std::vector<char>& outside) {
+  const auto bytes = program.buffer_bytes();
+  auto alive = lifetimes(program);
+  for (const auto& output : program.outputs)  // the caller reads it after the last node
+    if (output.value != kNone)
+      alive[static_cast<size_t>(program.buffer_of(output.value))].last = static_cast<int32_t>(program.nodes.size());
+  std::vector<c10::Device> devices(bytes.size(), c10::kCPU);
+  for (const auto& value : program.values) devices[static_cast<size_t>(value.buffer)] = value.type.device;
+  std::vector<size_t> used;
+  for (size_t b = 0; b < bytes.size(); b++)
+    if (!outside[b] && alive[b].first >= 0) used.push_back(b);
+  const auto nodes_of = [&](size_t b) { return static_cast<double>(alive[b].last - alive[b].first + 1); };
+  const auto bytes_of = [&](size_t b) { return static_cast<double>(bytes[b]); };
+  const std::function<double(size_t)> keys[] = {bytes_of, nodes_of, [&](size_t b) { return bytes_of(b) * nodes_of(b); },
+                                                [&](size_t b) { return -static_cast<double>(alive[b].first); }};
+  std::optional<MemoryPlan> best;
+  for (const auto& key : keys) {
+    auto order = used;
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return key(a) > key(b); });
+    auto plan = place_buffers(order, bytes, alive, devices);
+    if (!best || plan.arena_bytes < best->arena_bytes) best = std::move(plan);
+  }
+  return *best;
 }
 
 }  // namespace tessera::compiler

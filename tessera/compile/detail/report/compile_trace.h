@@ -19,7 +19,7 @@ struct TraceStage {
 };
 
 struct CompileTrace {
-  std::string what;  // "step", "forward", "backward"
+  std::string what;  // "step", "forward", "backward", "backward_weights"
   int64_t rank = 0, ranks = 1;
   std::vector<TraceStage> stages;    // the first is "traced", the last "runs"
   MemoryPlan memory;                 // of the last stage

@@ -5,7 +5,6 @@
 #include "tessera/tracing/op_mode.h"
 
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <numeric>
 #include <vector>
@@ -47,12 +46,16 @@ struct CollectivePlaceholder {
   c10::IValue (*result)(const CollectiveArgs& args);
 };
 
+// Contiguous, as the result of a collective is. A run that finds other strides than the trace copies the result, which
+// is still in flight.
+at::Tensor contiguous_zeros(const at::Tensor& x) { return at::zeros(x.sizes(), x.options()); }
+
 constexpr CollectivePlaceholder kCollectivePlaceholders[] = {
-    {"tessera::all_reduce", [](const CollectiveArgs& a) -> c10::IValue { return at::zeros_like(a[0].toTensor()); }},
+    {"tessera::all_reduce", [](const CollectiveArgs& a) -> c10::IValue { return contiguous_zeros(a[0].toTensor()); }},
     {"tessera::all_reduce_coalesced",
      [](const CollectiveArgs& a) -> c10::IValue {
        std::vector<at::Tensor> made;
-       for (const at::Tensor& x : a[0].toTensorList()) made.push_back(at::zeros_like(x));
+       for (const at::Tensor& x : a[0].toTensorList()) made.push_back(contiguous_zeros(x));
        return made;
      }},
     {"tessera::all_gather",
@@ -77,7 +80,7 @@ constexpr CollectivePlaceholder kCollectivePlaceholders[] = {
        auto part = zeros_with_size(a[0].toTensor(), a[1].toInt(), split[static_cast<size_t>(rank_in_group(a[5]))]);
        return zeros_with_size(part, a[3].toInt(), sum_of_sizes(concatenated));
      }},
-    {"tessera::broadcast", [](const CollectiveArgs& a) -> c10::IValue { return at::zeros_like(a[0].toTensor()); }},
+    {"tessera::broadcast", [](const CollectiveArgs& a) -> c10::IValue { return contiguous_zeros(a[0].toTensor()); }},
 };
 
 }  // namespace

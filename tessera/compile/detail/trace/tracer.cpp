@@ -55,9 +55,8 @@ bool views_argument(const c10::OperatorHandle& op, size_t argument) {
 }
 
 const at::Generator& generator_of(const torch::jit::Stack& stack, size_t arguments) {
-  static const auto* by_default = new at::Generator(at::detail::getDefaultCPUGenerator());
   static thread_local at::Generator found;
-  found = *by_default;
+  found = at::detail::getDefaultCPUGenerator();
   for (const auto& value : torch::jit::last(stack, arguments))
     if (value.isGenerator()) found = value.toGenerator();
   return found;

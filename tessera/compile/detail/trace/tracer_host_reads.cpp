@@ -58,9 +58,9 @@ struct AcceptedValues {
   at::Tensor (*make)(const at::Tensor& like, const torch::jit::Stack& args);
 };
 constexpr AcceptedValues kAcceptedValues[] = {
-    {"aten::cholesky", 0, identity_matrix},   {"aten::linalg_lstsq", 0, identity_matrix},
-    {"aten::linalg_lu_solve", 1, ones},       {"aten::lu_unpack", 1, ones},
-    {"aten::segment_reduce", 2, one_segment},
+    {"aten::cholesky", 0, identity_matrix}, {"aten::linalg_lstsq", 0, identity_matrix},
+    {"aten::linalg_ldl_solve", 1, ones},    {"aten::linalg_lu_solve", 1, ones},
+    {"aten::lu_unpack", 1, ones},           {"aten::segment_reduce", 2, one_segment},
 };
 
 }  // namespace

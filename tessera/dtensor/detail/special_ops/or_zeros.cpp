@@ -14,11 +14,13 @@
 namespace tessera {
 namespace {
 
-// The dtype of an output: that of the first tensor, its accumulation type, that of indices, or uint64. Undefined: a
-// tensor that the op does not set. QueryLength, KeyLength: an int, the size of dim 2 of the first or second tensor.
+// The dtype of an output: that of the first tensor, its accumulation type, that of the parameters, that of indices, or
+// uint64. Undefined: a tensor that the op does not set. QueryLength, KeyLength: an int, the size of dim 2 of the first
+// or second tensor.
 enum class OutputType : char {
   Same = 's',
   Accumulated = 'a',
+  Parameters = 'p',  // CPU kernels of batch norm: float beside a bfloat16 input only if the parameters are
   Index = 'i',
   UInt64 = 'u',
   Undefined = '-',
@@ -44,8 +46,8 @@ size_t tensor_outputs(const OrZerosOp& row) {
 constexpr OrZerosOp kOrZerosOps[] = {
     {"_adaptive_avg_pool2d", "", "s", -1},
     {"_adaptive_avg_pool2d_backward", "", "s", -1},
-    {"_native_batch_norm_legit", "", "saa", -1},
-    {"_native_batch_norm_legit", "no_stats", "saa", -1},
+    {"_native_batch_norm_legit", "", "spp", -1},
+    {"_native_batch_norm_legit", "no_stats", "spp", -1},
     {"_scaled_dot_product_cudnn_attention", "", "sa--qkii-", -1},
     {"_scaled_dot_product_cudnn_attention_backward", "", "sss", -1},
     {"_scaled_dot_product_efficient_attention", "", "saii", -1},
@@ -58,18 +60,32 @@ constexpr OrZerosOp kOrZerosOps[] = {
     {"avg_pool2d_backward", "", "s", -1},
     {"max_pool2d_with_indices", "", "si", -1},
     {"max_pool2d_with_indices_backward", "", "s", -1},
-    {"native_batch_norm", "", "saa", -1},
-    {"native_batch_norm_backward", "", "saa", 9},
+    {"native_batch_norm", "", "spp", -1},
+    {"native_batch_norm_backward", "", "spp", 9},
     {"pixel_shuffle", "", "s", -1},
     {"pixel_unshuffle", "", "s", -1},
 };
 
-at::ScalarType output_type(char letter, at::ScalarType first) {
+// The widest floating dtype of the arguments.
+at::ScalarType widest_type(const torch::jit::Stack& stack, size_t arguments, at::ScalarType first) {
+  auto widest = first;
+  for (auto value = stack.end() - static_cast<ptrdiff_t>(arguments); value != stack.end(); ++value) {
+    if (!value->isTensor() || !value->toTensor().defined() || !value->toTensor().is_floating_point()) continue;
+    const auto type = value->toTensor().scalar_type();
+    if (c10::elementSize(type) > c10::elementSize(widest)) widest = type;
+  }
+  return widest;
+}
+
+at::ScalarType output_type(char letter, const at::Tensor& tensor, const torch::jit::Stack& stack, size_t arguments) {
+  const auto first = tensor.scalar_type();
   switch (static_cast<OutputType>(letter)) {
     case OutputType::Same:
       return first;
     case OutputType::Accumulated:
       return at::toOpMathType(first);
+    case OutputType::Parameters:
+      return tensor.is_cpu() ? widest_type(stack, arguments, first) : at::toOpMathType(first);
     case OutputType::Index:
       return at::kLong;
     case OutputType::UInt64:
@@ -104,7 +120,7 @@ class OrZeros final : public c10::OperatorKernel {
       const bool wanted =
           letter != static_cast<char>(OutputType::Undefined) &&
           (row_.mask < 0 || torch::jit::peek(*stack, static_cast<size_t>(row_.mask), own).toBoolList()[i]);
-      auto options = first.options().dtype(output_type(letter, first.scalar_type()));
+      auto options = first.options().dtype(output_type(letter, first, *stack, own));
       results.emplace_back(wanted ? at::zeros(size.toIntVector(), options) : at::Tensor());
     }
     torch::jit::drop(*stack, own);

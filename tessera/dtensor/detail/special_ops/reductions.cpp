@@ -1,6 +1,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
+#include <ATen/ops/aminmax.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/max.h>
@@ -92,6 +93,14 @@ at::Tensor amin_or_highest(const at::Tensor& self, at::IntArrayRef dim, bool kee
   return at::full(reduced_sizes(self, dim, keepdim), identity_of_min(self.scalar_type()), self.options());
 }
 
+std::tuple<at::Tensor, at::Tensor> aminmax_or_extremes(const at::Tensor& self, std::optional<int64_t> dim,
+                                                       bool keepdim) {
+  if (self.numel() > 0) return at::aminmax(self, dim, keepdim);
+  std::vector<int64_t> dims;
+  if (dim) dims.push_back(*dim);
+  return {amin_or_highest(self, dims, keepdim), amax_or_lowest(self, dims, keepdim)};
+}
+
 at::Tensor max_or_lowest(const at::Tensor& self) {
   return self.numel() > 0 ? at::max(self) : amax_or_lowest(self, {}, false);
 }
@@ -132,6 +141,7 @@ TORCH_LIBRARY_FRAGMENT(tessera, m) {
   m.def("mean_of.dim(Tensor self, int[1]? dim, bool keepdim, ScalarType? dtype, float count) -> Tensor");
   m.def("amax_or_lowest(Tensor self, int[1] dim, bool keepdim) -> Tensor");
   m.def("amin_or_highest(Tensor self, int[1] dim, bool keepdim) -> Tensor");
+  m.def("aminmax_or_extremes(Tensor self, int? dim, bool keepdim) -> (Tensor, Tensor)");
   m.def("max_or_lowest(Tensor self) -> Tensor");
   m.def("min_or_highest(Tensor self) -> Tensor");
   m.def("norm_or_zero(Tensor self, Scalar p) -> Tensor");
@@ -146,6 +156,7 @@ TORCH_LIBRARY_IMPL(tessera, CompositeExplicitAutograd, m) {
   m.impl("mean_of.dim", mean_of_dim);
   m.impl("amax_or_lowest", amax_or_lowest);
   m.impl("amin_or_highest", amin_or_highest);
+  m.impl("aminmax_or_extremes", aminmax_or_extremes);
   m.impl("max_or_lowest", max_or_lowest);
   m.impl("min_or_highest", min_or_highest);
   m.impl("norm_or_zero", norm_or_zero);

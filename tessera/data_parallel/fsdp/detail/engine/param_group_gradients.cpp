@@ -416,6 +416,26 @@ bool ParamGroupGradients::take_unreduced() {
   return true;
 }
 
+void ParamGroupGradients::set_reduced(const std::vector<at::Tensor>& reduced) {
+  const at::NoGradGuard no_grad;
+  take_unreduced();
+  free_unsharded_grads();
+  std::fill(ready_.begin(), ready_.end(), 0);
+  has_unsharded_passes_ = false;
+  const auto& layout = group_.layout();
+  const auto rank = group_.shard_group()->rank();
+  at::Tensor shard;
+  for (size_t i = 0; i < reduced.size(); i++) {
+    if (!reduced[i].defined()) continue;
+    if (!shard.defined()) shard = at::zeros({layout.shard_numel()}, reduced[i].options());
+    layout.param_in_shard(i, rank, shard).copy_(layout.shard_of_ordered(i, reduced[i], rank));
+    deferred_[i] = 1;
+  }
+  if (!shard.defined()) return;
+  accumulate(shard);
+  restore_saved_grads();
+}
+
 void ParamGroupGradients::take(Shown& shown, const at::Tensor& holder, size_t first_param, size_t end_param) {
   auto& gradient = holder.mutable_grad();
   const auto before = std::exchange(shown, {});

@@ -206,4 +206,8 @@ at::Tensor ShardLayout::in_shard_order(size_t i, const at::Tensor& gradient) con
   return ordered;
 }
 
+at::Tensor ShardLayout::shard_of_ordered(size_t i, const at::Tensor& ordered, int64_t rank) const {
+  return has_contiguous_shards(i) ? shard_of(i, ordered, rank) : param_shard_in_order(i, rank, ordered);
+}
+
 }  // namespace tessera::data_parallel::fsdp

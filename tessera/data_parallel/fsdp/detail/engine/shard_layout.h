@@ -79,6 +79,8 @@ class ShardLayout {
   comm::Segments gradient_segments(const std::vector<char>& ready) const;
   // The gradient with the shards of all ranks one after the other. The gradient itself if it is stored so, else a copy.
   at::Tensor in_shard_order(size_t i, const at::Tensor& gradient) const;
+  // The part of in_shard_order(i, gradient) that belongs to `rank`, as a view.
+  at::Tensor shard_of_ordered(size_t i, const at::Tensor& ordered, int64_t rank) const;
 
  private:
   ShardLayout(std::vector<ParamShape> parameters, int64_t ranks) : shapes_(std::move(parameters)), ranks_(ranks) {}

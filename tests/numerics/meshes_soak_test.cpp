@@ -1,0 +1,262 @@
+// Under invariant numerics the trainer gives the same bits on every mesh: losses, gradient norms, final weights and
+// optimizer state. `make soak` trains GPT and Llama for 300 steps on all meshes; every test run some of them for 3.
+#include "tessera/checkpoint/detail/checkpoint_source.h"
+#include "tessera/checkpoint/load.h"
+#include "tessera/comm/detail/store/sha256.h"
+#include "tessera/testing/detail/soak.h"
+#include "tessera/testing/expect_error.h"
+#include "tessera/testing/spawn.h"
+#include "tests/checkpoint/new_folder.h"
+#include "tests/train/tiny_run.h"
+
+#include <ATen/Parallel.h>
+
+namespace tessera::train {
+namespace {
+
+using dcp::NewFolder;
+using Options = std::vector<std::pair<const char*, const char*>>;
+
+TrainConfig invariant_gpt() {
+  const bool soak = tessera::testing::long_soak();
+  TrainConfig config;
+  config.model = {.name = "gpt-tiny", .max_seq_len = 16, .layers = 2, .heads = 6, .dim = soak ? 96 : 48};
+  config.training = {.steps = soak ? 300 : 3, .batch = 24, .numerics = "invariant", .seed = 3};
+  config.optimizer.lr = 5e-3;
+  config.optimizer.warmup = 2;
+  config.guard.checksum_every = 0;
+  return config;
+}
+TrainConfig invariant_llama() {
+  auto config = invariant_gpt();
+  const int64_t dim = config.model.dim;
+  config.model = {
+      .name = "llama-tiny", .max_seq_len = 16, .layers = 2, .heads = 6, .kv_heads = 6, .dim = dim, .ffn_dim = 2 * dim};
+  return config;
+}
+
+std::string hex(const std::string& bytes) {
+  comm::store::Sha256 hash;
+  hash.update(bytes);
+  std::string text;
+  for (const unsigned char byte : hash.finish())
+    text += c10::str("0123456789abcdef"[byte / 16], "0123456789abcdef"[byte % 16]);
+  return text;
+}
+
+// SHA-256 of the losses, and of weights and optimizer state at the end.
+struct RunDigest {
+  std::string losses, state;
+  bool operator==(const RunDigest&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const RunDigest& digest) {
+  return out << digest.losses.substr(0, 12) << " " << digest.state.substr(0, 12);
+}
+
+RunDigest train_on_rank(const TrainConfig& config, const World& world, const std::string& checkpoint,
+                        const Setup& setup = {}, const Rank* me = nullptr) {
+  Trainer trainer(config, world);
+  if (setup) setup(trainer, *me);
+  std::string losses;
+  for (int64_t i = 0; i < config.training.steps; i++) {
+    const auto metrics = trainer.step().metrics;
+    for (const double number : {metrics.loss, metrics.grad_norm})
+      losses.append(reinterpret_cast<const char*>(&number), sizeof number);
+  }
+  trainer.save(checkpoint);
+  StateDict state;
+  for (const auto& saved : dcp::open_source(checkpoint).manifest.tensors)
+    if (saved.name.starts_with("model.") || saved.name.starts_with("optimizer."))
+      state.insert(saved.name, torch::empty(saved.sizes, saved.dtype));
+  dcp::load(state, checkpoint, {.strict = false}, world);
+  std::string bytes;
+  for (const auto& [name, tensor] : state)
+    bytes += name + std::string(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+  return {hex(losses), hex(bytes)};
+}
+
+RunDigest train_on_threads(TrainConfig config, const std::string& mesh, const Setup& setup = {}) {
+  config.parallel.mesh = mesh;
+  const NewFolder folder;
+  RunDigest digest;
+  run_ranks(std::max<int64_t>(1, ranks_of(config.parallel)), [&](Rank& me) {
+    const auto mine = train_on_rank(config, me.world, folder / "state", setup, &me);
+    if (me.rank == 0) digest = mine;
+  });
+  return digest;
+}
+
+struct InvariantCase {
+  std::string mesh;
+  Options options = {};
+  bool only_soak = true;
+};
+constexpr bool kInEveryRun = false;
+
+const Options kSequence = {{"parallel.sequence_parallel", "true"}}, kLoss = {{"parallel.loss_parallel", "true"}},
+              kBoth = {{"parallel.sequence_parallel", "true"}, {"parallel.loss_parallel", "true"}},
+              kCheckpoint = {{"training.activation_checkpoint", "true"}}, kAccumulate = {{"training.accumulate", "2"}};
+
+const std::vector<InvariantCase> kInvariantCases = {
+    {"dp=2", {}, kInEveryRun},
+    {"dp=3"},
+    {"dp=4"},
+    {"dp=6"},
+    {"dp=8"},
+    {"fsdp=2"},
+    {"fsdp=3", {}, kInEveryRun},
+    {"fsdp=4"},
+    {"fsdp=6"},
+    {"fsdp=8"},
+    {"tp=2", {}, kInEveryRun},
+    {"tp=3"},
+    {"tp=6"},
+    {"tp=2", kSequence},
+    {"tp=3", kSequence},
+    {"tp=2", kLoss},
+    {"tp=3", kLoss},
+    {"tp=2", kBoth, kInEveryRun},
+    {"tp=3", kBoth},
+    {"tp=6", kBoth},
+    {"dp=2,fsdp=2"},
+    {"dp=2,fsdp=3"},
+    {"dp=3,fsdp=2"},
+    {"dp=2,fsdp=4"},
+    {"dp=2,tp=2"},
+    {"dp=2,tp=3"},
+    {"dp=3,tp=2", {}, kInEveryRun},
+    {"dp=4,tp=2"},
+    {"dp=2,tp=2", kBoth},
+    {"dp=3,tp=2", kBoth},
+    {"fsdp=2,tp=2", kBoth, kInEveryRun},
+    {"fsdp=2,tp=2"},
+    {"fsdp=3,tp=2"},
+    {"fsdp=2,tp=3"},
+    {"fsdp=4,tp=2"},
+    {"fsdp=2,tp=2", kSequence},
+    {"fsdp=4,tp=2", kBoth},
+    {"dp=2,fsdp=2,tp=2"},
+    {"dp=2,fsdp=2,tp=2", kBoth},
+    {"", kCheckpoint},
+    {"dp=2,tp=2", kCheckpoint},
+    {"fsdp=2,tp=2", kCheckpoint},
+    {"dp=2", kAccumulate},
+};
+
+void expect_same_bits(const TrainConfig& config) {
+  const auto one_rank = train_on_threads(config, "");
+  const auto size = static_cast<uint32_t>(kInvariantCases.size());
+  const auto part = tessera::testing::soak_seeds(0, size, size);
+  for (auto i = part.first; i < part.end; i++) {
+    const auto& each = kInvariantCases[i];
+    if (each.only_soak && !tessera::testing::long_soak()) continue;
+    auto changed = config;
+    std::string options;
+    for (const auto& [key, value] : each.options) {
+      set_option(changed, key, value);
+      options += c10::str(" ", key, "=", value);
+    }
+    EXPECT_EQ(train_on_threads(changed, each.mesh), one_rank) << each.mesh << options;
+  }
+}
+
+TEST(InvariantMeshes, GPTHasTheSameBits) { expect_same_bits(invariant_gpt()); }
+TEST(InvariantMeshes, LlamaHasTheSameBits) { expect_same_bits(invariant_llama()); }
+
+// Shared heads of keys and values.
+TEST(InvariantMeshes, GroupedQueryAttentionHasTheSameBits) {
+  auto config = invariant_llama();
+  config.model.kv_heads = 2;
+  config.training.steps = 2;
+  EXPECT_EQ(train_on_threads(config, "tp=2"), train_on_threads(config, ""));
+}
+
+// The comparison can fail: a sum whose order depends on the number of ranks changes the bits.
+TEST(InvariantMeshes, AnOrderDependentSumIsCaught) {
+  const auto plant = [](Trainer& trainer, const Rank& me) {
+    const auto parts = static_cast<int64_t>(me.size() + 1);
+    for (const auto& p : trainer.model().module().parameters()) {
+      if (p.dim() != 1) continue;
+      p.register_hook([parts](const at::Tensor& gradient) {
+        auto sum = torch::zeros({}, gradient.options());
+        for (const auto& part : gradient.chunk(parts)) sum = sum + part.sum();
+        return gradient + (sum - gradient.sum());  // 0 but for rounding
+      });
+      break;
+    }
+  };
+  auto config = invariant_gpt();
+  config.training.steps = 3;
+  const auto one_rank = train_on_threads(config, "", plant);
+  EXPECT_EQ(train_on_threads(config, "", plant), one_rank);
+  EXPECT_NE(train_on_threads(config, "dp=2", plant), one_rank);
+}
+
+// Processes over each backend, with one and two threads.
+TEST(InvariantMeshes, ProcessesHaveTheBitsOfOneRank) {
+  auto config = invariant_gpt();
+  config.training.steps = tessera::testing::long_soak() ? 30 : 2;
+  const auto expected = train_on_threads(config, "");
+  tessera::testing::spawn_ranks_over_each(2, [&](Rank& me) {
+    const NewFolder own;
+    for (const std::string mesh : {"dp=2", "fsdp=2", "tp=2"})
+      for (const int threads : {1, 2}) {
+        at::set_num_threads(threads);
+        auto on_mesh = config;
+        on_mesh.parallel.mesh = mesh;
+        const auto folder = c10::str("/tmp/tessera-invariant-", getppid(), "-", mesh, "-", threads);
+        EXPECT_EQ(train_on_rank(on_mesh, me.world, folder), expected) << mesh << " " << threads;
+        if (me.rank == 0) std::filesystem::remove_all(folder);
+      }
+  });
+}
+
+std::string losses_after(TrainConfig config, const std::string& mesh, int64_t steps, const std::string& from,
+                         const std::string& to, const std::string& file) {
+  config.parallel.mesh = mesh;
+  config.checkpoint.resume = from;
+  run_ranks(std::max<int64_t>(1, ranks_of(config.parallel)), [&](Rank& me) {
+    Trainer trainer(config, me.world);
+    std::shared_ptr<LossFile> losses;
+    if (me.rank == 0) losses = std::make_shared<LossFile>(file, trainer.steps_made());
+    for (int64_t i = 0; i < steps; i++) {
+      const auto outcome = trainer.step();
+      if (losses) losses->on_step(outcome.metrics);
+    }
+    if (!to.empty()) trainer.save(to);
+  });
+  return dcp::read(file);
+}
+
+TEST(InvariantMeshes, ARunThatIsResumedOnOtherMeshesHasTheLossFileOfOneRank) {
+  auto config = invariant_gpt();
+  config.training.steps = 6;
+  const NewFolder folder;
+  const auto expected = losses_after(config, "", 6, "", "", folder / "one");
+  losses_after(config, "fsdp=4", 3, "", folder / "2",
+               folder / "losses");  // the last of its steps is not in the checkpoint
+  losses_after(config, "fsdp=4", 2, "", folder / "first", folder / "losses");
+  losses_after(config, "tp=2", 2, folder / "first", folder / "second", folder / "losses");
+  EXPECT_EQ(losses_after(config, "dp=3", 2, folder / "second", "", folder / "losses"), expected);
+  EXPECT_EQ(std::count(expected.begin(), expected.end(), '\n'), 6);
+}
+
+TEST(InvariantMeshes, WhatIsNotCoveredIsRefusedByName) {
+  const auto refused = [](const Options& options, int64_t ranks, const char* what) {
+    auto config = invariant_gpt();
+    for (const auto& [key, value] : options) set_option(config, key, value);
+    EXPECT_ERROR(UsageError, check(config, ranks), what);
+  };
+  refused({{"parallel.mesh", "pp=2"}}, 2, "the axis pp");
+  refused({{"parallel.mesh", "cp=2"}}, 2, "the axis cp");
+  refused({{"model.dropout", "0.1"}}, 1, "dropout");
+  refused({{"training.compile", "true"}}, 1, "--compile");
+  refused({{"training.precision", "bf16"}}, 1, "--precision bf16");
+  refused({{"model.name", "mixtral-tiny"}, {"model.heads", "0"}}, 1, "a mixture of experts");
+  refused({{"training.batch", "64"}}, 1, "not divisible by 24 virtual shards");
+  refused({{"parallel.mesh", "dp=5"}, {"training.batch", "120"}}, 5, "not divisible by 5");
+  refused({{"training.numerics", "exact"}}, 1, "allowed: default, invariant");
+}
+
+}  // namespace
+}  // namespace tessera::train
