@@ -34,6 +34,7 @@ endfunction()
 
 tessera_doc_blocks(README.md tests/docs/readme_test.cpp)
 tessera_doc_blocks(docs/concepts.md tests/docs/concepts_test.cpp)
+tessera_doc_blocks(docs/design/numerics.md tests/docs/numerics_test.cpp)
 tessera_doc_blocks(docs/first_program.md tests/docs/first_program_test.cpp)
 tessera_doc_blocks(docs/own_op.md tests/docs/own_op_test.cpp)
 tessera_doc_blocks(docs/own_schedule.md tests/docs/own_schedule_test.cpp)

@@ -134,6 +134,14 @@ def cli_page(program):
     return len(commands)
 
 
+def check_blocks(pages):
+    """Every page with C++ is one whose blocks a test compiles (cmake/TesseraDocs.cmake)."""
+    compiled = {page for page, _ in check_examples.pages()}
+    for source, _, _, _ in pages:
+        if "```cpp\n" in (ROOT / source).read_text() and source not in compiled:
+            raise SystemExit(f"{source}: no test compiles its C++; add it to cmake/TesseraDocs.cmake")
+
+
 def check_commands(program, pages):
     """The commands `tessera ...` of a page have only options that the program has."""
     helps = {}
@@ -299,6 +307,7 @@ def main():
     nav["Examples"] = example_pages()
     places |= {f"examples/{pathlib.Path(page).stem}.cpp": page for page, _ in nav["Examples"]}
     nav["API"], symbols = api_pages(places)
+    check_blocks(pages)
     check_commands(arguments.program, pages)
     commands, ops, errors = cli_page(arguments.program), ops_page(arguments.program), errors_page()
     nav["Reference"] = [("reference/cli.md", "Program"), ("reference/ops.md", "Ops"), ("reference/errors.md", "Errors")]

@@ -72,9 +72,16 @@ pid_t start_training(const std::string& folder, int64_t steps, const std::vector
   return pid;
 }
 
-std::vector<pid_t> children_of(pid_t pid) {
-  std::ifstream file(c10::str("/proc/", pid, "/task/", pid, "/children"));
-  return {std::istream_iterator<pid_t>(file), {}};
+// The ranks that a launcher has started. A child that has not called exec() yet is not one.
+std::vector<pid_t> ranks_of(pid_t launcher) {
+  std::ifstream file(c10::str("/proc/", launcher, "/task/", launcher, "/children"));
+  std::vector<pid_t> ranks;
+  for (const pid_t pid : std::vector<pid_t>(std::istream_iterator<pid_t>(file), {})) {
+    std::ifstream environment(c10::str("/proc/", pid, "/environ"));
+    const std::string text(std::istreambuf_iterator<char>(environment), {});
+    if (text.find(std::string("\0LOCAL_RANK=", 12)) != std::string::npos) ranks.push_back(pid);
+  }
+  return ranks;
 }
 
 // Waits for a process that need not be a child of ours.
@@ -134,7 +141,7 @@ TEST(CheckpointRounds, AKilledTrainingLosesNothing) {
       }
       wait_milliseconds(random() % 200);
     }
-    auto ranks = children_of(launcher);
+    const auto ranks = ranks_of(launcher);
     std::vector<int> ends;
     for (const pid_t rank : ranks)
       if (const auto fd = static_cast<int>(syscall(SYS_pidfd_open, rank, 0)); fd >= 0) ends.push_back(fd);
