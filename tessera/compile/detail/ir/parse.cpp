@@ -10,7 +10,6 @@
 #include <cstring>
 #include <limits>
 #include <map>
-#include <regex>
 #include <sstream>
 #include <utility>
 
@@ -247,9 +246,25 @@ class Parser {
   }
 
   // The module of a comment, without what listing() adds: "net1  # 128 bytes, ran 3".
+  // No std::regex: it recurses for each character, so a long comment would overflow the stack.
   static std::string without_runs(const std::string& comment) {
-    static const std::regex runs(R"((^|\s*# )(\d+ bytes, )?ran \d+$)");
-    return std::regex_replace(comment, runs, "");
+    std::string_view rest = comment;
+    const auto drop = [](std::string_view& text, std::string_view end) {
+      const bool has = text.ends_with(end);
+      if (has) text.remove_suffix(end.size());
+      return has;
+    };
+    const auto drop_all = [](std::string_view& text, std::string_view characters) {
+      const auto before = text.size();
+      text = text.substr(0, text.find_last_not_of(characters) + 1);
+      return text.size() < before;
+    };
+    constexpr std::string_view kDigits = "0123456789", kBlanks = " \t\n\v\f\r";
+    if (!drop_all(rest, kDigits) || !drop(rest, "ran ")) return comment;
+    if (auto bytes = rest; drop(bytes, " bytes, ") && drop_all(bytes, kDigits)) rest = bytes;
+    if (!rest.empty() && !drop(rest, "# ")) return comment;
+    drop_all(rest, kBlanks);
+    return std::string(rest);
   }
 
   Arg read_result(LineCursor& at) {
