@@ -23,8 +23,8 @@ struct TrainStep::State {
   optim::GradScaler scaler;
   int64_t accumulate;
   double clip;
-  int64_t microbatches;  // of the pipeline or of accumulation
-  Numerics numerics = Numerics::Strict;  // eager steps
+  int64_t microbatches;                        // of the pipeline or of accumulation
+  Numerics numerics = Numerics::Strict;        // eager steps
   std::unique_ptr<VirtualShards> shards = {};  // with Numerics::Invariant
 };
 

@@ -1,8 +1,8 @@
 #pragma once
 #include "tessera/base/visit.h"
 #include "tessera/comm/collectives.h"
-#include "tessera/data_parallel/fsdp/detail/engine/schedule.h"
 #include "tessera/data_parallel/fsdp/detail/api/wrap_policy.h"
+#include "tessera/data_parallel/fsdp/detail/engine/schedule.h"
 #include "tessera/mesh/device_mesh.h"
 
 #include <c10/core/Device.h>

@@ -71,9 +71,10 @@ class ParamGroupGradients {
   bool take_unreduced();
   bool shows_unreduced() const;  // some .grad is not reduced
   // For code that reduces the gradients that .grad shows by itself: .grad becomes this rank's shard of the result.
-  // `reduced` has one tensor per parameter, as .grad showed it, equal on all ranks; an undefined one leaves .grad empty.
+  // `reduced` has one tensor per parameter, as .grad showed it, equal on all ranks; an undefined one leaves .grad
+  // empty.
   void set_reduced(const std::vector<at::Tensor>& reduced);
-  void abandon();                // after an error: frees all gradients and restores the saved .grad
+  void abandon();  // after an error: frees all gradients and restores the saved .grad
 
   // .grad while it shows a gradient that is not reduced.
   struct Shown {
