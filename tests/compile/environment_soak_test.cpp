@@ -69,7 +69,11 @@ SequenceResult run_sequence(const Items& items, bool trains, int calls, uint32_t
   auto step = compile(EnvironmentStep{items, trains, &compiled}, options);
   Tensors all_wanted, all_found;  // the caller keeps results, and writes into them
   for (int call = 0; call < calls; call++) {
-    if (call > 0) change(call, eager, compiled);
+    try {
+      if (call > 0) change(call, eager, compiled);
+    } catch (const std::exception& error) {
+      return {c10::str("before call ", call, ", a change failed: ", error.what())};
+    }
     Tensors wanted, found;
     try {
       const ThreadState state(eager);
@@ -91,9 +95,13 @@ SequenceResult run_sequence(const Items& items, bool trains, int calls, uint32_t
     const auto text =
         first_difference("returned", found, wanted) + first_difference("memory", memory_of(compiled), memory_of(eager));
     if (!text.empty()) return {c10::str("call ", call, ": ", text), false};
-    for (size_t i = 0; i < wanted.size(); i++)
-      if (const auto& t = wanted[i]; !is_dtensor(t) && !t.is_inference() && t.is_non_overlapping_and_dense())
-        t.mul_(2), found[i].mul_(2);
+    for (size_t i = 0; i < wanted.size(); i++) {
+      const auto& t = wanted[i];
+      if (t.is_inference() != found[i].is_inference())
+        return {c10::str("call ", call, ": result ", i, " is ", t.is_inference() ? "" : "not ",
+                         "an inference tensor in eager")};
+      if (!is_dtensor(t) && !t.is_inference() && t.is_non_overlapping_and_dense()) t.mul_(2), found[i].mul_(2);
+    }
     all_wanted.insert(all_wanted.end(), wanted.begin(), wanted.end());
     all_found.insert(all_found.end(), found.begin(), found.end());
   }

@@ -13,7 +13,10 @@
 
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <mutex>
+#include <sstream>
+#include <string>
 
 namespace tessera::optim::detail {
 namespace {
@@ -23,6 +26,21 @@ using LossClosure = torch::optim::Optimizer::LossClosure;
 TorchStepHandler*& handler() {
   thread_local TorchStepHandler* it = nullptr;
   return it;
+}
+
+// How the memory at an address is protected now, as PROT_ flags; nothing if that cannot be read.
+std::optional<int> protection_of(const void* address) {
+  std::ifstream maps("/proc/self/maps");  // 7f31c000-7f31f000 r--p ...
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    char dash = 0;
+    std::string flags;
+    std::istringstream text(line);
+    if (!(text >> std::hex >> begin >> dash >> end >> flags) || at < begin || at >= end) continue;
+    return (flags[0] == 'r' ? PROT_READ : 0) | (flags[1] == 'w' ? PROT_WRITE : 0) | (flags[2] == 'x' ? PROT_EXEC : 0);
+  }
+  return std::nullopt;
 }
 
 // A member function gets its object as the first argument (Itanium C++ ABI).
@@ -49,14 +67,15 @@ struct StepEntry {
     auto* entry = table + offset - 1;
     std::memcpy(reinterpret_cast<void*>(&of_libtorch), entry, sizeof(of_libtorch));
     const auto replacement = &call;
+    const auto protection = protection_of(entry);
     const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     const auto first = reinterpret_cast<uintptr_t>(entry) / page * page;
     auto* pages = reinterpret_cast<void*>(first);  // NOLINT(performance-no-int-to-ptr)
     const auto bytes = reinterpret_cast<uintptr_t>(entry) + sizeof(replacement) - first;
-    // Stays writable: a page at the end of the table may also have data. If the system forbids it, captured optimizers
-    // are refused, because two traces of such a step differ.
-    if (mprotect(pages, bytes, PROT_READ | PROT_WRITE) != 0) return;
+    // If the system forbids it, captured optimizers are refused, because two traces of such a step differ.
+    if (!protection || mprotect(pages, bytes, *protection | PROT_WRITE) != 0) return;
     std::memcpy(entry, reinterpret_cast<const void*>(&replacement), sizeof(replacement));
+    mprotect(pages, bytes, *protection);
   }
 };
 
