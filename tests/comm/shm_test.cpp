@@ -24,12 +24,12 @@ using testing::spawn_ranks;
 TEST(Shm, EveryCollectiveOnTwo) { spawn_ranks(2, testing::every_collective, {.backend = "shm"}); }
 TEST(Shm, EveryCollectiveOnFour) { spawn_ranks(4, testing::every_collective, {.backend = "shm"}); }
 
-// The files in /dev/shm that belong to Tessera, except the folders of spawn_ranks, which other tests may use.
+// The files in /dev/shm that belong to Tessera. Folders are those of other tests, which may run now.
 std::vector<std::string> objects() {
   std::vector<std::string> found;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
     const std::string name = entry.path().filename();
-    if (name.starts_with("tessera") && !name.starts_with("tessera-spawn-")) found.push_back(name);
+    if (name.starts_with("tessera") && !entry.is_directory()) found.push_back(name);
   }
   return found;
 }
