@@ -10,6 +10,7 @@ void register_context(BenchRegistry& registry);     // context_bench.cpp
 void register_ddp(BenchRegistry& registry);         // ddp_bench.cpp
 void register_dispatch(BenchRegistry& registry);    // dispatch_bench.cpp
 void register_fsdp(BenchRegistry& registry);        // fsdp_bench.cpp
+void register_gpu(BenchRegistry& registry);         // gpu_bench.cpp
 void register_memory(BenchRegistry& registry);      // memory_bench.cpp
 void register_noop(BenchRegistry& registry);        // noop_bench.cpp
 void register_numerics(BenchRegistry& registry);    // numerics_bench.cpp
@@ -25,6 +26,7 @@ void register_all_benches(BenchRegistry& registry) {
   register_ddp(registry);
   register_dispatch(registry);
   register_fsdp(registry);
+  register_gpu(registry);
   register_memory(registry);
   register_noop(registry);
   register_numerics(registry);

@@ -31,6 +31,7 @@ struct SelftestArguments {
   int64_t ranks = 4;
   std::vector<std::string> backends = {"threads", "shm", "gloo"};
   bool nccl = false;
+  std::string device = "cpu";  // of ranks over other backends than nccl
   std::string plant, file = "tessera-selftest.txt";
 };
 
@@ -44,18 +45,25 @@ std::string machine_text() {
   return text.str();
 }
 
-at::Device device_of(const std::string& backend, int64_t local_rank) {
-  return backend == "nccl" ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(local_rank)) : at::Device(at::kCPU);
+// Over other backends than nccl, several ranks may share a GPU.
+at::Device device_of(const std::string& backend, int64_t local_rank, const SelftestArguments& arguments) {
+  if (backend == "nccl") return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank)};
+  if (arguments.device == "cpu") return at::kCPU;
+  const int64_t devices = comm::detail::nccl_devices();
+  TESSERA_CHECK(devices > 0, UsageError, "selftest --device cuda: LibTorch finds no CUDA device on this host");
+  return {at::kCUDA, static_cast<at::DeviceIndex>(local_rank % devices)};
 }
 
 // This process is a rank of a job: all checks in its world. Rank 0 writes the file.
 bool selftest_as_rank(const comm::Environment& environment, const SelftestArguments& arguments) {
   const auto backend = arguments.backends.size() == 1 ? arguments.backends[0] : std::string();
   const auto world = init({.backend = backend});
-  const auto results =
-      run_selftest(world, device_of(world.backend(), environment.local_rank), parse_selftest_fault(arguments.plant));
+  const auto results = run_selftest(world, device_of(world.backend(), environment.local_rank, arguments),
+                                    parse_selftest_fault(arguments.plant));
   std::ostringstream text;
-  const bool passed = print_selftest(text, c10::str("\n", world.size(), " ranks over ", world.backend()), results);
+  const auto staged = arguments.device == "cuda" && world.backend() != "nccl" ? ", on CUDA tensors" : "";
+  const bool passed =
+      print_selftest(text, c10::str("\n", world.size(), " ranks over ", world.backend(), staged), results);
   if (world.rank() == 0) {
     write_text_file(arguments.file, machine_text() + text.str());
     std::cout << text.str();
@@ -92,11 +100,12 @@ bool selftest_on_threads(const SelftestArguments& arguments, std::ostream& out) 
 }
 
 // Ranks that are processes, which the launcher starts.
-bool selftest_on_processes(const SelftestArguments& arguments, const std::string& backend, std::ostream& out) {
+bool selftest_on_processes(const SelftestArguments& arguments, const std::string& backend, const std::string& device,
+                           std::ostream& out) {
   const auto part = arguments.file + "." + backend;
   std::filesystem::remove(part);
   launch::RunOptions options;
-  options.command = {program_path().string(), "selftest", "--backends", backend, "-o", part};
+  options.command = {program_path().string(), "selftest", "--backends", backend, "--device", device, "-o", part};
   options.nproc_per_node = backend == "nccl" ? std::max<int64_t>(1, comm::detail::nccl_devices()) : arguments.ranks;
   options.ranks_shown = std::set<int64_t>{};
   options.brief_errors = true;
@@ -121,9 +130,12 @@ void selftest(const SelftestArguments& arguments) {
     std::ostringstream text;
     text << machine_text();
     for (const auto& backend : arguments.backends)
-      passed &=
-          backend == "threads" ? selftest_on_threads(arguments, text) : selftest_on_processes(arguments, backend, text);
-    if (arguments.nccl) passed &= selftest_on_processes(arguments, "nccl", text);
+      passed &= backend == "threads" ? selftest_on_threads(arguments, text)
+                                     : selftest_on_processes(arguments, backend, arguments.device, text);
+    if (arguments.nccl) {
+      passed &= selftest_on_processes(arguments, "nccl", "cuda", text);
+      passed &= selftest_on_processes(arguments, "shm", "cuda", text);
+    }
     write_text_file(arguments.file, text.str());
     std::cout << text.str() << '\n'
               << (passed ? "All checks passed. " : "") << "The report is in " << arguments.file << '\n';
@@ -143,7 +155,11 @@ void add_selftest_command(CLI::App& app) {
   command->add_option("--backends", arguments->backends, "Comma-separated backends")
       ->delimiter(',')
       ->capture_default_str();
-  command->add_flag("--nccl", arguments->nccl, "Also over nccl, with one rank per CUDA device");
+  command->add_flag("--nccl", arguments->nccl,
+                    "Also over nccl, with one rank per CUDA device, and over shm, with ranks that share CUDA devices");
+  command->add_option("--device", arguments->device, "Device of ranks over other backends than nccl: cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
   command->add_option("--plant", arguments->plant,
                       "Plant faults that the test must find: wrong:RANK and slow:RANK-RANK");
   command->add_option("-o,--output", arguments->file, "File for the report")->capture_default_str();

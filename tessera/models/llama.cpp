@@ -1,6 +1,8 @@
 #include "tessera/models/llama.h"
 
 #include "tessera/base/error.h"
+#include "tessera/cuda/detail/transformer_kernels.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/models/detail/rope.h"
 #include "tessera/tensor_parallel/context_parallel.h"
 
@@ -41,7 +43,11 @@ void LlamaFeedForwardImpl::reset() {
   w3 = register_module("w3", linear(config.dim, config.ffn_dim, /*bias=*/false));
 }
 
-at::Tensor LlamaFeedForwardImpl::forward(const at::Tensor& x) { return w2(at::silu(w1(x)) * w3(x)); }
+at::Tensor LlamaFeedForwardImpl::forward(const at::Tensor& x) {
+  const auto gate = w1(x), up = w3(x);
+  const bool fused = !is_dtensor(gate) && !is_dtensor(up) && cuda::has_swiglu(gate, up);
+  return w2(fused ? cuda::swiglu(gate, up) : at::silu(gate) * up);
+}
 
 LlamaBlockImpl::LlamaBlockImpl(const LlamaConfig& config) : config(config) { LlamaBlockImpl::reset(); }
 

@@ -11,12 +11,13 @@ namespace tessera::models {
 
 namespace {
 
-at::Tensor reduced_loss(const at::Tensor& logits, const at::Tensor& targets, at::Reduction::Reduction reduction) {
+at::Tensor reduced_loss(const at::Tensor& logits, const at::Tensor& targets, at::Reduction::Reduction reduction,
+                        bool reuse_logits) {
   TESSERA_CHECK(logits.dim() == 3 && targets.sizes() == logits.sizes().slice(0, 2), UsageError,
                 "loss takes logits (B, T, vocab) and targets (B, T); found sizes ", logits.sizes(), " and ",
                 targets.sizes());
   if (!is_dtensor(logits) && cuda::has_cross_entropy(logits)) {
-    const auto rows = cuda::cross_entropy_rows(logits.flatten(0, 1), targets.flatten());
+    const auto rows = cuda::cross_entropy_rows(logits.flatten(0, 1), targets.flatten(), -100, reuse_logits);
     if (reduction == at::Reduction::Sum) return rows.sum();
     return rows.sum() / targets.ne(-100).sum();
   }
@@ -28,11 +29,11 @@ at::Tensor reduced_loss(const at::Tensor& logits, const at::Tensor& targets, at:
 }  // namespace
 
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets) {
-  return reduced_loss(logits, targets, at::Reduction::Mean);
+  return reduced_loss(logits, targets, at::Reduction::Mean, false);
 }
 
-at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& targets) {
-  return reduced_loss(logits, targets, at::Reduction::Sum);
+at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& targets, bool reuse_logits) {
+  return reduced_loss(logits, targets, at::Reduction::Sum, reuse_logits);
 }
 
 }  // namespace tessera::models

@@ -8,6 +8,8 @@ namespace tessera::models {
 // Example:  models::loss(model(tokens), targets).backward();
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets);
 // The sum instead of the mean, for callers that divide by the number of targets on all ranks.
-at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& targets);
+// `reuse_logits`: nobody reads the logits after the backward, which may then write their gradient into their memory. On
+// a GPU they are the largest tensor of a step.
+at::Tensor loss_sum(const at::Tensor& logits, const at::Tensor& targets, bool reuse_logits = false);
 
 }  // namespace tessera::models

@@ -107,7 +107,8 @@ void AdamOf<Options>::update_foreach(const Options& o, TensorLists& lists) const
 template <class Options>
 void AdamOf<Options>::update_fused(const Options& o, TensorLists& lists, const Scaling* scaling) const {
   const at::AutoDispatchBelowADInplaceOrView below;  // these kernels do not bump versions; run_updates does
-  const std::optional<at::Tensor> scale = scaling ? std::optional(scaling->scale) : std::nullopt;
+  const std::optional<at::Tensor> scale =
+      scaling && scaling->scale.defined() ? std::optional(scaling->scale) : std::nullopt;
   const std::optional<at::Tensor> found_inf = scaling ? std::optional(scaling->found_inf) : std::nullopt;
   const auto& steps = lists.state[kStep];
   increment_steps(steps);

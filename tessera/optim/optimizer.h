@@ -36,7 +36,7 @@ struct ParamGroup {
 class Optimizer : public torch::optim::Optimizer, public OptimizerAccess {
  public:
   // The scale of a GradScaler, and whether a gradient is inf or NaN (1.0 or 0.0): tensors of one float. Only fused
-  // kernels take it: they divide gradients by `scale` and skip the update if found_inf is 1.
+  // kernels take it: they divide gradients by `scale`, if it is defined, and skip the update if found_inf is 1.
   struct Scaling {
     at::Tensor scale, found_inf;
   };

@@ -67,7 +67,8 @@ void SGD::update_foreach(const Options& o, TensorLists& lists) const {
 
 void SGD::update_fused(const Options& o, TensorLists& lists, const Scaling* scaling) const {
   const at::AutoDispatchBelowADInplaceOrView below;  // these kernels do not bump versions; run_updates does
-  const std::optional<at::Tensor> scale = scaling ? std::optional(scaling->scale) : std::nullopt;
+  const std::optional<at::Tensor> scale =
+      scaling && scaling->scale.defined() ? std::optional(scaling->scale) : std::nullopt;
   const std::optional<at::Tensor> found_inf = scaling ? std::optional(scaling->found_inf) : std::nullopt;
   const auto call = [&](const auto& lr) {
     at::_fused_sgd_(lists.parameters, lists.gradients, o.momentum != 0 ? lists.state[0] : Tensors{}, o.weight_decay,

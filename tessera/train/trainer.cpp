@@ -4,14 +4,20 @@
 #include "tessera/base/error.h"
 #include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/debug/detail/step_profiler.h"
+#include "tessera/dtensor/detail/full_tensor_or_self.h"
 #include "tessera/train/detail/check_replicas.h"
 #include "tessera/train/detail/device.h"
 #include "tessera/train/detail/memory_check.h"
 #include "tessera/train/detail/router.h"
 
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <chrono>
+#include <deque>
 #include <filesystem>
 
 namespace tessera::train {
@@ -83,43 +89,91 @@ Trainer::Trainer(const TrainConfig& config, const World& world)
 Trainer::~Trainer() = default;
 
 Trainer::StepOutcome Trainer::step() {
-  begin_profile();
   const auto start = Clock::now();
+  auto started = start_step(false);
+  measure(started.outcome.metrics, std::chrono::duration<double>(Clock::now() - start).count());
+  return started.outcome;
+}
+
+// On a GPU the host reads loss and norm of a step later, so that it never waits for the device. Until then the device
+// itself keeps a bad step from changing parameters. A comparison with earlier losses, and routers, need the host.
+bool Trainer::can_read_later() const {
+  return !device_.is_cpu() && config_.guard.spike == 0 && !model_.has_stages() && model_.experts().empty();
+}
+
+Trainer::StartedStep Trainer::start_step(bool may_read_later) {
+  begin_profile();
   const auto loaded = loader_.next();
-  StepOutcome outcome;
-  auto& metrics = outcome.metrics;
+  StartedStep started;
+  auto& [metrics, verdict] = started.outcome;
   metrics.step = ++step_;
   metrics.lr = optimizer_->lr(0);
   metrics.data_seconds = loader_.seconds_waited();
   const auto recompiles = train_step_.recompiles().size();
+  at::Tensor numbers;
   {
     const TrafficCount traffic;
     const auto result =
-        train_step_.forward_backward(loaded.batch.input.to(device_), loaded.batch.target.to(device_), loaded.counted);
+        train_step_.forward_backward(to_device(loaded.batch.input), to_device(loaded.batch.target), loaded.counted);
     saving_.wait_staging();  // forward and backward change nothing that a checkpoint has
-    metrics.grad_norm = result.grad_norm.item<double>();
     metrics.traffic = traffic.by_axis();
-    metrics.loss = mean_over_data(result.loss, &metrics.max_loss);
+    numbers = step_numbers(result);
   }
-  outcome.verdict = loss_monitor_.check(metrics.loss, metrics.grad_norm, config_.training.precision == "fp16");
-  if (outcome.verdict.action == LossMonitor::Action::Continue) {
-    train_step_.update();
+  if (may_read_later) {
+    started.numbers = at::empty_like(numbers, numbers.options().device(at::kCPU).pinned_memory(true));
+    started.numbers.copy_(numbers, /*non_blocking=*/true);
+    const c10::impl::VirtualGuardImpl device(device_.type());
+    started.read.emplace(device_.type());
+    started.read->record(device.getStream(device_));
+    train_step_.update(config_.guard.on_nan == "ignore" ? at::Tensor() : is_bad(numbers));
   } else {
-    train_step_.skip();
-    metrics.skipped = outcome.verdict.reason;
+    take_numbers(started.outcome, numbers.cpu());
+    if (verdict.action == LossMonitor::Action::Continue)
+      train_step_.update();
+    else
+      train_step_.skip();
   }
   if (const auto reasons = train_step_.recompiles(); reasons.size() > recompiles) metrics.recompiled = reasons.back();
-  metrics.router = router_metrics(model_, outcome.verdict.action == LossMonitor::Action::Continue);
+  metrics.router = router_metrics(model_, verdict.action == LossMonitor::Action::Continue);
   scheduler_.step();
   samples_read_ += loaded.samples;
   sampler_position_ = loaded.position;
   metrics.samples_read = samples_read_;
   metrics.parameter_bytes = parameter_bytes_;
-  measure(metrics, std::chrono::duration<double>(Clock::now() - start).count());
   end_profile();
   const int64_t every = config_.guard.checksum_every;
   if (every > 0 && step_ % every == 0) check_replicas(model_, c10::str("after step ", step_));
-  return outcome;
+  return started;
+}
+
+// 1 if the step must not change parameters. A step that stops the run keeps all later ones from it too.
+at::Tensor Trainer::is_bad(const at::Tensor& numbers) {
+  auto bad = numbers.isfinite().all().logical_not().to(at::kFloat).view({1});
+  if (config_.guard.on_nan != "stop") return bad;
+  return stopped_ = stopped_.defined() ? at::maximum(stopped_, bad) : bad;
+}
+
+at::Tensor Trainer::to_device(const at::Tensor& batch) const {
+  if (device_.is_cpu()) return batch;
+  return batch.pin_memory().to(device_, /*non_blocking=*/true);  // a copy from other memory waits
+}
+
+void Trainer::finish(StartedStep& started) {
+  if (!started.read) return;
+  started.read->synchronize();
+  started.read.reset();
+  take_numbers(started.outcome, started.numbers);
+}
+
+void Trainer::take_numbers(StepOutcome& outcome, const at::Tensor& numbers) {
+  auto& metrics = outcome.metrics;
+  const auto* values = numbers.const_data_ptr<double>();
+  metrics.loss = values[0];
+  metrics.max_loss = values[1];                                          // NaN if a loss is NaN
+  if (metrics.max_loss < metrics.loss) metrics.max_loss = metrics.loss;  // rounding of the mean of equal losses
+  metrics.grad_norm = values[2];
+  outcome.verdict = loss_monitor_.check(metrics.loss, metrics.grad_norm, config_.training.precision == "fp16");
+  if (outcome.verdict.action != LossMonitor::Action::Continue) metrics.skipped = outcome.verdict.reason;
 }
 
 void Trainer::begin_profile() {
@@ -150,14 +204,14 @@ void Trainer::end_profile() {
       [](const auto&) { return std::string(); });
 }
 
-double Trainer::mean_over_data(const at::Tensor& loss, double* max_loss) {
-  auto of_rank = loss.detach().to(at::kDouble);
+// Mean and largest loss over the data, and the gradient norm, in one tensor.
+at::Tensor Trainer::step_numbers(const StepResult& result) {
+  const at::NoGradGuard no_grad;
+  auto of_rank = result.loss.detach().to(at::kDouble);
   model_.sum_over_stages(of_rank);  // ranks without the last stage have 0
-  const auto losses = model_.gather_over_data(of_rank).cpu();
-  const double mean = losses.mean().item<double>();
-  *max_loss = losses.max().item<double>();  // NaN if a loss is NaN
-  if (*max_loss < mean) *max_loss = mean;   // rounding of the mean of equal losses
-  return mean;
+  const auto losses = model_.gather_over_data(of_rank);
+  const auto norm = tessera::detail::full_tensor_or_self(result.grad_norm).to(losses.device(), at::kDouble);
+  return at::stack({losses.mean(), losses.max(), norm});
 }
 
 void Trainer::measure(StepMetrics& metrics, double seconds) const {
@@ -192,18 +246,37 @@ std::string Trainer::sample() {
       {.tokens = generated, .context = length, .temperature = temperature, .seed = config_.training.seed}, device_));
 }
 
+// Must the numbers of all steps so far be read after this step, because it is logged, saved or evaluated?
+bool Trainer::must_read(int64_t step) const {
+  const auto& c = config_;
+  const auto is_due = [step](int64_t every) { return every > 0 && step % every == 0; };
+  return steps_of_run_ == 1 || step == c.training.steps || is_due(c.metrics.log_every) || is_due(c.eval.every) ||
+         is_due(c.checkpoint.every) || is_due(c.metrics.histograms_every);
+}
+
 TrainResult Trainer::run() {
+  constexpr size_t kMostUnread = 64;
   TrainResult result;
+  std::deque<StartedStep> unread;
   while (step_ < config_.training.steps) {
-    const auto outcome = step();
-    for (const auto& sink : sinks_) sink->on_step(outcome.metrics);
+    const auto start = Clock::now();
+    unread.push_back(start_step(can_read_later()));
+    const bool read_all = must_read(step_) || unread.size() == kMostUnread;
+    for (auto& each : unread)
+      if (read_all) finish(each);
+    measure(unread.back().outcome.metrics, std::chrono::duration<double>(Clock::now() - start).count());
+    while (!unread.empty() && result.stopped.empty() && (!unread[0].read || unread[0].read->query())) {
+      finish(unread[0]);
+      const auto [metrics, verdict] = unread[0].outcome;
+      unread.pop_front();
+      for (const auto& sink : sinks_) sink->on_step(metrics);
+      if (verdict.action == LossMonitor::Action::Stop)
+        result.stopped = c10::str("step ", metrics.step, ": ", verdict.reason);
+    }
+    if (!result.stopped.empty()) break;
     if (const int64_t every = config_.metrics.histograms_every; every > 0 && step_ % every == 0) {
       const auto histograms = histograms_of(model_.module());  // a collective: every rank calls it
       for (const auto& sink : sinks_) sink->on_histograms(step_, histograms);
-    }
-    if (outcome.verdict.action == LossMonitor::Action::Stop) {
-      result.stopped = c10::str("step ", step_, ": ", outcome.verdict.reason);
-      break;
     }
     save_if_due();
     const bool last = step_ == config_.training.steps;

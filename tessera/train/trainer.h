@@ -8,7 +8,10 @@
 #include "tessera/train/detail/parallel_model.h"
 #include "tessera/train/detail/train_step.h"
 
+#include <c10/core/Event.h>
+
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -108,7 +111,20 @@ class Trainer {
   int64_t steps_made() const { return step_; }
 
  private:
-  double mean_over_data(const at::Tensor& loss, double* max);
+  // A step whose numbers may still be on their way from the device.
+  struct StartedStep {
+    StepOutcome outcome;
+    at::Tensor numbers;              // mean and largest loss, gradient norm; undefined: they are in the outcome
+    std::optional<c10::Event> read;  // they are on the host
+  };
+  StartedStep start_step(bool may_read_later);
+  void finish(StartedStep& step);
+  void take_numbers(StepOutcome& outcome, const at::Tensor& numbers);
+  bool can_read_later() const;
+  bool must_read(int64_t step) const;
+  at::Tensor is_bad(const at::Tensor& numbers);
+  at::Tensor step_numbers(const StepResult& result);
+  at::Tensor to_device(const at::Tensor& batch) const;
   void measure(StepMetrics& metrics, double seconds) const;
   void begin_profile();
   void end_profile();
@@ -138,6 +154,7 @@ class Trainer {
   bool saving_reported_ = false;  // the sinks know that it is complete
   std::unique_ptr<debug::StepProfiler> profiler_;
   int64_t steps_of_run_ = 0;  // since the start or the resume
+  at::Tensor stopped_;        // on the device: 1 from the first bad step on, if such a step stops the run
 };
 
 }  // namespace tessera::train

@@ -130,7 +130,7 @@ struct Environment {
   std::optional<unsigned> hook;                                         // on a gradient of the model
   double hook_number = 0.5;                                             // read by a hook of the model
   bool has_hook = false;                                                // that reads it
-  std::vector<c10::intrusive_ptr<torch::autograd::Node>> accumulators;  // of gradients; LibTorch does not own them
+  std::vector<decltype(torch::autograd::impl::grad_accumulator(at::Tensor()))> accumulators;  // of gradients; LibTorch does not own them
   Tensors kept;                                                         // gradients of earlier calls
 
   // Thread state, set around each call.

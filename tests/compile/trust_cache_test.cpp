@@ -2,6 +2,7 @@
 // written are not loaded, whatever the umask is.
 #include "tessera/base/error.h"
 #include "tessera/compile/detail/codegen/kernel_library.h"
+#include "tessera/compile/detail/codegen/result_files.h"
 #include "tessera/compile/detail/codegen/system_compiler.h"
 #include "tessera/testing/expect_error.h"
 
@@ -166,6 +167,39 @@ void as_other_user(const std::function<void()>& f) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_EQ(status, 0);
+}
+
+// Compiled kernels for GPUs and chosen algorithms (result_files.h) follow the rules of built libraries.
+TEST_F(TrustCache, ResultsAreReadBackOnlyIfThisUserWroteThem) {
+  using codegen::read_result, codegen::write_result;
+  const std::string result("cubin\0bytes", 11);
+  EXPECT_FALSE(read_result("kernel a"));
+  write_result("kernel a", result);
+  write_result("kernel b", "other");
+  EXPECT_EQ(read_result("kernel a"), result);
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(top_ / "cache"))
+    if (entry.path().extension() == ".bin") files.push_back(entry.path());
+  ASSERT_EQ(files.size(), 2u);
+  for (const auto& file : files) EXPECT_EQ(mode_of(file), 0600u);
+
+  CapturedWarnings warnings;
+  const auto first = bytes_of(files[0]), second = bytes_of(files[1]);
+  const auto expect_refused = [&](const char* what, const auto& damage) {
+    put_bytes(files[0], first);
+    put_bytes(files[1], second);
+    for (const auto& file : files) chmod(file.c_str(), 0600);
+    damage();
+    EXPECT_FALSE(read_result("kernel a") && read_result("kernel b")) << what;
+  };
+  expect_refused("a changed byte", [&] { put_bytes(files[0], "x" + first.substr(1)); });
+  expect_refused("the file of another key", [&] { put_bytes(files[0], second), put_bytes(files[1], first); });
+  expect_refused("a short file", [&] { put_bytes(files[0], "x"); });
+  expect_refused("a file that others can write", [&] { chmod(files[0].c_str(), 0666); });
+
+  chmod((top_ / "cache").c_str(), 0777);  // the folder is not used: a warning, not an error
+  write_result("kernel c", "new");
+  EXPECT_FALSE(read_result("kernel c"));
 }
 
 TEST_F(TrustCache, AnotherUserCannotPlantCode) {

@@ -1,4 +1,5 @@
 #include "tessera/cuda/detail/fused_kernels.h"
+#include "tessera/cuda/detail/transformer_kernels.h"
 #include "tests/cuda/losses.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -100,6 +101,32 @@ TEST_F(FusedKernels, SumRowsIsLibTorchsSum) {
       call_kernel("sum_rows", {sum}, {x});
       EXPECT_TRUE(close(sum, x.to(at::kFloat).sum(0), 1e-2, 1e-2));
     }
+}
+
+// With gradients. The reference is registered for the CPU.
+TEST_F(FusedKernels, RotaryAndSwigluAreLibTorchs) {
+  const auto beside_cpu = [](const auto& f, Tensors inputs, const Tensors& others) {
+    const auto run = [&](at::Device device) {
+      Tensors x, y = others;
+      for (const auto& t : inputs) x.push_back(t.to(device, at::kBFloat16).clone().set_requires_grad(true));
+      for (auto& t : y) t = t.to(device);
+      const auto result = f(x, y);
+      (result * result).sum().backward();
+      Tensors all = {result.detach().cpu()};
+      for (const auto& t : x) all.push_back(t.grad().cpu());
+      return all;
+    };
+    const auto expected = run(at::kCPU), found = run(at::Device(at::kCUDA, 0));
+    for (size_t i = 0; i < expected.size(); i++) EXPECT_TRUE(close(found[i], expected[i], 2e-2, 2e-2)) << i;
+  };
+  const auto angle = torch::randn({7, 32});
+  const auto table = at::cat({angle.cos(), angle.sin()}, -1);
+  ASSERT_TRUE(has_rotary(torch::empty({3, 7, 5, 64}, bf16_on_cuda()), table.to(at::kCUDA)));
+  beside_cpu([](const Tensors& x, const Tensors& y) { return rotary(x[0], y[0]); }, {torch::randn({3, 7, 5, 64})},
+             {table});
+  ASSERT_TRUE(has_swiglu(torch::empty({11, 40}, bf16_on_cuda()), torch::empty({11, 40}, bf16_on_cuda())));
+  beside_cpu([](const Tensors& x, const Tensors&) { return swiglu(x[0], x[1]); },
+             {torch::randn({11, 40}), torch::randn({11, 40})}, {});
 }
 
 // Row-major and transposed operands, as in forward, in input gradients and in weight gradients.

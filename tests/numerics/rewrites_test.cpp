@@ -42,7 +42,7 @@ std::vector<RewrittenCall> rewritten_calls() {
       {"sum dims",
        {values({4, 5, 6})},
        [](const Tensors& t) {
-         return t[0].sum({0, 2}, true);
+         return t[0].sum(at::IntArrayRef{0, 2}, true);
        }},
       {"mean", {values({4, 5, 6})}, [](const Tensors& t) { return t[0].mean(); }},
       {"mean dim", {values({4, 5, 6})}, [](const Tensors& t) { return t[0].mean(-1); }},

@@ -1,6 +1,6 @@
-// PyTorch's test of DDP with tensor parallelism, under its name: four processes with shm and with gloo, on a 2 x 2
-// mesh. The original compares parameters and gradients in loops over empty lists. Here each one is compared on every
-// rank, before and after the step, and must be a DTensor with the same name.
+// PyTorch's test of DDP with tensor parallelism, under its name: four processes with shm and with gloo, and with shm
+// on one GPU if there is one, on a 2 x 2 mesh. The original compares parameters and gradients in loops over empty
+// lists. Here each one is compared on every rank, before and after the step, and must be a DTensor with the same name.
 #include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
@@ -9,7 +9,7 @@
 #include "tessera/optim/adam.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/spawn.h"
+#include "tests/fixtures/devices.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -18,6 +18,8 @@ namespace tessera {
 namespace {
 
 using comm::CommKind;
+using fixtures::mesh_on_device;
+using fixtures::on_device;
 using testing::close;
 using testing::Rank;
 
@@ -52,9 +54,10 @@ int64_t all_reduces(const CommDebugMode& mode) {
 }
 
 void test_2d_ddp_integration(Rank& me, const Variant& variant) {
-  const auto mesh = me.mesh({me.size() / kTpDegree, kTpDegree}, {"dp", "tp"});
+  const auto mesh =
+      mesh_on_device(me, std::vector<int64_t>{me.size() / kTpDegree, kTpDegree}, std::vector<std::string>{"dp", "tp"});
   const DeviceMesh unnamed("cpu", torch::arange(4).view({-1, 2}));  // the original also creates it
-  models::MLP plain(models::mlp_module()), parallel(models::mlp_module());
+  auto plain = on_device(models::MLP(models::mlp_module())), parallel = on_device(models::MLP(models::mlp_module()));
 
   parallelize_module(parallel, mesh["tp"], {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}});
   EXPECT_EQ(pre_dp_module_transform(*parallel).size(), 4u);
@@ -70,7 +73,7 @@ void test_2d_ddp_integration(Rank& me, const Variant& variant) {
   optim::Adam reference_optim(reference->parameters(), {.lr = 3e-5}), two_d_optim(two_d->parameters(), {.lr = 3e-5});
   const int64_t dp_rank = mesh.get_local_rank("dp");
   torch::manual_seed(dp_rank + 1);
-  const auto input = torch::rand({4, 10});
+  const auto input = on_device(torch::rand({4, 10}));
   const auto expected = reference(input);
   torch::Tensor output;
   {
@@ -98,16 +101,16 @@ void test_2d_ddp_integration(Rank& me, const Variant& variant) {
   two_d_optim.step();
   check_module(*reference, *two_d, false);
   EXPECT_NE(close(DTensor(two_d->named_parameters()["module.net1.weight"].detach()).full_tensor(),
-                  models::MLP(models::mlp_module())->named_parameters()["net1.weight"].detach(), {0, 1e-6}),
+                  on_device(models::MLP(models::mlp_module())->named_parameters()["net1.weight"].detach()), {0, 1e-6}),
             "");  // the step changed the parameters
 
   torch::manual_seed(dp_rank + 1004);
-  const auto again = torch::rand({16, 10});
+  const auto again = on_device(torch::rand({16, 10}));
   EXPECT_EQ(close(two_d(again), reference(again)), "");
 }
 
 void test_2d_ddp_on_four_ranks(const Variant& variant) {
-  testing::spawn_ranks_over_each(4, [&](Rank& me) { test_2d_ddp_integration(me, variant); });
+  fixtures::spawn_ranks_on_each_device(4, [&](Rank& me) { test_2d_ddp_integration(me, variant); });
 }
 
 TEST(Test2dParallel, test_2d_ddp_integration_functionality) { test_2d_ddp_on_four_ranks({false, false, false}); }

@@ -1,5 +1,6 @@
-// PyTorch's tests of FSDP with tensor parallelism, under their names: four processes with shm and with gloo, on a 2 x 2
-// mesh. Test bodies that are missing in the source document are written here.
+// PyTorch's tests of FSDP with tensor parallelism, under their names: four processes with shm and with gloo, and with
+// shm on one GPU if there is one, on a 2 x 2 mesh. Test bodies that are missing in the source document are written
+// here.
 #include "tessera/comm/collectives.h"
 #include "tessera/data_parallel/fsdp/fully_sharded_data_parallel.h"
 #include "tessera/debug/comm_debug_mode.h"
@@ -10,7 +11,7 @@
 #include "tessera/optim/sgd.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
-#include "tessera/testing/spawn.h"
+#include "tests/fixtures/devices.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -20,6 +21,8 @@ namespace {
 
 using comm::CommKind;
 using comm::Family;
+using fixtures::mesh_on_device;
+using fixtures::on_device;
 using testing::close;
 using testing::Rank;
 
@@ -47,11 +50,11 @@ const std::vector<ParamInfo> kParams{{"net1.weight", {8, 5}, 0},          {"net1
 
 at::Tensor rand_of(int64_t seed) {
   torch::manual_seed(seed);
-  return torch::rand({2, 3, 5});
+  return on_device(torch::rand({2, 3, 5}));
 }
 
 at::Tensor gathered(const at::Tensor& x, const comm::Group& group) {
-  auto out = torch::empty({group->size() * x.numel()});
+  auto out = torch::empty({group->size() * x.numel()}, x.options());
   group->all_gather_into_tensor(out, x.contiguous()).wait();
   return out;
 }
@@ -62,8 +65,9 @@ void sync_tp_grads(const Tensors& flat_params, const comm::Group& tp, const comm
   Tensors complete;
   for (const auto& param : kParams)
     complete.push_back(torch::full({param.local_numel()}, param.complete, torch::kBool));
-  const auto mask = torch::cat(complete).chunk(dp->size())[dp->rank()];
+  const auto all = torch::cat(complete).chunk(dp->size())[dp->rank()];
   for (const auto& flat : flat_params) {
+    const auto mask = all.to(flat.grad().device());
     auto summed = flat.grad().clone();
     tp->all_reduce(summed, ReduceOp::Sum).wait();
     flat.grad().copy_(torch::where(mask, flat.grad(), summed).div_(kTp));
@@ -93,7 +97,7 @@ at::Tensor flattened_grads(const Module& module, const comm::Group& fsdp, const 
 }
 
 // Sharded parameter and gradient do not share memory with the unsharded parameters.
-void expect_outside_of_compute(models::MLP& model, const Tensors& flat_params) {
+void expect_outside_of_compute(models::MLP& model, const Tensors& flat_params, bool offload) {
   std::vector<const void*> compute;
   {
     const SummonFullParams full_params(*model);
@@ -101,7 +105,8 @@ void expect_outside_of_compute(models::MLP& model, const Tensors& flat_params) {
       compute.push_back((is_dtensor(p) ? DTensor(p.detach()).to_local() : p).storage().data());
   }
   for (const auto& flat : flat_params) {
-    EXPECT_TRUE(flat.is_cpu() && flat.grad().is_cpu());
+    const bool on_cpu = offload || fixtures::test_device.is_cpu();
+    EXPECT_TRUE(flat.is_cpu() == on_cpu && flat.grad().is_cpu() == on_cpu);
     for (const auto* at : compute) {
       EXPECT_NE(flat.storage().data(), at);
       EXPECT_NE(flat.grad().storage().data(), at);
@@ -111,16 +116,16 @@ void expect_outside_of_compute(models::MLP& model, const Tensors& flat_params) {
 
 void integration(Rank& me, bool offload, ShardingStrategy strategy, bool use_orig_params) {
   SCOPED_TRACE(c10::str(offload ? "offload " : "", strategy, use_orig_params ? " use_orig_params" : ""));
-  const auto mesh = me.mesh("dp=2,tp=2");
+  const auto mesh = mesh_on_device(me, std::string("dp=2,tp=2"));
   const auto tp = mesh.get_group("tp"), dp = mesh.get_group("dp");
   torch::manual_seed(0);
-  models::MLP model(models::simple_model());
+  auto model = on_device(models::MLP(models::simple_model()));
   auto tp_model = clone(model);
   const auto input = rand_of(me.rank + 1);
   EXPECT_EQ(close(model(input), tp_model(input)), "");
 
   FSDPOptions options{.sharding_strategy = strategy, .offload_params = offload, .use_orig_params = use_orig_params};
-  options.device_mesh = me.mesh("fsdp=4");
+  options.device_mesh = mesh_on_device(me, std::string("fsdp=4"));
   FullyShardedDataParallel fsdp(model, options);
   parallelize_module(tp_model, mesh["tp"],
                      {{"net1", ColwiseParallel({.input_layouts = Shard(0)})},
@@ -154,7 +159,7 @@ void integration(Rank& me, bool offload, ShardingStrategy strategy, bool use_ori
   }
   sync_tp_grads(tp_fsdp->flat_params(), tp, dp);
   EXPECT_EQ(close(flattened_grads(*tp_model, dp, tp), flattened_grads(*model, me.group(), {})), "");
-  expect_outside_of_compute(tp_model, tp_fsdp->flat_params());
+  expect_outside_of_compute(tp_model, tp_fsdp->flat_params(), offload);
 
   optim::SGD opt(fsdp->parameters(), {.lr = kLr}), tp_opt(tp_fsdp->parameters(), {.lr = kLr});
   opt.step();
@@ -164,7 +169,7 @@ void integration(Rank& me, bool offload, ShardingStrategy strategy, bool use_ori
 }
 
 TEST(TestTPFSDPIntegration, test_fsdp_tp_integration) {
-  testing::spawn_ranks_over_each(4, [](Rank& me) {
+  fixtures::spawn_ranks_on_each_device(4, [](Rank& me) {
     for (const bool offload : {false, true})
       for (const auto strategy : {ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp})
         for (const bool use_orig_params : {false, true}) integration(me, offload, strategy, use_orig_params);
@@ -195,10 +200,10 @@ struct NormedImpl : torch::nn::Cloneable<NormedImpl> {
 TESSERA_MODULE(Normed);
 
 TEST(TestTPFSDPIntegration, test_fsdp_tp_extension_grad) {
-  testing::spawn_ranks_over_each(4, [](Rank& me) {
-    const auto mesh = me.mesh("dp=2,tp=2");
+  fixtures::spawn_ranks_on_each_device(4, [](Rank& me) {
+    const auto mesh = mesh_on_device(me, std::string("dp=2,tp=2"));
     const auto tp = mesh["tp"];
-    Normed model;
+    auto model = on_device(Normed());
     parallelize_module(model, tp,
                        {{"mlp.net1", ColwiseParallel({.input_layouts = Shard(0)})},
                         {"mlp.net2", RowwiseParallel({.output_layouts = Shard(0)})}});
@@ -210,7 +215,7 @@ TEST(TestTPFSDPIntegration, test_fsdp_tp_extension_grad) {
     FullyShardedDataParallel fsdp(model, {.device_mesh = mesh["dp"]});
     EXPECT_EQ(fsdp->flat_params()[0].numel(), 94);
     torch::manual_seed(me.rank);
-    const auto input = torch::rand({2, 10}, torch::requires_grad());
+    const auto input = on_device(torch::rand({2, 10})).requires_grad_();
     CommDebugMode comm;
     fsdp(input).sum().backward();
     const auto& counts = comm.get_comm_counts();
@@ -226,8 +231,8 @@ TEST(TestTPFSDPIntegration, test_fsdp_tp_extension_grad) {
 
 struct SyncedImpl : torch::nn::Module {
   explicit SyncedImpl(const DeviceMesh& tp) {
-    param = register_parameter("param", DTensor::from_local(torch::randn({8, 8}), tp, {Replicate()}));
-    buf = register_buffer("buf", DTensor::from_local(torch::randn({8, 8}), tp, {Replicate()}));
+    param = register_parameter("param", DTensor::from_local(on_device(torch::randn({8, 8})), tp, {Replicate()}));
+    buf = register_buffer("buf", DTensor::from_local(on_device(torch::randn({8, 8})), tp, {Replicate()}));
   }
   torch::Tensor forward(torch::Tensor x) { return x; }
   torch::Tensor param, buf;
@@ -235,8 +240,8 @@ struct SyncedImpl : torch::nn::Module {
 TESSERA_MODULE(Synced);
 
 TEST(TestTPFSDPIntegration, test_fsdp_tp_sync_module_state) {
-  testing::spawn_ranks_over_each(4, [](Rank& me) {
-    const auto mesh = me.mesh("dp=2,tp=2");
+  fixtures::spawn_ranks_on_each_device(4, [](Rank& me) {
+    const auto mesh = mesh_on_device(me, std::string("dp=2,tp=2"));
     const auto dp = mesh.get_group("dp"), tp = mesh.get_group("tp");
     torch::manual_seed(me.rank);
     Synced model(mesh["tp"]);

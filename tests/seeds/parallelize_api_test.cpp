@@ -1,12 +1,13 @@
-// PyTorch's tests of the parallelize API, under their names: four processes with shm and with gloo; every collective is
-// counted. All parameters and gradients are compared on every rank, also where the original compares on rank 0 only.
+// PyTorch's tests of the parallelize API, under their names: four processes with shm and with gloo, and with shm on one
+// GPU if there is one; every collective is counted. All parameters and gradients are compared on every rank, also where
+// the original compares on rank 0 only.
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/models/mlp.h"
 #include "tessera/tensor_parallel/parallelize_module.h"
 #include "tessera/testing/assert_close.h"
 #include "tessera/testing/expect_error.h"
-#include "tessera/testing/spawn.h"
+#include "tests/fixtures/devices.h"
 #include "tests/fixtures/full_tensor.h"
 
 #include <gtest/gtest.h>
@@ -17,6 +18,8 @@ namespace {
 
 using comm::CommKind;
 using fixtures::full_tensor;
+using fixtures::mesh_on_device;
+using fixtures::on_device;
 using testing::close;
 using testing::Rank;
 
@@ -36,7 +39,7 @@ void expect_comm(const CommDebugMode& mode, const ExpectedComm& expected, const 
 
 // Runs a body on four ranks with the same seed, as PyTorch's test processes do.
 void on_four_ranks(const std::function<void(Rank&)>& body) {
-  testing::spawn_ranks_over_each(4, [&](Rank& me) {
+  fixtures::spawn_ranks_on_each_device(4, [&](Rank& me) {
     torch::manual_seed(1234);
     body(me);
   });
@@ -60,7 +63,7 @@ template <class H>
 void compare_module(H& local, const Plan& plan, std::vector<int64_t> size, Rank& me, const Expected& expected,
                     bool rowwise = false) {
   auto dist = clone(local);
-  const auto mesh = me.mesh("tp=4");
+  const auto mesh = mesh_on_device(me, std::string("tp=4"));
   {
     CommDebugMode comm;
     parallelize_module(dist, mesh, plan);
@@ -68,7 +71,7 @@ void compare_module(H& local, const Plan& plan, std::vector<int64_t> size, Rank&
   }
   torch::optim::SGD local_optim(local->parameters(), 0.25), dist_optim(dist->parameters(), 0.25);
   torch::manual_seed(0);
-  auto input = torch::rand(size);
+  auto input = on_device(torch::rand(size));
   compare_parameters(*local, *dist);
 
   auto local_output = local(input);
@@ -97,7 +100,7 @@ const Style kGathered = ColwiseParallel{.output_layouts = Replicate()};
 TEST(TensorParallelAPITests, test_linear_row_wise_parallel) {
   on_four_ranks([](Rank& me) {
     torch::manual_seed(5);
-    nn::Linear model(16, 10);
+    auto model = on_device(nn::Linear(16, 10));
     compare_module(model, RowwiseParallel(), {9, 16}, me,
                    {.setup = {.scatter = 1, .broadcast = 1}, .forward = {.all_reduce = 1}, .backward = {}},
                    /*rowwise=*/true);
@@ -107,7 +110,7 @@ TEST(TensorParallelAPITests, test_linear_row_wise_parallel) {
 TEST(TensorParallelAPITests, test_linear_col_wise_parallel) {
   on_four_ranks([](Rank& me) {
     torch::manual_seed(5);
-    nn::Linear model(10, 16);
+    auto model = on_device(nn::Linear(10, 16));
     compare_module(model, ColwiseParallel{.output_layouts = Replicate()}, {8, 10}, me,
                    {.setup = {.scatter = 2}, .forward = {.all_gather = 1}, .backward = {}});
   });
@@ -116,10 +119,10 @@ TEST(TensorParallelAPITests, test_linear_col_wise_parallel) {
 TEST(TensorParallelAPITests, test_prepare_module_input) {
   on_four_ranks([](Rank& me) {
     nn::Identity module;
-    const auto mesh = me.mesh("tp=4");
+    const auto mesh = mesh_on_device(me, std::string("tp=4"));
     parallelize_module(module, mesh,
                        PrepareModuleInput{.input_layouts = Shard(0), .desired_input_layouts = Replicate()});
-    const auto input = torch::rand({5, 7});
+    const auto input = on_device(torch::rand({5, 7}));
     CommDebugMode comm;
     const DTensor output = module(input);
     EXPECT_EQ(output.sizes(), (std::vector<int64_t>{20, 7}));
@@ -131,11 +134,11 @@ TEST(TensorParallelAPITests, test_prepare_module_input) {
 TEST(TensorParallelAPITests, test_prepare_module_output) {
   on_four_ranks([](Rank& me) {
     nn::Identity module;
-    const auto mesh = me.mesh("tp=4");
+    const auto mesh = mesh_on_device(me, std::string("tp=4"));
     parallelize_module(module, mesh,
                        PrepareModuleOutput{.output_layouts = Replicate(), .desired_output_layouts = Shard(0)});
     torch::manual_seed(15);
-    const auto input = DTensor::from_local(torch::rand({16, 7}), mesh, {Replicate()});
+    const auto input = DTensor::from_local(on_device(torch::rand({16, 7})), mesh, {Replicate()});
     CommDebugMode comm;
     const auto output = module(input);
     EXPECT_FALSE(is_dtensor(output));
@@ -149,7 +152,7 @@ const Expected kTwoGathered{.setup = {.scatter = 4}, .forward = {.all_gather = 2
 
 void gathered_mlp(const Plan& plan) {
   on_four_ranks([&](Rank& me) {
-    models::MLP model(models::mlp_module());
+    auto model = on_device(models::MLP(models::mlp_module()));
     compare_module(model, plan, {12, 10}, me, kTwoGathered);
   });
 }
@@ -164,6 +167,7 @@ TEST(TensorParallelAPITests, test_parallelize_mlp_with_module_api) {
 TEST(TensorParallelAPITests, test_parallelize_mlp_with_module_api_nested) {
   on_four_ranks([](Rank& me) {
     nn::Sequential model({{"dummy_encoder", models::MLP(models::mlp_module())}});
+    model->to(fixtures::test_device);
     compare_module(model, {{"dummy_encoder.net1", kGathered}, {"dummy_encoder.net2", kGathered}}, {12, 10}, me,
                    kTwoGathered);
   });
@@ -171,7 +175,7 @@ TEST(TensorParallelAPITests, test_parallelize_mlp_with_module_api_nested) {
 
 TEST(TensorParallelAPITests, test_parallelize_module_multi_wildcard) {
   on_four_ranks([](Rank& me) {
-    models::MLPStacked model(2);
+    auto model = on_device(models::MLPStacked(2));
     compare_module(
         model, {{"layers.*.net[1]", ColwiseParallel()}, {"layers.*.net[2]", RowwiseParallel()}}, {12, 10}, me,
         {.setup = {.scatter = 6, .broadcast = 2}, .forward = {.all_reduce = 2}, .backward = {.all_reduce = 1}});
@@ -181,13 +185,13 @@ TEST(TensorParallelAPITests, test_parallelize_module_multi_wildcard) {
 TEST(TensorParallelAPITests, test_prepare_module_input_output) {
   on_four_ranks([](Rank& me) {
     nn::Identity module;
-    const auto mesh = me.mesh("tp=4");
+    const auto mesh = mesh_on_device(me, std::string("tp=4"));
     parallelize_module(module, mesh,
                        PrepareModuleInputOutput{.input_layouts = Shard(0),
                                                 .desired_input_layouts = Replicate(),
                                                 .output_layouts = Replicate(),
                                                 .desired_output_layouts = Shard(1)});
-    const auto input = torch::rand({5, 7});
+    const auto input = on_device(torch::rand({5, 7}));
     torch::Tensor output;
     {
       CommDebugMode comm;
@@ -201,10 +205,10 @@ TEST(TensorParallelAPITests, test_prepare_module_input_output) {
 
 TEST(TensorParallelAPITests, test_parallelize_module_src_data_rank) {
   on_four_ranks([](Rank& me) {
-    const auto mesh = me.mesh("tp=4");
+    const auto mesh = mesh_on_device(me, std::string("tp=4"));
     auto own_weights = [](int64_t rank) {
       torch::manual_seed(static_cast<uint64_t>(rank));
-      return nn::Linear(10, 16);
+      return on_device(nn::Linear(10, 16));
     };
     {
       auto model = own_weights(me.rank);
@@ -226,8 +230,8 @@ TEST(TensorParallelAPITests, test_parallelize_module_src_data_rank) {
 
 TEST(TensorParallelAPITests, test_under_devicemesh_context) {
   on_four_ranks([](Rank& me) {
-    models::MLP model(models::mlp_module());
-    const MeshScope scope(me.mesh("tp=4"));
+    auto model = on_device(models::MLP(models::mlp_module()));
+    const MeshScope scope(mesh_on_device(me, std::string("tp=4")));
     parallelize_module(*model, {{"net1", ColwiseParallel()}, {"net2", RowwiseParallel()}});
     EXPECT_TRUE(is_dtensor(get_parameter(*model, "net1.weight")));
   });
@@ -235,9 +239,9 @@ TEST(TensorParallelAPITests, test_under_devicemesh_context) {
 
 TEST(TensorParallelAPITests, test_empty_plan) {
   on_four_ranks([](Rank& me) {
-    models::MLP model(models::mlp_module());
+    auto model = on_device(models::MLP(models::mlp_module()));
     CommDebugMode comm;
-    parallelize_module(*model, me.mesh("tp=4"), std::nullopt);
+    parallelize_module(*model, mesh_on_device(me, std::string("tp=4")), std::nullopt);
     EXPECT_EQ(comm.get_total_counts(), 0);
     for (const auto& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));
   });
@@ -246,7 +250,7 @@ TEST(TensorParallelAPITests, test_empty_plan) {
 TEST(TensorParallelAPITests, test_parallelize_module_with_root_module) {
   on_four_ranks([](Rank& me) {
     torch::manual_seed(5);
-    nn::Linear model(16, 10);
+    auto model = on_device(nn::Linear(16, 10));
     compare_module(model, {{"", RowwiseParallel()}}, {9, 16}, me,
                    {.setup = {.scatter = 1, .broadcast = 1}, .forward = {.all_reduce = 1}, .backward = {}},
                    /*rowwise=*/true);
@@ -255,8 +259,8 @@ TEST(TensorParallelAPITests, test_parallelize_module_with_root_module) {
 
 TEST(TensorParallelAPITests, test_parallelize_module_with_no_match) {
   on_four_ranks([](Rank& me) {
-    models::MLP model(models::mlp_module());
-    const auto mesh = me.mesh("tp=4");
+    auto model = on_device(models::MLP(models::mlp_module()));
+    const auto mesh = mesh_on_device(me, std::string("tp=4"));
     const Plan plan{{"net1", ColwiseParallel()}, {"non_existent_layer", ColwiseParallel()}};
     EXPECT_ERROR(UsageError, parallelize_module(model, mesh, plan), "non_existent_layer", "net1");
     for (const auto& p : model->parameters()) EXPECT_FALSE(is_dtensor(p));  // the plan was not applied

@@ -10,6 +10,7 @@
 #include <ATen/ops/logsumexp.h>
 #include <ATen/ops/where.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -44,14 +45,30 @@ std::tuple<at::Tensor, at::Tensor> forward_cuda(const at::Tensor& logits, const 
   return {loss, log_sum};
 }
 
-at::Tensor backward_cuda(const at::Tensor& grad, const at::Tensor& logits, const at::Tensor& targets,
-                         const at::Tensor& log_sum, int64_t ignored) {
-  const auto x = logits.contiguous(), t = targets.contiguous();
-  auto out = at::empty_like(x);
+// A thread reads 16 bytes of the logits before it writes them, so `out` may be the logits.
+void backward_cuda_into(const at::Tensor& out, const at::Tensor& grad, const at::Tensor& x, const at::Tensor& targets,
+                        const at::Tensor& log_sum, int64_t ignored) {
+  const auto t = targets.contiguous();
   const auto& kernel = x.scalar_type() == at::kFloat ? kBackward32 : kBackward16;
   kernel.launch(x.device(), one_block_per_row(x), grad.const_data_ptr(), grad.stride(0), x.const_data_ptr(),
                 t.const_data_ptr(), log_sum.const_data_ptr(), x.size(1), ignored, out.mutable_data_ptr());
+}
+
+at::Tensor backward_cuda(const at::Tensor& grad, const at::Tensor& logits, const at::Tensor& targets,
+                         const at::Tensor& log_sum, int64_t ignored) {
+  const auto x = logits.contiguous();
+  auto out = at::empty_like(x);
+  backward_cuda_into(out, grad, x, targets, log_sum, ignored);
   return out;
+}
+
+at::Tensor& backward_cuda_in_place(at::Tensor& logits, const at::Tensor& grad, const at::Tensor& targets,
+                                   const at::Tensor& log_sum, int64_t ignored) {
+  if (logits.is_contiguous())
+    backward_cuda_into(logits, grad, logits, targets, log_sum, ignored);
+  else
+    logits.copy_(backward_cuda(grad, logits, targets, log_sum, ignored));
+  return logits;
 }
 
 // The same in LibTorch's ops: the reference of the kernels.
@@ -74,19 +91,29 @@ at::Tensor backward_reference(const at::Tensor& grad, const at::Tensor& logits, 
   return out.mul_(at::where(counted, grad, 0).unsqueeze(1)).to(logits.scalar_type());
 }
 
+at::Tensor& backward_reference_in_place(at::Tensor& logits, const at::Tensor& grad, const at::Tensor& targets,
+                                        const at::Tensor& log_sum, int64_t ignored) {
+  return logits.copy_(backward_reference(grad, logits, targets, log_sum, ignored));
+}
+
 TORCH_LIBRARY_FRAGMENT(tessera, m) {
   m.def("cross_entropy_rows(Tensor logits, Tensor targets, int ignore_index) -> (Tensor loss, Tensor log_sum)");
   m.def(
       "cross_entropy_rows_backward(Tensor grad, Tensor logits, Tensor targets, Tensor log_sum, int ignore_index) -> "
       "Tensor");
+  m.def(
+      "cross_entropy_rows_backward_(Tensor(a!) logits, Tensor grad, Tensor targets, Tensor log_sum, int ignore_index) "
+      "-> Tensor(a!)");
 }
 TORCH_LIBRARY_IMPL(tessera, CUDA, m) {
   m.impl("cross_entropy_rows", forward_cuda);
   m.impl("cross_entropy_rows_backward", backward_cuda);
+  m.impl("cross_entropy_rows_backward_", backward_cuda_in_place);
 }
 TORCH_LIBRARY_IMPL(tessera, CPU, m) {
   m.impl("cross_entropy_rows", forward_reference);
   m.impl("cross_entropy_rows_backward", backward_reference);
+  m.impl("cross_entropy_rows_backward_", backward_reference_in_place);
 }
 
 template <class Signature>
@@ -97,7 +124,7 @@ auto& op_named(const char* name) {
 
 struct CrossEntropyRows : torch::autograd::Function<CrossEntropyRows> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& logits,
-                            const at::Tensor& targets, int64_t ignored) {
+                            const at::Tensor& targets, int64_t ignored, bool reuse_logits) {
     const at::AutoDispatchBelowADInplaceOrView below;
     const auto [loss, log_sum] =
         op_named<std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&, int64_t)>(
@@ -105,14 +132,26 @@ struct CrossEntropyRows : torch::autograd::Function<CrossEntropyRows> {
             .call(logits, targets, ignored);
     context->save_for_backward({logits, targets, log_sum});
     context->saved_data["ignored"] = ignored;
+    context->saved_data["reuse_logits"] = reuse_logits;
     return loss;
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list grads) {
-    const auto saved = context->get_saved_variables();
+    auto saved = context->get_saved_variables();
+    const bool in_place =
+        context->saved_data["reuse_logits"].toBool() && !torch::autograd::get_current_graph_task_keep_graph();
+    if (in_place) {
+      const at::AutoDispatchBelowADInplaceOrView below;
+      auto logits = saved[0].detach();
+      op_named<at::Tensor&(at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t)>(
+          "tessera::cross_entropy_rows_backward_")
+          .call(logits, grads[0], saved[1], saved[2], context->saved_data["ignored"].toInt());
+      return {logits, {}, {}, {}};
+    }
     return {op_named<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, int64_t)>(
                 "tessera::cross_entropy_rows_backward")
                 .call(grads[0], saved[0], saved[1], saved[2], context->saved_data["ignored"].toInt()),
+            {},
             {},
             {}};
   }
@@ -126,8 +165,9 @@ bool has_cross_entropy(const at::Tensor& logits) {
   return logits.is_cuda() && (dtype == at::kBFloat16 || dtype == at::kFloat) && aligned && can_launch(logits.device());
 }
 
-at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& targets, int64_t ignore_index) {
-  return CrossEntropyRows::apply(logits, targets, ignore_index);
+at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& targets, int64_t ignore_index,
+                              bool reuse_logits) {
+  return CrossEntropyRows::apply(logits, targets, ignore_index, reuse_logits);
 }
 
 }  // namespace tessera::cuda

@@ -9,7 +9,9 @@ namespace tessera::cuda {
 bool has_cross_entropy(const at::Tensor& logits);
 
 // The loss of each row. logits (N, classes), targets (N) of classes; a row with target `ignore_index` has loss 0.
-// Differentiable in the logits.
-at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& targets, int64_t ignore_index = -100);
+// Differentiable in the logits. `reuse_logits`: nobody reads the logits afterwards, so a backward that does not keep
+// its graph writes their gradient into their memory.
+at::Tensor cross_entropy_rows(const at::Tensor& logits, const at::Tensor& targets, int64_t ignore_index = -100,
+                              bool reuse_logits = false);
 
 }  // namespace tessera::cuda

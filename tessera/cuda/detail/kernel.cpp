@@ -2,6 +2,7 @@
 
 #include "tessera/base/error.h"
 #include "tessera/cuda/detail/nvrtc.h"
+#include "tessera/cuda/detail/result_cache.h"
 #include "tessera/cuda/detail/stream.h"
 
 #include <dlfcn.h>
@@ -71,7 +72,9 @@ void* function_of(const char* source, const char* name, c10::DeviceIndex device,
   if (function) return function;
   auto& module = (*modules)[{source, device}];
   if (!module) {
-    const auto cubin = compile_to_cubin(source, architecture_of(device));
+    const auto architecture = architecture_of(device);
+    const auto cubin = cached_result("cubin\n" + nvrtc_version() + "\n" + architecture + "\n" + source,
+                                     [&] { return compile_to_cubin(source, architecture); });
     check_driver(driver()->load(&module, cubin.data()), "load", name);
   }
   check_driver(driver()->function(&function, module, name), "find", name);

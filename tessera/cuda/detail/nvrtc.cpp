@@ -23,6 +23,7 @@ struct Nvrtc {
   int (*cubin)(Program, char*);
   int (*destroy)(Program*);
   const char* (*error_text)(int);
+  int (*version)(int* major, int* minor);
 };
 
 // NVIDIA's packages are installed beside torch.
@@ -64,7 +65,8 @@ const Nvrtc* load_nvrtc() {
   const bool found = find(api.create, "nvrtcCreateProgram") && find(api.compile, "nvrtcCompileProgram") &&
                      find(api.log_size, "nvrtcGetProgramLogSize") && find(api.log, "nvrtcGetProgramLog") &&
                      find(api.cubin_size, "nvrtcGetCUBINSize") && find(api.cubin, "nvrtcGetCUBIN") &&
-                     find(api.destroy, "nvrtcDestroyProgram") && find(api.error_text, "nvrtcGetErrorString");
+                     find(api.destroy, "nvrtcDestroyProgram") && find(api.error_text, "nvrtcGetErrorString") &&
+                     find(api.version, "nvrtcVersion");
   return found ? &api : nullptr;
 }
 
@@ -76,6 +78,12 @@ const Nvrtc* nvrtc() {
 }  // namespace
 
 bool nvrtc_available() { return nvrtc() != nullptr; }
+
+std::string nvrtc_version() {
+  int major = 0, minor = 0;
+  if (const auto* api = nvrtc()) api->version(&major, &minor);
+  return "NVRTC " + std::to_string(major) + "." + std::to_string(minor);
+}
 
 std::string compile_to_cubin(const std::string& source, const std::string& architecture) {
   const auto* api = nvrtc();

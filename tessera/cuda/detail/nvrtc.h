@@ -7,6 +7,7 @@ namespace tessera::cuda {
 
 // Can the library be loaded? It is looked for as LibTorch's wheel installs it and on the loader's path.
 bool nvrtc_available();
+std::string nvrtc_version();
 
 // Compiles CUDA C++ for an architecture, "sm_90a" for example, to a cubin. UsageError with the compiler's output.
 std::string compile_to_cubin(const std::string& source, const std::string& architecture);

@@ -1,5 +1,7 @@
 #include "tessera/models/detail/rope.h"
 
+#include "tessera/cuda/detail/transformer_kernels.h"
+#include "tessera/dtensor/dtensor.h"
 #include "tessera/models/detail/replicate_like.h"
 
 #include <ATen/core/grad_mode.h>
@@ -20,6 +22,7 @@ at::Tensor rope_table(const at::Tensor& positions, int64_t head_dim, double thet
 }
 
 at::Tensor apply_rope(const at::Tensor& x, const at::Tensor& table) {
+  if (!is_dtensor(x) && cuda::has_rotary(x, table)) return cuda::rotary(x, table);
   const auto angles = replicate_like(x, table);
   const int64_t half = angles.size(-1) / 2;
   const auto cos = angles.narrow(-1, 0, half).unsqueeze(1),

@@ -46,7 +46,7 @@ at::Tensor logits_of(LanguageModel& model, const at::Tensor& tokens) {
 double flops_per_token(const models::Config& config, int64_t length) {
   const auto sizes = std::visit([](const auto& c) { return flop_sizes(c); }, config);
   const auto multiplied = static_cast<double>(models::parameter_count(config) - sizes.unused);
-  return 6 * multiplied + 12 * static_cast<double>(sizes.layers * sizes.dim * length);
+  return 6 * multiplied + 6 * static_cast<double>(sizes.layers * sizes.dim * length);
 }
 
 }  // namespace tessera::train

@@ -18,8 +18,8 @@ torch::nn::Module& module_of(const LanguageModel& model);
 std::vector<std::shared_ptr<torch::nn::Module>> blocks_of(const LanguageModel& model);
 at::Tensor logits_of(LanguageModel& model, const at::Tensor& tokens);  // (B, T) -> (B, T, vocab)
 
-// FLOPs of forward and backward per token, as torchtitan counts them: 6 per parameter of a matrix product, plus
-// attention.
+// FLOPs of forward and backward per token, as llm.c counts them: 6 per parameter of a matrix product, plus
+// causal attention. 799 million for GPT-2 124M at length 1024.
 double flops_per_token(const models::Config& config, int64_t length);
 
 }  // namespace tessera::train

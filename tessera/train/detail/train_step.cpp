@@ -40,7 +40,8 @@ at::Tensor accumulate_gradients(TrainStep::State& state, Model& model, const at:
   for (size_t i = 0; i < inputs.size(); i++) {
     if (inputs.size() > 1) state.model.set_gradient_sync(i + 1 == inputs.size());
     const LossParallel loss_parallel;
-    const auto loss = tessera::detail::full_tensor_or_self(models::loss_sum(model(inputs[i]), targets[i])) * scale;
+    const auto sum = models::loss_sum(model(inputs[i]), targets[i], /*reuse_logits=*/true);
+    const auto loss = tessera::detail::full_tensor_or_self(sum) * scale;
     state.scaler.scale(loss).backward();
     total = total.defined() ? total + loss.detach() : loss.detach();
   }
@@ -166,9 +167,12 @@ StepResult TrainStep::forward_backward(const at::Tensor& input, const at::Tensor
   return {loss, clip_gradients(state)};
 }
 
-void TrainStep::update() {
+void TrainStep::update(const at::Tensor& bad) {
   const NumericsScope numerics(state_->numerics);
-  state_->scaler.step(state_->optimizer);
+  if (bad.defined() && !state_->scaler.enabled())
+    state_->optimizer.step(optim::Optimizer::Scaling{{}, bad});
+  else
+    state_->scaler.step(state_->optimizer);
   state_->scaler.update();
 }
 

@@ -28,8 +28,9 @@ class TrainStep {
   ~TrainStep();
 
   StepResult forward_backward(const at::Tensor& input, const at::Tensor& target, int64_t counted);
-  // After forward_backward(), call one of these.
-  void update();
+  // After forward_backward(), call one of these. `bad`: one float on the device of the model; if it is 1, the update
+  // changes nothing. With fp16 the gradient scaler decides instead.
+  void update(const at::Tensor& bad = {});
   void skip();
   optim::GradScaler& scaler();  // enabled only with fp16
   // Why each compilation after the first was necessary; empty if the step is not compiled.

@@ -39,6 +39,33 @@ std::string kernel_cache_folder() {
   return fs::path(setting("HOME")) / ".cache" / "tessera";
 }
 
+void delete_least_used(const std::string& folder, const std::string& kept) {
+  struct CachedFile {
+    fs::file_time_type used;
+    fs::path path;
+    int64_t bytes;
+  };
+  std::vector<CachedFile> files;
+  int64_t total = 0;
+  std::error_code failed;  // files may disappear: other processes delete too
+  for (const auto& entry : fs::directory_iterator(folder, failed)) {
+    const auto extension = entry.path().extension();
+    if (extension != ".so" && extension != ".cpp" && extension != ".bin") continue;
+    const CachedFile file{entry.last_write_time(failed), entry.path(), static_cast<int64_t>(entry.file_size(failed))};
+    if (failed) continue;
+    files.push_back(file);
+    total += file.bytes;
+  }
+  std::sort(files.begin(), files.end(), [](const CachedFile& a, const CachedFile& b) { return a.used < b.used; });
+  const auto bound = setting_int("TESSERA_CACHE_MB") * 1'000'000;
+  for (const auto& file : files) {
+    if (total <= bound) break;
+    if (file.path.stem() == fs::path(kept).stem()) continue;
+    fs::remove(file.path, failed);
+    total -= file.bytes;
+  }
+}
+
 namespace {
 
 std::string source_file_of(const KernelLibrary::Kernels& kernels) {
@@ -84,35 +111,6 @@ class BuildLock {
   int file_;
 };
 
-// Deletes the libraries that were loaded longest ago, with their sources, until the folder is within its bound. A
-// process that has one loaded keeps it. `kept`: the library that was just built.
-void delete_least_used(const fs::path& folder, const fs::path& kept) {
-  struct CachedFile {
-    fs::file_time_type used;
-    fs::path path;
-    int64_t bytes;
-  };
-  std::vector<CachedFile> files;
-  int64_t total = 0;
-  std::error_code failed;  // files may disappear: other processes delete too
-  for (const auto& entry : fs::directory_iterator(folder, failed)) {
-    const auto extension = entry.path().extension();
-    if (extension != ".so" && extension != ".cpp") continue;
-    const CachedFile file{entry.last_write_time(failed), entry.path(), static_cast<int64_t>(entry.file_size(failed))};
-    if (failed) continue;
-    files.push_back(file);
-    total += file.bytes;
-  }
-  std::sort(files.begin(), files.end(), [](const CachedFile& a, const CachedFile& b) { return a.used < b.used; });
-  const auto bound = setting_int("TESSERA_CACHE_MB") * 1'000'000;
-  for (const auto& file : files) {
-    if (total <= bound) break;
-    if (file.path.stem() == kept.stem()) continue;
-    fs::remove(file.path, failed);
-    total -= file.bytes;
-  }
-}
-
 void rename_file(const std::string& from, const fs::path& to) {
   std::error_code failed;
   fs::rename(from, to, failed);
@@ -138,7 +136,7 @@ void build_library_file(const SystemCompiler& compiler, const KernelKey& key, co
   auto source_path = path;
   rename_file(source_file, source_path.replace_extension(".cpp"));  // for people who want to read it
   rename_file(file, path);
-  delete_least_used(path.parent_path(), path);
+  delete_least_used(path.parent_path().string(), path.string());
 }
 
 bool has_valid_mac(const KernelKey& key, const fs::path& path, const std::string& bytes) {

@@ -19,6 +19,9 @@ class KernelKey;
 
 // TESSERA_CACHE_DIR, or `tessera` in the user's cache folder. It may not exist. UsageError if the user has none.
 std::string kernel_cache_folder();
+// Deletes the libraries, sources and results that were used longest ago, until the folder is within its bound. A
+// process that has a library loaded keeps it. `kept`: the file that was just made.
+void delete_least_used(const std::string& folder, const std::string& kept);
 
 // A generated kernel. Computes part `part` of `parts` of all elements. `operands`: addresses of the written tensors,
 // then of those that are only read.

@@ -1,5 +1,6 @@
 #include "tessera/base/error.h"
 #include "tessera/cuda/detail/matmul.h"
+#include "tessera/cuda/detail/result_cache.h"
 
 #include <ATen/cuda/CUDAContext.h>
 #include <ATen/cuda/CUDAEvent.h>
@@ -9,9 +10,11 @@
 #include <cublasLt.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <sstream>
 #include <tuple>
 #include <vector>
 
@@ -176,10 +179,28 @@ class Matmul {
     const std::lock_guard lock(mutex);
     const auto found = by_shape->find(shape());
     if (found != by_shape->end()) return found->second;
-    const auto all = candidates();
     const bool measurable = c10::cuda::currentStreamCaptureStatusMayInitCtx() == c10::cuda::CaptureStatus::None;
-    if (!measurable) return all[0];
-    return (*by_shape)[shape()] = fastest(all);
+    if (!measurable) return candidates()[0];
+    const auto measured = cached_result(key(), [&] {
+      const auto best = fastest(candidates());
+      return std::string(reinterpret_cast<const char*>(&best), sizeof best);
+    });
+    cublasLtMatmulAlgo_t chosen;
+    TESSERA_CHECK(measured.size() == sizeof chosen, InternalError, "a kept algorithm of cuBLASLt has ", measured.size(),
+                  " bytes, not ", sizeof chosen);
+    std::memcpy(&chosen, measured.data(), sizeof chosen);
+    return (*by_shape)[shape()] = chosen;
+  }
+
+  // All that the choice of an algorithm depends on, as text.
+  std::string key() const {
+    std::ostringstream text;
+    text << "cublasLt " << cublasLtGetVersion() << '\n'
+         << at::cuda::getDeviceProperties(args_.out.get_device())->name << '\n'
+         << rows_ << ' ' << columns_ << ' ' << args_.a.size(1) << ' ' << first_.leading << ' ' << second_.leading << ' '
+         << first_.operation << ' ' << second_.operation << ' ' << static_cast<int>(args_.epilogue) << ' '
+         << alignment(first_.data) << ' ' << alignment(second_.data) << ' ' << alignment(args_.out.const_data_ptr());
+    return text.str();
   }
 
   cublasLtMatmulAlgo_t fastest(const std::vector<cublasLtMatmulAlgo_t>& all) const {

@@ -13,6 +13,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/count_nonzero.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
@@ -107,10 +108,12 @@ void ParamGroupGradients::gradient_ready(size_t i) {
   } else {
     const auto gradient = local_gradient(tensor.grad(), unsharded_spec, name);
     const auto dtype = group_.options().reduce_dtype.value_or(gradient.scalar_type());
-    auto ordered = group_.layout().in_shard_order(i, gradient.to(dtype));
+    // A single rank on a GPU converts all gradients of the group with one kernel, in reduce_scatter().
+    const bool converts_later = group_.device().is_cuda() && group_.shard_group()->size() == 1 && !ready_[i];
+    auto ordered = group_.layout().in_shard_order(i, converts_later ? gradient : gradient.to(dtype));
     if (const double factor = predivide_factor(ordered.scalar_type()); factor != 1) ordered = ordered.div(factor);
     if (ready_[i])
-      unsharded_grads_[i].add_(ordered);
+      unsharded_grads_[i] = unsharded_grads_[i].to(dtype).add_(ordered);
     else
       unsharded_grads_[i] = std::move(ordered);
     ready_[i] = true;
@@ -142,7 +145,8 @@ void ParamGroupGradients::reduce_scatter(bool all_reduce) {
   const auto& layout = group_.layout();
   auto options = at::TensorOptions(group_.device()).dtype(group_.reduce_dtype());
   for (const auto& gradient : unsharded_grads_)
-    if (gradient.defined()) options = gradient.options();
+    if (gradient.defined())
+      options = gradient.options().dtype(group_.options().reduce_dtype.value_or(gradient.scalar_type()));
   if (has_deferred) options = deferred_all_reduce_.options();
   flags_ = make_flags(options);
   const int64_t num_flags = flags_.defined() ? flags_.numel() : 0, numel = layout.shard_numel() + num_flags;
@@ -156,8 +160,14 @@ void ParamGroupGradients::reduce_scatter(bool all_reduce) {
     return reduce_scatter_by_hook(options);
   if (group_.shard_group()->size() == 1 || !reduces) {
     reduced_ = at::zeros({numel}, options);
-    for (size_t i = 0; i < ready_.size(); i++)
-      if (ready_[i]) layout.unsharded_param(i, reduced_).copy_(std::exchange(unsharded_grads_[i], {}));
+    Tensors places, gradients;
+    for (size_t i = 0; i < ready_.size(); i++) {
+      if (!ready_[i]) continue;
+      places.push_back(layout.unsharded_param(i, reduced_));
+      gradients.push_back(std::exchange(unsharded_grads_[i], {}));
+      if (!group_.device().is_cuda()) places.back().copy_(std::exchange(gradients.back(), {}));
+    }
+    if (group_.device().is_cuda() && !places.empty()) at::_foreach_copy_(places, gradients);
     if (num_flags > 0) reduced_.narrow(0, layout.shard_numel(), num_flags).copy_(flags_);
     return;
   }

@@ -1,0 +1,74 @@
+#pragma once
+
+namespace tessera::cuda {
+
+// A thread computes 8 elements.
+inline constexpr const char* kTransformerSource = R"CUDA(
+typedef unsigned short bf16;
+__device__ inline void get(const bf16* p, float* x) {
+  const uint4 raw = *(const uint4*)p;
+  const unsigned w[4] = {raw.x, raw.y, raw.z, raw.w};
+  for (int i = 0; i < 4; i++) { x[2 * i] = __uint_as_float(w[i] << 16); x[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u); }
+}
+__device__ inline void put(bf16* p, const float* x) {
+  unsigned w[4];
+  for (int i = 0; i < 4; i++) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
+  *(uint4*)p = make_uint4(w[0], w[1], w[2], w[3]);
+}
+__device__ inline float rounded(float x) {
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+  return __uint_as_float((unsigned)bits << 16);
+}
+
+// table: per position, D / 2 cosines, then D / 2 sines. sign: 1, or -1 for the gradient.
+extern "C" __global__ void __launch_bounds__(256)
+rotary(const bf16* x, const float* table, long long vectors, long long row, int length, int width, float sign, bf16* y) {
+  const long long v = blockIdx.x * 256ll + threadIdx.x;
+  if (v >= vectors) return;
+  const int position = (int)(v * 8 / row % length), d = (int)(v * 8 % width);
+  const float4 c4 = *(const float4*)(table + (long long)position * width + d / 2);
+  const float4 s4 = *(const float4*)(table + (long long)position * width + width / 2 + d / 2);
+  const float c[4] = {c4.x, c4.y, c4.z, c4.w}, s[4] = {s4.x, s4.y, s4.z, s4.w};
+  float a[8], b[8];
+  get(x + v * 8, a);
+  for (int i = 0; i < 4; i++) {
+    b[2 * i] = a[2 * i] * c[i] - a[2 * i + 1] * s[i] * sign;
+    b[2 * i + 1] = a[2 * i] * s[i] * sign + a[2 * i + 1] * c[i];
+  }
+  put(y + v * 8, b);
+}
+
+__device__ inline float sigmoid(float x) { return 1.f / (1.f + __expf(-x)); }
+
+extern "C" __global__ void __launch_bounds__(256)
+swiglu(const bf16* gate, const bf16* up, long long vectors, bf16* y) {
+  const long long v = blockIdx.x * 256ll + threadIdx.x;
+  if (v >= vectors) return;
+  float g[8], u[8];
+  get(gate + v * 8, g);
+  get(up + v * 8, u);
+  for (int i = 0; i < 8; i++) u[i] *= rounded(g[i] * sigmoid(g[i]));
+  put(y + v * 8, u);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+swiglu_backward(const bf16* grad, const bf16* gate, const bf16* up, long long vectors, bf16* dgate, bf16* dup) {
+  const long long v = blockIdx.x * 256ll + threadIdx.x;
+  if (v >= vectors) return;
+  float d[8], g[8], u[8];
+  get(grad + v * 8, d);
+  get(gate + v * 8, g);
+  get(up + v * 8, u);
+  for (int i = 0; i < 8; i++) {
+    const float s = sigmoid(g[i]);
+    const float dsilu = rounded(d[i] * u[i]);
+    u[i] = d[i] * rounded(g[i] * s);
+    d[i] = dsilu * s * (1.f + g[i] * (1.f - s));
+  }
+  put(dgate + v * 8, d);
+  put(dup + v * 8, u);
+}
+)CUDA";
+
+}  // namespace tessera::cuda
