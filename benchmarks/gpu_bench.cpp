@@ -1,7 +1,7 @@
 // A train step of GPT-2 124M on one GPU, batches of 4 and 32 sequences of 1024 tokens: forward and backward in bfloat16
 // autocast, compiled or not, clipping, and the fused AdamW, in tokens per second. `plain` is the model alone; the
 // others go through fully_shard, DistributedDataParallel and parallelize_module on a mesh of one rank, and alternate
-// with `plain` in the same run. Without a GPU there are no rows.
+// with `plain` in the same run. It prints nothing without a GPU.
 #include "benchmarks/harness/bench.h"
 #include "tessera/compile/api/compile.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"

@@ -46,7 +46,7 @@ class GPT(nn.Module):
         for block in self.h:
             x = block(x)
         logits = F.linear(self.ln_f(x), self.wte.weight)
-        return F.cross_entropy(logits.view(-1, VOCABULARY).float(), targets.view(-1))
+        return F.cross_entropy(logits.view(-1, VOCABULARY).float(), targets.reshape(-1))
 
 
 class LlamaBlock(nn.Module):
@@ -95,7 +95,7 @@ class Llama(nn.Module):
         x = self.tok_embeddings(tokens)
         for layer in self.layers:
             x = layer(x, self.cos, self.sin)
-        return F.cross_entropy(self.output(self.norm(x)).view(-1, self.vocabulary).float(), targets.view(-1))
+        return F.cross_entropy(self.output(self.norm(x)).view(-1, self.vocabulary).float(), targets.reshape(-1))
 
 
 def make(kind, lr, betas=(0.9, 0.95), decay=0.1):

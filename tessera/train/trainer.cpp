@@ -160,7 +160,7 @@ at::Tensor Trainer::to_device(const at::Tensor& batch) const {
 
 void Trainer::finish(StartedStep& started) {
   if (!started.read) return;
-  started.read->synchronize();
+  if (!started.read->query()) started.read->synchronize();
   started.read.reset();
   take_numbers(started.outcome, started.numbers);
 }

@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <torch/headeronly/version.h>
 #include <algorithm>
 #include <sstream>
 
@@ -46,6 +47,7 @@ std::string printed(const std::function<void(std::ostream&)>& print) {
 
 // The page of the docs is what the program prints: tessera rules coverage --markdown > docs/ops.md
 TEST(RulesReport, DocsPageIsCurrent) {
+  if (TORCH_VERSION_MINOR != 13) GTEST_SKIP() << "LibTorch " TORCH_VERSION "; the page has the ops of 2.13";
   const auto page = read_text_file(TESSERA_PARITY_SCRIPTS "/../../docs/ops.md", "the page of all ops");
   EXPECT_EQ(page, printed([](auto& out) { print_coverage_markdown(coverage_of_list(pytorch_ops()), out); }));
 }

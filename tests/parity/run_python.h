@@ -63,7 +63,8 @@ inline std::vector<char> read_bytes(const std::string& path) {
 // Runs a program, waits, and writes its output to the file `printed`. The program does not inherit our environment
 // (LD_PRELOAD, LD_LIBRARY_PATH, TESSERA_*), so that it cannot load our library. It is killed when this process ends.
 inline int run(std::vector<std::string> command, const std::string& printed) {
-  std::vector<std::string> variables{"PATH=/usr/bin:/bin", "HOME=/nonexistent", "OMP_NUM_THREADS=1", "LANG=C.UTF-8"};
+  std::vector<std::string> variables{"PATH=/usr/bin:/bin", "HOME=/nonexistent", "OMP_NUM_THREADS=1", "LANG=C.UTF-8",
+                                     "CUDA_VISIBLE_DEVICES="};
   std::vector<char*> argv, env;
   for (auto& word : command) argv.push_back(word.data());
   for (auto& variable : variables) env.push_back(variable.data());

@@ -1,6 +1,5 @@
 // A training step on CUDA does not make the host wait for the device: a run of 40 steps has as many blocking calls as
-// one of
-// 20. Losses are read at logged steps alone, and these runs log none.
+// one of 20. Losses are waited for at logged steps alone, and these runs log the first and the last one.
 #include "tests/checkpoint/new_folder.h"
 
 #include <gtest/gtest.h>
@@ -33,15 +32,13 @@ SyncCounts blocking_calls(const std::string& flags, int steps, const std::string
   return counts;
 }
 
-constexpr int64_t kMostPerStep = 9;  // with a gradient scaler
-
 int64_t total(const SyncCounts& counts) {
   int64_t sum = 0;
   for (const auto& [function, calls] : counts) sum += calls;
   return sum;
 }
 
-TEST(Syncs, StepsWaitForLossAndBatchOnly) {
+TEST(Syncs, StepsDoNotWait) {
   if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device";
   const dcp::NewFolder folder;
   int n = 0;
@@ -52,7 +49,7 @@ TEST(Syncs, StepsWaitForLossAndBatchOnly) {
     const auto own = folder / std::to_string(n++);
     std::filesystem::create_directory(own);
     const auto per_step = (total(blocking_calls(flags, 40, own)) - total(blocking_calls(flags, 20, own))) / 20;
-    EXPECT_LE(per_step, kMostPerStep);
+    EXPECT_EQ(per_step, 0);
     std::cout << flags << ": " << per_step << " blocking calls per step\n";
   }
 }

@@ -54,7 +54,9 @@ void mark_written(const at::Tensor& t, bool local_too) {
 }
 
 at::Tensor op_math_scalar(const Tensors& locals, double number) {
-  return at::scalar_tensor(number, at::toOpMathType(locals[0].scalar_type()));
+  const auto dtype = at::toOpMathType(locals[0].scalar_type());
+  if (locals[0].is_cpu()) return at::scalar_tensor(number, dtype);
+  return at::scalar_tensor(number, at::TensorOptions(locals[0].device()).dtype(dtype));  // some foreach ops ask for it
 }
 
 std::vector<Tensors> lists_by_device_and_dtype(const Tensors& tensors) {

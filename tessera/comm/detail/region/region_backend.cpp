@@ -131,6 +131,14 @@ std::function<void()> in_sequence(std::function<void()> first, std::function<voi
   };
 }
 
+// In a group of one rank, tensors of a device stay there: nothing is staged through the host.
+bool stays_on_device(int size, const at::Tensor& x) { return size == 1 && !x.is_cpu(); }
+
+c10::intrusive_ptr<c10d::Work> copied_on_device(const at::Tensor& out, const at::Tensor& in) {
+  if (out.data_ptr() != in.data_ptr()) out.view({-1}).copy_(in.view({-1}));
+  return c10::make_intrusive<DoneWork>(Tensors{out});
+}
+
 }  // namespace
 
 RegionBackend::RegionBackend(std::string name, int rank, int size, std::shared_ptr<Region> region, GroupInfo group,
@@ -180,6 +188,7 @@ RegionBackend::WorkPtr RegionBackend::run(Transfer&& t, HostTensors& host, Tenso
 }
 
 RegionBackend::WorkPtr RegionBackend::broadcast(Tensors& xs, const c10d::BroadcastOptions& options) {
+  if (stays_on_device(getSize(), single(xs))) return c10::make_intrusive<DoneWork>(xs);
   HostTensors host;
   const bool source = getRank() == options.rootRank;
   const at::Tensor x = source ? host.input(single(xs)) : host.output(single(xs));
@@ -193,6 +202,7 @@ RegionBackend::WorkPtr RegionBackend::broadcast(Tensors& xs, const c10d::Broadca
 }
 
 RegionBackend::WorkPtr RegionBackend::allreduce(Tensors& xs, const c10d::AllreduceOptions& options) {
+  if (stays_on_device(getSize(), single(xs))) return c10::make_intrusive<DoneWork>(xs);
   HostTensors host;
   const at::Tensor x = host.inout(single(xs));
   Transfer t = begin(CommKind::AllReduce, x.scalar_type());
@@ -206,7 +216,7 @@ RegionBackend::WorkPtr RegionBackend::allreduce(Tensors& xs, const c10d::Allredu
 
 RegionBackend::WorkPtr RegionBackend::allreduce_coalesced(Tensors& xs, const c10d::AllreduceCoalescedOptions& options) {
   if (xs.size() == 1) return allreduce(xs, options);
-  if (xs.empty()) return c10::make_intrusive<DoneWork>(xs);
+  if (xs.empty() || stays_on_device(getSize(), xs[0])) return c10::make_intrusive<DoneWork>(xs);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   detail::check_same_dtype("allreduce_coalesced", xs);
   const at::Tensor all = detail::flatten(xs);
@@ -223,6 +233,7 @@ RegionBackend::WorkPtr RegionBackend::allreduce_coalesced(Tensors& xs, const c10
 }
 
 RegionBackend::WorkPtr RegionBackend::reduce(Tensors& xs, const c10d::ReduceOptions& options) {
+  if (stays_on_device(getSize(), single(xs))) return c10::make_intrusive<DoneWork>(xs);
   HostTensors host;
   const bool target = getRank() == options.rootRank;
   const at::Tensor x = target ? host.inout(single(xs)) : host.input(single(xs));
@@ -237,6 +248,7 @@ RegionBackend::WorkPtr RegionBackend::reduce(Tensors& xs, const c10d::ReduceOpti
 }
 
 RegionBackend::WorkPtr RegionBackend::_allgather_base(at::Tensor& out, at::Tensor& in, const c10d::AllgatherOptions&) {
+  if (stays_on_device(getSize(), out) && out.numel() == in.numel()) return copied_on_device(out, in);
   HostTensors host;
   const at::Tensor wire_in = host.input(in), wire_out = host.output(out);
   Transfer t = begin(CommKind::AllGatherIntoTensor, in.scalar_type());
@@ -335,6 +347,7 @@ RegionBackend::WorkPtr RegionBackend::scatter(Tensors& outs, std::vector<Tensors
 
 RegionBackend::WorkPtr RegionBackend::_reduce_scatter_base(at::Tensor& out, at::Tensor& in,
                                                            const c10d::ReduceScatterOptions& options) {
+  if (stays_on_device(getSize(), out) && out.numel() == in.numel()) return copied_on_device(out, in);
   HostTensors host;
   const at::Tensor wire_in = host.input(in), wire_out = host.output(out);
   Transfer t = begin(CommKind::ReduceScatterTensor, in.scalar_type());

@@ -56,7 +56,11 @@ int64_t current_stream() {
   static const bool has_cuda = at::hasCUDA() && at::getNumGPUs() > 0;
   if (!has_cuda) return 0;
   const auto* cuda = c10::impl::getDeviceGuardImpl(c10::kCUDA);
-  return static_cast<int64_t>(cuda->getStream(cuda->getDevice()).hash());
+  try {
+    return static_cast<int64_t>(cuda->getStream(cuda->getDevice()).hash());
+  } catch (const c10::Error&) {  // a child of fork() cannot use CUDA
+    return 0;
+  }
 }
 
 }  // namespace

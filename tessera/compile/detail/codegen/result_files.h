@@ -7,7 +7,7 @@
 // The CUDA layer keeps compiled kernels and chosen algorithms here (cuda/detail/result_cache.h).
 namespace tessera::compiler::codegen {
 
-// None if there is no such file, or if it is refused, with a warning.
+// None if the file is missing, or if it is refused, with a warning.
 std::optional<std::string> read_result(const std::string& key);
 // A folder that cannot be used is one warning: the next process finds the result anew.
 void write_result(const std::string& key, const std::string& result);
