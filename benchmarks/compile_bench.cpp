@@ -69,7 +69,7 @@ const auto gpt_step = [](auto& model, auto& opt, const CompileBatch& batch) {
 };
 
 models::Llama llama() {
-  return models::Llama({.vocab_size = 256,
+  return models::Llama(models::LlamaConfig{.vocab_size = 256,
                         .max_seq_len = 128,
                         .n_layers = 4,
                         .n_heads = 4,

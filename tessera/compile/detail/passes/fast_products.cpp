@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <map>
 #include <optional>
 
 // Replaces large matrix products on the CPU by our own (codegen/tiled_product.h) where these are faster.
@@ -46,7 +47,10 @@ std::optional<bool> is_transposed(const Type& type) {
   return {};
 }
 
-bool use_tiles(const Program& program, const ProductArguments& product) {
+// Whether the tiled product is faster, by shape.
+using Choices = std::map<codegen::ProductShape, bool>;
+
+bool use_tiles(const Program& program, const ProductArguments& product, Choices& choices) {
   if (product.out == kNone || product.a == kNone || product.b == kNone) return false;
   const auto &out = program[product.out].type, &a = program[product.a].type, &b = program[product.b].type;
   const auto a_transposed = is_transposed(a), b_transposed = is_transposed(b);
@@ -61,17 +65,21 @@ bool use_tiles(const Program& program, const ProductArguments& product) {
         bias.neg)
       return false;
   }
-  return !program.groups.empty() || codegen::tiled_product_is_faster(shape);
+  if (!program.groups.empty()) return true;
+  const auto [known, is_new] = choices.try_emplace(shape, false);
+  if (is_new) known->second = codegen::tiled_product_is_faster(shape);
+  return known->second;
 }
 
 }  // namespace
 
 Matched fast_products(Program& program) {
   Matched matched;
+  Choices choices;
   std::vector<Node> kept;
   for (auto& node : program.nodes) {
     const auto product = product_of(node);
-    if (!product || !use_tiles(program, *product)) {
+    if (!product || !use_tiles(program, *product, choices)) {
       kept.push_back(std::move(node));
       continue;
     }
