@@ -4,6 +4,7 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 
@@ -18,6 +19,7 @@ namespace tessera::compiler {
 namespace {
 
 constexpr double kSmallestProduct = 1 << 20;  // multiplications; below, the copy of a transposed operand costs too much
+constexpr int64_t kFewestRows = 8;  // and columns: fewer are read at the speed of memory, and summed in many parts
 
 struct ProductArguments {
   ValueId out, a, b, bias;
@@ -57,6 +59,7 @@ bool use_tiles(const Program& program, const ProductArguments& product, Choices&
   if (!a_transposed || !b_transposed || is_transposed(out) != false || !out.is_contiguous()) return false;
   const codegen::ProductShape shape{a.sizes[0],    b.sizes[1],    a.sizes[1],
                                     *a_transposed, *b_transposed, at::get_num_threads()};
+  if (std::min(shape.m, shape.n) < kFewestRows) return false;
   if (static_cast<double>(shape.m) * static_cast<double>(shape.n) * static_cast<double>(shape.k) < kSmallestProduct)
     return false;
   if (product.bias != kNone) {
