@@ -275,9 +275,12 @@ TEST(CpuKernels, ProductsHaveTheSameBitsOnAllProcessors) {
       auto exact = by_scalars.accessor<float, 2>();
       for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
-          float sum = 0;
-          for (int64_t l = 0; l < k; l++) sum = std::fma(left[i][l], right[l][j], sum);
-          exact[i][j] = sum;
+          for (int64_t block = 0; block < k; block += 256) {
+            float sum = 0;
+            for (int64_t l = block; l < std::min<int64_t>(k, block + 256); l++)
+              sum = std::fma(left[i][l], right[l][j], sum);
+            exact[i][j] += sum;
+          }
         }
       for (const auto* kernels : all_cpu_kernels().kernels) {
         if (!kernels || std::string(kernels->name) == "baseline") continue;
