@@ -1,17 +1,24 @@
 // Time of a compiled train step and of the same step in eager mode (plain), both with Tessera's fused AdamW: an MLP (10
-// -> 16 -> 10, batch 8) and a small GPT (peer_gpt.h, batch 4 x 128), on one rank and on two processes with tensor and
-// with data parallelism. The note has the ratio to eager and the time of the first call: tracing, passes, building
-// kernels (if not cached), and running. All with Numerics::Fast. For one rank there are also rows with two threads,
-// with Numerics::Strict, the peak memory of a step as the CPU allocator counts it, and the share of the roof: the rate
-// of the step in its matrix products, divided by the best of a product of 2048 x 2048 matrices with as many threads.
+// -> 16 -> 10, batch 8), a small GPT (peer_gpt.h, batch 4 x 128) and a Llama of similar size, on one rank and on two
+// processes with tensor, data and sharded data parallelism. The note has the ratio to eager. All with Numerics::Fast.
+// For one rank there are also rows with two threads, with Numerics::Strict, the peak memory of a step as the CPU
+// allocator counts it, and the share of the roof: the rate of the step in its matrix products, divided by the best of a
+// product of 2048 x 2048 matrices with as many threads.
+//
+// first_call: tracing, passes, building kernels and running, in a process that has compiled nothing yet, without and
+// with kernels on disk. build: the same without tracing and running, for 4 and for 48 layers.
 #include "benchmarks/harness/bench.h"
 #include "benchmarks/harness/process_ranks.h"
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/peer_mlp.h"
 #include "benchmarks/train_step.h"
 #include "tessera/compile/api/compile.h"
+#include "tessera/base/detail/settings.h"
 #include "tessera/compile/detail/codegen/tiled_product.h"
+#include "tessera/compile/detail/passes/pass_observer.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
+#include "tessera/data_parallel/fsdp/fully_shard.h"
+#include "tessera/models/llama.h"
 #include "tessera/models/mlp.h"
 #include "tessera/optim/adam.h"
 #include "tessera/tensor_parallel/loss_parallel.h"
@@ -27,8 +34,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <iomanip>
 #include <memory>
+#include <optional>
 #include <sstream>
 
 namespace tessera::bench {
@@ -54,6 +63,24 @@ const auto gpt_step = [](auto& model, auto& opt, const CompileBatch& batch) {
   const LossParallel scope;  // no effect on a plain model
   opt.zero_grad();
   auto loss = at::cross_entropy_loss(model.forward(batch.x).flatten(0, 1), batch.y);
+  loss.backward();
+  opt.step();
+  return loss;
+};
+
+models::Llama llama() {
+  return models::Llama(models::LlamaConfig{.vocab_size = 256,
+                        .max_seq_len = 128,
+                        .n_layers = 4,
+                        .n_heads = 4,
+                        .n_kv_heads = 4,
+                        .dim = 256,
+                        .ffn_dim = 688,
+                        .rope_theta = 10000});
+}
+const auto llama_step = [](models::Llama& model, optim::AdamW& opt, const CompileBatch& batch) {
+  opt.zero_grad();
+  auto loss = at::cross_entropy_loss(model->forward(batch.x).flatten(0, 1), batch.y);
   loss.backward();
   opt.step();
   return loss;
@@ -90,14 +117,11 @@ double measure(const std::string& name, int64_t steps, const Make& make, const F
   step(*eager, eager_opt, batch);
   step(*model, opt, batch);
   auto compiled = compile(step, compile_options);
-  const auto begin = std::chrono::steady_clock::now();
-  compiled(*model, opt, batch);
-  const std::chrono::duration<double, std::milli> first = std::chrono::steady_clock::now() - begin;
   const auto ms =
       medians_ms(me.group(), steps, {[&] { compiled(*model, opt, batch); }, [&] { step(*eager, eager_opt, batch); }});
   std::ostringstream note;
-  note << std::fixed << std::setprecision(2) << ms[0] / ms[1] << " of eager; first call " << std::setprecision(0)
-       << first.count() << " ms; arena of " << compiled.executable().memory();
+  note << std::fixed << std::setprecision(2) << ms[0] / ms[1] << " of eager; arena of "
+       << compiled.executable().memory();
   if (me.rank == 0) emit({.name = name, .unit = "ms", .ours = ms[0], .plain = ms[1], .note = note.str()});
   measure_guards(name, steps, compiled, *model, opt, batch, me, emit);
   return ms[0];
@@ -156,6 +180,64 @@ void emit_memory(const EmitRow& emit) {
   emit({.name = "gpt/1/-/peak_memory", .unit = "MB", .ours = ours, .plain = eager, .note = note.str()});
 }
 
+// A folder for the kernel cache of the ranks that are started meanwhile, empty at first.
+class EmptyKernelCache {
+ public:
+  EmptyKernelCache() {
+    if (setting_is_set("TESSERA_SPAWN")) return;  // a rank: its parent has made the folder
+    std::string pattern = (std::filesystem::temp_directory_path() / "tessera-bench-cache-XXXXXX").string();
+    folder_ = mkdtemp(pattern.data());
+    if (setting_is_set("TESSERA_CACHE_DIR")) before_ = setting("TESSERA_CACHE_DIR");
+    setenv("TESSERA_CACHE_DIR", folder_.c_str(), 1);
+  }
+  ~EmptyKernelCache() {
+    if (folder_.empty()) return;
+    before_ ? setenv("TESSERA_CACHE_DIR", before_->c_str(), 1) : unsetenv("TESSERA_CACHE_DIR");
+    std::filesystem::remove_all(folder_);
+  }
+  EmptyKernelCache(const EmptyKernelCache&) = delete;
+
+ private:
+  std::string folder_;
+  std::optional<std::string> before_;
+};
+
+// Notes when the first pass began: tracing has ended then.
+struct EndOfTrace : compiler::PassObserver {
+  using Clock = std::chrono::steady_clock;
+  std::optional<Clock::time_point> at = {};
+  std::map<double, std::string> passes = {};  // by their time
+  void after_pass(const compiler::Program&, const compiler::PassReport& report) override {
+    const std::chrono::duration<double, std::milli> took(report.milliseconds);
+    if (!at) at = Clock::now() - std::chrono::duration_cast<Clock::duration>(took);
+    passes[-report.milliseconds] = report.name;
+  }
+};
+
+// The first call of a GPT step.
+void measure_first_call(const std::string& name, int64_t layers, bool whole_call, const EmitRow& emit) {
+  using Milliseconds = std::chrono::duration<double, std::milli>;
+  auto model = std::make_shared<Gpt>(PeerGptSizes{.layers = layers});
+  optim::AdamW opt(model->parameters(), {.fused = true});
+  const auto batch = gpt_batch(0);
+  gpt_step(*model, opt, batch);
+  auto compiled = compile(gpt_step, {.captures = Captures::None, .numerics = Numerics::Fast});
+  EndOfTrace trace;
+  const compiler::PassObserverScope scope(&trace);
+  const auto begin = EndOfTrace::Clock::now();
+  compiled(*model, opt, batch);
+  const auto end = EndOfTrace::Clock::now();
+  compiled(*model, opt, batch);
+  const Milliseconds all = end - begin, tracing = trace.at.value() - begin, run = EndOfTrace::Clock::now() - end;
+  std::ostringstream note;
+  note << std::fixed << std::setprecision(0) << "tracing " << tracing.count() << ", run " << run.count()
+       << ", longest passes";
+  size_t shown = 0;
+  for (const auto& [ms, pass] : trace.passes)
+    if (shown++ < 3) note << " " << pass << " " << -ms;
+  emit({.name = name, .unit = "ms", .ours = (whole_call ? all : all - tracing - run).count(), .note = note.str()});
+}
+
 void run_one_rank(testing::Rank& me, const EmitRow& emit) {
   const auto mlp = [] { return std::make_shared<Mlp>(); };
   const auto gpt = [] { return std::make_shared<Gpt>(); };
@@ -165,6 +247,7 @@ void run_one_rank(testing::Rank& me, const EmitRow& emit) {
   const auto ms = measure("gpt/1/-/step", 3, gpt, gpt_step, gpt_batch(0), me, emit);
   emit({.name = "gpt/1/-/jax", .unit = "ms", .ours = ms, .note = "the same step; the peer is JAX"});
   emit_share_of_roof("gpt/1/-/share_of_roof", ms, me, emit);
+  measure("llama/1/-/step", 3, llama, llama_step, gpt_batch(0), me, emit);
   measure("gpt/1/-/strict", 3, gpt, gpt_step, gpt_batch(0), me, emit, strict);
   emit_memory(emit);
   const auto threads = at::get_num_threads();
@@ -172,6 +255,11 @@ void run_one_rank(testing::Rank& me, const EmitRow& emit) {
   const auto ms2 = measure("gpt/1/-/two_threads", 3, gpt, gpt_step, gpt_batch(0), me, emit);
   emit({.name = "gpt/1/-/two_threads_jax", .unit = "ms", .ours = ms2, .note = "the same step; the peer is JAX"});
   emit_share_of_roof("gpt/1/-/share_of_roof_two_threads", ms2, me, emit);
+  const auto llama_ms = measure("llama/1/-/two_threads", 3, llama, llama_step, gpt_batch(0), me, emit);
+  emit({.name = "llama/1/-/two_threads_jax",
+        .unit = "ms",
+        .ours = llama_ms,
+        .note = "the same step; the peer is JAX"});
   at::set_num_threads(threads);
 }
 
@@ -199,10 +287,44 @@ void run_data_parallel(testing::Rank& me, const EmitRow& emit) {
   measure(c10::str("gpt/", me.size(), "/-/ddp"), 3, gpt, gpt_step, gpt_batch(me.rank), me, emit);
 }
 
+// One unit per block and one for the rest.
+void run_sharded_data_parallel(testing::Rank& me, const EmitRow& emit) {
+  const auto mlp = [] {
+    models::MLP model(models::mlp_module());
+    fully_shard(model);
+    return model;
+  };
+  const auto gpt = [] {
+    Holder<PeerGpt<TesseraLayers>> model;
+    for (auto& block : model->blocks) fully_shard(block);
+    fully_shard(model);
+    return model;
+  };
+  measure(c10::str("mlp/", me.size(), "/-/fsdp"), 300, mlp, mlp_step, mlp_batch(me.rank), me, emit);
+  measure(c10::str("gpt/", me.size(), "/-/fsdp"), 3, gpt, gpt_step, gpt_batch(me.rank), me, emit);
+}
+
+void run_first_calls(const EmitRow& emit) {
+  const EmptyKernelCache cache;
+  for (const auto* name : {"gpt/1/-/first_call_cold", "gpt/1/-/first_call_cached"})
+    run_process_ranks("compile", 1, emit, [&](testing::Rank&, const EmitRow& to) { measure_first_call(name, 4, true, to); });
+}
+void run_builds(const EmitRow& emit) {
+  for (const int64_t layers : {4, 48}) {
+    const EmptyKernelCache cache;
+    run_process_ranks("compile", 1, emit, [&](testing::Rank&, const EmitRow& to) {
+      measure_first_call(c10::str("gpt/1/-/build_", layers, "_layers"), layers, false, to);
+    });
+  }
+}
+
 void run(const EmitRow& emit) {
   run_process_ranks("compile", 1, emit, run_one_rank);
   run_process_ranks("compile", 2, emit, run_tensor_parallel);
   run_process_ranks("compile", 2, emit, run_data_parallel);
+  run_process_ranks("compile", 2, emit, run_sharded_data_parallel);
+  run_first_calls(emit);
+  run_builds(emit);
 }
 
 }  // namespace

@@ -70,21 +70,15 @@ PeerFigures parse_peer_lines(const std::string& text) {
 PeerFigures run_peer(const std::string& bench, std::ostream& log) {
   fs::path peers = find_peers();
   fs::path script = peers / (bench + ".py");
-  if (peers.empty() || !fs::exists(script)) {
+  if (peers.empty() || !fs::exists(script)) {  // a benchmark without a peer
     log << "no peer figures: cannot find benchmarks/peers/" << bench << ".py\n";
     return {};
   }
   std::string python = find_python(peers);
-  if (python.empty()) {
-    log << "no peer figures: no Python with torch found; set TESSERA_PYTHON\n";
-    return {};
-  }
+  TESSERA_CHECK(!python.empty(), UsageError, "--peer: found no Python with torch; set TESSERA_PYTHON");
   const auto child = run_child({python, script.string()});
-  const auto exit_code = child.exit_code;
-  if (exit_code != 0) {
-    log << "no peer figures: " << python << ' ' << script.string() << " failed with exit code " << exit_code << '\n';
-    return {};
-  }
+  TESSERA_CHECK(child.exit_code == 0, UsageError, "--peer: ", python, " ", script.string(), " failed with exit code ",
+                child.exit_code, ". Its packages: tools/bootstrap peers");
   return parse_peer_lines(child.out);
 }
 

@@ -41,6 +41,13 @@ class CacheFaults : public ::testing::Test {
     before_.emplace(name, before ? std::optional<std::string>(before) : std::nullopt);
     setenv(name, value.c_str(), 1);
   }
+  // A compiler that has a version and runs `script` when it is to compile.
+  void use_compiler(const std::string& script) {
+    const auto compiler = folder_ / "compiler";
+    std::ofstream(compiler) << "#!/bin/sh\n[ \"$1\" = --version ] || { " << script << "; }\n";
+    fs::permissions(compiler, fs::perms::owner_all);
+    set("CXX", compiler.string());
+  }
   // The step gives the right result, and says once why it has no kernels ("": it has them).
   static void expect_right_result(const std::string& warning) {
     CapturedWarnings warnings;
@@ -73,11 +80,13 @@ void in_child(const F& body) {
   EXPECT_EQ(status, 0);
 }
 
+TEST_F(CacheFaults, ACompilerThatFails) {
+  use_compiler("echo 'no more registers'; exit 3");
+  in_child([] { expect_right_result("ended with exit code 3:\nno more registers"); });
+}
+
 TEST_F(CacheFaults, ACompilerThatHangsIsKilled) {
-  const auto compiler = folder_ / "hangs";
-  std::ofstream(compiler) << "#!/bin/sh\n[ \"$1\" = --version ] || sleep 1000\n";
-  fs::permissions(compiler, fs::perms::owner_all);
-  set("CXX", compiler.string());
+  use_compiler("sleep 1000");
   set("TESSERA_COMPILER_TIMEOUT_S", "1");
   in_child([] {
     const auto begin = std::chrono::steady_clock::now();

@@ -1,4 +1,5 @@
 // Generated kernels: what is fused, that results are bitwise equal to LibTorch's, and the cache of built libraries.
+#include "tessera/base/detail/parallel.h"
 #include "tessera/base/error.h"
 #include "tessera/compile/detail/codegen/kernel_library.h"
 #include "tessera/compile/detail/codegen/lower.h"
@@ -363,10 +364,11 @@ return %1
 )";
   const auto x = torch::randn({300001});
   const auto executable = executable_for(fused(text), {x});
-  const auto before = executable->library()->calls("cpp_fused_div_0");
+  const auto before = executable->library()->calls("cpp_fused_div_0"), parts = parts_run_by_other_threads();
   executable->run();
   EXPECT_TRUE(at::equal(outputs_of(*executable)[0], x / 3));
   EXPECT_EQ(executable->library()->calls("cpp_fused_div_0"), before + 1);
+  EXPECT_EQ(parts_run_by_other_threads(), parts + 2);
   at::set_num_threads(threads);
 }
 

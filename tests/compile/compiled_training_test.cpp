@@ -211,7 +211,7 @@ void compare_all() {
         expect_same(found, wanted, exact);
       };
       SCOPED_TRACE(c10::str("parallelism ", static_cast<int>(parallelism)));
-      compare(adam, {.passes = kExactPasses, .codegen = false, .verified = true}, true);
+      compare(adam, {.passes = kExactPasses, .verified = true, .numerics = Numerics::Strict}, true);
       compare(sgd, {.passes = kReassociatingPasses, .codegen = false, .verified = true}, false);
     });
     if (::testing::Test::HasFailure()) return;

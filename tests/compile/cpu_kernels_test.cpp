@@ -1,6 +1,7 @@
 // The kernels of Numerics::Fast (kernels/cpu_kernel_op.h): each one beside LibTorch and float64, on every kind of
 // vectors that this processor has, and the pass that puts them into programs.
 #include "tessera/compile/detail/kernels/cpu_kernels.h"
+#include "tessera/base/detail/parallel.h"
 #include "tessera/compile/api/compile.h"
 #include "tessera/compile/detail/kernels/cpu_kernel_op.h"
 #include "tessera/testing/expect_error.h"
@@ -53,7 +54,10 @@ Tensors compiled_results(const KernelCase& test, int threads) {
       },
       {.verified = true, .captures = Captures::None, .numerics = Numerics::Fast});
   step(inputs);
+  const auto parts = parts_run_by_other_threads();
   Tensors all = {step(inputs)};
+  if (threads == 1 || inputs[0].numel() >= 32768)
+    EXPECT_EQ(parts_run_by_other_threads() > parts, threads > 1) << test.what << ", " << threads << " threads";
   at::set_num_threads(before);
   for (const auto& t : inputs)
     if (t.requires_grad()) all.push_back(t.grad().clone());
@@ -216,11 +220,11 @@ TEST(CpuKernels, AttentionAndItsBackward) {
 }
 
 TEST(CpuKernels, CrossEntropyWithoutACopyOfTheLogits) {
-  auto target = torch::randint(19, {64});
+  auto target = torch::randint(67, {1024});
   target[3] = -100;
   for (const auto reduction : {at::Reduction::Mean, at::Reduction::Sum})
     expect_exact({"cross entropy",
-                  {leaf({64, 19}), target},
+                  {leaf({1024, 67}), target},
                   [=](const Tensors& in) { return at::cross_entropy_loss(in[0] * 5, in[1], {}, reduction) * 2; },
                   {"cross_entropy", "cross_entropy_backward"}});
 }
@@ -271,9 +275,12 @@ TEST(CpuKernels, ProductsHaveTheSameBitsOnAllProcessors) {
       auto exact = by_scalars.accessor<float, 2>();
       for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
-          float sum = 0;
-          for (int64_t l = 0; l < k; l++) sum = std::fma(left[i][l], right[l][j], sum);
-          exact[i][j] = sum;
+          for (int64_t block = 0; block < k; block += 256) {
+            float sum = 0;
+            for (int64_t l = block; l < std::min<int64_t>(k, block + 256); l++)
+              sum = std::fma(left[i][l], right[l][j], sum);
+            exact[i][j] += sum;
+          }
         }
       for (const auto* kernels : all_cpu_kernels().kernels) {
         if (!kernels || std::string(kernels->name) == "baseline") continue;

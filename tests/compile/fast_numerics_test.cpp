@@ -1,4 +1,5 @@
 // Numerics::Fast: the kernels that replace LibTorch's, beside LibTorch, and entire steps, beside eager mode.
+#include "tessera/base/detail/parallel.h"
 #include "tessera/compile/api/compile.h"
 #include "tessera/compile/detail/codegen/product_choice.h"
 #include "tessera/compile/detail/codegen/tiled_product.h"
@@ -80,7 +81,9 @@ TEST(TiledProduct, HasTheSameBitsWithTwoThreads) {
   at::set_num_threads(1);
   codegen::tiled_product(one, a, b);
   at::set_num_threads(2);
+  const auto parts = parts_run_by_other_threads();
   codegen::tiled_product(two, a, b);
+  EXPECT_EQ(parts_run_by_other_threads(), parts + 1);
   at::set_num_threads(threads);
   EXPECT_TRUE(at::equal(one, two));
 }

@@ -1,6 +1,7 @@
 // Random values depend on the global index: the same bits with all placements and on any number of ranks.
 #include "tessera/dtensor/random.h"
 
+#include "tessera/base/detail/parallel.h"
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/detail/recorder.h"
@@ -151,7 +152,9 @@ TEST(Random, LargeTensorsAreFilledByManyThreads) {
   const int threads = at::get_num_threads();
   at::set_num_threads(3);
   manual_seed(1);
+  const auto parts = parts_run_by_other_threads();
   EXPECT_TRUE(same_bits(random::randn({300, 1001}), at_once));
+  EXPECT_GT(parts_run_by_other_threads(), parts);
   at::set_num_threads(threads);
   EXPECT_NEAR(at_once.mean().item<double>(), 0, 0.01);
   EXPECT_NEAR(at_once.std().item<double>(), 1, 0.01);

@@ -1,12 +1,12 @@
 #include "tessera/dtensor/detail/random_ops.h"
 
+#include "tessera/base/detail/parallel.h"
 #include "tessera/base/error.h"
 #include "tessera/dtensor/detail/distributions.h"
 #include "tessera/dtensor/detail/local_indices.h"
 #include "tessera/dtensor/detail/philox.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -45,7 +45,7 @@ template <class Distribution>
 void fill(typename Distribution::Value* out, const LocalIndices& indices, const Draw& draw,
           const Distribution& distribution) {
   const philox::Stream stream{static_cast<uint64_t>(draw.seed), static_cast<uint64_t>(draw.offset)};
-  at::parallel_for(0, indices.numel(), kGrainSize, [&](int64_t begin, int64_t end) {
+  parallel_for(0, indices.numel(), kGrainSize, [&](int64_t begin, int64_t end) {
     indices.for_each_range(begin, end, [&](int64_t position, int64_t index, int64_t count) {
       philox::fill(stream, distribution, index, count, out + position);
     });
@@ -177,7 +177,7 @@ std::tuple<Tensor, Tensor> dropout_kernel(const Tensor& self, double p, int64_t 
     const auto* x = self.const_data_ptr<scalar_t>();
     const auto* m = mask.const_data_ptr<bool>();
     auto* y = out.mutable_data_ptr<scalar_t>();
-    at::parallel_for(0, self.numel(), kGrainSize, [&](int64_t begin, int64_t end) {
+    parallel_for(0, self.numel(), kGrainSize, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; i++)
         y[i] = static_cast<scalar_t>(static_cast<R>(x[i]) * static_cast<R>(m[i]) * static_cast<R>(scale));
     });

@@ -1,11 +1,11 @@
 #include "tessera/numerics/detail/kernels.h"
 
+#include "tessera/base/detail/parallel.h"
 #include "tessera/base/error.h"
 #include "tessera/numerics/detail/product_tile.h"
 #include "tessera/numerics/detail/row_kernels.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -64,7 +64,7 @@ template <class T>
 std::vector<T> pack(const Matrices<T>& m, int64_t batches, int64_t width) {
   const int64_t panels = (m.rows + width - 1) / width, size = m.columns * width;
   std::vector<T> packed(static_cast<size_t>(batches * panels * size));
-  at::parallel_for(0, batches * panels, std::max<int64_t>(1, kParallelWork / std::max<int64_t>(1, size)),
+  parallel_for(0, batches * panels, std::max<int64_t>(1, kParallelWork / std::max<int64_t>(1, size)),
                    [&](int64_t begin, int64_t end) {
                      for (int64_t p = begin; p < end; p++)
                        pack_rows(m, p / panels, p % panels * width, width, packed.data() + p * size);
@@ -85,7 +85,7 @@ void multiply(const at::Tensor& a, const at::Tensor& b, const std::vector<SumSte
   const int64_t tile_size = kernel.rows * kernel.columns;
   T* result = out.data_ptr<T>();
   const int64_t grain = std::max<int64_t>(1, kParallelWork / std::max<int64_t>(1, tile_size * k));
-  at::parallel_for(0, batches * column_tiles * row_tiles, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, batches * column_tiles * row_tiles, grain, [&](int64_t begin, int64_t end) {
     std::vector<T> stack(static_cast<size_t>(stack_depth(steps) * tile_size));
     std::vector<T> tile(static_cast<size_t>(subtrees * tile_size));
     for (int64_t i = begin; i < end; i++) {
@@ -139,7 +139,7 @@ template <class T>
 void sum_over_dim(const T* x, int64_t outer, int64_t terms, int64_t inner, const std::vector<SumStep>& steps, T* out) {
   const int64_t chunks = (inner + kSumWidth - 1) / kSumWidth;
   const int64_t grain = std::max<int64_t>(1, kParallelWork / std::max<int64_t>(1, terms * std::min(inner, kSumWidth)));
-  at::parallel_for(0, outer * chunks, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(0, outer * chunks, grain, [&](int64_t begin, int64_t end) {
     std::vector<T> stack(static_cast<size_t>(stack_depth(steps) * kSumWidth));
     for (int64_t i = begin; i < end; i++) {
       const int64_t o = i / chunks, column = i % chunks * kSumWidth;

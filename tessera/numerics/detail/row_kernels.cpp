@@ -1,6 +1,6 @@
 #include "tessera/numerics/detail/row_kernels.h"
 
-#include <ATen/Parallel.h>
+#include "tessera/base/detail/parallel.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,7 +17,7 @@ template <class F>
 void for_row_groups(int64_t rows, int64_t n, F f) {
   const int64_t groups = (rows + kLanes - 1) / kLanes;
   const int64_t grain = std::max<int64_t>(1, kParallelElements / std::max<int64_t>(1, n * kLanes));
-  at::parallel_for(0, groups, grain,
+  parallel_for(0, groups, grain,
                    [&](int64_t begin, int64_t end) { f(begin * kLanes, std::min(rows, end * kLanes)); });
 }
 

@@ -1,5 +1,6 @@
 #include "tessera/compile/detail/codegen/cpp_kernel.h"
 
+#include "tessera/base/detail/parallel.h"
 #include "tessera/base/error.h"
 
 #include <ATen/Parallel.h>
@@ -62,7 +63,7 @@ void call_kernel(KernelFunction function, void* const* operands, int64_t element
                          ? 1
                          : std::min<int64_t>(at::get_num_threads(), elements / kElementsPerThread);
   if (parts == 1) return function(operands, 0, 1);
-  at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
     for (auto part = begin; part < end; part++) function(operands, part, parts);
   });
 }

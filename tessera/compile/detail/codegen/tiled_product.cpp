@@ -1,5 +1,6 @@
 #include "tessera/compile/detail/codegen/tiled_product.h"
 
+#include "tessera/base/detail/parallel.h"
 #include "tessera/base/error.h"
 
 #include <ATen/Parallel.h>
@@ -51,12 +52,12 @@ void multiply_in_parallel(const ProductOperands& product) {
   const auto threads = at::get_num_threads();
   if (threads == 1) return kernels.multiply(product, 0, product.m, 0, product.n);
   if (panels >= 2 * threads)
-    return at::parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) {
+    return parallel_for(0, panels, 1, [&](int64_t begin, int64_t end) {
       kernels.multiply(product, 0, product.m, begin * kernels.product_columns,
                        std::min(end * kernels.product_columns, product.n));
     });
   constexpr int64_t kRowsPerTask = 24;  // a multiple of the rows of all tiles
-  at::parallel_for(0, (product.m + kRowsPerTask - 1) / kRowsPerTask, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, (product.m + kRowsPerTask - 1) / kRowsPerTask, 1, [&](int64_t begin, int64_t end) {
     kernels.multiply(product, begin * kRowsPerTask, std::min(end * kRowsPerTask, product.m), 0, product.n);
   });
 }

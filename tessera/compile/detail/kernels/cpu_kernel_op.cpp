@@ -1,9 +1,9 @@
 #include "tessera/compile/detail/kernels/cpu_kernel_op.h"
 
+#include "tessera/base/detail/parallel.h"
 #include "tessera/base/error.h"
 #include "tessera/compile/detail/codegen/tiled_product.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/CPUAllocator.h>
@@ -76,7 +76,7 @@ void run_gelu(const Call& call) {
   call.expect(1, 1, 1);
   const auto count = call.outs[0].numel();
   auto *out = call.floats(call.outs[0], count), *x = call.floats(call.ins[0], count);
-  at::parallel_for(0, count, kElementsPerTask, [&](int64_t begin, int64_t end) {
+  parallel_for(0, count, kElementsPerTask, [&](int64_t begin, int64_t end) {
     cpu_kernels().gelu(x + begin, out + begin, end - begin, call.numbers[0] != 0);
   });
 }
@@ -85,7 +85,7 @@ void run_gelu_backward(const Call& call) {
   const auto count = call.outs[0].numel();
   auto *out = call.floats(call.outs[0], count), *gradient = call.floats(call.ins[0], count),
        *x = call.floats(call.ins[1], count);
-  at::parallel_for(0, count, kElementsPerTask, [&](int64_t begin, int64_t end) {
+  parallel_for(0, count, kElementsPerTask, [&](int64_t begin, int64_t end) {
     cpu_kernels().gelu_backward(gradient + begin, x + begin, out + begin, end - begin, call.numbers[0] != 0);
   });
 }
@@ -106,7 +106,7 @@ void run_layer_norm(const Call& call) {
                                 call.floats(call.outs[1], rows),
                                 call.floats(call.outs[2], rows),
                                 static_cast<float>(call.numbers[0])};
-  at::parallel_for(0, rows, rows_per_task(columns),
+  parallel_for(0, rows, rows_per_task(columns),
                    [&](int64_t begin, int64_t end) { cpu_kernels().layer_norm(arguments, begin, end); });
 }
 
@@ -126,7 +126,7 @@ void run_layer_norm_backward_into(const Call& call, bool adds) {
   auto *dweight = call.floats(call.outs[1], columns), *dbias = call.floats(call.outs[2], columns);
   const auto blocks = (rows + kRowsPerSum - 1) / kRowsPerSum;
   const Scratch sums(2 * blocks * columns);
-  at::parallel_for(0, blocks, std::max<int64_t>(rows_per_task(columns) / kRowsPerSum, 1),
+  parallel_for(0, blocks, std::max<int64_t>(rows_per_task(columns) / kRowsPerSum, 1),
                    [&](int64_t begin, int64_t end) {
                      for (auto block = begin; block < end; block++) {
                        auto* sum = sums.floats() + 2 * block * columns;
@@ -146,7 +146,7 @@ void run_sum_rows(const Call& call) {
   const auto columns = call.outs[0].numel(), rows = columns == 0 ? 0 : call.ins[0].numel() / columns;
   auto *x = call.floats(call.ins[0], rows * columns), *out = call.floats(call.outs[0], columns);
   constexpr int64_t kColumnsPerTask = 64;
-  at::parallel_for(0, (columns + kColumnsPerTask - 1) / kColumnsPerTask,
+  parallel_for(0, (columns + kColumnsPerTask - 1) / kColumnsPerTask,
                    std::max<int64_t>(kElementsPerTask / (std::max<int64_t>(rows, 1) * kColumnsPerTask), 1),
                    [&](int64_t begin, int64_t end) {
                      cpu_kernels().sum_rows(x, rows, columns, out, begin * kColumnsPerTask,
@@ -216,7 +216,7 @@ void run_attention(const Call& call) {
   call.expect(2, 3, 2);
   const AttentionTensors all(call, call.ins[0], call.ins[1], call.ins[2], call.outs[0], call.outs[1]);
   const auto block = cpu_kernels().queries, blocks = (all.queries + block - 1) / block;
-  at::parallel_for(0, all.count * blocks, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, all.count * blocks, 1, [&](int64_t begin, int64_t end) {
     const Scratch scratch(all.scratch_floats());
     for (auto task = begin; task < end; task++)
       cpu_kernels().attention(all.head(task / blocks), task % blocks * block,
@@ -231,7 +231,7 @@ void run_attention_backward(const Call& call) {
   const auto gradient = heads_of(call, call.ins[0], q, all.queries),
              dquery = heads_of(call, call.outs[0], q, all.queries), dkey = heads_of(call, call.outs[1], q, all.keys),
              dvalue = heads_of(call, call.outs[2], q, all.keys);
-  at::parallel_for(0, all.count, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(0, all.count, 1, [&](int64_t begin, int64_t end) {
     const Scratch scratch(2 * all.scratch_floats());
     for (auto i = begin; i < end; i++)
       cpu_kernels().attention_backward(all.head(i),
@@ -274,7 +274,7 @@ struct Classification {
 void run_cross_entropy(const Call& call) {
   call.expect(2, 2, 2);
   const Classification all(call, call.ins[0], call.ins[1], call.outs[1]);
-  at::parallel_for(0, all.rows, rows_per_task(all.classes), [&](int64_t begin, int64_t end) {
+  parallel_for(0, all.rows, rows_per_task(all.classes), [&](int64_t begin, int64_t end) {
     for (auto i = begin; i < end; i++)
       all.logsumexp[i] = cpu_kernels().log_sum_exp(all.logits + i * all.classes, all.classes);
   });
@@ -290,7 +290,7 @@ void run_cross_entropy_backward(const Call& call) {
   const Classification all(call, call.ins[1], call.ins[2], call.ins[3]);
   auto* out = call.floats(call.outs[0], all.rows * all.classes);
   const auto factor = static_cast<float>(*call.floats(call.ins[0], 1) / all.divisor());
-  at::parallel_for(0, all.rows, rows_per_task(all.classes), [&](int64_t begin, int64_t end) {
+  parallel_for(0, all.rows, rows_per_task(all.classes), [&](int64_t begin, int64_t end) {
     for (auto i = begin; i < end; i++) {
       auto* row = out + i * all.classes;
       if (all.target[i] == all.ignored) {

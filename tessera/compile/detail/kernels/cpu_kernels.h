@@ -69,8 +69,9 @@ struct CpuKernels {
   const char* name;         // "avx512", "avx2" or "baseline"
   int64_t product_columns;  // the first column of a part of a product is a multiple of this
   int64_t queries;          // a part of attention has this many queries: the first is a multiple of this
-  // Rows [row, row_end) and columns [column, column_end). An element of the result is a sum in the order of k, each
-  // term rounded once (twice without fused multiply-add). So its bits depend on its row of a and its column of b alone.
+  // Rows [row, row_end) and columns [column, column_end). An element of the result is a sum of blocks of 256 terms, so
+  // that errors grow with the number of blocks. In a block, terms are added in the order of k, each rounded once (twice
+  // without fused multiply-add). So its bits depend on its row of a and its column of b alone.
   void (*multiply)(const ProductOperands& product, int64_t row, int64_t row_end, int64_t column, int64_t column_end);
   // Within 1e-6 of the exact values for |x| < 10. out may be x, or gradient.
   void (*gelu)(const float* x, float* out, int64_t count, bool tanh);

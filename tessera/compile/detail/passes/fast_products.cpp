@@ -4,6 +4,8 @@
 
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <map>
 #include <optional>
 
 // Replaces large matrix products on the CPU by our own (codegen/tiled_product.h) where these are faster.
@@ -17,6 +19,7 @@ namespace tessera::compiler {
 namespace {
 
 constexpr double kSmallestProduct = 1 << 20;  // multiplications; below, the copy of a transposed operand costs too much
+constexpr int64_t kFewestRows = 8;  // and columns: fewer are read at the speed of memory, and summed in many parts
 
 struct ProductArguments {
   ValueId out, a, b, bias;
@@ -46,13 +49,17 @@ std::optional<bool> is_transposed(const Type& type) {
   return {};
 }
 
-bool use_tiles(const Program& program, const ProductArguments& product) {
+// Whether the tiled product is faster, by shape.
+using Choices = std::map<codegen::ProductShape, bool>;
+
+bool use_tiles(const Program& program, const ProductArguments& product, Choices& choices) {
   if (product.out == kNone || product.a == kNone || product.b == kNone) return false;
   const auto &out = program[product.out].type, &a = program[product.a].type, &b = program[product.b].type;
   const auto a_transposed = is_transposed(a), b_transposed = is_transposed(b);
   if (!a_transposed || !b_transposed || is_transposed(out) != false || !out.is_contiguous()) return false;
   const codegen::ProductShape shape{a.sizes[0],    b.sizes[1],    a.sizes[1],
                                     *a_transposed, *b_transposed, at::get_num_threads()};
+  if (std::min(shape.m, shape.n) < kFewestRows) return false;
   if (static_cast<double>(shape.m) * static_cast<double>(shape.n) * static_cast<double>(shape.k) < kSmallestProduct)
     return false;
   if (product.bias != kNone) {
@@ -61,17 +68,21 @@ bool use_tiles(const Program& program, const ProductArguments& product) {
         bias.neg)
       return false;
   }
-  return !program.groups.empty() || codegen::tiled_product_is_faster(shape);
+  if (!program.groups.empty()) return true;
+  const auto [known, is_new] = choices.try_emplace(shape, false);
+  if (is_new) known->second = codegen::tiled_product_is_faster(shape);
+  return known->second;
 }
 
 }  // namespace
 
 Matched fast_products(Program& program) {
   Matched matched;
+  Choices choices;
   std::vector<Node> kept;
   for (auto& node : program.nodes) {
     const auto product = product_of(node);
-    if (!product || !use_tiles(program, *product)) {
+    if (!product || !use_tiles(program, *product, choices)) {
       kept.push_back(std::move(node));
       continue;
     }

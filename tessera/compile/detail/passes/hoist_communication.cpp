@@ -3,6 +3,8 @@
 #include "tessera/compile/detail/passes/movable_with_collective.h"
 #include "tessera/compile/detail/passes/passes.h"
 
+#include <algorithm>
+
 // Overlap: posts each collective as soon as its inputs are ready. The views, casts and divisions that prepare its input
 // move up with it.
 //
@@ -15,6 +17,9 @@
 namespace tessera::compiler {
 
 Matched hoist_communication(Program& program) {
+  const auto& nodes = program.nodes;
+  if (std::none_of(nodes.begin(), nodes.end(), [](const Node& node) { return kind_of(node) == OpKind::Collective; }))
+    return {};
   const Dependencies dependencies(program);
   const auto count = program.nodes.size();
   std::vector<char> early(count, 0);  // by node: a collective, or an op that prepares one

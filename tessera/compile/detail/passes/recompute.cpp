@@ -55,33 +55,50 @@ class Recompute {
     return rewrite_if_lower() ? static_cast<int64_t>(copies_.size()) : 0;
   }
 
-  // Recomputes the result of one product of at most this much work. Returns its work; 0 if none lowers the peak.
-  double run_product(double most_work) {
+  // Recomputes results of products of together at most this much work, half of what that allows. Returns their
+  // work; 0 if none lowers the peak.
+  double run_products(double most_work, int64_t& times) {
     find_peak();
     struct Candidate {
-      double work;
-      Copy copy;
-      int32_t buffer;
+      size_t node;
+      double work, bytes;
     };
     std::vector<Candidate> candidates;
     for (int32_t n = 0; n < peak_; n++) {
-      const auto work = work_of(program_, program_.nodes[static_cast<size_t>(n)]);
+      const auto node = static_cast<size_t>(n);
+      const auto work = work_of(program_, program_.nodes[node]);
       if (work == 0 || work > most_work) continue;
       copies_.clear(), recomputed_.clear();
-      consider(static_cast<size_t>(n));
-      if (!copies_.empty()) candidates.push_back({work, copies_[0], *recomputed_.begin()});
+      consider(node);
+      if (!copies_.empty())
+        candidates.push_back({node, work, static_cast<double>(bytes_[static_cast<size_t>(*recomputed_.begin())])});
     }
-    const auto bytes = [&](const Candidate& each) {
-      return static_cast<double>(bytes_[static_cast<size_t>(each.buffer)]);
-    };
-    std::stable_sort(candidates.begin(), candidates.end(), [&](const Candidate& a, const Candidate& c) {
-      const auto x = a.work / bytes(a), y = c.work / bytes(c);
-      return x != y ? x < y : bytes(a) > bytes(c);  // equal: the first one, whose result would be kept longest
+    std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& c) {
+      const auto x = a.work / a.bytes, y = c.work / c.bytes;
+      return x != y ? x < y : a.bytes > c.bytes;  // equal: the first one, whose result would be kept longest
     });
-    for (const auto& each : candidates) {
-      copies_ = {each.copy}, recomputed_ = {each.buffer};
-      if (rewrite_if_lower()) return each.work;
-    }
+    const auto lowers_peak = [&] {
+      const auto count = static_cast<int64_t>(copies_.size());
+      const bool lower = rewrite_if_lower();
+      if (lower) times += count;
+      return lower;
+    };
+    const auto recompute_some = [&](size_t from, size_t count) {
+      copies_.clear(), recomputed_.clear();
+      double work = 0;
+      for (auto i = from; i < candidates.size() && copies_.size() < count; i++) {
+        if (work + candidates[i].work > most_work) continue;
+        const auto before = copies_.size();
+        consider(candidates[i].node);
+        if (copies_.size() > before) work += candidates[i].work;
+      }
+      return work;
+    };
+    recompute_some(0, candidates.size());
+    for (auto count = copies_.size() / 2; count > 1; count /= 2)
+      if (const auto work = recompute_some(0, count); lowers_peak()) return work;
+    for (size_t i = 0; i < candidates.size(); i++)
+      if (const auto work = recompute_some(i, 1); lowers_peak()) return work;
     return 0;
   }
 
@@ -271,9 +288,8 @@ Matched recompute_products(Program& program, const PassSettings& settings) {
   for (const auto& node : program.nodes) budget += work_of(program, node);
   budget *= 0.01 * static_cast<double>(settings.at("percent"));
   Matched matched;
-  while (const auto work = Recompute(program).run_product(budget)) {
+  while (const auto work = Recompute(program).run_products(budget, matched.times)) {
     budget -= work;
-    matched.times++;
     while (const auto times = Recompute(program).run()) matched.times += times;
   }
   if (matched.times > 0)

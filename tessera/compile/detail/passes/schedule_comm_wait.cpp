@@ -16,6 +16,9 @@
 namespace tessera::compiler {
 
 Matched schedule_comm_wait(Program& program) {
+  const auto& nodes = program.nodes;
+  if (std::none_of(nodes.begin(), nodes.end(), [](const Node& node) { return kind_of(node) == OpKind::Wait; }))
+    return {};
   const Dependencies dependencies(program);
   const auto count = program.nodes.size();
   // By node: 1 for a wait, and for a view or copy that depends on such a node. These are placed on demand.

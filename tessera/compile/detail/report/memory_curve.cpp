@@ -3,6 +3,7 @@
 #include "tessera/compile/detail/ir/dependencies.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace tessera::compiler {
 
@@ -19,14 +20,16 @@ MemoryCurve memory_curve(const Program& program, const MemoryPlan* plan) {
       auto& lifetime = alive[static_cast<size_t>(program.buffer_of(output.value))];
       if (lifetime.first >= 0) lifetime.last = static_cast<int32_t>(nodes) - 1;
     }
+  const auto add = [&](std::vector<int64_t>& changes, size_t b) {  // from one node to the next
+    changes[static_cast<size_t>(alive[b].first)] += bytes[b];
+    if (const auto end = static_cast<size_t>(alive[b].last) + 1; end < nodes) changes[end] -= bytes[b];
+  };
   for (size_t b = 0; b < alive.size(); b++) {
     if (external[b] || alive[b].first < 0) continue;
-    const bool in_arena = plan && plan->offsets[b] != MemoryPlan::kOutside;
-    for (auto n = static_cast<size_t>(alive[b].first); n <= static_cast<size_t>(alive[b].last); n++) {
-      curve.own[n] += bytes[b];
-      if (in_arena) curve.arena[n] += bytes[b];
-    }
+    add(curve.own, b);
+    if (plan && plan->offsets[b] != MemoryPlan::kOutside) add(curve.arena, b);
   }
+  for (auto* sums : {&curve.own, &curve.arena}) std::partial_sum(sums->begin(), sums->end(), sums->begin());
   return curve;
 }
 
