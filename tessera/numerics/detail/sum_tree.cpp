@@ -169,7 +169,8 @@ std::vector<SumStep> part_steps(int64_t n, IndexRange owned, int64_t most, size_
 std::vector<SumStep> nested_steps(int64_t count, IndexRange shards, int64_t terms, int64_t block) {
   const auto of_shard = sum_steps(terms, {0, terms}, block);
   std::vector<SumStep> steps, outer_steps;
-  append_divided(leaf_bounds(count), shards, [](IndexRange node) { return node.end - node.begin == 1; }, outer_steps);
+  append_divided(
+      leaf_bounds(count), shards, [](IndexRange node) { return node.end - node.begin == 1; }, outer_steps);
   for (const auto& outer : outer_steps) {
     for (auto step : of_shard) {
       step.begin += (outer.begin - shards.begin) * terms;
