@@ -74,11 +74,11 @@ Step step_of(Parallel parallel, const DeviceMesh& mesh, bool invariant) {
       optimizer->step();
     };
   if (parallel == Parallel::DDP) replicated(model).set_requires_gradient_sync(false);
-  auto shards = std::make_shared<VirtualShards>(*model, shares_rows ? mesh : DeviceMesh());
+  auto shards = std::make_shared<VirtualShards>(*model, shares_rows ? mesh : DeviceMesh(), kRows, VirtualShards::kAll);
   return [=]() mutable {
     const NumericsScope scope(Numerics::Invariant);
     optimizer->zero_grad();
-    for (int64_t i = 0; i < shards->local_count(); i++) {
+    for (int64_t i = 0, passes = shards->local_count(); i < passes; i++) {
       loss_of(model, shards->rows(in, i), shards->rows(target, i)).backward();
       shards->add_gradients();
     }

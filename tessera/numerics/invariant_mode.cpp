@@ -3,6 +3,7 @@
 #include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/numerics/detail/elementwise.h"
 #include "tessera/numerics/detail/rewrites.h"
+#include "tessera/numerics/detail/shard_batch.h"
 #include "tessera/numerics/numerics.h"
 #include "tessera/rules/detail/rule.h"
 #include "tessera/tracing/detail/compiling_scope.h"
@@ -20,6 +21,7 @@
 namespace tessera {
 namespace {
 
+using numerics::open_shard_batch;
 using torch::jit::Stack;
 
 // Results do not depend on an order: data moves, comparisons, and functions that IEEE 754 rounds correctly, so that
@@ -175,6 +177,10 @@ class InvariantMode final : public OpMode {
         TESSERA_CHECK(distributed || in_distributed_op_, UsageError, "Numerics::Invariant: ", op.operator_name(),
                       " draws from LibTorch's generator for a plain tensor, and by global index for a DTensor; use ",
                       "DTensors for random numbers, and no dropout on plain tensors");
+        TESSERA_CHECK(!open_shard_batch() || !open_shard_batch()->several, UsageError,
+                      "Numerics::Invariant: ", op.operator_name(),
+                      " in a pass of VirtualShards over several virtual shards, whose random numbers ",
+                      "depend on how many there are; compute one virtual shard at a time");
         return run_exact(op, keys, stack, distributed);
       case InvariantForm::Reduction:
         return run_reduction(op, keys, stack);

@@ -187,8 +187,12 @@ TEST(InvariantMeshes, AnOrderDependentSumIsCaught) {
   };
   auto config = invariant_gpt();
   config.training.steps = 3;
+  // The first step compares virtual shards at once with one by one.
+  EXPECT_ERROR(std::exception, train_on_threads(config, "", plant), "at once", "other bits than one by one");
+  config.training.accumulate = 24;
   const auto one_rank = train_on_threads(config, "", plant);
   EXPECT_EQ(train_on_threads(config, "", plant), one_rank);
+  config.training.accumulate = 12;
   EXPECT_NE(train_on_threads(config, "dp=2", plant), one_rank);
 }
 

@@ -108,4 +108,36 @@ TEST(SumTree, OtherShardsAreRefused) {
                "2, 3, 4, 6, 8, 12 or 24");
 }
 
+// A sum over parts has the bits of the sum over single terms, each of which is a sum itself.
+TEST(SumTree, PartsOfNestedSumsGiveTheBitsOfSingleSums) {
+  for (const int64_t count : {8, 24, 48, 50})
+    for (const int64_t ranks : {1, 2})
+      for (const int64_t most : {1, 2, 5, 50})
+        for (const int64_t length : {1, 7, 96}) {
+          const auto terms = random_terms(count * length);
+          const auto owned = shard_of(count, ranks, ranks - 1);
+          const auto part_sums = [&](int64_t at_most) {
+            std::vector<float> outer, subtrees;
+            for (const auto& part : part_steps(count, owned, at_most)) {
+              EXPECT_LE(part.end - part.begin, at_most);
+              const IndexRange shards{owned.begin + part.begin, owned.begin + part.end};
+              std::vector<float> stack;
+              float sum = 0;
+              for (const auto& step : nested_steps(count, shards, length, 16)) {
+                sum = 0;
+                for (auto i = step.begin; i < step.end; i++)
+                  sum += terms[static_cast<size_t>(shards.begin * length + i)];
+                for (int merge = 0; merge < step.merges; merge++, stack.pop_back()) sum = stack.back() + sum;
+                if (step.subtree < 0) stack.push_back(sum);
+              }
+              EXPECT_TRUE(stack.empty());
+              for (int merge = 0; merge < part.merges; merge++, outer.pop_back()) sum = outer.back() + sum;
+              (part.subtree < 0 ? outer : subtrees).push_back(sum);
+            }
+            return subtrees;
+          };
+          EXPECT_EQ(part_sums(most), part_sums(1)) << count << " " << ranks << " " << most << " " << length;
+        }
+}
+
 }  // namespace

@@ -14,6 +14,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
 #include <mutex>
 
 namespace ts = tessera;
@@ -26,7 +27,8 @@ const ts::models::MLPConfig kShardedMLP = {
     {{"net1", 12, 33, ts::models::Activation::Sigmoid}, {"net2", 33, 10, ts::models::Activation::None}}, true, 5};
 
 // Bytes of the weights after two steps on this rank of a mesh of data-parallel axes.
-std::string train_wrapped(ts::testing::Rank& me, const std::string& axes, Wrapper wrapper, int64_t count) {
+std::string train_wrapped(ts::testing::Rank& me, const std::string& axes, Wrapper wrapper, int64_t count,
+                          int64_t at_once = 1) {
   const auto mesh = me.mesh(axes);
   ts::models::MLP model(kShardedMLP);
   std::optional<ts::DistributedDataParallel<ts::models::MLP>> ddp;
@@ -39,9 +41,9 @@ std::string train_wrapped(ts::testing::Rank& me, const std::string& axes, Wrappe
   }
   if (wrapper == Wrapper::DDP) ddp.emplace(model);
   ts::optim::AdamW optimizer(model->parameters(), {.lr = 1e-2, .fused = true});
-  ts::VirtualShards shards(*model, mesh, count);
+  ts::VirtualShards shards(*model, mesh, count, at_once);
   const int64_t rows = 48 / mesh.size();
-  for (int step = 0; step < 2; step++) {
+  for (int step = 0; step < 3; step++) {
     const auto batch = torch::sin(torch::arange(48 * 12).view({48, 12}) * (0.37 + step));
     const auto mine = batch.narrow(0, shards.first() * 48 / count, rows);
     const ts::NumericsScope scope(ts::Numerics::Invariant);
@@ -76,6 +78,62 @@ TEST(VirtualShards, EveryWrapperAndNumberOfRanksGivesTheBitsOfOneRank) {
               << ranks << " ranks, wrapper " << static_cast<int>(wrapper);
         });
   }
+}
+
+TEST(VirtualShards, VirtualShardsAtOnceHaveTheBitsOfOneByOne) {
+  for (const int64_t count : {24, 48}) {
+    std::string expected;
+    ts::testing::run_ranks(1,
+                           [&](ts::testing::Rank& me) { expected = train_wrapped(me, "dp=1", Wrapper::None, count); });
+    for (const int64_t ranks : {1, 2, 3, 8})
+      for (const int64_t at_once : {int64_t(2), int64_t(5), ts::VirtualShards::kAll})
+        ts::testing::run_ranks(ranks, [&](ts::testing::Rank& me) {
+          const auto wrapper = ranks == 1 ? Wrapper::None : Wrapper::FullyShard;
+          EXPECT_TRUE(train_wrapped(me, c10::str("dp=", ranks), wrapper, count, at_once) == expected)
+              << ranks << " ranks, " << at_once << " at once";
+        });
+  }
+}
+
+// One step of 8 virtual shards at once. `loss_of` gives the loss of a pass.
+void train_at_once(const std::function<at::Tensor(ts::models::MLP&, const at::Tensor&)>& loss_of,
+                   const at::Tensor& factors = torch::ones({16})) {
+  ts::models::MLP model(kShardedMLP);
+  ts::VirtualShards shards(*model, {}, 8, ts::VirtualShards::kAll);
+  const auto batch = torch::sin(torch::arange(16 * 12).view({16, 12}) * 0.37);
+  const ts::NumericsScope scope(ts::Numerics::Invariant);
+  std::vector<at::Tensor> losses;
+  for (int64_t i = 0, passes = shards.local_count(); i < passes; i++) {
+    const auto loss = loss_of(model, shards.rows(batch, i));
+    losses.push_back(loss.detach() * factors);
+    loss.backward();
+    shards.add_gradients();
+  }
+  shards.reduce_gradients();
+  shards.sum(torch::stack(losses));
+}
+
+TEST(VirtualShards, WhatDependsOnTheNumberAtOnceIsCaught) {
+  train_at_once([](auto& model, const auto& x) { return model(x).square().sum(); });
+  int number = 0;
+  const auto refused = [&](const auto& loss_of, const char* what) {
+    SCOPED_TRACE(number++);
+    EXPECT_ERROR(ts::UsageError, train_at_once(loss_of), what, "at once");
+  };
+  // A mean over the rows of a pass, a parameter that is used twice, a sum that is scaled before it is added, rows that
+  // are not in the order of the batch, a batch norm.
+  refused([](auto& model, const auto& x) { return model(x).square().mean(); }, "other bits than one by one");
+  refused([](auto& model, const auto& x) { return model(x).square().sum() + model(x.sin()).sum(); },
+          "other bits than one by one");
+  EXPECT_ERROR(ts::UsageError,
+               train_at_once([](auto& model, const auto& x) { return model(x).square().sum(); }, torch::rand({16})),
+               "at once", "multiplied by a number");
+  refused(
+      [](auto& model, const auto& x) {
+        return model(x.view({-1, 2, 12}).transpose(0, 1).reshape({-1, 12})).square().sum();
+      },
+      "other bits than one by one");
+  refused([](auto& model, const auto& x) { return (model(x) - model(x).mean(0)).square().sum(); }, "other bits than");
 }
 
 TEST(VirtualShards, ReplicasOfShardsGiveTheBitsOfOneRank) {

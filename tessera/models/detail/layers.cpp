@@ -1,6 +1,7 @@
 #include "tessera/models/detail/layers.h"
 
 #include "tessera/base/error.h"
+#include "tessera/numerics/detail/shard_batch.h"
 #include "tessera/tensor_parallel/context_parallel.h"
 
 #include <ATen/ops/linear.h>
@@ -11,7 +12,9 @@
 
 namespace tessera::models {
 
-at::Tensor TiedHeadImpl::forward(const at::Tensor& x, const at::Tensor& weight) { return at::linear(x, weight); }
+at::Tensor TiedHeadImpl::forward(const at::Tensor& x, const at::Tensor& weight) {
+  return at::linear(x, numerics::separate_use(weight));
+}
 
 nn::Linear linear(int64_t in, int64_t out, bool bias) {
   return nn::Linear(torch::nn::LinearOptions(in, out).bias(bias));

@@ -151,6 +151,17 @@ void sum_over_dim(const T* x, int64_t outer, int64_t terms, int64_t inner, const
 
 }  // namespace
 
+std::vector<IndexRange> subtrees_of(const Terms& terms) {
+  if (terms.shard_count > 0) return {{0, terms.terms}};
+  return complete_subtrees(terms.terms, terms.owned);
+}
+
+std::vector<SumStep> steps_of(const Terms& terms, int64_t block) {
+  if (terms.shard_count == 0) return sum_steps(terms.terms, terms.owned, block);
+  const int64_t shards = terms.shards.end - terms.shards.begin;
+  return nested_steps(terms.shard_count, terms.shards, terms.terms / shards, block);
+}
+
 void check_dtype(const at::Tensor& x, const char* what) {
   TESSERA_CHECK(x.device().is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kDouble), UsageError,
                 "Numerics::Invariant: ", what, " of ", x.scalar_type(), " on ", x.device(),
@@ -159,8 +170,8 @@ void check_dtype(const at::Tensor& x, const char* what) {
 
 at::Tensor product_subtrees(const at::Tensor& a, const at::Tensor& b, const Terms& k, size_t kernel) {
   check_dtype(a, "a product");
-  const auto steps = sum_steps(k.terms, k.owned, kProductBlock);
-  const auto subtrees = static_cast<int64_t>(complete_subtrees(k.terms, k.owned).size());
+  const auto steps = steps_of(k, kProductBlock);
+  const auto subtrees = static_cast<int64_t>(subtrees_of(k).size());
   auto out = at::empty({subtrees, a.size(0), a.size(1), b.size(2)}, a.options());
   if (out.numel() > 0)
     AT_DISPATCH_FLOATING_TYPES(a.scalar_type(), "product_subtrees",
@@ -177,8 +188,8 @@ at::Tensor sum_subtrees(const at::Tensor& x, int64_t dim, const Terms& terms) {
   for (int64_t d = dim + 1; d < x.dim(); d++) inner *= sizes[d];
   std::vector<int64_t> kept = sizes.vec();
   kept.erase(kept.begin() + dim);
-  const auto steps = sum_steps(terms.terms, terms.owned, kSumBlock);
-  const auto subtrees = static_cast<int64_t>(complete_subtrees(terms.terms, terms.owned).size());
+  const auto steps = steps_of(terms, kSumBlock);
+  const auto subtrees = static_cast<int64_t>(subtrees_of(terms).size());
   auto out = at::empty(with_front(subtrees, kept), x.options());
   if (out.numel() > 0)
     AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "sum_subtrees", [&] {
@@ -203,8 +214,8 @@ at::Tensor embedding_gradient_subtrees(const at::Tensor& grad, const at::Tensor&
   for (int64_t t = 0; t < count; t++)
     if (rows_of[t] >= 0 && rows_of[t] < rows && rows_of[t] != padding_index) order.push_back(t);
   std::stable_sort(order.begin(), order.end(), [&](int64_t l, int64_t r) { return rows_of[l] < rows_of[r]; });
-  const auto steps = sum_steps(tokens.terms, tokens.owned, kSumBlock);
-  const auto subtrees = static_cast<int64_t>(complete_subtrees(tokens.terms, tokens.owned).size());
+  const auto steps = steps_of(tokens, kSumBlock);
+  const auto subtrees = static_cast<int64_t>(subtrees_of(tokens).size());
   auto out = at::zeros({subtrees, rows, width}, grad.options());
   AT_DISPATCH_FLOATING_TYPES(grad.scalar_type(), "embedding_gradient_subtrees", [&] {
     const auto* x = values.const_data_ptr<scalar_t>();

@@ -10,9 +10,16 @@ namespace tessera::numerics {
 struct Terms {
   int64_t terms;
   IndexRange owned;
+  // Not empty: the dim is these virtual shards of `shard_count`, one after the other, and all terms are owned. The sum
+  // is their node of the tree over virtual shards (shard_batch.h).
+  IndexRange shards = {0, 0};
+  int64_t shard_count = 0;
   bool operator==(const Terms&) const = default;
 };
 inline Terms all_terms(int64_t n) { return {n, {0, n}}; }
+// The complete subtrees of the terms, and the steps that compute them.
+std::vector<IndexRange> subtrees_of(const Terms& terms);
+std::vector<SumStep> steps_of(const Terms& terms, int64_t block);
 
 // Throws UsageError for a tensor that is not float32 or float64 on the CPU. `what`: "a product".
 void check_dtype(const at::Tensor& x, const char* what);

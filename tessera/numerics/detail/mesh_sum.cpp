@@ -5,11 +5,14 @@
 #include "tessera/dtensor/detail/arguments.h"
 #include "tessera/dtensor/detail/dispatch.h"
 #include "tessera/dtensor/detail/redistribute_inputs.h"
+#include "tessera/numerics/detail/shard_batch.h"
+#include "tessera/tracing/detail/invariant_scope.h"
 #include "tessera/tracing/op_mode.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/tensor.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <numeric>
@@ -68,6 +71,7 @@ at::Tensor gather_and_add(const at::Tensor& mine, int64_t terms, const SubtreeOw
     counts.push_back(static_cast<int64_t>(subtrees.size()));
     ranges.insert(ranges.end(), subtrees.begin(), subtrees.end());
   }
+  if (counts == std::vector<int64_t>{1, 1}) return sum_over_two_ranks(mine.select(0, 0), owners.group);
   auto all = funcol::all_gather(mine, 0, counts, owners.group);
   funcol::wait(all, owners.group);
   std::vector<int64_t> order(ranges.size());
@@ -110,8 +114,11 @@ at::Tensor sum_on_mesh(const SummedOp& call, std::vector<c10::IValue> args, cons
     if (mesh.shape[a] > 1) axes.push_back(static_cast<int64_t>(a));
     placements[a] = Replicate();
   }
+  const auto all =
+      terms_of_next_sum(call.op, specs[static_cast<size_t>(call.tensor)]->sizes[static_cast<size_t>(call.dim)]);
   std::optional<SubtreeOwners> owners;
-  if (!axes.empty()) owners = find_owners(mesh, axes, *specs[static_cast<size_t>(call.tensor)], call.dim);
+  if (!axes.empty() && all.shard_count == 0)
+    owners = find_owners(mesh, axes, *specs[static_cast<size_t>(call.tensor)], call.dim);
   if (!axes.empty() && !owners)
     for (auto& spec : specs)
       if (spec) spec = gathered_over(*spec, axes);
@@ -129,8 +136,8 @@ at::Tensor sum_on_mesh(const SummedOp& call, std::vector<c10::IValue> args, cons
   const DeviceMesh handle(c10::intrusive_ptr<detail::MeshState>::reclaim_copy(&mesh));
   const auto spec = intern(handle, placements, out.sizes, tessera::contiguous_strides(out.sizes),
                            locals[0].scalar_type(), locals[0].device());
-  const auto terms = summed->sizes[static_cast<size_t>(call.dim)];
-  const Terms mine{terms, range_or_empty(summed->local_ranges(call.dim))};
+  auto mine = all;
+  mine.owned = range_or_empty(summed->local_ranges(call.dim));
   const auto dim0 = out.sizes.empty() ? IndexRange{0, 1} : range_or_empty(spec->local_ranges(0));
   at::Tensor subtrees;
   {
@@ -140,9 +147,9 @@ at::Tensor sum_on_mesh(const SummedOp& call, std::vector<c10::IValue> args, cons
   at::Tensor local;
   if (!owners) {
     const OpModesOff no_modes;
-    local = add_subtrees(subtrees, terms, complete_subtrees(terms, mine.owned));
+    local = add_subtrees(subtrees, mine.terms, subtrees_of(mine));
   } else {
-    local = gather_and_add(subtrees, terms, *owners);
+    local = gather_and_add(subtrees, mine.terms, *owners);
   }
   return detail::wrap(std::move(local), spec);
 }
@@ -157,9 +164,19 @@ at::Tensor sum_over_mesh(const SummedOp& call, int64_t result_dim0_size, const S
   if (std::any_of(tensors.begin(), tensors.end(), [](const auto& t) { return is_dtensor(t); }))
     return sum_on_mesh(call, call.args, kernel);
   const OpModesOff no_modes;
-  const auto terms = tensors[static_cast<size_t>(call.tensor)].size(call.dim);
-  const auto subtrees = kernel(tensors, all_terms(terms), {0, result_dim0_size});
-  return add_subtrees(subtrees, terms, complete_subtrees(terms, {0, terms}));
+  const auto terms = terms_of_next_sum(call.op, tensors[static_cast<size_t>(call.tensor)].size(call.dim));
+  const auto subtrees = kernel(tensors, terms, {0, result_dim0_size});
+  return add_subtrees(subtrees, terms.terms, subtrees_of(terms));
+}
+
+at::Tensor sum_over_two_ranks(const at::Tensor& x, const comm::Group& group) {
+  TESSERA_CHECK(group->size() == 2, InternalError, "a sum over ", group->size(), " ranks has several orders");
+  const OpModesOff no_modes;
+  const auto again = c10::make_scope_exit([open = invariant_scope_is_open()] { invariant_scope_is_open() = open; });
+  invariant_scope_is_open() = false;  // which refuses an all-reduce
+  auto sum = funcol::all_reduce(x, ReduceOp::Sum, group);
+  funcol::wait(sum, group);
+  return sum;
 }
 
 }  // namespace tessera::numerics

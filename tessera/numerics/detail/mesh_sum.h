@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/comm/communicator.h"
 #include "tessera/numerics/detail/kernels.h"
 
 #include <ATen/core/ivalue.h>
@@ -26,5 +27,8 @@ using SubtreeKernel =
 
 // `result_dim0_size`: of the global result.
 at::Tensor sum_over_mesh(const SummedOp& call, int64_t result_dim0_size, const SubtreeKernel& kernel);
+
+// x of one rank + x of the other. A sum of two has one order, so an all-reduce has its bits.
+at::Tensor sum_over_two_ranks(const at::Tensor& x, const comm::Group& group);
 
 }  // namespace tessera::numerics

@@ -58,6 +58,27 @@ size_t index_of_bound(const std::vector<int64_t>& bounds, int64_t position) {
   return static_cast<size_t>(std::lower_bound(bounds.begin(), bounds.end(), position) - bounds.begin());
 }
 
+// Where a node is split. Requires at least two terms.
+int64_t middle_of(const std::vector<int64_t>& bounds, IndexRange node) {
+  const LeafRange leaves{index_of_bound(bounds, node.begin), index_of_bound(bounds, node.end)};
+  if (leaves.last - leaves.first > 1) return bounds[split_of(bounds, leaves)];
+  return node.begin + (node.end - node.begin) / 2;  // inside a leaf
+}
+
+// The steps of a node that is divided down to nodes for which stops(node) is true.
+template <class Stops>
+void append_divided(const std::vector<int64_t>& bounds, IndexRange node, const Stops& stops,
+                    std::vector<SumStep>& steps) {
+  if (stops(node)) {
+    steps.push_back({node.begin, node.end});
+    return;
+  }
+  const auto middle = middle_of(bounds, node);
+  append_divided(bounds, {node.begin, middle}, stops, steps);
+  append_divided(bounds, {middle, node.end}, stops, steps);
+  steps.back().merges++;
+}
+
 // The slot of the node: a given subtree, or the sum of two slots.
 int64_t add_node(const std::vector<int64_t>& bounds, LeafRange node, const std::vector<IndexRange>& subtrees,
                  std::vector<AddStep>& steps) {
@@ -112,6 +133,54 @@ std::vector<SumStep> sum_steps(int64_t n, IndexRange owned, int64_t block) {
     step.begin -= owned.begin;
     step.end -= owned.begin;
   }
+  return steps;
+}
+
+std::vector<SumStep> part_steps(int64_t n, IndexRange owned, int64_t most, size_t count) {
+  const auto bounds = leaf_bounds(n);
+  const auto length = [](IndexRange range) { return range.end - range.begin; };
+  const auto subtrees = complete_subtrees(n, owned);
+  auto parts = subtrees;
+  for (;;) {
+    const auto longest = std::max_element(parts.begin(), parts.end(),
+                                          [&](const auto& l, const auto& r) { return length(l) < length(r); });
+    if (longest == parts.end() || length(*longest) == 1) break;
+    if (length(*longest) <= most && parts.size() >= count) break;
+    const auto middle = middle_of(bounds, *longest);
+    const IndexRange right{middle, longest->end};
+    longest->end = middle;
+    parts.insert(longest + 1, right);
+  }
+  std::vector<SumStep> steps;
+  int number = 0;
+  for (const auto& subtree : subtrees) {
+    append_divided(
+        bounds, subtree, [&](IndexRange node) { return std::find(parts.begin(), parts.end(), node) != parts.end(); },
+        steps);
+    steps.back().subtree = number++;
+  }
+  for (auto& step : steps) {
+    step.begin -= owned.begin;
+    step.end -= owned.begin;
+  }
+  return steps;
+}
+
+std::vector<SumStep> nested_steps(int64_t count, IndexRange shards, int64_t terms, int64_t block) {
+  const auto of_shard = sum_steps(terms, {0, terms}, block);
+  std::vector<SumStep> steps, outer_steps;
+  append_divided(
+      leaf_bounds(count), shards, [](IndexRange node) { return node.end - node.begin == 1; }, outer_steps);
+  for (const auto& outer : outer_steps) {
+    for (auto step : of_shard) {
+      step.begin += (outer.begin - shards.begin) * terms;
+      step.end += (outer.begin - shards.begin) * terms;
+      step.subtree = -1;
+      steps.push_back(step);
+    }
+    steps.back().merges += outer.merges;
+  }
+  steps.back().subtree = 0;
   return steps;
 }
 

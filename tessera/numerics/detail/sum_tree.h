@@ -45,6 +45,15 @@ struct SumStep {
 // The steps that compute complete_subtrees(n, owned). A rank that owns all n terms has one subtree, the sum. An empty
 // `owned` has no steps.
 std::vector<SumStep> sum_steps(int64_t n, IndexRange owned, int64_t block);
+// The same, but a step is a node, whose sum the caller computes: the largest nodes of at most `most` terms, divided
+// further until there are `count` steps. part_steps(24, {0, 12}, 6) has the steps [0, 6) and [6, 12).
+std::vector<SumStep> part_steps(int64_t n, IndexRange owned, int64_t most, size_t count = 0);
+
+// Terms that are shards of a longer sum: the node `shards` of the tree over `count` shards, each with `terms` terms.
+// The steps give the bits of the sums of the shards, one by one, added in the tree over the shards. Requires: `shards`
+// is a node: a step of part_steps(count, ...).
+std::vector<SumStep> nested_steps(int64_t count, IndexRange shards, int64_t terms, int64_t block);
+
 // The largest number of values on the stack.
 int stack_depth(const std::vector<SumStep>& steps);
 

@@ -56,17 +56,17 @@ at::Tensor accumulate_virtual_shards(TrainStep::State& state, Model& model, cons
                                      const at::Tensor& target, const at::Tensor& scale) {
   auto& shards = *state.shards;
   model->zero_grad();
-  std::vector<at::Tensor> losses;
-  for (int64_t i = 0; i < shards.local_count(); i++) {
+  std::vector<at::Tensor> sums;
+  for (int64_t i = 0, passes = shards.local_count(); i < passes; i++) {
     const LossParallel loss_parallel;
-    const auto sum = models::loss_sum(model(shards.rows(input, i)), shards.rows(target, i));
-    const auto loss = tessera::detail::full_tensor_or_self(sum) * scale;
-    loss.backward();
+    const auto sum =
+        tessera::detail::full_tensor_or_self(models::loss_sum(model(shards.rows(input, i)), shards.rows(target, i)));
+    (sum * scale).backward();
     shards.add_gradients();
-    losses.push_back(loss.detach());
+    sums.push_back(sum.detach());
   }
   shards.reduce_gradients();
-  return shards.sum(at::stack(losses));
+  return shards.sum(at::stack(sums)) * scale;
 }
 
 // The same through the stages of a pipeline, whose microbatches take the place of accumulation.
@@ -118,7 +118,10 @@ TrainStep::TrainStep(const TrainConfig& config, ParallelModel& model, optim::Ada
   }
   if (config.training.numerics == "invariant") {
     state_->numerics = Numerics::Invariant;
-    state_->shards = std::make_unique<VirtualShards>(model.module(), model.data_mesh(), config.training.virtual_shards);
+    const auto per_rank =
+        config.training.virtual_shards / std::max<int64_t>(1, model.data_mesh() ? model.data_mesh().size() : 1);
+    state_->shards = std::make_unique<VirtualShards>(model.module(), model.data_mesh(), config.training.virtual_shards,
+                                                     std::max<int64_t>(1, per_rank / config.training.accumulate));
     model.set_gradient_sync(false);
   }
   std::visit(
