@@ -45,7 +45,7 @@ constexpr ResultCase kCases[] = {
     {"parts of a new tensor",
      [](const at::Tensor& x, const at::Tensor&) {
        const auto y = x * 2;
-       return Tensors{y.narrow(0, 0, 1), y.narrow(0, 1, 1)};
+       return Tensors{y.narrow(1, 0, 1), y.narrow(1, 1, 1)};
      }},
     {"made without the argument", [](const at::Tensor&, const at::Tensor&) { return Tensors{torch::ones({2})}; }},
     {"the argument, written",
@@ -63,13 +63,14 @@ bool same_version(const at::Tensor& a, const at::Tensor& b) {
   return a._version() != before;
 }
 
-std::string describe(const Tensors& results, const at::Tensor& x) {
+// `views`: the tensor of which results are views is among them, or is the argument.
+std::string describe(const Tensors& results, const at::Tensor& x, bool views) {
   std::ostringstream out;
   for (size_t i = 0; i < results.size(); i++) {
     const auto& t = results[i];
     out << i << (t.is_inference() ? " inference" : "") << (t.requires_grad() ? " requires grad" : "")
         << (t.is_same(x) ? " is the argument" : "") << (t.is_alias_of(x) ? " in its memory" : "")
-        << (same_version(t, x) ? " with its version" : "") << (!t.is_inference() && t.is_view() ? " view" : "");
+        << (same_version(t, x) ? " with its version" : "") << (views && !t.is_inference() && t.is_view() ? " view" : "");
     for (size_t j = 0; j < i; j++)
       out << (t.is_same(results[j]) ? " same as " : t.is_alias_of(results[j]) ? " shares with " : " apart from ") << j
           << (same_version(t, results[j]) ? " versions" : "");
@@ -84,7 +85,9 @@ TEST(CompiledResults, AreWhatEagerReturns) {
       for (const char* kind : {"plain", "of inference mode", "requires grad", "empty"})
         for (const int checked : {0, 2}) {
           const std::string_view m = mode, k = kind;
-          if (k == "of inference mode" && m != "inference" && std::string_view(each.name).ends_with("written")) continue;
+          const std::string_view name = each.name;
+          if (k == "of inference mode" && (name == "data" || (m != "inference" && name.ends_with("written"))))
+            continue;  // errors of eager mode
           auto options = quick();
           options.check = checked;
           auto step = compile(
@@ -109,7 +112,7 @@ TEST(CompiledResults, AreWhatEagerReturns) {
               if (compiled)
                 for (size_t i = 0; i < results.size(); i++) EXPECT_TRUE(equal_bits(results[i], values[i]));
               values = results;
-              (compiled ? found : wanted) = describe(results, x);
+              (compiled ? found : wanted) = describe(results, x, !name.starts_with("parts"));
             }
             EXPECT_EQ(found, wanted) << each.name << ", " << mode << ", argument " << kind << ", call " << call;
           }
