@@ -26,8 +26,14 @@ struct ResultCase {
 
 constexpr ResultCase kCases[] = {
     {"the argument", [](const at::Tensor& x, const at::Tensor&) { return Tensors{x}; }},
-    {"the argument twice", [](const at::Tensor& x, const at::Tensor&) { return Tensors{x, x}; }},
-    {"both arguments", [](const at::Tensor& x, const at::Tensor& other) { return Tensors{other, x}; }},
+    {"the argument twice",
+     [](const at::Tensor& x, const at::Tensor&) {
+       return Tensors{x, x};
+     }},
+    {"both arguments",
+     [](const at::Tensor& x, const at::Tensor& other) {
+       return Tensors{other, x};
+     }},
     {"a view", [](const at::Tensor& x, const at::Tensor&) { return Tensors{x.t()}; }},
     {"a view of a view", [](const at::Tensor& x, const at::Tensor&) { return Tensors{x.t().unsqueeze(0)}; }},
     {"detached", [](const at::Tensor& x, const at::Tensor&) { return Tensors{x.detach()}; }},
@@ -36,7 +42,10 @@ constexpr ResultCase kCases[] = {
      [](const at::Tensor& x, const at::Tensor& other) {
        return Tensors{x.narrow(0, 0, 0), other.narrow(1, 0, 0)};
      }},
-    {"a view and its sum", [](const at::Tensor& x, const at::Tensor&) { return Tensors{x.flatten(), x.sum()}; }},
+    {"a view and its sum",
+     [](const at::Tensor& x, const at::Tensor&) {
+       return Tensors{x.flatten(), x.sum()};
+     }},
     {"a new tensor and its view",
      [](const at::Tensor& x, const at::Tensor&) {
        auto y = x * 2;
@@ -70,10 +79,13 @@ std::string describe(const Tensors& results, const at::Tensor& x, bool views) {
     const auto& t = results[i];
     out << i << (t.is_inference() ? " inference" : "") << (t.requires_grad() ? " requires grad" : "")
         << (t.is_same(x) ? " is the argument" : "") << (t.is_alias_of(x) ? " in its memory" : "")
-        << (same_version(t, x) ? " with its version" : "") << (views && !t.is_inference() && t.is_view() ? " view" : "");
+        << (same_version(t, x) ? " with its version" : "")
+        << (views && !t.is_inference() && t.is_view() ? " view" : "");
     for (size_t j = 0; j < i; j++)
-      out << (t.is_same(results[j]) ? " same as " : t.is_alias_of(results[j]) ? " shares with " : " apart from ") << j
-          << (same_version(t, results[j]) ? " versions" : "");
+      out << (t.is_same(results[j])       ? " same as "
+              : t.is_alias_of(results[j]) ? " shares with "
+                                          : " apart from ")
+          << j << (same_version(t, results[j]) ? " versions" : "");
     out << "; ";
   }
   return out.str();
@@ -90,8 +102,8 @@ TEST(CompiledResults, AreWhatEagerReturns) {
             continue;  // errors of eager mode
           auto options = quick();
           options.check = checked;
-          auto step = compile(
-              [of = each.of](const at::Tensor& x, const at::Tensor& other) { return of(x, other); }, options);
+          auto step =
+              compile([of = each.of](const at::Tensor& x, const at::Tensor& other) { return of(x, other); }, options);
           for (int call = 0; call < 4; call++) {
             std::string wanted, found;
             Tensors values;

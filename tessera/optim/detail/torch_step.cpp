@@ -44,8 +44,8 @@ std::optional<int> protection_of(const void* address) {
 }
 
 // Writes one entry of a table of virtual functions. Other threads may call it meanwhile: they get the old or the new
-// function, and both do the step. If the system forbids the write, nothing changes, and captured optimizers are refused,
-// because two traces of such a step differ.
+// function, and both do the step. If the system forbids the write, nothing changes, and captured optimizers are
+// refused, because two traces of such a step differ.
 void write_entry(void** entry, void* function) {
   const auto protection = protection_of(entry);
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));

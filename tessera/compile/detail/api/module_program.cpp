@@ -109,7 +109,7 @@ void ModuleProgram::build(Tracer::Result traced, const TraceRun& /*run*/, const 
                           const Settings& settings) {
   refuse_kept_tensors(traced.program);
   auto split = split_forward_backward(traced.program, recorded_.forward_nodes, returned_.size());
-  returned_.find_bases(arguments, traced.owners);
+  returned_.find_bases(arguments, traced);
   check_draws_of_backward(split.second);
   bindings_ = InputBindings(split.first, traced, arguments);
   if (!recorded_.output_gradients.empty()) build_backward(split, traced, arguments, settings);

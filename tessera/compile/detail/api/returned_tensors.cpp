@@ -49,39 +49,55 @@ void ReturnedTensors::add(const at::Tensor& t) {
   items_.push_back(std::move(item));
 }
 
-template <class VersionOf>
-ReturnedTensors::Base ReturnedTensors::find(size_t i, const Tensors& fixed, const CallArguments& arguments,
-                                            const VersionOf& version_of, const void* Item::*version) const {
-  const auto* wanted = items_[i].*version;
-  if (!wanted) return {};
-  for (size_t a = 0; a < arguments.tensors.size(); a++)
-    if (version_of(arguments.tensors[a]) == wanted) return {static_cast<int>(a)};
+template <class Matches>
+ReturnedTensors::Base ReturnedTensors::find(const Tensors& fixed, const Tensors& arguments, const Matches& matches) {
+  for (size_t a = 0; a < arguments.size(); a++)
+    if (arguments[a].defined() && matches(arguments[a])) return {static_cast<int>(a)};
   for (const auto& t : fixed)
-    if (version_of(t) == wanted) return {-1, -1, t};
-  for (size_t j = 0; j < i; j++)
-    if (items_[j].*version == wanted) return {-1, static_cast<int>(j)};
+    if (t.defined() && matches(t)) return {-1, -1, t};
   return {};
 }
 
-void ReturnedTensors::find_bases(const CallArguments& arguments, const Tensors& owners) {
-  auto fixed = owners;
+void ReturnedTensors::find_bases(const CallArguments& arguments, const Tracer::Result& traced) {
+  auto fixed = traced.owners;
   for (const auto& each : lift(arguments))
     if (each.role != Role::Gradient && each.role != Role::Argument) fixed.push_back(each.tensor);
+  std::vector<const Value*> values;
+  for (const auto& output : traced.program.outputs)
+    if (output.kind == Output::Kind::Return)
+      values.push_back(output.value == kNone ? nullptr : &traced.program[output.value]);
+  const auto in_its_memory = [&](size_t i, const at::Tensor& t) {
+    const auto& local = local_or_self(t);
+    return local.has_storage() && local.storage().unsafeGetStorageImpl() ==
+                                      traced.storages[static_cast<size_t>(values[i]->buffer)].unsafeGetStorageImpl();
+  };
   for (size_t i = 0; i < items_.size(); i++) {
     auto& item = items_[i];
-    if (!item.defined) continue;
-    // An inference tensor has no counter: only the object itself can be found.
-    for (size_t a = 0; a < arguments.tensors.size() && !item.is_base; a++)
-      if (arguments.tensors[a].defined() && arguments.tensors[a].unsafeGetTensorImpl() == item.tensor)
-        item.base = {static_cast<int>(a)}, item.is_base = true;
-    for (size_t f = 0; f < fixed.size() && !item.is_base; f++)
-      if (fixed[f].defined() && fixed[f].unsafeGetTensorImpl() == item.tensor)
-        item.base = {-1, -1, fixed[f]}, item.is_base = true;
-    for (size_t j = 0; j < i && !item.is_base; j++)
-      if (items_[j].tensor == item.tensor) item.base = {-1, static_cast<int>(j)}, item.is_base = true;
+    if (!item.defined || !values[i]) continue;
+    const auto is_same = [&](const at::Tensor& t) {
+      return t.unsafeGetTensorImpl() == item.tensor && in_its_memory(i, t) &&
+             Type::of(local_or_self(t)) == values[i]->type && local_or_self(t).storage_offset() == values[i]->offset;
+    };
+    item.base = find(fixed, arguments.tensors, is_same);
+    for (size_t j = 0; j < i && !is_found(item.base); j++)
+      if (items_[j].tensor == item.tensor && values[j] == values[i]) item.base.result = static_cast<int>(j);
+    item.is_base = is_found(item.base);
     if (item.is_base) continue;
-    item.base = find(i, fixed, arguments, version_of, &Item::version);
-    if (item.spec) item.local_base = find(i, fixed, arguments, local_version_of, &Item::local_version);
+    item.base = find(fixed, arguments.tensors, [&](const at::Tensor& t) {
+      return item.version && version_of(t) == item.version && in_its_memory(i, t);
+    });
+    if (item.spec)
+      item.local_base = find(fixed, arguments.tensors, [&](const at::Tensor& t) {
+        return item.local_version && local_version_of(t) == item.local_version && in_its_memory(i, t);
+      });
+    for (size_t j = 0; j < i; j++) {
+      if (!values[j] || values[j]->buffer != values[i]->buffer) continue;
+      const auto result = static_cast<int>(j);
+      if (!is_found(item.base) && item.version && items_[j].version == item.version) item.base.result = result;
+      if (!is_found(item.local_base) && item.spec && item.local_version &&
+          items_[j].local_version == item.local_version)
+        item.local_base.result = result;
+    }
     // Two views of a tensor that was not returned: neither is the base of the other.
     if (item.base.result >= 0 && items_[static_cast<size_t>(item.base.result)].is_view) item.is_view = false;
   }

@@ -26,8 +26,8 @@ class ReturnedTensors {
   bool requires_grad(size_t i) const { return items_[i].requires_grad; }
   // Call it for each result of the traced function, when it has returned.
   void add(const at::Tensor& t);
-  // After the trace: finds the tensors whose memory results share. `owners`: of external buffers.
-  void find_bases(const CallArguments& arguments, const Tensors& owners);
+  // After the trace, of which they are the first results: finds the tensors whose memory results share.
+  void find_bases(const CallArguments& arguments, const Tracer::Result& traced);
   // The next result after `earlier`. `has_graph`: results get a graph.
   at::Tensor next(const Executable& executable, const Output& output, const CallArguments& arguments,
                   const Tensors& earlier, bool has_graph) const;
@@ -41,14 +41,14 @@ class ReturnedTensors {
     SpecRef spec;
     bool defined = false, inference = false, requires_grad = false, is_view = false;
     torch::autograd::CreationMeta creation = torch::autograd::CreationMeta::DEFAULT;  // of a view
-    // Addresses in the trace, to compare with those of tensors that existed before.
+    // Addresses in the trace. A later tensor may have got one of them, so the memory is compared too.
     const void *tensor = nullptr, *version = nullptr, *local_version = nullptr;
     Base base = {}, local_base = {};
     bool is_base = false;
   };
-  template <class VersionOf>
-  Base find(size_t i, const Tensors& fixed, const CallArguments& arguments, const VersionOf& version_of,
-            const void* Item::*version) const;
+  template <class Matches>
+  static Base find(const Tensors& fixed, const Tensors& arguments, const Matches& matches);
+  static bool is_found(const Base& base) { return base.argument >= 0 || base.result >= 0 || base.fixed.defined(); }
   static at::Tensor tensor_of(const Base& base, const CallArguments& arguments, const Tensors& earlier);
 
   std::vector<Item> items_;

@@ -134,7 +134,7 @@ void StepProgram::build(Tracer::Result traced, const TraceRun& run, const CallAr
     bindings_ = InputBindings(program, traced, arguments, old_gradients);
     return shared_storages(program, std::move(traced.storages));
   };
-  returned_.find_bases(arguments, traced.owners);
+  returned_.find_bases(arguments, traced);
   executable_ = build_executable(std::move(traced.program), arguments.program_name, settings, report_, bind);
   find_written_buffers(executable_->program());
   refresh_gradients();

@@ -439,8 +439,8 @@ void TracedProgram::exclude_changed_members() {
 
 std::function<void()> TracedProgram::keep_collected() {
   auto collected = [this] {
-    return std::tie(stream_, guards_, on_replay_, captured_, returned_, gradient_placeholders_, live_,
-                    reached_modules_, leaves_);
+    return std::tie(stream_, guards_, on_replay_, captured_, returned_, gradient_placeholders_, live_, reached_modules_,
+                    leaves_);
   };
   auto kept = std::apply([](const auto&... each) { return std::tuple(each...); }, collected());
   return [collected, kept = std::move(kept)] { collected() = kept; };

@@ -1,6 +1,6 @@
 #pragma once
-#include "tessera/compile/detail/replay/guarded_memory.h"
 #include "tessera/compile/detail/replay/executable.h"
+#include "tessera/compile/detail/replay/guarded_memory.h"
 #include "tessera/compile/detail/trace/call_arguments.h"
 #include "tessera/compile/detail/trace/tracer.h"
 
