@@ -201,6 +201,9 @@ LoadReport load_safetensors(torch::nn::Module& module, const std::string& path, 
   dcp::LoadOptions load_options{.strict = options.strict};
   if (!rules.empty())
     load_options.rename = [&](const std::string& name) {
+      constexpr size_t kLongest = 1000;  // std::regex recurses for each character
+      TESSERA_CHECK(name.size() <= kLongest, UsageError, "'", path, "' has a tensor name of ", name.size(),
+                    " characters; a key map takes names of at most ", kLongest);
       for (const auto& [pattern, replacement] : rules)
         if (std::smatch match; std::regex_match(name, match, pattern)) return match.format(replacement);
       return name;

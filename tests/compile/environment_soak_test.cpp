@@ -10,6 +10,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <sstream>
 
 namespace tessera::environment {
@@ -205,7 +206,9 @@ TEST(Environment, RandomSequencesEqualEager) {
       ADD_FAILURE() << "seed " << seed << ", items" << names << "\nchanges" << changes << "\n" << result.difference;
       return;
     }
-    EXPECT_LE(refused, sequences / 20);
+    // At most 5 % of all sequences. A part of them may have more by chance: six standard deviations are allowed.
+    const bool is_part = testing::long_soak() && sequences < 50'000;
+    EXPECT_LE(refused, 0.05 * sequences + (is_part ? 6 * std::sqrt(0.05 * 0.95 * sequences) : 0));
     std::cout << refused << " of " << sequences << " sequences were refused\n";
   });
 }

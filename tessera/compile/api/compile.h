@@ -105,6 +105,7 @@ class CompiledStep {
   // True if a call with these arguments would run a cached program. Checks the guards, and runs nothing.
   template <class... Args>
   bool is_cached(Args&&... args) const {
+    const optim::detail::SubstituteOptimizers::Captured captured(*substitutes_, &step_, sizeof(F));
     return compiler::with_substitutes(
         *substitutes_,
         [this](auto&... each) {

@@ -223,7 +223,7 @@ std::optional<at::Tensor> SubstituteOptimizers::Captured::step(torch::optim::Opt
   if (!compiling()) return {};
   const auto reason = reason_against(optimizer);
   TESSERA_CHECK(reason.empty(), UsageError, reason);
-  TESSERA_CHECK(closure_has(optimizer), UsageError, "compile: the step reaches a torch::optim::",
+  TESSERA_CHECK(closure_has(&optimizer), UsageError, "compile: the step reaches a torch::optim::",
                 c10::demangle(typeid(optimizer).name()).substr(std::string_view("torch::optim::").size()),
                 " through a pointer, so another optimizer can take its place unseen, and its step counts are on the "
                 "host. Pass it as an argument, or capture it by reference or by a shared_ptr");
@@ -231,8 +231,13 @@ std::optional<at::Tensor> SubstituteOptimizers::Captured::step(torch::optim::Opt
   throw FoundCapturedOptimizer();
 }
 
-bool SubstituteOptimizers::Captured::closure_has(const torch::optim::Optimizer& optimizer) const {
-  const void* address = &optimizer;
+SubstituteOptimizers::Captured::Captured(SubstituteOptimizers& substitutes, const void* closure, size_t bytes)
+    : substitutes_(substitutes), closure_(static_cast<const char*>(closure)), bytes_(bytes) {
+  std::erase_if(substitutes_.captured_, [this](const auto* optimizer) { return !closure_has(optimizer); });
+}
+
+bool SubstituteOptimizers::Captured::closure_has(const torch::optim::Optimizer* optimizer) const {
+  const void* address = optimizer;
   for (size_t at = 0; at + sizeof(address) <= bytes_; at += sizeof(address))
     if (std::memcmp(closure_ + at, static_cast<const void*>(&address), sizeof(address)) == 0) return true;
   return false;

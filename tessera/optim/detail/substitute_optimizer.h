@@ -64,13 +64,13 @@ class SubstituteOptimizers {
   // While alive, captured optimizers have substitutes on this thread. `closure`: the compiled function.
   class Captured final : public TorchStepHandler {
    public:
-    Captured(SubstituteOptimizers& substitutes, const void* closure, size_t bytes)
-        : substitutes_(substitutes), closure_(static_cast<const char*>(closure)), bytes_(bytes) {}
+    // Forgets optimizers that the closure has replaced: they may be destroyed.
+    Captured(SubstituteOptimizers& substitutes, const void* closure, size_t bytes);
     std::optional<at::Tensor> step(torch::optim::Optimizer& optimizer,
                                    torch::optim::Optimizer::LossClosure& closure) override;
 
    private:
-    bool closure_has(const torch::optim::Optimizer& optimizer) const;
+    bool closure_has(const torch::optim::Optimizer* optimizer) const;
     SubstituteOptimizers& substitutes_;
     const char* closure_;
     size_t bytes_;

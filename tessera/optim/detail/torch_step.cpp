@@ -11,10 +11,10 @@
 #include <torch/optim/sgd.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
-#include <mutex>
 #include <sstream>
 #include <string>
 
@@ -43,62 +43,68 @@ std::optional<int> protection_of(const void* address) {
   return std::nullopt;
 }
 
+// Writes one entry of a table of virtual functions. Other threads may call it meanwhile: they get the old or the new
+// function, and both do the step. If the system forbids the write, nothing changes, and captured optimizers are
+// refused, because two traces of such a step differ.
+void write_entry(void** entry, void* function) {
+  const auto protection = protection_of(entry);
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  auto* begin = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(entry) / page * page);  // NOLINT
+  // An entry is aligned, so it is in one page.
+  if (!protection || mprotect(begin, page, *protection | PROT_WRITE) != 0) return;
+  std::atomic_ref<void*>(*entry).store(function, std::memory_order_release);
+  mprotect(begin, page, *protection);
+}
+
 // A member function gets its object as the first argument (Itanium C++ ABI).
 template <class Torch>
 struct StepEntry {
   using Step = at::Tensor (*)(Torch*, LossClosure);
-  static inline Step of_libtorch = nullptr;
+  static inline std::atomic<Step> of_libtorch = nullptr;
 
   static at::Tensor call(Torch* self, LossClosure closure) {
     if (handler())
       if (auto result = handler()->step(*self, closure)) return *std::move(result);
-    return of_libtorch(self, std::move(closure));
+    return of_libtorch.load(std::memory_order_acquire)(self, std::move(closure));
   }
 
   // The table of virtual functions: an object starts with its address, and a pointer to a virtual member function is
   // the offset of its entry, plus 1.
-  static void exchange(Torch&& object) {
+  static void** entry_of(Torch&& object) {
     at::Tensor (Torch::*step)(LossClosure) = &Torch::step;
     uintptr_t offset = 0;
     char* table = nullptr;
     std::memcpy(&offset, &step, sizeof(offset));
     std::memcpy(static_cast<void*>(&table), static_cast<const void*>(&object), sizeof(table));
-    TESSERA_CHECK(offset % 2 == 1, InternalError, "compile: step() of an optimizer is not virtual");
-    auto* entry = table + offset - 1;
-    std::memcpy(reinterpret_cast<void*>(&of_libtorch), entry, sizeof(of_libtorch));
-    const auto replacement = &call;
-    const auto protection = protection_of(entry);
-    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    const auto first = reinterpret_cast<uintptr_t>(entry) / page * page;
-    auto* pages = reinterpret_cast<void*>(first);  // NOLINT(performance-no-int-to-ptr)
-    const auto bytes = reinterpret_cast<uintptr_t>(entry) + sizeof(replacement) - first;
-    // If the system forbids it, captured optimizers are refused, because two traces of such a step differ.
-    if (!protection || mprotect(pages, bytes, *protection | PROT_WRITE) != 0) return;
-    std::memcpy(entry, reinterpret_cast<const void*>(&replacement), sizeof(replacement));
-    mprotect(pages, bytes, *protection);
+    TESSERA_CHECK(offset % sizeof(void*) == 1, InternalError, "compile: step() of an optimizer is not virtual");
+    return reinterpret_cast<void**>(table + offset - 1);
   }
-};
 
-template <class Torch, class Options>
-void exchange_step(const Options& options) {
-  StepEntry<Torch>::exchange(Torch(std::vector<at::Tensor>{}, options));
-}
+  // The destructor restores the entry: the library may be unloaded before LibTorch is.
+  explicit StepEntry(Torch&& object) : entry(entry_of(std::move(object))) {
+    of_libtorch.store(reinterpret_cast<Step>(*entry), std::memory_order_release);
+    write_entry(entry, reinterpret_cast<void*>(&call));
+  }
+  ~StepEntry() { write_entry(entry, reinterpret_cast<void*>(of_libtorch.load(std::memory_order_acquire))); }
+  StepEntry(const StepEntry&) = delete;
+  void** entry;
+};
 
 void exchange_all() {
   namespace to = torch::optim;
-  exchange_step<to::SGD>(to::SGDOptions(0.1));
-  exchange_step<to::Adam>(to::AdamOptions());
-  exchange_step<to::AdamW>(to::AdamWOptions());
-  exchange_step<to::RMSprop>(to::RMSpropOptions());
-  exchange_step<to::Adagrad>(to::AdagradOptions());
-  exchange_step<to::LBFGS>(to::LBFGSOptions());
+  static const StepEntry<to::SGD> sgd(to::SGD(std::vector<at::Tensor>{}, to::SGDOptions(0.1)));
+  static const StepEntry<to::Adam> adam(to::Adam(std::vector<at::Tensor>{}, to::AdamOptions()));
+  static const StepEntry<to::AdamW> adamw(to::AdamW(std::vector<at::Tensor>{}, to::AdamWOptions()));
+  static const StepEntry<to::RMSprop> rmsprop(to::RMSprop(std::vector<at::Tensor>{}, to::RMSpropOptions()));
+  static const StepEntry<to::Adagrad> adagrad(to::Adagrad(std::vector<at::Tensor>{}, to::AdagradOptions()));
+  static const StepEntry<to::LBFGS> lbfgs(to::LBFGS(std::vector<at::Tensor>{}, to::LBFGSOptions()));
 }
 
 }  // namespace
 
 TorchStepHandler::TorchStepHandler() : outer_(handler()) {
-  static std::once_flag once;
-  std::call_once(once, exchange_all);
+  static const bool exchanged = (exchange_all(), true);
+  (void)exchanged;
   handler() = this;
 }
 TorchStepHandler::~TorchStepHandler() { handler() = outer_; }

@@ -55,23 +55,22 @@ void ModuleProgram::record(TraceRun& run, const CallArguments& arguments, TraceR
   CompilingScope compiling;
   const OpModeScope recording(tracer);
   recorded_ = {};
-  returned_specs_.clear();
+  returned_.clear();
   const auto outputs = call_function(run, request);
   Tensors roots, root_gradients;
   for (const auto& t : outputs) {
     const auto local = t.defined() ? local_or_self(t) : at::Tensor();
-    returned_specs_.push_back(spec_or_null(t));
-    recorded_.requires_grad.push_back(t.defined() && t.requires_grad());
+    returned_.add(t);
     tracer.add_output(local, Output::Kind::Return, "");
-    if (!recorded_.requires_grad.back()) continue;
+    if (!returned_.requires_grad(returned_.size() - 1)) continue;
     const OpModesOff off;
     auto gradient = at::zeros_like(local, at::MemoryFormat::Contiguous);
-    tracer.add_input(gradient, Role::Gradient, c10::str("output ", returned_specs_.size() - 1));
+    tracer.add_input(gradient, Role::Gradient, c10::str("output ", returned_.size() - 1));
     recorded_.output_gradients.push_back(gradient);
-    recorded_.gradient_specs.push_back(returned_specs_.back());
+    recorded_.gradient_specs.push_back(spec_or_null(t));
     recorded_.gradient_types.push_back(Type::of(gradient));
     roots.push_back(t);
-    root_gradients.push_back(wrap_with_spec(gradient, returned_specs_.back()));
+    root_gradients.push_back(wrap_with_spec(gradient, spec_or_null(t)));
   }
   recorded_.forward_nodes = tracer.nodes();
   if (!roots.empty()) record_backward(tracer, arguments, roots, root_gradients);
@@ -109,7 +108,8 @@ Tensors ModuleProgram::differentiated(const CallArguments& arguments) const {
 void ModuleProgram::build(Tracer::Result traced, const TraceRun& /*run*/, const CallArguments& arguments,
                           const Settings& settings) {
   refuse_kept_tensors(traced.program);
-  auto split = split_forward_backward(traced.program, recorded_.forward_nodes, returned_specs_.size());
+  auto split = split_forward_backward(traced.program, recorded_.forward_nodes, returned_.size());
+  returned_.find_bases(arguments, traced);
   check_draws_of_backward(split.second);
   bindings_ = InputBindings(split.first, traced, arguments);
   if (!recorded_.output_gradients.empty()) build_backward(split, traced, arguments, settings);
@@ -202,14 +202,14 @@ Returned ModuleProgram::run(const CallArguments& arguments) {
   executable_->run();
   stream_.apply();
   Tensors returned, saved;
+  const bool has_graph = backward_ && at::GradMode::is_enabled();
   for (const auto& output : executable_->program().outputs) {
-    auto tensor = executable_->output(output);
-    if (returned.size() < returned_specs_.size())
-      returned.push_back(wrap_with_spec(std::move(tensor), returned_specs_[returned.size()]));
+    if (returned.size() < returned_.size())
+      returned.push_back(returned_.next(*executable_, output, arguments, returned, has_graph));
     else
-      saved.push_back(std::move(tensor));
+      saved.push_back(executable_->output(output));
   }
-  if (backward_ && at::GradMode::is_enabled()) add_autograd_node(returned, std::move(saved), arguments);
+  if (has_graph) add_autograd_node(returned, std::move(saved), arguments);
   for (const auto& repeat : on_replay_) repeat();
   if (executable_->runs() == 1) exclude_changed_members();
   return {std::move(returned), returned_numbers()};
@@ -237,7 +237,7 @@ void ModuleProgram::add_autograd_node(Tensors& returned, Tensors saved, const Ca
   node->set_next_edges(std::move(edges));
   node->save(std::move(saved), *number_values_);
   for (size_t i = 0; i < returned.size(); i++)
-    if (recorded_.requires_grad[i]) torch::autograd::set_history(returned[i], node);
+    if (returned_.requires_grad(i)) torch::autograd::set_history(returned[i], node);
 }
 
 // Results, written memory, and the gradients for a gradient of ones.
@@ -253,7 +253,7 @@ TracedProgram::CheckedTensors ModuleProgram::checked_tensors(const CallArguments
   if (!backward_ || !at::GradMode::is_enabled()) return all;
   Tensors roots, gradients;
   for (size_t i = 0; i < returned.size(); i++)
-    if (recorded_.requires_grad[i] && returned[i].requires_grad()) {
+    if (returned_.requires_grad(i) && returned[i].requires_grad()) {
       roots.push_back(returned[i]);
       gradients.push_back(at::ones_like(returned[i]));
     }

@@ -21,7 +21,6 @@ class ModuleProgram final : public TracedProgram {
   // What one trace of forward and backward has found.
   struct Recorded {
     size_t forward_nodes = 0;                      // nodes of the trace that belong to forward
-    std::vector<char> requires_grad;               // of each result
     Tensors output_gradients;                      // inputs of backward
     std::vector<SpecRef> gradient_specs;           // of these; null: a plain tensor
     std::vector<Type> gradient_types;              // of these

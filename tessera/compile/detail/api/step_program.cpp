@@ -77,9 +77,9 @@ void StepProgram::record(TraceRun& run, const CallArguments& arguments, TraceReq
   }();
   unsharded.reshard();
   const at::NoGradGuard no_grad;
-  returned_specs_.clear();
+  returned_.clear();
   for (const auto& t : returned) {
-    returned_specs_.push_back(spec_or_null(t));
+    returned_.add(t);
     run.tracer().add_output(t.defined() ? local_or_self(t) : at::Tensor(), Output::Kind::Return, "");
   }
   run.wait_for_gradients();
@@ -134,6 +134,7 @@ void StepProgram::build(Tracer::Result traced, const TraceRun& run, const CallAr
     bindings_ = InputBindings(program, traced, arguments, old_gradients);
     return shared_storages(program, std::move(traced.storages));
   };
+  returned_.find_bases(arguments, traced);
   executable_ = build_executable(std::move(traced.program), arguments.program_name, settings, report_, bind);
   find_written_buffers(executable_->program());
   refresh_gradients();
@@ -202,11 +203,11 @@ void StepProgram::run_executable(const CallArguments& arguments) {
   executable_->run();
 }
 
-Tensors StepProgram::returned_tensors() const {
+Tensors StepProgram::returned_tensors(const CallArguments& arguments) const {
   Tensors returned;
   for (const auto& output : executable_->program().outputs)
     if (output.kind == Output::Kind::Return)
-      returned.push_back(wrap_with_spec(executable_->output(output), returned_specs_[returned.size()]));
+      returned.push_back(returned_.next(*executable_, output, arguments, returned, false));
   return returned;
 }
 
@@ -221,7 +222,7 @@ Returned StepProgram::run(const CallArguments& arguments) {
   for (auto& each : gradients_)  // after the effects: FSDP keeps a reference to its flat gradient
     if (each.storage_uses == 0) each.storage_uses = local_or_self(each.gradient).storage().use_count();
   if (executable_->runs() == 1) exclude_changed_members();
-  return {returned_tensors(), returned_numbers()};
+  return {returned_tensors(arguments), returned_numbers()};
 }
 
 // Results, gradients and memory after a run of the program, or of the step in eager mode.
@@ -263,7 +264,7 @@ Returned StepProgram::run_beside_eager(const CallArguments& arguments, const Tra
     run_executable(arguments);
     stream_.apply();
     stream_after = random::state();
-    compiled = checked_tensors(arguments, returned_tensors(), true, exact);
+    compiled = checked_tensors(arguments, returned_tensors(arguments), true, exact);
   } catch (...) {
     before.restore();
     throw;
@@ -281,7 +282,7 @@ Returned StepProgram::run_beside_eager(const CallArguments& arguments, const Tra
                 kState);
   const at::NoGradGuard no_grad;
   for (auto& t : eager.tensors)
-    if (t.defined()) t = t.detach();
+    if (t.defined() && t.requires_grad()) t = t.detach();
   return {std::move(eager.tensors), std::move(eager.leaves.numbers)};
 }
 

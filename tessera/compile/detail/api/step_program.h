@@ -41,7 +41,7 @@ class StepProgram final : public TracedProgram {
   void refresh_gradients();
   void detach_shared_gradients();
   void run_executable(const CallArguments& arguments);
-  Tensors returned_tensors() const;
+  Tensors returned_tensors(const CallArguments& arguments) const;
   CheckedTensors checked_tensors(const CallArguments& arguments, const Tensors& returned, bool of_program,
                                  bool exact) const;
 

@@ -18,14 +18,6 @@ namespace {
 
 using tessera::detail::local_or_self;
 
-c10::SmallVector<int64_t, 8> layout_of(const at::Tensor& t) {
-  c10::SmallVector<int64_t, 8> layout;
-  if (t.layout() != c10::kStrided) return layout;
-  layout.append(t.sizes().begin(), t.sizes().end());
-  layout.append(t.strides().begin(), t.strides().end());
-  return layout;
-}
-
 // A hook that replaces another one may get its address, so the bytes of the object count too: its class, and what it
 // has captured by value. Not for hooks of the library, which have counters; their owners add guards.
 template <class Hook>
@@ -62,7 +54,18 @@ TensorGuard::Autograd autograd_of(const at::Tensor& t) {
 
 }  // namespace
 
-TensorGuard::TensorGuard(const at::Tensor& t) : text_(describe(t)) {
+TensorGuard::Layout TensorGuard::layout_of(const at::Tensor& t) {
+  Layout layout;
+  if (t.layout() != c10::kStrided) return layout;
+  layout.append(t.sizes().begin(), t.sizes().end());
+  layout.append(t.strides().begin(), t.strides().end());
+  return layout;
+}
+
+TensorGuard::TensorGuard(const at::Tensor& t) {
+  auto rest = std::make_shared<Rest>();
+  rest->text = describe(t);
+  rest_ = rest;
   if (!t.defined()) return;
   keys_ = t.key_set().raw_repr();
   dtype_ = t.dtype();
@@ -72,13 +75,15 @@ TensorGuard::TensorGuard(const at::Tensor& t) : text_(describe(t)) {
   zero_tensor_ = t._is_zerotensor();
   sizes_and_strides_ = layout_of(t);
   device_ = t.device();
+  autograd_meta_ = torch::autograd::impl::get_autograd_meta(t);
   if (const auto* spec = tessera::detail::spec_or_null(t)) {
-    spec_ = SpecRef::reclaim_copy(spec);
-    local_layout_ = layout_of(local_or_self(t));
+    distributed_ = true;
+    rest->spec = SpecRef::reclaim_copy(spec);
+    rest->local_layout = layout_of(local_or_self(t));
   }
 }
 
-bool TensorGuard::same_layout(const c10::TensorImpl& impl, const c10::SmallVector<int64_t, 8>& layout) {
+bool TensorGuard::same_layout(const c10::TensorImpl& impl, const Layout& layout) {
   if (impl.layout() != c10::kStrided) return layout.empty();
   const auto sizes = impl.sizes(), strides = impl.strides();
   const auto bytes = sizes.size() * sizeof(int64_t);
@@ -94,9 +99,14 @@ bool TensorGuard::holds(const at::Tensor& t) const {
       impl.device() != device_ || !same_layout(impl, sizes_and_strides_) ||
       impl.is_wrapped_number() != wrapped_number_ || autograd_of(t) != autograd_)
     return false;
-  if (!spec_) return true;
-  return tessera::detail::spec_or_null(t) == spec_.get() &&
-         same_layout(*local_or_self(t).unsafeGetTensorImpl(), local_layout_);
+  if (!distributed_) return true;
+  return tessera::detail::spec_or_null(t) == rest_->spec.get() &&
+         same_layout(*local_or_self(t).unsafeGetTensorImpl(), rest_->local_layout);
+}
+
+void TensorGuard::add_memory(const at::Tensor& t, GuardedMemory& memory) const {
+  memory.add(t.unsafeGetTensorImpl(), sizeof(c10::TensorImpl));
+  if (autograd_meta_) memory.add(autograd_meta_, sizeof(torch::autograd::AutogradMeta));
 }
 
 std::string TensorGuard::describe(const at::Tensor& t) {
@@ -122,7 +132,7 @@ std::string TensorGuard::describe(const at::Tensor& t) {
 
 std::string TensorGuard::difference(const at::Tensor& t) const {
   if (holds(t)) return "";
-  const auto now = describe(t), before = keys_ ? text_ : "undefined";
+  const auto now = describe(t), before = keys_ ? rest_->text : "undefined";
   return now == before ? now + " of another kind or layout, or with other hooks" : now + ", it was " + before;
 }
 

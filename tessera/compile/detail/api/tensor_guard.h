@@ -1,9 +1,11 @@
 #pragma once
+#include "tessera/compile/detail/replay/guarded_memory.h"
 #include "tessera/placement/detail/tensor_spec.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/SmallVector.h>
 
+#include <memory>
 #include <string>
 
 namespace tessera::compiler {
@@ -20,6 +22,8 @@ class TensorGuard {
   static std::string describe(const at::Tensor& t);
   // What differs, as "f64[3], it was f32[3]"; "" if the guard holds.
   std::string difference(const at::Tensor& t) const;
+  // Adds the memory that holds() reads.
+  void add_memory(const at::Tensor& t, GuardedMemory& memory) const;
   // Is the tensor a wrapped number, zeros without memory, or has it a tangent of forward-mode AD? A program cannot have
   // such inputs.
   bool cannot_be_input() const { return wrapped_number_ || zero_tensor_ || autograd_.has_tangent; }
@@ -32,17 +36,23 @@ class TensorGuard {
   };
 
  private:
-  static bool same_layout(const c10::TensorImpl& impl, const c10::SmallVector<int64_t, 8>& sizes_and_strides);
+  using Layout = c10::SmallVector<int64_t, 4>;  // sizes and strides
+  static Layout layout_of(const at::Tensor& t);
+  static bool same_layout(const c10::TensorImpl& impl, const Layout& layout);
+  // Small, because a check reads the guards of all parameters: what only messages and DTensors need is elsewhere.
+  struct Rest {
+    SpecRef spec;         // of a DTensor
+    Layout local_layout;  // sizes and strides of the local tensor of a DTensor
+    std::string text;
+  };
   uint64_t keys_ = 0;  // of the dispatcher: device, layout, conj, neg, inference, distributed
   caffe2::TypeMeta dtype_;
-  bool requires_grad_ = false;
-  bool wrapped_number_ = false, zero_tensor_ = false;
-  Autograd autograd_;
-  c10::SmallVector<int64_t, 8> sizes_and_strides_;
-  SpecRef spec_;                                    // of a DTensor
-  c10::SmallVector<int64_t, 8> local_layout_ = {};  // sizes and strides of the local tensor of a DTensor
   c10::Device device_ = c10::kCPU;
-  std::string text_;
+  bool requires_grad_ = false, wrapped_number_ = false, zero_tensor_ = false, distributed_ = false;
+  Autograd autograd_;
+  Layout sizes_and_strides_;
+  const void* autograd_meta_ = nullptr;  // where it was, to load it early
+  std::shared_ptr<const Rest> rest_;
 };
 
 }  // namespace tessera::compiler

@@ -156,6 +156,7 @@ void TracedProgram::compile(const CallArguments& arguments, const TracedFunction
   number_traces_.clear();
   signature_ = Signature(arguments, number_is_key_);
   guard_captures(arguments);
+  note_guarded_memory();
   check_again_ = confirmed && !reads_live_ && !settings.captures_none;
   check_values_ = settings.has_captures || !signature_.is_complete();
 }
@@ -385,11 +386,20 @@ void TracedProgram::guard_captures(const CallArguments& arguments) {
   }
 }
 
+void TracedProgram::note_guarded_memory() {
+  signature_.add_memory(guarded_memory_);
+  for (const auto& each : captured_tensors_) each.guard.add_memory(each.tensor, guarded_memory_);
+  for (const auto& each : captured_modules_) each.guard.add_memory(guarded_memory_);
+  bindings_.add_memory(guarded_memory_);
+  guarded_memory_.finish();
+}
+
 bool TracedProgram::fits(const CallArguments& arguments, const ThreadState& now, std::string* why) const {
   const auto fails = [&](const char* reason) {
     if (why) *why = reason;
     return false;
   };
+  guarded_memory_.load_early();
   if (!signature_.holds(arguments, now, why)) return false;
   for (const auto& [tensor, guard, uses] : captured_tensors_) {
     if (tensor.use_count() < uses) return fails("a captured tensor was replaced");
@@ -429,8 +439,8 @@ void TracedProgram::exclude_changed_members() {
 
 std::function<void()> TracedProgram::keep_collected() {
   auto collected = [this] {
-    return std::tie(stream_, guards_, on_replay_, captured_, returned_specs_, gradient_placeholders_, live_,
-                    reached_modules_, leaves_);
+    return std::tie(stream_, guards_, on_replay_, captured_, returned_, gradient_placeholders_, live_, reached_modules_,
+                    leaves_);
   };
   auto kept = std::apply([](const auto&... each) { return std::tuple(each...); }, collected());
   return [collected, kept = std::move(kept)] { collected() = kept; };

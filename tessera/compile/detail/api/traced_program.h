@@ -1,5 +1,6 @@
 #pragma once
 #include "tessera/compile/detail/api/program_cache.h"
+#include "tessera/compile/detail/api/returned_tensors.h"
 #include "tessera/compile/detail/api/saved_state.h"
 #include "tessera/compile/detail/api/trace_text.h"
 #include "tessera/compile/detail/replay/executable.h"
@@ -111,7 +112,7 @@ class TracedProgram {
   std::shared_ptr<std::vector<double>> number_values_ = std::make_shared<std::vector<double>>();  // read by runs
   std::unique_ptr<Executable> executable_;
   InputBindings bindings_;
-  std::vector<SpecRef> returned_specs_;            // null: a plain tensor
+  ReturnedTensors returned_;
   std::vector<CompilingScope::Effect> on_replay_;  // changes to host state, repeated on every run
   RandomStateGuard::Advance stream_;               // of Tessera's random stream, on every run
   std::vector<PassReport> report_;
@@ -142,6 +143,7 @@ class TracedProgram {
   bool mark_number_inputs(Program& program, const CallArguments& arguments);
   void note_captured_tensors(const Tracer::Result& traced);
   void guard_captures(const CallArguments& arguments);
+  void note_guarded_memory();
   bool fits(const CallArguments& arguments, const ThreadState& now, std::string* why) const;
   std::string difference_of_trace(const CallArguments& arguments, const TracedFunction& function,
                                   const Settings& settings);
@@ -150,6 +152,7 @@ class TracedProgram {
   Tensors call_and_keep_numbers(const TracedFunction& function, const std::vector<double>* numbers);
 
   Signature signature_;
+  GuardedMemory guarded_memory_;
   std::vector<CapturedTensor> captured_tensors_;
   std::vector<CapturedModule> captured_modules_;
   std::vector<const torch::nn::Module*> reached_modules_;  // whose forward ran while tracing

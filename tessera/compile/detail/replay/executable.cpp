@@ -1,6 +1,7 @@
 #include "tessera/compile/detail/replay/executable.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/functional_collectives.h"
 #include "tessera/compile/detail/codegen/cpp_kernel.h"
 #include "tessera/compile/detail/ir/collective.h"
 #include "tessera/compile/detail/ir/dependencies.h"
@@ -411,6 +412,8 @@ void Executable::take_result(const at::Tensor& result, ValueId id, bool replace_
                            impl->strides() == c10::IntArrayRef(value.type.strides) &&
                            result.is_conj() == value.type.conj && result.is_neg() == value.type.neg;
   if (C10_UNLIKELY(!same_layout)) {
+    // A collective may still write the result. The wait of the program will find nothing to wait for.
+    for (const auto& group : program_.groups) funcol::wait(result, group.group);
     if (allocated_by_op_[static_cast<size_t>(value.buffer)]) renew(value.buffer);
     tensors_[static_cast<size_t>(id)].copy_(result);
   } else if (replace_storage) {

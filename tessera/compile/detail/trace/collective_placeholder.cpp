@@ -46,8 +46,8 @@ struct CollectivePlaceholder {
   c10::IValue (*result)(const CollectiveArgs& args);
 };
 
-// Contiguous, as the result of a collective is. A run that finds other strides than the trace copies the result, which
-// is still in flight.
+// Contiguous, as the result of a collective is. A run that finds other strides than the trace has to wait for the
+// result at once, to copy it.
 at::Tensor contiguous_zeros(const at::Tensor& x) { return at::zeros(x.sizes(), x.options()); }
 
 constexpr CollectivePlaceholder kCollectivePlaceholders[] = {
