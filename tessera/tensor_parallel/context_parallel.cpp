@@ -6,6 +6,7 @@
 #include "tessera/placement/detail/shard.h"
 #include "tessera/tensor_parallel/detail/context_state.h"
 #include "tessera/tensor_parallel/detail/plain_dropout.h"
+#include "tessera/tensor_parallel/detail/token_mixing.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
@@ -46,6 +47,12 @@ std::shared_ptr<const ContextParallelState> make_state(const DeviceMesh& mesh, c
       ContextParallelState{mesh.get_group(), options.method, options.rotate, balance, options.documents});
 }
 
+// `dim` of x runs over tokens of this rank.
+at::Tensor noted(at::Tensor x, int64_t dim) {
+  if (auto* check = TokenMixingCheck::current()) check->note_tokens(x, dim);
+  return x;
+}
+
 }  // namespace
 
 const std::shared_ptr<const ContextParallelState>& current_context_parallel() { return scope_state; }
@@ -54,6 +61,9 @@ ContextParallel::ContextParallel(const DeviceMesh& mesh, const ContextParallelOp
     : state_(make_state(mesh, options)), before_(scope_state) {
   install_plain_dropout();
   scope_state = state_;
+  if (!options.check_ops || state_->ranks() == 1) return;
+  check_ = std::make_unique<TokenMixingCheck>();
+  if (state_->documents.defined()) check_->note_tokens(state_->documents, -1);
 }
 ContextParallel::~ContextParallel() { scope_state = before_; }
 
@@ -66,7 +76,7 @@ at::Tensor ContextParallel::shard(const at::Tensor& full, int64_t dim) const {
   const std::vector<at::Tensor> all = full.chunk(parts, dim);
   std::vector<at::Tensor> mine;
   for (const int64_t part : parts_of_rank(*state_, state_->rank())) mine.push_back(all[part]);
-  return mine.size() == 1 ? mine[0].contiguous() : at::cat(mine, dim);
+  return noted(mine.size() == 1 ? mine[0].contiguous() : at::cat(mine, dim), dim);
 }
 
 at::Tensor ContextParallel::unshard(const at::Tensor& local, int64_t dim) const {
@@ -90,7 +100,7 @@ at::Tensor sequence_positions(int64_t length, c10::Device device) {
   const int64_t size = length / static_cast<int64_t>(parts.size());
   std::vector<at::Tensor> positions;
   for (const int64_t part : parts) positions.push_back(at::arange(part * size, (part + 1) * size, device));
-  return positions.size() == 1 ? positions[0] : at::cat(positions);
+  return noted(positions.size() == 1 ? positions[0] : at::cat(positions), 0);
 }
 
 int64_t sequence_length(int64_t length) { return scope_state ? length * scope_state->ranks() : length; }
@@ -104,6 +114,7 @@ at::Tensor context_parallel_attention(const std::shared_ptr<const ContextParalle
   TESSERA_CHECK(q.dim() >= 3 && q.size(-2) == key.size(-2) && q.size(-2) == value.size(-2), UsageError,
                 "scaled_dot_product_attention in a ContextParallel: query, key and value have sizes ", q.sizes(), ", ",
                 key.sizes(), " and ", value.sizes(), ". Each rank needs as many keys as queries (..., heads, t, D)");
+  const TokenMixingAllowed attends_to_all_ranks;
   const int64_t shared = gqa ? q.size(-3) / key.size(-3) : 1;
   const at::Tensor k = shared > 1 ? key.repeat_interleave(shared, -3) : key;
   const at::Tensor v = shared > 1 ? value.repeat_interleave(shared, -3) : value;
@@ -113,15 +124,16 @@ at::Tensor context_parallel_attention(const std::shared_ptr<const ContextParalle
                   " ranks. Write ContextMethod::Ring, or another number of ranks");
     const at::Tensor all = gather_tokens_scatter_heads(state->group, at::cat({q, k, v}, -1));
     const std::vector<at::Tensor> parts = all.split_with_sizes({q.size(-1), k.size(-1), v.size(-1)}, -1);
-    return gather_heads_scatter_tokens(state->group,
-                                       plain(parts[0], parts[1], parts[2], mask, 0.0, causal, scale, false));
+    const at::Tensor result = plain(parts[0], parts[1], parts[2], mask, 0.0, causal, scale, false);
+    return noted(gather_heads_scatter_tokens(state->group, result), -2);
   }
   TESSERA_CHECK(!mask || !mask->defined(), UsageError, "scaled_dot_product_attention in a ring ContextParallel has an ",
                 "attn_mask. Write ContextParallelOptions::documents, is_causal, or ContextMethod::Ulysses");
   TESSERA_CHECK(state->load_balance == LoadBalance::None || q.size(-2) % 2 == 0, UsageError,
                 "scaled_dot_product_attention in a ContextParallel with LoadBalance::HeadTail: this rank has ",
                 q.size(-2), " tokens. It needs an even number: shard with ContextParallel::shard");
-  return ring_attention(state, q, k, v, causal, scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1)))));
+  const double factor = scale.value_or(1 / std::sqrt(static_cast<double>(q.size(-1))));
+  return noted(ring_attention(state, q, k, v, causal, factor), -2);
 }
 
 at::Tensor context_parallel_attention_of_dtensors(const std::shared_ptr<const ContextParallelState>& state,

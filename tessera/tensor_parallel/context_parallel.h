@@ -43,12 +43,19 @@ struct ContextParallelOptions {
   std::optional<LoadBalance> load_balance = {};
   // Document ids of the tokens of this rank, (t) or (B, t): a token attends only to tokens of its document. For a ring.
   at::Tensor documents = {};
+  // Throw where another op than this attention mixes tokens: see ContextParallel. Costs about a microsecond per op, and
+  // compiled functions run op by op in the scope. Write false for a model that was checked once.
+  bool check_ops = true;
 };
 
 // While alive, torch::scaled_dot_product_attention of this thread is context-parallel: its inputs (..., heads, t, D)
 // have the t tokens of this rank, and its result has too. They may be DTensors that are sharded over heads or batch.
 // Differentiable; backward() may run after the scope, unless it recomputes an activation checkpoint. Attention with
 // dropout_p is an error, and so is a mask for a ring, which gives documents instead.
+//
+// Other ops that mix tokens would see those of this rank only. They throw UsageError: a product of tokens with tokens
+// (torch::nn::MultiheadAttention, torch::nn::Transformer), a softmax, scan, flip or norm over the sequence,
+// convolutions, pooling and RNNs. Sums and means over the sequence are those of this rank, as the loss is.
 //
 // Collectives of one attention on n ranks:
 //
@@ -71,6 +78,7 @@ class ContextParallel {
  private:
   std::shared_ptr<const struct ContextParallelState> state_;
   std::shared_ptr<const struct ContextParallelState> before_;
+  std::unique_ptr<class TokenMixingCheck> check_;
 };
 
 // The positions in their sequences of the `length` tokens that this rank has: for rotary and learned position

@@ -3,11 +3,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <csignal>
 #include <mutex>
 #include <stdexcept>
 
 #include "tessera/base/error.h"
+#include "tessera/data_parallel/replicate.h"
+#include "tessera/optim/grad_scaler.h"
+#include "tessera/optim/sgd.h"
 #include "tessera/pipelining/detail/pipeline_step.h"
 #include "tessera/pipelining/detail/schedules.h"
 #include "tessera/testing/expect_error.h"
@@ -267,6 +271,153 @@ TEST(PipelineSchedule, TablesWithOtherStagesPerRank) {
               << each.stages << " stages, stage " << stage.stage_index() << " parameter " << i;
       }
     });
+}
+
+// PyTorch: test_eval_inference_mode, test_schedule_eval_then_train.
+TEST(PipelineSchedule, EvaluatesInInferenceModeAndTrainsAfterwards) {
+  for (const std::string& name : schedule_names())
+    run_ranks(2, [&](Rank& me) {
+      const PipelineShape shape{2, name == "GPipe" || name == "1F1B" ? 1 : 2, 4};
+      Blocks model(shape.stages());
+      std::vector<PipelineStage> mine;
+      const std::vector<int64_t> rank_of = stage_ranks(name, shape);
+      for (int64_t i = 0; i < shape.stages(); ++i)
+        if (rank_of[i] == me.rank) mine.push_back(model.stage(i));
+      PipelineSchedule pipeline(name, mine, 4, squared_error, me.group());
+      at::Tensor expected = model.input, found;
+      {
+        const c10::InferenceMode inference;
+        for (int64_t i = 0; i < shape.stages(); ++i) expected = model.stage(i).forward(expected);
+        found = pipeline.eval(model.input);
+      }
+      ASSERT_EQ(found.defined(), rank_of.back() == me.rank) << name;
+      EXPECT_TRUE(!found.defined() || found.allclose(expected, 1e-12, 1e-12)) << name;
+      pipeline.step(model.input, model.target);
+      for (const PipelineStage& stage : mine)
+        for (const at::Tensor& parameter : stage.parameters()) EXPECT_TRUE(parameter.grad().defined()) << name;
+    });
+}
+
+// PyTorch: test_replicate_pp, test_replicate_pp_grads. DDP averages after each backward; the sums are the same.
+TEST(PipelineSchedule, ReplicatedStagesHaveTheAveragedGradients) {
+  for (const std::string name : {"GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS"})
+    run_ranks(4, [&](Rank& me) {
+      const DeviceMesh mesh = me.mesh("dp=2,pp=2");
+      const PipelineShape shape{2, name == "1F1B" || name == "GPipe" ? 1 : 2, 4};
+      Blocks plain(shape.stages()), model(shape.stages());
+      for (int64_t replica = 0; replica < 2; ++replica) {  // each has other rows
+        const at::Tensor rows = plain.input + replica;
+        const std::vector<at::Tensor> targets = plain.target.tensor_split(4);
+        std::vector<at::Tensor> inputs = rows.tensor_split(4);
+        for (size_t i = 0; i < inputs.size(); ++i) {
+          at::Tensor x = inputs[i];
+          for (int64_t stage = 0; stage < shape.stages(); ++stage) x = plain.stage(stage).forward(x);
+          (squared_error(x, targets[i]) / 8).backward();
+        }
+      }
+      std::vector<PipelineStage> mine;
+      const std::vector<int64_t> rank_of = stage_ranks(name, shape);
+      const int64_t pp_rank = mesh.get_local_rank("pp"), replica = mesh.get_local_rank("dp");
+      for (int64_t i = 0; i < shape.stages(); ++i)
+        if (rank_of[i] == pp_rank) mine.push_back(model.stage(i));
+      for (PipelineStage& stage : mine) replicate(stage.module(), {{.device_mesh = mesh["dp"]}});
+      PipelineSchedule pipeline(name, mine, 4, squared_error, mesh.get_group("pp"));
+      pipeline.step(model.input + replica, model.target);
+      for (const PipelineStage& stage : mine) {
+        const std::vector<at::Tensor> expected = plain.stage(stage.stage_index()).parameters();
+        for (size_t i = 0; i < expected.size(); ++i)
+          EXPECT_TRUE(stage.parameters()[i].grad().allclose(expected[i].grad(), 1e-9, 1e-9))
+              << name << " stage " << stage.stage_index() << " parameter " << i;
+      }
+    });
+}
+
+// Stages have different parameters, so the ranks of a pipeline agree whether to skip a step: max of found_inf.
+TEST(PipelineSchedule, LossScalingSkipsAStepOnAllStages) {
+  run_ranks(2, [](Rank& me) {
+    Blocks model(2), plain(2);
+    const PipelineStage stage = model.stage(me.rank);
+    optim::SGD optimizer(stage.parameters(), optim::SGDOptions{.lr = 0.1});
+    optim::GradScaler scaler({.init_scale = 1024});
+    Schedule1F1B pipeline(
+        {stage}, 4, [&](const at::Tensor& y, const at::Tensor& t) { return scaler.scale(squared_error(y, t)); },
+        me.group());
+    const auto step = [&](bool overflows) {
+      optimizer.zero_grad();
+      pipeline.step(model.input, model.target);
+      if (overflows && me.rank == 0) stage.parameters()[0].mutable_grad().fill_(INFINITY);  // in one stage only
+      scaler.unscale_(optimizer);
+      at::Tensor found_inf = scaler.found_inf(optimizer);
+      me.group()->all_reduce(found_inf, ReduceOp::Max).wait();
+      scaler.step(optimizer);
+      scaler.update();
+    };
+    const auto before = stage.parameters()[0].detach().clone();
+    step(/*overflows=*/true);
+    EXPECT_TRUE(stage.parameters()[0].equal(before)) << "rank " << me.rank;
+    EXPECT_EQ(scaler.get_scale(), 512);
+    step(/*overflows=*/false);
+    at::Tensor x = plain.input;
+    const std::vector<at::Tensor> targets = plain.target.tensor_split(4);
+    std::vector<at::Tensor> inputs = x.tensor_split(4);
+    for (size_t i = 0; i < inputs.size(); ++i)
+      (squared_error(plain.stage(1).forward(plain.stage(0).forward(inputs[i])), targets[i]) / 4).backward();
+    const auto expected = before - 0.1 * plain.stage(me.rank).parameters()[0].grad();
+    EXPECT_TRUE(stage.parameters()[0].allclose(expected, 1e-9, 1e-9)) << "rank " << me.rank;
+  });
+}
+
+// PyTorch: test_output_chunks_memory_usage.
+TEST(PipelineSchedule, NothingOfAStepIsKept) {
+  for (const std::string name : {"GPipe", "1F1B"})
+    run_ranks(2, [&](Rank& me) {
+      Blocks model(2);
+      const PipelineStage plain = model.stage(me.rank);
+      std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> outputs;
+      PipelineStage stage(
+          [&](const at::Tensor& x) {
+            at::Tensor y = plain.forward(x);
+            outputs.push_back(y.storage().getWeakStorageImpl());
+            return y;
+          },
+          plain.parameters(), me.rank, 2);
+      PipelineSchedule pipeline(name, {stage}, 4, squared_error, me.group());
+      const auto losses = pipeline.step(model.input, model.target);
+      EXPECT_EQ(outputs.size(), 4);
+      me.group()->barrier().wait();  // what was sent has arrived
+      for (const auto& output : outputs) EXPECT_TRUE(output.expired()) << name << " rank " << me.rank;
+    });
+}
+
+// PyTorch: wrong shapes and dtypes in test_stage.py. The stage that cannot take its input says so, with its action.
+TEST(PipelineSchedule, WrongInputsAndOutputsAreNamed) {
+  const auto errors_of = [](const std::function<at::Tensor(const at::Tensor&)>& input,
+                            const std::function<at::Tensor(const at::Tensor&)>& output) {
+    std::string all;
+    try {
+      run_ranks(2, [&](Rank& me) {
+        Blocks model(2);
+        const PipelineStage plain = model.stage(me.rank);
+        PipelineStage stage(
+            [=, rank = me.rank](const at::Tensor& x) {
+              return rank == 0 ? output(plain.forward(x)) : plain.forward(x);
+            },
+            plain.parameters(), me.rank, 2);
+        ScheduleGPipe({stage}, 4, squared_error, me.group()).step(input(model.input), model.target);
+      });
+    } catch (const std::exception& error) {
+      all = error.what();
+    }
+    return all;
+  };
+  const auto same = [](const at::Tensor& x) { return x; };
+  EXPECT_CONTAINS(errors_of([](const at::Tensor& x) { return x.to(torch::kInt); }, same),
+                  "in the action 0F0 of rank 0");
+  EXPECT_CONTAINS(errors_of([](const at::Tensor& x) { return x.narrow(1, 0, 5); }, same),
+                  "in the action 0F0 of rank 0");
+  EXPECT_CONTAINS(errors_of(same, [](const at::Tensor& x) { return x.flatten(); }), "in the action 1F0 of rank 1");
+  EXPECT_CONTAINS(errors_of(same, [](const at::Tensor& x) { return x.to(torch::kBFloat16); }),
+                  "in the action 1F0 of rank 1");
 }
 
 TEST(PipelineSchedule, ProfileMeasuresEveryStage) {

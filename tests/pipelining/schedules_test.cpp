@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <fstream>
 #include <iomanip>
 #include <sstream>
@@ -60,6 +61,23 @@ TEST(Schedules, WrongTextIsNamed) {
        {"F0", "2X0", "2F", "-1F0", "1UNSHARD3", "(0F0;1B0", "(0F0;1B0)F", "99999999999999999999F0", "1F0 "})
     EXPECT_THROW(parse_action(text), UsageError) << text;
   EXPECT_ERROR(UsageError, parse_csv("0F0,0F1\n1F0,,1Q1\n"), "line 2, column 3");
+}
+
+// PyTorch: test_get_schedule_class.
+TEST(Schedules, TheCaseOfANameDoesNotMatter) {
+  for (const std::string& name : schedule_names()) {
+    std::string other = name;
+    for (char& letter : other)
+      letter = static_cast<char>(std::islower(letter) ? std::toupper(letter) : std::tolower(letter));
+    EXPECT_EQ(canonical_name(other), name);
+  }
+  EXPECT_ERROR(UsageError, canonical_name("ScheduleThatDoesNotExist"), "GPipe", "ZBVZeroBubble");
+}
+
+// PyTorch: TestValidateSchedule, on tables of the user; wrong ones are in schedule_test.cpp.
+TEST(Schedules, MinimalTablesAreLowered) {
+  for (const char* text : {"0F0,0B0\n1F0,1B0\n", "0F0,0I0,0W0\n1F0,1I0,1W0\n"})
+    EXPECT_NO_THROW(lower_schedule(parse_csv(text), {0, 1}, 1)) << text;
 }
 
 TEST(Schedules, ShapesThatDoNotExistAreRefused) {

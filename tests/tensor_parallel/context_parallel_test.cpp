@@ -17,6 +17,8 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <functional>
+#include <optional>
 
 namespace tessera {
 namespace {
@@ -299,6 +301,184 @@ TEST(ContextParallel, Errors) {
     EXPECT_ERROR(UsageError, attend(x.narrow(2, 0, 3), x.narrow(2, 0, 3), x.narrow(2, 0, 3), true), "even number");
     const ContextParallel ulysses(mesh, {.method = ContextMethod::Ulysses});
     EXPECT_ERROR(UsageError, attend(x, x, x, true), "3 heads", "2 ranks", "ContextMethod::Ring");
+  });
+}
+
+// Runs code in the scope of a ContextParallel, on tokens x (B, t, C) of this rank.
+using OnTokens = std::function<at::Tensor(const at::Tensor& x)>;
+struct TokenCase {
+  const char* name;
+  OnTokens run;
+};
+void run_in_scope(const std::vector<TokenCase>& cases,
+                  const std::function<void(Rank&, const std::function<void()>&)>& expect) {
+  const at::Tensor full = waves({2, 16, 8}, 0.7);
+  for (const TokenCase& each : cases)
+    run_ranks(2, [&](Rank& me) {
+      SCOPED_TRACE(each.name);
+      const auto mesh = me.mesh({2}, {"cp"});
+      for (const char* mode : {"grad", "no_grad", "inference"}) {
+        SCOPED_TRACE(mode);
+        const std::string name = mode;
+        std::optional<at::NoGradGuard> no_grad;
+        std::optional<c10::InferenceMode> inference;
+        if (name == "no_grad") no_grad.emplace();
+        if (name == "inference") inference.emplace();
+        const ContextParallel context(mesh);
+        expect(me, [&] { each.run(context.shard(full, 1).requires_grad_(name == "grad")); });
+      }
+    });
+}
+
+template <class Module>
+Module of_double(Module module) {
+  module->to(torch::kDouble);
+  return module;
+}
+
+// Such an op would see the tokens of one rank only, without an error.
+TEST(ContextParallel, OpsThatMixTokensAreRefused) {
+  namespace tn = torch::nn;
+  namespace F = torch::nn::functional;
+  const auto time_first = [](const at::Tensor& x) { return x.transpose(0, 1); };
+  const std::vector<TokenCase> cases = {
+      {"MultiheadAttention",
+       [=](const auto& x) {
+         auto attention = of_double(tn::MultiheadAttention(8, 2));
+         return std::get<0>(attention(time_first(x), time_first(x), time_first(x)));
+       }},
+      {"MultiheadAttention with a mask, not contiguous, after a Linear",
+       [=](const auto& x) {
+         auto attention = of_double(tn::MultiheadAttention(tn::MultiheadAttentionOptions(8, 4).bias(false)));
+         const auto y = time_first(of_double(tn::Linear(8, 8))(x).relu() + x);
+         return std::get<0>(attention(y, y, y, at::Tensor(), false, at::zeros({8, 8}, at::kDouble)));
+       }},
+      {"TransformerEncoderLayer",
+       [=](const auto& x) { return of_double(tn::TransformerEncoderLayer(8, 2))(time_first(x)); }},
+      {"TransformerDecoderLayer",
+       [=](const auto& x) { return of_double(tn::TransformerDecoderLayer(8, 2))(time_first(x), time_first(x)); }},
+      {"Transformer",
+       [=](const auto& x) {
+         return of_double(tn::Transformer(tn::TransformerOptions(8, 2, 1, 1)))(time_first(x), time_first(x));
+       }},
+      {"product and softmax", [](const auto& x) { return (x.matmul(x.transpose(1, 2))).softmax(-1).matmul(x); }},
+      {"product by einsum, of heads",
+       [](const auto& x) {
+         const auto h = x.view({2, 8, 2, 4});
+         return torch::einsum("bihd,bjhd->bhij", {h, h});
+       }},
+      {"one sequence", [](const auto& x) { return x[0].mm(x[0].t()); }},
+      {"after dropout, norm, residual, cat and index",
+       [](const auto& x) {
+         auto y = torch::cat({at::layer_norm(x, {8}) + x, at::dropout(x, 0.5, true)}, -1);
+         y = y.flatten(0, 1).index({torch::arange(16)}).view({2, 8, 16}).contiguous();
+         return y.bmm(y.transpose(1, 2));
+       }},
+      {"embedding of token ids",
+       [](const auto& x) {
+         const auto y = torch::embedding(waves({4, 6}, 1.3), x.select(-1, 0).gt(0).to(at::kLong));
+         return y.bmm(y.mT());
+       }},
+      {"linear attention", [](const auto& x) { return x.matmul(x.transpose(1, 2).matmul(x)); }},
+      {"MLP-Mixer", [](const auto& x) { return of_double(tn::Linear(8, 3))(x.transpose(1, 2)); }},
+      {"softmax over the sequence", [](const auto& x) { return x.softmax(1); }},
+      {"cumsum", [](const auto& x) { return x.cumsum(1); }},
+      {"flip", [](const auto& x) { return x.flip({1}); }},
+      {"roll", [](const auto& x) { return x.roll({1}, {1}); }},
+      {"topk of tokens", [](const auto& x) { return std::get<0>(x.topk(2, 1)); }},
+      {"token shift",
+       [](const auto& x) {
+         return F::pad(x, F::PadFuncOptions({0, 0, 1, 0})).narrow(1, 0, 8);
+       }},
+      {"norm over the sequence",
+       [](const auto& x) {
+         return at::layer_norm(x, {8, 8});
+       }},
+      {"GroupNorm", [](const auto& x) { return of_double(tn::GroupNorm(2, 8))(x.transpose(1, 2)); }},
+      {"Conv1d", [](const auto& x) { return of_double(tn::Conv1d(8, 4, 3))(x.transpose(1, 2)); }},
+      {"AvgPool1d", [](const auto& x) { return at::avg_pool1d(x.transpose(1, 2), {2}); }},
+      {"fft", [](const auto& x) { return at::fft_fft(x, {}, 1); }},
+      {"LSTM",
+       [](const auto& x) { return std::get<0>(of_double(tn::LSTM(tn::LSTMOptions(8, 4).batch_first(true)))(x)); }},
+      {"GRU", [=](const auto& x) { return std::get<0>(of_double(tn::GRU(8, 4))(time_first(x))); }},
+      {"RNN", [=](const auto& x) { return std::get<0>(of_double(tn::RNN(8, 4))(time_first(x))); }},
+      {"attention of unknown tensors",
+       [](const auto&) {
+         const auto q = waves({2, 8, 6}, 0.3);
+         return q.bmm(q.transpose(1, 2)).mul(0.5).softmax(-1);
+       }},
+  };
+  run_in_scope(cases, [](Rank&, const std::function<void()>& run) {
+    EXPECT_ERROR(UsageError, run(), "in a ContextParallel", "scaled_dot_product_attention", "check_ops = false");
+  });
+}
+
+// The ops of a transformer but attention treat each token alone. Statistics are those of this rank, as the loss is.
+TEST(ContextParallel, OpsOnSingleTokensRun) {
+  namespace tn = torch::nn;
+  const std::vector<TokenCase> cases = {
+      {"block",
+       [](const auto& x) {
+         auto qkv = of_double(tn::Linear(8, 24))(at::layer_norm(x, {8})).view({2, 8, 3, 2, 4}).permute({2, 0, 3, 1, 4});
+         const auto y = attend(qkv[0], qkv[1], qkv[2], true).transpose(1, 2).reshape({2, 8, 8});
+         auto h = x + of_double(tn::Linear(tn::LinearOptions(8, 8).bias(false)))(y);
+         h = h + of_double(tn::Linear(32, 8))(at::gelu(of_double(tn::Linear(8, 32))(h)));
+         return at::nll_loss(at::log_softmax(h.flatten(0, 1), -1), torch::arange(16).remainder(8));
+       }},
+      {"softmax, sort, scan and flip over features",
+       [](const auto& x) { return std::get<0>(x.softmax(-1).cumsum(2).flip({2}).sort(-1)).roll({1}, {2}); }},
+      {"the same after a transposition",
+       [](const auto& x) {
+         return x.transpose(0, 1).contiguous().view({16, 8}).softmax(-1).view({8, 2, 8}).softmax(1);
+       }},
+      {"attention of heads",
+       [](const auto& x) {
+         const auto h = x.view({16, 2, 4});
+         return h.bmm(h.transpose(1, 2)).softmax(-1).bmm(h);
+       }},
+      {"attention to a memory",
+       [](const auto& x) {
+         const auto memory = waves({2, 5, 8}, 1.1);
+         return x.bmm(memory.transpose(1, 2)).softmax(-1).bmm(memory);
+       }},
+      {"router",
+       [](const auto& x) {
+         const auto scores = x.view({16, 8}).mm(waves({8, 4}, 0.9)).softmax(-1);
+         const auto [weight, expert] = scores.topk(2, -1);
+         const auto order = expert.flatten().argsort();
+         const auto counts = torch::one_hot(expert, 4).sum({0, 1});
+         return x.view({16, 8}).index_select(0, order.div(2, "floor")).sum() + weight.sum() + counts.sum();
+       }},
+      {"convolution of single tokens", [](const auto& x) { return of_double(tn::Conv1d(8, 4, 1))(x.transpose(1, 2)); }},
+      {"pool of features", [](const auto& x) { return at::avg_pool1d(x, {2}); }},
+      {"mean of the sequence",
+       [](const auto& x) {
+         return x.mean(1).mm(waves({8, 8}, 0.2)).softmax(-1);
+       }},
+  };
+  run_in_scope(cases, [](Rank&, const std::function<void()>& run) { EXPECT_NO_THROW(run()); });
+}
+
+TEST(ContextParallel, ChecksOfOpsCanBeTurnedOff) {
+  run_ranks(2, [](Rank& me) {
+    const auto mesh = me.mesh({2}, {"cp"});
+    const auto x = waves({2, 16, 8}, 0.7);
+    const auto product = [](const at::Tensor& x) { return x.bmm(x.transpose(1, 2)).softmax(-1); };
+    {
+      const ContextParallel context(mesh, {.check_ops = false});
+      EXPECT_NO_THROW(product(context.shard(x, 1)));
+    }
+    at::Tensor local;
+    {
+      const ContextParallel context(mesh);
+      local = context.shard(x, 1).requires_grad_();
+      const at::Tensor y = attend(local.unsqueeze(1), local.unsqueeze(1), local.unsqueeze(1), true);
+      y.sum().backward();  // not checked
+      EXPECT_ERROR(UsageError, product(y.squeeze(1)), "multiplies the tokens of a sequence with each other");
+    }
+    EXPECT_NO_THROW(product(local));  // outside of the scope
+    const ContextParallel one(me.mesh({2, 1}, {"dp", "cp"})["cp"]);
+    EXPECT_NO_THROW(product(one.shard(x, 1)));  // one rank has all tokens
   });
 }
 

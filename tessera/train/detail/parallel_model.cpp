@@ -64,7 +64,8 @@ bool contains(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor) 
 
 ContextParallelOptions context_options(const ParallelOptions& options) {
   return {.method = options.context_method == "ulysses" ? ContextMethod::Ulysses : ContextMethod::Ring,
-          .rotate = options.context_rotate == "alltoall" ? RotateMethod::AllToAll : RotateMethod::AllGather};
+          .rotate = options.context_rotate == "alltoall" ? RotateMethod::AllToAll : RotateMethod::AllGather,
+          .check_ops = false};  // the models of the trainer call scaled_dot_product_attention
 }
 
 ParallelModel::ParallelModel(const TrainConfig& config, DeviceMesh mesh, Init init)
