@@ -322,6 +322,7 @@ def main():
         "theme:\n  name: material\n  font: false\n  icon:\n    repo: null\n"
         "  features: [navigation.indexes, navigation.top, search.highlight, content.code.copy, toc.follow]\n"
         "  palette:\n"
+        "    - {media: '(prefers-color-scheme)', toggle: {icon: material/brightness-auto, name: As the system}}\n"
         "    - {media: '(prefers-color-scheme: light)', scheme: default, primary: teal, toggle: {icon: material/weather-night, name: Dark}}\n"
         "    - {media: '(prefers-color-scheme: dark)', scheme: slate, primary: teal, toggle: {icon: material/weather-sunny, name: Light}}\n"
         "extra_css: [wide.css]\nextra: {generator: false}\nplugins: [search, offline]\n"

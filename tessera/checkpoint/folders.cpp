@@ -2,6 +2,7 @@
 
 #include "tessera/base/detail/system_error.h"
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/detail/background_removal.h"
 #include "tessera/checkpoint/detail/disk.h"
 #include "tessera/checkpoint/detail/manifest.h"
 
@@ -78,16 +79,22 @@ std::optional<int64_t> step_of(const std::string& checkpoint) {
   return parse_step(fs::path(checkpoint).filename().string());
 }
 
-void keep_latest(const std::string& parent, int64_t count, int64_t newest) {
+std::vector<std::string> retire_checkpoints(const std::string& parent, int64_t count, int64_t newest) {
   TESSERA_CHECK(count > 0, UsageError, "keep_latest(", count, ") would keep nothing; pass at least 1");
   auto steps = steps_in(parent);
   std::erase_if(steps, [&](const auto& step) { return step.first > newest; });
+  std::vector<std::string> retired;
   for (size_t i = 0; i + static_cast<size_t>(count) < steps.size(); i++) {
     const auto& path = steps[i].second;
-    remove_folder(partial_folder(path));
-    rename_folder(path, partial_folder(path), /*replace=*/false);
-    remove_folder(partial_folder(path));
+    retired.push_back(partial_folder(path));
+    remove_folder(retired.back());
+    rename_folder(path, retired.back(), /*replace=*/false);
   }
+  return retired;
+}
+
+void keep_latest(const std::string& parent, int64_t count, int64_t newest) {
+  for (const auto& path : retire_checkpoints(parent, count, newest)) remove_folder(path);
 }
 
 void remove_partial(const std::string& parent) {

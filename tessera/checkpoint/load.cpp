@@ -2,6 +2,7 @@
 
 #include "tessera/base/detail/nearest_names.h"
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/detail/bulk_copy.h"
 #include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/checkpoint/detail/local_boxes.h"
 #include "tessera/checkpoint/detail/reshard.h"
@@ -135,7 +136,7 @@ void Loader::execute() const {
       const auto& box = item.saved[copy.saved];
       for (size_t d = 0; d < copy.box.sizes.size(); d++)
         from = from.narrow(static_cast<int64_t>(d), copy.box.offsets[d] - box.offsets[d], copy.box.sizes[d]);
-      item.into.view(item.into.parts[copy.needed], copy.box).copy_(from);
+      bulk_copy(item.into.view(item.into.parts[copy.needed], copy.box), from);
     }
 }
 

@@ -1,6 +1,7 @@
 #include "tessera/checkpoint/save.h"
 
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/detail/background_removal.h"
 #include "tessera/checkpoint/detail/saver.h"
 
 #include <ATen/core/grad_mode.h>
@@ -103,6 +104,7 @@ AsyncSave async_save(const StateDict& dict, const std::string& path, const Value
     try {
       state.saver.write(state.group, [&] {
         if (!state.staged) stage(std::move(memory));
+        lower_priority_of_this_thread();  // nobody waits for it from here to the next save
       });
     } catch (...) {
       state.error = std::current_exception();

@@ -31,9 +31,9 @@ struct SaveOptions {
 // The data is written to `path`.partial, which is renamed when all ranks have written everything to disk. So a crash at
 // any time leaves older checkpoints intact. The next save removes what a crash left.
 // All ranks must call it. If a rank fails, all ranks throw, and `path` is unchanged: SystemError if the disk is full or
-// fails, UsageError for a wrong path or dict. (If an old checkpoint cannot be removed, it throws too, but the new one
-// is complete.) Values are those of rank 0. Example:  dcp::save(state_dict(*model), dcp::step_folder("out", 1000),
-// {{"step", 1000}});
+// fails, UsageError for a wrong path or dict. Values are those of rank 0. Old checkpoints are removed in the
+// background; the next save throws if that fails.
+// Example:  ts::dcp::save(dict, ts::dcp::step_folder("out", 1000), {{"step", 1000}}, options);
 void save(const StateDict& dict, const std::string& path, const Values& values = {}, const SaveOptions& options = {},
           const World& world = World::current());
 

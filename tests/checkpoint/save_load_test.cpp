@@ -3,6 +3,7 @@
 
 #include "new_folder.h"
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/detail/background_removal.h"
 #include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/checkpoint/folders.h"
 #include "tessera/checkpoint/load.h"
@@ -265,6 +266,7 @@ TEST(Checkpoint, ExistingCheckpointIsReplacedOnlyWithOverwrite) {
     load({{"w", w}}, folder / "x");
     EXPECT_TRUE(w.equal(at::full({2}, 2.0)));
   });
+  wait_for_removals();
   EXPECT_FALSE(fs::exists(folder / "x.partial"));
 }
 
@@ -316,6 +318,8 @@ TEST(Folders, LatestAndKeepLatest) {
   steps.clear();
   for (const auto& [step, path] : steps_in(folder.path())) steps.push_back(step);
   EXPECT_EQ(steps, (std::vector<int64_t>{100, 101}));
+  wait_for_removals();
+  for (const auto& entry : fs::directory_iterator(folder.path())) EXPECT_NE(entry.path().extension(), ".partial");
   EXPECT_TRUE(fs::exists(folder / "other"));
   EXPECT_ERROR(UsageError, keep_latest(folder.path(), 0), "keep_latest(0) would keep nothing");
 }

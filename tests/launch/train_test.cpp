@@ -122,6 +122,9 @@ TEST(TesseraTrain, ATokenBeyondTheVocabularyIsOneLine) {
             "head -c 4000 /dev/zero > x.bin; printf '\\377\\377' >> x.bin; head -c 4000 /dev/zero >> x.bin;");
   EXPECT_EQ(count(ran.text, "token 65535 at position 2000 of 'x.bin'"), 1) << ran.text;
   EXPECT_CONTAINS(ran.text, "code 2\n");
+  const auto small = train("--model.vocab_size 16");
+  EXPECT_CONTAINS(small.text, "token 61, beyond the model's vocabulary of 16; set model.vocab_size to 62 or more");
+  EXPECT_CONTAINS(small.text, "code 2\n");
 }
 
 TEST(TesseraTrain, CtrlCPrintsOneLineAndLeavesNoProcess) {

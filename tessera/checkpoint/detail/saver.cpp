@@ -3,6 +3,8 @@
 #include "tessera/base/detail/json.h"
 #include "tessera/base/detail/system_error.h"
 #include "tessera/base/error.h"
+#include "tessera/checkpoint/detail/background_removal.h"
+#include "tessera/checkpoint/detail/bulk_copy.h"
 #include "tessera/checkpoint/detail/disk.h"
 #include "tessera/checkpoint/detail/local_boxes.h"
 #include "tessera/checkpoint/detail/save_plan.h"
@@ -125,6 +127,7 @@ std::string Saver::create_folder(const Texts& local_plans) {
   TESSERA_CHECK(options_.overwrite || !fs::exists(path_), UsageError, "'", path_,
                 "' already exists; save under another name, or with {.overwrite = true}");
   folder_in_use_ = FoldersInUse::add(parent_folder(path_));
+  wait_for_removals();
   remove_partial(parent_folder(path_));
   std::error_code error;
   fs::remove_all(partial_, error);
@@ -144,7 +147,7 @@ void Saver::stage(std::map<std::string, at::Tensor> memory) {
       // Pinned memory makes the copy from a GPU several times as fast.
       const auto options = at::TensorOptions(tensor.scalar_type()).pinned_memory(tensor.is_cuda());
       auto copy = fits ? std::move(found->second) : at::empty(tensor.sizes(), options);
-      copy.copy_(tensor);
+      bulk_copy(copy, tensor);
       memory_.insert_or_assign(key, copy);
       tensor = std::move(copy);
     }
@@ -185,9 +188,12 @@ std::string Saver::finish(const Texts& written) {
   const bool replaced = rename_folder(partial_, path_, options_.overwrite);
   if (options_.sync) sync_folder(parent_folder(path_));
   report("renamed");
-  if (replaced) fs::remove_all(partial_);
+  std::vector<std::string> superfluous;
   const auto step = step_of(path_);
-  if (options_.keep_latest > 0 && step) keep_latest(parent_folder(path_), options_.keep_latest, *step);
+  if (options_.keep_latest > 0 && step)
+    superfluous = retire_checkpoints(parent_folder(path_), options_.keep_latest, *step);
+  if (replaced) superfluous.push_back(partial_);
+  remove_in_background(std::move(superfluous));
   return "";
 }
 

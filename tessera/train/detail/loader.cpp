@@ -1,5 +1,6 @@
 #include "tessera/train/detail/loader.h"
 
+#include "tessera/base/error.h"
 #include "tessera/data/detail/arithmetic.h"
 #include "tessera/data/token_file.h"
 
@@ -9,8 +10,13 @@ namespace tessera::train {
 
 data::Split open_data(const TrainConfig& config) {
   const auto& d = config.data;
-  if (d.path == "arithmetic") return data::arithmetic({.digits = d.digits, .seed = config.training.seed});
   const int64_t vocab = std::visit([](const auto& m) { return m.vocab_size; }, model_config(config.model));
+  if (d.path == "arithmetic") {
+    TESSERA_CHECK(vocab > '=', UsageError, "the tokens of arithmetic are characters up to '=', which is token ",
+                  int{'='}, ", beyond the model's vocabulary of ", vocab, "; set model.vocab_size to ", '=' + 1,
+                  " or more");
+    return data::arithmetic({.digits = d.digits, .seed = config.training.seed});
+  }
   const data::WindowOptions windows{
       .length = sequence_length(config), .vocab_size = vocab, .held_out = d.validation_fraction};
   const auto layout = data::parse_token_layout(d.format);
