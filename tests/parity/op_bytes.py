@@ -3,8 +3,10 @@
 FOLDER is a dump of op_db.py. Its first sample of each entry runs on DTensors of a fake world of four ranks, with one
 input sharded or partial and the others replicated, and with all inputs sharded. FOLDER/op_bytes.json gets, for each
 program, the placements of the inputs, the bytes that the redistributions of the forward move per rank, and those to make
-the results replicated after it; "error" where PyTorch raises, "wrong" where nothing was moved and the local results, or
-written inputs, of this rank are not its part of the values. This rank is the last one: its shards are the smallest. tests/parity/op_bytes_test.cpp counts the same for Tessera.
+the results replicated after it; "error" where PyTorch raises, "wrong" where the results, or written inputs, of four
+simulated ranks are not those of plain tensors, or where nothing was moved and those of this rank are not its part. This
+rank is the last one: its shards are the smallest.
+tests/parity/op_bytes_test.cpp counts the same for Tessera.
 """
 import json
 import sys
@@ -12,7 +14,9 @@ import warnings
 
 import torch
 import torch.distributed as dist
+from in_child import in_child
 from safetensors import safe_open
+from torch.distributed._local_tensor import LocalTensorMode, rank_map
 from torch.distributed.tensor import (DTensor, Partial, Replicate, Shard, _dispatch, _redistribute, _tp_conv,
                                       init_device_mesh)
 from torch.distributed.tensor.experimental import implicit_replication
@@ -75,6 +79,32 @@ def is_wrong(found, dense):
     return local.shape != part.shape or not torch.allclose(local, part, equal_nan=True)
 
 
+def wrong_cases(program, tensors, dense, cases):
+    """Which cases have other values than plain tensors, on four ranks that PyTorch simulates."""
+    dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=WORLD)
+    ranks = LocalTensorMode(frozenset(range(WORLD)))
+    with ranks:
+        mesh = init_device_mesh("cpu", (WORLD,))
+    wrong = []
+    for case in cases:
+        try:
+            with torch.no_grad(), implicit_replication(), ranks:
+                given = [t.clone(memory_format=torch.preserve_format) for t in tensors]
+                values = run(program, [place(t, p, mesh, ranks=True) for t, p in zip(given, case, strict=True)])
+                wrong.append(any(differs(values[i], dense[i]) for i in [*program["outputs"], *range(len(tensors))]))
+        except Exception:  # noqa: BLE001
+            wrong.append(False)  # the simulation does not run it
+    return wrong
+
+
+def differs(found, dense):
+    if not isinstance(found, DTensor):
+        return False
+    full = found.full_tensor().reconcile()
+    return full.shape != dense.shape or not torch.allclose(full, dense, rtol=5e-4, atol=2e-4, equal_nan=True)
+
+
 def decode(value, values):
     if isinstance(value, list):
         return [decode(v, values) for v in value]
@@ -135,9 +165,10 @@ def cases_of(tensors):
     return unique
 
 
-def place(t, placement, mesh):
+def place(t, placement, mesh, ranks=False):
     if placement == "P":
-        return DTensor.from_local(t, mesh, [Partial()], run_check=False)
+        part = t / WORLD  # the sum over the ranks is t
+        return DTensor.from_local(rank_map(lambda _: part) if ranks else part, mesh, [Partial()], run_check=False)
     where = Replicate() if placement == "R" else Shard(int(placement[2:-1]))
     return dist.tensor.distribute_tensor(t, mesh, [where], src_data_rank=None)
 
@@ -166,8 +197,9 @@ def main():
         counts = []
         with torch.no_grad():
             dense = run(program, [t.clone(memory_format=torch.preserve_format) for t in tensors])  # and written inputs
-        for case in cases_of(tensors[:program["inputs"]]):
-            case = case + ["R"] * program["constants"]
+        cases = [case + ["R"] * program["constants"] for case in cases_of(tensors[:program["inputs"]])]
+        simulated = in_child(lambda: wrong_cases(program, tensors, dense, cases)) or [False] * len(cases)  # noqa: B023
+        for case, wrong_there in zip(cases, simulated, strict=True):
             try:
                 with torch.no_grad(), implicit_replication():
                     given = [t.clone(memory_format=torch.preserve_format) for t in tensors]
@@ -176,7 +208,7 @@ def main():
                     values = run(program, values)
                     bytes_moved, results = moved, [values[o] for o in program["outputs"]]
                     checked = [*program["outputs"], *range(len(tensors))]
-                    if moved == 0 and any(is_wrong(values[i], dense[i]) for i in checked):
+                    if wrong_there or (moved == 0 and any(is_wrong(values[i], dense[i]) for i in checked)):
                         wrong += 1
                         counts.append([case, "wrong"])
                     else:

@@ -13,6 +13,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
+from in_child import in_child
 from op_db import ALSO_ON_CPU, FIRST_DTYPES, STORED, cotangent
 from torch.distributed._local_tensor import LocalTensor, LocalTensorMode
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
@@ -96,7 +97,26 @@ def run_sample(op, sample, mesh, same_sizes):
 
 
 def text_of(e):
-    return f"{type(e).__name__}: {(str(e).strip().splitlines() or [''])[0]}"[:300]
+    return f"{type(e).__name__}: {(str(e).strip().splitlines() or [''])[0]}"[:200]
+
+
+def run_entry(op, name, mesh, random):
+    """Why the entry fails, and why its gradients do."""
+    dtype = next((d for d in FIRST_DTYPES if op.supports_dtype(d, "cpu")), ALSO_ON_CPU.get(name))
+    if not dtype:
+        return "no dtype on CPU", ""
+    grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    why = ""
+    try:
+        torch.manual_seed(0)
+        for sample in op.sample_inputs("cpu", dtype, requires_grad=grad):
+            values = tensors_of((sample.input, sample.args, sample.kwargs))
+            if any(t.layout != torch.strided or t.dtype not in STORED for t in values):
+                return "sparse", ""
+            why = run_sample(op, sample, mesh, random) or why
+    except Exception as e:  # noqa: BLE001
+        return text_of(e), ""
+    return "", why
 
 
 def main():
@@ -108,36 +128,26 @@ def main():
         mesh = init_device_mesh("cpu", (WORLD,))
     programs = json.load(open(f"{folder}/op_db.json"))["programs"]
     random = {p["name"] for p in programs if p["random"]}
-    fails, fails_backward, count = {}, {}, 0
+    fails, fails_gradients, count = {}, {}, 0
     for op in database.op_db:
         name = op.name + ("." + op.variant_test_name if op.variant_test_name else "")
         if only and name not in only:
             continue
         count += 1
-        dtype = next((d for d in FIRST_DTYPES if op.supports_dtype(d, "cpu")), ALSO_ON_CPU.get(name))
-        if not dtype:
-            fails[name] = "no dtype on CPU"
-            continue
-        grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
-        try:
-            torch.manual_seed(0)
-            for sample in op.sample_inputs("cpu", dtype, requires_grad=grad):
-                values = tensors_of((sample.input, sample.args, sample.kwargs))
-                if any(t.layout != torch.strided or t.dtype not in STORED for t in values):
-                    raise ValueError("sparse")
-                why = run_sample(op, sample, mesh, name in random)
-                if why:
-                    fails_backward.setdefault(name, why)
-        except Exception as e:  # noqa: BLE001
-            fails[name] = text_of(e)
-        if count % 25 == 0:
+        result = in_child(lambda op=op, name=name: run_entry(op, name, mesh, name in random))
+        why, why_gradients = result or ("the process ended", "")
+        if why:
+            fails[name] = why
+        elif why_gradients:
+            fails_gradients[name] = why_gradients
+        if count % 50 == 0:
             print(f"{count}: {count - len(fails)} pass", flush=True)
     passes = count - len(fails)
-    with_backward = passes - len(set(fails_backward) - set(fails))
     with open(f"{folder}/op_pytorch.json", "w") as f:
         json.dump({"torch": torch.__version__, "world": WORLD, "entries": count, "pass": passes,
-                   "pass_with_gradients": with_backward, "fails": fails, "fails_gradients": fails_backward}, f, indent=0)
-    print(f"{count} entries: PyTorch's DTensor passes {passes}, with gradients {with_backward}")
+                   "pass_with_gradients": passes - len(fails_gradients), "fails": fails,
+                   "fails_gradients": fails_gradients}, f, indent=0)
+    print(f"{count} entries: PyTorch's DTensor passes {passes}, with gradients {passes - len(fails_gradients)}")
 
 
 if __name__ == "__main__":

@@ -173,30 +173,14 @@ std::vector<int64_t> coordinate_of(int64_t rank, c10::IntArrayRef mesh_shape) {
   return coordinate;
 }
 
-namespace {
-
-double tolerance_of(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kBFloat16:
-      return 2e-2;
-    case at::kHalf:
-      return 4e-3;
-    case at::kFloat:
-      return 1e-4;
-    default:
-      return 1e-6;
-  }
-}
-
-}  // namespace
-
 std::string difference(const Tensor& want, const Tensor& got) {
   if (want.sizes() != got.sizes()) return c10::str("want sizes ", want.sizes(), ", got ", got.sizes());
   if (want.scalar_type() != got.scalar_type())
     return c10::str("want type ", want.scalar_type(), ", got ", got.scalar_type());
   if (want.numel() == 0) return "";
   auto a = want.cpu().to(at::kDouble).contiguous().view({-1}), b = got.cpu().to(at::kDouble).contiguous().view({-1});
-  const double tolerance = tolerance_of(want.scalar_type());
+  const auto dtype = want.scalar_type();
+  const double tolerance = dtype == at::kBFloat16 ? 2e-2 : dtype == at::kHalf ? 4e-3 : dtype == at::kFloat ? 1e-4 : 1e-6;
   if (at::allclose(a, b, tolerance, tolerance, /*equal_nan=*/true)) return "";
   for (int64_t i = 0; i < a.numel(); i++)
     if (!at::allclose(a[i], b[i], tolerance, tolerance, true))
