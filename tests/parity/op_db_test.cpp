@@ -399,7 +399,7 @@ Outcome run_on_ranks(const OpDb& db, size_t number, const Combination& combinati
     for (size_t i = first; i < end && own.why.empty(); i++) own = run_program(db, number, combination, i);
   };
   try {
-    testing::run_ranks(ranks, run, {.timeout = std::chrono::seconds(20)});
+    testing::run_ranks(ranks, run, {.timeout = std::chrono::seconds(120)});
   } catch (const std::exception& e) {
     return {first_line_of(e)};
   }
@@ -520,7 +520,8 @@ TEST(OpDb, EntriesRunOnDistributedTensors) {
       EXPECT_TRUE(expected) << name << "  " << combination.name << ": " << why;
       if (combination.form != Form::Compiled) failed.emplace(name, why);
     }
-    const bool all_compiled = combination.form == Form::Compiled && folder && part_of_entries().count == 1;
+    const bool all_compiled = combination.form == Form::Compiled && folder && part_of_entries().count == 1 &&
+                              !std::getenv("TESSERA_OP_DB_ENTRY");
     EXPECT_GE(summary.entries.size() - summary.failed.size(), all_compiled ? 680u : 0u);
   }
   for (const auto& [name, why] : skipped) std::cout << "  " << name << "  no program: " << why.text() << "\n";
