@@ -12,7 +12,8 @@
 //                 n: R,    S(1) -> S(1)
 //                 k: S(1), S(0) -> P(sum)
 //
-// A partial operand is reduced first. Otherwise the product would be partial, and each of its uses would reduce it.
+// A partial operand is reduced first, once for all products that use it. Only a product with fewer elements than the
+// operand keeps the partial, because to reduce the product moves fewer bytes.
 namespace tessera::rules {
 namespace {
 
@@ -38,6 +39,17 @@ int64_t size_of(const Einsum& e, char letter, const TensorArg& lhs, const Tensor
                   lhs.sizes, " and ", rhs.sizes, " do not match: dim ", in_lhs, " of the first and dim ", in_rhs,
                   " of the second must be equal");
   return in_lhs != std::string::npos ? lhs.sizes[in_lhs] : rhs.sizes[in_rhs];
+}
+
+// Strategies for a partial operand, if the result is smaller. A bias is partial, too.
+void keep_partial_operands(Rule& rule, const OpQuery& query, std::initializer_list<int> operands, int added = -1) {
+  if (rule.outs.empty()) return;
+  for (int arg : operands) {
+    if (numel_of(rule.outs[0].sizes) >= numel_of(query.tensor(arg).sizes)) continue;
+    StrategyBuilder strategy(rule, query);
+    strategy.in(arg, Psum).out(0, Psum);
+    if (added >= 0 && query.find_tensor(added)) strategy.in(added, Psum);
+  }
 }
 
 // lhs_arg, rhs_arg and `added` are arguments of the schema. `added` is a bias that is broadcast to the output, or -1.
@@ -77,6 +89,7 @@ Rule einsum(const OpQuery& query, const std::string& text, int lhs_arg, int rhs_
     if (bias) strategy.in(added, out.is_sharded() ? broadcast_shard(*bias, sizes, out.dim) : out);
     if (!rule.outs.empty()) strategy.out(0, out);
   }
+  keep_partial_operands(rule, query, {lhs_arg, rhs_arg}, added);
   return rule;
 }
 
@@ -201,6 +214,7 @@ Rule matmul(const OpQuery& query) {
         .in(0, shard_of(lhs_letters, letter, R))
         .in(1, shard_of(rhs_letters, letter, R))
         .out(0, shard_of(out_letters, letter, Psum));
+  keep_partial_operands(rule, query, {0, 1});
   return rule;
 }
 

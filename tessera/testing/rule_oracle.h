@@ -19,6 +19,7 @@ struct Sample {
   std::string op;                 // "aten::add.Tensor"
   std::vector<c10::IValue> args;  // missing trailing arguments get the schema's defaults
   std::vector<int> plain_args;    // indices of arguments that stay plain
+  std::vector<size_t> states = {};  // results that are states of a random generator: not compared
 };
 
 // The result for one sample.

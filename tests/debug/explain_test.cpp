@@ -50,6 +50,7 @@ TEST(Explain, ShowsStrategiesChoiceAndRedistributions) {
     * . us  S(0), R -> S(0)
       . us  R, S(1) -> S(1)
       . us  S(1), S(0) -> P(sum)
+      . us  P(sum), R -> P(sum)
   input 1: tp: all_gather S(0)->R 144 B
   result: [64, 4][S(0)]
 )");

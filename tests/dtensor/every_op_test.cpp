@@ -117,6 +117,25 @@ TEST(EveryOp, ArgumentErrorsAreThoseOfTheDenseOp) {
   }
 }
 
+// LibTorch makes a plain tensor of the number. No error is about it.
+TEST(EveryOp, NumbersAreAssignedByIndex) {
+  using torch::indexing::Slice;
+  const auto value = torch::randn({5, 3});
+  const auto assign = [](const at::Tensor& x) {
+    auto y = x * 1;
+    y.index_put_({y.gt(0)}, 1.5);
+    y.index_put_({Slice(1, 3)}, 2.5);
+    y.index_put_({Slice(), 1}, 3.5);
+    y.index_put_({y.argmax(0)}, 4.5);
+    return y;
+  };
+  for (const int64_t n : {2, 4})
+    run_ranks(n, [&](Rank& me) {
+      for (const auto& p : {Replicate(), Shard(0), Shard(1)})
+        expect_value(assign(distribute_tensor(value, me.mesh("x=" + std::to_string(n)), {p})), assign(value));
+    });
+}
+
 // ---- out= and in-place forms ----
 
 TEST(EveryOp, OutFormsWriteTheTensorWithItsPlacements) {

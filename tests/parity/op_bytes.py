@@ -3,8 +3,10 @@
 FOLDER is a dump of op_db.py. Its first sample of each entry runs on DTensors of a fake world of four ranks, with one
 input sharded or partial and the others replicated, and with all inputs sharded. FOLDER/op_bytes.json gets, for each
 program, the placements of the inputs, the bytes that the redistributions of the forward move per rank, and those to make
-the results replicated after it; "error" where PyTorch raises, "wrong" where nothing was moved and the local results, or
-written inputs, of this rank are not its part of the values. This rank is the last one: its shards are the smallest. tests/parity/op_bytes_test.cpp counts the same for Tessera.
+the results replicated after it; "error" where PyTorch raises, "wrong" where the results, or written inputs, of four
+simulated ranks are not those of plain tensors, or where nothing was moved and those of this rank are not its part. This
+rank is the last one: its shards are the smallest.
+tests/parity/op_bytes_test.cpp counts the same for Tessera.
 """
 import json
 import sys
@@ -12,7 +14,9 @@ import warnings
 
 import torch
 import torch.distributed as dist
+from in_child import in_child
 from safetensors import safe_open
+from torch.distributed._local_tensor import LocalTensorMode, rank_map
 from torch.distributed.tensor import (DTensor, Partial, Replicate, Shard, _dispatch, _redistribute, _tp_conv,
                                       init_device_mesh)
 from torch.distributed.tensor.experimental import implicit_replication
@@ -75,6 +79,27 @@ def is_wrong(found, dense):
     return local.shape != part.shape or not torch.allclose(local, part, equal_nan=True)
 
 
+def wrong_cases(ranks, mesh, program, tensors, dense, cases):
+    """Which cases have other values than plain tensors, on four ranks that PyTorch simulates."""
+    wrong = []
+    for case in cases:
+        try:
+            with torch.no_grad(), implicit_replication(), ranks:
+                given = [t.clone(memory_format=torch.preserve_format) for t in tensors]
+                values = run(program, [place(t, p, mesh, ranks=True) for t, p in zip(given, case, strict=True)])
+                wrong.append(any(differs(values[i], dense[i]) for i in [*program["outputs"], *range(len(tensors))]))
+        except Exception:  # noqa: BLE001
+            wrong.append(False)  # the simulation does not run it
+    return wrong
+
+
+def differs(found, dense):
+    if not isinstance(found, DTensor):
+        return False
+    full = found.full_tensor().reconcile()
+    return full.shape != dense.shape or not torch.allclose(full, dense, rtol=5e-4, atol=2e-4, equal_nan=True)
+
+
 def decode(value, values):
     if isinstance(value, list):
         return [decode(v, values) for v in value]
@@ -135,9 +160,10 @@ def cases_of(tensors):
     return unique
 
 
-def place(t, placement, mesh):
+def place(t, placement, mesh, ranks=False):
     if placement == "P":
-        return DTensor.from_local(t, mesh, [Partial()], run_check=False)
+        part = t / WORLD  # the sum over the ranks is t
+        return DTensor.from_local(rank_map(lambda _: part) if ranks else part, mesh, [Partial()], run_check=False)
     where = Replicate() if placement == "R" else Shard(int(placement[2:-1]))
     return dist.tensor.distribute_tensor(t, mesh, [where], src_data_rank=None)
 
@@ -152,7 +178,7 @@ def main():
     programs = json.load(open(f"{folder}/op_db.json"))["programs"]
     file = safe_open(f"{folder}/op_db.safetensors", "pt")
     keys = set(file.keys())
-    result, seen, errors, wrong = [], set(), 0, 0
+    result, checks, seen, errors, wrong = [], [], set(), 0, 0
     for number, program in enumerate(programs):
         if program["name"] in seen or "other_dtype" in program or "value" in program or program["random"]:
             continue
@@ -166,8 +192,8 @@ def main():
         counts = []
         with torch.no_grad():
             dense = run(program, [t.clone(memory_format=torch.preserve_format) for t in tensors])  # and written inputs
-        for case in cases_of(tensors[:program["inputs"]]):
-            case = case + ["R"] * program["constants"]
+        cases = [case + ["R"] * program["constants"] for case in cases_of(tensors[:program["inputs"]])]
+        for case in cases:
             try:
                 with torch.no_grad(), implicit_replication():
                     given = [t.clone(memory_format=torch.preserve_format) for t in tensors]
@@ -185,6 +211,19 @@ def main():
                 errors += 1
                 counts.append([case, "error"])
         result.append({"program": number, "name": program["name"], "cases": counts})
+        checks.append((program, tensors, dense, cases))
+    dist.destroy_process_group()
+    dist.init_process_group("fake", rank=0, world_size=WORLD)
+    ranks = LocalTensorMode(frozenset(range(WORLD)))
+    with ranks:
+        mesh = init_device_mesh("cpu", (WORLD,))
+    wrong_cases(ranks, mesh, *checks[0])  # loads in this process what each child needs
+    for entry, check in zip(result, checks, strict=True):
+        simulated = in_child(lambda: wrong_cases(ranks, mesh, *check)) or []  # noqa: B023
+        for count, is_wrong_there in zip(entry["cases"], simulated, strict=False):
+            if is_wrong_there and count[1] not in ("error", "wrong"):
+                wrong += 1
+                count[1:] = ["wrong"]
     with open(f"{folder}/op_bytes.json", "w") as f:
         json.dump({"torch": torch.__version__, "world": WORLD, "programs": result}, f, separators=(",", ":"))
     total = sum(len(p["cases"]) for p in result)

@@ -174,9 +174,9 @@ const struct ByteReason {
     {"aten::avg_pool2d", "S", kWindow},
 };
 
-const char* reason_for(const MoveOfOp& move) {
+const ByteReason* reason_for(const MoveOfOp& move) {
   for (const auto& row : kByteReasons)
-    if (move.op == row.op && move.from.starts_with(row.from)) return row.reason;
+    if (move.op == row.op && move.from.starts_with(row.from)) return &row;
   return nullptr;
 }
 
@@ -191,6 +191,7 @@ TEST(OpBytes, NoMoreThanPyTorch) {
   const auto mesh = init_device_mesh("cpu", {kRanks}, {"x"});
   int64_t fewer = 0, equal = 0, more = 0, only_here = 0, wrong_there = 0, deferred = 0;
   std::map<std::string, int64_t> cases_by_reason;
+  std::set<const ByteReason*> used;
   for (const auto& program : pytorch.at("programs").items()) {
     const auto& name = program.at("name").text();
     for (const auto& entry : program.at("cases").items()) {
@@ -217,10 +218,12 @@ TEST(OpBytes, NoMoreThanPyTorch) {
       int64_t without_reason = 0;
       std::set<std::string> reasons;
       for (const auto& move : ours.moves)
-        if (const char* reason = reason_for(move))
-          reasons.insert(reason);
-        else
+        if (const auto* row = reason_for(move)) {
+          reasons.insert(row->reason);
+          used.insert(row);
+        } else {
           without_reason += move.bytes;
+        }
       for (const auto& reason : reasons) cases_by_reason[reason]++;
       if (std::getenv("TESSERA_OP_BYTES_LIST"))
         std::cout << "  " << name << "  " << placements.dump() << " moves " << ours.bytes() << " bytes, PyTorch "
@@ -233,6 +236,10 @@ TEST(OpBytes, NoMoreThanPyTorch) {
             << ", more in " << more << "; PyTorch raises or is wrong (" << wrong_there << ") in " << only_here
             << " others, which run here\n";
   std::cout << "  more in " << deferred << ": no more once the results are replicated, too\n";
+  for (const auto& row : kByteReasons) {
+    const bool needed = given || used.contains(&row);
+    EXPECT_TRUE(needed) << "no case needs the reason for " << row.op << " from " << row.from;
+  }
   for (const auto& [reason, cases] : cases_by_reason) std::cout << "  more in " << cases << ": " << reason << '\n';
   EXPECT_GE(fewer, 100);
 }

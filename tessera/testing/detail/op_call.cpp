@@ -60,7 +60,10 @@ rules::OpQuery OpCall::query(const std::vector<int>& plain_args) const {
   return query;
 }
 
-bool OpCall::has_kernel() const { return op_.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU); }
+bool OpCall::has_kernel() const {
+  const bool cuda = !tensors_.empty() && tensors_[0].is_cuda();
+  return op_.hasComputedKernelForDispatchKey(cuda ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU);
+}
 
 std::vector<at::Tensor> OpCall::run(const std::vector<at::Tensor>& tensors, const std::string& name,
                                     const std::vector<c10::IValue>& more) const {

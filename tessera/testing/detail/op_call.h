@@ -32,7 +32,7 @@ class OpCall {
   // are not aliases of written arguments, undefined ones included. The op may write to `tensors`.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& tensors, const std::string& op = "",
                               const std::vector<c10::IValue>& more = {}) const;
-  bool has_kernel() const;  // for CPU
+  bool has_kernel() const;  // for the device of its tensors
 
  private:
   c10::OperatorHandle op_;

@@ -178,8 +178,9 @@ std::string difference(const Tensor& want, const Tensor& got) {
   if (want.scalar_type() != got.scalar_type())
     return c10::str("want type ", want.scalar_type(), ", got ", got.scalar_type());
   if (want.numel() == 0) return "";
-  auto a = want.to(at::kDouble).contiguous().view({-1}), b = got.to(at::kDouble).contiguous().view({-1});
-  double tolerance = want.scalar_type() == at::kFloat ? 1e-4 : 1e-6;
+  auto a = want.cpu().to(at::kDouble).contiguous().view({-1}), b = got.cpu().to(at::kDouble).contiguous().view({-1});
+  const auto dtype = want.scalar_type();
+  const double tolerance = dtype == at::kBFloat16 ? 2e-2 : dtype == at::kHalf ? 4e-3 : dtype == at::kFloat ? 1e-4 : 1e-6;
   if (at::allclose(a, b, tolerance, tolerance, /*equal_nan=*/true)) return "";
   for (int64_t i = 0; i < a.numel(); i++)
     if (!at::allclose(a[i], b[i], tolerance, tolerance, true))
@@ -189,6 +190,12 @@ std::string difference(const Tensor& want, const Tensor& got) {
 }
 
 std::vector<Tensor> scatter(const Tensor& global, PlacementsRef placements, c10::IntArrayRef mesh_shape) {
+  const bool is_float8 = at::isFloat8Type(global.scalar_type());
+  if (!global.is_cpu() || is_float8) {  // index_select of float8 has no kernel
+    auto locals = scatter(is_float8 ? global.cpu().view(at::kByte) : global.cpu(), placements, mesh_shape);
+    for (auto& local : locals) local = (is_float8 ? local.view(global.scalar_type()) : local).to(global.device());
+    return locals;
+  }
   std::vector<Tensor> parts = {global};  // one per coordinate of the axes so far
   for (size_t axis = 0; axis < placements.size(); axis++) {
     std::vector<Tensor> next;
@@ -214,6 +221,11 @@ std::vector<Tensor> scatter(const Tensor& global, PlacementsRef placements, c10:
 
 GatherResult gather(const std::vector<Tensor>& locals, PlacementsRef placements, c10::IntArrayRef mesh_shape,
                     c10::IntArrayRef sizes) {
+  if (!locals[0].is_cpu()) {
+    std::vector<Tensor> copies;
+    for (const auto& local : locals) copies.push_back(local.cpu());
+    return gather(copies, placements, mesh_shape, sizes);
+  }
   GatherResult result;
   // First the axes that shard: for each coordinate of the other axes, write all shards into one tensor. It is stored at
   // coordinate 0 of the sharding axes.
