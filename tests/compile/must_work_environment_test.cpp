@@ -19,11 +19,7 @@ namespace tessera {
 namespace {
 
 using models::MLP;
-using same_as_eager::as_is_or_compiled;
-using same_as_eager::equal_bits;
-using same_as_eager::expect_same_calls;
-using same_as_eager::quick;
-using same_as_eager::with_module;
+using namespace same_as_eager;
 
 TEST(MustWork, ZeroGradOutsideOfTheStep) {
   for (const bool to_none : {true, false})

@@ -8,6 +8,7 @@
 #include "tessera/testing/detail/recorder.h"
 #include "tessera/testing/ranks.h"
 #include "tests/fixtures/data_parallel.h"
+#include "tests/fixtures/ddp.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -21,33 +22,16 @@ using comm::CommKind;
 int64_t count(const CommDebugMode& mode, CommKind kind) { return mode.get_comm_counts().of(kind, comm::Family::C10d); }
 int64_t all_reduces(const CommDebugMode& mode) { return count(mode, CommKind::AllReduce); }
 
-// Checks communication and gradients of three steps against the mean that a plain module computes.
 void train_three_steps(int64_t ranks, const DDPOptions& options) {
-  const MLP start(models::mlp_module());
+  const auto start = mlp();
   const auto data = batches(ranks);
   run_ranks(ranks, [&](Rank& me) {
-    auto plain = clone(start), model = clone(start);
-    if (me.rank != 0) torch::NoGradGuard(), model->layers[0]->bias.data().fill_(3);  // rank 0's value is broadcast
-    DistributedDataParallel ddp(model, options);
-    optim::SGD plain_opt(plain->parameters(), {.lr = 0.5}), opt(ddp->parameters(), {.lr = 0.5});
-    for (int step = 0; step < 3; step++) {
-      plain_opt.zero_grad();
-      opt.zero_grad();
-      accumulate_means(plain, data, square_loss);
-      CommDebugMode comm;
-      auto loss = ddp(data[static_cast<size_t>(me.rank)]).pow(2).mean();
-      EXPECT_EQ(comm.get_total_counts(), 0);
-      loss.backward();
+    train_ddp_beside_plain(start, data, me.rank, options, at::kCPU, [](int step, auto& ddp, const CommDebugMode& comm) {
       const auto buckets = static_cast<int64_t>(ddp->replica().reducer()->buckets().size());
       EXPECT_EQ(all_reduces(comm), buckets) << "step " << step;
       EXPECT_EQ(comm.get_total_counts(), buckets);
       EXPECT_EQ(buckets, step == 0 ? 1 : 2);  // net2, net1
-      EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain), ranks <= 2 ? kExact : testing::Tolerance{}), "")
-          << "step " << step;
-      plain_opt.step();
-      opt.step();
-    }
-    EXPECT_EQ(close(values_of(*ddp), values_of(*plain), ranks <= 2 ? kExact : testing::Tolerance{}), "");
+    });
   });
 }
 
@@ -230,9 +214,9 @@ TEST(DistributedDataParallel, AccumulatedGradientsOfParametersUnusedHereAreNotHa
   });
 }
 
-TEST(DistributedDataParallel, StaticGraphNeedsNoCollectiveForUnusedParameters) {
-  torch::manual_seed(3);
-  const TwoHeads start;
+// Three backward passes of a module in DDP with a static graph: one collective each. check(model, plain) compares them.
+template <class Handle, class Loss, class Check>
+void expect_one_collective_per_step(const Handle& start, Loss loss, Check check) {
   const auto data = batches(2);
   run_ranks(2, [&](Rank& me) {
     auto plain = clone(start), model = clone(start);
@@ -241,14 +225,23 @@ TEST(DistributedDataParallel, StaticGraphNeedsNoCollectiveForUnusedParameters) {
       ddp->zero_grad();
       plain->zero_grad();
       CommDebugMode comm;
-      ddp(data[static_cast<size_t>(me.rank)], true, false).sum().backward();
+      loss(ddp, data[static_cast<size_t>(me.rank)]).backward();
       EXPECT_EQ(comm.get_total_counts(), 1);
-      accumulate_means(plain, data, [](auto& m, const at::Tensor& x) { return m(x, true, false).sum(); });
-      EXPECT_FALSE(model->right->weight.grad().defined());
-      EXPECT_EQ(close(model->body->weight.grad(), plain->body->weight.grad(), kExact), "");
-      EXPECT_EQ(close(model->left->bias.grad(), plain->left->bias.grad(), kExact), "");
+      accumulate_means(plain, data, loss);
+      check(model, plain);
     }
   });
+}
+
+TEST(DistributedDataParallel, StaticGraphNeedsNoCollectiveForUnusedParameters) {
+  torch::manual_seed(3);
+  expect_one_collective_per_step(
+      TwoHeads(), [](auto& module, const at::Tensor& x) { return module(x, true, false).sum(); },
+      [](const TwoHeads& model, const TwoHeads& plain) {
+        EXPECT_FALSE(model->right->weight.grad().defined());
+        EXPECT_EQ(close(model->body->weight.grad(), plain->body->weight.grad(), kExact), "");
+        EXPECT_EQ(close(model->left->bias.grad(), plain->left->bias.grad(), kExact), "");
+      });
 }
 
 // A function whose backward runs another backward, which computes a part of the gradients.
@@ -280,21 +273,11 @@ TESSERA_MODULE(NestedTwice);
 
 TEST(DistributedDataParallel, StaticGraphAllowsNestedBackward) {
   torch::manual_seed(3);
-  const NestedTwice start;
-  const auto data = batches(2);
-  run_ranks(2, [&](Rank& me) {
-    auto plain = clone(start), model = clone(start);
-    DistributedDataParallel ddp(model, {.static_graph = true});
-    for (int step = 0; step < 3; step++) {
-      ddp->zero_grad();
-      plain->zero_grad();
-      CommDebugMode comm;
-      ddp(data[static_cast<size_t>(me.rank)]).sum().backward();
-      EXPECT_EQ(comm.get_total_counts(), 1);
-      accumulate_means(plain, data, [](auto& m, const at::Tensor& x) { return m(x).sum(); });
-      EXPECT_EQ(close(gradients_of(*ddp), gradients_of(*plain)), "");
-    }
-  });
+  expect_one_collective_per_step(
+      NestedTwice(), [](auto& module, const at::Tensor& x) { return module(x).sum(); },
+      [](const NestedTwice& model, const NestedTwice& plain) {
+        EXPECT_EQ(close(gradients_of(*model), gradients_of(*plain)), "");
+      });
 }
 
 struct WithBuffersImpl : torch::nn::Cloneable<WithBuffersImpl> {

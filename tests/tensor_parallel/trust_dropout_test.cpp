@@ -67,6 +67,15 @@ void fill_same(H& model) {
   for (auto& p : model->parameters()) random::uniform_(p, -1, 1);
 }
 
+// The functions find the placement themselves; nn::Dropout needs it in the plan.
+void parallelize_dropouts(Dropouts& model, const DeviceMesh& mesh, DropoutKind kind) {
+  const Layouts sharded = Shard(-1);
+  Plan plan{{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
+  if (kind == DropoutKind::Module)
+    plan.add("drop2", PrepareModuleInputOutput{sharded, sharded, false, sharded, sharded});
+  parallelize_module(model, mesh, plan);
+}
+
 // The outputs of n ranks, and the gradients of `embed`.
 std::vector<Tensors> run_dropouts(int64_t n, DropoutKind kind) {
   std::vector<Tensors> each(static_cast<size_t>(n));
@@ -74,11 +83,7 @@ std::vector<Tensors> run_dropouts(int64_t n, DropoutKind kind) {
     torch::manual_seed(me.rank);  // LibTorch's generators differ between ranks
     Dropouts model(kind);
     fill_same(model);
-    const Layouts sharded = Shard(-1);
-    Plan plan{{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
-    if (kind == DropoutKind::Module)
-      plan.add("drop2", PrepareModuleInputOutput{sharded, sharded, false, sharded, sharded});
-    parallelize_module(model, me.mesh("tp=" + std::to_string(n)), plan);
+    parallelize_dropouts(model, me.mesh("tp=" + std::to_string(n)), kind);
     manual_seed(7);
     const auto y = model(torch::ones({3, 4}));
     y.sum().backward();
@@ -173,11 +178,7 @@ TEST(TrustDropout, AShardWithoutHistoryThrows) {
       const torch::NoGradGuard no_grad;
       Dropouts model(kind);
       fill_same(model);
-      const Layouts sharded = Shard(-1);
-      Plan plan{{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
-      if (kind == DropoutKind::Module)
-        plan.add("drop2", PrepareModuleInputOutput{sharded, sharded, false, sharded, sharded});
-      parallelize_module(model, me.mesh("tp=" + std::to_string(n)), plan);
+      parallelize_dropouts(model, me.mesh("tp=" + std::to_string(n)), kind);
       for (int i = 0; i < 2; i++) {  // the second time a shard was returned before
         manual_seed(7);
         if (n > 1 && kind == DropoutKind::Function)
