@@ -9,6 +9,7 @@
 #include "tessera/comm/detail/rank_agreement.h"
 #include "tessera/comm/world.h"
 #include "tessera/train/detail/console.h"
+#include "tessera/train/detail/device.h"
 #include "tessera/train/detail/event_file.h"
 #include "tessera/train/detail/metrics_file.h"
 #include "tessera/train/detail/output_folder.h"
@@ -56,6 +57,12 @@ void print_header(const TrainConfig& config, const World& world) {
             << config.data.path << ": " << config.training.steps << " steps of " << config.training.batch << " x "
             << train::sequence_length(config) << " tokens, mesh " << mesh << ", " << config.training.precision
             << (config.training.compile ? ", compiled" : "") << std::endl;
+  const auto device = config.training.device == "cuda" ? train::device_name(at::Device(at::kCUDA)) : std::string();
+  const double peak = config.metrics.peak_tflops > 0 ? config.metrics.peak_tflops
+                                                     : train::known_peak_tflops(device, config.training.precision);
+  if (peak > 0)
+    std::cout << "mfu: of " << peak << " TFLOP/s" << (config.metrics.peak_tflops > 0 ? "" : ", the peak of " + device)
+              << ", with the FLOPs that llm.c counts" << std::endl;
 }
 
 void print_resumed(const train::Trainer& trainer) {

@@ -127,11 +127,12 @@ struct Environment {
   std::vector<double> captured_list{0.5};
   nn::Linear captured_model{nullptr};
   nn::Dropout captured_drop{nullptr};
-  std::optional<unsigned> hook;                                         // on a gradient of the model
-  double hook_number = 0.5;                                             // read by a hook of the model
-  bool has_hook = false;                                                // that reads it
-  std::vector<decltype(torch::autograd::impl::grad_accumulator(at::Tensor()))> accumulators;  // of gradients; LibTorch does not own them
-  Tensors kept;                                                         // gradients of earlier calls
+  std::optional<unsigned> hook;  // on a gradient of the model
+  double hook_number = 0.5;      // read by a hook of the model
+  bool has_hook = false;         // that reads it
+  std::vector<decltype(torch::autograd::impl::grad_accumulator(at::Tensor()))>
+      accumulators;  // of gradients; LibTorch does not own them
+  Tensors kept;      // gradients of earlier calls
 
   // Thread state, set around each call.
   bool grad_mode = true, inference = false, autocast = false, autocast_cache = true, deterministic = false;

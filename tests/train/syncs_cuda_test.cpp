@@ -17,7 +17,8 @@ using SyncCounts = std::map<std::string, int64_t>;
 
 SyncCounts blocking_calls(const std::string& flags, int steps, const std::string& folder) {
   const auto counts_file = c10::str(folder, "/counts.", steps), log_file = c10::str(folder, "/log.", steps);
-  const auto command = c10::str("COUNT_SYNCS=", counts_file,
+  // A cache of its own: with an empty one, a run waits for the algorithms that it measures.
+  const auto command = c10::str("COUNT_SYNCS=", counts_file, " TESSERA_CACHE_DIR=", folder, "/cache.", steps,
                                 " LD_PRELOAD=" TESSERA_COUNT_SYNCS " " TESSERA_PROGRAM
                                 " train --device cuda --layers 2 --batch 8 --data arithmetic --log-every 1000 --steps ",
                                 steps, " --output ", folder, "/run.", steps, " ", flags, " > ", log_file, " 2>&1");
