@@ -12,8 +12,8 @@
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/peer_mlp.h"
 #include "benchmarks/train_step.h"
-#include "tessera/compile/api/compile.h"
 #include "tessera/base/detail/settings.h"
+#include "tessera/compile/api/compile.h"
 #include "tessera/compile/detail/codegen/tiled_product.h"
 #include "tessera/compile/detail/passes/pass_observer.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
@@ -70,13 +70,13 @@ const auto gpt_step = [](auto& model, auto& opt, const CompileBatch& batch) {
 
 models::Llama llama() {
   return models::Llama(models::LlamaConfig{.vocab_size = 256,
-                        .max_seq_len = 128,
-                        .n_layers = 4,
-                        .n_heads = 4,
-                        .n_kv_heads = 4,
-                        .dim = 256,
-                        .ffn_dim = 688,
-                        .rope_theta = 10000});
+                                           .max_seq_len = 128,
+                                           .n_layers = 4,
+                                           .n_heads = 4,
+                                           .n_kv_heads = 4,
+                                           .dim = 256,
+                                           .ffn_dim = 688,
+                                           .rope_theta = 10000});
 }
 const auto llama_step = [](models::Llama& model, optim::AdamW& opt, const CompileBatch& batch) {
   opt.zero_grad();
@@ -256,10 +256,7 @@ void run_one_rank(testing::Rank& me, const EmitRow& emit) {
   emit({.name = "gpt/1/-/two_threads_jax", .unit = "ms", .ours = ms2, .note = "the same step; the peer is JAX"});
   emit_share_of_roof("gpt/1/-/share_of_roof_two_threads", ms2, me, emit);
   const auto llama_ms = measure("llama/1/-/two_threads", 3, llama, llama_step, gpt_batch(0), me, emit);
-  emit({.name = "llama/1/-/two_threads_jax",
-        .unit = "ms",
-        .ours = llama_ms,
-        .note = "the same step; the peer is JAX"});
+  emit({.name = "llama/1/-/two_threads_jax", .unit = "ms", .ours = llama_ms, .note = "the same step; the peer is JAX"});
   at::set_num_threads(threads);
 }
 
@@ -307,7 +304,8 @@ void run_sharded_data_parallel(testing::Rank& me, const EmitRow& emit) {
 void run_first_calls(const EmitRow& emit) {
   const EmptyKernelCache cache;
   for (const auto* name : {"gpt/1/-/first_call_cold", "gpt/1/-/first_call_cached"})
-    run_process_ranks("compile", 1, emit, [&](testing::Rank&, const EmitRow& to) { measure_first_call(name, 4, true, to); });
+    run_process_ranks("compile", 1, emit,
+                      [&](testing::Rank&, const EmitRow& to) { measure_first_call(name, 4, true, to); });
 }
 void run_builds(const EmitRow& emit) {
   for (const int64_t layers : {4, 48}) {
