@@ -12,8 +12,8 @@
 #include "benchmarks/peer_gpt.h"
 #include "benchmarks/peer_mlp.h"
 #include "benchmarks/train_step.h"
-#include "tessera/compile/api/compile.h"
 #include "tessera/base/detail/settings.h"
+#include "tessera/compile/api/compile.h"
 #include "tessera/compile/detail/codegen/tiled_product.h"
 #include "tessera/compile/detail/passes/pass_observer.h"
 #include "tessera/data_parallel/distributed_data_parallel.h"
@@ -36,6 +36,7 @@
 #include <chrono>
 #include <filesystem>
 #include <iomanip>
+#include <map>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -70,21 +71,14 @@ const auto gpt_step = [](auto& model, auto& opt, const CompileBatch& batch) {
 
 models::Llama llama() {
   return models::Llama(models::LlamaConfig{.vocab_size = 256,
-                        .max_seq_len = 128,
-                        .n_layers = 4,
-                        .n_heads = 4,
-                        .n_kv_heads = 4,
-                        .dim = 256,
-                        .ffn_dim = 688,
-                        .rope_theta = 10000});
+                                           .max_seq_len = 128,
+                                           .n_layers = 4,
+                                           .n_heads = 4,
+                                           .n_kv_heads = 4,
+                                           .dim = 256,
+                                           .ffn_dim = 688,
+                                           .rope_theta = 10000});
 }
-const auto llama_step = [](models::Llama& model, optim::AdamW& opt, const CompileBatch& batch) {
-  opt.zero_grad();
-  auto loss = at::cross_entropy_loss(model->forward(batch.x).flatten(0, 1), batch.y);
-  loss.backward();
-  opt.step();
-  return loss;
-};
 
 // Times the check of the guards: hot, and directly after a step, when the caches of the processor hold other data.
 template <class Step, class Model>
@@ -247,7 +241,7 @@ void run_one_rank(testing::Rank& me, const EmitRow& emit) {
   const auto ms = measure("gpt/1/-/step", 3, gpt, gpt_step, gpt_batch(0), me, emit);
   emit({.name = "gpt/1/-/jax", .unit = "ms", .ours = ms, .note = "the same step; the peer is JAX"});
   emit_share_of_roof("gpt/1/-/share_of_roof", ms, me, emit);
-  measure("llama/1/-/step", 3, llama, llama_step, gpt_batch(0), me, emit);
+  measure("llama/1/-/step", 3, llama, gpt_step, gpt_batch(0), me, emit);
   measure("gpt/1/-/strict", 3, gpt, gpt_step, gpt_batch(0), me, emit, strict);
   emit_memory(emit);
   const auto threads = at::get_num_threads();
@@ -255,11 +249,8 @@ void run_one_rank(testing::Rank& me, const EmitRow& emit) {
   const auto ms2 = measure("gpt/1/-/two_threads", 3, gpt, gpt_step, gpt_batch(0), me, emit);
   emit({.name = "gpt/1/-/two_threads_jax", .unit = "ms", .ours = ms2, .note = "the same step; the peer is JAX"});
   emit_share_of_roof("gpt/1/-/share_of_roof_two_threads", ms2, me, emit);
-  const auto llama_ms = measure("llama/1/-/two_threads", 3, llama, llama_step, gpt_batch(0), me, emit);
-  emit({.name = "llama/1/-/two_threads_jax",
-        .unit = "ms",
-        .ours = llama_ms,
-        .note = "the same step; the peer is JAX"});
+  const auto llama_ms = measure("llama/1/-/two_threads", 3, llama, gpt_step, gpt_batch(0), me, emit);
+  emit({.name = "llama/1/-/two_threads_jax", .unit = "ms", .ours = llama_ms, .note = "the same step; the peer is JAX"});
   at::set_num_threads(threads);
 }
 
@@ -307,7 +298,8 @@ void run_sharded_data_parallel(testing::Rank& me, const EmitRow& emit) {
 void run_first_calls(const EmitRow& emit) {
   const EmptyKernelCache cache;
   for (const auto* name : {"gpt/1/-/first_call_cold", "gpt/1/-/first_call_cached"})
-    run_process_ranks("compile", 1, emit, [&](testing::Rank&, const EmitRow& to) { measure_first_call(name, 4, true, to); });
+    run_process_ranks("compile", 1, emit,
+                      [&](testing::Rank&, const EmitRow& to) { measure_first_call(name, 4, true, to); });
 }
 void run_builds(const EmitRow& emit) {
   for (const int64_t layers : {4, 48}) {

@@ -48,7 +48,8 @@ TEST(ParallelFor, SmallAndNestedLoopsAreOneCall) {
   EXPECT_EQ(calls, 1);
   std::vector<int> inner(2, 0);
   parallel_for(0, 2, 1, [&](int64_t outer, int64_t) {
-    parallel_for(0, 50, 1, [&](int64_t begin, int64_t end) { inner[static_cast<size_t>(outer)] += begin == 0 && end == 50; });
+    parallel_for(0, 50, 1,
+                 [&](int64_t begin, int64_t end) { inner[static_cast<size_t>(outer)] += begin == 0 && end == 50; });
   });
   EXPECT_EQ(inner, std::vector<int>(2, 1));
 }

@@ -65,10 +65,10 @@ std::vector<T> pack(const Matrices<T>& m, int64_t batches, int64_t width) {
   const int64_t panels = (m.rows + width - 1) / width, size = m.columns * width;
   std::vector<T> packed(static_cast<size_t>(batches * panels * size));
   parallel_for(0, batches * panels, std::max<int64_t>(1, kParallelWork / std::max<int64_t>(1, size)),
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t p = begin; p < end; p++)
-                       pack_rows(m, p / panels, p % panels * width, width, packed.data() + p * size);
-                   });
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t p = begin; p < end; p++)
+                   pack_rows(m, p / panels, p % panels * width, width, packed.data() + p * size);
+               });
   return packed;
 }
 

@@ -17,8 +17,7 @@ template <class F>
 void for_row_groups(int64_t rows, int64_t n, F f) {
   const int64_t groups = (rows + kLanes - 1) / kLanes;
   const int64_t grain = std::max<int64_t>(1, kParallelElements / std::max<int64_t>(1, n * kLanes));
-  parallel_for(0, groups, grain,
-                   [&](int64_t begin, int64_t end) { f(begin * kLanes, std::min(rows, end * kLanes)); });
+  parallel_for(0, groups, grain, [&](int64_t begin, int64_t end) { f(begin * kLanes, std::min(rows, end * kLanes)); });
 }
 
 // The body of each kernel, on rows [first, last). It is inlined into one function per processor.

@@ -107,7 +107,7 @@ void run_layer_norm(const Call& call) {
                                 call.floats(call.outs[2], rows),
                                 static_cast<float>(call.numbers[0])};
   parallel_for(0, rows, rows_per_task(columns),
-                   [&](int64_t begin, int64_t end) { cpu_kernels().layer_norm(arguments, begin, end); });
+               [&](int64_t begin, int64_t end) { cpu_kernels().layer_norm(arguments, begin, end); });
 }
 
 // Each block of rows has its own sums for the weight and the bias, which are added in the order of the blocks.
@@ -126,15 +126,14 @@ void run_layer_norm_backward_into(const Call& call, bool adds) {
   auto *dweight = call.floats(call.outs[1], columns), *dbias = call.floats(call.outs[2], columns);
   const auto blocks = (rows + kRowsPerSum - 1) / kRowsPerSum;
   const Scratch sums(2 * blocks * columns);
-  parallel_for(0, blocks, std::max<int64_t>(rows_per_task(columns) / kRowsPerSum, 1),
-                   [&](int64_t begin, int64_t end) {
-                     for (auto block = begin; block < end; block++) {
-                       auto* sum = sums.floats() + 2 * block * columns;
-                       std::fill_n(sum, 2 * columns, 0.0F);
-                       cpu_kernels().layer_norm_backward(arguments, block * kRowsPerSum,
-                                                         std::min((block + 1) * kRowsPerSum, rows), sum, sum + columns);
-                     }
-                   });
+  parallel_for(0, blocks, std::max<int64_t>(rows_per_task(columns) / kRowsPerSum, 1), [&](int64_t begin, int64_t end) {
+    for (auto block = begin; block < end; block++) {
+      auto* sum = sums.floats() + 2 * block * columns;
+      std::fill_n(sum, 2 * columns, 0.0F);
+      cpu_kernels().layer_norm_backward(arguments, block * kRowsPerSum, std::min((block + 1) * kRowsPerSum, rows), sum,
+                                        sum + columns);
+    }
+  });
   cpu_kernels().sum_rows(sums.floats(), blocks, 2 * columns, dweight, 0, columns);
   cpu_kernels().sum_rows(sums.floats() + columns, blocks, 2 * columns, dbias, 0, columns);
 }
@@ -147,11 +146,11 @@ void run_sum_rows(const Call& call) {
   auto *x = call.floats(call.ins[0], rows * columns), *out = call.floats(call.outs[0], columns);
   constexpr int64_t kColumnsPerTask = 64;
   parallel_for(0, (columns + kColumnsPerTask - 1) / kColumnsPerTask,
-                   std::max<int64_t>(kElementsPerTask / (std::max<int64_t>(rows, 1) * kColumnsPerTask), 1),
-                   [&](int64_t begin, int64_t end) {
-                     cpu_kernels().sum_rows(x, rows, columns, out, begin * kColumnsPerTask,
-                                            std::min(end * kColumnsPerTask, columns));
-                   });
+               std::max<int64_t>(kElementsPerTask / (std::max<int64_t>(rows, 1) * kColumnsPerTask), 1),
+               [&](int64_t begin, int64_t end) {
+                 cpu_kernels().sum_rows(x, rows, columns, out, begin * kColumnsPerTask,
+                                        std::min(end * kColumnsPerTask, columns));
+               });
 }
 
 // (batch, heads, length, dim), with unit stride in the last dim.
