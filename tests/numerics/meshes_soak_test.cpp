@@ -188,7 +188,13 @@ TEST(InvariantMeshes, AnOrderDependentSumIsCaught) {
   auto config = invariant_gpt();
   config.training.steps = 3;
   // The first step compares virtual shards at once with one by one.
-  EXPECT_ERROR(std::exception, train_on_threads(config, "", plant), "at once", "other bits than one by one");
+  std::string error;
+  try {
+    train_on_threads(config, "", plant);
+  } catch (const std::runtime_error& failed) {
+    error = failed.what();
+  }
+  EXPECT_CONTAINS(error, "virtual shards at once has other bits than one by one");
   config.training.accumulate = 24;
   const auto one_rank = train_on_threads(config, "", plant);
   EXPECT_EQ(train_on_threads(config, "", plant), one_rank);
