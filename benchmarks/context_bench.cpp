@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <ctime>
-#include <optional>
 
 namespace tessera::bench {
 namespace context_bench {
@@ -47,41 +46,25 @@ struct AttentionCost {
   double kept = 0;                      // bytes
 };
 
-// One attention, forward and backward, in a context scope or without one.
-class MeasuredAttention {
- public:
-  MeasuredAttention(std::vector<at::Tensor> qkv, std::optional<DeviceMesh> mesh, const ContextParallelOptions& options)
-      : qkv_(std::move(qkv)), mesh_(std::move(mesh)), options_(options) {
-    if (mesh_) {
-      const ContextParallel context(*mesh_, options_);
-      for (at::Tensor& x : qkv_) x = context.shard(x, 2);
-    }
-    for (at::Tensor& x : qkv_) x = x.detach().clone().requires_grad_();
-  }
-
-  void run(testing::Rank& me) {
-    std::optional<ContextParallel> context;
-    if (mesh_) context.emplace(*mesh_, options_);
-    for (at::Tensor& x : qkv_) x.mutable_grad() = at::Tensor();
+AttentionCost measure(testing::Rank& me, std::vector<at::Tensor> qkv) {
+  AttentionCost cost;
+  for (at::Tensor& x : qkv) x = x.detach().clone().requires_grad_();
+  for (int i = 0; i < 6; ++i) {
+    for (at::Tensor& x : qkv) x.mutable_grad() = at::Tensor();
     me.group()->barrier().wait();
     const double begin = process_seconds();
-    const at::Tensor out = at::scaled_dot_product_attention(qkv_[0], qkv_[1], qkv_[2], {}, 0.0, /*is_causal=*/true);
+    const at::Tensor out = at::scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], {}, 0.0, /*is_causal=*/true);
     out.sum().backward();
     at::Tensor total = at::zeros({1}, at::kDouble).fill_(process_seconds() - begin), slowest = total.clone();
     me.group()->all_reduce(total, ReduceOp::Sum).wait();
     me.group()->all_reduce(slowest, ReduceOp::Max).wait();
     cost.total = std::min(cost.total, total.item<double>());
     cost.slowest = std::min(cost.slowest, slowest.item<double>());
-    cost.kept = static_cast<double>((qkv_[0].nbytes() + qkv_[1].nbytes() + qkv_[2].nbytes() + out.nbytes()) +
+    cost.kept = static_cast<double>((qkv[0].nbytes() + qkv[1].nbytes() + qkv[2].nbytes() + out.nbytes()) +
                                     static_cast<size_t>(out.numel() / kHeadDim) * 4);  // and logsumexp
   }
-  AttentionCost cost;
-
- private:
-  std::vector<at::Tensor> qkv_;
-  std::optional<DeviceMesh> mesh_;
-  ContextParallelOptions options_;
-};
+  return cost;
+}
 
 void run(int64_t ranks, const EmitRow& emit) {
   run_process_ranks("context", ranks, emit, [&](testing::Rank& me, const EmitRow& emit) {
@@ -89,20 +72,13 @@ void run(int64_t ranks, const EmitRow& emit) {
     mallopt(M_TRIM_THRESHOLD, 1 << 30);
     std::vector<at::Tensor> qkv;
     for (int i = 0; i < 3; ++i) qkv.push_back(at::randn({1, kHeads, kTokens, kHeadDim}));
-    const auto mesh = me.mesh({ranks}, {"cp"});
-    const std::vector<ContextVariant> compared = variants();
-    std::vector<MeasuredAttention> runs;
-    for (const ContextVariant& variant : compared) runs.emplace_back(qkv, mesh, variant.options);
-    MeasuredAttention full(qkv, std::nullopt, {});
-    for (int i = 0; i < 6; ++i) {  // in turns: the clock of the machine may change
-      full.run(me);
-      for (MeasuredAttention& each : runs) each.run(me);
-    }
-    AttentionCost plain = full.cost;
+    AttentionCost plain = measure(me, qkv);
     plain.total /= static_cast<double>(ranks);  // every rank computes the full attention
-    for (size_t i = 0; i < compared.size(); ++i) {
-      const ContextVariant& variant = compared[i];
-      const AttentionCost& cost = runs[i].cost;
+    for (const ContextVariant& variant : variants()) {
+      const ContextParallel context(me.mesh({ranks}, {"cp"}), variant.options);
+      std::vector<at::Tensor> mine;
+      for (const at::Tensor& x : qkv) mine.push_back(context.shard(x, 2));
+      const AttentionCost cost = measure(me, mine);
       const std::string suffix = c10::str('/', ranks, '/', kTokens, '/', variant.name);
       emit({.name = "attention" + suffix,
             .unit = "ms",
