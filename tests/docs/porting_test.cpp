@@ -52,9 +52,6 @@ void steps_2_and_3() {
   EXPECT_EQ(ts::dcp::steps_in(folder).size(), 2u);
 #include "porting_3.inc"
   EXPECT_TRUE(loss.defined());
-  const auto before = ts::mean_over_ranks(torch::mse_loss(model->forward(x), y)).item<double>();
-#include "porting_4.inc"
-  EXPECT_LT(ts::mean_over_ranks(torch::mse_loss(model->forward(x), y)).item<double>(), before);
   ts::destroy();
 }
 }  // namespace sharded
