@@ -104,7 +104,8 @@ Counted count_bytes(const OpDb& db, size_t number, const Json& placements, const
 }
 
 constexpr const char* kProduct =
-    "a partial factor is reduced before its first product, once for all products that use it (query, key, value), unless "
+    "a partial factor is reduced before its first product, once for all products that use it (query, key, value), "
+    "unless "
     "the result is smaller; PyTorch's product is partial, and each product is reduced";
 constexpr const char* kAllReduce =
     "all-reduce where PyTorch reduce-scatters: its result is sharded, and the next use gathers it";
