@@ -16,9 +16,9 @@ namespace tessera::testing {
 
 // A call of an op with plain tensors. All tensors count as distributed, except those of `plain_args`.
 struct Sample {
-  std::string op;                 // "aten::add.Tensor"
-  std::vector<c10::IValue> args;  // missing trailing arguments get the schema's defaults
-  std::vector<int> plain_args;    // indices of arguments that stay plain
+  std::string op;                   // "aten::add.Tensor"
+  std::vector<c10::IValue> args;    // missing trailing arguments get the schema's defaults
+  std::vector<int> plain_args;      // indices of arguments that stay plain
   std::vector<size_t> states = {};  // results that are states of a random generator: not compared
 };
 

@@ -105,16 +105,12 @@ Counted count_bytes(const OpDb& db, size_t number, const Json& placements, const
 }
 
 constexpr const char* kProduct =
-    "a partial factor is reduced before its first product, once for all products that use it (query, key, value); "
-    "PyTorch's product is partial, and each product is reduced";
+    "a partial factor is reduced before its first product, once for all products that use it (query, key, value), "
+    "unless "
+    "the result is smaller; PyTorch's product is partial, and each product is reduced";
 constexpr const char* kAllReduce =
     "all-reduce where PyTorch reduce-scatters: its result is sharded, and the next use gathers it";
-constexpr const char* kConvolution =
-    "a convolution needs neighbours, and PyTorch's rule keeps any placement of the input: it sends them outside of "
-    "redistribute, or computes something else";
-constexpr const char* kStatistics = "running statistics are written, and all ranks keep them replicated";
 constexpr const char* kBool = "the result is bool, which not every backend reduces";
-constexpr const char* kNoElements = "ATen's kernel rejects a rank without elements or channels";
 constexpr const char* kMemory = "reads the memory or the positions of the full tensor";
 constexpr const char* kSlices =
     "a loop over chunks reads and writes slices of a sharded dim, which are gathered one by one";
@@ -128,44 +124,17 @@ const struct ByteReason {
   const char* reason;
 } kByteReasons[] = {
     {"aten::addmm", "P", kProduct},
-    {"aten::addmv", "P", kProduct},
-    {"aten::addr", "P", kProduct},
-    {"aten::baddbmm", "P", kProduct},
-    {"aten::bmm", "P", kProduct},
-    {"aten::convolution", "P", kProduct},
     {"aten::div.Tensor", "P", kProduct},
     {"aten::dot", "P", kProduct},
-    {"aten::mm", "P", kProduct},
     {"aten::mul.Tensor", "P", kProduct},
-    {"aten::mv", "P", kProduct},
-    {"aten::adaptive_max_pool2d", "P", kAllReduce},
-    {"aten::adaptive_max_pool3d", "P", kAllReduce},
-    {"aten::cummax", "P", kAllReduce},
-    {"aten::cummin", "P", kAllReduce},
     {"aten::embedding", "P", kAllReduce},
     {"aten::clamp", "P", kAllReduce},
     {"aten::exp", "P", kAllReduce},
-    {"aten::index_put", "P", kAllReduce},
     {"aten::log", "P", kAllReduce},
     {"aten::lt.Scalar", "P", kAllReduce},
-    {"aten::scatter.src", "P", kAllReduce},
-    {"aten::sort", "P", kAllReduce},
-    {"aten::topk", "P", kAllReduce},
-    {"aten::convolution", "S", kConvolution},
-    {"aten::_batch_norm_with_update_functional", "S", kStatistics},
-    {"aten::_native_batch_norm_legit", "S", kStatistics},
-    {"aten::native_batch_norm", "S", kStatistics},
     {"aten::any", "S", kBool},
-    {"aten::isin.Tensor_Tensor", "S", kBool},
-    {"aten::adaptive_max_pool2d", "S", kNoElements},
-    {"aten::adaptive_max_pool3d", "S", kNoElements},
-    {"aten::aminmax", "S", kNoElements},
-    {"aten::as_strided", "S", kMemory},
     {"aten::linalg_pinv.atol_rtol_tensor", "", kMemory},
     {"aten::nll_loss_forward", "S", kMemory},
-    {"aten::pixel_shuffle", "S", kMemory},
-    {"aten::pixel_unshuffle", "S", kMemory},
-    {"aten::squeeze_copy", "S", kMemory},
     {"aten::gather", "S", kSlices},
     {"aten::index_add", "S", kSlices},
     {"aten::index_select", "S", kSlices},

@@ -180,7 +180,10 @@ std::string difference(const Tensor& want, const Tensor& got) {
   if (want.numel() == 0) return "";
   auto a = want.cpu().to(at::kDouble).contiguous().view({-1}), b = got.cpu().to(at::kDouble).contiguous().view({-1});
   const auto dtype = want.scalar_type();
-  const double tolerance = dtype == at::kBFloat16 ? 2e-2 : dtype == at::kHalf ? 4e-3 : dtype == at::kFloat ? 1e-4 : 1e-6;
+  const double tolerance = dtype == at::kBFloat16 ? 2e-2
+                           : dtype == at::kHalf   ? 4e-3
+                           : dtype == at::kFloat  ? 1e-4
+                                                  : 1e-6;
   if (at::allclose(a, b, tolerance, tolerance, /*equal_nan=*/true)) return "";
   for (int64_t i = 0; i < a.numel(); i++)
     if (!at::allclose(a[i], b[i], tolerance, tolerance, true))

@@ -28,7 +28,8 @@ GatherResult gather(const std::vector<at::Tensor>& locals, PlacementsRef placeme
 // The mesh coordinates of a rank.
 std::vector<int64_t> coordinate_of(int64_t rank, c10::IntArrayRef mesh_shape);
 
-// "" if the tensors agree within 1e-6 (float: 1e-4, half: 4e-3, bfloat16: 2e-2). Otherwise the first element that differs, with both values.
+// "" if the tensors agree within 1e-6 (float: 1e-4, half: 4e-3, bfloat16: 2e-2). Otherwise the first element that
+// differs, with both values.
 std::string difference(const at::Tensor& want, const at::Tensor& got);
 
 }  // namespace tessera::testing
