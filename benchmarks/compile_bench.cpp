@@ -209,7 +209,7 @@ struct EndOfTrace : compiler::PassObserver {
 };
 
 // The first call of a GPT step.
-void measure_first_call(const std::string& name, int64_t layers, bool whole_call, const EmitRow& emit) {
+void measure_first_call(const std::string& name, int64_t layers, bool with_trace_and_run, const EmitRow& emit) {
   using Milliseconds = std::chrono::duration<double, std::milli>;
   auto model = std::make_shared<Gpt>(PeerGptSizes{.layers = layers});
   optim::AdamW opt(model->parameters(), {.fused = true});
@@ -229,7 +229,10 @@ void measure_first_call(const std::string& name, int64_t layers, bool whole_call
   size_t shown = 0;
   for (const auto& [ms, pass] : trace.passes)
     if (shown++ < 3) note << " " << pass << " " << -ms;
-  emit({.name = name, .unit = "ms", .ours = (whole_call ? all : all - tracing - run).count(), .note = note.str()});
+  emit({.name = name,
+        .unit = "ms",
+        .ours = (with_trace_and_run ? all : all - tracing - run).count(),
+        .note = note.str()});
 }
 
 void run_one_rank(testing::Rank& me, const EmitRow& emit) {
