@@ -184,23 +184,6 @@ void ModuleGuard::exclude_changed_members() {
   }
 }
 
-void ModuleGuard::add_memory(GuardedMemory& memory) const {
-  const auto add_list = [&](const auto& list) {
-    if (!list.empty()) memory.add(&list[0], list.size() * sizeof(list[0]));
-  };
-  add_list(entries_), add_list(children_), add_list(tensors_), add_list(members_);
-  for (const auto& entry : entries_) {
-    memory.add(entry.module, sizeof(torch::nn::Module));
-    add_list(children_of(*entry.module).items());
-    add_list(parameters_of(*entry.module).items()), add_list(buffers_of(*entry.module).items());
-    if (entry.hook_point) memory.add(entry.hook_point, sizeof(HookPoint));
-  }
-  for (const auto& [tensor, guard] : tensors_)
-    if (tensor.defined()) guard.add_memory(tensor, memory);
-  for (const auto& each : members_)
-    memory.add(each.begin, each.bytes.size()), memory.add(each.bytes.data(), each.bytes.size());
-}
-
 bool ModuleGuard::holds(const torch::nn::Module& root, std::string* why) const {
   const auto fails = [&](const Entry& entry, const std::string& what) {
     if (why) *why = (entry.name.empty() ? "the module" : "module " + entry.name) + what;

@@ -32,8 +32,6 @@ class ModuleGuard {
   // Excludes members that a run of the program has changed itself. Call it after the first run.
   void exclude_changed_members();
   bool is_complete() const { return complete_; }
-  // Adds the memory that holds() reads.
-  void add_memory(GuardedMemory& memory) const;
   // The bytes of a module that make_shared has created. The size is 0 for other objects.
   static CallArguments::ModuleObject object_of(const std::shared_ptr<torch::nn::Module>& pointer);
 

@@ -63,11 +63,6 @@ bool Signature::is_complete() const {
   return std::all_of(modules_.begin(), modules_.end(), [](const auto& module) { return module.is_complete(); });
 }
 
-void Signature::add_memory(GuardedMemory& memory) const {
-  for (const auto& module : modules_) module.add_memory(memory);
-  for (const auto& [leaf, guard] : leaves_) guard.add_memory(leaf, memory);
-}
-
 bool Signature::holds(const CallArguments& arguments, const ThreadState& now, std::string* why) const {
   if (now != thread_state_) return differs(why, why ? now.difference(thread_state_) : "");
   if (arguments.modules.size() != modules_.size() || arguments.optimizers.size() != optimizers_.size())

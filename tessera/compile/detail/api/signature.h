@@ -26,8 +26,6 @@ class Signature {
   }
   // False if a submodule has members that the signature cannot contain.
   bool is_complete() const;
-  // Adds the memory that holds() reads.
-  void add_memory(GuardedMemory& memory) const;
   const std::vector<bool>& number_is_key() const { return number_is_key_; }
 
  private:

@@ -75,7 +75,6 @@ TensorGuard::TensorGuard(const at::Tensor& t) {
   zero_tensor_ = t._is_zerotensor();
   sizes_and_strides_ = layout_of(t);
   device_ = t.device();
-  autograd_meta_ = torch::autograd::impl::get_autograd_meta(t);
   if (const auto* spec = tessera::detail::spec_or_null(t)) {
     distributed_ = true;
     rest->spec = SpecRef::reclaim_copy(spec);
@@ -102,11 +101,6 @@ bool TensorGuard::holds(const at::Tensor& t) const {
   if (!distributed_) return true;
   return tessera::detail::spec_or_null(t) == rest_->spec.get() &&
          same_layout(*local_or_self(t).unsafeGetTensorImpl(), rest_->local_layout);
-}
-
-void TensorGuard::add_memory(const at::Tensor& t, GuardedMemory& memory) const {
-  memory.add(t.unsafeGetTensorImpl(), sizeof(c10::TensorImpl));
-  if (autograd_meta_) memory.add(autograd_meta_, sizeof(torch::autograd::AutogradMeta));
 }
 
 std::string TensorGuard::describe(const at::Tensor& t) {

@@ -1,5 +1,4 @@
 #pragma once
-#include "tessera/compile/detail/replay/guarded_memory.h"
 #include "tessera/placement/detail/tensor_spec.h"
 
 #include <ATen/core/Tensor.h>
@@ -22,8 +21,6 @@ class TensorGuard {
   static std::string describe(const at::Tensor& t);
   // What differs, as "f64[3], it was f32[3]"; "" if the guard holds.
   std::string difference(const at::Tensor& t) const;
-  // Adds the memory that holds() reads.
-  void add_memory(const at::Tensor& t, GuardedMemory& memory) const;
   // Is the tensor a wrapped number, zeros without memory, or has it a tangent of forward-mode AD? A program cannot have
   // such inputs.
   bool cannot_be_input() const { return wrapped_number_ || zero_tensor_ || autograd_.has_tangent; }
@@ -51,7 +48,6 @@ class TensorGuard {
   bool requires_grad_ = false, wrapped_number_ = false, zero_tensor_ = false, distributed_ = false;
   Autograd autograd_;
   Layout sizes_and_strides_;
-  const void* autograd_meta_ = nullptr;  // where it was, to load it early
   std::shared_ptr<const Rest> rest_;
 };
 

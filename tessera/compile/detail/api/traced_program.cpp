@@ -156,7 +156,6 @@ void TracedProgram::compile(const CallArguments& arguments, const TracedFunction
   number_traces_.clear();
   signature_ = Signature(arguments, number_is_key_);
   guard_captures(arguments);
-  note_guarded_memory();
   check_again_ = confirmed && !reads_live_ && !settings.captures_none;
   check_values_ = settings.has_captures || !signature_.is_complete();
 }
@@ -386,20 +385,11 @@ void TracedProgram::guard_captures(const CallArguments& arguments) {
   }
 }
 
-void TracedProgram::note_guarded_memory() {
-  signature_.add_memory(guarded_memory_);
-  for (const auto& each : captured_tensors_) each.guard.add_memory(each.tensor, guarded_memory_);
-  for (const auto& each : captured_modules_) each.guard.add_memory(guarded_memory_);
-  bindings_.add_memory(guarded_memory_);
-  guarded_memory_.finish();
-}
-
 bool TracedProgram::fits(const CallArguments& arguments, const ThreadState& now, std::string* why) const {
   const auto fails = [&](const char* reason) {
     if (why) *why = reason;
     return false;
   };
-  guarded_memory_.load_early();
   if (!signature_.holds(arguments, now, why)) return false;
   for (const auto& [tensor, guard, uses] : captured_tensors_) {
     if (tensor.use_count() < uses) return fails("a captured tensor was replaced");

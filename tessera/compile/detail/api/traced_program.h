@@ -143,7 +143,6 @@ class TracedProgram {
   bool mark_number_inputs(Program& program, const CallArguments& arguments);
   void note_captured_tensors(const Tracer::Result& traced);
   void guard_captures(const CallArguments& arguments);
-  void note_guarded_memory();
   bool fits(const CallArguments& arguments, const ThreadState& now, std::string* why) const;
   std::string difference_of_trace(const CallArguments& arguments, const TracedFunction& function,
                                   const Settings& settings);
@@ -152,7 +151,6 @@ class TracedProgram {
   Tensors call_and_keep_numbers(const TracedFunction& function, const std::vector<double>* numbers);
 
   Signature signature_;
-  GuardedMemory guarded_memory_;
   std::vector<CapturedTensor> captured_tensors_;
   std::vector<CapturedModule> captured_modules_;
   std::vector<const torch::nn::Module*> reached_modules_;  // whose forward ran while tracing

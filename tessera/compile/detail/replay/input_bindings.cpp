@@ -100,16 +100,6 @@ bool InputBindings::fits(const CallArguments& arguments) const {
   });
 }
 
-void InputBindings::add_memory(GuardedMemory& memory) const {
-  const auto add_list = [&](const auto& list) {
-    if (!list.empty()) memory.add(list.data(), list.size() * sizeof(list[0]));
-  };
-  add_list(bindings_), add_list(shared_), add_list(aliased_);
-  for (const auto& each : bindings_)
-    for (const auto* t : {&each.fixed, &each.parameter})
-      if (t->defined()) memory.add(t->unsafeGetTensorImpl(), sizeof(c10::TensorImpl));
-}
-
 void InputBindings::bind(Executable& executable, const CallArguments& arguments) {
   for (auto& each : bindings_) {
     const auto& tensor = owner(each, arguments);

@@ -1,6 +1,5 @@
 #pragma once
 #include "tessera/compile/detail/replay/executable.h"
-#include "tessera/compile/detail/replay/guarded_memory.h"
 #include "tessera/compile/detail/trace/call_arguments.h"
 #include "tessera/compile/detail/trace/tracer.h"
 
@@ -23,8 +22,6 @@ class InputBindings {
 
   // Do the inputs share memory exactly as at tracing, arguments and others?
   bool fits(const CallArguments& arguments) const;
-  // Adds the memory that fits() reads.
-  void add_memory(GuardedMemory& memory) const;
   // Rebinds buffers whose memory has moved. Bumps the version of every tensor that the program mutates.
   void bind(Executable& executable, const CallArguments& arguments);
   // The tensor that owns a buffer now; undefined if the buffer is not an input.
