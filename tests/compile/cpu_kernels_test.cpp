@@ -56,8 +56,9 @@ Tensors compiled_results(const KernelCase& test, int threads) {
   step(inputs);
   const auto parts = parts_run_by_other_threads();
   Tensors all = {step(inputs)};
-  if (threads == 1 || inputs[0].numel() >= 32768)
+  if (threads == 1 || inputs[0].numel() >= 32768) {
     EXPECT_EQ(parts_run_by_other_threads() > parts, threads > 1) << test.what << ", " << threads << " threads";
+  }
   at::set_num_threads(before);
   for (const auto& t : inputs)
     if (t.requires_grad()) all.push_back(t.grad().clone());

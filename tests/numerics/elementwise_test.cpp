@@ -68,9 +68,9 @@ TEST(InvariantElementwise, StridesBroadcastingAndThreadsDoNotMatter) {
   EXPECT_EQ(expected[1].strides(), x.strides());
   for (const int n : {2, 3}) {
     at::set_num_threads(n);
-    const auto parts = parts_run_by_other_threads();
+    const auto parts = tessera::parts_run_by_other_threads();
     const auto found = all();
-    EXPECT_GT(parts_run_by_other_threads(), parts);
+    EXPECT_GT(tessera::parts_run_by_other_threads(), parts);
     for (size_t i = 0; i < found.size(); i++) EXPECT_TRUE(torch::equal(found[i], expected[i])) << i;
   }
   at::set_num_threads(threads);

@@ -56,10 +56,10 @@ TEST(InvariantProduct, EveryKernelAndNumberOfThreadsGivesTheBitsOfTheScalarDefin
     const int threads = at::get_num_threads();
     for (const int n : {1, 2, 3}) {
       at::set_num_threads(n);
-      const auto parts = parts_run_by_other_threads();
+      const auto parts = tessera::parts_run_by_other_threads();
       for (size_t kernel = 0; kernel < kernels; kernel++)
         EXPECT_TRUE(torch::equal(full_product(a, b, kernel), expected)) << kernel;
-      EXPECT_EQ(parts_run_by_other_threads() > parts, n > 1);
+      EXPECT_EQ(tessera::parts_run_by_other_threads() > parts, n > 1);
     }
     at::set_num_threads(threads);
   }
