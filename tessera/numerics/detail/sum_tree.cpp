@@ -120,19 +120,32 @@ std::vector<IndexRange> complete_subtrees(int64_t n, IndexRange owned) {
   return subtrees;
 }
 
-std::vector<SumStep> sum_steps(int64_t n, IndexRange owned, int64_t block) {
-  std::vector<SumStep> steps;
-  const auto bounds = leaf_bounds(n);
+namespace {
+
+// The steps of each subtree, which append(subtree) adds to `steps`; indices count from the begin of `owned`.
+template <class Append>
+void append_subtrees(const std::vector<IndexRange>& subtrees, IndexRange owned, std::vector<SumStep>& steps,
+                     const Append& append) {
   int number = 0;
-  for (const auto& subtree : complete_subtrees(n, owned)) {
-    append_node_steps(bounds, {index_of_bound(bounds, subtree.begin), index_of_bound(bounds, subtree.end)}, block,
-                      steps);
+  for (const auto& subtree : subtrees) {
+    append(subtree);
     steps.back().subtree = number++;
   }
   for (auto& step : steps) {
     step.begin -= owned.begin;
     step.end -= owned.begin;
   }
+}
+
+}  // namespace
+
+std::vector<SumStep> sum_steps(int64_t n, IndexRange owned, int64_t block) {
+  std::vector<SumStep> steps;
+  const auto bounds = leaf_bounds(n);
+  append_subtrees(complete_subtrees(n, owned), owned, steps, [&](IndexRange subtree) {
+    append_node_steps(bounds, {index_of_bound(bounds, subtree.begin), index_of_bound(bounds, subtree.end)}, block,
+                      steps);
+  });
   return steps;
 }
 
@@ -152,17 +165,8 @@ std::vector<SumStep> part_steps(int64_t n, IndexRange owned, int64_t most, size_
     parts.insert(longest + 1, right);
   }
   std::vector<SumStep> steps;
-  int number = 0;
-  for (const auto& subtree : subtrees) {
-    append_divided(
-        bounds, subtree, [&](IndexRange node) { return std::find(parts.begin(), parts.end(), node) != parts.end(); },
-        steps);
-    steps.back().subtree = number++;
-  }
-  for (auto& step : steps) {
-    step.begin -= owned.begin;
-    step.end -= owned.begin;
-  }
+  const auto is_part = [&](IndexRange node) { return std::find(parts.begin(), parts.end(), node) != parts.end(); };
+  append_subtrees(subtrees, owned, steps, [&](IndexRange subtree) { append_divided(bounds, subtree, is_part, steps); });
   return steps;
 }
 
