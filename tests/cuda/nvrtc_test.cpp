@@ -5,7 +5,7 @@
 #include "tessera/cuda/detail/cross_entropy_source.h"
 #include "tessera/cuda/detail/fused_kernels.h"
 #include "tessera/cuda/detail/sum_rows_source.h"
-#include "tessera/cuda/detail/transformer_kernels_source.h"
+#include "tessera/cuda/detail/transformer_kernels.h"
 #include "tessera/testing/expect_error.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ class Nvrtc : public ::testing::Test {
 };
 
 TEST_F(Nvrtc, CompilesAllKernelsForHopper) {
-  std::vector<std::string> sources = {kCrossEntropySource, kSumRowsSource, kTransformerSource};
+  std::vector<std::string> sources = {kCrossEntropySource, kSumRowsSource, transformer_source()};
   for (const int64_t length : {256, 512, 768, 1024}) sources.push_back(layer_norm_source(length));
   for (const auto& source : sources) EXPECT_GT(compile_to_cubin(source, "sm_90a").size(), 1000u);
 }

@@ -1,6 +1,7 @@
 #include "tessera/cuda/detail/fused_kernels.h"
 
 #include "tessera/base/error.h"
+#include "tessera/cuda/detail/bf16_source.h"
 #include "tessera/cuda/detail/kernel.h"
 #include "tessera/cuda/detail/layer_norm_source.h"
 #include "tessera/cuda/detail/matmul.h"
@@ -153,7 +154,7 @@ bool has_sum_rows(c10::Device device, c10::ScalarType dtype, int64_t columns) {
 }
 
 std::string layer_norm_source(int64_t length) {
-  return "#define VECTORS " + std::to_string(length / kElementsPerVector) + "\n" + kLayerNormSource;
+  return "#define VECTORS " + std::to_string(length / kElementsPerVector) + "\n" + kBf16Source + kLayerNormSource;
 }
 
 }  // namespace tessera::cuda

@@ -1,5 +1,6 @@
 #include "tessera/cuda/detail/transformer_kernels.h"
 
+#include "tessera/cuda/detail/bf16_source.h"
 #include "tessera/cuda/detail/kernel.h"
 #include "tessera/cuda/detail/transformer_kernels_source.h"
 
@@ -15,12 +16,18 @@
 #include <tuple>
 
 namespace tessera::cuda {
+
+const std::string& transformer_source() {
+  static const std::string source = std::string(kBf16Source) + kTransformerSource;
+  return source;
+}
+
 namespace {
 
 constexpr int64_t kPerThread = 8, kThreads = 256;
-const Kernel kRotary(kTransformerSource, "rotary");
-const Kernel kSwiglu(kTransformerSource, "swiglu");
-const Kernel kSwigluBackward(kTransformerSource, "swiglu_backward");
+const Kernel kRotary(transformer_source().c_str(), "rotary");
+const Kernel kSwiglu(transformer_source().c_str(), "swiglu");
+const Kernel kSwigluBackward(transformer_source().c_str(), "swiglu_backward");
 
 bool is_dense_bf16(const at::Tensor& t) {
   return t.is_cuda() && t.scalar_type() == at::kBFloat16 && t.is_contiguous() && t.numel() % kPerThread == 0 &&

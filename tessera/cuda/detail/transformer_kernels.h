@@ -1,6 +1,8 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 // Rotary embedding and gated SiLU of bfloat16 tensors that read and write each element once, with their gradients.
 // LibTorch's chains make about ten passes over float copies. Results are rounded where the chains round.
 namespace tessera::cuda {
@@ -15,5 +17,8 @@ at::Tensor rotary(const at::Tensor& x, const at::Tensor& table);
 
 // silu(gate) * up. Differentiable in both.
 at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up);
+
+// The source of the kernels. For tests.
+const std::string& transformer_source();
 
 }  // namespace tessera::cuda

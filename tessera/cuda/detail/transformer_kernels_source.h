@@ -2,25 +2,8 @@
 
 namespace tessera::cuda {
 
-// A thread computes 8 elements.
+// After kBf16Source. A thread computes 8 elements.
 inline constexpr const char* kTransformerSource = R"CUDA(
-typedef unsigned short bf16;
-__device__ inline void get(const bf16* p, float* x) {
-  const uint4 raw = *(const uint4*)p;
-  const unsigned w[4] = {raw.x, raw.y, raw.z, raw.w};
-  for (int i = 0; i < 4; i++) { x[2 * i] = __uint_as_float(w[i] << 16); x[2 * i + 1] = __uint_as_float(w[i] & 0xffff0000u); }
-}
-__device__ inline void put(bf16* p, const float* x) {
-  unsigned w[4];
-  for (int i = 0; i < 4; i++) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w[i]) : "f"(x[2 * i + 1]), "f"(x[2 * i]));
-  *(uint4*)p = make_uint4(w[0], w[1], w[2], w[3]);
-}
-__device__ inline float rounded(float x) {
-  unsigned short bits;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-  return __uint_as_float((unsigned)bits << 16);
-}
-
 // table: per position, D / 2 cosines, then D / 2 sines. sign: 1, or -1 for the gradient.
 extern "C" __global__ void __launch_bounds__(256)
 rotary(const bf16* x, const float* table, long long vectors, long long row, int length, int width, float sign, bf16* y) {
