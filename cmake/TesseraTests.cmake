@@ -89,9 +89,11 @@ function(tessera_test_program target layer)
   set(kept "")
   set(all_includes "")
   set(starts_program FALSE)
+  set(needs_paths FALSE)
   foreach(file ${ARGN})
     tessera_read_includes(${file})
     file(STRINGS ${file} mentions_program REGEX "TESSERA_PROGRAM")
+    file(STRINGS ${file} mentions_paths REGEX "TESSERA_(TORCH_PYTHON|PARITY_|LAUNCH_TESTS)")
     set(missing "")
     if(includes MATCHES "rapidcheck" AND NOT TARGET rapidcheck)
       set(missing "RapidCheck (librapidcheck-dev) is missing")
@@ -107,6 +109,9 @@ function(tessera_test_program target layer)
       list(APPEND all_includes ${includes})
       if(mentions_program OR layer STREQUAL launch)
         set(starts_program TRUE)
+      endif()
+      if(mentions_paths OR includes MATCHES "run_python.h|shell.h")
+        set(needs_paths TRUE)
       endif()
     endif()
   endforeach()
@@ -152,10 +157,12 @@ function(tessera_test_program target layer)
                                                  "TESSERA_PROBE=\"$<TARGET_FILE:launch_probe>\""
                                                  "TESSERA_COUNT_SYNCS=\"$<TARGET_FILE:count_syncs>\"")
   endif()
-  set(python $<$<BOOL:${tessera_torch_python}>:${tessera_torch_python}>)
-  target_compile_definitions(${target} PRIVATE "TESSERA_TORCH_PYTHON=\"${python}\"" "TESSERA_PARITY_PYTHON=\"${python}\""
-                                               "TESSERA_PARITY_SCRIPTS=\"${CMAKE_CURRENT_SOURCE_DIR}/tests/parity\""
-                                               "TESSERA_LAUNCH_TESTS=\"${CMAKE_CURRENT_SOURCE_DIR}/tests/launch\"")
+  if(needs_paths)  # only here: with paths in its flags, a file misses the compiler cache in every other checkout
+    set(python $<$<BOOL:${tessera_torch_python}>:${tessera_torch_python}>)
+    target_compile_definitions(${target} PRIVATE "TESSERA_TORCH_PYTHON=\"${python}\"" "TESSERA_PARITY_PYTHON=\"${python}\""
+                                                 "TESSERA_PARITY_SCRIPTS=\"${CMAKE_CURRENT_SOURCE_DIR}/tests/parity\""
+                                                 "TESSERA_LAUNCH_TESTS=\"${CMAKE_CURRENT_SOURCE_DIR}/tests/launch\"")
+  endif()
   add_custom_target(tests.${layer} DEPENDS ${target})
 endfunction()
 
