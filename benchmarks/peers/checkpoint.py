@@ -45,6 +45,7 @@ def work(rank, world):
             if result is not None and hasattr(result, "result"):
                 result.result()
     best["load_unverified"] = best["load"]  # DCP has no checksums
+    best["save_new"] = best["save"]
     for name, value in best.items():
         if rank == 0:
             print(json.dumps({"case": f"1gb/{world}/fp32/{name}", "value": round(value, 4)}), flush=True)

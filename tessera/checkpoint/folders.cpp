@@ -97,9 +97,15 @@ void keep_latest(const std::string& parent, int64_t count, int64_t newest) {
   for (const auto& path : retire_checkpoints(parent, count, newest)) remove_folder(path);
 }
 
-void remove_partial(const std::string& parent) {
+std::vector<std::string> partial_folders(const std::string& parent) {
+  std::vector<std::string> found;
   for (const auto& path : entries_of(parent))
-    if (is_partial_name(path.filename().string())) remove_folder(path);
+    if (is_partial_name(path.filename().string())) found.push_back(path.string());
+  return found;
+}
+
+void remove_partial(const std::string& parent) {
+  for (const auto& path : partial_folders(parent)) remove_folder(path);
 }
 
 }  // namespace tessera::dcp

@@ -10,7 +10,7 @@
 //
 //   out/step-500/          complete: save() renames it to this when all data is on disk
 //   out/step-1000/
-//   out/step-1500.partial/ incomplete, or left by a crash; the next save removes it
+//   out/step-1500.partial/ incomplete, left by a crash, or an old one; the next save overwrites or removes it
 namespace tessera::dcp {
 
 // The paths "out/step-1000", "out/step-1000.partial" and "out".

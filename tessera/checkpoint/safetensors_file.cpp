@@ -68,7 +68,7 @@ std::vector<uint32_t> write_safetensors(const std::string& path,
   }
   const auto start = write_header(header);  // sorts the tensors
   const uint64_t data_bytes = header.tensors.empty() ? 0 : header.tensors.back().end;
-  NewFile file(path, static_cast<int64_t>(start.size() + data_bytes));
+  NewFile file(path, static_cast<int64_t>(start.size() + data_bytes), options.replace);
   file.write(std::as_bytes(std::span(start)));
   std::vector<uint32_t> checksums(tensors.size());
   for (const auto& entry : header.tensors) {

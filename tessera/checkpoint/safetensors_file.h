@@ -42,9 +42,10 @@ class SafetensorsFile {
 struct WriteOptions {
   std::map<std::string, std::string> metadata = {};  // of the file
   bool sync = true;                                  // fsync before returning
+  bool replace = false;                              // replaces an existing file
   std::function<void()> after_each = {};             // is called after each tensor
 };
-// Writes a new file. Tensors may be on any device and have any strides. Returns the CRC-32C of each tensor's bytes.
+// Writes a file. Tensors may be on any device and have any strides. Returns the CRC-32C of each tensor's bytes.
 // If it fails, throws with path and system error: UsageError, for example if the file exists, or SystemError, for
 // example if the disk is full.
 std::vector<uint32_t> write_safetensors(const std::string& path,

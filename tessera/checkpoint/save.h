@@ -15,6 +15,10 @@ struct SaveOptions {
   bool overwrite = false;   // replaces an existing checkpoint of this name, atomically
   int64_t keep_latest = 0;  // for step folders: keeps this many checkpoints up to this one, itself included; 0: all
   bool sync = true;         // fsync before the rename; without it, a crash of the machine may lose the checkpoint
+  // Keeps the files of one replaced or superfluous checkpoint until the next save, which overwrites them: half the time
+  // of a save, for the disk space of one checkpoint more. Files that a process has open, or that have a second name, are
+  // never overwritten. False: they are removed in the background.
+  bool reuse_files = true;
   // Of async_save: copies the tensors in the background, too (PyTorch: StagingOptions.use_async_staging). The caller
   // must call AsyncSave::wait_staging() before it changes them.
   bool async_staging = false;
@@ -29,10 +33,10 @@ struct SaveOptions {
 // once; replicas share the work (detail/save_plan.h). All ranks must see the folder.
 //
 // The data is written to `path`.partial, which is renamed when all ranks have written everything to disk. So a crash at
-// any time leaves older checkpoints intact. The next save removes what a crash left.
+// any time leaves older checkpoints intact. The next save overwrites or removes what a crash left.
 // All ranks must call it. If a rank fails, all ranks throw, and `path` is unchanged: SystemError if the disk is full or
-// fails, UsageError for a wrong path or dict. Values are those of rank 0. Old checkpoints are removed in the
-// background; the next save throws if that fails.
+// fails, UsageError for a wrong path or dict. Values are those of rank 0. Old checkpoints are left to
+// the next save (SaveOptions::reuse_files), or removed in the background; the next save throws if that fails.
 // Example:  ts::dcp::save(dict, ts::dcp::step_folder("out", 1000), {{"step", 1000}}, options);
 void save(const StateDict& dict, const std::string& path, const Values& values = {}, const SaveOptions& options = {},
           const World& world = World::current());

@@ -62,7 +62,8 @@ TEST_P(Crash, LastCompleteCheckpointLoads) {
   const std::string parent = std::getenv(kFolderVariable);
   const auto body = [&](Rank& me) {
     const auto mesh = me.mesh(std::vector<int64_t>{me.size()});
-    save(dict(mesh, 1), step_folder(parent, 1));
+    save(dict(mesh, 0), step_folder(parent, 0));
+    save(dict(mesh, 1), step_folder(parent, 1), {}, {.keep_latest = 1});  // the next save overwrites the files of step 0
     int seen = 0;
     const auto die = [&](std::string_view stage) {
       if (stage == at.stage && me.rank + 1 == me.size() && seen++ == at.count) kill(getpid(), SIGKILL);

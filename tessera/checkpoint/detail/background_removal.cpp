@@ -5,14 +5,19 @@
 
 #include <filesystem>
 #include <mutex>
+#include <set>
 #include <thread>
+#include <utility>
 
 namespace tessera::dcp {
 namespace {
 
 class FolderRemover {
  public:
-  ~FolderRemover() { wait(); }
+  ~FolderRemover() {
+    wait();
+    remove_left();
+  }
 
   void add(std::vector<std::string> folders) {
     const std::lock_guard lock(mutex_);
@@ -28,6 +33,18 @@ class FolderRemover {
     const std::lock_guard lock(mutex_);
     join();
   }
+  void leave(const std::string& folder) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(left_, [](const std::string& known) { return !std::filesystem::exists(known); });  // was taken
+    left_.insert(folder);
+    process_of_left_ = getpid();
+  }
+  void remove_left() {
+    const std::lock_guard lock(mutex_);
+    if (process_of_left_ != getpid()) return;
+    std::error_code ignored;
+    for (const auto& folder : std::exchange(left_, {})) std::filesystem::remove_all(folder, ignored);
+  }
 
  private:
   void join() {
@@ -40,7 +57,8 @@ class FolderRemover {
 
   std::mutex mutex_;
   std::thread thread_;
-  pid_t process_ = 0;
+  std::set<std::string> left_;
+  pid_t process_ = 0, process_of_left_ = 0;
 };
 
 FolderRemover& folder_remover() {
@@ -55,6 +73,8 @@ void remove_in_background(std::vector<std::string> folders) {
 }
 
 void wait_for_removals() { folder_remover().wait(); }
+void leave_to_next_save(const std::string& folder) { folder_remover().leave(folder); }
+void remove_left_folders() { folder_remover().remove_left(); }
 
 void lower_priority_of_this_thread() {
   constexpr int kNice = 10;

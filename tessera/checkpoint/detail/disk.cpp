@@ -4,10 +4,12 @@
 #include "tessera/base/error.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -17,12 +19,37 @@ namespace {
 
 // Bytes of one write(). A larger one makes the kernel look for large blocks of free memory, which can take seconds.
 constexpr size_t kWriteBytes = 256 << 10;
-constexpr int64_t kFlushBytes = 8 << 20;
+constexpr int64_t kFlushBytes = 2 << 20;
+
+// The kernel grants a write lease only if no other descriptor or mapping of the file exists in any process.
+bool is_open_only_here(int fd) {
+  // The signal to a holder whose file is opened by another process. It is ignored by default; SIGIO ends the process.
+  if (fcntl(fd, F_SETSIG, SIGURG) != 0 || fcntl(fd, F_SETLEASE, F_WRLCK) != 0) return false;
+  return fcntl(fd, F_SETLEASE, F_UNLCK) == 0;
+}
+
+// Opens a file of at most `bytes` bytes to overwrite it in place. Removes it and returns -1 if that could change what
+// somebody else reads.
+int open_to_overwrite(const std::string& path, int64_t bytes) {
+  const int fd = open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+  struct stat found {};
+  if (fd >= 0 && fstat(fd, &found) == 0 && S_ISREG(found.st_mode) && found.st_nlink == 1 && is_open_only_here(fd) &&
+      (found.st_size <= bytes || ftruncate(fd, bytes) == 0))
+    return fd;
+  if (fd >= 0) close(fd);
+  unlink(path.c_str());
+  return -1;
+}
+
+int open_new(const std::string& path, int64_t bytes, bool replace) {
+  const int fd = replace ? open_to_overwrite(path, bytes) : -1;
+  return fd >= 0 ? fd : open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+}
 
 }  // namespace
 
-NewFile::NewFile(std::string path, int64_t bytes)
-    : path_(std::move(path)), fd_(open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
+NewFile::NewFile(std::string path, int64_t bytes, bool replace)
+    : path_(std::move(path)), fd_(open_new(path_, bytes, replace)) {
   TESSERA_CHECK_ERRNO(fd_ >= 0, "cannot create the file '", path_, "'");
   // Blocks that are reserved at once are neighbours, and writes need not search for free ones.
   if (bytes == 0 || fallocate(fd_, FALLOC_FL_KEEP_SIZE, 0, bytes) == 0 || errno != ENOSPC) return;

@@ -7,12 +7,14 @@
 // the path and the system's error message.
 namespace tessera::dcp {
 
-// A new file. An existing file is an error.
+// A file that is written from its start.
 class NewFile {
  public:
   // `bytes`, if given: the size that it will have. The space is reserved, so a full disk is an error at once; the size
   // that the file system shows grows with what is written.
-  explicit NewFile(std::string path, int64_t bytes = 0);
+  // An existing file is an error. With `replace` it is removed, or overwritten in place if nobody else can see that: no
+  // process has it open or mapped, and it has no other name. Then its blocks and its pages in memory serve again.
+  explicit NewFile(std::string path, int64_t bytes = 0, bool replace = false);
   ~NewFile();
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;

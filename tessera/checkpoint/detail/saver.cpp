@@ -15,6 +15,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <mutex>
 #include <set>
@@ -128,12 +129,29 @@ std::string Saver::create_folder(const Texts& local_plans) {
                 "' already exists; save under another name, or with {.overwrite = true}");
   folder_in_use_ = FoldersInUse::add(parent_folder(path_));
   wait_for_removals();
-  remove_partial(parent_folder(path_));
+  make_partial_folder(plan);
+  return plan.to_json();
+}
+
+void Saver::make_partial_folder(const Manifest& plan) const {
+  auto left = partial_folders(parent_folder(path_));
+  std::erase_if(left, [&](const auto& folder) { return fs::path(folder).filename() == fs::path(partial_).filename(); });
+  left.insert(left.begin(), partial_);
   std::error_code error;
-  fs::remove_all(partial_, error);
+  const auto is_folder = [&](const auto& path) { return fs::is_directory(fs::symlink_status(path, error)); };
+  const auto reused = options_.reuse_files ? std::find_if(left.begin(), left.end(), is_folder) : left.end();
+  error.clear();
+  for (auto folder = left.begin(); folder != left.end() && !error; ++folder)
+    if (folder != reused) fs::remove_all(*folder, error);
+  if (!error && reused != left.end()) fs::rename(*reused, partial_, error);
   if (!error) fs::create_directories(partial_, error);
   if (error) raise_errno(error.value(), c10::str("cannot create the folder '", partial_, "'"));
-  return plan.to_json();
+  std::set<std::string> files;
+  for (const auto& tensor : plan.tensors)
+    for (const auto& shard : tensor.shards) files.insert(shard.file);
+  for (fs::directory_iterator entry(partial_, error), end; !error && entry != end; entry.increment(error))
+    if (!files.contains(entry->path().filename().string())) fs::remove_all(entry->path(), error);
+  if (error) raise_errno(error.value(), c10::str("cannot clear the folder '", partial_, "'"));
 }
 
 void Saver::stage(std::map<std::string, at::Tensor> memory) {
@@ -162,6 +180,7 @@ std::string Saver::write_files() {
     const auto checksums = write_safetensors((fs::path(partial_) / name).string(), file.tensors,
                                              {.metadata = file_metadata(file.tensors, file.offsets),
                                               .sync = options_.sync,
+                                              .replace = options_.reuse_files,
                                               .after_each = [this] { report("shard"); }});
     Json::Object sums;
     for (size_t i = 0; i < checksums.size(); i++)
@@ -192,7 +211,12 @@ std::string Saver::finish(const Texts& written) {
   const auto step = step_of(path_);
   if (options_.keep_latest > 0 && step)
     superfluous = retire_checkpoints(parent_folder(path_), options_.keep_latest, *step);
+  if (options_.sync && !superfluous.empty()) sync_folder(parent_folder(path_));  // before a save overwrites its files
   if (replaced) superfluous.push_back(partial_);
+  if (options_.reuse_files && !superfluous.empty()) {
+    leave_to_next_save(superfluous.back());
+    superfluous.pop_back();
+  }
   remove_in_background(std::move(superfluous));
   return "";
 }
