@@ -1,13 +1,12 @@
 #include "tessera/optim/adam.h"
+#include "tessera/optim/detail/fused_step.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_addcdiv.h>
 #include <ATen/ops/_foreach_addcmul.h>
 #include <ATen/ops/_foreach_neg.h>
 #include <ATen/ops/_foreach_sqrt.h>
-#include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/_fused_adagrad.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/stack.h>
@@ -48,7 +47,7 @@ void Adagrad::add_missing_state(size_t group, const at::Tensor& parameter, Tenso
 void Adagrad::update_foreach(const Options& o, TensorLists& lists) const {
   const auto &parameters = lists.parameters, &steps = lists.state[kAdagradStep], &sums = lists.state[kSum];
   auto gradients = lists.gradients;
-  at::_foreach_add_(steps, at::ones({}, steps[0].options()));
+  detail::increment_steps(steps);
   if (o.maximize) gradients = at::_foreach_neg(gradients);
   if (o.weight_decay != 0) gradients = at::_foreach_add(gradients, parameters, o.weight_decay);
   at::_foreach_addcmul_(sums, gradients, gradients);
@@ -65,22 +64,11 @@ void Adagrad::update_foreach(const Options& o, TensorLists& lists) const {
 }
 
 void Adagrad::update_fused(const Options& o, TensorLists& lists, const Scaling* scaling) const {
-  const at::AutoDispatchBelowADInplaceOrView below;  // these kernels do not bump versions; run_updates does
-  const std::optional<at::Tensor> scale =
-      scaling && scaling->scale.defined() ? std::optional(scaling->scale) : std::nullopt;
-  const std::optional<at::Tensor> found_inf = scaling ? std::optional(scaling->found_inf) : std::nullopt;
   const auto& steps = lists.state[kAdagradStep];
-  at::_foreach_add_(steps, at::ones({}, steps[0].options()));
-  const auto call = [&](const auto& lr) {
+  detail::run_fused(o.lr, steps, scaling, [&](const auto& lr, const auto& scale, const auto& found_inf) {
     at::_fused_adagrad_(lists.parameters, lists.gradients, lists.state[kSum], steps, lr, o.lr_decay, o.weight_decay,
                         o.eps, o.maximize, scale, found_inf);
-  };
-  if (o.lr.is_tensor())
-    call(o.lr.tensor());
-  else
-    call(o.lr.number());
-  if (scaling)  // undo the increment if the step was skipped
-    at::_foreach_sub_(steps, Tensors(steps.size(), scaling->found_inf.view(c10::IntArrayRef())));
+  });
 }
 
 }  // namespace tessera::optim

@@ -1,10 +1,10 @@
 #include "tessera/optim/adam.h"
 
 #include "tessera/base/error.h"
+#include "tessera/optim/detail/fused_step.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_addcdiv.h>
 #include <ATen/ops/_foreach_addcmul.h>
@@ -14,7 +14,6 @@
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_neg.h>
 #include <ATen/ops/_foreach_sqrt.h>
-#include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/ones.h>
@@ -37,9 +36,6 @@ void check_adam(const Options& o) {
   detail::check_at_least_zero(o.kKind, "weight_decay", o.weight_decay);
   detail::check_implementation(o.kKind, o.foreach, o.fused);
 }
-
-// Adds a tensor: with a number, _foreach_add_ would create a tensor for each step.
-void increment_steps(const Tensors& steps) { at::_foreach_add_(steps, at::ones({}, steps[0].options())); }
 
 }  // namespace
 
@@ -82,7 +78,7 @@ void AdamOf<Options>::update_foreach(const Options& o, TensorLists& lists) const
   const auto op_math_type = at::toOpMathType(parameters[0].scalar_type());
   auto gradients = lists.gradients;
   if (o.maximize) gradients = at::_foreach_neg(gradients);
-  increment_steps(steps);
+  detail::increment_steps(steps);
   if (o.weight_decay != 0) {
     if (o.decoupled_weight_decay)
       at::_foreach_mul_(parameters, (1 - lr * o.weight_decay).to(op_math_type));
@@ -106,13 +102,8 @@ void AdamOf<Options>::update_foreach(const Options& o, TensorLists& lists) const
 
 template <class Options>
 void AdamOf<Options>::update_fused(const Options& o, TensorLists& lists, const Scaling* scaling) const {
-  const at::AutoDispatchBelowADInplaceOrView below;  // these kernels do not bump versions; run_updates does
-  const std::optional<at::Tensor> scale =
-      scaling && scaling->scale.defined() ? std::optional(scaling->scale) : std::nullopt;
-  const std::optional<at::Tensor> found_inf = scaling ? std::optional(scaling->found_inf) : std::nullopt;
   const auto& steps = lists.state[kStep];
-  increment_steps(steps);
-  const auto call = [&](const auto& lr) {
+  detail::run_fused(o.lr, steps, scaling, [&](const auto& lr, const auto& scale, const auto& found_inf) {
     const auto run = [&](auto fused) {
       fused(lists.parameters, lists.gradients, lists.state[kExpAvg], lists.state[kExpAvgSq],
             o.amsgrad ? lists.state[kMaxExpAvgSq] : Tensors{}, steps, lr, o.betas[0], o.betas[1], o.weight_decay, o.eps,
@@ -122,15 +113,7 @@ void AdamOf<Options>::update_fused(const Options& o, TensorLists& lists, const S
       run([](const auto&... args) { at::_fused_adamw_(args...); });
     else
       run([](const auto&... args) { at::_fused_adam_(args...); });
-  };
-  if (o.lr.is_tensor())
-    call(o.lr.tensor());
-  else
-    call(o.lr.number());
-  if (scaling)
-    at::_foreach_sub_(
-        steps, Tensors(steps.size(),
-                       scaling->found_inf.view(c10::IntArrayRef())));  // undo the increment if the step was skipped
+  });
 }
 
 template class AdamOf<AdamOptions>;

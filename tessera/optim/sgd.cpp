@@ -1,10 +1,10 @@
 #include "tessera/optim/sgd.h"
 
 #include "tessera/base/error.h"
+#include "tessera/optim/detail/fused_step.h"
 #include "tessera/tracing/detail/runtime_scalar.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -66,19 +66,11 @@ void SGD::update_foreach(const Options& o, TensorLists& lists) const {
 }
 
 void SGD::update_fused(const Options& o, TensorLists& lists, const Scaling* scaling) const {
-  const at::AutoDispatchBelowADInplaceOrView below;  // these kernels do not bump versions; run_updates does
-  const std::optional<at::Tensor> scale =
-      scaling && scaling->scale.defined() ? std::optional(scaling->scale) : std::nullopt;
-  const std::optional<at::Tensor> found_inf = scaling ? std::optional(scaling->found_inf) : std::nullopt;
-  const auto call = [&](const auto& lr) {
+  detail::run_fused(o.lr, /*steps=*/{}, scaling, [&](const auto& lr, const auto& scale, const auto& found_inf) {
     at::_fused_sgd_(lists.parameters, lists.gradients, o.momentum != 0 ? lists.state[0] : Tensors{}, o.weight_decay,
                     o.momentum, lr, at_first_run("dampening", 0, o.dampening, lists.is_first_run), o.nesterov,
                     o.maximize, lists.first_step && !lists.is_first_run, scale, found_inf);
-  };
-  if (o.lr.is_tensor())
-    call(o.lr.tensor());
-  else
-    call(o.lr.number());
+  });
 }
 
 }  // namespace tessera::optim
