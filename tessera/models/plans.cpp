@@ -30,45 +30,35 @@ ln_f            = sequence
 )";
 
 // One prepare_input for an input that several Linears share: its gradient is all-reduced once.
-constexpr const char* kLlama = R"(
+constexpr const char* kLlamaAttention = R"(
 tok_embeddings             = rowwise(input=R)
 layers.*.attention         = prepare_input(from=[R, _], to=[R, _])
 layers.*.attention.w[qkv]  = colwise
 layers.*.attention.wo      = rowwise
-layers.*.feed_forward      = prepare_input(from=R, to=R)
-layers.*.feed_forward.w[13] = colwise
-layers.*.feed_forward.w2   = rowwise
 )";
-constexpr const char* kLlamaSequence = R"(
+constexpr const char* kLlamaFeedForward = R"(
+layers.*.feed_forward       = prepare_input(from=R, to=R)
+layers.*.feed_forward.w[13] = colwise
+layers.*.feed_forward.w2    = rowwise
+)";
+constexpr const char* kLlamaAttentionSequence = R"(
 tok_embeddings              = rowwise(input=R, output=S(1), local=false)
 layers.*.attention_norm     = sequence
 layers.*.attention          = prepare_input(from=[S(1), _], to=[R, _])
 layers.*.attention.w[qkv]   = colwise
 layers.*.attention.wo       = rowwise(output=S(1), local=false)
 layers.*.ffn_norm           = sequence
+norm                        = sequence
+)";
+constexpr const char* kLlamaFeedForwardSequence = R"(
 layers.*.feed_forward       = prepare_input(from=S(1), to=R)
 layers.*.feed_forward.w[13] = colwise
 layers.*.feed_forward.w2    = rowwise(output=S(1), local=false)
-norm                        = sequence
 )";
-
-// A mixture of experts is replicated over tp: every rank computes all of its tokens. Along the sequence, they are
-// gathered before it.
-constexpr const char* kExperts = R"(
-tok_embeddings             = rowwise(input=R)
-layers.*.attention         = prepare_input(from=[R, _], to=[R, _])
-layers.*.attention.w[qkv]  = colwise
-layers.*.attention.wo      = rowwise
-)";
+// A mixture of experts in place of the feed-forward network is replicated over tp: every rank computes all of its
+// tokens. Along the sequence, they are gathered before it.
 constexpr const char* kExpertsSequence = R"(
-tok_embeddings              = rowwise(input=R, output=S(1), local=false)
-layers.*.attention_norm     = sequence
-layers.*.attention          = prepare_input(from=[S(1), _], to=[R, _])
-layers.*.attention.w[qkv]   = colwise
-layers.*.attention.wo       = rowwise(output=S(1), local=false)
-layers.*.ffn_norm           = sequence
 layers.*.moe                = prepare_input_output(input_from=S(1), input_to=R, input_local=true, output_from=R, output_to=S(1), output_local=false)
-norm                        = sequence
 )";
 
 // The plan entry of a tied head, whose weight is sharded along the vocabulary.
@@ -92,9 +82,12 @@ Plan tensor_parallel_plan(const GPT2Config&, const PlanOptions& options) {
 
 Plan tensor_parallel_plan(const LlamaConfig& config, const PlanOptions& options) {
   const bool experts = config.moe.n_experts > 0;
-  return parse_plan(
-      (options.sequence_parallel ? (experts ? kExpertsSequence : kLlamaSequence) : (experts ? kExperts : kLlama)) +
-      (config.tied ? tied_head("output", options) : untied_head("output", options)));
+  std::string text = options.sequence_parallel ? kLlamaAttentionSequence : kLlamaAttention;
+  if (options.sequence_parallel)
+    text += experts ? kExpertsSequence : kLlamaFeedForwardSequence;
+  else if (!experts)
+    text += kLlamaFeedForward;
+  return parse_plan(text + (config.tied ? tied_head("output", options) : untied_head("output", options)));
 }
 
 Plan tensor_parallel_plan(const Config& config, const PlanOptions& options) {
