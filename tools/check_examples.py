@@ -85,11 +85,16 @@ def comment_examples(comment):
                     yield normalized(part)
 
 
+HIDDEN = re.compile(r"^ *// *(?!Example:)\S.*\bExample: +\S.*", re.M)
+
+
 def errors_of(headers, own, others):
     compiled = normalized("\n".join([code for codes in own.values() for code in codes] + [code for _, code in others]))
     count = 0
     for header, text in headers:
         seen = set()
+        for line in HIDDEN.findall(text):
+            yield f"{header}: an example in the middle of a line is not compiled; begin a line with it: {line.strip()}"
         for name, comment, body in [("introduction", public_symbols.introduction(text), None), *public_symbols.symbols_of(text)]:
             count += body is not None
             if body is not None and not example_of(header, name, own, others):
@@ -119,19 +124,24 @@ int subtract(int, int);
 
 // No example.
 int multiply(int, int);
+
+// Divides. Example:  int two = divide(4, 2);
+int divide(int, int);
 }
 """
 
 
 def main(arguments):
     if "--planted" in arguments:
-        own = {"tessera/a.h": ["int three = add(1,\n    2);  // text", "subtract(4, 3)"]}
+        own = {"tessera/a.h": ["int three = add(1,\n    2);  // text", "subtract(4, 3)", "divide(6, 3)"]}
         *found, count = errors_of([("tessera/a.h", SAMPLE)], own, [])
-        expected = ["tessera/a.h: subtract: no test compiles this part of its comment: intone=subtract(2,1);",
+        expected = ["tessera/a.h: an example in the middle of a line is not compiled; begin a line with it: "
+                    "// Divides. Example:  int two = divide(4, 2);",
+                    "tessera/a.h: subtract: no test compiles this part of its comment: intone=subtract(2,1);",
                     "tessera/a.h: multiply has no example; use it in the example of this header in tests/docs/api"]
-        if (found, count) != (expected, 3):
+        if (found, count) != (expected, 4):
             print(f"expected {expected}, found {found}, {count} symbols")
-        return 0 if (found, count) == (expected, 3) else 1
+        return 0 if (found, count) == (expected, 4) else 1
     *errors, count = errors_of(public_headers(), regions(), list(pages()))
     print("\n".join(errors + [f"{count} public symbols, {len(errors)} errors"]))
     return 1 if errors else 0

@@ -41,8 +41,8 @@ Values read_values(const std::string& path);
 // A state dict to load optimizer state into before the first step, when the optimizer has no state yet: one tensor per
 // saved name with `prefix`, with the saved dtype. A tensor with the sizes of its parameter (state.<parameter>.<entry>)
 // gets the parameter's placements; all others are plain. Load into it, then pass it to set_optimizer_state_dict. `path`
-// is a checkpoint, as load() takes it. Example:  auto state = dcp::optimizer_state_like("out/step-1000", "optimizer.",
-// get_model_state_dict(*model));
+// is a checkpoint, as load() takes it.
+// Example:  auto state = dcp::optimizer_state_like("out/step-1000", "optimizer.", get_model_state_dict(*model));
 StateDict optimizer_state_like(const std::string& path, const std::string& prefix, const StateDict& model);
 StateDict optimizer_state_like(const Manifest& manifest, const std::string& prefix, const StateDict& model);
 

@@ -99,7 +99,8 @@ class TrainingState {
 
 // torch::save for a module with distributed parameters: rank 0 writes a file that torch::load reads into the plain
 // module, in a program without Tessera too. The values are gathered: rank 0 needs memory for all of them. All ranks
-// must call it. Example:  ts::torch_save(model, "model.pt");                // torch::load(plain_model, "model.pt");
+// must call it.
+// Example:  ts::torch_save(model, "model.pt");   // torch::load(plain_model, "model.pt") reads it
 void torch_save(torch::nn::Module& module, const std::string& path);
 // torch::load for a module with distributed parameters: each rank reads a file of torch::save, of a plain module of
 // this class, and keeps its local shards. All ranks must call it.

@@ -171,7 +171,8 @@ class PipelineSchedule {
   // Runs a step, as step() does, and measures each stage; then simulates the schedule with these costs, or
   // `other_schedule` with the same number of stages per rank. Where the table has B, I and W are given half of it each.
   // Times are those of the host. A stage of compile_stage() counts no bytes. Call step() once before, so that no first
-  // call is measured. Example:  if (schedule.profile(x, y, "ZBVZeroBubble").simulation.seconds < ...
+  // call is measured.
+  // Example:  if (schedule.profile(x, y, "ZBVZeroBubble").simulation.seconds < ...
   ScheduleProfile profile(const at::Tensor& input, const at::Tensor& target, const std::string& other_schedule = {});
 
   const std::string& name() const { return name_; }                     // as PyTorch writes it

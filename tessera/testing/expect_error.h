@@ -24,7 +24,8 @@ std::string error_message(Call&& call) {
 // The std::string `text` contains `part`.
 #define EXPECT_CONTAINS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
-// The call throws a Kind whose message contains all parts. Example:  EXPECT_ERROR(UsageError, f(3), "f(3)", "try 2");
+// The call throws a Kind whose message contains all parts.
+// Example:  EXPECT_ERROR(UsageError, f(3), "f(3)", "try 2");
 #define EXPECT_ERROR(Kind, call, ...)                                                                       \
   do {                                                                                                      \
     const std::string error_message_found = ::tessera::testing::error_message<Kind>([&] { (void)(call); }); \

@@ -46,7 +46,8 @@ class SummonFullParams {
   int exceptions_;  // uncaught exceptions at construction
 };
 
-// PyTorch's name for it. Example:  { auto full = summon_full_params(*model); ... }
+// PyTorch's name for it.
+// Example:  { auto full = summon_full_params(*model); ... }
 [[nodiscard]] inline SummonFullParams summon_full_params(torch::nn::Module& module, SummonOptions options = {}) {
   return SummonFullParams(module, options);
 }

@@ -150,7 +150,9 @@ TEST(ApiTesting, AssertClose) {
 TEST(ApiTesting, ExpectError) {
   run_ranks(1, [](Rank& me) {
     const ts::DTensor t = ts::ones({4}, me.mesh("tp=1"));
+    const auto f = [](int64_t n) -> int64_t { TESSERA_FAIL(UsageError, "f(", n, ") is too much; try 2"); };
     // example: tessera/testing/expect_error.h
+    EXPECT_ERROR(UsageError, f(3), "f(3)", "try 2");
     EXPECT_CONTAINS(error_message<UsageError>([&] { t.redistribute({Partial()}); }), "must not be Partial");
     EXPECT_ERROR(UsageError, t.redistribute({Partial()}), "Partial");
     // end
