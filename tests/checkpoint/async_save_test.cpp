@@ -37,6 +37,13 @@ void expect_values(const std::string& path, const DeviceMesh& mesh, double value
   }
 }
 
+// Stops a save after each shard until `changed` is set.
+auto wait_after_shard(std::promise<void>& changed) {
+  return [ready = changed.get_future().share()](std::string_view stage) {
+    if (stage == "shard") ready.wait();
+  };
+}
+
 // The thread writes nothing until the tensors have changed.
 TEST(AsyncSave, HasTheValuesOfTheCall) {
   const NewFolder folder;
@@ -47,11 +54,8 @@ TEST(AsyncSave, HasTheValuesOfTheCall) {
       AsyncSave saving;
       for (const int64_t step : {1, 2}) {  // the second one copies into the memory of the first
         std::promise<void> changed;
-        auto wait_for_change = [ready = changed.get_future().share()](std::string_view stage) {
-          if (stage == "shard") ready.wait();
-        };
         const auto dict = async_dict(mesh, static_cast<double>(step));
-        saving = async_save(dict, step_folder(parent, step), {{"step", step}}, {.on_stage = wait_for_change},
+        saving = async_save(dict, step_folder(parent, step), {{"step", step}}, {.on_stage = wait_after_shard(changed)},
                             std::move(saving));
         EXPECT_TRUE(saving);
         EXPECT_FALSE(saving.complete());
@@ -80,12 +84,9 @@ TEST(AsyncSave, WithAsyncStagingTensorsMayChangeAfterTheCopy) {
       saving.wait_staging();               // without a save: nothing to wait for
       for (const int64_t step : {1, 2}) {  // the second one copies into the memory of the first
         std::promise<void> changed;
-        auto wait_for_change = [ready = changed.get_future().share()](std::string_view stage) {
-          if (stage == "shard") ready.wait();
-        };
         const auto dict = async_dict(mesh, static_cast<double>(step));
-        saving = async_save(dict, step_folder(parent, step), {}, {.async_staging = true, .on_stage = wait_for_change},
-                            std::move(saving));
+        saving = async_save(dict, step_folder(parent, step), {},
+                            {.async_staging = true, .on_stage = wait_after_shard(changed)}, std::move(saving));
         saving.wait_staging();
         EXPECT_FALSE(saving.complete());
         for (const auto& [name, tensor] : dict) tensor.fill_(100);

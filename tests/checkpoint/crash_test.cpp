@@ -62,8 +62,9 @@ TEST_P(Crash, LastCompleteCheckpointLoads) {
   const std::string parent = std::getenv(kFolderVariable);
   const auto body = [&](Rank& me) {
     const auto mesh = me.mesh(std::vector<int64_t>{me.size()});
+    // The save of step 2 overwrites the files of step 0.
     save(dict(mesh, 0), step_folder(parent, 0));
-    save(dict(mesh, 1), step_folder(parent, 1), {}, {.keep_latest = 1});  // the next save overwrites the files of step 0
+    save(dict(mesh, 1), step_folder(parent, 1), {}, {.keep_latest = 1});
     int seen = 0;
     const auto die = [&](std::string_view stage) {
       if (stage == at.stage && me.rank + 1 == me.size() && seen++ == at.count) kill(getpid(), SIGKILL);

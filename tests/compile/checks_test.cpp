@@ -137,19 +137,22 @@ TEST(NumbersInResults, OfTheHostAreRefusedOrChecked) {
 
 using CheckClock = std::chrono::steady_clock;
 
+// Twice the sum of x over the ranks. Rank 1 cannot compile it.
+auto sum_that_rank_1_refuses(const testing::Rank& me) {
+  return [group = me.group(), rank = me.rank](const at::Tensor& x) {
+    if (rank == 1 && compiling()) TORCH_CHECK(false, "not on this rank");
+    auto y = funcol::all_reduce(x * 2, ReduceOp::Sum, group);
+    funcol::wait(y, group);
+    return y;
+  };
+}
+
 TEST(Ranks, OneThatFallsBackMakesAllFallBack) {
   testing::run_ranks(2, [](testing::Rank& me) {
     for (const auto agree : {Agree::OnError, Agree::EveryCall}) {
       CapturedWarnings warnings;
-      const auto group = me.group();
-      auto step = compile(
-          [group, &me](const at::Tensor& x) {
-            if (me.rank == 1 && compiling()) TORCH_CHECK(false, "not on this rank");
-            auto y = funcol::all_reduce(x * 2, ReduceOp::Sum, group);
-            funcol::wait(y, group);
-            return y;
-          },
-          {.codegen = false, .fullgraph = false, .captures = Captures::None, .agree = agree});
+      auto step = compile(sum_that_rank_1_refuses(me),
+                          {.codegen = false, .fullgraph = false, .captures = Captures::None, .agree = agree});
       const auto begin = CheckClock::now();
       for (int64_t n = 1; n <= 4; n++)  // another shape is another attempt
         EXPECT_TRUE(at::equal(step(torch::ones({(n + 1) / 2})), torch::full({(n + 1) / 2}, 4.0)));
@@ -164,15 +167,7 @@ TEST(Ranks, OneThatFallsBackMakesAllFallBack) {
 
 TEST(Ranks, OneThatCannotCompileEndsAll) {
   testing::run_ranks(2, [](testing::Rank& me) {
-    const auto group = me.group();
-    auto step = compile(
-        [group, &me](const at::Tensor& x) {
-          if (me.rank == 1 && compiling()) TORCH_CHECK(false, "not on this rank");
-          auto y = funcol::all_reduce(x * 2, ReduceOp::Sum, group);
-          funcol::wait(y, group);
-          return y;
-        },
-        {.codegen = false, .captures = Captures::None});
+    auto step = compile(sum_that_rank_1_refuses(me), {.codegen = false, .captures = Captures::None});
     const auto begin = CheckClock::now();
     EXPECT_ERROR(c10::Error, step(torch::ones({2})), "not on this rank", me.rank == 0 ? "rank 1" : "");
     EXPECT_LT(CheckClock::now() - begin, std::chrono::seconds(5));

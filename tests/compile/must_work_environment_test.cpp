@@ -123,7 +123,7 @@ TEST(MustWork, GradientsChangedOutsideOfTheStep) {
               if (adam)
                 opt = std::make_shared<optim::AdamW>(model->parameters(), optim::AdamW::Options{.lr = 0.01});
               else
-                opt = std::make_shared<optim::SGD>(model->parameters(), optim::SGD::Options{.lr = 0.1});
+                opt = shared_sgd(model);
               auto step = as_is_or_compiled(
                   [=](auto& m, auto& o, const at::Tensor& x) mutable {
                     auto loss = (captured ? model : m)(x).pow(2).mean();
@@ -219,7 +219,7 @@ TEST(MustWork, CompiledFunctionInsideACompiledStep) {
   expect_same_calls(
       [](const bool compiled) {
         MLP model(models::mlp_module());
-        auto opt = std::make_shared<optim::SGD>(model->parameters(), optim::SGD::Options{.lr = 0.1});
+        auto opt = shared_sgd(model);
         auto scale = as_is_or_compiled([](const at::Tensor& x) { return x * 2 + 1; }, compiled);
         auto forward = std::make_shared<decltype(compile(model, quick()))>(compile(model, quick()));
         auto step = as_is_or_compiled(
@@ -335,7 +335,7 @@ TEST(MustWork, ParametersFrozenOrUnfrozenBetweenCalls) {
     expect_same_calls(
         [=](const bool compiled) {
           MLP model(models::mlp_module());
-          auto opt = std::make_shared<optim::SGD>(model->parameters(), optim::SGD::Options{.lr = 0.1});
+          auto opt = shared_sgd(model);
           auto step = as_is_or_compiled(
               [=](auto& m, auto& o, const at::Tensor& x) mutable {
                 o.zero_grad();
@@ -346,7 +346,7 @@ TEST(MustWork, ParametersFrozenOrUnfrozenBetweenCalls) {
               },
               compiled);
           MLP other(models::mlp_module());
-          auto other_opt = std::make_shared<optim::SGD>(other->parameters(), optim::SGD::Options{.lr = 0.1});
+          auto other_opt = shared_sgd(other);
           return [=](int call) mutable {
             const auto params = model->parameters();
             if (call == 1) params[0].set_requires_grad(false), params[0].mutable_grad().reset();
@@ -365,7 +365,7 @@ TEST(MustWork, ModelToDouble) {
     expect_same_calls(
         [=](const bool compiled) {
           MLP model(models::mlp_module());
-          auto opt = std::make_shared<optim::SGD>(model->parameters(), optim::SGD::Options{.lr = 0.1});
+          auto opt = shared_sgd(model);
           auto step = as_is_or_compiled(
               [=](auto& m, const at::Tensor& x) mutable {
                 auto& used = captured ? model : m;

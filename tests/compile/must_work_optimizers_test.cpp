@@ -72,7 +72,7 @@ TEST(MustWork, LearningRateSetInsideTheStep) {
     expect_same_calls(
         [=](const bool compiled) {
           MLP model(models::mlp_module());
-          auto opt = std::make_shared<optim::SGD>(model->parameters(), optim::SGD::Options{.lr = 0.1});
+          auto opt = shared_sgd(model);
           auto step = as_is_or_compiled(
               [=](auto& m, const at::Tensor& x) mutable {
                 if (before) opt->set_lr(0, 0.05);

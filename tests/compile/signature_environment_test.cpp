@@ -284,17 +284,19 @@ TEST(Fallback, GradientsOfCapturedLeavesAreRestored) {
   EXPECT_TRUE(at::equal(w.grad(), torch::full({2}, 5.0)));
 }
 
+// The sum of n x over the ranks. Another n recompiles it.
+auto sum_times_n(const testing::Rank& me) {
+  return [group = me.group()](const at::Tensor& x, int64_t n) {
+    const auto y = funcol::all_reduce(x * n, ReduceOp::Sum, group);
+    funcol::wait(y, group);
+    return y;
+  };
+}
+
 TEST(Ranks, OneThatRecompilesAloneEndsAll) {
   using Clock = std::chrono::steady_clock;
   testing::run_ranks(2, [](testing::Rank& me) {
-    const auto group = me.group();
-    auto step = compile(
-        [group](const at::Tensor& x, int64_t n) {
-          const auto y = funcol::all_reduce(x * n, ReduceOp::Sum, group);
-          funcol::wait(y, group);
-          return y;
-        },
-        {.codegen = false, .captures = Captures::None});
+    auto step = compile(sum_times_n(me), {.codegen = false, .captures = Captures::None});
     for (int64_t n = 1; n <= 2; n++) step(torch::ones({4}), n);  // all ranks recompile together
     const auto begin = Clock::now();
     EXPECT_ERROR(UsageError, step(torch::ones({4}), me.rank == 1 ? 3 : 2), "rank 1 recompiles its step",
@@ -305,14 +307,7 @@ TEST(Ranks, OneThatRecompilesAloneEndsAll) {
 
 TEST(Ranks, AgreeOnEveryCall) {
   testing::run_ranks(2, [](testing::Rank& me) {
-    const auto group = me.group();
-    auto step = compile(
-        [group](const at::Tensor& x, int64_t n) {
-          const auto y = funcol::all_reduce(x * n, ReduceOp::Sum, group);
-          funcol::wait(y, group);
-          return y;
-        },
-        {.codegen = false, .captures = Captures::None, .agree = Agree::EveryCall});
+    auto step = compile(sum_times_n(me), {.codegen = false, .captures = Captures::None, .agree = Agree::EveryCall});
     for (const int64_t n : {2, 2, 3, 3}) {
       const auto own = me.rank == 1 ? n : 2;
       EXPECT_TRUE(at::equal(step(torch::ones({4}), own), torch::full({4}, 2.0 + static_cast<double>(n))));

@@ -1,8 +1,12 @@
 #pragma once
 #include "tessera/dtensor/detail/meta.h"
+#include "tessera/models/mlp.h"
+#include "tessera/optim/sgd.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+
+#include <memory>
 
 namespace tessera {
 
@@ -14,6 +18,11 @@ inline const auto train_step = [](auto& model, auto& opt, const at::Tensor& x) {
   opt.step();
   return loss;
 };
+
+// SGD for steps that capture it: the lambda of a step is copied.
+inline std::shared_ptr<optim::SGD> shared_sgd(const models::MLP& model) {
+  return std::make_shared<optim::SGD>(model->parameters(), optim::SGD::Options{.lr = 0.1});
+}
 
 // Parameters and gradients are bitwise equal. Of DTensors, the local tensors are compared.
 inline void expect_equal_bits(const torch::nn::Module& found, const torch::nn::Module& wanted) {

@@ -1,11 +1,9 @@
 // Compiles and runs the blocks of README.md.
+#include "docs/fixtures.h"
 #include "docs/temporary_folder.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
-#include <tessera/tessera.h>
-#include <tessera/train.h>
-#include <torch/torch.h>
 
 #include <iostream>
 
@@ -33,14 +31,6 @@ struct ModelImpl : torch::nn::Module {
 };
 TESSERA_MODULE(Model);
 
-const auto train_step = [](auto& model, auto& opt, const at::Tensor& x) {
-  opt.zero_grad();
-  auto loss = model(x).pow(2).mean();
-  loss.backward();
-  opt.step();
-  return loss;
-};
-
 }  // namespace readme_page
 
 namespace {
@@ -50,7 +40,7 @@ TEST(ReadmePage, TheProgramRuns) { readme_page::readme_main(); }
 TEST(ReadmePage, TheLinesRun) {
   const TemporaryFolder folder;
   tessera::testing::run_ranks(4, [](tessera::testing::Rank& me) {
-    using readme_page::train_step;
+    using tessera::docs::train_step;
     namespace ts = tessera;
     const auto mesh = me.mesh("dp=2,tp=2");
     torch::manual_seed(7);

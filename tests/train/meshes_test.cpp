@@ -36,10 +36,7 @@ TEST(Meshes, LlamaHasEqualWeightsAndLosses) {
       .name = "llama-tiny", .max_seq_len = 16, .layers = 2, .heads = 4, .kv_heads = 2, .dim = 16, .ffn_dim = 24};
   config.training.steps = 10;
   const auto one_rank = run(config, "");
-  for (const std::string mesh : {"dp=2,tp=2", "fsdp=2,tp=2"}) {
-    SCOPED_TRACE(mesh);
-    expect_same(run(config, mesh), one_rank);
-  }
+  expect_same_on({"dp=2,tp=2", "fsdp=2,tp=2"}, config, one_rank);
 }
 
 TEST(Meshes, OptionsThatDoNotChangeTheResult) {

@@ -81,4 +81,13 @@ inline void expect_same(const TrainRun& got, const TrainRun& want, double relati
   EXPECT_EQ(got.samples_read, want.samples_read);
 }
 
+// Training on each mesh gives what one rank gave.
+inline void expect_same_on(const std::vector<std::string>& meshes, const TrainConfig& config,
+                           const TrainRun& one_rank) {
+  for (const auto& mesh : meshes) {
+    SCOPED_TRACE(mesh);
+    expect_same(run(config, mesh), one_rank);
+  }
+}
+
 }  // namespace tessera::train

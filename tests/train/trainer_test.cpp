@@ -17,10 +17,7 @@ TEST(Trainer, ACompiledStepGivesEqualLosses) {
   config.training.steps = 6;
   const auto one_rank = run(config, "");
   config.training.compile = true;
-  for (const std::string mesh : {"", "dp=2", "tp=2", "dp=2,tp=2", "fsdp=4", "fsdp=2,tp=2", "dp=2,fsdp=2"}) {
-    SCOPED_TRACE(mesh);
-    expect_same(run(config, mesh), one_rank);
-  }
+  expect_same_on({"", "dp=2", "tp=2", "dp=2,tp=2", "fsdp=4", "fsdp=2,tp=2", "dp=2,fsdp=2"}, config, one_rank);
 }
 
 TEST(Trainer, ReducedPrecisionStaysClose) {
@@ -58,10 +55,7 @@ TEST(Trainer, APaddedBatchIsAveragedOverItsSamples) {
   config.training.steps = 6;
   const auto one_rank = run(config, "");
   EXPECT_EQ(one_rank.samples_read, 30);
-  for (const std::string mesh : {"dp=4", "fsdp=2,tp=2"}) {
-    SCOPED_TRACE(mesh);
-    expect_same(run(config, mesh), one_rank);
-  }
+  expect_same_on({"dp=4", "fsdp=2,tp=2"}, config, one_rank);
 }
 
 TEST(Trainer, ValidationIsEqualOnEveryMesh) {

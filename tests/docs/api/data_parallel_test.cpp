@@ -1,10 +1,8 @@
 // The examples of the API reference: data_parallel, compile.
+#include "docs/fixtures.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
-#include <tessera/tessera.h>
-#include <tessera/train.h>
-#include <torch/torch.h>
 
 #include <iostream>
 
@@ -15,15 +13,9 @@ namespace ts = tessera;
 using ts::testing::Rank;
 using ts::testing::run_ranks;
 
-struct FeedForwardImpl : torch::nn::Module {
-  explicit FeedForwardImpl(int64_t width) : up(width, width), down(width, width) {
-    register_module("up", up), register_module("down", down);
-  }
-  at::Tensor forward(const at::Tensor& x) { return down(torch::relu(up(x))); }
-  at::Tensor encode(const at::Tensor& x) { return up(x); }
-  ts::nn::Linear up, down;
-};
-TESSERA_MODULE(FeedForward);
+using docs::FeedForward;
+using docs::FeedForwardImpl;
+using docs::train_step;
 
 struct ModelImpl : torch::nn::Module {
   ts::nn::Embedding embedding = register_module("embedding", ts::nn::Embedding(4, 4));
@@ -227,7 +219,7 @@ TEST(ApiDataParallel, FullyShardedDataParallel) {
     const ts::SummonOptions read_only{.writeback = false, .offload_to_cpu = true};
     ts::SummonFullParams full(*model, read_only);
     full.close();
-    { const auto also = ts::summon_full_params(*model, read_only); }
+    { auto full = summon_full_params(*model); }
     // end
     // example: tessera/data_parallel/fsdp/state_dict.h
     const ts::StateDictOptions full_on_rank_0{.full_state_dict = true, .cpu_offload = true, .rank0_only = true};
@@ -393,13 +385,6 @@ TEST(ApiCompile, DataParallel) {
     torch::manual_seed(7);
     ts::nn::Linear model(4, 4);
     ts::optim::SGD opt(model->parameters(), {.lr = 0.1});
-    const auto train_step = [](auto& model, auto& opt, const at::Tensor& x) {
-      opt.zero_grad();
-      auto loss = model(x).pow(2).mean();
-      loss.backward();
-      opt.step();
-      return loss;
-    };
     const auto batch_of_this_rank = torch::ones({2, 4});
     // example: tessera/compile/api/data_parallel.h
     auto step = compile(train_step, {.parallel_mode = DataParallel("fully_shard", {.mesh = mesh["dp"]})});

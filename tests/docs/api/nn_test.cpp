@@ -1,10 +1,8 @@
 // The examples of the API reference: nn, state, optim, tensor_parallel.
+#include "docs/fixtures.h"
 #include "tessera/testing/ranks.h"
 
 #include <gtest/gtest.h>
-#include <tessera/tessera.h>
-#include <tessera/train.h>
-#include <torch/torch.h>
 
 #include <iostream>
 
@@ -452,13 +450,7 @@ TEST(ApiOptim, GradScaler) {
 TEST(ApiOptim, Schedulers) {
   ts::nn::Linear model(4, 4);
   ts::optim::SGD optimizer(model->parameters(), {.lr = 0.1});
-  const auto train_step = [](auto& model, auto& optimizer, const at::Tensor& batch) {
-    optimizer.zero_grad();
-    auto loss = model(batch).pow(2).mean();
-    loss.backward();
-    optimizer.step();
-    return loss;
-  };
+  using docs::train_step;
   const auto next_batch = [] { return torch::ones({2, 4}); };
   // example: tessera/optim/schedulers.h
   using namespace ts::optim;

@@ -1,12 +1,10 @@
 // The examples of the API reference: checkpoint, models, data, pipelining, train, launch.
+#include "docs/fixtures.h"
 #include "docs/temporary_folder.h"
 #include "tessera/testing/ranks.h"
 #include "tessera/train/detail/metrics_file.h"
 
 #include <gtest/gtest.h>
-#include <tessera/tessera.h>
-#include <tessera/train.h>
-#include <torch/torch.h>
 
 #include <fstream>
 #include <iostream>
@@ -18,14 +16,7 @@ namespace ts = tessera;
 using ts::testing::Rank;
 using ts::testing::run_ranks;
 
-struct NetImpl : torch::nn::Module {
-  explicit NetImpl(int64_t width) : up(width, width), down(width, width) {
-    register_module("up", up), register_module("down", down);
-  }
-  at::Tensor forward(const at::Tensor& x) { return down(torch::relu(up(x))); }
-  ts::nn::Linear up, down;
-};
-TESSERA_MODULE(Net);
+using Net = docs::FeedForward;
 
 TEST(ApiCheckpoint, SaveAndLoad) {
   const TemporaryFolder here;
@@ -45,8 +36,10 @@ TEST(ApiCheckpoint, SaveAndLoad) {
       auto step = dcp::read_values("out/step-1000").at("step");
       const ts::dcp::LoadOptions some{.strict = false, .prefix = "up."};  // only saved names that begin with up.
       ts::LoadReport report = ts::dcp::load(ts::state_dict(*model->up), "out/step-1000", some);
+      auto state = dcp::optimizer_state_like("out/step-1000", "optimizer.", get_model_state_dict(*model));
       // end
       EXPECT_TRUE(report.empty());
+      EXPECT_EQ(state.size(), 0u);  // of a checkpoint without optimizer
     }
     // example: tessera/checkpoint/save.h
     dcp::AsyncSave saving;
@@ -387,11 +380,7 @@ TEST(ApiTrain, Report) {
     Net model(4);
     ts::optim::SGD optimizer(model->parameters(), {.lr = 0.1});
     const auto next_batch = [] { return torch::ones({2, 4}); };
-    const auto train_step = [](auto& model, auto& optimizer, const at::Tensor& x) {
-      optimizer.zero_grad();
-      model(x).sum().backward();
-      optimizer.step();
-    };
+    using docs::train_step;
     // example: tessera/train/plan.h
     auto measured = ts::report([&] { train_step(model, optimizer, next_batch()); });
     if (ts::get_rank() == 0) std::cout << measured;
