@@ -1,6 +1,7 @@
 #include "tessera/nn/detail/selective.h"
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/register.h"
 
 #include <algorithm>
 #include <unordered_set>
@@ -26,6 +27,7 @@ bool detail::makes_tensors(const c10::OperatorHandle& op) {
 }
 
 KeepPolicy keep_ops(const std::vector<std::string>& names) {
+  detail::register_kernels();  // is_composite() asks for them: the answer must not depend on whether a DTensor exists
   std::unordered_set<c10::OperatorHandle> kept;
   const auto all = c10::Dispatcher::singleton().getAllOpNames();
   for (const auto& name : names) {
