@@ -6,18 +6,23 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <filesystem>
+
 namespace tessera::testing {
 namespace {
 
 Shell two_hosts(const std::string& a, const std::string& b) {
   setenv("SCRIPT_A", a.c_str(), 1);
   setenv("SCRIPT_B", b.c_str(), 1);
-  return shell("export TESSERA_TIMEOUT_S=20; exec " TESSERA_LAUNCH_TESTS "/two_hosts.sh \"$SCRIPT_A\" \"$SCRIPT_B\"");
+  return shell("export TESSERA_TIMEOUT_S=50; exec " TESSERA_LAUNCH_TESTS "/two_hosts.sh \"$SCRIPT_A\" \"$SCRIPT_B\"");
 }
 
-std::string run(int node, const std::string& rest, int nodes = 2) {
+std::string launcher(int node, const std::string& rest, int nodes = 2) {
   return c10::str("export TESSERA_GLOO_HOST=$ME; \"$TESSERA\" run --nnodes ", nodes, " --node-rank ", node,
-                  " --rdzv 10.77.0.1:29400 ", rest, "; echo code $?");
+                  " --rdzv 10.77.0.1:29400 ", rest);
+}
+std::string run(int node, const std::string& rest, int nodes = 2) {
+  return launcher(node, rest, nodes) + "; echo code $?";
 }
 
 class TwoHosts : public ::testing::Test {
@@ -68,12 +73,16 @@ TEST_F(TwoHosts, TrainAndResumeFromAsynchronousCheckpoints) {
   EXPECT_CONTAINS(verified.text, "step-6: ok, ");
 }
 
+// Host a waits for the other one until b, which was refused, ends it.
 TEST_F(TwoHosts, AHostWithAnotherSecretIsRefused) {
   const std::string secret = "export TESSERA_JOB_SECRET=0123456789abcdef";
-  const auto ran = two_hosts(secret + "; export TESSERA_TIMEOUT_S=2; " + run(0, "-n 1 -- true"),
-                             secret + "0; export TESSERA_TIMEOUT_S=2; " + run(1, "-n 1 -- true"));
+  const std::string refused = ::testing::TempDir() + c10::str("two-hosts-refused-", getpid());
+  const auto ran = two_hosts(secret + "; " + launcher(0, "-n 1 -- true") + " & until [ -e " + refused +
+                                 " ]; do sleep 0.01; done; kill $!; wait $!; echo code $?",
+                             secret + "0; " + run(1, "-n 1 -- true") + "; touch " + refused);
+  std::filesystem::remove(refused);
   EXPECT_CONTAINS(ran.text, "b: tessera: the store at 10.77.0.1:29400 refuses this process, which has another secret");
-  EXPECT_CONTAINS(ran.text, "a: tessera: node 1 of 2 has not joined");
+  EXPECT_CONTAINS(ran.text, "a: code 143\n");
   EXPECT_EQ(count(ran.text, "no TESSERA_JOB_SECRET"), 0) << ran.text;
 }
 
