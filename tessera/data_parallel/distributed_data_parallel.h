@@ -69,6 +69,7 @@ class DistributedDataParallelImpl : public torch::nn::Module, public data_parall
 
   // The reducer and the group, for inspection.
   const data_parallel::Replica& replica() const { return *replica_; }
+  bool averages_in_backward() const override { return true; }  // see detail/averages_in_backward.h
 
   // The wrapped module.
   H module;

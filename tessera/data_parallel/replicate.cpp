@@ -1,6 +1,8 @@
 #include "tessera/data_parallel/replicate.h"
 
 #include "tessera/base/error.h"
+#include "tessera/data_parallel/detail/averages_in_backward.h"
+#include "tessera/data_parallel/detail/wrapper_module.h"
 #include "tessera/data_parallel/fsdp/detail/api/ignored_modules.h"
 #include "tessera/nn/module_tree.h"
 #include "tessera/tracing/op_mode.h"
@@ -89,6 +91,11 @@ torch::nn::Module& replicate(torch::nn::Module& module, const ReplicateOptions& 
       module, [state](Module&, const Tensors&, const Tensors& outputs) { state->replica->after_forward(outputs); },
       not_cloneable);
   return module;
+}
+
+bool data_parallel::averages_in_backward(const Module& module) {
+  const auto* wrapper = dynamic_cast<const WrapperModule*>(&module);
+  return find_replicate_state(module) || (wrapper && wrapper->averages_in_backward());
 }
 
 Replicated replicated(const Module& module) {

@@ -43,6 +43,7 @@ class Replicated {
 // Data parallelism in place: the module keeps its type and its names, and backward averages gradients over the ranks.
 // The first forward checks that ranks have the same parameters and broadcasts their values. The module must be able to
 // have hooks (a Tessera holder makes it so). It cannot be cloned afterwards. Returns its argument.
+// For a pipeline stage, pipelining::average_gradients() communicates once per step; zero-bubble schedules need it.
 // Example:  replicate(model, {{.device_mesh = mesh["dp"]}});
 torch::nn::Module& replicate(torch::nn::Module& module, const ReplicateOptions& options = {});
 template <class H>

@@ -1,6 +1,7 @@
 #include "tessera/pipelining/schedule.h"
 
 #include "tessera/base/error.h"
+#include "tessera/data_parallel/detail/averages_in_backward.h"
 #include "tessera/pipelining/detail/check_table.h"
 #include "tessera/pipelining/detail/lowering.h"
 #include "tessera/pipelining/detail/pipeline_step.h"
@@ -74,6 +75,30 @@ void check_stages(const std::string& schedule, const std::vector<PipelineStage>&
                 ". build_stages() makes the stages that a schedule needs");
 }
 
+bool splits_backward(const ActionTable& compute) {
+  for (const RankActions& row : compute)
+    for (const std::optional<Action>& entry : row)
+      if (entry && std::ranges::any_of(parts_of(*entry),
+                                       [](const Action& part) { return part.type == ActionType::BackwardWeight; }))
+        return true;
+  return false;
+}
+
+// DDP and replicate() expect all gradients of a forward in one backward pass.
+void check_data_parallel(const std::string& schedule, const std::vector<PipelineStage>& stages,
+                         const ActionTable& compute) {
+  if (!splits_backward(compute)) return;
+  for (const PipelineStage& stage : stages)
+    for (const auto& module : stage.module().modules())
+      TESSERA_CHECK(
+          !data_parallel::averages_in_backward(*module), UsageError, schedule,
+          " computes the gradients of inputs and of parameters in separate passes (I and W), and stage ",
+          stage.stage_index(),
+          " has a module of replicate() or DistributedDataParallel, which averages all "
+          "gradients in one pass. Write pipelining::average_gradients(stage, mesh[\"dp\"]) instead, or choose "
+          "1F1B or Interleaved1F1B");
+}
+
 }  // namespace
 
 PipelineSchedule::PipelineSchedule(const std::string& name, std::vector<PipelineStage> stages, int64_t n_microbatches,
@@ -109,6 +134,7 @@ PipelineSchedule::PipelineSchedule(const std::string& name, std::vector<Pipeline
     plan->stage_ranks = stage_ranks_of(compute, num_stages);
   }
   check_stages(name_, stages_, plan->stage_ranks, group_->rank());
+  check_data_parallel(name_, stages_, compute);
   plan->actions = lower_schedule(compute, plan->stage_ranks, n_microbatches);
   plan->forward_actions = add_send_recv(forward_only(compute), plan->stage_ranks);
   plan_ = std::move(plan);

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "tessera/base/error.h"
+#include "tessera/data_parallel/distributed_data_parallel.h"
 #include "tessera/data_parallel/replicate.h"
 #include "tessera/optim/grad_scaler.h"
 #include "tessera/optim/sgd.h"
@@ -330,6 +331,27 @@ TEST(PipelineSchedule, ReplicatedStagesHaveTheAveragedGradients) {
               << name << " stage " << stage.stage_index() << " parameter " << i;
       }
     });
+}
+
+// I and W are separate backward passes, in which a reducer finds parameters without gradient.
+TEST(PipelineSchedule, ReplicatedStagesNeedAWholeBackward) {
+  run_ranks(4, [&](Rank& me) {
+    const DeviceMesh mesh = me.mesh("dp=2,pp=2");
+    Blocks model(4);
+    const int64_t pp_rank = mesh.get_local_rank("pp");
+    std::vector<PipelineStage> replicated = {model.stage(pp_rank), model.stage(pp_rank + 2)};
+    for (PipelineStage& stage : replicated) replicate(stage.module(), {{.device_mesh = mesh["dp"]}});
+    EXPECT_ERROR(UsageError, ScheduleInterleavedZeroBubble(replicated, 4, squared_error, mesh.get_group("pp")),
+                 "InterleavedZeroBubble computes the gradients of inputs and of parameters in separate passes",
+                 c10::str("stage ", pp_rank, " has a module of replicate()"), "average_gradients(stage, mesh[\"dp\"])");
+    const auto wrapped = [&](int64_t stage) {
+      return PipelineStage(DistributedDataParallel(nn::Linear(4, 4), {.device_mesh = mesh["dp"]}), stage, 4);
+    };
+    EXPECT_ERROR(
+        UsageError,
+        ScheduleInterleavedZeroBubble({wrapped(pp_rank), wrapped(pp_rank + 2)}, 4, squared_error, mesh.get_group("pp")),
+        "average_gradients");
+  });
 }
 
 // Stages have different parameters, so the ranks of a pipeline agree whether to skip a step: max of found_inf.
