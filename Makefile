@@ -92,6 +92,7 @@ check:  # the checks that need no build
 	@python3 tools/check_words.py
 	@python3 tools/check_public_headers.py
 	@python3 tools/check_examples.py
+	@python3 tools/check_links.py
 format: bootstrap-format
 	@clang-format -i $(SOURCES)
 format-check: bootstrap-format
