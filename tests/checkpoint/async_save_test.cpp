@@ -37,64 +37,40 @@ void expect_values(const std::string& path, const DeviceMesh& mesh, double value
   }
 }
 
-// Stops a save after each shard until `changed` is set.
-auto wait_after_shard(std::promise<void>& changed) {
-  return [ready = changed.get_future().share()](std::string_view stage) {
-    if (stage == "shard") ready.wait();
-  };
-}
-
-// The thread writes nothing until the tensors have changed.
+// The thread writes nothing until the tensors have changed. With async_staging it also makes the copy; after
+// wait_staging() the tensors may change.
 TEST(AsyncSave, HasTheValuesOfTheCall) {
   const NewFolder folder;
-  for (const int64_t ranks : {1, 2, 3})
-    run_ranks(ranks, [&](Rank& me) {
-      const auto mesh = me.mesh(std::vector<int64_t>{me.size()});
-      const auto parent = folder / std::to_string(ranks);
-      AsyncSave saving;
-      for (const int64_t step : {1, 2}) {  // the second one copies into the memory of the first
-        std::promise<void> changed;
-        const auto dict = async_dict(mesh, static_cast<double>(step));
-        saving = async_save(dict, step_folder(parent, step), {{"step", step}}, {.on_stage = wait_after_shard(changed)},
-                            std::move(saving));
-        EXPECT_TRUE(saving);
-        EXPECT_FALSE(saving.complete());
-        EXPECT_EQ(saving.path(), step_folder(parent, step));
-        for (const auto& [name, tensor] : dict) tensor.fill_(100);
-        changed.set_value();
-      }
-      saving.wait();
-      EXPECT_TRUE(saving.complete());
-      saving.wait();  // again: nothing to do
-      for (const int64_t step : {1, 2}) {
-        expect_values(step_folder(parent, step), mesh, static_cast<double>(step));
-        EXPECT_EQ(std::get<int64_t>(read_values(step_folder(parent, step)).at("step")), step);
-      }
-    });
-}
-
-// With async_staging the copy is made on the thread; after wait_staging() the tensors may change.
-TEST(AsyncSave, WithAsyncStagingTensorsMayChangeAfterTheCopy) {
-  const NewFolder folder;
-  for (const int64_t ranks : {1, 2, 3})
-    run_ranks(ranks, [&](Rank& me) {
-      const auto mesh = me.mesh(std::vector<int64_t>{me.size()});
-      const auto parent = folder / std::to_string(ranks);
-      AsyncSave saving;
-      saving.wait_staging();               // without a save: nothing to wait for
-      for (const int64_t step : {1, 2}) {  // the second one copies into the memory of the first
-        std::promise<void> changed;
-        const auto dict = async_dict(mesh, static_cast<double>(step));
-        saving = async_save(dict, step_folder(parent, step), {},
-                            {.async_staging = true, .on_stage = wait_after_shard(changed)}, std::move(saving));
-        saving.wait_staging();
-        EXPECT_FALSE(saving.complete());
-        for (const auto& [name, tensor] : dict) tensor.fill_(100);
-        changed.set_value();
-      }
-      saving.wait();
-      for (const int64_t step : {1, 2}) expect_values(step_folder(parent, step), mesh, static_cast<double>(step));
-    });
+  for (const bool async_staging : {false, true})
+    for (const int64_t ranks : {1, 2, 3})
+      run_ranks(ranks, [&](Rank& me) {
+        const auto mesh = me.mesh(std::vector<int64_t>{me.size()});
+        const auto parent = folder / c10::str(ranks, async_staging ? "-staging" : "");
+        AsyncSave saving;
+        saving.wait_staging();               // without a save: nothing to wait for
+        for (const int64_t step : {1, 2}) {  // the second one copies into the memory of the first
+          std::promise<void> changed;
+          const auto wait_for_change = [ready = changed.get_future().share()](std::string_view stage) {
+            if (stage == "shard") ready.wait();
+          };
+          const auto dict = async_dict(mesh, static_cast<double>(step));
+          saving = async_save(dict, step_folder(parent, step), {{"step", step}},
+                              {.async_staging = async_staging, .on_stage = wait_for_change}, std::move(saving));
+          saving.wait_staging();
+          EXPECT_TRUE(saving);
+          EXPECT_FALSE(saving.complete());
+          EXPECT_EQ(saving.path(), step_folder(parent, step));
+          for (const auto& [name, tensor] : dict) tensor.fill_(100);
+          changed.set_value();
+        }
+        saving.wait();
+        EXPECT_TRUE(saving.complete());
+        saving.wait();  // again: nothing to do
+        for (const int64_t step : {1, 2}) {
+          expect_values(step_folder(parent, step), mesh, static_cast<double>(step));
+          EXPECT_EQ(std::get<int64_t>(read_values(step_folder(parent, step)).at("step")), step);
+        }
+      });
 }
 
 TEST(AsyncSave, WithAsyncStagingAnErrorEndsTheWaitForTheCopy) {

@@ -1,5 +1,6 @@
 // check_parallel accepts right plans, and names the module and the change for wrong ones. The generator combines small
 // models with random right plans, and then makes one mistake.
+#include "fixtures/transformers.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
 #include "tessera/nn/modules.h"
@@ -26,14 +27,7 @@ struct CheckedBlockImpl : torch::nn::Module {
       : heads(heads), fused(fused), split(split), dropout(dropout) {
     const int64_t d = heads * 4;
     norm1 = register_module("norm1", nn::LayerNorm(torch::nn::LayerNormOptions({d})));
-    if (fused) {
-      qkv = register_module("qkv", nn::Linear(d, 3 * d));
-    } else {
-      wq = register_module("wq", nn::Linear(d, d));
-      wk = register_module("wk", nn::Linear(d, d));
-      wv = register_module("wv", nn::Linear(d, d));
-    }
-    wo = register_module("wo", nn::Linear(d, d));
+    attention = fixtures::AttentionLinears(*this, d, fused);
     norm2 = register_module("norm2", nn::LayerNorm(torch::nn::LayerNormOptions({d})));
     mlp = register_module("mlp",
                           nn::Sequential(torch::nn::Linear(d, 2 * d), torch::nn::GELU(), torch::nn::Linear(2 * d, d)));
@@ -43,10 +37,10 @@ struct CheckedBlockImpl : torch::nn::Module {
     const auto x = norm1(input);
     torch::Tensor q, k, v;
     if (fused) {
-      const auto parts = qkv(x).chunk(3, -1);
+      const auto parts = attention.qkv(x).chunk(3, -1);
       q = parts[0], k = parts[1], v = parts[2];
     } else {
-      q = wq(x), k = wk(x), v = wv(x);
+      q = attention.wq(x), k = attention.wk(x), v = attention.wv(x);
     }
     const auto by_head = [&](const torch::Tensor& y) {
       const auto split_heads = split == SplitHeads::Right         ? y.view({b, t, -1, 4})
@@ -55,7 +49,7 @@ struct CheckedBlockImpl : torch::nn::Module {
       return split_heads.transpose(1, 2);
     };
     const auto y = at::scaled_dot_product_attention(by_head(q), by_head(k), by_head(v), {}, dropout);
-    const auto z = input + wo(y.transpose(1, 2).flatten(2));
+    const auto z = input + attention.wo(y.transpose(1, 2).flatten(2));
     return z + torch::dropout(mlp(norm2(z)), dropout, is_training());
   }
   int64_t heads;
@@ -63,7 +57,7 @@ struct CheckedBlockImpl : torch::nn::Module {
   SplitHeads split;
   double dropout;
   nn::LayerNorm norm1{nullptr}, norm2{nullptr};
-  nn::Linear qkv{nullptr}, wq{nullptr}, wk{nullptr}, wv{nullptr}, wo{nullptr};
+  fixtures::AttentionLinears attention;
   nn::Sequential mlp{nullptr};
 };
 TESSERA_MODULE(CheckedBlock);
@@ -244,7 +238,8 @@ TEST(CheckParallel, DifferentValuesOnRanksAreNamed) {
     const auto tokens = torch::arange(10).remainder(7).view({2, 5});
     {
       torch::NoGradGuard no_grad;
-      model->block->qkv->weight.add_(static_cast<double>(me.rank));  // parallelize_module sends the values of rank 0
+      model->block->attention.qkv->weight.add_(
+          static_cast<double>(me.rank));  // parallelize_module sends the values of rank 0
     }
     check_parallel(model, mesh, right_plan(true, true, true), tokens);
     EXPECT_ERROR(UsageError, check_parallel(model, mesh, right_plan(true, true, true), tokens + me.rank),

@@ -1,5 +1,6 @@
 #include "tessera/tensor_parallel/parallelize_module.h"
 
+#include "fixtures/transformers.h"
 #include "tessera/debug/comm_debug_mode.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/dtensor/random.h"
@@ -110,33 +111,23 @@ TEST(ParallelizeModule, AModuleCalledTwiceInOneForwardHasTheSameGradients) {
 // Attention with q, k and v in one Linear or in three. It infers the number of heads from the width.
 struct AttentionImpl : torch::nn::Cloneable<AttentionImpl>, AttentionHeads {
   explicit AttentionImpl(int64_t heads, bool fused) : heads(heads), fused(fused) { reset(); }
-  void reset() override {
-    const int64_t d = heads * 4;
-    if (fused) {
-      qkv = register_module("qkv", nn::Linear(d, 3 * d));
-    } else {
-      wq = register_module("wq", nn::Linear(d, d));
-      wk = register_module("wk", nn::Linear(d, d));
-      wv = register_module("wv", nn::Linear(d, d));
-    }
-    wo = register_module("wo", nn::Linear(d, d));
-  }
+  void reset() override { linears = fixtures::AttentionLinears(*this, heads * 4, fused); }
   int64_t head_dim() const override { return 4; }
   torch::Tensor forward(const torch::Tensor& x) {
     auto split = [&](const torch::Tensor& t) { return t.view({x.size(0), x.size(1), -1, 4}).transpose(1, 2); };
     torch::Tensor q, k, v;
     if (fused) {
-      const auto parts = qkv(x).view({x.size(0), x.size(1), 3, -1});
+      const auto parts = linears.qkv(x).view({x.size(0), x.size(1), 3, -1});
       q = split(parts.select(2, 0)), k = split(parts.select(2, 1)), v = split(parts.select(2, 2));
     } else {
-      q = split(wq(x)), k = split(wk(x)), v = split(wv(x));
+      q = split(linears.wq(x)), k = split(linears.wk(x)), v = split(linears.wv(x));
     }
     const auto y = torch::softmax(torch::matmul(q, k.transpose(-1, -2)), -1).matmul(v);
-    return wo(y.transpose(1, 2).flatten(2));
+    return linears.wo(y.transpose(1, 2).flatten(2));
   }
   int64_t heads;
   bool fused;
-  nn::Linear qkv{nullptr}, wq{nullptr}, wk{nullptr}, wv{nullptr}, wo{nullptr};
+  fixtures::AttentionLinears linears;
 };
 TESSERA_MODULE(Attention);
 
@@ -166,7 +157,7 @@ TEST(ParallelizeModule, SixHeadsOverFourRanksNeedABlockPerHead) {
                  "4 ranks would split a head", "1, 2, 3, 6", "block=4");
     expect_unchanged(model);
     parallelize_module(model, mesh, {{"w[qkv]", ColwiseParallel{.block = 4}}, {"wo", RowwiseParallel{.block = 4}}});
-    EXPECT_EQ(DTensor(model->wq->weight.detach()).to_local().size(0), me.rank < 3 ? 8 : 0);
+    EXPECT_EQ(DTensor(model->linears.wq->weight.detach()).to_local().size(0), me.rank < 3 ? 8 : 0);
     expect_like_plain(plain, model, data);
   });
 }
