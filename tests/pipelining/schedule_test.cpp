@@ -334,7 +334,7 @@ TEST(PipelineSchedule, ReplicatedStagesHaveTheAveragedGradients) {
 }
 
 // I and W are separate backward passes, in which a reducer finds parameters without gradient.
-TEST(PipelineSchedule, ReplicatedStagesNeedAWholeBackward) {
+TEST(PipelineSchedule, ReplicatedStagesAreRefusedByZeroBubble) {
   run_ranks(4, [&](Rank& me) {
     const DeviceMesh mesh = me.mesh("dp=2,pp=2");
     Blocks model(4);
