@@ -2,13 +2,13 @@
 // the temporary folder; the best of three. save: dcp::save, which replaces the checkpoint of the time before: it
 // computes checksums, syncs every file and renames the folder. It overwrites the files of the checkpoint that the save
 // before it has replaced (SaveOptions::reuse_files). save_new: with new files, and the old ones are removed in the
-// background: the note says how long that takes, and everything else is measured after it. load: dcp::load of the files that were just written,
-// which are in the page cache; it checks all bytes before it changes a tensor. load_unverified: the same without
-// checksums, which the peer does not have. async_stall: how long async_save keeps the step from going on; plain is the
-// synchronous save. async_staging_stall: the same with the copy in the background, as tessera train does it: the time
-// of the call and of wait_staging() after a forward and backward, here matrix products of about 300 ms; the note says
-// how much longer these take meanwhile, the middle of three. The peer is torch.distributed.checkpoint with
-// FileSystemWriter, its default: it overwrites the files of the time before and syncs them, without checksums
+// background: the note says how long that takes, and everything else is measured after it. load: dcp::load of the files
+// that were just written, which are in the page cache; it checks all bytes before it changes a tensor. load_unverified:
+// the same without checksums, which the peer does not have. async_stall: how long async_save keeps the step from going
+// on; plain is the synchronous save. async_staging_stall: the same with the copy in the background, as tessera train
+// does it: the time of the call and of wait_staging() after a forward and backward, here matrix products of about 300
+// ms; the note says how much longer these take meanwhile, the middle of three. The peer is torch.distributed.checkpoint
+// with FileSystemWriter, its default: it overwrites the files of the time before and syncs them, without checksums
 // (async_save: with its default stager).
 #include "benchmarks/harness/bench.h"
 #include "benchmarks/harness/process_ranks.h"
@@ -54,7 +54,8 @@ void run(int64_t ranks, const EmitRow& emit) {
     const auto mesh = me.mesh(std::vector<int64_t>{ranks});
     const auto folder = (std::filesystem::temp_directory_path() / "tessera-bench-checkpoint").string();
     const auto dict = one_gigabyte(mesh, 1), loaded = one_gigabyte(mesh, 0);
-    double save = 1e9, save_new = 1e9, removal = 1e9, load = 1e9, unverified = 1e9, stall = 1e9, total = 1e9, staging_stall = 1e9;
+    double save = 1e9, save_new = 1e9, removal = 1e9, load = 1e9, unverified = 1e9, stall = 1e9, total = 1e9,
+           staging_stall = 1e9;
     std::vector<double> slower;
     const auto factor = at::ones({512, 512});
     auto compute = [&, products = 1]() mutable {  // the same number of products in every call
@@ -71,9 +72,8 @@ void run(int64_t ranks, const EmitRow& emit) {
     compute();
     dcp::AsyncSave saving;
     for (int i = 0; i < kRepeats; i++) {
-      save_new = std::min(save_new, milliseconds(me, [&] {
-                            dcp::save(dict, folder, {}, {.overwrite = true, .reuse_files = false});
-                          }));
+      save_new = std::min(
+          save_new, milliseconds(me, [&] { dcp::save(dict, folder, {}, {.overwrite = true, .reuse_files = false}); }));
       if (const double waited = milliseconds(me, [] { dcp::wait_for_removals(); }); i > 0)
         removal = std::min(removal, waited);
       dcp::save(dict, folder, {}, {.overwrite = true});  // leaves the files that the next one overwrites

@@ -16,8 +16,8 @@ struct SaveOptions {
   int64_t keep_latest = 0;  // for step folders: keeps this many checkpoints up to this one, itself included; 0: all
   bool sync = true;         // fsync before the rename; without it, a crash of the machine may lose the checkpoint
   // Keeps the files of one replaced or superfluous checkpoint until the next save, which overwrites them: half the time
-  // of a save, for the disk space of one checkpoint more. Files that a process has open, or that have a second name, are
-  // never overwritten. False: they are removed in the background.
+  // of a save, for the disk space of one checkpoint more. Files that a process has open, or that have a second name,
+  // are never overwritten. False: they are removed in the background.
   bool reuse_files = true;
   // Of async_save: copies the tensors in the background, too (PyTorch: StagingOptions.use_async_staging). The caller
   // must call AsyncSave::wait_staging() before it changes them.

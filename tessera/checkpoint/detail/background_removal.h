@@ -7,8 +7,8 @@
 // removed on a thread: to free its blocks and its pages in memory takes the kernel a quarter of a second per GB, and
 // nothing waits for it but the next save. What a crash leaves is removed by the next save, like other .partial folders.
 //
-// One such folder is not removed, but left to the next save, which overwrites its files: a file system writes blocks and
-// pages that a file has already in half the time of new ones, and frees nothing.
+// One such folder is not removed, but left to the next save, which overwrites its files: a file system writes blocks
+// and pages that a file has already in half the time of new ones, and frees nothing.
 namespace tessera::dcp {
 
 // Waits for earlier removals. An error is not reported here: the next save tries again and reports it.

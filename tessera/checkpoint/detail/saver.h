@@ -37,10 +37,10 @@ class Saver {
   };
   using Texts = std::vector<std::string>;
 
-  std::string create_folder(const Texts& local_plans);      // on rank 0; returns the global plan
-  void make_partial_folder(const Manifest& plan) const;     // of what an earlier save has left
-  std::string write_files();                            // returns checksums
-  std::string finish(const Texts& checksums);           // on rank 0
+  std::string create_folder(const Texts& local_plans);   // on rank 0; returns the global plan
+  void make_partial_folder(const Manifest& plan) const;  // of what an earlier save has left
+  std::string write_files();                             // returns checksums
+  std::string finish(const Texts& checksums);            // on rank 0
   void report(std::string_view stage) const;
 
   SaveOptions options_;
