@@ -100,7 +100,7 @@ DTensor arange(const at::Scalar& end, const DeviceMesh& mesh, PlacementsRef plac
                at::TensorOptions options = {});
 
 // Prints dtype, sizes, placements, mesh and this rank's local tensor, without communication:
-//   DTensor(Float[8, 10] [S(0), R] on mesh(dp=2,tp=2))
+//   DTensor(f32[8, 10][S(0), R] on mesh(dp=2,tp=2))
 //   local tensor of rank 3, [4, 10]: ...
 // For the global value print full_tensor().
 std::ostream& operator<<(std::ostream& out, const DTensor& t);

@@ -51,7 +51,7 @@ struct ContextParallelOptions {
 // While alive, torch::scaled_dot_product_attention of this thread is context-parallel: its inputs (..., heads, t, D)
 // have the t tokens of this rank, and its result has too. They may be DTensors that are sharded over heads or batch.
 // Differentiable; backward() may run after the scope, unless it recomputes an activation checkpoint. Attention with
-// dropout_p is an error, and so is a mask for a ring, which gives documents instead.
+// dropout_p is an error. So is an attn_mask with a ring: pass `documents` instead.
 //
 // Other ops that mix tokens would see those of this rank only. They throw UsageError: a product of tokens with tokens
 // (torch::nn::MultiheadAttention, torch::nn::Transformer), a softmax, scan, flip or norm over the sequence,

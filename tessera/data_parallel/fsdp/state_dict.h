@@ -13,8 +13,9 @@
 //
 //   full       all values are full plain tensors
 //   sharded    sharded values are DTensors. With fully_shard: the parameter itself. With FullyShardedDataParallel:
-//              [S(0)] on its mesh, [R, S(0)] with a hybrid strategy. With tensor parallelism too: [S(0), its own] on
-//              both axes, with SS if both shard dim 0. A flat parameter is gathered, one module at a time, and sharded.
+//              [S(0)] on its mesh, [R, S(0)] with a hybrid strategy. With tensor parallelism too: S(0) on the FSDP axis
+//              and the tensor-parallel placement on the other axis; SS if both shard dim 0. A flat parameter is
+//              gathered, one module at a time, and sharded.
 //
 // The optimizer dict has state.<parameter>.<entry> and param_groups.<group>.<option> (state/optimizer_state.h). State
 // of a flat parameter is split by its parameters' names.
