@@ -184,6 +184,33 @@ void ModuleGuard::exclude_changed_members() {
   }
 }
 
+bool ModuleGuard::add_to(GuardSnapshot& snapshot) const {
+  auto tensor = tensors_.begin();
+  for (const auto& entry : entries_) {
+    snapshot.add(entry.module->*member_of(TrainingFlagOf()));
+    snapshot.add_list(children_of(*entry.module).items());
+    for (const auto* dict : {&parameters_of(*entry.module), &buffers_of(*entry.module)}) {
+      snapshot.add_list(dict->items());
+      for (const auto& item : *dict)
+        if (!tensor++->second.add_to(snapshot, item.value())) return false;
+    }
+    if (!entry.hook_point) continue;
+    snapshot.add(*entry.hook_point);
+    if (const auto* hooks = entry.hook_point->hooks()) {
+      const auto add = [&](const auto& list) {
+        snapshot.add_list(list.entries());
+        for (const auto& hook : list.entries()) snapshot.add(hook->id);
+      };
+      add(hooks->forward_pre), add(hooks->forward), add(hooks->around), add(hooks->backward_pre), add(hooks->backward);
+    }
+  }
+  for (const auto& each : members_) {
+    if (!each.ignored.empty()) return false;
+    snapshot.add(each.begin, each.bytes.size());
+  }
+  return true;
+}
+
 bool ModuleGuard::holds(const torch::nn::Module& root, std::string* why) const {
   const auto fails = [&](const Entry& entry, const std::string& what) {
     if (why) *why = (entry.name.empty() ? "the module" : "module " + entry.name) + what;

@@ -29,6 +29,9 @@ class ModuleGuard {
   ModuleGuard(const torch::nn::Module& root, CallArguments::ModuleObject object);
   // The check is a loop over the table. `why`: if not null, gets the first difference.
   bool holds(const torch::nn::Module& root, std::string* why = nullptr) const;
+  // Adds the memory that holds(root) reads if `root` is the module that was given. False if that is not known.
+  bool add_to(GuardSnapshot& snapshot) const;
+  const torch::nn::Module* root() const { return entries_.front().module; }
   // Excludes members that a run of the program has changed itself. Call it after the first run.
   void exclude_changed_members();
   bool is_complete() const { return complete_; }

@@ -103,6 +103,26 @@ bool TensorGuard::holds(const at::Tensor& t) const {
          same_layout(*local_or_self(t).unsafeGetTensorImpl(), rest_->local_layout);
 }
 
+bool TensorGuard::add_to(GuardSnapshot& snapshot, const at::Tensor& t) const {
+  if (!t.defined()) return true;
+  const auto& impl = *t.unsafeGetTensorImpl();
+  const auto* begin = reinterpret_cast<const char*>(&impl);
+  const auto* end = begin + sizeof(c10::TensorImpl);
+  const auto* sizes = reinterpret_cast<const char*>(impl.sizes().data());
+  if (distributed_ || impl.layout() != c10::kStrided || sizes < begin || sizes >= end) return false;
+  const auto* fields = begin + sizeof(c10::intrusive_ptr_target);  // behind the use count
+  snapshot.add(fields, static_cast<size_t>(end - fields));
+  const auto* meta = torch::autograd::impl::get_autograd_meta(t);
+  if (!meta) return true;
+  if (meta->is_view_ || meta->fw_grad_ || meta->cpp_hooks_list_ || meta->post_acc_grad_hooks_ ||
+      !meta->grad_accumulator_.expired())
+    return false;
+  // All that follows the gradient.
+  const auto* history = reinterpret_cast<const char*>(&meta->grad_fn_);
+  snapshot.add(history, static_cast<size_t>(reinterpret_cast<const char*>(&meta->mutex_) - history));
+  return true;
+}
+
 std::string TensorGuard::describe(const at::Tensor& t) {
   if (!t.defined()) return "undefined";
   std::ostringstream out;

@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/compile/detail/api/guard_snapshot.h"
 #include "tessera/placement/detail/tensor_spec.h"
 
 #include <ATen/core/Tensor.h>
@@ -17,6 +18,8 @@ class TensorGuard {
   TensorGuard() = default;  // of an undefined tensor
   explicit TensorGuard(const at::Tensor& t);
   bool holds(const at::Tensor& t) const;
+  // Adds the memory that holds(t) reads. False if that is not known: of DTensors, views, tensors with hooks.
+  bool add_to(GuardSnapshot& snapshot, const at::Tensor& t) const;
   // "f32[3, 4], which requires a gradient": the properties of `t`, for messages.
   static std::string describe(const at::Tensor& t);
   // What differs, as "f64[3], it was f32[3]"; "" if the guard holds.

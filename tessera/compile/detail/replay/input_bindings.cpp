@@ -67,7 +67,8 @@ InputBindings::InputBindings(const Program& program, const Tracer::Result& trace
   for (const auto& [tensor, role, name] : lift(arguments)) {
     if (role == Role::Argument || role == Role::Gradient || !local_or_self(tensor).has_storage()) continue;
     const auto found = owners.find(storage_id(tensor));
-    if (found != owners.end() && !found->second.is_same(tensor))
+    const bool is_handle_of_lift = tensor.use_count() == 1;  // nobody else can change it
+    if (found != owners.end() && !found->second.is_same(tensor) && !is_handle_of_lift)
       shared_.push_back({tensor, found->second, bytes_between(found->second, tensor)});
   }
 }
@@ -77,11 +78,30 @@ const at::Tensor& InputBindings::owner(const Binding& each, const CallArguments&
   return each.parameter.defined() ? each.parameter.grad() : each.fixed;
 }
 
-bool InputBindings::fits(const CallArguments& arguments) const {
-  std::vector<const void*> given;
+// Gradients change with each call, and so does what is bound where inputs have moved.
+void InputBindings::add_to(GuardSnapshot& snapshot) {
+  fixed_storages_.clear();
+  std::vector<const void*> storages;
+  for (const auto& each : bindings_) {
+    if (each.argument >= 0) continue;
+    const auto& local = local_or_self(each.fixed);
+    if (each.parameter.defined() || !local.is_same(each.fixed) || storage_id(local) != each.bound) return;
+    if (local.use_count() > 1)  // somebody else can change it
+      snapshot.add(local.unsafeGetTensorImpl()->unsafe_storage());
+    storages.push_back(each.bound);
+  }
+  if (shared_.empty()) fixed_storages_ = std::move(storages);
+}
+
+bool InputBindings::fits(const CallArguments& arguments, bool unchanged) const {
+  c10::SmallVector<const void*, 8> given;
   for (const auto& t : arguments.tensors) given.push_back(t.defined() ? storage_id(t) : nullptr);
   for (const auto& [argument, storage] : aliased_)
     if (given[static_cast<size_t>(argument)] != storage) return false;
+  if (unchanged && !fixed_storages_.empty())
+    return std::none_of(given.begin(), given.end(), [&](const void* storage) {
+      return std::find(fixed_storages_.begin(), fixed_storages_.end(), storage) != fixed_storages_.end();
+    });
   bool moved = false;
   for (const auto& each : bindings_) {
     if (each.argument >= 0) continue;

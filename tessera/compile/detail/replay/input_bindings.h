@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/compile/detail/api/guard_snapshot.h"
 #include "tessera/compile/detail/replay/executable.h"
 #include "tessera/compile/detail/trace/call_arguments.h"
 #include "tessera/compile/detail/trace/tracer.h"
@@ -21,7 +22,10 @@ class InputBindings {
                 const std::vector<OldGradient>& gradients = {});
 
   // Do the inputs share memory exactly as at tracing, arguments and others?
-  bool fits(const CallArguments& arguments) const;
+  // `unchanged`: the memory that add_to() has added is unchanged.
+  bool fits(const CallArguments& arguments, bool unchanged = false) const;
+  // Adds the memory that fits() reads of tensors that are not arguments. Call it if fits() is true.
+  void add_to(GuardSnapshot& snapshot);
   // Rebinds buffers whose memory has moved. Bumps the version of every tensor that the program mutates.
   void bind(Executable& executable, const CallArguments& arguments);
   // The tensor that owns a buffer now; undefined if the buffer is not an input.
@@ -46,6 +50,7 @@ class InputBindings {
   static const at::Tensor& owner(const Binding& each, const CallArguments& arguments);
   std::vector<Binding> bindings_;
   std::vector<SharedMemory> shared_;
+  std::vector<const void*> fixed_storages_;           // of inputs that add_to() has added all; empty: it has not
   std::vector<std::pair<int, const void*>> aliased_;  // arguments that share their storage with another input
 };
 
