@@ -103,5 +103,22 @@ TEST(InFlightCollectives, APartialTensorTimesItsTranspose) {
   });
 }
 
+// The same, where one rank comes late: the result of the other layout is copied, after its collective.
+TEST(InFlightCollectives, AResultOfAnotherLayoutIsCopiedAfterItsCollective) {
+  const auto values = torch::arange(64 * 32, torch::kFloat).view({64, 32});
+  testing::run_ranks(2, [&](testing::Rank& me) {
+    const auto mesh = init_device_mesh("cpu", {2}, {"x"});
+    const at::Tensor x = DTensor::from_local(values, mesh, {Partial()});
+    const auto sums = [](const at::Tensor& x) { return at::mm(x + x, (x + x).t()); };
+    auto compiled = compile(sums, {.codegen = false, .captures = Captures::None});
+    for (int call = 0; call < 3; call++) {
+      const auto wanted = values.mm(values.t()) * 16;
+      if (me.rank == 1)
+        for (int i = 0; i < 20; i++) at::mm(torch::ones({400, 400}), torch::ones({400, 400}));
+      EXPECT_TRUE(at::equal(DTensor(compiled(x)).full_tensor(), wanted)) << call;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace tessera

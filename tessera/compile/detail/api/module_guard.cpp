@@ -158,6 +158,12 @@ void ModuleGuard::add(const torch::nn::Module& module, CallArguments::ModuleObje
   for (const auto& item : buffers) tensors_.emplace_back(item.value(), TensorGuard(item.value()));
   const auto torch_members = find_torch_members(module);
   add_object(module, torch_members.size ? torch_members : object, name, !torch_members.size);
+  // The vectors themselves are among the members that were added last. If these hold, the elements are where they were.
+  const auto owner = members_.size() - 1;
+  for (const auto& list : find_torch_lists(module)) {
+    add_members(list.begin, list.size, name, false);
+    members_[owner].lists++;
+  }
   for (const auto& item : children)
     if (item.value()) add(*item.value(), object_of(item.value()), name.empty() ? item.key() : name + "." + item.key());
 }
@@ -176,8 +182,14 @@ bool ModuleGuard::Members::hold() const {
 }
 
 void ModuleGuard::exclude_changed_members() {
-  for (auto& each : members_) {
+  for (size_t m = 0; m < members_.size(); m++) {
+    auto& each = members_[m];
     if (each.hold()) continue;
+    if (const auto lists = static_cast<ptrdiff_t>(std::exchange(each.lists, 0))) {
+      const auto next = members_.begin() + static_cast<ptrdiff_t>(m) + 1;
+      members_.erase(next, next + lists);
+      complete_ = false;
+    }
     each.ignored.resize(each.bytes.size());
     for (size_t i = 0; i < each.bytes.size(); i++)
       if (each.begin[i] != each.bytes[i]) each.ignored[i] = true;

@@ -51,6 +51,7 @@ class ModuleGuard {
     const char* begin;
     std::string bytes, name;
     bool of_own_class;               // not a class of LibTorch
+    size_t lists = 0;                // entries behind this one with elements of vectors among these members
     std::vector<bool> ignored = {};  // by byte; empty: none
     bool hold() const;
   };
@@ -72,5 +73,7 @@ class ModuleGuard {
 
 // The bytes of a module that has a class of torch::nn, without its hooks. The size is 0 for other classes.
 CallArguments::ModuleObject find_torch_members(const torch::nn::Module& module);
+// The elements of vectors among the options of such a module.
+std::vector<CallArguments::ModuleObject> find_torch_lists(const torch::nn::Module& module);
 
 }  // namespace tessera::compiler

@@ -31,10 +31,16 @@ int64_t bytes_between(const Tensors& tensors, int from, size_t to) {
   return from < 0 ? 0 : first_byte(tensors[to]) - first_byte(tensors[static_cast<size_t>(from)]);
 }
 
-constexpr const char* kLeafNames[] = {
-    "the number",           "an integer, bool or enum",          "a string", "a length or number of elements",
-    "an optional",          "a dtype, device or kind of number", "a number", "a generator",
-    "the number of tensors"};
+constexpr const char* kLeafNames[] = {"the number",
+                                      "an integer, bool or enum",
+                                      "a string",
+                                      "a length or number of elements",
+                                      "an optional",
+                                      "a dtype, device or kind of number",
+                                      "a number",
+                                      "a generator",
+                                      "the number of tensors",
+                                      "the type"};
 
 bool differs(std::string* why, const std::string& text) {
   if (why) *why = text;

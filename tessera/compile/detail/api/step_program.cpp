@@ -14,10 +14,10 @@ namespace {
 
 using tessera::detail::local_or_self;
 
-// A leaf is guarded by identity: the program keeps the memory of its gradient.
+// A leaf is guarded by identity: the program keeps the memory of its gradient. A frozen one can have a gradient, too.
 void add_leaves(CallArguments& arguments) {
   for (const auto& t : arguments.tensors)
-    if (t.defined() && t.is_leaf() && t.requires_grad()) arguments.leaves.push_back(t);
+    if (t.defined() && t.is_leaf() && (t.requires_grad() || t.grad().defined())) arguments.leaves.push_back(t);
 }
 
 // While alive, a backward that reaches the autograd history of an argument throws: that graph belongs to the caller,
@@ -47,14 +47,6 @@ class HistoryGuard {
 at::Tensor copy_of_local(const at::Tensor& t) { return t.defined() ? local_or_self(t).detach().clone() : at::Tensor(); }
 
 }  // namespace
-
-bool StepProgram::GradientGuard::holds() const {
-  const auto& now = parameter.grad();
-  if (!now.defined() || !gradient) return now.defined() == gradient.has_value();
-  const auto& local = local_or_self(now);
-  return local.sizes() == at::IntArrayRef(gradient->sizes) && local.strides() == at::IntArrayRef(gradient->strides) &&
-         local.scalar_type() == gradient->dtype;
-}
 
 // Gradients that are undefined get placeholders first. If the step never reads an old gradient, because it calls
 // zero_grad itself, one program serves calls with and without gradients. Otherwise it is traced again without
@@ -107,10 +99,7 @@ void StepProgram::collect_gradients(TraceRun& run, bool reads_old_gradients) {
   without_gradient_.clear();
   gradient_guards_.clear();
   for (const auto& each : run.gradients()) {
-    if (reads_old_gradients)
-      gradient_guards_.push_back({each.parameter, each.gradient.defined()
-                                                      ? std::optional(Type::of(local_or_self(each.gradient)))
-                                                      : std::nullopt});
+    if (reads_old_gradients) gradient_guards_.push_back({each.parameter, TensorGuard(each.gradient)});
     const auto& now = each.parameter.grad();
     if (now.defined() && run.tracer().was_allocated(local_or_self(now))) {
       run.tracer().add_output(local_or_self(now), Output::Kind::Gradient, each.name);

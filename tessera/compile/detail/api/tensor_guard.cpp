@@ -48,7 +48,7 @@ size_t hash_of_hooks(const torch::autograd::AutogradMeta& meta) {
 TensorGuard::Autograd autograd_of(const at::Tensor& t) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(t);
   if (!meta) return {};
-  return {hash_of_hooks(*meta), meta->fw_grad_ && !meta->fw_grad_->empty(), meta->retains_grad_,
+  return {hash_of_hooks(*meta), meta->fw_grad_ && !meta->fw_grad_->empty(), meta->retains_grad_, meta->is_view_,
           meta->grad_dtype_.value_or(c10::ScalarType::Undefined)};
 }
 
@@ -137,6 +137,7 @@ std::string TensorGuard::describe(const at::Tensor& t) {
   if (t.is_conj()) out << " with its conj bit set";
   if (t.is_inference()) out << " of inference mode";
   const auto autograd = autograd_of(t);
+  if (autograd.is_view) out << " that is a view";
   if (autograd.hooks) out << " with hooks";
   if (autograd.has_tangent) out << " with a tangent";
   if (t._is_zerotensor()) out << " of zeros without memory";

@@ -12,7 +12,7 @@ namespace tessera::compiler {
 
 // The properties of a tensor that a program is specialized for: dtype, device, sizes, strides, layout, requires_grad,
 // conj and neg bits, placements, hooks on its gradient and on the accumulator of its gradient, the dtype of the
-// gradient. Not its memory: programs rebind that on every run.
+// gradient, whether it is a view. Not its memory: programs rebind that on every run.
 class TensorGuard {
  public:
   TensorGuard() = default;  // of an undefined tensor
@@ -30,7 +30,7 @@ class TensorGuard {
 
   struct Autograd {
     size_t hooks = 0;  // 0: none
-    bool has_tangent = false, retains_grad = false;
+    bool has_tangent = false, retains_grad = false, is_view = false;
     c10::ScalarType grad_dtype = c10::ScalarType::Undefined;
     bool operator==(const Autograd&) const = default;
   };

@@ -4,6 +4,7 @@
 #include "tessera/compile/detail/trace/call_arguments.h"
 #include "tessera/compile/detail/trace/tracer.h"
 
+#include <optional>
 #include <vector>
 
 namespace tessera::compiler {
@@ -41,12 +42,17 @@ class InputBindings {
     const void* bound = nullptr;
     int64_t bound_offset = 0;
     bool written = false;
+    // The program reads by an offset from the begin of the storage, which had this size at tracing.
+    std::optional<int64_t> storage_bytes = {};
   };
-  // A parameter or state tensor in the buffer of another one, the owner.
+  // Another tensor in the buffer of a binding: a parameter, a state, or the gradient of a parameter.
   struct SharedMemory {
-    at::Tensor tensor, owner;
-    int64_t bytes = 0;  // from the first byte of the owner to its own
+    at::Tensor tensor;
+    size_t binding;
+    bool is_gradient;   // of `tensor`
+    int64_t bytes = 0;  // from the first byte of the binding's owner to its own
   };
+  void find_shared_memory(const CallArguments& arguments, const std::vector<OldGradient>& gradients);
   static const at::Tensor& owner(const Binding& each, const CallArguments& arguments);
   std::vector<Binding> bindings_;
   std::vector<SharedMemory> shared_;
