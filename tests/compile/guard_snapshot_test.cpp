@@ -16,6 +16,7 @@ struct GuardedNetImpl : torch::nn::Module {
     row = register_parameter("row", torch::randn({3}));
     state = register_buffer("state", torch::randn({3}));
   }
+  void replace_row() { parameters_["row"] = torch::randn({3}); }
   nn::Linear fc{nullptr};
   torch::nn::LayerNorm norm{nullptr};
   at::Tensor row, state;
@@ -38,7 +39,7 @@ const SnapshotCase kSnapshotCases[] = {
        net->fc->weight.set_data(torch::randn({3, 3}).t());
      }},
     {"neg bit", [](GuardedNet& net) { net->state.unsafeGetTensorImpl()->_set_neg(true); }},
-    {"another tensor", [](GuardedNet& net) { net->named_parameters()["row"] = torch::randn({3}); }},
+    {"another tensor", [](GuardedNet& net) { net->replace_row(); }},
     {"one more buffer", [](GuardedNet& net) { net->fc->register_buffer("one", torch::randn({3})); }},
     {"one more submodule", [](GuardedNet& net) { net->fc->register_module("one", nn::Linear(3, 3)); }},
     {"another submodule", [](GuardedNet& net) { net->replace_module("norm", torch::nn::ReLU()); }},
