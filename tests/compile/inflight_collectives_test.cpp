@@ -105,7 +105,7 @@ TEST(InFlightCollectives, APartialTensorTimesItsTranspose) {
 
 // The same, where one rank comes late: the result of the other layout is copied, after its collective.
 TEST(InFlightCollectives, AResultOfAnotherLayoutIsCopiedAfterItsCollective) {
-  const auto values = torch::arange(64 * 32, torch::kFloat).view({64, 32});
+  const auto values = torch::ones({1, 4096});
   testing::run_ranks(2, [&](testing::Rank& me) {
     const auto mesh = init_device_mesh("cpu", {2}, {"x"});
     const at::Tensor x = DTensor::from_local(values, mesh, {Partial()});

@@ -330,6 +330,24 @@ TEST(MustWork, AutocastToggledOutside) {
       6);
 }
 
+// Autocast keeps casts of parameters. The program casts the parameters of each call.
+TEST(MustWork, CastsThatAutocastHasCachedBefore) {
+  expect_same_calls(
+      [](const bool compiled) {
+        MLP model(models::mlp_module());
+        auto opt = std::make_shared<optim::SGD>(model->parameters(), optim::SGD::Options{.lr = 0.1});
+        auto step = as_is_or_compiled(train_step, compiled);
+        return [=](int) mutable {
+          at::autocast::set_autocast_enabled(at::kCPU, true);
+          const auto x = torch::randn({8, 10}), before = model(x), loss = step(model, *opt, x);
+          at::autocast::clear_cache();
+          at::autocast::set_autocast_enabled(at::kCPU, false);
+          return with_module({before, loss.detach()}, *model);
+        };
+      },
+      4);
+}
+
 TEST(MustWork, ParametersFrozenOrUnfrozenBetweenCalls) {
   for (const bool captured : {false, true})
     expect_same_calls(

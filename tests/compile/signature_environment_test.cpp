@@ -342,7 +342,7 @@ TEST(Ranks, OneThatRecompilesAloneEndsAll) {
         {.codegen = false, .captures = Captures::None});
     for (int64_t n = 1; n <= 2; n++) step(torch::ones({4}), n);  // all ranks recompile together
     const auto begin = Clock::now();
-    EXPECT_ERROR(UsageError, step(torch::ones({4}), me.rank == 1 ? 3 : 2), "rank 1 recompiles its step",
+    EXPECT_ERROR(UsageError, step(torch::ones({4}), int64_t{me.rank == 1 ? 3 : 2}), "rank 1 recompiles its step",
                  "changed from 2 to 3");
     EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
   });

@@ -26,13 +26,9 @@ class HistoryGuard {
  public:
   explicit HistoryGuard(const Tensors& arguments) {
     for (size_t i = 0; i < arguments.size(); i++) {
-      const auto& t = arguments[i];
-      if (!t.defined() || !t.requires_grad() || t.is_leaf()) continue;
-      hooks_.emplace_back(t, t.register_hook([i](const at::Tensor&) {
-        TESSERA_FAIL(UsageError, "compile: tensor argument ", i,
-                     " has an autograd history, and a backward of the step runs into it; that graph is outside of the "
-                     "step. Pass t.detach(), or compile the code that computes the argument too");
-      }));
+      if (!arguments[i].defined()) continue;
+      add(arguments[i], i);
+      if (arguments[i].is_view()) add(at::Tensor(arguments[i]._base()), i);
     }
   }
   ~HistoryGuard() {
@@ -41,6 +37,14 @@ class HistoryGuard {
   HistoryGuard(const HistoryGuard&) = delete;
 
  private:
+  void add(const at::Tensor& t, size_t i) {
+    if (!t.requires_grad() || t.is_leaf()) return;
+    hooks_.emplace_back(t, t.register_hook([i](const at::Tensor&) {
+      TESSERA_FAIL(UsageError, "compile: tensor argument ", i,
+                   " has an autograd history, and a backward of the step runs into it; that graph is outside of the "
+                   "step. Pass t.detach(), or compile the code that computes the argument too");
+    }));
+  }
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
 };
 

@@ -10,6 +10,7 @@
 #include "tessera/tracing/detail/number_input.h"
 #include "tessera/tracing/detail/restart_trace.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 
@@ -42,6 +43,14 @@ class ReachedModules final : public OpMode {
  private:
   std::vector<const torch::nn::Module*>& modules_;
   std::unordered_set<const void*> known_;
+};
+
+// Casts of parameters in the cache of autocast: those from before a trace would be constants of the program, and those
+// of the trace are memory of the program.
+struct NoCachedCasts {
+  NoCachedCasts() { at::autocast::clear_cache(); }
+  ~NoCachedCasts() { at::autocast::clear_cache(); }
+  NoCachedCasts(const NoCachedCasts&) = delete;
 };
 
 // A trace that fails or is restarted has changed the gradients of leaves that are not inputs yet.
@@ -255,6 +264,7 @@ TracedProgram::TraceOutcome TracedProgram::trace(const CallArguments& given, Tra
 bool TracedProgram::record_or_restart(TraceRun& run, const CallArguments& arguments, TraceRequest& request) {
   CompilingScope::take_guards();  // of an earlier trace that failed
   CompilingScope::take_effects();
+  const NoCachedCasts none_before;
   try {
     record(run, arguments, request);
   } catch (const RestartTrace&) {
