@@ -39,6 +39,7 @@ struct EnvironmentNet : torch::nn::Module {
     norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({3})));
     bag = register_module("bag", std::make_shared<torch::nn::Module>());
     part = register_module("part", EnvironmentPart());
+    unflatten = register_module("unflatten", torch::nn::Unflatten(torch::nn::UnflattenOptions(0, {2, 2})));
     places = register_module("places", std::make_shared<torch::nn::Module>());
     places->register_module("it", torch::nn::ReLU());
     row = register_parameter("row", torch::randn({4}));
@@ -53,6 +54,7 @@ struct EnvironmentNet : torch::nn::Module {
   torch::nn::LayerNorm norm{nullptr};
   std::shared_ptr<torch::nn::Module> bag, places;
   EnvironmentPart part{nullptr};
+  torch::nn::Unflatten unflatten{nullptr};
   at::Tensor row, twin, matrix, placed, state, shared_buffer;
   double scale = 0.5;
 };
@@ -138,6 +140,8 @@ struct Environment {
   bool grad_mode = true, inference = false, autocast = false, autocast_cache = true, deterministic = false;
   bool anomaly = false, below_autograd = false, mkldnn = true;
   c10::ScalarType autocast_dtype = at::kBFloat16, default_dtype = at::kFloat;
+  int threads = 1;
+  const char* precision = "highest";
 };
 
 // What the items read: the arguments of a call, and the environment for captured variables.
@@ -179,6 +183,8 @@ class ThreadState {
     at::globalContext().setDeterministicAlgorithms(e.deterministic, false);
     at::globalContext().setUserEnabledMkldnn(e.mkldnn);
     torch::autograd::AnomalyMode::set_enabled(e.anomaly);
+    at::set_num_threads(e.threads);
+    at::globalContext().setFloat32MatmulPrecision(e.precision);
     if (e.below_autograd) below_.emplace();
   }
   ~ThreadState() {
@@ -190,6 +196,8 @@ class ThreadState {
     at::globalContext().setDeterministicAlgorithms(false, false);
     at::globalContext().setUserEnabledMkldnn(true);
     torch::autograd::AnomalyMode::set_enabled(false);
+    at::set_num_threads(1);
+    at::globalContext().setFloat32MatmulPrecision("highest");
   }
   ThreadState(const ThreadState&) = delete;
 

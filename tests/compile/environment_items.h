@@ -99,6 +99,20 @@ inline const EnvironmentItem kItems[] = {
      CHANGE(if (e.model->matrix.grad().defined()) e.model->matrix.mutable_grad().mul_(other_number(random, 0)))},
     {"gradient kept", READ(e.model->row.pow(2).sum()),
      CHANGE(if (e.model->row.grad().defined()) e.kept.push_back(e.model->row.grad()))},
+    {"gradient stored with a neg bit", READ(e.model->matrix.pow(2).sum()),
+     CHANGE(const auto g = torch::randn(e.model->matrix.sizes());
+            e.model->matrix.mutable_grad() = below(random, 2) ? at::_neg_view(g) : g)},
+    {"gradient stored as zeros without memory", READ(e.model->matrix.pow(2).sum()),
+     CHANGE(const auto sizes = e.model->matrix.sizes();
+            e.model->matrix.mutable_grad() =
+                below(random, 8) == 0 ? at::_efficientzerotensor(sizes) : torch::randn(sizes))},
+    {"gradient shared by two parameters", READ(e.model->row.pow(2).sum() + e.model->twin.pow(2).sum()),
+     CHANGE(if (!e.model->row.requires_grad() || e.model->row.sizes() != e.model->twin.sizes()) return;
+            auto& g = e.model->row.mutable_grad(); g = torch::randn({4});
+            e.model->twin.mutable_grad() = below(random, 2) ? g : g.clone())},
+    {"gradient stored in the memory of its parameter", READ(e.model->matrix.pow(2).sum()),
+     CHANGE(e.model->matrix.mutable_grad() = below(random, 2) ? e.model->matrix.detach()
+                                                              : torch::randn(e.model->matrix.sizes()))},
     {"gradient accumulator with a hook", READ(e.model->row.pow(2).sum()), [](Environment& e, Random& random) {
        if (!e.model->row.requires_grad()) return;
        const at::AutoGradMode on(true);
@@ -146,6 +160,10 @@ inline const EnvironmentItem kItems[] = {
             e.model->named_buffers()["shared_buffer"].set_data(shared ? torch::randn({3}) : e.model->state.detach()))},
     {"weight of a LibTorch module assigned", READ(e.model->norm(e.batch.x).pow(2).sum()),
      CHANGE(e.model->norm->weight = new_leaf(torch::randn({3})))},
+    {"list in the options of a module", READ(e.model->unflatten(e.model->row).select(1, 0).sum()),
+     CHANGE(const bool square = e.model->unflatten->options.sizes()[0] == 2;
+            const auto sizes = square ? std::vector<int64_t>({4, 1}) : std::vector<int64_t>({2, 2});
+            e.model->unflatten->options.sizes(sizes))},
     {"member of the model assigned", READ(e.model->matrix.pow(2).sum()),
      CHANGE(e.model->matrix = new_leaf(torch::randn({2, 3})))},
     {"submodule of another class at the same address", READ([&] {
@@ -180,6 +198,14 @@ inline const EnvironmentItem kItems[] = {
      CHANGE(e.other = below(random, 2) ? torch::randn({1, 3}).expand({2, 3}) : torch::randn({2, 3}))},
     {"storage offset of an argument", READ(e.other.pow(2).sum()),
      CHANGE(e.other = torch::randn({4, 3}).narrow(0, below(random, 3), 2))},
+    {"offset of an argument in its storage", READ(e.other.as_strided({2}, {1}, 1).sum()),
+     CHANGE(e.other = torch::randn({4, 3}).narrow(0, below(random, 3), 2))},
+    {"base of an argument", READ(e.other.is_view() ? at::Tensor(e.other._base()).sum() : e.other.mean()),
+     CHANGE(e.other = below(random, 3) ? torch::randn({4 + below(random, 2), 3}).narrow(0, below(random, 3), 2)
+                                       : torch::randn({2, 3}))},
+    {"gradient of a frozen argument",
+     READ(e.other.is_leaf() && e.other.grad().defined() ? e.other.grad().sum() : e.other.sum()),
+     CHANGE(e.other = torch::randn({2, 3}); if (below(random, 2)) e.other.mutable_grad() = torch::randn({2, 3}))},
     {"argument of no elements", READ(e.other.sum() + 1), CHANGE(e.other = torch::randn({below(random, 2), 3}))},
     {"undefined argument", READ(e.z.defined() ? at::real(e.z).sum() : e.batch.x.sum()),
      CHANGE(e.z = e.z.defined() ? at::Tensor() : torch::randn({3}, at::kComplexFloat))},
@@ -318,6 +344,10 @@ inline const EnvironmentItem kItems[] = {
      CHANGE(e.anomaly = below(random, 8) == 0)},
     {"dispatch keys excluded", READ(e.model->row.pow(2).sum()), CHANGE(e.below_autograd = !e.below_autograd)},
     {"oneDNN", READ(e.batch.x.mul(at::globalContext().userEnabledMkldnn() ? 2 : 3).sum()), CHANGE(e.mkldnn = !e.mkldnn)},
+    {"number of threads", READ(e.batch.x.mul(at::get_num_threads()).sum()), CHANGE(e.threads = 3 - e.threads)},
+    {"precision of float32 products",
+     READ(e.batch.x.mul(at::globalContext().float32MatmulPrecision() == at::Float32MatmulPrecision::HIGHEST ? 2 : 3)),
+     CHANGE(e.precision = std::string_view(e.precision) == "highest" ? "high" : "highest")},
     // Captured variables.
     {"captured number", READ((e.batch.x * live(e.captured.captured_number).value()).sum()),
      CHANGE(e.captured_number = other_number(random, e.captured_number))},

@@ -1,5 +1,6 @@
 // Memory of collectives in flight: other collectives and ops may still read the input of a collective, so no pass may
 // let it be written before they are done.
+#include "tessera/comm/functional_collectives.h"
 #include "tessera/compile/api/compile.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/testing/expect_error.h"
@@ -100,6 +101,43 @@ TEST(InFlightCollectives, APartialTensorTimesItsTranspose) {
     auto compiled = compile(product, {.codegen = false, .captures = Captures::None});
     for (int call = 0; call < 2; call++)
       EXPECT_TRUE(at::equal(DTensor(compiled(x)).full_tensor(), values.mm(values.t()) * 16));
+  });
+}
+
+// A pass gives the results of a collective another layout than the op returns, so they are copied: after the
+// collective, also if the other rank comes late.
+TEST(InFlightCollectives, AResultOfAnotherLayoutIsCopiedAfterItsCollective) {
+  const auto transpose = [](compiler::Program& program) {
+    compiler::Matched matched;
+    for (const auto& node : program.nodes) {
+      if (node.name() != "tessera.all_reduce_coalesced") continue;
+      matched.times++;
+      node.each_result([&](compiler::ValueId id) {
+        for (auto& value : program.values)
+          if (value.buffer == program.buffer_of(id)) value.type.strides = {1, value.type.sizes[0]};
+      });
+    }
+    return matched;
+  };
+  testing::run_ranks(2, [&](testing::Rank& me) {
+    const auto group = me.group();
+    auto step = compile(
+        [group](const at::Tensor& x) {
+          const auto sums = funcol::all_reduce_coalesced({x * 2, x * 3}, ReduceOp::Sum, group);
+          for (const auto& sum : sums) funcol::wait(sum, group);
+          return std::tuple(sums[0] + 1, sums[1] + 1);
+        },
+        {.passes = PassList{compiler::Pass{"transpose", transpose}},
+         .codegen = false,
+         .strict_passes = true,
+         .captures = Captures::None});
+    for (int call = 0; call < 3; call++) {
+      if (me.rank == 1)
+        for (int i = 0; i < 20; i++) at::mm(torch::ones({400, 400}), torch::ones({400, 400}));
+      const auto [a, b] = step(torch::ones({64, 32}));
+      EXPECT_TRUE(at::equal(a, torch::full({64, 32}, 5.0))) << call;
+      EXPECT_TRUE(at::equal(b, torch::full({64, 32}, 7.0))) << call;
+    }
   });
 }
 

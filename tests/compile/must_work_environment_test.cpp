@@ -330,6 +330,24 @@ TEST(MustWork, AutocastToggledOutside) {
       6);
 }
 
+// Autocast keeps casts of parameters. Below autograd, the second trace would get those that the first has made.
+TEST(MustWork, AutocastBelowAutograd) {
+  expect_same_calls(
+      [](const bool compiled) {
+        MLP model(models::mlp_module());
+        auto step = as_is_or_compiled([](auto& m, const at::Tensor& x) { return m(x); }, compiled);
+        return [=](int) mutable {
+          const at::AutoDispatchBelowAutograd below;
+          at::autocast::set_autocast_enabled(at::kCPU, true);
+          const auto y = step(model, torch::randn({8, 10}));
+          at::autocast::clear_cache();
+          at::autocast::set_autocast_enabled(at::kCPU, false);
+          return Tensors{y};
+        };
+      },
+      4);
+}
+
 TEST(MustWork, ParametersFrozenOrUnfrozenBetweenCalls) {
   for (const bool captured : {false, true})
     expect_same_calls(

@@ -11,9 +11,12 @@
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cfenv>
+#include <cstdlib>
+#include <cstring>
 #include <locale>
 #include <thread>
 
@@ -119,6 +122,18 @@ TEST(MustWork, WritesIntoAResultThatBackwardNeeds) {
 }
 
 // A program has one memory for all its calls.
+// In eager mode the gradients of some parameters are those of the old values, and of others those of the new ones.
+TEST(MustWork, SetDataBetweenForwardAndBackwardIsRefused) {
+  nn::Linear module(3, 3);
+  auto compiled = compile(module, quick());
+  const auto x = torch::randn({2, 3}, torch::requires_grad());
+  compiled(x).sum().backward();
+  auto loss = compiled(x).sum();
+  module->weight.set_data(torch::randn({3, 3}));
+  EXPECT_ERROR(UsageError, loss.backward(), "other memory after forward", "set_data");
+  compiled(x).sum().backward();
+}
+
 TEST(MustWork, CallsOfTwoThreads) {
   const auto body = [](const at::Tensor& x) {
     auto y = x;
@@ -189,6 +204,42 @@ TEST(MustWork, AnyLocale) {
     EXPECT_TRUE(equal_bits(step(x, a), body(x, a)));
   }
   std::locale::global(before);
+}
+
+// The function in the table of virtual functions that step() of an optimizer calls.
+template <class Optimizer>
+void* step_entry(Optimizer& optimizer) {
+  at::Tensor (Optimizer::*step)(torch::optim::Optimizer::LossClosure) = &Optimizer::step;
+  uintptr_t offset = 0;
+  char* table = nullptr;
+  void* entry = nullptr;
+  std::memcpy(&offset, &step, sizeof(offset));
+  std::memcpy(static_cast<void*>(&table), static_cast<const void*>(&optimizer), sizeof(table));
+  std::memcpy(static_cast<void*>(&entry), table + offset - 1, sizeof(entry));
+  return entry;
+}
+
+// Compiles a step with a captured optimizer, which exchanges step(), and exits. The handler of exit() runs after the
+// destructors of what was created later.
+[[noreturn]] void exit_after_a_captured_optimizer() {
+  auto w = torch::ones({2}, torch::requires_grad());
+  static torch::optim::SGD optimizer({w}, torch::optim::SGDOptions(0.1));
+  static void* const before = step_entry(optimizer);
+  std::atexit([] { _exit(step_entry(optimizer) == before ? 0 : 3); });
+  auto step = compile(
+      [&](const at::Tensor& x) {
+        optimizer.zero_grad();
+        (w * x).sum().backward();
+        optimizer.step();
+      },
+      quick());
+  step(torch::ones({2}));
+  std::exit(step_entry(optimizer) == before ? 4 : 5);
+}
+
+TEST(MustWork, TablesOfTorchOptimizersAreRestored) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // another process, in which no step is compiled yet
+  EXPECT_EXIT(exit_after_a_captured_optimizer(), ::testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

@@ -146,6 +146,51 @@ TEST(Signature, StatefulStepsCompileOnce) {
         [&](at::Tensor& p) { return optim::SGD({p}, {.lr = 0.1, .momentum = 0.9, .dampening = 0.3, .fused = fused}); });
 }
 
+struct PolymorphicLoss {
+  double scale = 1;
+  virtual ~PolymorphicLoss() = default;
+  virtual at::Tensor operator()(const at::Tensor& x) const { return (x * scale).sum(); }
+  friend void tessera_visit(PolymorphicLoss& l, auto&& field) { field(l.scale); }
+};
+struct SquareLoss : PolymorphicLoss {
+  at::Tensor operator()(const at::Tensor& x) const override { return (x * x).sum(); }
+};
+
+// An object of a derived class behind a reference has functions and members that tessera_visit does not list.
+TEST(Signature, DerivedClassesAreRefused) {
+  auto step = compile([](const PolymorphicLoss& loss, const at::Tensor& x) { return loss(x); }, {.codegen = false});
+  const PolymorphicLoss loss;
+  const SquareLoss square;
+  const PolymorphicLoss& base = square;
+  const auto x = torch::randn({3});
+  EXPECT_TRUE(at::equal(step(loss, x), loss(x)));
+  EXPECT_TRUE(at::equal(step(square, x), square(x)));
+  EXPECT_ERROR(UsageError, step(base, x), "SquareLoss", "derived", "by its own type");
+}
+
+struct ReluTag {};
+struct TanhTag {};
+
+TEST(Signature, TypesOfArgumentsAreKeys) {
+  const auto plain = [](const auto& activation, const at::Tensor& x) {
+    return std::is_same_v<std::remove_cvref_t<decltype(activation)>, ReluTag> ? x.relu() : x.tanh();
+  };
+  auto step = compile(plain, {.codegen = false, .captures = Captures::None});
+  const auto x = torch::randn({3});
+  for (int call = 0; call < 2; call++) {
+    EXPECT_TRUE(at::equal(step(ReluTag(), x), x.relu()));
+    EXPECT_TRUE(at::equal(step(TanhTag(), x), x.tanh()));
+  }
+  EXPECT_EQ(step.cache().size(), 2u);
+}
+
+TEST(Signature, EveryDigitOfALongDoubleIsAKey) {
+  const auto plain = [](long double k, const at::Tensor& x) { return x * static_cast<double>((k - 1) * 1e18L); };
+  auto step = compile(plain, {.codegen = false});
+  for (const long double k : {1 + 1e-18L, 1 + 2e-18L, 1 + 1e-18L})
+    EXPECT_TRUE(at::equal(step(k, torch::ones({3})), plain(k, torch::ones({3}))));
+}
+
 TEST(Captures, AChangedVariableIsAnError) {
   double beta = 0.5;
   auto step = compile([&](const at::Tensor& x) { return (x + 1) * beta; }, {.codegen = false});
@@ -299,7 +344,7 @@ TEST(Ranks, OneThatRecompilesAloneEndsAll) {
     auto step = compile(sum_times_n(me), {.codegen = false, .captures = Captures::None});
     for (int64_t n = 1; n <= 2; n++) step(torch::ones({4}), n);  // all ranks recompile together
     const auto begin = Clock::now();
-    EXPECT_ERROR(UsageError, step(torch::ones({4}), me.rank == 1 ? 3 : 2), "rank 1 recompiles its step",
+    EXPECT_ERROR(UsageError, step(torch::ones({4}), int64_t{me.rank == 1 ? 3 : 2}), "rank 1 recompiles its step",
                  "changed from 2 to 3");
     EXPECT_LT(Clock::now() - begin, std::chrono::seconds(5));
   });

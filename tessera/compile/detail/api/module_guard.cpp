@@ -158,6 +158,12 @@ void ModuleGuard::add(const torch::nn::Module& module, CallArguments::ModuleObje
   for (const auto& item : buffers) tensors_.emplace_back(item.value(), TensorGuard(item.value()));
   const auto torch_members = find_torch_members(module);
   add_object(module, torch_members.size ? torch_members : object, name, !torch_members.size);
+  // The vectors themselves are among the members that were added last. If these hold, the elements are where they were.
+  const auto owner = members_.size() - 1;
+  for (const auto& list : find_torch_lists(module)) {
+    add_members(list.begin, list.size, name, false);
+    members_[owner].lists++;
+  }
   for (const auto& item : children)
     if (item.value()) add(*item.value(), object_of(item.value()), name.empty() ? item.key() : name + "." + item.key());
 }
@@ -176,12 +182,45 @@ bool ModuleGuard::Members::hold() const {
 }
 
 void ModuleGuard::exclude_changed_members() {
-  for (auto& each : members_) {
+  for (size_t m = 0; m < members_.size(); m++) {
+    auto& each = members_[m];
     if (each.hold()) continue;
+    if (const auto lists = static_cast<ptrdiff_t>(std::exchange(each.lists, 0))) {
+      const auto next = members_.begin() + static_cast<ptrdiff_t>(m) + 1;
+      members_.erase(next, next + lists);
+      complete_ = false;
+    }
     each.ignored.resize(each.bytes.size());
     for (size_t i = 0; i < each.bytes.size(); i++)
       if (each.begin[i] != each.bytes[i]) each.ignored[i] = true;
   }
+}
+
+bool ModuleGuard::add_to(GuardSnapshot& snapshot) const {
+  auto tensor = tensors_.begin();
+  for (const auto& entry : entries_) {
+    snapshot.add(entry.module->*member_of(TrainingFlagOf()));
+    snapshot.add_list(children_of(*entry.module).items());
+    for (const auto* dict : {&parameters_of(*entry.module), &buffers_of(*entry.module)}) {
+      snapshot.add_list(dict->items());
+      for (const auto& item : *dict)
+        if (!tensor++->second.add_to(snapshot, item.value())) return false;
+    }
+    if (!entry.hook_point) continue;
+    snapshot.add(*entry.hook_point);
+    if (const auto* hooks = entry.hook_point->hooks()) {
+      const auto add = [&](const auto& list) {
+        snapshot.add_list(list.entries());
+        for (const auto& hook : list.entries()) snapshot.add(hook->id);
+      };
+      add(hooks->forward_pre), add(hooks->forward), add(hooks->around), add(hooks->backward_pre), add(hooks->backward);
+    }
+  }
+  for (const auto& each : members_) {
+    if (!each.ignored.empty()) return false;
+    snapshot.add(each.begin, each.bytes.size());
+  }
+  return true;
 }
 
 bool ModuleGuard::holds(const torch::nn::Module& root, std::string* why) const {

@@ -29,6 +29,9 @@ class ModuleGuard {
   ModuleGuard(const torch::nn::Module& root, CallArguments::ModuleObject object);
   // The check is a loop over the table. `why`: if not null, gets the first difference.
   bool holds(const torch::nn::Module& root, std::string* why = nullptr) const;
+  // Adds the memory that holds(root) reads if `root` is the module that was given. False if that is not known.
+  bool add_to(GuardSnapshot& snapshot) const;
+  const torch::nn::Module* root() const { return entries_.front().module; }
   // Excludes members that a run of the program has changed itself. Call it after the first run.
   void exclude_changed_members();
   bool is_complete() const { return complete_; }
@@ -48,6 +51,7 @@ class ModuleGuard {
     const char* begin;
     std::string bytes, name;
     bool of_own_class;               // not a class of LibTorch
+    size_t lists = 0;                // entries behind this one with elements of vectors among these members
     std::vector<bool> ignored = {};  // by byte; empty: none
     bool hold() const;
   };
@@ -69,5 +73,7 @@ class ModuleGuard {
 
 // The bytes of a module that has a class of torch::nn, without its hooks. The size is 0 for other classes.
 CallArguments::ModuleObject find_torch_members(const torch::nn::Module& module);
+// The elements of vectors among the options of such a module.
+std::vector<CallArguments::ModuleObject> find_torch_lists(const torch::nn::Module& module);
 
 }  // namespace tessera::compiler

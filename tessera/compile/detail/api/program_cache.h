@@ -63,7 +63,7 @@ class ProgramCache {
   // The program whose guards hold for this call, which becomes the first; null on a cache miss.
   std::shared_ptr<Program> find(const CallArguments& arguments, const ThreadState& now) {
     for (auto each = programs_.begin(); each != programs_.end(); each++) {
-      if (!(*each)->fits(arguments, now)) continue;
+      if (!(*each)->fits_and_remember(arguments, now)) continue;
       if (each != programs_.begin()) std::rotate(programs_.begin(), each, each + 1);
       return programs_.front();
     }

@@ -28,7 +28,7 @@ SavedState::SavedState(const std::vector<at::Generator>& generators) : stream_(r
 }
 
 void SavedState::add_memory(const at::Tensor& t) {
-  if (!t.defined() || !local_or_self(t).has_storage()) return;
+  if (!t.defined() || !local_or_self(t).has_storage() || t._is_zerotensor()) return;  // zeros without memory
   const auto all = storage_as_tensor(local_or_self(t));
   const auto is_same = [&](const auto& each) { return each.first.is_alias_of(all); };
   if (std::any_of(memory_.begin(), memory_.end(), is_same)) return;

@@ -31,10 +31,16 @@ int64_t bytes_between(const Tensors& tensors, int from, size_t to) {
   return from < 0 ? 0 : first_byte(tensors[to]) - first_byte(tensors[static_cast<size_t>(from)]);
 }
 
-constexpr const char* kLeafNames[] = {
-    "the number",           "an integer, bool or enum",          "a string", "a length or number of elements",
-    "an optional",          "a dtype, device or kind of number", "a number", "a generator",
-    "the number of tensors"};
+constexpr const char* kLeafNames[] = {"the number",
+                                      "an integer, bool or enum",
+                                      "a string",
+                                      "a length or number of elements",
+                                      "an optional",
+                                      "a dtype, device or kind of number",
+                                      "a number",
+                                      "a generator",
+                                      "the number of tensors",
+                                      "the type"};
 
 bool differs(std::string* why, const std::string& text) {
   if (why) *why = text;
@@ -63,7 +69,21 @@ bool Signature::is_complete() const {
   return std::all_of(modules_.begin(), modules_.end(), [](const auto& module) { return module.is_complete(); });
 }
 
-bool Signature::holds(const CallArguments& arguments, const ThreadState& now, std::string* why) const {
+bool Signature::has_same_objects(const CallArguments& arguments) const {
+  const auto is_root = [](const ModuleGuard& guard, const torch::nn::Module* module) { return guard.root() == module; };
+  const auto is_leaf = [](const auto& leaf, const at::Tensor& t) { return leaf.first.is_same(t); };
+  return std::equal(modules_.begin(), modules_.end(), arguments.modules.begin(), arguments.modules.end(), is_root) &&
+         std::equal(leaves_.begin(), leaves_.end(), arguments.leaves.begin(), arguments.leaves.end(), is_leaf);
+}
+
+bool Signature::add_to(GuardSnapshot& snapshot) const {
+  return std::all_of(modules_.begin(), modules_.end(), [&](const auto& module) { return module.add_to(snapshot); }) &&
+         std::all_of(leaves_.begin(), leaves_.end(),
+                     [&](const auto& leaf) { return leaf.second.add_to(snapshot, leaf.first); });
+}
+
+bool Signature::holds(const CallArguments& arguments, const ThreadState& now, std::string* why,
+                      bool state_holds) const {
   if (now != thread_state_) return differs(why, why ? now.difference(thread_state_) : "");
   if (arguments.modules.size() != modules_.size() || arguments.optimizers.size() != optimizers_.size())
     return differs(why, "the number of modules or optimizers among the arguments has changed");
@@ -72,18 +92,18 @@ bool Signature::holds(const CallArguments& arguments, const ThreadState& now, st
     if (arguments.optimizers[i] != optimizer || optimizer->generation() != generation)
       return differs(why, "the optimizer is another one, or its parameters, state or options were replaced");
   }
-  for (size_t m = 0; m < modules_.size(); m++)
+  for (size_t m = 0; m < modules_.size() && !state_holds; m++)
     if (!modules_[m].holds(*arguments.modules[m], why)) return false;
-  return tensors_hold(arguments, why) && leaves_hold(arguments, why);
+  return tensors_hold(arguments, why, state_holds) && leaves_hold(arguments, why);
 }
 
-bool Signature::tensors_hold(const CallArguments& arguments, std::string* why) const {
+bool Signature::tensors_hold(const CallArguments& arguments, std::string* why, bool leaves_hold) const {
   if (arguments.leaves.size() != leaves_.size() || arguments.tensors.size() != tensors_.size())
     return differs(why, "the number of tensors among the arguments has changed");
   for (size_t i = 0; i < leaves_.size(); i++) {
     if (!arguments.leaves[i].is_same(leaves_[i].first))
       return differs(why, "an argument that requires a gradient is another tensor");
-    if (!leaves_[i].second.holds(arguments.leaves[i]))
+    if (!leaves_hold && !leaves_[i].second.holds(arguments.leaves[i]))
       return differs(why, why ? "a leaf tensor is " + leaves_[i].second.difference(arguments.leaves[i]) : "");
   }
   for (size_t i = 0; i < tensors_.size(); i++) {

@@ -19,7 +19,13 @@ class Signature {
   Signature(const CallArguments& arguments, std::vector<bool> number_is_key);
 
   // `why`: if not null, gets the first difference, as "argument 0 is f32[64, 10], it was f32[32, 10]".
-  bool holds(const CallArguments& arguments, const ThreadState& now, std::string* why = nullptr) const;
+  // `state_holds`: the guards of modules and leaves are known to hold.
+  bool holds(const CallArguments& arguments, const ThreadState& now, std::string* why = nullptr,
+             bool state_holds = false) const;
+  // Are the modules and leaves of the arguments the same objects?
+  bool has_same_objects(const CallArguments& arguments) const;
+  // Adds the memory that the guards of these read. False if that is not known.
+  bool add_to(GuardSnapshot& snapshot) const;
   // Call it after the first run of the program.
   void exclude_changed_members() {
     for (auto& module : modules_) module.exclude_changed_members();
@@ -34,7 +40,7 @@ class Signature {
     int aliases = -1;         // index of an earlier tensor with the same storage; -1: none
     int64_t alias_bytes = 0;  // from the first byte of that tensor to the first byte of this one
   };
-  bool tensors_hold(const CallArguments& arguments, std::string* why) const;
+  bool tensors_hold(const CallArguments& arguments, std::string* why, bool leaves_hold) const;
   bool leaves_hold(const CallArguments& arguments, std::string* why) const;
 
   ThreadState thread_state_;

@@ -14,10 +14,10 @@ namespace {
 
 using tessera::detail::local_or_self;
 
-// A leaf is guarded by identity: the program keeps the memory of its gradient.
+// A leaf is guarded by identity: the program keeps the memory of its gradient. A frozen one can have a gradient, too.
 void add_leaves(CallArguments& arguments) {
   for (const auto& t : arguments.tensors)
-    if (t.defined() && t.is_leaf() && t.requires_grad()) arguments.leaves.push_back(t);
+    if (t.defined() && t.is_leaf() && (t.requires_grad() || t.grad().defined())) arguments.leaves.push_back(t);
 }
 
 // While alive, a backward that reaches the autograd history of an argument throws: that graph belongs to the caller,
@@ -26,13 +26,9 @@ class HistoryGuard {
  public:
   explicit HistoryGuard(const Tensors& arguments) {
     for (size_t i = 0; i < arguments.size(); i++) {
-      const auto& t = arguments[i];
-      if (!t.defined() || !t.requires_grad() || t.is_leaf()) continue;
-      hooks_.emplace_back(t, t.register_hook([i](const at::Tensor&) {
-        TESSERA_FAIL(UsageError, "compile: tensor argument ", i,
-                     " has an autograd history, and a backward of the step runs into it; that graph is outside of the "
-                     "step. Pass t.detach(), or compile the code that computes the argument too");
-      }));
+      if (!arguments[i].defined()) continue;
+      add(arguments[i], i);
+      if (arguments[i].is_view()) add(at::Tensor(arguments[i]._base()), i);
     }
   }
   ~HistoryGuard() {
@@ -41,20 +37,20 @@ class HistoryGuard {
   HistoryGuard(const HistoryGuard&) = delete;
 
  private:
+  void add(const at::Tensor& t, size_t i) {
+    if (!t.requires_grad() || t.is_leaf()) return;
+    hooks_.emplace_back(t, t.register_hook([i](const at::Tensor&) {
+      TESSERA_FAIL(UsageError, "compile: tensor argument ", i,
+                   " has an autograd history, and a backward of the step runs into it; that graph is outside of the "
+                   "step. Pass t.detach(), or compile the code that computes the argument too");
+    }));
+  }
   std::vector<std::pair<at::Tensor, unsigned>> hooks_;
 };
 
 at::Tensor copy_of_local(const at::Tensor& t) { return t.defined() ? local_or_self(t).detach().clone() : at::Tensor(); }
 
 }  // namespace
-
-bool StepProgram::GradientGuard::holds() const {
-  const auto& now = parameter.grad();
-  if (!now.defined() || !gradient) return now.defined() == gradient.has_value();
-  const auto& local = local_or_self(now);
-  return local.sizes() == at::IntArrayRef(gradient->sizes) && local.strides() == at::IntArrayRef(gradient->strides) &&
-         local.scalar_type() == gradient->dtype;
-}
 
 // Gradients that are undefined get placeholders first. If the step never reads an old gradient, because it calls
 // zero_grad itself, one program serves calls with and without gradients. Otherwise it is traced again without
@@ -107,10 +103,7 @@ void StepProgram::collect_gradients(TraceRun& run, bool reads_old_gradients) {
   without_gradient_.clear();
   gradient_guards_.clear();
   for (const auto& each : run.gradients()) {
-    if (reads_old_gradients)
-      gradient_guards_.push_back({each.parameter, each.gradient.defined()
-                                                      ? std::optional(Type::of(local_or_self(each.gradient)))
-                                                      : std::nullopt});
+    if (reads_old_gradients) gradient_guards_.push_back({each.parameter, TensorGuard(each.gradient)});
     const auto& now = each.parameter.grad();
     if (now.defined() && run.tracer().was_allocated(local_or_self(now))) {
       run.tracer().add_output(local_or_self(now), Output::Kind::Gradient, each.name);

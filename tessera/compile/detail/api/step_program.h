@@ -26,8 +26,8 @@ class StepProgram final : public TracedProgram {
   };
   struct GradientGuard {
     at::Tensor parameter;
-    std::optional<Type> gradient;  // at tracing; none: undefined
-    bool holds() const;
+    TensorGuard gradient;
+    bool holds() const { return gradient.holds(parameter.grad()); }
   };
   void record(TraceRun& run, const CallArguments& arguments, TraceRequest& request) override;
   TraceOutcome collect(TraceRun& run) override;

@@ -48,7 +48,7 @@ size_t hash_of_hooks(const torch::autograd::AutogradMeta& meta) {
 TensorGuard::Autograd autograd_of(const at::Tensor& t) {
   const auto* meta = torch::autograd::impl::get_autograd_meta(t);
   if (!meta) return {};
-  return {hash_of_hooks(*meta), meta->fw_grad_ && !meta->fw_grad_->empty(), meta->retains_grad_,
+  return {hash_of_hooks(*meta), meta->fw_grad_ && !meta->fw_grad_->empty(), meta->retains_grad_, meta->is_view_,
           meta->grad_dtype_.value_or(c10::ScalarType::Undefined)};
 }
 
@@ -103,6 +103,26 @@ bool TensorGuard::holds(const at::Tensor& t) const {
          same_layout(*local_or_self(t).unsafeGetTensorImpl(), rest_->local_layout);
 }
 
+bool TensorGuard::add_to(GuardSnapshot& snapshot, const at::Tensor& t) const {
+  if (!t.defined()) return true;
+  const auto& impl = *t.unsafeGetTensorImpl();
+  const auto* begin = reinterpret_cast<const char*>(&impl);
+  const auto* end = begin + sizeof(c10::TensorImpl);
+  const auto* sizes = reinterpret_cast<const char*>(impl.sizes().data());
+  if (distributed_ || impl.layout() != c10::kStrided || sizes < begin || sizes >= end) return false;
+  const auto* fields = begin + sizeof(c10::intrusive_ptr_target);  // behind the use count
+  snapshot.add(fields, static_cast<size_t>(end - fields));
+  const auto* meta = torch::autograd::impl::get_autograd_meta(t);
+  if (!meta) return true;
+  if (meta->is_view_ || meta->fw_grad_ || meta->cpp_hooks_list_ || meta->post_acc_grad_hooks_ ||
+      !meta->grad_accumulator_.expired())
+    return false;
+  // All that follows the gradient.
+  const auto* history = reinterpret_cast<const char*>(&meta->grad_fn_);
+  snapshot.add(history, static_cast<size_t>(reinterpret_cast<const char*>(&meta->mutex_) - history));
+  return true;
+}
+
 std::string TensorGuard::describe(const at::Tensor& t) {
   if (!t.defined()) return "undefined";
   std::ostringstream out;
@@ -117,6 +137,7 @@ std::string TensorGuard::describe(const at::Tensor& t) {
   if (t.is_conj()) out << " with its conj bit set";
   if (t.is_inference()) out << " of inference mode";
   const auto autograd = autograd_of(t);
+  if (autograd.is_view) out << " that is a view";
   if (autograd.hooks) out << " with hooks";
   if (autograd.has_tangent) out << " with a tangent";
   if (t._is_zerotensor()) out << " of zeros without memory";

@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/compile/detail/api/guard_snapshot.h"
 #include "tessera/placement/detail/tensor_spec.h"
 
 #include <ATen/core/Tensor.h>
@@ -11,12 +12,14 @@ namespace tessera::compiler {
 
 // The properties of a tensor that a program is specialized for: dtype, device, sizes, strides, layout, requires_grad,
 // conj and neg bits, placements, hooks on its gradient and on the accumulator of its gradient, the dtype of the
-// gradient. Not its memory: programs rebind that on every run.
+// gradient, whether it is a view. Not its memory: programs rebind that on every run.
 class TensorGuard {
  public:
   TensorGuard() = default;  // of an undefined tensor
   explicit TensorGuard(const at::Tensor& t);
   bool holds(const at::Tensor& t) const;
+  // Adds the memory that holds(t) reads. False if that is not known: of DTensors, views, tensors with hooks.
+  bool add_to(GuardSnapshot& snapshot, const at::Tensor& t) const;
   // "f32[3, 4], which requires a gradient": the properties of `t`, for messages.
   static std::string describe(const at::Tensor& t);
   // What differs, as "f64[3], it was f32[3]"; "" if the guard holds.
@@ -27,7 +30,7 @@ class TensorGuard {
 
   struct Autograd {
     size_t hooks = 0;  // 0: none
-    bool has_tangent = false, retains_grad = false;
+    bool has_tangent = false, retains_grad = false, is_view = false;
     c10::ScalarType grad_dtype = c10::ScalarType::Undefined;
     bool operator==(const Autograd&) const = default;
   };

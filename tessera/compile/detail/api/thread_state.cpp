@@ -1,6 +1,7 @@
 #include "tessera/compile/detail/api/thread_state.h"
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/AutogradState.h>
@@ -11,14 +12,24 @@
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 
+#include <string_view>
+
 namespace tessera::compiler {
 namespace {
 
 struct StateField {
   const char* name;
-  int bits;
+  int bits;  // 8 of a dtype or number
   uint64_t (*read)();
 };
+
+uint64_t float32_precision() {
+  try {
+    return static_cast<uint64_t>(at::globalContext().float32MatmulPrecision());
+  } catch (const c10::Error&) {  // LibTorch's old and new settings contradict one another
+    return 3;
+  }
+}
 
 // The fields of ThreadState::modes, from the lowest bit.
 constexpr StateField kThreadStateFields[] = {
@@ -48,6 +59,8 @@ constexpr StateField kThreadStateFields[] = {
     {"anomaly mode", 1, [] { return uint64_t{torch::autograd::AnomalyMode::is_enabled()}; }},
     {"checks for NaN in anomaly mode", 1, [] { return uint64_t{torch::autograd::AnomalyMode::should_check_nan()}; }},
     {"forward-mode AD", 1, [] { return uint64_t{c10::AutogradState::get_tls_state().get_fw_grad_mode()}; }},
+    {"the number of threads", 8, [] { return static_cast<uint64_t>(at::get_num_threads()) & 0xFF; }},
+    {"the precision of float32 products", 2, float32_precision},
     {"math attention", 1, [] { return uint64_t{at::globalContext().userEnabledMathSDP()}; }},
 };
 
@@ -87,6 +100,8 @@ std::string ThreadState::difference(const ThreadState& before) const {
     shift += field.bits;
     if (is == was) continue;
     if (field.bits == 1) return c10::str(field.name, is ? " is on, it was off" : " is off, it was on");
+    if (std::string_view(field.name).find("dtype") == std::string_view::npos)
+      return c10::str(field.name, " is ", is, ", it was ", was);
     return c10::str(field.name, " is ", static_cast<c10::ScalarType>(is), ", it was ",
                     static_cast<c10::ScalarType>(was));
   }

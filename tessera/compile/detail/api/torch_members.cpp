@@ -43,4 +43,26 @@ CallArguments::ModuleObject find_torch_members(const torch::nn::Module& module) 
   return found;
 }
 
+std::vector<CallArguments::ModuleObject> find_torch_lists(const torch::nn::Module& module) {
+  std::vector<CallArguments::ModuleObject> lists;
+  const auto add = [&](const auto& list) {
+    if (!list.empty()) lists.push_back({list.data(), list.size() * sizeof(list[0])});
+  };
+  const auto name = class_of(module);
+  const auto is = [&]<class Impl>(const Impl*& found) {
+    if (name == typeid(Impl).name()) found = &static_cast<const Impl&>(module);
+    return found != nullptr;
+  };
+  const torch::nn::LayerNormImpl* norm = nullptr;
+  const torch::nn::UpsampleImpl* upsample = nullptr;
+  const torch::nn::UnflattenImpl* unflatten = nullptr;
+  const torch::nn::AdaptiveLogSoftmaxWithLossImpl* softmax = nullptr;
+  if (is(norm)) add(norm->options.normalized_shape());
+  if (is(upsample) && upsample->options.size()) add(*upsample->options.size());
+  if (is(upsample) && upsample->options.scale_factor()) add(*upsample->options.scale_factor());
+  if (is(unflatten)) add(unflatten->options.sizes());
+  if (is(softmax)) add(softmax->options.cutoffs()), add(softmax->cutoffs);
+  return lists;
+}
+
 }  // namespace tessera::compiler

@@ -10,6 +10,7 @@
 #include "tessera/tracing/detail/number_input.h"
 #include "tessera/tracing/detail/restart_trace.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 
@@ -42,6 +43,14 @@ class ReachedModules final : public OpMode {
  private:
   std::vector<const torch::nn::Module*>& modules_;
   std::unordered_set<const void*> known_;
+};
+
+// Casts of parameters in the cache of autocast: those from before a trace would be constants of the program, and those
+// of the trace are memory of the program.
+struct NoCachedCasts {
+  NoCachedCasts() { at::autocast::clear_cache(); }
+  ~NoCachedCasts() { at::autocast::clear_cache(); }
+  NoCachedCasts(const NoCachedCasts&) = delete;
 };
 
 // A trace that fails or is restarted has changed the gradients of leaves that are not inputs yet.
@@ -255,6 +264,7 @@ TracedProgram::TraceOutcome TracedProgram::trace(const CallArguments& given, Tra
 bool TracedProgram::record_or_restart(TraceRun& run, const CallArguments& arguments, TraceRequest& request) {
   CompilingScope::take_guards();  // of an earlier trace that failed
   CompilingScope::take_effects();
+  const NoCachedCasts none_before;
   try {
     record(run, arguments, request);
   } catch (const RestartTrace&) {
@@ -385,15 +395,16 @@ void TracedProgram::guard_captures(const CallArguments& arguments) {
   }
 }
 
-bool TracedProgram::fits(const CallArguments& arguments, const ThreadState& now, std::string* why) const {
+bool TracedProgram::fits(const CallArguments& arguments, const ThreadState& now, std::string* why,
+                         bool state_holds) const {
   const auto fails = [&](const char* reason) {
     if (why) *why = reason;
     return false;
   };
-  if (!signature_.holds(arguments, now, why)) return false;
+  if (!signature_.holds(arguments, now, why, state_holds)) return false;
   for (const auto& [tensor, guard, uses] : captured_tensors_) {
     if (tensor.use_count() < uses) return fails("a captured tensor was replaced");
-    if (!guard.holds(tensor)) {
+    if (!state_holds && !guard.holds(tensor)) {
       if (why) *why = "a captured tensor is " + guard.difference(tensor);
       return false;
     }
@@ -401,7 +412,7 @@ bool TracedProgram::fits(const CallArguments& arguments, const ThreadState& now,
   for (const auto& [module, guard] : captured_modules_) {
     const auto alive = module.lock();
     if (!alive) return fails("a captured module was replaced");
-    if (!guard.holds(*alive, why)) {
+    if (!state_holds && !guard.holds(*alive, why)) {
       if (why) *why = "of a captured module, " + *why;
       return false;
     }
@@ -409,13 +420,44 @@ bool TracedProgram::fits(const CallArguments& arguments, const ThreadState& now,
   if (!std::all_of(guards_.begin(), guards_.end(), [](const auto& guard) { return guard.holds(); }))
     return fails("the state of an optimizer, of FSDP or DDP, or a ts::live() value has changed");
   if (!more_guards_hold(arguments, why)) return false;
-  if (!bindings_.fits(arguments)) return fails("an argument shares memory with a parameter, or no longer does");
+  if (!bindings_.fits(arguments, state_holds))
+    return fails("an argument shares memory with a parameter, or no longer does");
+  return true;
+}
+
+// Is all memory that the guards of modules, leaves and captures read as it was when they held last?
+bool TracedProgram::state_is_unchanged(const CallArguments& arguments) const {
+  return signature_.has_same_objects(arguments) &&
+         std::none_of(captured_modules_.begin(), captured_modules_.end(),
+                      [](const auto& captured) { return captured.module.expired(); }) &&
+         snapshot_.unchanged();
+}
+
+bool TracedProgram::fits(const CallArguments& arguments, const ThreadState& now) const {
+  return fits(arguments, now, nullptr, state_is_unchanged(arguments));
+}
+
+bool TracedProgram::fits_and_remember(const CallArguments& arguments, const ThreadState& now) {
+  const bool unchanged = state_is_unchanged(arguments);
+  if (!fits(arguments, now, nullptr, unchanged)) return false;
+  if (unchanged) return true;
+  snapshot_.clear();
+  const auto add = [&](const auto& guard, const auto&... tensor) { return guard.add_to(snapshot_, tensor...); };
+  const bool known = signature_.add_to(snapshot_) &&
+                     std::all_of(captured_tensors_.begin(), captured_tensors_.end(),
+                                 [&](const auto& each) { return add(each.guard, each.tensor); }) &&
+                     std::all_of(captured_modules_.begin(), captured_modules_.end(),
+                                 [&](const auto& each) { return add(each.guard); });
+  if (known)
+    bindings_.add_to(snapshot_);
+  else
+    snapshot_.clear();
   return true;
 }
 
 std::string TracedProgram::why_not(const CallArguments& arguments, const ThreadState& now) const {
   std::string why;
-  fits(arguments, now, &why);
+  fits(arguments, now, &why, false);
   return why;
 }
 

@@ -26,7 +26,9 @@ class TracedProgram {
   TracedProgram(const TracedProgram&) = delete;
 
   // Do all guards hold for this call?
-  bool fits(const CallArguments& arguments, const ThreadState& now) const { return fits(arguments, now, nullptr); }
+  bool fits(const CallArguments& arguments, const ThreadState& now) const;
+  // The same. Afterwards checks are faster, until something changes.
+  bool fits_and_remember(const CallArguments& arguments, const ThreadState& now);
   // The first guard that does not hold.
   std::string why_not(const CallArguments& arguments, const ThreadState& now) const;
 
@@ -143,7 +145,8 @@ class TracedProgram {
   bool mark_number_inputs(Program& program, const CallArguments& arguments);
   void note_captured_tensors(const Tracer::Result& traced);
   void guard_captures(const CallArguments& arguments);
-  bool fits(const CallArguments& arguments, const ThreadState& now, std::string* why) const;
+  bool fits(const CallArguments& arguments, const ThreadState& now, std::string* why, bool state_holds) const;
+  bool state_is_unchanged(const CallArguments& arguments) const;
   std::string difference_of_trace(const CallArguments& arguments, const TracedFunction& function,
                                   const Settings& settings);
   bool can_run_beside_eager(const Settings& settings) const;
@@ -151,6 +154,7 @@ class TracedProgram {
   Tensors call_and_keep_numbers(const TracedFunction& function, const std::vector<double>* numbers);
 
   Signature signature_;
+  GuardSnapshot snapshot_;  // of the state of modules, parameters and captured tensors when all guards held last
   std::vector<CapturedTensor> captured_tensors_;
   std::vector<CapturedModule> captured_modules_;
   std::vector<const torch::nn::Module*> reached_modules_;  // whose forward ran while tracing

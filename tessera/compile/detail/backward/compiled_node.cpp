@@ -1,12 +1,15 @@
 #include "tessera/compile/detail/backward/compiled_node.h"
 
 #include "tessera/base/error.h"
+#include "tessera/dtensor/detail/meta.h"
 #include "tessera/tracing/detail/tracer_key.h"
 
 #include <ATen/core/grad_mode.h>
 
 namespace tessera::compiler {
 namespace {
+
+using tessera::detail::local_or_self;
 
 std::vector<int64_t> versions_of(const Tensors& tensors) {
   std::vector<int64_t> versions;
@@ -27,15 +30,23 @@ void CompiledNode::save(Tensors saved, std::vector<double> numbers) {
   saved_ = std::move(saved);
   numbers_ = std::move(numbers);
   versions_ = versions_of(saved_);
+  storages_.clear();
+  for (const auto& t : saved_) storages_.push_back(local_or_self(t).storage().getWeakStorageImpl());
 }
 
 torch::autograd::variable_list CompiledNode::apply(torch::autograd::variable_list&& gradients) {
   TESSERA_CHECK(!saved_.empty() || program_->saved_buffers.empty(), UsageError,
                 "backward through a compiled module a second time, after its saved tensors were freed; pass "
                 "retain_graph to the first backward");
-  for (size_t i = 0; i < saved_.size(); i++)
+  for (size_t i = 0; i < saved_.size(); i++) {
     TESSERA_CHECK(saved_[i]._version() == versions_[i], UsageError, "a tensor of shape ", saved_[i].sizes(),
                   " that the backward of a compiled module needs was modified in place after forward; clone it first");
+    TESSERA_CHECK(
+        local_or_self(saved_[i]).storage().unsafeGetStorageImpl() == storages_[i]._unsafe_get_target(), UsageError,
+        "a tensor of shape ", saved_[i].sizes(),
+        " that the backward of a compiled module needs got other memory after forward, as by set_data(); call ",
+        "set_data() before forward, or after backward");
+  }
   TESSERA_CHECK(!at::GradMode::is_enabled(), UsageError,
                 "backward through a compiled module with create_graph: its gradients have no graph. Compile the step "
                 "that computes both derivatives, or call the module itself, orig_mod()");

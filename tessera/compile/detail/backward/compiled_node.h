@@ -42,7 +42,9 @@ class CompiledNode : public torch::autograd::Node {
   FirstPart first_part_;
   Tensors saved_;
   std::vector<double> numbers_;
-  std::vector<int64_t> versions_;  // of the saved tensors, to detect later writes
+  // Of the saved tensors, to detect later writes, and set_data().
+  std::vector<int64_t> versions_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
 };
 
 // An identity node behind each result of CompiledNode.

@@ -1,8 +1,10 @@
 #pragma once
+#include "tessera/compile/detail/api/guard_snapshot.h"
 #include "tessera/compile/detail/replay/executable.h"
 #include "tessera/compile/detail/trace/call_arguments.h"
 #include "tessera/compile/detail/trace/tracer.h"
 
+#include <optional>
 #include <vector>
 
 namespace tessera::compiler {
@@ -21,7 +23,10 @@ class InputBindings {
                 const std::vector<OldGradient>& gradients = {});
 
   // Do the inputs share memory exactly as at tracing, arguments and others?
-  bool fits(const CallArguments& arguments) const;
+  // `unchanged`: the memory that add_to() has added is unchanged.
+  bool fits(const CallArguments& arguments, bool unchanged = false) const;
+  // Adds the memory that fits() reads of tensors that are not arguments. Call it if fits() is true.
+  void add_to(GuardSnapshot& snapshot);
   // Rebinds buffers whose memory has moved. Bumps the version of every tensor that the program mutates.
   void bind(Executable& executable, const CallArguments& arguments);
   // The tensor that owns a buffer now; undefined if the buffer is not an input.
@@ -37,15 +42,21 @@ class InputBindings {
     const void* bound = nullptr;
     int64_t bound_offset = 0;
     bool written = false;
+    // The program reads by an offset from the begin of the storage, which had this size at tracing.
+    std::optional<int64_t> storage_bytes = {};
   };
-  // A parameter or state tensor in the buffer of another one, the owner.
+  // Another tensor in the buffer of a binding: a parameter, a state, or the gradient of a parameter.
   struct SharedMemory {
-    at::Tensor tensor, owner;
-    int64_t bytes = 0;  // from the first byte of the owner to its own
+    at::Tensor tensor;
+    size_t binding;
+    bool is_gradient;   // of `tensor`
+    int64_t bytes = 0;  // from the first byte of the binding's owner to its own
   };
+  void find_shared_memory(const CallArguments& arguments, const std::vector<OldGradient>& gradients);
   static const at::Tensor& owner(const Binding& each, const CallArguments& arguments);
   std::vector<Binding> bindings_;
   std::vector<SharedMemory> shared_;
+  std::vector<const void*> fixed_storages_;           // of inputs that add_to() has added all; empty: it has not
   std::vector<std::pair<int, const void*>> aliased_;  // arguments that share their storage with another input
 };
 

@@ -22,6 +22,13 @@ void CallArguments::refuse_missing_members(const std::type_info& type, size_t li
                " members. A member that is not listed could change between calls without being seen; list all of them");
 }
 
+void CallArguments::refuse_derived_class(const std::type_info& type, const std::type_info& base) {
+  TESSERA_FAIL(UsageError, "compile: an argument of type ", c10::demangle(base.name()), " is an object of the class ",
+               c10::demangle(type.name()),
+               ", which is derived from it. Members and functions of a derived class could ",
+               "change between calls without being seen; pass it by its own type");
+}
+
 void CallArguments::scalar(const c10::Scalar& value) {
   if (value.isFloatingPoint()) return number(value.toDouble());
   if (value.isComplex()) {

@@ -9,6 +9,7 @@
 
 #include <string>
 #include <type_traits>
+#include <typeinfo>
 #include <vector>
 
 namespace torch::optim {
@@ -62,7 +63,7 @@ constexpr size_t members_of() {
 // Everything in the arguments of a call that is not a tensor, a module or an optimizer, one leaf per value and one per
 // length, in the order of visiting.
 struct ArgumentLeaf {
-  enum class Kind : uint32_t { Number, Integer, Text, Length, Present, Options, Complex, Generator, Tensors };
+  enum class Kind : uint32_t { Number, Integer, Text, Length, Present, Options, Complex, Generator, Tensors, Class };
   Kind kind = Kind::Integer;
   uint32_t argument = 0;  // position in the call, from 0
   int64_t bits = 0;       // the value; of a Number its index in CallArguments::numbers, of a Text its hash
@@ -79,6 +80,7 @@ class CallArguments {
   template <class T>
   void add(T& value) {
     numbers_are_keys_ = !detail::can_replace_numbers<std::remove_cv_t<T>>;
+    leaf(Kind::Class, static_cast<int64_t>(typeid(T).hash_code()));
     visit(value);
     argument_++;
   }
@@ -148,8 +150,9 @@ class CallArguments {
     } else if constexpr (detail::IsNumber<V>) {
       number(value);
     } else if constexpr (std::is_floating_point_v<V>) {
-      const auto wide = static_cast<double>(value);
-      leaf(Kind::Complex, static_cast<int64_t>(hash_bytes(&wide, sizeof(wide))));
+      const auto wide = static_cast<double>(value);  // of a long double, and the rest of it
+      const double parts[] = {wide, static_cast<double>(value - static_cast<V>(wide))};
+      leaf(Kind::Complex, static_cast<int64_t>(hash_bytes(parts, sizeof(parts))));
     } else if constexpr (std::is_integral_v<V> || std::is_enum_v<V>) {
       leaf(Kind::Integer, static_cast<int64_t>(value));
     } else if constexpr (detail::IsText<V>) {
@@ -199,6 +202,8 @@ class CallArguments {
   }
   template <class T>
   void visit_fields(T& value) {
+    if constexpr (std::is_polymorphic_v<T>)
+      if (typeid(value) != typeid(T)) refuse_derived_class(typeid(value), typeid(T));
     const auto tensors_before = tensors.size();
     size_t listed = 0;
     tessera_visit(value, detail::CountFields{listed});
@@ -210,6 +215,7 @@ class CallArguments {
   }
 
   static OptimizerAccess* own_optimizer(torch::optim::Optimizer& optimizer);
+  [[noreturn]] static void refuse_derived_class(const std::type_info& type, const std::type_info& base);
   [[noreturn]] static void refuse_missing_members(const std::type_info& type, size_t listed, size_t members);
 
   uint32_t argument_ = 0;

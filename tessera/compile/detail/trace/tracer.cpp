@@ -572,7 +572,36 @@ Tracer::Result Tracer::finish() {
     result.owners.push_back(buffer.external ? std::move(buffer.owner) : at::Tensor());
   }
   result.program = std::move(program_);
+  note_reads_of_storage(result, buffers_.size());
   return result;
+}
+
+void Tracer::note_reads_of_storage(Result& result, size_t buffers) {
+  const auto& program = result.program;
+  result.reads_by_offset.assign(buffers, 0);
+  result.reads_outside.assign(buffers, 0);
+  for (const auto& node : program.nodes) {
+    if (!node.name().starts_with("aten.as_strided")) continue;
+    const auto* self = std::get_if<ValueId>(&node.args[0]);
+    const auto* offset = std::get_if<c10::IValue>(&node.args.back());
+    if (self && offset && offset->isInt()) result.reads_by_offset[static_cast<size_t>(program.buffer_of(*self))] = 1;
+  }
+  const auto begin_and_end = [&](const Input& input) {
+    const auto& value = program[input.value];
+    return std::pair(value.offset, value.offset + value.type.span());
+  };
+  std::unordered_map<int32_t, std::pair<int64_t, int64_t>> arguments;  // elements by buffer
+  for (const auto& input : program.inputs) {
+    if (input.role != Role::Argument) continue;
+    const auto found = begin_and_end(input);
+    const auto [argument, is_first] = arguments.try_emplace(program.buffer_of(input.value), found);
+    auto& [begin, end] = argument->second;
+    if (is_first) continue;
+    if (!input.name.starts_with("captured "))
+      begin = std::min(begin, found.first), end = std::max(end, found.second);
+    else if (found.first < begin || found.second > end)
+      result.reads_outside[static_cast<size_t>(argument->first)] = 1;
+  }
 }
 
 }  // namespace tessera::compiler

@@ -75,12 +75,16 @@ class Tracer final : public OpMode {
     Program program;
     std::vector<at::Tensor> owners;      // by buffer: of an external one, the tensor it was found in
     std::vector<c10::Storage> storages;  // by buffer: null if the memory is freed
+    // By buffer: the function reads its memory by an offset from the begin of the storage (as_strided), or by another
+    // handle than the input, outside of the input's elements (the base of an argument that is a view).
+    std::vector<char> reads_by_offset, reads_outside;
   };
   // Values that the function allocated and that are still alive elsewhere become outputs of kind Kept.
   // Requires: restore_memory() was called.
   Result finish();
 
  private:
+  static void note_reads_of_storage(Result& result, size_t buffers);
   using ValueKey =
       std::tuple<int32_t, int64_t, std::vector<int64_t>, std::vector<int64_t>, c10::ScalarType, bool, bool>;
   struct Buffer {
