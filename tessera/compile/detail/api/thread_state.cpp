@@ -1,5 +1,7 @@
 #include "tessera/compile/detail/api/thread_state.h"
 
+#include "tessera/tracing/detail/invariant_scope.h"
+
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
@@ -48,6 +50,7 @@ constexpr StateField kThreadStateFields[] = {
     {"anomaly mode", 1, [] { return uint64_t{torch::autograd::AnomalyMode::is_enabled()}; }},
     {"checks for NaN in anomaly mode", 1, [] { return uint64_t{torch::autograd::AnomalyMode::should_check_nan()}; }},
     {"forward-mode AD", 1, [] { return uint64_t{c10::AutogradState::get_tls_state().get_fw_grad_mode()}; }},
+    {"Numerics::Invariant", 1, [] { return uint64_t{invariant_scope_is_open()}; }},
     {"math attention", 1, [] { return uint64_t{at::globalContext().userEnabledMathSDP()}; }},
 };
 
