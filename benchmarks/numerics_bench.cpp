@@ -2,8 +2,8 @@
 // parallelism: a small GPT (peer_gpt.h) on a global batch of 24 x 128 tokens, one thread per rank. The default step
 // computes the rows of a rank at once and has fused AdamW. The invariant step has 24 virtual shards.
 //
-// ours: invariant. plain: default. The bar is a ratio of 1.25. Rows with _compiled: both steps are compiled, the default
-// one with Numerics::Strict; the bar is 1.15.
+// ours: invariant. plain: default. The bar is a ratio of 1.25. Rows with _compiled: both steps are compiled, the
+// default one with Numerics::Strict; the bar is 1.15.
 #include "benchmarks/harness/bench.h"
 #include "benchmarks/harness/process_ranks.h"
 #include "benchmarks/peer_gpt.h"

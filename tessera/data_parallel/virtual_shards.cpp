@@ -125,20 +125,20 @@ struct VirtualShards::State {
   DataRanks ranks;
   int64_t count = 0;
   IndexRange owned{0, 0};
-  std::vector<ShardPass> passes, made;        // of this step, and of the last one that is reduced
-  std::vector<SumStep> one_by_one, parts;     // the steps of one virtual shard each, and of at most at_once
-  std::vector<numerics::RecordedSum> known;   // the sums of one virtual shard
+  std::vector<ShardPass> passes, made;              // of this step, and of the last one that is reduced
+  std::vector<SumStep> one_by_one, parts;           // the steps of one virtual shard each, and of at most at_once
+  std::vector<numerics::RecordedSum> known;         // the sums of one virtual shard
   std::vector<numerics::RecordedSum> of_full_rows;  // the same with all tokens
   comm::Group context;                              // whose ranks have parts of the tokens; null: none
-  std::vector<size_t> separate;               // the parameter of each separate use
-  std::optional<numerics::ShardBatch> batch;  // of the pass that has begun
-  std::vector<IndexRange> ranges;             // complete subtrees of all ranks, in the order of the rows
-  std::vector<int64_t> order;                 // their positions after an all-gather in the order of the group
-  std::vector<int64_t> counts;                // per rank of the group
+  std::vector<size_t> separate;                     // the parameter of each separate use
+  std::optional<numerics::ShardBatch> batch;        // of the pass that has begun
+  std::vector<IndexRange> ranges;                   // complete subtrees of all ranks, in the order of the rows
+  std::vector<int64_t> order;                       // their positions after an all-gather in the order of the group
+  std::vector<int64_t> counts;                      // per rank of the group
   size_t next_pass = 0;
   StepSums<Gradients, Gradients (*)(Gradients, const Gradients&)> sums = {};
   std::vector<std::pair<IndexRange, Gradients>> compared = {};  // nodes that were computed one by one
-  Gradients last;  // .grad that reduce_gradients() has set, of parameters without fully_shard()
+  Gradients last;           // .grad that reduce_gradients() has set, of parameters without fully_shard()
   size_t trace_serial = 0;  // the traced step that has a snapshot of this state
 
   int64_t shards_per_rank() const { return count / ranks.size(); }

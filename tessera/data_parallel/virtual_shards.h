@@ -28,8 +28,8 @@ namespace tessera {
 //
 // With at_once > 1 a pass of the loop computes up to that many virtual shards: same bits, less time, more memory. Then
 // the loss must be a sum over rows, times a number; dim 0 of activations is the batch, also where it is flattened. The
-// first step computes one virtual shard at a time, and then some of them again at once, and compares the bits. Make this
-// step without compile().
+// first step computes one virtual shard at a time, and then some of them again at once, and compares the bits. Make
+// this step without compile().
 class VirtualShards {
  public:
   // The number of virtual shards if none is given: each of 2, 3, 4, 6, 8, 12 or 24 ranks has the same number.

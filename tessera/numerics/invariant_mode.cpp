@@ -33,37 +33,41 @@ using torch::jit::Stack;
 const std::set<std::string, std::less<>> kExactFamilies = {"arranging", "copy",          "factories",
                                                            "joining",   "view_backward", "view"};
 const std::set<std::string, std::less<>> kExactOps = {
-    "aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool2d_backward", "aten::_fused_sdp_choice", "aten::_has_compatible_shallow_copy_type", "aten::_local_scalar_dense",
-    "aten::_unsafe_view", "aten::abs", "aten::amax", "aten::amin", "aten::arange", "aten::arange.start",
-    "aten::arange.start_step", "aten::avg_pool2d", "aten::avg_pool2d_backward", "aten::bincount", "aten::ceil", "aten::clamp", "aten::clamp_min", "aten::col2im", "aten::copy_", "aten::div.Scalar",
-    "aten::div.Tensor", "aten::div_.Scalar", "aten::div_.Tensor", "aten::embedding", "aten::empty.memory_format",
-    "aten::empty_strided", "aten::eq.Scalar", "aten::eq.Tensor", "aten::equal", "aten::fill_.Scalar",
-    "aten::fill_.Tensor", "aten::floor", "aten::full", "aten::gather", "aten::ge.Scalar", "aten::ge.Tensor",
-    "aten::gt.Scalar", "aten::gt.Tensor", "aten::im2col", "aten::index_select", "aten::isfinite", "aten::isnan", "aten::le.Scalar",
-    "aten::le.Tensor", "aten::lt.Scalar", "aten::lt.Tensor", "aten::masked_fill.Scalar", "aten::masked_fill.Tensor",
-    "aten::masked_fill_.Scalar", "aten::max", "aten::max_pool2d_with_indices",
-    "aten::max_pool2d_with_indices_backward", "aten::maximum", "aten::min", "aten::minimum", "aten::mul.Scalar",
-    "aten::mul.Tensor", "aten::mul.out", "aten::mul_.Scalar", "aten::mul_.Tensor", "aten::ne.Scalar", "aten::ne.Tensor",
-    "aten::neg", "aten::neg_", "aten::ones", "aten::reciprocal", "aten::relu", "aten::relu_", "aten::reshape",
-    "aten::resolve_conj", "aten::resolve_neg", "aten::scalar_tensor", "aten::set_.source_Tensor", "aten::sgn",
-    "aten::sign", "aten::sort", "aten::sort.stable", "aten::sqrt", "aten::sqrt_", "aten::threshold", "aten::threshold_backward", "aten::topk", "aten::where.ScalarOther",
+    "aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool2d_backward", "aten::_fused_sdp_choice",
+    "aten::_has_compatible_shallow_copy_type", "aten::_local_scalar_dense", "aten::_unsafe_view", "aten::abs",
+    "aten::amax", "aten::amin", "aten::arange", "aten::arange.start", "aten::arange.start_step", "aten::avg_pool2d",
+    "aten::avg_pool2d_backward", "aten::bincount", "aten::ceil", "aten::clamp", "aten::clamp_min", "aten::col2im",
+    "aten::copy_", "aten::div.Scalar", "aten::div.Tensor", "aten::div_.Scalar", "aten::div_.Tensor", "aten::embedding",
+    "aten::empty.memory_format", "aten::empty_strided", "aten::eq.Scalar", "aten::eq.Tensor", "aten::equal",
+    "aten::fill_.Scalar", "aten::fill_.Tensor", "aten::floor", "aten::full", "aten::gather", "aten::ge.Scalar",
+    "aten::ge.Tensor", "aten::gt.Scalar", "aten::gt.Tensor", "aten::im2col", "aten::index_select", "aten::isfinite",
+    "aten::isnan", "aten::le.Scalar", "aten::le.Tensor", "aten::lt.Scalar", "aten::lt.Tensor",
+    "aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::masked_fill_.Scalar", "aten::max",
+    "aten::max_pool2d_with_indices", "aten::max_pool2d_with_indices_backward", "aten::maximum", "aten::min",
+    "aten::minimum", "aten::mul.Scalar", "aten::mul.Tensor", "aten::mul.out", "aten::mul_.Scalar", "aten::mul_.Tensor",
+    "aten::ne.Scalar", "aten::ne.Tensor", "aten::neg", "aten::neg_", "aten::ones", "aten::reciprocal", "aten::relu",
+    "aten::relu_", "aten::reshape", "aten::resolve_conj", "aten::resolve_neg", "aten::scalar_tensor",
+    "aten::set_.source_Tensor", "aten::sgn", "aten::sign", "aten::sort", "aten::sort.stable", "aten::sqrt",
+    "aten::sqrt_", "aten::threshold", "aten::threshold_backward", "aten::topk", "aten::where.ScalarOther",
     "aten::where.ScalarSelf", "aten::where.self", "aten::zero_", "aten::zeros",
     // Collectives that move data, and local forms of ops above.
     "tessera::_adaptive_avg_pool2d_or_zeros", "tessera::avg_pool2d_or_zeros",
-    "tessera::max_pool2d_with_indices_or_zeros",
-    "tessera::all_gather", "tessera::all_gather.out", "tessera::all_gather_coalesced", "tessera::all_gather_into_",
-    "tessera::all_gather_into_segments_", "tessera::all_to_all", "tessera::all_to_all.out", "tessera::amax_or_lowest",
-    "tessera::amin_or_highest", "tessera::broadcast", "tessera::broadcast.out", "tessera::broadcast_",
-    "tessera::masked_embedding", "tessera::max_or_lowest", "tessera::min_or_highest", "tessera::pick_class",
-    "tessera::resize", "tessera::rng_state", "tessera::set_rng_state", "tessera::squeeze", "tessera::squeeze.dim",
-    "tessera::squeeze.dims", "tessera::wait",
-    // What this scope makes of other ops.
-    "tessera::adam_", "tessera::adam_.tensor_lr", "tessera::add_at", "tessera::add_disjoint", "tessera::row_attention",
-    "tessera::row_attention_backward", "tessera::row_norm", "tessera::row_norm_backward",
-    "tessera::tree_embedding_gradient", "tessera::tree_product", "tessera::tree_sum"};
+    "tessera::max_pool2d_with_indices_or_zeros", "tessera::all_gather", "tessera::all_gather.out",
+    "tessera::all_gather_coalesced", "tessera::all_gather_into_", "tessera::all_gather_into_segments_",
+    "tessera::all_to_all", "tessera::all_to_all.out", "tessera::amax_or_lowest", "tessera::amin_or_highest",
+    "tessera::broadcast", "tessera::broadcast.out", "tessera::broadcast_", "tessera::masked_embedding",
+    "tessera::max_or_lowest", "tessera::min_or_highest", "tessera::pick_class", "tessera::resize", "tessera::rng_state",
+    "tessera::set_rng_state", "tessera::squeeze", "tessera::squeeze.dim", "tessera::squeeze.dims", "tessera::wait"};
+// What this scope makes of other ops.
+const std::set<std::string, std::less<>> kOwnOps = {
+    "tessera::adam_",        "tessera::adam_.tensor_lr",   "tessera::add_at",
+    "tessera::add_disjoint", "tessera::row_attention",     "tessera::row_attention_backward",
+    "tessera::row_norm",     "tessera::row_norm_backward", "tessera::tree_embedding_gradient",
+    "tessera::tree_product", "tessera::tree_sum"};
 
 enum class InvariantForm : uint8_t {
   Exact,        // the op as it is
+  Own,          // likewise: this scope calls it
   Elementwise,  // run_elementwise
   Addition,     // exact if alpha is 1, else elementwise
   Rewrite,      // op_rewrites
@@ -82,8 +86,8 @@ struct OpForm {
 OpForm form_of(const std::string& name) {
   if (const auto found = numerics::op_rewrites().find(name); found != numerics::op_rewrites().end())
     return {InvariantForm::Rewrite, &found->second};
-  if (kExactOps.count(name) || name.starts_with("tessera::philox_") || name.starts_with("tessera::elementwise_"))
-    return {InvariantForm::Exact};
+  if (kExactOps.count(name) || name.starts_with("tessera::philox_")) return {InvariantForm::Exact};
+  if (kOwnOps.count(name) || name.starts_with("tessera::elementwise_")) return {InvariantForm::Own};
   if (name == "tessera::all_reduce" || name == "tessera::all_reduce_" || name == "tessera::reduce_scatter")
     return {InvariantForm::Reduction};
   if (name.starts_with("aten::_foreach_")) return {InvariantForm::Composite};
@@ -157,12 +161,17 @@ class InvariantMode final : public OpMode {
     switch (form) {
       case InvariantForm::Exact:
         return run_exact(op, keys, stack, distributed);
+      case InvariantForm::Own:
+        return next(op, keys, stack);
       case InvariantForm::Elementwise:
       case InvariantForm::Addition:
         if (distributed || !has_floats(top(*stack, arguments)) ||
             (form == InvariantForm::Addition && alpha_is_one(op, *stack)))
           return run_exact(op, keys, stack, distributed);
-        if (compiling()) return numerics::registered_elementwise(op).callBoxed(stack);
+        if (compiling()) {
+          const at::AutoDispatchBelowADInplaceOrView below;
+          return numerics::registered_elementwise(op).callBoxed(stack);
+        }
         return numerics::run_elementwise(op, stack);
       case InvariantForm::Rewrite: {
         if (!has_floats(top(*stack, arguments))) return run_integers(op, keys, stack, distributed);
@@ -317,6 +326,7 @@ std::vector<InvariantOp> invariant_ops() {
       case InvariantForm::Reduction:
         ops.push_back({full, "if at most one rank has a nonzero value"});
         break;
+      case InvariantForm::Own:
       case InvariantForm::None:
         break;
     }

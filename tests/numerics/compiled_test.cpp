@@ -55,10 +55,10 @@ TEST(InvariantCompiled, StepsHaveTheBitsOfEagerMode) {
     for (size_t i = 0; i < found.size(); i++) count += same_bits(found[i], expected[i]) ? 0 : 1;
     return count;
   };
-  EXPECT_EQ(differs(train(true, Numerics::Strict, Numerics::Invariant)), 0);     // in a scope
-  EXPECT_EQ(differs(train(true, Numerics::Fast, Numerics::Invariant)), 0);       // which takes precedence
-  EXPECT_EQ(differs(train(true, Numerics::Invariant, Numerics::Strict)), 0);     // as an option
-  EXPECT_GT(differs(train(true, Numerics::Strict, Numerics::Strict)), 0);        // other bits, so the test can fail
+  EXPECT_EQ(differs(train(true, Numerics::Strict, Numerics::Invariant)), 0);  // in a scope
+  EXPECT_EQ(differs(train(true, Numerics::Fast, Numerics::Invariant)), 0);    // which takes precedence
+  EXPECT_EQ(differs(train(true, Numerics::Invariant, Numerics::Strict)), 0);  // as an option
+  EXPECT_GT(differs(train(true, Numerics::Strict, Numerics::Strict)), 0);     // other bits, so the test can fail
 }
 
 TEST(InvariantCompiled, TheScopeIsPartOfTheKey) {
@@ -123,8 +123,8 @@ TEST(InvariantCompiled, WhatHasNoInvariantFormIsRefused) {
   const ts::NumericsScope scope(ts::Numerics::Invariant);
   auto cumulative = ts::compile([](const at::Tensor& x) { return x.cumsum(0); });
   EXPECT_ERROR(ts::UsageError, cumulative(x), "aten::cumsum", "no kernel whose bits");
-  auto fast_pass = ts::compile([](const at::Tensor& x) { return torch::mm(x, x); },
-                               {.passes = ts::PassList{"fast_products"}});
+  auto fast_pass =
+      ts::compile([](const at::Tensor& x) { return torch::mm(x, x); }, {.passes = ts::PassList{"fast_products"}});
   EXPECT_ERROR(ts::UsageError, fast_pass(x), "fast_products", "changes the order of sums");
 }
 

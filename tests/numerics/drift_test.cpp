@@ -35,7 +35,7 @@ TEST(InvariantDrift, IsBelowThePredictedBound) {
         bound_of_losses = std::max(bound_of_losses, step.loss_bound);
       }
       EXPECT_GT(largest, 0);
-      EXPECT_LE(bound_of_losses, 1000 * largest_loss) << mesh;
+      EXPECT_LE(bound_of_losses, 10000 * largest_loss) << mesh;  // a loss of 5 has steps of 4.8e-7
       if (me.rank != 0) return;
       std::ostringstream text;
       text << report;

@@ -92,8 +92,7 @@ RunDigest train_on_threads(TrainConfig config, const std::string& mesh, const Se
 const Options kSequence = {{"parallel.sequence_parallel", "true"}}, kLoss = {{"parallel.loss_parallel", "true"}},
               kBoth = {{"parallel.sequence_parallel", "true"}, {"parallel.loss_parallel", "true"}},
               kCheckpoint = {{"training.activation_checkpoint", "true"}}, kAccumulate = {{"training.accumulate", "2"}},
-              kCompile = {{"training.compile", "true"}},
-              kGPipe = {{"parallel.pipeline_schedule", "GPipe"}},
+              kCompile = {{"training.compile", "true"}}, kGPipe = {{"parallel.pipeline_schedule", "GPipe"}},
               kInterleaved = {{"parallel.pipeline_schedule", "InterleavedZeroBubble"}},
               kUlysses = {{"parallel.context_method", "ulysses"}},
               kCompileBoth = {{"training.compile", "true"},
@@ -147,8 +146,8 @@ const std::vector<MeshCase> kInvariantCases = {
     {"", kCompile},
     {"dp=2", kCompile},
     {"dp=3", kCompile},
-    {"fsdp=2", kCompile, kInEveryRun},
-    {"fsdp=3", kCompile},
+    {"fsdp=2", kCompile},
+    {"fsdp=3", kCompile, kInEveryRun},
     {"tp=2", kCompile},
     {"tp=2", kCompileBoth, kInEveryRun},
     {"fsdp=2,tp=2", kCompileBoth},
@@ -186,7 +185,8 @@ TEST(InvariantMeshes, MixtureOfExpertsHasTheSameBits) {
   config.model.aux_loss_weight = 0.01;
   config.training.steps = 2;
   const auto one_rank = train_on_threads(config, "");
-  for (const auto* mesh : {"dp=2", "fsdp=3", "tp=2", "pp=2"}) EXPECT_EQ(train_on_threads(config, mesh), one_rank) << mesh;
+  for (const auto* mesh : {"dp=2", "fsdp=3", "tp=2", "pp=2"})
+    EXPECT_EQ(train_on_threads(config, mesh), one_rank) << mesh;
 }
 
 // Shared heads of keys and values.
@@ -228,7 +228,7 @@ TEST(InvariantMeshes, AnOrderDependentSumIsCaught) {
   EXPECT_NE(train_on_threads(config, "dp=2", plant), one_rank);
 }
 
-// Processes over each backend, with two threads; the long form also with one, and over dp.
+// Processes over each backend, with two threads; the long form also with one, over dp, and compiled.
 TEST(InvariantMeshes, ProcessesHaveTheBitsOfOneRank) {
   const bool soak = tessera::testing::long_soak();
   auto config = invariant_gpt();
@@ -242,6 +242,7 @@ TEST(InvariantMeshes, ProcessesHaveTheBitsOfOneRank) {
         if (threads == 1 && !soak) continue;
         at::set_num_threads(threads);
         auto on_mesh = config;
+        on_mesh.training.compile = soak && threads == 2;
         on_mesh.parallel.mesh = mesh;
         const auto folder = c10::str("/tmp/tessera-invariant-", getppid(), "-", mesh, "-", threads);
         EXPECT_EQ(train_on_rank(on_mesh, me.world, folder), expected) << mesh << " " << threads;

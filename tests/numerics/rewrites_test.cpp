@@ -69,7 +69,9 @@ std::vector<RewrittenCall> rewritten_calls() {
        }},
       {"convolution",
        {values({4, 3, 7, 6}), values({5, 3, 3, 2}), values({5})},
-       [](const Tensors& t) { return at::conv2d(t[0], t[1], t[2], {2, 1}, {1, 0}, {1, 2}); }},
+       [](const Tensors& t) {
+         return at::conv2d(t[0], t[1], t[2], {2, 1}, {1, 0}, {1, 2});
+       }},
       {"grouped convolution",
        {values({4, 4, 5, 5}), values({6, 2, 3, 3}), values({6})},
        [](const Tensors& t) { return at::conv2d(t[0], t[1], t[2], 1, 1, 1, 2); }},

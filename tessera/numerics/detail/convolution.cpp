@@ -48,7 +48,8 @@ struct ConvolutionCall {
   int64_t out_channels() const { return weight.size(0); }
   int64_t window() const { return weight.size(1) * kernel[0] * kernel[1]; }  // of one group
   int64_t out_size(size_t i) const {
-    return (input.size(static_cast<int64_t>(i) + 2) + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) / stride[i] + 1;
+    return (input.size(static_cast<int64_t>(i) + 2) + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1) / stride[i] +
+           1;
   }
   // The windows of a group: (N * positions, window).
   Tensor windows(const Tensor& all, int64_t group) const {
@@ -67,7 +68,9 @@ struct ConvolutionCall {
   }
 };
 
-Tensor joined(const std::vector<Tensor>& parts, int64_t dim) { return parts.size() == 1 ? parts[0] : at::cat(parts, dim); }
+Tensor joined(const std::vector<Tensor>& parts, int64_t dim) {
+  return parts.size() == 1 ? parts[0] : at::cat(parts, dim);
+}
 
 }  // namespace
 

@@ -112,8 +112,7 @@ at::Tensor sum_on_mesh(const SummedOp& call, std::vector<c10::IValue> args, cons
     if (mesh.shape[a] > 1) axes.push_back(static_cast<int64_t>(a));
     placements[a] = Replicate();
   }
-  const auto next =
-      next_sum(call.op, specs[static_cast<size_t>(call.tensor)]->sizes[static_cast<size_t>(call.dim())]);
+  const auto next = next_sum(call.op, specs[static_cast<size_t>(call.tensor)]->sizes[static_cast<size_t>(call.dim())]);
   TESSERA_CHECK(!next.context, UsageError, "Numerics::Invariant: ", call.op,
                 " of DTensors sums over tokens of which ranks of context parallelism have parts; use plain tensors");
   const auto& all = next.terms;

@@ -113,11 +113,12 @@ void run_embedding_backward(Stack* stack,
   const auto grad = args.tensor(0), indices = args.tensor(1);
   const auto rows = args[2].toInt(), padding = args[3].toInt();
   const auto flat_grad = grad.reshape({-1, grad.size(-1)}), flat_indices = indices.reshape({-1});
-  args.reply(sum_over_mesh({"aten::embedding_dense_backward", {flat_grad, flat_indices, rows, padding, false}, {0, 0}, 1},
-                           rows, [padding](const std::vector<Tensor>& locals, const Terms& tokens, IndexRange table) {
-                             return tree_embedding_gradient(locals[0], locals[1] - table.begin, table.end - table.begin,
-                                                            padding - table.begin, tokens);
-                           }));
+  args.reply(
+      sum_over_mesh({"aten::embedding_dense_backward", {flat_grad, flat_indices, rows, padding, false}, {0, 0}, 1},
+                    rows, [padding](const std::vector<Tensor>& locals, const Terms& tokens, IndexRange table) {
+                      return tree_embedding_gradient(locals[0], locals[1] - table.begin, table.end - table.begin,
+                                                     padding - table.begin, tokens);
+                    }));
 }
 
 // ---- sequences ----
@@ -389,9 +390,8 @@ void run_attention_backward(Stack* stack, size_t count) {
   const AttentionCall call(args, 1, 6);
   const auto dy = AttentionCall::flat(args.tensor(0)), out = AttentionCall::flat(args.tensor(4));
   if (!call.mask.defined()) {
-    const auto [dq, dk, dv] =
-        row_attention_backward(dy, call.q, call.k, call.v, out, args.tensor(5).reshape({call.q.size(0), -1}),
-                               call.causal, call.scale);
+    const auto [dq, dk, dv] = row_attention_backward(
+        dy, call.q, call.k, call.v, out, args.tensor(5).reshape({call.q.size(0), -1}), call.causal, call.scale);
     return args.reply(call.by_heads(dq), call.by_heads(dk), call.by_heads(dv));
   }
   const auto p = at::exp(call.scores() - args.tensor(5).reshape({-1, call.q.size(1), 1}));

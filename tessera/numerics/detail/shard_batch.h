@@ -30,14 +30,14 @@ struct SeparateGradient {
 
 // One pass of VirtualShards. It is open on one thread.
 struct ShardBatch {
-  int64_t count = 0;                       // virtual shards of the global batch
-  IndexRange shards{0, 0};                 // of this pass: a node of the tree over them
-  bool several = false;                    // other passes of this run compute several virtual shards
-  const std::vector<RecordedSum>* known;   // the sums of one virtual shard, for a pass over several
+  int64_t count = 0;                                       // virtual shards of the global batch
+  IndexRange shards{0, 0};                                 // of this pass: a node of the tree over them
+  bool several = false;                                    // other passes of this run compute several virtual shards
+  const std::vector<RecordedSum>* known;                   // the sums of one virtual shard, for a pass over several
   const std::vector<RecordedSum>* of_full_rows = nullptr;  // the same with all tokens; null: a rank has full rows
   comm::Group context = {};                                // whose ranks have parts of the tokens, in order
   int64_t tokens = 0;                                      // of a row, on this rank
-  std::vector<RecordedSum> recorded = {};  // by this pass
+  std::vector<RecordedSum> recorded = {};                  // by this pass
   std::vector<SeparateGradient> separate = {};
   bool at_once() const { return shards.end - shards.begin > 1; }
 };

@@ -25,7 +25,7 @@ std::vector<int64_t> integers_of(const Terms& t) {
   return {t.terms, t.owned.begin, t.owned.end, t.shards.begin, t.shards.end, t.shard_count};
 }
 Terms terms_from(at::IntArrayRef t) {
-  TESSERA_CHECK(t.size() == 6, UsageError, "terms of a sum are 6 integers; found ", t);
+  TESSERA_CHECK(t.size() == 6, UsageError, "the order of a sum is 6 integers; found ", t);
   return {t[0], {t[1], t[2]}, {t[3], t[4]}, t[5]};
 }
 
@@ -44,32 +44,41 @@ Tensor tree_embedding_gradient_kernel(const Tensor& grad, const Tensor& indices,
 
 Tensor add_disjoint_kernel(const Tensor& all, std::string what) {
   const auto bits = all.view(all.element_size() == 8 ? at::kLong : all.element_size() == 4 ? at::kInt : at::kShort);
-  TESSERA_CHECK(bits.ne(0).sum(0).le(1).all().item<bool>(), UsageError, "Numerics::Invariant: ", what,
-                " sums values of several ranks. Its bits depend on the number of ranks. Reduce gradients by "
-                "VirtualShards, let an op on DTensors compute other sums, or call the collective outside of the scope.");
+  TESSERA_CHECK(
+      bits.ne(0).sum(0).le(1).all().item<bool>(), UsageError, "Numerics::Invariant: ", what,
+      " sums values of several ranks. Its bits depend on the number of ranks. Reduce gradients by "
+      "VirtualShards, let an op on DTensors compute other sums, or call the collective outside of the scope.");
   return bits.sum(0, false, bits.scalar_type()).view(all.scalar_type());  // keeps -0
 }
 
 Tensor add_at_kernel(const Tensor& self, int64_t dim, const Tensor& index_, const Tensor& src_) {
   check_dtype(self, "a sum by index");
   auto out = self.clone(at::MemoryFormat::Contiguous);
-  const auto index = index_.contiguous(), src = src_.expand(index_.sizes()).contiguous();
+  const auto index = index_.contiguous();
   if (index.numel() == 0) return out;
   TESSERA_CHECK(index.scalar_type() == at::kLong && index.dim() == self.dim(), UsageError,
                 "Numerics::Invariant: a sum by an index of ", index.scalar_type(), " and sizes ", index.sizes(),
                 " into a tensor of sizes ", self.sizes());
   const int64_t dims = self.dim(), terms = dims == 0 ? 1 : index.size(dim);
   const int64_t stride = dims == 0 ? 1 : out.stride(dim), rows = dims == 0 ? 1 : self.size(dim);
+  int64_t inner = 1;
+  auto src = src_;
+  for (int64_t d = 0; d < dims; d++) {
+    inner *= d > dim ? index.size(d) : 1;
+    src = src.narrow(d, 0, index.size(d));  // of scatter_add it may be larger
+  }
+  src = src.contiguous();
   AT_DISPATCH_FLOATING_TYPES(self.scalar_type(), "add_at", [&] {
     auto* to = out.data_ptr<scalar_t>();
     const auto* from = src.const_data_ptr<scalar_t>();
     const auto* at = index.const_data_ptr<int64_t>();
-    const int64_t inner = dims == 0 ? 1 : index.stride(dim), outer = index.numel() / (inner * terms);
+    const int64_t outer = index.numel() / (inner * terms);
     for (int64_t o = 0; o < outer; o++)
       for (int64_t i = 0; i < terms; i++)
         for (int64_t j = 0; j < inner; j++) {
           const int64_t place = (o * terms + i) * inner + j;
-          TESSERA_CHECK(at[place] >= 0 && at[place] < rows, UsageError, "index ", at[place], " of a dim of size ", rows);
+          TESSERA_CHECK(at[place] >= 0 && at[place] < rows, UsageError, "index ", at[place], " of a dim of size ",
+                        rows);
           // The element of the result in the other dims: index may be smaller there.
           int64_t offset = at[place] * stride;
           for (int64_t d = dims - 1, rest = j; d > dim; rest /= index.size(d), d--)
@@ -278,8 +287,7 @@ Tensor add_disjoint(const Tensor& all, const std::string& what) {
 TORCH_LIBRARY_FRAGMENT(tessera, m) {
   m.def("tree_product(Tensor a, Tensor b, int[] terms) -> Tensor");
   m.def("tree_sum(Tensor x, int dim, int[] terms) -> Tensor");
-  m.def(
-      "tree_embedding_gradient(Tensor grad, Tensor indices, int rows, int padding_index, int[] terms) -> Tensor");
+  m.def("tree_embedding_gradient(Tensor grad, Tensor indices, int rows, int padding_index, int[] terms) -> Tensor");
   m.def(
       "row_norm(Tensor x, int dims, bool has_mean, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor, "
       "Tensor)");
@@ -293,7 +301,7 @@ TORCH_LIBRARY_FRAGMENT(tessera, m) {
 #define TESSERA_ADAM_LISTS                                                                             \
   "(Tensor(a!)[] self, Tensor[] grads, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] " \
   "max_exp_avg_sqs, Tensor[] state_steps, "
-#define TESSERA_ADAM_NUMBERS                                                                               \
+#define TESSERA_ADAM_NUMBERS                                                                                  \
   " lr, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, bool decoupled" \
   ") -> ()"
   m.def("adam_" TESSERA_ADAM_LISTS "float" TESSERA_ADAM_NUMBERS);

@@ -71,6 +71,7 @@ DriftReport measure_drift(const TrainConfig& config, const World& world, int64_t
   auto plain = config;
   plain.metrics = {.output = "", .tensorboard = false, .profile_step = 0};
   plain.checkpoint.every = 0;
+  plain.checkpoint.folder = checkpoint_folder(config);  // of --resume auto
   auto invariant = plain;
   invariant.training.numerics = "invariant";
   Trainer a(plain, world), b(invariant, world), c(invariant, world);

@@ -22,8 +22,8 @@ struct DriftReport {
 std::ostream& operator<<(std::ostream& out, const DriftReport& report);
 
 // Trains three models for the first steps of the run: with default numerics, with invariant ones, and with invariant
-// ones and gradients that are wrong by `rounding`. Every rank of the world calls it. Throws UsageError if the config has
-// no invariant form.
+// ones and gradients that are wrong by `rounding`. Every rank of the world calls it. Throws UsageError if the config
+// has no invariant form.
 DriftReport measure_drift(const TrainConfig& config, const World& world, int64_t steps);
 
 }  // namespace tessera::train

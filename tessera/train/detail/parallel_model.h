@@ -104,7 +104,7 @@ class ParallelModel {
   std::vector<pipelining::PipelineStage> stages_;
   std::vector<pipelining::PipelineLayers> stage_layers_;  // of stages_
   std::vector<std::shared_ptr<VirtualShards>> stage_shards_;
-  std::set<std::string> names_;                           // of the parameters and buffers of stages_
+  std::set<std::string> names_;  // of the parameters and buffers of stages_
   std::shared_ptr<pipelining::LossFn> loss_ = std::make_shared<pipelining::LossFn>();
   std::shared_ptr<pipelining::PipelineSchedule> schedule_;
   ContextParallelOptions context_options_;

@@ -27,7 +27,7 @@ struct TrainStep::State {
   optim::GradScaler scaler;
   int64_t accumulate;
   double clip;
-  int64_t microbatches;                        // of the pipeline or of accumulation
+  int64_t microbatches;  // of the pipeline or of accumulation
   Numerics numerics = Numerics::Strict;
   std::unique_ptr<VirtualShards> shards = {};  // with Numerics::Invariant
 };
@@ -182,7 +182,7 @@ TrainStep::TrainStep(const TrainConfig& config, ParallelModel& model, optim::Ada
         };
         if (config.training.compile) {
           auto compiled = compile(eager, {.captures = Captures::None});  // nothing that it captures changes
-          recompiles_ = [compiled] { return compiled.recompiles(); };          // copies share the programs
+          recompiles_ = [compiled] { return compiled.recompiles(); };    // copies share the programs
           if (!state_->shards) return bind(compiled);
           // The first step compares bits of virtual shards, and is eager.
           bind([eager, compiled, is_first = true](auto&... arguments) mutable {
