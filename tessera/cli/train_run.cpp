@@ -10,6 +10,7 @@
 #include "tessera/comm/world.h"
 #include "tessera/train/detail/console.h"
 #include "tessera/train/detail/device.h"
+#include "tessera/train/detail/drift.h"
 #include "tessera/train/detail/event_file.h"
 #include "tessera/train/detail/metrics_file.h"
 #include "tessera/train/detail/output_folder.h"
@@ -150,6 +151,10 @@ void run_training(const TrainConfig& given, bool overwrite) {
   train::TrainResult result;
   {
     if (is_rank_0) print_header(config, world);
+    if (config.metrics.compare_numerics > 0) {
+      const auto drift = train::measure_drift(config, world, config.metrics.compare_numerics);
+      if (is_rank_0) std::cout << drift << std::flush;
+    }
     train::Trainer trainer(config, world);
     if (is_rank_0 && !trainer.resumed_from().empty())
       print_resumed(trainer);

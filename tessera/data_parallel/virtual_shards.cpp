@@ -8,18 +8,19 @@
 #include "tessera/data_parallel/fsdp/fsdp_module.h"
 #include "tessera/numerics/detail/mesh_sum.h"
 #include "tessera/numerics/detail/shard_batch.h"
-#include "tessera/tracing/op_mode.h"
+#include "tessera/tracing/detail/compiling_scope.h"
+#include "tessera/tracing/detail/invariant_scope.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -79,7 +80,8 @@ bool same_bits(const at::Tensor& l, const at::Tensor& r) {
 // One forward and backward: virtual shards of this rank, and their part in the sum.
 struct ShardPass {
   SumStep step;
-  bool compares = false;  // computes virtual shards again, at once, and compares
+  bool compares = false;   // computes virtual shards again, at once or with a part of the tokens, and compares
+  bool full_rows = false;  // computes a virtual shard with all tokens, for such a comparison
 };
 
 // One part of each length above 1.
@@ -123,23 +125,27 @@ struct VirtualShards::State {
   DataRanks ranks;
   int64_t count = 0;
   IndexRange owned{0, 0};
-  std::vector<ShardPass> passes, made;        // of this step, and of the last one that is reduced
-  std::vector<SumStep> one_by_one, parts;     // the steps of one virtual shard each, and of at most at_once
-  std::vector<numerics::RecordedSum> known;   // the sums of one virtual shard
-  std::vector<size_t> separate;               // the parameter of each separate use
-  std::optional<numerics::ShardBatch> batch;  // of the pass that has begun
-  std::vector<IndexRange> ranges;             // complete subtrees of all ranks, in the order of the rows
-  std::vector<int64_t> order;                 // their positions after an all-gather in the order of the group
-  std::vector<int64_t> counts;                // per rank of the group
+  std::vector<ShardPass> passes, made;              // of this step, and of the last one that is reduced
+  std::vector<SumStep> one_by_one, parts;           // the steps of one virtual shard each, and of at most at_once
+  std::vector<numerics::RecordedSum> known;         // the sums of one virtual shard
+  std::vector<numerics::RecordedSum> of_full_rows;  // the same with all tokens
+  comm::Group context;                              // whose ranks have parts of the tokens; null: none
+  std::vector<size_t> separate;                     // the parameter of each separate use
+  std::optional<numerics::ShardBatch> batch;        // of the pass that has begun
+  std::vector<IndexRange> ranges;                   // complete subtrees of all ranks, in the order of the rows
+  std::vector<int64_t> order;                       // their positions after an all-gather in the order of the group
+  std::vector<int64_t> counts;                      // per rank of the group
   size_t next_pass = 0;
   StepSums<Gradients, Gradients (*)(Gradients, const Gradients&)> sums = {};
   std::vector<std::pair<IndexRange, Gradients>> compared = {};  // nodes that were computed one by one
-  Gradients last;  // .grad that reduce_gradients() has set, of parameters without fully_shard()
+  Gradients last;           // .grad that reduce_gradients() has set, of parameters without fully_shard()
+  size_t trace_serial = 0;  // the traced step that has a snapshot of this state
 
   int64_t shards_per_rank() const { return count / ranks.size(); }
   IndexRange owned_by(int64_t number) const { return {number * shards_per_rank(), (number + 1) * shards_per_rank()}; }
   void plan(int64_t at_once);
-  void begin_pass(size_t i);
+  static void snapshot_in_traced_step(const std::shared_ptr<State>& state);
+  void begin_pass(size_t i, int64_t tokens);
   void end_pass();
   Gradients take_gradients();
   void compare(const ShardPass& pass, const Gradients& at_once) const;
@@ -157,6 +163,10 @@ void VirtualShards::State::plan(int64_t at_once) {
     compared_of_all = std::max(
         compared_of_all, compared_parts(numerics::part_steps(count, owned_by(number), at_once, passes_of_all)).size());
   parts = numerics::part_steps(count, owned, at_once, passes_of_all);
+  if (context) {
+    passes.push_back({one_by_one[0], false, true});
+    passes.push_back({one_by_one[0], true});
+  }
   for (const auto& step : one_by_one) passes.push_back({step});
   auto again = compared_parts(parts);
   for (size_t i = 0; i < compared_of_all; i++) passes.push_back({again[i % again.size()], true});
@@ -174,6 +184,34 @@ void VirtualShards::State::plan(int64_t at_once) {
   std::sort(ranges.begin(), ranges.end(), [](const auto& l, const auto& r) { return l.begin < r.begin; });
 }
 
+// On first use inside a traced step: restores the state after the trace. A replay leaves what a step leaves.
+void VirtualShards::State::snapshot_in_traced_step(const std::shared_ptr<State>& state) {
+  if (!compiling() || state->trace_serial == CompilingScope::serial()) return;
+  TESSERA_CHECK(state->passes.size() == state->parts.size(), UsageError,
+                "VirtualShards: the first step compares bits of different passes over a virtual shard, which a ",
+                "compiled step cannot do; make one step without compile() first, or compute one at a time");
+  TESSERA_CHECK(state->next_pass == 0, UsageError, "VirtualShards: a compiled step begins at pass ", state->next_pass,
+                "; compile the step from its first virtual shard to reduce_gradients()");
+  state->trace_serial = CompilingScope::serial();
+  CompilingScope::on_trace_end([state, made = state->made, last = state->last](bool finished) {
+    const bool reduced = state->next_pass == 0 && state->sums.stack.empty() && state->sums.subtrees.empty();
+    state->end_pass();
+    state->next_pass = 0;
+    state->sums = {};
+    state->made = made;
+    state->last = last;
+    if (!finished) return;
+    TESSERA_CHECK(reduced, UsageError,
+                  "VirtualShards: a compiled step ends before reduce_gradients(); call it in the step");
+    CompilingScope::on_replay([state] {
+      state->made = state->passes;
+      state->last.assign(state->parameters.size(), at::Tensor());
+      for (size_t i = 0; i < state->last.size(); i++)
+        if (!state->sharded[i].group) state->last[i] = state->parameters[i].value.grad();
+    });
+  });
+}
+
 // mine (subtrees of this rank, n) -> (n): each rank adds an equal part of the n sums, and all gather the parts.
 at::Tensor VirtualShards::State::sum_over_ranks(const at::Tensor& mine) const {
   if (!ranks.group) return mine.select(0, 0);
@@ -188,7 +226,8 @@ at::Tensor VirtualShards::State::sum_over_ranks(const at::Tensor& mine) const {
   return sums;
 }
 
-void VirtualShards::State::begin_pass(size_t i) {
+// `tokens`: of a full row.
+void VirtualShards::State::begin_pass(size_t i, int64_t tokens) {
   TESSERA_CHECK(i == next_pass && i < passes.size(), UsageError, "VirtualShards: rows() of pass ", i, ", and pass ",
                 next_pass, " of ", passes.size(), " is next; call add_gradients() after the backward of each pass");
   if (batch && open_shard_batch() == &*batch) return;
@@ -200,6 +239,13 @@ void VirtualShards::State::begin_pass(size_t i) {
                                      .shards = {owned.begin + step.begin, owned.begin + step.end},
                                      .several = parts.size() < one_by_one.size(),
                                      .known = at_once ? &known : nullptr});
+  if (context && !passes[i].full_rows) {
+    TESSERA_CHECK(tokens % context->size() == 0, UsageError, "VirtualShards: rows have ", tokens,
+                  " tokens, which are not divisible by ", context->size(), " ranks of context parallelism");
+    batch->of_full_rows = &of_full_rows;
+    batch->context = context;
+    batch->tokens = tokens / context->size();
+  }
   open_shard_batch() = &*batch;
 }
 
@@ -210,17 +256,23 @@ void VirtualShards::State::end_pass() {
 
 // The local gradients of a pass, which are no longer .grad.
 Gradients VirtualShards::State::take_gradients() {
+  std::unordered_map<const ParamGroup*, std::vector<at::Tensor>> of_groups;
+  for (const auto& sharded : modules) of_groups[&sharded->group()] = sharded->group().gradients().take_unsharded();
   Gradients gradients;
   for (size_t i = 0; i < parameters.size(); i++) {
     const auto& [name, parameter] = parameters[i];
-    TESSERA_CHECK(parameter.grad().defined(), UsageError, "VirtualShards: parameter ", name,
+    const auto& gradient = sharded[i].group ? of_groups.at(sharded[i].group)[sharded[i].index] : parameter.grad();
+    TESSERA_CHECK(gradient.defined(), UsageError, "VirtualShards: parameter ", name,
                   " has no gradient of virtual shard ", owned.begin + static_cast<int64_t>(next_pass),
                   "; use it in every loss, or freeze it before VirtualShards is constructed");
-    TESSERA_CHECK(last.empty() || !last[i].defined() || !parameter.grad().is_same(last[i]), UsageError,
+    if (sharded[i].group) {
+      gradients.push_back(gradient);
+      continue;
+    }
+    TESSERA_CHECK(last.empty() || !last[i].defined() || !gradient.is_same(last[i]), UsageError,
                   "VirtualShards: .grad of parameter ", name,
                   " has the gradient of the last step too; call zero_grad() before the first virtual shard");
-    // fully_shard() shows the local unsharded gradient.
-    gradients.push_back(sharded[i].group ? parameter.grad() : data_parallel::local_gradient(parameter, name));
+    gradients.push_back(data_parallel::local_gradient(parameter, name));
     parameter.mutable_grad().reset();
   }
   if (!batch) return gradients;
@@ -252,19 +304,23 @@ void VirtualShards::State::compare(const ShardPass& pass, const Gradients& at_on
     TESSERA_CHECK(
         same_bits(at_once[i], node->second[i]), UsageError, "VirtualShards: the gradient of parameter ",
         parameters[i < parameters.size() ? i : separate[i - parameters.size()]].name, " of ", range.end - range.begin,
-        " virtual shards at once has other bits than one by one. The loss must be a ",
-        "sum over rows, dim 0 of activations the batch, and each parameter used once; or compute one virtual ",
-        "shard at a time.");
+        range.end - range.begin == 1
+            ? " virtual shard has other bits on ranks that have parts of the tokens than on one that has all. Only "
+              "attention may mix tokens, and the loss must be a sum over tokens."
+            : " virtual shards at once has other bits than one by one. The loss must be a sum over rows, dim 0 of "
+              "activations the batch, and each parameter used once; or compute one virtual shard at a time.");
 }
 
-VirtualShards::VirtualShards(torch::nn::Module& module, const DeviceMesh& data_mesh, int64_t count, int64_t at_once)
-    : state_(std::make_unique<State>()) {
+VirtualShards::VirtualShards(torch::nn::Module& module, const DeviceMesh& data_mesh, int64_t count, int64_t at_once,
+                             const DeviceMesh& context_mesh)
+    : state_(std::make_shared<State>()) {
   auto& state = *state_;
   state.ranks = data_ranks_of(data_mesh);
   state.count = count;
   TESSERA_CHECK(count > 0 && count % state.ranks.size() == 0, UsageError, "VirtualShards: ", count,
                 " virtual shards on ", state.ranks.size(), " ranks; each rank must have the same number of them");
   TESSERA_CHECK(at_once > 0, UsageError, "VirtualShards: at_once is ", at_once, "; it must be positive");
+  if (context_mesh && context_mesh.size() > 1) state.context = context_mesh.get_group();
   state.plan(at_once);
   std::unordered_map<const void*, ShardedParam> of_tensor;
   state.modules = data_parallel::fsdp::find_sharded_modules(module);
@@ -293,13 +349,17 @@ VirtualShards::~VirtualShards() { state_->end_pass(); }
 
 int64_t VirtualShards::count() const { return state_->count; }
 int64_t VirtualShards::local_count() const { return static_cast<int64_t>(state_->passes.size()); }
+bool VirtualShards::takes_full_rows(int64_t i) const {
+  return !state_->context || state_->passes.at(static_cast<size_t>(i)).full_rows;
+}
 int64_t VirtualShards::first() const { return state_->owned.begin; }
 
 at::Tensor VirtualShards::rows(const at::Tensor& rows_of_rank, int64_t i) const {
   const int64_t shards = state_->shards_per_rank(), rows = rows_of_rank.size(0);
   TESSERA_CHECK(rows % shards == 0, UsageError, "VirtualShards: this rank has ", rows, " rows and ", shards,
                 " virtual shards; the global batch must be a multiple of ", count(), " rows");
-  state_->begin_pass(static_cast<size_t>(i));
+  State::snapshot_in_traced_step(state_);
+  state_->begin_pass(static_cast<size_t>(i), rows_of_rank.dim() > 1 ? rows_of_rank.size(1) : 1);
   const auto& step = state_->passes[static_cast<size_t>(i)].step;
   return rows_of_rank.narrow(0, step.begin * (rows / shards), (step.end - step.begin) * (rows / shards));
 }
@@ -313,8 +373,15 @@ void VirtualShards::add_gradients() {
   TESSERA_CHECK(state.parts.size() == state.one_by_one.size() || state.batch, UsageError,
                 "VirtualShards: the pass has not begun; take its rows by rows()");
   auto gradients = state.take_gradients();
+  if (pass.full_rows) {
+    state.of_full_rows = std::move(state.batch->recorded);
+    state.compared.emplace_back(IndexRange{pass.step.begin, pass.step.end}, std::move(gradients));
+    state.end_pass();
+    state.next_pass++;
+    return;
+  }
   if (state.batch && pass.step.end - pass.step.begin == 1) {
-    TESSERA_CHECK(!state.batch->several || state.next_pass == 0 || state.batch->recorded == state.known, UsageError,
+    TESSERA_CHECK(!state.batch->several || state.known.empty() || state.batch->recorded == state.known, UsageError,
                   "VirtualShards: virtual shards are computed by different ops, and at_once needs the same; use 1");
     state.known = std::move(state.batch->recorded);
   } else if (state.batch) {
@@ -324,7 +391,7 @@ void VirtualShards::add_gradients() {
   }
   state.end_pass();
   state.next_pass++;
-  const OpModesOff no_modes;  // additions of equal tensors are exact
+  const InvariantScopePaused paused;  // these additions are the tree
   if (pass.compares) return state.compare(pass, gradients);
   const auto add = [](Gradients left, const Gradients& right) {
     for (size_t i = 0; i < left.size(); i++) left[i].add_(right[i]);
@@ -351,7 +418,7 @@ void VirtualShards::reduce_gradients() {
   state.made = std::exchange(state.passes, {});
   for (const auto& step : state.parts) state.passes.push_back({step});
   const auto subtrees = std::exchange(state.sums.subtrees, {});
-  const OpModesOff no_modes;
+  const InvariantScopePaused paused;
   const at::AutoDispatchBelowADInplaceOrView below;  // .grad is not a view
   Gradients sums(subtrees[0].size());
   std::vector<size_t> rest(sums.size());
@@ -364,16 +431,13 @@ void VirtualShards::reduce_gradients() {
     const auto dtype = subtrees[0][rest[0]].scalar_type();
     std::vector<size_t> others, these;
     for (const auto i : rest) (subtrees[0][i].scalar_type() == dtype ? these : others).push_back(i);
-    int64_t count = 0;
-    for (const auto i : these) count += subtrees[0][i].numel();
-    const auto mine = at::empty({static_cast<int64_t>(subtrees.size()), count}, subtrees[0][these[0]].options());
+    std::vector<at::Tensor> rows;
     for (size_t s = 0; s < subtrees.size(); s++) {
       std::vector<at::Tensor> flat;
       for (const auto i : these) flat.push_back(flat_of(subtrees[s][i]));
-      auto row = mine.select(0, static_cast<int64_t>(s));
-      at::cat_out(row, flat);
+      rows.push_back(at::cat(flat));
     }
-    const auto all = state.sum_over_ranks(mine);
+    const auto all = state.sum_over_ranks(rows.size() == 1 ? rows[0].unsqueeze(0) : at::stack(rows));
     int64_t offset = 0;
     for (const auto i : these) {
       const auto& like = subtrees[0][i];
@@ -405,13 +469,17 @@ at::Tensor VirtualShards::sum(const at::Tensor& values) const {
   TESSERA_CHECK(values.dim() >= 1 && values.size(0) == static_cast<int64_t>(state.made.size()), UsageError,
                 "VirtualShards: sum() takes ", state.made.size(), " values, one per pass of the step that ",
                 "reduce_gradients() has ended; found sizes ", values.sizes());
-  const OpModesOff no_modes;
+  const InvariantScopePaused paused;
   StepSums<at::Tensor, at::Tensor (*)(at::Tensor, const at::Tensor&)> sums;
   std::vector<std::pair<IndexRange, at::Tensor>> nodes;
   for (size_t i = 0; i < state.made.size(); i++) {
-    const auto& [step, compares] = state.made[i];
+    const auto& [step, compares, full_rows] = state.made[i];
     const auto value = values.select(0, static_cast<int64_t>(i)).detach().reshape({-1});
     const IndexRange shards{step.begin, step.end};
+    if (full_rows) {
+      nodes.emplace_back(shards, value);
+      continue;
+    }
     if (!compares) {
       sums.push(
           step, value, [](at::Tensor left, const at::Tensor& right) { return left + right; },

@@ -28,7 +28,8 @@ namespace tessera {
 //
 // With at_once > 1 a pass of the loop computes up to that many virtual shards: same bits, less time, more memory. Then
 // the loss must be a sum over rows, times a number; dim 0 of activations is the batch, also where it is flattened. The
-// first step computes one virtual shard at a time, and then some of them again at once, and compares the bits.
+// first step computes one virtual shard at a time, and then some of them again at once, and compares the bits. Make
+// this step without compile().
 class VirtualShards {
  public:
   // The number of virtual shards if none is given: each of 2, 3, 4, 6, 8, 12 or 24 ranks has the same number.
@@ -41,7 +42,10 @@ class VirtualShards {
   // changes them. Requires: replicate() and DistributedDataParallel do not reduce either (no_sync()); inside the scope
   // their reduction throws. Throws UsageError if `count` is not divisible by the ranks, and for
   // FullyShardedDataParallel. `at_once`: the most virtual shards in a pass.
-  VirtualShards(torch::nn::Module& module, const DeviceMesh& data_mesh, int64_t count = kCount, int64_t at_once = 1);
+  // `context_mesh`: a 1-D mesh whose ranks have parts of the tokens of each row, one after the other (ContextParallel
+  // with Ulysses). Sums over tokens gather them, so gradients and losses are those of all tokens.
+  VirtualShards(torch::nn::Module& module, const DeviceMesh& data_mesh, int64_t count = kCount, int64_t at_once = 1,
+                const DeviceMesh& context_mesh = {});
   ~VirtualShards();
   VirtualShards(const VirtualShards&) = delete;
 
@@ -54,6 +58,9 @@ class VirtualShards {
   // The rows of pass i of this rank's rows. Begins the pass; call it before the forward, for each tensor of the batch.
   // Throws UsageError if the rows cannot be divided.
   at::Tensor rows(const at::Tensor& rows_of_rank, int64_t i) const;
+  // With a context mesh: whether pass i computes full rows, outside of a ContextParallel. Otherwise shard the rows over
+  // it. One pass of the first step does, and the next is compared with it.
+  bool takes_full_rows(int64_t i) const;
 
   // After the backward of a pass: takes .grad of each parameter. Throws UsageError for a parameter that
   // requires a gradient and has none, or has that of the last step too; and if virtual shards at once have other bits
@@ -68,7 +75,7 @@ class VirtualShards {
 
  private:
   struct State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace tessera

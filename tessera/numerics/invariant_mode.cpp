@@ -2,8 +2,10 @@
 #include "tessera/comm/functional_collectives.h"
 #include "tessera/dtensor/detail/autograd_functions.h"
 #include "tessera/numerics/detail/elementwise.h"
+#include "tessera/numerics/detail/innermost_scope.h"
 #include "tessera/numerics/detail/rewrites.h"
 #include "tessera/numerics/detail/shard_batch.h"
+#include "tessera/numerics/detail/tree_ops.h"
 #include "tessera/numerics/numerics.h"
 #include "tessera/rules/detail/rule.h"
 #include "tessera/tracing/detail/compiling_scope.h"
@@ -17,6 +19,7 @@
 #include <optional>
 #include <set>
 #include <unordered_map>
+#include <utility>
 
 namespace tessera {
 namespace {
@@ -25,34 +28,46 @@ using numerics::open_shard_batch;
 using torch::jit::Stack;
 
 // Results do not depend on an order: data moves, comparisons, and functions that IEEE 754 rounds correctly, so that
-// scalar and vector code give the same bits.
+// scalar and vector code give the same bits. Pooling and col2im add the windows of one image in the order of their
+// positions.
 const std::set<std::string, std::less<>> kExactFamilies = {"arranging", "copy",          "factories",
                                                            "joining",   "view_backward", "view"};
 const std::set<std::string, std::less<>> kExactOps = {
-    "aten::_fused_sdp_choice", "aten::_has_compatible_shallow_copy_type", "aten::_local_scalar_dense",
-    "aten::_unsafe_view", "aten::abs", "aten::amax", "aten::amin", "aten::arange", "aten::arange.start",
-    "aten::arange.start_step", "aten::ceil", "aten::clamp", "aten::clamp_min", "aten::copy_", "aten::div.Scalar",
-    "aten::div.Tensor", "aten::div_.Scalar", "aten::div_.Tensor", "aten::embedding", "aten::empty.memory_format",
-    "aten::empty_strided", "aten::eq.Scalar", "aten::eq.Tensor", "aten::equal", "aten::fill_.Scalar",
-    "aten::fill_.Tensor", "aten::floor", "aten::full", "aten::gather", "aten::ge.Scalar", "aten::ge.Tensor",
-    "aten::gt.Scalar", "aten::gt.Tensor", "aten::index_select", "aten::isfinite", "aten::isnan", "aten::le.Scalar",
-    "aten::le.Tensor", "aten::lt.Scalar", "aten::lt.Tensor", "aten::masked_fill.Scalar", "aten::masked_fill.Tensor",
-    "aten::masked_fill_.Scalar", "aten::max", "aten::maximum", "aten::min", "aten::minimum", "aten::mul.Scalar",
-    "aten::mul.Tensor", "aten::mul.out", "aten::mul_.Scalar", "aten::mul_.Tensor", "aten::ne.Scalar", "aten::ne.Tensor",
-    "aten::neg", "aten::neg_", "aten::ones", "aten::reciprocal", "aten::relu", "aten::relu_", "aten::reshape",
-    "aten::resolve_conj", "aten::resolve_neg", "aten::scalar_tensor", "aten::set_.source_Tensor", "aten::sgn",
-    "aten::sign", "aten::sqrt", "aten::sqrt_", "aten::threshold", "aten::threshold_backward", "aten::where.ScalarOther",
+    "aten::_adaptive_avg_pool2d", "aten::_adaptive_avg_pool2d_backward", "aten::_fused_sdp_choice",
+    "aten::_has_compatible_shallow_copy_type", "aten::_local_scalar_dense", "aten::_unsafe_view", "aten::abs",
+    "aten::amax", "aten::amin", "aten::arange", "aten::arange.start", "aten::arange.start_step", "aten::avg_pool2d",
+    "aten::avg_pool2d_backward", "aten::bincount", "aten::ceil", "aten::clamp", "aten::clamp_min", "aten::col2im",
+    "aten::copy_", "aten::div.Scalar", "aten::div.Tensor", "aten::div_.Scalar", "aten::div_.Tensor", "aten::embedding",
+    "aten::empty.memory_format", "aten::empty_strided", "aten::eq.Scalar", "aten::eq.Tensor", "aten::equal",
+    "aten::fill_.Scalar", "aten::fill_.Tensor", "aten::floor", "aten::full", "aten::gather", "aten::ge.Scalar",
+    "aten::ge.Tensor", "aten::gt.Scalar", "aten::gt.Tensor", "aten::im2col", "aten::index_select", "aten::isfinite",
+    "aten::isnan", "aten::le.Scalar", "aten::le.Tensor", "aten::lt.Scalar", "aten::lt.Tensor",
+    "aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::masked_fill_.Scalar", "aten::max",
+    "aten::max_pool2d_with_indices", "aten::max_pool2d_with_indices_backward", "aten::maximum", "aten::min",
+    "aten::minimum", "aten::mul.Scalar", "aten::mul.Tensor", "aten::mul.out", "aten::mul_.Scalar", "aten::mul_.Tensor",
+    "aten::ne.Scalar", "aten::ne.Tensor", "aten::neg", "aten::neg_", "aten::ones", "aten::reciprocal", "aten::relu",
+    "aten::relu_", "aten::reshape", "aten::resolve_conj", "aten::resolve_neg", "aten::scalar_tensor",
+    "aten::set_.source_Tensor", "aten::sgn", "aten::sign", "aten::sort", "aten::sort.stable", "aten::sqrt",
+    "aten::sqrt_", "aten::threshold", "aten::threshold_backward", "aten::topk", "aten::where.ScalarOther",
     "aten::where.ScalarSelf", "aten::where.self", "aten::zero_", "aten::zeros",
     // Collectives that move data, and local forms of ops above.
-    "tessera::all_gather", "tessera::all_gather.out", "tessera::all_gather_coalesced", "tessera::all_gather_into_",
-    "tessera::all_gather_into_segments_", "tessera::all_to_all", "tessera::all_to_all.out", "tessera::amax_or_lowest",
-    "tessera::amin_or_highest", "tessera::broadcast", "tessera::broadcast.out", "tessera::broadcast_",
-    "tessera::masked_embedding", "tessera::max_or_lowest", "tessera::min_or_highest", "tessera::pick_class",
-    "tessera::resize", "tessera::rng_state", "tessera::set_rng_state", "tessera::squeeze", "tessera::squeeze.dim",
-    "tessera::squeeze.dims", "tessera::wait"};
+    "tessera::_adaptive_avg_pool2d_or_zeros", "tessera::avg_pool2d_or_zeros",
+    "tessera::max_pool2d_with_indices_or_zeros", "tessera::all_gather", "tessera::all_gather.out",
+    "tessera::all_gather_coalesced", "tessera::all_gather_into_", "tessera::all_gather_into_segments_",
+    "tessera::all_to_all", "tessera::all_to_all.out", "tessera::amax_or_lowest", "tessera::amin_or_highest",
+    "tessera::broadcast", "tessera::broadcast.out", "tessera::broadcast_", "tessera::masked_embedding",
+    "tessera::max_or_lowest", "tessera::min_or_highest", "tessera::pick_class", "tessera::resize", "tessera::rng_state",
+    "tessera::set_rng_state", "tessera::squeeze", "tessera::squeeze.dim", "tessera::squeeze.dims", "tessera::wait"};
+// What this scope makes of other ops.
+const std::set<std::string, std::less<>> kOwnOps = {
+    "tessera::adam_",        "tessera::adam_.tensor_lr",   "tessera::add_at",
+    "tessera::add_disjoint", "tessera::row_attention",     "tessera::row_attention_backward",
+    "tessera::row_norm",     "tessera::row_norm_backward", "tessera::tree_embedding_gradient",
+    "tessera::tree_product", "tessera::tree_sum"};
 
 enum class InvariantForm : uint8_t {
   Exact,        // the op as it is
+  Own,          // likewise: this scope calls it
   Elementwise,  // run_elementwise
   Addition,     // exact if alpha is 1, else elementwise
   Rewrite,      // op_rewrites
@@ -72,6 +87,7 @@ OpForm form_of(const std::string& name) {
   if (const auto found = numerics::op_rewrites().find(name); found != numerics::op_rewrites().end())
     return {InvariantForm::Rewrite, &found->second};
   if (kExactOps.count(name) || name.starts_with("tessera::philox_")) return {InvariantForm::Exact};
+  if (kOwnOps.count(name) || name.starts_with("tessera::elementwise_")) return {InvariantForm::Own};
   if (name == "tessera::all_reduce" || name == "tessera::all_reduce_" || name == "tessera::reduce_scatter")
     return {InvariantForm::Reduction};
   if (name.starts_with("aten::_foreach_")) return {InvariantForm::Composite};
@@ -129,34 +145,33 @@ bool alpha_is_one(const c10::OperatorHandle& op, const Stack& stack) {
 at::Tensor exact_sum_over_ranks(const at::Tensor& x, const comm::Group& group, const std::string& op) {
   auto all = funcol::all_gather(x.unsqueeze(0), 0, std::vector<int64_t>(static_cast<size_t>(group->size()), 1), group);
   funcol::wait(all, group);
-  const OpModesOff no_modes;
-  const auto bits = all.view(all.element_size() == 8 ? at::kLong : all.element_size() == 4 ? at::kInt : at::kShort);
-  TESSERA_CHECK(
-      bits.ne(0).sum(0).le(1).all().item<bool>(), UsageError, "Numerics::Invariant: ", op, " over group '",
-      group->name(),
-      "' sums values of several ranks. Its bits depend on the number of ranks. Reduce "
-      "gradients by VirtualShards, let an op on DTensors compute other sums, or call the collective outside of "
-      "the scope.");
-  return bits.sum(0, false, bits.scalar_type()).view(x.scalar_type());  // keeps -0
+  return numerics::add_disjoint(all, c10::str(op, " over group '", group->name(), "'"));
 }
+
+class InvariantMode;
+thread_local const InvariantMode* active_mode = nullptr;  // of this thread; outer ones pass ops on
 
 class InvariantMode final : public OpMode {
  public:
   void run(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) override {
-    TESSERA_CHECK(!compiling(), UsageError,
-                  "Numerics::Invariant: compile() is not available in this scope yet; call "
-                  "the step without compile()");
+    if (!invariant_scope_is_open() || active_mode != this) return next(op, keys, stack);
     const auto [form, rewrite] = cached_form(op);
     const bool distributed = keys.has_backend(c10::BackendComponent::PrivateUse3Bit);
     const auto arguments = op.schema().arguments().size();
     switch (form) {
       case InvariantForm::Exact:
         return run_exact(op, keys, stack, distributed);
+      case InvariantForm::Own:
+        return next(op, keys, stack);
       case InvariantForm::Elementwise:
       case InvariantForm::Addition:
         if (distributed || !has_floats(top(*stack, arguments)) ||
             (form == InvariantForm::Addition && alpha_is_one(op, *stack)))
           return run_exact(op, keys, stack, distributed);
+        if (compiling()) {
+          const at::AutoDispatchBelowADInplaceOrView below;
+          return numerics::registered_elementwise(op).callBoxed(stack);
+        }
         return numerics::run_elementwise(op, stack);
       case InvariantForm::Rewrite: {
         if (!has_floats(top(*stack, arguments))) return run_integers(op, keys, stack, distributed);
@@ -241,10 +256,10 @@ class InvariantMode final : public OpMode {
       const auto sizes = argument("sizes").toIntVector();
       int64_t begin = 0;
       for (int64_t r = 0; r < group->rank(); r++) begin += sizes[static_cast<size_t>(r)];
-      const OpModesOff no_modes;
+      const InvariantScopePaused paused;
       sum = sum.narrow(argument("dim").toInt(), begin, sizes[static_cast<size_t>(group->rank())]).contiguous();
     } else if (name == "tessera::all_reduce_") {
-      const OpModesOff no_modes;
+      const InvariantScopePaused paused;
       x.copy_(sum);
       sum = x;
     }
@@ -255,12 +270,17 @@ class InvariantMode final : public OpMode {
   bool in_distributed_op_ = false;
 };
 
-}  // namespace
-
-struct NumericsScope::State {
+// While alive, a new mode is the active and innermost one.
+struct ActiveMode {
   InvariantMode mode;
   OpModeScope scope{mode};
+  const InvariantMode* outer = std::exchange(active_mode, &mode);
+  ~ActiveMode() { active_mode = outer; }
 };
+
+}  // namespace
+
+struct NumericsScope::State : ActiveMode {};
 
 NumericsScope::NumericsScope(Numerics numerics) {
   if (numerics != Numerics::Invariant || invariant_scope_is_open()) return;
@@ -270,6 +290,14 @@ NumericsScope::NumericsScope(Numerics numerics) {
 NumericsScope::~NumericsScope() {
   if (state_) invariant_scope_is_open() = false;
 }
+
+namespace numerics {
+
+struct InnermostScope::State : ActiveMode {};
+InnermostScope::InnermostScope() : state_(invariant_scope_is_open() ? std::make_unique<State>() : nullptr) {}
+InnermostScope::~InnermostScope() = default;
+
+}  // namespace numerics
 
 std::vector<InvariantOp> invariant_ops() {
   std::vector<InvariantOp> ops;
@@ -298,6 +326,7 @@ std::vector<InvariantOp> invariant_ops() {
       case InvariantForm::Reduction:
         ops.push_back({full, "if at most one rank has a nonzero value"});
         break;
+      case InvariantForm::Own:
       case InvariantForm::None:
         break;
     }

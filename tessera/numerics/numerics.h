@@ -15,7 +15,7 @@ enum class Numerics : uint8_t {
   // Generated kernels of a compiled function may add in another order and use another library for matrix products, as
   // torch.compile does. Results are within the tolerances of torch.testing.assert_close.
   Fast,
-  // The order of every sum is a function of global indices alone. Eager steps only: see NumericsScope.
+  // The order of every sum is a function of global indices alone, in eager mode and compiled: see NumericsScope.
   Invariant,
 };
 

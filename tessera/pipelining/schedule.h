@@ -87,6 +87,9 @@ class PipelineStage {
   // The actions UNSHARD, RESHARD and REDUCE_GRAD of the schedule, for a stage whose parameters are sharded or
   // replicated over a data-parallel axis. Empty: nothing. REDUCE_GRAD comes after the last backward of the stage.
   std::function<void()> unshard = {}, reshard = {}, reduce_grad = {};
+  // Called after each microbatch whose gradients of the parameters are computed (B or W), in their order. It may take
+  // them out of .grad. Empty: nothing.
+  std::function<void()> after_backward = {};
   // The mesh of activations that are DTensors between stages; the stages before and after have the same.
   DeviceMesh mesh = {};
   // Parameters that other stages use too; set by build_stages().

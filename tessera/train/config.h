@@ -120,7 +120,8 @@ struct MetricsOptions {
   int64_t histograms_every = 0;
   // The step since the start of the run whose ops, collectives and memory every rank records for the report; 0: none.
   int64_t profile_step = 3;
-  double peak_tflops = 0;  // peak of a rank's device, for MFU; 0: looked up by device name
+  int64_t compare_numerics = 0;  // steps of a comparison with invariant numerics before the run; 0: none
+  double peak_tflops = 0;        // peak of a rank's device, for MFU; 0: looked up by device name
   // Memberwise.
   bool operator==(const MetricsOptions&) const = default;
 };

@@ -10,6 +10,7 @@
 
 #include <c10/core/Event.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -102,6 +103,9 @@ class Trainer {
   // Options of batch, data, schedule and mesh that differ from those of the resumed checkpoint, one line each, with
   // what the difference changes.
   const std::vector<std::string>& resume_changes() const { return resume_changes_; }
+
+  // Calls this in each step, when .grad has the gradient of the batch and before it is clipped.
+  void set_gradient_hook(std::function<void()> hook) { train_step_.on_gradients = std::move(hook); }
 
   // The model on its mesh.
   ParallelModel& model() { return model_; }

@@ -3,19 +3,20 @@
 #include "tessera/checkpoint/detail/checkpoint_source.h"
 #include "tessera/checkpoint/load.h"
 #include "tessera/comm/detail/store/sha256.h"
-#include "tessera/testing/detail/soak.h"
 #include "tessera/testing/expect_error.h"
 #include "tessera/testing/spawn.h"
 #include "tests/checkpoint/new_folder.h"
-#include "tests/train/tiny_run.h"
+#include "tests/train/mesh_cases.h"
 
 #include <ATen/Parallel.h>
+
+#include <map>
 
 namespace tessera::train {
 namespace {
 
 using dcp::NewFolder;
-using Options = std::vector<std::pair<const char*, const char*>>;
+using Options = ConfigChanges;
 
 TrainConfig invariant_gpt() {
   const bool soak = tessera::testing::long_soak();
@@ -69,9 +70,11 @@ RunDigest train_on_rank(const TrainConfig& config, const World& world, const std
     if (saved.name.starts_with("model.") || saved.name.starts_with("optimizer."))
       state.insert(saved.name, torch::empty(saved.sizes, saved.dtype));
   dcp::load(state, checkpoint, {.strict = false}, world);
-  std::string bytes;
+  std::map<std::string, std::string> by_name;  // pipeline stages save their tensors in another order
   for (const auto& [name, tensor] : state)
-    bytes += name + std::string(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+    by_name[name] = std::string(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+  std::string bytes;
+  for (const auto& [name, values] : by_name) bytes += name + values;
   return {hex(losses), hex(bytes)};
 }
 
@@ -86,18 +89,17 @@ RunDigest train_on_threads(TrainConfig config, const std::string& mesh, const Se
   return digest;
 }
 
-struct InvariantCase {
-  std::string mesh;
-  Options options = {};
-  bool only_soak = true;
-};
-constexpr bool kInEveryRun = false;
-
 const Options kSequence = {{"parallel.sequence_parallel", "true"}}, kLoss = {{"parallel.loss_parallel", "true"}},
               kBoth = {{"parallel.sequence_parallel", "true"}, {"parallel.loss_parallel", "true"}},
-              kCheckpoint = {{"training.activation_checkpoint", "true"}}, kAccumulate = {{"training.accumulate", "2"}};
+              kCheckpoint = {{"training.activation_checkpoint", "true"}}, kAccumulate = {{"training.accumulate", "2"}},
+              kCompile = {{"training.compile", "true"}}, kGPipe = {{"parallel.pipeline_schedule", "GPipe"}},
+              kInterleaved = {{"parallel.pipeline_schedule", "InterleavedZeroBubble"}},
+              kUlysses = {{"parallel.context_method", "ulysses"}},
+              kCompileBoth = {{"training.compile", "true"},
+                              {"parallel.sequence_parallel", "true"},
+                              {"parallel.loss_parallel", "true"}};
 
-const std::vector<InvariantCase> kInvariantCases = {
+const std::vector<MeshCase> kInvariantCases = {
     {"dp=2", {}, kInEveryRun},
     {"dp=3"},
     {"dp=4"},
@@ -141,27 +143,51 @@ const std::vector<InvariantCase> kInvariantCases = {
     {"dp=2,tp=2", kCheckpoint},
     {"fsdp=2,tp=2", kCheckpoint},
     {"dp=2", kAccumulate},
+    {"", kCompile},
+    {"dp=2", kCompile},
+    {"dp=3", kCompile},
+    {"fsdp=2", kCompile},
+    {"fsdp=3", kCompile, kInEveryRun},
+    {"tp=2", kCompile},
+    {"tp=2", kCompileBoth, kInEveryRun},
+    {"fsdp=2,tp=2", kCompileBoth},
+    {"pp=2", {}, kInEveryRun},
+    {"pp=2", kGPipe},
+    {"pp=2,dp=2"},
+    {"pp=2,dp=3"},
+    {"pp=2,fsdp=2"},
+    {"pp=2,tp=2"},
+    {"pp=2,tp=2", kBoth},
+    {"pp=2", kCompile},
+    {"pp=2", kInterleaved},
+    {"cp=2", kUlysses, kInEveryRun},
+    {"dp=3,cp=2", kUlysses},
+    {"dp=2,cp=2", kUlysses},
+    {"fsdp=2,cp=2", kUlysses},
+    {"fsdp=4,cp=2", kUlysses},
 };
 
 void expect_same_bits(const TrainConfig& config) {
   const auto one_rank = train_on_threads(config, "");
-  const auto size = static_cast<uint32_t>(kInvariantCases.size());
-  const auto part = tessera::testing::soak_seeds(0, size, size);
-  for (auto i = part.first; i < part.end; i++) {
-    const auto& each = kInvariantCases[i];
-    if (each.only_soak && !tessera::testing::long_soak()) continue;
-    auto changed = config;
-    std::string options;
-    for (const auto& [key, value] : each.options) {
-      set_option(changed, key, value);
-      options += c10::str(" ", key, "=", value);
-    }
-    EXPECT_EQ(train_on_threads(changed, each.mesh), one_rank) << each.mesh << options;
-  }
+  for_each_case(config, kInvariantCases, [&](const TrainConfig& changed, const std::string& name) {
+    EXPECT_EQ(train_on_threads(changed, changed.parallel.mesh), one_rank) << name;
+    if (tessera::testing::long_soak()) std::cout << "done: " << name << std::endl;
+  });
 }
 
 TEST(InvariantMeshes, GPTHasTheSameBits) { expect_same_bits(invariant_gpt()); }
 TEST(InvariantMeshes, LlamaHasTheSameBits) { expect_same_bits(invariant_llama()); }
+
+// Router, experts and auxiliary loss: a virtual shard is routed as a batch of its own.
+TEST(InvariantMeshes, MixtureOfExpertsHasTheSameBits) {
+  auto config = invariant_llama();
+  config.model.name = "mixtral-tiny";
+  config.model.aux_loss_weight = 0.01;
+  config.training.steps = 2;
+  const auto one_rank = train_on_threads(config, "");
+  for (const auto* mesh : {"dp=2", "fsdp=3", "tp=2", "pp=2"})
+    EXPECT_EQ(train_on_threads(config, mesh), one_rank) << mesh;
+}
 
 // Shared heads of keys and values.
 TEST(InvariantMeshes, GroupedQueryAttentionHasTheSameBits) {
@@ -202,7 +228,7 @@ TEST(InvariantMeshes, AnOrderDependentSumIsCaught) {
   EXPECT_NE(train_on_threads(config, "dp=2", plant), one_rank);
 }
 
-// Processes over each backend, with two threads; the long form also with one, and over dp.
+// Processes over each backend, with two threads; the long form also with one, over dp, and compiled.
 TEST(InvariantMeshes, ProcessesHaveTheBitsOfOneRank) {
   const bool soak = tessera::testing::long_soak();
   auto config = invariant_gpt();
@@ -216,6 +242,7 @@ TEST(InvariantMeshes, ProcessesHaveTheBitsOfOneRank) {
         if (threads == 1 && !soak) continue;
         at::set_num_threads(threads);
         auto on_mesh = config;
+        on_mesh.training.compile = soak && threads == 2;
         on_mesh.parallel.mesh = mesh;
         const auto folder = c10::str("/tmp/tessera-invariant-", getppid(), "-", mesh, "-", threads);
         EXPECT_EQ(train_on_rank(on_mesh, me.world, folder), expected) << mesh << " " << threads;
@@ -261,12 +288,12 @@ TEST(InvariantMeshes, WhatIsNotCoveredIsRefusedByName) {
     for (const auto& [key, value] : options) set_option(config, key, value);
     EXPECT_ERROR(UsageError, check(config, ranks), what);
   };
-  refused({{"parallel.mesh", "pp=2"}}, 2, "the axis pp");
-  refused({{"parallel.mesh", "cp=2"}}, 2, "the axis cp");
+  refused({{"parallel.mesh", "pp=2"}, {"parallel.microbatches", "2"}}, 2, "virtual shards of a rank is a microbatch");
+  refused({{"parallel.mesh", "pp=2"}, {"parallel.pipeline_schedule", "ZBVZeroBubble"}}, 2, "a tied embedding");
+  refused({{"parallel.mesh", "cp=2"}}, 2, "the axis cp of mesh 'cp=2' with ring attention");
   refused({{"model.dropout", "0.1"}}, 1, "dropout");
-  refused({{"training.compile", "true"}}, 1, "--compile");
   refused({{"training.precision", "bf16"}}, 1, "--precision bf16");
-  refused({{"model.name", "mixtral-tiny"}, {"model.heads", "0"}}, 1, "a mixture of experts");
+  refused({{"model.name", "mixtral-tiny"}, {"model.heads", "0"}, {"parallel.mesh", "dp=2,ep=2"}}, 2, "the axis ep");
   refused({{"training.batch", "64"}}, 1, "not divisible by 24 virtual shards");
   refused({{"parallel.mesh", "dp=5"}, {"training.batch", "120"}}, 5, "not divisible by 5");
   refused({{"training.numerics", "exact"}}, 1, "allowed: default, invariant");

@@ -67,6 +67,24 @@ std::vector<RewrittenCall> rewritten_calls() {
        [=](const Tensors& t) {
          return attention(true)({t[0].transpose(1, 2), t[1].transpose(1, 2), t[2].transpose(1, 2)});
        }},
+      {"convolution",
+       {values({4, 3, 7, 6}), values({5, 3, 3, 2}), values({5})},
+       [](const Tensors& t) {
+         return at::conv2d(t[0], t[1], t[2], {2, 1}, {1, 0}, {1, 2});
+       }},
+      {"grouped convolution",
+       {values({4, 4, 5, 5}), values({6, 2, 3, 3}), values({6})},
+       [](const Tensors& t) { return at::conv2d(t[0], t[1], t[2], 1, 1, 1, 2); }},
+      {"1-D convolution",
+       {values({4, 3, 9}), values({2, 3, 4}), values({2})},
+       [](const Tensors& t) { return at::conv1d(t[0], t[1], t[2], 2, 1); }},
+      {"max_pool2d", {values({4, 3, 6, 6})}, [](const Tensors& t) { return at::max_pool2d(t[0], 3, 2); }},
+      {"avg_pool2d", {values({4, 3, 6, 6})}, [](const Tensors& t) { return at::avg_pool2d(t[0], 3, 2); }},
+      {"adaptive_avg_pool2d",
+       {values({4, 3, 7, 7})},
+       [](const Tensors& t) {
+         return at::adaptive_avg_pool2d(t[0], {3, 2});
+       }},
       {"norm", {values({4, 5})}, [](const Tensors& t) { return at::linalg_vector_norm(t[0], 2); }},
       {"gelu", {values({3, 7})}, [](const Tensors& t) { return at::gelu(t[0], "tanh"); }},
   };
@@ -94,6 +112,29 @@ TEST(InvariantRewrites, HaveTheValuesAndGradientsOfTheDefault) {
       ASSERT_EQ(found[i].sizes(), expected[i].sizes()) << call.name << " " << i;
       EXPECT_LT((found[i] - expected[i]).abs().max().item<double>(), 1e-9) << call.name << " " << i;
     }
+  }
+}
+
+// Sums by an index. On DTensors they are refused or local, so they are not in the list above.
+TEST(InvariantRewrites, SumsByAnIndexHaveTheValuesOfTheDefault) {
+  const auto index = torch::randint(4, {9}), indices = torch::randint(5, {6, 3});
+  const std::vector<RewrittenCall> calls = {
+      {"index_add", {values({4, 3}), values({9, 3})}, [&](const Tensors& t) { return t[0].index_add(0, index, t[1]); }},
+      {"index_add, dim 1",
+       {values({3, 4, 2}), values({3, 9, 2})},
+       [&](const Tensors& t) { return t[0].index_add(1, index, t[1]); }},
+      {"index_select", {values({4, 3})}, [&](const Tensors& t) { return t[0].index_select(0, index); }},
+      {"scatter_add",
+       {values({7, 5}), values({6, 3})},
+       [&](const Tensors& t) { return t[0].scatter_add(1, indices, t[1]); }},
+      {"gather", {values({6, 5})}, [&](const Tensors& t) { return t[0].gather(1, indices); }},
+  };
+  for (const auto& call : calls) {
+    const auto expected = run_call(call);
+    const tessera::NumericsScope scope(tessera::Numerics::Invariant);
+    const auto found = run_call(call);
+    for (size_t i = 0; i < found.size(); i++)
+      EXPECT_LT((found[i] - expected[i]).abs().max().item<double>(), 1e-12) << call.name << " " << i;
   }
 }
 

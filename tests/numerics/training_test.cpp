@@ -106,19 +106,6 @@ TEST(InvariantTraining, TheDefaultGivesOtherBitsOnOtherMeshes) {
   EXPECT_NE(train_mlp<ts::optim::AdamW>({3, 1, 1}, options, false), one_rank);
 }
 
-TEST(InvariantTraining, CompiledFunctionsAreRefused) {
-  const auto x = torch::ones({4, 4});
-  auto doubled = ts::compile([](const at::Tensor& t) { return t + t; }, {.codegen = false});
-  doubled(x);
-  EXPECT_ERROR(ts::UsageError,
-               ts::compile([](const at::Tensor& t) { return t; }, {.numerics = ts::Numerics::Invariant}),
-               "no compiled form");
-  const ts::NumericsScope scope(ts::Numerics::Invariant);
-  EXPECT_ERROR(ts::UsageError, doubled(x), "Numerics::Invariant");  // its program, or a trace that a guard asks for
-  auto not_traced = ts::compile([](const at::Tensor& t) { return t * t; }, {.codegen = false});
-  EXPECT_ERROR(ts::UsageError, not_traced(x), "compile()");
-}
-
 TEST(InvariantTraining, SumsOfSeveralRanksAndUnknownOpsAreRefused) {
   ts::testing::run_ranks(2, [](ts::testing::Rank& me) {
     const auto mesh = me.mesh("dp=2");

@@ -5,7 +5,7 @@
 #include "tessera/testing/expect_error.h"
 #include "tessera/train/plan.h"
 #include "tests/checkpoint/new_folder.h"
-#include "tests/train/tiny_run.h"
+#include "tests/train/mesh_cases.h"
 
 #include <sstream>
 
@@ -35,51 +35,36 @@ TrainConfig mixtral() {
   return config;
 }
 
-struct MeshCase {
-  std::string mesh;
-  std::vector<std::pair<const char*, const char*>> options = {};
-  bool only_soak = true;
-};
-
 void expect_like_one_rank(const TrainConfig& config, const std::vector<MeshCase>& cases) {
   const auto one_rank = run(config, "");
-  for (const auto& each : cases) {
-    if (each.only_soak && !tessera::testing::long_soak()) continue;
-    auto changed = config;
-    std::string options;
-    for (const auto& [key, value] : each.options) {
-      set_option(changed, key, value);
-      options += c10::str(" ", key, "=", value);
-    }
-    SCOPED_TRACE(each.mesh + options);
-    expect_same(run(changed, each.mesh), one_rank);
-  }
+  for_each_case(config, cases, [&](const TrainConfig& changed, const std::string& name) {
+    SCOPED_TRACE(name);
+    expect_same(run(changed, changed.parallel.mesh), one_rank);
+  });
 }
-
-constexpr bool kAlways = false;
 
 TEST(FiveAxes, Gpt) {
   expect_like_one_rank(
       gpt(), {
-                 {"pp=2", {}, kAlways},
+                 {"pp=2", {}, kInEveryRun},
                  {"pp=2", {{"parallel.pipeline_schedule", "GPipe"}, {"parallel.microbatches", "8"}}},
-                 {"pp=2", {{"parallel.pipeline_schedule", "ZBVZeroBubble"}}, kAlways},
+                 {"pp=2", {{"parallel.pipeline_schedule", "ZBVZeroBubble"}}, kInEveryRun},
                  {"pp=2", {{"parallel.pipeline_schedule", "DualPipeV"}}},
                  {"pp=2", {{"parallel.pipeline_schedule", "LoopedBFS"}}},
                  {"pp=2,dp=2", {{"parallel.pipeline_schedule", "InterleavedZeroBubble"}}},
                  {"pp=2,fsdp=2", {{"parallel.pipeline_schedule", "Interleaved1F1B"}}},
                  {"pp=2,tp=2", {{"parallel.sequence_parallel", "true"}, {"parallel.loss_parallel", "true"}}},
                  {"pp=4"},
-                 {"pp=2", {{"parallel.pipeline_schedule", "ZBVZeroBubble"}, {"training.compile", "true"}}, kAlways},
+                 {"pp=2", {{"parallel.pipeline_schedule", "ZBVZeroBubble"}, {"training.compile", "true"}}, kInEveryRun},
                  {"pp=2,dp=2,tp=2", {{"training.compile", "true"}, {"training.activation_checkpoint", "true"}}},
-                 {"cp=2", {}, kAlways},
+                 {"cp=2", {}, kInEveryRun},
                  {"cp=4", {{"parallel.context_rotate", "alltoall"}}},
                  {"cp=2", {{"parallel.context_method", "ulysses"}}},
                  {"dp=2,cp=2", {{"training.accumulate", "2"}}},
                  {"fsdp=2,cp=2", {{"training.activation_checkpoint", "true"}}},
                  {"pp=2,cp=2,tp=2", {{"training.activation_checkpoint", "true"}}},
                  {"pp=2,dp=2,fsdp=2"},
-                 {"pp=2,dp=2,cp=2,tp=2", {}, kAlways},
+                 {"pp=2,dp=2,cp=2,tp=2", {}, kInEveryRun},
              });
 }
 
@@ -87,7 +72,7 @@ TEST(FiveAxes, Llama) {
   expect_like_one_rank(
       llama(),
       {
-          {"pp=2,fsdp=2", {{"parallel.pipeline_schedule", "ZBVZeroBubble"}}, kAlways},
+          {"pp=2,fsdp=2", {{"parallel.pipeline_schedule", "ZBVZeroBubble"}}, kInEveryRun},
           {"pp=2,tp=2", {{"parallel.pipeline_schedule", "DualPipeV"}, {"training.activation_checkpoint", "true"}}},
           {"pp=3,dp=2", {{"parallel.microbatches", "4"}}},
           {"pp=4", {{"parallel.pipeline_stages", "4"}}},
@@ -99,7 +84,7 @@ TEST(FiveAxes, Llama) {
 
 TEST(FiveAxes, Mixtral) {
   expect_like_one_rank(mixtral(), {
-                                      {"dp=2,ep=2", {}, kAlways},
+                                      {"dp=2,ep=2", {}, kInEveryRun},
                                       {"dp=4,ep=2"},
                                       {"fsdp=2,ep=2"},
                                       {"fsdp=4,ep=2"},
@@ -107,7 +92,7 @@ TEST(FiveAxes, Mixtral) {
                                       {"tp=2"},
                                       {"dp=2,tp=2,ep=2", {{"parallel.sequence_parallel", "true"}}},
                                       {"pp=2,dp=2,ep=2", {{"parallel.pipeline_schedule", "ZBVZeroBubble"}}},
-                                      {"pp=2,fsdp=2,cp=2,tp=2,ep=4", {}, kAlways},
+                                      {"pp=2,fsdp=2,cp=2,tp=2,ep=4", {}, kInEveryRun},
                                   });
 }
 

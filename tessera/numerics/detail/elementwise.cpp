@@ -7,8 +7,11 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <torch/library.h>
 
 #include <algorithm>
+#include <memory>
+#include <mutex>
 #include <numeric>
 
 namespace tessera::numerics {
@@ -88,7 +91,34 @@ struct ElementwiseCall {
   }
 };
 
+// The kernel of tessera::elementwise_<name of op>.
+class ElementwiseKernel final : public c10::OperatorKernel {
+ public:
+  explicit ElementwiseKernel(const c10::OperatorHandle& op) : op_(op) {}
+  void operator()(const c10::OperatorHandle& /*op*/, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+    run_elementwise(op_, stack);
+  }
+
+ private:
+  c10::OperatorHandle op_;
+};
+
 }  // namespace
+
+c10::OperatorHandle registered_elementwise(const c10::OperatorHandle& op) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  auto name = op.operator_name();
+  name.name = "tessera::elementwise_" + name.name.substr(name.name.find("::") + 2);
+  if (const auto known = c10::Dispatcher::singleton().findSchema(name)) return *known;
+  // Never destroyed, because programs call the op until the process ends.
+  static auto* library = new torch::Library(torch::Library::FRAGMENT, "tessera", std::nullopt, __FILE__, __LINE__);
+  library->def(op.schema().cloneWithName(name.name, name.overload_name));
+  library->impl(name.overload_name.empty() ? name.name.c_str() : (name.name + "." + name.overload_name).c_str(),
+                torch::dispatch(c10::DispatchKey::CompositeExplicitAutograd,
+                                torch::CppFunction::makeFromBoxedFunctor(std::make_unique<ElementwiseKernel>(op))));
+  return *c10::Dispatcher::singleton().findSchema(name);
+}
 
 void run_elementwise(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const OpModesOff no_modes;

@@ -13,4 +13,8 @@ namespace tessera::numerics {
 // Runs an elementwise op, functional or in-place, on plain CPU tensors. The results replace the arguments on the stack.
 void run_elementwise(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
+// The op tessera::elementwise_<name of op>, which has the schema of the op and runs it by run_elementwise(): for
+// programs. Registers it on first use.
+c10::OperatorHandle registered_elementwise(const c10::OperatorHandle& op);
+
 }  // namespace tessera::numerics

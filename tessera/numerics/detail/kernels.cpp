@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 namespace tessera::numerics {
 namespace {
@@ -61,13 +62,13 @@ void pack_rows(const Matrices<T>& m, int64_t batch, int64_t first, int64_t width
 }
 
 template <class T>
-std::vector<T> pack(const Matrices<T>& m, int64_t batches, int64_t width) {
+std::unique_ptr<T[]> pack(const Matrices<T>& m, int64_t batches, int64_t width) {
   const int64_t panels = (m.rows + width - 1) / width, size = m.columns * width;
-  std::vector<T> packed(static_cast<size_t>(batches * panels * size));
+  auto packed = std::make_unique_for_overwrite<T[]>(static_cast<size_t>(batches * panels * size));
   parallel_for(0, batches * panels, std::max<int64_t>(1, kParallelWork / std::max<int64_t>(1, size)),
                [&](int64_t begin, int64_t end) {
                  for (int64_t p = begin; p < end; p++)
-                   pack_rows(m, p / panels, p % panels * width, width, packed.data() + p * size);
+                   pack_rows(m, p / panels, p % panels * width, width, packed.get() + p * size);
                });
   return packed;
 }
@@ -92,10 +93,13 @@ void multiply(const at::Tensor& a, const at::Tensor& b, const std::vector<SumSte
       const int64_t row_tile = i % row_tiles, column_panel = i / row_tiles;  // batch * column_tiles + column tile
       const int64_t batch = column_panel / column_tiles;
       const int64_t row = row_tile * kernel.rows, column = column_panel % column_tiles * kernel.columns;
-      kernel.run(a_panels.data() + (batch * row_tiles + row_tile) * k * kernel.rows,
-                 b_panels.data() + column_panel * k * kernel.columns, steps.data(), static_cast<int64_t>(steps.size()),
-                 stack.data(), tile.data(), tile_size);
       const int64_t height = std::min(kernel.rows, rows - row), width = std::min(kernel.columns, columns - column);
+      const bool is_full = height == kernel.rows && width == kernel.columns;  // else it is computed beside the result
+      kernel.run(a_panels.get() + (batch * row_tiles + row_tile) * k * kernel.rows,
+                 b_panels.get() + column_panel * k * kernel.columns, steps.data(), static_cast<int64_t>(steps.size()),
+                 stack.data(), is_full ? result + (batch * rows + row) * columns + column : tile.data(),
+                 is_full ? batches * rows * columns : tile_size, is_full ? columns : kernel.columns);
+      if (is_full) continue;
       for (int64_t s = 0; s < subtrees; s++)
         for (int64_t r = 0; r < height; r++)
           std::memcpy(result + ((s * batches + batch) * rows + row + r) * columns + column,

@@ -7,12 +7,10 @@
 #include "tessera/dtensor/detail/redistribute_inputs.h"
 #include "tessera/numerics/detail/shard_batch.h"
 #include "tessera/tracing/detail/invariant_scope.h"
-#include "tessera/tracing/op_mode.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/tensor.h>
-#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <numeric>
@@ -78,7 +76,7 @@ at::Tensor gather_and_add(const at::Tensor& mine, int64_t terms, const SubtreeOw
   std::iota(order.begin(), order.end(), 0);
   const auto begin_of = [&](int64_t i) { return ranges[static_cast<size_t>(i)].begin; };
   std::sort(order.begin(), order.end(), [&](int64_t l, int64_t r) { return begin_of(l) < begin_of(r); });
-  const OpModesOff no_modes;
+  const InvariantScopePaused paused;
   if (!std::is_sorted(order.begin(), order.end())) all = all.index_select(0, at::tensor(order));
   std::sort(ranges.begin(), ranges.end(), [](const auto& l, const auto& r) { return l.begin < r.begin; });
   return add_subtrees(all, terms, ranges);
@@ -114,11 +112,13 @@ at::Tensor sum_on_mesh(const SummedOp& call, std::vector<c10::IValue> args, cons
     if (mesh.shape[a] > 1) axes.push_back(static_cast<int64_t>(a));
     placements[a] = Replicate();
   }
-  const auto all =
-      terms_of_next_sum(call.op, specs[static_cast<size_t>(call.tensor)]->sizes[static_cast<size_t>(call.dim)]);
+  const auto next = next_sum(call.op, specs[static_cast<size_t>(call.tensor)]->sizes[static_cast<size_t>(call.dim())]);
+  TESSERA_CHECK(!next.context, UsageError, "Numerics::Invariant: ", call.op,
+                " of DTensors sums over tokens of which ranks of context parallelism have parts; use plain tensors");
+  const auto& all = next.terms;
   std::optional<SubtreeOwners> owners;
   if (!axes.empty() && all.shard_count == 0)
-    owners = find_owners(mesh, axes, *specs[static_cast<size_t>(call.tensor)], call.dim);
+    owners = find_owners(mesh, axes, *specs[static_cast<size_t>(call.tensor)], call.dim());
   if (!axes.empty() && !owners)
     for (auto& spec : specs)
       if (spec) spec = gathered_over(*spec, axes);
@@ -137,16 +137,16 @@ at::Tensor sum_on_mesh(const SummedOp& call, std::vector<c10::IValue> args, cons
   const auto spec = intern(handle, placements, out.sizes, tessera::contiguous_strides(out.sizes),
                            locals[0].scalar_type(), locals[0].device());
   auto mine = all;
-  mine.owned = range_or_empty(summed->local_ranges(call.dim));
+  mine.owned = range_or_empty(summed->local_ranges(call.dim()));
   const auto dim0 = out.sizes.empty() ? IndexRange{0, 1} : range_or_empty(spec->local_ranges(0));
   at::Tensor subtrees;
   {
-    const OpModesOff no_modes;
+    const InvariantScopePaused paused;
     subtrees = kernel(locals, mine, dim0);
   }
   at::Tensor local;
   if (!owners) {
-    const OpModesOff no_modes;
+    const InvariantScopePaused paused;
     local = add_subtrees(subtrees, mine.terms, subtrees_of(mine));
   } else {
     local = gather_and_add(subtrees, mine.terms, *owners);
@@ -163,17 +163,17 @@ at::Tensor sum_over_mesh(const SummedOp& call, int64_t result_dim0_size, const S
     if (v.isTensor() && v.toTensor().defined()) tensors.push_back(v.toTensor());
   if (std::any_of(tensors.begin(), tensors.end(), [](const auto& t) { return is_dtensor(t); }))
     return sum_on_mesh(call, call.args, kernel);
-  const OpModesOff no_modes;
-  const auto terms = terms_of_next_sum(call.op, tensors[static_cast<size_t>(call.tensor)].size(call.dim));
-  const auto subtrees = kernel(tensors, terms, {0, result_dim0_size});
-  return add_subtrees(subtrees, terms.terms, subtrees_of(terms));
+  const InvariantScopePaused paused;
+  const auto next = next_sum(call.op, tensors[static_cast<size_t>(call.tensor)].size(call.dim()));
+  if (next.context)
+    for (size_t i = 0; i < tensors.size(); i++) tensors[i] = gather_tokens(tensors[i], call.dims[i], next);
+  const auto subtrees = kernel(tensors, next.terms, {0, result_dim0_size});
+  return add_subtrees(subtrees, next.terms.terms, subtrees_of(next.terms));
 }
 
 at::Tensor sum_over_two_ranks(const at::Tensor& x, const comm::Group& group) {
   TESSERA_CHECK(group->size() == 2, InternalError, "a sum over ", group->size(), " ranks has several orders");
-  const OpModesOff no_modes;
-  const auto again = c10::make_scope_exit([open = invariant_scope_is_open()] { invariant_scope_is_open() = open; });
-  invariant_scope_is_open() = false;  // which refuses an all-reduce
+  const InvariantScopePaused paused;  // which refuses an all-reduce
   auto sum = funcol::all_reduce(x, ReduceOp::Sum, group);
   funcol::wait(sum, group);
   return sum;

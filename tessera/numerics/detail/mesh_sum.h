@@ -16,8 +16,9 @@ namespace tessera::numerics {
 struct SummedOp {
   const char* op;  // "aten::mm"
   std::vector<c10::IValue> args;
-  int tensor = 0;   // which tensor argument has the summed dim
-  int64_t dim = 0;  // the summed dim
+  std::vector<int64_t> dims;  // the summed dim of each tensor argument
+  int tensor = 0;             // the tensor argument whose shards of this dim count
+  int64_t dim() const { return dims[static_cast<size_t>(tensor)]; }
 };
 
 // The complete subtrees of this rank, (subtrees, local sizes of the result). `result_dim0`: the global indices of dim 0

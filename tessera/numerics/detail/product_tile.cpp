@@ -15,7 +15,7 @@ struct Tile {
   // It is inlined into functions that name their processor. The file is compiled with -ffp-contract=fast, so the
   // product and the sum become one fused multiply-add there; tests compare the bits with std::fma.
   [[gnu::always_inline]] static inline void run(const T* a, const T* b, const SumStep* steps, int64_t count, T* stack,
-                                                T* out, int64_t subtree_stride) {
+                                                T* out, int64_t subtree_stride, int64_t row_stride) {
     Vector* top = reinterpret_cast<Vector*>(stack);
     for (const SumStep* step = steps; step != steps + count; step++) {
       Vector acc[kRows][kVectors] = {};
@@ -37,12 +37,14 @@ struct Tile {
 #pragma GCC unroll 4
           for (int v = 0; v < kVectors; v++) acc[i][v] = top[i * kVectors + v] + acc[i][v];
       }
-      Vector* to = step->subtree < 0 ? top : reinterpret_cast<Vector*>(out + step->subtree * subtree_stride);
+      const bool is_subtree = step->subtree >= 0;
+      T* to = is_subtree ? out + step->subtree * subtree_stride : reinterpret_cast<T*>(top);
+      const int64_t stride = is_subtree ? row_stride : kColumns;
 #pragma GCC unroll 16
       for (int i = 0; i < kRows; i++)
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; v++) to[i * kVectors + v] = acc[i][v];
-      if (step->subtree < 0) top += kRows * kVectors;
+        for (int v = 0; v < kVectors; v++) *reinterpret_cast<Vector*>(to + i * stride + v * kLanes) = acc[i][v];
+      if (!is_subtree) top += kRows * kVectors;
     }
   }
 };
@@ -51,8 +53,8 @@ struct Tile {
 template <class T>
 struct ScalarTile {
   static constexpr int kRows = 2, kColumns = 4, kSize = kRows * kColumns;
-  static void run(const T* a, const T* b, const SumStep* steps, int64_t count, T* stack, T* out,
-                  int64_t subtree_stride) {
+  static void run(const T* a, const T* b, const SumStep* steps, int64_t count, T* stack, T* out, int64_t subtree_stride,
+                  int64_t row_stride) {
     T* top = stack;
     for (const SumStep* step = steps; step != steps + count; step++) {
       T acc[kSize] = {};
@@ -64,7 +66,8 @@ struct ScalarTile {
         for (int i = 0; i < kSize; i++) acc[i] = top[i] + acc[i];
       }
       T* to = step->subtree < 0 ? top : out + step->subtree * subtree_stride;
-      for (int i = 0; i < kSize; i++) to[i] = acc[i];
+      const int64_t stride = step->subtree < 0 ? kColumns : row_stride;
+      for (int i = 0; i < kSize; i++) to[i / kColumns * stride + i % kColumns] = acc[i];
       if (step->subtree < 0) top += kSize;
     }
   }
@@ -78,13 +81,13 @@ using Tile256 = Tile<T, 32, 6, 2>;
 template <class T>
 __attribute__((target("avx512f,avx512vl,avx512dq,fma"))) void run_512(const T* a, const T* b, const SumStep* steps,
                                                                       int64_t count, T* stack, T* out,
-                                                                      int64_t subtree_stride) {
-  Tile512<T>::run(a, b, steps, count, stack, out, subtree_stride);
+                                                                      int64_t subtree_stride, int64_t row_stride) {
+  Tile512<T>::run(a, b, steps, count, stack, out, subtree_stride, row_stride);
 }
 template <class T>
 __attribute__((target("avx2,fma"))) void run_256(const T* a, const T* b, const SumStep* steps, int64_t count, T* stack,
-                                                 T* out, int64_t subtree_stride) {
-  Tile256<T>::run(a, b, steps, count, stack, out, subtree_stride);
+                                                 T* out, int64_t subtree_stride, int64_t row_stride) {
+  Tile256<T>::run(a, b, steps, count, stack, out, subtree_stride, row_stride);
 }
 #endif
 

@@ -12,11 +12,13 @@
 namespace tessera::numerics {
 
 // A kernel for tiles of `rows` x `columns`. `run` computes one tile from packed panels a[k][rows] and b[k][columns].
-// It writes subtree s to out + s * subtree_stride. `stack` has room for stack_depth(steps) tiles.
+// It writes row i of subtree s to out + s * subtree_stride + i * row_stride. `stack` has room for stack_depth(steps)
+// tiles.
 template <class T>
 struct TileKernel {
   int64_t rows, columns;
-  void (*run)(const T* a, const T* b, const SumStep* steps, int64_t count, T* stack, T* out, int64_t subtree_stride);
+  void (*run)(const T* a, const T* b, const SumStep* steps, int64_t count, T* stack, T* out, int64_t subtree_stride,
+              int64_t row_stride);
 };
 
 // The kernels that this processor can run, the fastest first. All give the same bits.

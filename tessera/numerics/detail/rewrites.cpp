@@ -3,16 +3,16 @@
 #include "tessera/base/error.h"
 #include "tessera/dtensor/dtensor.h"
 #include "tessera/numerics/detail/mesh_sum.h"
-#include "tessera/numerics/detail/row_kernels.h"
-#include "tessera/tracing/op_mode.h"
+#include "tessera/numerics/detail/rewrite_arguments.h"
+#include "tessera/numerics/detail/tree_ops.h"
+#include "tessera/tracing/detail/invariant_scope.h"
 
-#include <ATen/Dispatch.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_fused_rms_norm_backward.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/log.h>
@@ -34,29 +34,6 @@ using at::Tensor;
 using c10::IValue;
 using torch::jit::Stack;
 
-// The arguments of the op on top of the stack. reply() replaces them by the results.
-class Arguments {
- public:
-  Arguments(Stack* stack, size_t count) : stack_(stack), first_(stack->size() - count) {}
-  const IValue& operator[](size_t i) const { return (*stack_)[first_ + i]; }
-  Tensor tensor(size_t i) const { return (*this)[i].toTensor(); }
-  std::optional<Tensor> optional_tensor(size_t i) const {
-    const auto& v = (*this)[i];
-    if (!v.isTensor() || !v.toTensor().defined()) return std::nullopt;
-    return v.toTensor();
-  }
-  double number(size_t i) const { return (*this)[i].toScalar().toDouble(); }
-  template <class... Results>
-  void reply(Results... results) {
-    stack_->resize(first_);
-    (stack_->emplace_back(std::move(results)), ...);
-  }
-
- private:
-  Stack* stack_;
-  size_t first_;
-};
-
 void check_same_dtype(const IValue& dtype, const Tensor& x, const char* op) {
   TESSERA_CHECK(dtype.isNone() || dtype.toScalarType() == x.scalar_type(), UsageError, "Numerics::Invariant: ", op,
                 " with another dtype than that of its input, ", x.scalar_type(), "; convert the input first");
@@ -64,20 +41,22 @@ void check_same_dtype(const IValue& dtype, const Tensor& x, const char* op) {
 
 // ---- primitives ----
 
-Tensor product(const Tensor& a, const Tensor& b) {
-  const bool batched = a.dim() == 3;
-  return sum_over_mesh({batched ? "aten::bmm" : "aten::mm", {a, b}, 0, a.dim() - 1}, a.size(0),
-                       [batched](const std::vector<Tensor>& locals, const Terms& k, IndexRange) {
-                         if (batched) return product_subtrees(locals[0], locals[1], k);
-                         return product_subtrees(locals[0].unsqueeze(0), locals[1].unsqueeze(0), k).squeeze(1);
+Tensor sum_one(const Tensor& x, int64_t dim, bool keepdim) {
+  return sum_over_mesh({"aten::sum.dim_IntList", {x, std::vector<int64_t>{dim}, keepdim, IValue()}, {dim}}, 0,
+                       [dim, keepdim](const std::vector<Tensor>& locals, const Terms& terms, IndexRange) {
+                         auto sums = tree_sum(locals[0], dim, terms);
+                         return keepdim ? sums.unsqueeze(dim + 1) : sums;
                        });
 }
 
-Tensor sum_one(const Tensor& x, int64_t dim, bool keepdim) {
-  return sum_over_mesh({"aten::sum.dim_IntList", {x, std::vector<int64_t>{dim}, keepdim, IValue()}, 0, dim}, 0,
-                       [dim, keepdim](const std::vector<Tensor>& locals, const Terms& terms, IndexRange) {
-                         auto sums = sum_subtrees(locals[0], dim, terms);
-                         return keepdim ? sums.unsqueeze(dim + 1) : sums;
+}  // namespace
+
+Tensor product(const Tensor& a, const Tensor& b) {
+  const bool batched = a.dim() == 3;
+  return sum_over_mesh({batched ? "aten::bmm" : "aten::mm", {a, b}, {a.dim() - 1, a.dim() - 2}}, a.size(0),
+                       [batched](const std::vector<Tensor>& locals, const Terms& k, IndexRange) {
+                         if (batched) return tree_product(locals[0], locals[1], k);
+                         return tree_product(locals[0].unsqueeze(0), locals[1].unsqueeze(0), k).squeeze(1);
                        });
 }
 
@@ -89,6 +68,8 @@ Tensor sum_dims(const Tensor& x, std::vector<int64_t> dims, bool keepdim) {
   for (const auto dim : dims) result = sum_one(result, dim, keepdim);
   return result;
 }
+
+namespace {
 
 std::vector<int64_t> all_dims(const Tensor& x) {
   std::vector<int64_t> dims;
@@ -132,11 +113,12 @@ void run_embedding_backward(Stack* stack,
   const auto grad = args.tensor(0), indices = args.tensor(1);
   const auto rows = args[2].toInt(), padding = args[3].toInt();
   const auto flat_grad = grad.reshape({-1, grad.size(-1)}), flat_indices = indices.reshape({-1});
-  args.reply(sum_over_mesh({"aten::embedding_dense_backward", {flat_grad, flat_indices, rows, padding, false}, 1, 0},
-                           rows, [padding](const std::vector<Tensor>& locals, const Terms& tokens, IndexRange table) {
-                             return embedding_gradient_subtrees(locals[0], locals[1] - table.begin,
-                                                                table.end - table.begin, padding - table.begin, tokens);
-                           }));
+  args.reply(
+      sum_over_mesh({"aten::embedding_dense_backward", {flat_grad, flat_indices, rows, padding, false}, {0, 0}, 1},
+                    rows, [padding](const std::vector<Tensor>& locals, const Terms& tokens, IndexRange table) {
+                      return tree_embedding_gradient(locals[0], locals[1] - table.begin, table.end - table.begin,
+                                                     padding - table.begin, tokens);
+                    }));
 }
 
 // ---- sequences ----
@@ -195,85 +177,34 @@ void run_vector_norm(Stack* stack, size_t count) {  // linalg_vector_norm(self, 
   args.reply(at::sqrt(sum_dims(x * x, dims_or_all(args[2], x), args[3].toBool())));
 }
 
-// The last `count` dims of x, which a norm takes as one row.
-std::vector<int64_t> last_dims(const Tensor& x, size_t count) {
-  std::vector<int64_t> dims;
-  for (int64_t d = x.dim() - static_cast<int64_t>(count); d < x.dim(); d++) dims.push_back(d);
-  return dims;
-}
+// The dims of x but the last `count`, which a norm takes as one row.
 std::vector<int64_t> first_dims(const Tensor& x, size_t count) {
   std::vector<int64_t> dims;
   for (int64_t d = 0; d < x.dim() - static_cast<int64_t>(count); d++) dims.push_back(d);
   return dims;
 }
 
-// Sizes of the statistics of a norm over the last `count` dims: one value per row.
-std::vector<int64_t> statistics_sizes(const Tensor& x, size_t count) {
-  auto sizes = x.sizes().vec();
-  std::fill(sizes.end() - static_cast<int64_t>(count), sizes.end(), 1);
-  return sizes;
-}
-
-// A contiguous tensor, or none. Its memory is null for none.
-template <class T>
-const T* memory_of(const std::optional<Tensor>& t) {
-  return t ? t->const_data_ptr<T>() : nullptr;
-}
-std::optional<Tensor> contiguous_or_none(const std::optional<Tensor>& t) {
-  return t ? std::optional(t->contiguous()) : std::nullopt;
-}
-
-struct NormResult {
-  Tensor y, mean, rstd;
-};
-// A norm of plain tensors over the last `dims` dims. An rms norm has no mean.
-NormResult norm(const Tensor& input, size_t dims, bool has_mean, const std::optional<Tensor>& weight_,
-                const std::optional<Tensor>& bias_, double eps) {
-  check_dtype(input, "a norm");
-  const OpModesOff no_modes;
-  const auto x = input.contiguous();
-  const auto weight = contiguous_or_none(weight_), bias = contiguous_or_none(bias_);
-  const auto steps = row_steps(count_over(x, last_dims(x, dims)));
-  const auto sizes = statistics_sizes(x, dims);
-  NormResult result{at::empty(x.sizes(), x.options()), has_mean ? at::empty(sizes, x.options()) : Tensor(),
-                    at::empty(sizes, x.options())};
-  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "norm", [&] {
-    norm_rows<scalar_t>(x.const_data_ptr<scalar_t>(), result.rstd.numel(), steps, memory_of<scalar_t>(weight),
-                        memory_of<scalar_t>(bias), eps, result.y.data_ptr<scalar_t>(),
-                        has_mean ? result.mean.data_ptr<scalar_t>() : nullptr, result.rstd.data_ptr<scalar_t>());
-  });
-  return result;
-}
-
 struct NormGradients {
   Tensor dx, dweight, dbias;
 };
 // Of plain tensors.
-NormGradients norm_backward(const Tensor& dy_, const Tensor& x_, size_t dims, const std::optional<Tensor>& mean_,
-                            const Tensor& rstd_, const std::optional<Tensor>& weight_, bool of_input, bool of_weight) {
-  check_dtype(x_, "a norm");
-  const OpModesOff no_modes;
-  const auto dy = dy_.contiguous(), x = x_.contiguous(), rstd = rstd_.contiguous();
-  const auto mean = contiguous_or_none(mean_), weight = contiguous_or_none(weight_);
-  const auto steps = row_steps(count_over(x, last_dims(x, dims)));
+NormGradients norm_backward(const Tensor& dy, const Tensor& x, size_t dims, const std::optional<Tensor>& mean,
+                            const Tensor& rstd, const std::optional<Tensor>& weight, bool of_input, bool of_weight) {
+  const InvariantScopePaused paused;
+  const auto [dx, products] =
+      row_norm_backward(dy, x, static_cast<int64_t>(dims), mean, rstd, weight, of_input, of_weight);
   NormGradients result;
-  if (of_input) result.dx = at::empty(x.sizes(), x.options());
-  const auto products = of_weight ? at::empty(x.sizes(), x.options()) : Tensor();
-  AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "norm_backward", [&] {
-    norm_backward_rows<scalar_t>(dy.const_data_ptr<scalar_t>(), x.const_data_ptr<scalar_t>(), rstd.numel(), steps,
-                                 memory_of<scalar_t>(weight), memory_of<scalar_t>(mean),
-                                 rstd.const_data_ptr<scalar_t>(), of_input ? result.dx.data_ptr<scalar_t>() : nullptr,
-                                 of_weight ? products.data_ptr<scalar_t>() : nullptr);
-  });
+  if (of_input) result.dx = dx;
   if (of_weight) result.dweight = sum_dims(products, first_dims(x, dims), false);
   return result;
 }
 
 void run_layer_norm(Stack* stack, size_t count) {  // input, normalized_shape, weight, bias, eps -> y, mean, rstd
   Arguments args(stack, count);
-  auto result = norm(args.tensor(0), args[1].toIntVector().size(), true, args.optional_tensor(2),
-                     args.optional_tensor(3), args.number(4));
-  args.reply(result.y, result.mean, result.rstd);
+  const auto dims = static_cast<int64_t>(args[1].toIntVector().size());
+  auto [y, mean, rstd] =
+      row_norm(args.tensor(0), dims, true, args.optional_tensor(2), args.optional_tensor(3), args.number(4));
+  args.reply(y, mean, rstd);
 }
 
 void run_layer_norm_backward(
@@ -335,8 +266,9 @@ void run_rms_norm(Stack* stack, size_t count) {  // input, normalized_shape, wei
   Arguments args(stack, count);
   const auto x = args.tensor(0);
   const double eps = args[3].isNone() ? (x.scalar_type() == at::kDouble ? 0x1p-52 : 0x1p-23) : args.number(3);
-  auto result = norm(x, args[1].toIntVector().size(), false, args.optional_tensor(2), std::nullopt, eps);
-  args.reply(result.y, result.rstd);
+  const auto dims = static_cast<int64_t>(args[1].toIntVector().size());
+  auto [y, mean, rstd] = row_norm(x, dims, false, args.optional_tensor(2), std::nullopt, eps);
+  args.reply(y, rstd);
 }
 
 void run_rms_norm_backward(Stack* stack, size_t count) {  // grad_out, input, normalized_shape, rstd, weight, mask
@@ -441,18 +373,9 @@ void run_attention(Stack* stack, size_t count) {
   Arguments args(stack, count);  // query, key, value, dropout_p, is_causal, attn_mask, scale -> output, logsumexp
   const AttentionCall call(args, 0, 3);
   if (!call.mask.defined()) {
-    const auto p = product(call.q, call.k.transpose(1, 2));
-    const auto sizes = std::vector<int64_t>{p.size(0), p.size(1)};
-    const auto largest = at::empty(sizes, p.options()), sums = at::empty(sizes, p.options());
-    AT_DISPATCH_FLOATING_TYPES(p.scalar_type(), "attention", [&] {
-      auto* x = p.data_ptr<scalar_t>();
-      shift_scores<scalar_t>(x, largest.numel(), p.size(2), p.size(1), call.scale, call.causal,
-                             largest.data_ptr<scalar_t>(), nullptr);
-      p.exp_();
-      divide_by_sums<scalar_t>(x, largest.numel(), row_steps(p.size(2)), sums.data_ptr<scalar_t>());
-    });
+    const auto [out, largest, sums] = row_attention(call.q, call.k, call.v, call.causal, call.scale);
     const auto logsumexp = largest + at::log(sums);
-    return args.reply(call.by_heads(product(p, call.v)), logsumexp.view({call.heads[0], call.heads[1], -1}));
+    return args.reply(call.by_heads(out), logsumexp.view({call.heads[0], call.heads[1], -1}));
   }
   const auto scores = call.scores();
   const auto largest = at::amax(scores, {2}, true);
@@ -467,18 +390,9 @@ void run_attention_backward(Stack* stack, size_t count) {
   const AttentionCall call(args, 1, 6);
   const auto dy = AttentionCall::flat(args.tensor(0)), out = AttentionCall::flat(args.tensor(4));
   if (!call.mask.defined()) {
-    const auto p = product(call.q, call.k.transpose(1, 2));
-    const auto logsumexp = args.tensor(5).contiguous(), delta = sum_dims(dy * out, {2}, false);
-    const auto ds = product(dy, call.v.transpose(1, 2));
-    AT_DISPATCH_FLOATING_TYPES(p.scalar_type(), "attention_backward", [&] {
-      shift_scores<scalar_t>(p.data_ptr<scalar_t>(), delta.numel(), p.size(2), p.size(1), call.scale, call.causal,
-                             nullptr, logsumexp.const_data_ptr<scalar_t>());
-      p.exp_();
-      score_gradients<scalar_t>(p.const_data_ptr<scalar_t>(), ds.data_ptr<scalar_t>(), delta.numel(), p.size(2),
-                                delta.const_data_ptr<scalar_t>(), call.scale);
-    });
-    return args.reply(call.by_heads(product(ds, call.k)), call.by_heads(product(ds.transpose(1, 2), call.q)),
-                      call.by_heads(product(p.transpose(1, 2), dy)));
+    const auto [dq, dk, dv] = row_attention_backward(
+        dy, call.q, call.k, call.v, out, args.tensor(5).reshape({call.q.size(0), -1}), call.causal, call.scale);
+    return args.reply(call.by_heads(dq), call.by_heads(dk), call.by_heads(dv));
   }
   const auto p = at::exp(call.scores() - args.tensor(5).reshape({-1, call.q.size(1), 1}));
   const auto dp = product(dy, call.v.transpose(1, 2));
@@ -496,36 +410,12 @@ void run_fused_adam(Stack* stack, size_t count, bool decoupled) {
   TESSERA_CHECK(
       !args.optional_tensor(13) && !args.optional_tensor(14), UsageError,
       "Numerics::Invariant: fused Adam with a gradient scaler; scalers are for float16, which is not covered");
-  const OpModesOff no_modes;
-  const auto parameters = args[0].toTensorVector(), gradients = args[1].toTensorVector(),
-             exp_avgs = args[2].toTensorVector(), exp_avg_sqs = args[3].toTensorVector(),
-             largest = args[4].toTensorVector(), steps = args[5].toTensorVector();
-  const double lr = args[6].isTensor() ? args.tensor(6).item<double>() : args.number(6);
-  const double beta1 = args.number(7), beta2 = args.number(8), decay = args.number(9), eps = args.number(10);
-  const bool amsgrad = args[11].toBool(), maximize = args[12].toBool();
-  for (size_t i = 0; i < parameters.size(); i++) {
-    const auto& p = parameters[i];
-    check_dtype(p, "fused Adam");
-    const auto strides = p.strides();
-    for (const auto* t : {&gradients[i], &exp_avgs[i], &exp_avg_sqs[i]})
-      TESSERA_CHECK(t->strides() == strides && t->is_non_overlapping_and_dense(), UsageError,
-                    "Numerics::Invariant: fused Adam of a parameter with strides ", strides,
-                    " and a gradient or state ", "with strides ", t->strides(), "; use .foreach = true");
-    const double t = steps[i].item<double>();
-    const AdamStep step{.weight_factor = decoupled ? 1 - lr * decay : 1,
-                        .l2 = decoupled ? 0 : decay,
-                        .beta1 = beta1,
-                        .beta2 = beta2,
-                        .eps = eps,
-                        .step_size = lr / (1 - std::pow(beta1, t)),
-                        .root_of_correction2 = std::sqrt(1 - std::pow(beta2, t)),
-                        .maximize = maximize};
-    AT_DISPATCH_FLOATING_TYPES(p.scalar_type(), "fused_adam", [&] {
-      adam_elements<scalar_t>(step, p.numel(), p.data_ptr<scalar_t>(), gradients[i].const_data_ptr<scalar_t>(),
-                              exp_avgs[i].data_ptr<scalar_t>(), exp_avg_sqs[i].data_ptr<scalar_t>(),
-                              amsgrad ? largest[i].data_ptr<scalar_t>() : nullptr);
-    });
-  }
+  const auto name = args[6].isTensor() ? "tensor_lr" : "";
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("tessera::adam_", name);
+  Stack call;
+  for (size_t i = 0; i < 13; i++) call.push_back(args[i]);
+  call.emplace_back(decoupled);
+  op.callBoxed(call);
   args.reply();
 }
 void run_adam(Stack* stack, size_t count) { run_fused_adam(stack, count, false); }
@@ -552,7 +442,11 @@ const std::map<std::string, OpRewrite>& op_rewrites() {
       {"aten::addmm", {run_addmm, RewriteKind::Sequence}},
       {"aten::baddbmm", {run_addmm, RewriteKind::Sequence}},
       {"aten::bmm", {run_mm, RewriteKind::Primitive}},
+      {"aten::convolution", {run_convolution, RewriteKind::Sequence}},
+      {"aten::convolution_backward", {run_convolution_backward, RewriteKind::Sequence}},
       {"aten::embedding_dense_backward", {run_embedding_backward, RewriteKind::Primitive}},
+      {"aten::index_add", {run_index_add, RewriteKind::Local}},
+      {"aten::index_add_", {run_index_add_in_place, RewriteKind::Local}},
       {"aten::linalg_vector_norm", {run_vector_norm, RewriteKind::Sequence}},
       {"aten::mean", {run_mean, RewriteKind::Sequence}},
       {"aten::mean.dim", {run_mean_dims, RewriteKind::Sequence}},
@@ -565,6 +459,8 @@ const std::map<std::string, OpRewrite>& op_rewrites() {
       {"aten::_fused_rms_norm_backward", {run_rms_norm_backward, RewriteKind::NormBackward}},
       {"aten::_scaled_dot_product_flash_attention_for_cpu", {run_attention, RewriteKind::Local}},
       {"aten::_scaled_dot_product_flash_attention_for_cpu_backward", {run_attention_backward, RewriteKind::Local}},
+      {"aten::scatter_add", {run_scatter_add, RewriteKind::Local}},
+      {"aten::scatter_add_", {run_scatter_add_in_place, RewriteKind::Local}},
       {"aten::nll_loss_backward", {run_nll_loss_backward, RewriteKind::Sequence}},
       {"aten::nll_loss_forward", {run_nll_loss, RewriteKind::Sequence}},
       {"tessera::_scaled_dot_product_flash_attention_for_cpu_backward_or_zeros",

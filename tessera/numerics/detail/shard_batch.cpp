@@ -1,6 +1,7 @@
 #include "tessera/numerics/detail/shard_batch.h"
 
 #include "tessera/base/error.h"
+#include "tessera/comm/functional_collectives.h"
 #include "tessera/tracing/detail/invariant_scope.h"
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -32,22 +33,52 @@ ShardBatch*& open_shard_batch() {
   return batch;
 }
 
-Terms terms_of_next_sum(const char* op, int64_t n) {
+NextSum next_sum(const char* op, int64_t n) {
   auto* batch = open_shard_batch();
-  if (!batch) return all_terms(n);
+  if (!batch) return {all_terms(n)};
   batch->recorded.push_back({op, n});
-  if (!batch->at_once()) return all_terms(n);
-  const auto index = batch->recorded.size() - 1, expected = batch->known->size();
+  const auto index = batch->recorded.size() - 1;
   const int64_t shards = batch->shards.end - batch->shards.begin;
-  TESSERA_CHECK(index < expected, UsageError, "VirtualShards: sum ", index, " of ", shards, " virtual shards at once (",
-                op, " over ", n, " terms) is not in the step of one, which has ", expected,
-                "; compute one virtual shard at a time");
-  const auto& one = (*batch->known)[index];
-  TESSERA_CHECK(one.op == op && (n == one.terms || n == one.terms * shards), UsageError, "VirtualShards: sum ", index,
-                " of ", shards, " virtual shards at once is ", op, " over ", n, " terms, and that of one is ", one.op,
-                " over ", one.terms, "; compute one virtual shard at a time");
-  if (n == one.terms) return all_terms(n);
-  return {n, {0, n}, batch->shards, batch->count};
+  const auto known = [&](const std::vector<RecordedSum>& sums) -> const RecordedSum& {
+    TESSERA_CHECK(index < sums.size() && sums[index].op == op, UsageError, "VirtualShards: sum ", index, " of ", shards,
+                  " virtual shards at once (", op, " over ", n, " terms) is not in the step of one, which has ",
+                  sums.size(), "; compute one virtual shard at a time");
+    return sums[index];
+  };
+  int64_t of_one = n;  // terms of one virtual shard on this rank
+  if (batch->at_once()) {
+    const auto& one = known(*batch->known);
+    TESSERA_CHECK(n == one.terms || n == one.terms * shards, UsageError, "VirtualShards: sum ", index, " of ", shards,
+                  " virtual shards at once is ", op, " over ", n, " terms, and that of one is ", one.op, " over ",
+                  one.terms, "; compute one virtual shard at a time");
+    of_one = one.terms;
+  }
+  NextSum sum;
+  int64_t terms = n;
+  if (batch->of_full_rows) {
+    const auto& full = known(*batch->of_full_rows);
+    const int64_t ranks = batch->context->size();
+    TESSERA_CHECK(full.terms == of_one || full.terms == of_one * ranks, UsageError, "VirtualShards: sum ", index, " (",
+                  op, ") has ", of_one, " terms on a rank of context parallelism, and ", full.terms, " in full rows");
+    if (full.terms != of_one) {
+      sum.context = batch->context;
+      sum.tokens = batch->tokens;
+      terms = n * ranks;
+    }
+  }
+  if (n == of_one)
+    sum.terms = all_terms(terms);
+  else
+    sum.terms = {terms, {0, terms}, batch->shards, batch->count};
+  return sum;
+}
+
+at::Tensor gather_tokens(const at::Tensor& x, int64_t dim, const NextSum& sum) {
+  const std::vector<int64_t> sizes(static_cast<size_t>(sum.context->size()), sum.tokens);
+  const auto rows = x.unflatten(dim, {x.size(dim) / sum.tokens, sum.tokens}).contiguous();
+  auto all = funcol::all_gather(rows, dim + 1, sizes, sum.context);
+  funcol::wait(all, sum.context);
+  return all.flatten(dim, dim + 1);
 }
 
 at::Tensor separate_use(const at::Tensor& weight) {

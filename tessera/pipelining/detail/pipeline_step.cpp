@@ -215,6 +215,7 @@ class PipelineStep {
     KeptMicrobatch kept = std::move(kept_.extract({stage.stage_index(), microbatch}).mapped());
     const Tensors gradients = full_backward({kept.output}, {gradient_of_output(stage, kept, microbatch)}, {kept.input});
     if (stage.stage_index() > 0) gradients_[{stage.stage_index() - 1, microbatch}] = gradients[0];
+    if (stage.after_backward) stage.after_backward();
   }
   void backward_inputs(const PipelineStage& stage, int64_t microbatch) {
     KeptMicrobatch& kept = kept_.at({stage.stage_index(), microbatch});
@@ -236,6 +237,7 @@ class PipelineStep {
   void backward_weights(const PipelineStage& stage, int64_t microbatch) {
     const auto kept = kept_.extract({stage.stage_index(), microbatch});
     kept.mapped().weights.run();
+    if (stage.after_backward) stage.after_backward();
   }
 
   // Every rank that has a copy of a shared parameter gets the sum of the gradients of all copies, in the order of the

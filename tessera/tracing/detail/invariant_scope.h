@@ -9,4 +9,16 @@ inline bool& invariant_scope_is_open() {
   return open;
 }
 
+// While alive, ops of this thread run as they are, although a scope is open: for code whose sums have their order
+// already, or are exact. Other op modes, such as a tracer, see the ops.
+class InvariantScopePaused {
+ public:
+  InvariantScopePaused() : was_open_(invariant_scope_is_open()) { invariant_scope_is_open() = false; }
+  ~InvariantScopePaused() { invariant_scope_is_open() = was_open_; }
+  InvariantScopePaused(const InvariantScopePaused&) = delete;
+
+ private:
+  bool was_open_;
+};
+
 }  // namespace tessera

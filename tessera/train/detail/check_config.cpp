@@ -163,16 +163,18 @@ void check_numerics(const TrainConfig& c, const MeshShape& mesh) {
   const auto refuse = [](bool is_set, const std::string& what, const char* instead) {
     TESSERA_CHECK(!is_set, UsageError, "training.numerics is invariant, which does not cover ", what, "; ", instead);
   };
-  for (const char* axis : {"pp", "cp"})
-    refuse(extent(mesh, axis) > 1, c10::str("the axis ", axis, " of mesh '", c.parallel.mesh, "'"),
-           "use the axes dp, fsdp and tp");
+  const auto axis = [&](const char* name) { return c10::str("the axis ", name, " of mesh '", c.parallel.mesh, "'"); };
+  const bool has_context = extent(mesh, "cp") > 1;
+  refuse(has_context && c.parallel.context_method != "ulysses", axis("cp") + " with ring attention",
+         "use --context-method ulysses");
+  for (const char* other : {"pp", "tp"})
+    refuse(has_context && extent(mesh, other) > 1, axis("cp") + " beside " + other, "use cp with dp or fsdp");
+  refuse(expert_ranks(c.parallel) > 1, axis("ep"), "whose ranks add rows of several virtual shards; remove it");
   const auto model = model_config(c.model);
   const auto* gpt = std::get_if<models::GPT2Config>(&model);
-  refuse(!gpt && std::get<models::LlamaConfig>(model).moe.n_experts > 0, "a mixture of experts", "use a dense model");
   refuse(gpt && gpt->dropout > 0, "dropout", "use --model.dropout 0");
   refuse(c.training.precision != "fp32", "--precision " + c.training.precision, "use fp32");
   refuse(c.training.device != "cpu", "--device " + c.training.device, "use cpu");
-  refuse(c.training.compile, "--compile", "remove it");
   const int64_t shards = c.training.virtual_shards, data_ranks = extent(mesh, "dp") * extent(mesh, "fsdp");
   TESSERA_CHECK(c.training.batch % shards == 0, UsageError, "a batch of ", c.training.batch,
                 " samples is not divisible by ", shards, " virtual shards; use --batch ",
@@ -180,6 +182,14 @@ void check_numerics(const TrainConfig& c, const MeshShape& mesh) {
                 divisors(c.training.batch));
   TESSERA_CHECK(shards % data_ranks == 0, UsageError, shards, " virtual shards are not divisible by ", data_ranks,
                 " data-parallel ranks; use dp x fsdp of ", divisors(shards));
+  const int64_t microbatches = c.parallel.microbatches;
+  TESSERA_CHECK(extent(mesh, "pp") == 1 || microbatches == 0 || microbatches == shards / data_ranks, UsageError,
+                "parallel.microbatches is ", microbatches, ", and with invariant numerics each of the ",
+                shards / data_ranks, " virtual shards of a rank is a microbatch; remove --microbatches");
+  const auto shape = pipeline_shape(c, mesh);
+  const auto pipeline = pipelining::canonical_name(c.parallel.pipeline_schedule);
+  refuse(shape.stages() > 1 && has_tied_embedding(model) && pipelining::stage_ranks(pipeline, shape).back() == 0,
+         "a tied embedding whose two stages are on one rank", "use another --pipeline-schedule, or a Llama");
 }
 
 void set_if_positive(int64_t& field, int64_t value) {
@@ -270,6 +280,8 @@ pipelining::PipelineShape pipeline_shape(const TrainConfig& c, const MeshShape& 
   const std::string schedule = pipelining::canonical_name(c.parallel.pipeline_schedule);
   pipelining::PipelineShape shape{pp, schedule == "GPipe" || schedule == "1F1B" ? 1 : 2, c.parallel.microbatches};
   if (c.parallel.pipeline_stages > 0) shape.stages_per_rank = c.parallel.pipeline_stages / pp;
+  if (shape.microbatches == 0 && c.training.numerics == "invariant" && pp > 1)
+    shape.microbatches = c.training.virtual_shards / (extent(mesh, "dp") * extent(mesh, "fsdp"));
   if (shape.microbatches == 0)
     for (shape.microbatches = std::max<int64_t>(1, std::min(rows, 2 * pp)); rows % shape.microbatches != 0;)
       shape.microbatches--;

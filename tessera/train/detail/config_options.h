@@ -167,6 +167,10 @@ void visit_options(Config& c, F f) {
      "Step since the start of the run that the report shows in detail: ops, collectives, memory (0: none)",
      kStepsOrOff},
     c.metrics.profile_step);
+  f({"metrics.compare_numerics", "--compare-numerics",
+     "Before the run, train this many steps with default and with invariant numerics, and print the distance (0: none)",
+     kStepsOrOff},
+    c.metrics.compare_numerics);
   f({"metrics.peak_tflops", "", "Peak TFLOPS of a rank's device, for MFU (0: looked up by device name)", {{0, 1e9}}},
     c.metrics.peak_tflops);
 

@@ -106,6 +106,13 @@ ParallelModel::ParallelModel(const TrainConfig& config, DeviceMesh mesh, Init in
     materialize(stage.module(), device);
     if (config.training.compile) pipelining::compile_stage(stage, {.captures = Captures::None});
   }
+  if (config.training.numerics == "invariant")
+    for (auto& stage : stages_) {
+      auto shards = std::make_shared<VirtualShards>(stage.module(), data_mesh(), config.training.virtual_shards);
+      stage.after_backward = [shards] { shards->add_gradients(); };
+      stage.reduce_grad = [shards] { shards->reduce_gradients(); };
+      stage_shards_.push_back(std::move(shards));
+    }
   if (has_stages())
     schedule_ = std::make_shared<pipelining::PipelineSchedule>(
         config.parallel.pipeline_schedule, stages_, microbatches_,

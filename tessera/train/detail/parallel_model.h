@@ -1,6 +1,7 @@
 #pragma once
 #include "tessera/data_parallel/fsdp/fsdp_module.h"
 #include "tessera/data_parallel/replicate.h"
+#include "tessera/data_parallel/virtual_shards.h"
 #include "tessera/pipelining/schedule.h"
 #include "tessera/tensor_parallel/context_parallel.h"
 #include "tessera/train/config.h"
@@ -68,6 +69,9 @@ class ParallelModel {
   // The layers of stages().
   const std::vector<pipelining::PipelineLayers>& stage_layers() const { return stage_layers_; }
   int64_t microbatches() const { return microbatches_; }  // of the stages
+  // With stages and invariant numerics: add the gradients of the microbatches, each of which is a virtual shard. In the
+  // order of stages().
+  const std::vector<std::shared_ptr<VirtualShards>>& stage_shards() const { return stage_shards_; }
 
   // In this scope, attention is context-parallel. Null without cp.
   std::unique_ptr<ContextParallel> context_scope() const;
@@ -99,7 +103,8 @@ class ParallelModel {
   std::vector<std::string> reduced_axes_;  // by reduce_gradients()
   std::vector<pipelining::PipelineStage> stages_;
   std::vector<pipelining::PipelineLayers> stage_layers_;  // of stages_
-  std::set<std::string> names_;                           // of the parameters and buffers of stages_
+  std::vector<std::shared_ptr<VirtualShards>> stage_shards_;
+  std::set<std::string> names_;  // of the parameters and buffers of stages_
   std::shared_ptr<pipelining::LossFn> loss_ = std::make_shared<pipelining::LossFn>();
   std::shared_ptr<pipelining::PipelineSchedule> schedule_;
   ContextParallelOptions context_options_;

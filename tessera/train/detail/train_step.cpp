@@ -9,11 +9,15 @@
 #include "tessera/tensor_parallel/loss_parallel.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace tessera::train {
 
@@ -23,8 +27,8 @@ struct TrainStep::State {
   optim::GradScaler scaler;
   int64_t accumulate;
   double clip;
-  int64_t microbatches;                        // of the pipeline or of accumulation
-  Numerics numerics = Numerics::Strict;        // eager steps
+  int64_t microbatches;  // of the pipeline or of accumulation
+  Numerics numerics = Numerics::Strict;
   std::unique_ptr<VirtualShards> shards = {};  // with Numerics::Invariant
 };
 
@@ -59,8 +63,11 @@ at::Tensor accumulate_virtual_shards(TrainStep::State& state, Model& model, cons
   std::vector<at::Tensor> sums;
   for (int64_t i = 0, passes = shards.local_count(); i < passes; i++) {
     const LossParallel loss_parallel;
-    const auto sum =
-        tessera::detail::full_tensor_or_self(models::loss_sum(model(shards.rows(input, i)), shards.rows(target, i)));
+    const auto context = shards.takes_full_rows(i) ? nullptr : state.model.context_scope();
+    const auto rows = [&](const at::Tensor& x) {
+      return context ? context->shard(shards.rows(x, i), 1) : shards.rows(x, i);
+    };
+    const auto sum = tessera::detail::full_tensor_or_self(models::loss_sum(model(rows(input)), rows(target)));
     (sum * scale).backward();
     shards.add_gradients();
     sums.push_back(sum.detach());
@@ -74,13 +81,39 @@ at::Tensor run_stages(TrainStep::State& state, const at::Tensor& input, const at
                       const at::Tensor& scale) {
   state.model.module().zero_grad();
   const LossParallel loss_parallel;
-  auto total = at::zeros_like(scale);
+  std::vector<at::Tensor> sums;
   state.model.step_stages(input, target, [&](const at::Tensor& logits, const at::Tensor& target) {
-    const auto loss = tessera::detail::full_tensor_or_self(models::loss_sum(logits, target)) * scale;
-    total += loss.detach();
-    return state.scaler.scale(loss);
+    const auto sum = tessera::detail::full_tensor_or_self(models::loss_sum(logits, target));
+    sums.push_back(sum.detach());
+    return state.scaler.scale(sum * scale);
   });
+  auto total = at::zeros_like(scale);
+  if (sums.empty()) return total;  // the last stage is on another rank
+  if (state.numerics == Numerics::Invariant) {
+    const auto& stages = state.model.stages();
+    for (size_t i = 0; i < stages.size(); i++)
+      if (stages[i].stage_index() + 1 == stages[i].num_stages())
+        return state.model.stage_shards()[i]->sum(at::stack(sums)) * scale;
+  }
+  for (const auto& sum : sums) total += sum * scale;
   return total;
+}
+
+// The norm of the gradients of all stages with the bits of one rank: the norms of the parameters, in the order of the
+// optimizer of one rank, and then theirs.
+at::Tensor invariant_norm_of_stages(TrainStep::State& state) {
+  const auto counted = state.model.counted_parameters();
+  std::vector<at::Tensor> norms;
+  for (const bool matrices : {true, false})
+    for (const auto& p : state.model.module().parameters()) {
+      if ((p.dim() > 1) != matrices) continue;
+      const bool is_mine = std::ranges::any_of(counted, [&](const at::Tensor& each) { return each.is_same(p); });
+      norms.push_back(is_mine ? tessera::detail::full_tensor_or_self(at::linalg_vector_norm(p.grad()))
+                              : at::zeros({}, at::kFloat));
+    }
+  auto bits = at::stack(norms).view(at::kInt);  // a sum of integers is exact, and all but one rank have 0
+  state.model.sum_over_stages(bits);
+  return at::linalg_vector_norm(bits.view(at::kFloat));
 }
 
 // With stages, the norm of the gradients of all stages.
@@ -88,10 +121,15 @@ at::Tensor clip_gradients(TrainStep::State& state) {
   const double max_norm = state.clip > 0 ? state.clip : std::numeric_limits<double>::infinity();
   if (!state.model.has_stages()) return optim::clip_grad_norm_(state.optimizer.parameters(), max_norm);
   const at::NoGradGuard no_grad;
-  const auto counted = state.model.counted_parameters();
-  auto squares = optim::get_total_norm(optim::detail::reduce_partial_gradients(counted)).square();
-  state.model.sum_over_stages(squares);
-  const auto norm = squares.sqrt();
+  at::Tensor norm;
+  if (state.numerics == Numerics::Invariant) {
+    norm = invariant_norm_of_stages(state);
+  } else {
+    const auto counted = state.model.counted_parameters();
+    auto squares = optim::get_total_norm(optim::detail::reduce_partial_gradients(counted)).square();
+    state.model.sum_over_stages(squares);
+    norm = squares.sqrt();
+  }
   optim::clip_grads_with_norm_(state.optimizer.parameters(), max_norm, norm);
   return norm;
 }
@@ -110,18 +148,23 @@ TrainStep::TrainStep(const TrainConfig& config, ParallelModel& model, optim::Ada
     : state_(new State{model, optimizer, optim::GradScaler({.enabled = config.training.precision == "fp16"}),
                        config.training.accumulate, config.optimizer.clip,
                        model.has_stages() ? model.microbatches() : config.training.accumulate}) {
+  if (config.training.numerics == "invariant") {
+    state_->numerics = Numerics::Invariant;
+    state_->microbatches = config.training.virtual_shards;  // of all ranks: gradients are sums over them
+  }
   if (model.has_stages()) {
     run_ = [state = state_](const at::Tensor& input, const at::Tensor& target, const at::Tensor& scale) {
       return run_stages(*state, input, target, scale);
     };
     return;
   }
-  if (config.training.numerics == "invariant") {
-    state_->numerics = Numerics::Invariant;
+  if (state_->numerics == Numerics::Invariant) {
     const auto per_rank =
         config.training.virtual_shards / std::max<int64_t>(1, model.data_mesh() ? model.data_mesh().size() : 1);
+    // Experts get other numbers of tokens from each virtual shard.
+    const auto at_once = model.experts().empty() ? std::max<int64_t>(1, per_rank / config.training.accumulate) : 1;
     state_->shards = std::make_unique<VirtualShards>(model.module(), model.data_mesh(), config.training.virtual_shards,
-                                                     std::max<int64_t>(1, per_rank / config.training.accumulate));
+                                                     at_once, model.has_axis("cp") ? model.mesh()["cp"] : DeviceMesh());
     model.set_gradient_sync(false);
   }
   std::visit(
@@ -138,9 +181,13 @@ TrainStep::TrainStep(const TrainConfig& config, ParallelModel& model, optim::Ada
           };
         };
         if (config.training.compile) {
-          const auto compiled = compile(eager, {.captures = Captures::None});  // nothing that it captures changes
-          recompiles_ = [compiled] { return compiled.recompiles(); };          // copies share the programs
-          bind(compiled);
+          auto compiled = compile(eager, {.captures = Captures::None});  // nothing that it captures changes
+          recompiles_ = [compiled] { return compiled.recompiles(); };    // copies share the programs
+          if (!state_->shards) return bind(compiled);
+          // The first step compares bits of virtual shards, and is eager.
+          bind([eager, compiled, is_first = true](auto&... arguments) mutable {
+            return std::exchange(is_first, false) ? eager(arguments...) : compiled(arguments...);
+          });
         } else {
           bind(eager);
         }
@@ -153,15 +200,16 @@ TrainStep::~TrainStep() = default;
 StepResult TrainStep::forward_backward(const at::Tensor& input, const at::Tensor& target, int64_t counted) {
   auto& state = *state_;
   // Virtual shards are summed, not averaged over ranks.
-  const auto loss_ranks = state.shards ? 1 : state.model.loss_ranks();
+  const auto loss_ranks = state.numerics == Numerics::Invariant ? 1 : state.model.loss_ranks();
   const double scale = static_cast<double>(loss_ranks) / static_cast<double>(counted);
   const NumericsScope numerics(state.numerics);
   set_aux_loss_scale(state);
   // Backward may recompute attention, so the scope includes it.
-  const auto context = state.model.context_scope();
+  const auto context = state.shards ? nullptr : state.model.context_scope();
   const auto mine = [&](const at::Tensor& x) { return context ? context->shard(x, 1) : x; };
   const auto loss = run_(mine(input), mine(target), at::scalar_tensor(scale, input.options().dtype(at::kFloat)));
   state.scaler.unscale_(state.optimizer);
+  if (on_gradients) on_gradients();
   if (state.scaler.enabled() && state.model.has_stages()) {  // all stages skip a step together
     auto found_inf = state.scaler.found_inf(state.optimizer);
     state.model.sum_over_stages(found_inf);

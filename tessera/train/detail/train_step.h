@@ -32,7 +32,8 @@ class TrainStep {
   // changes nothing. With fp16 the gradient scaler decides instead.
   void update(const at::Tensor& bad = {});
   void skip();
-  optim::GradScaler& scaler();  // enabled only with fp16
+  optim::GradScaler& scaler();         // enabled only with fp16
+  std::function<void()> on_gradients;  // is called before clipping
   // Why each compilation after the first was necessary; empty if the step is not compiled.
   std::vector<std::string> recompiles() const { return recompiles_ ? recompiles_() : std::vector<std::string>(); }
 

@@ -1,8 +1,11 @@
 #include "tessera/compile/detail/api/build_executable.h"
 
+#include "tessera/base/error.h"
 #include "tessera/compile/detail/codegen/lower.h"
 #include "tessera/compile/detail/ir/program_agreement.h"
+#include "tessera/compile/detail/passes/pass.h"
 #include "tessera/compile/detail/report/compile_trace.h"
+#include "tessera/tracing/detail/invariant_scope.h"
 
 #include <iterator>
 
@@ -12,6 +15,10 @@ std::unique_ptr<Executable> build_executable(Program program, const char* name, 
                                              std::vector<PassReport>& report,
                                              const std::function<std::vector<c10::Storage>(const Program&)>& bind,
                                              Program* before_lowering) {
+  for (const auto& pass : invariant_scope_is_open() ? known_passes() : std::vector<PassInfo>())
+    for (const auto& given : settings.passes)
+      TESSERA_CHECK(!pass.is_fast_only || !given.name.starts_with(pass.name), UsageError, "compile: the pass ",
+                    given.name, " changes the order of sums, which Numerics::Invariant does not allow; remove it");
   const auto append = [&](std::vector<PassReport> entries) {
     report.insert(report.end(), std::make_move_iterator(entries.begin()), std::make_move_iterator(entries.end()));
   };

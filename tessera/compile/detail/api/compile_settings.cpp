@@ -76,9 +76,6 @@ Settings settings_from(const CompileOptions& options) {
                     all.numerics.value_or(default_numerics()),
                     all.split_backward.value_or(false),
                     all.captures.value_or(Captures::Checked) == Captures::None};
-  TESSERA_CHECK(settings.numerics != Numerics::Invariant, UsageError,
-                "compile: Numerics::Invariant has no compiled form yet; open a NumericsScope and call the step without "
-                "compile()");
   if (!all.trace && setting_is_set("TESSERA_TRACE_DIR")) settings.trace = trace_into(setting("TESSERA_TRACE_DIR"));
   for (const auto& pass : all.passes ? *all.passes : default_passes())
     if (settings.reorder || !pass.reorders) settings.passes.push_back(pass);

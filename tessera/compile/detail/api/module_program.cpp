@@ -6,6 +6,7 @@
 #include "tessera/compile/detail/backward/compiled_node.h"
 #include "tessera/compile/detail/ir/split_by_outputs.h"
 #include "tessera/compile/detail/trace/local_tensors.h"
+#include "tessera/numerics/detail/innermost_scope.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones_like.h>
@@ -54,6 +55,7 @@ void ModuleProgram::record(TraceRun& run, const CallArguments& arguments, TraceR
   auto& tracer = run.tracer();
   CompilingScope compiling;
   const OpModeScope recording(tracer);
+  const numerics::InnermostScope numerics;
   recorded_ = {};
   returned_.clear();
   const auto outputs = call_function(run, request);
@@ -290,6 +292,7 @@ Returned ModuleProgram::run_beside_eager(const CallArguments& arguments, const T
 }
 
 CallResult ModuleCache::call(const CallArguments& arguments, const TracedFunction& forward) {
+  const NumericsScope numerics(settings_.numerics);
   // Inside a traced step, the module is part of the program of that step.
   if (settings_.backend == "eager" || compiling()) return {{forward(nullptr).tensors}, nullptr};
   return programs_.call(arguments, settings_, forward, {.what = "module", .fall_back = !settings_.fullgraph});

@@ -4,6 +4,7 @@
 #include "tessera/compile/detail/api/build_executable.h"
 #include "tessera/compile/detail/api/partition_step.h"
 #include "tessera/compile/detail/trace/local_tensors.h"
+#include "tessera/numerics/detail/innermost_scope.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -66,6 +67,7 @@ void StepProgram::record(TraceRun& run, const CallArguments& arguments, TraceReq
   UnshardedParameters unsharded;
   CompilingScope compiling(&unsharded, region_);
   const OpModeScope recording(run.tracer());
+  const numerics::InnermostScope numerics;
   if (request.settings.parallel_mode) unsharded.unshard(*request.settings.parallel_mode, arguments);
   const auto returned = [&] {
     const HistoryGuard guard(region_ == CompilingScope::Region::Step ? arguments.tensors : Tensors());
@@ -280,6 +282,7 @@ Returned StepProgram::run_beside_eager(const CallArguments& arguments, const Tra
 }
 
 bool StepCache::has_program_for(CallArguments arguments) const {
+  const NumericsScope numerics(settings_.numerics);
   add_leaves(arguments);
   const auto now = ThreadState::now();
   const auto& programs = programs_.programs();
@@ -287,6 +290,7 @@ bool StepCache::has_program_for(CallArguments arguments) const {
 }
 
 CallResult StepCache::call(CallArguments arguments, const TracedFunction& step) {
+  const NumericsScope numerics(settings_.numerics);
   // Inside a traced step, the function is part of the program of that step.
   if (settings_.backend == "eager" || compiling()) return {{step(nullptr).tensors}, nullptr};
   add_leaves(arguments);

@@ -1,5 +1,7 @@
 #include "tessera/compile/detail/api/thread_state.h"
 
+#include "tessera/tracing/detail/invariant_scope.h"
+
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
@@ -61,6 +63,7 @@ constexpr StateField kThreadStateFields[] = {
     {"forward-mode AD", 1, [] { return uint64_t{c10::AutogradState::get_tls_state().get_fw_grad_mode()}; }},
     {"the number of threads", 8, [] { return static_cast<uint64_t>(at::get_num_threads()) & 0xFF; }},
     {"the precision of float32 products", 2, float32_precision},
+    {"Numerics::Invariant", 1, [] { return uint64_t{invariant_scope_is_open()}; }},
     {"math attention", 1, [] { return uint64_t{at::globalContext().userEnabledMathSDP()}; }},
 };
 

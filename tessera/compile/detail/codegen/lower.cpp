@@ -4,9 +4,13 @@
 #include "tessera/base/error.h"
 #include "tessera/compile/detail/codegen/kernel_library.h"
 #include "tessera/compile/detail/codegen/system_compiler.h"
+#include "tessera/tracing/detail/invariant_scope.h"
 
 namespace tessera::compiler {
 namespace {
+
+// A scope of Numerics::Invariant takes precedence.
+bool is_fast(const Settings& settings) { return settings.numerics == Numerics::Fast && !invariant_scope_is_open(); }
 
 std::vector<PassReport> generate_kernels(Program& program, const Settings& settings) {
   if (!codegen::compiler_available()) {
@@ -16,7 +20,7 @@ std::vector<PassReport> generate_kernels(Program& program, const Settings& setti
   }
   auto fused = program;
   std::vector<Pass> passes;
-  if (settings.numerics == Numerics::Fast) passes.push_back(find_pass("fuse_small_ops"));
+  if (is_fast(settings)) passes.push_back(find_pass("fuse_small_ops"));
   passes.push_back(find_pass("fuse_pointwise"));
   auto report = run_passes(fused, passes, settings.verified);
   if (fused.kernels.empty()) return report;
@@ -38,7 +42,7 @@ std::vector<PassReport> lower(Program& program, const Settings& settings) {
   const auto append = [&](std::vector<PassReport> more) {
     for (auto& each : more) report.push_back(std::move(each));
   };
-  const bool fast = settings.codegen && settings.numerics == Numerics::Fast;
+  const bool fast = settings.codegen && is_fast(settings);
   // A value is recomputed before kernels are generated, so that they can contain it. When ops are in-place, the peak is
   // elsewhere.
   if (fast) {

@@ -104,6 +104,7 @@ Executable::Executable(Program program, const std::vector<c10::Storage>& bound, 
       bytes_(program_.buffer_bytes()),
       is_argument_(static_cast<size_t>(program_.buffers), 0) {
   if (make_runner) runner_ = make_runner(program_);
+  is_invariant_ = invariant_scope_is_open() && !runner_;
   const auto mine = memory_is_not_shared();
   for (size_t b = 0; b < storages_.size() && b < bound.size(); b++)
     if (!mine[b]) storages_[b] = bound[b];
@@ -447,9 +448,10 @@ void Executable::run_by_runner() {
 }
 
 void Executable::run() {
-  TESSERA_CHECK(!invariant_scope_is_open(), UsageError,
-                "Numerics::Invariant: a compiled program was called in this scope, and its kernels have no invariant "
-                "form yet; call the step without compile()");
+  TESSERA_CHECK(is_invariant_ || !invariant_scope_is_open(), UsageError,
+                "Numerics::Invariant: a program that was compiled outside of this scope was called in it; compile the "
+                "step in the scope, or with {.numerics = Numerics::Invariant}, and without run_with");
+  const InvariantScopePaused ops_are_invariant;
   NodeTimes times;
   if (runner_)
     run_by_runner();

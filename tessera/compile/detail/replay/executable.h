@@ -142,7 +142,8 @@ class Executable {
   std::vector<char> is_argument_;  // by buffer
   bool arguments_are_copies_ = false;
   int64_t runs_with_these_addresses_ = 0, graphs_ = 0;
-  Runner runner_;  // null: replay
+  Runner runner_;      // null: replay
+  bool is_invariant_;  // traced under Numerics::Invariant
   std::function<void(const NodeTimes&)> after_next_run_;
 };
 

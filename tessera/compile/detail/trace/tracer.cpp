@@ -45,6 +45,7 @@ bool overwrites(const c10::OperatorHandle& op, size_t argument) {
   if (!writes_argument(op, argument)) return false;
   if (op.schema().arguments()[argument].is_out() || kind_of(op) == OpKind::Random) return true;
   const auto& name = op.operator_name().name;
+  if (name.starts_with("tessera::elementwise_") || name == "tessera::adam_") return false;
   return name.starts_with("tessera::") || name.ends_with("copy_") || name.ends_with("fill_") || name.ends_with("zero_");
 }
 

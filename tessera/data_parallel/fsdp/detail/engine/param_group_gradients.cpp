@@ -426,6 +426,13 @@ bool ParamGroupGradients::take_unreduced() {
   return true;
 }
 
+std::vector<at::Tensor> ParamGroupGradients::take_unsharded() {
+  take_unreduced();
+  std::fill(ready_.begin(), ready_.end(), 0);
+  has_unsharded_passes_ = false;
+  return std::exchange(unsharded_grads_, std::vector<at::Tensor>(unsharded_grads_.size()));
+}
+
 void ParamGroupGradients::set_reduced(const std::vector<at::Tensor>& reduced) {
   const at::NoGradGuard no_grad;
   take_unreduced();

@@ -70,9 +70,11 @@ class ParamGroupGradients {
   // Takes back the gradients that .grad shows. Returns whether there were any.
   bool take_unreduced();
   bool shows_unreduced() const;  // some .grad is not reduced
-  // For code that reduces the gradients that .grad shows by itself: .grad becomes this rank's shard of the result.
-  // `reduced` has one tensor per parameter, as .grad showed it, equal on all ranks; an undefined one leaves .grad
-  // empty.
+  // For code that reduces gradients by itself. Takes those of the backward passes without a reduction, one per
+  // parameter, undefined for a parameter without one. .grad shows them no longer.
+  std::vector<at::Tensor> take_unsharded();
+  // .grad becomes this rank's shard of the result. `reduced` has one tensor per parameter, like those of
+  // take_unsharded(), equal on all ranks; an undefined one leaves .grad empty.
   void set_reduced(const std::vector<at::Tensor>& reduced);
   void abandon();  // after an error: frees all gradients and restores the saved .grad
 

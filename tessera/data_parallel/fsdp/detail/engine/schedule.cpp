@@ -67,8 +67,12 @@ void Schedule::discard_stale_buffers() {
       auto& group = *scheduled->group;
       if (group.shard_group() != ranks) continue;
       group.forget_reshard_shard();
-      if (!group.has_copy_of_shard() || compiling()) group.free_stale_buffer();
+      if (!group.has_copy_of_shard()) group.free_stale_buffer();
       if (!group.has_copy_of_shard()) continue;
+      if (compiling()) {  // a trace has no values to compare
+        group.reshard();
+        continue;
+      }
       kept.push_back(&group);
       differs.push_back(group.shard_differs_from_buffer());
     }
