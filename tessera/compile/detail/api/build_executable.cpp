@@ -2,6 +2,7 @@
 
 #include "tessera/compile/detail/codegen/lower.h"
 #include "tessera/compile/detail/ir/program_agreement.h"
+#include "tessera/compile/detail/passes/pass_observer.h"
 #include "tessera/compile/detail/report/compile_trace.h"
 
 #include <iterator>
@@ -23,6 +24,7 @@ std::unique_ptr<Executable> build_executable(Program program, const char* name, 
   auto executable = std::make_unique<Executable>(std::move(program), storages, settings.run_with);
   agree_on(executable->program(), settings.attempt);  // last: nothing fails on one rank only after it
   record.finish(*executable);
+  if (auto* observer = PassObserverScope::current()) observer->after_build();
   return executable;
 }
 

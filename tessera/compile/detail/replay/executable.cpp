@@ -37,17 +37,22 @@ constexpr int64_t kMaxGraphs = 4;
 
 }  // namespace
 
-Executable::Executable(Program program, const std::vector<c10::Storage>& bound, const MakeRunner& make_runner)
+Executable::Executable(Program program, const std::vector<c10::Storage>& bound, const MakeRunner& make_runner,
+                       std::shared_ptr<const codegen::KernelLibrary> library)
     : program_(std::move(program)),
-      library_(program_.kernels.empty() ? nullptr : codegen::KernelLibrary::load(program_.kernels)),
+      library_(library || program_.kernels.empty() ? std::move(library)
+                                                   : codegen::KernelLibrary::load(program_.kernels)),
       storages_(static_cast<size_t>(program_.buffers)),
       tensors_(program_.values.size()),
       values_in_(static_cast<size_t>(program_.buffers)),
       returned_(static_cast<size_t>(program_.buffers), 0),
+      result_of_op_(static_cast<size_t>(program_.buffers), 0),
+      is_output_(static_cast<size_t>(program_.buffers), 0),
       allocated_by_op_(static_cast<size_t>(program_.buffers), 0),
       bytes_(program_.buffer_bytes()),
       is_argument_(static_cast<size_t>(program_.buffers), 0) {
   if (make_runner) runner_ = make_runner(program_);
+  find_results_of_ops();
   const auto mine = memory_is_not_shared();
   for (size_t b = 0; b < storages_.size() && b < bound.size(); b++)
     if (!mine[b]) storages_[b] = bound[b];

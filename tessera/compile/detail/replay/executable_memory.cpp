@@ -66,6 +66,18 @@ bool is_new_memory(const Program& program, const Node& node, ValueId result) {
   return is_new;
 }
 
+// Sets result_of_op_ and is_output_.
+void Executable::find_results_of_ops() {
+  for (const auto& output : program_.outputs)
+    if (output.value != kNone) is_output_[static_cast<size_t>(program_.buffer_of(output.value))] = 1;
+  for (const auto& node : program_.nodes) {
+    if (is_view(program_, node) || kind_of(node) == OpKind::Empty || results_out_overload(node)) continue;
+    node.each_result([&](ValueId id) {
+      if (is_new_memory(program_, node, id)) result_of_op_[static_cast<size_t>(program_.buffer_of(id))] = 1;
+    });
+  }
+}
+
 // By buffer: 1 if memory that is bound to it would be wasted. These are old gradients that the program replaces and
 // never reads, and new gradients on the CPU, which are in the arena: until the program writes them, temporaries use
 // their memory.
@@ -85,11 +97,8 @@ std::vector<char> Executable::memory_is_not_shared() const {
   for (const auto& output : program_.outputs)
     if (output.value != kNone && output.kind != Output::Kind::Gradient)
       mine[static_cast<size_t>(program_.buffer_of(output.value))] = 0;
-  for (const auto& node : program_.nodes)
-    if (!is_view(program_, node) && kind_of(node) != OpKind::Empty && !results_out_overload(node))
-      node.each_result([&](ValueId id) {  // the op allocates it
-        if (is_new_memory(program_, node, id)) mine[static_cast<size_t>(program_.buffer_of(id))] = 0;
-      });
+  for (size_t b = 0; b < mine.size(); b++)
+    if (result_of_op_[b]) mine[b] = 0;
   return mine;
 }
 
@@ -105,15 +114,7 @@ std::vector<char> Executable::buffers_outside_arena() {
     outside[b] = !mine[b];
     returned_[b] |= output.kind == Output::Kind::Return && !external[b] && !storages_[b];
   }
-  for (const auto& node : program_.nodes) {
-    if (is_view(program_, node) || kind_of(node) == OpKind::Empty) continue;
-    if (results_out_overload(node)) continue;
-    node.each_result([&](ValueId id) {
-      if (!is_new_memory(program_, node, id)) return;
-      const auto b = static_cast<size_t>(program_.buffer_of(id));
-      allocated_by_op_[b] = !outside[b] && !external[b];
-    });
-  }
+  for (size_t b = 0; b < outside.size(); b++) allocated_by_op_[b] = result_of_op_[b] && !outside[b] && !external[b];
   for (size_t b = 0; b < outside.size(); b++) outside[b] |= allocated_by_op_[b];
   if (runner_) outside.assign(outside.size(), 1);
   return outside;
@@ -154,10 +155,7 @@ c10::Storage Executable::storage_in_arena(size_t buffer, c10::Device device) {
   const auto& arena = arenas_[static_cast<size_t>(&plan_.arena(device) - plan_.arenas.data())];
   auto* begin = static_cast<char*>(arena.mutable_data()) + plan_.offsets[buffer];
   const auto bytes = static_cast<size_t>(bytes_[buffer]);
-  const bool is_output = std::any_of(program_.outputs.begin(), program_.outputs.end(), [&](const Output& output) {
-    return output.value != kNone && program_.buffer_of(output.value) == static_cast<int32_t>(buffer);
-  });
-  if (!is_output)
+  if (!is_output_[buffer])
     return c10::Storage(c10::Storage::use_byte_size_t(), bytes, c10::DataPtr(begin, device), nullptr, false);
   const auto free_owner = [](void* owner) { delete static_cast<c10::Storage*>(owner); };
   return c10::Storage(c10::Storage::use_byte_size_t(), bytes,
