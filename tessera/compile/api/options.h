@@ -91,7 +91,7 @@ struct CompileOptions {
   std::optional<Captures> captures = {};
   // See Agree. Default: Agree::OnError.
   std::optional<Agree> agree = {};
-  // See Numerics. Needs codegen. Default: TESSERA_NUMERICS, or else Numerics::Strict.
+  // See Numerics. Needs codegen. Default: TESSERA_NUMERICS, or else Numerics::Fast.
   std::optional<Numerics> numerics = {};
   // For compile(module): the backward is two programs, one for the gradients of the arguments and one for those of the
   // parameters, and a backward that needs only one kind runs only that. A pipeline schedule runs them at different

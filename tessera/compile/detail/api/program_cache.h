@@ -89,7 +89,7 @@ class FunctionCache {
     const char* what;       // "step" or "module", for messages
     bool fall_back = true;  // to eager, if the function cannot be compiled; false: the error is thrown
     std::function<void()> before_compile = {};  // on a cache miss
-    // On a cache miss: the program of a file, or null and the reason why it does not fit ("": there is no file).
+    // On a cache miss: the program of a file, or null and the reason why it does not fit ("": no file was given).
     std::function<std::shared_ptr<Program>(std::string& why)> find_loaded = {};
   };
 

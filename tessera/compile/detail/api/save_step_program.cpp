@@ -15,7 +15,7 @@
 #include <map>
 #include <sstream>
 
-// Saves a compiled step, and makes a program of a saved one (StepProgram::save and load).
+// StepProgram::save and load: a compiled step as a file, and a file as a program of this process.
 namespace tessera::compiler {
 namespace {
 

@@ -106,7 +106,7 @@ StepSections read_step_file(const std::string& path) {
   StepSections sections;
   while (at < text.size()) {
     auto [name, count] = read_head(text, at);
-    TESSERA_CHECK(at + count < text.size(), InternalError, path, ": section ", name, " is cut off");
+    TESSERA_CHECK(at + count < text.size(), InternalError, path, ": section ", name, " is truncated");
     sections.emplace(std::move(name), text.substr(at, count));
     at += count + 1;
   }

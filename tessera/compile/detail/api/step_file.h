@@ -21,7 +21,7 @@ void write_step_file(const std::string& path, StepSections sections);
 // Tessera or LibTorch or for another processor.
 StepSections read_step_file(const std::string& path);
 
-// The section of that name. InternalError if there is none.
+// The section of that name. InternalError if it does not exist.
 const std::string& section(const StepSections& sections, const std::string& name);
 
 }  // namespace tessera::compiler

@@ -296,7 +296,7 @@ StepCache::StepCache(Settings settings) : settings_(std::move(settings)) {
                 loaded_->settings, ", and this step is compiled with ", now);
 }
 
-// Null if there is no file, or if its program does not fit the call; then `why` gets the reason.
+// Null if no file was given, or if its program does not fit the call; then `why` gets the reason.
 std::shared_ptr<StepProgram> StepCache::find_loaded(const CallArguments& arguments, std::string& why) const {
   if (!loaded_) return nullptr;
   auto program = StepProgram::load(*loaded_, arguments, settings_, why);
