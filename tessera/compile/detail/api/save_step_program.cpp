@@ -56,8 +56,12 @@ SavedStep::NumberSource source_of(const Number& number, const CallArguments& arg
 
 // Moves the values of a buffer by some bytes.
 void shift_buffer(Program& program, int32_t buffer, int64_t bytes) {
-  for (auto& value : program.values)
-    if (value.buffer == buffer) value.offset += bytes / value.type.itemsize();
+  for (auto& value : program.values) {
+    if (value.buffer != buffer) continue;
+    TESSERA_CHECK(bytes % value.type.itemsize() == 0, UsageError, "a saved step has a ", value.type,
+                  " in memory that begins at a byte that is not a multiple of its element size");
+    value.offset += bytes / value.type.itemsize();
+  }
 }
 
 // Text has no offset for the first value of a buffer: inputs begin at 0.
@@ -96,8 +100,9 @@ std::string checked_text_of(const Program& program) {
 
 std::string type_text(const at::Tensor& t) { return t.defined() ? c10::str(Type::of(t)) : ""; }
 
-std::string bytes_of_storage(const at::Tensor& t) {
-  return {static_cast<const char*>(t.storage().data()), t.storage().nbytes()};
+// From the first element to the last, gaps included.
+std::string bytes_of(const at::Tensor& t) {
+  return {static_cast<const char*>(t.const_data_ptr()), static_cast<size_t>(Type::of(t).span()) * t.itemsize()};
 }
 
 }  // namespace
@@ -128,7 +133,7 @@ SavedStep StepProgram::save(const CallArguments& arguments, const Settings& sett
     const auto buffer = program.buffer_of(input.value);
     if (is_captured_constant(input)) {
       const auto owner = bindings_.tensor_of(buffer, arguments);
-      saved.constants.push_back(owner.defined() ? bytes_of_storage(owner) : "");
+      saved.constants.push_back(owner.defined() ? bytes_of(owner) : "");
     }
     refuse(input.role == Role::Constant && !elements_of(input.constant), "the program has a large constant");
   }
@@ -218,7 +223,9 @@ class BufferOwners {
   at::Tensor constant_at(size_t i, const Type& type) const {
     auto t = at::empty_strided(type.sizes, type.strides, type.dtype);
     const auto& bytes = constants_.at(i);
-    std::memcpy(t.storage().mutable_data(), bytes.data(), std::min(bytes.size(), t.storage().nbytes()));
+    TESSERA_CHECK(bytes.size() == static_cast<size_t>(type.span() * type.itemsize()), InternalError,
+                  "a saved step has a constant of ", bytes.size(), " bytes for ", type);
+    std::memcpy(t.storage().mutable_data(), bytes.data(), bytes.size());
     return t;
   }
   std::string add(const Input& input, const at::Tensor& t) {

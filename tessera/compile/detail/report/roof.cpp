@@ -86,6 +86,7 @@ const Roof& measured_roof() {
 }
 
 NodeWork work_of_node(const Program& program, const Node& node) {
+  if (const auto kind = kind_of(node); kind == OpKind::Collective || kind == OpKind::Wait) return {};
   std::set<ValueId> used;
   node.each_read([&](ValueId id) { used.insert(id); });
   node.each_result([&](ValueId id) { used.insert(id); });

@@ -15,7 +15,7 @@ struct Roof {
 // Measured once per process, in some 0.1 s.
 const Roof& measured_roof();
 
-// What a node has to do at least.
+// What a node has to do at least; nothing for a collective, whose time depends on other ranks.
 struct NodeWork {
   double flops = 0;  // of matrix products and attention; of other ops 0
   double bytes = 0;  // of its operands and results, each once

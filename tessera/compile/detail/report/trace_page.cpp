@@ -162,7 +162,7 @@ std::string link_to_kernel(const Node& node) {
 
 // The share of the roof that work reaches; "" for ops that the roof of the CPU says nothing about.
 std::string share_of_roof(const Roof* roof, const NodeWork& work, double milliseconds) {
-  if (!roof || milliseconds <= 0) return "";
+  if (!roof || milliseconds <= 0 || work.bytes == 0) return "";
   return fixed_point(100 * milliseconds_at(*roof, work) / milliseconds, 0) + " %";
 }
 
