@@ -200,8 +200,24 @@ void Optimizer::make_state_before_tracing() {
   throw RestartTrace();
 }
 
+void Optimizer::make_state(const Tensors& parameters) {
+  bool made = false;
+  for (const auto& parameter : parameters) {
+    const auto found = find_parameter(parameter, param_groups_.size());
+    if (!found || !state(parameter).empty()) continue;
+    TESSERA_CHECK(new_state_is_neutral(found->group), UsageError, name_of(found->group, found->index, parameter),
+                  " has no state yet, and its first step differs from later ones; run one step before");
+    auto& param = state_of(parameter);
+    add_missing_state(found->group, parameter, param.state);
+    param.local_state = detail::local_tensors_of(param.state);
+    made = true;
+  }
+  if (made) changed();
+}
+
 uint64_t Optimizer::next_generation() {
-  static std::atomic<uint64_t> last{0};
+  // Counters of other host state do not reach such numbers, so a guard of a compiled step shows whose it is.
+  static std::atomic<uint64_t> last{uint64_t{1} << 40};
   return ++last;
 }
 

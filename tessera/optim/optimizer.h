@@ -75,6 +75,9 @@ class Optimizer : public torch::optim::Optimizer, public OptimizerAccess {
   StateDict state(const at::Tensor& parameter) const override;
   // Replaces the state of a parameter.
   void set_state(const at::Tensor& parameter, StateDict state) override;
+  // Creates the state that the first step of these parameters would create; those of other optimizers are ignored.
+  // UsageError if a first step with such state would differ from one without.
+  void make_state(const Tensors& parameters);
   // Changes with groups, options and state tensors; compiled steps use it as a guard.
   uint64_t generation() const override;
 

@@ -80,7 +80,9 @@ TEST(Trace, ThePageHasPassesCollectivesAndKernels) {
       .check("id=passes")
       .check("fuse_ddp_with_concat_op</a></td><td>1</td>")
       .check("Times of the first run")
-      .check("<td>kernel cpp_fused_")
+      .check(" GB/s (a copy)")
+      .check("of the roof</th>")
+      .check("<td><a href=\"#kernel-cpp_small_")
       .check("id=slowest")
       .check("id=collectives")
       .check("<td>all_reduce</td><td>1384</td>")  // all 346 parameters in one all-reduce
@@ -88,7 +90,8 @@ TEST(Trace, ThePageHasPassesCollectivesAndKernels) {
       .check("id=buffers")
       .check("traced</h3>")
       .check("aten.cat(")
-      .check("<summary>cpp_fused_")
+      .check("id=\"kernel-cpp_fused_")
+      .check("id=\"kernel-cpp_small_")
       .run(page);
   EXPECT_EQ(page.find("http"), std::string::npos);  // the page loads nothing
   const auto sharded =

@@ -14,6 +14,7 @@ namespace {
 using models::MLP;
 
 TEST(CompileModule, ForwardAndBackwardEqualEager) {
+  const CompileScope strict({.numerics = Numerics::Strict});  // equal bits
   const MLP start(models::mlp_module());
   auto eager = clone(start), model = clone(start);
   auto compiled = compile(model);
@@ -30,6 +31,7 @@ TEST(CompileModule, ForwardAndBackwardEqualEager) {
 }
 
 TEST(CompileBackward, GradientsEqualEagerAndTheProgramIsReused) {
+  const CompileScope strict({.numerics = Numerics::Strict});  // equal bits
   const MLP start(models::mlp_module());
   for (const bool compile_forward : {false, true}) {
     auto eager = clone(start), model = clone(start);

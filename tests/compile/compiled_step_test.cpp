@@ -17,6 +17,7 @@ namespace {
 using models::MLP;
 
 TEST(Compile, StepEqualsEager) {
+  const CompileScope strict({.numerics = Numerics::Strict});  // equal bits
   const MLP start(models::mlp_module());
   for (const bool warm : {true, false}) {
     auto eager = clone(start), model = clone(start);
@@ -59,6 +60,7 @@ void expect_same_training(const MLP& start, int calls, const Eager& eager_of, co
 // The lambda captures model and optimizer instead of taking arguments. Gradients are set to none, set to zero, or
 // accumulate.
 TEST(Compile, CapturedModelsAndOptimizers) {
+  const CompileScope strict({.numerics = Numerics::Strict});  // equal bits
   enum class OldGradients { SetToNone, SetToZero, Kept };
   for (const auto old : {OldGradients::SetToNone, OldGradients::SetToZero, OldGradients::Kept}) {
     SCOPED_TRACE(static_cast<int>(old));
@@ -82,6 +84,7 @@ TEST(Compile, CapturedModelsAndOptimizers) {
 }
 
 TEST(Compile, LearningRatesAreReadOnEveryCall) {
+  const CompileScope strict({.numerics = Numerics::Strict});  // equal bits
   const auto make = [](const bool compiled) {
     return [=](MLP& model) {
       auto opt = std::make_shared<optim::SGD>(model->parameters(), optim::SGD::Options{.lr = 0.1, .momentum = 0.9});
@@ -100,6 +103,7 @@ TEST(Compile, LearningRatesAreReadOnEveryCall) {
 }
 
 TEST(Compile, GradientAccumulationAndClipping) {
+  const CompileScope strict({.numerics = Numerics::Strict});  // equal bits
   const auto accumulate = [](auto& model, auto& opt, const at::Tensor& x) {
     opt.zero_grad();
     at::Tensor total;

@@ -166,7 +166,7 @@ return %5
 %3: f32[] = aten.sum(%2, none)
 return %3
 )");
-  EXPECT_EQ(find_pass("in_place_ops").run(program).note, "arena of 8192 bytes, now 4096");
+  EXPECT_EQ(find_pass("in_place_ops").run(program).note, "peak of 8192 bytes, now 4100");
 }
 
 TEST(InPlaceOps, KeepMemoryThatIsReadLaterOrInAnotherLayout) {

@@ -91,6 +91,7 @@ TEST(MustWork, MultiheadAttentionWithMasks) {
 }
 
 TEST(MustWork, TransformerEncoderLayer) {
+  const CompileScope strict({.numerics = Numerics::Strict});  // equal bits
   for (const bool generated : {false, true})
     expect_same_module_training(
         [] {

@@ -125,6 +125,7 @@ TEST(MustWork, SeedOfTesseraInside) {
 
 // Backward runs the function again and must draw the same mask.
 TEST(MustWork, CheckpointWithPlainDropout) {
+  const CompileScope strict({.numerics = Numerics::Strict});  // equal bits
   for (const bool nested : {false, true})
     for (const bool generated : {false, true})
       expect_same_calls(

@@ -27,6 +27,7 @@ struct SignatureBatch {
 };
 
 TEST(Signature, HundredValuesOfANumberAreOneProgram) {
+  const CompileScope strict({.numerics = Numerics::Strict});  // equal bits
   for (const bool codegen : {false, true}) {
     auto w = torch::randn({3}, torch::requires_grad()), v = w.detach().clone().requires_grad_(true);
     const auto plain = [](at::Tensor& p, const SignatureBatch& batch, double beta, const c10::Scalar& decay) {

@@ -70,7 +70,7 @@ constexpr Setting kSettings[] = {
     {"TESSERA_JOB_SECRET", "",
      "secret of the job, at least 16 characters, the same on all ranks: who has it may join; tessera run makes one per "
      "job on one host"},
-    {"TESSERA_NUMERICS", "strict",
+    {"TESSERA_NUMERICS", "fast",
      "compiled programs on the CPU; fast: within the tolerances of torch.testing; strict: the bits of eager mode"},
     {"TESSERA_PEERS", "", "tessera bench: folder of the peer scripts; empty: benchmarks/peers of the source tree"},
     {"TESSERA_PYTHON", "", "tessera bench: the Python that runs peers; empty: .venv/bin/python, then python3"},

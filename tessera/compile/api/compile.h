@@ -109,10 +109,26 @@ class CompiledStep {
     return compiler::with_substitutes(
         *substitutes_,
         [this](auto&... each) {
-          auto arguments = arguments_of(each...);
+          auto arguments = arguments_of<void>(each...);
           return cache_->has_program_for(std::move(arguments));
         },
         args...);
+  }
+  // Saves the cached program for these arguments (PyTorch: aoti_compile_and_package): program, memory, built kernels.
+  // Another process loads it with CompileOptions::load, and its first call does not trace:
+  //
+  //   step.save("train.step", model, opt, batch);                      // after one call
+  //   auto step = ts::compile(train_step, {.load = "train.step"});     // in another process
+  //
+  // The file is for this user and machine: Tessera, LibTorch, processor and key are compared. UsageError if no program
+  // is cached for these arguments, or if the step depends on what a file cannot contain: captured variables,
+  // collectives, schedulers, tensors that it keeps.
+  template <class... Args>
+  void save(const std::string& file, Args&&... args) const {
+    using Result = std::remove_cvref_t<std::invoke_result_t<F&, Args&...>>;
+    const optim::detail::SubstituteOptimizers::Captured captured(*substitutes_, &step_, sizeof(F));
+    compiler::with_substitutes(
+        *substitutes_, [&](auto&... each) { cache_->save(file, arguments_of<Result>(each...)); }, args...);
   }
   // The programs that are cached, one per set of guards: step.cache().size().
   const compiler::StepCache& cache() const { return *cache_; }
@@ -132,9 +148,10 @@ class CompiledStep {
   // A class with tessera_visit lists all that it holds.
   static constexpr bool kVisitable = tessera::detail::HasTesseraVisit<F>;
 
-  template <class... Args>
+  template <class Result, class... Args>
   compiler::CallArguments arguments_of(Args&... args) const {
     compiler::CallArguments arguments;
+    arguments.describe_result = &compiler::describe_new_result<Result>;
     (arguments.add(args), ...);
     for (auto* own : substitutes_->own_of_captured()) arguments.optimizers.push_back(own);
     if constexpr (kVisitable) arguments.add_captures(step_);
@@ -143,7 +160,7 @@ class CompiledStep {
   template <class... Args>
   auto call(Args&... args) {
     using Result = std::remove_cvref_t<std::invoke_result_t<F&, Args&...>>;
-    auto arguments = arguments_of(args...);
+    auto arguments = arguments_of<Result>(args...);
     if constexpr (std::is_void_v<Result>) {
       cache_->call(std::move(arguments), [&](const std::vector<double>* numbers) {
         compiler::call_with_numbers(step_, numbers, args...);
@@ -202,6 +219,8 @@ class CompiledModule {
   // Prefer compile().
   CompiledModule(H module, const CompileOptions& options) : module_(std::move(module)) {
     auto settings = compiler::settings_from(options);
+    TESSERA_CHECK(settings.load.empty(), UsageError,
+                  "load: compile(module) has no saved form; compile a step that calls the module");
     settings.attempt.function = compiler::function_key(typeid(H).name());
     cache_ = std::make_shared<compiler::ModuleCache>(std::move(settings));
   }

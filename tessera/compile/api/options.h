@@ -92,12 +92,17 @@ struct CompileOptions {
   // See Agree. Default: Agree::OnError.
   std::optional<Agree> agree = {};
   // See Numerics. An open NumericsScope takes precedence. Fast needs codegen. Default: TESSERA_NUMERICS, or else
-  // Numerics::Strict.
+  // Numerics::Fast.
   std::optional<Numerics> numerics = {};
   // For compile(module): the backward is two programs, one for the gradients of the arguments and one for those of the
   // parameters, and a backward that needs only one kind runs only that. A pipeline schedule runs them at different
   // times (I and W). Default: false.
   std::optional<bool> split_backward = {};
+  // For compile(step): a file that CompiledStep::save() has written. A call like the saved one runs the program of the
+  // file: without tracing, and without a compiler. Other calls are compiled as usual, with a warning; an error with
+  // recompile_limit = 0. compile() throws UsageError if the file is damaged, from another user, or made for another
+  // version, processor or other options. Default: none.
+  std::optional<std::string> load = {};
 };
 
 // While it is alive, `options` are the defaults of compile() and compile_backward() on this thread.

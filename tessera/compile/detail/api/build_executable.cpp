@@ -4,6 +4,7 @@
 #include "tessera/compile/detail/codegen/lower.h"
 #include "tessera/compile/detail/ir/program_agreement.h"
 #include "tessera/compile/detail/passes/pass.h"
+#include "tessera/compile/detail/passes/pass_observer.h"
 #include "tessera/compile/detail/report/compile_trace.h"
 #include "tessera/tracing/detail/invariant_scope.h"
 
@@ -30,6 +31,7 @@ std::unique_ptr<Executable> build_executable(Program program, const char* name, 
   auto executable = std::make_unique<Executable>(std::move(program), storages, settings.run_with);
   agree_on(executable->program(), settings.attempt);  // last: nothing fails on one rank only after it
   record.finish(*executable);
+  if (auto* observer = PassObserverScope::current()) observer->after_build();
   return executable;
 }
 

@@ -37,7 +37,8 @@ CompileOptions merge_options(const CompileOptions& a, const CompileOptions& b) {
           first(a.captures, b.captures),
           first(a.agree, b.agree),
           first(a.numerics, b.numerics),
-          first(a.split_backward, b.split_backward)};
+          first(a.split_backward, b.split_backward),
+          first(a.load, b.load)};
 }
 
 Numerics default_numerics() {
@@ -76,6 +77,7 @@ Settings settings_from(const CompileOptions& options) {
                     all.numerics.value_or(default_numerics()),
                     all.split_backward.value_or(false),
                     all.captures.value_or(Captures::Checked) == Captures::None};
+  settings.load = all.load.value_or("");
   if (!all.trace && setting_is_set("TESSERA_TRACE_DIR")) settings.trace = trace_into(setting("TESSERA_TRACE_DIR"));
   for (const auto& pass : all.passes ? *all.passes : default_passes())
     if (settings.reorder || !pass.reorders) settings.passes.push_back(pass);

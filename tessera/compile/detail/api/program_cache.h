@@ -89,6 +89,8 @@ class FunctionCache {
     const char* what;       // "step" or "module", for messages
     bool fall_back = true;  // to eager, if the function cannot be compiled; false: the error is thrown
     std::function<void()> before_compile = {};  // on a cache miss
+    // On a cache miss: the program of a file, or null and the reason why it does not fit ("": no file was given).
+    std::function<std::shared_ptr<Program>(std::string& why)> find_loaded = {};
   };
 
   CallResult call(const CallArguments& arguments, const Settings& settings, const TracedFunction& function,
@@ -114,7 +116,14 @@ class FunctionCache {
       if (!std::exchange(eager_is_published_, true)) publish_failure(attempt_, last_failure_, true);
       return run_eager(function);
     }
-    note_recompile(arguments, now, settings, policy, agreed_reason);
+    std::string why_not_loaded;
+    if (policy.find_loaded && agreed_reason.empty()) {
+      if (auto loaded = policy.find_loaded(why_not_loaded)) {
+        cache_.insert(loaded, settings.cache_size);
+        return call_program(*loaded, arguments, settings, function, policy);
+      }
+    }
+    note_recompile(arguments, now, settings, policy, agreed_reason, why_not_loaded);
     if (policy.before_compile) policy.before_compile();
     if (!last_failure_.empty()) withdraw_failure(attempt_);
     eager_is_published_ = false;
@@ -127,7 +136,7 @@ class FunctionCache {
           recompiles_.empty() ? "" : recompiles_.back(), ". Make that equal in all calls, or raise the limit");
       auto compile_settings = settings;
       compile_settings.attempt = attempt_;
-      if (!programs().empty()) compile_settings.recompiled_because = recompiles_.back();
+      if (!recompiles_.empty()) compile_settings.recompiled_because = recompiles_.back();
       program = std::make_shared<Program>(arguments, function, compile_settings);
     } catch (const std::exception& error) {
       last_failure_ = message_of(error);
@@ -195,10 +204,13 @@ class FunctionCache {
     return run_eager(function);
   }
   void note_recompile(const CallArguments& arguments, const ThreadState& now, const Settings& settings,
-                      const Policy& policy, const std::string& agreed_reason) {
-    if (programs().empty()) return;
-    auto reason = agreed_reason.empty() ? programs().front()->why_not(arguments, now) : agreed_reason;
-    if (!settings.agree_every_call)
+                      const Policy& policy, const std::string& agreed_reason, const std::string& why_not_loaded) {
+    const bool is_first = programs().empty();
+    if (is_first && why_not_loaded.empty()) return;
+    auto reason = !agreed_reason.empty() ? agreed_reason
+                  : is_first             ? why_not_loaded
+                                         : programs().front()->why_not(arguments, now);
+    if (!settings.agree_every_call && !is_first)
       announce(Announcement::Recompiles, programs().front()->executable().program(), reason);
     if (warned_.insert(reason).second) {
       TORCH_WARN("compile: the ", policy.what, " is recompiled, because ", reason, "; at most ", settings.cache_size,

@@ -80,4 +80,22 @@ ResultLeaves leaves_of(const Result& result) {
   return leaves;
 }
 
+// What a program cannot put into a result: how many tensors and numbers it has, and its other leaves.
+inline std::string describe_result(size_t tensors, const ResultLeaves& leaves) {
+  return c10::str(tensors, " tensors, ", leaves.numbers.size(), " numbers", leaves.others.empty() ? "" : ",",
+                  leaves.others);
+}
+// The same of a Result that has just been made; "nothing" if it cannot be made without arguments.
+template <class Result>
+std::string describe_new_result() {
+  if constexpr (std::is_void_v<Result>) {
+    return describe_result(0, {});
+  } else if constexpr (std::is_default_constructible_v<Result>) {
+    Result result{};
+    return describe_result(tensors_of(result).size(), leaves_of(result));
+  } else {
+    return "nothing";
+  }
+}
+
 }  // namespace tessera::compiler

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -20,6 +21,8 @@ class ResultPrototype {
       assign_tensors(*traced, Tensors(tensors_of(*traced).size()));
       stored_ = std::make_shared<Result>(std::move(*traced));
     }
+    if constexpr (std::is_default_constructible_v<Result>)
+      if (!stored_) stored_ = std::make_shared<Result>();  // of a loaded program, which no call has traced
     Result returned = *std::static_pointer_cast<Result>(stored_);
     assign_tensors(returned, tensors);
     const double* next = numbers.data();

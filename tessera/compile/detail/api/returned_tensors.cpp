@@ -1,5 +1,6 @@
 #include "tessera/compile/detail/api/returned_tensors.h"
 
+#include "tessera/base/error.h"
 #include "tessera/compile/detail/trace/local_tensors.h"
 
 #include <c10/core/InferenceMode.h>
@@ -47,6 +48,27 @@ void ReturnedTensors::add(const at::Tensor& t) {
     item.local_version = local_version_of(t);
   }
   items_.push_back(std::move(item));
+}
+
+ReturnedTensors::ReturnedTensors(const std::vector<Saved>& saved) {
+  for (const auto& each : saved) {
+    Item item;
+    item.defined = each.defined, item.inference = each.inference, item.requires_grad = each.requires_grad;
+    item.is_view = each.is_view, item.is_base = each.is_base, item.creation = each.creation;
+    item.base = {each.argument, each.result};
+    items_.push_back(std::move(item));
+  }
+}
+
+std::vector<ReturnedTensors::Saved> ReturnedTensors::saved() const {
+  std::vector<Saved> all;
+  for (const auto& item : items_) {
+    TESSERA_CHECK(!item.spec && !item.base.fixed.defined(), UsageError, "save: result ", all.size(), " of the step is ",
+                  item.spec ? "distributed" : "a parameter, or a view of one; clone() it");
+    all.push_back({item.defined, item.inference, item.requires_grad, item.is_view, item.is_base, item.creation,
+                   item.base.argument, item.base.result});
+  }
+  return all;
 }
 
 template <class Matches>

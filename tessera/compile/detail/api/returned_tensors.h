@@ -20,6 +20,16 @@ namespace tessera::compiler {
 // there such an in-place op is an error.
 class ReturnedTensors {
  public:
+  // What a file has of one result. UsageError of saved() for a DTensor, and for a view of a parameter.
+  struct Saved {
+    bool defined = false, inference = false, requires_grad = false, is_view = false, is_base = false;
+    torch::autograd::CreationMeta creation = torch::autograd::CreationMeta::DEFAULT;
+    int argument = -1, result = -1;  // the base
+  };
+  ReturnedTensors() = default;
+  explicit ReturnedTensors(const std::vector<Saved>& saved);
+  std::vector<Saved> saved() const;
+
   void clear() { items_.clear(); }
   size_t size() const { return items_.size(); }
   const SpecRef& spec(size_t i) const { return items_[i].spec; }  // null: a plain tensor

@@ -281,6 +281,32 @@ Returned StepProgram::run_beside_eager(const CallArguments& arguments, const Tra
   return {std::move(eager.tensors), std::move(eager.leaves.numbers)};
 }
 
+StepCache::StepCache(Settings settings) : settings_(std::move(settings)) {
+  if (settings_.load.empty()) return;
+  TESSERA_CHECK(!settings_.run_with && !settings_.parallel_mode, UsageError,
+                "load: a saved step has neither a runner of its own nor DataParallel");
+  loaded_ = SavedStep::read(settings_.load);
+  const auto now = describe_settings(settings_);
+  TESSERA_CHECK(now == loaded_->settings, UsageError, "load: ", settings_.load, " was compiled with ",
+                loaded_->settings, ", and this step is compiled with ", now);
+}
+
+// Null if no file was given, or if its program does not fit the call; then `why` gets the reason.
+std::shared_ptr<StepProgram> StepCache::find_loaded(const CallArguments& arguments, std::string& why) const {
+  if (!loaded_) return nullptr;
+  auto program = StepProgram::load(*loaded_, arguments, settings_, why);
+  if (!program) why = c10::str("the program of ", settings_.load, " is not for this call: ", why);
+  return program;
+}
+
+void StepCache::save(const std::string& path, CallArguments arguments) const {
+  add_leaves(arguments);
+  const auto now = ThreadState::now();
+  for (const auto& program : programs_.programs())
+    if (program->fits(arguments, now)) return program->save(arguments, settings_).write(path);
+  TESSERA_FAIL(UsageError, "save: no program is cached for these arguments; call the step with them once");
+}
+
 bool StepCache::has_program_for(CallArguments arguments) const {
   const NumericsScope numerics(settings_.numerics);
   add_leaves(arguments);
@@ -298,7 +324,8 @@ CallResult StepCache::call(CallArguments arguments, const TracedFunction& step) 
   return programs_.call(arguments, settings_, step,
                         {.what = "step",
                          .fall_back = !settings_.fullgraph && !settings_.parallel_mode,
-                         .before_compile = [&] { before_compile(arguments); }});
+                         .before_compile = [&] { before_compile(arguments); },
+                         .find_loaded = [&](std::string& why) { return find_loaded(arguments, why); }});
 }
 
 void StepCache::refuse_or_warn(const std::string& reason) {

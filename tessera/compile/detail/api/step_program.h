@@ -1,4 +1,5 @@
 #pragma once
+#include "tessera/compile/detail/api/saved_step.h"
 #include "tessera/compile/detail/api/traced_program.h"
 #include "tessera/compile/detail/replay/one_caller.h"
 
@@ -16,10 +17,19 @@ class StepProgram final : public TracedProgram {
   StepProgram(const CallArguments& arguments, const TracedFunction& function, const Settings& settings,
               bool adds_to_gradients = false);
 
+  // What another process needs to run the program without tracing. UsageError if the program depends on more than a
+  // file can contain.
+  SavedStep save(const CallArguments& arguments, const Settings& settings) const;
+  // The program of a saved step, for the tensors of this call. Creates optimizer state that it reads and that is
+  // missing. Null if the call differs from the saved one; `why` gets the first difference.
+  static std::shared_ptr<StepProgram> load(const SavedStep& saved, const CallArguments& arguments,
+                                           const Settings& settings, std::string& why);
+
   Returned run(const CallArguments& arguments) override;
   SavedState save_before_run(const CallArguments& arguments) const override;
 
  private:
+  StepProgram() = default;
   struct SetGradient {
     at::Tensor parameter, gradient;
     size_t storage_uses = 0;  // use count of the gradient's storage after a run, if only the program uses it
@@ -54,13 +64,16 @@ class StepProgram final : public TracedProgram {
 // The programs of one compiled step.
 class StepCache {
  public:
-  explicit StepCache(Settings settings) : settings_(std::move(settings)) {}
+  // Reads the file of CompileOptions::load. UsageError if it cannot be used here.
+  explicit StepCache(Settings settings);
   // Returns the results of the step. The call that compiles also runs the program.
   CallResult call(CallArguments arguments, const TracedFunction& step);
   const StepProgram& last() const;  // the most recently used program; UsageError before the first call
   size_t size() const { return programs_.programs().size(); }
   const std::vector<std::string>& recompiles() const { return programs_.recompiles(); }
   bool has_program_for(CallArguments arguments) const;
+  // Writes the cached program for these arguments into a file.
+  void save(const std::string& path, CallArguments arguments) const;
   OneCaller& caller() { return caller_; }
   // For a call that cannot be compiled: UsageError, or with fullgraph = false one warning per reason.
   void refuse_or_warn(const std::string& reason);
@@ -68,7 +81,10 @@ class StepCache {
  private:
   void before_compile(const CallArguments& arguments);
 
+  std::shared_ptr<StepProgram> find_loaded(const CallArguments& arguments, std::string& why) const;
+
   Settings settings_;
+  std::optional<SavedStep> loaded_;
   const void* partitioned_ = nullptr;  // the module whose parameters DataParallel has distributed
   FunctionCache<StepProgram> programs_;
   OneCaller caller_;

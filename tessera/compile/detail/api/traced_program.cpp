@@ -502,6 +502,7 @@ std::string TracedProgram::difference_of_trace(const CallArguments& arguments, c
 std::optional<Returned> TracedProgram::check_if_due(const CallArguments& arguments, const TracedFunction& function,
                                                     const Settings& settings) {
   const auto call = ++calls_;
+  if (is_loaded_ && call == 1) return {};
   const bool asked = call <= settings.check, again = check_again_ && (call & (call - 1)) == 0;
   if (!asked && !again) return {};
   const ClassicLocaleScope numbers_in_text;

@@ -17,6 +17,8 @@
 
 namespace tessera::compiler {
 
+struct SavedStep;
+
 // What the programs of steps and of modules have in common: a function is traced until its inputs are known, guards are
 // made of what the traces have read, and some calls are checked against eager mode. Derived classes record one run of
 // the function, and build executables.
@@ -97,6 +99,10 @@ class TracedProgram {
 
   Tensors call_function(TraceRun& run, TraceRequest& request);
   void find_written_buffers(const Program& program);
+  // In save_step_program.cpp. load_trace() sets what reads the numbers of the program.
+  SavedStep save_trace(const CallArguments& arguments) const;
+  void load_trace(const SavedStep& saved, Program& program, const CallArguments& arguments);
+  void finish_loading(const CallArguments& arguments, const Settings& settings);
   // What a run has written into memory of the caller, without gradients.
   CheckedTensors written_memory(const CallArguments& arguments) const;
   // UsageError with the first tensor that differs. `state`: a sentence that says which state an error leaves.
@@ -167,6 +173,7 @@ class TracedProgram {
   std::vector<double> returned_numbers_;         // of the trace that was compiled
   TraceText traced_text_;
   bool confirmed_ = true, check_again_ = false, reads_live_ = false;
+  bool is_loaded_ = false;    // from a file: the function has not run in this process
   bool check_values_ = true;  // in checks, run it in eager mode too
   int64_t calls_ = 0;
   std::vector<int32_t> written_buffers_;  // external buffers that the program writes

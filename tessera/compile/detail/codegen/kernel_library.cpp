@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -147,7 +148,10 @@ bool has_valid_mac(const KernelKey& key, const fs::path& path, const std::string
 
 }  // namespace
 
-KernelLibrary::~KernelLibrary() { dlclose(handle_); }
+KernelLibrary::~KernelLibrary() {
+  dlclose(handle_);
+  if (file_ >= 0) close(file_);
+}
 
 int64_t KernelLibrary::builds() { return builds_of_process; }
 
@@ -192,17 +196,57 @@ std::shared_ptr<const KernelLibrary> KernelLibrary::open(const std::string& path
   };
   if (!file.bytes) return damaged(file.refused);
   if (!has_valid_mac(key, path, *file.bytes)) return damaged("its checksum does not match");
+  std::string error;
+  auto library = open_library(path, kernels, error);
+  if (!library) return damaged(error);
+  utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // it was used now
+  return library;
+}
+
+// Null and an error if the library cannot be loaded, or does not define the kernels.
+std::shared_ptr<KernelLibrary> KernelLibrary::open_library(const std::string& path, const Kernels& kernels,
+                                                           std::string& error) {
   auto* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!handle) return damaged(dlerror());
-  const std::shared_ptr<KernelLibrary> library(new KernelLibrary(path, handle));
+  if (!handle) {
+    error = dlerror();
+    return nullptr;
+  }
+  std::shared_ptr<KernelLibrary> library(new KernelLibrary(path, handle));
   for (const auto& [name, source] : kernels) {
     auto* function = dlsym(handle, name.c_str());
     auto* calls = dlsym(handle, (name + "_calls").c_str());
-    if (!function || !calls) return damaged("it does not define " + name);
+    if (!function || !calls) {
+      error = "it does not define " + name;
+      return nullptr;
+    }
     library->symbols_[name] = {reinterpret_cast<KernelFunction>(function), static_cast<const int64_t*>(calls)};
   }
-  utimensat(AT_FDCWD, path.c_str(), nullptr, 0);  // it was used now
   return library;
+}
+
+// The loader reads the bytes from memory without a name: nobody can exchange them after they were checked.
+std::shared_ptr<const KernelLibrary> KernelLibrary::load_built(const std::string& bytes, const Kernels& kernels) {
+  const auto file = memfd_create("tessera kernels", MFD_CLOEXEC);
+  TESSERA_CHECK(file >= 0, UsageError, "load: cannot allocate memory for built kernels: ", std::strerror(errno));
+  size_t written = 0;
+  for (ssize_t n = 1; written < bytes.size() && n > 0; written += static_cast<size_t>(std::max<ssize_t>(n, 0)))
+    n = write(file, bytes.data() + written, bytes.size() - written);
+  std::string error = std::strerror(errno);
+  std::shared_ptr<KernelLibrary> library;
+  if (written == bytes.size()) library = open_library(c10::str("/proc/self/fd/", file), kernels, error);
+  if (!library) close(file);
+  TESSERA_CHECK(library, UsageError, "load: the built kernels cannot be loaded: ", error);
+  library->bytes_ = bytes;
+  library->file_ = file;
+  return library;
+}
+
+std::string KernelLibrary::built_bytes() const {
+  if (!bytes_.empty()) return bytes_;
+  const auto file = read_private_file(path_);
+  TESSERA_CHECK(file.bytes && has_valid_mac(KernelKey::of_user(), path_, *file.bytes), UsageError, "save: ", path_,
+                ", which has the kernels of the program, was deleted or changed; compile the step again");
+  return file.bytes->substr(0, file.bytes->size() - KernelKey::kMacDigits);
 }
 
 const KernelLibrary::Symbol& KernelLibrary::symbol(const std::string& name) const {

@@ -37,6 +37,11 @@ class KernelLibrary {
   // Reuses a library that this process has loaded, or loads one from the disk cache, or builds it. UsageError without a
   // compiler, if the compiler fails, or if the cache folder cannot be written or others can write it.
   static std::shared_ptr<const KernelLibrary> load(const Kernels& kernels);
+  // Loads a library from memory: the bytes that built_bytes() has returned. The caller knows that they are code of this
+  // user. UsageError if they cannot be loaded, or do not define the kernels.
+  static std::shared_ptr<const KernelLibrary> load_built(const std::string& bytes, const Kernels& kernels);
+  // The file as the compiler has made it, without the MAC. UsageError if it was deleted from the cache.
+  std::string built_bytes() const;
   ~KernelLibrary();
   KernelLibrary(const KernelLibrary&) = delete;
 
@@ -56,7 +61,12 @@ class KernelLibrary {
                                                    const Kernels& kernels);
   const Symbol& symbol(const std::string& name) const;
 
+  static std::shared_ptr<KernelLibrary> open_library(const std::string& path, const Kernels& kernels,
+                                                     std::string& error);
+
   std::string path_;
+  std::string bytes_ = {};  // of a library that was loaded from memory
+  int file_ = -1;           // its memory; open while it is loaded, because the loader compares paths
   void* handle_;
   std::map<std::string, Symbol> symbols_;
 };

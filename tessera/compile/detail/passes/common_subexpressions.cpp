@@ -5,6 +5,7 @@
 
 #include <map>
 #include <sstream>
+#include <utility>
 
 // Common subexpression elimination: computes equal expressions once.
 //
@@ -34,6 +35,7 @@ Matched common_subexpressions(Program& program) {
   std::map<std::string, size_t> available;  // op, arguments and their write counts -> kept node
   ReplacedValues replaced(program);
   Matched matched;
+  auto in_buffer = values_by_buffer(program);
   std::vector<Node> kept;
   for (auto& node : program.nodes) {
     replaced.rewrite_reads(node);
@@ -56,8 +58,10 @@ Matched common_subexpressions(Program& program) {
         node.each_result([&](ValueId id) {
           const auto removed = program.buffer_of(id), kept_buffer = program.buffer_of(first[next]);
           replaced.set(id, first[next++]);
-          for (auto& value : program.values)
-            if (value.buffer == removed) value.buffer = kept_buffer;
+          for (const auto value : std::exchange(in_buffer[static_cast<size_t>(removed)], {})) {
+            program.values[static_cast<size_t>(value)].buffer = kept_buffer;
+            in_buffer[static_cast<size_t>(kept_buffer)].push_back(value);
+          }
         });
         matched.times++;
         continue;

@@ -179,32 +179,13 @@ class CpuKernelsPass : KernelRewrite {
     const auto dx = value_of(node.results[0]), dweight = value_of(node.results[1]), dbias = value_of(node.results[2]);
     if (!are_contiguous_floats({gradient, x, mean, rstd, weight, dx, dweight, dbias})) return 0;
     if (!is_over_last_dim(node.args[2], x)) return 0;
-    const ValueList ins = {gradient, x, mean, rstd, weight};
-    if (const auto sum = sum_after(n, dx)) {
-      const auto& add = program_.nodes[*sum];
-      const auto into = value_of(add.args[0]);
-      kernels_[n] = {{into, dweight, dbias}, {dweight, dbias}, ins, {}, "layer_norm_backward_add"};
-      removed_[*sum] = 1;
-      replaced_.set(value_of(add.results[0]), replaced_(into));
-    } else {
-      kernels_[n] = {{dx, dweight, dbias}, {dx, dweight, dbias}, ins, {}, "layer_norm_backward"};
-    }
+    set_layer_norm_backward(n, sum_after(n, dx, [&](ValueId into, size_t sum) {
+                              return is_contiguous_float(into) && same_sizes(into, dx) &&
+                                     untouched(n, sum, into, false) && !reads_buffer(program_.nodes[n], into);
+                            }));
     return 1;
   }
 
-  // The in-place sum that alone uses the gradient of the input, if nothing touches its destination before.
-  std::optional<size_t> sum_after(size_t n, ValueId dx) const {
-    const auto by = def_use_.only_user(dx);
-    if (by < 0 || values_[static_cast<size_t>(program_.buffer_of(dx))].size() != 1) return {};
-    const auto at = static_cast<size_t>(by);
-    const auto& add = program_.nodes[at];
-    if (add.name() != "aten.add_.Tensor" || value_of(add.args[1]) != dx || !is_one(add.args[2])) return {};
-    const auto into = value_of(add.args[0]);
-    const auto defined = def_use_.def_node[static_cast<size_t>(into)];
-    const bool movable = is_contiguous_float(into) && same_sizes(into, dx) && defined < static_cast<int32_t>(n) &&
-                         untouched(n, at, into, false) && !reads_buffer(program_.nodes[n], into);
-    return movable ? std::optional(at) : std::nullopt;
-  }
   bool reads_buffer(const Node& node, ValueId id) const {
     bool reads = false;
     node.each_read([&](ValueId other) { reads |= is_in_buffer_of(other, id); });

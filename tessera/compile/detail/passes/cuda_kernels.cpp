@@ -106,30 +106,10 @@ class CudaKernels : KernelRewrite {
     if (!same_bf16(x, grad) || !same_bf16(x, dx) || !is_bf16(weight) || !is_statistic(mean) || !is_statistic(rstd))
       return 0;
     if (!is_bf16(dweight) || !is_bf16(dbias) || !is_over_last_dim(node.args[2], x)) return 0;
-    const ValueList ins = {grad, x, mean, rstd, weight};
-    if (const auto sum = sum_after(n, dx)) {
-      const auto& add = program_.nodes[*sum];
-      const auto into = value_of(add.args[0]);
-      kernels_[n] = {{into, dweight, dbias}, {dweight, dbias}, ins, {}, "layer_norm_backward_add"};
-      removed_[*sum] = 1;
-      replaced_.set(value_of(add.results[0]), replaced_(into));
-    } else {
-      kernels_[n] = {{dx, dweight, dbias}, {dx, dweight, dbias}, ins, {}, "layer_norm_backward"};
-    }
+    set_layer_norm_backward(n, sum_after(n, dx, [&](ValueId into, size_t sum) {
+                              return same_bf16(into, dx) && untouched(n, sum, into, false);
+                            }));
     return 1;
-  }
-
-  // The in-place sum that alone uses the gradient of the input, if nothing touches its destination before.
-  std::optional<size_t> sum_after(size_t n, ValueId dx) const {
-    const auto by = def_use_.only_user(dx);
-    if (by < 0 || values_[static_cast<size_t>(program_.buffer_of(dx))].size() != 1) return {};
-    const auto at = static_cast<size_t>(by);
-    const auto& add = program_.nodes[at];
-    if (add.name() != "aten.add_.Tensor" || value_of(add.args[1]) != dx || !is_one(add.args[2])) return {};
-    const auto into = value_of(add.args[0]);
-    const auto defined = def_use_.def_node[static_cast<size_t>(into)];
-    const bool movable = same_bf16(into, dx) && defined < static_cast<int32_t>(n) && untouched(n, at, into, false);
-    return movable ? std::optional(at) : std::nullopt;
   }
 
   int64_t sum_rows(size_t n) {

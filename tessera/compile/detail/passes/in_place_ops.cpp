@@ -3,8 +3,8 @@
 #include "tessera/compile/detail/ir/op_table.h"
 #include "tessera/compile/detail/passes/op_variants.h"
 #include "tessera/compile/detail/passes/passes.h"
-#include "tessera/compile/detail/replay/memory_plan.h"
 #include "tessera/compile/detail/replay/op_kernel.h"
+#include "tessera/compile/detail/report/memory_curve.h"
 
 // Makes pointwise ops in-place if their first operand is not used afterwards. Reduces peak memory.
 //
@@ -29,10 +29,10 @@ class InPlaceOps {
         in_buffer_(values_by_buffer(program)) {}
 
   Matched run() {
-    const auto before = arena_bytes();
+    const auto before = memory_curve(program_).peak();
     Matched matched;
     for (size_t n = 0; n < program_.nodes.size(); n++) matched.times += rewrite(n, program_.nodes[n]);
-    if (matched.times > 0) matched.note = c10::str("arena of ", before, " bytes, now ", arena_bytes());
+    if (matched.times > 0) matched.note = c10::str("peak of ", before, " bytes, now ", memory_curve(program_).peak());
     return matched;
   }
 
@@ -72,12 +72,6 @@ class InPlaceOps {
     return b != r && !def_use_.external[b] && !def_use_.has_output[b] && !def_use_.external[r] &&
            !def_use_.has_output[r] && program_[x].type == program_[result].type && program_[result].offset == 0 &&
            covers_buffer(program_, x, bytes_) && bytes_[b] >= smallest_ && alive_[b].last == static_cast<int32_t>(n);
-  }
-
-  int64_t arena_bytes() const {
-    std::vector<char> elsewhere(def_use_.external.size());
-    for (size_t b = 0; b < elsewhere.size(); b++) elsewhere[b] = def_use_.external[b] || def_use_.has_output[b];
-    return plan_memory(program_, elsewhere).arena_bytes;
   }
 
   Program& program_;

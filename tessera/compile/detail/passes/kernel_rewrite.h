@@ -32,6 +32,36 @@ class KernelRewrite {
     return id ? *id : kNone;
   }
 
+  // The in-place sum that alone uses `dx`, the gradient of the input of node n, as its second term. `may_add(into,
+  // sum)`: can n compute the sum instead?
+  template <class MayAdd>
+  std::optional<size_t> sum_after(size_t n, ValueId dx, const MayAdd& may_add) const {
+    const auto by = def_use_.only_user(dx);
+    if (by < 0 || values_[static_cast<size_t>(program_.buffer_of(dx))].size() != 1) return {};
+    const auto at = static_cast<size_t>(by);
+    const auto& add = program_.nodes[at];
+    if (add.name() != "aten.add_.Tensor" || value_of(add.args[1]) != dx || !is_one(add.args[2])) return {};
+    const auto into = value_of(add.args[0]);
+    const bool is_defined = def_use_.def_node[static_cast<size_t>(into)] < static_cast<int32_t>(n);
+    return is_defined && may_add(into, at) ? std::optional(at) : std::nullopt;
+  }
+  // The backward of a layer norm, with the sum that follows it if there is one.
+  void set_layer_norm_backward(size_t n, std::optional<size_t> sum) {
+    const auto& node = program_.nodes[n];
+    const auto dx = value_of(node.results[0]), dweight = value_of(node.results[1]), dbias = value_of(node.results[2]);
+    const ValueList ins = {value_of(node.args[0]), value_of(node.args[1]), value_of(node.args[3]),
+                           value_of(node.args[4]), value_of(node.args[5])};
+    if (!sum) {
+      kernels_[n] = {{dx, dweight, dbias}, {dx, dweight, dbias}, ins, {}, "layer_norm_backward"};
+      return;
+    }
+    const auto& add = program_.nodes[*sum];
+    const auto into = value_of(add.args[0]);
+    kernels_[n] = {{into, dweight, dbias}, {dweight, dbias}, ins, {}, "layer_norm_backward_add"};
+    removed_[*sum] = 1;
+    replaced_.set(value_of(add.results[0]), replaced_(into));
+  }
+
   void rewrite() {
     std::vector<Node> kept;
     for (size_t n = 0; n < program_.nodes.size(); n++) {

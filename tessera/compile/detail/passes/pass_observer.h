@@ -6,6 +6,8 @@ namespace tessera::compiler {
 // Is called after each pass.
 struct PassObserver {
   virtual ~PassObserver() = default;
+  // The executable is built; the next thing is its first run.
+  virtual void after_build() {}
   virtual void after_pass(const Program& program, const PassReport& report) = 0;
 };
 

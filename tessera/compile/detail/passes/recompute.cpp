@@ -111,14 +111,32 @@ class Recompute {
 
   void find_peak() {
     read_program();
-    const auto curve = memory_curve(program_, nullptr).own;
-    const auto peak = std::max_element(curve.begin(), curve.end());
-    peak_ = static_cast<int32_t>(peak - curve.begin());
-    peak_bytes_ = curve.empty() ? 0 : *peak;
+    curve_ = memory_curve(program_, nullptr).own;
+    const auto peak = std::max_element(curve_.begin(), curve_.end());
+    peak_ = static_cast<int32_t>(peak - curve_.begin());
+    peak_bytes_ = curve_.empty() ? 0 : *peak;
+  }
+
+  // The peak after rewrite() is at least this: recomputed buffers are free between their last use before the second run
+  // and that run; what the second runs need besides is not counted.
+  int64_t lowest_peak() const {
+    std::vector<int64_t> change(curve_.size() + 1, 0);
+    for (const auto& copy : copies_)
+      program_.nodes[copy.node].each_result([&](ValueId id) {
+        const auto b = static_cast<size_t>(program_.buffer_of(id));
+        if (!recomputed_.count(static_cast<int32_t>(b))) return;
+        const auto& uses = uses_with_views_[b];
+        const auto before = std::lower_bound(uses.begin(), uses.end(), static_cast<int32_t>(copy.at)) - 1;
+        change[static_cast<size_t>(*before) + 1] -= bytes_[b];
+        change[copy.at] += bytes_[b];
+      });
+    int64_t sum = 0, peak = 0;
+    for (size_t n = 0; n < curve_.size(); n++) peak = std::max(peak, curve_[n] + (sum += change[n]));
+    return peak;
   }
 
   bool rewrite_if_lower() {
-    if (copies_.empty()) return false;
+    if (copies_.empty() || lowest_peak() >= peak_bytes_) return false;
     const auto before = program_;
     rewrite();
     if (memory_curve(program_, nullptr).peak() < peak_bytes_) return true;
@@ -129,16 +147,18 @@ class Recompute {
   // Where each buffer is used and written, by nodes that run.
   void read_program() {
     uses_.assign(static_cast<size_t>(program_.buffers), {});
-    writes_ = uses_;
+    uses_with_views_ = writes_ = uses_;
     for (size_t n = 0; n < program_.nodes.size(); n++) {
       const auto& node = program_.nodes[n];
-      if (is_view(program_, node)) continue;
       const auto note = [&](auto& list) {
         return [&list, n, this](ValueId id) {
           auto& at = list[static_cast<size_t>(program_.buffer_of(id))];
           if (at.empty() || at.back() != static_cast<int32_t>(n)) at.push_back(static_cast<int32_t>(n));
         };
       };
+      node.each_read(note(uses_with_views_));
+      node.each_result(note(uses_with_views_));
+      if (is_view(program_, node)) continue;
       node.each_read(note(uses_));
       node.each_result(note(uses_));
       node.each_write(note(writes_));
@@ -261,9 +281,10 @@ class Recompute {
   }
 
   Program& program_;
-  std::vector<std::vector<int32_t>> uses_, writes_;  // by buffer
-  std::vector<char> kept_;                           // by buffer: memory of the caller
+  std::vector<std::vector<int32_t>> uses_, writes_, uses_with_views_;  // by buffer
+  std::vector<char> kept_;                                             // by buffer: memory of the caller
   std::vector<int64_t> bytes_;
+  std::vector<int64_t> curve_;  // bytes by node
   int32_t peak_ = 0;
   int64_t peak_bytes_ = 0;
   std::vector<Copy> copies_;

@@ -40,7 +40,9 @@ class Executable {
   // for buffers that the executable allocates. Gradients that the program computes on the CPU, and old gradients that
   // it does not read, are not taken from `bound`.
   // `make_runner`: if given, its runner runs the program, and no kernels are prepared.
-  Executable(Program program, const std::vector<c10::Storage>& bound, const MakeRunner& make_runner = {});
+  // `library`: the generated kernels; null: they are loaded from the kernel cache, or built.
+  Executable(Program program, const std::vector<c10::Storage>& bound, const MakeRunner& make_runner = {},
+             std::shared_ptr<const codegen::KernelLibrary> library = nullptr);
   ~Executable();
   Executable(const Executable&) = delete;
 
@@ -96,6 +98,7 @@ class Executable {
     int64_t runs = 0;
   };
   void prepare();
+  void find_results_of_ops();
   std::vector<char> memory_is_not_shared() const;
   std::vector<char> buffers_outside_arena();
   void allocate_arenas();
@@ -129,6 +132,8 @@ class Executable {
   std::vector<at::Tensor> tensors_;              // by value
   std::vector<std::vector<ValueId>> values_in_;  // by buffer
   std::vector<char> returned_;                   // by buffer: gets new memory on every run
+  std::vector<char> result_of_op_;               // by buffer: an op without an out= kernel allocates it
+  std::vector<char> is_output_;                  // by buffer
   std::vector<char> allocated_by_op_;            // by buffer: a temporary that has memory from its op to its last use
   std::vector<int64_t> bytes_;                   // by buffer
   std::vector<KernelCall> calls_;

@@ -6,6 +6,7 @@
 #include "tessera/compile/detail/report/curve_svg.h"
 #include "tessera/compile/detail/report/html.h"
 #include "tessera/compile/detail/report/program_html.h"
+#include "tessera/compile/detail/report/roof.h"
 #include "tessera/compile/detail/report/trace_page_style.h"
 
 #include <algorithm>
@@ -154,48 +155,70 @@ void write_stages(std::ostream& out, const CompileTrace& trace, const std::vecto
   }
 }
 
-// Ops by name, generated kernels one by one, the slowest first; then the slowest lines.
+std::string link_to_kernel(const Node& node) {
+  const auto name = html::escaped(name_in_report(node));
+  return is_generated(node) ? "<a href=\"#kernel-" + html::escaped(generated_name(node)) + "\">" + name + "</a>" : name;
+}
+
+// The share of the roof that work reaches; "" for ops that the roof of the CPU says nothing about.
+std::string share_of_roof(const Roof* roof, const NodeWork& work, double milliseconds) {
+  if (!roof || milliseconds <= 0 || work.bytes == 0) return "";
+  return fixed_point(100 * milliseconds_at(*roof, work) / milliseconds, 0) + " %";
+}
+
+// Ops by name, kernels one by one, the slowest first; then the slowest lines.
 void write_times(std::ostream& out, const Program& program, const std::vector<double>& milliseconds,
                  size_t first_node) {
   if (milliseconds.empty()) return;
   struct OpTotals {
-    std::string name;
+    std::string link;
     int64_t calls = 0;
     double milliseconds = 0;
+    NodeWork work = {};
   };
   std::map<std::string, OpTotals> by_name;
   std::vector<size_t> slowest;
   double total = 0;
   for (size_t n = 0; n < program.nodes.size(); n++) {
     if (milliseconds[n] == 0) continue;  // a view
-    const auto& node = program.nodes[n];
-    auto& totals = by_name[is_generated(node) ? "kernel " + generated_name(node) : node.name()];
+    auto& totals = by_name[name_in_report(program.nodes[n])];
+    totals.link = link_to_kernel(program.nodes[n]);
     totals.calls++;
     totals.milliseconds += milliseconds[n];
+    totals.work += work_of_node(program, program.nodes[n]);
     total += milliseconds[n];
     slowest.push_back(n);
   }
+  const bool on_cpu = std::all_of(program.values.begin(), program.values.end(),
+                                  [](const Value& value) { return value.type.device.is_cpu(); });
+  const auto* roof = on_cpu ? &measured_roof() : nullptr;
   std::vector<OpTotals> ops;
-  for (auto& [name, totals] : by_name) ops.push_back({name, totals.calls, totals.milliseconds});
+  for (auto& [name, totals] : by_name) ops.push_back(std::move(totals));
   std::stable_sort(ops.begin(), ops.end(),
                    [](const auto& a, const auto& b) { return a.milliseconds > b.milliseconds; });
   out << "<h2>Times of the first run</h2>\n<p>" << fixed_point(total, 3) << " ms in " << slowest.size()
-      << " kernels. One-time costs of the first call of a kernel are included.</p>\n<div class=long><table id=times>\n";
-  html::row(out, {"op or kernel", "calls", "ms", "share"}, "th");
+      << " kernels. One-time costs of the first call of a kernel are included.";
+  if (roof)
+    out << " The roof of this machine: " << fixed_point(roof->gflops, 0) << " GFLOP/s (a product of 1024 x 1024), "
+        << fixed_point(roof->gigabytes_per_second, 1)
+        << " GB/s (a copy). An op whose operands are in a cache can be above it.";
+  out << "</p>\n<div class=long><table id=times>\n";
+  html::row(out, {"op or kernel", "calls", "ms", "share", "bytes", "MFLOP", "of the roof"}, "th");
   for (const auto& op : ops)
-    html::row(out, {html::escaped(op.name), std::to_string(op.calls), fixed_point(op.milliseconds, 3),
-                    fixed_point(100 * op.milliseconds / total, 1) + " %"});
+    html::row(out,
+              {op.link, std::to_string(op.calls), fixed_point(op.milliseconds, 3),
+               fixed_point(100 * op.milliseconds / total, 1) + " %", html::bytes(static_cast<int64_t>(op.work.bytes)),
+               fixed_point(1e-6 * op.work.flops, 1), share_of_roof(roof, op.work, op.milliseconds)});
   out << "</table></div>\n";
   std::stable_sort(slowest.begin(), slowest.end(),
                    [&](size_t a, size_t b) { return milliseconds[a] > milliseconds[b]; });
   slowest.resize(std::min(slowest.size(), kListedNodes));
   out << "<table id=slowest>\n";
-  html::row(out, {"line", "op or kernel", "ms", "module"}, "th");
+  html::row(out, {"line", "op or kernel", "ms", "of the roof", "module"}, "th");
   for (const auto n : slowest) {
     const auto& node = program.nodes[n];
-    html::row(out, {std::to_string(first_node + n + 1),
-                    html::escaped(is_generated(node) ? "kernel " + generated_name(node) : node.name()),
-                    fixed_point(milliseconds[n], 3), html::escaped(node.module)});
+    html::row(out, {std::to_string(first_node + n + 1), link_to_kernel(node), fixed_point(milliseconds[n], 3),
+                    share_of_roof(roof, work_of_node(program, node), milliseconds[n]), html::escaped(node.module)});
   }
   out << "</table>\n";
 }
@@ -204,8 +227,8 @@ void write_kernels(std::ostream& out, const Program& program) {
   if (program.kernels.empty()) return;
   out << "<h2>Generated functions</h2>\n";
   for (const auto& [name, source] : program.kernels)
-    out << "<details class=kernel><summary>" << html::escaped(name) << "</summary><pre>" << html::escaped(source)
-        << "</pre></details>\n";
+    out << "<details class=kernel open id=\"kernel-" << html::escaped(name) << "\"><summary>" << html::escaped(name)
+        << "</summary><pre>" << html::escaped(source) << "</pre></details>\n";
 }
 
 // The data of the script: memory in use by node, and the element with the text of the nodes.

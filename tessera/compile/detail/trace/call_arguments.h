@@ -98,7 +98,8 @@ class CallArguments {
     size_t size = 0;  // 0: unknown
   };
 
-  const char* program_name = "step";  // in reports
+  const char* program_name = "step";           // in reports
+  std::string (*describe_result)() = nullptr;  // see describe_new_result(); of a step
   std::vector<torch::nn::Module*> modules;
   std::vector<ModuleObject> module_objects;  // of `modules`
   std::vector<OptimizerAccess*> optimizers;
