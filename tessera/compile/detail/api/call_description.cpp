@@ -14,11 +14,6 @@
 namespace tessera::compiler {
 namespace {
 
-// By ArgumentLeaf::Kind.
-constexpr const char* kLeafKinds[] = {
-    "number",          "integer, bool or enum", "string",    "length",           "optional",
-    "dtype or device", "number that is a key",  "generator", "number of tensors"};
-
 class CallDescription {
  public:
   explicit CallDescription(const CallArguments& arguments) : arguments_(arguments) {
@@ -33,7 +28,7 @@ class CallDescription {
     for (const auto& [kind, argument, bits] : arguments_.others) {
       TESSERA_CHECK(kind != ArgumentLeaf::Kind::Generator || bits == 0, UsageError,
                     "a saved step cannot have a random generator among its arguments; argument ", argument, " has one");
-      add("in argument ", argument, ", ", kLeafKinds[static_cast<size_t>(kind)], ": ", bits);
+      add("in argument ", argument, ", ", text_of(kind), ": ", bits);
     }
     for (const auto& text : arguments_.strings) add("string: \"", without_newlines(text), "\"");
     for (size_t i = 0; i < arguments_.numbers.size(); i++)

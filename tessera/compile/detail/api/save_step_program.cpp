@@ -98,8 +98,6 @@ std::string checked_text_of(const Program& program) {
   return text;
 }
 
-std::string type_text(const at::Tensor& t) { return t.defined() ? c10::str(Type::of(t)) : ""; }
-
 // From the first element to the last, gaps included.
 std::string bytes_of(const at::Tensor& t) {
   return {static_cast<const char*>(t.const_data_ptr()), static_cast<size_t>(Type::of(t).span()) * t.itemsize()};
@@ -121,6 +119,7 @@ SavedStep StepProgram::save(const CallArguments& arguments, const Settings& sett
          "the step changes host state in each run (a scheduler, a gradient scaler, a flag of an optimizer); step the "
          "scheduler outside of the compiled step");
   refuse(!external_gradients_.empty(), "the step writes gradients into memory of a reducer");
+  refuse(bindings_.read_by_offset(), "the step reads a tensor by an offset in its storage (as_strided)");
   refuse(std::any_of(program.outputs.begin(), program.outputs.end(),
                      [](const Output& output) { return output.kind == Output::Kind::Kept; }),
          "the step keeps a tensor that it has made; return it, or copy it into a buffer");
@@ -143,8 +142,8 @@ SavedStep StepProgram::save(const CallArguments& arguments, const Settings& sett
     if (role == Role::Parameter) names.emplace(tensor.unsafeGetTensorImpl(), name);
   for (const auto& parameter : without_gradient_)
     saved.without_gradient.push_back(names.at(parameter.unsafeGetTensorImpl()));
-  for (const auto& [parameter, type] : gradient_guards_)
-    saved.gradient_guards.push_back({names.at(parameter.unsafeGetTensorImpl()), type ? c10::str(*type) : ""});
+  for (const auto& [parameter, gradient] : gradient_guards_)
+    saved.gradient_guards.push_back({names.at(parameter.unsafeGetTensorImpl()), gradient.text()});
   return saved;
 }
 
@@ -217,7 +216,7 @@ class BufferOwners {
     return "";
   }
   const at::Tensor& named(Role role, const std::string& name) { return tensors_[{role, name}]; }
-  Tracer::Result result() { return {program_, std::move(owners_), std::move(storages_)}; }
+  Tracer::Result result() { return {program_, std::move(owners_), std::move(storages_), {}, {}}; }
 
  private:
   at::Tensor constant_at(size_t i, const Type& type) const {
@@ -287,15 +286,13 @@ std::shared_ptr<StepProgram> StepProgram::load(const SavedStep& saved, const Cal
   BufferOwners owners(program, arguments, saved.constants);
   why = owners.find();
   for (const auto& [parameter, type] : saved.gradient_guards)
-    if (type_text(owners.named(Role::Parameter, parameter).grad()) != type && why.empty())
-      why = "the gradient of " + parameter + " was " + (type.empty() ? "undefined" : type) + " in the saved program";
+    if (TensorGuard::describe(owners.named(Role::Parameter, parameter).grad()) != type && why.empty())
+      why = "the gradient of " + parameter + " was " + type + " in the saved program";
   if (!why.empty()) return nullptr;
   std::shared_ptr<StepProgram> loaded(new StepProgram());
   for (const auto& each : saved.gradient_guards) {
     const auto& parameter = owners.named(Role::Parameter, each.parameter);
-    const auto& gradient = parameter.grad();
-    loaded->gradient_guards_.push_back(
-        {parameter, gradient.defined() ? std::optional(Type::of(gradient)) : std::nullopt});
+    loaded->gradient_guards_.push_back({parameter, TensorGuard(parameter.grad())});
   }
   for (const auto& name : saved.without_gradient)
     loaded->without_gradient_.push_back(owners.named(Role::Parameter, name));

@@ -22,7 +22,7 @@ struct SavedStep {
     int64_t group = 0;
   };
   struct GradientType {
-    std::string parameter, type;  // "": it was undefined
+    std::string parameter, type;  // TensorGuard::text()
   };
   std::vector<std::string> call;  // describe_call()
   std::string settings;           // describe_settings()

@@ -31,17 +31,6 @@ int64_t bytes_between(const Tensors& tensors, int from, size_t to) {
   return from < 0 ? 0 : first_byte(tensors[to]) - first_byte(tensors[static_cast<size_t>(from)]);
 }
 
-constexpr const char* kLeafNames[] = {"the number",
-                                      "an integer, bool or enum",
-                                      "a string",
-                                      "a length or number of elements",
-                                      "an optional",
-                                      "a dtype, device or kind of number",
-                                      "a number",
-                                      "a generator",
-                                      "the number of tensors",
-                                      "the type"};
-
 bool differs(std::string* why, const std::string& text) {
   if (why) *why = text;
   return false;
@@ -127,7 +116,7 @@ bool Signature::leaves_hold(const CallArguments& arguments, std::string* why) co
     const auto* is = i < arguments.others.size() ? &arguments.others[i] : nullptr;
     const auto* was = i < others_.size() ? &others_[i] : nullptr;
     const auto& leaf = is ? *is : *was;
-    *why = c10::str("in argument ", leaf.argument, ", ", kLeafNames[static_cast<size_t>(leaf.kind)], " has changed");
+    *why = c10::str("in argument ", leaf.argument, ", ", text_of(leaf.kind), " has changed");
     const bool shown = leaf.kind == ArgumentLeaf::Kind::Integer || leaf.kind == ArgumentLeaf::Kind::Length;
     if (is && was && is->kind == was->kind && shown) *why += c10::str(" from ", was->bits, " to ", is->bits);
     return false;

@@ -22,6 +22,8 @@ class TensorGuard {
   bool add_to(GuardSnapshot& snapshot, const at::Tensor& t) const;
   // "f32[3, 4], which requires a gradient": the properties of `t`, for messages.
   static std::string describe(const at::Tensor& t);
+  // The description of the tensor of this guard.
+  std::string text() const { return rest_ ? rest_->text : "undefined"; }
   // What differs, as "f64[3], it was f32[3]"; "" if the guard holds.
   std::string difference(const at::Tensor& t) const;
   // Is the tensor a wrapped number, zeros without memory, or has it a tangent of forward-mode AD? A program cannot have

@@ -163,6 +163,11 @@ void InputBindings::bind(Executable& executable, const CallArguments& arguments)
   }
 }
 
+bool InputBindings::read_by_offset() const {
+  return std::any_of(bindings_.begin(), bindings_.end(),
+                     [](const Binding& each) { return each.storage_bytes.has_value(); });
+}
+
 at::Tensor InputBindings::tensor_of(int32_t buffer, const CallArguments& arguments) const {
   for (const auto& each : bindings_)
     if (each.buffer == buffer) return owner(each, arguments);

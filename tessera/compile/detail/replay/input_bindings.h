@@ -27,6 +27,8 @@ class InputBindings {
   bool fits(const CallArguments& arguments, bool unchanged = false) const;
   // Adds the memory that fits() reads of tensors that are not arguments. Call it if fits() is true.
   void add_to(GuardSnapshot& snapshot);
+  // Does the program read an input by an offset from the begin of its storage?
+  bool read_by_offset() const;
   // Rebinds buffers whose memory has moved. Bumps the version of every tensor that the program mutates.
   void bind(Executable& executable, const CallArguments& arguments);
   // The tensor that owns a buffer now; undefined if the buffer is not an input.

@@ -9,6 +9,33 @@
 
 namespace tessera::compiler {
 
+const char* text_of(ArgumentLeaf::Kind kind) {
+  using Kind = ArgumentLeaf::Kind;
+  switch (kind) {
+    case Kind::Number:
+      return "the number";
+    case Kind::Integer:
+      return "an integer, bool or enum";
+    case Kind::Text:
+      return "a string";
+    case Kind::Length:
+      return "a length or number of elements";
+    case Kind::Present:
+      return "an optional";
+    case Kind::Options:
+      return "a dtype, device or kind of number";
+    case Kind::Complex:
+      return "a number";
+    case Kind::Generator:
+      return "a generator";
+    case Kind::Tensors:
+      return "the number of tensors";
+    case Kind::Class:
+      return "the type";
+  }
+  TESSERA_FAIL(InternalError, "compile: unknown kind of leaf");
+}
+
 OptimizerAccess* CallArguments::own_optimizer(torch::optim::Optimizer& optimizer) {
   if (auto* own = dynamic_cast<OptimizerAccess*>(&optimizer)) return own;
   auto* substitute = dynamic_cast<optim::detail::SubstituteOptimizer*>(&optimizer);

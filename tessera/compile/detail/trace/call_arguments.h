@@ -69,6 +69,7 @@ struct ArgumentLeaf {
   int64_t bits = 0;       // the value; of a Number its index in CallArguments::numbers, of a Text its hash
   bool operator==(const ArgumentLeaf&) const = default;
 };
+const char* text_of(ArgumentLeaf::Kind kind);  // for messages: "the number"
 
 // The arguments of one call of a compiled function, sorted by kind.
 //   modules, optimizers, tensors   are lifted: the program reads them anew on every call
