@@ -1,9 +1,9 @@
 // Time of a compiled train step and of the same step in eager mode (plain), both with Tessera's fused AdamW: an MLP (10
 // -> 16 -> 10, batch 8), a small GPT (peer_gpt.h, batch 4 x 128) and a Llama of similar size, on one rank and on two
 // processes with tensor, data and sharded data parallelism. The note has the ratio to eager. All with Numerics::Fast.
-// For one rank there are also rows with two threads, with Numerics::Strict, with parameters in bfloat16, the peak
-// memory of a step as the CPU allocator counts it, and the share of the roof: the rate of the step in its matrix
-// products, divided by the best of a product of 2048 x 2048 matrices with as many threads.
+// For one rank there are also rows with two threads, with Numerics::Strict, the peak memory of a step as the CPU
+// allocator counts it, and the share of the roof: the rate of the step in its matrix products, divided by the best of a
+// product of 2048 x 2048 matrices with as many threads.
 //
 // first_call: tracing, passes, building kernels and running, in a process that has compiled nothing yet, without and
 // with kernels on disk. build: passes, kernels and the plan of memory alone, for 4 and for 48 layers. The note has the
@@ -247,12 +247,6 @@ void run_one_rank(testing::Rank& me, const EmitRow& emit) {
   emit_share_of_roof("gpt/1/-/share_of_roof", ms, me, emit);
   measure("llama/1/-/step", 3, llama, gpt_step, gpt_batch(0), me, emit);
   measure("gpt/1/-/strict", 3, gpt, gpt_step, gpt_batch(0), me, emit, strict);
-  const auto bf16_gpt = [] {
-    auto model = std::make_shared<Gpt>();
-    model->to(at::kBFloat16);
-    return model;
-  };
-  measure("gpt/1/-/bf16", 3, bf16_gpt, gpt_step, gpt_batch(0), me, emit);
   emit_memory(emit);
   const auto threads = at::get_num_threads();
   at::set_num_threads(2);
