@@ -100,9 +100,20 @@ std::pair<double, double> tolerance_of(c10::ScalarType dtype) {
   }
 }
 
+// bfloat16 or half, if a program computes in it (autocast).
+std::optional<c10::ScalarType> narrow_dtype_of(const Program& program) {
+  for (const auto dtype : {c10::kBFloat16, c10::kHalf})
+    if (std::any_of(program.values.begin(), program.values.end(),
+                    [&](const Value& value) { return value.type.dtype == dtype; }))
+      return dtype;
+  return {};
+}
+
 // The first element that differs, in the order of memory: "element 3 is 0.5, in eager mode 0.25". "": equal.
 // `exact`: equal values, where NaN equals NaN. Otherwise within the tolerance, relative to the largest element.
-std::string difference_of_values(const at::Tensor& compiled, const at::Tensor& eager, bool exact) {
+// `narrow`: the dtype with the fewest bits that the program computes in, whose rounding is in wider results, too.
+std::string difference_of_values(const at::Tensor& compiled, const at::Tensor& eager, bool exact,
+                                 std::optional<c10::ScalarType> narrow) {
   const at::NoGradGuard no_grad;
   const OpModesOff off;
   const auto describe = [](const at::Tensor& t) { return t.defined() ? TensorGuard::describe(t) : "undefined"; };
@@ -118,7 +129,7 @@ std::string difference_of_values(const at::Tensor& compiled, const at::Tensor& e
   if (b.is_floating_point() || b.is_complex()) {
     differs = differs & ~(a.isnan() & b.isnan());
     if (!exact) {
-      const auto [relative, absolute] = tolerance_of(b.scalar_type());
+      const auto [relative, absolute] = tolerance_of(narrow.value_or(b.scalar_type()));
       const auto magnitude = b.abs().nan_to_num(0, 0, 0).max();
       differs = differs & ~((a - b).abs() <= absolute + relative * magnitude);
     }
@@ -589,11 +600,13 @@ void TracedProgram::compare_with_eager(const CheckedTensors& compiled, const Che
              (input.role == Role::Parameter || input.role == Role::State);
     });
   };
+  const auto narrow = narrow_dtype_of(executable_->program());
   for (size_t i = 0; i < compiled.size(); i++) {
     const auto& [name, value, buffer] = compiled[i];
     if (!exact && is_updated_by_optimizer(buffer)) continue;
     const bool on_cpu = !value.defined() || value.is_cpu();  // kernels on other devices add in any order
-    const auto text = difference_of_values(value, i < eager.size() ? eager[i].value : at::Tensor(), exact && on_cpu);
+    const auto text =
+        difference_of_values(value, i < eager.size() ? eager[i].value : at::Tensor(), exact && on_cpu, narrow);
     TESSERA_CHECK(text.empty(), UsageError,
                   "compile: a compiled program differs from eager mode, from the same state: ", name,
                   writer_of(executable_->program(), buffer), " ", text, ". ", state,

@@ -13,7 +13,7 @@
 //
 // Law: mm(a, b) + bias = addmm(bias, a, b). The product is computed where the sum was; between them there may only be
 // views. The sum is rounded once instead of twice, so bits differ from eager mode: on the CPU only with Numerics::Fast
-// (fuse_cpu_bias).
+// (fuse_cpu_bias), and not in bfloat16 and half, where one rounding changes small gradients by percents.
 namespace tessera::compiler {
 namespace {
 
@@ -28,7 +28,8 @@ std::optional<BiasedProduct> biased_product(const Program& program, size_t produ
   if (mm.name() != "aten.mm") return {};
   const auto result = std::get<ValueId>(mm.results[0]);
   const auto& type = program[result].type;
-  if (type.device.type() != device || !type.is_contiguous()) return {};
+  const bool is_wide = type.dtype == c10::kFloat || type.dtype == c10::kDouble;
+  if (type.device.type() != device || !type.is_contiguous() || (device == c10::kCPU && !is_wide)) return {};
   for (size_t n = product + 1; n < program.nodes.size(); n++) {
     const auto& node = program.nodes[n];
     if (is_view(program, node)) continue;
