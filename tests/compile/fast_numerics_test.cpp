@@ -431,7 +431,7 @@ TEST(Numerics, FastBfloat16StepsAreCloseToEagerMode) {
                                   torch::nn::LayerNorm(torch::nn::LayerNormOptions({256})), torch::nn::Linear(256, 64));
       if (!autocast) model->to(at::kBFloat16);
       optim::AdamW opt(model->parameters(), {.lr = 1e-2, .fused = true});
-      auto compiled = compile(step, {.backend = backend, .numerics = Numerics::Fast, .check = 4});
+      auto compiled = compile(step, {.backend = backend, .check = 4, .numerics = Numerics::Fast});
       Tensors found;
       for (int i = 0; i < 4; i++) {
         const auto x = torch::randn({128, 64}).to(autocast ? at::kFloat : at::kBFloat16);
