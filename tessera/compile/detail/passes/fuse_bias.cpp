@@ -13,7 +13,7 @@
 //
 // Law: mm(a, b) + bias = addmm(bias, a, b). The product is computed where the sum was; between them there may only be
 // views. The sum is rounded once instead of twice, so bits differ from eager mode: on the CPU only with Numerics::Fast
-// (fuse_cpu_bias), and not in bfloat16 and half, where one rounding changes small gradients by percents.
+// (fuse_cpu_bias), and not in bfloat16 and half, where one rounding less is a large difference.
 namespace tessera::compiler {
 namespace {
 
