@@ -1,6 +1,6 @@
-#include "tessera/compile/detail/kernels/cpu_kernels.h"
+#include "tessera/numerics/detail/vector/cpu_kernels.h"
 
-namespace tessera::compiler {
+namespace tessera::numerics {
 
 extern const CpuKernels kAvx512Kernels, kAvx2Kernels, kBaselineKernels;  // cpu_kernels_avx512.cpp, ...
 
@@ -21,4 +21,4 @@ const CpuKernels& cpu_kernels() {
   return fastest;
 }
 
-}  // namespace tessera::compiler
+}  // namespace tessera::numerics
