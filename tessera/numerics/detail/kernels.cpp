@@ -4,22 +4,20 @@
 #include "tessera/base/error.h"
 #include "tessera/numerics/detail/row_kernels.h"
 #include "tessera/numerics/detail/vector/tiled_product.h"
+#include "tessera/numerics/detail/vector/vector_ops.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
 namespace tessera::numerics {
 namespace {
 
 // Terms that are added one after the other before the tree begins. Part of the definition of the sums.
 constexpr int64_t kTermsPerLeaf = 128;  // shorter than a K block of BLAS libraries, so errors are not larger
-constexpr int64_t kParallelWork = 1 << 15;
 
 std::vector<int64_t> with_front(int64_t first, at::IntArrayRef rest) {
   std::vector<int64_t> sizes = {first};
@@ -61,30 +59,6 @@ void multiply(const at::Tensor& a_, const at::Tensor& b_, const std::vector<SumS
     product.subtree_stride = batches * rows * columns;
   }
   multiply_in_parallel(products, kernels);
-}
-
-// ---- sums ----
-
-constexpr int64_t kMostColumns = 1024;  // that one task sums: their part of the stack stays in the cache
-
-template <class T>
-void sum_over_dim(const T* x, int64_t outer, int64_t terms, int64_t inner, const std::vector<SumStep>& steps, T* out) {
-  const int64_t tasks = (at::get_num_threads() + outer - 1) / outer;  // per item of `outer`, at least
-  const int64_t width = std::clamp<int64_t>((inner + tasks * 128 - 1) / (tasks * 128) * 128, 128, kMostColumns);
-  const int64_t chunks = (inner + width - 1) / width;
-  const int64_t grain = std::max<int64_t>(1, kParallelWork / std::max<int64_t>(1, terms * std::min(inner, width)));
-  parallel_for(0, outer * chunks, grain, [&](int64_t begin, int64_t end) {
-    std::vector<T> stack(static_cast<size_t>(stack_depth(steps) * width));
-    for (int64_t i = begin; i < end; i++) {
-      const int64_t o = i / chunks, column = i % chunks * width;
-      const SummedRows<T> rows{x + o * terms * inner + column, inner,         std::min(width, inner - column),
-                               out + o * inner + column,       outer * inner, stack.data()};
-      if constexpr (std::is_same_v<T, float>)
-        cpu_kernels().sum_tree(rows, steps.data(), static_cast<int64_t>(steps.size()));
-      else
-        cpu_kernels().sum_tree_doubles(rows, steps.data(), static_cast<int64_t>(steps.size()));
-    }
-  });
 }
 
 }  // namespace
@@ -160,7 +134,9 @@ void sum_subtrees_into(const at::Tensor& out, const at::Tensor& x, int64_t dim, 
       return sum_rows<scalar_t>(contiguous.const_data_ptr<scalar_t>(), outer, {sizes[dim], steps, depth},
                                 out.data_ptr<scalar_t>(), outer);
     }
-    sum_over_dim(contiguous.const_data_ptr<scalar_t>(), outer, sizes[dim], inner, steps, out.data_ptr<scalar_t>());
+    const auto* data = contiguous.const_data_ptr<scalar_t>();
+    sum_in_parallel<scalar_t>({data, inner, inner, out.data_ptr<scalar_t>(), outer * inner, nullptr}, steps,
+                              {outer, sizes[dim] * inner, inner});
   });
 }
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-// Loops over the rows of matrices (rows, n) under Numerics::Invariant: sums over a row, norms, and the parts of
-// attention between its products.
+// Loops over the rows of matrices (rows, n) under Numerics::Invariant: sums over a row and Adam, and in float64 norms
+// and the parts of attention between its products. Those in float32 are in vector/cpu_kernels.h.
 //
 // They use + - * / and sqrt alone, which IEEE 754 rounds correctly, and the order of sum_tree.h. 16 rows are computed
 // together, and a lane of a vector is one row. So the bits of a row depend on that row alone, and not on the number of

@@ -93,6 +93,16 @@ void run_layer_norm(const Call& call) {
                         call.numbers[0]);
 }
 
+// Blocks of 128 rows, one after the other, so that errors do not grow with the number of rows.
+std::vector<numerics::SumStep> blocks_of_rows(int64_t rows) {
+  std::vector<numerics::SumStep> steps;
+  for (int64_t begin = 0; begin == 0 || begin < rows; begin += 128) {
+    const auto end = std::min<int64_t>(begin + 128, rows);
+    steps.push_back({begin, end, begin > 0, end == rows ? 0 : -1});
+  }
+  return steps;
+}
+
 // Each block of rows has its own sums for the weight and the bias, which are added in the order of the blocks.
 void run_layer_norm_backward_into(const Call& call, bool adds) {
   call.expect(3, 5, 0);
@@ -117,8 +127,9 @@ void run_layer_norm_backward_into(const Call& call, bool adds) {
                                                   std::min((block + 1) * kRowsPerSum, rows), sum, sum + columns);
     }
   });
-  numerics::cpu_kernels().sum_rows(sums.floats(), blocks, 2 * columns, dweight, 0, columns);
-  numerics::cpu_kernels().sum_rows(sums.floats() + columns, blocks, 2 * columns, dbias, 0, columns);
+  const auto steps = blocks_of_rows(blocks);
+  numerics::sum_in_parallel<float>({sums.floats(), 2 * columns, columns, dweight, 0, nullptr}, steps);
+  numerics::sum_in_parallel<float>({sums.floats() + columns, 2 * columns, columns, dbias, 0, nullptr}, steps);
 }
 void run_layer_norm_backward(const Call& call) { run_layer_norm_backward_into(call, false); }
 void run_layer_norm_backward_add(const Call& call) { run_layer_norm_backward_into(call, true); }
@@ -127,13 +138,7 @@ void run_sum_rows(const Call& call) {
   call.expect(1, 1, 0);
   const auto columns = call.outs[0].numel(), rows = columns == 0 ? 0 : call.ins[0].numel() / columns;
   auto *x = call.floats(call.ins[0], rows * columns), *out = call.floats(call.outs[0], columns);
-  constexpr int64_t kColumnsPerTask = 64;
-  parallel_for(0, (columns + kColumnsPerTask - 1) / kColumnsPerTask,
-               std::max<int64_t>(kElementsPerTask / (std::max<int64_t>(rows, 1) * kColumnsPerTask), 1),
-               [&](int64_t begin, int64_t end) {
-                 numerics::cpu_kernels().sum_rows(x, rows, columns, out, begin * kColumnsPerTask,
-                                                  std::min(end * kColumnsPerTask, columns));
-               });
+  numerics::sum_in_parallel<float>({x, columns, columns, out, 0, nullptr}, blocks_of_rows(rows));
 }
 
 numerics::AttentionOptions attention_options(const Call& call) { return {call.numbers[0] != 0, call.numbers[1]}; }

@@ -117,9 +117,7 @@ struct CpuKernels {
   void (*layer_norm)(const LayerNormRows& rows, int64_t first, int64_t end);
   // Adds what these rows contribute to dweight and dbias, which may be null.
   void (*layer_norm_backward)(const LayerNormGradients& rows, int64_t first, int64_t end, float* dweight, float* dbias);
-  // out[j] = the sum of x[i, j] over rows i, for columns [column, column_end).
-  void (*sum_rows)(const float* x, int64_t rows, int64_t stride, float* out, int64_t column, int64_t column_end);
-  // The same in the order of the steps.
+  // Sums over rows in the order of the steps.
   void (*sum_tree)(const SummedRows<float>& rows, const SumStep* steps, int64_t step_count);
   void (*sum_tree_doubles)(const SummedRows<double>& rows, const SumStep* steps, int64_t step_count);
   // The logarithm of the sum of exp(x[i]).

@@ -2,10 +2,13 @@
 
 #include "tessera/base/detail/parallel.h"
 #include "tessera/base/error.h"
-#include "tessera/numerics/detail/vector/cpu_kernels.h"
+#include "tessera/numerics/detail/sum_tree.h"
+
+#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <memory>
+#include <type_traits>
 
 namespace tessera::numerics {
 namespace {
@@ -140,6 +143,33 @@ void vector_norm_backward(const at::Tensor& dx, const at::Tensor& products, cons
     cpu_kernels().layer_norm_backward(arguments, begin, end, nullptr, nullptr);
   });
 }
+
+template <class T>
+void sum_in_parallel(const SummedRows<T>& rows, const std::vector<SumStep>& steps, const MatrixStack& matrices) {
+  constexpr int64_t kUnit = 128, kMostColumns = 1024;  // of a task: their part of the stack stays in the cache
+  const int64_t tasks = (at::get_num_threads() + matrices.count - 1) / matrices.count;  // per matrix, at least
+  const int64_t shared = (rows.columns + tasks * kUnit - 1) / (tasks * kUnit) * kUnit;
+  const int64_t width = std::clamp(shared, kUnit, kMostColumns), chunks = (rows.columns + width - 1) / width;
+  const int64_t terms = steps.empty() ? 0 : steps.back().end, step_count = static_cast<int64_t>(steps.size());
+  parallel_for(0, matrices.count * chunks, rows_per_task(terms * std::min(rows.columns, width)),
+               [&](int64_t begin, int64_t end) {
+                 std::vector<T> stack(static_cast<size_t>(stack_depth(steps) * width));
+                 for (int64_t i = begin; i < end; i++) {
+                   auto part = rows;
+                   const int64_t column = i % chunks * width;
+                   part.x += i / chunks * matrices.x_stride + column;
+                   part.out += i / chunks * matrices.out_stride + column;
+                   part.columns = std::min(width, rows.columns - column);
+                   part.stack = stack.data();
+                   if constexpr (std::is_same_v<T, float>)
+                     cpu_kernels().sum_tree(part, steps.data(), step_count);
+                   else
+                     cpu_kernels().sum_tree_doubles(part, steps.data(), step_count);
+                 }
+               });
+}
+template void sum_in_parallel(const SummedRows<float>&, const std::vector<SumStep>&, const MatrixStack&);
+template void sum_in_parallel(const SummedRows<double>&, const std::vector<SumStep>&, const MatrixStack&);
 
 void vector_attention(const at::Tensor& out, const at::Tensor& logsumexp, const at::Tensor& query,
                       const at::Tensor& key, const at::Tensor& value, const AttentionOptions& options) {

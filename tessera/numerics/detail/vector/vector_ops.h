@@ -1,7 +1,10 @@
 #pragma once
+#include "tessera/numerics/detail/vector/cpu_kernels.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <vector>
 
 // Kernels of cpu_kernels.h on tensors, on the threads of LibTorch. Bits do not depend on the number of threads.
 // Requires: float32 on the CPU, contiguous unless said otherwise, and sizes that fit. UsageError otherwise.
@@ -21,6 +24,14 @@ void vector_norm(const at::Tensor& y, const at::Tensor& mean, const at::Tensor& 
 // dx, and the products whose sum over rows is the gradient of the weight. Either can be empty.
 void vector_norm_backward(const at::Tensor& dx, const at::Tensor& products, const at::Tensor& dy, const at::Tensor& x,
                           const at::Tensor& mean, const at::Tensor& rstd, const std::optional<at::Tensor>& weight);
+
+// The same sums over several matrices: matrix i is at x + i * x_stride, its sums are at out + i * out_stride.
+struct MatrixStack {
+  int64_t count = 1, x_stride = 0, out_stride = 0;
+};
+// Sums over the rows of matrices, in the order of the steps. The stack of `rows` is not used.
+template <class T>
+void sum_in_parallel(const SummedRows<T>& rows, const std::vector<SumStep>& steps, const MatrixStack& matrices = {});
 
 // (batch, heads, length, dim), with unit stride in the last dim.
 struct AttentionOptions {
