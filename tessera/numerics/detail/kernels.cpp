@@ -93,7 +93,7 @@ void product_subtrees_into(const at::Tensor& out, const at::Tensor& a, const at:
   check_dtype(a, "a product");
   const auto steps = product_steps(k);
   const bool batched = a.dim() == 3;
-  TESSERA_CHECK(a.dim() == b.dim() && (batched || a.dim() == 2) && a.size(-1) == b.size(-2) &&
+  TESSERA_CHECK(a.dim() == b.dim() && (batched ? a.size(0) == b.size(0) : a.dim() == 2) && a.size(-1) == b.size(-2) &&
                     out.sizes() == product_sizes(a, b, k) && out.is_contiguous() &&
                     a.size(-1) == (k.shard_count > 0 ? k.terms : k.owned.end - k.owned.begin),
                 UsageError, "tree_product: a is ", a.sizes(), ", b is ", b.sizes(), ", out is ", out.sizes());
