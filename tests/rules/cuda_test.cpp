@@ -2,6 +2,8 @@
 #include "tests/rules/family_test.h"
 
 #include <ATen/Context.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 
 namespace tessera::testing {
 namespace {
