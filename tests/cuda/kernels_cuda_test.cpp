@@ -120,7 +120,7 @@ TEST_F(FusedKernels, RotaryAndSwigluAreLibTorchs) {
     for (size_t i = 0; i < expected.size(); i++) EXPECT_TRUE(close(found[i], expected[i], 2e-2, 2e-2)) << i;
   };
   const auto angle = torch::randn({7, 32});
-  const auto table = at::cat({angle.cos(), angle.sin()}, -1);
+  const auto table = at::stack({angle.cos(), angle.sin()}, -1);
   ASSERT_TRUE(has_rotary(torch::empty({3, 7, 5, 64}, bf16_on_cuda()), table.to(at::kCUDA)));
   beside_cpu([](const Tensors& x, const Tensors& y) { return rotary(x[0], y[0]); }, {torch::randn({3, 7, 5, 64})},
              {table});
