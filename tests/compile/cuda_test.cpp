@@ -63,6 +63,29 @@ void expect_equal_training(const std::function<at::Tensor(int call, const at::Te
     EXPECT_TRUE(at::allclose(found[i], expected[i], 1e-5, 1e-6)) << "call " << i << ": " << found[i] << expected[i];
 }
 
+// A norm of a residual sum, as in Llama.
+TEST_F(CompiledOnCuda, ComputesRmsNormTogetherWithItsSum) {
+  const auto options = at::device(at::kCUDA).dtype(at::kBFloat16).requires_grad(true);
+  std::vector<at::Tensor> in = {torch::randn({40, 256}, options), torch::randn({40, 256}, options),
+                                torch::randn({256}, options)};
+  const auto f = [](std::vector<at::Tensor>& in) {
+    for (auto& t : in) t.mutable_grad().reset();
+    const auto sum = in[0] + in[1];
+    const auto y = at::rms_norm(sum, {256}, in[2], 1e-5) + sum;
+    (y * y).sum().backward();
+    return y.detach();
+  };
+  const auto y = f(in);
+  std::vector<at::Tensor> expected;
+  for (const auto& t : in) expected.push_back(t.grad());
+  auto step = compile(f);
+  EXPECT_TRUE(at::allclose(step(in), y, 2e-2, 2e-2));
+  for (size_t i = 0; i < in.size(); i++) EXPECT_TRUE(at::allclose(in[i].grad(), expected[i], 2e-2, 5e-1)) << i;
+  const auto listing = step.listing();
+  EXPECT_NE(listing.find("\"add_rms_norm\""), std::string::npos) << listing;
+  EXPECT_NE(listing.find("\"rms_norm_backward_add\""), std::string::npos) << listing;
+}
+
 TEST_F(CompiledOnCuda, TakesNewArguments) {
   expect_equal_training([](int, const at::Tensor&) { return torch::randn({4, 16}, at::kCUDA); });
 }
