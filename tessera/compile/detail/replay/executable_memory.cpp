@@ -232,7 +232,7 @@ void Executable::point_to(int32_t buffer, const c10::Storage& storage, int64_t s
 }
 
 void Executable::give_new_memory(int32_t buffer) {
-  graph_.reset();
+  discard_graphs();
   if (plan_.offsets[static_cast<size_t>(buffer)] == MemoryPlan::kOutside) return renew(buffer);
   if (!arenas_in_use_) return;  // it is new: another buffer was given new memory since the last run
   arenas_in_use_ = false;
