@@ -152,7 +152,8 @@ const ByteReason* reason_for(const MoveOfOp& move) {
 TEST(OpBytes, NoMoreThanPyTorch) {
   const char* given = std::getenv("TESSERA_OP_DB");
   if (TORCH_VERSION_MINOR != 13 && !given)
-    GTEST_SKIP() << "LibTorch " TORCH_VERSION "; the entries are those of 2.13: set TESSERA_OP_DB to a dump of this one";
+    GTEST_SKIP() << "LibTorch " TORCH_VERSION
+                    "; the entries are those of 2.13: set TESSERA_OP_DB to a dump of this one";
   at::set_num_threads(1);
   const std::string folder = given ? given : TESSERA_PARITY_SCRIPTS "/op_db";
   const OpDb db(folder);
