@@ -107,7 +107,7 @@ const std::vector<PassInfo>& known_passes() {
       {"recompute_products",
        "on the CPU, computes some matrix products again in backward if that lowers the peak of memory",
        recompute_products,
-       {{"percent", 4}}},
+       {{"percent", 5}}},
       {"fuse_small_ops",
        "fuses consecutive small ops into one generated function; changes rounding",
        fuse_small_ops,

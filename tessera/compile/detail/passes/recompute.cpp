@@ -10,8 +10,8 @@
 #include <numeric>
 #include <set>
 
-// Recomputes cheap values for backward instead of keeping them over the peak of memory: results of pointwise ops, of
-// layer norm and of embeddings, if their operands are kept anyway.
+// Recomputes cheap values for backward instead of keeping them over the peak of memory: results of pointwise ops and of
+// layer norm, if their operands are kept anyway.
 //
 //   %2: f32[8] = aten.gelu(%1, "none")              %2: f32[8] = aten.gelu(%1, "none")
 //   %3: f32[8, 8] = aten.outer(%2, %0)              %3: f32[8, 8] = aten.outer(%2, %0)
@@ -32,7 +32,7 @@ constexpr int64_t kSmallestBytes = 65536;  // smaller buffers are not worth a ca
 
 bool is_cheap(const Node& node) {
   const auto& name = node.op.operator_name().name;
-  return (name == "aten::native_layer_norm" || name == "aten::embedding" || is_pointwise(node.op)) && is_pure(node);
+  return (name == "aten::native_layer_norm" || is_pointwise(node.op)) && is_pure(node);
 }
 
 // Multiplications of a matrix product on the CPU; 0 for other nodes.
